@@ -1,0 +1,23 @@
+// Pando gives Linux hosts instant, disposable, copy-on-write volumes.
+package main
+
+import (
+	"os"
+
+	"pando/internal/cli"
+	"pando/internal/driver/btrfs"
+	"pando/internal/driver/plain"
+	"pando/internal/driver/reflink"
+	"pando/internal/engine"
+)
+
+// version is set when building: -ldflags "-X main.version=...".
+var version = "dev"
+
+func main() {
+	os.Exit(cli.Main(engine.Drivers{
+		reflink.Name: reflink.Open,
+		btrfs.Name:   btrfs.Open,
+		plain.Name:   plain.Open,
+	}, version))
+}

@@ -1,0 +1,327 @@
+// Package catalog is the record of a pool: which objects exist under which
+// names, what is attached where, what is being made or removed and by whom.
+//
+// It is an SQLite database in WAL mode, so that several processes work at once
+// without a daemon, and people can query it. The pool is the truth: the
+// database can be rebuilt from the identities that lie beside the objects.
+//
+// Two kinds of commits exist. A Durable one is on disk when it returns. A Soft
+// one survives the death of the process, but maybe not a power loss: enough for
+// marks (which say what a living process is doing) and attachments (which no
+// power loss survives either). Every Durable commit makes the Soft ones before
+// it durable too.
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"pando/internal/errs"
+
+	sqlite "modernc.org/sqlite"
+)
+
+// Version of the schema, in the database's user_version.
+const Version = 1
+
+const schema = `
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE goldens (
+  name TEXT PRIMARY KEY,
+  current INTEGER NOT NULL,      -- generation that clones are made from
+  next INTEGER NOT NULL,         -- number of the next generation: numbers are not reused
+  created_at INTEGER NOT NULL    -- nanoseconds since 1970
+) WITHOUT ROWID;
+CREATE TABLE objects (
+  id TEXT PRIMARY KEY,
+  kind TEXT NOT NULL,            -- volume, snapshot, generation
+  name TEXT NOT NULL,            -- of a volume, or of a snapshot within its volume
+  golden TEXT NOT NULL,
+  generation INTEGER NOT NULL,
+  volume TEXT NOT NULL,          -- of a snapshot: ID of its volume
+  fs TEXT NOT NULL,
+  size INTEGER NOT NULL,         -- bytes of the block device, 0 for native
+  sector INTEGER NOT NULL,
+  origin TEXT NOT NULL,          -- reference
+  origin_id TEXT NOT NULL,
+  created_at INTEGER NOT NULL,   -- nanoseconds since 1970, as all times here
+  expires_at INTEGER NOT NULL,   -- 0: never
+  ephemeral INTEGER NOT NULL,
+  boot TEXT NOT NULL,
+  used_at INTEGER NOT NULL,
+  logical INTEGER NOT NULL,      -- bytes when last measured
+  exclusive INTEGER NOT NULL,
+  shared INTEGER NOT NULL,
+  extents INTEGER NOT NULL,
+  measured_at INTEGER NOT NULL   -- 0: never
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
+CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';
+CREATE UNIQUE INDEX snapshot_name ON objects(volume, name) WHERE kind = 'snapshot';
+CREATE INDEX expiry ON objects(expires_at) WHERE expires_at > 0;
+CREATE TABLE attachments (
+  id TEXT PRIMARY KEY,           -- object
+  mountpoint TEXT NOT NULL,
+  loop INTEGER NOT NULL,         -- number of the loop device, -1: none
+  mount_id INTEGER NOT NULL,     -- of the mount, 0: it is a symbolic link
+  dev INTEGER NOT NULL,          -- of the image file behind the loop device
+  ino INTEGER NOT NULL,
+  mount_ns INTEGER NOT NULL,
+  made_dir INTEGER NOT NULL,     -- 1: the mount point goes with the attachment
+  boot TEXT NOT NULL,
+  at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE tombstones (
+  id TEXT PRIMARY KEY,           -- object whose destruction was decided
+  ref TEXT NOT NULL,
+  bytes INTEGER NOT NULL,        -- exclusive bytes when last measured
+  at INTEGER NOT NULL,
+  reclaimed INTEGER NOT NULL     -- 1: the driver has removed it; kept until that is durable
+) WITHOUT ROWID;
+CREATE INDEX unreclaimed ON tombstones(reclaimed) WHERE reclaimed = 0;
+CREATE TABLE marks (
+  id TEXT PRIMARY KEY,           -- object that is worked on
+  op TEXT NOT NULL,
+  name TEXT NOT NULL,            -- the name that it will have, '' if it keeps its own
+  reads TEXT NOT NULL,           -- object that it is made from
+  mountpoint TEXT NOT NULL,      -- that it is being mounted at
+  made_dir INTEGER NOT NULL,     -- 1: the directory is made for it
+  owner TEXT NOT NULL,           -- file in live/ that the process holds locked
+  pid INTEGER NOT NULL,
+  start INTEGER NOT NULL,        -- of the process, clock ticks since boot
+  boot TEXT NOT NULL,
+  at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX mark_name ON marks(name) WHERE name <> '';
+`
+
+// Durability of a commit.
+type Durability bool
+
+const (
+	Soft    Durability = false
+	Durable Durability = true
+)
+
+// Catalog is an open catalogue. It may be used concurrently.
+type Catalog struct {
+	db   *sql.DB
+	path string
+	dir  string // of the pool
+	own  owner
+}
+
+const damagedHint = "rebuild it from the pool: `pando init --rebuild`"
+
+// Create makes an empty catalogue for a pool in dir, durably. Exists.
+func Create(ctx context.Context, dir, poolID string) error {
+	path := filepath.Join(dir, "catalog.db")
+	if _, err := os.Lstat(path); err == nil {
+		return errs.New(errs.Exists, "create catalogue", path, "it is there already")
+	}
+	for _, d := range []string{"live", "locks"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return errs.Wrap("create catalogue", dir, err)
+		}
+	}
+	// SQLite gives its files the mode of the database file.
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return errs.Wrap("create catalogue", path, err)
+	}
+	f.Close()
+	db, err := sql.Open("sqlite", dsn(path))
+	if err != nil {
+		return wrap("create catalogue", path, err)
+	}
+	defer db.Close()
+	db.SetMaxOpenConns(1)
+	for _, stmt := range []string{"PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "BEGIN IMMEDIATE", schema,
+		fmt.Sprintf("PRAGMA user_version=%d", Version),
+		"INSERT INTO meta VALUES ('pool', '" + poolID + "')", "COMMIT"} {
+		if _, err := db.ExecContext(ctx, stmt); err != nil {
+			return wrap("create catalogue", path, err)
+		}
+	}
+	return nil
+}
+
+func dsn(path string) string {
+	// A checkpoint every 128 pages keeps the log short, which the first
+	// process to open the catalogue must read whole.
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(20000)&_pragma=wal_autocheckpoint(128)&_txlock=immediate"
+}
+
+// Open opens the catalogue of the pool in dir. Damaged if it is missing or not
+// a catalogue of this pool, TooNew.
+func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
+	path := filepath.Join(dir, "catalog.db")
+	if _, err := os.Stat(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.New(errs.Damaged, "open catalogue", path, "it is missing").WithHint(damagedHint)
+		}
+		return nil, errs.Wrap("open catalogue", path, err)
+	}
+	db, err := sql.Open("sqlite", dsn(path))
+	if err != nil {
+		return nil, wrap("open catalogue", path, err)
+	}
+	// One connection: a pragma below belongs to it, and commands do one thing
+	// at a time in the catalogue anyway.
+	db.SetMaxOpenConns(1)
+	c := &Catalog{db: db, path: path, dir: dir}
+	var version int
+	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+		db.Close()
+		return nil, wrap("open catalogue", path, err)
+	}
+	if version > Version {
+		db.Close()
+		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).WithHint("upgrade pando")
+	}
+	var pool string
+	if version == Version {
+		err = db.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = 'pool'").Scan(&pool)
+	}
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		db.Close()
+		return nil, wrap("open catalogue", path, err)
+	}
+	if pool != poolID {
+		db.Close()
+		return nil, errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").WithHint(damagedHint)
+	}
+	return c, nil
+}
+
+// Close releases the catalogue. It does not checkpoint: the log stays for the
+// next process, which saves two waits for the disk at the end of each command.
+// The connection's files are closed by the kernel when the process ends.
+func (c *Catalog) Close() error {
+	return c.own.release()
+}
+
+// CloseFiles closes the database itself too, with a checkpoint: for tests and
+// for removing the pool.
+func (c *Catalog) CloseFiles() error {
+	err := c.own.release()
+	if e := c.db.Close(); e != nil && err == nil {
+		err = wrap("close catalogue", c.path, e)
+	}
+	return err
+}
+
+// Tx is a transaction. It holds the write lock of the catalogue: be quick, and
+// never call a driver from inside.
+type Tx struct {
+	ctx context.Context
+	tx  *sql.Tx
+	c   *Catalog
+}
+
+// Update runs fn in a transaction and commits it. If fn fails, nothing happened
+// and its error is returned.
+func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) error {
+	conn, err := c.db.Conn(ctx)
+	if err != nil {
+		return wrap("open catalogue", c.path, err)
+	}
+	defer conn.Close()
+	sync := "PRAGMA synchronous=NORMAL"
+	if d == Durable {
+		sync = "PRAGMA synchronous=FULL"
+	}
+	if _, err := conn.ExecContext(ctx, sync); err != nil {
+		return wrap("write catalogue", c.path, err)
+	}
+	return c.transact(ctx, conn, nil, fn)
+}
+
+// View runs fn on one consistent state of the catalogue. fn must not write.
+func (c *Catalog) View(ctx context.Context, fn func(*Tx) error) error {
+	conn, err := c.db.Conn(ctx)
+	if err != nil {
+		return wrap("open catalogue", c.path, err)
+	}
+	defer conn.Close()
+	return c.transact(ctx, conn, &sql.TxOptions{ReadOnly: true}, fn)
+}
+
+func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions, fn func(*Tx) error) error {
+	tx, err := conn.BeginTx(ctx, o)
+	if err != nil {
+		return wrap("write catalogue", c.path, err)
+	}
+	done := false
+	defer func() {
+		if !done {
+			_ = tx.Rollback() // fn's error, or its panic, says what went wrong
+		}
+	}()
+	if err := fn(&Tx{ctx: ctx, tx: tx, c: c}); err != nil {
+		return err
+	}
+	done = true
+	return wrap("write catalogue", c.path, tx.Commit())
+}
+
+func (t *Tx) exec(query string, args ...any) (int64, error) {
+	r, err := t.tx.ExecContext(t.ctx, query, args...)
+	if err != nil {
+		return 0, wrap("write catalogue", t.c.path, err)
+	}
+	n, err := r.RowsAffected()
+	return n, wrap("write catalogue", t.c.path, err)
+}
+
+// SQLite's primary result codes (sqlite.org/rescode.html).
+const (
+	sqlitePerm       = 3
+	sqliteBusy       = 5
+	sqliteReadonly   = 8
+	sqliteIOErr      = 10
+	sqliteCorrupt    = 11
+	sqliteFull       = 13
+	sqliteCantOpen   = 14
+	sqliteConstraint = 19
+	sqliteNotADB     = 26
+)
+
+// wrap gives an SQLite error its kind.
+func wrap(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var se *sqlite.Error
+	if !errors.As(err, &se) {
+		return errs.Wrap(op, path, err)
+	}
+	e := &errs.Error{Op: op, Ref: path, Err: err}
+	switch se.Code() & 0xff {
+	case sqliteCorrupt, sqliteNotADB:
+		e.Kind, e.Hint = errs.Damaged, damagedHint
+	case sqliteFull:
+		e.Kind, e.Hint = errs.NoSpace, "free space on the filesystem of the pool directory"
+	case sqliteBusy:
+		e.Kind, e.Hint = errs.InUse, "another pando works on this pool; try again"
+	case sqliteReadonly, sqlitePerm, sqliteCantOpen:
+		e.Kind, e.Hint = errs.Permission, "run it as root"
+	case sqliteIOErr:
+		e.Kind = errs.IO
+	case sqliteConstraint:
+		e.Kind = errs.Exists
+	default:
+		e.Kind = errs.Internal
+		if strings.Contains(err.Error(), "no such table") || strings.Contains(err.Error(), "no such column") {
+			e.Kind, e.Hint = errs.Damaged, damagedHint
+		}
+	}
+	return e
+}

@@ -1,0 +1,74 @@
+package catalog
+
+import (
+	"time"
+
+	"pando/internal/driver"
+)
+
+const markColumns = `id, op, name, reads, mountpoint, made_dir, owner, pid, start, boot, at`
+
+func scanMark(s scanner) (Mark, error) {
+	var m Mark
+	var start, at int64
+	err := s.Scan(&m.ID, &m.Op, &m.Name, &m.Reads, &m.Mountpoint, &m.MadeDir, &m.Owner, &m.PID, &start, &m.BootID, &at)
+	m.Start, m.At = uint64(start), fromNano(at)
+	return m, err
+}
+
+// Mark records that this process is at work on m.ID until Unmark or its death.
+// The caller has looked for marks in the way with Blocking in the same
+// transaction. Owner, Process and At are filled in here.
+func (t *Tx) Mark(m Mark) error {
+	token, err := t.c.ownerToken()
+	if err != nil {
+		return err
+	}
+	p := self()
+	_, err = t.exec(`INSERT INTO marks (`+markColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?)`,
+		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, token, p.PID, int64(p.Start), p.BootID, toNano(time.Now()))
+	return err
+}
+
+// Unmark removes a mark. Absent is success.
+func (t *Tx) Unmark(id driver.ObjectID) error {
+	_, err := t.exec(`DELETE FROM marks WHERE id = ?`, id)
+	return err
+}
+
+// StopReading notes that a mark's origin is not needed any more.
+func (t *Tx) StopReading(id driver.ObjectID) error {
+	_, err := t.exec(`UPDATE marks SET reads = '' WHERE id = ?`, id)
+	return err
+}
+
+// Marks lists all marks, living or dead.
+func (t *Tx) Marks() ([]Mark, error) { return t.marks(`1`) }
+
+// Blocking lists the marks that work on object id, read it, or reserve name.
+// Either may be "".
+func (t *Tx) Blocking(id driver.ObjectID, name string, readers bool) ([]Mark, error) {
+	return t.marks(`(id = ?1 AND ?1 <> '') OR (name = ?2 AND ?2 <> '') OR (?3 AND reads = ?1 AND ?1 <> '')`, id, name, readers)
+}
+
+func (t *Tx) marks(where string, args ...any) ([]Mark, error) {
+	var out []Mark
+	err := t.each(`SELECT `+markColumns+` FROM marks WHERE `+where, args, func(s scanner) error {
+		m, err := scanMark(s)
+		out = append(out, m)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// MarksOf lists the marks of one owner.
+func (t *Tx) MarksOf(owner string) ([]Mark, error) { return t.marks(`owner = ?`, owner) }
+
+// RemoveStaleOwners removes the live files of dead processes that left no work.
+func (c *Catalog) RemoveStaleOwners(marks []Mark) error {
+	named := map[string]bool{}
+	for _, m := range marks {
+		named[m.Owner] = true
+	}
+	return c.removeStaleOwners(named)
+}

@@ -1,0 +1,252 @@
+// Package cli is the command line of Pando: one file a verb, and the only place
+// that prints. Results go to standard output, as text or (--json) as one JSON
+// value; progress, notes and errors go to standard error.
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/pool"
+
+	"github.com/spf13/cobra"
+)
+
+// App is one run of the command line.
+type App struct {
+	Drivers engine.Drivers
+	Version string
+	Stdin   *os.File
+	Stdout  io.Writer
+	Stderr  io.Writer
+
+	dir        string
+	json       bool
+	quiet      bool
+	noProgress bool
+	exit       int // of a command that ran well but must not exit with 0
+}
+
+// Main runs the program and returns its exit code.
+func Main(drivers engine.Drivers, version string) int {
+	a := &App{Drivers: drivers, Version: version, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	// The first signal asks the work to stop and clean up; a second one ends
+	// the process as it always would.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	return a.Run(ctx, os.Args[1:])
+}
+
+// Run runs one command line and returns its exit code.
+func (a *App) Run(ctx context.Context, args []string) int {
+	root := a.root()
+	root.SetArgs(bareMount(args))
+	root.SetIn(a.Stdin)
+	root.SetOut(a.Stdout)
+	root.SetErr(a.Stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return a.exit
+	}
+	if ctx.Err() != nil && errs.KindOf(err) == errs.Internal {
+		err = &errs.Error{Kind: errs.Canceled, Err: err}
+	}
+	a.printError(err)
+	return errs.KindOf(err).Codes().Exit
+}
+
+func (a *App) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "pando",
+		Short: "Instant, disposable, copy-on-write volumes",
+		Long: `Pando gives a Linux host instant, disposable, copy-on-write volumes: import a
+directory once as a golden, give every agent session, CI job or test a private
+writable clone of it in milliseconds, and throw it away just as fast.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	f := root.PersistentFlags()
+	f.StringVar(&a.dir, "pool", "", "directory of the pool (default $PANDO_POOL or "+pool.DefaultDir+")")
+	f.BoolVar(&a.json, "json", false, "print one JSON value")
+	f.BoolVarP(&a.quiet, "quiet", "q", false, "print names only, or nothing; no notes, no progress")
+	f.BoolVar(&a.noProgress, "no-progress", false, "show no progress")
+	_ = root.MarkPersistentFlagDirname("pool")
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).WithHint("see `%s --help`", c.CommandPath())
+	})
+	root.AddGroup(
+		&cobra.Group{ID: "volumes", Title: "Volumes:"},
+		&cobra.Group{ID: "goldens", Title: "Goldens:"},
+		&cobra.Group{ID: "pool", Title: "The pool:"},
+		&cobra.Group{ID: "tools", Title: "Tools:"},
+	)
+	root.AddCommand(
+		a.cloneCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.destroyCommand(),
+		a.goldenCommand(),
+		a.initCommand(), a.deinitCommand(), a.gcCommand(),
+		a.versionCommand(), a.exitCodesTopic(),
+	)
+	root.CompletionOptions.HiddenDefaultCmd = false
+	return root
+}
+
+// bareMount lets `--mount` stand without a directory: as the last word, or
+// before another flag, it means the default mount point.
+func bareMount(args []string) []string {
+	out := make([]string, 0, len(args))
+	for i, s := range args {
+		if s == "--" {
+			return append(out, args[i:]...)
+		}
+		if s == "--mount" && (i+1 == len(args) || strings.HasPrefix(args[i+1], "-")) {
+			s = "--mount="
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+// poolDir is the directory of the pool.
+func (a *App) poolDir() string {
+	switch {
+	case a.dir != "":
+		return a.dir
+	case os.Getenv("PANDO_POOL") != "":
+		return os.Getenv("PANDO_POOL")
+	}
+	return pool.DefaultDir
+}
+
+// open opens the pool and tells what was cleaned up.
+func (a *App) open(ctx context.Context) (*engine.Engine, error) {
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers)
+	if err != nil {
+		return nil, err
+	}
+	r := e.Recovery
+	if r.Undone > 0 {
+		a.note("cleaned up %s that had been interrupted", plural(r.Undone, "operation"))
+	}
+	if r.Swept != nil && r.Swept.Garbage > 0 {
+		a.note("first use since the host started: removed %s that had not been finished or were ephemeral", plural(r.Swept.Garbage, "object"))
+	}
+	if r.Swept != nil {
+		for _, s := range r.Swept.Missing {
+			a.warn("%s is in the catalogue, but its data is gone", s)
+		}
+		for _, s := range r.Swept.Kept {
+			a.warn("%s", s)
+		}
+	}
+	for _, w := range r.Warnings {
+		a.warn("%s", w)
+	}
+	return e, nil
+}
+
+// with opens the pool, calls fn and closes it.
+func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string) error) func(*cobra.Command, []string) error {
+	return func(c *cobra.Command, args []string) error {
+		e, err := a.open(c.Context())
+		if err != nil {
+			return err
+		}
+		defer e.Close()
+		return fn(c.Context(), e, args)
+	}
+}
+
+// note tells a person something that is not the result.
+func (a *App) note(format string, args ...any) {
+	if !a.quiet && !a.json {
+		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", args...)
+	}
+}
+
+// warn tells what is wrong and does not stop the command, also with --json.
+func (a *App) warn(format string, args ...any) {
+	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", args...)
+}
+
+// printJSON prints the one JSON value of a command.
+func (a *App) printJSON(v any) error {
+	enc := json.NewEncoder(a.Stdout)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return writeError(enc.Encode(v))
+}
+
+// printf prints a line of the result.
+func (a *App) printf(format string, args ...any) error {
+	_, err := fmt.Fprintf(a.Stdout, format, args...)
+	return writeError(err)
+}
+
+// writeError: a reader that went away (| head) is no failure of the command.
+func writeError(err error) error {
+	if err == nil || errors.Is(err, syscall.EPIPE) {
+		return nil
+	}
+	return errs.Wrap("print", "", err)
+}
+
+type jsonError struct {
+	Error struct {
+		Kind    errs.Kind `json:"kind"`
+		Op      string    `json:"op"`
+		Ref     string    `json:"ref"`
+		Message string    `json:"message"`
+		Hint    string    `json:"hint"`
+	} `json:"error"`
+}
+
+func (a *App) printError(err error) {
+	if a.json || wantsJSON() {
+		var j jsonError
+		j.Error.Kind, j.Error.Message, j.Error.Hint = errs.KindOf(err), err.Error(), errs.HintOf(err)
+		var e *errs.Error
+		if errors.As(err, &e) {
+			j.Error.Op, j.Error.Ref = e.Op, e.Ref
+		}
+		b, _ := json.Marshal(j) // strings only
+		fmt.Fprintf(a.Stderr, "%s\n", b)
+		return
+	}
+	fmt.Fprintf(a.Stderr, "pando: %v\n", err)
+	if hint := errs.HintOf(err); hint != "" {
+		fmt.Fprintf(a.Stderr, "hint: %s\n", hint)
+	}
+}
+
+// wantsJSON finds --json when the command line could not be parsed.
+func wantsJSON() bool {
+	for _, s := range os.Args[1:] {
+		if s == "--" {
+			return false
+		}
+		if s == "--json" {
+			return true
+		}
+	}
+	return false
+}
+
+// usage makes cobra's complaints about arguments errors of kind Invalid.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if err := check(c, args); err != nil {
+			return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).WithHint("usage: %s", c.UseLine())
+		}
+		return nil
+	}
+}

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"context"
+
+	"pando/internal/engine"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) cloneCommand() *cobra.Command {
+	var q engine.CloneRequest
+	var sizeFlag, ttl string
+	c := &cobra.Command{
+		Use:     "clone REF VOLUME",
+		GroupID: "volumes",
+		Short:   "Make a private, writable volume from a golden, a snapshot or a volume",
+		Long: `Makes VOLUME from REF: GOLDEN (its current generation), GOLDEN@N, VOLUME@SNAP, or
+a VOLUME that is not mounted. The volume shares all blocks with its origin until
+either is written. Neither can be seen from the other, and either can be
+destroyed at any time.
+
+With --count N it makes VOLUME-1 to VOLUME-N: all of them, or none.`,
+		Example: `  pando clone web job-17
+  pando clone web job-17 --mount /srv/job-17
+  pando clone web agent --count 100 --mount
+  pando clone web@3 old --size 200G --ttl 2h`,
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeRefs(1),
+	}
+	f := c.Flags()
+	f.IntVar(&q.Count, "count", 0, "make this many: VOLUME-1 to VOLUME-`N`")
+	f.StringVar(&q.MountDir, "mount", "", "mount it at `DIR` (of many: at DIR/VOLUME-i); without DIR below the pool")
+	f.StringVar(&sizeFlag, "size", "", "make it this large, for example 200G; the filesystem inside grows too")
+	f.StringVar(&ttl, "ttl", "", "it may be removed after this `DURATION`, for example 2h or 7d")
+	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume is gone after a reboot")
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		if q.From, err = ref.Parse("clone", args[0]); err != nil {
+			return err
+		}
+		q.Name = args[1]
+		q.Mount = c.Flags().Changed("mount")
+		if c.Flags().Changed("count") && q.Count == 0 {
+			q.Count = -1 // 0 was asked for, and is refused
+		}
+		if c.Flags().Changed("size") {
+			if q.SizeBytes, err = parseSize("clone", sizeFlag); err != nil {
+				return err
+			}
+		}
+		if c.Flags().Changed("ttl") {
+			if q.TTL, err = parseTTL("clone", ttl); err != nil {
+				return err
+			}
+		}
+		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			return a.clone(ctx, e, q, c.Flags().Changed("count"))
+		})(c, args)
+	}
+	return c
+}
+
+func (a *App) clone(ctx context.Context, e *engine.Engine, q engine.CloneRequest, many bool) error {
+	var out []engine.Info
+	err := a.track(func(t *progress.Tracker) (err error) {
+		q.Tracker = t
+		out, err = e.Clone(ctx, q)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if a.json {
+		if many {
+			return a.printJSON(out)
+		}
+		return a.printJSON(out[0])
+	}
+	for _, v := range out {
+		switch {
+		case a.quiet && v.Mounted():
+			err = a.printf("%s\n", v.Mountpoint)
+		case a.quiet:
+			err = a.printf("%s\n", v.Name)
+		case v.Mounted():
+			err = a.printf("%s  mounted at %s\n", v.Name, v.Mountpoint)
+		default:
+			err = a.printf("%s\n", v.Name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,199 @@
+package cli
+
+import (
+	"context"
+	"errors"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) destroyCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "destroy REF...",
+		Aliases: []string{"rm"},
+		GroupID: "volumes",
+		Short:   "Destroy volumes and snapshots",
+		Long: `Destroys volumes (with their snapshots) and snapshots (VOLUME@SNAP). REF may be a
+quoted glob over the names of volumes. What is mounted and idle is unmounted;
+what is in use stays, and who uses it is named. If a name is unknown nothing is
+destroyed.`,
+		Example:           "  pando destroy job-17\n  pando destroy 'agent-*'",
+		Args:              usage(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: a.completeVolumes(0),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			var report *engine.DestroyReport
+			err := a.track(func(t *progress.Tracker) (err error) {
+				report, err = e.Destroy(ctx, args, t)
+				return err
+			})
+			if report == nil {
+				return err
+			}
+			return errors.Join(a.printDestroyed(report), err)
+		}),
+	}
+}
+
+// printDestroyed prints what was destroyed; what was not is the error.
+func (a *App) printDestroyed(r *engine.DestroyReport) error {
+	if a.json {
+		if r.Destroyed == nil {
+			r.Destroyed = []engine.Destroyed{}
+		}
+		if err := a.printJSON(r.Destroyed); err != nil {
+			return err
+		}
+	} else if !a.quiet {
+		for _, d := range r.Destroyed {
+			if err := a.printf("destroyed %s\n", d.Ref); err != nil {
+				return err
+			}
+		}
+	}
+	for _, d := range r.Destroyed {
+		if !d.Reclaimed {
+			a.warn("%s is destroyed, its space will be returned by the next command", d.Ref)
+		}
+	}
+	switch len(r.Failed) {
+	case 0:
+		return nil
+	case 1:
+		return r.Failed[0]
+	}
+	for _, err := range r.Failed[:len(r.Failed)-1] {
+		a.printError(err)
+	}
+	return r.Failed[len(r.Failed)-1]
+}
+
+func (a *App) goldenCommand() *cobra.Command {
+	c := &cobra.Command{
+		Use:     "golden",
+		Aliases: []string{"goldens"},
+		GroupID: "goldens",
+		Short:   "Import, publish, list and remove goldens",
+		Long: `A golden is a name for a series of generations. A generation is immutable and
+numbered from 1; clones are made from the current one unless another is named
+(GOLDEN@N).`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(a.goldenImportCommand(), a.goldenPublishCommand(), a.goldenLsCommand(), a.goldenShowCommand(), a.goldenRmCommand())
+	return c
+}
+
+func (a *App) goldenPublishCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "publish GOLDEN VOLUME",
+		Short: "Make the next generation of a golden from a volume",
+		Long: `Makes the next generation of GOLDEN (the first, if there is no such golden) from
+VOLUME, which must not be mounted and stays usable. Until it is whole, everybody
+gets the generation before. Fragmented parts are copied into few extents, so that
+later clones are fast; the rest stays shared.`,
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeRefs(2),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			var out engine.Info
+			err := a.track(func(t *progress.Tracker) (err error) {
+				out, err = e.Publish(ctx, engine.PublishRequest{Golden: args[0], Volume: args[1], Tracker: t})
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(out)
+			}
+			return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))
+		}),
+	}
+}
+
+func (a *App) goldenLsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List goldens",
+		Args:    usage(cobra.NoArgs),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			goldens, err := e.Goldens(ctx)
+			if err != nil {
+				return err
+			}
+			switch {
+			case a.json:
+				return a.printJSON(goldens)
+			case a.quiet:
+				for _, g := range goldens {
+					if err := a.printf("%s\n", g.Name); err != nil {
+						return err
+					}
+				}
+				return nil
+			case len(goldens) == 0:
+				a.note("no goldens; make one with `pando golden import NAME SOURCE`")
+				return nil
+			}
+			t := a.table("NAME", "CURRENT", "GENERATIONS", "VOLUMES", "FS", "LOGICAL", "EXTENTS", "PUBLISHED")
+			for _, g := range goldens {
+				t.row(g.Name, itoa(g.Generation), itoa(g.Generations), itoa(g.Volumes), g.FS, size(g.LogicalBytes), itoa(int(g.Extents)), ago(g.CreatedAt))
+			}
+			return t.flush()
+		}),
+	}
+}
+
+func (a *App) goldenShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "show GOLDEN[@N]",
+		Short:             "Describe a golden and its generations",
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeGoldens,
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			r, err := ref.Parse("golden show", args[0])
+			if err != nil {
+				return err
+			}
+			d, err := e.Show(ctx, r)
+			if err != nil {
+				return err
+			}
+			if d.Kind != "golden" {
+				return errs.New(errs.NotFound, "golden show", args[0], "there is no such golden; it is a %s", d.Kind).WithHint("see `pando show %s`", args[0])
+			}
+			if a.json {
+				return a.printJSON(d)
+			}
+			return a.printDetail(d)
+		}),
+	}
+}
+
+func (a *App) goldenRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm GOLDEN[@N]",
+		Aliases: []string{"remove"},
+		Short:   "Remove a golden, or one generation that is not current",
+		Long: `Removes GOLDEN with all its generations, or generation N. Clones are not affected:
+they keep every block that they use.`,
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeGoldens,
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			r, err := ref.Parse("golden rm", args[0])
+			if err != nil {
+				return err
+			}
+			report, err := e.RemoveGolden(ctx, r)
+			if report == nil {
+				return err
+			}
+			return errors.Join(a.printDestroyed(report), err)
+		}),
+	}
+}

@@ -1,0 +1,105 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strings"
+
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/errs"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "version",
+		GroupID: "tools",
+		Short:   "Print the version",
+		Args:    usage(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			if a.json {
+				return a.printJSON(map[string]any{
+					"version": a.Version, "go": runtime.Version(), "os": runtime.GOOS, "arch": runtime.GOARCH, "identity_format": driver.IdentityVersion,
+				})
+			}
+			return a.printf("pando %s (%s, %s/%s)\n", a.Version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+		},
+	}
+}
+
+// meanings says what each kind of error means.
+var meanings = map[errs.Kind]string{
+	errs.Internal:    "an error that nothing below describes; please report it",
+	errs.Invalid:     "bad input; nothing was changed",
+	errs.NotFound:    "no such pool, volume, golden, snapshot or file",
+	errs.Exists:      "the name is taken",
+	errs.InUse:       "a process, a mount or another pando holds it",
+	errs.NoSpace:     "the pool or the volume is full",
+	errs.Permission:  "root is needed, or a file permission",
+	errs.Unsupported: "this host, filesystem or driver cannot do it",
+	errs.Conflict:    "somebody else changed it meanwhile",
+	errs.Damaged:     "stored data does not read back as it must",
+	errs.TooNew:      "written by a newer pando",
+	errs.IO:          "the operating system reported an input/output error",
+	errs.Canceled:    "interrupted",
+}
+
+func (a *App) exitCodesTopic() *cobra.Command {
+	var b strings.Builder
+	b.WriteString("The exit code says what kind of error ended a command (`pando run` exits as its\ncommand does):\n\n     0  success\n")
+	for _, k := range errs.Kinds() {
+		fmt.Fprintf(&b, "  %4d  %-12s %s\n", k.Codes().Exit, k, meanings[k])
+	}
+	b.WriteString("\nWith --json the kind is in the error on standard error:\n  {\"error\":{\"kind\":\"not_found\",\"op\":\"show\",\"ref\":\"web\",\"message\":\"...\",\"hint\":\"...\"}}")
+	return &cobra.Command{Use: "exit-codes", Short: "What exit codes mean", Long: b.String()}
+}
+
+// completion
+
+type completer = func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective)
+
+// completeVolumes completes names of volumes in the first n arguments (0: all).
+func (a *App) completeVolumes(n int) completer { return a.complete(n, false, true) }
+
+// completeRefs completes names of goldens and volumes in the first n arguments.
+func (a *App) completeRefs(n int) completer { return a.complete(n, true, true) }
+
+func (a *App) completeGoldens(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(1, true, false)(c, args, word)
+}
+
+func (a *App) complete(n int, goldens, volumes bool) completer {
+	return func(c *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+		if n > 0 && len(args) >= n {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		ctx := c.Context()
+		if ctx == nil {
+			ctx = context.Background()
+		}
+		e, err := engine.Open(ctx, a.poolDir(), a.Drivers)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		defer e.Close()
+		var out []string
+		if goldens {
+			if gs, err := e.Goldens(ctx); err == nil {
+				for _, g := range gs {
+					out = append(out, g.Name)
+				}
+			}
+		}
+		if volumes {
+			if vs, err := e.Volumes(ctx, false); err == nil {
+				for _, v := range vs {
+					out = append(out, v.Name)
+				}
+			}
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	}
+}

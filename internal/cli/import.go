@@ -1,0 +1,83 @@
+package cli
+
+import (
+	"context"
+
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) goldenImportCommand() *cobra.Command {
+	var q engine.ImportRequest
+	var fs, sizeFlag string
+	c := &cobra.Command{
+		Use:   "import NAME SOURCE",
+		Short: "Make a golden from a directory, an archive or a disk image",
+		Long: `Makes golden NAME from SOURCE: a directory, a tar archive (plain, gzip or zstd,
+told by its content), a disk image or block device, or - for a tar on standard
+input. It keeps owners, modes, times, links, extended attributes, ACLs, holes and
+device nodes. The root directory of the golden has mode 0755.
+
+Two imports of one name at once: one does the work, the other waits for it and
+returns the same golden. An import that is interrupted leaves nothing.`,
+		Example: `  pando golden import go /usr/local/go
+  docker export c1 | pando golden import rootfs -
+  pando golden import vm disk.img`,
+		Args: usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return nil, cobra.ShellCompDirectiveDefault // a path
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&fs, "fs", "", "what volumes hold: native, ext4, xfs or none (default: the driver's, or what an image holds)")
+	f.StringVar(&sizeFlag, "size", "", "room in each volume, for example 64G (default: 32G, more for larger trees)")
+	f.BoolVar(&q.Update, "update", false, "make the next generation of a golden that exists")
+	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"}, cobra.ShellCompDirectiveNoFileComp))
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		q.Name, q.Source, q.Stdin = args[0], args[1], a.Stdin
+		switch q.FS = driver.FS(fs); q.FS {
+		case "", driver.Native, driver.Ext4, driver.XFS, driver.None:
+		default:
+			return errs.New(errs.Invalid, "import", fs, "there is no such kind of filesystem").WithHint("choose --fs native, ext4, xfs or none")
+		}
+		if c.Flags().Changed("size") {
+			if q.SizeBytes, err = parseSize("import", sizeFlag); err != nil {
+				return err
+			}
+		}
+		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error { return a.importGolden(ctx, e, q) })(c, args)
+	}
+	return c
+}
+
+func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.ImportRequest) error {
+	var out engine.Imported
+	err := a.track(func(t *progress.Tracker) (err error) {
+		q.Tracker = t
+		out, err = e.Import(ctx, q)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for _, w := range out.Warnings {
+		a.warn("%s", w)
+	}
+	if a.json {
+		return a.printJSON(out)
+	}
+	if out.Waited {
+		a.note("another pando was importing it: this is what it made")
+	} else if out.Files > 0 {
+		a.note("%s, %s, in %s on disk", plural(int(out.Files), "file"), size(out.LogicalBytes), plural(int(out.Extents), "extent"))
+	}
+	return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))
+}

@@ -1,0 +1,147 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+
+	"pando/internal/engine"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) lsCommand() *cobra.Command {
+	var tree, exact bool
+	c := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		GroupID: "volumes",
+		Short:   "List volumes",
+		Long: `Lists the volumes. EXCLUSIVE is what destroying a volume would return, SHARED what
+others have too. With more than 64 volumes, and for volumes that are trees, these
+are as last measured (at creation, umount and show); --exact measures all.`,
+		Args: usage(cobra.NoArgs),
+	}
+	c.Flags().BoolVar(&tree, "tree", false, "show what was cloned from what")
+	c.Flags().BoolVar(&exact, "exact", false, "measure every volume now")
+	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+		vols, err := e.Volumes(ctx, exact)
+		if err != nil {
+			return err
+		}
+		switch {
+		case a.json:
+			if vols == nil {
+				vols = []engine.Info{}
+			}
+			return a.printJSON(vols)
+		case tree:
+			goldens, err := e.Goldens(ctx)
+			if err != nil {
+				return err
+			}
+			return a.printTree(goldens, vols)
+		case a.quiet:
+			for _, v := range vols {
+				if err := a.printf("%s\n", v.Name); err != nil {
+					return err
+				}
+			}
+			return nil
+		case len(vols) == 0:
+			a.note("no volumes; make one with `pando clone GOLDEN VOLUME`")
+			return nil
+		}
+		return a.printVolumes(vols)
+	})
+	return c
+}
+
+func (a *App) printVolumes(vols []engine.Info) error {
+	t := a.table("NAME", "ORIGIN", "FS", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED", "MOUNTPOINT")
+	for _, v := range vols {
+		t.row(v.Name, orDash(v.Origin), v.FS, v.State, size(v.LogicalBytes), size(v.ExclusiveBytes), size(v.SharedBytes), ago(v.CreatedAt), orDash(v.Mountpoint))
+	}
+	return t.flush()
+}
+
+// printTree prints goldens with their clones below them, and clones of clones
+// below those.
+func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
+	below := map[string][]engine.Info{} // by the name of the origin, without @
+	known := map[string]bool{}
+	for _, g := range goldens {
+		known[g.Name] = true
+	}
+	for _, v := range vols {
+		known[v.Name] = true
+	}
+	for _, v := range vols {
+		name := ""
+		if r, err := ref.Parse("", v.Origin); err == nil {
+			name = r.Name
+		}
+		if !known[name] || name == v.Name {
+			name = ""
+		}
+		below[name] = append(below[name], v)
+	}
+	shown := map[string]bool{}
+	var walk func(name, indent string) error
+	walk = func(name, indent string) error {
+		list := below[name]
+		for i, v := range list {
+			if shown[v.ID] {
+				continue // an origin's name that was given to one of its descendants
+			}
+			shown[v.ID] = true
+			branch, next := "├─ ", "│  "
+			if i == len(list)-1 {
+				branch, next = "└─ ", "   "
+			}
+			if err := a.printf("%s%s%s  %s\n", indent, branch, v.Name, volumeWords(v)); err != nil {
+				return err
+			}
+			if err := walk(v.Name, indent+next); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, g := range goldens {
+		if err := a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, plural(g.Generations, "generation"), size(g.LogicalBytes)); err != nil {
+			return err
+		}
+		if err := walk(g.Name, ""); err != nil {
+			return err
+		}
+	}
+	for _, v := range below[""] {
+		if shown[v.ID] {
+			continue
+		}
+		shown[v.ID] = true
+		from := "no origin"
+		if v.Origin != "" {
+			from = "origin " + v.Origin + " is gone"
+		}
+		if err := a.printf("%s  %s, %s\n", v.Name, volumeWords(v), from); err != nil {
+			return err
+		}
+		if err := walk(v.Name, ""); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func volumeWords(v engine.Info) string {
+	s := fmt.Sprintf("%s exclusive, %s shared", size(v.ExclusiveBytes), size(v.SharedBytes))
+	if r, err := ref.Parse("", v.Origin); err == nil && r.At != "" {
+		s = "of @" + r.At + ", " + s
+	}
+	if v.Mounted() {
+		s += ", mounted at " + v.Mountpoint
+	}
+	return s
+}

@@ -1,0 +1,130 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"pando/internal/progress"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// How often progress is shown: on a terminal, and where there is none.
+const (
+	barInterval  = 100 * time.Millisecond
+	lineInterval = 5 * time.Second
+)
+
+// track shows the progress of fn: a bar on a terminal, else a line every few
+// seconds. Short work shows nothing.
+func (a *App) track(fn func(*progress.Tracker) error) error {
+	if a.quiet || a.noProgress {
+		return fn(nil)
+	}
+	t := &progress.Tracker{}
+	done := make(chan struct{})
+	finished := make(chan struct{})
+	go func() {
+		defer close(finished)
+		if f, ok := a.Stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			a.showBar(t, done)
+		} else {
+			a.showLines(t, done)
+		}
+	}()
+	err := fn(t)
+	close(done)
+	<-finished
+	return err
+}
+
+func (a *App) showLines(t *progress.Tracker, done <-chan struct{}) {
+	tick := time.NewTicker(lineInterval)
+	defer tick.Stop()
+	start, stage := time.Now(), ""
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+			s := t.State()
+			if s.Stage != stage {
+				start, stage = time.Now().Add(-lineInterval), s.Stage
+			}
+			fmt.Fprintf(a.Stderr, "pando: %s\n", describe(s, time.Since(start)))
+		}
+	}
+}
+
+// describe puts a state into words.
+func describe(s progress.State, d time.Duration) string {
+	out := s.Stage
+	if s.TotalFiles > 0 {
+		out += fmt.Sprintf(", %d of %d files", s.Files, s.TotalFiles)
+	} else if s.Files > 0 {
+		out += fmt.Sprintf(", %d files", s.Files)
+	}
+	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
+	switch {
+	case s.TotalBytes > 0:
+		out += fmt.Sprintf(", %s of %s", size(s.Bytes), size(s.TotalBytes))
+		if rate > 0 {
+			left := time.Duration(float64(s.TotalBytes-s.Bytes) / rate * float64(time.Second))
+			out += fmt.Sprintf(", %s/s, %s left", size(int64(rate)), left.Round(time.Second))
+		}
+	case s.Bytes > 0:
+		out += fmt.Sprintf(", %s, %s/s", size(s.Bytes), size(int64(rate)))
+	}
+	return out
+}
+
+func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
+	tick := time.NewTicker(barInterval)
+	defer tick.Stop()
+	var bar *progressbar.ProgressBar
+	stage := ""
+	clear := func() {
+		if bar != nil {
+			_ = bar.Clear() // of a terminal line
+		}
+	}
+	defer clear()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+			s := t.State()
+			if s.Stage == "" {
+				continue
+			}
+			bytes := s.TotalBytes > 0 || s.Bytes > 0
+			total, at := s.TotalFiles, s.Files
+			if bytes {
+				total, at = s.TotalBytes, s.Bytes
+			}
+			if total == 0 {
+				total = -1 // a spinner
+			}
+			if s.Stage != stage || bar == nil {
+				clear()
+				stage = s.Stage
+				bar = progressbar.NewOptions64(total,
+					progressbar.OptionSetWriter(a.Stderr), progressbar.OptionSetDescription(stage), progressbar.OptionShowBytes(bytes),
+					progressbar.OptionUseIECUnits(true), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true),
+					progressbar.OptionSpinnerType(14), progressbar.OptionFullWidth(), progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(barInterval))
+			}
+			if total > 0 && bar.GetMax64() != total {
+				bar.ChangeMax64(total)
+			}
+			desc := stage
+			if bytes && s.TotalFiles > 0 {
+				desc = fmt.Sprintf("%s %d/%d files", stage, s.Files, s.TotalFiles)
+			}
+			bar.Describe(desc)
+			_ = bar.Set64(at)
+		}
+	}
+}

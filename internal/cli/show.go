@@ -1,0 +1,146 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"pando/internal/engine"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) showCommand() *cobra.Command {
+	var exact bool
+	c := &cobra.Command{
+		Use:     "show [REF]",
+		GroupID: "volumes",
+		Short:   "Describe a volume, a generation or a snapshot; without REF the pool",
+		Long: `Describes what REF names, measured now: what has been written into a mounted
+volume is flushed to the pool first. Without REF it describes the pool: its room,
+and how much sharing saves (--exact measures everything in it now).`,
+		Example:           "  pando show job-17\n  pando show web@3 --json\n  pando show",
+		Args:              usage(cobra.MaximumNArgs(1)),
+		ValidArgsFunction: a.completeRefs(1),
+	}
+	c.Flags().BoolVar(&exact, "exact", false, "of the pool: measure everything in it now")
+	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		if len(args) == 0 {
+			p, err := e.Pool(ctx, exact)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(p)
+			}
+			return a.printPool(p)
+		}
+		r, err := ref.Parse("show", args[0])
+		if err != nil {
+			return err
+		}
+		d, err := e.Show(ctx, r)
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(d)
+		}
+		return a.printDetail(d)
+	})
+	return c
+}
+
+func (a *App) fields(pairs ...string) error {
+	width := 0
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			width = max(width, len(pairs[i]))
+		}
+	}
+	for i := 0; i < len(pairs); i += 2 {
+		if pairs[i+1] == "" {
+			continue
+		}
+		if err := a.printf("%-*s  %s\n", width, pairs[i], pairs[i+1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *App) printDetail(d engine.Detail) error {
+	expires, sizeText, measured := "", "as large as the pool", ""
+	if d.ExpiresAt != nil {
+		expires = d.ExpiresAt.Local().Format(time.DateTime) + " (" + ago(*d.ExpiresAt) + ")"
+	}
+	if d.SizeBytes > 0 {
+		sizeText = size(d.SizeBytes)
+	}
+	if d.MeasuredAt != nil {
+		measured = ago(*d.MeasuredAt)
+	}
+	state := d.State
+	if d.Held {
+		state += " (in another mount namespace, or held by a process)"
+	}
+	if !d.Durable {
+		state += ", ephemeral"
+	}
+	name := d.Name
+	if d.Kind == "golden" {
+		name = ref.Generation(d.Golden, d.Generation)
+	}
+	cost := map[string]string{
+		"constant": "the same for any size",
+		"extents":  fmt.Sprintf("grows with the extents: %d", d.Extents),
+		"data":     "grows with files and bytes: every clone is a full copy",
+	}[d.CloneCost]
+	err := a.fields(
+		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
+		"mountpoint", d.Mountpoint, "origin", d.Origin, "size", sizeText,
+		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "measured", measured,
+		"clone cost", cost, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+ago(d.CreatedAt)+")", "last used", ago(d.LastUsedAt), "expires", expires,
+	)
+	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
+		return err
+	}
+	if err := a.printf("\n"); err != nil {
+		return err
+	}
+	t := a.table("GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED")
+	for _, g := range d.Generations {
+		t.row(ref.Generation(g.Golden, g.Generation), g.State, size(g.LogicalBytes), size(g.ExclusiveBytes), size(g.SharedBytes), ago(g.CreatedAt))
+	}
+	if len(d.Snapshots) > 0 {
+		t = a.table("SNAPSHOT", "LOGICAL", "EXCLUSIVE", "CREATED")
+		for _, s := range d.Snapshots {
+			t.row(d.Name+"@"+s.Name, size(s.LogicalBytes), size(s.ExclusiveBytes), ago(s.CreatedAt))
+		}
+	}
+	return t.flush()
+}
+
+func (a *App) printPool(p engine.PoolInfo) error {
+	backing, trash, saved := "", "", ""
+	if p.Backing != "" {
+		backing = fmt.Sprintf("%s (%s, sparse)", p.Backing, size(p.BackingBytes))
+	}
+	if p.TrashObjects > 0 {
+		trash = fmt.Sprintf("%s, %s still to return", plural(p.TrashObjects, "object"), size(p.TrashBytes))
+	}
+	if p.SavedRatio > 0 {
+		saved = fmt.Sprintf("%s of data in %s: %.1fx", size(p.LogicalBytes), size(p.PhysicalBytes), p.SavedRatio)
+	}
+	return a.fields(
+		"pool", p.Dir, "driver", p.Driver, "why", p.Why, "backing", backing,
+		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", size(p.FreeBytes), size(p.TotalBytes), p.MinFreePercent),
+		"holds", strings.Join([]string{
+			plural(p.Goldens, "golden") + " with " + plural(p.Generations, "generation"),
+			plural(p.Volumes, "volume") + " (" + fmt.Sprint(p.Mounted) + " mounted)", plural(p.Snapshots, "snapshot"),
+		}, ", "),
+		"sharing", saved, "trash", trash,
+	)
+}

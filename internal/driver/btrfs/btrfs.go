@@ -1,0 +1,510 @@
+// Package btrfs keeps each volume as one subvolume, and makes clones and
+// snapshots of it with btrfs snapshots, by system calls only. They cost the
+// same whatever is inside: one commit of the filesystem's transaction.
+//
+// # Durability
+//
+// Making a snapshot commits a transaction, in which every name made before in
+// the same filesystem becomes durable too. So for clones and snapshots the
+// identity is written first and the subvolume, in one step, last: both are
+// durable with a single commit, where writing the identity last would take
+// two. An object is whole when it has both, at every moment, also after a
+// crash. An empty subvolume is not committed by making it: its directory must
+// be synced, which commits.
+//
+// # Subvolumes inside volumes
+//
+// Users, and programs such as container engines, make subvolumes inside a
+// volume. A snapshot of btrfs leaves those out; here they are cloned too, one
+// after the other, each at a moment of its own. They are found by an index, so
+// looking for them costs nothing when there are none. A subvolume cannot be
+// destroyed before those inside it are: Destroy does both.
+package btrfs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+
+	"pando/internal/driver"
+	"pando/internal/driver/objdir"
+	"pando/internal/errs"
+	"pando/internal/extent"
+	"pando/internal/kernel"
+	"pando/internal/treewalk"
+
+	"golang.org/x/sys/unix"
+)
+
+// Name of the driver.
+const Name = "btrfs"
+
+const ext = ".subvol"
+
+// Driver is a driver.Driver.
+type Driver struct {
+	dir *objdir.Dir
+	f   *os.File // the directory of objects, for ioctls
+}
+
+var (
+	_ driver.Driver   = (*Driver)(nil)
+	_ driver.Rewriter = (*Driver)(nil)
+	_ driver.Syncer   = (*Driver)(nil)
+	_ driver.Opener   = Open
+)
+
+// Open is a driver.Opener. With create it tries whether subvolumes can be made
+// and removed, which needs root.
+func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, error) {
+	if create {
+		if err := Probe(dir); err != nil {
+			return nil, err
+		}
+	}
+	d, err := objdir.Open(dir, poolID, ext, create)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(d.Path())
+	if err != nil {
+		d.Close()
+		return nil, errs.Wrap("open pool", d.Path(), err)
+	}
+	if err := checkMagic("open pool", f); err != nil {
+		f.Close()
+		d.Close()
+		return nil, err
+	}
+	return &Driver{dir: d, f: f}, nil
+}
+
+func checkMagic(op string, f *os.File) error {
+	is, err := kernel.IsBtrfs(f)
+	if err != nil {
+		return errs.Wrap(op, f.Name(), err)
+	}
+	if !is {
+		return errs.New(errs.Unsupported, op, f.Name(), "it is not on btrfs").
+			WithHint("use a directory on btrfs, or another --driver")
+	}
+	return nil
+}
+
+// Probe makes and removes a subvolume in dir. Unsupported if that is not
+// possible there, Permission if the caller may not.
+func Probe(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return errs.Wrap("init", dir, err)
+	}
+	defer f.Close()
+	if err := checkMagic("init", f); err != nil {
+		return err
+	}
+	// Always the same name: what a process that died here left goes first.
+	const name = ".pando-probe"
+	if err := kernel.SubvolDestroy(f, name); err != nil && !errors.Is(err, unix.ENOENT) {
+		return probeError(dir, err)
+	}
+	if err := kernel.SubvolCreate(f, name); err != nil {
+		return probeError(dir, err)
+	}
+	if err := kernel.SubvolDestroy(f, name); err != nil {
+		return probeError(dir, err)
+	}
+	return nil
+}
+
+func probeError(dir string, err error) error {
+	switch errs.KindOf(err) {
+	case errs.Permission, errs.NoSpace, errs.IO:
+		return errs.Wrap("init", dir, err)
+	}
+	return errs.New(errs.Unsupported, "init", dir, "cannot make subvolumes: %w", err).
+		WithHint("use a directory on btrfs, or another --driver")
+}
+
+// Caps implements driver.Driver.
+func (d *Driver) Caps() driver.Caps {
+	return driver.Caps{
+		Name:      Name,
+		FS:        []driver.FS{driver.Native},
+		CloneCost: driver.CostConstant,
+		Sharing:   true,
+		NeedsRoot: true,
+	}
+}
+
+// check refuses what cannot become an object here.
+func (d *Driver) check(ctx context.Context, op string, id driver.Identity) error {
+	if err := ctx.Err(); err != nil {
+		return errs.Wrap(op, id.Name, err)
+	}
+	if !driver.ValidID(string(id.ID)) {
+		return errs.New(errs.Invalid, op, id.Name, "%q is not an object's ID", id.ID)
+	}
+	if !d.Caps().Supports(id.FS) {
+		return errs.New(errs.Unsupported, op, id.Name, "a btrfs pool keeps trees of files, not %s images", id.FS).
+			WithHint("use --fs native, or a reflink pool")
+	}
+	return nil
+}
+
+// Create implements driver.Driver. Ephemeral volumes are not committed.
+func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
+	const op = "create"
+	if err := d.check(ctx, op, id); err != nil {
+		return err
+	}
+	if err := kernel.SubvolCreate(d.f, d.name(id.ID)); err != nil {
+		return errs.Wrap(op, id.Name, err)
+	}
+	err := os.Chmod(d.dir.Data(id.ID), 0o755) // the umask has taken part of it
+	if err == nil {
+		err = d.dir.Put(id)
+		if err == nil && !id.Ephemeral {
+			if err = d.dir.Sync(); err != nil {
+				_ = d.dir.Remove(id.ID)
+			}
+		}
+	}
+	if err != nil {
+		// Should this fail too, what is left has no identity.
+		_ = d.destroyTree(d.name(id.ID))
+		return errs.Wrap(op, id.Name, err)
+	}
+	return nil
+}
+
+// Clone implements driver.Driver. It is as durable for ephemeral clones: the
+// kernel leaves no choice.
+func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
+	return d.snapshot(ctx, "clone", from, id, false)
+}
+
+// Snapshot implements driver.Driver. Subvolumes that a user made inside the
+// volume are each snapshotted at a moment of their own.
+func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
+	return d.snapshot(ctx, "snapshot", from, id, true)
+}
+
+func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, readOnly bool) error {
+	if err := d.check(ctx, op, id); err != nil {
+		return err
+	}
+	src, err := d.open(from)
+	if err != nil {
+		return errs.Wrap(op, id.Origin, err)
+	}
+	defer src.Close()
+	// Without an identity it may be half a snapshot of nested subvolumes.
+	if _, err := d.dir.Get(from); errs.Is(err, errs.NotFound) {
+		return errs.Wrap(op, id.Origin, err)
+	}
+	// Data that a dead process left under this ID must not become whole by
+	// the identity that is written first.
+	if _, err := os.Lstat(d.dir.Data(id.ID)); err == nil {
+		return errs.Wrap(op, id.Name, unix.EEXIST)
+	}
+	info, err := kernel.SubvolInfoOf(src)
+	if err != nil {
+		return errs.Wrap(op, id.Origin, err)
+	}
+	nested, err := kernel.SubvolChildren(d.f, info.ID)
+	if err != nil {
+		return errs.Wrap(op, id.Origin, err)
+	}
+	if len(nested) == 0 {
+		// Identity first: see the package's comment. It also reserves the ID.
+		if err := d.dir.Put(id); err != nil {
+			return errs.Wrap(op, id.Name, err)
+		}
+		if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, readOnly); err != nil {
+			_ = d.dir.Remove(id.ID)
+			return errs.Wrap(op, id.Name, err)
+		}
+		return nil
+	}
+	if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, false); err != nil {
+		return errs.Wrap(op, id.Name, err)
+	}
+	err = d.snapshotNested(ctx, src, nested, d.dir.Data(id.ID), readOnly)
+	if err == nil {
+		if err = d.dir.Put(id); err == nil {
+			if err = d.dir.Sync(); err != nil {
+				_ = d.dir.Remove(id.ID)
+			}
+		}
+	}
+	if err != nil {
+		_ = d.destroyTree(d.name(id.ID))
+		return errs.Wrap(op, id.Name, err)
+	}
+	return nil
+}
+
+// snapshotNested puts snapshots of the subvolumes inside src into its writable
+// snapshot at path to, in the place of the empty directories that btrfs left
+// there, and then makes to read-only if it shall be.
+func (d *Driver) snapshotNested(ctx context.Context, src *os.File, nested []kernel.SubvolChild, to string, readOnly bool) error {
+	dst, err := os.Open(to)
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	for _, c := range nested {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := d.snapshotChild(ctx, src, c, dst, to); err != nil {
+			return fmt.Errorf("subvolume %s: %w", filepath.Join(c.Dir, c.Name), err)
+		}
+	}
+	if readOnly {
+		return kernel.SubvolSetReadOnly(dst, true)
+	}
+	return nil
+}
+
+func (d *Driver) snapshotChild(ctx context.Context, src *os.File, c kernel.SubvolChild, dst *os.File, to string) error {
+	rel := filepath.Join(c.Dir, c.Name)
+	child, err := treewalk.Open(src, rel)
+	if errors.Is(err, unix.ENOENT) {
+		return nil // destroyed meanwhile
+	}
+	if err != nil {
+		return err
+	}
+	defer child.Close()
+	info, err := kernel.SubvolInfoOf(child)
+	if err != nil {
+		return err
+	}
+	if info.ID != c.ID {
+		return nil // another one by now: made after the snapshot
+	}
+	grandchildren, err := kernel.SubvolChildren(d.f, c.ID)
+	if err != nil {
+		return err
+	}
+	parent, err := treewalk.Open(dst, c.Dir)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	if err := unix.Unlinkat(int(parent.Fd()), c.Name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	if err := kernel.SubvolSnapshot(parent, c.Name, child, info.ReadOnly && len(grandchildren) == 0); err != nil {
+		return err
+	}
+	if len(grandchildren) == 0 {
+		return nil
+	}
+	return d.snapshotNested(ctx, child, grandchildren, filepath.Join(to, rel), info.ReadOnly)
+}
+
+// open opens the root of an object's subvolume. NotFound.
+func (d *Driver) open(id driver.ObjectID) (*os.File, error) {
+	if driver.ValidID(string(id)) {
+		f, err := os.Open(d.dir.Data(id))
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.Wrap("open", string(id), err)
+		}
+	}
+	return nil, errs.New(errs.NotFound, "open", string(id), "no such object in the pool")
+}
+
+func (d *Driver) name(id driver.ObjectID) string { return string(id) + ext }
+
+// Destroy implements driver.Driver. The space is returned by a thread of the
+// kernel; Sync wakes it.
+func (d *Driver) Destroy(_ context.Context, id driver.ObjectID) error {
+	if !driver.ValidID(string(id)) {
+		return errs.New(errs.Invalid, "destroy", string(id), "not an object's ID")
+	}
+	if err := d.dir.Remove(id); err != nil {
+		return err
+	}
+	return errs.Wrap("destroy", string(id), d.destroyTree(d.name(id)))
+}
+
+// destroyTree destroys the subvolume called name in the directory of objects,
+// with the subvolumes inside it. Absent is success.
+func (d *Driver) destroyTree(name string) error {
+	err := kernel.SubvolDestroy(d.f, name)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case !errors.Is(err, unix.ENOTEMPTY):
+		return err
+	}
+	f, err := treewalk.Open(d.f, name)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// A read-only one holds on to what is inside it.
+	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
+		return err
+	}
+	info, err := kernel.SubvolInfoOf(f)
+	if err != nil {
+		return err
+	}
+	if err := d.destroyNested(f, info.ID); err != nil {
+		return err
+	}
+	return kernel.SubvolDestroy(d.f, name)
+}
+
+// destroyNested destroys the subvolumes inside the subvolume numbered id, whose
+// root f is, the deepest first.
+func (d *Driver) destroyNested(f *os.File, id uint64) error {
+	nested, err := kernel.SubvolChildren(d.f, id)
+	if err != nil {
+		return err
+	}
+	for _, c := range nested {
+		child, err := treewalk.Open(f, filepath.Join(c.Dir, c.Name))
+		if err != nil {
+			return fmt.Errorf("subvolume %s: %w", filepath.Join(c.Dir, c.Name), err)
+		}
+		if err = kernel.SubvolSetReadOnly(child, false); err == nil {
+			err = d.destroyNested(child, c.ID)
+		}
+		child.Close()
+		if err == nil {
+			err = kernel.SubvolDestroyID(d.f, c.ID)
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("subvolume %s: %w", filepath.Join(c.Dir, c.Name), err)
+		}
+	}
+	return nil
+}
+
+// Usage implements driver.Driver. It walks the tree and those of subvolumes
+// inside. Files so small that btrfs keeps them in its metadata count as shared
+// in a clone until they change, although their origin may be gone.
+func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, error) {
+	f, err := d.open(id)
+	if err != nil {
+		return driver.Usage{}, err
+	}
+	defer f.Close()
+	u, err := d.measure(ctx, f, d.dir.Data(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return driver.Usage{}, errs.New(errs.NotFound, "measure", string(id), "destroyed meanwhile")
+	}
+	if err != nil {
+		return driver.Usage{}, errs.Wrap("measure", string(id), err)
+	}
+	return driver.Usage{
+		LogicalBytes:   u.Exclusive + u.Shared,
+		ExclusiveBytes: u.Exclusive,
+		SharedBytes:    u.Shared,
+		Extents:        u.Extents,
+	}, nil
+}
+
+func (d *Driver) measure(ctx context.Context, f *os.File, path string) (extent.Usage, error) {
+	info, err := kernel.SubvolInfoOf(f)
+	if err != nil {
+		return extent.Usage{}, err
+	}
+	var o extent.TreeOptions
+	if info.Snapshot {
+		o.InlineSharedUntil = info.Created
+	}
+	sum, err := extent.MeasureTree(ctx, path, o)
+	if err != nil {
+		return extent.Usage{}, err
+	}
+	nested, err := kernel.SubvolChildren(d.f, info.ID)
+	if err != nil {
+		return extent.Usage{}, err
+	}
+	for _, c := range nested {
+		rel := filepath.Join(c.Dir, c.Name)
+		child, err := treewalk.Open(f, rel)
+		if err != nil {
+			return extent.Usage{}, fmt.Errorf("subvolume %s: %w", rel, err)
+		}
+		u, err := d.measure(ctx, child, filepath.Join(path, rel))
+		child.Close()
+		if err != nil {
+			return extent.Usage{}, err
+		}
+		sum.Add(u)
+	}
+	return sum, nil
+}
+
+// List implements driver.Driver.
+func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] { return d.dir.List(ctx) }
+
+// Attachment implements driver.Driver.
+func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attachment, error) {
+	f, err := d.open(id)
+	if err != nil {
+		return driver.Attachment{}, err
+	}
+	defer f.Close()
+	i, err := d.dir.Get(id)
+	if err != nil {
+		return driver.Attachment{}, err
+	}
+	info, err := kernel.SubvolInfoOf(f)
+	if err != nil {
+		return driver.Attachment{}, errs.Wrap("attach", string(id), err)
+	}
+	return driver.Attachment{
+		FS:       driver.Native,
+		Tree:     d.dir.Data(id),
+		ReadOnly: info.ReadOnly || i.Kind == driver.Snapshot || i.Kind == driver.Generation,
+	}, nil
+}
+
+// SetIdentity implements driver.Rewriter. An object that becomes a snapshot or
+// a generation becomes read-only, but for files that are open for writing; the
+// reverse is not undone.
+func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
+	const op = "write identity"
+	if err := d.check(ctx, op, id); err != nil {
+		return err
+	}
+	f, err := d.open(id.ID)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// In this order: after a crash between the two, the identity alone keeps it
+	// from being attached writable.
+	if err := d.dir.Replace(id); err != nil {
+		return err
+	}
+	if id.Kind == driver.Snapshot || id.Kind == driver.Generation {
+		if err := kernel.SubvolSetReadOnly(f, true); err != nil {
+			return errs.Wrap(op, string(id.ID), err)
+		}
+	}
+	return nil
+}
+
+// Sync implements driver.Syncer. It also wakes the kernel's thread that frees
+// the space of what was destroyed, but does not wait for it.
+func (d *Driver) Sync(context.Context) error {
+	return errs.Wrap("sync", d.dir.Path(), kernel.BtrfsSync(d.f))
+}
+
+// Close releases the pool's directory, so that its filesystem can be unmounted.
+func (d *Driver) Close() error { return errors.Join(d.f.Close(), d.dir.Close()) }

@@ -1,0 +1,221 @@
+// Package driver is the contract between Pando and what makes copies cheap:
+// a filesystem's reflinks, its snapshots, or nothing but copying.
+//
+// # Words
+//
+// An object is anything a driver keeps: a volume (writable) or a snapshot (an
+// immutable point of one; generations of goldens are snapshots too). An object
+// has an ID that is never reused and an [Identity] that lies beside it in the
+// pool, so that a catalogue can be rebuilt from the pool alone.
+//
+// # Life of an object
+//
+// Create, Clone and Snapshot each make one new object. They return when the
+// object and its identity are durable (unless Identity.Ephemeral), and the
+// identity appears last: an object with a readable identity is whole. A
+// process that dies in the middle leaves an object that List reports with
+// Whole == false, or nothing. The caller (the engine) records what it is about
+// to make before it calls, and destroys what a dead process left.
+//
+// Destroy is the reverse: the identity goes first. Destroying what is not
+// there succeeds, so that the caller may repeat it after a crash.
+//
+// Drivers describe how an object is mounted ([Attachment]); they never mount
+// for their callers, and know neither the catalogue nor other drivers.
+package driver
+
+import (
+	"context"
+	"iter"
+	"time"
+)
+
+// ObjectID names an object for ever: 26 characters [a-v0-9], 128 random bits.
+// See [NewID].
+type ObjectID string
+
+// Kind says what an object is for.
+type Kind string
+
+const (
+	Volume     Kind = "volume"     // writable, has a name
+	Snapshot   Kind = "snapshot"   // immutable point of a volume
+	Generation Kind = "generation" // immutable, numbered, of a golden
+	Scratch    Kind = "scratch"    // in the making; garbage once its maker is gone
+)
+
+// FS is what a volume holds.
+type FS string
+
+const (
+	Native FS = "native" // a tree in the pool's own filesystem
+	Ext4   FS = "ext4"   // a block image with ext4 inside
+	XFS    FS = "xfs"    // a block image with XFS inside
+	None   FS = "none"   // a raw block image
+)
+
+// IsImage reports whether a volume of this kind is one block image.
+func (f FS) IsImage() bool { return f != Native }
+
+// Identity is what the pool itself knows of an object. It is written once,
+// when the object becomes whole, and holds everything that a catalogue needs
+// but last-use times. Its JSON form is an on-disk format: see FORMAT.md.
+type Identity struct {
+	Version    int       `json:"v"`              // IdentityVersion
+	Pool       string    `json:"pool"`           // ID of the pool
+	ID         ObjectID  `json:"id"`             //
+	Kind       Kind      `json:"kind"`           //
+	Name       string    `json:"name,omitempty"` // of a volume, or of a snapshot within its volume
+	Golden     string    `json:"golden,omitempty"`
+	Generation int       `json:"gen,omitempty"` // from 1
+	Volume     ObjectID  `json:"vol,omitempty"` // of a snapshot: its volume
+	FS         FS        `json:"fs"`
+	SizeBytes  int64     `json:"size"`                // of the block device; 0 for native
+	Sector     uint32    `json:"sector,omitempty"`    // logical sector size of the block device, bytes; 0 for native
+	Origin     string    `json:"origin,omitempty"`    // a reference, as a person would write it
+	OriginID   ObjectID  `json:"origin_id,omitempty"` //
+	CreatedAt  time.Time `json:"at"`
+	ExpiresAt  time.Time `json:"expires,omitzero"`
+	Ephemeral  bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable
+	BootID     string    `json:"boot"`          // of the boot that made it
+}
+
+// IdentityVersion is the version of the identity format that this code writes.
+const IdentityVersion = 1
+
+// CloneCost says what the time of Clone and Snapshot grows with.
+type CloneCost string
+
+const (
+	CostConstant CloneCost = "constant" // nothing
+	CostExtents  CloneCost = "extents"  // the number of extents of the origin
+	CostData     CloneCost = "data"     // the bytes and files of the origin
+)
+
+// Caps says what a driver can do. It does not change while the pool is open.
+type Caps struct {
+	Name      string    // of the driver: "reflink"
+	FS        []FS      // kinds of volumes, the default first
+	CloneCost CloneCost //
+	Sharing   bool      // clones share blocks with their origin
+	NeedsRoot bool      // for anything but looking
+}
+
+// Supports reports whether fs is among the kinds of volumes.
+func (c Caps) Supports(fs FS) bool {
+	for _, f := range c.FS {
+		if f == fs {
+			return true
+		}
+	}
+	return false
+}
+
+// Usage is the space an object takes in the pool, exact at the moment of the
+// call, in bytes of data (filesystem metadata of the pool is not included).
+// LogicalBytes = ExclusiveBytes + SharedBytes.
+type Usage struct {
+	LogicalBytes   int64 // what a full copy would take
+	ExclusiveBytes int64 // what destroying it would return
+	SharedBytes    int64 // also reachable from another object
+	Extents        int64 // pieces on disk: what a clone must duplicate where CloneCost is "extents"
+}
+
+// Object is a row of List.
+type Object struct {
+	ID       ObjectID
+	Whole    bool     // the identity is there, so the object is complete
+	Identity Identity // zero unless Whole
+	Err      error    // the identity is there but cannot be read (Damaged or TooNew); Whole is false
+}
+
+// Attachment describes how an object is made usable at a path. Exactly one of
+// Image and Tree is set.
+type Attachment struct {
+	Image       string // absolute path of a block image, to be attached as a block device
+	FS          FS     // what is inside Image
+	Options     []string
+	SectorBytes uint32 // logical sector size that the block device must have
+	Tree        string // absolute path of a directory, to be bind-mounted
+	ReadOnly    bool   // snapshots: never attach them writable
+}
+
+// Driver keeps objects in one pool. All methods may be called concurrently
+// from several goroutines and several processes, for different objects; the
+// caller keeps two writers off the same object. Errors are *errs.Error of the
+// kinds named, or wrap the system's error number.
+type Driver interface {
+	// Caps never fails and does no I/O.
+	Caps() Caps
+
+	// Create makes an empty volume with id.FS inside and id.SizeBytes of
+	// room (ignored by Native). Exists if the ID is taken, Invalid if the
+	// size is too small for the filesystem, Unsupported for a kind of
+	// filesystem outside Caps. Durable on return. On error nothing remains.
+	Create(ctx context.Context, id Identity) error
+
+	// Clone makes a volume with the content of from, which is a volume or
+	// snapshot that is not being written. id.SizeBytes may be larger than
+	// the origin's; the block device is then larger, the filesystem inside
+	// is the caller's to grow. NotFound, Exists, NoSpace, Invalid (smaller
+	// than the origin). Durable on return unless id.Ephemeral. On error
+	// nothing remains.
+	Clone(ctx context.Context, from ObjectID, id Identity) error
+
+	// Snapshot makes an immutable copy of from, atomically: a point between
+	// two writes. The caller freezes a mounted filesystem first. Kinds and
+	// durability as Clone.
+	Snapshot(ctx context.Context, from ObjectID, id Identity) error
+
+	// Destroy removes the object. Absent is success. The identity is gone on
+	// return; space may return later. Idempotent; not durable by itself (an
+	// object that reappears after a power loss is destroyed again by the
+	// caller, who recorded it; see Syncer). The object is not attached.
+	Destroy(ctx context.Context, id ObjectID) error
+
+	// Usage measures the object. NotFound. The cost is that of reading its
+	// extents, for trees that of walking it.
+	Usage(ctx context.Context, id ObjectID) (Usage, error)
+
+	// List yields every object that is Pando's here, in no order, also
+	// broken ones. What does not look like Pando's is left alone and left
+	// out. An error ends the sequence. Objects that come or go meanwhile may
+	// or may not be seen.
+	List(ctx context.Context) iter.Seq2[Object, error]
+
+	// Attachment says how to attach the object. NotFound, Damaged, TooNew.
+	Attachment(ctx context.Context, id ObjectID) (Attachment, error)
+}
+
+// Sealer is a driver whose clones cost by extents: Seal makes a snapshot of
+// from (which is not being written) whose content lies in as few extents as
+// the pool allows, in preallocated space. progress, if not nil, is called with
+// the bytes done and the bytes in all. Kinds and durability as Snapshot.
+type Sealer interface {
+	Seal(ctx context.Context, from ObjectID, id Identity, progress func(done, total int64)) error
+}
+
+// Finisher is a driver for which a snapshot is a copy: Finish turns the volume
+// that has id.ID, which is not attached, into the immutable object that id
+// describes, without copying. Durable on return; after a crash it is what it
+// was or what it is to be. NotFound.
+type Finisher interface {
+	Finish(ctx context.Context, id Identity) error
+}
+
+// Rewriter can replace the identity of an object, atomically and durably:
+// after a crash it is the old or the new one. NotFound.
+type Rewriter interface {
+	SetIdentity(ctx context.Context, id Identity) error
+}
+
+// Syncer makes all that was created and destroyed before the call durable.
+type Syncer interface {
+	Sync(ctx context.Context) error
+}
+
+// Opener opens the driver on dir, the directory of the pool in which objects
+// lie. poolID goes into identities' checks. With create it lays out an empty
+// directory. Unsupported (with a hint) if the filesystem of dir cannot do what
+// the driver needs: the check is real, by trying, not by name.
+type Opener func(ctx context.Context, dir, poolID string, create bool) (Driver, error)

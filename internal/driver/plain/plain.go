@@ -1,0 +1,291 @@
+// Package plain keeps each volume as a directory and copies it whole for every
+// clone and snapshot. It works on any filesystem and without root. What it
+// costs grows with the data; where the filesystem can share blocks between
+// files, copies share them, but nothing relies on that.
+//
+// A snapshot is a copy that is never attached writable. It is of one moment
+// only if nothing writes to the volume meanwhile: a directory cannot be frozen.
+//
+// Without root, owners, device nodes and attributes that only root can set are
+// lost in copies.
+package plain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"syscall"
+
+	"pando/internal/driver"
+	"pando/internal/driver/objdir"
+	"pando/internal/errs"
+	"pando/internal/extent"
+	"pando/internal/treecopy"
+	"pando/internal/treewalk"
+
+	"golang.org/x/sys/unix"
+)
+
+// Name of the driver.
+const Name = "plain"
+
+const ext = ".tree"
+
+// Driver is a driver.Driver.
+type Driver struct {
+	dir *objdir.Dir
+	f   *os.File // the directory of objects; open since before any write, so that syncfs reports every write error
+}
+
+var (
+	_ driver.Driver   = (*Driver)(nil)
+	_ driver.Rewriter = (*Driver)(nil)
+	_ driver.Finisher = (*Driver)(nil)
+	_ driver.Syncer   = (*Driver)(nil)
+	_ driver.Opener   = Open
+)
+
+// Open is a driver.Opener.
+func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, error) {
+	d, err := objdir.Open(dir, poolID, ext, create)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(d.Path())
+	if err != nil {
+		d.Close()
+		return nil, errs.Wrap("open pool", d.Path(), err)
+	}
+	return &Driver{dir: d, f: f}, nil
+}
+
+// Caps implements driver.Driver.
+func (d *Driver) Caps() driver.Caps {
+	return driver.Caps{
+		Name:      Name,
+		FS:        []driver.FS{driver.Native},
+		CloneCost: driver.CostData,
+		Sharing:   false,
+		NeedsRoot: false,
+	}
+}
+
+// check refuses what cannot become an object here.
+func (d *Driver) check(ctx context.Context, op string, id driver.Identity) error {
+	if err := ctx.Err(); err != nil {
+		return errs.Wrap(op, id.Name, err)
+	}
+	if !driver.ValidID(string(id.ID)) {
+		return errs.New(errs.Invalid, op, id.Name, "%q is not an object's ID", id.ID)
+	}
+	if !d.Caps().Supports(id.FS) {
+		return errs.New(errs.Unsupported, op, id.Name, "a plain pool keeps trees of files, not %s images", id.FS).
+			WithHint("use --fs native, or a reflink pool")
+	}
+	return nil
+}
+
+// Create implements driver.Driver.
+func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
+	return d.make(ctx, "create", id, nil)
+}
+
+// Clone implements driver.Driver.
+func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
+	return d.copy(ctx, "clone", from, id)
+}
+
+// Snapshot implements driver.Driver. It is atomic only if nothing writes to the
+// volume meanwhile; Conflict if that is noticed.
+func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
+	return d.copy(ctx, "snapshot", from, id)
+}
+
+func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id driver.Identity) error {
+	if err := d.check(ctx, op, id); err != nil {
+		return err
+	}
+	src, err := d.find(from)
+	if err != nil {
+		return errs.Wrap(op, id.Origin, err)
+	}
+	// Without an identity it may be half a copy.
+	if _, err := d.dir.Get(from); errs.Is(err, errs.NotFound) {
+		return errs.Wrap(op, id.Origin, err)
+	}
+	return d.make(ctx, op, id, func(dst *os.File) error {
+		_, err := treecopy.CopyDir(ctx, d.dir.Data(from), dst, treecopy.Options{Unprivileged: os.Geteuid() != 0})
+		if err != nil {
+			return err
+		}
+		// The copy of a root directory gets a mode that suits any mount point;
+		// here it is a volume's own, and its owner's choice.
+		return unix.Fchmod(int(dst.Fd()), src.Sys().(*syscall.Stat_t).Mode&0o7777)
+	})
+}
+
+// make creates the directory of id, lets fill fill it, and makes it whole and,
+// but for ephemeral ones, durable. On error nothing remains.
+func (d *Driver) make(ctx context.Context, op string, id driver.Identity, fill func(*os.File) error) error {
+	if err := d.check(ctx, op, id); err != nil {
+		return err
+	}
+	path := d.dir.Data(id.ID)
+	if err := os.Mkdir(path, 0o700); err != nil {
+		return wrap(op, id.Name, err)
+	}
+	err := d.fill(ctx, path, id, fill)
+	if err != nil {
+		// Should this fail, what is left has no identity, and is garbage to the
+		// caller's record.
+		_ = treewalk.Remove(context.WithoutCancel(ctx), path)
+		return wrap(op, id.Name, err)
+	}
+	return nil
+}
+
+func (d *Driver) fill(ctx context.Context, path string, id driver.Identity, fill func(*os.File) error) error {
+	dst, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer dst.Close()
+	if err := dst.Chmod(0o755); err != nil { // Mkdir's mode is subject to the umask
+		return err
+	}
+	if fill != nil {
+		if err := fill(dst); err != nil {
+			return err
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !id.Ephemeral {
+		// All content before the identity. An empty directory needs only itself;
+		// for a tree, one sync of the filesystem takes a fraction of the time
+		// that one of each file would.
+		if fill == nil {
+			err = dst.Sync()
+		} else {
+			err = unix.Syncfs(int(d.f.Fd()))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := d.dir.Put(id); err != nil {
+		return err
+	}
+	if id.Ephemeral {
+		return nil
+	}
+	if err := d.dir.Sync(); err != nil {
+		_ = d.dir.Remove(id.ID)
+		return err
+	}
+	return nil
+}
+
+// wrap says op where copying says "import", and gives a full pool the hint that
+// fits: a volume here has no size of its own that could be larger.
+func wrap(op, ref string, err error) error {
+	var e *errs.Error
+	if !errors.As(err, &e) || e.Err == nil || e.Op == op {
+		return errs.Wrap(op, ref, err)
+	}
+	cause := fmt.Errorf("%s: %w", e.Ref, e.Err)
+	if e.Kind == errs.NoSpace {
+		return errs.Wrap(op, ref, cause)
+	}
+	return &errs.Error{Kind: e.Kind, Op: op, Ref: ref, Hint: e.Hint, Err: cause}
+}
+
+// find looks up the directory of an object. NotFound.
+func (d *Driver) find(id driver.ObjectID) (os.FileInfo, error) {
+	if driver.ValidID(string(id)) {
+		st, err := os.Lstat(d.dir.Data(id))
+		if err == nil {
+			return st, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.Wrap("look up", string(id), err)
+		}
+	}
+	return nil, errs.New(errs.NotFound, "look up", string(id), "no such object in the pool")
+}
+
+// Destroy implements driver.Driver. Its cost grows with the number of files.
+// InUse if something is mounted inside, Permission if a file is immutable; all
+// else is gone then, and the object is no longer whole. It does not stop for
+// ctx before the identity is gone, and may be repeated.
+func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
+	if !driver.ValidID(string(id)) {
+		return errs.New(errs.Invalid, "destroy", string(id), "not an object's ID")
+	}
+	if err := d.dir.Remove(id); err != nil {
+		return err
+	}
+	return errs.Wrap("destroy", string(id), treewalk.Remove(ctx, d.dir.Data(id)))
+}
+
+// Usage implements driver.Driver. It walks the tree.
+func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, error) {
+	if _, err := d.find(id); err != nil {
+		return driver.Usage{}, err
+	}
+	u, err := extent.MeasureTree(ctx, d.dir.Data(id), extent.TreeOptions{})
+	if err != nil {
+		return driver.Usage{}, errs.Wrap("measure", string(id), err)
+	}
+	return driver.Usage{
+		LogicalBytes:   u.Exclusive + u.Shared,
+		ExclusiveBytes: u.Exclusive,
+		SharedBytes:    u.Shared,
+		Extents:        u.Extents,
+	}, nil
+}
+
+// List implements driver.Driver.
+func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] { return d.dir.List(ctx) }
+
+// Attachment implements driver.Driver.
+func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attachment, error) {
+	if _, err := d.find(id); err != nil {
+		return driver.Attachment{}, err
+	}
+	i, err := d.dir.Get(id)
+	if err != nil {
+		return driver.Attachment{}, err
+	}
+	return driver.Attachment{
+		FS:       driver.Native,
+		Tree:     d.dir.Data(id),
+		ReadOnly: i.Kind == driver.Snapshot || i.Kind == driver.Generation,
+	}, nil
+}
+
+// SetIdentity implements driver.Rewriter.
+func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
+	if err := d.check(ctx, "write identity", id); err != nil {
+		return err
+	}
+	if _, err := d.find(id.ID); err != nil {
+		return err
+	}
+	return d.dir.Replace(id)
+}
+
+// Finish implements driver.Finisher.
+func (d *Driver) Finish(ctx context.Context, id driver.Identity) error { return d.SetIdentity(ctx, id) }
+
+// Sync implements driver.Syncer. It syncs the whole filesystem.
+func (d *Driver) Sync(context.Context) error {
+	return errs.Wrap("sync", d.dir.Path(), unix.Syncfs(int(d.f.Fd())))
+}
+
+// Close releases the pool's directory, so that its filesystem can be unmounted.
+func (d *Driver) Close() error { return errors.Join(d.f.Close(), d.dir.Close()) }

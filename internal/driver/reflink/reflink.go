@@ -1,0 +1,306 @@
+// Package reflink keeps each volume as one image file, and makes clones of it
+// with FICLONE: the filesystem that the pool is on (XFS, btrfs, bcachefs) lets
+// both files share their blocks until one is written.
+//
+// A clone costs by the number of extents of its origin, so goldens are sealed
+// into few (see Seal). Inside an image is an ext4 or XFS of its own, or nothing.
+package reflink
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"pando/internal/driver"
+	"pando/internal/driver/objdir"
+	"pando/internal/errs"
+	"pando/internal/extent"
+	"pando/internal/kernel"
+	"pando/internal/run"
+
+	"golang.org/x/sys/unix"
+)
+
+// Name of the driver.
+const Name = "reflink"
+
+// SectorBytes is the logical sector size of the block devices that images are
+// made for. With 4096, direct I/O through the loop device stays aligned on
+// every disk, and XFS does not write its log in pieces of 512 bytes, which the
+// filesystem below would have to serialise.
+const SectorBytes = 4096
+
+// Smallest sizes of images that the filesystems accept.
+const (
+	minExt4Bytes = 16 << 20
+	minXFSBytes  = 300 << 20
+	minRawBytes  = SectorBytes
+)
+
+// Driver is a driver.Driver.
+type Driver struct {
+	dir *objdir.Dir
+}
+
+var (
+	_ driver.Driver   = (*Driver)(nil)
+	_ driver.Sealer   = (*Driver)(nil)
+	_ driver.Rewriter = (*Driver)(nil)
+	_ driver.Syncer   = (*Driver)(nil)
+	_ driver.Opener   = Open
+)
+
+// Open is a driver.Opener.
+func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, error) {
+	if create {
+		if err := Probe(dir); err != nil {
+			return nil, err
+		}
+	}
+	d, err := objdir.Open(dir, poolID, ".img", create)
+	if err != nil {
+		return nil, err
+	}
+	return &Driver{dir: d}, nil
+}
+
+// Probe tries whether files in dir can share blocks. Unsupported if not.
+func Probe(dir string) error {
+	unsupported := func(err error) error {
+		return (&errs.Error{Kind: errs.Unsupported, Op: "init", Ref: dir, Err: fmt.Errorf("this filesystem cannot share blocks between files: %w", err)}).
+			WithHint("use a directory on XFS (reflink=1) or btrfs, or let `pando init` make a loop-backed XFS pool here")
+	}
+	var f [2]*os.File
+	for i := range f {
+		fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EISDIR) {
+			return unsupported(fmt.Errorf("O_TMPFILE: %w", err))
+		}
+		if err != nil {
+			return errs.Wrap("init", dir, err)
+		}
+		f[i] = os.NewFile(uintptr(fd), filepath.Join(dir, "probe"))
+		defer f[i].Close()
+	}
+	if _, err := f[0].Write(make([]byte, 64<<10)); err != nil {
+		return errs.Wrap("init", dir, err)
+	}
+	if err := kernel.Reflink(f[1], f[0]); err != nil {
+		if errs.KindOf(err) == errs.NoSpace {
+			return errs.Wrap("init", dir, err)
+		}
+		return unsupported(err)
+	}
+	return nil
+}
+
+// Caps implements driver.Driver.
+func (d *Driver) Caps() driver.Caps {
+	return driver.Caps{
+		Name:      Name,
+		FS:        []driver.FS{driver.Ext4, driver.XFS, driver.None},
+		CloneCost: driver.CostExtents,
+		Sharing:   true,
+		NeedsRoot: true,
+	}
+}
+
+// MinBytes is the smallest image that can hold fs, in bytes.
+func MinBytes(fs driver.FS) int64 {
+	switch fs {
+	case driver.Ext4:
+		return minExt4Bytes
+	case driver.XFS:
+		return minXFSBytes
+	}
+	return minRawBytes
+}
+
+// Create implements driver.Driver. The image is sparse.
+func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
+	if !d.Caps().Supports(id.FS) {
+		return errs.New(errs.Unsupported, "create", id.Name, "a reflink pool cannot hold %s volumes", id.FS).WithHint("choose --fs ext4, xfs or none")
+	}
+	if least := MinBytes(id.FS); id.SizeBytes < least {
+		return errs.New(errs.Invalid, "create", id.Name, "%d bytes is too small for %s: at least %d", id.SizeBytes, id.FS, least).WithHint("use a larger --size")
+	}
+	if id.Sector == 0 {
+		id.Sector = SectorBytes
+	}
+	return d.make(id, 0o600, func(f *os.File) error {
+		if err := f.Truncate(id.SizeBytes); err != nil {
+			return err
+		}
+		return mkfs(ctx, id.FS, f.Name(), id.SizeBytes)
+	})
+}
+
+// mkfs makes a filesystem in the image at path.
+func mkfs(ctx context.Context, kind driver.FS, path string, size int64) error {
+	var err error
+	switch kind {
+	case driver.Ext4:
+		// The image reads as zeros, so nothing needs zeroing: neither now nor
+		// (mount option noinit_itable) by the kernel later. A journal larger
+		// than 64 MiB only makes every clone that fills it cost that much.
+		args := []string{"-q", "-F", "-b", "4096", "-m", "0",
+			"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"}
+		if size >= 2<<30 {
+			args = append(args, "-J", "size=64")
+		}
+		_, err = run.Program(ctx, "mkfs.ext4", append(args, path)...)
+	case driver.XFS:
+		_, err = run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", "size="+strconv.Itoa(SectorBytes), path)
+	}
+	return err
+}
+
+// Clone implements driver.Driver.
+func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
+	return d.clone(ctx, "clone", from, id, 0o600)
+}
+
+// Snapshot implements driver.Driver.
+func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
+	return d.clone(ctx, "snapshot", from, id, 0o400)
+}
+
+func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	src, size, err := d.open(from)
+	if err != nil {
+		return errs.Wrap(op, id.Origin, err)
+	}
+	defer src.Close()
+	if id.SizeBytes == 0 {
+		id.SizeBytes = size
+	}
+	if id.SizeBytes < size {
+		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, size).WithHint("a volume can grow but not shrink")
+	}
+	return d.make(id, mode, func(f *os.File) error {
+		if err := kernel.Reflink(f, src); err != nil {
+			return err
+		}
+		if id.SizeBytes > size {
+			return f.Truncate(id.SizeBytes)
+		}
+		return nil
+	})
+}
+
+// make creates the image of id, lets fill fill it, and makes it whole and, but
+// for ephemeral ones, durable. On error nothing remains.
+func (d *Driver) make(id driver.Identity, mode fs.FileMode, fill func(*os.File) error) error {
+	path := d.dir.Data(id.ID)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, mode)
+	if err != nil {
+		return errs.Wrap("create", id.Name, err)
+	}
+	defer f.Close()
+	err = fill(f)
+	if err == nil {
+		err = d.dir.Put(id)
+	}
+	if err == nil && !id.Ephemeral {
+		// On XFS the first call's log write covers the names as well, and the
+		// second finds nothing left to do; other filesystems need both.
+		if err = f.Sync(); err == nil {
+			err = d.dir.Sync()
+		}
+	}
+	if err != nil {
+		// Should this fail too, what is left is garbage to the caller's record.
+		_ = d.dir.Remove(id.ID)
+		_ = os.Remove(path)
+		return errs.Wrap("create", id.Name, err)
+	}
+	return nil
+}
+
+// open opens the image of an object and returns its size.
+func (d *Driver) open(id driver.ObjectID) (*os.File, int64, error) {
+	f, err := os.Open(d.dir.Data(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, 0, errs.New(errs.NotFound, "open", string(id), "no such object in the pool")
+	}
+	if err != nil {
+		return nil, 0, errs.Wrap("open", string(id), err)
+	}
+	st, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, 0, errs.Wrap("open", string(id), err)
+	}
+	return f, st.Size(), nil
+}
+
+// Destroy implements driver.Driver.
+func (d *Driver) Destroy(_ context.Context, id driver.ObjectID) error {
+	if err := d.dir.Remove(id); err != nil {
+		return err
+	}
+	if err := os.Remove(d.dir.Data(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Wrap("destroy", string(id), err)
+	}
+	return nil
+}
+
+// Usage implements driver.Driver. Its cost is that of reading the extents.
+func (d *Driver) Usage(_ context.Context, id driver.ObjectID) (driver.Usage, error) {
+	f, _, err := d.open(id)
+	if err != nil {
+		return driver.Usage{}, err
+	}
+	defer f.Close()
+	u, err := extent.Measure(f, true)
+	if err != nil {
+		return driver.Usage{}, errs.Wrap("measure", string(id), err)
+	}
+	return driver.Usage{
+		LogicalBytes:   u.Exclusive + u.Shared,
+		ExclusiveBytes: u.Exclusive,
+		SharedBytes:    u.Shared,
+		Extents:        u.Extents,
+	}, nil
+}
+
+// List implements driver.Driver.
+func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] { return d.dir.List(ctx) }
+
+// Attachment implements driver.Driver.
+func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attachment, error) {
+	i, err := d.dir.Get(id)
+	if err != nil {
+		return driver.Attachment{}, err
+	}
+	a := driver.Attachment{
+		Image:       d.dir.Data(id),
+		FS:          i.FS,
+		SectorBytes: i.Sector,
+		ReadOnly:    i.Kind == driver.Snapshot || i.Kind == driver.Generation,
+	}
+	switch i.FS {
+	case driver.Ext4:
+		a.Options = []string{"noinit_itable"}
+	case driver.XFS:
+		a.Options = []string{"nouuid"} // clones carry the UUID of their origin
+	}
+	return a, nil
+}
+
+// SetIdentity implements driver.Rewriter.
+func (d *Driver) SetIdentity(_ context.Context, id driver.Identity) error { return d.dir.Replace(id) }
+
+// Sync implements driver.Syncer.
+func (d *Driver) Sync(context.Context) error { return d.dir.Sync() }
+
+// Close releases the pool directory.
+func (d *Driver) Close() error { return d.dir.Close() }

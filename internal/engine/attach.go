@@ -1,0 +1,399 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/loopdev"
+	"pando/internal/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// trimMinBytes is the shortest free range that is given back to the pool when a
+// volume is unmounted. Shorter ones are not worth an extent of their own.
+const trimMinBytes = 128 << 10
+
+// releaseWait is how long a block device may take to vanish after its last
+// mount has gone.
+const releaseWait = 3 * time.Second
+
+// canMount reports whether this process may mount.
+func canMount() bool { return os.Geteuid() == 0 }
+
+// target is where something is to be mounted.
+type target struct {
+	path string // absolute, without symbolic links; "" for a raw block device
+	link bool   // a symbolic link instead of a mount
+	made bool   // makeTarget made the directory
+	own  bool   // chosen by the user
+}
+
+// checkTarget decides where a volume is to be mounted, and checks a directory
+// of the user's. It changes nothing. Invalid, InUse, Permission.
+func (e *Engine) checkTarget(op, name string, kind driver.FS, dir string) (target, error) {
+	def := e.defaultMountpoint(name)
+	if dir == "" || dir == def {
+		return target{path: def, link: kind == driver.None || !canMount()}, nil
+	}
+	if kind == driver.None {
+		return target{}, errs.New(errs.Invalid, op, name, "a raw volume has no filesystem to mount on %s", dir).
+			WithHint("attach it without a directory: it becomes a block device")
+	}
+	if !canMount() {
+		return target{}, errs.New(errs.Permission, op, name, "mounting on %s needs root", dir).
+			WithHint("run it as root, or leave the directory out to get a path below the pool")
+	}
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return target{}, errs.Wrap(op, dir, err)
+	}
+	st, err := os.Stat(abs)
+	if errors.Is(err, fs.ErrNotExist) {
+		parent, perr := filepath.EvalSymlinks(filepath.Dir(abs))
+		if perr != nil {
+			return target{}, errs.New(errs.Invalid, op, dir, "the directory above the mount point does not exist").WithHint("create it: `mkdir -p %s`", filepath.Dir(abs))
+		}
+		abs = filepath.Join(parent, filepath.Base(abs))
+		return target{path: abs, made: true, own: true}, e.outsidePool(op, abs)
+	}
+	if err != nil {
+		return target{}, errs.Wrap(op, dir, err)
+	}
+	if !st.IsDir() {
+		return target{}, errs.New(errs.Invalid, op, dir, "the mount point is not a directory")
+	}
+	if abs, err = filepath.EvalSymlinks(abs); err != nil {
+		return target{}, errs.Wrap(op, dir, err)
+	}
+	if err := e.outsidePool(op, abs); err != nil {
+		return target{}, err
+	}
+	m, err := kernel.MountAt(unix.AT_FDCWD, abs)
+	if err != nil {
+		return target{}, errs.Wrap(op, dir, err)
+	}
+	if m.Root {
+		return target{}, errs.New(errs.InUse, op, dir, "something is mounted there already").WithHint("choose another directory")
+	}
+	f, err := os.Open(abs)
+	if err != nil {
+		return target{}, errs.Wrap(op, dir, err)
+	}
+	defer f.Close()
+	if names, _ := f.Readdirnames(1); len(names) > 0 {
+		return target{}, errs.New(errs.Invalid, op, dir, "the mount point is not empty").WithHint("what is in it would be hidden: choose an empty directory")
+	}
+	return target{path: abs, own: true}, nil
+}
+
+func (e *Engine) outsidePool(op, abs string) error {
+	dir, err := filepath.EvalSymlinks(e.pool.Dir)
+	if err != nil {
+		return errs.Wrap(op, abs, err)
+	}
+	if abs == dir || strings.HasPrefix(abs, dir+"/") || strings.HasPrefix(dir, abs+"/") {
+		return errs.New(errs.Invalid, op, abs, "the mount point is inside the pool, or above it").WithHint("choose a directory outside %s", e.pool.Dir)
+	}
+	return nil
+}
+
+// attach makes an object usable at t. On error nothing is attached. The caller
+// has marked the object with the mount point.
+func (e *Engine) attach(ctx context.Context, row catalog.Row, t target) (catalog.Attached, error) {
+	a := catalog.Attached{ID: row.ID, Mountpoint: t.path, Loop: -1, BootID: kernel.BootID(), At: time.Now()}
+	what, err := e.drv.Attachment(ctx, row.ID)
+	if err != nil {
+		return a, err
+	}
+	if what.ReadOnly {
+		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots are never attached").WithHint("make a volume of it with `pando clone`")
+	}
+	if a.MountNS, err = kernel.MountNamespace(); err != nil {
+		return a, errs.Wrap("mount", row.Name, err)
+	}
+	if what.Tree != "" {
+		return e.attachTree(a, what, t)
+	}
+	return e.attachImage(ctx, a, what, t)
+}
+
+func (e *Engine) attachTree(a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
+	if t.link {
+		return a, linkTo(what.Tree, t.path)
+	}
+	m, err := mount.Tree(what.Tree, false)
+	if err != nil {
+		return a, err
+	}
+	defer m.Close()
+	return a, e.putAt(m, &a, t)
+}
+
+func (e *Engine) attachImage(ctx context.Context, a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
+	f, err := os.OpenFile(what.Image, os.O_RDWR, 0)
+	if err != nil {
+		return a, errs.Wrap("mount", what.Image, err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return a, errs.Wrap("mount", what.Image, err)
+	}
+	raw := what.FS == driver.None
+	dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: true, SectorBytes: what.SectorBytes, KeepOpen: raw})
+	if err != nil {
+		return a, err
+	}
+	defer dev.Close() // a mount holds it by then, or it vanishes
+	a.Loop, a.Dev, a.Ino = dev.Index, st.Dev, st.Ino
+	if raw {
+		a.Mountpoint = dev.Path
+		if err := linkTo(dev.Path, t.path); err != nil {
+			_ = loopdev.Clear(dev.Index)
+			return a, err
+		}
+		return a, nil
+	}
+	m, err := mount.Device(string(what.FS), dev.Path, what.Options, false)
+	if err != nil {
+		return a, err
+	}
+	defer m.Close()
+	return a, e.putAt(m, &a, t)
+}
+
+// putAt moves a detached mount to its place, whose directory it makes.
+func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
+	made := false
+	if !t.own || t.made {
+		mode := fs.FileMode(0o700)
+		if t.own {
+			mode = 0o755
+		}
+		if err := os.Mkdir(t.path, mode); err == nil {
+			made = true
+		} else if !errors.Is(err, fs.ErrExist) {
+			return errs.Wrap("mount", t.path, err)
+		} else if !t.own {
+			// Left by a command that was killed, or mounted on by somebody.
+			if i, err := kernel.MountAt(unix.AT_FDCWD, t.path); err != nil || i.Root {
+				return errs.New(errs.InUse, "mount", t.path, "something else is mounted there").WithHint("unmount it: `umount %s`", t.path)
+			}
+		}
+	}
+	info, err := m.Attach(t.path)
+	if errs.Is(err, errs.NotFound) && !t.own {
+		// A clean-up took the empty directory for a leftover: make it again.
+		if err = os.Mkdir(t.path, 0o700); err == nil {
+			info, err = m.Attach(t.path)
+		}
+	}
+	if err != nil {
+		if made {
+			_ = os.Remove(t.path)
+		}
+		return err
+	}
+	a.MountID, a.MadeDir = info.ID, made && t.own
+	return nil
+}
+
+// linkTo makes path a symbolic link, in the place of an older one.
+func linkTo(to, path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Wrap("mount", path, err)
+	}
+	return errs.Wrap("mount", path, os.Symlink(to, path))
+}
+
+// where says how an attachment stands now.
+type where int
+
+const (
+	gone      where = iota // not attached any more: a reboot, or somebody's umount
+	here                   // as recorded
+	elsewhere              // not as recorded, but something still holds the block device
+)
+
+// look compares a recorded attachment with the kernel, in O(1).
+func (e *Engine) look(row catalog.Row, a catalog.Attached) where {
+	if a.BootID != kernel.BootID() {
+		return gone
+	}
+	ns, err := kernel.MountNamespace()
+	sameNS := err == nil && ns == a.MountNS
+	switch {
+	case a.MountID == 0 && a.Loop < 0: // a symbolic link to the tree
+		if _, err := os.Readlink(a.Mountpoint); err == nil {
+			return here
+		}
+		return gone
+	case a.MountID == 0: // a raw block device
+		if b, err := loopdev.Lookup(a.Loop); err == nil && e.isImage(row.ID, b) {
+			return here
+		}
+		return gone
+	case sameNS && mount.IsMounted(a.Mountpoint, a.MountID):
+		return here
+	case a.Loop >= 0:
+		if on, err := e.imageAttached(row.ID); err == nil && on {
+			return elsewhere
+		}
+		return gone
+	case !sameNS:
+		return elsewhere // a bind mount that only that namespace could show
+	}
+	return gone
+}
+
+// imageAttached reports whether an object's image is a block device now.
+func (e *Engine) imageAttached(id driver.ObjectID) (bool, error) {
+	w, err := e.drv.Attachment(context.Background(), id)
+	if err != nil || w.Image == "" {
+		return false, err
+	}
+	return loopdev.Attached(w.Image)
+}
+
+func (e *Engine) isImage(id driver.ObjectID, b loopdev.Bound) bool {
+	w, err := e.drv.Attachment(context.Background(), id)
+	if err != nil || w.Image == "" {
+		return false
+	}
+	var st unix.Stat_t
+	return unix.Stat(w.Image, &st) == nil && b.SameFile(&st)
+}
+
+// detach undoes attach. trim: give free space back to the pool first. InUse,
+// with who holds it. Somebody else's umount is no error.
+func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catalog.Attached, trim bool) error {
+	w, err := e.drv.Attachment(ctx, row.ID)
+	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
+		return err
+	}
+	switch e.look(row, a) {
+	case gone:
+		e.removeTarget(row.Name, a)
+		return nil
+	case elsewhere:
+		return e.heldError(ctx, op, row, a, w)
+	}
+	if a.MountID == 0 {
+		if a.Loop >= 0 {
+			if err := e.clearRaw(ctx, op, row, a, w); err != nil {
+				return err
+			}
+		}
+		e.removeTarget(row.Name, a)
+		return nil
+	}
+	var dev uint64
+	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
+		dev = m.Dev
+	}
+	if trim && w.Image != "" {
+		trimAt(a.Mountpoint)
+	}
+	err = mount.Unmount(a.Mountpoint)
+	if errs.Is(err, errs.InUse) {
+		return e.heldBy(ctx, op, row, a, w, dev)
+	}
+	if err != nil && !errs.Is(err, errs.NotFound) {
+		return err
+	}
+	if w.Image != "" {
+		free, err := loopdev.WaitDetached(ctx, w.Image, releaseWait)
+		if err != nil {
+			return err
+		}
+		if !free {
+			return e.heldBy(ctx, op, row, a, w, dev)
+		}
+	}
+	e.removeTarget(row.Name, a)
+	return nil
+}
+
+// trimAt gives the free space of a mounted filesystem back. Not being able to
+// costs space, not data.
+func trimAt(dir string) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	_, _ = kernel.Trim(f, trimMinBytes)
+}
+
+// clearRaw takes a raw block device away.
+func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
+	if err := loopdev.Clear(a.Loop); err != nil && !errs.Is(err, errs.NotFound) {
+		return err
+	}
+	free, err := loopdev.WaitDetached(ctx, w.Image, releaseWait)
+	if err != nil {
+		return err
+	}
+	if !free {
+		return e.heldBy(ctx, op, row, a, w, unix.Mkdev(7, uint32(a.Loop)))
+	}
+	return nil
+}
+
+// removeTarget takes away the directory or link that attach made.
+func (e *Engine) removeTarget(name string, a catalog.Attached) {
+	if a.MadeDir {
+		_ = os.Remove(a.Mountpoint) // fails if the user put something there
+	}
+	_ = os.Remove(e.defaultMountpoint(name)) // a link, or an empty directory; else it stays
+}
+
+// heldError explains why something that is not where it was mounted is in use.
+func (e *Engine) heldError(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
+	var dev uint64
+	if a.Loop >= 0 {
+		dev = unix.Mkdev(7, uint32(a.Loop))
+	}
+	return e.heldBy(ctx, op, row, a, w, dev)
+}
+
+// heldBy names the processes and mount namespaces that keep a volume attached.
+func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64) error {
+	q := mount.Query{Dev: dev, At: a.Mountpoint}
+	if w.Tree != "" {
+		q = mount.Query{Tree: w.Tree, At: a.Mountpoint}
+	}
+	holders, herr := mount.Holders(ctx, q)
+	msg := "it is in use"
+	if len(holders) > 0 {
+		msg += ": " + mount.FormatHolders(holders)
+	}
+	if herr != nil {
+		msg += fmt.Sprintf(" (not everything could be looked at: %v)", herr)
+	}
+	return errs.New(errs.InUse, op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
+}
+
+// samePath reports whether two paths lead to the same directory.
+func samePath(a, b string) bool {
+	abs, err := filepath.Abs(a)
+	if err != nil {
+		return false
+	}
+	if abs == b {
+		return true
+	}
+	real, err := filepath.EvalSymlinks(abs)
+	return err == nil && real == b
+}

@@ -1,0 +1,264 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"golang.org/x/sys/unix"
+)
+
+// lockGolden keeps other processes from building the same golden: one builds,
+// the others wait. waited says that somebody else held it first. The lock is a
+// byte of one file, chosen by the name, and ends with the process.
+func (e *Engine) lockGolden(ctx context.Context, name string, t *progress.Tracker) (unlock func(), waited bool, err error) {
+	path := filepath.Join(e.pool.Dir, "locks", "goldens")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, false, errs.Wrap("lock golden", name, err)
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(h.Sum64() >> 2), Len: 1}
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		l := lock
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
+		if err == nil {
+			return func() { f.Close() }, waited, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, false, errs.Wrap("lock golden", name, err)
+		}
+		if !waited {
+			t.Start("waiting for another process that builds "+name, 0, 0)
+		}
+		waited = true
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, false, ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+// awaitGolden waits while a golden that does not exist yet is being built. It
+// reports whether it waited.
+func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Tracker) (bool, error) {
+	building := false
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		marks, err := tx.Blocking("", name, false)
+		for _, m := range marks {
+			building = building || m.Op == opImport || m.Op == opPublish
+		}
+		return err
+	})
+	if err != nil || !building {
+		return false, err
+	}
+	unlock, _, err := e.lockGolden(ctx, name, t)
+	if err != nil {
+		return false, err
+	}
+	unlock()
+	return true, nil
+}
+
+const (
+	opImport  = "import"
+	opPublish = "publish"
+)
+
+// build is a generation in the making.
+type build struct {
+	e       *Engine
+	op      string
+	golden  catalog.Golden
+	fresh   bool              // the golden does not exist yet
+	scratch driver.Identity   // what is filled; Kind Scratch
+	gen     driver.Identity   // what comes of it
+	ids     []driver.ObjectID // marked
+}
+
+// startBuild reserves the number of the next generation of a golden and marks
+// the work. The caller holds the golden's lock.
+func (e *Engine) startBuild(ctx context.Context, op, name string, reads *catalog.Row, mustBeNew bool) (*build, error) {
+	b := &build{e: e, op: op, scratch: e.identity(driver.Scratch), gen: e.identity(driver.Generation)}
+	// Nobody needs the scratch volume after a power loss, so nothing waits for it.
+	b.scratch.Ephemeral = true
+	b.ids = []driver.ObjectID{b.scratch.ID, b.gen.ID}
+	err := e.claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		g, exists, err := tx.Golden(name)
+		if err != nil {
+			return nil, err
+		}
+		if !exists {
+			if err := checkFree(tx, op, name); err != nil {
+				return nil, err
+			}
+			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now()}
+		} else if mustBeNew {
+			return nil, errs.New(errs.Exists, op, name, "there is a golden of this name").
+				WithHint("make its next generation with `pando golden import --update %s ...` or `pando golden publish %s VOLUME`", name, name)
+		}
+		b.golden, b.fresh = g, !exists
+		b.gen.Golden, b.gen.Generation = name, g.Next
+		marks := []catalog.Mark{{ID: b.scratch.ID, Op: op, Name: name}, {ID: b.gen.ID, Op: op}}
+		if reads != nil {
+			row, ok, err := tx.Get(reads.ID)
+			if err != nil {
+				return nil, err
+			}
+			if !ok {
+				return nil, errs.New(errs.NotFound, op, reads.Name, "it was destroyed meanwhile")
+			}
+			if err := e.checkIdle(tx, row); err != nil {
+				return nil, err
+			}
+			marks[0].Reads = reads.ID
+		}
+		return marks, nil
+	})
+	return b, err
+}
+
+// abandon takes everything back.
+func (b *build) abandon(ctx context.Context) { b.e.undo(ctx, b.ids...) }
+
+// publish makes the generation of the filled scratch volume, and current.
+func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) {
+	e := b.e
+	b.gen.FS, b.gen.SizeBytes, b.gen.Sector = b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector
+	b.gen.CreatedAt = time.Now().UTC()
+	from := b.scratch.ID
+	var err error
+	switch d := e.drv.(type) {
+	case driver.Sealer:
+		t.Start("sealing", 0, 0)
+		err = d.Seal(ctx, from, b.gen, func(done, total int64) { t.Set(0, done, total) })
+	case driver.Finisher:
+		t.Start("writing to disk", 0, 0)
+		b.gen.ID = from
+		err = d.Finish(ctx, b.gen)
+	default:
+		t.Start("writing to disk", 0, 0)
+		err = e.drv.Snapshot(ctx, from, b.gen)
+	}
+	if err != nil {
+		return Info{}, err
+	}
+	if b.gen.ID != from {
+		if err := e.drv.Destroy(ctx, from); err != nil {
+			return Info{}, err
+		}
+	}
+	now := time.Now()
+	row := catalog.Row{Identity: b.gen, UsedAt: now}
+	if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
+		return Info{}, err
+	}
+	row.MeasuredAt = now
+	g := b.golden
+	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
+	err = e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if err := tx.Put(row); err != nil {
+			return err
+		}
+		if err := tx.PutGolden(g); err != nil {
+			return err
+		}
+		for _, id := range b.ids {
+			if err := tx.Unmark(id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return Info{}, err
+	}
+	return generationInfo(row, g, e.caps.Name), nil
+}
+
+// PublishRequest says what to publish.
+type PublishRequest struct {
+	Golden  string // made if it does not exist
+	Volume  string
+	Tracker *progress.Tracker
+}
+
+// Publish makes the next generation of a golden from a volume that is not
+// mounted; the volume stays and is free again at once. Clones get either the
+// old generation or the whole new one. NotFound, Exists (a volume has the
+// golden's name), InUse, NoSpace.
+func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Info, error) {
+	if err := ref.CheckName(opPublish, q.Golden); err != nil {
+		return Info{}, err
+	}
+	if err := ref.CheckName(opPublish, q.Volume); err != nil {
+		return Info{}, err
+	}
+	if err := e.needRoot(opPublish, q.Golden); err != nil {
+		return Info{}, err
+	}
+	var vol catalog.Row
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		vol, err = resolveVolume(tx, opPublish, q.Volume)
+		return err
+	}); err != nil {
+		return Info{}, err
+	}
+	if err := e.pool.Admit(opPublish, q.Golden, 0); err != nil {
+		return Info{}, err
+	}
+	unlock, _, err := e.lockGolden(ctx, q.Golden, q.Tracker)
+	if err != nil {
+		return Info{}, err
+	}
+	defer unlock()
+	b, err := e.startBuild(ctx, opPublish, q.Golden, &vol, false)
+	if err != nil {
+		return Info{}, err
+	}
+	info, err := e.publishVolume(ctx, b, vol, q.Tracker)
+	if err != nil {
+		b.abandon(ctx)
+		return Info{}, errs.Wrap(opPublish, q.Golden, err)
+	}
+	return info, nil
+}
+
+func (e *Engine) publishVolume(ctx context.Context, b *build, vol catalog.Row, t *progress.Tracker) (Info, error) {
+	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = vol.FS, vol.SizeBytes, vol.Sector
+	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
+	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
+	if err := e.drv.Clone(ctx, vol.ID, b.scratch); err != nil {
+		return Info{}, err
+	}
+	// The copy is all that is needed: the volume is free from here on.
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.StopReading(b.scratch.ID) }); err != nil {
+		return Info{}, err
+	}
+	if vol.FS == driver.Ext4 || vol.FS == driver.XFS {
+		// Mounting replays what an unclean end left in the log, once and not
+		// in every clone; trimming keeps deleted data out of the golden.
+		err := e.withImage(ctx, b.scratch.ID, imageOptions{}, func(root *os.File) error {
+			trimAt("/proc/self/fd/" + itoa(int(root.Fd())))
+			return nil
+		})
+		if err != nil {
+			return Info{}, err
+		}
+	}
+	return b.publish(ctx, t)
+}

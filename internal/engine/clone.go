@@ -1,0 +1,366 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/loopdev"
+	"pando/internal/mount"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// cloneWorkers clone at once when many are asked for. Clones of one origin
+// serialise inside the filesystem; two keep it busy while one waits for the
+// catalogue or a mount.
+const cloneWorkers = 4
+
+// maxClones is the most that one call makes.
+const maxClones = 100_000
+
+// CloneRequest says what to clone.
+type CloneRequest struct {
+	From      ref.Ref
+	Name      string        // of the volume; of many, they are NAME-1 ... NAME-Count
+	Count     int           // 0: one, called Name
+	Mount     bool          //
+	MountDir  string        // "": below the pool; of many, the directory above
+	SizeBytes int64         // 0: as the origin
+	TTL       time.Duration // 0: none
+	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
+	Tracker   *progress.Tracker
+
+	op string // in marks; "" is clone
+}
+
+const (
+	opClone = "clone"
+	opRun   = "run"
+)
+
+// clonePlan is one volume to be made.
+type clonePlan struct {
+	row    catalog.Row
+	target target
+	mark   catalog.Mark
+	att    catalog.Attached
+}
+
+// Clone makes volumes from a generation, a snapshot or a volume that is not
+// mounted: all of them, or none. If the golden is being built, it waits for it.
+// Durable on return, unless ephemeral. NotFound, Exists, Invalid, NoSpace,
+// InUse, Unsupported.
+func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
+	if q.op == "" {
+		q.op = opClone
+	}
+	names, err := cloneNames(q)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.needRoot("clone", q.From.String()); err != nil {
+		return nil, err
+	}
+	switch {
+	case q.TTL < 0:
+		return nil, errs.New(errs.Invalid, "clone", q.Name, "a ttl of %s is in the past", q.TTL)
+	case q.SizeBytes < 0:
+		return nil, errs.New(errs.Invalid, "clone", q.Name, "a negative size")
+	}
+	if err := e.pool.Admit("clone", q.From.String(), 0); err != nil {
+		return nil, err
+	}
+	plans, origin, err := e.planClones(ctx, q, names)
+	if errs.Is(err, errs.NotFound) {
+		waited, werr := e.awaitGolden(ctx, q.From.Name, q.Tracker)
+		if werr != nil {
+			return nil, werr
+		}
+		if waited {
+			plans, origin, err = e.planClones(ctx, q, names)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	q.Tracker.Start("cloning", int64(len(plans)), 0)
+	err = e.makeClones(ctx, q, origin, plans)
+	if err == nil {
+		err = e.commitClones(ctx, q, origin, plans)
+	}
+	if err != nil {
+		e.undoClones(ctx, plans)
+		return nil, errs.Wrap("clone", q.From.String(), err)
+	}
+	out := make([]Info, len(plans))
+	for i, p := range plans {
+		out[i] = volumeInfo(p.row, e.caps.Name, p.att.Mountpoint)
+	}
+	return out, nil
+}
+
+func cloneNames(q CloneRequest) ([]string, error) {
+	if err := ref.CheckName("clone", q.Name); err != nil {
+		return nil, err
+	}
+	if q.Count == 0 {
+		return []string{q.Name}, nil
+	}
+	if q.Count < 0 || q.Count > maxClones {
+		return nil, errs.New(errs.Invalid, "clone", q.Name, "a count of %d is not between 1 and %d", q.Count, maxClones)
+	}
+	names := make([]string, q.Count)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s-%d", q.Name, i+1)
+	}
+	return names, ref.CheckName("clone", names[len(names)-1])
+}
+
+// planClones decides everything, reserves the names and marks the work.
+func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, catalog.Row, error) {
+	targets := make([]target, len(names))
+	var origin catalog.Row
+	// The kind of filesystem decides how it is mounted, so look once before.
+	if q.Mount {
+		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+			origin, err = resolve(tx, "clone", q.From)
+			return err
+		}); err != nil {
+			return nil, origin, err
+		}
+		for i, n := range names {
+			dir := q.MountDir
+			if dir != "" && q.Count > 0 {
+				dir = filepath.Join(dir, n)
+			}
+			t, err := e.checkTarget("clone", n, origin.FS, dir)
+			if err != nil {
+				return nil, origin, err
+			}
+			targets[i] = t
+		}
+	}
+	var plans []*clonePlan
+	err := e.claim(ctx, "clone", false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		var err error
+		if origin, err = resolve(tx, "clone", q.From); err != nil {
+			return nil, err
+		}
+		size, err := e.cloneSize(q, origin)
+		if err != nil {
+			return nil, err
+		}
+		if origin.Kind == driver.Volume {
+			if err := e.checkIdle(tx, origin); err != nil {
+				return nil, err
+			}
+		}
+		now := time.Now().UTC()
+		plans = plans[:0]
+		marks := make([]catalog.Mark, 0, len(names))
+		for i, n := range names {
+			if err := checkFree(tx, "clone", n); err != nil {
+				return nil, err
+			}
+			id := e.identity(driver.Volume)
+			id.Name, id.FS, id.SizeBytes, id.Sector = n, origin.FS, size, origin.Sector
+			id.Origin, id.OriginID, id.Ephemeral = refOf(tx, origin), origin.ID, q.Ephemeral
+			if q.TTL > 0 {
+				id.ExpiresAt = now.Add(q.TTL)
+			}
+			p := &clonePlan{target: targets[i]}
+			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
+			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].path, MadeDir: targets[i].made}
+			plans = append(plans, p)
+			marks = append(marks, p.mark)
+		}
+		return marks, nil
+	})
+	return plans, origin, err
+}
+
+// cloneUsage is what a fresh clone takes, known without measuring it.
+func cloneUsage(c driver.Caps, origin catalog.Row) driver.Usage {
+	u := origin.Usage
+	if c.Sharing {
+		return driver.Usage{LogicalBytes: u.LogicalBytes, SharedBytes: u.LogicalBytes, Extents: u.Extents}
+	}
+	return driver.Usage{LogicalBytes: u.LogicalBytes, ExclusiveBytes: u.LogicalBytes, Extents: u.Extents}
+}
+
+func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
+	if q.SizeBytes == 0 {
+		return origin.SizeBytes, nil
+	}
+	if !origin.FS.IsImage() {
+		return 0, errs.New(errs.Unsupported, "clone", q.From.String(), "%s volumes of the %s driver have no size: they share the room of the pool", origin.FS, e.caps.Name).
+			WithHint("leave --size out")
+	}
+	size := roundUp(q.SizeBytes)
+	if size < origin.SizeBytes {
+		return 0, errs.New(errs.Invalid, "clone", q.From.String(), "a size of %s is smaller than its origin's %s", formatBytes(q.SizeBytes), formatBytes(origin.SizeBytes)).
+			WithHint("a volume can grow but not shrink")
+	}
+	return size, nil
+}
+
+// checkIdle refuses a volume that is being written.
+func (e *Engine) checkIdle(tx *catalog.Tx, vol catalog.Row) error {
+	a, ok, err := tx.Attached(vol.ID)
+	if err != nil || !ok || e.look(vol, a) == gone {
+		return err
+	}
+	return errs.New(errs.InUse, "clone", vol.Name, "the volume is mounted at %s", a.Mountpoint).WithHint("`pando umount %s` first", vol.Name)
+}
+
+func (e *Engine) makeClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {
+	if len(plans) == 1 {
+		err := e.makeClone(ctx, origin, plans[0], q.Mount)
+		q.Tracker.Add(1, 0)
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(cloneWorkers)
+	for _, p := range plans {
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			defer q.Tracker.Add(1, 0)
+			return e.makeClone(ctx, origin, p, q.Mount)
+		})
+	}
+	return g.Wait()
+}
+
+func (e *Engine) makeClone(ctx context.Context, origin catalog.Row, p *clonePlan, mountIt bool) error {
+	if err := e.drv.Clone(ctx, origin.ID, p.row.Identity); err != nil {
+		if errs.Is(err, errs.NotFound) {
+			return errs.New(errs.Conflict, "clone", p.row.Origin, "it was destroyed meanwhile")
+		}
+		return err
+	}
+	if p.row.SizeBytes > origin.SizeBytes {
+		if err := e.growInside(ctx, p.row); err != nil {
+			return err
+		}
+	}
+	if !mountIt {
+		return nil
+	}
+	a, err := e.attach(ctx, p.row, p.target)
+	if err != nil {
+		return err
+	}
+	p.att = a
+	return nil
+}
+
+// growInside enlarges the filesystem in a volume's image to the whole of it.
+func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
+	if row.FS == driver.None {
+		return nil
+	}
+	return e.withImage(ctx, row.ID, imageOptions{}, func(root *os.File) error {
+		if row.FS == driver.XFS {
+			return kernel.GrowXFS(root, row.SizeBytes)
+		}
+		return kernel.GrowExt4(root, row.SizeBytes)
+	})
+}
+
+// imageOptions of withImage.
+type imageOptions struct {
+	buffered bool     // through the page cache of the pool: for images that are read again at once
+	extra    []string // mount options
+}
+
+// withImage mounts a volume's image where nobody sees it, calls fn with its
+// root, and unmounts it again: when it returns, all is in the image. If this
+// process is killed, the kernel unmounts it.
+func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptions, fn func(root *os.File) error) error {
+	w, err := e.drv.Attachment(ctx, id)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(w.Image, os.O_RDWR, 0)
+	if err != nil {
+		return errs.Wrap("mount", w.Image, err)
+	}
+	defer f.Close()
+	dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: !o.buffered, SectorBytes: w.SectorBytes})
+	if err != nil {
+		return err
+	}
+	f.Close()
+	m, err := mount.Device(string(w.FS), dev.Path, append(append([]string(nil), w.Options...), o.extra...), false)
+	dev.Close()
+	if err != nil {
+		return err
+	}
+	root, err := m.Open()
+	if err == nil {
+		err = fn(root)
+		root.Close()
+	}
+	if cerr := m.Close(); err == nil {
+		err = cerr
+	}
+	free, werr := loopdev.WaitDetached(context.WithoutCancel(ctx), w.Image, 30*time.Second)
+	if err == nil {
+		err = werr
+	}
+	if err == nil && !free {
+		err = errs.New(errs.InUse, "umount", w.Image, "something else has mounted %s", dev.Path)
+	}
+	return err
+}
+
+func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {
+	// An ephemeral volume may be lost with the power; its row too.
+	return e.cat.Update(ctx, catalog.Durability(!q.Ephemeral), func(tx *catalog.Tx) error {
+		for _, p := range plans {
+			if err := tx.Put(p.row); err != nil {
+				return err
+			}
+			if q.Mount {
+				if err := tx.Attach(p.att); err != nil {
+					return err
+				}
+			}
+			if q.op == opRun {
+				continue // the mark stays until the program has ended
+			}
+			if err := tx.Unmark(p.row.ID); err != nil {
+				return err
+			}
+		}
+		return tx.SetUsed(origin.ID, time.Now())
+	})
+}
+
+// undoClones takes everything back that was made so far.
+func (e *Engine) undoClones(ctx context.Context, plans []*clonePlan) {
+	ctx = context.WithoutCancel(ctx)
+	var ids []driver.ObjectID
+	for _, p := range plans {
+		if p.att.ID != "" {
+			if err := e.detach(ctx, "clone", p.row, p.att, false); err != nil {
+				continue // in use already: the mark stays, and recovery tries again
+			}
+		}
+		ids = append(ids, p.row.ID)
+	}
+	e.undo(ctx, ids...)
+}
+
+func roundUp(n int64) int64 { return (n + 4095) / 4096 * 4096 }

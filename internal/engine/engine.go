@@ -1,0 +1,247 @@
+// Package engine holds what Pando does: import, publish, clone, mount, destroy
+// and the rest, each as one call that either happens or leaves no trace.
+//
+// # The protocols
+//
+// Create: (1) mark, softly: "this process is making object X as NAME". (2) The
+// driver makes X, durably. (3) One durable commit adds the row and takes the
+// mark away: now NAME exists. Who dies before (3) leaves a mark of a dead
+// process, and the next command destroys X.
+//
+// Destroy: (1) mark. (2) One durable commit removes the row and leaves a
+// tombstone: now NAME does not exist. (3) The driver removes X, and the
+// tombstone is noted as reclaimed. Who dies before (3) leaves a tombstone, and
+// the next command removes X.
+//
+// A power loss may take soft marks away. So the first command after a boot
+// compares all that is in the pool with the catalogue (see sweep).
+//
+// No transaction of the catalogue is open while a driver works.
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/pool"
+)
+
+// Drivers are the drivers that this program has, by name.
+type Drivers map[string]driver.Opener
+
+// Engine is an open pool. Its methods may be called concurrently.
+type Engine struct {
+	pool *pool.Pool
+	cat  *catalog.Catalog
+	drv  driver.Driver
+	caps driver.Caps
+
+	// Recovery says what Open had to clean up.
+	Recovery Recovery
+}
+
+// Open opens the pool in dir and cleans up what dead processes left. NotFound,
+// Damaged, TooNew, Permission.
+func Open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
+	e, err := open(ctx, dir, drivers)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.recover(ctx); err != nil {
+		e.Close()
+		return nil, err
+	}
+	return e, nil
+}
+
+// open opens the pool without recovery.
+func open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
+	p, err := pool.Open(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	cat, err := catalog.Open(ctx, p.Dir, p.Config.ID)
+	if err != nil {
+		return nil, err
+	}
+	drv, err := openDriver(ctx, p, drivers)
+	if err != nil {
+		cat.Close()
+		return nil, err
+	}
+	return &Engine{pool: p, cat: cat, drv: drv, caps: drv.Caps()}, nil
+}
+
+func openDriver(ctx context.Context, p *pool.Pool, drivers Drivers) (driver.Driver, error) {
+	opener, ok := drivers[p.Config.Driver]
+	if !ok {
+		return nil, errs.New(errs.Unsupported, "open pool", p.Dir, "this pando has no driver %q (it has %s)", p.Config.Driver, drivers.names()).
+			WithHint("upgrade pando")
+	}
+	return opener(ctx, p.DataDir(), p.Config.ID, false)
+}
+
+func (d Drivers) names() string {
+	var out []string
+	for n := range d {
+		out = append(out, n)
+	}
+	sort.Strings(out)
+	return strings.Join(out, ", ")
+}
+
+// Close releases the pool.
+func (e *Engine) Close() {
+	if c, ok := e.drv.(interface{ Close() error }); ok {
+		_ = c.Close() // of a directory that was only read
+	}
+	_ = e.cat.Close() // a live file that stays is a dead process's, and collected
+}
+
+// Dir is the pool's directory.
+func (e *Engine) Dir() string { return e.pool.Dir }
+
+// Caps are those of the pool's driver.
+func (e *Engine) Caps() driver.Caps { return e.caps }
+
+// identity begins the identity of a new object.
+func (e *Engine) identity(kind driver.Kind) driver.Identity {
+	return driver.Identity{
+		ID:        driver.NewID(),
+		Kind:      kind,
+		CreatedAt: time.Now().UTC(),
+		BootID:    kernel.BootID(),
+	}
+}
+
+func (e *Engine) needRoot(op, what string) error {
+	if e.caps.NeedsRoot && os.Geteuid() != 0 {
+		return errs.New(errs.Permission, op, what, "the %s driver needs root for this", e.caps.Name).WithHint("run it as root")
+	}
+	return nil
+}
+
+// waitLimit is how long a command waits for another that is at work on the same
+// thing, before it says so and gives up.
+const waitLimit = 15 * time.Second
+
+// claim writes marks in one soft transaction after check has looked at what is
+// there. Marks of other living processes on the same objects or names make it
+// wait, for up to waitLimit; marks of dead ones it cleans up. readers: those
+// who read the objects are in the way too.
+func (e *Engine) claim(ctx context.Context, op string, readers bool, check func(*catalog.Tx) ([]catalog.Mark, error)) error {
+	deadline := time.Now().Add(waitLimit)
+	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
+		var blocking []catalog.Mark
+		err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+			blocking = nil
+			marks, err := check(tx)
+			if err != nil {
+				return err
+			}
+			for _, m := range marks {
+				b, err := tx.Blocking(m.ID, m.Name, readers)
+				if err != nil {
+					return err
+				}
+				blocking = append(blocking, b...)
+			}
+			if len(blocking) > 0 {
+				return errBlocked
+			}
+			for _, m := range marks {
+				if err := tx.Mark(m); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != errBlocked {
+			return err
+		}
+		cleaned, err := e.recoverMarks(ctx, blocking)
+		if err != nil {
+			return err
+		}
+		if cleaned > 0 {
+			continue
+		}
+		if time.Now().After(deadline) {
+			b := blocking[0]
+			what := b.Name
+			if what == "" {
+				what = e.nameOf(ctx, b.ID)
+			}
+			return errs.New(errs.InUse, op, what, "another pando (pid %d) is at work on it: %s", b.PID, b.Op).
+				WithHint("wait until it is done, or end it")
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+var errBlocked = errs.New(errs.InUse, "", "", "blocked")
+
+func (e *Engine) unmark(ctx context.Context, ids ...driver.ObjectID) error {
+	return e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
+		for _, id := range ids {
+			if err := tx.Unmark(id); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// nameOf is the reference of an object, for messages.
+func (e *Engine) nameOf(ctx context.Context, id driver.ObjectID) string {
+	name := string(id)
+	_ = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		r, ok, err := tx.Get(id)
+		if err == nil && ok {
+			name = refOf(tx, r)
+		}
+		return err
+	})
+	return name
+}
+
+// undo destroys objects that were being made and takes their marks away. It
+// works also when ctx has ended. What it cannot do, the next command will.
+func (e *Engine) undo(ctx context.Context, ids ...driver.ObjectID) {
+	ctx = context.WithoutCancel(ctx)
+	var done []driver.ObjectID
+	for _, id := range ids {
+		if e.drv.Destroy(ctx, id) == nil {
+			done = append(done, id)
+		}
+	}
+	_ = e.unmark(ctx, done...)
+}
+
+// defaultMountpoint is where a volume is mounted if nobody says otherwise.
+func (e *Engine) defaultMountpoint(name string) string {
+	return filepath.Join(e.pool.MountDir(), name)
+}
+
+func formatBytes(n int64) string {
+	switch {
+	case n >= 10<<30:
+		return fmt.Sprintf("%d GiB", n>>30)
+	case n >= 10<<20:
+		return fmt.Sprintf("%d MiB", n>>20)
+	}
+	return fmt.Sprintf("%d bytes", n)
+}

@@ -1,0 +1,521 @@
+package engine
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/fsprobe"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/treecopy"
+
+	"golang.org/x/sys/unix"
+)
+
+// defaultVolumeBytes is the room in a golden made from a tree, if nobody says
+// otherwise: images are sparse, so room that is not used costs nothing.
+const defaultVolumeBytes = 32 << 30
+
+// ImportRequest says what to import.
+type ImportRequest struct {
+	Name      string
+	Source    string    // a directory, an archive, a disk image, or "-"
+	Stdin     io.Reader // what "-" stands for
+	FS        driver.FS // "": the driver's default for trees, what is in it for images
+	SizeBytes int64     // 0: enough
+	Update    bool      // make the next generation of a golden that exists
+	Tracker   *progress.Tracker
+}
+
+// Imported is the result of Import.
+type Imported struct {
+	Info
+	Files    int64    `json:"files,omitempty"`       // of a tree
+	Bytes    int64    `json:"bytes,omitempty"`       // of data, holes left out
+	Waited   bool     `json:"waited"`                // another process was building it, and this is what it built
+	Warnings []string `json:"warnings,omitempty"`    // what could not be kept of the source
+	Source   string   `json:"source_kind,omitempty"` // directory, tar, image
+}
+
+// source is an opened source of an import.
+type source struct {
+	kind   string // "directory", "tar", "image"
+	path   string
+	r      io.Reader // tar
+	f      *os.File  // image
+	bytes  int64     // of data; 0: unknown
+	files  int64
+	alloc  int64 // bytes that the tree takes at least; 0: unknown
+	probed fsprobe.Result
+	close  func()
+}
+
+// Import makes the first generation of a golden (with Update: the next) from a
+// tree, an archive or a disk image. If another process is building the same
+// golden, it waits and returns what that process built. Durable on return; on
+// error, or if it is interrupted, nothing remains. Exists, NotFound, Invalid,
+// Damaged, NoSpace, Conflict (the source changed), Unsupported, Permission.
+func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) {
+	if err := ref.CheckName(opImport, q.Name); err != nil {
+		return Imported{}, err
+	}
+	if err := e.needRoot(opImport, q.Name); err != nil {
+		return Imported{}, err
+	}
+	if q.SizeBytes < 0 {
+		return Imported{}, errs.New(errs.Invalid, opImport, q.Name, "a negative size")
+	}
+	src, err := e.openSource(q)
+	if err != nil {
+		return Imported{}, errs.Wrap(opImport, q.Source, err)
+	}
+	defer src.close()
+	unlock, waited, err := e.lockGolden(ctx, q.Name, q.Tracker)
+	if err != nil {
+		return Imported{}, err
+	}
+	defer unlock()
+	if waited && !q.Update {
+		if info, ok, err := e.current(ctx, q.Name); err != nil || ok {
+			return Imported{Info: info, Waited: true}, err
+		}
+	}
+	if err := e.checkNew(ctx, q); err != nil {
+		return Imported{}, err
+	}
+	id, err := e.planImport(ctx, q, src)
+	if err != nil {
+		return Imported{}, err
+	}
+	b, err := e.startBuild(ctx, opImport, q.Name, nil, !q.Update)
+	if err != nil {
+		return Imported{}, err
+	}
+	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = id.FS, id.SizeBytes, id.Sector
+	b.gen.Origin = "" // a source is not a reference
+	out, err := e.fill(ctx, b, src, q)
+	if err == nil {
+		out.Info, err = b.publish(ctx, q.Tracker)
+	}
+	if err != nil {
+		b.abandon(ctx)
+		return Imported{}, errs.Wrap(opImport, q.Name, err)
+	}
+	out.Source = src.kind
+	return out, nil
+}
+
+// checkNew refuses a taken name before any work is done.
+func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
+	return e.cat.View(ctx, func(tx *catalog.Tx) error {
+		_, exists, err := tx.Golden(q.Name)
+		if err != nil {
+			return err
+		}
+		if !exists {
+			return checkFree(tx, opImport, q.Name)
+		}
+		if !q.Update {
+			return errs.New(errs.Exists, opImport, q.Name, "there is a golden of this name").
+				WithHint("make its next generation with `pando golden import --update %s ...`", q.Name)
+		}
+		return nil
+	})
+}
+
+func (e *Engine) current(ctx context.Context, name string) (info Info, ok bool, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		g, exists, err := tx.Golden(name)
+		if err != nil || !exists {
+			return err
+		}
+		row, exists, err := tx.Generation(name, g.Current)
+		if err != nil || !exists {
+			return err
+		}
+		info, ok = generationInfo(row, g, e.caps.Name), true
+		return nil
+	})
+	return info, ok, err
+}
+
+// openSource finds out what the source is. NotFound, Invalid, Permission.
+func (e *Engine) openSource(q ImportRequest) (*source, error) {
+	nothing := func() {}
+	if q.Source == "-" {
+		if q.Stdin == nil {
+			return nil, errs.New(errs.Invalid, opImport, "-", "there is no standard input")
+		}
+		return &source{kind: "tar", r: bufio.NewReaderSize(q.Stdin, 1<<20), close: nothing}, nil
+	}
+	if q.Source == "" {
+		return nil, errs.New(errs.Invalid, opImport, `""`, "the source is empty").WithHint("name a directory, an archive, a disk image, or - for a tar on standard input")
+	}
+	if strings.Contains(q.Source, "://") || strings.HasPrefix(q.Source, "git@") {
+		return nil, errs.New(errs.Unsupported, opImport, q.Source, "importing from a URL is not there yet").WithHint("fetch it into a directory, and import that")
+	}
+	abs, err := filepath.Abs(q.Source)
+	if err != nil {
+		return nil, err
+	}
+	real, err := filepath.EvalSymlinks(abs)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errs.New(errs.NotFound, opImport, q.Source, "it does not exist")
+	}
+	if err != nil {
+		return nil, err
+	}
+	dir, err := filepath.EvalSymlinks(e.pool.Dir)
+	if err != nil {
+		return nil, err
+	}
+	if real == dir || strings.HasPrefix(real, dir+"/") {
+		return nil, errs.New(errs.Invalid, opImport, q.Source, "it is inside the pool").WithHint("to make a golden of a volume use `pando golden publish`")
+	}
+	st, err := os.Stat(real)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case st.IsDir():
+		f, err := os.Open(real) // unreadable: say so before anything is made
+		if err != nil {
+			return nil, err
+		}
+		f.Close()
+		return &source{kind: "directory", path: real, close: nothing}, nil
+	case st.Mode().IsRegular() || st.Mode()&(fs.ModeDevice|fs.ModeCharDevice) == fs.ModeDevice:
+		return openFile(real, st)
+	}
+	return nil, errs.New(errs.Invalid, opImport, q.Source, "it is neither a directory nor a file nor a block device")
+}
+
+func openFile(path string, st fs.FileInfo) (*source, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	s := &source{path: path, f: f, close: func() { f.Close() }}
+	size, err := f.Seek(0, io.SeekEnd) // of a block device too
+	if err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	format := treecopy.Unknown
+	if st.Mode().IsRegular() {
+		if format, err = treecopy.SniffFile(f); err != nil {
+			f.Close()
+			return nil, err
+		}
+	}
+	if format == treecopy.Compressed {
+		f.Close()
+		return nil, errs.New(errs.Invalid, opImport, path, "it is compressed, but no tar in gzip or zstd").WithHint("decompress it first")
+	}
+	if format.IsTar() {
+		s.kind, s.bytes = "tar", size
+		s.r = bufio.NewReaderSize(f, 1<<20)
+		return s, nil
+	}
+	s.kind, s.bytes = "image", size
+	if size == 0 {
+		f.Close()
+		return nil, errs.New(errs.Invalid, opImport, path, "the file is empty")
+	}
+	if s.probed, err = fsprobe.Probe(f); err != nil {
+		f.Close()
+		return nil, err
+	}
+	// A plain file that is no multiple of a sector and holds no filesystem is
+	// no disk image: most likely a damaged archive.
+	if s.probed.Type == "" && size%512 != 0 {
+		f.Close()
+		return nil, errs.New(errs.Invalid, opImport, path, "it is neither a tar archive (plain, gzip or zstd) nor a disk image")
+	}
+	return s, nil
+}
+
+// planImport decides kind and size of the volume, and whether there is room.
+func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (driver.Identity, error) {
+	id := driver.Identity{FS: q.FS}
+	if src.kind == "image" {
+		found := driver.None
+		if src.probed.Type != "" {
+			found = driver.FS(src.probed.Type)
+		}
+		if id.FS == "" {
+			id.FS = found
+		}
+		if id.FS != found && id.FS != driver.None {
+			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", orNone(src.probed.Type), id.FS).WithHint("leave --fs out")
+		}
+		id.Sector = sectorFor(src)
+		id.SizeBytes = roundUp(max(src.bytes, src.probed.Bytes))
+		if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
+			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s", formatBytes(q.SizeBytes), formatBytes(id.SizeBytes)).
+				WithHint("use a larger --size, or leave it out")
+		}
+		id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
+		src.alloc = allocated(src.f)
+	}
+	if id.FS == "" {
+		id.FS = e.caps.FS[0]
+	}
+	if !e.caps.Supports(id.FS) {
+		return id, errs.New(errs.Unsupported, opImport, q.Name, "a %s pool cannot hold %s volumes", e.caps.Name, id.FS).
+			WithHint("this pool holds: %s", joinFS(e.caps.FS))
+	}
+	if src.kind != "image" {
+		if id.FS == driver.None {
+			return id, errs.New(errs.Invalid, opImport, q.Name, "a raw volume cannot hold a tree").WithHint("use --fs ext4 or xfs")
+		}
+		if src.kind == "directory" {
+			q.Tracker.Start("counting", 0, 0)
+			n, err := treecopy.Measure(ctx, src.path, e.copyOptions(nil))
+			if err != nil {
+				return id, err
+			}
+			src.files, src.bytes, src.alloc = n.Files, n.Bytes, n.Allocated
+		}
+		if err := e.treeSize(&id, q, src); err != nil {
+			return id, err
+		}
+	}
+	return id, e.pool.Admit(opImport, q.Name, src.alloc)
+}
+
+// treeSize decides the size of an image that a tree goes into.
+func (e *Engine) treeSize(id *driver.Identity, q ImportRequest, src *source) error {
+	if !id.FS.IsImage() {
+		if q.SizeBytes > 0 {
+			return errs.New(errs.Unsupported, opImport, q.Name, "%s volumes of the %s driver have no size: they share the room of the pool", id.FS, e.caps.Name).
+				WithHint("leave --size out")
+		}
+		return nil
+	}
+	if id.SizeBytes = roundUp(q.SizeBytes); id.SizeBytes > 0 {
+		if src.alloc > id.SizeBytes {
+			return errs.New(errs.Invalid, opImport, q.Name, "the tree takes at least %s, more than the size of %s", formatBytes(src.alloc), formatBytes(id.SizeBytes)).
+				WithHint("use a larger --size, or leave it out")
+		}
+		return nil
+	}
+	s, err := e.pool.Space()
+	if err != nil {
+		return err
+	}
+	id.SizeBytes = max(defaultVolumeBytes, roundUp(2*src.alloc))
+	// A size that the pool could never hold would only mislead.
+	id.SizeBytes = max(min(id.SizeBytes, s.TotalBytes>>20<<20), 512<<20)
+	return nil
+}
+
+func (e *Engine) copyOptions(t *progress.Tracker) treecopy.Options {
+	o := treecopy.Options{Unprivileged: os.Geteuid() != 0}
+	if t != nil {
+		o.Progress = t.Add
+	}
+	for _, p := range []string{e.pool.Dir, e.pool.DataDir()} {
+		var st unix.Stat_t
+		if unix.Stat(p, &st) == nil {
+			o.Exclude = append(o.Exclude, treecopy.Inode{Dev: st.Dev, Ino: st.Ino})
+		}
+	}
+	return o
+}
+
+// fill makes the scratch volume and puts the source into it.
+func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
+	if src.kind == "image" {
+		kind := b.scratch.FS
+		b.scratch.FS = driver.None // nothing to make inside
+		if err := e.drv.Create(ctx, b.scratch); err != nil {
+			return Imported{}, err
+		}
+		b.scratch.FS = kind
+		q.Tracker.Start("copying", 0, src.alloc)
+		w, err := e.drv.Attachment(ctx, b.scratch.ID)
+		if err != nil {
+			return Imported{}, err
+		}
+		n, err := copyImage(ctx, src.f, w.Image, src.bytes, q.Tracker)
+		return Imported{Bytes: n}, err
+	}
+	if err := e.drv.Create(ctx, b.scratch); err != nil {
+		return Imported{}, err
+	}
+	var totals treecopy.Totals
+	put := func(root *os.File) (err error) {
+		opt := e.copyOptions(q.Tracker)
+		if src.kind == "directory" {
+			opt.Staging = b.scratch.FS == driver.Ext4
+			q.Tracker.Start("copying", src.files, src.bytes)
+			totals, err = treecopy.CopyDir(ctx, src.path, root, opt)
+			return err
+		}
+		opt.Staging = b.scratch.FS == driver.Ext4
+		q.Tracker.Start("unpacking", 0, 0)
+		totals, err = treecopy.Untar(ctx, src.r, root, opt)
+		return err
+	}
+	err := e.fillTree(ctx, b.scratch, put)
+	return Imported{Files: totals.Files, Bytes: totals.Bytes, Warnings: leftOut(totals.Skipped)}, err
+}
+
+func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.File) error) error {
+	if id.FS == driver.Native {
+		w, err := e.drv.Attachment(ctx, id.ID)
+		if err != nil {
+			return err
+		}
+		root, err := os.Open(w.Tree)
+		if err != nil {
+			return errs.Wrap(opImport, w.Tree, err)
+		}
+		defer root.Close()
+		return put(root)
+	}
+	// Nobody needs this image after a power loss: no barriers. Through the page
+	// cache: sealing reads it again at once, and most of it never gets to disk.
+	o := imageOptions{buffered: true}
+	if id.FS == driver.Ext4 {
+		o.extra = []string{"barrier=0", "noauto_da_alloc"}
+	}
+	return e.withImage(ctx, id.ID, o, func(root *os.File) error {
+		// An empty volume is empty; e2fsck makes it again when it needs one.
+		if err := unix.Unlinkat(int(root.Fd()), "lost+found", unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+			return errs.Wrap(opImport, "lost+found", err)
+		}
+		if err := put(root); err != nil {
+			return err
+		}
+		if err := root.Chmod(0o755); err != nil {
+			return errs.Wrap(opImport, id.Name, err)
+		}
+		return errs.Wrap(opImport, id.Name, unix.Syncfs(int(root.Fd())))
+	})
+}
+
+// copyImage copies the data of a disk image, holes left out, and returns how
+// many bytes that was.
+func copyImage(ctx context.Context, src *os.File, path string, size int64, t *progress.Tracker) (int64, error) {
+	dst, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return 0, errs.Wrap(opImport, path, err)
+	}
+	defer dst.Close()
+	before, err := src.Stat()
+	if err != nil {
+		return 0, errs.Wrap(opImport, src.Name(), err)
+	}
+	buf := make([]byte, 4<<20)
+	var copied int64
+	for off := int64(0); off < size; {
+		end := size
+		if start, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) {
+			break
+		} else if err == nil { // block devices cannot tell: copy all
+			off = start
+			if end, err = unix.Seek(int(src.Fd()), off, unix.SEEK_HOLE); err != nil {
+				return copied, errs.Wrap(opImport, src.Name(), err)
+			}
+		}
+		for off < end {
+			if err := ctx.Err(); err != nil {
+				return copied, err
+			}
+			b := buf[:min(int64(len(buf)), end-off)]
+			n, err := src.ReadAt(b, off)
+			if n == 0 && err != nil {
+				return copied, errs.Wrap(opImport, src.Name(), fmt.Errorf("at byte %d: %w", off, err))
+			}
+			if !allZero(b[:n]) {
+				if _, err := dst.WriteAt(b[:n], off); err != nil {
+					return copied, errs.Wrap(opImport, path, err)
+				}
+			}
+			off += int64(n)
+			copied += int64(n)
+			t.Add(0, int64(n))
+		}
+	}
+	after, err := src.Stat()
+	if err == nil && before.Mode().IsRegular() && (!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
+		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").WithHint("stop what writes to it")
+	}
+	return copied, errs.Wrap(opImport, src.Name(), err)
+}
+
+// leftOut puts into words what a copy could not keep.
+func leftOut(s treecopy.Skipped) []string {
+	var out []string
+	add := func(n int64, what string) {
+		if n > 0 {
+			out = append(out, fmt.Sprintf("%d %s", n, what))
+		}
+	}
+	add(s.Owners, "files now belong to you instead of their owner: keeping owners needs root")
+	add(s.Devices, "device nodes were left out: making them needs root")
+	add(s.Xattrs, "extended attributes were left out: they need root, or mean nothing here")
+	add(s.KernelDirs, "mounts of kernel filesystems (proc, sysfs, ...) became empty directories")
+	return out
+}
+
+func allZero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// sectorFor is the sector size that the block device of an imported image
+// needs: what its filesystem was made for, or 512 for what Pando cannot read,
+// such as a partition table.
+func sectorFor(s *source) uint32 {
+	if s.probed.SectorBytes > 0 {
+		return s.probed.SectorBytes
+	}
+	return 512
+}
+
+func allocated(f *os.File) int64 {
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		n, _ := f.Seek(0, io.SeekEnd)
+		return n
+	}
+	return st.Blocks * 512
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "no filesystem that Pando knows"
+	}
+	return s
+}
+
+func joinFS(kinds []driver.FS) string {
+	var out []string
+	for _, k := range kinds {
+		out = append(out, string(k))
+	}
+	return strings.Join(out, ", ")
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }

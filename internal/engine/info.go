@@ -1,0 +1,452 @@
+package engine
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/ref"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+)
+
+// Info describes a volume, a snapshot, or a generation of a golden. Its JSON
+// form is stable.
+type Info struct {
+	Name           string     `json:"name"`
+	ID             string     `json:"id"`
+	Kind           string     `json:"kind"` // volume, snapshot, golden
+	FS             string     `json:"fs"`
+	Driver         string     `json:"driver"`
+	State          string     `json:"state"`  // volume: idle, mounted; golden: current, superseded; snapshot: idle
+	Origin         string     `json:"origin"` // reference; "" if it was imported
+	Golden         string     `json:"golden"` // of a golden its name, of a volume the golden it comes from
+	Generation     int        `json:"generation"`
+	Mountpoint     string     `json:"mountpoint"` // "" unless mounted
+	CreatedAt      time.Time  `json:"created_at"`
+	LastUsedAt     time.Time  `json:"last_used_at"`
+	ExpiresAt      *time.Time `json:"expires_at"`
+	Ephemeral      bool       `json:"ephemeral"`
+	SizeBytes      int64      `json:"size_bytes"`      // of the block device; 0: as large as the pool
+	LogicalBytes   int64      `json:"logical_bytes"`   // what a full copy would take
+	ExclusiveBytes int64      `json:"exclusive_bytes"` // what destroying it would return
+	SharedBytes    int64      `json:"shared_bytes"`
+	Extents        int64      `json:"extents"`     // pieces on disk
+	MeasuredAt     *time.Time `json:"measured_at"` // when the bytes were measured
+}
+
+// Mounted reports whether it is attached somewhere.
+func (i Info) Mounted() bool { return i.Mountpoint != "" }
+
+const (
+	stateIdle       = "idle"
+	stateMounted    = "mounted"
+	stateCurrent    = "current"
+	stateSuperseded = "superseded"
+)
+
+func rowInfo(r catalog.Row, driverName string) Info {
+	i := Info{
+		Name: r.Name, ID: string(r.ID), Kind: string(r.Kind), FS: string(r.FS), Driver: driverName, State: stateIdle,
+		Origin: r.Origin, Golden: r.Golden, Generation: r.Generation, CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral,
+		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
+		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents,
+	}
+	if !r.ExpiresAt.IsZero() {
+		i.ExpiresAt = &r.ExpiresAt
+	}
+	if !r.MeasuredAt.IsZero() {
+		i.MeasuredAt = &r.MeasuredAt
+	}
+	return i
+}
+
+func volumeInfo(r catalog.Row, driverName, mountpoint string) Info {
+	i := rowInfo(r, driverName)
+	if mountpoint != "" {
+		i.State, i.Mountpoint = stateMounted, mountpoint
+	}
+	// For people: which golden a volume comes from.
+	if o, err := ref.Parse("", r.Origin); err == nil && r.Golden == "" {
+		if n, ok := o.Generation(); ok {
+			i.Golden, i.Generation = o.Name, n
+		}
+	}
+	return i
+}
+
+func generationInfo(r catalog.Row, g catalog.Golden, driverName string) Info {
+	i := rowInfo(r, driverName)
+	i.Kind, i.Name = "golden", r.Golden
+	i.State = stateSuperseded
+	if r.Generation == g.Current {
+		i.State = stateCurrent
+	}
+	return i
+}
+
+// exactUpTo is how many objects List measures anew. Above that, it takes
+// figures as they were last measured: at creation, umount, show and ls --exact.
+const exactUpTo = 64
+
+// Volumes lists the volumes by name. exact: measure every one, whose cost grows
+// with their extents; otherwise what cannot have changed or would take too long
+// is as it was last measured (see Info.MeasuredAt).
+func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
+	var rows []catalog.Row
+	var attached map[driver.ObjectID]catalog.Attached
+	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if attached, err = tx.AllAttached(); err != nil {
+			return err
+		}
+		return tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil })
+	})
+	if err != nil {
+		return nil, err
+	}
+	if exact || len(rows) <= exactUpTo && e.caps.FS[0].IsImage() {
+		if err := e.measure(ctx, rows, exact); err != nil {
+			return nil, err
+		}
+	}
+	out := make([]Info, len(rows))
+	for i, r := range rows {
+		a, has := attached[r.ID]
+		out[i] = e.volumeNow(r, a, has)
+	}
+	return out, nil
+}
+
+// volumeNow is a volume with its attachment as it is now.
+func (e *Engine) volumeNow(r catalog.Row, a catalog.Attached, has bool) Info {
+	if has && e.look(r, a) != gone {
+		return volumeInfo(r, e.caps.Name, a.Mountpoint)
+	}
+	return volumeInfo(r, e.caps.Name, "")
+}
+
+// measure measures rows in place. With record, the figures go into the
+// catalogue too.
+func (e *Engine) measure(ctx context.Context, rows []catalog.Row, record bool) error {
+	now := time.Now().UTC()
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(runtime.GOMAXPROCS(0))
+	for i := range rows {
+		g.Go(func() error {
+			if err := gctx.Err(); err != nil {
+				return err
+			}
+			u, err := e.drv.Usage(gctx, rows[i].ID)
+			if errs.Is(err, errs.NotFound) {
+				return nil // destroyed meanwhile
+			}
+			if err != nil {
+				return err
+			}
+			rows[i].Usage, rows[i].MeasuredAt = u, now
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil || !record {
+		return err
+	}
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		for _, r := range rows {
+			if err := tx.SetUsage(r.ID, r.Usage, r.MeasuredAt); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// Detail is what Show tells beyond Info.
+type Detail struct {
+	Info
+	OriginID    string `json:"origin_id"`
+	CloneCost   string `json:"clone_cost"` // what the time of a clone grows with: constant, extents, data
+	Generations []Info `json:"generations,omitempty"`
+	Snapshots   []Info `json:"snapshots,omitempty"`
+	Durable     bool   `json:"durable"`        // survives a reboot
+	Held        bool   `json:"held,omitempty"` // still attached, but not where it was mounted
+}
+
+// Show describes what a reference names, measured now. What programs have
+// written into a mounted volume is flushed to the pool first, so that it counts.
+// NotFound.
+func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
+	var row catalog.Row
+	var att catalog.Attached
+	var has bool
+	var golden catalog.Golden
+	var gens, snaps []catalog.Row
+	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if row, err = resolve(tx, "show", r); err != nil {
+			return err
+		}
+		switch row.Kind {
+		case driver.Generation:
+			if golden, _, err = tx.Golden(row.Golden); err != nil {
+				return err
+			}
+			if r.At == "" {
+				gens, err = tx.Generations(row.Golden)
+			}
+		case driver.Volume:
+			if att, has, err = tx.Attached(row.ID); err != nil {
+				return err
+			}
+			snaps, err = tx.Snapshots(row.ID)
+		}
+		return err
+	})
+	if err != nil {
+		return Detail{}, err
+	}
+	d := Detail{OriginID: string(row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !row.Ephemeral}
+	state := gone
+	if has {
+		state = e.look(row, att)
+		d.Held = state == elsewhere
+		if state == here && att.MountID != 0 {
+			syncMounted(att.Mountpoint)
+		}
+	}
+	one := []catalog.Row{row}
+	if err := e.measure(ctx, one, false); err != nil {
+		return Detail{}, errs.Wrap("show", r.String(), err)
+	}
+	row = one[0]
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.SetUsage(row.ID, row.Usage, row.MeasuredAt) }); err != nil {
+		return Detail{}, err
+	}
+	switch row.Kind {
+	case driver.Generation:
+		d.Info = generationInfo(row, golden, e.caps.Name)
+		for _, g := range gens {
+			if g.ID == row.ID {
+				g = row
+			}
+			d.Generations = append(d.Generations, generationInfo(g, golden, e.caps.Name))
+		}
+	default:
+		mountpoint := ""
+		if state != gone {
+			mountpoint = att.Mountpoint
+		}
+		d.Info = volumeInfo(row, e.caps.Name, mountpoint)
+		for _, s := range snaps {
+			d.Snapshots = append(d.Snapshots, rowInfo(s, e.caps.Name))
+		}
+	}
+	return d, nil
+}
+
+func syncMounted(path string) {
+	if f, err := os.Open(path); err == nil {
+		_ = unix.Syncfs(int(f.Fd())) // what it cannot write does not count yet
+		f.Close()
+	}
+}
+
+// GoldenInfo is a row of Goldens.
+type GoldenInfo struct {
+	Info
+	Generations int `json:"generations"` // that exist
+	Volumes     int `json:"volumes"`     // cloned from any of them that exist
+}
+
+// Goldens lists the goldens by name, each with its current generation.
+func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
+	out := []GoldenInfo{}
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		goldens, err := tx.Goldens()
+		if err != nil {
+			return err
+		}
+		at := map[string]int{}
+		byName := map[string]catalog.Golden{}
+		for i, g := range goldens {
+			at[g.Name], byName[g.Name] = i, g
+		}
+		out = make([]GoldenInfo, len(goldens))
+		owner := map[driver.ObjectID]int{}
+		if err := tx.Rows(driver.Generation, func(r catalog.Row) error {
+			i, ok := at[r.Golden]
+			if !ok {
+				return nil
+			}
+			owner[r.ID] = i
+			out[i].Generations++
+			if g := byName[r.Golden]; g.Current == r.Generation {
+				n := out[i].Generations
+				out[i] = GoldenInfo{Info: generationInfo(r, g, e.caps.Name), Generations: n}
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		counts, err := tx.ClonesByOrigin()
+		if err != nil {
+			return err
+		}
+		for id, n := range counts {
+			if i, ok := owner[id]; ok {
+				out[i].Volumes += n
+			}
+		}
+		return nil
+	})
+	return out, err
+}
+
+// RemoveGolden removes a golden with all its generations, or one generation
+// that is not the current one. Clones are not affected. NotFound, InUse (it is
+// being built), Invalid (the current generation, while there are others).
+func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, error) {
+	if err := e.needRoot("golden rm", r.String()); err != nil {
+		return nil, err
+	}
+	unlock, _, err := e.lockGolden(ctx, r.Name, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	var going []doomed
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		row, err := resolve(tx, "golden rm", r)
+		if err != nil {
+			return err
+		}
+		if row.Kind != driver.Generation {
+			return errs.New(errs.Invalid, "golden rm", r.String(), "it is a volume, not a golden").WithHint("remove it with `pando destroy %s`", r.String())
+		}
+		gens, err := tx.Generations(r.Name)
+		if err != nil {
+			return err
+		}
+		g, _, err := tx.Golden(r.Name)
+		if err != nil {
+			return err
+		}
+		if r.At != "" && row.Generation == g.Current && len(gens) > 1 {
+			return errs.New(errs.Invalid, "golden rm", r.String(), "it is the current generation").
+				WithHint("publish another first, or remove the whole golden: `pando golden rm %s`", r.Name)
+		}
+		for _, x := range gens {
+			if r.At == "" || x.Generation == row.Generation {
+				going = append(going, doomed{x, ref.Generation(x.Golden, x.Generation)})
+			}
+		}
+		// Old generations first: until the current one goes, the golden is whole.
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	report := e.destroyRows(ctx, going, nil)
+	return report, e.cat.Update(context.WithoutCancel(ctx), catalog.Durable, func(tx *catalog.Tx) error {
+		left, err := tx.Generations(r.Name)
+		if err != nil || len(left) > 0 {
+			return err
+		}
+		return tx.DeleteGolden(r.Name)
+	})
+}
+
+// PoolInfo describes the pool.
+type PoolInfo struct {
+	Dir            string  `json:"dir"`
+	ID             string  `json:"id"`
+	Driver         string  `json:"driver"`
+	Why            string  `json:"why"`
+	Backing        string  `json:"backing"` // of a loop-backed pool: its file
+	BackingBytes   int64   `json:"backing_bytes"`
+	CloneCost      string  `json:"clone_cost"`
+	TotalBytes     int64   `json:"total_bytes"`
+	UsedBytes      int64   `json:"used_bytes"`
+	FreeBytes      int64   `json:"free_bytes"`
+	MinFreePercent float64 `json:"min_free_percent"`
+	Volumes        int     `json:"volumes"`
+	Mounted        int     `json:"mounted"`
+	Snapshots      int     `json:"snapshots"`
+	Goldens        int     `json:"goldens"`
+	Generations    int     `json:"generations"`
+	LogicalBytes   int64   `json:"logical_bytes"`  // what full copies of everything would take
+	PhysicalBytes  int64   `json:"physical_bytes"` // what it takes
+	SavedRatio     float64 `json:"saved_ratio"`    // logical / physical
+	TrashObjects   int     `json:"trash_objects"`  // destroyed, not yet reclaimed
+	TrashBytes     int64   `json:"trash_bytes"`    //
+	MeasuredExact  bool    `json:"measured_exact"` // logical bytes were measured now
+}
+
+// Pool describes the pool. exact: measure everything in it now.
+func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
+	s, err := e.pool.Space()
+	if err != nil {
+		return PoolInfo{}, err
+	}
+	c := e.pool.Config
+	p := PoolInfo{
+		Dir: e.pool.Dir, ID: c.ID, Driver: c.Driver, Why: c.Why, CloneCost: string(e.caps.CloneCost),
+		TotalBytes: s.TotalBytes, UsedBytes: s.UsedBytes, FreeBytes: s.FreeBytes, MinFreePercent: c.MinFreePercent, MeasuredExact: exact,
+	}
+	if c.Backing != nil {
+		p.Backing, p.BackingBytes = e.pool.BackingFile(), c.Backing.SizeBytes
+	}
+	var physical int64
+	exactBytes := false
+	if exact {
+		var rows []catalog.Row
+		if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+			return tx.Rows("", func(r catalog.Row) error { rows = append(rows, r); return nil })
+		}); err != nil {
+			return p, err
+		}
+		if err := e.measure(ctx, rows, true); err != nil {
+			return p, err
+		}
+		if physical, exactBytes, err = e.physicalBytes(ctx, rows); err != nil {
+			return p, err
+		}
+	}
+	var attached map[driver.ObjectID]catalog.Attached
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		n, err := tx.Count()
+		if err != nil {
+			return err
+		}
+		p.Volumes, p.Snapshots, p.Goldens, p.Generations = n.Volumes, n.Snapshots, n.Goldens, n.Generations
+		if attached, err = tx.AllAttached(); err != nil {
+			return err
+		}
+		graves, err := tx.Unreclaimed(0)
+		if err != nil {
+			return err
+		}
+		for _, g := range graves {
+			p.TrashObjects++
+			p.TrashBytes += g.Bytes
+		}
+		p.LogicalBytes, p.PhysicalBytes, err = tx.TotalUsage()
+		return err
+	})
+	if exactBytes {
+		p.PhysicalBytes = physical
+	}
+	for _, a := range attached {
+		if a.BootID == kernel.BootID() {
+			p.Mounted++
+		}
+	}
+	if p.PhysicalBytes > 0 {
+		p.SavedRatio = float64(p.LogicalBytes) / float64(p.PhysicalBytes)
+	}
+	return p, err
+}

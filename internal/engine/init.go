@@ -1,0 +1,339 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/pool"
+
+	"golang.org/x/sys/unix"
+)
+
+// Auto lets Init choose the driver.
+const Auto = "auto"
+
+// Names of the drivers that Init chooses among.
+const (
+	driverBtrfs   = "btrfs"
+	driverReflink = "reflink"
+	driverPlain   = "plain"
+	driverZFS     = "zfs"
+)
+
+// InitRequest says what pool to make.
+type InitRequest struct {
+	Dir            string
+	Driver         string // Auto or a name
+	SizeBytes      int64  // of a loop-backed pool; 0: as large as is sensible
+	Loop           bool   // loop-backed even where the directory could do without
+	MinFreePercent float64
+}
+
+// InitReport says what Init made, and why.
+type InitReport struct {
+	PoolInfo
+	Faster string   `json:"faster"` // what would be faster, "" if nothing
+	Notes  []string `json:"notes,omitempty"`
+}
+
+const (
+	defaultBackingBytes = 100 << 30
+	magicBtrfs          = 0x9123683e
+	magicTmpfs          = 0x01021994
+)
+
+// Init makes a pool. A driver that was asked for and cannot work here is an
+// error, never a fallback. On error, or if it is interrupted, nothing remains.
+// Exists, Invalid, Unsupported, Permission, NoSpace.
+func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, error) {
+	if q.Driver == "" {
+		q.Driver = Auto
+	}
+	switch {
+	case q.Driver == driverZFS && drivers[driverZFS] == nil:
+		return nil, errs.New(errs.Unsupported, "init", q.Dir, "the zfs driver is not part of this pando yet").WithHint("use --driver auto")
+	case q.Driver != Auto && drivers[q.Driver] == nil:
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "there is no driver %q", q.Driver).WithHint("choose one of: auto, %s", drivers.names())
+	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "%g %% to keep free is not between 0 and 100", q.MinFreePercent)
+	case q.SizeBytes != 0 && q.SizeBytes < pool.MinBackingBytes:
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "a pool of %s is too small", formatBytes(q.SizeBytes)).
+			WithHint("--size must be at least %d MiB", pool.MinBackingBytes>>20)
+	}
+	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	p, report, err := makePool(ctx, q, dir, madeDir, drivers)
+	if err != nil {
+		abort()
+		return nil, errs.Wrap("init", dir, err)
+	}
+	if err := p.Activate(ctx); err != nil {
+		return nil, err // the pool is there; the next command tries again
+	}
+	e, err := open(ctx, dir, drivers)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	info, err := e.Pool(ctx, false)
+	report.PoolInfo = info
+	return report, err
+}
+
+func makePool(ctx context.Context, q InitRequest, dir string, madeDir bool, drivers Drivers) (*pool.Pool, *InitReport, error) {
+	plan, report, err := choose(ctx, q, dir, drivers)
+	if err != nil {
+		return nil, nil, err
+	}
+	plan.MinFree = q.MinFreePercent
+	plan.Extra = func(ctx context.Context, dir, poolID string) error {
+		if err := catalog.Create(ctx, dir, poolID); err != nil {
+			return err
+		}
+		c, err := catalog.Open(ctx, dir, poolID)
+		if err != nil {
+			return err
+		}
+		err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetMeta("boot", kernel.BootID()) })
+		if cerr := c.CloseFiles(); err == nil {
+			err = cerr
+		}
+		return err
+	}
+	p, err := pool.Make(ctx, dir, madeDir, plan)
+	return p, report, err
+}
+
+// choose decides the driver: what the directory's filesystem can do is found by
+// trying, not by its name.
+func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (pool.Plan, *InitReport, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return pool.Plan{}, nil, err
+	}
+	r := &InitReport{}
+	own := func(name, why string) (pool.Plan, *InitReport, error) {
+		if q.SizeBytes > 0 {
+			r.Notes = append(r.Notes, "--size does not apply: the pool shares the room of the filesystem it is on (--loop makes a pool of its own size)")
+		}
+		return pool.Plan{Driver: name, Open: drivers[name], Why: why}, r, nil
+	}
+	root := os.Geteuid() == 0
+	onBtrfs := int64(st.Type) == magicBtrfs
+	reflinkErr := errors.New("not tried")
+	if !q.Loop && (q.Driver == Auto && !onBtrfs || q.Driver == driverReflink) {
+		reflinkErr = tryDriver(ctx, drivers[driverReflink], dir)
+		if reflinkErr != nil && errs.KindOf(reflinkErr) != errs.Unsupported {
+			return pool.Plan{}, nil, reflinkErr
+		}
+	}
+	switch {
+	case q.Driver == driverPlain:
+		if q.Loop {
+			return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "--loop is for the reflink driver")
+		}
+		r.Faster = "clones are full copies here: a pool on XFS, btrfs or ZFS, or `pando init` as root, makes them instant"
+		return own(driverPlain, "asked for")
+	case !root:
+		return pool.Plan{}, nil, errs.New(errs.Permission, "init", dir, "instant clones need root, to mount volumes").
+			WithHint("run it as root, or choose --driver plain, whose clones are full copies")
+	case q.Driver == driverBtrfs && q.Loop:
+		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "--loop is for the reflink driver")
+	case q.Driver == driverBtrfs:
+		return own(driverBtrfs, "asked for") // its opener checks
+	case q.Driver == Auto && onBtrfs && !q.Loop && drivers[driverBtrfs] != nil:
+		return own(driverBtrfs, "the directory is on btrfs: volumes are subvolumes, clones are snapshots")
+	case q.Driver != Auto && q.Driver != driverReflink:
+		return own(q.Driver, "asked for")
+	case reflinkErr == nil:
+		return own(driverReflink, "files on this "+fsName(int64(st.Type))+" can share blocks: volumes are images, clones are reflinks")
+	}
+	return chooseLoop(q, dir, &st, r, drivers)
+}
+
+// chooseLoop plans a pool in a sparse file.
+func chooseLoop(q InitRequest, dir string, st *unix.Statfs_t, r *InitReport, drivers Drivers) (pool.Plan, *InitReport, error) {
+	free := int64(st.Bavail) * st.Bsize
+	size := q.SizeBytes >> 20 << 20
+	if size == 0 {
+		size = min(defaultBackingBytes, free/10*9>>20<<20)
+		if size < pool.MinBackingBytes {
+			return pool.Plan{}, nil, errs.New(errs.NoSpace, "init", dir, "the filesystem has %d MiB free, a pool needs at least %d", free>>20, pool.MinBackingBytes>>20).
+				WithHint("free space, or name a directory on another filesystem")
+		}
+	} else if size > free {
+		r.Notes = append(r.Notes, fmt.Sprintf("the pool of %s is larger than the %s that are free below it: new clones are refused when that runs low", formatBytes(size), formatBytes(free)))
+	}
+	if int64(st.Type) == magicTmpfs {
+		r.Notes = append(r.Notes, "the directory is on tmpfs: the pool is gone after a reboot")
+	}
+	why := fmt.Sprintf("files on this %s cannot share blocks, so the pool is an XFS in a sparse file", fsName(int64(st.Type)))
+	if q.Loop {
+		why = "--loop: the pool is an XFS in a sparse file"
+	}
+	r.Faster = "a pool directly on an XFS, btrfs or ZFS disk: writes that wait for the disk go through one filesystem and one loop device less"
+	return pool.Plan{Driver: driverReflink, Open: drivers[driverReflink], BackingBytes: size, Why: why}, r, nil
+}
+
+// tryDriver opens a driver in a directory inside dir and takes it away again.
+func tryDriver(ctx context.Context, open driver.Opener, dir string) error {
+	if open == nil {
+		return errs.New(errs.Unsupported, "init", dir, "not part of this pando")
+	}
+	tmp := filepath.Join(dir, "data")
+	if err := os.Mkdir(tmp, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	d, err := open(ctx, tmp, "probe", true)
+	if err == nil {
+		if c, ok := d.(interface{ Close() error }); ok {
+			err = c.Close()
+		}
+	}
+	return err
+}
+
+func fsName(magic int64) string {
+	names := map[int64]string{
+		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "XFS", magicBtrfs: "btrfs", magicTmpfs: "tmpfs",
+		unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.NFS_SUPER_MAGIC: "NFS", 0xca451a4e: "bcachefs", 0x2fc12fc1: "ZFS",
+	}
+	if n, ok := names[magic]; ok {
+		return n
+	}
+	return fmt.Sprintf("filesystem (type %#x)", magic)
+}
+
+// DeinitReport says what Deinit removed.
+type DeinitReport struct {
+	Dir       string `json:"dir"`
+	Destroyed int    `json:"destroyed"` // volumes, snapshots and generations
+}
+
+// Deinit removes a pool and leaves no file, mount or loop device. One that holds
+// anything is refused unless force. What is in use stops it. It may be
+// interrupted, and called again. NotFound, InUse.
+func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*DeinitReport, error) {
+	abs, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, errs.Wrap("deinit", dir, err)
+	}
+	report := &DeinitReport{Dir: abs}
+	if !pool.Interrupted(abs) {
+		if report.Destroyed, err = emptyPool(ctx, abs, force, drivers); err != nil {
+			return nil, err
+		}
+	}
+	unlock, err := pool.Lock(ctx, abs)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	return report, pool.Remove(ctx, abs)
+}
+
+// emptyPool destroys everything in a pool.
+func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (int, error) {
+	e, err := Open(ctx, dir, drivers)
+	if errs.Is(err, errs.Damaged) && force {
+		return forceEmpty(ctx, dir, drivers)
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer e.Close()
+	if err := e.needRoot("deinit", dir); err != nil {
+		return 0, err
+	}
+	var rows []doomed
+	var goldens []catalog.Golden
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if goldens, err = tx.Goldens(); err != nil {
+			return err
+		}
+		return tx.Rows("", func(r catalog.Row) error {
+			rows = append(rows, doomed{r, r.Name})
+			return nil
+		})
+	}); err != nil {
+		return 0, err
+	}
+	if len(rows)+len(goldens) > 0 && !force {
+		return 0, errs.New(errs.InUse, "deinit", dir, "the pool holds %d volumes, snapshots and generations", len(rows)).
+			WithHint("destroy them first, or remove everything with `pando deinit --force`")
+	}
+	// Volumes before what they come from is kinder to people who watch.
+	report := e.destroyRows(ctx, rows, nil)
+	if len(report.Failed) > 0 {
+		return len(report.Destroyed), report.Failed[0]
+	}
+	if err := ctx.Err(); err != nil {
+		return len(report.Destroyed), err
+	}
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		for _, g := range goldens {
+			if err := tx.DeleteGolden(g.Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return len(report.Destroyed), err
+	}
+	if _, err := e.sweep(ctx, ""); err != nil {
+		return len(report.Destroyed), err
+	}
+	// What the catalogue does not know goes too, if this was forced.
+	n, err := destroyAll(ctx, e.drv, force)
+	return len(report.Destroyed) + n, err
+}
+
+// forceEmpty empties a pool whose catalogue cannot be read.
+func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
+	p, err := pool.Open(ctx, dir)
+	if err != nil {
+		return 0, err
+	}
+	d, err := openDriver(ctx, p, drivers)
+	if err != nil {
+		return 0, err
+	}
+	if c, ok := d.(interface{ Close() error }); ok {
+		defer c.Close()
+	}
+	if err := detachAll(ctx, p, d); err != nil {
+		return 0, err
+	}
+	return destroyAll(ctx, d, true)
+}
+
+// destroyAll destroys what a driver lists. InUse if there is anything and force
+// is not set, or if an image is attached.
+func destroyAll(ctx context.Context, d driver.Driver, force bool) (int, error) {
+	n := 0
+	for o, err := range d.List(ctx) {
+		if err != nil {
+			return n, err
+		}
+		if !force {
+			return n, errs.New(errs.InUse, "deinit", string(o.ID), "the pool holds objects that the catalogue does not know").
+				WithHint("bring them back with `pando init --rebuild`, or remove everything with `pando deinit --force`")
+		}
+		if err := d.Destroy(ctx, o.ID); err != nil {
+			return n, err
+		}
+		n++
+	}
+	return n, nil
+}

@@ -1,0 +1,76 @@
+package engine
+
+import (
+	"context"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/loopdev"
+
+	"golang.org/x/sys/unix"
+)
+
+// sweepLoops detaches loop devices on images of this pool that nothing accounts
+// for: a raw volume's whose process died before it could record it. A device
+// that is mounted somewhere stays until that mount goes.
+func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
+	type inode struct{ dev, ino uint64 }
+	loops, err := loopdev.List()
+	if err != nil {
+		if errs.Is(err, errs.Permission) {
+			return nil // not root: then this pool has no loop devices
+		}
+		return err
+	}
+	if len(loops) == 0 {
+		return nil
+	}
+	images := map[inode]driver.ObjectID{}
+	for id := range rows {
+		w, err := e.drv.Attachment(ctx, id)
+		if err != nil || w.Image == "" {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(w.Image, &st) == nil {
+			images[inode{st.Dev, st.Ino}] = id
+		}
+	}
+	for _, b := range loops {
+		id, ours := images[inode{b.Dev, b.Ino}]
+		if !ours || marked[id] {
+			continue
+		}
+		if a, ok := attached[id]; ok && a.Loop == b.Index {
+			continue
+		}
+		if b.Auto {
+			s.Kept = append(s.Kept, b.Path+" on volume "+rows[id].Name+" is held by a mount that Pando did not make or lost track of")
+			continue
+		}
+		if busy, err := e.attachedOrMarked(ctx, id); err != nil {
+			return err
+		} else if busy {
+			continue // attached since the catalogue was read
+		}
+		if err := loopdev.Clear(b.Index); err != nil && !errs.Is(err, errs.NotFound) {
+			return err
+		}
+		s.Loops++
+	}
+	return nil
+}
+
+func (e *Engine) attachedOrMarked(ctx context.Context, id driver.ObjectID) (yes bool, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		_, attached, err := tx.Attached(id)
+		if err != nil {
+			return err
+		}
+		marks, err := tx.Blocking(id, "", false)
+		yes = attached || len(marks) > 0
+		return err
+	})
+	return yes, err
+}

@@ -1,0 +1,151 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+)
+
+// Mount makes a volume usable at dir, or below the pool if dir is "". A volume
+// that is mounted there already stays so. NotFound, Invalid (the mount point),
+// InUse (mounted elsewhere), Permission.
+func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
+	if err := e.needRoot("mount", name); err != nil {
+		return Info{}, err
+	}
+	var row catalog.Row
+	var att catalog.Attached
+	var has bool
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if row, err = resolveVolume(tx, "mount", name); err != nil {
+			return err
+		}
+		att, has, err = tx.Attached(row.ID)
+		return err
+	}); err != nil {
+		return Info{}, err
+	}
+	if has {
+		if done, err := e.alreadyMounted(row, att, dir); done || err != nil {
+			return volumeInfo(row, e.caps.Name, att.Mountpoint), err
+		}
+	}
+	t, err := e.checkTarget("mount", name, row.FS, dir)
+	if err != nil {
+		return Info{}, err
+	}
+	already := false
+	err = e.claim(ctx, "mount", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		if row, err = resolveVolume(tx, "mount", name); err != nil {
+			return nil, err
+		}
+		if att, has, err = tx.Attached(row.ID); err != nil {
+			return nil, err
+		}
+		if has {
+			if already, err = e.alreadyMounted(row, att, dir); already || err != nil {
+				return nil, err
+			}
+			// Stale: unmounted by somebody, or before a reboot.
+			if err := tx.Detach(row.ID); err != nil {
+				return nil, err
+			}
+		}
+		return []catalog.Mark{{ID: row.ID, Op: "mount", Mountpoint: t.path, MadeDir: t.made}}, nil
+	})
+	if err != nil || already {
+		return volumeInfo(row, e.caps.Name, att.Mountpoint), err
+	}
+	att, err = e.attach(ctx, row, t)
+	if err != nil {
+		_ = e.unmark(ctx, row.ID)
+		return Info{}, errs.Wrap("mount", name, err)
+	}
+	err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		if err := tx.Attach(att); err != nil {
+			return err
+		}
+		if err := tx.SetUsed(row.ID, time.Now()); err != nil {
+			return err
+		}
+		return tx.Unmark(row.ID)
+	})
+	if err != nil {
+		if derr := e.detach(context.WithoutCancel(ctx), "mount", row, att, false); derr == nil {
+			_ = e.unmark(ctx, row.ID)
+		}
+		return Info{}, errs.Wrap("mount", name, err)
+	}
+	return volumeInfo(row, e.caps.Name, att.Mountpoint), nil
+}
+
+// alreadyMounted says whether a recorded attachment is what a mount request
+// wants. InUse if the volume is attached somewhere else.
+func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string) (bool, error) {
+	switch e.look(row, a) {
+	case gone:
+		return false, nil
+	case elsewhere:
+		return false, e.heldError(context.Background(), "mount", row, a, driver.Attachment{})
+	}
+	if dir == "" || samePath(dir, a.Mountpoint) {
+		return true, nil
+	}
+	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).WithHint("`pando umount %s` first", row.Name)
+}
+
+// Umount undoes Mount, and gives space that was freed inside the volume back to
+// the pool. A volume that is not mounted stays so. NotFound, InUse (with who
+// holds it).
+func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
+	if err := e.needRoot("umount", name); err != nil {
+		return Info{}, err
+	}
+	var row catalog.Row
+	var att catalog.Attached
+	var has bool
+	err := e.claim(ctx, "umount", false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
+		if row, err = resolveVolume(tx, "umount", name); err != nil {
+			return nil, err
+		}
+		if att, has, err = tx.Attached(row.ID); err != nil || !has {
+			return nil, err
+		}
+		return []catalog.Mark{{ID: row.ID, Op: "umount"}}, nil
+	})
+	if err != nil || !has {
+		return volumeInfo(row, e.caps.Name, ""), err
+	}
+	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 && e.look(row, att) == elsewhere {
+		_ = e.unmark(ctx, row.ID)
+		return Info{}, e.heldError(ctx, "umount", row, att, driver.Attachment{})
+	}
+	if err := e.detach(ctx, "umount", row, att, true); err != nil {
+		_ = e.unmark(ctx, row.ID)
+		return Info{}, errs.Wrap("umount", name, err)
+	}
+	usage, uerr := driver.Usage{}, error(nil)
+	if row.FS.IsImage() { // a tree would have to be walked
+		usage, uerr = e.drv.Usage(ctx, row.ID)
+	}
+	err = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
+		if row.FS.IsImage() && uerr == nil {
+			row.Usage, row.MeasuredAt = usage, time.Now()
+			if err := tx.SetUsage(row.ID, usage, row.MeasuredAt); err != nil {
+				return err
+			}
+		}
+		if err := tx.Detach(row.ID); err != nil {
+			return err
+		}
+		if err := tx.SetUsed(row.ID, time.Now()); err != nil {
+			return err
+		}
+		return tx.Unmark(row.ID)
+	})
+	return volumeInfo(row, e.caps.Name, ""), err
+}

@@ -1,0 +1,320 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/loopdev"
+	"pando/internal/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// Recovery is what was cleaned up behind dead processes.
+type Recovery struct {
+	Undone    int      // operations of dead processes that were undone or finished
+	Reclaimed int      // destroyed objects whose space was still to be returned
+	Swept     *Sweep   // set if this was the first command after a boot
+	Warnings  []string // what could not be cleaned up, and stays
+}
+
+// forgetAt is the number of reclaimed tombstones at which a command spends a
+// disk flush to be able to forget them.
+const forgetAt = 512
+
+// recover cleans up when a pool is opened. With nothing to do it costs one
+// query. A thing that cannot be cleaned up is a warning: it must not keep
+// people from working with the rest.
+func (e *Engine) recover(ctx context.Context) error {
+	var s catalog.Summary
+	var marks []catalog.Mark
+	var graves []catalog.Tombstone
+	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if s, err = tx.Summary(); err != nil {
+			return err
+		}
+		if s.Marks > 0 {
+			if marks, err = tx.Marks(); err != nil {
+				return err
+			}
+		}
+		if s.Unreclaimed > 0 {
+			graves, err = tx.Unreclaimed(0)
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if s.SweptBoot != kernel.BootID() {
+		sweep, err := e.sweepAfterBoot(ctx)
+		if err != nil {
+			return err
+		}
+		e.Recovery.Swept = sweep
+	}
+	if len(marks) > 0 {
+		n, err := e.recoverMarks(ctx, marks)
+		if err != nil {
+			return err
+		}
+		e.Recovery.Undone += n
+	}
+	if len(graves) > 0 {
+		e.reclaim(ctx, graves)
+	}
+	if s.Reclaimed >= forgetAt {
+		return e.forgetReclaimed(ctx)
+	}
+	return nil
+}
+
+func (e *Engine) warn(format string, args ...any) {
+	e.Recovery.Warnings = append(e.Recovery.Warnings, fmt.Sprintf(format, args...))
+}
+
+// recoverMarks undoes or finishes what dead processes were doing, and returns
+// how many marks it took away. Marks of living processes are left alone.
+func (e *Engine) recoverMarks(ctx context.Context, marks []catalog.Mark) (int, error) {
+	cleaned := 0
+	seen := map[string]bool{}
+	for _, m := range marks {
+		if seen[m.Owner] {
+			continue
+		}
+		seen[m.Owner] = true
+		n, err := e.bury(ctx, m.Owner)
+		cleaned += n
+		if err != nil {
+			return cleaned, err
+		}
+	}
+	return cleaned, nil
+}
+
+// bury cleans up after one process, if it is dead.
+func (e *Engine) bury(ctx context.Context, owner string) (cleaned int, err error) {
+	grave, err := e.cat.Claim(owner)
+	if err != nil || grave == nil {
+		return 0, err
+	}
+	all := false
+	defer func() {
+		if cerr := grave.Close(all); err == nil {
+			err = cerr
+		}
+	}()
+	// What was read before the claim may have been cleaned up by somebody else.
+	var marks []catalog.Mark
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		marks, err = tx.MarksOf(owner)
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	all = true
+	for _, m := range marks {
+		if err := ctx.Err(); err != nil {
+			all = false
+			return cleaned, err
+		}
+		if err := e.finish(ctx, m); err != nil {
+			all = false
+			e.warn("a %s that was interrupted could not be cleaned up: %v", m.Op, err)
+			continue
+		}
+		cleaned++
+	}
+	return cleaned, nil
+}
+
+// finish brings one interrupted operation to the state before it or after it.
+func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
+	var row catalog.Row
+	var exists, buried, hasAttached bool
+	var attached catalog.Attached
+	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if row, exists, err = tx.Get(m.ID); err != nil {
+			return err
+		}
+		if attached, hasAttached, err = tx.Attached(m.ID); err != nil {
+			return err
+		}
+		buried, err = tx.Tombstone(m.ID)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	switch {
+	case !exists:
+		// It was being made, or it was being destroyed and no longer exists.
+		if m.Mountpoint != "" {
+			if err := e.undoAttach(ctx, m); err != nil {
+				return err
+			}
+		}
+		if err := e.drv.Destroy(ctx, m.ID); err != nil {
+			return err
+		}
+		return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+			if buried {
+				if err := tx.Reclaimed(m.ID); err != nil {
+					return err
+				}
+			}
+			return tx.Unmark(m.ID)
+		})
+	case m.Op == opRun:
+		return e.destroyRow(ctx, row, attached, hasAttached)
+	case hasAttached && e.look(row, attached) == gone:
+		// An umount that had done its work but not said so.
+		e.removeTarget(row.Name, attached)
+	case !hasAttached && m.Mountpoint != "":
+		if err := e.undoAttach(ctx, m); err != nil {
+			return err
+		}
+	}
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		if hasAttached && e.look(row, attached) == gone {
+			if err := tx.Detach(m.ID); err != nil {
+				return err
+			}
+		}
+		return tx.Unmark(m.ID)
+	})
+}
+
+// undoAttach takes away the mount that a dead process may have made at
+// m.Mountpoint and not recorded. Whatever else is mounted there is left alone.
+func (e *Engine) undoAttach(ctx context.Context, m catalog.Mark) error {
+	name := m.Name
+	if name == "" {
+		name = e.nameOf(ctx, m.ID)
+	}
+	defer e.removeTarget(name, catalog.Attached{Mountpoint: m.Mountpoint, MadeDir: m.MadeDir})
+	w, err := e.drv.Attachment(ctx, m.ID)
+	if errs.Is(err, errs.NotFound) {
+		return nil // not whole, so never attached
+	}
+	if err != nil {
+		return err
+	}
+	at, err := kernel.MountAt(unix.AT_FDCWD, m.Mountpoint)
+	mounted := err == nil && at.Root
+	if w.Tree != "" {
+		var st unix.Stat_t
+		if err := unix.Stat(w.Tree, &st); err != nil || !mounted || st.Dev != at.Dev || st.Ino != at.Ino {
+			return nil
+		}
+		return unmountQuietly(m.Mountpoint)
+	}
+	if on, err := loopdev.Attached(w.Image); err != nil || !on {
+		return err
+	}
+	if mounted && unix.Major(at.Dev) == 7 {
+		if b, err := loopdev.Lookup(int(unix.Minor(at.Dev))); err == nil && e.isImage(m.ID, b) {
+			if err := unmountQuietly(m.Mountpoint); err != nil {
+				return err
+			}
+		}
+	}
+	if err := e.clearLoops(w.Image); err != nil {
+		return err
+	}
+	if free, err := loopdev.WaitDetached(ctx, w.Image, releaseWait); err != nil || free {
+		return err
+	}
+	return errs.New(errs.InUse, "recover", name, "its image is still attached")
+}
+
+func unmountQuietly(path string) error {
+	if err := mount.Unmount(path); err != nil && !errs.Is(err, errs.NotFound) {
+		return err
+	}
+	return nil
+}
+
+// clearLoops detaches the loop devices on an image. Those that are mounted
+// clear when their mount goes.
+func (e *Engine) clearLoops(image string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(image, &st); err != nil {
+		return nil
+	}
+	all, err := loopdev.List()
+	if err != nil {
+		return err
+	}
+	for _, b := range all {
+		if b.SameFile(&st) {
+			if err := loopdev.Clear(b.Index); err != nil && !errs.Is(err, errs.NotFound) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// reclaim removes destroyed objects that are still there, but those that a
+// living process is removing.
+func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) {
+	for _, g := range graves {
+		if ctx.Err() != nil {
+			return
+		}
+		busy := false
+		err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+			m, err := tx.Blocking(g.ID, "", false)
+			busy = len(m) > 0
+			return err
+		})
+		if err == nil && !busy {
+			if err = e.drv.Destroy(ctx, g.ID); err == nil {
+				err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(g.ID) })
+			}
+		}
+		if err != nil {
+			e.warn("%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
+			continue
+		}
+		if !busy {
+			e.Recovery.Reclaimed++
+		}
+	}
+}
+
+// forgetReclaimed makes the removal of objects durable, and then forgets it.
+func (e *Engine) forgetReclaimed(ctx context.Context) error {
+	before := time.Now()
+	if s, ok := e.syncer(); ok {
+		if err := s.Sync(ctx); err != nil {
+			return err
+		}
+	}
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.ForgetReclaimed(before) })
+}
+
+// removeStaleTargets takes away default mount points that nothing uses.
+func (e *Engine) removeStaleTargets(used map[string]bool) error {
+	entries, err := os.ReadDir(e.pool.MountDir())
+	if err != nil {
+		return errs.Wrap("gc", e.pool.MountDir(), err)
+	}
+	for _, d := range entries {
+		path := e.defaultMountpoint(d.Name())
+		if used[path] {
+			continue
+		}
+		if m, err := kernel.MountAt(unix.AT_FDCWD, path); err != nil || m.Root {
+			continue // gone meanwhile, or something is mounted there that is not ours to remove
+		}
+		_ = os.Remove(path) // an empty directory or a link; anything else stays
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+
+	"pando/internal/catalog"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+)
+
+// RunRequest says what to run where.
+type RunRequest struct {
+	From    ref.Ref
+	Name    string // of the volume; "": one is made up
+	Keep    bool   // leave the volume, unmounted, when the program has ended
+	Command []string
+	Stdin   *os.File
+	Stdout  *os.File
+	Stderr  *os.File
+	Tracker *progress.Tracker
+}
+
+// RunResult says how a run ended.
+type RunResult struct {
+	Volume string
+	Exit   int // of the program; 128 + signal if one ended it
+	Kept   bool
+}
+
+// Run clones From, runs a program in the mounted clone, and destroys the clone.
+// The program gets the mount point as its working directory and in PANDO_MOUNT,
+// the name of the volume in PANDO_VOLUME. Signals that ask this process to end
+// are passed on, and the clone is destroyed once the program has ended. If this
+// process is killed, the next command destroys the clone. Kinds as Clone;
+// NotFound if there is no such program; InUse if something that the program left
+// behind still uses the clone, which then stays.
+func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
+	if len(q.Command) == 0 {
+		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").WithHint("pando run %s -- COMMAND", q.From)
+	}
+	if q.Name == "" {
+		q.Name = "run-" + string(e.identity("").ID[:10])
+	}
+	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, Ephemeral: !q.Keep, Tracker: q.Tracker, op: opRun})
+	if err != nil {
+		return RunResult{}, err
+	}
+	vol := infos[0]
+	result := RunResult{Volume: vol.Name}
+	exit, runErr := runIn(ctx, q, vol)
+	result.Exit = exit
+	ctx = context.WithoutCancel(ctx)
+	var row catalog.Row
+	var att catalog.Attached
+	var has bool
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if row, err = resolveVolume(tx, opRun, vol.Name); err != nil {
+			return err
+		}
+		att, has, err = tx.Attached(row.ID)
+		return err
+	}); err != nil {
+		return result, errors.Join(runErr, err)
+	}
+	if q.Keep {
+		result.Kept = true
+		err := e.unmark(ctx, row.ID)
+		if err == nil {
+			_, err = e.Umount(ctx, vol.Name)
+		}
+		return result, errors.Join(runErr, err)
+	}
+	if err := e.destroyRow(ctx, row, att, has); err != nil {
+		_ = e.unmark(ctx, row.ID) // it stays, as an ordinary volume
+		result.Kept = true
+		return result, errors.Join(runErr, errs.Wrap("destroy", vol.Name, err))
+	}
+	return result, runErr
+}
+
+// runIn runs the program and returns its exit status as a shell would.
+func runIn(ctx context.Context, q RunRequest, vol Info) (int, error) {
+	path, err := exec.LookPath(q.Command[0])
+	if err != nil && !errors.Is(err, exec.ErrDot) {
+		return 127, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
+	}
+	cmd := &exec.Cmd{
+		Path: path, Args: q.Command, Dir: vol.Mountpoint, Stdin: q.Stdin, Stdout: q.Stdout, Stderr: q.Stderr,
+		Env: append(os.Environ(), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),
+	}
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	defer signal.Stop(signals)
+	if err := cmd.Start(); err != nil {
+		return 126, errs.Wrap(opRun, q.Command[0], err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	for {
+		select {
+		case s := <-signals:
+			_ = cmd.Process.Signal(s) // it may have ended just now
+		case err := <-ended:
+			var exit *exec.ExitError
+			if err == nil {
+				return 0, nil
+			}
+			if !errors.As(err, &exit) {
+				return 126, errs.Wrap(opRun, q.Command[0], err)
+			}
+			if st, ok := exit.Sys().(syscall.WaitStatus); ok && st.Signaled() {
+				return 128 + int(st.Signal()), nil
+			}
+			return exit.ExitCode(), nil
+		}
+	}
+}

@@ -1,0 +1,219 @@
+// Package errs defines the one error type of Pando.
+//
+// Every error that reaches a user says what kind it is (which fixes the exit
+// code), which operation failed, on what, why, and what to do next. Code below
+// the command line returns errors; it never logs or prints them.
+package errs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"syscall"
+)
+
+// Kind classifies an error. Its string form is stable: it is the "kind" field
+// of JSON errors.
+type Kind string
+
+// The kinds. The table in kinds maps each to its exit, HTTP and gRPC code.
+const (
+	Internal    Kind = "internal"    // a bug, or something that no other kind describes
+	Invalid     Kind = "invalid"     // bad input; nothing was changed
+	NotFound    Kind = "not_found"   // no such pool, volume, golden, file
+	Exists      Kind = "exists"      // the name is taken
+	InUse       Kind = "in_use"      // something holds it: a process, a mount, another Pando
+	NoSpace     Kind = "no_space"    // the pool, or the volume, is full
+	Permission  Kind = "permission"  // root or a file permission is needed
+	Unsupported Kind = "unsupported" // this host, kernel, filesystem or driver cannot do it
+	Conflict    Kind = "conflict"    // somebody else changed it meanwhile
+	Damaged     Kind = "damaged"     // stored data does not read back as it must
+	TooNew      Kind = "too_new"     // written by a newer Pando
+	IO          Kind = "io"          // the operating system reported an input/output error
+	Canceled    Kind = "canceled"    // interrupted by the user or a deadline
+)
+
+// Codes are the numbers that a kind stands for in each front end.
+type Codes struct {
+	Exit int // process exit code
+	HTTP int // status code of the HTTP interface
+	GRPC int // google.golang.org/grpc/codes value
+}
+
+var kinds = map[Kind]Codes{
+	Internal:    {1, 500, 13},
+	Invalid:     {2, 400, 3},
+	NotFound:    {3, 404, 5},
+	Exists:      {4, 409, 6},
+	InUse:       {5, 409, 9},
+	NoSpace:     {6, 507, 8},
+	Permission:  {7, 403, 7},
+	Unsupported: {8, 501, 12},
+	Conflict:    {9, 409, 10},
+	Damaged:     {10, 500, 15},
+	TooNew:      {11, 501, 9},
+	IO:          {12, 500, 14},
+	Canceled:    {130, 499, 1},
+}
+
+// Kinds lists every kind in order of exit code.
+func Kinds() []Kind {
+	return []Kind{Internal, Invalid, NotFound, Exists, InUse, NoSpace, Permission, Unsupported, Conflict, Damaged, TooNew, IO, Canceled}
+}
+
+// Codes returns the numbers of k; an unknown kind has those of Internal.
+func (k Kind) Codes() Codes {
+	if c, ok := kinds[k]; ok {
+		return c
+	}
+	return kinds[Internal]
+}
+
+// Error is the error type of Pando. The zero value of each field means
+// "unknown"; only Kind is always set.
+type Error struct {
+	Kind Kind
+	Op   string // what was being done, as a person would say it: "clone", "mount"
+	Ref  string // what it was done to: a reference or a path
+	Hint string // what the person can do next; a sentence without a full stop
+	Err  error  // the cause
+}
+
+// Error returns "op ref: cause"; the hint is not part of it.
+func (e *Error) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Op)
+	if e.Ref != "" {
+		if b.Len() > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(e.Ref)
+	}
+	if e.Err != nil {
+		if b.Len() > 0 {
+			b.WriteString(": ")
+		}
+		b.WriteString(e.Err.Error())
+	}
+	if b.Len() == 0 {
+		return string(e.Kind)
+	}
+	return b.String()
+}
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+// New makes an error of a kind from a message.
+func New(kind Kind, op, ref, format string, args ...any) *Error {
+	return &Error{Kind: kind, Op: op, Ref: ref, Err: fmt.Errorf(format, args...)}
+}
+
+// WithHint sets the hint and returns e.
+func (e *Error) WithHint(format string, args ...any) *Error {
+	e.Hint = fmt.Sprintf(format, args...)
+	return e
+}
+
+// Wrap gives err an operation and a reference. The kind comes from the
+// innermost *Error in err or, failing that, from the system's error number.
+// A hint inside is kept. Wrap(nil) is nil. An *Error that already names an
+// operation is returned as it is: the first to know says it.
+func Wrap(op, ref string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var e *Error
+	if errors.As(err, &e) && e.Op != "" {
+		return err
+	}
+	out := &Error{Kind: KindOf(err), Op: op, Ref: ref, Err: err}
+	if e != nil {
+		out.Hint = e.Hint
+		if e.Ref != "" && ref == "" {
+			out.Ref = e.Ref
+		}
+	}
+	if out.Hint == "" {
+		out.Hint = defaultHint(out.Kind)
+	}
+	return out
+}
+
+func defaultHint(k Kind) string {
+	switch k {
+	case NoSpace:
+		return "free space with `pando destroy` and `pando gc`, or use a larger pool"
+	case Permission:
+		return "run it as root"
+	}
+	return ""
+}
+
+// KindOf says what kind err is; the kind of nil is "".
+func KindOf(err error) Kind {
+	if err == nil {
+		return ""
+	}
+	var e *Error
+	if errors.As(err, &e) && e.Kind != "" {
+		return e.Kind
+	}
+	var n syscall.Errno
+	if errors.As(err, &n) {
+		switch n {
+		case syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG:
+			return NoSpace
+		case syscall.EPERM, syscall.EACCES, syscall.EROFS:
+			return Permission
+		case syscall.ENOENT, syscall.ENOTDIR:
+			return NotFound
+		case syscall.EEXIST:
+			return Exists
+		case syscall.EBUSY, syscall.ETXTBSY:
+			return InUse
+		case syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.ENOTTY, syscall.EXDEV:
+			return Unsupported
+		case syscall.EIO:
+			return IO
+		case syscall.EINVAL, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.EISDIR, syscall.ENOTBLK:
+			return Invalid
+		case syscall.EUCLEAN, syscall.EBADMSG:
+			return Damaged
+		case syscall.EINTR:
+			return Canceled
+		}
+	}
+	switch {
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return Canceled
+	case errors.Is(err, fs.ErrNotExist):
+		return NotFound
+	case errors.Is(err, fs.ErrExist):
+		return Exists
+	case errors.Is(err, fs.ErrPermission):
+		return Permission
+	}
+	return Internal
+}
+
+// Is reports whether err is of kind k.
+func Is(err error, k Kind) bool { return err != nil && KindOf(err) == k }
+
+// HintOf returns the innermost hint of err, or "".
+func HintOf(err error) string {
+	hint := ""
+	for err != nil {
+		var e *Error
+		if !errors.As(err, &e) {
+			break
+		}
+		if e.Hint != "" {
+			hint = e.Hint
+		}
+		err = e.Err
+	}
+	return hint
+}

@@ -1,0 +1,18 @@
+package kernel
+
+import "golang.org/x/sys/unix"
+
+// IsImmutable reports whether the file name in the directory fd (with name "",
+// fd itself) has an attribute that forbids deleting it, or what is in it:
+// immutable or append-only. False where the filesystem does not say.
+func IsImmutable(fd int, name string) bool {
+	var st unix.Statx_t
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT
+	if name == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	if err := unix.Statx(fd, name, flags, 0, &st); err != nil {
+		return false
+	}
+	return st.Attributes&(unix.STATX_ATTR_IMMUTABLE|unix.STATX_ATTR_APPEND) != 0
+}

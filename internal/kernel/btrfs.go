@@ -1,0 +1,256 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Requests of btrfs, from include/uapi/linux/btrfs.h.
+const (
+	btrfsIocSync          = 0x00009408 // _IO(0x94, 8)
+	btrfsIocSnapCreateV2  = 0x50009417
+	btrfsIocSubvolCreate2 = 0x50009418
+	btrfsIocSetFlags      = 0x4008941a // _IOW(0x94, 26, __u64)
+	btrfsIocGetFlags      = 0x80089419 // _IOR(0x94, 25, __u64)
+	btrfsIocTreeSearch    = 0xd0009411 // _IOWR(0x94, 17, struct btrfs_ioctl_search_args)
+	btrfsIocInoLookup     = 0xd0009412 // _IOWR(0x94, 18, struct btrfs_ioctl_ino_lookup_args)
+	btrfsIocGetSubvolInfo = 0x81f8943c
+	btrfsIocSnapDestroyV2 = 0x5000943f
+)
+
+const (
+	btrfsSubvolReadOnly = 1 << 1
+	btrfsSubvolSpecByID = 1 << 4
+
+	btrfsRootTreeID     = 1
+	btrfsRootRefKey     = 156
+	btrfsFirstFreeObjID = 256 // inode number of the root of every subvolume
+	btrfsArgBytes       = 4096
+	btrfsVolNameOffset  = 56 // in struct btrfs_ioctl_vol_args_v2
+	btrfsVolNameMax     = 4039
+)
+
+// IsBtrfs reports whether f is on btrfs.
+func IsBtrfs(f *os.File) (bool, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return false, fmt.Errorf("fstatfs: %w", err)
+	}
+	return int64(st.Type) == unix.BTRFS_SUPER_MAGIC, nil
+}
+
+// IsSubvolRoot reports whether ino can be the inode number of the root of a
+// subvolume, which on btrfs tells a subvolume from a directory.
+func IsSubvolRoot(ino uint64) bool { return ino == btrfsFirstFreeObjID }
+
+// volArgs is struct btrfs_ioctl_vol_args_v2.
+type volArgs [btrfsArgBytes]byte
+
+func newVolArgs(fd int64, flags uint64, name string) (*volArgs, error) {
+	if len(name) == 0 || len(name) > btrfsVolNameMax {
+		return nil, unix.ENAMETOOLONG
+	}
+	var a volArgs
+	binary.NativeEndian.PutUint64(a[0:], uint64(fd))
+	binary.NativeEndian.PutUint64(a[16:], flags)
+	copy(a[btrfsVolNameOffset:], name)
+	return &a, nil
+}
+
+func volIoctl(call string, dir *os.File, req uintptr, fd int64, flags uint64, name string) error {
+	a, err := newVolArgs(fd, flags, name)
+	if err == nil {
+		err = ioctl(dir, req, unsafe.Pointer(a))
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	return nil
+}
+
+// SubvolCreate makes an empty subvolume called name in dir. It is not durable
+// until dir is synced, which commits a transaction (older kernels
+// commit in the call itself). EEXIST; ENOTTY if dir is not on btrfs.
+func SubvolCreate(dir *os.File, name string) error {
+	return volIoctl("BTRFS_IOC_SUBVOL_CREATE_V2", dir, btrfsIocSubvolCreate2, 0, 0, name)
+}
+
+// SubvolSnapshot makes a subvolume called name in dir with the content of the
+// subvolume whose root src is, at one moment. Dirty data of src is written
+// first. The call commits a transaction: on return the new subvolume, and all
+// names made in this filesystem before the call, are durable. EEXIST, EINVAL if
+// src is not the root of a subvolume, EXDEV if it is on another filesystem.
+func SubvolSnapshot(dir *os.File, name string, src *os.File, readOnly bool) error {
+	var flags uint64
+	if readOnly {
+		flags = btrfsSubvolReadOnly
+	}
+	return volIoctl("BTRFS_IOC_SNAP_CREATE_V2", dir, btrfsIocSnapCreateV2, int64(src.Fd()), flags, name)
+}
+
+// SubvolDestroy takes the subvolume called name out of dir; a background thread
+// of the kernel frees its space. ENOENT; ENOTEMPTY if it has subvolumes of its
+// own. It does not refuse a subvolume that is mounted elsewhere or has mounts
+// in it: the kernel detaches those.
+func SubvolDestroy(dir *os.File, name string) error {
+	return volIoctl("BTRFS_IOC_SNAP_DESTROY_V2", dir, btrfsIocSnapDestroyV2, 0, 0, name)
+}
+
+// SubvolDestroyID is SubvolDestroy for the subvolume numbered id, wherever it
+// is in the filesystem that f is on.
+func SubvolDestroyID(f *os.File, id uint64) error {
+	var a volArgs
+	binary.NativeEndian.PutUint64(a[16:], btrfsSubvolSpecByID)
+	binary.NativeEndian.PutUint64(a[btrfsVolNameOffset:], id)
+	if err := ioctl(f, btrfsIocSnapDestroyV2, unsafe.Pointer(&a)); err != nil {
+		return fmt.Errorf("BTRFS_IOC_SNAP_DESTROY_V2 %d: %w", id, err)
+	}
+	return nil
+}
+
+// SubvolInfo is what btrfs knows of a subvolume.
+type SubvolInfo struct {
+	ID       uint64
+	ReadOnly bool
+	Snapshot bool      // made as a snapshot of another subvolume, which may be gone
+	Created  time.Time // with the resolution of the times of files
+}
+
+// SubvolInfoOf returns what is known of the subvolume that f is in. It needs no
+// privileges.
+func SubvolInfoOf(f *os.File) (SubvolInfo, error) {
+	var b [504]byte // struct btrfs_ioctl_get_subvol_info_args
+	if err := ioctl(f, btrfsIocGetSubvolInfo, unsafe.Pointer(&b)); err != nil {
+		return SubvolInfo{}, fmt.Errorf("BTRFS_IOC_GET_SUBVOL_INFO: %w", err)
+	}
+	const treeID, flags, parentUUID, otime = 0, 288, 312, 392
+	return SubvolInfo{
+		ID:       binary.NativeEndian.Uint64(b[treeID:]),
+		ReadOnly: binary.NativeEndian.Uint64(b[flags:])&1 != 0, // BTRFS_ROOT_SUBVOL_RDONLY
+		Snapshot: [16]byte(b[parentUUID:]) != [16]byte{},
+		Created:  time.Unix(int64(binary.NativeEndian.Uint64(b[otime:])), int64(binary.NativeEndian.Uint32(b[otime+8:]))),
+	}, nil
+}
+
+// SubvolSetReadOnly makes the subvolume whose root f is read-only or writable.
+// A change commits a transaction. Files that are open for writing stay so.
+func SubvolSetReadOnly(f *os.File, readOnly bool) error {
+	var flags uint64
+	if err := ioctl(f, btrfsIocGetFlags, unsafe.Pointer(&flags)); err != nil {
+		return fmt.Errorf("BTRFS_IOC_SUBVOL_GETFLAGS: %w", err)
+	}
+	if flags&btrfsSubvolReadOnly != 0 == readOnly {
+		return nil
+	}
+	flags ^= btrfsSubvolReadOnly
+	if err := ioctl(f, btrfsIocSetFlags, unsafe.Pointer(&flags)); err != nil {
+		return fmt.Errorf("BTRFS_IOC_SUBVOL_SETFLAGS: %w", err)
+	}
+	return nil
+}
+
+// SubvolChild is a subvolume directly inside another.
+type SubvolChild struct {
+	ID   uint64
+	Dir  string // of the directory it is in, relative to its parent's root; "" is the root
+	Name string
+}
+
+// SubvolChildren lists the subvolumes directly inside the subvolume numbered
+// parent of the filesystem that f is on. It reads an index, not the tree. It
+// needs root (CAP_SYS_ADMIN).
+func SubvolChildren(f *os.File, parent uint64) ([]SubvolChild, error) {
+	var out []SubvolChild
+	dirs := map[uint64]string{}
+	for next := uint64(0); ; {
+		// struct btrfs_ioctl_search_args: a key of 104 bytes, then the items.
+		var b [btrfsArgBytes]byte
+		u64 := func(off int, v uint64) { binary.NativeEndian.PutUint64(b[off:], v) }
+		u32 := func(off int, v uint32) { binary.NativeEndian.PutUint32(b[off:], v) }
+		u64(0, btrfsRootTreeID)
+		u64(8, parent)      // min_objectid
+		u64(16, parent)     // max_objectid
+		u64(24, next)       // min_offset: the child's ID
+		u64(32, ^uint64(0)) // max_offset
+		u64(48, ^uint64(0)) // max_transid
+		u32(56, btrfsRootRefKey)
+		u32(60, btrfsRootRefKey)
+		u32(64, ^uint32(0)) // nr_items
+		if err := ioctl(f, btrfsIocTreeSearch, unsafe.Pointer(&b)); err != nil {
+			return nil, fmt.Errorf("BTRFS_IOC_TREE_SEARCH: %w", err)
+		}
+		n := binary.NativeEndian.Uint32(b[64:])
+		if n == 0 {
+			return out, nil
+		}
+		off := 104
+		for range n {
+			const header = 32 // struct btrfs_ioctl_search_header
+			if off+header > len(b) {
+				return nil, errShortItem
+			}
+			child := binary.NativeEndian.Uint64(b[off+16:])
+			size := int(binary.NativeEndian.Uint32(b[off+28:]))
+			off += header
+			if size < 18 || off+size > len(b) {
+				return nil, errShortItem
+			}
+			item := b[off : off+size] // struct btrfs_root_ref (little endian, packed), then the name
+			off += size
+			ino := binary.LittleEndian.Uint64(item)
+			nameLen := int(binary.LittleEndian.Uint16(item[16:]))
+			if 18+nameLen > size {
+				return nil, errShortItem
+			}
+			dir, ok := dirs[ino]
+			if !ok {
+				var err error
+				if dir, err = subvolInodePath(f, parent, ino); err != nil {
+					return nil, err
+				}
+				dirs[ino] = dir
+			}
+			out = append(out, SubvolChild{ID: child, Dir: dir, Name: string(item[18 : 18+nameLen])})
+			if child == ^uint64(0) {
+				return out, nil
+			}
+			next = child + 1
+		}
+	}
+}
+
+var errShortItem = errors.New("BTRFS_IOC_TREE_SEARCH: an item is shorter than it says")
+
+// subvolInodePath returns the path of a directory relative to the root of the
+// subvolume numbered tree, without slashes at its ends.
+func subvolInodePath(f *os.File, tree, ino uint64) (string, error) {
+	if ino == btrfsFirstFreeObjID {
+		return "", nil
+	}
+	var b [btrfsArgBytes]byte // struct btrfs_ioctl_ino_lookup_args
+	binary.NativeEndian.PutUint64(b[0:], tree)
+	binary.NativeEndian.PutUint64(b[8:], ino)
+	if err := ioctl(f, btrfsIocInoLookup, unsafe.Pointer(&b)); err != nil {
+		return "", fmt.Errorf("BTRFS_IOC_INO_LOOKUP: %w", err)
+	}
+	path := unix.ByteSliceToString(b[16:])
+	if n := len(path); n > 0 && path[n-1] == '/' {
+		path = path[:n-1]
+	}
+	return path, nil
+}
+
+// BtrfsSync makes the whole filesystem that f is on durable and wakes the
+// thread that frees the space of destroyed subvolumes.
+func BtrfsSync(f *os.File) error {
+	if err := ioctl(f, btrfsIocSync, nil); err != nil {
+		return fmt.Errorf("BTRFS_IOC_SYNC: %w", err)
+	}
+	return nil
+}

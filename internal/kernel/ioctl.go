@@ -1,0 +1,208 @@
+// Package kernel holds the system calls that golang.org/x/sys lacks, and small
+// typed wrappers around those that every driver needs. It knows nothing of
+// Pando. Errors are system error numbers, wrapped with the name of the call.
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Requests missing from golang.org/x/sys; from include/uapi/linux/fs.h,
+// fs/ext4/ext4.h and fs/xfs/libxfs/xfs_fs.h. The values hold for architectures
+// with the generic ioctl encoding (amd64, arm64, riscv64).
+const (
+	fsIocFIEMAP     = 0xc020660b
+	fsIocFITRIM     = 0xc0185879
+	fsIocFIFREEZE   = 0xc0045877
+	fsIocFITHAW     = 0xc0045878
+	fsIocFSGETXATTR = 0x801c581f
+	fsIocFSSETXATTR = 0x401c5820
+	ext4IocResizeFS = 0x40086610 // _IOW('f', 16, __u64)
+	xfsIocFSGROWFS  = 0x4010586e // _IOW('X', 110, struct xfs_growfs_data)
+	xfsIocFSGEOM    = 0x8100587e // _IOR('X', 126, struct xfs_fsop_geom)
+)
+
+func ioctl(f *os.File, req uintptr, arg unsafe.Pointer) error {
+	for {
+		_, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), req, uintptr(arg))
+		if e == unix.EINTR {
+			continue
+		}
+		if e != 0 {
+			return e
+		}
+		return nil
+	}
+}
+
+// Reflink makes dst share all blocks of src (FICLONE). Both are regular files
+// of the same filesystem. Not durable until dst is synced. EOPNOTSUPP, EXDEV or
+// EINVAL where the filesystem cannot.
+func Reflink(dst, src *os.File) error {
+	if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); err != nil {
+		return fmt.Errorf("FICLONE: %w", err)
+	}
+	return nil
+}
+
+type trimRange struct{ start, len, minlen uint64 }
+
+// Trim tells the device under the mounted filesystem that dir is on about free
+// ranges of at least minLen bytes, and returns how many bytes it told of.
+func Trim(dir *os.File, minLen int64) (int64, error) {
+	r := trimRange{len: ^uint64(0), minlen: uint64(minLen)}
+	if err := ioctl(dir, fsIocFITRIM, unsafe.Pointer(&r)); err != nil {
+		return 0, fmt.Errorf("FITRIM: %w", err)
+	}
+	return int64(r.len), nil
+}
+
+// Freeze stops writes to the filesystem that dir is on and leaves it clean on
+// its device, until Thaw. EBUSY if it is frozen already.
+func Freeze(dir *os.File) error {
+	if err := ioctl(dir, fsIocFIFREEZE, nil); err != nil {
+		return fmt.Errorf("FIFREEZE: %w", err)
+	}
+	return nil
+}
+
+// Thaw undoes Freeze. EINVAL if it is not frozen.
+func Thaw(dir *os.File) error {
+	if err := ioctl(dir, fsIocFITHAW, nil); err != nil {
+		return fmt.Errorf("FITHAW: %w", err)
+	}
+	return nil
+}
+
+// GrowExt4 enlarges the mounted ext4 that dir is on to size bytes. Shrinking is
+// not possible; growing to the present size is a no-op.
+func GrowExt4(dir *os.File, size int64) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
+		return fmt.Errorf("fstatfs: %w", err)
+	}
+	blocks := uint64(size / int64(st.Bsize))
+	if err := ioctl(dir, ext4IocResizeFS, unsafe.Pointer(&blocks)); err != nil {
+		return fmt.Errorf("EXT4_IOC_RESIZE_FS: %w", err)
+	}
+	return nil
+}
+
+type xfsGrowData struct {
+	newBlocks uint64
+	imaxpct   uint32
+	_         uint32
+}
+
+// GrowXFS enlarges the mounted XFS that dir is on to size bytes.
+func GrowXFS(dir *os.File, size int64) error {
+	var geom [256]byte // struct xfs_fsop_geom: blocksize u32, rtextsize, agblocks, agcount, logblocks, sectsize, inodesize, imaxpct, datablocks u64...
+	if err := ioctl(dir, xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
+		return fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+	}
+	blockSize := int64(binary.NativeEndian.Uint32(geom[0:]))
+	imaxpct := binary.NativeEndian.Uint32(geom[28:])
+	have := int64(binary.NativeEndian.Uint64(geom[32:]))
+	want := size / blockSize
+	if want <= have {
+		return nil
+	}
+	g := xfsGrowData{newBlocks: uint64(want), imaxpct: imaxpct}
+	if err := ioctl(dir, xfsIocFSGROWFS, unsafe.Pointer(&g)); err != nil {
+		return fmt.Errorf("XFS_IOC_FSGROWFSDATA: %w", err)
+	}
+	return nil
+}
+
+// BootID is the random ID of this boot of the kernel.
+var BootID = sync.OnceValue(func() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "unknown"
+	}
+	return strings.TrimSpace(string(b))
+})
+
+// statxMntIDUnique and statxMntID are STATX_MNT_ID_UNIQUE (Linux 6.8) and
+// STATX_MNT_ID; statxAttrMountRoot is STATX_ATTR_MOUNT_ROOT.
+const (
+	statxMntID         = 0x1000
+	statxMntIDUnique   = 0x4000
+	statxAttrMountRoot = 0x2000
+)
+
+// MountInfo is what statx says of the mount at a path.
+type MountInfo struct {
+	ID     uint64 // of the mount; never reused if Unique
+	Unique bool   // since Linux 6.8
+	Root   bool   // the path is the root of the mount
+	Dev    uint64 // st_dev of the filesystem
+	Ino    uint64
+}
+
+// MountAt looks up the mount that path (or, with path "", fd) is on, in O(1): it
+// does not read the mount table. Symbolic links are not followed.
+func MountAt(fd int, path string) (MountInfo, error) {
+	var st unix.Statx_t
+	flags := unix.AT_SYMLINK_NOFOLLOW | unix.AT_NO_AUTOMOUNT | unix.AT_STATX_DONT_SYNC
+	if path == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	if err := unix.Statx(fd, path, flags, unix.STATX_INO|statxMntIDUnique|statxMntID, &st); err != nil {
+		return MountInfo{}, fmt.Errorf("statx: %w", err)
+	}
+	return MountInfo{
+		ID:     st.Mnt_id,
+		Unique: st.Mask&statxMntIDUnique != 0,
+		Root:   st.Attributes&statxAttrMountRoot != 0,
+		Dev:    unix.Mkdev(st.Dev_major, st.Dev_minor),
+		Ino:    st.Ino,
+	}, nil
+}
+
+// DirectIOAlign returns the alignment in bytes that direct I/O on f needs, or 0
+// if f does not allow direct I/O or the kernel does not say (before Linux 6.1).
+func DirectIOAlign(f *os.File) uint32 {
+	var st unix.Statx_t
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
+		return 0
+	}
+	return st.Dio_offset_align
+}
+
+// MountNamespace identifies the mount namespace of the calling process.
+func MountNamespace() (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat("/proc/self/ns/mnt", &st); err != nil {
+		return 0, fmt.Errorf("stat /proc/self/ns/mnt: %w", err)
+	}
+	return st.Ino, nil
+}
+
+// ProcStart returns the start time of a process in clock ticks since boot,
+// which with its PID and the boot ID names it for ever. 0 if there is none.
+func ProcStart(pid int) uint64 {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The command, in parentheses, may hold anything: fields count from the last ')'.
+	i := strings.LastIndexByte(string(b), ')')
+	if i < 0 {
+		return 0
+	}
+	fields := strings.Fields(string(b[i+1:]))
+	if len(fields) < 20 {
+		return 0
+	}
+	var n uint64
+	_, _ = fmt.Sscan(fields[19], &n)
+	return n
+}

@@ -1,0 +1,310 @@
+package mount
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// tableEntry is a line of a mount table (/proc/PID/mountinfo).
+type tableEntry struct {
+	id, parent  uint64
+	dev         uint64
+	root, point string
+	groups      map[string]struct{} // numbers of the peer groups that it gets umounts from
+	fstype      string
+	super       string // options of the filesystem
+}
+
+// readMountTable reads a mount table. Lines that it does not understand are
+// left out: they are other people's.
+func readMountTable(path string) ([]tableEntry, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parseMountTable(f)
+}
+
+func parseMountTable(r io.Reader) ([]tableEntry, error) {
+	var out []tableEntry
+	br := bufio.NewReader(r)
+	for {
+		line, err := br.ReadString('\n') // of any length: overlays name all their layers
+		if m, ok := parseMountLine(strings.TrimSuffix(line, "\n")); ok {
+			out = append(out, m)
+		}
+		if err == io.EOF {
+			return out, nil
+		}
+		if err != nil {
+			return out, err
+		}
+	}
+}
+
+// parseMountLine reads
+//
+//	36 35 98:0 /root /mount/point rw,noatime shared:7 master:1 - ext3 /dev/x rw,errors=continue
+func parseMountLine(line string) (tableEntry, bool) {
+	f := strings.Split(line, " ")
+	if len(f) < 7 {
+		return tableEntry{}, false
+	}
+	id, err1 := strconv.ParseUint(f[0], 10, 64)
+	parent, err2 := strconv.ParseUint(f[1], 10, 64)
+	dev, ok := parseDev(f[2], 10)
+	if err1 != nil || err2 != nil || !ok {
+		return tableEntry{}, false
+	}
+	m := tableEntry{id: id, parent: parent, dev: dev, root: unescape(f[3]), point: unescape(f[4])}
+	rest := f[6:]
+	for len(rest) > 0 && rest[0] != "-" {
+		if tag, n, ok := strings.Cut(rest[0], ":"); ok && (tag == "shared" || tag == "master") {
+			if m.groups == nil {
+				m.groups = map[string]struct{}{}
+			}
+			m.groups[n] = struct{}{}
+		}
+		rest = rest[1:]
+	}
+	if len(rest) >= 4 {
+		m.fstype, m.super = rest[1], unescape(rest[3])
+	}
+	return m, true
+}
+
+// parseDev reads "major:minor".
+func parseDev(s string, base int) (uint64, bool) {
+	a, b, ok := strings.Cut(s, ":")
+	major, err1 := strconv.ParseUint(a, base, 32)
+	minor, err2 := strconv.ParseUint(b, base, 32)
+	return unix.Mkdev(uint32(major), uint32(minor)), ok && err1 == nil && err2 == nil
+}
+
+// unescape undoes the octal escapes of the kernel's tables: "\040" is a space.
+func unescape(s string) string {
+	if strings.IndexByte(s, '\\') < 0 {
+		return s
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); i++ {
+		if s[i] == '\\' && i+3 < len(s) {
+			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
+				b.WriteByte(byte(n))
+				i += 3
+				continue
+			}
+		}
+		b.WriteByte(s[i])
+	}
+	return b.String()
+}
+
+// readSpace reads the mount table that a process (or thread) sees, if no other
+// had the same.
+func (s *search) readSpace(base string, pid int) {
+	ns, err := look(base + "/ns/mnt")
+	if err != nil {
+		s.note(pid, err)
+		return
+	}
+	root, err := look(base + "/root")
+	if err != nil {
+		s.note(pid, err)
+		return
+	}
+	key := space{ns.ino, root.mount, root.ino}
+	if _, dup := s.spaces[key]; dup {
+		return
+	}
+	table, err := readMountTable(base + "/mountinfo")
+	if err != nil {
+		s.note(pid, err)
+		return // the next process of this namespace will do
+	}
+	s.spaces[key] = struct{}{}
+	s.known[ns.ino] = struct{}{}
+	s.readTable(table, ns.ino, Holder{PID: pid, Command: command(base)}, "")
+}
+
+// readTable adds the mounts of the volume in one mount namespace, and those
+// that lie on them. who is a process that lives there, or zero; if there is
+// none, by says what keeps the namespace.
+func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string) {
+	where := ""
+	switch {
+	case ns == s.ns:
+		who = Holder{}
+	case who.PID != 0:
+		where = fmt.Sprintf(" in mount namespace %d (pid %d, %s)", ns, who.PID, who.Command)
+	default:
+		where = fmt.Sprintf(" in mount namespace %d (kept by %s)", ns, by)
+	}
+	who.MountNS = ns
+	var points []string // where the volume is or was
+	if s.q.At != "" {
+		points = append(points, s.q.At)
+	}
+	for _, m := range table {
+		if !s.isMountOf(m) {
+			continue
+		}
+		points = append(points, m.point)
+		if _, dup := s.mounts[m.id]; dup {
+			continue // seen from another root directory
+		}
+		s.mounts[m.id] = struct{}{}
+		if m.id == s.at || s.at != 0 && ns != s.ns && s.follows(m) {
+			continue // it goes when the one at s.at goes
+		}
+		h := who
+		h.Mountpoint = m.point
+		h.How = []string{"mounted at " + m.point + where}
+		s.add(h)
+	}
+	for _, m := range table {
+		_, on := s.mounts[m.parent]
+		_, self := s.mounts[m.id]
+		if on && !self {
+			h := who
+			h.Mountpoint = m.point
+			h.How = []string{"mount at " + m.point + " below it" + where}
+			s.add(h)
+		}
+		if dir := layerIn(m, points); dir != "" && !on {
+			h := who
+			h.Mountpoint = m.point
+			h.How = []string{"overlay at " + m.point + " with layers in " + dir + where}
+			s.add(h)
+		}
+		if m.fstype == "nsfs" && ns == s.ns {
+			if n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(m.root, "mnt:["), "]"), 10, 64); err == nil {
+				s.pins = append(s.pins, pin{path: m.point, ns: n})
+			}
+		}
+	}
+}
+
+// follows reports whether m is a propagated copy of the mount at s.at.
+func (s *search) follows(m tableEntry) bool {
+	for g := range m.groups {
+		if _, ok := s.group[g]; ok {
+			return true
+		}
+	}
+	return false
+}
+
+// layerIn returns the first directory of the overlay m that lies below one of
+// points, "" if none does. An overlay keeps the filesystems of its layers busy
+// even after they are unmounted.
+func layerIn(m tableEntry, points []string) string {
+	if m.fstype != "overlay" {
+		return ""
+	}
+	for o := range strings.SplitSeq(m.super, ",") {
+		k, v, _ := strings.Cut(o, "=")
+		switch k {
+		case "lowerdir", "lowerdir+", "datadir+", "upperdir":
+			for dir := range strings.SplitSeq(v, ":") {
+				for _, p := range points {
+					if dir == p || strings.HasPrefix(dir, strings.TrimSuffix(p, "/")+"/") {
+						return dir
+					}
+				}
+			}
+		}
+	}
+	return ""
+}
+
+// pin is a file that keeps a mount namespace in being, maybe without any
+// process in it: a bind mount of it, or a descriptor.
+type pin struct {
+	path string
+	ns   uint64
+	pid  int // of a descriptor's process
+}
+
+// readPins reads the mount tables of namespaces in which no process lives.
+func (s *search) readPins() {
+	for _, p := range s.pins {
+		if _, dup := s.known[p.ns]; dup {
+			continue
+		}
+		by := p.path
+		if p.pid != 0 {
+			to, _ := os.Readlink(p.path)
+			if !strings.HasPrefix(to, "mnt:[") {
+				continue
+			}
+			by = fmt.Sprintf("pid %d, %s", p.pid, command("/proc/"+strconv.Itoa(p.pid)))
+		}
+		table, err := tableOf(p.path)
+		s.note(p.pid, err)
+		if err == nil {
+			s.known[p.ns] = struct{}{}
+			s.readTable(table, p.ns, Holder{}, by)
+		}
+	}
+}
+
+// tableOf reads the mount table of the mount namespace that path stands for,
+// by visiting it.
+func tableOf(path string) (table []tableEntry, err error) {
+	ns, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	proc, err := os.Open("/proc") // the other namespace may have none
+	if err != nil {
+		return nil, err
+	}
+	defer proc.Close()
+	onSpareThread(func() {
+		if err = unix.Unshare(unix.CLONE_FS); err != nil {
+			return
+		}
+		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
+			return
+		}
+		var fd int
+		if fd, err = unix.Openat(int(proc.Fd()), "thread-self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return
+		}
+		f := os.NewFile(uintptr(fd), "mountinfo")
+		defer f.Close()
+		table, err = parseMountTable(f)
+	})
+	if errors.Is(err, unix.EINVAL) {
+		err = nil // not a mount namespace
+	}
+	return table, err
+}
+
+// onSpareThread calls f on a thread that ends with it. It is never the first
+// thread of the process, which cannot end.
+func onSpareThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			onSpareThread(f) // this thread being taken, it is another
+			runtime.UnlockOSThread()
+			return
+		}
+		f()
+	}()
+	<-done
+}

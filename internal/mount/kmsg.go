@@ -1,0 +1,99 @@
+package mount
+
+import (
+	"errors"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernelLog collects what the kernel says while it mounts a device. Newer code
+// of the kernel answers through the mount's context; much of what ext4 and XFS
+// have to say still goes only to the kernel's log (dmesg).
+type kernelLog struct {
+	fd  int // /dev/kmsg, at what is yet to come; -1 where it may not be read
+	tag string
+}
+
+const maxKernelMessages = 3
+
+// newKernelLog begins to collect messages about a block device.
+func newKernelLog(device string) kernelLog {
+	l := kernelLog{fd: -1, tag: "(" + filepath.Base(device) + "):"}
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return l
+	}
+	if _, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil {
+		unix.Close(fd)
+		return l
+	}
+	l.fd = fd
+	return l
+}
+
+func (l kernelLog) close() {
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+	}
+}
+
+// messages returns the first warnings about the device.
+func (l kernelLog) messages() (out []string) {
+	buf := make([]byte, 8192)
+	for range 10_000 {
+		n, err := unix.Read(l.fd, buf)
+		if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.EINTR) {
+			continue // EPIPE: messages were lost
+		}
+		if err != nil || n <= 0 || len(out) == maxKernelMessages {
+			break
+		}
+		if msg, ok := parseKernelMessage(string(buf[:n]), l.tag); ok {
+			out = append(out, msg)
+		}
+	}
+	return out
+}
+
+// parseKernelMessage reads a record of /dev/kmsg if it is a warning or worse
+// about what tag names:
+//
+//	3,437,2047102345,-;EXT4-fs (loop0): VFS: Can't find ext4 filesystem
+func parseKernelMessage(record, tag string) (string, bool) {
+	head, text, ok := strings.Cut(record, ";")
+	if !ok {
+		return "", false
+	}
+	priority, _, _ := strings.Cut(head, ",")
+	n, err := strconv.Atoi(priority)
+	const levels, warning = 8, 4
+	if err != nil || n%levels > warning {
+		return "", false
+	}
+	text, _, _ = strings.Cut(text, "\n") // what follows are fields for programs
+	_, msg, ok := strings.Cut(text, tag)
+	return strings.TrimSpace(msg), ok
+}
+
+// contextMessages reads what the kernel has to say about a failed fsconfig.
+func contextMessages(fsfd int) (out []string) {
+	if fsfd < 0 {
+		return nil
+	}
+	buf := make([]byte, 4096)
+	for range 16 {
+		n, err := unix.Read(fsfd, buf)
+		if err != nil || n <= 0 {
+			break
+		}
+		msg := strings.TrimSpace(string(buf[:n]))
+		if len(msg) > 2 && msg[1] == ' ' {
+			msg = msg[2:] // "e ", "w ", "i "
+		}
+		out = append(out, msg)
+	}
+	return out
+}

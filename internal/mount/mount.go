@@ -1,0 +1,177 @@
+// Package mount mounts filesystems with the kernel's file-descriptor based
+// calls (fsopen, fsmount, move_mount; Linux 5.2). A mount is first made
+// detached, held by a descriptor only: if the process dies, it is gone. Nothing
+// here reads the mount table, whose length other people decide, but Holders,
+// which is for explaining errors.
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strings"
+
+	"pando/internal/errs"
+	"pando/internal/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// Detached is a mount that is not in any directory yet. Its root can be used
+// through Root; Attach puts it at a path; Close without Attach unmounts it.
+type Detached struct {
+	root *os.File
+}
+
+// Device mounts the filesystem of type fstype on the block device source.
+// options are as in mount(8)'s -o, each "key" or "key=value". Damaged or
+// Invalid if the device does not hold such a filesystem. Access times are not
+// kept: reading a clone must not make it differ.
+func Device(fstype, source string, options []string, readOnly bool) (*Detached, error) {
+	log := newKernelLog(source)
+	defer log.close()
+	fail := func(call string, fsfd int, err error) error {
+		detail := fmt.Errorf("%s: %w", call, err)
+		if msgs := append(contextMessages(fsfd), log.messages()...); len(msgs) > 0 {
+			detail = fmt.Errorf("%s: %w (%s)", call, err, strings.Join(msgs, "; "))
+		}
+		e := &errs.Error{Kind: errs.KindOf(err), Op: "mount " + fstype, Ref: source, Err: detail}
+		switch {
+		case fsfd < 0 && errors.Is(err, unix.ENODEV):
+			e.Kind = errs.Unsupported
+			e.Hint = "this kernel has no " + fstype + ": `modprobe " + fstype + "`"
+		case errors.Is(err, unix.EPERM):
+			e.Hint = "run it as root"
+		case errors.Is(err, unix.EACCES) && !readOnly:
+			e.Hint = "the block device is read-only"
+		}
+		return e
+	}
+	fsfd, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fail("fsopen", -1, err)
+	}
+	defer unix.Close(fsfd)
+	if err := unix.FsconfigSetString(fsfd, "source", source); err != nil {
+		return nil, fail("fsconfig source", fsfd, err)
+	}
+	if readOnly {
+		options = append([]string{"ro"}, options...)
+	}
+	for _, o := range options {
+		k, v, has := strings.Cut(o, "=")
+		if has {
+			err = unix.FsconfigSetString(fsfd, k, v)
+		} else {
+			err = unix.FsconfigSetFlag(fsfd, k)
+		}
+		if err != nil {
+			return nil, fail("fsconfig "+o, fsfd, err)
+		}
+	}
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return nil, fail("fsconfig create", fsfd, err)
+	}
+	attr := unix.MOUNT_ATTR_NOATIME
+	if readOnly {
+		attr |= unix.MOUNT_ATTR_RDONLY
+	}
+	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attr)
+	if err != nil {
+		return nil, fail("fsmount", fsfd, err)
+	}
+	return detached(mfd, source)
+}
+
+// Tree makes a detached bind mount of the directory path (not of mounts below
+// it).
+func Tree(path string, readOnly bool) (*Detached, error) {
+	mfd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil, errs.Wrap("mount", path, fmt.Errorf("open_tree: %w", err))
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOATIME, Attr_clr: unix.MOUNT_ATTR__ATIME, Propagation: unix.MS_PRIVATE}
+	if readOnly {
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	}
+	if err := unix.MountSetattr(mfd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		unix.Close(mfd)
+		return nil, errs.Wrap("mount", path, fmt.Errorf("mount_setattr: %w", err))
+	}
+	return detached(mfd, path)
+}
+
+// detached reopens the mount's root as a readable directory: the descriptor of
+// fsmount and open_tree is O_PATH. That descriptor is kept, it holds the mount.
+func detached(mfd int, name string) (*Detached, error) {
+	return &Detached{root: os.NewFile(uintptr(mfd), name)}, nil
+}
+
+// Open opens the root directory for reading its entries, for ioctls, and as the
+// base of *at calls. The caller closes it before Attach or Close take effect.
+func (d *Detached) Open() (*os.File, error) {
+	fd, err := unix.Openat(int(d.root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, errs.Wrap("open", d.root.Name(), err)
+	}
+	return os.NewFile(uintptr(fd), d.root.Name()), nil
+}
+
+// Attach puts the mount at the directory target, and returns what identifies
+// it there. A symbolic link is not followed. NotFound, Invalid if target is not
+// a directory. Until Close, the mount cannot be unmounted.
+func (d *Detached) Attach(target string) (kernel.MountInfo, error) {
+	fd := int(d.root.Fd())
+	info, err := kernel.MountAt(fd, "")
+	if err != nil {
+		return kernel.MountInfo{}, errs.Wrap("mount", target, err)
+	}
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		var st unix.Stat_t
+		if errors.Is(err, unix.EINVAL) && unix.Lstat(target, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return kernel.MountInfo{}, errs.New(errs.Invalid, "mount", target, "not a directory")
+		}
+		return kernel.MountInfo{}, errs.Wrap("mount", target, fmt.Errorf("move_mount: %w", err))
+	}
+	runtime.KeepAlive(d)
+	return info, nil
+}
+
+// Info identifies the mount.
+func (d *Detached) Info() (kernel.MountInfo, error) { return kernel.MountAt(int(d.root.Fd()), "") }
+
+// Close gives the mount up: if it was not attached, it is unmounted.
+func (d *Detached) Close() error {
+	if d.root == nil {
+		return nil
+	}
+	err := d.root.Close()
+	d.root = nil
+	return err
+}
+
+// Unmount takes away the topmost mount at target, and its propagated copies in
+// other mount namespaces. It is never lazy: InUse if something holds one of
+// them (see Holders), NotFound if nothing is mounted there.
+func Unmount(target string) error {
+	for {
+		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+			return &errs.Error{Kind: errs.NotFound, Op: "umount", Ref: target, Err: errors.New("not mounted")}
+		}
+		return errs.Wrap("umount", target, err)
+	}
+}
+
+// IsMounted reports whether the mount that info describes is still what is at
+// target, in O(1).
+func IsMounted(target string, id uint64) bool {
+	m, err := kernel.MountAt(unix.AT_FDCWD, target)
+	return err == nil && m.Root && m.ID == id
+}

@@ -1,0 +1,325 @@
+// Package pool knows the directory that a pool lives in: what it holds, how it
+// is made, made usable after a reboot, and removed.
+//
+//	pool.json     what the pool is; its presence is what makes a pool
+//	catalog.db    the catalogue (with -wal and -shm)
+//	live/ locks/  proofs of life and locks of running commands
+//	mnt/          default mount points
+//	data/         the driver's directory; of a loop-backed pool a mount point
+//	backing.xfs   of a loop-backed pool: the file behind data/
+//	lock          held while the pool is made, mounted or removed
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"pando/internal/driver/objdir"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/loopdev"
+	"pando/internal/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// Format is the version of the pool directory that this code makes.
+const Format = 1
+
+// DefaultDir is where a pool is if nobody says otherwise.
+const DefaultDir = "/var/lib/pando"
+
+// DefaultMinFreePercent is the part of the pool that new clones must leave free.
+const DefaultMinFreePercent = 5
+
+const (
+	configName   = "pool.json"
+	markerName   = ".pando-pool"       // in data/: a symbolic link to the pool's ID
+	initingName  = "init.inprogress"   // an interrupted init left this
+	removingName = "deinit.inprogress" // an interrupted deinit left this
+	backingName  = "backing.xfs"
+)
+
+// Config is the content of pool.json.
+type Config struct {
+	Format         int       `json:"format"`
+	ID             string    `json:"id"`
+	Driver         string    `json:"driver"`
+	Backing        *Backing  `json:"backing,omitempty"`
+	MinFreePercent float64   `json:"min_free_percent"`
+	MadeDir        bool      `json:"made_dir"` // init made the directory, so deinit removes it
+	CreatedAt      time.Time `json:"created_at"`
+	Why            string    `json:"why"` // the driver was chosen
+}
+
+// Backing describes the file behind a loop-backed pool.
+type Backing struct {
+	FS        string `json:"fs"`
+	SizeBytes int64  `json:"size_bytes"`
+}
+
+// Pool is an open pool directory.
+type Pool struct {
+	Dir    string // absolute
+	Config Config
+}
+
+// DataDir is the directory of the driver.
+func (p *Pool) DataDir() string { return filepath.Join(p.Dir, "data") }
+
+// MountDir is the directory of default mount points.
+func (p *Pool) MountDir() string { return filepath.Join(p.Dir, "mnt") }
+
+// BackingFile is the file behind a loop-backed pool.
+func (p *Pool) BackingFile() string { return filepath.Join(p.Dir, backingName) }
+
+// Read reads pool.json without making the pool usable. NotFound, Damaged,
+// TooNew, Permission.
+func Read(dir string) (*Pool, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, errs.Wrap("open pool", dir, err)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, configName))
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
+			return nil, errs.Wrap("open pool", dir, err)
+		}
+		e := errs.New(errs.NotFound, "open pool", dir, "there is no pool")
+		switch {
+		case exists(filepath.Join(dir, removingName)):
+			return nil, e.WithHint("its removal was interrupted: finish it with `pando deinit`")
+		case exists(filepath.Join(dir, initingName)):
+			return nil, e.WithHint("its making was interrupted: run `pando init` again")
+		}
+		return nil, e.WithHint("make one with `pando init`, or name another with --pool DIR or PANDO_POOL")
+	}
+	p := &Pool{Dir: dir}
+	var v struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return nil, errs.New(errs.Damaged, "open pool", dir, "%s: %w", configName, err).
+			WithHint("restore %s from a copy: it is needed to find the pool's driver", configName)
+	}
+	if v.Format > Format {
+		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, this pando knows up to %d", v.Format, Format).WithHint("upgrade pando")
+	}
+	if err := json.Unmarshal(b, &p.Config); err != nil || v.Format < 1 || p.Config.ID == "" || p.Config.Driver == "" {
+		if err == nil {
+			err = errors.New("values are missing")
+		}
+		return nil, errs.New(errs.Damaged, "open pool", dir, "%s: %w", configName, err).
+			WithHint("restore %s from a copy: it is needed to find the pool's driver", configName)
+	}
+	return p, nil
+}
+
+// Open reads the pool and makes it usable: a loop-backed pool is mounted if it
+// is not yet (after a reboot). Kinds as Read, and those of mounting.
+func Open(ctx context.Context, dir string) (*Pool, error) {
+	p, err := Read(dir)
+	if err != nil {
+		return nil, err
+	}
+	if p.Config.Backing == nil || p.active() {
+		return p, nil
+	}
+	unlock, err := Lock(ctx, p.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if p.active() {
+		return p, nil
+	}
+	if err := p.activate(ctx); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// active reports whether the pool's own filesystem is mounted on data/.
+func (p *Pool) active() bool {
+	id, err := os.Readlink(filepath.Join(p.DataDir(), markerName))
+	return err == nil && id == p.Config.ID
+}
+
+// activate mounts the backing file on data/. The caller holds the lock.
+func (p *Pool) activate(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		return errs.New(errs.Permission, "open pool", p.Dir, "the pool is not mounted, and mounting it needs root").WithHint("run it as root")
+	}
+	if m, err := kernel.MountAt(unix.AT_FDCWD, p.DataDir()); err == nil && m.Root {
+		return errs.New(errs.Damaged, "open pool", p.Dir, "something that is not this pool is mounted on %s", p.DataDir()).WithHint("unmount it")
+	}
+	d, err := p.mountBacking(ctx)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	_, err = d.Attach(p.DataDir())
+	return err
+}
+
+// mountBacking mounts the backing file, detached. If it is a block device
+// already (mounted in another mount namespace), that device is used: two of
+// them on one file would corrupt it.
+func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
+	f, err := os.OpenFile(p.BackingFile(), os.O_RDWR, 0)
+	if err != nil {
+		e := errs.Wrap("open pool", p.Dir, err)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.New(errs.Damaged, "open pool", p.Dir, "the file that holds it is gone: %s", p.BackingFile())
+		}
+		return nil, e
+	}
+	defer f.Close()
+	dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: true, SectorBytes: backingSectorBytes})
+	if errs.Is(err, errs.InUse) {
+		return p.mountElsewhere(f)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer dev.Close()
+	return mount.Device(p.Config.Backing.FS, dev.Path, nil, false)
+}
+
+func (p *Pool) mountElsewhere(f *os.File) (*mount.Detached, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errs.Wrap("open pool", p.Dir, err)
+	}
+	all, err := loopdev.List()
+	if err != nil {
+		return nil, err
+	}
+	for _, b := range all {
+		if b.SameFile(&st) {
+			return mount.Device(p.Config.Backing.FS, b.Path, nil, false)
+		}
+	}
+	return nil, errs.New(errs.InUse, "open pool", p.Dir, "another process has locked %s", p.BackingFile())
+}
+
+// Space is room, in bytes.
+type Space struct {
+	TotalBytes int64 // of the filesystem of the driver
+	FreeBytes  int64 // that can be written before something is full
+	UsedBytes  int64
+	HostFree   int64 // on the filesystem below a loop-backed pool, else FreeBytes
+}
+
+// Space measures the room, in O(1). The backing file of a loop-backed pool is
+// sparse, so the filesystem below it counts too.
+func (p *Pool) Space() (Space, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(p.DataDir(), &st); err != nil {
+		return Space{}, errs.Wrap("measure pool", p.Dir, err)
+	}
+	s := Space{
+		TotalBytes: int64(st.Blocks) * st.Bsize,
+		FreeBytes:  int64(st.Bavail) * st.Bsize,
+		UsedBytes:  int64(st.Blocks-st.Bfree) * st.Bsize,
+	}
+	s.HostFree = s.FreeBytes
+	if p.Config.Backing != nil {
+		if err := unix.Statfs(p.Dir, &st); err != nil {
+			return Space{}, errs.Wrap("measure pool", p.Dir, err)
+		}
+		s.HostFree = int64(st.Bavail) * st.Bsize
+		s.FreeBytes = min(s.FreeBytes, s.HostFree)
+	}
+	return s, nil
+}
+
+// Admit refuses new data if the room left after need bytes would be below the
+// pool's watermark. NoSpace.
+func (p *Pool) Admit(op, what string, need int64) error {
+	s, err := p.Space()
+	if err != nil {
+		return err
+	}
+	least := int64(float64(s.TotalBytes) * p.Config.MinFreePercent / 100)
+	if s.FreeBytes-need >= least {
+		return nil
+	}
+	hint := "free space with `pando destroy` and `pando gc`"
+	if s.HostFree < least+need && p.Config.Backing != nil {
+		hint += fmt.Sprintf(", or on the filesystem below the pool, which has %d MiB left", s.HostFree>>20)
+	}
+	msg := fmt.Errorf("the pool has %d MiB free, and %.4g %% (%d MiB) must stay free for what runs", s.FreeBytes>>20, p.Config.MinFreePercent, least>>20)
+	if need > 0 {
+		msg = fmt.Errorf("this needs about %d MiB, the pool has %d MiB free, of which %.4g %% (%d MiB) must stay free for what runs",
+			need>>20, s.FreeBytes>>20, p.Config.MinFreePercent, least>>20)
+	}
+	return (&errs.Error{Kind: errs.NoSpace, Op: op, Ref: what, Err: msg}).WithHint("%s", hint)
+}
+
+// Lock keeps other processes from making, mounting or removing the pool.
+func Lock(ctx context.Context, dir string) (unlock func(), err error) {
+	path := filepath.Join(dir, "lock")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, errs.Wrap("lock pool", dir, err)
+	}
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			f.Close()
+			return nil, errs.Wrap("lock pool", dir, err)
+		}
+		select {
+		case <-ctx.Done():
+			f.Close()
+			return nil, errs.Wrap("lock pool", dir, ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+func (p *Pool) writeConfig() error {
+	b, err := json.MarshalIndent(p.Config, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeDurably(filepath.Join(p.Dir, configName), append(b, '\n'))
+}
+
+// writeDurably replaces a file: after a crash it is the old or the new one.
+func writeDurably(path string, b []byte) error {
+	tmp := path + ".new"
+	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(tmp, path)
+	}
+	if err == nil {
+		err = objdir.SyncDir(filepath.Dir(path))
+	}
+	return err
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}

@@ -1,0 +1,69 @@
+// Package progress counts how far a long operation has come. The operation adds
+// to it from any goroutine; whoever shows it reads it when it likes. A nil
+// *Tracker is valid and counts nothing.
+package progress
+
+import "sync/atomic"
+
+// Tracker holds the counts. The zero value is ready.
+type Tracker struct {
+	stage                  atomic.Pointer[string]
+	files, bytes           atomic.Int64
+	totalFiles, totalBytes atomic.Int64
+}
+
+// State is a moment of a Tracker. Totals are 0 while unknown.
+type State struct {
+	Stage      string
+	Files      int64
+	Bytes      int64
+	TotalFiles int64
+	TotalBytes int64
+}
+
+// Start begins a stage with its totals (0: unknown) and resets the counts.
+func (t *Tracker) Start(stage string, totalFiles, totalBytes int64) {
+	if t == nil {
+		return
+	}
+	t.files.Store(0)
+	t.bytes.Store(0)
+	t.totalFiles.Store(totalFiles)
+	t.totalBytes.Store(totalBytes)
+	t.stage.Store(&stage)
+}
+
+// Add counts files and bytes that are done.
+func (t *Tracker) Add(files, bytes int64) {
+	if t == nil {
+		return
+	}
+	if files != 0 {
+		t.files.Add(files)
+	}
+	if bytes != 0 {
+		t.bytes.Add(bytes)
+	}
+}
+
+// Set replaces the counts of the stage.
+func (t *Tracker) Set(files, bytes, totalBytes int64) {
+	if t == nil {
+		return
+	}
+	t.files.Store(files)
+	t.bytes.Store(bytes)
+	t.totalBytes.Store(totalBytes)
+}
+
+// State returns the counts of this moment.
+func (t *Tracker) State() State {
+	if t == nil {
+		return State{}
+	}
+	s := State{Files: t.files.Load(), Bytes: t.bytes.Load(), TotalFiles: t.totalFiles.Load(), TotalBytes: t.totalBytes.Load()}
+	if p := t.stage.Load(); p != nil {
+		s.Stage = *p
+	}
+	return s
+}

@@ -1,0 +1,90 @@
+// Package ref knows what names and references look like.
+package ref
+
+import (
+	"strconv"
+	"strings"
+
+	"pando/internal/errs"
+)
+
+// MaxNameBytes is the longest name of a volume, snapshot or golden.
+const MaxNameBytes = 128
+
+// Ref is a reference as a person writes it: NAME, GOLDEN@N or VOLUME@SNAP.
+type Ref struct {
+	Name string
+	At   string // behind the @; "" if there is none
+}
+
+// String is the written form.
+func (r Ref) String() string {
+	if r.At == "" {
+		return r.Name
+	}
+	return r.Name + "@" + r.At
+}
+
+// Generation returns the number behind the @. ok is false if it is not a
+// number from 1.
+func (r Ref) Generation() (n int, ok bool) {
+	n, err := strconv.Atoi(r.At)
+	return n, err == nil && n > 0 && strconv.Itoa(n) == r.At
+}
+
+// Generation returns the written form of a generation.
+func Generation(golden string, n int) string { return golden + "@" + strconv.Itoa(n) }
+
+// Parse reads a reference. Invalid.
+func Parse(op, s string) (Ref, error) {
+	name, at, has := strings.Cut(s, "@")
+	if err := CheckName(op, name); err != nil {
+		return Ref{}, err
+	}
+	if has {
+		if err := CheckName(op, at); err != nil {
+			return Ref{}, err
+		}
+	}
+	return Ref{name, at}, nil
+}
+
+// CheckName reports what is wrong with a name. Invalid.
+func CheckName(op, name string) error {
+	bad := func(format string, args ...any) error {
+		return errs.New(errs.Invalid, op, strconv.Quote(clip(name)), format, args...).
+			WithHint("names have 1 to %d characters of A-Z a-z 0-9 . _ - and start with a letter or digit", MaxNameBytes)
+	}
+	switch {
+	case name == "":
+		return bad("a name cannot be empty")
+	case len(name) > MaxNameBytes:
+		return bad("a name of %d bytes is too long", len(name))
+	case strings.Contains(name, ".."):
+		return bad("a name cannot contain %q", "..")
+	}
+	for i, c := range []byte(name) {
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
+		if letter || i > 0 && (c == '.' || c == '_' || c == '-') {
+			continue
+		}
+		if i == 0 && (c == '.' || c == '_' || c == '-') {
+			return bad("a name cannot start with %q", string(rune(c)))
+		}
+		if c >= 0x80 {
+			return bad("a name cannot contain non-ASCII characters")
+		}
+		return bad("a name cannot contain %q", string(rune(c)))
+	}
+	return nil
+}
+
+func clip(s string) string {
+	if len(s) > 40 {
+		return s[:40] + "..."
+	}
+	return s
+}
+
+// IsGlob reports whether s has wildcards for names.
+func IsGlob(s string) bool { return strings.ContainsAny(s, "*?[") }

@@ -1,0 +1,85 @@
+// Package run runs other programs and turns what goes wrong into errors that
+// tell the person what to install or do.
+package run
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"pando/internal/errs"
+)
+
+// packages names the Debian package that holds a program.
+var packages = map[string]string{
+	"mkfs.ext4":  "e2fsprogs",
+	"e2fsck":     "e2fsprogs",
+	"mkfs.xfs":   "xfsprogs",
+	"xfs_repair": "xfsprogs",
+	"mkfs.btrfs": "btrfs-progs",
+	"git":        "git",
+}
+
+// sbin is searched besides PATH: a user's PATH often lacks it.
+var sbin = []string{"/usr/sbin/", "/sbin/"}
+
+// Look finds a program. Unsupported, with the package to install, if it is not
+// there.
+func Look(name string) (string, error) {
+	p, err := exec.LookPath(name)
+	if err == nil {
+		return p, nil
+	}
+	for _, dir := range sbin {
+		if p, err := exec.LookPath(dir + name); err == nil {
+			return p, nil
+		}
+	}
+	e := errs.New(errs.Unsupported, "run", name, "program not found")
+	if pkg := packages[name]; pkg != "" {
+		e = e.WithHint("install it: `apt-get install %s`", pkg)
+	}
+	return "", e
+}
+
+// Program runs a program to its end and returns its standard output. The
+// program dies with ctx, and with this process. An exit status other than 0 is
+// an error that carries the last lines of standard error.
+func Program(ctx context.Context, name string, args ...string) ([]byte, error) {
+	path, err := Look(name)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.CommandContext(ctx, path, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return nil, errs.Wrap(name, "", ctx.Err())
+		}
+		kind := errs.IO
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			kind = errs.KindOf(err)
+		}
+		if tail := lastLines(stderr.String(), 4); tail != "" {
+			err = fmt.Errorf("%w: %s", err, tail)
+		}
+		return stdout.Bytes(), &errs.Error{Kind: kind, Op: name, Err: err}
+	}
+	return stdout.Bytes(), nil
+}
+
+func lastLines(s string, n int) string {
+	lines := strings.Split(strings.TrimSpace(s), "\n")
+	if len(lines) > n {
+		lines = lines[len(lines)-n:]
+	}
+	return strings.Join(lines, "; ")
+}

@@ -1,0 +1,123 @@
+package treecopy
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"os/user"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// The tags of ACL entries, in the order in which the kernel wants them.
+const (
+	aclUserObj  = 0x01
+	aclUser     = 0x02
+	aclGroupObj = 0x04
+	aclGroup    = 0x08
+	aclMask     = 0x10
+	aclOther    = 0x20
+
+	aclNoID = 0xffffffff
+)
+
+// encodeACL turns the text of a POSIX ACL, as tar keeps it, into the value of
+// a system.posix_acl_* attribute. Entries are separated by commas or newlines:
+//
+//	user::rwx,user:1000:r-x,group::r-x,mask::r-x,other::---
+//
+// A fourth field is the number that belongs to the name in the second (star
+// writes it). A name without a number is looked up on this host.
+//
+// The value is, little-endian: u32 version 2, then for each entry u16 tag,
+// u16 permissions, u32 id.
+func encodeACL(text string) ([]byte, error) {
+	type aclEntry struct {
+		tag, perm uint16
+		id        uint32
+	}
+	var entries []aclEntry
+	for line := range strings.FieldsFuncSeq(text, func(r rune) bool { return r == ',' || r == '\n' || r == 0 }) {
+		line, _, _ = strings.Cut(line, "#")
+		line = strings.TrimSpace(line)
+		if line == "" {
+			continue
+		}
+		f := strings.Split(strings.TrimPrefix(line, "default:"), ":")
+		if len(f) < 3 || len(f) > 4 {
+			return nil, fmt.Errorf("ACL entry %q is not type:name:permissions", line)
+		}
+		e := aclEntry{id: aclNoID}
+		switch f[0] + ":" + map[bool]string{true: "", false: "name"}[f[1] == ""] {
+		case "user:", "u:":
+			e.tag = aclUserObj
+		case "user:name", "u:name":
+			e.tag = aclUser
+		case "group:", "g:":
+			e.tag = aclGroupObj
+		case "group:name", "g:name":
+			e.tag = aclGroup
+		case "mask:", "m:":
+			e.tag = aclMask
+		case "other:", "o:":
+			e.tag = aclOther
+		default:
+			return nil, fmt.Errorf("ACL entry %q has an unknown type", line)
+		}
+		for _, c := range strings.TrimSpace(f[2]) {
+			switch c {
+			case 'r':
+				e.perm |= 4
+			case 'w':
+				e.perm |= 2
+			case 'x':
+				e.perm |= 1
+			case '-':
+			default:
+				return nil, fmt.Errorf("ACL entry %q has unknown permissions", line)
+			}
+		}
+		if e.tag == aclUser || e.tag == aclGroup {
+			id, err := aclID(e.tag, f)
+			if err != nil {
+				return nil, err
+			}
+			e.id = id
+		}
+		entries = append(entries, e)
+	}
+	slices.SortStableFunc(entries, func(a, b aclEntry) int {
+		return cmp.Or(cmp.Compare(a.tag, b.tag), cmp.Compare(a.id, b.id))
+	})
+	out := binary.LittleEndian.AppendUint32(nil, 2)
+	for _, e := range entries {
+		out = binary.LittleEndian.AppendUint16(out, e.tag)
+		out = binary.LittleEndian.AppendUint16(out, e.perm)
+		out = binary.LittleEndian.AppendUint32(out, e.id)
+	}
+	return out, nil
+}
+
+func aclID(tag uint16, f []string) (uint32, error) {
+	name := f[1]
+	if len(f) == 4 {
+		name = strings.TrimSpace(f[3])
+	}
+	if id, err := strconv.ParseUint(name, 10, 32); err == nil && id != aclNoID {
+		return uint32(id), nil
+	}
+	id := ""
+	if tag == aclUser {
+		if u, err := user.Lookup(name); err == nil {
+			id = u.Uid
+		}
+	} else if g, err := user.LookupGroup(name); err == nil {
+		id = g.Gid
+	}
+	n, err := strconv.ParseUint(id, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("an ACL names %q, whom this host does not know", name)
+	}
+	return uint32(n), nil
+}

@@ -1,0 +1,373 @@
+package treecopy
+
+import (
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/errs"
+)
+
+// CopyDir copies what is below the directory src into the empty directory dst,
+// and the attributes of src itself except its mode. Other filesystems mounted
+// below src are copied too, except those of the kernel (see Skipped).
+//
+// src itself may be a path through symbolic links. Inode flags (chattr),
+// project IDs and birth times are not copied.
+//
+// After an error or a cancellation dst holds part of the tree. On return all
+// work has stopped. Data is not synced.
+func CopyDir(ctx context.Context, src string, dst *os.File, opt Options) (Totals, error) {
+	c := newCopier(opt)
+	c.links.m = make(map[Inode]*link)
+	defer runtime.KeepAlive(dst)
+	rootFD, err := openRoot(dst)
+	if err != nil {
+		return Totals{}, err
+	}
+	defer unix.Close(rootFD)
+	var st unix.Stat_t
+	if err := unix.Fstat(rootFD, &st); err != nil {
+		return Totals{}, dstErr(dst.Name(), "stat", err)
+	}
+	c.dstID = inode(&st)
+
+	root, err := openSource(src)
+	if err != nil {
+		return Totals{}, err
+	}
+	if err := c.exclude(root); err != nil {
+		root.unpin()
+		return Totals{}, err
+	}
+	xattrs, err := c.readXattrs(&worker{}, opened(root.src), root.path)
+	if err != nil {
+		root.unpin()
+		return Totals{}, err
+	}
+	stage, err := openStage(rootFD, opt)
+	if err != nil {
+		root.unpin()
+		return Totals{}, err
+	}
+	root.dst = stage.fd // now the walk's
+	if err = newWalk(c, true, opt).run(ctx, root); err == nil {
+		err = stage.finish()
+	}
+	if err == nil {
+		err = c.set.apply(opened(rootFD), root.path, rootAttrs(root.attrs), xattrs)
+	}
+	return c.n.totals(), err
+}
+
+// rootAttrs is what the root of a volume gets.
+func rootAttrs(a attrs) attrs {
+	a.mode = unix.S_IFDIR | 0o755
+	return a
+}
+
+// openSource opens the root of a source, with one pin and one pending part.
+func openSource(src string) (*dir, error) {
+	by, err := retry(func() (int, error) {
+		return unix.Open(src, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	})
+	fd := -1
+	if err == nil {
+		fd, err = openDir(by, ".")
+		unix.Close(by)
+	}
+	if err == unix.ENOTDIR {
+		return nil, errs.New(errs.Invalid, op, quote(src), "it is not a directory")
+	}
+	if err != nil {
+		return nil, sysErr(src, "open", err)
+	}
+	d := &dir{name: strings.TrimRight(src, "/"), src: fd, dst: -1, pins: 1, pending: 1}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		d.unpin()
+		return nil, srcErr(src, "stat", err)
+	}
+	d.setStat(&st)
+	return d, nil
+}
+
+func (d *dir) setStat(st *unix.Stat_t) {
+	d.id, d.attrs, d.ctime = inode(st), attrsOf(st), st.Ctim
+}
+
+// common is what Measure and CopyDir know of a source.
+type common struct {
+	n        *counters
+	excluded map[Inode]bool
+}
+
+func newCommon(opt Options) common {
+	c := common{n: &counters{progress: opt.Progress}, excluded: make(map[Inode]bool)}
+	for _, id := range opt.Exclude {
+		c.excluded[id] = true
+	}
+	return c
+}
+
+func (c *common) exclude(root *dir) error {
+	if c.excluded[root.id] {
+		return errs.New(errs.Invalid, op, quote(root.path()), "it is to be left out, being where volumes are kept")
+	}
+	return nil
+}
+
+// enterSource opens a subdirectory of the source, nil if it is excluded.
+func (c *common) enterSource(parent *dir, e entry) (*dir, error) {
+	fd, err := openDir(parent.src, e.name)
+	if err != nil {
+		return nil, srcErr(parent.join(e.name), "open", err)
+	}
+	d := &dir{parent: parent, name: e.name, src: fd, dst: -1, pins: 1, pending: 1}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		d.unpin()
+		return nil, srcErr(d.path(), "stat", err)
+	}
+	d.setStat(&st)
+	if c.excluded[d.id] {
+		d.unpin()
+		return nil, nil
+	}
+	if d.id.Dev != parent.id.Dev && kernelFS(fd) {
+		d.kernel = true
+		c.n.kernelDirs.Add(1)
+	}
+	return d, nil
+}
+
+// kernelFS reports whether fd is on a filesystem whose files are not data but
+// views into the running kernel.
+func kernelFS(fd int) bool {
+	var st unix.Statfs_t
+	if unix.Fstatfs(fd, &st) != nil {
+		return false
+	}
+	switch uint32(st.Type) {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC,
+		unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.SELINUX_MAGIC, unix.SMACK_MAGIC,
+		unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC, unix.DEVPTS_SUPER_MAGIC,
+		unix.BINFMTFS_MAGIC, unix.NSFS_MAGIC, unix.RDTGROUP_SUPER_MAGIC, unix.AUTOFS_SUPER_MAGIC,
+		0x62656570 /* configfs */, 0x19800202 /* mqueue */, 0x65735543 /* fusectl */, 0x67596969 /* rpc_pipefs */ :
+		return true
+	}
+	return false
+}
+
+// copier is the visitor of CopyDir.
+type copier struct {
+	common
+	set   setter
+	dstID Inode
+	links links
+}
+
+func newCopier(opt Options) *copier {
+	c := &copier{common: newCommon(opt)}
+	c.set = setter{n: c.n, unprivileged: opt.Unprivileged}
+	return c
+}
+
+func (c *copier) enter(w *worker, parent *dir, e entry) (*dir, error) {
+	d, err := c.enterSource(parent, e)
+	if d == nil {
+		return nil, err
+	}
+	err = c.makeDir(w, parent, d)
+	if err != nil {
+		d.unpin()
+		return nil, err
+	}
+	c.n.add(1, 0)
+	return d, nil
+}
+
+func (c *copier) makeDir(w *worker, parent, d *dir) error {
+	if d.id == c.dstID {
+		return errs.New(errs.Invalid, op, quote(d.path()), "the source contains the destination")
+	}
+	var err error
+	if d.xattrs, err = c.readXattrs(w, opened(d.src), d.path); err != nil {
+		return err
+	}
+	err = retry0(func() error { return unix.Mkdirat(parent.dst, d.name, 0o700) })
+	if err == unix.EEXIST && parent.parent == nil && d.name == lostFound {
+		err = nil // a fresh ext4 has it
+	}
+	if err != nil {
+		return dstErr(d.path(), "mkdir", err)
+	}
+	if d.dst, err = openDir(parent.dst, d.name); err != nil {
+		return dstErr(d.path(), "open", err)
+	}
+	return nil
+}
+
+func (c *copier) leave(w *worker, d *dir) error {
+	if d.parent == nil {
+		return nil // CopyDir does the root, after the staging
+	}
+	return c.set.apply(opened(d.dst), d.path, d.attrs, d.xattrs)
+}
+
+func (c *copier) file(w *worker, d *dir, e entry) error {
+	if e.typ == unix.DT_REG {
+		return c.regular(w, d, e)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return srcErr(d.join(e.name), "stat", err)
+	}
+	if uint8(st.Mode&unix.S_IFMT>>12) != e.typ {
+		return changed(d.join(e.name))
+	}
+	if st.Nlink > 1 {
+		linked, err := c.links.create(d, e.name, &st, func() error { return c.special(d, e.name, &st) })
+		if linked || err != nil {
+			c.n.add(1, 0)
+			return skipped(err)
+		}
+	} else if err := c.special(d, e.name, &st); err != nil {
+		c.n.add(1, 0)
+		return skipped(err)
+	}
+	path := func() string { return d.join(e.name) }
+	xs, err := c.readXattrs(w, named(d.src, e.name), path)
+	if err != nil {
+		return err
+	}
+	c.n.add(1, 0)
+	return c.set.apply(named(d.dst, e.name), path, attrsOf(&st), xs)
+}
+
+// errSkipped says that a file is left out and counted.
+var errSkipped = errors.New("left out")
+
+func skipped(err error) error {
+	if err == errSkipped {
+		return nil
+	}
+	return err
+}
+
+// special makes a symbolic link, device node, fifo or socket.
+func (c *copier) special(d *dir, name string, st *unix.Stat_t) error {
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		buf := make([]byte, max(int(st.Size)+1, 256))
+		n, err := retry(func() (int, error) { return unix.Readlinkat(d.src, name, buf) })
+		if err != nil {
+			return srcErr(d.join(name), "readlink", err)
+		}
+		if n == len(buf) {
+			return changed(d.join(name))
+		}
+		if err := unix.Symlinkat(string(buf[:n]), d.dst, name); err != nil {
+			return dstErr(d.join(name), "symlink", err)
+		}
+		return nil
+	}
+	return c.set.mknod(d.dst, name, st.Mode, st.Rdev, func() string { return d.join(name) })
+}
+
+// mknod makes a device node, fifo or socket that only the owner can use yet.
+func (s *setter) mknod(at int, name string, mode uint32, rdev uint64, path func() string) error {
+	err := unix.Mknodat(at, name, mode&unix.S_IFMT|0o600, int(rdev))
+	if err == unix.EPERM && s.unprivileged {
+		s.n.devices.Add(1)
+		return errSkipped
+	}
+	if err != nil {
+		return dstErr(path(), "mknod", err)
+	}
+	return nil
+}
+
+// links remembers where the first of several hard links to a file is. An
+// entry goes away with the file's last link.
+type links struct {
+	mu sync.Mutex
+	m  map[Inode]*link
+}
+
+type link struct {
+	d    *dir
+	name string
+	left uint64 // links not seen yet
+}
+
+// create makes name in d, which stands for the source's inode st: with makeIt,
+// if it is the first of the inode's links, else as a hard link to the first.
+// The content may still be under way then.
+func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error) (linked bool, err error) {
+	id := inode(st)
+	l.mu.Lock()
+	first := l.m[id]
+	if first == nil {
+		defer l.mu.Unlock()
+		if err := makeIt(); err != nil {
+			return false, err
+		}
+		l.m[id] = &link{d, name, uint64(st.Nlink) - 1}
+		return false, nil
+	}
+	first.left--
+	if first.left == 0 {
+		delete(l.m, id)
+	}
+	l.mu.Unlock()
+	err = first.to(d, name)
+	if err == unix.EMLINK {
+		return true, errs.New(errs.Unsupported, op, quote(d.join(name)), "%w", err).
+			WithHint("the volume's filesystem does not support so many hard links to one file; choose another --fs")
+	}
+	if err != nil {
+		return true, dstErr(d.join(name), "link", err)
+	}
+	return true, nil
+}
+
+// to makes name in d a hard link to l.
+func (l *link) to(d *dir, name string) error {
+	if l.d == d {
+		return unix.Linkat(d.dst, l.name, d.dst, name, 0)
+	}
+	// From the nearest open directory above l down to l: all of it is ours, so
+	// no component is a symbolic link.
+	var down []string
+	from := l.d
+	for ; !from.tryPin(); from = from.parent { // the root is open to the end
+		down = append(down, from.name)
+	}
+	defer from.unpin()
+	at, rel := from.dst, ""
+	for _, n := range slices.Backward(down) {
+		rel += n + "/"
+		if len(rel) <= unix.PathMax-2*256 {
+			continue
+		}
+		next, err := unix.Openat(at, rel, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if at != from.dst {
+			unix.Close(at)
+		}
+		if err != nil {
+			return err
+		}
+		at, rel = next, ""
+	}
+	err := unix.Linkat(at, rel+l.name, d.dst, name, 0)
+	if at != from.dst {
+		unix.Close(at)
+	}
+	return err
+}

@@ -1,0 +1,113 @@
+package treecopy
+
+import (
+	"context"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Measure walks src as CopyDir would with the same options and counts what is
+// there, for progress and for the size of the volume. It opens directories and
+// sparse files only. What changes meanwhile is an error of kind Conflict, as
+// it is for CopyDir.
+func Measure(ctx context.Context, src string, opt Options) (Totals, error) {
+	m := &measurer{common: newCommon(opt), seen: make(map[Inode]uint64)}
+	root, err := openSource(src)
+	if err != nil {
+		return Totals{}, err
+	}
+	if err := m.exclude(root); err != nil {
+		root.unpin()
+		return Totals{}, err
+	}
+	err = newWalk(m, false, opt).run(ctx, root)
+	return m.n.totals(), err
+}
+
+const blockSize = 4096 // what Totals.Allocated counts in
+
+func blocks(n int64) int64 { return (n + blockSize - 1) &^ (blockSize - 1) }
+
+// measurer is the visitor of Measure.
+type measurer struct {
+	common
+	mu   sync.Mutex
+	seen map[Inode]uint64 // links still to come of hard-linked files
+}
+
+func (m *measurer) enter(w *worker, parent *dir, e entry) (*dir, error) {
+	d, err := m.enterSource(parent, e)
+	if d != nil {
+		m.n.inodes.Add(1)
+		m.n.add(1, 0)
+	}
+	return d, err
+}
+
+func (m *measurer) leave(w *worker, d *dir) error {
+	// A block of a directory is about three quarters full.
+	m.n.allocated.Add(max(blocks(d.nameBytes*4/3), blockSize))
+	return nil
+}
+
+func (m *measurer) file(w *worker, d *dir, e entry) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return srcErr(d.join(e.name), "stat", err)
+	}
+	if st.Nlink > 1 && m.again(&st) {
+		m.n.add(1, 0)
+		return nil
+	}
+	m.n.inodes.Add(1)
+	var bytes int64
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		var err error
+		if bytes, err = m.data(d, e.name, &st); err != nil {
+			return err
+		}
+		m.n.allocated.Add(blocks(bytes))
+	case unix.S_IFLNK:
+		if st.Size >= 60 { // shorter ones lie in the inode
+			m.n.allocated.Add(blockSize)
+		}
+	}
+	m.n.add(1, bytes)
+	return nil
+}
+
+// again reports whether another link to the file has been counted.
+func (m *measurer) again(st *unix.Stat_t) bool {
+	id := inode(st)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	left, ok := m.seen[id]
+	if !ok {
+		left = uint64(st.Nlink)
+	}
+	if left--; left == 0 {
+		delete(m.seen, id)
+	} else {
+		m.seen[id] = left
+	}
+	return ok
+}
+
+// data is the number of bytes that copying the file takes.
+func (m *measurer) data(d *dir, name string, st *unix.Stat_t) (int64, error) {
+	if full(st) {
+		return st.Size, nil
+	}
+	fd, err := openNoAtime(d.src, name, unix.O_NONBLOCK)
+	if err != nil {
+		return 0, srcErr(d.join(name), "open", err)
+	}
+	defer unix.Close(fd)
+	n, err := dataBytes(fd, st.Size)
+	if err != nil {
+		return 0, srcErr(d.join(name), "seek", err)
+	}
+	return n, nil
+}

@@ -1,0 +1,240 @@
+package treecopy
+
+import (
+	"bytes"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/errs"
+)
+
+// attrs is what a copy takes over from an inode beside its content.
+type attrs struct {
+	mode         uint32 // as st_mode, with the type
+	uid, gid     uint32
+	atime, mtime unix.Timespec
+}
+
+func attrsOf(st *unix.Stat_t) attrs {
+	return attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid, atime: st.Atim, mtime: st.Mtim}
+}
+
+type xattr struct {
+	name  string
+	value []byte
+}
+
+const (
+	aclAccess  = "system.posix_acl_access"
+	aclDefault = "system.posix_acl_default"
+)
+
+// foreignXattrs are prefixes of attributes that speak about the filesystem
+// they are on, not about the file.
+var foreignXattrs = []string{"system.nfs4", "system.cifs", "system.smb3", "smb3.", "cifs.", "btrfs.", "afs.", "lustre.", "ceph."}
+
+func foreign(name string) bool {
+	for _, p := range foreignXattrs {
+		if strings.HasPrefix(name, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// object is a file in the source or the destination: an open one (fd >= 0), or
+// one named in a directory, which is never followed if it is a symbolic link.
+type object struct {
+	fd   int
+	at   int
+	name string
+}
+
+func opened(fd int) object             { return object{fd: fd} }
+func named(at int, name string) object { return object{fd: -1, at: at, name: name} }
+func (o object) procPath() string      { return "/proc/self/fd/" + strconv.Itoa(o.at) + "/" + o.name }
+func (o object) stat(st *unix.Stat_t) error {
+	if o.fd >= 0 {
+		return unix.Fstat(o.fd, st)
+	}
+	return unix.Fstatat(o.at, o.name, st, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+func (o object) chown(uid, gid int) error {
+	if o.fd >= 0 {
+		return unix.Fchown(o.fd, uid, gid)
+	}
+	return unix.Fchownat(o.at, o.name, uid, gid, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+// chmod must not be used on symbolic links.
+func (o object) chmod(mode uint32) error {
+	if o.fd >= 0 {
+		return unix.Fchmod(o.fd, mode)
+	}
+	return unix.Fchmodat(o.at, o.name, mode, 0)
+}
+
+func (o object) utimes(atime, mtime unix.Timespec) error {
+	if o.fd >= 0 {
+		return futimens(o.fd, atime, mtime)
+	}
+	return unix.UtimesNanoAt(o.at, o.name, []unix.Timespec{atime, mtime}, unix.AT_SYMLINK_NOFOLLOW)
+}
+
+func (o object) setxattr(name string, value []byte) error {
+	if o.fd >= 0 {
+		return unix.Fsetxattr(o.fd, name, value, 0)
+	}
+	return unix.Lsetxattr(o.procPath(), name, value, 0)
+}
+
+func (o object) listxattr(buf []byte) (int, error) {
+	if o.fd >= 0 {
+		return unix.Flistxattr(o.fd, buf)
+	}
+	return unix.Llistxattr(o.procPath(), buf)
+}
+
+func (o object) getxattr(name string, buf []byte) (int, error) {
+	if o.fd >= 0 {
+		return unix.Fgetxattr(o.fd, name, buf)
+	}
+	return unix.Lgetxattr(o.procPath(), name, buf)
+}
+
+// readXattrs returns the extended attributes of a file of the source.
+func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, error) {
+	if w.names == nil {
+		w.names = make([]byte, 64<<10) // XATTR_LIST_MAX
+	}
+	n, err := o.listxattr(w.names)
+	if err != nil {
+		if err == unix.EOPNOTSUPP {
+			return nil, nil
+		}
+		return nil, c.xattrErr(o, path(), "listxattr", err)
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	if w.value == nil {
+		w.value = make([]byte, 64<<10) // XATTR_SIZE_MAX
+	}
+	var out []xattr
+	for raw := range bytes.SplitSeq(w.names[:n], []byte{0}) {
+		if len(raw) == 0 {
+			continue
+		}
+		name := string(raw)
+		if foreign(name) {
+			c.n.xattrs.Add(1)
+			continue
+		}
+		n, err := o.getxattr(name, w.value)
+		switch {
+		case err == nil:
+			out = append(out, xattr{name, bytes.Clone(w.value[:n])})
+		case c.set.unprivileged && (err == unix.EPERM || err == unix.EACCES):
+			c.n.xattrs.Add(1)
+		case err == unix.ENODATA:
+			return nil, changed(path())
+		default:
+			return nil, c.xattrErr(o, path(), "reading attribute "+quote(name), err)
+		}
+	}
+	return out, nil
+}
+
+// xattrErr tells a file that has gone from a missing /proc.
+func (c *copier) xattrErr(o object, path, call string, err error) error {
+	if err == unix.ENOENT && o.fd < 0 {
+		var st unix.Stat_t
+		if o.stat(&st) == nil {
+			return errs.New(errs.Unsupported, op, quote(path), "%s: %w", call, err).WithHint("mount /proc")
+		}
+	}
+	return srcErr(path, call, err)
+}
+
+// setter gives files of the destination their attributes.
+type setter struct {
+	n            *counters
+	unprivileged bool
+}
+
+// apply gives o the attributes a and xs. The order matters: chown clears
+// setuid, setgid and security.capability, an ACL changes the mode, and
+// everything changes the times.
+func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error {
+	var st unix.Stat_t
+	if err := o.stat(&st); err != nil {
+		return dstErr(path(), "stat", err)
+	}
+	mode := a.mode & 0o7777
+	if st.Uid != a.uid || st.Gid != a.gid {
+		err := error(unix.EPERM)
+		if !s.unprivileged {
+			err = o.chown(int(a.uid), int(a.gid))
+		} else if st.Uid == a.uid {
+			err = o.chown(-1, int(a.gid)) // another group of the caller's, perhaps
+		}
+		if err != nil {
+			if !s.unprivileged || err != unix.EPERM {
+				return dstErr(path(), "chown", err)
+			}
+			s.n.owners.Add(1)
+			mode &^= unix.S_ISUID | unix.S_ISGID
+		}
+	}
+	for _, x := range xs {
+		if err := s.setXattr(o, path, x); err != nil {
+			return err
+		}
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK && (st.Mode&0o7777 != mode || len(xs) > 0) {
+		if err := o.chmod(mode); err != nil {
+			return dstErr(path(), "chmod", err)
+		}
+	}
+	if err := o.utimes(a.atime, a.mtime); err != nil {
+		return dstErr(path(), "utimensat", err)
+	}
+	return nil
+}
+
+func (s *setter) setXattr(o object, path func() string, x xattr) error {
+	err := o.setxattr(x.name, x.value)
+	if err == nil {
+		return nil
+	}
+	if s.unprivileged && (err == unix.EPERM || err == unix.EACCES || err == unix.EOPNOTSUPP) {
+		s.n.xattrs.Add(1)
+		return nil
+	}
+	call := "setting attribute " + quote(x.name)
+	switch {
+	case err == unix.EOPNOTSUPP:
+		return errs.New(errs.Unsupported, op, quote(path()), "%s: %w", call, err).
+			WithHint("the volume's filesystem does not support it; remove it from the source, or choose another --fs")
+	case err == unix.E2BIG, err == unix.ERANGE, err == unix.ENOSPC && roomy(o):
+		// ext4 says ENOSPC when a file's attributes do not fit into one block.
+		return errs.New(errs.Unsupported, op, quote(path()), "%s of %d bytes: %w", call, len(x.value), err).
+			WithHint("the volume's filesystem does not support so many bytes of attributes in one file")
+	case err == unix.ENOENT && o.fd < 0:
+		return errs.New(errs.Unsupported, op, quote(path()), "%s: %w", call, err).WithHint("mount /proc")
+	}
+	return dstErr(path(), call, err)
+}
+
+// roomy reports whether the filesystem of o has space left.
+func roomy(o object) bool {
+	fd := o.fd
+	if fd < 0 {
+		fd = o.at
+	}
+	var st unix.Statfs_t
+	return unix.Fstatfs(fd, &st) == nil && st.Bavail > 64
+}
