@@ -237,9 +237,9 @@ func (t *Tx) PutGolden(g Golden) error {
 	return err
 }
 
-// DeleteGolden removes the row of a golden; its generations are not touched.
-func (t *Tx) DeleteGolden(name string) error {
-	_, err := t.exec(`DELETE FROM goldens WHERE name = ?`, name)
+// DeleteEmptyGolden removes the row of a golden that has no generation left.
+func (t *Tx) DeleteEmptyGolden(name string) error {
+	_, err := t.exec(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS (SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1)`, name)
 	return err
 }
 

@@ -58,8 +58,16 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	if err == nil {
 		return a.exit
 	}
-	if ctx.Err() != nil && errs.KindOf(err) == errs.Internal {
+	var known *errs.Error
+	switch {
+	case ctx.Err() != nil && errs.KindOf(err) == errs.Internal:
 		err = &errs.Error{Kind: errs.Canceled, Err: err}
+	case errors.Is(err, context.Canceled):
+		err = (&errs.Error{Kind: errs.Canceled, Err: errors.New("interrupted; what was begun has been undone")})
+	case !errors.As(err, &known):
+		// Everything below this package returns *errs.Error: what does not is
+		// cobra's complaint about a command line.
+		err = (&errs.Error{Kind: errs.Invalid, Err: err}).WithHint("see `pando --help`")
 	}
 	a.printError(err)
 	return errs.KindOf(err).Codes().Exit
@@ -94,7 +102,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		a.cloneCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.destroyCommand(),
 		a.goldenCommand(),
 		a.initCommand(), a.deinitCommand(), a.gcCommand(),
-		a.versionCommand(), a.exitCodesTopic(),
+		a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 	root.CompletionOptions.HiddenDefaultCmd = false
 	return root

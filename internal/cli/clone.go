@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"pando/internal/engine"
+	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
 
@@ -42,8 +43,8 @@ With --count N it makes VOLUME-1 to VOLUME-N: all of them, or none.`,
 		}
 		q.Name = args[1]
 		q.Mount = c.Flags().Changed("mount")
-		if c.Flags().Changed("count") && q.Count == 0 {
-			q.Count = -1 // 0 was asked for, and is refused
+		if c.Flags().Changed("count") && q.Count < 1 {
+			return errs.New(errs.Invalid, "clone", q.Name, "a count of %d is not at least 1", q.Count)
 		}
 		if c.Flags().Changed("size") {
 			if q.SizeBytes, err = parseSize("clone", sizeFlag); err != nil {

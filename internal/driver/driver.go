@@ -126,7 +126,7 @@ type Object struct {
 	ID       ObjectID
 	Whole    bool     // the identity is there, so the object is complete
 	Identity Identity // zero unless Whole
-	Err      error    // the identity is there but cannot be read (Damaged or TooNew); Whole is false
+	Err      error    // the object is there but cannot be read (Damaged, TooNew, IO ...); Whole is false
 }
 
 // Attachment describes how an object is made usable at a path. Exactly one of

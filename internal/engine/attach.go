@@ -26,7 +26,7 @@ const trimMinBytes = 128 << 10
 
 // releaseWait is how long a block device may take to vanish after its last
 // mount has gone.
-const releaseWait = 3 * time.Second
+const releaseWait = 10 * time.Second
 
 // canMount reports whether this process may mount.
 func canMount() bool { return os.Geteuid() == 0 }
@@ -284,8 +284,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 	}
 	switch e.look(row, a) {
 	case gone:
-		e.removeTarget(row.Name, a)
-		return nil
+		return e.removeTarget(row.Name, a)
 	case elsewhere:
 		return e.heldError(ctx, op, row, a, w)
 	}
@@ -295,8 +294,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 				return err
 			}
 		}
-		e.removeTarget(row.Name, a)
-		return nil
+		return e.removeTarget(row.Name, a)
 	}
 	var dev uint64
 	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
@@ -321,8 +319,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 			return e.heldBy(ctx, op, row, a, w, dev)
 		}
 	}
-	e.removeTarget(row.Name, a)
-	return nil
+	return e.removeTarget(row.Name, a)
 }
 
 // trimAt gives the free space of a mounted filesystem back. Not being able to
@@ -351,12 +348,36 @@ func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a cat
 	return nil
 }
 
-// removeTarget takes away the directory or link that attach made.
-func (e *Engine) removeTarget(name string, a catalog.Attached) {
+// removeTarget takes away the directory or link that attach made. A directory
+// that somebody has put something into, or mounted something on, stays.
+func (e *Engine) removeTarget(name string, a catalog.Attached) error {
+	paths := []string{e.defaultMountpoint(name)} // a link, or an empty directory
 	if a.MadeDir {
-		_ = os.Remove(a.Mountpoint) // fails if the user put something there
+		paths = append(paths, a.Mountpoint)
 	}
-	_ = os.Remove(e.defaultMountpoint(name)) // a link, or an empty directory; else it stays
+	for _, p := range paths {
+		// Not os.Remove, which may report the failure of the wrong one of its two attempts.
+		err := unix.Rmdir(p)
+		if errors.Is(err, unix.ENOTDIR) {
+			err = unix.Unlink(p)
+		}
+		switch {
+		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.EBUSY):
+		default:
+			return errs.Wrap("remove mount point", p, err)
+		}
+	}
+	return nil
+}
+
+// letGo takes the mark of a failed operation away, unless the failure has left
+// something that only recovery can put right: then the mark stays for the next
+// command, as if this process had died here.
+func (e *Engine) letGo(ctx context.Context, id driver.ObjectID, failure error) {
+	switch errs.KindOf(failure) {
+	case errs.InUse, errs.Canceled, errs.Invalid, errs.NotFound:
+		_ = e.unmark(ctx, id)
+	}
 }
 
 // heldError explains why something that is not where it was mounted is in use.

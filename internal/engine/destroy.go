@@ -182,7 +182,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, report *Destro
 		switch {
 		case it.skip:
 		case it.failed != nil:
-			_ = e.unmark(ctx, it.row.ID)
+			e.letGo(ctx, it.row.ID, it.failed)
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, it.failed))
 		default:
 			going = append(going, it)
@@ -200,6 +200,11 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, report *Destro
 			if err := tx.Delete(it.row.ID); err != nil {
 				return err
 			}
+			if it.row.Kind == driver.Generation {
+				if err := tx.DeleteEmptyGolden(it.row.Golden); err != nil {
+					return err
+				}
+			}
 			if err := tx.Bury(catalog.Tombstone{ID: it.row.ID, Ref: it.ref, Bytes: it.row.Usage.ExclusiveBytes, At: time.Now()}); err != nil {
 				return err
 			}
@@ -208,7 +213,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, report *Destro
 	})
 	if err != nil {
 		for _, it := range going {
-			_ = e.unmark(ctx, it.row.ID)
+			e.letGo(ctx, it.row.ID, err) // it is unmounted already, which recovery will note
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, err))
 		}
 		return

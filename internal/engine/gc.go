@@ -166,7 +166,9 @@ func (e *Engine) sweepAttachments(ctx context.Context, s *Sweep, rows map[driver
 			used[e.defaultMountpoint(row.Name)] = true
 			continue
 		}
-		e.removeTarget(row.Name, a)
+		if err := e.removeTarget(row.Name, a); err != nil {
+			return err
+		}
 		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) }); err != nil {
 			return err
 		}

@@ -350,14 +350,8 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 	if err != nil {
 		return nil, err
 	}
-	report := e.destroyRows(ctx, going, nil)
-	return report, e.cat.Update(context.WithoutCancel(ctx), catalog.Durable, func(tx *catalog.Tx) error {
-		left, err := tx.Generations(r.Name)
-		if err != nil || len(left) > 0 {
-			return err
-		}
-		return tx.DeleteGolden(r.Name)
-	})
+	// The row of the golden goes with its last generation, in one commit.
+	return e.destroyRows(ctx, going, nil), ctx.Err()
 }
 
 // PoolInfo describes the pool.

@@ -257,11 +257,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 		return 0, err
 	}
 	var rows []doomed
-	var goldens []catalog.Golden
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if goldens, err = tx.Goldens(); err != nil {
-			return err
-		}
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		return tx.Rows("", func(r catalog.Row) error {
 			rows = append(rows, doomed{r, r.Name})
 			return nil
@@ -269,7 +265,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 	}); err != nil {
 		return 0, err
 	}
-	if len(rows)+len(goldens) > 0 && !force {
+	if len(rows) > 0 && !force {
 		return 0, errs.New(errs.InUse, "deinit", dir, "the pool holds %d volumes, snapshots and generations", len(rows)).
 			WithHint("destroy them first, or remove everything with `pando deinit --force`")
 	}
@@ -279,16 +275,6 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 		return len(report.Destroyed), report.Failed[0]
 	}
 	if err := ctx.Err(); err != nil {
-		return len(report.Destroyed), err
-	}
-	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		for _, g := range goldens {
-			if err := tx.DeleteGolden(g.Name); err != nil {
-				return err
-			}
-		}
-		return nil
-	}); err != nil {
 		return len(report.Destroyed), err
 	}
 	if _, err := e.sweep(ctx, ""); err != nil {

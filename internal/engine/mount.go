@@ -62,7 +62,7 @@ func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
 	}
 	att, err = e.attach(ctx, row, t)
 	if err != nil {
-		_ = e.unmark(ctx, row.ID)
+		e.letGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("mount", name, err)
 	}
 	err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
@@ -75,7 +75,7 @@ func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
 		return tx.Unmark(row.ID)
 	})
 	if err != nil {
-		if derr := e.detach(context.WithoutCancel(ctx), "mount", row, att, false); derr == nil {
+		if e.detach(context.WithoutCancel(ctx), "mount", row, att, false) == nil {
 			_ = e.unmark(ctx, row.ID)
 		}
 		return Info{}, errs.Wrap("mount", name, err)
@@ -125,7 +125,7 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 		return Info{}, e.heldError(ctx, "umount", row, att, driver.Attachment{})
 	}
 	if err := e.detach(ctx, "umount", row, att, true); err != nil {
-		_ = e.unmark(ctx, row.ID)
+		e.letGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("umount", name, err)
 	}
 	usage, uerr := driver.Usage{}, error(nil)

@@ -174,7 +174,9 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		return e.destroyRow(ctx, row, attached, hasAttached)
 	case hasAttached && e.look(row, attached) == gone:
 		// An umount that had done its work but not said so.
-		e.removeTarget(row.Name, attached)
+		if err := e.removeTarget(row.Name, attached); err != nil {
+			return err
+		}
 	case !hasAttached && m.Mountpoint != "":
 		if err := e.undoAttach(ctx, m); err != nil {
 			return err
@@ -197,7 +199,13 @@ func (e *Engine) undoAttach(ctx context.Context, m catalog.Mark) error {
 	if name == "" {
 		name = e.nameOf(ctx, m.ID)
 	}
-	defer e.removeTarget(name, catalog.Attached{Mountpoint: m.Mountpoint, MadeDir: m.MadeDir})
+	if err := e.undoMount(ctx, m, name); err != nil {
+		return err
+	}
+	return e.removeTarget(name, catalog.Attached{Mountpoint: m.Mountpoint, MadeDir: m.MadeDir})
+}
+
+func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) error {
 	w, err := e.drv.Attachment(ctx, m.ID)
 	if errs.Is(err, errs.NotFound) {
 		return nil // not whole, so never attached

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"pando/internal/catalog"
@@ -44,6 +45,15 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	if len(q.Command) == 0 {
 		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").WithHint("pando run %s -- COMMAND", q.From)
 	}
+	// A path is the program's inside the clone; a bare name is looked for as a
+	// shell would, before anything is made.
+	path := q.Command[0]
+	if !strings.Contains(path, "/") {
+		var err error
+		if path, err = exec.LookPath(path); err != nil {
+			return RunResult{}, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
+		}
+	}
 	if q.Name == "" {
 		q.Name = "run-" + string(e.identity("").ID[:10])
 	}
@@ -53,7 +63,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	}
 	vol := infos[0]
 	result := RunResult{Volume: vol.Name}
-	exit, runErr := runIn(ctx, q, vol)
+	exit, runErr := runIn(q, path, vol)
 	result.Exit = exit
 	ctx = context.WithoutCancel(ctx)
 	var row catalog.Row
@@ -77,19 +87,17 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 		return result, errors.Join(runErr, err)
 	}
 	if err := e.destroyRow(ctx, row, att, has); err != nil {
-		_ = e.unmark(ctx, row.ID) // it stays, as an ordinary volume
-		result.Kept = true
+		if errs.Is(err, errs.InUse) { // it stays, as an ordinary volume
+			_ = e.unmark(ctx, row.ID)
+			result.Kept = true
+		} // else the next command destroys it
 		return result, errors.Join(runErr, errs.Wrap("destroy", vol.Name, err))
 	}
 	return result, runErr
 }
 
 // runIn runs the program and returns its exit status as a shell would.
-func runIn(ctx context.Context, q RunRequest, vol Info) (int, error) {
-	path, err := exec.LookPath(q.Command[0])
-	if err != nil && !errors.Is(err, exec.ErrDot) {
-		return 127, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
-	}
+func runIn(q RunRequest, path string, vol Info) (int, error) {
 	cmd := &exec.Cmd{
 		Path: path, Args: q.Command, Dir: vol.Mountpoint, Stdin: q.Stdin, Stdout: q.Stdout, Stderr: q.Stderr,
 		Env: append(os.Environ(), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),

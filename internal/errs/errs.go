@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strings"
 	"syscall"
 )
@@ -117,9 +118,8 @@ func (e *Error) WithHint(format string, args ...any) *Error {
 	return e
 }
 
-// Wrap gives err an operation and a reference. The kind comes from the
-// innermost *Error in err or, failing that, from the system's error number.
-// A hint inside is kept. Wrap(nil) is nil. An *Error that already names an
+// Wrap gives err an operation and a reference. The kind is KindOf(err). A hint
+// inside is kept. Wrap(nil) is nil. An *Error that already names an
 // operation is returned as it is: the first to know says it.
 func Wrap(op, ref string, err error) error {
 	if err == nil {
@@ -137,22 +137,29 @@ func Wrap(op, ref string, err error) error {
 		}
 	}
 	if out.Hint == "" {
-		out.Hint = defaultHint(out.Kind)
+		out.Hint = defaultHint(err, out.Kind)
 	}
 	return out
 }
 
-func defaultHint(k Kind) string {
-	switch k {
-	case NoSpace:
+func defaultHint(err error, k Kind) string {
+	switch {
+	case errors.Is(err, syscall.EROFS):
+		return "the filesystem is mounted read-only"
+	case errors.Is(err, syscall.EFBIG):
+		return "the filesystem cannot hold a file of this size"
+	case errors.Is(err, syscall.EDQUOT):
+		return "a disk quota is used up"
+	case k == NoSpace:
 		return "free space with `pando destroy` and `pando gc`, or use a larger pool"
-	case Permission:
+	case k == Permission && os.Geteuid() != 0:
 		return "run it as root"
 	}
 	return ""
 }
 
-// KindOf says what kind err is; the kind of nil is "".
+// KindOf says what kind err is: that of the outermost *Error in it or, failing
+// that, what the system's error number means. The kind of nil is "".
 func KindOf(err error) Kind {
 	if err == nil {
 		return ""
@@ -168,7 +175,7 @@ func KindOf(err error) Kind {
 			return NoSpace
 		case syscall.EPERM, syscall.EACCES, syscall.EROFS:
 			return Permission
-		case syscall.ENOENT, syscall.ENOTDIR:
+		case syscall.ENOENT, syscall.ENOTDIR, syscall.ENXIO, syscall.ENODEV:
 			return NotFound
 		case syscall.EEXIST:
 			return Exists

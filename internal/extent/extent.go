@@ -74,6 +74,7 @@ func Scan(f *os.File, sync bool, fn func(Extent) error) error {
 		if n == 0 {
 			return nil
 		}
+		from := start
 		for i := range n {
 			o := fiemapHeader + i*fiemapExtent
 			x := Extent{
@@ -89,6 +90,9 @@ func Scan(f *os.File, sync bool, fn func(Extent) error) error {
 				return nil
 			}
 			start = uint64(x.End())
+		}
+		if start <= from {
+			return fmt.Errorf("FIEMAP: the filesystem repeats itself at byte %d", from)
 		}
 	}
 }

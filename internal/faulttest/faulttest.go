@@ -29,6 +29,8 @@
 //     entry. A call that another thread had entered earlier may or may not take
 //     effect when the program is killed, as in a real crash.
 //   - The numbering can differ between runs of a program with several threads.
+//   - The program leads a process group of its own, so it cannot call setsid.
+//   - sync(2) cannot report an error: making it fail only leaves it out.
 //   - 32-bit system calls of a 64-bit program are not recognised.
 package faulttest
 
@@ -170,12 +172,13 @@ type Options struct {
 
 	// FollowProcesses traces the processes that the program starts, and theirs:
 	// their steps count too, a kill kills all of them, and Run returns when the
-	// last of them has ended.
+	// last of them has ended, also if the program has ended long before.
 	FollowProcesses bool
 
 	// AllCPUs lets the program run on every CPU. Otherwise it shares one with
-	// the tracer, which makes tracing several times faster; its threads then take
-	// turns instead of running at the same moment.
+	// the tracer, and so do the processes that it starts, which makes tracing several
+	// times faster; its threads then take turns instead of running at the same
+	// moment. It sees all CPUs in either case; processes that are not traced see one.
 	AllCPUs bool
 
 	// Locks makes flock and the locking commands of fcntl steps.

@@ -5,8 +5,10 @@ package kernel
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"unsafe"
@@ -46,7 +48,10 @@ func ioctl(f *os.File, req uintptr, arg unsafe.Pointer) error {
 // of the same filesystem. Not durable until dst is synced. EOPNOTSUPP, EXDEV or
 // EINVAL where the filesystem cannot.
 func Reflink(dst, src *os.File) error {
-	if err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd())); err != nil {
+	err := unix.IoctlFileClone(int(dst.Fd()), int(src.Fd()))
+	runtime.KeepAlive(dst)
+	runtime.KeepAlive(src)
+	if err != nil {
 		return fmt.Errorf("FICLONE: %w", err)
 	}
 	return nil
@@ -55,7 +60,8 @@ func Reflink(dst, src *os.File) error {
 type trimRange struct{ start, len, minlen uint64 }
 
 // Trim tells the device under the mounted filesystem that dir is on about free
-// ranges of at least minLen bytes, and returns how many bytes it told of.
+// ranges of at least minLen bytes, and returns how many bytes it told of. EINVAL
+// if minLen is longer than any range can be (with ext4, 8 MiB or more).
 func Trim(dir *os.File, minLen int64) (int64, error) {
 	r := trimRange{len: ^uint64(0), minlen: uint64(minLen)}
 	if err := ioctl(dir, fsIocFITRIM, unsafe.Pointer(&r)); err != nil {
@@ -82,7 +88,9 @@ func Thaw(dir *os.File) error {
 }
 
 // GrowExt4 enlarges the mounted ext4 that dir is on to size bytes. Shrinking is
-// not possible; growing to the present size is a no-op.
+// not possible; growing to the present size is a no-op. EPERM without
+// CAP_SYS_RESOURCE, which root lacks in many containers; what is not mounted
+// can then still be grown, by resize2fs(8).
 func GrowExt4(dir *os.File, size int64) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
@@ -90,6 +98,9 @@ func GrowExt4(dir *os.File, size int64) error {
 	}
 	blocks := uint64(size / int64(st.Bsize))
 	if err := ioctl(dir, ext4IocResizeFS, unsafe.Pointer(&blocks)); err != nil {
+		if errors.Is(err, unix.EPERM) {
+			return fmt.Errorf("EXT4_IOC_RESIZE_FS needs the capability CAP_SYS_RESOURCE: %w", err)
+		}
 		return fmt.Errorf("EXT4_IOC_RESIZE_FS: %w", err)
 	}
 	return nil
@@ -187,7 +198,8 @@ func MountNamespace() (uint64, error) {
 }
 
 // ProcStart returns the start time of a process in clock ticks since boot,
-// which with its PID and the boot ID names it for ever. 0 if there is none.
+// which with its PID and the boot ID names it for ever. 0 if there is none, or
+// if it is dead and only waits for its parent to notice.
 func ProcStart(pid int) uint64 {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -199,10 +211,15 @@ func ProcStart(pid int) uint64 {
 		return 0
 	}
 	fields := strings.Fields(string(b[i+1:]))
-	if len(fields) < 20 {
+	const state, threads, start = 0, 17, 19 // proc(5) counts from 3 here
+	if len(fields) <= start {
+		return 0
+	}
+	// The first thread may be dead while others live.
+	if (fields[state] == "Z" || fields[state] == "X") && (fields[threads] == "0" || fields[threads] == "1") {
 		return 0
 	}
 	var n uint64
-	_, _ = fmt.Sscan(fields[19], &n)
+	_, _ = fmt.Sscan(fields[start], &n)
 	return n
 }

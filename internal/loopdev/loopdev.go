@@ -244,24 +244,37 @@ func List() ([]Bound, error) {
 // that this holds in btrfs subvolumes too.
 func (b Bound) SameFile(st *unix.Stat_t) bool { return b.Dev == st.Dev && b.Ino == st.Ino }
 
-// Clear detaches loop device n from its file; if it is in use it clears when
-// the last user is gone. NotFound if it was not attached.
-func Clear(n int) error {
-	f, err := os.Open(devicePath(n))
-	if errors.Is(err, unix.ENXIO) { // it is just being detached
+// Clear detaches loop device n from whatever file is behind it; if it is in use
+// it clears when the last user is gone. NotFound if it was not attached. Where
+// others come and go, n may be somebody else's by now: see Bound.Clear.
+func Clear(n int) error { return detach(n, func(*unix.LoopInfo64) bool { return true }) }
+
+// Clear is the function Clear, if the device has still the same file behind it.
+// NotFound if it has not.
+func (b Bound) Clear() error {
+	return detach(b.Index, func(i *unix.LoopInfo64) bool { return i.Device == b.Dev && i.Inode == b.Ino })
+}
+
+func detach(n int, is func(*unix.LoopInfo64) bool) error {
+	f, err := os.Open(devicePath(n)) // while this is open, nobody can attach another file
+	if errors.Is(err, unix.ENXIO) {  // it is just being detached
 		return errs.New(errs.NotFound, "detach loop device", devicePath(n), "not attached")
 	}
 	if err != nil {
 		return errs.Wrap("detach loop device", devicePath(n), err)
 	}
 	defer f.Close()
-	if err := unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0); err != nil {
-		if errors.Is(err, unix.ENXIO) {
-			return errs.New(errs.NotFound, "detach loop device", devicePath(n), "not attached")
-		}
-		return errs.Wrap("detach loop device", devicePath(n), fmt.Errorf("LOOP_CLR_FD: %w", err))
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if err == nil && !is(info) {
+		return errs.New(errs.NotFound, "detach loop device", devicePath(n), "it has another file behind it by now")
 	}
-	return nil
+	if err == nil {
+		err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
+	}
+	if errors.Is(err, unix.ENXIO) {
+		return errs.New(errs.NotFound, "detach loop device", devicePath(n), "not attached")
+	}
+	return errs.Wrap("detach loop device", devicePath(n), err)
 }
 
 // Attached reports whether the image at path is a block device now, in any

@@ -1,7 +1,6 @@
 package loopdev_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -13,7 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -33,7 +31,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// image makes a file whose every 8 bytes say which they are.
+// image makes a file whose every sector says which it is.
 func image(t *testing.T, dir, mark string) string {
 	t.Helper()
 	path := filepath.Join(dir, mark+".img")
@@ -44,11 +42,12 @@ func image(t *testing.T, dir, mark string) string {
 }
 
 func content(mark string) []byte {
-	var b bytes.Buffer
-	for i := 0; b.Len() < imageBytes; i++ {
-		fmt.Fprintf(&b, "%3.3s%05x", mark, i)
+	b := make([]byte, 0, imageBytes)
+	for len(b) < imageBytes {
+		sector := fmt.Sprintf("%s at %08x, ", mark, len(b))
+		b = append(b, strings.Repeat(sector, 512/len(sector)+1)[:512]...)
 	}
-	return b.Bytes()
+	return b
 }
 
 func open(t *testing.T, path string, flags int) *os.File {
@@ -189,7 +188,10 @@ func TestAutoclear(t *testing.T) {
 	}
 	user.Close()
 	detached(t, path)
-	_, err = loopdev.Lookup(d.Index)
+	b, err = loopdev.Lookup(d.Index)
+	if err == nil && !b.SameFile(stat(t, path)) {
+		return // somebody else has taken it
+	}
 	wantKind(t, err, errs.NotFound)
 }
 
@@ -199,7 +201,7 @@ func TestKeepOpen(t *testing.T) {
 	testfs.LeakCheck(t, dir)
 	path := image(t, dir, "abc")
 	d := attach(t, path, loopdev.Options{KeepOpen: true})
-	t.Cleanup(func() { _ = loopdev.Clear(d.Index) })
+	clearAtEnd(t, d.Index)
 	d.Close()
 	b, err := loopdev.Lookup(d.Index)
 	if err != nil || b.Auto || !b.SameFile(stat(t, path)) {
@@ -214,7 +216,42 @@ func TestKeepOpen(t *testing.T) {
 	}
 	user.Close()
 	detached(t, path)
-	wantKind(t, loopdev.Clear(d.Index), errs.NotFound)
+	wantKind(t, b.Clear(), errs.NotFound)
+}
+
+// A device may have become somebody else's since it was looked up.
+func TestClearLeavesOthersAlone(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	testfs.LeakCheck(t, dir)
+	path, other := image(t, dir, "abc"), image(t, dir, "xyz")
+	d := attach(t, path, loopdev.Options{KeepOpen: true})
+	d.Close()
+	b, err := loopdev.Lookup(d.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := b
+	wrong.Ino = stat(t, other).Ino
+	wantKind(t, wrong.Clear(), errs.NotFound)
+	if attached, err := loopdev.Attached(path); err != nil || !attached {
+		t.Errorf("it was detached: %v, %v", attached, err)
+	}
+	if err := b.Clear(); err != nil {
+		t.Error(err)
+	}
+	detached(t, path)
+}
+
+// clearAtEnd detaches a device that does not detach itself, if it still is this
+// test's.
+func clearAtEnd(t *testing.T, n int) {
+	t.Helper()
+	b, err := loopdev.Lookup(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = b.Clear() })
 }
 
 // Two devices on one image would corrupt what is inside.
@@ -414,7 +451,11 @@ func ext4OnDevice(t *testing.T, n int) string {
 		n++
 	}
 	t.Cleanup(func() {
-		if err := ioctlInt(ctl, unix.LOOP_CTL_REMOVE, n); err != nil {
+		err := unix.EBUSY
+		for end := time.Now().Add(10 * time.Second); err == unix.EBUSY && time.Now().Before(end); { // somebody lists devices
+			err, _ = ioctlInt(ctl, unix.LOOP_CTL_REMOVE, n).(unix.Errno)
+		}
+		if err != 0 {
 			t.Error(err)
 		}
 	})
@@ -508,13 +549,19 @@ func TestListWhileDevicesComeAndGo(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				d, err := loopdev.Attach(t.Context(), f, loopdev.Options{})
+				d, err := loopdev.Attach(t.Context(), f, loopdev.Options{KeepOpen: i%2 == 0})
 				f.Close()
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				d.Close()
+				if i%2 == 0 {
+					if err := loopdev.Clear(d.Index); err != nil {
+						t.Error(err)
+						return
+					}
+				}
 				detached(t, path) // List has it open for a moment
 			}
 		})
@@ -536,6 +583,36 @@ func TestListWhileDevicesComeAndGo(t *testing.T) {
 		default:
 		}
 	}
+}
+
+// Between LOOP_CLR_FD and the last close the kernel lets nobody open a device.
+func TestHalfDetached(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	testfs.LeakCheck(t, dir)
+	path := image(t, dir, "abc")
+	d := attach(t, path, loopdev.Options{KeepOpen: true})
+	clearAtEnd(t, d.Index)
+	d.Close()
+	b, err := loopdev.Lookup(d.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := open(t, d.Path, os.O_RDONLY)
+	for end := time.Now().Add(10 * time.Second); err == nil && time.Now().Before(end); {
+		if err := ioctlInt(user, unix.LOOP_CLR_FD, 0); err != nil {
+			t.Fatal(err)
+		}
+		_, err = loopdev.Lookup(d.Index) // nil if somebody, listing devices, had it open just then
+	}
+	wantKind(t, err, errs.NotFound)
+	wantKind(t, loopdev.Clear(d.Index), errs.NotFound) // nobody can have taken it: it is open
+	wantKind(t, b.Clear(), errs.NotFound)
+	if _, err := loopdev.List(); err != nil {
+		t.Error(err)
+	}
+	user.Close()
+	detached(t, path)
 }
 
 func TestWaitDetached(t *testing.T) {
@@ -566,207 +643,5 @@ func TestWaitDetached(t *testing.T) {
 	}
 	if _, err := loopdev.WaitDetached(t.Context(), filepath.Join(dir, "missing"), 0); !errs.Is(err, errs.NotFound) {
 		t.Errorf("missing file: %v", err)
-	}
-}
-
-// As the test's children:
-//
-//	attach FILE...   attaches all, says the numbers, waits
-//	nocontrol FILE   attaches where there is no /dev/loop-control
-//	nonodes FILE     attaches where there is a /dev/loop-control only
-func TestMain(m *testing.M) {
-	role := os.Getenv("PANDO_TEST_CHILD")
-	if role == "" {
-		os.Exit(m.Run())
-	}
-	if err := child(role, os.Args[1:]); err != nil {
-		fmt.Printf("failed %s %q %s\n", errs.KindOf(err), errs.HintOf(err), err)
-		os.Exit(1)
-	}
-	_, _ = io.Copy(io.Discard, os.Stdin)
-}
-
-func child(role string, files []string) error {
-	if role != "attach" {
-		if err := hideDevices(role); err != nil {
-			return fmt.Errorf("hiding devices: %v", err)
-		}
-	}
-	var wg sync.WaitGroup
-	devices := make([]*loopdev.Device, len(files))
-	failures := make([]error, len(files))
-	for i, path := range files {
-		wg.Go(func() {
-			f, err := os.OpenFile(path, os.O_RDWR, 0)
-			if err != nil {
-				failures[i] = err
-				return
-			}
-			defer f.Close()
-			devices[i], failures[i] = loopdev.Attach(context.Background(), f, loopdev.Options{})
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(failures...); err != nil {
-		return err
-	}
-	said := "ready"
-	for _, d := range devices {
-		said += " " + strconv.Itoa(d.Index)
-	}
-	fmt.Println(said)
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	return nil
-}
-
-func hideDevices(role string) error {
-	if err := unix.Mount("tmpfs", "/dev", "tmpfs", 0, ""); err != nil {
-		return err
-	}
-	if role == "nonodes" {
-		return unix.Mknod("/dev/loop-control", unix.S_IFCHR|0o600, int(unix.Mkdev(10, 237)))
-	}
-	return nil
-}
-
-type process struct {
-	*exec.Cmd
-	in   io.WriteCloser
-	said []string
-}
-
-func startChild(t *testing.T, role string, prepare func(*exec.Cmd), files ...string) *process {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command(self, files...)
-	cmd.Env = append(os.Environ(), "PANDO_TEST_CHILD="+role)
-	cmd.Stderr = os.Stderr
-	if prepare != nil {
-		prepare(cmd)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	p := &process{Cmd: cmd, in: in}
-	t.Cleanup(p.kill)
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		t.Fatalf("child %s: %v", role, err)
-	}
-	p.said = strings.Fields(line)
-	return p
-}
-
-func (p *process) kill() {
-	_ = p.Process.Kill()
-	_ = p.Wait()
-	_ = p.in.Close()
-}
-
-// All ask the kernel for the same free device at the same time.
-func TestAttachersRace(t *testing.T) {
-	needRoot(t)
-	const processes, each = 8, 5
-	dir := t.TempDir()
-	testfs.LeakCheck(t, dir)
-	var files [processes][]string
-	for i := range processes {
-		for j := range each {
-			files[i] = append(files[i], image(t, dir, fmt.Sprintf("%d%d_", i, j)))
-		}
-	}
-	var children [processes]*process
-	var wg sync.WaitGroup
-	for i := range processes {
-		wg.Go(func() { children[i] = startChild(t, "attach", nil, files[i]...) })
-	}
-	wg.Wait()
-	taken := map[string]string{}
-	for i, c := range children {
-		if c == nil || c.said[0] != "ready" || len(c.said) != 1+each {
-			t.Fatalf("child %d: %+v", i, c)
-		}
-		for j, n := range c.said[1:] {
-			path := files[i][j]
-			if other, twice := taken[n]; twice {
-				t.Errorf("device %s was given to %s and %s", n, path, other)
-			}
-			taken[n] = path
-			got, err := os.ReadFile("/dev/loop" + n)
-			if err != nil || !bytes.Equal(got, content(fmt.Sprintf("%d%d_", i, j))) {
-				t.Errorf("device %s does not show %s: %.16q, %v", n, path, got, err)
-			}
-		}
-	}
-	for i, c := range children {
-		c.kill() // SIGKILL: nobody detaches
-		for _, path := range files[i] {
-			detached(t, path)
-		}
-	}
-}
-
-func TestKilledBetweenAttachAndMount(t *testing.T) {
-	needRoot(t)
-	dir := t.TempDir()
-	testfs.LeakCheck(t, dir)
-	path := image(t, dir, "abc")
-	c := startChild(t, "attach", nil, path)
-	if c.said[0] != "ready" {
-		t.Fatal(c.said)
-	}
-	if attached, err := loopdev.Attached(path); err != nil || !attached {
-		t.Fatalf("the child attached nothing: %v, %v", attached, err)
-	}
-	n, _ := strconv.Atoi(c.said[1])
-	c.kill()
-	detached(t, path)
-	if b, err := loopdev.Lookup(n); err == nil && b.SameFile(stat(t, path)) {
-		t.Errorf("%+v", b)
-	}
-}
-
-func TestWithoutLoopDevices(t *testing.T) {
-	needRoot(t)
-	dir := t.TempDir()
-	testfs.LeakCheck(t, dir)
-	path := image(t, dir, "abc")
-	for role, hint := range map[string]string{"nocontrol": "modprobe loop", "nonodes": "mknod /dev/loop"} {
-		t.Run(role, func(t *testing.T) {
-			c := startChild(t, role, func(cmd *exec.Cmd) {
-				cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-			}, path)
-			said := strings.Join(c.said, " ")
-			if !strings.HasPrefix(said, "failed "+string(errs.Unsupported)+" ") || !strings.Contains(said, hint) {
-				t.Errorf("the child says %q, want kind unsupported and the hint %q", said, hint)
-			}
-		})
-	}
-}
-
-func TestNotRoot(t *testing.T) {
-	needRoot(t)
-	dir := t.TempDir()
-	testfs.LeakCheck(t, dir)
-	path := image(t, dir, "abc")
-	c := startChild(t, "attach", func(cmd *exec.Cmd) {
-		cmd.Path = "/proc/self/exe" // whatever directory this program is in
-		cmd.Args[1] = "/proc/self/fd/3"
-		cmd.ExtraFiles = []*os.File{open(t, path, os.O_RDWR)}
-		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1234, Gid: 1234}}
-	}, path)
-	if said := strings.Join(c.said, " "); !strings.HasPrefix(said, "failed "+string(errs.Permission)+" ") {
-		t.Errorf("the child says %q, want kind permission", said)
 	}
 }

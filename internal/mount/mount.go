@@ -41,7 +41,7 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 		case fsfd < 0 && errors.Is(err, unix.ENODEV):
 			e.Kind = errs.Unsupported
 			e.Hint = "this kernel has no " + fstype + ": `modprobe " + fstype + "`"
-		case errors.Is(err, unix.EPERM):
+		case errors.Is(err, unix.EPERM) && os.Geteuid() != 0:
 			e.Hint = "run it as root"
 		case errors.Is(err, unix.EACCES) && !readOnly:
 			e.Hint = "the block device is read-only"

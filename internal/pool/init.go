@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -94,15 +95,20 @@ func Prepare(ctx context.Context, dir string) (abs string, madeDir bool, unlock 
 			unlock()
 			return "", false, nil, nil, err
 		}
+		if err := removeOne(filepath.Join(abs, removingName)); err != nil {
+			unlock()
+			return "", false, nil, nil, err
+		}
 	}
 	abort = func() {
-		_ = removeRemains(context.WithoutCancel(ctx), abs)
-		_ = os.Remove(filepath.Join(abs, "lock"))
+		if removeRemains(context.WithoutCancel(ctx), abs) != nil || removeMarkers(abs) != nil {
+			return // the marker is still there: the next init finishes
+		}
 		if madeDir {
 			_ = os.Remove(abs)
 		}
 	}
-	if err := os.Chmod(abs, 0o700); err == nil {
+	if err = os.Chmod(abs, 0o700); err == nil {
 		err = os.WriteFile(filepath.Join(abs, initingName), nil, 0o600)
 	}
 	if err != nil {
@@ -153,14 +159,15 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		return nil, err
 	}
 	if s, ok := drv.(driver.Syncer); ok {
-		if err := s.Sync(ctx); err != nil {
-			return nil, err
+		err = s.Sync(ctx)
+	}
+	if c, ok := drv.(io.Closer); ok { // in any case: an open directory keeps the mount
+		if cerr := c.Close(); err == nil {
+			err = cerr
 		}
 	}
-	if c, ok := drv.(interface{ Close() error }); ok {
-		if err := c.Close(); err != nil {
-			return nil, errs.Wrap("init", dir, err)
-		}
+	if err != nil {
+		return nil, errs.Wrap("init", dir, err)
 	}
 	if err := syncFS(data); err != nil {
 		return nil, errs.Wrap("init", dir, err)
@@ -230,8 +237,8 @@ func Remove(ctx context.Context, dir string) error {
 	if err := removeRemains(ctx, dir); err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(dir, "lock")); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return errs.Wrap("deinit", dir, err)
+	if err := removeMarkers(dir); err != nil {
+		return err
 	}
 	if madeDir {
 		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
@@ -244,8 +251,8 @@ func Remove(ctx context.Context, dir string) error {
 // Interrupted reports whether a deinit was begun in dir and not finished.
 func Interrupted(dir string) bool { return exists(filepath.Join(dir, removingName)) }
 
-// removeRemains removes everything of a pool but the lock and the directory.
-// The names that say that something was interrupted go last.
+// removeRemains removes everything of a pool but the directory, the lock, and the
+// names that say that something was interrupted.
 func removeRemains(ctx context.Context, dir string) error {
 	data := filepath.Join(dir, "data")
 	if err := mount.Unmount(data); err != nil && !errs.Is(err, errs.NotFound) {
@@ -283,15 +290,20 @@ func removeRemains(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", configName + ".new",
-		"live", "locks", "mnt", "data/objects", "data/" + markerName, "data"} {
+	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal", configName + ".new",
+		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + markerName, "data"} {
 		if err := removeOne(filepath.Join(dir, name)); err != nil {
 			return err
 		}
 	}
-	for _, name := range []string{initingName, removingName} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return errs.Wrap("deinit", dir, err)
+	return nil
+}
+
+// removeMarkers removes, last of all, what says that something was interrupted.
+func removeMarkers(dir string) error {
+	for _, name := range []string{"lock", initingName, removingName} {
+		if err := removeOne(filepath.Join(dir, name)); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"runtime"
 	"strings"
 	"syscall"
+	"time"
 
 	"pando/internal/errs"
 )
@@ -46,20 +48,30 @@ func Look(name string) (string, error) {
 	return "", e
 }
 
-// Program runs a program to its end and returns its standard output. The
-// program dies with ctx, and with this process. An exit status other than 0 is
-// an error that carries the last lines of standard error.
+// killWait is how long Program waits, once the program has ended or was killed,
+// for what it left running in the background to close its output.
+const killWait = 2 * time.Second
+
+// Program runs a program to its end and returns its standard output. It has no
+// standard input and no terminal, so it cannot wait for anybody. It dies with
+// ctx, and its children with it; and it dies with this process. An exit status
+// other than 0 is an error that carries the last lines of standard error.
 func Program(ctx context.Context, name string, args ...string) ([]byte, error) {
 	path, err := Look(name)
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = killWait
+	// The death signal comes when the thread ends that started the program.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
+	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		if ctx.Err() != nil {
 			return nil, errs.Wrap(name, "", ctx.Err())
 		}

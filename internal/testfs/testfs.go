@@ -238,7 +238,7 @@ func copySparse(to, from string) error {
 func LeakCheck(t testing.TB, dir string) {
 	t.Helper()
 	t.Cleanup(func() {
-		for _, leak := range Leaks(dir, 2*time.Second) {
+		for _, leak := range Leaks(dir, 10*time.Second) {
 			t.Errorf("LEAK: %s", leak)
 		}
 	})

@@ -45,7 +45,7 @@ func encodeACL(text string) ([]byte, error) {
 			continue
 		}
 		f := strings.Split(strings.TrimPrefix(line, "default:"), ":")
-		if len(f) < 3 || len(f) > 4 {
+		if len(f) < 3 || len(f) > 4 || f[2] == "" {
 			return nil, fmt.Errorf("ACL entry %q is not type:name:permissions", line)
 		}
 		e := aclEntry{id: aclNoID}

@@ -262,7 +262,7 @@ func dataBytes(fd int, size int64) (int64, error) {
 // copyRange copies the bytes from..to.
 func (f *file) copyRange(from, to int64) error {
 	for from < to {
-		if f.w.t.stop.Load() {
+		if f.w.t.stopped() {
 			return errs.New(errs.Canceled, op, quote(f.path()), "stopped") // the walk has its error already
 		}
 		n, err := f.step(from, to-from)

@@ -2,6 +2,7 @@ package treecopy
 
 import (
 	"bytes"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -33,16 +34,18 @@ const (
 
 // foreignXattrs are prefixes of attributes that speak about the filesystem
 // they are on, not about the file.
-var foreignXattrs = []string{"system.nfs4", "system.cifs", "system.smb3", "smb3.", "cifs.", "btrfs.", "afs.", "lustre.", "ceph."}
+var foreignXattrs = []string{
+	"system.nfs4", "system.cifs", "system.smb3", "smb3.", "cifs.", "btrfs.", "afs.", "lustre.", "ceph.", "xfsroot.",
+	"security.evm", // a signature over the inode number, among others
+}
 
 func foreign(name string) bool {
-	for _, p := range foreignXattrs {
-		if strings.HasPrefix(name, p) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(foreignXattrs, func(p string) bool { return strings.HasPrefix(name, p) })
 }
+
+// double reports whether an attribute is another name for a POSIX ACL, which
+// is listed too: XFS does that.
+func double(name string) bool { return strings.HasPrefix(name, "trusted.SGI_ACL_") }
 
 // object is a file in the source or the destination: an open one (fd >= 0), or
 // one named in a directory, which is never followed if it is a symbolic link.
@@ -129,6 +132,9 @@ func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, e
 			continue
 		}
 		name := string(raw)
+		if double(name) {
+			continue
+		}
 		if foreign(name) {
 			c.n.xattrs.Add(1)
 			continue

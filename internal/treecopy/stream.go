@@ -149,7 +149,7 @@ func (s *stream) next() {
 // shorter than that. Only for the beginning.
 func (s *stream) peek() ([]byte, error) {
 	s.next()
-	if len(s.cur.data) == 0 && s.cur.err != io.EOF {
+	if len(s.cur.data) < tarBlock && s.cur.err != io.EOF {
 		return nil, s.cur.err
 	}
 	return s.cur.data, nil

@@ -113,7 +113,7 @@ type Skipped struct {
 	Devices int64 // device nodes, and other special files that only root can make
 	// Xattrs is the number of attributes: those that only root can set, those
 	// that the destination does not support, and those that only have a meaning
-	// on the source's filesystem (NFSv4 and CIFS ACLs, btrfs properties).
+	// on the source's filesystem (NFSv4 and CIFS ACLs, btrfs properties, EVM signatures).
 	Xattrs int64
 	// KernelDirs is the number of mount points of kernel filesystems (proc,
 	// sysfs, cgroup, ...) in the source. They become empty directories.

@@ -34,6 +34,9 @@ import (
 // get mode 0755 and belong to the caller. The archive's root ("./") keeps its
 // owner, times and attributes but has mode 0755.
 //
+// Sparse files of GNU tar stay sparse; reading one takes about a minute for
+// each TiB of holes.
+//
 // r is read from another goroutine, to its end. If Untar returns an error
 // (context errors in particular) a Read may still be under way; closing what
 // is behind r ends it.
@@ -95,6 +98,9 @@ func checkTar(s *stream) error {
 	}
 	return nil
 }
+
+// sparseMax is the size in bytes from which on a sparse file is refused.
+const sparseMax = 64 << 40
 
 // untar is one run of Untar. One goroutine uses it.
 type untar struct {
@@ -326,7 +332,7 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 	have := make(map[string]bool)
 	for k, v := range hdr.PAXRecords {
 		name, ok := strings.CutPrefix(k, "SCHILY.xattr.")
-		if !ok || name == "" {
+		if !ok || name == "" || double(name) {
 			continue
 		}
 		if strings.IndexByte(name, 0) >= 0 {
@@ -405,7 +411,10 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 		}
 	}()
 	if sparse {
-		// Now, because a tiny archive may claim exabytes of zeros.
+		// A tiny archive may claim exabytes of zeros, and they would have to be read.
+		if hdr.Size > sparseMax {
+			return refuse(hdr.Name, "it claims to be a sparse file of %d bytes", hdr.Size)
+		}
 		if err := retry0(func() error { return unix.Ftruncate(fd, hdr.Size) }); err != nil {
 			return dstErr(p.name, "truncate", err)
 		}

@@ -131,6 +131,8 @@ type task struct {
 }
 
 type walk struct {
+	ctx     context.Context
+	root    string // for messages
 	v       visitor
 	hasDst  bool
 	workers int
@@ -161,7 +163,8 @@ func newWalk(v visitor, hasDst bool, opt Options) *walk {
 // run walks root, which has one pin and one pending part, and returns the
 // first error once every worker has stopped and every descriptor is closed.
 func (t *walk) run(ctx context.Context, root *dir) error {
-	undo := context.AfterFunc(ctx, func() { t.fail(canceled(ctx, root.path())) })
+	t.ctx, t.root = ctx, root.path()
+	root.pins++ // it stays open to the end, for hard links
 	var wg sync.WaitGroup
 	for i := range t.workers {
 		wg.Go(func() {
@@ -173,14 +176,17 @@ func (t *walk) run(ctx context.Context, root *dir) error {
 		})
 	}
 	wg.Wait()
-	if !undo() {
-		t.fail(canceled(ctx, root.path())) // nothing more, but wait for the other call
-	}
 	return t.err
 }
 
-func canceled(ctx context.Context, path string) error {
-	return errs.Wrap(op, quote(path), ctx.Err())
+// stopped reports whether to stop, because of an error or a cancellation.
+func (t *walk) stopped() bool {
+	if t.stop.Load() {
+		return true
+	}
+	err := t.ctx.Err()
+	t.fail(errs.Wrap(op, quote(t.root), err))
+	return err != nil
 }
 
 // fail records the first error and stops the walk.
@@ -257,7 +263,7 @@ func (w *worker) walk(d *dir) {
 		w.share()
 		f := &w.stack[len(w.stack)-1]
 		switch {
-		case w.t.stop.Load():
+		case w.t.stopped():
 			w.pop()
 		case len(f.subs) > 0:
 			if child := w.enter(f); child != nil {
@@ -305,7 +311,7 @@ func (w *worker) pop() {
 	if top > 0 {
 		if below := &w.stack[top-1]; below.unpinned {
 			below.unpinned = false
-			w.t.fail(w.t.pin(below.d, d, !below.eof || len(below.subs) > 0))
+			w.t.fail(w.t.pin(below.d, d, true)) // with its source, for those below it
 		}
 	}
 	w.done(d)
@@ -313,7 +319,7 @@ func (w *worker) pop() {
 
 // share gives subtrees to idle workers, the ones nearest the root first.
 func (w *worker) share() {
-	for i := 0; i < len(w.stack) && w.t.idle.Load() > 0 && !w.t.stop.Load(); i++ {
+	for i := 0; i < len(w.stack) && w.t.idle.Load() > 0 && !w.t.stopped(); i++ {
 		f := &w.stack[i]
 		for !f.unpinned && len(f.subs) > 0 {
 			if i == len(w.stack)-1 && len(f.subs) == 1 && f.eof {
@@ -360,7 +366,7 @@ func (w *worker) read(f *frame) {
 	}
 	// In order of inode numbers a disk is read sequentially, more or less.
 	slices.SortFunc(files, func(a, b entry) int { return cmp.Compare(a.ino, b.ino) })
-	for len(files) > 0 && !w.t.stop.Load() {
+	for len(files) > 0 && !w.t.stopped() {
 		w.share()
 		if len(files) >= 16 && w.t.claim() {
 			n := max(8, min(len(files)/2, 128))
@@ -381,7 +387,7 @@ func (w *worker) read(f *frame) {
 }
 
 func (w *worker) file(d *dir, e entry) {
-	if !w.t.stop.Load() {
+	if !w.t.stopped() {
 		w.t.fail(w.t.v.file(w, d, e))
 	}
 }
@@ -465,7 +471,7 @@ func (t *walk) pin(d, child *dir, source bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.pins++
-	if t.stop.Load() {
+	if t.stopped() {
 		return nil // the child may be closed, and nobody will use d
 	}
 	if t.hasDst && d.dst < 0 {
@@ -516,12 +522,13 @@ func (w *worker) done(d *dir) {
 			// Before d gets its final mode, which may forbid the way to "..".
 			w.t.fail(w.t.pin(p, d, false))
 		}
-		if !w.t.stop.Load() {
+		if !w.t.stopped() {
 			w.t.fail(w.t.v.leave(w, d))
 		}
 		d.xattrs = nil
 		d.unpin()
 		if p == nil {
+			d.unpin() // run's
 			close(w.t.quit)
 			return
 		}

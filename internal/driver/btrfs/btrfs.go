@@ -22,6 +22,7 @@
 package btrfs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -140,16 +141,19 @@ func (d *Driver) Caps() driver.Caps {
 	}
 }
 
+// ref is what errors call an object.
+func ref(id driver.Identity) string { return cmp.Or(id.Name, id.Golden, string(id.ID)) }
+
 // check refuses what cannot become an object here.
 func (d *Driver) check(ctx context.Context, op string, id driver.Identity) error {
 	if err := ctx.Err(); err != nil {
-		return errs.Wrap(op, id.Name, err)
+		return errs.Wrap(op, ref(id), err)
 	}
 	if !driver.ValidID(string(id.ID)) {
-		return errs.New(errs.Invalid, op, id.Name, "%q is not an object's ID", id.ID)
+		return errs.New(errs.Invalid, op, ref(id), "%q is not an object's ID", id.ID)
 	}
 	if !d.Caps().Supports(id.FS) {
-		return errs.New(errs.Unsupported, op, id.Name, "a btrfs pool keeps trees of files, not %s images", id.FS).
+		return errs.New(errs.Unsupported, op, ref(id), "a btrfs pool keeps trees of files, not %s images", id.FS).
 			WithHint("use --fs native, or a reflink pool")
 	}
 	return nil
@@ -162,7 +166,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		return err
 	}
 	if err := kernel.SubvolCreate(d.f, d.name(id.ID)); err != nil {
-		return errs.Wrap(op, id.Name, err)
+		return errs.Wrap(op, ref(id), err)
 	}
 	err := os.Chmod(d.dir.Data(id.ID), 0o755) // the umask has taken part of it
 	if err == nil {
@@ -176,7 +180,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	if err != nil {
 		// Should this fail too, what is left has no identity.
 		_ = d.destroyTree(d.name(id.ID))
-		return errs.Wrap(op, id.Name, err)
+		return errs.Wrap(op, ref(id), err)
 	}
 	return nil
 }
@@ -199,39 +203,39 @@ func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, 
 	}
 	src, err := d.open(from)
 	if err != nil {
-		return errs.Wrap(op, id.Origin, err)
+		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	defer src.Close()
 	// Without an identity it may be half a snapshot of nested subvolumes.
 	if _, err := d.dir.Get(from); errs.Is(err, errs.NotFound) {
-		return errs.Wrap(op, id.Origin, err)
+		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	// Data that a dead process left under this ID must not become whole by
 	// the identity that is written first.
 	if _, err := os.Lstat(d.dir.Data(id.ID)); err == nil {
-		return errs.Wrap(op, id.Name, unix.EEXIST)
+		return errs.Wrap(op, ref(id), unix.EEXIST)
 	}
 	info, err := kernel.SubvolInfoOf(src)
 	if err != nil {
-		return errs.Wrap(op, id.Origin, err)
+		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	nested, err := kernel.SubvolChildren(d.f, info.ID)
 	if err != nil {
-		return errs.Wrap(op, id.Origin, err)
+		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	if len(nested) == 0 {
 		// Identity first: see the package's comment. It also reserves the ID.
 		if err := d.dir.Put(id); err != nil {
-			return errs.Wrap(op, id.Name, err)
+			return errs.Wrap(op, ref(id), err)
 		}
 		if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, readOnly); err != nil {
 			_ = d.dir.Remove(id.ID)
-			return errs.Wrap(op, id.Name, err)
+			return errs.Wrap(op, ref(id), err)
 		}
 		return nil
 	}
 	if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, false); err != nil {
-		return errs.Wrap(op, id.Name, err)
+		return errs.Wrap(op, ref(id), err)
 	}
 	err = d.snapshotNested(ctx, src, nested, d.dir.Data(id.ID), readOnly)
 	if err == nil {
@@ -243,7 +247,7 @@ func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, 
 	}
 	if err != nil {
 		_ = d.destroyTree(d.name(id.ID))
-		return errs.Wrap(op, id.Name, err)
+		return errs.Wrap(op, ref(id), err)
 	}
 	return nil
 }

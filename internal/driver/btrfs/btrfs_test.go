@@ -42,7 +42,7 @@ func pool(t *testing.T, dir string) *btrfs.Driver {
 }
 
 func identity(kind driver.Kind) driver.Identity {
-	return driver.Identity{ID: driver.NewID(), Kind: kind, FS: driver.Native, CreatedAt: time.Now()}
+	return driver.Identity{ID: driver.NewID(), Kind: kind, Name: "web", FS: driver.Native, CreatedAt: time.Now()}
 }
 
 func create(t *testing.T, d *btrfs.Driver) (driver.ObjectID, string) {
@@ -288,6 +288,31 @@ func TestNestedFailure(t *testing.T) {
 		t.Errorf("%d subvolumes after a clone that failed, want %d", n, before)
 	}
 	wantFiles(t, treeOf(t, d, vol), want)
+}
+
+// TestFailureLeavesNothing makes the kernel refuse a snapshot after the identity
+// has been written.
+func TestFailureLeavesNothing(t *testing.T) {
+	dir := testfs.Btrfs(t, 128<<20)
+	d := pool(t, dir)
+	vol, tree := create(t, d)
+	other := testfs.Btrfs(t, 128<<20)
+	subvol(t, filepath.Join(other, "elsewhere"))
+	// A snapshot cannot be on another filesystem than its origin.
+	if err := errors.Join(os.Remove(tree), os.Symlink(filepath.Join(other, "elsewhere"), tree)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Clone(t.Context(), vol, identity(driver.Volume)); !errs.Is(err, errs.Unsupported) || !errors.Is(err, unix.EXDEV) {
+		t.Errorf("clone to another filesystem: %v", err)
+	}
+	for o, err := range d.List(t.Context()) {
+		if err != nil || o.ID != vol {
+			t.Errorf("List yields %+v, %v after a clone that failed", o, err)
+		}
+	}
+	if err := os.Remove(tree); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // TestOneCommit checks what cloning asks of the device: the flushes of a single

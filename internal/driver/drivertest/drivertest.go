@@ -255,7 +255,7 @@ func (s *suite) derived(from driver.ObjectID, kind driver.Kind) driver.Identity 
 		s.t.Fatalf("origin %s is not listed", from)
 	}
 	id := s.identity(kind, o.Identity.FS)
-	id.SizeBytes = o.Identity.SizeBytes
+	id.SizeBytes, id.Sector = o.Identity.SizeBytes, o.Identity.Sector
 	id.Origin, id.OriginID = o.Identity.Name, from
 	if kind == driver.Snapshot {
 		id.Volume = from
@@ -341,8 +341,16 @@ func (s *suite) unchanged(kind errs.Kind, what string, fn func() error) {
 		s.t.Errorf("%s: error %v of kind %q, want %q", what, err, got, kind)
 	}
 	if after := s.names(); !slices.Equal(before, after) {
-		s.t.Errorf("%s: failed, but the pool now holds %q instead of %q", what, after, before)
+		s.t.Errorf("%s: failed, but %s", what, difference(before, after))
 	}
+}
+
+// difference says how two lists of names differ.
+func difference(before, after []string) string {
+	without := func(a, b []string) []string {
+		return slices.DeleteFunc(slices.Clone(a), func(x string) bool { return slices.Contains(b, x) })
+	}
+	return fmt.Sprintf("%q came into the pool and %q went", without(after, before), without(before, after))
 }
 
 // sync makes the pool durable, where that is not what every call does.

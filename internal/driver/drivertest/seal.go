@@ -78,7 +78,6 @@ func testSeal(t *testing.T, s *suite) {
 	if calls == 0 || last != all || all == 0 {
 		t.Errorf("progress ended at %d of %d after %d calls", last, all, calls)
 	}
-	id.Sector = s.list()[id.ID].Identity.Sector
 	s.wantIdentity(id)
 	if a, err := s.d.Attachment(s.ctx(), id.ID); err != nil || !a.ReadOnly {
 		t.Errorf("attachment of a sealed generation: %+v, %v; must be read-only", a, err)
@@ -152,7 +151,7 @@ func testSealCanceled(t *testing.T, s *suite) {
 			t.Error("Seal with a cancelled context did all the work")
 		}
 		if names := s.names(); !slices.Equal(names, before) {
-			t.Fatalf("Seal, cancelled after %d bytes, left %q instead of %q", after, names, before)
+			t.Fatalf("after Seal, cancelled after %d bytes, %s", after, difference(before, names))
 		}
 	}
 }

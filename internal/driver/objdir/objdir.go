@@ -55,7 +55,7 @@ func Open(dir, poolID, ext string, create bool) (*Dir, error) {
 			return nil, errs.Wrap("open pool", p, err)
 		}
 	}
-	f, err := os.Open(p)
+	f, err := os.OpenFile(p, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, errs.Wrap("open pool", p, err)
 	}
@@ -71,7 +71,8 @@ func (d *Dir) Data(id driver.ObjectID) string { return filepath.Join(d.path, str
 func (d *Dir) meta(id driver.ObjectID) string { return filepath.Join(d.path, string(id)+metaExt) }
 
 // Put writes the identity, which makes the object whole. The caller has made
-// the data; Put does not sync. Exists if there is one already.
+// the data; Put does not sync. Exists if there is one already, Invalid if it
+// could not be read back.
 func (d *Dir) Put(id driver.Identity) error {
 	b, err := d.encode(id)
 	if err != nil {
@@ -115,6 +116,14 @@ func (d *Dir) encode(id driver.Identity) ([]byte, error) {
 	if len(b) > maxIdentityBytes {
 		return nil, errs.New(errs.Invalid, "write identity", string(id.ID), "%d bytes of identity, at most %d fit", len(b), maxIdentityBytes)
 	}
+	// Nothing is written that could not be read: it would be found damaged.
+	back, err := Decode(b)
+	if err == nil && (back.Name != id.Name || back.Golden != id.Golden || back.Origin != id.Origin || back.BootID != id.BootID) {
+		err = errors.New("a name is not valid UTF-8")
+	}
+	if err != nil {
+		return nil, &errs.Error{Kind: errs.Invalid, Op: "write identity", Ref: string(id.ID), Err: err}
+	}
 	return b, nil
 }
 
@@ -154,13 +163,19 @@ func Decode(b []byte) (driver.Identity, error) {
 	if err := json.Unmarshal(b, &i); err != nil {
 		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: err}
 	}
-	if v.Version < 1 || !driver.ValidID(string(i.ID)) || i.SizeBytes < 0 || i.Generation < 0 {
+	if v.Version < 1 || !driver.ValidID(string(i.ID)) || i.SizeBytes < 0 || i.Generation < 0 ||
+		i.Volume != "" && !driver.ValidID(string(i.Volume)) || i.OriginID != "" && !driver.ValidID(string(i.OriginID)) {
 		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: errors.New("identity with impossible values")}
 	}
 	switch i.Kind {
 	case driver.Volume, driver.Snapshot, driver.Generation, driver.Scratch:
 	default:
 		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("unknown kind of object %q", i.Kind)}
+	}
+	switch i.FS {
+	case driver.Native, driver.Ext4, driver.XFS, driver.None:
+	default:
+		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("unknown filesystem %q", i.FS)}
 	}
 	return i, nil
 }
@@ -215,8 +230,12 @@ func (d *Dir) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 				if errs.Is(o.Err, errs.NotFound) {
 					o.Err = nil
 				} else if o.Err == nil {
-					_, err := os.Lstat(d.Data(id))
-					o.Whole = err == nil
+					// What cannot be looked at is not garbage.
+					if _, err := os.Lstat(d.Data(id)); err == nil {
+						o.Whole = true
+					} else if !errors.Is(err, fs.ErrNotExist) {
+						o.Err = errs.Wrap("list", string(id), err)
+					}
 				}
 				if !o.Whole {
 					o.Identity = driver.Identity{}

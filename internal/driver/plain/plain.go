@@ -11,6 +11,7 @@
 package plain
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -73,16 +74,19 @@ func (d *Driver) Caps() driver.Caps {
 	}
 }
 
+// ref is what errors call an object.
+func ref(id driver.Identity) string { return cmp.Or(id.Name, id.Golden, string(id.ID)) }
+
 // check refuses what cannot become an object here.
 func (d *Driver) check(ctx context.Context, op string, id driver.Identity) error {
 	if err := ctx.Err(); err != nil {
-		return errs.Wrap(op, id.Name, err)
+		return errs.Wrap(op, ref(id), err)
 	}
 	if !driver.ValidID(string(id.ID)) {
-		return errs.New(errs.Invalid, op, id.Name, "%q is not an object's ID", id.ID)
+		return errs.New(errs.Invalid, op, ref(id), "%q is not an object's ID", id.ID)
 	}
 	if !d.Caps().Supports(id.FS) {
-		return errs.New(errs.Unsupported, op, id.Name, "a plain pool keeps trees of files, not %s images", id.FS).
+		return errs.New(errs.Unsupported, op, ref(id), "a plain pool keeps trees of files, not %s images", id.FS).
 			WithHint("use --fs native, or a reflink pool")
 	}
 	return nil
@@ -110,11 +114,11 @@ func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id d
 	}
 	src, err := d.find(from)
 	if err != nil {
-		return errs.Wrap(op, id.Origin, err)
+		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	// Without an identity it may be half a copy.
 	if _, err := d.dir.Get(from); errs.Is(err, errs.NotFound) {
-		return errs.Wrap(op, id.Origin, err)
+		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	return d.make(ctx, op, id, func(dst *os.File) error {
 		_, err := treecopy.CopyDir(ctx, d.dir.Data(from), dst, treecopy.Options{Unprivileged: os.Geteuid() != 0})
@@ -135,14 +139,14 @@ func (d *Driver) make(ctx context.Context, op string, id driver.Identity, fill f
 	}
 	path := d.dir.Data(id.ID)
 	if err := os.Mkdir(path, 0o700); err != nil {
-		return wrap(op, id.Name, err)
+		return wrap(op, ref(id), err)
 	}
 	err := d.fill(ctx, path, id, fill)
 	if err != nil {
 		// Should this fail, what is left has no identity, and is garbage to the
 		// caller's record.
 		_ = treewalk.Remove(context.WithoutCancel(ctx), path)
-		return wrap(op, id.Name, err)
+		return wrap(op, ref(id), err)
 	}
 	return nil
 }

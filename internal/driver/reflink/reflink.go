@@ -174,14 +174,11 @@ func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id 
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	src, size, err := d.open(from)
+	src, size, err := d.openOrigin(from, &id)
 	if err != nil {
 		return errs.Wrap(op, id.Origin, err)
 	}
 	defer src.Close()
-	if id.SizeBytes == 0 {
-		id.SizeBytes = size
-	}
 	if id.SizeBytes < size {
 		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, size).WithHint("a volume can grow but not shrink")
 	}
@@ -205,24 +202,49 @@ func (d *Driver) make(id driver.Identity, mode fs.FileMode, fill func(*os.File) 
 		return errs.Wrap("create", id.Name, err)
 	}
 	defer f.Close()
+	put := false
 	err = fill(f)
 	if err == nil {
 		err = d.dir.Put(id)
+		put = err == nil
 	}
 	if err == nil && !id.Ephemeral {
 		// On XFS the first call's log write covers the names as well, and the
-		// second finds nothing left to do; other filesystems need both.
+		// last finds nothing left to do; other filesystems need all.
 		if err = f.Sync(); err == nil {
 			err = d.dir.Sync()
 		}
 	}
 	if err != nil {
 		// Should this fail too, what is left is garbage to the caller's record.
-		_ = d.dir.Remove(id.ID)
+		if put {
+			_ = d.dir.Remove(id.ID)
+		}
 		_ = os.Remove(path)
 		return errs.Wrap("create", id.Name, err)
 	}
 	return nil
+}
+
+// openOrigin opens the image that id is to be made from, and fills in what id
+// takes over from it. NotFound also of half an object, which must not become a
+// whole one.
+func (d *Driver) openOrigin(from driver.ObjectID, id *driver.Identity) (*os.File, int64, error) {
+	origin, err := d.dir.Get(from)
+	if err != nil {
+		return nil, 0, err
+	}
+	f, size, err := d.open(from)
+	if err != nil {
+		return nil, 0, err
+	}
+	if id.Sector == 0 {
+		id.Sector = origin.Sector
+	}
+	if id.SizeBytes == 0 {
+		id.SizeBytes = size
+	}
+	return f, size, nil
 }
 
 // open opens the image of an object and returns its size.
@@ -280,6 +302,9 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 	i, err := d.dir.Get(id)
 	if err != nil {
 		return driver.Attachment{}, err
+	}
+	if _, err := os.Lstat(d.dir.Data(id)); err != nil {
+		return driver.Attachment{}, errs.Wrap("open", string(id), err)
 	}
 	a := driver.Attachment{
 		Image:       d.dir.Data(id),

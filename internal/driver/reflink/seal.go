@@ -42,14 +42,11 @@ type piece struct {
 // that lie close together are filled with zeros, at most 1/16 of the data or
 // 16 MiB, whichever is more.
 func (d *Driver) Seal(ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64)) error {
-	src, size, err := d.open(from)
+	src, size, err := d.openOrigin(from, &id)
 	if err != nil {
 		return errs.Wrap("seal", id.Name, err)
 	}
 	defer src.Close()
-	if id.SizeBytes == 0 {
-		id.SizeBytes = size
-	}
 	if id.SizeBytes != size {
 		return errs.New(errs.Invalid, "seal", id.Name, "%d bytes, but its origin has %d", id.SizeBytes, size)
 	}

@@ -4,6 +4,7 @@
 package treetest
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"fmt"
 	"io"
@@ -44,7 +45,7 @@ type Entry struct {
 	Xattrs map[string]string // all that can be listed
 	Link   string            // the first name, in order of bytes, of the file, if there are several in the tree
 	Data   string            // the ranges that are not holes, as from-to, in bytes
-	Sum    string            // SHA-256 of the content
+	Sum    string            // SHA-256 of the content, whatever is a hole of it
 }
 
 // Fingerprint describes the tree below dir by the path of each file relative
@@ -169,6 +170,7 @@ func (e *Entry) content(at int, name string, size int64) error {
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
 	var data []string
+	h := sha256.New()
 	for off := int64(0); off < size; {
 		from, err := unix.Seek(fd, off, unix.SEEK_DATA)
 		if err == unix.ENXIO {
@@ -181,17 +183,34 @@ func (e *Entry) content(at int, name string, size int64) error {
 			return err
 		}
 		data = append(data, fmt.Sprintf("%d-%d", from, min(off, size)))
+		if err := hashData(h, io.NewSectionReader(f, from, off-from), from); err != nil {
+			return err
+		}
 	}
 	e.Data = strings.Join(data, " ")
-	if _, err := f.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return err
-	}
 	e.Sum = fmt.Sprintf("%x", h.Sum(nil))
 	return nil
+}
+
+// hashData hashes the blocks of r that are not all zero, and where they are:
+// so holes may be as large as they like and where the filesystem likes.
+func hashData(h io.Writer, r io.Reader, off int64) error {
+	buf := make([]byte, 4096)
+	zero := make([]byte, 4096)
+	for {
+		n, err := io.ReadFull(r, buf)
+		if n > 0 && !bytes.Equal(buf[:n], zero[:n]) {
+			fmt.Fprintf(h, "%d:", off)
+			h.Write(buf[:n])
+		}
+		off += int64(n)
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
 }
 
 func xattrs(path string) (map[string]string, error) {
@@ -205,12 +224,18 @@ func xattrs(path string) (map[string]string, error) {
 	}
 	out := make(map[string]string)
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00") {
+		if strings.HasPrefix(name, "trusted.SGI_ACL_") {
+			continue // XFS lists POSIX ACLs by that name too
+		}
 		v := make([]byte, 64<<10)
 		n, err := unix.Lgetxattr(path, name, v)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		out[name] = string(v[:n])
+	}
+	if len(out) == 0 {
+		return nil, nil
 	}
 	return out, nil
 }

@@ -409,8 +409,11 @@ func stopSelf([]string) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+	// To this very thread: a signal to the process may be another thread's to
+	// take, and this one would run on until it has.
+	runtime.LockOSThread()
 	start := time.Now()
-	if err := syscall.Kill(os.Getpid(), syscall.SIGSTOP); err != nil {
+	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
 		return err
 	}
 	stopped := time.Since(start) > 100*time.Millisecond

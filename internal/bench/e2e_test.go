@@ -1,0 +1,382 @@
+package bench_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"pando/internal/bench"
+	"pando/internal/testfs"
+)
+
+// program builds pando, once.
+var program = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "bench-test-bin")
+	if err != nil {
+		return "", err
+	}
+	path := filepath.Join(dir, "pando")
+	cmd := exec.Command("go", "build", "-o", path, "pando/cmd/pando")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, out)
+	}
+	return path, nil
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if path, err := program(); err == nil {
+		os.RemoveAll(filepath.Dir(path))
+	}
+	os.Exit(code)
+}
+
+// host is a pool and where the benchmark's generated trees go.
+type host struct {
+	t    *testing.T
+	bin  string
+	pool string
+	tmp  string
+}
+
+func newHost(t *testing.T, dir string, init ...string) *host {
+	t.Helper()
+	bin, err := program()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{t: t, bin: bin, pool: filepath.Join(dir, "pool"), tmp: t.TempDir()}
+	testfs.LeakCheck(t, dir)
+	if out, err := h.command(append([]string{"init"}, init...)...).CombinedOutput(); err != nil {
+		t.Fatalf("init: %v: %s", err, out)
+	}
+	t.Cleanup(func() {
+		if out, err := h.command("deinit", "--force").CombinedOutput(); err != nil {
+			t.Errorf("deinit: %v: %s", err, out)
+		}
+		if _, err := os.Lstat(h.pool); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("deinit leaves %s", h.pool)
+		}
+	})
+	return h
+}
+
+func (h *host) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(h.bin, append([]string{"--pool", h.pool}, args...)...)
+	cmd.Env = append(os.Environ(), "TMPDIR="+h.tmp)
+	return cmd
+}
+
+// run runs a command that must succeed and returns its standard output.
+func (h *host) run(args ...string) []byte {
+	h.t.Helper()
+	cmd := h.command(args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		h.t.Fatalf("pando %s: %v\n%s", strings.Join(args, " "), err, stderr.String())
+	}
+	return stdout.Bytes()
+}
+
+// small numbers: what is measured is worth nothing, but all of it is.
+var small = []string{"--clones", "3", "--volumes", "13", "--rounds", "1", "--tail", "100ms", "--idle", "100ms", "--no-progress"}
+
+func (h *host) bench(args ...string) *bench.Report {
+	h.t.Helper()
+	out := h.run(append(append([]string{"bench", "clone", "--json"}, small...), args...)...)
+	r := &bench.Report{}
+	dec := json.NewDecoder(bytes.NewReader(out))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(r); err != nil {
+		h.t.Fatalf("%v: %s", err, out)
+	}
+	return r
+}
+
+// clean fails the test if anything of a benchmark is left.
+func (h *host) clean() {
+	h.t.Helper()
+	for _, dir := range []string{h.pool, filepath.Join(h.pool, "data"), filepath.Join(h.pool, "mnt"), filepath.Join(h.pool, "live"), h.tmp} {
+		for _, e := range entries(h.t, dir) {
+			if strings.Contains(e, "bench-") || filepath.Base(dir) == "mnt" || filepath.Base(dir) == "live" {
+				h.t.Errorf("left behind: %s in %s", e, dir)
+			}
+		}
+	}
+	var vols, goldens []struct{ Name string }
+	for args, v := range map[string]any{"ls": &vols, "golden ls": &goldens} {
+		if err := json.Unmarshal(h.run(append(strings.Fields(args), "--json")...), v); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	for _, v := range append(vols, goldens...) {
+		if strings.HasPrefix(v.Name, bench.Prefix) {
+			h.t.Errorf("left behind: %s", v.Name)
+		}
+	}
+	if objects := entries(h.t, filepath.Join(h.pool, "data/objects")); len(objects) > 2*(len(vols)+len(goldens)) {
+		h.t.Errorf("left behind: some of %v", objects)
+	}
+	// Only the pool itself may be mounted.
+	for _, leak := range testfs.Leaks(filepath.Join(h.pool, "mnt"), time.Second) {
+		h.t.Errorf("left behind: %s", leak)
+	}
+	for _, leak := range testfs.Leaks(filepath.Join(h.pool, "data"), time.Second) {
+		h.t.Errorf("left behind: %s", leak)
+	}
+}
+
+func entries(t *testing.T, dir string) []string {
+	t.Helper()
+	list, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, e := range list {
+		out = append(out, e.Name())
+	}
+	return out
+}
+
+// complete fails the test if a row is missing, or has neither figures nor the
+// reason for that. missing names rows that must have no figures.
+func complete(t *testing.T, r *bench.Report, missing ...string) {
+	t.Helper()
+	check := func(table string, got, want []string) {
+		t.Helper()
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: rows %q, want %q", table, got, want)
+		}
+	}
+	row := func(name string, measured bool, reason string) {
+		t.Helper()
+		if want := !slices.Contains(missing, name); measured != want || measured == (reason != "") {
+			t.Errorf("%s: measured %v, want %v; reason %q", name, measured, want, reason)
+		}
+	}
+	var names []string
+	for _, op := range r.Operations {
+		names = append(names, op.Name)
+		row(op.Name, op.Wall.Count > 0, op.NotMeasured)
+		if op.NotMeasured != "" {
+			continue
+		}
+		if len(op.Devices) != len(r.Pool.Devices) || len(op.Devices) == 0 == (op.NoDevices == "") {
+			t.Errorf("%s: written to %v, reason %q", op.Name, op.Devices, op.NoDevices)
+		}
+	}
+	check("operations", names, []string{bench.OpCopy, bench.OpReflink, bench.OpImport, bench.OpFloor, bench.OpPando, bench.OpFloorDestroy, bench.OpPandoDestroy})
+	names = nil
+	for _, p := range r.Neighbour {
+		names = append(names, p.While)
+		if !strings.HasPrefix(p.NotMeasured, "it was over before") { // so few files are copied in no time
+			row(p.While, p.Write.Count > 0, p.NotMeasured)
+		}
+	}
+	check("neighbour", names, []string{bench.WhileIdle, bench.WhilePando, bench.WhileFloor, bench.WhileReflink, bench.WhileCopy})
+	names = nil
+	for _, c := range r.Commands {
+		names = append(names, c.Line)
+		if c.Wall.Count == 0 || c.MaxRSS < 1<<20 || c.Volumes < 13 {
+			t.Errorf("%s: %+v", c.Line, c)
+		}
+	}
+	check("commands", names, []string{"pando version", "pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json", "pando show VOLUME", "pando destroy VOLUME"})
+	if len(r.Series) != 3 || r.Series[0].Volumes != 10 || r.Series[1].Volumes < 13 || r.Series[2].Volumes != 10 {
+		t.Errorf("series %+v", r.Series)
+	}
+	for _, s := range r.Series {
+		if s.PandoClone.Count != 3 || s.PandoDestroy.Count != 3 || (s.FloorClone.Count == 3) != (r.NoFloor == "") || (len(s.Steps) > 2) != (r.NoFloor == "") {
+			t.Errorf("series %+v", s)
+		}
+	}
+	if len(r.Targets) != 14 {
+		t.Errorf("%d targets, want 14", len(r.Targets))
+	}
+	for _, g := range r.Targets {
+		if (g.Verdict == bench.NotMeasured) != (g.Reason != "") || g.Verdict != bench.NotMeasured && g.Measured == nil {
+			t.Errorf("target %+v", g)
+		}
+	}
+}
+
+func needRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: a loop-backed pool needs root: run the tests as root")
+	}
+}
+
+func TestBenchOnLoopBackedPool(t *testing.T) {
+	needRoot(t)
+	h := newHost(t, t.TempDir(), "--loop", "--size", "2G")
+	t.Run("generated tree", func(t *testing.T) {
+		h.t = t
+		r := h.bench("--files", "60")
+		complete(t, r)
+		h.clean()
+		if r.Source.Kind != "generated" || r.Source.Files != 60 || r.Source.Extents == 0 || !r.Pool.LoopBacked {
+			t.Errorf("source %+v, pool %+v", r.Source, r.Pool)
+		}
+		if d := r.Pool.Devices; len(d) > 0 && (d[0].Role != "pool" || !strings.HasPrefix(d[0].Name, "loop")) {
+			t.Errorf("devices %+v", d)
+		}
+	})
+	t.Run("golden, text, keep", func(t *testing.T) {
+		h.t = t
+		src := t.TempDir()
+		if err := os.WriteFile(filepath.Join(src, "a"), []byte("a"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h.run("golden", "import", "mine", src)
+		complete(t, h.bench("mine"), bench.OpImport)
+		h.clean()
+		out := string(h.run(append([]string{"bench", "clone", src, "--keep"}, small...)...))
+		for _, want := range []string{
+			"What operations cost", bench.OpCopy, bench.OpReflink, bench.OpImport, "raw floor: clone + mount", "pando: destroy",
+			"Where the raw floor's time goes", "LOOP_CONFIGURE", "one durable row", "Whole commands", "pando ls --json",
+			"A neighbour", "cp -a --reflink runs", "Targets", "47,000", "directory " + src + ": 1 files",
+		} {
+			if !strings.Contains(out, want) {
+				t.Errorf("the text does not show %q:\n%s", want, out)
+			}
+		}
+		if n := strings.Count(out, "PASS") + strings.Count(out, "FAIL"); n < 8 {
+			t.Errorf("%d verdicts in the text:\n%s", n, out)
+		}
+		// What was kept is not taken for a killed run's.
+		h.run("bench", "clone", "--clean")
+		var goldens []struct{ Name string }
+		if err := json.Unmarshal(h.run("golden", "ls", "--json"), &goldens); err != nil || len(goldens) != 2 {
+			t.Fatalf("goldens %v, %v: want the one that was kept, and mine", goldens, err)
+		}
+		h.run("destroy", bench.Prefix+"*")
+		for _, g := range goldens {
+			h.run("golden", "rm", g.Name)
+		}
+		h.clean()
+	})
+	t.Run("errors", func(t *testing.T) {
+		h.t = t
+		for _, args := range [][]string{{"no-such-golden"}, {"/no/such/directory"}, {""}, {"--clones", "0"}, {"--clean", "x"}} {
+			cmd := h.command(append([]string{"bench", "clone"}, args...)...)
+			if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "pando: ") {
+				t.Errorf("bench clone %q: %v, %s", args, err, out)
+			}
+			h.clean()
+		}
+	})
+	t.Run("interrupted", func(t *testing.T) {
+		h.t = t
+		for _, stage := range []string{"-golden0", "-clone", "-neighbour"} {
+			cmd := h.startUntil(stage)
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+			err := cmd.Wait()
+			if code := cmd.ProcessState.ExitCode(); code != 130 {
+				t.Errorf("interrupted at %s: exit code %d (%v): %s", stage, code, err, cmd.Stderr)
+			}
+			h.clean()
+		}
+	})
+	t.Run("killed", func(t *testing.T) {
+		h.t = t
+		for _, stage := range []string{"-clone", "-neighbour"} {
+			cmd := h.startUntil(stage)
+			if err := cmd.Process.Kill(); err != nil {
+				t.Fatal(err)
+			}
+			_ = cmd.Wait() // it was killed
+			var got struct{ Removed []string }
+			if err := json.Unmarshal(h.run("bench", "clone", "--clean", "--json"), &got); err != nil || len(got.Removed) != 1 {
+				t.Errorf("killed at %s: removed %v, %v", stage, got.Removed, err)
+			}
+			h.run("gc") // the proof of life of a dead process goes with the next clean-up of the whole pool
+			h.clean()
+		}
+	})
+	t.Run("a living run is left alone", func(t *testing.T) {
+		h.t = t
+		cmd := h.startUntil("-clone")
+		if out := h.run("bench", "clone", "--clean", "--json"); !bytes.Contains(out, []byte("[]")) {
+			t.Errorf("removed %s", out)
+		}
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // ended by the signal
+		h.clean()
+	})
+}
+
+// startUntil starts a benchmark and returns once it has made something whose
+// name begins with that of the run and then part.
+func (h *host) startUntil(part string) *exec.Cmd {
+	h.t.Helper()
+	cmd := h.command(append([]string{"bench", "clone", "--files", "60"}, append(small, "--clones", "50", "--idle", "5s")...)...)
+	cmd.Stderr = &bytes.Buffer{}
+	if err := cmd.Start(); err != nil {
+		h.t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
+	defer cancel()
+	for {
+		var names []struct{ Name string }
+		if err := json.Unmarshal(h.run("ls", "--json"), &names); err != nil {
+			h.t.Fatal(err)
+		}
+		all := names
+		if err := json.Unmarshal(h.run("golden", "ls", "--json"), &names); err != nil {
+			h.t.Fatal(err)
+		}
+		for _, n := range append(all, names...) {
+			if strings.HasPrefix(n.Name, bench.Prefix) && strings.Contains(n.Name, part) {
+				return cmd
+			}
+		}
+		select {
+		case <-ctx.Done():
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			h.t.Fatalf("no %q came: %s", part, cmd.Stderr)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func TestBenchOnBtrfs(t *testing.T) {
+	h := newHost(t, testfs.Btrfs(t, 2<<30), "--driver", "btrfs")
+	complete(t, h.bench("--files", "60"))
+	h.clean()
+}
+
+func TestBenchOnPlainPool(t *testing.T) {
+	dir := t.TempDir()
+	if os.Geteuid() == 0 {
+		dir = testfs.Ext4(t, 1<<30)
+	}
+	h := newHost(t, dir, "--driver", "plain")
+	r := h.bench("--files", "60")
+	complete(t, r, bench.OpReflink, bench.OpFloor, bench.OpFloorDestroy, bench.WhileFloor, bench.WhileReflink)
+	h.clean()
+	if r.NoFloor == "" {
+		t.Error("a plain pool has a raw floor")
+	}
+}

@@ -1,0 +1,255 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"pando/internal/bench"
+)
+
+// printBench prints a benchmark's tables.
+func (a *App) printBench(r *bench.Report) error {
+	for _, print := range []func(*bench.Report) error{
+		a.printBenchHead, a.printOperations, a.printSeries, a.printCommands, a.printNeighbour, a.printTargets,
+	} {
+		if err := print(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *App) printBenchHead(r *bench.Report) error {
+	p := r.Pool
+	pool := fmt.Sprintf("%s, driver %s", p.Dir, p.Driver)
+	if p.LoopBacked {
+		pool += ", XFS in a sparse file"
+	}
+	devices := p.NoDevices
+	if devices == "" {
+		for i, d := range p.Devices {
+			if i > 0 {
+				devices += " on "
+			}
+			devices += d.Name
+		}
+	} else {
+		devices = "not measured: " + devices
+	}
+	source := fmt.Sprintf("%s %s", r.Source.Kind, r.Source.Name)
+	if r.Source.Kind == "generated" {
+		source = "a generated tree"
+	}
+	source += fmt.Sprintf(": %d files, %s of data", r.Source.Files, size(r.Source.Bytes))
+	golden := fmt.Sprintf("%s, %s in %s", r.Source.FS, size(r.Source.LogicalBytes), plural(int(r.Source.Extents), "extent"))
+	return a.fields(
+		"pool", pool, "devices", devices,
+		"host", fmt.Sprintf("%s, %s, Linux %s", plural(r.Host.CPUs, "processor"), size(r.Host.MemoryBytes), r.Host.Kernel),
+		"source", source, "golden", golden, "raw floor", orMissing("", r.NoFloor),
+	)
+}
+
+func orMissing(s, reason string) string {
+	if reason != "" {
+		return "not measured: " + reason
+	}
+	return s
+}
+
+func (a *App) heading(s string) error { return a.printf("\n%s\n", s) }
+
+func (a *App) printOperations(r *bench.Report) error {
+	if err := a.heading("What operations cost, and what they write (SYS is processor time in the kernel; bytes are for one\noperation; AFTER is what is written from its return until the disk is quiet)"); err != nil {
+		return err
+	}
+	heads := []string{"OPERATION", "WALL P50", "+SYNCFS", "SYS"}
+	for _, d := range r.Pool.Devices {
+		heads = append(heads, d.Name+" DURING", "AFTER", "FLUSHES")
+	}
+	t := a.table(append(heads, "LAST WRITE", "PEAK MEMORY")...)
+	for _, op := range r.Operations {
+		if op.NotMeasured != "" {
+			t.row(op.Name, "not measured: "+op.NotMeasured)
+			continue
+		}
+		cells := []string{op.Name, duration(op.Wall.P50), "-", duration(op.Sys)}
+		if op.Synced.Count > 0 {
+			cells[2] = duration(op.Synced.P50)
+		}
+		for _, d := range op.Devices {
+			cells = append(cells, size(int64(d.During)), size(int64(d.After)), flushes(d.Flushes))
+		}
+		last := "-"
+		if op.Tail != nil {
+			last = "+" + duration(op.Tail.Seconds)
+			if !op.Tail.Quiet {
+				last += ", not quiet yet"
+			}
+		}
+		peak := "-"
+		if op.MaxRSS > 0 {
+			peak = size(op.MaxRSS)
+		}
+		t.row(append(cells, last, peak)...)
+	}
+	return t.flush()
+}
+
+func flushes(f float64) string {
+	if f < 0 {
+		return "not counted"
+	}
+	return strconv.FormatFloat(f, 'f', 1, 64)
+}
+
+func (a *App) printSeries(r *bench.Report) error {
+	if err := a.heading("Clones and destroys inside one process, in turn with the raw floor"); err != nil {
+		return err
+	}
+	t := a.table("VOLUMES", "WHAT", "TIMES", "P50", "P99", "MAX", "P50 / FLOOR")
+	for _, s := range r.Series {
+		for _, row := range []struct {
+			what        string
+			dist, floor bench.Dist
+		}{
+			{"raw floor: clone + mount", s.FloorClone, bench.Dist{}},
+			{"Pando: clone + mount", s.PandoClone, s.FloorClone},
+			{"raw floor: umount + unlink", s.FloorDestroy, bench.Dist{}},
+			{"Pando: destroy", s.PandoDestroy, s.FloorDestroy},
+		} {
+			if row.dist.Count == 0 {
+				t.row(itoa(s.Volumes), row.what, orMissing("-", r.NoFloor))
+				continue
+			}
+			over := "-"
+			if row.floor.P50 > 0 {
+				over = ratio(row.dist.P50 / row.floor.P50)
+			}
+			t.row(append([]string{itoa(s.Volumes), row.what}, append(distCells(row.dist), over)...)...)
+		}
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	if r.NoFloor != "" {
+		return nil
+	}
+	if err := a.heading("Where the raw floor's time goes, p50"); err != nil {
+		return err
+	}
+	heads := []string{"VOLUMES"}
+	for _, s := range r.Series[0].Steps {
+		heads = append(heads, s.Name)
+	}
+	t = a.table(heads...)
+	for _, s := range r.Series {
+		cells := []string{itoa(s.Volumes)}
+		for _, step := range s.Steps {
+			cells = append(cells, duration(step.Dist.P50))
+		}
+		t.row(cells...)
+	}
+	return t.flush()
+}
+
+func distCells(d bench.Dist) []string {
+	return []string{strconv.FormatInt(d.Count, 10), duration(d.P50), duration(d.P99), duration(d.Max)}
+}
+
+func (a *App) printCommands(r *bench.Report) error {
+	if err := a.heading("Whole commands, process start included"); err != nil {
+		return err
+	}
+	t := a.table("VOLUMES", "COMMAND", "TIMES", "P50", "P99", "MAX", "USER", "SYS", "PEAK MEMORY")
+	for _, c := range r.Commands {
+		t.row(append(append([]string{itoa(c.Volumes), c.Line}, distCells(c.Wall)...), duration(c.User), duration(c.Sys), size(c.MaxRSS))...)
+	}
+	return t.flush()
+}
+
+func (a *App) printNeighbour(r *bench.Report) error {
+	if err := a.heading("A neighbour: 8 KiB write and fdatasync in another volume, over and over, while ..."); err != nil {
+		return err
+	}
+	t := a.table("WHILE", "WRITES", "P50", "P99", "MAX", "P99 / IDLE")
+	idle := 0.0
+	for _, p := range r.Neighbour {
+		if p.While == bench.WhileIdle {
+			idle = p.Write.P99
+		}
+		if p.NotMeasured != "" {
+			t.row(p.While, "not measured: "+p.NotMeasured)
+			continue
+		}
+		over := "-"
+		if idle > 0 {
+			over = ratio(p.Write.P99 / idle)
+		}
+		t.row(append(append([]string{p.While}, distCells(p.Write)...), over)...)
+	}
+	return t.flush()
+}
+
+func (a *App) printTargets(r *bench.Report) error {
+	if err := a.heading("Targets"); err != nil {
+		return err
+	}
+	t := a.table("TARGET", "WANTED", "MEASURED", "VERDICT", "AT")
+	for _, g := range r.Targets {
+		measured := "-"
+		if g.Measured != nil {
+			measured = quantity(*g.Measured, g.Unit)
+		}
+		verdict := map[string]string{bench.Pass: "PASS", bench.Fail: "FAIL", bench.NotMeasured: "not measured"}[g.Verdict]
+		at := g.At
+		if g.Reason != "" {
+			at = g.Reason
+			if g.At != "" {
+				at += " (" + g.At + ")"
+			}
+		}
+		relation := map[string]string{bench.AtMost: "at most ", bench.LessThan: "under ", bench.AtLeast: "at least ", bench.MoreThan: "over "}[g.Relation]
+		t.row(g.Name, relation+quantity(g.Target, g.Unit), measured, verdict, at)
+	}
+	return t.flush()
+}
+
+// quantity formats a figure of a target.
+func quantity(v float64, unit string) string {
+	switch unit {
+	case bench.Seconds:
+		return duration(v)
+	case bench.Bytes:
+		return size(int64(v))
+	case bench.Ratio:
+		return ratio(v)
+	}
+	return strconv.FormatFloat(v, 'f', -1, 64)
+}
+
+// ratio formats a ratio with three digits.
+func ratio(v float64) string {
+	switch {
+	case v >= 100:
+		return strconv.FormatFloat(v, 'f', 0, 64) + "x"
+	case v >= 10:
+		return strconv.FormatFloat(v, 'f', 1, 64) + "x"
+	}
+	return strconv.FormatFloat(v, 'f', 2, 64) + "x"
+}
+
+// duration formats seconds with three digits in a unit that suits.
+func duration(s float64) string {
+	unit := "s"
+	switch {
+	case s == 0:
+		return "0 s"
+	case s < 0.9995e-3:
+		s, unit = s*1e6, "us"
+	case s < 0.9995:
+		s, unit = s*1e3, "ms"
+	}
+	digits := 2 - int(math.Floor(math.Log10(math.Abs(s))+1e-9))
+	return strconv.FormatFloat(s, 'f', min(max(digits, 0), 2), 64) + " " + unit
+}

@@ -1,0 +1,126 @@
+package objdir_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/driver/objdir"
+	"pando/internal/errs"
+)
+
+// golden are identities of format version 1. Their files in testdata are never
+// changed: pools hold such bytes.
+var golden = map[string]driver.Identity{
+	"minimal": {
+		ID: "000000000000000000000000g0", Kind: driver.Scratch, FS: driver.None,
+		CreatedAt: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), BootID: "b",
+	},
+	"volume": {
+		ID: "0123456789abcdefghijklmnog", Kind: driver.Volume, Name: "agent-7.work_tree", FS: driver.Ext4, SizeBytes: 107374182400,
+		Origin: "web@3", OriginID: "vutsrqponmlkjihgfedcba9874",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 123456789, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+	},
+	"ephemeral": {
+		ID: "00000000000000000000000008", Kind: driver.Volume, Name: "run", FS: driver.XFS, SizeBytes: 1 << 29,
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), ExpiresAt: time.Date(2026, 3, 4, 7, 6, 7, 500, time.UTC),
+		Ephemeral: true, BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+	},
+	"snapshot": {
+		ID: "0000000000000000000000000c", Kind: driver.Snapshot, Name: "before", Volume: "0123456789abcdefghijklmnog", FS: driver.Native,
+		Origin: "agent-7.work_tree", OriginID: "0123456789abcdefghijklmnog",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+	},
+	"generation": {
+		ID: "0000000000000000000000000g", Kind: driver.Generation, Golden: "web", Generation: 42, FS: driver.Ext4, SizeBytes: 1 << 40,
+		Origin: "build-41", OriginID: "0000000000000000000000000k",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+	},
+}
+
+func TestGoldenFiles(t *testing.T) {
+	files, err := filepath.Glob("testdata/v1/*.json")
+	if err != nil || len(files) != len(golden) {
+		t.Errorf("%d files for %d identities, %v", len(files), len(golden), err)
+	}
+	for name, id := range golden {
+		t.Run(name, func(t *testing.T) {
+			want, err := os.ReadFile("testdata/v1/" + name + ".json")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := objdir.Decode(want)
+			if err != nil || !reflect.DeepEqual(got, written(id)) {
+				t.Errorf("read as %+v, %v\nwant %+v", got, err, written(id))
+			}
+			if driver.IdentityVersion != 1 {
+				return // what is written now has its own directory
+			}
+			d := open(t, t.TempDir())
+			if err := d.Put(id); err != nil {
+				t.Fatal(err)
+			}
+			link, err := os.Readlink(filepath.Join(d.Path(), string(id.ID)+".meta"))
+			if err != nil || link != string(bytes.TrimSuffix(want, []byte("\n"))) {
+				t.Errorf("written as %s, %v\nwant       %s", link, err, want)
+			}
+		})
+	}
+}
+
+// Whatever is on the disk, it is read as what it says or refused, and what was
+// read is written as the same.
+func FuzzDecode(f *testing.F) {
+	files, err := filepath.Glob("testdata/v1/*.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, path := range files {
+		b, err := os.ReadFile(path)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+		f.Add(b[:len(b)/2])
+		f.Add(bytes.Replace(b, []byte(`"v":1`), []byte(`"v":2`), 1))
+		f.Add(bytes.ToUpper(b))
+	}
+	for _, s := range []string{"", "{}", "null", "[]", `{"v":1}`, `{"v":1e0}`, `{"v":99999999999999999999}`, `{"v":1,"id":"\u0000"}`, `{"v":2,"V":1}`} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		id, err := objdir.Decode(b)
+		if err != nil {
+			if k := errs.KindOf(err); k != errs.Damaged && k != errs.TooNew {
+				t.Errorf("error of kind %q: %v", k, err)
+			}
+			if id != (driver.Identity{}) {
+				t.Errorf("refused, but %+v", id)
+			}
+			return
+		}
+		if !driver.ValidID(string(id.ID)) || id.SizeBytes < 0 || id.Generation < 0 || id.Version < 1 || id.Version > driver.IdentityVersion {
+			t.Errorf("accepted %+v", id)
+		}
+		again, err := json.Marshal(id)
+		if err != nil {
+			t.Fatalf("%+v cannot be written: %v", id, err)
+		}
+		back, err := objdir.Decode(again)
+		if err != nil {
+			t.Fatalf("%s cannot be read again: %v", again, err)
+		}
+		if !id.CreatedAt.Equal(back.CreatedAt) || !id.ExpiresAt.Equal(back.ExpiresAt) {
+			t.Errorf("times %v, %v became %v, %v", id.CreatedAt, id.ExpiresAt, back.CreatedAt, back.ExpiresAt)
+		}
+		back.CreatedAt, back.ExpiresAt = id.CreatedAt, id.ExpiresAt
+		if back != id {
+			t.Errorf("%+v became %+v", id, back)
+		}
+	})
+}

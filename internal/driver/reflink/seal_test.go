@@ -1,0 +1,92 @@
+package reflink
+
+import (
+	"math/rand/v2"
+	"testing"
+)
+
+// TestPlanPieces checks on random maps that a plan covers all data in order,
+// shares only what has a place on disk, and has few pieces.
+func TestPlanPieces(t *testing.T) {
+	const block = 4096
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 0))
+		var data, fixed []span
+		off := int64(0)
+		for range 1 + rng.IntN(3000) {
+			off += int64(rng.IntN(4)) * block * int64(1+rng.IntN(64))
+			end := off + block*int64(1+rng.IntN(300))
+			if rng.IntN(3) > 0 {
+				data = append(data, span{off, end})
+				if rng.IntN(4) > 0 {
+					mid := off + (end-off)/2/block*block
+					if mid > off {
+						fixed = append(fixed, span{off, mid})
+					}
+					fixed = append(fixed, span{mid, end})
+				}
+			} else {
+				fixed = append(fixed, span{off, end}) // on disk, but not data
+			}
+			off = end
+		}
+		size := off + block
+		plan := planPieces(data, fixed, size)
+		var total, copied int64
+		for _, d := range data {
+			total += d.len()
+		}
+		last := int64(0)
+		i := 0
+		covered := int64(0)
+		for _, p := range plan {
+			if p.off < last || p.end <= p.off || p.end > size {
+				t.Fatalf("seed %d: pieces overlap or are empty: %v", seed, p)
+			}
+			last = p.end
+			if p.share && !inside(fixed, p.span) {
+				t.Fatalf("seed %d: shares %v, which has no place on disk", seed, p)
+			}
+			if !p.share {
+				copied += p.len()
+			}
+			for ; i < len(data) && data[i].off < p.end; i++ {
+				d := data[i]
+				covered += min(d.end, p.end) - max(d.off, p.off)
+				if d.end > p.end {
+					break // goes on in the next piece
+				}
+			}
+		}
+		if covered != total {
+			t.Fatalf("seed %d: covers %d of %d bytes of data", seed, covered, total)
+		}
+		if limit := int(sealedExtents + total/bytesAnExtent); len(plan) > limit && copied-total > max(minFillBytes, total/maxFillPart) {
+			t.Fatalf("seed %d: %d pieces, %d allowed, and %d bytes of holes filled", seed, len(plan), limit, copied-total)
+		}
+	}
+}
+
+func inside(all []span, s span) bool {
+	for _, a := range all {
+		if a.off <= s.off && s.end <= a.end {
+			return true
+		}
+	}
+	return false
+}
+
+func TestPlanKeepsLongExtentsShared(t *testing.T) {
+	const mb = 1 << 20
+	data := []span{{0, 1024 * mb}}
+	var fixed []span
+	for off := int64(0); off < 512*mb; off += 4096 { // fragmented half
+		fixed = append(fixed, span{off, off + 4096})
+	}
+	fixed = append(fixed, span{512 * mb, 1024 * mb})
+	plan := planPieces(data, fixed, 1024*mb)
+	want := []piece{{span{0, 512 * mb}, false}, {span{512 * mb, 1024 * mb}, true}}
+	if len(plan) != 2 || plan[0] != want[0] || plan[1] != want[1] {
+		t.Errorf("plan %v, wanted %v", plan, want)
+	}
+}

@@ -1,0 +1,333 @@
+#!/usr/bin/env bash
+# Shows Pando's main job on real input, beside the same job done by cp:
+#   scripts/demo.sh
+#
+#   DEMO_SOURCE=DIR   the tree to import (default: the Go distribution)
+#   DEMO_DIR=DIR      where to work (default: a temporary directory)
+#   DEMO_QUICK=1      a short one, with fewer clones of a smaller tree
+#   PANDO=FILE        the program (default: bin/pando)
+#
+# It works in one new directory and leaves nothing behind, also when it is
+# interrupted.
+set -euo pipefail
+export LC_ALL=C
+unset PANDO_POOL
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+: "${DEMO_DIR:=}" "${DEMO_QUICK:=}" "${DEMO_SOURCE:=}" "${PANDO:=$root/bin/pando}"
+
+die() {
+  printf 'demo: %s\n' "$*" >&2
+  exit 1
+}
+
+[ -x "$PANDO" ] || die "there is no $PANDO: run \`make build\` first"
+if [ -z "$DEMO_SOURCE" ]; then
+  goroot=$(cd "$root" && scripts/go.sh go env GOROOT 2>/dev/null) || goroot=''
+  [ -n "$goroot" ] || die 'no Go distribution to import: set DEMO_SOURCE=DIR'
+  DEMO_SOURCE=$goroot
+  [ -z "$DEMO_QUICK" ] || DEMO_SOURCE=$goroot/src/runtime
+fi
+[ -d "$DEMO_SOURCE" ] || die "DEMO_SOURCE=$DEMO_SOURCE is no directory"
+DEMO_SOURCE=$(cd "$DEMO_SOURCE" && pwd -P)
+PANDO=$(cd "$(dirname "$PANDO")" && pwd)/$(basename "$PANDO")
+
+if [ "$(id -u)" -ne 0 ]; then
+  type -P sudo >/dev/null || die 'mounting needs root, and there is no sudo: run it as root'
+  sudo -n true 2>/dev/null || [ -t 0 ] || die 'mounting needs root, and sudo wants a password that nobody can type here: run it as root'
+  echo 'demo: mounting needs root: going on with sudo'
+  exec sudo env DEMO_DIR="$DEMO_DIR" DEMO_SOURCE="$DEMO_SOURCE" DEMO_QUICK="$DEMO_QUICK" PANDO="$PANDO" NO_COLOR="${NO_COLOR:-}" bash "${BASH_SOURCE[0]}"
+fi
+
+# Not on a tmpfs: that would be a test of memory.
+base=$DEMO_DIR
+if [ -z "$base" ]; then
+  base=${TMPDIR:-/tmp}
+  [ "$(stat -f -c %T "$base")" != tmpfs ] || base=/var/tmp
+fi
+[ -d "$base" ] || die "DEMO_DIR=$base is no directory"
+base=$(cd "$base" && pwd -P)
+top=$base/pando-demo.$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')
+pool=$top/pool
+[ ! -e "$top" ] || die "$top is there already"
+
+# --- leaving nothing behind ---
+
+cleaning='' # it has begun
+finished='' # the demo went to its end
+
+leftovers() {
+  losetup -a | grep -F "$top/" || true
+  grep -F "$top" /proc/self/mountinfo || true
+  [ ! -e "$top" ] || printf '%s\n' "$top"
+}
+
+# In a session of their own, so that an impatient second Ctrl-C does not stop the
+# cleaning up.
+quietly() { setsid -w "$@" </dev/null >/dev/null 2>&1; }
+
+remove_pool() {
+  # No pool and no removal of one begun: init had only made files.
+  if [ ! -e "$pool/pool.json" ] && [ ! -e "$pool/deinit.inprogress" ]; then
+    return 0
+  fi
+  [ ! -d "$pool/data/demo-cp" ] || quietly rm -rf --one-file-system "$pool/data/demo-cp"
+  for _ in 1 2 3 4 5 6; do
+    ! quietly pando deinit --force --pool "$pool" || return 0
+    sleep 0.5
+  done
+  echo 'demo: the pool could not be removed:' >&2
+  setsid -w pando deinit --force --pool "$pool" </dev/null >&2
+}
+
+# stop_programs ends what wait_for has started: whole process groups.
+stop_programs() {
+  local group
+  for group in $(jobs -p); do
+    kill -TERM -- "-$group" 2>/dev/null || continue
+    for _ in {1..100}; do
+      kill -0 -- "-$group" 2>/dev/null || continue 2
+      sleep 0.1
+    done
+    kill -KILL -- "-$group" 2>/dev/null || true
+  done
+  wait
+}
+
+# clean_up STATUS: more signals do not disturb it, not even one that bash has
+# already noted down, to be handled in the next subshell.
+clean_up() {
+  [ -z "$cleaning" ] || return 0
+  cleaning=1
+  trap '' HUP INT PIPE TERM
+  trap - EXIT
+  set +e
+  exec >&3 2>&4 3>&- 4>&- # the signal may have come while they led to a file
+  local status=$1 left
+  if [ -z "$finished" ]; then
+    printf '\ndemo: %s: cleaning up\n' "$([ "$status" -gt 128 ] && echo interrupted || echo failed)" >&2 || true
+  fi
+  stop_programs 2>/dev/null
+  if remove_pool; then
+    quietly rm -rf --one-file-system "$top" || true
+  fi
+  left=$(leftovers)
+  if [ -n "$left" ]; then
+    printf 'demo: left behind:\n%s\n' "$left" >&2
+    exit 1
+  fi
+  echo 'Left behind: nothing (no file, no mount, no loop device).' 2>/dev/null || true
+  exit "$status"
+}
+exec 3>&1 4>&2
+trap 'clean_up $?' EXIT
+trap 'clean_up 129' HUP
+trap 'clean_up 130' INT
+trap 'clean_up 141' PIPE
+trap 'clean_up 143' TERM
+
+# --- showing ---
+
+bold='' plain='' dim=''
+if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then
+  bold=$'\e[1m' plain=$'\e[0m' dim=$'\e[2m'
+fi
+step_number=0
+step() {
+  step_number=$((step_number + 1))
+  printf '\n%s%d. %s%s\n' "$bold" "$step_number" "$*" "$plain"
+}
+say() { printf '   %s\n' "$*"; }
+
+now() { local t=$EPOCHREALTIME; echo "${t/[.,]/}"; } # microseconds
+took=0                                               # by what ran last
+
+# wait_for runs a program, or a function, in a process group of its own and waits
+# for it: so a signal ends the demo at once, and not when the program is done.
+wait_for() {
+  local start status=0
+  start=$(now)
+  set -m
+  "$@" </dev/null 3>&- 4>&- &
+  set +m
+  wait $! || status=$?
+  took=$(($(now) - start))
+  return "$status"
+}
+
+show_command() {
+  local word out=''
+  for word; do
+    case $word in
+      *[\*\?\ ]*) out+=" '$word'" ;;
+      *) out+=" $word" ;;
+    esac
+  done
+  printf '   %s$%s%s\n' "$dim" "$plain$bold" "$out$plain"
+}
+
+# run shows a command, runs it, and shows what it prints: of many lines some.
+run() {
+  local status=0 n
+  show_command "$@"
+  wait_for "$@" >"$top/out" 2>"$top/err" || status=$?
+  sed 's/^/   /' "$top/err"
+  n=$(wc -l <"$top/out")
+  if [ "$n" -gt 16 ]; then
+    sed -n '1,3s/^/   /p' "$top/out"
+    printf '   ... %d more ...\n' $((n - 4))
+    sed -n '$s/^/   /p' "$top/out"
+  else
+    sed 's/^/   /' "$top/out"
+  fi
+  [ "$status" -eq 0 ] || die "that failed (exit code $status)"
+}
+
+seconds() { awk -v us="$1" 'BEGIN { s = us / 1e6; printf (s < 0.1 ? "%.3f s" : s < 10 ? "%.2f s" : s < 100 ? "%.1f s" : "%.0f s"), s }'; }
+bytes() { awk -v n="$1" 'BEGIN { split("B KiB MiB GiB TiB", u, " "); i = 1; while (n >= 1023.95 && i < 5) { n /= 1024; i++ } printf (i > 1 ? "%.1f %s" : "%d %s"), n, u[i] }'; }
+
+# digest TREE: one checksum over names, types, owners, modes, times (ns), links
+# and contents of everything in it.
+digest() {
+  (cd "$1" && {
+    find . -mindepth 1 \( -type f -printf '%p %y %m %U:%G %T@ %n %s\n' \) -o -printf '%p %y %m %U:%G %T@ %l\n' | sort
+    find . -type f -print0 | sort -z | xargs -0 -r sha256sum
+  } | sha256sum | cut -c1-16)
+}
+# digest_of NAME TREE: prints it, and keeps it in the variable NAME.
+digest_of() {
+  wait_for digest "$2" >"$top/digest"
+  printf -v "$1" '%s' "$(cat "$top/digest")"
+}
+
+used() { # bytes in use in the pool, all written
+  sync -f "$pool/data"
+  df -B1 --output=used "$pool/data" | tail -n 1 | tr -d ' '
+}
+
+# --- the demo ---
+
+clones=100
+[ -z "$DEMO_QUICK" ] || clones=20
+mkdir -m 700 "$top"
+mkdir "$top/bin"
+ln -s "$PANDO" "$top/bin/pando"
+PATH=$top/bin:$PATH:/usr/sbin:/sbin
+began=$(now)
+want='' have=''
+
+files=$(find "$DEMO_SOURCE" | wc -l)
+printf '%sPando: instant copy-on-write volumes%s\n' "$bold" "$plain"
+say "source: $DEMO_SOURCE, $files files and directories"
+say "host:   Linux $(uname -r), $(nproc) CPUs, $base is on $(stat -f -c %T "$base")"
+
+step 'Make a pool, with the best driver that works here'
+export PANDO_POOL=$pool
+run pando init
+
+step 'Import the tree once, as a golden'
+run pando golden import go "$DEMO_SOURCE"
+import_took=$took
+say "in $(seconds "$import_took")"
+run pando golden ls
+
+step "Clone it $clones times"
+run pando clone go agent --count "$clones"
+say "$clones private, writable volumes in $(seconds "$took")"
+
+step 'Mount some of them, and change files in two'
+for i in 1 2 3; do
+  run pando mount "agent-$i"
+done
+mnt=$pool/mnt
+victim=$(cd "$mnt/agent-1" && find . -type f -size +0 | sort | sed -n 1p)
+victim=${victim#./}
+[ -n "$victim" ] || die 'the source holds no file with something in it'
+big=$(cd "$mnt/agent-2" && find . -mindepth 1 -maxdepth 1 -type d | sort | tail -n 1)
+big=${big#./}
+say "agent-1: appends to $victim, writes 8 MiB of new data"
+echo 'agent-1 was here' >>"$mnt/agent-1/$victim"
+wait_for dd if=/dev/urandom of="$mnt/agent-1/demo.data" bs=1M count=8 status=none
+if [ -n "$big" ]; then
+  say "agent-2: deletes all of $big/"
+  wait_for rm -rf "$mnt/agent-2/$big"
+else
+  say "agent-2: deletes $victim"
+  rm "$mnt/agent-2/$victim"
+fi
+
+step 'Golden and neighbours are untouched: checksums over names, modes, times and contents'
+run pando clone go check --mount
+digest_of want "$DEMO_SOURCE"
+say "$want  the source"
+for v in check agent-3; do
+  digest_of have "$mnt/$v"
+  case $v in
+    check) what='a fresh clone of the golden' ;;
+    *) what="$v, a neighbour" ;;
+  esac
+  [ "$have" = "$want" ] || die "$what has $have: it should be as the source"
+  say "$have  $what: the same"
+done
+! cmp -s "$mnt/check/$victim" "$mnt/agent-1/$victim" || die "agent-1 lost its change to $victim"
+[ -s "$mnt/agent-1/demo.data" ] || die 'agent-1 lost demo.data'
+[ ! -e "$mnt/check/demo.data" ] || die 'the golden has agent-1'"'"'s demo.data'
+[ -z "$big" ] || [ ! -e "$mnt/agent-2/$big" ] || die "agent-2 has $big again"
+say 'and agent-1 and agent-2 have their own changes'
+
+step 'What is shared, and what is not'
+run pando show agent-1
+run pando umount agent-1
+run pando umount agent-2
+run pando ls
+run pando show --exact
+
+step 'Destroy everything'
+run pando destroy 'agent-*' check -q
+say "$((clones + 1)) volumes in $(seconds "$took")"
+
+step "The same job with cp, on the pool's own filesystem"
+say 'One copy each. Times include waiting until it is on the disk, as a clone does.'
+copy() { cp -a "$@" && sync -f "${!#}"; }
+remove() { rm -rf "$1" && sync -f "$(dirname "$1")"; }
+cp_dir=$pool/data/demo-cp
+mkdir "$cp_dir"
+before=$(used)
+show_command cp -a "$DEMO_SOURCE" copy
+wait_for copy "$DEMO_SOURCE" "$cp_dir/copy"
+cp_took=$took cp_used=$(($(used) - before))
+before=$(used)
+show_command cp -a --reflink=always copy reflinks
+wait_for copy --reflink=always "$cp_dir/copy" "$cp_dir/reflinks"
+reflink_took=$took reflink_used=$(($(used) - before))
+show_command rm -rf reflinks copy
+wait_for remove "$cp_dir/reflinks"
+reflink_rm_took=$took
+wait_for remove "$cp_dir/copy"
+cp_rm_took=$took
+rmdir "$cp_dir"
+
+say 'And with Pando: one, and all of them, mounted.'
+run pando clone go job --mount -q
+one_took=$took
+run pando destroy job -q
+before=$(used)
+run pando clone go job --count "$clones" --mount -q
+all_took=$took all_used=$((($(used) - before) / clones))
+run pando destroy 'job-*' -q
+destroy_took=$took
+
+row() { printf '   %-24s %10s %14s %14s %14s\n' "$@"; }
+estimate() { seconds "$(($1 * clones))"; }
+echo
+row '' 'one copy' "$clones copies" 'space each' "removing $clones"
+row 'cp -a' "$(seconds "$cp_took")" "$(estimate "$cp_took") *" "$(bytes "$cp_used")" "$(estimate "$cp_rm_took") *"
+row 'cp -a --reflink=always' "$(seconds "$reflink_took")" "$(estimate "$reflink_took") *" "$(bytes "$reflink_used")" "$(estimate "$reflink_rm_took") *"
+row 'pando clone --mount' "$(seconds "$one_took")" "$(seconds "$all_took")" "$(bytes "$all_used")" "$(seconds "$destroy_took")"
+say "* estimated: $clones times one, measured. What pando did was all done. Before that it imported the tree, once: $(seconds "$import_took")."
+
+step 'Remove the pool'
+run pando golden rm go
+run pando deinit
+finished=1
+printf '\nThe whole demo took %s.\n' "$(seconds $(($(now) - began)))"

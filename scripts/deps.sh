@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Installs, on Debian and Ubuntu, what is missing to build and run Pando:
+#   scripts/deps.sh [--try] [run|all]
+# run: what `make demo` needs. all: what tests and lint need, too.
+# --try: what cannot be installed is a warning, not an error.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+try=''
+if [ "${1:-}" = --try ]; then
+  try=1
+  shift
+fi
+what=${1:-all}
+
+say() { printf 'deps: %s\n' "$*" >&2; }
+give_up() {
+  say "$*"
+  if [ -n "$try" ]; then
+    say "going on without; what needs it will say so"
+    exit 0
+  fi
+  exit 1
+}
+
+have() { PATH="$PATH:/usr/sbin:/sbin" type -P "$1" >/dev/null; }
+packages=()
+need() { have "$1" || packages+=("$2"); }
+
+need mkfs.ext4 e2fsprogs
+need mkfs.xfs xfsprogs
+need git git
+need make make
+[ -s /etc/ssl/certs/ca-certificates.crt ] || packages+=(ca-certificates)
+if [ "$what" = all ]; then
+  need mkfs.btrfs btrfs-progs
+  need setfacl acl
+  need setfattr attr
+  need zstd zstd
+  need shellcheck shellcheck
+fi
+go=''
+"$root/scripts/go.sh" true 2>/dev/null || go=1
+if [ ${#packages[@]} -eq 0 ] && [ -z "$go" ]; then
+  exit 0
+fi
+
+list="${packages[*]}${go:+${packages[*]:+ }a Go compiler}"
+have apt-get || give_up "missing: $list. This is no Debian or Ubuntu: install it with this system's package manager"
+sudo=()
+if [ "$(id -u)" -ne 0 ]; then
+  if ! have sudo; then
+    give_up "missing: $list. Installing it needs root, and there is no sudo: run \`make deps\` as root"
+  elif ! sudo -n true 2>/dev/null && [ ! -t 0 ]; then
+    give_up "missing: $list. Installing it needs root, and sudo wants a password that nobody can type here: run \`make deps\` as root"
+  fi
+  sudo=(sudo)
+fi
+apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 "$@" >&2; }
+
+# newest_go [APT-OPTION...]: the newest package of Go that can build this, by itself
+# or by downloading a newer toolchain.
+newest_go() {
+  apt-cache "$@" search --names-only '^golang-1\.[0-9]+-go$' | awk '{ print $1 }' |
+    awk -F'[.-]' '$3 >= 21' | sort -V | tail -n 1
+}
+
+say "installing: $list"
+apt update || say "the package lists could not be brought up to date; going on with those that are there"
+if [ -n "$go" ]; then
+  pkg=$(newest_go)
+  [ -z "$pkg" ] || packages+=("$pkg")
+fi
+if [ ${#packages[@]} -gt 0 ]; then
+  apt install --no-install-recommends "${packages[@]}" || give_up "apt-get could not install: ${packages[*]}"
+fi
+
+# Debian 12 has Go 1.19 only; its backports have a newer one. They are used for
+# this one installation, and are not added to the system's package sources.
+if [ -n "$go" ] && [ -z "$pkg" ] && grep -q '^VERSION_CODENAME=bookworm$' /etc/os-release; then
+  say "Go comes from bookworm-backports"
+  tmp=$(mktemp -d)
+  trap 'rm -rf "$tmp"' EXIT
+  mkdir -p "$tmp/lists/partial"
+  echo 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main' >"$tmp/sources.list"
+  chmod -R a+rX "$tmp" # apt fetches as a user of its own
+  backports=(-o "Dir::Etc::SourceList=$tmp/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$tmp/lists" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=")
+  "${sudo[@]}" chown _apt "$tmp/lists/partial" 2>/dev/null || true
+  if apt "${backports[@]}" update; then
+    pkg=$(newest_go "${backports[@]}")
+    [ -z "$pkg" ] || apt "${backports[@]}" install --no-install-recommends "$pkg" || true
+  fi
+fi
+
+if [ -n "$go" ] && ! "$root/scripts/go.sh" true; then
+  give_up "there is no package of Go 1.21 or newer here: install Go from https://go.dev/dl/ into /usr/local/go, then try again"
+fi

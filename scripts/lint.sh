@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Checks the source: format, vet, staticcheck, shell scripts, layers, the length
+# of files, and that nothing of a developer's machine got in. All checks run,
+# also when one fails.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+
+STATICCHECK=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+MAX_LINES=800
+
+failed=0
+check() { # NAME COMMAND...: a check is good if it prints nothing and exits with 0
+  local name=$1 out status=0
+  shift
+  out=$("$@" 2>&1) || status=$?
+  if [ $status -eq 0 ] && [ -z "$out" ]; then
+    printf 'ok    %s\n' "$name"
+    return
+  fi
+  printf 'FAIL  %s\n' "$name"
+  [ -z "$out" ] || printf '      %s\n' "${out//$'\n'/$'\n'      }"
+  failed=$((failed + 1))
+}
+
+# files [SUFFIX]: every file that belongs to the project.
+files() {
+  {
+    if git rev-parse --git-dir >/dev/null 2>&1; then
+      git ls-files -co --exclude-standard
+    else
+      find . -type f -not -path './.git/*' -not -path './bin/*' -not -path './out/*' -printf '%P\n'
+    fi
+  } | while IFS= read -r f; do [ ! -f "$f" ] || [[ $f != *"${1:-}" ]] || printf '%s\n' "$f"; done
+}
+
+format() { files .go | xargs -d '\n' scripts/go.sh gofmt -l; }
+staticcheck() { scripts/go.sh go run "$STATICCHECK" ./... 2>&1 | grep -v '^go: downloading'; return "${PIPESTATUS[0]}"; }
+layers() { scripts/go.sh go test ./test/layers | grep -v '^ok'; return "${PIPESTATUS[0]}"; }
+shell() {
+  if ! type -P shellcheck >/dev/null; then
+    echo 'shellcheck is not installed: run make deps'
+    return 1
+  fi
+  files | while IFS= read -r f; do
+    if [ "$(head -c 2 "$f" | tr -d '\0')" = '#!' ] && head -n 1 "$f" | grep -q 'sh$'; then printf '%s\n' "$f"; fi
+  done | xargs -r -d '\n' shellcheck
+}
+lengths() {
+  files .go | xargs -d '\n' wc -l |
+    awk -v max="$MAX_LINES" '$2 != "total" && $1 > max { printf "%s has %d lines, more than %d: is there a seam?\n", $2, $1, max }'
+}
+# Paths that exist on the machine of who wrote it only. The brackets keep this
+# file from finding itself.
+private() { files | xargs -d '\n' grep -nIE '(^|[^[:alnum:]_.-])/(wor[k]|hom[e]/[a-z]+|User[s])/[a-z]' || true; }
+
+check 'gofmt' format
+check 'go vet' scripts/go.sh go vet ./...
+check "staticcheck ($STATICCHECK)" staticcheck
+check 'shellcheck' shell
+check 'layers' layers
+check "no Go file longer than $MAX_LINES lines" lengths
+check 'no private paths' private
+
+if [ $failed -gt 0 ]; then
+  printf 'lint: %d checks failed\n' "$failed"
+  exit 1
+fi

@@ -1,0 +1,129 @@
+//go:build linux && (amd64 || arm64)
+
+package crash
+
+import (
+	"database/sql"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/testfs"
+
+	_ "modernc.org/sqlite"
+)
+
+// check compares the pool with its catalogue, from outside: every object has a
+// row and every row an object, nobody is at work, nothing waits to be removed,
+// and only what is mounted has a loop device, a mount and a mount point.
+func (w *world) check() {
+	w.t.Helper()
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(w.dir, "catalog.db"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer db.Close()
+	column := func(q string) []string {
+		w.t.Helper()
+		rows, err := db.Query(q)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		defer rows.Close()
+		out := []string{}
+		for rows.Next() {
+			var s string
+			if err := rows.Scan(&s); err != nil {
+				w.t.Fatal(err)
+			}
+			out = append(out, s)
+		}
+		slices.Sort(out)
+		return out
+	}
+	if m := column("SELECT op || ' ' || id FROM marks"); len(m) > 0 {
+		w.t.Errorf("LEAK: marks of dead processes: %v", m)
+	}
+	if m := column("SELECT ref FROM tombstones WHERE reclaimed = 0"); len(m) > 0 {
+		w.t.Errorf("LEAK: destroyed and not reclaimed: %v", m)
+	}
+	rows := column("SELECT id FROM objects")
+	var found []string
+	entries, err := os.ReadDir(filepath.Join(w.dir, "data", "objects"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if len(e.Name()) < driver.IDLength || !driver.ValidID(e.Name()[:driver.IDLength]) {
+			w.t.Errorf("LEAK: %s among the objects", e.Name())
+			continue
+		}
+		found = append(found, e.Name()[:driver.IDLength])
+	}
+	slices.Sort(found)
+	if n := len(found); n != 2*len(rows) {
+		w.t.Errorf("LEAK: %d files for %d objects, wanted 2 each", n, len(rows))
+	}
+	if ids := slices.Compact(found); !slices.Equal(ids, rows) {
+		w.t.Errorf("LEAK: objects %v\nrows %v", ids, rows)
+	}
+
+	mounted := column("SELECT name FROM objects JOIN attachments USING (id) WHERE mountpoint LIKE '" + w.dir + "/mnt/%'")
+	entries, err = os.ReadDir(filepath.Join(w.dir, "mnt"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	points := []string{}
+	for _, e := range entries {
+		points = append(points, e.Name())
+	}
+	if !slices.Equal(points, mounted) {
+		w.t.Errorf("LEAK: mount points %v, mounted %v", points, mounted)
+	}
+	attached := column("SELECT mountpoint FROM attachments")
+	var loops, mounts []string
+	for _, leak := range testfs.Leaks(w.dir, 0) {
+		switch {
+		case strings.Contains(leak, "/data/objects/"):
+			loops = append(loops, leak)
+		case !strings.HasSuffix(leak, " mounted at "+w.dir+"/data") && !strings.Contains(leak, "backing.xfs"):
+			mounts = append(mounts, leak)
+		}
+	}
+	own := filepath.Join(filepath.Dir(w.source), "own")
+	if isMounted(w.t, own) {
+		mounts = append(mounts, own)
+	} else if _, err := os.Lstat(own); err == nil {
+		w.t.Errorf("LEAK: %s is there but not mounted", own)
+	}
+	if len(mounts) != len(attached) {
+		w.t.Errorf("LEAK: mounts %v, attachments %v", mounts, attached)
+	}
+	if w.kind.name == "reflink" && len(loops) != len(attached) {
+		w.t.Errorf("LEAK: loop devices %v, attachments %v", loops, attached)
+	}
+}
+
+func isMounted(t testing.TB, path string) bool {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(b), " "+path+" ")
+}
+
+// nothingLeft checks that a removed pool is gone.
+func (w *world) nothingLeft() {
+	w.t.Helper()
+	if _, err := os.Lstat(w.dir); err == nil {
+		w.t.Errorf("LEAK: %s is still there", w.dir)
+	}
+	for _, l := range testfs.Leaks(filepath.Dir(w.dir), time.Second) {
+		w.t.Errorf("LEAK: %s", l)
+	}
+}

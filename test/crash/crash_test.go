@@ -1,0 +1,350 @@
+//go:build linux && (amd64 || arm64)
+
+// Package crash kills the real pando at every system call by which each of its
+// verbs changes anything, and makes each of these calls fail, and then looks at
+// what the next command makes of it: the old state or the new one, and nothing
+// left over.
+package crash
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"pando/internal/faulttest"
+	"pando/internal/testfs"
+)
+
+var pando string // the binary
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "pando-crash-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	pando = filepath.Join(dir, "pando")
+	build := exec.Command("go", "build", "-o", pando, "pando/cmd/pando")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "building pando: %v\n%s", err, out)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// kind is a kind of pool to test on.
+type kind struct {
+	name string
+	init []string
+	dir  func(t *testing.T) string // of a pool that is to be made; its parent goes with the test
+	size []string                  // flags of an import
+}
+
+var kinds = []kind{
+	{"reflink", []string{"--size", "400M"}, func(t *testing.T) string {
+		if os.Geteuid() != 0 {
+			t.Skip("SKIPPED: a pool of images needs root: run the tests as root")
+		}
+		top := t.TempDir()
+		testfs.LeakCheck(t, top)
+		return filepath.Join(top, "pool")
+	}, []string{"--size", "64M"}},
+	{"btrfs", []string{"--driver", "btrfs"}, func(t *testing.T) string { return filepath.Join(testfs.Btrfs(t, 512<<20), "pool") }, nil},
+	{"plain", []string{"--driver", "plain"}, func(t *testing.T) string { return filepath.Join(t.TempDir(), "pool") }, nil},
+}
+
+// world is a pool under test.
+type world struct {
+	t      testing.TB
+	kind   kind
+	dir    string
+	source string
+}
+
+func newWorld(t *testing.T, k kind) *world {
+	if err := faulttest.Available(); err != nil {
+		t.Skipf("SKIPPED: %v", err)
+	}
+	w := &world{t: t, kind: k, dir: k.dir(t), source: t.TempDir()}
+	w.write(w.source)
+	return w
+}
+
+// write makes the small tree that goldens are made of.
+func (w *world) write(dir string) {
+	w.t.Helper()
+	must := func(err error) {
+		if err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	must(os.MkdirAll(filepath.Join(dir, "sub"), 0o750))
+	must(os.WriteFile(filepath.Join(dir, "a"), []byte("content of a"), 0o640))
+	must(os.WriteFile(filepath.Join(dir, "sub", "b"), []byte(strings.Repeat("content of b ", 1000)), 0o600))
+	must(os.Symlink("../a", filepath.Join(dir, "sub", "link")))
+}
+
+// pando runs a command that must succeed.
+func (w *world) pando(args ...string) string {
+	w.t.Helper()
+	out, err := w.try(args...)
+	if err != nil {
+		w.t.Fatalf("pando %s: %v", strings.Join(args, " "), err)
+	}
+	return out
+}
+
+func (w *world) try(args ...string) (string, error) {
+	cmd := exec.Command(pando, append([]string{"--pool", w.dir}, args...)...)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, stderr.String())
+	}
+	return stdout.String(), err
+}
+
+func (w *world) initPool() { w.t.Helper(); w.pando(append([]string{"init"}, w.kind.init...)...) }
+
+func (w *world) importGolden(name string) {
+	w.t.Helper()
+	w.pando(w.importArgs(name)...)
+}
+
+func (w *world) importArgs(name string) []string {
+	return append([]string{"golden", "import", name, w.source, "--no-progress"}, w.kind.size...)
+}
+
+// state is what a user sees, in one line a thing, without what differs between
+// runs.
+func (w *world) state() string {
+	w.t.Helper()
+	var b strings.Builder
+	var goldens, vols []struct {
+		Name, State, Origin, Mountpoint string
+		Generation, Generations         int
+	}
+	w.unmarshal(w.pando("golden", "ls", "--json"), &goldens)
+	for _, g := range goldens {
+		fmt.Fprintf(&b, "golden %s@%d of %d\n", g.Name, g.Generation, g.Generations)
+	}
+	w.unmarshal(w.pando("ls", "--json"), &vols)
+	for _, v := range vols {
+		fmt.Fprintf(&b, "volume %s from %s %s at %s\n", v.Name, v.Origin, v.State, strings.TrimPrefix(v.Mountpoint, w.dir))
+	}
+	return b.String()
+}
+
+func (w *world) unmarshal(s string, v any) {
+	w.t.Helper()
+	if err := json.Unmarshal([]byte(s), v); err != nil {
+		w.t.Fatalf("%v in %q", err, s)
+	}
+}
+
+// faults are the ways in which a step goes wrong.
+var faults = []struct {
+	name string
+	plan faulttest.Plan
+}{
+	{"kill", faulttest.Plan{Mode: faulttest.KillBefore}},
+	{"ENOSPC", faulttest.Plan{Mode: faulttest.Fail, Errno: syscall.ENOSPC}},
+	{"EIO", faulttest.Plan{Mode: faulttest.Fail, Errno: syscall.EIO}},
+}
+
+// operation is a verb under test. From the state that prepare makes, command
+// leads to another; revert leads back so that prepare can be called again.
+type operation struct {
+	name    string
+	command func(w *world) []string
+	prepare func(w *world) // idempotent: makes the old state
+	slow    bool           // many steps of one kind: sample them in short runs
+}
+
+var operations = []operation{
+	{name: "clone", command: func(*world) []string { return []string{"clone", "g", "v"} },
+		prepare: func(w *world) { w.gone("v") }},
+	{name: "clone-mount", command: func(*world) []string { return []string{"clone", "g", "v", "--mount"} },
+		prepare: func(w *world) { w.gone("v") }},
+	{name: "clone-many", command: func(*world) []string { return []string{"clone", "g", "v", "--count", "3"} },
+		prepare: func(w *world) { w.gone("v-*") }},
+	{name: "mount", command: func(*world) []string { return []string{"mount", "base"} },
+		prepare: func(w *world) { w.pando("umount", "base") }},
+	{name: "mount-own-dir", command: func(w *world) []string {
+		return []string{"mount", "base", filepath.Join(filepath.Dir(w.source), "own")}
+	},
+		prepare: func(w *world) { w.pando("umount", "base") }},
+	{name: "umount", command: func(*world) []string { return []string{"umount", "base"} },
+		prepare: func(w *world) { w.pando("mount", "base") }},
+	{name: "destroy", command: func(*world) []string { return []string{"destroy", "v"} },
+		prepare: func(w *world) { w.there("v") }},
+	{name: "destroy-mounted", command: func(*world) []string { return []string{"destroy", "v"} },
+		prepare: func(w *world) { w.there("v"); w.pando("mount", "v") }},
+	{name: "import", command: func(w *world) []string { return w.importArgs("g2") },
+		prepare: func(w *world) { w.goldenGone("g2") }, slow: true},
+	{name: "import-update", command: func(w *world) []string { return append(w.importArgs("g"), "--update") },
+		prepare: func(*world) {}, slow: true},
+	{name: "publish", command: func(*world) []string { return []string{"golden", "publish", "g2", "base", "--no-progress"} },
+		prepare: func(w *world) { w.goldenGone("g2") }, slow: true},
+	{name: "golden-rm", command: func(*world) []string { return []string{"golden", "rm", "g2"} },
+		prepare: func(w *world) {
+			if !strings.Contains(w.pando("golden", "ls", "-q"), "g2\n") {
+				w.pando("golden", "publish", "g2", "base", "--no-progress")
+			}
+		}},
+	{name: "run", command: func(*world) []string { return []string{"run", "g", "--", "/bin/true"} },
+		prepare: func(*world) {}},
+	{name: "gc", command: func(*world) []string { return []string{"gc"} },
+		prepare: func(*world) {}},
+}
+
+func (w *world) gone(pattern string) {
+	w.t.Helper()
+	if out, err := w.try("destroy", pattern); err != nil && !strings.Contains(err.Error(), "hint: see `pando ls`") {
+		w.t.Fatalf("%s: %v", out, err)
+	}
+}
+
+func (w *world) goldenGone(name string) {
+	w.t.Helper()
+	if out, err := w.try("golden", "rm", name); err != nil && !strings.Contains(err.Error(), "hint: see `pando ls`") {
+		w.t.Fatalf("%s: %v", out, err)
+	}
+}
+
+func (w *world) there(name string) {
+	w.t.Helper()
+	if !strings.Contains(w.pando("ls", "-q"), name+"\n") {
+		w.pando("clone", "g", name)
+	}
+}
+
+// TestFaultAtEveryStep is the heart of it: for each kind of pool, each verb,
+// each fault and each state-changing system call.
+func TestFaultAtEveryStep(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			for _, op := range operations {
+				t.Run(op.name, func(t *testing.T) {
+					w := newWorld(t, k)
+					w.initPool()
+					w.importGolden("g")
+					w.pando("clone", "g", "base")
+					for _, f := range faults {
+						t.Run(f.name, func(t *testing.T) { w.sweep(t, op, f.plan) })
+					}
+					w.t = t
+					w.pando("deinit", "--force")
+					w.nothingLeft()
+				})
+			}
+		})
+	}
+}
+
+// sampleStride thins out the sweeps of slow operations under go test -short.
+const sampleStride = 5
+
+func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
+	w.t = t
+	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000}
+	if op.slow && testing.Short() {
+		s.Stride = sampleStride
+	}
+	var before string
+	runs := 0
+	start := time.Now()
+	last := s.Each(t, func(p faulttest.Plan) faulttest.Result {
+		op.prepare(w)
+		before = w.state()
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+		defer cancel()
+		res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, op.command(w)...), faulttest.Options{Plan: p, KillGroup: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		runs++
+		return res
+	}, func(res faulttest.Result) {
+		after := w.state()
+		if plan.Mode == faulttest.Fail && res.Signal != 0 {
+			t.Errorf("it died of signal %v: %s", res.Signal, res.Stderr)
+		}
+		switch wanted := w.outcome(op, before); {
+		case after == before, after == wanted:
+		case plan.Mode != faulttest.Fail && w.between(op, before, after):
+		case plan.Mode == faulttest.Fail && res.ExitCode != 0 && w.between(op, before, after):
+		default:
+			t.Errorf("before:\n%safter:\n%swanted that or:\n%s\nexit %d: %s", before, after, wanted, res.ExitCode, res.Stderr)
+		}
+		if plan.Mode == faulttest.Fail && res.ExitCode == 0 && after != w.outcome(op, before) {
+			t.Errorf("it said that it had succeeded, but:\n%s%s", after, res.Stderr)
+		}
+		w.check()
+	})
+	if last.ExitCode != 0 {
+		t.Errorf("undisturbed, it failed: %s", last.Stderr)
+	}
+	if after, wanted := w.state(), w.outcome(op, before); after != wanted {
+		t.Errorf("undisturbed, it came to:\n%swanted:\n%s", after, wanted)
+	}
+	w.check()
+	t.Logf("%d runs in %v", runs, time.Since(start).Round(time.Millisecond))
+}
+
+// outcome is the state that an operation leads to from the state before it.
+func (w *world) outcome(op operation, before string) string {
+	own := "volume base from g@1 mounted at " + filepath.Join(filepath.Dir(w.source), "own") + "\n"
+	idle := "volume base from g@1 idle at \n"
+	mounted := "volume base from g@1 mounted at /mnt/base\n"
+	var n int
+	fmt.Sscanf(before, "golden g@%d", &n)
+	vol := fmt.Sprintf("volume v from g@%d ", n)
+	switch op.name {
+	case "clone":
+		return before + vol + "idle at \n"
+	case "clone-mount":
+		return before + vol + "mounted at /mnt/v\n"
+	case "clone-many":
+		for i := 1; i <= 3; i++ {
+			before += fmt.Sprintf("volume v-%d from g@%d idle at \n", i, n)
+		}
+		return before
+	case "mount":
+		return strings.Replace(before, idle, mounted, 1)
+	case "mount-own-dir":
+		return strings.Replace(before, idle, own, 1)
+	case "umount":
+		return strings.Replace(before, mounted, idle, 1)
+	case "destroy":
+		return strings.Replace(before, vol+"idle at \n", "", 1)
+	case "destroy-mounted":
+		return strings.Replace(before, vol+"mounted at /mnt/v\n", "", 1)
+	case "import", "publish":
+		lines := strings.SplitAfterN(before, "\n", 2)
+		return lines[0] + "golden g2@1 of 1\n" + lines[1]
+	case "import-update":
+		return strings.Replace(before, fmt.Sprintf("golden g@%d of %d\n", n, n), fmt.Sprintf("golden g@%d of %d\n", n+1, n+1), 1)
+	case "golden-rm":
+		return strings.Replace(before, "golden g2@1 of 1\n", "", 1)
+	}
+	return before
+}
+
+// between says whether a state that is neither old nor new is allowed: a volume
+// that was to be destroyed may be found unmounted.
+func (w *world) between(op operation, before, after string) bool {
+	return op.name == "destroy-mounted" && after == strings.Replace(before, "mounted at /mnt/v\n", "idle at \n", 1)
+}

@@ -1,0 +1,143 @@
+//go:build linux && (amd64 || arm64)
+
+package crash
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"pando/internal/faulttest"
+)
+
+// trace runs a command under a plan.
+func (w *world) trace(p faulttest.Plan, args ...string) faulttest.Result {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, args...), faulttest.Options{Plan: p, KillGroup: true})
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return res
+}
+
+// dieAt runs a command and kills it at the first step that match accepts.
+func (w *world) dieAt(match func(faulttest.Step) bool, args ...string) {
+	w.t.Helper()
+	if res := w.trace(faulttest.Plan{Mode: faulttest.KillAfter, Match: match}, args...); !res.Fired {
+		w.t.Fatalf("pando %s made no such step", strings.Join(args, " "))
+	}
+}
+
+// TestKillInRecovery kills the command that cleans up behind a killed one, at
+// every step.
+func TestKillInRecovery(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, k)
+			w.initPool()
+			w.importGolden("g")
+			for _, c := range []struct {
+				name  string
+				spoil func() // leaves work for recovery; the state stays what it was
+				next  string
+			}{
+				{"half made", func() {
+					w.dieAt(func(s faulttest.Step) bool { return strings.Contains(s.Detail, ".meta") }, "clone", "g", "v")
+				}, "ls"},
+				{"half made, gc", func() {
+					w.dieAt(func(s faulttest.Step) bool { return strings.Contains(s.Detail, ".meta") }, "clone", "g", "v")
+				}, "gc"},
+				{"half mounted", func() {
+					w.dieAt(func(s faulttest.Step) bool { return s.Name == "move_mount" }, "clone", "g", "v", "--mount")
+				}, "ls"},
+				{"half destroyed", func() {
+					w.pando("clone", "g", "v")
+					w.dieAt(func(s faulttest.Step) bool {
+						return strings.HasPrefix(s.Name, "unlink") && strings.Contains(s.Detail, "/objects/")
+					}, "destroy", "v")
+				}, "ls"},
+			} {
+				t.Run(c.name, func(t *testing.T) {
+					w.t = t
+					before := w.state()
+					faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillBefore}}.Each(t, func(p faulttest.Plan) faulttest.Result {
+						c.spoil()
+						return w.trace(p, c.next)
+					}, func(faulttest.Result) {
+						if after := w.state(); after != before {
+							t.Errorf("before:\n%safter:\n%s", before, after)
+						}
+						w.check()
+					})
+					w.pando("ls")
+					w.check()
+				})
+			}
+			w.t = t
+			w.pando("deinit", "--force")
+			w.nothingLeft()
+		})
+	}
+}
+
+// TestFaultInInit makes init and deinit fail at every step: afterwards init
+// works, and deinit leaves nothing.
+func TestFaultInInit(t *testing.T) {
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, k)
+			initArgs := append([]string{"init"}, k.init...)
+			for _, f := range faults {
+				t.Run("init/"+f.name, func(t *testing.T) {
+					w.t = t
+					faulttest.Sweep{Plan: f.plan}.Each(t, func(p faulttest.Plan) faulttest.Result {
+						res := w.trace(p, initArgs...)
+						if !res.Fired {
+							w.pando("deinit")
+						}
+						return res
+					}, func(res faulttest.Result) {
+						if _, err := os.Stat(filepath.Join(w.dir, "pool.json")); err != nil {
+							if res.ExitCode == 0 {
+								t.Errorf("init said that it had succeeded: %s", res.Stdout)
+							}
+							w.pando(initArgs...)
+						}
+						w.importGolden("g")
+						w.check()
+						w.pando("deinit", "--force")
+						// A directory that a killed init had made is the user's to the
+						// next one, and stays, empty.
+						os.Remove(w.dir)
+						w.nothingLeft()
+					})
+				})
+				t.Run("deinit/"+f.name, func(t *testing.T) {
+					w.t = t
+					faulttest.Sweep{Plan: f.plan}.Each(t, func(p faulttest.Plan) faulttest.Result {
+						if _, err := os.Stat(filepath.Join(w.dir, "pool.json")); err != nil {
+							w.initPool()
+							w.importGolden("g")
+							w.pando("clone", "g", "v", "--mount")
+						}
+						return w.trace(p, "deinit", "--force")
+					}, func(res faulttest.Result) {
+						if _, err := w.try("deinit", "--force"); err != nil && !strings.Contains(err.Error(), "there is no pool") {
+							t.Errorf("deinit after a fault: %v", err)
+						}
+						os.Remove(w.dir) // as above
+						w.nothingLeft()
+					})
+					w.nothingLeft()
+				})
+			}
+		})
+	}
+}
