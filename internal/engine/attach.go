@@ -400,7 +400,7 @@ func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catal
 	if len(holders) > 0 {
 		msg += ": " + mount.FormatHolders(holders)
 	}
-	if herr != nil {
+	if herr != nil && len(holders) == 0 {
 		msg += fmt.Sprintf(" (not everything could be looked at: %v)", herr)
 	}
 	return errs.New(errs.InUse, op, row.Name, "%s", msg).WithHint("end what holds it, then try again")

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,8 +16,10 @@ import (
 	"pando/internal/mount"
 	"pando/internal/progress"
 	"pando/internal/ref"
+	"pando/internal/run"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // cloneWorkers clone at once when many are asked for. Clones of one origin
@@ -270,12 +273,22 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 	if row.FS == driver.None {
 		return nil
 	}
-	return e.withImage(ctx, row.ID, imageOptions{}, func(root *os.File) error {
+	err := e.withImage(ctx, row.ID, imageOptions{}, func(root *os.File) error {
 		if row.FS == driver.XFS {
 			return kernel.GrowXFS(root, row.SizeBytes)
 		}
 		return kernel.GrowExt4(root, row.SizeBytes)
 	})
+	if row.FS == driver.Ext4 && errors.Is(err, unix.EPERM) {
+		// Root in a container often lacks the capability to grow a mounted
+		// ext4. This one is not mounted, so a program can do it.
+		w, werr := e.drv.Attachment(ctx, row.ID)
+		if werr != nil {
+			return werr
+		}
+		_, err = run.Program(ctx, "resize2fs", "-f", w.Image)
+	}
+	return err
 }
 
 // imageOptions of withImage.

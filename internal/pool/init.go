@@ -16,6 +16,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
 	"pando/internal/errs"
+	"pando/internal/kernel"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
 	"pando/internal/run"
@@ -101,7 +102,9 @@ func Prepare(ctx context.Context, dir string) (abs string, madeDir bool, unlock 
 		}
 	}
 	abort = func() {
-		if removeRemains(context.WithoutCancel(ctx), abs) != nil || removeMarkers(abs) != nil {
+		// pool.json goes first: it may be there, but not be known to be durable.
+		if removeOne(filepath.Join(abs, configName)) != nil || removeRemains(context.WithoutCancel(ctx), abs) != nil ||
+			removeMarkers(abs) != nil {
 			return // the marker is still there: the next init finishes
 		}
 		if madeDir {
@@ -255,8 +258,11 @@ func Interrupted(dir string) bool { return exists(filepath.Join(dir, removingNam
 // names that say that something was interrupted.
 func removeRemains(ctx context.Context, dir string) error {
 	data := filepath.Join(dir, "data")
-	if err := mount.Unmount(data); err != nil && !errs.Is(err, errs.NotFound) {
-		return err
+	// Only if there is a mount: without root umount(2) does not even look.
+	if m, err := kernel.MountAt(unix.AT_FDCWD, data); err == nil && m.Root {
+		if err := mount.Unmount(data); err != nil && !errs.Is(err, errs.NotFound) {
+			return err
+		}
 	}
 	if b := filepath.Join(dir, backingName); exists(b) {
 		gone, err := loopdev.WaitDetached(ctx, b, 5*time.Second)

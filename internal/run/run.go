@@ -21,6 +21,7 @@ var packages = map[string]string{
 	"mkfs.ext4":  "e2fsprogs",
 	"e2fsck":     "e2fsprogs",
 	"mkfs.xfs":   "xfsprogs",
+	"resize2fs":  "e2fsprogs",
 	"xfs_repair": "xfsprogs",
 	"mkfs.btrfs": "btrfs-progs",
 	"git":        "git",

@@ -169,7 +169,6 @@ type operation struct {
 	name    string
 	command func(w *world) []string
 	prepare func(w *world) // idempotent: makes the old state
-	slow    bool           // many steps of one kind: sample them in short runs
 }
 
 var operations = []operation{
@@ -192,11 +191,11 @@ var operations = []operation{
 	{name: "destroy-mounted", command: func(*world) []string { return []string{"destroy", "v"} },
 		prepare: func(w *world) { w.there("v"); w.pando("mount", "v") }},
 	{name: "import", command: func(w *world) []string { return w.importArgs("g2") },
-		prepare: func(w *world) { w.goldenGone("g2") }, slow: true},
+		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "import-update", command: func(w *world) []string { return append(w.importArgs("g"), "--update") },
-		prepare: func(*world) {}, slow: true},
+		prepare: func(*world) {}},
 	{name: "publish", command: func(*world) []string { return []string{"golden", "publish", "g2", "base", "--no-progress"} },
-		prepare: func(w *world) { w.goldenGone("g2") }, slow: true},
+		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "golden-rm", command: func(*world) []string { return []string{"golden", "rm", "g2"} },
 		prepare: func(w *world) {
 			if !strings.Contains(w.pando("golden", "ls", "-q"), "g2\n") {
@@ -254,15 +253,22 @@ func TestFaultAtEveryStep(t *testing.T) {
 	}
 }
 
-// sampleStride thins out the sweeps of slow operations under go test -short.
-const sampleStride = 5
+// sweepOf strikes every step with a kill. Of the two errors each step gets one,
+// in turn, unless PANDO_TEST_FULL is set.
+func sweepOf(plan faulttest.Plan) faulttest.Sweep {
+	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000}
+	if plan.Mode == faulttest.Fail && os.Getenv("PANDO_TEST_FULL") == "" {
+		s.Stride = 2
+		if plan.Errno == syscall.EIO {
+			s.Start = 1
+		}
+	}
+	return s
+}
 
 func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 	w.t = t
-	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000}
-	if op.slow && testing.Short() {
-		s.Stride = sampleStride
-	}
+	s := sweepOf(plan)
 	var before string
 	runs := 0
 	start := time.Now()

@@ -97,7 +97,7 @@ func TestFaultInInit(t *testing.T) {
 			for _, f := range faults {
 				t.Run("init/"+f.name, func(t *testing.T) {
 					w.t = t
-					faulttest.Sweep{Plan: f.plan}.Each(t, func(p faulttest.Plan) faulttest.Result {
+					sweepOf(f.plan).Each(t, func(p faulttest.Plan) faulttest.Result {
 						res := w.trace(p, initArgs...)
 						if !res.Fired {
 							w.pando("deinit")
@@ -110,7 +110,7 @@ func TestFaultInInit(t *testing.T) {
 							}
 							w.pando(initArgs...)
 						}
-						w.importGolden("g")
+						w.pando("ls") // mounts the pool, if that had not come about
 						w.check()
 						w.pando("deinit", "--force")
 						// A directory that a killed init had made is the user's to the
@@ -121,7 +121,7 @@ func TestFaultInInit(t *testing.T) {
 				})
 				t.Run("deinit/"+f.name, func(t *testing.T) {
 					w.t = t
-					faulttest.Sweep{Plan: f.plan}.Each(t, func(p faulttest.Plan) faulttest.Result {
+					sweepOf(f.plan).Each(t, func(p faulttest.Plan) faulttest.Result {
 						if _, err := os.Stat(filepath.Join(w.dir, "pool.json")); err != nil {
 							w.initPool()
 							w.importGolden("g")

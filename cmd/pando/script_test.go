@@ -1,0 +1,181 @@
+package main
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"pando/internal/testfs"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"pando": main})
+}
+
+// TestScripts runs testdata/script: the command line as a person uses it. Each
+// script has a pool directory of its own in $PANDO_POOL, removed at the end with
+// a check that nothing is left.
+func TestScripts(t *testing.T) {
+	// Some scripts give up root, and must still reach what is theirs.
+	root, err := os.MkdirTemp("", "pando-script-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(root); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Chmod(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	publicCopy := sync.OnceValues(func() (string, error) {
+		exe, err := exec.LookPath("pando")
+		if err != nil {
+			return "", err
+		}
+		b, err := os.ReadFile(exe)
+		if err != nil {
+			return "", err
+		}
+		to := filepath.Join(root, "pando")
+		return to, os.WriteFile(to, b, 0o755)
+	})
+	testscript.Run(t, testscript.Params{
+		Dir:         "testdata/script",
+		WorkdirRoot: root,
+		Setup: func(e *testscript.Env) error {
+			dir := e.WorkDir
+			pool := filepath.Join(dir, "pool")
+			e.Setenv("PANDO_POOL", pool)
+			e.Setenv("HOME", dir)
+			e.Defer(func() {
+				_, err := os.Stat(filepath.Join(pool, "pool.json"))
+				if err == nil {
+					_ = os.Chmod(pool, 0o700)
+					cmd := exec.Command("pando", "--pool", pool, "deinit", "--force")
+					if out, err := cmd.CombinedOutput(); err != nil {
+						t.Errorf("deinit at the end: %v: %s", err, out)
+					}
+				}
+				for _, l := range testfs.Leaks(dir, 5e9) {
+					t.Errorf("LEAK: %s", l)
+				}
+			})
+			return nil
+		},
+		Condition: func(cond string) (bool, error) {
+			if cond == "root" {
+				return os.Geteuid() == 0, nil
+			}
+			return false, fmt.Errorf("unknown condition %q", cond)
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"code":  code,
+			"mktar": mktar,
+			"nobody": func(ts *testscript.TestScript, _ bool, args []string) {
+				exe, err := publicCopy()
+				ts.Check(err)
+				nobody(ts, exe, args)
+			},
+			"modes": modes,
+		},
+	})
+}
+
+// code runs a program that must exit with a given code: code 3 pando show x.
+func code(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: code N program [args...]")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	got := 0
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		got = exit.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("exit code %d, wanted %d", got, want)
+	}
+}
+
+// mktar makes a tar: mktar FILE ENTRY..., each entry "name=content",
+// "name->symlink target" or "name=>hard link target".
+func mktar(ts *testscript.TestScript, neg bool, args []string) {
+	f, err := os.Create(ts.MkAbs(args[0]))
+	ts.Check(err)
+	defer f.Close()
+	w := tar.NewWriter(f)
+	for _, a := range args[1:] {
+		h := &tar.Header{Mode: 0o644, Format: tar.FormatPAX}
+		content := ""
+		if n, to, ok := strings.Cut(a, "->"); ok {
+			h.Name, h.Linkname, h.Typeflag = n, to, tar.TypeSymlink
+		} else if n, to, ok := strings.Cut(a, "=>"); ok {
+			h.Name, h.Linkname, h.Typeflag = n, to, tar.TypeLink
+		} else {
+			h.Name, content, _ = strings.Cut(a, "=")
+			h.Typeflag, h.Size = tar.TypeReg, int64(len(content))
+		}
+		ts.Check(w.WriteHeader(h))
+		_, err := w.Write([]byte(content))
+		ts.Check(err)
+	}
+	ts.Check(w.Close())
+}
+
+// nobody runs a program without root: nobody CODE program args... Its output is
+// in the file output. exe is a pando that everybody may run.
+func nobody(ts *testscript.TestScript, exe string, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	path := exe
+	if args[1] != "pando" {
+		path, err = exec.LookPath(args[1])
+		ts.Check(err)
+	}
+	cmd := exec.Command(path, args[2:]...)
+	cmd.Dir = ts.MkAbs(".")
+	// The testscript package tells by the name of the program which one to be.
+	cmd.Env = append(os.Environ(), "PANDO_POOL="+ts.Getenv("PANDO_POOL"))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	ts.Logf("%s", out)
+	got := cmd.ProcessState.ExitCode()
+	if got != want {
+		ts.Fatalf("exit code %d (%v), wanted %d", got, err, want)
+	}
+	ts.Check(os.WriteFile(ts.MkAbs("output"), out, 0o644))
+}
+
+// modes checks that below a directory nothing but symbolic links, which have no
+// permissions, can be read by others.
+func modes(ts *testscript.TestScript, neg bool, args []string) {
+	ts.Check(filepath.WalkDir(ts.MkAbs(args[0]), func(p string, d os.DirEntry, err error) error {
+		if err != nil || d.Type()&os.ModeSymlink != 0 {
+			return err
+		}
+		i, err := d.Info()
+		if err != nil {
+			return err
+		}
+		if i.Mode().Perm()&0o077 != 0 {
+			return fmt.Errorf("%s has mode %v", p, i.Mode())
+		}
+		return nil
+	}))
+}
