@@ -23,10 +23,11 @@ die() {
 
 [ -x "$PANDO" ] || die "there is no $PANDO: run \`make build\` first"
 if [ -z "$DEMO_SOURCE" ]; then
-  goroot=$(cd "$root" && scripts/go.sh go env GOROOT 2>/dev/null) || goroot=''
-  [ -n "$goroot" ] || die 'no Go distribution to import: set DEMO_SOURCE=DIR'
-  DEMO_SOURCE=$goroot
-  [ -z "$DEMO_QUICK" ] || DEMO_SOURCE=$goroot/src/runtime
+  # Distributions split it up: take the part that holds the sources.
+  src=$(cd "$root" && readlink -e "$(scripts/go.sh go env GOROOT)/src") || src=''
+  [ -n "$src" ] || die 'no Go distribution to import: set DEMO_SOURCE=DIR'
+  DEMO_SOURCE=$(dirname "$src")
+  [ -z "$DEMO_QUICK" ] || DEMO_SOURCE=$src/runtime
 fi
 [ -d "$DEMO_SOURCE" ] || die "DEMO_SOURCE=$DEMO_SOURCE is no directory"
 DEMO_SOURCE=$(cd "$DEMO_SOURCE" && pwd -P)
@@ -43,10 +44,13 @@ fi
 base=$DEMO_DIR
 if [ -z "$base" ]; then
   base=${TMPDIR:-/tmp}
-  [ "$(stat -f -c %T "$base")" != tmpfs ] || base=/var/tmp
+  [ "$(findmnt -n -o FSTYPE -T "$base")" != tmpfs ] || base=/var/tmp
 fi
 [ -d "$base" ] || die "DEMO_DIR=$base is no directory"
 base=$(cd "$base" && pwd -P)
+case $base/ in
+  "${DEMO_SOURCE%/}"/*) die "the demo would work inside of what it imports: set DEMO_DIR to a directory outside $DEMO_SOURCE" ;;
+esac
 top=$base/pando-demo.$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')
 pool=$top/pool
 [ ! -e "$top" ] || die "$top is there already"
@@ -139,19 +143,17 @@ step() {
 }
 say() { printf '   %s\n' "$*"; }
 
-now() { local t=$EPOCHREALTIME; echo "${t/[.,]/}"; } # microseconds
-took=0                                               # by what ran last
+took=0 # microseconds, by what ran last
 
 # wait_for runs a program, or a function, in a process group of its own and waits
 # for it: so a signal ends the demo at once, and not when the program is done.
 wait_for() {
-  local start status=0
-  start=$(now)
+  local start=${EPOCHREALTIME/./} status=0
   set -m
   "$@" </dev/null 3>&- 4>&- &
   set +m
   wait $! || status=$?
-  took=$(($(now) - start))
+  took=$((${EPOCHREALTIME/./} - start))
   return "$status"
 }
 
@@ -183,8 +185,25 @@ run() {
   [ "$status" -eq 0 ] || die "that failed (exit code $status)"
 }
 
-seconds() { awk -v us="$1" 'BEGIN { s = us / 1e6; printf (s < 0.1 ? "%.3f s" : s < 10 ? "%.2f s" : s < 100 ? "%.1f s" : "%.0f s"), s }'; }
-bytes() { awk -v n="$1" 'BEGIN { split("B KiB MiB GiB TiB", u, " "); i = 1; while (n >= 1023.95 && i < 5) { n /= 1024; i++ } printf (i > 1 ? "%.1f %s" : "%d %s"), n, u[i] }'; }
+# How awk writes times (given in microseconds) and sizes (in bytes).
+units='
+function seconds(us,  s) { s = us / 1e6; return sprintf(s < 0.1 ? "%.3f s" : s < 10 ? "%.2f s" : s < 100 ? "%.1f s" : "%.0f s", s) }
+function bytes(n,  i) { for (i = 1; n >= 1023.95 && i < 5; i++) n /= 1024; return sprintf(i > 1 ? "%.1f %s" : "%d %s", n, substr("B  KiBMiBGiBTiB", 3 * i - 2, 3)) }
+'
+seconds() { awk -v us="$1" "$units"' BEGIN { print seconds(us) }'; }
+# table CLONES, then time, space and time to remove of one copy by cp and of one by
+# reflinks, then time of one clone and of all, space of one, and time to destroy all.
+table() {
+  awk -v args="$*" "$units"'
+    function row(what, one, all, space, removing) { printf "   %-24s %10s %14s %14s %14s\n", what, one, all, space, removing }
+    BEGIN {
+      split(args, a, " "); n = a[1]
+      row("", "one copy", n " copies", "space each", "removing " n)
+      row("cp -a", seconds(a[2]), seconds(a[2] * n) " *", bytes(a[3]), seconds(a[4] * n) " *")
+      row("cp -a --reflink=always", seconds(a[5]), seconds(a[5] * n) " *", bytes(a[6]), seconds(a[7] * n) " *")
+      row("pando clone --mount", seconds(a[8]), seconds(a[9]), bytes(a[10]), seconds(a[11]))
+    }'
+}
 
 # digest TREE: one checksum over names, types, owners, modes, times (ns), links
 # and contents of everything in it.
@@ -207,127 +226,129 @@ used() { # bytes in use in the pool, all written
 
 # --- the demo ---
 
-clones=100
-[ -z "$DEMO_QUICK" ] || clones=20
-mkdir -m 700 "$top"
-mkdir "$top/bin"
-ln -s "$PANDO" "$top/bin/pando"
-PATH=$top/bin:$PATH:/usr/sbin:/sbin
-began=$(now)
-want='' have=''
-
-files=$(find "$DEMO_SOURCE" | wc -l)
-printf '%sPando: instant copy-on-write volumes%s\n' "$bold" "$plain"
-say "source: $DEMO_SOURCE, $files files and directories"
-say "host:   Linux $(uname -r), $(nproc) CPUs, $base is on $(stat -f -c %T "$base")"
-
-step 'Make a pool, with the best driver that works here'
-export PANDO_POOL=$pool
-run pando init
-
-step 'Import the tree once, as a golden'
-run pando golden import go "$DEMO_SOURCE"
-import_took=$took
-say "in $(seconds "$import_took")"
-run pando golden ls
-
-step "Clone it $clones times"
-run pando clone go agent --count "$clones"
-say "$clones private, writable volumes in $(seconds "$took")"
-
-step 'Mount some of them, and change files in two'
-for i in 1 2 3; do
-  run pando mount "agent-$i"
-done
-mnt=$pool/mnt
-victim=$(cd "$mnt/agent-1" && find . -type f -size +0 | sort | sed -n 1p)
-victim=${victim#./}
-[ -n "$victim" ] || die 'the source holds no file with something in it'
-big=$(cd "$mnt/agent-2" && find . -mindepth 1 -maxdepth 1 -type d | sort | tail -n 1)
-big=${big#./}
-say "agent-1: appends to $victim, writes 8 MiB of new data"
-echo 'agent-1 was here' >>"$mnt/agent-1/$victim"
-wait_for dd if=/dev/urandom of="$mnt/agent-1/demo.data" bs=1M count=8 status=none
-if [ -n "$big" ]; then
-  say "agent-2: deletes all of $big/"
-  wait_for rm -rf "$mnt/agent-2/$big"
-else
-  say "agent-2: deletes $victim"
-  rm "$mnt/agent-2/$victim"
-fi
-
-step 'Golden and neighbours are untouched: checksums over names, modes, times and contents'
-run pando clone go check --mount
-digest_of want "$DEMO_SOURCE"
-say "$want  the source"
-for v in check agent-3; do
-  digest_of have "$mnt/$v"
-  case $v in
-    check) what='a fresh clone of the golden' ;;
-    *) what="$v, a neighbour" ;;
-  esac
-  [ "$have" = "$want" ] || die "$what has $have: it should be as the source"
-  say "$have  $what: the same"
-done
-! cmp -s "$mnt/check/$victim" "$mnt/agent-1/$victim" || die "agent-1 lost its change to $victim"
-[ -s "$mnt/agent-1/demo.data" ] || die 'agent-1 lost demo.data'
-[ ! -e "$mnt/check/demo.data" ] || die 'the golden has agent-1'"'"'s demo.data'
-[ -z "$big" ] || [ ! -e "$mnt/agent-2/$big" ] || die "agent-2 has $big again"
-say 'and agent-1 and agent-2 have their own changes'
-
-step 'What is shared, and what is not'
-run pando show agent-1
-run pando umount agent-1
-run pando umount agent-2
-run pando ls
-run pando show --exact
-
-step 'Destroy everything'
-run pando destroy 'agent-*' check -q
-say "$((clones + 1)) volumes in $(seconds "$took")"
-
-step "The same job with cp, on the pool's own filesystem"
-say 'One copy each. Times include waiting until it is on the disk, as a clone does.'
 copy() { cp -a "$@" && sync -f "${!#}"; }
 remove() { rm -rf "$1" && sync -f "$(dirname "$1")"; }
-cp_dir=$pool/data/demo-cp
-mkdir "$cp_dir"
-before=$(used)
-show_command cp -a "$DEMO_SOURCE" copy
-wait_for copy "$DEMO_SOURCE" "$cp_dir/copy"
-cp_took=$took cp_used=$(($(used) - before))
-before=$(used)
-show_command cp -a --reflink=always copy reflinks
-wait_for copy --reflink=always "$cp_dir/copy" "$cp_dir/reflinks"
-reflink_took=$took reflink_used=$(($(used) - before))
-show_command rm -rf reflinks copy
-wait_for remove "$cp_dir/reflinks"
-reflink_rm_took=$took
-wait_for remove "$cp_dir/copy"
-cp_rm_took=$took
-rmdir "$cp_dir"
 
-say 'And with Pando: one, and all of them, mounted.'
-run pando clone go job --mount -q
-one_took=$took
-run pando destroy job -q
-before=$(used)
-run pando clone go job --count "$clones" --mount -q
-all_took=$took all_used=$((($(used) - before) / clones))
-run pando destroy 'job-*' -q
-destroy_took=$took
+# All in one function, so that bash has read all of it before a signal can come.
+demo() {
+  clones=100
+  [ -z "$DEMO_QUICK" ] || clones=20
+  mkdir -m 700 "$top"
+  mkdir "$top/bin"
+  ln -s "$PANDO" "$top/bin/pando"
+  PATH=$top/bin:$PATH:/usr/sbin:/sbin
+  began=${EPOCHREALTIME/./}
+  want='' have=''
 
-row() { printf '   %-24s %10s %14s %14s %14s\n' "$@"; }
-estimate() { seconds "$(($1 * clones))"; }
-echo
-row '' 'one copy' "$clones copies" 'space each' "removing $clones"
-row 'cp -a' "$(seconds "$cp_took")" "$(estimate "$cp_took") *" "$(bytes "$cp_used")" "$(estimate "$cp_rm_took") *"
-row 'cp -a --reflink=always' "$(seconds "$reflink_took")" "$(estimate "$reflink_took") *" "$(bytes "$reflink_used")" "$(estimate "$reflink_rm_took") *"
-row 'pando clone --mount' "$(seconds "$one_took")" "$(seconds "$all_took")" "$(bytes "$all_used")" "$(seconds "$destroy_took")"
-say "* estimated: $clones times one, measured. What pando did was all done. Before that it imported the tree, once: $(seconds "$import_took")."
+  files=$(find "$DEMO_SOURCE" | wc -l)
+  printf '%sPando: instant copy-on-write volumes%s\n' "$bold" "$plain"
+  say "source: $DEMO_SOURCE, $files files and directories"
+  say "host:   Linux $(uname -r), $(nproc) CPUs, $base is on $(findmnt -n -o FSTYPE -T "$base")"
 
-step 'Remove the pool'
-run pando golden rm go
-run pando deinit
-finished=1
-printf '\nThe whole demo took %s.\n' "$(seconds $(($(now) - began)))"
+  step 'Make a pool, with the best driver that works here'
+  export PANDO_POOL=$pool
+  run pando init
+
+  step 'Import the tree once, as a golden'
+  run pando golden import go "$DEMO_SOURCE"
+  import_took=$took
+  say "in $(seconds "$import_took")"
+  run pando golden ls
+
+  step "Clone it $clones times"
+  run pando clone go agent --count "$clones"
+  say "$clones private, writable volumes in $(seconds "$took")"
+
+  step 'Mount some of them, and change files in two'
+  for i in 1 2 3; do
+    run pando mount "agent-$i"
+  done
+  mnt=$pool/mnt
+  victim=$(cd "$mnt/agent-1" && find . -type f -size +0 | sort | sed -n 1p)
+  victim=${victim#./}
+  [ -n "$victim" ] || die 'the source holds no file with something in it'
+  big=$(cd "$mnt/agent-2" && find . -mindepth 1 -maxdepth 1 -type d | sort | tail -n 1)
+  big=${big#./}
+  say "agent-1: appends to $victim, writes 8 MiB of new data"
+  echo 'agent-1 was here' >>"$mnt/agent-1/$victim"
+  wait_for dd if=/dev/urandom of="$mnt/agent-1/demo.data" bs=1M count=8 status=none
+  if [ -n "$big" ]; then
+    say "agent-2: deletes all of $big/"
+    wait_for rm -rf "$mnt/agent-2/$big"
+  else
+    say "agent-2: deletes $victim"
+    rm "$mnt/agent-2/$victim"
+  fi
+
+  step 'Golden and neighbours are untouched: checksums over names, modes, times and contents'
+  run pando clone go check --mount
+  digest_of want "$DEMO_SOURCE"
+  say "$want  the source"
+  for v in check agent-3; do
+    digest_of have "$mnt/$v"
+    case $v in
+      check) what='a fresh clone of the golden' ;;
+      *) what="$v, a neighbour" ;;
+    esac
+    [ "$have" = "$want" ] || die "$what has $have: it should be as the source"
+    say "$have  $what: the same"
+  done
+  ! cmp -s "$mnt/check/$victim" "$mnt/agent-1/$victim" || die "agent-1 lost its change to $victim"
+  [ -s "$mnt/agent-1/demo.data" ] || die 'agent-1 lost demo.data'
+  [ ! -e "$mnt/check/demo.data" ] || die 'the golden has agent-1'"'"'s demo.data'
+  [ -z "$big" ] || [ ! -e "$mnt/agent-2/$big" ] || die "agent-2 has $big again"
+  say 'and agent-1 and agent-2 have their own changes'
+
+  step 'What is shared, and what is not'
+  run pando show agent-1
+  run pando umount agent-1
+  run pando umount agent-2
+  run pando ls
+  run pando show --exact
+
+  step 'Destroy everything'
+  run pando destroy 'agent-*' check -q
+  say "$((clones + 1)) volumes in $(seconds "$took")"
+
+  step "The same job with cp, on the pool's own filesystem"
+  say 'One copy each. Times include waiting until it is on the disk, as a clone does.'
+  cp_dir=$pool/data/demo-cp
+  mkdir "$cp_dir"
+  before=$(used)
+  show_command cp -a "$DEMO_SOURCE" copy
+  wait_for copy "$DEMO_SOURCE" "$cp_dir/copy"
+  cp_took=$took cp_used=$(($(used) - before))
+  before=$(used)
+  show_command cp -a --reflink=always copy reflinks
+  wait_for copy --reflink=always "$cp_dir/copy" "$cp_dir/reflinks"
+  reflink_took=$took reflink_used=$(($(used) - before))
+  show_command rm -rf reflinks copy
+  wait_for remove "$cp_dir/reflinks"
+  reflink_rm_took=$took
+  wait_for remove "$cp_dir/copy"
+  cp_rm_took=$took
+  rmdir "$cp_dir"
+
+  say 'And with Pando: one, and all of them, mounted.'
+  run pando clone go job --mount -q
+  one_took=$took
+  run pando destroy job -q
+  before=$(used)
+  run pando clone go job --count "$clones" --mount -q
+  all_took=$took all_used=$((($(used) - before) / clones))
+  run pando destroy 'job-*' -q
+  destroy_took=$took
+
+  echo
+  table "$clones" "$cp_took" "$cp_used" "$cp_rm_took" "$reflink_took" "$reflink_used" "$reflink_rm_took" \
+    "$one_took" "$all_took" "$all_used" "$destroy_took"
+  say "* estimated: $clones times one, measured. What pando did was all done. Before that it imported the tree, once: $(seconds "$import_took")."
+
+  step 'Remove the pool'
+  run pando golden rm go
+  run pando deinit
+  finished=1
+  printf '\nThe whole demo took %s.\n' "$(seconds $((${EPOCHREALTIME/./} - began)))"
+}
+
+demo

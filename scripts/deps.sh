@@ -37,6 +37,7 @@ if [ "$what" = all ]; then
   need setfacl acl
   need setfattr attr
   need zstd zstd
+  need sqlite3 sqlite3
   need shellcheck shellcheck
 fi
 go=''
@@ -56,7 +57,7 @@ if [ "$(id -u)" -ne 0 ]; then
   fi
   sudo=(sudo)
 fi
-apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 "$@" >&2; }
+apt() { "${sudo[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -y -o DPkg::Lock::Timeout=120 -o Dpkg::Use-Pty=0 "$@" >&2; }
 
 # newest_go [APT-OPTION...]: the newest package of Go that can build this, by itself
 # or by downloading a newer toolchain.

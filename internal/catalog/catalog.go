@@ -112,10 +112,11 @@ const (
 
 // Catalog is an open catalogue. It may be used concurrently.
 type Catalog struct {
-	db   *sql.DB
-	path string
-	dir  string // of the pool
-	own  owner
+	db    *sql.DB
+	path  string
+	dir   string // of the pool
+	own   owner
+	stmts statements
 }
 
 const damagedHint = "rebuild it from the pool: `pando init --rebuild`"
@@ -233,6 +234,7 @@ func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) 
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
+	defer c.prepare(ctx) // when the connection is free again
 	defer conn.Close()
 	sync := "PRAGMA synchronous=NORMAL"
 	if d == Durable {
@@ -250,6 +252,7 @@ func (c *Catalog) View(ctx context.Context, fn func(*Tx) error) error {
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
+	defer c.prepare(ctx) // when the connection is free again
 	defer conn.Close()
 	return c.transact(ctx, conn, &sql.TxOptions{ReadOnly: true}, fn)
 }
@@ -273,7 +276,13 @@ func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions
 }
 
 func (t *Tx) exec(query string, args ...any) (int64, error) {
-	r, err := t.tx.ExecContext(t.ctx, query, args...)
+	var r sql.Result
+	var err error
+	if s, _ := t.prepared(query, false); s != nil {
+		r, err = s.ExecContext(t.ctx, args...)
+	} else {
+		r, err = t.tx.ExecContext(t.ctx, query, args...)
+	}
 	if err != nil {
 		return 0, wrap("write catalogue", t.c.path, err)
 	}

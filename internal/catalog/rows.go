@@ -119,7 +119,7 @@ func (t *Tx) SetUsed(id driver.ObjectID, at time.Time) error {
 }
 
 func (t *Tx) one(where string, args ...any) (Row, bool, error) {
-	r, err := scanRow(t.tx.QueryRowContext(t.ctx, `SELECT `+objectColumns+` FROM objects WHERE `+where, args...))
+	r, err := scanRow(t.row(`SELECT `+objectColumns+` FROM objects WHERE `+where, args...))
 	if errors.Is(err, sql.ErrNoRows) {
 		return Row{}, false, nil
 	}
@@ -191,10 +191,11 @@ func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 }
 
 func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
-	rows, err := t.tx.QueryContext(t.ctx, q, args...)
+	rows, release, err := t.query(q, args...)
 	if err != nil {
 		return wrap("read catalogue", t.c.path, err)
 	}
+	defer release()
 	defer rows.Close()
 	for rows.Next() {
 		if err := fn(rows); err != nil {
@@ -208,7 +209,7 @@ func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
 func (t *Tx) Golden(name string) (Golden, bool, error) {
 	g := Golden{Name: name}
 	var created int64
-	err := t.tx.QueryRowContext(t.ctx, `SELECT current, next, created_at FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next, &created)
+	err := t.row(`SELECT current, next, created_at FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next, &created)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Golden{}, false, nil
 	}
@@ -268,7 +269,7 @@ func scanAttached(s scanner) (Attached, error) {
 
 // Attached looks up where an object is attached.
 func (t *Tx) Attached(id driver.ObjectID) (Attached, bool, error) {
-	a, err := scanAttached(t.tx.QueryRowContext(t.ctx, `SELECT `+attachedColumns+` FROM attachments WHERE id = ?`, id))
+	a, err := scanAttached(t.row(`SELECT `+attachedColumns+` FROM attachments WHERE id = ?`, id))
 	if errors.Is(err, sql.ErrNoRows) {
 		return Attached{}, false, nil
 	}
@@ -319,7 +320,7 @@ func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 // Tombstone looks a tombstone up.
 func (t *Tx) Tombstone(id driver.ObjectID) (bool, error) {
 	var n int
-	err := t.tx.QueryRowContext(t.ctx, `SELECT count(*) FROM tombstones WHERE id = ?`, id).Scan(&n)
+	err := t.row(`SELECT count(*) FROM tombstones WHERE id = ?`, id).Scan(&n)
 	return n > 0, wrap("read catalogue", t.c.path, err)
 }
 
@@ -345,7 +346,7 @@ func (t *Tx) ForgetReclaimed(before time.Time) error {
 // Meta reads a value; "" if it was never set.
 func (t *Tx) Meta(key string) (string, error) {
 	var v string
-	err := t.tx.QueryRowContext(t.ctx, `SELECT value FROM meta WHERE key = ?`, key).Scan(&v)
+	err := t.row(`SELECT value FROM meta WHERE key = ?`, key).Scan(&v)
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", nil
 	}
@@ -370,7 +371,7 @@ type Summary struct {
 func (t *Tx) Summary() (Summary, error) {
 	var s Summary
 	var total int
-	err := t.tx.QueryRowContext(t.ctx, `SELECT coalesce((SELECT value FROM meta WHERE key = 'boot'), ''),
+	err := t.row(`SELECT coalesce((SELECT value FROM meta WHERE key = 'boot'), ''),
 		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0), (SELECT count(*) FROM tombstones)`).
 		Scan(&s.SweptBoot, &s.Marks, &s.Unreclaimed, &total)
 	s.Reclaimed = total - s.Unreclaimed
@@ -383,7 +384,7 @@ type Counts struct{ Volumes, Snapshots, Goldens, Generations, Attached int }
 // Count counts.
 func (t *Tx) Count() (Counts, error) {
 	var n Counts
-	err := t.tx.QueryRowContext(t.ctx, `SELECT (SELECT count(*) FROM objects WHERE kind='volume'), (SELECT count(*) FROM objects WHERE kind='snapshot'),
+	err := t.row(`SELECT (SELECT count(*) FROM objects WHERE kind='volume'), (SELECT count(*) FROM objects WHERE kind='snapshot'),
 		(SELECT count(*) FROM goldens), (SELECT count(*) FROM objects WHERE kind='generation'), (SELECT count(*) FROM attachments)`).
 		Scan(&n.Volumes, &n.Snapshots, &n.Goldens, &n.Generations, &n.Attached)
 	return n, wrap("read catalogue", t.c.path, err)
@@ -407,7 +408,7 @@ func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
 // from it) share is what the generation holds, and counts once. Families that
 // share with each other count twice.
 func (t *Tx) TotalUsage() (logical, physical int64, err error) {
-	err = t.tx.QueryRowContext(t.ctx, `SELECT coalesce(sum(l), 0), coalesce(sum(e + s), 0) FROM (
+	err = t.row(`SELECT coalesce(sum(l), 0), coalesce(sum(e + s), 0) FROM (
 		SELECT sum(logical) l, sum(CASE WHEN kind = 'generation' THEN 0 ELSE exclusive END) e,
 			max(CASE WHEN kind = 'generation' THEN logical ELSE shared END) s FROM objects
 		GROUP BY CASE WHEN kind = 'generation' OR origin_id = '' THEN id ELSE origin_id END)`).Scan(&logical, &physical)

@@ -169,7 +169,7 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 		if err != nil {
 			return err
 		}
-		defer e.Close()
+		defer e.Release()
 		return fn(c.Context(), e, args)
 	}
 }

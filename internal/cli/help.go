@@ -84,7 +84,7 @@ func (a *App) complete(n int, goldens, volumes bool) completer {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		defer e.Close()
+		defer e.Release()
 		var out []string
 		if goldens {
 			if gs, err := e.Goldens(ctx); err == nil {

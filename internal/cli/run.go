@@ -41,7 +41,7 @@ PANDO_VOLUME. If pando itself is killed, the next pando command cleans up.`,
 		if err != nil {
 			return err
 		}
-		defer e.Close()
+		defer e.Release()
 		// Signals go to the command, and what it does with them decides when
 		// the run ends.
 		r, err := e.Run(context.WithoutCancel(c.Context()), q)

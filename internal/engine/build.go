@@ -122,7 +122,7 @@ func (e *Engine) startBuild(ctx context.Context, op, name string, reads *catalog
 			if !ok {
 				return nil, errs.New(errs.NotFound, op, reads.Name, "it was destroyed meanwhile")
 			}
-			if err := e.checkIdle(tx, row); err != nil {
+			if err := e.checkIdle(tx, op, row); err != nil {
 				return nil, err
 			}
 			marks[0].Reads = reads.ID
@@ -218,7 +218,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Info, error) {
 	}); err != nil {
 		return Info{}, err
 	}
-	if err := e.pool.Admit(opPublish, q.Golden, 0); err != nil {
+	if err := e.pool.Admit(ctx, opPublish, q.Golden, 0); err != nil {
 		return Info{}, err
 	}
 	unlock, _, err := e.lockGolden(ctx, q.Golden, q.Tracker)

@@ -79,7 +79,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	case q.SizeBytes < 0:
 		return nil, errs.New(errs.Invalid, "clone", q.Name, "a negative size")
 	}
-	if err := e.pool.Admit("clone", q.From.String(), 0); err != nil {
+	if err := e.pool.Admit(ctx, "clone", q.From.String(), 0); err != nil {
 		return nil, err
 	}
 	plans, origin, err := e.planClones(ctx, q, names)
@@ -132,8 +132,9 @@ func cloneNames(q CloneRequest) ([]string, error) {
 func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, catalog.Row, error) {
 	targets := make([]target, len(names))
 	var origin catalog.Row
-	// The kind of filesystem decides how it is mounted, so look once before.
-	if q.Mount {
+	// The kind of filesystem decides how it is mounted, so look once before: a
+	// directory of the user's is not looked at inside a transaction.
+	if q.Mount && q.MountDir != "" {
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 			origin, err = resolve(tx, "clone", q.From)
 			return err
@@ -163,7 +164,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			return nil, err
 		}
 		if origin.Kind == driver.Volume {
-			if err := e.checkIdle(tx, origin); err != nil {
+			if err := e.checkIdle(tx, "clone", origin); err != nil {
 				return nil, err
 			}
 		}
@@ -179,6 +180,11 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			id.Origin, id.OriginID, id.Ephemeral = refOf(tx, origin), origin.ID, q.Ephemeral
 			if q.TTL > 0 {
 				id.ExpiresAt = now.Add(q.TTL)
+			}
+			if q.Mount && q.MountDir == "" {
+				if targets[i], err = e.checkTarget("clone", n, origin.FS, ""); err != nil {
+					return nil, err
+				}
 			}
 			p := &clonePlan{target: targets[i]}
 			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
@@ -216,13 +222,13 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 	return size, nil
 }
 
-// checkIdle refuses a volume that is being written.
-func (e *Engine) checkIdle(tx *catalog.Tx, vol catalog.Row) error {
+// checkIdle refuses a volume that may be being written.
+func (e *Engine) checkIdle(tx *catalog.Tx, op string, vol catalog.Row) error {
 	a, ok, err := tx.Attached(vol.ID)
 	if err != nil || !ok || e.look(vol, a) == gone {
 		return err
 	}
-	return errs.New(errs.InUse, "clone", vol.Name, "the volume is mounted at %s", a.Mountpoint).WithHint("`pando umount %s` first", vol.Name)
+	return errs.New(errs.InUse, op, vol.Name, "the volume is mounted at %s", a.Mountpoint).WithHint("`pando umount %s` first", vol.Name)
 }
 
 func (e *Engine) makeClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {

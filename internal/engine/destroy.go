@@ -53,6 +53,8 @@ func (e *Engine) Destroy(ctx context.Context, refs []string, t *progress.Tracker
 
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, t *progress.Tracker) *DestroyReport {
 	report := &DestroyReport{}
+	e.pool.SpendReserve()
+	defer func() { _ = e.pool.MakeReserve() }() // or the next one does
 	t.Start("destroying", int64(len(rows)), 0)
 	for len(rows) > 0 && ctx.Err() == nil {
 		batch := rows[:min(destroyBatch, len(rows))]

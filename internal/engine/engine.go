@@ -22,6 +22,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sort"
@@ -69,13 +70,14 @@ func open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	p.SpendReserve() // on a full disk even opening the catalogue needs room
 	cat, err := catalog.Open(ctx, p.Dir, p.Config.ID)
 	if err != nil {
 		return nil, err
 	}
 	drv, err := openDriver(ctx, p, drivers)
 	if err != nil {
-		cat.Close()
+		cat.CloseFiles()
 		return nil, err
 	}
 	return &Engine{pool: p, cat: cat, drv: drv, caps: drv.Caps()}, nil
@@ -101,11 +103,16 @@ func (d Drivers) names() string {
 
 // Close releases the pool.
 func (e *Engine) Close() {
-	if c, ok := e.drv.(interface{ Close() error }); ok {
+	if c, ok := e.drv.(io.Closer); ok {
 		_ = c.Close() // of a directory that was only read
 	}
-	_ = e.cat.Close() // a live file that stays is a dead process's, and collected
+	_ = e.cat.CloseFiles() // a live file that stays is a dead process's, and collected
 }
+
+// Release is Close for a process that is about to end: the kernel does the rest.
+// It saves writing the catalogue's log back, which waits for the disk twice and
+// which some later command does for many.
+func (e *Engine) Release() { _ = e.cat.Close() }
 
 // Dir is the pool's directory.
 func (e *Engine) Dir() string { return e.pool.Dir }

@@ -213,6 +213,8 @@ type GCReport struct {
 // the filesystem below.
 func (e *Engine) GC(ctx context.Context) (*GCReport, error) {
 	start := time.Now()
+	e.pool.SpendReserve()
+	defer func() { _ = e.pool.MakeReserve() }()
 	before, err := e.pool.Space()
 	if err != nil {
 		return nil, err

@@ -295,7 +295,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			return id, err
 		}
 	}
-	return id, e.pool.Admit(opImport, q.Name, src.alloc)
+	return id, e.pool.Admit(ctx, opImport, q.Name, src.alloc)
 }
 
 // treeSize decides the size of an image that a tree goes into.

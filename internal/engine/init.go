@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -197,7 +198,7 @@ func tryDriver(ctx context.Context, open driver.Opener, dir string) error {
 	}
 	d, err := open(ctx, tmp, "probe", true)
 	if err == nil {
-		if c, ok := d.(interface{ Close() error }); ok {
+		if c, ok := d.(io.Closer); ok {
 			err = c.Close()
 		}
 	}
@@ -295,7 +296,7 @@ func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if c, ok := d.(interface{ Close() error }); ok {
+	if c, ok := d.(io.Closer); ok {
 		defer c.Close()
 	}
 	if err := detachAll(ctx, p, d); err != nil {

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -52,7 +53,7 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 	if err != nil {
 		return nil, err
 	}
-	if c, ok := d.(interface{ Close() error }); ok {
+	if c, ok := d.(io.Closer); ok {
 		defer c.Close()
 	}
 	if d.Caps().NeedsRoot && os.Geteuid() != 0 {

@@ -320,19 +320,28 @@ func TestReadOnly(t *testing.T) {
 	dir := t.TempDir()
 	testfs.LeakCheck(t, dir)
 	path := image(t, dir, "abc")
-	d := attach(t, path, loopdev.Options{ReadOnly: true})
-	f, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
-	if err == nil {
-		_, err = f.Write(make([]byte, 4096))
-		err = errors.Join(err, f.Sync())
+	for _, flags := range []int{os.O_RDONLY, os.O_RDWR} {
+		f := open(t, path, flags)
+		d, err := loopdev.Attach(t.Context(), f, loopdev.Options{ReadOnly: true})
 		f.Close()
-	}
-	if err == nil {
-		t.Error("a read-only device was written")
-	}
-	b, err := os.ReadFile(path)
-	if err != nil || !bytes.Equal(b, content("abc")) {
-		t.Error("the image changed")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w, err := os.OpenFile(d.Path, os.O_WRONLY, 0)
+		if err == nil {
+			_, err = w.Write(make([]byte, 4096))
+			err = errors.Join(err, w.Sync())
+			w.Close()
+		}
+		if err == nil {
+			t.Error("a read-only device was written")
+		}
+		d.Close()
+		detached(t, path)
+		b, err := os.ReadFile(path)
+		if err != nil || !bytes.Equal(b, content("abc")) {
+			t.Error("the image changed")
+		}
 	}
 }
 

@@ -178,6 +178,9 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 	if err := plan.Extra(ctx, dir, p.Config.ID); err != nil {
 		return nil, err
 	}
+	if err := p.MakeReserve(); err != nil {
+		return nil, err
+	}
 	if err := p.writeConfig(); err != nil {
 		return nil, errs.Wrap("init", dir, err)
 	}
@@ -296,7 +299,7 @@ func removeRemains(ctx context.Context, dir string) error {
 			return err
 		}
 	}
-	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal", configName + ".new",
+	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal", reserveName, configName + ".new",
 		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + markerName, "data"} {
 		if err := removeOne(filepath.Join(dir, name)); err != nil {
 			return err

@@ -7,6 +7,7 @@
 //	mnt/          default mount points
 //	data/         the driver's directory; of a loop-backed pool a mount point
 //	backing.xfs   of a loop-backed pool: the file behind data/
+//	reserve       room for cleaning up when the disk is full
 //	lock          held while the pool is made, mounted or removed
 package pool
 
@@ -240,16 +241,35 @@ func (p *Pool) Space() (Space, error) {
 	return s, nil
 }
 
+// freedWait is how long Admit waits for space that was freed a moment ago.
+const freedWait = 2 * time.Second
+
 // Admit refuses new data if the room left after need bytes would be below the
-// pool's watermark. NoSpace.
-func (p *Pool) Admit(op, what string, need int64) error {
-	s, err := p.Space()
-	if err != nil {
-		return err
-	}
-	least := int64(float64(s.TotalBytes) * p.Config.MinFreePercent / 100)
-	if s.FreeBytes-need >= least {
-		return nil
+// pool's watermark. NoSpace. It refuses only after filesystems that free space
+// in the background (XFS, btrfs) have had time to.
+func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
+	var s Space
+	var least int64
+	deadline := time.Now().Add(freedWait)
+	for try := 0; ; try++ {
+		var err error
+		if s, err = p.Space(); err != nil {
+			return err
+		}
+		least = int64(float64(s.TotalBytes) * p.Config.MinFreePercent / 100)
+		if s.FreeBytes-need >= least {
+			return nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			break
+		}
+		if try%4 == 0 {
+			p.hurryFrees()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
 	hint := "free space with `pando destroy` and `pando gc`"
 	if s.HostFree < least+need && p.Config.Backing != nil {
@@ -261,6 +281,15 @@ func (p *Pool) Admit(op, what string, need int64) error {
 			need>>20, s.FreeBytes>>20, p.Config.MinFreePercent, least>>20)
 	}
 	return (&errs.Error{Kind: errs.NoSpace, Op: op, Ref: what, Err: msg}).WithHint("%s", hint)
+}
+
+// hurryFrees makes a btrfs return space that was freed, which takes a commit to
+// begin and another to end. XFS does it by itself.
+func (p *Pool) hurryFrees() {
+	if f, err := os.Open(p.DataDir()); err == nil {
+		_ = kernel.BtrfsSync(f)
+		f.Close()
+	}
 }
 
 // Lock keeps other processes from making, mounting or removing the pool.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -104,8 +105,13 @@ func TestOutput(t *testing.T) {
 
 // What a program leaves running does not keep it from having ended well.
 func TestBackground(t *testing.T) {
-	if out, err := sh(t, "sleep 5 & echo done"); err != nil || out != "done\n" {
-		t.Errorf("%q, %v", out, err)
+	began := time.Now()
+	out, err := sh(t, "sleep 60 & echo $!")
+	if err != nil || time.Since(began) > 30*time.Second {
+		t.Errorf("%q, %v, after %v", out, err, time.Since(began))
+	}
+	if pid, err := strconv.Atoi(strings.TrimSpace(out)); err != nil || unix.Kill(pid, unix.SIGKILL) != nil {
+		t.Errorf("%q is not the number of the process that it left", out)
 	}
 }
 

@@ -410,14 +410,20 @@ func appendTo(name, s string) error {
 
 func TestCancel(t *testing.T) {
 	needRoot(t)
-	src := build(t)
+	tmp := mount(t, "tmpfs", "")
+	src := tmp + "/src"
+	must(t, os.Mkdir(src, 0o755))
+	treetest.Build(t, src)
 	m, err := Measure(bg, src, Options{})
 	must(t, err)
 	for i := int64(0); i < m.Files; i += m.Files/25 + 1 {
 		noLeaks(t)
 		ctx, cancel := context.WithCancel(bg)
 		var files, after atomic.Int64
-		_, err := CopyDir(ctx, src, openFile(t, mkdir(t, "dst")), Options{Progress: func(f, _ int64) {
+		dst := fmt.Sprintf("%s/%d", tmp, i)
+		must(t, os.Mkdir(dst, 0o755))
+		f := openFile(t, dst)
+		_, err := CopyDir(ctx, src, f, Options{Progress: func(f, _ int64) {
 			if files.Add(f) >= i {
 				cancel()
 				after.Add(1)
@@ -428,6 +434,7 @@ func TestCancel(t *testing.T) {
 		if !strings.Contains(err.Error(), "context canceled") {
 			t.Error(err)
 		}
+		must(t, f.Close())
 		if n := after.Load(); n > 1000 {
 			t.Errorf("%d pieces of work after the cancellation", n)
 		}

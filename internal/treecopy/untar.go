@@ -37,7 +37,8 @@ import (
 // Sparse files of GNU tar stay sparse; reading one takes about a minute for
 // each TiB of holes.
 //
-// r is read from another goroutine, to its end. If Untar returns an error
+// r is read from another goroutine, to the end of the archive and of what
+// follows it. If Untar returns an error
 // (context errors in particular) a Read may still be under way; closing what
 // is behind r ends it.
 func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals, error) {
@@ -229,7 +230,9 @@ func (u *untar) entry(hdr *tar.Header) error {
 	if err != nil {
 		return err
 	}
-	isDir := hdr.Typeflag == tar.TypeDir || hdr.Typeflag == 'D' // GNU tar's incremental form, with a list of names
+	isDir := hdr.Typeflag == tar.TypeDir ||
+		hdr.Typeflag == 'D' || // GNU tar's incremental form, with a list of names
+		hdr.Typeflag == tar.TypeReg && hdr.Size == 0 && strings.HasSuffix(hdr.Name, "/") // of old
 	if base == "" {
 		if !isDir {
 			return refuse(hdr.Name, "it names the root but is not a directory")

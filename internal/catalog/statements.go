@@ -1,0 +1,101 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"sync"
+)
+
+// prepareAt is how often a query is parsed anew before it is kept parsed. A
+// command that clones once and ends has no use for that; who goes on does:
+// parsing is half of what a short transaction costs.
+const prepareAt = 3
+
+// statements keeps queries that come often, parsed.
+type statements struct {
+	mu    sync.Mutex
+	known map[string]*statement
+	due   []string // to be prepared when the connection is free
+}
+
+type statement struct {
+	stmt *sql.Stmt // nil: not prepared
+	runs int       // unprepared
+	busy bool      // its rows are being read: it cannot be run a second time meanwhile
+}
+
+// prepared returns a query as a statement of the transaction, or nil if it is
+// to be run as it is. With hold, nobody else gets the statement until release.
+func (t *Tx) prepared(query string, hold bool) (stmt *sql.Stmt, release func()) {
+	s := &t.c.stmts
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.known[query]
+	if k == nil {
+		k = &statement{}
+		if s.known == nil {
+			s.known = map[string]*statement{}
+		}
+		s.known[query] = k
+	}
+	release = func() {}
+	if k.stmt == nil {
+		if k.runs++; k.runs == prepareAt {
+			s.due = append(s.due, query)
+		}
+		return nil, release
+	}
+	if k.busy {
+		return nil, release
+	}
+	if hold {
+		k.busy = true
+		release = func() {
+			s.mu.Lock()
+			k.busy = false
+			s.mu.Unlock()
+		}
+	}
+	return t.tx.StmtContext(t.ctx, k.stmt), release
+}
+
+// prepare prepares the queries that have become due. The connection must be
+// free. What cannot be prepared goes on being run as it is.
+func (c *Catalog) prepare(ctx context.Context) {
+	s := &c.stmts
+	s.mu.Lock()
+	due := s.due
+	s.due = nil
+	s.mu.Unlock()
+	for _, query := range due {
+		stmt, err := c.db.PrepareContext(ctx, query)
+		if err != nil {
+			continue
+		}
+		s.mu.Lock()
+		s.known[query].stmt = stmt
+		s.mu.Unlock()
+	}
+}
+
+// query runs a query that returns rows. Call release when they are closed.
+func (t *Tx) query(query string, args ...any) (rows *sql.Rows, release func(), err error) {
+	stmt, release := t.prepared(query, true)
+	if stmt != nil {
+		rows, err = stmt.QueryContext(t.ctx, args...)
+	} else {
+		rows, err = t.tx.QueryContext(t.ctx, query, args...)
+	}
+	if err != nil {
+		release()
+	}
+	return rows, release, err
+}
+
+// row runs a query that returns one row, which must be scanned at once.
+func (t *Tx) row(query string, args ...any) *sql.Row {
+	if stmt, _ := t.prepared(query, false); stmt != nil {
+		return stmt.QueryRowContext(t.ctx, args...)
+	}
+	return t.tx.QueryRowContext(t.ctx, query, args...)
+}

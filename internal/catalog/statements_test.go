@@ -1,0 +1,152 @@
+package catalog
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"pando/internal/driver"
+)
+
+func openCatalog(t *testing.T) *Catalog {
+	t.Helper()
+	dir := t.TempDir()
+	if err := Create(t.Context(), dir, "pool"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(t.Context(), dir, "pool")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.CloseFiles(); err != nil {
+			t.Error(err)
+		}
+	})
+	return c
+}
+
+func putVolumes(t *testing.T, c *Catalog, n int) {
+	t.Helper()
+	for i := range n {
+		if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
+			return tx.Put(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: fmt.Sprintf("v%03d", i), FS: driver.Ext4}})
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestPreparedQueriesNest: a query may be run while the rows of the same query
+// are being read, also when it is kept prepared.
+func TestPreparedQueriesNest(t *testing.T) {
+	c := openCatalog(t)
+	putVolumes(t, c, 10)
+	for range prepareAt + 3 {
+		var pairs int
+		if err := c.View(t.Context(), func(tx *Tx) error {
+			return tx.Rows(driver.Volume, func(a Row) error {
+				seen := 0
+				err := tx.Rows(driver.Volume, func(b Row) error {
+					seen++
+					pairs++
+					// One that is scanned at once, in between.
+					got, ok, err := tx.Volume(a.Name)
+					if err != nil || !ok || got.ID != a.ID {
+						t.Errorf("volume %s: %v, %v, %v", a.Name, got.ID, ok, err)
+					}
+					return nil
+				})
+				if seen != 10 {
+					t.Errorf("%d rows inside, want 10", seen)
+				}
+				return err
+			})
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if pairs != 100 {
+			t.Fatalf("%d pairs, want 100", pairs)
+		}
+	}
+	kept := 0
+	for _, s := range c.stmts.known {
+		if s.busy {
+			t.Error("a statement is still held")
+		}
+		if s.stmt != nil {
+			kept++
+		}
+	}
+	if kept == 0 {
+		t.Error("no query was kept prepared")
+	}
+}
+
+// TestPreparedQueriesSurviveErrors: after a failed, a cancelled and a
+// rolled-back transaction, everything still works.
+func TestPreparedQueriesSurviveErrors(t *testing.T) {
+	c := openCatalog(t)
+	putVolumes(t, c, prepareAt+2)
+	for range prepareAt + 2 {
+		if err := c.Update(t.Context(), Durable, func(tx *Tx) error {
+			return tx.Put(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: "v000"}})
+		}); err == nil {
+			t.Fatal("a taken name was given again")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := c.Update(ctx, Durable, func(tx *Tx) error {
+			cancel()
+			return tx.Put(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: "never"}})
+		}); err == nil {
+			t.Fatal("a cancelled transaction succeeded")
+		}
+		stop := fmt.Errorf("enough")
+		if err := c.View(t.Context(), func(tx *Tx) error {
+			return tx.Rows(driver.Volume, func(Row) error { return stop })
+		}); err != stop {
+			t.Fatalf("got %v, want the callback's error", err)
+		}
+		if err := c.View(t.Context(), func(tx *Tx) error {
+			if _, ok, err := tx.Volume("never"); ok || err != nil {
+				t.Errorf("the cancelled volume: %v, %v", ok, err)
+			}
+			n, err := tx.Count()
+			if n.Volumes != prepareAt+2 {
+				t.Errorf("%d volumes, want %d", n.Volumes, prepareAt+2)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestPreparedQueriesConcurrently(t *testing.T) {
+	c := openCatalog(t)
+	var wg sync.WaitGroup
+	for g := range 4 {
+		wg.Go(func() {
+			for i := range 20 {
+				name := fmt.Sprintf("g%d-%d", g, i)
+				id := driver.NewID()
+				if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
+					return tx.Put(Row{Identity: driver.Identity{ID: id, Kind: driver.Volume, Name: name}})
+				}); err != nil {
+					t.Error(err)
+				}
+				if err := c.View(t.Context(), func(tx *Tx) error {
+					r, ok, err := tx.Volume(name)
+					if !ok || r.ID != id {
+						t.Errorf("%s: %v, %v", name, r.ID, ok)
+					}
+					return err
+				}); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}

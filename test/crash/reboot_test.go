@@ -1,0 +1,122 @@
+//go:build linux && (amd64 || arm64)
+
+package crash
+
+import (
+	"database/sql"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pando/internal/faulttest"
+)
+
+// afterReboot runs a command as the first one after a reboot: with another boot
+// ID, in a mount namespace of its own.
+func (w *world) afterReboot(args ...string) string {
+	w.t.Helper()
+	id := filepath.Join(w.t.TempDir(), "boot_id")
+	if err := os.WriteFile(id, []byte("00000000-0000-4000-8000-000000000001\n"), 0o644); err != nil {
+		w.t.Fatal(err)
+	}
+	script := `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`
+	cmd := exec.Command("unshare", append([]string{"-m", "sh", "-c", script, id, pando, "--pool", w.dir}, args...)...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		w.t.Fatalf("after a reboot, pando %s: %v: %s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// TestPowerLossTakesMarks: what was being made when the power went is garbage
+// also if no mark of it has survived.
+func TestPowerLossTakesMarks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: another boot ID needs root: run the tests as root")
+	}
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			w := newWorld(t, k)
+			w.initPool()
+			w.importGolden("g")
+			w.pando("clone", "g", "v")
+			before := w.state()
+			w.dieAt(func(s faulttest.Step) bool { return s.Name == "fsync" && strings.Contains(s.Detail, "/objects") || strings.Contains(s.Detail, "SNAP_CREATE") }, "clone", "g", "lost")
+			w.sql("DELETE FROM marks")
+			// In the same boot nobody can know that it is garbage: it stays.
+			if out := w.pando("gc", "--json"); !strings.Contains(out, "lost is in the pool but not in the catalogue") {
+				t.Errorf("gc in the same boot: %s", out)
+			}
+			if out := w.afterReboot("show"); !strings.Contains(out, "removed 1 object") {
+				t.Errorf("after a reboot: %s", out)
+			}
+			if after := w.state(); after != before {
+				t.Errorf("before:\n%safter:\n%s", before, after)
+			}
+			w.check()
+			w.pando("deinit", "--force")
+			w.nothingLeft()
+		})
+	}
+}
+
+func (w *world) sql(stmt string) {
+	w.t.Helper()
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(w.dir, "catalog.db"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer db.Close()
+	if _, err := db.Exec(stmt); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// TestOldCatalogue: a catalogue that is restored from a copy knows less than the
+// pool. Nothing is lost by that, not even after a reboot, and a rebuild brings
+// all of it back.
+func TestOldCatalogue(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: another boot ID needs root: run the tests as root")
+	}
+	for _, k := range kinds {
+		t.Run(k.name, func(t *testing.T) {
+			w := newWorld(t, k)
+			w.initPool()
+			w.importGolden("g")
+			w.pando("clone", "g", "v")
+			w.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+			old, err := os.ReadFile(filepath.Join(w.dir, "catalog.db"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			w.pando("clone", "g", "w")
+			w.pando("golden", "publish", "g2", "w", "--no-progress")
+			want := w.state()
+			for _, ext := range []string{"", "-wal", "-shm"} {
+				if err := os.Remove(filepath.Join(w.dir, "catalog.db"+ext)); err != nil && !os.IsNotExist(err) {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(w.dir, "catalog.db"), old, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			// The copy was made in an earlier boot.
+			w.sql("UPDATE meta SET value = 'an earlier boot' WHERE key = 'boot'")
+			if out := w.afterReboot("gc"); !strings.Contains(out, "init --rebuild") {
+				t.Errorf("gc with an old catalogue: %s", out)
+			}
+			w.pando("init", "--rebuild")
+			if after := w.state(); after != want {
+				t.Errorf("wanted:\n%safter a rebuild:\n%s", want, after)
+			}
+			w.check()
+			w.pando("clone", "g2", "x", "--mount")
+			w.sameTree(w.source, filepath.Join(w.dir, "mnt", "x"))
+			w.pando("deinit", "--force")
+			w.nothingLeft()
+		})
+	}
+}
