@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"os"
 
 	"pando/internal/engine"
@@ -42,9 +41,9 @@ PANDO_VOLUME. If pando itself is killed, the next pando command cleans up.`,
 			return err
 		}
 		defer e.Release()
-		// Signals go to the command, and what it does with them decides when
-		// the run ends.
-		r, err := e.Run(context.WithoutCancel(c.Context()), q)
+		// While the command runs, signals go to it, and what it does with them
+		// decides when the run ends.
+		r, err := e.Run(c.Context(), q)
 		a.exit = r.Exit
 		if r.Kept && err == nil {
 			a.note("kept volume %s", r.Volume)

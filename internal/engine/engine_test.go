@@ -258,3 +258,119 @@ func TestInterruptedImportLeavesNothing(t *testing.T) {
 	}
 	importTree(t, e, "g", source(t))
 }
+
+// TestPublishSeals: a volume whose file was overwritten block by block makes a
+// golden of few extents, with the same content, and shares what it did not
+// change.
+func TestPublishSeals(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{MinFreePercent: 5})
+	src := t.TempDir()
+	const blocks = 16 << 10 // 64 MiB
+	want := bytes.Repeat([]byte("original"), blocks*512)
+	if err := os.WriteFile(filepath.Join(src, "file"), want, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	importTree(t, e, "g", src)
+	v := clone(t, e, "g", "v", true)
+	f, err := os.OpenFile(filepath.Join(v.Mountpoint, "file"), os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range blocks / 8 { // every other block of a quarter, from the end
+		off := int64(blocks/4-2*i) * 4096
+		if off < 0 {
+			break
+		}
+		block := bytes.Repeat([]byte(fmt.Sprintf("%08d", i)), 512)
+		copy(want[off:], block)
+		if _, err := f.WriteAt(block, off); err != nil {
+			t.Fatal(err)
+		}
+		if i%16 == 0 {
+			if err := f.Sync(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	f.Close()
+	if _, err := e.Umount(t.Context(), "v"); err != nil {
+		t.Fatal(err)
+	}
+	before, err := e.Show(t.Context(), ref.Ref{Name: "v"})
+	if err != nil || before.Extents < 300 {
+		t.Fatalf("the volume has %d extents (%v): too few to test anything", before.Extents, err)
+	}
+	g, err := e.Publish(t.Context(), engine.PublishRequest{Golden: "g", Volume: "v"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g.Extents > 80 {
+		t.Errorf("the golden has %d extents, the volume %d", g.Extents, before.Extents)
+	}
+	if g.Generation != 2 || g.SharedBytes < 16<<20 {
+		t.Errorf("generation %d shares %d bytes with the one before it", g.Generation, g.SharedBytes)
+	}
+	w := clone(t, e, "g", "w", true)
+	got, err := os.ReadFile(filepath.Join(w.Mountpoint, "file"))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the content differs (%v)", err)
+	}
+}
+
+// TestUsageIsExact: what a clone writes is its own, the rest is shared, and the
+// last user of shared blocks owns them.
+func TestUsageIsExact(t *testing.T) {
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			e := newPool(t, testfs.New(t, kind, 1<<30).Dir(), engine.InitRequest{MinFreePercent: 5})
+			src := t.TempDir()
+			const size = 32 << 20
+			if err := os.WriteFile(filepath.Join(src, "file"), bytes.Repeat([]byte("original"), size/8), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			importTree(t, e, "g", src)
+			a := clone(t, e, "g", "a", true)
+			show := func(name string) engine.Detail {
+				t.Helper()
+				d, err := e.Show(t.Context(), ref.Ref{Name: name})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if d.LogicalBytes != d.ExclusiveBytes+d.SharedBytes {
+					t.Errorf("%s: %d logical, %d exclusive + %d shared", name, d.LogicalBytes, d.ExclusiveBytes, d.SharedBytes)
+				}
+				return d
+			}
+			const slack = 3 << 20 // a journal, and metadata inside
+			if d := show("a"); d.ExclusiveBytes > slack || d.SharedBytes < size {
+				t.Errorf("fresh: %d exclusive, %d shared", d.ExclusiveBytes, d.SharedBytes)
+			}
+			const wrote = 8 << 20
+			if err := os.WriteFile(filepath.Join(a.Mountpoint, "new"), bytes.Repeat([]byte("y"), wrote), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if d := show("a"); d.ExclusiveBytes < wrote || d.ExclusiveBytes > wrote+slack {
+				t.Errorf("after writing %d: %d exclusive", wrote, d.ExclusiveBytes)
+			}
+			p, err := e.Pool(t.Context(), true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if e.Caps().FS[0].IsImage() && (p.PhysicalBytes < size+wrote || p.PhysicalBytes > size+wrote+24<<20) {
+				t.Errorf("the pool holds %d bytes of data, wanted about %d", p.PhysicalBytes, size+wrote)
+			}
+			if _, err := e.RemoveGolden(t.Context(), ref.Ref{Name: "g"}); err != nil {
+				t.Fatal(err)
+			}
+			deadline := time.Now().Add(60 * time.Second) // btrfs cleans up in the background
+			for d := show("a"); d.ExclusiveBytes < size; d = show("a") {
+				if time.Now().After(deadline) {
+					t.Fatalf("the last user owns %d bytes only", d.ExclusiveBytes)
+				}
+				if err := e.Sync(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}

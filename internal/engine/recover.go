@@ -326,3 +326,12 @@ func (e *Engine) removeStaleTargets(used map[string]bool) error {
 	}
 	return nil
 }
+
+// Sync makes all that was made and destroyed durable, and wakes what frees space
+// in the background.
+func (e *Engine) Sync(ctx context.Context) error {
+	if s, ok := e.syncer(); ok {
+		return s.Sync(ctx)
+	}
+	return nil
+}

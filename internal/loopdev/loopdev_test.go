@@ -448,49 +448,49 @@ func ext4OnDevice(t *testing.T, n int) string {
 	needRoot(t)
 	dir := t.TempDir()
 	img, mnt := filepath.Join(dir, "img"), filepath.Join(dir, "mnt")
-	ctl := open(t, "/dev/loop-control", os.O_RDWR)
-	for {
-		e := ioctlInt(ctl, unix.LOOP_CTL_ADD, n)
-		if e == nil {
-			break
-		}
-		if !errors.Is(e, unix.EEXIST) {
-			t.Skipf("SKIPPED: no loop device %d: %v", n, e)
-		}
-		n++
-	}
-	t.Cleanup(func() {
-		err := unix.EBUSY
-		for end := time.Now().Add(10 * time.Second); err == unix.EBUSY && time.Now().Before(end); { // somebody lists devices
-			err, _ = ioctlInt(ctl, unix.LOOP_CTL_REMOVE, n).(unix.Errno)
-		}
-		if err != 0 {
-			t.Error(err)
-		}
-	})
-	for _, args := range [][]string{
-		{"truncate", "-s", "16M", img},
-		{"mkfs.ext4", "-q", img},
-		{"mkdir", mnt},
-		{"losetup", "/dev/loop" + strconv.Itoa(n), img},
-		{"mount", "/dev/loop" + strconv.Itoa(n), mnt},
-		{"losetup", "-d", "/dev/loop" + strconv.Itoa(n)}, // when it is unmounted
-	} {
+	do := func(args ...string) {
+		t.Helper()
 		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v: %s", args, err, out)
 		}
-		if args[0] == "mount" {
-			t.Cleanup(func() {
-				if err := unix.Unmount(mnt, 0); err != nil {
-					t.Error(err)
-				}
-			})
-		}
 	}
+	do("truncate", "-s", "16M", img)
+	do("mkfs.ext4", "-q", img)
+	do("mkdir", mnt)
+	dev := numbered(t, n, img)
+	t.Cleanup(func() {
+		_ = unix.Unmount(mnt, 0)
+		_ = exec.Command("losetup", "-d", dev).Run() // if the mount did not take it over
+	})
+	do("mount", dev, mnt)
+	do("losetup", "-d", dev) // when it is unmounted
 	if unix.Minor(stat(t, mnt).Dev) < uint32(n) {
 		t.Fatal("the test tests nothing")
 	}
 	return mnt
+}
+
+// numbered attaches an image to a loop device numbered n or a little more.
+// Whatever asks for a free device meanwhile may be given the same.
+func numbered(t *testing.T, n int, img string) string {
+	t.Helper()
+	ctl := open(t, "/dev/loop-control", os.O_RDWR)
+	var out []byte
+	for end := n + 100; n < end; n++ {
+		if err := ioctlInt(ctl, unix.LOOP_CTL_ADD, n); errors.Is(err, unix.EEXIST) {
+			continue
+		} else if err != nil {
+			t.Skipf("SKIPPED: no loop device %d: %v", n, err)
+		}
+		t.Cleanup(func() { _ = ioctlInt(ctl, unix.LOOP_CTL_REMOVE, n) }) // if nobody else has taken it
+		dev := "/dev/loop" + strconv.Itoa(n)
+		var err error
+		if out, err = exec.Command("losetup", dev, img).CombinedOutput(); err == nil {
+			return dev
+		}
+	}
+	t.Fatalf("no loop device was free: %s", out)
+	return ""
 }
 
 func ioctlInt(f *os.File, req uint, arg int) error {

@@ -8,7 +8,7 @@ import (
 
 const (
 	bufferSize = 256 << 10 // of a worker; files up to this size take one read and one write
-
+	cloneMin   = 64 << 10  // smaller files are copied: cloning first forces their dirty pages to disk, one file after the other
 	rangeSize  = 8 << 20   // of one copy_file_range; cancellation waits for at most that much
 )
 
@@ -280,7 +280,7 @@ func (f *file) copyRange(from, to int64) error {
 
 // step copies up to n bytes at off and returns how many; 0 means end of file.
 func (f *file) step(off, n int64) (int64, error) {
-	if !noRangeTest && !f.w.noRange && n >= bufferSize {
+	if !f.w.noRange && n >= bufferSize {
 		roff, woff := off, off
 		done, err := retry(func() (int, error) {
 			return unix.CopyFileRange(f.src, &roff, f.dst, &woff, int(min(n, rangeSize)), 0)
@@ -305,5 +305,3 @@ func (f *file) step(off, n int64) (int64, error) {
 	}
 	return int64(done), f.write(buf[:done], off)
 }
-var cloneMin int64 = 64<<10
-var noRangeTest bool

@@ -43,7 +43,9 @@ func TestPowerLossTakesMarks(t *testing.T) {
 			w.importGolden("g")
 			w.pando("clone", "g", "v")
 			before := w.state()
-			w.dieAt(func(s faulttest.Step) bool { return s.Name == "fsync" && strings.Contains(s.Detail, "/objects") || strings.Contains(s.Detail, "SNAP_CREATE") }, "clone", "g", "lost")
+			w.dieAt(func(s faulttest.Step) bool {
+				return s.Name == "fsync" && strings.Contains(s.Detail, "/objects") || strings.Contains(s.Detail, "SNAP_CREATE")
+			}, "clone", "g", "lost")
 			w.sql("DELETE FROM marks")
 			// In the same boot nobody can know that it is garbage: it stays.
 			if out := w.pando("gc", "--json"); !strings.Contains(out, "lost is in the pool but not in the catalogue") {
