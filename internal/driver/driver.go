@@ -11,11 +11,13 @@
 // # Life of an object
 //
 // Create, Clone and Snapshot each make one new object. They return when the
-// object and its identity are durable (unless Identity.Ephemeral), and the
-// identity appears last: an object with a readable identity is whole. A
+// object and its identity are durable (unless Identity.Ephemeral). An object is
+// whole when it has both data and identity, and it becomes so in one step. A
 // process that dies in the middle leaves an object that List reports with
-// Whole == false, or nothing. The caller (the engine) records what it is about
-// to make before it calls, and destroys what a dead process left.
+// Whole == false, or nothing. To Clone, Usage and Attachment half an object is
+// NotFound. A create that fails removes what it made and nothing else. The
+// caller (the engine) records what it is about to make before it calls, and
+// destroys what a dead process left.
 //
 // Destroy is the reverse: the identity goes first. Destroying what is not
 // there succeeds, so that the caller may repeat it after a crash.
@@ -155,8 +157,8 @@ type Driver interface {
 	Create(ctx context.Context, id Identity) error
 
 	// Clone makes a volume with the content of from, which is a volume or
-	// snapshot that is not being written. id.SizeBytes may be larger than
-	// the origin's; the block device is then larger, the filesystem inside
+	// snapshot that is not being written. id.SizeBytes may be 0 (as the
+	// origin's) or larger than the origin's; the block device is then larger, the filesystem inside
 	// is the caller's to grow. NotFound, Exists, NoSpace, Invalid (smaller
 	// than the origin). Durable on return unless id.Ephemeral. On error
 	// nothing remains.

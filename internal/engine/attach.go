@@ -160,7 +160,7 @@ func (e *Engine) attachImage(ctx context.Context, a catalog.Attached, what drive
 	if raw {
 		a.Mountpoint = dev.Path
 		if err := linkTo(dev.Path, t.path); err != nil {
-			_ = loopdev.Clear(dev.Index)
+			_ = e.clearLoops(what.Image)
 			return a, err
 		}
 		return a, nil
@@ -335,7 +335,7 @@ func trimAt(dir string) {
 
 // clearRaw takes a raw block device away.
 func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
-	if err := loopdev.Clear(a.Loop); err != nil && !errs.Is(err, errs.NotFound) {
+	if err := e.clearLoops(w.Image); err != nil {
 		return err
 	}
 	free, err := loopdev.WaitDetached(ctx, w.Image, releaseWait)
@@ -343,7 +343,7 @@ func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a cat
 		return err
 	}
 	if !free {
-		return e.heldBy(ctx, op, row, a, w, unix.Mkdev(7, uint32(a.Loop)))
+		return e.heldBy(ctx, op, row, a, w, loopdev.DeviceNumber(a.Loop))
 	}
 	return nil
 }
@@ -384,7 +384,7 @@ func (e *Engine) letGo(ctx context.Context, id driver.ObjectID, failure error) {
 func (e *Engine) heldError(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
 	var dev uint64
 	if a.Loop >= 0 {
-		dev = unix.Mkdev(7, uint32(a.Loop))
+		dev = loopdev.DeviceNumber(a.Loop)
 	}
 	return e.heldBy(ctx, op, row, a, w, dev)
 }

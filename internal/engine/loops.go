@@ -54,7 +54,7 @@ func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.Objec
 		} else if busy {
 			continue // attached since the catalogue was read
 		}
-		if err := loopdev.Clear(b.Index); err != nil && !errs.Is(err, errs.NotFound) {
+		if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		}
 		s.Loops++

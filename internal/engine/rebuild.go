@@ -200,7 +200,7 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 		if err := unmountDevice(b); err != nil {
 			return err
 		}
-		if err := loopdev.Clear(b.Index); err != nil && !errs.Is(err, errs.NotFound) {
+		if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		}
 		if free, err := loopdev.WaitDetached(ctx, b.File, releaseWait); err != nil && !errs.Is(err, errs.NotFound) {

@@ -225,10 +225,16 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) err
 	if on, err := loopdev.Attached(w.Image); err != nil || !on {
 		return err
 	}
-	if mounted && unix.Major(at.Dev) == 7 {
-		if b, err := loopdev.Lookup(int(unix.Minor(at.Dev))); err == nil && e.isImage(m.ID, b) {
-			if err := unmountQuietly(m.Mountpoint); err != nil {
-				return err
+	if mounted {
+		all, err := loopdev.List()
+		if err != nil {
+			return err
+		}
+		for _, b := range all {
+			if e.isImage(m.ID, b) && loopdev.DeviceNumber(b.Index) == at.Dev {
+				if err := unmountQuietly(m.Mountpoint); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -261,7 +267,7 @@ func (e *Engine) clearLoops(image string) error {
 	}
 	for _, b := range all {
 		if b.SameFile(&st) {
-			if err := loopdev.Clear(b.Index); err != nil && !errs.Is(err, errs.NotFound) {
+			if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
 				return err
 			}
 		}

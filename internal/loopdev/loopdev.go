@@ -313,3 +313,13 @@ func WaitDetached(ctx context.Context, path string, most time.Duration) (bool, e
 		}
 	}
 }
+
+// DeviceNumber is the st_dev of filesystems on loop device n, and its own
+// st_rdev; 0 if there is no such device. It is not always 7:n (loop.max_part).
+func DeviceNumber(n int) uint64 {
+	var st unix.Stat_t
+	if unix.Stat(devicePath(n), &st) != nil {
+		return 0
+	}
+	return st.Rdev
+}

@@ -458,11 +458,16 @@ func ext4OnDevice(t *testing.T, n int) string {
 	do("mkfs.ext4", "-q", img)
 	do("mkdir", mnt)
 	dev := numbered(t, n, img)
+	mounted := false
 	t.Cleanup(func() {
-		_ = unix.Unmount(mnt, 0)
-		_ = exec.Command("losetup", "-d", dev).Run() // if the mount did not take it over
+		if !mounted {
+			do("losetup", "-d", dev)
+		} else if err := unix.Unmount(mnt, 0); err != nil {
+			t.Error(err)
+		}
 	})
 	do("mount", dev, mnt)
+	mounted = true
 	do("losetup", "-d", dev) // when it is unmounted
 	if unix.Minor(stat(t, mnt).Dev) < uint32(n) {
 		t.Fatal("the test tests nothing")
