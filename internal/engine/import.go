@@ -275,9 +275,9 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 	if id.FS == "" {
 		id.FS = e.caps.FS[0]
 	}
-	if !e.caps.Supports(id.FS) {
-		return id, errs.New(errs.Unsupported, opImport, q.Name, "a %s pool cannot hold %s volumes", e.caps.Name, id.FS).
-			WithHint("this pool holds: %s", joinFS(e.caps.FS))
+	probe := driver.Identity{ID: driver.NewID(), Name: q.Name, FS: id.FS}
+	if err := e.caps.Check(ctx, opImport, probe); err != nil {
+		return id, err
 	}
 	if src.kind != "image" {
 		if id.FS == driver.None {
@@ -508,14 +508,6 @@ func orNone(s string) string {
 		return "no filesystem that Pando knows"
 	}
 	return s
-}
-
-func joinFS(kinds []driver.FS) string {
-	var out []string
-	for _, k := range kinds {
-		out = append(out, string(k))
-	}
-	return strings.Join(out, ", ")
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }

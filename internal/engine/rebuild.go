@@ -223,26 +223,10 @@ func unmountDevice(b loopdev.Bound) error {
 	for line := range strings.Lines(string(table)) {
 		f := strings.Fields(line)
 		if len(f) > 4 && f[2] == want {
-			if err := mount.Unmount(unescapeOctal(f[4])); err != nil && !errs.Is(err, errs.NotFound) {
+			if err := mount.Unmount(mount.Unescape(f[4])); err != nil && !errs.Is(err, errs.NotFound) {
 				return err
 			}
 		}
 	}
 	return nil
-}
-
-// unescapeOctal undoes the \040 of /proc/self/mountinfo.
-func unescapeOctal(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+3 < len(s) {
-			if n, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(n))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }

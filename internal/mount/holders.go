@@ -455,7 +455,7 @@ func (s *search) readSwaps() {
 	}
 	for line := range strings.Lines(string(b)) {
 		name, _, _ := strings.Cut(line, " ")
-		path := unescape(name)
+		path := Unescape(name)
 		if n, err := look(path); err == nil && s.isVolume(n) {
 			s.add(Holder{How: []string{"swap file " + path}})
 		}

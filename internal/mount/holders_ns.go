@@ -65,7 +65,7 @@ func parseMountLine(line string) (tableEntry, bool) {
 	if err1 != nil || err2 != nil || !ok {
 		return tableEntry{}, false
 	}
-	m := tableEntry{id: id, parent: parent, dev: dev, root: unescape(f[3]), point: unescape(f[4])}
+	m := tableEntry{id: id, parent: parent, dev: dev, root: Unescape(f[3]), point: Unescape(f[4])}
 	rest := f[6:]
 	for len(rest) > 0 && rest[0] != "-" {
 		if tag, n, ok := strings.Cut(rest[0], ":"); ok && (tag == "shared" || tag == "master") {
@@ -77,7 +77,7 @@ func parseMountLine(line string) (tableEntry, bool) {
 		rest = rest[1:]
 	}
 	if len(rest) >= 4 {
-		m.fstype, m.super = rest[1], unescape(rest[3])
+		m.fstype, m.super = rest[1], Unescape(rest[3])
 	}
 	return m, true
 }
@@ -90,8 +90,8 @@ func parseDev(s string, base int) (uint64, bool) {
 	return unix.Mkdev(uint32(major), uint32(minor)), ok && err1 == nil && err2 == nil
 }
 
-// unescape undoes the octal escapes of the kernel's tables: "\040" is a space.
-func unescape(s string) string {
+// Unescape undoes the octal escapes of the kernel's tables: "\040" is a space.
+func Unescape(s string) string {
 	if strings.IndexByte(s, '\\') < 0 {
 		return s
 	}

@@ -141,32 +141,14 @@ func (d *Driver) Caps() driver.Caps {
 	}
 }
 
-// ref is what errors call an object.
-func ref(id driver.Identity) string { return cmp.Or(id.Name, id.Golden, string(id.ID)) }
-
-// check refuses what cannot become an object here.
-func (d *Driver) check(ctx context.Context, op string, id driver.Identity) error {
-	if err := ctx.Err(); err != nil {
-		return errs.Wrap(op, ref(id), err)
-	}
-	if !driver.ValidID(string(id.ID)) {
-		return errs.New(errs.Invalid, op, ref(id), "%q is not an object's ID", id.ID)
-	}
-	if !d.Caps().Supports(id.FS) {
-		return errs.New(errs.Unsupported, op, ref(id), "a btrfs pool keeps trees of files, not %s images", id.FS).
-			WithHint("use --fs native, or a reflink pool")
-	}
-	return nil
-}
-
 // Create implements driver.Driver. Ephemeral volumes are not committed.
 func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	const op = "create"
-	if err := d.check(ctx, op, id); err != nil {
+	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
 	if err := kernel.SubvolCreate(d.f, d.name(id.ID)); err != nil {
-		return errs.Wrap(op, ref(id), err)
+		return errs.Wrap(op, id.Ref(), err)
 	}
 	err := os.Chmod(d.dir.Data(id.ID), 0o755) // the umask has taken part of it
 	if err == nil {
@@ -180,7 +162,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	if err != nil {
 		// Should this fail too, what is left has no identity.
 		_ = d.destroyTree(d.name(id.ID))
-		return errs.Wrap(op, ref(id), err)
+		return errs.Wrap(op, id.Ref(), err)
 	}
 	return nil
 }
@@ -198,7 +180,7 @@ func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 }
 
 func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, readOnly bool) error {
-	if err := d.check(ctx, op, id); err != nil {
+	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
 	src, err := d.open(from)
@@ -213,7 +195,7 @@ func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, 
 	// Data that a dead process left under this ID must not become whole by
 	// the identity that is written first.
 	if _, err := os.Lstat(d.dir.Data(id.ID)); err == nil {
-		return errs.Wrap(op, ref(id), unix.EEXIST)
+		return errs.Wrap(op, id.Ref(), unix.EEXIST)
 	}
 	info, err := kernel.SubvolInfoOf(src)
 	if err != nil {
@@ -226,16 +208,16 @@ func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, 
 	if len(nested) == 0 {
 		// Identity first: see the package's comment. It also reserves the ID.
 		if err := d.dir.Put(id); err != nil {
-			return errs.Wrap(op, ref(id), err)
+			return errs.Wrap(op, id.Ref(), err)
 		}
 		if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, readOnly); err != nil {
 			_ = d.dir.Remove(id.ID)
-			return errs.Wrap(op, ref(id), err)
+			return errs.Wrap(op, id.Ref(), err)
 		}
 		return nil
 	}
 	if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, false); err != nil {
-		return errs.Wrap(op, ref(id), err)
+		return errs.Wrap(op, id.Ref(), err)
 	}
 	err = d.snapshotNested(ctx, src, nested, d.dir.Data(id.ID), readOnly)
 	if err == nil {
@@ -247,7 +229,7 @@ func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, 
 	}
 	if err != nil {
 		_ = d.destroyTree(d.name(id.ID))
-		return errs.Wrap(op, ref(id), err)
+		return errs.Wrap(op, id.Ref(), err)
 	}
 	return nil
 }
@@ -483,7 +465,7 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 // reverse is not undone.
 func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	const op = "write identity"
-	if err := d.check(ctx, op, id); err != nil {
+	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
 	f, err := d.open(id.ID)

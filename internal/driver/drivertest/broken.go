@@ -25,7 +25,7 @@ func (s *suite) files(id driver.ObjectID) (data, meta string) {
 	data = a.Image + a.Tree
 	meta = strings.TrimSuffix(data, filepath.Ext(data)) + ".meta"
 	if _, err := os.Lstat(meta); err != nil {
-		s.t.Skip("SKIPPED: the driver keeps identities elsewhere, this test cannot break them")
+		s.t.Skip("the driver keeps identities elsewhere, this test cannot break them")
 	}
 	return data, meta
 }

@@ -102,7 +102,7 @@ func Run(t *testing.T, target Target) {
 	sub("Random", testRandom)
 	t.Run("FullPool", func(t *testing.T) {
 		if target.Small == nil {
-			t.Skip("SKIPPED: no small filesystem to fill")
+			t.Skip("this target has no small filesystem to fill")
 		}
 		s := newSuite(t, target, target.Small(t))
 		testFull(t, s)

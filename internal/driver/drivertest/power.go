@@ -10,7 +10,7 @@ import (
 // its identity and its content must be there afterwards.
 func testPower(t *testing.T, target Target) {
 	if target.Power == nil {
-		t.Skip("SKIPPED: no filesystem whose power can be cut")
+		t.Skip("this target has no filesystem whose power can be cut")
 	}
 	for name, op := range map[string]func(s *suite, m model) driver.ObjectID{
 		"Create": func(s *suite, m model) driver.ObjectID {

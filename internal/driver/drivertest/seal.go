@@ -45,7 +45,7 @@ func (s *suite) sealer() driver.Sealer {
 		s.t.Skip("the driver is no Sealer")
 	}
 	if !s.caps.Supports(driver.None) {
-		s.t.Skip("SKIPPED: only raw images can be fragmented deliberately")
+		s.t.Skip("only raw images can be fragmented deliberately")
 	}
 	return sealer
 }

@@ -74,24 +74,6 @@ func (d *Driver) Caps() driver.Caps {
 	}
 }
 
-// ref is what errors call an object.
-func ref(id driver.Identity) string { return cmp.Or(id.Name, id.Golden, string(id.ID)) }
-
-// check refuses what cannot become an object here.
-func (d *Driver) check(ctx context.Context, op string, id driver.Identity) error {
-	if err := ctx.Err(); err != nil {
-		return errs.Wrap(op, ref(id), err)
-	}
-	if !driver.ValidID(string(id.ID)) {
-		return errs.New(errs.Invalid, op, ref(id), "%q is not an object's ID", id.ID)
-	}
-	if !d.Caps().Supports(id.FS) {
-		return errs.New(errs.Unsupported, op, ref(id), "a plain pool keeps trees of files, not %s images", id.FS).
-			WithHint("use --fs native, or a reflink pool")
-	}
-	return nil
-}
-
 // Create implements driver.Driver.
 func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	return d.make(ctx, "create", id, nil)
@@ -109,7 +91,7 @@ func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 }
 
 func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id driver.Identity) error {
-	if err := d.check(ctx, op, id); err != nil {
+	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
 	src, err := d.find(from)
@@ -134,19 +116,19 @@ func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id d
 // make creates the directory of id, lets fill fill it, and makes it whole and,
 // but for ephemeral ones, durable. On error nothing remains.
 func (d *Driver) make(ctx context.Context, op string, id driver.Identity, fill func(*os.File) error) error {
-	if err := d.check(ctx, op, id); err != nil {
+	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
 	path := d.dir.Data(id.ID)
 	if err := os.Mkdir(path, 0o700); err != nil {
-		return wrap(op, ref(id), err)
+		return wrap(op, id.Ref(), err)
 	}
 	err := d.fill(ctx, path, id, fill)
 	if err != nil {
 		// Should this fail, what is left has no identity, and is garbage to the
 		// caller's record.
 		_ = treewalk.Remove(context.WithoutCancel(ctx), path)
-		return wrap(op, ref(id), err)
+		return wrap(op, id.Ref(), err)
 	}
 	return nil
 }
@@ -274,7 +256,7 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 
 // SetIdentity implements driver.Rewriter.
 func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
-	if err := d.check(ctx, "write identity", id); err != nil {
+	if err := d.Caps().Check(ctx, "write identity", id); err != nil {
 		return err
 	}
 	if _, err := d.find(id.ID); err != nil {

@@ -123,8 +123,8 @@ func MinBytes(fs driver.FS) int64 {
 
 // Create implements driver.Driver. The image is sparse.
 func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
-	if !d.Caps().Supports(id.FS) {
-		return errs.New(errs.Unsupported, "create", id.Name, "a reflink pool cannot hold %s volumes", id.FS).WithHint("choose --fs ext4, xfs or none")
+	if err := d.Caps().Check(ctx, "create", id); err != nil {
+		return err
 	}
 	if least := MinBytes(id.FS); id.SizeBytes < least {
 		return errs.New(errs.Invalid, "create", id.Name, "%d bytes is too small for %s: at least %d", id.SizeBytes, id.FS, least).WithHint("use a larger --size")
@@ -171,14 +171,14 @@ func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 }
 
 func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
 	src, size, err := d.openOrigin(from, &id)
 	if err != nil {
 		return errs.Wrap(op, id.Origin, err)
 	}
 	defer src.Close()
+	if err := d.Caps().Check(ctx, op, id); err != nil {
+		return err
+	}
 	if id.SizeBytes < size {
 		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, size).WithHint("a volume can grow but not shrink")
 	}
