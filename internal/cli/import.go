@@ -10,6 +10,7 @@ import (
 	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 )
 
 func (a *App) goldenImportCommand() *cobra.Command {
@@ -43,6 +44,9 @@ returns the same golden. An import that is interrupted leaves nothing.`,
 	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		q.Name, q.Source, q.Stdin = args[0], args[1], a.Stdin
+		if q.Source == "-" && term.IsTerminal(int(a.Stdin.Fd())) {
+			return errs.New(errs.Invalid, "import", "-", "standard input is a terminal").WithHint("pipe an archive into it: tar c . | pando golden import %s -", q.Name)
+		}
 		switch q.FS = driver.FS(fs); q.FS {
 		case "", driver.Native, driver.Ext4, driver.XFS, driver.None:
 		default:

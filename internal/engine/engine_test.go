@@ -3,8 +3,10 @@ package engine_test
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -372,5 +374,40 @@ func TestUsageIsExact(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestImportInTightPool: a tree that takes more than half of the pool can be
+// imported, although an import makes two images.
+func TestImportInTightPool(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 500<<20), engine.InitRequest{MinFreePercent: 5})
+	src := t.TempDir()
+	rng := rand.NewChaCha8([32]byte{1})
+	want := map[string][32]byte{}
+	for i := range 30 {
+		b := make([]byte, 9<<20)
+		_, _ = rng.Read(b)
+		name := fmt.Sprint("file", i)
+		want[name] = sha256.Sum256(b)
+		if err := os.WriteFile(filepath.Join(src, name), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: src, SizeBytes: 512 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	v := clone(t, e, "g", "v", true)
+	for name, sum := range want {
+		b, err := os.ReadFile(filepath.Join(v.Mountpoint, name))
+		if err != nil || sha256.Sum256(b) != sum {
+			t.Errorf("%s differs (%v)", name, err)
+		}
+	}
+	// What cannot fit at all is refused, and leaves the rest alone.
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "h", Source: src, SizeBytes: 512 << 20}); !errs.Is(err, errs.NoSpace) {
+		t.Errorf("a second one: %v, wanted NoSpace", err)
+	}
+	if g, err := e.Goldens(t.Context()); err != nil || len(g) != 1 {
+		t.Errorf("%v %v", g, err)
 	}
 }

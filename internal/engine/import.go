@@ -106,6 +106,9 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	b.gen.Origin = "" // a source is not a reference
 	out, err := e.fill(ctx, b, src, q)
 	if err == nil {
+		err = e.settle(ctx, b.scratch.ID)
+	}
+	if err == nil {
 		out.Info, err = b.publish(ctx, q.Tracker)
 	}
 	if err != nil {
@@ -458,6 +461,33 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").WithHint("stop what writes to it")
 	}
 	return copied, errs.Wrap(opImport, src.Name(), err)
+}
+
+// settle makes ready for sealing in a pool that has no room for a second copy.
+// What is in memory only has no place on disk yet, so that sealing copies it:
+// that is fast, as the first copy is then never written. Once written it has a
+// place, and sealing shares all long pieces instead.
+func (e *Engine) settle(ctx context.Context, scratch driver.ObjectID) error {
+	if _, ok := e.drv.(driver.Sealer); !ok {
+		return nil
+	}
+	w, err := e.drv.Attachment(ctx, scratch)
+	if err != nil || w.Image == "" {
+		return err
+	}
+	f, err := os.Open(w.Image)
+	if err != nil {
+		return errs.Wrap(opImport, w.Image, err)
+	}
+	defer f.Close()
+	s, err := e.pool.Space()
+	if err != nil {
+		return err
+	}
+	if least := int64(float64(s.TotalBytes) * e.pool.Config.MinFreePercent / 100); s.FreeBytes-allocated(f) >= least {
+		return nil
+	}
+	return errs.Wrap(opImport, w.Image, f.Sync())
 }
 
 // leftOut puts into words what a copy could not keep.
