@@ -5,6 +5,8 @@ SHELL := /bin/bash
 
 # Runs a command with a Go that can build this.
 WITH_GO := scripts/go.sh
+# Of go test; the sweep of all crashes takes minutes.
+TESTFLAGS ?= -timeout 20m
 VERSION = $(or $(shell git describe --always --dirty 2>/dev/null),dev)
 
 help: ## list the targets
@@ -29,7 +31,7 @@ lint: ## check format, vet, staticcheck, shellcheck, layers, lengths
 	@scripts/lint.sh
 
 bench: build ## measure clones against cp on this host (as root)
-	@scripts/bench.sh
+	@scripts/bench.sh $(BENCHFLAGS)
 
 ci: ## what continuous integration runs
 	@.ci/run

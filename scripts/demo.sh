@@ -10,18 +10,11 @@
 # It works in one new directory and leaves nothing behind, also when it is
 # interrupted.
 set -euo pipefail
-export LC_ALL=C
-unset PANDO_POOL
+me=demo
+# shellcheck source=scripts/temp-pool.sh
+source "$(dirname "${BASH_SOURCE[0]}")/temp-pool.sh"
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-: "${DEMO_DIR:=}" "${DEMO_QUICK:=}" "${DEMO_SOURCE:=}" "${PANDO:=$root/bin/pando}"
-
-die() {
-  printf 'demo: %s\n' "$*" >&2
-  exit 1
-}
-
-[ -x "$PANDO" ] || die "there is no $PANDO: run \`make build\` first"
+: "${DEMO_DIR:=}" "${DEMO_QUICK:=}" "${DEMO_SOURCE:=}"
 if [ -z "$DEMO_SOURCE" ]; then
   # Distributions split it up: take the part that holds the sources.
   src=$(cd "$root" && readlink -e "$(scripts/go.sh go env GOROOT)/src") || src=''
@@ -31,104 +24,7 @@ if [ -z "$DEMO_SOURCE" ]; then
 fi
 [ -d "$DEMO_SOURCE" ] || die "DEMO_SOURCE=$DEMO_SOURCE is no directory"
 DEMO_SOURCE=$(cd "$DEMO_SOURCE" && pwd -P)
-PANDO=$(cd "$(dirname "$PANDO")" && pwd)/$(basename "$PANDO")
-
-if [ "$(id -u)" -ne 0 ]; then
-  type -P sudo >/dev/null || die 'mounting needs root, and there is no sudo: run it as root'
-  sudo -n true 2>/dev/null || [ -t 0 ] || die 'mounting needs root, and sudo wants a password that nobody can type here: run it as root'
-  echo 'demo: mounting needs root: going on with sudo'
-  exec sudo env DEMO_DIR="$DEMO_DIR" DEMO_SOURCE="$DEMO_SOURCE" DEMO_QUICK="$DEMO_QUICK" PANDO="$PANDO" NO_COLOR="${NO_COLOR:-}" bash "${BASH_SOURCE[0]}"
-fi
-
-# Not on a tmpfs: that would be a test of memory.
-base=$DEMO_DIR
-if [ -z "$base" ]; then
-  base=${TMPDIR:-/tmp}
-  [ "$(findmnt -n -o FSTYPE -T "$base")" != tmpfs ] || base=/var/tmp
-fi
-[ -d "$base" ] || die "DEMO_DIR=$base is no directory"
-base=$(cd "$base" && pwd -P)
-case $base/ in
-  "${DEMO_SOURCE%/}"/*) die "the demo would work inside of what it imports: set DEMO_DIR to a directory outside $DEMO_SOURCE" ;;
-esac
-top=$base/pando-demo.$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')
-pool=$top/pool
-[ ! -e "$top" ] || die "$top is there already"
-
-# --- leaving nothing behind ---
-
-cleaning='' # it has begun
-finished='' # the demo went to its end
-
-leftovers() {
-  losetup -a | grep -F "$top/" || true
-  grep -F "$top" /proc/self/mountinfo || true
-  [ ! -e "$top" ] || printf '%s\n' "$top"
-}
-
-# In a session of their own, so that an impatient second Ctrl-C does not stop the
-# cleaning up.
-quietly() { setsid -w "$@" </dev/null >/dev/null 2>&1; }
-
-remove_pool() {
-  # No pool and no removal of one begun: init had only made files.
-  if [ ! -e "$pool/pool.json" ] && [ ! -e "$pool/deinit.inprogress" ]; then
-    return 0
-  fi
-  [ ! -d "$pool/data/demo-cp" ] || quietly rm -rf --one-file-system "$pool/data/demo-cp"
-  for _ in 1 2 3 4 5 6; do
-    ! quietly pando deinit --force --pool "$pool" || return 0
-    sleep 0.5
-  done
-  echo 'demo: the pool could not be removed:' >&2
-  setsid -w pando deinit --force --pool "$pool" </dev/null >&2
-}
-
-# stop_programs ends what wait_for has started: whole process groups.
-stop_programs() {
-  local group
-  for group in $(jobs -p); do
-    kill -TERM -- "-$group" 2>/dev/null || continue
-    for _ in {1..100}; do
-      kill -0 -- "-$group" 2>/dev/null || continue 2
-      sleep 0.1
-    done
-    kill -KILL -- "-$group" 2>/dev/null || true
-  done
-  wait
-}
-
-# clean_up STATUS: more signals do not disturb it, not even one that bash has
-# already noted down, to be handled in the next subshell.
-clean_up() {
-  [ -z "$cleaning" ] || return 0
-  cleaning=1
-  trap '' HUP INT PIPE TERM
-  trap - EXIT
-  set +e
-  exec >&3 2>&4 3>&- 4>&- # the signal may have come while they led to a file
-  local status=$1 left
-  if [ -z "$finished" ]; then
-    printf '\ndemo: %s: cleaning up\n' "$([ "$status" -gt 128 ] && echo interrupted || echo failed)" >&2 || true
-  fi
-  stop_programs 2>/dev/null
-  if remove_pool; then
-    quietly rm -rf --one-file-system "$top" || true
-  fi
-  left=$(leftovers)
-  if [ -n "$left" ]; then
-    printf 'demo: left behind:\n%s\n' "$left" >&2
-    exit 1
-  fi
-  echo 'Left behind: nothing (no file, no mount, no loop device).' 2>/dev/null || true
-  exit "$status"
-}
-exec 3>&1 4>&2
-trap 'clean_up $?' EXIT
-trap 'clean_up 129' HUP
-trap 'clean_up 130' INT
-trap 'clean_up 141' PIPE
-trap 'clean_up 143' TERM
+become_root DEMO_DIR DEMO_QUICK DEMO_SOURCE
 
 # --- showing ---
 
@@ -142,20 +38,6 @@ step() {
   printf '\n%s%d. %s%s\n' "$bold" "$step_number" "$*" "$plain"
 }
 say() { printf '   %s\n' "$*"; }
-
-took=0 # microseconds, by what ran last
-
-# wait_for runs a program, or a function, in a process group of its own and waits
-# for it: so a signal ends the demo at once, and not when the program is done.
-wait_for() {
-  local start=${EPOCHREALTIME/./} status=0
-  set -m
-  "$@" </dev/null 3>&- 4>&- &
-  set +m
-  wait $! || status=$?
-  took=$((${EPOCHREALTIME/./} - start))
-  return "$status"
-}
 
 show_command() {
   local word out=''
@@ -233,20 +115,19 @@ remove() { rm -rf "$1" && sync -f "$(dirname "$1")"; }
 demo() {
   clones=100
   [ -z "$DEMO_QUICK" ] || clones=20
-  mkdir -m 700 "$top"
-  mkdir "$top/bin"
-  ln -s "$PANDO" "$top/bin/pando"
-  PATH=$top/bin:$PATH:/usr/sbin:/sbin
+  temp_pool "$DEMO_DIR"
+  case $top in
+    "${DEMO_SOURCE%/}"/*) die "the demo would work inside of what it imports: set DEMO_DIR to a directory outside $DEMO_SOURCE" ;;
+  esac
   began=${EPOCHREALTIME/./}
   want='' have=''
 
   files=$(find "$DEMO_SOURCE" | wc -l)
   printf '%sPando: instant copy-on-write volumes%s\n' "$bold" "$plain"
   say "source: $DEMO_SOURCE, $files files and directories"
-  say "host:   Linux $(uname -r), $(nproc) CPUs, $base is on $(findmnt -n -o FSTYPE -T "$base")"
+  say "host:   Linux $(uname -r), $(nproc) CPUs, $top is on $(findmnt -n -o FSTYPE -T "$top")"
 
   step 'Make a pool, with the best driver that works here'
-  export PANDO_POOL=$pool
   run pando init
 
   step 'Import the tree once, as a golden'
@@ -304,7 +185,7 @@ demo() {
   run pando umount agent-1
   run pando umount agent-2
   run pando ls
-  run pando show --exact
+  run pando show
 
   step 'Destroy everything'
   run pando destroy 'agent-*' check -q
@@ -312,7 +193,7 @@ demo() {
 
   step "The same job with cp, on the pool's own filesystem"
   say 'One copy each. Times include waiting until it is on the disk, as a clone does.'
-  cp_dir=$pool/data/demo-cp
+  cp_dir=$pool/data/scratch
   mkdir "$cp_dir"
   before=$(used)
   show_command cp -a "$DEMO_SOURCE" copy

@@ -47,7 +47,10 @@ if [ $# -eq 0 ]; then
   printf '%s\n' "$dir"
   exit 0
 fi
-# Distributions set GOTOOLCHAIN=local in their Go.
-export PATH="$dir:$PATH" GOTOOLCHAIN="${GOTOOLCHAIN:-auto}"
+# Distributions set GOTOOLCHAIN=local in their Go. An older one is told which
+# version to be, so that tools from elsewhere are built with the same.
+toolchain=auto
+at_least "$(version_of "$go")" "$need" || toolchain=go$need+auto
+export PATH="$dir:$PATH" GOTOOLCHAIN="${GOTOOLCHAIN:-$toolchain}"
 unset LC_ALL
 exec "$@"

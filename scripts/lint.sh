@@ -13,6 +13,7 @@ check() { # NAME COMMAND...: a check is good if it prints nothing and exits with
   local name=$1 out status=0
   shift
   out=$("$@" 2>&1) || status=$?
+  out=$(grep -vE '^go: (downloading|.*; switching to) ' <<<"$out") || true
   if [ $status -eq 0 ] && [ -z "$out" ]; then
     printf 'ok    %s\n' "$name"
     return
@@ -34,7 +35,7 @@ files() {
 }
 
 format() { files .go | xargs -d '\n' scripts/go.sh gofmt -l; }
-staticcheck() { scripts/go.sh go run "$STATICCHECK" ./... 2>&1 | grep -v '^go: downloading'; return "${PIPESTATUS[0]}"; }
+staticcheck() { scripts/go.sh go run "$STATICCHECK" ./...; }
 layers() { scripts/go.sh go test ./test/layers | grep -v '^ok'; return "${PIPESTATUS[0]}"; }
 shell() {
   if ! type -P shellcheck >/dev/null; then
@@ -43,7 +44,7 @@ shell() {
   fi
   files | while IFS= read -r f; do
     if [ "$(head -c 2 "$f" | tr -d '\0')" = '#!' ] && head -n 1 "$f" | grep -q 'sh$'; then printf '%s\n' "$f"; fi
-  done | xargs -r -d '\n' shellcheck
+  done | xargs -r -d '\n' shellcheck -x
 }
 lengths() {
   files .go | xargs -d '\n' wc -l |

@@ -207,7 +207,7 @@ func goodReport() *Report {
 		return Series{Volumes: volumes, FloorClone: at(4), PandoClone: at(clone), FloorDestroy: at(2), PandoDestroy: at(2.5), pando: sampleOf(clone)}
 	}
 	r := &Report{
-		Pool:   PoolReport{LoopBacked: true, Devices: []Device{{Name: "loop0"}, {Name: "vda", VolatileCache: true}}},
+		Pool:   PoolReport{LoopBacked: true, Devices: []Device{{Name: "loop0", VolatileCache: true}, {Name: "vda", VolatileCache: true}}},
 		Source: SourceReport{Files: 250_000},
 		Operations: []Operation{
 			{Name: OpCopy, Synced: at(9000)},
@@ -252,12 +252,15 @@ func TestJudge(t *testing.T) {
 		{func(r *Report) { r.Series[1].PandoClone, r.Series[1].FloorClone = at(11), at(11) }, map[string]string{
 			"clone + mount on a loop-backed pool, p50": Fail, "clone + mount, many volumes / few, p50": Fail}},
 		{func(r *Report) { r.Pool.LoopBacked = false }, map[string]string{"clone + mount on a loop-backed pool, p50": NotMeasured}},
+		{func(r *Report) { r.Series[2].FloorClone = at(4.9) }, map[string]string{"clone + mount, many volumes / few, p50": NotMeasured}},
 		{func(r *Report) { r.Series = r.Series[:1] }, map[string]string{"clone + mount, many volumes / few, p50": NotMeasured}},
 		{func(r *Report) { r.NoFloor = "plain" }, map[string]string{
 			"clone + mount / raw floor, p50": NotMeasured, "destroy / umount + unlink, p50": NotMeasured}},
 		{func(r *Report) { r.Series[1].PandoDestroy = at(2.7) }, map[string]string{"destroy / umount + unlink, p50": Fail}},
 		{func(r *Report) { r.Operations[3].Devices[1].Flushes = 0 }, map[string]string{"a clone is on the disk when it returns": Fail}},
 		{func(r *Report) { r.Pool.Devices[1].VolatileCache = false }, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
+		{func(r *Report) { r.Operations[3].Devices[0].Flushes = 0.5 }, map[string]string{"a clone is on the disk when it returns": Fail}},
+		{func(r *Report) { r.Operations[3].Devices[0].Flushes = -1 }, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
 		{func(r *Report) { r.Operations[3].NoDevices = "tmpfs" }, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
 		{func(r *Report) { r.Commands[0].Wall = at(20) }, map[string]string{"`pando clone GOLDEN VOLUME --mount`, p50": Fail}},
 		{func(r *Report) { r.Commands[1].MaxRSS = 41 << 20 }, map[string]string{"peak memory of a command": Fail}},

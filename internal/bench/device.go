@@ -279,7 +279,7 @@ type DeviceBytes struct {
 	During  float64 `json:"written_during_bytes"`
 	After   float64 `json:"written_after_bytes"`     // the tail: until it was quiet, with a final sync
 	Flushes float64 `json:"flushes"`                 // completed during the operation; -1: not counted by this kernel
-	Others  float64 `json:"others_bytes_per_second"` // written in the second before: other programs
+	Others  float64 `json:"others_bytes_per_second"` // written in the second before, by other programs
 }
 
 // Tail says how writing ended after an operation.

@@ -284,7 +284,7 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 	})
 	t.Run("interrupted", func(t *testing.T) {
 		h.t = t
-		for _, stage := range []string{"-golden0", "-clone", "-neighbour"} {
+		for _, stage := range []string{"-golden", "-clone", "-neighbour"} {
 			cmd := h.startUntil(stage)
 			if err := cmd.Process.Signal(os.Interrupt); err != nil {
 				t.Fatal(err)
@@ -330,7 +330,7 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 // name begins with that of the run and then part.
 func (h *host) startUntil(part string) *exec.Cmd {
 	h.t.Helper()
-	cmd := h.command(append([]string{"bench", "clone", "--files", "60"}, append(small, "--clones", "50", "--idle", "5s")...)...)
+	cmd := h.command(append([]string{"bench", "clone", "--files", "60"}, append(small, "--clones", "20", "--idle", "5s")...)...)
 	cmd.Stderr = &bytes.Buffer{}
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)

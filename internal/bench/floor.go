@@ -24,8 +24,10 @@ import (
 type floor interface {
 	// clone makes copy i and mounts it, durably. steps are called as they end.
 	clone(ctx context.Context, i int, step func(name string)) error
-	// destroy unmounts copy i and unlinks it: what is timed.
+	// destroy unmounts copy i and unlinks it.
 	destroy(i int) error
+	// forget removes copy i's row, durably.
+	forget(ctx context.Context, i int) error
 	// sweep takes away the mount point of a destroyed copy.
 	sweep(i int)
 	close()
@@ -72,6 +74,8 @@ func (b *base) close() {
 	}
 	b.rows.close()
 }
+
+func (b *base) forget(ctx context.Context, i int) error { return b.rows.remove(ctx, i) }
 
 func (b *base) mountpoint(i int) string { return filepath.Join(b.mounts, strconv.Itoa(i)) }
 
@@ -261,8 +265,8 @@ func (f *subvolFloor) destroy(i int) error {
 // rows is a database of one table, set up as a careful program would: WAL, and
 // every commit waits for the disk.
 type rows struct {
-	db     *sql.DB
-	insert *sql.Stmt
+	db             *sql.DB
+	insert, delete *sql.Stmt
 }
 
 func openRows(path string) (*rows, error) {
@@ -272,8 +276,10 @@ func openRows(path string) (*rows, error) {
 	}
 	db.SetMaxOpenConns(1)
 	r := &rows{db: db}
-	if _, err = db.Exec(`CREATE TABLE volumes (id TEXT PRIMARY KEY, name TEXT NOT NULL, origin TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`); err == nil {
-		r.insert, err = db.Prepare(`INSERT INTO volumes VALUES (?,?,?,?)`)
+	if _, err = db.Exec(`CREATE TABLE volumes (name TEXT PRIMARY KEY, id TEXT NOT NULL, origin TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`); err == nil {
+		if r.insert, err = db.Prepare(`INSERT INTO volumes VALUES (?,?,?,?)`); err == nil {
+			r.delete, err = db.Prepare(`DELETE FROM volumes WHERE name = ?`)
+		}
 	}
 	if err != nil {
 		r.close()
@@ -283,13 +289,20 @@ func openRows(path string) (*rows, error) {
 }
 
 func (r *rows) add(ctx context.Context, i int) error {
-	_, err := r.insert.ExecContext(ctx, string(driver.NewID()), strconv.Itoa(i), "golden@1", time.Now().UnixNano())
+	_, err := r.insert.ExecContext(ctx, strconv.Itoa(i), string(driver.NewID()), "golden@1", time.Now().UnixNano())
+	return err
+}
+
+func (r *rows) remove(ctx context.Context, i int) error {
+	_, err := r.delete.ExecContext(ctx, strconv.Itoa(i))
 	return err
 }
 
 func (r *rows) close() {
-	if r.insert != nil {
-		r.insert.Close()
+	for _, s := range []*sql.Stmt{r.insert, r.delete} {
+		if s != nil {
+			s.Close()
+		}
 	}
 	r.db.Close()
 }

@@ -176,7 +176,7 @@ func (r *run) pairs(ctx context.Context) error {
 	if err := r.meter.settle(ctx); err != nil {
 		return err
 	}
-	var floorClone, floorDestroy, pandoDestroy Sample
+	var floorClone, floorDestroy, floorForget, pandoDestroy Sample
 	var steps []*Sample
 	var stepNames []string
 	step := func(count bool) func(string) {
@@ -231,8 +231,13 @@ func (r *run) pairs(ctx context.Context) error {
 		if err := r.floor.destroy(first + i); err != nil {
 			return errs.Wrap("bench", "raw floor", err)
 		}
+		destroyed := time.Since(start)
+		if err := r.floor.forget(ctx, first+i); err != nil {
+			return errs.Wrap("bench", "raw floor", err)
+		}
 		if i >= warmUps {
-			floorDestroy.Add(time.Since(start))
+			floorDestroy.Add(destroyed)
+			floorForget.Add(time.Since(start))
 		}
 		r.floor.sweep(first + i)
 		return nil
@@ -251,7 +256,7 @@ func (r *run) pairs(ctx context.Context) error {
 		return err
 	}
 	r.next += total
-	s.FloorClone, s.FloorDestroy = floorClone.Dist(), floorDestroy.Dist()
+	s.FloorClone, s.FloorDestroy, s.FloorForget = floorClone.Dist(), floorDestroy.Dist(), floorForget.Dist()
 	s.PandoClone, s.PandoDestroy = s.pando.Dist(), pandoDestroy.Dist()
 	for i, n := range stepNames {
 		s.Steps = append(s.Steps, Step{n, steps[i].Dist()})

@@ -11,6 +11,7 @@ type Report struct {
 	NoFloor    string       `json:"floor_not_measured,omitempty"` // why there is no raw floor
 	Operations []Operation  `json:"operations"`
 	Series     []Series     `json:"series"`
+	Drift      float64      `json:"drift"` // the floor's slower p50 over its faster one in the two series with few volumes: about 1 if the machine was calm; 0: no floor
 	Commands   []Command    `json:"commands"`
 	Neighbour  []Phase      `json:"neighbour"`
 	Targets    []Target     `json:"targets"`
@@ -73,6 +74,18 @@ type Operation struct {
 	NoDevices   string        `json:"devices_not_measured,omitempty"`
 }
 
+// OthersBytes is the most that other programs wrote a second to one of the disks
+// just before an operation was measured: what is said of devices includes that.
+func (r *Report) OthersBytes() float64 {
+	most := 0.0
+	for _, op := range r.Operations {
+		for _, d := range op.Devices {
+			most = max(most, d.Others)
+		}
+	}
+	return most
+}
+
 // Series is a number of clones of the floor and of Pando, taking turns, and of
 // their destruction.
 type Series struct {
@@ -80,6 +93,7 @@ type Series struct {
 	FloorClone   Dist   `json:"floor_clone_seconds"`
 	PandoClone   Dist   `json:"pando_clone_seconds"`
 	FloorDestroy Dist   `json:"floor_destroy_seconds"`
+	FloorForget  Dist   `json:"floor_destroy_and_row_seconds"` // and one row deleted durably: not in the target
 	PandoDestroy Dist   `json:"pando_destroy_seconds"`
 	Steps        []Step `json:"floor_steps"`
 

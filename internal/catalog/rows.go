@@ -3,9 +3,13 @@ package catalog
 import (
 	"database/sql"
 	"errors"
+	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"pando/internal/driver"
+	"pando/internal/errs"
 )
 
 // Row is an object of the catalogue.
@@ -150,7 +154,7 @@ func (t *Tx) Snapshot(volume driver.ObjectID, name string) (Row, bool, error) {
 // Rows calls fn for every object of a kind, in order of name and number; with
 // kind "" for all.
 func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
-	q, args := `SELECT `+objectColumns+` FROM objects`, []any{}
+	q, args := `SELECT `+rowText+` FROM objects`, []any{}
 	switch kind {
 	case driver.Volume:
 		q += ` WHERE kind = 'volume' ORDER BY name`
@@ -160,12 +164,61 @@ func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
 		q += ` WHERE kind = 'snapshot' ORDER BY volume, created_at`
 	}
 	return t.each(q, args, func(s scanner) error {
-		r, err := scanRow(s)
-		if err != nil {
+		var text string
+		if err := s.Scan(&text); err != nil {
 			return wrap("read catalogue", t.c.path, err)
+		}
+		r, err := parseRow(text)
+		if err != nil {
+			return errs.New(errs.Damaged, "read catalogue", t.c.path, "%w", err).WithHint(damagedHint)
 		}
 		return fn(r)
 	})
+}
+
+// rowText is a row as one text, its columns separated by a control character
+// that no name or reference can hold. Getting a value out of SQLite costs more
+// than finding it, so for tens of thousands of rows one value a row takes half
+// the time of twenty.
+const rowText = `concat_ws(char(31), ` + objectColumns + `)`
+
+const rowSeparator = "\x1f"
+
+// parseRow reads a rowText.
+func parseRow(text string) (Row, error) {
+	var r Row
+	var bad error
+	rest, more := text, true
+	next := func() string {
+		var f string
+		if !more {
+			bad = errors.New("a row with too few columns")
+		}
+		f, rest, more = strings.Cut(rest, rowSeparator)
+		return f
+	}
+	number := func() int64 {
+		f := next()
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil && bad == nil {
+			bad = fmt.Errorf("%q is no number", f)
+		}
+		return n
+	}
+	moment := func() time.Time { return fromNano(number()) }
+	r.ID, r.Kind, r.Name = driver.ObjectID(next()), driver.Kind(next()), next()
+	r.Golden, r.Generation, r.Volume = next(), int(number()), driver.ObjectID(next())
+	r.FS, r.SizeBytes, r.Sector = driver.FS(next()), number(), uint32(number())
+	r.Origin, r.OriginID = next(), driver.ObjectID(next())
+	r.CreatedAt, r.ExpiresAt = moment(), moment()
+	r.Ephemeral, r.BootID = number() != 0, next()
+	r.UsedAt = moment()
+	r.Usage = driver.Usage{LogicalBytes: number(), ExclusiveBytes: number(), SharedBytes: number(), Extents: number()}
+	r.MeasuredAt = moment()
+	if bad == nil && more {
+		bad = errors.New("a row with too many columns")
+	}
+	return r, bad
 }
 
 // Generations lists the generations of a golden in order.

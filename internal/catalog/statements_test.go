@@ -3,8 +3,10 @@ package catalog
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"pando/internal/driver"
 )
@@ -149,4 +151,62 @@ func TestPreparedQueriesConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestRowsAreAsLookedUp: listing reads rows in another way than looking one up.
+func TestRowsAreAsLookedUp(t *testing.T) {
+	c := openCatalog(t)
+	now := time.Unix(1_700_000_000, 123).UTC()
+	for i, r := range []Row{
+		{Identity: driver.Identity{Kind: driver.Volume, Name: "a"}},
+		{Identity: driver.Identity{Kind: driver.Volume, Name: "b", FS: driver.XFS, SizeBytes: 1 << 40, Sector: 4096, Origin: "web@3", OriginID: driver.NewID(),
+			CreatedAt: now, ExpiresAt: now.Add(time.Hour), Ephemeral: true, BootID: "boot"}, UsedAt: now.Add(time.Minute),
+			Usage: driver.Usage{LogicalBytes: 7, ExclusiveBytes: 3, SharedBytes: 4, Extents: 9}, MeasuredAt: now.Add(time.Second)},
+		{Identity: driver.Identity{Kind: driver.Generation, Golden: "web", Generation: 3, FS: driver.Ext4}},
+		{Identity: driver.Identity{Kind: driver.Snapshot, Name: "s", Volume: driver.NewID(), FS: driver.Native}},
+	} {
+		r.ID = driver.NewID()
+		if err := c.Update(t.Context(), Soft, func(tx *Tx) error { return tx.Put(r) }); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.View(t.Context(), func(tx *Tx) error {
+			want, ok, err := tx.Get(r.ID)
+			if err != nil || !ok || want != r {
+				t.Errorf("row %d: looked up %+v, %v, put %+v", i, want, err, r)
+			}
+			found := 0
+			for _, kind := range []driver.Kind{r.Kind, ""} {
+				if err := tx.Rows(kind, func(got Row) error {
+					if got.ID != r.ID {
+						return nil
+					}
+					found++
+					if got != want {
+						t.Errorf("row %d: listed %+v, looked up %+v", i, got, want)
+					}
+					return nil
+				}); err != nil {
+					return err
+				}
+			}
+			if found != 2 {
+				t.Errorf("row %d: listed %d times, want 2", i, found)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestParseRow(t *testing.T) {
+	good := "id\x1fvolume\x1fname\x1f\x1f0\x1f\x1fext4\x1f1\x1f2\x1fo\x1foid\x1f0\x1f0\x1f1\x1fb\x1f0\x1f1\x1f2\x1f3\x1f4\x1f0"
+	if r, err := parseRow(good); err != nil || r.Name != "name" || !r.Ephemeral || r.Usage.Extents != 4 || r.Sector != 2 {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	for _, bad := range []string{"", "id", good + "\x1f0", strings.TrimSuffix(good, "\x1f0"), strings.Replace(good, "ext4\x1f1", "ext4\x1fx", 1)} {
+		if r, err := parseRow(bad); err == nil {
+			t.Errorf("parseRow(%q) = %+v", bad, r)
+		}
+	}
 }

@@ -93,8 +93,17 @@ func (a *App) printOperations(r *bench.Report) error {
 		}
 		t.row(append(cells, last, peak)...)
 	}
-	return t.flush()
+	if err := t.flush(); err != nil || r.OthersBytes() < loudBytes {
+		return err
+	}
+	return a.printf("Other programs wrote up to %s a second meanwhile: what is said of devices includes that.\n", size(int64(r.OthersBytes())))
 }
+
+// loudDrift of the raw floor makes durations doubtful.
+const loudDrift = 1.3
+
+// loudBytes a second, written by others, make the figures of devices doubtful.
+const loudBytes = 256 << 10
 
 func flushes(f float64) string {
 	if f < 0 {
@@ -116,6 +125,7 @@ func (a *App) printSeries(r *bench.Report) error {
 			{"raw floor: clone + mount", s.FloorClone, bench.Dist{}},
 			{"Pando: clone + mount", s.PandoClone, s.FloorClone},
 			{"raw floor: umount + unlink", s.FloorDestroy, bench.Dist{}},
+			{"  the same + one durable row", s.FloorForget, bench.Dist{}},
 			{"Pando: destroy", s.PandoDestroy, s.FloorDestroy},
 		} {
 			if row.dist.Count == 0 {
@@ -134,6 +144,11 @@ func (a *App) printSeries(r *bench.Report) error {
 	}
 	if r.NoFloor != "" {
 		return nil
+	}
+	if r.Drift > loudDrift {
+		if err := a.printf("The machine was not calm: between the first series and the last the raw floor itself changed by %s. Run it again.\n", ratio(r.Drift)); err != nil {
+			return err
+		}
 	}
 	if err := a.heading("Where the raw floor's time goes, p50"); err != nil {
 		return err

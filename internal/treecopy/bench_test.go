@@ -122,18 +122,28 @@ func BenchmarkMillionFiles(b *testing.B) {
 	if os.Geteuid() != 0 {
 		b.Skip("SKIPPED: this benchmark needs root")
 	}
-	dir := mount(b, "tmpfs", "nr_inodes=0,size=16g")
-	const files = 1000000
-	n := 0
-	for i := range 50 { // directories of all sizes, one of them huge, and hard links
-		sub := fmt.Sprintf("%s/src/%d/sub/%d", dir, i%7, i)
+	for name, build := range map[string]func(b *testing.B, dir string, files int){
+		"mixed": mixedFiles, "hard links": hardLinkedFiles,
+	} {
+		b.Run(name, func(b *testing.B) {
+			dir := mount(b, "tmpfs", "nr_inodes=0,size=16g")
+			must(b, os.Mkdir(dir+"/src", 0o755))
+			build(b, dir+"/src", 1000000)
+			copyMany(b, dir)
+		})
+	}
+}
+
+// mixedFiles makes directories of all sizes, one of them huge.
+func mixedFiles(b *testing.B, dir string, files int) {
+	for i := range 50 {
+		sub := fmt.Sprintf("%s/%d/sub/%d", dir, i%7, i)
 		must(b, os.MkdirAll(sub, 0o755))
 		count := files / 100
 		if i == 0 {
 			count = files - 49*count
 		}
 		for k := range count {
-			n++
 			name := sub + "/a file with a name " + strconv.Itoa(k)
 			if k%10 == 9 {
 				must(b, os.Link(sub+"/a file with a name "+strconv.Itoa(k-1), name))
@@ -144,6 +154,25 @@ func BenchmarkMillionFiles(b *testing.B) {
 			}
 		}
 	}
+}
+
+// hardLinkedFiles makes pairs of hard links, as far from each other as can be.
+func hardLinkedFiles(b *testing.B, dir string, files int) {
+	for _, sub := range []string{"a", "b"} {
+		must(b, os.Mkdir(dir+"/"+sub, 0o755))
+		for k := range files / 2 {
+			name := fmt.Sprintf("%s/%s/a file with a name %d", dir, sub, k)
+			if sub == "a" {
+				must(b, unix.Mknod(name, unix.S_IFREG|0o644, 0))
+			} else {
+				must(b, os.Link(fmt.Sprintf("%s/a/a file with a name %d", dir, files/2-1-k), name))
+			}
+		}
+	}
+}
+
+// copyMany copies dir/src in another process.
+func copyMany(b *testing.B, dir string) {
 	want, err := Measure(bg, dir+"/src", Options{})
 	must(b, err)
 	var most float64
@@ -162,7 +191,7 @@ func BenchmarkMillionFiles(b *testing.B) {
 		most = max(most, float64(rss)/1024)
 	}
 	b.ReportMetric(most, "MiB-RSS")
-	b.ReportMetric(float64(n), "files")
+	b.ReportMetric(float64(want.Files), "files")
 	if most > 200 {
 		b.Errorf("%.0f MiB of memory", most)
 	}

@@ -1,6 +1,7 @@
 package treecopy
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -25,7 +26,7 @@ import (
 // work has stopped. Data is not synced.
 func CopyDir(ctx context.Context, src string, dst *os.File, opt Options) (Totals, error) {
 	c := newCopier(opt)
-	c.links.m = make(map[Inode]*link)
+	c.links.m = make(map[Inode]link)
 	defer runtime.KeepAlive(dst)
 	rootFD, err := openRoot(dst)
 	if err != nil {
@@ -294,16 +295,17 @@ func (s *setter) mknod(at int, name string, mode uint32, rdev uint64, path func(
 }
 
 // links remembers where the first of several hard links to a file is. An
-// entry goes away with the file's last link.
+// entry goes away with the file's last link; there may be half a million, so
+// they are small.
 type links struct {
 	mu sync.Mutex
-	m  map[Inode]*link
+	m  map[Inode]link
 }
 
 type link struct {
 	d    *dir
-	name string
-	left uint64 // links not seen yet
+	name uint32 // where it begins in d.linkNames
+	left uint32 // links not seen yet
 }
 
 // create makes name in d, which stands for the source's inode st: with makeIt,
@@ -312,21 +314,26 @@ type link struct {
 func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error) (linked bool, err error) {
 	id := inode(st)
 	l.mu.Lock()
-	first := l.m[id]
-	if first == nil {
+	first, ok := l.m[id]
+	if !ok {
 		defer l.mu.Unlock()
 		if err := makeIt(); err != nil {
 			return false, err
 		}
-		l.m[id] = &link{d, name, uint64(st.Nlink) - 1}
+		l.m[id] = link{d, uint32(len(d.linkNames)), uint32(st.Nlink - 1)}
+		d.linkNames = append(append(d.linkNames, name...), 0)
 		return false, nil
 	}
+	rest := first.d.linkNames[first.name:]
+	old := string(rest[:bytes.IndexByte(rest, 0)])
 	first.left--
 	if first.left == 0 {
 		delete(l.m, id)
+	} else {
+		l.m[id] = first
 	}
 	l.mu.Unlock()
-	err = first.to(d, name)
+	err = linkTo(first.d, old, d, name)
 	if err == unix.EMLINK {
 		return true, errs.New(errs.Unsupported, op, quote(d.join(name)), "%w", err).
 			WithHint("the volume's filesystem does not support so many hard links to one file; choose another --fs")
@@ -337,15 +344,14 @@ func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error
 	return true, nil
 }
 
-// to makes name in d a hard link to l.
-func (l *link) to(d *dir, name string) error {
-	if l.d == d {
-		return unix.Linkat(d.dst, l.name, d.dst, name, 0)
+// linkTo makes name in d a hard link to old in from.
+func linkTo(from *dir, old string, d *dir, name string) error {
+	if from == d {
+		return unix.Linkat(d.dst, old, d.dst, name, 0)
 	}
-	// From the nearest open directory above l down to l: all of it is ours, so
-	// no component is a symbolic link.
+	// From the nearest open directory above it down to it: all of that is ours,
+	// so no component is a symbolic link.
 	var down []string
-	from := l.d
 	for ; !from.tryPin(); from = from.parent { // the root is open to the end
 		down = append(down, from.name)
 	}
@@ -365,7 +371,7 @@ func (l *link) to(d *dir, name string) error {
 		}
 		at, rel = next, ""
 	}
-	err := unix.Linkat(at, rel+l.name, d.dst, name, 0)
+	err := unix.Linkat(at, rel+old, d.dst, name, 0)
 	if at != from.dst {
 		unix.Close(at)
 	}

@@ -174,6 +174,9 @@ func TestCopyDirOtherFilesystems(t *testing.T) {
 			back := mkdir(t, "back")
 			copyDir(t, dst, back, Options{Staging: true})
 			treetest.Compare(t, ext4, back, treetest.RootMode|treetest.Holes)
+			if n, err := unix.Getxattr(back+"/acl/file", "trusted.SGI_ACL_FILE", nil); err != unix.ENODATA {
+				t.Errorf("XFS's other name for an ACL became an attribute of its own: %d, %v", n, err)
+			}
 		})
 	}
 }
@@ -396,6 +399,22 @@ func TestChangeDuringCopy(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A directory that is moved while the walk is far below it, and so has closed
+// it, must not be mistaken for the one that is above it now.
+func TestMoveDuringCopy(t *testing.T) {
+	needRoot(t)
+	noLeaks(t)
+	tmp := mount(t, "tmpfs", "")
+	src, dst := tmp+"/src", tmp+"/dst"
+	must(t, os.Mkdir(dst, 0o755))
+	must(t, os.MkdirAll(src+"/b", 0o755))
+	write(t, src+"/a/"+strings.Repeat("d/", 50)+"file", "x")
+	_, err := CopyDir(bg, src, openFile(t, dst), Options{Workers: 1, Progress: at(1, 1, func() {
+		must(t, os.Rename(src+"/a/d", src+"/b/d"))
+	})})
+	wantErr(t, err, errs.Conflict, src+"/a", hintChanged)
 }
 
 func appendTo(name, s string) error {
@@ -624,5 +643,30 @@ func TestSameNamesInDifferentDirectories(t *testing.T) {
 		must(t, os.Mkdir(dst, 0o755))
 		copyDir(t, src, dst, Options{Workers: workers})
 		treetest.Compare(t, src, dst, treetest.RootMode)
+	}
+}
+
+// Copying must not count as reading: the next import would see other times.
+func TestSourceAtimes(t *testing.T) {
+	needRoot(t) // others may not read without a trace what is not theirs
+	src := mkdir(t, "src")
+	write(t, src+"/dir/file", "x")
+	write(t, src+"/large", strings.Repeat("x", 1<<20))
+	old := []unix.Timespec{{Sec: 1000000000}, {Sec: 1700000000}} // relatime would update it
+	for _, p := range []string{"/dir/file", "/large", "/dir", ""} {
+		must(t, unix.UtimesNanoAt(unix.AT_FDCWD, src+p, old, 0))
+	}
+	dst := mkdir(t, "dst")
+	copyDir(t, src, dst, Options{})
+	_, err := Measure(bg, src, Options{})
+	must(t, err)
+	for _, root := range []string{src, dst} {
+		for _, p := range []string{"/dir/file", "/large", "/dir", ""} {
+			var st unix.Stat_t
+			must(t, unix.Stat(root+p, &st))
+			if st.Atim != old[0] {
+				t.Errorf("the time of access of %s%s is %v", root, p, st.Atim)
+			}
+		}
 	}
 }

@@ -181,6 +181,22 @@ func testUntarUnprivileged(t *testing.T) {
 	if st, err := os.Lstat(j.dst + "/closed/suid"); err != nil || st.Mode() != 0o755 {
 		t.Errorf("%v, %v", st, err)
 	}
+	// A directory that may not be entered any more when it is done.
+	dst := mkdir(t, "dst")
+	noway, sub := own(folder("noway")), own(folder("noway/sub"))
+	noway.Mode, sub.Mode = 0o600, 0o711
+	_, err = Untar(bg, bytes.NewReader(tarball(t, noway, sub)), openFile(t, dst), Options{Unprivileged: true})
+	must(t, err)
+	st, err = os.Lstat(dst + "/noway")
+	must(t, err)
+	if st.Mode().Perm() != 0o600 {
+		t.Errorf("mode %o", st.Mode())
+	}
+	must(t, os.Chmod(dst+"/noway", 0o700))
+	if st, err = os.Lstat(dst + "/noway/sub"); err != nil || st.Mode().Perm() != 0o711 || st.ModTime().Unix() != 1700000000 {
+		t.Errorf("%v, %v", st, err)
+	}
+
 	_, err = newJail(t).untar(tarball(t, root(fileEnt("f", "x"))), Options{})
 	wantErr(t, err, errs.Permission, "f", "run it as root")
 	_, err = newJail(t).untar(tarball(t, ent{tarHeader("null"), ""}), Options{})

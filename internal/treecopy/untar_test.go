@@ -444,7 +444,7 @@ func TestUntarDuplicates(t *testing.T) {
 			symlink("was-link", "../outside"), folder("was-link/"), fileEnt("was-link/sentinel", "inside"),
 			symlink("link-to-file", "../outside/sentinel"), fileEnt("link-to-file", "inside"),
 			fileEnt("implicit/a/b/c", "x"), owned(folder("implicit/a"), 0o711, 7),
-			hardlink("self", "f"), hardlink("self", "f"), hardlink("f", "self"),
+			hardlink("self", "f"), hardlink("self", "f"), hardlink("f", "self"), hardlink("self", "./self"),
 			ent{tar.Header{Name: "fifo", Typeflag: tar.TypeFifo, Mode: 0o600}, ""}, fileEnt("fifo", "x"),
 			symlink("sl", "a"), hardlink("sl2", "sl"),
 			owned(folder("./"), 0o700, 99),

@@ -52,8 +52,9 @@ type dir struct {
 	xattrs []xattr
 	kernel bool // the root of a kernel filesystem: not read
 
-	cookie    int64 // where reading goes on; only its reader uses it
-	nameBytes int64 // what its entries take in a directory block; only its reader writes it
+	cookie    int64  // where reading goes on; only its reader uses it
+	nameBytes int64  // what its entries take in a directory block; only its reader writes it
+	linkNames []byte // of its first hard links, each with a NUL; for links, under its lock
 
 	mu       sync.Mutex
 	src, dst int   // descriptors; -1: closed, or (dst) there is no destination

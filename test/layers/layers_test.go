@@ -70,7 +70,7 @@ var table = map[string]layer{
 
 	// Drivers know the contract and leaves: neither the catalogue, nor the
 	// engine, nor each other.
-	"internal/driver":         {},
+	"internal/driver":         {imports: []string{"internal/errs"}},
 	"internal/driver/objdir":  {imports: []string{"internal/driver", "internal/errs"}},
 	"internal/driver/reflink": {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
 	"internal/driver/btrfs":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},

@@ -6,6 +6,8 @@
 // that this host should have (root, a program, a kernel feature) counts as
 // failed. Such tests say "SKIPPED: ..."; a test that does not apply, such as one
 // of images for a driver that has none, says so in other words.
+//
+// PANDO_TEST_COUNTS names a file that gets the line with the counts, too.
 package main
 
 import (
@@ -14,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
@@ -32,6 +35,7 @@ var mayBeMissing = regexp.MustCompile(strings.Join([]string{
 	`SKIPPED: this kernel does not swap on it`,
 	`SKIPPED: no overlays here`,
 	`SKIPPED: nothing known in /usr/sbin`,
+	`SKIPPED: .* needs the capability CAP_SYS_RESOURCE`,
 }, "|"))
 
 func main() {
@@ -63,6 +67,12 @@ func main() {
 		s.failed++
 	}
 	s.finish()
+	if path := os.Getenv("PANDO_TEST_COUNTS"); path != "" {
+		if err := os.WriteFile(path, []byte(s.counts()), 0o666); err != nil {
+			fmt.Fprintln(os.Stderr, "testsum:", err)
+			os.Exit(1)
+		}
+	}
 	if s.failed > 0 {
 		os.Exit(1)
 	}
@@ -233,12 +243,23 @@ func reason(out string) string {
 	return why
 }
 
+// died is how Go says that a whole program ends.
+var died = regexp.MustCompile(`(?m)^(panic|fatal error): `)
+
 func (s *summary) endPackage(p *pack, e event) {
 	name := strings.TrimPrefix(e.Package, "pando/")
 	if e.Action == "fail" {
-		for n, t := range p.tests {
-			if !t.done { // it was running when the program died or ran out of time
-				p.failed++
+		for _, n := range slices.Sorted(maps.Keys(p.tests)) {
+			t := p.tests[n]
+			switch {
+			case !t.done: // it was running when the program died or ran out of time
+				t.out.WriteString("    it did not end\n")
+				if !t.parent {
+					p.failed++
+				}
+				p.failures = append(p.failures, n)
+			case died.MatchString(t.out.String()) && !slices.Contains(p.failures, n):
+				// Why it died may stand with any test that ran then.
 				p.failures = append(p.failures, n)
 			}
 		}
@@ -323,5 +344,9 @@ func (s *summary) finish() {
 		}
 		fmt.Fprintln(s.w)
 	}
-	fmt.Fprintf(s.w, "%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
+	fmt.Fprint(s.w, s.counts())
+}
+
+func (s *summary) counts() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped\n", s.passed, s.failed, s.skipped)
 }

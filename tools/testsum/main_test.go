@@ -30,7 +30,10 @@ const run = `{"Action":"run","Package":"pando/a","Test":"TestOne"}
 {"Action":"run","Package":"pando/b","Test":"TestAlone"}
 {"Action":"fail","Package":"pando/b","Test":"TestAlone"}
 {"Action":"run","Package":"pando/b","Test":"TestDies"}
-{"Action":"output","Package":"pando/b","Test":"TestDies","Output":"panic: oh\n"}
+{"Action":"run","Package":"pando/b","Test":"TestDies/slow"}
+{"Action":"run","Package":"pando/b","Test":"TestGood"}
+{"Action":"output","Package":"pando/b","Test":"TestGood","Output":"panic: test timed out\n"}
+{"Action":"pass","Package":"pando/b","Test":"TestGood"}
 {"Action":"fail","Package":"pando/b","Elapsed":2}
 {"Action":"build-output","ImportPath":"pando/c [pando/c.test]","Output":"c/c_test.go:1: undefined: x\n"}
 {"Action":"build-fail","ImportPath":"pando/c [pando/c.test]"}
@@ -43,8 +46,8 @@ func TestSummary(t *testing.T) {
 		want       string
 		contains   []string
 	}{
-		{false, "2 passed, 4 failed, 2 skipped", []string{"want 1, got 2", "panic: oh", "undefined: x", "pando/a", "2 tests were SKIPPED", "mounting needs root", "keeps no images"}},
-		{true, "2 passed, 5 failed, 1 skipped", []string{"this run must not skip it", "keeps no images"}},
+		{false, "3 passed, 4 failed, 2 skipped", []string{"want 1, got 2", "panic: test timed out", "it did not end", "undefined: x", "pando/a", "2 tests were SKIPPED", "mounting needs root", "keeps no images"}},
+		{true, "3 passed, 5 failed, 1 skipped", []string{"this run must not skip it", "keeps no images"}},
 	} {
 		var out strings.Builder
 		s := newSummary(&out, c.requireAll)
