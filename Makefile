@@ -5,8 +5,9 @@ SHELL := /bin/bash
 
 # Runs a command with a Go that can build this.
 WITH_GO := scripts/go.sh
-# Of go test; the sweep of all crashes takes minutes.
-TESTFLAGS ?= -timeout 20m
+# Of go test. Not from its cache, which does not see the kernel and the disks; the
+# sweep of all crashes takes minutes.
+TESTFLAGS ?= -count=1 -timeout 20m
 VERSION = $(or $(shell git describe --always --dirty 2>/dev/null),dev)
 
 help: ## list the targets

@@ -223,12 +223,19 @@ func needRoot(t *testing.T) {
 	}
 }
 
+func notShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("SKIPPED: takes long, and -short was asked for")
+	}
+}
+
 func TestBenchOnLoopBackedPool(t *testing.T) {
 	needRoot(t)
 	h := newHost(t, t.TempDir(), "--loop", "--size", "2G")
 	t.Run("generated tree", func(t *testing.T) {
 		h.t = t
-		r := h.bench("--files", "60")
+		r := h.bench("--files", "60", "--rounds", "2")
 		complete(t, r)
 		h.clean()
 		if r.Source.Kind != "generated" || r.Source.Files != 60 || r.Source.Extents == 0 || !r.Pool.LoopBacked {
@@ -283,6 +290,7 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 		}
 	})
 	t.Run("interrupted", func(t *testing.T) {
+		notShort(t)
 		h.t = t
 		for _, stage := range []string{"-golden", "-clone", "-neighbour"} {
 			cmd := h.startUntil(stage)
@@ -297,6 +305,7 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 		}
 	})
 	t.Run("killed", func(t *testing.T) {
+		notShort(t)
 		h.t = t
 		for _, stage := range []string{"-clone", "-neighbour"} {
 			cmd := h.startUntil(stage)
@@ -313,6 +322,7 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 		}
 	})
 	t.Run("a living run is left alone", func(t *testing.T) {
+		notShort(t)
 		h.t = t
 		cmd := h.startUntil("-clone")
 		if out := h.run("bench", "clone", "--clean", "--json"); !bytes.Contains(out, []byte("[]")) {
@@ -362,12 +372,14 @@ func (h *host) startUntil(part string) *exec.Cmd {
 }
 
 func TestBenchOnBtrfs(t *testing.T) {
+	notShort(t)
 	h := newHost(t, testfs.Btrfs(t, 2<<30), "--driver", "btrfs")
 	complete(t, h.bench("--files", "60"))
 	h.clean()
 }
 
 func TestBenchOnPlainPool(t *testing.T) {
+	notShort(t)
 	dir := t.TempDir()
 	if os.Geteuid() == 0 {
 		dir = testfs.Ext4(t, 1<<30)

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"strconv"
 	"time"
@@ -502,7 +503,7 @@ func (r *run) neighbourPhases(ctx context.Context) []nbPhase {
 			do: clones(func(i int) error { return r.floor.clone(ctx, first+i, func(string) {}) }),
 			after: clones(func(i int) error {
 				defer r.floor.sweep(first + i)
-				return r.floor.destroy(first + i)
+				return errors.Join(r.floor.destroy(first+i), r.floor.forget(ctx, first+i))
 			})},
 		{while: WhileReflink, missing: noReflink, do: copied("always", "reflink"), after: remove("reflink")},
 		{while: WhileCopy, missing: noCopy, do: copied("never", "copy2"), after: remove("copy2")},
