@@ -7,7 +7,7 @@ SHELL := /bin/bash
 WITH_GO := scripts/go.sh
 # Of go test. Not from its cache, which does not see the kernel and the disks; the
 # sweep of all crashes takes minutes.
-TESTFLAGS ?= -count=1 -timeout 20m
+TESTFLAGS ?= -count=1 -timeout 30m
 VERSION = $(or $(shell git describe --always --dirty 2>/dev/null),dev)
 
 help: ## list the targets
