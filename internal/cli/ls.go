@@ -31,10 +31,7 @@ are as last measured (at creation, umount and show); --exact measures all.`,
 		}
 		switch {
 		case a.json:
-			if vols == nil {
-				vols = []engine.Info{}
-			}
-			return a.printJSON(vols)
+			return writeError(writeInfos(a.Stdout, vols))
 		case tree:
 			goldens, err := e.Goldens(ctx)
 			if err != nil {
