@@ -5,9 +5,10 @@ SHELL := /bin/bash
 
 # Runs a command with a Go that can build this.
 WITH_GO := scripts/go.sh
-# Of go test. Not from its cache, which does not see the kernel and the disks; the
-# sweep of all crashes takes minutes.
-TESTFLAGS ?= -count=1 -timeout 30m
+# Of go test. Not from its cache, which does not see the kernel and the disks. One
+# package after the other: some make mount namespaces, which would hold what the
+# tests of others unmount. The sweep of all crashes takes minutes.
+TESTFLAGS ?= -count=1 -p 1 -timeout 30m
 VERSION = $(or $(shell git describe --always --dirty 2>/dev/null),dev)
 
 help: ## list the targets
@@ -26,6 +27,7 @@ demo: ## install what it needs, build, and show the main job on real input (as r
 
 test: ## run every test that this host can run; as root on real filesystems
 	@scripts/deps.sh --try all
+	@$(WITH_GO) go build ./... # on all cores
 	@$(WITH_GO) go run -buildvcs=false ./tools/testsum $(TESTFLAGS) ./...
 
 lint: ## check format, vet, staticcheck, shellcheck, layers, lengths

@@ -110,6 +110,7 @@ func tempDir(t *testing.T) string {
 // newImage makes an image file with a filesystem inside.
 func newImage(t *testing.T, fstype string) string {
 	t.Helper()
+	needRoot(t) // to mount it
 	path := filepath.Join(tempDir(t), fstype+".img")
 	size := map[string]int64{"ext4": 32 << 20, "xfs": 320 << 20, "none": 32 << 20}[fstype]
 	f, err := os.Create(path)

@@ -62,15 +62,15 @@ type ent struct {
 }
 
 func fileEnt(name, data string) ent {
-	return ent{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644}, data}
+	return ent{tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Uid: os.Geteuid(), Gid: os.Getegid()}, data}
 }
 
 func folder(name string) ent {
-	return ent{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755}, ""}
+	return ent{tar.Header{Name: name, Typeflag: tar.TypeDir, Mode: 0o755, Uid: os.Geteuid(), Gid: os.Getegid()}, ""}
 }
 
 func symlink(name, target string) ent {
-	return ent{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777}, ""}
+	return ent{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777, Uid: os.Geteuid(), Gid: os.Getegid()}, ""}
 }
 
 func hardlink(name, target string) ent {

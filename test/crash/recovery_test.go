@@ -64,6 +64,9 @@ func TestKillInRecovery(t *testing.T) {
 				}, "ls"},
 			} {
 				t.Run(c.name, func(t *testing.T) {
+					if c.name == "half mounted" && os.Geteuid() != 0 {
+						t.Skip("SKIPPED: mounting needs root: without it, volumes are linked")
+					}
 					w.t = t
 					before := w.state()
 					faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillBefore}}.Each(t, func(p faulttest.Plan) faulttest.Result {
