@@ -351,7 +351,27 @@ func (r *run) tiny(ctx context.Context) (ref.Ref, error) {
 }
 
 func (r *run) fillBase(ctx context.Context) error { return r.fill(ctx, baseVolumes) }
-func (r *run) fillAll(ctx context.Context) error  { return r.fill(ctx, r.Volumes) }
+
+func (r *run) fillAll(ctx context.Context) error {
+	if err := r.fill(ctx, r.Volumes); err != nil {
+		return err
+	}
+	return r.rest(ctx)
+}
+
+// rest waits until the disk is quiet: the kernel goes on writing and freeing for
+// a while after many volumes have been made or destroyed.
+func (r *run) rest(ctx context.Context) error {
+	r.Tracker.Start("waiting for the disk to become quiet", 0, 0)
+	if r.meter.err != nil {
+		return sleep(ctx, min(r.Tail, 5*time.Second))
+	}
+	if err := r.meter.settle(ctx); err != nil {
+		return err
+	}
+	_, err := r.meter.untilQuiet(ctx, dirtyBytes())
+	return err
+}
 
 // unfill destroys all fillers but the first few, so that the pool is as it was
 // for the first series.
@@ -367,12 +387,7 @@ func (r *run) unfill(ctx context.Context) error {
 		}
 		r.fillers = r.fillers[:len(r.fillers)-1]
 	}
-	// The kernel goes on freeing for a while.
-	_, err := r.meter.untilQuiet(ctx, dirtyBytes())
-	if r.meter.err != nil {
-		err = sleep(ctx, 2*time.Second)
-	}
-	return err
+	return r.rest(ctx)
 }
 
 func (r *run) count(ctx context.Context) (int, error) {

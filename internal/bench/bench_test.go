@@ -233,6 +233,12 @@ func verdicts(r *Report) map[string]string {
 	return out
 }
 
+func setVolumes(r *Report, n int) {
+	for i := range r.Commands {
+		r.Commands[i].Volumes = n
+	}
+}
+
 func TestJudge(t *testing.T) {
 	good := verdicts(goodReport())
 	if len(good) != 14 {
@@ -262,8 +268,11 @@ func TestJudge(t *testing.T) {
 		{func(r *Report) { r.Operations[3].Devices[0].Flushes = 0.5 }, map[string]string{"a clone is on the disk when it returns": Fail}},
 		{func(r *Report) { r.Operations[3].Devices[0].Flushes = -1 }, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
 		{func(r *Report) { r.Operations[3].NoDevices = "tmpfs" }, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
-		{func(r *Report) { r.Commands[0].Wall = at(20) }, map[string]string{"`pando clone GOLDEN VOLUME --mount`, p50": Fail}},
-		{func(r *Report) { r.Commands[1].MaxRSS = 41 << 20 }, map[string]string{"peak memory of a command": Fail}},
+		{func(r *Report) { setVolumes(r, 1000); r.Commands[0].Wall = at(20) }, map[string]string{"`pando clone GOLDEN VOLUME --mount`, p50": Fail}},
+		{func(r *Report) { r.Commands[0].Wall = at(20) }, map[string]string{"`pando clone GOLDEN VOLUME --mount`, p50": NotMeasured}},
+		{func(r *Report) { r.Commands[2].Wall = at(301) }, map[string]string{"`pando ls --json`, p50": Fail}},
+		{func(r *Report) { setVolumes(r, 1050); r.Commands[1].MaxRSS = 41 << 20 }, map[string]string{"peak memory of a command": Fail}},
+		{func(r *Report) { r.Commands[1].MaxRSS = 41 << 20 }, map[string]string{"peak memory of a command": NotMeasured}},
 		{func(r *Report) { r.Operations[1].MaxRSS = 200 << 20 }, map[string]string{"peak memory of import": Fail}},
 		{func(r *Report) { r.Operations[1].Synced = at(12000) }, map[string]string{"import, speed over that of `cp -a`": Fail}},
 		{func(r *Report) { r.Operations[0].NotMeasured = "no cp" }, map[string]string{"import, speed over that of `cp -a`": NotMeasured}},

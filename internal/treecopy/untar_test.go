@@ -392,7 +392,7 @@ func flip(b []byte, i int) []byte {
 // sparseTar is a file that GNU tar calls sparse and size bytes long, with no
 // data but at its end.
 func sparseTar(t testing.TB, size int64) []byte {
-	b := tarball(t, ent{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Format: tar.FormatGNU}, strings.Repeat("d", 512)})
+	b := tarball(t, ent{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Uid: os.Geteuid(), Gid: os.Getegid(), Format: tar.FormatGNU}, strings.Repeat("d", 512)})
 	b[156] = 'S'
 	number := func(off int, n int64) {
 		b[off] = 0x80

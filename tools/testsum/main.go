@@ -236,7 +236,7 @@ var place = regexp.MustCompile(`^\s*[\w.-]+\.go:\d+: (.*)`)
 func reason(out string) string {
 	why := "no reason given"
 	for line := range strings.Lines(out) {
-		if m := place.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil {
+		if m := place.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil && !strings.HasPrefix(why, "SKIPPED") {
 			why = m[1]
 		}
 	}
