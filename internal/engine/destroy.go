@@ -37,6 +37,7 @@ type DestroyReport struct {
 	Failed    []error // one for each that still exists
 
 	deadline time.Time // of removing
+	why      string    // they go
 }
 
 // Destroy removes volumes, with their snapshots, and snapshots. refs may hold
@@ -66,11 +67,12 @@ type destroyOptions struct {
 	still   func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error)
 	force   bool   // what is pinned too
 	op      string // "": destroy; other than that, nobody asked for it, and what is in use is left alone at once
+	why     string // for gc --explain
 	tracker *progress.Tracker
 }
 
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
-	report := &DestroyReport{deadline: time.Now().Add(reclaimBound)}
+	report := &DestroyReport{deadline: time.Now().Add(reclaimBound), why: o.why}
 	e.pool.SpendReserve()
 	defer func() { _ = e.pool.MakeReserve() }() // or the next one does
 	o.tracker.Start("destroying", int64(len(rows)), 0)
@@ -250,13 +252,16 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 // the rest to the next command.
 func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *DestroyReport) {
 	ctx = context.WithoutCancel(ctx)
-	bounded, cancel := context.WithDeadline(ctx, report.deadline)
+	bounded, cancel := ctx, func() {}
+	if e.freed == nil { // else it is measured, which takes its time
+		bounded, cancel = context.WithDeadline(ctx, report.deadline)
+	}
 	defer cancel()
 	parallel(going, func(it *destroyOne) {
 		for _, r := range it.rows() {
 			if bounded.Err() != nil {
 				it.left = append(it.left, r)
-			} else if err := e.drv.Destroy(bounded, r.ID); err != nil {
+			} else if err := e.remove(bounded, r.ID, it.refOf(r), report.why); err != nil {
 				it.left = append(it.left, r)
 			}
 		}
