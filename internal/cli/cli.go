@@ -174,7 +174,12 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 			return err
 		}
 		defer e.Release()
-		return fn(c.Context(), e, args)
+		told := len(e.Recovery.Warnings)
+		err = fn(c.Context(), e, args)
+		for _, w := range e.Recovery.Warnings[told:] {
+			a.warn("%s", w)
+		}
+		return err
 	}
 }
 

@@ -192,8 +192,12 @@ func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
 		if err != nil {
 			return n, err
 		}
-		n += len(e.retain(ctx, g.Name))
+		gone, err := e.retain(ctx, g.Name)
 		unlock()
+		n += len(gone)
+		if err != nil {
+			return n, err
+		}
 	}
 	return n, nil
 }

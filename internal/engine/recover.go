@@ -95,7 +95,7 @@ func (e *Engine) expire(ctx context.Context) {
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		rows, err := tx.Expired(time.Now(), expireMost)
 		for _, r := range rows {
-			due = append(due, doomed{r, r.Name})
+			due = append(due, doomed{row: r, ref: r.Name})
 		}
 		return err
 	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
