@@ -129,9 +129,10 @@ func (m *model) open() {
 func (m *model) run(ops int) {
 	start := m.free()
 	began := time.Now()
-	for i := range ops {
+	for looked := 0; len(m.history) < ops; {
 		m.step()
-		if i%250 == 249 {
+		if len(m.history) >= looked+500 {
+			looked = len(m.history)
 			m.compare()
 		}
 		if m.t.Failed() {
