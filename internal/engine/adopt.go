@@ -93,11 +93,14 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return checkFree(tx, opAdopt, q.ReplaceVolume) }); err != nil {
 		return err
 	}
-	return e.checkReplace(ctx, src.path)
+	if err := e.checkReplace(src.path); err != nil {
+		return err
+	}
+	return e.checkUnused(ctx, src.path)
 }
 
 // checkReplace refuses a directory that no volume can be put in the place of.
-func (e *Engine) checkReplace(ctx context.Context, dir string) error {
+func (e *Engine) checkReplace(dir string) error {
 	if !canMount() {
 		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").WithHint("run it as root, or leave --replace out")
 	}
@@ -132,7 +135,7 @@ func (e *Engine) checkReplace(ctx context.Context, dir string) error {
 	if !full {
 		return errs.New(errs.Invalid, opAdopt, dir, "it is empty: there is nothing to replace").WithHint("`pando mount VOLUME %s` mounts a volume there", dir)
 	}
-	return e.checkUnused(ctx, dir)
+	return nil
 }
 
 // hasEntries reports whether a directory has anything in it.
@@ -227,7 +230,7 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 // error, too.
 func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, out *Imported) (done bool, err error) {
 	r := &replacement{dir: src.path}
-	if err := e.checkReplace(ctx, r.dir); err != nil {
+	if err := e.checkReplace(r.dir); err != nil {
 		return false, err
 	}
 	if err := e.planReplace(ctx, r, q, out); err != nil {

@@ -267,3 +267,57 @@ func TestClonesDoNotWaitForReplace(t *testing.T) {
 		})
 	}
 }
+
+// TestChangeBeforeReplace: what is written to the directory after it was copied
+// keeps it from being replaced; and what is written in the last moment, which
+// nothing can prevent, is told of. Nothing is lost.
+func TestChangeBeforeReplace(t *testing.T) {
+	w := needAdopt(t, kinds[len(kinds)-1])
+	write := func(name string) {
+		if err := os.WriteFile(filepath.Join(w.live(), "sub", name), nil, 0o600); err != nil {
+			t.Error(err)
+		}
+	}
+	changing := func(match func(faulttest.Step) bool, name string) faulttest.Result {
+		w.prepareLive()
+		done := false
+		return w.trace(faulttest.Plan{Mode: faulttest.KillAfter, Match: func(s faulttest.Step) bool {
+			if !done && match(s) {
+				done = true
+				write(name)
+			}
+			return false
+		}}, w.adoptArgs()...)
+	}
+	beside := func(s faulttest.Step) bool {
+		return s.Name == "mkdirat" && strings.HasPrefix(s.Detail, w.live()+".pando-old-")
+	}
+	res := changing(beside, "early")
+	if res.ExitCode != 9 || !strings.Contains(string(res.Stderr), "golden g2@1 is ready") || !strings.Contains(string(res.Stderr), "sub/early") || !strings.Contains(string(res.Stderr), "--update g2 "+w.live()) {
+		t.Errorf("exit code %d: %s", res.ExitCode, res.Stderr)
+	}
+	if s := w.state(); s != "golden g2@1 of 1\n" {
+		t.Errorf("it came to:\n%s", s)
+	}
+	w.checkLive()
+	w.check()
+	if _, err := os.Stat(filepath.Join(w.live(), "sub", "early")); err != nil {
+		t.Error(err)
+	}
+	// As the hint says.
+	w.pando(append(w.adoptArgs(), "--update")...)
+	if _, err := os.Stat(filepath.Join(w.live(), "sub", "early")); err != nil {
+		t.Error(err)
+	}
+	w.check()
+
+	res = changing(w.swap, "late")
+	if res.ExitCode != 0 || !strings.Contains(string(res.Stderr), "is only in the old directory: "+w.asides()[0]+"/sub/late") {
+		t.Errorf("exit code %d: %s", res.ExitCode, res.Stderr)
+	}
+	if _, err := os.Stat(filepath.Join(w.asides()[0], "sub", "late")); err != nil {
+		t.Error(err)
+	}
+	w.check()
+	w.prepareLive()
+}
