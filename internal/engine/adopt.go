@@ -178,8 +178,17 @@ func (e *Engine) changedError(ctx context.Context, dir string, err error) error 
 	if len(users) == 0 {
 		return err
 	}
-	return errs.New(errs.KindOf(err), opAdopt, dir, "%w; it is being written to: %s", err, mount.FormatHolders(users)).
+	return errs.New(errs.KindOf(err), opAdopt, dir, "%s; it is being written to: %s", aboutDir(err, dir), mount.FormatHolders(users)).
 		WithHint("end what writes there, then try again: nothing was changed")
+}
+
+// aboutDir is what an error says, without saying once more of what. It is a text,
+// so that the hint of who goes on with it counts.
+func aboutDir(err error, dir string) string {
+	if e, ok := err.(*errs.Error); ok && e.Ref == dir && e.Err != nil {
+		return e.Err.Error()
+	}
+	return err.Error()
 }
 
 // copyAdopted is the copying of an adopted directory.
@@ -222,7 +231,7 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 	if hint != "" {
 		again = hint + "; then " + again
 	}
-	return errs.New(kind, opAdopt, src.path, "the golden %s is ready, but the directory was not replaced: %w", ref.Generation(out.Golden, out.Generation), err).
+	return errs.New(kind, opAdopt, src.path, "the golden %s is ready, but the directory was not replaced: %s", ref.Generation(out.Golden, out.Generation), aboutDir(err, src.path)).
 		WithHint("%s", again)
 }
 
