@@ -99,9 +99,10 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		&cobra.Group{ID: "tools", Title: "Tools:"},
 	)
 	root.AddCommand(
-		a.cloneCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.destroyCommand(),
+		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.destroyCommand(),
+		a.snapshotCommand(), a.rewindCommand(), a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
-		a.initCommand(), a.deinitCommand(), a.gcCommand(),
+		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(),
 		a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 	root.CompletionOptions.HiddenDefaultCmd = false
@@ -145,6 +146,9 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 	if r.Undone > 0 {
 		a.note("cleaned up %s that had been interrupted", plural(r.Undone, "operation"))
 	}
+	if r.Expired > 0 {
+		a.note("destroyed %s whose time was over", plural(r.Expired, "volume"))
+	}
 	if r.Swept != nil && r.Swept.Garbage > 0 {
 		a.note("first use since the host started: removed %s that had not been finished or were ephemeral", plural(r.Swept.Garbage, "object"))
 	}
@@ -170,7 +174,12 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 			return err
 		}
 		defer e.Release()
-		return fn(c.Context(), e, args)
+		told := len(e.Recovery.Warnings)
+		err = fn(c.Context(), e, args)
+		for _, w := range e.Recovery.Warnings[told:] {
+			a.warn("%s", w)
+		}
+		return err
 	}
 }
 

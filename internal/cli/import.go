@@ -15,7 +15,7 @@ import (
 
 func (a *App) goldenImportCommand() *cobra.Command {
 	var q engine.ImportRequest
-	var fs, sizeFlag string
+	var fs, sizeFlag, keep string
 	c := &cobra.Command{
 		Use:   "import NAME SOURCE",
 		Short: "Make a golden from a directory, an archive or a disk image",
@@ -48,6 +48,7 @@ directory beside it.`,
 	f.StringVar(&fs, "fs", "", "what volumes hold: native, ext4, xfs or none (default: the driver's, or what an image holds)")
 	f.StringVar(&sizeFlag, "size", "", "room in each volume, for example 64G (default: 32G, more for larger trees)")
 	f.BoolVar(&q.Update, "update", false, "make the next generation of a golden that exists")
+	keepFlag(f, &keep)
 	f.BoolVar(&q.Adopt, "adopt", false, "SOURCE is a directory in use: copy again what changes meanwhile")
 	f.BoolVar(&q.Replace, "replace", false, "with --adopt: put a volume of the golden in the place of SOURCE, which is kept beside it")
 	f.StringVar(&q.ReplaceVolume, "as", "", "with --replace: name of the volume (default: NAME-live)")
@@ -66,6 +67,9 @@ directory beside it.`,
 			if q.SizeBytes, err = parseSize("import", sizeFlag); err != nil {
 				return err
 			}
+		}
+		if q.Keep, err = parseKeep("import", keep); err != nil {
+			return err
 		}
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error { return a.importGolden(ctx, e, q) })(c, args)
 	}
@@ -88,6 +92,7 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 	if a.json {
 		return a.printJSON(out)
 	}
+	a.noteRemoved(out.Removed)
 	if out.Waited {
 		a.note("another pando was importing it: this is what it made")
 	} else if out.Files > 0 {

@@ -290,6 +290,7 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 		id := e.identity(driver.Volume)
 		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume, origin.FS, origin.SizeBytes, origin.Sector
 		id.Origin, id.OriginID = refOf(tx, origin), origin.ID
+		id.Golden, id.Generation = origin.Golden, origin.Generation
 		r.row = catalog.Row{Identity: id, UsedAt: time.Now().UTC(), Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
 		r.aside = asidePath(r.dir, id.ID)
 		return []catalog.Mark{{ID: id.ID, Op: opAdopt, Name: id.Name, Reads: origin.ID, Mountpoint: r.aside, MadeDir: true}}, nil

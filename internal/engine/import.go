@@ -35,6 +35,7 @@ type ImportRequest struct {
 	FS        driver.FS // "": the driver's default for trees, what is in it for images
 	SizeBytes int64     // 0: enough
 	Update    bool      // make the next generation of a golden that exists
+	Keep      *int      // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Tracker   *progress.Tracker
 
 	Adopt         bool   // Source is a directory of a live system: what changes is copied again
@@ -50,6 +51,7 @@ type Imported struct {
 	Waited   bool     `json:"waited"`                // another process was building it, and this is what it built
 	Warnings []string `json:"warnings,omitempty"`    // what could not be kept of the source
 	Source   string   `json:"source_kind,omitempty"` // directory, tar, image
+	Removed  []string `json:"removed,omitempty"`     // older generations, by the golden's retention
 
 	Passes   int    `json:"passes,omitempty"`   // of an adopted directory: copies that it took
 	Changed  int64  `json:"changed,omitempty"`  // and directories that were copied again
@@ -113,7 +115,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	if err != nil {
 		return Imported{}, err
 	}
-	b, err := e.startBuild(ctx, opImport, q.Name, nil, !q.Update)
+	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: q.Name, mustBeNew: !q.Update, keep: q.Keep})
 	if err != nil {
 		return Imported{}, err
 	}
@@ -131,6 +133,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, errs.Wrap(opImport, q.Name, err)
 	}
 	out.Source = src.kind
+	out.Removed = e.retired(ctx, q.Name)
 	if q.Replace {
 		unlock() // those who wait for the golden have it
 		err = e.replace(ctx, q, src, &out)
