@@ -11,11 +11,6 @@ import (
 	"pando/internal/faulttest"
 )
 
-const (
-	idleBase    = "volume base from g@1 idle at \n"
-	mountedBase = "volume base from g@1 mounted at /mnt/base\n"
-)
-
 // lifecycle are the verbs that deal with volumes over time.
 var lifecycle = []operation{
 	{name: "snapshot", command: func(*world) []string { return []string{"snapshot", "base", "s"} },
