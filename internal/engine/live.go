@@ -80,6 +80,7 @@ func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immut
 			return err
 		}
 		defer release()
+		l.flush() // what is written now need not be written while others wait
 		return lc.CopyLive(ctx, l.row.ID, id, immutable, func(take func() error) error { return freeze.Do(ctx, root, take) })
 	case l.row.FS.IsImage():
 		l.flush()
