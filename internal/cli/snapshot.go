@@ -80,7 +80,7 @@ A mounted volume is refused: programs must not see a filesystem change under
 them. With --detach it is unmounted first, which still fails if something uses
 it, and mounted again after.`,
 		Args:              usage(cobra.ExactArgs(2)),
-		ValidArgsFunction: a.completeVolumes(1),
+		ValidArgsFunction: a.completeSnapshots,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("rewind", args[1])
 			if err != nil {

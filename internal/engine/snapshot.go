@@ -87,6 +87,23 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	return snapshotInfo(row, q.Volume, e.caps.Name), nil
 }
 
+// SnapshotNames lists the names of a volume's snapshots, the oldest first. NotFound.
+func (e *Engine) SnapshotNames(ctx context.Context, volume string) ([]string, error) {
+	var out []string
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		vol, err := resolveVolume(tx, "show", volume)
+		if err != nil {
+			return err
+		}
+		snaps, err := tx.Snapshots(vol.Lineage())
+		for _, s := range snaps {
+			out = append(out, s.Name)
+		}
+		return err
+	})
+	return out, err
+}
+
 // stamp is a time as a part of a name.
 func stamp(t time.Time) string { return t.UTC().Format("20060102T150405.000Z") }
 
