@@ -29,7 +29,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 1
+const Version = 2
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -37,7 +37,8 @@ CREATE TABLE goldens (
   name TEXT PRIMARY KEY,
   current INTEGER NOT NULL,      -- generation that clones are made from
   next INTEGER NOT NULL,         -- number of the next generation: numbers are not reused
-  created_at INTEGER NOT NULL    -- nanoseconds since 1970
+  created_at INTEGER NOT NULL,   -- nanoseconds since 1970
+  keep INTEGER NOT NULL DEFAULT 0 -- newest generations that a publish leaves, 0: all
 ) WITHOUT ROWID;
 CREATE TABLE objects (
   id TEXT PRIMARY KEY,
@@ -45,7 +46,7 @@ CREATE TABLE objects (
   name TEXT NOT NULL,            -- of a volume, or of a snapshot within its volume
   golden TEXT NOT NULL,
   generation INTEGER NOT NULL,
-  volume TEXT NOT NULL,          -- of a snapshot: ID of its volume
+  volume TEXT NOT NULL,          -- of a snapshot: lineage of its volume; of a volume: its lineage, '' if that is its id
   fs TEXT NOT NULL,
   size INTEGER NOT NULL,         -- bytes of the block device, 0 for native
   sector INTEGER NOT NULL,
@@ -60,11 +61,14 @@ CREATE TABLE objects (
   exclusive INTEGER NOT NULL,
   shared INTEGER NOT NULL,
   extents INTEGER NOT NULL,
-  measured_at INTEGER NOT NULL   -- 0: never
+  measured_at INTEGER NOT NULL,  -- 0: never
+  pinned INTEGER NOT NULL DEFAULT 0, -- not to be destroyed before
+  consistency TEXT NOT NULL DEFAULT '' -- of a snapshot: clean, crash, fuzzy
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';
 CREATE UNIQUE INDEX snapshot_name ON objects(volume, name) WHERE kind = 'snapshot';
+CREATE INDEX lineage ON objects(volume) WHERE volume <> '';
 CREATE INDEX expiry ON objects(expires_at) WHERE expires_at > 0;
 CREATE TABLE attachments (
   id TEXT PRIMARY KEY,           -- object
@@ -93,6 +97,7 @@ CREATE TABLE marks (
   reads TEXT NOT NULL,           -- object that it is made from
   mountpoint TEXT NOT NULL,      -- that it is being mounted at
   made_dir INTEGER NOT NULL,     -- 1: the directory is made for it
+  freezes INTEGER NOT NULL DEFAULT 0, -- 1: the filesystem in what it reads may be frozen
   owner TEXT NOT NULL,           -- file in live/ that the process holds locked
   pid INTEGER NOT NULL,
   start INTEGER NOT NULL,        -- of the process, clock ticks since boot
@@ -186,6 +191,13 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	if version > Version {
 		db.Close()
 		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).WithHint("upgrade pando")
+	}
+	if version > 0 && version < Version {
+		if err := c.upgrade(ctx, version); err != nil {
+			db.Close()
+			return nil, err
+		}
+		version = Version
 	}
 	var pool string
 	if version == Version {

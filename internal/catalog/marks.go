@@ -6,12 +6,12 @@ import (
 	"pando/internal/driver"
 )
 
-const markColumns = `id, op, name, reads, mountpoint, made_dir, owner, pid, start, boot, at`
+const markColumns = `id, op, name, reads, mountpoint, made_dir, freezes, owner, pid, start, boot, at`
 
 func scanMark(s scanner) (Mark, error) {
 	var m Mark
 	var start, at int64
-	err := s.Scan(&m.ID, &m.Op, &m.Name, &m.Reads, &m.Mountpoint, &m.MadeDir, &m.Owner, &m.PID, &start, &m.BootID, &at)
+	err := s.Scan(&m.ID, &m.Op, &m.Name, &m.Reads, &m.Mountpoint, &m.MadeDir, &m.Freezes, &m.Owner, &m.PID, &start, &m.BootID, &at)
 	m.Start, m.At = uint64(start), fromNano(at)
 	return m, err
 }
@@ -25,8 +25,8 @@ func (t *Tx) Mark(m Mark) error {
 		return err
 	}
 	p := self()
-	_, err = t.exec(`INSERT INTO marks (`+markColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?)`,
-		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, token, p.PID, int64(p.Start), p.BootID, toNano(time.Now()))
+	_, err = t.exec(`INSERT INTO marks (`+markColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`,
+		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, m.Freezes, token, p.PID, int64(p.Start), p.BootID, toNano(time.Now()))
 	return err
 }
 

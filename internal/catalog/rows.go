@@ -26,6 +26,7 @@ type Golden struct {
 	Current   int // generation
 	Next      int // number that the next generation gets
 	CreatedAt time.Time
+	Keep      int // newest generations that a publish leaves, 0: all
 }
 
 // Attached says where an object is attached.
@@ -49,6 +50,7 @@ type Mark struct {
 	Reads      driver.ObjectID // its origin, which must stay meanwhile
 	Mountpoint string
 	MadeDir    bool   // the mount point is made for it
+	Freezes    bool   // the filesystem in Reads may be frozen
 	Owner      string // for Claim
 	Process
 	At time.Time
@@ -64,17 +66,17 @@ type Tombstone struct {
 }
 
 const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at, expires_at,
- ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at`
+ ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency`
 
 type scanner interface{ Scan(...any) error }
 
 func scanRow(s scanner) (Row, error) {
 	var r Row
-	var created, expires, used, measured int64
+	var created, expires, used, measured, pinned int64
 	err := s.Scan(&r.ID, &r.Kind, &r.Name, &r.Golden, &r.Generation, &r.Volume, &r.FS, &r.SizeBytes, &r.Sector, &r.Origin, &r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
-		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured)
-	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt = fromNano(created), fromNano(expires), fromNano(used), fromNano(measured)
+		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned, &r.Consistency)
+	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used), fromNano(measured), fromNano(pinned)
 	return r, err
 }
 
@@ -94,10 +96,10 @@ func fromNano(n int64) time.Time {
 
 // Put adds an object. Exists if its name is taken.
 func (t *Tx) Put(r Row) error {
-	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
 		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
 		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
-		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt))
+		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt), toNano(r.Pinned), r.Consistency)
 	return err
 }
 
@@ -114,6 +116,39 @@ func (t *Tx) SetUsage(id driver.ObjectID, u driver.Usage, at time.Time) error {
 	_, err := t.exec(`UPDATE objects SET logical=?, exclusive=?, shared=?, extents=?, measured_at=? WHERE id=?`,
 		u.LogicalBytes, u.ExclusiveBytes, u.SharedBytes, u.Extents, toNano(at), id)
 	return err
+}
+
+// SetPinned records until when an object is not to be destroyed.
+func (t *Tx) SetPinned(id driver.ObjectID, until time.Time) error {
+	_, err := t.exec(`UPDATE objects SET pinned=? WHERE id=?`, toNano(until), id)
+	return err
+}
+
+// SetBase records the generation that an object descends from.
+func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
+	_, err := t.exec(`UPDATE objects SET golden=?, generation=? WHERE id=?`, golden, generation, id)
+	return err
+}
+
+// Replace gives the name of the volume old to next, which lineage continues, and
+// makes old a snapshot as it says.
+func (t *Tx) Replace(old driver.ObjectID, asSnapshot, next Row) error {
+	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0 WHERE id=?`,
+		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
+		return err
+	}
+	if err := t.Detach(old); err != nil {
+		return err
+	}
+	return t.Put(next)
+}
+
+// LineageHolder finds the volume whose snapshots name lineage as their volume.
+func (t *Tx) LineageHolder(lineage driver.ObjectID) (Row, bool, error) {
+	if r, ok, err := t.Get(lineage); err != nil || ok && r.Kind == driver.Volume && r.Volume == "" {
+		return r, ok, err
+	}
+	return t.one(`kind = 'volume' AND volume = ? AND volume <> ''`, lineage)
 }
 
 // SetUsed records when an object was last used.
@@ -146,7 +181,7 @@ func (t *Tx) Generation(golden string, n int) (Row, bool, error) {
 	return t.one(`kind = 'generation' AND golden = ? AND generation = ?`, golden, n)
 }
 
-// Snapshot looks a snapshot of a volume up by name.
+// Snapshot looks a snapshot up by name, given the lineage of its volume.
 func (t *Tx) Snapshot(volume driver.ObjectID, name string) (Row, bool, error) {
 	return t.one(`kind = 'snapshot' AND volume = ? AND name = ?`, volume, name)
 }
@@ -215,10 +250,23 @@ func parseRow(text string) (Row, error) {
 	r.UsedAt = moment()
 	r.Usage = driver.Usage{LogicalBytes: number(), ExclusiveBytes: number(), SharedBytes: number(), Extents: number()}
 	r.MeasuredAt = moment()
+	r.Pinned, r.Consistency = moment(), driver.Consistency(next())
 	if bad == nil && more {
 		bad = errors.New("a row with too many columns")
 	}
 	return r, bad
+}
+
+// Expired lists at most limit volumes whose time is over and which are not pinned.
+func (t *Tx) Expired(now time.Time, limit int) ([]Row, error) {
+	var out []Row
+	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1 AND kind = 'volume' LIMIT ?2`,
+		[]any{toNano(now), limit}, func(s scanner) error {
+			r, err := scanRow(s)
+			out = append(out, r)
+			return wrap("read catalogue", t.c.path, err)
+		})
+	return out, err
 }
 
 // Generations lists the generations of a golden in order.
@@ -232,7 +280,7 @@ func (t *Tx) Generations(golden string) ([]Row, error) {
 	return out, err
 }
 
-// Snapshots lists the snapshots of a volume, oldest first.
+// Snapshots lists the snapshots of a volume, given its lineage, oldest first.
 func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 	var out []Row
 	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY created_at`, []any{volume}, func(s scanner) error {
@@ -262,7 +310,7 @@ func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
 func (t *Tx) Golden(name string) (Golden, bool, error) {
 	g := Golden{Name: name}
 	var created int64
-	err := t.row(`SELECT current, next, created_at FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next, &created)
+	err := t.row(`SELECT current, next, created_at, keep FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next, &created, &g.Keep)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Golden{}, false, nil
 	}
@@ -273,10 +321,10 @@ func (t *Tx) Golden(name string) (Golden, bool, error) {
 // Goldens lists all goldens in order of name.
 func (t *Tx) Goldens() ([]Golden, error) {
 	var out []Golden
-	err := t.each(`SELECT name, current, next, created_at FROM goldens ORDER BY name`, nil, func(s scanner) error {
+	err := t.each(`SELECT name, current, next, created_at, keep FROM goldens ORDER BY name`, nil, func(s scanner) error {
 		var g Golden
 		var created int64
-		err := s.Scan(&g.Name, &g.Current, &g.Next, &created)
+		err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep)
 		g.CreatedAt = fromNano(created)
 		out = append(out, g)
 		return wrap("read catalogue", t.c.path, err)
@@ -286,8 +334,8 @@ func (t *Tx) Goldens() ([]Golden, error) {
 
 // PutGolden adds a golden or replaces its row.
 func (t *Tx) PutGolden(g Golden) error {
-	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at) VALUES (?,?,?,?)
-		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next`, g.Name, g.Current, g.Next, toNano(g.CreatedAt))
+	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep) VALUES (?,?,?,?,?)
+		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep`, g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep)
 	return err
 }
 
@@ -418,6 +466,7 @@ type Summary struct {
 	Marks       int
 	Unreclaimed int
 	Reclaimed   int // tombstones kept only until the removal is durable
+	Expired     int // volumes whose time is over
 }
 
 // Summary reads it in one query.
@@ -425,8 +474,9 @@ func (t *Tx) Summary() (Summary, error) {
 	var s Summary
 	var total int
 	err := t.row(`SELECT coalesce((SELECT value FROM meta WHERE key = 'boot'), ''),
-		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0), (SELECT count(*) FROM tombstones)`).
-		Scan(&s.SweptBoot, &s.Marks, &s.Unreclaimed, &total)
+		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0), (SELECT count(*) FROM tombstones),
+		(SELECT count(*) FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1)`, toNano(time.Now())).
+		Scan(&s.SweptBoot, &s.Marks, &s.Unreclaimed, &total, &s.Expired)
 	s.Reclaimed = total - s.Unreclaimed
 	return s, wrap("read catalogue", t.c.path, err)
 }

@@ -99,7 +99,8 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		&cobra.Group{ID: "tools", Title: "Tools:"},
 	)
 	root.AddCommand(
-		a.cloneCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.destroyCommand(),
+		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.destroyCommand(),
+		a.snapshotCommand(), a.rewindCommand(), a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
 		a.initCommand(), a.deinitCommand(), a.gcCommand(),
 		a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
@@ -144,6 +145,9 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 	r := e.Recovery
 	if r.Undone > 0 {
 		a.note("cleaned up %s that had been interrupted", plural(r.Undone, "operation"))
+	}
+	if r.Expired > 0 {
+		a.note("destroyed %s whose time was over", plural(r.Expired, "volume"))
 	}
 	if r.Swept != nil && r.Swept.Garbage > 0 {
 		a.note("first use since the host started: removed %s that had not been finished or were ephemeral", plural(r.Swept.Garbage, "object"))

@@ -3,6 +3,8 @@ package cli
 import (
 	"context"
 	"errors"
+	"strconv"
+	"strings"
 
 	"pando/internal/engine"
 	"pando/internal/errs"
@@ -10,6 +12,7 @@ import (
 	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 func (a *App) destroyCommand() *cobra.Command {
@@ -84,24 +87,36 @@ numbered from 1; clones are made from the current one unless another is named
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.goldenImportCommand(), a.goldenPublishCommand(), a.goldenLsCommand(), a.goldenShowCommand(), a.goldenRmCommand())
+	c.AddCommand(a.goldenImportCommand(), a.goldenPublishCommand(), a.goldenLsCommand(), a.goldenShowCommand(), a.goldenKeepCommand(), a.goldenRmCommand())
 	return c
 }
 
 func (a *App) goldenPublishCommand() *cobra.Command {
-	return &cobra.Command{
+	var q engine.PublishRequest
+	var keep string
+	c := &cobra.Command{
 		Use:   "publish GOLDEN VOLUME",
 		Short: "Make the next generation of a golden from a volume",
 		Long: `Makes the next generation of GOLDEN (the first, if there is no such golden) from
-VOLUME, which must not be mounted and stays usable. Until it is whole, everybody
-gets the generation before. Fragmented parts are copied into few extents, so that
-later clones are fast; the rest stays shared.`,
+VOLUME, which may be in use and stays so: its filesystem is frozen for the moment
+that it takes (see ` + "`pando snapshot --help`" + `). Until the new generation is whole,
+everybody gets the one before. Fragmented parts are copied into few extents, so
+that later clones are fast; the rest stays shared.
+
+If GOLDEN has got another generation since VOLUME was made from it, publishing is
+refused (conflict): whoever publishes last must not undo what others published.`,
+		Example:           "  pando golden publish web job-17\n  pando golden publish web job-17 --keep 5",
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-			var out engine.Info
-			err := a.track(func(t *progress.Tracker) (err error) {
-				out, err = e.Publish(ctx, engine.PublishRequest{Golden: args[0], Volume: args[1], Tracker: t})
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+			q.Golden, q.Volume = args[0], args[1]
+			if q.Keep, err = parseKeep("publish", keep); err != nil {
+				return err
+			}
+			var out engine.Published
+			err = a.track(func(t *progress.Tracker) (err error) {
+				q.Tracker = t
+				out, err = e.Publish(ctx, q)
 				return err
 			})
 			if err != nil {
@@ -110,7 +125,73 @@ later clones are fast; the rest stays shared.`,
 			if a.json {
 				return a.printJSON(out)
 			}
+			a.noteRemoved(out.Removed)
 			return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))
+		}),
+	}
+	f := c.Flags()
+	f.BoolVar(&q.NoFreeze, "no-freeze", false, "do not stop the writes to a volume in use")
+	f.BoolVar(&q.Force, "force", false, "publish although GOLDEN has moved on")
+	keepFlag(f, &keep)
+	return c
+}
+
+func keepFlag(f *pflag.FlagSet, keep *string) {
+	f.StringVar(keep, "keep", "", "from now on keep the newest `N` generations of the golden (all: every one)")
+}
+
+// parseKeep reads a number of generations; nil if it was not given. Invalid.
+func parseKeep(op, s string) (*int, error) {
+	n := 0
+	switch s {
+	case "":
+		return nil, nil
+	case "all":
+		return &n, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		return nil, errs.New(errs.Invalid, op, s, "not a number of generations").WithHint("write a number from 1, or all")
+	}
+	return &n, nil
+}
+
+// noteRemoved tells which generations a golden's retention has removed.
+func (a *App) noteRemoved(refs []string) {
+	if len(refs) > 0 {
+		a.note("removed by the golden's retention: %s", strings.Join(refs, ", "))
+	}
+}
+
+func (a *App) goldenKeepCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "keep GOLDEN N|all",
+		Short: "Set how many generations a golden keeps",
+		Long: `From now on GOLDEN keeps its newest N generations: older ones are removed at once,
+and whenever it gets a new one. Pinned generations stay. Clones are not affected,
+but ` + "`pando rebase`" + ` needs the generation that a volume was made from.`,
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeGoldens,
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			n, err := parseKeep("keep", args[1])
+			if err != nil {
+				return err
+			}
+			if n == nil {
+				return errs.New(errs.Invalid, "keep", `""`, "not a number of generations").WithHint("write a number from 1, or all")
+			}
+			removed, err := e.Keep(ctx, args[0], *n)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				if removed == nil {
+					removed = []string{}
+				}
+				return a.printJSON(map[string]any{"golden": args[0], "keep": *n, "removed": removed})
+			}
+			a.noteRemoved(removed)
+			return nil
 		}),
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 func (a *App) goldenImportCommand() *cobra.Command {
 	var q engine.ImportRequest
-	var fs, sizeFlag string
+	var fs, sizeFlag, keep string
 	c := &cobra.Command{
 		Use:   "import NAME SOURCE",
 		Short: "Make a golden from a directory, an archive or a disk image",
@@ -41,6 +41,7 @@ returns the same golden. An import that is interrupted leaves nothing.`,
 	f.StringVar(&fs, "fs", "", "what volumes hold: native, ext4, xfs or none (default: the driver's, or what an image holds)")
 	f.StringVar(&sizeFlag, "size", "", "room in each volume, for example 64G (default: 32G, more for larger trees)")
 	f.BoolVar(&q.Update, "update", false, "make the next generation of a golden that exists")
+	keepFlag(f, &keep)
 	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		q.Name, q.Source, q.Stdin = args[0], args[1], a.Stdin
@@ -56,6 +57,9 @@ returns the same golden. An import that is interrupted leaves nothing.`,
 			if q.SizeBytes, err = parseSize("import", sizeFlag); err != nil {
 				return err
 			}
+		}
+		if q.Keep, err = parseKeep("import", keep); err != nil {
+			return err
 		}
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error { return a.importGolden(ctx, e, q) })(c, args)
 	}
@@ -78,6 +82,7 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 	if a.json {
 		return a.printJSON(out)
 	}
+	a.noteRemoved(out.Removed)
 	if out.Waited {
 		a.note("another pando was importing it: this is what it made")
 	} else if out.Files > 0 {

@@ -89,6 +89,8 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 	number("shared_bytes", v.SharedBytes)
 	number("extents", v.Extents)
 	maybe("measured_at", v.MeasuredAt)
+	maybe("pinned_until", v.PinnedUntil)
+	text("consistency", v.Consistency)
 	return b
 }
 

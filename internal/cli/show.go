@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/ref"
 
@@ -72,7 +73,21 @@ func (a *App) fields(pairs ...string) error {
 }
 
 func (a *App) printDetail(d engine.Detail) error {
-	expires, sizeText, measured := "", "as large as the pool", ""
+	expires, sizeText, measured, pinned := "", "as large as the pool", "", ""
+	if p := d.PinnedUntil; p != nil {
+		pinned = "until " + p.Local().Format(time.DateTime)
+		if !p.Before(driver.Forever) {
+			pinned = "until it is unpinned"
+		}
+	}
+	base := d.Base
+	if base == d.Origin {
+		base = ""
+	}
+	keep := ""
+	if d.Keep > 0 {
+		keep = plural(d.Keep, "generation")
+	}
 	if d.ExpiresAt != nil {
 		expires = d.ExpiresAt.Local().Format(time.DateTime) + " (" + ago(*d.ExpiresAt) + ")"
 	}
@@ -100,7 +115,7 @@ func (a *App) printDetail(d engine.Detail) error {
 	}[d.CloneCost]
 	err := a.fields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
-		"mountpoint", d.Mountpoint, "origin", d.Origin, "size", sizeText,
+		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency, "keep", keep, "pinned", pinned, "size", sizeText,
 		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "measured", measured,
 		"clone cost", cost, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+ago(d.CreatedAt)+")", "last used", ago(d.LastUsedAt), "expires", expires,
 	)
@@ -115,9 +130,9 @@ func (a *App) printDetail(d engine.Detail) error {
 		t.row(ref.Generation(g.Golden, g.Generation), g.State, size(g.LogicalBytes), size(g.ExclusiveBytes), size(g.SharedBytes), ago(g.CreatedAt))
 	}
 	if len(d.Snapshots) > 0 {
-		t = a.table("SNAPSHOT", "LOGICAL", "EXCLUSIVE", "CREATED")
+		t = a.table("SNAPSHOT", "CONSISTENCY", "LOGICAL", "EXCLUSIVE", "CREATED")
 		for _, s := range d.Snapshots {
-			t.row(d.Name+"@"+s.Name, size(s.LogicalBytes), size(s.ExclusiveBytes), ago(s.CreatedAt))
+			t.row(s.Name, orDash(s.Consistency), size(s.LogicalBytes), size(s.ExclusiveBytes), ago(s.CreatedAt))
 		}
 	}
 	return t.flush()

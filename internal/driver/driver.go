@@ -63,14 +63,14 @@ func (f FS) IsImage() bool { return f != Native }
 // when the object becomes whole, and holds everything that a catalogue needs
 // but last-use times. Its JSON form is an on-disk format: see FORMAT.md.
 type Identity struct {
-	Version    int       `json:"v"`              // IdentityVersion
-	Pool       string    `json:"pool"`           // ID of the pool
-	ID         ObjectID  `json:"id"`             //
-	Kind       Kind      `json:"kind"`           //
-	Name       string    `json:"name,omitempty"` // of a volume, or of a snapshot within its volume
-	Golden     string    `json:"golden,omitempty"`
-	Generation int       `json:"gen,omitempty"` // from 1
-	Volume     ObjectID  `json:"vol,omitempty"` // of a snapshot: its volume
+	Version    int       `json:"v"`                // IdentityVersion
+	Pool       string    `json:"pool"`             // ID of the pool
+	ID         ObjectID  `json:"id"`               //
+	Kind       Kind      `json:"kind"`             //
+	Name       string    `json:"name,omitempty"`   // of a volume, or of a snapshot within its volume
+	Golden     string    `json:"golden,omitempty"` // of a volume or snapshot: of the generation that it descends from, its base
+	Generation int       `json:"gen,omitempty"`    // from 1
+	Volume     ObjectID  `json:"vol,omitempty"`    // of a snapshot: its volume's lineage; of a volume: see Lineage
 	FS         FS        `json:"fs"`
 	SizeBytes  int64     `json:"size"`                // of the block device; 0 for native
 	Sector     uint32    `json:"sector,omitempty"`    // logical sector size of the block device, bytes; 0 for native
@@ -80,7 +80,36 @@ type Identity struct {
 	ExpiresAt  time.Time `json:"expires,omitzero"`
 	Ephemeral  bool      `json:"eph,omitempty"` // need not survive a reboot; not made durable
 	BootID     string    `json:"boot"`          // of the boot that made it
+
+	Consistency Consistency `json:"cons,omitempty"`   // of a snapshot
+	Pinned      time.Time   `json:"pinned,omitzero"`  // not to be destroyed before; Forever
+	Keep        int         `json:"keep,omitempty"`   // of the current generation: how many its golden keeps; 0: all
+	Replaces    ObjectID    `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
+	Before      string      `json:"before,omitempty"` // name of that snapshot
 }
+
+// Lineage is what the snapshots of a volume name as their volume. It stays the
+// same when the volume is replaced by a successor (rewind, rebase), whose ID is
+// another.
+func (id Identity) Lineage() ObjectID {
+	if id.Volume != "" {
+		return id.Volume
+	}
+	return id.ID
+}
+
+// Forever is the time until which something is pinned that is pinned until
+// somebody unpins it.
+var Forever = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// Consistency says what the content of a snapshot is worth.
+type Consistency string
+
+const (
+	Clean Consistency = "clean" // nothing was being written, or the filesystem was frozen: as after an umount
+	Crash Consistency = "crash" // one moment of a filesystem in use: as after a power loss
+	Fuzzy Consistency = "fuzzy" // a copy made file by file while programs may have been writing
+)
 
 // IdentityVersion is the version of the identity format that this code writes.
 const IdentityVersion = 1
@@ -100,6 +129,7 @@ type Caps struct {
 	FS        []FS      // kinds of volumes, the default first
 	CloneCost CloneCost //
 	Sharing   bool      // clones share blocks with their origin
+	Atomic    bool      // Clone and Snapshot are of one moment, also while the origin is being written
 	NeedsRoot bool      // for anything but looking
 }
 
@@ -209,6 +239,17 @@ type Finisher interface {
 // after a crash it is the old or the new one. NotFound.
 type Rewriter interface {
 	SetIdentity(ctx context.Context, id Identity) error
+}
+
+// LiveCopier copies a volume that is in use.
+type LiveCopier interface {
+	// CopyLive is Clone, or with immutable Snapshot, of a volume that programs
+	// may be writing to. quiet, if not nil, is called once with the step that
+	// takes the content, calls it, and keeps the volume from changing
+	// meanwhile; what need not happen then happens before or after. Without
+	// quiet the copy is Crash if Caps.Atomic, else Fuzzy. Kinds and durability
+	// as Clone, and quiet's errors.
+	CopyLive(ctx context.Context, from ObjectID, id Identity, immutable bool, quiet func(copy func() error) error) error
 }
 
 // Syncer makes all that was created and destroyed before the call durable.

@@ -88,11 +88,23 @@ type build struct {
 	scratch driver.Identity   // what is filled; Kind Scratch
 	gen     driver.Identity   // what comes of it
 	ids     []driver.ObjectID // marked
+	reads   live              // what it is published from
+}
+
+// buildRequest says what generation is to be built.
+type buildRequest struct {
+	op, name  string
+	reads     *catalog.Row // volume that it is published from; nil: imported
+	mustBeNew bool         // the golden must not exist
+	force     bool         // although the golden has moved on from what reads is based on
+	noFreeze  bool         // if reads is in use, do not stop its writes
+	keep      *int         // generations to keep from now on; nil: as before
 }
 
 // startBuild reserves the number of the next generation of a golden and marks
 // the work. The caller holds the golden's lock.
-func (e *Engine) startBuild(ctx context.Context, op, name string, reads *catalog.Row, mustBeNew bool) (*build, error) {
+func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error) {
+	op, name := q.op, q.name
 	b := &build{e: e, op: op, scratch: e.identity(driver.Scratch), gen: e.identity(driver.Generation)}
 	// Nobody needs the scratch volume after a power loss, so nothing waits for it.
 	b.scratch.Ephemeral = true
@@ -107,25 +119,32 @@ func (e *Engine) startBuild(ctx context.Context, op, name string, reads *catalog
 				return nil, err
 			}
 			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now()}
-		} else if mustBeNew {
+		} else if q.mustBeNew {
 			return nil, errs.New(errs.Exists, op, name, "there is a golden of this name").
 				WithHint("make its next generation with `pando golden import --update %s ...` or `pando golden publish %s VOLUME`", name, name)
 		}
+		if q.keep != nil {
+			g.Keep = *q.keep
+		}
 		b.golden, b.fresh = g, !exists
-		b.gen.Golden, b.gen.Generation = name, g.Next
+		b.gen.Golden, b.gen.Generation, b.gen.Keep = name, g.Next, g.Keep
 		marks := []catalog.Mark{{ID: b.scratch.ID, Op: op, Name: name}, {ID: b.gen.ID, Op: op}}
-		if reads != nil {
-			row, ok, err := tx.Get(reads.ID)
+		if q.reads != nil {
+			row, ok, err := tx.Get(q.reads.ID)
 			if err != nil {
 				return nil, err
 			}
 			if !ok {
-				return nil, errs.New(errs.NotFound, op, reads.Name, "it was destroyed meanwhile")
+				return nil, errs.New(errs.NotFound, op, q.reads.Name, "it was destroyed meanwhile")
 			}
-			if err := e.checkIdle(tx, op, row); err != nil {
+			if exists && row.Golden == name && row.Generation != g.Current && !q.force {
+				return nil, errs.New(errs.Conflict, op, name, "volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).
+					WithHint("bring it up to date with `pando rebase %s %s`, or publish it all the same with --force", row.Name, name)
+			}
+			if b.reads, err = e.lookLive(tx, row, q.noFreeze); err != nil {
 				return nil, err
 			}
-			marks[0].Reads = reads.ID
+			marks[0].Reads, marks[0].Freezes = row.ID, b.reads.freezes()
 		}
 		return marks, nil
 	})
@@ -177,6 +196,12 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 		if err := tx.PutGolden(g); err != nil {
 			return err
 		}
+		// What it was published from now is based on it, as its content is.
+		if from := b.reads.row; from.ID != "" && (from.Golden == "" || from.Golden == g.Name) {
+			if err := tx.SetBase(from.ID, g.Name, g.Current); err != nil {
+				return err
+			}
+		}
 		for _, id := range b.ids {
 			if err := tx.Unmark(id); err != nil {
 				return err
@@ -192,57 +217,68 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 
 // PublishRequest says what to publish.
 type PublishRequest struct {
-	Golden  string // made if it does not exist
-	Volume  string
-	Tracker *progress.Tracker
+	Golden   string // made if it does not exist
+	Volume   string
+	NoFreeze bool // if it is in use, do not stop its writes
+	Force    bool // although the golden has moved on from what the volume is based on
+	Keep     *int // of the golden: newest generations to keep from now on, 0: all; nil: as before
+	Tracker  *progress.Tracker
 }
 
-// Publish makes the next generation of a golden from a volume that is not
-// mounted; the volume stays and is free again at once. Clones get either the
-// old generation or the whole new one. NotFound, Exists (a volume has the
-// golden's name), InUse, NoSpace.
-func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Info, error) {
+// Published is the result of Publish.
+type Published struct {
+	Info
+	Removed []string `json:"removed,omitempty"` // older generations, by the golden's retention
+}
+
+// Publish makes the next generation of a golden from a volume, which may be in
+// use (see Snapshot), stays, and is free again at once. Clones get either the old
+// generation or the whole new one. NotFound, Exists (a volume has the golden's
+// name), Conflict (the volume is based on an older generation: somebody else has
+// published since), InUse, NoSpace.
+func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, error) {
 	if err := ref.CheckName(opPublish, q.Golden); err != nil {
-		return Info{}, err
+		return Published{}, err
 	}
 	if err := ref.CheckName(opPublish, q.Volume); err != nil {
-		return Info{}, err
+		return Published{}, err
 	}
 	if err := e.needRoot(opPublish, q.Golden); err != nil {
-		return Info{}, err
+		return Published{}, err
 	}
 	var vol catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		vol, err = resolveVolume(tx, opPublish, q.Volume)
 		return err
 	}); err != nil {
-		return Info{}, err
+		return Published{}, err
 	}
 	if err := e.pool.Admit(ctx, opPublish, q.Golden, 0); err != nil {
-		return Info{}, err
+		return Published{}, err
 	}
 	unlock, _, err := e.lockGolden(ctx, q.Golden, q.Tracker)
 	if err != nil {
-		return Info{}, err
+		return Published{}, err
 	}
 	defer unlock()
-	b, err := e.startBuild(ctx, opPublish, q.Golden, &vol, false)
+	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: q.Golden, reads: &vol, force: q.Force, noFreeze: q.NoFreeze, keep: q.Keep})
 	if err != nil {
-		return Info{}, err
+		return Published{}, err
 	}
-	info, err := e.publishVolume(ctx, b, vol, q.Tracker)
+	info, err := e.publishVolume(ctx, b, q.Tracker)
 	if err != nil {
 		b.abandon(ctx)
-		return Info{}, errs.Wrap(opPublish, q.Golden, err)
+		return Published{}, errs.Wrap(opPublish, q.Golden, err)
 	}
-	return info, nil
+	return Published{info, e.retain(ctx, q.Golden)}, nil
 }
 
-func (e *Engine) publishVolume(ctx context.Context, b *build, vol catalog.Row, t *progress.Tracker) (Info, error) {
+func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {
+	vol := b.reads.row
 	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = vol.FS, vol.SizeBytes, vol.Sector
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
 	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
-	if err := e.drv.Clone(ctx, vol.ID, b.scratch); err != nil {
+	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {
 		return Info{}, err
 	}
 	// The copy is all that is needed: the volume is free from here on.

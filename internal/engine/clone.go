@@ -40,6 +40,7 @@ type CloneRequest struct {
 	SizeBytes int64         // 0: as the origin
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
+	NoFreeze  bool          // of a volume that is in use: do not stop its writes
 	Tracker   *progress.Tracker
 
 	op string // in marks; "" is clone
@@ -47,6 +48,7 @@ type CloneRequest struct {
 
 const (
 	opClone = "clone"
+	opFork  = "fork"
 	opRun   = "run"
 )
 
@@ -58,10 +60,10 @@ type clonePlan struct {
 	att    catalog.Attached
 }
 
-// Clone makes volumes from a generation, a snapshot or a volume that is not
-// mounted: all of them, or none. If the golden is being built, it waits for it.
-// Durable on return, unless ephemeral. NotFound, Exists, Invalid, NoSpace,
-// InUse, Unsupported.
+// Clone makes volumes from a generation, a snapshot or a volume, which may be in
+// use (see Snapshot): all of them, or none. If the golden is being built, it
+// waits for it. Durable on return, unless ephemeral. NotFound, Exists, Invalid,
+// NoSpace, InUse, Unsupported, Conflict.
 func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	if q.op == "" {
 		q.op = opClone
@@ -82,23 +84,23 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	if err := e.pool.Admit(ctx, "clone", q.From.String(), 0); err != nil {
 		return nil, err
 	}
-	plans, origin, err := e.planClones(ctx, q, names)
+	plans, l, err := e.planClones(ctx, q, names)
 	if errs.Is(err, errs.NotFound) {
 		waited, werr := e.awaitGolden(ctx, q.From.Name, q.Tracker)
 		if werr != nil {
 			return nil, werr
 		}
 		if waited {
-			plans, origin, err = e.planClones(ctx, q, names)
+			plans, l, err = e.planClones(ctx, q, names)
 		}
 	}
 	if err != nil {
 		return nil, err
 	}
 	q.Tracker.Start("cloning", int64(len(plans)), 0)
-	err = e.makeClones(ctx, q, origin, plans)
+	err = e.makeClones(ctx, q, l, plans)
 	if err == nil {
-		err = e.commitClones(ctx, q, origin, plans)
+		err = e.commitClones(ctx, q, l.row, plans)
 	}
 	if err != nil {
 		e.undoClones(ctx, plans)
@@ -109,6 +111,12 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 		out[i] = volumeInfo(p.row, e.caps.Name, p.att.Mountpoint)
 	}
 	return out, nil
+}
+
+// Fork is Clone of a volume, which may be in use. Invalid if From is something else.
+func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
+	q.op = opFork
+	return e.Clone(ctx, q)
 }
 
 func cloneNames(q CloneRequest) ([]string, error) {
@@ -129,44 +137,45 @@ func cloneNames(q CloneRequest) ([]string, error) {
 }
 
 // planClones decides everything, reserves the names and marks the work.
-func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, catalog.Row, error) {
+func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, live, error) {
 	targets := make([]target, len(names))
-	var origin catalog.Row
+	var l live
 	// The kind of filesystem decides how it is mounted, so look once before: a
 	// directory of the user's is not looked at inside a transaction.
 	if q.Mount && q.MountDir != "" {
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-			origin, err = resolve(tx, "clone", q.From)
+			l.row, err = resolve(tx, "clone", q.From)
 			return err
 		}); err != nil {
-			return nil, origin, err
+			return nil, l, err
 		}
 		for i, n := range names {
 			dir := q.MountDir
 			if dir != "" && q.Count > 0 {
 				dir = filepath.Join(dir, n)
 			}
-			t, err := e.checkTarget("clone", n, origin.FS, dir)
+			t, err := e.checkTarget("clone", n, l.row.FS, dir)
 			if err != nil {
-				return nil, origin, err
+				return nil, l, err
 			}
 			targets[i] = t
 		}
 	}
 	var plans []*clonePlan
 	err := e.claim(ctx, "clone", false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		var err error
-		if origin, err = resolve(tx, "clone", q.From); err != nil {
+		origin, err := resolve(tx, "clone", q.From)
+		if err != nil {
 			return nil, err
+		}
+		if q.op == opFork && origin.Kind != driver.Volume {
+			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).WithHint("use `pando clone %s %s`", q.From, q.Name)
 		}
 		size, err := e.cloneSize(q, origin)
 		if err != nil {
 			return nil, err
 		}
-		if origin.Kind == driver.Volume {
-			if err := e.checkIdle(tx, "clone", origin); err != nil {
-				return nil, err
-			}
+		if l, err = e.lookLive(tx, origin, q.NoFreeze); err != nil {
+			return nil, err
 		}
 		now := time.Now().UTC()
 		plans = plans[:0]
@@ -178,6 +187,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			id := e.identity(driver.Volume)
 			id.Name, id.FS, id.SizeBytes, id.Sector = n, origin.FS, size, origin.Sector
 			id.Origin, id.OriginID, id.Ephemeral = refOf(tx, origin), origin.ID, q.Ephemeral
+			id.Golden, id.Generation = origin.Golden, origin.Generation
 			if q.TTL > 0 {
 				id.ExpiresAt = now.Add(q.TTL)
 			}
@@ -188,13 +198,21 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			}
 			p := &clonePlan{target: targets[i]}
 			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
-			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].path, MadeDir: targets[i].made}
+			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].path, MadeDir: targets[i].made, Freezes: l.freezes()}
 			plans = append(plans, p)
 			marks = append(marks, p.mark)
 		}
 		return marks, nil
 	})
-	return plans, origin, err
+	return plans, l, err
+}
+
+// kindName is what people call a kind of object.
+func kindName(k driver.Kind) string {
+	if k == driver.Generation {
+		return "golden"
+	}
+	return string(k)
 }
 
 // cloneUsage is what a fresh clone takes, known without measuring it.
@@ -222,20 +240,37 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 	return size, nil
 }
 
-// checkIdle refuses a volume that may be being written.
-func (e *Engine) checkIdle(tx *catalog.Tx, op string, vol catalog.Row) error {
-	a, ok, err := tx.Attached(vol.ID)
-	if err != nil || !ok || e.look(vol, a) == gone {
-		return err
+func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l live, plans []*clonePlan) error {
+	if l.inUse() {
+		// One copy of the volume in use; the others are clones of that, so that
+		// all are of one moment.
+		first := plans[0]
+		if err := e.copyLive(ctx, l, first.row.Identity, false); err != nil {
+			return err
+		}
+		if err := e.cloneRest(ctx, q, first.row.ID, l.row, plans[1:]); err != nil {
+			return err
+		}
+		defer q.Tracker.Add(1, 0)
+		return e.readyClone(ctx, l.row, first, q.Mount)
 	}
-	return errs.New(errs.InUse, op, vol.Name, "the volume is mounted at %s", a.Mountpoint).WithHint("`pando umount %s` first", vol.Name)
+	return e.cloneRest(ctx, q, l.row.ID, l.row, plans)
 }
 
-func (e *Engine) makeClones(ctx context.Context, q CloneRequest, origin catalog.Row, plans []*clonePlan) error {
+// cloneRest makes clones of an object that is not in use, and is or is like origin.
+func (e *Engine) cloneRest(ctx context.Context, q CloneRequest, from driver.ObjectID, origin catalog.Row, plans []*clonePlan) error {
+	one := func(ctx context.Context, p *clonePlan) error {
+		defer q.Tracker.Add(1, 0)
+		if err := e.drv.Clone(ctx, from, p.row.Identity); err != nil {
+			if errs.Is(err, errs.NotFound) {
+				return errs.New(errs.Conflict, "clone", p.row.Origin, "it was destroyed meanwhile")
+			}
+			return err
+		}
+		return e.readyClone(ctx, origin, p, q.Mount)
+	}
 	if len(plans) == 1 {
-		err := e.makeClone(ctx, origin, plans[0], q.Mount)
-		q.Tracker.Add(1, 0)
-		return err
+		return one(ctx, plans[0])
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(cloneWorkers)
@@ -244,20 +279,14 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, origin catalog.
 			if err := ctx.Err(); err != nil {
 				return err
 			}
-			defer q.Tracker.Add(1, 0)
-			return e.makeClone(ctx, origin, p, q.Mount)
+			return one(ctx, p)
 		})
 	}
 	return g.Wait()
 }
 
-func (e *Engine) makeClone(ctx context.Context, origin catalog.Row, p *clonePlan, mountIt bool) error {
-	if err := e.drv.Clone(ctx, origin.ID, p.row.Identity); err != nil {
-		if errs.Is(err, errs.NotFound) {
-			return errs.New(errs.Conflict, "clone", p.row.Origin, "it was destroyed meanwhile")
-		}
-		return err
-	}
+// readyClone does what is to be done with a clone before it has a name.
+func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePlan, mountIt bool) error {
 	if p.row.SizeBytes > origin.SizeBytes {
 		if err := e.growInside(ctx, p.row); err != nil {
 			return err

@@ -1,8 +1,10 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"path"
+	"slices"
 	"time"
 
 	"pando/internal/catalog"
@@ -33,6 +35,8 @@ type Destroyed struct {
 type DestroyReport struct {
 	Destroyed []Destroyed
 	Failed    []error // one for each that still exists
+
+	deadline time.Time // of removing
 }
 
 // Destroy removes volumes, with their snapshots, and snapshots. refs may hold
@@ -48,53 +52,54 @@ func (e *Engine) Destroy(ctx context.Context, refs []string, t *progress.Tracker
 	if err != nil {
 		return nil, err
 	}
-	return e.destroyRows(ctx, rows, t), ctx.Err()
+	return e.destroyRows(ctx, rows, destroyOptions{tracker: t}), ctx.Err()
 }
 
-func (e *Engine) destroyRows(ctx context.Context, rows []doomed, t *progress.Tracker) *DestroyReport {
-	report := &DestroyReport{}
+// reclaimBound is how long a command that destroys goes on removing what it has
+// destroyed. What is left then is hidden already, and goes with later commands.
+const reclaimBound = 10 * time.Second
+
+// destroyOptions of destroyRows.
+type destroyOptions struct {
+	// still, if not nil, decides in the transaction that claims an object
+	// whether it is to go, whatever was found out about it before.
+	still   func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error)
+	force   bool   // what is pinned too
+	op      string // "": destroy; other than that, nobody asked for it, and what is in use is left alone at once
+	tracker *progress.Tracker
+}
+
+func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
+	report := &DestroyReport{deadline: time.Now().Add(reclaimBound)}
 	e.pool.SpendReserve()
 	defer func() { _ = e.pool.MakeReserve() }() // or the next one does
-	t.Start("destroying", int64(len(rows)), 0)
+	o.tracker.Start("destroying", int64(len(rows)), 0)
 	for len(rows) > 0 && ctx.Err() == nil {
 		batch := rows[:min(destroyBatch, len(rows))]
 		rows = rows[len(batch):]
-		e.destroySome(ctx, batch, report)
-		t.Add(int64(len(batch)), 0)
+		e.destroySome(ctx, batch, o, report)
+		o.tracker.Add(int64(len(batch)), 0)
 	}
 	return report
 }
 
-// doomed is an object that is to be destroyed.
+// doomed is an object that is to be destroyed, a volume with its snapshots.
 type doomed struct {
 	row catalog.Row
 	ref string
 }
 
-// toDestroy resolves references and globs, without repeats. The snapshots of a
-// volume come before it.
+// toDestroy resolves references and globs, without repeats: a snapshot whose
+// volume goes too goes with it.
 func (e *Engine) toDestroy(ctx context.Context, refs []string) ([]doomed, error) {
 	var out []doomed
 	seen := map[driver.ObjectID]bool{}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		add := func(r catalog.Row) error {
-			if seen[r.ID] {
-				return nil
+			if !seen[r.ID] {
+				seen[r.ID] = true
+				out = append(out, doomed{r, refOf(tx, r)})
 			}
-			if r.Kind == driver.Volume {
-				snaps, err := tx.Snapshots(r.ID)
-				if err != nil {
-					return err
-				}
-				for _, s := range snaps {
-					if !seen[s.ID] {
-						seen[s.ID] = true
-						out = append(out, doomed{s, r.Name + "@" + s.Name})
-					}
-				}
-			}
-			seen[r.ID] = true
-			out = append(out, doomed{r, refOf(tx, r)})
 			return nil
 		}
 		for _, s := range refs {
@@ -121,7 +126,13 @@ func (e *Engine) toDestroy(ctx context.Context, refs []string) ([]doomed, error)
 		}
 		return nil
 	})
-	return out, err
+	lineages := map[driver.ObjectID]bool{}
+	for _, d := range out {
+		if d.row.Kind == driver.Volume {
+			lineages[d.row.Lineage()] = true
+		}
+	}
+	return slices.DeleteFunc(out, func(d doomed) bool { return d.row.Kind == driver.Snapshot && lineages[d.row.Volume] }), err
 }
 
 func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row) error) error {
@@ -148,35 +159,50 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	return nil
 }
 
-// destroyOne is an object on its way out.
+// destroyOne is an object on its way out, a volume with its snapshots.
 type destroyOne struct {
 	doomed
+	snaps  []catalog.Row // of a volume
 	att    catalog.Attached
 	has    bool
 	failed error
-	skip   bool // gone meanwhile
+	skip   bool          // gone meanwhile, or not wanted any more
+	left   []catalog.Row // what the driver could not remove
+}
+
+// rows are all that goes, the volume last.
+func (it *destroyOne) rows() []catalog.Row {
+	return append(slices.Clip(it.snaps), it.row)
+}
+
+// refOf is the reference of one of its rows.
+func (it *destroyOne) refOf(r catalog.Row) string {
+	if r.ID == it.row.ID {
+		return it.ref
+	}
+	return it.row.Name + "@" + r.Name
 }
 
 // destroySome takes a batch through the protocol, each step for all of them.
-func (e *Engine) destroySome(ctx context.Context, batch []doomed, report *DestroyReport) {
+func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptions, report *DestroyReport) {
 	items := make([]*destroyOne, len(batch))
 	for i, d := range batch {
 		items[i] = &destroyOne{doomed: d}
 	}
-	// A live mark in the way of one must not hold up the rest, so they are
-	// claimed one by one if together does not work at once.
-	if err := e.claimDestroy(ctx, items); err != nil {
+	// What is in the way of one must not hold up the rest, so they are claimed
+	// one by one if together does not work at once.
+	if err := e.claimDestroy(ctx, items, o); err != nil {
 		if len(items) == 1 {
 			items[0].failed = err
 		} else {
 			for _, it := range items {
-				it.failed = e.claimDestroy(ctx, []*destroyOne{it})
+				it.failed = e.claimDestroy(ctx, []*destroyOne{it}, o)
 			}
 		}
 	}
 	parallel(items, func(it *destroyOne) {
 		if it.has {
-			it.failed = e.detach(ctx, "destroy", it.row, it.att, false)
+			it.failed = e.detach(ctx, cmp.Or(o.op, "destroy"), it.row, it.att, false)
 		}
 	})
 	var going []*destroyOne
@@ -184,7 +210,9 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, report *Destro
 		switch {
 		case it.skip:
 		case it.failed != nil:
-			e.letGo(ctx, it.row.ID, it.failed)
+			for _, r := range it.rows() {
+				e.letGo(ctx, r.ID, it.failed)
+			}
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, it.failed))
 		default:
 			going = append(going, it)
@@ -199,15 +227,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, report *Destro
 	}
 	err := e.cat.Update(ctx, durable, func(tx *catalog.Tx) error {
 		for _, it := range going {
-			if err := tx.Delete(it.row.ID); err != nil {
-				return err
-			}
-			if it.row.Kind == driver.Generation {
-				if err := tx.DeleteEmptyGolden(it.row.Golden); err != nil {
-					return err
-				}
-			}
-			if err := tx.Bury(catalog.Tombstone{ID: it.row.ID, Ref: it.ref, Bytes: it.row.Usage.ExclusiveBytes, At: time.Now()}); err != nil {
+			if err := it.bury(tx); err != nil {
 				return err
 			}
 		}
@@ -215,39 +235,70 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, report *Destro
 	})
 	if err != nil {
 		for _, it := range going {
-			e.letGo(ctx, it.row.ID, err) // it is unmounted already, which recovery will note
+			for _, r := range it.rows() {
+				e.letGo(ctx, r.ID, err) // it is unmounted already, which recovery will note
+			}
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, err))
 		}
 		return
 	}
 	// From here on they do not exist, whatever happens.
-	parallel(going, func(it *destroyOne) { it.failed = e.drv.Destroy(context.WithoutCancel(ctx), it.row.ID) })
-	_ = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error { // else the next command does it again
+	e.reclaimNow(ctx, going, report)
+}
+
+// reclaimNow removes what is buried, for as long as report allows, and leaves
+// the rest to the next command.
+func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *DestroyReport) {
+	ctx = context.WithoutCancel(ctx)
+	bounded, cancel := context.WithDeadline(ctx, report.deadline)
+	defer cancel()
+	parallel(going, func(it *destroyOne) {
+		for _, r := range it.rows() {
+			if bounded.Err() != nil {
+				it.left = append(it.left, r)
+			} else if err := e.drv.Destroy(bounded, r.ID); err != nil {
+				it.left = append(it.left, r)
+			}
+		}
+	})
+	_ = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { // else the next command does it again
 		for _, it := range going {
-			if it.failed == nil {
-				if err := tx.Reclaimed(it.row.ID); err != nil {
+			for _, r := range it.rows() {
+				if !it.leaves(r) {
+					if err := tx.Reclaimed(r.ID); err != nil {
+						return err
+					}
+				}
+				if err := tx.Unmark(r.ID); err != nil {
 					return err
 				}
-			}
-			if err := tx.Unmark(it.row.ID); err != nil {
-				return err
 			}
 		}
 		return nil
 	})
 	for _, it := range going {
-		report.Destroyed = append(report.Destroyed, Destroyed{
-			Ref: it.ref, ID: string(it.row.ID), Kind: string(it.row.Kind),
-			ExclusiveBytes: it.row.Usage.ExclusiveBytes, Reclaimed: it.failed == nil,
-		})
+		for _, r := range it.rows() {
+			report.Destroyed = append(report.Destroyed, Destroyed{
+				Ref: it.refOf(r), ID: string(r.ID), Kind: string(r.Kind),
+				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.leaves(r),
+			})
+		}
 	}
 }
 
-func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne) error {
-	return e.claim(ctx, "destroy", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+func (it *destroyOne) leaves(r catalog.Row) bool {
+	return slices.ContainsFunc(it.left, func(x catalog.Row) bool { return x.ID == r.ID })
+}
+
+func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destroyOptions) error {
+	patience := waitLimit
+	if o.op != "" {
+		patience = 0
+	}
+	return e.claimWithin(ctx, patience, "destroy", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		var marks []catalog.Mark
 		for _, it := range items {
-			it.skip = false
+			it.skip, it.snaps = false, nil
 			row, ok, err := tx.Get(it.row.ID)
 			if err != nil {
 				return nil, err
@@ -260,10 +311,48 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne) error {
 			if it.att, it.has, err = tx.Attached(row.ID); err != nil {
 				return nil, err
 			}
-			marks = append(marks, catalog.Mark{ID: row.ID, Op: "destroy"})
+			if o.still != nil {
+				if ok, err = o.still(tx, row, it.has); err != nil {
+					return nil, err
+				}
+				if !ok {
+					it.skip = true
+					continue
+				}
+			}
+			if row.Kind == driver.Volume {
+				if it.snaps, err = tx.Snapshots(row.Lineage()); err != nil {
+					return nil, err
+				}
+			}
+			for _, r := range it.rows() {
+				if err := checkPin(r, it.refOf(r)); err != nil && !o.force {
+					return nil, err
+				}
+				marks = append(marks, catalog.Mark{ID: r.ID, Op: "destroy"})
+			}
 		}
 		return marks, nil
 	})
+}
+
+// opExpire destroys what nobody asked to be destroyed: who uses it is not looked for.
+const opExpire = "expire"
+
+// checkPin refuses to destroy what is pinned.
+func checkPin(r catalog.Row, ref string) error {
+	if !r.Pinned.After(time.Now()) {
+		return nil
+	}
+	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", until(r.Pinned)).WithHint("`pando unpin %s` first", ref)
+}
+
+// until says when a pin ends, for people.
+func until(t time.Time) string {
+	if !t.Before(driver.Forever) {
+		return ""
+	}
+	return " until " + t.Local().Format("2006-01-02 15:04:05 MST")
 }
 
 // parallel runs fn for the items that have not failed.
@@ -285,30 +374,43 @@ func parallel(items []*destroyOne, fn func(*destroyOne)) {
 	_ = g.Wait()
 }
 
-// destroyRow destroys an object for which this process, or a dead one whose
-// grave it holds, has a mark already, or which nobody can be working on.
+// destroyRow destroys an object, a volume with its snapshots, for which this
+// process, or a dead one whose grave it holds, has a mark already, or which
+// nobody can be working on. Pins do not count.
 func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
 	if has {
 		if err := e.detach(ctx, "destroy", row, att, false); err != nil {
 			return err
 		}
 	}
-	err := e.cat.Update(ctx, catalog.Durability(!row.Ephemeral), func(tx *catalog.Tx) error {
-		if err := tx.Delete(row.ID); err != nil {
-			return err
+	it := &destroyOne{doomed: doomed{row, row.Name}}
+	err := e.cat.Update(ctx, catalog.Durability(!row.Ephemeral), func(tx *catalog.Tx) (err error) {
+		if row.Kind == driver.Volume {
+			if it.snaps, err = tx.Snapshots(row.Lineage()); err != nil {
+				return err
+			}
 		}
-		return tx.Bury(catalog.Tombstone{ID: row.ID, Ref: row.Name, Bytes: row.Usage.ExclusiveBytes, At: time.Now()})
+		return it.bury(tx)
 	})
 	if err != nil {
 		return err
 	}
-	derr := e.drv.Destroy(ctx, row.ID)
-	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		if derr == nil {
-			if err := tx.Reclaimed(row.ID); err != nil {
-				return err
-			}
+	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{deadline: time.Now().Add(reclaimBound)})
+	return nil
+}
+
+// bury replaces the rows by tombstones.
+func (it *destroyOne) bury(tx *catalog.Tx) error {
+	for _, r := range it.rows() {
+		if err := tx.Delete(r.ID); err != nil {
+			return err
 		}
-		return tx.Unmark(row.ID)
-	})
+		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: it.refOf(r), Bytes: r.Usage.ExclusiveBytes, At: time.Now()}); err != nil {
+			return err
+		}
+	}
+	if it.row.Kind == driver.Generation {
+		return tx.DeleteEmptyGolden(it.row.Golden)
+	}
+	return nil
 }

@@ -46,6 +46,8 @@ type Engine struct {
 	drv  driver.Driver
 	caps driver.Caps
 
+	reclaimUntil time.Time // zero: no bound
+
 	// Recovery says what Open had to clean up.
 	Recovery Recovery
 }
@@ -143,10 +145,15 @@ const waitLimit = 15 * time.Second
 
 // claim writes marks in one soft transaction after check has looked at what is
 // there. Marks of other living processes on the same objects or names make it
-// wait, for up to waitLimit; marks of dead ones it cleans up. readers: those
-// who read the objects are in the way too.
+// wait, for up to waitLimit; marks of dead ones it cleans up. So do marks on what
+// is to be read. readers: those who read the objects are in the way too.
 func (e *Engine) claim(ctx context.Context, op string, readers bool, check func(*catalog.Tx) ([]catalog.Mark, error)) error {
-	deadline := time.Now().Add(waitLimit)
+	return e.claimWithin(ctx, waitLimit, op, readers, check)
+}
+
+// claimWithin is claim with another limit to its patience.
+func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op string, readers bool, check func(*catalog.Tx) ([]catalog.Mark, error)) error {
+	deadline := time.Now().Add(patience)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		var blocking []catalog.Mark
 		err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
@@ -161,6 +168,18 @@ func (e *Engine) claim(ctx context.Context, op string, readers bool, check func(
 					return err
 				}
 				blocking = append(blocking, b...)
+				if m.Reads == "" {
+					continue
+				}
+				if b, err = tx.Blocking(m.Reads, "", false); err != nil {
+					return err
+				}
+				for _, x := range b {
+					// A volume in which a program runs can be read.
+					if x.Op != opRun {
+						blocking = append(blocking, x)
+					}
+				}
 			}
 			if len(blocking) > 0 {
 				return errBlocked

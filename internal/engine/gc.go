@@ -231,6 +231,7 @@ func (e *Engine) GC(ctx context.Context) (*GCReport, error) {
 	}); err != nil {
 		return nil, err
 	}
+	e.reclaimUntil = time.Time{}
 	e.reclaim(ctx, graves)
 	s, err := e.sweep(ctx, "")
 	if err != nil {

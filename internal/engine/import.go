@@ -35,6 +35,7 @@ type ImportRequest struct {
 	FS        driver.FS // "": the driver's default for trees, what is in it for images
 	SizeBytes int64     // 0: enough
 	Update    bool      // make the next generation of a golden that exists
+	Keep      *int      // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Tracker   *progress.Tracker
 }
 
@@ -46,6 +47,7 @@ type Imported struct {
 	Waited   bool     `json:"waited"`                // another process was building it, and this is what it built
 	Warnings []string `json:"warnings,omitempty"`    // what could not be kept of the source
 	Source   string   `json:"source_kind,omitempty"` // directory, tar, image
+	Removed  []string `json:"removed,omitempty"`     // older generations, by the golden's retention
 }
 
 // source is an opened source of an import.
@@ -98,7 +100,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	if err != nil {
 		return Imported{}, err
 	}
-	b, err := e.startBuild(ctx, opImport, q.Name, nil, !q.Update)
+	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: q.Name, mustBeNew: !q.Update, keep: q.Keep})
 	if err != nil {
 		return Imported{}, err
 	}
@@ -116,6 +118,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, errs.Wrap(opImport, q.Name, err)
 	}
 	out.Source = src.kind
+	out.Removed = e.retain(ctx, q.Name)
 	return out, nil
 }
 

@@ -37,8 +37,10 @@ type Info struct {
 	LogicalBytes   int64      `json:"logical_bytes"`   // what a full copy would take
 	ExclusiveBytes int64      `json:"exclusive_bytes"` // what destroying it would return
 	SharedBytes    int64      `json:"shared_bytes"`
-	Extents        int64      `json:"extents"`     // pieces on disk
-	MeasuredAt     *time.Time `json:"measured_at"` // when the bytes were measured
+	Extents        int64      `json:"extents"`      // pieces on disk
+	MeasuredAt     *time.Time `json:"measured_at"`  // when the bytes were measured
+	PinnedUntil    *time.Time `json:"pinned_until"` // year 2200: until it is unpinned
+	Consistency    string     `json:"consistency"`  // of a snapshot: clean, crash, fuzzy
 }
 
 // Mounted reports whether it is attached somewhere.
@@ -56,13 +58,16 @@ func rowInfo(r catalog.Row, driverName string) Info {
 		Name: r.Name, ID: string(r.ID), Kind: string(r.Kind), FS: string(r.FS), Driver: driverName, State: stateIdle,
 		Origin: r.Origin, Golden: r.Golden, Generation: r.Generation, CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral,
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
-		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents,
+		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency),
 	}
 	if !r.ExpiresAt.IsZero() {
 		i.ExpiresAt = &r.ExpiresAt
 	}
 	if !r.MeasuredAt.IsZero() {
 		i.MeasuredAt = &r.MeasuredAt
+	}
+	if r.Pinned.After(time.Now()) {
+		i.PinnedUntil = &r.Pinned
 	}
 	return i
 }
@@ -170,7 +175,9 @@ func (e *Engine) measure(ctx context.Context, rows []catalog.Row, record bool) e
 type Detail struct {
 	Info
 	OriginID    string `json:"origin_id"`
-	CloneCost   string `json:"clone_cost"` // what the time of a clone grows with: constant, extents, data
+	Base        string `json:"base"`           // of a volume or snapshot: the generation it descends from, if any
+	Keep        int    `json:"keep,omitempty"` // of a golden: generations that it keeps, 0: all
+	CloneCost   string `json:"clone_cost"`     // what the time of a clone grows with: constant, extents, data
 	Generations []Info `json:"generations,omitempty"`
 	Snapshots   []Info `json:"snapshots,omitempty"`
 	Durable     bool   `json:"durable"`        // survives a reboot
@@ -202,7 +209,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 			if att, has, err = tx.Attached(row.ID); err != nil {
 				return err
 			}
-			snaps, err = tx.Snapshots(row.ID)
+			snaps, err = tx.Snapshots(row.Lineage())
 		}
 		return err
 	})
@@ -223,6 +230,9 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		return Detail{}, errs.Wrap("show", r.String(), err)
 	}
 	row = one[0]
+	if row.Kind != driver.Generation && row.Golden != "" {
+		d.Base = ref.Generation(row.Golden, row.Generation)
+	}
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.SetUsage(row.ID, row.Usage, row.MeasuredAt) }); err != nil {
 		return Detail{}, err
 	}
@@ -235,6 +245,9 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 			}
 			d.Generations = append(d.Generations, generationInfo(g, golden, e.caps.Name))
 		}
+		d.Keep = golden.Keep
+	case driver.Snapshot:
+		d.Info = snapshotInfo(row, r.Name, e.caps.Name)
 	default:
 		mountpoint := ""
 		if state != gone {
@@ -242,7 +255,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		}
 		d.Info = volumeInfo(row, e.caps.Name, mountpoint)
 		for _, s := range snaps {
-			d.Snapshots = append(d.Snapshots, rowInfo(s, e.caps.Name))
+			d.Snapshots = append(d.Snapshots, snapshotInfo(s, r.Name, e.caps.Name))
 		}
 	}
 	return d, nil
@@ -351,7 +364,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 		return nil, err
 	}
 	// The row of the golden goes with its last generation, in one commit.
-	return e.destroyRows(ctx, going, nil), ctx.Err()
+	return e.destroyRows(ctx, going, destroyOptions{}), ctx.Err()
 }
 
 // PoolInfo describes the pool.

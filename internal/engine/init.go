@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -259,10 +260,23 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 	}
 	var rows []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		return tx.Rows("", func(r catalog.Row) error {
-			rows = append(rows, doomed{r, r.Name})
+		lineages := map[driver.ObjectID]bool{}
+		var all []catalog.Row
+		if err := tx.Rows("", func(r catalog.Row) error {
+			if r.Kind == driver.Volume {
+				lineages[r.Lineage()] = true
+			}
+			all = append(all, r)
 			return nil
-		})
+		}); err != nil {
+			return err
+		}
+		for _, r := range all {
+			if r.Kind != driver.Snapshot || !lineages[r.Volume] { // else it goes with its volume
+				rows = append(rows, doomed{r, cmp.Or(r.Name, r.Golden)})
+			}
+		}
+		return nil
 	}); err != nil {
 		return 0, err
 	}
@@ -271,7 +285,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 			WithHint("destroy them first, or remove everything with `pando deinit --force`")
 	}
 	// Volumes before what they come from is kinder to people who watch.
-	report := e.destroyRows(ctx, rows, nil)
+	report := e.destroyRows(ctx, rows, destroyOptions{force: true})
 	if len(report.Failed) > 0 {
 		return len(report.Destroyed), report.Failed[0]
 	}

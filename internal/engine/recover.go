@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -19,6 +20,7 @@ import (
 type Recovery struct {
 	Undone    int      // operations of dead processes that were undone or finished
 	Reclaimed int      // destroyed objects whose space was still to be returned
+	Expired   int      // volumes and snapshots destroyed because their time was over
 	Swept     *Sweep   // set if this was the first command after a boot
 	Warnings  []string // what could not be cleaned up, and stays
 }
@@ -27,6 +29,10 @@ type Recovery struct {
 // disk flush to be able to forget them.
 const forgetAt = 512
 
+// recoverBound is how long a command may spend on removing what was destroyed
+// before it. `gc` takes the time it needs.
+const recoverBound = time.Second
+
 // recover cleans up when a pool is opened. With nothing to do it costs one
 // query. A thing that cannot be cleaned up is a warning: it must not keep
 // people from working with the rest.
@@ -34,6 +40,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	var s catalog.Summary
 	var marks []catalog.Mark
 	var graves []catalog.Tombstone
+	e.reclaimUntil = time.Now().Add(recoverBound)
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if s, err = tx.Summary(); err != nil {
 			return err
@@ -68,10 +75,39 @@ func (e *Engine) recover(ctx context.Context) error {
 	if len(graves) > 0 {
 		e.reclaim(ctx, graves)
 	}
+	if s.Expired > 0 {
+		e.expire(ctx)
+	}
 	if s.Reclaimed >= forgetAt {
 		return e.forgetReclaimed(ctx)
 	}
 	return nil
+}
+
+// expireMost is how many volumes whose time is over one command destroys.
+const expireMost = 256
+
+// expire destroys volumes whose time is over, but those that are pinned or in use.
+func (e *Engine) expire(ctx context.Context) {
+	var due []doomed
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		rows, err := tx.Expired(time.Now(), expireMost)
+		for _, r := range rows {
+			due = append(due, doomed{r, r.Name})
+		}
+		return err
+	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
+		return // whoever can, will
+	}
+	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, still: func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
+		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(time.Now()) && !r.Pinned.After(time.Now()), nil
+	}})
+	e.Recovery.Expired += len(report.Destroyed)
+	for _, err := range report.Failed {
+		if !errs.Is(err, errs.InUse) {
+			e.warn("a volume whose time is over could not be destroyed: %v", err)
+		}
+	}
 }
 
 func (e *Engine) warn(format string, args ...any) {
@@ -151,6 +187,11 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 	if err != nil {
 		return err
 	}
+	if m.Freezes {
+		if err := e.thawFor(ctx, m.Reads); err != nil {
+			return err
+		}
+	}
 	switch {
 	case !exists:
 		// It was being made, or it was being destroyed and no longer exists.
@@ -159,17 +200,23 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 				return err
 			}
 		}
-		if err := e.drv.Destroy(ctx, m.ID); err != nil {
-			return err
-		}
-		return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-			if buried {
-				if err := tx.Reclaimed(m.ID); err != nil {
-					return err
-				}
+		// Removing it may take longer than this command may: a tombstone lets
+		// it go on where it stops.
+		grave := catalog.Tombstone{ID: m.ID, Ref: cmp.Or(m.Name, "what an interrupted "+m.Op+" left"), At: time.Now()}
+		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+			if err := tx.Bury(grave); err != nil { // unless it is buried already
+				return err
 			}
 			return tx.Unmark(m.ID)
-		})
+		}); err != nil || buried {
+			return err // a grave that was there before is next in recover
+		}
+		e.reclaim(ctx, []catalog.Tombstone{grave})
+		return nil
+	case m.Op == opPin, m.Op == opKeep, m.Op == opRewind, m.Op == opRebase:
+		if err := e.matchIdentity(ctx, m.ID); err != nil {
+			return err
+		}
 	case m.Op == opRun:
 		return e.destroyRow(ctx, row, attached, hasAttached)
 	case hasAttached && e.look(row, attached) == gone:
@@ -276,10 +323,15 @@ func (e *Engine) clearLoops(image string) error {
 }
 
 // reclaim removes destroyed objects that are still there, but those that a
-// living process is removing.
+// living process is removing, until e.reclaimUntil.
 func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) {
+	bounded, cancel := ctx, func() {}
+	if !e.reclaimUntil.IsZero() {
+		bounded, cancel = context.WithDeadline(ctx, e.reclaimUntil)
+	}
+	defer cancel()
 	for _, g := range graves {
-		if ctx.Err() != nil {
+		if bounded.Err() != nil {
 			return
 		}
 		busy := false
@@ -289,9 +341,12 @@ func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) {
 			return err
 		})
 		if err == nil && !busy {
-			if err = e.drv.Destroy(ctx, g.ID); err == nil {
+			if err = e.drv.Destroy(bounded, g.ID); err == nil {
 				err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(g.ID) })
 			}
+		}
+		if err != nil && bounded.Err() != nil {
+			return // the next command goes on
 		}
 		if err != nil {
 			e.warn("%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)

@@ -40,7 +40,7 @@ func resolve(tx *catalog.Tx, op string, r ref.Ref) (catalog.Row, error) {
 	if r.At == "" {
 		return vol, nil
 	}
-	snap, ok, err := tx.Snapshot(vol.ID, r.At)
+	snap, ok, err := tx.Snapshot(vol.Lineage(), r.At)
 	if err == nil && !ok {
 		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).WithHint("see `pando show %s`", r.Name)
 	}
@@ -82,7 +82,7 @@ func refOf(tx *catalog.Tx, r catalog.Row) string {
 	case driver.Generation:
 		return ref.Generation(r.Golden, r.Generation)
 	case driver.Snapshot:
-		if vol, ok, err := tx.Get(r.Volume); err == nil && ok {
+		if vol, ok, err := tx.LineageHolder(r.Volume); err == nil && ok {
 			return vol.Name + "@" + r.Name
 		}
 		return string(r.Volume) + "@" + r.Name

@@ -22,7 +22,7 @@ func rounds(t *testing.T, n int, fn func(t *testing.T, r *rand.Rand, edits int))
 func TestRandomCopies(t *testing.T) {
 	for _, kind := range []string{"xfs", "btrfs", "ext4", "tmpfs"} {
 		t.Run(kind, func(t *testing.T) {
-			w := copies(t, testfs.New(t, kind, 256<<20).Dir())
+			w := copies(t, testfs.New(t, kind, 600<<20).Dir())
 			rounds(t, 8, func(t *testing.T, r *rand.Rand, edits int) { property(t, w, edits, r, "walk") })
 		})
 	}

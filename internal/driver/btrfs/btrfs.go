@@ -137,6 +137,7 @@ func (d *Driver) Caps() driver.Caps {
 		FS:        []driver.FS{driver.Native},
 		CloneCost: driver.CostConstant,
 		Sharing:   true,
+		Atomic:    true,
 		NeedsRoot: true,
 	}
 }

@@ -164,13 +164,19 @@ func Decode(b []byte) (driver.Identity, error) {
 		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: err}
 	}
 	if v.Version < 1 || !driver.ValidID(string(i.ID)) || i.SizeBytes < 0 || i.Generation < 0 ||
-		i.Volume != "" && !driver.ValidID(string(i.Volume)) || i.OriginID != "" && !driver.ValidID(string(i.OriginID)) {
+		i.Keep < 0 ||
+		i.Volume != "" && !driver.ValidID(string(i.Volume)) || i.Replaces != "" && !driver.ValidID(string(i.Replaces)) || i.OriginID != "" && !driver.ValidID(string(i.OriginID)) {
 		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: errors.New("identity with impossible values")}
 	}
 	switch i.Kind {
 	case driver.Volume, driver.Snapshot, driver.Generation, driver.Scratch:
 	default:
 		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("unknown kind of object %q", i.Kind)}
+	}
+	switch i.Consistency {
+	case "", driver.Clean, driver.Crash, driver.Fuzzy:
+	default:
+		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("unknown consistency %q", i.Consistency)}
 	}
 	switch i.FS {
 	case driver.Native, driver.Ext4, driver.XFS, driver.None:

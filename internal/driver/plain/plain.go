@@ -70,6 +70,7 @@ func (d *Driver) Caps() driver.Caps {
 		FS:        []driver.FS{driver.Native},
 		CloneCost: driver.CostData,
 		Sharing:   false,
+		Atomic:    false,
 		NeedsRoot: false,
 	}
 }

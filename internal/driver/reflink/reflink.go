@@ -106,6 +106,7 @@ func (d *Driver) Caps() driver.Caps {
 		FS:        []driver.FS{driver.Ext4, driver.XFS, driver.None},
 		CloneCost: driver.CostExtents,
 		Sharing:   true,
+		Atomic:    true,
 		NeedsRoot: true,
 	}
 }
@@ -162,15 +163,24 @@ func mkfs(ctx context.Context, kind driver.FS, path string, size int64) error {
 
 // Clone implements driver.Driver.
 func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
-	return d.clone(ctx, "clone", from, id, 0o600)
+	return d.clone(ctx, "clone", from, id, 0o600, nil)
 }
 
 // Snapshot implements driver.Driver.
 func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
-	return d.clone(ctx, "snapshot", from, id, 0o400)
+	return d.clone(ctx, "snapshot", from, id, 0o400, nil)
 }
 
-func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode) error {
+// CopyLive implements driver.LiveCopier. Only the reflink itself needs quiet:
+// making it durable does not.
+func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, quiet func(func() error) error) error {
+	if immutable {
+		return d.clone(ctx, "snapshot", from, id, 0o400, quiet)
+	}
+	return d.clone(ctx, "clone", from, id, 0o600, quiet)
+}
+
+func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode, quiet func(func() error) error) error {
 	src, size, err := d.openOrigin(from, &id)
 	if err != nil {
 		return errs.Wrap(op, id.Origin, err)
@@ -183,7 +193,14 @@ func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id 
 		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, size).WithHint("a volume can grow but not shrink")
 	}
 	return d.make(id, mode, func(f *os.File) error {
-		if err := kernel.Reflink(f, src); err != nil {
+		take := func() error { return kernel.Reflink(f, src) }
+		var err error
+		if quiet != nil {
+			err = quiet(take)
+		} else {
+			err = take()
+		}
+		if err != nil {
 			return err
 		}
 		if id.SizeBytes > size {
@@ -322,7 +339,14 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 }
 
 // SetIdentity implements driver.Rewriter.
-func (d *Driver) SetIdentity(_ context.Context, id driver.Identity) error { return d.dir.Replace(id) }
+func (d *Driver) SetIdentity(_ context.Context, id driver.Identity) error {
+	if id.Kind == driver.Snapshot || id.Kind == driver.Generation {
+		if err := os.Chmod(d.dir.Data(id.ID), 0o400); err != nil {
+			return errs.Wrap("write identity", id.Ref(), err)
+		}
+	}
+	return d.dir.Replace(id)
+}
 
 // Sync implements driver.Syncer.
 func (d *Driver) Sync(context.Context) error { return d.dir.Sync() }

@@ -1,0 +1,140 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"pando/internal/errs"
+)
+
+// oldCatalog makes a catalogue as version 1 did, with a golden of one generation
+// and a volume that was cloned from it.
+func oldCatalog(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	schema, err := os.ReadFile("testdata/v1.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := sql.Open("sqlite", dsn(filepath.Join(dir, "catalog.db")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	for _, stmt := range []string{"PRAGMA journal_mode=WAL", string(schema), "PRAGMA user_version=1", "INSERT INTO meta VALUES ('pool', 'p')",
+		"INSERT INTO goldens VALUES ('g', 4, 5, 7)",
+		"INSERT INTO objects VALUES ('gen', 'generation', '', 'g', 4, '', 'ext4', 1, 2, '', '', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
+		"INSERT INTO objects VALUES ('vol', 'volume', 'v', '', 0, '', 'ext4', 1, 2, 'g@4', 'gen', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
+		"INSERT INTO objects VALUES ('lone', 'volume', 'w', '', 0, '', 'ext4', 1, 2, 'h@1', 'gone', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
+		"INSERT INTO marks VALUES ('m', 'clone', 'x', 'gen', '', 0, 'p-1', 1, 2, 'b', 3)"} {
+		if _, err := db.Exec(stmt); err != nil {
+			t.Fatalf("%s: %v", stmt, err)
+		}
+	}
+	for _, d := range []string{"live", "locks"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestOldCatalogueIsBroughtUpToDate(t *testing.T) {
+	dir := oldCatalog(t)
+	ctx := context.Background()
+	// Several processes may open it at once.
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			c, err := Open(ctx, dir, "p")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.CloseFiles()
+			if err := c.View(ctx, func(tx *Tx) error {
+				v, ok, err := tx.Volume("v")
+				if err != nil || !ok || v.Golden != "g" || v.Generation != 4 || v.Usage.Extents != 8 {
+					t.Errorf("%+v, %v, %v", v, ok, err)
+				}
+				if v, ok, err = tx.Volume("w"); err != nil || !ok || v.Golden != "" {
+					t.Errorf("%+v, %v, %v", v, ok, err)
+				}
+				g, ok, err := tx.Golden("g")
+				if err != nil || !ok || g.Current != 4 || g.Keep != 0 {
+					t.Errorf("%+v, %v, %v", g, ok, err)
+				}
+				m, err := tx.Marks()
+				if err != nil || len(m) != 1 || m[0].Freezes || m[0].Owner != "p-1" {
+					t.Errorf("%+v, %v", m, err)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestUpgradedIsAsNew compares the two schemas.
+func TestUpgradedIsAsNew(t *testing.T) {
+	ctx := context.Background()
+	old, fresh := oldCatalog(t), t.TempDir()
+	if err := Create(ctx, fresh, "p"); err != nil {
+		t.Fatal(err)
+	}
+	columns := func(dir string) map[string]bool {
+		c, err := Open(ctx, dir, "p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.CloseFiles()
+		out := map[string]bool{}
+		if err := c.View(ctx, func(tx *Tx) error {
+			return tx.each(`SELECT m.name || '.' || coalesce(c.name, m.type) || ' ' || coalesce(c.type, '') || coalesce(c."notnull", '') || coalesce(c.pk, '')
+				FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c WHERE m.name NOT LIKE 'sqlite_%'`, nil, func(s scanner) error {
+				var text string
+				err := s.Scan(&text)
+				out[text] = true
+				return err
+			})
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	a, b := columns(old), columns(fresh)
+	for k := range a {
+		if !b[k] {
+			t.Errorf("only an upgraded catalogue has %s", k)
+		}
+	}
+	for k := range b {
+		if !a[k] {
+			t.Errorf("only a new catalogue has %s", k)
+		}
+	}
+	if len(a) < 40 {
+		t.Errorf("only %d columns and indices seen", len(a))
+	}
+}
+
+func TestNewerCatalogueIsRefused(t *testing.T) {
+	dir := oldCatalog(t)
+	db, err := sql.Open("sqlite", dsn(filepath.Join(dir, "catalog.db")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec("PRAGMA user_version=99"); err != nil {
+		t.Fatal(err)
+	}
+	db.Close()
+	if _, err := Open(context.Background(), dir, "p"); !errs.Is(err, errs.TooNew) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,178 @@
+package cli
+
+import (
+	"context"
+	"time"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) snapshotCommand() *cobra.Command {
+	var q engine.SnapshotRequest
+	c := &cobra.Command{
+		Use:     "snapshot VOLUME [NAME]",
+		Aliases: []string{"snap"},
+		GroupID: "volumes",
+		Short:   "Make an immutable snapshot of a volume, also while it is in use",
+		Long: `Keeps VOLUME as it is now, as VOLUME@NAME (the time, if NAME is left out).
+Programs may go on using VOLUME: its filesystem is frozen for the moment that it
+takes, so that the snapshot is whole and clean, and thawed in any case, also if
+pando is killed. With --no-freeze nothing is stopped.
+
+Each snapshot says what it is worth (` + "`pando show VOLUME@NAME`" + `):
+  clean  nothing was being written, or the filesystem was frozen
+  crash  one moment of a filesystem in use, as after a power loss: --no-freeze, or
+         a raw volume (--fs none) that is attached
+  fuzzy  copied file by file while programs may have been writing: --no-freeze of
+         a volume in use in a pool without reflinks (driver plain)
+
+A snapshot can be cloned, compared, published and rewound to; it goes with its
+volume.`,
+		Example:           "  pando snapshot job-17 before-upgrade\n  pando rewind job-17 before-upgrade",
+		Args:              usage(cobra.RangeArgs(1, 2)),
+		ValidArgsFunction: a.completeVolumes(1),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			q.Volume = args[0]
+			if len(args) > 1 {
+				if q.Name = args[1]; q.Name == "" {
+					return errs.New(errs.Invalid, "snapshot", `""`, "the name is empty").WithHint("leave it out to get the time")
+				}
+			}
+			var out engine.Info
+			err := a.track(func(t *progress.Tracker) (err error) {
+				q.Tracker = t
+				out, err = e.Snapshot(ctx, q)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(out)
+			}
+			if a.quiet {
+				return a.printf("%s\n", out.Name)
+			}
+			return a.printf("%s  %s\n", out.Name, out.Consistency)
+		}),
+	}
+	c.Flags().BoolVar(&q.NoFreeze, "no-freeze", false, "do not stop the writes to a volume in use")
+	return c
+}
+
+func (a *App) rewindCommand() *cobra.Command {
+	var q engine.RewindRequest
+	c := &cobra.Command{
+		Use:     "rewind VOLUME SNAPSHOT",
+		GroupID: "volumes",
+		Short:   "Make a volume what it was when a snapshot was taken",
+		Long: `Makes VOLUME what it was when SNAPSHOT (a name, or VOLUME@NAME) was taken. What
+it was before stays as a snapshot called before-rewind-TIME, so that nothing is
+lost, and all other snapshots stay too.
+
+A mounted volume is refused: programs must not see a filesystem change under
+them. With --detach it is unmounted first, which still fails if something uses
+it, and mounted again after.`,
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeVolumes(1),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			r, err := ref.Parse("rewind", args[1])
+			if err != nil {
+				return err
+			}
+			q.Volume, q.Snapshot = args[0], r.Name
+			if r.At != "" {
+				if r.Name != args[0] {
+					return errs.New(errs.Invalid, "rewind", args[0], "%s is a snapshot of another volume", r).
+						WithHint("make a volume of it: `pando clone %s NEW`", r)
+				}
+				q.Snapshot = r.At
+			}
+			var out engine.Rewound
+			err = a.track(func(t *progress.Tracker) (err error) {
+				q.Tracker = t
+				out, err = e.Rewind(ctx, q)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(out)
+			}
+			if a.quiet {
+				return nil
+			}
+			return a.printf("%s is what it was; before: %s\n", out.Name, out.Before)
+		}),
+	}
+	c.Flags().BoolVar(&q.Detach, "detach", false, "unmount it first, and mount it again where it was")
+	return c
+}
+
+func (a *App) pinCommand() *cobra.Command {
+	var span string
+	c := &cobra.Command{
+		Use:     "pin REF",
+		GroupID: "volumes",
+		Short:   "Keep a volume, snapshot or generation from being destroyed",
+		Long: `Nothing destroys what is pinned: no destroy, prune, gc, ttl or retention, only
+` + "`pando deinit --force`" + `. A pin ends after --for, or with ` + "`pando unpin`" + `.`,
+		Example:           "  pando pin job-17 --for 2h\n  pando pin web@3",
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeRefs(1),
+	}
+	c.Flags().StringVar(&span, "for", "", "for this `DURATION`, for example 2h or 7d (default: until it is unpinned)")
+	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		r, err := ref.Parse("pin", args[0])
+		if err != nil {
+			return err
+		}
+		var d time.Duration // 0: until it is unpinned
+		if c.Flags().Changed("for") {
+			if d, err = parseTTL("pin", span); err != nil {
+				return err
+			}
+		}
+		out, err := e.Pin(ctx, r, d)
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(out)
+		}
+		if d == 0 {
+			a.note("%s is pinned until `pando unpin %s`", r, r)
+		} else {
+			a.note("%s is pinned until %s", r, out.PinnedUntil.Local().Format("2006-01-02 15:04:05 MST"))
+		}
+		return nil
+	})
+	return c
+}
+
+func (a *App) unpinCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "unpin REF",
+		GroupID:           "volumes",
+		Short:             "Undo pin",
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeRefs(1),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			r, err := ref.Parse("unpin", args[0])
+			if err != nil {
+				return err
+			}
+			out, err := e.Unpin(ctx, r)
+			if err != nil || !a.json {
+				return err
+			}
+			return a.printJSON(out)
+		}),
+	}
+}

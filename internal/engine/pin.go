@@ -1,0 +1,124 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/ref"
+)
+
+const opPin = "pin"
+
+// Pin keeps a volume, snapshot or generation from being destroyed, by anybody and
+// for any reason, for a time (0: until it is unpinned). A second pin replaces the
+// first. Durable. NotFound, Invalid.
+func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, error) {
+	if d < 0 {
+		return Info{}, errs.New(errs.Invalid, opPin, r.String(), "%s is in the past", d)
+	}
+	until := driver.Forever
+	if d > 0 {
+		until = time.Now().Add(d).UTC()
+	}
+	return e.pinUntil(ctx, r, until)
+}
+
+// Unpin undoes Pin. What is not pinned stays so.
+func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (Info, error) {
+	return e.pinUntil(ctx, r, time.Time{})
+}
+
+func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info, error) {
+	if err := e.needRoot(opPin, r.String()); err != nil {
+		return Info{}, err
+	}
+	var row catalog.Row
+	var golden catalog.Golden
+	var att catalog.Attached
+	var has bool
+	err := e.changeRow(ctx, opPin, func(tx *catalog.Tx) (id driver.ObjectID, err error) {
+		row, err = resolve(tx, opPin, r)
+		return row.ID, err
+	}, func(tx *catalog.Tx) (err error) {
+		if att, has, err = tx.Attached(row.ID); err != nil {
+			return err
+		}
+		if row.Kind == driver.Generation {
+			if golden, _, err = tx.Golden(row.Golden); err != nil {
+				return err
+			}
+		}
+		row.Pinned = until
+		return tx.SetPinned(row.ID, until)
+	})
+	if err != nil {
+		return Info{}, err
+	}
+	switch row.Kind {
+	case driver.Generation:
+		return generationInfo(row, golden, e.caps.Name), nil
+	case driver.Snapshot:
+		return snapshotInfo(row, r.Name, e.caps.Name), nil
+	}
+	return e.volumeNow(row, att, has), nil
+}
+
+// changeRow changes what the catalogue says of an object, durably, and then what
+// the pool says of it. If this process dies between the two, the mark that it
+// leaves makes the next command do the second. find looks the object up, change
+// writes.
+func (e *Engine) changeRow(ctx context.Context, op string, find func(*catalog.Tx) (driver.ObjectID, error), change func(*catalog.Tx) error) error {
+	var id driver.ObjectID
+	if err := e.claim(ctx, op, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
+		if id, err = find(tx); err != nil {
+			return nil, err
+		}
+		return []catalog.Mark{{ID: id, Op: op}}, nil
+	}); err != nil {
+		return err
+	}
+	err := e.cat.Update(ctx, catalog.Durable, change)
+	if err == nil {
+		if err = e.matchIdentity(context.WithoutCancel(ctx), id); err != nil {
+			return err // the mark stays: the catalogue has changed, and the pool follows
+		}
+	}
+	if uerr := e.unmark(ctx, id); err == nil {
+		err = uerr
+	}
+	return err
+}
+
+// matchIdentity writes what the catalogue says of an object into the pool.
+func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
+	var row catalog.Row
+	var ok bool
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if row, ok, err = tx.Get(id); err != nil || !ok {
+			return err
+		}
+		row.Identity, err = wholeIdentity(tx, row)
+		return err
+	}); err != nil || !ok {
+		return err
+	}
+	return e.writeIdentity(ctx, row.Identity)
+}
+
+// wholeIdentity is the identity of a row, with what the catalogue keeps elsewhere.
+func wholeIdentity(tx *catalog.Tx, r catalog.Row) (driver.Identity, error) {
+	id := r.Identity
+	if r.Kind == driver.Generation {
+		g, ok, err := tx.Golden(r.Golden)
+		if err != nil {
+			return id, err
+		}
+		if ok && g.Current == r.Generation {
+			id.Keep = g.Keep
+		}
+	}
+	return id, nil
+}

@@ -1,0 +1,83 @@
+package engine
+
+import (
+	"context"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/ref"
+)
+
+const opKeep = "keep"
+
+// Keep sets how many of its newest generations a golden keeps (0: all) from now
+// on, and removes the older ones, but for what is pinned. It returns what was
+// removed. NotFound, Invalid.
+func (e *Engine) Keep(ctx context.Context, golden string, n int) ([]string, error) {
+	if err := ref.CheckName(opKeep, golden); err != nil {
+		return nil, err
+	}
+	if n < 0 {
+		return nil, errs.New(errs.Invalid, opKeep, golden, "it cannot keep %d generations", n).WithHint("0 keeps all, 1 only the current one")
+	}
+	if err := e.needRoot(opKeep, golden); err != nil {
+		return nil, err
+	}
+	unlock, _, err := e.lockGolden(ctx, golden, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	if err := e.changeRow(ctx, opKeep, func(tx *catalog.Tx) (driver.ObjectID, error) {
+		g, ok, err := tx.Golden(golden)
+		if err != nil {
+			return "", err
+		}
+		if !ok {
+			return "", errs.New(errs.NotFound, opKeep, golden, "there is no such golden").WithHint("see `pando golden ls`")
+		}
+		row, ok, err := tx.Generation(golden, g.Current)
+		if err == nil && !ok {
+			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing in the catalogue", g.Current).WithHint("see `pando fsck`")
+		}
+		return row.ID, err
+	}, func(tx *catalog.Tx) error {
+		g, _, err := tx.Golden(golden)
+		if err != nil {
+			return err
+		}
+		g.Keep = n
+		return tx.PutGolden(g)
+	}); err != nil {
+		return nil, err
+	}
+	return e.retain(ctx, golden), nil
+}
+
+// retain removes the generations of a golden that its retention does not keep.
+// The caller holds the golden's lock. What cannot be removed stays for the next
+// publish or gc.
+func (e *Engine) retain(ctx context.Context, golden string) []string {
+	var going []doomed
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		g, ok, err := tx.Golden(golden)
+		if err != nil || !ok || g.Keep == 0 {
+			return err
+		}
+		gens, err := tx.Generations(golden)
+		for i, r := range gens {
+			if i < len(gens)-g.Keep && r.Generation != g.Current && checkPin(r, "") == nil {
+				going = append(going, doomed{r, ref.Generation(golden, r.Generation)})
+			}
+		}
+		return err
+	}); err != nil || len(going) == 0 {
+		return nil
+	}
+	var out []string
+	for _, d := range e.destroyRows(ctx, going, destroyOptions{}).Destroyed {
+		out = append(out, d.Ref)
+	}
+	return out
+}

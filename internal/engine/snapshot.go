@@ -1,0 +1,217 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+)
+
+// Operations of marks.
+const (
+	opSnapshot = "snapshot"
+	opRewind   = "rewind"
+	opRebase   = "rebase"
+)
+
+// SnapshotRequest says what to snapshot.
+type SnapshotRequest struct {
+	Volume   string
+	Name     string // "": the time, in UTC
+	NoFreeze bool   // do not stop writes: what is mounted is as after a power loss
+	Tracker  *progress.Tracker
+}
+
+// Snapshot makes an immutable snapshot of a volume, which may be in use: its
+// filesystem is frozen for the moment it takes, unless NoFreeze, and thawed
+// whatever becomes of this process. Info.Consistency says what it is worth.
+// Durable on return, unless the volume is ephemeral. NotFound, Exists, Invalid,
+// NoSpace, InUse (its filesystem is frozen by somebody else), Conflict (a driver
+// that copies, and a volume that changed meanwhile).
+func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
+	now := time.Now().UTC()
+	if q.Name == "" {
+		q.Name = stamp(now)
+	}
+	for _, n := range []string{q.Volume, q.Name} {
+		if err := ref.CheckName(opSnapshot, n); err != nil {
+			return Info{}, err
+		}
+	}
+	full := q.Volume + "@" + q.Name
+	if err := e.needRoot(opSnapshot, full); err != nil {
+		return Info{}, err
+	}
+	if err := e.pool.Admit(ctx, opSnapshot, full, 0); err != nil {
+		return Info{}, err
+	}
+	var l live
+	id := e.identity(driver.Snapshot)
+	err := e.claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		vol, err := resolveVolume(tx, opSnapshot, q.Volume)
+		if err != nil {
+			return nil, err
+		}
+		if _, taken, err := tx.Snapshot(vol.Lineage(), q.Name); err != nil {
+			return nil, err
+		} else if taken {
+			return nil, errs.New(errs.Exists, opSnapshot, full, "the volume has a snapshot of this name").WithHint("choose another, or leave it out to get the time")
+		}
+		if l, err = e.lookLive(tx, vol, q.NoFreeze); err != nil {
+			return nil, err
+		}
+		id = snapshotIdentity(id, vol, q.Name, l.worth(e.caps))
+		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.freezes()}}, nil
+	})
+	if err != nil {
+		return Info{}, err
+	}
+	q.Tracker.Start("snapshotting", 0, 0)
+	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.row), MeasuredAt: l.row.MeasuredAt}
+	if err = e.copyLive(ctx, l, id, true); err == nil {
+		err = e.cat.Update(ctx, catalog.Durability(!id.Ephemeral), func(tx *catalog.Tx) error {
+			if err := tx.Put(row); err != nil {
+				return err
+			}
+			return tx.Unmark(id.ID)
+		})
+	}
+	if err != nil {
+		e.undo(ctx, id.ID)
+		return Info{}, errs.Wrap(opSnapshot, full, err)
+	}
+	return snapshotInfo(row, q.Volume, e.caps.Name), nil
+}
+
+// stamp is a time as a part of a name.
+func stamp(t time.Time) string { return t.UTC().Format("20060102T150405.000Z") }
+
+// snapshotIdentity makes id that of a snapshot of vol, called name.
+func snapshotIdentity(id driver.Identity, vol catalog.Row, name string, worth driver.Consistency) driver.Identity {
+	id.Kind, id.Name, id.Volume, id.Consistency = driver.Snapshot, name, vol.Lineage(), worth
+	id.FS, id.SizeBytes, id.Sector, id.Ephemeral = vol.FS, vol.SizeBytes, vol.Sector, vol.Ephemeral
+	id.Golden, id.Generation = vol.Golden, vol.Generation
+	id.Origin, id.OriginID = vol.Name, vol.ID
+	return id
+}
+
+// snapshotInfo describes a snapshot; its name is the whole reference.
+func snapshotInfo(r catalog.Row, volume, driverName string) Info {
+	i := rowInfo(r, driverName)
+	i.Name = volume + "@" + r.Name
+	return i
+}
+
+// RewindRequest says which volume becomes what it was when.
+type RewindRequest struct {
+	Volume   string
+	Snapshot string
+	Detach   bool // unmount it first, and mount it again where it was
+	Tracker  *progress.Tracker
+}
+
+// Rewound is the result of Rewind.
+type Rewound struct {
+	Info
+	Before string `json:"before"` // reference of the snapshot that keeps the state before
+}
+
+// Rewind makes a volume what it was when a snapshot of it was taken. Its state
+// before stays as a snapshot; its other snapshots stay too. Either all of it
+// happens or nothing. NotFound, InUse (it is mounted, and Detach is not set; or
+// it is, and something uses it), NoSpace.
+func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
+	full := q.Volume + "@" + q.Snapshot
+	if err := e.needRoot(opRewind, full); err != nil {
+		return Rewound{}, err
+	}
+	if err := e.pool.Admit(ctx, opRewind, full, 0); err != nil {
+		return Rewound{}, err
+	}
+	var vol, snap catalog.Row
+	var att catalog.Attached
+	mounted := false
+	look := func(tx *catalog.Tx) (err error) {
+		if vol, err = resolveVolume(tx, opRewind, q.Volume); err != nil {
+			return err
+		}
+		if snap, err = resolve(tx, opRewind, ref.Ref{Name: q.Volume, At: q.Snapshot}); err != nil {
+			return err
+		}
+		a, has, err := tx.Attached(vol.ID)
+		if err != nil {
+			return err
+		}
+		mounted = has && e.look(vol, a) != gone
+		if mounted {
+			att = a
+		}
+		return nil
+	}
+	if err := ref.CheckName(opRewind, q.Snapshot); err != nil {
+		return Rewound{}, err
+	}
+	if err := e.cat.View(ctx, look); err != nil {
+		return Rewound{}, err
+	}
+	again := ""
+	if mounted {
+		if !q.Detach {
+			return Rewound{}, errs.New(errs.InUse, opRewind, q.Volume, "the volume is mounted at %s", att.Mountpoint).
+				WithHint("`pando umount %s` first, or use --detach", q.Volume)
+		}
+		again = att.Mountpoint
+		if att.Loop >= 0 && att.MountID == 0 || again == e.defaultMountpoint(q.Volume) {
+			again = "" // the device, or the place below the pool
+		}
+		if _, err := e.Umount(ctx, q.Volume); err != nil {
+			return Rewound{}, err
+		}
+	}
+	out, err := e.rewindIdle(ctx, q, look, &vol, &snap, &mounted)
+	if att.ID == "" || err != nil && ctx.Err() != nil {
+		return out, err
+	}
+	// Where it was mounted, also if it is as it was.
+	info, merr := e.Mount(ctx, q.Volume, again)
+	if err == nil && merr == nil {
+		out.Info = info
+	}
+	if err == nil {
+		err = merr
+	}
+	return out, err
+}
+
+func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*catalog.Tx) error, vol, snap *catalog.Row, mounted *bool) (Rewound, error) {
+	s := &succession{e: e, op: opRewind, next: e.identity(driver.Volume)}
+	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
+		err := look(tx)
+		if err == nil && *mounted {
+			err = errs.New(errs.InUse, opRewind, q.Volume, "it was mounted meanwhile").WithHint("`pando umount %s` first", q.Volume)
+		}
+		return *vol, *snap, err
+	})
+	if err != nil {
+		return Rewound{}, err
+	}
+	q.Tracker.Start("rewinding", 0, 0)
+	if err = e.drv.Clone(ctx, snap.ID, s.next); err == nil {
+		if s.next.SizeBytes > snap.SizeBytes { // it has grown since
+			err = e.growInside(ctx, catalog.Row{Identity: s.next})
+		}
+	}
+	if err == nil {
+		err = s.commit(ctx)
+	}
+	if err != nil {
+		e.undo(ctx, s.next.ID)
+		_ = e.unmark(ctx, vol.ID)
+		return Rewound{}, errs.Wrap(opRewind, q.Volume+"@"+q.Snapshot, err)
+	}
+	return Rewound{volumeInfo(s.row, e.caps.Name, ""), q.Volume + "@" + s.next.Before}, nil
+}

@@ -1,0 +1,94 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+)
+
+// succession replaces the content of a volume, which is not in use, in one
+// commit. The successor is another object, made beside it; with the commit it
+// takes over the name, and the old object becomes a snapshot of the volume.
+//
+// In the pool the successor's identity says what it replaces and what that is
+// to be called, so a crash between the commit and the renaming of the old object
+// loses nothing: the next command finishes it, and so does a rebuild.
+type succession struct {
+	e    *Engine
+	op   string
+	vol  catalog.Row
+	next driver.Identity // of the successor; the caller makes it
+	row  catalog.Row     // of the successor, after commit
+}
+
+// claim reserves the volume and what its successor is made from; look finds
+// both. It fills in next, which comes with an ID.
+func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, origin catalog.Row, err error)) error {
+	fresh := s.next
+	return s.e.claim(ctx, s.op, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		vol, origin, err := look(tx)
+		if err != nil {
+			return nil, err
+		}
+		n := fresh
+		n.Name, n.Volume, n.Replaces = vol.Name, vol.Lineage(), vol.ID
+		n.Before = "before-" + s.op + "-" + stamp(time.Now())
+		n.FS, n.Sector, n.SizeBytes = origin.FS, origin.Sector, max(vol.SizeBytes, origin.SizeBytes)
+		n.Origin, n.OriginID = refOf(tx, origin), origin.ID
+		n.Golden, n.Generation = origin.Golden, origin.Generation
+		n.CreatedAt, n.ExpiresAt, n.Pinned, n.Ephemeral = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Ephemeral
+		s.vol, s.next = vol, n
+		return []catalog.Mark{
+			{ID: vol.ID, Op: s.op},
+			{ID: n.ID, Op: s.op, Reads: origin.ID},
+		}, nil
+	})
+}
+
+// commit puts the successor, which the driver has made, in the volume's place.
+// On error nothing has changed, and the marks stay for the caller to take away.
+func (s *succession) commit(ctx context.Context) error {
+	e, now := s.e, time.Now()
+	s.row = catalog.Row{Identity: s.next, UsedAt: now}
+	if s.next.FS.IsImage() {
+		u, err := e.drv.Usage(ctx, s.next.ID)
+		if err != nil {
+			return err
+		}
+		s.row.Usage, s.row.MeasuredAt = u, now
+	}
+	old := catalog.Row{Identity: snapshotIdentity(s.vol.Identity, s.vol, s.next.Before, driver.Clean)}
+	old.Origin, old.OriginID = s.vol.Origin, s.vol.OriginID
+	old.Pinned, old.ExpiresAt, old.Replaces, old.Before = time.Time{}, time.Time{}, "", ""
+	if err := e.cat.Update(ctx, catalog.Durability(!s.next.Ephemeral), func(tx *catalog.Tx) error {
+		if err := tx.Replace(s.vol.ID, old, s.row); err != nil {
+			return err
+		}
+		return tx.Unmark(s.next.ID)
+	}); err != nil {
+		return err
+	}
+	// What is left is the old object's identity. If this process dies before
+	// that is written, its mark stays, and the next command writes it.
+	ctx = context.WithoutCancel(ctx)
+	if err := e.writeIdentity(ctx, old.Identity); err != nil {
+		e.warn("%s has been replaced, but the identity of its old state could not be written yet: %v", s.vol.Name, err)
+		return nil
+	}
+	if err := e.unmark(ctx, s.vol.ID); err != nil {
+		e.warn("%s: %v", s.vol.Name, err)
+	}
+	return nil
+}
+
+// writeIdentity makes the pool know what the catalogue says of an object.
+func (e *Engine) writeIdentity(ctx context.Context, id driver.Identity) error {
+	rw, ok := e.drv.(driver.Rewriter)
+	if !ok {
+		return errs.New(errs.Unsupported, "write identity", id.Ref(), "the %s driver cannot change what it has written", e.caps.Name)
+	}
+	return rw.SetIdentity(ctx, id)
+}

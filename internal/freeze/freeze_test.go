@@ -1,0 +1,180 @@
+package freeze
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/testfs"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMain can be a process that freezes a filesystem and never thaws it.
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("FREEZE_TEST_DIR"); dir != "" {
+		f, err := os.Open(dir)
+		if err != nil {
+			panic(err)
+		}
+		err = Do(context.Background(), f, func() error {
+			os.Stdout.WriteString("frozen\n")
+			time.Sleep(time.Hour) // until it is killed
+			return nil
+		})
+		panic(err)
+	}
+	os.Exit(m.Run())
+}
+
+// frozen reports whether the filesystem of dir is frozen: if not, it can be.
+func frozen(t *testing.T, dir string) bool {
+	t.Helper()
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	err = kernel.Freeze(f)
+	if errors.Is(err, unix.EBUSY) {
+		return true
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kernel.Thaw(f); err != nil {
+		t.Fatal(err)
+	}
+	return false
+}
+
+func kinds(t *testing.T, fn func(t *testing.T, dir string)) {
+	t.Run("ext4", func(t *testing.T) { fn(t, testfs.Ext4(t, 64<<20)) })
+	t.Run("xfs", func(t *testing.T) { fn(t, testfs.XFS(t, 320<<20)) })
+	t.Run("btrfs", func(t *testing.T) { fn(t, testfs.Btrfs(t, 256<<20)) })
+}
+
+func TestWritesWaitAndGoOn(t *testing.T) {
+	kinds(t, func(t *testing.T, dir string) {
+		f, err := os.Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		wrote := make(chan error, 1)
+		err = Do(context.Background(), f, func() error {
+			if !frozen(t, dir) {
+				t.Error("it is not frozen")
+			}
+			go func() { wrote <- os.WriteFile(filepath.Join(dir, "late"), []byte("x"), 0o600) }()
+			select {
+			case err := <-wrote:
+				t.Errorf("a write went through: %v", err)
+			case <-time.After(100 * time.Millisecond):
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := <-wrote; err != nil {
+			t.Error(err)
+		}
+		if frozen(t, dir) {
+			t.Error("it is still frozen")
+		}
+	})
+}
+
+func TestErrorOfTheWorkThaws(t *testing.T) {
+	dir := testfs.Ext4(t, 64<<20)
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	mine := errors.New("mine")
+	if err := Do(context.Background(), f, func() error { return mine }); !errors.Is(err, mine) {
+		t.Errorf("got %v", err)
+	}
+	if frozen(t, dir) {
+		t.Error("it is still frozen")
+	}
+}
+
+func TestFrozenBySomethingElse(t *testing.T) {
+	dir := testfs.Ext4(t, 64<<20)
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := kernel.Freeze(f); err != nil {
+		t.Fatal(err)
+	}
+	err = Do(context.Background(), f, func() error { t.Error("the work was done"); return nil })
+	if !errs.Is(err, errs.InUse) || errs.HintOf(err) == "" {
+		t.Errorf("got %v", err)
+	}
+	if !frozen(t, dir) {
+		t.Error("it thawed what somebody else had frozen")
+	}
+	if err := kernel.Thaw(f); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCannotBeFrozen(t *testing.T) {
+	f, err := os.Open("/proc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := Do(context.Background(), f, func() error { return nil }); !errs.Is(err, errs.Unsupported) && !errs.Is(err, errs.Permission) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestKilledBetweenFreezeAndThaw kills the process that has frozen a filesystem,
+// with its whole process group.
+func TestKilledBetweenFreezeAndThaw(t *testing.T) {
+	kinds(t, func(t *testing.T, dir string) {
+		cmd := exec.Command("/proc/self/exe")
+		cmd.Env = append(os.Environ(), "FREEZE_TEST_DIR="+dir)
+		cmd.SysProcAttr = &unix.SysProcAttr{Setpgid: true}
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+			t.Fatalf("%q, %v", line, err)
+		}
+		if !frozen(t, dir) {
+			t.Error("it is not frozen")
+		}
+		if err := unix.Kill(-cmd.Process.Pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		_ = cmd.Wait() // killed
+		// This hangs for good if nobody thaws.
+		if err := os.WriteFile(filepath.Join(dir, "late"), []byte("x"), 0o600); err != nil {
+			t.Error(err)
+		}
+		for deadline := time.Now().Add(10 * time.Second); frozen(t, dir); {
+			if time.Now().After(deadline) {
+				t.Fatal("it stays frozen")
+			}
+		}
+	})
+}
