@@ -49,9 +49,9 @@ func openDir(t testing.TB, dir string) *os.File {
 // world is where trees can be copied, as one kind of origin does it.
 type world struct {
 	sameOrigin bool
-	empty      func() string                // a new tree
-	copy       func(of string) string       // of a tree that nobody writes
-	settle     func(dir string)             // before it is compared or copied
+	empty      func() string                 // a new tree
+	copy       func(of string) string        // of a tree that nobody writes
+	settle     func(dir string)              // before it is compared or copied
 	hints      func(a, b string, o *Options) // adds what can be known
 }
 
@@ -226,7 +226,29 @@ func images(t *testing.T, kind string, mkfs ...string) world {
 			detach(dir)
 			attach(dir)
 		},
+		hints: func(a, b string, o *Options) {
+			detach(a)
+			detach(b)
+			o.Hints, o.SameBlocks = imageHints(t, imageOf(a), imageOf(b))
+			attach(a)
+			attach(b)
+		},
 	}
+}
+
+// imageHints are those of two images that are not mounted.
+func imageHints(t *testing.T, a, b string) (*Hints, func(x, y, n int64) (bool, int64)) {
+	t.Helper()
+	fa, fb := openDir(t, a), openDir(t, b)
+	d, ok, err := CompareImages(fa, fb)
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	h, err := Ext4Hints(t.Context(), fa, fb, d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h, d.SameBlocks
 }
 
 func compareTrees(t *testing.T, a, b string, o Options) Result {

@@ -129,6 +129,9 @@ func unchanged(a, b *inode, after time.Time) bool {
 		a.uid != b.uid || a.gid != b.gid || a.rdev != b.rdev || a.nlink != b.nlink {
 		return false
 	}
+	if a.btime == (unix.StatxTimestamp{}) && a.ctime.Nsec == 0 {
+		return false // a filesystem that counts in seconds: many changes fit into one
+	}
 	return after.IsZero() || time.Unix(b.ctime.Sec, int64(b.ctime.Nsec)).Before(after)
 }
 

@@ -380,7 +380,7 @@ func (c *comparer) object(o *object) error {
 	} else if len(o.lost) > 0 && len(o.gained) > 0 {
 		l, g := o.lost[0], o.gained[0]
 		stA, stB = l.st, g.st
-		if !c.o.SameOrigin || !sameObject(stA, stB) || !unchanged(stA, stB, c.racy) {
+		if !c.o.SameOrigin || !sameObject(stA, stB) || !c.unchanged(stA, stB) {
 			var err error
 			if d, err = c.compareNodes(l, g); err != nil {
 				return err

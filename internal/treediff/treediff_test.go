@@ -34,12 +34,32 @@ func TestRandomSnapshots(t *testing.T) {
 	rounds(t, 12, func(t *testing.T, r *rand.Rand, edits int) { property(t, w, edits, r, "walk") })
 }
 
-// TestRandomImages: filesystems in images, by their inodes.
+// TestRandomImages: filesystems in images, by their inodes, and by what of the
+// images has changed.
 func TestRandomImages(t *testing.T) {
-	for _, kind := range []string{"ext4", "xfs"} {
-		t.Run(kind, func(t *testing.T) {
-			w := images(t, kind, blockArgs[kind]...)
-			rounds(t, 5, func(t *testing.T, r *rand.Rand, edits int) { property(t, w, edits, r, "walk") })
+	for _, c := range []struct{ name, kind, method string }{
+		{"ext4 inodes", "ext4", "walk"}, {"xfs", "xfs", "walk"}, {"ext4", "ext4", "ext4"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := images(t, c.kind, blockArgs[c.kind]...)
+			if c.method == "walk" && c.kind == "ext4" {
+				w.hints = nil
+			}
+			rounds(t, 5, func(t *testing.T, r *rand.Rand, edits int) { property(t, w, edits, r, c.method) })
+		})
+	}
+}
+
+// TestRandomExt4Layouts: inode tables are found however mkfs spreads them.
+func TestRandomExt4Layouts(t *testing.T) {
+	for name, args := range map[string][]string{
+		"no flex_bg": {"-O", "^flex_bg,^resize_inode"}, "meta_bg": {"-O", "meta_bg,^resize_inode"},
+		"32 bit": {"-O", "^64bit"}, "no checksums": {"-O", "^metadata_csum,^uninit_bg"},
+		"many groups": {"-g", "1024", "-O", "meta_bg,^resize_inode"}, "large inodes": {"-I", "1024"}, "small inodes": {"-I", "128"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := images(t, "ext4", append(args, blockArgs["ext4"]...)...)
+			rounds(t, 1, func(t *testing.T, r *rand.Rand, _ int) { property(t, w, 30, r, "ext4") })
 		})
 	}
 }

@@ -23,7 +23,7 @@ import (
 // only what differs takes memory.
 
 // slack is how much coarser than the truth times of files may be.
-const slack = time.Second
+const slack = 20 * time.Millisecond
 
 type comparer struct {
 	ctx        context.Context
@@ -176,6 +176,15 @@ func (c *comparer) mayDiffer(ino uint64) bool {
 	}
 	_, ok := c.o.Hints.Changed[ino]
 	return ok
+}
+
+// unchanged reports whether two inodes of one object are the same for certain.
+// What the hints name has changed, also if times are too coarse to show it.
+func (c *comparer) unchanged(a, b *inode) bool {
+	if c.o.Hints != nil && a.dev == c.devA && c.mayDiffer(a.ino) {
+		return false
+	}
+	return unchanged(a, b, c.racy)
 }
 
 // seen counts names of changed inodes, so that the walk can end early.
@@ -364,7 +373,7 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 	// In a nested subvolume times and numbers still prove that nothing has
 	// changed, but a file is not recognised elsewhere.
 	known := c.o.SameOrigin && sameObject(&stA, &stB)
-	if known && unchanged(&stA, &stB, c.racy) {
+	if known && c.unchanged(&stA, &stB) {
 		return nil
 	}
 	if !stA.isDir() && (stA.nlink > 1 || stB.nlink > 1) {
