@@ -268,9 +268,23 @@ func (v *view) tree(ctx context.Context, s *side, fn func(root *os.File) error) 
 
 // compare compares the files of two sides.
 func (v *view) compare(ctx context.Context, a, b *side, times bool, t *progress.Tracker) (treediff.Result, error) {
+	o, done, release, err := v.known(ctx, a, b)
+	if err != nil {
+		return treediff.Result{}, err
+	}
+	defer release()
+	if done {
+		return treediff.Result{Stats: treediff.Stats{Method: o.Hints.Method}}, nil
+	}
+	o.Times, o.Progress = times, t.Add
 	var res treediff.Result
-	err := v.with(ctx, func(roots []*os.File) (err error) {
-		res, err = v.compareRoots(ctx, a, b, roots[0], roots[1], times, t)
+	err = v.with(ctx, func(roots []*os.File) (err error) {
+		if !a.row().FS.IsImage() {
+			if err := v.knownOfTrees(ctx, a, b, roots[0], roots[1], &o); err != nil {
+				return err
+			}
+		}
+		res, err = treediff.Compare(ctx, roots[0], roots[1], o)
 		return err
 	}, a, b)
 	return res, err
@@ -288,20 +302,78 @@ func (v *view) with(ctx context.Context, fn func(roots []*os.File) error, sides 
 	return open(0, nil)
 }
 
-func (v *view) compareRoots(ctx context.Context, a, b *side, rootA, rootB *os.File, times bool, t *progress.Tracker) (treediff.Result, error) {
-	o := treediff.Options{Times: times, Progress: t.Add}
+// known is what can be known of two sides before their files are looked at. done:
+// they are the same. The images must stay until release.
+func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done bool, release func(), err error) {
+	release = func() {}
 	_, since, same, err := v.e.related(ctx, a.row(), b.row())
 	if err != nil {
-		return treediff.Result{}, err
+		return o, false, release, err
 	}
-	o.SameOrigin = same && v.e.caps.Sharing
-	if o.SameOrigin {
+	if o.SameOrigin = same && v.e.caps.Sharing; o.SameOrigin {
 		o.Younger = since
 	}
-	if !a.row().FS.IsImage() {
-		o.SameBlocks = func(x, y, n int64) (bool, int64) { return x == y, n }
+	if !a.row().FS.IsImage() || !b.row().FS.IsImage() {
+		return o, false, release, nil
 	}
-	return treediff.Compare(ctx, rootA, rootB, o)
+	var files []*os.File
+	release = func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}
+	for _, s := range []*side{a, b} {
+		w, err := v.e.drv.Attachment(ctx, s.id())
+		if err != nil {
+			return o, false, release, err
+		}
+		f, err := os.Open(w.Image)
+		if err != nil {
+			return o, false, release, errs.Wrap(opDiff, s.ref.String(), err)
+		}
+		files = append(files, f)
+	}
+	delta, ok, err := treediff.CompareImages(files[0], files[1])
+	if err != nil || !ok {
+		return o, false, release, err
+	}
+	if delta.Empty() {
+		o.Hints = &treediff.Hints{Method: "extents"}
+		return o, true, release, nil
+	}
+	if a.row().FS == driver.Ext4 && b.row().FS == driver.Ext4 {
+		h, err := treediff.Ext4Hints(ctx, files[0], files[1], delta)
+		if err != nil || h == nil {
+			// Replaying the log, when it is mounted, may write into files.
+			return o, false, release, err
+		}
+		if o.SameOrigin {
+			o.Hints, done = h, len(h.Changed) == 0
+		}
+	}
+	o.SameBlocks = delta.SameBlocks
+	return o, done, release, nil
+}
+
+// knownOfTrees is what the filesystem knows of two trees in the pool.
+func (v *view) knownOfTrees(ctx context.Context, a, b *side, rootA, rootB *os.File, o *treediff.Options) error {
+	o.SameBlocks = func(x, y, n int64) (bool, int64) { return x == y, n }
+	if !o.SameOrigin {
+		return nil
+	}
+	common, _, _, err := v.e.related(ctx, a.row(), b.row())
+	if err != nil {
+		return err
+	}
+	var origin *os.File
+	if w, err := v.e.drv.Attachment(ctx, common); err == nil && w.Tree != "" {
+		if f, err := os.Open(w.Tree); err == nil {
+			defer f.Close()
+			origin = f
+		}
+	}
+	o.Hints, err = treediff.BtrfsHints(ctx, rootA, rootB, origin)
+	return err
 }
 
 // related reports whether two objects come from one origin, the nearest one's

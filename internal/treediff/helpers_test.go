@@ -129,6 +129,12 @@ func snapshots(t *testing.T) world {
 				t.Fatal(err)
 			}
 		},
+		hints: func(a, b string, o *Options) {
+			var err error
+			if o.Hints, err = BtrfsHints(t.Context(), openDir(t, a), openDir(t, b), nil); err != nil {
+				t.Fatal(err)
+			}
+		},
 	}
 }
 

@@ -28,9 +28,12 @@ func TestRandomCopies(t *testing.T) {
 	}
 }
 
-// TestRandomSnapshots: subvolumes, by their inodes.
+// TestRandomSnapshots: subvolumes, by what btrfs says has changed, and by their
+// inodes.
 func TestRandomSnapshots(t *testing.T) {
 	w := snapshots(t)
+	rounds(t, 12, func(t *testing.T, r *rand.Rand, edits int) { property(t, w, edits, r, "btrfs") })
+	w.hints = nil
 	rounds(t, 12, func(t *testing.T, r *rand.Rand, edits int) { property(t, w, edits, r, "walk") })
 }
 
