@@ -42,7 +42,7 @@ type ApplyOptions struct {
 // and after an error it is in between. Conflict if a path is not as the changes
 // expect, NoSpace, Canceled, IO.
 func Apply(ctx context.Context, changes []Change, from, onto *os.File, o ApplyOptions) error {
-	a := &applier{ctx: ctx, from: from, onto: onto, o: o, staged: map[string]int{}}
+	a := &applier{ctx: ctx, from: from, onto: onto, o: o, staged: map[string]int{}, skipped: map[string]bool{}}
 	err := a.run(changes)
 	var e *errs.Error
 	if errors.As(err, &e) && (e.Op == "import" || e.Op == op) {
@@ -57,6 +57,21 @@ type applier struct {
 	o          ApplyOptions
 	stage      *os.File
 	staged     map[string]int // by Change.From: name in the stage
+
+	mu      sync.Mutex
+	skipped map[string]bool // with Keep: paths at which the other side's choice stands
+}
+
+// taken reports whether a change is to be left out because, with Keep, its path
+// is taken, or the directory for it is not there.
+func (a *applier) taken(ch *Change, err error) bool {
+	if !a.o.Keep || !errs.Is(err, errs.Exists) && !errs.Is(err, errs.Conflict) {
+		return false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.skipped[ch.Path] = true
+	return true
 }
 
 func (a *applier) done(n, bytes int64) {
@@ -81,7 +96,7 @@ func (a *applier) run(changes []Change) error {
 		return failed(stageName, "open", err)
 	}
 	defer a.stage.Close()
-	for _, step := range []func([]Change) error{a.out, a.in, a.files, a.links, a.contents, a.attributes} {
+	for _, step := range []func([]Change) error{a.out, a.in, a.files, a.links, a.missing, a.contents, a.attributes} {
 		if err := step(changes); err != nil {
 			return err
 		}
@@ -127,7 +142,8 @@ func (a *applier) out(changes []Change) error {
 			}
 			dir.Close()
 		}
-		if a.o.Force && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)) {
+		// With Keep, what was in a directory that the other side has replaced.
+		if (a.o.Force || a.o.Keep) && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)) {
 			err = nil
 		}
 		if err != nil {
@@ -196,12 +212,15 @@ func (a *applier) in(changes []Change) error {
 		if err := a.ctx.Err(); err != nil {
 			return errs.Wrap("apply", "", err)
 		}
+		n, isStaged := a.staged[ch.From]
+		isStaged = isStaged && ch.Op == Renamed
 		dir, name, err := a.parent(ch.Path)
+		if err != nil && !isStaged && a.taken(&ch, err) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		n, isStaged := a.staged[ch.From]
-		isStaged = isStaged && ch.Op == Renamed
 		switch {
 		case !isStaged && ch.Type != Dir:
 			err = a.clear(dir, name, false)
@@ -223,8 +242,9 @@ func (a *applier) in(changes []Change) error {
 			}
 		}
 		dir.Close()
-		if err != nil {
-			return failed(ch.Path, "make", err)
+		err = failed(ch.Path, "make", err)
+		if err != nil && (isStaged || !a.taken(&ch, err)) {
+			return err
 		}
 		a.done(1, 0)
 	}
@@ -395,7 +415,7 @@ func (a *applier) parallel(changes []Change, is func(*Change) bool, fn func(*Cha
 
 // files copies the added files.
 func (a *applier) files(changes []Change) error {
-	var mu sync.Mutex // making directories that are missing
+	var mu sync.Mutex // for making directories that are missing
 	return a.parallel(changes, func(ch *Change) bool { return a.isNew(ch) && ch.Type != Dir && ch.Link == "" }, func(ch *Change) error {
 		if a.o.Force {
 			mu.Lock()
@@ -403,7 +423,10 @@ func (a *applier) files(changes []Change) error {
 			return a.replaceFile(ch.Path)
 		}
 		a.done(1, ch.ChangedBytes)
-		return a.copyFile(ch.Path)
+		if err := a.copyFile(ch.Path); err != nil && !a.taken(ch, err) {
+			return err
+		}
+		return nil
 	})
 }
 
@@ -416,6 +439,9 @@ func (a *applier) links(changes []Change) error {
 			continue
 		}
 		dir, name, err := a.parent(ch.Path)
+		if err != nil && a.taken(ch, err) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
@@ -433,13 +459,47 @@ func (a *applier) links(changes []Change) error {
 			}
 		}
 		dir.Close()
-		if err == unix.ENOENT && (a.o.Force || a.o.Keep) { // the other side's choice has no such file
-			err = a.copyFile(ch.Path)
+		if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP || err == unix.EPERM {
+			err = a.copyFile(ch.Path) // the other file is not there in this tree
 		}
-		if err != nil {
-			return failed(ch.Path, "link", err)
+		if err = failed(ch.Path, "link", err); err != nil && !a.taken(ch, err) {
+			return err
 		}
 		a.done(1, 0)
+	}
+	return nil
+}
+
+// missing copies, with Force, what was to be changed but is not there, or is
+// something else.
+func (a *applier) missing(changes []Change) error {
+	if !a.o.Force {
+		return nil
+	}
+	for i := range changes {
+		ch := &changes[i]
+		if ch.Op == Deleted || ch.Path == "." {
+			continue
+		}
+		dir, name, err := a.parent(ch.Path)
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		switch {
+		case err == nil && typeOf(uint8(st.Mode&unix.S_IFMT>>12)) == ch.Type:
+		case ch.Type != Dir:
+			err = a.replaceFile(ch.Path)
+		default:
+			if err = a.clear(dir, name, true); err == nil {
+				err = unix.Mkdirat(int(dir.Fd()), name, 0o700)
+			}
+		}
+		dir.Close()
+		if err != nil {
+			return failed(ch.Path, "make", err)
+		}
 	}
 	return nil
 }
@@ -453,7 +513,11 @@ func (a *applier) contents(changes []Change) error {
 		if ch.Type != File {
 			return a.replaceFile(ch.Path)
 		}
-		return a.content(ch)
+		err := a.content(ch)
+		if a.o.Keep && errs.Is(err, errs.Conflict) {
+			return nil // the other side's choice has no such file
+		}
+		return err
 	})
 }
 
@@ -569,7 +633,7 @@ func copyData(ctx context.Context, src, dst *os.File, from, to int64) error {
 // attributes gives all that was made or changed its owner, mode and so on.
 func (a *applier) attributes(changes []Change) error {
 	return a.parallel(changes, func(ch *Change) bool {
-		return ch.Op != Deleted && (ch.Metadata || ch.Times || ch.Content || ch.Op == Added || a.isNew(ch))
+		return ch.Op != Deleted && !a.skipped[ch.Path] && (ch.Metadata || ch.Times || ch.Content || ch.Op == Added || a.isNew(ch))
 	}, func(ch *Change) error {
 		err := a.copyAttributes(ch.Path)
 		if a.o.Keep && errs.Is(err, errs.Conflict) {
