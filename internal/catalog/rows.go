@@ -493,6 +493,13 @@ func (t *Tx) Count() (Counts, error) {
 	return n, wrap("read catalogue", t.c.path, err)
 }
 
+// Based counts the volumes and snapshots that descend from a generation.
+func (t *Tx) Based(golden string, generation int) (int, error) {
+	var n int
+	err := t.row(`SELECT count(*) FROM objects WHERE kind <> 'generation' AND golden = ? AND generation = ?`, golden, generation).Scan(&n)
+	return n, wrap("read catalogue", t.c.path, err)
+}
+
 // ClonesByOrigin counts the volumes of each origin.
 func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
 	out := map[driver.ObjectID]int{}

@@ -391,7 +391,7 @@ func (e *Engine) heldError(ctx context.Context, op string, row catalog.Row, a ca
 
 // heldBy names the processes and mount namespaces that keep a volume attached.
 func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64) error {
-	if op == opExpire {
+	if op == opExpire || op == opPrune {
 		return errs.New(errs.InUse, op, row.Name, "it is in use")
 	}
 	q := mount.Query{Dev: dev, At: a.Mountpoint}

@@ -270,7 +270,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 		b.abandon(ctx)
 		return Published{}, errs.Wrap(opPublish, q.Golden, err)
 	}
-	return Published{info, e.retain(ctx, q.Golden)}, nil
+	return Published{info, e.retired(ctx, q.Golden)}, nil
 }
 
 func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {

@@ -37,6 +37,7 @@ type DestroyReport struct {
 	Failed    []error // one for each that still exists
 
 	deadline time.Time // of removing
+	why      string    // they go
 }
 
 // Destroy removes volumes, with their snapshots, and snapshots. refs may hold
@@ -59,6 +60,16 @@ func (e *Engine) Destroy(ctx context.Context, refs []string, t *progress.Tracker
 // destroyed. What is left then is hidden already, and goes with later commands.
 const reclaimBound = 10 * time.Second
 
+// failure is the first error that is not that something is in use.
+func (r *DestroyReport) failure() error {
+	for _, err := range r.Failed {
+		if !errs.Is(err, errs.InUse) {
+			return err
+		}
+	}
+	return nil
+}
+
 // destroyOptions of destroyRows.
 type destroyOptions struct {
 	// still, if not nil, decides in the transaction that claims an object
@@ -66,11 +77,12 @@ type destroyOptions struct {
 	still   func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error)
 	force   bool   // what is pinned too
 	op      string // "": destroy; other than that, nobody asked for it, and what is in use is left alone at once
+	why     string // for gc --explain
 	tracker *progress.Tracker
 }
 
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
-	report := &DestroyReport{deadline: time.Now().Add(reclaimBound)}
+	report := &DestroyReport{deadline: time.Now().Add(reclaimBound), why: o.why}
 	e.pool.SpendReserve()
 	defer func() { _ = e.pool.MakeReserve() }() // or the next one does
 	o.tracker.Start("destroying", int64(len(rows)), 0)
@@ -85,8 +97,9 @@ func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOption
 
 // doomed is an object that is to be destroyed, a volume with its snapshots.
 type doomed struct {
-	row catalog.Row
-	ref string
+	row   catalog.Row
+	ref   string
+	whole bool // of a golden: all its generations go, and row is the current one
 }
 
 // toDestroy resolves references and globs, without repeats: a snapshot whose
@@ -98,7 +111,7 @@ func (e *Engine) toDestroy(ctx context.Context, refs []string) ([]doomed, error)
 		add := func(r catalog.Row) error {
 			if !seen[r.ID] {
 				seen[r.ID] = true
-				out = append(out, doomed{r, refOf(tx, r)})
+				out = append(out, doomed{row: r, ref: refOf(tx, r)})
 			}
 			return nil
 		}
@@ -159,10 +172,11 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	return nil
 }
 
-// destroyOne is an object on its way out, a volume with its snapshots.
+// destroyOne is what goes out in one step: an object, a volume with its snapshots,
+// or a whole golden.
 type destroyOne struct {
 	doomed
-	snaps  []catalog.Row // of a volume
+	with   []catalog.Row // a volume's snapshots, a whole golden's other generations
 	att    catalog.Attached
 	has    bool
 	failed error
@@ -172,13 +186,16 @@ type destroyOne struct {
 
 // rows are all that goes, the volume last.
 func (it *destroyOne) rows() []catalog.Row {
-	return append(slices.Clip(it.snaps), it.row)
+	return append(slices.Clip(it.with), it.row)
 }
 
 // refOf is the reference of one of its rows.
 func (it *destroyOne) refOf(r catalog.Row) string {
-	if r.ID == it.row.ID {
+	switch {
+	case r.ID == it.row.ID:
 		return it.ref
+	case r.Kind == driver.Generation:
+		return ref.Generation(r.Golden, r.Generation)
 	}
 	return it.row.Name + "@" + r.Name
 }
@@ -250,13 +267,16 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 // the rest to the next command.
 func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *DestroyReport) {
 	ctx = context.WithoutCancel(ctx)
-	bounded, cancel := context.WithDeadline(ctx, report.deadline)
+	bounded, cancel := ctx, func() {}
+	if e.freed == nil { // else it is measured, which takes its time
+		bounded, cancel = context.WithDeadline(ctx, report.deadline)
+	}
 	defer cancel()
 	parallel(going, func(it *destroyOne) {
 		for _, r := range it.rows() {
 			if bounded.Err() != nil {
 				it.left = append(it.left, r)
-			} else if err := e.drv.Destroy(bounded, r.ID); err != nil {
+			} else if err := e.remove(bounded, r.ID, it.refOf(r), report.why); err != nil {
 				it.left = append(it.left, r)
 			}
 		}
@@ -298,7 +318,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 	return e.claimWithin(ctx, patience, "destroy", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		var marks []catalog.Mark
 		for _, it := range items {
-			it.skip, it.snaps = false, nil
+			it.skip, it.with = false, nil
 			row, ok, err := tx.Get(it.row.ID)
 			if err != nil {
 				return nil, err
@@ -321,9 +341,15 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 				}
 			}
 			if row.Kind == driver.Volume {
-				if it.snaps, err = tx.Snapshots(row.Lineage()); err != nil {
+				if it.with, err = tx.Snapshots(row.Lineage()); err != nil {
 					return nil, err
 				}
+			}
+			if it.whole {
+				if it.with, err = tx.Generations(row.Golden); err != nil {
+					return nil, err
+				}
+				it.with = slices.DeleteFunc(it.with, func(r catalog.Row) bool { return r.ID == row.ID })
 			}
 			for _, r := range it.rows() {
 				if err := checkPin(r, it.refOf(r)); err != nil && !o.force {
@@ -383,10 +409,10 @@ func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.At
 			return err
 		}
 	}
-	it := &destroyOne{doomed: doomed{row, row.Name}}
+	it := &destroyOne{doomed: doomed{row: row, ref: row.Name}}
 	err := e.cat.Update(ctx, catalog.Durability(!row.Ephemeral), func(tx *catalog.Tx) (err error) {
 		if row.Kind == driver.Volume {
-			if it.snaps, err = tx.Snapshots(row.Lineage()); err != nil {
+			if it.with, err = tx.Snapshots(row.Lineage()); err != nil {
 				return err
 			}
 		}

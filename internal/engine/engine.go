@@ -47,6 +47,7 @@ type Engine struct {
 	caps driver.Caps
 
 	reclaimUntil time.Time // zero: no bound
+	freed        *freed    // set by gc: what was removed, and what that returned
 
 	// Recovery says what Open had to clean up.
 	Recovery Recovery
@@ -64,6 +65,11 @@ func Open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
 		return nil, err
 	}
 	return e, nil
+}
+
+// OpenForGC is Open without the clean-up, all of which GC does.
+func OpenForGC(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
+	return open(ctx, dir, drivers)
 }
 
 // open opens the pool without recovery.

@@ -1,18 +1,14 @@
 package engine
 
 import (
+	"cmp"
 	"context"
-	"time"
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/pool"
-
-	"os"
-
-	"golang.org/x/sys/unix"
 )
 
 // Sweep is what a comparison of the whole pool with the catalogue found.
@@ -122,7 +118,7 @@ func (e *Engine) sweep(ctx context.Context, lostBoot string) (*Sweep, error) {
 			s.Kept = append(s.Kept, string(i.Kind)+" "+describe(i)+" is in the pool but not in the catalogue: `pando init --rebuild` would bring it back")
 			continue
 		}
-		if err := e.drv.Destroy(ctx, o.ID); err != nil {
+		if err := e.remove(ctx, o.ID, cmp.Or(describe(i), string(o.ID)), "left by an interrupted operation or an earlier boot"); err != nil {
 			s.Kept = append(s.Kept, "garbage "+string(o.ID)+": "+err.Error())
 			continue
 		}
@@ -194,89 +190,4 @@ func describe(i driver.Identity) string {
 		return i.Name
 	}
 	return string(i.ID)
-}
-
-// GCReport is what gc did.
-type GCReport struct {
-	Sweep
-	Reclaimed    int      `json:"reclaimed"`        // destroyed earlier, returned now
-	Undone       int      `json:"undone"`           // interrupted operations cleaned up
-	FreedBytes   int64    `json:"freed_bytes"`      // free space of the pool, after minus before; other writers count
-	TrimmedBytes int64    `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
-	HostFreed    int64    `json:"host_freed_bytes"` // of a loop-backed pool: disk space that the file gave back
-	Duration     float64  `json:"duration_seconds"` //
-	Warnings     []string `json:"warnings,omitempty"`
-}
-
-// GC cleans up everything that can be: what Open does, a full comparison of the
-// pool with the catalogue, and, on a loop-backed pool, returning free space to
-// the filesystem below.
-func (e *Engine) GC(ctx context.Context) (*GCReport, error) {
-	start := time.Now()
-	e.pool.SpendReserve()
-	defer func() { _ = e.pool.MakeReserve() }()
-	before, err := e.pool.Space()
-	if err != nil {
-		return nil, err
-	}
-	unlock, err := pool.Lock(ctx, e.pool.Dir)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	var graves []catalog.Tombstone
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		graves, err = tx.Unreclaimed(0)
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	e.reclaimUntil = time.Time{}
-	e.reclaim(ctx, graves)
-	s, err := e.sweep(ctx, "")
-	if err != nil {
-		return nil, err
-	}
-	r := &GCReport{Sweep: *s}
-	if e.Recovery.Swept != nil { // this very command was the first of the boot
-		r.Garbage += e.Recovery.Swept.Garbage
-		r.Detached += e.Recovery.Swept.Detached
-	}
-	r.Reclaimed, r.Undone, r.Warnings = e.Recovery.Reclaimed, e.Recovery.Undone, e.Recovery.Warnings
-	if e.pool.Config.Backing != nil {
-		if err := e.trimBacking(r); err != nil {
-			return nil, err
-		}
-	}
-	after, err := e.pool.Space()
-	if err != nil {
-		return nil, err
-	}
-	r.FreedBytes = max(0, before.UsedBytes-after.UsedBytes)
-	r.Duration = time.Since(start).Seconds()
-	return r, nil
-}
-
-// trimBacking returns the pool's free space to the sparse file it lies in.
-func (e *Engine) trimBacking(r *GCReport) error {
-	dir, err := os.Open(e.pool.DataDir())
-	if err != nil {
-		return errs.Wrap("gc", e.pool.Dir, err)
-	}
-	defer dir.Close()
-	blocks := func() int64 {
-		var st unix.Stat_t
-		if unix.Stat(e.pool.BackingFile(), &st) != nil {
-			return 0
-		}
-		return st.Blocks * 512
-	}
-	before := blocks()
-	r.TrimmedBytes, err = kernel.Trim(dir, 64<<10)
-	if err != nil {
-		r.Warnings = append(r.Warnings, "free space could not be returned to the host: "+err.Error())
-		return nil
-	}
-	r.HostFreed = max(0, before-blocks())
-	return nil
 }

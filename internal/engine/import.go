@@ -118,7 +118,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, errs.Wrap(opImport, q.Name, err)
 	}
 	out.Source = src.kind
-	out.Removed = e.retain(ctx, q.Name)
+	out.Removed = e.retired(ctx, q.Name)
 	return out, nil
 }
 

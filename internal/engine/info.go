@@ -352,18 +352,14 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 			return errs.New(errs.Invalid, "golden rm", r.String(), "it is the current generation").
 				WithHint("publish another first, or remove the whole golden: `pando golden rm %s`", r.Name)
 		}
-		for _, x := range gens {
-			if r.At == "" || x.Generation == row.Generation {
-				going = append(going, doomed{x, ref.Generation(x.Golden, x.Generation)})
-			}
-		}
-		// Old generations first: until the current one goes, the golden is whole.
+		// A golden goes as a whole or not at all, in one commit.
+		d := doomed{row: row, ref: ref.Generation(row.Golden, row.Generation), whole: r.At == "" || len(gens) == 1}
+		going = []doomed{d}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	// The row of the golden goes with its last generation, in one commit.
 	return e.destroyRows(ctx, going, destroyOptions{}), ctx.Err()
 }
 

@@ -36,8 +36,7 @@ type RebuildReport struct {
 }
 
 // Rebuild makes the catalogue anew from the identities in the pool, and keeps
-// the old one aside. Lost are last-use times, and mounts of native volumes are
-// forgotten. Of two objects with one name, the younger gets another. NotFound,
+// the old one aside. Lost are last-use times; what is mounted is unmounted. Of two objects with one name, the younger gets another. NotFound,
 // InUse (an image is attached: the catalogue would not know where).
 func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, error) {
 	p, err := pool.Open(ctx, dir)
@@ -79,6 +78,9 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 			whole = append(whole, o.Identity)
 		}
 	}
+	if whole, err = settleIdentities(ctx, d, whole, r); err != nil {
+		return nil, err
+	}
 	slices.SortFunc(whole, func(a, b driver.Identity) int { return a.CreatedAt.Compare(b.CreatedAt) })
 	if r.Old, err = setAside(p.Dir); err != nil {
 		return nil, err
@@ -97,6 +99,47 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 		}
 		return tx.SetMeta("boot", kernel.BootID())
 	})
+}
+
+// settleIdentities finishes what identities say was begun: a volume that was
+// replaced becomes a snapshot of its successor. Snapshots whose volume is gone
+// become volumes, so that nothing is out of reach.
+func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Identity, r *RebuildReport) ([]driver.Identity, error) {
+	rw, ok := d.(driver.Rewriter)
+	successors, lineages := map[driver.ObjectID]driver.Identity{}, map[driver.ObjectID]bool{}
+	for _, id := range whole {
+		if id.Kind == driver.Volume {
+			lineages[id.Lineage()] = true
+			if id.Replaces != "" {
+				successors[id.Replaces] = id
+			}
+		}
+	}
+	for i, id := range whole {
+		next, replaced := successors[id.ID]
+		switch {
+		case id.Kind == driver.Volume && replaced:
+			vol := catalog.Row{Identity: id}
+			was := id
+			id = snapshotIdentity(id, vol, next.Before, driver.Clean)
+			id.Origin, id.OriginID = was.Origin, was.OriginID
+			id.Pinned, id.ExpiresAt, id.Replaces, id.Before = time.Time{}, time.Time{}, "", ""
+		case id.Kind == driver.Snapshot && !lineages[id.Volume]:
+			name := freeName(id.Origin+"-"+id.Name, string(id.ID))
+			r.Notes = append(r.Notes, "the volume of snapshot "+id.Origin+"@"+id.Name+" is gone: it is now volume "+name)
+			id.Kind, id.Name, id.Volume, id.Consistency = driver.Volume, name, "", ""
+		default:
+			continue
+		}
+		if !ok {
+			return nil, errs.New(errs.Unsupported, "rebuild", string(id.ID), "the driver cannot change what it has written")
+		}
+		if err := rw.SetIdentity(ctx, id); err != nil {
+			return nil, err
+		}
+		whole[i] = id
+	}
+	return whole, nil
 }
 
 // setAside renames the old catalogue's files, so that nothing is lost.
@@ -119,6 +162,12 @@ func setAside(dir string) (string, error) {
 func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
 	goldens := map[string]*catalog.Golden{}
 	now := time.Now()
+	published := map[driver.ObjectID]driver.Identity{} // the last generation that came of a volume
+	for _, id := range whole {
+		if id.Kind == driver.Generation && id.OriginID != "" {
+			published[id.OriginID] = id
+		}
+	}
 	for _, id := range whole {
 		row := catalog.Row{Identity: id, UsedAt: now, MeasuredAt: now}
 		if d.Caps().FS[0].IsImage() { // trees would be walked
@@ -133,6 +182,9 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 		switch id.Kind {
 		case driver.Volume:
 			r.Volumes++
+			if g, ok := published[id.ID]; ok && (row.Golden == "" || row.Golden == g.Golden && row.Generation < g.Generation) {
+				row.Golden, row.Generation = g.Golden, g.Generation // as Publish says
+			}
 			if _, taken, err := tx.Volume(id.Name); err != nil {
 				return err
 			} else if taken {
@@ -148,7 +200,9 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 				g = &catalog.Golden{Name: id.Golden, CreatedAt: id.CreatedAt}
 				goldens[id.Golden] = g
 			}
-			g.Current = max(g.Current, id.Generation)
+			if id.Generation > g.Current {
+				g.Current, g.Keep = id.Generation, id.Keep
+			}
 			g.Next = g.Current + 1
 			if id.CreatedAt.Before(g.CreatedAt) {
 				g.CreatedAt = id.CreatedAt

@@ -40,7 +40,9 @@ func (e *Engine) recover(ctx context.Context) error {
 	var s catalog.Summary
 	var marks []catalog.Mark
 	var graves []catalog.Tombstone
-	e.reclaimUntil = time.Now().Add(recoverBound)
+	if e.freed == nil {
+		e.reclaimUntil = time.Now().Add(recoverBound)
+	}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if s, err = tx.Summary(); err != nil {
 			return err
@@ -93,13 +95,13 @@ func (e *Engine) expire(ctx context.Context) {
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		rows, err := tx.Expired(time.Now(), expireMost)
 		for _, r := range rows {
-			due = append(due, doomed{r, r.Name})
+			due = append(due, doomed{row: r, ref: r.Name})
 		}
 		return err
 	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
 		return // whoever can, will
 	}
-	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, still: func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
+	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "its time to live was over", still: func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
 		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(time.Now()) && !r.Pinned.After(time.Now()), nil
 	}})
 	e.Recovery.Expired += len(report.Destroyed)
@@ -341,7 +343,7 @@ func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) {
 			return err
 		})
 		if err == nil && !busy {
-			if err = e.drv.Destroy(bounded, g.ID); err == nil {
+			if err = e.remove(bounded, g.ID, g.Ref, "destroyed earlier"); err == nil {
 				err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(g.ID) })
 			}
 		}

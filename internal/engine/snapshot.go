@@ -200,7 +200,7 @@ func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*cat
 		return Rewound{}, err
 	}
 	q.Tracker.Start("rewinding", 0, 0)
-	if err = e.drv.Clone(ctx, snap.ID, s.next); err == nil {
+	if err = e.drv.Clone(ctx, snap.ID, s.draft()); err == nil {
 		if s.next.SizeBytes > snap.SizeBytes { // it has grown since
 			err = e.growInside(ctx, catalog.Row{Identity: s.next})
 		}

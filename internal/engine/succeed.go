@@ -20,7 +20,7 @@ type succession struct {
 	e    *Engine
 	op   string
 	vol  catalog.Row
-	next driver.Identity // of the successor; the caller makes it
+	next driver.Identity // of the successor; the caller makes it, as draft says
 	row  catalog.Row     // of the successor, after commit
 }
 
@@ -48,6 +48,14 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 	})
 }
 
+// draft is the successor's identity while it is being made: garbage to everybody
+// until it is whole.
+func (s *succession) draft() driver.Identity {
+	id := s.next
+	id.Kind = driver.Scratch
+	return id
+}
+
 // commit puts the successor, which the driver has made, in the volume's place.
 // On error nothing has changed, and the marks stay for the caller to take away.
 func (s *succession) commit(ctx context.Context) error {
@@ -59,6 +67,9 @@ func (s *succession) commit(ctx context.Context) error {
 			return err
 		}
 		s.row.Usage, s.row.MeasuredAt = u, now
+	}
+	if err := e.writeIdentity(ctx, s.next); err != nil {
+		return err
 	}
 	old := catalog.Row{Identity: snapshotIdentity(s.vol.Identity, s.vol, s.next.Before, driver.Clean)}
 	old.Origin, old.OriginID = s.vol.Origin, s.vol.OriginID

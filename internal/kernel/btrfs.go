@@ -250,6 +250,29 @@ func subvolInodePath(f *os.File, tree, ino uint64) (string, error) {
 	return path, nil
 }
 
+// BtrfsDeleting reports whether the btrfs that f is on has destroyed subvolumes
+// whose space it has not freed yet. ENOTTY elsewhere, EPERM without root.
+func BtrfsDeleting(f *os.File) (bool, error) {
+	// A destroyed subvolume has an orphan item in the tree of roots until the
+	// kernel's cleaner has dropped its tree (fs/btrfs/root-tree.c).
+	const orphanObjectID, orphanItemKey = ^uint64(0) - 4, 48
+	var b [btrfsArgBytes]byte
+	u64 := func(off int, v uint64) { binary.NativeEndian.PutUint64(b[off:], v) }
+	u32 := func(off int, v uint32) { binary.NativeEndian.PutUint32(b[off:], v) }
+	u64(0, btrfsRootTreeID)
+	u64(8, orphanObjectID)
+	u64(16, orphanObjectID)
+	u64(32, ^uint64(0)) // max_offset
+	u64(48, ^uint64(0)) // max_transid
+	u32(56, orphanItemKey)
+	u32(60, orphanItemKey)
+	u32(64, 1) // nr_items
+	if err := ioctl(f, btrfsIocTreeSearch, unsafe.Pointer(&b)); err != nil {
+		return false, fmt.Errorf("BTRFS_IOC_TREE_SEARCH: %w", err)
+	}
+	return binary.NativeEndian.Uint32(b[64:]) > 0, nil
+}
+
 // BtrfsSync makes the whole filesystem that f is on durable and wakes the
 // thread that frees the space of destroyed subvolumes.
 func BtrfsSync(f *os.File) error {

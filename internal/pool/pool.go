@@ -284,12 +284,43 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 }
 
 // hurryFrees makes a btrfs return space that was freed, which takes a commit to
-// begin and another to end. XFS does it by itself.
-func (p *Pool) hurryFrees() {
-	if f, err := os.Open(p.DataDir()); err == nil {
-		_ = kernel.BtrfsSync(f)
-		f.Close()
+// begin and another to end. XFS does it by itself. It reports whether there is
+// more to come, as far as that can be known.
+func (p *Pool) hurryFrees() bool {
+	f, err := os.Open(p.DataDir())
+	if err != nil {
+		return false
 	}
+	defer f.Close()
+	_ = kernel.BtrfsSync(f)
+	more, err := kernel.BtrfsDeleting(f)
+	return err == nil && more
+}
+
+// Settle hurries what the filesystem frees in the background, waits until no more
+// comes back, for at most patience, and measures the pool.
+func (p *Pool) Settle(ctx context.Context, patience time.Duration) (Space, error) {
+	const step, quiet = 20 * time.Millisecond, 4
+	more := p.hurryFrees()
+	least, err := p.Space()
+	deadline := time.Now().Add(patience)
+	for still := 0; err == nil && still < quiet && time.Now().Before(deadline); still++ {
+		select {
+		case <-ctx.Done():
+			return least, nil
+		case <-time.After(step):
+		}
+		was := more
+		more = p.hurryFrees()
+		var s Space
+		if s, err = p.Space(); err == nil {
+			if more || was || s.UsedBytes < least.UsedBytes {
+				still = -1
+			}
+			least = s
+		}
+	}
+	return least, err
 }
 
 // Lock keeps other processes from making, mounting or removing the pool.

@@ -4,6 +4,7 @@ package crash
 
 import (
 	"database/sql"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,8 +13,11 @@ import (
 	"time"
 
 	"pando/internal/driver"
+	"pando/internal/driver/objdir"
+	"pando/internal/kernel"
 	"pando/internal/testfs"
 
+	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite"
 )
 
@@ -72,6 +76,13 @@ func (w *world) check() {
 		w.t.Errorf("LEAK: objects %v\nrows %v", ids, rows)
 	}
 
+	w.checkIdentities(column)
+	for _, m := range column("SELECT mountpoint FROM attachments WHERE mount_id <> 0 AND loop >= 0") {
+		if frozen(w.t, m) {
+			w.t.Errorf("LEAK: the filesystem at %s is frozen", m)
+		}
+	}
+
 	mounted := column("SELECT name FROM objects JOIN attachments USING (id) WHERE mountpoint LIKE '" + w.dir + "/mnt/%'")
 	entries, err = os.ReadDir(filepath.Join(w.dir, "mnt"))
 	if err != nil {
@@ -106,6 +117,47 @@ func (w *world) check() {
 	if w.kind.name == "reflink" && len(loops) != len(attached) {
 		w.t.Errorf("LEAK: loop devices %v, attachments %v", loops, attached)
 	}
+}
+
+// checkIdentities compares what the pool says of each object with the catalogue.
+func (w *world) checkIdentities(column func(string) []string) {
+	w.t.Helper()
+	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' || consistency FROM objects") {
+		text, err := os.Readlink(filepath.Join(w.dir, "data", "objects", row[:driver.IDLength]+".meta"))
+		if err != nil {
+			w.t.Error(err)
+			continue
+		}
+		id, err := objdir.Decode([]byte(text))
+		pinned := "0"
+		if !id.Pinned.IsZero() {
+			pinned = "1"
+		}
+		if said := strings.Join([]string{string(id.ID), string(id.Kind), id.Name, string(id.Volume), pinned, string(id.Consistency)}, " "); err != nil || said != row {
+			w.t.Errorf("the pool says %q, the catalogue %q, %v", said, row, err)
+		}
+	}
+}
+
+// frozen reports whether a mounted filesystem is frozen: if not, it can be.
+func frozen(t testing.TB, path string) bool {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	err = kernel.Freeze(f)
+	if errors.Is(err, unix.EBUSY) {
+		return true
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kernel.Thaw(f); err != nil {
+		t.Fatal(err)
+	}
+	return false
 }
 
 func isMounted(t testing.TB, path string) bool {

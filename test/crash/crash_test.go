@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -131,19 +132,44 @@ func (w *world) importArgs(name string) []string {
 func (w *world) state() string {
 	w.t.Helper()
 	var b strings.Builder
-	var goldens, vols []struct {
-		Name, State, Origin, Mountpoint string
-		Generation, Generations         int
-	}
+	var goldens, vols []thing
 	w.unmarshal(w.pando("golden", "ls", "--json"), &goldens)
 	for _, g := range goldens {
 		fmt.Fprintf(&b, "golden %s@%d of %d\n", g.Name, g.Generation, g.Generations)
 	}
 	w.unmarshal(w.pando("ls", "--json"), &vols)
 	for _, v := range vols {
-		fmt.Fprintf(&b, "volume %s from %s %s at %s\n", v.Name, v.Origin, v.State, strings.TrimPrefix(v.Mountpoint, w.dir))
+		if strings.HasPrefix(v.Name, "base") { // the others get no snapshots that matter
+			for _, s := range w.snapshots(v.Name) {
+				fmt.Fprintf(&b, "snapshot %s %s\n", beforeTime.ReplaceAllString(s.Name, "$1"), s.Consistency)
+			}
+		}
+	}
+	for _, v := range vols {
+		pinned := ""
+		if v.Pinned != nil {
+			pinned = "pinned "
+		}
+		fmt.Fprintf(&b, "volume %s from %s %s%s at %s\n", v.Name, v.Origin, pinned, v.State, strings.TrimPrefix(v.Mountpoint, w.dir))
 	}
 	return b.String()
+}
+
+// thing is what JSON says of a volume, a snapshot or a golden.
+type thing struct {
+	Name, State, Origin, Mountpoint, Consistency string
+	Generation, Generations                      int
+	Pinned                                       *time.Time `json:"pinned_until"`
+}
+
+// beforeTime finds the time in the name of a snapshot that a rewind made.
+var beforeTime = regexp.MustCompile(`(@before-[a-z]+)-[0-9TZ.]+`)
+
+func (w *world) snapshots(volume string) []thing {
+	w.t.Helper()
+	var d struct{ Snapshots []thing }
+	w.unmarshal(w.pando("show", volume, "--json"), &d)
+	return d.Snapshots
 }
 
 func (w *world) unmarshal(s string, v any) {
@@ -169,6 +195,10 @@ type operation struct {
 	name    string
 	command func(w *world) []string
 	prepare func(w *world) // idempotent: makes the old state
+
+	want   func(before string) string      // the new state; nil: see outcome
+	middle func(before, after string) bool // a third state that is allowed
+	all    bool                            // a kill strikes the processes that it started too
 }
 
 var operations = []operation{
@@ -207,6 +237,8 @@ var operations = []operation{
 	{name: "gc", command: func(*world) []string { return []string{"gc"} },
 		prepare: func(*world) {}},
 }
+
+func init() { operations = append(operations, lifecycle...) }
 
 func (w *world) gone(pattern string) {
 	w.t.Helper()
@@ -277,7 +309,7 @@ func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 		before = w.state()
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
-		res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, op.command(w)...), faulttest.Options{Plan: p, KillGroup: true})
+		res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, op.command(w)...), faulttest.Options{Plan: p, KillGroup: true, FollowProcesses: op.all})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -312,6 +344,9 @@ func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 
 // outcome is the state that an operation leads to from the state before it.
 func (w *world) outcome(op operation, before string) string {
+	if op.want != nil {
+		return op.want(before)
+	}
 	own := "volume base from g@1 mounted at " + filepath.Join(filepath.Dir(w.source), "own") + "\n"
 	idle := "volume base from g@1 idle at \n"
 	mounted := "volume base from g@1 mounted at /mnt/base\n"
@@ -352,5 +387,8 @@ func (w *world) outcome(op operation, before string) string {
 // between says whether a state that is neither old nor new is allowed: a volume
 // that was to be destroyed may be found unmounted.
 func (w *world) between(op operation, before, after string) bool {
+	if op.middle != nil && op.middle(before, after) {
+		return true
+	}
 	return op.name == "destroy-mounted" && after == strings.Replace(before, "mounted at /mnt/v\n", "idle at \n", 1)
 }

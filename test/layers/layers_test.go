@@ -98,6 +98,7 @@ var table = map[string]layer{
 	"internal/faulttest/testdata": {},
 
 	// Tests of the whole, and tools: they stand above everything.
+	"test/model":    {tests: []string{"internal/engine", "{drivers}"}},
 	"test/crash":    {tests: []string{"internal/bench", "internal/engine", "{drivers}"}},
 	"test/layers":   {},
 	"tools/testsum": {},

@@ -462,8 +462,8 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 }
 
 // SetIdentity implements driver.Rewriter. An object that becomes a snapshot or
-// a generation becomes read-only, but for files that are open for writing; the
-// reverse is not undone.
+// a generation becomes read-only, but for files that are open for writing, and
+// one that becomes a volume writable.
 func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	const op = "write identity"
 	if err := d.Caps().Check(ctx, op, id); err != nil {
@@ -479,10 +479,8 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	if err := d.dir.Replace(id); err != nil {
 		return err
 	}
-	if id.Kind == driver.Snapshot || id.Kind == driver.Generation {
-		if err := kernel.SubvolSetReadOnly(f, true); err != nil {
-			return errs.Wrap(op, string(id.ID), err)
-		}
+	if err := kernel.SubvolSetReadOnly(f, id.Kind == driver.Snapshot || id.Kind == driver.Generation); err != nil {
+		return errs.Wrap(op, string(id.ID), err)
 	}
 	return nil
 }

@@ -1,0 +1,356 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"slices"
+	"sync"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/loopdev"
+	"pando/internal/mount"
+	"pando/internal/pool"
+	"pando/internal/ref"
+
+	"golang.org/x/sys/unix"
+)
+
+// Freed is something that gc removed.
+type Freed struct {
+	Ref   string `json:"ref"`
+	ID    string `json:"id"`
+	Why   string `json:"why"`
+	Bytes int64  `json:"returned_bytes"` // used space of the pool before and after, when it had settled; -1: not measured by itself
+}
+
+// Kept is something that gc left, and why.
+type Kept struct {
+	Ref  string   `json:"ref"`
+	Kind string   `json:"kind"`
+	Why  []string `json:"why"`
+}
+
+// GCReport is what gc did.
+type GCReport struct {
+	Sweep
+	Reclaimed    int      `json:"reclaimed"`        // destroyed earlier, returned now
+	Undone       int      `json:"undone"`           // interrupted operations cleaned up
+	Expired      int      `json:"expired"`          // volumes and snapshots whose time was over
+	Retired      int      `json:"retired"`          // generations that their golden's retention does not keep
+	FreedBytes   int64    `json:"freed_bytes"`      // used space of the pool, before minus after, when it had settled; other writers count
+	TrimmedBytes int64    `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
+	HostFreed    int64    `json:"host_freed_bytes"` // of a loop-backed pool: disk space that the file gave back
+	Decided      float64  `json:"decided_seconds"`  // time to compare the pool with the catalogue
+	Duration     float64  `json:"duration_seconds"`
+	Freed        []Freed  `json:"freed,omitempty"`
+	KeptThings   []Kept   `json:"kept_things,omitempty"` // with explain
+	Warnings     []string `json:"warnings,omitempty"`
+}
+
+// freedMost is how many things are measured one by one, which takes a moment each.
+const freedMost = 100
+
+// freed collects what is removed.
+type freed struct {
+	mu      sync.Mutex
+	things  []Freed
+	measure bool
+}
+
+// settlePatience is how long a measurement of free space waits for what the
+// filesystem frees in the background.
+const settlePatience = 5 * time.Second
+
+func (e *Engine) settled(ctx context.Context) (pool.Space, error) {
+	return e.pool.Settle(ctx, settlePatience)
+}
+
+// remove makes the driver remove an object that has no name any more. During a
+// gc it notes why, and what that returned to the pool.
+func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
+	f := e.freed
+	if f == nil {
+		return e.drv.Destroy(ctx, id)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	measure := f.measure && len(f.things) < freedMost
+	var before, after pool.Space
+	var err error
+	if measure {
+		if before, err = e.settled(ctx); err != nil {
+			return err
+		}
+	}
+	if err := e.drv.Destroy(ctx, id); err != nil {
+		return err
+	}
+	thing := Freed{Ref: ref, ID: string(id), Why: why, Bytes: -1}
+	if measure {
+		if after, err = e.settled(ctx); err == nil {
+			thing.Bytes = max(0, before.UsedBytes-after.UsedBytes)
+		}
+	}
+	f.things = append(f.things, thing)
+	return nil
+}
+
+// GC cleans up everything that can be: what Open does without its bounds, a full
+// comparison of the pool with the catalogue, the retention of goldens, and, on a
+// loop-backed pool, returning free space to the filesystem below. With explain it
+// measures what each thing returned, and says of everything else why it stays.
+func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
+	start := time.Now()
+	e.freed = &freed{measure: explain}
+	defer func() { e.freed = nil }()
+	e.pool.SpendReserve()
+	defer func() { _ = e.pool.MakeReserve() }()
+	before, err := e.settled(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.reclaimUntil = time.Time{}
+	if err := e.recover(ctx); err != nil {
+		return nil, err
+	}
+	r := &GCReport{}
+	if r.Retired, err = e.retainAll(ctx); err != nil {
+		return nil, err
+	}
+	deciding := time.Now()
+	if err := e.compare(ctx, r); err != nil {
+		return nil, err
+	}
+	r.Decided = time.Since(deciding).Seconds()
+	r.Reclaimed, r.Undone, r.Expired, r.Warnings = e.Recovery.Reclaimed, e.Recovery.Undone, e.Recovery.Expired, e.Recovery.Warnings
+	r.Sweep.add(e.Recovery.Swept)
+	r.Freed = e.freed.things
+	if err := e.trimBacking(r); err != nil {
+		return nil, err
+	}
+	if explain {
+		if r.KeptThings, err = e.explain(ctx); err != nil {
+			return nil, err
+		}
+	}
+	after, err := e.settled(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.FreedBytes = max(0, before.UsedBytes-after.UsedBytes)
+	var sum int64 // what programs had written, but nobody yet to the pool, is only in this
+	for _, f := range r.Freed {
+		sum += max(0, f.Bytes)
+	}
+	r.FreedBytes = max(r.FreedBytes, sum)
+	r.Duration = time.Since(start).Seconds()
+	return r, nil
+}
+
+// compare sweeps, while nobody makes, mounts or removes the pool.
+func (e *Engine) compare(ctx context.Context, r *GCReport) error {
+	unlock, err := pool.Lock(ctx, e.pool.Dir)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	s, err := e.sweep(ctx, "")
+	if err == nil {
+		r.Sweep = *s
+	}
+	return err
+}
+
+// add counts what an earlier sweep of the same command did.
+func (s *Sweep) add(o *Sweep) {
+	if o != nil {
+		s.Garbage += o.Garbage
+		s.Detached += o.Detached
+		s.Loops += o.Loops
+	}
+}
+
+// retainAll applies the retention of all goldens.
+func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
+	var goldens []catalog.Golden
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		goldens, err = tx.Goldens()
+		return err
+	}); err != nil {
+		return 0, err
+	}
+	for _, g := range goldens {
+		if g.Keep == 0 {
+			continue
+		}
+		unlock, _, err := e.lockGolden(ctx, g.Name, nil)
+		if err != nil {
+			return n, err
+		}
+		gone, err := e.retain(ctx, g.Name)
+		unlock()
+		n += len(gone)
+		if err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// explain says of everything in the pool why it stays.
+func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
+	var u *uses
+	var graves []catalog.Tombstone
+	names := map[driver.ObjectID]string{}
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if u, err = e.uses(tx); err != nil {
+			return err
+		}
+		graves, err = tx.Unreclaimed(0)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	out := []Kept{}
+	for _, r := range u.rows {
+		if r.Kind == driver.Volume {
+			names[r.Lineage()] = r.Name
+		}
+	}
+	clones := map[driver.ObjectID]int{}
+	for _, r := range u.rows {
+		clones[r.OriginID]++
+	}
+	for _, r := range u.rows {
+		k := Kept{Ref: r.Name, Kind: kindName(r.Kind)}
+		if r.Pinned.After(time.Now()) {
+			k.Why = append(k.Why, "pinned"+until(r.Pinned))
+		}
+		switch r.Kind {
+		case driver.Volume:
+			k.Why = append(k.Why, e.whyVolume(ctx, u, r)...)
+		case driver.Snapshot:
+			k.Ref = names[r.Volume] + "@" + r.Name
+			k.Why = append(k.Why, "a snapshot stays as long as its volume")
+		case driver.Generation:
+			k.Ref = ref.Generation(r.Golden, r.Generation)
+			k.Why = append(k.Why, whyGeneration(u, r)...)
+		}
+		if n := clones[r.ID]; n > 0 && e.caps.Sharing {
+			k.Why = append(k.Why, "origin of "+itoa(n)+" others, none of which needs it: they share its blocks")
+		}
+		out = append(out, k)
+	}
+	slices.SortStableFunc(out, func(a, b Kept) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref)) })
+	for _, g := range graves {
+		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []string{"destroyed, but the driver could not remove it yet"}})
+	}
+	return out, nil
+}
+
+func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []string {
+	var why []string
+	if u.pinned[r.Lineage()] {
+		why = append(why, "one of its snapshots is pinned")
+	}
+	a, has := u.attached[r.ID]
+	state := gone
+	if has {
+		state = e.look(r, a)
+	}
+	switch state {
+	case here:
+		why = append(why, "mounted at "+a.Mountpoint)
+	case elsewhere:
+		why = append(why, "mounted elsewhere than at "+a.Mountpoint+", where Pando put it")
+	}
+	if state != gone {
+		if who := e.holders(ctx, r, a); who != "" {
+			why = append(why, who)
+		}
+	}
+	switch {
+	case u.marked[r.ID]:
+		why = append(why, "a pando is at work on it")
+	case r.ExpiresAt.IsZero():
+		why = append(why, "it has no time to live; last used "+r.UsedAt.Local().Format(time.DateTime))
+	case r.ExpiresAt.After(time.Now()):
+		why = append(why, "it lives until "+r.ExpiresAt.Local().Format(time.DateTime))
+	default:
+		why = append(why, "its time is over: it goes when nothing above holds it")
+	}
+	return why
+}
+
+func whyGeneration(u *uses, r catalog.Row) []string {
+	g := u.goldens[r.Golden]
+	switch n := u.based[ref.Generation(r.Golden, r.Generation)]; {
+	case g.Current == r.Generation:
+		return []string{"the current generation"}
+	case n > 0:
+		return []string{itoa(n) + " volumes or snapshots were made from it: rebase and diff need it, they themselves do not"}
+	case g.Keep > 0:
+		return []string{"the golden keeps " + itoa(g.Keep) + " generations"}
+	}
+	return []string{"the golden keeps all generations; prune would take it"}
+}
+
+// holders names who uses a volume; "" if nobody is found.
+func (e *Engine) holders(ctx context.Context, row catalog.Row, a catalog.Attached) string {
+	w, err := e.drv.Attachment(ctx, row.ID)
+	if err != nil {
+		return ""
+	}
+	q := mount.Query{At: a.Mountpoint}
+	if w.Tree != "" {
+		q.Tree = w.Tree
+	} else if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
+		q.Dev = m.Dev
+	} else {
+		q.Dev = loopdev.DeviceNumber(a.Loop)
+	}
+	if q.Dev == 0 && q.Tree == "" {
+		return ""
+	}
+	holders, _ := mount.Holders(ctx, q) // those that could be found
+	if len(holders) == 0 {
+		return ""
+	}
+	return mount.FormatHolders(holders)
+}
+
+// returnToHost gives the free space of a loop-backed pool back to the filesystem
+// below it, as far as can be.
+func (e *Engine) returnToHost() { _ = e.trimBacking(&GCReport{}) }
+
+// trimBacking returns the pool's free space to the sparse file it lies in.
+func (e *Engine) trimBacking(r *GCReport) error {
+	if e.pool.Config.Backing == nil {
+		return nil
+	}
+	dir, err := os.Open(e.pool.DataDir())
+	if err != nil {
+		return errs.Wrap("gc", e.pool.Dir, err)
+	}
+	defer dir.Close()
+	blocks := func() int64 {
+		var st unix.Stat_t
+		if unix.Stat(e.pool.BackingFile(), &st) != nil {
+			return 0
+		}
+		return st.Blocks * 512
+	}
+	before := blocks()
+	r.TrimmedBytes, err = kernel.Trim(dir, 64<<10)
+	if err != nil {
+		r.Warnings = append(r.Warnings, "free space could not be returned to the host: "+err.Error())
+		return nil
+	}
+	r.HostFreed = max(0, before-blocks())
+	return nil
+}

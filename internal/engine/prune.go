@@ -1,0 +1,331 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+)
+
+// PruneRequest says what may go. What is pinned, mounted, or being worked on
+// never does, nor does the current generation of a golden, nor one that a volume
+// or snapshot was made from.
+type PruneRequest struct {
+	KeepFreePercent float64       // remove until this much of the pool is free; 0: all that the others say
+	OlderThan       time.Duration // only what was made longer ago; 0: anything
+	Idle            time.Duration // only what was last used longer ago; 0: anything
+	DryRun          bool          // only say what would go
+	Tracker         *progress.Tracker
+}
+
+// Candidate is something that prune would remove, or has.
+type Candidate struct {
+	Ref            string    `json:"ref"`
+	Kind           string    `json:"kind"` // volume, golden
+	CreatedAt      time.Time `json:"created_at"`
+	LastUsedAt     time.Time `json:"last_used_at"`
+	ExclusiveBytes int64     `json:"exclusive_bytes"` // of a volume with its snapshots; for trees as last measured
+	Destroyed      bool      `json:"destroyed"`
+	Kept           string    `json:"kept,omitempty"` // why it was not
+}
+
+// PruneReport says what prune did, or would do.
+type PruneReport struct {
+	Candidates  []Candidate `json:"candidates"` // the least recently used first
+	TotalBytes  int64       `json:"total_bytes"`
+	FreeBefore  int64       `json:"free_bytes_before"`
+	FreeAfter   int64       `json:"free_bytes_after"`
+	TargetBytes int64       `json:"target_free_bytes"` // 0: none
+	FreedBytes  int64       `json:"freed_bytes"`       // used space of the pool, before minus after, when it had settled; other writers count
+	Reached     bool        `json:"reached"`           // the target, or there was none
+	DryRun      bool        `json:"dry_run"`
+}
+
+const opPrune = "prune"
+
+// Prune removes the least recently used volumes and unused generations: those
+// that the request names, or as many of them as it takes until enough is free.
+// The list is what DryRun shows; each thing on it is checked again, in the
+// transaction that claims it, and left alone if it has been used since. Invalid.
+func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error) {
+	switch {
+	case q.KeepFreePercent < 0 || q.KeepFreePercent >= 100 || q.KeepFreePercent != q.KeepFreePercent:
+		return nil, errs.New(errs.Invalid, opPrune, "", "%v is no percentage of the pool", q.KeepFreePercent).WithHint("it is more than 0 and less than 100")
+	case q.OlderThan < 0 || q.Idle < 0:
+		return nil, errs.New(errs.Invalid, opPrune, "", "an age cannot be negative")
+	case q.KeepFreePercent == 0 && q.OlderThan == 0 && q.Idle == 0:
+		return nil, errs.New(errs.Invalid, opPrune, "", "nothing says what may go").WithHint("use --keep-free, --older-than or --idle")
+	}
+	if !q.DryRun {
+		if err := e.needRoot(opPrune, ""); err != nil {
+			return nil, err
+		}
+	}
+	s, err := e.settled(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := &PruneReport{
+		Candidates: []Candidate{}, TotalBytes: s.TotalBytes, FreeBefore: s.FreeBytes, FreeAfter: s.FreeBytes, DryRun: q.DryRun,
+		TargetBytes: int64(float64(s.TotalBytes) * q.KeepFreePercent / 100),
+	}
+	if r.TargetBytes > 0 && s.FreeBytes >= r.TargetBytes {
+		r.Reached = true
+		return r, nil
+	}
+	rows, snaps, err := e.prunable(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if rows, err = e.cutToTarget(ctx, rows, snaps, r); err != nil || q.DryRun {
+		r.Reached = r.TargetBytes == 0
+		return r, err
+	}
+	perr := e.pruneList(ctx, q, rows, r)
+	e.returnToHost()
+	after, err := e.settled(ctx)
+	if err != nil {
+		return r, err
+	}
+	r.FreeAfter, r.FreedBytes = after.FreeBytes, max(0, s.UsedBytes-after.UsedBytes)
+	r.Reached = r.TargetBytes == 0 || r.FreeAfter >= r.TargetBytes
+	return r, errors.Join(perr, ctx.Err())
+}
+
+// uses says what of a catalogue is in use, so that it is decided once for all.
+type uses struct {
+	attached map[driver.ObjectID]catalog.Attached
+	marked   map[driver.ObjectID]bool // worked on, or read
+	based    map[string]int           // volumes and snapshots by the generation that they descend from
+	pinned   map[driver.ObjectID]bool // lineages with a pinned snapshot
+	goldens  map[string]catalog.Golden
+	snaps    map[driver.ObjectID][]catalog.Row // by lineage
+	rows     []catalog.Row
+}
+
+func (e *Engine) uses(tx *catalog.Tx) (*uses, error) {
+	u := &uses{marked: map[driver.ObjectID]bool{}, based: map[string]int{}, pinned: map[driver.ObjectID]bool{},
+		goldens: map[string]catalog.Golden{}, snaps: map[driver.ObjectID][]catalog.Row{}}
+	var err error
+	if u.attached, err = tx.AllAttached(); err != nil {
+		return nil, err
+	}
+	marks, err := tx.Marks()
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range marks {
+		u.marked[m.ID], u.marked[m.Reads] = true, true
+	}
+	goldens, err := tx.Goldens()
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range goldens {
+		u.goldens[g.Name] = g
+	}
+	now := time.Now()
+	return u, tx.Rows("", func(r catalog.Row) error {
+		if r.Kind != driver.Generation && r.Golden != "" {
+			u.based[ref.Generation(r.Golden, r.Generation)]++
+		}
+		if r.Kind == driver.Snapshot {
+			u.snaps[r.Volume] = append(u.snaps[r.Volume], r)
+			if r.Pinned.After(now) {
+				u.pinned[r.Volume] = true
+			}
+		}
+		u.rows = append(u.rows, r)
+		return nil
+	})
+}
+
+// may says whether prune may remove a row at all, and if not why.
+func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
+	switch {
+	case r.Pinned.After(time.Now()):
+		return false, "pinned" + until(r.Pinned)
+	case u.marked[r.ID]:
+		return false, "another pando is at work on it"
+	}
+	switch r.Kind {
+	case driver.Volume:
+		if u.pinned[r.Lineage()] {
+			return false, "one of its snapshots is pinned"
+		}
+		if a, ok := u.attached[r.ID]; ok && e.look(r, a) != gone {
+			return false, "mounted at " + a.Mountpoint
+		}
+		return true, ""
+	case driver.Generation:
+		if g := u.goldens[r.Golden]; g.Current == r.Generation {
+			return false, "the current generation"
+		}
+		if n := u.based[ref.Generation(r.Golden, r.Generation)]; n > 0 {
+			return false, "volumes or snapshots were made from it"
+		}
+		return true, ""
+	}
+	return false, "it goes with its volume"
+}
+
+// prunable lists what may go, the least recently used first.
+func (e *Engine) prunable(ctx context.Context, q PruneRequest) (out []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, err error) {
+	now := time.Now()
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		u, err := e.uses(tx)
+		if err != nil {
+			return err
+		}
+		snaps = u.snaps
+		for _, r := range u.rows {
+			if ok, _ := e.may(u, r); ok && now.Sub(r.CreatedAt) >= q.OlderThan && now.Sub(r.UsedAt) >= q.Idle {
+				out = append(out, r)
+			}
+		}
+		return nil
+	})
+	slices.SortStableFunc(out, func(a, b catalog.Row) int {
+		return cmp.Or(a.UsedAt.Compare(b.UsedAt), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	return out, snaps, err
+}
+
+// cutToTarget leaves as many rows as are needed to reach the target by what they
+// hold alone, measured now, and enters them in the report. Of trees, which would
+// have to be walked, nothing is known: all of them stay on the list.
+func (e *Engine) cutToTarget(ctx context.Context, rows []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, r *PruneReport) ([]catalog.Row, error) {
+	expected := r.FreeBefore
+	for i, row := range rows {
+		if r.TargetBytes > 0 && expected >= r.TargetBytes {
+			return rows[:i], nil
+		}
+		own := []catalog.Row{row}
+		if row.Kind == driver.Volume {
+			own = append(own, snaps[row.Lineage()]...)
+		}
+		if row.FS.IsImage() {
+			if err := e.measure(ctx, own, false); err != nil {
+				return nil, err
+			}
+		}
+		c := Candidate{Ref: row.Name, Kind: kindName(row.Kind), CreatedAt: row.CreatedAt, LastUsedAt: row.UsedAt}
+		if row.Kind == driver.Generation {
+			c.Ref = ref.Generation(row.Golden, row.Generation)
+		}
+		for _, o := range own {
+			c.ExclusiveBytes += o.Usage.ExclusiveBytes
+		}
+		if row.FS.IsImage() {
+			expected += c.ExclusiveBytes
+		}
+		r.Candidates = append(r.Candidates, c)
+	}
+	return rows, nil
+}
+
+// pruneBatch is the most that is removed between two looks at the free space.
+const pruneBatch = 64
+
+// pruneList removes the rows that are still what they were when they were
+// chosen, until the target is reached.
+func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.Row, r *PruneReport) (failed error) {
+	used := map[driver.ObjectID]time.Time{}
+	at := map[driver.ObjectID]int{}
+	for i, row := range rows {
+		used[row.ID], at[row.ID] = row.UsedAt, i
+	}
+	still := func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error) {
+		i := at[row.ID]
+		switch {
+		case !row.UsedAt.Equal(used[row.ID]):
+			r.Candidates[i].Kept = "it has been used meanwhile"
+		case row.Pinned.After(time.Now()):
+			r.Candidates[i].Kept = "it has been pinned meanwhile"
+		case attached && row.Kind == driver.Volume:
+			a, ok, err := tx.Attached(row.ID)
+			if err != nil {
+				return false, err
+			}
+			if ok && e.look(row, a) != gone {
+				r.Candidates[i].Kept = "it has been mounted meanwhile"
+			}
+		case row.Kind == driver.Generation:
+			g, ok, err := tx.Golden(row.Golden)
+			if err != nil {
+				return false, err
+			}
+			n, err := tx.Based(row.Golden, row.Generation)
+			if err != nil {
+				return false, err
+			}
+			if n > 0 || ok && g.Current == row.Generation {
+				r.Candidates[i].Kept = "it is in use now"
+			}
+		}
+		return r.Candidates[i].Kept == "", nil
+	}
+	q.Tracker.Start("pruning", int64(len(rows)), 0)
+	free := r.FreeBefore
+	for from, n := 0, 1; from < len(rows) && ctx.Err() == nil; from += n {
+		n = pruneBatch
+		if r.TargetBytes > 0 {
+			if n = nextBatch(from, free-r.FreeBefore, r.TargetBytes-free); n == 0 {
+				for i := from; i < len(rows); i++ {
+					r.Candidates[i].Kept = "enough is free"
+				}
+				return failed
+			}
+		}
+		n = min(n, len(rows)-from)
+		var batch []doomed
+		for i := from; i < from+n; i++ {
+			batch = append(batch, doomed{row: rows[i], ref: r.Candidates[i].Ref})
+		}
+		report := e.destroyRows(ctx, batch, destroyOptions{op: opPrune, still: still})
+		if err := report.failure(); failed == nil {
+			failed = err // the others may go all the same
+		}
+		gone := map[string]bool{}
+		for _, d := range report.Destroyed {
+			gone[d.Ref] = true
+		}
+		for i := from; i < from+n; i++ {
+			c := &r.Candidates[i]
+			if c.Destroyed = gone[c.Ref]; !c.Destroyed && c.Kept == "" {
+				c.Kept = "it is in use now, or gone"
+			}
+		}
+		q.Tracker.Add(int64(n), 0)
+		if r.TargetBytes > 0 {
+			e.returnToHost()
+			s, err := e.settled(ctx)
+			if err != nil {
+				return cmp.Or(failed, err)
+			}
+			free = s.FreeBytes
+		}
+	}
+	return failed
+}
+
+// nextBatch is how many things to remove next if done of them have freed so
+// many bytes and need more bytes are wanted: about half of what it will take, so
+// that no more go than have to. 0: it is enough.
+func nextBatch(done int, freed, need int64) int {
+	switch {
+	case need <= 0:
+		return 0
+	case done == 0 || freed <= 0:
+		return max(1, min(2*done, pruneBatch))
+	}
+	each := max(1, freed/int64(done))
+	return int(max(1, min(need/(2*each), pruneBatch)))
+}
