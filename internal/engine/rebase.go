@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"os"
 
 	"pando/internal/catalog"
@@ -13,6 +14,10 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+// fullPool is the room, in bytes, below which a write error in an image is put
+// down to a full pool: the filesystem in it only knows that it cannot write.
+const fullPool = 64 << 20
 
 // RebaseRequest says which volume moves to which generation of its golden.
 type RebaseRequest struct {
@@ -76,7 +81,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	if err := r.run(ctx, &out); err != nil {
 		e.undo(ctx, r.s.next.ID)
 		_ = e.unmark(ctx, r.vol.ID)
-		return out, r.explain(ctx, err)
+		return out, r.explain(err)
 	}
 	out.Info = volumeInfo(r.s.row, e.caps.Name, "")
 	out.Before = q.Volume + "@" + r.s.next.Before
@@ -234,7 +239,19 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 	}
 	path := w.Tree
 	if w.Image != "" {
-		if err := e.withImage(ctx, id, imageOptions{}, fn); err != nil {
+		err := e.withImage(ctx, id, imageOptions{}, func(root *os.File) error {
+			if err := fn(root); err != nil {
+				return err
+			}
+			// What cannot be written back, in a full pool, is an error here, and
+			// nowhere when the filesystem is unmounted.
+			err := unix.Syncfs(int(root.Fd()))
+			if errors.Is(err, unix.EIO) && errs.Is(e.pool.Admit(ctx, opRebase, r.q.Volume, fullPool), errs.NoSpace) {
+				err = unix.ENOSPC
+			}
+			return errs.Wrap(opRebase, r.q.Volume, err)
+		})
+		if err != nil {
 			return err
 		}
 		path = w.Image
@@ -259,12 +276,8 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 }
 
 // explain says what a failure means for the volume.
-func (r *rebase) explain(ctx context.Context, err error) error {
-	full := errs.Is(err, errs.NoSpace)
-	if errs.Is(err, errs.IO) { // what a full pool is to the filesystem in an image
-		full = errs.Is(r.e.pool.Admit(context.WithoutCancel(ctx), opRebase, r.q.Volume, 0), errs.NoSpace)
-	}
-	if full {
+func (r *rebase) explain(err error) error {
+	if errs.Is(err, errs.NoSpace) {
 		return errs.New(errs.NoSpace, opRebase, r.q.Volume, "no room for it; nothing was changed (%v)", err).
 			WithHint("free space with `pando destroy` and `pando gc`, or make the volume's generation larger")
 	}

@@ -446,7 +446,10 @@ func (a *applier) links(changes []Change) error {
 			return err
 		}
 		if special || a.o.Force {
-			if err = unix.Unlinkat(int(dir.Fd()), name, 0); err == unix.ENOENT {
+			if err = unix.Unlinkat(int(dir.Fd()), name, 0); err == unix.EISDIR && a.o.Force {
+				err = a.remove(dir, name)
+			}
+			if err == unix.ENOENT {
 				err = nil
 			}
 		}

@@ -74,7 +74,9 @@ func (c *comparer) match() error {
 	if c.o.SameOrigin {
 		c.matchByInode(objA, objB)
 	}
-	matchByPlace(as, bs)
+	if err := c.matchByPlace(as, bs); err != nil {
+		return err
+	}
 	return c.report(as, bs)
 }
 
@@ -296,7 +298,7 @@ func (c *comparer) matchByInode(objA, objB map[uint64]*object) {
 // matchByPlace takes what has the same type in the same place for the same
 // thing, if nothing else is known about either. Directories come first, so that
 // what is in them can be in the same place.
-func matchByPlace(as, bs []*node) {
+func (c *comparer) matchByPlace(as, bs []*node) error {
 	places := make(map[where]*node, len(as))
 	for _, n := range as {
 		places[n.where()] = n
@@ -306,10 +308,22 @@ func matchByPlace(as, bs []*node) {
 		if l == nil || l.typ != g.typ || l.obj == g.obj {
 			continue
 		}
-		if len(l.obj.gained) == 0 && l.obj.kept == nil && len(g.obj.lost) == 0 && g.obj.kept == nil {
-			l.obj.merge(g.obj)
+		if len(l.obj.gained) > 0 || l.obj.kept != nil || len(g.obj.lost) > 0 || g.obj.kept != nil {
+			continue
 		}
+		if l.typ != unix.DT_DIR && l.typ != unix.DT_REG {
+			// The others cannot be changed, only replaced.
+			d, err := c.compareNodes(l, g)
+			if err != nil {
+				return err
+			}
+			if d.content {
+				continue
+			}
+		}
+		l.obj.merge(g.obj)
 	}
+	return nil
 }
 
 // report turns objects into changes.
