@@ -18,7 +18,10 @@ import (
 	"pando/internal/treediff"
 )
 
-const opDiff = "diff"
+const (
+	opDiff = "diff"
+	opLook = "look" // of marks: something is read, in a copy if need be
+)
 
 // Path is a path in a volume: any bytes but NUL. In JSON, what is not UTF-8 is
 // written \xHH, byte by byte, and a backslash \\, so that nothing is lost.
@@ -207,7 +210,7 @@ func (e *Engine) openSides(ctx context.Context, op string, refs ...ref.Ref) (*vi
 			s.copy.FS, s.copy.Sector, s.copy.SizeBytes = row.FS, row.Sector, row.SizeBytes
 			s.copy.Origin, s.copy.OriginID = refOf(tx, row), row.ID
 			v.sides = append(v.sides, s)
-			marks = append(marks, catalog.Mark{ID: s.copy.ID, Op: op, Reads: row.ID, Freezes: l.freezes()})
+			marks = append(marks, catalog.Mark{ID: s.copy.ID, Op: opLook, Reads: row.ID, Freezes: l.freezes()})
 		}
 		return marks, nil
 	})

@@ -220,7 +220,7 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	s.copy.Ephemeral = true
 	s.copy.FS, s.copy.Sector, s.copy.SizeBytes = r.vol.FS, r.vol.Sector, r.vol.SizeBytes
 	s.copy.Origin, s.copy.OriginID = r.vol.Name, r.vol.ID
-	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opRebase}) })
+	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opLook}) })
 	if err != nil {
 		return nil, err
 	}

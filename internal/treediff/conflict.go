@@ -113,7 +113,7 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 type touched struct {
 	at    map[string]*Change // by the path of what is there now
 	left  map[string]*Change // by the path of what is not there any more
-	paths []string           // of at, sorted
+	paths []string           // of both, sorted
 }
 
 func newTouched(changes []Change) *touched {
@@ -133,7 +133,15 @@ func newTouched(changes []Change) *touched {
 			t.left[ch.Path] = ch
 		}
 	}
-	t.paths = slices.Sorted(maps.Keys(t.at))
+	for p := range t.at {
+		t.paths = append(t.paths, p)
+	}
+	for p := range t.left {
+		if t.at[p] == nil {
+			t.paths = append(t.paths, p)
+		}
+	}
+	slices.Sort(t.paths)
 	return t
 }
 
@@ -170,11 +178,14 @@ func (ch *Change) leaves(path string) bool {
 
 func (ch *Change) wasDir() bool { return ch.Type == Dir || ch.TypeBefore == Dir }
 
-// inside returns what has been changed below a directory and is there.
-func (t *touched) inside(dir string) []string {
+// inside returns the paths below a directory at which something has been changed
+// and is there; with left also those at which nothing is any more.
+func (t *touched) inside(dir string, left bool) []string {
 	var out []string
 	for i := sort.SearchStrings(t.paths, dir+"/"); i < len(t.paths) && below(t.paths[i], dir); i++ {
-		out = append(out, t.paths[i])
+		if p := t.paths[i]; left || t.at[p] != nil {
+			out = append(out, p)
+		}
 	}
 	return out
 }
@@ -227,11 +238,12 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 		}
 	}
 	if old := paths[len(paths)-1]; ch.leaves(old) && ch.wasDir() {
-		for _, p := range t.inside(old) {
-			if l := own.left[p]; l != nil && t.at[p].Op == Modified {
+		for _, p := range t.inside(old, ch.Op == Renamed) {
+			o := t.of(p)[0]
+			if l := own.left[p]; l != nil && o.Op == Modified {
 				continue // reported by that change
 			}
-			out = append(out, Conflict{p, "the directory " + quote(old) + " was " + ch.words(old), t.at[p].words(p)})
+			out = append(out, Conflict{p, "the directory " + quote(old) + " was " + ch.words(old), o.words(p)})
 		}
 	}
 	return out, len(out) == 0 && agreed == len(paths), nil
