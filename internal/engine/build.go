@@ -183,10 +183,14 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	}
 	now := time.Now()
 	row := catalog.Row{Identity: b.gen, UsedAt: now}
-	if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
-		return Info{}, err
+	if row.FS.IsImage() || b.reads.row.ID == "" {
+		if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
+			return Info{}, err
+		}
+		row.MeasuredAt = now
+	} else { // a tree would have to be walked
+		row.Usage, row.MeasuredAt = cloneUsage(e.caps, b.reads.row), b.reads.row.MeasuredAt
 	}
-	row.MeasuredAt = now
 	g := b.golden
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
 	err = e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {

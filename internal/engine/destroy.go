@@ -36,8 +36,8 @@ type DestroyReport struct {
 	Destroyed []Destroyed
 	Failed    []error // one for each that still exists
 
-	deadline time.Time // of removing
-	why      string    // they go
+	budget time.Duration // that may still be spent on removing
+	why    string        // they go
 }
 
 // Destroy removes volumes, with their snapshots, and snapshots. refs may hold
@@ -82,7 +82,7 @@ type destroyOptions struct {
 }
 
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
-	report := &DestroyReport{deadline: time.Now().Add(reclaimBound), why: o.why}
+	report := &DestroyReport{budget: reclaimBound, why: o.why}
 	e.pool.SpendReserve()
 	defer func() { _ = e.pool.MakeReserve() }() // or the next one does
 	o.tracker.Start("destroying", int64(len(rows)), 0)
@@ -269,9 +269,10 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 	ctx = context.WithoutCancel(ctx)
 	bounded, cancel := ctx, func() {}
 	if e.freed == nil { // else it is measured, which takes its time
-		bounded, cancel = context.WithDeadline(ctx, report.deadline)
+		bounded, cancel = context.WithTimeout(ctx, report.budget)
 	}
 	defer cancel()
+	start := time.Now()
 	parallel(going, func(it *destroyOne) {
 		for _, r := range it.rows() {
 			if bounded.Err() != nil {
@@ -281,6 +282,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 			}
 		}
 	})
+	report.budget -= time.Since(start)
 	_ = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { // else the next command does it again
 		for _, it := range going {
 			for _, r := range it.rows() {
@@ -421,7 +423,7 @@ func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.At
 	if err != nil {
 		return err
 	}
-	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{deadline: time.Now().Add(reclaimBound)})
+	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{budget: reclaimBound})
 	return nil
 }
 

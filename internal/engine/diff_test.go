@@ -17,9 +17,9 @@ import (
 	"pando/internal/testfs"
 )
 
-// kinds are pools and volumes that can be compared, with the way it is done
+// diffKinds are pools and volumes that can be compared, with the way it is done
 // between a golden and its clone.
-var kinds = []struct {
+var diffKinds = []struct {
 	name, host, driver, fs, method string
 }{
 	{"ext4", "xfs", reflink.Name, "ext4", "ext4"},
@@ -29,9 +29,9 @@ var kinds = []struct {
 	{"plain", "ext4", plain.Name, "native", "walk"},
 }
 
-// eachKind runs a test with a pool and a golden web of each kind.
-func eachKind(t *testing.T, fn func(t *testing.T, e *engine.Engine, method string)) {
-	for _, k := range kinds {
+// inEachPool runs a test with a pool and a golden web of each kind.
+func inEachPool(t *testing.T, fn func(t *testing.T, e *engine.Engine, method string)) {
+	for _, k := range diffKinds {
 		t.Run(k.name, func(t *testing.T) {
 			e := newPool(t, testfs.New(t, k.host, 1<<30).Dir(), engine.InitRequest{Driver: k.driver})
 			src := t.TempDir()
@@ -127,7 +127,7 @@ func nothingLeft(t *testing.T, e *engine.Engine) {
 // TestDiff: of each kind of volume the same differences are found, in the way
 // that follows the change where there is one, idle or in use.
 func TestDiff(t *testing.T) {
-	eachKind(t, func(t *testing.T, e *engine.Engine, method string) {
+	inEachPool(t, func(t *testing.T, e *engine.Engine, method string) {
 		v := clone(t, e, "web", "v", true)
 		if d := diff(t, e, "web", "v"); len(d.Changes) > 0 {
 			t.Errorf("a fresh clone differs: %s", list(d))
@@ -176,7 +176,7 @@ func TestDiff(t *testing.T) {
 // TestRebase: a volume gets the golden's changes and keeps its own; the state
 // before stays; conflicts change nothing.
 func TestRebase(t *testing.T) {
-	eachKind(t, func(t *testing.T, e *engine.Engine, _ string) {
+	inEachPool(t, func(t *testing.T, e *engine.Engine, _ string) {
 		clone(t, e, "web", "v", false)
 		edit(t, e, "v", func(dir string) {
 			write(t, filepath.Join(dir, "d0/0"), "mine")

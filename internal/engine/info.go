@@ -40,7 +40,7 @@ type Info struct {
 	Extents        int64      `json:"extents"`      // pieces on disk
 	MeasuredAt     *time.Time `json:"measured_at"`  // when the bytes were measured
 	PinnedUntil    *time.Time `json:"pinned_until"` // year 2200: until it is unpinned
-	Consistency    string     `json:"consistency"`  // of a snapshot: clean, crash, fuzzy
+	Consistency    string     `json:"consistency"`  // of a snapshot: clean, crash
 }
 
 // Mounted reports whether it is attached somewhere.

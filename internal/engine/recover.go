@@ -221,6 +221,8 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		}
 	case m.Op == opRun:
 		return e.destroyRow(ctx, row, attached, hasAttached)
+	case m.Op == opAdopt:
+		return e.finishAdopt(ctx, m, row, attached, hasAttached)
 	case hasAttached && e.look(row, attached) == gone:
 		// An umount that had done its work but not said so.
 		if err := e.removeTarget(row.Name, attached); err != nil {

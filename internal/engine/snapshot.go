@@ -64,7 +64,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		if l, err = e.lookLive(tx, vol, q.NoFreeze); err != nil {
 			return nil, err
 		}
-		id = snapshotIdentity(id, vol, q.Name, l.worth(e.caps))
+		id = snapshotIdentity(id, vol, q.Name, l.worth())
 		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.freezes()}}, nil
 	})
 	if err != nil {

@@ -48,7 +48,13 @@ type dir struct {
 	attrs
 	ctime  unix.Timespec
 	xattrs []xattr
-	kernel bool // the root of a kernel filesystem: not read
+	kernel bool   // the root of a kernel filesystem: not read
+	key    uint64 // of its path; see Stamp
+	dirty  bool   // in an update: what is in it is copied again
+	whole  bool   // in an update: it is new, with all that is below it
+
+	sum  atomic.Uint64 // of the digests of its entries; for a stamper
+	torn atomic.Bool   // it changed while it was read; for a stamper
 
 	cookie    int64  // where reading goes on; only its reader uses it
 	nameBytes int64  // what its entries take in a directory block; only its reader writes it
@@ -134,6 +140,7 @@ type walk struct {
 	root    string // for messages
 	v       visitor
 	hasDst  bool
+	spare   func(*dir) // if set, what changed in a directory is noted and no error
 	workers int
 	open    int // pinned directories a worker may have on its stack
 
@@ -199,6 +206,16 @@ func (t *walk) fail(err error) {
 	})
 }
 
+// failIn is fail for what went wrong in d: the walk may be one that goes on when
+// the source changes.
+func (t *walk) failIn(d *dir, err error) {
+	if t.spare != nil && errs.Is(err, errs.Conflict) {
+		t.spare(d)
+		return
+	}
+	t.fail(err)
+}
+
 // claim reserves an idle worker: the caller must send a task (or unclaim).
 func (t *walk) claim() bool {
 	for {
@@ -222,6 +239,7 @@ type worker struct {
 	data  []byte // for file contents; see buffer
 	names []byte // for attribute names
 	value []byte // for an attribute value
+	hash  []byte // for digests
 
 	cloneDev uint64 // the source device that the next two are about
 	noClone  bool   // FICLONE does not work from there
@@ -283,7 +301,7 @@ func (w *worker) enter(f *frame) *dir {
 	f.subs = f.subs[:last]
 	child, err := w.t.v.enter(w, f.d, e)
 	if err != nil {
-		w.t.fail(err)
+		w.t.failIn(f.d, err)
 		return nil
 	}
 	if child != nil {
@@ -345,17 +363,19 @@ func (w *worker) read(f *frame) {
 	for {
 		n, err := retry(func() (int, error) { return unix.Getdents(d.src, w.dents) })
 		if err != nil {
-			w.t.fail(srcErr(d.path(), "getdents", err))
-			return
+			f.eof = true
+			w.t.failIn(d, srcErr(d.path(), "getdents", err))
+			break
 		}
 		if n == 0 {
 			f.eof = true
-			w.t.fail(d.check())
+			w.t.failIn(d, d.check())
 			break
 		}
 		if files, err = w.parse(f, w.dents[:n], files); err != nil {
-			w.t.fail(err)
-			return
+			f.eof = true
+			w.t.failIn(d, err)
+			break
 		}
 		// A buffer that is far from full is most likely the last: get the end of
 		// the directory over with, so that share knows what is left.
@@ -387,7 +407,7 @@ func (w *worker) read(f *frame) {
 
 func (w *worker) file(d *dir, e entry) {
 	if !w.t.stopped() {
-		w.t.fail(w.t.v.file(w, d, e))
+		w.t.failIn(d, w.t.v.file(w, d, e))
 	}
 }
 
@@ -403,7 +423,7 @@ func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 		if typ == unix.DT_UNKNOWN {
 			var st unix.Stat_t
 			if err := unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-				return nil, srcErr(d.join(name), "stat", err)
+				return files, srcErr(d.join(name), "stat", err)
 			}
 			typ = uint8(st.Mode & unix.S_IFMT >> 12)
 		}

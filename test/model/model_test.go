@@ -414,11 +414,8 @@ func (m *model) snapshot(v string, vol *volume) {
 	m.must(err)
 	want := "clean"
 	if vol.mounted && noFreeze {
-		switch m.e.Caps().Name {
-		case "reflink":
+		if m.e.Caps().Name == "reflink" {
 			want = "crash"
-		case "plain":
-			want = "fuzzy"
 		}
 	}
 	if info.Consistency != want {

@@ -87,6 +87,7 @@ func Run(t *testing.T, target Target) {
 	sub("Identity", testIdentity)
 	sub("SetIdentity", testRewriter)
 	sub("Finish", testFinisher)
+	sub("Live", testLive)
 	sub("Reopen", testReopen)
 	sub("ForeignFiles", testForeign)
 	sub("IncompleteObjects", testIncomplete)
