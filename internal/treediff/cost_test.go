@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"pando/internal/testfs"
 )
 
@@ -186,6 +188,48 @@ func BenchmarkCompare(b *testing.B) {
 				b.ReportMetric(float64(r.Stats.Statted), "inodes")
 				b.ReportMetric(float64(r.Stats.DirsRead), "dirs")
 			})
+		}
+	}
+}
+
+// TestReusedInode: a new file that has got the number of a deleted one is not
+// that file under another name.
+func TestReusedInode(t *testing.T) {
+	for _, hints := range []bool{true, false} {
+		w := images(t, "ext4", blockArgs["ext4"]...)
+		if !hints {
+			w.hints = nil
+		}
+		a := w.empty()
+		grow(t, a, 3)
+		w.settle(a)
+		b := w.copy(a)
+		number := func(name string) uint64 {
+			var st unix.Stat_t
+			if err := unix.Stat(filepath.Join(b, "0/0", name), &st); err != nil {
+				t.Fatal(err)
+			}
+			return st.Ino
+		}
+		old := number("2")
+		if err := os.Remove(filepath.Join(b, "0/0/2")); err != nil {
+			t.Fatal(err)
+		}
+		w.settle(b)
+		if err := os.WriteFile(filepath.Join(b, "0/0/new"), []byte("some content"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if number("new") != old {
+			t.Fatal("the number was not used again: this test shows nothing")
+		}
+		w.settle(b)
+		o := Options{SameOrigin: true}
+		if w.hints != nil {
+			w.hints(a, b, &o)
+		}
+		r := compareTrees(t, a, b, o)
+		if len(r.Changes) != 2 || r.Changes[0].Op != Deleted || r.Changes[1].Op != Added {
+			t.Errorf("hints %v: %+v", hints, r.Changes)
 		}
 	}
 }
