@@ -273,7 +273,7 @@ func remove(ctx context.Context, fd int, keep func(name string) bool) error {
 		return dstErr("", "open", err)
 	}
 	defer unix.Close(at)
-	var doomed []dirent
+	var doomed []treewalk.Dirent
 	for buf := make([]byte, 32<<10); ; {
 		n, err := retry(func() (int, error) { return unix.Getdents(at, buf) })
 		if err != nil {
@@ -282,20 +282,20 @@ func remove(ctx context.Context, fd int, keep func(name string) bool) error {
 		if n == 0 {
 			break
 		}
-		for e := range dirents(buf[:n]) {
-			if e.name != "." && e.name != ".." {
+		for e := range treewalk.Dirents(buf[:n]) {
+			if e.Name != "." && e.Name != ".." {
 				doomed = append(doomed, e)
 			}
 		}
 	}
 	for _, e := range doomed {
-		err := unix.Unlinkat(fd, e.name, 0)
-		if err == unix.EISDIR && !keep(e.name) {
-			if err := treewalk.Remove(ctx, "/proc/self/fd/"+strconv.Itoa(fd)+"/"+e.name); err != nil {
+		err := unix.Unlinkat(fd, e.Name, 0)
+		if err == unix.EISDIR && !keep(e.Name) {
+			if err := treewalk.Remove(ctx, "/proc/self/fd/"+strconv.Itoa(fd)+"/"+e.Name); err != nil {
 				return err
 			}
 		} else if err != nil && err != unix.EISDIR && err != unix.ENOENT {
-			return dstErr(e.name, "unlink", err)
+			return dstErr(e.Name, "unlink", err)
 		}
 	}
 	return nil

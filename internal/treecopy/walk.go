@@ -1,11 +1,8 @@
 package treecopy
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
-	"iter"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/errs"
+	"pando/internal/treewalk"
 )
 
 // This file is the parallel walk that Measure and CopyDir share.
@@ -416,9 +414,9 @@ func (w *worker) file(d *dir, e entry) {
 // parse sorts the entries of a getdents buffer into files and f.subs.
 func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 	d := f.d
-	for e := range dirents(buf) {
-		d.cookie = e.off
-		name, typ := e.name, e.typ
+	for e := range treewalk.Dirents(buf) {
+		d.cookie = e.Off
+		name, typ := e.Name, e.Type
 		if name == "." || name == ".." {
 			continue
 		}
@@ -430,48 +428,13 @@ func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 			typ = uint8(st.Mode & unix.S_IFMT >> 12)
 		}
 		d.nameBytes += int64(8 + (len(name)+3)&^3)
-		if e := (entry{name, e.ino, typ}); typ == unix.DT_DIR {
+		if e := (entry{name, e.Ino, typ}); typ == unix.DT_DIR {
 			f.subs = append(f.subs, e)
 		} else {
 			files = append(files, e)
 		}
 	}
 	return files, nil
-}
-
-// dirent is a struct linux_dirent64.
-type dirent struct {
-	ino  uint64
-	off  int64 // where the next one is
-	typ  uint8
-	name string
-}
-
-// dirents iterates over what getdents64 put into buf.
-func dirents(buf []byte) iter.Seq[dirent] {
-	return func(yield func(dirent) bool) {
-		const header = 19 // u64 ino, s64 off, u16 reclen, u8 type; then the name, NUL
-		for len(buf) >= header {
-			size := int(binary.NativeEndian.Uint16(buf[16:]))
-			if size < header || size > len(buf) {
-				return
-			}
-			raw := buf[header:size]
-			if i := bytes.IndexByte(raw, 0); i >= 0 {
-				raw = raw[:i]
-			}
-			e := dirent{
-				ino:  binary.NativeEndian.Uint64(buf),
-				off:  int64(binary.NativeEndian.Uint64(buf[8:])),
-				typ:  buf[18],
-				name: string(raw),
-			}
-			if !yield(e) {
-				return
-			}
-			buf = buf[size:]
-		}
-	}
 }
 
 // check returns an error if d has changed since it was opened.
