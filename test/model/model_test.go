@@ -149,7 +149,7 @@ func (m *model) run(ops int) {
 	}
 	m.t.Logf("%d operations in %v: %v; free space at the start %d MiB, at the end %d MiB", ops, took.Round(time.Second), m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
 	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy", "destroy snapshot",
-		"publish", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused"} {
+		"publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
 			m.t.Errorf("no %s was done: this run shows nothing of it", verb)
 		}
@@ -284,7 +284,11 @@ func (m *model) step() {
 		m.pinSomething(v, vol)
 	case n < 920:
 		m.prune()
-	case n < 930:
+	case n < 945 && n >= 925:
+		m.diff(v, vol)
+	case n < 965 && n >= 945:
+		m.rebase(v, vol)
+	case n < 925:
 		m.note("gc", "")
 		r, err := m.e.GC(ctx, m.r.IntN(4) == 0)
 		m.must(err)
@@ -294,7 +298,7 @@ func (m *model) step() {
 		for _, g := range m.goldens { // what was pinned when the others went
 			m.retain(g)
 		}
-	case n < 945:
+	case n < 975:
 		m.note("reopen", "")
 		m.e.Close()
 		m.open()
@@ -400,7 +404,7 @@ func (m *model) write(v string, vol *volume) {
 			continue
 		}
 		vol.content[p] = m.text()
-		m.must(os.WriteFile(filepath.Join(at, p), []byte(vol.content[p]), 0o600))
+		m.must(os.WriteFile(filepath.Join(at, p), []byte(vol.content[p]), 0o644))
 	}
 }
 
@@ -445,6 +449,125 @@ func (m *model) rewind(v string, vol *volume) {
 	snap := vol.snaps[s]
 	vol.snaps["before-rewind-"+before] = &snapshot{content: vol.content, golden: vol.golden, gen: vol.gen}
 	vol.content, vol.golden, vol.gen, vol.origin = maps.Clone(snap.content), snap.golden, snap.gen, v+"@"+s
+}
+
+// diff compares a volume, which may be in use, with something else.
+func (m *model) diff(v string, vol *volume) {
+	other, c := m.origin()
+	if s := pick(m, vol.snaps); s != "" && m.r.IntN(2) == 0 {
+		other, c = v+"@"+s, vol.snaps[s]
+	} else if g := m.goldens[vol.golden]; g != nil && g.gens[vol.gen] != nil && m.r.IntN(2) == 0 {
+		other, c = ref.Generation(vol.golden, vol.gen), g.gens[vol.gen]
+	}
+	a, err := ref.Parse("", other)
+	m.must(err)
+	m.note("diff", "%s %s", other, v)
+	d, err := m.e.Diff(m.t.Context(), engine.DiffRequest{A: a, B: ref.Ref{Name: v}})
+	m.must(err)
+	if err != nil {
+		return
+	}
+	got, want := map[string]bool{}, map[string]bool{}
+	for _, x := range d.Changes {
+		switch {
+		case x.Type != "file":
+		case x.Op == "renamed":
+			got["deleted "+string(x.From)], got["added "+string(x.Path)] = true, true
+		case x.Op != "modified" || x.Content:
+			got[x.Op+" "+string(x.Path)] = true
+		}
+	}
+	for p, b := range vol.content {
+		if a, ok := c.content[p]; !ok {
+			want["added "+p] = true
+		} else if a != b {
+			want["modified "+p] = true
+		}
+	}
+	for p := range c.content {
+		if _, ok := vol.content[p]; !ok {
+			want["deleted "+p] = true
+		}
+	}
+	if !maps.Equal(got, want) {
+		m.t.Errorf("diff %s %s (%s): %v\nwanted %v", other, v, d.Method, sorted(got), sorted(want))
+	}
+}
+
+// rebase moves a volume to another generation of its golden.
+func (m *model) rebase(v string, vol *volume) {
+	g := m.goldens[vol.golden]
+	if g == nil || len(vol.snaps) >= 6 {
+		return
+	}
+	gens := slices.Sorted(maps.Keys(g.gens))
+	n := gens[m.r.IntN(len(gens))]
+	mode := m.r.IntN(3)
+	q := engine.RebaseRequest{Volume: v, Onto: ref.Ref{Name: vol.golden, At: fmt.Sprint(n)}, Ours: mode == 1, Theirs: mode == 2}
+	m.note("rebase", "%s %s ours=%v theirs=%v", v, q.Onto, q.Ours, q.Theirs)
+	out, err := m.e.Rebase(m.t.Context(), q)
+	switch {
+	case vol.mounted:
+		m.refused(errs.InUse, err)
+		return
+	case n == vol.gen:
+		m.must(err)
+		if out.Before != "" {
+			m.t.Errorf("there was nothing to do, but: %+v", out)
+		}
+		return
+	case g.gens[vol.gen] == nil:
+		m.refused(errs.NotFound, err)
+		return
+	}
+	base, theirs := g.gens[vol.gen].content, g.gens[n].content
+	merged, conflicts := content{}, []string{}
+	paths := map[string]bool{}
+	for _, c := range []content{base, theirs, vol.content} {
+		for p := range c {
+			paths[p] = true
+		}
+	}
+	for p := range paths {
+		b, inBase := base[p]
+		mine, inMine := vol.content[p]
+		their, inTheirs := theirs[p]
+		sameMine, sameTheirs := inMine == inBase && mine == b, inTheirs == inBase && their == b
+		take, in := mine, inMine
+		switch {
+		case sameMine:
+			take, in = their, inTheirs
+		case !sameTheirs && (inMine != inTheirs || mine != their):
+			conflicts = append(conflicts, p)
+			if q.Theirs {
+				take, in = their, inTheirs
+			}
+		}
+		if in {
+			merged[p] = take
+		}
+	}
+	slices.Sort(conflicts)
+	var told []string
+	for _, c := range out.Conflicts {
+		told = append(told, string(c.Path))
+	}
+	slices.Sort(told)
+	if !slices.Equal(told, conflicts) {
+		m.t.Errorf("conflicts %v, wanted %v", told, conflicts)
+	}
+	if len(conflicts) > 0 && mode == 0 {
+		m.refused(errs.Conflict, err)
+		return
+	}
+	m.must(err)
+	name, ok := strings.CutPrefix(out.Before, v+"@")
+	if !ok {
+		m.t.Errorf("the state before is %q", out.Before)
+		return
+	}
+	vol.snaps[name] = &snapshot{content: vol.content, golden: vol.golden, gen: vol.gen}
+	vol.content, vol.gen, vol.origin = merged, n, ref.Generation(vol.golden, n)
 }
 
 func (m *model) destroy(v string, vol *volume) {
