@@ -76,6 +76,9 @@ func (a *App) printDiffStat(d engine.Difference) error {
 }
 
 func (a *App) printDiff(d engine.Difference) error {
+	if len(d.Changes) == 0 && d.Stat.ChangedBytes == 0 {
+		a.note("no differences")
+	}
 	for _, c := range d.Changes {
 		if a.quiet {
 			if err := a.printf("%s\n", showPath(c.Path)); err != nil {
