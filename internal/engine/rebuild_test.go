@@ -304,4 +304,3 @@ func TestRebuildGoesOn(t *testing.T) {
 	sameDump(t, "rebuilt", before, dump(t, e.Dir()))
 	sameDump(t, "set aside", before, dumpOf(t, r.Old))
 }
-

@@ -12,8 +12,6 @@ import (
 )
 
 const (
-	idleBase    = "volume base from g@1 idle at \n"
-	mountedBase = "volume base from g@1 mounted at /mnt/base\n"
 )
 
 // lifecycle are the verbs that deal with volumes over time.
