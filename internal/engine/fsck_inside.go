@@ -58,7 +58,13 @@ func (c *fsck) checkInside(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	c.q.Tracker.Start("checking filesystems", int64(len(rows)), 0)
+	images := 0
+	for _, r := range rows {
+		if r.FS == driver.Ext4 || r.FS == driver.XFS {
+			images++
+		}
+	}
+	c.q.Tracker.Start("checking filesystems", int64(images), 0)
 	var mu sync.Mutex
 	var found []Finding
 	g, gctx := errgroup.WithContext(ctx)

@@ -387,6 +387,9 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 			return errs.Wrap("detach", path, err)
 		}
 	}
+	if err := unmountTrees(ctx, d); err != nil {
+		return err
+	}
 	loops, err := loopdev.List()
 	if err != nil {
 		return err
@@ -406,6 +409,40 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 			return err
 		} else if err == nil && !free {
 			return errs.New(errs.InUse, "detach", b.File, "%s on it is still mounted or open somewhere", b.Path).WithHint("unmount it, then try again")
+		}
+	}
+	return nil
+}
+
+// unmountTrees unmounts the trees of objects wherever this namespace has them.
+func unmountTrees(ctx context.Context, d driver.Driver) error {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return errs.Wrap("detach", "", err)
+	}
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		if len(f) < 5 {
+			continue
+		}
+		name := filepath.Base(f[3]) // of the directory that is mounted, in its filesystem
+		if len(name) <= driver.IDLength || !driver.ValidID(name[:driver.IDLength]) {
+			continue
+		}
+		at := mount.Unescape(f[4])
+		w, err := d.Attachment(ctx, driver.ObjectID(name[:driver.IDLength]))
+		if err != nil || w.Tree == "" {
+			continue // another pool's, or nothing that a row will be made of
+		}
+		tree, err := os.Stat(w.Tree)
+		if err != nil {
+			continue
+		}
+		if there, err := os.Stat(at); err != nil || !os.SameFile(tree, there) {
+			continue
+		}
+		if err := mount.Unmount(at); err != nil && !errs.Is(err, errs.NotFound) {
+			return err
 		}
 	}
 	return nil

@@ -13,9 +13,11 @@ import (
 	"pando/internal/driver"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
+	"pando/internal/kernel"
 	"pando/internal/ref"
 	"pando/internal/testfs"
 
+	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite"
 )
 
@@ -303,4 +305,44 @@ func TestRebuildGoesOn(t *testing.T) {
 	}
 	sameDump(t, "rebuilt", before, dump(t, e.Dir()))
 	sameDump(t, "set aside", before, dumpOf(t, r.Old))
+}
+
+// TestRebuildUnmounts: what the new catalogue does not know to be mounted is not
+// mounted any more, wherever it was.
+func TestRebuildUnmounts(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: mounting needs root: run the tests as root")
+	}
+	for _, k := range poolKinds {
+		t.Run(k.name, func(t *testing.T) {
+			e := k.make(t)
+			importTree(t, e, "g", source(t))
+			own := t.TempDir()
+			for name, dir := range map[string]string{"own": own, "below": ""} {
+				clone(t, e, "g", name, false)
+				if _, err := e.Mount(t.Context(), name, dir); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !isRoot(own) {
+				t.Fatal("it is not mounted: this shows nothing")
+			}
+			e.Close()
+			if _, err := engine.Rebuild(t.Context(), e.Dir(), drivers); err != nil {
+				t.Fatal(err)
+			}
+			if isRoot(own) || isRoot(filepath.Join(e.Dir(), "mnt", "below")) {
+				t.Error("still mounted")
+			}
+			if r := fsck(t, e.Dir(), false); len(r.Findings) > 0 {
+				t.Errorf("found\n%s", findings(r))
+			}
+		})
+	}
+}
+
+// isRoot reports whether something is mounted on path.
+func isRoot(path string) bool {
+	m, err := kernel.MountAt(unix.AT_FDCWD, path)
+	return err == nil && m.Root
 }

@@ -86,6 +86,7 @@ func Run(t *testing.T, target Target) {
 	sub("CloneOfCloneOfClone", testChain)
 	sub("Identity", testIdentity)
 	sub("SetIdentity", testRewriter)
+	sub("Inspect", testInspector)
 	sub("Finish", testFinisher)
 	sub("Reopen", testReopen)
 	sub("ForeignFiles", testForeign)
