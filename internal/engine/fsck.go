@@ -77,6 +77,7 @@ type fsck struct {
 	q      FsckRequest
 	report *FsckReport
 	seen   map[string]bool // keys of findings
+	before string          // the boot before this one, if no command has cleaned up after its end yet
 }
 
 // Fsck compares the pool with its catalogue and checks the filesystems inside
@@ -180,6 +181,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 			}
 			c.report.Notes = append(c.report.Notes, fmt.Sprintf("first use since the host started: %d objects removed that had not been finished or were ephemeral", s.Garbage))
 		} else {
+			c.before = boot
 			c.report.Notes = append(c.report.Notes, "this is the first use since the host started: what the next command cleans up is reported here")
 		}
 	}

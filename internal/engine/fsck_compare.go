@@ -11,6 +11,7 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/kernel"
 	"pando/internal/loopdev"
 	"pando/internal/ref"
 
@@ -204,6 +205,9 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		switch {
 		case v.buried[o.ID]:
 			return nil, nil // compareGraves
+		case c.before != "" && o.Err == nil && (!o.Whole || o.Identity.BootID == c.before || o.Identity.Ephemeral && o.Identity.BootID != kernel.BootID()):
+			// The mark that told of it went with the power; see sweep.
+			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-half", "it was being made, or ephemeral, when the host went down", "remove it, as the next command will"
 		case errs.Is(o.Err, errs.TooNew):
 			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "identity-too-new", o.Err.Error(), "by hand: upgrade pando"
 		case o.Err != nil:

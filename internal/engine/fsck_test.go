@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"pando/internal/driver"
@@ -538,5 +540,99 @@ func TestFsckWithoutPrograms(t *testing.T) {
 	r := fsck(t, e.Dir(), false)
 	if r.OK || r.Checked.Images != 2 || len(r.Findings) != 6 || r.Findings[0].Code != "skipped" || !strings.Contains(r.Findings[0].Repair, "e2fsprogs") {
 		t.Errorf("%+v\n%s", r.Checked, findings(r))
+	}
+}
+
+// TestFsckWhileOthersWork: what other commands are just changing is not wrong.
+func TestFsckWhileOthersWork(t *testing.T) {
+	for _, k := range poolKinds {
+		t.Run(k.name, func(t *testing.T) {
+			e := k.make(t)
+			importTree(t, e, "g", source(t))
+			stop := make(chan struct{})
+			var wg sync.WaitGroup
+			for i := range 3 {
+				name := fmt.Sprint("v", i)
+				own := open(t, e.Dir()) // another process would
+				wg.Go(func() {
+					defer own.Close()
+					ctx := context.Background()
+					for {
+						select {
+						case <-stop:
+							return
+						default:
+						}
+						_, err := own.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: name, Mount: true})
+						if err == nil {
+							_, err = own.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: "s"})
+						}
+						if err == nil {
+							_, err = own.Rewind(ctx, engine.RewindRequest{Volume: name, Snapshot: "s", Detach: true})
+						}
+						if err == nil {
+							_, err = own.Pin(ctx, ref.Ref{Name: name}, 0)
+						}
+						if err == nil {
+							_, err = own.Publish(ctx, engine.PublishRequest{Golden: "of-" + name, Volume: name})
+						}
+						if err == nil {
+							_, err = own.Unpin(ctx, ref.Ref{Name: name})
+						}
+						if err == nil {
+							_, err = own.RemoveGolden(ctx, ref.Ref{Name: "of-" + name})
+						}
+						if err == nil {
+							var r *engine.DestroyReport
+							if r, err = own.Destroy(ctx, []string{name}, nil); err == nil {
+								err = errors.Join(r.Failed...)
+							}
+						}
+						if err != nil {
+							t.Errorf("%s: %v", name, err)
+							return
+						}
+					}
+				})
+			}
+			looked := 0
+			for i := range 12 {
+				r := fsck(t, e.Dir(), i%2 > 0)
+				looked += r.Checked.Objects
+				if !r.OK || slices.ContainsFunc(r.Findings, func(f engine.Finding) bool { return f.Severity != "note" || f.Repaired != "" }) {
+					t.Errorf("found\n%s", findings(r))
+				}
+			}
+			close(stop)
+			wg.Wait()
+			if looked < 20 {
+				t.Errorf("it looked at %d objects: too few to show anything", looked)
+			}
+			if r := fsck(t, e.Dir(), false); len(r.Findings) > 0 {
+				t.Errorf("in the end\n%s", findings(r))
+			}
+		})
+	}
+}
+
+// TestFsckAfterBoot: what a power loss left half made is a note, and goes with
+// a repair as with any command.
+func TestFsckAfterBoot(t *testing.T) {
+	e := newPool(t, t.TempDir(), engine.InitRequest{Driver: "plain"})
+	b := newBroken(t, e)
+	b.sql("UPDATE meta SET value = 'another' WHERE key = 'boot'")
+	b.sql("DELETE FROM objects WHERE name = 'w'")
+	b.meta("w", func(s string) string {
+		return strings.Replace(s, `"boot":"`+kernel.BootID()+`"`, `"boot":"another"`, 1)
+	})
+	r := fsck(t, b.dir, false)
+	if !r.OK || len(r.Findings) != 1 || r.Findings[0].Code != "object-half" || r.Findings[0].Severity != "note" || len(r.Notes) == 0 {
+		t.Errorf("notes %q, found\n%s", r.Notes, findings(r))
+	}
+	if r = fsck(t, b.dir, true); !r.OK || len(r.Findings) > 0 || !strings.Contains(r.Notes[0], "1 objects removed") {
+		t.Errorf("repaired: notes %q, found\n%s", r.Notes, findings(r))
+	}
+	if _, err := os.Lstat(b.path("w", ".tree")); err == nil {
+		t.Error("it is still there")
 	}
 }

@@ -194,6 +194,17 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 			id.Name = rename(id.Name, id.ID)
 			r.Notes = append(r.Notes, "the volume of snapshot "+was.Origin+"@"+was.Name+" is gone: it is now volume "+id.Name)
 		}
+		// Whoever wrote an identity may have died before it set the mode, and the
+		// mark that told of it goes with the old catalogue.
+		if ins, ok := d.(driver.Inspector); ok && id == was {
+			if cond, err := ins.Inspect(ctx, id); err != nil {
+				return err
+			} else if cond.Data && (cond.Mode != "" || cond.Leftover) {
+				if err := ins.Restore(ctx, id); err != nil {
+					return err
+				}
+			}
+		}
 		if id == was {
 			continue
 		}
