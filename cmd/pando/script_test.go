@@ -25,7 +25,13 @@ func TestMain(m *testing.M) {
 // TestScripts runs testdata/script: the command line as a person uses it. Each
 // script has a pool directory of its own in $PANDO_POOL, removed at the end with
 // a check that nothing is left.
-func TestScripts(t *testing.T) {
+func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
+
+// TestScriptsAlone runs scripts that others would disturb: those that must see
+// that no mount namespace but their own has their directories in it.
+func TestScriptsAlone(t *testing.T) { runScripts(t, "testdata/alone") }
+
+func runScripts(t *testing.T, scripts string) {
 	// Some scripts give up root, and must still reach what is theirs.
 	root, err := os.MkdirTemp("", "pando-script-")
 	if err != nil {
@@ -52,7 +58,7 @@ func TestScripts(t *testing.T) {
 		return to, os.WriteFile(to, b, 0o755)
 	})
 	testscript.Run(t, testscript.Params{
-		Dir:         "testdata/script",
+		Dir:         scripts,
 		WorkdirRoot: root,
 		Setup: func(e *testscript.Env) error {
 			dir := e.WorkDir

@@ -103,6 +103,29 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
+	r, err := begin(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.end(ctx)) }()
+	for _, phase := range []func(context.Context) error{
+		r.describe, r.findSource, r.copies, r.openGolden, r.reflinks,
+		r.fillBase, r.pairs, r.tails, r.neighbours,
+		r.fillAll, r.pairs, r.commands, r.unfill, r.pairs,
+	} {
+		if err := phase(ctx); err != nil {
+			return nil, errs.Wrap("bench", "", err)
+		}
+	}
+	if c.Keep {
+		r.rep.Kept = r.scratch.name
+	}
+	r.rep.judge()
+	return r.rep, nil
+}
+
+// begin opens what a run needs; end closes and removes it.
+func begin(ctx context.Context, c Config) (_ *run, err error) {
 	r := &run{Config: c, eng: c.Engine, rep: &Report{}}
 	if c.Engine.Caps().NeedsRoot && os.Geteuid() != 0 {
 		return nil, errs.New(errs.Permission, "bench", "", "the %s driver needs root for this", c.Engine.Caps().Name).WithHint("run it as root")
@@ -118,30 +141,23 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if r.drv, err = c.Drivers[r.pool.Config.Driver](ctx, r.pool.DataDir(), r.pool.Config.ID, false); err != nil {
 		return nil, err
 	}
-	if d, ok := r.drv.(interface{ Close() error }); ok {
-		defer d.Close()
-	}
 	if r.scratch, err = newScratch(ctx, r.pool); err != nil {
+		r.closeDriver()
 		return nil, err
 	}
-	defer func() {
-		err = errors.Join(err, r.cleanUp(context.WithoutCancel(ctx)))
-	}()
 	r.meter = newMeter(c.Tail, r.pool.DataDir(), r.pool.Dir)
-	for _, phase := range []func(context.Context) error{
-		r.describe, r.findSource, r.copies, r.openGolden, r.reflinks,
-		r.fillBase, r.pairs, r.tails, r.neighbours,
-		r.fillAll, r.pairs, r.commands, r.unfill, r.pairs,
-	} {
-		if err := phase(ctx); err != nil {
-			return nil, errs.Wrap("bench", "", err)
-		}
+	return r, nil
+}
+
+func (r *run) end(ctx context.Context) error {
+	defer r.closeDriver()
+	return r.cleanUp(context.WithoutCancel(ctx))
+}
+
+func (r *run) closeDriver() {
+	if d, ok := r.drv.(interface{ Close() error }); ok {
+		_ = d.Close()
 	}
-	if c.Keep {
-		r.rep.Kept = r.scratch.name
-	}
-	r.rep.judge()
-	return r.rep, nil
 }
 
 // cleanUp removes what the run made. What it cannot remove, Clean will.

@@ -102,6 +102,19 @@ func (r *run) pando(ctx context.Context, args ...string) (Use, error) {
 	return u, err
 }
 
+// output runs a command of this program on the pool and returns what it prints.
+func (r *run) output(ctx context.Context, args ...string) ([]byte, error) {
+	cmd := exec.CommandContext(ctx, r.Program, append([]string{"--pool", r.eng.Dir(), "--no-progress"}, args...)...)
+	gentle(cmd)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, errs.New(errs.Internal, "bench", "pando "+strings.Join(args, " "), "%w: %s", err, lastLines(stderr.String(), 3))
+	}
+	return out, nil
+}
+
 // errCopy is a copy that cp could not make: a figure that is missing, not a
 // failure of the benchmark.
 type errCopy struct{ msg string }

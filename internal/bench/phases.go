@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/ref"
 	"pando/internal/treewalk"
@@ -389,10 +390,15 @@ func (r *run) commands(ctx context.Context) error {
 const (
 	WhileIdle    = "nothing else happens"
 	WhilePando   = "Pando makes clones"
+	WhileFrozen  = "Pando snapshots this very volume"
+	WhileThawed  = "the same with --no-freeze"
 	WhileFloor   = "the raw floor makes clones"
 	WhileReflink = "cp -a --reflink runs"
 	WhileCopy    = "cp -a runs"
 )
+
+// nbSnapshots are made in a row, with a pause after each.
+const nbSnapshots = 20
 
 // neighbours measures what a database in another volume feels. The phases come
 // in turn, every round, each after a phase in which the neighbour is alone.
@@ -411,7 +417,7 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 			_ = nb.close() // another error is on its way
 		}
 	}()
-	phases := r.neighbourPhases(ctx)
+	phases := r.neighbourPhases(ctx, vol)
 	samples := make([]Sample, len(phases))
 	for round := range r.Rounds {
 		for i := range phases {
@@ -463,7 +469,7 @@ type nbPhase struct {
 	once    bool         // takes long: one round is enough
 }
 
-func (r *run) neighbourPhases(ctx context.Context) []nbPhase {
+func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 	clones := func(one func(i int) error) func() error {
 		return func() error {
 			for i := range r.Clones {
@@ -495,10 +501,36 @@ func (r *run) neighbourPhases(ctx context.Context) []nbPhase {
 	if op := r.rep.operation(OpReflink); op != nil && op.NotMeasured != "" {
 		noReflink = op.NotMeasured
 	}
+	noSnapshot := ""
+	if !r.eng.Caps().Atomic {
+		noSnapshot = "this driver copies, and refuses a volume that does not come to rest"
+	}
+	snapshots := func(noFreeze bool) func() error {
+		return func() error {
+			for i := range nbSnapshots {
+				if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: vol, Name: "s" + itoa(i), NoFreeze: noFreeze}); err != nil {
+					return err
+				}
+				if err := sleep(ctx, 25*time.Millisecond); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	forget := func() error {
+		var names []string
+		for i := range nbSnapshots {
+			names = append(names, vol+"@s"+itoa(i))
+		}
+		return r.destroy(ctx, names...)
+	}
 	return []nbPhase{
 		{while: WhileIdle, do: nothing, after: nothing, once: true},
 		{while: WhilePando, do: clones(func(i int) error { _, err := r.clone(ctx, name(i)); return err }),
 			after: func() error { return r.destroy(ctx, r.name("beside")+"*") }},
+		{while: WhileFrozen, missing: noSnapshot, do: snapshots(false), after: forget},
+		{while: WhileThawed, missing: noSnapshot, do: snapshots(true), after: forget},
 		{while: WhileFloor, missing: r.rep.NoFloor,
 			do: clones(func(i int) error { return r.floor.clone(ctx, first+i, func(string) {}) }),
 			after: clones(func(i int) error {

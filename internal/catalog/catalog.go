@@ -63,7 +63,7 @@ CREATE TABLE objects (
   extents INTEGER NOT NULL,
   measured_at INTEGER NOT NULL,  -- 0: never
   pinned INTEGER NOT NULL DEFAULT 0, -- not to be destroyed before
-  consistency TEXT NOT NULL DEFAULT '' -- of a snapshot: clean, crash, fuzzy
+  consistency TEXT NOT NULL DEFAULT '' -- of a snapshot: clean, crash
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
 CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';

@@ -3,19 +3,40 @@ package catalog
 import (
 	"context"
 	"fmt"
+	"strings"
 )
 
-// upgrades[i] leads from version i+1 to the next.
-var upgrades = [][]string{{
-	`ALTER TABLE goldens ADD COLUMN keep INTEGER NOT NULL DEFAULT 0`,
-	`ALTER TABLE objects ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0`,
-	`ALTER TABLE objects ADD COLUMN consistency TEXT NOT NULL DEFAULT ''`,
-	`ALTER TABLE marks ADD COLUMN freezes INTEGER NOT NULL DEFAULT 0`,
-	`CREATE INDEX lineage ON objects(volume) WHERE volume <> ''`,
+// upgrades[i] leads from version i+1 to the next. Each step may be repeated.
+var upgrades = []func(*Tx) error{func(t *Tx) error {
+	for _, c := range [][2]string{
+		{"goldens", "keep INTEGER NOT NULL DEFAULT 0"},
+		{"objects", "pinned INTEGER NOT NULL DEFAULT 0"},
+		{"objects", "consistency TEXT NOT NULL DEFAULT ''"},
+		{"marks", "freezes INTEGER NOT NULL DEFAULT 0"},
+	} {
+		if err := t.addColumn(c[0], c[1]); err != nil {
+			return err
+		}
+	}
+	if _, err := t.exec(`CREATE INDEX IF NOT EXISTS lineage ON objects(volume) WHERE volume <> ''`); err != nil {
+		return err
+	}
 	// Volumes did not record the generation that they descend from.
-	`UPDATE objects SET (golden, generation) = (SELECT g.golden, g.generation FROM objects g WHERE g.id = objects.origin_id)
-		WHERE kind = 'volume' AND origin_id IN (SELECT id FROM objects WHERE kind = 'generation')`,
+	_, err := t.exec(`UPDATE objects SET (golden, generation) = (SELECT g.golden, g.generation FROM objects g WHERE g.id = objects.origin_id)
+		WHERE kind = 'volume' AND golden = '' AND origin_id IN (SELECT id FROM objects WHERE kind = 'generation')`)
+	return err
 }}
+
+// addColumn adds a column, given as its definition, unless it is there.
+func (t *Tx) addColumn(table, definition string) error {
+	name, _, _ := strings.Cut(definition, " ")
+	var n int
+	if err := t.row(`SELECT count(*) FROM pragma_table_info(?) WHERE name = ?`, table, name).Scan(&n); err != nil || n > 0 {
+		return wrap("upgrade catalogue", t.c.path, err)
+	}
+	_, err := t.exec(`ALTER TABLE ` + table + ` ADD COLUMN ` + definition)
+	return err
+}
 
 // upgrade brings an older catalogue to this version, in one durable transaction.
 func (c *Catalog) upgrade(ctx context.Context, from int) error {
@@ -25,10 +46,8 @@ func (c *Catalog) upgrade(ctx context.Context, from int) error {
 			return wrap("upgrade catalogue", c.path, err)
 		}
 		for v := from; v < Version; v++ {
-			for _, stmt := range upgrades[v-1] {
-				if _, err := tx.exec(stmt); err != nil {
-					return err
-				}
+			if err := upgrades[v-1](tx); err != nil {
+				return err
 			}
 		}
 		_, err := tx.exec(fmt.Sprintf(`PRAGMA user_version = %d`, Version))

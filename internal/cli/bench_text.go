@@ -206,12 +206,14 @@ func (a *App) printNeighbour(r *bench.Report) error {
 	return t.flush()
 }
 
-func (a *App) printTargets(r *bench.Report) error {
+func (a *App) printTargets(r *bench.Report) error { return a.printVerdicts(r.Targets) }
+
+func (a *App) printVerdicts(targets []bench.Target) error {
 	if err := a.heading("Targets"); err != nil {
 		return err
 	}
 	t := a.table("TARGET", "WANTED", "MEASURED", "VERDICT", "AT")
-	for _, g := range r.Targets {
+	for _, g := range targets {
 		measured := "-"
 		if g.Measured != nil {
 			measured = quantity(*g.Measured, g.Unit)

@@ -99,7 +99,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		&cobra.Group{ID: "tools", Title: "Tools:"},
 	)
 	root.AddCommand(
-		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.destroyCommand(),
+		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.diffCommand(), a.rebaseCommand(), a.destroyCommand(),
 		a.snapshotCommand(), a.rewindCommand(), a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
 		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
@@ -174,7 +174,12 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 			return err
 		}
 		defer e.Release()
-		return fn(c.Context(), e, args)
+		told := len(e.Recovery.Warnings)
+		err = fn(c.Context(), e, args)
+		for _, w := range e.Recovery.Warnings[told:] {
+			a.warn("%s", w)
+		}
+		return err
 	}
 }
 

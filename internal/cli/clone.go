@@ -41,8 +41,8 @@ and clean, and thawed in any case, also if pando is killed. With --no-freeze
 nothing is stopped, and NEW is as after a power loss: what databases and journals
 are made to survive.
 
-Without reflinks (driver plain) VOLUME is copied, and the copy is begun again if
-something in it changes meanwhile. With --no-freeze it is taken as it comes.`,
+Without reflinks (driver plain) VOLUME is copied; what changes meanwhile is copied
+again, and if it never comes to rest the fork is refused (conflict).`,
 		Example:           "  pando fork agent-1 agent-1b --mount\n  pando fork db db-copy --no-freeze",
 		ValidArgsFunction: a.completeVolumes(1),
 	}, "fork", (*engine.Engine).Fork)

@@ -356,6 +356,7 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string) {
 var (
 	objectID = regexp.MustCompile(`\b[0-9a-v]{26}\b`)
 	bootID   = regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
+	shortID  = regexp.MustCompile(`-old-[0-9a-v]{8}\b`)
 	rounded  = regexp.MustCompile(`\b[0-9]+(\.[0-9]+)? ([KMGT]iB|B)(/s)?\b`)
 	timeSpan = regexp.MustCompile(`\b[0-9]+ (s|min|h|d)\b`)
 	digits   = regexp.MustCompile(`[0-9]+([.:][0-9]+)*`)
@@ -365,6 +366,7 @@ var (
 // essence is a line without what differs from run to run.
 func essence(line string) string {
 	line = objectID.ReplaceAllString(line, "ID")
+	line = shortID.ReplaceAllString(line, "-old-ID")
 	line = bootID.ReplaceAllString(line, "BOOT")
 	line = rounded.ReplaceAllString(line, "SIZE")
 	line = timeSpan.ReplaceAllString(line, "SPAN")
@@ -400,6 +402,7 @@ func TestSame(t *testing.T) {
 		{"web@1", "web@1", true},
 		{"room 19.8 GiB free of 19.9 GiB", "room   1.8 MiB free of 3 B", true},
 		{"id  copgvq3j7l3va2ehi7bu45osmk", "id  0opgvq3j7l3va2ehi7bu45osm1", true},
+		{"web.pando-old-dvq2uosl", "web.pando-old-0000uosl", true},
 		{"created 2026-11-20 11:10:34 (1 s ago)", "created 2027-01-02 03:04:05 (2 min ago)", true},
 		{"a\n...\nz", "a\nb\nc\nz", true},
 		{"a\n...\nz", "a\nb\nc", false},

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"pando/internal/engine"
@@ -168,10 +169,10 @@ as soon as enough is free.`,
 				r, err = e.Prune(ctx, q)
 				return err
 			})
-			if err != nil {
+			if r == nil {
 				return err
 			}
-			return a.printPrune(q, r)
+			return errors.Join(a.printPrune(q, r), err)
 		})(c, args)
 	}
 	return c

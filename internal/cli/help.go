@@ -9,6 +9,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/errs"
+	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )
@@ -102,4 +103,30 @@ func (a *App) complete(n int, goldens, volumes bool) completer {
 		}
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}
+}
+
+// completeSnapshots completes the snapshots of the volume that is the first
+// argument.
+func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	if len(args) != 1 {
+		return a.completeVolumes(1)(c, args, word)
+	}
+	r, err := ref.Parse("", args[0])
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	ctx := c.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	defer e.Release()
+	names, err := e.SnapshotNames(ctx, r.Name)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return names, cobra.ShellCompDirectiveNoFileComp
 }

@@ -25,10 +25,17 @@ input. It keeps owners, modes, times, links, extended attributes, ACLs, holes an
 device nodes. The root directory of the golden has mode 0755.
 
 Two imports of one name at once: one does the work, the other waits for it and
-returns the same golden. An import that is interrupted leaves nothing.`,
+returns the same golden. An import that is interrupted leaves nothing.
+
+With --adopt, SOURCE is a directory that a live system works with: what changes
+while it is copied is copied again, until a copy of one moment is there. It is
+refused if the directory does not come to rest. --replace then puts a volume of
+the golden, mounted, in the place of the directory, in one step, and keeps the old
+directory beside it.`,
 		Example: `  pando golden import go /usr/local/go
   docker export c1 | pando golden import rootfs -
-  pando golden import vm disk.img`,
+  pando golden import vm disk.img
+  pando golden import cache /var/cache/golden --adopt --replace --as cache-live`,
 		Args: usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 1 {
@@ -42,6 +49,9 @@ returns the same golden. An import that is interrupted leaves nothing.`,
 	f.StringVar(&sizeFlag, "size", "", "room in each volume, for example 64G (default: 32G, more for larger trees)")
 	f.BoolVar(&q.Update, "update", false, "make the next generation of a golden that exists")
 	keepFlag(f, &keep)
+	f.BoolVar(&q.Adopt, "adopt", false, "SOURCE is a directory in use: copy again what changes meanwhile")
+	f.BoolVar(&q.Replace, "replace", false, "with --adopt: put a volume of the golden in the place of SOURCE, which is kept beside it")
+	f.StringVar(&q.ReplaceVolume, "as", "", "with --replace: name of the volume (default: NAME-live)")
 	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		q.Name, q.Source, q.Stdin = args[0], args[1], a.Stdin
@@ -87,6 +97,13 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 		a.note("another pando was importing it: this is what it made")
 	} else if out.Files > 0 {
 		a.note("%s, %s, in %s on disk", plural(int(out.Files), "file"), size(out.LogicalBytes), plural(int(out.Extents), "extent"))
+	}
+	if out.Changed > 0 {
+		a.note("what changed meanwhile was copied again: directories %d, passes %d", out.Changed, out.Passes)
+	}
+	if out.Replaced != "" {
+		a.note("%s is volume %s now; the old directory is %s", out.Replaced, out.Volume, out.Aside)
+		a.note("when nobody needs that any more: rm -rf %s", shellWord(out.Aside))
 	}
 	return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))
 }

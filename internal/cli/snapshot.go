@@ -28,8 +28,9 @@ Each snapshot says what it is worth (` + "`pando show VOLUME@NAME`" + `):
   clean  nothing was being written, or the filesystem was frozen
   crash  one moment of a filesystem in use, as after a power loss: --no-freeze, or
          a raw volume (--fs none) that is attached
-  fuzzy  copied file by file while programs may have been writing: --no-freeze of
-         a volume in use in a pool without reflinks (driver plain)
+
+Without reflinks (driver plain) a volume in use is copied; what changes meanwhile
+is copied again, and if it never comes to rest the snapshot is refused (conflict).
 
 A snapshot can be cloned, compared, published and rewound to; it goes with its
 volume.`,
@@ -79,7 +80,7 @@ A mounted volume is refused: programs must not see a filesystem change under
 them. With --detach it is unmounted first, which still fails if something uses
 it, and mounted again after.`,
 		Args:              usage(cobra.ExactArgs(2)),
-		ValidArgsFunction: a.completeVolumes(1),
+		ValidArgsFunction: a.completeSnapshots,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 			r, err := ref.Parse("rewind", args[1])
 			if err != nil {

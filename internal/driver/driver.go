@@ -109,7 +109,6 @@ type Consistency string
 const (
 	Clean Consistency = "clean" // nothing was being written, or the filesystem was frozen: as after an umount
 	Crash Consistency = "crash" // one moment of a filesystem in use: as after a power loss
-	Fuzzy Consistency = "fuzzy" // a copy made file by file while programs may have been writing
 )
 
 // IdentityVersion is the version of the identity format that this code writes.
@@ -267,11 +266,13 @@ type Inspector interface {
 // LiveCopier copies a volume that is in use.
 type LiveCopier interface {
 	// CopyLive is Clone, or with immutable Snapshot, of a volume that programs
-	// may be writing to. quiet, if not nil, is called once with the step that
-	// takes the content, calls it, and keeps the volume from changing
-	// meanwhile; what need not happen then happens before or after. Without
-	// quiet the copy is Crash if Caps.Atomic, else Fuzzy. Kinds and durability
-	// as Clone, and quiet's errors.
+	// may be writing to. If Caps.Atomic, quiet, if not nil, is called once with
+	// the step that takes the content, calls it, and keeps the volume from
+	// changing meanwhile; what need not happen then happens before or after.
+	// Without quiet the copy is one moment of the volume as it lies in the
+	// pool. A driver that is not Atomic ignores quiet and copies what has
+	// changed again until nothing has; Conflict if that does not come to an
+	// end. Kinds and durability as Clone, and quiet's errors.
 	CopyLive(ctx context.Context, from ObjectID, id Identity, immutable bool, quiet func(copy func() error) error) error
 }
 

@@ -37,6 +37,8 @@ type target struct {
 	link bool   // a symbolic link instead of a mount
 	made bool   // makeTarget made the directory
 	own  bool   // chosen by the user
+
+	prepare func(root *os.File) error // done to the filesystem before anybody can see it
 }
 
 // checkTarget decides where a volume is to be mounted, and checks a directory
@@ -192,6 +194,11 @@ func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
 			}
 		}
 	}
+	if t.prepare != nil {
+		if err := withRoot(m, t.prepare); err != nil {
+			return err
+		}
+	}
 	info, err := m.Attach(t.path)
 	if errs.Is(err, errs.NotFound) && !t.own {
 		// A clean-up took the empty directory for a leftover: make it again.
@@ -207,6 +214,15 @@ func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
 	}
 	a.MountID, a.MadeDir = info.ID, made && t.own
 	return nil
+}
+
+func withRoot(m *mount.Detached, fn func(root *os.File) error) error {
+	root, err := m.Open()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fn(root)
 }
 
 // linkTo makes path a symbolic link, in the place of an older one.

@@ -191,10 +191,14 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 		return Info{}, err
 	}
 	row := catalog.Row{Identity: b.gen, UsedAt: now}
-	if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
-		return Info{}, err
+	if row.FS.IsImage() || b.reads.row.ID == "" {
+		if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
+			return Info{}, err
+		}
+		row.MeasuredAt = now
+	} else { // a tree would have to be walked
+		row.Usage, row.MeasuredAt = cloneUsage(e.caps, b.reads.row), b.reads.row.MeasuredAt
 	}
-	row.MeasuredAt = now
 	g := b.golden
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
 	based := driver.ObjectID("")
@@ -299,7 +303,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 		b.abandon(ctx)
 		return Published{}, errs.Wrap(opPublish, q.Golden, err)
 	}
-	return Published{info, e.retain(ctx, q.Golden)}, nil
+	return Published{info, e.retired(ctx, q.Golden)}, nil
 }
 
 func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {

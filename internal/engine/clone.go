@@ -72,7 +72,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := e.needRoot("clone", q.From.String()); err != nil {
+	if err := e.needRoot(q.op, q.From.String()); err != nil {
 		return nil, err
 	}
 	switch {
@@ -81,7 +81,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	case q.SizeBytes < 0:
 		return nil, errs.New(errs.Invalid, "clone", q.Name, "a negative size")
 	}
-	if err := e.pool.Admit(ctx, "clone", q.From.String(), 0); err != nil {
+	if err := e.pool.Admit(ctx, q.op, q.From.String(), 0); err != nil {
 		return nil, err
 	}
 	plans, l, err := e.planClones(ctx, q, names)
@@ -104,7 +104,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	}
 	if err != nil {
 		e.undoClones(ctx, plans)
-		return nil, errs.Wrap("clone", q.From.String(), err)
+		return nil, errs.Wrap(q.op, q.From.String(), err)
 	}
 	out := make([]Info, len(plans))
 	for i, p := range plans {
@@ -144,7 +144,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 	// directory of the user's is not looked at inside a transaction.
 	if q.Mount && q.MountDir != "" {
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-			l.row, err = resolve(tx, "clone", q.From)
+			l.row, err = resolve(tx, q.op, q.From)
 			return err
 		}); err != nil {
 			return nil, l, err
@@ -162,8 +162,8 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 		}
 	}
 	var plans []*clonePlan
-	err := e.claim(ctx, "clone", false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		origin, err := resolve(tx, "clone", q.From)
+	err := e.claim(ctx, q.op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		origin, err := resolve(tx, q.op, q.From)
 		if err != nil {
 			return nil, err
 		}
@@ -181,7 +181,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 		plans = plans[:0]
 		marks := make([]catalog.Mark, 0, len(names))
 		for i, n := range names {
-			if err := checkFree(tx, "clone", n); err != nil {
+			if err := checkFree(tx, q.op, n); err != nil {
 				return nil, err
 			}
 			id := e.identity(driver.Volume)

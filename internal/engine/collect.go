@@ -192,8 +192,12 @@ func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
 		if err != nil {
 			return n, err
 		}
-		n += len(e.retain(ctx, g.Name))
+		gone, err := e.retain(ctx, g.Name)
 		unlock()
+		n += len(gone)
+		if err != nil {
+			return n, err
+		}
 	}
 	return n, nil
 }
@@ -238,7 +242,7 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 			k.Why = append(k.Why, whyGeneration(u, r)...)
 		}
 		if n := clones[r.ID]; n > 0 && e.caps.Sharing {
-			k.Why = append(k.Why, "origin of "+itoa(n)+" others, none of which needs it: they share its blocks")
+			k.Why = append(k.Why, "origin of "+itoa(n)+" more, which would stay without it: they share its blocks")
 		}
 		out = append(out, k)
 	}

@@ -36,8 +36,8 @@ type DestroyReport struct {
 	Destroyed []Destroyed
 	Failed    []error // one for each that still exists
 
-	deadline time.Time // of removing
-	why      string    // they go
+	budget time.Duration // that may still be spent on removing
+	why    string        // they go
 }
 
 // Destroy removes volumes, with their snapshots, and snapshots. refs may hold
@@ -60,6 +60,16 @@ func (e *Engine) Destroy(ctx context.Context, refs []string, t *progress.Tracker
 // destroyed. What is left then is hidden already, and goes with later commands.
 const reclaimBound = 10 * time.Second
 
+// failure is the first error that is not that something is in use.
+func (r *DestroyReport) failure() error {
+	for _, err := range r.Failed {
+		if !errs.Is(err, errs.InUse) {
+			return err
+		}
+	}
+	return nil
+}
+
 // destroyOptions of destroyRows.
 type destroyOptions struct {
 	// still, if not nil, decides in the transaction that claims an object
@@ -72,7 +82,7 @@ type destroyOptions struct {
 }
 
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
-	report := &DestroyReport{deadline: time.Now().Add(reclaimBound), why: o.why}
+	report := &DestroyReport{budget: reclaimBound, why: o.why}
 	e.pool.SpendReserve()
 	defer func() { _ = e.pool.MakeReserve() }() // or the next one does
 	o.tracker.Start("destroying", int64(len(rows)), 0)
@@ -87,8 +97,9 @@ func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOption
 
 // doomed is an object that is to be destroyed, a volume with its snapshots.
 type doomed struct {
-	row catalog.Row
-	ref string
+	row   catalog.Row
+	ref   string
+	whole bool // of a golden: all its generations go, and row is the current one
 }
 
 // toDestroy resolves references and globs, without repeats: a snapshot whose
@@ -100,7 +111,7 @@ func (e *Engine) toDestroy(ctx context.Context, refs []string) ([]doomed, error)
 		add := func(r catalog.Row) error {
 			if !seen[r.ID] {
 				seen[r.ID] = true
-				out = append(out, doomed{r, refOf(tx, r)})
+				out = append(out, doomed{row: r, ref: refOf(tx, r)})
 			}
 			return nil
 		}
@@ -161,10 +172,11 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	return nil
 }
 
-// destroyOne is an object on its way out, a volume with its snapshots.
+// destroyOne is what goes out in one step: an object, a volume with its snapshots,
+// or a whole golden.
 type destroyOne struct {
 	doomed
-	snaps  []catalog.Row // of a volume
+	with   []catalog.Row // a volume's snapshots, a whole golden's other generations
 	att    catalog.Attached
 	has    bool
 	failed error
@@ -174,13 +186,16 @@ type destroyOne struct {
 
 // rows are all that goes, the volume last.
 func (it *destroyOne) rows() []catalog.Row {
-	return append(slices.Clip(it.snaps), it.row)
+	return append(slices.Clip(it.with), it.row)
 }
 
 // refOf is the reference of one of its rows.
 func (it *destroyOne) refOf(r catalog.Row) string {
-	if r.ID == it.row.ID {
+	switch {
+	case r.ID == it.row.ID:
 		return it.ref
+	case r.Kind == driver.Generation:
+		return ref.Generation(r.Golden, r.Generation)
 	}
 	return it.row.Name + "@" + r.Name
 }
@@ -254,9 +269,10 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 	ctx = context.WithoutCancel(ctx)
 	bounded, cancel := ctx, func() {}
 	if e.freed == nil { // else it is measured, which takes its time
-		bounded, cancel = context.WithDeadline(ctx, report.deadline)
+		bounded, cancel = context.WithTimeout(ctx, report.budget)
 	}
 	defer cancel()
+	start := time.Now()
 	parallel(going, func(it *destroyOne) {
 		for _, r := range it.rows() {
 			if bounded.Err() != nil {
@@ -266,6 +282,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 			}
 		}
 	})
+	report.budget -= time.Since(start)
 	_ = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { // else the next command does it again
 		for _, it := range going {
 			for _, r := range it.rows() {
@@ -303,7 +320,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 	return e.claimWithin(ctx, patience, "destroy", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		var marks []catalog.Mark
 		for _, it := range items {
-			it.skip, it.snaps = false, nil
+			it.skip, it.with = false, nil
 			row, ok, err := tx.Get(it.row.ID)
 			if err != nil {
 				return nil, err
@@ -326,9 +343,15 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 				}
 			}
 			if row.Kind == driver.Volume {
-				if it.snaps, err = tx.Snapshots(row.Lineage()); err != nil {
+				if it.with, err = tx.Snapshots(row.Lineage()); err != nil {
 					return nil, err
 				}
+			}
+			if it.whole {
+				if it.with, err = tx.Generations(row.Golden); err != nil {
+					return nil, err
+				}
+				it.with = slices.DeleteFunc(it.with, func(r catalog.Row) bool { return r.ID == row.ID })
 			}
 			for _, r := range it.rows() {
 				if err := checkPin(r, it.refOf(r)); err != nil && !o.force {
@@ -388,10 +411,10 @@ func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.At
 			return err
 		}
 	}
-	it := &destroyOne{doomed: doomed{row, row.Name}}
+	it := &destroyOne{doomed: doomed{row: row, ref: row.Name}}
 	err := e.cat.Update(ctx, catalog.Durability(!row.Ephemeral), func(tx *catalog.Tx) (err error) {
 		if row.Kind == driver.Volume {
-			if it.snaps, err = tx.Snapshots(row.Lineage()); err != nil {
+			if it.with, err = tx.Snapshots(row.Lineage()); err != nil {
 				return err
 			}
 		}
@@ -400,7 +423,7 @@ func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.At
 	if err != nil {
 		return err
 	}
-	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{deadline: time.Now().Add(reclaimBound)})
+	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{budget: reclaimBound})
 	return nil
 }
 

@@ -37,6 +37,10 @@ type ImportRequest struct {
 	Update    bool      // make the next generation of a golden that exists
 	Keep      *int      // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Tracker   *progress.Tracker
+
+	Adopt         bool   // Source is a directory of a live system: what changes is copied again
+	Replace       bool   // with Adopt: put a volume of the golden in the place of Source
+	ReplaceVolume string // its name; "": Name with -live behind it
 }
 
 // Imported is the result of Import.
@@ -48,6 +52,12 @@ type Imported struct {
 	Warnings []string `json:"warnings,omitempty"`    // what could not be kept of the source
 	Source   string   `json:"source_kind,omitempty"` // directory, tar, image
 	Removed  []string `json:"removed,omitempty"`     // older generations, by the golden's retention
+
+	Passes   int    `json:"passes,omitempty"`   // of an adopted directory: copies that it took
+	Changed  int64  `json:"changed,omitempty"`  // and directories that were copied again
+	Replaced string `json:"replaced,omitempty"` // the directory that is a volume now
+	Aside    string `json:"aside,omitempty"`    // where its old content is
+	Volume   string `json:"volume,omitempty"`   // that is mounted there
 }
 
 // source is an opened source of an import.
@@ -60,14 +70,16 @@ type source struct {
 	files  int64
 	alloc  int64 // bytes that the tree takes at least; 0: unknown
 	probed fsprobe.Result
+	stamp  *treecopy.Stamp // of a directory that is adopted
 	close  func()
 }
 
 // Import makes the first generation of a golden (with Update: the next) from a
 // tree, an archive or a disk image. If another process is building the same
 // golden, it waits and returns what that process built. Durable on return; on
-// error, or if it is interrupted, nothing remains. Exists, NotFound, Invalid,
-// Damaged, NoSpace, Conflict (the source changed), Unsupported, Permission.
+// error, or if it is interrupted, nothing remains; but if only replacing the
+// source fails, the golden does. Exists, NotFound, Invalid, Damaged, NoSpace,
+// Conflict (the source changed), InUse, Unsupported, Permission.
 func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) {
 	if err := ref.CheckName(opImport, q.Name); err != nil {
 		return Imported{}, err
@@ -83,12 +95,15 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, errs.Wrap(opImport, q.Source, err)
 	}
 	defer src.close()
+	if err := e.checkAdopt(ctx, &q, src); err != nil {
+		return Imported{}, err
+	}
 	unlock, waited, err := e.lockGolden(ctx, q.Name, q.Tracker)
 	if err != nil {
 		return Imported{}, err
 	}
 	defer unlock()
-	if waited && !q.Update {
+	if waited && !q.Update && !q.Replace { // what others built need not be what is in the source
 		if info, ok, err := e.current(ctx, q.Name); err != nil || ok {
 			return Imported{Info: info, Waited: true}, err
 		}
@@ -118,8 +133,12 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		return Imported{}, errs.Wrap(opImport, q.Name, err)
 	}
 	out.Source = src.kind
-	out.Removed = e.retain(ctx, q.Name)
-	return out, nil
+	out.Removed = e.retired(ctx, q.Name)
+	if q.Replace {
+		unlock() // those who wait for the golden have it
+		err = e.replace(ctx, q, src, &out)
+	}
+	return out, err
 }
 
 // checkNew refuses a taken name before any work is done.
@@ -290,8 +309,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			return id, errs.New(errs.Invalid, opImport, q.Name, "a raw volume cannot hold a tree").WithHint("use --fs ext4 or xfs")
 		}
 		if src.kind == "directory" {
-			q.Tracker.Start("counting", 0, 0)
-			n, err := treecopy.Measure(ctx, src.path, e.copyOptions(nil))
+			n, err := e.count(ctx, q, src)
 			if err != nil {
 				return id, err
 			}
@@ -365,11 +383,16 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 		return Imported{}, err
 	}
 	var totals treecopy.Totals
+	var out Imported
 	put := func(root *os.File) (err error) {
 		opt := e.copyOptions(q.Tracker)
 		if src.kind == "directory" {
 			opt.Staging = b.scratch.FS == driver.Ext4
 			q.Tracker.Start("copying", src.files, src.bytes)
+			if q.Adopt {
+				totals, err = e.copyAdopted(ctx, src, root, opt, q, &out)
+				return err
+			}
 			totals, err = treecopy.CopyDir(ctx, src.path, root, opt)
 			return err
 		}
@@ -379,7 +402,8 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 		return err
 	}
 	err := e.fillTree(ctx, b.scratch, put)
-	return Imported{Files: totals.Files, Bytes: totals.Bytes, Warnings: leftOut(totals.Skipped)}, err
+	out.Files, out.Bytes, out.Warnings = totals.Files, totals.Bytes, leftOut(totals.Skipped)
+	return out, err
 }
 
 func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.File) error) error {

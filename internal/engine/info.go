@@ -40,7 +40,7 @@ type Info struct {
 	Extents        int64      `json:"extents"`      // pieces on disk
 	MeasuredAt     *time.Time `json:"measured_at"`  // when the bytes were measured
 	PinnedUntil    *time.Time `json:"pinned_until"` // year 2200: until it is unpinned
-	Consistency    string     `json:"consistency"`  // of a snapshot: clean, crash, fuzzy
+	Consistency    string     `json:"consistency"`  // of a snapshot: clean, crash
 }
 
 // Mounted reports whether it is attached somewhere.
@@ -352,18 +352,14 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 			return errs.New(errs.Invalid, "golden rm", r.String(), "it is the current generation").
 				WithHint("publish another first, or remove the whole golden: `pando golden rm %s`", r.Name)
 		}
-		for _, x := range gens {
-			if r.At == "" || x.Generation == row.Generation {
-				going = append(going, doomed{x, ref.Generation(x.Golden, x.Generation)})
-			}
-		}
-		// Old generations first: until the current one goes, the golden is whole.
+		// A golden goes as a whole or not at all, in one commit.
+		d := doomed{row: row, ref: ref.Generation(row.Golden, row.Generation), whole: r.At == "" || len(gens) == 1}
+		going = []doomed{d}
 		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	// The row of the golden goes with its last generation, in one commit.
 	return e.destroyRows(ctx, going, destroyOptions{}), ctx.Err()
 }
 

@@ -273,7 +273,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 		}
 		for _, r := range all {
 			if r.Kind != driver.Snapshot || !lineages[r.Volume] { // else it goes with its volume
-				rows = append(rows, doomed{r, cmp.Or(r.Name, r.Golden)})
+				rows = append(rows, doomed{row: r, ref: cmp.Or(r.Name, r.Golden)})
 			}
 		}
 		return nil

@@ -46,16 +46,14 @@ func (l live) freezes() bool {
 }
 
 // worth says what a copy of it is worth.
-func (l live) worth(c driver.Caps) driver.Consistency {
+func (l live) worth() driver.Consistency {
 	switch {
 	case !l.inUse(), l.freezes():
 		return driver.Clean
 	case l.row.FS.IsImage():
 		return driver.Crash
-	case c.Atomic, !l.noFreeze:
-		return driver.Clean // the kernel takes a tree with all that was written to it, or the driver sees to it
 	}
-	return driver.Fuzzy
+	return driver.Clean // the kernel takes a tree with all that was written to it, or the driver sees to it
 }
 
 // copyLive makes an object with the content of a volume, snapshot or generation,
@@ -82,11 +80,12 @@ func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immut
 			return err
 		}
 		defer release()
+		l.flush() // what is written now need not be written while others wait
 		return lc.CopyLive(ctx, l.row.ID, id, immutable, func(take func() error) error { return freeze.Do(ctx, root, take) })
 	case l.row.FS.IsImage():
 		l.flush()
 		return simple()
-	case canLive && l.noFreeze:
+	case canLive && !e.caps.Atomic:
 		return lc.CopyLive(ctx, l.row.ID, id, immutable, nil)
 	}
 	return simple()

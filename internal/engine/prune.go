@@ -3,6 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -56,7 +57,7 @@ const opPrune = "prune"
 func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error) {
 	switch {
 	case q.KeepFreePercent < 0 || q.KeepFreePercent >= 100 || q.KeepFreePercent != q.KeepFreePercent:
-		return nil, errs.New(errs.Invalid, opPrune, "", "%v is no percentage of the pool", q.KeepFreePercent)
+		return nil, errs.New(errs.Invalid, opPrune, "", "%v is no percentage of the pool", q.KeepFreePercent).WithHint("it is more than 0 and less than 100")
 	case q.OlderThan < 0 || q.Idle < 0:
 		return nil, errs.New(errs.Invalid, opPrune, "", "an age cannot be negative")
 	case q.KeepFreePercent == 0 && q.OlderThan == 0 && q.Idle == 0:
@@ -87,7 +88,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		r.Reached = r.TargetBytes == 0
 		return r, err
 	}
-	e.pruneList(ctx, q, rows, r)
+	perr := e.pruneList(ctx, q, rows, r)
 	e.returnToHost()
 	after, err := e.settled(ctx)
 	if err != nil {
@@ -95,7 +96,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 	}
 	r.FreeAfter, r.FreedBytes = after.FreeBytes, max(0, s.UsedBytes-after.UsedBytes)
 	r.Reached = r.TargetBytes == 0 || r.FreeAfter >= r.TargetBytes
-	return r, ctx.Err()
+	return r, errors.Join(perr, ctx.Err())
 }
 
 // uses says what of a catalogue is in use, so that it is decided once for all.
@@ -235,7 +236,7 @@ const pruneBatch = 64
 
 // pruneList removes the rows that are still what they were when they were
 // chosen, until the target is reached.
-func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.Row, r *PruneReport) {
+func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.Row, r *PruneReport) (failed error) {
 	used := map[driver.ObjectID]time.Time{}
 	at := map[driver.ObjectID]int{}
 	for i, row := range rows {
@@ -280,15 +281,18 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 				for i := from; i < len(rows); i++ {
 					r.Candidates[i].Kept = "enough is free"
 				}
-				return
+				return failed
 			}
 		}
 		n = min(n, len(rows)-from)
 		var batch []doomed
 		for i := from; i < from+n; i++ {
-			batch = append(batch, doomed{rows[i], r.Candidates[i].Ref})
+			batch = append(batch, doomed{row: rows[i], ref: r.Candidates[i].Ref})
 		}
 		report := e.destroyRows(ctx, batch, destroyOptions{op: opPrune, still: still})
+		if err := report.failure(); failed == nil {
+			failed = err // the others may go all the same
+		}
 		gone := map[string]bool{}
 		for _, d := range report.Destroyed {
 			gone[d.Ref] = true
@@ -304,11 +308,12 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 			e.returnToHost()
 			s, err := e.settled(ctx)
 			if err != nil {
-				return
+				return cmp.Or(failed, err)
 			}
 			free = s.FreeBytes
 		}
 	}
+	return failed
 }
 
 // nextBatch is how many things to remove next if done of them have freed so

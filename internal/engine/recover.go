@@ -95,7 +95,7 @@ func (e *Engine) expire(ctx context.Context) {
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		rows, err := tx.Expired(time.Now(), expireMost)
 		for _, r := range rows {
-			due = append(due, doomed{r, r.Name})
+			due = append(due, doomed{row: r, ref: r.Name})
 		}
 		return err
 	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
@@ -225,6 +225,8 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		}
 	case m.Op == opRun:
 		return e.destroyRow(ctx, row, attached, hasAttached)
+	case m.Op == opAdopt:
+		return e.finishAdopt(ctx, m, row, attached, hasAttached)
 	case hasAttached && e.look(row, attached) == gone:
 		// An umount that had done its work but not said so.
 		if err := e.removeTarget(row.Name, attached); err != nil {

@@ -52,15 +52,15 @@ func (e *Engine) Keep(ctx context.Context, golden string, n int) ([]string, erro
 	}); err != nil {
 		return nil, err
 	}
-	return e.retain(ctx, golden), nil
+	return e.retain(ctx, golden)
 }
 
 // retain removes the generations of a golden that its retention does not keep.
-// The caller holds the golden's lock. What cannot be removed stays for the next
-// publish or gc.
-func (e *Engine) retain(ctx context.Context, golden string) []string {
+// The caller holds the golden's lock. What is in use stays for the next publish
+// or gc.
+func (e *Engine) retain(ctx context.Context, golden string) ([]string, error) {
 	var going []doomed
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		g, ok, err := tx.Golden(golden)
 		if err != nil || !ok || g.Keep == 0 {
 			return err
@@ -68,16 +68,28 @@ func (e *Engine) retain(ctx context.Context, golden string) []string {
 		gens, err := tx.Generations(golden)
 		for i, r := range gens {
 			if i < len(gens)-g.Keep && r.Generation != g.Current && checkPin(r, "") == nil {
-				going = append(going, doomed{r, ref.Generation(golden, r.Generation)})
+				going = append(going, doomed{row: r, ref: ref.Generation(golden, r.Generation)})
 			}
 		}
 		return err
-	}); err != nil || len(going) == 0 {
-		return nil
+	})
+	if err != nil || len(going) == 0 {
+		return nil, err
 	}
+	report := e.destroyRows(ctx, going, destroyOptions{why: "its golden does not keep it"})
 	var out []string
-	for _, d := range e.destroyRows(ctx, going, destroyOptions{}).Destroyed {
+	for _, d := range report.Destroyed {
 		out = append(out, d.Ref)
+	}
+	return out, report.failure()
+}
+
+// retired is retain after a generation has been published, which no failure of it
+// undoes.
+func (e *Engine) retired(ctx context.Context, golden string) []string {
+	out, err := e.retain(ctx, golden)
+	if err != nil {
+		e.warn("older generations of %s could not be removed yet: %v", golden, err)
 	}
 	return out
 }

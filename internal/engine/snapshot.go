@@ -64,7 +64,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		if l, err = e.lookLive(tx, vol, q.NoFreeze); err != nil {
 			return nil, err
 		}
-		id = snapshotIdentity(id, vol, q.Name, l.worth(e.caps))
+		id = snapshotIdentity(id, vol, q.Name, l.worth())
 		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.freezes()}}, nil
 	})
 	if err != nil {
@@ -85,6 +85,23 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		return Info{}, errs.Wrap(opSnapshot, full, err)
 	}
 	return snapshotInfo(row, q.Volume, e.caps.Name), nil
+}
+
+// SnapshotNames lists the names of a volume's snapshots, the oldest first. NotFound.
+func (e *Engine) SnapshotNames(ctx context.Context, volume string) ([]string, error) {
+	var out []string
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		vol, err := resolveVolume(tx, "show", volume)
+		if err != nil {
+			return err
+		}
+		snaps, err := tx.Snapshots(vol.Lineage())
+		for _, s := range snaps {
+			out = append(out, s.Name)
+		}
+		return err
+	})
+	return out, err
 }
 
 // stamp is a time as a part of a name.

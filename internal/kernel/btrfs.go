@@ -120,6 +120,9 @@ type SubvolInfo struct {
 	ReadOnly bool
 	Snapshot bool      // made as a snapshot of another subvolume, which may be gone
 	Created  time.Time // with the resolution of the times of files
+
+	UUID, ParentUUID [16]byte // ParentUUID: of what it is a snapshot of
+	MadeBy           uint64   // the transaction that made it: what was there has an older one
 }
 
 // SubvolInfoOf returns what is known of the subvolume that f is in. It needs no
@@ -129,12 +132,13 @@ func SubvolInfoOf(f *os.File) (SubvolInfo, error) {
 	if err := ioctl(f, btrfsIocGetSubvolInfo, unsafe.Pointer(&b)); err != nil {
 		return SubvolInfo{}, fmt.Errorf("BTRFS_IOC_GET_SUBVOL_INFO: %w", err)
 	}
-	const treeID, flags, parentUUID, otime = 0, 288, 312, 392
+	const treeID, flags, uuid, parentUUID, otransid, otime = 0, 288, 296, 312, 352, 392
 	return SubvolInfo{
 		ID:       binary.NativeEndian.Uint64(b[treeID:]),
 		ReadOnly: binary.NativeEndian.Uint64(b[flags:])&1 != 0, // BTRFS_ROOT_SUBVOL_RDONLY
 		Snapshot: [16]byte(b[parentUUID:]) != [16]byte{},
 		Created:  time.Unix(int64(binary.NativeEndian.Uint64(b[otime:])), int64(binary.NativeEndian.Uint32(b[otime+8:]))),
+		UUID:     [16]byte(b[uuid:]), ParentUUID: [16]byte(b[parentUUID:]), MadeBy: binary.NativeEndian.Uint64(b[otransid:]),
 	}, nil
 }
 

@@ -31,7 +31,11 @@ func FormatHolders(holders []Holder) string {
 	if len(parts) == 0 {
 		return ""
 	}
-	return printable("held by " + strings.Join(parts, "; "))
+	text := strings.Join(parts, "; ")
+	if !strings.HasPrefix(text, "mounted at ") {
+		text = "held by " + text
+	}
+	return printable(text)
 }
 
 func firstFew(parts []string, what string) []string {

@@ -25,6 +25,12 @@ import (
 // After an error or a cancellation dst holds part of the tree. On return all
 // work has stopped. Data is not synced.
 func CopyDir(ctx context.Context, src string, dst *os.File, opt Options) (Totals, error) {
+	return copyTree(ctx, src, dst, opt, nil)
+}
+
+// copyTree is CopyDir. With spare, what changes meanwhile is no error: its
+// directory is noted there, and what is in the copy of it is not to be relied on.
+func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare *dirtySet) (Totals, error) {
 	c := newCopier(opt)
 	c.links.m = make(map[Inode]link)
 	defer runtime.KeepAlive(dst)
@@ -58,7 +64,7 @@ func CopyDir(ctx context.Context, src string, dst *os.File, opt Options) (Totals
 		return Totals{}, err
 	}
 	root.dst = stage.fd // now the walk's
-	if err = newWalk(c, true, opt).run(ctx, root); err == nil {
+	if err = newWalk(c, true, opt).sparing(spare).run(ctx, root); err == nil {
 		err = stage.finish()
 	}
 	if err == nil {
@@ -89,7 +95,7 @@ func openSource(src string) (*dir, error) {
 	if err != nil {
 		return nil, sysErr(src, "open", err)
 	}
-	d := &dir{name: strings.TrimRight(src, "/"), src: fd, dst: -1, pins: 1, pending: 1}
+	d := &dir{name: strings.TrimRight(src, "/"), key: rootKey, src: fd, dst: -1, pins: 1, pending: 1}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		d.unpin()
@@ -130,7 +136,7 @@ func (c *common) enterSource(parent *dir, e entry) (*dir, error) {
 	if err != nil {
 		return nil, srcErr(parent.join(e.name), "open", err)
 	}
-	d := &dir{parent: parent, name: e.name, src: fd, dst: -1, pins: 1, pending: 1}
+	d := &dir{parent: parent, name: e.name, key: childKey(parent, e.name), src: fd, dst: -1, pins: 1, pending: 1}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		d.unpin()

@@ -12,7 +12,11 @@ import (
 // sparse files only. What changes meanwhile is an error of kind Conflict, as
 // it is for CopyDir.
 func Measure(ctx context.Context, src string, opt Options) (Totals, error) {
-	m := &measurer{common: newCommon(opt), seen: make(map[Inode]uint64)}
+	return measure(ctx, src, opt, nil)
+}
+
+func measure(ctx context.Context, src string, opt Options, s *stamper) (Totals, error) {
+	m := &measurer{common: newCommon(opt), seen: make(map[Inode]uint64), stamp: s}
 	root, err := openSource(src)
 	if err != nil {
 		return Totals{}, err
@@ -21,7 +25,11 @@ func Measure(ctx context.Context, src string, opt Options) (Totals, error) {
 		root.unpin()
 		return Totals{}, err
 	}
-	err = newWalk(m, false, opt).run(ctx, root)
+	t := newWalk(m, false, opt)
+	if s != nil {
+		t.spare = func(d *dir) { d.torn.Store(true) }
+	}
+	err = t.run(ctx, root)
 	return m.n.totals(), err
 }
 
@@ -34,6 +42,8 @@ type measurer struct {
 	common
 	mu   sync.Mutex
 	seen map[Inode]uint64 // links still to come of hard-linked files
+
+	stamp *stamper // nil: none is taken
 }
 
 func (m *measurer) enter(w *worker, parent *dir, e entry) (*dir, error) {
@@ -41,6 +51,7 @@ func (m *measurer) enter(w *worker, parent *dir, e entry) (*dir, error) {
 	if d != nil {
 		m.n.inodes.Add(1)
 		m.n.add(1, 0)
+		m.stamp.subdir(w, d)
 	}
 	return d, err
 }
@@ -48,6 +59,7 @@ func (m *measurer) enter(w *worker, parent *dir, e entry) (*dir, error) {
 func (m *measurer) leave(w *worker, d *dir) error {
 	// A block of a directory is about three quarters full.
 	m.n.allocated.Add(max(blocks(d.nameBytes*4/3), blockSize))
+	m.stamp.leave(w, d)
 	return nil
 }
 
@@ -56,6 +68,7 @@ func (m *measurer) file(w *worker, d *dir, e entry) error {
 	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return srcErr(d.join(e.name), "stat", err)
 	}
+	m.stamp.file(w, d, e.name, &st)
 	if st.Nlink > 1 && m.again(&st) {
 		m.n.add(1, 0)
 		return nil

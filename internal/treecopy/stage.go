@@ -4,6 +4,8 @@ import (
 	"cmp"
 
 	"golang.org/x/sys/unix"
+
+	"pando/internal/treewalk"
 )
 
 const (
@@ -75,12 +77,12 @@ func (s *stage) finish() error {
 			if n == 0 {
 				break
 			}
-			for e := range dirents(buf[:n]) {
-				if e.name == "." || e.name == ".." {
+			for e := range treewalk.Dirents(buf[:n]) {
+				if e.Name == "." || e.Name == ".." {
 					continue
 				}
-				if err := s.moveUp(fd, e.name); err != nil {
-					return dstErr(e.name, "rename", err)
+				if err := s.moveUp(fd, e.Name); err != nil {
+					return dstErr(e.Name, "rename", err)
 				}
 				moved++
 			}

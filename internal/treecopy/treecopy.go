@@ -1,7 +1,8 @@
 // Package treecopy fills a fresh, private filesystem from a source: a
-// directory ([CopyDir]) or a tar stream ([Untar]). It keeps everything the
-// source says about a file, and it is fast, because importing is the one step
-// of a golden's life whose cost grows with the number of its files.
+// directory ([CopyDir], or [CopyStable] for one that may be written to) or a tar
+// stream ([Untar]). It keeps everything the source says about a file, and it is
+// fast, because importing is the one step of a golden's life whose cost grows
+// with the number of its files.
 //
 // # The destination
 //
@@ -81,6 +82,14 @@ type Options struct {
 	// root over the whole device and keeps everything below them close by, so
 	// this gives a compact image. Ignored when Unprivileged.
 	Staging bool
+
+	// Before, if set, is a Stamp of the source that CopyStable shall take for
+	// the one before its first copy.
+	Before *Stamp
+
+	// Pass, if set, is told by CopyStable when it begins to copy again what has
+	// changed: the number of the copy, from 2, and how many directories.
+	Pass func(pass int, changed int64)
 
 	// Workers is the number of concurrent workers; 0 means twice the
 	// processors, within reason. Untar has a single writer whatever this says.

@@ -1,11 +1,8 @@
 package treecopy
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/binary"
-	"iter"
 	"runtime"
 	"slices"
 	"strings"
@@ -16,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/errs"
+	"pando/internal/treewalk"
 )
 
 // This file is the parallel walk that Measure and CopyDir share.
@@ -50,7 +48,13 @@ type dir struct {
 	attrs
 	ctime  unix.Timespec
 	xattrs []xattr
-	kernel bool // the root of a kernel filesystem: not read
+	kernel bool   // the root of a kernel filesystem: not read
+	key    uint64 // of its path; see Stamp
+	dirty  bool   // in an update: what is in it is copied again
+	whole  bool   // in an update: it is new, with all that is below it
+
+	sum  atomic.Uint64 // of the digests of its entries; for a stamper
+	torn atomic.Bool   // it changed while it was read; for a stamper
 
 	cookie    int64  // where reading goes on; only its reader uses it
 	nameBytes int64  // what its entries take in a directory block; only its reader writes it
@@ -136,6 +140,7 @@ type walk struct {
 	root    string // for messages
 	v       visitor
 	hasDst  bool
+	spare   func(*dir) // if set, what changed in a directory is noted and no error
 	workers int
 	open    int // pinned directories a worker may have on its stack
 
@@ -201,6 +206,16 @@ func (t *walk) fail(err error) {
 	})
 }
 
+// failIn is fail for what went wrong in d: the walk may be one that goes on when
+// the source changes.
+func (t *walk) failIn(d *dir, err error) {
+	if t.spare != nil && errs.Is(err, errs.Conflict) {
+		t.spare(d)
+		return
+	}
+	t.fail(err)
+}
+
 // claim reserves an idle worker: the caller must send a task (or unclaim).
 func (t *walk) claim() bool {
 	for {
@@ -224,6 +239,7 @@ type worker struct {
 	data  []byte // for file contents; see buffer
 	names []byte // for attribute names
 	value []byte // for an attribute value
+	hash  []byte // for digests
 
 	cloneDev uint64 // the source device that the next two are about
 	noClone  bool   // FICLONE does not work from there
@@ -285,7 +301,7 @@ func (w *worker) enter(f *frame) *dir {
 	f.subs = f.subs[:last]
 	child, err := w.t.v.enter(w, f.d, e)
 	if err != nil {
-		w.t.fail(err)
+		w.t.failIn(f.d, err)
 		return nil
 	}
 	if child != nil {
@@ -347,17 +363,19 @@ func (w *worker) read(f *frame) {
 	for {
 		n, err := retry(func() (int, error) { return unix.Getdents(d.src, w.dents) })
 		if err != nil {
-			w.t.fail(srcErr(d.path(), "getdents", err))
-			return
+			f.eof = true
+			w.t.failIn(d, srcErr(d.path(), "getdents", err))
+			break
 		}
 		if n == 0 {
 			f.eof = true
-			w.t.fail(d.check())
+			w.t.failIn(d, d.check())
 			break
 		}
 		if files, err = w.parse(f, w.dents[:n], files); err != nil {
-			w.t.fail(err)
-			return
+			f.eof = true
+			w.t.failIn(d, err)
+			break
 		}
 		// A buffer that is far from full is most likely the last: get the end of
 		// the directory over with, so that share knows what is left.
@@ -389,69 +407,34 @@ func (w *worker) read(f *frame) {
 
 func (w *worker) file(d *dir, e entry) {
 	if !w.t.stopped() {
-		w.t.fail(w.t.v.file(w, d, e))
+		w.t.failIn(d, w.t.v.file(w, d, e))
 	}
 }
 
 // parse sorts the entries of a getdents buffer into files and f.subs.
 func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 	d := f.d
-	for e := range dirents(buf) {
-		d.cookie = e.off
-		name, typ := e.name, e.typ
+	for e := range treewalk.Dirents(buf) {
+		d.cookie = e.Off
+		name, typ := e.Name, e.Type
 		if name == "." || name == ".." {
 			continue
 		}
 		if typ == unix.DT_UNKNOWN {
 			var st unix.Stat_t
 			if err := unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-				return nil, srcErr(d.join(name), "stat", err)
+				return files, srcErr(d.join(name), "stat", err)
 			}
 			typ = uint8(st.Mode & unix.S_IFMT >> 12)
 		}
 		d.nameBytes += int64(8 + (len(name)+3)&^3)
-		if e := (entry{name, e.ino, typ}); typ == unix.DT_DIR {
+		if e := (entry{name, e.Ino, typ}); typ == unix.DT_DIR {
 			f.subs = append(f.subs, e)
 		} else {
 			files = append(files, e)
 		}
 	}
 	return files, nil
-}
-
-// dirent is a struct linux_dirent64.
-type dirent struct {
-	ino  uint64
-	off  int64 // where the next one is
-	typ  uint8
-	name string
-}
-
-// dirents iterates over what getdents64 put into buf.
-func dirents(buf []byte) iter.Seq[dirent] {
-	return func(yield func(dirent) bool) {
-		const header = 19 // u64 ino, s64 off, u16 reclen, u8 type; then the name, NUL
-		for len(buf) >= header {
-			size := int(binary.NativeEndian.Uint16(buf[16:]))
-			if size < header || size > len(buf) {
-				return
-			}
-			raw := buf[header:size]
-			if i := bytes.IndexByte(raw, 0); i >= 0 {
-				raw = raw[:i]
-			}
-			e := dirent{
-				ino:  binary.NativeEndian.Uint64(buf),
-				off:  int64(binary.NativeEndian.Uint64(buf[8:])),
-				typ:  buf[18],
-				name: string(raw),
-			}
-			if !yield(e) {
-				return
-			}
-			buf = buf[size:]
-		}
-	}
 }
 
 // check returns an error if d has changed since it was opened.

@@ -111,6 +111,10 @@ func (w *world) check() {
 	} else if _, err := os.Lstat(own); err == nil {
 		w.t.Errorf("LEAK: %s is there but not mounted", own)
 	}
+	if isMounted(w.t, w.live()) {
+		mounts = append(mounts, w.live())
+	}
+	w.checkAsides()
 	if len(mounts) != len(attached) {
 		w.t.Errorf("LEAK: mounts %v, attachments %v", mounts, attached)
 	}

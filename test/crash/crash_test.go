@@ -195,6 +195,8 @@ type operation struct {
 	name    string
 	command func(w *world) []string
 	prepare func(w *world) // idempotent: makes the old state
+	always  func(w *world) // what must hold also before anything is cleaned up
+	root    bool           // it is for root only
 
 	want   func(before string) string           // the new state; nil: see outcome
 	wantOf func(w *world, before string) string // want, where it depends on the kind of pool
@@ -225,6 +227,10 @@ var operations = []operation{
 		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "import-update", command: func(w *world) []string { return append(w.importArgs("g"), "--update") },
 		prepare: func(*world) {}},
+	{name: "adopt", command: func(w *world) []string { return append(w.importArgs("g2"), "--adopt") },
+		prepare: func(w *world) { w.goldenGone("g2") }},
+	{name: "adopt-replace", root: true, command: func(w *world) []string { return w.adoptArgs() },
+		prepare: (*world).prepareLive, always: (*world).checkLive},
 	{name: "publish", command: func(*world) []string { return []string{"golden", "publish", "g2", "base", "--no-progress"} },
 		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "golden-rm", command: func(*world) []string { return []string{"golden", "rm", "g2"} },
@@ -270,6 +276,9 @@ func TestFaultAtEveryStep(t *testing.T) {
 			t.Parallel()
 			for _, op := range operations {
 				t.Run(op.name, func(t *testing.T) {
+					if op.root && os.Geteuid() != 0 {
+						t.Skip("SKIPPED: mounting needs root: run the tests as root")
+					}
 					w := newWorld(t, k)
 					w.initPool()
 					w.importGolden("g")
@@ -317,6 +326,9 @@ func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 		runs++
 		return res
 	}, func(res faulttest.Result) {
+		if op.always != nil {
+			op.always(w)
+		}
 		after := w.state()
 		if plan.Mode == faulttest.Fail && res.Signal != 0 {
 			t.Errorf("it died of signal %v: %s", res.Signal, res.Stderr)
@@ -377,7 +389,10 @@ func (w *world) outcome(op operation, before string) string {
 		return strings.Replace(before, vol+"idle at \n", "", 1)
 	case "destroy-mounted":
 		return strings.Replace(before, vol+"mounted at /mnt/v\n", "", 1)
-	case "import", "publish":
+	case "import", "publish", "adopt", "adopt-replace":
+		if op.name == "adopt-replace" {
+			before += "volume g2-live from g2@1 mounted at " + w.live() + "\n"
+		}
 		lines := strings.SplitAfterN(before, "\n", 2)
 		return lines[0] + "golden g2@1 of 1\n" + lines[1]
 	case "import-update":
@@ -389,8 +404,12 @@ func (w *world) outcome(op operation, before string) string {
 }
 
 // between says whether a state that is neither old nor new is allowed: a volume
-// that was to be destroyed may be found unmounted.
+// that was to be destroyed may be found unmounted, and a golden is made before
+// its source is replaced.
 func (w *world) between(op operation, before, after string) bool {
+	if op.name == "adopt-replace" {
+		return after == w.outcome(operation{name: "adopt"}, before)
+	}
 	if op.middle != nil && op.middle(before, after) {
 		return true
 	}

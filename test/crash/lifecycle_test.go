@@ -37,6 +37,22 @@ var lifecycle = []operation{
 	{name: "rewind-detach", command: func(*world) []string { return []string{"rewind", "base", "s", "--detach"} },
 		prepare: func(w *world) { w.onlySnapshot("base", "s"); w.pando("mount", "base") },
 		want:    rewound, middle: rewoundUnmounted},
+	{name: "diff-mounted", command: func(*world) []string { return []string{"diff", "g@1", "base"} },
+		prepare: func(w *world) { w.scribble("base") }},
+	{name: "rebase", command: func(*world) []string { return []string{"rebase", "base", "g@2", "--no-progress"} },
+		prepare: func(w *world) {
+			if !strings.Contains(w.state(), "golden g@2") {
+				w.pando(append(w.importArgs("g"), "--update")...)
+			}
+			w.gone("base")
+			w.pando("clone", "g@1", "base")
+			w.scribble("base")
+			w.pando("umount", "base")
+		},
+		want: func(before string) string {
+			after := beforeVolumes("snapshot base@before-rebase clean\n")(before)
+			return strings.Replace(after, "volume base from g@1 ", "volume base from g@2 ", 1)
+		}},
 	{name: "pin", command: func(*world) []string { return []string{"pin", "base"} },
 		prepare: func(w *world) { w.pando("unpin", "base") },
 		want:    func(before string) string { return strings.Replace(before, " idle at", " pinned idle at", 1) }},

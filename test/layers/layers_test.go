@@ -33,7 +33,7 @@ var groups = map[string][]string{
 	// Leaves: one thing of the kernel or of a file format each; they know
 	// nothing of pools and volumes.
 	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
-		"internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/freeze"},
+		"internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze"},
 	// What keeps objects, each in its own way; cmd/pando chooses.
 	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain"},
 	// What makes tests short.
@@ -78,6 +78,7 @@ var table = map[string]layer{
 
 	"internal/freeze":   {imports: []string{"internal/errs", "internal/kernel"}},
 	"internal/treecopy": {imports: []string{"internal/errs", "internal/kernel", "internal/treewalk"}},
+	"internal/treediff": {imports: []string{"internal/errs", "internal/kernel", "internal/extent", "internal/treewalk", "internal/treecopy"}, tests: []string{"internal/mount", "internal/loopdev"}},
 	"internal/extent":   {imports: []string{"internal/treewalk", "internal/kernel"}, tests: []string{"internal/mount"}},
 	"internal/treewalk": {imports: []string{"internal/errs", "internal/kernel"}, tests: []string{"internal/mount"}},
 	"internal/mount":    {imports: []string{"internal/errs", "internal/kernel"}, tests: []string{"internal/loopdev"}},
@@ -97,6 +98,7 @@ var table = map[string]layer{
 	"internal/faulttest/testdata": {},
 
 	// Tests of the whole, and tools: they stand above everything.
+	"test/model":    {tests: []string{"internal/engine", "{drivers}"}},
 	"test/crash":    {tests: []string{"internal/bench", "internal/engine", "{drivers}"}},
 	"test/layers":   {},
 	"tools/testsum": {},

@@ -88,6 +88,7 @@ func Run(t *testing.T, target Target) {
 	sub("SetIdentity", testRewriter)
 	sub("Inspect", testInspector)
 	sub("Finish", testFinisher)
+	sub("Live", testLive)
 	sub("Reopen", testReopen)
 	sub("ForeignFiles", testForeign)
 	sub("IncompleteObjects", testIncomplete)

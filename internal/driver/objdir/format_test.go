@@ -52,11 +52,11 @@ var golden = map[string]driver.Identity{
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
 		Keep: 3, Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
 	},
-	"fuzzy": {
+	"pinned": {
 		ID: "0000000000000000000000003g", Kind: driver.Snapshot, Name: "s", Golden: "web", Generation: 7, Volume: "0123456789abcdefghijklmnog", FS: driver.Native,
 		Origin: "job", OriginID: "0000000000000000000000001g",
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
-		Consistency: driver.Fuzzy, Pinned: time.Date(2026, 3, 5, 5, 6, 7, 0, time.UTC),
+		Consistency: driver.Crash, Pinned: time.Date(2026, 3, 5, 5, 6, 7, 0, time.UTC),
 	},
 }
 

@@ -197,7 +197,7 @@ func Decode(b []byte) (driver.Identity, error) {
 		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("unknown kind of object %q", i.Kind)}
 	}
 	switch i.Consistency {
-	case "", driver.Clean, driver.Crash, driver.Fuzzy:
+	case "", driver.Clean, driver.Crash:
 	default:
 		return driver.Identity{}, &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("unknown consistency %q", i.Consistency)}
 	}

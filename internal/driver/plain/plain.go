@@ -85,16 +85,42 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 
 // Clone implements driver.Driver.
 func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
-	return d.copy(ctx, "clone", from, id)
+	return d.copy(ctx, "clone", from, id, copyOnce)
 }
 
-// Snapshot implements driver.Driver. It is atomic only if nothing writes to the
-// volume meanwhile; Conflict if that is noticed.
+// Snapshot implements driver.Driver. Nothing may write to the volume meanwhile;
+// Conflict if that is noticed. See CopyLive.
 func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
-	return d.copy(ctx, "snapshot", from, id)
+	return d.copy(ctx, "snapshot", from, id, copyOnce)
 }
 
-func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id driver.Identity) error {
+// livePasses is how often what has changed meanwhile is copied again.
+const livePasses = 6
+
+// CopyLive implements driver.LiveCopier.
+func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, _ func(func() error) error) error {
+	op := "clone"
+	if immutable {
+		op = "snapshot"
+	}
+	return d.copy(ctx, op, from, id, func(ctx context.Context, src string, dst *os.File, o treecopy.Options) error {
+		_, err := treecopy.CopyStable(ctx, src, dst, o, livePasses)
+		var e *errs.Error
+		if errors.As(err, &e) && e.Kind == errs.Conflict {
+			e.Hint = "stop what writes to it, or unmount it"
+		}
+		return err
+	})
+}
+
+type copier func(ctx context.Context, src string, dst *os.File, o treecopy.Options) error
+
+func copyOnce(ctx context.Context, src string, dst *os.File, o treecopy.Options) error {
+	_, err := treecopy.CopyDir(ctx, src, dst, o)
+	return err
+}
+
+func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, copyTree copier) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
@@ -107,8 +133,7 @@ func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id d
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	return d.make(ctx, op, id, func(dst *os.File) error {
-		_, err := treecopy.CopyDir(ctx, d.dir.Data(from), dst, treecopy.Options{Unprivileged: os.Geteuid() != 0})
-		if err != nil {
+		if err := copyTree(ctx, d.dir.Data(from), dst, treecopy.Options{Unprivileged: os.Geteuid() != 0}); err != nil {
 			return err
 		}
 		// The copy of a root directory gets a mode that suits any mount point;

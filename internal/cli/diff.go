@@ -1,0 +1,152 @@
+package cli
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"pando/internal/engine"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) diffCommand() *cobra.Command {
+	var q engine.DiffRequest
+	var stat bool
+	c := &cobra.Command{
+		Use:     "diff A B",
+		GroupID: "volumes",
+		Short:   "List what differs between two volumes, snapshots or generations",
+		Long: `Lists the paths that are different in B: what was done to A to get B. A and B are
+volumes, which may be in use, snapshots (VOLUME@SNAP) or generations (GOLDEN,
+GOLDEN@N). Neither is changed.
+
+  A  added      D  deleted      R  renamed, and perhaps modified
+  M  modified: content; m  only mode, owner or attributes
+
+Behind that stand the size before and after, and the bytes that are new in B.
+Times alone are no difference, nor is a file that was written again with the
+same bytes. Of raw volumes (--fs none) it lists ranges of bytes.
+
+Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths only.`,
+		Example:           "  pando diff web job-17\n  pando diff web@1 web@2 --stat\n  pando diff job-17@before job-17 --json",
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeRefs(2),
+	}
+	c.Flags().BoolVar(&stat, "stat", false, "only count changes and bytes")
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		if q.A, err = ref.Parse("diff", args[0]); err != nil {
+			return err
+		}
+		if q.B, err = ref.Parse("diff", args[1]); err != nil {
+			return err
+		}
+		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			var out engine.Difference
+			err := a.track(func(t *progress.Tracker) (err error) {
+				q.Tracker = t
+				out, err = e.Diff(ctx, q)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			switch {
+			case a.json:
+				if stat {
+					out.Changes, out.Ranges = []engine.DiffChange{}, nil
+				}
+				return a.printJSON(out)
+			case stat:
+				return a.printDiffStat(out)
+			}
+			return a.printDiff(out)
+		})(c, args)
+	}
+	return c
+}
+
+func (a *App) printDiffStat(d engine.Difference) error {
+	s := d.Stat
+	return a.printf("%d added, %d modified, %d deleted, %d renamed; %s changed\n", s.Added, s.Modified, s.Deleted, s.Renamed, size(s.ChangedBytes))
+}
+
+func (a *App) printDiff(d engine.Difference) error {
+	for _, c := range d.Changes {
+		if a.quiet {
+			if err := a.printf("%s\n", showPath(c.Path)); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := a.printf("%s\n", changeLine(c)); err != nil {
+			return err
+		}
+	}
+	for _, r := range d.Ranges {
+		if err := a.printf("M  bytes %d to %d  (%s)\n", r.Offset, r.Offset+r.Length-1, size(r.Length)); err != nil {
+			return err
+		}
+	}
+	if d.Method == "extents" && d.Ranges == nil && d.Stat.ChangedBytes > 0 {
+		return a.printDiffStat(d) // too many ranges to list
+	}
+	return nil
+}
+
+// changeLine is one line of a list of changes.
+func changeLine(c engine.DiffChange) string {
+	letter := strings.ToUpper(c.Op[:1])
+	if c.Op == "modified" && !c.Content {
+		letter = "m"
+	}
+	line := letter + "  "
+	if c.From != "" {
+		line += showPath(c.From) + " -> "
+	}
+	line += showPath(c.Path)
+	if c.Type == "directory" {
+		line += "/"
+	}
+	var notes []string
+	switch {
+	case c.TypeBefore != "":
+		notes = append(notes, c.TypeBefore+" -> "+c.Type)
+	case c.Type != "file" && c.Type != "directory":
+		notes = append(notes, c.Type)
+	}
+	if c.Link != "" {
+		notes = append(notes, "same file as "+showPath(c.Link))
+	} else if c.Type == "file" || c.TypeBefore == "file" {
+		switch {
+		case c.Op == "added":
+			notes = append(notes, size(c.SizeAfter))
+		case c.Op == "deleted":
+			notes = append(notes, size(c.SizeBefore))
+		case c.Content && c.SizeBefore != c.SizeAfter:
+			notes = append(notes, size(c.SizeBefore)+" -> "+size(c.SizeAfter), size(c.ChangedBytes)+" changed")
+		case c.Content:
+			notes = append(notes, size(c.SizeAfter), size(c.ChangedBytes)+" changed")
+		}
+	}
+	if c.Metadata {
+		notes = append(notes, "mode, owner or attributes")
+	}
+	if len(notes) == 0 {
+		return line
+	}
+	return line + "  (" + strings.Join(notes, ", ") + ")"
+}
+
+// showPath quotes what would not fit on a line, or not be what it seems.
+func showPath(p engine.Path) string {
+	s := string(p)
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == '"' || r == '\\' }) {
+		return strconv.Quote(s)
+	}
+	return s
+}

@@ -1,0 +1,91 @@
+package cli
+
+import (
+	"context"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) rebaseCommand() *cobra.Command {
+	var q engine.RebaseRequest
+	c := &cobra.Command{
+		Use:     "rebase VOLUME GOLDEN[@N]",
+		GroupID: "volumes",
+		Short:   "Move a volume to another generation of its golden, with its changes",
+		Long: `Makes VOLUME a clone of GOLDEN@N (or of the current generation) and makes its own
+changes again: what ` + "`pando diff`" + ` shows between the generation that it came from
+and the volume. What it was before stays as a snapshot called before-rebase-TIME.
+
+A path that was changed both in the volume and in the golden, and not in the same
+way, is a conflict. Conflicts are listed, and nothing is changed, unless --ours
+keeps the volume's version of these paths, or --theirs the golden's.
+
+A mounted volume is refused. The generation that the volume came from must still
+be there.`,
+		Example:           "  pando rebase job-17 web\n  pando rebase job-17 web@5 --theirs",
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeRefs(2),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+			q.Volume = args[0]
+			if q.Onto, err = ref.Parse("rebase", args[1]); err != nil {
+				return err
+			}
+			var out engine.Rebased
+			err = a.track(func(t *progress.Tracker) (err error) {
+				q.Tracker = t
+				out, err = e.Rebase(ctx, q)
+				return err
+			})
+			if err != nil {
+				if errs.Is(err, errs.Conflict) && len(out.Conflicts) > 0 {
+					if perr := a.printConflicts(out.Conflicts); perr != nil {
+						return perr
+					}
+				}
+				return err
+			}
+			switch {
+			case a.json:
+				return a.printJSON(out)
+			case a.quiet:
+				return nil
+			case out.Before == "":
+				return a.printf("%s comes from %s already\n", out.Name, out.Base)
+			}
+			s := out.Stat
+			note := ""
+			if n := len(out.Conflicts); n > 0 {
+				note = ", " + plural(n, "conflict") + " decided"
+			}
+			return a.printf("%s comes from %s now: %d added, %d modified, %d deleted, %d renamed again%s; before: %s\n", out.Name,
+				ref.Generation(out.Golden, out.Generation), s.Added, s.Modified, s.Deleted, s.Renamed, note, out.Before)
+		}),
+	}
+	c.Flags().BoolVar(&q.Ours, "ours", false, "of paths changed on both sides, keep the volume's version")
+	c.Flags().BoolVar(&q.Theirs, "theirs", false, "of paths changed on both sides, take the golden's version")
+	return c
+}
+
+// printConflicts lists what keeps a rebase from being done.
+func (a *App) printConflicts(cs []engine.RebaseConflict) error {
+	if a.json {
+		return a.printJSON(map[string]any{"conflicts": cs})
+	}
+	for _, c := range cs {
+		line := "C  " + showPath(c.Path)
+		if a.quiet {
+			line = showPath(c.Path)
+		} else {
+			line += "  (volume: " + c.Mine + "; golden: " + c.Theirs + ")"
+		}
+		if err := a.printf("%s\n", line); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,480 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/mount"
+	"pando/internal/ref"
+	"pando/internal/treecopy"
+
+	"golang.org/x/sys/unix"
+)
+
+// Adopting is importing a directory that a live system works with, and, with
+// Replace, putting a volume of the golden in its place. The steps of that, after
+// the golden is published and its lock is given up:
+//
+//  1. Mark the volume as being made, to be mounted at ASIDE, an empty directory
+//     beside DIR. Who dies from here to 3 leaves what a killed clone leaves.
+//  2. Clone; make ASIDE; mount the volume there.
+//  3. Record the volume, durably, as mounted at ASIDE. The mark stays.
+//  4. Look whether DIR is still what was copied, and whether anybody uses it.
+//  5. Exchange DIR and ASIDE (mount.Swap). Now the volume is at DIR, and what
+//     was in DIR is in ASIDE.
+//  6. Record that it is mounted at DIR, and take the mark away.
+//
+// Who dies between 3 and 6 leaves a mark, and finishAdopt finds out by where the
+// mount is on which side of 5 that was. It never removes anything but the volume
+// that nobody has seen yet, and ASIDE while it is empty.
+
+const (
+	opAdopt = "adopt"
+
+	// adoptPasses is how many copies are made of a directory that changes.
+	adoptPasses = 3
+
+	// asideInfix is between the name of the directory and what makes the name of
+	// ASIDE unique.
+	asideInfix = ".pando-old-"
+
+	asideIDLength = 8
+
+	// blindWait is how long adopting waits for mount namespaces to end that would
+	// not see the volume: many are made for a moment only.
+	blindWait = 5 * time.Second
+)
+
+// asidePath is where the old content of dir goes when volume id takes its place.
+func asidePath(dir string, id driver.ObjectID) string {
+	return dir + asideInfix + string(id[:asideIDLength])
+}
+
+// adoptedDir is the directory that aside belongs to.
+func adoptedDir(aside string) string { return aside[:max(0, len(aside)-len(asideInfix)-asideIDLength)] }
+
+// checkAdopt refuses what cannot be adopted before any work is done, and fills in
+// the volume's name.
+func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) error {
+	if q.ReplaceVolume != "" && !q.Replace {
+		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume is only made to replace the directory").WithHint("use --replace with --as")
+	}
+	if q.Replace && !q.Adopt {
+		return errs.New(errs.Invalid, opAdopt, q.Source, "only what is adopted is replaced").WithHint("use --adopt with --replace")
+	}
+	if !q.Adopt {
+		return nil
+	}
+	if src.kind != "directory" {
+		return errs.New(errs.Invalid, opAdopt, q.Source, "it is no directory").WithHint("import it without --adopt")
+	}
+	if !q.Replace {
+		return nil
+	}
+	if q.ReplaceVolume == "" {
+		q.ReplaceVolume = q.Name + "-live"
+	}
+	if err := ref.CheckName(opAdopt, q.ReplaceVolume); err != nil {
+		return err
+	}
+	if q.ReplaceVolume == q.Name {
+		return errs.New(errs.Exists, opAdopt, q.Name, "the golden and the volume cannot have one name").WithHint("choose another with --as")
+	}
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return checkFree(tx, opAdopt, q.ReplaceVolume) }); err != nil {
+		return err
+	}
+	if err := e.checkReplace(src.path); err != nil {
+		return err
+	}
+	return e.checkUnused(ctx, src.path)
+}
+
+// checkReplace refuses a directory that no volume can be put in the place of.
+func (e *Engine) checkReplace(dir string) error {
+	if !canMount() {
+		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").WithHint("run it as root, or leave --replace out")
+	}
+	if dir == "/" {
+		return errs.New(errs.Invalid, opAdopt, dir, "the root directory cannot be replaced")
+	}
+	if len(filepath.Base(dir))+len(asideInfix)+asideIDLength > unix.NAME_MAX {
+		return errs.New(errs.Invalid, opAdopt, dir, "its name is too long to be kept aside with %s behind it", asideInfix)
+	}
+	if err := e.outsidePool(opAdopt, dir); err != nil {
+		return err
+	}
+	m, err := kernel.MountAt(unix.AT_FDCWD, dir)
+	if err != nil {
+		return errs.Wrap(opAdopt, dir, err)
+	}
+	if m.Root {
+		return errs.New(errs.Invalid, opAdopt, dir, "it is a mount point itself, which cannot be renamed aside").
+			WithHint("adopt it without --replace; then unmount it, and mount a clone there")
+	}
+	below, err := mount.Below(dir)
+	if err != nil {
+		return err
+	}
+	if len(below) > 0 {
+		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).WithHint("unmount it first, or leave --replace out")
+	}
+	full, err := hasEntries(dir)
+	if err != nil {
+		return errs.Wrap(opAdopt, dir, err)
+	}
+	if !full {
+		return errs.New(errs.Invalid, opAdopt, dir, "it is empty: there is nothing to replace").WithHint("`pando mount VOLUME %s` mounts a volume there", dir)
+	}
+	return nil
+}
+
+// hasEntries reports whether a directory has anything in it.
+func hasEntries(dir string) (bool, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	names, _ := f.Readdirnames(1)
+	return len(names) > 0, nil
+}
+
+// checkUnused refuses a directory that processes use: they would go on with the
+// old one. InUse, with who.
+func (e *Engine) checkUnused(ctx context.Context, dir string) error {
+	users, err := mount.TreeUsers(ctx, dir, false)
+	if err == nil || errs.Is(err, errs.Permission) && len(users) == 0 {
+		// A bind mount of it, in this namespace or another.
+		var more []mount.Holder
+		more, err = mount.Holders(ctx, mount.Query{Tree: dir})
+		users = append(users, more...)
+	}
+	if len(users) == 0 {
+		// In a container there is nearly always a process that may not be looked
+		// at, such as the one that started it.
+		if errs.Is(err, errs.Permission) {
+			return nil
+		}
+		return err
+	}
+	return errs.New(errs.InUse, opAdopt, dir, "it is in use: %s", mount.FormatHolders(users)).
+		WithHint("end what uses it, which would go on with the old directory, or leave --replace out")
+}
+
+// changedError adds to the error about a source that does not come to rest who
+// may be the reason.
+func (e *Engine) changedError(ctx context.Context, dir string, err error) error {
+	users, _ := mount.TreeUsers(ctx, dir, true)
+	if len(users) == 0 {
+		return err
+	}
+	return errs.New(errs.KindOf(err), opAdopt, dir, "%s; it is being written to: %s", aboutDir(err, dir), mount.FormatHolders(users)).
+		WithHint("end what writes there, then try again: nothing was changed")
+}
+
+// aboutDir is what an error says, without saying once more of what. It is a text,
+// so that the hint of who goes on with it counts.
+func aboutDir(err error, dir string) string {
+	if e, ok := err.(*errs.Error); ok && e.Ref == dir && e.Err != nil {
+		return e.Err.Error()
+	}
+	return err.Error()
+}
+
+// copyAdopted is the copying of an adopted directory.
+func (e *Engine) copyAdopted(ctx context.Context, src *source, root *os.File, opt treecopy.Options, q ImportRequest, out *Imported) (treecopy.Totals, error) {
+	opt.Before = src.stamp
+	opt.Pass = func(pass int, changed int64) {
+		q.Tracker.Start(fmt.Sprintf("copying %d directories again that changed meanwhile", changed), 0, 0)
+	}
+	r, err := treecopy.CopyStable(ctx, src.path, root, opt, adoptPasses)
+	src.stamp, out.Passes, out.Changed = r.Stamp, r.Passes, r.Again
+	if errs.Is(err, errs.Conflict) {
+		err = e.changedError(ctx, src.path, err)
+	}
+	return r.Totals, err
+}
+
+// replacement is a volume on its way to the place of a directory.
+type replacement struct {
+	dir, aside string
+	row        catalog.Row
+	att        catalog.Attached
+	recorded   bool // steps 1-3 are done
+}
+
+// replace puts a volume of the generation that was just made in the place of the
+// directory that it was made from. On error the directory is as it was, and the
+// generation stays. InUse, Conflict (the directory has changed), Unsupported.
+func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out *Imported) error {
+	q.Tracker.Start("replacing "+src.path, 0, 0)
+	done, err := e.replaceDir(ctx, q, src, out)
+	if err == nil {
+		return nil
+	}
+	if done {
+		return errs.New(errs.KindOf(err), opAdopt, src.path, "the volume is in its place and the old directory is %s, but that could not be recorded: %w", out.Aside, err).
+			WithHint("mend the cause: the next command records it")
+	}
+	kind, hint := errs.KindOf(err), errs.HintOf(err)
+	again := fmt.Sprintf("`pando golden import --update %s %s --adopt --replace` tries again", q.Name, src.path)
+	if hint != "" {
+		again = hint + "; then " + again
+	}
+	return errs.New(kind, opAdopt, src.path, "the golden %s is ready, but the directory was not replaced: %s", ref.Generation(out.Golden, out.Generation), aboutDir(err, src.path)).
+		WithHint("%s", again)
+}
+
+// replaceDir reports whether the exchange was done, which is possible with an
+// error, too.
+func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, out *Imported) (done bool, err error) {
+	r := &replacement{dir: src.path}
+	if err := e.checkReplace(r.dir); err != nil {
+		return false, err
+	}
+	if err := e.planReplace(ctx, r, q, out); err != nil {
+		return false, err
+	}
+	stamp, err := e.exchange(ctx, r, src)
+	if err != nil {
+		e.undoReplace(ctx, r)
+		return false, err
+	}
+	out.Replaced, out.Aside, out.Volume = r.dir, r.aside, r.row.Name
+	// Nothing below may be left undone because somebody presses Ctrl-C.
+	ctx = context.WithoutCancel(ctx)
+	// Before the catalogue says so.
+	if err := syncDir(filepath.Dir(r.dir)); err != nil {
+		return true, err
+	}
+	a := r.att
+	a.Mountpoint, a.MadeDir = r.dir, false
+	err = e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if err := tx.Attach(a); err != nil {
+			return err
+		}
+		return tx.Unmark(r.row.ID)
+	})
+	if err != nil {
+		return true, err
+	}
+	// Between the last look at it and the exchange somebody may have written.
+	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.copyOptions(nil)); err == nil && after.Changed() > 0 {
+		out.Warnings = append(out.Warnings, fmt.Sprintf("something changed in the moment of the replacement, and is only in the old directory: %s",
+			strings.Join(after.Paths(stamp, 5), ", ")))
+	}
+	return true, nil
+}
+
+// planReplace reserves the name and marks the work (step 1).
+func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportRequest, out *Imported) error {
+	from := ref.Ref{Name: out.Golden, At: itoa(out.Generation)}
+	return e.claim(ctx, opAdopt, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		origin, err := resolve(tx, opAdopt, from)
+		if err != nil {
+			return nil, err
+		}
+		if err := checkFree(tx, opAdopt, q.ReplaceVolume); err != nil {
+			return nil, err
+		}
+		id := e.identity(driver.Volume)
+		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume, origin.FS, origin.SizeBytes, origin.Sector
+		id.Origin, id.OriginID = refOf(tx, origin), origin.ID
+		id.Golden, id.Generation = origin.Golden, origin.Generation
+		r.row = catalog.Row{Identity: id, UsedAt: time.Now().UTC(), Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
+		r.aside = asidePath(r.dir, id.ID)
+		return []catalog.Mark{{ID: id.ID, Op: opAdopt, Name: id.Name, Reads: origin.ID, Mountpoint: r.aside, MadeDir: true}}, nil
+	})
+}
+
+// exchange does steps 2 to 5, and returns the last stamp of the directory.
+func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*treecopy.Stamp, error) {
+	if err := e.drv.Clone(ctx, r.row.OriginID, r.row.Identity); err != nil {
+		return nil, err
+	}
+	if err := e.makeAside(r); err != nil {
+		return nil, err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(r.dir, &st); err != nil {
+		return nil, errs.Wrap(opAdopt, r.dir, err)
+	}
+	// A golden's root is open to everybody; the directory may not have been.
+	t := target{path: r.aside, own: true, prepare: func(root *os.File) error {
+		return errs.Wrap(opAdopt, r.dir, unix.Fchmod(int(root.Fd()), st.Mode&0o7777))
+	}}
+	var err error
+	if r.att, err = e.attach(ctx, r.row, t); err != nil {
+		r.att = catalog.Attached{}
+		return nil, err
+	}
+	r.att.MadeDir = true
+	if err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if err := tx.Put(r.row); err != nil {
+			return err
+		}
+		return tx.Attach(r.att)
+	}); err != nil {
+		return nil, err
+	}
+	r.recorded = true
+	if err := e.awaitSeeing(ctx, r); err != nil {
+		return nil, err
+	}
+	stamp, _, err := treecopy.TakeStamp(ctx, r.dir, src.stamp, e.copyOptions(nil))
+	if err != nil {
+		return nil, err
+	}
+	if stamp.Changed() > 0 {
+		return nil, e.changedError(ctx, r.dir, errs.New(errs.Conflict, opAdopt, r.dir, "it has changed since it was copied: %s", strings.Join(stamp.Paths(src.stamp, 5), ", ")).
+			WithHint("stop what writes there"))
+	}
+	if err := e.checkUnused(ctx, r.dir); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := mount.Swap(r.dir, r.aside); err != nil {
+		return nil, err
+	}
+	if !mount.IsMounted(r.dir, r.att.MountID) { // never seen
+		return nil, errs.New(errs.Internal, opAdopt, r.dir, "the volume is not in its place after the exchange with %s", r.aside)
+	}
+	return stamp, nil
+}
+
+// makeAside makes the directory that the volume is mounted on, like the one that
+// it replaces: it is what is seen when the volume is not mounted.
+func (e *Engine) makeAside(r *replacement) error {
+	if err := os.Mkdir(r.aside, 0o700); err != nil {
+		return errs.Wrap(opAdopt, r.aside, err)
+	}
+	f, err := os.Open(r.aside)
+	if err != nil {
+		return errs.Wrap(opAdopt, r.aside, err)
+	}
+	defer f.Close()
+	return treecopy.CopyAttrs(r.dir, f, e.copyOptions(nil))
+}
+
+// awaitSeeing waits until everybody who sees the directory sees the mount beside
+// it. InUse, if that does not come about.
+func (e *Engine) awaitSeeing(ctx context.Context, r *replacement) error {
+	deadline := time.Now().Add(blindWait)
+	for wait := 10 * time.Millisecond; ; wait = min(2*wait, 200*time.Millisecond) {
+		blind, err := mount.Blind(ctx, r.dir, r.aside)
+		if err != nil || len(blind) == 0 {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return errs.New(errs.InUse, opAdopt, r.dir, "it would be empty for others, whose mount namespace does not take over mounts: %s", mount.FormatHolders(blind)).
+				WithHint("end them, or give them a mount namespace that takes over mounts (MS_SLAVE)")
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+// undoReplace takes back what was done before the exchange. What it cannot, the
+// next command does.
+func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
+	ctx = context.WithoutCancel(ctx)
+	if r.recorded {
+		if !mount.IsMounted(r.aside, r.att.MountID) {
+			return // for recovery, which looks closely
+		}
+		_ = e.destroyRow(ctx, r.row, r.att, true)
+		return
+	}
+	if r.att.ID != "" && e.detach(ctx, opAdopt, r.row, r.att, false) != nil {
+		return
+	}
+	_ = unix.Rmdir(r.aside) // only if it is empty
+	e.undo(ctx, r.row.ID)
+}
+
+// finishAdopt brings a replacement that was interrupted after its volume was
+// recorded to its end, or takes it back if the exchange had not happened. It
+// errs on the side of keeping: a volume is destroyed only if it provably never
+// was in the place of the directory.
+func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Row, att catalog.Attached, has bool) error {
+	aside := m.Mountpoint
+	dir := adoptedDir(aside)
+	sameBoot := has && att.BootID == kernel.BootID()
+	if sameBoot {
+		if ns, err := kernel.MountNamespace(); err != nil || ns != att.MountNS {
+			return errs.New(errs.InUse, "recover", row.Name, "it was to replace %s in another mount namespace (%d): a command there can tell whether it did", dir, att.MountNS)
+		}
+	}
+	switch {
+	case sameBoot && mount.IsMounted(dir, att.MountID):
+		att.Mountpoint, att.MadeDir = dir, false
+		return e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+			if err := tx.Attach(att); err != nil {
+				return err
+			}
+			return tx.Unmark(m.ID)
+		})
+	case sameBoot && mount.IsMounted(aside, att.MountID):
+		return e.destroyRow(ctx, row, att, true)
+	}
+	// Nothing is mounted any more: the power went, or somebody unmounted it. The
+	// old content tells: it was not empty when it began.
+	if full, err := hasEntries(dir); err == nil && full {
+		if full, err := hasEntries(aside); errors.Is(err, fs.ErrNotExist) || err == nil && !full {
+			return e.destroyRow(ctx, row, att, has)
+		}
+	}
+	err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if has {
+			att.Mountpoint, att.MadeDir = dir, false
+			if err := tx.Attach(att); err != nil {
+				return err
+			}
+			if e.look(row, att) == gone {
+				if err := tx.Detach(m.ID); err != nil {
+					return err
+				}
+			}
+		}
+		return tx.Unmark(m.ID)
+	})
+	if err == nil {
+		e.warn("volume %s has taken the place of %s, whose old content is in %s, but is not mounted: `pando mount %s %s`", row.Name, dir, aside, row.Name, dir)
+	}
+	return err
+}
+
+// syncDir makes renames in a directory durable.
+func syncDir(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return errs.Wrap(opAdopt, dir, err)
+	}
+	defer f.Close()
+	return errs.Wrap(opAdopt, dir, f.Sync())
+}
+
+// count measures a directory; of one that is adopted it takes a stamp as well.
+func (e *Engine) count(ctx context.Context, q ImportRequest, src *source) (n treecopy.Totals, err error) {
+	q.Tracker.Start("counting", 0, 0)
+	if q.Adopt {
+		src.stamp, n, err = treecopy.TakeStamp(ctx, src.path, nil, e.copyOptions(nil))
+		return n, err
+	}
+	return treecopy.Measure(ctx, src.path, e.copyOptions(nil))
+}

@@ -1,0 +1,461 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/mount"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/treediff"
+)
+
+const (
+	opDiff = "diff"
+	opLook = "look" // of marks: something is read, in a copy if need be
+)
+
+// Path is a path in a volume: any bytes but NUL. In JSON, what is not UTF-8 is
+// written \xHH, byte by byte, and a backslash \\, so that nothing is lost.
+type Path string
+
+// MarshalJSON implements json.Marshaler.
+func (p Path) MarshalJSON() ([]byte, error) { return json.Marshal(p.Escaped()) }
+
+// Escaped is the text that stands for the path in JSON.
+func (p Path) Escaped() string {
+	if utf8.ValidString(string(p)) && !strings.Contains(string(p), `\`) {
+		return string(p)
+	}
+	var b strings.Builder
+	for s := string(p); s != ""; {
+		r, n := utf8.DecodeRuneInString(s)
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\x%02x`, s[0])
+		case r == '\\':
+			b.WriteString(`\\`)
+		default:
+			b.WriteString(s[:n])
+		}
+		s = s[n:]
+	}
+	return b.String()
+}
+
+// DiffChange is one changed path. Its JSON form is stable.
+type DiffChange struct {
+	Op           string `json:"op"` // added, modified, deleted, renamed
+	Path         Path   `json:"path"`
+	From         Path   `json:"from,omitempty"`        // of renamed
+	Type         string `json:"type"`                  // file, directory, symlink, fifo, socket, char device, block device
+	TypeBefore   string `json:"type_before,omitempty"` // if it was another
+	Link         Path   `json:"link,omitempty"`        // another name of the same file, whose change tells of its content
+	SizeBefore   int64  `json:"size_before"`
+	SizeAfter    int64  `json:"size_after"`
+	ChangedBytes int64  `json:"changed_bytes"`
+	Content      bool   `json:"content"`
+	Metadata     bool   `json:"metadata"`
+}
+
+// DiffStat adds changes up.
+type DiffStat struct {
+	Added        int   `json:"added"`
+	Modified     int   `json:"modified"`
+	Deleted      int   `json:"deleted"`
+	Renamed      int   `json:"renamed"`
+	ChangedBytes int64 `json:"changed_bytes"`
+}
+
+// DiffCost is what finding out took.
+type DiffCost struct {
+	Directories int64 `json:"directories_read"`
+	Inodes      int64 `json:"inodes_asked"`
+	Files       int64 `json:"files_read"`
+	Bytes       int64 `json:"bytes_read"`
+}
+
+// DiffRange is a range of a raw volume that differs, in bytes.
+type DiffRange struct {
+	Offset int64 `json:"offset"`
+	Length int64 `json:"length"`
+}
+
+// Difference is the result of Diff. Its JSON form is stable.
+type Difference struct {
+	A       string       `json:"a"`
+	B       string       `json:"b"`
+	Changes []DiffChange `json:"changes"`
+	Ranges  []DiffRange  `json:"ranges,omitempty"` // of raw volumes
+	Stat    DiffStat     `json:"stat"`
+	Method  string       `json:"method"` // walk, ext4, btrfs, extents
+	Cost    DiffCost     `json:"cost"`
+}
+
+// DiffRequest says what to compare.
+type DiffRequest struct {
+	A, B    ref.Ref // volumes, snapshots or generations
+	Tracker *progress.Tracker
+}
+
+// Diff tells in what B differs from A. Neither is changed, and both stay while it
+// runs; of a volume in use one moment is looked at. Its cost follows the changes
+// where the filesystem can tell what they are. NotFound, Invalid (a raw volume
+// and one with files), InUse, NoSpace.
+func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
+	out := Difference{A: q.A.String(), B: q.B.String(), Changes: []DiffChange{}}
+	if err := e.needRoot(opDiff, out.A); err != nil {
+		return out, err
+	}
+	v, err := e.openSides(ctx, opDiff, q.A, q.B)
+	if err != nil {
+		return out, err
+	}
+	defer v.close(ctx)
+	a, b := v.sides[0], v.sides[1]
+	if (a.row().FS == driver.None) != (b.row().FS == driver.None) {
+		return out, errs.New(errs.Invalid, opDiff, out.B, "one of the two is a raw volume, the other holds files").
+			WithHint("compare two of a kind; see `pando show`")
+	}
+	q.Tracker.Start("comparing", 0, 0)
+	if a.row().FS == driver.None {
+		err = v.diffRaw(ctx, &out)
+		return out, errs.Wrap(opDiff, out.A, err)
+	}
+	res, err := v.compare(ctx, a, b, false, q.Tracker)
+	if err != nil {
+		return out, errs.Wrap(opDiff, out.A+" "+out.B, err)
+	}
+	out.Method = res.Stats.Method
+	out.Cost = DiffCost{res.Stats.DirsRead, res.Stats.Statted, res.Stats.FilesRead, res.Stats.BytesRead}
+	for _, c := range res.Changes {
+		out.Changes = append(out.Changes, diffChange(c))
+		out.Stat.count(c)
+	}
+	return out, nil
+}
+
+func (s *DiffStat) count(c treediff.Change) {
+	switch c.Op {
+	case treediff.Added:
+		s.Added++
+	case treediff.Modified:
+		s.Modified++
+	case treediff.Deleted:
+		s.Deleted++
+	case treediff.Renamed:
+		s.Renamed++
+	}
+	s.ChangedBytes += c.ChangedBytes
+}
+
+func diffChange(c treediff.Change) DiffChange {
+	return DiffChange{
+		Op: string(c.Op), Path: Path(c.Path), From: Path(c.From), Type: string(c.Type), TypeBefore: string(c.TypeBefore), Link: Path(c.Link),
+		SizeBefore: c.SizeBefore, SizeAfter: c.SizeAfter, ChangedBytes: c.ChangedBytes, Content: c.Content, Metadata: c.Metadata,
+	}
+}
+
+// side is one of the objects that are looked at.
+type side struct {
+	ref  ref.Ref
+	live live
+	copy driver.Identity // scratch, if made; its ID is that of the mark in any case
+	made bool
+}
+
+func (s *side) row() catalog.Row { return s.live.row }
+
+// id is the object to look at.
+func (s *side) id() driver.ObjectID {
+	if s.made {
+		return s.copy.ID
+	}
+	return s.row().ID
+}
+
+// view is several objects made visible.
+type view struct {
+	e     *Engine
+	sides []*side
+}
+
+// openSides finds objects and sees to it that they stay, until close. What is in
+// an image, or in use, is looked at in a copy, so that nobody is disturbed and a
+// log can be replayed.
+func (e *Engine) openSides(ctx context.Context, op string, refs ...ref.Ref) (*view, error) {
+	v := &view{e: e}
+	err := e.claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		v.sides = nil
+		var marks []catalog.Mark
+		for _, r := range refs {
+			row, err := resolve(tx, op, r)
+			if err != nil {
+				return nil, err
+			}
+			l, err := e.lookLive(tx, row, false)
+			if err != nil {
+				return nil, err
+			}
+			s := &side{ref: r, live: l, copy: e.identity(driver.Scratch)}
+			s.copy.Ephemeral = true
+			s.copy.FS, s.copy.Sector, s.copy.SizeBytes = row.FS, row.Sector, row.SizeBytes
+			s.copy.Origin, s.copy.OriginID = refOf(tx, row), row.ID
+			v.sides = append(v.sides, s)
+			marks = append(marks, catalog.Mark{ID: s.copy.ID, Op: opLook, Reads: row.ID, Freezes: l.freezes()})
+		}
+		return marks, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range v.sides {
+		l := s.live
+		hasFiles := l.row.FS == driver.Ext4 || l.row.FS == driver.XFS
+		if !hasFiles && (!l.inUse() || !e.caps.Atomic) {
+			continue
+		}
+		if err := e.copyLive(ctx, l, s.copy, false); err != nil {
+			v.close(ctx)
+			return nil, errs.Wrap(op, s.ref.String(), err)
+		}
+		s.made = true
+	}
+	return v, nil
+}
+
+// close lets the objects go. What cannot be removed now, the next command will.
+func (v *view) close(ctx context.Context) {
+	for _, s := range v.sides {
+		v.e.undo(ctx, s.copy.ID)
+	}
+}
+
+// tree calls fn with the root of a side's files, which cannot be changed through it.
+func (v *view) tree(ctx context.Context, s *side, fn func(root *os.File) error) error {
+	if s.row().FS.IsImage() {
+		return v.e.withImage(ctx, s.id(), imageOptions{}, fn)
+	}
+	w, err := v.e.drv.Attachment(ctx, s.id())
+	if err != nil {
+		return err
+	}
+	if !canMount() {
+		root, err := os.Open(w.Tree)
+		if err != nil {
+			return errs.Wrap(opDiff, s.ref.String(), err)
+		}
+		defer root.Close()
+		return fn(root)
+	}
+	m, err := mount.Tree(w.Tree, true)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	root, err := m.Open()
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fn(root)
+}
+
+// compare compares the files of two sides.
+func (v *view) compare(ctx context.Context, a, b *side, times bool, t *progress.Tracker) (treediff.Result, error) {
+	o, done, release, err := v.known(ctx, a, b)
+	if err != nil {
+		return treediff.Result{}, err
+	}
+	defer release()
+	if done {
+		return treediff.Result{Stats: treediff.Stats{Method: o.Hints.Method}}, nil
+	}
+	o.Times, o.Progress = times, t.Add
+	var res treediff.Result
+	err = v.with(ctx, func(roots []*os.File) (err error) {
+		if !a.row().FS.IsImage() {
+			if err := v.knownOfTrees(ctx, a, b, roots[0], roots[1], &o); err != nil {
+				return err
+			}
+		}
+		res, err = treediff.Compare(ctx, roots[0], roots[1], o)
+		return err
+	}, a, b)
+	return res, err
+}
+
+// with calls fn with the roots of several sides.
+func (v *view) with(ctx context.Context, fn func(roots []*os.File) error, sides ...*side) error {
+	var open func(i int, roots []*os.File) error
+	open = func(i int, roots []*os.File) error {
+		if i == len(sides) {
+			return fn(roots)
+		}
+		return v.tree(ctx, sides[i], func(root *os.File) error { return open(i+1, append(roots, root)) })
+	}
+	return open(0, nil)
+}
+
+// known is what can be known of two sides before their files are looked at. done:
+// they are the same. The images must stay until release.
+func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done bool, release func(), err error) {
+	release = func() {}
+	_, since, same, err := v.e.related(ctx, a.row(), b.row())
+	if err != nil {
+		return o, false, release, err
+	}
+	if o.SameOrigin = same && v.e.caps.Sharing; o.SameOrigin {
+		o.Younger = since
+	}
+	if !a.row().FS.IsImage() || !b.row().FS.IsImage() {
+		return o, false, release, nil
+	}
+	var files []*os.File
+	release = func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}
+	for _, s := range []*side{a, b} {
+		w, err := v.e.drv.Attachment(ctx, s.id())
+		if err != nil {
+			return o, false, release, err
+		}
+		f, err := os.Open(w.Image)
+		if err != nil {
+			return o, false, release, errs.Wrap(opDiff, s.ref.String(), err)
+		}
+		files = append(files, f)
+	}
+	delta, ok, err := treediff.CompareImages(files[0], files[1])
+	if err != nil || !ok {
+		return o, false, release, err
+	}
+	if delta.Empty() {
+		o.Hints = &treediff.Hints{Method: "extents"}
+		return o, true, release, nil
+	}
+	if a.row().FS == driver.Ext4 && b.row().FS == driver.Ext4 {
+		h, err := treediff.Ext4Hints(ctx, files[0], files[1], delta)
+		if err != nil || h == nil {
+			// Replaying the log, when it is mounted, may write into files.
+			return o, false, release, err
+		}
+		if o.SameOrigin {
+			o.Hints, done = h, len(h.Changed) == 0
+		}
+	}
+	o.SameBlocks = delta.SameBlocks
+	return o, done, release, nil
+}
+
+// knownOfTrees is what the filesystem knows of two trees in the pool.
+func (v *view) knownOfTrees(ctx context.Context, a, b *side, rootA, rootB *os.File, o *treediff.Options) error {
+	o.SameBlocks = func(x, y, n int64) (bool, int64) { return x == y, n }
+	if !o.SameOrigin {
+		return nil
+	}
+	common, _, _, err := v.e.related(ctx, a.row(), b.row())
+	if err != nil {
+		return err
+	}
+	var origin *os.File
+	if w, err := v.e.drv.Attachment(ctx, common); err == nil && w.Tree != "" {
+		if f, err := os.Open(w.Tree); err == nil {
+			defer f.Close()
+			origin = f
+		}
+	}
+	o.Hints, err = treediff.BtrfsHints(ctx, rootA, rootB, origin)
+	return err
+}
+
+// related reports whether two objects come from one origin, the nearest one's
+// ID, and when the first copy was made of it that one of them is or comes from.
+func (e *Engine) related(ctx context.Context, a, b catalog.Row) (common driver.ObjectID, since time.Time, same bool, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
+		as, err := ancestry(tx, a)
+		if err != nil {
+			return err
+		}
+		bs, err := ancestry(tx, b)
+		if err != nil {
+			return err
+		}
+		for i, x := range as {
+			for j, y := range bs {
+				if x.ID != y.ID || x.ID == "" {
+					continue
+				}
+				for _, l := range [][]catalog.Row{as[:i], bs[:j]} {
+					if len(l) > 0 && (since.IsZero() || l[len(l)-1].CreatedAt.Before(since)) {
+						since = l[len(l)-1].CreatedAt
+					}
+				}
+				common, same = x.ID, true
+				return nil
+			}
+		}
+		return nil
+	})
+	return common, since, same, err
+}
+
+// ancestry lists an object and what it was copied from, as far as that is known.
+// The last one may be gone: then it has an ID only.
+func ancestry(tx *catalog.Tx, r catalog.Row) ([]catalog.Row, error) {
+	out := []catalog.Row{r}
+	for seen := map[driver.ObjectID]bool{r.ID: true}; r.OriginID != "" && !seen[r.OriginID]; {
+		seen[r.OriginID] = true
+		next, ok, err := tx.Get(r.OriginID)
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			next = catalog.Row{Identity: driver.Identity{ID: r.OriginID}}
+		}
+		out = append(out, next)
+		r = next
+	}
+	return out, nil
+}
+
+// diffRaw compares block images.
+func (v *view) diffRaw(ctx context.Context, out *Difference) error {
+	var files []*os.File
+	for _, s := range v.sides {
+		w, err := v.e.drv.Attachment(ctx, s.id())
+		if err != nil {
+			return err
+		}
+		f, err := os.Open(w.Image)
+		if err != nil {
+			return errs.Wrap(opDiff, s.ref.String(), err)
+		}
+		defer f.Close()
+		files = append(files, f)
+	}
+	ranges, changed, stats, err := treediff.CompareFiles(ctx, files[0], files[1])
+	if err != nil {
+		return err
+	}
+	for _, r := range ranges {
+		out.Ranges = append(out.Ranges, DiffRange{r.From, r.To - r.From})
+	}
+	out.Method, out.Cost = stats.Method, DiffCost{Files: stats.FilesRead, Bytes: stats.BytesRead}
+	out.Stat.ChangedBytes = changed
+	a, b := v.sides[0].row(), v.sides[1].row()
+	if changed > 0 || a.SizeBytes != b.SizeBytes {
+		out.Stat.Modified = 1
+	}
+	return nil
+}

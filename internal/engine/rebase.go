@@ -1,0 +1,285 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/treediff"
+
+	"golang.org/x/sys/unix"
+)
+
+// fullPool is the room, in bytes, below which a write error in an image is put
+// down to a full pool: the filesystem in it only knows that it cannot write.
+const fullPool = 64 << 20
+
+// RebaseRequest says which volume moves to which generation of its golden.
+type RebaseRequest struct {
+	Volume  string
+	Onto    ref.Ref // GOLDEN or GOLDEN@N
+	Ours    bool    // of paths changed on both sides the volume's version is kept
+	Theirs  bool    // or the golden's
+	Tracker *progress.Tracker
+}
+
+// RebaseConflict is a path that both the volume and its golden have changed.
+type RebaseConflict struct {
+	Path   Path   `json:"path"`
+	Mine   string `json:"mine"`   // what the volume did, in words
+	Theirs string `json:"theirs"` // what the golden did
+}
+
+// Rebased is the result of Rebase. Its JSON form is stable.
+type Rebased struct {
+	Info
+	Base      string           `json:"base"`      // reference of the generation that it came from before
+	Before    string           `json:"before"`    // reference of the snapshot that keeps the state before; "": nothing had to be done
+	Stat      DiffStat         `json:"stat"`      // of the volume's own changes that it has kept
+	Conflicts []RebaseConflict `json:"conflicts"` // those that Ours or Theirs decided
+}
+
+// Rebase makes a volume a clone of another generation of its golden, with its own
+// changes made again. Paths that both sides have changed in different ways are
+// conflicts: unless Ours or Theirs is set nothing is changed then, and with the
+// error come the conflicts. The state before stays as a snapshot. Either all of
+// it happens or nothing. NotFound (also if the volume's generation has been
+// removed), Invalid (no generation of the volume's golden), Conflict, InUse (it
+// is mounted), Unsupported (a raw volume), NoSpace.
+func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
+	out := Rebased{Conflicts: []RebaseConflict{}}
+	if q.Ours && q.Theirs {
+		return out, errs.New(errs.Invalid, opRebase, q.Volume, "both sides cannot win").WithHint("use one of --ours and --theirs")
+	}
+	if err := ref.CheckName(opRebase, q.Volume); err != nil {
+		return out, err
+	}
+	if err := e.needRoot(opRebase, q.Volume); err != nil {
+		return out, err
+	}
+	if err := e.pool.Admit(ctx, opRebase, q.Volume, 0); err != nil {
+		return out, err
+	}
+	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.identity(driver.Volume)}}
+	err := r.s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
+		err := r.look(tx)
+		return r.vol, r.target, err
+	})
+	if err != nil {
+		return out, err
+	}
+	out.Base = ref.Generation(r.base.Golden, r.base.Generation)
+	if r.base.ID == r.target.ID {
+		out.Info = volumeInfo(r.vol, e.caps.Name, "")
+		return out, e.unmark(ctx, r.vol.ID, r.s.next.ID)
+	}
+	if err := r.run(ctx, &out); err != nil {
+		e.undo(ctx, r.s.next.ID)
+		_ = e.unmark(ctx, r.vol.ID)
+		return out, r.explain(err)
+	}
+	out.Info = volumeInfo(r.s.row, e.caps.Name, "")
+	out.Before = q.Volume + "@" + r.s.next.Before
+	return out, nil
+}
+
+// rebase is one under way.
+type rebase struct {
+	e                 *Engine
+	q                 RebaseRequest
+	s                 *succession
+	vol, base, target catalog.Row
+}
+
+// look finds the volume and both generations.
+func (r *rebase) look(tx *catalog.Tx) (err error) {
+	if r.vol, err = resolveVolume(tx, opRebase, r.q.Volume); err != nil {
+		return err
+	}
+	l, err := r.e.lookLive(tx, r.vol, false)
+	if err != nil {
+		return err
+	}
+	if l.inUse() {
+		return errs.New(errs.InUse, opRebase, r.q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("`pando umount %s` first", r.q.Volume)
+	}
+	if r.target, err = resolve(tx, opRebase, r.q.Onto); err != nil {
+		return err
+	}
+	name := r.q.Volume
+	switch {
+	case r.target.Kind != driver.Generation:
+		return errs.New(errs.Invalid, opRebase, name, "%s is not a golden", r.q.Onto).WithHint("name a golden, or one of its generations: GOLDEN@N")
+	case r.vol.Golden == "":
+		return errs.New(errs.Invalid, opRebase, name, "the volume does not come from a golden").WithHint("see `pando show %s`", name)
+	case r.vol.Golden != r.target.Golden:
+		return errs.New(errs.Invalid, opRebase, name, "the volume comes from %s, and %s is unrelated", r.vol.Golden, r.q.Onto).
+			WithHint("rebase it onto a generation of %s: see `pando golden show %s`", r.vol.Golden, r.vol.Golden)
+	case r.vol.FS == driver.None || r.target.FS == driver.None:
+		return errs.New(errs.Unsupported, opRebase, name, "a raw volume has no files whose changes could be made again").
+			WithHint("see what is different with `pando diff %s %s`", r.q.Onto, name)
+	}
+	var ok bool
+	if r.base, ok, err = tx.Generation(r.vol.Golden, r.vol.Generation); err == nil && !ok {
+		gone := ref.Generation(r.vol.Golden, r.vol.Generation)
+		err = errs.New(errs.NotFound, opRebase, name, "%s, which the volume was made from, has been removed: what the volume changed cannot be told any more", gone).
+			WithHint("make a new volume with `pando clone %s NEW`, and see `pando diff %s %s` for what to carry over", r.q.Onto, r.q.Onto, name)
+	}
+	return err
+}
+
+func (r *rebase) run(ctx context.Context, out *Rebased) error {
+	e := r.e
+	v, err := e.openSides(ctx, opRebase, rowRef(r.base), rowRef(r.target))
+	if err != nil {
+		return err
+	}
+	defer v.close(ctx)
+	base, target := v.sides[0], v.sides[1]
+	vol, err := r.addVolume(ctx, v)
+	if err != nil {
+		return err
+	}
+	t := r.q.Tracker
+	t.Start("looking for the volume's changes", 0, 0)
+	mine, err := v.compare(ctx, base, vol, true, t)
+	if err != nil {
+		return err
+	}
+	t.Start("looking for the golden's changes", 0, 0)
+	theirs, err := v.compare(ctx, base, target, true, t)
+	if err != nil {
+		return err
+	}
+	var m *treediff.Merge
+	err = v.with(ctx, func(roots []*os.File) (err error) {
+		m, err = treediff.Conflicts(ctx, mine.Changes, theirs.Changes, roots[0], roots[1])
+		return err
+	}, vol, target)
+	if err != nil {
+		return err
+	}
+	for _, c := range m.Conflicts {
+		out.Conflicts = append(out.Conflicts, RebaseConflict{Path(c.Path), c.Mine, c.Theirs})
+	}
+	changes, how := m.Changes, treediff.ApplyOptions{Progress: t.Add}
+	if n := len(m.Conflicts); n > 0 {
+		switch {
+		case r.q.Ours:
+			how.Force = true
+		case r.q.Theirs:
+			how.Keep = true
+			changes = m.Clean()
+		default:
+			paths := "paths have"
+			if n == 1 {
+				paths = "path has"
+			}
+			return errs.New(errs.Conflict, opRebase, r.q.Volume, "%d %s been changed both in the volume and between %s and %s; nothing was changed",
+				n, paths, rowRef(r.base), rowRef(r.target)).WithHint("keep the volume's version of them with --ours, or the golden's with --theirs")
+		}
+	}
+	for _, c := range changes {
+		if !c.TimesOnly() {
+			out.Stat.count(c)
+		}
+	}
+	t.Start("making the volume's changes again", int64(len(changes)), 0)
+	if err := e.drv.Clone(ctx, r.target.ID, r.s.draft()); err != nil {
+		return err
+	}
+	if r.s.next.SizeBytes > r.target.SizeBytes {
+		if err := e.growInside(ctx, catalog.Row{Identity: r.s.next}); err != nil {
+			return err
+		}
+	}
+	err = v.with(ctx, func(roots []*os.File) error {
+		return r.inSuccessor(ctx, func(onto *os.File) error { return treediff.Apply(ctx, changes, roots[0], onto, how) })
+	}, vol)
+	if err != nil {
+		return err
+	}
+	return r.s.commit(ctx)
+}
+
+// rowRef is the reference of a generation.
+func rowRef(r catalog.Row) ref.Ref { return ref.Ref{Name: r.Golden, At: itoa(r.Generation)} }
+
+// addVolume adds the volume, which is this command's alone, to what is looked at.
+func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
+	e := r.e
+	s := &side{ref: ref.Ref{Name: r.q.Volume}, live: live{row: r.vol}, copy: e.identity(driver.Scratch)}
+	if !r.vol.FS.IsImage() {
+		return s, nil
+	}
+	s.copy.Ephemeral = true
+	s.copy.FS, s.copy.Sector, s.copy.SizeBytes = r.vol.FS, r.vol.Sector, r.vol.SizeBytes
+	s.copy.Origin, s.copy.OriginID = r.vol.Name, r.vol.ID
+	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opLook}) })
+	if err != nil {
+		return nil, err
+	}
+	v.sides = append(v.sides, s)
+	s.made = true
+	return s, e.drv.Clone(ctx, r.vol.ID, s.copy)
+}
+
+// inSuccessor calls fn with the root of the successor's files. All that fn has
+// done is on disk when it returns, unless the volume is ephemeral.
+func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) error {
+	e, id := r.e, r.s.next.ID
+	w, err := e.drv.Attachment(ctx, id)
+	if err != nil {
+		return err
+	}
+	path := w.Tree
+	if w.Image != "" {
+		err := e.withImage(ctx, id, imageOptions{}, func(root *os.File) error {
+			if err := fn(root); err != nil {
+				return err
+			}
+			// What cannot be written back, in a full pool, is an error here, and
+			// nowhere when the filesystem is unmounted.
+			err := unix.Syncfs(int(root.Fd()))
+			if errors.Is(err, unix.EIO) && errs.Is(e.pool.Admit(ctx, opRebase, r.q.Volume, fullPool), errs.NoSpace) {
+				err = unix.ENOSPC
+			}
+			return errs.Wrap(opRebase, r.q.Volume, err)
+		})
+		if err != nil {
+			return err
+		}
+		path = w.Image
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return errs.Wrap(opRebase, r.q.Volume, err)
+	}
+	defer f.Close()
+	if w.Image == "" {
+		if err := fn(f); err != nil {
+			return err
+		}
+	}
+	if r.s.next.Ephemeral {
+		return nil
+	}
+	if w.Image != "" {
+		return errs.Wrap(opRebase, r.q.Volume, f.Sync())
+	}
+	return errs.Wrap(opRebase, r.q.Volume, unix.Syncfs(int(f.Fd())))
+}
+
+// explain says what a failure means for the volume.
+func (r *rebase) explain(err error) error {
+	if errs.Is(err, errs.NoSpace) {
+		return errs.New(errs.NoSpace, opRebase, r.q.Volume, "no room for it; nothing was changed (%v)", err).
+			WithHint("free space with `pando destroy` and `pando gc`, or make the volume's generation larger")
+	}
+	return errs.Wrap(opRebase, r.q.Volume, err)
+}

@@ -1,0 +1,81 @@
+package treecopy
+
+import (
+	"context"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/errs"
+)
+
+// single is a copier for one entry, which keeps everything as root can.
+func single(ctx context.Context) (*copier, *worker) {
+	t := &walk{ctx: ctx}
+	return newCopier(Options{}), &worker{t: t}
+}
+
+// CopyEntry copies the file, symbolic link or special file called name from the
+// open directory src into the open directory dst, where nothing has that name:
+// content, holes, owner, mode, times and attributes. It does not look for other
+// hard links: the copy is a file of its own. Errors as CopyDir, Exists if the
+// name is taken. May be called concurrently.
+func CopyEntry(ctx context.Context, src, dst *os.File, name string) error {
+	c, w := single(ctx)
+	c.links.m = make(map[Inode]link)
+	d := &dir{name: src.Name(), src: int(src.Fd()), dst: int(dst.Fd()), pins: 1, pending: 1}
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return srcErr(d.join(name), "stat", err)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return errs.New(errs.Invalid, op, quote(d.join(name)), "it is a directory")
+	}
+	return c.file(w, d, entry{name: name, ino: st.Ino, typ: uint8(st.Mode & unix.S_IFMT >> 12)})
+}
+
+// CopyAttributes gives the file dstName in the open directory dst ("": dst
+// itself) the owner, mode, times, attributes and ACLs of srcName in src, and
+// takes away the attributes that the other does not have. Symbolic links are
+// not followed. Errors as CopyDir. May be called concurrently.
+func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.File, dstName string) error {
+	c, w := single(ctx)
+	from, to := in(src, srcName), in(dst, dstName)
+	path := func() string { return dst.Name() + "/" + dstName }
+	var st unix.Stat_t
+	if err := from.stat(&st); err != nil {
+		return srcErr(path(), "stat", err)
+	}
+	want, err := c.readXattrs(w, from, path)
+	if err != nil {
+		return err
+	}
+	have, err := c.readXattrs(w, to, path)
+	if err != nil {
+		return err
+	}
+	for _, h := range have {
+		if slices.ContainsFunc(want, func(x xattr) bool { return x.name == h.name }) {
+			continue
+		}
+		if err := to.removexattr(h.name); err != nil && err != unix.ENODATA {
+			return dstErr(path(), "removing attribute "+quote(h.name), err)
+		}
+	}
+	return c.set.apply(to, path, attrsOf(&st), want)
+}
+
+func in(dir *os.File, name string) object {
+	if name == "" {
+		return opened(int(dir.Fd()))
+	}
+	return named(int(dir.Fd()), name)
+}
+
+func (o object) removexattr(name string) error {
+	if o.fd >= 0 {
+		return unix.Fremovexattr(o.fd, name)
+	}
+	return unix.Lremovexattr(o.procPath(), name)
+}

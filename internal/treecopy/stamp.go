@@ -1,0 +1,279 @@
+package treecopy
+
+import (
+	"context"
+	"encoding/binary"
+	"hash/maphash"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A Stamp says what state a tree is in, as far as stat(2) tells: two stamps
+// without a difference mean that nothing was written in between. It holds one
+// number for each directory, so it takes some 40 bytes of memory a directory,
+// however many files there are. It is only good within this process.
+//
+// What it goes by is mostly ctime, which nobody can set. Three things can
+// escape it:
+//
+//   - Two changes within one tick of the kernel's clock (1-10 ms) have the same
+//     ctime. A stamp therefore ends no earlier than one tick after its last look:
+//     what is read later and changed in the same tick as it was looked at, is
+//     read after that change.
+//   - Writing through a shared mapping changes ctime only when a page is written
+//     to for the first time since it was last written back. So a stamp begins
+//     with a syncfs of the tree's filesystem. That does not help where nothing
+//     is written back (tmpfs), nor on filesystems mounted below.
+//   - A filesystem that keeps whole seconds (FAT, ext3, NFS from a server that
+//     does) hides two changes within one second.
+type Stamp struct {
+	dirs  map[uint64]uint64 // digests of directories by the key of their path
+	ctime unix.Timespec     // of the root
+	moved bool              // the root's ctime does not count
+	began time.Time
+	*dirtySet
+}
+
+// Changed is the number of directories that differ from the stamp before, each
+// with what is directly in it: 0 if nothing has changed.
+func (s *Stamp) Changed() int64 { return s.n }
+
+// Moved returns s for comparisons after the root directory was renamed, which
+// changes its ctime: changes of the root's attributes are not seen then.
+func (s *Stamp) Moved() *Stamp {
+	c := *s
+	c.moved = true
+	return &c
+}
+
+// TakeStamp walks src as Measure does, and returns what that returns and a Stamp.
+// If before is not nil, the Stamp also says what has changed since. What
+// changes during the walk is no error: it counts as changed in this and in the
+// next comparison.
+func TakeStamp(ctx context.Context, src string, before *Stamp, opt Options) (*Stamp, Totals, error) {
+	s := &stamper{before: before, stamp: &Stamp{dirs: make(map[uint64]uint64), dirtySet: newDirtySet(), began: time.Now()}}
+	if f, err := os.Open(src); err == nil {
+		_ = unix.Syncfs(int(f.Fd())) // of a disk that fails, the walk will tell
+		f.Close()
+	}
+	n, err := measure(ctx, src, opt, s)
+	if err != nil {
+		return nil, n, err
+	}
+	return s.stamp, n, awaitTick(ctx)
+}
+
+// awaitTick waits until files that change get a later time than now.
+func awaitTick(ctx context.Context) error {
+	tick := func() int64 {
+		var t unix.Timespec
+		if unix.ClockGettime(unix.CLOCK_REALTIME_COARSE, &t) != nil {
+			return time.Now().UnixNano()
+		}
+		return t.Nano()
+	}
+	for start := tick(); tick() == start; {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return nil
+}
+
+// dirtySet is directories of a tree that have to be copied again.
+type dirtySet struct {
+	mu    sync.Mutex
+	dirty map[uint64]struct{} // by key
+	way   map[uint64]struct{} // those above them
+	paths []string            // of some of them
+	n     int64
+}
+
+func newDirtySet() *dirtySet {
+	return &dirtySet{dirty: make(map[uint64]struct{}), way: make(map[uint64]struct{})}
+}
+
+const maxPaths = 64 // kept of a dirtySet
+
+func (s *dirtySet) add(d *dir) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.dirty[d.key]; ok {
+		return
+	}
+	s.dirty[d.key] = struct{}{}
+	s.n++
+	if len(s.paths) < maxPaths {
+		s.paths = append(s.paths, d.path())
+	}
+	for p := d.parent; p != nil; p = p.parent {
+		s.way[p.key] = struct{}{}
+	}
+}
+
+func (s *dirtySet) merge(o *dirtySet) {
+	for k := range o.dirty {
+		if _, ok := s.dirty[k]; !ok {
+			s.dirty[k] = struct{}{}
+			s.n++
+		}
+	}
+	for k := range o.way {
+		s.way[k] = struct{}{}
+	}
+	s.paths = append(s.paths, o.paths...)
+	slices.Sort(s.paths)
+	s.paths = slices.Compact(s.paths)
+}
+
+func (t *walk) sparing(s *dirtySet) *walk {
+	if s != nil {
+		t.spare = s.add
+	}
+	return t
+}
+
+// Paths names up to limit things that have changed since the stamp before: the
+// files, or the directory if none of its files is younger than that stamp.
+func (s *Stamp) Paths(before *Stamp, limit int) []string {
+	// The time of files is that of the last tick.
+	since := before.began.Add(-20 * time.Millisecond)
+	var out []string
+	dirs := slices.Clone(s.paths)
+	slices.Sort(dirs)
+	for _, dir := range dirs {
+		if len(out) >= limit {
+			break
+		}
+		if found := youngerThan(dir, since, limit-len(out)); len(found) > 0 {
+			out = append(out, found...)
+		} else {
+			out = append(out, dir)
+		}
+	}
+	for i := range out {
+		out[i] = quote(out[i])
+	}
+	return out
+}
+
+// youngerThan names files in dir that have changed since then.
+func youngerThan(dir string, since time.Time, limit int) []string {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	var out []string
+	for {
+		names, err := f.Readdirnames(1024)
+		slices.Sort(names)
+		for _, n := range names {
+			var st unix.Stat_t
+			path := filepath.Join(dir, n)
+			if unix.Lstat(path, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR && !time.Unix(st.Ctim.Unix()).Before(since) {
+				if out = append(out, path); len(out) >= limit {
+					return out
+				}
+			}
+		}
+		if err != nil {
+			return out
+		}
+	}
+}
+
+var stampSeed = maphash.MakeSeed()
+
+const rootKey = 1
+
+// childKey is the key of the directory name in d. Two of a million paths have
+// the same key with a probability of one to some ten million.
+func childKey(d *dir, name string) uint64 {
+	var h maphash.Hash
+	h.SetSeed(stampSeed)
+	var b [8]byte
+	binary.NativeEndian.PutUint64(b[:], d.key)
+	_, _ = h.Write(b[:])
+	_, _ = h.WriteString(name)
+	return h.Sum64()
+}
+
+// stamper takes a stamp in the walk of a measurer. A nil one takes none. The
+// digest of a directory is the sum of those of its entries, in whatever order
+// they are seen, mixed with its own attributes.
+type stamper struct {
+	before *Stamp
+	mu     sync.Mutex
+	stamp  *Stamp
+}
+
+func (w *worker) digest(name string, words ...uint64) uint64 {
+	w.hash = w.hash[:0]
+	for _, x := range words {
+		w.hash = binary.NativeEndian.AppendUint64(w.hash, x)
+	}
+	w.hash = append(w.hash, name...)
+	return maphash.Bytes(stampSeed, w.hash)
+}
+
+func (s *stamper) file(w *worker, d *dir, name string, st *unix.Stat_t) {
+	if s == nil {
+		return
+	}
+	d.sum.Add(w.digest(name, uint64(st.Dev), st.Ino, uint64(st.Mode), uint64(st.Nlink), uint64(st.Uid)<<32|uint64(st.Gid),
+		uint64(st.Rdev), uint64(st.Size), uint64(st.Mtim.Nano()), uint64(st.Ctim.Nano())))
+}
+
+// subdir notes d in its parent: that it is there. How it is, is its own.
+func (s *stamper) subdir(w *worker, d *dir) {
+	if s == nil {
+		return
+	}
+	kernel := uint64(0)
+	if d.kernel {
+		kernel = 1
+	}
+	d.parent.sum.Add(w.digest(d.name, d.id.Dev, d.id.Ino, kernel))
+}
+
+func (s *stamper) leave(w *worker, d *dir) {
+	if s == nil {
+		return
+	}
+	ctime := uint64(d.ctime.Nano())
+	if d.parent == nil || d.kernel {
+		// The root's counts only sometimes. /proc and the like live their own lives.
+		ctime = 0
+	}
+	mtime := uint64(d.mtime.Nano())
+	if d.kernel {
+		mtime = 0
+	}
+	sum := w.digest("", d.sum.Load(), d.id.Dev, d.id.Ino, uint64(d.mode), uint64(d.uid)<<32|uint64(d.gid), mtime, ctime)
+	changed := d.torn.Load()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !changed { // else the next one finds none, so that it has changed then too
+		s.stamp.dirs[d.key] = sum
+	}
+	if d.parent == nil {
+		s.stamp.ctime = d.ctime
+		if b := s.before; b != nil && !b.moved && b.ctime != d.ctime {
+			changed = true
+		}
+	}
+	if b := s.before; b != nil && !changed {
+		was, ok := b.dirs[d.key]
+		changed = !ok || was != sum
+	}
+	if s.before != nil && changed {
+		s.stamp.add(d)
+	}
+}

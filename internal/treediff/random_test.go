@@ -1,0 +1,198 @@
+package treediff
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sort"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// editor makes random changes to a tree. It keeps its own list of what is there.
+type editor struct {
+	t     *testing.T
+	r     *rand.Rand
+	dir   string
+	clock int64
+}
+
+func (e *editor) must(err error) {
+	e.t.Helper()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// paths lists what is in the tree, relative: directories ("" is the root), and all else.
+func (e *editor) paths() (dirs, files []string) {
+	e.must(filepath.WalkDir(e.dir, func(p string, d os.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(e.dir, p)
+		if rel == "." {
+			rel = ""
+		}
+		if rel == "lost+found" {
+			return filepath.SkipDir
+		}
+		if d.IsDir() {
+			dirs = append(dirs, rel)
+		} else {
+			files = append(files, rel)
+		}
+		return nil
+	}))
+	sort.Strings(dirs)
+	sort.Strings(files)
+	return dirs, files
+}
+
+func (e *editor) abs(rel string) string { return filepath.Join(e.dir, rel) }
+
+func (e *editor) pick(s []string) string {
+	if len(s) == 0 {
+		return ""
+	}
+	return s[e.r.IntN(len(s))]
+}
+
+func (e *editor) bytes(n int) []byte {
+	b := make([]byte, n)
+	for i := range b {
+		b[i] = byte(e.r.Uint32())
+	}
+	return b
+}
+
+// name is a new name in dir, or one that is taken.
+func (e *editor) name(dirs []string) string {
+	names := []string{"a", "b", "c", "d", "new\nline", "\xff\xfe", "x y", "back\\slash"}
+	n := names[e.r.IntN(len(names))]
+	if e.r.IntN(2) == 0 {
+		n = fmt.Sprintf("n%d", e.r.IntN(40))
+	}
+	return filepath.Join(e.pick(dirs), n)
+}
+
+func (e *editor) regular(files []string) string {
+	for range 20 {
+		f := e.pick(files)
+		if st, err := os.Lstat(e.abs(f)); err == nil && st.Mode().IsRegular() {
+			return f
+		}
+	}
+	return ""
+}
+
+func (e *editor) file(p string) {
+	if _, err := os.Lstat(p); err == nil {
+		return
+	}
+	sizes := []int{0, 1, 100, 4096, 5000, 70000, 200000}
+	e.must(os.WriteFile(p, e.bytes(sizes[e.r.IntN(len(sizes))]), 0o644))
+}
+
+func (e *editor) fill() {
+	for range 12 {
+		dirs, _ := e.paths()
+		e.must(os.MkdirAll(e.abs(e.name(dirs)), 0o755))
+	}
+	for range 40 {
+		dirs, _ := e.paths()
+		p := e.abs(e.name(dirs))
+		if _, err := os.Lstat(p); err == nil {
+			continue
+		}
+		e.file(p)
+	}
+	for range 60 {
+		e.edit()
+	}
+}
+
+// edit makes one change, if what it has chosen can be done.
+func (e *editor) edit() {
+	dirs, files := e.paths()
+	file, any := e.abs(e.regular(files)), e.abs(e.pick(files))
+	dir := e.pick(dirs)
+	if e.r.IntN(4) == 0 || len(files) == 0 {
+		any = e.abs(dir)
+	}
+	hasFile := file != e.dir
+	switch n := e.r.IntN(24); {
+	case n == 0 && hasFile: // in place
+		f, err := os.OpenFile(file, os.O_RDWR, 0)
+		e.must(err)
+		st, _ := f.Stat()
+		_, err = f.WriteAt(e.bytes(1+e.r.IntN(6000)), e.r.Int64N(st.Size()+1))
+		e.must(err)
+		e.must(f.Close())
+	case n == 1 && hasFile:
+		st, err := os.Stat(file)
+		e.must(err)
+		e.must(os.Truncate(file, e.r.Int64N(st.Size()+20000)))
+	case n == 2 && hasFile: // the same bytes again
+		b, err := os.ReadFile(file)
+		e.must(err)
+		e.must(os.WriteFile(file, b, 0o644))
+	case n == 3 && hasFile: // as editors save
+		e.must(os.WriteFile(file+".tmp", e.bytes(e.r.IntN(9000)), 0o600))
+		e.must(os.Rename(file+".tmp", file))
+	case n == 4:
+		if st, err := os.Lstat(any); err == nil && st.Mode()&os.ModeSymlink == 0 {
+			e.must(unix.Chmod(any, uint32(0o700|e.r.IntN(0o1000))))
+		}
+	case n == 5:
+		e.must(os.Lchown(any, e.r.IntN(3)*1000, e.r.IntN(3)*1000))
+	case n == 6 && hasFile:
+		e.must(unix.Setxattr(file, fmt.Sprintf("user.%d", e.r.IntN(3)), e.bytes(e.r.IntN(50)), 0))
+	case n == 7 && hasFile:
+		_ = unix.Removexattr(file, fmt.Sprintf("user.%d", e.r.IntN(3)))
+	case n == 8:
+		e.clock++
+		at := time.Unix(1600000000+e.clock, 12345)
+		e.must(unix.UtimesNanoAt(unix.AT_FDCWD, any, []unix.Timespec{unix.NsecToTimespec(at.UnixNano()), unix.NsecToTimespec(at.UnixNano())}, unix.AT_SYMLINK_NOFOLLOW))
+	case n <= 10:
+		e.file(e.abs(e.name(dirs)))
+	case n == 11:
+		_ = os.Mkdir(e.abs(e.name(dirs)), 0o750)
+	case n == 12:
+		_ = os.Symlink(fmt.Sprint("to", e.r.IntN(9)), e.abs(e.name(dirs)))
+	case n == 13:
+		p := e.abs(e.name(dirs))
+		if unix.Mknod(p, []uint32{unix.S_IFIFO, unix.S_IFSOCK, unix.S_IFCHR}[e.r.IntN(3)]|0o640, int(unix.Mkdev(1, uint32(e.r.IntN(4))))) == nil {
+			e.must(unix.Chmod(p, 0o640))
+		}
+	case n == 14 && len(files) > 0:
+		_ = os.Link(e.abs(e.pick(files)), e.abs(e.name(dirs)))
+	case n <= 16 && len(files) > 0:
+		e.must(os.Remove(e.abs(e.pick(files))))
+	case n == 17 && dir != "" && len(dirs) > 6:
+		e.must(os.RemoveAll(e.abs(dir)))
+	case n <= 19:
+		_ = os.Rename(any, e.abs(e.name(dirs))) // into itself and the like fail
+	case n == 20 && len(files) > 0:
+		_ = unix.Renameat2(unix.AT_FDCWD, any, unix.AT_FDCWD, e.abs(e.pick(files)), unix.RENAME_EXCHANGE)
+	case n == 21 && hasFile: // file becomes directory
+		e.must(os.Remove(file))
+		e.must(os.Mkdir(file, 0o711))
+		e.file(filepath.Join(file, "in"))
+	case n == 22 && dir != "" && len(dirs) > 6: // gone and made again
+		e.must(os.RemoveAll(e.abs(dir)))
+		e.must(os.Mkdir(e.abs(dir), 0o755))
+		e.file(filepath.Join(e.abs(dir), "a"))
+	case n == 23 && hasFile:
+		f, err := os.OpenFile(file, os.O_RDWR, 0)
+		e.must(err)
+		st, _ := f.Stat()
+		if st.Size() > 8192 {
+			_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 4096*e.r.Int64N(st.Size()/4096), 4096*(1+e.r.Int64N(4)))
+		}
+		e.must(f.Close())
+	}
+}
