@@ -25,13 +25,26 @@ func TestMain(m *testing.M) {
 // TestScripts runs testdata/script: the command line as a person uses it. Each
 // script has a pool directory of its own in $PANDO_POOL, removed at the end with
 // a check that nothing is left.
-func TestScripts(t *testing.T) { runScripts(t, "testdata/script") }
+func TestScripts(t *testing.T) { runScripts(t, "testdata/script/*.txtar") }
 
-// TestScriptsAlone runs scripts that others would disturb: those that must see
-// that no mount namespace but their own has their directories in it.
-func TestScriptsAlone(t *testing.T) { runScripts(t, "testdata/alone") }
+// TestScriptsAlone runs, one after the other, scripts that disturb others (one
+// changes the boot ID that all see) or that others would disturb (one must see
+// that no mount namespace but its own has its directories in it).
+func TestScriptsAlone(t *testing.T) {
+	scripts, err := filepath.Glob("testdata/alone/*.txtar")
+	if err != nil || len(scripts) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, s := range scripts {
+		t.Run("", func(t *testing.T) { runScripts(t, s) }) // ends when its script has
+	}
+}
 
-func runScripts(t *testing.T, scripts string) {
+func runScripts(t *testing.T, pattern string) {
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts in %s: %v", pattern, err)
+	}
 	// Some scripts give up root, and must still reach what is theirs.
 	root, err := os.MkdirTemp("", "pando-script-")
 	if err != nil {
@@ -58,7 +71,7 @@ func runScripts(t *testing.T, scripts string) {
 		return to, os.WriteFile(to, b, 0o755)
 	})
 	testscript.Run(t, testscript.Params{
-		Dir:         scripts,
+		Files:       files,
 		WorkdirRoot: root,
 		Setup: func(e *testscript.Env) error {
 			dir := e.WorkDir

@@ -357,7 +357,11 @@ func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptio
 	}
 	root, err := m.Open()
 	if err == nil {
-		err = fn(root)
+		if err = fn(root); err == nil {
+			// The pool may be full: what cannot be written back when it is
+			// unmounted is an error to nobody.
+			err = errs.Wrap("umount", w.Image, unix.Syncfs(int(root.Fd())))
+		}
 		root.Close()
 	}
 	if cerr := m.Close(); err == nil {
