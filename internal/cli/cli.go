@@ -102,7 +102,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.diffCommand(), a.rebaseCommand(), a.destroyCommand(),
 		a.snapshotCommand(), a.rewindCommand(), a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
-		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(),
+		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
 		a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 	root.CompletionOptions.HiddenDefaultCmd = false

@@ -84,6 +84,7 @@ type Identity struct {
 	Consistency Consistency `json:"cons,omitempty"`   // of a snapshot
 	Pinned      time.Time   `json:"pinned,omitzero"`  // not to be destroyed before; Forever
 	Keep        int         `json:"keep,omitempty"`   // of the current generation: how many its golden keeps; 0: all
+	Since       time.Time   `json:"since,omitzero"`   // of a generation: when its golden was made, if that was not with it
 	Replaces    ObjectID    `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
 	Before      string      `json:"before,omitempty"` // name of that snapshot
 }
@@ -238,6 +239,28 @@ type Finisher interface {
 // after a crash it is the old or the new one. NotFound.
 type Rewriter interface {
 	SetIdentity(ctx context.Context, id Identity) error
+}
+
+// Condition is how an object lies in the pool, whole or not.
+type Condition struct {
+	Data      bool   // there is something under its ID
+	SizeBytes int64  // of an image; 0 of a tree
+	Mode      string // what is wrong with the mode of the data for its kind, for people; "": nothing
+	Leftover  bool   // an interrupted replacement of the identity has left something
+	Err       error  // the data is there and cannot be opened
+}
+
+// Inspector looks at objects that may be broken, and mends what is around their
+// content. Every driver that is a Rewriter should be one.
+type Inspector interface {
+	// Inspect says how the object with id.ID lies there, as one of id.Kind.
+	// It changes nothing. What is broken is in the Condition, not an error.
+	Inspect(ctx context.Context, id Identity) (Condition, error)
+
+	// Restore writes the identity of data that is there, whether or not it has
+	// one that can be read, takes leftovers away, and gives the data the mode
+	// of its kind. Durable and idempotent. NotFound if there is no data.
+	Restore(ctx context.Context, id Identity) error
 }
 
 // LiveCopier copies a volume that is in use.

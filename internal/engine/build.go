@@ -159,6 +159,11 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	e := b.e
 	b.gen.FS, b.gen.SizeBytes, b.gen.Sector = b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector
 	b.gen.CreatedAt = time.Now().UTC()
+	if b.fresh {
+		b.golden.CreatedAt = b.gen.CreatedAt
+	} else {
+		b.gen.Since = b.golden.CreatedAt // its first generation, which says it too, may go
+	}
 	from := b.scratch.ID
 	var err error
 	switch d := e.drv.(type) {
@@ -182,6 +187,9 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 		}
 	}
 	now := time.Now()
+	if b.gen, err = e.fillSector(ctx, b.gen); err != nil {
+		return Info{}, err
+	}
 	row := catalog.Row{Identity: b.gen, UsedAt: now}
 	if row.FS.IsImage() || b.reads.row.ID == "" {
 		if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
@@ -193,6 +201,7 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	}
 	g := b.golden
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
+	based := driver.ObjectID("")
 	err = e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := tx.Put(row); err != nil {
 			return err
@@ -205,6 +214,7 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 			if err := tx.SetBase(from.ID, g.Name, g.Current); err != nil {
 				return err
 			}
+			based = from.ID
 		}
 		for _, id := range b.ids {
 			if err := tx.Unmark(id); err != nil {
@@ -216,7 +226,26 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	if err != nil {
 		return Info{}, err
 	}
+	if based != "" {
+		e.noteBase(context.WithoutCancel(ctx), based)
+	}
 	return generationInfo(row, g, e.caps.Name), nil
+}
+
+// noteBase makes the pool know the new base of a volume that was published, if
+// nobody is at work on it. If it does not come to that, the base follows from
+// the origin of the generation, for as long as that exists.
+func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
+	if err := e.claimWithin(ctx, 0, opPin, false, func(*catalog.Tx) ([]catalog.Mark, error) {
+		return []catalog.Mark{{ID: id, Op: opPin}}, nil
+	}); err != nil {
+		return
+	}
+	if err := e.matchIdentity(ctx, id); err != nil && !errs.Is(err, errs.NotFound) {
+		e.warn("the identity of %s does not tell of its new base yet: %v", e.nameOf(ctx, id), err)
+		return // the mark stays, and the next command writes it
+	}
+	_ = e.unmark(ctx, id) // else the next command does, when this process is gone
 }
 
 // PublishRequest says what to publish.

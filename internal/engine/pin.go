@@ -105,7 +105,22 @@ func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
 	}); err != nil || !ok {
 		return err
 	}
-	return e.writeIdentity(ctx, row.Identity)
+	i, err := e.fillSector(ctx, row.Identity)
+	if err != nil {
+		return err
+	}
+	return e.writeIdentity(ctx, i)
+}
+
+// fillSector takes the sector size over that the driver has chosen, where the
+// catalogue does not have it: rows of earlier versions.
+func (e *Engine) fillSector(ctx context.Context, id driver.Identity) (driver.Identity, error) {
+	if !id.FS.IsImage() || id.Sector > 0 {
+		return id, nil
+	}
+	w, err := e.drv.Attachment(ctx, id.ID)
+	id.Sector = w.SectorBytes
+	return id, err
 }
 
 // wholeIdentity is the identity of a row, with what the catalogue keeps elsewhere.
@@ -118,6 +133,9 @@ func wholeIdentity(tx *catalog.Tx, r catalog.Row) (driver.Identity, error) {
 		}
 		if ok && g.Current == r.Generation {
 			id.Keep = g.Keep
+		}
+		if ok && !g.CreatedAt.Equal(r.CreatedAt) {
+			id.Since = g.CreatedAt
 		}
 	}
 	return id, nil

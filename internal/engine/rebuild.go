@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -19,6 +20,7 @@ import (
 	"pando/internal/loopdev"
 	"pando/internal/mount"
 	"pando/internal/pool"
+	"pando/internal/ref"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,9 +37,15 @@ type RebuildReport struct {
 	Notes       []string `json:"notes,omitempty"`
 }
 
+// rebuildingName is the directory in which the new catalogue is made.
+const rebuildingName = "rebuild.inprogress"
+
 // Rebuild makes the catalogue anew from the identities in the pool, and keeps
-// the old one aside. Lost are last-use times; what is mounted is unmounted. Of two objects with one name, the younger gets another. NotFound,
-// InUse (an image is attached: the catalogue would not know where).
+// the old one aside. Lost are last-use times; what is mounted is unmounted. Of
+// two volumes with one name, the younger gets another. If it dies, the pool has
+// the old catalogue, or none, or the new one, never half of one; and it can be
+// repeated. NotFound, InUse (an image is attached: the catalogue would not know
+// where).
 func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, error) {
 	p, err := pool.Open(ctx, dir)
 	if err != nil {
@@ -78,81 +86,237 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 			whole = append(whole, o.Identity)
 		}
 	}
-	if whole, err = settleIdentities(ctx, d, whole, r); err != nil {
+	slices.SortFunc(whole, func(a, b driver.Identity) int {
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
+	})
+	whole = leaveOutTwins(whole, r)
+	if err = settleIdentities(ctx, d, whole, r); err != nil {
 		return nil, err
 	}
-	slices.SortFunc(whole, func(a, b driver.Identity) int { return a.CreatedAt.Compare(b.CreatedAt) })
+	findBases(whole)
+	// The new catalogue is made beside the old one, and takes its place whole.
+	making := filepath.Join(p.Dir, rebuildingName)
+	if err := os.RemoveAll(making); err != nil {
+		return nil, errs.Wrap("rebuild", making, err)
+	}
+	if err := os.Mkdir(making, 0o700); err != nil {
+		return nil, errs.Wrap("rebuild", making, err)
+	}
+	if err := writeCatalog(ctx, making, p.Config.ID, d, whole, r); err != nil {
+		_ = os.RemoveAll(making) // else the next rebuild does
+		return nil, err
+	}
+	for _, d := range []string{"live", "locks", "mnt"} { // should they be what was lost
+		if err := os.Mkdir(filepath.Join(p.Dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, errs.Wrap("rebuild", p.Dir, err)
+		}
+	}
 	if r.Old, err = setAside(p.Dir); err != nil {
 		return nil, err
 	}
-	if err := catalog.Create(ctx, p.Dir, p.Config.ID); err != nil {
+	if err := os.Rename(filepath.Join(making, "catalog.db"), filepath.Join(p.Dir, "catalog.db")); err != nil {
+		return nil, errs.Wrap("rebuild", p.Dir, err)
+	}
+	if err := p.Sync(); err != nil {
 		return nil, err
 	}
-	c, err := catalog.Open(ctx, p.Dir, p.Config.ID)
+	return r, errs.Wrap("rebuild", making, os.RemoveAll(making))
+}
+
+// writeCatalog makes a catalogue in dir, one file and durable.
+func writeCatalog(ctx context.Context, dir, poolID string, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
+	if err := catalog.Create(ctx, dir, poolID); err != nil {
+		return err
+	}
+	c, err := catalog.Open(ctx, dir, poolID)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer c.CloseFiles()
-	return r, c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+	err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := fillCatalog(ctx, tx, d, whole, r); err != nil {
 			return err
 		}
 		return tx.SetMeta("boot", kernel.BootID())
 	})
+	// Closing writes the log back into the file and removes it.
+	if cerr := c.CloseFiles(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "catalog.db-wal")); err == nil {
+		return errs.New(errs.Internal, "rebuild", dir, "the log of the new catalogue was not written back")
+	}
+	return nil
 }
 
 // settleIdentities finishes what identities say was begun: a volume that was
 // replaced becomes a snapshot of its successor. Snapshots whose volume is gone
-// become volumes, so that nothing is out of reach.
-func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Identity, r *RebuildReport) ([]driver.Identity, error) {
-	rw, ok := d.(driver.Rewriter)
+// become volumes, so that nothing is out of reach; and of two things with one
+// name the younger gets another. What it changes it also writes into the pool.
+func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
 	successors, lineages := map[driver.ObjectID]driver.Identity{}, map[driver.ObjectID]bool{}
+	taken := map[string]bool{}
 	for _, id := range whole {
-		if id.Kind == driver.Volume {
+		switch id.Kind {
+		case driver.Volume:
 			lineages[id.Lineage()] = true
 			if id.Replaces != "" {
 				successors[id.Replaces] = id
 			}
+		case driver.Generation:
+			taken[id.Golden] = true // goldens and volumes share one space of names
 		}
 	}
+	rename := func(name string, id driver.ObjectID) string {
+		if taken[name] {
+			name = freeName(name, string(id))
+		}
+		taken[name] = true
+		return name
+	}
 	for i, id := range whole {
+		was := id
 		next, replaced := successors[id.ID]
 		switch {
 		case id.Kind == driver.Volume && replaced:
-			vol := catalog.Row{Identity: id}
-			was := id
-			id = snapshotIdentity(id, vol, next.Before, driver.Clean)
-			id.Origin, id.OriginID = was.Origin, was.OriginID
-			id.Pinned, id.ExpiresAt, id.Replaces, id.Before = time.Time{}, time.Time{}, "", ""
-		case id.Kind == driver.Snapshot && !lineages[id.Volume]:
-			name := freeName(id.Origin+"-"+id.Name, string(id.ID))
-			r.Notes = append(r.Notes, "the volume of snapshot "+id.Origin+"@"+id.Name+" is gone: it is now volume "+name)
-			id.Kind, id.Name, id.Volume, id.Consistency = driver.Volume, name, "", ""
-		default:
+			id = predecessor(id, next.Before)
+		case id.Kind == driver.Volume:
+			if id.Name = rename(id.Name, id.ID); id.Name != was.Name {
+				r.Notes = append(r.Notes, "two things were called "+was.Name+": one is now "+id.Name)
+			}
+		case id.Kind == driver.Snapshot && lineages[id.Volume]:
+			key := string(id.Volume) + "@"
+			id.Name = strings.TrimPrefix(rename(key+id.Name, id.ID), key)
+		case id.Kind == driver.Snapshot:
+			id = orphanVolume(id)
+			id.Name = rename(id.Name, id.ID)
+			r.Notes = append(r.Notes, "the volume of snapshot "+was.Origin+"@"+was.Name+" is gone: it is now volume "+id.Name)
+		}
+		// Whoever wrote an identity may have died before it set the mode, and the
+		// mark that told of it goes with the old catalogue.
+		if ins, ok := d.(driver.Inspector); ok && id == was {
+			if cond, err := ins.Inspect(ctx, id); err != nil {
+				return err
+			} else if cond.Data && (cond.Mode != "" || cond.Leftover) {
+				if err := ins.Restore(ctx, id); err != nil {
+					return err
+				}
+			}
+		}
+		if id == was {
 			continue
 		}
+		rw, ok := d.(driver.Rewriter)
 		if !ok {
-			return nil, errs.New(errs.Unsupported, "rebuild", string(id.ID), "the driver cannot change what it has written")
+			return errs.New(errs.Unsupported, "rebuild", string(id.ID), "the driver cannot change what it has written")
 		}
 		if err := rw.SetIdentity(ctx, id); err != nil {
-			return nil, err
+			return err
 		}
 		whole[i] = id
 	}
-	return whole, nil
+	return nil
 }
 
-// setAside renames the old catalogue's files, so that nothing is lost.
+// leaveOutTwins leaves out generations that have the number of an older one,
+// which no pando makes: numbers cannot be changed, so they stay in the pool.
+func leaveOutTwins(whole []driver.Identity, r *RebuildReport) []driver.Identity {
+	seen := map[string]bool{}
+	return slices.DeleteFunc(whole, func(id driver.Identity) bool {
+		if id.Kind != driver.Generation {
+			return false
+		}
+		name := ref.Generation(id.Golden, id.Generation)
+		twin := seen[name]
+		if seen[name] = true; twin {
+			r.Notes = append(r.Notes, "left out object "+string(id.ID)+": there is an older "+name)
+		}
+		return twin
+	})
+}
+
+// predecessor is what becomes of a volume that another has replaced.
+func predecessor(id driver.Identity, name string) driver.Identity {
+	out := snapshotIdentity(id, catalog.Row{Identity: id}, name, driver.Clean)
+	out.Origin, out.OriginID = id.Origin, id.OriginID
+	out.Pinned, out.ExpiresAt, out.Replaces, out.Before = time.Time{}, time.Time{}, "", ""
+	return out
+}
+
+// orphanVolume is what becomes of a snapshot whose volume is gone.
+func orphanVolume(id driver.Identity) driver.Identity {
+	name := id.Name
+	if base, _, _ := strings.Cut(id.Origin, "@"); base != "" {
+		name = base + "-" + name
+	}
+	id.Kind, id.Volume, id.Consistency = driver.Volume, "", ""
+	id.Name = freeName(name, string(id.ID))
+	return id
+}
+
+// findBases fills in the generations that volumes and snapshots descend from:
+// after a publish, which says so in the generation first, and where identities
+// of earlier versions do not tell.
+func findBases(whole []driver.Identity) {
+	byID, published := map[driver.ObjectID]*driver.Identity{}, map[driver.ObjectID]*driver.Identity{}
+	for i := range whole {
+		id := &whole[i]
+		byID[id.ID] = id
+		if id.Kind != driver.Generation || id.OriginID == "" {
+			continue
+		}
+		if p := published[id.OriginID]; p == nil || id.Generation > p.Generation {
+			published[id.OriginID] = id
+		}
+	}
+	for i := range whole {
+		id := &whole[i]
+		if id.Kind == driver.Generation {
+			continue
+		}
+		if id.Golden == "" {
+			at := id
+			for range whole { // origins could lead in a circle
+				if at = byID[at.OriginID]; at == nil || at.Golden != "" {
+					break
+				}
+			}
+			if at != nil {
+				id.Golden, id.Generation = at.Golden, at.Generation
+			}
+		}
+		if g := published[id.ID]; g != nil && (id.Golden == "" || id.Golden == g.Golden && id.Generation < g.Generation) {
+			id.Golden, id.Generation = g.Golden, g.Generation // as Publish says
+		}
+	}
+}
+
+// setAside renames the old catalogue's files, so that nothing is lost. The
+// database goes first: without it the rest is no catalogue, and the next command
+// says so. Should this process die then, the next call goes on.
 func setAside(dir string) (string, error) {
+	const set = "catalog.damaged-"
+	name := func(stamp, ext string) string { return filepath.Join(dir, set+stamp+".db"+ext) }
 	stamp := time.Now().UTC().Format("20060102T150405.000000000")
 	old := ""
-	for _, ext := range []string{"-wal", "-shm", ""} { // the database last: it alone is not a catalogue in use
-		from := filepath.Join(dir, "catalog.db"+ext)
-		to := filepath.Join(dir, "catalog.damaged-"+stamp+".db"+ext)
-		if err := os.Rename(from, to); err == nil {
-			old = to
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return "", errs.Wrap("rebuild", from, err)
+	if err := os.Rename(filepath.Join(dir, "catalog.db"), name(stamp, "")); err == nil {
+		old = name(stamp, "")
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return "", errs.Wrap("rebuild", dir, err)
+	} else if before, _ := filepath.Glob(filepath.Join(dir, set+"*.db")); len(before) > 0 {
+		// What is left belongs to the database that was set aside last.
+		last := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(slices.Max(before)), set), ".db")
+		_, has := os.Lstat(name(last, "-wal"))
+		_, left := os.Lstat(filepath.Join(dir, "catalog.db-wal"))
+		if has != nil && left == nil {
+			stamp, old = last, name(last, "")
+		}
+	}
+	for _, ext := range []string{"-wal", "-shm"} {
+		if err := os.Rename(filepath.Join(dir, "catalog.db"+ext), name(stamp, ext)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", errs.Wrap("rebuild", dir, err)
 		}
 	}
 	return old, nil
@@ -162,12 +326,6 @@ func setAside(dir string) (string, error) {
 func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
 	goldens := map[string]*catalog.Golden{}
 	now := time.Now()
-	published := map[driver.ObjectID]driver.Identity{} // the last generation that came of a volume
-	for _, id := range whole {
-		if id.Kind == driver.Generation && id.OriginID != "" {
-			published[id.OriginID] = id
-		}
-	}
 	for _, id := range whole {
 		row := catalog.Row{Identity: id, UsedAt: now, MeasuredAt: now}
 		if d.Caps().FS[0].IsImage() { // trees would be walked
@@ -182,31 +340,16 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 		switch id.Kind {
 		case driver.Volume:
 			r.Volumes++
-			if g, ok := published[id.ID]; ok && (row.Golden == "" || row.Golden == g.Golden && row.Generation < g.Generation) {
-				row.Golden, row.Generation = g.Golden, g.Generation // as Publish says
-			}
-			if _, taken, err := tx.Volume(id.Name); err != nil {
-				return err
-			} else if taken {
-				row.Name = freeName(id.Name, string(id.ID))
-				r.Notes = append(r.Notes, "two volumes were called "+id.Name+": one is now "+row.Name)
-			}
 		case driver.Snapshot:
 			r.Snapshots++
 		case driver.Generation:
 			r.Generations++
 			g := goldens[id.Golden]
 			if g == nil {
-				g = &catalog.Golden{Name: id.Golden, CreatedAt: id.CreatedAt}
+				g = &catalog.Golden{Name: id.Golden}
 				goldens[id.Golden] = g
 			}
-			if id.Generation > g.Current {
-				g.Current, g.Keep = id.Generation, id.Keep
-			}
-			g.Next = g.Current + 1
-			if id.CreatedAt.Before(g.CreatedAt) {
-				g.CreatedAt = id.CreatedAt
-			}
+			addGeneration(g, id)
 		}
 		if err := tx.Put(row); err != nil {
 			return err
@@ -221,6 +364,19 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 	return nil
 }
 
+// addGeneration makes a golden know of a generation, from what that says.
+func addGeneration(g *catalog.Golden, id driver.Identity) {
+	if id.Generation > g.Current {
+		g.Current, g.Keep = id.Generation, id.Keep
+	}
+	g.Next = max(g.Next, g.Current+1)
+	for _, t := range []time.Time{id.CreatedAt, id.Since} {
+		if !t.IsZero() && (g.CreatedAt.IsZero() || t.Before(g.CreatedAt)) {
+			g.CreatedAt = t
+		}
+	}
+}
+
 func freeName(name, id string) string { return name[:min(len(name), 110)] + "-" + id[:12] }
 
 // detachAll unmounts everything of a pool whose catalogue cannot say where it
@@ -228,7 +384,7 @@ func freeName(name, id string) string { return name[:min(len(name), 110)] + "-" 
 // be on images of the pool. InUse if something remains.
 func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 	entries, err := os.ReadDir(p.MountDir())
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errs.Wrap("detach", p.MountDir(), err)
 	}
 	for _, e := range entries {
@@ -241,6 +397,9 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return errs.Wrap("detach", path, err)
 		}
+	}
+	if err := unmountTrees(ctx, d); err != nil {
+		return err
 	}
 	loops, err := loopdev.List()
 	if err != nil {
@@ -261,6 +420,40 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 			return err
 		} else if err == nil && !free {
 			return errs.New(errs.InUse, "detach", b.File, "%s on it is still mounted or open somewhere", b.Path).WithHint("unmount it, then try again")
+		}
+	}
+	return nil
+}
+
+// unmountTrees unmounts the trees of objects wherever this namespace has them.
+func unmountTrees(ctx context.Context, d driver.Driver) error {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return errs.Wrap("detach", "", err)
+	}
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		if len(f) < 5 {
+			continue
+		}
+		name := filepath.Base(f[3]) // of the directory that is mounted, in its filesystem
+		if len(name) <= driver.IDLength || !driver.ValidID(name[:driver.IDLength]) {
+			continue
+		}
+		at := mount.Unescape(f[4])
+		w, err := d.Attachment(ctx, driver.ObjectID(name[:driver.IDLength]))
+		if err != nil || w.Tree == "" {
+			continue // another pool's, or nothing that a row will be made of
+		}
+		tree, err := os.Stat(w.Tree)
+		if err != nil {
+			continue
+		}
+		if there, err := os.Stat(at); err != nil || !os.SameFile(tree, there) {
+			continue
+		}
+		if err := mount.Unmount(at); err != nil && !errs.Is(err, errs.NotFound) {
+			return err
 		}
 	}
 	return nil

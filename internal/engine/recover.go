@@ -219,6 +219,10 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
 		}
+	case m.Op == opFsck:
+		if err := e.restoreIdentity(ctx, m.ID); err != nil {
+			return err
+		}
 	case m.Op == opRun:
 		return e.destroyRow(ctx, row, attached, hasAttached)
 	case m.Op == opAdopt:

@@ -71,9 +71,7 @@ func (s *succession) commit(ctx context.Context) error {
 	if err := e.writeIdentity(ctx, s.next); err != nil {
 		return err
 	}
-	old := catalog.Row{Identity: snapshotIdentity(s.vol.Identity, s.vol, s.next.Before, driver.Clean)}
-	old.Origin, old.OriginID = s.vol.Origin, s.vol.OriginID
-	old.Pinned, old.ExpiresAt, old.Replaces, old.Before = time.Time{}, time.Time{}, "", ""
+	old := catalog.Row{Identity: predecessor(s.vol.Identity, s.next.Before)}
 	if err := e.cat.Update(ctx, catalog.Durability(!s.next.Ephemeral), func(tx *catalog.Tx) error {
 		if err := tx.Replace(s.vol.ID, old, s.row); err != nil {
 			return err

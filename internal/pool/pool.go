@@ -348,6 +348,9 @@ func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 	}
 }
 
+// Sync makes the names in the pool's directory durable.
+func (p *Pool) Sync() error { return errs.Wrap("sync", p.Dir, objdir.SyncDir(p.Dir)) }
+
 func (p *Pool) writeConfig() error {
 	b, err := json.MarshalIndent(p.Config, "", "  ")
 	if err != nil {

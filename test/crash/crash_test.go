@@ -198,9 +198,10 @@ type operation struct {
 	always  func(w *world) // what must hold also before anything is cleaned up
 	root    bool           // it is for root only
 
-	want   func(before string) string      // the new state; nil: see outcome
-	middle func(before, after string) bool // a third state that is allowed
-	all    bool                            // a kill strikes the processes that it started too
+	want   func(before string) string           // the new state; nil: see outcome
+	wantOf func(w *world, before string) string // want, where it depends on the kind of pool
+	middle func(before, after string) bool      // a third state that is allowed
+	all    bool                                 // a kill strikes the processes that it started too
 }
 
 var operations = []operation{
@@ -356,6 +357,9 @@ func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 
 // outcome is the state that an operation leads to from the state before it.
 func (w *world) outcome(op operation, before string) string {
+	if op.wantOf != nil {
+		return op.wantOf(w, before)
+	}
 	if op.want != nil {
 		return op.want(before)
 	}

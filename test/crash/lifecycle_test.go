@@ -82,6 +82,16 @@ var lifecycle = []operation{
 		}},
 	{name: "gc-explain", command: func(*world) []string { return []string{"gc", "--explain"} },
 		prepare: func(w *world) { w.pando("mount", "base") }},
+	{name: "fsck", command: func(*world) []string { return []string{"fsck", "--no-progress"} },
+		prepare: func(w *world) { w.there("v"); w.scribble("base") }},
+	{name: "fsck-repair", command: func(*world) []string { return []string{"fsck", "--repair", "--no-progress"} },
+		prepare: func(w *world) { w.fresh("base"); w.damage("base") },
+		wantOf: func(w *world, before string) string {
+			if w.kind.name == "reflink" { // its filesystem was damaged too
+				return beforeVolumes("snapshot base@before-fsck clean\n")(before)
+			}
+			return before
+		}},
 }
 
 // beforeVolumes adds lines to a state.

@@ -26,6 +26,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"iter"
 	"os"
@@ -57,6 +58,8 @@ var (
 	_ driver.Rewriter = (*Driver)(nil)
 	_ driver.Syncer   = (*Driver)(nil)
 	_ driver.Opener   = Open
+
+	_ driver.Inspector = (*Driver)(nil)
 )
 
 // Open is a driver.Opener. With create it tries whether subvolumes can be made
@@ -483,6 +486,46 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 		return errs.Wrap(op, string(id.ID), err)
 	}
 	return nil
+}
+
+// Inspect implements driver.Inspector.
+func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Condition, error) {
+	c, st, err := d.dir.Inspect(id.ID)
+	if err != nil || st == nil {
+		return c, err
+	}
+	f, err := d.open(id.ID)
+	if err == nil {
+		defer f.Close()
+		var info kernel.SubvolInfo
+		if info, err = kernel.SubvolInfoOf(f); err == nil {
+			immutable := id.Kind == driver.Snapshot || id.Kind == driver.Generation
+			switch {
+			case immutable && !info.ReadOnly:
+				c.Mode = "its subvolume is writable"
+			case !immutable && info.ReadOnly:
+				c.Mode = "its subvolume is read-only"
+			}
+			_, err = f.Readdirnames(1)
+		}
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		c.Err = errs.Wrap("open", string(id.ID), err)
+	}
+	return c, nil
+}
+
+// Restore implements driver.Inspector.
+func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
+	f, err := d.open(id.ID)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := d.dir.Force(id); err != nil {
+		return err
+	}
+	return errs.Wrap("write identity", string(id.ID), kernel.SubvolSetReadOnly(f, id.Kind == driver.Snapshot || id.Kind == driver.Generation))
 }
 
 // Sync implements driver.Syncer. It also wakes the kernel's thread that frees

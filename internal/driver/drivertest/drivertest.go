@@ -86,6 +86,7 @@ func Run(t *testing.T, target Target) {
 	sub("CloneOfCloneOfClone", testChain)
 	sub("Identity", testIdentity)
 	sub("SetIdentity", testRewriter)
+	sub("Inspect", testInspector)
 	sub("Finish", testFinisher)
 	sub("Live", testLive)
 	sub("Reopen", testReopen)

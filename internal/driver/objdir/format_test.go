@@ -41,6 +41,23 @@ var golden = map[string]driver.Identity{
 		Origin: "build-41", OriginID: "0000000000000000000000000k",
 		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
 	},
+	"rewound": {
+		ID: "0000000000000000000000001g", Kind: driver.Volume, Name: "job", Golden: "web", Generation: 3, Volume: "0123456789abcdefghijklmnog", FS: driver.Ext4,
+		SizeBytes: 1 << 30, Sector: 4096, Origin: "job@before", OriginID: "0000000000000000000000000c",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		Pinned: driver.Forever, Replaces: "0123456789abcdefghijklmnog", Before: "before-rewind-20260304T050607.000Z",
+	},
+	"current": {
+		ID: "0000000000000000000000002g", Kind: driver.Generation, Golden: "web", Generation: 7, FS: driver.XFS, SizeBytes: 1 << 40, Sector: 512,
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		Keep: 3, Since: time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC),
+	},
+	"pinned": {
+		ID: "0000000000000000000000003g", Kind: driver.Snapshot, Name: "s", Golden: "web", Generation: 7, Volume: "0123456789abcdefghijklmnog", FS: driver.Native,
+		Origin: "job", OriginID: "0000000000000000000000001g",
+		CreatedAt: time.Date(2026, 3, 4, 5, 6, 7, 0, time.UTC), BootID: "5f9d1b3a-8f5e-4f0c-9a55-0a4b8f9f3c11",
+		Consistency: driver.Crash, Pinned: time.Date(2026, 3, 5, 5, 6, 7, 0, time.UTC),
+	},
 }
 
 func TestGoldenFiles(t *testing.T) {
@@ -118,7 +135,10 @@ func FuzzDecode(f *testing.F) {
 		if !id.CreatedAt.Equal(back.CreatedAt) || !id.ExpiresAt.Equal(back.ExpiresAt) {
 			t.Errorf("times %v, %v became %v, %v", id.CreatedAt, id.ExpiresAt, back.CreatedAt, back.ExpiresAt)
 		}
-		back.CreatedAt, back.ExpiresAt = id.CreatedAt, id.ExpiresAt
+		if !id.Pinned.Equal(back.Pinned) || !id.Since.Equal(back.Since) {
+			t.Errorf("times %v, %v became %v, %v", id.Pinned, id.Since, back.Pinned, back.Since)
+		}
+		back.CreatedAt, back.ExpiresAt, back.Pinned, back.Since = id.CreatedAt, id.ExpiresAt, id.Pinned, id.Since
 		if back != id {
 			t.Errorf("%+v became %+v", id, back)
 		}

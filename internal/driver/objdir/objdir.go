@@ -87,6 +87,11 @@ func (d *Dir) Replace(id driver.Identity) error {
 	if _, err := d.Get(id.ID); err != nil && !errs.Is(err, errs.Damaged) {
 		return err
 	}
+	return d.Force(id)
+}
+
+// Force is Replace whether or not there is an identity that can be read.
+func (d *Dir) Force(id driver.Identity) error {
 	b, err := d.encode(id)
 	if err != nil {
 		return err
@@ -125,6 +130,24 @@ func (d *Dir) encode(id driver.Identity) ([]byte, error) {
 		return nil, &errs.Error{Kind: errs.Invalid, Op: "write identity", Ref: string(id.ID), Err: err}
 	}
 	return b, nil
+}
+
+// Inspect says what lies under an ID, but for what only the driver knows: the
+// rest of the Condition is the caller's.
+func (d *Dir) Inspect(id driver.ObjectID) (driver.Condition, fs.FileInfo, error) {
+	var c driver.Condition
+	if _, err := os.Lstat(d.meta(id) + ".new"); err == nil {
+		c.Leftover = true
+	}
+	st, err := os.Lstat(d.Data(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, nil, nil
+	}
+	if err != nil {
+		return c, nil, errs.Wrap("inspect", string(id), err)
+	}
+	c.Data = true
+	return c, st, nil
 }
 
 // Get reads the identity. NotFound, Damaged (not of this pool, not of this

@@ -15,6 +15,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"iter"
 	"os"
@@ -47,6 +48,8 @@ var (
 	_ driver.Finisher = (*Driver)(nil)
 	_ driver.Syncer   = (*Driver)(nil)
 	_ driver.Opener   = Open
+
+	_ driver.Inspector = (*Driver)(nil)
 )
 
 // Open is a driver.Opener.
@@ -289,6 +292,34 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 		return err
 	}
 	return d.dir.Replace(id)
+}
+
+// Inspect implements driver.Inspector. A tree has no mode that Pando chooses.
+func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Condition, error) {
+	c, st, err := d.dir.Inspect(id.ID)
+	if err != nil || st == nil {
+		return c, err
+	}
+	f, err := os.Open(d.dir.Data(id.ID))
+	if err == nil {
+		_, err = f.Readdirnames(1)
+		f.Close()
+	}
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		return c, nil // a volume's root can have a mode that keeps its owner out
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		c.Err = errs.Wrap("open", string(id.ID), err)
+	}
+	return c, nil
+}
+
+// Restore implements driver.Inspector.
+func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
+	if _, err := d.find(id.ID); err != nil {
+		return err
+	}
+	return d.dir.Force(id)
 }
 
 // Finish implements driver.Finisher.

@@ -53,6 +53,8 @@ var (
 	_ driver.Rewriter = (*Driver)(nil)
 	_ driver.Syncer   = (*Driver)(nil)
 	_ driver.Opener   = Open
+
+	_ driver.Inspector = (*Driver)(nil)
 )
 
 // Open is a driver.Opener.
@@ -346,6 +348,47 @@ func (d *Driver) SetIdentity(_ context.Context, id driver.Identity) error {
 		}
 	}
 	return d.dir.Replace(id)
+}
+
+// modeOf is the mode of the image of an object.
+func modeOf(k driver.Kind) fs.FileMode {
+	if k == driver.Snapshot || k == driver.Generation {
+		return 0o400
+	}
+	return 0o600
+}
+
+// Inspect implements driver.Inspector.
+func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Condition, error) {
+	c, st, err := d.dir.Inspect(id.ID)
+	if err != nil || st == nil {
+		return c, err
+	}
+	if !st.Mode().IsRegular() {
+		c.Err = errs.New(errs.Damaged, "open", string(id.ID), "its image is not a regular file")
+		return c, nil
+	}
+	c.SizeBytes = st.Size()
+	if want := modeOf(id.Kind); st.Mode().Perm() != want {
+		c.Mode = fmt.Sprintf("its image has mode %04o, not %04o", st.Mode().Perm(), want)
+	}
+	return c, nil
+}
+
+// Restore implements driver.Inspector.
+func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
+	f, _, err := d.open(id.ID)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Chmod(modeOf(id.Kind)); err != nil {
+		return errs.Wrap("write identity", id.Ref(), err)
+	}
+	if err := f.Sync(); err != nil {
+		return errs.Wrap("write identity", id.Ref(), err)
+	}
+	return d.dir.Force(id)
 }
 
 // Sync implements driver.Syncer.

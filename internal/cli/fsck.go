@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) fsckCommand() *cobra.Command {
+	var q engine.FsckRequest
+	c := &cobra.Command{
+		Use:     "fsck [REF...]",
+		GroupID: "pool",
+		Short:   "Check the pool, its catalogue and the filesystems inside images",
+		Long: `Compares what is in the pool with the catalogue, and checks the filesystems inside
+images with e2fsck and xfs_repair: those of REF..., or all. Volumes may be in use:
+each filesystem is checked on a copy of one moment, which costs nothing and is
+removed again. Nothing is changed.
+
+With --repair it mends what it finds: what pool and catalogue disagree in, and
+the filesystems of volumes that are not mounted. Those are repaired on a copy,
+which becomes the volume only if it then checks clean; the damaged state stays as
+a snapshot before-fsck-TIME. What is in use is never repaired, and snapshots and
+goldens never change.
+
+The exit code is 0 if nothing is wrong, or if all of it has been repaired, and
+otherwise that of damaged (see ` + "`pando exit-codes`" + `). Notes do not count: they are
+what the next command or gc cleans up by itself.`,
+		Example:           "  pando fsck\n  pando fsck job-17 --repair\n  pando fsck --json | jq '.findings[]'",
+		ValidArgsFunction: a.completeRefs(0),
+	}
+	c.Flags().BoolVar(&q.Repair, "repair", false, "mend what is found")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		q.Dir = a.poolDir()
+		for _, s := range args {
+			r, err := ref.Parse("fsck", s)
+			if err != nil {
+				return err
+			}
+			q.Refs = append(q.Refs, r)
+		}
+		var r *engine.FsckReport
+		if err := a.track(func(t *progress.Tracker) (err error) {
+			q.Tracker = t
+			r, err = engine.Fsck(c.Context(), q, a.Drivers)
+			return err
+		}); err != nil {
+			return err
+		}
+		if !r.OK {
+			a.exit = errs.Damaged.Codes().Exit
+		}
+		return a.printFsck(r, q.Repair)
+	}
+	return c
+}
+
+func (a *App) printFsck(r *engine.FsckReport, repair bool) error {
+	if a.json {
+		return a.printJSON(r)
+	}
+	if len(r.Findings) > 0 {
+		last := "REPAIR"
+		if repair {
+			last = "RESULT"
+		}
+		t := a.table("SEVERITY", "CODE", "WHERE", "WHAT", last)
+		for _, f := range r.Findings {
+			result := f.Repair
+			switch {
+			case repair && f.Repaired != "":
+				result = f.Repaired
+			case f.Failed != "":
+				result = "not repaired: " + f.Failed
+			}
+			t.row(f.Severity, f.Code, f.Ref, oneLine(f.Message), orDash(oneLine(result)))
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+		for _, f := range r.Findings {
+			if f.Detail == "" || a.quiet {
+				continue
+			}
+			if err := a.printf("\n%s:\n", f.Ref); err != nil {
+				return err
+			}
+			for l := range strings.Lines(f.Detail) {
+				if err := a.printf("  %s\n", strings.TrimRight(l, "\n")); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for _, n := range r.Notes {
+		a.note("%s", n)
+	}
+	k := r.Checked
+	inside := plural(k.Images, "filesystem")
+	if k.Trees > 0 {
+		inside = plural(k.Trees, "tree")
+	}
+	if k.Busy > 0 {
+		a.note("%s left out: other commands are at work on them", plural(k.Busy, "object"))
+	}
+	left, repaired := 0, 0
+	for _, f := range r.Findings {
+		switch {
+		case f.Repaired != "":
+			repaired++
+		case f.Severity != "note":
+			left++
+		}
+	}
+	verdict := "nothing is wrong"
+	switch {
+	case left > 0 && repaired > 0:
+		verdict = fmt.Sprintf("%d repaired, %d still wrong", repaired, left)
+	case left > 0:
+		verdict = fmt.Sprintf("%d wrong", left)
+	case repaired > 0:
+		verdict = fmt.Sprintf("%d repaired", repaired)
+	}
+	a.note("checked %s, %s and the catalogue: %s", plural(k.Objects, "object"), inside, verdict)
+	return nil
+}
+
+// oneLine keeps a text from breaking a table.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,19 @@
+package engine
+
+import (
+	"testing"
+
+	"pando/internal/errs"
+)
+
+// HideProgram makes fsck believe that a program is not installed.
+func HideProgram(t *testing.T, name string) {
+	look := lookProgram
+	t.Cleanup(func() { lookProgram = look })
+	lookProgram = func(n string) (string, error) {
+		if n == name {
+			return "", errs.New(errs.Unsupported, "run", n, "program not found").WithHint("install it: `apt-get install e2fsprogs`")
+		}
+		return look(n)
+	}
+}

@@ -1,0 +1,295 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"pando/internal/catalog"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/pool"
+	"pando/internal/progress"
+	"pando/internal/ref"
+)
+
+// opFsck is the operation of marks on what fsck copies or repairs.
+const opFsck = "fsck"
+
+// Severity of a finding.
+const (
+	sevError   = "error"   // data is damaged, gone or out of reach
+	sevWarning = "warning" // pool and catalogue disagree, or something could not be checked; nothing is lost
+	sevNote    = "note"    // the next command or gc cleans it up, or it is so on purpose
+)
+
+// Finding is something that is not as it should be.
+type Finding struct {
+	Severity string `json:"severity"`           // error, warning or note
+	Code     string `json:"code"`               // stable: see docs/fsck.md
+	Ref      string `json:"ref"`                // reference, or path, of what it is about
+	ID       string `json:"id,omitempty"`       // of the object
+	Message  string `json:"message"`            //
+	Repair   string `json:"repair,omitempty"`   // what repairing does, or what a person can do
+	Repaired string `json:"repaired,omitempty"` // what has been done; "": nothing
+	Failed   string `json:"failed,omitempty"`   // why it could not be repaired
+	Detail   string `json:"detail,omitempty"`   // what a program said
+
+	fix func(context.Context) (done string, err error) // nil: it cannot be repaired
+}
+
+// key tells findings apart.
+func (f Finding) key() string { return f.Code + "\x00" + f.Ref + "\x00" + f.ID + "\x00" + f.Message }
+
+// FsckChecked counts what was looked at.
+type FsckChecked struct {
+	Objects     int `json:"objects"`     // in the pool
+	Rows        int `json:"rows"`        // of the catalogue
+	Attachments int `json:"attachments"` //
+	Images      int `json:"images"`      // whose filesystems were checked
+	Raw         int `json:"raw"`         // images without a filesystem, whose content nobody can check
+	Trees       int `json:"trees"`       // opened
+	Busy        int `json:"busy"`        // left out: another pando is at work on them
+}
+
+// FsckReport is the result of Fsck.
+type FsckReport struct {
+	Checked  FsckChecked `json:"checked"`
+	Findings []Finding   `json:"findings"`
+	OK       bool        `json:"ok"`              // no error or warning, or all repaired
+	Notes    []string    `json:"notes,omitempty"` // what was not checked, and why
+}
+
+// FsckRequest says what to check.
+type FsckRequest struct {
+	Dir     string    // of the pool
+	Refs    []ref.Ref // whose inner filesystems are checked; nil: all
+	Repair  bool
+	Tracker *progress.Tracker
+}
+
+// fsck is a check under way.
+type fsck struct {
+	*Engine
+	q      FsckRequest
+	report *FsckReport
+	seen   map[string]bool // keys of findings
+	before string          // the boot before this one, if no command has cleaned up after its end yet
+}
+
+// Fsck compares the pool with its catalogue and checks the filesystems inside
+// images, on copies: what is there is not changed, but by Repair. What another
+// process is at work on is left out. It holds the pool's lock for the comparison,
+// so that nobody sweeps meanwhile; volumes can be used all the time. The error is
+// that of not being able to check; what is found is in the report. NotFound,
+// Permission, Damaged (pool.json), TooNew.
+func Fsck(ctx context.Context, q FsckRequest, drivers Drivers) (*FsckReport, error) {
+	c := &fsck{q: q, report: &FsckReport{Findings: []Finding{}}, seen: map[string]bool{}}
+	e, err := open(ctx, q.Dir, drivers)
+	if err != nil {
+		p, perr := pool.Open(ctx, q.Dir)
+		if !errs.Is(err, errs.Damaged) || perr != nil {
+			return nil, err
+		}
+		c.Engine = &Engine{pool: p}
+		c.damagedCatalog(err.Error())
+		return c.done(), nil
+	}
+	defer e.Close()
+	c.Engine = e
+	if err := e.needRoot(opFsck, q.Dir); err != nil {
+		return nil, err
+	}
+	for _, r := range q.Refs {
+		if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+			_, err := resolve(tx, opFsck, r)
+			return err
+		}); err != nil && !errs.Is(err, errs.Damaged) {
+			return nil, err
+		}
+	}
+	whole, err := c.checkPool(ctx)
+	if err != nil || !whole {
+		return c.done(), err
+	}
+	if err := c.checkInside(ctx); err != nil {
+		return nil, err
+	}
+	return c.done(), ctx.Err()
+}
+
+// done says whether all is well in the end.
+func (c *fsck) done() *FsckReport {
+	c.report.OK = true
+	for _, f := range c.report.Findings {
+		if f.Severity != sevNote && f.Repaired == "" {
+			c.report.OK = false
+		}
+	}
+	return c.report
+}
+
+// damagedCatalog reports a catalogue that nothing can be compared with.
+func (c *fsck) damagedCatalog(why string) {
+	c.report.Findings = append(c.report.Findings, Finding{
+		Severity: sevError, Code: "catalogue", Ref: filepath.Join(c.pool.Dir, "catalog.db"), Message: why,
+		Repair: "by hand: `pando init --rebuild` makes it anew from the pool",
+	})
+}
+
+// passes is how often the pool is compared: a repair can bring up another one
+// (a snapshot whose volume had to be forgotten).
+const passes = 6
+
+// checkPool compares the pool with the catalogue. It returns false if the
+// catalogue is such that nothing else can be checked.
+func (c *fsck) checkPool(ctx context.Context) (bool, error) {
+	unlock, err := pool.Lock(ctx, c.pool.Dir)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	c.q.Tracker.Start("checking the catalogue", 0, 0)
+	bad, err := c.cat.Check(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, why := range bad {
+		c.damagedCatalog(why)
+	}
+	if len(bad) > 0 {
+		return false, nil
+	}
+	var boot string
+	if err := c.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		boot, err = tx.Meta("boot")
+		return err
+	}); err != nil {
+		return false, err
+	}
+	if boot != kernel.BootID() {
+		if c.q.Repair {
+			s, err := c.sweep(ctx, boot)
+			if err != nil {
+				return false, err
+			}
+			if err := c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetMeta("boot", kernel.BootID()) }); err != nil {
+				return false, err
+			}
+			c.report.Notes = append(c.report.Notes, fmt.Sprintf("first use since the host started: %d objects removed that had not been finished or were ephemeral", s.Garbage))
+		} else {
+			c.before = boot
+			c.report.Notes = append(c.report.Notes, "this is the first use since the host started: what the next command cleans up is reported here")
+		}
+	}
+	c.q.Tracker.Start("comparing the pool with the catalogue", 0, 0)
+	for range passes {
+		found, err := c.compareTwice(ctx)
+		if errs.Is(err, errs.Damaged) {
+			c.damagedCatalog(err.Error())
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if c.take(ctx, found) == 0 {
+			return true, nil
+		}
+	}
+	return true, nil
+}
+
+// take adds findings to the report, and repairs them if that is wanted. It
+// returns how many repairs succeeded.
+func (c *fsck) take(ctx context.Context, found []Finding) (repaired int) {
+	for _, f := range found {
+		if c.seen[f.key()] {
+			continue
+		}
+		c.seen[f.key()] = true
+		if c.q.Repair && f.fix != nil && ctx.Err() == nil {
+			done, err := f.fix(ctx)
+			switch {
+			case err != nil:
+				f.Failed = err.Error()
+			case done != "":
+				f.Repaired = done
+				repaired++
+			}
+		}
+		c.report.Findings = append(c.report.Findings, f)
+	}
+	return repaired
+}
+
+// compareTwice compares, and if something is found once more: what another
+// process was just changing is not found twice, and is not wrong.
+func (c *fsck) compareTwice(ctx context.Context) ([]Finding, error) {
+	first, err := c.compareAll(ctx)
+	if err != nil || len(first) == 0 {
+		return nil, err
+	}
+	second, err := c.compareAll(ctx)
+	if err != nil {
+		return nil, err
+	}
+	keys := map[string]bool{}
+	for _, f := range first {
+		keys[f.key()] = true
+	}
+	var out []Finding
+	for _, f := range second {
+		if keys[f.key()] {
+			out = append(out, f)
+		}
+	}
+	return out, nil
+}
+
+// checkDirs looks at the directories and files of the pool itself.
+func (c *fsck) checkDirs() ([]Finding, error) {
+	var out []Finding
+	dirs := map[string]bool{"": true, "live": true, "locks": true, "mnt": true, "data": false, "data/objects": false}
+	for _, d := range []string{"", "live", "locks", "mnt", "data", "data/objects"} {
+		path := filepath.Join(c.pool.Dir, d)
+		st, err := os.Lstat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			f := Finding{Severity: sevWarning, Code: "pool-missing", Ref: path, Message: "the directory is missing", Repair: "make it"}
+			f.fix = func(context.Context) (string, error) { return "made", os.Mkdir(path, 0o700) }
+			if !dirs[d] {
+				f.Severity, f.Repair, f.fix = sevError, "by hand: the objects were in it", nil
+			}
+			out = append(out, f)
+		case err != nil:
+			return nil, errs.Wrap(opFsck, path, err)
+		case !st.IsDir():
+			out = append(out, Finding{Severity: sevError, Code: "pool-missing", Ref: path, Message: "it is not a directory", Repair: "by hand: move it away"})
+		default:
+			out = append(out, wrongMode(path, st, 0o700)...)
+		}
+	}
+	for _, n := range []string{"pool.json", "catalog.db", "catalog.db-wal", "catalog.db-shm", "backing.xfs", "lock", "reserve"} {
+		path := filepath.Join(c.pool.Dir, n)
+		if st, err := os.Lstat(path); err == nil {
+			out = append(out, wrongMode(path, st, 0o600)...)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.Wrap(opFsck, path, err)
+		}
+	}
+	return out, nil
+}
+
+// wrongMode finds permissions that let others in, or not even the owner.
+func wrongMode(path string, st fs.FileInfo, want fs.FileMode) []Finding {
+	if st.Mode().Perm() == want {
+		return nil
+	}
+	return []Finding{{
+		Severity: sevWarning, Code: "pool-mode", Ref: path, Message: fmt.Sprintf("its mode is %04o, not %04o", st.Mode().Perm(), want), Repair: "set the mode",
+		fix: func(context.Context) (string, error) { return "set", errs.Wrap(opFsck, path, os.Chmod(path, want)) },
+	}}
+}

@@ -1,0 +1,387 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/run"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// fsckWorkers filesystems are checked at once.
+const fsckWorkers = 2
+
+// checkInside checks the filesystems inside images, all or those of q.Refs.
+func (c *fsck) checkInside(ctx context.Context) error {
+	var rows []catalog.Row
+	names := map[driver.ObjectID]string{}
+	if err := c.cat.View(ctx, func(tx *catalog.Tx) error {
+		add := func(r catalog.Row) error {
+			if _, twice := names[r.ID]; !twice {
+				rows = append(rows, r)
+				names[r.ID] = ""
+			}
+			return nil
+		}
+		for _, r := range c.q.Refs {
+			row, err := resolve(tx, opFsck, r)
+			if errs.Is(err, errs.NotFound) {
+				continue // its data is gone, and it has been forgotten
+			}
+			if err != nil {
+				return err
+			}
+			_ = add(row) // which cannot fail
+		}
+		if len(c.q.Refs) == 0 {
+			if err := tx.Rows("", add); err != nil {
+				return err
+			}
+		}
+		for _, r := range rows { // not while rows are being read: one connection
+			names[r.ID] = refOf(tx, r)
+			if r.Kind == driver.Generation {
+				names[r.ID] = fmt.Sprintf("%s@%d", r.Golden, r.Generation)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	images := 0
+	for _, r := range rows {
+		if r.FS == driver.Ext4 || r.FS == driver.XFS {
+			images++
+		}
+	}
+	c.q.Tracker.Start("checking filesystems", int64(images), 0)
+	var mu sync.Mutex
+	var found []Finding
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(fsckWorkers)
+	for _, row := range rows {
+		if !row.FS.IsImage() {
+			c.report.Checked.Trees++ // compareAll has opened it
+			continue
+		}
+		if row.FS == driver.None {
+			c.report.Checked.Raw++
+			continue
+		}
+		g.Go(func() error {
+			defer c.q.Tracker.Add(1, 0)
+			f, checked, err := c.checkImage(gctx, row, names[row.ID])
+			mu.Lock()
+			defer mu.Unlock()
+			if checked {
+				c.report.Checked.Images++
+			}
+			if f != nil {
+				found = append(found, *f)
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if c.report.Checked.Trees > 0 {
+		note := "volumes are trees in a filesystem of the host, which only its own fsck can check"
+		if c.caps.Sharing {
+			note = "volumes are trees in the pool's own filesystem, which checks what it reads; to read all of it: `btrfs scrub start -B " + c.pool.DataDir() + "`"
+		}
+		c.report.Notes = append(c.report.Notes, note)
+	}
+	byRef := map[string]Finding{}
+	for _, f := range found {
+		byRef[f.ID] = f
+	}
+	for _, row := range rows { // in order, and one after the other
+		if f, ok := byRef[string(row.ID)]; ok {
+			c.q.Tracker.Start("repairing "+f.Ref, 0, 0)
+			c.take(ctx, []Finding{f})
+		}
+	}
+	return ctx.Err()
+}
+
+// checkImage checks the filesystem in one image, on a copy. checked is false if
+// that could not be done, which is a finding or a note then. The error ends all.
+func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ *Finding, checked bool, err error) {
+	f := &Finding{Ref: name, ID: string(row.ID)}
+	if _, err := lookProgram(checkerOf(row.FS)); err != nil {
+		return skipped(f, err), false, nil
+	}
+	if ins, ok := c.drv.(driver.Inspector); ok {
+		if cond, err := ins.Inspect(ctx, row.Identity); err != nil || !cond.Data || cond.Err != nil || cond.SizeBytes < row.SizeBytes {
+			return nil, false, err // found before
+		}
+	}
+	scratch := c.identity(driver.Scratch)
+	scratch.FS, scratch.Sector, scratch.Ephemeral = row.FS, row.Sector, true
+	scratch.Origin, scratch.OriginID = name, row.ID
+	err = c.claimWithin(ctx, 0, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		if _, ok, err := tx.Get(row.ID); err != nil || !ok {
+			return nil, cmp.Or(err, error(errs.New(errs.NotFound, opFsck, name, "it was destroyed meanwhile")))
+		}
+		reads, err := c.unlessDead(tx, row.ID)
+		return []catalog.Mark{{ID: scratch.ID, Op: opFsck, Reads: reads}}, err
+	})
+	switch {
+	case ctx.Err() != nil:
+		return nil, false, ctx.Err()
+	case errs.Is(err, errs.NotFound):
+		return nil, false, nil
+	case errs.Is(err, errs.InUse):
+		f.Severity, f.Code, f.Message = sevNote, "busy", err.Error()
+		return f, false, nil
+	case err != nil:
+		return nil, false, err
+	}
+	defer c.undo(ctx, scratch.ID)
+	// Of one moment, also while programs write: as after a power loss, which a
+	// journal is made to survive.
+	if err := c.drv.Clone(ctx, row.ID, scratch); err != nil {
+		switch {
+		case ctx.Err() != nil:
+			return nil, false, ctx.Err()
+		case errs.Is(err, errs.NotFound), errs.Is(err, errs.Damaged), errs.Is(err, errs.TooNew):
+			return nil, false, nil // its identity, which was found before
+		}
+		return skipped(f, err), false, nil
+	}
+	if err := c.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.StopReading(scratch.ID) }); err != nil {
+		return nil, false, err
+	}
+	wrong, detail, err := c.verify(ctx, scratch.ID, row.FS)
+	switch {
+	case ctx.Err() != nil:
+		return nil, false, ctx.Err()
+	case err != nil:
+		return skipped(f, err), false, nil
+	case wrong == "":
+		return nil, true, nil
+	}
+	f.Severity, f.Code, f.Message, f.Detail = sevError, "filesystem", wrong, detail
+	switch {
+	case row.Kind == driver.Volume:
+		f.Repair = "repair a copy with " + mender[row.FS] + ", go on with that, and keep the volume as it is as a snapshot"
+		f.fix = func(ctx context.Context) (string, error) { return c.fixInside(ctx, row) }
+	case isBeforeFsck(row):
+		f.Severity, f.Repair = sevNote, "none: it is what it was before a repair. `pando destroy "+name+"` when nobody needs it"
+	default:
+		f.Repair = adviceImmutable(row)
+	}
+	return f, true, nil
+}
+
+// unlessDead is what a mark says that it reads: nothing if dead processes have
+// marks on that, which a mere check does not clean up. Nobody is in its way then.
+func (c *fsck) unlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, error) {
+	marks, err := tx.Blocking(id, "", false)
+	if err != nil || len(marks) == 0 || c.q.Repair {
+		return id, err
+	}
+	for _, m := range marks {
+		if alive, err := c.cat.Living(m.Owner); err != nil || alive {
+			return id, err
+		}
+	}
+	return "", nil
+}
+
+// skipped makes f say that something could not be checked.
+func skipped(f *Finding, err error) *Finding {
+	f.Severity, f.Code, f.Message = sevWarning, "skipped", "its filesystem could not be checked: "+err.Error()
+	if f.Repair = errs.HintOf(err); f.Repair != "" {
+		f.Repair = "by hand: " + f.Repair
+	}
+	return f
+}
+
+var lookProgram = run.Look // tests hide programs
+
+// mender names the programs that repair filesystems.
+var mender = map[driver.FS]string{driver.Ext4: "e2fsck", driver.XFS: "xfs_repair"}
+
+func checkerOf(fs driver.FS) string { return mender[fs] }
+
+// verify checks the filesystem in a copy that nobody else uses: it replays the
+// log by mounting it, and then lets the filesystem's own program look. wrong says
+// what is wrong, and detail what the program said. The error is that of not being
+// able to check.
+func (c *fsck) verify(ctx context.Context, id driver.ObjectID, fs driver.FS) (wrong, detail string, err error) {
+	w, err := c.drv.Attachment(ctx, id)
+	if err != nil {
+		return "", "", err
+	}
+	if err := c.replay(ctx, id, fs); err != nil {
+		switch errs.KindOf(err) {
+		case errs.Unsupported, errs.InUse, errs.NoSpace, errs.Permission, errs.Canceled, errs.NotFound:
+			return "", "", err
+		}
+		// Without the device, which is another every time.
+		var e *errs.Error
+		if errors.As(err, &e) && e.Err != nil {
+			err = e.Err
+		}
+		wrong = "its filesystem cannot be mounted: " + err.Error()
+	}
+	args := []string{"-fn", w.Image}
+	if fs == driver.XFS {
+		args = []string{"-n", "-f", w.Image}
+	}
+	out, code, err := program(ctx, checkerOf(fs), args...)
+	if err != nil {
+		return "", "", err
+	}
+	detail = essence(strings.ReplaceAll(out, w.Image+": ", ""))
+	if code != 0 && wrong == "" {
+		wrong = "its filesystem is damaged"
+	}
+	return wrong, detail, nil
+}
+
+// replay mounts and unmounts the filesystem in an image, which replays its log.
+func (c *fsck) replay(ctx context.Context, id driver.ObjectID, fs driver.FS) error {
+	var o imageOptions
+	if fs == driver.Ext4 {
+		o.extra = []string{"errors=continue"} // whatever the superblock wants: it could be to panic
+	}
+	return c.withImage(ctx, id, o, func(*os.File) error { return nil })
+}
+
+// program runs a program whose exit code is its answer.
+func program(ctx context.Context, name string, args ...string) (out string, code int, err error) {
+	b, err := run.Program(ctx, name, args...)
+	var exit *exec.ExitError
+	if ctx.Err() == nil && errors.As(err, &exit) && exit.Exited() {
+		if len(b) == 0 {
+			b = []byte(err.Error())
+		}
+		return string(b), exit.ExitCode(), nil
+	}
+	return string(b), 0, err
+}
+
+// essenceLines is how many lines of a program are shown.
+const essenceLines = 8
+
+// essence leaves out of a program's output what says nothing.
+func essence(out string) string {
+	var lines []string
+	for l := range strings.Lines(out) {
+		l = strings.TrimSpace(l)
+		switch {
+		case l == "", strings.HasPrefix(l, "Pass "), strings.HasPrefix(l, "Phase "), strings.HasPrefix(l, "e2fsck "),
+			strings.HasPrefix(l, "- "), strings.HasPrefix(l, "No modify flag set"), strings.HasPrefix(l, "Fix"), strings.HasPrefix(l, "Clear"):
+			continue
+		}
+		if len(lines) == essenceLines {
+			lines = append(lines, "...")
+			break
+		}
+		lines = append(lines, l)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// fixInside gives a volume a successor whose filesystem has been repaired, and
+// keeps it as it is as a snapshot. A volume in use is left alone.
+func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
+	s := &succession{e: c.Engine, op: opFsck, next: c.identity(driver.Volume)}
+	if err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
+		vol, ok, err := tx.Get(row.ID)
+		if err == nil && (!ok || vol.Kind != driver.Volume) {
+			err = errs.New(errs.Conflict, opFsck, row.Name, "it was replaced or destroyed meanwhile").WithHint("try again")
+		}
+		if err == nil {
+			err = c.notAttached(tx, vol)
+		}
+		origin := vol
+		origin.Kind = driver.Volume
+		return vol, origin, err
+	}); err != nil {
+		return "", err
+	}
+	// It is what it was, only whole: of the same origin.
+	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
+	s.next.Golden, s.next.Generation = s.vol.Golden, s.vol.Generation
+	err := c.drv.Clone(ctx, row.ID, s.draft())
+	if err == nil {
+		err = c.mend(ctx, s.next.ID, row.FS)
+	}
+	if err == nil {
+		err = s.commit(ctx)
+	}
+	if err != nil {
+		c.undo(ctx, s.next.ID)
+		_ = c.unmark(ctx, row.ID)
+		return "", errs.Wrap(opFsck, row.Name, err)
+	}
+	return "repaired; as it was: " + row.Name + "@" + s.next.Before, nil
+}
+
+// mend repairs the filesystem in a copy, and makes sure that it is whole and on
+// disk. Damaged if it cannot be repaired.
+func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error {
+	w, err := c.drv.Attachment(ctx, id)
+	if err != nil {
+		return err
+	}
+	if fs != driver.None {
+		if _, err := lookProgram(checkerOf(fs)); err != nil {
+			return err
+		}
+		_ = c.replay(ctx, id, fs) // what cannot be replayed is thrown away below
+		if err := c.runMender(ctx, fs, w.Image); err != nil {
+			return err
+		}
+		wrong, detail, err := c.verify(ctx, id, fs)
+		if err != nil {
+			return err
+		}
+		if wrong != "" {
+			return errs.New(errs.Damaged, opFsck, string(id), "it is still damaged after the repair: %s: %s", wrong, detail).
+				WithHint("clone it and save what can be read, or go back to a snapshot with `pando rewind`")
+		}
+	}
+	f, err := os.Open(w.Image)
+	if err != nil {
+		return errs.Wrap(opFsck, w.Image, err)
+	}
+	defer f.Close()
+	return errs.Wrap(opFsck, w.Image, f.Sync())
+}
+
+// runMender runs the program that repairs, first gently.
+func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error {
+	tries := [][]string{{"-f", "-p", image}, {"-f", "-y", image}, {"-f", "-y", image}}
+	good := 3 // of e2fsck: bits that say that errors were corrected
+	if fs == driver.XFS {
+		tries, good = [][]string{{"-f", image}, {"-f", "-L", image}}, 0
+	}
+	var out string
+	for _, args := range tries {
+		var code int
+		var err error
+		if out, code, err = program(ctx, checkerOf(fs), args...); err != nil {
+			return err
+		}
+		if code&^good == 0 {
+			return nil
+		}
+	}
+	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", checkerOf(fs), essence(out)).
+		WithHint("clone it and save what can be read, or go back to a snapshot with `pando rewind`")
+}
