@@ -38,7 +38,7 @@ func (t *Tx) Unmark(id driver.ObjectID) error {
 
 // StopReading notes that a mark's origin is not needed any more.
 func (t *Tx) StopReading(id driver.ObjectID) error {
-	_, err := t.exec(`UPDATE marks SET reads = '' WHERE id = ?`, id)
+	_, err := t.exec(`UPDATE marks SET reads = '', freezes = 0 WHERE id = ?`, id)
 	return err
 }
 

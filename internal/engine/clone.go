@@ -390,7 +390,11 @@ func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalo
 				}
 			}
 			if q.op == opRun {
-				continue // the mark stays until the program has ended
+				// The mark stays until the program has ended; its golden may go.
+				if err := tx.StopReading(p.row.ID); err != nil {
+					return err
+				}
+				continue
 			}
 			if err := tx.Unmark(p.row.ID); err != nil {
 				return err

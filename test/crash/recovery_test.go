@@ -33,6 +33,18 @@ func (w *world) dieAt(match func(faulttest.Step) bool, args ...string) {
 	}
 }
 
+// dieAtIdentity runs a command and kills it before it replaces an identity for
+// the (n+1)-th time.
+func (w *world) dieAtIdentity(n int, args ...string) {
+	w.t.Helper()
+	match := func(s faulttest.Step) bool {
+		return strings.HasPrefix(s.Name, "rename") && strings.Contains(s.Detail, ".meta.new")
+	}
+	if res := w.trace(faulttest.Plan{Mode: faulttest.KillBefore, At: n, Match: match}, args...); !res.Fired {
+		w.t.Fatalf("pando %s made no such step: %s", strings.Join(args, " "), res.Stderr)
+	}
+}
+
 // TestKillInRecovery kills the command that cleans up behind a killed one, at
 // every step.
 func TestKillInRecovery(t *testing.T) {
@@ -46,29 +58,69 @@ func TestKillInRecovery(t *testing.T) {
 				name  string
 				spoil func() // leaves work for recovery; the state stays what it was
 				next  string
+				want  func(before string) string // nil: the state before
 			}{
-				{"half made", func() {
+				{name: "half made", next: "ls", spoil: func() {
 					w.dieAt(func(s faulttest.Step) bool { return strings.Contains(s.Detail, ".meta") }, "clone", "g", "v")
-				}, "ls"},
-				{"half made, gc", func() {
+				}},
+				{name: "half made, gc", next: "gc", spoil: func() {
 					w.dieAt(func(s faulttest.Step) bool { return strings.Contains(s.Detail, ".meta") }, "clone", "g", "v")
-				}, "gc"},
-				{"half mounted", func() {
+				}},
+				{name: "half mounted", next: "ls", spoil: func() {
 					w.dieAt(func(s faulttest.Step) bool { return s.Name == "move_mount" }, "clone", "g", "v", "--mount")
-				}, "ls"},
-				{"half destroyed", func() {
+				}},
+				{name: "half destroyed", next: "ls", spoil: func() {
 					w.pando("clone", "g", "v")
 					w.dieAt(func(s faulttest.Step) bool {
 						return strings.HasPrefix(s.Name, "unlink") && strings.Contains(s.Detail, "/objects/")
 					}, "destroy", "v")
-				}, "ls"},
+				}},
+				{name: "frozen", next: "ls", spoil: func() {
+					w.scribble("base")
+					res, err := faulttest.Run(t.Context(), []string{pando, "--pool", w.dir, "snapshot", "base", "s"}, faulttest.Options{
+						Plan: faulttest.Plan{Mode: faulttest.KillBefore, Match: func(s faulttest.Step) bool { return strings.Contains(s.Detail, "FITHAW") }},
+						// The guard dies too, or there would be nothing to recover.
+						KillGroup: true, FollowProcesses: true})
+					if err != nil || !res.Fired {
+						t.Fatalf("it did not come to thaw: %v, %s", err, res.Stderr)
+					}
+				}},
+				{name: "half rewound", next: "ls", want: func(string) string {
+					return "golden g@1 of 1\nsnapshot base@before-rewind clean\nsnapshot base@s clean\nvolume base from base@s idle at \n"
+				}, spoil: func() {
+					w.onlySnapshot("base", "s")
+					w.dieAtIdentity(1, "rewind", "base", "s") // the second: that of what was replaced
+				}},
+				{name: "half pinned", next: "ls", want: func(before string) string {
+					return "golden g@1 of 1\nvolume base from g@1 pinned idle at \n"
+				}, spoil: func() {
+					w.try("unpin", "base")
+					w.gone("base")
+					w.pando("clone", "g", "base")
+					w.dieAtIdentity(0, "pin", "base")
+				}},
+				{name: "expired", next: "ls", spoil: func() {
+					w.pando("clone", "g", "v", "--ttl", "1ms")
+				}},
 			} {
 				t.Run(c.name, func(t *testing.T) {
+					if c.name == "frozen" && k.name != "reflink" {
+						t.Skip("only images are frozen")
+					}
 					if c.name == "half mounted" && os.Geteuid() != 0 {
 						t.Skip("SKIPPED: mounting needs root: without it, volumes are linked")
 					}
 					w.t = t
+					w.try("unpin", "base")
+					w.gone("*")
+					w.pando("clone", "g", "base")
+					if c.name == "frozen" {
+						w.pando("mount", "base")
+					}
 					before := w.state()
+					if c.want != nil {
+						before = c.want(before)
+					}
 					faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillBefore}}.Each(t, func(p faulttest.Plan) faulttest.Result {
 						c.spoil()
 						return w.trace(p, c.next)
