@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -195,6 +196,7 @@ type operation struct {
 	name    string
 	command func(w *world) []string
 	prepare func(w *world) // idempotent: makes the old state
+	slow    bool           // half a second or more each time
 	always  func(w *world) // what must hold also before anything is cleaned up
 	root    bool           // it is for root only
 
@@ -230,7 +232,7 @@ var operations = []operation{
 	{name: "adopt", command: func(w *world) []string { return append(w.importArgs("g2"), "--adopt") },
 		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "adopt-replace", root: true, command: func(w *world) []string { return w.adoptArgs() },
-		prepare: (*world).prepareLive, always: (*world).checkLive},
+		prepare: (*world).prepareLive, always: (*world).checkLive, slow: true},
 	{name: "publish", command: func(*world) []string { return []string{"golden", "publish", "g2", "base", "--no-progress"} },
 		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "golden-rm", command: func(*world) []string { return []string{"golden", "rm", "g2"} },
@@ -295,22 +297,37 @@ func TestFaultAtEveryStep(t *testing.T) {
 	}
 }
 
-// sweepOf strikes every step with a kill. Of the two errors each step gets one,
-// in turn, unless PANDO_TEST_FULL is set.
-func sweepOf(plan faulttest.Plan) faulttest.Sweep {
+// sweepOf is which steps a plan strikes: all of them with PANDO_TEST_FULL. By
+// default, for time's sake, a kill strikes every step on the first kind of pool
+// and every third one on each of the others, whose protocol is the same, each
+// beginning elsewhere; of a slow operation the first kind gets every other one.
+// Of the two errors each step that would be killed gets one, in turn.
+func (w *world) sweepOf(plan faulttest.Plan, slow bool) faulttest.Sweep {
 	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000}
-	if plan.Mode == faulttest.Fail && os.Getenv("PANDO_TEST_FULL") == "" {
-		s.Stride = 2
-		if plan.Errno == syscall.EIO {
-			s.Start = 1
-		}
+	if os.Getenv("PANDO_TEST_FULL") != "" {
+		return s
+	}
+	nth := slices.IndexFunc(kinds, func(k kind) bool { return k.name == w.kind.name })
+	s.Stride = 1
+	if nth > 0 {
+		s.Stride = 3
+	}
+	if slow {
+		s.Stride *= 2
+	}
+	if plan.Mode == faulttest.Fail {
+		s.Stride *= 2
+	}
+	s.Start = nth % s.Stride
+	if plan.Errno == syscall.EIO {
+		s.Start = (s.Start + s.Stride/2) % s.Stride
 	}
 	return s
 }
 
 func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 	w.t = t
-	s := sweepOf(plan)
+	s := w.sweepOf(plan, op.slow)
 	var before string
 	runs := 0
 	start := time.Now()

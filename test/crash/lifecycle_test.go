@@ -84,7 +84,7 @@ var lifecycle = []operation{
 		prepare: func(w *world) { w.pando("mount", "base") }},
 	{name: "fsck", command: func(*world) []string { return []string{"fsck", "--no-progress"} },
 		prepare: func(w *world) { w.there("v"); w.scribble("base") }},
-	{name: "fsck-repair", command: func(*world) []string { return []string{"fsck", "--repair", "--no-progress"} },
+	{name: "fsck-repair", slow: true, command: func(*world) []string { return []string{"fsck", "--repair", "--no-progress"} },
 		prepare: func(w *world) { w.fresh("base"); w.damage("base") },
 		wantOf: func(w *world, before string) string {
 			if w.kind.name == "reflink" { // its filesystem was damaged too

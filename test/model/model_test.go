@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -14,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -27,10 +27,21 @@ import (
 	"pando/internal/testfs"
 )
 
-var (
-	seedFlag = flag.Uint64("seed", 0, "seed of the random operations; 0: another one each time")
-	opsFlag  = flag.Int("ops", 10_000, "number of random operations")
-)
+// defaultOps is the number of random operations; PANDO_TEST_OPS is another.
+const defaultOps = 10_000
+
+// number reads an environment variable.
+func number(t *testing.T, name string, otherwise uint64) uint64 {
+	text := os.Getenv(name)
+	if text == "" {
+		return otherwise
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatalf("%s: %v", name, err)
+	}
+	return n
+}
 
 var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open}
 
@@ -86,11 +97,8 @@ func TestRandomOperations(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed := *seedFlag
-			if seed == 0 {
-				seed = rand.Uint64()
-			}
-			t.Logf("repeat with -seed %d -ops %d", seed, *opsFlag)
+			seed, ops := number(t, "PANDO_SEED", rand.Uint64()), int(number(t, "PANDO_TEST_OPS", defaultOps))
+			t.Logf("repeat with PANDO_SEED=%d PANDO_TEST_OPS=%d", seed, ops)
 			dir := pool.dir(t)
 			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), dir: filepath.Join(dir, "pool"), source: t.TempDir(),
 				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{}}
@@ -110,7 +118,7 @@ func TestRandomOperations(t *testing.T) {
 					t.Errorf("deinit: %v", err)
 				}
 			}()
-			m.run(*opsFlag)
+			m.run(ops)
 		})
 	}
 }
