@@ -209,7 +209,9 @@ func (t *walk) fail(err error) {
 // failIn is fail for what went wrong in d: the walk may be one that goes on when
 // the source changes.
 func (t *walk) failIn(d *dir, err error) {
-	if t.spare != nil && errs.Is(err, errs.Conflict) {
+	// A directory that is being written to may list a name twice: then the copy
+	// has it already.
+	if t.spare != nil && (errs.Is(err, errs.Conflict) || errs.Is(err, errs.Exists)) {
 		t.spare(d)
 		return
 	}
