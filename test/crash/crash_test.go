@@ -10,11 +10,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -196,7 +196,7 @@ type operation struct {
 	name    string
 	command func(w *world) []string
 	prepare func(w *world) // idempotent: makes the old state
-	slow    bool           // half a second or more each time
+	every   int            // it is slow: strike only every n-th step by default
 	always  func(w *world) // what must hold also before anything is cleaned up
 	root    bool           // it is for root only
 
@@ -232,7 +232,7 @@ var operations = []operation{
 	{name: "adopt", command: func(w *world) []string { return append(w.importArgs("g2"), "--adopt") },
 		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "adopt-replace", root: true, command: func(w *world) []string { return w.adoptArgs() },
-		prepare: (*world).prepareLive, always: (*world).checkLive, slow: true},
+		prepare: (*world).prepareLive, always: (*world).checkLive, every: 6},
 	{name: "publish", command: func(*world) []string { return []string{"golden", "publish", "g2", "base", "--no-progress"} },
 		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "golden-rm", command: func(*world) []string { return []string{"golden", "rm", "g2"} },
@@ -299,35 +299,28 @@ func TestFaultAtEveryStep(t *testing.T) {
 
 // sweepOf is which steps a plan strikes: all of them with PANDO_TEST_FULL. By
 // default, for time's sake, a kill strikes every step on the first kind of pool
-// and every third one on each of the others, whose protocol is the same, each
-// beginning elsewhere; of a slow operation the first kind gets every other one.
-// Of the two errors each step that would be killed gets one, in turn.
-func (w *world) sweepOf(plan faulttest.Plan, slow bool) faulttest.Sweep {
+// and every third one on each of the others, whose protocol is the same; an error
+// half as many, and of a slow operation each gets every n-th. Which ones is drawn
+// anew each time, so that all get their turn; what fails says how to repeat it.
+func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000}
-	if os.Getenv("PANDO_TEST_FULL") != "" {
+	if os.Getenv("PANDO_TEST_FULL") != "" || os.Getenv(faulttest.AtVariable) != "" {
 		return s
 	}
-	nth := slices.IndexFunc(kinds, func(k kind) bool { return k.name == w.kind.name })
-	s.Stride = 1
-	if nth > 0 {
-		s.Stride = 3
-	}
-	if slow {
-		s.Stride *= 2
+	s.Stride = max(every, 1)
+	if w.kind.name != kinds[0].name {
+		s.Stride *= 3
 	}
 	if plan.Mode == faulttest.Fail {
 		s.Stride *= 2
 	}
-	s.Start = nth % s.Stride
-	if plan.Errno == syscall.EIO {
-		s.Start = (s.Start + s.Stride/2) % s.Stride
-	}
+	s.Start = rand.IntN(s.Stride)
 	return s
 }
 
 func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 	w.t = t
-	s := w.sweepOf(plan, op.slow)
+	s := w.sweepOf(plan, op.every)
 	var before string
 	runs := 0
 	start := time.Now()

@@ -39,7 +39,7 @@ var lifecycle = []operation{
 		want:    rewound, middle: rewoundUnmounted},
 	{name: "diff-mounted", command: func(*world) []string { return []string{"diff", "g@1", "base"} },
 		prepare: func(w *world) { w.scribble("base") }},
-	{name: "rebase", command: func(*world) []string { return []string{"rebase", "base", "g@2", "--no-progress"} },
+	{name: "rebase", every: 2, command: func(*world) []string { return []string{"rebase", "base", "g@2", "--no-progress"} },
 		prepare: func(w *world) {
 			if !strings.Contains(w.state(), "golden g@2") {
 				w.pando(append(w.importArgs("g"), "--update")...)
@@ -82,9 +82,9 @@ var lifecycle = []operation{
 		}},
 	{name: "gc-explain", command: func(*world) []string { return []string{"gc", "--explain"} },
 		prepare: func(w *world) { w.pando("mount", "base") }},
-	{name: "fsck", command: func(*world) []string { return []string{"fsck", "--no-progress"} },
+	{name: "fsck", every: 4, command: func(*world) []string { return []string{"fsck", "--no-progress"} },
 		prepare: func(w *world) { w.there("v"); w.scribble("base") }},
-	{name: "fsck-repair", slow: true, command: func(*world) []string { return []string{"fsck", "--repair", "--no-progress"} },
+	{name: "fsck-repair", every: 8, command: func(*world) []string { return []string{"fsck", "--repair", "--no-progress"} },
 		prepare: func(w *world) { w.fresh("base"); w.damage("base") },
 		wantOf: func(w *world, before string) string {
 			if w.kind.name == "reflink" { // its filesystem was damaged too
