@@ -11,6 +11,11 @@ import (
 // The requests that x/sys wraps differently, or not at all. ptrace(2) has the
 // meaning of addr and data for each.
 
+// ptrace makes one request. The directive keeps what the arguments point to off the stack: a stack moves
+// when it grows, which may happen between the conversion and the call, and the
+// kernel would write where it was.
+//
+//go:uintptrescapes
 func ptrace(req, tid int, addr, data uintptr) error {
 	// RawSyscall: none of these requests waits, so the scheduler need not know.
 	_, _, errno := unix.RawSyscall6(unix.SYS_PTRACE, uintptr(req), uintptr(tid), addr, data, 0, 0)
