@@ -29,6 +29,7 @@ package driver
 import (
 	"context"
 	"iter"
+	"os"
 	"time"
 )
 
@@ -87,6 +88,10 @@ type Identity struct {
 	Since       time.Time   `json:"since,omitzero"`   // of a generation: when its golden was made, if that was not with it
 	Replaces    ObjectID    `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
 	Before      string      `json:"before,omitempty"` // name of that snapshot
+
+	// Soon is not kept: the caller will attach the object as soon as it is made,
+	// so that a driver may make it ready for that in the same step.
+	Soon bool `json:"-"`
 }
 
 // Lineage is what the snapshots of a volume name as their volume. It stays the
@@ -151,6 +156,7 @@ type Usage struct {
 	ExclusiveBytes int64 // what destroying it would return
 	SharedBytes    int64 // also reachable from another object
 	Extents        int64 // pieces on disk: what a clone must duplicate where CloneCost is "extents"
+	PinnedBytes    int64 // besides: of things that are destroyed, kept because the driver ties them to this object; see Tied
 }
 
 // Object is a row of List.
@@ -162,12 +168,15 @@ type Object struct {
 }
 
 // Attachment describes how an object is made usable at a path. Exactly one of
-// Image and Tree is set.
+// Image, Source and Tree is set.
 type Attachment struct {
 	Image       string // absolute path of a block image, to be attached as a block device
+	Block       bool   // Image is a block device itself, while it is active: see Activator
 	FS          FS     // what is inside Image
 	Options     []string
 	SectorBytes uint32 // logical sector size that the block device must have
+	Source      string // name by which the kernel mounts a filesystem of type Type
+	Type        string // "zfs"
 	Tree        string // absolute path of a directory, to be bind-mounted
 	ReadOnly    bool   // snapshots: never attach them writable
 }
@@ -274,6 +283,93 @@ type LiveCopier interface {
 	// changed again until nothing has; Conflict if that does not come to an
 	// end. Kinds and durability as Clone, and quiet's errors.
 	CopyLive(ctx context.Context, from ObjectID, id Identity, immutable bool, quiet func(copy func() error) error) error
+}
+
+// Activator is a driver whose images are block devices, which are not there while
+// nobody uses them. All methods may be called by several processes at once for
+// the same object.
+type Activator interface {
+	// Activate makes the block device of an object appear, if it is not there, and
+	// opens it for reading, having made sure that it is that object's. The
+	// file's name is the path of the device, which cannot go away while it is
+	// open, nor until Deactivate. It waits for the device with a bound.
+	// NotFound, Unsupported (with a hint) if the device does not come.
+	Activate(ctx context.Context, id ObjectID) (*os.File, error)
+
+	// Deactivate takes the device away. Absent is success. InUse if somebody has
+	// it open or mounted: then it stays. It waits a moment for users that are
+	// just going.
+	Deactivate(ctx context.Context, id ObjectID) error
+
+	// Active yields the objects whose devices are there, in no order, without
+	// asking anything of objects that are idle.
+	Active(ctx context.Context) ([]ObjectID, error)
+
+	// Held reports whether the device is there and a filesystem on it is mounted,
+	// in whatever namespace, or somebody has it open exclusively. It is cheap.
+	Held(ctx context.Context, id ObjectID) (bool, error)
+}
+
+// Space is the room of a pool, in bytes.
+type Space struct {
+	TotalBytes int64
+	FreeBytes  int64
+	UsedBytes  int64
+}
+
+// Spacer is a driver whose objects do not lie in the filesystem of its
+// directory. With rough, figures may be some seconds old as long as there is
+// plenty of room. Reclaiming reports whether space of what was destroyed is still
+// returning.
+type Spacer interface {
+	Space(ctx context.Context, rough bool) (Space, error)
+	Reclaiming(ctx context.Context) (bool, error)
+}
+
+// Measurer measures all whole objects at once, at less cost than one by one.
+type Measurer interface {
+	Usages(ctx context.Context) (map[ObjectID]Usage, error)
+}
+
+// Tie is something destroyed that the pool must keep, as the driver cannot remove
+// it while something else is there.
+type Tie struct {
+	Name    string     // what is kept, in the driver's own words: "tank/pando/<id>@<id>"
+	ID      ObjectID   // of the destroyed object
+	Holder  ObjectID   // the object that carries it; "" if it lies in the graveyard
+	Bytes   int64      // that would return if it went, as far as the driver can tell
+	HeldBy  []ObjectID // objects that depend on it
+	Foreign []string   // names of things that are not Pando's and keep it
+}
+
+// Tied is a driver whose objects cannot always be removed in the order in which
+// they are destroyed. Destroy then succeeds at once, and what must be kept is
+// hidden, and removed as soon as it can be.
+type Tied interface {
+	// Ties lists what is kept, in no order.
+	Ties(ctx context.Context) ([]Tie, error)
+
+	// Reap removes what is not tied any more, and returns how many things that
+	// were. Idempotent.
+	Reap(ctx context.Context) (int, error)
+}
+
+// Flattener can make a copy of an object that shares nothing with any other.
+type Flattener interface {
+	// FlattenCost is how many bytes Flatten will read and write, at most. NotFound.
+	FlattenCost(ctx context.Context, id ObjectID) (int64, error)
+
+	// Flatten is Clone of an object that is not being written, but copies
+	// everything. progress, if not nil, is called with the bytes done and the
+	// bytes in all, roughly. Kinds and durability as Clone.
+	Flatten(ctx context.Context, from ObjectID, id Identity, progress func(done, total int64)) error
+}
+
+// Unmaker is a driver that lays out something outside its directory when it is
+// opened with create. Unmake takes that away, once no object is left. InUse if
+// there is something that is not Pando's, which stays. Idempotent.
+type Unmaker interface {
+	Unmake(ctx context.Context) error
 }
 
 // Syncer makes all that was created and destroyed before the call durable.
