@@ -45,6 +45,9 @@ func (d *Driver) encode(id driver.Identity) (string, error) {
 // do runs a program that changes something, again while something holds the
 // dataset for a moment.
 func (d *Driver) do(ctx context.Context, args ...string) error {
+	if d.step != nil {
+		d.step(args)
+	}
 	return zfs.Patiently(ctx, patience, func() error { return zfs.ZFS.Do(ctx, args...) })
 }
 
@@ -164,8 +167,9 @@ func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.I
 }
 
 // origin reads the object that id is to be made from, fills in what id takes over
-// from it, and refuses what cannot be.
-func (d *Driver) origin(ctx context.Context, op string, from driver.ObjectID, id *driver.Identity) (object, error) {
+// from it, and refuses what cannot be; if the copy will be tied to it also what
+// has another key.
+func (d *Driver) origin(ctx context.Context, op string, from driver.ObjectID, id *driver.Identity, tied bool) (object, error) {
 	if err := ctx.Err(); err != nil {
 		return object{}, errs.Wrap(op, id.Ref(), err)
 	}
@@ -176,19 +180,27 @@ func (d *Driver) origin(ctx context.Context, op string, from driver.ObjectID, id
 	if err := d.Caps().Check(ctx, op, *id); err != nil {
 		return o, err
 	}
+	return o, d.fits(op, o, id, tied)
+}
+
+// fits is the part of origin that asks nobody.
+func (d *Driver) fits(op string, o object, id *driver.Identity, tied bool) error {
 	if id.FS.IsImage() != o.node.volume {
-		return o, errs.New(errs.Invalid, op, id.Ref(), "its origin is %s, it cannot become %s", o.Identity.FS, id.FS)
+		return errs.New(errs.Invalid, op, id.Ref(), "its origin is %s, it cannot become %s", o.Identity.FS, id.FS)
 	}
-	if !o.node.volume {
+	if o.node.volume {
+		id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
+		id.Sector = cmp.Or(id.Sector, o.Identity.Sector)
+	} else {
 		id.SizeBytes, id.Sector = 0, 0
-		return o, d.sameKey(op, o, *id)
 	}
-	id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
-	id.Sector = cmp.Or(id.Sector, o.Identity.Sector)
 	if id.SizeBytes < o.node.size {
-		return o, errs.New(errs.Invalid, op, id.Ref(), "%d bytes is smaller than its origin's %d", id.SizeBytes, o.node.size).WithHint("a volume can grow but not shrink")
+		return errs.New(errs.Invalid, op, id.Ref(), "%d bytes is smaller than its origin's %d", id.SizeBytes, o.node.size).WithHint("a volume can grow but not shrink")
 	}
-	return o, d.sameKey(op, o, *id)
+	if !tied {
+		return nil
+	}
+	return d.sameKey(op, o, *id)
 }
 
 // sameKey refuses to make a copy that would stay under another encryption key
@@ -203,26 +215,82 @@ func (d *Driver) sameKey(op string, o object, id driver.Identity) error {
 		WithHint("give it the pool's key first: `zfs change-key -i %s`", r)
 }
 
+// cloneArgs are the arguments of the program that makes a clone.
+func (d *Driver) cloneArgs(of string, id driver.Identity) ([]string, error) {
+	prop, err := d.encode(id)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"clone", "-o", prop}
+	if id.FS.IsImage() {
+		// Its origin's, or larger.
+		args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
+		if id.Soon {
+			args = append(args, "-o", "volmode=dev")
+		}
+	}
+	return append(args, of, d.dataset(id.ID)), nil
+}
+
+// cloneAhead makes a clone of what is most probably an immutable object while it
+// reads what that is: a program takes as long to start as ZFS to clone. done is
+// false if it must be done in the usual order; then nothing was made.
+func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver.Identity) (done bool, err error) {
+	const op = "clone"
+	_, known := d.memo.get(from)
+	if known || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
+		return false, nil
+	}
+	if id.FS.IsImage() && (id.SizeBytes < imagefs.MinBytes(id.FS) || id.Sector == 0) {
+		return false, nil // only the origin tells
+	}
+	if !id.FS.IsImage() {
+		id.SizeBytes, id.Sector = 0, 0
+	}
+	args, err := d.cloneArgs(d.own(from), id)
+	if err != nil {
+		return false, nil
+	}
+	var o object
+	var wrong error
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		if o, wrong = d.whole(ctx, op, from, true); wrong == nil {
+			wrong = d.fits(op, o, &id, true)
+		}
+	}()
+	err = d.do(ctx, args...)
+	<-read
+	if wrong == nil && o.immutable && !zfs.Is(err, zfs.Absent) {
+		return true, d.created(ctx, id, err)
+	}
+	if err == nil || errs.Is(err, errs.Canceled) || errs.Is(err, errs.IO) {
+		d.undo(ctx, id.ID)
+	}
+	return wrong != nil, wrong
+}
+
 // clone makes a clone, with quiet around what takes the content.
 func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error) error {
 	const op = "clone"
-	o, err := d.origin(ctx, op, from, &id)
+	if quiet == nil {
+		if done, err := d.cloneAhead(ctx, from, id); done || err != nil {
+			return err
+		}
+	}
+	o, err := d.origin(ctx, op, from, &id, true)
 	if err != nil {
 		return err
 	}
-	prop, err := d.encode(id)
+	at := d.own(from)
+	if !o.immutable {
+		at = d.dataset(from) + "@" + string(id.ID)
+	}
+	args, err := d.cloneArgs(at, id)
 	if err != nil {
 		return err
 	}
-	args := []string{"clone", "-o", prop}
-	if id.FS.IsImage() && id.Soon {
-		args = append(args, "-o", "volmode=dev")
-	}
-	grow := o.node.volume && id.SizeBytes > o.node.size
-	if grow {
-		args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
-	}
-	args = append(args, d.own(from), d.dataset(id.ID))
 	if o.immutable {
 		took := false
 		take := func() error {
@@ -254,8 +322,6 @@ func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Iden
 	if err != nil {
 		return err
 	}
-	at := d.dataset(from) + "@" + string(id.ID)
-	args[len(args)-2] = at
 	err = d.take(ctx, op, from, quiet, "snapshot", at)
 	if err == nil {
 		err = d.do(ctx, args...)
@@ -312,7 +378,7 @@ func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
 // snapshot makes an immutable copy, with quiet around what takes the content.
 func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error) error {
 	const op = "snapshot"
-	o, err := d.origin(ctx, op, from, &id)
+	o, err := d.origin(ctx, op, from, &id, true)
 	if err != nil {
 		return err
 	}
