@@ -185,6 +185,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			id := e.identity(driver.Volume)
 			id.Name, id.FS, id.SizeBytes, id.Sector = n, origin.FS, size, origin.Sector
 			id.Origin, id.OriginID, id.Ephemeral = refOf(tx, origin), origin.ID, q.Ephemeral
+			id.Soon = q.Mount
 			id.Golden, id.Generation = origin.Golden, origin.Generation
 			if q.TTL > 0 {
 				id.ExpiresAt = now.Add(q.TTL)
