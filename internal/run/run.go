@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os/exec"
 	"runtime"
 	"strings"
@@ -25,6 +24,8 @@ var packages = map[string]string{
 	"xfs_repair": "xfsprogs",
 	"mkfs.btrfs": "btrfs-progs",
 	"git":        "git",
+	"zfs":        "zfsutils-linux",
+	"zpool":      "zfsutils-linux",
 }
 
 // sbin is searched besides PATH: a user's PATH often lacks it.
@@ -53,10 +54,27 @@ func Look(name string) (string, error) {
 // for what it left running in the background to close its output.
 const killWait = 2 * time.Second
 
+// Failure is why a program that ran did not succeed.
+type Failure struct {
+	Err    error  // its exit status, or the signal
+	Stderr string // all that it wrote there
+}
+
+// Error returns the exit status and the last lines of standard error.
+func (f *Failure) Error() string {
+	if tail := lastLines(f.Stderr, 4); tail != "" {
+		return f.Err.Error() + ": " + tail
+	}
+	return f.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (f *Failure) Unwrap() error { return f.Err }
+
 // Program runs a program to its end and returns its standard output. It has no
 // standard input and no terminal, so it cannot wait for anybody. It dies with
 // ctx, and its children with it; and it dies with this process. An exit status
-// other than 0 is an error that carries the last lines of standard error.
+// other than 0 is an error that wraps a *Failure.
 func Program(ctx context.Context, name string, args ...string) ([]byte, error) {
 	path, err := Look(name)
 	if err != nil {
@@ -81,10 +99,7 @@ func Program(ctx context.Context, name string, args ...string) ([]byte, error) {
 		if !errors.As(err, &exit) {
 			kind = errs.KindOf(err)
 		}
-		if tail := lastLines(stderr.String(), 4); tail != "" {
-			err = fmt.Errorf("%w: %s", err, tail)
-		}
-		return stdout.Bytes(), &errs.Error{Kind: kind, Op: name, Err: err}
+		return stdout.Bytes(), &errs.Error{Kind: kind, Op: name, Err: &Failure{Err: err, Stderr: stderr.String()}}
 	}
 	return stdout.Bytes(), nil
 }

@@ -33,7 +33,7 @@ var groups = map[string][]string{
 	// Leaves: one thing of the kernel or of a file format each; they know
 	// nothing of pools and volumes.
 	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
-		"internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze"},
+		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze"},
 	// What keeps objects, each in its own way; cmd/pando chooses.
 	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain"},
 	// What makes tests short.
@@ -84,6 +84,7 @@ var table = map[string]layer{
 	"internal/mount":    {imports: []string{"internal/errs", "internal/kernel"}, tests: []string{"internal/loopdev"}},
 	"internal/loopdev":  {imports: []string{"internal/errs", "internal/kernel"}},
 	"internal/run":      {imports: []string{"internal/errs"}},
+	"internal/zfs":      {imports: []string{"internal/errs", "internal/kernel", "internal/run"}},
 	"internal/ref":      {imports: []string{"internal/errs"}},
 	"internal/fsprobe":  {},
 	"internal/kernel":   {tests: []string{"internal/errs", "internal/loopdev", "internal/mount"}},

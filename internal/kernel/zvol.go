@@ -1,0 +1,23 @@
+package kernel
+
+import (
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// blkZName is BLKZNAME, _IOR(0x12, 125, char[256]) of OpenZFS's
+// include/os/linux/kernel/linux/blkdev_compat.h: the name of a zvol.
+const blkZName = 0x8100127d
+
+// ZvolName is the name of the dataset whose block device dev is. ENOTTY or
+// EINVAL if it is no zvol's.
+func ZvolName(dev *os.File) (string, error) {
+	var name [256]byte
+	if err := ioctl(dev, blkZName, unsafe.Pointer(&name)); err != nil {
+		return "", fmt.Errorf("BLKZNAME: %w", err)
+	}
+	return unix.ByteSliceToString(name[:]), nil
+}
