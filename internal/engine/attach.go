@@ -325,7 +325,7 @@ func (e *Engine) isImage(id driver.ObjectID, b loopdev.Bound) bool {
 // free space is given back to the pool. InUse, with who holds it. Somebody else's
 // umount is no error.
 func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catalog.Attached, stays bool) error {
-	w, err := e.drv.Attachment(ctx, row.ID)
+	w, err := e.attachmentOf(ctx, row)
 	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
 		return err
 	}
@@ -367,6 +367,19 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 		}
 	}
 	return e.removeTarget(row.Name, a)
+}
+
+// attachmentOf is the driver's Attachment, as far as it is needed to detach: where
+// the driver keeps no files, asking it means running a program.
+func (e *Engine) attachmentOf(ctx context.Context, row catalog.Row) (driver.Attachment, error) {
+	_, own := e.drv.(driver.Activator)
+	switch {
+	case own && row.FS.IsImage():
+		return driver.Attachment{Image: "of " + row.Name, Block: true, FS: row.FS}, nil
+	case own:
+		return driver.Attachment{FS: row.FS}, nil
+	}
+	return e.drv.Attachment(ctx, row.ID)
 }
 
 // trimAt gives the free space of a mounted filesystem back. Not being able to
@@ -452,6 +465,12 @@ func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
 func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64) error {
 	if op == opExpire || op == opPrune {
 		return errs.New(errs.InUse, op, row.Name, "it is in use")
+	}
+	if !w.Block && w.Image+w.Source+w.Tree == "" {
+		w, _ = e.drv.Attachment(ctx, row.ID) // of what is gone there are no holders
+	}
+	if dev == 0 {
+		dev = deviceOf(a, w)
 	}
 	holders, herr := mount.Holders(ctx, queryFor(a, w, dev))
 	msg := "it is in use"

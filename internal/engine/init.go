@@ -151,7 +151,9 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 	}
 	r := &InitReport{}
 	own := func(name, why string) (pool.Plan, *InitReport, error) {
-		if q.SizeBytes > 0 {
+		if q.SizeBytes > 0 && name == driverZFS {
+			r.Notes = append(r.Notes, fmt.Sprintf("--size does not apply: limit the pool with `zfs set quota=%d %s`", q.SizeBytes, q.Dataset))
+		} else if q.SizeBytes > 0 {
 			r.Notes = append(r.Notes, "--size does not apply: the pool shares the room of the filesystem it is on (--loop makes a pool of its own size)")
 		}
 		return pool.Plan{Driver: name, Outside: q.Dataset, Open: drivers[name], Why: why}, r, nil
