@@ -1,7 +1,7 @@
 # Pando: `make` lists the targets.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help deps build demo test lint bench ci clean
+.PHONY: help deps build demo test test-zfs lint bench ci clean
 
 # Runs a command with a Go that can build this.
 WITH_GO := scripts/go.sh
@@ -12,7 +12,7 @@ TESTFLAGS ?= -count=1 -p 1 -timeout 30m
 VERSION = $(or $(shell git describe --always --dirty 2>/dev/null),dev)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 deps: ## install what is missing to build, test and lint (Debian, Ubuntu)
 	@scripts/deps.sh all
@@ -29,6 +29,9 @@ test: ## run every test that this host can run; as root on real filesystems
 	@scripts/deps.sh --try all
 	@$(WITH_GO) go build ./... # on all cores
 	@$(WITH_GO) go run -buildvcs=false ./tools/testsum $(TESTFLAGS) ./...
+
+test-zfs: ## run the tests of ZFS in a guest that has it: RUN=TestX PKGS=./internal/zfs ZFS=2.1
+	@test/zfsvm/test.sh $(PKGS)
 
 lint: ## check format, vet, staticcheck, shellcheck, layers, lengths
 	@scripts/lint.sh

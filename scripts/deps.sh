@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs, on Debian and Ubuntu, what is missing to build and run Pando:
-#   scripts/deps.sh [--try] [run|all]
-# run: what `make demo` needs. all: what tests and lint need, too.
+#   scripts/deps.sh [--try] [run|all|zfsvm]
+# run: what `make demo` needs. all: what tests and lint need, too. zfsvm: what
+# `make test-zfs` needs to build and to run a guest with OpenZFS.
 # --try: what cannot be installed is a warning, not an error.
 set -euo pipefail
 
@@ -40,13 +41,36 @@ if [ "$what" = all ]; then
   need sqlite3 sqlite3
   need shellcheck shellcheck
 fi
+backport=()
+if [ "$what" = zfsvm ]; then
+  for p in apt-get dpkg-deb; do have $p || give_up "missing: $p. The guest is made of packages of Debian 12, on Debian"; done
+  [ "$(uname -m)" = x86_64 ] || give_up "this is $(uname -m): the guest is made on x86_64 only"
+  need gcc-12 gcc-12
+  need strip binutils
+  need xz xz-utils
+  need zstd zstd
+  need ldconfig libc-bin
+  need mkfs.btrfs btrfs-progs
+  need dmsetup dmsetup
+  need findmnt util-linux
+  need setfacl acl
+  need setfattr attr
+  [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || packages+=(debian-archive-keyring)
+  for lib in libelf.so.1=libelf1 libkmod.so.2=libkmod2 libtirpc.so.3=libtirpc3 libcrypto.so.3=libssl3 libgcc_s.so.1=libgcc-s1; do
+    PATH=$PATH:/sbin ldconfig -p | grep -qF "${lib%=*} " || packages+=("${lib#*=}")
+  done
+  # The emulation of Debian 12's own qemu, 7.2, makes a third of the guests crash.
+  version=$(qemu-system-x86_64 --version 2>/dev/null | sed -n 's/.* version \([0-9]*\)\..*/\1/p')
+  [ "${version:-0}" -ge 8 ] || backport+=(qemu-system-x86)
+fi
 go=''
 "$root/scripts/go.sh" true 2>/dev/null || go=1
-if [ ${#packages[@]} -eq 0 ] && [ -z "$go" ]; then
+if [ ${#packages[@]} -eq 0 ] && [ ${#backport[@]} -eq 0 ] && [ -z "$go" ]; then
   exit 0
 fi
 
-list="${packages[*]}${go:+${packages[*]:+ }a Go compiler}"
+list="${packages[*]} ${backport[*]} ${go:+a Go compiler}"
+list=$(xargs <<<"$list")
 have apt-get || give_up "missing: $list. This is no Debian or Ubuntu: install it with this system's package manager"
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then
@@ -76,21 +100,33 @@ if [ ${#packages[@]} -gt 0 ]; then
   apt install --no-install-recommends "${packages[@]}" || give_up "apt-get could not install: ${packages[*]}"
 fi
 
-# Debian 12 has Go 1.19 only; its backports have a newer one. They are used for
-# this one installation, and are not added to the system's package sources.
-if [ -n "$go" ] && [ -z "$pkg" ] && grep -q '^VERSION_CODENAME=bookworm$' /etc/os-release; then
-  say "Go comes from bookworm-backports"
+# Debian 12 has Go 1.19 only, and an old qemu; its backports have newer ones. They
+# are used for this one installation, and are not added to the system's package
+# sources.
+codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+if [ -n "$go" ] && [ -z "$pkg" ] && [ "$codename" = bookworm ]; then
+  backport+=(golang)
+fi
+if [ ${#backport[@]} -gt 0 ] && [ "$codename" != bookworm ]; then
+  apt install --no-install-recommends "${backport[@]}" || give_up "apt-get could not install: ${backport[*]}"
+elif [ ${#backport[@]} -gt 0 ]; then
+  say "${backport[*]}: from bookworm-backports"
   tmp=$(mktemp -d)
   trap 'rm -rf "$tmp"' EXIT
   mkdir -p "$tmp/lists/partial"
-  echo 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bookworm-backports main' >"$tmp/sources.list"
+  printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian %s main\n' bookworm bookworm-backports >"$tmp/sources.list"
   chmod -R a+rX "$tmp" # apt fetches as a user of its own
-  backports=(-o "Dir::Etc::SourceList=$tmp/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$tmp/lists" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=")
+  from=(-o "Dir::Etc::SourceList=$tmp/sources.list" -o Dir::Etc::SourceParts=/dev/null -o "Dir::State::Lists=$tmp/lists" -o "Dir::Cache::pkgcache=" -o "Dir::Cache::srcpkgcache=")
   "${sudo[@]}" chown _apt "$tmp/lists/partial" 2>/dev/null || true
-  if apt "${backports[@]}" update; then
-    pkg=$(newest_go "${backports[@]}")
-    [ -z "$pkg" ] || apt "${backports[@]}" install --no-install-recommends "$pkg" || true
+  if apt "${from[@]}" update; then
+    for pkg in "${backport[@]}"; do
+      if [ "$pkg" = golang ]; then pkg=$(newest_go "${from[@]}"); fi
+      [ -z "$pkg" ] || apt "${from[@]}" -t bookworm-backports install --no-install-recommends "$pkg" || true
+    done
   fi
+fi
+if [ "$what" = zfsvm ] && ! have qemu-system-x86_64; then
+  give_up "qemu could not be installed: install a qemu-system-x86 of version 8 or newer"
 fi
 
 if [ -n "$go" ] && ! "$root/scripts/go.sh" true; then

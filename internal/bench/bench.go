@@ -141,6 +141,9 @@ func begin(ctx context.Context, c Config) (_ *run, err error) {
 	if r.drv, err = c.Drivers[r.pool.Config.Driver](ctx, r.pool.DataDir(), r.pool.Config.ID, false); err != nil {
 		return nil, err
 	}
+	if s, ok := r.drv.(driver.Spacer); ok {
+		r.pool.Room = s
+	}
 	if r.scratch, err = newScratch(ctx, r.pool); err != nil {
 		r.closeDriver()
 		return nil, err
@@ -304,7 +307,7 @@ func (r *run) openGolden(ctx context.Context) error {
 	if r.att, err = r.drv.Attachment(ctx, driver.ObjectID(d.ID)); err != nil {
 		return err
 	}
-	f, err := newFloor(r.att, filepath.Join(r.scratch.inner, imagesName), r.scratch.outer)
+	f, err := newFloor(r.att, filepath.Join(r.scratch.inner, imagesName), r.scratch.outer, r.scratch.dataset)
 	if err != nil {
 		r.rep.NoFloor = err.Error()
 		return nil

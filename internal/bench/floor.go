@@ -34,9 +34,10 @@ type floor interface {
 }
 
 // newFloor opens the floor for copies of the golden that att describes. imgDir
-// is a directory in the pool's filesystem, outDir one beside the catalogue.
+// is a directory in the pool's filesystem, outDir one beside the catalogue, dataset,
+// on ZFS, one beside which copies may be made.
 // The error says why there is no floor here.
-func newFloor(att driver.Attachment, imgDir, outDir string) (floor, error) {
+func newFloor(att driver.Attachment, imgDir, outDir, dataset string) (floor, error) {
 	rows, err := openRows(filepath.Join(outDir, "floor.db"))
 	if err != nil {
 		return nil, err
@@ -45,6 +46,9 @@ func newFloor(att driver.Attachment, imgDir, outDir string) (floor, error) {
 	if b.f, err = os.Open(imgDir); err != nil {
 		b.close()
 		return nil, err
+	}
+	if dataset != "" {
+		return newZFSFloor(att, b, dataset), nil
 	}
 	if att.Image != "" {
 		return &imageFloor{base: b, source: att.Image, fs: string(att.FS), options: att.Options, sector: att.SectorBytes}, nil

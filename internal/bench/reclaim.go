@@ -124,7 +124,7 @@ func (r *run) reclaimClones(ctx context.Context, c ReclaimConfig, out *ReclaimRe
 		return err
 	}
 	out.MakeSeconds = time.Since(start).Seconds()
-	peak, err := r.pool.Space()
+	peak, err := r.pool.Space(ctx)
 	if err != nil {
 		return err
 	}

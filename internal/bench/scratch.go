@@ -41,12 +41,14 @@ const (
 //	POOL/data/bench-xyz   the floor's copies and the trees that cp makes
 //	TMPDIR/pando-bench-xyz  the generated tree, if there is one
 //
-// and volumes and goldens whose names begin with bench-xyz.
+// on ZFS the dataset bench-xyz, mounted on the second, and bench-xyz-N for copies of the
+// floor, and volumes and goldens whose names begin with bench-xyz.
 type scratch struct {
-	name  string
-	outer string
-	inner string
-	lock  *os.File
+	name    string
+	outer   string
+	inner   string
+	dataset string // on ZFS: mounted on inner
+	lock    *os.File
 }
 
 // newScratch makes the directories of a new run.
@@ -59,7 +61,7 @@ func newScratch(ctx context.Context, p *pool.Pool) (*scratch, error) {
 		return nil, err
 	}
 	defer unlock()
-	for _, d := range []string{s.outer, s.inner, filepath.Join(s.outer, mountsName), filepath.Join(s.inner, imagesName)} {
+	for _, d := range []string{s.outer, s.inner, filepath.Join(s.outer, mountsName)} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			s.abandon()
 			return nil, errs.Wrap("bench", d, err)
@@ -67,6 +69,14 @@ func newScratch(ctx context.Context, p *pool.Pool) (*scratch, error) {
 	}
 	if s.lock, err = tryLock(s.outer); err == nil && s.lock == nil {
 		err = errs.New(errs.InUse, "bench", s.outer, "it is locked already")
+	}
+	if err == nil && s.dataset != "" {
+		if err = s.mountDataset(ctx); err != nil {
+			_ = s.removeDatasets(context.WithoutCancel(ctx))
+		}
+	}
+	if err == nil {
+		err = os.Mkdir(filepath.Join(s.inner, imagesName), 0o700)
 	}
 	if err != nil {
 		s.abandon()
@@ -76,7 +86,7 @@ func newScratch(ctx context.Context, p *pool.Pool) (*scratch, error) {
 }
 
 func scratchAt(p *pool.Pool, name string) *scratch {
-	return &scratch{name: name, outer: filepath.Join(p.Dir, name), inner: filepath.Join(p.DataDir(), name)}
+	return &scratch{name: name, outer: filepath.Join(p.Dir, name), inner: filepath.Join(p.DataDir(), name), dataset: datasetOf(p, name)}
 }
 
 // abandon takes back what newScratch has made so far.
@@ -118,7 +128,14 @@ func (s *scratch) remove(ctx context.Context) error {
 	if target, err := os.Readlink(filepath.Join(s.outer, sourceName)); err == nil && filepath.Base(target) == tempPrefix+s.name {
 		all = append(all, treewalk.Remove(ctx, target))
 	}
-	all = append(all, s.removeCopies(ctx), treewalk.Remove(ctx, s.inner))
+	if s.dataset != "" {
+		all = append(all, s.removeDatasets(ctx))
+	} else {
+		all = append(all, s.removeCopies(ctx))
+	}
+	if errors.Join(all...) == nil {
+		all = append(all, treewalk.Remove(ctx, s.inner))
+	}
 	if errors.Join(all...) == nil { // else the lock file must stay: the next run tries again
 		all = append(all, treewalk.Remove(ctx, s.outer))
 	}

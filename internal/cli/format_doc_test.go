@@ -38,7 +38,7 @@ func TestFormatsAreDocumented(t *testing.T) {
 		for i := range typ.NumField() {
 			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
 			if name == "-" {
-				continue // not written
+				continue // is not written
 			}
 			has(title, prefix+name)
 			if sub := typ.Field(i).Type; sub.Kind() == reflect.Pointer {

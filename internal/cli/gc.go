@@ -66,15 +66,18 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 	if r.TrimmedBytes > 0 {
 		host = fmt.Sprintf("%s given back by the pool's file", size(r.HostFreed))
 	}
-	expired := ""
+	expired, untied := "", ""
+	if r.Untied > 0 {
+		untied = plural(r.Untied, "thing") + " that others needed when it was destroyed"
+	}
 	if r.Expired+r.Retired > 0 {
 		expired = fmt.Sprintf("%s whose time was over, %s not kept any more", plural(r.Expired, "volume"), plural(r.Retired, "generation"))
 	}
 	if err := a.fields(
 		"looked at", plural(r.Objects, "object"),
 		"removed", fmt.Sprintf("%s half made or half destroyed, %d destroyed earlier", plural(r.Garbage, "object"), r.Reclaimed),
-		"expired", expired,
-		"detached", fmt.Sprintf("%s, %d stale attachments forgotten", plural(r.Loops, "loop device"), r.Detached),
+		"expired", expired, "untied", untied,
+		"detached", fmt.Sprintf("%s, %d stale attachments forgotten", plural(r.Loops, "block device"), r.Detached),
 		"returned", size(r.FreedBytes)+" in the pool",
 		"host", host,
 	); err != nil || !explain {
@@ -104,6 +107,9 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 	}
 	t := a.table("KEPT", "KIND", "WHY")
 	for _, k := range r.KeptThings {
+		if k.Kind == "tie" {
+			k.Why[0] += " (" + size(k.Bytes) + ")"
+		}
 		for i, w := range k.Why {
 			if i == 0 {
 				t.row(k.Ref, k.Kind, w)

@@ -5,7 +5,6 @@ import (
 	"strconv"
 
 	"pando/internal/engine"
-	"pando/internal/errs"
 	"pando/internal/pool"
 
 	"github.com/spf13/cobra"
@@ -52,8 +51,8 @@ so that those that run do not meet a full disk.`, pool.DefaultMinFreePercent),
 				return err
 			}
 		}
-		if zfsDataset != "" && q.Driver != "zfs" {
-			return errs.New(errs.Invalid, "init", zfsDataset, "--zfs-dataset goes with --driver zfs")
+		if q.Dataset = zfsDataset; zfsDataset != "" && q.Driver == engine.Auto {
+			q.Driver = "zfs"
 		}
 		if q.MinFreePercent, err = parsePercent("init", minFree); err != nil {
 			return err

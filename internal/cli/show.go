@@ -84,6 +84,10 @@ func (a *App) printDetail(d engine.Detail) error {
 	if base == d.Origin {
 		base = ""
 	}
+	tied := ""
+	if d.TiedBytes > 0 {
+		tied = size(d.TiedBytes) + " of what is destroyed, kept for others (`pando gc --explain`)"
+	}
 	keep := ""
 	if d.Keep > 0 {
 		keep = plural(d.Keep, "generation")
@@ -116,7 +120,7 @@ func (a *App) printDetail(d engine.Detail) error {
 	err := a.fields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency, "keep", keep, "pinned", pinned, "size", sizeText,
-		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "measured", measured,
+		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "tied", tied, "measured", measured,
 		"clone cost", cost, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+ago(d.CreatedAt)+")", "last used", ago(d.LastUsedAt), "expires", expires,
 	)
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
@@ -146,6 +150,10 @@ func (a *App) printPool(p engine.PoolInfo) error {
 	if p.TrashObjects > 0 {
 		trash = fmt.Sprintf("%s, %s still to return", plural(p.TrashObjects, "object"), size(p.TrashBytes))
 	}
+	ties := ""
+	if p.Ties > 0 {
+		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", size(p.TiedBytes), plural(p.Ties, "thing"))
+	}
 	if p.SavedRatio > 0 {
 		saved = fmt.Sprintf("%s of data in %s: %.1fx", size(p.LogicalBytes), size(p.PhysicalBytes), p.SavedRatio)
 	}
@@ -156,6 +164,6 @@ func (a *App) printPool(p engine.PoolInfo) error {
 			plural(p.Goldens, "golden") + " with " + plural(p.Generations, "generation"),
 			plural(p.Volumes, "volume") + " (" + fmt.Sprint(p.Mounted) + " mounted)", plural(p.Snapshots, "snapshot"),
 		}, ", "),
-		"sharing", saved, "trash", trash,
+		"sharing", saved, "trash", trash, "ties", ties,
 	)
 }

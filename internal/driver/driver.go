@@ -156,7 +156,7 @@ type Usage struct {
 	ExclusiveBytes int64 // what destroying it would return
 	SharedBytes    int64 // also reachable from another object
 	Extents        int64 // pieces on disk: what a clone must duplicate where CloneCost is "extents"
-	PinnedBytes    int64 // besides: of things that are destroyed, kept because the driver ties them to this object; see Tied
+	TiedBytes      int64 // besides: of things that are destroyed, kept because the driver ties them to this object; see Tied
 }
 
 // Object is a row of List.

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -124,10 +125,23 @@ func (e *Engine) attach(ctx context.Context, row catalog.Row, t target) (catalog
 	if a.MountNS, err = kernel.MountNamespace(); err != nil {
 		return a, errs.Wrap("mount", row.Name, err)
 	}
-	if what.Tree != "" {
+	switch {
+	case what.Tree != "":
 		return e.attachTree(a, what, t)
+	case what.Source != "":
+		return e.attachSource(a, what, t)
 	}
 	return e.attachImage(ctx, a, what, t)
+}
+
+// attachSource mounts a filesystem by its name.
+func (e *Engine) attachSource(a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
+	m, err := mount.Device(what.Type, what.Source, what.Options, false)
+	if err != nil {
+		return a, err
+	}
+	defer m.Close()
+	return a, e.putAt(m, &a, t)
 }
 
 func (e *Engine) attachTree(a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
@@ -143,31 +157,24 @@ func (e *Engine) attachTree(a catalog.Attached, what driver.Attachment, t target
 }
 
 func (e *Engine) attachImage(ctx context.Context, a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
-	f, err := os.OpenFile(what.Image, os.O_RDWR, 0)
-	if err != nil {
-		return a, errs.Wrap("mount", what.Image, err)
-	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return a, errs.Wrap("mount", what.Image, err)
-	}
 	raw := what.FS == driver.None
-	dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: true, SectorBytes: what.SectorBytes, KeepOpen: raw})
+	dev, err := e.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: true, KeepOpen: raw})
 	if err != nil {
 		return a, err
 	}
-	defer dev.Close() // a mount holds it by then, or it vanishes
-	a.Loop, a.Dev, a.Ino = dev.Index, st.Dev, st.Ino
+	defer dev.close() // a mount holds it by then, or it vanishes
+	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
 	if raw {
-		a.Mountpoint = dev.Path
-		if err := linkTo(dev.Path, t.path); err != nil {
-			_ = e.clearLoops(what.Image)
+		a.Mountpoint = dev.path
+		if err := linkTo(dev.path, t.path); err != nil {
+			if !what.Block {
+				_ = e.clearLoops(what.Image)
+			}
 			return a, err
 		}
 		return a, nil
 	}
-	m, err := mount.Device(string(what.FS), dev.Path, what.Options, false)
+	m, err := mount.Device(string(what.FS), dev.path, what.Options, false)
 	if err != nil {
 		return a, err
 	}
@@ -250,6 +257,11 @@ func (e *Engine) look(row catalog.Row, a catalog.Attached) where {
 	ns, err := kernel.MountNamespace()
 	sameNS := err == nil && ns == a.MountNS
 	switch {
+	case a.MountID == 0 && a.Loop < 0 && a.Dev != 0: // a raw block device of the driver's own
+		if on, err := e.deviceActive(row.ID, a); err == nil && on {
+			return here
+		}
+		return gone
 	case a.MountID == 0 && a.Loop < 0: // a symbolic link to the tree
 		if _, err := os.Readlink(a.Mountpoint); err == nil {
 			return here
@@ -262,7 +274,7 @@ func (e *Engine) look(row catalog.Row, a catalog.Attached) where {
 		return gone
 	case sameNS && mount.IsMounted(a.Mountpoint, a.MountID):
 		return here
-	case a.Loop >= 0:
+	case a.Loop >= 0 || a.Dev != 0:
 		if on, err := e.imageAttached(row.ID); err == nil && on {
 			return elsewhere
 		}
@@ -273,8 +285,26 @@ func (e *Engine) look(row catalog.Row, a catalog.Attached) where {
 	return gone
 }
 
-// imageAttached reports whether an object's image is a block device now.
+// deviceActive reports whether a raw volume's own block device is there.
+func (e *Engine) deviceActive(id driver.ObjectID, a catalog.Attached) (bool, error) {
+	drv, ok := e.drv.(driver.Activator)
+	if !ok {
+		return false, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(a.Mountpoint, &st); err != nil || st.Rdev != a.Dev {
+		return false, nil
+	}
+	active, err := drv.Active(context.Background())
+	return slices.Contains(active, id), err
+}
+
+// imageAttached reports whether an object's image is a block device now, and in
+// use if it is the driver's own device.
 func (e *Engine) imageAttached(id driver.ObjectID) (bool, error) {
+	if a, ok := e.drv.(driver.Activator); ok {
+		return a.Held(context.Background(), id)
+	}
 	w, err := e.drv.Attachment(context.Background(), id)
 	if err != nil || w.Image == "" {
 		return false, err
@@ -291,10 +321,11 @@ func (e *Engine) isImage(id driver.ObjectID, b loopdev.Bound) bool {
 	return unix.Stat(w.Image, &st) == nil && b.SameFile(&st)
 }
 
-// detach undoes attach. trim: give free space back to the pool first. InUse,
-// with who holds it. Somebody else's umount is no error.
-func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catalog.Attached, trim bool) error {
-	w, err := e.drv.Attachment(ctx, row.ID)
+// detach undoes attach. stays: the volume is not about to be destroyed, so its
+// free space is given back to the pool. InUse, with who holds it. Somebody else's
+// umount is no error.
+func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catalog.Attached, stays bool) error {
+	w, err := e.attachmentOf(ctx, row)
 	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
 		return err
 	}
@@ -305,7 +336,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 		return e.heldError(ctx, op, row, a, w)
 	}
 	if a.MountID == 0 {
-		if a.Loop >= 0 {
+		if a.Loop >= 0 || a.Dev != 0 {
 			if err := e.clearRaw(ctx, op, row, a, w); err != nil {
 				return err
 			}
@@ -316,7 +347,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
 		dev = m.Dev
 	}
-	if trim && w.Image != "" {
+	if stays && w.Image != "" {
 		trimAt(a.Mountpoint)
 	}
 	err = mount.Unmount(a.Mountpoint)
@@ -327,7 +358,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 		return err
 	}
 	if w.Image != "" {
-		free, err := loopdev.WaitDetached(ctx, w.Image, releaseWait)
+		free, err := e.releaseDevice(ctx, row.ID, w, releaseWait, !stays)
 		if err != nil {
 			return err
 		}
@@ -336,6 +367,19 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 		}
 	}
 	return e.removeTarget(row.Name, a)
+}
+
+// attachmentOf is the driver's Attachment, as far as it is needed to detach: where
+// the driver keeps no files, asking it means running a program.
+func (e *Engine) attachmentOf(ctx context.Context, row catalog.Row) (driver.Attachment, error) {
+	_, own := e.drv.(driver.Activator)
+	switch {
+	case own && row.FS.IsImage():
+		return driver.Attachment{Image: "of " + row.Name, Block: true, FS: row.FS}, nil
+	case own:
+		return driver.Attachment{FS: row.FS}, nil
+	}
+	return e.drv.Attachment(ctx, row.ID)
 }
 
 // trimAt gives the free space of a mounted filesystem back. Not being able to
@@ -351,15 +395,17 @@ func trimAt(dir string) {
 
 // clearRaw takes a raw block device away.
 func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
-	if err := e.clearLoops(w.Image); err != nil {
-		return err
+	if !w.Block {
+		if err := e.clearLoops(w.Image); err != nil {
+			return err
+		}
 	}
-	free, err := loopdev.WaitDetached(ctx, w.Image, releaseWait)
+	free, err := e.releaseDevice(ctx, row.ID, w, releaseWait, false)
 	if err != nil {
 		return err
 	}
 	if !free {
-		return e.heldBy(ctx, op, row, a, w, loopdev.DeviceNumber(a.Loop))
+		return e.heldError(ctx, op, row, a, w)
 	}
 	return nil
 }
@@ -398,11 +444,21 @@ func (e *Engine) letGo(ctx context.Context, id driver.ObjectID, failure error) {
 
 // heldError explains why something that is not where it was mounted is in use.
 func (e *Engine) heldError(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
-	var dev uint64
-	if a.Loop >= 0 {
-		dev = loopdev.DeviceNumber(a.Loop)
+	return e.heldBy(ctx, op, row, a, w, deviceOf(a, w))
+}
+
+// deviceOf is the st_dev of what is in an attached image, or of what is mounted by
+// name; 0 if there is none.
+func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
+	switch {
+	case a.Loop >= 0:
+		return loopdev.DeviceNumber(a.Loop)
+	case a.Dev != 0:
+		return a.Dev // of the driver's own device
+	case w.Source != "":
+		return sourceDevice(w)
 	}
-	return e.heldBy(ctx, op, row, a, w, dev)
+	return 0
 }
 
 // heldBy names the processes and mount namespaces that keep a volume attached.
@@ -410,11 +466,13 @@ func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catal
 	if op == opExpire || op == opPrune {
 		return errs.New(errs.InUse, op, row.Name, "it is in use")
 	}
-	q := mount.Query{Dev: dev, At: a.Mountpoint}
-	if w.Tree != "" {
-		q = mount.Query{Tree: w.Tree, At: a.Mountpoint}
+	if !w.Block && w.Image+w.Source+w.Tree == "" {
+		w, _ = e.drv.Attachment(ctx, row.ID) // of what is gone there are no holders
 	}
-	holders, herr := mount.Holders(ctx, q)
+	if dev == 0 {
+		dev = deviceOf(a, w)
+	}
+	holders, herr := mount.Holders(ctx, queryFor(a, w, dev))
 	msg := "it is in use"
 	if len(holders) > 0 {
 		msg += ": " + mount.FormatHolders(holders)
@@ -423,6 +481,14 @@ func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catal
 		msg += fmt.Sprintf(" (not everything could be looked at: %v)", herr)
 	}
 	return errs.New(errs.InUse, op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
+}
+
+// queryFor asks who holds an attached volume.
+func queryFor(a catalog.Attached, w driver.Attachment, dev uint64) mount.Query {
+	if w.Tree != "" {
+		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
+	}
+	return mount.Query{Dev: dev, At: a.Mountpoint}
 }
 
 // samePath reports whether two paths lead to the same directory.

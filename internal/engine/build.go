@@ -191,7 +191,7 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 		return Info{}, err
 	}
 	row := catalog.Row{Identity: b.gen, UsedAt: now}
-	if row.FS.IsImage() || b.reads.row.ID == "" {
+	if e.cheapUsage(row.FS) || b.reads.row.ID == "" {
 		if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
 			return Info{}, err
 		}

@@ -12,8 +12,6 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
-	"pando/internal/loopdev"
-	"pando/internal/mount"
 	"pando/internal/progress"
 	"pando/internal/ref"
 	"pando/internal/run"
@@ -187,6 +185,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			id := e.identity(driver.Volume)
 			id.Name, id.FS, id.SizeBytes, id.Sector = n, origin.FS, size, origin.Sector
 			id.Origin, id.OriginID, id.Ephemeral = refOf(tx, origin), origin.ID, q.Ephemeral
+			id.Soon = q.Mount
 			id.Golden, id.Generation = origin.Golden, origin.Generation
 			if q.TTL > 0 {
 				id.ExpiresAt = now.Add(q.TTL)
@@ -317,62 +316,10 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 	if row.FS == driver.Ext4 && errors.Is(err, unix.EPERM) {
 		// Root in a container often lacks the capability to grow a mounted
 		// ext4. This one is not mounted, so a program can do it.
-		w, werr := e.drv.Attachment(ctx, row.ID)
-		if werr != nil {
-			return werr
-		}
-		_, err = run.Program(ctx, "resize2fs", "-f", w.Image)
-	}
-	return err
-}
-
-// imageOptions of withImage.
-type imageOptions struct {
-	buffered bool     // through the page cache of the pool: for images that are read again at once
-	extra    []string // mount options
-}
-
-// withImage mounts a volume's image where nobody sees it, calls fn with its
-// root, and unmounts it again: when it returns, all is in the image. If this
-// process is killed, the kernel unmounts it.
-func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptions, fn func(root *os.File) error) error {
-	w, err := e.drv.Attachment(ctx, id)
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(w.Image, os.O_RDWR, 0)
-	if err != nil {
-		return errs.Wrap("mount", w.Image, err)
-	}
-	defer f.Close()
-	dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: !o.buffered, SectorBytes: w.SectorBytes})
-	if err != nil {
-		return err
-	}
-	f.Close()
-	m, err := mount.Device(string(w.FS), dev.Path, append(append([]string(nil), w.Options...), o.extra...), false)
-	dev.Close()
-	if err != nil {
-		return err
-	}
-	root, err := m.Open()
-	if err == nil {
-		if err = fn(root); err == nil {
-			// The pool may be full: what cannot be written back when it is
-			// unmounted is an error to nobody.
-			err = errs.Wrap("umount", w.Image, unix.Syncfs(int(root.Fd())))
-		}
-		root.Close()
-	}
-	if cerr := m.Close(); err == nil {
-		err = cerr
-	}
-	free, werr := loopdev.WaitDetached(context.WithoutCancel(ctx), w.Image, 30*time.Second)
-	if err == nil {
-		err = werr
-	}
-	if err == nil && !free {
-		err = errs.New(errs.InUse, "umount", w.Image, "something else has mounted %s", dev.Path)
+		err = e.withPath(ctx, row.ID, func(path string) error {
+			_, err := run.Program(ctx, "resize2fs", "-f", path)
+			return err
+		})
 	}
 	return err
 }

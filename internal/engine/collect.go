@@ -5,6 +5,7 @@ import (
 	"context"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,7 +13,6 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
-	"pando/internal/loopdev"
 	"pando/internal/mount"
 	"pando/internal/pool"
 	"pando/internal/ref"
@@ -31,8 +31,10 @@ type Freed struct {
 // Kept is something that gc left, and why.
 type Kept struct {
 	Ref  string   `json:"ref"`
-	Kind string   `json:"kind"`
+	Kind string   `json:"kind"` // volume, snapshot, golden; trash: destroyed, to be removed; tie: destroyed, and needed by others
 	Why  []string `json:"why"`
+
+	Bytes int64 `json:"tied_bytes,omitempty"` // of a tie: what would return without it
 }
 
 // GCReport is what gc did.
@@ -41,6 +43,7 @@ type GCReport struct {
 	Reclaimed    int      `json:"reclaimed"`        // destroyed earlier, returned now
 	Undone       int      `json:"undone"`           // interrupted operations cleaned up
 	Expired      int      `json:"expired"`          // volumes and snapshots whose time was over
+	Untied       int      `json:"untied"`           // kept when they were destroyed, as the driver had tied them to others, removed now
 	Retired      int      `json:"retired"`          // generations that their golden's retention does not keep
 	FreedBytes   int64    `json:"freed_bytes"`      // used space of the pool, before minus after, when it had settled; other writers count
 	TrimmedBytes int64    `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
@@ -121,6 +124,11 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	r := &GCReport{}
 	if r.Retired, err = e.retainAll(ctx); err != nil {
 		return nil, err
+	}
+	if t, ok := e.drv.(driver.Tied); ok {
+		if r.Untied, err = t.Reap(ctx); err != nil {
+			return nil, err
+		}
 	}
 	deciding := time.Now()
 	if err := e.compare(ctx, r); err != nil {
@@ -248,10 +256,92 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 	}
 	slices.SortStableFunc(out, func(a, b Kept) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref)) })
 	for _, g := range graves {
-		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []string{"destroyed, but the driver could not remove it yet"}})
+		why := "destroyed, but the driver could not remove it yet"
+		if who := e.graveHolders(ctx, g.ID); who != "" {
+			why += ": " + who
+		}
+		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []string{why}})
 	}
+	ties, err := e.ties(ctx, u)
+	return append(out, ties...), err
+}
+
+// graveHolders names who uses a destroyed object that is mounted by name, as far
+// as can be found out.
+func (e *Engine) graveHolders(ctx context.Context, id driver.ObjectID) string {
+	w, err := e.drv.Attachment(ctx, id)
+	if err != nil || w.Source == "" {
+		return ""
+	}
+	dev := sourceDevice(w)
+	if dev == 0 {
+		return ""
+	}
+	holders, _ := mount.Holders(ctx, mount.Query{Dev: dev}) // those that could be found
+	if len(holders) == 0 {
+		return ""
+	}
+	return mount.FormatHolders(holders)
+}
+
+// ties says of everything that is destroyed and must stay, for what that is and
+// what it takes.
+func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
+	t, ok := e.drv.(driver.Tied)
+	if !ok {
+		return nil, nil
+	}
+	all, err := t.Ties(ctx)
+	if err != nil {
+		return nil, err
+	}
+	refs := map[driver.ObjectID]string{}
+	volumes := map[driver.ObjectID]string{}
+	for _, r := range u.rows {
+		if r.Kind == driver.Volume {
+			volumes[r.Lineage()] = r.Name
+		}
+	}
+	for _, r := range u.rows {
+		switch r.Kind {
+		case driver.Generation:
+			refs[r.ID] = ref.Generation(r.Golden, r.Generation)
+		case driver.Snapshot:
+			refs[r.ID] = volumes[r.Volume] + "@" + r.Name
+		default:
+			refs[r.ID] = r.Name
+		}
+	}
+	out := make([]Kept, 0, len(all))
+	for _, tie := range all {
+		k := Kept{Ref: tie.Name, Kind: "tie", Bytes: tie.Bytes}
+		why := "destroyed; its blocks are still needed"
+		if tie.Holder != "" {
+			why += ", and lie with " + cmp.Or(refs[tie.Holder], string(tie.Holder))
+		}
+		k.Why = append(k.Why, why)
+		var by []string
+		for _, id := range tie.HeldBy {
+			by = append(by, cmp.Or(refs[id], string(id)))
+		}
+		if n := len(by); n > 0 {
+			slices.Sort(by)
+			if n > tiesNamed {
+				by = append(by[:tiesNamed], itoa(n-tiesNamed)+" more")
+			}
+			k.Why = append(k.Why, "until these are destroyed or flattened (`pando flatten`): "+strings.Join(by, ", "))
+		}
+		if len(tie.Foreign) > 0 {
+			k.Why = append(k.Why, "until somebody removes what is not Pando's: "+strings.Join(tie.Foreign, ", "))
+		}
+		out = append(out, k)
+	}
+	slices.SortFunc(out, func(a, b Kept) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Ref, b.Ref)) })
 	return out, nil
 }
+
+// tiesNamed is how many of the things that keep another are named.
+const tiesNamed = 8
 
 func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []string {
 	var why []string
@@ -306,17 +396,16 @@ func (e *Engine) holders(ctx context.Context, row catalog.Row, a catalog.Attache
 	if err != nil {
 		return ""
 	}
-	q := mount.Query{At: a.Mountpoint}
-	if w.Tree != "" {
-		q.Tree = w.Tree
-	} else if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
-		q.Dev = m.Dev
+	dev := uint64(0)
+	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
+		dev = m.Dev
 	} else {
-		q.Dev = loopdev.DeviceNumber(a.Loop)
+		dev = deviceOf(a, w)
 	}
-	if q.Dev == 0 && q.Tree == "" {
+	if dev == 0 && w.Tree == "" {
 		return ""
 	}
+	q := queryFor(a, w, dev)
 	holders, _ := mount.Holders(ctx, q) // those that could be found
 	if len(holders) == 0 {
 		return ""

@@ -12,7 +12,6 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
-	"pando/internal/mount"
 	"pando/internal/progress"
 	"pando/internal/ref"
 	"pando/internal/treediff"
@@ -244,29 +243,7 @@ func (v *view) tree(ctx context.Context, s *side, fn func(root *os.File) error) 
 	if s.row().FS.IsImage() {
 		return v.e.withImage(ctx, s.id(), imageOptions{}, fn)
 	}
-	w, err := v.e.drv.Attachment(ctx, s.id())
-	if err != nil {
-		return err
-	}
-	if !canMount() {
-		root, err := os.Open(w.Tree)
-		if err != nil {
-			return errs.Wrap(opDiff, s.ref.String(), err)
-		}
-		defer root.Close()
-		return fn(root)
-	}
-	m, err := mount.Tree(w.Tree, true)
-	if err != nil {
-		return err
-	}
-	defer m.Close()
-	root, err := m.Open()
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	return fn(root)
+	return v.e.withTree(ctx, s.id(), true, fn)
 }
 
 // compare compares the files of two sides.
@@ -327,7 +304,7 @@ func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done 
 	}
 	for _, s := range []*side{a, b} {
 		w, err := v.e.drv.Attachment(ctx, s.id())
-		if err != nil {
+		if err != nil || w.Block { // a device has no map of its extents
 			return o, false, release, err
 		}
 		f, err := os.Open(w.Image)
@@ -431,21 +408,25 @@ func ancestry(tx *catalog.Tx, r catalog.Row) ([]catalog.Row, error) {
 
 // diffRaw compares block images.
 func (v *view) diffRaw(ctx context.Context, out *Difference) error {
-	var files []*os.File
-	for _, s := range v.sides {
-		w, err := v.e.drv.Attachment(ctx, s.id())
-		if err != nil {
+	var ranges []treediff.Range
+	var changed int64
+	var stats treediff.Stats
+	var open func(i int, files []*os.File) error
+	open = func(i int, files []*os.File) (err error) {
+		if i == len(v.sides) {
+			ranges, changed, stats, err = treediff.CompareFiles(ctx, files[0], files[1])
 			return err
 		}
-		f, err := os.Open(w.Image)
-		if err != nil {
-			return errs.Wrap(opDiff, s.ref.String(), err)
-		}
-		defer f.Close()
-		files = append(files, f)
+		return v.e.withPath(ctx, v.sides[i].id(), func(path string) error {
+			f, err := os.Open(path)
+			if err != nil {
+				return errs.Wrap(opDiff, v.sides[i].ref.String(), err)
+			}
+			defer f.Close()
+			return open(i+1, append(files, f))
+		})
 	}
-	ranges, changed, stats, err := treediff.CompareFiles(ctx, files[0], files[1])
-	if err != nil {
+	if err := open(0, nil); err != nil {
 		return err
 	}
 	for _, r := range ranges {

@@ -88,6 +88,12 @@ func open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
 		cat.CloseFiles()
 		return nil, err
 	}
+	if r, ok := drv.(driver.Spacer); ok {
+		p.Room = r
+		if s, ok := drv.(driver.Syncer); ok {
+			p.Hurry = s.Sync
+		}
+	}
 	return &Engine{pool: p, cat: cat, drv: drv, caps: drv.Caps()}, nil
 }
 

@@ -464,6 +464,10 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 			out = append(out, f)
 		}
 	}
+	if a, ok := c.drv.(driver.Activator); ok {
+		more, err := c.activeDevices(ctx, a, v)
+		return append(out, more...), err
+	}
 	loops, err := loopdev.List()
 	if errs.Is(err, errs.Permission) {
 		return out, nil // not root: then this pool has no loop devices
@@ -496,6 +500,24 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 			f.Repair, f.fix = "by hand: unmount it", nil
 		}
 		out = append(out, f)
+	}
+	return out, nil
+}
+
+// activeDevices are block devices of the driver's own that are there although no
+// attachment accounts for them.
+func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolView) ([]Finding, error) {
+	active, err := a.Active(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Finding
+	for _, id := range active {
+		if _, has := v.attached[id]; has || v.busy[id] {
+			continue
+		}
+		out = append(out, Finding{Severity: sevWarning, Code: "device", Ref: v.refs[id], ID: string(id), Message: "its block device is there, and no attachment accounts for that", Repair: "take it away",
+			fix: func(ctx context.Context) (string, error) { return c.fixActive(ctx, a, id) }})
 	}
 	return out, nil
 }

@@ -221,10 +221,6 @@ func checkerOf(fs driver.FS) string { return mender[fs] }
 // what is wrong, and detail what the program said. The error is that of not being
 // able to check.
 func (c *fsck) verify(ctx context.Context, id driver.ObjectID, fs driver.FS) (wrong, detail string, err error) {
-	w, err := c.drv.Attachment(ctx, id)
-	if err != nil {
-		return "", "", err
-	}
 	if err := c.replay(ctx, id, fs); err != nil {
 		switch errs.KindOf(err) {
 		case errs.Unsupported, errs.InUse, errs.NoSpace, errs.Permission, errs.Canceled, errs.NotFound:
@@ -237,19 +233,30 @@ func (c *fsck) verify(ctx context.Context, id driver.ObjectID, fs driver.FS) (wr
 		}
 		wrong = "its filesystem cannot be mounted: " + err.Error()
 	}
-	args := []string{"-fn", w.Image}
-	if fs == driver.XFS {
-		args = []string{"-n", "-f", w.Image}
-	}
-	out, code, err := program(ctx, checkerOf(fs), args...)
+	err = c.withPath(ctx, id, func(path string) error {
+		args := []string{"-fn", path}
+		if fs == driver.XFS {
+			args = xfsRepair(path, "-n")
+		}
+		out, code, err := program(ctx, checkerOf(fs), args...)
+		detail = essence(strings.ReplaceAll(out, path+": ", ""))
+		if code != 0 && wrong == "" {
+			wrong = "its filesystem is damaged"
+		}
+		return err
+	})
 	if err != nil {
 		return "", "", err
 	}
-	detail = essence(strings.ReplaceAll(out, w.Image+": ", ""))
-	if code != 0 && wrong == "" {
-		wrong = "its filesystem is damaged"
-	}
 	return wrong, detail, nil
+}
+
+// xfsRepair are the arguments of xfs_repair for a file or a device.
+func xfsRepair(path string, flags ...string) []string {
+	if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
+		flags = append(flags, "-f")
+	}
+	return append(flags, path)
 }
 
 // replay mounts and unmounts the filesystem in an image, which replays its log.
@@ -335,16 +342,12 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 // mend repairs the filesystem in a copy, and makes sure that it is whole and on
 // disk. Damaged if it cannot be repaired.
 func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error {
-	w, err := c.drv.Attachment(ctx, id)
-	if err != nil {
-		return err
-	}
 	if fs != driver.None {
 		if _, err := lookProgram(checkerOf(fs)); err != nil {
 			return err
 		}
 		_ = c.replay(ctx, id, fs) // what cannot be replayed is thrown away below
-		if err := c.runMender(ctx, fs, w.Image); err != nil {
+		if err := c.withPath(ctx, id, func(path string) error { return c.runMender(ctx, fs, path) }); err != nil {
 			return err
 		}
 		wrong, detail, err := c.verify(ctx, id, fs)
@@ -356,12 +359,14 @@ func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error
 				WithHint("clone it and save what can be read, or go back to a snapshot with `pando rewind`")
 		}
 	}
-	f, err := os.Open(w.Image)
-	if err != nil {
-		return errs.Wrap(opFsck, w.Image, err)
-	}
-	defer f.Close()
-	return errs.Wrap(opFsck, w.Image, f.Sync())
+	return c.withPath(ctx, id, func(path string) error {
+		f, err := os.Open(path)
+		if err != nil {
+			return errs.Wrap(opFsck, path, err)
+		}
+		defer f.Close()
+		return errs.Wrap(opFsck, path, f.Sync())
+	})
 }
 
 // runMender runs the program that repairs, first gently.
@@ -369,7 +374,7 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 	tries := [][]string{{"-f", "-p", image}, {"-f", "-y", image}, {"-f", "-y", image}}
 	good := 3 // of e2fsck: bits that say that errors were corrected
 	if fs == driver.XFS {
-		tries, good = [][]string{{"-f", image}, {"-f", "-L", image}}, 0
+		tries, good = [][]string{xfsRepair(image), xfsRepair(image, "-L")}, 0
 	}
 	var out string
 	for _, args := range tries {

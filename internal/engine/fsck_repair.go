@@ -354,6 +354,16 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 	return done, err
 }
 
+// fixActive takes a driver's block device away, if still nothing accounts for it.
+func (c *fsck) fixActive(ctx context.Context, a driver.Activator, id driver.ObjectID) (string, error) {
+	return "taken away", c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
+		if _, has, err := tx.Attached(id); err != nil || has {
+			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, string(id), "it has been attached meanwhile")))
+		}
+		return nil
+	}, func() error { return a.Deactivate(ctx, id) })
+}
+
 // fixLoop detaches a loop device that nothing accounts for.
 func (c *fsck) fixLoop(ctx context.Context, id driver.ObjectID, b loopdev.Bound) (string, error) {
 	done := "detached"

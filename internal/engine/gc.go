@@ -151,8 +151,8 @@ func (e *Engine) sweep(ctx context.Context, lostBoot string) (*Sweep, error) {
 	return s, e.forgetReclaimed(ctx)
 }
 
-// sweepAttachments forgets attachments that are gone, and detaches loop devices
-// on images that no attachment and no working process accounts for.
+// sweepAttachments forgets attachments that are gone, and detaches block
+// devices that no attachment and no working process accounts for.
 func (e *Engine) sweepAttachments(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
 	used := map[string]bool{}
 	for id, a := range attached {
@@ -171,7 +171,7 @@ func (e *Engine) sweepAttachments(ctx context.Context, s *Sweep, rows map[driver
 		delete(attached, id)
 		s.Detached++
 	}
-	if err := e.sweepLoops(ctx, s, rows, marked, attached); err != nil {
+	if err := e.sweepDevices(ctx, s, rows, marked, attached); err != nil {
 		return err
 	}
 	// Marks may have come since; a mount point that is being made is only

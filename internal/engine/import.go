@@ -315,7 +315,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			}
 			src.files, src.bytes, src.alloc = n.Files, n.Bytes, n.Allocated
 		}
-		if err := e.treeSize(&id, q, src); err != nil {
+		if err := e.treeSize(ctx, &id, q, src); err != nil {
 			return id, err
 		}
 	}
@@ -323,7 +323,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 }
 
 // treeSize decides the size of an image that a tree goes into.
-func (e *Engine) treeSize(id *driver.Identity, q ImportRequest, src *source) error {
+func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequest, src *source) error {
 	if !id.FS.IsImage() {
 		if q.SizeBytes > 0 {
 			return errs.New(errs.Unsupported, opImport, q.Name, "%s volumes of the %s driver have no size: they share the room of the pool", id.FS, e.caps.Name).
@@ -338,7 +338,7 @@ func (e *Engine) treeSize(id *driver.Identity, q ImportRequest, src *source) err
 		}
 		return nil
 	}
-	s, err := e.pool.Space()
+	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return err
 	}
@@ -372,11 +372,11 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 		}
 		b.scratch.FS = kind
 		q.Tracker.Start("copying", 0, src.alloc)
-		w, err := e.drv.Attachment(ctx, b.scratch.ID)
-		if err != nil {
-			return Imported{}, err
-		}
-		n, err := copyImage(ctx, src.f, w.Image, src.bytes, q.Tracker)
+		var n int64
+		err := e.withPath(ctx, b.scratch.ID, func(path string) (err error) {
+			n, err = copyImage(ctx, src.f, path, src.bytes, q.Tracker)
+			return err
+		})
 		return Imported{Bytes: n}, err
 	}
 	if err := e.drv.Create(ctx, b.scratch); err != nil {
@@ -408,16 +408,7 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 
 func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.File) error) error {
 	if id.FS == driver.Native {
-		w, err := e.drv.Attachment(ctx, id.ID)
-		if err != nil {
-			return err
-		}
-		root, err := os.Open(w.Tree)
-		if err != nil {
-			return errs.Wrap(opImport, w.Tree, err)
-		}
-		defer root.Close()
-		return put(root)
+		return e.withTree(ctx, id.ID, false, put)
 	}
 	// Nobody needs this image after a power loss: no barriers. Through the page
 	// cache: sealing reads it again at once, and most of it never gets to disk.
@@ -483,6 +474,12 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 			t.Add(0, int64(n))
 		}
 	}
+	// A driver's block device has a cache that the driver does not see.
+	if st, err := dst.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
+		if err := dst.Sync(); err != nil {
+			return copied, errs.Wrap(opImport, path, err)
+		}
+	}
 	after, err := src.Stat()
 	if err == nil && before.Mode().IsRegular() && (!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
 		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").WithHint("stop what writes to it")
@@ -507,7 +504,7 @@ func (e *Engine) settle(ctx context.Context, scratch driver.ObjectID) error {
 		return errs.Wrap(opImport, w.Image, err)
 	}
 	defer f.Close()
-	s, err := e.pool.Space()
+	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return err
 	}

@@ -115,7 +115,7 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	if exact || len(rows) <= exactUpTo && e.caps.FS[0].IsImage() {
+	if exact || len(rows) <= exactUpTo && e.cheapUsage(e.caps.FS[0]) {
 		if err := e.measure(ctx, rows, exact); err != nil {
 			return nil, err
 		}
@@ -139,6 +139,9 @@ func (e *Engine) volumeNow(r catalog.Row, a catalog.Attached, has bool) Info {
 // measure measures rows in place. With record, the figures go into the
 // catalogue too.
 func (e *Engine) measure(ctx context.Context, rows []catalog.Row, record bool) error {
+	if m, ok := e.drv.(driver.Measurer); ok && len(rows) > 1 {
+		return e.measureAll(ctx, m, rows, record)
+	}
 	now := time.Now().UTC()
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
@@ -161,6 +164,41 @@ func (e *Engine) measure(ctx context.Context, rows []catalog.Row, record bool) e
 	if err := g.Wait(); err != nil || !record {
 		return err
 	}
+	return e.record(ctx, rows)
+}
+
+// cheapUsage reports whether measuring a volume costs nothing that grows with it
+// but its extents.
+func (e *Engine) cheapUsage(fs driver.FS) bool {
+	_, ok := e.drv.(driver.Measurer)
+	return ok || fs.IsImage()
+}
+
+// measureAll is measure by one question to the driver.
+func (e *Engine) measureAll(ctx context.Context, m driver.Measurer, rows []catalog.Row, record bool) error {
+	if record { // then they are to be exact
+		if err := e.Sync(ctx); err != nil {
+			return err
+		}
+	}
+	now := time.Now().UTC()
+	all, err := m.Usages(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range rows {
+		if u, ok := all[rows[i].ID]; ok {
+			rows[i].Usage, rows[i].MeasuredAt = u, now
+		}
+	}
+	if !record {
+		return nil
+	}
+	return e.record(ctx, rows)
+}
+
+// record puts what was measured into the catalogue.
+func (e *Engine) record(ctx context.Context, rows []catalog.Row) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, r := range rows {
 			if err := tx.SetUsage(r.ID, r.Usage, r.MeasuredAt); err != nil {
@@ -182,6 +220,8 @@ type Detail struct {
 	Snapshots   []Info `json:"snapshots,omitempty"`
 	Durable     bool   `json:"durable"`        // survives a reboot
 	Held        bool   `json:"held,omitempty"` // still attached, but not where it was mounted
+
+	TiedBytes int64 `json:"tied_bytes,omitempty"` // of things destroyed, which stay as long as this does or others need them
 }
 
 // Show describes what a reference names, measured now. What programs have
@@ -230,6 +270,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		return Detail{}, errs.Wrap("show", r.String(), err)
 	}
 	row = one[0]
+	d.TiedBytes = row.Usage.TiedBytes
 	if row.Kind != driver.Generation && row.Golden != "" {
 		d.Base = ref.Generation(row.Golden, row.Generation)
 	}
@@ -387,11 +428,14 @@ type PoolInfo struct {
 	TrashObjects   int     `json:"trash_objects"`  // destroyed, not yet reclaimed
 	TrashBytes     int64   `json:"trash_bytes"`    //
 	MeasuredExact  bool    `json:"measured_exact"` // logical bytes were measured now
+
+	Ties      int   `json:"ties,omitempty"`       // things destroyed that others still need
+	TiedBytes int64 `json:"tied_bytes,omitempty"` // that would return without them
 }
 
 // Pool describes the pool. exact: measure everything in it now.
 func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
-	s, err := e.pool.Space()
+	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return PoolInfo{}, err
 	}
@@ -442,10 +486,22 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	})
 	if exactBytes {
 		p.PhysicalBytes = physical
+	} else if _, own := e.drv.(driver.Spacer); own && exact {
+		p.PhysicalBytes = s.UsedBytes // by nothing but the pool
 	}
 	for _, a := range attached {
 		if a.BootID == kernel.BootID() {
 			p.Mounted++
+		}
+	}
+	if t, ok := e.drv.(driver.Tied); ok && err == nil {
+		var ties []driver.Tie
+		if ties, err = t.Ties(ctx); err != nil {
+			return p, err
+		}
+		p.Ties = len(ties)
+		for _, t := range ties {
+			p.TiedBytes += t.Bytes
 		}
 	}
 	if p.PhysicalBytes > 0 {

@@ -34,9 +34,29 @@ const (
 type InitRequest struct {
 	Dir            string
 	Driver         string // Auto or a name
+	Dataset        string // of the zfs driver: where volumes go, "tank/pando"
 	SizeBytes      int64  // of a loop-backed pool; 0: as large as is sensible
 	Loop           bool   // loop-backed even where the directory could do without
 	MinFreePercent float64
+}
+
+// unmake is a pool.Unmake. Only the zfs driver keeps anything outside the directory.
+func (d Drivers) unmake(ctx context.Context, data, poolID string) error {
+	open, ok := d[driverZFS]
+	if !ok {
+		return errs.New(errs.Unsupported, "deinit", data, "this pando has no driver %q", driverZFS)
+	}
+	drv, err := open(ctx, data, poolID, false)
+	if err != nil {
+		return err
+	}
+	if c, ok := drv.(io.Closer); ok {
+		defer c.Close()
+	}
+	if u, ok := drv.(driver.Unmaker); ok {
+		return u.Unmake(ctx)
+	}
+	return nil
 }
 
 // InitReport says what Init made, and why.
@@ -50,6 +70,7 @@ const (
 	defaultBackingBytes = 100 << 30
 	magicBtrfs          = 0x9123683e
 	magicTmpfs          = 0x01021994
+	magicZFS            = 0x2fc12fc1
 )
 
 // Init makes a pool. A driver that was asked for and cannot work here is an
@@ -60,17 +81,21 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 		q.Driver = Auto
 	}
 	switch {
-	case q.Driver == driverZFS && drivers[driverZFS] == nil:
-		return nil, errs.New(errs.Unsupported, "init", q.Dir, "the zfs driver is not part of this pando yet").WithHint("use --driver auto")
 	case q.Driver != Auto && drivers[q.Driver] == nil:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "there is no driver %q", q.Driver).WithHint("choose one of: auto, %s", drivers.names())
+	case q.Driver == driverZFS && q.Dataset == "":
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").WithHint("name one that does not exist yet: --zfs-dataset POOL/pando (`zpool list` shows the pools)")
+	case q.Driver != driverZFS && q.Dataset != "":
+		return nil, errs.New(errs.Invalid, "init", q.Dataset, "a dataset is for the zfs driver").WithHint("add --driver zfs")
+	case q.Driver == driverZFS && q.Loop:
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "--loop is for the reflink driver")
 	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "%g %% to keep free is not between 0 and 100", q.MinFreePercent)
 	case q.SizeBytes != 0 && q.SizeBytes < pool.MinBackingBytes:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "a pool of %s is too small", formatBytes(q.SizeBytes)).
 			WithHint("--size must be at least %d MiB", pool.MinBackingBytes>>20)
 	}
-	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir)
+	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir, drivers.unmake)
 	if err != nil {
 		return nil, err
 	}
@@ -126,15 +151,17 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 	}
 	r := &InitReport{}
 	own := func(name, why string) (pool.Plan, *InitReport, error) {
-		if q.SizeBytes > 0 {
+		if q.SizeBytes > 0 && name == driverZFS {
+			r.Notes = append(r.Notes, fmt.Sprintf("--size does not apply: limit the pool with `zfs set quota=%d %s`", q.SizeBytes, q.Dataset))
+		} else if q.SizeBytes > 0 {
 			r.Notes = append(r.Notes, "--size does not apply: the pool shares the room of the filesystem it is on (--loop makes a pool of its own size)")
 		}
-		return pool.Plan{Driver: name, Open: drivers[name], Why: why}, r, nil
+		return pool.Plan{Driver: name, Outside: q.Dataset, Open: drivers[name], Why: why}, r, nil
 	}
 	root := os.Geteuid() == 0
-	onBtrfs := int64(st.Type) == magicBtrfs
+	onBtrfs, onZFS := int64(st.Type) == magicBtrfs, int64(st.Type) == magicZFS
 	reflinkErr := errors.New("not tried")
-	if !q.Loop && (q.Driver == Auto && !onBtrfs || q.Driver == driverReflink) {
+	if !q.Loop && (q.Driver == Auto && !onBtrfs && !onZFS || q.Driver == driverReflink) {
 		reflinkErr = tryDriver(ctx, drivers[driverReflink], dir)
 		if reflinkErr != nil && errs.KindOf(reflinkErr) != errs.Unsupported {
 			return pool.Plan{}, nil, reflinkErr
@@ -156,6 +183,9 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 		return own(driverBtrfs, "asked for") // its opener checks
 	case q.Driver == Auto && onBtrfs && !q.Loop && drivers[driverBtrfs] != nil:
 		return own(driverBtrfs, "the directory is on btrfs: volumes are subvolumes, clones are snapshots")
+	case q.Driver == Auto && onZFS && !q.Loop && drivers[driverZFS] != nil:
+		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "the directory is on ZFS, where volumes want a dataset of their own").
+			WithHint("name one that does not exist yet: --driver zfs --zfs-dataset POOL/pando; or choose --loop, which is slower")
 	case q.Driver != Auto && q.Driver != driverReflink:
 		return own(q.Driver, "asked for")
 	case reflinkErr == nil:
@@ -209,7 +239,7 @@ func tryDriver(ctx context.Context, open driver.Opener, dir string) error {
 func fsName(magic int64) string {
 	names := map[int64]string{
 		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "XFS", magicBtrfs: "btrfs", magicTmpfs: "tmpfs",
-		unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.NFS_SUPER_MAGIC: "NFS", 0xca451a4e: "bcachefs", 0x2fc12fc1: "ZFS",
+		unix.OVERLAYFS_SUPER_MAGIC: "overlay", unix.NFS_SUPER_MAGIC: "NFS", 0xca451a4e: "bcachefs", magicZFS: "ZFS",
 	}
 	if n, ok := names[magic]; ok {
 		return n
@@ -242,7 +272,7 @@ func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*Dein
 		return nil, err
 	}
 	defer unlock()
-	return report, pool.Remove(ctx, abs)
+	return report, pool.Remove(ctx, abs, drivers.unmake)
 }
 
 // emptyPool destroys everything in a pool.

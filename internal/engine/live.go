@@ -127,11 +127,12 @@ func (e *Engine) openMounted(ctx context.Context, l live) (*os.File, func(), err
 	if err != nil {
 		return nil, nil, err
 	}
-	b, err := loopdev.Lookup(l.att.Loop)
-	if err != nil || !e.isImage(l.row.ID, b) {
-		return nil, nil, errs.New(errs.InUse, "freeze", l.row.Name, "it is attached, but not as it was mounted").WithHint("take it as it is with --no-freeze")
+	dev, done, err := e.deviceAgain(ctx, l, w)
+	if err != nil {
+		return nil, nil, err
 	}
-	m, err := mount.Device(string(w.FS), b.Path, w.Options, false)
+	m, err := mount.Device(string(w.FS), dev, w.Options, false)
+	done()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -141,6 +142,23 @@ func (e *Engine) openMounted(ctx context.Context, l live) (*os.File, func(), err
 		return nil, nil, err
 	}
 	return f, func() { f.Close(); m.Close() }, nil
+}
+
+// deviceAgain is the block device that a volume's image is attached as, open until
+// done.
+func (e *Engine) deviceAgain(ctx context.Context, l live, w driver.Attachment) (path string, done func(), err error) {
+	if w.Block {
+		f, err := e.activate(ctx, l.row.ID)
+		if err != nil {
+			return "", nil, err
+		}
+		return f.Name(), func() { f.Close() }, nil
+	}
+	b, err := loopdev.Lookup(l.att.Loop)
+	if err != nil || !e.isImage(l.row.ID, b) {
+		return "", nil, errs.New(errs.InUse, "freeze", l.row.Name, "it is attached, but not as it was mounted").WithHint("take it as it is with --no-freeze")
+	}
+	return b.Path, func() {}, nil
 }
 
 // thawFor thaws what a dead process may have left frozen while it copied the

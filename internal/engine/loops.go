@@ -11,9 +11,39 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sweepLoops detaches loop devices on images of this pool that nothing accounts
-// for: a raw volume's whose process died before it could record it. A device
-// that is mounted somewhere stays until that mount goes.
+// sweepDevices takes away block devices of this pool that nothing accounts for: a
+// raw volume's whose process died before it could record it, those that a reboot
+// has left. A device that is mounted somewhere stays until that mount goes.
+func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
+	a, ok := e.drv.(driver.Activator)
+	if !ok {
+		return e.sweepLoops(ctx, s, rows, marked, attached)
+	}
+	active, err := a.Active(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range active {
+		if _, has := attached[id]; has || marked[id] {
+			continue
+		}
+		if busy, err := e.attachedOrMarked(ctx, id); err != nil {
+			return err
+		} else if busy {
+			continue // since the catalogue was read
+		}
+		switch err := a.Deactivate(ctx, id); {
+		case errs.Is(err, errs.InUse):
+			s.Kept = append(s.Kept, "the block device of "+e.nameOf(ctx, id)+" is held by something that Pando did not make or lost track of")
+		case err != nil:
+			return err
+		default:
+			s.Loops++
+		}
+	}
+	return nil
+}
+
 func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
 	type inode struct{ dev, ino uint64 }
 	loops, err := loopdev.List()

@@ -129,11 +129,12 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 		return Info{}, errs.Wrap("umount", name, err)
 	}
 	usage, uerr := driver.Usage{}, error(nil)
-	if row.FS.IsImage() { // a tree would have to be walked
+	measured := row.FS.IsImage() && e.cheapAtUmount() // a tree would have to be walked
+	if measured {
 		usage, uerr = e.drv.Usage(ctx, row.ID)
 	}
 	err = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
-		if row.FS.IsImage() && uerr == nil {
+		if measured && uerr == nil {
 			row.Usage, row.MeasuredAt = usage, time.Now()
 			if err := tx.SetUsage(row.ID, usage, row.MeasuredAt); err != nil {
 				return err
@@ -148,4 +149,12 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 		return tx.Unmark(row.ID)
 	})
 	return volumeInfo(row, e.caps.Name, ""), err
+}
+
+// cheapAtUmount reports whether what a volume takes can be found out at once after
+// it was unmounted. A driver that measures all at once has the figures some time
+// later, and listings ask it.
+func (e *Engine) cheapAtUmount() bool {
+	_, ok := e.drv.(driver.Measurer)
+	return !ok
 }

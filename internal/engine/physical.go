@@ -19,8 +19,8 @@ func (e *Engine) physicalBytes(ctx context.Context, rows []catalog.Row) (total i
 			return 0, false, err
 		}
 		w, err := e.drv.Attachment(ctx, r.ID)
-		if err != nil || w.Image == "" {
-			return 0, false, nil // a tree, or destroyed meanwhile
+		if err != nil || w.Image == "" || w.Block {
+			return 0, false, nil // a tree or a device, or destroyed meanwhile
 		}
 		f, err := os.Open(w.Image)
 		if err != nil {

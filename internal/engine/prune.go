@@ -211,7 +211,7 @@ func (e *Engine) cutToTarget(ctx context.Context, rows []catalog.Row, snaps map[
 		if row.Kind == driver.Volume {
 			own = append(own, snaps[row.Lineage()]...)
 		}
-		if row.FS.IsImage() {
+		if e.cheapUsage(row.FS) {
 			if err := e.measure(ctx, own, false); err != nil {
 				return nil, err
 			}
@@ -223,7 +223,7 @@ func (e *Engine) cutToTarget(ctx context.Context, rows []catalog.Row, snaps map[
 		for _, o := range own {
 			c.ExclusiveBytes += o.Usage.ExclusiveBytes
 		}
-		if row.FS.IsImage() {
+		if e.cheapUsage(row.FS) {
 			expected += c.ExclusiveBytes
 		}
 		r.Candidates = append(r.Candidates, c)

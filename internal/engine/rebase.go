@@ -233,46 +233,32 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 // done is on disk when it returns, unless the volume is ephemeral.
 func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) error {
 	e, id := r.e, r.s.next.ID
-	w, err := e.drv.Attachment(ctx, id)
-	if err != nil {
-		return err
-	}
-	path := w.Tree
-	if w.Image != "" {
-		err := e.withImage(ctx, id, imageOptions{}, func(root *os.File) error {
-			if err := fn(root); err != nil {
-				return err
-			}
-			// What cannot be written back, in a full pool, is an error here, and
-			// nowhere when the filesystem is unmounted.
-			err := unix.Syncfs(int(root.Fd()))
-			if errors.Is(err, unix.EIO) && errs.Is(e.pool.Admit(ctx, opRebase, r.q.Volume, fullPool), errs.NoSpace) {
-				err = unix.ENOSPC
-			}
-			return errs.Wrap(opRebase, r.q.Volume, err)
-		})
-		if err != nil {
+	sync := func(root *os.File) error {
+		if err := fn(root); err != nil || !r.s.next.FS.IsImage() && r.s.next.Ephemeral {
 			return err
 		}
-		path = w.Image
-	}
-	f, err := os.Open(path)
-	if err != nil {
+		// What cannot be written back, in a full pool, is an error here, and
+		// nowhere when the filesystem is unmounted.
+		err := unix.Syncfs(int(root.Fd()))
+		if errors.Is(err, unix.EIO) && errs.Is(e.pool.Admit(ctx, opRebase, r.q.Volume, fullPool), errs.NoSpace) {
+			err = unix.ENOSPC
+		}
 		return errs.Wrap(opRebase, r.q.Volume, err)
 	}
-	defer f.Close()
-	if w.Image == "" {
-		if err := fn(f); err != nil {
-			return err
+	if !r.s.next.FS.IsImage() {
+		return e.withTree(ctx, id, false, sync)
+	}
+	if err := e.withImage(ctx, id, imageOptions{}, sync); err != nil || r.s.next.Ephemeral {
+		return err
+	}
+	return e.withPath(ctx, id, func(path string) error {
+		f, err := os.Open(path)
+		if err != nil {
+			return errs.Wrap(opRebase, r.q.Volume, err)
 		}
-	}
-	if r.s.next.Ephemeral {
-		return nil
-	}
-	if w.Image != "" {
+		defer f.Close()
 		return errs.Wrap(opRebase, r.q.Volume, f.Sync())
-	}
-	return errs.Wrap(opRebase, r.q.Volume, unix.Syncfs(int(f.Fd())))
+	})
 }
 
 // explain says what a failure means for the volume.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -325,10 +326,19 @@ func setAside(dir string) (string, error) {
 // fillCatalog writes a row for every object.
 func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
 	goldens := map[string]*catalog.Golden{}
+	var usages map[driver.ObjectID]driver.Usage
+	if m, ok := d.(driver.Measurer); ok {
+		var err error
+		if usages, err = m.Usages(ctx); err != nil {
+			return err
+		}
+	}
 	now := time.Now()
 	for _, id := range whole {
 		row := catalog.Row{Identity: id, UsedAt: now, MeasuredAt: now}
-		if d.Caps().FS[0].IsImage() { // trees would be walked
+		if u, ok := usages[id.ID]; ok {
+			row.Usage = u
+		} else if d.Caps().FS[0].IsImage() { // trees would be walked
 			u, err := d.Usage(ctx, id.ID)
 			if err != nil {
 				return err
@@ -401,6 +411,9 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 	if err := unmountTrees(ctx, d); err != nil {
 		return err
 	}
+	if a, ok := d.(driver.Activator); ok {
+		return detachOwn(ctx, d, a)
+	}
 	loops, err := loopdev.List()
 	if err != nil {
 		return err
@@ -459,21 +472,72 @@ func unmountTrees(ctx context.Context, d driver.Driver) error {
 	return nil
 }
 
-// unmountDevice unmounts a loop device wherever this namespace has it. It reads
-// the mount table: only for repairs.
-func unmountDevice(b loopdev.Bound) error {
-	table, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return errs.Wrap("detach", b.Path, err)
+// detachOwn unmounts filesystems that are mounted by name, and takes away the
+// driver's own block devices.
+func detachOwn(ctx context.Context, d driver.Driver, a driver.Activator) error {
+	sources := map[string]bool{}
+	for o, err := range d.List(ctx) {
+		if err != nil {
+			return err
+		}
+		if w, err := d.Attachment(ctx, o.ID); err == nil && w.Source != "" {
+			sources[w.Source] = true
+		}
 	}
-	want := "7:" + strconv.Itoa(b.Index)
-	for line := range strings.Lines(string(table)) {
-		f := strings.Fields(line)
-		if len(f) > 4 && f[2] == want {
-			if err := mount.Unmount(mount.Unescape(f[4])); err != nil && !errs.Is(err, errs.NotFound) {
-				return err
-			}
+	if err := unmountWhere(func(_, source string) bool { return sources[source] }); err != nil {
+		return err
+	}
+	active, err := a.Active(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range active {
+		f, err := a.Activate(ctx, id)
+		if errs.Is(err, errs.NotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		var st unix.Stat_t
+		err = unix.Fstat(int(f.Fd()), &st)
+		f.Close()
+		if err != nil {
+			return errs.Wrap("detach", f.Name(), err)
+		}
+		dev := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
+		if err := unmountWhere(func(number, _ string) bool { return number == dev }); err != nil {
+			return err
+		}
+		if err := a.Deactivate(ctx, id); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// unmountWhere unmounts what is mounted in this namespace and fits, by the number
+// of its device and its source. It reads the mount table: only for repairs.
+func unmountWhere(fits func(dev, source string) bool) error {
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return errs.Wrap("detach", "", err)
+	}
+	for line := range strings.Lines(string(table)) {
+		f := strings.Fields(line)
+		dash := slices.Index(f, "-")
+		if dash < 5 || len(f) < dash+3 || !fits(f[2], mount.Unescape(f[dash+2])) {
+			continue
+		}
+		if err := mount.Unmount(mount.Unescape(f[4])); err != nil && !errs.Is(err, errs.NotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// unmountDevice unmounts a loop device wherever this namespace has it.
+func unmountDevice(b loopdev.Bound) error {
+	want := "7:" + strconv.Itoa(b.Index)
+	return unmountWhere(func(dev, _ string) bool { return dev == want })
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
@@ -215,7 +216,7 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		}
 		e.reclaim(ctx, []catalog.Tombstone{grave})
 		return nil
-	case m.Op == opPin, m.Op == opKeep, m.Op == opRewind, m.Op == opRebase:
+	case m.Op == opPin, m.Op == opKeep, m.Op == opRewind, m.Op == opRebase, m.Op == opFlatten:
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
 		}
@@ -277,29 +278,57 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) err
 		}
 		return unmountQuietly(m.Mountpoint)
 	}
-	if on, err := loopdev.Attached(w.Image); err != nil || !on {
+	if w.Source != "" {
+		// Mounted again, it has the same number as where it is mounted already.
+		if mounted && at.Dev == sourceDevice(w) {
+			return unmountQuietly(m.Mountpoint)
+		}
+		return nil
+	}
+	if on, err := e.imageAttached(m.ID); err != nil || !on && !w.Block {
 		return err
 	}
 	if mounted {
-		all, err := loopdev.List()
-		if err != nil {
+		if is, err := e.deviceIs(ctx, m.ID, w, at.Dev); err != nil {
 			return err
-		}
-		for _, b := range all {
-			if e.isImage(m.ID, b) && loopdev.DeviceNumber(b.Index) == at.Dev {
-				if err := unmountQuietly(m.Mountpoint); err != nil {
-					return err
-				}
+		} else if is {
+			if err := unmountQuietly(m.Mountpoint); err != nil {
+				return err
 			}
 		}
 	}
-	if err := e.clearLoops(w.Image); err != nil {
-		return err
+	if !w.Block {
+		if err := e.clearLoops(w.Image); err != nil {
+			return err
+		}
 	}
-	if free, err := loopdev.WaitDetached(ctx, w.Image, releaseWait); err != nil || free {
+	if free, err := e.releaseDevice(ctx, m.ID, w, releaseWait, false); err != nil || free {
 		return err
 	}
 	return errs.New(errs.InUse, "recover", name, "its image is still attached")
+}
+
+// deviceIs reports whether the block device with number dev is an object's image.
+func (e *Engine) deviceIs(ctx context.Context, id driver.ObjectID, w driver.Attachment, dev uint64) (bool, error) {
+	if w.Block {
+		f, err := e.activate(ctx, id)
+		if err != nil {
+			return false, err
+		}
+		defer f.Close()
+		var st unix.Stat_t
+		return unix.Fstat(int(f.Fd()), &st) == nil && st.Rdev == dev, nil
+	}
+	all, err := loopdev.List()
+	if err != nil {
+		return false, err
+	}
+	for _, b := range all {
+		if e.isImage(id, b) && loopdev.DeviceNumber(b.Index) == dev {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 func unmountQuietly(path string) error {

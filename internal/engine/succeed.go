@@ -61,7 +61,7 @@ func (s *succession) draft() driver.Identity {
 func (s *succession) commit(ctx context.Context) error {
 	e, now := s.e, time.Now()
 	s.row = catalog.Row{Identity: s.next, UsedAt: now}
-	if s.next.FS.IsImage() {
+	if e.cheapUsage(s.next.FS) {
 		u, err := e.drv.Usage(ctx, s.next.ID)
 		if err != nil {
 			return err

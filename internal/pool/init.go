@@ -34,6 +34,7 @@ const MinBackingBytes = 300 << 20
 // Plan is what init has decided to make.
 type Plan struct {
 	Driver       string
+	Outside      string // name of what the driver keeps outside the directory: a dataset; "": nothing
 	Open         driver.Opener
 	BackingBytes int64 // 0: the driver lives in the directory's own filesystem
 	MinFree      float64
@@ -43,11 +44,15 @@ type Plan struct {
 	Extra func(ctx context.Context, dir, poolID string) error
 }
 
+// Unmake takes away what a driver has laid out outside the directory of a pool; data
+// is its directory there.
+type Unmake func(ctx context.Context, data, poolID string) error
+
 // Prepare makes the directory of a pool, or checks that it is fit to be one:
 // missing, empty, or left by an interrupted init or deinit, whose remains are
 // removed. It returns with the lock held, and abort, which undoes all that was
 // made. Exists if there is a pool, Invalid if there is anything else.
-func Prepare(ctx context.Context, dir string) (abs string, madeDir bool, unlock func(), abort func(), err error) {
+func Prepare(ctx context.Context, dir string, unmake Unmake) (abs string, madeDir bool, unlock func(), abort func(), err error) {
 	abs, err = filepath.Abs(dir)
 	if err != nil {
 		return "", false, nil, nil, errs.Wrap("init", dir, err)
@@ -92,7 +97,7 @@ func Prepare(ctx context.Context, dir string) (abs string, madeDir bool, unlock 
 		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "another process has just made a pool here")
 	}
 	if left {
-		if err := removeRemains(ctx, abs); err != nil {
+		if err := removeRemains(ctx, abs, unmake); err != nil {
 			unlock()
 			return "", false, nil, nil, err
 		}
@@ -103,7 +108,7 @@ func Prepare(ctx context.Context, dir string) (abs string, madeDir bool, unlock 
 	}
 	abort = func() {
 		// pool.json goes first: it may be there, but not be known to be durable.
-		if removeOne(filepath.Join(abs, configName)) != nil || removeRemains(context.WithoutCancel(ctx), abs) != nil ||
+		if removeOne(filepath.Join(abs, configName)) != nil || removeRemains(context.WithoutCancel(ctx), abs, unmake) != nil ||
 			removeMarkers(abs) != nil {
 			return // the marker is still there: the next init finishes
 		}
@@ -156,6 +161,12 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 	}
 	if err := os.Symlink(p.Config.ID, filepath.Join(data, markerName)); err != nil {
 		return nil, errs.Wrap("init", dir, err)
+	}
+	if plan.Outside != "" {
+		// Before there is anything there: an interrupted init is undone by it.
+		if err := os.Symlink(plan.Outside, filepath.Join(data, outsideName)); err != nil {
+			return nil, errs.Wrap("init", dir, err)
+		}
 	}
 	drv, err := plan.Open(ctx, data, p.Config.ID, true)
 	if err != nil {
@@ -220,7 +231,7 @@ func (p *Pool) makeBacking(ctx context.Context) (*mount.Detached, error) {
 // Remove takes the pool away, with all that is in it. What is attached must
 // have been detached. The caller holds the lock. It may be interrupted and
 // called again.
-func Remove(ctx context.Context, dir string) error {
+func Remove(ctx context.Context, dir string, unmake Unmake) error {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return errs.Wrap("deinit", dir, err)
@@ -240,7 +251,7 @@ func Remove(ctx context.Context, dir string) error {
 	} else {
 		return err
 	}
-	if err := removeRemains(ctx, dir); err != nil {
+	if err := removeRemains(ctx, dir, unmake); err != nil {
 		return err
 	}
 	if err := removeMarkers(dir); err != nil {
@@ -259,8 +270,17 @@ func Interrupted(dir string) bool { return exists(filepath.Join(dir, removingNam
 
 // removeRemains removes everything of a pool but the directory, the lock, and the
 // names that say that something was interrupted.
-func removeRemains(ctx context.Context, dir string) error {
+func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 	data := filepath.Join(dir, "data")
+	if exists(filepath.Join(data, outsideName)) {
+		id, err := os.Readlink(filepath.Join(data, markerName))
+		if err != nil {
+			return errs.Wrap("deinit", dir, err)
+		}
+		if err := unmake(ctx, data, id); err != nil {
+			return err
+		}
+	}
 	// Only if there is a mount: without root umount(2) does not even look.
 	if m, err := kernel.MountAt(unix.AT_FDCWD, data); err == nil && m.Root {
 		if err := mount.Unmount(data); err != nil && !errs.Is(err, errs.NotFound) {
@@ -300,7 +320,7 @@ func removeRemains(ctx context.Context, dir string) error {
 		}
 	}
 	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal", reserveName, configName + ".new",
-		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + markerName, "data"} {
+		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/space.json", "data/making", "data/" + outsideName, "data/" + markerName, "data"} {
 		if err := removeOne(filepath.Join(dir, name)); err != nil {
 			return err
 		}

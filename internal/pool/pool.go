@@ -7,6 +7,7 @@
 //	mnt/          default mount points
 //	data/         the driver's directory; of a loop-backed pool a mount point
 //	backing.xfs   of a loop-backed pool: the file behind data/
+//	data/dataset  of a zfs pool: a symbolic link to the name of its dataset
 //	reserve       room for cleaning up when the disk is full
 //	lock          held while the pool is made, mounted or removed
 package pool
@@ -21,6 +22,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"pando/internal/driver"
 	"pando/internal/driver/objdir"
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -45,6 +47,7 @@ const (
 	initingName  = "init.inprogress"   // an interrupted init left this
 	removingName = "deinit.inprogress" // an interrupted deinit left this
 	backingName  = "backing.xfs"
+	outsideName  = "dataset" // in data/: a symbolic link to the name of what the driver keeps outside the directory
 )
 
 // Config is the content of pool.json.
@@ -69,6 +72,12 @@ type Backing struct {
 type Pool struct {
 	Dir    string // absolute
 	Config Config
+
+	// Room measures a pool whose objects do not lie in the filesystem of its
+	// directory; nil: they do.
+	Room driver.Spacer
+	// Hurry, if Room is set, makes what was destroyed return sooner.
+	Hurry func(context.Context) error
 }
 
 // DataDir is the directory of the driver.
@@ -220,7 +229,14 @@ type Space struct {
 
 // Space measures the room, in O(1). The backing file of a loop-backed pool is
 // sparse, so the filesystem below it counts too.
-func (p *Pool) Space() (Space, error) {
+func (p *Pool) Space(ctx context.Context) (Space, error) { return p.space(ctx, false) }
+
+// space is Space; rough: see driver.Spacer.
+func (p *Pool) space(ctx context.Context, rough bool) (Space, error) {
+	if p.Room != nil {
+		r, err := p.Room.Space(ctx, rough)
+		return Space{TotalBytes: r.TotalBytes, FreeBytes: r.FreeBytes, UsedBytes: r.UsedBytes, HostFree: r.FreeBytes}, err
+	}
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.DataDir(), &st); err != nil {
 		return Space{}, errs.Wrap("measure pool", p.Dir, err)
@@ -253,7 +269,7 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 	deadline := time.Now().Add(freedWait)
 	for try := 0; ; try++ {
 		var err error
-		if s, err = p.Space(); err != nil {
+		if s, err = p.space(ctx, try == 0); err != nil {
 			return err
 		}
 		least = int64(float64(s.TotalBytes) * p.Config.MinFreePercent / 100)
@@ -264,7 +280,7 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 			break
 		}
 		if try%4 == 0 {
-			p.hurryFrees()
+			p.hurryFrees(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -286,7 +302,14 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 // hurryFrees makes a btrfs return space that was freed, which takes a commit to
 // begin and another to end. XFS does it by itself. It reports whether there is
 // more to come, as far as that can be known.
-func (p *Pool) hurryFrees() bool {
+func (p *Pool) hurryFrees(ctx context.Context) bool {
+	if p.Room != nil {
+		if p.Hurry != nil {
+			_ = p.Hurry(ctx)
+		}
+		more, err := p.Room.Reclaiming(ctx)
+		return err == nil && more
+	}
 	f, err := os.Open(p.DataDir())
 	if err != nil {
 		return false
@@ -301,8 +324,8 @@ func (p *Pool) hurryFrees() bool {
 // comes back, for at most patience, and measures the pool.
 func (p *Pool) Settle(ctx context.Context, patience time.Duration) (Space, error) {
 	const step, quiet = 20 * time.Millisecond, 4
-	more := p.hurryFrees()
-	least, err := p.Space()
+	more := p.hurryFrees(ctx)
+	least, err := p.Space(ctx)
 	deadline := time.Now().Add(patience)
 	for still := 0; err == nil && still < quiet && time.Now().Before(deadline); still++ {
 		select {
@@ -311,9 +334,9 @@ func (p *Pool) Settle(ctx context.Context, patience time.Duration) (Space, error
 		case <-time.After(step):
 		}
 		was := more
-		more = p.hurryFrees()
+		more = p.hurryFrees(ctx)
 		var s Space
-		if s, err = p.Space(); err == nil {
+		if s, err = p.Space(ctx); err == nil {
 			if more || was || s.UsedBytes < least.UsedBytes {
 				still = -1
 			}

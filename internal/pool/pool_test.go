@@ -50,7 +50,7 @@ func TestRemoveStopsAtForeignFiles(t *testing.T) {
 		}
 		write(t, filepath.Join(dir, configName), `{"format":1,"id":"x","driver":"plain"}`)
 		write(t, filepath.Join(dir, foreign), "precious")
-		if err := Remove(context.Background(), dir); !errs.Is(err, errs.InUse) {
+		if err := Remove(context.Background(), dir, nil); !errs.Is(err, errs.InUse) {
 			t.Errorf("%s: %v, wanted InUse", foreign, err)
 		}
 		if b, err := os.ReadFile(filepath.Join(dir, foreign)); err != nil || string(b) != "precious" {
@@ -63,7 +63,7 @@ func TestRemoveStopsAtForeignFiles(t *testing.T) {
 		if err := os.Remove(filepath.Join(dir, foreign)); err != nil {
 			t.Fatal(err)
 		}
-		if err := Remove(context.Background(), dir); err != nil {
+		if err := Remove(context.Background(), dir, nil); err != nil {
 			t.Error(err)
 		}
 		if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {

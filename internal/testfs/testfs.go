@@ -159,17 +159,30 @@ func mounted(dir string) bool {
 // given and has completed.
 func (fs *FS) Flushes() int64 {
 	fs.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/stat", fs.loop))
+	return loopStat(fs.t, fs.loop, statFlushes)
+}
+
+// Places in the statistics of a block device: Documentation/block/stat.rst.
+const (
+	statWrites   = 4
+	statInFlight = 8
+	statFlushes  = 15
+)
+
+// loopStat is one of the statistics of a loop device.
+func loopStat(t testing.TB, loop, what int) int64 {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/stat", loop))
 	if err != nil {
-		fs.t.Fatal(err)
+		t.Fatal(err)
 	}
 	f := strings.Fields(string(b))
-	if len(f) < 16 {
-		fs.t.Skipf("SKIPPED: this kernel does not count flushes")
+	if len(f) <= what {
+		t.Skipf("SKIPPED: this kernel does not count flushes")
 	}
-	n, err := strconv.ParseInt(f[15], 10, 64)
+	n, err := strconv.ParseInt(f[what], 10, 64)
 	if err != nil {
-		fs.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return n
 }

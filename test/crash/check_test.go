@@ -5,6 +5,7 @@ package crash
 import (
 	"database/sql"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -56,27 +57,11 @@ func (w *world) check() {
 		w.t.Errorf("LEAK: destroyed and not reclaimed: %v", m)
 	}
 	rows := column("SELECT id FROM objects")
-	var found []string
-	entries, err := os.ReadDir(filepath.Join(w.dir, "data", "objects"))
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, e := range entries {
-		if len(e.Name()) < driver.IDLength || !driver.ValidID(e.Name()[:driver.IDLength]) {
-			w.t.Errorf("LEAK: %s among the objects", e.Name())
-			continue
-		}
-		found = append(found, e.Name()[:driver.IDLength])
-	}
-	slices.Sort(found)
-	if n := len(found); n != 2*len(rows) {
-		w.t.Errorf("LEAK: %d files for %d objects, wanted 2 each", n, len(rows))
-	}
-	if ids := slices.Compact(found); !slices.Equal(ids, rows) {
+	said := w.objects()
+	if ids := slices.Sorted(maps.Keys(said)); !slices.Equal(ids, rows) {
 		w.t.Errorf("LEAK: objects %v\nrows %v", ids, rows)
 	}
-
-	w.checkIdentities(column)
+	w.checkIdentities(column, said)
 	for _, m := range column("SELECT mountpoint FROM attachments WHERE mount_id <> 0 AND loop >= 0") {
 		if frozen(w.t, m) {
 			w.t.Errorf("LEAK: the filesystem at %s is frozen", m)
@@ -84,7 +69,7 @@ func (w *world) check() {
 	}
 
 	mounted := column("SELECT name FROM objects JOIN attachments USING (id) WHERE mountpoint LIKE '" + w.dir + "/mnt/%'")
-	entries, err = os.ReadDir(filepath.Join(w.dir, "mnt"))
+	entries, err := os.ReadDir(filepath.Join(w.dir, "mnt"))
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -123,16 +108,41 @@ func (w *world) check() {
 	}
 }
 
-// checkIdentities compares what the pool says of each object with the catalogue.
-func (w *world) checkIdentities(column func(string) []string) {
+// objects returns the identity, as text, of everything that lies in the pool, by ID.
+// What should not be there is an error.
+func (w *world) objects() map[string]string {
 	w.t.Helper()
-	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' || consistency FROM objects") {
-		text, err := os.Readlink(filepath.Join(w.dir, "data", "objects", row[:driver.IDLength]+".meta"))
-		if err != nil {
-			w.t.Error(err)
+	if w.kind.objects != nil {
+		return w.kind.objects(w)
+	}
+	dir := filepath.Join(w.dir, "data", "objects")
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	out, files := map[string]string{}, map[string]int{}
+	for _, e := range entries {
+		if len(e.Name()) < driver.IDLength || !driver.ValidID(e.Name()[:driver.IDLength]) {
+			w.t.Errorf("LEAK: %s among the objects", e.Name())
 			continue
 		}
-		id, err := objdir.Decode([]byte(text))
+		id := e.Name()[:driver.IDLength]
+		out[id], _ = os.Readlink(filepath.Join(dir, id+".meta"))
+		files[id]++
+	}
+	for id, n := range files {
+		if n != 2 {
+			w.t.Errorf("LEAK: %d files of object %s, wanted 2", n, id)
+		}
+	}
+	return out
+}
+
+// checkIdentities compares what the pool says of each object with the catalogue.
+func (w *world) checkIdentities(column func(string) []string, objects map[string]string) {
+	w.t.Helper()
+	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' || consistency FROM objects") {
+		id, err := objdir.Decode([]byte(objects[row[:driver.IDLength]]))
 		pinned := "0"
 		if !id.Pinned.IsZero() {
 			pinned = "1"

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,6 +28,9 @@ import (
 var pando string // the binary
 
 func TestMain(m *testing.M) {
+	if pando = os.Getenv("PANDO_TEST_BINARY"); pando != "" {
+		os.Exit(m.Run()) // there may be no Go here
+	}
 	dir, err := os.MkdirTemp("", "pando-crash-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -50,19 +54,22 @@ type kind struct {
 	init []string
 	dir  func(t *testing.T) string // of a pool that is to be made; its parent goes with the test
 	size []string                  // flags of an import
+
+	more    func(t *testing.T) []string      // more flags of init
+	objects func(w *world) map[string]string // nil: they lie in data/objects
 }
 
 var kinds = []kind{
-	{"reflink", []string{"--size", "400M"}, func(t *testing.T) string {
+	{name: "reflink", init: []string{"--size", "400M"}, size: []string{"--size", "64M"}, dir: func(t *testing.T) string {
 		if os.Geteuid() != 0 {
 			t.Skip("SKIPPED: a pool of images needs root: run the tests as root")
 		}
 		top := t.TempDir()
 		testfs.LeakCheck(t, top)
 		return filepath.Join(top, "pool")
-	}, []string{"--size", "64M"}},
-	{"btrfs", []string{"--driver", "btrfs"}, func(t *testing.T) string { return filepath.Join(testfs.Btrfs(t, 512<<20), "pool") }, nil},
-	{"plain", []string{"--driver", "plain"}, func(t *testing.T) string { return filepath.Join(t.TempDir(), "pool") }, nil},
+	}},
+	{name: "btrfs", init: []string{"--driver", "btrfs"}, dir: func(t *testing.T) string { return filepath.Join(testfs.Btrfs(t, 512<<20), "pool") }},
+	{name: "plain", init: []string{"--driver", "plain"}, dir: func(t *testing.T) string { return filepath.Join(t.TempDir(), "pool") }},
 }
 
 // world is a pool under test.
@@ -71,6 +78,7 @@ type world struct {
 	kind   kind
 	dir    string
 	source string
+	more   []string // flags of init
 }
 
 func newWorld(t *testing.T, k kind) *world {
@@ -79,6 +87,9 @@ func newWorld(t *testing.T, k kind) *world {
 	}
 	w := &world{t: t, kind: k, dir: k.dir(t), source: t.TempDir()}
 	w.write(w.source)
+	if k.more != nil {
+		w.more = k.more(t)
+	}
 	return w
 }
 
@@ -117,7 +128,10 @@ func (w *world) try(args ...string) (string, error) {
 	return stdout.String(), err
 }
 
-func (w *world) initPool() { w.t.Helper(); w.pando(append([]string{"init"}, w.kind.init...)...) }
+func (w *world) initPool() {
+	w.t.Helper()
+	w.pando(slices.Concat([]string{"init"}, w.kind.init, w.more)...)
+}
 
 func (w *world) importGolden(name string) {
 	w.t.Helper()

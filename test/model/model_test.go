@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
@@ -29,6 +30,9 @@ import (
 
 // defaultOps is the number of random operations; PANDO_TEST_OPS is another.
 const defaultOps = 10_000
+
+// zfsOps is that number in a guest, where one takes about a second.
+const zfsOps = 300
 
 // number reads an environment variable.
 func number(t *testing.T, name string, otherwise uint64) uint64 {
@@ -77,6 +81,7 @@ type model struct {
 	r       *rand.Rand
 	e       *engine.Engine
 	dir     string // of the pool
+	fs      driver.FS
 	source  string
 	atomic  bool
 	volumes map[string]*volume
@@ -87,20 +92,33 @@ type model struct {
 }
 
 func TestRandomOperations(t *testing.T) {
-	for name, pool := range map[string]struct {
+	type kind struct {
 		dir  func(t *testing.T) string
 		init engine.InitRequest
-	}{
-		"reflink": {func(t *testing.T) string { return testfs.XFS(t, 4<<30) }, engine.InitRequest{Driver: "reflink"}},
-		"btrfs":   {func(t *testing.T) string { return testfs.Btrfs(t, 4<<30) }, engine.InitRequest{Driver: "btrfs"}},
-		"plain":   {func(t *testing.T) string { return testfs.Ext4(t, 4<<30) }, engine.InitRequest{Driver: "plain"}},
-	} {
+		fs   driver.FS
+	}
+	kinds := map[string]kind{
+		"reflink": {func(t *testing.T) string { return testfs.XFS(t, 4<<30) }, engine.InitRequest{Driver: "reflink"}, ""},
+		"btrfs":   {func(t *testing.T) string { return testfs.Btrfs(t, 4<<30) }, engine.InitRequest{Driver: "btrfs"}, ""},
+		"plain":   {func(t *testing.T) string { return testfs.Ext4(t, 4<<30) }, engine.InitRequest{Driver: "plain"}, ""},
+	}
+	standard := uint64(defaultOps)
+	if os.Getenv("PANDO_TEST_ZFS") != "" { // in the guest of `make test-zfs`, which is slow
+		kinds, standard = map[string]kind{}, zfsOps
+		for _, fs := range []driver.FS{driver.Native, driver.Ext4} {
+			kinds["zfs-"+string(fs)] = kind{func(t *testing.T) string { return t.TempDir() }, engine.InitRequest{Driver: "zfs"}, fs}
+		}
+	}
+	for name, pool := range kinds {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			seed, ops := number(t, "PANDO_SEED", rand.Uint64()), int(number(t, "PANDO_TEST_OPS", defaultOps))
+			seed, ops := number(t, "PANDO_SEED", rand.Uint64()), int(number(t, "PANDO_TEST_OPS", standard))
 			t.Logf("repeat with PANDO_SEED=%d PANDO_TEST_OPS=%d", seed, ops)
 			dir := pool.dir(t)
-			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), dir: filepath.Join(dir, "pool"), source: t.TempDir(),
+			if pool.init.Driver == "zfs" {
+				pool.init.Dataset = testfs.ZFS(t, 4<<30) + "/pando"
+			}
+			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), dir: filepath.Join(dir, "pool"), fs: pool.fs, source: t.TempDir(),
 				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{}}
 			pool.init.Dir = m.dir
 			if _, err := engine.Init(t.Context(), pool.init, drivers); err != nil {

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -31,8 +32,8 @@ func (m *model) importGolden() {
 		must(os.WriteFile(filepath.Join(m.source, p), []byte(c[p]), 0o644))
 	}
 	m.note("import", "%s", name)
-	q := engine.ImportRequest{Name: name, Source: m.source}
-	if m.e.Caps().FS[0].IsImage() {
+	q := engine.ImportRequest{Name: name, Source: m.source, FS: m.fs}
+	if cmp.Or(m.fs, m.e.Caps().FS[0]).IsImage() {
 		q.SizeBytes = 64 << 20
 	}
 	_, err := m.e.Import(m.t.Context(), q)

@@ -2,6 +2,12 @@
 // went: a line a package, the output of what failed, what was skipped and why,
 // and at the end a line with the counts.
 //
+//	testsum -events [FILE...]
+//
+// runs nothing, and reads what `go tool test2json` has printed from the files,
+// or from standard input if there are none. A package that begins and does not
+// end there has failed, and so has a run without any package.
+//
 // With PANDO_TEST_REQUIRE_ALL=1 a test that is skipped for want of something
 // that this host should have (root, a program, a kernel feature) counts as
 // failed. Such tests say "SKIPPED: ..."; a test that does not apply, such as one
@@ -40,28 +46,16 @@ var mayBeMissing = regexp.MustCompile(strings.Join([]string{
 
 func main() {
 	s := newSummary(os.Stdout, os.Getenv("PANDO_TEST_REQUIRE_ALL") == "1")
-	cmd := exec.Command("go", append([]string{"test", "-json"}, os.Args[1:]...)...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "testsum:", err)
-		os.Exit(1)
-	}
 	stop := make(chan struct{})
 	go s.tellStillRunning(stop)
-	err = s.read(out)
-	close(stop)
-	if werr := cmd.Wait(); err == nil {
-		var exit *exec.ExitError
-		if !errors.As(werr, &exit) {
-			err = werr
-		} else if s.failed == 0 {
-			err = fmt.Errorf("go test failed without saying which test: %w", werr)
-		}
+	var err error
+	if len(os.Args) > 1 && os.Args[1] == "-events" {
+		err = s.readFiles(os.Args[2:])
+	} else {
+		err = s.goTest(os.Args[1:])
 	}
+	close(stop)
+	s.endAll()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "testsum:", err)
 		s.failed++
@@ -76,6 +70,62 @@ func main() {
 	if s.failed > 0 {
 		os.Exit(1)
 	}
+}
+
+// goTest takes in the events of go test with some arguments.
+func (s *summary) goTest(args []string) error {
+	cmd := exec.Command("go", append([]string{"test", "-json"}, args...)...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	err = s.read(out)
+	if werr := cmd.Wait(); err == nil {
+		var exit *exec.ExitError
+		if !errors.As(werr, &exit) {
+			err = werr
+		} else if s.failed == 0 {
+			err = fmt.Errorf("go test failed without saying which test: %w", werr)
+		}
+	}
+	return err
+}
+
+// readFiles takes in the events in files, or those on standard input.
+func (s *summary) readFiles(paths []string) error {
+	if len(paths) == 0 {
+		return s.readAll(os.Stdin)
+	}
+	for _, p := range paths {
+		f, err := os.Open(p)
+		if err != nil {
+			return err
+		}
+		err = s.readAll(f)
+		f.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", p, err)
+		}
+	}
+	return nil
+}
+
+var errNoEvents = errors.New("there is no package in the events")
+
+// readAll takes in the events of a run that must have come to a package.
+func (s *summary) readAll(r io.Reader) error {
+	before := s.begun
+	if err := s.read(r); err != nil {
+		return err
+	}
+	if s.begun == before {
+		return errNoEvents
+	}
+	return nil
 }
 
 // event is a line of `go test -json`: see `go doc test2json` and, for builds,
@@ -118,6 +168,7 @@ type summary struct {
 	builds                  map[string]*strings.Builder
 	skips                   []*skip
 	last                    time.Time // something was printed
+	begun                   int       // packages
 	passed, failed, skipped int
 }
 
@@ -166,6 +217,7 @@ func (s *summary) take(e event) {
 	if p == nil {
 		p = &pack{start: time.Now(), tests: map[string]*test{}}
 		s.packs[e.Package] = p
+		s.begun++
 	}
 	if e.Test != "" {
 		p.take(s, e)
@@ -293,6 +345,19 @@ func (s *summary) endPackage(p *pack, e event) {
 		fmt.Fprint(s.w, indent(p.out.String()))
 	}
 	s.passed, s.failed, s.skipped = s.passed+p.passed, s.failed+p.failed, s.skipped+p.skipped
+}
+
+// endAll counts as failed what has not come to its end: the machine that ran it
+// may have died.
+func (s *summary) endAll() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(s.packs)) {
+		p := s.packs[name]
+		p.out.WriteString("the tests of this package did not come to their end\n")
+		s.endPackage(p, event{Action: "fail", Package: name, Elapsed: time.Since(p.start).Seconds()})
+	}
+	clear(s.packs)
 }
 
 func indent(text string) string {

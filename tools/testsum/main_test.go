@@ -1,6 +1,9 @@
 package main
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -63,6 +66,40 @@ func TestSummary(t *testing.T) {
 			if w = strings.TrimPrefix(w, "pando/"); !strings.Contains(out.String(), w) {
 				t.Errorf("require all %v: %q is not in\n%s", c.requireAll, w, out.String())
 			}
+		}
+	}
+}
+
+// TestDied: a run that stops in the middle of a package, as when a guest dies,
+// has failed there, with the test that was running.
+func TestDied(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "events")
+	lines := strings.Split(run, "\n")
+	for _, c := range []struct {
+		lines int
+		want  string
+	}{
+		{0, ""},
+		{1, "0 passed, 1 failed, 0 skipped"},  // in a test
+		{3, "1 passed, 1 failed, 0 skipped"},  // between two
+		{14, "2 passed, 1 failed, 2 skipped"}, // after the last
+		{15, "2 passed, 0 failed, 2 skipped"}, // after the package
+	} {
+		if err := os.WriteFile(file, []byte(strings.Join(lines[:c.lines], "\n")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		s := newSummary(&out, false)
+		if err := s.readFiles([]string{file}); errors.Is(err, errNoEvents) != (c.want == "") {
+			t.Fatalf("%d lines: %v", c.lines, err)
+		}
+		s.endAll()
+		s.finish()
+		if c.want != "" && !strings.HasSuffix(out.String(), c.want+"\n") {
+			t.Errorf("%d lines: want %q, got\n%s", c.lines, c.want, out.String())
+		}
+		if told := strings.Contains(out.String(), "did not come to their end"); told != strings.Contains(c.want, "1 failed") {
+			t.Errorf("%d lines: that it did not end is told: %v, in\n%s", c.lines, told, out.String())
 		}
 	}
 }

@@ -209,10 +209,10 @@ func TestTies(t *testing.T) {
 	if pair := []driver.ObjectID{holder, other}; !slices.Contains(pair, vol) || !slices.Contains(pair, clone) {
 		t.Errorf("ties %+v", ties)
 	}
-	if u, err := p.d.Usage(p.ctx(), holder); err != nil || u.PinnedBytes < 4*mib || u.PinnedBytes > 5*mib {
+	if u, err := p.d.Usage(p.ctx(), holder); err != nil || u.TiedBytes < 4*mib || u.TiedBytes > 5*mib {
 		t.Errorf("usage of the holder %+v, %v", u, err)
 	}
-	if all, err := p.d.Usages(p.ctx()); err != nil || len(all) != 2 || all[holder].PinnedBytes < 4*mib || all[other].PinnedBytes != 0 {
+	if all, err := p.d.Usages(p.ctx()); err != nil || len(all) != 2 || all[holder].TiedBytes < 4*mib || all[other].TiedBytes != 0 {
 		t.Errorf("usages %+v, %v", all, err)
 	}
 	if n, err := p.d.Reap(p.ctx()); n != 0 || err != nil {

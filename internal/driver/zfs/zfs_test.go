@@ -130,7 +130,7 @@ func TestNotImported(t *testing.T) {
 	p := newPool(t, zpool+"/pando")
 	vol := p.create(driver.Native)
 	p.open(false)
-	file := filepath.Dir(devicePath(t, zpool))
+	device := devicePath(t, zpool)
 	if err := zfs.Zpool.Do(t.Context(), "export", zpool); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestNotImported(t *testing.T) {
 		}
 	}
 	check("exported")
-	if err := zfs.Zpool.Do(t.Context(), "import", "-d", file, zpool); err != nil {
+	if err := zfs.Zpool.Do(t.Context(), "import", "-d", device, zpool); err != nil {
 		t.Fatal(err)
 	}
 	zdo(t, "rename", p.root, p.root+"moved")

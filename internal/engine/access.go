@@ -1,0 +1,225 @@
+package engine
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/loopdev"
+	"pando/internal/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// blockDevice is an object's image as a block device. It stays at least until
+// close; what is mounted on it by then keeps it.
+type blockDevice struct {
+	path     string
+	loop     int    // index of the loop device; -1: the driver's own device
+	dev, ino uint64 // of the image file behind the loop device; of the driver's own device its number, and 0
+	close    func() error
+}
+
+// openDevice makes an object's image a block device: a file by a loop device, the
+// driver's own device by making it appear. keep: the device shall stay without
+// anybody who has it open, until releaseDevice. InUse if a file is attached already.
+func (e *Engine) openDevice(ctx context.Context, id driver.ObjectID, w driver.Attachment, o loopdev.Options) (*blockDevice, error) {
+	if w.Block {
+		f, err := e.activate(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			f.Close()
+			return nil, errs.Wrap("attach", f.Name(), err)
+		}
+		return &blockDevice{path: f.Name(), loop: -1, dev: st.Rdev, close: f.Close}, nil
+	}
+	f, err := os.OpenFile(w.Image, os.O_RDWR, 0)
+	if err != nil {
+		return nil, errs.Wrap("mount", w.Image, err)
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, errs.Wrap("mount", w.Image, err)
+	}
+	o.SectorBytes = w.SectorBytes
+	d, err := loopdev.Attach(ctx, f, o)
+	if err != nil {
+		return nil, err
+	}
+	return &blockDevice{path: d.Path, loop: d.Index, dev: st.Dev, ino: st.Ino, close: d.Close}, nil
+}
+
+func (e *Engine) activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
+	a, ok := e.drv.(driver.Activator)
+	if !ok {
+		return nil, errs.New(errs.Unsupported, "attach", string(id), "the %s driver has no block devices", e.caps.Name)
+	}
+	return a.Activate(ctx, id)
+}
+
+// releaseDevice waits until an object's image is no block device any more, at most
+// for the time given. false: some mount or process, maybe in another mount
+// namespace, holds it. With going, the object is about to be destroyed: then a
+// device of the driver's own may stay if nobody holds it, as it goes with the
+// object.
+func (e *Engine) releaseDevice(ctx context.Context, id driver.ObjectID, w driver.Attachment, most time.Duration, going bool) (bool, error) {
+	if !w.Block {
+		return loopdev.WaitDetached(ctx, w.Image, most)
+	}
+	a, ok := e.drv.(driver.Activator)
+	if !ok {
+		return true, nil
+	}
+	if going {
+		return e.waitUnheld(ctx, a, id, most)
+	}
+	err := a.Deactivate(ctx, id)
+	if errs.Is(err, errs.InUse) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (e *Engine) waitUnheld(ctx context.Context, a driver.Activator, id driver.ObjectID, most time.Duration) (bool, error) {
+	deadline := time.Now().Add(most)
+	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+		held, err := a.Held(ctx, id)
+		if err != nil || !held {
+			return err == nil, err
+		}
+		if time.Now().After(deadline) {
+			return false, nil
+		}
+		select {
+		case <-ctx.Done():
+			return false, ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+// withPath calls fn with the path of a file that is an object's image, or of a
+// block device that is.
+func (e *Engine) withPath(ctx context.Context, id driver.ObjectID, fn func(path string) error) error {
+	w, err := e.drv.Attachment(ctx, id)
+	if err != nil {
+		return err
+	}
+	if !w.Block {
+		return fn(w.Image)
+	}
+	f, err := e.activate(ctx, id)
+	if err != nil {
+		return err
+	}
+	err = fn(f.Name())
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	// Others may use it too: the last one takes it away.
+	if free, derr := e.releaseDevice(context.WithoutCancel(ctx), id, w, 0, false); err == nil && free {
+		err = derr
+	}
+	return err
+}
+
+// withImage mounts a volume's image where nobody sees it, calls fn with its
+// root, and unmounts it again: when it returns, all is in the image. If this
+// process is killed, the kernel unmounts it.
+func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptions, fn func(root *os.File) error) error {
+	w, err := e.drv.Attachment(ctx, id)
+	if err != nil {
+		return err
+	}
+	dev, err := e.openDevice(ctx, id, w, loopdev.Options{DirectIO: !o.buffered})
+	if err != nil {
+		return err
+	}
+	m, err := mount.Device(string(w.FS), dev.path, append(append([]string(nil), w.Options...), o.extra...), w.Block && w.ReadOnly)
+	if cerr := dev.close(); err == nil && cerr != nil {
+		m.Close()
+		err = errs.Wrap("mount", w.Image, cerr)
+	}
+	if err == nil {
+		err = insideMount(m, !w.ReadOnly, fn)
+	}
+	free, werr := e.releaseDevice(context.WithoutCancel(ctx), id, w, 30*time.Second, false)
+	if err == nil {
+		err = werr
+	}
+	if err == nil && !free {
+		err = errs.New(errs.InUse, "umount", w.Image, "something else has mounted %s", dev.path)
+	}
+	return err
+}
+
+// imageOptions of withImage.
+type imageOptions struct {
+	buffered bool     // through the page cache of the pool: for images that are read again at once
+	extra    []string // mount options
+}
+
+// withTree calls fn with the root of an object's tree, of a volume that is no
+// image. readOnly: nothing can be changed through it.
+func (e *Engine) withTree(ctx context.Context, id driver.ObjectID, readOnly bool, fn func(root *os.File) error) error {
+	w, err := e.drv.Attachment(ctx, id)
+	if err != nil {
+		return err
+	}
+	var m *mount.Detached
+	switch {
+	case w.Source != "":
+		m, err = mount.Device(w.Type, w.Source, w.Options, readOnly || w.ReadOnly)
+	case readOnly && canMount():
+		m, err = mount.Tree(w.Tree, true)
+	default:
+		root, err := os.Open(w.Tree)
+		if err != nil {
+			return errs.Wrap("open", w.Tree, err)
+		}
+		defer root.Close()
+		return fn(root)
+	}
+	if err != nil {
+		return err
+	}
+	return insideMount(m, w.Source != "" && !readOnly, fn)
+}
+
+// insideMount calls fn with the root of a detached mount, and unmounts it.
+// written: it may have been written to, and what cannot be written back, as the
+// pool is full, must not be lost in silence.
+func insideMount(m *mount.Detached, written bool, fn func(root *os.File) error) error {
+	root, err := m.Open()
+	if err == nil {
+		if err = fn(root); err == nil && written {
+			err = errs.Wrap("umount", root.Name(), unix.Syncfs(int(root.Fd())))
+		}
+		root.Close()
+	}
+	if cerr := m.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// sourceDevice is the st_dev of a filesystem that is mounted by name, 0 if it
+// cannot be mounted. As long as somebody has it mounted, it stays the same.
+func sourceDevice(w driver.Attachment) uint64 {
+	m, err := mount.Device(w.Type, w.Source, w.Options, true)
+	if err != nil {
+		return 0
+	}
+	defer m.Close()
+	info, err := m.Info()
+	if err != nil {
+		return 0
+	}
+	return info.Dev
+}

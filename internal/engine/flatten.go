@@ -1,0 +1,143 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/progress"
+)
+
+const opFlatten = "flatten"
+
+// FlattenRequest says which volume is to share nothing any more.
+type FlattenRequest struct {
+	Volume  string
+	DryRun  bool                                // only say what it would cost
+	Plan    func(costBytes int64, free Flatten) // told before anything is done; may be nil
+	Tracker *progress.Tracker
+}
+
+// Flatten is the result of Engine.Flatten.
+type Flatten struct {
+	Info
+	Tied      bool    `json:"tied"`       // this driver ties volumes to what they were cloned from; if not, nothing is done
+	CostBytes int64   `json:"cost_bytes"` // to be read, and written
+	FreeBytes int64   `json:"free_bytes"` // in the pool, before
+	Done      bool    `json:"done"`       // the volume has been copied and replaced
+	Snapshots int     `json:"snapshots"`  // of the volume, which stay as they are
+	Seconds   float64 `json:"duration_seconds"`
+}
+
+// Flatten makes a volume that shares no block with any other: it is copied, and
+// the copy takes its place in one commit. Nothing that is destroyed elsewhere is
+// kept for its sake afterwards. Where a driver does not tie volumes together there
+// is nothing to do. NotFound, InUse (it is mounted), NoSpace.
+func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error) {
+	start := time.Now()
+	fl, tied := e.drv.(driver.Flattener)
+	out := Flatten{Tied: tied}
+	if err := e.needRoot(opFlatten, q.Volume); err != nil {
+		return out, err
+	}
+	var vol catalog.Row
+	look := func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
+		row, err := resolveVolume(tx, opFlatten, q.Volume)
+		if err != nil {
+			return row, row, err
+		}
+		l, err := e.lookLive(tx, row, false)
+		if err == nil && l.inUse() && tied && !q.DryRun {
+			err = errs.New(errs.InUse, opFlatten, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("`pando umount %s` first", q.Volume)
+		}
+		vol = row
+		return row, row, err
+	}
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		if _, _, err := look(tx); err != nil {
+			return err
+		}
+		snaps, err := tx.Snapshots(vol.Lineage())
+		out.Snapshots = len(snaps)
+		return err
+	}); err != nil {
+		return out, err
+	}
+	out.Info = volumeInfo(vol, e.caps.Name, "")
+	if !tied {
+		return out, nil
+	}
+	s, err := e.pool.Space(ctx)
+	if err != nil {
+		return out, err
+	}
+	out.FreeBytes = s.FreeBytes
+	if out.CostBytes, err = fl.FlattenCost(ctx, vol.ID); err != nil {
+		return out, err
+	}
+	if q.Plan != nil {
+		q.Plan(out.CostBytes, out)
+	}
+	if q.DryRun {
+		return out, nil
+	}
+	if err := e.pool.Admit(ctx, opFlatten, q.Volume, out.CostBytes); err != nil {
+		return out, err
+	}
+	row, err := e.replaceByCopy(ctx, q, fl, look)
+	if err != nil {
+		return out, err
+	}
+	out.Info, out.Done, out.Seconds = volumeInfo(row, e.caps.Name, ""), true, time.Since(start).Seconds()
+	return out, nil
+}
+
+// replaceByCopy puts an independent copy in a volume's place, and destroys what it
+// was.
+func (e *Engine) replaceByCopy(ctx context.Context, q FlattenRequest, fl driver.Flattener, look func(*catalog.Tx) (catalog.Row, catalog.Row, error)) (catalog.Row, error) {
+	s := &succession{e: e, op: opFlatten, next: e.identity(driver.Volume)}
+	if err := s.claim(ctx, look); err != nil {
+		return catalog.Row{}, err
+	}
+	// It is what it was: only its blocks are its own.
+	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
+	q.Tracker.Start("copying", 0, 0)
+	last := int64(0)
+	err := fl.Flatten(ctx, s.vol.ID, s.draft(), func(done, total int64) {
+		if last == 0 {
+			q.Tracker.Start("copying", 0, total)
+		}
+		q.Tracker.Add(0, done-last)
+		last = done
+	})
+	if err == nil {
+		err = s.commit(ctx)
+	}
+	if err != nil {
+		e.undo(ctx, s.next.ID)
+		_ = e.unmark(ctx, s.vol.ID)
+		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume, err)
+	}
+	before := q.Volume + "@" + s.next.Before
+	var old catalog.Row
+	err = e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		var ok bool
+		if old, ok, err = tx.Get(s.vol.ID); err == nil && !ok {
+			err = errs.New(errs.NotFound, opFlatten, before, "it is gone")
+		}
+		return err
+	})
+	if errs.Is(err, errs.NotFound) {
+		return s.row, nil
+	}
+	if err == nil {
+		r := e.destroyRows(ctx, []doomed{{row: old, ref: before}}, destroyOptions{force: true})
+		err = r.failure()
+	}
+	if err != nil {
+		e.warn("%s is flat, but what it was could not be destroyed yet, and is its snapshot %s: %v", q.Volume, before, err)
+	}
+	return s.row, nil
+}

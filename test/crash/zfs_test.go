@@ -1,0 +1,78 @@
+//go:build linux && (amd64 || arm64)
+
+package crash
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pando/internal/driver"
+	"pando/internal/testfs"
+)
+
+// In the guest of `make test-zfs`, where there is ZFS and everything is slow, the
+// kinds of pools are those of ZFS.
+func init() {
+	if os.Getenv("PANDO_TEST_ZFS") != "" {
+		kinds = []kind{
+			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, size: []string{"--fs", "ext4", "--size", "64M"}},
+			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects},
+		}
+	}
+}
+
+func zfsDir(t *testing.T) string { return filepath.Join(t.TempDir(), "pool") }
+
+func zfsDataset(t *testing.T) []string {
+	return []string{"--zfs-dataset", testfs.ZFS(t, 1<<30) + "/pando"}
+}
+
+// zfsObjects asks ZFS what there is, without Pando's help: every dataset is an
+// object with an identity, its own or that of its snapshot of the same name, and
+// other snapshots go with what needs them.
+func zfsObjects(w *world) map[string]string {
+	w.t.Helper()
+	root, err := os.Readlink(filepath.Join(w.dir, "data", "dataset"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	// Not what is inherited: a snapshot without an identity would show its dataset's.
+	cmd := exec.Command("zfs", "get", "-Hp", "-r", "-t", "filesystem,volume,snapshot", "-o", "name,property,value,source", "pando:identity,defer_destroy", root)
+	out, err := cmd.Output()
+	if err != nil {
+		w.t.Fatalf("%v: %v", cmd, err)
+	}
+	said, deferred, there := map[string]string{}, map[string]bool{}, map[string]bool{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Split(strings.TrimSuffix(line, "\n"), "\t")
+		name := strings.TrimPrefix(f[0], root+"/")
+		there[name] = true
+		switch {
+		case f[1] == "pando:identity" && f[3] == "local":
+			said[name] = f[2]
+		case f[1] == "defer_destroy" && f[2] == "on":
+			deferred[name] = true
+		}
+	}
+	objects := map[string]string{}
+	for name := range there {
+		dataset, snap, isSnap := strings.Cut(name, "@")
+		switch {
+		case name == root || strings.HasPrefix(name, root+"@") || dataset == "graveyard":
+		case isSnap && !deferred[name] && snap != dataset:
+			w.t.Errorf("LEAK: the snapshot %s is nobody's, and would stay", name)
+		case isSnap:
+		case !driver.ValidID(dataset):
+			w.t.Errorf("LEAK: %s among the objects", name)
+		default:
+			objects[dataset] = said[dataset]
+			if own := dataset + "@" + dataset; there[own] && !deferred[own] {
+				objects[dataset] = said[own]
+			}
+		}
+	}
+	return objects
+}

@@ -1,0 +1,158 @@
+package zfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestMigration is the way of a host that copied a directory for every session:
+// the directory becomes a golden in a zvol with XFS inside, while sessions wait
+// for it; killed in the middle, it begins anew; sessions are instant from then on;
+// the old directory goes.
+func TestMigration(t *testing.T) {
+	h := newHost(t, 3<<30)
+	golden := filepath.Join(h.tmp, "docker")
+	const dirs, files = 40, 25
+	for d := range dirs {
+		for f := range files {
+			h.write(filepath.Join(golden, fmt.Sprintf("layers/%02d/%02d", d, f)), strings.Repeat(fmt.Sprintf("%d/%d ", d, f), 2000))
+		}
+	}
+	h.write(filepath.Join(golden, "index"), "first")
+	imp := func() []string {
+		return []string{"golden", "import", "docker", golden, "--adopt", "--fs", "xfs", "--size", "512M", "--no-progress"}
+	}
+
+	// Killed in the middle: nobody has a golden, nothing of it is left.
+	cmd := h.command(imp()...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the import has begun to copy", func() bool { return h.objects() > 0 })
+	time.Sleep(200 * time.Millisecond)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err == nil {
+		t.Fatal("the import was over before it could be killed: make the directory larger")
+	}
+	h.fails(exitNotFound, "docker", "clone", "docker", "too-early")
+	if n := h.objects(); n != 0 {
+		t.Errorf("LEAK: %d objects are left by an import that was killed", n)
+	}
+	h.wantFile(filepath.Join(golden, "index"), "first")
+
+	// Again. Sessions that are asked for meanwhile wait, and then have all of it.
+	cmd = h.command(imp()...)
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the import has begun to copy", func() bool { return h.objects() > 0 })
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			name := fmt.Sprintf("session-%d", i)
+			if _, err := h.try("clone", "docker", name, "--mount"); err != nil {
+				t.Errorf("a session that waited for the golden: %v", err)
+				return
+			}
+			h.wantFile(filepath.Join(h.dir, "mnt", name, "index"), "first")
+		})
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("import: %v: %s", err, out.String())
+	}
+	wg.Wait()
+
+	// From now on they are instant: no copy of the 12 MB, in the time of a command.
+	before := h.number("used", h.dataset)
+	h.pando("clone", "docker", "late", "--count", "4")
+	h.run("zpool", "sync", h.zpool)
+	if grown := h.number("used", h.dataset) - before; grown > 1<<20 {
+		t.Errorf("4 sessions took %d bytes", grown)
+	}
+	late := filepath.Join(h.dir, "mnt", "late-1")
+	h.pando("mount", "late-1")
+	if kind := h.run("stat", "-f", "-c", "%T", late); !strings.Contains(kind, "xfs") {
+		t.Errorf("a session is on %s, wanted XFS", kind)
+	}
+	h.wantFile(filepath.Join(late, "layers/39/24"), strings.Repeat("39/24 ", 2000))
+	h.write(filepath.Join(late, "index"), "mine")
+	h.wantFile(filepath.Join(golden, "index"), "first")
+	h.wantFile(filepath.Join(h.dir, "mnt/session-0/index"), "first")
+
+	// The directory itself becomes a volume; what it was is collected.
+	h.pando("golden", "import", "docker", golden, "--update", "--adopt", "--replace", "--as", "docker-live", "--fs", "xfs", "--size", "512M", "--no-progress")
+	asides, err := filepath.Glob(golden + ".pando-old-*")
+	if err != nil || len(asides) != 1 {
+		t.Fatalf("the old directory: %q, %v", asides, err)
+	}
+	h.wantFile(filepath.Join(golden, "index"), "first")
+	if err := os.RemoveAll(asides[0]); err != nil {
+		t.Fatal(err)
+	}
+	h.wantFile(filepath.Join(golden, "layers/00/00"), strings.Repeat("0/0 ", 2000))
+
+	// The first generation goes, although sessions come from it.
+	h.pando("golden", "rm", "docker@1")
+	h.pando("gc")
+	h.wantFile(filepath.Join(late, "index"), "mine")
+	h.pando("umount", "late-1")
+	h.pando("mount", "late-1")
+	h.wantFile(filepath.Join(late, "layers/39/24"), strings.Repeat("39/24 ", 2000))
+	h.pando("destroy", "session-*", "late-*", "docker-live")
+	h.pando("golden", "rm", "docker")
+	h.pando("gc")
+	if n := h.objects(); n != 0 {
+		t.Errorf("LEAK: %d objects are left after everything was destroyed:\n%s", n, h.zfs("list", "-r", "-t", "all", h.dataset))
+	}
+	h.noDevices()
+}
+
+// objects counts what lies below the pool's dataset, the graveyard's own included.
+func (h *host) objects() int {
+	h.t.Helper()
+	n := 0
+	for line := range strings.Lines(h.zfs("list", "-H", "-r", "-t", "all", "-o", "name", h.dataset)) {
+		if name := strings.TrimSpace(line); name != h.dataset && name != h.dataset+"/graveyard" {
+			n++
+		}
+	}
+	return n
+}
+
+// number is a numeric property of a dataset.
+func (h *host) number(property, dataset string) (n int64) {
+	h.t.Helper()
+	if _, err := fmt.Sscan(h.zfs("get", "-Hp", "-o", "value", property, dataset), &n); err != nil {
+		h.t.Fatal(err)
+	}
+	return n
+}
+
+// noDevices checks that no block device of the pool is there: idle zvols have none.
+func (h *host) noDevices() {
+	h.t.Helper()
+	h.eventually("block devices of idle zvols have gone", func() bool {
+		entries, err := os.ReadDir("/dev/zvol/" + h.dataset)
+		return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || len(entries) == 0
+	})
+}
+
+func (h *host) eventually(what string, ok func() bool) {
+	h.t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			h.t.Fatalf("not in 30 s: %s", what)
+		}
+	}
+}

@@ -1,0 +1,151 @@
+// Package zfs holds the tests of the whole program on a real OpenZFS: what a person
+// does with a pool on ZFS. `make test-zfs` runs them in a guest.
+package zfs
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pando/internal/testfs"
+)
+
+var pando = os.Getenv("PANDO_TEST_BINARY")
+
+func TestMain(m *testing.M) {
+	if pando != "" {
+		os.Exit(m.Run())
+	}
+	dir, err := os.MkdirTemp("", "pando-zfs-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	pando = filepath.Join(dir, "pando")
+	build := exec.Command("go", "build", "-o", pando, "pando/cmd/pando")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "building pando: %v\n%s", err, out)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// Exit codes.
+const (
+	exitNotFound = 3
+	exitInUse    = 5
+)
+
+// host is a machine with a pool on ZFS.
+type host struct {
+	t       *testing.T
+	dir     string // of Pando's pool
+	zpool   string
+	dataset string
+	tmp     string
+}
+
+// newHost makes a zpool of size bytes with Pando's pool on it, which is removed at
+// the end with a check that nothing is left.
+func newHost(t *testing.T, size int64) *host {
+	t.Helper()
+	zpool := testfs.ZFS(t, size)
+	h := &host{t: t, zpool: zpool, dataset: zpool + "/pando", tmp: t.TempDir()}
+	h.dir = filepath.Join(h.tmp, "pool")
+	testfs.LeakCheck(t, h.tmp)
+	h.pando("init", "--driver", "zfs", "--zfs-dataset", h.dataset)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s", h.zfs("list", "-r", "-t", "all", "-o", "name,origin,used,refer,defer_destroy", h.zpool))
+		}
+		h.pando("deinit", "--force")
+		if _, err := os.Stat(h.dir); err == nil {
+			t.Errorf("LEAK: %s is still there", h.dir)
+		}
+		if left := h.zfs("list", "-H", "-r", "-t", "all", "-o", "name", h.zpool); left != h.zpool+"\n" {
+			t.Errorf("LEAK: after deinit the zpool holds:\n%s", left)
+		}
+	})
+	return h
+}
+
+// command is a pando that is about to be run.
+func (h *host) command(args ...string) *exec.Cmd {
+	return exec.Command(pando, append([]string{"--pool", h.dir}, args...)...)
+}
+
+// pando runs a command that must succeed, and returns its output.
+func (h *host) pando(args ...string) string {
+	h.t.Helper()
+	out, err := h.try(args...)
+	if err != nil {
+		h.t.Fatalf("pando %s: %v", strings.Join(args, " "), err)
+	}
+	return out
+}
+
+func (h *host) try(args ...string) (string, error) {
+	cmd := h.command(args...)
+	var stdout, stderr strings.Builder
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, stderr.String())
+	}
+	return stdout.String(), err
+}
+
+// fails runs a command that must fail with an exit code and say something.
+func (h *host) fails(code int, says string, args ...string) {
+	h.t.Helper()
+	cmd := h.command(args...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	err := cmd.Run()
+	if cmd.ProcessState.ExitCode() != code || !strings.Contains(stderr.String(), says) {
+		h.t.Errorf("pando %s: %v, wanted exit code %d and %q in: %s", strings.Join(args, " "), err, code, says, stderr.String())
+	}
+}
+
+func (h *host) json(v any, args ...string) {
+	h.t.Helper()
+	if err := json.Unmarshal([]byte(h.pando(append(args, "--json")...)), v); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// zfs runs a program of ZFS that must succeed.
+func (h *host) zfs(args ...string) string { h.t.Helper(); return h.run("zfs", args...) }
+
+func (h *host) run(name string, args ...string) string {
+	h.t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		h.t.Fatalf("%s %s: %v: %s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+func (h *host) write(path, content string) {
+	h.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		h.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h *host) wantFile(path, content string) {
+	h.t.Helper()
+	if b, err := os.ReadFile(path); err != nil || string(b) != content {
+		h.t.Errorf("%s holds %.60q, %v; wanted %.60q", path, b, err, content)
+	}
+}

@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Runs Go tests in a guest with OpenZFS and says how it went, as `make test` does:
+#
+#   test/zfsvm/test.sh [PACKAGE...]    such as ./internal/driver/zfs; default: those below
+#
+# Variables: RUN, a pattern of tests; ZFS=2.1, another OpenZFS (see build.sh);
+# MEM, the guest's memory; TIMEOUT, of a package's tests, such as 10m; LIMIT, in
+# seconds, of all of them; TESTARGS, more flags of test binaries; any PANDO_*,
+# which the tests get. The guest has no Go: tests find the program in
+# $PANDO_TEST_BINARY, and the testdata of their package.
+set -euo pipefail
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+cd "$root"
+
+# What ZFS can make a difference to, and leaves on which all of it stands.
+default=(internal/kernel internal/loopdev internal/mount internal/freeze
+  internal/testfs internal/zfs internal/driver/zfs test/zfs)
+
+go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
+has_tests() { compgen -G "$1/*_test.go" >/dev/null; }
+packages=()
+for p in "$@"; do
+  p=${p#./} p=${p%/}
+  has_tests "$p" || { echo "test-zfs: there are no tests in $p" >&2; exit 2; }
+  packages+=("$p")
+done
+if [ $# -eq 0 ]; then
+  for p in "${default[@]}"; do ! has_tests "$p" || packages+=("$p"); done
+fi
+
+export ZFSVM_FLAVOR=${ZFS:-2.3}
+test/zfsvm/build.sh >/dev/null
+top=$(mktemp -d "${TMPDIR:-/tmp}/pando-test-zfs.XXXXXX")
+trap 'rm -rf "$top"' EXIT
+trap 'exit 130' HUP INT TERM
+mkdir "$top/pando" "$top/bin"
+go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$top/bin/pando" ./cmd/pando
+go build -trimpath -ldflags '-s -w' -o "$top/bin/test2json" cmd/test2json
+go build -buildvcs=false -o "$top/testsum" ./tools/testsum
+for p in "${packages[@]}"; do
+  mkdir -p "$top/pando/$p"
+  # Warnings of vet, which go test gives, come from lint.
+  go test -c -trimpath -ldflags '-s -w' -o "$top/pando/$p/.test" "./$p"
+  [ ! -d "$p/testdata" ] || cp -a "$p/testdata" "$top/pando/$p/"
+done
+
+{
+  env | grep '^PANDO_' | sed "s/'/'\\\\''/g; s/=/='/; s/^/export /; s/\$/'/" || true
+  cat <<E
+export PATH=/in/bin:\$PATH PANDO_TEST_BINARY=/in/bin/pando PANDO_TEST_ZFS=1
+mount -o remount,size=100% /tmp
+state() {
+  losetup -a
+  awk '\$5 != "/" { print "mount " \$5 " " \$10 }' /proc/self/mountinfo
+  ls -d /proc/spl/kstat/zfs/*/ /dev/zd* /tmp/* /dev/mapper/* 2>/dev/null
+}
+quote() { printf %s "\$1" | sed 's/[\\\\"]/\\\\&/g' | tr '\t' ' '; }
+tests() {
+  state >/run/before
+  cd "/in/pando/\$1"
+  test2json -t -p "pando/\$1" ./.test -test.v=test2json -test.timeout=${TIMEOUT:-10m} -test.run="\$RUN" ${TESTARGS:-}
+  cd /
+  state >/run/after
+  [ -n "\$(comm -13 /run/before /run/after)" ] || return 0
+  comm -13 /run/before /run/after | while read -r line; do
+    printf '{"Action":"output","Package":"pando/%s: what it left behind","Output":"%s\\\\n"}\n' "\$1" "\$(quote "\$line")"
+  done
+  printf '{"Action":"fail","Package":"pando/%s: what it left behind"}\n' "\$1"
+}
+E
+  printf 'RUN=%q\n' "${RUN:-}"
+  printf 'tests %q\n' "${packages[@]}"
+} >"$top/script"
+
+# What the tests say stands in their events, also that they failed: an exit status
+# is of the guest.
+{
+  status=0
+  test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-1800}" -f "$top/pando" -f "$top/bin" -f "$top/script" -- '. ./script; true' || status=$?
+  [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest (exit status %d)"}\n' $status
+} | "$top/testsum" -events
