@@ -5,6 +5,7 @@ import (
 	"strconv"
 
 	"pando/internal/driver"
+	"pando/internal/errs"
 	"pando/internal/zfs"
 )
 
@@ -15,6 +16,18 @@ func (d *Driver) FlattenCost(ctx context.Context, id driver.ObjectID) (int64, er
 		return 0, err
 	}
 	return o.node.refer, nil
+}
+
+// vacant is Exists if there is something under an ID already.
+func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
+	_, err := zfs.ZFS.Output(ctx, "list", "-Hp", "-o", "name", d.dataset(id.ID))
+	if err == nil {
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+	}
+	if zfs.Is(err, zfs.Absent) {
+		return nil
+	}
+	return err
 }
 
 // Flatten implements driver.Flattener: `zfs send` into `zfs receive`. The copy has
@@ -37,7 +50,7 @@ func (d *Driver) Flatten(ctx context.Context, from driver.ObjectID, id driver.Id
 	if err != nil {
 		return err
 	}
-	return d.finish(ctx, id, d.flatten(ctx, o, id, prop, progress), done)
+	return d.finish(ctx, id, "", d.flatten(ctx, o, id, prop, progress), done)
 }
 
 func (d *Driver) flatten(ctx context.Context, o object, id driver.Identity, prop string, progress func(done, total int64)) error {
@@ -45,7 +58,7 @@ func (d *Driver) flatten(ctx context.Context, o object, id driver.Identity, prop
 	at := d.own(o.ID)
 	if !o.immutable {
 		at = d.dataset(o.ID) + "@" + string(id.ID)
-		if err := d.take(ctx, op, o.ID, nil, "snapshot", at); err != nil {
+		if _, err := d.take(ctx, op, o.ID, nil, "snapshot", at); err != nil {
 			return err
 		}
 	}

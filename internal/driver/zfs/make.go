@@ -292,50 +292,41 @@ func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Iden
 		return err
 	}
 	if o.immutable {
-		took := false
-		take := func() error {
-			err := d.do(ctx, args...)
-			took = err == nil
-			return err
-		}
-		if quiet != nil {
-			err = quiet(take)
-		} else {
-			err = take()
-		}
-		if zfs.Is(err, zfs.Absent) {
-			d.memo.drop(from)
-			return d.absent(ctx, op, from)
-		}
-		if err != nil && took { // quiet refuses afterwards
+		made, err := d.take(ctx, op, from, quiet, args...)
+		switch {
+		case err == nil, made == "" && !errs.Is(err, errs.NotFound):
+			return d.created(ctx, id, err)
+		case made != "":
 			d.undo(ctx, id.ID)
-			return err
 		}
-		return d.created(ctx, id, err)
+		return err
 	}
 
 	// Of a volume: a snapshot that goes when the clone does.
-	if err := d.vacant(ctx, id); err != nil {
-		return err
-	}
 	done, err := d.begin(id.ID)
 	if err != nil {
 		return err
 	}
-	err = d.take(ctx, op, from, quiet, "snapshot", at)
+	made, err := d.take(ctx, op, from, quiet, "snapshot", at)
 	if err == nil {
 		err = d.do(ctx, args...)
 	}
 	if err == nil {
 		err = d.do(ctx, "destroy", "-d", at)
 	}
-	return d.finish(ctx, id, err, done)
+	return d.finish(ctx, id, made, err, done)
 }
 
-// take runs the program that takes the content of a volume, within quiet.
-func (d *Driver) take(ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string) error {
-	run := func() error { return d.do(ctx, args...) }
-	var err error
+// take runs the program that takes the content of an object, within quiet. It
+// returns the last of args, which that makes, if it did: quiet may refuse afterwards.
+func (d *Driver) take(ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string) (made string, err error) {
+	run := func() error {
+		err := d.do(ctx, args...)
+		if err == nil {
+			made = args[len(args)-1]
+		}
+		return err
+	}
 	if quiet != nil {
 		err = quiet(run)
 	} else {
@@ -343,34 +334,30 @@ func (d *Driver) take(ctx context.Context, op string, from driver.ObjectID, quie
 	}
 	if zfs.Is(err, zfs.Absent) {
 		d.memo.drop(from)
-		return d.absent(ctx, op, from)
+		err = d.absent(ctx, op, from)
 	}
-	return err
+	return made, err
 }
 
-// finish ends what was made in several steps: on error all of it is taken back,
-// and so is the note that it was begun.
-func (d *Driver) finish(ctx context.Context, id driver.Identity, err error, done func()) error {
-	if err != nil {
+// finish ends what was made in several steps: on error all of it is taken back, the
+// snapshot made of the origin ("" if none was) too, and the note that it was begun.
+func (d *Driver) finish(ctx context.Context, id driver.Identity, made string, err error, done func()) error {
+	clean := context.WithoutCancel(ctx)
+	switch {
+	case err == nil:
+		done()
+	case zfs.Is(err, zfs.Taken):
+		// What has the ID is another's.
+		if made != "" {
+			_ = d.do(clean, "destroy", "-d", made)
+		}
+		done()
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+	default:
 		// If this fails too, the note and what is left remain for the caller's record.
-		if e := d.Destroy(context.WithoutCancel(ctx), id.ID); e == nil {
+		if d.Destroy(clean, id.ID) == nil {
 			done()
 		}
-		return err
-	}
-	done()
-	return nil
-}
-
-// vacant is Exists if there is something under an ID already, which must be known
-// before the first of several steps.
-func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
-	_, err := zfs.ZFS.Output(ctx, "list", "-Hp", "-o", "name", d.dataset(id.ID))
-	if err == nil {
-		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
-	}
-	if zfs.Is(err, zfs.Absent) {
-		return nil
 	}
 	return err
 }
@@ -389,9 +376,6 @@ func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 	if err != nil {
 		return err
 	}
-	if err := d.vacant(ctx, id); err != nil {
-		return err
-	}
 	done, err := d.begin(id.ID)
 	if err != nil {
 		return err
@@ -399,21 +383,21 @@ func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 	if o.immutable {
 		// A clone of it with a snapshot of its own: a promotion would take its own
 		// snapshot away from it.
-		err = d.take(ctx, op, from, quiet, "clone", "-o", "readonly=on", d.own(from), d.dataset(id.ID))
+		_, err = d.take(ctx, op, from, quiet, "clone", "-o", "readonly=on", d.own(from), d.dataset(id.ID))
 		if err == nil {
 			err = d.do(ctx, "snapshot", "-o", prop, d.own(id.ID))
 		}
-		return d.finish(ctx, id, err, done)
+		return d.finish(ctx, id, "", err, done)
 	}
 	at := d.dataset(from) + "@" + string(id.ID)
-	err = d.take(ctx, op, from, quiet, "snapshot", "-o", prop, at)
+	made, err := d.take(ctx, op, from, quiet, "snapshot", "-o", prop, at)
 	if err == nil {
 		err = d.do(ctx, "clone", "-o", "readonly=on", at, d.dataset(id.ID))
 	}
 	if err == nil {
 		err = d.do(ctx, "promote", d.dataset(id.ID))
 	}
-	return d.finish(ctx, id, err, done)
+	return d.finish(ctx, id, made, err, done)
 }
 
 func immutable(k driver.Kind) bool { return k == driver.Snapshot || k == driver.Generation }
