@@ -115,7 +115,7 @@ func (d *Driver) created(ctx context.Context, id driver.Identity, err error) err
 		return nil
 	case zfs.Is(err, zfs.Taken):
 		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
-	case zfs.Is(err, zfs.NoParent):
+	case zfs.Is(err, zfs.NoParent, zfs.Absent):
 		return d.absentOr(ctx, err)
 	case errs.Is(err, errs.Canceled), errs.Is(err, errs.IO):
 		d.undo(ctx, id.ID)

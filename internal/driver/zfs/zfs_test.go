@@ -83,7 +83,7 @@ func TestOpen(t *testing.T) {
 		t.Error("a dataset that was there before is gone")
 	}
 	rows, err := zfs.ZFS.Rows(t.Context(), 2, "get", "-Hp", "-s", "local", "-o", "property,value", "all", zpool+"/given")
-	if err != nil || len(rows) > 0 {
+	if err != nil || len(rows) != 1 || rows[0][0] != "canmount" || rows[0][1] != "on" {
 		t.Errorf("properties are left: %q, %v", rows, err)
 	}
 
@@ -126,11 +126,26 @@ func linkTo(t *testing.T, root string) string {
 
 // TestNotImported: with its zpool away, nothing counts as absent.
 func TestNotImported(t *testing.T) {
-	zpool := newZpool(t, 256<<20)
+	newZpool(t, 64<<20) // or the test does not apply
+	// In a file, which is there also while the zpool is not.
+	zpool, file := "pandofile", filepath.Join(t.TempDir(), "vdev")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(file, 256<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := zfs.Zpool.Do(t.Context(), "create", "-o", "cachefile=none", "-O", "mountpoint=none", zpool, file); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := zfs.Zpool.Do(context.Background(), "destroy", zpool); err != nil {
+			t.Errorf("LEAK: %v", err)
+		}
+	})
 	p := newPool(t, zpool+"/pando")
 	vol := p.create(driver.Native)
 	p.open(false)
-	device := devicePath(t, zpool)
 	if err := zfs.Zpool.Do(t.Context(), "export", zpool); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +170,7 @@ func TestNotImported(t *testing.T) {
 		}
 	}
 	check("exported")
-	if err := zfs.Zpool.Do(t.Context(), "import", "-d", device, zpool); err != nil {
+	if err := zfs.Zpool.Do(t.Context(), "import", "-d", file, zpool); err != nil {
 		t.Fatal(err)
 	}
 	zdo(t, "rename", p.root, p.root+"moved")
@@ -165,22 +180,6 @@ func TestNotImported(t *testing.T) {
 	zdo(t, "destroy", p.root)
 	zdo(t, "rename", p.root+"moved", p.root)
 	p.wantExactly("back", vol)
-}
-
-// devicePath is the path of the one device of a zpool.
-func devicePath(t *testing.T, zpool string) string {
-	t.Helper()
-	rows, err := zfs.Zpool.Output(t.Context(), "list", "-vHPL", zpool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, w := range strings.Fields(string(rows)) {
-		if strings.HasPrefix(w, "/") {
-			return w
-		}
-	}
-	t.Fatalf("no device in %s", rows)
-	return ""
 }
 
 // TestEncryption: a clone stays under its origin's key, so what has another key than
