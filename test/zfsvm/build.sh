@@ -245,5 +245,4 @@ main() {
   touch -c "$base" "$guest"
   echo "$guest"
 }
-main # as a whole: the file may be edited while this runs
-exit
+main && exit # as a whole: the file may be edited while this runs
