@@ -37,6 +37,9 @@ func TestFormatsAreDocumented(t *testing.T) {
 	fields = func(title, prefix string, typ reflect.Type) {
 		for i := range typ.NumField() {
 			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+			if name == "-" {
+				continue // is not written
+			}
 			has(title, prefix+name)
 			if sub := typ.Field(i).Type; sub.Kind() == reflect.Pointer {
 				fields(title, prefix+name+".", sub.Elem())
