@@ -24,7 +24,7 @@ type Copies struct {
 	Directories  int64         `json:"directories"` // that were listed
 	Files        int64         `json:"files"`       // that were compared
 	Trees        []TreeCopies  `json:"trees"`
-	CopiedBytes  int64         `json:"copied_bytes"`   // on disk, of files in Trees that are copies
+	CopiedBytes  int64         `json:"copied_bytes"`   // on disk, of files in Trees that are copies, each counted once
 	InsideBytes  int64         `json:"inside_bytes"`   // of files that are copies, in filesystems inside volumes: dedup may or may not share them
 	Sampled      int           `json:"sampled_blocks"` // of files that are copies: read and compared
 	SampledEqual int           `json:"sampled_equal"`

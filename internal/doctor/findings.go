@@ -342,7 +342,10 @@ func (f *Facts) goldens() (dirs []TreeCopies, names []string) {
 		return nil, nil
 	}
 	taken := map[string]bool{}
-	for _, t := range f.Copies.Trees {
+	for _, t := range f.Copies.Trees { // the largest first
+		if len(dirs) > 0 && t.bytes() < dirs[0].bytes()/20 {
+			break // not worth a golden
+		}
 		name := goldenName(t.Original)
 		for base, i := name, 2; taken[name]; i++ {
 			name = fmt.Sprintf("%s-%d", base, i)

@@ -61,6 +61,8 @@ type match struct {
 	originalPath     string
 	copiedPath       string
 	size             int64
+	originalID       fileID
+	copiedID         fileID
 }
 
 type trees struct {
@@ -69,12 +71,13 @@ type trees struct {
 	all    []*tree
 	seed   maphash.Seed
 	draw   reservoir
+	same   classes
 
 	tracker *progress.Tracker
 }
 
 func newTrees(c *Copies) *trees {
-	return &trees{c: c, seed: maphash.MakeSeed(), draw: reservoir{size: sampleFiles}}
+	return &trees{c: c, same: classes{}, seed: maphash.MakeSeed(), draw: reservoir{size: sampleFiles}}
 }
 
 func (t *trees) close() {
@@ -350,56 +353,71 @@ func within(a, b *tree) bool {
 
 // claims are trees that are originals or copies: what lies in them is accounted
 // for. Paths are those from a place.
-type claims struct {
-	made  map[*place]map[string]bool // the trees
-	above map[*place]map[string]bool // what they lie in
-}
-
-func newClaims() claims {
-	return claims{map[*place]map[string]bool{}, map[*place]map[string]bool{}}
-}
+type claims map[*place]map[string]bool
 
 func (c claims) add(t *tree) {
-	if c.made[t.place] == nil {
-		c.made[t.place], c.above[t.place] = map[string]bool{}, map[string]bool{}
+	if c[t.place] == nil {
+		c[t.place] = map[string]bool{}
 	}
-	c.made[t.place][t.path] = true
-	for path := t.path; path != ""; {
-		path = parent(path)
-		c.above[t.place][path] = true
-	}
+	c[t.place][t.path] = true
 }
 
 // parent is "" for what lies in the root.
 func parent(path string) string { return path[:max(strings.LastIndexByte(path, '/'), 0)] }
 
-// touches reports whether t lies in a tree that was claimed, or one lies in it. A
-// tree that is itself claimed counts only if self is true.
-func (c claims) touches(t *tree, self bool) bool {
-	if c.above[t.place][t.path] || self && c.made[t.place][t.path] {
-		return true
-	}
+// cover reports whether t lies in a tree that was claimed.
+func (c claims) cover(t *tree) bool {
 	for path := t.path; path != ""; {
 		path = parent(path)
-		if c.made[t.place][path] {
+		if c[t.place][path] {
 			return true
 		}
 	}
 	return false
 }
 
+// fileID tells files apart.
+type fileID struct{ dev, ino uint64 }
+
+// classes are sets of files that are copies of one another: of each, all but one
+// are duplicates, whichever pairs of trees they were found in.
+type classes map[fileID]fileID
+
+func (c classes) find(f fileID) fileID {
+	for {
+		up, ok := c[f]
+		if !ok {
+			return f
+		}
+		if upper, ok := c[up]; ok {
+			c[f] = upper
+		}
+		f = up
+	}
+}
+
+// join makes one class of two, and reports whether they were two.
+func (c classes) join(a, b fileID) bool {
+	a, b = c.find(a), c.find(b)
+	if a == b {
+		return false
+	}
+	c[b] = a
+	return true
+}
+
 func (t *trees) compare(ctx context.Context, deadline time.Time) error {
 	groups := map[*tree]*TreeCopies{}
 	var order []*tree
-	claimed := newClaims()
+	claimed := claims{}
 	pairs := t.candidates()
 	for i, p := range pairs {
 		if err := ctx.Err(); err != nil {
 			return errs.Wrap("doctor", "", err)
 		}
 		// An original may have more copies; a copy is not compared again.
-		if p.original.of != nil || within(p.copied, p.original) || within(p.original, p.copied) ||
-			claimed.touches(p.copied, true) || claimed.touches(p.original, false) {
+		if p.original.of != nil || p.copied.of != nil || within(p.copied, p.original) || within(p.original, p.copied) ||
+			claimed.cover(p.copied) || claimed.cover(p.original) {
 			continue
 		}
 		if t.late(deadline) {
@@ -421,11 +439,6 @@ func (t *trees) compare(ctx context.Context, deadline time.Time) error {
 			order = append(order, p.original)
 		}
 		g.Copies = append(g.Copies, *r)
-		if r.inside {
-			t.c.InsideBytes += r.CopiedBytes
-		} else {
-			t.c.CopiedBytes += r.CopiedBytes
-		}
 	}
 	for _, o := range order {
 		t.c.Trees = append(t.c.Trees, *groups[o])
@@ -441,8 +454,9 @@ func (g TreeCopies) bytes() (n int64) {
 	return n
 }
 
-// comparePair walks two trees at once; nil if one is no copy of the other. Files
-// found equal are offered for sampling only if the trees are.
+// comparePair walks two trees at once; nil if one is no copy of the other. Only if
+// it is, do the files count that were found equal, each once, and are they offered
+// for sampling.
 func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *TreeCopy {
 	r := &TreeCopy{Path: p.copied.String(), Complete: true, inside: p.copied.place.inside || p.original.place.inside}
 	var found []match
@@ -496,7 +510,8 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 			n := min(x.Blocks, y.Blocks) * 512
 			r.CopiedBytes += n
 			path := join(rel, e.Name)
-			found = append(found, match{p.original.place, p.copied.place, join(p.original.path, path), join(p.copied.path, path), y.Size})
+			found = append(found, match{p.original.place, p.copied.place, join(p.original.path, path), join(p.copied.path, path), y.Size,
+				fileID{x.Dev, x.Ino}, fileID{y.Dev, y.Ino}})
 			weights = append(weights, n)
 		}
 		a.Close()
@@ -508,8 +523,21 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 	if r.CopiedFiles*2 < r.Files || r.CopiedBytes == 0 {
 		return nil
 	}
+	news := false
 	for i, m := range found {
+		if !t.same.join(m.originalID, m.copiedID) {
+			continue
+		}
+		news = true
 		t.draw.offer(m, weights[i])
+		if r.inside {
+			t.c.InsideBytes += weights[i]
+		} else {
+			t.c.CopiedBytes += weights[i]
+		}
+	}
+	if !news {
+		return nil // both resemble what was found before
 	}
 	return r
 }

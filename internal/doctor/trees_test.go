@@ -33,9 +33,30 @@ func write(t *testing.T, path string, b []byte) {
 	}
 }
 
-// copyTree copies as people do.
+// tick waits until the clock of files, which is coarse, has moved.
+func tick(t *testing.T) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "tick")
+	var first time.Time
+	for {
+		write(t, path, nil)
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if first.IsZero() {
+			first = info.ModTime()
+		}
+		if info.ModTime().After(first) {
+			return
+		}
+	}
+}
+
+// copyTree copies as people do, some time after the original was made.
 func copyTree(t *testing.T, from, to string) {
 	t.Helper()
+	tick(t)
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -183,6 +204,30 @@ func TestCopiesInCopies(t *testing.T) {
 	c := look(t, time.Minute, dir)
 	if got := found(dir, c); !slices.Equal(got, []string{"g > one", "g > two"}) || c.CopiedBytes != 2*6*64<<10 {
 		t.Errorf("%v, %d bytes", got, c.CopiedBytes)
+	}
+}
+
+// A tree that has something in common with both, and is older than both, does not
+// hide that one is a copy of the other; and nothing is counted twice.
+func TestCopiesOfWhatIsOlder(t *testing.T) {
+	needRoot(t)
+	dir := testfs.Tmpfs(t, 64<<20)
+	for _, f := range []string{"old/lib/a", "old/lib/b", "old/m", "old/n", "old/o"} {
+		write(t, dir+"/"+f, noise(64<<10))
+	}
+	for _, f := range []string{"p", "q", "r", "s"} {
+		write(t, dir+"/g/"+f, noise(64<<10))
+	}
+	copyTree(t, dir+"/old/lib", dir+"/g/lib")
+	copyTree(t, dir+"/g", dir+"/one")
+	c := look(t, time.Minute, dir)
+	got := found(dir, c)
+	if !slices.Contains(got, "g > one") {
+		t.Error(got)
+	}
+	// Of lib there are two copies, of the other four files one.
+	if want := int64((2*2 + 4) * 64 << 10); c.CopiedBytes != want {
+		t.Errorf("%v: %d bytes, not %d", got, c.CopiedBytes, want)
 	}
 }
 
