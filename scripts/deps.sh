@@ -14,6 +14,8 @@ if [ "${1:-}" = --try ]; then
 fi
 what=${1:-all}
 
+again='make deps'
+[ "$what" != zfsvm ] || again='scripts/deps.sh zfsvm'
 say() { printf 'deps: %s\n' "$*" >&2; }
 give_up() {
   say "$*"
@@ -41,6 +43,12 @@ if [ "$what" = all ]; then
   need sqlite3 sqlite3
   need shellcheck shellcheck
 fi
+# With the emulation of Debian 12's own qemu, 7.2, a third of the guests crash.
+qemu_is_good() {
+  local version
+  version=$(qemu-system-x86_64 --version 2>/dev/null | sed -n 's/.* version \([0-9]*\)\..*/\1/p')
+  [ "${version:-0}" -ge 8 ]
+}
 backport=()
 if [ "$what" = zfsvm ]; then
   for p in apt-get dpkg-deb; do have $p || give_up "missing: $p. The guest is made of packages of Debian 12, on Debian"; done
@@ -56,12 +64,11 @@ if [ "$what" = zfsvm ]; then
   need setfacl acl
   need setfattr attr
   [ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || packages+=(debian-archive-keyring)
+  libraries=$(PATH=$PATH:/sbin ldconfig -p)
   for lib in libelf.so.1=libelf1 libkmod.so.2=libkmod2 libtirpc.so.3=libtirpc3 libcrypto.so.3=libssl3 libgcc_s.so.1=libgcc-s1; do
-    PATH=$PATH:/sbin ldconfig -p | grep -qF "${lib%=*} " || packages+=("${lib#*=}")
+    grep -qF "${lib%=*} " <<<"$libraries" || packages+=("${lib#*=}")
   done
-  # The emulation of Debian 12's own qemu, 7.2, makes a third of the guests crash.
-  version=$(qemu-system-x86_64 --version 2>/dev/null | sed -n 's/.* version \([0-9]*\)\..*/\1/p')
-  [ "${version:-0}" -ge 8 ] || backport+=(qemu-system-x86)
+  qemu_is_good || backport+=(qemu-system-x86)
 fi
 go=''
 "$root/scripts/go.sh" true 2>/dev/null || go=1
@@ -75,9 +82,9 @@ have apt-get || give_up "missing: $list. This is no Debian or Ubuntu: install it
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then
   if ! have sudo; then
-    give_up "missing: $list. Installing it needs root, and there is no sudo: run \`make deps\` as root"
+    give_up "missing: $list. Installing it needs root, and there is no sudo: run \`$again\` as root"
   elif ! sudo -n true 2>/dev/null && [ ! -t 0 ]; then
-    give_up "missing: $list. Installing it needs root, and sudo wants a password that nobody can type here: run \`make deps\` as root"
+    give_up "missing: $list. Installing it needs root, and sudo wants a password that nobody can type here: run \`$again\` as root"
   fi
   sudo=(sudo)
 fi
@@ -125,8 +132,8 @@ elif [ ${#backport[@]} -gt 0 ]; then
     done
   fi
 fi
-if [ "$what" = zfsvm ] && ! have qemu-system-x86_64; then
-  give_up "qemu could not be installed: install a qemu-system-x86 of version 8 or newer"
+if [ "$what" = zfsvm ] && ! qemu_is_good; then
+  give_up "there is no qemu-system-x86_64 of version 8 or newer here, which runs the guest: install it"
 fi
 
 if [ -n "$go" ] && ! "$root/scripts/go.sh" true; then

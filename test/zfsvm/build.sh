@@ -22,7 +22,7 @@ esac
 
 # Modules in the guest, with what they depend on, and programs of this host that
 # are copied into it, with their libraries, where they are installed.
-modules=(virtio_blk virtio_rng loop overlay xfs btrfs nbd zram brd dm-mod dm-thin-pool dm-snapshot
+modules=(virtio_pci virtio_blk virtio_console loop overlay xfs btrfs nbd zram brd dm-mod dm-thin-pool dm-snapshot
   dm-flakey dm-log-writes dm-delay dm-crypt zfs)
 programs=(bash mount umount findmnt lsblk blkid losetup fstrim fsfreeze unshare nsenter mkfs.ext4 e2fsck
   resize2fs debugfs mkfs.xfs xfs_repair xfs_io xfs_admin mkfs.btrfs btrfs dmsetup blockdev wipefs strace
@@ -245,5 +245,4 @@ main() {
   touch -c "$base" "$guest"
   echo "$guest"
 }
-main # as a whole: the file may be edited while this runs
-exit
+main && exit # as a whole: the file may be edited while this runs

@@ -14,7 +14,7 @@ cd "$root"
 
 # What ZFS can make a difference to, and leaves on which all of it stands.
 default=(internal/kernel internal/loopdev internal/mount internal/freeze
-  internal/testfs internal/zfs internal/driver/zfs test/zfs)
+  internal/testfs internal/zfs internal/driver/zfs internal/doctor test/zfs)
 
 go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
 has_tests() { compgen -G "$1/*_test.go" >/dev/null; }
@@ -50,9 +50,11 @@ done
 export PATH=/in/bin:\$PATH PANDO_TEST_BINARY=/in/bin/pando PANDO_TEST_ZFS=1
 mount -o remount,size=100% /tmp
 state() {
-  losetup -a
-  awk '\$5 != "/" { print "mount " \$5 " " \$10 }' /proc/self/mountinfo
-  ls -d /proc/spl/kstat/zfs/*/ /dev/zd* /tmp/* /dev/mapper/* 2>/dev/null
+  {
+    losetup -a
+    awk '\$5 != "/" { print "mount " \$5 " " \$10 }' /proc/self/mountinfo
+    ls -d /proc/spl/kstat/zfs/*/ /dev/zd* /tmp/* /dev/mapper/* 2>/dev/null
+  } | sort
 }
 quote() { printf %s "\$1" | sed 's/[\\\\"]/\\\\&/g' | tr '\t' ' '; }
 tests() {
