@@ -58,7 +58,7 @@ func names(dir string) ([]string, error) {
 		}
 	}
 	err = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
-		if err == nil && !e.IsDir() && e.Name() != driverzfs.Link && e.Name() != "space" {
+		if err == nil && !e.IsDir() && e.Name() != driverzfs.Link && e.Name() != "space" && e.Name() != "devices" {
 			out = append(out, p)
 		}
 		return err
