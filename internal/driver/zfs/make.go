@@ -464,7 +464,7 @@ func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error 
 		}
 	case to:
 		err := d.do(ctx, "snapshot", "-o", prop, own)
-		if zfs.Is(err, zfs.Taken) { // one that stays for its clones
+		if zfs.Is(err, zfs.Taken) { // by one that stays for its clones, from when it was immutable before
 			if err = d.do(ctx, "rename", own, ds+"@"+string(driver.NewID())); err == nil {
 				err = d.do(ctx, "snapshot", "-o", prop, own)
 			}
@@ -477,12 +477,9 @@ func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error 
 			return err
 		}
 		if o.immutable {
-			// It gives its name up, as it may have to stay for its clones.
-			hidden := ds + "@" + string(driver.NewID())
-			if err := d.do(ctx, "rename", own, hidden); err != nil {
-				return err
-			}
-			if err := d.do(ctx, "destroy", "-d", hidden); err != nil {
+			// From here on the identity is that of the dataset, also if the snapshot has to
+			// stay for its clones.
+			if err := d.do(ctx, "destroy", "-d", own); err != nil {
 				return err
 			}
 		}

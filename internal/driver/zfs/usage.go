@@ -44,8 +44,8 @@ func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, 
 }
 
 // headerBytes is what a clone in which nothing was written may take itself, for the
-// head of its dataset: no data.
-const headerBytes = 4096
+// head of its dataset, in several copies: no data.
+const headerBytes = 32 << 10
 
 // measure says what an object takes, from the figures of its dataset.
 func measure(o object) driver.Usage {
