@@ -25,30 +25,36 @@ func TestKilledBetweenSteps(t *testing.T) {
 		name string
 		run  func(f family, id driver.Identity) error
 		gone func(f family) driver.ObjectID // that the operation destroys; nil: it makes id
+
+		alone bool // it needs no family
 	}
 	fs := driver.Native
 	for _, o := range []op{
-		{"create native", func(_ family, id driver.Identity) error { return p.d.Create(p.ctx(), id) }, nil},
+		{"create native", func(_ family, id driver.Identity) error { return p.d.Create(p.ctx(), id) }, nil, true},
 		{"create ext4", func(_ family, id driver.Identity) error {
 			id.FS, id.SizeBytes = driver.Ext4, 32<<20
 			return p.d.Create(p.ctx(), id)
-		}, nil},
-		{"clone of a snapshot", func(f family, id driver.Identity) error { return p.d.Clone(p.ctx(), f.snap, id) }, nil},
-		{"clone of a volume", func(f family, id driver.Identity) error { return p.d.Clone(p.ctx(), f.vol, id) }, nil},
-		{"snapshot of a volume", func(f family, id driver.Identity) error { return p.d.Snapshot(p.ctx(), f.child, id) }, nil},
-		{"snapshot of a snapshot", func(f family, id driver.Identity) error { return p.d.Snapshot(p.ctx(), f.snap, id) }, nil},
-		{"flatten", func(f family, id driver.Identity) error { return p.d.Flatten(p.ctx(), f.vol, id, nil) }, nil},
-		{"destroy a volume", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.vol) }, func(f family) driver.ObjectID { return f.vol }},
-		{"destroy what has a clone", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.child) }, func(f family) driver.ObjectID { return f.child }},
-		{"destroy a snapshot", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.snap) }, func(f family) driver.ObjectID { return f.snap }},
+		}, nil, true},
+		{"clone of a snapshot", func(f family, id driver.Identity) error { return p.d.Clone(p.ctx(), f.snap, id) }, nil, false},
+		{"clone of a volume", func(f family, id driver.Identity) error { return p.d.Clone(p.ctx(), f.vol, id) }, nil, false},
+		{"snapshot of a volume", func(f family, id driver.Identity) error { return p.d.Snapshot(p.ctx(), f.child, id) }, nil, false},
+		{"snapshot of a snapshot", func(f family, id driver.Identity) error { return p.d.Snapshot(p.ctx(), f.snap, id) }, nil, false},
+		{"flatten", func(f family, id driver.Identity) error { return p.d.Flatten(p.ctx(), f.vol, id, nil) }, nil, false},
+		{"destroy a volume", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.vol) }, func(f family) driver.ObjectID { return f.vol }, false},
+		{"destroy what has a clone", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.child) }, func(f family) driver.ObjectID { return f.child }, false},
+		{"destroy a snapshot", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.snap) }, func(f family) driver.ObjectID { return f.snap }, false},
 	} {
 		t.Run(o.name, func(t *testing.T) {
 			for step := 0; ; step++ {
-				f := family{vol: p.create(fs)}
-				f.snap = p.snapshot(f.vol, fs)
-				f.child = p.clone(f.snap, fs)
-				f.other = p.clone(f.child, fs)
-				all := []driver.ObjectID{f.vol, f.snap, f.child, f.other}
+				var f family
+				var all []driver.ObjectID
+				if !o.alone {
+					f.vol = p.create(fs)
+					f.snap = p.snapshot(f.vol, fs)
+					f.child = p.clone(f.snap, fs)
+					f.other = p.clone(f.child, fs)
+					all = []driver.ObjectID{f.vol, f.snap, f.child, f.other}
+				}
 				id := identity(driver.Volume, fs)
 				killed := die(p.d, step, func() error { return o.run(f, id) }, t)
 				p.open(false)

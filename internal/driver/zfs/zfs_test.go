@@ -2,8 +2,10 @@ package zfs_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -401,5 +403,33 @@ func TestCosts(t *testing.T) {
 			return nil
 		})
 		programs("usages", 1, func() error { _, err := p.d.Usages(t.Context()); return err })
+	}
+
+	// Times, for people: the middle of some. Nothing hangs on them.
+	for _, fs := range []driver.FS{driver.Native, driver.None} {
+		snap := p.snapshot(p.create(fs), fs)
+		at := p.ds(snap) + "@" + string(snap)
+		n := 0
+		for _, c := range []struct {
+			what string
+			run  func() error
+		}{
+			{"bare zfs clone", func() error { return zfs.ZFS.Do(t.Context(), "clone", at, fmt.Sprint(p.root, "/bare", fs, n)) }},
+			{"bare zfs clone -o a property", func() error {
+				return zfs.ZFS.Do(t.Context(), "clone", "-o", "some:thing=x", at, fmt.Sprint(p.root, "/bare", fs, n))
+			}},
+			{"clone by a new process", func() error { p.open(false); return p.d.Clone(t.Context(), snap, identity(driver.Volume, fs)) }},
+			{"clone", func() error { return p.d.Clone(t.Context(), snap, identity(driver.Volume, fs)) }},
+		} {
+			var times []time.Duration
+			for range 7 {
+				n++
+				start := time.Now()
+				p.must(c.run())
+				times = append(times, time.Since(start).Round(time.Millisecond))
+			}
+			slices.Sort(times)
+			t.Logf("%-6s %-30s %v (%v to %v)", fs, c.what, times[len(times)/2], times[0], times[len(times)-1])
+		}
 	}
 }
