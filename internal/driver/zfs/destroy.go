@@ -22,6 +22,7 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 		return errs.New(errs.Invalid, op, string(id), "not an object's ID")
 	}
 	d.memo.drop(id)
+	d.unnote(id)
 	half := d.wasBegun(id)
 	err := d.destroyDataset(ctx, id)
 	if err == nil && !half {

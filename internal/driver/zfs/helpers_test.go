@@ -58,6 +58,9 @@ func names(dir string) ([]string, error) {
 		}
 	}
 	err = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
+		if err == nil && e.IsDir() && e.Name() == "origins" {
+			return fs.SkipDir // a cache
+		}
 		if err == nil && !e.IsDir() && e.Name() != driverzfs.Link && e.Name() != "space" && e.Name() != "devices" {
 			out = append(out, p)
 		}

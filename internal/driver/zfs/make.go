@@ -251,6 +251,13 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	if err != nil {
 		return false, nil
 	}
+	if n, ok := d.noted(from); ok && n.FS == id.FS && n.Size <= id.SizeBytes {
+		err := d.do(ctx, args...)
+		if !zfs.Is(err, zfs.Absent) {
+			return true, d.created(ctx, id, err)
+		}
+		d.unnote(from)
+	}
 	var o object
 	var wrong error
 	read := make(chan struct{})
@@ -263,6 +270,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	err = d.do(ctx, args...)
 	<-read
 	if wrong == nil && o.immutable && !zfs.Is(err, zfs.Absent) {
+		d.note(o)
 		return true, d.created(ctx, id, err)
 	}
 	if err == nil || errs.Is(err, errs.Canceled) || errs.Is(err, errs.IO) {
@@ -456,6 +464,7 @@ func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error 
 		return err
 	}
 	defer d.memo.drop(id.ID)
+	d.unnote(id.ID)
 	ds, own := d.dataset(id.ID), d.own(id.ID)
 	switch to := immutable(id.Kind); {
 	case to && o.immutable:

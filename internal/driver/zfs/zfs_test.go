@@ -378,9 +378,18 @@ func TestCosts(t *testing.T) {
 		programs("bare zfs clone", 1, func() error { return zfs.ZFS.Do(t.Context(), "clone", p.ds(snap)+"@"+string(snap), bare) })
 		programs("bare zfs destroy", 1, func() error { return zfs.ZFS.Do(t.Context(), "destroy", bare) })
 		p.open(false)
+		first := identity(driver.Volume, fs)
+		first.Sector = 512
+		programs(string(fs)+": first clone by a new process", 2, func() error { return p.d.Clone(t.Context(), snap, first) })
 		id := identity(driver.Volume, fs)
-		id.Soon = true
-		programs(string(fs)+": clone by a new process", 2, func() error { return p.d.Clone(t.Context(), snap, id) })
+		id.Soon, id.Sector = true, 512
+		p.open(false)
+		again := identity(driver.Volume, fs)
+		again.Sector = 512
+		programs(string(fs)+": again by a new process", 1, func() error { return p.d.Clone(t.Context(), snap, again) })
+		p.must(p.d.Destroy(t.Context(), again.ID))
+		p.open(false)
+		p.must(p.d.Clone(t.Context(), snap, id))
 		programs(string(fs)+": attachment", 0, func() error { _, err := p.d.Attachment(t.Context(), id.ID); return err })
 		if fs.IsImage() {
 			programs(string(fs)+": activate", 0, func() error {
@@ -392,7 +401,9 @@ func TestCosts(t *testing.T) {
 			})
 			programs(string(fs)+": deactivate", 1, func() error { return p.d.Deactivate(t.Context(), id.ID) })
 		}
-		programs(string(fs)+": second clone", 1, func() error { return p.d.Clone(t.Context(), snap, identity(driver.Volume, fs)) })
+		second := identity(driver.Volume, fs)
+		second.Sector = 512
+		programs(string(fs)+": second clone", 1, func() error { return p.d.Clone(t.Context(), snap, second) })
 		programs(string(fs)+": destroy", 1, func() error { return p.d.Destroy(t.Context(), id.ID) })
 		programs("list", 1, func() error {
 			for _, err := range p.d.List(t.Context()) {
@@ -402,6 +413,10 @@ func TestCosts(t *testing.T) {
 			}
 			return nil
 		})
+		p.must(p.d.Destroy(t.Context(), snap))
+		if left, err := filepath.Glob(filepath.Join(p.dir, "origins", "*")); err != nil || len(left) > 0 {
+			t.Errorf("LEAK: %q, %v", left, err)
+		}
 		programs("usages", 1, func() error { _, err := p.d.Usages(t.Context()); return err })
 	}
 
@@ -418,7 +433,12 @@ func TestCosts(t *testing.T) {
 			{"bare zfs clone -o a property", func() error {
 				return zfs.ZFS.Do(t.Context(), "clone", "-o", "some:thing=x", at, fmt.Sprint(p.root, "/bare", fs, n))
 			}},
-			{"clone by a new process", func() error { p.open(false); return p.d.Clone(t.Context(), snap, identity(driver.Volume, fs)) }},
+			{"clone by a new process", func() error {
+				p.open(false)
+				id := identity(driver.Volume, fs)
+				id.Sector = 512
+				return p.d.Clone(t.Context(), snap, id)
+			}},
 			{"clone", func() error { return p.d.Clone(t.Context(), snap, identity(driver.Volume, fs)) }},
 		} {
 			var times []time.Duration
