@@ -215,16 +215,18 @@ func (d *Driver) sameKey(op string, o object, id driver.Identity) error {
 		WithHint("give it the pool's key first: `zfs change-key -i %s`", r)
 }
 
-// cloneArgs are the arguments of the program that makes a clone.
-func (d *Driver) cloneArgs(of string, id driver.Identity) ([]string, error) {
+// cloneArgs are the arguments of the program that makes a clone of a snapshot whose
+// zvol has size bytes, -1 if that is not known.
+func (d *Driver) cloneArgs(of string, size int64, id driver.Identity) ([]string, error) {
 	prop, err := d.encode(id)
 	if err != nil {
 		return nil, err
 	}
 	args := []string{"clone", "-o", prop}
 	if id.FS.IsImage() {
-		// Its origin's, or larger.
-		args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
+		if id.SizeBytes != size { // saying what it is anyhow takes time
+			args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
+		}
 		if id.Soon {
 			args = append(args, "-o", "volmode=dev")
 		}
@@ -237,8 +239,7 @@ func (d *Driver) cloneArgs(of string, id driver.Identity) ([]string, error) {
 // false if it must be done in the usual order; then nothing was made.
 func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver.Identity) (done bool, err error) {
 	const op = "clone"
-	_, known := d.memo.get(from)
-	if known || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
+	if _, read := d.memo.get(from); read || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
 		return false, nil
 	}
 	if id.FS.IsImage() && (id.SizeBytes < imagefs.MinBytes(id.FS) || id.Sector == 0) {
@@ -247,11 +248,15 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	if !id.FS.IsImage() {
 		id.SizeBytes, id.Sector = 0, 0
 	}
-	args, err := d.cloneArgs(d.own(from), id)
+	n, known := d.noted(from)
+	if known = known && n.FS == id.FS && n.Size <= id.SizeBytes; !known {
+		n.Size = -1
+	}
+	args, err := d.cloneArgs(d.own(from), n.Size, id)
 	if err != nil {
 		return false, nil
 	}
-	if n, ok := d.noted(from); ok && n.FS == id.FS && n.Size <= id.SizeBytes {
+	if known {
 		err := d.do(ctx, args...)
 		if !zfs.Is(err, zfs.Absent) {
 			return true, d.created(ctx, id, err)
@@ -295,7 +300,7 @@ func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Iden
 	if !o.immutable {
 		at = d.dataset(from) + "@" + string(id.ID)
 	}
-	args, err := d.cloneArgs(at, id)
+	args, err := d.cloneArgs(at, o.node.size, id)
 	if err != nil {
 		return err
 	}
