@@ -32,10 +32,13 @@ func Device(dataset string) string {
 // kernel, which knows whose a device is, and not the link: that may be one that
 // was left behind and names another's. The file's name is that of the device
 // itself (/dev/zd16), which stays this zvol's while it is open. NotFound if the
-// link is not there or not right.
+// link is not there or not right. Where no udev makes links it is FindDevice.
 func OpenDevice(dataset string) (*os.File, error) {
 	path, err := filepath.EvalSymlinks(Device(dataset))
 	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) && !udev() {
+			return FindDevice(dataset)
+		}
 		return nil, noDevice(dataset, err)
 	}
 	f, err := openIf(path, dataset)
@@ -46,6 +49,12 @@ func OpenDevice(dataset string) (*os.File, error) {
 		return nil, errs.New(errs.NotFound, "open device", dataset, "%s is a link to another zvol's device", Device(dataset))
 	}
 	return f, nil
+}
+
+// udev reports whether somebody makes links for devices.
+func udev() bool {
+	_, err := os.Stat("/run/udev/control")
+	return err == nil
 }
 
 func noDevice(dataset string, err error) error {
@@ -120,13 +129,11 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 	deadline := time.Now().Add(limit)
 	w := newWatch()
 	defer w.close()
-	_, err := os.Stat("/run/udev/control")
-	noUdev := err != nil
 	nextScan := time.Now().Add(slowPoll)
 	for {
 		w.on(filepath.Dir(Device(dataset))) // before looking, so that nothing is missed
 		f, err := OpenDevice(dataset)
-		if errs.Is(err, errs.NotFound) && (noUdev || time.Now().After(nextScan)) {
+		if errs.Is(err, errs.NotFound) && time.Now().After(nextScan) {
 			f, err = FindDevice(dataset)
 			nextScan = time.Now().Add(slowPoll)
 		}
@@ -145,20 +152,19 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 	}
 }
 
-// AwaitNoDevice waits up to limit until a zvol has no block device any more, and
-// reports whether that is so.
-func AwaitNoDevice(ctx context.Context, dataset string, limit time.Duration) bool {
+// AwaitNoDevice waits up to limit until the block device at path, which was that of
+// a zvol, is so no more, and reports whether that is so.
+func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duration) bool {
 	deadline := time.Now().Add(limit)
 	w := newWatch()
 	defer w.close()
 	for {
-		w.on(filepath.Dir(Device(dataset)))
-		if _, err := os.Stat(Device(dataset)); err != nil {
-			// The link goes first where udev runs; where it does not, there is none.
-			f, err := FindDevice(dataset)
-			if err != nil {
-				return true
-			}
+		w.on(filepath.Dir(path))
+		f, err := openIf(path, dataset)
+		if errs.Is(err, errs.NotFound) || err == nil && f == nil {
+			return true
+		}
+		if f != nil {
 			f.Close()
 		}
 		if ctx.Err() != nil || time.Now().After(deadline) {

@@ -258,3 +258,32 @@ func Patiently(ctx context.Context, limit time.Duration, fn func() error) error 
 		}
 	}
 }
+
+// copyLimit is how long a stream may stand still.
+var copyLimit = 5 * time.Minute
+
+// Copy sends a snapshot, with args of `zfs send`, into `zfs receive` with others,
+// here. progress, if not nil, is called with the bytes that have gone through. IO
+// if nothing has for 5 minutes.
+func Copy(ctx context.Context, send, receive []string, progress func(n int64)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stuck := errs.New(errs.IO, "zfs send", "", "nothing was sent for %v", copyLimit).WithHint("%s", suspendedHint)
+	timer := time.AfterFunc(copyLimit, func() { cancel(stuck) })
+	defer timer.Stop()
+	runs.Add(1) // bounded counts the other
+	const op = "zfs send"
+	// Not bounded by time: what the kernel does at the end of a stream ends too.
+	_, err := bounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) {
+		return nil, run.Pipe(ctx, append([]string{string(ZFS), "send"}, send...), append([]string{string(ZFS), "receive"}, receive...), func(n int64) {
+			timer.Reset(copyLimit)
+			if progress != nil {
+				progress(n)
+			}
+		})
+	})
+	if err != nil && context.Cause(ctx) == error(stuck) {
+		return stuck
+	}
+	return err
+}

@@ -35,7 +35,7 @@ var groups = map[string][]string{
 	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
 		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze"},
 	// What keeps objects, each in its own way; cmd/pando chooses.
-	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain"},
+	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain", "internal/driver/zfs"},
 	// What makes tests short.
 	"{support}": {"internal/testfs", "internal/faulttest", "internal/driver/drivertest", "internal/treecopy/treetest"},
 }
@@ -72,7 +72,9 @@ var table = map[string]layer{
 	// engine, nor each other.
 	"internal/driver":         {imports: []string{"internal/errs"}},
 	"internal/driver/objdir":  {imports: []string{"internal/driver", "internal/errs"}},
-	"internal/driver/reflink": {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
+	"internal/driver/imagefs": {imports: []string{"internal/driver", "internal/errs", "internal/run"}},
+	"internal/driver/zfs":     {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
+	"internal/driver/reflink": {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
 	"internal/driver/btrfs":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
 	"internal/driver/plain":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
 

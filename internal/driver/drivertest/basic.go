@@ -55,7 +55,7 @@ func testLifecycle(t *testing.T, s *suite) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if a.FS != fs || a.ReadOnly != (id == snap) || (a.Tree != "") != (fs == driver.Native) {
+				if a.FS != fs || a.ReadOnly != (id == snap) || (a.Image == "") != (fs == driver.Native) {
 					t.Errorf("attachment of the %s is %+v", what, a)
 				}
 			}
@@ -69,7 +69,7 @@ func testLifecycle(t *testing.T, s *suite) {
 
 // with is the suite for a subtest.
 func (s *suite) with(t *testing.T) *suite {
-	return &suite{t: t, open: s.open, dir: s.dir, d: s.d, caps: s.caps, fast: s.fast, mounts: t.TempDir()}
+	return &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: s.d, caps: s.caps, fast: s.fast, mounts: t.TempDir()}
 }
 
 // testIsolation writes everywhere and looks everywhere else.

@@ -3,6 +3,8 @@ package drivertest
 import (
 	"bytes"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -24,7 +26,14 @@ func testConcurrency(t *testing.T, s *suite) {
 
 	want := m["a"].bytes()
 	work := func(d driver.Driver, worker int) error {
-		s := &suite{t: t, open: s.open, dir: s.dir, d: d, caps: s.caps, fast: s.fast}
+		mounts := ""
+		if s.mounts != "" {
+			mounts = filepath.Join(s.mounts, fmt.Sprint("worker", worker))
+			if err := os.Mkdir(mounts, 0o755); err != nil {
+				return err
+			}
+		}
+		s := &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: d, caps: s.caps, fast: s.fast, mounts: mounts}
 		for round := range rounds {
 			id := s.identity(driver.Volume, s.fast)
 			if worker%4 == 3 {

@@ -49,6 +49,18 @@ type Target struct {
 	// to be filled. Without it nothing is tested on a full pool.
 	Small func(t testing.TB) string
 
+	// Names lists what a pool holds, where that is not files in its directory: each
+	// thing that the driver makes there, seen or hidden.
+	Names func(dir string) ([]string, error)
+
+	// Free is how much room a pool has, in bytes, where that is not what its
+	// directory has.
+	Free func(dir string) (int64, error)
+
+	// Fill takes all the room of a pool that Small has made, where that is not what
+	// its directory has, and returns what gives it back.
+	Fill func(dir string) (func() error, error)
+
 	// Power makes a filesystem whose power can be cut. Without it, durability is
 	// not tested.
 	Power func(t testing.TB) Power
@@ -117,6 +129,7 @@ func Run(t *testing.T, target Target) {
 type suite struct {
 	t      *testing.T
 	open   driver.Opener
+	target Target
 	dir    string // of the pool
 	d      driver.Driver
 	caps   driver.Caps
@@ -127,7 +140,7 @@ type suite struct {
 
 func newSuite(t *testing.T, target Target, dir string) *suite {
 	t.Helper()
-	s := &suite{t: t, open: target.Open, dir: dir}
+	s := &suite{t: t, open: target.Open, target: target, dir: dir}
 	d, err := target.Open(t.Context(), dir, poolID, true)
 	if errs.Is(err, errs.Permission) && os.Geteuid() != 0 {
 		t.Skipf("SKIPPED: %v: run the tests as root", err)
@@ -137,7 +150,8 @@ func newSuite(t *testing.T, target Target, dir string) *suite {
 	}
 	s.use(d)
 	s.fast = s.caps.FS[0]
-	if s.caps.Supports(driver.None) {
+	// A raw image needs no mount, unless its block device must be made first.
+	if _, ok := d.(driver.Activator); !ok && s.caps.Supports(driver.None) {
 		s.fast = driver.None
 	}
 	if slices.ContainsFunc(s.caps.FS, driver.FS.IsImage) {
@@ -305,10 +319,17 @@ func (s *suite) wantExactly(ids ...driver.ObjectID) {
 	}
 }
 
-// names lists every file in the directories of the pool, which shows also what
-// List does not.
+// names lists everything in the pool, usually files in its directories, which
+// shows also what List does not.
 func (s *suite) names() []string {
 	s.t.Helper()
+	if s.target.Names != nil {
+		out, err := s.target.Names(s.dir)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		return out
+	}
 	var out []string
 	top, err := os.ReadDir(s.dir)
 	if err != nil {

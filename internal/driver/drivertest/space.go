@@ -115,11 +115,10 @@ func (s *suite) free() int64 {
 	s.t.Helper()
 	for last, same := int64(-1), 0; ; {
 		s.sync()
-		var st unix.Statfs_t
-		if err := unix.Statfs(s.dir, &st); err != nil {
+		now, err := s.freeNow()
+		if err != nil {
 			s.t.Fatal(err)
 		}
-		now := int64(st.Bfree) * st.Bsize
 		if now != last {
 			last, same = now, 0
 		} else if same++; same == 5 {
@@ -127,6 +126,15 @@ func (s *suite) free() int64 {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+}
+
+func (s *suite) freeNow() (int64, error) {
+	if s.target.Free != nil {
+		return s.target.Free(s.dir)
+	}
+	var st unix.Statfs_t
+	err := unix.Statfs(s.dir, &st)
+	return int64(st.Bfree) * st.Bsize, err
 }
 
 // testCloneSpace checks that what clones take does not grow with the data.
@@ -167,8 +175,12 @@ func testFull(t *testing.T, s *suite) {
 	}
 	s.sync()
 	before := s.names()
-	filler := filepath.Join(s.dir, "filler")
-	if err := fill(filler); err != nil {
+	fillPool := s.target.Fill
+	if fillPool == nil {
+		fillPool = fillDir
+	}
+	empty, err := fillPool(s.dir)
+	if err != nil {
 		t.Fatal(err)
 	}
 
@@ -215,7 +227,7 @@ func testFull(t *testing.T, s *suite) {
 	}
 	s.check("in a full pool", vol, m)
 
-	if err := os.RemoveAll(filler); err != nil {
+	if err := empty(); err != nil {
 		t.Fatal(err)
 	}
 	again := s.derived(vol, driver.Volume)
@@ -236,6 +248,12 @@ func testFull(t *testing.T, s *suite) {
 // namesBut is names without those that begin with prefix.
 func (s *suite) namesBut(prefix string) []string {
 	return slices.DeleteFunc(s.names(), func(n string) bool { return strings.HasPrefix(n, prefix) })
+}
+
+// fillDir fills the filesystem of a pool's directory.
+func fillDir(dir string) (func() error, error) {
+	filler := filepath.Join(dir, "filler")
+	return func() error { return os.RemoveAll(filler) }, fill(filler)
 }
 
 // fill takes all the space of a filesystem, for data and for metadata, into the

@@ -112,14 +112,20 @@ func (d *Dir) Force(id driver.Identity) error {
 }
 
 func (d *Dir) encode(id driver.Identity) ([]byte, error) {
+	return Encode(id, d.pool, maxIdentityBytes)
+}
+
+// Encode is the JSON form of an identity of an object in a pool. Invalid if it is
+// longer than most bytes, or could not be read back.
+func Encode(id driver.Identity, pool string, most int) ([]byte, error) {
 	id.Version = driver.IdentityVersion
-	id.Pool = d.pool
+	id.Pool = pool
 	b, err := json.Marshal(id)
 	if err != nil {
 		return nil, errs.Wrap("write identity", string(id.ID), err)
 	}
-	if len(b) > maxIdentityBytes {
-		return nil, errs.New(errs.Invalid, "write identity", string(id.ID), "%d bytes of identity, at most %d fit", len(b), maxIdentityBytes)
+	if len(b) > most {
+		return nil, errs.New(errs.Invalid, "write identity", string(id.ID), "%d bytes of identity, at most %d fit", len(b), most)
 	}
 	// Nothing is written that could not be read: it would be found damaged.
 	back, err := Decode(b)

@@ -14,33 +14,19 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"pando/internal/driver"
+	"pando/internal/driver/imagefs"
 	"pando/internal/driver/objdir"
 	"pando/internal/errs"
 	"pando/internal/extent"
 	"pando/internal/kernel"
-	"pando/internal/run"
 
 	"golang.org/x/sys/unix"
 )
 
 // Name of the driver.
 const Name = "reflink"
-
-// SectorBytes is the logical sector size of the block devices that images are
-// made for. With 4096, direct I/O through the loop device stays aligned on
-// every disk, and XFS does not write its log in pieces of 512 bytes, which the
-// filesystem below would have to serialise.
-const SectorBytes = 4096
-
-// Smallest sizes of images that the filesystems accept.
-const (
-	minExt4Bytes = 16 << 20
-	minXFSBytes  = 300 << 20
-	minRawBytes  = SectorBytes
-)
 
 // Driver is a driver.Driver.
 type Driver struct {
@@ -113,54 +99,23 @@ func (d *Driver) Caps() driver.Caps {
 	}
 }
 
-// MinBytes is the smallest image that can hold fs, in bytes.
-func MinBytes(fs driver.FS) int64 {
-	switch fs {
-	case driver.Ext4:
-		return minExt4Bytes
-	case driver.XFS:
-		return minXFSBytes
-	}
-	return minRawBytes
-}
-
 // Create implements driver.Driver. The image is sparse.
 func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	if err := d.Caps().Check(ctx, "create", id); err != nil {
 		return err
 	}
-	if least := MinBytes(id.FS); id.SizeBytes < least {
-		return errs.New(errs.Invalid, "create", id.Name, "%d bytes is too small for %s: at least %d", id.SizeBytes, id.FS, least).WithHint("use a larger --size")
+	if err := imagefs.CheckSize(id); err != nil {
+		return err
 	}
 	if id.Sector == 0 {
-		id.Sector = SectorBytes
+		id.Sector = imagefs.SectorBytes
 	}
 	return d.make(id, 0o600, func(f *os.File) error {
 		if err := f.Truncate(id.SizeBytes); err != nil {
 			return err
 		}
-		return mkfs(ctx, id.FS, f.Name(), id.SizeBytes)
+		return imagefs.Make(ctx, id.FS, f.Name(), id.SizeBytes)
 	})
-}
-
-// mkfs makes a filesystem in the image at path.
-func mkfs(ctx context.Context, kind driver.FS, path string, size int64) error {
-	var err error
-	switch kind {
-	case driver.Ext4:
-		// The image reads as zeros, so nothing needs zeroing: neither now nor
-		// (mount option noinit_itable) by the kernel later. A journal larger
-		// than 64 MiB only makes every clone that fills it cost that much.
-		args := []string{"-q", "-F", "-b", "4096", "-m", "0",
-			"-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard"}
-		if size >= 2<<30 {
-			args = append(args, "-J", "size=64")
-		}
-		_, err = run.Program(ctx, "mkfs.ext4", append(args, path)...)
-	case driver.XFS:
-		_, err = run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", "size="+strconv.Itoa(SectorBytes), path)
-	}
-	return err
 }
 
 // Clone implements driver.Driver.
@@ -325,19 +280,13 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 	if _, err := os.Lstat(d.dir.Data(id)); err != nil {
 		return driver.Attachment{}, errs.Wrap("open", string(id), err)
 	}
-	a := driver.Attachment{
+	return driver.Attachment{
 		Image:       d.dir.Data(id),
 		FS:          i.FS,
+		Options:     imagefs.MountOptions(i.FS),
 		SectorBytes: i.Sector,
 		ReadOnly:    i.Kind == driver.Snapshot || i.Kind == driver.Generation,
-	}
-	switch i.FS {
-	case driver.Ext4:
-		a.Options = []string{"noinit_itable"}
-	case driver.XFS:
-		a.Options = []string{"nouuid"} // clones carry the UUID of their origin
-	}
-	return a, nil
+	}, nil
 }
 
 // SetIdentity implements driver.Rewriter.

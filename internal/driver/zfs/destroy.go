@@ -1,0 +1,249 @@
+package zfs
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/zfs"
+)
+
+// destroyTries bounds how often Destroy looks again: others may clone and destroy
+// what it has just looked at.
+const destroyTries = 30
+
+// Destroy implements driver.Driver. InUse if the object is mounted and in use, or
+// its block device is open.
+func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
+	const op = "destroy"
+	if !driver.ValidID(string(id)) {
+		return errs.New(errs.Invalid, op, string(id), "not an object's ID")
+	}
+	d.memo.drop(id)
+	half := d.wasBegun(id)
+	err := d.destroyDataset(ctx, id)
+	if err == nil && !half {
+		return nil // what nearly all cost: one program
+	}
+	if err != nil && !errs.Is(err, errs.NotFound) {
+		return err
+	}
+	if err := d.destroyHalves(ctx, id); err != nil {
+		return err
+	}
+	if half {
+		d.forget(id)
+	}
+	return nil
+}
+
+// destroyDataset removes the dataset of an object. NotFound if there is none.
+func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
+	const op = "destroy"
+	ds := d.dataset(id)
+	for range destroyTries {
+		err := d.do(ctx, "destroy", ds)
+		switch {
+		case err == nil:
+			return nil
+		case zfs.Is(err, zfs.Absent):
+			return d.absent(ctx, op, id)
+		case !zfs.Is(err, zfs.HasChildren, zfs.HasClones):
+			return err
+		}
+		nodes, err := d.read(ctx, "-r", ds)
+		if zfs.Is(err, zfs.Absent) {
+			return d.absent(ctx, op, id)
+		}
+		if err != nil {
+			return err
+		}
+		if again, err := d.untie(ctx, nodes); err != nil {
+			return err
+		} else if !again {
+			return d.bury(ctx, nodes[0])
+		}
+	}
+	return errs.New(errs.Conflict, op, string(id), "others keep cloning it").WithHint("try again")
+}
+
+// untie takes from a dataset, given with all below it, what keeps it from being
+// destroyed, and reports whether that was all, as far as is known: what others do
+// meanwhile shows when it is tried again. What is not Pando's it leaves.
+func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
+	n := nodes[0]
+	var ours []string
+	for _, s := range n.snaps {
+		if d.mine(s) && !s.deferred {
+			ours = append(ours, s.name)
+		}
+	}
+	if len(ours) > 0 {
+		// Those that nobody needs go at once, the others with the last who does.
+		err := d.do(ctx, "destroy", "-d", n.name+"@"+strings.Join(ours, ","))
+		if err != nil && !zfs.Is(err, zfs.Absent) {
+			return false, err
+		}
+	}
+	if len(nodes) > 1 {
+		return false, nil // somebody has put a dataset into it
+	}
+	for _, s := range slices.Backward(n.snaps) {
+		if len(s.clones) == 0 {
+			continue
+		}
+		// All older ones move with it.
+		return d.promoteOne(ctx, s)
+	}
+	// No clones: only a snapshot of somebody else, or a hold, can be in the way.
+	return !slices.ContainsFunc(n.snaps, func(s *snap) bool { return !d.mine(s) || s.holds > 0 }), nil
+}
+
+// promoteOne promotes one of Pando's clones of a snapshot, which moves it there,
+// and reports whether it has, or may have been done by another.
+func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
+	for _, c := range s.clones {
+		parent := zfs.ParentOf(c)
+		if n := (&node{name: c}); parent != d.root && parent != d.yard() {
+			continue
+		} else if _, ok := n.id(); !ok {
+			continue
+		}
+		err := d.do(ctx, "promote", c)
+		switch {
+		case err == nil, zfs.Is(err, zfs.Absent, zfs.NotAClone):
+			return true, nil // or it has gone, or somebody else was first
+		case !zfs.Is(err, zfs.SameSnapshot, zfs.OtherKey, zfs.KeyMissing):
+			return false, err
+		}
+	}
+	return false, nil
+}
+
+// bury hides a dataset that cannot be destroyed. What it has besides the snapshots
+// that keep it is given up, as far as that can be.
+func (d *Driver) bury(ctx context.Context, n *node) error {
+	if err := d.inUse(ctx, n); err != nil {
+		return err
+	}
+	id, _ := n.id()
+	to := d.yard() + "/" + string(id)
+	err := d.do(ctx, "rename", n.name, to)
+	if zfs.Is(err, zfs.NoParent) {
+		if err := zfs.ZFS.Do(ctx, "create", "-o", "canmount=off", d.yard()); err != nil && !zfs.Is(err, zfs.Taken) {
+			return err
+		}
+		err = d.do(ctx, "rename", n.name, to)
+	}
+	if err != nil {
+		return err
+	}
+	if len(n.snaps) > 0 && n.written > 0 && n.children == 0 {
+		// Only the snapshots must stay, not what was written after the last. Should
+		// somebody use one that hinders it, the bytes come back later.
+		_ = zfs.ZFS.Do(ctx, "rollback", to+"@"+n.snaps[len(n.snaps)-1].name)
+	}
+	return nil
+}
+
+// inUse is InUse if a dataset that is to be renamed away is in use: renaming does
+// not mind that.
+func (d *Driver) inUse(ctx context.Context, n *node) error {
+	if !n.volume {
+		return nil // the engine has unmounted it
+	}
+	id, _ := n.id()
+	held, err := d.Held(ctx, id)
+	if err != nil || !held {
+		return err
+	}
+	return errs.New(errs.InUse, "destroy", string(id), "its block device is in use")
+}
+
+// destroyHalves removes snapshots of an object that lie on other datasets: it was
+// being made, and that was interrupted.
+func (d *Driver) destroyHalves(ctx context.Context, id driver.ObjectID) error {
+	live, buried, err := d.all(ctx)
+	if err != nil {
+		return err
+	}
+	for _, n := range append(live, buried...) {
+		for _, s := range n.snaps {
+			if s.name != string(id) || s.deferred || !d.mine(s) {
+				continue
+			}
+			if err := d.do(ctx, "destroy", "-d", n.name+"@"+s.name); err != nil && !zfs.Is(err, zfs.Absent) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Reap implements driver.Tied: it destroys what lies in the graveyard and is not
+// tied any more, and marks snapshots that were forgotten to be marked.
+func (d *Driver) Reap(ctx context.Context) (int, error) {
+	live, buried, err := d.all(ctx)
+	if err != nil {
+		return 0, err
+	}
+	gone := 0
+	for _, n := range buried {
+		ok, err := d.reapOne(ctx, n.name)
+		if err != nil {
+			return gone, err
+		}
+		if ok {
+			gone++
+		}
+	}
+	// A snapshot for a clone that is whole was to go with the clone.
+	whole := map[string]bool{}
+	for _, n := range live {
+		o := d.assess(n)
+		whole[string(o.ID)] = o.Whole
+	}
+	for _, n := range live {
+		for _, s := range n.snaps {
+			id, _ := n.id()
+			if s.deferred || s.name == string(id) || !whole[s.name] || !d.mine(s) {
+				continue
+			}
+			if err := d.do(ctx, "destroy", "-d", n.name+"@"+s.name); err != nil && !zfs.Is(err, zfs.Absent) {
+				return gone, err
+			}
+			gone++
+		}
+	}
+	return gone, nil
+}
+
+// reapOne destroys a dataset of the graveyard if it can be.
+func (d *Driver) reapOne(ctx context.Context, ds string) (bool, error) {
+	for range destroyTries {
+		err := d.do(ctx, "destroy", ds)
+		switch {
+		case err == nil:
+			return true, nil
+		case zfs.Is(err, zfs.Absent):
+			return false, nil // by another
+		case errs.Is(err, errs.InUse) && !zfs.Is(err, zfs.HasChildren, zfs.HasClones):
+			return false, nil // later
+		case !zfs.Is(err, zfs.HasChildren, zfs.HasClones):
+			return false, err
+		}
+		nodes, err := d.read(ctx, "-r", ds)
+		if zfs.Is(err, zfs.Absent) {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if again, err := d.untie(ctx, nodes); err != nil || !again {
+			return false, err
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,106 @@
+package zfs_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pando/internal/driver"
+	driverzfs "pando/internal/driver/zfs"
+	"pando/internal/zfs"
+)
+
+const poolID = "test-pool"
+
+// needZFS skips the test where there is no ZFS.
+func needZFS(t testing.TB) {
+	t.Helper()
+	if _, err := os.Stat("/proc/spl/kstat/zfs"); err != nil {
+		t.Skip("does not apply: this kernel has no ZFS (`make test-zfs` runs it in a guest)")
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: making a zpool needs root: run the tests as root")
+	}
+}
+
+var count atomic.Int64
+
+// newZpool makes a zpool of size bytes in a sparse file, and destroys it at the end.
+func newZpool(t testing.TB, size int64, options ...string) string {
+	t.Helper()
+	needZFS(t)
+	name := fmt.Sprintf("pandodrv%d", count.Add(1))
+	file := filepath.Join(t.TempDir(), "vdev")
+	f, err := os.Create(file)
+	if err == nil {
+		err = f.Truncate(size)
+		f.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := append([]string{"create", "-O", "mountpoint=none"}, options...)
+	if err := zfs.Zpool.Do(context.Background(), append(args, name, file)...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := zfs.Patiently(context.Background(), 5*time.Second, func() error { return zfs.Zpool.Do(context.Background(), "destroy", name) }); err != nil {
+			t.Errorf("LEAK: %v", err)
+		}
+	})
+	return name
+}
+
+// opener opens the driver in directories, for each of which it makes the link to a
+// dataset of its own in a zpool.
+func opener(zpool string) driver.Opener {
+	return func(ctx context.Context, dir, id string, create bool) (driver.Driver, error) {
+		if create {
+			err := os.Symlink(fmt.Sprintf("%s/p%d", zpool, count.Add(1)), filepath.Join(dir, driverzfs.Link))
+			if err != nil && !errors.Is(err, fs.ErrExist) {
+				return nil, err
+			}
+		}
+		return driverzfs.Open(ctx, dir, id, create)
+	}
+}
+
+// names lists everything in a pool: datasets, snapshots, and files of the driver.
+func names(dir string) ([]string, error) {
+	root, err := os.Readlink(filepath.Join(dir, driverzfs.Link))
+	if err != nil {
+		return nil, err
+	}
+	rows, err := zfs.ZFS.Rows(context.Background(), 1, "list", "-Hp", "-r", "-t", "all", "-o", "name", root)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, r := range rows {
+		if r[0] != root {
+			out = append(out, strings.TrimPrefix(r[0], root))
+		}
+	}
+	err = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() && e.Name() != driverzfs.Link && e.Name() != "space" {
+			out = append(out, p)
+		}
+		return err
+	})
+	return out, err
+}
+
+// zdo runs a zfs command that must succeed.
+func zdo(t testing.TB, args ...string) {
+	t.Helper()
+	if err := zfs.ZFS.Do(context.Background(), args...); err != nil {
+		t.Fatalf("zfs %q: %v", args, err)
+	}
+}

@@ -1,0 +1,447 @@
+package zfs
+
+import (
+	"cmp"
+	"context"
+	"strconv"
+	"strings"
+
+	"pando/internal/driver"
+	"pando/internal/driver/imagefs"
+	"pando/internal/driver/objdir"
+	"pando/internal/errs"
+	"pando/internal/zfs"
+)
+
+// blockBytes is the block size of zvols, where their size allows it: that of
+// OpenZFS, a compromise between the space that small writes and compression take.
+const blockBytes = 16 << 10
+
+// minBlockBytes is the smallest block size that ZFS has, and sectorBytes the sector
+// size of the block devices of zvols.
+const (
+	minBlockBytes = 512
+	sectorBytes   = 512
+)
+
+// blockSize is the block size for a zvol of a size: the largest power of two that
+// divides it. Invalid if there is none.
+func blockSize(id driver.Identity) (int64, error) {
+	for b := int64(blockBytes); b >= minBlockBytes; b /= 2 {
+		if id.SizeBytes%b == 0 {
+			return b, nil
+		}
+	}
+	return 0, errs.New(errs.Invalid, "create", id.Ref(), "%d bytes is not a multiple of %d", id.SizeBytes, minBlockBytes).
+		WithHint("use a size that is a multiple of 4 KiB")
+}
+
+// encode is the user property with an identity, as an argument.
+func (d *Driver) encode(id driver.Identity) (string, error) {
+	b, err := objdir.Encode(id, d.pool, maxIdentityBytes)
+	return propIdentity + "=" + string(b), err
+}
+
+// do runs a program that changes something, again while something holds the
+// dataset for a moment.
+func (d *Driver) do(ctx context.Context, args ...string) error {
+	return zfs.Patiently(ctx, patience, func() error { return zfs.ZFS.Do(ctx, args...) })
+}
+
+// undo is for what must be taken back also when ctx has ended.
+func (d *Driver) undo(ctx context.Context, id driver.ObjectID) {
+	_ = d.Destroy(context.WithoutCancel(ctx), id)
+}
+
+// Create implements driver.Driver. zvols are sparse.
+func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
+	const op = "create"
+	if err := d.Caps().Check(ctx, op, id); err != nil {
+		return err
+	}
+	if !id.FS.IsImage() {
+		id.SizeBytes, id.Sector = 0, 0
+		return d.createNative(ctx, id)
+	}
+	if err := imagefs.CheckSize(id); err != nil {
+		return err
+	}
+	id.Sector = cmp.Or(id.Sector, sectorBytes)
+	block, err := blockSize(id)
+	if err != nil {
+		return err
+	}
+	prop, err := d.encode(id)
+	if err != nil {
+		return err
+	}
+	args := []string{"create", "-s", "-b", strconv.FormatInt(block, 10), "-V", strconv.FormatInt(id.SizeBytes, 10)}
+	if id.FS == driver.None {
+		args = append(args, "-o", prop)
+		if id.Soon {
+			args = append(args, "-o", "volmode=dev")
+		}
+		return d.created(ctx, id, d.do(ctx, append(args, d.dataset(id.ID))...))
+	}
+	if err := d.do(ctx, append(args, "-o", "volmode=dev", d.dataset(id.ID))...); err != nil {
+		return d.created(ctx, id, err)
+	}
+	if err := d.fillNew(ctx, id, prop); err != nil {
+		d.undo(ctx, id.ID)
+		return err
+	}
+	return d.created(ctx, id, nil)
+}
+
+func (d *Driver) createNative(ctx context.Context, id driver.Identity) error {
+	prop, err := d.encode(id)
+	if err != nil {
+		return err
+	}
+	return d.created(ctx, id, d.do(ctx, "create", "-o", prop, d.dataset(id.ID)))
+}
+
+// created remembers what was made, or says why not. What a program made that was
+// told to stop is taken back.
+func (d *Driver) created(ctx context.Context, id driver.Identity, err error) error {
+	switch {
+	case err == nil:
+		id.Version, id.Pool = driver.IdentityVersion, d.pool
+		d.memo.put(object{Object: driver.Object{ID: id.ID, Whole: true, Identity: id},
+			node: &node{name: d.dataset(id.ID), volume: id.FS.IsImage(), size: id.SizeBytes}})
+		return nil
+	case zfs.Is(err, zfs.Taken):
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+	case zfs.Is(err, zfs.NoParent):
+		return d.absentOr(ctx, err)
+	case errs.Is(err, errs.Canceled), errs.Is(err, errs.IO):
+		d.undo(ctx, id.ID)
+	}
+	return err
+}
+
+// absentOr says what is wrong with the root, or else err.
+func (d *Driver) absentOr(ctx context.Context, err error) error {
+	if e := d.alive(ctx); e != nil {
+		return e
+	}
+	return err
+}
+
+// fillNew makes the filesystem in a new zvol, and then makes it whole.
+func (d *Driver) fillNew(ctx context.Context, id driver.Identity, prop string) error {
+	f, err := zfs.AwaitDevice(ctx, d.dataset(id.ID), deviceLimit)
+	if err != nil {
+		return err
+	}
+	err = imagefs.Make(ctx, id.FS, f.Name(), id.SizeBytes)
+	f.Close()
+	if err != nil {
+		return errs.Wrap("create", id.Ref(), err)
+	}
+	if err := d.do(ctx, "set", prop, d.dataset(id.ID)); err != nil || id.Soon {
+		return err
+	}
+	return d.Deactivate(ctx, id.ID)
+}
+
+// Clone implements driver.Driver.
+func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
+	return d.clone(ctx, from, id, nil)
+}
+
+// Snapshot implements driver.Driver.
+func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
+	return d.snapshot(ctx, from, id, nil)
+}
+
+// CopyLive implements driver.LiveCopier. Only `zfs snapshot` needs quiet.
+func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, quiet func(func() error) error) error {
+	if immutable {
+		return d.snapshot(ctx, from, id, quiet)
+	}
+	return d.clone(ctx, from, id, quiet)
+}
+
+// origin reads the object that id is to be made from, fills in what id takes over
+// from it, and refuses what cannot be.
+func (d *Driver) origin(ctx context.Context, op string, from driver.ObjectID, id *driver.Identity) (object, error) {
+	if err := ctx.Err(); err != nil {
+		return object{}, errs.Wrap(op, id.Ref(), err)
+	}
+	o, err := d.whole(ctx, op, from, false)
+	if err != nil {
+		return o, err
+	}
+	if err := d.Caps().Check(ctx, op, *id); err != nil {
+		return o, err
+	}
+	if id.FS.IsImage() != o.node.volume {
+		return o, errs.New(errs.Invalid, op, id.Ref(), "its origin is %s, it cannot become %s", o.Identity.FS, id.FS)
+	}
+	if !o.node.volume {
+		id.SizeBytes, id.Sector = 0, 0
+		return o, d.sameKey(op, o, *id)
+	}
+	id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
+	id.Sector = cmp.Or(id.Sector, o.Identity.Sector)
+	if id.SizeBytes < o.node.size {
+		return o, errs.New(errs.Invalid, op, id.Ref(), "%d bytes is smaller than its origin's %d", id.SizeBytes, o.node.size).WithHint("a volume can grow but not shrink")
+	}
+	return o, d.sameKey(op, o, *id)
+}
+
+// sameKey refuses to make a copy that would stay under another encryption key
+// than the pool's: ZFS leaves a clone under that of its origin. The key of a
+// volume is another's only if somebody gave it one with `zfs change-key`.
+func (d *Driver) sameKey(op string, o object, id driver.Identity) error {
+	r := o.node.encRoot
+	if r == "" || r == d.root || strings.HasPrefix(d.root, r+"/") {
+		return nil
+	}
+	return errs.New(errs.Permission, op, id.Ref(), "its origin has an encryption key of its own (encryption root %s), under which the copy would stay", r).
+		WithHint("give it the pool's key first: `zfs change-key -i %s`", r)
+}
+
+// clone makes a clone, with quiet around what takes the content.
+func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error) error {
+	const op = "clone"
+	o, err := d.origin(ctx, op, from, &id)
+	if err != nil {
+		return err
+	}
+	prop, err := d.encode(id)
+	if err != nil {
+		return err
+	}
+	args := []string{"clone", "-o", prop}
+	if id.FS.IsImage() && id.Soon {
+		args = append(args, "-o", "volmode=dev")
+	}
+	grow := o.node.volume && id.SizeBytes > o.node.size
+	if grow {
+		args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
+	}
+	args = append(args, d.own(from), d.dataset(id.ID))
+	if o.immutable {
+		took := false
+		take := func() error {
+			err := d.do(ctx, args...)
+			took = err == nil
+			return err
+		}
+		if quiet != nil {
+			err = quiet(take)
+		} else {
+			err = take()
+		}
+		if zfs.Is(err, zfs.Absent) {
+			d.memo.drop(from)
+			return d.absent(ctx, op, from)
+		}
+		if err != nil && took { // quiet refuses afterwards
+			d.undo(ctx, id.ID)
+			return err
+		}
+		return d.created(ctx, id, err)
+	}
+
+	// Of a volume: a snapshot that goes when the clone does.
+	if err := d.vacant(ctx, id); err != nil {
+		return err
+	}
+	done, err := d.begin(id.ID)
+	if err != nil {
+		return err
+	}
+	at := d.dataset(from) + "@" + string(id.ID)
+	args[len(args)-2] = at
+	err = d.take(ctx, op, from, quiet, "snapshot", at)
+	if err == nil {
+		err = d.do(ctx, args...)
+	}
+	if err == nil {
+		err = d.do(ctx, "destroy", "-d", at)
+	}
+	return d.finish(ctx, id, err, done)
+}
+
+// take runs the program that takes the content of a volume, within quiet.
+func (d *Driver) take(ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string) error {
+	run := func() error { return d.do(ctx, args...) }
+	var err error
+	if quiet != nil {
+		err = quiet(run)
+	} else {
+		err = run()
+	}
+	if zfs.Is(err, zfs.Absent) {
+		d.memo.drop(from)
+		return d.absent(ctx, op, from)
+	}
+	return err
+}
+
+// finish ends what was made in several steps: on error all of it is taken back,
+// and so is the note that it was begun.
+func (d *Driver) finish(ctx context.Context, id driver.Identity, err error, done func()) error {
+	if err != nil {
+		// If this fails too, the note and what is left remain for the caller's record.
+		if e := d.Destroy(context.WithoutCancel(ctx), id.ID); e == nil {
+			done()
+		}
+		return err
+	}
+	done()
+	return nil
+}
+
+// vacant is Exists if there is something under an ID already, which must be known
+// before the first of several steps.
+func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
+	_, err := zfs.ZFS.Output(ctx, "list", "-Hp", "-o", "name", d.dataset(id.ID))
+	if err == nil {
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+	}
+	if zfs.Is(err, zfs.Absent) {
+		return nil
+	}
+	return err
+}
+
+// snapshot makes an immutable copy, with quiet around what takes the content.
+func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error) error {
+	const op = "snapshot"
+	o, err := d.origin(ctx, op, from, &id)
+	if err != nil {
+		return err
+	}
+	if id.SizeBytes != o.node.size {
+		return errs.New(errs.Invalid, op, id.Ref(), "a snapshot has the size of its volume")
+	}
+	prop, err := d.encode(id)
+	if err != nil {
+		return err
+	}
+	if err := d.vacant(ctx, id); err != nil {
+		return err
+	}
+	done, err := d.begin(id.ID)
+	if err != nil {
+		return err
+	}
+	if o.immutable {
+		// A clone of it with a snapshot of its own: a promotion would take its own
+		// snapshot away from it.
+		err = d.take(ctx, op, from, quiet, "clone", "-o", "readonly=on", d.own(from), d.dataset(id.ID))
+		if err == nil {
+			err = d.do(ctx, "snapshot", "-o", prop, d.own(id.ID))
+		}
+		return d.finish(ctx, id, err, done)
+	}
+	at := d.dataset(from) + "@" + string(id.ID)
+	err = d.take(ctx, op, from, quiet, "snapshot", "-o", prop, at)
+	if err == nil {
+		err = d.do(ctx, "clone", "-o", "readonly=on", at, d.dataset(id.ID))
+	}
+	if err == nil {
+		err = d.do(ctx, "promote", d.dataset(id.ID))
+	}
+	return d.finish(ctx, id, err, done)
+}
+
+func immutable(k driver.Kind) bool { return k == driver.Snapshot || k == driver.Generation }
+
+// attachment describes a whole object.
+func (d *Driver) attachment(o object) driver.Attachment {
+	ro := o.immutable || immutable(o.Identity.Kind)
+	if !o.node.volume {
+		return driver.Attachment{FS: driver.Native, Source: d.dataset(o.ID), Type: "zfs", ReadOnly: ro}
+	}
+	return driver.Attachment{
+		Image:       zfs.Device(d.dataset(o.ID)),
+		Block:       true,
+		FS:          o.Identity.FS,
+		Options:     imagefs.MountOptions(o.Identity.FS),
+		SectorBytes: o.Identity.Sector,
+		ReadOnly:    ro,
+	}
+}
+
+// Finish implements driver.Finisher.
+func (d *Driver) Finish(ctx context.Context, id driver.Identity) error { return d.SetIdentity(ctx, id) }
+
+// SetIdentity implements driver.Rewriter. What becomes immutable gets a snapshot
+// that carries the identity; what becomes a volume loses it.
+func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
+	const op = "write identity"
+	if err := d.Caps().Check(ctx, op, id); err != nil {
+		return err
+	}
+	o, err := d.look(ctx, op, id.ID)
+	if err != nil {
+		return err
+	}
+	switch {
+	case o.Whole, errs.Is(o.Err, errs.Damaged):
+	case o.Err != nil:
+		return o.Err
+	default:
+		return errs.New(errs.NotFound, op, string(id.ID), "it is only half there")
+	}
+	if id.FS.IsImage() != o.node.volume {
+		return errs.New(errs.Invalid, op, id.Ref(), "it is not %s", id.FS)
+	}
+	return d.write(ctx, o, id)
+}
+
+// write gives an object an identity, and the form of its kind.
+func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error {
+	if o.node.volume {
+		id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
+		id.Sector = cmp.Or(id.Sector, o.Identity.Sector, sectorBytes)
+	}
+	prop, err := d.encode(id)
+	if err != nil {
+		return err
+	}
+	defer d.memo.drop(id.ID)
+	ds, own := d.dataset(id.ID), d.own(id.ID)
+	switch to := immutable(id.Kind); {
+	case to && o.immutable:
+		if err := d.do(ctx, "set", prop, own); err != nil {
+			return err
+		}
+	case to:
+		err := d.do(ctx, "snapshot", "-o", prop, own)
+		if zfs.Is(err, zfs.Taken) { // one that stays for its clones
+			if err = d.do(ctx, "rename", own, ds+"@"+string(driver.NewID())); err == nil {
+				err = d.do(ctx, "snapshot", "-o", prop, own)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	default:
+		if err := d.do(ctx, "set", prop, ds); err != nil {
+			return err
+		}
+		if o.immutable {
+			// It gives its name up, as it may have to stay for its clones.
+			hidden := ds + "@" + string(driver.NewID())
+			if err := d.do(ctx, "rename", own, hidden); err != nil {
+				return err
+			}
+			if err := d.do(ctx, "destroy", "-d", hidden); err != nil {
+				return err
+			}
+		}
+	}
+	if o.node.readOnly == immutable(id.Kind) {
+		return nil
+	}
+	if immutable(id.Kind) {
+		return d.do(ctx, "set", "readonly=on", ds)
+	}
+	return d.do(ctx, "inherit", "readonly", ds)
+}

@@ -1,0 +1,314 @@
+package zfs
+
+import (
+	"context"
+	"iter"
+	"strings"
+	"sync"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/driver/objdir"
+	"pando/internal/errs"
+	"pando/internal/zfs"
+)
+
+// snap is a snapshot of a node.
+type snap struct {
+	name     string // after the "@"
+	deferred bool
+	text     string // of the identity, its own or its dataset's
+	used     int64
+	written  int64
+	created  int64 // transaction group
+	holds    int64
+	clones   []string // full names
+}
+
+// node is a dataset with its snapshots, oldest first.
+type node struct {
+	name     string // full
+	volume   bool   // a zvol
+	origin   string
+	size     int64 // of a zvol
+	readOnly bool
+	encRoot  string // "" if not encrypted
+	text     string // of the identity
+	used     int64
+	refer    int64
+	inSnaps  int64
+	written  int64
+	snaps    []*snap
+	children int // datasets below, not listed themselves
+}
+
+// columns of a listing; the last is text.
+const columns = "name,type,origin,volsize,readonly,encryptionroot,used,referenced,usedbysnapshots,written,createtxg,defer_destroy,userrefs,clones," + propIdentity
+
+var columnCount = strings.Count(columns, ",") + 1
+
+// read lists datasets with their snapshots, by `zfs list` with args, in the order
+// in which they are printed.
+func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
+	rows, err := zfs.ZFS.TextRows(ctx, columnCount, append([]string{"list", "-Hp", "-t", "filesystem,volume,snapshot", "-o", columns}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	var out []*node
+	byName := map[string]*node{}
+	for _, r := range rows {
+		var nums [7]int64
+		for i, c := range []int{3, 6, 7, 8, 9, 10, 12} {
+			if nums[i], err = zfs.Number(r[c]); err != nil {
+				return nil, err
+			}
+		}
+		size, used, refer, inSnaps, written, created, holds := nums[0], nums[1], nums[2], nums[3], nums[4], nums[5], nums[6]
+		text := r[14]
+		if text == "-" {
+			text = ""
+		}
+		if ds, name, ok := strings.Cut(r[0], "@"); ok {
+			n := byName[ds]
+			if n == nil {
+				// Its dataset went, or came, while the list was made.
+				continue
+			}
+			s := &snap{name: name, deferred: r[11] == "on", text: text, used: used, written: written, created: created, holds: holds}
+			if r[13] != "" && r[13] != "-" {
+				s.clones = strings.Split(r[13], ",")
+			}
+			n.snaps = append(n.snaps, s)
+			continue
+		}
+		n := &node{name: r[0], volume: r[1] == "volume", size: size, readOnly: r[4] == "on", text: text, used: used, refer: refer, inSnaps: inSnaps, written: written}
+		if r[2] != "-" {
+			n.origin = r[2]
+		}
+		if r[5] != "-" {
+			n.encRoot = r[5]
+		}
+		byName[n.name] = n
+		if p := byName[zfs.ParentOf(n.name)]; p != nil {
+			p.children++
+		}
+		out = append(out, n)
+	}
+	return out, nil
+}
+
+// id is the ID of the object whose dataset this is, if its name is one.
+func (n *node) id() (driver.ObjectID, bool) {
+	s := n.name[strings.LastIndexByte(n.name, '/')+1:]
+	return driver.ObjectID(s), driver.ValidID(s)
+}
+
+// ownSnap is the snapshot that n's object is, if it is an immutable one.
+func (n *node) ownSnap() *snap {
+	id, _ := n.id()
+	for _, s := range n.snaps {
+		if s.name == string(id) && !s.deferred {
+			return s
+		}
+	}
+	return nil
+}
+
+// mine reports whether a snapshot is Pando's: its name is an ID, and nothing says
+// that it is another pool's.
+func (d *Driver) mine(s *snap) bool {
+	if !driver.ValidID(s.name) {
+		return false
+	}
+	i, err := objdir.Decode([]byte(s.text))
+	return err != nil || i.Pool == d.pool
+}
+
+// object is what is known of an object.
+type object struct {
+	driver.Object
+	node      *node
+	immutable bool // it is a snapshot, on node
+}
+
+// assess says what a dataset in the root is.
+func (d *Driver) assess(n *node) object {
+	id, _ := n.id()
+	o := object{Object: driver.Object{ID: id}, node: n}
+	text := n.text
+	if s := n.ownSnap(); s != nil {
+		text, o.immutable = s.text, true
+	}
+	if text == "" {
+		return o
+	}
+	i, err := objdir.Decode([]byte(text))
+	if err == nil && (i.ID != id || i.Pool != d.pool) {
+		err = errs.New(errs.Damaged, "read identity", string(id), "it says object %q of pool %q", i.ID, i.Pool)
+	}
+	if err == nil && i.FS.IsImage() != n.volume {
+		err = errs.New(errs.Damaged, "read identity", string(id), "it says %s, but the dataset is of the other type", i.FS)
+	}
+	if err != nil {
+		o.Err = errs.Wrap("read identity", string(id), err)
+		return o
+	}
+	o.Whole, o.Identity = true, i
+	return o
+}
+
+// look reads one object. NotFound if there is nothing of it. What is broken is in
+// the object's Err.
+func (d *Driver) look(ctx context.Context, op string, id driver.ObjectID) (object, error) {
+	if !driver.ValidID(string(id)) {
+		return object{}, errs.New(errs.NotFound, op, string(id), "no such object in the pool")
+	}
+	nodes, err := d.read(ctx, "-d", "1", d.dataset(id))
+	if zfs.Is(err, zfs.Absent) || err == nil && len(nodes) == 0 {
+		return object{}, d.absent(ctx, op, id)
+	}
+	if err != nil {
+		return object{}, err
+	}
+	o := d.assess(nodes[0])
+	if o.Whole {
+		d.memo.put(o)
+	}
+	return o, nil
+}
+
+// whole is look for objects that must be whole: NotFound if half, its Err if it is
+// broken. With fresh it is not believed what was read some moments ago.
+func (d *Driver) whole(ctx context.Context, op string, id driver.ObjectID, fresh bool) (object, error) {
+	if !fresh {
+		if o, ok := d.memo.get(id); ok {
+			return o, nil
+		}
+	}
+	o, err := d.look(ctx, op, id)
+	switch {
+	case err != nil:
+		return o, err
+	case o.Err != nil:
+		return o, o.Err
+	case !o.Whole:
+		return o, errs.New(errs.NotFound, op, string(id), "it is only half there")
+	}
+	return o, nil
+}
+
+// listTries is how often a listing is begun anew that ended because something was
+// destroyed meanwhile.
+const listTries = 5
+
+// all lists everything in the root: the datasets in it, and those of the graveyard.
+func (d *Driver) all(ctx context.Context) (live, buried []*node, err error) {
+	var nodes []*node
+	for range listTries {
+		if nodes, err = d.read(ctx, "-r", "-d", "3", d.root); !zfs.Is(err, zfs.Absent) {
+			break
+		}
+		if err := d.alive(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, n := range nodes {
+		switch _, ok := n.id(); {
+		case !ok:
+		case zfs.ParentOf(n.name) == d.root:
+			live = append(live, n)
+		case zfs.ParentOf(n.name) == d.yard():
+			buried = append(buried, n)
+		}
+	}
+	return live, buried, nil
+}
+
+// List implements driver.Driver. It runs one program.
+func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
+	return func(yield func(driver.Object, error) bool) {
+		live, buried, err := d.all(ctx)
+		if err != nil {
+			yield(driver.Object{}, errs.Wrap("list", d.root, err))
+			return
+		}
+		there := map[string]bool{}
+		for _, n := range live {
+			o := d.assess(n)
+			there[string(o.ID)] = true
+			if o.Whole {
+				d.memo.put(o)
+			}
+			if !yield(o.Object, nil) {
+				return
+			}
+		}
+		// Snapshots of objects that were not finished, or not destroyed to the end.
+		for _, n := range append(live, buried...) {
+			for _, s := range n.snaps {
+				if id, _ := n.id(); s.deferred || there[s.name] || s.name == string(id) || !d.mine(s) {
+					continue
+				}
+				there[s.name] = true
+				if !yield(driver.Object{ID: driver.ObjectID(s.name)}, nil) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Attachment implements driver.Driver.
+func (d *Driver) Attachment(ctx context.Context, id driver.ObjectID) (driver.Attachment, error) {
+	o, err := d.whole(ctx, "attach", id, false)
+	if err != nil {
+		return driver.Attachment{}, err
+	}
+	return d.attachment(o), nil
+}
+
+// memo remembers objects that this process has just made or read, so that what
+// follows need not ask again. What another process changes meanwhile is noticed
+// when it is used. The zero value is empty.
+type memo struct {
+	mu sync.Mutex
+	m  map[driver.ObjectID]memoEntry
+}
+
+type memoEntry struct {
+	o  object
+	at time.Time
+}
+
+const (
+	memoAge  = 3 * time.Second
+	memoSize = 256
+)
+
+func (m *memo) put(o object) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.m == nil || len(m.m) >= memoSize {
+		m.m = map[driver.ObjectID]memoEntry{}
+	}
+	m.m[o.ID] = memoEntry{o, time.Now()}
+}
+
+func (m *memo) get(id driver.ObjectID) (object, bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e, ok := m.m[id]
+	if !ok || time.Since(e.at) > memoAge {
+		return object{}, false
+	}
+	return e.o, true
+}
+
+func (m *memo) drop(id driver.ObjectID) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.m, id)
+}

@@ -1,0 +1,207 @@
+package zfs
+
+import (
+	"context"
+	"strings"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/zfs"
+)
+
+// rootProps are what the root dataset sets for all in it. dedup is always said:
+// it may be inherited, and clones need none.
+var rootProps = []string{
+	"mountpoint=legacy", // datasets are mounted by Pando alone
+	"canmount=noauto",
+	"atime=off", // reading a clone must not make it differ
+	"dedup=off",
+	"volmode=none",   // a zvol has a block device only while it is used
+	"snapdev=hidden", //
+	"xattr=sa",       //
+	"acltype=posix",  //
+	"com.sun:auto-snapshot=false",
+}
+
+// layOut makes the root dataset, or takes over an empty one, and tries whether all
+// that is needed is possible in it. It may be repeated.
+func (d *Driver) layOut(ctx context.Context) error {
+	const op = "init"
+	parent := zfs.ParentOf(d.root)
+	features, err := zfs.Features(ctx, d.zp)
+	if err != nil {
+		return err
+	}
+	// Among those that came with 2.1.
+	if _, ok := features["draid"]; !ok {
+		return errs.New(errs.Unsupported, op, d.zp, "this OpenZFS (%s) is older than 2.1", zfs.Version()).WithHint("upgrade OpenZFS, both programs and module")
+	}
+	compression, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "compression", parent)
+	if zfs.Is(err, zfs.Absent) {
+		return errs.New(errs.NotFound, op, parent, "no such dataset").WithHint("make the parent dataset first: `zfs create %s`", parent)
+	}
+	if err != nil {
+		return err
+	}
+	props := append([]string(nil), rootProps...)
+	if len(compression) == 1 && compression[0][0] == "off" {
+		switch {
+		case usable(features["zstd_compress"]):
+			props = append(props, "compression=zstd")
+		case usable(features["lz4_compress"]):
+			props = append(props, "compression=lz4")
+		default:
+			props = append(props, "compression=on")
+		}
+	}
+	props = append(props, propPool+"="+d.pool)
+
+	args := []string{"create"}
+	for _, p := range append(props, propMade+"=on") {
+		args = append(args, "-o", p)
+	}
+	err = zfs.ZFS.Do(ctx, append(args, d.root)...)
+	if zfs.Is(err, zfs.Taken) {
+		err = d.takeOver(ctx, props)
+	}
+	if err != nil {
+		return err
+	}
+	return d.try(ctx)
+}
+
+func usable(feature string) bool { return feature == "enabled" || feature == "active" }
+
+// takeOver makes a dataset that is there the root, if it is this pool's already, or
+// empty.
+func (d *Driver) takeOver(ctx context.Context, props []string) error {
+	const op = "init"
+	owner, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "value,source", propPool, d.root)
+	if err != nil {
+		return err
+	}
+	mine := len(owner) == 1 && owner[0][1] == "local" && owner[0][0] == d.pool
+	if !mine {
+		if len(owner) == 1 && owner[0][1] == "local" {
+			return errs.New(errs.Exists, op, d.root, "it is the dataset of the pool %s", owner[0][0]).WithHint("choose another dataset, or `pando deinit` that pool")
+		}
+		if found, err := d.contents(ctx); err != nil {
+			return err
+		} else if len(found) > 0 {
+			return errs.New(errs.Exists, op, d.root, "the dataset is not empty: it holds %s", some(found)).WithHint("choose a name that is not there, or an empty dataset")
+		}
+	}
+	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "type", d.root)
+	if err != nil {
+		return err
+	}
+	if len(rows) != 1 || rows[0][0] != "filesystem" {
+		return errs.New(errs.Invalid, op, d.root, "it is not a filesystem").WithHint("choose a name that is not there")
+	}
+	return zfs.ZFS.Do(ctx, append(append([]string{"set"}, props...), d.root)...)
+}
+
+// contents are the names of all datasets and snapshots below the root.
+func (d *Driver) contents(ctx context.Context) ([]string, error) {
+	rows, err := zfs.ZFS.Rows(ctx, 1, "list", "-Hp", "-r", "-t", "all", "-o", "name", d.root)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, r := range rows {
+		if r[0] != d.root {
+			out = append(out, r[0])
+		}
+	}
+	return out, nil
+}
+
+// some is a list of names that is not too long for an error.
+func some(names []string) string {
+	const most = 3
+	if len(names) > most {
+		return strings.Join(names[:most], ", ") + " and others"
+	}
+	return strings.Join(names, ", ")
+}
+
+// try does once what the driver will do, with scratch datasets: permissions may be
+// delegated in part.
+func (d *Driver) try(ctx context.Context) (err error) {
+	a, b := driver.NewID(), driver.NewID()
+	defer func() {
+		clean := context.WithoutCancel(ctx)
+		for _, id := range []driver.ObjectID{a, b} {
+			if e := d.Destroy(clean, id); err == nil {
+				err = e
+			}
+		}
+	}()
+	for _, args := range [][]string{
+		{"create", d.dataset(a)},
+		{"snapshot", "-o", propIdentity + "={}", d.dataset(a) + "@" + string(b)},
+		{"clone", "-o", "readonly=on", "-o", propIdentity + "={}", d.dataset(a) + "@" + string(b), d.dataset(b)},
+		{"promote", d.dataset(b)},
+		{"set", "volmode=none", propIdentity + "={}", d.dataset(b)},
+	} {
+		if err := zfs.ZFS.Do(ctx, args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Unmake implements driver.Unmaker. What was there before Pando stays, with the
+// properties it had inherited.
+func (d *Driver) Unmake(ctx context.Context) error {
+	const op = "deinit"
+	if err := d.imported(); err != nil {
+		return err
+	}
+	rows, err := zfs.ZFS.Rows(ctx, 3, "get", "-Hp", "-o", "property,value,source", propPool+","+propMade, d.root)
+	if zfs.Is(err, zfs.Absent) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	local := map[string]string{}
+	for _, r := range rows {
+		if r[2] == "local" {
+			local[r[0]] = r[1]
+		}
+	}
+	if local[propPool] != d.pool {
+		return nil // given up before, or never this pool's
+	}
+	if _, err := d.Reap(ctx); err != nil {
+		return err
+	}
+	// The graveyard goes if nobody has put anything there.
+	if err := zfs.ZFS.Do(ctx, "destroy", d.yard()); err != nil && !zfs.Is(err, zfs.Absent, zfs.HasChildren, zfs.HasClones) {
+		return err
+	}
+	found, err := d.contents(ctx)
+	if err != nil {
+		return err
+	}
+	if len(found) > 0 {
+		return errs.New(errs.InUse, op, d.root, "there is something in it that is not Pando's: %s", some(found)).
+			WithHint("look with `zfs list -r -t all %s`, and move or destroy it", d.root)
+	}
+	if local[propMade] == "on" {
+		err := zfs.Patiently(ctx, patience, func() error { return zfs.ZFS.Do(ctx, "destroy", d.root) })
+		if zfs.Is(err, zfs.Absent) {
+			return nil
+		}
+		return err
+	}
+	// The mark of the pool goes last.
+	for _, p := range append(append([]string(nil), rootProps...), "compression", propPool) {
+		name, _, _ := strings.Cut(p, "=")
+		if err := zfs.ZFS.Do(ctx, "inherit", name, d.root); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,232 @@
+package zfs
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/zfs"
+)
+
+// Usage implements driver.Driver. ZFS counts space when it writes a group of
+// transactions, so one is written first. Extents is 1 for anything that is not
+// empty: clones do not cost by them, and ZFS does not tell.
+func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, error) {
+	if err := d.Sync(ctx); err != nil {
+		return driver.Usage{}, err
+	}
+	o, err := d.whole(ctx, "measure", id, true)
+	if err != nil {
+		return driver.Usage{}, err
+	}
+	return measure(o), nil
+}
+
+// Usages implements driver.Measurer. It runs one program, and what was written in
+// the last 5 seconds may not be in its figures.
+func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, error) {
+	live, _, err := d.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := map[driver.ObjectID]driver.Usage{}
+	for _, n := range live {
+		if o := d.assess(n); o.Whole {
+			out[o.ID] = measure(o)
+		}
+	}
+	return out, nil
+}
+
+// measure says what an object takes, from the figures of its dataset.
+func measure(o object) driver.Usage {
+	n := o.node
+	u := driver.Usage{LogicalBytes: n.refer}
+	if u.LogicalBytes > 0 {
+		u.Extents = 1
+	}
+	var newest *snap // that has clones
+	for _, s := range n.snaps {
+		if len(s.clones) > 0 {
+			newest = s
+		}
+	}
+	switch own := n.ownSnap(); {
+	case newest == nil && len(n.snaps) > 0 && own != nil:
+		u.ExclusiveBytes = n.used // all of it would go
+	case own != nil && newest == own:
+		u.ExclusiveBytes = 0 // its clones share it
+	case own != nil:
+		u.ExclusiveBytes = own.written
+	default:
+		u.ExclusiveBytes = n.written // since the last snapshot, or its origin
+	}
+	u.ExclusiveBytes = min(u.ExclusiveBytes, u.LogicalBytes)
+	u.SharedBytes = u.LogicalBytes - u.ExclusiveBytes
+	for _, s := range n.snaps {
+		if id, _ := n.id(); s.name != string(id) || s.deferred {
+			u.PinnedBytes = n.inSnaps // its own is all that its dataset has, so it adds nothing
+		}
+	}
+	return u
+}
+
+// Ties implements driver.Tied. Bytes are what snapshots on live datasets hold alone,
+// and all of what lies in the graveyard. It runs one program.
+func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
+	live, buried, err := d.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	there := map[string]bool{}
+	for _, n := range live {
+		id, _ := n.id()
+		there[string(id)] = true
+	}
+	var out []driver.Tie
+	for _, n := range live {
+		var hidden []*snap
+		foreign := false
+		rest := n.inSnaps
+		for _, s := range n.snaps {
+			id, _ := n.id()
+			switch {
+			case !d.mine(s):
+				foreign = true
+			case s.deferred:
+				hidden = append(hidden, s)
+				rest -= s.used
+			case s.name == string(id):
+				rest -= s.used
+			}
+		}
+		for i, s := range hidden {
+			t := d.tie(n, s)
+			if there[s.name] {
+				// The point at which a volume was cloned: nothing was destroyed.
+				t.ID = ""
+			}
+			id, _ := n.id()
+			t.Holder = id
+			t.Bytes = s.used
+			if i == len(hidden)-1 && !foreign {
+				t.Bytes += max(rest, 0) // what several of them hold together
+			}
+			if t.ID != "" || t.Bytes > 0 {
+				out = append(out, t)
+			}
+		}
+	}
+	for _, n := range buried {
+		id, _ := n.id()
+		t := driver.Tie{Name: n.name, ID: id, Bytes: n.used}
+		for _, s := range n.snaps {
+			x := d.tie(n, s)
+			t.HeldBy = append(t.HeldBy, x.HeldBy...)
+			t.Foreign = append(t.Foreign, x.Foreign...)
+		}
+		if n.children > 0 {
+			t.Foreign = append(t.Foreign, "datasets in "+n.name)
+		}
+		out = append(out, t)
+	}
+	return out, nil
+}
+
+// tie says who needs a snapshot.
+func (d *Driver) tie(n *node, s *snap) driver.Tie {
+	t := driver.Tie{Name: n.name + "@" + s.name, ID: driver.ObjectID(s.name)}
+	if !d.mine(s) {
+		t.Foreign = append(t.Foreign, t.Name)
+	}
+	for _, c := range s.clones {
+		if id, ok := strings.CutPrefix(c, d.root+"/"); ok && driver.ValidID(id) {
+			t.HeldBy = append(t.HeldBy, driver.ObjectID(id))
+		} else {
+			t.Foreign = append(t.Foreign, c)
+		}
+	}
+	if s.holds > 0 {
+		t.Foreign = append(t.Foreign, "a hold on "+t.Name)
+	}
+	return t
+}
+
+// The figures of Space are kept in a file for a moment.
+const (
+	spaceFile = "space"
+	spaceAge  = 5 * time.Second
+)
+
+type spaceNote struct {
+	At    time.Time `json:"at"`
+	Total int64     `json:"total"`
+	Free  int64     `json:"free"`
+}
+
+// plenty reports whether so much is free that figures some seconds old will do.
+func (s spaceNote) plenty() bool { return s.Free > s.Total/4 && s.Free > 16<<30 }
+
+// Space implements driver.Spacer. Rough figures are at most 5 seconds old.
+func (d *Driver) Space(ctx context.Context, rough bool) (driver.Space, error) {
+	p := filepath.Join(d.dir, spaceFile)
+	if rough {
+		var s spaceNote
+		if b, err := os.ReadFile(p); err == nil && json.Unmarshal(b, &s) == nil && s.plenty() {
+			if age := time.Since(s.At); age >= 0 && age < spaceAge {
+				return driver.Space{TotalBytes: s.Total, FreeBytes: s.Free, UsedBytes: s.Total - s.Free}, nil
+			}
+		}
+	}
+	rows, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "available,used", d.root)
+	if zfs.Is(err, zfs.Absent) {
+		err = d.absentOr(ctx, err)
+	}
+	if err != nil {
+		return driver.Space{}, err
+	}
+	var s driver.Space
+	for _, r := range rows {
+		n, err := zfs.Number(r[1])
+		if err != nil {
+			return driver.Space{}, err
+		}
+		if r[0] == "available" {
+			s.FreeBytes = n
+		} else {
+			s.UsedBytes = n
+		}
+	}
+	s.TotalBytes = s.FreeBytes + s.UsedBytes
+	if note := (spaceNote{time.Now(), s.TotalBytes, s.FreeBytes}); note.plenty() {
+		if b, err := json.Marshal(note); err == nil {
+			tmp := p + ".new"
+			if os.WriteFile(tmp, b, 0o600) == nil {
+				_ = os.Rename(tmp, p) // only a cache
+			}
+		}
+	}
+	return s, nil
+}
+
+// Reclaiming implements driver.Spacer: ZFS frees what was destroyed by and by.
+func (d *Driver) Reclaiming(ctx context.Context) (bool, error) {
+	rows, err := zfs.Zpool.Rows(ctx, 1, "get", "-Hp", "-o", "value", "freeing", d.zp)
+	if err != nil {
+		return false, err
+	}
+	if len(rows) != 1 {
+		return false, errs.New(errs.Damaged, "zpool get", d.zp, "%d rows", len(rows))
+	}
+	n, err := zfs.Number(rows[0][0])
+	return n > 0, err
+}
+
+// Sync implements driver.Syncer. Every change of a dataset is durable anyway when
+// the program that made it ends; this also writes what lies in memory of files.
+func (d *Driver) Sync(ctx context.Context) error { return zfs.Zpool.Do(ctx, "sync", d.zp) }

@@ -1,0 +1,227 @@
+// Package zfs keeps each volume as a dataset of its own, a filesystem or a zvol,
+// in one dataset, the root, that a zpool's owner gives it. Clones are ZFS clones.
+// All is done with the programs zfs and zpool.
+//
+// # Layout
+//
+//	tank/pando                  the root; pando:pool says whose it is
+//	tank/pando/<id>             the data of an object: a filesystem (native) or a zvol
+//	tank/pando/<id>@<id>        what an immutable object (snapshot, generation) is
+//	tank/pando/graveyard/<id>   destroyed, kept for something that is not Pando's
+//
+// A volume is a dataset with its identity in the user property pando:identity. An
+// immutable object is its snapshot of the same name, with the identity on that;
+// its dataset only carries it. So what is cloned follows from an ID, without
+// looking. Identities are set in the same call that makes what they are of: an
+// object is whole, or not, at every moment.
+//
+// # Ties
+//
+// ZFS ties a clone to its snapshot, and a snapshot to its dataset. To take a
+// snapshot S of a volume V is therefore three steps: snapshot V@S, clone it to
+// S, promote S. Then S@S is on a dataset of its own and V, which is now a clone of
+// it, can be destroyed at any time, in one step. Older snapshots of V, somebody
+// else's too, go along to S. A clone of a volume has its origin on the volume, as
+// V@C, marked to be destroyed when C is (deferred).
+//
+// Destroying what has clones marks its snapshot, which makes it no object any
+// more, promotes one of the clones, to which the snapshot then moves, and destroys
+// the dataset. The snapshot goes by itself with the last clone: there is nothing
+// to clean up. Only where something is not Pando's (a snapshot with another name, a
+// hold, a clone elsewhere) the dataset is renamed into the graveyard, until that
+// is gone: see Reap.
+//
+// # Interruptions
+//
+// Where an object is made in several steps, its name lies in DIR/making meanwhile,
+// so that Destroy knows, without asking ZFS, that half of it may be elsewhere.
+package zfs
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/zfs"
+
+	"golang.org/x/sys/unix"
+)
+
+// Name of the driver.
+const Name = "zfs"
+
+// Link is the name of the symbolic link in the driver's directory whose target is
+// the name of the root dataset.
+const Link = "dataset"
+
+// User properties.
+const (
+	propPool     = "pando:pool"     // of the root: the pool's ID
+	propMade     = "pando:made"     // of the root: "on" if Pando made it
+	propIdentity = "pando:identity" // JSON
+)
+
+// graveyard is the dataset in the root for what others keep.
+const graveyard = "graveyard"
+
+// maxIdentityBytes is the longest value of a user property.
+const maxIdentityBytes = 8191
+
+// patience is how long a busy dataset is tried again: the probes of udev, and
+// other processes at work, hold one for a moment.
+const patience = 2 * time.Second
+
+// Driver is a driver.Driver.
+type Driver struct {
+	dir  string // where the link is
+	root string // dataset
+	zp   string // zpool of root
+	pool string // ID of the pool
+	memo memo
+}
+
+var (
+	_ driver.Driver     = (*Driver)(nil)
+	_ driver.Rewriter   = (*Driver)(nil)
+	_ driver.Finisher   = (*Driver)(nil)
+	_ driver.LiveCopier = (*Driver)(nil)
+	_ driver.Activator  = (*Driver)(nil)
+	_ driver.Spacer     = (*Driver)(nil)
+	_ driver.Measurer   = (*Driver)(nil)
+	_ driver.Tied       = (*Driver)(nil)
+	_ driver.Unmaker    = (*Driver)(nil)
+	_ driver.Syncer     = (*Driver)(nil)
+	_ driver.Opener     = Open
+)
+
+// Open is a driver.Opener. DIR/dataset must be a symbolic link to the name of the
+// root dataset. Without create nothing is run: it only looks whether the zpool is
+// imported. Unsupported without ZFS, IO if the zpool is not imported, each with
+// what to do: neither says that anything is gone.
+func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, error) {
+	const op = "open pool"
+	root, err := os.Readlink(filepath.Join(dir, Link))
+	if err != nil {
+		return nil, errs.Wrap(op, dir, err)
+	}
+	if err := zfs.CheckDataset(root); err != nil {
+		return nil, err
+	}
+	if zfs.ParentOf(root) == "" {
+		return nil, errs.New(errs.Invalid, op, root, "it is a zpool, not a dataset in one").WithHint("give Pando a dataset of its own: %s/pando", root)
+	}
+	d := &Driver{dir: dir, root: root, zp: zfs.PoolOf(root), pool: poolID}
+	if create {
+		if err := zfs.Available(); err != nil {
+			return nil, err
+		}
+	}
+	if err := d.imported(); err != nil {
+		return nil, err
+	}
+	if create {
+		if err := d.layOut(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// imported fails, with what to do, if the zpool is not there. What it says is
+// never NotFound.
+func (d *Driver) imported() error {
+	_, err := zfs.PoolState(d.zp)
+	if errs.Is(err, errs.NotFound) {
+		return &errs.Error{Kind: errs.IO, Op: "open zpool", Ref: d.zp, Hint: errs.HintOf(err), Err: errors.New("it is not imported")}
+	}
+	return err
+}
+
+// Caps implements driver.Driver.
+func (d *Driver) Caps() driver.Caps {
+	return driver.Caps{
+		Name:      Name,
+		FS:        []driver.FS{driver.Native, driver.Ext4, driver.XFS, driver.None},
+		CloneCost: driver.CostConstant,
+		Sharing:   true,
+		Atomic:    true,
+		NeedsRoot: true,
+	}
+}
+
+// dataset is the name of an object's dataset.
+func (d *Driver) dataset(id driver.ObjectID) string { return d.root + "/" + string(id) }
+
+// own is the name of the snapshot that an immutable object is.
+func (d *Driver) own(id driver.ObjectID) string { return d.dataset(id) + "@" + string(id) }
+
+func (d *Driver) yard() string { return d.root + "/" + graveyard }
+
+// Dataset is the name of the root dataset, for people.
+func (d *Driver) Dataset() string { return d.root }
+
+// alive makes sure that the root dataset is there and this pool's: only then "does
+// not exist" means that something is absent.
+func (d *Driver) alive(ctx context.Context) error {
+	if err := d.imported(); err != nil {
+		return err
+	}
+	rows, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "value,source", propPool, d.root)
+	if zfs.Is(err, zfs.Absent) {
+		return errs.New(errs.IO, "open dataset", d.root, "the dataset of the pool is not there").
+			WithHint("was it renamed? `zfs get -r pando:pool` finds it; then change the link %s", filepath.Join(d.dir, Link))
+	}
+	if err != nil {
+		return err
+	}
+	if len(rows) != 1 || rows[0][0] != d.pool || rows[0][1] != "local" {
+		return errs.New(errs.Damaged, "open dataset", d.root, "it is not the dataset of this pool: its %s is %q", propPool, rows[0][0]).
+			WithHint("`zfs get -r pando:pool` shows whose datasets there are")
+	}
+	return nil
+}
+
+// absent turns a complaint that something does not exist into "not there", if that
+// is true, or into what is wrong instead.
+func (d *Driver) absent(ctx context.Context, op string, id driver.ObjectID) error {
+	if err := d.alive(ctx); err != nil {
+		return err
+	}
+	return errs.New(errs.NotFound, op, string(id), "no such object in the pool")
+}
+
+// making is the directory with the names of what is being made in several steps.
+const making = "making"
+
+// begin notes that an object is being made; the func returned takes the note away.
+// The note need not survive a power loss.
+func (d *Driver) begin(id driver.ObjectID) (func(), error) {
+	p := filepath.Join(d.dir, making, string(id))
+	f, err := os.OpenFile(p, os.O_CREATE|os.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.Mkdir(filepath.Dir(p), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, errs.Wrap("create", string(id), err)
+		}
+		f, err = os.OpenFile(p, os.O_CREATE|os.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	}
+	if err != nil {
+		return nil, errs.Wrap("create", string(id), err)
+	}
+	f.Close()
+	return func() { d.forget(id) }, nil
+}
+
+func (d *Driver) forget(id driver.ObjectID) {
+	_ = os.Remove(filepath.Join(d.dir, making, string(id))) // a note too many costs a look
+}
+
+// wasBegun reports whether making an object may have been interrupted.
+func (d *Driver) wasBegun(id driver.ObjectID) bool {
+	_, err := os.Lstat(filepath.Join(d.dir, making, string(id)))
+	return !errors.Is(err, fs.ErrNotExist)
+}
