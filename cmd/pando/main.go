@@ -8,6 +8,7 @@ import (
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
+	"pando/internal/driver/zfs"
 	"pando/internal/engine"
 )
 
@@ -19,5 +20,6 @@ func main() {
 		reflink.Name: reflink.Open,
 		btrfs.Name:   btrfs.Open,
 		plain.Name:   plain.Open,
+		zfs.Name:     zfs.Open,
 	}, version))
 }

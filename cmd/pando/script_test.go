@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"pando/internal/testfs"
+	"pando/internal/zfs"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )
@@ -94,8 +95,11 @@ func runScripts(t *testing.T, pattern string) {
 			return nil
 		},
 		Condition: func(cond string) (bool, error) {
-			if cond == "root" {
+			switch cond {
+			case "root":
 				return os.Geteuid() == 0, nil
+			case "zfs":
+				return zfs.Available() == nil, nil
 			}
 			return false, fmt.Errorf("unknown condition %q", cond)
 		},

@@ -103,7 +103,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		a.snapshotCommand(), a.rewindCommand(), a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
 		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
-		a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
+		a.doctorCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 	root.CompletionOptions.HiddenDefaultCmd = false
 	return root

@@ -400,6 +400,12 @@ func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a cat
 			return err
 		}
 	}
+	if w.Block {
+		// ZFS takes a device away from under those who have it open.
+		if holders, _ := mount.Holders(ctx, mount.Query{Dev: a.Dev}); len(holders) > 0 {
+			return e.heldError(ctx, op, row, a, w)
+		}
+	}
 	free, err := e.releaseDevice(ctx, row.ID, w, releaseWait, false)
 	if err != nil {
 		return err

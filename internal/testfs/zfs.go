@@ -162,6 +162,17 @@ func (p *Zpool) Cut() {
 	}
 	// Two pools of one GUID cannot be imported at once. What the export writes, and
 	// the unmounting that it does, goes into the old image.
+	p.Export()
+	if err := os.Remove(p.image); err != nil {
+		p.t.Fatal(err)
+	}
+	p.image = image
+	p.Import()
+}
+
+// Export takes the pool away, as if its disks were not there, until Import.
+func (p *Zpool) Export() {
+	p.t.Helper()
 	p.busyUntil(func(ctx context.Context) error {
 		_, err := run.Program(ctx, "zpool", "export", p.name)
 		return err
@@ -169,18 +180,20 @@ func (p *Zpool) Cut() {
 	if gone, err := loopdev.WaitDetached(p.t.Context(), p.image, patience); err != nil || !gone {
 		p.t.Fatalf("testfs: %s is still attached after the export: %v", p.image, err)
 	}
-	if err := os.Remove(p.image); err != nil {
-		p.t.Fatal(err)
-	}
-	p.image = image
-	f, err := os.OpenFile(image, os.O_RDWR, 0)
+}
+
+// Import undoes Export.
+func (p *Zpool) Import() {
+	p.t.Helper()
+	f, err := os.OpenFile(p.image, os.O_RDWR, 0)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	defer f.Close()
 	dev := p.attach(f)
 	defer dev.Close()
-	// -f: to ZFS it is in use still. -N: as after its creation, nothing is mounted.
+	// -f: after a power cut it is in use still, to ZFS. -N: as after its creation,
+	// nothing is mounted.
 	p.zpool("import", "-f", "-N", "-o", "cachefile=none", "-d", dev.Path, p.name)
 }
 

@@ -161,8 +161,14 @@ func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duratio
 	for {
 		w.on(filepath.Dir(path))
 		f, err := openIf(path, dataset)
-		if errs.Is(err, errs.NotFound) || err == nil && f == nil {
-			return true
+		if err == nil && f == nil {
+			return true // another's by now
+		}
+		if errs.Is(err, errs.NotFound) {
+			// Who has it open keeps a node that nobody else can open any more.
+			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+				return true
+			}
 		}
 		if f != nil {
 			f.Close()

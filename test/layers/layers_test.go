@@ -47,7 +47,7 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/cli": {
-		imports: []string{"internal/engine", "internal/bench", "internal/pool", "internal/driver", "{words}"},
+		imports: []string{"internal/engine", "internal/bench", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 
@@ -60,6 +60,10 @@ var table = map[string]layer{
 		imports: []string{"internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
+
+	// What a host has, and what of it costs too much: it knows nothing of Pando's
+	// pools.
+	"internal/doctor": {imports: []string{"{leaves}", "{words}"}},
 
 	// What it keeps, and where.
 	"internal/catalog": {imports: []string{"internal/driver", "internal/errs", "internal/kernel"}},

@@ -48,6 +48,7 @@ type host struct {
 	t       *testing.T
 	dir     string // of Pando's pool
 	zpool   string
+	disks   *testfs.Zpool
 	dataset string
 	tmp     string
 }
@@ -56,8 +57,9 @@ type host struct {
 // the end with a check that nothing is left.
 func newHost(t *testing.T, size int64) *host {
 	t.Helper()
-	zpool := testfs.ZFS(t, size)
-	h := &host{t: t, zpool: zpool, dataset: zpool + "/pando", tmp: t.TempDir()}
+	disks := testfs.NewZpool(t, size)
+	zpool := disks.Name()
+	h := &host{t: t, zpool: zpool, disks: disks, dataset: zpool + "/pando", tmp: t.TempDir()}
 	h.dir = filepath.Join(h.tmp, "pool")
 	testfs.LeakCheck(t, h.tmp)
 	h.pando("init", "--driver", "zfs", "--zfs-dataset", h.dataset)

@@ -14,7 +14,7 @@ cd "$root"
 
 # What ZFS can make a difference to, and leaves on which all of it stands.
 default=(internal/kernel internal/loopdev internal/mount internal/freeze
-  internal/testfs internal/zfs internal/driver/zfs test/zfs)
+  internal/testfs internal/zfs internal/driver/zfs internal/doctor test/zfs)
 
 go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
 has_tests() { compgen -G "$1/*_test.go" >/dev/null; }

@@ -70,7 +70,7 @@ func measure(o object) driver.Usage {
 	u.SharedBytes = u.LogicalBytes - u.ExclusiveBytes
 	for _, s := range n.snaps {
 		if id, _ := n.id(); s.name != string(id) || s.deferred {
-			u.PinnedBytes = n.inSnaps // its own is all that its dataset has, so it adds nothing
+			u.TiedBytes = n.inSnaps // its own is all that its dataset has, so it adds nothing
 		}
 	}
 	return u

@@ -1,0 +1,249 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"pando/internal/doctor"
+	"pando/internal/errs"
+	"pando/internal/progress"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) doctorCommand() *cobra.Command {
+	var q doctor.ZFSRequest
+	limit := "20s"
+	c := &cobra.Command{
+		Use:     "doctor --zfs POOL",
+		GroupID: "tools",
+		Short:   "Say what ZFS dedup costs and saves, and how to do without",
+		Long: `Looks at a zpool and says which datasets have dedup, what its table takes in
+memory and on disk and what it saves; how much of that are copies of trees and
+volumes, which clones would share without a table; what block cloning does there;
+and the steps to change over, with the names of this pool. It needs no pool of
+Pando's.
+
+It only looks: nothing is written to the zpool, not even access times. Copies are
+looked for during --time, in filesystems that are mounted and volumes that have a
+device; as root, for without it they cannot be opened safely. What is not known
+exactly is printed as a range, and what is not known at all as unknown.
+
+The exit code is 0 whatever it finds: that is advice. (Damage is what fsck looks
+for.)`,
+		Example: "  pando doctor --zfs tank\n  pando doctor --zfs tank --time 5m\n  pando doctor --zfs tank --json | jq '.findings[] | {code, title}'",
+		Args:    usage(cobra.NoArgs),
+	}
+	f := c.Flags()
+	f.StringVar(&q.Pool, "zfs", "", "look at this `ZPOOL`")
+	f.StringVar(&limit, "time", limit, "look for copies no longer than this `DURATION`")
+	_ = c.RegisterFlagCompletionFunc("zfs", func(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+		ctx := c.Context()
+		if ctx == nil {
+			ctx = context.Background()
+		}
+		pools, err := doctor.Pools(ctx)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		return pools, cobra.ShellCompDirectiveNoFileComp
+	})
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if q.Pool == "" {
+			return errs.New(errs.Invalid, "doctor", "", "nothing to look at").WithHint("name a zpool: `pando doctor --zfs POOL`")
+		}
+		d, err := parseTTL("doctor", limit)
+		if err != nil {
+			return err
+		}
+		q.Limit = min(d, 24*time.Hour)
+		var r *doctor.Report
+		if err := a.track(func(t *progress.Tracker) (err error) {
+			q.Tracker = t
+			r, err = doctor.ZFS(c.Context(), q)
+			return err
+		}); err != nil {
+			return err
+		}
+		return a.printDoctor(r)
+	}
+	return c
+}
+
+func (a *App) printDoctor(r *doctor.Report) error {
+	if a.json {
+		return a.printJSON(r)
+	}
+	if a.quiet {
+		for _, f := range r.Findings {
+			if err := a.printf("%s\n", f.Code); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	version := ""
+	if r.ZFS.Version != "" {
+		version = " (OpenZFS " + r.ZFS.Version + ")"
+	}
+	if err := a.printf("zpool %s%s: %s.\n", r.Subject, version, r.Summary); err != nil {
+		return err
+	}
+	for _, f := range r.Findings {
+		if err := a.printFinding(f, r.ZFS); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const doctorWidth = 96 // of text
+
+func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
+	if err := a.printf("\n%s %s\n%s", f.Severity, f.Code, wrap(f.Title, "  ", doctorWidth)); err != nil {
+		return err
+	}
+	width := 0
+	for _, m := range f.Measured {
+		width = max(width, len(m.Label))
+	}
+	for _, m := range f.Measured {
+		value := figureText(m)
+		if m.Note != "" {
+			value += " (" + m.Note + ")"
+		}
+		indent := strings.Repeat(" ", width+6)
+		text := strings.TrimPrefix(wrap(value, indent, doctorWidth), indent)
+		if err := a.printf("    %-*s  %s", width, m.Label, text); err != nil {
+			return err
+		}
+	}
+	switch f.Code {
+	case "zfs-dedup-datasets":
+		if err := a.printDedupDatasets(facts.Datasets); err != nil {
+			return err
+		}
+	case "zfs-dedup-copies":
+		if err := a.printCopies(facts.Copies); err != nil {
+			return err
+		}
+	}
+	if f.Why != "" {
+		if err := a.printf("%s", wrap(f.Why, "  ", doctorWidth)); err != nil {
+			return err
+		}
+	}
+	for i, s := range f.Do {
+		head := "  - "
+		if len(f.Do) > 1 {
+			head = fmt.Sprintf("  %d. ", i+1)
+		}
+		indent := strings.Repeat(" ", len(head))
+		if err := a.printf("%s%s", head, strings.TrimPrefix(wrap(s.Text, indent, doctorWidth), indent)); err != nil {
+			return err
+		}
+		for _, c := range s.Commands {
+			if err := a.printf("%s  %s\n", indent, c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// shownDatasets is how many rows of a table are printed; --json has all.
+const shownDatasets = 20
+
+func (a *App) printDedupDatasets(all []doctor.Dataset) error {
+	t := a.table("    DATASET", "TYPE", "DEDUP", "FROM", "REFERENCED", "LOGICAL")
+	for _, d := range all[:min(len(all), shownDatasets)] {
+		t.row("    "+d.Name, d.Type, d.Dedup, d.From, size(d.ReferencedBytes), size(d.LogicalBytes))
+	}
+	return a.endTable(t, len(all))
+}
+
+func (a *App) printCopies(c *doctor.Copies) error {
+	if len(c.Trees) == 0 {
+		return nil
+	}
+	t := a.table("    ORIGINAL", "COPY", "COPIED", "FILES")
+	rows := 0
+	for _, g := range c.Trees {
+		for _, k := range g.Copies {
+			if rows++; rows > shownDatasets {
+				continue
+			}
+			files := fmt.Sprintf("%d of %d", k.CopiedFiles, k.Files)
+			if !k.Complete {
+				files += ", and more: time ran out"
+			}
+			t.row("    "+oneLine(g.Original), oneLine(k.Path), size(k.CopiedBytes), files)
+		}
+	}
+	return a.endTable(t, rows)
+}
+
+func (a *App) endTable(t *table, rows int) error {
+	if err := t.flush(); err != nil || rows <= shownDatasets {
+		return err
+	}
+	return a.printf("    ... and %d more: see --json\n", rows-shownDatasets)
+}
+
+// figureText is a figure for people: a value, a range, or "unknown".
+func figureText(f doctor.Figure) string {
+	switch {
+	case !f.Known:
+		return "unknown"
+	case f.Unit == doctor.Text:
+		return f.Text
+	}
+	one := func(v float64) string {
+		switch f.Unit {
+		case doctor.Bytes:
+			return size(int64(v))
+		case doctor.Percent:
+			return strconv.FormatFloat(v, 'f', 1, 64) + " %"
+		case doctor.Ratio:
+			return strconv.FormatFloat(v, 'f', 2, 64) + "x"
+		}
+		return thousands(int64(v))
+	}
+	low, high := one(f.Low), one(f.High)
+	if low == high {
+		return low
+	}
+	if f.Unit == doctor.Percent && math.Round(f.High*10) == 1000 {
+		return "at least " + low
+	}
+	return low + " to " + high
+}
+
+// thousands writes 1234567 as 1,234,567.
+func thousands(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}
+
+// wrap breaks a text into lines of at most width, each with an indent and a line
+// break. Words are never broken.
+func wrap(text, indent string, width int) string {
+	var b strings.Builder
+	line := indent
+	for _, w := range strings.Fields(text) {
+		if line != indent && len(line)+len(w) > width {
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
+			line = indent
+		}
+		line += w + " "
+	}
+	b.WriteString(strings.TrimRight(line, " ") + "\n")
+	return b.String()
+}

@@ -1,0 +1,270 @@
+package doctor
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// DDT is the dedup table of a zpool: one entry for each block that was written
+// with dedup, and how many times the block is referenced. Sizes are what ZFS
+// calls DSIZE: on the disks, compressed, with copies, less what parity costs.
+type DDT struct {
+	Entries    int64    `json:"entries"`          // in the table and in its log: while a log is being written back, blocks count twice
+	InLog      *int64   `json:"in_log,omitempty"` // of these, in the log; before 2.3 there is none
+	OnDisk     Range    `json:"on_disk_bytes"`    //
+	InCore     Range    `json:"in_core_bytes"`    // what it takes in memory, when all of it is there
+	Blocks     Range    `json:"blocks"`           // with an entry
+	Allocated  Range    `json:"allocated_bytes"`  // of these blocks, each once
+	Referenced Range    `json:"referenced_bytes"` // of these blocks, as often as they are referenced
+	Buckets    []Bucket `json:"buckets"`
+}
+
+// Bucket is a line of the histogram: the blocks that are referenced at least Refs
+// times, and less than twice that.
+type Bucket struct {
+	Refs       int64 `json:"refs"` // a power of two
+	Blocks     Range `json:"blocks"`
+	Allocated  Range `json:"allocated_bytes"`
+	Referenced Range `json:"referenced_bytes"`
+}
+
+// Once are the blocks that are referenced once, whose entries save nothing.
+func (d *DDT) Once() (b Bucket) {
+	for _, b := range d.Buckets {
+		if b.Refs == 1 {
+			return b
+		}
+	}
+	return Bucket{Refs: 1}
+}
+
+// Saved is how many bytes more the pool would take without dedup, the table
+// itself not counted.
+func (d *DDT) Saved() (sum Range) {
+	for _, b := range d.Buckets {
+		if b.Refs > 1 {
+			sum = sum.plus(b.Referenced.minus(b.Allocated))
+		}
+	}
+	return sum
+}
+
+// number is one in the JSON of zpool: a number, or a string with one in it.
+type number int64
+
+func (n *number) UnmarshalJSON(b []byte) error {
+	s := strings.Trim(string(b), `"`)
+	v, err := strconv.ParseInt(s, 10, 64)
+	if err != nil || v < 0 {
+		return fmt.Errorf("%q is not a number", b)
+	}
+	*n = number(v)
+	return nil
+}
+
+type jsonStat struct {
+	Blocks     *number `json:"blocks"`
+	Allocated  *number `json:"deflated_size"`
+	Referenced *number `json:"ref_dsize"`
+}
+
+// parseDDTJSON reads `zpool status -D -j -p --json-int POOL` of OpenZFS 2.3 and
+// newer. The figures are exact. An error says in what the format differs.
+func parseDDTJSON(out []byte, pool string) (*DDT, error) {
+	var top struct {
+		Pools map[string]struct {
+			Stats *struct {
+				Entries *number `json:"obj_count"`
+				OnDisk  *number `json:"dspace"`
+				InCore  *number `json:"mspace"`
+				DDT     *struct {
+					Histogram map[string]jsonStat `json:"histogram"`
+				} `json:"ddt_stats"`
+			} `json:"dedup_stats"`
+		} `json:"pools"`
+	}
+	if err := json.Unmarshal(out, &top); err != nil {
+		return nil, err
+	}
+	p, ok := top.Pools[pool]
+	if !ok || p.Stats == nil || p.Stats.Entries == nil {
+		return nil, fmt.Errorf("no dedup_stats of the pool %q with an obj_count", pool)
+	}
+	s := p.Stats
+	d := &DDT{Entries: int64(*s.Entries)}
+	if d.Entries == 0 {
+		return d, nil
+	}
+	if s.OnDisk == nil || s.InCore == nil || s.DDT == nil {
+		return nil, fmt.Errorf("dedup_stats without dspace, mspace or ddt_stats")
+	}
+	d.OnDisk, d.InCore = exactly(int64(*s.OnDisk)), exactly(int64(*s.InCore))
+	for key, b := range s.DDT.Histogram {
+		h, err := strconv.Atoi(key)
+		if err != nil || h < 0 || h > 62 || strconv.Itoa(h) != key || b.Blocks == nil || b.Allocated == nil || b.Referenced == nil {
+			return nil, fmt.Errorf("a bucket %q of the histogram that is not understood", key)
+		}
+		d.Buckets = append(d.Buckets, Bucket{
+			Refs: 1 << h, Blocks: exactly(int64(*b.Blocks)),
+			Allocated: exactly(int64(*b.Allocated)), Referenced: exactly(int64(*b.Referenced)),
+		})
+	}
+	slices.SortFunc(d.Buckets, func(a, b Bucket) int { return cmp.Compare(a.Refs, b.Refs) })
+	return d, d.sum()
+}
+
+// sum fills in the totals, and refuses what cannot be.
+func (d *DDT) sum() error {
+	const most = 1 << 60 // no sum of 63 of them can be so large
+	for i, b := range d.Buckets {
+		if i > 0 && b.Refs <= d.Buckets[i-1].Refs {
+			return fmt.Errorf("the buckets of the histogram are not in order")
+		}
+		for _, r := range []Range{b.Blocks, b.Allocated, b.Referenced} {
+			if r.Low < 0 || r.High >= most/64 {
+				return fmt.Errorf("a bucket of the histogram that is too large")
+			}
+		}
+		if b.Allocated.Low > b.Referenced.High {
+			return fmt.Errorf("blocks that are referenced %d times take more than their references", b.Refs)
+		}
+		d.Blocks, d.Allocated, d.Referenced = d.Blocks.plus(b.Blocks), d.Allocated.plus(b.Allocated), d.Referenced.plus(b.Referenced)
+	}
+	return nil
+}
+
+var (
+	sizeLine = regexp.MustCompile(`^DDT entries ([0-9]{1,15}), size ([0-9.]+[BKMGTPE]?) on disk, ([0-9.]+[BKMGTPE]?) in core$`)
+	heads    = [][]string{
+		strings.Fields("bucket allocated referenced"),
+		nil, // underscores
+		strings.Fields("refcnt blocks LSIZE PSIZE DSIZE blocks LSIZE PSIZE DSIZE"),
+		nil, // dashes
+	}
+)
+
+// parseDDTText reads what `zpool status -D POOL` of OpenZFS before 2.3 prints,
+// which has no other output. Numbers have three digits, so what comes out are
+// ranges; and the sizes of its first line are those of one entry, on average
+// (ddt_get_dedup_object_stats in module/zfs/ddt.c of 2.1 divides them). From 2.3
+// on they are sums, in the same words: do not use this there.
+func parseDDTText(out string) (*DDT, error) {
+	lines := strings.Split(out, "\n")
+	at := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, " dedup: ") })
+	if at < 0 {
+		return nil, fmt.Errorf("no line that begins with \" dedup: \"")
+	}
+	first := strings.TrimPrefix(lines[at], " dedup: ")
+	if first == "no DDT entries" {
+		return &DDT{}, nil
+	}
+	m := sizeLine.FindStringSubmatch(first)
+	if m == nil {
+		return nil, fmt.Errorf("%q is not understood", first)
+	}
+	d := &DDT{}
+	var err error
+	if d.Entries, err = strconv.ParseInt(m[1], 10, 64); err != nil || d.Entries == 0 {
+		return nil, fmt.Errorf("%q is no number of entries", m[1])
+	}
+	for i, to := range []*Range{&d.OnDisk, &d.InCore} {
+		each, err := parseNice(m[2+i])
+		if err != nil {
+			return nil, err
+		}
+		// The average was rounded down.
+		if *to, err = each.times(d.Entries); err != nil {
+			return nil, err
+		}
+		to.High += d.Entries - 1
+	}
+	rest := lines[at+1:]
+	for len(rest) > 0 && rest[0] == "" {
+		rest = rest[1:]
+	}
+	if len(rest) < len(heads) {
+		return nil, fmt.Errorf("no histogram")
+	}
+	for i, want := range heads {
+		got := strings.Fields(rest[i])
+		if want != nil && !slices.Equal(got, want) || want == nil && strings.Trim(rest[i], "_- ") != "" {
+			return nil, fmt.Errorf("the head of the histogram %q is not understood", rest[i])
+		}
+	}
+	for _, l := range rest[len(heads):] {
+		f := strings.Fields(l)
+		if len(f) != 9 {
+			return nil, fmt.Errorf("a line of the histogram has %d columns, not 9: %q", len(f), l)
+		}
+		var r [9]Range
+		for i, s := range f {
+			if i == 0 && s == "Total" {
+				continue
+			}
+			if r[i], err = parseNice(s); err != nil {
+				return nil, err
+			}
+		}
+		if f[0] == "Total" {
+			if err := d.sum(); err != nil {
+				return nil, err
+			}
+			if !d.Blocks.overlaps(r[1]) || !d.Allocated.overlaps(r[4]) || !d.Referenced.overlaps(r[8]) {
+				return nil, fmt.Errorf("the lines of the histogram do not come to its total")
+			}
+			return d, nil
+		}
+		if !r[0].Exact() || r[0].Low&(r[0].Low-1) != 0 || r[0].Low == 0 {
+			return nil, fmt.Errorf("%q is not a power of two", f[0])
+		}
+		d.Buckets = append(d.Buckets, Bucket{Refs: r[0].Low, Blocks: r[1], Allocated: r[4], Referenced: r[8]})
+	}
+	return nil, fmt.Errorf("the histogram has no total")
+}
+
+func (r Range) times(n int64) (Range, error) {
+	if n > 0 && r.High > math.MaxInt64/4/n {
+		return Range{}, fmt.Errorf("%d times %d is too large", r.High, n)
+	}
+	return Range{r.Low * n, r.High * n}, nil
+}
+
+var niceNumber = regexp.MustCompile(`^([0-9]{1,4})(?:\.([0-9]{1,2}))?([BKMGTPE]?)$`)
+
+// parseNice reads a number as zfs_nicenum of libzfs writes it: at most five
+// characters, with a unit of powers of 1024. What was rounded becomes a range.
+// (A multiple of its unit is written without decimals, and so is what would have
+// three digits before them.)
+func parseNice(s string) (Range, error) {
+	m := niceNumber.FindStringSubmatch(s)
+	if m == nil {
+		return Range{}, fmt.Errorf("%q is not a number as ZFS writes them", s)
+	}
+	shift := 10 * strings.Index("BKMGTPE", m[3]) // "" is at 0, too
+	if shift == 0 && m[2] != "" {
+		return Range{}, fmt.Errorf("%q has decimals and no unit", s)
+	}
+	v, err := strconv.ParseFloat(strings.TrimRight(s, "BKMGTPE"), 64)
+	if err != nil {
+		return Range{}, err
+	}
+	unit := float64(int64(1) << shift)
+	if v*unit >= 1<<61 {
+		return Range{}, fmt.Errorf("%q is too large", s)
+	}
+	half := 0.0
+	switch {
+	case shift == 0 || m[2] == "" && len(m[1]) < 3:
+	case m[2] == "":
+		half = 0.5
+	default:
+		half = 0.5 * math.Pow10(-len(m[2]))
+	}
+	return Range{int64(math.Ceil((v - half) * unit)), int64(math.Floor((v + half) * unit))}, nil
+}

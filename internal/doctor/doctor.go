@@ -1,0 +1,138 @@
+// Package doctor looks at what a host has, and says what of it costs more than it
+// should and what to do about it. It only looks: nothing is ever changed.
+//
+// A check returns a Report: findings for people (and for programs that sort by
+// code), each with what was measured, why it matters and what to do; and the
+// facts that they were made from. What could not be found out is unknown, and
+// what is known to a few digits, or from samples, is a range: never a guess.
+//
+// A check more is a function more that returns a *Report.
+package doctor
+
+import "encoding/json"
+
+// Severity says how much a finding matters. The words are those of fsck.
+type Severity string
+
+// The severities.
+const (
+	Warning Severity = "warning" // it costs much, or will fail
+	Note    Severity = "note"    // worth knowing
+)
+
+// Unit is that of a figure.
+type Unit string
+
+// The units.
+const (
+	Bytes   Unit = "bytes"
+	Count   Unit = "count"
+	Percent Unit = "percent"
+	Ratio   Unit = "ratio"
+	Text    Unit = "text" // the figure is words
+)
+
+// Report is the result of a check.
+type Report struct {
+	Check    string    `json:"check"`   // which: "zfs"
+	Subject  string    `json:"subject"` // what was looked at: the name of a zpool
+	Summary  string    `json:"summary"` // one sentence
+	Findings []Finding `json:"findings"`
+	ZFS      *Facts    `json:"zfs,omitempty"` // what check "zfs" found
+}
+
+// Finding is something that a person should know.
+type Finding struct {
+	Code     string   `json:"code"`     // stable: see docs/zfs-dedup.md
+	Severity Severity `json:"severity"` //
+	Title    string   `json:"title"`    // one sentence without a full stop
+	Measured []Figure `json:"measured"` //
+	Why      string   `json:"why"`      // it matters
+	Do       []Step   `json:"do"`       // in this order
+}
+
+// Step is something to do.
+type Step struct {
+	Text     string   `json:"text"`
+	Commands []string `json:"commands,omitempty"` // of a shell
+}
+
+// Figure is something measured: one value if Low is High, else a range that it is
+// in. In JSON it has value, or low and high, or the value null: unknown.
+type Figure struct {
+	Name      string  // stable: "ddt_in_core"
+	Label     string  // for people
+	Unit      Unit    //
+	Low, High float64 //
+	Known     bool    //
+	Text      string  // the value, if Unit is Text
+	Note      string  // what the figure is, or why it is unknown
+}
+
+// MarshalJSON leaves out what does not apply.
+func (f Figure) MarshalJSON() ([]byte, error) {
+	m := map[string]any{"name": f.Name, "unit": f.Unit, "label": f.Label}
+	switch {
+	case f.Unit == Text && f.Known:
+		m["value"] = f.Text
+	case !f.Known:
+		m["value"] = nil
+	case f.Low == f.High:
+		m["value"] = f.Low
+	default:
+		m["low"], m["high"] = f.Low, f.High
+	}
+	if f.Note != "" {
+		m["note"] = f.Note
+	}
+	return json.Marshal(m)
+}
+
+// Range is a number of bytes, blocks or entries that is known to lie between two
+// bounds, both included; exactly, if they are equal.
+type Range struct {
+	Low  int64 `json:"low"`
+	High int64 `json:"high"`
+}
+
+// exactly is the range that holds n only.
+func exactly(n int64) Range { return Range{n, n} }
+
+// Exact reports whether there is one value only.
+func (r Range) Exact() bool { return r.Low == r.High }
+
+// Mid is the middle, for comparisons where the bounds do not matter.
+func (r Range) Mid() int64 { return r.Low + (r.High-r.Low)/2 }
+
+func (r Range) plus(o Range) Range { return Range{r.Low + o.Low, r.High + o.High} }
+
+// minus is never negative.
+func (r Range) minus(o Range) Range { return Range{max(r.Low-o.High, 0), max(r.High-o.Low, 0)} }
+
+// overlaps reports whether both may be the same number.
+func (r Range) overlaps(o Range) bool { return r.Low <= o.High && o.Low <= r.High }
+
+func known(name, label string, unit Unit, low, high float64) Figure {
+	return Figure{Name: name, Label: label, Unit: unit, Low: low, High: high, Known: true}
+}
+
+func figure(name, label string, unit Unit, n int64) Figure {
+	return known(name, label, unit, float64(n), float64(n))
+}
+
+func ranged(name, label string, unit Unit, r Range) Figure {
+	return known(name, label, unit, float64(r.Low), float64(r.High))
+}
+
+func unknown(name, label string, unit Unit, why string) Figure {
+	return Figure{Name: name, Label: label, Unit: unit, Note: why}
+}
+
+func words(name, label, value string) Figure {
+	return Figure{Name: name, Label: label, Unit: Text, Text: value, Known: value != ""}
+}
+
+func (f Figure) noted(note string) Figure {
+	f.Note = note
+	return f
+}
