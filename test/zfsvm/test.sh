@@ -12,7 +12,10 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
 
-# What ZFS can make a difference to, and leaves on which all of it stands.
+# What ZFS can make a difference to, and leaves on which all of it stands. Not
+# test/crash and test/model: with all kinds of pools they take too long under
+# emulation, `make test-zfs PKGS=./test/crash RUN=...` runs a part. Nor internal/cli,
+# whose tests read the documentation, which is not in the guest.
 default=(internal/kernel internal/loopdev internal/mount internal/freeze
   internal/testfs internal/zfs internal/driver/zfs internal/doctor test/zfs)
 
