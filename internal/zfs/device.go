@@ -210,10 +210,9 @@ func Devices(parent string) ([]string, error) {
 	if err == nil {
 		for _, n := range names {
 			// A link that is left behind names no device, or another's.
-			f, err := OpenDevice(prefix + n)
-			if err == nil {
-				f.Close()
-				add(prefix + n)
+			link := filepath.Join(Device(parent), n)
+			if name, err := nameAt(link); err == nil && Device(name) == link {
+				add(name)
 			}
 		}
 		return out, nil
@@ -226,17 +225,21 @@ func Devices(parent string) ([]string, error) {
 		return nil, errs.Wrap("list devices", parent, err)
 	}
 	for _, p := range paths {
-		f, err := openBlock(p)
-		if err != nil {
-			continue // gone meanwhile
-		}
-		name, err := kernel.ZvolName(f)
-		f.Close()
-		if err == nil {
+		if name, err := nameAt(p); err == nil { // else gone meanwhile
 			add(name)
 		}
 	}
 	return out, nil
+}
+
+// nameAt is the name of the zvol whose block device is at path.
+func nameAt(path string) (string, error) {
+	f, err := openBlock(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return kernel.ZvolName(f)
 }
 
 func readNames(dir string) ([]string, error) {

@@ -14,26 +14,81 @@ import (
 	"pando/internal/errs"
 )
 
-// files returns where an object's data and its identity lie, for drivers whose
-// layout is that of package objdir. Tests that break objects skip others.
-func (s *suite) files(id driver.ObjectID) (data, meta string) {
-	s.t.Helper()
-	a, err := s.d.Attachment(s.ctx(), id)
-	if err != nil {
-		s.t.Fatal(err)
+// spoiler breaks objects of the pool.
+func (s *suite) spoiler() Spoiler {
+	if s.target.Spoil != nil {
+		return s.target.Spoil(s.t, s.dir)
 	}
-	data = a.Image + a.Tree
-	meta = strings.TrimSuffix(data, filepath.Ext(data)) + ".meta"
-	if _, err := os.Lstat(meta); err != nil {
-		s.t.Skip("the driver keeps identities elsewhere, this test cannot break them")
+	return objdirSpoiler{s}
+}
+
+// objdirSpoiler is for drivers whose layout is that of package objdir.
+type objdirSpoiler struct{ s *suite }
+
+func (o objdirSpoiler) must(err error) {
+	o.s.t.Helper()
+	if err != nil {
+		o.s.t.Fatal(err)
+	}
+}
+
+// object is an object's data and its identity, by what all layouts with objdir have
+// in common.
+func (o objdirSpoiler) object(id driver.ObjectID) (data, meta string) {
+	o.s.t.Helper()
+	meta = filepath.Join(o.s.dir, "objects", string(id)+".meta")
+	all, err := filepath.Glob(filepath.Join(o.s.dir, "objects", string(id)+".*"))
+	o.must(err)
+	for _, p := range all {
+		if p != meta {
+			data = p
+		}
 	}
 	return data, meta
 }
 
-// testForeign puts other people's files beside the objects.
-func testForeign(t *testing.T, s *suite) {
-	vol := s.create(s.fast)
-	data, _ := s.files(vol)
+func (o objdirSpoiler) Identity(id driver.ObjectID) string {
+	_, meta := o.object(id)
+	text, err := os.Readlink(meta)
+	o.must(err)
+	return text
+}
+
+func (o objdirSpoiler) Put(id driver.ObjectID, text string) {
+	o.Remove(id)
+	_, meta := o.object(id)
+	o.must(os.Symlink(text, meta))
+}
+
+func (o objdirSpoiler) Remove(id driver.ObjectID) {
+	_, meta := o.object(id)
+	o.must(os.Remove(meta))
+}
+
+func (o objdirSpoiler) RemoveData(id driver.ObjectID) bool {
+	data, _ := o.object(id)
+	o.must(os.RemoveAll(data))
+	return true
+}
+
+func (o objdirSpoiler) More() map[string]func(driver.ObjectID) bool {
+	return map[string]func(driver.ObjectID) bool{
+		"its identity is a file": func(id driver.ObjectID) bool {
+			_, meta := o.object(id)
+			o.must(firstOf(os.Remove(meta), os.WriteFile(meta, nil, 0o600)))
+			return false
+		},
+		"there is a leftover": func(id driver.ObjectID) bool {
+			_, meta := o.object(id)
+			o.must(os.Symlink("x", meta+".new"))
+			return true
+		},
+	}
+}
+
+func (o objdirSpoiler) Foreign(vol driver.ObjectID) func() {
+	t := o.s.t
+	data, _ := o.object(vol)
 	dir := filepath.Dir(data)
 	foreign := []string{
 		"README", string(vol) + ".bak", string(vol), string(driver.NewID()) + ".txt", "x" + string(vol) + filepath.Ext(data),
@@ -41,13 +96,23 @@ func testForeign(t *testing.T, s *suite) {
 	}
 	for _, name := range foreign {
 		p := filepath.Join(dir, name)
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(p, []byte(name), 0o600); err != nil {
-			t.Fatal(err)
+		o.must(os.MkdirAll(filepath.Dir(p), 0o755))
+		o.must(os.WriteFile(p, []byte(name), 0o600))
+	}
+	return func() {
+		for _, name := range foreign {
+			if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != name {
+				t.Errorf("somebody else's file %q was touched: %q, %v", name, b, err)
+			}
+			o.must(os.RemoveAll(filepath.Join(dir, strings.Split(name, "/")[0])))
 		}
 	}
+}
+
+// testForeign puts other people's things beside the objects.
+func testForeign(t *testing.T, s *suite) {
+	vol := s.create(s.fast)
+	check := s.spoiler().Foreign(vol)
 	s.wantExactly(vol)
 	snap := s.snapshot(vol)
 	s.wantExactly(vol, snap)
@@ -56,14 +121,7 @@ func testForeign(t *testing.T, s *suite) {
 	s.destroy(vol)
 	s.destroy(snap)
 	s.wantExactly()
-	for _, name := range foreign {
-		if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != name {
-			t.Errorf("somebody else's file %q was touched: %q, %v", name, b, err)
-		}
-		if err := os.RemoveAll(filepath.Join(dir, strings.Split(name, "/")[0])); err != nil {
-			t.Fatal(err)
-		}
-	}
+	check()
 }
 
 // testIncomplete leaves halves of objects, as a process that is killed does.
@@ -72,18 +130,18 @@ func testIncomplete(t *testing.T, s *suite) {
 	vol, m := s.create(s.fast), model{}
 	s.put(vol, m, "a", file{1, 5_000})
 
+	sp := s.spoiler()
 	noIdentity, noData, empty := s.clone(vol), s.clone(vol), s.create(s.fast)
-	_, meta := s.files(noIdentity)
-	if err := os.Remove(meta); err != nil {
-		t.Fatal(err)
-	}
+	sp.Remove(noIdentity)
+	incomplete := []driver.ObjectID{noIdentity}
 	for _, id := range []driver.ObjectID{noData, empty} {
-		data, _ := s.files(id)
-		if err := os.RemoveAll(data); err != nil {
-			t.Fatal(err)
+		if sp.RemoveData(id) {
+			incomplete = append(incomplete, id)
+		} else {
+			s.destroy(id)
 		}
 	}
-	incomplete := []driver.ObjectID{noIdentity, noData, empty}
+	s.reopen() // as whoever comes after the dead
 	got := s.list()
 	for _, id := range incomplete {
 		o, ok := got[id]
@@ -115,11 +173,8 @@ func testIncomplete(t *testing.T, s *suite) {
 func testDamaged(t *testing.T, s *suite) {
 	vol, m := s.create(s.fast), model{}
 	s.put(vol, m, "a", file{1, 5_000})
-	_, good := s.files(vol)
-	valid, err := os.Readlink(good)
-	if err != nil {
-		t.Fatal(err)
-	}
+	sp := s.spoiler()
+	valid := sp.Identity(vol)
 	for _, c := range []struct {
 		name, target string
 		kind         errs.Kind
@@ -130,13 +185,8 @@ func testDamaged(t *testing.T, s *suite) {
 		{"newer", `{"v":99,"new":true}`, errs.TooNew},
 	} {
 		id := s.clone(vol)
-		_, meta := s.files(id)
-		if err := os.Remove(meta); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(c.target, meta); err != nil {
-			t.Fatal(err)
-		}
+		sp.Put(id, c.target)
+		s.reopen()
 		o := s.list()[id]
 		if o.ID != id || o.Whole || !errs.Is(o.Err, c.kind) {
 			t.Errorf("identity %s: List yields %+v, want an error of kind %q", c.name, o, c.kind)

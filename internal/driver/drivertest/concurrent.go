@@ -14,7 +14,10 @@ import (
 // testConcurrency clones and destroys from one origin in many goroutines, half
 // of them with a driver of their own, as another process has.
 func testConcurrency(t *testing.T, s *suite) {
-	const workers, rounds = 16, 4
+	workers, rounds := 16, 4
+	if s.target.Slow {
+		workers, rounds = 8, 2
+	}
 	vol, m := s.create(s.fast), model{}
 	s.put(vol, m, "a", file{1, 200_000})
 	origin := s.snapshot(vol)
@@ -33,7 +36,7 @@ func testConcurrency(t *testing.T, s *suite) {
 				return err
 			}
 		}
-		s := &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: d, caps: s.caps, fast: s.fast, mounts: mounts}
+		s := &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: d, caps: s.caps, fast: s.fast, activated: s.activated, mounts: mounts}
 		for round := range rounds {
 			id := s.identity(driver.Volume, s.fast)
 			if worker%4 == 3 {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"pando/internal/driver"
+	"pando/internal/errs"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
 
@@ -299,11 +300,22 @@ func (s *suite) mounted(a driver.Attachment, kind, source string, fn func(c cont
 	if _, err := m.Attach(dir); err != nil {
 		return err
 	}
-	return errors.Join(fn(tree(dir)), m.Close(), mount.Unmount(dir))
+	return errors.Join(fn(tree(dir)), m.Close(), unmount(dir))
 }
 
-// active makes the block device of an object appear while fn runs.
-func (s *suite) active(id driver.ObjectID, a driver.Attachment, fn func(c content) error) (err error) {
+// unmount waits for processes that others have just started: until they run their
+// program they have copies of all that this one has open.
+func unmount(dir string) error {
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		if err := mount.Unmount(dir); !errs.Is(err, errs.InUse) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// active makes the block device of an object appear while fn runs. It stays until
+// the object is destroyed.
+func (s *suite) active(id driver.ObjectID, a driver.Attachment, fn func(c content) error) error {
 	act, ok := s.d.(driver.Activator)
 	if !ok {
 		return fmt.Errorf("attachment %+v is a block device, but the driver is no Activator", a)
@@ -312,8 +324,8 @@ func (s *suite) active(id driver.ObjectID, a driver.Attachment, fn func(c conten
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, act.Deactivate(s.ctx(), id)) }()
 	defer dev.Close()
+	s.activated.Store(id, true)
 	if a.FS != driver.None {
 		return s.mounted(a, string(a.FS), dev.Name(), fn)
 	}

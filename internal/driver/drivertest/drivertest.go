@@ -26,6 +26,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -61,6 +62,13 @@ type Target struct {
 	// its directory has, and returns what gives it back.
 	Fill func(dir string) (func() error, error)
 
+	// Spoil breaks what lies in a pool. Without it, the layout is that of package
+	// objdir.
+	Spoil func(t testing.TB, dir string) Spoiler
+
+	// Slow is for machines that are emulated: fewer repetitions.
+	Slow bool
+
 	// Power makes a filesystem whose power can be cut. Without it, durability is
 	// not tested.
 	Power func(t testing.TB) Power
@@ -71,6 +79,25 @@ type Power interface {
 	Dir() string
 	Flushes() int64 // flushes of the device's cache so far
 	Cut() string    // loses what is only in memory, and returns the directory
+}
+
+// Spoiler breaks objects, as a dead process or somebody careless may.
+type Spoiler interface {
+	Identity(id driver.ObjectID) string // as it lies in the pool
+	Put(id driver.ObjectID, text string)
+	Remove(id driver.ObjectID) // takes the identity away
+
+	// More are ways to break an object that only this layout has: each does it, and
+	// says whether an interrupted replacement of the identity looks so.
+	More() map[string]func(id driver.ObjectID) (leftover bool)
+
+	// RemoveData takes the data away and leaves the identity. False if they cannot be
+	// apart.
+	RemoveData(id driver.ObjectID) bool
+
+	// Foreign puts other people's things beside an object, and returns what checks
+	// that they are as they were, and takes them away.
+	Foreign(id driver.ObjectID) (check func())
 }
 
 const poolID = "conformance-test-pool"
@@ -136,11 +163,13 @@ type suite struct {
 	fast   driver.FS // the kind of volume that is quickest to test with
 	mounts string    // directory to mount images in
 	nmount atomic.Int64
+
+	activated *sync.Map // IDs of objects whose block devices are there
 }
 
 func newSuite(t *testing.T, target Target, dir string) *suite {
 	t.Helper()
-	s := &suite{t: t, open: target.Open, target: target, dir: dir}
+	s := &suite{t: t, open: target.Open, target: target, dir: dir, activated: new(sync.Map)}
 	d, err := target.Open(t.Context(), dir, poolID, true)
 	if errs.Is(err, errs.Permission) && os.Geteuid() != 0 {
 		t.Skipf("SKIPPED: %v: run the tests as root", err)
@@ -281,6 +310,11 @@ func (s *suite) derived(from driver.ObjectID, kind driver.Kind) driver.Identity 
 
 func (s *suite) destroy(id driver.ObjectID) {
 	s.t.Helper()
+	if _, active := s.activated.LoadAndDelete(id); active {
+		if err := s.d.(driver.Activator).Deactivate(s.ctx(), id); err != nil {
+			s.t.Fatalf("deactivate: %v", err)
+		}
+	}
 	if err := s.d.Destroy(s.ctx(), id); err != nil {
 		s.t.Fatalf("destroy: %v", err)
 	}

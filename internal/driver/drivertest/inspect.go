@@ -1,7 +1,6 @@
 package drivertest
 
 import (
-	"os"
 	"testing"
 
 	"pando/internal/driver"
@@ -22,7 +21,7 @@ func testInspector(t *testing.T, s *suite) {
 	m := model{}
 	s.put(id.ID, m, "a", file{1, 5_000})
 	id = s.list()[id.ID].Identity
-	_, meta := s.files(id.ID)
+	sp := s.spoiler()
 	inspect := func(what string, want driver.Condition) {
 		t.Helper()
 		got, err := ins.Inspect(s.ctx(), id)
@@ -34,16 +33,11 @@ func testInspector(t *testing.T, s *suite) {
 		}
 	}
 	inspect("whole", driver.Condition{Data: true})
-	for what, spoil := range map[string]func() error{
-		"its identity is gone":    func() error { return os.Remove(meta) },
-		"its identity is garbage": func() error { return firstOf(os.Remove(meta), os.Symlink("{garbage", meta)) },
-		"its identity is a file":  func() error { return firstOf(os.Remove(meta), os.WriteFile(meta, nil, 0o600)) },
-		"there is a leftover":     func() error { return os.Symlink("x", meta+".new") },
-	} {
-		if err := spoil(); err != nil {
-			t.Fatal(err)
-		}
-		inspect(what, driver.Condition{Data: true, Leftover: what == "there is a leftover"})
+	spoil := sp.More()
+	spoil["its identity is gone"] = func(id driver.ObjectID) bool { sp.Remove(id); return false }
+	spoil["its identity is garbage"] = func(id driver.ObjectID) bool { sp.Put(id, "{garbage"); return false }
+	for what, spoil := range spoil {
+		inspect(what, driver.Condition{Data: true, Leftover: spoil(id.ID)})
 		for range 2 {
 			if err := ins.Restore(s.ctx(), id); err != nil {
 				t.Fatalf("%s: %v", what, err)

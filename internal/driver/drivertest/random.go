@@ -64,7 +64,11 @@ func testRandom(t *testing.T, s *suite) {
 		return id
 	}
 
-	for range randomSteps {
+	steps := randomSteps
+	if s.target.Slow {
+		steps /= 3
+	}
+	for range steps {
 		if t.Failed() {
 			return
 		}

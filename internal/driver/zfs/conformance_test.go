@@ -17,6 +17,8 @@ func TestConformance(t *testing.T) {
 		Open:  opener(zpool),
 		Dir:   func(t testing.TB) string { return t.TempDir() },
 		Names: names,
+		Spoil: newSpoiler,
+		Slow:  true,
 		Free: func(dir string) (int64, error) {
 			root, err := os.Readlink(filepath.Join(dir, driverzfs.Link))
 			if err != nil {

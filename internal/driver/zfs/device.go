@@ -1,13 +1,20 @@
 package zfs
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"hash/fnv"
+	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/zfs"
+
+	"golang.org/x/sys/unix"
 )
 
 // deviceLimit is how long a block device is awaited, and leaveLimit how long its
@@ -20,13 +27,69 @@ const (
 	comingLimit = 2 * time.Second
 )
 
+// deviceLocks is a file in the driver's directory. A byte of it, chosen by a hash of
+// the ID, is locked while a block device is made to appear (shared) or to go: ZFS
+// takes a device away also from those who have it open.
+const deviceLocks = "devices"
+
+// lockDevice waits for the right to make a device come or go. The func returned
+// gives it up.
+func (d *Driver) lockDevice(ctx context.Context, op string, id driver.ObjectID, exclusive bool) (func(), error) {
+	f, err := os.OpenFile(filepath.Join(d.dir, deviceLocks), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, errs.Wrap(op, string(id), err)
+	}
+	h := fnv.New32a()
+	_, _ = io.WriteString(h, string(id)) // never fails
+	l := unix.Flock_t{Type: unix.F_RDLCK, Start: int64(h.Sum32()), Len: 1}
+	if exclusive {
+		l.Type = unix.F_WRLCK
+	}
+	for {
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
+		if err == nil {
+			return func() { f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) || ctx.Err() != nil {
+			f.Close()
+			return nil, errs.Wrap(op, string(id), cmp.Or(ctx.Err(), err))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
 // Activate implements driver.Activator. It runs no program if the device is there,
-// or was asked for when the object was made.
+// or was asked for when the object was made. The file holds a lock on the device
+// (flock) that keeps Deactivate off, as those of udev do while it looks at it.
 func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
 	const op = "activate"
 	if !driver.ValidID(string(id)) {
 		return nil, errs.New(errs.NotFound, op, string(id), "no such object in the pool")
 	}
+	unlock, err := d.lockDevice(ctx, op, id, false)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+	f, err := d.activate(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || ctx.Err() != nil {
+			f.Close()
+			return nil, errs.Wrap(op, string(id), cmp.Or(ctx.Err(), err))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
+	const op = "activate"
 	ds := d.dataset(id)
 	f, err := zfs.OpenDevice(ds)
 	if !errs.Is(err, errs.NotFound) {
@@ -55,42 +118,47 @@ func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	}
 }
 
-// Deactivate implements driver.Activator.
+// Deactivate implements driver.Activator. Who has the device open without a claim
+// or a lock on it is not seen before, but keeps it from going: that is InUse too,
+// and it goes when they close it.
 func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 	const op = "deactivate"
 	if !driver.ValidID(string(id)) {
 		return errs.New(errs.Invalid, op, string(id), "not an object's ID")
 	}
+	unlock, err := d.lockDevice(ctx, op, id, true)
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	ds := d.dataset(id)
 	inUse := errs.New(errs.InUse, op, string(id), "its block device %s is in use", zfs.Device(ds))
-	deadline := time.Now().Add(leaveLimit)
-	for {
-		path, held, err := d.device(id)
-		if err != nil {
+	path := ""
+	for deadline := time.Now().Add(leaveLimit); ; {
+		var held bool
+		if path, held, err = d.device(id, true); err != nil {
 			return err
 		}
 		if !held {
-			err := d.do(ctx, "set", "volmode=none", ds)
-			if zfs.Is(err, zfs.Absent) {
-				return d.alive(ctx)
-			}
-			if err != nil {
-				return err
-			}
-			d.memo.drop(id)
-			// Whoever has it open keeps it, and the kernel does not try again.
-			if path == "" || zfs.AwaitNoDevice(ctx, ds, path, 100*time.Millisecond) {
-				return nil
-			}
+			break
 		}
 		if ctx.Err() != nil || time.Now().After(deadline) {
-			if !held {
-				_ = zfs.ZFS.Do(context.WithoutCancel(ctx), "set", "volmode=dev", ds) // it is there, and so it shall be said
-			}
 			return inUse
 		}
 		time.Sleep(30 * time.Millisecond)
 	}
+	err = d.do(ctx, "set", "volmode=none", ds)
+	if zfs.Is(err, zfs.Absent) {
+		return d.alive(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	d.memo.drop(id)
+	if path == "" || zfs.AwaitNoDevice(ctx, ds, path, leaveLimit) {
+		return nil
+	}
+	return inUse
 }
 
 // Active implements driver.Activator.
@@ -110,13 +178,13 @@ func (d *Driver) Active(context.Context) ([]driver.ObjectID, error) {
 
 // Held implements driver.Activator. It runs no program.
 func (d *Driver) Held(_ context.Context, id driver.ObjectID) (bool, error) {
-	_, held, err := d.device(id)
+	_, held, err := d.device(id, false)
 	return held, err
 }
 
 // device is the path of an object's block device, "" if there is none, and whether
-// somebody has it exclusively.
-func (d *Driver) device(id driver.ObjectID) (path string, held bool, err error) {
+// somebody has it exclusively, or, with locks, has a lock on it.
+func (d *Driver) device(id driver.ObjectID, locks bool) (path string, held bool, err error) {
 	if !driver.ValidID(string(id)) {
 		return "", false, nil
 	}
@@ -128,6 +196,11 @@ func (d *Driver) device(id driver.ObjectID) (path string, held bool, err error) 
 		return "", false, err
 	}
 	defer f.Close()
+	if locks {
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			return f.Name(), true, nil
+		}
+	}
 	held, err = zfs.HeldExclusively(f)
 	return f.Name(), held, err
 }

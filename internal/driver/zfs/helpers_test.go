@@ -10,52 +10,21 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"pando/internal/driver"
 	driverzfs "pando/internal/driver/zfs"
+	"pando/internal/testfs"
 	"pando/internal/zfs"
 )
 
 const poolID = "test-pool"
 
-// needZFS skips the test where there is no ZFS.
-func needZFS(t testing.TB) {
-	t.Helper()
-	if _, err := os.Stat("/proc/spl/kstat/zfs"); err != nil {
-		t.Skip("does not apply: this kernel has no ZFS (`make test-zfs` runs it in a guest)")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("SKIPPED: making a zpool needs root: run the tests as root")
-	}
-}
-
 var count atomic.Int64
 
-// newZpool makes a zpool of size bytes in a sparse file, and destroys it at the end.
-func newZpool(t testing.TB, size int64, options ...string) string {
+// newZpool makes a zpool on a device of size bytes.
+func newZpool(t testing.TB, size int64) string {
 	t.Helper()
-	needZFS(t)
-	name := fmt.Sprintf("pandodrv%d", count.Add(1))
-	file := filepath.Join(t.TempDir(), "vdev")
-	f, err := os.Create(file)
-	if err == nil {
-		err = f.Truncate(size)
-		f.Close()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := append([]string{"create", "-O", "mountpoint=none"}, options...)
-	if err := zfs.Zpool.Do(context.Background(), append(args, name, file)...); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := zfs.Patiently(context.Background(), 5*time.Second, func() error { return zfs.Zpool.Do(context.Background(), "destroy", name) }); err != nil {
-			t.Errorf("LEAK: %v", err)
-		}
-	})
-	return name
+	return testfs.ZFS(t, size)
 }
 
 // opener opens the driver in directories, for each of which it makes the link to a
@@ -89,7 +58,7 @@ func names(dir string) ([]string, error) {
 		}
 	}
 	err = filepath.WalkDir(dir, func(p string, e fs.DirEntry, err error) error {
-		if err == nil && !e.IsDir() && e.Name() != driverzfs.Link && e.Name() != "space" {
+		if err == nil && !e.IsDir() && e.Name() != driverzfs.Link && e.Name() != "space" && e.Name() != "devices" {
 			out = append(out, p)
 		}
 		return err

@@ -45,6 +45,9 @@ func (d *Driver) encode(id driver.Identity) (string, error) {
 // do runs a program that changes something, again while something holds the
 // dataset for a moment.
 func (d *Driver) do(ctx context.Context, args ...string) error {
+	if d.step != nil {
+		d.step(args)
+	}
 	return zfs.Patiently(ctx, patience, func() error { return zfs.ZFS.Do(ctx, args...) })
 }
 
@@ -112,7 +115,7 @@ func (d *Driver) created(ctx context.Context, id driver.Identity, err error) err
 		return nil
 	case zfs.Is(err, zfs.Taken):
 		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
-	case zfs.Is(err, zfs.NoParent):
+	case zfs.Is(err, zfs.NoParent, zfs.Absent):
 		return d.absentOr(ctx, err)
 	case errs.Is(err, errs.Canceled), errs.Is(err, errs.IO):
 		d.undo(ctx, id.ID)
@@ -164,8 +167,9 @@ func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.I
 }
 
 // origin reads the object that id is to be made from, fills in what id takes over
-// from it, and refuses what cannot be.
-func (d *Driver) origin(ctx context.Context, op string, from driver.ObjectID, id *driver.Identity) (object, error) {
+// from it, and refuses what cannot be; if the copy will be tied to it also what
+// has another key.
+func (d *Driver) origin(ctx context.Context, op string, from driver.ObjectID, id *driver.Identity, tied bool) (object, error) {
 	if err := ctx.Err(); err != nil {
 		return object{}, errs.Wrap(op, id.Ref(), err)
 	}
@@ -176,19 +180,27 @@ func (d *Driver) origin(ctx context.Context, op string, from driver.ObjectID, id
 	if err := d.Caps().Check(ctx, op, *id); err != nil {
 		return o, err
 	}
+	return o, d.fits(op, o, id, tied)
+}
+
+// fits is the part of origin that asks nobody.
+func (d *Driver) fits(op string, o object, id *driver.Identity, tied bool) error {
 	if id.FS.IsImage() != o.node.volume {
-		return o, errs.New(errs.Invalid, op, id.Ref(), "its origin is %s, it cannot become %s", o.Identity.FS, id.FS)
+		return errs.New(errs.Invalid, op, id.Ref(), "its origin is %s, it cannot become %s", o.Identity.FS, id.FS)
 	}
-	if !o.node.volume {
+	if o.node.volume {
+		id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
+		id.Sector = cmp.Or(id.Sector, o.Identity.Sector)
+	} else {
 		id.SizeBytes, id.Sector = 0, 0
-		return o, d.sameKey(op, o, *id)
 	}
-	id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
-	id.Sector = cmp.Or(id.Sector, o.Identity.Sector)
 	if id.SizeBytes < o.node.size {
-		return o, errs.New(errs.Invalid, op, id.Ref(), "%d bytes is smaller than its origin's %d", id.SizeBytes, o.node.size).WithHint("a volume can grow but not shrink")
+		return errs.New(errs.Invalid, op, id.Ref(), "%d bytes is smaller than its origin's %d", id.SizeBytes, o.node.size).WithHint("a volume can grow but not shrink")
 	}
-	return o, d.sameKey(op, o, *id)
+	if !tied {
+		return nil
+	}
+	return d.sameKey(op, o, *id)
 }
 
 // sameKey refuses to make a copy that would stay under another encryption key
@@ -203,73 +215,118 @@ func (d *Driver) sameKey(op string, o object, id driver.Identity) error {
 		WithHint("give it the pool's key first: `zfs change-key -i %s`", r)
 }
 
+// cloneArgs are the arguments of the program that makes a clone.
+func (d *Driver) cloneArgs(of string, id driver.Identity) ([]string, error) {
+	prop, err := d.encode(id)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{"clone", "-o", prop}
+	if id.FS.IsImage() {
+		// Its origin's, or larger.
+		args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
+		if id.Soon {
+			args = append(args, "-o", "volmode=dev")
+		}
+	}
+	return append(args, of, d.dataset(id.ID)), nil
+}
+
+// cloneAhead makes a clone of what is most probably an immutable object while it
+// reads what that is: a program takes as long to start as ZFS to clone. done is
+// false if it must be done in the usual order; then nothing was made.
+func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver.Identity) (done bool, err error) {
+	const op = "clone"
+	_, known := d.memo.get(from)
+	if known || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
+		return false, nil
+	}
+	if id.FS.IsImage() && (id.SizeBytes < imagefs.MinBytes(id.FS) || id.Sector == 0) {
+		return false, nil // only the origin tells
+	}
+	if !id.FS.IsImage() {
+		id.SizeBytes, id.Sector = 0, 0
+	}
+	args, err := d.cloneArgs(d.own(from), id)
+	if err != nil {
+		return false, nil
+	}
+	var o object
+	var wrong error
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		if o, wrong = d.whole(ctx, op, from, true); wrong == nil {
+			wrong = d.fits(op, o, &id, true)
+		}
+	}()
+	err = d.do(ctx, args...)
+	<-read
+	if wrong == nil && o.immutable && !zfs.Is(err, zfs.Absent) {
+		return true, d.created(ctx, id, err)
+	}
+	if err == nil || errs.Is(err, errs.Canceled) || errs.Is(err, errs.IO) {
+		d.undo(ctx, id.ID)
+	}
+	return wrong != nil, wrong
+}
+
 // clone makes a clone, with quiet around what takes the content.
 func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error) error {
 	const op = "clone"
-	o, err := d.origin(ctx, op, from, &id)
+	if quiet == nil {
+		if done, err := d.cloneAhead(ctx, from, id); done || err != nil {
+			return err
+		}
+	}
+	o, err := d.origin(ctx, op, from, &id, true)
 	if err != nil {
 		return err
 	}
-	prop, err := d.encode(id)
+	at := d.own(from)
+	if !o.immutable {
+		at = d.dataset(from) + "@" + string(id.ID)
+	}
+	args, err := d.cloneArgs(at, id)
 	if err != nil {
 		return err
 	}
-	args := []string{"clone", "-o", prop}
-	if id.FS.IsImage() && id.Soon {
-		args = append(args, "-o", "volmode=dev")
-	}
-	grow := o.node.volume && id.SizeBytes > o.node.size
-	if grow {
-		args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
-	}
-	args = append(args, d.own(from), d.dataset(id.ID))
 	if o.immutable {
-		took := false
-		take := func() error {
-			err := d.do(ctx, args...)
-			took = err == nil
-			return err
-		}
-		if quiet != nil {
-			err = quiet(take)
-		} else {
-			err = take()
-		}
-		if zfs.Is(err, zfs.Absent) {
-			d.memo.drop(from)
-			return d.absent(ctx, op, from)
-		}
-		if err != nil && took { // quiet refuses afterwards
+		made, err := d.take(ctx, op, from, quiet, args...)
+		switch {
+		case err == nil, made == "" && !errs.Is(err, errs.NotFound):
+			return d.created(ctx, id, err)
+		case made != "":
 			d.undo(ctx, id.ID)
-			return err
 		}
-		return d.created(ctx, id, err)
+		return err
 	}
 
 	// Of a volume: a snapshot that goes when the clone does.
-	if err := d.vacant(ctx, id); err != nil {
-		return err
-	}
 	done, err := d.begin(id.ID)
 	if err != nil {
 		return err
 	}
-	at := d.dataset(from) + "@" + string(id.ID)
-	args[len(args)-2] = at
-	err = d.take(ctx, op, from, quiet, "snapshot", at)
+	made, err := d.take(ctx, op, from, quiet, "snapshot", at)
 	if err == nil {
 		err = d.do(ctx, args...)
 	}
 	if err == nil {
 		err = d.do(ctx, "destroy", "-d", at)
 	}
-	return d.finish(ctx, id, err, done)
+	return d.finish(ctx, id, made, err, done)
 }
 
-// take runs the program that takes the content of a volume, within quiet.
-func (d *Driver) take(ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string) error {
-	run := func() error { return d.do(ctx, args...) }
-	var err error
+// take runs the program that takes the content of an object, within quiet. It
+// returns the last of args, which that makes, if it did: quiet may refuse afterwards.
+func (d *Driver) take(ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string) (made string, err error) {
+	run := func() error {
+		err := d.do(ctx, args...)
+		if err == nil {
+			made = args[len(args)-1]
+		}
+		return err
+	}
 	if quiet != nil {
 		err = quiet(run)
 	} else {
@@ -277,34 +334,30 @@ func (d *Driver) take(ctx context.Context, op string, from driver.ObjectID, quie
 	}
 	if zfs.Is(err, zfs.Absent) {
 		d.memo.drop(from)
-		return d.absent(ctx, op, from)
+		err = d.absent(ctx, op, from)
 	}
-	return err
+	return made, err
 }
 
-// finish ends what was made in several steps: on error all of it is taken back,
-// and so is the note that it was begun.
-func (d *Driver) finish(ctx context.Context, id driver.Identity, err error, done func()) error {
-	if err != nil {
+// finish ends what was made in several steps: on error all of it is taken back, the
+// snapshot made of the origin ("" if none was) too, and the note that it was begun.
+func (d *Driver) finish(ctx context.Context, id driver.Identity, made string, err error, done func()) error {
+	clean := context.WithoutCancel(ctx)
+	switch {
+	case err == nil:
+		done()
+	case zfs.Is(err, zfs.Taken):
+		// What has the ID is another's.
+		if made != "" {
+			_ = d.do(clean, "destroy", "-d", made)
+		}
+		done()
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+	default:
 		// If this fails too, the note and what is left remain for the caller's record.
-		if e := d.Destroy(context.WithoutCancel(ctx), id.ID); e == nil {
+		if d.Destroy(clean, id.ID) == nil {
 			done()
 		}
-		return err
-	}
-	done()
-	return nil
-}
-
-// vacant is Exists if there is something under an ID already, which must be known
-// before the first of several steps.
-func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
-	_, err := zfs.ZFS.Output(ctx, "list", "-Hp", "-o", "name", d.dataset(id.ID))
-	if err == nil {
-		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
-	}
-	if zfs.Is(err, zfs.Absent) {
-		return nil
 	}
 	return err
 }
@@ -312,7 +365,7 @@ func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
 // snapshot makes an immutable copy, with quiet around what takes the content.
 func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error) error {
 	const op = "snapshot"
-	o, err := d.origin(ctx, op, from, &id)
+	o, err := d.origin(ctx, op, from, &id, true)
 	if err != nil {
 		return err
 	}
@@ -323,9 +376,6 @@ func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 	if err != nil {
 		return err
 	}
-	if err := d.vacant(ctx, id); err != nil {
-		return err
-	}
 	done, err := d.begin(id.ID)
 	if err != nil {
 		return err
@@ -333,21 +383,21 @@ func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 	if o.immutable {
 		// A clone of it with a snapshot of its own: a promotion would take its own
 		// snapshot away from it.
-		err = d.take(ctx, op, from, quiet, "clone", "-o", "readonly=on", d.own(from), d.dataset(id.ID))
+		_, err = d.take(ctx, op, from, quiet, "clone", "-o", "readonly=on", d.own(from), d.dataset(id.ID))
 		if err == nil {
 			err = d.do(ctx, "snapshot", "-o", prop, d.own(id.ID))
 		}
-		return d.finish(ctx, id, err, done)
+		return d.finish(ctx, id, "", err, done)
 	}
 	at := d.dataset(from) + "@" + string(id.ID)
-	err = d.take(ctx, op, from, quiet, "snapshot", "-o", prop, at)
+	made, err := d.take(ctx, op, from, quiet, "snapshot", "-o", prop, at)
 	if err == nil {
 		err = d.do(ctx, "clone", "-o", "readonly=on", at, d.dataset(id.ID))
 	}
 	if err == nil {
 		err = d.do(ctx, "promote", d.dataset(id.ID))
 	}
-	return d.finish(ctx, id, err, done)
+	return d.finish(ctx, id, made, err, done)
 }
 
 func immutable(k driver.Kind) bool { return k == driver.Snapshot || k == driver.Generation }
@@ -414,7 +464,7 @@ func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error 
 		}
 	case to:
 		err := d.do(ctx, "snapshot", "-o", prop, own)
-		if zfs.Is(err, zfs.Taken) { // one that stays for its clones
+		if zfs.Is(err, zfs.Taken) { // by one that stays for its clones, from when it was immutable before
 			if err = d.do(ctx, "rename", own, ds+"@"+string(driver.NewID())); err == nil {
 				err = d.do(ctx, "snapshot", "-o", prop, own)
 			}
@@ -427,12 +477,9 @@ func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error 
 			return err
 		}
 		if o.immutable {
-			// It gives its name up, as it may have to stay for its clones.
-			hidden := ds + "@" + string(driver.NewID())
-			if err := d.do(ctx, "rename", own, hidden); err != nil {
-				return err
-			}
-			if err := d.do(ctx, "destroy", "-d", hidden); err != nil {
+			// From here on the identity is that of the dataset, also if the snapshot has to
+			// stay for its clones.
+			if err := d.do(ctx, "destroy", "-d", own); err != nil {
 				return err
 			}
 		}

@@ -39,11 +39,12 @@ type node struct {
 	inSnaps  int64
 	written  int64
 	snaps    []*snap
-	children int // datasets below, not listed themselves
+	pool     string // whose it is, said here or above
+	children int    // datasets below, not listed themselves
 }
 
 // columns of a listing; the last is text.
-const columns = "name,type,origin,volsize,readonly,encryptionroot,used,referenced,usedbysnapshots,written,createtxg,defer_destroy,userrefs,clones," + propIdentity
+const columns = "name,type,origin,volsize,readonly,encryptionroot,used,referenced,usedbysnapshots,written,createtxg,defer_destroy,userrefs,clones," + propPool + "," + propIdentity
 
 var columnCount = strings.Count(columns, ",") + 1
 
@@ -64,7 +65,7 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 			}
 		}
 		size, used, refer, inSnaps, written, created, holds := nums[0], nums[1], nums[2], nums[3], nums[4], nums[5], nums[6]
-		text := r[14]
+		text := r[15]
 		if text == "-" {
 			text = ""
 		}
@@ -81,7 +82,7 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 			n.snaps = append(n.snaps, s)
 			continue
 		}
-		n := &node{name: r[0], volume: r[1] == "volume", size: size, readOnly: r[4] == "on", text: text, used: used, refer: refer, inSnaps: inSnaps, written: written}
+		n := &node{name: r[0], volume: r[1] == "volume", size: size, readOnly: r[4] == "on", text: text, used: used, refer: refer, inSnaps: inSnaps, written: written, pool: r[14]}
 		if r[2] != "-" {
 			n.origin = r[2]
 		}
@@ -214,6 +215,12 @@ func (d *Driver) all(ctx context.Context) (live, buried []*node, err error) {
 	}
 	if err != nil {
 		return nil, nil, err
+	}
+	if len(nodes) == 0 || nodes[0].name != d.root || nodes[0].pool != d.pool {
+		// Another one under its name: that it is empty says nothing.
+		if err := d.alive(ctx); err != nil {
+			return nil, nil, err
+		}
 	}
 	for _, n := range nodes {
 		switch _, ok := n.id(); {

@@ -151,8 +151,8 @@ func (d *Driver) try(ctx context.Context) (err error) {
 	return nil
 }
 
-// Unmake implements driver.Unmaker. What was there before Pando stays, with the
-// properties it had inherited.
+// Unmake implements driver.Unmaker. A dataset that was there before Pando stays, and
+// inherits again what Pando had set.
 func (d *Driver) Unmake(ctx context.Context) error {
 	const op = "deinit"
 	if err := d.imported(); err != nil {
@@ -199,7 +199,11 @@ func (d *Driver) Unmake(ctx context.Context) error {
 	// The mark of the pool goes last.
 	for _, p := range append(append([]string(nil), rootProps...), "compression", propPool) {
 		name, _, _ := strings.Cut(p, "=")
-		if err := zfs.ZFS.Do(ctx, "inherit", name, d.root); err != nil {
+		back := []string{"inherit", name}
+		if name == "canmount" { // which is the one that is not inherited
+			back = []string{"set", "canmount=on"}
+		}
+		if err := zfs.ZFS.Do(ctx, append(back, d.root)...); err != nil {
 			return err
 		}
 	}

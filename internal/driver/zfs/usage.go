@@ -43,6 +43,10 @@ func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, 
 	return out, nil
 }
 
+// headerBytes is what a clone in which nothing was written may take itself, for the
+// head of its dataset, in several copies: no data.
+const headerBytes = 32 << 10
+
 // measure says what an object takes, from the figures of its dataset.
 func measure(o object) driver.Usage {
 	n := o.node
@@ -66,7 +70,9 @@ func measure(o object) driver.Usage {
 	default:
 		u.ExclusiveBytes = n.written // since the last snapshot, or its origin
 	}
-	u.ExclusiveBytes = min(u.ExclusiveBytes, u.LogicalBytes)
+	if u.ExclusiveBytes = min(u.ExclusiveBytes, u.LogicalBytes); u.ExclusiveBytes <= headerBytes && n.origin != "" {
+		u.ExclusiveBytes = 0
+	}
 	u.SharedBytes = u.LogicalBytes - u.ExclusiveBytes
 	for _, s := range n.snaps {
 		if id, _ := n.id(); s.name != string(id) || s.deferred {

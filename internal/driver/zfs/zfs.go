@@ -83,6 +83,7 @@ type Driver struct {
 	zp   string // zpool of root
 	pool string // ID of the pool
 	memo memo
+	step func(args []string) // before each program that changes something, for tests
 }
 
 var (
@@ -94,6 +95,8 @@ var (
 	_ driver.Spacer     = (*Driver)(nil)
 	_ driver.Measurer   = (*Driver)(nil)
 	_ driver.Tied       = (*Driver)(nil)
+	_ driver.Flattener  = (*Driver)(nil)
+	_ driver.Inspector  = (*Driver)(nil)
 	_ driver.Unmaker    = (*Driver)(nil)
 	_ driver.Syncer     = (*Driver)(nil)
 	_ driver.Opener     = Open

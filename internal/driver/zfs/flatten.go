@@ -1,0 +1,110 @@
+package zfs
+
+import (
+	"context"
+	"strconv"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/zfs"
+)
+
+// FlattenCost implements driver.Flattener.
+func (d *Driver) FlattenCost(ctx context.Context, id driver.ObjectID) (int64, error) {
+	o, err := d.whole(ctx, "flatten", id, true)
+	if err != nil {
+		return 0, err
+	}
+	return o.node.refer, nil
+}
+
+// vacant is Exists if there is something under an ID already.
+func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
+	_, err := zfs.ZFS.Output(ctx, "list", "-Hp", "-o", "name", d.dataset(id.ID))
+	if err == nil {
+		return errs.New(errs.Exists, "create", id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+	}
+	if zfs.Is(err, zfs.Absent) {
+		return nil
+	}
+	return err
+}
+
+// Flatten implements driver.Flattener: `zfs send` into `zfs receive`. The copy has
+// the key of the pool, whatever key its origin has, which must be loaded. What a
+// killed one leaves has no identity.
+func (d *Driver) Flatten(ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64)) error {
+	const op = "flatten"
+	o, err := d.origin(ctx, op, from, &id, false)
+	if err != nil {
+		return err
+	}
+	prop, err := d.encode(id)
+	if err != nil {
+		return err
+	}
+	if err := d.vacant(ctx, id); err != nil {
+		return err
+	}
+	done, err := d.begin(id.ID)
+	if err != nil {
+		return err
+	}
+	return d.finish(ctx, id, "", d.flatten(ctx, o, id, prop, progress), done)
+}
+
+func (d *Driver) flatten(ctx context.Context, o object, id driver.Identity, prop string, progress func(done, total int64)) error {
+	const op = "flatten"
+	at := d.own(o.ID)
+	if !o.immutable {
+		at = d.dataset(o.ID) + "@" + string(id.ID)
+		if _, err := d.take(ctx, op, o.ID, nil, "snapshot", at); err != nil {
+			return err
+		}
+	}
+	total := max(o.node.refer, 1)
+	var report func(int64)
+	if progress != nil {
+		report = func(n int64) { progress(min(n, total), total) }
+	}
+	// Without -p the stream carries no properties, so the copy has those of the
+	// root. It comes with a snapshot, which must be gone when the identity is set.
+	ds, came := d.dataset(id.ID), d.own(id.ID)
+	if d.step != nil {
+		d.step([]string{"send"})
+	}
+	err := zfs.Copy(ctx, []string{"-L", "-c", at}, []string{"-u", came}, report)
+	if zfs.Is(err, zfs.Absent) {
+		d.memo.drop(o.ID)
+		return d.absent(ctx, op, o.ID)
+	}
+	if err != nil {
+		return err
+	}
+	if err := d.do(ctx, "destroy", came); err != nil {
+		return err
+	}
+	if !o.immutable {
+		if err := d.do(ctx, "destroy", "-d", at); err != nil && !zfs.Is(err, zfs.Absent) {
+			return err
+		}
+	}
+	args := []string{"set", prop}
+	if id.FS.IsImage() {
+		if id.SizeBytes > o.node.size {
+			if err := d.do(ctx, "set", "volsize="+strconv.FormatInt(id.SizeBytes, 10), ds); err != nil {
+				return err
+			}
+		}
+		if id.Soon {
+			args = append(args, "volmode=dev")
+		}
+	}
+	if err := d.created(ctx, id, d.do(ctx, append(args, ds)...)); err != nil {
+		return err
+	}
+	if progress != nil {
+		progress(total, total)
+	}
+	return nil
+}
