@@ -184,6 +184,8 @@ func TestForeign(t *testing.T) {
 	if ls := h.pando("ls", "-q"); ls != "" {
 		t.Errorf("volumes: %s", ls)
 	}
+	// They stop the removal of the pool, which stays one.
+	h.fails(exitInUse, "backup", "deinit", "--force")
 	// When they go, so does what they kept.
 	for _, s := range strings.Fields(left) {
 		if strings.HasSuffix(s, "@nightly") || strings.HasSuffix(s, "@autosnap_2026") {
