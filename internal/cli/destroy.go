@@ -60,6 +60,10 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 	}
 	for _, d := range r.Destroyed {
 		if !d.Reclaimed {
+			if d.HeldBy != "" {
+				a.warn("%s is destroyed, its space will be returned when nobody uses it any more: %s", d.Ref, d.HeldBy)
+				continue
+			}
 			a.warn("%s is destroyed, its space will be returned by the next command", d.Ref)
 		}
 	}

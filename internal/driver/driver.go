@@ -370,6 +370,10 @@ type Flattener interface {
 // there is something that is not Pando's, which stays. Idempotent.
 type Unmaker interface {
 	Unmake(ctx context.Context) error
+
+	// Foreign names what is there and not Pando's, which Unmake would refuse to
+	// remove, once no object is left.
+	Foreign(ctx context.Context) ([]string, error)
 }
 
 // Syncer makes all that was created and destroyed before the call durable.

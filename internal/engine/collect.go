@@ -273,15 +273,11 @@ func (e *Engine) graveHolders(ctx context.Context, id driver.ObjectID) string {
 	if err != nil || w.Source == "" {
 		return ""
 	}
-	dev := sourceDevice(w)
-	if dev == 0 {
-		return ""
+	// Not of what is unmounted everywhere, and only open: ZFS does not mount that again.
+	if dev := sourceDevice(w); dev != 0 {
+		return holdersOf(ctx, dev)
 	}
-	holders, _ := mount.Holders(ctx, mount.Query{Dev: dev}) // those that could be found
-	if len(holders) == 0 {
-		return ""
-	}
-	return mount.FormatHolders(holders)
+	return "something has a file of it open, or is in it"
 }
 
 // ties says of everything that is destroyed and must stay, for what that is and

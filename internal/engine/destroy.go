@@ -10,10 +10,13 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/mount"
 	"pando/internal/progress"
 	"pando/internal/ref"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // destroyBatch objects share their commits.
@@ -27,8 +30,9 @@ type Destroyed struct {
 	Ref            string `json:"ref"`
 	ID             string `json:"id"`
 	Kind           string `json:"kind"`
-	ExclusiveBytes int64  `json:"exclusive_bytes"` // when last measured
-	Reclaimed      bool   `json:"reclaimed"`       // the driver has removed it; if not, the next command will
+	ExclusiveBytes int64  `json:"exclusive_bytes"`   // when last measured
+	Reclaimed      bool   `json:"reclaimed"`         // the driver has removed it; if not, the next command will
+	HeldBy         string `json:"held_by,omitempty"` // who keeps the driver from removing it, as far as is known
 }
 
 // DestroyReport is the result of Destroy.
@@ -182,6 +186,8 @@ type destroyOne struct {
 	failed error
 	skip   bool          // gone meanwhile, or not wanted any more
 	left   []catalog.Row // what the driver could not remove
+	dev    uint64        // st_dev of the dataset that was mounted
+	heldBy string
 }
 
 // rows are all that goes, the volume last.
@@ -219,6 +225,9 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	}
 	parallel(items, func(it *destroyOne) {
 		if it.has {
+			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID && !it.row.FS.IsImage() {
+				it.dev = m.Dev
+			}
 			it.failed = e.detach(ctx, cmp.Or(o.op, "destroy"), it.row, it.att, false)
 		}
 	})
@@ -279,6 +288,9 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 				it.left = append(it.left, r)
 			} else if err := e.remove(bounded, r.ID, it.refOf(r), report.why); err != nil {
 				it.left = append(it.left, r)
+				if errs.Is(err, errs.InUse) && r.ID == it.row.ID && it.dev != 0 {
+					it.heldBy = holdersOf(bounded, it.dev)
+				}
 			}
 		}
 	})
@@ -302,7 +314,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 		for _, r := range it.rows() {
 			report.Destroyed = append(report.Destroyed, Destroyed{
 				Ref: it.refOf(r), ID: string(r.ID), Kind: string(r.Kind),
-				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.leaves(r),
+				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.leaves(r), HeldBy: it.heldBy,
 			})
 		}
 	}
@@ -425,6 +437,16 @@ func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.At
 	}
 	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{budget: reclaimBound})
 	return nil
+}
+
+// holdersOf names who uses a filesystem that is unmounted, and keeps it alive; "" if
+// nobody is found.
+func holdersOf(ctx context.Context, dev uint64) string {
+	holders, _ := mount.Holders(ctx, mount.Query{Dev: dev}) // those that could be found
+	if len(holders) == 0 {
+		return ""
+	}
+	return mount.FormatHolders(holders)
 }
 
 // bury replaces the rows by tombstones.

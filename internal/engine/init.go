@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
@@ -327,7 +328,26 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 	}
 	// What the catalogue does not know goes too, if this was forced.
 	n, err := destroyAll(ctx, e.drv, force)
+	if err == nil {
+		err = onlyOurs(ctx, e.drv, dir)
+	}
 	return len(report.Destroyed) + n, err
+}
+
+// onlyOurs fails if the driver would leave something, so that the pool stays one
+// until somebody has looked after that.
+func onlyOurs(ctx context.Context, d driver.Driver, dir string) error {
+	u, ok := d.(driver.Unmaker)
+	if !ok {
+		return nil
+	}
+	foreign, err := u.Foreign(ctx)
+	if err != nil || len(foreign) == 0 {
+		return err
+	}
+	names := strings.Join(foreign[:min(len(foreign), tiesNamed)], ", ")
+	return errs.New(errs.InUse, "deinit", dir, "the driver's dataset holds what is not Pando's, and keeps it: %s", names).
+		WithHint("destroy or move that, then run `pando deinit` again")
 }
 
 // forceEmpty empties a pool whose catalogue cannot be read.

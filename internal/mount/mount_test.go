@@ -116,6 +116,10 @@ func TestDeviceSameUUIDTwice(t *testing.T) {
 					t.Errorf("error %q does not say why", err)
 				}
 				d.Close()
+				// udev may have it open still, to look what is on it.
+				if gone, err := loopdev.WaitDetached(t.Context(), two, 20*time.Second); err != nil || !gone {
+					t.Fatalf("the loop device is still there: %v", err)
+				}
 			}
 			b := mountImage(t, two, fstype)
 			if info.Dev == b.dev {

@@ -336,6 +336,12 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 	if err = unix.Fstat(int(a.Fd()), &stA); err == nil {
 		err = unix.Fstat(int(b.Fd()), &stB)
 	}
+	if err == nil {
+		stA.Size, err = deviceSize(a, &stA)
+	}
+	if err == nil {
+		stB.Size, err = deviceSize(b, &stB)
+	}
 	if err != nil {
 		return nil, 0, stats, failed("", "stat", err)
 	}
@@ -343,7 +349,7 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 	common := min(stA.Size, stB.Size)
 	stats.Method = "read"
 	var same []Range
-	if stA.Dev == stB.Dev {
+	if stA.Dev == stB.Dev && stA.Mode&unix.S_IFMT == unix.S_IFREG && stB.Mode&unix.S_IFMT == unix.S_IFREG {
 		stats.Method = "extents"
 		c.o.SameBlocks = func(x, y, n int64) (bool, int64) { return x == y, n }
 		if same, err = c.sharedRanges(a, b, common); err != nil {
@@ -359,4 +365,12 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 		d.ranges = nil
 	}
 	return d.ranges, d.bytes, stats, failed("", "read", err)
+}
+
+// deviceSize is the size of a file, or of a block device, which stat does not say.
+func deviceSize(f *os.File, st *unix.Stat_t) (int64, error) {
+	if st.Mode&unix.S_IFMT != unix.S_IFBLK {
+		return st.Size, nil
+	}
+	return f.Seek(0, io.SeekEnd)
 }

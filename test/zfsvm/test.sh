@@ -12,7 +12,10 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
 
-# What ZFS can make a difference to, and leaves on which all of it stands.
+# What ZFS can make a difference to, and leaves on which all of it stands. Not
+# test/crash and test/model: with all kinds of pools they take too long under
+# emulation, `make test-zfs PKGS=./test/crash RUN=...` runs a part. Nor internal/cli,
+# whose tests read the documentation, which is not in the guest.
 default=(internal/kernel internal/loopdev internal/mount internal/freeze
   internal/testfs internal/zfs internal/driver/zfs internal/doctor test/zfs)
 
@@ -37,10 +40,15 @@ mkdir "$top/pando" "$top/bin"
 go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$top/bin/pando" ./cmd/pando
 go build -trimpath -ldflags '-s -w' -o "$top/bin/test2json" cmd/test2json
 go build -buildvcs=false -o "$top/testsum" ./tools/testsum
-for p in "${packages[@]}"; do
+for i in "${!packages[@]}"; do
+  p=${packages[i]}
   mkdir -p "$top/pando/$p"
   # Warnings of vet, which go test gives, come from lint.
-  go test -c -trimpath -ldflags '-s -w' -o "$top/pando/$p/.test" "./$p"
+  if ! go test -c -trimpath -ldflags '-s -w' -o "$top/pando/$p/.test" "./$p"; then
+    printf '{"Action":"fail","Package":"pando/%s (it does not compile)"}\n' "$p" >>"$top/events"
+    unset 'packages[i]'
+    continue
+  fi
   [ ! -d "$p/testdata" ] || cp -a "$p/testdata" "$top/pando/$p/"
 done
 
@@ -71,13 +79,14 @@ tests() {
 }
 E
   printf 'RUN=%q\n' "${RUN:-}"
-  printf 'tests %q\n' "${packages[@]}"
+  [ ${#packages[@]} -eq 0 ] || printf 'tests %q\n' "${packages[@]}"
 } >"$top/script"
 
 # What the tests say stands in their events, also that they failed: an exit status
 # is of the guest.
 {
   status=0
+  cat "$top/events" 2>/dev/null || true
   test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-1800}" -f "$top/pando" -f "$top/bin" -f "$top/script" -- '. ./script; true' || status=$?
   [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest (exit status %d)"}\n' $status
 } | "$top/testsum" -events

@@ -151,6 +151,18 @@ func (d *Driver) try(ctx context.Context) (err error) {
 	return nil
 }
 
+// Foreign implements driver.Unmaker. What is left of destroyed objects goes first.
+func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
+	if _, err := d.Reap(ctx); err != nil {
+		return nil, err
+	}
+	// The graveyard goes if nobody has put anything there.
+	if err := zfs.ZFS.Do(ctx, "destroy", d.yard()); err != nil && !zfs.Is(err, zfs.Absent, zfs.HasChildren, zfs.HasClones) {
+		return nil, err
+	}
+	return d.contents(ctx)
+}
+
 // Unmake implements driver.Unmaker. A dataset that was there before Pando stays, and
 // inherits again what Pando had set.
 func (d *Driver) Unmake(ctx context.Context) error {
@@ -174,14 +186,7 @@ func (d *Driver) Unmake(ctx context.Context) error {
 	if local[propPool] != d.pool {
 		return nil // given up before, or never this pool's
 	}
-	if _, err := d.Reap(ctx); err != nil {
-		return err
-	}
-	// The graveyard goes if nobody has put anything there.
-	if err := zfs.ZFS.Do(ctx, "destroy", d.yard()); err != nil && !zfs.Is(err, zfs.Absent, zfs.HasChildren, zfs.HasClones) {
-		return err
-	}
-	found, err := d.contents(ctx)
+	found, err := d.Foreign(ctx)
 	if err != nil {
 		return err
 	}
