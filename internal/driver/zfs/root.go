@@ -2,6 +2,8 @@ package zfs
 
 import (
 	"context"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"pando/internal/driver"
@@ -166,6 +168,19 @@ func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
 // Unmake implements driver.Unmaker. A dataset that was there before Pando stays, and
 // inherits again what Pando had set.
 func (d *Driver) Unmake(ctx context.Context) error {
+	if err := d.unmakeRoot(ctx); err != nil {
+		return err
+	}
+	for _, name := range []string{making, origins, deviceLocks, spaceFile} {
+		if err := os.RemoveAll(filepath.Join(d.dir, name)); err != nil {
+			return errs.Wrap("deinit", d.dir, err)
+		}
+	}
+	return nil
+}
+
+// unmakeRoot takes the root dataset away, or gives it back.
+func (d *Driver) unmakeRoot(ctx context.Context) error {
 	const op = "deinit"
 	if err := d.imported(); err != nil {
 		return err
