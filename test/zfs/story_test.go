@@ -129,15 +129,6 @@ func (h *host) objects() int {
 	return n
 }
 
-// number is a numeric property of a dataset.
-func (h *host) number(property, dataset string) (n int64) {
-	h.t.Helper()
-	if _, err := fmt.Sscan(h.zfs("get", "-Hp", "-o", "value", property, dataset), &n); err != nil {
-		h.t.Fatal(err)
-	}
-	return n
-}
-
 // noDevices checks that no block device of the pool is there: idle zvols have none.
 func (h *host) noDevices() {
 	h.t.Helper()
