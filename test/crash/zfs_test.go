@@ -3,6 +3,8 @@
 package crash
 
 import (
+	"flag"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +23,29 @@ func init() {
 			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, size: []string{"--fs", "ext4", "--size", "64M"}},
 			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects},
 		}
+		sparsely = 5
+		drawn = drawSome
 	}
+}
+
+// drawSome is the operations that have the most of ZFS in them, and some others;
+// with PANDO_TEST_FULL, or a pattern that names one, all.
+func drawSome(all []operation) []operation {
+	if os.Getenv("PANDO_TEST_FULL") != "" || strings.Count(flag.Lookup("test.run").Value.String(), "/") > 1 {
+		return all
+	}
+	var out []operation
+	for _, i := range rand.Perm(len(all)) {
+		switch all[i].name {
+		case "clone-mount", "destroy-mounted", "snapshot-mounted", "import":
+			out = append(out, all[i])
+		default:
+			if others := 2; len(out) < 4+others && i%5 == 0 {
+				out = append(out, all[i])
+			}
+		}
+	}
+	return out
 }
 
 func zfsDir(t *testing.T) string { return filepath.Join(t.TempDir(), "pool") }
