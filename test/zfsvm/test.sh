@@ -1,35 +1,34 @@
 #!/usr/bin/env bash
 # Runs Go tests in a guest with OpenZFS and says how it went, as `make test` does:
 #
-#   test/zfsvm/test.sh [PACKAGE...]    such as ./internal/driver/zfs; default: those below
+#   test/zfsvm/test.sh [PACKAGE[=PATTERN]...]    such as ./internal/driver/zfs; default: those below
 #
 # Variables: RUN, a pattern of tests; ZFS=2.1, another OpenZFS (see build.sh);
 # MEM, the guest's memory; TIMEOUT, of a package's tests, such as 10m; LIMIT, in
 # seconds, of all of them; TESTARGS, more flags of test binaries; any PANDO_*,
 # which the tests get. The guest has no Go: tests find the program in
-# $PANDO_TEST_BINARY, and the testdata of their package.
+# $PANDO_TEST_BINARY, the testdata of their package, and the documentation. With
+# TESTARGS=-update the pages that the tests write come back.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
 
-# What ZFS can make a difference to, and leaves on which all of it stands. Not
-# test/crash and test/model: with all kinds of pools they take too long under
-# emulation, `make test-zfs PKGS=./test/crash RUN=...` runs a part. Nor internal/cli,
-# whose tests read the documentation, which is not in the guest.
-default=(internal/kernel internal/loopdev internal/mount internal/freeze
-  internal/testfs internal/zfs internal/driver/zfs internal/doctor test/zfs)
+# What ZFS makes a difference to. Leaves such as internal/mount can be named, too:
+# the guest has another kernel.
+default=(internal/testfs internal/zfs internal/driver/zfs internal/doctor test/zfs
+  internal/cli=TestDocumentationIsTrue test/model test/crash=TestFaultAtEveryStep)
 
 go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
 has_tests() { compgen -G "$1/*_test.go" >/dev/null; }
-packages=()
+[ $# -gt 0 ] || set -- "${default[@]}"
+packages=() patterns=()
 for p in "$@"; do
-  p=${p#./} p=${p%/}
+  pattern=${RUN:-}
+  [ "${p%%=*}" = "$p" ] || pattern=${RUN:-${p#*=}}
+  p=${p%%=*} p=${p#./} p=${p%/}
   has_tests "$p" || { echo "test-zfs: there are no tests in $p" >&2; exit 2; }
-  packages+=("$p")
+  packages+=("$p") patterns+=("$pattern")
 done
-if [ $# -eq 0 ]; then
-  for p in "${default[@]}"; do ! has_tests "$p" || packages+=("$p"); done
-fi
 
 export ZFSVM_FLAVOR=${ZFS:-2.3}
 test/zfsvm/build.sh >/dev/null
@@ -51,6 +50,7 @@ for i in "${!packages[@]}"; do
   fi
   [ ! -d "$p/testdata" ] || cp -a "$p/testdata" "$top/pando/$p/"
 done
+cp -a ./*.md docs "$top/pando/"
 
 {
   env | grep '^PANDO_' | sed "s/'/'\\\\''/g; s/=/='/; s/^/export /; s/\$/'/" || true
@@ -68,7 +68,7 @@ quote() { printf %s "\$1" | sed 's/[\\\\"]/\\\\&/g' | tr '\t' ' '; }
 tests() {
   state >/run/before
   cd "/in/pando/\$1"
-  test2json -t -p "pando/\$1" ./.test -test.v=test2json -test.timeout=${TIMEOUT:-10m} -test.run="\$RUN" ${TESTARGS:-}
+  test2json -t -p "pando/\$1" ./.test -test.v=test2json -test.timeout=${TIMEOUT:-10m} -test.run="\$2" ${TESTARGS:-}
   cd /
   state >/run/after
   [ -n "\$(comm -13 /run/before /run/after)" ] || return 0
@@ -78,8 +78,8 @@ tests() {
   printf '{"Action":"fail","Package":"pando/%s: what it left behind"}\n' "\$1"
 }
 E
-  printf 'RUN=%q\n' "${RUN:-}"
-  [ ${#packages[@]} -eq 0 ] || printf 'tests %q\n' "${packages[@]}"
+  for i in "${!packages[@]}"; do printf 'tests %q %q\n' "${packages[i]}" "${patterns[i]}"; done
+  echo 'mkdir -p /out; cp -a /in/pando/docs /out/'
 } >"$top/script"
 
 # What the tests say stands in their events, also that they failed: an exit status
@@ -87,6 +87,7 @@ E
 {
   status=0
   cat "$top/events" 2>/dev/null || true
-  test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-1800}" -f "$top/pando" -f "$top/bin" -f "$top/script" -- '. ./script; true' || status=$?
+  test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-1800}" -f "$top/pando" -f "$top/bin" -f "$top/script" -o "$top/out" -- '. ./script; true' || status=$?
   [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest (exit status %d)"}\n' $status
+  case " ${TESTARGS:-} " in *' -update '*) cp -a "$top/out/docs/." docs/ ;; esac
 } | "$top/testsum" -events
