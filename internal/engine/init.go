@@ -157,7 +157,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 		} else if q.SizeBytes > 0 {
 			r.Notes = append(r.Notes, "--size does not apply: the pool shares the room of the filesystem it is on (--loop makes a pool of its own size)")
 		}
-		return pool.Plan{Driver: name, Outside: q.Dataset, Open: drivers[name], Why: why}, r, nil
+		return pool.Plan{Driver: name, Outside: q.Dataset, Unmake: drivers.unmake, Open: drivers[name], Why: why}, r, nil
 	}
 	root := os.Geteuid() == 0
 	onBtrfs, onZFS := int64(st.Type) == magicBtrfs, int64(st.Type) == magicZFS

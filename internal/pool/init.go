@@ -35,6 +35,7 @@ const MinBackingBytes = 300 << 20
 type Plan struct {
 	Driver       string
 	Outside      string // name of what the driver keeps outside the directory: a dataset; "": nothing
+	Unmake       Unmake // with Outside
 	Open         driver.Opener
 	BackingBytes int64 // 0: the driver lives in the directory's own filesystem
 	MinFree      float64
@@ -170,6 +171,12 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 	}
 	drv, err := plan.Open(ctx, data, p.Config.ID, true)
 	if err != nil {
+		if plan.Outside != "" {
+			// What it could not make, it may not be able to remove either: what it
+			// was asked for may not even exist.
+			_ = plan.Unmake(context.WithoutCancel(ctx), data, p.Config.ID)
+			_ = os.Remove(filepath.Join(data, outsideName))
+		}
 		return nil, err
 	}
 	if s, ok := drv.(driver.Syncer); ok {

@@ -211,7 +211,7 @@ func PoolState(pool string) (string, error) {
 		return "", errs.New(errs.Unsupported, "open zpool", pool, "this kernel has no ZFS loaded").WithHint(modulesHint)
 	}
 	if errors.Is(err, os.ErrNotExist) {
-		return "", errs.New(errs.NotFound, "open zpool", pool, "it is not imported").WithHint("`zpool import %s`", pool)
+		return "", errs.New(errs.NotFound, "open zpool", pool, "it is not imported").WithHint("`zpool import %s`; `zpool list` shows those that are", pool)
 	}
 	return "", errs.Wrap("open zpool", pool, err)
 }
