@@ -120,7 +120,10 @@ func TestTable(t *testing.T) {
 			args = append(args, a)
 		}
 		err := c.tool.Do(t.Context(), args...)
-		if zfs.ReasonOf(err) != c.reason || errs.KindOf(err) != c.kind {
+		if c.reason == zfs.Held && zfs.ReasonOf(err) == zfs.Busy {
+			// 2.1 does not tell them apart: "cannot destroy snapshot X: dataset is busy".
+			seen[zfs.Held] = true
+		} else if zfs.ReasonOf(err) != c.reason || errs.KindOf(err) != c.kind {
 			t.Errorf("%s %s: %q of kind %q, wanted %q of kind %q:\n%v", c.tool, c.args, zfs.ReasonOf(err), errs.KindOf(err), c.reason, c.kind, err)
 		} else if testing.Verbose() {
 			t.Logf("%s %.60s: %.150v", c.tool, c.args, err)
