@@ -43,6 +43,8 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 			e.Hint = "this kernel has no " + fstype + ": `modprobe " + fstype + "`"
 		case errors.Is(err, unix.EPERM) && os.Geteuid() != 0:
 			e.Hint = "run it as root"
+		case errors.Is(err, unix.EACCES) && fstype == "zfs":
+			e.Hint = "its encryption key is not loaded: `zfs load-key -r " + strings.Split(source, "/")[0] + "`"
 		case errors.Is(err, unix.EACCES) && !readOnly:
 			e.Hint = "the block device is read-only"
 		}

@@ -39,8 +39,9 @@ func TestMain(m *testing.M) {
 
 // Exit codes.
 const (
-	exitNotFound = 3
-	exitInUse    = 5
+	exitNotFound   = 3
+	exitInUse      = 5
+	exitPermission = 7
 )
 
 // host is a machine with a pool on ZFS.
@@ -57,11 +58,19 @@ type host struct {
 // the end with a check that nothing is left.
 func newHost(t *testing.T, size int64) *host {
 	t.Helper()
+	return newHostIn(t, size, func(*host) {})
+}
+
+// newHostIn is newHost, after prepare has made what the pool is to be made in.
+func newHostIn(t *testing.T, size int64, prepare func(h *host)) *host {
+	t.Helper()
 	disks := testfs.NewZpool(t, size)
 	zpool := disks.Name()
 	h := &host{t: t, zpool: zpool, disks: disks, dataset: zpool + "/pando", tmp: t.TempDir()}
 	h.dir = filepath.Join(h.tmp, "pool")
 	testfs.LeakCheck(t, h.tmp)
+	prepare(h)
+	before := h.zfs("list", "-H", "-r", "-t", "all", "-o", "name", zpool)
 	h.pando("init", "--driver", "zfs", "--zfs-dataset", h.dataset)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -71,7 +80,7 @@ func newHost(t *testing.T, size int64) *host {
 		if _, err := os.Stat(h.dir); err == nil {
 			t.Errorf("LEAK: %s is still there", h.dir)
 		}
-		if left := h.zfs("list", "-H", "-r", "-t", "all", "-o", "name", h.zpool); left != h.zpool+"\n" {
+		if left := h.zfs("list", "-H", "-r", "-t", "all", "-o", "name", h.zpool); left != before {
 			t.Errorf("LEAK: after deinit the zpool holds:\n%s", left)
 		}
 	})
