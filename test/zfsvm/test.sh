@@ -4,7 +4,7 @@
 #   test/zfsvm/test.sh [PACKAGE[=PATTERN]...]    such as ./internal/driver/zfs; default: those below
 #
 # Variables: RUN, a pattern of tests; ZFS=2.1, another OpenZFS (see build.sh);
-# MEM, the guest's memory; TIMEOUT, of a package's tests, such as 10m; LIMIT, in
+# MEM, the guest's memory; TIMEOUT, of a package's tests, such as 20m; LIMIT, in
 # seconds, of all of them; TESTARGS, more flags of test binaries; any PANDO_*,
 # which the tests get. The guest has no Go: tests find the program in
 # $PANDO_TEST_BINARY, the testdata of their package, and the documentation. With
@@ -68,7 +68,7 @@ quote() { printf %s "\$1" | sed 's/[\\\\"]/\\\\&/g' | tr '\t' ' '; }
 tests() {
   state >/run/before
   cd "/in/pando/\$1"
-  test2json -t -p "pando/\$1" ./.test -test.v=test2json -test.timeout=${TIMEOUT:-10m} -test.run="\$2" ${TESTARGS:-}
+  test2json -t -p "pando/\$1" ./.test -test.v=test2json -test.timeout=${TIMEOUT:-20m} -test.run="\$2" ${TESTARGS:-}
   cd /
   state >/run/after
   [ -n "\$(comm -13 /run/before /run/after)" ] || return 0
