@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"pando/internal/catalog"
+	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/pool"
@@ -253,7 +254,11 @@ func (c *fsck) compareTwice(ctx context.Context) ([]Finding, error) {
 func (c *fsck) checkDirs() ([]Finding, error) {
 	var out []Finding
 	dirs := map[string]bool{"": true, "live": true, "locks": true, "mnt": true, "data": false, "data/objects": false}
+	_, outside := c.drv.(driver.Spacer)
 	for _, d := range []string{"", "live", "locks", "mnt", "data", "data/objects"} {
+		if outside && d == "data/objects" {
+			continue // the objects are not in the directory
+		}
 		path := filepath.Join(c.pool.Dir, d)
 		st, err := os.Lstat(path)
 		switch {

@@ -100,6 +100,9 @@ func (c *fsck) checkInside(ctx context.Context) error {
 		if c.caps.Sharing {
 			note = "volumes are trees in the pool's own filesystem, which checks what it reads; to read all of it: `btrfs scrub start -B " + c.pool.DataDir() + "`"
 		}
+		if _, outside := c.drv.(driver.Spacer); outside {
+			note = "volumes are datasets, and ZFS checks what it reads; to read all of it: `zpool scrub POOL`"
+		}
 		c.report.Notes = append(c.report.Notes, note)
 	}
 	byRef := map[string]Finding{}

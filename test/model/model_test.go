@@ -22,6 +22,7 @@ import (
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
+	"pando/internal/driver/zfs"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/ref"
@@ -32,7 +33,7 @@ import (
 const defaultOps = 10_000
 
 // zfsOps is that number in a guest, where one takes about a second.
-const zfsOps = 300
+const zfsOps = 150
 
 // number reads an environment variable.
 func number(t *testing.T, name string, otherwise uint64) uint64 {
@@ -47,7 +48,7 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
-var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open}
+var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open, zfs.Name: zfs.Open}
 
 // content is a tree: what is in each file, by path.
 type content map[string]string

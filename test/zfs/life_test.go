@@ -69,6 +69,8 @@ func TestLife(t *testing.T) {
 			h.pando("clone", "g", "x", "--mount")
 			h.wantFile(filepath.Join(h.dir, "mnt/x/sub/small"), "changed")
 
+			h.pando("fsck", "--no-progress")
+
 			// What they take.
 			h.write(filepath.Join(h.dir, "mnt/x/own"), noise(t, 1<<20))
 			var x thing
