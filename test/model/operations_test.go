@@ -127,7 +127,7 @@ func (m *model) snapshot(v string, vol *volume) {
 	m.must(err)
 	want := "clean"
 	if vol.mounted && noFreeze {
-		if m.e.Caps().Name == "reflink" {
+		if m.atomic && cmp.Or(m.fs, m.e.Caps().FS[0]).IsImage() {
 			want = "crash"
 		}
 	}
