@@ -23,7 +23,7 @@ func init() {
 			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, size: []string{"--fs", "ext4", "--size", "64M"}},
 			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects},
 		}
-		sparsely = 5
+		sparsely = 8
 		drawn = drawSome
 		if os.Getenv("PANDO_TEST_FULL") == "" {
 			faults = faults[:1]
