@@ -350,7 +350,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 	if stays && w.Image != "" {
 		trimAt(a.Mountpoint)
 	}
-	err = unmountSoon(a.Mountpoint)
+	err = mount.Unmount(a.Mountpoint)
 	if errs.Is(err, errs.InUse) {
 		return e.heldBy(ctx, op, row, a, w, dev)
 	}
@@ -367,20 +367,6 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 		}
 	}
 	return e.removeTarget(row.Name, a)
-}
-
-// forkWait is how long a child of this process may have copies of its descriptors,
-// of which one may be of a file in the volume, before it runs another program.
-const forkWait = 50 * time.Millisecond
-
-// unmountSoon unmounts what somebody may hold for a moment.
-func unmountSoon(path string) error {
-	for deadline := time.Now().Add(forkWait); ; time.Sleep(2 * time.Millisecond) {
-		err := mount.Unmount(path)
-		if !errs.Is(err, errs.InUse) || time.Now().After(deadline) {
-			return err
-		}
-	}
 }
 
 // attachmentOf is the driver's Attachment, as far as it is needed to detach: where
@@ -476,7 +462,8 @@ func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
 	case a.Dev != 0:
 		return a.Dev // of the driver's own device
 	case w.Source != "":
-		return sourceDevice(w)
+		dev, _ := sourceDevice(w) // of what cannot be mounted nothing can be found out
+		return dev
 	}
 	return 0
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"time"
 
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -153,12 +154,23 @@ func (d *Detached) Close() error {
 	return err
 }
 
+// forkWait bounds how long a child that another goroutine has just made may keep
+// copies of what this process has closed: the kernel closes them in exec, but after
+// it has let the parent go on, so that nothing (not syscall.ForkLock either) tells
+// when. Twice this is what an unmount of something in use takes longer.
+const forkWait = 16 * time.Millisecond
+
 // Unmount takes away the topmost mount at target, and its propagated copies in
 // other mount namespaces. It is never lazy: InUse if something holds one of
 // them (see Holders), NotFound if nothing is mounted there.
 func Unmount(target string) error {
-	for {
+	for wait := time.Millisecond; ; {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) && wait <= forkWait {
+			time.Sleep(wait)
+			wait *= 2
+			continue
+		}
 		switch {
 		case err == nil:
 			return nil

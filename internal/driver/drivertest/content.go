@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"pando/internal/driver"
-	"pando/internal/errs"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
 
@@ -300,17 +299,7 @@ func (s *suite) mounted(a driver.Attachment, kind, source string, fn func(c cont
 	if _, err := m.Attach(dir); err != nil {
 		return err
 	}
-	return errors.Join(fn(tree(dir)), m.Close(), unmount(dir))
-}
-
-// unmount waits for processes that others have just started: until they run their
-// program they have copies of all that this one has open.
-func unmount(dir string) error {
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-		if err := mount.Unmount(dir); !errs.Is(err, errs.InUse) || time.Now().After(deadline) {
-			return err
-		}
-	}
+	return errors.Join(fn(tree(dir)), m.Close(), mount.Unmount(dir))
 }
 
 // active makes the block device of an object appear while fn runs. It stays until
