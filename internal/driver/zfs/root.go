@@ -153,8 +153,21 @@ func (d *Driver) try(ctx context.Context) (err error) {
 	return nil
 }
 
-// Foreign implements driver.Unmaker. What is left of destroyed objects goes first.
+// Foreign implements driver.Unmaker. What is left of destroyed objects goes first,
+// and halves of objects: an init that was killed while it tried whether everything
+// is permitted leaves some.
 func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
+	for o, err := range d.List(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		if o.Whole || errs.Is(o.Err, errs.TooNew) {
+			continue
+		}
+		if err := d.Destroy(ctx, o.ID); err != nil {
+			return nil, err
+		}
+	}
 	if _, err := d.Reap(ctx); err != nil {
 		return nil, err
 	}
