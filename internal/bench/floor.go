@@ -85,6 +85,22 @@ func (b *base) mountpoint(i int) string { return filepath.Join(b.mounts, strconv
 
 func (b *base) sweep(i int) { _ = os.Remove(b.mountpoint(i)) } // if it stays, the scratch directory's removal says so
 
+// finish puts copy i's detached mount, made in the step called what, at its mount
+// point, and adds its row.
+func (b *base) finish(ctx context.Context, i, mfd int, what string, step func(string)) error {
+	err := b.place(i, mfd)
+	unix.Close(mfd)
+	if err != nil {
+		return err
+	}
+	step(what)
+	if err := b.rows.add(ctx, i); err != nil {
+		return err
+	}
+	step("one durable row")
+	return nil
+}
+
 // place puts a detached mount at copy i's mount point.
 func (b *base) place(i, mfd int) error {
 	at := b.mountpoint(i)
@@ -132,17 +148,7 @@ func (f *imageFloor) clone(ctx context.Context, i int, step func(string)) error 
 	if err != nil {
 		return err
 	}
-	err = f.place(i, mfd)
-	unix.Close(mfd)
-	if err != nil {
-		return err
-	}
-	step("mount")
-	if err := f.rows.add(ctx, i); err != nil {
-		return err
-	}
-	step("one durable row")
-	return nil
+	return f.finish(ctx, i, mfd, "mount", step)
 }
 
 func (f *imageFloor) copy(i int) (*os.File, error) {
@@ -246,17 +252,7 @@ func (f *subvolFloor) clone(ctx context.Context, i int, step func(string)) error
 	if err != nil {
 		return fmt.Errorf("open_tree: %w", err)
 	}
-	err = f.place(i, mfd)
-	unix.Close(mfd)
-	if err != nil {
-		return err
-	}
-	step("bind mount")
-	if err := f.rows.add(ctx, i); err != nil {
-		return err
-	}
-	step("one durable row")
-	return nil
+	return f.finish(ctx, i, mfd, "bind mount", step)
 }
 
 func (f *subvolFloor) destroy(i int) error {

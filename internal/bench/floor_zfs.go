@@ -68,17 +68,7 @@ func (f *zfsFloor) clone(ctx context.Context, i int, step func(string)) error {
 	if err != nil {
 		return err
 	}
-	err = f.place(i, mfd)
-	unix.Close(mfd)
-	if err != nil {
-		return err
-	}
-	step("mount")
-	if err := f.rows.add(ctx, i); err != nil {
-		return err
-	}
-	step("one durable row")
-	return nil
+	return f.finish(ctx, i, mfd, "mount", step)
 }
 
 func (f *zfsFloor) destroy(i int) error {

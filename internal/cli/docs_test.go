@@ -250,17 +250,9 @@ func TestDocumentationIsTrue(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: the commands of the documentation need root: run the tests as root")
 	}
-	bin, ready := filepath.Join(t.TempDir(), "pando"), os.Getenv("PANDO_TEST_BINARY")
-	if ready != "" {
-		if err := os.Symlink(ready, bin); err != nil {
-			t.Fatal(err)
-		}
-	} else {
-		build := exec.CommandContext(t.Context(), "go", "build", "-o", bin, "pando/cmd/pando")
-		build.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := build.CombinedOutput(); err != nil {
-			t.Fatalf("building pando: %v\n%s", err, out)
-		}
+	bin := filepath.Join(t.TempDir(), "pando")
+	if err := testfs.BuildProgram(bin); err != nil {
+		t.Fatal(err)
 	}
 	for _, page := range documents(t) {
 		lines := readPage(t, page)

@@ -20,15 +20,17 @@ destroyed since; ` + "`pando gc --explain`" + ` shows what that takes. This copi
 within the pool, and puts the copy in its place. It costs what the volume refers
 to, which is said first. Other drivers tie nothing: there it does nothing.
 
-The volume must not be mounted. Its snapshots stay as they are.`,
+The volume must not be mounted. Its snapshots stay as they are. Killed before the copy
+is in its place, nothing has changed; killed after that, what the volume was stays as
+its snapshot before-flatten-TIME, until that is destroyed.`,
 		Example:           "  pando flatten job-17 --dry-run\n  pando flatten job-17",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 			q.Volume = args[0]
-			q.Plan = func(cost int64, f engine.Flatten) {
+			q.Plan = func(f engine.Flatten) {
 				if !a.json {
-					a.note("flattening %s reads and writes up to %s; the pool has %s free", args[0], size(cost), size(f.FreeBytes))
+					a.note("flattening %s reads and writes up to %s; the pool has %s free", args[0], size(f.CostBytes), size(f.FreeBytes))
 				}
 			}
 			var out engine.Flatten

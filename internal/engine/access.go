@@ -209,17 +209,15 @@ func insideMount(m *mount.Detached, written bool, fn func(root *os.File) error) 
 	return err
 }
 
-// sourceDevice is the st_dev of a filesystem that is mounted by name, 0 if it
-// cannot be mounted. As long as somebody has it mounted, it stays the same.
-func sourceDevice(w driver.Attachment) uint64 {
+// sourceDevice is the st_dev of a filesystem that is mounted by name. As long as
+// somebody has it mounted, it stays the same. InUse if it is unmounted, but files
+// of it are open: then ZFS does not mount it again.
+func sourceDevice(w driver.Attachment) (uint64, error) {
 	m, err := mount.Device(w.Type, w.Source, w.Options, true)
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	defer m.Close()
 	info, err := m.Info()
-	if err != nil {
-		return 0
-	}
-	return info.Dev
+	return info.Dev, err
 }

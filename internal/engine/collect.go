@@ -273,11 +273,14 @@ func (e *Engine) graveHolders(ctx context.Context, id driver.ObjectID) string {
 	if err != nil || w.Source == "" {
 		return ""
 	}
-	// Not of what is unmounted everywhere, and only open: ZFS does not mount that again.
-	if dev := sourceDevice(w); dev != 0 {
+	dev, err := sourceDevice(w)
+	switch {
+	case err == nil:
 		return holdersOf(ctx, dev)
+	case errs.Is(err, errs.InUse):
+		return "something has a file of it open, or is in it"
 	}
-	return "something has a file of it open, or is in it"
+	return ""
 }
 
 // ties says of everything that is destroyed and must stay, for what that is and

@@ -15,8 +15,8 @@ const opFlatten = "flatten"
 // FlattenRequest says which volume is to share nothing any more.
 type FlattenRequest struct {
 	Volume  string
-	DryRun  bool                                // only say what it would cost
-	Plan    func(costBytes int64, free Flatten) // told before anything is done; may be nil
+	DryRun  bool          // only say what it would cost
+	Plan    func(Flatten) // told the cost before anything is done; may be nil
 	Tracker *progress.Tracker
 }
 
@@ -78,7 +78,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		return out, err
 	}
 	if q.Plan != nil {
-		q.Plan(out.CostBytes, out)
+		q.Plan(out)
 	}
 	if q.DryRun {
 		return out, nil

@@ -44,6 +44,7 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 	return nil
 }
 
+// sweepLoops is sweepDevices where images are files.
 func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
 	type inode struct{ dev, ino uint64 }
 	loops, err := loopdev.List()

@@ -280,10 +280,13 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) err
 	}
 	if w.Source != "" {
 		// Mounted again, it has the same number as where it is mounted already.
-		if mounted && at.Dev == sourceDevice(w) {
-			return unmountQuietly(m.Mountpoint)
+		if !mounted {
+			return nil
 		}
-		return nil
+		if dev, err := sourceDevice(w); err != nil || dev != at.Dev {
+			return err
+		}
+		return unmountQuietly(m.Mountpoint)
 	}
 	if on, err := e.imageAttached(m.ID); err != nil || !on && !w.Block {
 		return err

@@ -189,6 +189,9 @@ func (w *world) nothingLeft() {
 	if _, err := os.Lstat(w.dir); err == nil {
 		w.t.Errorf("LEAK: %s is still there", w.dir)
 	}
+	if w.kind.left != nil {
+		w.kind.left(w)
+	}
 	for _, l := range testfs.Leaks(filepath.Dir(w.dir), time.Second) {
 		w.t.Errorf("LEAK: %s", l)
 	}

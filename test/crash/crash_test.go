@@ -28,24 +28,7 @@ import (
 var pando string // the binary
 
 func TestMain(m *testing.M) {
-	if pando = os.Getenv("PANDO_TEST_BINARY"); pando != "" {
-		os.Exit(m.Run()) // there may be no Go here
-	}
-	dir, err := os.MkdirTemp("", "pando-crash-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	pando = filepath.Join(dir, "pando")
-	build := exec.Command("go", "build", "-o", pando, "pando/cmd/pando")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "building pando: %v\n%s", err, out)
-		os.Exit(1)
-	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
+	os.Exit(testfs.WithProgram(&pando, m.Run))
 }
 
 // kind is a kind of pool to test on.
@@ -57,6 +40,7 @@ type kind struct {
 
 	more    func(t *testing.T) []string      // more flags of init
 	objects func(w *world) map[string]string // nil: they lie in data/objects
+	left    func(w *world)                   // what a removed pool must not leave elsewhere
 }
 
 var kinds = []kind{
@@ -128,9 +112,11 @@ func (w *world) try(args ...string) (string, error) {
 	return stdout.String(), err
 }
 
+func (w *world) initArgs() []string { return slices.Concat([]string{"init"}, w.kind.init, w.more) }
+
 func (w *world) initPool() {
 	w.t.Helper()
-	w.pando(slices.Concat([]string{"init"}, w.kind.init, w.more)...)
+	w.pando(w.initArgs()...)
 }
 
 func (w *world) importGolden(name string) {

@@ -148,7 +148,7 @@ func TestFaultInInit(t *testing.T) {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, k)
-			initArgs := append([]string{"init"}, k.init...)
+			initArgs := w.initArgs()
 			for _, f := range faults {
 				t.Run("init/"+f.name, func(t *testing.T) {
 					w.t = t

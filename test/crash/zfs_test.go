@@ -20,8 +20,8 @@ import (
 func init() {
 	if os.Getenv("PANDO_TEST_ZFS") != "" {
 		kinds = []kind{
-			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, size: []string{"--fs", "ext4", "--size", "64M"}},
-			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects},
+			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, left: zfsLeft, size: []string{"--fs", "ext4", "--size", "64M"}},
+			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, left: zfsLeft},
 		}
 		sparsely = 8
 		drawn = drawSome
@@ -93,4 +93,14 @@ func zfsObjects(w *world) map[string]string {
 		}
 	}
 	return objects
+}
+
+// zfsLeft checks that a removed pool has left its zpool as it was.
+func zfsLeft(w *world) {
+	w.t.Helper()
+	zpool, _, _ := strings.Cut(w.more[1], "/")
+	out, err := exec.Command("zfs", "list", "-H", "-r", "-t", "all", "-o", "name", zpool).Output()
+	if err != nil || string(out) != zpool+"\n" {
+		w.t.Errorf("LEAK: %v, the zpool holds:\n%s", err, out)
+	}
 }

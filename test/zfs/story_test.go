@@ -36,7 +36,6 @@ func TestMigration(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.eventually("the import has begun to copy", func() bool { return h.objects() > 0 })
-	time.Sleep(200 * time.Millisecond)
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}

@@ -14,27 +14,10 @@ import (
 	"pando/internal/testfs"
 )
 
-var pando = os.Getenv("PANDO_TEST_BINARY")
+var pando string // the binary
 
 func TestMain(m *testing.M) {
-	if pando != "" {
-		os.Exit(m.Run())
-	}
-	dir, err := os.MkdirTemp("", "pando-zfs-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	pando = filepath.Join(dir, "pando")
-	build := exec.Command("go", "build", "-o", pando, "pando/cmd/pando")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		fmt.Fprintf(os.Stderr, "building pando: %v\n%s", err, out)
-		os.Exit(1)
-	}
-	code := m.Run()
-	os.RemoveAll(dir)
-	os.Exit(code)
+	os.Exit(testfs.WithProgram(&pando, m.Run))
 }
 
 // Exit codes.

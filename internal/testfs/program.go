@@ -1,0 +1,38 @@
+package testfs
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// BuildProgram puts the program under test at path: the one that PANDO_TEST_BINARY
+// names, where there may be no Go, or one that it builds.
+func BuildProgram(path string) error {
+	if ready := os.Getenv("PANDO_TEST_BINARY"); ready != "" {
+		return os.Symlink(ready, path)
+	}
+	build := exec.Command("go", "build", "-o", path, "pando/cmd/pando")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("building pando: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// WithProgram is for a TestMain: it sets path to that of the program under test,
+// calls run, and returns the exit code.
+func WithProgram(path *string, run func() int) int {
+	dir, err := os.MkdirTemp("", "pando-test-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		*path = filepath.Join(dir, "pando")
+		err = BuildProgram(*path)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return run()
+}
