@@ -429,6 +429,7 @@ type PoolInfo struct {
 	TrashBytes     int64   `json:"trash_bytes"`    //
 	MeasuredExact  bool    `json:"measured_exact"` // logical bytes were measured now
 
+	// If exact:
 	Ties      int   `json:"ties,omitempty"`       // things destroyed that others still need
 	TiedBytes int64 `json:"tied_bytes,omitempty"` // that would return without them
 }
@@ -494,7 +495,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 			p.Mounted++
 		}
 	}
-	if t, ok := e.drv.(driver.Tied); ok && err == nil {
+	if t, ok := e.drv.(driver.Tied); ok && exact && err == nil { // it looks at everything
 		var ties []driver.Tie
 		if ties, err = t.Ties(ctx); err != nil {
 			return p, err
