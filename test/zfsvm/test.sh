@@ -7,7 +7,8 @@
 # MEM, the guest's memory; TIMEOUT, of a package's tests, such as 20m; LIMIT, in
 # seconds, of all of them; TESTARGS, more flags of test binaries; any PANDO_*,
 # which the tests get. The guest has no Go: tests find the program in
-# $PANDO_TEST_BINARY, the testdata of their package, and the documentation. With
+# $PANDO_TEST_BINARY, the testdata of their package, and the documentation.
+# EVENTS=FILE keeps the events of all tests, with their times. With
 # TESTARGS=-update the pages that the tests write come back.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -90,4 +91,4 @@ E
   test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-2000}" -f "$top/pando" -f "$top/bin" -f "$top/script" -o "$top/out" -- '. ./script; true' || status=$?
   [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest (exit status %d)"}\n' $status
   case " ${TESTARGS:-} " in *' -update '*) cp -a "$top/out/docs/." docs/ ;; esac
-} | "$top/testsum" -events
+} | tee "${EVENTS:-/dev/null}" | "$top/testsum" -events
