@@ -57,7 +57,7 @@ func TestPolicyKeeps(t *testing.T) {
 		{"weekly", Policy{Weekly: 3}, points, "2 4 9"},
 		{"monthly", Policy{Monthly: 4}, points, "2 3 4 9"},
 		{"yearly", Policy{Yearly: 9}, points, "1 9"},
-		{"within", Policy{Within: time.Hour}, points, "8 9"},
+		{"within", Policy{Within: time.Hour}, points, "7 8 9"},
 		{"within, to the minute", Policy{Within: 61 * time.Minute}, points, "6 7 8 9"},
 		{"several", Policy{Last: 2, Daily: 2, Yearly: 2}, points, "1 5 8 9"},
 		{"asked to keep", Policy{Last: 1}, kept, "3 9"},

@@ -1,0 +1,51 @@
+package replicate
+
+import (
+	"context"
+	"slices"
+
+	"pando/internal/ref"
+	"pando/internal/repo"
+)
+
+const opRemove = "remote rm"
+
+// Removed is what RemoveVolume did.
+type Removed struct {
+	Volume string   `json:"volume"`
+	Points []string `json:"points"` // that are gone, the oldest first
+	Whole  bool     `json:"whole"`  // the volume is gone with them
+}
+
+// RemoveVolume removes a point of a volume from a remote, or the volume with all
+// its points, in any order: what was cloned from it, and what was sent as the
+// difference from it, can be read as before, as a prune leaves what they need. The
+// space returns with the next [Prune]. The name can be used again; the epoch goes
+// on, so that an old writer stays refused. NotFound, Conflict.
+func RemoveVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error) {
+	if err := ref.CheckName(opRemove, q.Name); err != nil {
+		return Removed{}, err
+	}
+	out := Removed{Volume: q.Name}
+	_, err := changeHead(ctx, r, opRemove, q.Name, func(h *repo.Head) (bool, error) {
+		out.Points, out.Whole = []string{}, q.At == ""
+		if h.Gone || q.At != "" {
+			p, err := pointOf(*h, opRemove, q)
+			if err != nil {
+				return false, err
+			}
+			out.Points = append(out.Points, p.Name)
+			h.Points = slices.DeleteFunc(h.Points, func(x repo.Point) bool { return x.Seq == p.Seq })
+			return true, nil
+		}
+		for _, p := range h.Points {
+			out.Points = append(out.Points, p.Name)
+		}
+		h.Points, h.Gone = nil, true
+		return true, nil
+	})
+	if err != nil {
+		return Removed{}, err
+	}
+	return out, nil
+}
