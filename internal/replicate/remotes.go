@@ -1,0 +1,516 @@
+// Package replicate carries volumes to remotes and back: push, pull, verify, prune.
+// A remote is an encrypted repository (package repo) in an object store; its address
+// and this host's key to it lie in the pool.
+//
+// # Files
+//
+//	POOL/remotes/NAME/remote.json   what the remote is
+//	POOL/remotes/NAME/identity      this host's key: an age X25519 identity
+//	POOL/remotes/NAME/push/HEAD     journal of a push that is not finished
+//
+// Directories have mode 0700, files 0600.
+package replicate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/objstore"
+	"pando/internal/ref"
+	"pando/internal/repo"
+
+	"filippo.io/age"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	opAdd    = "remote add"
+	opRemove = "remote rm"
+	opOpen   = "open remote"
+
+	remoteName   = "remote.json"
+	identityName = "identity"
+	journalDir   = "push"
+	addingPrefix = ".adding-"   // a remote that is just being added; no name begins with a dot
+	removePrefix = ".removing-" // and one that is being removed
+
+	remoteFormat = 1
+)
+
+// Remote is a remote that a pool knows. Its JSON form lies in the pool.
+type Remote struct {
+	Format  int       `json:"format"`
+	Name    string    `json:"name"`
+	URL     string    `json:"url"`
+	Repo    string    `json:"repo"` // ID of the repository that was there when it was added
+	AddedAt time.Time `json:"added_at"`
+
+	dir      string                              // its directory
+	identity string                              // text of the age identity
+	wrap     func(objstore.Store) objstore.Store // for tests: goes between the store and its retries
+}
+
+// AddRequest says which remote to add, and how it is opened.
+type AddRequest struct {
+	Name string
+	URL  string
+
+	// Identity is the text of an age identity (AGE-SECRET-KEY-1...) that opens the
+	// repository there. It becomes this host's key. "": a new one is made.
+	Identity string
+	// Passphrase opens the repository there, to give this host's new key access;
+	// of a new repository it becomes a second way in.
+	Passphrase string
+	// Recipients are more age recipients (age1...) that a new repository shall open for.
+	Recipients []string
+	// MustExist refuses to make a new repository.
+	MustExist bool
+}
+
+// Added is the result of Add.
+type Added struct {
+	Remote
+	Created   bool   `json:"created"`   // there was no repository; now there is
+	Recipient string `json:"recipient"` // of this host's key
+}
+
+// Add makes a remote known to the pool. The store is tried first: whether it honours
+// conditions, which everything rests on. If there is a repository at the URL, this
+// host is given access with the secret of the request; if there is none, one is made
+// which opens for this host's key and what else the request names.
+//
+// Either the remote is there, durably, or it is not; an interrupted Add is repeated.
+// The host's key is durable before a repository depends on it. Exists, Invalid,
+// Permission (no key opens the repository; the store refuses), Unsupported (the store
+// does not honour conditions), and the kinds of the store.
+func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
+	if err := ref.CheckName(opAdd, q.Name); err != nil {
+		return Added{}, err
+	}
+	if _, err := parseURL(q.URL); err != nil {
+		return Added{}, err
+	}
+	top := remotesDir(e.Dir())
+	unlock, err := lockRemotes(ctx, opAdd, top)
+	if err != nil {
+		return Added{}, err
+	}
+	defer unlock()
+	if _, err := os.Lstat(filepath.Join(top, q.Name)); err == nil {
+		return Added{}, errs.New(errs.Exists, opAdd, q.Name, "there is a remote of this name already").
+			WithHint("choose another, or `pando remote rm %s`", q.Name)
+	}
+	adding := filepath.Join(top, addingPrefix+q.Name)
+	id, fresh, err := hostIdentity(adding, q.Identity)
+	if err != nil {
+		return Added{}, errs.Wrap(opAdd, q.Name, err)
+	}
+	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding, identity: id.String()}
+	out := Added{Recipient: id.Recipient().String()}
+	rp, created, err := r.establish(ctx, q, id)
+	if err != nil {
+		// A repository may depend on the key, or on one that an interrupted Add has
+		// left: then the next Add takes it up.
+		if fresh && !created {
+			_ = os.RemoveAll(adding)
+		}
+		return Added{}, err
+	}
+	defer rp.Close()
+	r.Repo = rp.ID().String()
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err == nil {
+		err = writeDurable(filepath.Join(adding, remoteName), append(b, '\n'))
+	}
+	if err == nil {
+		err = os.Rename(adding, filepath.Join(top, q.Name))
+	}
+	if err == nil {
+		err = syncDir(top)
+	}
+	r.dir = filepath.Join(top, q.Name)
+	out.Remote, out.Created = r, created
+	return out, errs.Wrap(opAdd, q.Name, err)
+}
+
+// hostIdentity returns this host's key for a remote that is being added, durable in
+// dir: one that an interrupted Add has left there, or the one that is given, or a new
+// one. fresh: nothing was there.
+func hostIdentity(dir, given string) (id *age.X25519Identity, fresh bool, err error) {
+	path := filepath.Join(dir, identityName)
+	left, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, false, err
+	}
+	if id, err = age.GenerateX25519Identity(); err != nil {
+		return nil, false, err
+	}
+	if given = strings.TrimSpace(given); given != "" {
+		if id, err = age.ParseX25519Identity(given); err != nil {
+			// Not the library's message: it may quote the key.
+			return nil, false, errs.New(errs.Invalid, opAdd, "", "the identity is not an age X25519 identity").
+				WithHint("it is a line that begins with AGE-SECRET-KEY-1")
+		}
+	}
+	if old, err := age.ParseX25519Identity(strings.TrimSpace(string(left))); err == nil {
+		if given != "" && old.String() != id.String() {
+			return nil, false, errs.New(errs.Conflict, opAdd, "", "an interrupted add has left another key in %s, which a repository may need", path).
+				WithHint("add the remote without a key, or move that file away")
+		}
+		return old, false, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, false, err
+	}
+	if err := writeDurable(path, []byte(id.String()+"\n")); err != nil {
+		return nil, false, err
+	}
+	return id, true, syncDir(filepath.Dir(dir))
+}
+
+// establish opens the repository of a remote that is being added, or makes it. The
+// key opens it afterwards. created also with an error, if it may have been made.
+func (r *Remote) establish(ctx context.Context, q AddRequest, id *age.X25519Identity) (rp *repo.Repo, created bool, err error) {
+	store, err := r.store(ctx, 0, !q.MustExist)
+	if err != nil {
+		return nil, false, err
+	}
+	if err := objstore.Probe(ctx, store); err != nil {
+		return nil, false, err
+	}
+	rp, err = repo.Open(ctx, store, repo.Identity(id))
+	switch {
+	case err == nil:
+		return rp, false, nil
+	case errs.Is(err, errs.Permission) && q.Passphrase != "":
+		if rp, err = repo.Open(ctx, store, repo.Passphrase(q.Passphrase)); err != nil {
+			return nil, false, err
+		}
+		if err := rp.AddSlot(ctx, repo.NewSlot{Label: hostLabel(), Recipient: id.Recipient().String()}); err != nil {
+			rp.Close()
+			return nil, true, err
+		}
+		return rp, false, nil
+	case errs.Is(err, errs.Permission) && q.Identity == "":
+		return nil, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and this host has no key to it", store).
+			WithHint("give a key with --identity FILE, or the repository's passphrase with --passphrase-file FILE")
+	case !errs.Is(err, errs.NotFound):
+		return nil, false, err
+	case q.MustExist:
+		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
+			WithHint("check the URL; without --existing a new repository is made")
+	}
+	slots := []repo.NewSlot{{Label: hostLabel(), Recipient: id.Recipient().String()}}
+	if q.Passphrase != "" {
+		slots = append(slots, repo.NewSlot{Label: "passphrase", Passphrase: q.Passphrase})
+	}
+	for _, to := range q.Recipients {
+		if _, err := age.ParseX25519Recipient(to); err != nil {
+			return nil, false, errs.New(errs.Invalid, opAdd, q.Name, "%q is not an age recipient", to).WithHint("it begins with age1; `age-keygen -y FILE` shows it")
+		}
+		slots = append(slots, repo.NewSlot{Label: "recipient", Recipient: to})
+	}
+	if rp, err = repo.Create(ctx, store, slots[0]); err != nil {
+		return nil, errs.KindOf(err) != errs.Exists, err
+	}
+	for _, s := range slots[1:] {
+		if err := rp.AddSlot(ctx, s); err != nil {
+			rp.Close()
+			return nil, true, err
+		}
+	}
+	return rp, true, nil
+}
+
+// Load reads a remote of a pool. NotFound, Damaged, TooNew, Permission.
+func Load(pool, name string) (*Remote, error) {
+	if err := ref.CheckName(opOpen, name); err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(remotesDir(pool), name)
+	b, err := os.ReadFile(filepath.Join(dir, remoteName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errs.New(errs.NotFound, opOpen, name, "there is no such remote").WithHint("see `pando remote ls`, or add it with `pando remote add %s URL`", name)
+	}
+	if err != nil {
+		return nil, errs.Wrap(opOpen, name, err)
+	}
+	damaged := func(file, format string, args ...any) error {
+		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
+			WithHint("restore %s from a copy, or remove the remote with `pando remote rm --force %s` and add it again with a key", filepath.Join(dir, file), name)
+	}
+	r := &Remote{dir: dir}
+	var v struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return nil, damaged(remoteName, "%w", err)
+	}
+	if v.Format > remoteFormat {
+		return nil, errs.New(errs.TooNew, opOpen, name, "the remote was added by a newer pando (format %d)", v.Format).WithHint("upgrade pando")
+	}
+	if err := json.Unmarshal(b, r); err != nil {
+		return nil, damaged(remoteName, "%w", err)
+	}
+	if r.Name != name || r.URL == "" || r.Repo == "" || r.Format < 1 {
+		return nil, damaged(remoteName, "values are missing or of another remote")
+	}
+	key, err := os.ReadFile(filepath.Join(dir, identityName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, damaged(identityName, "this host's key is gone")
+	}
+	if err != nil {
+		return nil, errs.Wrap(opOpen, name, err)
+	}
+	r.identity = strings.TrimSpace(string(key))
+	if _, err := age.ParseX25519Identity(r.identity); err != nil {
+		return nil, damaged(identityName, "it is not an age X25519 identity")
+	}
+	return r, nil
+}
+
+// List lists the names of a pool's remotes, in order.
+func List(pool string) ([]string, error) {
+	entries, err := os.ReadDir(remotesDir(pool))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
+			out = append(out, e.Name())
+		}
+	}
+	slices.Sort(out)
+	return out, errs.Wrap("list remotes", pool, err)
+}
+
+// RemoveRequest says which remote to forget.
+type RemoveRequest struct {
+	Name  string
+	Force bool // also if nothing else opens the repository, or it cannot be asked
+}
+
+// Remove makes the pool forget a remote: its address, this host's key, what was
+// recorded of pushes. The repository stays as it is, and so does this host's slot in
+// it. NotFound; Conflict if this host's key is the only one that opens the
+// repository, unless Force.
+func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
+	top := remotesDir(e.Dir())
+	if err := ref.CheckName(opRemove, q.Name); err != nil {
+		return err
+	}
+	unlock, err := lockRemotes(ctx, opRemove, top)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	dir := filepath.Join(top, q.Name)
+	r, err := Load(e.Dir(), q.Name)
+	if errs.Is(err, errs.NotFound) {
+		return err
+	}
+	if !q.Force {
+		if err == nil {
+			err = r.otherKeys(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	// The name goes first, in one step.
+	away := filepath.Join(top, removePrefix+q.Name)
+	if err := os.RemoveAll(away); err != nil {
+		return errs.Wrap(opRemove, q.Name, err)
+	}
+	if err := os.Rename(dir, away); err != nil {
+		return errs.Wrap(opRemove, q.Name, err)
+	}
+	if err := syncDir(top); err != nil {
+		return errs.Wrap(opRemove, q.Name, err)
+	}
+	if err := os.RemoveAll(away); err != nil {
+		return errs.Wrap(opRemove, q.Name, err)
+	}
+	if r == nil || r.sharedRepo(e.Dir()) {
+		return nil
+	}
+	return e.DropLinks(ctx, r.Repo)
+}
+
+// sharedRepo reports whether another remote of the pool is of the same repository.
+func (r *Remote) sharedRepo(pool string) bool {
+	names, _ := List(pool)
+	for _, n := range names {
+		if o, err := Load(pool, n); err == nil && n != r.Name && o.Repo == r.Repo {
+			return true
+		}
+	}
+	return false
+}
+
+// otherKeys is nil if something besides this host's key opens the repository.
+func (r *Remote) otherKeys(ctx context.Context) error {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer rp.Close()
+	slots, err := rp.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	mine := r.Recipient()
+	for _, s := range slots {
+		if s.Recipient != mine {
+			return nil
+		}
+	}
+	return errs.New(errs.Conflict, opRemove, r.Name, "this host's key is the only one that opens the repository: without it nobody can read it any more").
+		WithHint("add another with `pando remote key add %s`, keep a copy of %s, or use --force", r.Name, filepath.Join(r.dir, identityName))
+}
+
+// Recipient is the public part of this host's key.
+func (r *Remote) Recipient() string {
+	id, err := age.ParseX25519Identity(r.identity)
+	if err != nil {
+		return ""
+	}
+	return id.Recipient().String()
+}
+
+// IdentityFile is where this host's key lies.
+func (r *Remote) IdentityFile() string { return filepath.Join(r.dir, identityName) }
+
+// Open opens the repository, with retries. The caller closes it. NotFound,
+// Permission, Conflict (another repository is there than when the remote was added),
+// and the kinds of the store.
+func (r *Remote) Open(ctx context.Context) (*repo.Repo, error) { return r.OpenLimited(ctx, 0) }
+
+// OpenLimited is Open with a bound of bytes a second for what is uploaded and
+// downloaded; 0: none.
+func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.Repo, error) {
+	store, err := r.store(ctx, bytesPerSecond, false)
+	if err != nil {
+		return nil, err
+	}
+	id, err := age.ParseX25519Identity(r.identity)
+	if err != nil {
+		return nil, errs.New(errs.Damaged, opOpen, r.Name, "this host's key is not an age X25519 identity")
+	}
+	rp, err := repo.Open(ctx, store, repo.Identity(id))
+	if err != nil {
+		return nil, err
+	}
+	if got := rp.ID().String(); got != r.Repo {
+		rp.Close()
+		return nil, errs.New(errs.Conflict, opOpen, r.Name, "at %s is repository %s, and the remote was added with %s", store, got, r.Repo).
+			WithHint("if that is meant, remove the remote with `pando remote rm %s` and add it again", r.Name)
+	}
+	return rp, nil
+}
+
+// store opens the store of the remote's URL, with retries and a limit.
+func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (objstore.Store, error) {
+	s, err := OpenStore(ctx, r.URL, create)
+	if err != nil {
+		return nil, err
+	}
+	if r.wrap != nil {
+		s = r.wrap(s)
+	}
+	if bytesPerSecond > 0 {
+		s = objstore.Limit(s, bytesPerSecond)
+	}
+	return objstore.Retry(s, objstore.RetryOptions{}), nil
+}
+
+// writer is who this pool is, to a head.
+func writer(e *engine.Engine) repo.Writer { return repo.Writer{Pool: e.PoolID(), Host: hostLabel()} }
+
+// hostLabel is this host's name, for people.
+func hostLabel() string {
+	h, err := os.Hostname()
+	if err != nil || h == "" {
+		return "unknown host"
+	}
+	return h
+}
+
+func remotesDir(pool string) string { return filepath.Join(pool, "remotes") }
+
+// lockRemotes makes the directory of remotes and locks it against other commands that
+// add and remove.
+func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, errs.Wrap(op, dir, err)
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, errs.Wrap(op, dir, err)
+	}
+	for wait, begun := time.Millisecond, time.Now(); ; wait = min(2*wait, 100*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Since(begun) > 15*time.Second {
+			_ = f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, errs.New(errs.InUse, op, dir, "another pando is just adding or removing a remote").WithHint("wait until it is done")
+			}
+			return nil, errs.Wrap(op, dir, err)
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, errs.Wrap(op, dir, ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}
+
+// writeDurable makes a file with this content, or replaces it, in one step.
+func writeDurable(path string, b []byte) (err error) {
+	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		_ = os.Remove(path + ".new")
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+// syncDir makes the names in a directory durable.
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if cerr := d.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
