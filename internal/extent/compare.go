@@ -64,6 +64,13 @@ func Compare(ctx context.Context, a, b *os.File) iter.Seq2[Range, error] {
 	}
 }
 
+// Comparable reports whether Compare can compare two files: nil, or the error that it
+// would begin with.
+func Comparable(a, b *os.File) error {
+	_, _, err := bothSizes(a, b)
+	return err
+}
+
 func compare(ctx context.Context, a, b *os.File, j *joiner) error {
 	sizeA, sizeB, err := bothSizes(a, b)
 	if err != nil {
