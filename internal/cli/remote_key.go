@@ -107,9 +107,9 @@ open REMOTE, and read all that is there.
 			}
 		}
 		if n.Label == "" {
-			n.Label = "passphrase"
+			n.Label = replicate.PassphraseLabel
 			if n.Recipient != "" {
-				n.Label = n.Recipient[:min(len(n.Recipient), 12)]
+				n.Label = replicate.RecipientLabel(n.Recipient)
 			}
 		}
 		k, err := replicate.AddKey(c.Context(), r, n)

@@ -56,8 +56,7 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 // remoteInfo is what is known of a remote without asking it.
 type remoteInfo struct {
 	*replicate.Remote
-	Recipient string `json:"recipient"` // of this pool's key
-	Problem   string `json:"problem,omitempty"`
+	Problem string `json:"problem,omitempty"`
 }
 
 func (a *App) listRemotes() error {
@@ -74,7 +73,7 @@ func (a *App) listRemotes() error {
 			out = append(out, remoteInfo{Remote: &replicate.Remote{Name: n}, Problem: err.Error()})
 			continue
 		}
-		out = append(out, remoteInfo{Remote: r, Recipient: r.Recipient()})
+		out = append(out, remoteInfo{Remote: r})
 	}
 	switch {
 	case a.json:
@@ -92,7 +91,7 @@ func (a *App) listRemotes() error {
 	}
 	t := a.table("NAME", "URL", "REPOSITORY", "ADDED")
 	for _, r := range out {
-		t.row(r.Name, orDash(r.URL), orDash(r.Repo), ago(r.AddedAt))
+		t.row(r.Name, orDash(r.URL), r.Mark.ID.String(), ago(r.AddedAt))
 	}
 	return t.flush()
 }

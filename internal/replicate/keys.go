@@ -2,6 +2,7 @@ package replicate
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -30,6 +31,30 @@ type NewKey struct {
 
 const opKey = "remote key"
 
+// PassphraseLabel is what the key of a passphrase is called if nobody says otherwise.
+const PassphraseLabel = "passphrase"
+
+// RecipientLabel is what the key of an age recipient is called if nobody says
+// otherwise.
+func RecipientLabel(recipient string) string { return recipient[:min(len(recipient), 16)] }
+
+// maxLabelTries is how many keys of one label are told apart by a number.
+const maxLabelTries = 100
+
+// addSlot adds a slot; if there is one of its label, a number is added to that.
+func addSlot(ctx context.Context, rp *repo.Repo, n repo.NewSlot) error {
+	slots, err := rp.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	label := n.Label
+	for i := 2; i <= maxLabelTries && slices.ContainsFunc(slots, func(s repo.SlotInfo) bool { return s.Label == n.Label }); i++ {
+		n.Label = fmt.Sprintf("%s (%d)", label, i)
+	}
+	_, err = rp.AddSlot(ctx, n)
+	return err
+}
+
 // Keys lists what opens a remote's repository, the oldest first.
 func Keys(ctx context.Context, r *Remote) (out []Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
@@ -46,7 +71,7 @@ func keys(ctx context.Context, r *Remote, rp *repo.Repo) ([]Key, error) {
 	}
 	out := []Key{}
 	for _, s := range slots {
-		out = append(out, keyOf(s, r.Recipient()))
+		out = append(out, keyOf(s, r.Recipient))
 	}
 	return out, nil
 }
@@ -62,7 +87,7 @@ func keyOf(s repo.SlotInfo, own string) Key {
 func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
 		s, err := rp.AddSlot(ctx, repo.NewSlot(n))
-		out = keyOf(s, r.Recipient())
+		out = keyOf(s, r.Recipient)
 		return err
 	})
 	return out, err
@@ -144,8 +169,7 @@ func (r *Remote) dropOwnKey(ctx context.Context, rp *repo.Repo) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	own := r.Recipient()
-	i := slices.IndexFunc(slots, func(s repo.SlotInfo) bool { return s.Recipient == own })
+	i := slices.IndexFunc(slots, func(s repo.SlotInfo) bool { return s.Recipient != "" && s.Recipient == r.Recipient })
 	if i < 0 || len(slots) < 2 {
 		return false, nil
 	}
