@@ -28,7 +28,6 @@ import (
 	"pando/internal/ref"
 	"pando/internal/repo"
 
-	"filippo.io/age"
 	"golang.org/x/sys/unix"
 )
 
@@ -48,11 +47,12 @@ const (
 
 // Remote is a remote that a pool knows. Its JSON form lies in the pool.
 type Remote struct {
-	Format  int       `json:"format"`
-	Name    string    `json:"name"`
-	URL     string    `json:"url"`
-	Repo    string    `json:"repo"` // ID of the repository that was there when it was added
-	AddedAt time.Time `json:"added_at"`
+	Format    int       `json:"format"`
+	Name      string    `json:"name"`
+	URL       string    `json:"url"`
+	Mark      repo.Mark `json:"mark"`                // what the repository was when it was last opened
+	Recipient string    `json:"recipient,omitempty"` // of this host's key, if that was made for it
+	AddedAt   time.Time `json:"added_at"`
 
 	dir      string                              // its directory
 	identity string                              // text of the age identity
@@ -64,8 +64,9 @@ type AddRequest struct {
 	Name string
 	URL  string
 
-	// Identity is the text of an age identity (AGE-SECRET-KEY-1...) that opens the
-	// repository there. It becomes this host's key. "": a new one is made.
+	// Identity is the text of an age identity (AGE-SECRET-KEY-1...), as age-keygen
+	// writes it, that opens the repository there. It becomes this host's key. "": a
+	// new one is made.
 	Identity string
 	// Passphrase opens the repository there, to give this host's new key access;
 	// of a new repository it becomes a second way in.
@@ -79,8 +80,7 @@ type AddRequest struct {
 // Added is the result of Add.
 type Added struct {
 	Remote
-	Created   bool   `json:"created"`   // there was no repository; now there is
-	Recipient string `json:"recipient"` // of this host's key
+	Created bool `json:"created"` // there was no repository; now there is
 }
 
 // Add makes a remote known to the pool. The store is tried first: whether it honours
@@ -110,13 +110,12 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 			WithHint("choose another, or `pando remote rm %s`", q.Name)
 	}
 	adding := filepath.Join(top, addingPrefix+q.Name)
-	id, fresh, err := hostIdentity(adding, q.Identity)
+	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding}
+	fresh, err := r.hostIdentity(q.Identity)
 	if err != nil {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
 	}
-	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding, identity: id.String()}
-	out := Added{Recipient: id.Recipient().String()}
-	rp, created, err := r.establish(ctx, q, id)
+	rp, created, err := r.establish(ctx, q)
 	if err != nil {
 		// A repository may depend on the key, or on one that an interrupted Add has
 		// left: then the next Add takes it up.
@@ -126,11 +125,8 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 		return Added{}, err
 	}
 	defer rp.Close()
-	r.Repo = rp.ID().String()
-	b, err := json.MarshalIndent(r, "", "  ")
-	if err == nil {
-		err = writeDurable(filepath.Join(adding, remoteName), append(b, '\n'))
-	}
+	r.Mark = rp.Mark()
+	err = r.save()
 	if err == nil {
 		err = os.Rename(adding, filepath.Join(top, q.Name))
 	}
@@ -138,48 +134,82 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 		err = syncDir(top)
 	}
 	r.dir = filepath.Join(top, q.Name)
-	out.Remote, out.Created = r, created
-	return out, errs.Wrap(opAdd, q.Name, err)
+	return Added{Remote: r, Created: created}, errs.Wrap(opAdd, q.Name, err)
 }
 
-// hostIdentity returns this host's key for a remote that is being added, durable in
-// dir: one that an interrupted Add has left there, or the one that is given, or a new
-// one. fresh: nothing was there.
-func hostIdentity(dir, given string) (id *age.X25519Identity, fresh bool, err error) {
-	path := filepath.Join(dir, identityName)
+// save writes remote.json.
+func (r *Remote) save() error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeDurable(filepath.Join(r.dir, remoteName), append(b, '\n'))
+}
+
+// hostIdentity sets this host's key for a remote that is being added, durable in its
+// directory: one that an interrupted Add has left there, or the one that is given, or
+// a new one. fresh: nothing was there.
+func (r *Remote) hostIdentity(given string) (fresh bool, err error) {
+	path := filepath.Join(r.dir, identityName)
 	left, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, false, err
+		return false, err
 	}
-	if id, err = age.GenerateX25519Identity(); err != nil {
-		return nil, false, err
-	}
-	if given = strings.TrimSpace(given); given != "" {
-		if id, err = age.ParseX25519Identity(given); err != nil {
-			// Not the library's message: it may quote the key.
-			return nil, false, errs.New(errs.Invalid, opAdd, "", "the identity is not an age X25519 identity").
-				WithHint("it is a line that begins with AGE-SECRET-KEY-1")
+	if r.identity = strings.TrimSpace(given); r.identity != "" {
+		if _, err := repo.Identity(r.identity); err != nil {
+			return false, err
 		}
 	}
-	if old, err := age.ParseX25519Identity(strings.TrimSpace(string(left))); err == nil {
-		if given != "" && old.String() != id.String() {
-			return nil, false, errs.New(errs.Conflict, opAdd, "", "an interrupted add has left another key in %s, which a repository may need", path).
+	if old := strings.TrimSpace(string(left)); old != "" {
+		if _, err := repo.Identity(old); err != nil {
+			return false, errs.New(errs.Damaged, opAdd, r.Name, "an interrupted add has left a key that cannot be read: %s", path).WithHint("remove that file")
+		}
+		if r.identity != "" && old != r.identity {
+			return false, errs.New(errs.Conflict, opAdd, r.Name, "an interrupted add has left another key in %s, which a repository may need", path).
 				WithHint("add the remote without a key, or move that file away")
 		}
-		return old, false, nil
+		r.identity = old
+		r.Recipient = recipientOf(old)
+		return false, nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, false, err
+	text := r.identity
+	if text == "" {
+		if r.identity, r.Recipient, err = repo.NewIdentity(); err != nil {
+			return false, err
+		}
+		text = recipientComment + r.Recipient + "\n" + r.identity
+		r.identity = text
 	}
-	if err := writeDurable(path, []byte(id.String()+"\n")); err != nil {
-		return nil, false, err
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return false, err
 	}
-	return id, true, syncDir(filepath.Dir(dir))
+	if err := writeDurable(path, []byte(text+"\n")); err != nil {
+		return false, err
+	}
+	return true, syncDir(filepath.Dir(r.dir))
+}
+
+// recipientComment is before the recipient in the file of an identity, as age-keygen
+// writes it.
+const recipientComment = "# public key: "
+
+// recipientOf finds the recipient that the comment of an identity names.
+func recipientOf(identity string) string {
+	for line := range strings.Lines(identity) {
+		if after, ok := strings.CutPrefix(line, recipientComment); ok {
+			return strings.TrimSpace(after)
+		}
+	}
+	return ""
 }
 
 // establish opens the repository of a remote that is being added, or makes it. The
 // key opens it afterwards. created also with an error, if it may have been made.
-func (r *Remote) establish(ctx context.Context, q AddRequest, id *age.X25519Identity) (rp *repo.Repo, created bool, err error) {
+func (r *Remote) establish(ctx context.Context, q AddRequest) (rp *repo.Repo, created bool, err error) {
+	id, err := repo.Identity(r.identity)
+	if err != nil {
+		return nil, false, err
+	}
 	store, err := r.store(ctx, 0, !q.MustExist)
 	if err != nil {
 		return nil, false, err
@@ -187,15 +217,15 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, id *age.X25519Iden
 	if err := objstore.Probe(ctx, store); err != nil {
 		return nil, false, err
 	}
-	rp, err = repo.Open(ctx, store, repo.Identity(id))
+	rp, err = repo.Open(ctx, store, id)
 	switch {
 	case err == nil:
 		return rp, false, nil
-	case errs.Is(err, errs.Permission) && q.Passphrase != "":
+	case errs.Is(err, errs.Permission) && q.Passphrase != "" && r.Recipient != "":
 		if rp, err = repo.Open(ctx, store, repo.Passphrase(q.Passphrase)); err != nil {
 			return nil, false, err
 		}
-		if err := rp.AddSlot(ctx, repo.NewSlot{Label: hostLabel(), Recipient: id.Recipient().String()}); err != nil {
+		if err := rp.AddSlot(ctx, repo.NewSlot{Label: hostLabel(), Recipient: r.Recipient}); err != nil {
 			rp.Close()
 			return nil, true, err
 		}
@@ -209,14 +239,15 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, id *age.X25519Iden
 		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
 			WithHint("check the URL; without --existing a new repository is made")
 	}
-	slots := []repo.NewSlot{{Label: hostLabel(), Recipient: id.Recipient().String()}}
+	if r.Recipient == "" {
+		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the key could open", store).
+			WithHint("check the URL; without --identity a new repository is made")
+	}
+	slots := []repo.NewSlot{{Label: hostLabel(), Recipient: r.Recipient}}
 	if q.Passphrase != "" {
 		slots = append(slots, repo.NewSlot{Label: "passphrase", Passphrase: q.Passphrase})
 	}
 	for _, to := range q.Recipients {
-		if _, err := age.ParseX25519Recipient(to); err != nil {
-			return nil, false, errs.New(errs.Invalid, opAdd, q.Name, "%q is not an age recipient", to).WithHint("it begins with age1; `age-keygen -y FILE` shows it")
-		}
 		slots = append(slots, repo.NewSlot{Label: "recipient", Recipient: to})
 	}
 	if rp, err = repo.Create(ctx, store, slots[0]); err != nil {
@@ -261,7 +292,7 @@ func Load(pool, name string) (*Remote, error) {
 	if err := json.Unmarshal(b, r); err != nil {
 		return nil, damaged(remoteName, "%w", err)
 	}
-	if r.Name != name || r.URL == "" || r.Repo == "" || r.Format < 1 {
+	if r.Name != name || r.URL == "" || r.Mark.ID.IsZero() || r.Format < 1 {
 		return nil, damaged(remoteName, "values are missing or of another remote")
 	}
 	key, err := os.ReadFile(filepath.Join(dir, identityName))
@@ -272,8 +303,8 @@ func Load(pool, name string) (*Remote, error) {
 		return nil, errs.Wrap(opOpen, name, err)
 	}
 	r.identity = strings.TrimSpace(string(key))
-	if _, err := age.ParseX25519Identity(r.identity); err != nil {
-		return nil, damaged(identityName, "it is not an age X25519 identity")
+	if _, err := repo.Identity(r.identity); err != nil {
+		return nil, damaged(identityName, "%w", err)
 	}
 	return r, nil
 }
@@ -344,14 +375,14 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 	if r == nil || r.sharedRepo(e.Dir()) {
 		return nil
 	}
-	return e.DropLinks(ctx, r.Repo)
+	return e.DropLinks(ctx, r.Mark.ID.String())
 }
 
 // sharedRepo reports whether another remote of the pool is of the same repository.
 func (r *Remote) sharedRepo(pool string) bool {
 	names, _ := List(pool)
 	for _, n := range names {
-		if o, err := Load(pool, n); err == nil && n != r.Name && o.Repo == r.Repo {
+		if o, err := Load(pool, n); err == nil && n != r.Name && o.Mark.ID == r.Mark.ID {
 			return true
 		}
 	}
@@ -360,6 +391,9 @@ func (r *Remote) sharedRepo(pool string) bool {
 
 // otherKeys is nil if something besides this host's key opens the repository.
 func (r *Remote) otherKeys(ctx context.Context) error {
+	if r.Recipient == "" {
+		return nil // the key was given to us: somebody else has it
+	}
 	rp, err := r.Open(ctx)
 	if err != nil {
 		return err
@@ -369,9 +403,8 @@ func (r *Remote) otherKeys(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	mine := r.Recipient()
 	for _, s := range slots {
-		if s.Recipient != mine {
+		if s.Recipient != r.Recipient {
 			return nil
 		}
 	}
@@ -379,21 +412,12 @@ func (r *Remote) otherKeys(ctx context.Context) error {
 		WithHint("add another with `pando remote key add %s`, keep a copy of %s, or use --force", r.Name, filepath.Join(r.dir, identityName))
 }
 
-// Recipient is the public part of this host's key.
-func (r *Remote) Recipient() string {
-	id, err := age.ParseX25519Identity(r.identity)
-	if err != nil {
-		return ""
-	}
-	return id.Recipient().String()
-}
-
 // IdentityFile is where this host's key lies.
 func (r *Remote) IdentityFile() string { return filepath.Join(r.dir, identityName) }
 
 // Open opens the repository, with retries. The caller closes it. NotFound,
 // Permission, Conflict (another repository is there than when the remote was added),
-// and the kinds of the store.
+// Damaged (its keys were put back to an older state), and the kinds of the store.
 func (r *Remote) Open(ctx context.Context) (*repo.Repo, error) { return r.OpenLimited(ctx, 0) }
 
 // OpenLimited is Open with a bound of bytes a second for what is uploaded and
@@ -403,18 +427,23 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	if err != nil {
 		return nil, err
 	}
-	id, err := age.ParseX25519Identity(r.identity)
-	if err != nil {
-		return nil, errs.New(errs.Damaged, opOpen, r.Name, "this host's key is not an age X25519 identity")
-	}
-	rp, err := repo.Open(ctx, store, repo.Identity(id))
+	id, err := repo.Identity(r.identity)
 	if err != nil {
 		return nil, err
 	}
-	if got := rp.ID().String(); got != r.Repo {
+	rp, err := repo.Open(ctx, store, id)
+	if err != nil {
+		return nil, err
+	}
+	if err := rp.Check(r.Mark); err != nil {
 		rp.Close()
-		return nil, errs.New(errs.Conflict, opOpen, r.Name, "at %s is repository %s, and the remote was added with %s", store, got, r.Repo).
-			WithHint("if that is meant, remove the remote with `pando remote rm %s` and add it again", r.Name)
+		return nil, err
+	}
+	if m := rp.Mark(); m != r.Mark {
+		// What was seen once is not to be taken back. If it cannot be written down,
+		// only a later check is weaker.
+		r.Mark = m
+		_ = r.save()
 	}
 	return rp, nil
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"pando/internal/errs"
+	"pando/internal/objstore"
 	"pando/internal/repo"
 )
 
@@ -32,7 +33,6 @@ type lease struct {
 
 	mu sync.Mutex // one write of the object at a time
 	s  repo.Session
-	at time.Time // of the last write
 
 	emu   sync.Mutex
 	ended error
@@ -48,10 +48,10 @@ func begin(ctx context.Context, r *repo.Repo, kind repo.SessionKind, heads []str
 	return beginWith(ctx, r, s)
 }
 
-// resume takes up a session that a dead process of this host has left. Conflict if it
-// is gone.
-func resume(ctx context.Context, r *repo.Repo, s repo.Session) (context.Context, *lease, error) {
-	return beginWith(ctx, r, s)
+// resume takes up a session, as it was read, that a dead process of this host has
+// left. errEnded if it is gone meanwhile.
+func resume(ctx context.Context, r *repo.Repo, s repo.SessionState) (context.Context, *lease, error) {
+	return beginWith(ctx, r, s.Session)
 }
 
 func beginWith(ctx context.Context, r *repo.Repo, s repo.Session) (context.Context, *lease, error) {
@@ -96,10 +96,8 @@ func (l *lease) put(ctx context.Context) error {
 	if err := l.gone(); err != nil {
 		return err
 	}
-	l.s.Beat++
-	l.s.Renewed = time.Now().UTC()
 	err := l.repo.PutSession(ctx, &l.s)
-	if k := errs.KindOf(err); k == errs.Conflict || k == errs.NotFound {
+	if errs.Is(err, errs.Conflict) && !objstore.Temporary(err) {
 		err = errEnded
 		l.emu.Lock()
 		l.ended = err
@@ -154,9 +152,5 @@ func (l *lease) end(ctx context.Context) error {
 	if l.gone() != nil {
 		return nil
 	}
-	err := l.repo.EndSession(ctx, &l.s)
-	if errs.Is(err, errs.NotFound) {
-		return nil
-	}
-	return err
+	return l.repo.EndSession(ctx, &l.s)
 }

@@ -22,9 +22,10 @@ func OpenStore(ctx context.Context, raw string, create bool) (objstore.Store, er
 	if err != nil {
 		return nil, err
 	}
-	_ = create
-	switch u.Scheme {
-	case "file":
+	switch {
+	case u.Scheme == "file" && create:
+		return file.Create(ctx, u)
+	case u.Scheme == "file":
 		return file.Open(ctx, u)
 	}
 	return nil, errs.New(errs.Unsupported, "open remote", u.Redacted(), "%q is not known", u.Scheme)
@@ -42,8 +43,7 @@ func parseURL(raw string) (*url.URL, error) {
 	if u.User != nil {
 		u.User = nil
 		raw = u.String()
-		return nil, bad("a URL must not hold a user or a password: it is shown to people").
-			(*errs.Error).WithHint("give credentials by the environment or the files of the store's own tools")
+		return nil, bad("a URL must not hold a user or a password: it is shown to people").(*errs.Error).WithHint("give credentials by the environment or the files of the store's own tools")
 	}
 	switch {
 	case u.Scheme == "":
