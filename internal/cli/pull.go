@@ -2,7 +2,10 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
+	"time"
 
 	"pando/internal/engine"
 	"pando/internal/errs"
@@ -67,9 +70,13 @@ refused (conflict), and it loses nothing.`,
 				return err
 			}
 		}
-		return a.withRemote("pull", args[0], func(ctx context.Context, e *engine.Engine, r *replicate.Remote) error {
-			var out replicate.PullResult
-			err := a.track(func(t *progress.Tracker) (err error) {
+		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			r, err := a.remote("pull", args[0])
+			if err != nil {
+				return err
+			}
+			var out replicate.Pulled
+			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = replicate.Pull(ctx, e, r, q)
 				return err
@@ -77,13 +84,67 @@ refused (conflict), and it loses nothing.`,
 			if err != nil {
 				return err
 			}
-			return a.printPulled(out)
+			var merr error
+			if c.Flags().Changed("mount") {
+				out.Info, merr = mountPulled(ctx, e, out.Info, mount)
+			}
+			return errors.Join(a.printPulled(r.Name, out), merr)
 		})(c, args)
 	}
 	return c
 }
 
-func (a *App) printPulled(p replicate.PullResult) error {
-	_ = fmt.Sprint
-	return nil
+// mountPulled mounts what was pulled, if it is not mounted already and dir is left
+// to us.
+func mountPulled(ctx context.Context, e *engine.Engine, v engine.Info, dir string) (engine.Info, error) {
+	if v.Kind != "volume" {
+		return v, errs.New(errs.Invalid, "mount", v.Name, "it was pulled, but it is a %s, which cannot be mounted", v.Kind).
+			WithHint("make a volume of it: `pando clone %s NEW --mount`", v.Name)
+	}
+	m, err := e.Mount(ctx, v.Name, dir)
+	if err != nil {
+		return v, err
+	}
+	return m, nil
+}
+
+func (a *App) printPulled(remote string, p replicate.Pulled) error {
+	if a.json {
+		return a.printJSON(p)
+	}
+	for _, n := range p.Notes {
+		a.note("%s", n)
+	}
+	if len(p.Origins) > 0 {
+		a.note("restored first, as it was cloned from it: %s", strings.Join(p.Origins, ", "))
+	}
+	name := p.Name
+	if p.Kind == "golden" {
+		name = ref.Generation(p.Golden, p.Generation)
+	}
+	if a.quiet {
+		if p.Mounted() {
+			name = p.Mountpoint
+		}
+		return a.printf("%s\n", name)
+	}
+	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, size(p.ReadBytes), size(p.WrittenBytes), took(p.Seconds))
+	if p.Unchanged {
+		words = fmt.Sprintf("%s@%s is here already", p.Volume, p.Point)
+	}
+	if p.TookOver {
+		words += "; this pool writes it now"
+	}
+	if p.Mounted() {
+		words += "; mounted at " + p.Mountpoint
+	}
+	return a.printf("%s  %s\n", name, words)
+}
+
+// took formats how long something took.
+func took(seconds float64) string {
+	if seconds < 10 {
+		return fmt.Sprintf("%.1f s", seconds)
+	}
+	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }

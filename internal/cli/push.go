@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
@@ -173,7 +172,7 @@ func (a *App) pushedWords(p replicate.Pushed) string {
 	case p.Unchanged:
 		return fmt.Sprintf("%s  is there already", name)
 	}
-	return fmt.Sprintf("%s  %s of %s sent, in %s", name, size(p.SentBytes), size(p.LogicalBytes), seconds(p.Seconds))
+	return fmt.Sprintf("%s  %s of %s sent, in %s", name, size(p.SentBytes), size(p.LogicalBytes), took(p.Seconds))
 }
 
 // pushEvery pushes until it is interrupted, which is its good end. What cannot
@@ -253,15 +252,15 @@ func (a *App) printRound(out []replicate.Pushed) error {
 		return a.printf("%s  %s\n", now, a.pushedWords(out[0]))
 	}
 	var sent int64
-	took, unchanged := 0.0, 0
+	secs, unchanged := 0.0, 0
 	for _, p := range out {
 		sent += p.SentBytes
-		took += p.Seconds
+		secs += p.Seconds
 		if p.Unchanged {
 			unchanged++
 		}
 	}
-	return a.printf("%s  %s pushed, %d unchanged, %s sent, in %s\n", now, plural(len(out)-unchanged, "volume"), unchanged, size(sent), seconds(took))
+	return a.printf("%s  %s pushed, %d unchanged, %s sent, in %s\n", now, plural(len(out)-unchanged, "volume"), unchanged, size(sent), took(secs))
 }
 
 // warnError tells of an error that does not end the command.
@@ -275,15 +274,4 @@ func (a *App) warnError(err error, then string) {
 		hint = "; hint: " + hint
 	}
 	a.warn("%v%s; %s", err, hint, then)
-}
-
-// withRemote is with, and the remote that is named.
-func (a *App) withRemote(op, name string, fn func(ctx context.Context, e *engine.Engine, r *replicate.Remote) error) func(*cobra.Command, []string) error {
-	return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
-		r, err := a.remote(op, name)
-		if err != nil {
-			return err
-		}
-		return fn(ctx, e, r)
-	})
 }

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -238,7 +239,7 @@ func (a *App) knownRemotes(err error) error {
 	}
 	var known *errs.Error
 	all, lerr := replicate.List(a.poolDir())
-	if lerr != nil || len(all) == 0 || !asError(err, &known) || known.Op != "open remote" {
+	if lerr != nil || len(all) == 0 || !errors.As(err, &known) || known.Op != "open remote" {
 		return err
 	}
 	out := *known
