@@ -76,7 +76,13 @@ while; with --json there is one line of JSON for each thing pushed.`,
 			return a.pushEvery(c.Context(), to, q, period)
 		}
 		out, err := a.pushRound(c.Context(), to, q)
-		return errors.Join(a.printPushed(out, len(args) > 1 || q.All), err)
+		if err != nil && len(out) == 0 {
+			return a.allButLast(err)
+		}
+		if perr := a.printPushed(out); perr != nil {
+			return errors.Join(perr, err)
+		}
+		return a.allButLast(err)
 	}
 	return c
 }
@@ -139,40 +145,60 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	return out, err
 }
 
-func (a *App) printPushed(out []replicate.Pushed, many bool) error {
+func (a *App) printPushed(out []replicate.Pushed) error {
 	if a.json {
-		if many {
-			if out == nil {
-				out = []replicate.Pushed{}
-			}
-			return a.printJSON(out)
+		if out == nil {
+			out = []replicate.Pushed{}
 		}
-		if len(out) == 0 {
-			return nil // the error says why
-		}
-		return a.printJSON(out[0])
+		return a.printJSON(out)
 	}
 	for _, p := range out {
+		if p.Note != "" {
+			a.note("%s: %s", p.Ref, p.Note)
+		}
 		if err := a.printf("%s\n", a.pushedWords(p)); err != nil {
 			return err
 		}
 	}
-	if len(out) == 0 && many {
+	if len(out) == 0 {
 		a.note("there is nothing to push")
 	}
 	return nil
 }
 
+// allButLast prints the errors of what could not be pushed, but for the last, which
+// it returns.
+func (a *App) allButLast(err error) error {
+	many, ok := err.(interface{ Unwrap() []error }) // at the top only: further down they are one error's causes
+	if !ok {
+		return err
+	}
+	all := many.Unwrap()
+	for _, e := range all[:len(all)-1] {
+		a.printError(e)
+	}
+	return all[len(all)-1]
+}
+
 // pushedWords says in a line what came of a push.
 func (a *App) pushedWords(p replicate.Pushed) string {
-	name := p.Name + "@" + p.Point
+	name := p.Volume + "@" + p.Point
 	switch {
 	case a.quiet:
 		return name
 	case p.Unchanged:
 		return fmt.Sprintf("%s  is there already", name)
 	}
-	return fmt.Sprintf("%s  %s of %s sent, in %s", name, size(p.SentBytes), size(p.LogicalBytes), took(p.Seconds))
+	how := "all of it"
+	switch {
+	case p.Resumed:
+		how = "going on where an interrupted push had ended"
+	case p.Base != "":
+		how = "since " + p.Base
+	case p.Origin != "":
+		how = "since " + p.Origin
+	}
+	return fmt.Sprintf("%s  %s sent, %s, in %s", name, size(p.UploadedBytes), how, took(p.Seconds))
 }
 
 // pushEvery pushes until it is interrupted, which is its good end. What cannot
@@ -195,7 +221,7 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 			}
 			failed++
 			wait = backoff(period, failed)
-			a.warnError(err, "next try in "+span(wait))
+			a.warnRound(a.allButLast(err), "next try in "+span(wait))
 		} else {
 			failed = 0
 			wait -= time.Since(start)
@@ -254,7 +280,7 @@ func (a *App) printRound(out []replicate.Pushed) error {
 	var sent int64
 	secs, unchanged := 0.0, 0
 	for _, p := range out {
-		sent += p.SentBytes
+		sent += p.UploadedBytes
 		secs += p.Seconds
 		if p.Unchanged {
 			unchanged++
@@ -263,8 +289,8 @@ func (a *App) printRound(out []replicate.Pushed) error {
 	return a.printf("%s  %s pushed, %d unchanged, %s sent, in %s\n", now, plural(len(out)-unchanged, "volume"), unchanged, size(sent), took(secs))
 }
 
-// warnError tells of an error that does not end the command.
-func (a *App) warnError(err error, then string) {
+// warnRound tells of the error of a round.
+func (a *App) warnRound(err error, then string) {
 	if a.json {
 		a.printError(err)
 		return

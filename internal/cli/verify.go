@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"fmt"
+
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
@@ -49,7 +51,7 @@ that of damaged (see ` + "`pando exit-codes`" + `).`,
 		if err != nil {
 			return err
 		}
-		var out replicate.Verified
+		var out *replicate.Verified
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
 			out, err = replicate.Verify(c.Context(), r, q)
@@ -57,10 +59,70 @@ that of damaged (see ` + "`pando exit-codes`" + `).`,
 		}); err != nil {
 			return err
 		}
-		_ = out
+		if err := a.printVerified(out, q.ReadPercent); err != nil {
+			return err
+		}
+		if out.TotalProblems > 0 {
+			a.exit = errs.Damaged.Codes().Exit
+		}
 		return nil
 	}
 	return c
+}
+
+func (a *App) printVerified(v *replicate.Verified, percent float64) error {
+	if a.json {
+		return a.printJSON(v)
+	}
+	for _, w := range v.Warnings {
+		a.warn("%s", oneLine(w.String()))
+	}
+	if len(v.Problems) > 0 {
+		t := a.table("WHERE", "BYTES", "OBJECT", "PROBLEM")
+		for _, p := range v.Problems {
+			where, bytes := orDash(p.Volume), "-"
+			if p.Point != "" {
+				where += "@" + p.Point
+			}
+			if p.Length > 0 {
+				bytes = fmt.Sprintf("%d to %d", p.Offset, p.Offset+p.Length-1)
+			}
+			t.row(where, bytes, orDash(p.Object), oneLine(p.Message))
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+		if err := a.printf("\n"); err != nil {
+			return err
+		}
+	}
+	problems := "none"
+	if v.TotalProblems > 0 {
+		problems = itoa(v.TotalProblems)
+	}
+	if a.quiet && v.TotalProblems == 0 {
+		return nil
+	}
+	read, garbage, working, unknown := "nothing of the data (--read-data)", "", "", ""
+	switch {
+	case percent >= 100:
+		read = fmt.Sprintf("all data: %s", size(v.ReadBytes))
+	case percent > 0:
+		read = fmt.Sprintf("a sample: %s in %s", size(v.ReadBytes), plural(v.ReadSegments, "segment"))
+	}
+	if v.GarbageCount > 0 {
+		garbage = fmt.Sprintf("%s in %s, which the next `pando remote prune` removes", size(v.GarbageBytes), plural(v.GarbageCount, "object"))
+	}
+	if v.WorkingBytes > 0 {
+		working = size(v.WorkingBytes) + " of who is at work"
+	}
+	if n := len(v.Unknown); n > 0 {
+		unknown = fmt.Sprintf("%s that Pando did not write, for example %s", plural(n, "object"), v.Unknown[0])
+	}
+	return a.fields(
+		"checked", fmt.Sprintf("%s with %s, in %s (%s)", plural(v.Volumes, "volume"), plural(v.Points, "point"), plural(v.Segments, "segment"), size(v.SegmentBytes)),
+		"read", read, "not needed", garbage, "in work", working, "unknown", unknown, "problems", problems,
+	)
 }
 
 // parseSample reads which part of the data is to be read, above 0 to 100 %.
