@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"os"
+	"time"
 	"slices"
 
 	"pando/internal/errs"
@@ -196,8 +197,9 @@ func (r *Repo) DropSession(ctx context.Context, s SessionState) error {
 // Seen is what a prune leaves for the next: a session whose Beat is then the same has
 // not been renewed between the two.
 type Seen struct {
-	WriteID ID            `json:"write"` // of this write
-	Beats   map[ID]uint64 `json:"beats"` // of sessions
+	WriteID ID               `json:"write"`           // of this write
+	Beats   map[ID]uint64    `json:"beats"`           // of sessions
+	Since   map[ID]time.Time `json:"since,omitempty"` // when a prune first saw that, by its clock
 }
 
 // Seen reads what the last prune has left: nothing, and "", if there was none.
