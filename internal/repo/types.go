@@ -172,4 +172,6 @@ type Session struct {
 	Beat    uint64      `json:"beat"`           // grows while it is alive
 	Started time.Time   `json:"started"`        // by its own clock, for people only
 	Renewed time.Time   `json:"renewed"`        // by its own clock, for people only
+
+	lease lease // of the process whose session it is
 }

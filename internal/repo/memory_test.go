@@ -1,0 +1,171 @@
+package repo
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"pando/internal/errs"
+	"pando/internal/objstore"
+)
+
+// memory is a store in memory, which can fail, or be struck by what a hostile
+// operator does.
+type memory struct {
+	mu      sync.Mutex
+	objects map[string]object
+	writes  int
+	ops     int // of this many operations
+	failAt  int // this one fails, from 1; 0: none
+	after   bool
+	gets    []string                             // "key offset length" of each
+	onPut   func(key string)                     // before it is decided, without the lock
+	onGet   func(key string, data []byte) []byte // what a reader gets instead
+}
+
+type object struct {
+	data    []byte
+	version objstore.Version
+}
+
+func newMemory() *memory { return &memory{objects: map[string]object{}} }
+
+var errFault = errs.New(errs.IO, "", "", "a fault was asked for")
+
+// step counts an operation. before: it fails without effect; after: with it.
+func (m *memory) step(ctx context.Context) (before, after error) {
+	if err := ctx.Err(); err != nil {
+		return err, nil
+	}
+	m.ops++
+	if m.ops != m.failAt {
+		return nil, nil
+	}
+	if m.after {
+		return nil, errFault
+	}
+	return errFault, nil
+}
+
+func (m *memory) Put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+	if m.onPut != nil {
+		m.onPut(key)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, after := m.step(ctx)
+	if before != nil {
+		return "", before
+	}
+	was, there := m.objects[key]
+	if (c.Absent() && there) || (c.Version() != "" && was.version != c.Version()) {
+		return "", errs.New(errs.Conflict, "put", key, "the condition does not hold")
+	}
+	m.writes++
+	v := objstore.Version(fmt.Sprint("v", m.writes))
+	m.objects[key] = object{bytes.Clone(data), v}
+	return v, after
+}
+
+func (m *memory) Get(ctx context.Context, key string, offset, length int64) ([]byte, objstore.Info, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, after := m.step(ctx)
+	if err := firstOf(before, after); err != nil {
+		return nil, objstore.Info{}, err
+	}
+	m.gets = append(m.gets, fmt.Sprintf("%s %d %d", key, offset, length))
+	o, there := m.objects[key]
+	if !there {
+		return nil, objstore.Info{}, errs.New(errs.NotFound, "get", key, "it is not there")
+	}
+	data := bytes.Clone(o.data)
+	if m.onGet != nil {
+		data = m.onGet(key, data)
+	}
+	size := int64(len(data))
+	offset = min(offset, size)
+	end := size
+	if length >= 0 {
+		end = min(offset+length, size)
+	}
+	return data[offset:end:end], objstore.Info{Key: key, Bytes: size, Version: o.version}, nil
+}
+
+func firstOf(all ...error) error {
+	for _, err := range all {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *memory) Stat(ctx context.Context, key string) (objstore.Info, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, after := m.step(ctx)
+	if err := firstOf(before, after); err != nil {
+		return objstore.Info{}, err
+	}
+	o, there := m.objects[key]
+	if !there {
+		return objstore.Info{}, errs.New(errs.NotFound, "stat", key, "it is not there")
+	}
+	return objstore.Info{Key: key, Bytes: int64(len(o.data)), Version: o.version}, nil
+}
+
+func (m *memory) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info, error] {
+	return func(yield func(objstore.Info, error) bool) {
+		m.mu.Lock()
+		before, after := m.step(ctx)
+		var all []objstore.Info
+		for _, key := range slices.Sorted(maps.Keys(m.objects)) {
+			if strings.HasPrefix(key, prefix) {
+				o := m.objects[key]
+				all = append(all, objstore.Info{Key: key, Bytes: int64(len(o.data)), Version: o.version})
+			}
+		}
+		m.mu.Unlock()
+		if err := firstOf(before, after); err != nil {
+			yield(objstore.Info{}, err)
+			return
+		}
+		for _, i := range all {
+			if !yield(i, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (m *memory) Delete(ctx context.Context, key string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, after := m.step(ctx)
+	if before != nil {
+		return before
+	}
+	delete(m.objects, key)
+	return after
+}
+
+func (m *memory) String() string { return "memory:" }
+
+// keys are the keys of all objects.
+func (m *memory) keys() []string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.objects))
+}
+
+func (m *memory) clone() *memory {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &memory{objects: maps.Clone(m.objects), writes: m.writes}
+}
