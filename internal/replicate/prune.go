@@ -243,22 +243,26 @@ func (p *pruner) endSessions(ctx context.Context) error {
 		return err
 	}
 	now := time.Now().UTC()
-	seen := repo.Seen{Beats: map[repo.ID]uint64{}, Since: map[repo.ID]time.Time{}}
+	var seen repo.Seen
 	for _, s := range sessions {
-		id, since := s.Session.ID, now
-		if beat, ok := before.Beats[id]; ok && beat == s.Session.Beat {
-			if since = before.Since[id]; since.After(now.Add(max(0, p.Patience))) {
-				since = now // the clock of whoever wrote that was ahead
-			}
-			if now.Sub(since) >= p.Patience {
-				if err := p.fence(ctx, s); err != nil {
-					return err
-				}
-				p.out.Ended = append(p.out.Ended, workOf(s.Session))
-				continue
-			}
+		now := repo.SeenSession{ID: s.Session.ID, Beat: s.Session.Beat, At: now}
+		i := slices.IndexFunc(before.Sessions, func(o repo.SeenSession) bool { return o.ID == now.ID && o.Beat == now.Beat })
+		if i < 0 {
+			seen.Sessions = append(seen.Sessions, now)
+			continue
 		}
-		seen.Beats[id], seen.Since[id] = s.Session.Beat, since
+		first := before.Sessions[i]
+		if first.At.After(now.At.Add(max(0, p.Patience))) {
+			first.At = now.At // the clock of whoever wrote that was ahead
+		}
+		if now.At.Sub(first.At) < p.Patience {
+			seen.Sessions = append(seen.Sessions, first)
+			continue
+		}
+		if err := p.fence(ctx, s); err != nil {
+			return err
+		}
+		p.out.Ended = append(p.out.Ended, workOf(s.Session))
 	}
 	// Another prune may have written it meanwhile: then that one's count holds.
 	if _, err := p.repo.PutSeen(ctx, seen, v); err != nil && !errs.Is(err, errs.Conflict) {

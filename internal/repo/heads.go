@@ -11,7 +11,7 @@ import (
 
 // HeadState is a head as it was read.
 type HeadState struct {
-	Head    Head
+	Head
 	Version objstore.Version
 }
 

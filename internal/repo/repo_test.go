@@ -80,7 +80,8 @@ func TestAllOfARepository(t *testing.T) {
 		noise[i] = byte(rnd.Uint32())
 	}
 	text := bytes.Repeat([]byte("the quick brown fox "), FrameBytes/20)[:FrameBytes/BlockBytes*BlockBytes-BlockBytes]
-	w := r.NewSegment(s.ID, 7)
+	w, err := r.NewSegment(s.ID, 7)
+	must(t, err)
 	var pieces []Piece
 	at := int64(3 * RegionBytes)
 	for _, content := range [][]byte{noise, text, noise[:BlockBytes]} {

@@ -43,7 +43,6 @@ type SegmentWriter struct {
 	segment    Segment
 	repository ID
 	aead       cipher.AEAD
-	err        error
 	b          []byte // the object so far
 	index      []byte // an entry for each frame
 	frames     uint32
@@ -52,17 +51,21 @@ type SegmentWriter struct {
 
 // NewSegment begins the n-th segment of a session. Its key comes from a random salt,
 // so that a segment that is begun again under the same number has another.
-func (r *Repo) NewSegment(session ID, n uint32) *SegmentWriter {
-	w := &SegmentWriter{segment: Segment{Session: session, N: n}, repository: r.ID()}
+//
+// It holds the segment in memory, in room that grows with it up to MaxSegment.
+func (r *Repo) NewSegment(session ID, n uint32) (*SegmentWriter, error) {
 	h, aead, err := r.fresh(infoSegment)
 	if err != nil {
-		w.err = err
-		return w
+		return nil, err
 	}
-	w.aead = aead
-	w.b = h.append(make([]byte, 0, SegmentBytes+FrameBytes+4096), typeSegment)
-	return w
+	w := &SegmentWriter{segment: Segment{Session: session, N: n}, repository: r.ID(), aead: aead}
+	w.b = h.append(make([]byte, 0, firstRoom), typeSegment)
+	return w, nil
 }
+
+// firstRoom is for pushes of little: 16 MiB of zeros for each would take longer than
+// the push.
+const firstRoom = 1 << 20
 
 // Segment is which segment it is.
 func (w *SegmentWriter) Segment() Segment { return w.segment }
@@ -88,9 +91,6 @@ func (w *SegmentWriter) Fits(content int) bool {
 // once the segment was put.
 func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, error) {
 	const op = "add a frame to segment"
-	if w.err != nil {
-		return Frame{}, w.err
-	}
 	if plain <= 0 || plain > MaxPageBytes || len(content) > plain {
 		return Frame{}, badInput(op, w.segment.String(), "%d bytes cannot stand for %d", len(content), plain)
 	}
@@ -115,10 +115,9 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 	return f, nil
 }
 
-// Finish returns the object, for [Repo.PutSegment]: nil if there are no frames, or the
-// repository was closed. Nothing can be added any more.
+// Finish returns the object, for [Repo.PutSegment]: nil if there are no frames. Nothing can be added any more.
 func (w *SegmentWriter) Finish() []byte {
-	if w.done || w.err != nil || w.frames == 0 {
+	if w.done || w.frames == 0 {
 		return nil
 	}
 	w.done = true
@@ -145,8 +144,8 @@ func (r *Repo) PutSegment(ctx context.Context, s Segment, object []byte) error {
 
 // SegmentState is a segment as a listing shows it.
 type SegmentState struct {
-	Segment Segment
-	Bytes   int64
+	Segment
+	Bytes int64
 }
 
 // Segments yields all segments, in order of their keys. An error ends it.

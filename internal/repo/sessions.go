@@ -4,8 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"os"
-	"time"
 	"slices"
+	"time"
 
 	"pando/internal/errs"
 	"pando/internal/objstore"
@@ -13,7 +13,7 @@ import (
 
 // SessionState is a session as it was read.
 type SessionState struct {
-	Session Session
+	Session
 	Version objstore.Version
 }
 
@@ -197,9 +197,15 @@ func (r *Repo) DropSession(ctx context.Context, s SessionState) error {
 // Seen is what a prune leaves for the next: a session whose Beat is then the same has
 // not been renewed between the two.
 type Seen struct {
-	WriteID ID               `json:"write"`           // of this write
-	Beats   map[ID]uint64    `json:"beats"`           // of sessions
-	Since   map[ID]time.Time `json:"since,omitempty"` // when a prune first saw that, by its clock
+	WriteID  ID            `json:"write"` // of this write
+	Sessions []SeenSession `json:"sessions"`
+}
+
+// SeenSession is a session as a prune saw it.
+type SeenSession struct {
+	ID   ID        `json:"id"`
+	Beat uint64    `json:"beat"`
+	At   time.Time `json:"at"` // when it was first seen with this Beat, by the clock of that prune, for people
 }
 
 // Seen reads what the last prune has left: nothing, and "", if there was none.

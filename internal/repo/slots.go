@@ -29,13 +29,12 @@ func (r *Repo) Slots(ctx context.Context) ([]SlotInfo, error) {
 
 // AddSlot lets one more open the repository. Exists if the label or the recipient is
 // there already. It is one compare-and-swap: it has happened, or not.
-func (r *Repo) AddSlot(ctx context.Context, n NewSlot) (SlotInfo, error) {
+func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 	const op = "add key"
 	if err := n.check(op); err != nil {
-		return SlotInfo{}, err
+		return err
 	}
-	var added slot
-	err := r.change(ctx, func(k *keyring) (err error) {
+	return about(op, n.Label, r.change(ctx, func(k *keyring) error {
 		for _, s := range k.slots {
 			if s.Label == n.Label {
 				return errs.New(errs.Exists, "", "", "there is a key of this label")
@@ -44,13 +43,13 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) (SlotInfo, error) {
 				return errs.New(errs.Exists, "", "", "the recipient has a key already: %s", s.Label)
 			}
 		}
-		if added, err = k.newSlot(n, r.env); err != nil {
+		added, err := k.newSlot(n, r.env)
+		if err != nil {
 			return err
 		}
 		k.slots = append(k.slots, added)
 		return nil
-	})
-	return added.SlotInfo, about(op, n.Label, err)
+	}))
 }
 
 // RemoveSlot takes a way to open the repository away: NotFound if it is not there,
