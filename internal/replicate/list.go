@@ -60,8 +60,9 @@ func Volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 	}
 	work := map[string][]ListedWork{}
 	pins := map[repo.ID][]ListedWork{}
-	for _, s := range sessions {
-		w := workOf(s.Session)
+	for _, state := range sessions {
+		s := state.Session
+		w := workOf(s)
 		if s.Kind == repo.Pull { // it commits nothing: it is at what it pins
 			for _, id := range s.Pins {
 				pins[id] = append(pins[id], w)
@@ -73,14 +74,15 @@ func Volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 		}
 	}
 	out := []Listed{}
-	for h, err := range r.Heads(ctx) {
+	for state, err := range r.Heads(ctx) {
 		if err != nil {
 			return nil, errs.Wrap(opList, "", err)
 		}
+		h := state.Head
 		if h.Gone || len(h.Points) == 0 && len(work[h.Name]) == 0 {
 			continue
 		}
-		out = append(out, listed(h.Head, work[h.Name], pins))
+		out = append(out, listed(h, work[h.Name], pins))
 	}
 	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil

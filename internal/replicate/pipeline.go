@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 
 	"pando/internal/errs"
-	"pando/internal/progress"
 	"pando/internal/repo"
 
 	"golang.org/x/sync/errgroup"
@@ -83,7 +82,6 @@ type pipeline struct {
 	journal *journal // nil: none
 	mapper  *mapper  // nil: of a stream
 	stats   *stats
-	track   *progress.Tracker
 
 	frames []repo.Frame // of a stream, in order
 
@@ -192,11 +190,12 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		var err error
-		if f, err = p.addFrame(ctx, b.packed, b.codec, len(b.plain)); err != nil {
-			return err
+		if len(b.plain) > 0 { // else all that was read is zero
+			var err error
+			if f, err = p.addFrame(ctx, b.packed, b.codec, len(b.plain)); err != nil {
+				return err
+			}
 		}
-		p.track.Add(0, int64(len(b.plain)))
 		b.buf.plain = b.buf.plain[:0]
 		p.free <- b.buf // it has room for all
 		if p.mapper == nil {
@@ -230,17 +229,13 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 
 // addFrame puts a frame into the segment in the making, or a new one if it is full.
 func (p *pipeline) addFrame(ctx context.Context, content []byte, codec repo.Codec, plain int) (repo.Frame, error) {
-	if p.seg != nil && p.seg.Bytes()+len(content) > repo.SegmentBytes {
+	if p.seg != nil && (p.seg.Bytes()+len(content) > repo.SegmentBytes || !p.seg.Fits(len(content))) {
 		if err := p.closeSegment(ctx, false); err != nil {
 			return repo.Frame{}, err
 		}
 	}
 	if p.seg == nil {
-		w, err := p.repo.NewSegment(p.session, p.n)
-		if err != nil {
-			return repo.Frame{}, err
-		}
-		p.seg = w
+		p.seg = p.repo.NewSegment(p.session, p.n)
 	}
 	return p.seg.Add(content, codec, plain)
 }
@@ -330,6 +325,12 @@ func (b *batcher) zero(ctx context.Context, offset, length int64) error {
 	if _, err := b.room(ctx, 0); err != nil {
 		return err
 	}
+	b.hole(offset, length)
+	return nil
+}
+
+// hole is zero within what room was made for.
+func (b *batcher) hole(offset, length int64) {
 	items := b.cur.items
 	if n := len(items); n > 0 && items[n-1].kind == zeroItem && items[n-1].offset+items[n-1].length == offset {
 		items[n-1].length += length
@@ -337,7 +338,6 @@ func (b *batcher) zero(ctx context.Context, offset, length int64) error {
 		b.cur.items = append(items, item{kind: zeroItem, offset: offset, length: length})
 	}
 	b.pos = offset + length
-	return nil
 }
 
 // placed adds a piece that is on the remote.

@@ -148,13 +148,14 @@ func (p *pruner) retire(ctx context.Context) error {
 		return err
 	}
 	for _, n := range p.Names {
-		if !slices.ContainsFunc(heads, func(h repo.HeadState) bool { return h.Name == n && !h.Gone }) {
+		if !slices.ContainsFunc(heads, func(h repo.HeadState) bool { return h.Head.Name == n && !h.Head.Gone }) {
 			return noVolume(errs.New(errs.NotFound, "", "", ""), p.repo, opRemotePrune, n)
 		}
 	}
 	p.retired = map[repo.ID]bool{}
 	going := p.plan(heads)
-	for _, h := range heads {
+	for _, s := range heads {
+		h := s.Head
 		if h.Gone {
 			continue
 		}
@@ -163,7 +164,7 @@ func (p *pruner) retire(ctx context.Context) error {
 			p.out.Kept += len(h.Points)
 			continue
 		}
-		left := h.Head
+		left := h
 		if !p.DryRun {
 			left, err = changeHead(ctx, p.repo, opRemotePrune, h.Name, func(h *repo.Head) (bool, error) {
 				n := len(h.Points)
@@ -195,13 +196,14 @@ func (p *pruner) plan(heads []repo.HeadState) map[string]map[repo.ID]bool {
 	parent := map[repo.ID]repo.ID{}
 	needed := map[repo.ID]bool{} // by a point that stays
 	for _, h := range heads {
-		for _, pt := range h.Points {
+		for _, pt := range h.Head.Points {
 			if pt.Content == repo.Stream && !pt.Parent.IsZero() {
 				parent[pt.Manifest] = pt.Parent
 			}
 		}
 	}
-	for _, h := range heads {
+	for _, s := range heads {
+		h := s.Head
 		keep := p.Policy.keeps(h.Points)
 		for i, pt := range h.Points {
 			if !keep[i] && (len(p.Names) == 0 || slices.Contains(p.Names, h.Name)) {
@@ -243,25 +245,27 @@ func (p *pruner) endSessions(ctx context.Context) error {
 	now := time.Now().UTC()
 	var seen repo.Seen
 	for _, s := range sessions {
-		i := slices.IndexFunc(before.Sessions, func(o repo.SeenSession) bool { return o.ID == s.ID && o.Beat == s.Beat })
+		now := repo.SeenSession{ID: s.Session.ID, Beat: s.Session.Beat, At: now}
+		i := slices.IndexFunc(before.Sessions, func(o repo.SeenSession) bool { return o.ID == now.ID && o.Beat == now.Beat })
 		if i < 0 {
-			seen.Sessions = append(seen.Sessions, repo.SeenSession{ID: s.ID, Beat: s.Beat, At: now})
+			seen.Sessions = append(seen.Sessions, now)
 			continue
 		}
 		first := before.Sessions[i]
-		if age := now.Sub(first.At); age < -p.Patience {
-			first.At = now // the clock of whoever wrote that was ahead
-		} else if age >= p.Patience {
-			if err := p.fence(ctx, s); err != nil {
-				return err
-			}
-			p.out.Ended = append(p.out.Ended, workOf(s.Session))
+		if first.At.After(now.At.Add(max(0, p.Patience))) {
+			first.At = now.At // the clock of whoever wrote that was ahead
+		}
+		if now.At.Sub(first.At) < p.Patience {
+			seen.Sessions = append(seen.Sessions, first)
 			continue
 		}
-		seen.Sessions = append(seen.Sessions, first)
+		if err := p.fence(ctx, s); err != nil {
+			return err
+		}
+		p.out.Ended = append(p.out.Ended, workOf(s.Session))
 	}
 	// Another prune may have written it meanwhile: then that one's count holds.
-	if err := p.repo.PutSeen(ctx, seen, v); err != nil && !errs.Is(err, errs.Conflict) {
+	if _, err := p.repo.PutSeen(ctx, seen, v); err != nil && !errs.Is(err, errs.Conflict) {
 		return err
 	}
 	return nil
@@ -271,20 +275,20 @@ func (p *pruner) endSessions(ctx context.Context) error {
 // is not there yet is made, so that the session cannot make it.
 func (p *pruner) fence(ctx context.Context, s repo.SessionState) error {
 	add := func(h *repo.Head) bool {
-		if slices.Contains(h.Fenced, s.ID) {
+		if slices.Contains(h.Fenced, s.Session.ID) {
 			return false
 		}
-		h.Fenced = append(h.Fenced, s.ID)
+		h.Fenced = append(h.Fenced, s.Session.ID)
 		if n := len(h.Fenced) - maxFenced; n > 0 {
 			h.Fenced = slices.Delete(h.Fenced, 0, n)
 		}
 		return true
 	}
-	for _, name := range s.Heads {
+	for _, name := range s.Session.Heads {
 		for try := 0; ; try++ {
 			_, err := changeHead(ctx, p.repo, opRemotePrune, name, func(h *repo.Head) (bool, error) { return add(h), nil })
 			if errs.Is(err, errs.NotFound) {
-				h := repo.Head{Name: name, Gone: true}
+				h := repo.Head{Name: name, NextSeq: 1, Gone: true}
 				add(&h)
 				_, err = p.repo.PutHead(ctx, h, "")
 				if errs.Is(err, errs.Conflict) && try < headTries {
@@ -308,7 +312,7 @@ type scene struct {
 
 // works reports whether a session is there.
 func (s scene) works(id repo.ID) bool {
-	return slices.ContainsFunc(s.sessions, func(x repo.SessionState) bool { return x.ID == id })
+	return slices.ContainsFunc(s.sessions, func(x repo.SessionState) bool { return x.Session.ID == id })
 }
 
 // look reads sessions between two readings of the heads that are the same.
@@ -326,7 +330,7 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 		if err != nil {
 			return scene{}, err
 		}
-		if slices.EqualFunc(heads, again, func(a, b repo.HeadState) bool { return a.Name == b.Name && a.WriteID == b.WriteID }) {
+		if slices.EqualFunc(heads, again, func(a, b repo.HeadState) bool { return a.Head.Name == b.Head.Name && a.Head.WriteID == b.Head.WriteID }) {
 			p.out.Working = len(sessions)
 			return scene{heads, sessions}, nil
 		}
@@ -345,7 +349,7 @@ func readHeads(ctx context.Context, r *repo.Repo) ([]repo.HeadState, error) {
 		}
 		out = append(out, h)
 	}
-	slices.SortFunc(out, func(a, b repo.HeadState) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b repo.HeadState) int { return cmp.Compare(a.Head.Name, b.Head.Name) })
 	return out, nil
 }
 
@@ -392,14 +396,14 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 		}
 	}
 	for _, h := range now.heads {
-		for _, pt := range h.Points {
+		for _, pt := range h.Head.Points {
 			if !p.DryRun || !p.retired[pt.Manifest] {
 				add(pt.Manifest)
 			}
 		}
 	}
 	for _, s := range now.sessions {
-		for _, id := range s.Pins {
+		for _, id := range s.Session.Pins {
 			// Who has pinned what was already deleted finds that out.
 			pinned[id] = !n.manifests[id]
 			add(id)
@@ -434,9 +438,9 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 func (p *pruner) unreadable(now scene, id repo.ID, err error) error {
 	what := id.String()
 	for _, h := range now.heads {
-		for _, pt := range h.Points {
+		for _, pt := range h.Head.Points {
 			if pt.Manifest == id {
-				what = h.Name + "@" + pt.Name
+				what = h.Head.Name + "@" + pt.Name
 			}
 		}
 	}
@@ -449,7 +453,7 @@ func (p *pruner) unreadable(now scene, id repo.ID, err error) error {
 
 // garbage says what of the listed objects goes.
 func (p *pruner) garbage(ctx context.Context, o objects, now scene, n need) (manifests []repo.ID, segments []repo.Segment, err error) {
-	writing := slices.ContainsFunc(now.sessions, func(s repo.SessionState) bool { return s.Kind == repo.Push })
+	writing := slices.ContainsFunc(now.sessions, func(s repo.SessionState) bool { return s.Session.Kind == repo.Push })
 	var maybe []repo.ID
 	for _, id := range o.manifests {
 		if n.manifests[id] {

@@ -39,10 +39,10 @@ type Pulled struct {
 	ReadBytes    int64    `json:"read_bytes"`    // of the remote
 	WrittenBytes int64    `json:"written_bytes"` // into the pool
 	Seconds      float64  `json:"seconds"`
-	Epoch        uint64   `json:"epoch"`      // of the volume in the remote
-	TookOver     bool     `json:"took_over"`  // this pool is its writer now, and was not before
-	Unchanged    bool     `json:"unchanged"`  // the point was here already, so nothing was pulled
-	Notes        []string `json:"notes"`      // what a person should know
+	Epoch        uint64   `json:"epoch"`     // of the volume in the remote
+	TookOver     bool     `json:"took_over"` // this pool is its writer now, and was not before
+	Unchanged    bool     `json:"unchanged"` // the point was here already, so nothing was pulled
+	Notes        []string `json:"notes"`     // what a person should know
 }
 
 // Pull fetches a point of a volume, or a generation of a golden, from a remote, and

@@ -44,9 +44,9 @@ type want struct {
 	length int64
 }
 
-// batch is what one request fetches: frames of one segment, in order, and where
+// haul is what one request fetches: frames of one segment, in order, and where
 // their content goes, in order of frame.
-type batch struct {
+type haul struct {
 	frames []repo.Frame
 	wants  []want
 	span   int64
@@ -68,12 +68,12 @@ type restore struct {
 // range of the volume), NotFound (an object is gone).
 func (x *restore) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	batches := make(chan batch)
+	hauls := make(chan haul)
 	g.Go(func() error {
-		defer close(batches)
-		return x.plan(ctx, func(b batch) error {
+		defer close(hauls)
+		return x.plan(ctx, func(b haul) error {
 			select {
-			case batches <- b:
+			case hauls <- b:
 				return nil
 			case <-ctx.Done():
 				return context.Cause(ctx)
@@ -82,7 +82,7 @@ func (x *restore) run(ctx context.Context) error {
 	})
 	for range fetchers {
 		g.Go(func() error {
-			for b := range batches {
+			for b := range hauls {
 				if err := x.fetch(ctx, b); err != nil {
 					return err
 				}
@@ -93,13 +93,13 @@ func (x *restore) run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// plan finds what is to be fetched and sends it in batches; what is zero now it
+// plan finds what is to be fetched and sends it in hauls; what is zero now it
 // writes at once.
-func (x *restore) plan(ctx context.Context, send func(batch) error) error {
+func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 	var window []want
 	bytes := int64(0)
 	flush := func() error {
-		err := eachBatch(window, send)
+		err := eachHaul(window, send)
 		window, bytes = window[:0], 0
 		return err
 	}
@@ -182,9 +182,9 @@ func (x *restore) maps(ctx context.Context, regions []uint32) ([]twoMaps, error)
 	return out, g.Wait()
 }
 
-// eachBatch groups wants by the segment that they are in, and by how near each
+// eachHaul groups wants by the segment that they are in, and by how near each
 // other their frames are. It sorts them.
-func eachBatch(wants []want, send func(batch) error) error {
+func eachHaul(wants []want, send func(haul) error) error {
 	slices.SortFunc(wants, func(a, b want) int {
 		if c := slices.Compare(a.frame.Segment.Session[:], b.frame.Segment.Session[:]); c != 0 {
 			return c
@@ -193,7 +193,7 @@ func eachBatch(wants []want, send func(batch) error) error {
 	})
 	for len(wants) > 0 {
 		first := wants[0].frame
-		b := batch{frames: []repo.Frame{first}}
+		b := haul{frames: []repo.Frame{first}}
 		plain, end := int64(first.Plain), int64(first.Offset)+int64(first.Stored)
 		n := 1
 		for ; n < len(wants); n++ {
@@ -218,8 +218,8 @@ func eachBatch(wants []want, send func(batch) error) error {
 	return nil
 }
 
-// fetch reads a batch and writes what it is for.
-func (x *restore) fetch(ctx context.Context, b batch) error {
+// fetch reads a haul and writes what it is for.
+func (x *restore) fetch(ctx context.Context, b haul) error {
 	contents, err := x.repo.ReadFrames(ctx, b.frames)
 	if err != nil {
 		return x.blame(ctx, b, err)
@@ -289,8 +289,8 @@ func zeros(b []byte) int {
 	return n
 }
 
-// blame finds out which part of the volume a batch that cannot be read is for.
-func (x *restore) blame(ctx context.Context, b batch, err error) error {
+// blame finds out which part of the volume a haul that cannot be read is for.
+func (x *restore) blame(ctx context.Context, b haul, err error) error {
 	if k := errs.KindOf(err); k != errs.Damaged && k != errs.NotFound || ctx.Err() != nil {
 		return err
 	}

@@ -8,7 +8,7 @@ import (
 	"pando/internal/repo"
 )
 
-const opRemove = "remote rm"
+const opForget = "remove from remote"
 
 // Removed is what RemoveVolume did.
 type Removed struct {
@@ -23,14 +23,14 @@ type Removed struct {
 // space returns with the next [Prune]. The name can be used again; the epoch goes
 // on, so that an old writer stays refused. NotFound, Conflict.
 func RemoveVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error) {
-	if err := ref.CheckName(opRemove, q.Name); err != nil {
+	if err := ref.CheckName(opForget, q.Name); err != nil {
 		return Removed{}, err
 	}
 	out := Removed{Volume: q.Name}
-	_, err := changeHead(ctx, r, opRemove, q.Name, func(h *repo.Head) (bool, error) {
+	_, err := changeHead(ctx, r, opForget, q.Name, func(h *repo.Head) (bool, error) {
 		out.Points, out.Whole = []string{}, q.At == ""
 		if h.Gone || q.At != "" {
-			p, err := pointOf(*h, opRemove, q)
+			p, err := pointOf(*h, opForget, q)
 			if err != nil {
 				return false, err
 			}
