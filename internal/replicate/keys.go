@@ -51,8 +51,7 @@ func addSlot(ctx context.Context, rp *repo.Repo, n repo.NewSlot) error {
 	for i := 2; i <= maxLabelTries && slices.ContainsFunc(slots, func(s repo.SlotInfo) bool { return s.Label == n.Label }); i++ {
 		n.Label = fmt.Sprintf("%s (%d)", label, i)
 	}
-	_, err = rp.AddSlot(ctx, n)
-	return err
+	return rp.AddSlot(ctx, n)
 }
 
 // Keys lists what opens a remote's repository, the oldest first.
@@ -86,8 +85,14 @@ func keyOf(s repo.SlotInfo, own string) Key {
 // AddKey lets one more open the repository; durable on return. Invalid, Exists.
 func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
-		s, err := rp.AddSlot(ctx, repo.NewSlot(n))
-		out = keyOf(s, r.Recipient)
+		if err := rp.AddSlot(ctx, repo.NewSlot(n)); err != nil {
+			return err
+		}
+		all, err := keys(ctx, r, rp)
+		if err != nil {
+			return err
+		}
+		out, err = findKey(all, r.Name, n.Label) // labels are there once
 		return err
 	})
 	return out, err
