@@ -32,7 +32,7 @@ func (r *Repo) seal(t objectType, key string, content []byte, limit int) ([]byte
 	if err != nil {
 		return nil, err
 	}
-	return sealMeta(aead, h, t, r.ID(), key, content, r.env.pack), nil
+	return sealMeta(aead, h, t, r.id, key, content, r.env.pack), nil
 }
 
 // unseal is the content of a metadata object that was read from a key.
@@ -45,7 +45,7 @@ func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []by
 	if err != nil {
 		return nil, err
 	}
-	return openMeta(aead, object, r.ID(), key, limit)
+	return openMeta(aead, object, r.id, key, limit)
 }
 
 // get reads a metadata object.

@@ -22,6 +22,7 @@ import (
 type Repo struct {
 	store objstore.Store
 	env   env
+	id    ID
 
 	segments keyCache
 
@@ -95,7 +96,7 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 	}
 	k := &keyring{serial: 1, ringKey: e.bytes(keySize), keys: []masterKey{newMasterKey(e.bytes(keySize), e.stamp())}}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
-	added, err := k.newSlot(first, e)
+	added, err := k.newSlot(e.newID(), first, e)
 	if err != nil {
 		return nil, about(op, first.Label, err)
 	}
@@ -111,7 +112,7 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 	if err != nil {
 		return nil, about(op, s.String(), err)
 	}
-	r := &Repo{store: s, env: e}
+	r := &Repo{store: s, env: e, id: k.id}
 	if first.Passphrase != "" {
 		r.secrets = []Secret{Passphrase(first.Passphrase)}
 	}
@@ -127,13 +128,13 @@ func alreadyThere(op string, s objstore.Store) error {
 }
 
 // newSlot wraps the ring key for one more.
-func (k *keyring) newSlot(n NewSlot, e env) (slot, error) {
+func (k *keyring) newSlot(id ID, n NewSlot, e env) (slot, error) {
 	wrapped, err := wrap(k.ringKey, n, e.scrypt)
 	if err != nil {
 		return slot{}, err
 	}
 	return slot{
-		SlotInfo: SlotInfo{ID: e.newID(), Label: n.Label, Kind: n.kind(), Recipient: n.Recipient, CreatedAt: e.stamp()},
+		SlotInfo: SlotInfo{ID: id, Label: n.Label, Kind: n.kind(), Recipient: n.Recipient, CreatedAt: e.stamp()},
 		wrapped:  wrapped,
 	}, nil
 }
@@ -161,7 +162,7 @@ func open(ctx context.Context, s objstore.Store, e env, secrets ...Secret) (*Rep
 	if err != nil {
 		return nil, about(op, s.String(), err)
 	}
-	r := &Repo{store: s, env: e, secrets: secrets}
+	r := &Repo{store: s, env: e, id: k.id, secrets: secrets}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.use(k, raw, version)
@@ -193,14 +194,7 @@ func (r *Repo) use(k *keyring, raw []byte, version objstore.Version) {
 
 // ID is the repository's ID. It is derived from its first master key: nobody who does
 // not know that can make a repository of the same ID.
-func (r *Repo) ID() ID {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.ring == nil {
-		return ID{}
-	}
-	return r.ring.id
-}
+func (r *Repo) ID() ID { return r.id }
 
 // Store is where the repository is.
 func (r *Repo) Store() objstore.Store { return r.store }

@@ -51,7 +51,6 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 	if err != nil {
 		return nil, err
 	}
-	repository := r.ID()
 	order := make([]int, len(frames))
 	for i := range order {
 		order[i] = i
@@ -72,7 +71,7 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 			return nil, err
 		}
 		from, to := f.Offset-start, f.Offset-start+f.Stored
-		content, err := openFrame(aead, repository, f, b[from:to:to])
+		content, err := openFrame(aead, r.id, f, b[from:to:to])
 		if err != nil {
 			return nil, err
 		}

@@ -58,7 +58,7 @@ func (r *Repo) NewSegment(session ID, n uint32) (*SegmentWriter, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &SegmentWriter{segment: Segment{Session: session, N: n}, repository: r.ID(), aead: aead}
+	w := &SegmentWriter{segment: Segment{Session: session, N: n}, repository: r.id, aead: aead}
 	w.b = h.append(make([]byte, 0, firstRoom), typeSegment)
 	return w, nil
 }
@@ -66,6 +66,9 @@ func (r *Repo) NewSegment(session ID, n uint32) (*SegmentWriter, error) {
 // firstRoom is for pushes of little: 16 MiB of zeros for each would take longer than
 // the push.
 const firstRoom = 1 << 20
+
+// fullRoom is for a segment of which the last frame goes beyond SegmentBytes.
+const fullRoom = SegmentBytes + FrameBytes + 64<<10
 
 // Segment is which segment it is.
 func (w *SegmentWriter) Segment() Segment { return w.segment }
@@ -107,12 +110,27 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 	if err := f.check(MaxPageBytes); err != nil {
 		return Frame{}, about(op, w.segment.String(), invalid(err))
 	}
+	w.grow(len(content) + tagSize)
 	w.b = w.aead.Seal(w.b, frameNonce(f.Index), content, frameAAD(w.repository, w.segment, f.Index, f.Plain, codec))
 	w.index = binary.LittleEndian.AppendUint32(w.index, f.Stored)
 	w.index = binary.LittleEndian.AppendUint32(w.index, f.Plain)
 	w.index = append(w.index, byte(codec))
 	w.frames++
 	return f, nil
+}
+
+// grow makes room for n more bytes: double what there was, so that what append would
+// copy many times is copied once.
+func (w *SegmentWriter) grow(n int) {
+	need := len(w.b) + n
+	if need <= cap(w.b) {
+		return
+	}
+	room := max(2*cap(w.b), need)
+	if room >= SegmentBytes && need <= fullRoom {
+		room = fullRoom
+	}
+	w.b = append(make([]byte, 0, room), w.b...)
 }
 
 // Finish returns the object, for [Repo.PutSegment]: nil if there are no frames. Nothing can be added any more.
@@ -247,8 +265,7 @@ func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int,
 	if err != nil {
 		return 0, err
 	}
-	repository := r.ID()
-	frames, err := openIndex(aead, repository, s, object)
+	frames, err := openIndex(aead, r.id, s, object)
 	if err != nil {
 		return 0, err
 	}
@@ -256,7 +273,7 @@ func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int,
 		if err := ctx.Err(); err != nil {
 			return 0, err
 		}
-		if _, err := openFrame(aead, repository, f, object[f.Offset:f.Offset+f.Stored]); err != nil {
+		if _, err := openFrame(aead, r.id, f, object[f.Offset:f.Offset+f.Stored]); err != nil {
 			return 0, err
 		}
 	}

@@ -3,6 +3,7 @@ package repo
 import (
 	"bytes"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -34,8 +35,12 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 	if err := n.check(op); err != nil {
 		return err
 	}
+	id := r.env.newID()
 	return about(op, n.Label, r.change(ctx, func(k *keyring) error {
 		for _, s := range k.slots {
+			if s.ID == id {
+				return errDone // an earlier try of ours, whose answer was lost
+			}
 			if s.Label == n.Label {
 				return errs.New(errs.Exists, "", "", "there is a key of this label")
 			}
@@ -43,7 +48,7 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 				return errs.New(errs.Exists, "", "", "the recipient has a key already: %s", s.Label)
 			}
 		}
-		added, err := k.newSlot(n, r.env)
+		added, err := k.newSlot(id, n, r.env)
 		if err != nil {
 			return err
 		}
@@ -56,9 +61,12 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 // Conflict if it is the last. Who could open it may have kept the keys: [Repo.Rotate]
 // keeps new data from them, and only the store can keep old data from them.
 func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
+	tried := false
 	return about("remove key", id.String(), r.change(ctx, func(k *keyring) error {
 		i := slices.IndexFunc(k.slots, func(s slot) bool { return s.ID == id })
 		switch {
+		case i < 0 && tried:
+			return errDone
 		case i < 0:
 			return errs.New(errs.NotFound, "", "", "the repository has no such key")
 		case len(k.slots) == 1:
@@ -66,6 +74,7 @@ func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 				WithHint("add another key first")
 		}
 		k.slots = slices.Delete(k.slots, i, i+1)
+		tried = true
 		return nil
 	}))
 }
@@ -78,7 +87,13 @@ func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 // begin a session, or read what was written under the new key.
 func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 	const op = "rotate the keys of"
+	secret, at := r.env.bytes(keySize), r.env.stamp()
+	defer clear(secret)
+	added := newMasterKey(secret, at).id
 	return about(op, r.store.String(), r.change(ctx, func(k *keyring) error {
+		if k.find(added) != nil {
+			return errDone // an earlier try of ours, whose answer was lost
+		}
 		old := k.ringKey
 		k.ringKey = r.env.bytes(keySize)
 		defer clear(old)
@@ -108,10 +123,13 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 			}
 			s.wrapped = wrapped
 		}
-		k.keys = append(k.keys, newMasterKey(r.env.bytes(keySize), r.env.stamp()))
+		k.keys = append(k.keys, newMasterKey(bytes.Clone(secret), at))
 		return nil
 	}))
 }
+
+// errDone is of an edit that has nothing to do any more.
+var errDone = errors.New("done already")
 
 // changeTries: each of so many had to lose against another change of the keys.
 const changeTries = 8
@@ -153,7 +171,10 @@ func (r *Repo) tryChange(ctx context.Context, edit func(*keyring) error) (done b
 		}
 	}()
 	k.serial++
-	if err := edit(k); err != nil {
+	if err := edit(k); errors.Is(err, errDone) {
+		k.wipe()
+		return true, nil
+	} else if err != nil {
 		return true, err
 	}
 	raw, err := k.encode(r.env.bytes(saltSize))

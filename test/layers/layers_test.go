@@ -67,8 +67,7 @@ var table = map[string]layer{
 
 	// Remotes: the format of a repository knows objects in a store, and nothing of
 	// pools.
-	"internal/repo":     {imports: []string{"internal/objstore", "internal/errs"}},
-	"internal/objstore": {imports: []string{"internal/errs"}},
+	"internal/repo": {imports: []string{"internal/objstore", "internal/errs"}},
 
 	// What it keeps, and where.
 	"internal/catalog": {imports: []string{"internal/driver", "internal/errs", "internal/kernel"}},
