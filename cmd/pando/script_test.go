@@ -82,12 +82,14 @@ func runScripts(t *testing.T, pattern string) {
 			e.Setenv("PANDO_POOL", pool)
 			e.Setenv("HOME", dir)
 			e.Defer(func() {
-				_, err := os.Stat(filepath.Join(pool, "pool.json"))
-				if err == nil {
-					_ = os.Chmod(pool, 0o700)
-					cmd := exec.Command("pando", "--pool", pool, "deinit", "--force")
+				// Some scripts make further ones beside it.
+				pools, _ := filepath.Glob(filepath.Join(dir, "pool*", "pool.json")) // the pattern is good
+				for _, p := range pools {
+					p = filepath.Dir(p)
+					_ = os.Chmod(p, 0o700)
+					cmd := exec.Command("pando", "--pool", p, "deinit", "--force")
 					if out, err := cmd.CombinedOutput(); err != nil {
-						t.Errorf("deinit at the end: %v: %s", err, out)
+						t.Errorf("deinit of %s at the end: %v: %s", p, err, out)
 					}
 				}
 				for _, l := range testfs.Leaks(dir, 5e9) {

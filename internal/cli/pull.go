@@ -113,7 +113,9 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 		return a.printJSON(p)
 	}
 	for _, n := range p.Notes {
-		a.note("%s", n)
+		if !p.Unchanged {
+			a.note("%s", n)
+		}
 	}
 	if len(p.Origins) > 0 {
 		a.note("restored first, as it was cloned from it: %s", strings.Join(p.Origins, ", "))

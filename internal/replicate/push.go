@@ -87,7 +87,8 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 	var failed []error
 	for _, t := range targets {
 		done, err := p.target(ctx, t)
-		out = append(out, done...)
+		out = append(append(out, p.origins...), done...)
+		p.origins = nil
 		if err != nil {
 			failed = append(failed, errs.Wrap(opPush, t.ref.String(), err))
 		}
@@ -109,6 +110,8 @@ type pusher struct {
 	w      repo.Writer
 	repo   *repo.Repo
 	repoID string
+
+	origins []Pushed // what had to be pushed first, of the target that is being pushed
 }
 
 // target is what a reference names.

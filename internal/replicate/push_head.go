@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -244,14 +245,18 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 	if h, err = p.readHead(ctx, pt.Volume); err != nil {
 		return h, err
 	}
-	jb := &job{pt: pt, head: pt.Volume, j: j}
+	jb := &job{pt: pt, head: pt.Volume, j: j, begun: time.Now()}
 	if jb.goOn = j.plan != nil && j.plan.Object == string(pt.ID); !jb.goOn {
 		if err := p.forget(ctx, j); err != nil {
 			return h, err
 		}
 	}
-	if _, err := p.point(ctx, jb, h); err != nil {
+	done, err := p.point(ctx, jb, h)
+	if err != nil {
 		return h, err
+	}
+	if !done.Unchanged {
+		p.origins = append(p.origins, done)
 	}
 	return p.readHead(ctx, pt.Volume)
 }
