@@ -236,6 +236,7 @@ func (j *journal) take(b []byte, at int64) bool {
 			return false
 		}
 		j.plan, j.finished, j.next = p, nil, 0
+		j.use(0)
 		return true
 	case recordRun:
 		if len(b) != 4 || j.plan == nil {
