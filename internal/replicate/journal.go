@@ -121,7 +121,7 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, errs.Wrap(opPush, head, err)
 	}
-	j := &journal{path: filepath.Join(dir, head)}
+	j := &journal{path: journalPath(remoteDir, head)}
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, errs.Wrap(opPush, head, err)
@@ -151,6 +151,9 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 	}
 	return j, nil
 }
+
+// journalPath is where the journal of a head is.
+func journalPath(remoteDir, head string) string { return filepath.Join(remoteDir, journalDir, head) }
 
 // waitJournal is openJournal that waits for another process to be done.
 func waitJournal(ctx context.Context, remoteDir, head string) (*journal, error) {
