@@ -199,7 +199,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 			return base{}, err
 		}
 		if b, ok := find(from, l, pt.OriginID, content); ok {
-			return b, nil
+			return b, p.tidyOrigin(ctx, b, from)
 		}
 	}
 	if pt.BaseID == "" {
@@ -215,7 +215,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 	}
 	if b, ok := find(golden, l, pt.BaseID, content); ok || p.q.NoOrigin || r.Name == jb.head {
 		if ok {
-			err = p.tidyOrigin(ctx, pt, golden)
+			err = p.tidyOrigin(ctx, b, golden)
 		}
 		return b, err
 	}
@@ -262,22 +262,25 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 
 // tidyOrigin finishes the push of a generation that was interrupted after its commit:
 // nobody may ever push it again.
-func (p *pusher) tidyOrigin(ctx context.Context, clone engine.Point, h headState) error {
+func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
+	if !h.Golden {
+		return nil
+	}
 	if _, err := os.Lstat(journalPath(p.r.dir, h.Name)); err != nil {
 		return nil
 	}
 	j, err := openJournal(ctx, p.r.dir, h.Name)
 	if errs.Is(err, errs.InUse) {
-		return nil
+		return nil // somebody is at it
 	}
 	if err != nil {
 		return err
 	}
 	defer j.close()
-	if j.plan == nil || j.plan.Object != string(clone.BaseID) {
+	if j.plan == nil || j.plan.Object != string(b.object) {
 		return nil
 	}
-	pt, err := p.e.PointByID(ctx, clone.BaseID)
+	pt, err := p.e.PointByID(ctx, b.object)
 	if err != nil {
 		return err
 	}
