@@ -3,6 +3,7 @@ package replicate
 import (
 	"context"
 	"errors"
+	"time"
 
 	"pando/internal/errs"
 	"pando/internal/repo"
@@ -18,7 +19,7 @@ const maxChain = 30
 // cannot be gone on with in its middle, so one that was interrupted begins anew.
 func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushed, error) {
 	if jb.goOn {
-		if err := p.forget(ctx, jb.j); err != nil {
+		if err := p.endPlanned(ctx, jb.j); err != nil {
 			return Pushed{}, err
 		}
 	}
@@ -110,6 +111,7 @@ func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origi
 		return Pushed{}, err
 	}
 	out, err := p.streamUnder(work, jb, l, b, origin)
+	out.Seconds = time.Since(jb.begun).Seconds()
 	return out, p.after(ctx, jb, l, err)
 }
 
