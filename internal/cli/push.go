@@ -142,6 +142,9 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 		out, err = replicate.Push(ctx, e, r, q)
 		return err
 	})
+	if err != nil && ctx.Err() != nil {
+		err = &errs.Error{Kind: errs.Canceled, Op: "push", Err: errors.New("interrupted; what was sent is kept, and the next push goes on with it")}
+	}
 	return out, err
 }
 

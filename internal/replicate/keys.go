@@ -2,6 +2,7 @@ package replicate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -85,7 +86,12 @@ func keyOf(s repo.SlotInfo, own string) Key {
 // AddKey lets one more open the repository; durable on return. Invalid, Exists.
 func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
-		if err := rp.AddSlot(ctx, repo.NewSlot(n)); err != nil {
+		var known *errs.Error
+		err := rp.AddSlot(ctx, repo.NewSlot(n))
+		if errs.Is(err, errs.Exists) && errors.As(err, &known) && known.Hint == "" {
+			return known.WithHint("see `pando remote key ls %s`; another label is given with --label", r.Name)
+		}
+		if err != nil {
 			return err
 		}
 		all, err := keys(ctx, r, rp)
