@@ -141,36 +141,46 @@ type temp struct {
 }
 
 // writeTemp writes a file in .pando/tmp and waits until it is durable.
-func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (t *temp, err error) {
-	if t, err = s.newTemp(ctx); err != nil {
+func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (*temp, error) {
+	t, err := s.newTemp(ctx)
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			t.discard()
-		}
-	}()
-	if st, err := t.f.Stat(); err != nil {
+	if err = t.fill(ctx, data); err == nil {
+		err = t.stamp(changed)
+	}
+	if err != nil {
+		t.discard()
 		return nil, err
-	} else if want := s.perm & 0o666; st.Mode().Perm() != want {
+	}
+	return t, nil
+}
+
+// fill writes the content, and gives the file the mode that all of the store has.
+func (t *temp) fill(ctx context.Context, data []byte) error {
+	st, err := t.f.Stat()
+	if err != nil {
+		return err
+	}
+	if want := t.s.perm & 0o666; st.Mode().Perm() != want {
 		if err := t.f.Chmod(want); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for rest := data; len(rest) > 0; {
 		n := objstore.PaceChunk(ctx, min(len(rest), ioBytes))
 		if _, err := t.f.Write(rest[:n]); err != nil {
-			return nil, err
+			return err
 		}
 		if err := objstore.Pace(ctx, n); err != nil {
-			return nil, err
+			return err
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return err
 		}
 		rest = rest[n:]
 	}
-	return t, t.stamp(changed)
+	return nil
 }
 
 // newTemp makes an empty file that only this process writes.
