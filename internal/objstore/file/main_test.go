@@ -188,5 +188,3 @@ func contents(t *testing.T, s objstore.Store) map[string]string {
 	}
 	return out
 }
-
-func tell(context.Context, objstore.Store) error { return nil }
