@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/url"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -434,4 +435,16 @@ func (b *bench) verified(percent float64) *Verified {
 		b.t.Errorf("verify: unknown object %s", k)
 	}
 	return v
+}
+
+// raceFor is how long tests of races go on.
+func raceFor(t testing.TB) time.Duration {
+	if s := os.Getenv("PANDO_TEST_RACE"); s != "" {
+		d, err := time.ParseDuration(s)
+		if err != nil {
+			t.Fatalf("PANDO_TEST_RACE: %v", err)
+		}
+		return d
+	}
+	return 4 * time.Second
 }

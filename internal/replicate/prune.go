@@ -87,7 +87,16 @@ type PrunedPoint struct {
 //
 // Any error while it looks deletes nothing. NotFound (a name), Invalid, Conflict
 // (others write all the time), Damaged, Permission.
-func Prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
+func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer rp.Close()
+	return prune(ctx, rp, q)
+}
+
+func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 	if err := q.Policy.Check(opRemotePrune); err != nil {
 		return nil, err
 	}

@@ -273,7 +273,6 @@ func (x *restore) write(b []byte, offset int64) error {
 	return put(from, len(b))
 }
 
-
 // zeros is how many bytes at the beginning of b are zero, in whole blocks but for
 // its end.
 func zeros(b []byte) int {
