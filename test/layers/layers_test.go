@@ -78,8 +78,8 @@ var table = map[string]layer{
 
 	// Where remotes keep their objects: the contract, and one package for each kind
 	// of place. They know nothing of repositories.
-	"internal/objstore":      {imports: []string{"internal/errs"}},
-	"internal/objstore/file": {imports: []string{"internal/objstore", "internal/errs"}},
+	"internal/objstore":      {imports: []string{"internal/errs"}, tests: []string{"internal/objstore/file"}},
+	"internal/objstore/file": {imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/loopdev", "internal/mount", "internal/run"}},
 
 	// Drivers know the contract and leaves: neither the catalogue, nor the
 	// engine, nor each other.
