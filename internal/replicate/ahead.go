@@ -17,20 +17,58 @@ type pageAhead struct {
 	known   map[uint32]*aheadRegion
 	queue   []uint32
 	running int // regions that were begun and not dropped
+
+	room chan struct{} // a token for each region that reserve may still let in
 }
 
 type aheadRegion struct {
-	begun  bool
-	done   chan struct{}
-	pieces []repo.Piece
-	err    error
+	begun    bool
+	reserved bool
+	done     chan struct{}
+	pieces   []repo.Piece
+	err      error
 }
 
 // newPageAhead reads the regions of a manifest until ctx ends.
 func newPageAhead(ctx context.Context, r *repo.Repo, m *repo.Manifest) *pageAhead {
-	return &pageAhead{ctx: ctx, known: map[uint32]*aheadRegion{}, read: func(ctx context.Context, region uint32) ([]repo.Piece, error) {
-		return readRegion(ctx, r, m, region)
-	}}
+	a := &pageAhead{ctx: ctx, known: map[uint32]*aheadRegion{}, room: make(chan struct{}, 2*regionAhead)}
+	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) { return readRegion(ctx, r, m, region) }
+	for range cap(a.room) {
+		a.room <- struct{}{}
+	}
+	return a
+}
+
+// reserve bounds how many regions the reader may get before they are dropped. If there
+// are as many, it calls full, so that those who drop them have what they need for that,
+// and waits.
+func (a *pageAhead) reserve(ctx context.Context, region uint32, full func() error) error {
+	a.mu.Lock()
+	r := a.known[region]
+	if r == nil {
+		r = &aheadRegion{done: make(chan struct{})}
+		a.known[region] = r
+	}
+	has := r.reserved
+	r.reserved = true
+	a.mu.Unlock()
+	if has {
+		return nil
+	}
+	select {
+	case <-a.room:
+		return nil
+	default:
+	}
+	if err := full(); err != nil {
+		return err
+	}
+	select {
+	case <-a.room:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // want says that a region will be asked for. It does not wait. Regions are wanted in
@@ -74,6 +112,9 @@ func (a *pageAhead) drop(region uint32) {
 	delete(a.known, region)
 	if r.begun {
 		a.running--
+	}
+	if r.reserved {
+		a.room <- struct{}{}
 	}
 	a.pump()
 }

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"pando/internal/errs"
 	"pando/internal/repo"
@@ -42,14 +43,15 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // plan is what a push has set out to do.
 type plan struct {
 	Version  int          `json:"v"`
-	Snapshot string       `json:"snapshot"`           // reference of the point: VOLUME@push-...
-	Session  repo.Session `json:"session,omitzero"`   //
-	Object   string       `json:"object,omitempty"`   // ID of the point
-	Base     string       `json:"base,omitempty"`     // ID of the object that it is compared with
-	Manifest repo.ID      `json:"manifest,omitzero"`  // of the base there
-	Merge    bool         `json:"merge,omitempty"`    // see mapper
-	Took     bool         `json:"took,omitempty"`     // the push took the snapshot itself
-	SizeBase int64        `json:"size_base,omitzero"` // of the base's volume
+	Snapshot string       `json:"snapshot"`          // reference of the point: VOLUME@push-...
+	Took     bool         `json:"took,omitempty"`    // the push took the snapshot itself
+	Object   string       `json:"object,omitempty"`  // ID of the point; "": not known yet, and nothing of the below
+	Session  repo.ID      `json:"session,omitzero"`  //
+	Base     string       `json:"base,omitempty"`    // ID of the object that it is compared with
+	Head     string       `json:"head,omitempty"`    // that lists what is built upon
+	Manifest repo.ID      `json:"manifest,omitzero"` // which is this
+	Merge    bool         `json:"merge,omitempty"`   // see mapper
+	Origin   *repo.Origin `json:"origin,omitempty"`  // of the volume
 }
 
 const planVersion = 1
@@ -148,6 +150,21 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 		return nil, errs.Wrap(opPush, head, err)
 	}
 	return j, nil
+}
+
+// waitJournal is openJournal that waits for another process to be done.
+func waitJournal(ctx context.Context, remoteDir, head string) (*journal, error) {
+	for {
+		j, err := openJournal(ctx, remoteDir, head)
+		if !errs.Is(err, errs.InUse) {
+			return j, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errs.Wrap(opPush, head, ctx.Err())
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
 }
 
 // close lets go of it. One in which nothing is written goes away.

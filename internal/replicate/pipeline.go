@@ -235,7 +235,10 @@ func (p *pipeline) addFrame(ctx context.Context, content []byte, codec repo.Code
 		}
 	}
 	if p.seg == nil {
-		p.seg = p.repo.NewSegment(p.session, p.n)
+		var err error
+		if p.seg, err = p.repo.NewSegment(p.session, p.n); err != nil {
+			return repo.Frame{}, err
+		}
 	}
 	return p.seg.Add(content, codec, plain)
 }
@@ -276,6 +279,7 @@ func (p *pipeline) closeSegment(ctx context.Context, last bool) error {
 type batcher struct {
 	p   *pipeline
 	pos int64 // all before it is in batches
+	n   int   // items so far
 	cur *batch
 }
 
@@ -316,6 +320,7 @@ func (b *batcher) fresh(parts ...item) {
 		it.kind, it.within = freshItem, uint32(len(b.cur.plain))
 		b.cur.plain = b.cur.plain[:len(b.cur.plain)+int(it.length)]
 		b.cur.items = append(b.cur.items, it)
+		b.n++
 		b.pos = it.offset + it.length
 	}
 }
@@ -329,9 +334,21 @@ func (b *batcher) zero(ctx context.Context, offset, length int64) error {
 	return nil
 }
 
+// raw adds n bytes of a stream that were copied into what room has returned.
+func (b *batcher) raw(n int) { b.cur.plain = b.cur.plain[:len(b.cur.plain)+n] }
+
+// pending is how much data the current batch has.
+func (b *batcher) pending() int {
+	if b.cur == nil {
+		return 0
+	}
+	return len(b.cur.plain)
+}
+
 // hole is zero within what room was made for.
 func (b *batcher) hole(offset, length int64) {
 	items := b.cur.items
+	b.n++
 	if n := len(items); n > 0 && items[n-1].kind == zeroItem && items[n-1].offset+items[n-1].length == offset {
 		items[n-1].length += length
 	} else {
@@ -346,6 +363,7 @@ func (b *batcher) placed(ctx context.Context, p repo.Piece) error {
 		return err
 	}
 	b.cur.items = append(b.cur.items, item{kind: placedItem, offset: p.Offset, length: p.Length, piece: p})
+	b.n++
 	b.pos = p.End()
 	return nil
 }

@@ -104,30 +104,22 @@ func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 
 // gap reads [from, to).
 func (r *imageReader) gap(ctx context.Context, b *batcher, from, to int64) error {
-	if from >= to {
-		return nil
-	}
-	if r.base != nil && !r.merge {
-		return r.compare(ctx, b, from, to)
-	}
-	for {
-		g, ok, err := r.take(from, to)
+	for from < to {
+		g, ok, err := r.peek()
 		if err != nil {
 			return err
 		}
-		if !ok {
-			return b.flush(ctx, to)
+		if !ok || g.Offset >= to {
+			break
 		}
-		r.want(g.Offset, g.End())
-		if !g.Zero {
-			err = r.data(ctx, b, g.Offset, g.End())
-		} else if r.merge {
-			err = b.zero(ctx, g.Offset, g.Length)
-		}
-		if err != nil {
+		from = max(from, g.Offset)
+		end := min(to, regionStart(regionOf(from))+repo.RegionBytes)
+		if err := r.region(ctx, b, from, end); err != nil {
 			return err
 		}
+		from = end
 	}
+	return b.flush(ctx, to)
 }
 
 // want says that the pages of a range will be merged into.
@@ -232,43 +224,24 @@ func split(buf []byte) []stretch {
 	return out
 }
 
-// compare reads all data in [from, to), and passes on what is not as base has it.
-func (r *imageReader) compare(ctx context.Context, b *batcher, from, to int64) error {
-	for from < to {
-		region := regionOf(from)
-		end := min(to, regionStart(region)+repo.RegionBytes)
-		if err := r.compareRegion(ctx, b, region, from, end); err != nil {
-			return err
-		}
-		// The pages of what is passed on are held until it is sealed, so it must not
-		// wait here for more.
-		if err := b.flush(ctx, end); err != nil {
-			return err
-		}
-		from = end
-	}
-	return nil
-}
+// minCompare is how long a range that differs must be to be compared nevertheless:
+// for less it does not pay to wait for the page that says what is there.
+const minCompare = 64 << 10
 
-func (r *imageReader) compareRegion(ctx context.Context, b *batcher, region uint32, from, to int64) error {
-	_, known := findPage(r.base, region)
-	if known {
-		for ahead := region; ahead < region+regionAhead/2; ahead++ {
-			if _, ok := findPage(r.base, ahead); ok {
-				r.ahead.want(ahead)
-			}
-		}
+// region passes on what the ranges in [from, to) say, which is within one region. What
+// is as base has it is not uploaded again: the ranges may be more than what differs.
+func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) error {
+	region := regionOf(from)
+	known := false
+	if r.base != nil {
+		_, known = findPage(r.base, region)
 	}
+	before := b.n
 	var pieces []repo.Piece
-	if known {
-		var err error
-		if pieces, err = r.ahead.get(ctx, region); err != nil {
-			return err
-		}
-	}
+	loaded := !known
 	i, at := 0, from // all before at is passed on
 	for {
-		g, ok, err := r.take(from, to)
+		g, ok, err := r.take(at, to)
 		if err != nil {
 			return err
 		}
@@ -276,11 +249,26 @@ func (r *imageReader) compareRegion(ctx context.Context, b *batcher, region uint
 			break
 		}
 		if g.Zero {
+			if r.merge {
+				r.want(g.Offset, g.End())
+				if err := b.zero(ctx, g.Offset, g.Length); err != nil {
+					return err
+				}
+			}
+			at = g.End()
 			continue
 		}
-		for a := max(g.Offset, at); a < g.End(); a = at {
+		if !loaded && r.merge && g.Length < minCompare {
+			r.want(g.Offset, g.End())
+		} else if !loaded {
+			if pieces, err = r.load(ctx, b, region); err != nil {
+				return err
+			}
+			loaded = true
+		}
+		for a := g.Offset; a < g.End(); a = at {
 			for i < len(pieces) && pieces[i].End() <= a {
-				i++ // nothing of it is data now
+				i++ // nothing of it is data now, or it is as it was
 			}
 			if i == len(pieces) || pieces[i].Offset >= g.End() {
 				at = g.End()
@@ -291,8 +279,7 @@ func (r *imageReader) compareRegion(ctx context.Context, b *batcher, region uint
 			}
 			p := pieces[i]
 			same := false
-			// Only a whole piece can be compared, and only once.
-			if p.Sum != (repo.Sum{}) && p.Offset >= at && p.End() <= to {
+			if r.comparable(p, g, at, to) {
 				if same, err = r.same(p); err != nil {
 					return err
 				}
@@ -313,13 +300,38 @@ func (r *imageReader) compareRegion(ctx context.Context, b *batcher, region uint
 				return err
 			}
 			r.track.Add(0, p.Length)
-			at = p.End()
+			at = max(p.End(), a)
 		}
 	}
-	if known && at == from {
+	if known && b.n == before {
 		r.ahead.drop(region) // nobody else will
 	}
 	return nil
+}
+
+// load reads the pieces that base has in a region.
+func (r *imageReader) load(ctx context.Context, b *batcher, region uint32) ([]repo.Piece, error) {
+	for ahead := region; ahead < region+regionAhead/2 && !r.merge; ahead++ {
+		if _, ok := findPage(r.base, ahead); ok {
+			r.ahead.want(ahead)
+		}
+	}
+	// Pages are held until what was passed on is sealed: it must not wait here.
+	if err := r.ahead.reserve(ctx, region, func() error { return b.flush(ctx, b.pos) }); err != nil {
+		return nil, err
+	}
+	return r.ahead.get(ctx, region)
+}
+
+// comparable reports whether a piece of base can be compared with what is there now,
+// all of it, and once: all before at is passed on, what is behind to is not to be. If
+// ranges are what differs, what is in none is known to be the same, and no reason to
+// read it.
+func (r *imageReader) comparable(p repo.Piece, g engine.Range, at, to int64) bool {
+	if p.Sum == (repo.Sum{}) || p.Offset < at || p.End() > to {
+		return false
+	}
+	return !r.merge || p.Offset >= g.Offset && p.End() <= g.End()
 }
 
 // same reads what is now where a piece was, and compares.

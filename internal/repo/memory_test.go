@@ -14,18 +14,11 @@ import (
 	"pando/internal/objstore"
 )
 
-// memory is a store in memory, which can fail, or be struck by what a hostile
-// operator does.
+// memory is a store in memory.
 type memory struct {
 	mu      sync.Mutex
 	objects map[string]object
 	writes  int
-	ops     int // of this many operations
-	failAt  int // this one fails, from 1; 0: none
-	after   bool
-	gets    []string                             // "key offset length" of each
-	onPut   func(key string)                     // before it is decided, without the lock
-	onGet   func(key string, data []byte) []byte // what a reader gets instead
 }
 
 type object struct {
@@ -35,32 +28,11 @@ type object struct {
 
 func newMemory() *memory { return &memory{objects: map[string]object{}} }
 
-var errFault = errs.New(errs.IO, "", "", "a fault was asked for")
-
-// step counts an operation. before: it fails without effect; after: with it.
-func (m *memory) step(ctx context.Context) (before, after error) {
-	if err := ctx.Err(); err != nil {
-		return err, nil
-	}
-	m.ops++
-	if m.ops != m.failAt {
-		return nil, nil
-	}
-	if m.after {
-		return nil, errFault
-	}
-	return errFault, nil
-}
-
 func (m *memory) Put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
-	if m.onPut != nil {
-		m.onPut(key)
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before, after := m.step(ctx)
-	if before != nil {
-		return "", before
+	if err := ctx.Err(); err != nil {
+		return "", err
 	}
 	was, there := m.objects[key]
 	if (c.Absent() && there) || (c.Version() != "" && was.version != c.Version()) {
@@ -69,25 +41,20 @@ func (m *memory) Put(ctx context.Context, key string, data []byte, c objstore.Co
 	m.writes++
 	v := objstore.Version(fmt.Sprint("v", m.writes))
 	m.objects[key] = object{bytes.Clone(data), v}
-	return v, after
+	return v, nil
 }
 
 func (m *memory) Get(ctx context.Context, key string, offset, length int64) ([]byte, objstore.Info, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before, after := m.step(ctx)
-	if err := firstOf(before, after); err != nil {
+	if err := ctx.Err(); err != nil {
 		return nil, objstore.Info{}, err
 	}
-	m.gets = append(m.gets, fmt.Sprintf("%s %d %d", key, offset, length))
 	o, there := m.objects[key]
 	if !there {
 		return nil, objstore.Info{}, errs.New(errs.NotFound, "get", key, "it is not there")
 	}
 	data := bytes.Clone(o.data)
-	if m.onGet != nil {
-		data = m.onGet(key, data)
-	}
 	size := int64(len(data))
 	offset = min(offset, size)
 	end := size
@@ -97,20 +64,10 @@ func (m *memory) Get(ctx context.Context, key string, offset, length int64) ([]b
 	return data[offset:end:end], objstore.Info{Key: key, Bytes: size, Version: o.version}, nil
 }
 
-func firstOf(all ...error) error {
-	for _, err := range all {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (m *memory) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before, after := m.step(ctx)
-	if err := firstOf(before, after); err != nil {
+	if err := ctx.Err(); err != nil {
 		return objstore.Info{}, err
 	}
 	o, there := m.objects[key]
@@ -123,7 +80,6 @@ func (m *memory) Stat(ctx context.Context, key string) (objstore.Info, error) {
 func (m *memory) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info, error] {
 	return func(yield func(objstore.Info, error) bool) {
 		m.mu.Lock()
-		before, after := m.step(ctx)
 		var all []objstore.Info
 		for _, key := range slices.Sorted(maps.Keys(m.objects)) {
 			if strings.HasPrefix(key, prefix) {
@@ -132,7 +88,7 @@ func (m *memory) List(ctx context.Context, prefix string) iter.Seq2[objstore.Inf
 			}
 		}
 		m.mu.Unlock()
-		if err := firstOf(before, after); err != nil {
+		if err := ctx.Err(); err != nil {
 			yield(objstore.Info{}, err)
 			return
 		}
@@ -147,12 +103,11 @@ func (m *memory) List(ctx context.Context, prefix string) iter.Seq2[objstore.Inf
 func (m *memory) Delete(ctx context.Context, key string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before, after := m.step(ctx)
-	if before != nil {
-		return before
+	if err := ctx.Err(); err != nil {
+		return err
 	}
 	delete(m.objects, key)
-	return after
+	return nil
 }
 
 func (m *memory) String() string { return "memory:" }
@@ -168,4 +123,18 @@ func (m *memory) clone() *memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return &memory{objects: maps.Clone(m.objects), writes: m.writes}
+}
+
+// set puts what an operator of the store puts.
+func (m *memory) set(key string, data []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.writes++
+	m.objects[key] = object{data, objstore.Version(fmt.Sprint("v", m.writes))}
+}
+
+func (m *memory) data(key string) []byte {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return bytes.Clone(m.objects[key].data)
 }

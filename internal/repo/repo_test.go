@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"filippo.io/age"
+
 	"pando/internal/errs"
 )
 
@@ -155,4 +157,11 @@ func TestAllOfARepository(t *testing.T) {
 	}
 	must(t, r.EndSession(ctx, &s))
 	kind(t, r.PutSession(ctx, &s), errs.Conflict)
+}
+
+func newHybrid(t *testing.T) (identity, recipient string) {
+	t.Helper()
+	i, err := age.GenerateHybridIdentity()
+	must(t, err)
+	return i.String(), i.Recipient().String()
 }
