@@ -136,6 +136,7 @@ func (b *bench) push(ctx context.Context, r *repo.Repo, volume, point string, si
 			return nil, errs.New(errs.Conflict, "push", volume, "the base is gone")
 		}
 		maps.Copy(m.content, base.content)
+		m.manifest.Origin = base.manifest.Origin
 		if origin {
 			m.manifest.Origin = &repo.Origin{Ref: base.volume + "@" + base.point, Volume: base.volume, Manifest: base.manifest.ID}
 		}

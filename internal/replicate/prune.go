@@ -244,6 +244,10 @@ func (p *pruner) endSessions(ctx context.Context) error {
 		return nil
 	}
 	before, v, err := p.repo.Seen(ctx)
+	if errs.Is(err, errs.Damaged) {
+		// It only makes prunes patient: they begin anew.
+		before, v, err = repo.Seen{}, "", p.repo.DropSeen(ctx)
+	}
 	if err != nil {
 		return err
 	}
