@@ -326,19 +326,21 @@ func (p *pusher) wasThere(ctx context.Context, jb *job, h headState, at repo.Poi
 	if jb.j.plan != nil && !jb.j.plan.Session.IsZero() {
 		session = &repo.Session{ID: jb.j.plan.Session}
 	}
-	return out, p.settle(ctx, jb, h, at.Manifest, func(ctx context.Context) error {
+	err := p.settle(ctx, jb, h, at.Manifest, func(ctx context.Context) error {
 		if session == nil {
 			return nil
 		}
 		return p.repo.EndSession(ctx, session)
 	})
+	out.Seconds = time.Since(jb.begun).Seconds()
+	return out, err
 }
 
 // describe begins the result of a push.
 func (p *pusher) describe(jb *job, h headState, at repo.Point) Pushed {
 	return Pushed{
 		Ref: jb.pt.Ref, Volume: jb.head, Point: at.Name, Golden: jb.pt.Golden, Manifest: at.Manifest.String(), Content: string(at.Content),
-		Origin: at.OriginRef, SizeBytes: at.SizeBytes, LogicalBytes: at.Logical, Seconds: time.Since(jb.begun).Seconds(), Epoch: h.Epoch, Note: jb.note,
+		Origin: at.OriginRef, SizeBytes: at.SizeBytes, LogicalBytes: at.Logical, Epoch: h.Epoch, Note: jb.note,
 	}
 }
 

@@ -89,6 +89,7 @@ type blockPush struct {
 	leaseUp chan struct{} // closed when lease is set, or will not be
 	upErr   error
 	pages   *mapper
+	then    func() error // to be done when the image is not held any more
 }
 
 // run pushes it, from the beginning or, if resume is set, from where it had ended.
@@ -101,6 +102,13 @@ func (x *blockPush) run(ctx context.Context) (Pushed, error) {
 		out, err = x.image(ctx, img)
 		return err
 	})
+	if err == nil && x.then != nil {
+		err = x.then()
+	}
+	if x.lease != nil {
+		err = x.p.after(ctx, x.jb, x.lease, err)
+	}
+	out.Seconds = time.Since(x.jb.begun).Seconds()
 	if !read && errs.Is(err, errs.NotFound) && x.base.object != "" {
 		if _, gone := x.p.e.PointByID(ctx, x.base.object); errs.Is(gone, errs.NotFound) {
 			return out, errBaseGone
@@ -135,7 +143,7 @@ func (x *blockPush) image(ctx context.Context, img engine.Image) (Pushed, error)
 		}
 		return out, err
 	}
-	return out, x.p.after(ctx, x.jb, x.lease, err)
+	return out, err
 }
 
 // after ends or keeps what a push began, depending on what came of it.
@@ -171,10 +179,13 @@ func (x *blockPush) unchanged(ctx context.Context) (Pushed, error) {
 	if o, err := x.p.e.PointByID(ctx, x.base.object); err == nil {
 		out.Ref = o.Ref
 	}
-	if err := x.p.destroy(ctx, x.jb.pt.Ref); err != nil {
-		return out, err
+	x.then = func() error {
+		if err := x.p.destroy(ctx, x.jb.pt.Ref); err != nil {
+			return err
+		}
+		return x.jb.j.clear()
 	}
-	return out, x.jb.j.clear()
+	return out, nil
 }
 
 // work stores the image and commits it. When it returns, leaseUp is closed or will be
@@ -259,11 +270,11 @@ func (x *blockPush) finish(ctx context.Context, m *repo.Manifest, full bool) (Pu
 	if err != nil {
 		return Pushed{}, err
 	}
-	err = p.settle(ctx, x.jb, h, m.ID, x.lease.end)
+	x.then = func() error { return p.settle(ctx, x.jb, h, m.ID, x.lease.end) }
 	out := p.describe(x.jb, h, at)
 	out.Base, out.Full, out.Resumed = x.base.ref(), full, x.resume != nil
 	out.ReadBytes, out.UploadedBytes, out.Segments = x.stats.read.Load(), x.stats.uploaded.Load(), x.stats.segments.Load()
-	return out, err
+	return out, nil
 }
 
 // store runs the pipeline over the image.

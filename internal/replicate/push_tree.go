@@ -3,6 +3,7 @@ package replicate
 import (
 	"context"
 	"errors"
+	"time"
 
 	"pando/internal/errs"
 	"pando/internal/repo"
@@ -110,6 +111,7 @@ func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origi
 		return Pushed{}, err
 	}
 	out, err := p.streamUnder(work, jb, l, b, origin)
+	out.Seconds = time.Since(jb.begun).Seconds()
 	return out, p.after(ctx, jb, l, err)
 }
 

@@ -57,6 +57,7 @@ type Remote struct {
 	dir      string                              // its directory
 	identity string                              // text of the age identity
 	wrap     func(objstore.Store) objstore.Store // for tests: goes between the store and its retries
+	retry    objstore.RetryOptions
 }
 
 // AddRequest says which remote to add, and how it is opened.
@@ -460,7 +461,7 @@ func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (
 	if bytesPerSecond > 0 {
 		s = objstore.Limit(s, bytesPerSecond)
 	}
-	return objstore.Retry(s, objstore.RetryOptions{}), nil
+	return objstore.Retry(s, r.retry), nil
 }
 
 // writer is who this pool is, to a head.
