@@ -53,7 +53,16 @@ type ListedWork struct {
 
 // Volumes lists what a remote has, by name. Its cost grows with the number of
 // volumes, not with that of their points.
-func Volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
+func Volumes(ctx context.Context, r *Remote) ([]Listed, error) {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer rp.Close()
+	return volumes(ctx, rp)
+}
+
+func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 	sessions, err := r.Sessions(ctx)
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)

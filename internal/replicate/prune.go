@@ -87,7 +87,16 @@ type PrunedPoint struct {
 //
 // Any error while it looks deletes nothing. NotFound (a name), Invalid, Conflict
 // (others write all the time), Damaged, Permission.
-func Prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
+func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer rp.Close()
+	return prune(ctx, rp, q)
+}
+
+func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 	if err := q.Policy.Check(opRemotePrune); err != nil {
 		return nil, err
 	}
@@ -235,6 +244,10 @@ func (p *pruner) endSessions(ctx context.Context) error {
 		return nil
 	}
 	before, v, err := p.repo.Seen(ctx)
+	if errs.Is(err, errs.Damaged) {
+		// It only makes prunes patient: they begin anew.
+		before, v, err = repo.Seen{}, "", p.repo.DropSeen(ctx)
+	}
 	if err != nil {
 		return err
 	}

@@ -29,9 +29,9 @@ const (
 // zeroRun is how many zeros in a row are worth a hole.
 const zeroRun = 64 << 10
 
-// target is what a volume's content is written into. Its methods may be called
+// sink is what a volume's content is written into. Its methods may be called
 // concurrently, for different ranges.
-type target interface {
+type sink interface {
 	io.WriterAt
 	Zero(offset, length int64) error
 }
@@ -57,7 +57,7 @@ type restore struct {
 	repo    *repo.Repo
 	base    *repo.Manifest // whose content the target has; nil: it is empty
 	now     *repo.Manifest
-	to      target
+	to      sink
 	tracker *progress.Tracker
 
 	read, written atomic.Int64 // bytes of the remote, of the target
@@ -272,8 +272,6 @@ func (x *restore) write(b []byte, offset int64) error {
 	}
 	return put(from, len(b))
 }
-
-var zeroBlock [repo.BlockBytes]byte
 
 // zeros is how many bytes at the beginning of b are zero, in whole blocks but for
 // its end.

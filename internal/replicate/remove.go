@@ -22,7 +22,16 @@ type Removed struct {
 // difference from it, can be read as before, as a prune leaves what they need. The
 // space returns with the next [Prune]. The name can be used again; the epoch goes
 // on, so that an old writer stays refused. NotFound, Conflict.
-func RemoveVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error) {
+func RemoveVolume(ctx context.Context, r *Remote, q ref.Ref) (Removed, error) {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return Removed{}, err
+	}
+	defer rp.Close()
+	return removeVolume(ctx, rp, q)
+}
+
+func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error) {
 	if err := ref.CheckName(opForget, q.Name); err != nil {
 		return Removed{}, err
 	}

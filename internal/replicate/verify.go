@@ -202,6 +202,11 @@ func (v *verifier) run(ctx context.Context) error {
 	if err := v.list(ctx, heads); err != nil {
 		return err
 	}
+	if _, _, err := v.repo.Seen(ctx); broken(err) {
+		v.out.Warnings = append(v.out.Warnings, Problem{Object: "prune/seen", Message: fmt.Sprintf("the next prune makes it anew: %v", err)})
+	} else if err != nil {
+		return err
+	}
 	if err := v.present(ctx); err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"pando/internal/errs"
 	"pando/internal/repo"
 
 	"golang.org/x/sync/errgroup"
@@ -102,12 +103,21 @@ func (v *verifier) readSome(ctx context.Context, chosen []uint32, keys map[pageK
 	}
 	err := eachOf(ctx, list, func(ctx context.Context, k pageKey) error {
 		pieces, err := v.repo.ReadPage(ctx, repo.Page{Region: k.region, Frame: k.frame})
-		if err != nil && !broken(err) {
+		p := v.pages[k]
+		switch {
+		case broken(err): // it could be read before: somebody has removed it, or it was damaged just now
+			for _, o := range p.owners {
+				bad := o.problem("segments/"+k.frame.Segment.String(), "its map cannot be read: %v", err)
+				bad.Offset = regionStart(k.region)
+				bad.Length = regionEnd(k.region, o.size) - bad.Offset
+				v.problem(bad)
+			}
+			return nil
+		case err != nil:
 			return err
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		p := v.pages[k]
 		add(expected{frame: k.frame, page: p, region: k.region, offset: -1}) // the page itself
 		for _, x := range pieces {
 			add(expected{x.Frame, x.Within, uint32(x.Length), x.Sum, p, k.region, x.Offset, 0})
@@ -165,6 +175,8 @@ func (v *verifier) readSegment(ctx context.Context, s repo.Segment, all []expect
 		return nil
 	})
 	switch {
+	case errs.Is(err, errs.NotFound) && len(all) == 0:
+		return nil // whose it was is said elsewhere, unless nobody needs it any more
 	case broken(err):
 		for _, x := range all {
 			v.blame(x, err.Error())

@@ -28,6 +28,12 @@ func (r *Repo) SessionIDs(ctx context.Context) iter.Seq2[ID, error] {
 	return r.names(ctx, sessionPrefix)
 }
 
+// DropSeen removes what prunes have left for each other, if it cannot be read any more.
+// Absent is success.
+func (r *Repo) DropSeen(ctx context.Context) error {
+	return about("remove what was seen in", r.store.String(), r.store.Delete(ctx, seenKey))
+}
+
 // ObjectKind is what an object is by its key.
 type ObjectKind string
 
