@@ -182,12 +182,7 @@ pulled as before. The space returns with the next ` + "`pando remote prune`" + `
 			if err != nil {
 				return err
 			}
-			rp, err := r.Open(c.Context())
-			if err != nil {
-				return err
-			}
-			defer rp.Close()
-			out, err := replicate.RemoveVolume(c.Context(), rp, q)
+			out, err := replicate.RemoveVolume(c.Context(), r, q)
 			if err != nil {
 				return err
 			}
@@ -282,7 +277,7 @@ func (a *App) completeOnRemote(n int) completer {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		vols, err := volumesOf(ctx, r)
+		vols, err := replicate.Volumes(ctx, r)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
@@ -298,14 +293,4 @@ func (a *App) completeOnRemote(n int) completer {
 		}
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}
-}
-
-// volumesOf lists what a remote has.
-func volumesOf(ctx context.Context, r *replicate.Remote) ([]replicate.Listed, error) {
-	rp, err := r.Open(ctx)
-	if err != nil {
-		return nil, err
-	}
-	defer rp.Close()
-	return replicate.Volumes(ctx, rp)
 }

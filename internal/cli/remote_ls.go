@@ -36,7 +36,7 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 					return err
 				}
 			}
-			vols, err := volumesOf(c.Context(), r)
+			vols, err := replicate.Volumes(c.Context(), r)
 			if err != nil {
 				return err
 			}
@@ -102,6 +102,9 @@ func (a *App) printListed(r *replicate.Remote, vols []replicate.Listed) error {
 		return a.printJSON(vols)
 	case a.quiet:
 		for _, v := range vols {
+			if len(v.Points) == 0 {
+				continue // its first push is under way
+			}
 			if err := a.printf("%s\n", v.Name); err != nil {
 				return err
 			}

@@ -60,15 +60,10 @@ nothing is deleted.`,
 		if err != nil {
 			return err
 		}
-		rp, err := r.Open(c.Context())
-		if err != nil {
-			return err
-		}
-		defer rp.Close()
 		var out *replicate.Pruned
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
-			out, err = replicate.Prune(c.Context(), rp, q)
+			out, err = replicate.Prune(c.Context(), r, q)
 			return err
 		}); err != nil {
 			return err
