@@ -65,6 +65,10 @@ var table = map[string]layer{
 	// pools.
 	"internal/doctor": {imports: []string{"{leaves}", "{words}"}},
 
+	// Remotes: the format of a repository knows objects in a store, and nothing of
+	// pools.
+	"internal/repo": {imports: []string{"internal/objstore", "internal/errs"}},
+
 	// What it keeps, and where.
 	"internal/catalog": {imports: []string{"internal/driver", "internal/errs", "internal/kernel"}},
 	"internal/pool": {
