@@ -27,6 +27,11 @@ type tree struct {
 	f    *os.File
 	path string
 
+	// Of the root, as the stream last said or, before, as the base has them. What is
+	// made on its way to other places is made in the root, and the stream does not
+	// always set its times right afterwards.
+	times []unix.Timespec
+
 	noEncoded bool // the kernel takes no compressed data
 	decoder   decoder
 }
@@ -41,7 +46,15 @@ type tree struct {
 // commands.
 func Apply(ctx context.Context, s *Reader, begin Begin, root, base *os.File) error {
 	t := &tree{begin: begin, root: root, base: base}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
+		return err
+	}
+	t.times = []unix.Timespec{st.Atim, st.Mtim}
 	err := t.all(ctx, s)
+	if err == nil {
+		err = unix.UtimesNanoAt(int(root.Fd()), ".", t.times, 0)
+	}
 	if cerr := t.closeFile(); err == nil {
 		err = cerr
 	}
@@ -146,6 +159,10 @@ func (t *tree) do(c *command) error {
 		return t.in(c.path(attrPath), c, func(at int, name string) error { return chown(at, name, uid, gid) })
 	case cmdUtimes:
 		times := []unix.Timespec{c.time(attrAtime), c.time(attrMtime)}
+		if c.path(attrPath) == root && c.err == nil {
+			t.times = times
+			return nil
+		}
 		return t.in(c.path(attrPath), c, func(at int, name string) error {
 			return unix.UtimesNanoAt(at, name, times, unix.AT_SYMLINK_NOFOLLOW)
 		})
