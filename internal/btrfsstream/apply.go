@@ -75,6 +75,9 @@ func (t *tree) all(ctx context.Context, s *Reader) error {
 			return s.end()
 		}
 		err = t.do(c)
+		if errors.Is(err, unix.EPERM) && c.err == nil && t.soften(c) {
+			err = t.do(c)
+		}
 		if c.err != nil {
 			return c.err
 		}
@@ -167,11 +170,57 @@ func (t *tree) do(c *command) error {
 			return unix.UtimesNanoAt(at, name, times, unix.AT_SYMLINK_NOFOLLOW)
 		})
 	case cmdFileattr:
-		return nil // see FORMAT in the package's comment
+		return nil // flags of inodes (chattr) are not kept, and no kernel sends them yet
 	case cmdUpdateExtent:
 		return damaged("it is without the content of files")
 	}
 	return damaged("%s in its middle", c.name())
+}
+
+// soften takes the flags "immutable" and "append only" away from what a command is
+// about, and reports whether there were any. An object that was received has none,
+// as streams do not hold them; but one that was made here may, and what comes back
+// builds on it.
+func (t *tree) soften(c *command) (some bool) {
+	for _, a := range []int{attrPath, attrPathTo, attrPathLink} {
+		if c.typ == cmdSymlink && a == attrPathLink {
+			continue // a target
+		}
+		p := string(c.attr[a])
+		for _, path := range []string{p, p[:max(strings.LastIndexByte(p, '/'), 0)]} {
+			if c.have&(1<<a) == 0 {
+				continue
+			}
+			_ = below(t.root, path, func(at int, name string) error {
+				some = soften(at, name) || some
+				return nil
+			})
+		}
+	}
+	return some
+}
+
+// FS_IMMUTABLE_FL and FS_APPEND_FL of linux/fs.h.
+const immutableFlag, appendFlag = 0x10, 0x20
+
+func soften(at int, name string) bool {
+	var st unix.Stat_t
+	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return false
+	}
+	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFDIR {
+		return false // opening others has effects
+	}
+	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	flags, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS)
+	if err != nil || flags&(immutableFlag|appendFlag) == 0 {
+		return false
+	}
+	return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, flags&^(immutableFlag|appendFlag)) == nil
 }
 
 // procPath names a file for calls that take no directory.
