@@ -22,6 +22,8 @@ const (
 	compressionLZO64K = 7
 )
 
+var zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
+
 // maxUnencoded is the longest piece that btrfs compresses at once.
 const maxUnencoded = 128 << 10
 
@@ -105,9 +107,11 @@ func (d *decoder) decode(data []byte, compression uint32, n int) ([]byte, error)
 				return nil, fmt.Errorf("zstd: %w", err)
 			}
 		}
-		// As a stream: after its end there may be padding up to a whole sector.
 		if err = d.zstd.Reset(bytes.NewReader(data)); err == nil {
-			err = fill(d.zstd, out)
+			// After the end there is padding up to a whole sector.
+			if err = fill(d.zstd, out); errors.Is(err, zstd.ErrMagicMismatch) && bytes.HasPrefix(data, zstdMagic) {
+				err = nil
+			}
 		}
 	case compression >= compressionLZO4K && compression <= compressionLZO64K:
 		err = decodeLZO(out, data, 4096<<(compression-compressionLZO4K))
