@@ -18,7 +18,16 @@
 // volume. A snapshot of btrfs leaves those out; here they are cloned too, one
 // after the other, each at a moment of its own. They are found by an index, so
 // looking for them costs nothing when there are none. A subvolume cannot be
-// destroyed before those inside it are: Destroy does both.
+// destroyed before those inside it are: Destroy does both. Streams cannot hold
+// them: an object with subvolumes inside is not sent.
+//
+// # Streams
+//
+// The kernel makes them, and package btrfsstream follows them, without the programs
+// of btrfs. What was received has the UUID of what was sent as its "received UUID",
+// by which the kernel names it when it is sent on, so that increments fit wherever
+// an object has been. Not in a stream, and lost on the way, are flags of inodes
+// (chattr), preallocated space, and what fs-verity keeps.
 package btrfs
 
 import (
