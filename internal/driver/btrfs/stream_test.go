@@ -551,3 +551,63 @@ func (slowWriter) Write(b []byte) (int, error) {
 	time.Sleep(2 * time.Millisecond)
 	return len(b), nil
 }
+
+// BenchmarkStream sends and receives large files, and many small ones.
+func BenchmarkStream(b *testing.B) {
+	d, err := btrfs.Open(b.Context(), testfs.Btrfs(b, 4<<30), "pool", true)
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.(*btrfs.Driver).Close()
+	s := d.(driver.Streamer)
+	for _, c := range []struct {
+		name        string
+		files, size int
+	}{{"large", 4, 64 << 20}, {"small", 20_000, 2000}} {
+		vol, snap := identity(driver.Volume), identity(driver.Snapshot)
+		if err := d.Create(b.Context(), vol); err != nil {
+			b.Fatal(err)
+		}
+		a, err := d.Attachment(b.Context(), vol.ID)
+		if err != nil {
+			b.Fatal(err)
+		}
+		data := make([]byte, c.size)
+		for i := range data {
+			data[i] = byte(i*i>>9 ^ i)
+		}
+		for i := range c.files {
+			dir := filepath.Join(a.Tree, fmt.Sprint(i%100))
+			if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), data, 0o644)); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := d.Snapshot(b.Context(), vol.ID, snap); err != nil {
+			b.Fatal(err)
+		}
+		var stream bytes.Buffer
+		b.Run(c.name+"/send", func(b *testing.B) {
+			for b.Loop() {
+				stream.Reset()
+				if err := s.Send(b.Context(), snap.ID, "", &stream); err != nil {
+					b.Fatal(err)
+				}
+				b.SetBytes(int64(stream.Len()))
+			}
+		})
+		b.Run(c.name+"/receive", func(b *testing.B) {
+			b.SetBytes(int64(stream.Len()))
+			for b.Loop() {
+				id := identity(driver.Snapshot)
+				if err := s.Receive(b.Context(), id, "", bytes.NewReader(stream.Bytes())); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				if err := d.Destroy(b.Context(), id.ID); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+			}
+		})
+	}
+}
