@@ -305,30 +305,26 @@ func cannotLink(err error) bool {
 	return false
 }
 
-// makeDirs makes a directory and those above it. settle makes them durable.
+// makeDirs makes a directory and those above it. settle makes them durable. On
+// return they may be gone again: Delete removes empty ones.
 func (s *Store) makeDirs(dir string) error {
-	if dir == "." {
-		return s.vanished(writing, "")
-	}
-	if err := s.root.MkdirAll(dir, s.perm); err != nil {
-		return err
-	}
+	err := s.root.MkdirAll(dir, s.perm)
 	// The umask is not asked: others who may write to the store must be able to
 	// write to all of it.
-	for ; dir != "."; dir = path.Dir(dir) {
-		st, err := s.root.Lstat(dir)
-		if err != nil {
-			return err
-		}
-		if st.Mode().Perm() == s.perm {
+	for ; err == nil && dir != "."; dir = path.Dir(dir) {
+		var st os.FileInfo
+		if st, err = s.root.Lstat(dir); err != nil || st.Mode().Perm() == s.perm {
 			continue
 		}
 		inherited := st.Mode() & (os.ModeSetgid | os.ModeSticky)
-		if err := s.root.Chmod(dir, s.perm|inherited); err != nil && !errors.Is(err, syscall.EPERM) {
-			return err
+		if err = s.root.Chmod(dir, s.perm|inherited); errors.Is(err, syscall.EPERM) {
+			err = nil // somebody else has made it
 		}
 	}
-	return nil
+	if errors.Is(err, syscall.ENOENT) {
+		return s.vanished(writing, dir)
+	}
+	return err
 }
 
 // settle makes the names in a directory durable, and those of the directory and of
