@@ -54,6 +54,14 @@ func GoFakeS3(t testing.TB, buckets ...string) *Server {
 	return s
 }
 
+// GoFakeS3Ahead starts gofakes3 with Bucket, and a clock that is ahead of this host's.
+func GoFakeS3Ahead(t testing.TB, ahead time.Duration) *Server {
+	t.Helper()
+	s := &Server{scheme: "s3", Access: "any", Secret: "anything"}
+	s.start(t, "gofakes3", "-ahead", ahead.String(), Bucket)
+	return s
+}
+
 // FakeGCS starts fake-gcs-server with Bucket and others.
 func FakeGCS(t testing.TB, buckets ...string) *Server {
 	t.Helper()
