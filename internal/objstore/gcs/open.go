@@ -38,7 +38,7 @@ var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
 // Open opens the store that u, as above, names. It asks nobody: not even whether the
 // bucket is there. Errors: Invalid for a URL that is none.
 func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
-	if err := objstore.Ended(ctx, "open remote", u.Redacted()); err != nil {
+	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
 		return nil, err
 	}
 	l, err := parse(u)
@@ -55,14 +55,14 @@ func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 func parse(u *url.URL) (location, error) {
 	l := location{base: "https://storage.googleapis.com"}
 	invalid := func(format string, args ...any) (location, error) {
-		return location{}, errs.New(errs.Invalid, "open remote", u.Redacted(), format, args...).
+		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), format, args...).
 			WithHint("write it as gs://BUCKET/PREFIX")
 	}
 	switch {
 	case u.Scheme != "gs":
 		return invalid("it is not a URL of Google Cloud Storage")
 	case u.User != nil:
-		return location{}, errs.New(errs.Invalid, "open remote", u.Redacted(), "credentials do not belong into the URL").
+		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), "credentials do not belong into the URL").
 			WithHint("set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
 	case u.Opaque != "" || u.Host == "":
 		return invalid("it names no bucket")
@@ -104,11 +104,14 @@ func parse(u *url.URL) (location, error) {
 			return invalid("there is no parameter %q", name)
 		}
 		if wrong != "" {
-			return invalid("%s=%s: %s", name, values[0], wrong)
+			return invalid("its parameter %s: %s", name, wrong)
 		}
 	}
-	text := url.URL{Scheme: "gs", Host: l.bucket, Path: "/" + strings.TrimSuffix(l.prefix, "/"), RawQuery: u.RawQuery}
-	l.text = strings.TrimSuffix(text.String(), "/")
+	text := url.URL{Scheme: "gs", Host: l.bucket, RawQuery: u.RawQuery}
+	if l.prefix != "" {
+		text.Path = "/" + strings.TrimSuffix(l.prefix, "/")
+	}
+	l.text = text.String()
 	return l, nil
 }
 

@@ -40,7 +40,7 @@ func (l location) String() string { return l.text }
 // Open opens the store that u, as above, names. It asks nobody: not even whether the
 // bucket is there. Errors: Invalid for a URL that is none.
 func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
-	if err := objstore.Ended(ctx, "open remote", u.Redacted()); err != nil {
+	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
 		return nil, err
 	}
 	l, err := parse(u)
@@ -61,14 +61,14 @@ func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 func parse(u *url.URL) (location, error) {
 	l := location{host: amazonHost, secure: true}
 	invalid := func(format string, args ...any) (location, error) {
-		return location{}, errs.New(errs.Invalid, "open remote", u.Redacted(), format, args...).
+		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), format, args...).
 			WithHint("write it as s3://BUCKET/PREFIX or s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION")
 	}
 	switch {
 	case u.Scheme != "s3":
 		return invalid("it is not a URL of S3")
 	case u.User != nil:
-		return location{}, errs.New(errs.Invalid, "open remote", u.Redacted(), "credentials do not belong into the URL").
+		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), "credentials do not belong into the URL").
 			WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials")
 	case u.Opaque != "" || u.Host == "":
 		return invalid("it names no bucket")
@@ -121,13 +121,16 @@ func parse(u *url.URL) (location, error) {
 			}
 		}
 		if bad != "" {
-			return invalid("%s=%s: %s", name, v, bad)
+			return invalid("its parameter %s: %s", name, bad)
 		}
 	}
 	if bundle := os.Getenv("AWS_CA_BUNDLE"); bundle != "" && l.options.CAFile == "" {
 		l.options.CAFile = bundle
 	}
-	text := url.URL{Scheme: "s3", Host: l.bucket, Path: "/" + strings.TrimSuffix(l.prefix, "/"), RawQuery: u.RawQuery}
-	l.text = strings.TrimSuffix(text.String(), "/")
+	text := url.URL{Scheme: "s3", Host: l.bucket, RawQuery: u.RawQuery}
+	if l.prefix != "" {
+		text.Path = "/" + strings.TrimSuffix(l.prefix, "/")
+	}
+	l.text = text.String()
 	return l, nil
 }

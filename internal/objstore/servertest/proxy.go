@@ -5,6 +5,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -91,7 +92,7 @@ func NewTLSProxy(t testing.TB, s *Server, faults ...*Fault) *Proxy {
 func prepare(t testing.TB, s *Server, faults []*Fault) *Proxy {
 	p := &Proxy{t: t, target: s.Addr, faults: faults, onward: &http.Transport{DisableCompression: true}}
 	p.http = httptest.NewUnstartedServer(http.HandlerFunc(p.serve))
-	p.http.Config.ErrorLog = nil
+	p.http.Config.ErrorLog = log.New(io.Discard, "", 0) // of clients that hang up
 	t.Cleanup(func() {
 		p.http.CloseClientConnections()
 		p.http.Close()

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"net/url"
 	"strings"
 	"unicode/utf8"
 )
@@ -28,4 +29,9 @@ func Prefix(path string) (prefix, wrong string) {
 		}
 	}
 	return path + "/", ""
+}
+
+// Name is what a URL is called that may be wrong: without what could be a secret.
+func Name(u *url.URL) string {
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 }

@@ -59,7 +59,7 @@ func Endpoint(text string) (host string, secure bool, wrong string) {
 	e, err := url.Parse(text)
 	switch {
 	case err != nil:
-		return "", false, err.Error()
+		return "", false, "it is no URL"
 	case e.Scheme != "http" && e.Scheme != "https":
 		return "", false, "it must begin with https:// or http://"
 	case e.User != nil:
