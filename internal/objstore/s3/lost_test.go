@@ -107,7 +107,8 @@ func TestLostAnswers(t *testing.T) {
 }
 
 // TestConformanceThroughABadNetwork: with Retry in front, a store behind a network that
-// loses much is still one.
+// drops much is still one. Answers are not lost here: that a write was done although it
+// got a Conflict is a thing that objstore.Retry permits, and the suite does not.
 func TestConformanceThroughABadNetwork(t *testing.T) {
 	server := servertest.GoFakeS3(t)
 	server.Setenv(t)

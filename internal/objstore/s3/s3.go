@@ -28,6 +28,7 @@
 package s3
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -41,8 +42,6 @@ import (
 	"pando/internal/errs"
 	"pando/internal/objstore"
 	"pando/internal/objstore/web"
-
-	"bytes"
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
@@ -63,6 +62,10 @@ type Store struct {
 var _ objstore.Store = (*Store)(nil)
 
 func (s *Store) String() string { return s.l.String() }
+
+// The library pauses after a failed attempt, by chance up to this long, also if it
+// was the only one.
+func init() { minio.DefaultRetryUnit = 0 }
 
 // core is the client for the region as far as it is known.
 func (s *Store) core() (*minio.Core, string) {

@@ -220,7 +220,10 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if f.Answer != nil {
-		got = f.Answer(answer, got)
+		before := len(got)
+		if got = f.Answer(answer, got); len(got) != before {
+			answer.Header.Del("Content-Length")
+		}
 	}
 	for name, values := range answer.Header {
 		w.Header()[name] = values
