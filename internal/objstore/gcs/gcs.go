@@ -20,17 +20,18 @@
 //
 // # Why there is no library of Google's here
 //
-// Measured with version 1.0 of this package in mind, `pando version` 200 times, a
-// 13.0 MB program that starts in 6.4 ms (median) without any of this, with minio-go:
+// Every start of every command would pay for it. Measured on two cores, `pando
+// version` 200 times, median, and the size of the program, which has minio-go for
+// internal/objstore/s3 in any case:
 //
-//	minio-go alone                         8.5 ms   16.3 MB
+//	neither                                6.4 ms   13.0 MB
+//	minio-go                               8.5 ms   16.3 MB
 //	and golang.org/x/oauth2/google         8.2 ms   16.7 MB
-//	and google.golang.org/api/storage/v1  10.5 ms   25.7 MB
 //	and cloud.google.com/go/auth          10.9 ms   25.2 MB
+//	and google.golang.org/api/storage/v1  10.5 ms   25.7 MB
 //
-// cloud.google.com/go/storage has google.golang.org/api and gRPC in it, so that it is
-// larger than the third line. Five requests of the JSON API, which is stable since
-// 2012, cost every start of every command nothing. Tokens are left to x/oauth2.
+// cloud.google.com/go/storage has google.golang.org/api and gRPC in it. What is
+// needed are five requests of the JSON API; tokens are left to x/oauth2.
 package gcs
 
 import (

@@ -295,7 +295,7 @@ func TestNoWay(t *testing.T) {
 		}
 	})
 	t.Run("server ends", func(t *testing.T) {
-		slow := objstore.Limit(s, 256<<10)
+		slow := objstore.Limit(s, 2<<20)
 		time.AfterFunc(100*time.Millisecond, server.Stop)
 		_, err := slow.Put(t.Context(), "a/new", big, objstore.IfAbsent)
 		temporary.check(t, err)

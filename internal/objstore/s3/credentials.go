@@ -29,6 +29,7 @@ const roleWait = 3 * time.Second
 // that the bucket is not theirs, when in truth a name in a file is wrong.
 type chain struct {
 	profile string // of the URL, or ""
+	machine string // URL of a machine's service for roles, "" for the usual one
 	used    credentials.Provider
 }
 
@@ -75,7 +76,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 		fileErr = nil
 	}
 	if fileErr == nil && !strings.EqualFold(os.Getenv("AWS_EC2_METADATA_DISABLED"), "true") || hasRole() {
-		role := &credentials.IAM{}
+		role := &credentials.IAM{Endpoint: c.machine}
 		asked := *cc
 		ctx := cc.Context
 		if ctx == nil {

@@ -211,8 +211,30 @@ func TestServersThatIgnore(t *testing.T) {
 	})
 }
 
-// TestNotOurs: other objects in the bucket are left alone, and large ones do not fill
-// the memory.
+// TestOneRequest: also the largest object is written by one request, to which alone a
+// condition applies, and nothing else is asked before.
+func TestOneRequest(t *testing.T) {
+	server := servertest.VersityGW(t)
+	server.Setenv(t)
+	proxy := servertest.NewProxy(t, server)
+	p := prefix(t)
+	s := open(t, server.URLOf(servertest.Bucket, p, proxy.URL))
+	data := bytes.Repeat([]byte("0123456789abcdef"), objstore.MaxObjectBytes/16)
+	if _, err := s.Put(t.Context(), "large", data, objstore.IfAbsent); err != nil {
+		t.Fatal(err)
+	}
+	if got := proxy.Requests(); len(got) != 1 || got[0] != "PUT /"+servertest.Bucket+"/"+p+"/large" {
+		t.Errorf("requests: %q", got)
+	}
+	if got, _, err := s.Get(t.Context(), "large", 1<<20, 16<<20); err != nil || !bytes.Equal(got, data[:16<<20]) {
+		t.Errorf("%d bytes, %v", len(got), err)
+	}
+	if got := proxy.Requests(); len(got) != 1 {
+		t.Errorf("requests: %q", got)
+	}
+}
+
+// TestNotOurs: other objects in the bucket are left alone.
 func TestNotOurs(t *testing.T) {
 	server := servertest.GoFakeS3(t)
 	server.Setenv(t)
