@@ -77,7 +77,6 @@ func TestFormatIsDocumented(t *testing.T) {
 
 type foreign struct {
 	t          *testing.T
-	config     []byte
 	repository []byte
 	keys       map[string][]byte // by ID
 	first      []byte
@@ -138,12 +137,6 @@ func (f *foreign) unpack(codec byte, b []byte, size uint32) []byte {
 var text = base32.HexEncoding.WithPadding(base32.NoPadding)
 
 func id(b []byte) string { return strings.ToLower(text.EncodeToString(b)) }
-
-func (f *foreign) raw(s string) []byte {
-	b, err := text.DecodeString(strings.ToUpper(s))
-	f.must(err)
-	return b
-}
 
 func (f *foreign) openConfig(who age.Identity, kind byte) {
 	b := f.get("config")
