@@ -126,9 +126,9 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 	return base{}, false
 }
 
-// find finds one object in a head.
-func find(h headState, l links, id driver.ObjectID, content repo.Content) (base, bool) {
-	if id == "" {
+// find finds one object, which is here, in a head.
+func (p *pusher) find(ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content) (base, bool) {
+	if _, err := p.e.PointByID(ctx, id); err != nil {
 		return base{}, false
 	}
 	for _, x := range slices.Backward(h.Points) {
@@ -198,7 +198,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 		if err != nil {
 			return base{}, err
 		}
-		if b, ok := find(from, l, pt.OriginID, content); ok {
+		if b, ok := p.find(ctx, from, l, pt.OriginID, content); ok {
 			return b, p.tidyOrigin(ctx, b, from)
 		}
 	}
@@ -213,7 +213,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 	if err != nil {
 		return base{}, err
 	}
-	if b, ok := find(golden, l, pt.BaseID, content); ok || p.q.NoOrigin || r.Name == jb.head {
+	if b, ok := p.find(ctx, golden, l, pt.BaseID, content); ok || p.q.NoOrigin || r.Name == jb.head {
 		if ok {
 			err = p.tidyOrigin(ctx, b, golden)
 		}
@@ -233,7 +233,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 	if golden, err = p.pushOrigin(ctx, gp, golden); err != nil {
 		return base{}, err
 	}
-	b, _ := find(golden, l, pt.BaseID, content)
+	b, _ := p.find(ctx, golden, l, pt.BaseID, content)
 	return b, nil
 }
 
