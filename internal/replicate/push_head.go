@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -248,13 +249,13 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 	if h, err = p.readHead(ctx, pt.Volume); err != nil {
 		return h, err
 	}
-	jb := &job{pt: pt, head: pt.Volume, j: j}
+	jb := &job{pt: pt, head: pt.Volume, j: j, begun: time.Now()}
 	if jb.goOn = j.plan != nil && j.plan.Object == string(pt.ID); !jb.goOn {
 		if err := p.forget(ctx, j); err != nil {
 			return h, err
 		}
 	}
-	if _, err := p.point(ctx, jb, h); err != nil {
+	if p.origins, err = add(p.origins)(p.point(ctx, jb, h)); err != nil {
 		return h, err
 	}
 	return p.readHead(ctx, pt.Volume)
@@ -284,7 +285,7 @@ func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.point(ctx, &job{pt: pt, head: h.Name, j: j, goOn: true}, h)
+	_, err = p.point(ctx, &job{pt: pt, head: h.Name, j: j, goOn: true, begun: time.Now()}, h)
 	return err
 }
 
