@@ -223,7 +223,11 @@ func TestPushWithoutLinks(t *testing.T) {
 			t.Fatal(err, r)
 		}
 	}
-	w.edit("v", func(f *os.File) { noise(t, f, 4, 100*mib, mib); punch(t, f, 201*mib, 2*mib); noise(t, f, 4, 8*mib+4096, 4096) })
+	w.edit("v", func(f *os.File) {
+		noise(t, f, 4, 100*mib, mib)
+		punch(t, f, 201*mib, 2*mib)
+		noise(t, f, 4, 8*mib+4096, 4096)
+	})
 	out = w.push("v")
 	w.checkPoint(rp, "v", w.image("v"))
 	if !out[0].Full || out[0].UploadedBytes > 3*mib {
