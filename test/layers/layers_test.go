@@ -78,8 +78,8 @@ var table = map[string]layer{
 
 	// Where remotes keep their objects: the contract, and one package for each kind
 	// of place. They know nothing of repositories.
-	"internal/objstore":      {imports: []string{"internal/errs"}},
-	"internal/objstore/file": {imports: []string{"internal/objstore", "internal/errs"}},
+	"internal/objstore":      {imports: []string{"internal/errs"}, tests: []string{"internal/objstore/file"}},
+	"internal/objstore/file": {imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/loopdev", "internal/mount", "internal/run"}},
 
 	// Drivers know the contract and leaves: neither the catalogue, nor the
 	// engine, nor each other.
@@ -111,7 +111,7 @@ var table = map[string]layer{
 	"internal/faulttest":          {support: true, imports: []string{"internal/kernel"}},
 	"internal/treecopy/treetest":  {support: true},
 	"internal/driver/drivertest":  {support: true, imports: []string{"internal/driver", "internal/driver/objdir", "internal/testfs", "internal/treecopy/treetest", "{leaves}", "internal/errs"}},
-	"internal/objstore/storetest": {support: true, imports: []string{"internal/objstore", "internal/errs"}},
+	"internal/objstore/storetest": {support: true, imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/objstore/file"}},
 	"internal/faulttest/testdata": {},
 
 	// Tests of the whole, and tools: they stand above everything.
