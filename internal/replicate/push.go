@@ -67,7 +67,8 @@ type Pushed struct {
 // A point is there, whole, or not at all. What an interrupted push has uploaded is not
 // lost: the next one goes on with the same snapshot, and then pushes what is newer. One
 // that fails does not keep others from being pushed; what was is returned with the
-// errors, joined.
+// errors, joined. Goldens that had to be pushed before their clones are in the result,
+// before those.
 //
 // Errors: Conflict if another pool writes the volume there (somebody took it over) or
 // it is another volume than the one here, InUse if it is being pushed already, Invalid,
@@ -112,7 +113,7 @@ type pusher struct {
 	repo   *repo.Repo
 	repoID string
 
-	origins []Pushed // what had to be pushed first, of the target that is being pushed
+	origins []Pushed // goldens that were pushed before their clones, not yet reported
 }
 
 // target is what a reference names.
