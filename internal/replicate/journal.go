@@ -121,7 +121,7 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, errs.Wrap(opPush, head, err)
 	}
-	j := &journal{path: filepath.Join(dir, head)}
+	j := &journal{path: journalPath(remoteDir, head)}
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, errs.Wrap(opPush, head, err)
@@ -151,6 +151,9 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 	}
 	return j, nil
 }
+
+// journalPath is where the journal of a head is.
+func journalPath(remoteDir, head string) string { return filepath.Join(remoteDir, journalDir, head) }
 
 // waitJournal is openJournal that waits for another process to be done.
 func waitJournal(ctx context.Context, remoteDir, head string) (*journal, error) {
@@ -236,6 +239,7 @@ func (j *journal) take(b []byte, at int64) bool {
 			return false
 		}
 		j.plan, j.finished, j.next = p, nil, 0
+		j.use(0)
 		return true
 	case recordRun:
 		if len(b) != 4 || j.plan == nil {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -286,15 +287,19 @@ func (p *pusher) unfinished(ctx context.Context, j *journal, volume string) (eng
 
 // forget gives up what the journal has of an unfinished push.
 func (p *pusher) forget(ctx context.Context, j *journal) error {
-	if j.plan == nil {
+	if err := p.endPlanned(ctx, j); err != nil {
+		return err
+	}
+	return errs.Wrap(opPush, filepath.Base(j.path), j.clear())
+}
+
+// endPlanned ends the session of an unfinished push. Its journal still says which
+// snapshot it is of, so that nobody destroys that.
+func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
+	if j.plan == nil || j.plan.Session.IsZero() {
 		return nil
 	}
-	if id := j.plan.Session; !id.IsZero() {
-		if err := p.repo.EndSession(ctx, &repo.Session{ID: id}); err != nil {
-			return err
-		}
-	}
-	return errs.Wrap(opPush, j.plan.Snapshot, j.clear())
+	return p.repo.EndSession(ctx, &repo.Session{ID: j.plan.Session})
 }
 
 // point pushes one point. Whatever the error, either the journal has what is needed to
@@ -322,16 +327,7 @@ func (p *pusher) wasThere(ctx context.Context, jb *job, h headState, at repo.Poi
 	out := p.describe(jb, h, at)
 	out.Unchanged = !jb.goOn
 	out.Resumed = jb.goOn
-	var session *repo.Session
-	if jb.j.plan != nil && !jb.j.plan.Session.IsZero() {
-		session = &repo.Session{ID: jb.j.plan.Session}
-	}
-	err := p.settle(ctx, jb, h, at.Manifest, func(ctx context.Context) error {
-		if session == nil {
-			return nil
-		}
-		return p.repo.EndSession(ctx, session)
-	})
+	err := p.settle(ctx, jb, h, at.Manifest, func(ctx context.Context) error { return p.endPlanned(ctx, jb.j) })
 	out.Seconds = time.Since(jb.begun).Seconds()
 	return out, err
 }

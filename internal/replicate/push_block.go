@@ -23,7 +23,7 @@ func (p *pusher) block(ctx context.Context, jb *job, h headState, l links) (Push
 		if !errors.Is(err, errStale) {
 			return out, err
 		}
-		if err := p.forget(ctx, jb.j); err != nil {
+		if err := p.endPlanned(ctx, jb.j); err != nil {
 			return Pushed{}, err
 		}
 		jb.goOn = false

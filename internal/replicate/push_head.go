@@ -2,6 +2,7 @@ package replicate
 
 import (
 	"context"
+	"os"
 	"slices"
 	"strings"
 
@@ -198,7 +199,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 			return base{}, err
 		}
 		if b, ok := find(from, l, pt.OriginID, content); ok {
-			return b, nil
+			return b, p.tidyOrigin(ctx, b, from)
 		}
 	}
 	if pt.BaseID == "" {
@@ -213,7 +214,10 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 		return base{}, err
 	}
 	if b, ok := find(golden, l, pt.BaseID, content); ok || p.q.NoOrigin || r.Name == jb.head {
-		return b, nil
+		if ok {
+			err = p.tidyOrigin(ctx, b, golden)
+		}
+		return b, err
 	}
 	gp, err := p.e.PointByID(ctx, pt.BaseID)
 	if errs.Is(err, errs.NotFound) {
@@ -254,6 +258,34 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 		return h, err
 	}
 	return p.readHead(ctx, pt.Volume)
+}
+
+// tidyOrigin finishes the push of a generation that was interrupted after its commit:
+// nobody may ever push it again.
+func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
+	if !h.Golden {
+		return nil
+	}
+	if _, err := os.Lstat(journalPath(p.r.dir, h.Name)); err != nil {
+		return nil
+	}
+	j, err := openJournal(ctx, p.r.dir, h.Name)
+	if errs.Is(err, errs.InUse) {
+		return nil // somebody is at it
+	}
+	if err != nil {
+		return err
+	}
+	defer j.close()
+	if j.plan == nil || j.plan.Object != string(b.object) {
+		return nil
+	}
+	pt, err := p.e.PointByID(ctx, b.object)
+	if err != nil {
+		return err
+	}
+	_, err = p.point(ctx, &job{pt: pt, head: h.Name, j: j, goOn: true}, h)
+	return err
 }
 
 // verify reads heads again once their manifests are pinned, and says whether a base is

@@ -19,7 +19,7 @@ const maxChain = 30
 // cannot be gone on with in its middle, so one that was interrupted begins anew.
 func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushed, error) {
 	if jb.goOn {
-		if err := p.forget(ctx, jb.j); err != nil {
+		if err := p.endPlanned(ctx, jb.j); err != nil {
 			return Pushed{}, err
 		}
 	}
