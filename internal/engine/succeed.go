@@ -23,6 +23,8 @@ type succession struct {
 	next driver.Identity         // of the successor; the caller makes it, as draft says
 	row  catalog.Row             // of the successor, after commit
 	also func(*catalog.Tx) error // what else is in the commit; may be nil
+
+	settled bool // after commit: nothing is left for the next command to do
 }
 
 // claim reserves the volume and what its successor is made from; look finds
@@ -95,13 +97,18 @@ func (s *succession) commit(ctx context.Context) error {
 	}
 	if err := e.unmark(ctx, s.vol.ID); err != nil {
 		e.warn("%s: %v", s.vol.Name, err)
+		return nil
 	}
+	s.settled = true
 	return nil
 }
 
 // dropPredecessor destroys what a volume was before, which nobody needs, after
 // commit. If it cannot be, it stays as the snapshot that it has become.
 func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
+	if !s.settled {
+		return // its mark must stay; whoever commits has warned of it
+	}
 	before := s.vol.Name + "@" + s.next.Before
 	var old catalog.Row
 	var ok bool

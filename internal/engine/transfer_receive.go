@@ -43,7 +43,7 @@ type ReceiveRequest struct {
 
 	OriginRef      string          // what the volume was cloned from, for people; of Golden: what it was published from
 	OriginID       driver.ObjectID // of that, if it is here
-	BaseGolden     string          // generation that volume and snapshot descend from; "" if none
+	BaseGolden     string          // generation that volume and snapshot descend from, if it is here and is that; "": that of Base, of the volume as it was, or of OriginID
 	BaseGeneration int
 
 	// Exactly one of the two. Image writes what differs from Base; it may use the
@@ -257,15 +257,19 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	e, q, p := r.e, r.q, &r.point
 	fresh := e.identity(driver.Volume)
 	p.Name, p.Consistency = q.Snapshot, q.Consistency
-	p.Golden, p.Generation = q.BaseGolden, q.BaseGeneration
 	p.Origin = q.Volume
 	if !q.Update && !q.SnapshotOnly {
 		if err := checkFree(tx, opPull, q.Volume); err != nil {
 			return nil, err
 		}
 		p.Volume, p.OriginID = fresh.ID, fresh.ID
+		origin, _, err := tx.Get(q.OriginID)
+		if err != nil {
+			return nil, err
+		}
+		p.Golden, p.Generation = r.descends(origin)
 		fresh.Name, fresh.Origin, fresh.OriginID = q.Volume, q.OriginRef, q.OriginID
-		fresh.Golden, fresh.Generation = q.BaseGolden, q.BaseGeneration
+		fresh.Golden, fresh.Generation = p.Golden, p.Generation
 		r.volume = fresh
 		return []catalog.Mark{{ID: fresh.ID, Op: opPull, Name: q.Volume}}, nil
 	}
@@ -279,6 +283,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		return nil, errs.New(errs.Exists, opPull, r.ref, "the volume has a snapshot of this name").WithHint("destroy it first, or pull another")
 	}
 	p.Volume, p.OriginID = vol.Lineage(), vol.ID
+	p.Golden, p.Generation = r.descends(vol)
 	if q.SnapshotOnly {
 		// The volume must stay, or its snapshot would be nobody's.
 		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
@@ -293,11 +298,23 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	n := fresh
 	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+stamp(time.Now())
 	n.Origin, n.OriginID = r.ref, p.ID
-	n.Golden, n.Generation = q.BaseGolden, q.BaseGeneration
+	n.Golden, n.Generation = p.Golden, p.Generation
 	n.CreatedAt, n.ExpiresAt, n.Pinned = vol.CreatedAt, vol.ExpiresAt, vol.Pinned
 	r.volume = n
 	r.next = &succession{e: e, op: opPull, vol: vol, next: n}
 	return []catalog.Mark{{ID: vol.ID, Op: opPull}, {ID: n.ID, Op: opPull}}, nil
+}
+
+// descends is the generation that the point descends from, as the request says, or
+// else Base, or else what it was before. A rebuild would find that, too.
+func (r *receive) descends(before catalog.Row) (golden string, generation int) {
+	switch {
+	case r.q.BaseGolden != "":
+		return r.q.BaseGolden, r.q.BaseGeneration
+	case r.base.Golden != "":
+		return r.base.Golden, r.base.Generation
+	}
+	return before.Golden, before.Generation
 }
 
 // run makes what is planned and records it.
