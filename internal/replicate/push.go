@@ -67,7 +67,8 @@ type Pushed struct {
 // A point is there, whole, or not at all. What an interrupted push has uploaded is not
 // lost: the next one goes on with the same snapshot, and then pushes what is newer. One
 // that fails does not keep others from being pushed; what was is returned with the
-// errors, joined.
+// errors, joined. Goldens that had to be pushed before their clones are in the result,
+// before those.
 //
 // Errors: Conflict if another pool writes the volume there (somebody took it over) or
 // it is another volume than the one here, InUse if it is being pushed already, Invalid,
@@ -88,7 +89,8 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 	var failed []error
 	for _, t := range targets {
 		done, err := p.target(ctx, t)
-		out = append(out, done...)
+		out = append(append(out, p.origins...), done...)
+		p.origins = nil
 		if err != nil {
 			failed = append(failed, errs.Wrap(opPush, t.ref.String(), err))
 		}
@@ -110,6 +112,8 @@ type pusher struct {
 	w      repo.Writer
 	repo   *repo.Repo
 	repoID string
+
+	origins []Pushed // goldens that were pushed before their clones, not yet reported
 }
 
 // target is what a reference names.

@@ -2,8 +2,8 @@ package replicate
 
 import (
 	"fmt"
-	"path/filepath"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"pando/internal/errs"

@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -126,9 +127,9 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 	return base{}, false
 }
 
-// find finds one object in a head.
-func find(h headState, l links, id driver.ObjectID, content repo.Content) (base, bool) {
-	if id == "" {
+// find finds one object, which is here, in a head.
+func (p *pusher) find(ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content) (base, bool) {
+	if _, err := p.e.PointByID(ctx, id); err != nil {
 		return base{}, false
 	}
 	for _, x := range slices.Backward(h.Points) {
@@ -198,7 +199,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 		if err != nil {
 			return base{}, err
 		}
-		if b, ok := find(from, l, pt.OriginID, content); ok {
+		if b, ok := p.find(ctx, from, l, pt.OriginID, content); ok {
 			return b, p.tidyOrigin(ctx, b, from)
 		}
 	}
@@ -213,7 +214,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 	if err != nil {
 		return base{}, err
 	}
-	if b, ok := find(golden, l, pt.BaseID, content); ok || p.q.NoOrigin || r.Name == jb.head {
+	if b, ok := p.find(ctx, golden, l, pt.BaseID, content); ok || p.q.NoOrigin || r.Name == jb.head {
 		if ok {
 			err = p.tidyOrigin(ctx, b, golden)
 		}
@@ -233,7 +234,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 	if golden, err = p.pushOrigin(ctx, gp, golden); err != nil {
 		return base{}, err
 	}
-	b, _ := find(golden, l, pt.BaseID, content)
+	b, _ := p.find(ctx, golden, l, pt.BaseID, content)
 	return b, nil
 }
 
@@ -248,13 +249,13 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 	if h, err = p.readHead(ctx, pt.Volume); err != nil {
 		return h, err
 	}
-	jb := &job{pt: pt, head: pt.Volume, j: j}
+	jb := &job{pt: pt, head: pt.Volume, j: j, begun: time.Now()}
 	if jb.goOn = j.plan != nil && j.plan.Object == string(pt.ID); !jb.goOn {
 		if err := p.forget(ctx, j); err != nil {
 			return h, err
 		}
 	}
-	if _, err := p.point(ctx, jb, h); err != nil {
+	if p.origins, err = add(p.origins)(p.point(ctx, jb, h)); err != nil {
 		return h, err
 	}
 	return p.readHead(ctx, pt.Volume)
@@ -284,7 +285,7 @@ func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.point(ctx, &job{pt: pt, head: h.Name, j: j, goOn: true}, h)
+	_, err = p.point(ctx, &job{pt: pt, head: h.Name, j: j, goOn: true, begun: time.Now()}, h)
 	return err
 }
 

@@ -24,9 +24,10 @@ func TestPushIncrement(t *testing.T) {
 		punch(t, f, 110*mib, mib)
 	})
 	out := w.push("v")
-	if len(out) != 1 {
+	if len(out) != 2 || out[0].Ref != "g@1" || !out[0].Golden || !out[0].Full {
 		t.Fatalf("pushed %+v", out)
 	}
+	out = out[1:]
 	rp := w.open()
 	g := w.checkPoint(rp, "g", w.image("g"))
 	h := w.checkPoint(rp, "v", w.image("v"))

@@ -27,7 +27,8 @@ type imageReader struct {
 	have   []finishedPart // what the journal has of it, in order
 	replay func(finishedPart) ([]item, error)
 
-	scratch []byte
+	scratch []byte // what was read last to be compared
+	at      int64  // where that is
 }
 
 // peek returns the next range without taking it. false: there is none.
@@ -154,6 +155,10 @@ func (r *imageReader) data(ctx context.Context, b *batcher, from, to int64) erro
 }
 
 func (r *imageReader) read(buf []byte, at int64) error {
+	if from := at - r.at; from >= 0 && from+int64(len(buf)) <= int64(len(r.scratch)) {
+		copy(buf, r.scratch[from:])
+		return nil
+	}
 	n, err := r.img.R.ReadAt(buf, at)
 	r.stats.read.Add(int64(n))
 	if n == len(buf) {
@@ -340,8 +345,10 @@ func (r *imageReader) same(p repo.Piece) (bool, error) {
 		r.scratch = make([]byte, repo.FrameBytes)
 	}
 	buf := r.scratch[:p.Length]
+	r.scratch = r.scratch[:0] // nothing, until it is read
 	if err := r.read(buf, p.Offset); err != nil {
 		return false, err
 	}
+	r.scratch, r.at = buf, p.Offset
 	return r.sum(buf) == p.Sum, nil
 }

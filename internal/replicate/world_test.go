@@ -94,12 +94,14 @@ func (w *world) load() {
 		w.t.Fatal(err)
 	}
 	r.retry = objstore.RetryOptions{Attempts: 4, First: time.Microsecond, Longest: time.Millisecond}
-	r.wrap = func(s objstore.Store) objstore.Store {
-		if w.store == nil {
-			w.store = storetest.Faulty(s)
+	if w.store == nil {
+		s, err := OpenStore(w.t.Context(), r.URL, false)
+		if err != nil {
+			w.t.Fatal(err)
 		}
-		return w.store
+		w.store = storetest.Faulty(s)
 	}
+	r.wrap = func(objstore.Store) objstore.Store { return w.store }
 	w.r = r
 }
 

@@ -212,6 +212,61 @@ func TestSealedForTheRepository(t *testing.T) {
 	}
 }
 
+// Who has the keys can seal anything under any key of an object, but not make one
+// thing pass for another.
+func TestObjectsAreWhatTheirKeySays(t *testing.T) {
+	ctx := t.Context()
+	g, r, m := golden(t)
+	put := func(typ objectType, from, to string) {
+		t.Helper()
+		content, err := r.unseal(ctx, typ, from, m.data(from), maxManifestBytes)
+		must(t, err)
+		sealed, err := r.seal(typ, to, content, maxManifestBytes)
+		must(t, err)
+		m.set(to, sealed)
+	}
+	web, err := r.headKey("web")
+	must(t, err)
+	other, err := r.headKey("other")
+	must(t, err)
+	put(typeHead, web, other)
+	_, _, err = r.Head(ctx, "other")
+	kind(t, err, errs.Damaged)
+	id := NewID()
+	put(typeManifest, manifestKey(g.block.ID), manifestKey(id))
+	_, err = r.Manifest(ctx, id)
+	kind(t, err, errs.Damaged)
+	put(typeSession, sessionPrefix+g.session.ID.String(), sessionPrefix+id.String())
+	_, err = r.Session(ctx, id)
+	kind(t, err, errs.Damaged)
+	_, err = r.Sessions(ctx)
+	kind(t, err, errs.Damaged)
+
+	// A page of another region.
+	p := g.block.Pages[0]
+	p.Region++
+	_, err = r.ReadPage(ctx, p)
+	kind(t, err, errs.Damaged)
+	// Data in place of a page.
+	for f := range g.contents {
+		if f != g.block.Pages[0].Frame {
+			if pieces, err := r.ReadPage(ctx, Page{Region: 1, Frame: f}); err == nil {
+				t.Errorf("data is read as a page: %+v", pieces)
+			}
+		}
+	}
+	// Content that is larger than that of its kind can be.
+	sealed, err := r.seal(typeHead, web, make([]byte, maxHeadBytes+1), maxManifestBytes)
+	must(t, err)
+	m.set(web, sealed)
+	_, _, err = r.Head(ctx, "web")
+	kind(t, err, errs.Damaged)
+	// An object of any size is not read whole.
+	m.set(web, make([]byte, maxHeadBytes+100))
+	_, _, err = r.Head(ctx, "web")
+	kind(t, err, errs.Damaged)
+}
+
 // A frame is read only as what it is: at its place, with its length and codec.
 func TestFramesAreBoundToTheirPlace(t *testing.T) {
 	ctx := t.Context()

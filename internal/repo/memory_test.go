@@ -119,12 +119,6 @@ func (m *memory) keys() []string {
 	return slices.Sorted(maps.Keys(m.objects))
 }
 
-func (m *memory) clone() *memory {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return &memory{objects: maps.Clone(m.objects), writes: m.writes}
-}
-
 // set puts what an operator of the store puts.
 func (m *memory) set(key string, data []byte) {
 	m.mu.Lock()

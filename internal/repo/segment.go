@@ -198,12 +198,6 @@ func (r *Repo) DeleteSegment(ctx context.Context, s Segment) error {
 	return about("delete segment", s.String(), r.store.Delete(ctx, s.key()))
 }
 
-// segmentEntry is a frame in the index of a segment.
-type segmentEntry struct {
-	stored, plain uint32
-	codec         Codec
-}
-
 // parseFooter says where the sealed index is in an object of size bytes.
 func parseFooter(footer []byte, size int) (offset, length int, err error) {
 	if len(footer) != footerSize || string(footer[8:]) != footMagic {

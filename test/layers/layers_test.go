@@ -113,7 +113,7 @@ var table = map[string]layer{
 	"internal/faulttest":          {support: true, imports: []string{"internal/kernel"}},
 	"internal/treecopy/treetest":  {support: true},
 	"internal/driver/drivertest":  {support: true, imports: []string{"internal/driver", "internal/driver/objdir", "internal/testfs", "internal/treecopy/treetest", "{leaves}", "internal/errs"}},
-	"internal/objstore/storetest": {support: true, imports: []string{"internal/objstore", "internal/errs"}},
+	"internal/objstore/storetest": {support: true, imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/objstore/file"}},
 	"internal/faulttest/testdata": {},
 
 	// Tests of the whole, and tools: they stand above everything.
