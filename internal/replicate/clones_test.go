@@ -195,7 +195,8 @@ func TestPullTrees(t *testing.T) {
 	want := map[string][]string{}
 	for i := range 3 {
 		w.edits("v", func(dir string) { writeFile(t, dir, fmt.Sprint("step", i), fmt.Sprint("content ", i)) })
-		p := w.push("v")[0]
+		out := w.push("v") // its golden comes first
+		p := out[len(out)-1]
 		points = append(points, "v@"+p.Point)
 		want[points[i]] = w.files("v")
 	}
