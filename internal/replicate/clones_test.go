@@ -252,7 +252,9 @@ func TestPullTrees(t *testing.T) {
 	o4.open()
 	before = o4.state()
 	for at := range 4 {
-		o4.store.Add(storetest.Fault{Match: func(c storetest.Call) bool { return c.Op == storetest.Get && len(c.Key) > 9 && c.Key[:9] == "segments/" }, At: at, Change: storetest.Flip(9000, 3)})
+		o4.store.Add(storetest.Fault{Match: func(c storetest.Call) bool {
+			return c.Op == storetest.Get && len(c.Key) > 9 && c.Key[:9] == "segments/"
+		}, At: at, Change: storetest.Flip(9000, 3)})
 		_, err := o4.tryPull("v", PullRequest{})
 		o4.store.Heal()
 		if err == nil {
