@@ -32,6 +32,7 @@ type bench struct {
 	mu     sync.Mutex
 	truth  map[string]map[string]*made // by volume and point
 	blocks int                         // in one frame, at most
+	frames int                         // in one segment, about
 }
 
 // made is a point of a volume.
@@ -61,7 +62,7 @@ func newBench(t testing.TB) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bench{t: t, store: store, secret: secret, repo: r, truth: map[string]map[string]*made{}, blocks: 8}
+	return &bench{t: t, store: store, secret: secret, repo: r, truth: map[string]map[string]*made{}, blocks: 8, frames: 4}
 }
 
 // faulty opens the repository through a store with faults, without retries.
@@ -224,7 +225,7 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 			}))
 		}
 		frame = nil
-		if err == nil && n%3 == 1 && seg.Frames() > 4 {
+		if err == nil && n%3 == 1 && seg.Frames() > b.frames {
 			err = finish()
 		}
 		return err

@@ -132,3 +132,29 @@ func TestRestoreLeavesZerosOut(t *testing.T) {
 		t.Errorf("%d blocks are allocated, and three are not zero", len(to.blocks))
 	}
 }
+
+// TestScatteredChanges: a few small changes in each of many regions, which lie close
+// together in the remote.
+func TestScatteredChanges(t *testing.T) {
+	rnd := seed(t)
+	b := newBench(t)
+	b.blocks, b.frames = 128, 1000
+	const size = 400 << 30
+	c := change{}
+	for i := range int64(size / repo.BlockBytes / 20000) {
+		c[(i*20000+rnd.Int64N(20000))*repo.BlockBytes] = block(rnd.Uint64())
+	}
+	m := b.must("v", "p", size, nil, c, false)
+	if n := m.manifest.Uses[0].Bytes; n <= repo.MaxSegment {
+		t.Errorf("segments count no more than %d bytes: this tests nothing", n)
+	}
+	to, x, err := b.restored(b.repo, m, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to.same(t, "v@p", m.content)
+	if n, most := x.read.Load(), 3*int64(len(c))*repo.BlockBytes; n > most {
+		t.Errorf("%d bytes were read for %d", n, len(c)*repo.BlockBytes)
+	}
+	b.verified(100)
+}

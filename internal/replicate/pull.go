@@ -81,6 +81,7 @@ type puller struct {
 	local  string // name here
 	lease  *lease // nil: the remote cannot be written
 	links  map[repo.ID]driver.ObjectID
+	mine   map[repo.ID]driver.ObjectID // points that were pushed from objects that are here
 	heads  map[string]engine.RemoteHead
 	out    Pulled
 
@@ -125,6 +126,9 @@ func (p *puller) run(ctx context.Context) error {
 	if err := p.known(ctx); err != nil {
 		return err
 	}
+	if err := p.recognise(ctx, h); err != nil {
+		return err
+	}
 	here, err := p.lookHere(ctx, p.local)
 	if err != nil {
 		return err
@@ -166,11 +170,37 @@ func (p *puller) known(ctx context.Context) error {
 			p.links[m] = l.Object
 		}
 	}
+	for m, o := range p.mine {
+		if _, linked := p.links[m]; !linked {
+			p.links[m] = o
+		}
+	}
 	heads, err := p.e.RemoteHeads(ctx, id)
 	for _, h := range heads {
 		p.heads[h.Name] = h
 	}
 	return err
+}
+
+// recognise finds the objects that points of a head were pushed from, if that was
+// from here: links may be lost. IDs are never used again, so it is the same content.
+func (p *puller) recognise(ctx context.Context, h repo.Head) error {
+	for _, pt := range h.Points {
+		if _, linked := p.links[pt.Manifest]; linked {
+			continue
+		}
+		o, err := p.e.PointByID(ctx, driver.ObjectID(pt.Source))
+		switch {
+		case err == nil:
+			if p.mine == nil {
+				p.mine = map[repo.ID]driver.ObjectID{}
+			}
+			p.mine[pt.Manifest], p.links[pt.Manifest] = o.ID, o.ID
+		case !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Invalid):
+			return err
+		}
+	}
+	return nil
 }
 
 // local is what has a name here.

@@ -167,12 +167,19 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 	if _, here := p.links[pt.OriginID]; here || p.NoOrigin {
 		return best, object, nil
 	}
-	// It is worth bringing here if it has more in common than anything that is, and
-	// not next to nothing.
 	oh, opt, err := p.findOrigin(ctx, pt)
 	if err != nil || opt.Manifest.IsZero() {
 		return best, object, err
 	}
+	if err := p.recognise(ctx, oh); err != nil {
+		return nil, "", err
+	}
+	if _, here := p.links[pt.OriginID]; here {
+		try(pt.OriginID)
+		return best, object, nil
+	}
+	// It is worth bringing here if it has more in common than anything that is, and
+	// not next to nothing.
 	o, err := p.repo.Manifest(ctx, opt.Manifest)
 	if err != nil {
 		if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Damaged) {
