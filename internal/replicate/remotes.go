@@ -15,6 +15,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -116,11 +117,11 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	if err != nil {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
 	}
-	rp, created, err := r.establish(ctx, q)
+	rp, created, needed, err := r.establish(ctx, q, fresh)
 	if err != nil {
 		// A repository may depend on the key, or on one that an interrupted Add has
 		// left: then the next Add takes it up.
-		if fresh && !created {
+		if fresh && !needed {
 			_ = os.RemoveAll(adding)
 		}
 		return Added{}, err
@@ -205,62 +206,91 @@ func recipientOf(identity string) string {
 }
 
 // establish opens the repository of a remote that is being added, or makes it. The
-// key opens it afterwards. created also with an error, if it may have been made.
-func (r *Remote) establish(ctx context.Context, q AddRequest) (rp *repo.Repo, created bool, err error) {
+// key opens it afterwards. fresh: the key was not there before. needed, also with an
+// error: a repository may have the key now.
+func (r *Remote) establish(ctx context.Context, q AddRequest, fresh bool) (rp *repo.Repo, created, needed bool, err error) {
 	id, err := repo.Identity(r.identity)
 	if err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
 	store, err := r.store(ctx, 0, !q.MustExist)
 	if err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
 	if err := objstore.Probe(ctx, store); err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
 	rp, err = repo.Open(ctx, store, id)
 	switch {
+	case err == nil && !fresh: // an interrupted Add had made it, perhaps not with all keys
+		err = addSlots(ctx, rp, q)
 	case err == nil:
-		return rp, false, nil
 	case errs.Is(err, errs.Permission) && q.Passphrase != "" && r.Recipient != "":
 		if rp, err = repo.Open(ctx, store, repo.Passphrase(q.Passphrase)); err != nil {
-			return nil, false, err
+			return nil, false, false, err
 		}
-		if err := rp.AddSlot(ctx, repo.NewSlot{Label: hostLabel(), Recipient: r.Recipient}); err != nil {
-			rp.Close()
-			return nil, true, err
-		}
-		return rp, false, nil
+		needed = true
+		err = addSlot(ctx, rp, repo.NewSlot{Label: hostLabel(), Recipient: r.Recipient})
 	case errs.Is(err, errs.Permission) && q.Identity == "":
-		return nil, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and this host has no key to it", store).
+		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and this host has no key to it", store).
 			WithHint("give a key with --identity FILE, or the repository's passphrase with --passphrase-file FILE")
 	case !errs.Is(err, errs.NotFound):
-		return nil, false, err
+		return nil, false, false, err
 	case q.MustExist:
-		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
 			WithHint("check the URL; without --existing a new repository is made")
-	}
-	if r.Recipient == "" {
-		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the key could open", store).
+	case r.Recipient == "":
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the key could open", store).
 			WithHint("check the URL; without --identity a new repository is made")
+	default:
+		if rp, err = repo.Create(ctx, store, repo.NewSlot{Label: hostLabel(), Recipient: r.Recipient}); err != nil {
+			return nil, false, errs.KindOf(err) != errs.Exists && errs.KindOf(err) != errs.Invalid, err
+		}
+		created, needed = true, true
+		err = addSlots(ctx, rp, q)
 	}
-	slots := []repo.NewSlot{{Label: hostLabel(), Recipient: r.Recipient}}
+	if err != nil {
+		rp.Close()
+		return nil, created, needed, err
+	}
+	return rp, created, needed, nil
+}
+
+// addSlots adds what else shall open a new repository.
+func addSlots(ctx context.Context, rp *repo.Repo, q AddRequest) error {
+	var slots []repo.NewSlot
 	if q.Passphrase != "" {
 		slots = append(slots, repo.NewSlot{Label: "passphrase", Passphrase: q.Passphrase})
 	}
 	for _, to := range q.Recipients {
 		slots = append(slots, repo.NewSlot{Label: "recipient", Recipient: to})
 	}
-	if rp, err = repo.Create(ctx, store, slots[0]); err != nil {
-		return nil, errs.KindOf(err) != errs.Exists, err
-	}
-	for _, s := range slots[1:] {
-		if err := rp.AddSlot(ctx, s); err != nil {
-			rp.Close()
-			return nil, true, err
+	for _, s := range slots {
+		if err := addSlot(ctx, rp, s); err != nil {
+			return err
 		}
 	}
-	return rp, true, nil
+	return nil
+}
+
+// addSlot adds a slot under its label, or one like it if that is taken, unless there is
+// one for the same.
+func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
+	there, err := rp.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	labels := map[string]bool{}
+	for _, i := range there {
+		if i.Recipient == s.Recipient && (s.Recipient != "" || i.Kind == repo.SlotPassphrase) {
+			return nil
+		}
+		labels[i.Label] = true
+	}
+	for n, label := 2, s.Label; labels[s.Label]; n++ {
+		s.Label = fmt.Sprintf("%s %d", label, n)
+	}
+	return rp.AddSlot(ctx, s)
 }
 
 // Load reads a remote of a pool. NotFound, Damaged, TooNew, Permission.
@@ -305,7 +335,7 @@ func Load(pool, name string) (*Remote, error) {
 	}
 	r.identity = strings.TrimSpace(string(key))
 	if _, err := repo.Identity(r.identity); err != nil {
-		return nil, damaged(identityName, "%w", err)
+		return nil, damaged(identityName, "%v", err)
 	}
 	return r, nil
 }
