@@ -3,7 +3,6 @@ package replicate
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -38,22 +37,6 @@ const PassphraseLabel = "passphrase"
 // RecipientLabel is what the key of an age recipient is called if nobody says
 // otherwise.
 func RecipientLabel(recipient string) string { return recipient[:min(len(recipient), 16)] }
-
-// maxLabelTries is how many keys of one label are told apart by a number.
-const maxLabelTries = 100
-
-// addSlot adds a slot; if there is one of its label, a number is added to that.
-func addSlot(ctx context.Context, rp *repo.Repo, n repo.NewSlot) error {
-	slots, err := rp.Slots(ctx)
-	if err != nil {
-		return err
-	}
-	label := n.Label
-	for i := 2; i <= maxLabelTries && slices.ContainsFunc(slots, func(s repo.SlotInfo) bool { return s.Label == n.Label }); i++ {
-		n.Label = fmt.Sprintf("%s (%d)", label, i)
-	}
-	return rp.AddSlot(ctx, n)
-}
 
 // Keys lists what opens a remote's repository, the oldest first.
 func Keys(ctx context.Context, r *Remote) (out []Key, err error) {

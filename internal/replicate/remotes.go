@@ -15,6 +15,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -120,11 +121,11 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	if err != nil {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
 	}
-	rp, created, err := r.establish(ctx, e, q, !fresh)
+	rp, created, needed, err := r.establish(ctx, q, hostLabel()+" "+e.PoolID()[:8], fresh)
 	if err != nil {
 		// A repository may depend on the key, or on one that an interrupted Add has
 		// left: then the next Add takes it up.
-		if fresh && !created {
+		if fresh && !needed {
 			_ = os.RemoveAll(adding)
 		}
 		return Added{}, err
@@ -196,94 +197,115 @@ func recipientOf(identity string) string {
 }
 
 // establish opens the repository of a remote that is being added, or makes it. The
-// key opens it afterwards. left: the key is one that an interrupted Add has left.
-// created also with an error, if it may have been made.
-func (r *Remote) establish(ctx context.Context, e *engine.Engine, q AddRequest, left bool) (rp *repo.Repo, created bool, err error) {
+// key opens it afterwards, and is called label there. fresh: the key was not there
+// before. needed, also with an error: a repository may have the key now.
+func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fresh bool) (rp *repo.Repo, created, needed bool, err error) {
 	own, err := repo.Identity(r.identity)
 	if err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
-	var given []repo.Secret
-	if q.Identity != "" {
-		s, err := repo.Identity(q.Identity)
-		if err != nil {
-			return nil, false, err
-		}
-		given = append(given, s)
-	}
-	if q.Passphrase != "" {
-		given = append(given, repo.Passphrase(q.Passphrase))
+	given, err := q.secrets()
+	if err != nil {
+		return nil, false, false, err
 	}
 	store, err := r.store(ctx, 0, !q.MustExist)
 	if err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
 	if err := objstore.Probe(ctx, store); err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
-	label := hostLabel() + " " + e.PoolID()[:8]
 	rp, err = repo.Open(ctx, store, own)
 	switch {
-	case err == nil && left:
-		return r.complete(ctx, rp, q)
+	case err == nil && !fresh: // an interrupted Add had made it, perhaps not with all keys
+		err = addSlots(ctx, rp, q)
 	case err == nil:
-		return rp, false, nil
 	case errs.Is(err, errs.Permission) && q.MustCreate:
-		return nil, false, errs.New(errs.Exists, opAdd, q.Name, "there is a repository at %s already", store).
+		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "there is a repository at %s already", store).
 			WithHint("leave out --create to open it, or use another prefix or directory")
 	case errs.Is(err, errs.Permission) && len(given) > 0:
 		if rp, err = repo.Open(ctx, store, given...); err != nil {
-			return nil, false, err
+			return nil, false, false, err
 		}
-		if err := addSlot(ctx, rp, repo.NewSlot{Label: label, Recipient: r.Recipient}); err != nil {
-			rp.Close()
-			return nil, true, err
+		needed = true
+		if err = addSlot(ctx, rp, repo.NewSlot{Label: label, Recipient: r.Recipient}); err == nil {
+			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 		}
-		q.Passphrase = "" // it opens with one
-		return r.complete(ctx, rp, q)
 	case errs.Is(err, errs.Permission):
-		return nil, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and this pool has no key to it", store).
+		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and this pool has no key to it", store).
 			WithHint("give a key with --identity FILE, or the repository's passphrase with --passphrase or --passphrase-file FILE")
 	case !errs.Is(err, errs.NotFound):
-		return nil, false, err
+		return nil, false, false, err
 	case q.MustExist:
-		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
 			WithHint("check the URL; without --no-create a new repository is made")
 	case q.Identity != "":
-		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the identity could open", store).
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the identity could open", store).
 			WithHint("check the URL; without --identity a new repository is made")
-	}
-	if rp, err = repo.Create(ctx, store, repo.NewSlot{Label: label, Recipient: r.Recipient}); err != nil {
-		return nil, errs.KindOf(err) != errs.Exists, err
-	}
-	rp, _, err = r.complete(ctx, rp, q)
-	return rp, true, err
-}
-
-// complete adds what else shall open the repository, unless an interrupted Add has
-// done so. It closes the repository if it fails; the key may be needed then.
-func (r *Remote) complete(ctx context.Context, rp *repo.Repo, q AddRequest) (*repo.Repo, bool, error) {
-	slots, err := rp.Slots(ctx)
-	var more []repo.NewSlot
-	if q.Passphrase != "" && !slices.ContainsFunc(slots, func(s repo.SlotInfo) bool { return s.Kind == repo.SlotPassphrase }) {
-		more = append(more, repo.NewSlot{Label: PassphraseLabel, Passphrase: q.Passphrase})
-	}
-	for _, to := range q.Recipients {
-		if !slices.ContainsFunc(slots, func(s repo.SlotInfo) bool { return s.Recipient == to }) &&
-			!slices.ContainsFunc(more, func(n repo.NewSlot) bool { return n.Recipient == to }) {
-			more = append(more, repo.NewSlot{Label: RecipientLabel(to), Recipient: to})
+	default:
+		if rp, err = repo.Create(ctx, store, repo.NewSlot{Label: label, Recipient: r.Recipient}); err != nil {
+			return nil, false, errs.KindOf(err) != errs.Exists && errs.KindOf(err) != errs.Invalid, err
 		}
-	}
-	for _, n := range more {
-		if err == nil {
-			err = addSlot(ctx, rp, n)
-		}
+		created, needed = true, true
+		err = addSlots(ctx, rp, q)
 	}
 	if err != nil {
 		rp.Close()
-		return nil, true, err
+		return nil, created, needed, err
 	}
-	return rp, false, nil
+	return rp, created, needed, nil
+}
+
+// secrets are what may open a repository that is there.
+func (q AddRequest) secrets() (out []repo.Secret, err error) {
+	if q.Identity != "" {
+		s, err := repo.Identity(q.Identity)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
+	if q.Passphrase != "" {
+		out = append(out, repo.Passphrase(q.Passphrase))
+	}
+	return out, nil
+}
+
+// addSlots adds what else shall open a new repository.
+func addSlots(ctx context.Context, rp *repo.Repo, q AddRequest) error {
+	var slots []repo.NewSlot
+	if q.Passphrase != "" {
+		slots = append(slots, repo.NewSlot{Label: PassphraseLabel, Passphrase: q.Passphrase})
+	}
+	for _, to := range q.Recipients {
+		slots = append(slots, repo.NewSlot{Label: RecipientLabel(to), Recipient: to})
+	}
+	for _, s := range slots {
+		if err := addSlot(ctx, rp, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addSlot adds a slot under its label, or one like it if that is taken, unless there is
+// one for the same.
+func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
+	there, err := rp.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	labels := map[string]bool{}
+	for _, i := range there {
+		if i.Recipient == s.Recipient && (s.Recipient != "" || i.Kind == repo.SlotPassphrase) {
+			return nil
+		}
+		labels[i.Label] = true
+	}
+	for n, label := 2, s.Label; labels[s.Label]; n++ {
+		s.Label = fmt.Sprintf("%s %d", label, n)
+	}
+	return rp.AddSlot(ctx, s)
 }
 
 // Load reads a remote of a pool. NotFound, Damaged, TooNew, Permission.
@@ -328,7 +350,7 @@ func Load(pool, name string) (*Remote, error) {
 	}
 	r.identity = strings.TrimSpace(string(key))
 	if _, err := repo.Identity(r.identity); err != nil {
-		return nil, damaged(identityName, "%w", err)
+		return nil, damaged(identityName, "%v", err)
 	}
 	return r, nil
 }
