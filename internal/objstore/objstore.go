@@ -4,10 +4,13 @@
 // # Words
 //
 // A key names an object: words of [a-z0-9_.-] separated by single slashes, at most
-// [MaxKeyBytes] long, never beginning or ending with a slash; no key is a directory
-// of another ("a" and "a/b" do not both exist). An object is written whole and read
-// in ranges; it is at most [MaxObjectBytes] large, so that it fits into memory. Its
-// Version changes with every write of it.
+// [MaxKeyBytes] long, a word at most [MaxWordBytes]; no word is empty or begins with
+// a dot; no key is a directory of another ("a" and "a/b" do not both exist): see
+// [CheckKey]. An object is written whole and read in ranges; it is at most
+// [MaxObjectBytes] large, so that it fits into memory. Its Version is never the same
+// for two different contents; writing the same bytes again may or may not change it
+// (an ETag of S3 is a hash of the content). Who must know a write as its own puts
+// something random into it.
 //
 // # What every store promises
 //
@@ -30,6 +33,7 @@ import (
 // Limits of keys and objects.
 const (
 	MaxKeyBytes    = 512
+	MaxWordBytes   = 128
 	MaxObjectBytes = 64 << 20
 )
 
@@ -70,12 +74,14 @@ func (c Condition) Version() Version { return c.version }
 // user), IO (no answer, an error of the server), Canceled.
 type Store interface {
 	// Put writes an object whole and returns its new state. Conflict if the
-	// condition does not hold; NoSpace; Invalid for a bad key or an object that
-	// is too large. data is not changed or kept.
+	// condition does not hold, also if nothing is there that could have the
+	// wanted version; NoSpace; Invalid for a bad key or an object that is too
+	// large. data is not changed or kept.
 	Put(ctx context.Context, key string, data []byte, c Condition) (Version, error)
 
-	// Get reads length bytes from offset; less if the object ends before. length
-	// < 0: to the end. NotFound.
+	// Get reads length bytes from offset; less, or none, if the object ends
+	// before. length < 0: to the end. The Info is of the same state as the bytes,
+	// with the size of the whole object. NotFound; Invalid for an offset < 0.
 	Get(ctx context.Context, key string, offset, length int64) ([]byte, Info, error)
 
 	// Stat describes an object. NotFound.

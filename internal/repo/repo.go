@@ -3,12 +3,12 @@
 //
 // # Layout
 //
-//	config                        what it is; which key is current (authenticated)
-//	keys/<slot>                   the keys, wrapped for one recipient or passphrase
+//	config                        which repository it is; all keys, wrapped for each slot
 //	heads/<keyed hash of a name>  one volume or golden: its points; compare-and-swap
 //	manifests/<id>                one point: its pages, the segments that it needs
 //	segments/<session>/<n>        frames: data and pages
 //	sessions/<id>                 who is at work, what must stay
+//	prune/seen                    what the last prune saw
 //
 // # Order
 //

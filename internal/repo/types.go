@@ -83,9 +83,9 @@ type Use struct {
 
 // Origin says what a volume was cloned from.
 type Origin struct {
-	Ref      string // as a person would write it: "web@3"
-	Volume   string // name of its head: "web"
-	Manifest ID
+	Ref      string `json:"ref"`    // as a person would write it: "web@3"
+	Volume   string `json:"volume"` // name of its head: "web"
+	Manifest ID     `json:"manifest"`
 }
 
 // Manifest is one point of a volume: all that is needed to make it again.
@@ -172,4 +172,6 @@ type Session struct {
 	Beat    uint64      `json:"beat"`           // grows while it is alive
 	Started time.Time   `json:"started"`        // by its own clock, for people only
 	Renewed time.Time   `json:"renewed"`        // by its own clock, for people only
+
+	lease lease // of the process whose session it is
 }

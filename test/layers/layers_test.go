@@ -37,7 +37,7 @@ var groups = map[string][]string{
 	// What keeps objects, each in its own way; cmd/pando chooses.
 	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain", "internal/driver/zfs"},
 	// What makes tests short.
-	"{support}": {"internal/testfs", "internal/faulttest", "internal/driver/drivertest", "internal/treecopy/treetest"},
+	"{support}": {"internal/testfs", "internal/faulttest", "internal/driver/drivertest", "internal/treecopy/treetest", "internal/objstore/storetest"},
 }
 
 // table is the order of the packages, top to bottom. A new package goes in here,
@@ -65,12 +65,21 @@ var table = map[string]layer{
 	// pools.
 	"internal/doctor": {imports: []string{"{leaves}", "{words}"}},
 
+	// Remotes: the format of a repository knows objects in a store, and nothing of
+	// pools.
+	"internal/repo": {imports: []string{"internal/objstore", "internal/errs"}},
+
 	// What it keeps, and where.
 	"internal/catalog": {imports: []string{"internal/driver", "internal/errs", "internal/kernel"}},
 	"internal/pool": {
 		imports: []string{"internal/driver", "internal/driver/objdir", "internal/errs", "internal/kernel", "internal/loopdev", "internal/mount", "internal/run"},
 		tests:   []string{"{drivers}"},
 	},
+
+	// Where remotes keep their objects: the contract, and one package for each kind
+	// of place. They know nothing of repositories.
+	"internal/objstore":      {imports: []string{"internal/errs"}, tests: []string{"internal/objstore/file"}},
+	"internal/objstore/file": {imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/loopdev", "internal/mount", "internal/run"}},
 
 	// Drivers know the contract and leaves: neither the catalogue, nor the
 	// engine, nor each other.
@@ -102,6 +111,7 @@ var table = map[string]layer{
 	"internal/faulttest":          {support: true, imports: []string{"internal/kernel"}},
 	"internal/treecopy/treetest":  {support: true},
 	"internal/driver/drivertest":  {support: true, imports: []string{"internal/driver", "internal/driver/objdir", "internal/testfs", "internal/treecopy/treetest", "{leaves}", "internal/errs"}},
+	"internal/objstore/storetest": {support: true, imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/objstore/file"}},
 	"internal/faulttest/testdata": {},
 
 	// Tests of the whole, and tools: they stand above everything.

@@ -1,0 +1,160 @@
+package objstore
+
+import (
+	"context"
+	"io"
+	"iter"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Limit is s with all its bytes, up and down together, held to bytesPerSecond on
+// average, over all that is under way at once. 0 or less: no limit, s itself.
+//
+// The stores of this program pay for bytes as they go, in small chunks (see
+// [Pace]), so that one large object is no burst. What a store has not paid for
+// when it returns is waited for then. Names and headers do not count.
+func Limit(s Store, bytesPerSecond int64) Store {
+	if bytesPerSecond <= 0 {
+		return s
+	}
+	return &limited{s: s, b: &bucket{rate: float64(bytesPerSecond)}}
+}
+
+type limited struct {
+	s Store
+	b *bucket
+}
+
+// bucket says when the next byte may go.
+type bucket struct {
+	rate float64 // bytes a second
+
+	mu   sync.Mutex
+	next time.Time // when all bytes so far have been paid for
+}
+
+// slack is how far the bucket may be behind: what was not used in that time can
+// still be used.
+const slack = 100 * time.Millisecond
+
+// take waits until n more bytes may have gone.
+func (b *bucket) take(ctx context.Context, n int) error {
+	b.mu.Lock()
+	now := time.Now()
+	if behind := now.Add(-slack); b.next.Before(behind) {
+		b.next = behind
+	}
+	b.next = b.next.Add(time.Duration(float64(n) / b.rate * float64(time.Second)))
+	wait := b.next.Sub(now)
+	b.mu.Unlock()
+	if wait <= 0 {
+		return nil
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// chunk is how many bytes may go at once: about a twentieth of a second's.
+func (b *bucket) chunk() int {
+	return min(max(int(b.rate/20), 1<<10), 256<<10)
+}
+
+// meter is what one operation has paid for.
+type meter struct {
+	b    *bucket
+	paid atomic.Int64
+}
+
+type meterKey struct{}
+
+// Pace waits until n more bytes of the operation whose context this is may go over
+// the wire, as [Limit] wants it; without a limit it returns at once. A store calls
+// it for each chunk before it sends it or after it has received it, [PaceChunk]
+// bytes at most. The error is that of the context.
+func Pace(ctx context.Context, n int) error {
+	m, ok := ctx.Value(meterKey{}).(*meter)
+	if !ok || n <= 0 {
+		return nil
+	}
+	m.paid.Add(int64(n))
+	return m.b.take(ctx, n)
+}
+
+// PaceChunk is how many bytes a store should send or receive between two calls of
+// [Pace]; most if there is no limit.
+func PaceChunk(ctx context.Context, most int) int {
+	if m, ok := ctx.Value(meterKey{}).(*meter); ok {
+		return min(m.b.chunk(), most)
+	}
+	return most
+}
+
+// PacedReader is r with [Pace] called for all that is read of it: for the body of
+// a request or of an answer.
+func PacedReader(ctx context.Context, r io.Reader) io.Reader {
+	if _, ok := ctx.Value(meterKey{}).(*meter); !ok {
+		return r
+	}
+	return &pacedReader{ctx, r}
+}
+
+type pacedReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (p *pacedReader) Read(b []byte) (int, error) {
+	n, err := p.r.Read(b[:PaceChunk(p.ctx, len(b))])
+	if werr := Pace(p.ctx, n); werr != nil && (err == nil || err == io.EOF) {
+		err = werr
+	}
+	return n, err
+}
+
+// begin gives an operation its meter.
+func (l *limited) begin(ctx context.Context) (context.Context, *meter) {
+	m := &meter{b: l.b}
+	return context.WithValue(ctx, meterKey{}, m), m
+}
+
+// rest waits for what the store has not paid for. The end of the context is not
+// reported: the operation has been done.
+func (m *meter) rest(ctx context.Context, n int) {
+	if n -= int(m.paid.Load()); n > 0 {
+		_ = m.b.take(ctx, n)
+	}
+}
+
+func (l *limited) String() string { return l.s.String() }
+
+func (l *limited) Put(ctx context.Context, key string, data []byte, c Condition) (Version, error) {
+	pctx, m := l.begin(ctx)
+	v, err := l.s.Put(pctx, key, data, c)
+	if err == nil {
+		m.rest(ctx, len(data))
+	}
+	return v, err
+}
+
+func (l *limited) Get(ctx context.Context, key string, offset, length int64) ([]byte, Info, error) {
+	pctx, m := l.begin(ctx)
+	data, info, err := l.s.Get(pctx, key, offset, length)
+	if err == nil {
+		m.rest(ctx, len(data))
+	}
+	return data, info, err
+}
+
+func (l *limited) Stat(ctx context.Context, key string) (Info, error) { return l.s.Stat(ctx, key) }
+func (l *limited) Delete(ctx context.Context, key string) error       { return l.s.Delete(ctx, key) }
+func (l *limited) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
+	return l.s.List(ctx, prefix)
+}

@@ -1,0 +1,282 @@
+package repo
+
+import (
+	"encoding/binary"
+	"slices"
+)
+
+// reader takes a binary structure apart. After the first error all it gives is zero.
+type reader struct {
+	b   []byte
+	err error
+}
+
+func (r *reader) fail(format string, args ...any) {
+	if r.err == nil {
+		r.err = damaged(format, args...)
+	}
+}
+
+// uvarint reads a number up to limit in its shortest form: there is one encoding of
+// everything.
+func (r *reader) uvarint(what string, limit uint64) uint64 {
+	if r.err != nil {
+		return 0
+	}
+	v, n := binary.Uvarint(r.b)
+	switch {
+	case n <= 0:
+		r.fail("it ends in %s", what)
+		return 0
+	case n > 1 && r.b[n-1] == 0:
+		r.fail("%s is not in its shortest form", what)
+		return 0
+	case v > limit:
+		r.fail("%s is %d, more than %d", what, v, limit)
+		return 0
+	}
+	r.b = r.b[n:]
+	return v
+}
+
+// varint reads a signed number in its shortest form.
+func (r *reader) varint(what string) int64 {
+	u := r.uvarint(what, 1<<64-1)
+	return int64(u>>1) ^ -int64(u&1)
+}
+
+// count reads how many of something come, of which each takes at least size bytes.
+func (r *reader) count(what string, size int) int {
+	return int(r.uvarint("the number of "+what, uint64(len(r.b)/size)))
+}
+
+// take is the next n bytes, not copied.
+func (r *reader) take(what string, n int) []byte {
+	if r.err == nil && n > len(r.b) {
+		r.fail("it ends in %s", what)
+	}
+	if r.err != nil {
+		return nil
+	}
+	b := r.b[:n]
+	r.b = r.b[n:]
+	return b
+}
+
+func (r *reader) id(what string) (id ID) {
+	copy(id[:], r.take(what, len(id)))
+	return id
+}
+
+// end reports what went wrong, and bytes that are too many.
+func (r *reader) end() error {
+	if len(r.b) > 0 {
+		r.fail("%d bytes are too many", len(r.b))
+	}
+	return r.err
+}
+
+// segmentTable numbers the segments that a structure refers to: in order of session
+// and number, each once.
+type segmentTable struct {
+	segments []Segment
+	index    map[Segment]uint32
+}
+
+func compareSegments(a, b Segment) int {
+	if c := slices.Compare(a.Session[:], b.Session[:]); c != 0 {
+		return c
+	}
+	switch {
+	case a.N < b.N:
+		return -1
+	case a.N > b.N:
+		return 1
+	}
+	return 0
+}
+
+func newSegmentTable(add func(yield func(Segment))) *segmentTable {
+	t := &segmentTable{index: map[Segment]uint32{}}
+	add(func(s Segment) {
+		if _, known := t.index[s]; !known {
+			t.index[s] = 0
+			t.segments = append(t.segments, s)
+		}
+	})
+	slices.SortFunc(t.segments, compareSegments)
+	for i, s := range t.segments {
+		t.index[s] = uint32(i)
+	}
+	return t
+}
+
+// append writes the table: per session its ID, and the numbers as distances.
+func (t *segmentTable) append(b []byte) []byte {
+	var sessions [][]Segment
+	for i := 0; i < len(t.segments); {
+		j := i
+		for j < len(t.segments) && t.segments[j].Session == t.segments[i].Session {
+			j++
+		}
+		sessions = append(sessions, t.segments[i:j])
+		i = j
+	}
+	b = binary.AppendUvarint(b, uint64(len(sessions)))
+	for _, segments := range sessions {
+		b = append(b, segments[0].Session[:]...)
+		b = binary.AppendUvarint(b, uint64(len(segments)))
+		next := uint64(0)
+		for _, s := range segments {
+			b = binary.AppendUvarint(b, uint64(s.N)-next)
+			next = uint64(s.N) + 1
+		}
+	}
+	return b
+}
+
+func (r *reader) segmentTable(most int) []Segment {
+	var all []Segment
+	var last ID
+	for i := range r.count("sessions", len(ID{})+2) {
+		session := r.id("a session")
+		if i > 0 && slices.Compare(last[:], session[:]) >= 0 {
+			r.fail("its sessions are not in order")
+		}
+		last = session
+		next := uint64(0)
+		segments := r.count("segments", 1)
+		if r.err == nil && (segments == 0 || segments > most-len(all)) {
+			r.fail("a session is said to have %d segments", segments)
+		}
+		for range segments {
+			n := next + r.uvarint("a segment", 1<<32-1)
+			if n > 1<<32-1 {
+				r.fail("the number of a segment is %d", n)
+			}
+			if r.err != nil {
+				return nil
+			}
+			all = append(all, Segment{Session: session, N: uint32(n)})
+			next = n + 1
+		}
+	}
+	if r.err != nil {
+		return nil
+	}
+	return all
+}
+
+// Limits of a frame.
+const (
+	maxFrames = 1 << 16 // in a segment
+	minStored = tagSize + 1
+)
+
+// check says what is wrong with a frame, whose content may have up to limit bytes.
+func (f Frame) check(limit uint32) error {
+	switch {
+	case f.Index >= maxFrames:
+		return damaged("a frame has the index %d", f.Index)
+	case f.Offset < headerSize || f.Offset > MaxSegment || f.Stored > MaxSegment || f.Offset+f.Stored > MaxSegment:
+		return damaged("a frame is at [%d, +%d) of its segment", f.Offset, f.Stored)
+	case f.Plain == 0 || f.Plain > limit:
+		return damaged("a frame has %d bytes of content", f.Plain)
+	case f.Stored < minStored || f.Stored > f.Plain+tagSize:
+		return damaged("a frame with %d bytes of content is stored in %d", f.Plain, f.Stored)
+	case f.Codec > Zstd:
+		return damaged("a frame is packed in a way that is not known: %d", f.Codec)
+	case f.Codec == Raw && f.Stored != f.Plain+tagSize:
+		return damaged("a frame with %d bytes of content is stored raw in %d", f.Plain, f.Stored)
+	case f.Codec == Zstd && f.Stored == f.Plain+tagSize:
+		return damaged("a frame is packed although that saves nothing")
+	}
+	return nil
+}
+
+// compareFrames orders frames by where they are.
+func compareFrames(a, b Frame) int {
+	if c := compareSegments(a.Segment, b.Segment); c != 0 {
+		return c
+	}
+	switch {
+	case a.Index < b.Index:
+		return -1
+	case a.Index > b.Index:
+		return 1
+	}
+	return 0
+}
+
+// appendFrames writes frames that are in order and of the table. What follows another
+// in its segment takes little: the distances are 0.
+func (t *segmentTable) appendFrames(b []byte, frames []Frame) []byte {
+	b = binary.AppendUvarint(b, uint64(len(frames)))
+	segment, index, offset := uint64(0), uint64(0), uint64(headerSize)
+	for _, f := range frames {
+		s := uint64(t.index[f.Segment])
+		b = binary.AppendUvarint(b, s-segment)
+		if s != segment {
+			segment, index, offset = s, 0, headerSize
+		}
+		b = binary.AppendUvarint(b, uint64(f.Index)-index)
+		b = binary.AppendUvarint(b, uint64(f.Offset)-offset)
+		b = binary.AppendUvarint(b, uint64(f.Plain)<<1|uint64(f.Codec))
+		if f.Codec == Zstd {
+			b = binary.AppendUvarint(b, uint64(f.Plain+tagSize-f.Stored)) // what packing saves
+		}
+		index, offset = uint64(f.Index)+1, uint64(f.Offset)+uint64(f.Stored)
+	}
+	return b
+}
+
+// frames reads what appendFrames wrote: in order, none overlapping another. Each of
+// segments must have one.
+func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
+	count := r.count("frames", 4)
+	if count > most {
+		r.fail("it lists %d frames", count)
+	}
+	if r.err != nil {
+		return nil
+	}
+	frames := make([]Frame, 0, count)
+	segment, index, offset := uint64(0), uint64(0), uint64(headerSize)
+	for i := range count {
+		if step := r.uvarint("a frame's segment", 1); step != 0 {
+			if i == 0 {
+				r.fail("its first segment has no frames")
+			}
+			segment, index, offset = segment+step, 0, headerSize
+		}
+		index += r.uvarint("a frame's index", maxFrames)
+		offset += r.uvarint("a frame's offset", MaxSegment)
+		packed := r.uvarint("a frame's length", 1<<33)
+		f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}
+		if packed>>1 > uint64(limit) {
+			r.fail("a frame has %d bytes of content", packed>>1)
+		}
+		saved := uint64(0)
+		if f.Codec == Zstd {
+			saved = r.uvarint("a frame's stored length", uint64(f.Plain))
+		}
+		f.Stored = uint32(uint64(f.Plain) + tagSize - saved)
+		if r.err == nil && segment >= uint64(len(segments)) {
+			r.fail("a frame is in a segment that is not listed")
+		}
+		if r.err != nil {
+			return nil
+		}
+		f.Segment = segments[segment]
+		if err := f.check(limit); err != nil {
+			r.fail("%v", err)
+			return nil
+		}
+		frames = append(frames, f)
+		index, offset = index+1, offset+uint64(f.Stored)
+	}
+	if r.err == nil && len(segments) > 0 && (count == 0 || segment != uint64(len(segments)-1)) {
+		r.fail("a segment has no frames")
+	}
+	return frames
+}

@@ -1,0 +1,35 @@
+package repo
+
+import "bytes"
+
+// For tests that read the frozen repository from outside.
+const (
+	FrozenIdentity   = testIdentity
+	FrozenPassphrase = goldenPassphrase
+)
+
+// Documented are types that are written, and that only this package knows.
+var Documented = []any{sealedConfig{}}
+
+// Volume is the content of a frozen volume and stream.
+type Volume struct {
+	Size   int64
+	Pieces map[int64][]byte
+	Stream []byte
+}
+
+// FrozenVolume is what the frozen repository holds.
+func FrozenVolume() Volume {
+	a, b := noise(1, BlockBytes), noise(2, BlockBytes+100)
+	text := bytes.Repeat([]byte("all that glitters is not gold\n"), 1000)[:4*BlockBytes]
+	return Volume{
+		Size: RegionBytes + 101*BlockBytes + 100,
+		Pieces: map[int64][]byte{
+			RegionBytes:                  a,
+			RegionBytes + 2*BlockBytes:   text[3*BlockBytes:],
+			RegionBytes + 3*BlockBytes:   text[:2*BlockBytes],
+			RegionBytes + 100*BlockBytes: b,
+		},
+		Stream: bytes.Join([][]byte{b, a, text, text}, nil),
+	}
+}

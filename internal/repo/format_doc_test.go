@@ -1,0 +1,377 @@
+package repo_test
+
+import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base32"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"filippo.io/age"
+	"github.com/klauspost/compress/zstd"
+
+	"pando/internal/repo"
+)
+
+// TestFormatIsDocumented: FORMAT.md has every field of JSON that is written.
+func TestFormatIsDocumented(t *testing.T) {
+	b, err := os.ReadFile("../../FORMAT.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, doc, found := strings.Cut(string(b), "## The repository\n")
+	if doc, _, _ = strings.Cut(doc, "\n## "); !found {
+		t.Fatal("no section of the repository")
+	}
+	fields := 0
+	var check func(prefix string, typ reflect.Type)
+	check = func(prefix string, typ reflect.Type) {
+		for i := range typ.NumField() {
+			name, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+			if name == "-" || !typ.Field(i).IsExported() {
+				continue
+			}
+			sub := typ.Field(i).Type
+			if sub.Kind() == reflect.Slice || sub.Kind() == reflect.Pointer {
+				sub = sub.Elem()
+			}
+			if sub.Kind() == reflect.Struct && strings.HasSuffix(sub.PkgPath(), "internal/repo") {
+				check(prefix+name+".", sub)
+				continue
+			}
+			if fields++; name == "" || !strings.Contains(doc, "`"+prefix+name+"`") {
+				t.Errorf("FORMAT.md does not tell of %q of %s", prefix+name, typ)
+			}
+		}
+	}
+	for _, v := range append(repo.Documented, repo.Head{}, repo.Manifest{}, repo.Session{}, repo.Seen{}) {
+		check("", reflect.TypeOf(v))
+	}
+	if fields < 50 {
+		t.Errorf("only %d fields", fields)
+	}
+	for _, n := range []int{repo.FrameBytes >> 10, repo.SegmentBytes >> 20, repo.MaxSegment >> 20, repo.BlockBytes, repo.MaxPageBytes >> 20, repo.RegionBytes / repo.BlockBytes} {
+		text := fmt.Sprint(n)
+		if n >= 1000 && n < 1_000_000 {
+			text = fmt.Sprintf("%d,%03d", n/1000, n%1000)
+		}
+		if !strings.Contains(doc, text) {
+			t.Errorf("FORMAT.md does not tell of the limit %s", text)
+		}
+	}
+}
+
+// What follows reads the frozen repository by FORMAT.md alone, with nothing of this
+// package: what is written there suffices.
+
+type foreign struct {
+	t          *testing.T
+	repository []byte
+	keys       map[string][]byte // by ID
+	first      []byte
+}
+
+func (f *foreign) get(key string) []byte {
+	f.t.Helper()
+	b, err := os.ReadFile("testdata/v1/" + key)
+	f.must(err)
+	return b
+}
+
+func (f *foreign) must(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *foreign) hkdf(key, salt []byte, info string) []byte {
+	out, err := hkdf.Key(sha256.New, key, salt, info, 32)
+	f.must(err)
+	return out
+}
+
+func (f *foreign) expand(key []byte, info string, n int) []byte {
+	out, err := hkdf.Expand(sha256.New, key, info, n)
+	f.must(err)
+	return out
+}
+
+func (f *foreign) decrypt(key, nonce, sealed, aad []byte) []byte {
+	f.t.Helper()
+	block, err := aes.NewCipher(key)
+	f.must(err)
+	gcm, err := cipher.NewGCM(block)
+	f.must(err)
+	plain, err := gcm.Open(nil, nonce, sealed, aad)
+	f.must(err)
+	return plain
+}
+
+func (f *foreign) unpack(codec byte, b []byte, size uint32) []byte {
+	f.t.Helper()
+	if codec == 1 {
+		d, err := zstd.NewReader(nil)
+		f.must(err)
+		defer d.Close()
+		b, err = d.DecodeAll(b, nil)
+		f.must(err)
+	}
+	if len(b) != int(size) {
+		f.t.Fatalf("%d bytes, not %d", len(b), size)
+	}
+	return b
+}
+
+var text = base32.HexEncoding.WithPadding(base32.NoPadding)
+
+func id(b []byte) string { return strings.ToLower(text.EncodeToString(b)) }
+
+func (f *foreign) openConfig(who age.Identity, kind byte) {
+	b := f.get("config")
+	f.repository = b[8:24]
+	at := 36
+	var ringKey []byte
+	for range binary.LittleEndian.Uint16(b[32:]) {
+		size := int(binary.LittleEndian.Uint16(b[at+18:]))
+		if b[at+16] == kind {
+			r, err := age.Decrypt(bytes.NewReader(b[at+20:at+20+size]), who)
+			f.must(err)
+			ringKey, err = io.ReadAll(r)
+			f.must(err)
+		}
+		at += 20 + size
+	}
+	plain := f.decrypt(f.hkdf(ringKey, b[at:at+32], "pando config v1"), make([]byte, 12), b[at+32:], b[:at+32])
+	var ring struct {
+		Keys []struct {
+			Key []byte `json:"key"`
+		} `json:"keys"`
+	}
+	f.must(json.Unmarshal(plain, &ring))
+	f.keys = map[string][]byte{}
+	for _, k := range ring.Keys {
+		f.keys[string(f.expand(k.Key, "pando key id v1", 16))] = k.Key
+	}
+	f.first = ring.Keys[0].Key
+	if !bytes.Equal(f.expand(f.first, "pando repository id v1", 16), f.repository) {
+		f.t.Error("the ID is not that of the first key")
+	}
+}
+
+// object is the content of a metadata object.
+func (f *foreign) object(key string) []byte {
+	f.t.Helper()
+	b := f.get(key)
+	aad := slices.Concat(b[:56], f.repository, []byte(key))
+	plain := f.decrypt(f.hkdf(f.keys[string(b[8:24])], b[24:56], "pando metadata v1"), make([]byte, 12), b[56:], aad)
+	return f.unpack(plain[0], plain[5:], binary.LittleEndian.Uint32(plain[1:]))
+}
+
+type place struct {
+	session               []byte
+	n                     uint32
+	index, offset, stored uint32
+	plain                 uint32
+	codec                 byte
+}
+
+func (f *foreign) frame(p place) []byte {
+	f.t.Helper()
+	b := f.get(fmt.Sprintf("segments/%s/%d", id(p.session), p.n))
+	key := f.hkdf(f.keys[string(b[8:24])], b[24:56], "pando segment v1")
+	nonce := binary.BigEndian.AppendUint64(make([]byte, 4), uint64(p.index))
+	aad := slices.Concat(f.repository, p.session)
+	for _, n := range []uint32{p.n, p.index, p.plain} {
+		aad = binary.LittleEndian.AppendUint32(aad, n)
+	}
+	aad = append(aad, p.codec)
+	return f.unpack(p.codec, f.decrypt(key, nonce, b[p.offset:p.offset+p.stored], aad), p.plain)
+}
+
+type numbers struct{ b []byte }
+
+func (n *numbers) u() int64 {
+	v, k := binary.Uvarint(n.b)
+	n.b = n.b[k:]
+	return int64(v)
+}
+
+func (n *numbers) s() int64 {
+	v, k := binary.Varint(n.b)
+	n.b = n.b[k:]
+	return v
+}
+
+func (n *numbers) take(k int64) []byte {
+	b := n.b[:k]
+	n.b = n.b[k:]
+	return b
+}
+
+// segments reads a list of segments: all that is known of a frame but itself.
+func (n *numbers) segments() (all []place) {
+	for range n.u() {
+		session := n.take(16)
+		next := int64(0)
+		for range n.u() {
+			next += n.u()
+			all = append(all, place{session: session, n: uint32(next)})
+			next++
+		}
+	}
+	return all
+}
+
+func (n *numbers) length(p *place) {
+	v := n.u()
+	p.plain, p.codec = uint32(v>>1), byte(v&1)
+	p.stored = p.plain + 16
+	if p.codec == 1 {
+		p.stored -= uint32(n.u())
+	}
+}
+
+func (n *numbers) frames(segments []place) (all []place) {
+	at, index, offset := int64(0), int64(0), int64(56)
+	for range n.u() {
+		if n.u() == 1 {
+			at, index, offset = at+1, 0, 56
+		}
+		p := segments[at]
+		index += n.u()
+		offset += n.u()
+		p.index, p.offset = uint32(index), uint32(offset)
+		n.length(&p)
+		all = append(all, p)
+		index, offset = index+1, offset+int64(p.stored)
+	}
+	return all
+}
+
+type loose struct{ at, index, offset int64 }
+
+func (n *numbers) loose(l *loose, segments []place) place {
+	if d := n.s(); d != 0 {
+		*l = loose{l.at + d, 0, 56}
+	}
+	p := segments[l.at]
+	l.index += n.s()
+	l.offset += n.s()
+	p.index, p.offset = uint32(l.index), uint32(l.offset)
+	n.length(&p)
+	l.index, l.offset = l.index+1, l.offset+int64(p.stored)
+	return p
+}
+
+func TestAnotherProgramCanReadIt(t *testing.T) {
+	x25519, err := age.ParseX25519Identity(repo.FrozenIdentity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	paper, err := age.NewScryptIdentity(repo.FrozenPassphrase)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, who := range map[byte]age.Identity{1: x25519, 2: paper} {
+		f := &foreign{t: t}
+		f.openConfig(who, kind)
+
+		mac := hmac.New(sha256.New, f.expand(f.first, "pando names v1", 32))
+		mac.Write([]byte("web"))
+		var head struct {
+			Name   string `json:"name"`
+			Points []struct {
+				Manifest string `json:"manifest"`
+			} `json:"points"`
+		}
+		f.must(json.Unmarshal(f.object("heads/"+id(mac.Sum(nil)[:16])), &head))
+		if head.Name != "web" || len(head.Points) != 2 {
+			t.Fatalf("%+v", head)
+		}
+
+		n := &numbers{f.object("manifests/" + head.Points[0].Manifest)}
+		var manifest struct {
+			Size int64 `json:"size"`
+		}
+		f.must(json.Unmarshal(n.take(n.u()), &manifest))
+		segments := n.segments()
+		for range segments {
+			n.u()
+		}
+		volume := map[int64][]byte{} // blocks by offset: it is large, and mostly zero
+		var l = loose{0, 0, 56}
+		region := int64(0)
+		for range n.u() {
+			region += n.u()
+			f.page(f.frame(n.loose(&l, segments)), region, volume)
+			region++
+		}
+		if n.u() != 0 || len(n.b) != 0 {
+			t.Error("there is more than pages")
+		}
+		want := repo.FrozenVolume()
+		if manifest.Size != want.Size || !reflect.DeepEqual(volume, want.Pieces) {
+			t.Errorf("the volume is not what was written: %d bytes, %d pieces", manifest.Size, len(volume))
+		}
+
+		n = &numbers{f.object("manifests/" + head.Points[1].Manifest)}
+		n.take(n.u())
+		segments = n.segments()
+		for range segments {
+			n.u()
+		}
+		n.u() // no pages
+		l = loose{0, 0, 56}
+		var stream []byte
+		for range n.u() {
+			stream = append(stream, f.frame(n.loose(&l, segments))...)
+		}
+		if !bytes.Equal(stream, want.Stream) || len(n.b) != 0 {
+			t.Error("the stream is not what was written")
+		}
+	}
+}
+
+func (f *foreign) page(b []byte, region int64, volume map[int64][]byte) {
+	f.t.Helper()
+	n := &numbers{b[1:]}
+	if b[0] != 1 || n.u() != region {
+		f.t.Error("not the page of this region")
+	}
+	frames := n.frames(n.segments())
+	sums := f.expand(f.first, "pando sums v1", 32)
+	at, expect := region<<30, int64(0)
+	for range n.u() {
+		gap := n.u()
+		at += gap >> 1 * 4096
+		size := n.u()
+		expect += n.s()
+		within := n.u()
+		content := f.frame(frames[expect])[within : within+size]
+		if gap&1 == 1 {
+			mac := hmac.New(sha256.New, sums)
+			mac.Write(content)
+			if !bytes.Equal(mac.Sum(nil)[:16], n.take(16)) {
+				f.t.Errorf("the sum of the piece at %d is wrong", at)
+			}
+		}
+		volume[at] = content
+		at += size
+		expect++
+	}
+	if len(n.b) != 0 {
+		f.t.Error("bytes are left over")
+	}
+}

@@ -1,0 +1,145 @@
+package repo
+
+import (
+	"context"
+	"encoding/json"
+	"iter"
+	"strings"
+	"sync"
+
+	"pando/internal/errs"
+	"pando/internal/objstore"
+)
+
+// Limits of metadata, before compression. Nothing larger is written, and nothing
+// larger is unpacked, whatever an object says.
+const (
+	maxHeadBytes     = 16 << 20
+	maxSessionBytes  = 4 << 20
+	maxSeenBytes     = 4 << 20
+	maxManifestBytes = 32 << 20
+)
+
+// readAhead is how many objects are read at once where many are.
+const readAhead = 8
+
+// seal makes a metadata object for a key.
+func (r *Repo) seal(t objectType, key string, content []byte, limit int) ([]byte, error) {
+	if len(content) > limit {
+		return nil, errs.New(errs.Invalid, "", "", "it would take %d bytes, more than %d", len(content), limit)
+	}
+	h, aead, err := r.fresh(infoMetadata)
+	if err != nil {
+		return nil, err
+	}
+	return sealMeta(aead, h, t, r.id, key, content, r.env.pack), nil
+}
+
+// unseal is the content of a metadata object that was read from a key.
+func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) ([]byte, error) {
+	h, err := parseHeader(object, t)
+	if err != nil {
+		return nil, err
+	}
+	aead, err := r.cipher(ctx, h, infoMetadata)
+	if err != nil {
+		return nil, err
+	}
+	return openMeta(aead, object, r.id, key, limit)
+}
+
+// get reads a metadata object.
+func (r *Repo) get(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
+	// What is packed is never larger than what is not.
+	most := int64(limit) + headerSize + metaSize + tagSize
+	object, info, err := r.store.Get(ctx, key, 0, most+1)
+	if err != nil {
+		return nil, "", err
+	}
+	if int64(len(object)) > most {
+		return nil, "", damaged("it has more than %d bytes", most)
+	}
+	content, err := r.unseal(ctx, t, key, object, limit)
+	return content, info.Version, err
+}
+
+// names yields the IDs in the keys under a prefix. Other keys are not ours.
+func (r *Repo) names(ctx context.Context, prefix string) iter.Seq2[ID, error] {
+	return func(yield func(ID, error) bool) {
+		for o, err := range r.store.List(ctx, prefix) {
+			if err != nil {
+				yield(ID{}, about("list "+prefix+" of", r.store.String(), err))
+				return
+			}
+			id, err := ParseID(strings.TrimPrefix(o.Key, prefix))
+			if err != nil {
+				continue
+			}
+			if !yield(id, nil) {
+				return
+			}
+		}
+	}
+}
+
+// each calls get for the IDs under a prefix, several at once, and yields what it gave
+// in order. An error ends it.
+func each[T any](ctx context.Context, r *Repo, prefix string, get func(context.Context, ID) (T, error)) iter.Seq2[T, error] {
+	type result struct {
+		value T
+		err   error
+	}
+	return func(yield func(T, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		var waiting []chan result
+		next := func() bool { // yields the oldest; false: no more is wanted
+			res := <-waiting[0]
+			waiting = waiting[1:]
+			return yield(res.value, res.err) && res.err == nil
+		}
+		for id, err := range r.names(ctx, prefix) {
+			if err != nil {
+				for len(waiting) > 0 {
+					if !next() {
+						return
+					}
+				}
+				var none T
+				yield(none, err)
+				return
+			}
+			c := make(chan result, 1)
+			waiting = append(waiting, c)
+			running.Go(func() {
+				v, err := get(ctx, id)
+				c <- result{v, err}
+			})
+			if len(waiting) == readAhead && !next() {
+				return
+			}
+		}
+		for len(waiting) > 0 {
+			if !next() {
+				return
+			}
+		}
+	}
+}
+
+func encodeJSON(v any) ([]byte, error) {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return nil, errs.New(errs.Invalid, "", "", "%v", err)
+	}
+	return b, nil
+}
+
+func decodeJSON(b []byte, v any) error {
+	if err := json.Unmarshal(b, v); err != nil {
+		return damaged("its content cannot be read: %v", err)
+	}
+	return nil
+}
