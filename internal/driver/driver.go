@@ -389,9 +389,10 @@ type Streamer interface {
 	// On error nothing remains; what a process that died left is half an object
 	// with id.ID, and Destroy removes it. r comes from where others may have
 	// written: nothing in it may lead outside the object. Exists, NotFound (base),
-	// Invalid or Damaged (not a stream, cut short, or one that does not fit base),
-	// Unsupported (of a version that is not known), NoSpace, errors of r, and ctx's
-	// end.
+	// Conflict (it is the difference to another object than base, or of none; nothing
+	// was done), Invalid (an id or base that cannot be), Damaged (not a stream, cut
+	// short, or one that does not fit base), Unsupported (of a version that is not
+	// known), NoSpace, errors of r, and ctx's end.
 	Receive(ctx context.Context, id Identity, base ObjectID, r io.Reader) error
 }
 

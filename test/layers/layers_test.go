@@ -33,7 +33,7 @@ var groups = map[string][]string{
 	// Leaves: one thing of the kernel or of a file format each; they know
 	// nothing of pools and volumes.
 	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
-		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze"},
+		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze", "internal/btrfsstream"},
 	// What keeps objects, each in its own way; cmd/pando chooses.
 	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain", "internal/driver/zfs"},
 	// What makes tests short.
@@ -90,6 +90,8 @@ var table = map[string]layer{
 	"internal/driver/reflink": {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
 	"internal/driver/btrfs":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
 	"internal/driver/plain":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
+
+	"internal/btrfsstream": {imports: []string{"internal/errs", "internal/kernel", "internal/treewalk"}},
 
 	"internal/freeze":   {imports: []string{"internal/errs", "internal/kernel"}},
 	"internal/treecopy": {imports: []string{"internal/errs", "internal/kernel", "internal/treewalk"}},

@@ -151,6 +151,9 @@ func Run(t *testing.T, target Target) {
 	some("CloneTakesNoSpace", testCloneSpace)
 	sub("Seal", testSeal)
 	sub("SealCanceled", testSealCanceled)
+	sub("Stream", testStream)
+	some("StreamErrors", testStreamErrors)
+	t.Run("StreamFull", func(t *testing.T) { testStreamFull(t, target) })
 	some("Concurrency", testConcurrency)
 	some("Random", testRandom)
 	t.Run("FullPool", func(t *testing.T) {

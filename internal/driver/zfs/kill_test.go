@@ -1,6 +1,7 @@
 package zfs_test
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -49,6 +50,14 @@ func TestKilledBetweenSteps(t *testing.T) {
 		{"snapshot of a volume", func(f family, id driver.Identity) error { return p.d.Snapshot(p.ctx(), f.child, id) }, nil, false},
 		{"snapshot of a snapshot", func(f family, id driver.Identity) error { return p.d.Snapshot(p.ctx(), f.snap, id) }, nil, false},
 		{"flatten", func(f family, id driver.Identity) error { return p.d.Flatten(p.ctx(), f.vol, id, nil) }, nil, false},
+		{"receive", func(f family, id driver.Identity) error {
+			var b bytes.Buffer
+			if err := p.d.Send(p.ctx(), f.snap, "", &b); err != nil {
+				return err
+			}
+			id.Kind = driver.Snapshot
+			return p.d.Receive(p.ctx(), id, "", &b)
+		}, nil, false},
 		{"destroy a volume", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.vol) }, func(f family) driver.ObjectID { return f.vol }, false},
 		{"destroy what has a clone", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.child) }, func(f family) driver.ObjectID { return f.child }, false},
 		{"destroy a snapshot", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.snap) }, func(f family) driver.ObjectID { return f.snap }, false},
