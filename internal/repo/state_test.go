@@ -422,6 +422,18 @@ func randomPieces(rnd *rand.Rand, n int) []Piece {
 	return pieces
 }
 
+// A number in a longer form than it needs would be a second encoding of the same page.
+func TestOnePageOneEncoding(t *testing.T) {
+	g, _, _ := golden(t)
+	b, err := EncodePage(g.pieces)
+	must(t, err)
+	if b[1] != 1 {
+		t.Fatalf("the region is not where it is looked for: %x", b[:2])
+	}
+	_, err = DecodePage(slices.Concat(b[:1], []byte{0x81, 0}, b[2:]))
+	kind(t, err, errs.Damaged)
+}
+
 func TestPagesThatCannotBe(t *testing.T) {
 	good := func() []Piece {
 		f := Frame{Offset: headerSize, Plain: 2 * BlockBytes, Stored: 2*BlockBytes + tagSize}
