@@ -29,7 +29,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 2
+const Version = 3
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -105,6 +105,26 @@ CREATE TABLE marks (
   at INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX mark_name ON marks(name) WHERE name <> '';
+` + remoteSchema
+
+// remoteSchema is what version 3 has more than 2.
+const remoteSchema = `CREATE TABLE remote_points (
+  repo TEXT NOT NULL,            -- ID of a repository
+  manifest TEXT NOT NULL,        -- ID of a manifest in it
+  object TEXT NOT NULL,          -- object with the content that it describes; the row goes with it
+  at INTEGER NOT NULL,
+  PRIMARY KEY (repo, manifest, object)
+) WITHOUT ROWID;
+CREATE INDEX remote_object ON remote_points(object);
+CREATE TABLE remote_heads (
+  repo TEXT NOT NULL,
+  name TEXT NOT NULL,            -- of the head: a volume or golden in the repository
+  lineage TEXT NOT NULL,         -- of what it is here
+  epoch INTEGER NOT NULL,        -- of the head when it was last pushed or pulled
+  manifest TEXT NOT NULL,        -- that was pushed or pulled then
+  at INTEGER NOT NULL,
+  PRIMARY KEY (repo, name)
+) WITHOUT ROWID;
 `
 
 // Durability of a commit.

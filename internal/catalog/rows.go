@@ -103,9 +103,13 @@ func (t *Tx) Put(r Row) error {
 	return err
 }
 
-// Delete removes an object and its attachment. Absent is success.
+// Delete removes an object, its attachment, and what is known of it in remotes.
+// Absent is success.
 func (t *Tx) Delete(id driver.ObjectID) error {
 	if _, err := t.exec(`DELETE FROM objects WHERE id = ?`, id); err != nil {
+		return err
+	}
+	if _, err := t.exec(`DELETE FROM remote_points WHERE object = ?`, id); err != nil {
 		return err
 	}
 	return t.Detach(id)

@@ -25,6 +25,10 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 	_, err := t.exec(`UPDATE objects SET (golden, generation) = (SELECT g.golden, g.generation FROM objects g WHERE g.id = objects.origin_id)
 		WHERE kind = 'volume' AND golden = '' AND origin_id IN (SELECT id FROM objects WHERE kind = 'generation')`)
 	return err
+}, func(t *Tx) error {
+	again := strings.NewReplacer("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", "CREATE INDEX", "CREATE INDEX IF NOT EXISTS")
+	_, err := t.exec(again.Replace(remoteSchema))
+	return err
 }}
 
 // addColumn adds a column, given as its definition, unless it is there.

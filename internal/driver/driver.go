@@ -28,6 +28,7 @@ package driver
 
 import (
 	"context"
+	"io"
 	"iter"
 	"os"
 	"time"
@@ -363,6 +364,36 @@ type Flattener interface {
 	// everything. progress, if not nil, is called with the bytes done and the
 	// bytes in all, roughly. Kinds and durability as Clone.
 	Flatten(ctx context.Context, from ObjectID, id Identity, progress func(done, total int64)) error
+}
+
+// Streamer is a driver whose trees travel as a stream of the filesystem's own
+// format, which only the same kind of driver can read. A stream holds what an
+// immutable object (a snapshot or generation) is, or in what it differs from
+// another, its base. Whoever receives must have the same base, with the same
+// content: an object that was itself received from the stream of that base, or the
+// one that it was sent from. Streams are of trees (Native) only.
+type Streamer interface {
+	// Send writes the stream of from to w, in order, from beginning to end; of the
+	// difference to base unless that is "". Neither may be destroyed meanwhile: the
+	// caller sees to it. Two streams of the same objects need not be the same
+	// bytes, and a stream cannot be continued in its middle. An error of w ends it
+	// and is returned (as what it wraps). NotFound, Invalid (an object that is not
+	// immutable, or no tree), Unsupported (base cannot serve as one), IO, and
+	// ctx's end.
+	Send(ctx context.Context, from, base ObjectID, w io.Writer) error
+
+	// Receive makes the immutable object id, of kind Snapshot or Generation, from
+	// the stream r of the difference to base, or of a whole object if base is "".
+	// It reads r to its end, which must be the stream's. The object becomes whole
+	// in one step, when all of it is there; durable on return unless id.Ephemeral.
+	// On error nothing remains; what a process that died left is half an object
+	// with id.ID, and Destroy removes it. r comes from where others may have
+	// written: nothing in it may lead outside the object. Exists, NotFound (base),
+	// Conflict (it is the difference to another object than base, or of none; nothing
+	// was done), Invalid (an id or base that cannot be), Damaged (not a stream, cut
+	// short, or one that does not fit base), Unsupported (of a version that is not
+	// known), NoSpace, errors of r, and ctx's end.
+	Receive(ctx context.Context, id Identity, base ObjectID, r io.Reader) error
 }
 
 // Unmaker is a driver that lays out something outside its directory when it is

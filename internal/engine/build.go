@@ -59,7 +59,7 @@ func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Track
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		marks, err := tx.Blocking("", name, false)
 		for _, m := range marks {
-			building = building || m.Op == opImport || m.Op == opPublish
+			building = building || m.Op == opImport || m.Op == opPublish || m.Op == opPull
 		}
 		return err
 	})

@@ -120,24 +120,6 @@ func (e *Engine) replaceByCopy(ctx context.Context, q FlattenRequest, fl driver.
 		_ = e.unmark(ctx, s.vol.ID)
 		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume, err)
 	}
-	before := q.Volume + "@" + s.next.Before
-	var old catalog.Row
-	err = e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		var ok bool
-		if old, ok, err = tx.Get(s.vol.ID); err == nil && !ok {
-			err = errs.New(errs.NotFound, opFlatten, before, "it is gone")
-		}
-		return err
-	})
-	if errs.Is(err, errs.NotFound) {
-		return s.row, nil
-	}
-	if err == nil {
-		r := e.destroyRows(ctx, []doomed{{row: old, ref: before}}, destroyOptions{force: true})
-		err = r.failure()
-	}
-	if err != nil {
-		e.warn("%s is flat, but what it was could not be destroyed yet, and is its snapshot %s: %v", q.Volume, before, err)
-	}
+	e.dropPredecessor(ctx, s)
 	return s.row, nil
 }

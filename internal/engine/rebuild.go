@@ -374,16 +374,19 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 	return nil
 }
 
-// addGeneration makes a golden know of a generation, from what that says.
+// addGeneration makes a golden know of a generation, from what that says. They come
+// in order of their time.
 func addGeneration(g *catalog.Golden, id driver.Identity) {
 	if id.Generation > g.Current {
 		g.Current, g.Keep = id.Generation, id.Keep
 	}
 	g.Next = max(g.Next, g.Current+1)
-	for _, t := range []time.Time{id.CreatedAt, id.Since} {
-		if !t.IsZero() && (g.CreatedAt.IsZero() || t.Before(g.CreatedAt)) {
-			g.CreatedAt = t
-		}
+	// One that was pulled may be older than its golden is here, and then says so.
+	switch {
+	case !id.Since.IsZero():
+		g.CreatedAt = id.Since
+	case g.CreatedAt.IsZero():
+		g.CreatedAt = id.CreatedAt
 	}
 }
 

@@ -216,7 +216,7 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		}
 		e.reclaim(ctx, []catalog.Tombstone{grave})
 		return nil
-	case m.Op == opPin, m.Op == opKeep, m.Op == opRewind, m.Op == opRebase, m.Op == opFlatten:
+	case m.Op == opPin, m.Op == opKeep, m.Op == opRewind, m.Op == opRebase, m.Op == opFlatten, m.Op == opPull:
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
 		}

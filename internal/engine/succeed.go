@@ -20,8 +20,11 @@ type succession struct {
 	e    *Engine
 	op   string
 	vol  catalog.Row
-	next driver.Identity // of the successor; the caller makes it, as draft says
-	row  catalog.Row     // of the successor, after commit
+	next driver.Identity         // of the successor; the caller makes it, as draft says
+	row  catalog.Row             // of the successor, after commit
+	also func(*catalog.Tx) error // what else is in the commit; may be nil
+
+	settled bool // after commit: nothing is left for the next command to do
 }
 
 // claim reserves the volume and what its successor is made from; look finds
@@ -76,6 +79,11 @@ func (s *succession) commit(ctx context.Context) error {
 		if err := tx.Replace(s.vol.ID, old, s.row); err != nil {
 			return err
 		}
+		if s.also != nil {
+			if err := s.also(tx); err != nil {
+				return err
+			}
+		}
 		return tx.Unmark(s.next.ID)
 	}); err != nil {
 		return err
@@ -89,8 +97,31 @@ func (s *succession) commit(ctx context.Context) error {
 	}
 	if err := e.unmark(ctx, s.vol.ID); err != nil {
 		e.warn("%s: %v", s.vol.Name, err)
+		return nil
 	}
+	s.settled = true
 	return nil
+}
+
+// dropPredecessor destroys what a volume was before, which nobody needs, after
+// commit. If it cannot be, it stays as the snapshot that it has become.
+func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
+	if !s.settled {
+		return // its mark must stay; whoever commits has warned of it
+	}
+	before := s.vol.Name + "@" + s.next.Before
+	var old catalog.Row
+	var ok bool
+	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		old, ok, err = tx.Get(s.vol.ID)
+		return err
+	})
+	if err == nil && ok {
+		err = e.destroyRows(ctx, []doomed{{row: old, ref: before}}, destroyOptions{force: true}).failure()
+	}
+	if err != nil {
+		e.warn("%s has been replaced, but what it was could not be destroyed yet, and is its snapshot %s: %v", s.vol.Name, before, err)
+	}
 }
 
 // writeIdentity makes the pool know what the catalogue says of an object.

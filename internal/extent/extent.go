@@ -49,52 +49,85 @@ func (e Extent) End() int64 { return e.Logical + e.Length }
 // is written first, so that no extent is Delalloc. EOPNOTSUPP where the
 // filesystem has no FIEMAP.
 func Scan(f *os.File, sync bool, fn func(Extent) error) error {
-	var buf [fiemapHeader + pageExtents*fiemapExtent]byte
-	p := unsafe.Pointer(&buf[0])
-	u64 := func(off int) *uint64 { return (*uint64)(unsafe.Add(p, off)) }
-	u32 := func(off int) *uint32 { return (*uint32)(unsafe.Add(p, off)) }
-	var start uint64
+	p := newPager(f, sync)
 	for {
-		clear(buf[:fiemapHeader])
-		*u64(0) = start
-		*u64(8) = maxFileBytes - start
-		if sync {
-			*u32(16) = fiemapSync
+		x, ok, err := p.next()
+		if err != nil || !ok {
+			return err
 		}
-		*u32(24) = pageExtents
-		_, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fsIocFIEMAP, uintptr(p))
+		if err := fn(x); err != nil {
+			return err
+		}
+	}
+}
+
+// pager reads the map of a file page by page: however many extents that has, it
+// takes the memory of one page.
+type pager struct {
+	f     *os.File
+	buf   [fiemapHeader + pageExtents*fiemapExtent]byte
+	n, i  int    // extents in buf, and how many of them have been returned
+	start uint64 // of the next page
+	sync  bool   // the next page is the first, and dirty data is to be written
+	done  bool   // there is no next page
+}
+
+func newPager(f *os.File, sync bool) *pager { return &pager{f: f, sync: sync} }
+
+func (p *pager) u64(off int) *uint64 { return (*uint64)(unsafe.Pointer(&p.buf[off])) }
+func (p *pager) u32(off int) *uint32 { return (*uint32)(unsafe.Pointer(&p.buf[off])) }
+
+// next returns the next extent, false behind the last.
+func (p *pager) next() (Extent, bool, error) {
+	if p.i == p.n {
+		if err := p.page(); err != nil || p.n == 0 {
+			return Extent{}, false, err
+		}
+	}
+	o := fiemapHeader + p.i*fiemapExtent
+	p.i++
+	return Extent{
+		Logical:  int64(*p.u64(o)),
+		Physical: int64(*p.u64(o + 8)),
+		Length:   int64(*p.u64(o + 16)),
+		Flags:    Flags(*p.u32(o + 40)),
+	}, true, nil
+}
+
+// page reads the next page of the map; n is 0 if there is none.
+func (p *pager) page() error {
+	p.n, p.i = 0, 0
+	for !p.done {
+		clear(p.buf[:fiemapHeader])
+		*p.u64(0) = p.start
+		*p.u64(8) = maxFileBytes - p.start
+		if p.sync {
+			*p.u32(16) = fiemapSync
+		}
+		*p.u32(24) = pageExtents
+		_, _, e := unix.Syscall(unix.SYS_IOCTL, p.f.Fd(), fsIocFIEMAP, uintptr(unsafe.Pointer(&p.buf[0])))
 		if e == unix.EINTR {
 			continue
 		}
 		if e != 0 {
 			return fmt.Errorf("FIEMAP: %w", e)
 		}
-		sync = false // once is enough
-		n := int(*u32(20))
+		p.sync = false // once is enough
+		n := int(*p.u32(20))
 		if n == 0 {
+			p.done = true
 			return nil
 		}
-		from := start
-		for i := range n {
-			o := fiemapHeader + i*fiemapExtent
-			x := Extent{
-				Logical:  int64(*u64(o)),
-				Physical: int64(*u64(o + 8)),
-				Length:   int64(*u64(o + 16)),
-				Flags:    Flags(*u32(o + 40)),
-			}
-			if err := fn(x); err != nil {
-				return err
-			}
-			if x.Flags&Last != 0 {
-				return nil
-			}
-			start = uint64(x.End())
+		last := fiemapHeader + (n-1)*fiemapExtent
+		end := *p.u64(last) + *p.u64(last + 16)
+		p.done = Flags(*p.u32(last + 40))&Last != 0
+		if end <= p.start && !p.done {
+			return fmt.Errorf("FIEMAP: the filesystem repeats itself at byte %d", p.start)
 		}
-		if start <= from {
-			return fmt.Errorf("FIEMAP: the filesystem repeats itself at byte %d", from)
-		}
+		p.n, p.start = n, end
+		return nil
 	}
+	return nil
 }
 
 // Usage is the space that one file takes, in bytes.

@@ -123,6 +123,9 @@ type SubvolInfo struct {
 
 	UUID, ParentUUID [16]byte // ParentUUID: of what it is a snapshot of
 	MadeBy           uint64   // the transaction that made it: what was there has an older one
+
+	ReceivedUUID [16]byte // of the subvolume elsewhere whose content it was made with, unless zero; see SubvolSetReceived
+	ChangedBy    uint64   // the transaction that changed it last
 }
 
 // SubvolInfoOf returns what is known of the subvolume that f is in. It needs no
@@ -132,13 +135,14 @@ func SubvolInfoOf(f *os.File) (SubvolInfo, error) {
 	if err := ioctl(f, btrfsIocGetSubvolInfo, unsafe.Pointer(&b)); err != nil {
 		return SubvolInfo{}, fmt.Errorf("BTRFS_IOC_GET_SUBVOL_INFO: %w", err)
 	}
-	const treeID, flags, uuid, parentUUID, otransid, otime = 0, 288, 296, 312, 352, 392
+	const treeID, flags, uuid, parentUUID, receivedUUID, ctransid, otransid, otime = 0, 288, 296, 312, 328, 344, 352, 392
 	return SubvolInfo{
 		ID:       binary.NativeEndian.Uint64(b[treeID:]),
 		ReadOnly: binary.NativeEndian.Uint64(b[flags:])&1 != 0, // BTRFS_ROOT_SUBVOL_RDONLY
 		Snapshot: [16]byte(b[parentUUID:]) != [16]byte{},
 		Created:  time.Unix(int64(binary.NativeEndian.Uint64(b[otime:])), int64(binary.NativeEndian.Uint32(b[otime+8:]))),
 		UUID:     [16]byte(b[uuid:]), ParentUUID: [16]byte(b[parentUUID:]), MadeBy: binary.NativeEndian.Uint64(b[otransid:]),
+		ReceivedUUID: [16]byte(b[receivedUUID:]), ChangedBy: binary.NativeEndian.Uint64(b[ctransid:]),
 	}, nil
 }
 

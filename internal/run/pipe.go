@@ -5,14 +5,11 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"os/exec"
 	"runtime"
 	"syscall"
 
 	"pando/internal/errs"
-
-	"golang.org/x/sys/unix"
 )
 
 // pipeBytes is how much is taken from one program and given to the other at once.
@@ -46,11 +43,8 @@ func Pipe(ctx context.Context, from, to []string, progress func(n int64)) error 
 	if err != nil {
 		return errs.Wrap(to[0], "", err)
 	}
-	for _, p := range []any{out, in} {
-		if f, ok := p.(*os.File); ok {
-			_, _ = unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, pipeBytes) // only faster
-		}
-	}
+	enlarge(out)
+	enlarge(in)
 	if err := second.Start(); err != nil {
 		return errs.Wrap(to[0], "", err)
 	}

@@ -35,6 +35,7 @@ const (
 	ReadOnly     Reason = "read-only"     // the pool
 	Suspended    Reason = "suspended"     // the pool has lost its disks
 	BadStream    Reason = "bad stream"    // what zfs receive got
+	NotAncestor  Reason = "not ancestor"  // of the snapshot that is sent
 	TooOld       Reason = "too old"       // this version does not know the option, property or feature
 	BadValue     Reason = "bad value"     // of a property
 	BadName      Reason = "bad name"      //
@@ -79,6 +80,7 @@ var table = []row{
 	{Full, re(`out of space|quota exceeded|size is greater than available space|No space left|Disk quota exceeded`), errs.NoSpace, spaceHint},
 	{Busy, re(`(dataset|pool|target) is busy|Device or resource busy`), errs.InUse, ""},
 	{NotAClone, re(`not a cloned filesystem`), errs.Invalid, ""},
+	{NotAncestor, re(`is not earlier than|not an earlier snapshot|not an ancestor`), errs.Unsupported, ""},
 	{BadStream, re(`invalid (backup )?stream|incomplete stream|checksum mismatch|failed to read from stream|invalid record type|stream is not compatible|unable to restore`), errs.Damaged, ""},
 	{TooOld, re(`invalid option|invalid property '|^usage:|invalid property: '|bad property list|unrecognized command|unsupported version or feature|must be upgraded|does(n't| not) support|not supported by zfs kernel module|unsupported by kernel|feature '.*' (is )?not|A reboot may be required|feature not enabled`),
 		errs.Unsupported, "Pando needs OpenZFS 2.1 or newer: programs and module, and `zpool upgrade` where a feature is missing"},

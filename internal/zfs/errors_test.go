@@ -111,6 +111,8 @@ func TestTable(t *testing.T) {
 		{zfs.TooOld, errs.Unsupported, zfs.ZFS, "nosuchverb"},
 		{zfs.TooOld, errs.Unsupported, zfs.Zpool, "set feature@nosuch=enabled P"},
 		{zfs.BadName, errs.Invalid, zfs.Zpool, "create P2 /dev/full"},
+		{zfs.NotAncestor, errs.Unsupported, zfs.ZFS, "send -i P/x@one P/a@held"},
+		{zfs.NotAncestor, errs.Unsupported, zfs.ZFS, "send -i P/a@held P/a@s"},
 	} {
 		var args []string
 		for a := range strings.FieldsSeq(c.args) {

@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -282,6 +283,60 @@ func Copy(ctx context.Context, send, receive []string, progress func(n int64)) e
 			}
 		})
 	})
+	if err != nil && context.Cause(ctx) == error(stuck) {
+		return stuck
+	}
+	return err
+}
+
+// Send writes what `zfs send` with args prints to w. An error of w ends it and is
+// returned as it is. IO if nothing has come for 5 minutes.
+func Send(ctx context.Context, args []string, w io.Writer) error {
+	return unstuck(ctx, "zfs send", func(ctx context.Context, t *time.Timer) error {
+		return run.OutOf(ctx, pausing{w: w, t: t}, append([]string{string(ZFS), "send"}, args...)...)
+	})
+}
+
+// Receive gives r to `zfs receive` with args. An error of r ends it and is returned
+// as it is. IO if nothing has been taken for 5 minutes, Damaged if r goes on after
+// the end of the stream.
+func Receive(ctx context.Context, args []string, r io.Reader) error {
+	err := unstuck(ctx, "zfs receive", func(ctx context.Context, t *time.Timer) error {
+		return run.Into(ctx, pausing{r: r, t: t}, append([]string{string(ZFS), "receive"}, args...)...)
+	})
+	if errors.Is(err, run.ErrMore) {
+		return errs.New(errs.Damaged, "zfs receive", "", "there is more after the end of the stream")
+	}
+	return err
+}
+
+// pausing does not count the time that others take.
+type pausing struct {
+	r io.Reader
+	w io.Writer
+	t *time.Timer
+}
+
+func (p pausing) Read(b []byte) (int, error) {
+	p.t.Stop()
+	defer p.t.Reset(copyLimit)
+	return p.r.Read(b)
+}
+
+func (p pausing) Write(b []byte) (int, error) {
+	p.t.Stop()
+	defer p.t.Reset(copyLimit)
+	return p.w.Write(b)
+}
+
+// unstuck runs fn, which runs a program, until that has stood still for too long.
+func unstuck(ctx context.Context, op string, fn func(context.Context, *time.Timer) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stuck := errs.New(errs.IO, op, "", "nothing has moved for %v", copyLimit).WithHint("%s", suspendedHint)
+	timer := time.AfterFunc(copyLimit, func() { cancel(stuck) })
+	defer timer.Stop()
+	_, err := bounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) { return nil, fn(ctx, timer) })
 	if err != nil && context.Cause(ctx) == error(stuck) {
 		return stuck
 	}

@@ -321,6 +321,9 @@ func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 // sparsely is how much fewer steps are struck where everything is slow.
 var sparsely = 1
 
+// initEvery is how much fewer of init and deinit, in which ZFS does most.
+var initEvery = 1
+
 // drawn leaves out operations where everything is slow: drawn anew each time.
 var drawn = func(all []operation) []operation { return all }
 

@@ -152,7 +152,7 @@ func TestFaultInInit(t *testing.T) {
 			for _, f := range faults {
 				t.Run("init/"+f.name, func(t *testing.T) {
 					w.t = t
-					w.sweepOf(f.plan, 1).Each(t, func(p faulttest.Plan) faulttest.Result {
+					w.sweepOf(f.plan, initEvery).Each(t, func(p faulttest.Plan) faulttest.Result {
 						res := w.trace(p, initArgs...)
 						if !res.Fired {
 							w.pando("deinit")
@@ -176,7 +176,7 @@ func TestFaultInInit(t *testing.T) {
 				})
 				t.Run("deinit/"+f.name, func(t *testing.T) {
 					w.t = t
-					w.sweepOf(f.plan, 1).Each(t, func(p faulttest.Plan) faulttest.Result {
+					w.sweepOf(f.plan, initEvery).Each(t, func(p faulttest.Plan) faulttest.Result {
 						if _, err := os.Stat(filepath.Join(w.dir, "pool.json")); err != nil {
 							w.initPool()
 							w.importGolden("g")

@@ -4,6 +4,7 @@ package crash
 
 import (
 	"flag"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,7 +24,7 @@ func init() {
 			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, left: zfsLeft, size: []string{"--fs", "ext4", "--size", "64M"}},
 			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, left: zfsLeft},
 		}
-		sparsely = 8
+		sparsely, initEvery = 24, 4
 		drawn = drawSome
 		if os.Getenv("PANDO_TEST_FULL") == "" {
 			faults = faults[:1]
@@ -31,15 +32,15 @@ func init() {
 	}
 }
 
-// drawSome is the operations that have the most of ZFS in them; with
+// drawSome is one of the operations that have the most of ZFS in them; with
 // PANDO_TEST_FULL, or a pattern that names one, all.
 func drawSome(all []operation) []operation {
 	if os.Getenv("PANDO_TEST_FULL") != "" || strings.Count(flag.Lookup("test.run").Value.String(), "/") > 1 {
 		return all
 	}
-	return slices.DeleteFunc(slices.Clone(all), func(o operation) bool {
-		return !slices.Contains([]string{"clone-mount", "destroy-mounted", "snapshot-mounted"}, o.name)
-	})
+	most := []string{"clone-mount", "destroy-mounted", "snapshot-mounted"}
+	one := most[rand.IntN(len(most))]
+	return slices.DeleteFunc(slices.Clone(all), func(o operation) bool { return o.name != one })
 }
 
 func zfsDir(t *testing.T) string { return filepath.Join(t.TempDir(), "pool") }

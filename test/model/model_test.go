@@ -33,7 +33,7 @@ import (
 const defaultOps = 10_000
 
 // zfsOps is that number in a guest, where one takes about a second.
-const zfsOps = 60
+const zfsOps = 30
 
 // number reads an environment variable.
 func number(t *testing.T, name string, otherwise uint64) uint64 {

@@ -18,7 +18,16 @@
 // volume. A snapshot of btrfs leaves those out; here they are cloned too, one
 // after the other, each at a moment of its own. They are found by an index, so
 // looking for them costs nothing when there are none. A subvolume cannot be
-// destroyed before those inside it are: Destroy does both.
+// destroyed before those inside it are: Destroy does both. Streams cannot hold
+// them: an object with subvolumes inside is not sent.
+//
+// # Streams
+//
+// The kernel makes them, and package btrfsstream follows them, without the programs
+// of btrfs. What was received has the UUID of what was sent as its "received UUID",
+// by which the kernel names it when it is sent on, so that increments fit wherever
+// an object has been. Not in a stream, and lost on the way, are flags of inodes
+// (chattr), preallocated space, and what fs-verity keeps.
 package btrfs
 
 import (
@@ -482,10 +491,25 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	if err := d.dir.Replace(id); err != nil {
 		return err
 	}
-	if err := kernel.SubvolSetReadOnly(f, id.Kind == driver.Snapshot || id.Kind == driver.Generation); err != nil {
-		return errs.Wrap(op, string(id.ID), err)
+	return errs.Wrap(op, string(id.ID), setMode(f, id.Kind))
+}
+
+// setMode makes the subvolume of an object of that kind read-only or writable. One
+// that becomes writable has no more to do with what it may have been received
+// from; the kernel would go on saying that it is the same, and increments would be
+// built on it.
+func setMode(f *os.File, kind driver.Kind) error {
+	if kind == driver.Snapshot || kind == driver.Generation {
+		return kernel.SubvolSetReadOnly(f, true)
 	}
-	return nil
+	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
+		return err
+	}
+	info, err := kernel.SubvolInfoOf(f)
+	if err != nil || info.ReceivedUUID == [16]byte{} {
+		return err
+	}
+	return kernel.SubvolSetReceived(f, [16]byte{}, 0)
 }
 
 // Inspect implements driver.Inspector.
@@ -525,7 +549,7 @@ func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
 	if err := d.dir.Force(id); err != nil {
 		return err
 	}
-	return errs.Wrap("write identity", string(id.ID), kernel.SubvolSetReadOnly(f, id.Kind == driver.Snapshot || id.Kind == driver.Generation))
+	return errs.Wrap("write identity", string(id.ID), setMode(f, id.Kind))
 }
 
 // Sync implements driver.Syncer. It also wakes the kernel's thread that frees

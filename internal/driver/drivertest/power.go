@@ -31,6 +31,14 @@ func testPower(t *testing.T, target Target) {
 			}
 			return id.ID
 		},
+		"Receive": func(s *suite, m model) driver.ObjectID {
+			s.streamer()
+			vol := s.create(driver.Native)
+			s.put(vol, m, "a", file{1, 1 << 20})
+			first := s.snapshot(vol)
+			s.put(vol, m, "b", file{2, 100})
+			return s.receive(s.send(s.snapshot(vol), first), s.receive(s.send(first, ""), ""))
+		},
 		"SetIdentity": func(s *suite, m model) driver.ObjectID {
 			rw, ok := s.d.(driver.Rewriter)
 			if !ok {

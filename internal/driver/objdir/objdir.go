@@ -81,6 +81,13 @@ func (d *Dir) Put(id driver.Identity) error {
 	return errs.Wrap("write identity", string(id.ID), os.Symlink(string(b), d.meta(id.ID)))
 }
 
+// Check reports whether Put could write the identity, as far as that can be told
+// before. Invalid.
+func (d *Dir) Check(id driver.Identity) error {
+	_, err := d.encode(id)
+	return err
+}
+
 // Replace puts a new identity in the place of the old one, atomically and
 // durably. NotFound if there was none.
 func (d *Dir) Replace(id driver.Identity) error {

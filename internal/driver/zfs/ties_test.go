@@ -36,7 +36,7 @@ func seeded(t *testing.T) *rand.Rand {
 func TestAnyOrder(t *testing.T) {
 	p := newPool(t, newZpool(t, 1<<30)+"/ties")
 	r := seeded(t)
-	steps := 40 // an emulated processor is slow
+	steps := 25 // an emulated processor is slow
 	if os.Getenv("PANDO_TEST_FULL") != "" {
 		steps = 400
 	}

@@ -155,7 +155,14 @@ func open(ctx context.Context, dir string) (*Store, error) {
 	if err := objstore.Ended(ctx, "open directory", dir); err != nil {
 		return nil, err
 	}
-	root, err := os.OpenRoot(dir)
+	st, err := os.Stat(dir)
+	if err == nil && !st.IsDir() {
+		err = syscall.ENOTDIR // os.OpenRoot would not say it so
+	}
+	var root *os.Root
+	if err == nil {
+		root, err = os.OpenRoot(dir)
+	}
 	switch {
 	case errors.Is(err, syscall.ENOENT):
 		return nil, errs.New(errs.NotFound, "open directory", dir, "it does not exist").
@@ -201,6 +208,10 @@ func (s *Store) lookAtRoot() error {
 }
 
 func (s *Store) String() string { return s.url }
+
+// Close lets go of the directory, so that what it is on can be unmounted. No method
+// may be called any more.
+func (s *Store) Close() error { return s.root.Close() }
 
 // The operations as people know them.
 const (

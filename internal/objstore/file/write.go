@@ -141,36 +141,46 @@ type temp struct {
 }
 
 // writeTemp writes a file in .pando/tmp and waits until it is durable.
-func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (t *temp, err error) {
-	if t, err = s.newTemp(ctx); err != nil {
+func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (*temp, error) {
+	t, err := s.newTemp(ctx)
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			t.discard()
-		}
-	}()
-	if st, err := t.f.Stat(); err != nil {
+	if err = t.fill(ctx, data); err == nil {
+		err = t.stamp(changed)
+	}
+	if err != nil {
+		t.discard()
 		return nil, err
-	} else if want := s.perm & 0o666; st.Mode().Perm() != want {
+	}
+	return t, nil
+}
+
+// fill writes the content, and gives the file the mode that all of the store has.
+func (t *temp) fill(ctx context.Context, data []byte) error {
+	st, err := t.f.Stat()
+	if err != nil {
+		return err
+	}
+	if want := t.s.perm & 0o666; st.Mode().Perm() != want {
 		if err := t.f.Chmod(want); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for rest := data; len(rest) > 0; {
 		n := objstore.PaceChunk(ctx, min(len(rest), ioBytes))
 		if _, err := t.f.Write(rest[:n]); err != nil {
-			return nil, err
+			return err
 		}
 		if err := objstore.Pace(ctx, n); err != nil {
-			return nil, err
+			return err
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, err
+			return err
 		}
 		rest = rest[n:]
 	}
-	return t, t.stamp(changed)
+	return nil
 }
 
 // newTemp makes an empty file that only this process writes.
@@ -305,30 +315,26 @@ func cannotLink(err error) bool {
 	return false
 }
 
-// makeDirs makes a directory and those above it. settle makes them durable.
+// makeDirs makes a directory and those above it. settle makes them durable. On
+// return they may be gone again: Delete removes empty ones.
 func (s *Store) makeDirs(dir string) error {
-	if dir == "." {
-		return s.vanished(writing, "")
-	}
-	if err := s.root.MkdirAll(dir, s.perm); err != nil {
-		return err
-	}
+	err := s.root.MkdirAll(dir, s.perm)
 	// The umask is not asked: others who may write to the store must be able to
 	// write to all of it.
-	for ; dir != "."; dir = path.Dir(dir) {
-		st, err := s.root.Lstat(dir)
-		if err != nil {
-			return err
-		}
-		if st.Mode().Perm() == s.perm {
+	for ; err == nil && dir != "."; dir = path.Dir(dir) {
+		var st os.FileInfo
+		if st, err = s.root.Lstat(dir); err != nil || st.Mode().Perm() == s.perm {
 			continue
 		}
 		inherited := st.Mode() & (os.ModeSetgid | os.ModeSticky)
-		if err := s.root.Chmod(dir, s.perm|inherited); err != nil && !errors.Is(err, syscall.EPERM) {
-			return err
+		if err = s.root.Chmod(dir, s.perm|inherited); errors.Is(err, syscall.EPERM) {
+			err = nil // somebody else has made it
 		}
 	}
-	return nil
+	if errors.Is(err, syscall.ENOENT) {
+		return s.vanished(writing, dir)
+	}
+	return err
 }
 
 // settle makes the names in a directory durable, and those of the directory and of

@@ -1,0 +1,97 @@
+package catalog
+
+import (
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+)
+
+// RemotePoint says that an object has the content that a manifest in a repository
+// describes. It is a hint: without it more is read and compared, and nothing is
+// lost.
+type RemotePoint struct {
+	Repo     string
+	Manifest string
+	Object   driver.ObjectID
+	At       time.Time
+}
+
+// RemoteHead is what is remembered of a head in a repository. A hint, too.
+type RemoteHead struct {
+	Repo     string
+	Name     string
+	Lineage  driver.ObjectID // of the volume or golden that it is here
+	Epoch    uint64
+	Manifest string // that was last pushed or pulled
+	At       time.Time
+}
+
+// PutRemotePoint adds a row, or refreshes its time. NotFound if there is no such
+// object: its row could not go with it.
+func (t *Tx) PutRemotePoint(p RemotePoint) error {
+	n, err := t.exec(`INSERT OR REPLACE INTO remote_points (repo, manifest, object, at) SELECT ?1, ?2, id, ?4 FROM objects WHERE id = ?3`,
+		p.Repo, p.Manifest, p.Object, toNano(p.At))
+	if err == nil && n == 0 {
+		err = errs.New(errs.NotFound, "write catalogue", string(p.Object), "there is no such object")
+	}
+	return err
+}
+
+// RemotePoints lists what is known of a repository, the oldest first; with repo ""
+// of all.
+func (t *Tx) RemotePoints(repo string) ([]RemotePoint, error) {
+	var out []RemotePoint
+	err := t.each(`SELECT repo, manifest, object, at FROM remote_points WHERE repo = ?1 OR ?1 = '' ORDER BY at, manifest, object`, []any{repo}, func(s scanner) error {
+		var p RemotePoint
+		var at int64
+		err := s.Scan(&p.Repo, &p.Manifest, &p.Object, &at)
+		p.At = fromNano(at)
+		out = append(out, p)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// DropRemotePoint removes a row. Absent is success.
+func (t *Tx) DropRemotePoint(repo, manifest string) error {
+	_, err := t.exec(`DELETE FROM remote_points WHERE repo = ? AND manifest = ?`, repo, manifest)
+	return err
+}
+
+// DropRemote forgets a repository. Absent is success.
+func (t *Tx) DropRemote(repo string) error {
+	if _, err := t.exec(`DELETE FROM remote_points WHERE repo = ?`, repo); err != nil {
+		return err
+	}
+	_, err := t.exec(`DELETE FROM remote_heads WHERE repo = ?`, repo)
+	return err
+}
+
+// PutRemoteHead adds a row or replaces it.
+func (t *Tx) PutRemoteHead(h RemoteHead) error {
+	_, err := t.exec(`INSERT OR REPLACE INTO remote_heads (repo, name, lineage, epoch, manifest, at) VALUES (?,?,?,?,?,?)`,
+		h.Repo, h.Name, h.Lineage, int64(h.Epoch), h.Manifest, toNano(h.At))
+	return err
+}
+
+// RemoteHeads lists the heads that are remembered of a repository, by name; with
+// repo "" of all.
+func (t *Tx) RemoteHeads(repo string) ([]RemoteHead, error) {
+	var out []RemoteHead
+	err := t.each(`SELECT repo, name, lineage, epoch, manifest, at FROM remote_heads WHERE repo = ?1 OR ?1 = '' ORDER BY repo, name`, []any{repo}, func(s scanner) error {
+		var h RemoteHead
+		var epoch, at int64
+		err := s.Scan(&h.Repo, &h.Name, &h.Lineage, &epoch, &h.Manifest, &at)
+		h.Epoch, h.At = uint64(epoch), fromNano(at)
+		out = append(out, h)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// DropRemoteHead forgets a head. Absent is success.
+func (t *Tx) DropRemoteHead(repo, name string) error {
+	_, err := t.exec(`DELETE FROM remote_heads WHERE repo = ? AND name = ?`, repo, name)
+	return err
+}

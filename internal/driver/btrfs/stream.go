@@ -1,0 +1,280 @@
+package btrfs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"runtime"
+
+	"pando/internal/btrfsstream"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+var _ driver.Streamer = (*Driver)(nil)
+
+// maxReceived is how many subvolumes of one filesystem are noted as received from
+// the same one. The kernel keeps their numbers in one item of a tree, which must
+// fit a node, whose smallest size is 4 KiB; when it does not, older kernels make
+// the filesystem read-only.
+const maxReceived = 400
+
+// immutable opens an object that can be sent, or that others can build on: whole,
+// read-only, and without subvolumes inside, which streams do not have.
+func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.SubvolInfo, error) {
+	f, err := d.open(id)
+	if err != nil {
+		return nil, kernel.SubvolInfo{}, err
+	}
+	var info kernel.SubvolInfo
+	var nested []kernel.SubvolChild
+	if _, err = d.dir.Get(id); err == nil {
+		if info, err = kernel.SubvolInfoOf(f); err == nil {
+			nested, err = kernel.SubvolChildren(d.f, info.ID)
+		}
+	}
+	switch {
+	case err != nil:
+	case !info.ReadOnly:
+		err = errs.New(errs.Invalid, op, string(id), "it is not immutable").WithHint("make a snapshot of it")
+	case len(nested) > 0:
+		err = errs.New(errs.Unsupported, op, string(id), "there are subvolumes of btrfs inside, %q among them, which streams cannot hold", nested[0].Dir+"/"+nested[0].Name).
+			WithHint("remove them in the volume with `btrfs subvolume delete`, or make them directories, and make another snapshot")
+	}
+	if err != nil {
+		f.Close()
+		return nil, info, errs.Wrap(op, string(id), err)
+	}
+	return f, info, nil
+}
+
+// Send implements driver.Streamer. It is in version 2 of the kernel's format where
+// the kernel knows that (Linux 6.0), so that compressed data travels as it lies on
+// disk.
+func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writer) error {
+	const op = "send"
+	if err := ctx.Err(); err != nil {
+		return errs.Wrap(op, string(from), err)
+	}
+	f, _, err := d.immutable(op, from)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var o kernel.BtrfsSendOptions
+	if base != "" {
+		if base == from {
+			return errs.New(errs.Invalid, op, string(from), "an object cannot be its own base")
+		}
+		b, info, err := d.immutable(op, base)
+		if err != nil {
+			return err
+		}
+		defer b.Close()
+		o.Parent = info.ID
+	}
+	for o.Version = btrfsstream.MaxVersion; ; o.Version-- {
+		written, err := send(ctx, f, o, w)
+		if err == nil {
+			return nil
+		}
+		// What a kernel says to a version that it does not know.
+		unknown := errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTO) || errors.Is(err, unix.EOPNOTSUPP)
+		if unknown && !written && o.Version > 1 {
+			continue
+		}
+		if errors.Is(err, unix.EAGAIN) {
+			return errs.New(errs.InUse, op, string(from), "its blocks are being deduplicated: %w", err).WithHint("try again when that has ended")
+		}
+		return errs.Wrap(op, string(from), err)
+	}
+}
+
+// send writes a stream to w, and reports whether anything was written.
+func send(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io.Writer) (written bool, err error) {
+	var p [2]int
+	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
+		return false, err
+	}
+	in := os.NewFile(uintptr(p[1]), "pipe")
+	_, _ = unix.FcntlInt(uintptr(p[1]), unix.F_SETPIPE_SZ, 1<<20) // only faster
+	// Only the end for reading is non-blocking: closing it must wake its reader.
+	if err := unix.SetNonblock(p[0], true); err != nil {
+		return false, errors.Join(err, in.Close(), unix.Close(p[0]))
+	}
+	out := os.NewFile(uintptr(p[0]), "pipe")
+	defer out.Close()
+	defer context.AfterFunc(ctx, func() { out.Close() })()
+
+	sent := make(chan error, 1)
+	go func() {
+		err := kernel.BtrfsSend(f, o, in)
+		sent <- errors.Join(err, in.Close())
+	}()
+	t := &tee{r: out, w: w}
+	// The form of the stream is looked at on its way: half a one, or two in one
+	// (see BtrfsSend), must not pass for whole.
+	s, err := btrfsstream.NewReader(t)
+	if err == nil {
+		err = s.Drain()
+	}
+	out.Close() // the kernel must not wait for somebody to read
+	kernelErr := <-sent
+	runtime.KeepAlive(f)
+	switch {
+	case ctx.Err() != nil:
+		return t.written, ctx.Err()
+	case t.err != nil:
+		return t.written, t.err // of w
+	case kernelErr != nil && !errors.Is(kernelErr, unix.EPIPE):
+		return t.written, kernelErr
+	case err != nil:
+		return t.written, errs.New(errs.IO, "send", "", "what the kernel has sent is no stream: %w", err).
+			WithHint("try again; it must not be stopped (Ctrl-Z) meanwhile")
+	}
+	return t.written, kernelErr
+}
+
+// tee reads from r and writes it all to w.
+type tee struct {
+	r       io.Reader
+	w       io.Writer
+	written bool
+	err     error // of w
+}
+
+func (t *tee) Read(b []byte) (int, error) {
+	n, err := t.r.Read(b)
+	if n > 0 {
+		t.written = true
+		if _, t.err = t.w.Write(b[:n]); t.err != nil {
+			return 0, t.err
+		}
+	}
+	return n, err
+}
+
+// Receive implements driver.Streamer. The subvolume is at its place from the
+// beginning, without an identity.
+func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.ObjectID, r io.Reader) error {
+	const op = "receive"
+	if err := d.Caps().Check(ctx, op, id); err != nil {
+		return err
+	}
+	if id.Kind != driver.Snapshot && id.Kind != driver.Generation {
+		return errs.New(errs.Invalid, op, id.Ref(), "a %s cannot be received: what is received is immutable", id.Kind)
+	}
+	if err := d.dir.Check(id); err != nil { // before much is read
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	if c, _, err := d.dir.Inspect(id.ID); err != nil || c.Data {
+		return errs.Wrap(op, id.Ref(), cmp.Or(err, error(unix.EEXIST)))
+	}
+	if _, err := d.dir.Get(id.ID); !errs.Is(err, errs.NotFound) {
+		return errs.Wrap(op, id.Ref(), unix.EEXIST)
+	}
+	var parent *os.File
+	if base != "" {
+		f, info, err := d.immutable(op, base)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		parent = f
+		return d.receive(ctx, op, id, parent, info, r)
+	}
+	return d.receive(ctx, op, id, nil, kernel.SubvolInfo{}, r)
+}
+
+func (d *Driver) receive(ctx context.Context, op string, id driver.Identity, base *os.File, info kernel.SubvolInfo, r io.Reader) (err error) {
+	s, err := btrfsstream.NewReader(r)
+	if err != nil {
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	begin, err := s.Begin()
+	if err != nil {
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	switch {
+	case begin.Diff && base == nil:
+		return errs.New(errs.Conflict, op, id.Ref(), "the stream is only what differs from another object").WithHint("receive that one first")
+	case !begin.Diff && base != nil:
+		return errs.New(errs.Conflict, op, id.Ref(), "the stream is a whole object, not what differs from %s", base.Name())
+	case begin.Diff && !same(info, begin.Parent):
+		return errs.New(errs.Conflict, op, id.Ref(), "the stream is what differs from another object than %s", base.Name()).
+			WithHint("it builds on the subvolume that has, or was received from one that has, the UUID %x", begin.Parent)
+	}
+
+	if base == nil {
+		err = kernel.SubvolCreate(d.f, d.name(id.ID))
+	} else {
+		err = kernel.SubvolSnapshot(d.f, d.name(id.ID), base, false)
+	}
+	if err != nil {
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	defer func() {
+		if err != nil {
+			// Should this fail too, what is left has no identity.
+			_ = d.destroyTree(d.name(id.ID))
+		}
+	}()
+	f, err := d.open(id.ID)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := btrfsstream.Apply(ctx, s, begin, f, base); err != nil {
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	if err := d.seal(f, begin, id.Ephemeral); err != nil {
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	if err := d.dir.Put(id); err != nil {
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	if id.Ephemeral {
+		return nil
+	}
+	if err := d.dir.Sync(); err != nil {
+		_ = d.dir.Remove(id.ID)
+		return err
+	}
+	return nil
+}
+
+// same reports whether a subvolume is the one with that UUID, or was received from
+// it.
+func same(info kernel.SubvolInfo, uuid [16]byte) bool {
+	if info.ReceivedUUID != [16]byte{} {
+		return info.ReceivedUUID == uuid || info.UUID == uuid
+	}
+	return info.UUID == uuid
+}
+
+// seal makes what was received immutable, so that others can build on it, and
+// durable but for the identity.
+func (d *Driver) seal(f *os.File, begin btrfsstream.Begin, ephemeral bool) error {
+	n, err := kernel.BtrfsReceivedCount(d.f, begin.UUID)
+	if err != nil {
+		return err
+	}
+	if n < maxReceived {
+		if err := kernel.SubvolSetReceived(f, begin.UUID, begin.TransID); err != nil {
+			return err
+		}
+	}
+	// All content before the identity. f is open since before the first write, so
+	// that every error of writing is reported.
+	if !ephemeral {
+		if err := unix.Syncfs(int(f.Fd())); err != nil {
+			return os.NewSyscallError("syncfs", err)
+		}
+	}
+	return kernel.SubvolSetReadOnly(f, true)
+}

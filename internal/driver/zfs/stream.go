@@ -1,0 +1,361 @@
+package zfs
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+	"strconv"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/zfs"
+)
+
+var _ driver.Streamer = (*Driver)(nil)
+
+// A stream is what `zfs send` prints, in frames, so that its end can be told from
+// a place where it was cut, and damage from what ZFS does not like:
+//
+//	"pando zfs stream" and the version, u32
+//	frames: length u32, not 0; CRC-32C u32; the bytes
+//	the end: 0 u32; CRC-32C of all, u32; length of all, u64
+//
+// Numbers are little-endian.
+const (
+	streamMagic   = "pando zfs stream"
+	streamVersion = 1
+	maxFrame      = 1 << 20
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// framer writes frames.
+type framer struct {
+	w   io.Writer
+	crc uint32
+	n   uint64
+	err error // of w
+}
+
+func (f *framer) put(b []byte) error {
+	if f.err == nil {
+		_, f.err = f.w.Write(b)
+	}
+	return f.err
+}
+
+func (f *framer) begin() error {
+	return f.put(binary.LittleEndian.AppendUint32([]byte(streamMagic), streamVersion))
+}
+
+func (f *framer) Write(b []byte) (int, error) {
+	for done := 0; done < len(b); {
+		part := b[done:min(len(b), done+maxFrame)]
+		head := binary.LittleEndian.AppendUint32(nil, uint32(len(part)))
+		head = binary.LittleEndian.AppendUint32(head, crc32.Checksum(part, castagnoli))
+		if err := errors.Join(f.put(head), f.put(part)); err != nil {
+			return done, f.err
+		}
+		f.crc = crc32.Update(f.crc, castagnoli, part)
+		f.n += uint64(len(part))
+		done += len(part)
+	}
+	return len(b), nil
+}
+
+func (f *framer) end() error {
+	b := binary.LittleEndian.AppendUint32(nil, 0)
+	b = binary.LittleEndian.AppendUint32(b, f.crc)
+	return f.put(binary.LittleEndian.AppendUint64(b, f.n))
+}
+
+// unframer reads what a framer has written. It comes to an end only at the right
+// one.
+type unframer struct {
+	r     *bufio.Reader
+	frame []byte // what is left of it
+	buf   []byte
+	crc   uint32
+	n     uint64
+	err   error
+}
+
+func damaged(format string, args ...any) error {
+	return errs.New(errs.Damaged, "", "", "damaged stream: "+format, args...)
+}
+
+// full reads all of b.
+func (u *unframer) full(b []byte) error {
+	_, err := io.ReadFull(u.r, b)
+	// An error of Pando's knows more.
+	if (errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)) && errs.KindOf(err) == errs.Internal {
+		return damaged("it is cut short")
+	}
+	return err
+}
+
+func (u *unframer) begin() error {
+	var head [len(streamMagic) + 4]byte
+	if err := u.full(head[:]); err != nil {
+		return err
+	}
+	if string(head[:len(streamMagic)]) != streamMagic {
+		return damaged("it is not a stream of ZFS as Pando writes it")
+	}
+	if v := binary.LittleEndian.Uint32(head[len(streamMagic):]); v != streamVersion {
+		return errs.New(errs.Unsupported, "", "", "the stream is of version %d, this Pando knows %d", v, streamVersion).WithHint("upgrade pando")
+	}
+	return nil
+}
+
+func (u *unframer) Read(b []byte) (int, error) {
+	for len(u.frame) == 0 && u.err == nil {
+		u.err = u.next()
+	}
+	if len(u.frame) == 0 {
+		return 0, u.err
+	}
+	n := copy(b, u.frame)
+	u.frame = u.frame[n:]
+	return n, nil
+}
+
+// next reads a frame, or the end, which is io.EOF.
+func (u *unframer) next() error {
+	var head [8]byte
+	if err := u.full(head[:]); err != nil {
+		return err
+	}
+	n, crc := binary.LittleEndian.Uint32(head[:]), binary.LittleEndian.Uint32(head[4:])
+	if n > maxFrame {
+		return damaged("a piece of %d bytes", n)
+	}
+	if n == 0 {
+		var total [8]byte
+		if err := u.full(total[:]); err != nil {
+			return err
+		}
+		if crc != u.crc || binary.LittleEndian.Uint64(total[:]) != u.n {
+			return damaged("its end does not fit the rest")
+		}
+		if _, err := u.r.ReadByte(); err == nil {
+			return damaged("there is more after its end")
+		} else if err != io.EOF {
+			return err
+		}
+		return io.EOF
+	}
+	if u.buf == nil {
+		u.buf = make([]byte, maxFrame)
+	}
+	frame := u.buf[:n]
+	if err := u.full(frame); err != nil {
+		return err
+	}
+	if crc32.Checksum(frame, castagnoli) != crc {
+		return damaged("a checksum is wrong")
+	}
+	u.crc = crc32.Update(u.crc, castagnoli, frame)
+	u.n += uint64(n)
+	u.frame = frame
+	return nil
+}
+
+// beginRecord is what the first record of a stream of ZFS says, struct drr_begin.
+type beginRecord struct {
+	kind     uint32 // of what was sent: DMU_OST_ZFS ...
+	features uint64
+	single   bool // one snapshot, not a package of several
+	to, from uint64
+}
+
+const (
+	beginBytes   = 312 // struct dmu_replay_record
+	beginMagic   = 0x2F5bacbac
+	beginType    = 0
+	headSingle   = 1       // DMU_SUBSTREAM
+	ostZFS       = 2       // DMU_OST_ZFS
+	featureRaw   = 1 << 24 // DMU_BACKUP_FEATURE_RAW
+	featureResum = 1 << 20 // DMU_BACKUP_FEATURE_RESUMING
+)
+
+func parseBegin(b []byte) (beginRecord, error) {
+	var order binary.ByteOrder = binary.LittleEndian
+	if order.Uint64(b[8:]) != beginMagic {
+		order = binary.BigEndian
+	}
+	if order.Uint64(b[8:]) != beginMagic || order.Uint32(b) != beginType {
+		return beginRecord{}, damaged("what is in it is not of ZFS")
+	}
+	info := order.Uint64(b[16:])
+	return beginRecord{
+		kind: order.Uint32(b[32:]), single: info&3 == headSingle, features: info >> 2 & (1<<30 - 1),
+		to: order.Uint64(b[40:]), from: order.Uint64(b[48:]),
+	}, nil
+}
+
+// immutableTree reads an object that can be sent, or that others can build on.
+func (d *Driver) immutableTree(ctx context.Context, op string, id driver.ObjectID) (object, error) {
+	o, err := d.whole(ctx, op, id, true)
+	switch {
+	case err != nil:
+	case o.node.volume:
+		err = errs.New(errs.Invalid, op, string(id), "it is a block image, not a tree")
+	case !o.immutable:
+		err = errs.New(errs.Invalid, op, string(id), "it is not immutable").WithHint("make a snapshot of it")
+	}
+	return o, err
+}
+
+// Send implements driver.Streamer. Blocks travel compressed as they lie on disk,
+// but not encrypted: with the key of this pool they would be of no use in another.
+// A base must be among what from descends from; ZFS knows no other.
+func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writer) error {
+	const op = "send"
+	if err := ctx.Err(); err != nil {
+		return errs.Wrap(op, string(from), err)
+	}
+	if _, err := d.immutableTree(ctx, op, from); err != nil {
+		return err
+	}
+	args := []string{"-L", "-c"}
+	if base != "" {
+		if base == from {
+			return errs.New(errs.Invalid, op, string(from), "an object cannot be its own base")
+		}
+		if _, err := d.immutableTree(ctx, op, base); err != nil {
+			return err
+		}
+		args = append(args, "-i", d.own(base))
+	}
+	f := &framer{w: w}
+	if err := f.begin(); err != nil {
+		return err
+	}
+	err := zfs.Send(ctx, append(args, d.own(from)), f)
+	switch {
+	case f.err != nil:
+		return f.err
+	case zfs.Is(err, zfs.NotAncestor):
+		e := errs.New(errs.Unsupported, op, string(from), "it does not descend from %s: %w", base, err)
+		return e.WithHint("send it whole, or as the difference to an object that it was made from")
+	case zfs.Is(err, zfs.Absent):
+		d.memo.drop(from)
+		return d.absent(ctx, op, from)
+	case err != nil:
+		return err
+	}
+	// Only now: a stream without its end is none.
+	return f.end()
+}
+
+// Receive implements driver.Streamer.
+func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.ObjectID, r io.Reader) error {
+	const op = "receive"
+	if err := d.Caps().Check(ctx, op, id); err != nil {
+		return err
+	}
+	if !immutable(id.Kind) || id.FS.IsImage() {
+		return errs.New(errs.Invalid, op, id.Ref(), "a %s %s cannot be received: what is received is an immutable tree", id.FS, id.Kind)
+	}
+	id.SizeBytes, id.Sector = 0, 0
+	prop, err := d.encode(id)
+	if err != nil {
+		return err
+	}
+	if err := d.vacant(ctx, id); err != nil {
+		return err
+	}
+	args := []string{"-u", "-o", "readonly=on"}
+	var guid uint64
+	if base != "" {
+		o, err := d.immutableTree(ctx, op, base)
+		if err != nil {
+			return err
+		}
+		if err := d.sameKey(op, o, id); err != nil {
+			return err
+		}
+		if guid, err = d.guid(ctx, base); err != nil {
+			return err
+		}
+		args = append(args, "-o", "origin="+d.own(base))
+	}
+	u := &unframer{r: bufio.NewReaderSize(r, maxFrame)}
+	first, err := d.firstRecord(u, guid)
+	if err != nil {
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	if d.step != nil {
+		d.step([]string{"receive"})
+	}
+	err = zfs.Receive(ctx, append(args, d.own(id.ID)), io.MultiReader(first, u))
+	if err == nil && u.err != io.EOF {
+		// ZFS was content with what came before the end.
+		_, err = io.Copy(io.Discard, u)
+	}
+	if err == nil {
+		err = d.do(ctx, "set", prop, d.own(id.ID))
+	}
+	if zfs.Is(err, zfs.Taken) { // since it was looked for
+		return errs.New(errs.Exists, op, id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
+	}
+	if err != nil {
+		d.undo(ctx, id.ID)
+		return errs.Wrap(op, id.Ref(), err)
+	}
+	d.memo.drop(id.ID)
+	return nil
+}
+
+// guid is what ZFS knows a snapshot by, also where it was received.
+func (d *Driver) guid(ctx context.Context, id driver.ObjectID) (uint64, error) {
+	out, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "guid", d.own(id))
+	if err != nil {
+		return 0, err
+	}
+	if len(out) != 1 {
+		return 0, errs.New(errs.Damaged, "receive", string(id), "it has %d GUIDs", len(out))
+	}
+	guid, err := strconv.ParseUint(out[0][0], 10, 64)
+	if err != nil {
+		return 0, &errs.Error{Kind: errs.Damaged, Op: "receive", Ref: string(id), Err: err}
+	}
+	return guid, nil
+}
+
+// firstRecord reads the first record of a stream, refuses what is not the difference
+// to the snapshot with that GUID, of a whole tree if it is 0, and gives the record
+// back.
+func (d *Driver) firstRecord(u *unframer, base uint64) (io.Reader, error) {
+	if err := u.begin(); err != nil {
+		return nil, err
+	}
+	head := make([]byte, beginBytes)
+	if _, err := io.ReadFull(u, head); err != nil {
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			err = damaged("it is cut short")
+		}
+		return nil, err
+	}
+	b, err := parseBegin(head)
+	switch {
+	case err != nil:
+		return nil, err
+	case !b.single, b.kind != ostZFS, b.features&(featureRaw|featureResum) != 0:
+		// A package could bring other datasets and properties, and what is raw a key.
+		return nil, errs.New(errs.Unsupported, "", "", "the stream is not of one tree as Pando sends it")
+	case b.from != 0 && base == 0:
+		return nil, errs.New(errs.Conflict, "", "", "the stream is only what differs from another object").WithHint("receive that one first")
+	case b.from == 0 && base != 0:
+		return nil, errs.New(errs.Conflict, "", "", "the stream is a whole object, not what differs from the one given")
+	case b.from != base:
+		return nil, errs.New(errs.Conflict, "", "", "the stream is what differs from another object than the one given").
+			WithHint("it builds on the snapshot with the GUID %d", b.from)
+	}
+	return bytes.NewReader(head), nil
+}

@@ -1,0 +1,423 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/base32"
+	"errors"
+	"fmt"
+	"io"
+	"iter"
+	"os"
+	"strings"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/extent"
+	"pando/internal/ref"
+
+	"golang.org/x/sys/unix"
+)
+
+// Operations of marks: something is read to be sent elsewhere, or made of what
+// comes from elsewhere.
+const (
+	opPush = "push"
+	opPull = "pull"
+)
+
+// Point is one immutable state: a snapshot of a volume, or a generation of a golden.
+type Point struct {
+	ID          driver.ObjectID
+	Ref         string          // "web@3", "job@before"
+	Volume      string          // name of the volume or golden
+	Name        string          // of the snapshot, or the number of the generation
+	Golden      bool            // it is a generation
+	Lineage     driver.ObjectID // the same for all points of one volume or golden, and no other's in this pool, ever
+	FS          driver.FS
+	SizeBytes   int64  // of the block device; 0 of native
+	Sector      uint32 // logical sector size of the block device, bytes; 0 of native
+	CreatedAt   time.Time
+	Consistency driver.Consistency // of a snapshot
+	OriginRef   string             // what the volume of a snapshot was cloned from, what a generation was published from; "" if that was imported
+	OriginID    driver.ObjectID    // of that; it may be gone
+	BaseRef     string             // of a snapshot: the generation that it descends from, "web@3"; "" if none
+	BaseID      driver.ObjectID    // of that; "" if it is gone
+}
+
+// Point describes a snapshot or generation; the name of a golden is its current
+// one. NotFound, Invalid (a volume, which changes: take a snapshot first).
+func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
+	var p Point
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		row, err := resolve(tx, opPush, r)
+		if err != nil {
+			return err
+		}
+		p, err = e.point(tx, row)
+		return err
+	})
+	return p, err
+}
+
+// PointByID is Point of an object, whatever it is called.
+func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, error) {
+	var p Point
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		row, err := resolveID(tx, opPush, id)
+		if err != nil {
+			return err
+		}
+		p, err = e.point(tx, row)
+		return err
+	})
+	return p, err
+}
+
+// Points lists the points of a volume or golden, the oldest first. NotFound.
+func (e *Engine) Points(ctx context.Context, name string) ([]Point, error) {
+	var out []Point
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		_, isGolden, err := tx.Golden(name)
+		if err != nil {
+			return err
+		}
+		var rows []catalog.Row
+		if isGolden {
+			rows, err = tx.Generations(name)
+		} else {
+			var vol catalog.Row
+			if vol, err = resolve(tx, opPush, ref.Ref{Name: name}); err == nil {
+				rows, err = tx.Snapshots(vol.Lineage())
+			}
+		}
+		for _, row := range rows {
+			p, err := e.point(tx, row)
+			if err != nil {
+				return err
+			}
+			out = append(out, p)
+		}
+		return err
+	})
+	return out, err
+}
+
+func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
+	p := Point{
+		ID: row.ID, Ref: refOf(tx, row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
+		CreatedAt: row.CreatedAt, Consistency: row.Consistency,
+	}
+	switch row.Kind {
+	case driver.Generation:
+		g, ok, err := tx.Golden(row.Golden)
+		if err != nil {
+			return p, err
+		}
+		if !ok {
+			return p, errs.New(errs.Damaged, opPush, p.Ref, "its golden is missing in the catalogue").WithHint("see `pando fsck`")
+		}
+		p.Volume, p.Name, p.Golden = row.Golden, itoa(row.Generation), true
+		p.Lineage = e.goldenLineage(g)
+		p.OriginRef, p.OriginID = row.Origin, row.OriginID
+	case driver.Snapshot:
+		vol, ok, err := tx.LineageHolder(row.Volume)
+		if err != nil {
+			return p, err
+		}
+		if !ok {
+			return p, errs.New(errs.Damaged, opPush, p.Ref, "its volume is missing in the catalogue").WithHint("see `pando fsck`")
+		}
+		p.Volume, p.Lineage = vol.Name, row.Volume
+		p.OriginRef, p.OriginID = vol.Origin, vol.OriginID
+		if row.Golden == "" {
+			break
+		}
+		p.BaseRef = ref.Generation(row.Golden, row.Generation)
+		base, ok, err := tx.Generation(row.Golden, row.Generation)
+		if err != nil {
+			return p, err
+		}
+		if ok {
+			p.BaseID = base.ID
+		}
+	default:
+		return p, errs.New(errs.Invalid, opPush, p.Ref, "it is a volume, which changes").WithHint("take a snapshot of it: `pando snapshot %s`", p.Ref)
+	}
+	return p, nil
+}
+
+// goldenLineage tells goldens apart that have had one name one after the other:
+// both know when they were made, and a rebuild finds that again.
+func (e *Engine) goldenLineage(g catalog.Golden) driver.ObjectID {
+	sum := sha256.Sum256(fmt.Appendf(nil, "golden\x00%s\x00%s\x00%d", e.pool.Config.ID, g.Name, g.CreatedAt.UnixNano()))
+	text := base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:16])
+	return driver.ObjectID(strings.ToLower(text))
+}
+
+// resolveID finds a snapshot or generation by its ID. NotFound, Invalid.
+func resolveID(tx *catalog.Tx, op string, id driver.ObjectID) (catalog.Row, error) {
+	row, ok, err := tx.Get(id)
+	switch {
+	case err != nil:
+		return row, err
+	case !ok:
+		return row, errs.New(errs.NotFound, op, string(id), "there is no such object").WithHint("it may have been destroyed meanwhile")
+	case row.Kind != driver.Snapshot && row.Kind != driver.Generation:
+		return row, errs.New(errs.Invalid, op, refOf(tx, row), "it is a %s, which changes", kindName(row.Kind))
+	}
+	return row, nil
+}
+
+// Range is a range of an image, in bytes.
+type Range = extent.Range
+
+// Image is the content of a snapshot or generation that is one block image. It can
+// be used concurrently, until the function that it was passed to returns.
+type Image struct {
+	R         io.ReaderAt
+	SizeBytes int64
+	// Ranges yields in order what is to be read; they do not overlap and begin and
+	// end at multiples of 4096 bytes, or at the end. What is Zero need not be read.
+	// It may be run several times. An error ends it.
+	Ranges iter.Seq2[Range, error]
+	// Exact: Ranges are what may differ from the base, and what is in none of them is
+	// as it is there (zero behind its end). If it is false, there was no base, or it
+	// could not be compared without reading: then they are all that may not be zero,
+	// and what is in none of them is zero.
+	Exact bool
+}
+
+// ReadImage calls fn with the image of a snapshot or generation, and with what of
+// it differs from another, base, unless that is "". Neither is destroyed before it
+// returns: who tries waits, and is told that it is being pushed. Where blocks are
+// shared, the difference is found without reading data, at a cost that grows with
+// the number of extents (see internal/extent). NotFound, Invalid (a volume),
+// Unsupported (a tree: see SendStream), InUse, and fn's error as it is.
+func (e *Engine) ReadImage(ctx context.Context, id, base driver.ObjectID, fn func(Image) error) error {
+	if err := e.needRoot(opPush, string(id)); err != nil {
+		return err
+	}
+	h, err := e.hold(ctx, opPush, id, base)
+	if err != nil {
+		return err
+	}
+	defer h.release(ctx)
+	if !h.rows[0].FS.IsImage() {
+		return errs.New(errs.Unsupported, opPush, h.refs[0], "it is a tree of files, not an image")
+	}
+	return e.withOpenImage(ctx, id, func(f *os.File) error {
+		m := Image{R: f, SizeBytes: h.rows[0].SizeBytes, Ranges: rangesOf(ctx, h.refs[0], extent.Data(ctx, f))}
+		if base == "" || !h.rows[1].FS.IsImage() || !e.caps.Sharing {
+			return fn(m)
+		}
+		w, err := e.drv.Attachment(ctx, base)
+		if err != nil || w.Block {
+			if err != nil {
+				return err
+			}
+			return fn(m)
+		}
+		b, err := os.Open(w.Image)
+		if err != nil {
+			return errs.Wrap(opPush, h.refs[1], err)
+		}
+		defer b.Close()
+		err = extent.Comparable(b, f)
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EXDEV) {
+			return fn(m)
+		}
+		if err != nil {
+			return errs.Wrap(opPush, h.refs[0], err)
+		}
+		m.Ranges, m.Exact = rangesOf(ctx, h.refs[0], extent.Compare(ctx, b, f)), true
+		return fn(m)
+	})
+}
+
+// rangesOf gives errors of a sequence the words of this package.
+func rangesOf(ctx context.Context, what string, seq iter.Seq2[extent.Range, error]) iter.Seq2[Range, error] {
+	return func(yield func(Range, error) bool) {
+		for r, err := range seq {
+			if err != nil && ctx.Err() != nil {
+				err = ctx.Err()
+			}
+			if !yield(r, errs.Wrap(opPush, what, err)) {
+				return
+			}
+		}
+	}
+}
+
+// withOpenImage calls fn with an object's image or block device, open for reading.
+func (e *Engine) withOpenImage(ctx context.Context, id driver.ObjectID, fn func(*os.File) error) error {
+	return e.withPath(ctx, id, func(path string) error {
+		f, err := os.Open(path)
+		if err != nil {
+			return errs.Wrap(opPush, path, err)
+		}
+		defer f.Close()
+		return fn(f)
+	})
+}
+
+// SendStream writes a snapshot or generation that is a tree to w, in the form of
+// the pool's driver: whole, or what differs from base. Neither is destroyed before
+// it returns. NotFound, Invalid (a volume), Unsupported (an image, or a driver
+// whose trees cannot be sent), InUse, and w's error.
+func (e *Engine) SendStream(ctx context.Context, id, base driver.ObjectID, w io.Writer) error {
+	if err := e.needRoot(opPush, string(id)); err != nil {
+		return err
+	}
+	s, err := e.streamer(opPush, string(id))
+	if err != nil {
+		return err
+	}
+	h, err := e.hold(ctx, opPush, id, base)
+	if err != nil {
+		return err
+	}
+	defer h.release(ctx)
+	for i, row := range h.rows {
+		if row.FS.IsImage() {
+			return errs.New(errs.Unsupported, opPush, h.refs[i], "it is an image, not a tree of files")
+		}
+	}
+	return s.Send(ctx, id, base, w)
+}
+
+func (e *Engine) streamer(op, what string) (driver.Streamer, error) {
+	s, ok := e.drv.(driver.Streamer)
+	if !ok {
+		return nil, errs.New(errs.Unsupported, op, what, "trees of the %s driver cannot be sent", e.caps.Name).
+			WithHint("a pool of the btrfs driver can send trees, one of the reflink driver sends images")
+	}
+	return s, nil
+}
+
+// held are immutable objects that nobody destroys until release.
+type held struct {
+	e     *Engine
+	rows  []catalog.Row
+	refs  []string
+	marks []driver.ObjectID
+}
+
+// hold finds objects and keeps them from being destroyed. IDs that are "" are left
+// out. NotFound, Invalid, InUse.
+func (e *Engine) hold(ctx context.Context, op string, ids ...driver.ObjectID) (*held, error) {
+	h := &held{e: e}
+	err := e.claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		h.rows, h.refs, h.marks = nil, nil, nil
+		var marks []catalog.Mark
+		for _, id := range ids {
+			if id == "" {
+				continue
+			}
+			row, err := resolveID(tx, op, id)
+			if err != nil {
+				return nil, err
+			}
+			m := catalog.Mark{ID: driver.NewID(), Op: op, Reads: id} // of nothing that will ever be
+			h.rows, h.refs = append(h.rows, row), append(h.refs, refOf(tx, row))
+			h.marks, marks = append(h.marks, m.ID), append(marks, m)
+		}
+		return marks, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// release lets them go. If that fails, the next command does, once this process is
+// gone.
+func (h *held) release(ctx context.Context) { _ = h.e.unmark(ctx, h.marks...) }
+
+// Link says that an object here has the content that a manifest in a repository
+// describes: what is to be pushed can be compared with it, what is pulled can be
+// cloned from it. Links are hints. They go with the object, or when the catalogue
+// is rebuilt, and without them more is read.
+type Link struct {
+	Repo     string // ID of the repository
+	Manifest string // ID
+	Object   driver.ObjectID
+}
+
+// Links lists the links into a repository, the oldest first.
+func (e *Engine) Links(ctx context.Context, repo string) ([]Link, error) {
+	var out []Link
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		points, err := tx.RemotePoints(repo)
+		for _, p := range points {
+			out = append(out, Link{Repo: p.Repo, Manifest: p.Manifest, Object: p.Object})
+		}
+		return err
+	})
+	return out, err
+}
+
+// PutLink adds a link; again is no error. Not durable by itself. NotFound if the
+// object is gone.
+func (e *Engine) PutLink(ctx context.Context, l Link) error {
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return putLink(tx, l) })
+}
+
+func putLink(tx *catalog.Tx, l Link) error {
+	if l.Repo == "" || l.Manifest == "" || l.Object == "" {
+		return errs.New(errs.Invalid, "link", l.Manifest, "a link without repository, manifest or object")
+	}
+	return tx.PutRemotePoint(catalog.RemotePoint{Repo: l.Repo, Manifest: l.Manifest, Object: l.Object, At: time.Now()})
+}
+
+// DropLink forgets the links to one manifest. Absent is success.
+func (e *Engine) DropLink(ctx context.Context, repo, manifest string) error {
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemotePoint(repo, manifest) })
+}
+
+// DropLinks forgets a repository: its links and its heads. Absent is success.
+func (e *Engine) DropLinks(ctx context.Context, repo string) error {
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemote(repo) })
+}
+
+// RemoteHead is what is remembered of a head in a repository. A hint, as a Link is.
+type RemoteHead struct {
+	Repo     string          // ID of the repository
+	Name     string          // of the head
+	Lineage  driver.ObjectID // of the volume or golden that it is here
+	Epoch    uint64          // when it was last pushed or pulled
+	Manifest string          // ID, of what was pushed or pulled then
+	At       time.Time
+}
+
+// RemoteHeads lists what is remembered of the heads of a repository, by name.
+func (e *Engine) RemoteHeads(ctx context.Context, repo string) ([]RemoteHead, error) {
+	var out []RemoteHead
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		heads, err := tx.RemoteHeads(repo)
+		for _, h := range heads {
+			out = append(out, RemoteHead(h))
+		}
+		return err
+	})
+	return out, err
+}
+
+// PutRemoteHead remembers a head; At is filled in if it is zero. Not durable by
+// itself.
+func (e *Engine) PutRemoteHead(ctx context.Context, h RemoteHead) error {
+	if h.Repo == "" || h.Name == "" {
+		return errs.New(errs.Invalid, "link", h.Name, "a head without repository or name")
+	}
+	if h.At.IsZero() {
+		h.At = time.Now()
+	}
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.PutRemoteHead(catalog.RemoteHead(h)) })
+}
+
+// DropRemoteHead forgets a head. Absent is success.
+func (e *Engine) DropRemoteHead(ctx context.Context, repo, name string) error {
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemoteHead(repo, name) })
+}

@@ -1,0 +1,224 @@
+//go:build linux && (amd64 || arm64)
+
+package engine_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"pando/internal/driver"
+	"pando/internal/driver/reflink"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/faulttest"
+	"pando/internal/ref"
+	"pando/internal/testfs"
+)
+
+// childVariable makes the test binary a program that receives something, for tests
+// that kill it. Its value is the pool, the way of receiving, and a name.
+const childVariable = "PANDO_TEST_RECEIVE"
+
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(childVariable); spec != "" {
+		f := strings.Split(spec, "|")
+		if err := receiveInChild(f[0], f[1], f[2]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+const childBytes = 2 << 20
+
+// childContent is what a child called name writes at the beginning.
+func childContent(name string) []byte { return bytes.Repeat([]byte(name+" "), 4096)[:4096] }
+
+func childRequest(way, name string, base driver.ObjectID) engine.ReceiveRequest {
+	q := engine.ReceiveRequest{Volume: "new-" + name, Snapshot: name, FS: driver.None, SizeBytes: childBytes, Links: []engine.Link{{Repo: "r", Manifest: name}}}
+	receipts[way](&q, base)
+	if q.Golden { // the current one cannot be removed: there is always a newer one
+		_, _ = fmt.Sscanf(name, "n%d", &q.Generation)
+		q.Generation += 10
+	}
+	q.Image = func(_ context.Context, to engine.Target) error {
+		if _, err := to.WriteAt(childContent(name), 0); err != nil {
+			return err
+		}
+		return to.Zero(1<<20, 8192)
+	}
+	return q
+}
+
+func receiveInChild(dir, way, name string) error {
+	ctx := context.Background()
+	e, err := engine.Open(ctx, dir, drivers)
+	if err != nil {
+		return err
+	}
+	defer e.Release()
+	base, err := e.Point(ctx, ref.Ref{Name: "v", At: "s"})
+	if err != nil {
+		return err
+	}
+	_, err = e.Receive(ctx, childRequest(way, name, base.ID))
+	return err
+}
+
+// TestReceiveKilled: a receive that is killed, or whose disk fails, at any step has
+// happened or has not, and the next command leaves nothing of it.
+func TestReceiveKilled(t *testing.T) {
+	if err := faulttest.Available(); err != nil {
+		t.Skipf("SKIPPED: %v", err)
+	}
+	ways := []string{"volume from base", "update", "snapshot only", "golden", "generation"}
+	for _, plan := range []faulttest.Plan{
+		{Mode: faulttest.KillBefore},
+		{Mode: faulttest.Fail, Errno: syscall.ENOSPC},
+		{Mode: faulttest.Fail, Errno: syscall.EIO},
+	} {
+		for i, way := range ways {
+			t.Run(fmt.Sprint(plan.Mode, " ", plan.Errno, " ", way), func(t *testing.T) {
+				top := testfs.XFS(t, 400<<20)
+				e := newPool(t, top, engine.InitRequest{Driver: reflink.Name, MinFreePercent: 1})
+				rawGolden(t, e, "g", childBytes)
+				clone(t, e, "g", "v", false)
+				snapshot(t, e, "v", "s")
+				if _, err := e.Keep(t.Context(), "g", 2); err != nil {
+					t.Fatal(err)
+				}
+				k := &killed{t: t, e: e, way: way, base: point(t, e, "v@s").ID}
+				e.Release() // another process is to work here, and its marks are to be seen as a dead one's
+				plan.PathPrefix = []string{top}
+				s := faulttest.Sweep{Plan: plan}
+				if plan.Mode == faulttest.Fail && os.Getenv("PANDO_TEST_FULL") == "" {
+					s.Start, s.Stride = i%4, 4
+				}
+				last := s.Each(t, k.run, k.check)
+				if last.ExitCode != 0 || last.Signal != 0 {
+					t.Fatalf("in the end: %d %v %s", last.ExitCode, last.Signal, last.Stderr)
+				}
+				k.check(last)
+				if k.runs < 8 || k.undone < 2 || k.done < 1 {
+					t.Errorf("%d runs, %d undone, %d done: that tests little", k.runs, k.undone, k.done)
+				}
+				t.Logf("%d runs, of which %d changed nothing", k.runs, k.undone)
+			})
+		}
+	}
+}
+
+type killed struct {
+	t      *testing.T
+	e      *engine.Engine
+	way    string
+	base   driver.ObjectID
+	name   string
+	before []string
+	runs   int
+	undone int
+	done   int
+}
+
+func (k *killed) run(p faulttest.Plan) faulttest.Result {
+	k.t.Helper()
+	k.runs++
+	k.name = fmt.Sprintf("n%d", k.runs)
+	k.before = dump(k.t, k.e.Dir())
+	env := append(os.Environ(), childVariable+"="+k.e.Dir()+"|"+k.way+"|"+k.name)
+	res, err := faulttest.Run(k.t.Context(), []string{os.Args[0]}, faulttest.Options{Plan: p, Env: env, KillGroup: true})
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return res
+}
+
+// check recovers, looks at what there is, and takes it away.
+func (k *killed) check(res faulttest.Result) {
+	t := k.t
+	t.Helper()
+	e := open(t, k.e.Dir())
+	defer e.Close()
+	if len(e.Recovery.Warnings) > 0 {
+		t.Errorf("recovery: %q", e.Recovery.Warnings)
+	}
+	nothingLeft(t, e)
+	r := fsck(t, e.Dir(), false)
+	r.Findings = slices.DeleteFunc(r.Findings, func(f engine.Finding) bool {
+		return f.Code == "live" // an empty file, until the next gc
+	})
+	if len(r.Findings) > 0 {
+		t.Fatalf("fsck: %s", findings(r))
+	}
+	q := childRequest(k.way, k.name, k.base)
+	what := ref.Ref{Name: q.Volume, At: q.Snapshot}
+	if q.Golden {
+		what.At = fmt.Sprint(q.Generation)
+	}
+	p, err := e.Point(t.Context(), what)
+	if errs.Is(err, errs.NotFound) {
+		k.undone++
+		sameDump(t, "not received", k.before, dump(t, e.Dir()))
+		if res.ExitCode == 0 {
+			t.Error("the program says that it is there")
+		}
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.done++
+	want := []string{what.String()}
+	if !q.Golden && !q.SnapshotOnly {
+		want = append(want, q.Volume)
+	}
+	for _, w := range want {
+		b, err := os.ReadFile(imageFile(t, e, w))
+		if err != nil || !bytes.HasPrefix(b, childContent(k.name)) || !bytes.Equal(b[1<<20:1<<20+8192], make([]byte, 8192)) {
+			t.Errorf("%s does not hold what was received (%v)", w, err)
+		}
+	}
+	if l, err := e.Links(t.Context(), "r"); err != nil || !slices.Contains(l, engine.Link{Repo: "r", Manifest: k.name, Object: p.ID}) {
+		t.Errorf("links %v, %v", l, err)
+	}
+	k.reset(e, q)
+}
+
+// reset makes the pool as it was.
+func (k *killed) reset(e *engine.Engine, q engine.ReceiveRequest) {
+	t := k.t
+	t.Helper()
+	switch {
+	case q.Golden && q.Update:
+		return // its retention bounds them
+	case q.Golden:
+		if _, err := e.RemoveGolden(t.Context(), ref.Ref{Name: q.Volume}); err != nil {
+			t.Fatal(err)
+		}
+		return
+	case !q.Update && !q.SnapshotOnly:
+		destroy(t, e, q.Volume)
+		return
+	case q.Update:
+		if _, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: "v", Snapshot: "s"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	names, err := e.SnapshotNames(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range names {
+		if n != "s" {
+			destroy(t, e, "v@"+n)
+		}
+	}
+}

@@ -1,0 +1,471 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"os"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/extent"
+	"pando/internal/progress"
+	"pando/internal/ref"
+)
+
+// ReceiveRequest says what is to be made of content that comes from elsewhere: a
+// snapshot and a volume that is a clone of it, or a generation of a golden.
+type ReceiveRequest struct {
+	Volume     string // name of the volume, or of the golden
+	Snapshot   string // name of the snapshot; "" with Golden
+	Golden     bool
+	Generation int // of Golden: its number, from 1
+
+	// Update: the volume exists, and becomes what is received; its state before stays
+	// as a snapshot, unless it is still what it was in Base, a snapshot of it. Of
+	// Golden: it exists, and gets one more generation, which becomes the current one
+	// if its number is the highest.
+	Update bool
+	// SnapshotOnly: the volume exists and stays as it is; only the snapshot is added.
+	SnapshotOnly bool
+
+	FS          driver.FS
+	SizeBytes   int64              // of the image; 0 of native
+	Sector      uint32             // of the image, bytes; 0: the driver's choice
+	CreatedAt   time.Time          // of the snapshot or generation; zero: now
+	Consistency driver.Consistency // of the snapshot
+
+	// Base is what the content begins as: a clone of this snapshot or generation,
+	// grown to SizeBytes. "": zeros, or nothing.
+	Base driver.ObjectID
+
+	OriginRef      string          // what the volume was cloned from, for people; of Golden: what it was published from
+	OriginID       driver.ObjectID // of that, if it is here
+	BaseGolden     string          // generation that volume and snapshot descend from, if it is here and is that; "": that of Base, of the volume as it was, or of OriginID
+	BaseGeneration int
+
+	// Exactly one of the two. Image writes what differs from Base; it may use the
+	// Target concurrently, until it returns. Stream is what SendStream has written, of
+	// the difference to Base.
+	Image  func(ctx context.Context, t Target) error
+	Stream io.Reader
+
+	NeedBytes int64 // that Image or Stream will write, about: refused at once if there is no room
+	Links     []Link
+	Tracker   *progress.Tracker
+}
+
+// Target is the image that is being made. It can be used concurrently. What is
+// outside of it is Invalid. Nothing is durable before Receive returns.
+type Target interface {
+	io.WriterAt
+	// Zero makes a range read as zeros, and gives its space back where that is
+	// possible.
+	Zero(off, length int64) error
+	SizeBytes() int64
+}
+
+// Receive makes a snapshot and a volume, or a generation of a golden, from content
+// that comes from elsewhere. It happens in one commit, with Links (in those with
+// Object "" that is the snapshot or generation): whatever goes wrong, and whenever,
+// either all of it is there or nothing has changed. The golden is made if it does
+// not exist. Info is that of the volume, of the snapshot with SnapshotOnly, or of the
+// generation. Durable on return. The content is not looked at: whether it is what it
+// should be is for who provides it to know. Exists, NotFound (Base, or the volume
+// with Update), Invalid (Base is larger, a request that contradicts itself), InUse
+// (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream), and what
+// Image or Stream return.
+func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
+	r := &receive{e: e, q: q}
+	if err := r.check(); err != nil {
+		return Info{}, err
+	}
+	if err := e.needRoot(opPull, r.ref); err != nil {
+		return Info{}, err
+	}
+	if err := e.pool.Admit(ctx, opPull, r.ref, q.NeedBytes); err != nil {
+		return Info{}, err
+	}
+	if q.Golden {
+		unlock, _, err := e.lockGolden(ctx, q.Volume, q.Tracker)
+		if err != nil {
+			return Info{}, err
+		}
+		defer unlock()
+	}
+	if err := r.plan(ctx); err != nil {
+		return Info{}, err
+	}
+	info, err := r.run(ctx)
+	if err != nil {
+		e.undo(ctx, r.made...)
+		if r.next != nil {
+			_ = e.unmark(ctx, r.next.vol.ID)
+		}
+		return Info{}, errs.Wrap(opPull, r.ref, err)
+	}
+	return info, nil
+}
+
+// receive is one under way. The point is made first, under the ID of the draft;
+// then the volume, as a clone of it.
+type receive struct {
+	e      *Engine
+	q      ReceiveRequest
+	kind   driver.Kind
+	ref    string
+	base   catalog.Row     // zero if there is none
+	point  driver.Identity // the snapshot or generation
+	volume driver.Identity // its ID is "" if there is none to be made
+	next   *succession     // of Update of a volume
+	golden catalog.Golden  // as it was; zero numbers if it does not exist yet
+	spare  driver.Identity // the sealed point, if it comes to that
+	made   []driver.ObjectID
+}
+
+func (r *receive) check() error {
+	q := &r.q
+	if err := ref.CheckName(opPull, q.Volume); err != nil {
+		return err
+	}
+	r.ref = q.Volume + "@" + q.Snapshot
+	if q.Golden {
+		r.ref = ref.Generation(q.Volume, q.Generation)
+	}
+	bad := func(format string, args ...any) error { return errs.New(errs.Invalid, opPull, r.ref, format, args...) }
+	switch {
+	case q.Golden && q.Generation < 1:
+		return bad("%d is not the number of a generation", q.Generation)
+	case q.Golden && q.Snapshot != "":
+		return bad("a generation is no snapshot")
+	case q.Golden && q.SnapshotOnly:
+		return bad("a golden has no snapshots")
+	case q.Update && q.SnapshotOnly:
+		return bad("the volume cannot both change and stay")
+	case (q.Image == nil) == (q.Stream == nil):
+		return bad("the content must come as an image or as a stream")
+	case q.FS.IsImage() != (q.Image != nil):
+		return bad("%s cannot be made of that", q.FS)
+	case q.FS.IsImage() && q.SizeBytes <= 0:
+		return bad("an image of %d bytes", q.SizeBytes)
+	}
+	if !q.Golden {
+		if err := ref.CheckName(opPull, q.Snapshot); err != nil {
+			return err
+		}
+	}
+	if q.Stream != nil {
+		if _, err := r.e.streamer(opPull, r.ref); err != nil {
+			return err
+		}
+		q.SizeBytes, q.Sector = 0, 0
+	}
+	for _, l := range q.Links {
+		if l.Repo == "" || l.Manifest == "" {
+			return bad("a link without repository or manifest")
+		}
+	}
+	if q.CreatedAt.IsZero() {
+		q.CreatedAt = time.Now()
+	}
+	q.CreatedAt = q.CreatedAt.UTC()
+	return r.e.caps.Check(context.Background(), opPull, driver.Identity{ID: driver.NewID(), Name: r.ref, FS: q.FS})
+}
+
+// plan decides everything, reserves names and IDs, and marks the work.
+func (r *receive) plan(ctx context.Context) error {
+	q := r.q
+	r.kind = driver.Snapshot
+	if q.Golden {
+		r.kind = driver.Generation
+	}
+	return r.e.claim(ctx, opPull, q.Update, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		r.base, r.volume, r.next, r.spare = catalog.Row{}, driver.Identity{}, nil, driver.Identity{}
+		r.point = r.e.identity(r.kind)
+		p := &r.point
+		p.FS, p.SizeBytes, p.Sector, p.CreatedAt = q.FS, q.SizeBytes, q.Sector, q.CreatedAt
+		if q.Base != "" {
+			var err error
+			if r.base, err = resolveID(tx, opPull, q.Base); err != nil {
+				return nil, err
+			}
+			if r.base.FS.IsImage() != q.FS.IsImage() || r.base.SizeBytes > q.SizeBytes {
+				return nil, errs.New(errs.Invalid, opPull, r.ref, "%s is no image of at most %d bytes, so it cannot be made of that", refOf(tx, r.base), q.SizeBytes)
+			}
+			p.Sector = cmp.Or(p.Sector, r.base.Sector)
+		}
+		marks := []catalog.Mark{{ID: p.ID, Op: opPull, Name: r.ref, Reads: q.Base}}
+		var more []catalog.Mark
+		var err error
+		if q.Golden {
+			marks[0].Name = q.Volume
+			more, err = r.planGeneration(tx)
+		} else {
+			more, err = r.planVolume(tx)
+		}
+		r.made = []driver.ObjectID{p.ID}
+		for _, m := range more {
+			if r.next == nil || m.ID != r.next.vol.ID {
+				r.made = append(r.made, m.ID)
+			}
+		}
+		return append(marks, more...), err
+	})
+}
+
+// planGeneration plans the golden's row, and marks what the point becomes if it is
+// sealed.
+func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
+	q, p := r.q, &r.point
+	g, exists, err := tx.Golden(q.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if !exists {
+		if err := checkFree(tx, opPull, q.Volume); err != nil {
+			return nil, err
+		}
+		g = catalog.Golden{Name: q.Volume, CreatedAt: q.CreatedAt}
+	} else {
+		if !q.Update {
+			return nil, errs.New(errs.Exists, opPull, q.Volume, "there is a golden of this name").WithHint("choose another name, or update it")
+		}
+		if _, taken, err := tx.Generation(q.Volume, q.Generation); err != nil {
+			return nil, err
+		} else if taken {
+			return nil, errs.New(errs.Exists, opPull, r.ref, "the golden has this generation").WithHint("see `pando golden show %s`", q.Volume)
+		}
+		if !g.CreatedAt.Equal(q.CreatedAt) {
+			p.Since = g.CreatedAt
+		}
+	}
+	r.golden = g
+	p.Golden, p.Generation = q.Volume, q.Generation
+	p.Origin, p.OriginID = q.OriginRef, q.OriginID
+	if q.Generation > g.Current {
+		p.Keep = g.Keep
+	}
+	r.spare = r.e.identity(r.kind)
+	return []catalog.Mark{{ID: r.spare.ID, Op: opPull}}, nil
+}
+
+// planVolume plans the snapshot and, if there is to be one, the volume or its
+// successor.
+func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
+	e, q, p := r.e, r.q, &r.point
+	fresh := e.identity(driver.Volume)
+	p.Name, p.Consistency = q.Snapshot, q.Consistency
+	p.Origin = q.Volume
+	if !q.Update && !q.SnapshotOnly {
+		if err := checkFree(tx, opPull, q.Volume); err != nil {
+			return nil, err
+		}
+		p.Volume, p.OriginID = fresh.ID, fresh.ID
+		origin, _, err := tx.Get(q.OriginID)
+		if err != nil {
+			return nil, err
+		}
+		p.Golden, p.Generation = r.descends(origin)
+		fresh.Name, fresh.Origin, fresh.OriginID = q.Volume, q.OriginRef, q.OriginID
+		fresh.Golden, fresh.Generation = p.Golden, p.Generation
+		r.volume = fresh
+		return []catalog.Mark{{ID: fresh.ID, Op: opPull, Name: q.Volume}}, nil
+	}
+	vol, err := resolveVolume(tx, opPull, q.Volume)
+	if err != nil {
+		return nil, err
+	}
+	if _, taken, err := tx.Snapshot(vol.Lineage(), q.Snapshot); err != nil {
+		return nil, err
+	} else if taken {
+		return nil, errs.New(errs.Exists, opPull, r.ref, "the volume has a snapshot of this name").WithHint("destroy it first, or pull another")
+	}
+	p.Volume, p.OriginID = vol.Lineage(), vol.ID
+	p.Golden, p.Generation = r.descends(vol)
+	if q.SnapshotOnly {
+		// The volume must stay, or its snapshot would be nobody's.
+		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
+	}
+	l, err := e.lookLive(tx, vol, false)
+	if err != nil {
+		return nil, err
+	}
+	if l.inUse() {
+		return nil, errs.New(errs.InUse, opPull, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("`pando umount %s` first", q.Volume)
+	}
+	n := fresh
+	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+stamp(time.Now())
+	n.Origin, n.OriginID = r.ref, p.ID
+	n.Golden, n.Generation = p.Golden, p.Generation
+	n.CreatedAt, n.ExpiresAt, n.Pinned = vol.CreatedAt, vol.ExpiresAt, vol.Pinned
+	r.volume = n
+	r.next = &succession{e: e, op: opPull, vol: vol, next: n}
+	return []catalog.Mark{{ID: vol.ID, Op: opPull}, {ID: n.ID, Op: opPull}}, nil
+}
+
+// descends is the generation that the point descends from, as the request says, or
+// else Base, or else what it was before. A rebuild would find that, too.
+func (r *receive) descends(before catalog.Row) (golden string, generation int) {
+	switch {
+	case r.q.BaseGolden != "":
+		return r.q.BaseGolden, r.q.BaseGeneration
+	case r.base.Golden != "":
+		return r.base.Golden, r.base.Generation
+	}
+	return before.Golden, before.Generation
+}
+
+// run makes what is planned and records it.
+func (r *receive) run(ctx context.Context) (Info, error) {
+	e, q := r.e, r.q
+	if q.Stream != nil {
+		s, err := e.streamer(opPull, r.ref)
+		if err != nil {
+			return Info{}, err
+		}
+		if err := s.Receive(ctx, r.point, q.Base, q.Stream); err != nil {
+			return Info{}, err
+		}
+	} else if err := r.image(ctx); err != nil {
+		return Info{}, err
+	}
+	unchanged := false
+	if r.volume.ID != "" {
+		v := &r.volume
+		v.FS, v.SizeBytes, v.Sector = r.point.FS, r.point.SizeBytes, r.point.Sector
+		draft := *v
+		if r.next != nil {
+			r.next.next = *v
+			draft = r.next.draft()
+			var err error
+			if unchanged, err = r.unchanged(ctx); err != nil {
+				return Info{}, err
+			}
+		}
+		if err := e.drv.Clone(ctx, r.point.ID, draft); err != nil {
+			return Info{}, err
+		}
+	}
+	row, err := r.measured(ctx, r.point)
+	if err != nil {
+		return Info{}, err
+	}
+	switch {
+	case q.Golden:
+		return r.commitGeneration(ctx, row)
+	case q.SnapshotOnly:
+		return snapshotInfo(row, q.Volume, e.caps.Name), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return r.record(tx, row) })
+	case r.next != nil:
+		r.next.also = func(tx *catalog.Tx) error { return r.record(tx, row) }
+		if err := r.next.commit(ctx); err != nil {
+			return Info{}, err
+		}
+		if unchanged {
+			e.dropPredecessor(context.WithoutCancel(ctx), r.next)
+		}
+		return volumeInfo(r.next.row, e.caps.Name, ""), nil
+	}
+	vol := catalog.Row{Identity: r.volume, UsedAt: time.Now(), Usage: cloneUsage(e.caps, row), MeasuredAt: row.MeasuredAt}
+	return volumeInfo(vol, e.caps.Name, ""), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if err := tx.Put(vol); err != nil {
+			return err
+		}
+		return r.record(tx, row)
+	})
+}
+
+// measured is the row of what has been made.
+func (r *receive) measured(ctx context.Context, id driver.Identity) (catalog.Row, error) {
+	row := catalog.Row{Identity: id, UsedAt: time.Now()}
+	if !r.e.cheapUsage(id.FS) {
+		return row, nil
+	}
+	var err error
+	row.Usage, err = r.e.drv.Usage(ctx, id.ID)
+	row.MeasuredAt = time.Now()
+	return row, err
+}
+
+// record writes the row of the point and the links, and ends the marks.
+func (r *receive) record(tx *catalog.Tx, row catalog.Row) error {
+	if err := tx.Put(row); err != nil {
+		return err
+	}
+	for _, l := range r.q.Links {
+		l.Object = cmp.Or(l.Object, row.ID)
+		if err := putLink(tx, l); err != nil {
+			return err
+		}
+	}
+	for _, id := range r.made {
+		if err := tx.Unmark(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// commitGeneration records a generation.
+func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, error) {
+	e := r.e
+	g := r.golden
+	if err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		g = r.golden
+		// It may have been destroyed meanwhile: then it begins again with this one.
+		now, exists, err := tx.Golden(g.Name)
+		if err != nil {
+			return err
+		}
+		if exists {
+			g = now
+		} else {
+			g.Current, g.Next = 0, 0
+		}
+		if row.Generation > g.Current {
+			g.Current = row.Generation
+		}
+		g.Next = max(g.Next, row.Generation+1)
+		if err := tx.PutGolden(g); err != nil {
+			return err
+		}
+		return r.record(tx, row)
+	}); err != nil {
+		return Info{}, err
+	}
+	info := generationInfo(row, g, e.caps.Name)
+	if g.Current == row.Generation {
+		e.retired(ctx, g.Name)
+	}
+	return info, nil
+}
+
+// unchanged reports whether the volume that is replaced is still what it was in the
+// snapshot of it that the new content begins as: then nobody misses its state.
+func (r *receive) unchanged(ctx context.Context) (bool, error) {
+	e, vol := r.e, r.next.vol
+	if r.base.Kind != driver.Snapshot || r.base.Volume != vol.Lineage() || !e.caps.Sharing || !vol.FS.IsImage() || vol.SizeBytes != r.base.SizeBytes {
+		return false, nil
+	}
+	var files [2]*os.File
+	for i, id := range []driver.ObjectID{r.base.ID, vol.ID} {
+		w, err := e.drv.Attachment(ctx, id)
+		if err != nil || w.Block {
+			return false, err
+		}
+		f, err := os.Open(w.Image)
+		if err != nil {
+			return false, errs.Wrap(opPull, r.ref, err)
+		}
+		defer f.Close()
+		files[i] = f
+	}
+	if extent.Comparable(files[0], files[1]) != nil {
+		return false, nil
+	}
+	for _, err := range extent.Compare(ctx, files[0], files[1]) {
+		return false, errs.Wrap(opPull, r.ref, err)
+	}
+	return true, nil
+}

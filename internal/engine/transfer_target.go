@@ -1,0 +1,164 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+
+	"golang.org/x/sys/unix"
+)
+
+// image makes the point of what Image writes.
+func (r *receive) image(ctx context.Context) error {
+	e, q := r.e, r.q
+	draft := e.identity(driver.Scratch)
+	draft.ID, draft.FS, draft.SizeBytes, draft.Sector = r.point.ID, r.point.FS, r.point.SizeBytes, r.point.Sector
+	// Nobody needs it after a power loss before it is the point; and it is written
+	// to at once.
+	draft.Ephemeral, draft.Soon = true, true
+	var err error
+	if q.Base != "" {
+		err = e.drv.Clone(ctx, q.Base, draft)
+	} else {
+		draft.FS = driver.None // nothing to make inside
+		err = e.drv.Create(ctx, draft)
+	}
+	if err != nil {
+		return err
+	}
+	if err := e.withPath(ctx, draft.ID, func(path string) error { return r.fill(ctx, path) }); err != nil {
+		return err
+	}
+	if r.point, err = e.fillSector(ctx, r.point); err != nil {
+		return err
+	}
+	if sealed, err := r.seal(ctx); err != nil || sealed {
+		return err
+	}
+	return e.writeIdentity(ctx, r.point)
+}
+
+// fill lets Image write, and waits for the disk.
+func (r *receive) fill(ctx context.Context, path string) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return errs.Wrap(opPull, r.ref, err)
+	}
+	defer f.Close()
+	t := &imageTarget{f: f, ref: r.ref, size: r.q.SizeBytes}
+	err = r.q.Image(ctx, t)
+	if err == nil {
+		err = ctx.Err() // it may have stopped early for that, and said nothing
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	// What the page cache took and the full pool does not hold is an I/O error.
+	if errors.Is(err, unix.EIO) && errs.Is(r.e.pool.Admit(context.WithoutCancel(ctx), opPull, r.ref, fullPool), errs.NoSpace) {
+		err = unix.ENOSPC
+	}
+	return errs.Wrap(opPull, r.ref, err)
+}
+
+// Above this many extents, and one more for each bytesAnExtent of size, a golden is
+// sealed: cloning it costs 10-40 us an extent.
+const (
+	sealAbove     = 256
+	bytesAnExtent = 64 << 20
+)
+
+// seal makes a generation of the draft whose clones cost little, and reports whether
+// it did. What is whole enough already is only given its identity; so is what there
+// is no room to copy, as a pool that is nearly full is better off with a golden that
+// takes some milliseconds to clone than without.
+func (r *receive) seal(ctx context.Context) (bool, error) {
+	e, q := r.e, r.q
+	s, ok := e.drv.(driver.Sealer)
+	if !ok || !q.Golden {
+		return false, nil
+	}
+	u, err := e.drv.Usage(ctx, r.point.ID)
+	if err != nil {
+		return false, err
+	}
+	if u.Extents <= sealAbove+q.SizeBytes/bytesAnExtent {
+		return false, nil
+	}
+	if err := e.pool.Admit(ctx, opPull, r.ref, u.LogicalBytes); err != nil {
+		if errs.Is(err, errs.NoSpace) {
+			return false, nil
+		}
+		return false, err
+	}
+	sealed := r.point
+	sealed.ID = r.spare.ID
+	q.Tracker.Start("sealing", 0, 0)
+	err = s.Seal(ctx, r.point.ID, sealed, func(done, total int64) { q.Tracker.Set(0, done, total) })
+	if errs.Is(err, errs.NoSpace) {
+		return false, nil // others were faster
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := e.drv.Destroy(ctx, r.point.ID); err != nil {
+		return false, err
+	}
+	r.point = sealed
+	return true, nil
+}
+
+// imageTarget is the Target of an image or block device.
+type imageTarget struct {
+	f    *os.File
+	ref  string
+	size int64
+}
+
+func (t *imageTarget) SizeBytes() int64 { return t.size }
+
+func (t *imageTarget) check(off, length int64) error {
+	if off < 0 || length < 0 || off > t.size-length {
+		return errs.New(errs.Invalid, opPull, t.ref, "%d bytes at %d are outside of its %d", length, off, t.size)
+	}
+	return nil
+}
+
+func (t *imageTarget) WriteAt(p []byte, off int64) (int, error) {
+	if err := t.check(off, int64(len(p))); err != nil {
+		return 0, err
+	}
+	n, err := t.f.WriteAt(p, off)
+	return n, errs.Wrap(opPull, t.ref, err)
+}
+
+// zeros is what is written where no hole can be made.
+var zeros [1 << 20]byte
+
+func (t *imageTarget) Zero(off, length int64) error {
+	if err := t.check(off, length); err != nil || length == 0 {
+		return err
+	}
+	for {
+		err := unix.Fallocate(int(t.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL): // EINVAL: a device, and not whole sectors
+			return errs.Wrap(opPull, t.ref, err)
+		}
+		break
+	}
+	for length > 0 {
+		n, err := t.f.WriteAt(zeros[:min(length, int64(len(zeros)))], off)
+		if err != nil {
+			return errs.Wrap(opPull, t.ref, err)
+		}
+		off, length = off+int64(n), length-int64(n)
+	}
+	return nil
+}

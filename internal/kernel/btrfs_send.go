@@ -1,0 +1,171 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Requests of btrfs for streams, from include/uapi/linux/btrfs.h.
+const (
+	btrfsIocSend         = 0x40489426 // _IOW(0x94, 38, struct btrfs_ioctl_send_args)
+	btrfsIocSetReceived  = 0xc0c89425 // _IOWR(0x94, 37, struct btrfs_ioctl_received_subvol_args)
+	btrfsIocEncodedWrite = 0x40809440 // _IOW(0x94, 64, struct btrfs_ioctl_encoded_io_args)
+
+	btrfsSendVersion    = 0x8  // BTRFS_SEND_FLAG_VERSION
+	btrfsSendCompressed = 0x10 // BTRFS_SEND_FLAG_COMPRESSED
+
+	btrfsUUIDTreeID      = 9
+	btrfsUUIDReceivedKey = 252
+)
+
+// BtrfsSendOptions says what BtrfsSend sends.
+type BtrfsSendOptions struct {
+	Parent  uint64 // number of the subvolume to tell the difference to; 0: all is sent
+	Version uint32 // of the protocol: 1 or 2. In 2, compressed data is sent as it lies on disk
+}
+
+type btrfsSendArgs struct {
+	fd      int64
+	count   uint64
+	sources *uint64
+	parent  uint64
+	flags   uint64
+	version uint32
+	_       [28]byte
+}
+
+// BtrfsSend writes the stream of the read-only subvolume whose root f is to w, a
+// pipe. It needs root (CAP_SYS_ADMIN). It ends with EPIPE when nobody reads the
+// pipe any more. EPERM also if a subvolume is writable, EAGAIN while its blocks
+// are being deduplicated, EINVAL, EPROTO or EOPNOTSUPP (with nothing written) if
+// the kernel does not know the version.
+//
+// A process that is stopped and continued meanwhile (SIGSTOP) may make the kernel
+// begin again in the middle of the stream: whoever reads it must check it.
+func BtrfsSend(f *os.File, o BtrfsSendOptions, w *os.File) error {
+	done := make(chan error)
+	go func() {
+		// A signal that reaches the thread while the pipe is full would make the
+		// kernel run the call anew, from the first byte on. So the thread blocks
+		// them all, and as it is never unlocked, it ends with this goroutine.
+		runtime.LockOSThread()
+		var all unix.Sigset_t
+		for i := range all.Val {
+			all.Val[i] = ^all.Val[i]
+		}
+		if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, nil); err != nil {
+			done <- fmt.Errorf("pthread_sigmask: %w", err)
+			return
+		}
+		a := btrfsSendArgs{fd: int64(w.Fd())}
+		if o.Version >= 2 {
+			a.flags, a.version = btrfsSendVersion|btrfsSendCompressed, o.Version
+		}
+		if o.Parent != 0 {
+			// As a source of clones, too: what moved from one file of it to another
+			// stays shared.
+			parent := o.Parent
+			a.parent, a.count, a.sources = o.Parent, 1, &parent
+		}
+		_, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), btrfsIocSend, uintptr(unsafe.Pointer(&a)))
+		runtime.KeepAlive(f)
+		runtime.KeepAlive(w)
+		if e != 0 {
+			done <- fmt.Errorf("BTRFS_IOC_SEND: %w", e)
+			return
+		}
+		done <- nil
+	}()
+	return <-done
+}
+
+// SubvolSetReceived notes that the subvolume whose root f is, which is writable,
+// has the content of the subvolume with that UUID, as of its transaction, on
+// another filesystem. All zeros take such a note away. It commits a transaction.
+func SubvolSetReceived(f *os.File, uuid [16]byte, transID uint64) error {
+	var b [200]byte
+	copy(b[:], uuid[:])
+	binary.NativeEndian.PutUint64(b[16:], transID)
+	if err := ioctl(f, btrfsIocSetReceived, unsafe.Pointer(&b)); err != nil {
+		return fmt.Errorf("BTRFS_IOC_SET_RECEIVED_SUBVOL: %w", err)
+	}
+	return nil
+}
+
+// BtrfsReceivedCount is how many subvolumes of the filesystem that f is on are
+// noted as received from the one with that UUID. It needs root (CAP_SYS_ADMIN).
+func BtrfsReceivedCount(f *os.File, uuid [16]byte) (int, error) {
+	var b [btrfsArgBytes]byte // struct btrfs_ioctl_search_args
+	u64 := func(off int, v uint64) { binary.NativeEndian.PutUint64(b[off:], v) }
+	u32 := func(off int, v uint32) { binary.NativeEndian.PutUint32(b[off:], v) }
+	first, second := binary.LittleEndian.Uint64(uuid[:]), binary.LittleEndian.Uint64(uuid[8:])
+	u64(0, btrfsUUIDTreeID)
+	u64(8, first)
+	u64(16, first)
+	u64(24, second)
+	u64(32, second)
+	u64(48, ^uint64(0)) // max_transid
+	u32(56, btrfsUUIDReceivedKey)
+	u32(60, btrfsUUIDReceivedKey)
+	u32(64, 1) // nr_items
+	err := ioctl(f, btrfsIocTreeSearch, unsafe.Pointer(&b))
+	if err == unix.ENOENT {
+		return 0, nil // there is no such tree yet
+	}
+	if err != nil {
+		return 0, fmt.Errorf("BTRFS_IOC_TREE_SEARCH: %w", err)
+	}
+	if binary.NativeEndian.Uint32(b[64:]) == 0 {
+		return 0, nil
+	}
+	return int(binary.NativeEndian.Uint32(b[104+28:])) / 8, nil // the length of the item: a number for each
+}
+
+// BtrfsEncoded is a piece of a file as btrfs keeps it on disk: compressed.
+type BtrfsEncoded struct {
+	FileLen         uint64 // bytes of the file that it is
+	UnencodedLen    uint64 // bytes that all of the data decompresses to
+	UnencodedOffset uint64 // where in these the piece of the file begins
+	Compression     uint32 // BTRFS_ENCODED_IO_COMPRESSION_*
+	Encryption      uint32
+}
+
+type btrfsEncodedArgs struct {
+	iov             *unix.Iovec
+	iovcnt          uint64
+	offset          int64
+	flags           uint64
+	fileLen         uint64
+	unencodedLen    uint64
+	unencodedOffset uint64
+	compression     uint32
+	encryption      uint32
+	_               [64]byte
+}
+
+// BtrfsEncodedWrite writes compressed data to a file at offset. It needs root
+// (CAP_SYS_ADMIN). ENOTTY before Linux 5.18, EINVAL for what this filesystem does
+// not keep so, ENOSPC if there is no room in one piece.
+func BtrfsEncodedWrite(f *os.File, offset int64, e BtrfsEncoded, data []byte) error {
+	if len(data) == 0 {
+		return fmt.Errorf("BTRFS_IOC_ENCODED_WRITE: %w", unix.EINVAL)
+	}
+	iov := unix.Iovec{Base: &data[0]}
+	iov.SetLen(len(data))
+	a := btrfsEncodedArgs{
+		iov: &iov, iovcnt: 1, offset: offset,
+		fileLen: e.FileLen, unencodedLen: e.UnencodedLen, unencodedOffset: e.UnencodedOffset,
+		compression: e.Compression, encryption: e.Encryption,
+	}
+	err := ioctl(f, btrfsIocEncodedWrite, unsafe.Pointer(&a))
+	runtime.KeepAlive(data)
+	if err != nil {
+		return fmt.Errorf("BTRFS_IOC_ENCODED_WRITE: %w", err)
+	}
+	return nil
+}
