@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -110,7 +111,7 @@ func TestClock(t *testing.T) {
 	for _, c := range []struct {
 		ahead time.Duration
 		hint  string
-	}{{time.Hour, "1h0m0s behind"}, {-40 * time.Minute, "40m0s ahead"}} {
+	}{{time.Hour, "it is (1h0m|59m)[0-9]+s behind"}, {-40 * time.Minute, "it is 40m[0-9]+s ahead"}} {
 		server := servertest.GoFakeS3Ahead(t, c.ahead)
 		server.Setenv(t)
 		s := open(t, server.URL(prefix(t)))
@@ -121,8 +122,7 @@ func TestClock(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				err := call(t, s)
 				want{kind: errs.Permission, hint: "set the clock of this host"}.check(t, err)
-				if hint := errs.HintOf(err); !strings.Contains(strings.ReplaceAll(hint, "59m59s", "1h0m0s"), c.hint) &&
-					!strings.Contains(strings.ReplaceAll(hint, "40m1s", "40m0s"), c.hint) {
+				if hint := errs.HintOf(err); !regexp.MustCompile(c.hint).MatchString(hint) {
 					t.Errorf("hint %q, want one with %q", hint, c.hint)
 				}
 			})

@@ -38,6 +38,7 @@ type Server struct {
 	cmd    *exec.Cmd
 	stdin  io.Closer
 	log    *tail
+	stop   *sync.Once
 }
 
 // Account is a user of versitygw, who may do nothing until a policy permits it.
@@ -125,11 +126,14 @@ func (s *Server) Setenv(t testing.TB) {
 	}
 }
 
-// Stop ends the server at once, as a crash does.
+// Stop ends the server at once, as a crash does. It may be called again, and by
+// several goroutines.
 func (s *Server) Stop() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
-	_ = s.stdin.Close()
+	s.stop.Do(func() {
+		_ = s.cmd.Process.Kill()
+		_ = s.cmd.Wait()
+		_ = s.stdin.Close()
+	})
 }
 
 // attempts, because a free port may be taken by somebody else before versitygw has it.
@@ -152,7 +156,7 @@ func (s *Server) start(t testing.TB, program string, args ...string) {
 }
 
 func (s *Server) run(path string, args []string) error {
-	s.cmd, s.log = exec.Command(path, args...), &tail{}
+	s.cmd, s.log, s.stop = exec.Command(path, args...), &tail{}, &sync.Once{}
 	s.cmd.Stderr = s.log
 	stdin, err := s.cmd.StdinPipe()
 	if err != nil {
