@@ -56,6 +56,10 @@ var table = map[string]layer{
 		imports: []string{"internal/engine", "internal/catalog", "internal/pool", "internal/driver", "{leaves}", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
+	"internal/replicate": {
+		imports: []string{"internal/engine", "internal/repo", "internal/objstore", "internal/objstore/file", "internal/driver", "{words}"},
+		tests:   []string{"{drivers}"},
+	},
 	"internal/engine": {
 		imports: []string{"internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
 		tests:   []string{"{drivers}"},
