@@ -90,6 +90,11 @@ func TestRemoteAdd(t *testing.T) {
 	if added, err = Add(t.Context(), e, AddRequest{Name: "three", URL: url, Identity: string(key)}); err != nil || added.Created || added.Mark.ID != r.Mark.ID {
 		t.Fatalf("%+v, %v", added, err)
 	}
+	if kept, err := os.ReadFile(added.IdentityFile()); err != nil || string(kept) == string(key) {
+		t.Errorf("the key that opened it was kept: %v", err)
+	}
+	_, err = Add(t.Context(), e, AddRequest{Name: "four", URL: url, MustCreate: true})
+	wantKind(t, err, errs.Exists, "leave out --create")
 	if names, err := List(e.Dir()); err != nil || !slices.Equal(names, []string{"one", "three", "two"}) {
 		t.Errorf("%v, %v", names, err)
 	}
@@ -133,12 +138,6 @@ func TestRemoteInterruptedAdd(t *testing.T) {
 	if err := os.Remove(filepath.Join(adding, remoteName)); err != nil {
 		t.Fatal(err)
 	}
-	other, _, err := repo.NewIdentity()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = Add(t.Context(), e, AddRequest{Name: "r", URL: url, Identity: other})
-	wantKind(t, err, errs.Conflict, "move that file away")
 	again, err := Add(t.Context(), e, AddRequest{Name: "r", URL: url})
 	if err != nil || again.Created || again.Recipient != added.Recipient {
 		t.Fatalf("%+v, %v", again, err)

@@ -47,7 +47,7 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/cli": {
-		imports: []string{"internal/engine", "internal/bench", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
+		imports: []string{"internal/engine", "internal/replicate", "internal/bench", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 
@@ -116,13 +116,13 @@ var table = map[string]layer{
 	"internal/progress": {},
 
 	// For tests.
-	"internal/objstore/storetest":  {support: true, imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/objstore/file"}},
 	"internal/testfs":              {support: true, imports: []string{"{leaves}", "internal/errs"}},
 	"internal/faulttest":           {support: true, imports: []string{"internal/kernel"}},
 	"internal/treecopy/treetest":   {support: true},
 	"internal/driver/drivertest":   {support: true, imports: []string{"internal/driver", "internal/driver/objdir", "internal/testfs", "internal/treecopy/treetest", "{leaves}", "internal/errs"}},
-	"internal/objstore/servertest": {support: true},
+	"internal/objstore/storetest":  {support: true, imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/objstore/file"}},
 	"internal/faulttest/testdata":  {},
+	"internal/objstore/servertest": {support: true},
 
 	// Tests of the whole, and tools: they stand above everything.
 	"test/model":    {tests: []string{"internal/engine", "{drivers}"}},
