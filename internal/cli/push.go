@@ -220,7 +220,7 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 		wait := period
 		if err != nil {
 			if first && len(out) == 0 && hopeless(err) {
-				return err
+				return a.allButLast(err)
 			}
 			failed++
 			wait = backoff(period, failed)

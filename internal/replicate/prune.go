@@ -461,7 +461,7 @@ func (p *pruner) unreadable(now scene, id repo.ID, err error) error {
 		return err
 	}
 	return errs.New(errs.Damaged, opRemotePrune, what, "its manifest cannot be read, so nobody knows what it needs, and nothing was deleted: %w", err).
-		WithHint("see `pando verify`; if the point is lost, remove it with `pando remote rm`, and prune again")
+		WithHint("see `pando verify`; if the point is lost, remove it with `pando remote delete`, and prune again")
 }
 
 // garbage says what of the listed objects goes.

@@ -327,7 +327,18 @@ func (p *pusher) point(ctx context.Context, jb *job, h headState) (Pushed, error
 	if hopeless(err) {
 		err = p.discard(ctx, jb, err)
 	}
-	return out, err
+	return out, named(err, jb.pt)
+}
+
+// named makes an error about an object one about what people call it.
+func named(err error, pt engine.Point) error {
+	var known *errs.Error
+	if !errors.As(err, &known) || known.Ref != string(pt.ID) {
+		return err
+	}
+	out := *known
+	out.Ref = pt.Ref
+	return &out
 }
 
 // hopeless reports whether a push that failed so cannot be gone on with.

@@ -212,14 +212,15 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 	if err != nil {
 		return nil, false, false, err
 	}
-	if err := objstore.Probe(ctx, store); err != nil {
-		return nil, false, false, err
-	}
+	// What only reads comes first: who is refused leaves nothing there.
 	rp, err = repo.Open(ctx, store, own)
 	switch {
 	case err == nil && !fresh: // an interrupted Add had made it, perhaps not with all keys
-		err = addSlots(ctx, rp, q)
+		if err = objstore.Probe(ctx, store); err == nil {
+			err = addSlots(ctx, rp, q)
+		}
 	case err == nil:
+		err = objstore.Probe(ctx, store)
 	case errs.Is(err, errs.Permission) && q.MustCreate:
 		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "there is a repository at %s already", store).
 			WithHint("leave out --create to open it, or use another prefix or directory")
@@ -227,8 +228,11 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 		if rp, err = repo.Open(ctx, store, given...); err != nil {
 			return nil, false, false, err
 		}
-		needed = true
-		if err = addSlot(ctx, rp, repo.NewSlot{Label: label, Recipient: r.Recipient}); err == nil {
+		if err = objstore.Probe(ctx, store); err == nil {
+			needed = true
+			err = addSlot(ctx, rp, repo.NewSlot{Label: label, Recipient: r.Recipient})
+		}
+		if err == nil {
 			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 		}
 	case errs.Is(err, errs.Permission):
@@ -243,6 +247,12 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the identity could open", store).
 			WithHint("check the URL; without --identity a new repository is made")
 	default:
+		if err := empty(ctx, store, q.Name); err != nil {
+			return nil, false, false, err
+		}
+		if err := objstore.Probe(ctx, store); err != nil {
+			return nil, false, false, err
+		}
 		if rp, err = repo.Create(ctx, store, repo.NewSlot{Label: label, Recipient: r.Recipient}); err != nil {
 			return nil, false, errs.KindOf(err) != errs.Exists && errs.KindOf(err) != errs.Invalid, err
 		}
@@ -254,6 +264,20 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 		return nil, created, needed, err
 	}
 	return rp, created, needed, nil
+}
+
+// empty is Exists if something else than leftovers of a probe is in a store.
+func empty(ctx context.Context, s objstore.Store, name string) error {
+	for o, err := range s.List(ctx, "") {
+		if err != nil {
+			return err
+		}
+		if !strings.HasPrefix(o.Key, "probe/") {
+			return errs.New(errs.Exists, opAdd, name, "%s holds something that is no repository: %q", s, o.Key).
+				WithHint("use an empty directory or bucket, or another prefix in it")
+		}
+	}
+	return nil
 }
 
 // secrets are what may open a repository that is there.
