@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -274,6 +275,9 @@ func setupOf(lines []string, mark string) (setup []string, runs bool) {
 	return lines[from+1 : from+n], true
 }
 
+// docHost is what the host is called on the pages.
+const docHost = "host-1"
+
 // step is a command of a page and what the page says that it prints.
 type step struct {
 	command  string
@@ -317,7 +321,7 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 		}
 	}
 	const mark = "=====next====="
-	script := "exec 2>&1; cd " + srv + "; set -e\n" + there.Replace(strings.Join(setup, "\n")) + "\nset +e; echo " + mark + "\n"
+	script := "echo " + docHost + " > /proc/sys/kernel/hostname; exec 2>&1; cd " + srv + "; set -e\n" + there.Replace(strings.Join(setup, "\n")) + "\nset +e; echo " + mark + "\n"
 	for _, s := range steps {
 		script += there.Replace(s.command) + "\necho; echo " + mark + "\n"
 	}
@@ -330,6 +334,7 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", script)
 	cmd.Env = env
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUTS} // its own name of the host
 	cmd.WaitDelay = 10 * time.Second
 	out, err := cmd.CombinedOutput()
 	parts := strings.Split(string(out), mark+"\n")
@@ -362,6 +367,8 @@ var (
 	objectID = regexp.MustCompile(`\b[0-9a-v]{26}\b`)
 	bootID   = regexp.MustCompile(`\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 	shortID  = regexp.MustCompile(`-old-[0-9a-v]{8}\b`)
+	ageKey   = regexp.MustCompile(`\bage1[0-9a-z]{58}\b`)
+	poolKey  = regexp.MustCompile(`\b` + docHost + ` [0-9a-v]{8}\b`)
 	rounded  = regexp.MustCompile(`\b[0-9]+(\.[0-9]+)? ([KMGT]iB|B)(/s)?\b`)
 	timeSpan = regexp.MustCompile(`\b[0-9]+ (s|min|h|d)\b`)
 	digits   = regexp.MustCompile(`[0-9]+([.:][0-9]+)*`)
@@ -373,6 +380,8 @@ func essence(line string) string {
 	line = objectID.ReplaceAllString(line, "ID")
 	line = shortID.ReplaceAllString(line, "-old-ID")
 	line = bootID.ReplaceAllString(line, "BOOT")
+	line = ageKey.ReplaceAllString(line, "AGE")
+	line = poolKey.ReplaceAllString(line, docHost+" ID")
 	line = rounded.ReplaceAllString(line, "SIZE")
 	line = timeSpan.ReplaceAllString(line, "SPAN")
 	line = digits.ReplaceAllString(line, "N")
@@ -407,6 +416,8 @@ func TestSame(t *testing.T) {
 		{"web@1", "web@1", true},
 		{"room 19.8 GiB free of 19.9 GiB", "room   1.8 MiB free of 3 B", true},
 		{"id  copgvq3j7l3va2ehi7bu45osmk", "id  0opgvq3j7l3va2ehi7bu45osm1", true},
+		{"host-1 fqobbcka (this pool)  recipient  age1z0fh5lnawg68u7ng6ag7k6paf7807a9s3rprx88w0neq4xmgaywsj4tmmm",
+			"host-1 1h293h82 (this pool)  recipient  age19dwmtlcwsnhlayv4rk9n9jzhyq6skfrym30sc5f6y8fpelc2xcmq4ckw2n", true},
 		{"web.pando-old-dvq2uosl", "web.pando-old-0000uosl", true},
 		{"created 2026-11-20 11:10:34 (1 s ago)", "created 2027-01-02 03:04:05 (2 min ago)", true},
 		{"a\n...\nz", "a\nb\nc\nz", true},

@@ -131,6 +131,9 @@ func (e *Engine) Release() { _ = e.cat.Close() }
 // Dir is the pool's directory.
 func (e *Engine) Dir() string { return e.pool.Dir }
 
+// PoolID is the pool's ID, the same for ever.
+func (e *Engine) PoolID() string { return e.pool.Config.ID }
+
 // Caps are those of the pool's driver.
 func (e *Engine) Caps() driver.Caps { return e.caps }
 

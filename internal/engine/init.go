@@ -289,6 +289,12 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 	if err := e.needRoot("deinit", dir); err != nil {
 		return 0, err
 	}
+	if remotes, err := e.pool.Remotes(); err != nil {
+		return 0, err
+	} else if len(remotes) > 0 && !force {
+		return 0, errs.New(errs.InUse, "deinit", dir, "the pool has keys to remotes, which may be the only ones: %s", strings.Join(remotes, ", ")).
+			WithHint("remove them with `pando remote rm NAME`, or remove everything with `pando deinit --force`")
+	}
 	var rows []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		lineages := map[driver.ObjectID]bool{}

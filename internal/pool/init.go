@@ -316,6 +316,11 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			}
 		}
 	}
+	// Addresses of remotes, and keys to them: all of it is Pando's, and nothing is
+	// mounted there.
+	if err := os.RemoveAll(filepath.Join(dir, remotesName)); err != nil {
+		return errs.Wrap("deinit", dir, err)
+	}
 	// Catalogues that a rebuild has set aside.
 	old, err := filepath.Glob(filepath.Join(escapeGlob(dir), "catalog.damaged-*"))
 	if err != nil {

@@ -4,6 +4,7 @@
 //	pool.json     what the pool is; its presence is what makes a pool
 //	catalog.db    the catalogue (with -wal and -shm)
 //	live/ locks/  proofs of life and locks of running commands
+//	remotes/      addresses of remotes, and this host's keys to them
 //	mnt/          default mount points
 //	data/         the driver's directory; of a loop-backed pool a mount point
 //	backing.xfs   of a loop-backed pool: the file behind data/
@@ -47,6 +48,7 @@ const (
 	initingName  = "init.inprogress"   // an interrupted init left this
 	removingName = "deinit.inprogress" // an interrupted deinit left this
 	backingName  = "backing.xfs"
+	remotesName  = "remotes"
 	outsideName  = "dataset" // in data/: a symbolic link to the name of what the driver keeps outside the directory
 )
 
@@ -82,6 +84,24 @@ type Pool struct {
 
 // DataDir is the directory of the driver.
 func (p *Pool) DataDir() string { return filepath.Join(p.Dir, "data") }
+
+// RemotesDir is the directory of what is known of remotes.
+func (p *Pool) RemotesDir() string { return filepath.Join(p.Dir, remotesName) }
+
+// Remotes lists the names of the pool's remotes.
+func (p *Pool) Remotes() ([]string, error) {
+	entries, err := os.ReadDir(p.RemotesDir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() {
+			out = append(out, e.Name())
+		}
+	}
+	return out, errs.Wrap("list remotes", p.Dir, err)
+}
 
 // MountDir is the directory of default mount points.
 func (p *Pool) MountDir() string { return filepath.Join(p.Dir, "mnt") }

@@ -46,6 +46,15 @@ func (t *Tracker) Add(files, bytes int64) {
 	}
 }
 
+// Expect sets the totals of the stage, when they become known only after its start.
+func (t *Tracker) Expect(totalFiles, totalBytes int64) {
+	if t == nil {
+		return
+	}
+	t.totalFiles.Store(totalFiles)
+	t.totalBytes.Store(totalBytes)
+}
+
 // Set replaces the counts of the stage.
 func (t *Tracker) Set(files, bytes, totalBytes int64) {
 	if t == nil {

@@ -17,6 +17,9 @@ const (
 	maxUses   = 4 << 20
 	maxStream = 4 << 20
 	maxPages  = MaxVolumeBytes / RegionBytes
+
+	// A frame counts once for every page that refers to it.
+	maxUseBytes = int64(MaxSegment) * maxPages
 )
 
 func (m *Manifest) check() error {
@@ -37,7 +40,7 @@ func (m *Manifest) check() error {
 	}
 	uses := make(map[Segment]bool, len(m.Uses))
 	for _, u := range m.Uses {
-		if u.Bytes <= 0 || u.Bytes > MaxSegment {
+		if u.Bytes <= 0 || u.Bytes > maxUseBytes {
 			return damaged("it uses %d bytes of segment %s", u.Bytes, u.Segment)
 		}
 		if uses[u.Segment] {
@@ -163,7 +166,7 @@ func decodeManifest(b []byte) (Manifest, error) {
 	if r.err == nil && len(segments) > 0 {
 		m.Uses = make([]Use, 0, len(segments))
 		for _, s := range segments {
-			m.Uses = append(m.Uses, Use{Segment: s, Bytes: int64(r.uvarint("the bytes that it uses", MaxSegment))})
+			m.Uses = append(m.Uses, Use{Segment: s, Bytes: int64(r.uvarint("the bytes that it uses", uint64(maxUseBytes)))})
 		}
 	}
 	last := looseFrame{offset: headerSize}

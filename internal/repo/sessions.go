@@ -151,7 +151,8 @@ func (r *Repo) EndSession(ctx context.Context, s *Session) error {
 	return about("end session", s.ID.String(), r.store.Delete(ctx, sessionPrefix+s.ID.String()))
 }
 
-// Session reads one session. NotFound: it has ended, or was ended.
+// Session reads one session. NotFound: it has ended, or was ended. Whose it is, and
+// nobody else, may go on renewing what is returned.
 func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 	key := sessionPrefix + id.String()
 	content, version, err := r.get(ctx, typeSession, key, maxSessionBytes)
@@ -165,6 +166,7 @@ func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 	if err != nil {
 		return SessionState{}, about("read session", id.String(), err)
 	}
+	s.lease.version = version
 	return SessionState{Session: s, Version: version}, nil
 }
 

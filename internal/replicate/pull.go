@@ -1,0 +1,422 @@
+package replicate
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/repo"
+)
+
+const opPull = "pull"
+
+// PullRequest says what to fetch from a remote.
+type PullRequest struct {
+	Ref        ref.Ref // VOLUME (its newest point), VOLUME@POINT, GOLDEN, GOLDEN@N
+	As         string  // name here; "": as there
+	Update     bool    // the volume is here, and becomes what is pulled; its state stays as a snapshot
+	TakeOver   bool    // this pool may push the volume from now on, and nobody else
+	NoOrigin   bool    // do not restore what the volume was cloned from, if that is not here
+	LimitBytes int64   // a second, of what is downloaded; 0: no bound
+	Tracker    *progress.Tracker
+}
+
+// Pulled is the result of Pull.
+type Pulled struct {
+	engine.Info
+	Volume       string   `json:"volume"`        // of the remote
+	Point        string   `json:"point"`         // that was pulled
+	Snapshot     string   `json:"snapshot"`      // reference of the snapshot or generation here
+	Origins      []string `json:"origins"`       // what was restored first, as the volume was cloned from it
+	Base         string   `json:"base"`          // what was here and has not been read again
+	ReadBytes    int64    `json:"read_bytes"`    // of the remote
+	WrittenBytes int64    `json:"written_bytes"` // into the pool
+	Seconds      float64  `json:"seconds"`
+	Epoch        uint64   `json:"epoch"`     // of the volume in the remote
+	TookOver     bool     `json:"took_over"` // this pool is its writer now, and was not before
+	Unchanged    bool     `json:"unchanged"` // the point was here already, so nothing was pulled
+	Notes        []string `json:"notes"`     // what a person should know
+}
+
+// Pull fetches a point of a volume, or a generation of a golden, from a remote, and
+// makes a snapshot of it and a volume that is its clone, or a generation. It begins
+// as a clone of whatever is here already and has most in common with it: an earlier
+// point, or what the volume was cloned from, which is restored first if it is not
+// here. So clones share here what they shared where they came from. Only what is
+// different is read and written.
+//
+// Everything that is read is authenticated. Whatever goes wrong, and whenever, the
+// volume is there as it was pushed, or nothing has changed but that origins were
+// restored; pulling again goes on from there. Volumes that are trees come as the
+// steps in which they were pushed: then a step may be all that is there.
+//
+// TakeOver first makes this pool the writer, by which the old one is refused from
+// then on, and then pulls what the old one had pushed until then. It can be repeated.
+//
+// NotFound, Exists (hint: As, Update), Conflict (it was removed while it was
+// read), Damaged (with the range of the volume), Permission, Unsupported, NoSpace,
+// InUse (with Update: it is mounted).
+func Pull(ctx context.Context, e *engine.Engine, r *Remote, q PullRequest) (Pulled, error) {
+	rp, err := r.OpenLimited(ctx, q.LimitBytes)
+	if err != nil {
+		return Pulled{}, err
+	}
+	defer rp.Close()
+	return pullFrom(ctx, e, rp, r.Name, q)
+}
+
+// puller is a pull under way.
+type puller struct {
+	PullRequest
+	e      *engine.Engine
+	repo   *repo.Repo
+	remote string // name, for those of origins
+	local  string // name here
+	lease  *lease // nil: the remote cannot be written
+	links  map[repo.ID]driver.ObjectID
+	mine   map[repo.ID]driver.ObjectID // points that were pushed from objects that are here
+	heads  map[string]engine.RemoteHead
+	out    Pulled
+
+	read, written atomic.Int64
+}
+
+func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote string, q PullRequest) (Pulled, error) {
+	start := time.Now()
+	p := &puller{PullRequest: q, e: e, repo: rp, remote: remote, local: q.As}
+	if p.local == "" {
+		p.local = q.Ref.Name
+	}
+	for _, n := range []string{q.Ref.Name, p.local} {
+		if err := ref.CheckName(opPull, n); err != nil {
+			return Pulled{}, err
+		}
+	}
+	if q.TakeOver && q.Ref.At != "" {
+		return Pulled{}, errs.New(errs.Invalid, opPull, q.Ref.String(), "only a volume can be taken over, not a point of it").
+			WithHint("leave out @%s: the newest point is pulled", q.Ref.At)
+	}
+	p.out.Volume, p.out.Origins, p.out.Notes = q.Ref.Name, []string{}, []string{}
+	err := p.run(ctx)
+	if err != nil {
+		return Pulled{}, errs.Wrap(opPull, q.Ref.String(), err)
+	}
+	p.out.ReadBytes, p.out.WrittenBytes = p.read.Load(), p.written.Load()
+	p.out.Seconds = time.Since(start).Seconds()
+	return p.out, nil
+}
+
+func (p *puller) run(ctx context.Context) error {
+	p.Tracker.Start("looking", 0, 0)
+	h, _, err := p.repo.Head(ctx, p.Ref.Name)
+	if err != nil {
+		return noVolume(err, p.repo, opPull, p.Ref.Name)
+	}
+	pt, err := pointOf(h, opPull, p.Ref)
+	if err != nil {
+		return err
+	}
+	if err := p.known(ctx); err != nil {
+		return err
+	}
+	if err := p.recognise(ctx, h); err != nil {
+		return err
+	}
+	here, err := p.lookHere(ctx, p.local)
+	if err != nil {
+		return err
+	}
+	if err := p.admit(h, pt, here); err != nil {
+		return err
+	}
+	if p.TakeOver {
+		if h, err = p.takeOver(ctx, here); err != nil {
+			return err
+		}
+		if pt, err = pointOf(h, opPull, p.Ref); err != nil {
+			return err
+		}
+		if err := p.admit(h, pt, here); err != nil { // it was pushed to just before
+			return err
+		}
+	}
+	p.out.Point, p.out.Epoch = pt.Name, h.Epoch
+	if here.has(p.links[pt.Manifest]) {
+		return p.nothingToDo(ctx, h, pt)
+	}
+	if err := p.fetch(ctx, h, pt, here); err != nil {
+		return err
+	}
+	return p.claimLineage(ctx, h)
+}
+
+// known reads what is remembered of this repository.
+func (p *puller) known(ctx context.Context) error {
+	id := p.repo.ID().String()
+	links, err := p.e.Links(ctx, id)
+	if err != nil {
+		return err
+	}
+	p.links, p.heads = map[repo.ID]driver.ObjectID{}, map[string]engine.RemoteHead{}
+	for _, l := range links {
+		if m, err := repo.ParseID(l.Manifest); err == nil {
+			p.links[m] = l.Object
+		}
+	}
+	for m, o := range p.mine {
+		if _, linked := p.links[m]; !linked {
+			p.links[m] = o
+		}
+	}
+	heads, err := p.e.RemoteHeads(ctx, id)
+	for _, h := range heads {
+		p.heads[h.Name] = h
+	}
+	return err
+}
+
+// recognise finds the objects that points of a head were pushed from, if that was
+// from here: links may be lost. IDs are never used again, so it is the same content.
+func (p *puller) recognise(ctx context.Context, h repo.Head) error {
+	for _, pt := range h.Points {
+		if _, linked := p.links[pt.Manifest]; linked {
+			continue
+		}
+		o, err := p.e.PointByID(ctx, driver.ObjectID(pt.Source))
+		switch {
+		case err == nil:
+			if p.mine == nil {
+				p.mine = map[repo.ID]driver.ObjectID{}
+			}
+			p.mine[pt.Manifest], p.links[pt.Manifest] = o.ID, o.ID
+		case !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Invalid):
+			return err
+		}
+	}
+	return nil
+}
+
+// local is what has a name here.
+type local struct {
+	exists bool
+	points []engine.Point
+}
+
+func (p *puller) lookHere(ctx context.Context, name string) (local, error) {
+	points, err := p.e.Points(ctx, name)
+	if errs.Is(err, errs.NotFound) {
+		return local{}, nil
+	}
+	return local{err == nil, points}, err
+}
+
+// has reports whether an object is among the points.
+func (l local) has(id driver.ObjectID) bool {
+	for _, x := range l.points {
+		if x.ID == id && id != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// named reports whether a point of a name is there.
+func (l local) named(name string) bool {
+	for _, x := range l.points {
+		if x.Name == name {
+			return true
+		}
+	}
+	return false
+}
+
+// lineage is that of the points; "" if there are none.
+func (l local) lineage() driver.ObjectID {
+	if len(l.points) == 0 {
+		return ""
+	}
+	return l.points[0].Lineage
+}
+
+// follows reports whether what is here under a name is a golden that came from, or
+// went to, a head of this remote: then it may take further generations of it.
+func (p *puller) follows(l local, head string) bool {
+	return l.exists && len(l.points) > 0 && l.points[0].Golden && p.heads[head].Lineage == l.lineage()
+}
+
+// admit refuses what cannot be put where it is to go, before anything is changed.
+func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
+	full := p.local + "@" + pt.Name
+	if h.Golden {
+		if _, ok := (ref.Ref{Name: h.Name, At: pt.Name}).Generation(); !ok {
+			return errs.New(errs.Damaged, opPull, full, "%q is not the number of a generation", pt.Name).WithHint("see `pando verify`")
+		}
+	}
+	switch {
+	case !here.exists || here.has(p.links[pt.Manifest]):
+		return nil
+	case h.Golden && here.named(pt.Name):
+		return errs.New(errs.Exists, opPull, full, "the golden has a generation of this number, which is another").
+			WithHint("pull it under another name with --as NAME")
+	case !p.Update && !p.follows(here, h.Name):
+		return errs.New(errs.Exists, opPull, p.local, "it is here already").
+			WithHint("pull it under another name with --as NAME, or with --update: then it becomes what is pulled, and its state stays as a snapshot")
+	case here.named(pt.Name):
+		return errs.New(errs.Exists, opPull, full, "the volume has a snapshot of this name, which is another").
+			WithHint("destroy that, or pull under another name with --as NAME")
+	}
+	return nil
+}
+
+// nothingToDo is the end of a pull of what is here.
+func (p *puller) nothingToDo(ctx context.Context, h repo.Head, pt repo.Point) error {
+	p.out.Unchanged = true
+	p.note("%s@%s is here already", p.local, pt.Name)
+	if err := p.result(ctx, pt); err != nil {
+		return err
+	}
+	return p.claimLineage(ctx, h)
+}
+
+func (p *puller) note(format string, args ...any) {
+	p.out.Notes = append(p.out.Notes, errs.New(errs.Internal, "", "", format, args...).Error())
+}
+
+// result describes what is here now.
+func (p *puller) result(ctx context.Context, pt repo.Point) error {
+	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
+	if err != nil {
+		return err
+	}
+	what := ref.Ref{Name: p.local}
+	if point.Golden {
+		what.At = point.Name
+	}
+	d, err := p.e.Show(ctx, what)
+	if err != nil {
+		return err
+	}
+	p.out.Info, p.out.Snapshot = d.Info, point.Ref
+	return nil
+}
+
+// fetch pulls under a session, so that nothing of it is pruned meanwhile.
+func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
+	sctx, l, err := begin(ctx, p.repo, repo.Pull, nil, writer(p.e), pt.Manifest)
+	switch {
+	case errs.Is(err, errs.Permission):
+		sctx = ctx
+		p.note("the remote cannot be written, so a prune that runs meanwhile does not know of this pull")
+	case err != nil:
+		return err
+	default:
+		p.lease = l
+		// What cannot be removed now, a prune ends.
+		defer func() { _ = l.end(ctx) }()
+	}
+	// Pinned first, then looked at again: now it stays.
+	if h, _, err = p.repo.Head(sctx, h.Name); err != nil {
+		return noVolume(err, p.repo, opPull, h.Name)
+	}
+	if !lists(h, pt.Manifest) {
+		return p.gone(pt)
+	}
+	d := dest{name: p.local, golden: h.Golden, exists: here.exists, update: here.exists}
+	info, err := p.point(sctx, h, pt, d, 0)
+	if err != nil {
+		if errors.Is(context.Cause(sctx), errEnded) && ctx.Err() == nil {
+			return errs.New(errs.Conflict, opPull, p.Ref.String(), "a prune has ended this pull, as it gave no sign of life").WithHint("pull it again")
+		}
+		if errs.Is(err, errs.NotFound) {
+			return p.missing(ctx, pt, err)
+		}
+		return err
+	}
+	p.out.Info = info
+	return p.remember(ctx, h, pt)
+}
+
+func (p *puller) gone(pt repo.Point) error {
+	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was removed from the remote just now").WithHint("pull another point; see `pando remote ls`")
+}
+
+// missing words that something of a point is not there: somebody has removed it, or
+// the remote is damaged.
+func (p *puller) missing(ctx context.Context, pt repo.Point, err error) error {
+	h, _, herr := p.repo.Head(ctx, p.Ref.Name)
+	if herr == nil && !lists(h, pt.Manifest) {
+		return p.gone(pt)
+	}
+	return errs.New(errs.Damaged, opPull, p.Ref.Name+"@"+pt.Name, "something of it is missing in the remote: %w", err).
+		WithHint("see `pando verify`; an older point may be whole")
+}
+
+// remember notes what the volume is in the remote, and describes what was pulled.
+func (p *puller) remember(ctx context.Context, h repo.Head, pt repo.Point) error {
+	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
+	if err != nil {
+		return err
+	}
+	p.out.Snapshot = point.Ref
+	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
+		Repo: p.repo.ID().String(), Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, Manifest: pt.Manifest.String(),
+	})
+}
+
+// takeOver makes this pool the writer of the volume, unless it is that already.
+func (p *puller) takeOver(ctx context.Context, here local) (repo.Head, error) {
+	me := writer(p.e)
+	h, err := changeHead(ctx, p.repo, opPull, p.Ref.Name, func(h *repo.Head) (bool, error) {
+		p.out.TookOver = false
+		if _, err := pointOf(*h, opPull, p.Ref); err != nil {
+			return false, err
+		}
+		if h.Writer.Pool == me.Pool {
+			return false, nil
+		}
+		// Which volume of this pool it is, is known when that is here.
+		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, me, ""
+		p.out.TookOver = true
+		return true, nil
+	})
+	return h, err
+}
+
+// claimLineage says in the head which volume of this pool writes it, after a
+// take-over.
+func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
+	here, err := p.lookHere(ctx, p.local)
+	if err != nil || !p.TakeOver {
+		return err
+	}
+	lineage := string(here.lineage())
+	_, err = changeHead(ctx, p.repo, opPull, h.Name, func(now *repo.Head) (bool, error) {
+		if now.Epoch != h.Epoch || now.Writer.Pool != h.Writer.Pool {
+			return false, errs.New(errs.Conflict, opPull, h.Name, "%s has taken the volume over in turn", now.Writer.Host).
+				WithHint("decide which host is to write it; see `pando remote ls`")
+		}
+		if now.Lineage == lineage {
+			return false, nil
+		}
+		now.Lineage = lineage
+		return true, nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
+		Repo: p.repo.ID().String(), Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, Manifest: h.Points[len(h.Points)-1].Manifest.String(),
+	})
+}
+
+func generationOf(pt repo.Point) int {
+	n, _ := strconv.Atoi(pt.Name)
+	return n
+}

@@ -1,0 +1,369 @@
+package replicate
+
+import (
+	"context"
+	"fmt"
+
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/ref"
+	"pando/internal/repo"
+)
+
+// maxDepth is how long a chain of origins, or of streams, may be.
+const maxDepth = 10000
+
+// dest is where a point goes.
+type dest struct {
+	name   string
+	golden bool
+	exists bool // there is something of that name
+	update bool // which becomes the point; of a volume: otherwise the snapshot is added to it
+}
+
+// point makes a point of a head what it is to be here, and before that all that it
+// needs.
+func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
+	if depth > maxDepth {
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d others", maxDepth)
+	}
+	m, err := p.repo.Manifest(ctx, pt.Manifest)
+	if err != nil {
+		return engine.Info{}, err
+	}
+	if m.ID != pt.Manifest || m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS {
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest is of something else").WithHint("see `pando verify`")
+	}
+	q := engine.ReceiveRequest{
+		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,
+		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef, Tracker: p.Tracker,
+		Links: []engine.Link{{Repo: p.repo.ID().String(), Manifest: m.ID.String()}},
+	}
+	if m.Content == repo.Stream {
+		if q.Base, err = p.parent(ctx, h, m, &d, depth); err != nil {
+			return engine.Info{}, err
+		}
+	}
+	var base *repo.Manifest
+	if m.Content == repo.Block {
+		if base, q.Base, err = p.base(ctx, h, pt, &m, depth); err != nil {
+			return engine.Info{}, err
+		}
+	}
+	if d.golden {
+		q.Golden, q.Generation, q.Update = true, generationOf(pt), d.exists
+	} else {
+		q.Snapshot, q.Update, q.SnapshotOnly = pt.Name, d.exists && d.update, d.exists && !d.update
+	}
+	if err := p.origin(ctx, &q, pt); err != nil {
+		return engine.Info{}, err
+	}
+	if depth == 0 && q.Base != "" {
+		if b, err := p.e.PointByID(ctx, q.Base); err == nil {
+			p.out.Base = b.Ref
+		}
+	}
+	var info engine.Info
+	if m.Content == repo.Stream {
+		total := int64(0)
+		for _, f := range m.Stream {
+			total += int64(f.Plain)
+		}
+		p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
+		s := openStream(ctx, p.repo, m.Stream, &p.read, &p.written, p.Tracker)
+		defer s.Close()
+		q.Stream = s
+		info, err = p.e.Receive(ctx, q)
+	} else {
+		x := &restore{repo: p.repo, base: base, now: &m, tracker: p.Tracker}
+		q.NeedBytes = p.estimate(base, &m)
+		total := int64(0)
+		if base == nil {
+			total = m.Logical
+		}
+		q.Image = func(ctx context.Context, t engine.Target) error {
+			p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
+			x.to = t
+			return x.run(ctx)
+		}
+		info, err = p.e.Receive(ctx, q)
+		p.read.Add(x.read.Load())
+		p.written.Add(x.written.Load())
+	}
+	if err != nil {
+		return engine.Info{}, err
+	}
+	return info, p.known(ctx)
+}
+
+// estimate is how much of the pool a point will take, about.
+func (p *puller) estimate(base, m *repo.Manifest) int64 {
+	if base == nil {
+		return m.Logical
+	}
+	return max(0, stored(m)-shared(base, m))
+}
+
+// origin fills in what a volume was cloned from, in the words of this pool.
+func (p *puller) origin(ctx context.Context, q *engine.ReceiveRequest, pt repo.Point) error {
+	id, ok := p.links[pt.OriginID]
+	if !ok {
+		return nil
+	}
+	o, err := p.e.PointByID(ctx, id)
+	if errs.Is(err, errs.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	q.OriginRef, q.OriginID = o.Ref, o.ID
+	if o.Golden && !q.Golden {
+		q.BaseGolden, q.BaseGeneration = o.Volume, generationOf(repo.Point{Name: o.Name})
+	}
+	return nil
+}
+
+// base chooses what a point of a block volume begins as: of those that are here, or
+// can be brought here, what has most in common with it. No base is no error.
+func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.Manifest, depth int) (*repo.Manifest, driver.ObjectID, error) {
+	if id := p.links[m.ID]; p.usable(ctx, id, m, m) {
+		return m, id, nil // the same, under another name
+	}
+	var best *repo.Manifest
+	var object driver.ObjectID
+	most := int64(0)
+	try := func(id repo.ID) {
+		o, ok := p.links[id]
+		if !ok {
+			return
+		}
+		// What is linked is only a help: if its map cannot be read, it is none.
+		b, err := p.repo.Manifest(ctx, id)
+		if err != nil || !p.usable(ctx, o, &b, m) {
+			return
+		}
+		if n := shared(&b, m); n > most {
+			best, object, most = &b, o, n
+		}
+	}
+	earlier, later := repo.ID{}, repo.ID{}
+	for _, x := range h.Points {
+		_, here := p.links[x.Manifest]
+		switch {
+		case here && x.Seq < pt.Seq:
+			earlier = x.Manifest
+		case here && x.Seq > pt.Seq && later.IsZero():
+			later = x.Manifest
+		}
+	}
+	try(earlier)
+	try(later)
+	if pt.OriginID.IsZero() || ctx.Err() != nil {
+		return best, object, ctx.Err()
+	}
+	try(pt.OriginID)
+	if _, here := p.links[pt.OriginID]; here || p.NoOrigin {
+		return best, object, nil
+	}
+	oh, opt, err := p.findOrigin(ctx, pt)
+	if err != nil || opt.Manifest.IsZero() {
+		return best, object, err
+	}
+	if err := p.recognise(ctx, oh); err != nil {
+		return nil, "", err
+	}
+	if _, here := p.links[pt.OriginID]; here {
+		try(pt.OriginID)
+		return best, object, nil
+	}
+	// It is worth bringing here if it has more in common than anything that is, and
+	// not next to nothing.
+	o, err := p.repo.Manifest(ctx, opt.Manifest)
+	if err != nil {
+		if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Damaged) {
+			p.note("%s, from which it was cloned, cannot be read: what they have in common is not shared here", pt.OriginRef)
+			return best, object, nil
+		}
+		return nil, "", err
+	}
+	if n := shared(&o, m); o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < stored(m)/16 {
+		return best, object, nil
+	}
+	if err := p.bring(ctx, oh, opt, depth+1); err != nil {
+		return nil, "", err
+	}
+	try(pt.OriginID)
+	return best, object, nil
+}
+
+// usable reports whether an object that is linked to manifest b can be cloned to
+// begin a volume like m.
+func (p *puller) usable(ctx context.Context, id driver.ObjectID, b, m *repo.Manifest) bool {
+	if id == "" || b.Content != repo.Block || b.SizeBytes > m.SizeBytes {
+		return false
+	}
+	o, err := p.e.PointByID(ctx, id)
+	return err == nil && o.FS.IsImage() && o.SizeBytes == b.SizeBytes && (m.Sector == 0 || o.Sector == m.Sector)
+}
+
+// stored is how many bytes of the remote a manifest refers to, about.
+func stored(m *repo.Manifest) (n int64) {
+	for _, u := range m.Uses {
+		n += u.Bytes
+	}
+	return n
+}
+
+// shared is how many of these two manifests have in common, at most.
+func shared(a, b *repo.Manifest) (n int64) {
+	uses := useMap(a.Uses)
+	for _, u := range b.Uses {
+		n += min(u.Bytes, uses[u.Segment])
+	}
+	return n
+}
+
+// findOrigin finds what a point was cloned from in the remote, and pins it. Without
+// it, the point is zero, and there is a note.
+func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo.Point, error) {
+	if p.lease != nil {
+		if err := p.lease.pin(ctx, pt.OriginID); err != nil {
+			return repo.Head{}, repo.Point{}, err
+		}
+	}
+	oh, _, err := p.repo.Head(ctx, pt.OriginVol)
+	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
+		return oh, repo.Point{}, err
+	}
+	if err == nil && !oh.Gone {
+		for _, x := range oh.Points {
+			if x.Manifest == pt.OriginID {
+				return oh, x, nil
+			}
+		}
+	}
+	p.note("%s, from which it was cloned, is not in the remote any more: what they have in common is not shared here", pt.OriginRef)
+	return oh, repo.Point{}, nil
+}
+
+// bring restores a point that others were cloned from.
+func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth int) error {
+	d, err := p.place(ctx, h, pt)
+	if err != nil {
+		return err
+	}
+	if _, err := p.point(ctx, h, pt, d, depth); err != nil {
+		return err
+	}
+	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
+	if err != nil {
+		return err
+	}
+	p.out.Origins = append(p.out.Origins, point.Ref)
+	if p.heads[h.Name].Lineage == point.Lineage || d.exists && !h.Golden {
+		return nil
+	}
+	err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
+		Repo: p.repo.ID().String(), Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, Manifest: pt.Manifest.String(),
+	})
+	if err != nil {
+		return err
+	}
+	return p.known(ctx)
+}
+
+// place finds a name for what is restored because others need it: its own if that is
+// free, or what has it came from this remote; otherwise one with the remote's name.
+func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, error) {
+	for i := 0; ; i++ {
+		name := h.Name
+		switch {
+		case i == 1:
+			name = h.Name + "." + p.remote
+		case i > 1:
+			name = fmt.Sprintf("%s.%s-%d", h.Name, p.remote, i)
+		}
+		if err := ref.CheckName(opPull, name); err != nil || i > 1000 {
+			return dest{}, errs.New(errs.Exists, opPull, h.Name, "no name is free for what the volume was cloned from").
+				WithHint("free the name %s, or use --no-origin", h.Name)
+		}
+		if name == p.local {
+			continue // that is for what was asked for
+		}
+		l, err := p.lookHere(ctx, name)
+		switch {
+		case err != nil:
+			return dest{}, err
+		case !l.exists:
+			return dest{name: name, golden: h.Golden}, nil
+		case l.named(pt.Name) || len(l.points) == 0 || l.points[0].Golden != h.Golden:
+			continue
+		case p.fromHere(l, h):
+			return dest{name: name, golden: h.Golden, exists: true}, nil
+		}
+	}
+}
+
+// fromHere reports whether a point that is here is linked to one of a head: so they
+// are of one history.
+func (p *puller) fromHere(l local, h repo.Head) bool {
+	if p.heads[h.Name].Lineage == l.lineage() {
+		return true
+	}
+	for _, x := range h.Points {
+		if l.has(p.links[x.Manifest]) {
+			return true
+		}
+	}
+	return false
+}
+
+// parent returns what a stream is the difference from, which is restored first if it
+// is not here. The destination exists from then on, if that is of the same volume.
+func (p *puller) parent(ctx context.Context, h repo.Head, m repo.Manifest, d *dest, depth int) (driver.ObjectID, error) {
+	if m.Parent.IsZero() {
+		return "", nil
+	}
+	if id, ok := p.links[m.Parent]; ok {
+		if _, err := p.e.PointByID(ctx, id); err == nil {
+			return id, nil
+		}
+	}
+	// As long as the stream is there, so is its parent, whether or not a head names it.
+	pm, err := p.repo.Manifest(ctx, m.Parent)
+	if err != nil {
+		return "", err
+	}
+	pt := repo.Point{
+		Name: pm.Point, Manifest: pm.ID, Content: pm.Content, FS: pm.FS, SizeBytes: pm.SizeBytes, CreatedAt: pm.CreatedAt,
+		Consistency: pm.Consistency, Parent: pm.Parent,
+	}
+	if pm.Origin != nil {
+		pt.OriginRef, pt.OriginVol, pt.OriginID = pm.Origin.Ref, pm.Origin.Volume, pm.Origin.Manifest
+	}
+	if pm.Volume != h.Name {
+		oh, _, err := p.repo.Head(ctx, pm.Volume)
+		if errs.Is(err, errs.NotFound) {
+			oh, err = repo.Head{Name: pm.Volume}, nil
+		}
+		if err == nil {
+			err = p.bring(ctx, oh, pt, depth+1)
+		}
+		return p.links[m.Parent], err
+	}
+	// The same volume: it is made of its oldest state, and goes on from there; or
+	// it is here, and the states on the way become snapshots of it.
+	pd := *d
+	if d.exists && !d.golden {
+		pd.update = false
+	}
+	if _, err := p.point(ctx, h, pt, pd, depth+1); err != nil {
+		return "", err
+	}
+	if !d.exists {
+		d.exists, d.update = true, true
+	}
+	return p.links[m.Parent], nil
+}

@@ -1,0 +1,84 @@
+package replicate
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"pando/internal/errs"
+	"pando/internal/objstore/storetest"
+)
+
+// TestPushFaults: whichever operation of the store fails, before its effect or after,
+// for a moment or for good, the push or the next one succeeds, what is then there is
+// the volume, and nothing is left over.
+func TestPushFaults(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 3*mib) })
+	rp := w.open()
+	kinds := []struct {
+		name  string
+		fault storetest.Fault
+		fails bool // the push
+	}{
+		{"lost once", storetest.Fault{When: storetest.After}, false},
+		{"failed once", storetest.Fault{When: storetest.Before}, false},
+		{"refused", storetest.Fault{When: storetest.Before, Err: storetest.Permanent(errs.Permission)}, true},
+		{"done and refused", storetest.Fault{When: storetest.After, Err: storetest.Permanent(errs.IO)}, true},
+		{"vanished", storetest.Fault{When: storetest.Before, Times: -1}, true},
+		{"vanished after it", storetest.Fault{When: storetest.After, Times: -1}, true},
+	}
+	n := 0
+	for _, k := range kinds {
+		// The first push, of golden and clone, and an increment.
+		for _, first := range []bool{true, false} {
+			for at := 0; ; at++ {
+				n++
+				name, golden := "v", ""
+				if first {
+					name, golden = fmt.Sprintf("v%d", n), fmt.Sprintf("g%d", n)
+					w.importImage(golden, 64*mib, func(f *os.File) { noise(t, f, uint64(n), 0, mib) })
+					w.clone(golden, name)
+				} else if at == 0 && k.name == kinds[0].name {
+					w.clone("g", name)
+				}
+				w.edit(name, func(f *os.File) { noise(t, f, uint64(1000+n), 32*mib, 256<<10) })
+				f := k.fault
+				f.At = at
+				w.store.Add(f)
+				w.load()
+				_, err := w.tryPush(name)
+				fired := w.store.Fired() > 0
+				w.store.Heal()
+				switch {
+				case !fired && err != nil:
+					t.Fatalf("%s: nothing failed, and the push did: %v", k.name, err)
+				case err != nil && !k.fails:
+					t.Fatalf("%s, operation %d: %v", k.name, at, err)
+				case err != nil && errs.KindOf(err) == errs.Internal:
+					t.Fatalf("%s, operation %d: not a good error: %v", k.name, at, err)
+				}
+				if err != nil {
+					w.push(name)
+				}
+				w.checkPoint(rp, name, w.image(name))
+				if golden != "" {
+					w.checkPoint(rp, golden, w.image(golden))
+				}
+				if s := w.pushSnapshots(name); len(s) != 1 {
+					t.Fatalf("%s, operation %d: snapshots of pushes: %v", k.name, at, s)
+				}
+				if left, _ := os.ReadDir(filepath.Join(w.r.dir, journalDir)); len(left) > 0 {
+					t.Fatalf("%s, operation %d: a journal is left: %v", k.name, at, left)
+				}
+				if !fired {
+					break
+				}
+			}
+		}
+	}
+	t.Logf("%d pushes", n)
+	w.clearLost(rp)
+	w.noSessions(rp)
+}

@@ -1,0 +1,363 @@
+package replicate
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/objstore"
+	"pando/internal/ref"
+	"pando/internal/repo"
+)
+
+// readHead reads a head; one that is not there is a zero one.
+func (p *pusher) readHead(ctx context.Context, name string) (headState, error) {
+	h, v, err := p.repo.Head(ctx, name)
+	if errs.Is(err, errs.NotFound) {
+		return headState{Head: repo.Head{Name: name, NextSeq: 1}}, nil
+	}
+	return headState{h, v}, err
+}
+
+// unclaimed reports whether a head is there, but nobody's: removed, or only made to
+// tell sessions that they are too late.
+func (h headState) unclaimed() bool { return h.Gone || h.Writer.Pool == "" }
+
+// mayWrite is nil if this pool may write the head. Conflict.
+func (p *pusher) mayWrite(h headState) error {
+	if h.version == "" || h.unclaimed() || h.Writer.Pool == p.w.Pool {
+		return nil
+	}
+	return errs.New(errs.Conflict, opPush, h.Name, "pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
+		WithHint("push it under another name with `--as NAME`, or, if the other host shall not write it any more, take it over with `pando pull %s %s --take-over`", p.r.Name, h.Name)
+}
+
+// fits is nil if a point can go into a head. Conflict, Exists.
+func (p *pusher) fits(h headState, pt engine.Point) error {
+	if err := p.mayWrite(h); err != nil {
+		return err
+	}
+	if h.version == "" || h.unclaimed() {
+		return nil
+	}
+	is := map[bool]string{true: "golden", false: "volume"}
+	if h.Golden != pt.Golden {
+		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden], is[pt.Golden]).
+			WithHint("push it under another name with `--as NAME`")
+	}
+	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
+		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
+			WithHint("push this one under another name with `--as NAME`, or remove the other with `pando remote delete %s %s`", p.r.Name, h.Name)
+	}
+	for _, x := range h.Points {
+		if x.Name == pt.Name && x.Source != string(pt.ID) {
+			return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
+				WithHint("push it under another name with `--as NAME`")
+		}
+	}
+	return nil
+}
+
+// links are the links into this repository: objects here, by manifest there, and the
+// other way round.
+type links struct {
+	object   map[repo.ID]driver.ObjectID
+	manifest map[driver.ObjectID][]repo.ID
+}
+
+func (p *pusher) links(ctx context.Context) (links, error) {
+	all, err := p.e.Links(ctx, p.repoID)
+	out := links{map[repo.ID]driver.ObjectID{}, map[driver.ObjectID][]repo.ID{}}
+	for _, l := range all {
+		if id, err := repo.ParseID(l.Manifest); err == nil {
+			out.object[id] = l.Object
+			out.manifest[l.Object] = append(out.manifest[l.Object], id)
+		}
+	}
+	return out, err
+}
+
+// alreadyThere finds a point in a head: by where it came from, or by a link.
+func alreadyThere(h headState, pt engine.Point, l links) (repo.Point, bool) {
+	for _, x := range slices.Backward(h.Points) {
+		if x.Source == string(pt.ID) || slices.Contains(l.manifest[pt.ID], x.Manifest) {
+			return x, true
+		}
+	}
+	return repo.Point{}, false
+}
+
+// base is what a push builds upon.
+type base struct {
+	point  repo.Point
+	head   string          // that lists it
+	object driver.ObjectID // what it is here; "": nothing
+	newest bool            // it is the newest point of the head that is pushed to
+}
+
+func (b base) ref() string {
+	if b.head == "" {
+		return ""
+	}
+	return b.head + "@" + b.point.Name
+}
+
+// known finds the newest point of a head that is here, too.
+func (p *pusher) known(ctx context.Context, h headState, l links, content repo.Content) (base, bool) {
+	for i, x := range slices.Backward(h.Points) {
+		if x.Content != content {
+			continue
+		}
+		id, ok := l.object[x.Manifest]
+		if !ok && h.Writer.Pool == p.w.Pool {
+			id = driver.ObjectID(x.Source) // from here; the link may be lost
+		}
+		if id == "" {
+			continue
+		}
+		if _, err := p.e.PointByID(ctx, id); err == nil {
+			return base{point: x, head: h.Name, object: id, newest: i == len(h.Points)-1}, true
+		}
+	}
+	return base{}, false
+}
+
+// find finds one object, which is here, in a head.
+func (p *pusher) find(ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content) (base, bool) {
+	if _, err := p.e.PointByID(ctx, id); err != nil {
+		return base{}, false
+	}
+	for _, x := range slices.Backward(h.Points) {
+		if x.Content == content && (x.Source == string(id) || slices.Contains(l.manifest[id], x.Manifest)) {
+			return base{point: x, head: h.Name, object: id}, true
+		}
+	}
+	return base{}, false
+}
+
+// chooseBase finds what to build upon: the newest point of the same head; else what
+// the volume was cloned from, whose golden is pushed first if it is not there. With
+// object "" in the result it can only be compared with. origin is set if the volume
+// descends from something that is there.
+func (p *pusher) chooseBase(ctx context.Context, jb *job, h headState, l links, content repo.Content) (b base, origin *repo.Origin, err error) {
+	pt := jb.pt
+	if b, ok := p.known(ctx, h, l, content); ok {
+		return b, originOf(b.point), nil
+	}
+	if !pt.Golden {
+		from, err := p.clonedFrom(ctx, jb, h, l, content)
+		if err != nil {
+			return base{}, nil, err
+		}
+		if from.head != "" {
+			return from, &repo.Origin{Ref: from.ref(), Volume: from.head, Manifest: from.point.Manifest}, nil
+		}
+	}
+	for _, x := range slices.Backward(h.Points) {
+		if x.Content == content && content == repo.Block {
+			return base{point: x, head: h.Name}, originOf(x), nil
+		}
+	}
+	return base{}, nil, nil
+}
+
+func originOf(x repo.Point) *repo.Origin {
+	if x.OriginID.IsZero() {
+		return nil
+	}
+	return &repo.Origin{Ref: x.OriginRef, Volume: x.OriginVol, Manifest: x.OriginID}
+}
+
+// clonedFrom finds what a volume was cloned from, there: head "" if it is not.
+func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, content repo.Content) (base, error) {
+	pt := jb.pt
+	tried := map[string]headState{h.Name: h}
+	head := func(name string) (headState, error) {
+		if h, ok := tried[name]; ok {
+			return h, nil
+		}
+		h, err := p.readHead(ctx, name)
+		tried[name] = h
+		return h, err
+	}
+	if pt.Volume != h.Name { // a fork: what was pushed under the old name
+		was, err := head(pt.Volume)
+		if err != nil {
+			return base{}, err
+		}
+		if b, ok := p.known(ctx, was, l, content); ok {
+			return b, nil
+		}
+	}
+	if name, _, _ := strings.Cut(pt.OriginRef, "@"); name != "" {
+		from, err := head(name)
+		if err != nil {
+			return base{}, err
+		}
+		if b, ok := p.find(ctx, from, l, pt.OriginID, content); ok {
+			return b, p.tidyOrigin(ctx, b, from)
+		}
+	}
+	if pt.BaseID == "" {
+		return base{}, nil
+	}
+	r, err := ref.Parse(opPush, pt.BaseRef)
+	if err != nil {
+		return base{}, err
+	}
+	golden, err := head(r.Name)
+	if err != nil {
+		return base{}, err
+	}
+	if b, ok := p.find(ctx, golden, l, pt.BaseID, content); ok || p.q.NoOrigin || r.Name == jb.head {
+		if ok {
+			err = p.tidyOrigin(ctx, b, golden)
+		}
+		return b, err
+	}
+	gp, err := p.e.PointByID(ctx, pt.BaseID)
+	if errs.Is(err, errs.NotFound) {
+		return base{}, nil
+	}
+	if err != nil {
+		return base{}, err
+	}
+	if err := p.fits(golden, gp); err != nil {
+		jb.note = "its golden " + pt.BaseRef + " was not pushed, so that the volume was pushed whole: " + err.Error()
+		return base{}, nil
+	}
+	if golden, err = p.pushOrigin(ctx, gp, golden); err != nil {
+		return base{}, err
+	}
+	b, _ := p.find(ctx, golden, l, pt.BaseID, content)
+	return b, nil
+}
+
+// pushOrigin pushes a generation, and returns its head. If another process is doing
+// that, it waits.
+func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (headState, error) {
+	j, err := waitJournal(ctx, p.r.dir, pt.Volume)
+	if err != nil {
+		return h, err
+	}
+	defer j.close()
+	if h, err = p.readHead(ctx, pt.Volume); err != nil {
+		return h, err
+	}
+	jb := &job{pt: pt, head: pt.Volume, j: j, begun: time.Now()}
+	if jb.goOn = j.plan != nil && j.plan.Object == string(pt.ID); !jb.goOn {
+		if err := p.forget(ctx, j); err != nil {
+			return h, err
+		}
+	}
+	if p.origins, err = add(p.origins)(p.point(ctx, jb, h)); err != nil {
+		return h, err
+	}
+	return p.readHead(ctx, pt.Volume)
+}
+
+// tidyOrigin finishes the push of a generation that was interrupted after its commit:
+// nobody may ever push it again.
+func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
+	if !h.Golden {
+		return nil
+	}
+	if _, err := os.Lstat(journalPath(p.r.dir, h.Name)); err != nil {
+		return nil
+	}
+	j, err := openJournal(ctx, p.r.dir, h.Name)
+	if errs.Is(err, errs.InUse) {
+		return nil // somebody is at it
+	}
+	if err != nil {
+		return err
+	}
+	defer j.close()
+	if j.plan == nil || j.plan.Object != string(b.object) {
+		return nil
+	}
+	pt, err := p.e.PointByID(ctx, b.object)
+	if err != nil {
+		return err
+	}
+	_, err = p.point(ctx, &job{pt: pt, head: h.Name, j: j, goOn: true, begun: time.Now()}, h)
+	return err
+}
+
+// verify reads heads again once their manifests are pinned, and says whether a base is
+// still listed. It returns the head that is pushed to.
+func (p *pusher) verify(ctx context.Context, name string, b base) (h headState, listed bool, err error) {
+	if h, err = p.readHead(ctx, name); err != nil || b.head == "" {
+		return h, true, err
+	}
+	of := h
+	if b.head != name {
+		if of, err = p.readHead(ctx, b.head); err != nil {
+			return h, false, err
+		}
+	}
+	return h, slices.ContainsFunc(of.Points, func(x repo.Point) bool { return x.Manifest == b.point.Manifest }), nil
+}
+
+// commit adds a manifest to the head, if this session may still do so. h is as it was
+// read after the session had begun. errEnded, and the kinds of fits.
+func (p *pusher) commit(ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point, error) {
+	for first := true; ; first = false {
+		if !first {
+			// Somebody else wrote it: it may have been a prune that has given this session
+			// up. It says so in the head before it takes the session away.
+			var err error
+			if h, err = p.readHead(ctx, h.Name); err != nil {
+				return h, repo.Point{}, err
+			}
+			if err := l.beat(ctx); err != nil {
+				return h, repo.Point{}, err
+			}
+			if err := p.fits(h, pt); err != nil {
+				return h, repo.Point{}, err
+			}
+		}
+		if slices.Contains(h.Fenced, l.id) {
+			return h, repo.Point{}, errEnded
+		}
+		next, at := p.withPoint(h, pt, m)
+		v, err := p.repo.PutHead(ctx, next.Head, h.version)
+		if err == nil {
+			next.version = v
+			return next, at, nil
+		}
+		if !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
+			return h, repo.Point{}, err
+		}
+	}
+}
+
+// withPoint is the head with one more point.
+func (p *pusher) withPoint(h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point) {
+	switch {
+	case h.version == "" || h.Writer.Pool == "" && !h.Gone:
+		h.Epoch = max(h.Epoch, 1)
+	case h.Gone:
+		h.Epoch++
+	}
+	h.Gone, h.Golden, h.Lineage, h.Writer = false, pt.Golden, string(pt.Lineage), p.w
+	h.NextSeq = max(h.NextSeq, 1)
+	at := repo.Point{
+		Seq: h.NextSeq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
+		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
+	}
+	if m.Content == repo.Stream {
+		at.Parent = m.Parent
+	}
+	if o := m.Origin; o != nil {
+		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
+	}
+	h.NextSeq++
+	h.Points = append(slices.Clone(h.Points), at)
+	return h, at
+}

@@ -1,0 +1,356 @@
+package replicate
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/driver/plain"
+	"pando/internal/driver/reflink"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/objstore/storetest"
+	"pando/internal/ref"
+	"pando/internal/repo"
+	"pando/internal/testfs"
+)
+
+// wantKind wants an error of a kind, with a hint that says something.
+func wantKind(t *testing.T, err error, kind errs.Kind, hint string) {
+	t.Helper()
+	if errs.KindOf(err) != kind || !strings.Contains(errs.HintOf(err), hint) {
+		t.Errorf("%v (%s, hint %q), wanted %s with a hint of %q", err, errs.KindOf(err), errs.HintOf(err), kind, hint)
+	}
+}
+
+// another is a second pool that knows the same remote.
+func (w *world) another(t *testing.T) *world {
+	t.Helper()
+	key, err := os.ReadFile(w.r.IdentityFile())
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := newEngine(t, testfs.XFS(t, 2<<30), reflink.Name)
+	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: w.r.URL, Identity: string(key)}); err != nil {
+		t.Fatal(err)
+	}
+	o := &world{t: t, e: e, dir: e.Dir()}
+	o.load()
+	return o
+}
+
+// TestPushTwoPools: of two pools that push the same name at once exactly one wins; the
+// other is told who has it, and keeps all it has but what the push made.
+func TestPushTwoPools(t *testing.T) {
+	a := newWorld(t)
+	b := a.another(t)
+	rp := a.open()
+	for _, w := range []*world{a, b} {
+		w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	}
+	for i := range 8 {
+		name := fmt.Sprintf("v%d", i)
+		var done sync.WaitGroup
+		worlds, failed := []*world{a, b}, make([]error, 2)
+		var here atomic.Int32 // how many are about to write the head
+		for k, w := range worlds {
+			w.clone("g", name)
+			w.edit(name, func(f *os.File) { noise(t, f, uint64(10+k), 10*mib, mib) })
+			w.store.Heal()
+			w.store.Add(storetest.Fault{Match: func(c storetest.Call) bool {
+				return c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/")
+			}, Do: func(storetest.Call) {
+				for here.Add(1); here.Load() < 2; {
+					time.Sleep(time.Millisecond)
+				}
+			}})
+			done.Go(func() {
+				_, failed[k] = Push(t.Context(), w.e, w.r, PushRequest{Refs: []ref.Ref{{Name: name}}, NoOrigin: true})
+			})
+		}
+		done.Wait()
+		a.store.Heal()
+		b.store.Heal()
+		won := -1
+		for k, err := range failed {
+			if err == nil {
+				if won >= 0 {
+					t.Fatalf("%s: both pushes succeeded", name)
+				}
+				won = k
+			} else {
+				wantKind(t, err, errs.Conflict, "--as NAME")
+				if s := worlds[k].pushSnapshots(name); len(s) != 0 {
+					t.Errorf("%s: the loser keeps %v", name, s)
+				}
+			}
+		}
+		if won < 0 {
+			t.Fatalf("%s: no push succeeded: %v", name, failed)
+		}
+		h := worlds[won].checkPoint(rp, name, worlds[won].image(name))
+		if h.Epoch != 1 || h.Writer.Pool != worlds[won].e.PoolID() || len(h.Points) != 1 {
+			t.Errorf("%s: head %+v", name, h)
+		}
+		// The loser pushes it as a fork, of which nothing is lost.
+		l := worlds[1-won]
+		out, err := Push(t.Context(), l.e, l.r, PushRequest{Refs: []ref.Ref{{Name: name}}, As: name + "-fork", NoOrigin: true})
+		if err != nil || out[0].Volume != name+"-fork" {
+			t.Fatalf("%+v, %v", out, err)
+		}
+		l.checkPoint(rp, name+"-fork", l.image(name))
+	}
+	a.noSessions(rp)
+}
+
+// TestPushFenced: a session that a prune has ended commits nothing, whenever that
+// happens, and the next push succeeds.
+func TestPushFenced(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	w.clone("g", "v")
+	rp := w.open()
+	ctx := context.Background()
+	// As a prune does it: first the heads, then the session.
+	fence := func() {
+		all, err := rp.Sessions(ctx)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		for _, s := range all {
+			for _, name := range s.Heads {
+				h, v, err := rp.Head(ctx, name)
+				if errs.Is(err, errs.NotFound) {
+					h, err = repo.Head{Name: name, NextSeq: 1}, nil
+				}
+				if err == nil {
+					h.Fenced = append(h.Fenced, s.ID)
+					_, err = rp.PutHead(ctx, h, v)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			}
+			if err := rp.DropSession(ctx, s); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	fences, refused := 0, 0
+	for at := 0; ; at++ {
+		w.edit("v", func(f *os.File) { noise(t, f, uint64(at), 32*mib, 64<<10) })
+		points := func() int {
+			h, _, err := rp.Head(ctx, "v")
+			if errs.Is(err, errs.NotFound) {
+				return 0
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(h.Points)
+		}
+		before, had := points(), 0
+		w.store.Add(storetest.Fault{At: at, When: storetest.Before, Do: func(storetest.Call) { had = points(); fence() }})
+		w.load()
+		_, err := w.tryPush("v")
+		fired := w.store.Fired() > 0
+		w.store.Heal()
+		if !fired {
+			if err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+		fences++
+		if err != nil {
+			refused++
+			wantKind(t, err, errs.Conflict, "again")
+			if n := points(); n != before {
+				t.Fatalf("operation %d: refused, and there are %d points, not %d", at, n, before)
+			}
+		} else if n := points(); n == before {
+			t.Fatalf("operation %d: the push succeeded and made no point (it had %d)", at, had)
+		}
+		w.push("v")
+		w.checkPoint(rp, "v", w.image("v"))
+		if s := w.pushSnapshots("v"); len(s) != 1 {
+			t.Fatalf("operation %d: snapshots %v", at, s)
+		}
+	}
+	t.Logf("fenced %d times, refused %d times", fences, refused)
+	if refused == 0 {
+		t.Error("no push was refused: nothing was tested")
+	}
+	w.noSessions(rp)
+}
+
+// TestPushWithoutLinks: what the pool has forgotten costs reading, and no more.
+func TestPushWithoutLinks(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 256*mib, func(f *os.File) { noise(t, f, 1, 0, 40*mib); text(t, f, 1, 200*mib, 10*mib) })
+	w.push("g")
+	w.clone("g", "v")
+	w.edit("v", func(f *os.File) { noise(t, f, 2, 20*mib, mib) })
+	w.push("v")
+	rp := w.open()
+	if err := w.e.DropLinks(t.Context(), rp.ID().String()); err != nil {
+		t.Fatal(err)
+	}
+	w.edit("v", func(f *os.File) { noise(t, f, 3, 30*mib, mib); punch(t, f, 5*mib, mib) })
+	// Its own points are found by where they came from.
+	out := w.push("v")
+	if out[0].Full || out[0].ReadBytes > mib || out[0].UploadedBytes > 2*mib {
+		t.Errorf("without links: %+v", out[0])
+	}
+	w.checkPoint(rp, "v", w.image("v"))
+	// With nothing here but the volume, it is compared with what is there.
+	if err := w.e.DropLinks(t.Context(), rp.ID().String()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.e.RemoveGolden(t.Context(), ref.Ref{Name: "g"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range w.pushSnapshots("v") {
+		if r, err := w.e.Destroy(t.Context(), []string{"v@" + s}, nil); err != nil || len(r.Failed) > 0 {
+			t.Fatal(err, r)
+		}
+	}
+	w.edit("v", func(f *os.File) {
+		noise(t, f, 4, 100*mib, mib)
+		punch(t, f, 201*mib, 2*mib)
+		noise(t, f, 4, 8*mib+4096, 4096)
+	})
+	out = w.push("v")
+	w.checkPoint(rp, "v", w.image("v"))
+	if !out[0].Full || out[0].UploadedBytes > 3*mib {
+		t.Errorf("without a base here: %+v", out[0])
+	}
+	w.noSessions(rp)
+}
+
+// TestPushGenerations: the next generation of a golden, whose image shares nothing with
+// the one before, costs what differs; so does a driver that cannot compare.
+func TestPushGenerations(t *testing.T) {
+	for _, d := range []string{reflink.Name, plain.Name} {
+		t.Run(d, func(t *testing.T) {
+			w := worldOn(t, testfs.XFS(t, 2<<30), d, "file:"+filepath.Join(t.TempDir(), "remote"))
+			if d == plain.Name {
+				if !w.e.Caps().Supports(driver.None) {
+					t.Skip("SKIPPED: the plain driver has no images")
+				}
+			}
+			base := func(f *os.File) { noise(t, f, 1, 0, 40*mib); text(t, f, 1, 200*mib, 10*mib) }
+			w.importImage("g", 256*mib, base)
+			w.push("g")
+			w.importImage("g", 256*mib, func(f *os.File) { base(f); noise(t, f, 2, 10*mib, mib); punch(t, f, 30*mib, 2*mib) })
+			out := w.push("g")
+			rp := w.open()
+			h := w.checkPoint(rp, "g", w.image("g"))
+			if len(h.Points) != 2 || h.Points[1].Name != "2" || out[0].UploadedBytes > 3*mib {
+				t.Errorf("a second generation: %+v, %+v", out[0], h.Points)
+			}
+			out = w.push("g")
+			if !out[0].Unchanged || out[0].Segments > 0 {
+				t.Errorf("a generation that is there: %+v", out[0])
+			}
+			w.noSessions(rp)
+		})
+	}
+}
+
+// TestPushRefused: what cannot be pushed, and that it leaves nothing.
+func TestPushRefused(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	w.clone("g", "v")
+	w.push("v")
+	rp := w.open()
+	push := func(q PushRequest) error {
+		_, err := Push(t.Context(), w.e, w.r, q)
+		return err
+	}
+	wantKind(t, push(PushRequest{}), errs.Invalid, "--all")
+	wantKind(t, push(PushRequest{All: true, Refs: []ref.Ref{{Name: "v"}}}), errs.Invalid, "")
+	wantKind(t, push(PushRequest{All: true, As: "x"}), errs.Invalid, "")
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "a/b"}), errs.Invalid, "names have")
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "none"}}}), errs.NotFound, "pando ls")
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "none"}}}), errs.NotFound, "pando show")
+	// Another volume of the name.
+	if r, err := w.e.Destroy(t.Context(), []string{"v"}, nil); err != nil || len(r.Failed) > 0 {
+		t.Fatal(err, r)
+	}
+	w.clone("g", "v")
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}}), errs.Conflict, "--as NAME")
+	if s := w.pushSnapshots("v"); len(s) != 0 {
+		t.Errorf("a refused push leaves %v", s)
+	}
+	// A volume over a golden.
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "g"}), errs.Conflict, "--as NAME")
+	// Another point of the same name.
+	snap := func() {
+		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: "s"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	snap()
+	if err := push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: "w"}); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := w.e.Destroy(t.Context(), []string{"v@s"}, nil); err != nil || len(r.Failed) > 0 {
+		t.Fatal(err, r)
+	}
+	snap()
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: "w"}), errs.Exists, "--as NAME")
+	// Taken over by another pool.
+	h, ver, err := rp.Head(t.Context(), "w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Writer, h.Epoch = repo.Writer{Pool: "other", Host: "elsewhere"}, 2
+	if ver, err = rp.PutHead(t.Context(), h, ver); err != nil {
+		t.Fatal(err)
+	}
+	err = push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "w"})
+	wantKind(t, err, errs.Conflict, "--take-over")
+	if !strings.Contains(err.Error(), "elsewhere") {
+		t.Errorf("%v does not say who writes it", err)
+	}
+	// Removed: it begins again, with the next epoch.
+	h.Gone, h.Points = true, nil
+	if _, err = rp.PutHead(t.Context(), h, ver); err != nil {
+		t.Fatal(err)
+	}
+	if err := push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "w"}); err != nil {
+		t.Fatal(err)
+	}
+	if h := w.checkPoint(rp, "w", w.image("v")); h.Epoch != 3 || h.Gone || h.Writer.Pool != w.e.PoolID() {
+		t.Errorf("a head that was removed and pushed again: %+v", h)
+	}
+	// All, of which one fails.
+	if _, err := w.e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "e", Ephemeral: true}); err != nil {
+		t.Fatal(err)
+	}
+	w.clone("g", "x")
+	out, err := Push(t.Context(), w.e, w.r, PushRequest{All: true})
+	wantKind(t, err, errs.Conflict, "--as NAME") // v
+	var names []string
+	for _, p := range out {
+		names = append(names, p.Volume)
+	}
+	if fmt.Sprint(names) != "[g x]" {
+		t.Errorf("all but the one that fails: %v", names)
+	}
+	left, err := os.ReadDir(filepath.Join(w.r.dir, journalDir))
+	if err != nil || len(left) > 0 {
+		t.Errorf("journals are left: %v, %v", left, err)
+	}
+	w.noSessions(rp)
+}

@@ -1,0 +1,681 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/repo"
+)
+
+const opVerify = "verify"
+
+// maxProblems is how many problems are listed; the others are counted.
+const maxProblems = 1000
+
+// VerifyRequest says what to look at.
+type VerifyRequest struct {
+	Names       []string // of volumes; none: all
+	ReadPercent float64  // of the data that volumes need, to read and check; 0: none, 100: all
+	Seed        uint64   // of the choice which; 0: a random one
+	Tracker     *progress.Tracker
+}
+
+// Problem is something that is wrong in a remote.
+type Problem struct {
+	Volume  string `json:"volume,omitempty"` // "" if that is not known, or none is affected
+	Point   string `json:"point,omitempty"`
+	Offset  int64  `json:"offset"`           // first byte of the volume that cannot be read
+	Length  int64  `json:"length"`           // bytes from there; 0: no bytes in particular
+	Object  string `json:"object,omitempty"` // of the remote: "segments/..."
+	Message string `json:"message"`
+
+	manifest repo.ID // which somebody may have removed meanwhile
+}
+
+// String is the problem in one line.
+func (p Problem) String() string {
+	s := p.Volume
+	if p.Point != "" {
+		s += "@" + p.Point
+	}
+	if p.Length > 0 {
+		s += fmt.Sprintf(" bytes %d to %d", p.Offset, p.Offset+p.Length-1)
+	}
+	if p.Object != "" {
+		s += " (" + p.Object + ")"
+	}
+	return s + ": " + p.Message
+}
+
+// Verified is what Verify found.
+type Verified struct {
+	Volumes       int       `json:"volumes"`
+	Points        int       `json:"points"`
+	Segments      int       `json:"segments"`       // that these need
+	SegmentBytes  int64     `json:"segment_bytes"`  // of them, as listed
+	ReadSegments  int       `json:"read_segments"`  // that were read whole and checked
+	ReadBytes     int64     `json:"read_bytes"`     // of them
+	Seed          uint64    `json:"seed"`           // of the choice, if not all were read
+	GarbageCount  int       `json:"garbage_count"`  // objects that nothing needs: the next prune removes them
+	GarbageBytes  int64     `json:"garbage_bytes"`  //
+	WorkingBytes  int64     `json:"working_bytes"`  // written by sessions that have not ended
+	Unknown       []string  `json:"unknown"`        // keys of objects that are no part of a repository
+	Warnings      []Problem `json:"warnings"`       // that cost no data
+	Problems      []Problem `json:"problems"`       // at most 1000
+	TotalProblems int       `json:"total_problems"` //
+}
+
+// Err is nil if there were no problems, and Damaged otherwise.
+func (v *Verified) Err() error {
+	if v.TotalProblems == 0 {
+		return nil
+	}
+	what, first := "", v.Problems[0]
+	if what = first.Volume; first.Point != "" {
+		what += "@" + first.Point
+	}
+	e := errs.New(errs.Damaged, opVerify, what, "%d problems were found; the first: %s", v.TotalProblems, first)
+	if v.TotalProblems == 1 {
+		e = errs.New(errs.Damaged, opVerify, what, "a problem was found: %s", first)
+	}
+	return e.WithHint("points without problems can be pulled; remove damaged ones from the remote and push again")
+}
+
+// Verify checks that everything in a remote that volumes need is there and fits
+// together: every head, manifest and page is read and authenticated, and every
+// segment must be there and long enough. With ReadPercent, segments are read whole:
+// every frame is authenticated and unpacked, and compared with what volumes expect
+// in it.
+//
+// It changes nothing, needs no session, and may run beside pushes and prunes: a
+// problem is one only if the volume still needs what was not right when the rest has
+// been looked at. An object that no volume needs, and one that no repository has
+// written, is counted and is no problem.
+//
+// Problems are no error of Verify: see [Verified.Err]. NotFound (a name), and what the
+// store returns when it does not answer.
+func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer rp.Close()
+	return verify(ctx, rp, q)
+}
+
+func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, error) {
+	if math.IsNaN(q.ReadPercent) || q.ReadPercent < 0 || q.ReadPercent > 100 {
+		return nil, errs.New(errs.Invalid, opVerify, "", "%v is no percentage of the data", q.ReadPercent).WithHint("it is from 0 to 100")
+	}
+	for _, n := range q.Names {
+		if err := ref.CheckName(opVerify, n); err != nil {
+			return nil, err
+		}
+	}
+	v := &verifier{
+		repo: rp, VerifyRequest: q, pages: map[pageKey]*page{}, number: map[repo.Segment]uint32{}, named: map[repo.ID]bool{},
+		out: &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
+	}
+	if v.Seed == 0 {
+		v.Seed = rand.Uint64()
+	}
+	if err := v.run(ctx); err != nil {
+		return nil, errs.Wrap(opVerify, rp.Store().String(), err)
+	}
+	return v.out, nil
+}
+
+// verifier is a verification under way. What it keeps in memory is small beside
+// manifests and pages: for every page, once, the segments that it needs.
+type verifier struct {
+	VerifyRequest
+	repo *repo.Repo
+	out  *Verified
+
+	mu       sync.Mutex
+	segments []repo.Segment          // that are needed
+	number   map[repo.Segment]uint32 // their place in segments
+	pages    map[pageKey]*page
+	streams  []streamed
+	named    map[repo.ID]bool // manifests that heads or streams name
+	problems []Problem
+	over     int // problems that are not in the list
+	listed   map[repo.Segment]int64
+}
+
+// owner is a point that needs something.
+type owner struct {
+	volume, point string
+	manifest      repo.ID
+	size          int64
+}
+
+type pageKey struct {
+	region uint32
+	frame  repo.Frame
+}
+
+// page is a page that one or more points have.
+type page struct {
+	owners []owner
+	needs  []extentOf // by segment
+	once   sync.Once
+	err    error
+}
+
+// extentOf says how long a segment must be, at least.
+type extentOf struct {
+	segment uint32 // place in verifier.segments
+	end     uint32
+}
+
+// streamed is a point that is a stream.
+type streamed struct {
+	owner
+	frames []repo.Frame
+}
+
+func (v *verifier) run(ctx context.Context) error {
+	v.Tracker.Start("reading manifests", 0, 0)
+	heads, err := v.heads(ctx)
+	if err != nil {
+		return err
+	}
+	for _, h := range heads {
+		for _, pt := range h.Points {
+			v.named[pt.Manifest] = true
+		}
+	}
+	if err := v.points(ctx, heads); err != nil {
+		return err
+	}
+	v.Tracker.Start("listing", 0, 0)
+	if err := v.list(ctx, heads); err != nil {
+		return err
+	}
+	if _, _, err := v.repo.Seen(ctx); broken(err) {
+		v.out.Warnings = append(v.out.Warnings, Problem{Object: "prune/seen", Message: fmt.Sprintf("the next prune makes it anew: %v", err)})
+	} else if err != nil {
+		return err
+	}
+	if err := v.present(ctx); err != nil {
+		return err
+	}
+	if v.ReadPercent > 0 {
+		if err := v.readData(ctx); err != nil {
+			return err
+		}
+	}
+	return v.settle(ctx)
+}
+
+// heads reads all heads, and says which cannot be read.
+func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
+	var ids []repo.ID
+	for id, err := range v.repo.HeadIDs(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	var heads []repo.Head
+	err := eachOf(ctx, ids, func(ctx context.Context, id repo.ID) error {
+		h, err := v.repo.HeadByID(ctx, id)
+		if broken(err) {
+			v.problem(Problem{Object: "heads/" + id.String(), Message: err.Error()})
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		heads = append(heads, h.Head)
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(heads, func(a, b repo.Head) int { return cmp.Compare(a.Name, b.Name) })
+	for _, n := range v.Names {
+		if !slices.ContainsFunc(heads, func(h repo.Head) bool { return h.Name == n && !h.Gone }) && len(v.problems) == 0 {
+			return nil, noVolume(errs.New(errs.NotFound, "", "", ""), v.repo, opVerify, n)
+		}
+	}
+	return heads, nil
+}
+
+// broken reports whether err says that an object is not as it was written.
+func broken(err error) bool {
+	return errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) || errs.Is(err, errs.NotFound)
+}
+
+func (v *verifier) problem(p Problem) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.add(p)
+}
+
+// add is problem for who holds the lock.
+func (v *verifier) add(p Problem) {
+	if len(v.problems) >= 8*maxProblems { // some of them may turn out to be none
+		v.over++
+		return
+	}
+	v.problems = append(v.problems, p)
+}
+
+func (o owner) problem(object string, format string, args ...any) Problem {
+	return Problem{Volume: o.volume, Point: o.point, Object: object, Message: fmt.Sprintf(format, args...), manifest: o.manifest}
+}
+
+// points reads the manifests and pages of all points.
+func (v *verifier) points(ctx context.Context, heads []repo.Head) error {
+	type job struct {
+		owner
+		pt *repo.Point
+	}
+	var todo []job
+	for _, h := range heads {
+		if h.Gone || len(v.Names) > 0 && !slices.Contains(v.Names, h.Name) {
+			continue
+		}
+		v.out.Volumes++
+		for _, pt := range h.Points {
+			v.out.Points++
+			todo = append(todo, job{owner{h.Name, pt.Name, pt.Manifest, pt.SizeBytes}, &pt})
+			if !pt.OriginID.IsZero() && !v.named[pt.OriginID] {
+				v.out.Warnings = append(v.out.Warnings, Problem{Volume: h.Name, Point: pt.Name,
+					Message: fmt.Sprintf("%s, from which it was cloned, is not in the remote any more: it can be pulled, and then shares nothing with that", pt.OriginRef)})
+			}
+		}
+	}
+	for len(todo) > 0 {
+		batch := todo
+		todo = nil
+		err := eachOf(ctx, batch, func(ctx context.Context, j job) error {
+			m, err := v.repo.Manifest(ctx, j.manifest)
+			v.Tracker.Add(1, 0)
+			if broken(err) {
+				v.problem(j.owner.problem("manifests/"+j.manifest.String(), "%v", err))
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if j.pt != nil && (m.Content != j.pt.Content || m.SizeBytes != j.pt.SizeBytes || m.FS != j.pt.FS || m.Parent != j.pt.Parent && m.Content == repo.Stream) {
+				v.problem(j.owner.problem("manifests/"+j.manifest.String(), "it is not what its volume says of it"))
+			}
+			if m.Content == repo.Stream {
+				v.mu.Lock()
+				defer v.mu.Unlock()
+				v.streams = append(v.streams, streamed{j.owner, m.Stream})
+				for _, f := range m.Stream {
+					v.numberOf(f.Segment)
+				}
+				if !m.Parent.IsZero() && !v.named[m.Parent] {
+					// Named by no head, perhaps: then it is there for this one.
+					v.named[m.Parent] = true
+					todo = append(todo, job{owner: j.owner.of(m.Parent)})
+				}
+				return nil
+			}
+			return v.blockPages(ctx, j.owner, &m)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// of is the owner of something that it needs.
+func (o owner) of(id repo.ID) owner { o.manifest = id; return o }
+
+// numberOf gives a segment a short name. The caller holds the lock.
+func (v *verifier) numberOf(s repo.Segment) uint32 {
+	n, ok := v.number[s]
+	if !ok {
+		n = uint32(len(v.segments))
+		v.segments, v.number[s] = append(v.segments, s), n
+	}
+	return n
+}
+
+// blockPages looks at the pages of a manifest, at each of them once for all points.
+func (v *verifier) blockPages(ctx context.Context, o owner, m *repo.Manifest) error {
+	uses := useMap(m.Uses)
+	for _, pg := range m.Pages {
+		key := pageKey{pg.Region, pg.Frame}
+		v.mu.Lock()
+		p := v.pages[key]
+		if p == nil {
+			p = &page{}
+			v.pages[key] = p
+		}
+		p.owners = append(p.owners, o)
+		v.mu.Unlock()
+		p.once.Do(func() { p.err = v.readPage(ctx, m, pg, p) })
+		start := regionStart(pg.Region)
+		switch {
+		case broken(p.err):
+			bad := o.problem("segments/"+pg.Frame.Segment.String(), "its map cannot be read: %v", p.err)
+			bad.Offset, bad.Length = start, regionEnd(pg.Region, m.SizeBytes)-start
+			v.problem(bad)
+			continue
+		case p.err != nil:
+			return p.err
+		}
+		v.mu.Lock()
+		for _, n := range p.needs {
+			if s := v.segments[n.segment]; uses[s] == 0 {
+				v.add(o.problem("segments/"+s.String(), "the manifest does not say that it needs this segment, so that a prune may remove it"))
+			}
+		}
+		v.mu.Unlock()
+	}
+	return nil
+}
+
+// readPage notes which segments a page needs.
+func (v *verifier) readPage(ctx context.Context, m *repo.Manifest, pg repo.Page, p *page) error {
+	pieces, err := readRegion(ctx, v.repo, m, pg.Region)
+	if err != nil {
+		return err
+	}
+	ends := map[repo.Segment]uint32{pg.Frame.Segment: pg.Frame.Offset + pg.Frame.Stored}
+	for _, x := range pieces {
+		if int64(x.Within)+x.Length > int64(x.Frame.Plain) {
+			return errs.New(errs.Damaged, opVerify, "", "the piece at byte %d wants more of a frame than it has", x.Offset)
+		}
+		ends[x.Frame.Segment] = max(ends[x.Frame.Segment], x.Frame.Offset+x.Frame.Stored)
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for s, end := range ends {
+		p.needs = append(p.needs, extentOf{v.numberOf(s), end})
+	}
+	return nil
+}
+
+// list lists everything and counts what nothing needs.
+func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
+	sessions := map[repo.ID]bool{}
+	if err := v.sessions(ctx, sessions); err != nil {
+		return err
+	}
+	v.listed = map[repo.Segment]int64{}
+	manifests := map[repo.ID]int64{}
+	for o, err := range v.repo.Objects(ctx) {
+		if err != nil {
+			return err
+		}
+		switch o.Kind {
+		case repo.SegmentObject:
+			v.listed[o.Segment] = o.Bytes
+		case repo.ManifestObject:
+			manifests[o.ID] = o.Bytes
+		case "":
+			v.out.Unknown = append(v.out.Unknown, o.Key)
+		case repo.ProbeObject:
+			v.out.GarbageCount++
+			v.out.GarbageBytes += o.Bytes
+		}
+	}
+	if len(v.Names) > 0 || len(v.problems) > 0 {
+		return nil // what the rest needs was not looked at, or is not known
+	}
+	needed := v.named
+	used := map[repo.Segment]bool{}
+	for _, s := range v.segments {
+		used[s] = true
+	}
+	// What was pushed since the heads were read.
+	var fresh []repo.ID
+	now, err := readHeads(ctx, v.repo)
+	if err != nil {
+		return err
+	}
+	for _, h := range now {
+		for _, pt := range h.Head.Points {
+			if !needed[pt.Manifest] {
+				fresh = append(fresh, pt.Manifest)
+			}
+		}
+	}
+	if err := v.sessions(ctx, sessions); err != nil {
+		return err
+	}
+	for s := range sessions {
+		st, err := v.repo.Session(ctx, s)
+		if errs.Is(err, errs.NotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		fresh = append(fresh, st.Session.Pins...)
+	}
+	err = readManifests(ctx, v.repo, fresh, func(m repo.Manifest) {
+		for _, u := range m.Uses {
+			used[u.Segment] = true
+		}
+	}, func(_ repo.ID, err error) error {
+		if broken(err) {
+			return nil // the next verify says it, if it is still needed
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	for s, n := range v.listed {
+		switch {
+		case used[s]:
+		case sessions[s.Session]:
+			v.out.WorkingBytes += n
+		default:
+			v.out.GarbageCount++
+			v.out.GarbageBytes += n
+		}
+	}
+	for id, n := range manifests {
+		if !needed[id] && !slices.Contains(fresh, id) && len(sessions) == 0 {
+			v.out.GarbageCount++
+			v.out.GarbageBytes += n
+		}
+	}
+	return nil
+}
+
+// sessions adds those that are there, and says which cannot be read.
+func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
+	for id, err := range v.repo.SessionIDs(ctx) {
+		if err != nil {
+			return err
+		}
+		if found[id] {
+			continue
+		}
+		_, err := v.repo.Session(ctx, id)
+		switch {
+		case errs.Is(err, errs.NotFound):
+		case broken(err):
+			v.problem(Problem{Object: "sessions/" + id.String(), Message: fmt.Sprintf("nobody knows what it keeps, so no prune removes anything: %v", err)})
+		case err != nil:
+			return err
+		default:
+			found[id] = true
+		}
+	}
+	return nil
+}
+
+// present checks that the segments that are needed are there and long enough.
+func (v *verifier) present(ctx context.Context) error {
+	for _, s := range v.segments {
+		if n, ok := v.listed[s]; ok {
+			v.out.Segments++
+			v.out.SegmentBytes += n
+		}
+	}
+	lacks := func(s repo.Segment, end uint32) string {
+		n, ok := v.listed[s]
+		switch {
+		case !ok:
+			return "the segment is missing"
+		case int64(end) > n:
+			return fmt.Sprintf("the segment has %d bytes and should have more than %d", n, end)
+		}
+		return ""
+	}
+	for key, p := range v.pages {
+		bad := map[repo.Segment]string{}
+		for _, n := range p.needs {
+			s := v.segments[n.segment]
+			if why := lacks(s, n.end); why != "" {
+				bad[s] = why
+			}
+		}
+		if len(bad) == 0 {
+			continue
+		}
+		err := v.blamePage(ctx, key, p, func(x repo.Piece) string {
+			return lacks(x.Frame.Segment, x.Frame.Offset+x.Frame.Stored)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, s := range v.streams {
+		v.blameStream(s, func(f repo.Frame) string { return lacks(f.Segment, f.Offset+f.Stored) })
+	}
+	return nil
+}
+
+// blamePage reports the ranges of a page whose pieces wrong says something of, for
+// every point that has the page.
+func (v *verifier) blamePage(ctx context.Context, key pageKey, p *page, wrong func(repo.Piece) string) error {
+	pieces, err := v.repo.ReadPage(ctx, repo.Page{Region: key.region, Frame: key.frame})
+	if err != nil {
+		if broken(err) {
+			for _, o := range p.owners {
+				bad := o.problem("segments/"+key.frame.Segment.String(), "its map cannot be read: %v", err)
+				bad.Offset = regionStart(key.region)
+				bad.Length = regionEnd(key.region, o.size) - bad.Offset
+				v.problem(bad)
+			}
+			return nil
+		}
+		return err
+	}
+	var runs []Problem
+	for _, x := range pieces {
+		why := wrong(x)
+		if why == "" {
+			continue
+		}
+		object := "segments/" + x.Frame.Segment.String()
+		if n := len(runs); n > 0 && runs[n-1].Offset+runs[n-1].Length == x.Offset && runs[n-1].Object == object && runs[n-1].Message == why {
+			runs[n-1].Length += x.Length
+			continue
+		}
+		runs = append(runs, Problem{Offset: x.Offset, Length: x.Length, Object: object, Message: why})
+	}
+	for _, o := range p.owners {
+		for _, r := range runs {
+			r.Volume, r.Point, r.manifest = o.volume, o.point, o.manifest
+			v.problem(r)
+		}
+	}
+	return nil
+}
+
+// blameStream is blamePage for a stream, whose offsets are those of the stream.
+func (v *verifier) blameStream(s streamed, wrong func(repo.Frame) string) {
+	at := int64(0)
+	for _, f := range s.frames {
+		if why := wrong(f); why != "" {
+			p := s.owner.problem("segments/"+f.Segment.String(), "%s", why)
+			p.Offset, p.Length = at, int64(f.Plain)
+			v.problem(p)
+		}
+		at += int64(f.Plain)
+	}
+}
+
+// settle drops problems with what volumes do not need any more: somebody has removed
+// it while we looked.
+func (v *verifier) settle(ctx context.Context) error {
+	if len(v.problems) == 0 {
+		return nil
+	}
+	named := map[repo.ID]bool{}
+	unread := map[string]bool{}
+	var streams []repo.ID
+	for id, err := range v.repo.HeadIDs(ctx) {
+		if err != nil {
+			return err
+		}
+		h, err := v.repo.HeadByID(ctx, id)
+		if broken(err) {
+			unread["heads/"+id.String()] = true
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		for _, pt := range h.Head.Points {
+			named[pt.Manifest] = true
+			if pt.Content == repo.Stream {
+				streams = append(streams, pt.Parent)
+			}
+		}
+	}
+	for len(streams) > 0 { // and all that they are the difference from
+		id := streams[0]
+		if streams = streams[1:]; id.IsZero() || named[id] {
+			continue
+		}
+		named[id] = true
+		m, err := v.repo.Manifest(ctx, id)
+		switch {
+		case err == nil:
+			streams = append(streams, m.Parent)
+		case !broken(err):
+			return err
+		}
+	}
+	left := map[Problem]bool{}
+	for _, p := range v.problems {
+		switch {
+		case left[p]:
+			continue
+		case !p.manifest.IsZero() && !named[p.manifest]:
+			continue
+		case strings.HasPrefix(p.Object, "heads/") && !unread[p.Object]:
+			continue // it can be read now
+		}
+		left[p] = true
+		v.out.TotalProblems++
+		if len(v.out.Problems) < maxProblems {
+			v.out.Problems = append(v.out.Problems, p)
+		}
+	}
+	if v.out.TotalProblems > 0 {
+		v.out.TotalProblems += v.over
+	}
+	slices.SortStableFunc(v.out.Problems, func(a, b Problem) int {
+		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point), cmp.Compare(a.Offset, b.Offset))
+	})
+	return nil
+}

@@ -1,0 +1,141 @@
+package repo
+
+import (
+	"context"
+	"iter"
+	"strings"
+
+	"pando/internal/errs"
+	"pando/internal/objstore"
+)
+
+// What verifies a repository looks at objects one by one, so that one that cannot be
+// read does not hide the others.
+
+// HeadIDs yields what the keys of all heads end with: keyed hashes of names. An error
+// ends it.
+func (r *Repo) HeadIDs(ctx context.Context) iter.Seq2[ID, error] { return r.names(ctx, headPrefix) }
+
+// HeadByID reads a head without knowing its name. NotFound, Damaged, TooNew.
+func (r *Repo) HeadByID(ctx context.Context, id ID) (HeadState, error) {
+	key := headPrefix + id.String()
+	h, version, err := r.head(ctx, key)
+	return HeadState{Head: h, Version: version}, about("read head", key, err)
+}
+
+// SessionIDs yields the IDs of all sessions. An error ends it.
+func (r *Repo) SessionIDs(ctx context.Context) iter.Seq2[ID, error] {
+	return r.names(ctx, sessionPrefix)
+}
+
+// DropSeen removes what prunes have left for each other, if it cannot be read any more.
+// Absent is success.
+func (r *Repo) DropSeen(ctx context.Context) error {
+	return about("remove what was seen in", r.store.String(), r.store.Delete(ctx, seenKey))
+}
+
+// ObjectKind is what an object is by its key.
+type ObjectKind string
+
+// The kinds of objects; the zero ObjectKind is what no repository writes.
+const (
+	ConfigObject   ObjectKind = "config"
+	HeadObject     ObjectKind = "head"
+	ManifestObject ObjectKind = "manifest"
+	SegmentObject  ObjectKind = "segment"
+	SessionObject  ObjectKind = "session"
+	SeenObject     ObjectKind = "seen"
+	ProbeObject    ObjectKind = "probe" // what objstore.Probe has left
+)
+
+// ListedObject is an object of the store as a listing shows it.
+type ListedObject struct {
+	objstore.Info
+	Kind    ObjectKind
+	ID      ID      // of a head, manifest or session
+	Segment Segment // of a segment
+}
+
+// Objects yields everything that is in the store, in order of key, also what no
+// repository has written. An error ends it.
+func (r *Repo) Objects(ctx context.Context) iter.Seq2[ListedObject, error] {
+	return func(yield func(ListedObject, error) bool) {
+		for o, err := range r.store.List(ctx, "") {
+			if err != nil {
+				yield(ListedObject{}, about("list", r.store.String(), err))
+				return
+			}
+			if !yield(classify(o), nil) {
+				return
+			}
+		}
+	}
+}
+
+func classify(o objstore.Info) ListedObject {
+	l := ListedObject{Info: o}
+	switch {
+	case o.Key == configKey:
+		l.Kind = ConfigObject
+	case o.Key == seenKey:
+		l.Kind = SeenObject
+	case strings.HasPrefix(o.Key, probePrefix):
+		l.Kind = ProbeObject
+	case strings.HasPrefix(o.Key, segmentPrefix):
+		if s, ok := parseSegment(strings.TrimPrefix(o.Key, segmentPrefix)); ok {
+			l.Kind, l.Segment = SegmentObject, s
+		}
+	default:
+		for prefix, kind := range map[string]ObjectKind{
+			headPrefix: HeadObject, manifestPrefix: ManifestObject, sessionPrefix: SessionObject,
+		} {
+			if text, is := strings.CutPrefix(o.Key, prefix); is {
+				if id, err := ParseID(text); err == nil {
+					l.Kind, l.ID = kind, id
+				}
+			}
+		}
+	}
+	return l
+}
+
+// ScanSegment reads a segment whole, checks header and index, and calls fn for every
+// frame, in order, with its content or with what is wrong with it (Damaged). The
+// content is valid until fn returns; an error of fn ends it. Damaged if the segment
+// cannot be read at all, NotFound, TooNew.
+func (r *Repo) ScanSegment(ctx context.Context, s Segment, fn func(f Frame, content []byte, err error) error) error {
+	const op = "check segment"
+	object, _, err := r.store.Get(ctx, s.key(), 0, MaxSegment+1)
+	if err != nil {
+		return about(op, s.String(), err)
+	}
+	h, err := parseHeader(object, typeSegment)
+	if err != nil {
+		return about(op, s.String(), err)
+	}
+	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
+		return about(op, s.String(), damaged("it has %d bytes", len(object)))
+	}
+	aead, err := r.cipher(ctx, h, infoSegment)
+	if err != nil {
+		return about(op, s.String(), err)
+	}
+	repository := r.ID()
+	frames, err := openIndex(aead, repository, s, object)
+	if err != nil {
+		return about(op, s.String(), err)
+	}
+	for _, f := range frames {
+		if err := ctx.Err(); err != nil {
+			return about(op, s.String(), err)
+		}
+		content, err := openFrame(aead, repository, f, object[f.Offset:f.Offset+f.Stored:f.Offset+f.Stored])
+		if err != nil && !errs.Is(err, errs.Damaged) {
+			return about(op, s.String(), err)
+		}
+		if err := fn(f, content, about(op, s.String(), err)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
