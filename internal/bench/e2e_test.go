@@ -5,13 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,28 +18,10 @@ import (
 	"pando/internal/testfs"
 )
 
-// program builds pando, once.
-var program = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "bench-test-bin")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "pando")
-	cmd := exec.Command("go", "build", "-o", path, "pando/cmd/pando")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("%w: %s", err, out)
-	}
-	return path, nil
-})
+// program is the path of pando.
+var program string
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if path, err := program(); err == nil {
-		os.RemoveAll(filepath.Dir(path))
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(testfs.WithProgram(&program, m.Run)) }
 
 // host is a pool and where the benchmark's generated trees go.
 type host struct {
@@ -53,11 +33,7 @@ type host struct {
 
 func newHost(t *testing.T, dir string, init ...string) *host {
 	t.Helper()
-	bin, err := program()
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &host{t: t, bin: bin, pool: filepath.Join(dir, "pool"), tmp: t.TempDir()}
+	h := &host{t: t, bin: program, pool: filepath.Join(dir, "pool"), tmp: t.TempDir()}
 	testfs.LeakCheck(t, dir)
 	if out, err := h.command(append([]string{"init"}, init...)...).CombinedOutput(); err != nil {
 		t.Fatalf("init: %v: %s", err, out)
@@ -390,5 +366,47 @@ func TestBenchOnPlainPool(t *testing.T) {
 	h.clean()
 	if r.NoFloor == "" {
 		t.Error("a plain pool has a raw floor")
+	}
+}
+
+// TestReplicate measures little data with all that is installed, and looks whether
+// the figures can be, and whether nothing is left.
+func TestReplicate(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: mounting needs root: run the tests as root")
+	}
+	dir := t.TempDir()
+	testfs.LeakCheck(t, dir)
+	cmd := exec.Command(program, "bench", "replicate", "--dir", dir, "--size", "8M+1M", "--appends", "2", "--json", "--no-progress")
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v: %s", err, stderr.String())
+	}
+	var r bench.ReplicateReport
+	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Scenarios) != 1 || len(r.Scenarios[0].Transfers) != 5 {
+		t.Fatalf("%+v", r)
+	}
+	for _, x := range r.Scenarios[0].Transfers {
+		if x.Skipped != "" {
+			t.Logf("%s: %s", x.Name, x.Skipped)
+			continue
+		}
+		// The records become several times smaller, and a growth much smaller.
+		if !x.Verified || x.Push <= 0 || x.RestoreAll <= 0 || len(x.Appends) != 2 || x.PushBytes < 200<<10 || x.PushBytes > 8<<20 || x.AppendBytes < 20<<10 || x.AppendBytes > x.PushBytes {
+			t.Errorf("%s: figures that cannot be: %+v", x.Name, x)
+		}
+		if x.Name == "pando" && len(x.Refreshes) != 2 {
+			t.Errorf("pando was not refreshed: %+v", x)
+		}
+	}
+	if x := r.Scenarios[0].Transfers[0]; x.Name != "pando" || x.Skipped != "" {
+		t.Errorf("pando was not measured: %+v", x)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
+		t.Errorf("it leaves %v: %v", entries, err)
 	}
 }

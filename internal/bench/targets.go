@@ -257,9 +257,14 @@ func (r *Report) judgeNeighbour() {
 	r.target("a neighbour's p99 sync write, during clones / idle", AtMost, maxNeighbour, Ratio, at, ratio, reason)
 }
 
-// target adds a row. A reason takes the verdict away, not the figure, if there
-// is one.
+// target adds a row.
 func (r *Report) target(name, relation string, target float64, unit, at string, measured float64, reason string) {
+	r.Targets = append(r.Targets, newTarget(name, relation, target, unit, at, measured, reason))
+}
+
+// newTarget compares a figure with a target. A reason takes the verdict away, not
+// the figure, if there is one.
+func newTarget(name, relation string, target float64, unit, at string, measured float64, reason string) Target {
 	t := Target{Name: name, Relation: relation, Target: target, Unit: unit, At: at, Verdict: NotMeasured, Reason: reason}
 	if measured > 0 || unit == Count && reason == "" {
 		t.Measured = &measured
@@ -273,7 +278,7 @@ func (r *Report) target(name, relation string, target float64, unit, at string, 
 	default:
 		t.Verdict = Fail
 	}
-	r.Targets = append(r.Targets, t)
+	return t
 }
 
 func holds(relation string, measured, target float64) bool {

@@ -129,7 +129,7 @@ func bothSizes(a, b *os.File) (sizeA, sizeB int64, err error) {
 		if err := unix.Fstatfs(int(f.Fd()), &sf); err != nil {
 			return 0, 0, fmt.Errorf("%s: statfs: %w", f.Name(), err)
 		}
-		magic[i] = int64(sf.Type) //nolint:unconvert // its type is not the same everywhere
+		magic[i] = int64(sf.Type) // its type is not the same everywhere
 		if st[i].Mode&unix.S_IFMT != unix.S_IFREG || magic[i] != xfsMagic && magic[i] != btrfsMagic {
 			return 0, 0, fmt.Errorf("%s: comparing by address: %w", f.Name(), unix.EOPNOTSUPP)
 		}

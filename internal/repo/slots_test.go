@@ -520,6 +520,12 @@ func TestOldConfigIsNoticed(t *testing.T) {
 	must(t, err)
 	defer insider.Close()
 	must(t, r.RemoveSlot(ctx, slotOf(t, r, "b")))
+	removed := r.Mark() // the same key as before, but a later config
+	now := m.data(configKey)
+	m.set(configKey, old)
+	kind(t, r.Refresh(ctx), errs.Damaged)
+	kind(t, goldenRepo(t, m).Check(removed), errs.Damaged)
+	m.set(configKey, now)
 	must(t, r.Rotate(ctx, nil))
 	mark := r.Mark()
 	m.set(configKey, old)

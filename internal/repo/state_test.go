@@ -137,20 +137,20 @@ func TestHeads(t *testing.T) {
 	r, m := made(t)
 	names := map[string]bool{}
 	for i := range 50 {
-		h := Head{Name: fmt.Sprint("vol", i), NextSeq: 1, Epoch: uint64(i)}
+		h := Head{Name: fmt.Sprint("a-volume-", i), NextSeq: 1, Epoch: uint64(i)}
 		_, err := r.PutHead(ctx, h, "")
 		must(t, err)
 		names[h.Name] = true
 	}
 	for _, key := range m.keys() {
-		if strings.Contains(key, "vol") || bytes.Contains(m.data(key), []byte("vol1")) {
+		if strings.Contains(key, "a-volume") || bytes.Contains(m.data(key), []byte("a-volume")) {
 			t.Errorf("a name shows in %s", key)
 		}
 	}
 	for h, err := range r.Heads(ctx) {
 		must(t, err)
 		_, version, err := r.Head(ctx, h.Name)
-		if err != nil || version != h.Version || !names[h.Name] || fmt.Sprint("vol", h.Epoch) != h.Name {
+		if err != nil || version != h.Version || !names[h.Name] || fmt.Sprint("a-volume-", h.Epoch) != h.Name {
 			t.Errorf("%+v, %s, %v", h, version, err)
 		}
 		delete(names, h.Name)
@@ -420,6 +420,18 @@ func randomPieces(rnd *rand.Rand, n int) []Piece {
 	last := &pieces[len(pieces)-1]
 	last.Length -= int64(rnd.IntN(BlockBytes))
 	return pieces
+}
+
+// A number in a longer form than it needs would be a second encoding of the same page.
+func TestOnePageOneEncoding(t *testing.T) {
+	g, _, _ := golden(t)
+	b, err := EncodePage(g.pieces)
+	must(t, err)
+	if b[1] != 1 {
+		t.Fatalf("the region is not where it is looked for: %x", b[:2])
+	}
+	_, err = DecodePage(slices.Concat(b[:1], []byte{0x81, 0}, b[2:]))
+	kind(t, err, errs.Damaged)
 }
 
 func TestPagesThatCannotBe(t *testing.T) {

@@ -17,7 +17,7 @@ cd "$root"
 # What ZFS makes a difference to. Leaves such as internal/mount can be named, too:
 # the guest has another kernel.
 default=(internal/testfs internal/zfs internal/driver/zfs internal/doctor test/zfs
-  internal/cli=TestDocumentationIsTrue test/model "test/crash=TestFaultAtEveryStep|TestFaultInInit")
+  internal/cli=TestDocumentationIsTrue internal/engine=TestTransferZFS test/model "test/crash=TestFaultAtEveryStep|TestFaultInInit")
 
 go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
 has_tests() { compgen -G "$1/*_test.go" >/dev/null; }

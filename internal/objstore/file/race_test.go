@@ -103,7 +103,17 @@ func TestKilledWriters(t *testing.T) {
 			}
 			running = append(running, c)
 		}
-		time.Sleep(20*time.Millisecond + rand.N(60*time.Millisecond))
+		// Not by the clock alone: on a busy machine they would not have begun.
+		for deadline := time.Now().Add(time.Minute); len(leftovers(t, dir)) == 0; {
+			if time.Now().After(deadline) {
+				t.Error("the writers write nothing")
+				break
+			}
+			time.Sleep(time.Millisecond)
+		}
+		if round%3 > 0 { // else while the object just seen is written, most likely
+			time.Sleep(rand.N(60 * time.Millisecond))
+		}
 		for i, c := range running {
 			if err := c.Process.Kill(); err != nil {
 				t.Fatal(err)

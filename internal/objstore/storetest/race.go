@@ -170,7 +170,7 @@ func testWhole(t *testing.T, s *suite) {
 	var g errgroup.Group
 	for i := range 3 {
 		g.Go(func() error {
-			for ctx.Err() == nil {
+			for first := true; first || ctx.Err() == nil; first = false {
 				offset := int64(i * 1000)
 				data, info, err := r.Get(t.Context(), "w", offset, -1)
 				if err != nil {

@@ -1,0 +1,152 @@
+package gcs
+
+import (
+	"cmp"
+	"context"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"pando/internal/errs"
+	"pando/internal/objstore"
+	"pando/internal/objstore/web"
+
+	"golang.org/x/oauth2"
+	"golang.org/x/oauth2/google"
+)
+
+// scope is what a token permits: reading and writing of objects.
+const scope = "https://www.googleapis.com/auth/devstorage.read_write"
+
+// location is what a URL says.
+type location struct {
+	bucket   string
+	prefix   string // "" or with a slash at the end
+	base     string // of the URLs of requests
+	emulator bool   // wants no credentials
+	options  web.Options
+	text     string // for people
+}
+
+// bucketName also takes names that are domains. It is only there so that nothing else
+// gets into the URLs of requests.
+var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
+
+// Open opens the store that u, as above, names. It asks nobody: not even whether the
+// bucket is there. Errors: Invalid for a URL that is none.
+func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
+	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
+		return nil, err
+	}
+	l, err := parse(u)
+	if err != nil {
+		return nil, err
+	}
+	client, err := web.New(l.options)
+	if err != nil {
+		return nil, err
+	}
+	return &Store{l: l, web: client}, nil
+}
+
+func parse(u *url.URL) (location, error) {
+	l := location{base: "https://storage.googleapis.com"}
+	invalid := func(format string, args ...any) (location, error) {
+		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), format, args...).
+			WithHint("write it as gs://BUCKET/PREFIX")
+	}
+	switch {
+	case u.Scheme != "gs":
+		return invalid("it is not a URL of Google Cloud Storage")
+	case u.User != nil:
+		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), "credentials do not belong into the URL").
+			WithHint("set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
+	case u.Opaque != "" || u.Host == "":
+		return invalid("it names no bucket")
+	case !bucketName.MatchString(u.Host):
+		return invalid("%q is no name of a bucket", u.Host)
+	case u.Fragment != "" || u.RawFragment != "":
+		return invalid("it has a part after #")
+	}
+	l.bucket = u.Host
+	var wrong string
+	if l.prefix, wrong = web.Prefix(u.Path); wrong != "" {
+		return invalid("%s", wrong)
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return invalid("%w", err)
+	}
+	if host := os.Getenv("STORAGE_EMULATOR_HOST"); host != "" {
+		if !strings.Contains(host, "://") {
+			host = "http://" + host
+		}
+		l.base, l.emulator = strings.TrimRight(host, "/"), true
+	}
+	for name, values := range query {
+		if len(values) != 1 {
+			return invalid("it has the parameter %s more than once", name)
+		}
+		known := true
+		if name == "endpoint" {
+			var host string
+			var secure bool
+			if host, secure, wrong = web.Endpoint(values[0]); !l.emulator {
+				l.base = map[bool]string{true: "https://", false: "http://"}[secure] + host
+			}
+		} else {
+			known, wrong = l.options.Set(name, values[0])
+		}
+		if !known {
+			return invalid("there is no parameter %q", name)
+		}
+		if wrong != "" {
+			return invalid("its parameter %s: %s", name, wrong)
+		}
+	}
+	text := url.URL{Scheme: "gs", Host: l.bucket, RawQuery: u.RawQuery}
+	if l.prefix != "" {
+		text.Path = "/" + strings.TrimSuffix(l.prefix, "/")
+	}
+	l.text = text.String()
+	return l, nil
+}
+
+// client is what makes requests. Credentials are looked for at the first one, and
+// again as long as there are none: where there is nothing else, that asks the network
+// whether this is a machine of Google's.
+func (s *Store) client(ctx context.Context) (*http.Client, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.http != nil {
+		return s.http, nil
+	}
+	client := &http.Client{Transport: s.web, CheckRedirect: noRedirect}
+	if !s.l.emulator {
+		// Tokens are fetched long after this request, too.
+		ctx := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, &http.Client{Transport: s.web, Timeout: tokenWait})
+		found, err := google.FindDefaultCredentials(ctx, scope)
+		if err != nil {
+			return nil, errs.New(errs.Permission, "find credentials", os.Getenv("GOOGLE_APPLICATION_CREDENTIALS"), "%w", err).
+				WithHint("set GOOGLE_APPLICATION_CREDENTIALS to the file of a key, or run `gcloud auth application-default login`; under sudo look at whose are used")
+		}
+		client.Transport = &oauth2.Transport{Source: found.TokenSource, Base: s.web}
+	}
+	s.http = client
+	return client, nil
+}
+
+// tokenWait is how long fetching a token may take.
+const tokenWait = 30 * time.Second
+
+// noRedirect: no answer of this API is one, and tokens must not go elsewhere.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// server is what a person knows the server by.
+func (l location) server() string {
+	_, host, _ := strings.Cut(l.base, "://")
+	return cmp.Or(host, l.base)
+}
