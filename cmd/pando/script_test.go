@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"pando/internal/testfs"
 	"pando/internal/zfs"
@@ -80,12 +82,14 @@ func runScripts(t *testing.T, pattern string) {
 			e.Setenv("PANDO_POOL", pool)
 			e.Setenv("HOME", dir)
 			e.Defer(func() {
-				_, err := os.Stat(filepath.Join(pool, "pool.json"))
-				if err == nil {
-					_ = os.Chmod(pool, 0o700)
-					cmd := exec.Command("pando", "--pool", pool, "deinit", "--force")
+				// Some scripts make further ones beside it.
+				pools, _ := filepath.Glob(filepath.Join(dir, "pool*", "pool.json")) // the pattern is good
+				for _, p := range pools {
+					p = filepath.Dir(p)
+					_ = os.Chmod(p, 0o700)
+					cmd := exec.Command("pando", "--pool", p, "deinit", "--force")
 					if out, err := cmd.CombinedOutput(); err != nil {
-						t.Errorf("deinit at the end: %v: %s", err, out)
+						t.Errorf("deinit of %s at the end: %v: %s", p, err, out)
 					}
 				}
 				for _, l := range testfs.Leaks(dir, 5e9) {
@@ -112,6 +116,8 @@ func runScripts(t *testing.T, pattern string) {
 				nobody(ts, exe, args)
 			},
 			"modes": modes,
+			"lines": lines,
+			"flip":  flip,
 		},
 	})
 }
@@ -201,4 +207,53 @@ func modes(ts *testscript.TestScript, neg bool, args []string) {
 		}
 		return nil
 	}))
+}
+
+// lines waits until a file has so many lines that begin with a text: lines FILE N TEXT.
+func lines(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: lines FILE N TEXT")
+	}
+	want, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	for end := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		b, err := os.ReadFile(ts.MkAbs(args[0]))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			ts.Check(err)
+		}
+		n := 0
+		for l := range strings.Lines(string(b)) {
+			if strings.HasSuffix(l, "\n") && strings.HasPrefix(l, args[2]) {
+				n++
+			}
+		}
+		if n >= want {
+			return
+		}
+		if time.Now().After(end) {
+			ts.Fatalf("%s has %d such lines after a minute, and not %d:\n%s", args[0], n, want, b)
+		}
+	}
+}
+
+// flip changes one bit in the middle of the largest file below a directory.
+func flip(ts *testscript.TestScript, neg bool, args []string) {
+	largest, bytes := "", int64(0)
+	ts.Check(filepath.WalkDir(ts.MkAbs(args[0]), func(p string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		i, err := d.Info()
+		if err == nil && i.Size() > bytes {
+			largest, bytes = p, i.Size()
+		}
+		return err
+	}))
+	if largest == "" {
+		ts.Fatalf("there is no file below %s", args[0])
+	}
+	b, err := os.ReadFile(largest)
+	ts.Check(err)
+	b[len(b)/2] ^= 1
+	ts.Check(os.WriteFile(largest, b, 0o600))
 }

@@ -95,6 +95,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 	root.AddGroup(
 		&cobra.Group{ID: "volumes", Title: "Volumes:"},
 		&cobra.Group{ID: "goldens", Title: "Goldens:"},
+		&cobra.Group{ID: "remotes", Title: "Remotes:"},
 		&cobra.Group{ID: "pool", Title: "The pool:"},
 		&cobra.Group{ID: "tools", Title: "Tools:"},
 	)
@@ -102,6 +103,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.diffCommand(), a.rebaseCommand(), a.flattenCommand(), a.destroyCommand(),
 		a.snapshotCommand(), a.rewindCommand(), a.pinCommand(), a.unpinCommand(),
 		a.goldenCommand(),
+		a.remoteCommand(), a.pushCommand(), a.pullCommand(), a.verifyCommand(),
 		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
 		a.doctorCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)

@@ -35,11 +35,11 @@ func (a *App) versionCommand() *cobra.Command {
 var meanings = map[errs.Kind]string{
 	errs.Internal:    "an error that nothing below describes; please report it",
 	errs.Invalid:     "bad input; nothing was changed",
-	errs.NotFound:    "no such pool, volume, golden, snapshot or file",
+	errs.NotFound:    "no such pool, volume, golden, snapshot, remote or file",
 	errs.Exists:      "the name is taken",
 	errs.InUse:       "a process, a mount or another pando holds it",
 	errs.NoSpace:     "the pool or the volume is full",
-	errs.Permission:  "root is needed, or a file permission",
+	errs.Permission:  "root is needed, or a file permission, or a key",
 	errs.Unsupported: "this host, filesystem or driver cannot do it",
 	errs.Conflict:    "somebody else changed it meanwhile",
 	errs.Damaged:     "stored data does not read back as it must",

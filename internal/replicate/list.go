@@ -88,10 +88,14 @@ func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 			return nil, errs.Wrap(opList, "", err)
 		}
 		h := state.Head
-		if h.Gone || len(h.Points) == 0 && len(work[h.Name]) == 0 {
+		if h.Gone || len(h.Points) == 0 {
 			continue
 		}
 		out = append(out, listed(h, work[h.Name], pins))
+		delete(work, h.Name)
+	}
+	for name, w := range work { // their first push is under way
+		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool, Points: []ListedPoint{}, Sessions: w})
 	}
 	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
 	return out, nil

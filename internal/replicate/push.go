@@ -310,7 +310,7 @@ func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
 // go on, or the push left nothing behind.
 func (p *pusher) point(ctx context.Context, jb *job, h headState) (Pushed, error) {
 	if err := p.fits(h, jb.pt); err != nil {
-		return Pushed{}, p.discard(ctx, jb, nil, err)
+		return Pushed{}, p.discard(ctx, jb, err)
 	}
 	links, err := p.links(ctx)
 	if err != nil {
@@ -319,10 +319,24 @@ func (p *pusher) point(ctx context.Context, jb *job, h headState) (Pushed, error
 	if at, ok := alreadyThere(h, jb.pt, links); ok {
 		return p.wasThere(ctx, jb, h, at)
 	}
+	push := p.block
 	if !jb.pt.FS.IsImage() {
-		return p.tree(ctx, jb, h, links)
+		push = p.tree
 	}
-	return p.block(ctx, jb, h, links)
+	out, err := push(ctx, jb, h, links)
+	if hopeless(err) {
+		err = p.discard(ctx, jb, err)
+	}
+	return out, err
+}
+
+// hopeless reports whether a push that failed so cannot be gone on with.
+func hopeless(err error) bool {
+	switch errs.KindOf(err) {
+	case errs.Conflict, errs.Exists, errs.Unsupported:
+		return !objstore.Temporary(err)
+	}
+	return false
 }
 
 // wasThere finishes the push of a point that the head lists already: its content was
@@ -345,11 +359,9 @@ func (p *pusher) describe(jb *job, h headState, at repo.Point) Pushed {
 }
 
 // discard ends a push that cannot be gone on with, for err, and leaves nothing of it.
-func (p *pusher) discard(ctx context.Context, jb *job, end func(context.Context) error, err error) error {
+func (p *pusher) discard(ctx context.Context, jb *job, err error) error {
 	ctx = context.WithoutCancel(ctx)
-	if end != nil {
-		_ = end(ctx) // else a prune does, sometime
-	}
+	_ = p.endPlanned(ctx, jb.j) // else a prune does, sometime
 	if cerr := jb.j.clear(); cerr != nil {
 		return errors.Join(err, cerr)
 	}

@@ -153,12 +153,10 @@ func (p *pusher) after(ctx context.Context, jb *job, l *lease, err error) error 
 		return nil
 	case errors.Is(err, errEnded):
 		// What was uploaded may be gone already.
-		ended := errs.New(errs.Conflict, opPush, jb.pt.Ref, "a prune of the remote ended this push, as it gave no sign of life").
+		_ = l.end(ctx)
+		return errs.New(errs.Conflict, opPush, jb.pt.Ref, "a prune of the remote ended this push, as it gave no sign of life").
 			WithHint("run the push again")
-		return p.discard(ctx, jb, l.end, ended)
-	case errs.Is(err, errs.Conflict) && !objstore.Temporary(err), errs.Is(err, errs.Exists), errs.Is(err, errs.Unsupported):
-		return p.discard(ctx, jb, l.end, err)
-	case errors.Is(err, errBaseGone), errors.Is(err, errStale):
+	case hopeless(err), errors.Is(err, errBaseGone), errors.Is(err, errStale):
 		_ = l.end(ctx) // else a prune does, sometime
 		return err
 	}

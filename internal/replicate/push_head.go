@@ -52,7 +52,7 @@ func (p *pusher) fits(h headState, pt engine.Point) error {
 	}
 	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
 		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
-			WithHint("push this one under another name with `--as NAME`, or remove the other with `pando remote rm-volume %s %s`", p.r.Name, h.Name)
+			WithHint("push this one under another name with `--as NAME`, or remove the other with `pando remote delete %s %s`", p.r.Name, h.Name)
 	}
 	for _, x := range h.Points {
 		if x.Name == pt.Name && x.Source != string(pt.ID) {

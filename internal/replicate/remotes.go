@@ -15,6 +15,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -66,16 +67,15 @@ type AddRequest struct {
 	URL  string
 
 	// Identity is the text of an age identity (AGE-SECRET-KEY-1...), as age-keygen
-	// writes it, that opens the repository there. It becomes this host's key. "": a
-	// new one is made.
+	// writes it, that opens the repository there, to give this host's new key access.
+	// It is not kept.
 	Identity string
-	// Passphrase opens the repository there, to give this host's new key access;
-	// of a new repository it becomes a second way in.
+	// Passphrase does the same; a new repository opens with it, too.
 	Passphrase string
-	// Recipients are more age recipients (age1...) that a new repository shall open for.
+	// Recipients are more age recipients (age1...) that the repository shall open for.
 	Recipients []string
-	// MustExist refuses to make a new repository.
-	MustExist bool
+	// MustExist refuses to make a new repository, MustCreate to open one.
+	MustExist, MustCreate bool
 }
 
 // Added is the result of Add.
@@ -100,6 +100,11 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	if _, err := parseURL(q.URL); err != nil {
 		return Added{}, err
 	}
+	for _, to := range q.Recipients {
+		if err := repo.CheckRecipient(to); err != nil {
+			return Added{}, err
+		}
+	}
 	top := remotesDir(e.Dir())
 	unlock, err := lockRemotes(ctx, opAdd, top)
 	if err != nil {
@@ -112,15 +117,15 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	}
 	adding := filepath.Join(top, addingPrefix+q.Name)
 	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding}
-	fresh, err := r.hostIdentity(q.Identity)
+	fresh, err := r.hostIdentity()
 	if err != nil {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
 	}
-	rp, created, err := r.establish(ctx, q)
+	rp, created, needed, err := r.establish(ctx, q, hostLabel()+" "+e.PoolID()[:8], fresh)
 	if err != nil {
 		// A repository may depend on the key, or on one that an interrupted Add has
 		// left: then the next Add takes it up.
-		if fresh && !created {
+		if fresh && !needed {
 			_ = os.RemoveAll(adding)
 		}
 		return Added{}, err
@@ -148,43 +153,30 @@ func (r *Remote) save() error {
 }
 
 // hostIdentity sets this host's key for a remote that is being added, durable in its
-// directory: one that an interrupted Add has left there, or the one that is given, or
-// a new one. fresh: nothing was there.
-func (r *Remote) hostIdentity(given string) (fresh bool, err error) {
+// directory: one that an interrupted Add has left there, or a new one. fresh: nothing
+// was there.
+func (r *Remote) hostIdentity() (fresh bool, err error) {
 	path := filepath.Join(r.dir, identityName)
 	left, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	if r.identity = strings.TrimSpace(given); r.identity != "" {
-		if _, err := repo.Identity(r.identity); err != nil {
-			return false, err
-		}
-	}
 	if old := strings.TrimSpace(string(left)); old != "" {
-		if _, err := repo.Identity(old); err != nil {
+		r.identity, r.Recipient = old, recipientOf(old)
+		if _, err := repo.Identity(old); err != nil || r.Recipient == "" {
 			return false, errs.New(errs.Damaged, opAdd, r.Name, "an interrupted add has left a key that cannot be read: %s", path).WithHint("remove that file")
 		}
-		if r.identity != "" && old != r.identity {
-			return false, errs.New(errs.Conflict, opAdd, r.Name, "an interrupted add has left another key in %s, which a repository may need", path).
-				WithHint("add the remote without a key, or move that file away")
-		}
-		r.identity = old
-		r.Recipient = recipientOf(old)
 		return false, nil
 	}
-	text := r.identity
-	if text == "" {
-		if r.identity, r.Recipient, err = repo.NewIdentity(); err != nil {
-			return false, err
-		}
-		text = recipientComment + r.Recipient + "\n" + r.identity
-		r.identity = text
+	text, recipient, err := repo.NewIdentity()
+	if err != nil {
+		return false, err
 	}
+	r.identity, r.Recipient = recipientComment+recipient+"\n"+text, recipient
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return false, err
 	}
-	if err := writeDurable(path, []byte(text+"\n")); err != nil {
+	if err := writeDurable(path, []byte(r.identity+"\n")); err != nil {
 		return false, err
 	}
 	return true, syncDir(filepath.Dir(r.dir))
@@ -205,62 +197,115 @@ func recipientOf(identity string) string {
 }
 
 // establish opens the repository of a remote that is being added, or makes it. The
-// key opens it afterwards. created also with an error, if it may have been made.
-func (r *Remote) establish(ctx context.Context, q AddRequest) (rp *repo.Repo, created bool, err error) {
-	id, err := repo.Identity(r.identity)
+// key opens it afterwards, and is called label there. fresh: the key was not there
+// before. needed, also with an error: a repository may have the key now.
+func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fresh bool) (rp *repo.Repo, created, needed bool, err error) {
+	own, err := repo.Identity(r.identity)
 	if err != nil {
-		return nil, false, err
+		return nil, false, false, err
+	}
+	given, err := q.secrets()
+	if err != nil {
+		return nil, false, false, err
 	}
 	store, err := r.store(ctx, 0, !q.MustExist)
 	if err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
 	if err := objstore.Probe(ctx, store); err != nil {
-		return nil, false, err
+		return nil, false, false, err
 	}
-	rp, err = repo.Open(ctx, store, id)
+	rp, err = repo.Open(ctx, store, own)
 	switch {
+	case err == nil && !fresh: // an interrupted Add had made it, perhaps not with all keys
+		err = addSlots(ctx, rp, q)
 	case err == nil:
-		return rp, false, nil
-	case errs.Is(err, errs.Permission) && q.Passphrase != "" && r.Recipient != "":
-		if rp, err = repo.Open(ctx, store, repo.Passphrase(q.Passphrase)); err != nil {
-			return nil, false, err
+	case errs.Is(err, errs.Permission) && q.MustCreate:
+		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "there is a repository at %s already", store).
+			WithHint("leave out --create to open it, or use another prefix or directory")
+	case errs.Is(err, errs.Permission) && len(given) > 0:
+		if rp, err = repo.Open(ctx, store, given...); err != nil {
+			return nil, false, false, err
 		}
-		if err := rp.AddSlot(ctx, repo.NewSlot{Label: hostLabel(), Recipient: r.Recipient}); err != nil {
-			rp.Close()
-			return nil, true, err
+		needed = true
+		if err = addSlot(ctx, rp, repo.NewSlot{Label: label, Recipient: r.Recipient}); err == nil {
+			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 		}
-		return rp, false, nil
-	case errs.Is(err, errs.Permission) && q.Identity == "":
-		return nil, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and this host has no key to it", store).
-			WithHint("give a key with --identity FILE, or the repository's passphrase with --passphrase-file FILE")
+	case errs.Is(err, errs.Permission):
+		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and this pool has no key to it", store).
+			WithHint("give a key with --identity FILE, or the repository's passphrase with --passphrase or --passphrase-file FILE")
 	case !errs.Is(err, errs.NotFound):
-		return nil, false, err
+		return nil, false, false, err
 	case q.MustExist:
-		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
-			WithHint("check the URL; without --existing a new repository is made")
-	}
-	if r.Recipient == "" {
-		return nil, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the key could open", store).
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
+			WithHint("check the URL; without --no-create a new repository is made")
+	case q.Identity != "":
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the identity could open", store).
 			WithHint("check the URL; without --identity a new repository is made")
+	default:
+		if rp, err = repo.Create(ctx, store, repo.NewSlot{Label: label, Recipient: r.Recipient}); err != nil {
+			return nil, false, errs.KindOf(err) != errs.Exists && errs.KindOf(err) != errs.Invalid, err
+		}
+		created, needed = true, true
+		err = addSlots(ctx, rp, q)
 	}
-	slots := []repo.NewSlot{{Label: hostLabel(), Recipient: r.Recipient}}
+	if err != nil {
+		rp.Close()
+		return nil, created, needed, err
+	}
+	return rp, created, needed, nil
+}
+
+// secrets are what may open a repository that is there.
+func (q AddRequest) secrets() (out []repo.Secret, err error) {
+	if q.Identity != "" {
+		s, err := repo.Identity(q.Identity)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
 	if q.Passphrase != "" {
-		slots = append(slots, repo.NewSlot{Label: "passphrase", Passphrase: q.Passphrase})
+		out = append(out, repo.Passphrase(q.Passphrase))
+	}
+	return out, nil
+}
+
+// addSlots adds what else shall open a new repository.
+func addSlots(ctx context.Context, rp *repo.Repo, q AddRequest) error {
+	var slots []repo.NewSlot
+	if q.Passphrase != "" {
+		slots = append(slots, repo.NewSlot{Label: PassphraseLabel, Passphrase: q.Passphrase})
 	}
 	for _, to := range q.Recipients {
-		slots = append(slots, repo.NewSlot{Label: "recipient", Recipient: to})
+		slots = append(slots, repo.NewSlot{Label: RecipientLabel(to), Recipient: to})
 	}
-	if rp, err = repo.Create(ctx, store, slots[0]); err != nil {
-		return nil, errs.KindOf(err) != errs.Exists, err
-	}
-	for _, s := range slots[1:] {
-		if err := rp.AddSlot(ctx, s); err != nil {
-			rp.Close()
-			return nil, true, err
+	for _, s := range slots {
+		if err := addSlot(ctx, rp, s); err != nil {
+			return err
 		}
 	}
-	return rp, true, nil
+	return nil
+}
+
+// addSlot adds a slot under its label, or one like it if that is taken, unless there is
+// one for the same.
+func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
+	there, err := rp.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	labels := map[string]bool{}
+	for _, i := range there {
+		if i.Recipient == s.Recipient && (s.Recipient != "" || i.Kind == repo.SlotPassphrase) {
+			return nil
+		}
+		labels[i.Label] = true
+	}
+	for n, label := 2, s.Label; labels[s.Label]; n++ {
+		s.Label = fmt.Sprintf("%s %d", label, n)
+	}
+	return rp.AddSlot(ctx, s)
 }
 
 // Load reads a remote of a pool. NotFound, Damaged, TooNew, Permission.
@@ -305,7 +350,7 @@ func Load(pool, name string) (*Remote, error) {
 	}
 	r.identity = strings.TrimSpace(string(key))
 	if _, err := repo.Identity(r.identity); err != nil {
-		return nil, damaged(identityName, "%w", err)
+		return nil, damaged(identityName, "%v", err)
 	}
 	return r, nil
 }

@@ -48,12 +48,9 @@ func begin(ctx context.Context, r *repo.Repo, kind repo.SessionKind, heads []str
 	return beginWith(ctx, r, s)
 }
 
-// resume takes up a session, as it was read, that a dead process of this host has
-// left. errEnded if it is gone meanwhile.
-func resume(ctx context.Context, r *repo.Repo, s repo.SessionState) (context.Context, *lease, error) {
-	return beginWith(ctx, r, s.Session)
-}
-
+// beginWith is begin with a session that is made already: a new one, or one as it was
+// read that a dead process of this pool has left. Then it is errEnded if that is gone
+// meanwhile.
 func beginWith(ctx context.Context, r *repo.Repo, s repo.Session) (context.Context, *lease, error) {
 	l := &lease{repo: r, id: s.ID, s: s, done: make(chan struct{})}
 	if err := l.beat(ctx); err != nil {

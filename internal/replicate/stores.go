@@ -8,6 +8,8 @@ import (
 	"pando/internal/errs"
 	"pando/internal/objstore"
 	"pando/internal/objstore/file"
+	"pando/internal/objstore/gcs"
+	"pando/internal/objstore/s3"
 )
 
 // storeSchemes is what people may write, for messages.
@@ -23,12 +25,14 @@ func OpenStore(ctx context.Context, raw string, create bool) (objstore.Store, er
 		return nil, err
 	}
 	switch {
-	case u.Scheme == "file" && create:
+	case u.Scheme == "s3":
+		return s3.Open(ctx, u)
+	case u.Scheme == "gs":
+		return gcs.Open(ctx, u)
+	case create:
 		return file.Create(ctx, u)
-	case u.Scheme == "file":
-		return file.Open(ctx, u)
 	}
-	return nil, errs.New(errs.Unsupported, "open remote", u.Redacted(), "%q is not known", u.Scheme)
+	return file.Open(ctx, u)
 }
 
 // parseURL reads the URL of a store. Invalid.

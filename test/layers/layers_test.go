@@ -47,7 +47,7 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/cli": {
-		imports: []string{"internal/engine", "internal/bench", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
+		imports: []string{"internal/engine", "internal/replicate", "internal/bench", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 
@@ -57,7 +57,7 @@ var table = map[string]layer{
 		tests:   []string{"{drivers}"},
 	},
 	"internal/replicate": {
-		imports: []string{"internal/engine", "internal/repo", "internal/objstore", "internal/objstore/file", "internal/driver", "{words}"},
+		imports: []string{"internal/engine", "internal/repo", "internal/objstore", "internal/objstore/file", "internal/objstore/s3", "internal/objstore/gcs", "internal/driver", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 	"internal/engine": {

@@ -1,0 +1,119 @@
+package cli
+
+import (
+	"fmt"
+
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/replicate"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) remotePruneCommand() *cobra.Command {
+	var q replicate.PruneRequest
+	var patience string
+	c := &cobra.Command{
+		Use:   "prune REMOTE [VOLUME...]",
+		Short: "Remove points that need not be kept, and return their space",
+		Long: `Removes from REMOTE the points of each volume (or of VOLUME...) that no --keep rule
+keeps, and then what nothing needs any more. Without a rule all points stay, and only
+what was deleted or left by interrupted pushes goes. Whatever the rules say, the
+newest point of each volume stays.
+
+Hours, days, weeks, months and years are those of UTC, counted from the newest point
+of each volume: a volume that nobody pushes loses nothing by waiting.
+
+It may run while others push, pull and prune, from any host; nothing that they need
+is removed. What a push had sent when its host died stays until two prunes, at least
+--patience apart, have seen no sign of life from it. If anything cannot be read,
+nothing is deleted.`,
+		Example: `  pando remote prune backup --keep-last 10 --keep-daily 14 --keep-monthly 6 --dry-run
+  pando remote prune backup job-17 --keep-within 48h`,
+		Args:              usage(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: a.completeOnRemote(0),
+	}
+	f := c.Flags()
+	keep := retentionFlags(f)
+	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
+	f.StringVar(&patience, "patience", "", fmt.Sprintf("believe that who gives no sign of life for this `DURATION` is dead (default %v)", replicate.DefaultPatience))
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		if q.Policy, err = keep.parse("remote prune"); err != nil {
+			return err
+		}
+		if f.Changed("patience") {
+			if q.Patience, err = parseTTL("remote prune", patience); err != nil {
+				return err
+			}
+		}
+		for _, n := range args[1:] {
+			if err := ref.CheckName("remote prune", n); err != nil {
+				return err
+			}
+		}
+		if len(args) > 1 && q.Policy.IsZero() {
+			return errs.New(errs.Invalid, "remote prune", args[1], "no --keep rule says which of its points stay").WithHint("for example --keep-last 10; see `pando remote prune --help`")
+		}
+		q.Names = args[1:]
+		r, err := a.remote("remote prune", args[0])
+		if err != nil {
+			return err
+		}
+		var out *replicate.Pruned
+		if err := a.track(func(t *progress.Tracker) (err error) {
+			q.Tracker = t
+			out, err = replicate.Prune(c.Context(), r, q)
+			return err
+		}); err != nil {
+			return err
+		}
+		return a.printRemotePruned(out)
+	}
+	return c
+}
+
+func (a *App) printRemotePruned(p *replicate.Pruned) error {
+	if a.json {
+		return a.printJSON(p)
+	}
+	for _, w := range p.Ended {
+		a.note("ended a %s of %s (pid %d), which gave no sign of life since %s", w.Kind, w.Host, w.PID, w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
+	}
+	if a.quiet {
+		for _, x := range p.Points {
+			if err := a.printf("%s@%s\n", x.Volume, x.Name); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	result := "removed"
+	if p.DryRun {
+		result = "would go"
+	}
+	if len(p.Points) > 0 {
+		t := a.table("POINT", "CREATED", "RESULT")
+		for _, x := range p.Points {
+			t.row(x.Volume+"@"+x.Name, ago(x.CreatedAt), result)
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+		if err := a.printf("\n"); err != nil {
+			return err
+		}
+	}
+	freed := fmt.Sprintf("%s in %s", size(p.FreedBytes), plural(p.Segments, "segment"))
+	if p.DryRun {
+		freed = "would be " + freed
+	}
+	held, partly := "", ""
+	if p.HeldBytes > 0 {
+		held = size(p.HeldBytes) + " for who may still be at work"
+	}
+	if p.PartlyUsedBytes > 0 {
+		partly = fmt.Sprintf(", of which up to %s are not needed but lie among what is", size(p.PartlyUsedBytes))
+	}
+	return a.fields("kept", plural(p.Kept, "point"), "returned", freed, "held", held, "used", size(p.UsedBytes)+partly)
+}

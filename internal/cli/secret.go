@@ -1,0 +1,138 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"pando/internal/errs"
+
+	"golang.org/x/term"
+)
+
+// Where a passphrase comes from if no flag names a file.
+const (
+	passphraseFileVariable = "PANDO_PASSPHRASE_FILE"
+	passphraseVariable     = "PANDO_PASSPHRASE"
+)
+
+// maxSecretBytes is how long a file with a passphrase or identities may be: what
+// is longer is some other file.
+const maxSecretBytes = 64 << 10
+
+// passphraseSources is the sentence of help texts.
+const passphraseSources = `A passphrase is read from --passphrase-file, from the file that
+$PANDO_PASSPHRASE_FILE names, from $PANDO_PASSPHRASE, or else on a terminal.`
+
+// passphraseGiven reports whether a passphrase is at hand without asking.
+func passphraseGiven(file string) bool {
+	return file != "" || os.Getenv(passphraseFileVariable) != "" || os.Getenv(passphraseVariable) != ""
+}
+
+// passphrase reads a passphrase: from file, the environment, or the terminal,
+// where it asks for it by the words of what, twice if it is new. "" without an
+// error: there is none, and nobody to ask. Invalid, NotFound, Permission.
+func (a *App) passphrase(ctx context.Context, op, file, what string, fresh bool) (string, error) {
+	if file == "" {
+		file = os.Getenv(passphraseFileVariable)
+	}
+	if file != "" {
+		b, err := a.readSecret(op, file)
+		if err != nil {
+			return "", err
+		}
+		// An editor ends a file with a newline; nobody types one.
+		return checkPassphrase(op, file, strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r"))
+	}
+	if p, set := os.LookupEnv(passphraseVariable); set && p != "" {
+		return checkPassphrase(op, "$"+passphraseVariable, p)
+	}
+	if !a.onTerminal() {
+		return "", nil
+	}
+	p, err := a.ask(ctx, op, what)
+	if err != nil {
+		return "", err
+	}
+	if p, err = checkPassphrase(op, what, p); err != nil || !fresh {
+		return p, err
+	}
+	again, err := a.ask(ctx, op, what+", again")
+	if err != nil {
+		return "", err
+	}
+	if again != p {
+		return "", errs.New(errs.Invalid, op, what, "the two are not the same").WithHint("nothing was changed; try again")
+	}
+	return p, nil
+}
+
+func checkPassphrase(op, where, p string) (string, error) {
+	switch {
+	case p == "":
+		return "", errs.New(errs.Invalid, op, where, "the passphrase is empty")
+	case strings.ContainsAny(p, "\n\x00"):
+		return "", errs.New(errs.Invalid, op, where, "a passphrase is one line of text").WithHint("is this the right file?")
+	}
+	return p, nil
+}
+
+// readSecret reads a small file that others should not be able to read; "-" is
+// standard input.
+func (a *App) readSecret(op, file string) (b []byte, err error) {
+	f := a.Stdin
+	if file != "-" {
+		if f, err = os.Open(file); err != nil {
+			return nil, errs.Wrap(op, file, err)
+		}
+		defer f.Close()
+		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode().Perm()&0o077 != 0 {
+			a.warn("%s can be read by others (mode %04o): `chmod 600 %s`", file, i.Mode().Perm(), shellWord(file))
+		}
+	}
+	if b, err = io.ReadAll(io.LimitReader(f, maxSecretBytes+1)); err != nil {
+		return nil, errs.Wrap(op, file, err)
+	}
+	if len(b) > maxSecretBytes {
+		return nil, errs.New(errs.Invalid, op, file, "more than %s is neither a passphrase nor an identity", size(maxSecretBytes)).WithHint("is this the right file?")
+	}
+	return b, nil
+}
+
+func (a *App) onTerminal() bool { return a.Stdin != nil && term.IsTerminal(int(a.Stdin.Fd())) }
+
+// ask reads a line from the terminal without showing it. Whatever ends it, the
+// terminal shows again what is typed.
+func (a *App) ask(ctx context.Context, op, what string) (string, error) {
+	fd := int(a.Stdin.Fd())
+	before, err := term.GetState(fd)
+	if err != nil {
+		return "", errs.Wrap(op, "terminal", err)
+	}
+	fmt.Fprintf(a.Stderr, "%s: ", what)
+	type answer struct {
+		line []byte
+		err  error
+	}
+	got := make(chan answer, 1) // who is interrupted leaves the reader behind, and ends
+	go func() {
+		line, err := term.ReadPassword(fd)
+		got <- answer{line, err}
+	}()
+	select {
+	case <-ctx.Done():
+		_ = term.Restore(fd, before)
+		fmt.Fprintln(a.Stderr)
+		return "", (&errs.Error{Kind: errs.Canceled, Op: op, Err: errors.New("interrupted; nothing was changed")})
+	case r := <-got:
+		fmt.Fprintln(a.Stderr)
+		if r.err != nil && !errors.Is(r.err, io.EOF) {
+			return "", errs.Wrap(op, "terminal", r.err)
+		}
+		return string(bytes.TrimRight(r.line, "\r\n")), nil
+	}
+}

@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"fmt"
+
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/replicate"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) verifyCommand() *cobra.Command {
+	var q replicate.VerifyRequest
+	var read string
+	c := &cobra.Command{
+		Use:     "verify [REMOTE [NAME...]]",
+		GroupID: "remotes",
+		Short:   "Check what a remote holds",
+		Long: `Checks that everything that the volumes on REMOTE (all, or NAME...) need is there
+and belongs together: each point, the lists of its blocks, and each segment with
+the size that it must have. With --read-data the data is read too, and each block
+authenticated; --read-data=5% reads a sample, drawn anew each time.
+
+What is wrong is reported with the volume, the point and the range of bytes that
+it affects. Nothing is changed. The exit code is 0 if nothing is wrong, otherwise
+that of damaged (see ` + "`pando exit-codes`" + `).`,
+		Example:           "  pando verify backup\n  pando verify backup job-17 --read-data\n  pando verify backup --read-data=5%",
+		ValidArgsFunction: a.completeOnRemote(0),
+	}
+	c.Flags().StringVar(&read, "read-data", "", "read and check all data, or a `PERCENT` of it")
+	c.Flags().Lookup("read-data").NoOptDefVal = "100%"
+	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		if c.Flags().Changed("read-data") {
+			if q.ReadPercent, err = parseSample(read); err != nil {
+				return err
+			}
+		}
+		name := ""
+		if len(args) > 0 {
+			name, args = args[0], args[1:]
+		}
+		for _, n := range args {
+			if err := ref.CheckName("verify", n); err != nil {
+				return err
+			}
+		}
+		q.Names = args
+		r, err := a.remote("verify", name)
+		if err != nil {
+			return err
+		}
+		var out *replicate.Verified
+		if err := a.track(func(t *progress.Tracker) (err error) {
+			q.Tracker = t
+			out, err = replicate.Verify(c.Context(), r, q)
+			return err
+		}); err != nil {
+			return err
+		}
+		if err := a.printVerified(out, q.ReadPercent); err != nil {
+			return err
+		}
+		if out.TotalProblems > 0 {
+			a.exit = errs.Damaged.Codes().Exit
+		}
+		return nil
+	}
+	return c
+}
+
+func (a *App) printVerified(v *replicate.Verified, percent float64) error {
+	if a.json {
+		return a.printJSON(v)
+	}
+	for _, w := range v.Warnings {
+		a.warn("%s", oneLine(w.String()))
+	}
+	if len(v.Problems) > 0 {
+		t := a.table("WHERE", "BYTES", "OBJECT", "PROBLEM")
+		for _, p := range v.Problems {
+			where, bytes := orDash(p.Volume), "-"
+			if p.Point != "" {
+				where += "@" + p.Point
+			}
+			if p.Length > 0 {
+				bytes = fmt.Sprintf("%d to %d", p.Offset, p.Offset+p.Length-1)
+			}
+			t.row(where, bytes, orDash(p.Object), oneLine(p.Message))
+		}
+		if err := t.flush(); err != nil {
+			return err
+		}
+		if err := a.printf("\n"); err != nil {
+			return err
+		}
+	}
+	problems := "none"
+	if v.TotalProblems > 0 {
+		problems = itoa(v.TotalProblems)
+	}
+	if a.quiet && v.TotalProblems == 0 {
+		return nil
+	}
+	read, garbage, working, unknown := "nothing of the data (--read-data)", "", "", ""
+	switch {
+	case percent >= 100:
+		read = fmt.Sprintf("all data: %s", size(v.ReadBytes))
+	case percent > 0:
+		read = fmt.Sprintf("a sample: %s in %s", size(v.ReadBytes), plural(v.ReadSegments, "segment"))
+	}
+	if v.GarbageCount > 0 {
+		garbage = fmt.Sprintf("%s in %s, which the next `pando remote prune` removes", size(v.GarbageBytes), plural(v.GarbageCount, "object"))
+	}
+	if v.WorkingBytes > 0 {
+		working = size(v.WorkingBytes) + " of who is at work"
+	}
+	if n := len(v.Unknown); n > 0 {
+		unknown = fmt.Sprintf("%s that Pando did not write, for example %s", plural(n, "object"), v.Unknown[0])
+	}
+	return a.fields(
+		"checked", fmt.Sprintf("%s with %s, in %s (%s)", plural(v.Volumes, "volume"), plural(v.Points, "point"), plural(v.Segments, "segment"), size(v.SegmentBytes)),
+		"read", read, "not needed", garbage, "in work", working, "unknown", unknown, "problems", problems,
+	)
+}
+
+// parseSample reads which part of the data is to be read, above 0 to 100 %.
+// Invalid.
+func parseSample(s string) (float64, error) {
+	if s == "100%" || s == "100" {
+		return 100, nil
+	}
+	p, err := parsePercent("verify", s)
+	if err != nil || p == 0 {
+		return 0, errs.New(errs.Invalid, "verify", s, "not a percentage above 0 and up to 100").WithHint("write for example --read-data=5%%, or --read-data for everything")
+	}
+	return p, nil
+}
