@@ -176,9 +176,16 @@ func (p *pruner) retire(ctx context.Context) error {
 		left := h
 		if !p.DryRun {
 			left, err = changeHead(ctx, p.repo, opRemotePrune, h.Name, func(h *repo.Head) (bool, error) {
-				n := len(h.Points)
-				h.Points = slices.DeleteFunc(h.Points, func(pt repo.Point) bool { return gone[pt.Manifest] && !pt.Keep })
-				return len(h.Points) < n, nil
+				// Others may have removed points meanwhile: what is the newest now stays.
+				var left []repo.Point
+				for i, keep := range p.Policy.keeps(h.Points) {
+					if keep || !gone[h.Points[i].Manifest] {
+						left = append(left, h.Points[i])
+					}
+				}
+				less := len(left) < len(h.Points)
+				h.Points = left
+				return less, nil
 			})
 			if err != nil {
 				return err

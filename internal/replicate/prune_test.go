@@ -110,6 +110,31 @@ func TestPrune(t *testing.T) {
 	}
 }
 
+// TestPruneNeverTakesTheLast: somebody removes the newest point while a prune is about
+// to remove the others.
+func TestPruneNeverTakesTheLast(t *testing.T) {
+	b := newBench(t)
+	b.history(seed(t), "v", nil, 3)
+	done := false
+	r, _ := b.faulty(storetest.Fault{Times: -1, Match: func(c storetest.Call) bool {
+		if !done && c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/") {
+			done = true
+			if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: "p3"}); err != nil {
+				t.Error(err)
+			}
+		}
+		return false
+	}})
+	out, err := prune(t.Context(), r, PruneRequest{Policy: Policy{Last: 1}})
+	if err != nil || !done {
+		t.Fatal(err)
+	}
+	if got := b.points("v"); got != "p2" || len(out.Points) != 1 || out.Points[0].Name != "p1" || out.Kept != 1 {
+		t.Errorf("left %q: %+v", got, out)
+	}
+	b.whole()
+}
+
 func (b *bench) count(prefix string) int {
 	b.t.Helper()
 	n := 0

@@ -78,7 +78,7 @@ type Page struct {
 // Use is a segment that a manifest needs, and how much of it.
 type Use struct {
 	Segment Segment
-	Bytes   int64 // stored bytes of frames that the manifest refers to, roughly (never 0)
+	Bytes   int64 // stored bytes of frames that the manifest refers to, once for every page that does (never 0)
 }
 
 // Origin says what a volume was cloned from.

@@ -151,7 +151,7 @@ func Run(t *testing.T, target Target) {
 	some("CloneTakesNoSpace", testCloneSpace)
 	sub("Seal", testSeal)
 	sub("SealCanceled", testSealCanceled)
-	sub("Stream", testStream)
+	some("Stream", testStream)
 	some("StreamErrors", testStreamErrors)
 	t.Run("StreamFull", func(t *testing.T) { testStreamFull(t, target) })
 	some("Concurrency", testConcurrency)
