@@ -354,3 +354,57 @@ func TestPushRefused(t *testing.T) {
 	}
 	w.noSessions(rp)
 }
+
+// TestPushTwoRemotes: each remote keeps the snapshot that its next push builds upon,
+// also when both are pushed to at once.
+func TestPushTwoRemotes(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 4*mib) })
+	w.clone("g", "v")
+	if _, err := Add(t.Context(), w.e, AddRequest{Name: "s", URL: "file:" + filepath.Join(t.TempDir(), "second")}); err != nil {
+		t.Fatal(err)
+	}
+	var remotes []*Remote
+	for _, name := range []string{"r", "s"} {
+		r, err := Load(w.dir, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		remotes = append(remotes, r)
+	}
+	for round := range 6 {
+		w.edit("v", func(f *os.File) { noise(t, f, uint64(round), int64(10+round)*mib, 64<<10) })
+		var both sync.WaitGroup
+		for i, r := range remotes {
+			if round == 3 && i == 1 {
+				continue // one falls behind
+			}
+			both.Go(func() {
+				out, err := Push(t.Context(), w.e, r, PushRequest{Refs: []ref.Ref{{Name: "v"}}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if p := out[len(out)-1]; p.Full || p.ReadBytes > 128<<10 {
+					t.Errorf("round %d, remote %s: %+v", round, r.Name, p)
+				}
+			})
+			if round%2 == 0 {
+				both.Wait()
+			}
+		}
+		both.Wait()
+	}
+	if s := w.pushSnapshots("v"); len(s) > 3 {
+		t.Errorf("snapshots of pushes: %v", s)
+	}
+	for _, r := range remotes {
+		rp, err := r.Open(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.checkPoint(rp, "v", w.image("v"))
+		w.noSessions(rp)
+		rp.Close()
+	}
+}
