@@ -28,6 +28,7 @@ type PushRequest struct {
 
 	As         string // name on the remote, of the only ref; "": its own
 	LimitBytes int64  // a second, up and down; 0: no limit
+	NoFreeze   bool   // do not stop the writes to a volume in use: see [engine.SnapshotRequest]
 	NoOrigin   bool   // do not push the golden that a volume descends from first
 	Tracker    *progress.Tracker
 }
@@ -262,7 +263,7 @@ func (p *pusher) volume(ctx context.Context, name, head string, j *journal, h he
 	if err := j.begin(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
 		return Pushed{}, err
 	}
-	if _, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: snap.At, Tracker: p.q.Tracker}); err != nil {
+	if _, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: snap.At, NoFreeze: p.q.NoFreeze, Tracker: p.q.Tracker}); err != nil {
 		return Pushed{}, errors.Join(err, j.clear())
 	}
 	pt, err := p.e.Point(ctx, snap)

@@ -409,11 +409,12 @@ func TestVolumes(t *testing.T) {
 		}
 		got = append(got, s)
 	}
-	want := []string{"fork 1 pull by puller", "v 2 push by pusher"}
+	// What is being pushed for the first time is there, too, without a point.
+	want := []string{"fork 1 pull by puller", "new 0 push by pusher", "v 2 push by pusher"}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if all[0].Points[0].Origin != "v@p2" || all[1].SizeBytes != small {
+	if all[0].Points[0].Origin != "v@p2" || all[2].SizeBytes != small {
 		t.Errorf("got %+v", all)
 	}
 	if b, err := json.Marshal(all); err != nil || strings.Contains(string(b), "null") {
