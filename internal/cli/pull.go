@@ -94,8 +94,8 @@ refused (conflict), and it loses nothing.`,
 	return c
 }
 
-// mountPulled mounts what was pulled, if it is not mounted already and dir is left
-// to us.
+// mountPulled mounts a volume that was pulled. One that is mounted there already
+// stays so.
 func mountPulled(ctx context.Context, e *engine.Engine, v engine.Info, dir string) (engine.Info, error) {
 	if v.Kind != "volume" {
 		return v, errs.New(errs.Invalid, "mount", v.Name, "it was pulled, but it is a %s, which cannot be mounted", v.Kind).

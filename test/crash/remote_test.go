@@ -303,7 +303,7 @@ func (v *travel) onePoint() {
 }
 
 // strikes is how many steps of each are struck by default, drawn anew each time.
-var strikes = map[string]int{"kill": 4, "ENOSPC": 1, "EIO": 1}
+var strikes = map[string]int{"kill": 7, "ENOSPC": 2, "EIO": 2}
 
 // TestRemoteFaultAtEveryStep kills each verb that deals with remotes at its system
 // calls, those on the remote among them, and makes them fail. After each the remote
