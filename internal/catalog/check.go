@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync"
 
 	"pando/internal/driver"
 	"pando/internal/errs"
@@ -15,7 +16,7 @@ import (
 )
 
 // schemaNames finds the tables and indexes of the schema.
-var schemaNames = regexp.MustCompile(`(?m)^CREATE (?:UNIQUE )?(?:TABLE|INDEX) (\w+)`)
+var schemaNames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?m)^CREATE (?:UNIQUE )?(?:TABLE|INDEX) (\w+)`) })
 
 // Check reads the whole database and says what is wrong with it as one, in
 // SQLite's words; nil if nothing is. The error is that of not being able to.
@@ -41,7 +42,7 @@ func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 		}); err != nil {
 			return err
 		}
-		for _, m := range schemaNames.FindAllStringSubmatch(schema, -1) {
+		for _, m := range schemaNames().FindAllStringSubmatch(schema, -1) {
 			if !have[m[1]] {
 				out = append(out, m[1]+" is missing in the schema")
 			}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // DDT is the dedup table of a zpool: one entry for each block that was written
@@ -140,8 +141,10 @@ func (d *DDT) sum() error {
 }
 
 var (
-	sizeLine = regexp.MustCompile(`^DDT entries ([0-9]{1,15}), size ([0-9.]+[BKMGTPE]?) on disk, ([0-9.]+[BKMGTPE]?) in core$`)
-	heads    = [][]string{
+	sizeLine = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^DDT entries ([0-9]{1,15}), size ([0-9.]+[BKMGTPE]?) on disk, ([0-9.]+[BKMGTPE]?) in core$`)
+	})
+	heads = [][]string{
 		strings.Fields("bucket allocated referenced"),
 		nil, // underscores
 		strings.Fields("refcnt blocks LSIZE PSIZE DSIZE blocks LSIZE PSIZE DSIZE"),
@@ -164,7 +167,7 @@ func parseDDTText(out string) (*DDT, error) {
 	if first == "no DDT entries" {
 		return &DDT{}, nil
 	}
-	m := sizeLine.FindStringSubmatch(first)
+	m := sizeLine().FindStringSubmatch(first)
 	if m == nil {
 		return nil, fmt.Errorf("%q is not understood", first)
 	}
@@ -235,14 +238,14 @@ func (r Range) times(n int64) (Range, error) {
 	return Range{r.Low * n, r.High * n}, nil
 }
 
-var niceNumber = regexp.MustCompile(`^([0-9]{1,4})(?:\.([0-9]{1,2}))?([BKMGTPE]?)$`)
+var niceNumber = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9]{1,4})(?:\.([0-9]{1,2}))?([BKMGTPE]?)$`) })
 
 // parseNice reads a number as zfs_nicenum of libzfs writes it: at most five
 // characters, with a unit of powers of 1024. What was rounded becomes a range.
 // (A multiple of its unit is written without decimals, and so is what would have
 // three digits before them.)
 func parseNice(s string) (Range, error) {
-	m := niceNumber.FindStringSubmatch(s)
+	m := niceNumber().FindStringSubmatch(s)
 	if m == nil {
 		return Range{}, fmt.Errorf("%q is not a number as ZFS writes them", s)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"sync"
 	"time"
 
 	"pando/internal/driver"
@@ -14,7 +15,7 @@ import (
 // pushName is the name of a snapshot that a push takes.
 func pushName(t time.Time) string { return "push-" + t.UTC().Format("20060102T150405.000Z") }
 
-var pushNames = regexp.MustCompile(`^push-[0-9]{8}T[0-9]{6}\.[0-9]{3}Z$`)
+var pushNames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^push-[0-9]{8}T[0-9]{6}\.[0-9]{3}Z$`) })
 
 // cleanSnapshots destroys the snapshots of earlier pushes of a volume. Of each
 // repository the newest point that is known here stays, since the next push there
@@ -26,7 +27,7 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 	}
 	var old []engine.Point
 	for _, x := range points {
-		if x.ID != pt.ID && !x.Golden && pushNames.MatchString(x.Name) && !x.CreatedAt.After(pt.CreatedAt) {
+		if x.ID != pt.ID && !x.Golden && pushNames().MatchString(x.Name) && !x.CreatedAt.After(pt.CreatedAt) {
 			old = append(old, x)
 		}
 	}

@@ -377,7 +377,7 @@ func (w *world) pushSnapshots(volume string) []string {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return slices.DeleteFunc(names, func(n string) bool { return !pushNames.MatchString(n) })
+	return slices.DeleteFunc(names, func(n string) bool { return !pushNames().MatchString(n) })
 }
 
 // clearLost removes the sessions of pushes that failed in a way that kept them from

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 
 	"pando/internal/errs"
 	"pando/internal/run"
@@ -54,7 +55,7 @@ const (
 // row is a line of the table.
 type row struct {
 	reason  Reason
-	pattern *regexp.Regexp
+	pattern func() *regexp.Regexp
 	kind    errs.Kind
 	hint    string // with %USER% and %POOL% in it
 }
@@ -95,7 +96,10 @@ var table = []row{
 // quotedName is a name of a dataset in a complaint: it may hold the words of one.
 var quotedName = re(`'[^']*[/@][^']*'`)
 
-func re(s string) *regexp.Regexp { return regexp.MustCompile(s) }
+// re is a pattern that is compiled when it is first used: most runs of pando need none.
+func re(s string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(s) })
+}
 
 // complaint is the cause of an error of the programs.
 type complaint struct {
@@ -113,9 +117,9 @@ func Classify(op string, f *run.Failure) error {
 	text := strings.TrimSpace(f.Stderr)
 	e := &errs.Error{Kind: errs.IO, Op: op}
 	c := &complaint{cause: f}
-	plain := quotedName.ReplaceAllString(text, "''")
+	plain := quotedName().ReplaceAllString(text, "''")
 	for _, r := range table {
-		if r.pattern.MatchString(plain) {
+		if r.pattern().MatchString(plain) {
 			e.Kind, c.reason = r.kind, r.reason
 			e.Hint = strings.ReplaceAll(r.hint, "%USER%", userName())
 			break

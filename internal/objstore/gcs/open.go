@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"pando/internal/errs"
@@ -33,7 +34,7 @@ type location struct {
 
 // bucketName also takes names that are domains. It is only there so that nothing else
 // gets into the URLs of requests.
-var bucketName = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
+var bucketName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`) })
 
 // Open opens the store that u, as above, names. It asks nobody: not even whether the
 // bucket is there. Errors: Invalid for a URL that is none.
@@ -66,7 +67,7 @@ func parse(u *url.URL) (location, error) {
 			WithHint("set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
 	case u.Opaque != "" || u.Host == "":
 		return invalid("it names no bucket")
-	case !bucketName.MatchString(u.Host):
+	case !bucketName().MatchString(u.Host):
 		return invalid("%q is no name of a bucket", u.Host)
 	case u.Fragment != "" || u.RawFragment != "":
 		return invalid("it has a part after #")
