@@ -35,6 +35,7 @@ type ReplicateConfig struct {
 	Program   string // this program's executable; "": as running
 	Scenarios []Scenario
 	Appends   int      // of each
+	Freeze    bool     // pushes freeze the volume's filesystem, as they do by default
 	Peers     bool     // the others too, where they are installed
 	Only      []string // names of those to measure; empty: all
 	Tracker   *progress.Tracker

@@ -113,7 +113,11 @@ func appendRecords(path string, r *records, n int64) error {
 }
 
 func (p *pandoContender) push(ctx context.Context) error {
-	_, err := p.pando(ctx, p.from, "push", benchVolume, "--to", benchRemote)
+	args := []string{"push", benchVolume, "--to", benchRemote}
+	if !p.c.Freeze {
+		args = append(args, "--no-freeze")
+	}
+	_, err := p.pando(ctx, p.from, args...)
 	return err
 }
 

@@ -24,7 +24,8 @@ func (a *App) benchReplicateCommand() *cobra.Command {
 first, pushes it, restores it in the second, lets it grow --appends times, pushes
 and refreshes each time, pushes nothing a few times (the floor of latency), and
 restores everything into an empty pool. What comes back is compared with what was
-written. Whole commands are measured, with a syncfs behind each.
+written. Whole commands are measured, with a syncfs behind each. Pushes are made with
+--no-freeze, since all data is on the disk before each; --freeze measures the others.
 
 The same data then goes through a bare pipeline of read, zstd, AES-GCM and write in
 this process, ` + "`btrfs send | zstd`" + ` (no encryption), restic, and Litestream (the records
@@ -41,6 +42,7 @@ left, the next one in the same DIR removes.`,
 	f.StringVar(&q.Driver, "driver", "auto", "driver of the pools")
 	f.StringArrayVar(&sizes, "size", nil, "data and growth, `DATA+GROWTH`; repeatable (default 100M+1M, 500M+5M, 2G+10M, 10G+50M)")
 	f.IntVar(&q.Appends, "appends", 5, "how often the data grows")
+	f.BoolVar(&q.Freeze, "freeze", false, "let each push freeze the filesystem for its snapshot, as it does by default")
 	f.BoolVar(&alone, "alone", false, "leave the other tools out, not the pipeline")
 	f.StringSliceVar(&q.Only, "only", nil, "only these `CONTENDERS`: pando, pipeline, btrfs-send, restic, litestream")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
