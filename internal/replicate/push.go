@@ -257,14 +257,27 @@ func add(out []Pushed) func(Pushed, error) ([]Pushed, error) {
 
 // volume takes a snapshot and pushes it.
 func (p *pusher) volume(ctx context.Context, name, head string, j *journal, h headState, begun time.Time) (Pushed, error) {
-	snap := ref.Ref{Name: name, At: pushName(time.Now())}
-	// Who cleans up must know that somebody is about to use it. After a power loss a
-	// snapshot that nobody uses is recognised without this.
-	if err := j.begin(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
-		return Pushed{}, err
-	}
-	if _, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: snap.At, NoFreeze: p.q.NoFreeze, Tracker: p.q.Tracker}); err != nil {
-		return Pushed{}, errors.Join(err, j.clear())
+	var snap ref.Ref
+	for {
+		snap = ref.Ref{Name: name, At: pushName(time.Now())}
+		// Who cleans up must know that somebody is about to use it. After a power loss a
+		// snapshot that nobody uses is recognised without this.
+		if err := j.begin(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
+			return Pushed{}, err
+		}
+		_, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: snap.At, NoFreeze: p.q.NoFreeze, Tracker: p.q.Tracker})
+		if err == nil {
+			break
+		}
+		if err := errors.Join(err, j.clear()); !errs.Is(err, errs.Exists) {
+			return Pushed{}, err
+		}
+		// A push to another remote has taken one in this very millisecond.
+		select {
+		case <-ctx.Done():
+			return Pushed{}, errs.Wrap(opPush, name, ctx.Err())
+		case <-time.After(time.Millisecond):
+		}
 	}
 	pt, err := p.e.Point(ctx, snap)
 	if err != nil {
