@@ -89,7 +89,7 @@ knows, and this pool gets a key of its own.
 			}
 		}
 		out, err := replicate.Add(ctx, e, q)
-		if errs.Is(err, errs.Permission) && q.Passphrase == "" && q.Identity == "" && a.onTerminal() {
+		if replicate.NoKey(err) && q.Passphrase == "" && q.Identity == "" && a.onTerminal() {
 			// There is a repository, and somebody who may know what opens it.
 			a.note("there is a repository at %s", q.URL)
 			if q.Passphrase, err = a.passphrase(ctx, "remote add", "", "its passphrase", false); err != nil {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"pando/internal/errs"
@@ -117,8 +118,8 @@ func (a *App) printListed(r *replicate.Remote, vols []replicate.Listed) error {
 	t := a.table("NAME", "KIND", "FS", "POINTS", "NEWEST", "FROM", "LOGICAL", "STORED", "WRITER", "AT WORK")
 	for _, v := range vols {
 		newest, when, origin := "-", "-", "-"
-		if n := len(v.Points); n > 0 {
-			p := v.Points[n-1]
+		if i := slices.IndexFunc(v.Points, func(p replicate.ListedPoint) bool { return p.Name == v.Newest }); i >= 0 {
+			p := v.Points[i]
 			newest, when, origin = p.Name, ago(p.CreatedAt), orDash(p.Origin)
 		}
 		t.row(v.Name, v.Kind, orDash(v.FS), itoa(len(v.Points)), newest+", "+when, origin, size(v.LogicalBytes), size(v.StoredBytes), orDash(v.Writer), atWork(v.Sessions))

@@ -12,10 +12,13 @@ import (
 	"pando/internal/errs"
 )
 
+// DefaultAttempts is how often an operation is tried if nobody says otherwise.
+const DefaultAttempts = 10
+
 // RetryOptions say how often and when. The zero value is good.
 type RetryOptions struct {
-	// Attempts is how often an operation is tried in all. 0: 10, which with the
-	// other defaults rides out about 45 seconds.
+	// Attempts is how often an operation is tried in all. 0: DefaultAttempts, which
+	// with the other defaults rides out about 45 seconds.
 	Attempts int
 	// First is the pause after the first failure; each further one is twice as
 	// long, up to Longest. 0: 200 ms, 15 s. Each is shortened by up to a half by
@@ -40,7 +43,7 @@ type RetryOptions struct {
 // When it gives up, the last error is returned, still a Temporary one.
 func Retry(s Store, o RetryOptions) Store {
 	if o.Attempts <= 0 {
-		o.Attempts = 10
+		o.Attempts = DefaultAttempts
 	}
 	if o.First <= 0 {
 		o.First = 200 * time.Millisecond

@@ -3,17 +3,25 @@ package replicate
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"testing"
 
 	"pando/internal/objstore/storetest"
 	"pando/internal/repo"
 )
 
-// seed is printed by tests that use it, so that they can be repeated.
+// seed is printed by tests that use it, so that they can be repeated: PANDO_SEED.
 func seed(t testing.TB) *rand.Rand {
 	n := rand.Uint64()
-	t.Logf("seed %d", n)
-	return rand.New(rand.NewPCG(n, 0))
+	if text := os.Getenv("PANDO_SEED"); text != "" {
+		var err error
+		if n, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("PANDO_SEED: %v", err)
+		}
+	}
+	t.Logf("repeat with PANDO_SEED=%d", n)
+	return rand.New(rand.NewPCG(n, 2))
 }
 
 // TestRestoreAnyBase restores random volumes from nothing and from every other point.

@@ -47,8 +47,11 @@ func noVolume(err error, r *repo.Repo, op, name string) error {
 // pointOf finds what a reference names in a head: the newest point, or the newest
 // of that name. NotFound.
 func pointOf(h repo.Head, op string, q ref.Ref) (repo.Point, error) {
+	if i := h.Newest(); q.At == "" && i >= 0 && !h.Gone {
+		return h.Points[i], nil
+	}
 	for i := len(h.Points) - 1; i >= 0 && !h.Gone; i-- {
-		if q.At == "" || h.Points[i].Name == q.At {
+		if h.Points[i].Name == q.At {
 			return h.Points[i], nil
 		}
 	}
@@ -59,7 +62,7 @@ func pointOf(h repo.Head, op string, q ref.Ref) (repo.Point, error) {
 		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no point of %s", h.Name).WithHint("push it again")
 	}
 	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %s in the remote", h.Name, q.At).
-		WithHint("the newest is %s; see `pando remote ls`", h.Points[len(h.Points)-1].Name)
+		WithHint("the newest is %s; see `pando remote ls`", h.Points[h.Newest()].Name)
 }
 
 // lists reports whether a head lists a manifest.

@@ -23,7 +23,8 @@ type Listed struct {
 	Writer       string        `json:"writer"`        // host that may push it
 	WriterPool   string        `json:"writer_pool"`   // and its pool
 	Epoch        uint64        `json:"epoch"`
-	Points       []ListedPoint `json:"points"`   // the oldest first
+	Newest       string        `json:"newest"`   // name of the point that is its newest state; "" if there is none
+	Points       []ListedPoint `json:"points"`   // in the order in which they were pushed
 	Sessions     []ListedWork  `json:"sessions"` // who is at work on it now, or has died at it
 }
 
@@ -109,8 +110,10 @@ func listed(h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork) Liste
 	if h.Golden {
 		l.Kind = "golden"
 	}
-	for _, p := range h.Points {
-		l.FS, l.SizeBytes, l.LogicalBytes = p.FS, p.SizeBytes, p.Logical
+	for i, p := range h.Points {
+		if i == h.Newest() {
+			l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = p.Name, p.FS, p.SizeBytes, p.Logical
+		}
 		l.StoredBytes += p.Added
 		l.Points = append(l.Points, ListedPoint{
 			Name: p.Name, CreatedAt: p.CreatedAt, Consistency: p.Consistency, Content: string(p.Content), SizeBytes: p.SizeBytes,

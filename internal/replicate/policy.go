@@ -49,13 +49,34 @@ func (p Policy) Check(op string) error {
 
 // keeps says for each point of a volume, the oldest first, whether it stays by the
 // rules alone or by what is always kept of one volume.
-func (p Policy) keeps(points []repo.Point) []bool {
+func (p Policy) keeps(h repo.Head) []bool {
+	points := h.Points
 	keep := make([]bool, len(points))
 	if len(points) == 0 {
 		return keep
 	}
 	for i, pt := range points {
-		keep[i] = pt.Keep || p.IsZero() || i == len(points)-1 || i >= len(points)-p.Last
+		keep[i] = pt.Keep || p.IsZero() || i == h.Newest()
+	}
+	// The last ones are those that were pushed last, as clocks go wrong; but an older
+	// generation that was pushed later is older, and the newest state is the last one.
+	last := make([]int, len(points))
+	for i := range last {
+		last[i] = i
+	}
+	slices.SortStableFunc(last, func(a, b int) int {
+		switch {
+		case a == h.Newest():
+			return 1
+		case b == h.Newest():
+			return -1
+		case h.Golden:
+			return generationOf(points[a]) - generationOf(points[b])
+		}
+		return 0
+	})
+	for _, i := range last[max(0, len(last)-p.Last):] {
+		keep[i] = true
 	}
 	// By time: the writer's clock may have been set back, so not in the order of
 	// the points.

@@ -178,7 +178,7 @@ func (p *pruner) retire(ctx context.Context) error {
 			left, err = changeHead(ctx, p.repo, opRemotePrune, h.Name, func(h *repo.Head) (bool, error) {
 				// Others may have removed points meanwhile: what is the newest now stays.
 				var left []repo.Point
-				for i, keep := range p.Policy.keeps(h.Points) {
+				for i, keep := range p.Policy.keeps(*h) {
 					if keep || !gone[h.Points[i].Manifest] {
 						left = append(left, h.Points[i])
 					}
@@ -220,7 +220,7 @@ func (p *pruner) plan(heads []repo.HeadState) map[string]map[repo.ID]bool {
 	}
 	for _, s := range heads {
 		h := s.Head
-		keep := p.Policy.keeps(h.Points)
+		keep := p.Policy.keeps(h)
 		for i, pt := range h.Points {
 			if !keep[i] && (len(p.Names) == 0 || slices.Contains(p.Names, h.Name)) {
 				if going[h.Name] == nil {

@@ -412,7 +412,7 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 		return err
 	}
 	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().String(), Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, Manifest: h.Points[len(h.Points)-1].Manifest.String(),
+		Repo: p.repo.ID().String(), Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, Manifest: h.Points[h.Newest()].Manifest.String(),
 	})
 }
 

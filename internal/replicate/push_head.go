@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -121,7 +122,7 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 			continue
 		}
 		if _, err := p.e.PointByID(ctx, id); err == nil {
-			return base{point: x, head: h.Name, object: id, newest: i == len(h.Points)-1}, true
+			return base{point: x, head: h.Name, object: id, newest: i == h.Newest()}, true
 		}
 	}
 	return base{}, false
@@ -358,6 +359,22 @@ func (p *pusher) withPoint(h headState, pt engine.Point, m *repo.Manifest) (head
 		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
 	}
 	h.NextSeq++
+	// An older generation, or snapshot, that is pushed later is not what the golden or
+	// volume is now.
+	now := h.Newest()
+	if h.Latest = 0; now >= 0 && older(pt, h.Points[now]) {
+		h.Latest = h.Points[now].Seq
+	}
 	h.Points = append(slices.Clone(h.Points), at)
 	return h, at
+}
+
+// older reports whether a point is an older state than the newest that a head has. The
+// snapshot that a push has taken never is, whatever the clocks say.
+func older(pt engine.Point, newest repo.Point) bool {
+	if pt.Golden {
+		n, _ := strconv.Atoi(pt.Name)
+		return n < generationOf(newest)
+	}
+	return !pushNames().MatchString(pt.Name) && pt.CreatedAt.Before(newest.CreatedAt)
 }

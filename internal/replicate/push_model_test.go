@@ -19,9 +19,7 @@ import (
 // pushes, some of which fail and some of which have forgotten what they knew. After each
 // push the map on the remote is the image, byte by byte, and so are some older points.
 func TestPushModel(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	m := &pushModel{world: newWorld(t), r: rand.New(rand.NewPCG(seed, 2)), kept: map[string]string{}}
+	m := &pushModel{r: seed(t), world: newWorld(t), kept: map[string]string{}}
 	m.rp = m.open()
 	m.importImage("g", modelSize, func(f *os.File) {
 		for i := range int64(6) {

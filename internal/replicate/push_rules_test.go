@@ -244,7 +244,7 @@ func TestPushGenerations(t *testing.T) {
 			w := worldOn(t, testfs.XFS(t, 2<<30), d, "file:"+filepath.Join(t.TempDir(), "remote"))
 			if d == plain.Name {
 				if !w.e.Caps().Supports(driver.None) {
-					t.Skip("SKIPPED: the plain driver has no images")
+					t.Skip("does not apply: the plain driver has no images")
 				}
 			}
 			base := func(f *os.File) { noise(t, f, 1, 0, 40*mib); text(t, f, 1, 200*mib, 10*mib) }
@@ -264,6 +264,55 @@ func TestPushGenerations(t *testing.T) {
 			w.noSessions(rp)
 		})
 	}
+}
+
+// TestPushOlder: an older generation or snapshot that is pushed later is not what the
+// golden or volume is now, to a pull and to a prune.
+func TestPushOlder(t *testing.T) {
+	w := newWorld(t)
+	snap := func(name string) {
+		t.Helper()
+		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: name}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	w.clone("g", "v") // of g@1
+	snap("early")
+	w.edit("v", func(f *os.File) { noise(t, f, 2, 8*mib, mib) })
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 3, 0, mib) })
+	w.push("g")
+	w.push("v") // and g@1 first
+	w.push("v@early")
+	rp := w.open()
+	newest := func(head, want string, points int) {
+		t.Helper()
+		h, _, err := rp.Head(t.Context(), head)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := pointOf(h, "", ref.Ref{Name: head})
+		if err != nil || len(h.Points) != points || p.Name != want && !(want == "push" && pushNames().MatchString(p.Name)) {
+			t.Errorf("the newest of %s is %q, not %q, of %+v (%v)", head, p.Name, want, h.Points, err)
+		}
+	}
+	newest("g", "2", 2)
+	newest("v", "push", 2)
+	if _, err := prune(t.Context(), rp, PruneRequest{Policy: Policy{Last: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	newest("g", "2", 1)
+	newest("v", "push", 1)
+	w.checkPoint(rp, "g", w.image("g"))
+	w.checkPoint(rp, "v", w.image("v"))
+	// The next ones are.
+	w.edit("v", func(f *os.File) { noise(t, f, 4, 8*mib, mib) })
+	snap("late")
+	w.push("v@late")
+	newest("v", "late", 2)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 5, 0, mib) })
+	w.push("g")
+	newest("g", "3", 2)
 }
 
 // TestPushRefused: what cannot be pushed, and that it leaves nothing.

@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -196,6 +197,11 @@ func recipientOf(identity string) string {
 	return ""
 }
 
+var errNoKey = errors.New("this pool has no key to it")
+
+// NoKey reports whether an Add failed for want of a key, which a passphrase may mend.
+func NoKey(err error) bool { return errors.Is(err, errNoKey) }
+
 // establish opens the repository of a remote that is being added, or makes it. The
 // key opens it afterwards, and is called label there. fresh: the key was not there
 // before. needed, also with an error: a repository may have the key now.
@@ -221,10 +227,10 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 		}
 	case err == nil:
 		err = objstore.Probe(ctx, store)
-	case errs.Is(err, errs.Permission) && q.MustCreate:
+	case repo.Locked(err) && q.MustCreate:
 		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "there is a repository at %s already", store).
 			WithHint("leave out --create to open it, or use another prefix or directory")
-	case errs.Is(err, errs.Permission) && len(given) > 0:
+	case repo.Locked(err) && len(given) > 0:
 		if rp, err = repo.Open(ctx, store, given...); err != nil {
 			return nil, false, false, err
 		}
@@ -235,8 +241,8 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 		if err == nil {
 			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 		}
-	case errs.Is(err, errs.Permission):
-		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and this pool has no key to it", store).
+	case repo.Locked(err):
+		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and %w", store, errNoKey).
 			WithHint("give a key with --identity FILE, or the repository's passphrase with --passphrase or --passphrase-file FILE")
 	case !errs.Is(err, errs.NotFound):
 		return nil, false, false, err
@@ -518,6 +524,10 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	return rp, nil
 }
 
+// AttemptsVariable is in the environment of who wants requests to be tried more or
+// less often than [objstore.DefaultAttempts].
+const AttemptsVariable = "PANDO_REMOTE_ATTEMPTS"
+
 // store opens the store of the remote's URL, with retries and a limit.
 func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (objstore.Store, error) {
 	s, err := OpenStore(ctx, r.URL, create)
@@ -530,7 +540,14 @@ func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (
 	if bytesPerSecond > 0 {
 		s = objstore.Limit(s, bytesPerSecond)
 	}
-	return objstore.Retry(s, r.retry), nil
+	o := r.retry
+	if v := os.Getenv(AttemptsVariable); v != "" {
+		if o.Attempts, err = strconv.Atoi(v); err != nil || o.Attempts < 1 {
+			return nil, errs.New(errs.Invalid, "open remote", AttemptsVariable, "%q is not a number from 1", v).
+				WithHint("leave it away for %d, which rides out some 45 seconds", objstore.DefaultAttempts)
+		}
+	}
+	return objstore.Retry(s, o), nil
 }
 
 // writer is who this pool is, to a head.

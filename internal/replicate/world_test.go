@@ -354,7 +354,7 @@ func (w *world) checkPoint(rp *repo.Repo, head, image string) repo.Head {
 	if len(h.Points) == 0 {
 		w.t.Fatalf("head %s has no points", head)
 	}
-	w.check(rp, h.Points[len(h.Points)-1].Manifest, image)
+	w.check(rp, h.Points[h.Newest()].Manifest, image)
 	return h
 }
 

@@ -3,6 +3,7 @@ package repo
 import (
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -296,8 +297,20 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 			return k, err
 		}
 	}
-	return nil, errs.New(errs.Permission, "", "", "%s", whyLocked(c, kinds)).
+	return nil, errs.New(errs.Permission, "", "", "%w", &locked{whyLocked(c, kinds)}).
 		WithHint("ask somebody who can open it to run `pando remote key add` for the recipient of this host, or use the right passphrase")
+}
+
+// locked is the cause of an error about a repository that no secret opens.
+type locked struct{ why string }
+
+func (l *locked) Error() string { return l.why }
+
+// Locked reports whether err says that a repository is there which none of the given
+// secrets opens. The store itself also refuses people with Permission.
+func Locked(err error) bool {
+	var l *locked
+	return errors.As(err, &l)
 }
 
 func whyLocked(c publicConfig, tried map[SlotKind]bool) string {

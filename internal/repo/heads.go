@@ -15,6 +15,18 @@ type HeadState struct {
 	Version objstore.Version
 }
 
+// Newest is the index of the point that is the newest state of the volume or golden,
+// -1 if there is none. It is the last one, unless an older snapshot or generation was
+// pushed after it.
+func (h *Head) Newest() int {
+	for i, p := range h.Points {
+		if h.Latest != 0 && p.Seq == h.Latest {
+			return i
+		}
+	}
+	return len(h.Points) - 1
+}
+
 const maxName = 255
 
 // check says what is wrong with a head, of a caller or from a store.

@@ -147,6 +147,7 @@ type Head struct {
 	Writer  Writer  `json:"writer"`
 	NextSeq uint64  `json:"next"`
 	Points  []Point `json:"points"`           // oldest first
+	Latest  uint64  `json:"latest,omitempty"` // Seq of the point that is the newest state, if an older one was pushed after it; see Newest
 	Gone    bool    `json:"gone,omitempty"`   // removed: kept so that its epoch is not used again
 	Fenced  []ID    `json:"fenced,omitempty"` // sessions that may not commit any more, the newest last
 	WriteID ID      `json:"write"`            // of this write, to know one's own

@@ -128,6 +128,7 @@ var table = map[string]layer{
 	"test/model":    {tests: []string{"internal/engine", "{drivers}"}},
 	"test/crash":    {tests: []string{"internal/bench", "internal/engine", "{drivers}"}},
 	"test/zfs":      {},
+	"test/buckets":  {tests: []string{"internal/objstore/servertest"}},
 	"test/layers":   {},
 	"tools/testsum": {},
 }
