@@ -41,11 +41,12 @@ func (m *Merge) Clean() []Change {
 			if ch.Op == Added || ch.Op == Renamed || ch.Type == Dir && (ch.replaced || ch.TypeBefore != "") {
 				missing = append(missing, ch.Path)
 			}
+			// With what stays, the directories stay that it is in.
 			switch ch.Op {
 			case Renamed:
-				stays[ch.From] = true
+				staysWithin(stays, ch.From)
 			case Deleted:
-				stays[ch.Path] = true
+				staysWithin(stays, ch.Path)
 			}
 		}
 		for i, ch := range m.Changes {
@@ -65,6 +66,12 @@ func (m *Merge) Clean() []Change {
 		}
 	}
 	return out
+}
+
+func staysWithin(stays map[string]bool, path string) {
+	for ; path != ""; path, _ = split(path) {
+		stays[path] = true
+	}
 }
 
 // Conflicts finds what cannot be had of both: mine and theirs are the changes,

@@ -207,3 +207,26 @@ func TestConflicts(t *testing.T) {
 		})
 	}
 }
+
+// TestCleanKeepsDirectories: a directory of which something stays is in the way of what
+// was to take its name, and what was to take that one's.
+func TestCleanKeepsDirectories(t *testing.T) {
+	m := &Merge{Changes: []Change{
+		{Op: Deleted, Path: "d/sub/f", Type: File}, // which the other side has changed
+		{Op: Deleted, Path: "d/sub", Type: Dir},
+		{Op: Deleted, Path: "d", Type: Dir},
+		{Op: Renamed, Path: "d", From: "x", Type: File},
+		{Op: Renamed, Path: "x", From: "y", Type: File},
+		{Op: Renamed, Path: "free", From: "z", Type: File},
+	}, changes: make([]bool, 6)}
+	m.changes[0] = true
+	var got []string
+	for _, ch := range m.Clean() {
+		if ch.Op == Renamed {
+			got = append(got, ch.Path)
+		}
+	}
+	if !slices.Equal(got, []string{"free"}) {
+		t.Errorf("it still renames to %q", got)
+	}
+}
