@@ -88,7 +88,7 @@ E
 {
   status=0
   cat "$top/events" 2>/dev/null || true
-  test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-2000}" -f "$top/pando" -f "$top/bin" -f "$top/script" -o "$top/out" -- '. ./script; true' || status=$?
+  test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-2600}" -f "$top/pando" -f "$top/bin" -f "$top/script" -o "$top/out" -- '. ./script; true' || status=$?
   [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest (exit status %d)"}\n' $status
   case " ${TESTARGS:-} " in *' -update '*) cp -a "$top/out/docs/." docs/ ;; esac
 } | tee "${EVENTS:-/dev/null}" | "$top/testsum" -events
