@@ -9,7 +9,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"pando/internal/driver"
 	"pando/internal/driver/plain"
@@ -59,7 +58,9 @@ func TestPushTwoPools(t *testing.T) {
 		name := fmt.Sprintf("v%d", i)
 		var done sync.WaitGroup
 		worlds, failed := []*world{a, b}, make([]error, 2)
-		var here atomic.Int32 // how many are about to write the head
+		var here atomic.Int32       // how many are about to write the head
+		both := make(chan struct{}) // closed when both are, or one has failed before
+		open := sync.OnceFunc(func() { close(both) })
 		for k, w := range worlds {
 			w.clone("g", name)
 			w.edit(name, func(f *os.File) { noise(t, f, uint64(10+k), 10*mib, mib) })
@@ -67,11 +68,13 @@ func TestPushTwoPools(t *testing.T) {
 			w.store.Add(storetest.Fault{Match: func(c storetest.Call) bool {
 				return c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/")
 			}, Do: func(storetest.Call) {
-				for here.Add(1); here.Load() < 2; {
-					time.Sleep(time.Millisecond)
+				if here.Add(1) == 2 {
+					open()
 				}
+				<-both
 			}})
 			done.Go(func() {
+				defer open()
 				_, failed[k] = Push(t.Context(), w.e, w.r, PushRequest{Refs: []ref.Ref{{Name: name}}, NoOrigin: true})
 			})
 		}
