@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"time"
@@ -18,7 +19,7 @@ const (
 )
 
 // track shows the progress of fn: a bar on a terminal, else a line every few
-// seconds. Short work shows nothing.
+// seconds, which with --json is one JSON object. Short work shows nothing.
 func (a *App) track(fn func(*progress.Tracker) error) error {
 	if a.quiet || a.noProgress {
 		return fn(nil)
@@ -28,10 +29,14 @@ func (a *App) track(fn func(*progress.Tracker) error) error {
 	finished := make(chan struct{})
 	go func() {
 		defer close(finished)
-		if f, ok := a.Stderr.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		f, ok := a.Stderr.(*os.File)
+		switch {
+		case a.json:
+			a.showLines(t, done, event)
+		case ok && term.IsTerminal(int(f.Fd())):
 			a.showBar(t, done)
-		} else {
-			a.showLines(t, done)
+		default:
+			a.showLines(t, done, func(s progress.State, d time.Duration) string { return "pando: " + describe(s, d) })
 		}
 	}()
 	err := fn(t)
@@ -40,7 +45,7 @@ func (a *App) track(fn func(*progress.Tracker) error) error {
 	return err
 }
 
-func (a *App) showLines(t *progress.Tracker, done <-chan struct{}) {
+func (a *App) showLines(t *progress.Tracker, done <-chan struct{}, line func(progress.State, time.Duration) string) {
 	tick := time.NewTicker(lineInterval)
 	defer tick.Stop()
 	start, stage := time.Now(), ""
@@ -53,9 +58,35 @@ func (a *App) showLines(t *progress.Tracker, done <-chan struct{}) {
 			if s.Stage != stage {
 				start, stage = time.Now().Add(-lineInterval), s.Stage
 			}
-			fmt.Fprintf(a.Stderr, "pando: %s\n", describe(s, time.Since(start)))
+			fmt.Fprintln(a.Stderr, line(s, time.Since(start)))
 		}
 	}
+}
+
+// progressEvent is a line of progress with --json. Totals are missing while they are
+// not known.
+type progressEvent struct {
+	Stage          string  `json:"stage"`
+	Files          int64   `json:"files"`
+	TotalFiles     int64   `json:"total_files,omitempty"`
+	Bytes          int64   `json:"bytes"`
+	TotalBytes     int64   `json:"total_bytes,omitempty"`
+	BytesPerSecond int64   `json:"bytes_per_second"`
+	SecondsLeft    float64 `json:"seconds_left,omitempty"`
+}
+
+// event is a state as one JSON object, d after its stage began.
+func event(s progress.State, d time.Duration) string {
+	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
+	e := progressEvent{Stage: s.Stage, Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes, TotalBytes: s.TotalBytes, BytesPerSecond: int64(rate)}
+	if rate > 0 && s.TotalBytes > s.Bytes {
+		e.SecondsLeft = float64(s.TotalBytes-s.Bytes) / rate
+	}
+	b, err := json.Marshal(map[string]progressEvent{"progress": e})
+	if err != nil {
+		return "" // numbers and a text: it cannot be
+	}
+	return string(b)
 }
 
 // describe puts a state into words.

@@ -1,0 +1,28 @@
+package cli
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"pando/internal/progress"
+)
+
+// TestEvent: a line of progress with --json, whose fields others read.
+func TestEvent(t *testing.T) {
+	var got map[string]map[string]any
+	line := event(progress.State{Stage: "pushing v@s", Bytes: 30 << 20, TotalBytes: 90 << 20}, 3*time.Second)
+	if err := json.Unmarshal([]byte(line), &got); err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	want := map[string]any{"stage": "pushing v@s", "files": 0.0, "bytes": float64(30 << 20), "total_bytes": float64(90 << 20), "bytes_per_second": float64(10 << 20), "seconds_left": 6.0}
+	p := got["progress"]
+	for k, v := range want {
+		if p[k] != v {
+			t.Errorf("%s is %v, not %v, in %s", k, p[k], v, line)
+		}
+	}
+	if len(p) != len(want) {
+		t.Errorf("%s has other fields than %v", line, want)
+	}
+}
