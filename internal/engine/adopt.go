@@ -12,6 +12,7 @@ import (
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
+	"pando/internal/durable"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/mount"
@@ -254,8 +255,8 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 	// Nothing below may be left undone because somebody presses Ctrl-C.
 	ctx = context.WithoutCancel(ctx)
 	// Before the catalogue says so.
-	if err := syncDir(filepath.Dir(r.dir)); err != nil {
-		return true, err
+	if err := durable.SyncDir(filepath.Dir(r.dir)); err != nil {
+		return true, errs.Wrap(opAdopt, filepath.Dir(r.dir), err)
 	}
 	a := r.att
 	a.Mountpoint, a.MadeDir = r.dir, false
@@ -457,16 +458,6 @@ func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Ro
 		e.warn("volume %s has taken the place of %s, whose old content is in %s, but is not mounted: `pando mount %s %s`", row.Name, dir, aside, row.Name, dir)
 	}
 	return err
-}
-
-// syncDir makes renames in a directory durable.
-func syncDir(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return errs.Wrap(opAdopt, dir, err)
-	}
-	defer f.Close()
-	return errs.Wrap(opAdopt, dir, f.Sync())
 }
 
 // count measures a directory; of one that is adopted it takes a stamp as well.

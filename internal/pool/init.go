@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"pando/internal/driver"
-	"pando/internal/driver/objdir"
+	"pando/internal/durable"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
@@ -250,7 +250,7 @@ func Remove(ctx context.Context, dir string, unmake Unmake) error {
 		if err := os.Rename(filepath.Join(dir, configName), filepath.Join(dir, removingName)); err != nil {
 			return errs.Wrap("deinit", dir, err)
 		}
-		if err := objdir.SyncDir(dir); err != nil {
+		if err := durable.SyncDir(dir); err != nil {
 			return errs.Wrap("deinit", dir, err)
 		}
 	} else if b, e := os.ReadFile(filepath.Join(dir, removingName)); e == nil {

@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"pando/internal/driver"
-	"pando/internal/driver/objdir"
+	"pando/internal/durable"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
@@ -392,37 +392,14 @@ func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 }
 
 // Sync makes the names in the pool's directory durable.
-func (p *Pool) Sync() error { return errs.Wrap("sync", p.Dir, objdir.SyncDir(p.Dir)) }
+func (p *Pool) Sync() error { return errs.Wrap("sync", p.Dir, durable.SyncDir(p.Dir)) }
 
 func (p *Pool) writeConfig() error {
 	b, err := json.MarshalIndent(p.Config, "", "  ")
 	if err != nil {
 		return err
 	}
-	return writeDurably(filepath.Join(p.Dir, configName), append(b, '\n'))
-}
-
-// writeDurably replaces a file: after a crash it is the old or the new one.
-func writeDurably(path string, b []byte) error {
-	tmp := path + ".new"
-	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err == nil {
-		err = objdir.SyncDir(filepath.Dir(path))
-	}
-	return err
+	return durable.WriteFile(filepath.Join(p.Dir, configName), append(b, '\n'))
 }
 
 func exists(path string) bool {

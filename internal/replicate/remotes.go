@@ -24,6 +24,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/durable"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/objstore"
@@ -138,7 +139,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 		err = os.Rename(adding, filepath.Join(top, q.Name))
 	}
 	if err == nil {
-		err = syncDir(top)
+		err = durable.SyncDir(top)
 	}
 	r.dir = filepath.Join(top, q.Name)
 	return Added{Remote: r, Created: created}, errs.Wrap(opAdd, q.Name, err)
@@ -150,7 +151,7 @@ func (r *Remote) save() error {
 	if err != nil {
 		return err
 	}
-	return writeDurable(filepath.Join(r.dir, remoteName), append(b, '\n'))
+	return durable.WriteFile(filepath.Join(r.dir, remoteName), append(b, '\n'))
 }
 
 // hostIdentity sets this host's key for a remote that is being added, durable in its
@@ -177,10 +178,10 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return false, err
 	}
-	if err := writeDurable(path, []byte(r.identity+"\n")); err != nil {
+	if err := durable.WriteFile(path, []byte(r.identity+"\n")); err != nil {
 		return false, err
 	}
-	return true, syncDir(filepath.Dir(r.dir))
+	return true, durable.SyncDir(filepath.Dir(r.dir))
 }
 
 // recipientComment is before the recipient in the file of an identity, as age-keygen
@@ -442,7 +443,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 	if err := os.Rename(dir, away); err != nil {
 		return errs.Wrap(opRemove, q.Name, err)
 	}
-	if err := syncDir(top); err != nil {
+	if err := durable.SyncDir(top); err != nil {
 		return errs.Wrap(opRemove, q.Name, err)
 	}
 	if err := os.RemoveAll(away); err != nil {
@@ -593,40 +594,4 @@ func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
 		case <-time.After(wait):
 		}
 	}
-}
-
-// writeDurable makes a file with this content, or replaces it, in one step.
-func writeDurable(path string, b []byte) (err error) {
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	if err == nil {
-		err = os.Rename(path+".new", path)
-	}
-	if err != nil {
-		_ = os.Remove(path + ".new")
-		return err
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-// syncDir makes the names in a directory durable.
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	err = d.Sync()
-	if cerr := d.Close(); err == nil {
-		err = cerr
-	}
-	return err
 }

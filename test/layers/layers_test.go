@@ -33,7 +33,7 @@ var groups = map[string][]string{
 	// Leaves: one thing of the kernel or of a file format each; they know
 	// nothing of pools and volumes.
 	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
-		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze", "internal/btrfsstream"},
+		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze", "internal/durable", "internal/btrfsstream"},
 	// What keeps objects, each in its own way; cmd/pando chooses.
 	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain", "internal/driver/zfs"},
 	// What makes tests short.
@@ -57,7 +57,7 @@ var table = map[string]layer{
 		tests:   []string{"{drivers}"},
 	},
 	"internal/replicate": {
-		imports: []string{"internal/engine", "internal/repo", "internal/objstore", "internal/objstore/file", "internal/objstore/s3", "internal/objstore/gcs", "internal/driver", "{words}"},
+		imports: []string{"internal/engine", "internal/repo", "internal/objstore", "internal/objstore/file", "internal/objstore/s3", "internal/objstore/gcs", "internal/driver", "internal/durable", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 	"internal/engine": {
@@ -76,7 +76,7 @@ var table = map[string]layer{
 	// What it keeps, and where.
 	"internal/catalog": {imports: []string{"internal/driver", "internal/errs", "internal/kernel"}},
 	"internal/pool": {
-		imports: []string{"internal/driver", "internal/driver/objdir", "internal/errs", "internal/kernel", "internal/loopdev", "internal/mount", "internal/run"},
+		imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/loopdev", "internal/mount", "internal/run"},
 		tests:   []string{"{drivers}"},
 	},
 
@@ -91,7 +91,7 @@ var table = map[string]layer{
 	// Drivers know the contract and leaves: neither the catalogue, nor the
 	// engine, nor each other.
 	"internal/driver":         {imports: []string{"internal/errs"}},
-	"internal/driver/objdir":  {imports: []string{"internal/driver", "internal/errs"}},
+	"internal/driver/objdir":  {imports: []string{"internal/driver", "internal/durable", "internal/errs"}},
 	"internal/driver/imagefs": {imports: []string{"internal/driver", "internal/errs", "internal/run"}},
 	"internal/driver/zfs":     {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
 	"internal/driver/reflink": {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
@@ -100,6 +100,7 @@ var table = map[string]layer{
 
 	"internal/btrfsstream": {imports: []string{"internal/errs", "internal/kernel", "internal/treewalk"}},
 
+	"internal/durable":  {},
 	"internal/freeze":   {imports: []string{"internal/errs", "internal/kernel"}},
 	"internal/treecopy": {imports: []string{"internal/errs", "internal/kernel", "internal/treewalk"}},
 	"internal/treediff": {imports: []string{"internal/errs", "internal/kernel", "internal/extent", "internal/treewalk", "internal/treecopy"}, tests: []string{"internal/mount", "internal/loopdev"}},

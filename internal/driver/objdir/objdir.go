@@ -24,6 +24,7 @@ import (
 	"strings"
 
 	"pando/internal/driver"
+	"pando/internal/durable"
 	"pando/internal/errs"
 
 	"golang.org/x/sys/unix"
@@ -51,7 +52,7 @@ func Open(dir, poolID, ext string, create bool) (*Dir, error) {
 		if err := os.Mkdir(p, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, errs.Wrap("open pool", p, err)
 		}
-		if err := syncDir(dir); err != nil {
+		if err := durable.SyncDir(dir); err != nil {
 			return nil, errs.Wrap("open pool", p, err)
 		}
 	}
@@ -307,16 +308,4 @@ func (d *Dir) owner(name string) (driver.ObjectID, bool) {
 		return driver.ObjectID(name[:driver.IDLength]), true
 	}
 	return "", false
-}
-
-// SyncDir makes the names in a directory durable.
-func SyncDir(path string) error { return syncDir(path) }
-
-func syncDir(path string) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return f.Sync()
 }

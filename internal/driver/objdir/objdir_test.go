@@ -550,13 +550,6 @@ func TestPowerCut(t *testing.T) {
 	}
 }
 
-func TestSyncDir(t *testing.T) {
-	if err := objdir.SyncDir(t.TempDir()); err != nil {
-		t.Error(err)
-	}
-	wantKind(t, objdir.SyncDir("/pando/no/such"), errs.NotFound)
-}
-
 func TestIDs(t *testing.T) {
 	seen := map[driver.ObjectID]bool{}
 	for range 1000 {

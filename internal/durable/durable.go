@@ -1,0 +1,47 @@
+// Package durable writes small files, and names, so that a power loss does not take
+// them away.
+package durable
+
+import (
+	"os"
+	"path/filepath"
+)
+
+// WriteFile makes a file of mode 0600 with this content, or replaces it: after a crash
+// it is the old or the new one. Durable on return. Beside it there may be a PATH.new,
+// which the next call overwrites. One call at a time for one path.
+func WriteFile(path string, b []byte) error {
+	fresh := path + ".new"
+	f, err := os.OpenFile(fresh, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(fresh, path)
+	}
+	if err != nil {
+		_ = os.Remove(fresh) // of no use, and maybe what the disk is full of
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
+}
+
+// SyncDir makes the names in a directory durable.
+func SyncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	if cerr := d.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
