@@ -3,6 +3,7 @@ package gcs
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net/http"
 	"net/url"
 	"os"
@@ -55,65 +56,34 @@ func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 
 func parse(u *url.URL) (location, error) {
 	l := location{base: "https://storage.googleapis.com"}
-	invalid := func(format string, args ...any) (location, error) {
-		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), format, args...).
-			WithHint("write it as gs://BUCKET/PREFIX")
-	}
-	switch {
-	case u.Scheme != "gs":
-		return invalid("it is not a URL of Google Cloud Storage")
-	case u.User != nil:
-		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), "credentials do not belong into the URL").
-			WithHint("set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
-	case u.Opaque != "" || u.Host == "":
-		return invalid("it names no bucket")
-	case !bucketName().MatchString(u.Host):
-		return invalid("%q is no name of a bucket", u.Host)
-	case u.Fragment != "" || u.RawFragment != "":
-		return invalid("it has a part after #")
-	}
-	l.bucket = u.Host
-	var wrong string
-	if l.prefix, wrong = web.Prefix(u.Path); wrong != "" {
-		return invalid("%s", wrong)
-	}
-	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
-		return invalid("%w", err)
-	}
 	if host := os.Getenv("STORAGE_EMULATOR_HOST"); host != "" {
 		if !strings.Contains(host, "://") {
 			host = "http://" + host
 		}
 		l.base, l.emulator = strings.TrimRight(host, "/"), true
 	}
-	for name, values := range query {
-		if len(values) != 1 {
-			return invalid("it has the parameter %s more than once", name)
-		}
-		known := true
-		if name == "endpoint" {
-			var host string
-			var secure bool
-			if host, secure, wrong = web.Endpoint(values[0]); !l.emulator {
+	at, err := web.Scheme{
+		Name: "gs", Of: "Google Cloud Storage", Write: "write it as gs://BUCKET/PREFIX",
+		Credentials: "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
+		Bucket: func(name string) error {
+			if !bucketName().MatchString(name) {
+				return errors.New("it has 3 to 222 characters of a-z 0-9 . _ -")
+			}
+			return nil
+		},
+		Set: func(name, value string) (known bool, wrong string) {
+			if name != "endpoint" {
+				return l.options.Set(name, value)
+			}
+			host, secure, wrong := web.Endpoint(value)
+			if !l.emulator {
 				l.base = map[bool]string{true: "https://", false: "http://"}[secure] + host
 			}
-		} else {
-			known, wrong = l.options.Set(name, values[0])
-		}
-		if !known {
-			return invalid("there is no parameter %q", name)
-		}
-		if wrong != "" {
-			return invalid("its parameter %s: %s", name, wrong)
-		}
-	}
-	text := url.URL{Scheme: "gs", Host: l.bucket, RawQuery: u.RawQuery}
-	if l.prefix != "" {
-		text.Path = "/" + strings.TrimSuffix(l.prefix, "/")
-	}
-	l.text = text.String()
-	return l, nil
+			return true, wrong
+		},
+	}.Parse(u)
+	l.bucket, l.prefix, l.text = at.Bucket, at.Prefix, at.Text
+	return l, err
 }
 
 // client is what makes requests. Credentials are looked for at the first one, and

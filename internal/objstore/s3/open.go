@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 
-	"pando/internal/errs"
 	"pando/internal/objstore"
 	"pando/internal/objstore/web"
 
@@ -60,77 +59,43 @@ func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 
 func parse(u *url.URL) (location, error) {
 	l := location{host: amazonHost, secure: true}
-	invalid := func(format string, args ...any) (location, error) {
-		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), format, args...).
-			WithHint("write it as s3://BUCKET/PREFIX or s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION")
-	}
-	switch {
-	case u.Scheme != "s3":
-		return invalid("it is not a URL of S3")
-	case u.User != nil:
-		return location{}, errs.New(errs.Invalid, "open remote", web.Name(u), "credentials do not belong into the URL").
-			WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials")
-	case u.Opaque != "" || u.Host == "":
-		return invalid("it names no bucket")
-	case u.Fragment != "" || u.RawFragment != "":
-		return invalid("it has a part after #")
-	}
-	l.bucket = u.Host
-	if err := s3utils.CheckValidBucketNameStrict(l.bucket); err != nil {
-		return invalid("%q is no name of a bucket: %w", l.bucket, err)
-	}
-	prefix, why := web.Prefix(u.Path)
-	if why != "" {
-		return invalid("%s", why)
-	}
-	l.prefix = prefix
-	query, err := url.ParseQuery(u.RawQuery)
-	if err != nil {
-		return invalid("%w", err)
-	}
-	for name, values := range query {
-		if len(values) != 1 {
-			return invalid("it has the parameter %s more than once", name)
-		}
-		v := values[0]
-		bad := ""
-		switch name {
-		case "endpoint":
-			l.host, l.secure, bad = web.Endpoint(v)
-		case "region":
-			if l.region = v; v == "" || strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == '/' || r > '~' }) {
-				bad = "it is no name of a region"
-			}
-		case "profile":
-			if l.profile = v; v == "" {
-				bad = "it is empty"
-			}
-		case "path-style":
-			yes, err := strconv.ParseBool(v)
-			l.lookup = minio.BucketLookupDNS
-			if yes {
-				l.lookup = minio.BucketLookupPath
-			}
-			if err != nil {
-				bad = "it must be true or false"
-			}
-		default:
-			known, wrong := l.options.Set(name, v)
-			if bad = wrong; !known {
-				return invalid("there is no parameter %q", name)
-			}
-		}
-		if bad != "" {
-			return invalid("its parameter %s: %s", name, bad)
-		}
-	}
+	at, err := web.Scheme{
+		Name: "s3", Of: "S3", Write: "write it as s3://BUCKET/PREFIX or s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION",
+		Credentials: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials",
+		Bucket:      s3utils.CheckValidBucketNameStrict,
+		Set:         l.set,
+	}.Parse(u)
 	if bundle := os.Getenv("AWS_CA_BUNDLE"); bundle != "" && l.options.CAFile == "" {
 		l.options.CAFile = bundle
 	}
-	text := url.URL{Scheme: "s3", Host: l.bucket, RawQuery: u.RawQuery}
-	if l.prefix != "" {
-		text.Path = "/" + strings.TrimSuffix(l.prefix, "/")
+	l.bucket, l.prefix, l.text = at.Bucket, at.Prefix, at.Text
+	return l, err
+}
+
+// set takes a parameter of a URL.
+func (l *location) set(name, value string) (known bool, wrong string) {
+	switch name {
+	case "endpoint":
+		l.host, l.secure, wrong = web.Endpoint(value)
+	case "region":
+		if l.region = value; value == "" || strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r == '/' || r > '~' }) {
+			wrong = "it is no name of a region"
+		}
+	case "profile":
+		if l.profile = value; value == "" {
+			wrong = "it is empty"
+		}
+	case "path-style":
+		yes, err := strconv.ParseBool(value)
+		l.lookup = minio.BucketLookupDNS
+		if yes {
+			l.lookup = minio.BucketLookupPath
+		}
+		if err != nil {
+			wrong = "it must be true or false"
+		}
+	default:
+		return l.options.Set(name, value)
 	}
-	l.text = text.String()
-	return l, nil
+	return true, wrong
 }
