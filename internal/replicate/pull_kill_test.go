@@ -34,7 +34,7 @@ func init() {
 }
 
 // killedAt does something with a remote: POOL AT WHEN. The process is killed at that
-// operation of the store, before or after its effect.
+// operation of the store, if it is not negative, before or after its effect.
 func killedAt(args []string, do func(context.Context, *engine.Engine, *Remote) error) error {
 	ctx := context.Background()
 	e, err := engine.Open(ctx, args[0], testDrivers)
@@ -49,6 +49,9 @@ func killedAt(args []string, do func(context.Context, *engine.Engine, *Remote) e
 	at, err := strconv.Atoi(args[1])
 	if err != nil {
 		return err
+	}
+	if at < 0 {
+		return do(ctx, e, r)
 	}
 	f := storetest.Fault{At: at, Do: func(storetest.Call) { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL); select {} }}
 	if args[2] == "after" {

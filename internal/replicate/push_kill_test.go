@@ -30,40 +30,21 @@ func init() { children["push"] = pushChild }
 // that operation of the store, before or after its effect. It prints what was pushed,
 // and the most memory it had.
 func pushChild(args []string) error {
-	ctx := context.Background()
-	e, err := engine.Open(ctx, args[0], testDrivers)
-	if err != nil {
-		return err
-	}
-	defer e.Close()
-	r, err := Load(args[0], "r")
-	if err != nil {
-		return err
-	}
-	at, err := strconv.Atoi(args[2])
-	if err != nil {
-		return err
-	}
-	if at >= 0 {
-		f := storetest.Fault{At: at, Do: func(storetest.Call) { _ = syscall.Kill(os.Getpid(), syscall.SIGKILL); select {} }}
-		if args[3] == "after" {
-			f.When = storetest.After
-		}
-		r.wrap = func(s objstore.Store) objstore.Store { return storetest.Faulty(s, f) }
-	}
 	name, err := ref.Parse("", args[1])
 	if err != nil {
 		return err
 	}
-	out, err := Push(ctx, e, r, PushRequest{Refs: []ref.Ref{name}})
-	if err != nil {
-		return err
-	}
-	peak, err := peakMemory()
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(childResult{Pushed: out, PeakBytes: peak})
+	return killedAt([]string{args[0], args[2], args[3]}, func(ctx context.Context, e *engine.Engine, r *Remote) error {
+		out, err := Push(ctx, e, r, PushRequest{Refs: []ref.Ref{name}})
+		if err != nil {
+			return err
+		}
+		peak, err := peakMemory()
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(os.Stdout).Encode(childResult{Pushed: out, PeakBytes: peak})
+	})
 }
 
 type childResult struct {
