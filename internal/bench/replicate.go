@@ -102,6 +102,7 @@ type contender interface {
 const (
 	replicatePrefix = "pando-bench-replicate-"
 	idlePushes      = 5
+	idleSeconds     = 5.0 // no more pushes of nothing than begin within them: some tools read everything
 	// roomFactor times the data are on the disk at once: in one contender's
 	// volume and restored, with repository and slack.
 	roomFactor = 2.6
@@ -320,12 +321,13 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 			t.Refreshes = append(t.Refreshes, took)
 		}
 	}
-	for range idlePushes {
+	for spent := 0.0; len(t.Idle) < idlePushes && spent < idleSeconds; {
 		took, _, err := push()
 		if err != nil {
 			return t, err
 		}
 		t.Idle = append(t.Idle, took)
+		spent += took
 	}
 	if len(t.Refreshes) > 0 {
 		if err := c.same(ctx, x, r, "refreshed"); err != nil {
