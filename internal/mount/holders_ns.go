@@ -19,7 +19,9 @@ type tableEntry struct {
 	dev         uint64
 	root, point string
 	groups      map[string]struct{} // numbers of the peer groups that it gets umounts from
+	options     string              // of the mount
 	fstype      string
+	source      string
 	super       string // options of the filesystem
 }
 
@@ -65,7 +67,7 @@ func parseMountLine(line string) (tableEntry, bool) {
 	if err1 != nil || err2 != nil || !ok {
 		return tableEntry{}, false
 	}
-	m := tableEntry{id: id, parent: parent, dev: dev, root: Unescape(f[3]), point: Unescape(f[4])}
+	m := tableEntry{id: id, parent: parent, dev: dev, root: Unescape(f[3]), point: Unescape(f[4]), options: f[5]}
 	rest := f[6:]
 	for len(rest) > 0 && rest[0] != "-" {
 		if tag, n, ok := strings.Cut(rest[0], ":"); ok && (tag == "shared" || tag == "master") {
@@ -77,7 +79,7 @@ func parseMountLine(line string) (tableEntry, bool) {
 		rest = rest[1:]
 	}
 	if len(rest) >= 4 {
-		m.fstype, m.super = rest[1], Unescape(rest[3])
+		m.fstype, m.source, m.super = rest[1], Unescape(rest[2]), Unescape(rest[3])
 	}
 	return m, true
 }

@@ -33,7 +33,7 @@ var groups = map[string][]string{
 	// Leaves: one thing of the kernel or of a file format each; they know
 	// nothing of pools and volumes.
 	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
-		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze", "internal/durable", "internal/btrfsstream"},
+		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze", "internal/durable", "internal/btrfsstream", "internal/blockdev", "internal/stack", "internal/tracepoint", "internal/proof"},
 	// What keeps objects, each in its own way; cmd/pando chooses.
 	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain", "internal/driver/zfs"},
 	// What makes tests short.
@@ -47,7 +47,7 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/cli": {
-		imports: []string{"internal/engine", "internal/replicate", "internal/bench", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
+		imports: []string{"internal/engine", "internal/replicate", "internal/bench", "internal/syncbench", "internal/diagnose", "internal/iostat", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 
@@ -64,6 +64,11 @@ var table = map[string]layer{
 		imports: []string{"internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
+
+	// What storage does, measured or watched: they know paths, and nothing of Pando's pools.
+	"internal/syncbench": {imports: []string{"{leaves}", "{words}"}},
+	"internal/diagnose":  {imports: []string{"{leaves}", "{words}"}},
+	"internal/iostat":    {imports: []string{"{leaves}", "{words}"}},
 
 	// What a host has, and what of it costs too much: it knows nothing of Pando's
 	// pools.
@@ -99,6 +104,11 @@ var table = map[string]layer{
 	"internal/driver/plain":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
 
 	"internal/btrfsstream": {imports: []string{"internal/errs", "internal/kernel", "internal/treewalk"}},
+
+	"internal/blockdev":   {},
+	"internal/stack":      {imports: []string{"internal/blockdev", "internal/errs", "internal/mount", "internal/zfs"}},
+	"internal/tracepoint": {imports: []string{"internal/errs", "internal/mount"}},
+	"internal/proof":      {imports: []string{"internal/blockdev", "internal/stack", "internal/tracepoint", "internal/errs", "internal/mount", "internal/zfs"}},
 
 	"internal/durable":  {},
 	"internal/freeze":   {imports: []string{"internal/errs", "internal/kernel"}},

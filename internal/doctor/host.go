@@ -1,0 +1,159 @@
+package doctor
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"pando/internal/errs"
+	"pando/internal/progress"
+)
+
+// Critical is the severity of what loses data, or stops work now.
+const Critical Severity = "critical"
+
+// OK is the status of a check that found nothing to say.
+const OK Severity = "ok"
+
+// Skipped is the status of a check that could not look.
+const Skipped Severity = "skipped"
+
+// rank orders severities, the worst last.
+func rank(s Severity) int {
+	return slices.Index([]Severity{Skipped, OK, Note, Warning, Critical}, s)
+}
+
+// HostRequest says what Examine looks at.
+type HostRequest struct {
+	// Only are the names of the checks to do; nil: all.
+	Only []string
+	// Pool is Pando's pool on this host; nil: none, which is fine.
+	Pool *PoolFacts
+	// PatienceEach ends a check that takes longer, with what it has; 0: 20 s.
+	PatienceEach time.Duration
+	Tracker      *progress.Tracker
+}
+
+// PoolFacts is what the checks need to know of a pool; this package knows no pools.
+type PoolFacts struct {
+	Dir     string // of the pool
+	Driver  string
+	Loop    bool   // it lies in a file of its own
+	Data    string // the directory (or mount point) that its objects are in
+	Goldens []GoldenFacts
+	// Images are the files behind volumes that are attached now, by path, with the
+	// volume's name: what else is attached from the pool's directory is left over.
+	Attached map[string]string
+	// Mounts are the mount points that the pool's volumes have now.
+	Mounts map[string]string
+}
+
+// GoldenFacts is the current generation of a golden.
+type GoldenFacts struct {
+	Ref   string // "web@3"
+	Image string // path of its image; "" if it has none
+}
+
+// Examination is the result of all checks. Its JSON form is stable.
+type Examination struct {
+	Worst   Severity  `json:"worst"` // of all checks: ok, note, warning, critical
+	Checks  []Checked `json:"checks"`
+	Started time.Time `json:"started_at"`
+	Seconds float64   `json:"seconds"`
+}
+
+// Checked is the result of one check.
+type Checked struct {
+	Check    string    `json:"check"`   // its name, stable: see docs/doctor.md
+	Title    string    `json:"title"`   // what it looks for
+	Status   Severity  `json:"status"`  // the worst of its findings; ok; skipped
+	Summary  string    `json:"summary"` // one sentence: what was looked at and is well, or why it was skipped
+	Measured []Figure  `json:"measured"`
+	Findings []Finding `json:"findings"`
+	Seconds  float64   `json:"seconds"`
+}
+
+// check is one of the things that Examine looks at.
+type check struct {
+	name  string // "flushes"
+	title string // "filesystems and pools that do not pass syncs on"
+	run   func(context.Context, *HostRequest, *Checked) error
+}
+
+// find adds a finding.
+func (c *Checked) find(f Finding) {
+	if f.Do == nil {
+		f.Do = []Step{}
+	}
+	if f.Measured == nil {
+		f.Measured = []Figure{}
+	}
+	c.Findings = append(c.Findings, f)
+}
+
+// skip ends a check that cannot look, with a reason for people.
+func skip(format string, args ...any) error {
+	return errs.New(errs.Unsupported, "", "", format, args...)
+}
+
+// checks are all that there are, in the order of the output.
+func checks() []check {
+	return slices.Concat(storageChecks(), kernelChecks())
+}
+
+// Checks are the names and titles of all checks, in order.
+func Checks() [][2]string {
+	var out [][2]string
+	for _, c := range checks() {
+		out = append(out, [2]string{c.name, c.title})
+	}
+	return out
+}
+
+// Examine does the checks, one after the other: they only look, and change nothing.
+// A check that fails is reported as skipped with its reason; Examine itself fails only
+// for an unknown name (Invalid) or when ctx ends (Canceled).
+func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
+	all := checks()
+	for _, name := range q.Only {
+		if !slices.ContainsFunc(all, func(c check) bool { return c.name == name }) {
+			return nil, errs.New(errs.Invalid, "doctor", name, "there is no such check").WithHint("`pando doctor --list` shows them")
+		}
+	}
+	if q.PatienceEach == 0 {
+		q.PatienceEach = 20 * time.Second
+	}
+	e := &Examination{Started: time.Now().UTC(), Worst: OK, Checks: []Checked{}}
+	for _, c := range all {
+		if q.Only != nil && !slices.Contains(q.Only, c.name) {
+			continue
+		}
+		q.Tracker.Start("looking at "+c.title, 0, 0)
+		r := Checked{Check: c.name, Title: c.title, Status: OK, Measured: []Figure{}, Findings: []Finding{}}
+		start := time.Now()
+		mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
+		err := c.run(mine, &q, &r)
+		cancel()
+		if ctx.Err() != nil {
+			return nil, errs.Wrap("doctor", "", ctx.Err())
+		}
+		for _, f := range r.Findings {
+			if rank(f.Severity) > rank(r.Status) {
+				r.Status = f.Severity
+			}
+		}
+		if err != nil {
+			if len(r.Findings) == 0 {
+				r.Status = Skipped
+			}
+			r.Summary = err.Error()
+		}
+		r.Seconds = time.Since(start).Seconds()
+		if rank(r.Status) > rank(e.Worst) {
+			e.Worst = r.Status
+		}
+		e.Checks = append(e.Checks, r)
+	}
+	e.Seconds = time.Since(e.Started).Seconds()
+	return e, nil
+}

@@ -1,0 +1,133 @@
+package tracepoint
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"pando/internal/errs"
+
+	"golang.org/x/sys/unix"
+)
+
+// need skips where events cannot be traced.
+func need(t *testing.T) {
+	t.Helper()
+	err := Available()
+	if errs.Is(err, errs.Permission) || errs.Is(err, errs.Unsupported) {
+		if os.Getenv("PANDO_TEST_REQUIRE_ALL") != "" && os.Getuid() == 0 {
+			t.Fatal(err)
+		}
+		t.Skipf("SKIPPED: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestCountAndRecord(t *testing.T) {
+	need(t)
+	self := Scope(os.Getpid())
+	_ = self
+	c, err := Count("syscalls:sys_enter_fdatasync", "", Everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	r, err := NewRecorder(Spec{Event: "syscalls:sys_enter_fdatasync"}, Spec{Event: "syscalls:sys_exit_fdatasync"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	const n = 20
+	var before unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &before); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	for range n {
+		if _, err := f.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Fdatasync(int(f.Fd())); err != nil {
+			t.Fatal(err)
+		}
+	}
+	took := time.Since(start)
+	got, err := c.Read()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got < n {
+		t.Errorf("%d counted of %d", got, n)
+	}
+	records, lost, err := r.Read()
+	if err != nil || lost > 0 {
+		t.Fatal(err, lost)
+	}
+	enter, exit := 0, 0
+	last := uint64(before.Nano())
+	for _, x := range records {
+		if x.PID != os.Getpid() {
+			continue
+		}
+		if x.Time < last || x.Time > uint64(before.Nano())+uint64(took)+uint64(time.Second) {
+			t.Errorf("time %d after %d", x.Time, last)
+		}
+		last = x.Time
+		switch x.Event.Name {
+		case "syscalls:sys_enter_fdatasync":
+			enter++
+			if fd := x.Event.Int(x.Raw, "fd"); fd != int64(f.Fd()) {
+				t.Errorf("fd %d, want %d", fd, f.Fd())
+			}
+		case "syscalls:sys_exit_fdatasync":
+			exit++
+			if ret := x.Event.Int(x.Raw, "ret"); ret != 0 {
+				t.Errorf("ret %d", ret)
+			}
+		}
+	}
+	if enter != n || exit != n {
+		t.Errorf("recorded %d and %d, want %d", enter, exit, n)
+	}
+}
+
+func TestFilter(t *testing.T) {
+	need(t)
+	none, err := Count("syscalls:sys_enter_fdatasync", "fd == 98765", Everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer none.Close()
+	_ = unix.Fdatasync(98764)
+	_ = unix.Fdatasync(98765)
+	if n, err := none.Read(); err != nil || n != 1 {
+		t.Errorf("%d %v", n, err)
+	}
+	if _, err := Count("syscalls:sys_enter_fdatasync", "nonsense ===", Everything); !errs.Is(err, errs.Internal) {
+		t.Errorf("a bad filter: %v", err)
+	}
+	if _, err := Count("block:no_such_event", "", Everything); !errs.Is(err, errs.Unsupported) {
+		t.Errorf("no such event: %v", err)
+	}
+}
+
+func TestParseCPUs(t *testing.T) {
+	got := parseCPUs("0-2,5,7-8")
+	want := []int{0, 1, 2, 5, 7, 8}
+	if len(got) != len(want) {
+		t.Fatal(got)
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Fatal(got)
+		}
+	}
+}
