@@ -22,6 +22,7 @@ const (
 	btrfsIocInoLookup     = 0xd0009412 // _IOWR(0x94, 18, struct btrfs_ioctl_ino_lookup_args)
 	btrfsIocGetSubvolInfo = 0x81f8943c
 	btrfsIocSnapDestroyV2 = 0x5000943f
+	btrfsIocDevInfo       = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
 )
 
 const (
@@ -284,4 +285,16 @@ func BtrfsSync(f *os.File) error {
 		return fmt.Errorf("BTRFS_IOC_SYNC: %w", err)
 	}
 	return nil
+}
+
+// BtrfsDeviceBytes is how much of its device number id (from 1 on) the btrfs that f
+// is on may use, and how much of that it has given to chunks. It needs no privileges.
+// ENODEV if there is no such device, ENOTTY elsewhere.
+func BtrfsDeviceBytes(f *os.File, id uint64) (total, allocated int64, err error) {
+	var b [btrfsArgBytes]byte // devid, uuid[16], bytes_used, total_bytes, ...
+	binary.NativeEndian.PutUint64(b[0:], id)
+	if err := ioctl(f, btrfsIocDevInfo, unsafe.Pointer(&b)); err != nil {
+		return 0, 0, fmt.Errorf("BTRFS_IOC_DEV_INFO: %w", err)
+	}
+	return int64(binary.NativeEndian.Uint64(b[32:])), int64(binary.NativeEndian.Uint64(b[24:])), nil
 }
