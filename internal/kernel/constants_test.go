@@ -49,6 +49,7 @@ struct xfs_fsop_geom { char bytes[256]; };
 			"BTRFS_IOC_SUBVOL_SETFLAGS": btrfsIocSetFlags, "BTRFS_IOC_SUBVOL_GETFLAGS": btrfsIocGetFlags,
 			"BTRFS_IOC_TREE_SEARCH": btrfsIocTreeSearch, "BTRFS_IOC_INO_LOOKUP": btrfsIocInoLookup,
 			"BTRFS_IOC_GET_SUBVOL_INFO": btrfsIocGetSubvolInfo, "BTRFS_IOC_SNAP_DESTROY_V2": btrfsIocSnapDestroyV2,
+			"BTRFS_IOC_SCRUB_PROGRESS": btrfsIocScrubProgress, "sizeof(struct btrfs_ioctl_scrub_args)": 1024,
 			"BTRFS_IOC_DEV_INFO": btrfsIocDevInfo,
 			"offsetof(struct btrfs_ioctl_dev_info_args, bytes_used)": 24, "offsetof(struct btrfs_ioctl_dev_info_args, total_bytes)": 32,
 			"BTRFS_IOC_SEND": btrfsIocSend, "BTRFS_IOC_SET_RECEIVED_SUBVOL": btrfsIocSetReceived, "BTRFS_IOC_ENCODED_WRITE": btrfsIocEncodedWrite,

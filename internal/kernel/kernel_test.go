@@ -606,6 +606,9 @@ func TestGeometry(t *testing.T) {
 	if _, _, err := kernel.BtrfsDeviceBytes(xfs, 1); !errors.Is(err, unix.ENOTTY) {
 		t.Errorf("devices of btrfs on XFS: %v", err)
 	}
+	if is, err := kernel.BtrfsScrubbing(btrfs, 1); err != nil || is { // a test of doctor has one that is
+		t.Errorf("a btrfs is being scrubbed: %v, %v", is, err)
+	}
 	if _, err := kernel.XFSSectorBytes(btrfs); !errors.Is(err, unix.ENOTTY) {
 		t.Errorf("sectors of XFS on btrfs: %v", err)
 	}
