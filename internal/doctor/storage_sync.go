@@ -78,7 +78,7 @@ func (c *Checked) barrier(m mounted) {
 
 // volatileOverlay is about an overlay that syncs nothing.
 func (c *Checked) volatileOverlay(m mounted) {
-	if m.FSType != "overlay" || !m.Has("volatile") {
+	if m.FSType != "overlay" || !m.Has("volatile") && !m.Has("fsync=volatile") { // the words of older kernels, and of newer
 		return
 	}
 	c.find(Finding{
