@@ -13,12 +13,15 @@ import (
 	"pando/internal/kernel"
 )
 
-// Of btrfs' metadata, in percent of its chunks when no more can be made. The kernel
-// keeps its reserve for what must not fail, such as deleting.
+// Of btrfs' metadata, in percent of its chunks when no more can be made, with the
+// kernel's reserve, which is for what must not fail, such as deleting. And in bytes
+// that are left: on two small ones no file could be made any more when it was 4 MiB.
 const (
-	metadataNote     = 75
-	metadataWarning  = 85
-	metadataCritical = 95
+	metadataNote          = 75
+	metadataWarning       = 85
+	metadataWarningBytes  = 16 << 20
+	metadataCritical      = 95
+	metadataCriticalBytes = 8 << 20
 )
 
 // Subvolumes with quotas counted for each: whoever changes a shared extent makes
@@ -120,11 +123,12 @@ func (c *Checked) metadata(b btrfsFS) {
 		return // it takes another chunk when it needs one
 	}
 	percent := 100 * float64(used+reserve) / float64(total)
+	left := max(total-used-reserve, 0)
 	s := Severity("")
 	switch {
-	case percent >= metadataCritical:
+	case percent >= metadataCritical || left <= metadataCriticalBytes:
 		s = Critical
-	case percent >= metadataWarning:
+	case percent >= metadataWarning || left <= metadataWarningBytes:
 		s = Warning
 	case percent >= metadataNote:
 		s = Note
@@ -140,6 +144,7 @@ func (c *Checked) metadata(b btrfsFS) {
 			figure("metadata", "metadata chunks hold", Bytes, total),
 			figure("metadata_used", "used", Bytes, used),
 			figure("reserve", "reserve for what must not fail", Bytes, reserve),
+			figure("left", "left for what is new", Bytes, left),
 			figure("unallocated", "not in any chunk", Bytes, unallocated).noted(fmt.Sprintf("one chunk more would take %s", bytesText(copies*chunk))),
 			figure("data", "data chunks hold", Bytes, data),
 			figure("data_free", "free in them", Bytes, data-dataUsed),
