@@ -49,6 +49,7 @@ func syncfs(t *testing.T, dir string) {
 }
 
 func TestBtrfsMetadata(t *testing.T) {
+	noGuest(t)
 	dir := testfs.Btrfs(t, 128<<20)
 	nothing(t, examine(t, "btrfs-metadata", nil), dir)
 	fillTo(t, dir, 97) // data has all the space
@@ -80,6 +81,7 @@ func TestBtrfsMetadata(t *testing.T) {
 }
 
 func TestBtrfsQgroups(t *testing.T) {
+	noGuest(t)
 	dir := testfs.Btrfs(t, 256<<20)
 	f, err := os.Open(dir)
 	if err != nil {
@@ -113,6 +115,7 @@ func TestBtrfsQgroups(t *testing.T) {
 
 // A block that is not what was written, and what the finding says to do.
 func TestBtrfsErrors(t *testing.T) {
+	noGuest(t)
 	needRoot(t)
 	top := t.TempDir()
 	testfs.LeakCheck(t, top)
@@ -159,6 +162,7 @@ func TestBtrfsErrors(t *testing.T) {
 }
 
 func TestBtrfsDegraded(t *testing.T) {
+	noGuest(t)
 	needRoot(t)
 	top := t.TempDir()
 	testfs.LeakCheck(t, top)
@@ -179,6 +183,7 @@ func TestBtrfsDegraded(t *testing.T) {
 
 // A scrub that goes on, one that is over, and one that is over since long.
 func TestBtrfsScrub(t *testing.T) {
+	noGuest(t)
 	dir := testfs.Btrfs(t, 256<<20)
 	uuid := ""
 	all, err := btrfsAll()
@@ -254,6 +259,7 @@ func TestBtrfsScrub(t *testing.T) {
 
 // A balance that goes on.
 func TestBtrfsBalance(t *testing.T) {
+	noGuest(t)
 	dir := testfs.Btrfs(t, 1<<30)
 	if err := os.WriteFile(filepath.Join(dir, "file"), bytes.Repeat([]byte("data"), 64<<20), 0o600); err != nil {
 		t.Fatal(err)
@@ -292,6 +298,7 @@ func TestBtrfsBalance(t *testing.T) {
 
 // An ext4 that has noticed an error.
 func TestExt4Errors(t *testing.T) {
+	noGuest(t)
 	dir := testfs.Ext4(t, 16<<20)
 	nothing(t, examine(t, "scrub", nil), dir)
 	trigger := filepath.Join("/sys/fs/ext4", deviceOf(t, dir).Name, "trigger_fs_error")

@@ -20,6 +20,7 @@ import (
 
 // A filesystem that does not flush, and what the finding says to do about it.
 func TestNoBarrier(t *testing.T) {
+	noGuest(t)
 	for kind, option := range map[string]string{"ext4": "barrier=0", "btrfs": "nobarrier"} {
 		t.Run(kind, func(t *testing.T) {
 			dir := testfs.New(t, kind, 64<<20).Dir()
@@ -34,6 +35,7 @@ func TestNoBarrier(t *testing.T) {
 
 // On a disk that keeps what it has been given, it loses nothing.
 func TestNoBarrierWithoutCache(t *testing.T) {
+	noGuest(t)
 	d := memoryDisk(t)
 	dir := mkfs(t, "ext4", d.Path(), "-q")
 	tool(t, "mount", "-o", "remount,nobarrier", dir)
@@ -45,6 +47,7 @@ func TestNoBarrierWithoutCache(t *testing.T) {
 
 // What only processes in another mount namespace see.
 func TestNoBarrierElsewhere(t *testing.T) {
+	noGuest(t)
 	dir := t.TempDir()
 	testfs.LeakCheck(t, dir)
 	image, point := filepath.Join(dir, "image"), filepath.Join(dir, "mnt")
@@ -63,6 +66,7 @@ func TestNoBarrierElsewhere(t *testing.T) {
 }
 
 func TestVolatileOverlay(t *testing.T) {
+	noGuest(t)
 	top := testfs.Ext4(t, 16<<20)
 	for name, options := range map[string]string{"volatile": "volatile,", "plain": ""} {
 		dir := filepath.Join(top, name)
@@ -183,6 +187,7 @@ func TestDisabledSyncs(t *testing.T) {
 
 // A loop device that was told not to pass flushes on.
 func TestLoopWithoutFlushes(t *testing.T) {
+	noGuest(t)
 	d := deviceOf(t, testfs.Ext4(t, 16<<20))
 	nothing(t, examine(t, "write-cache", nil), d.Path())
 	setting := "/sys/block/" + d.Name + "/queue/write_cache"
@@ -226,6 +231,7 @@ func memoryDisk(t *testing.T) blockdev.Device {
 }
 
 func TestDiskInMemory(t *testing.T) {
+	noGuest(t)
 	d := memoryDisk(t)
 	dir := mkfs(t, "ext4", d.Path(), "-q")
 	only(t, examine(t, "write-cache", nil), dir, "write-cache-memory", Note)
@@ -265,6 +271,7 @@ func TestOverridden(t *testing.T) {
 }
 
 func TestAlignmentOfPartitions(t *testing.T) {
+	noGuest(t)
 	needRoot(t)
 	for _, program := range []string{"sfdisk", "partx", "losetup"} {
 		if _, err := run.Look(program); err != nil {
@@ -298,6 +305,7 @@ func TestAlignmentOfPartitions(t *testing.T) {
 // Filesystems with blocks smaller than those of the disk, which a loop device with
 // direct I/O does not hide.
 func TestAlignmentOfFilesystems(t *testing.T) {
+	noGuest(t)
 	needRoot(t)
 	dir := t.TempDir()
 	testfs.LeakCheck(t, dir)
