@@ -195,11 +195,8 @@ func counted(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
-	switch {
-	case strings.HasSuffix(what, "y"):
-		return fmt.Sprintf("%d %sies", n, strings.TrimSuffix(what, "y"))
-	case strings.HasSuffix(what, "s"):
-		return fmt.Sprintf("%d %ses", n, what)
+	if strings.HasSuffix(what, "s") {
+		what += "e"
 	}
 	return fmt.Sprintf("%d %ss", n, what)
 }

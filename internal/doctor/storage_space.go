@@ -24,13 +24,14 @@ const (
 	fullCritical = 98
 )
 
-// Fragmentation of the free space of a zpool, as it counts it. From 77 % on (70 in
-// OpenZFS before 2.2) it leaves a metaslab for another: see
-// zfs_metaslab_fragmentation_threshold in zfs(4).
-const (
-	zfsFragNote    = 50
-	zfsFragWarning = 77
-)
+// fragmentationLimit is the fragmentation, in percent, from which on this ZFS leaves a
+// metaslab for another: its own number, or that of those that do not show it.
+func fragmentationLimit() int64 {
+	if n, ok := sysNumber("/sys/module/zfs/parameters/zfs_metaslab_fragmentation_threshold"); ok && n > 0 {
+		return n
+	}
+	return 70
+}
 
 // fullness is the severity of so many percent, "" if it is none.
 func fullness(percent float64) Severity {
@@ -154,6 +155,7 @@ func (c *Checked) zpoolSpace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	limit := float64(fragmentationLimit())
 	for _, r := range rows {
 		var n [6]int64
 		for i := 1; i < 6; i++ {
@@ -173,17 +175,18 @@ func (c *Checked) zpoolSpace(ctx context.Context) error {
 		}
 		var s Severity
 		switch {
-		case frag >= zfsFragWarning:
+		case frag >= limit:
 			s = Warning
-		case frag >= zfsFragNote:
+		case frag >= limit*2/3:
 			s = Note
 		default:
 			continue
 		}
 		c.find(Finding{
-			Code: "space-zpool-fragmented", Severity: s, Subject: name, Title: fmt.Sprintf("the free space of zpool %s is in small pieces (%.0f %%)", name, frag), Measured: measured,
-			Why: "What is written is put where there is room: in small pieces, each an operation of its own, and parts of large blocks as gang blocks.",
-			Do:  []Step{{Text: "free space: what is freed in one piece is one piece. What is left stays as it is until it is written anew, by zfs send to another pool"}},
+			Code: "space-zpool-fragmented", Severity: s, Subject: name, Title: fmt.Sprintf("the free space of zpool %s is in small pieces (%.0f %%)", name, frag),
+			Measured: append(measured, known("limit", "from where on ZFS avoids a metaslab", Percent, limit, limit)),
+			Why:      "What is written is put where there is room: in small pieces, each an operation of its own, and parts of large blocks as gang blocks.",
+			Do:       []Step{{Text: "free space: what is freed in one piece is one piece. What is left stays as it is until it is written anew, by zfs send to another pool"}},
 		})
 	}
 	return nil

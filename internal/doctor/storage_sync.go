@@ -40,7 +40,10 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
 	}
 	note := ""
 	if unseen > 0 {
-		note = fmt.Sprintf("what %s of other users see was not looked at: run this as root", counted(unseen, "process"))
+		note = fmt.Sprintf("what %s may see elsewhere was not looked at", counted(unseen, "process"))
+		if os.Geteuid() != 0 {
+			note += ": run this as root"
+		}
 	}
 	if len(c.Findings) > 0 {
 		c.Summary = sentence(fmt.Sprintf("of %s", counted(len(all), "mounted filesystem")), note, why)

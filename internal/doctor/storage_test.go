@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -386,4 +387,44 @@ func TestDedupProgram(t *testing.T) {
 	}
 	other := child(t, exec.Command("/bin/cat"), false)
 	nothing(t, examine(t, "dedup", nil), fmt.Sprint(other))
+}
+
+// Every check and every code of a finding stands in its page.
+func TestStorageIsDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../docs/doctor-storage.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range storageChecks() {
+		if !strings.Contains(string(page), "\n## "+c.name+"\n") {
+			t.Errorf("the check %s has no section", c.name)
+		}
+	}
+	sources, err := filepath.Glob("storage*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(sources) == 0 {
+		t.Skip("does not apply: there are no sources here")
+	}
+	codes := regexp.MustCompile(`(?:Code: |f\.Code, f\.Severity = )"([a-z0-9-]+)"`)
+	n := 0
+	for _, s := range append(sources, "fragmentation.go") {
+		if strings.HasSuffix(s, "_test.go") {
+			continue
+		}
+		b, err := os.ReadFile(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range codes.FindAllStringSubmatch(string(b), -1) {
+			n++
+			if !strings.Contains(string(page), "`"+m[1]+"`") {
+				t.Errorf("%s of %s is not in the page", m[1], s)
+			}
+		}
+	}
+	if n < 30 {
+		t.Errorf("%d codes were found", n)
+	}
 }

@@ -11,6 +11,8 @@ import (
 
 	"pando/internal/loopdev"
 	"pando/internal/testfs"
+
+	"golang.org/x/sys/unix"
 )
 
 // What `zpool status -P -L -p` prints, but for the names.
@@ -179,10 +181,32 @@ func TestZFSSpace(t *testing.T) {
 	p := testfs.ZFS(t, 1<<30)
 	nothing(t, examine(t, "space", nil), p)
 	point := filesystem(t, t.TempDir(), p+"/full")
-	sh(t, "dd if=/dev/zero of="+point+"/file bs=1M count=815 status=none && zpool sync "+p)
+	file := filepath.Join(point, "file")
+	sh(t, "dd if=/dev/zero of="+file+" bs=1M count=815 status=none && zpool sync "+p)
 	f := only(t, examine(t, "space", nil), p, "space-zpool", Note)
 	if m := measured(t, f, "used_percent"); m.Low < fullNote || m.Low >= fullWarning {
 		t.Errorf("%v %% are used", m.Low)
+	}
+	// Every second block is freed: half of it is free, in pieces of 16 KiB.
+	w, err := os.OpenFile(file, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for off := int64(0); off < 815<<20; off += 32 << 10 {
+		if err := unix.Fallocate(int(w.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, 16<<10); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 4 { // what is freed is kept for two transaction groups
+		tool(t, "zpool", "sync", p)
+	}
+	found := about(examine(t, "space", nil), p)
+	if len(found) != 1 || found[0].Code != "space-zpool-fragmented" {
+		t.Fatalf("found %s", asJSON(found))
+	}
+	if m, limit := measured(t, found[0], "fragmentation"), measured(t, found[0], "limit"); m.Low < limit.Low*2/3 {
+		t.Errorf("a fragmentation of %v with a limit of %v", m.Low, limit.Low)
 	}
 }
 
