@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"pando/internal/extent"
 
@@ -56,6 +57,7 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
 	slices.SortFunc(all, func(a, b golden) int { return int(b.Extents - a.Extents) })
 	more := 0
 	for i, g := range all {
+		name, _, _ := strings.Cut(g.Ref, "@")
 		s := Note
 		switch {
 		case g.Extents >= extentsWarning:
@@ -79,7 +81,7 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
 			Why: "A clone shares the blocks, but its map of them is copied extent by extent, while the golden cannot be written. Writes to a clone then split extents further, " +
 				"and comparing and pushing goldens read these maps, too.",
 			Do: []Step{{"import what is in it anew: that writes its files one after the other. The present generation stays for those that run on it",
-				[]string{"pando clone " + word(g.Ref) + " JOB --mount", "pando golden import NAME MOUNTPOINT"}}},
+				[]string{"pando clone " + word(g.Ref) + " JOB --mount DIR", "pando golden import " + word(name) + " DIR"}}},
 		})
 	}
 	c.Measured = append(c.Measured, figure("goldens", "goldens with an image", Count, int64(len(all))))

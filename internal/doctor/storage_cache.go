@@ -164,7 +164,7 @@ func (c *Checked) inMemory(ctx context.Context, q *HostRequest) error {
 				Title:    fmt.Sprintf("Pando's pool is in memory (%s): all goldens and volumes are gone with the power", l.Name),
 				Measured: []Figure{words("layer", "in", l.Name)},
 				Why:      "Nothing that is done in it survives a restart of this host.",
-				Do:       []Step{{"if they must survive, push them to a remote, or make a pool on a disk", []string{"pando push", "pando init --help"}}},
+				Do:       []Step{{"if they must survive, push them to a remote, or make a pool on a disk", []string{"pando push --all", "pando init --help"}}},
 			})
 			break
 		}
