@@ -53,24 +53,37 @@ func (m mounted) command(format string, args ...any) string {
 	return c
 }
 
-// ownFilesystems are the filesystems that this process sees, each once, at the place
-// where it was mounted last.
+// ownFilesystems are the filesystems that this process sees, each once: where all of
+// it is mounted rather than a part, and not where something else is mounted over it.
 func ownFilesystems() ([]mounted, error) {
 	table, err := mount.Table("self")
 	if err != nil {
 		return nil, err
 	}
+	top := map[string]uint64{} // the last mount at a place hides those before
+	for _, e := range table {
+		top[e.Point] = e.ID
+	}
+	worth := func(e mount.Entry) (n int) {
+		if top[e.Point] == e.ID {
+			n += 2
+		}
+		if e.Root == "/" {
+			n++
+		}
+		return n
+	}
 	var out []mounted
 	at := map[string]int{}
 	for _, e := range table {
 		k := superblock(e)
-		if i, ok := at[k]; ok {
-			// A later mount may hide an earlier one.
+		i, ok := at[k]
+		if !ok {
+			at[k] = len(out)
+			out = append(out, mounted{Entry: e})
+		} else if worth(e) > worth(out[i].Entry) {
 			out[i].Entry = e
-			continue
 		}
-		at[k] = len(out)
-		out = append(out, mounted{Entry: e})
 	}
 	return out, nil
 }

@@ -21,6 +21,10 @@ import (
 // device without direct I/O.
 const pageBytes = 4096
 
+// smallPartition is what holds boot loaders, and other partitions: where they begin
+// does not matter.
+const smallPartition = 8 << 20
+
 // checkAlignment finds writes that the disk can only do by reading first.
 func checkAlignment(ctx context.Context, _ *HostRequest, c *Checked) error {
 	devices, err := blockdev.List()
@@ -125,7 +129,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 func (c *Checked) partition(d blockdev.Device, g grains) {
 	grain := g.of(d, true)
 	off := d.StartBytes % int64(grain)
-	if off == 0 && d.AlignOffset <= 0 {
+	if off == 0 && d.AlignOffset <= 0 || d.SizeBytes < smallPartition {
 		return
 	}
 	c.find(misaligned(d, fmt.Sprintf("the partition %s begins in the middle of a block of its disk", d.Path()),

@@ -1,9 +1,10 @@
 package doctor
 
 import (
-	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -160,9 +161,13 @@ func parseScan(s string) scan {
 func (c *Checked) scanned(subject, name string, s scan, created time.Time, start, look string) {
 	switch s.how {
 	case "running", "paused":
+		since := unknown("since", "since", Text, "it is not written down yet")
+		if !s.at.IsZero() {
+			since = words("since", "since", s.at.Format(time.DateTime))
+		}
 		c.find(Finding{
 			Code: "scrub-running", Severity: Note, Subject: subject, Title: fmt.Sprintf("a %s of %s is %s", s.what, name, s.how),
-			Measured: []Figure{words("since", "since", s.at.Format(time.DateTime))},
+			Measured: []Figure{since},
 			Why:      "It reads everything: syncs and reads are slower meanwhile, and what is measured now is not what the pool can do. A resilver must end before the pool is redundant again.",
 			Do:       []Step{{"watch it", []string{look}}},
 		})
@@ -266,16 +271,17 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 		})
 	}
 	s := scan{what: "scrub"}
+	created := b.created()
+	last, finished, err := lastScrub(b.uuid)
 	switch {
 	case running:
-		s.how = "running"
-		s.at = lastScrub(b.uuid, "t_start")
-	default:
-		if s.at = lastScrub(b.uuid, "t_resumed", "t_start"); !s.at.IsZero() {
-			s.how = "done"
-		}
+		s.how, s.at = "running", last
+	case err != nil:
+		created = time.Time{} // nobody knows that there was none
+	case finished:
+		s.how, s.at = "done", last
 	}
-	c.scanned(b.subject(), "the btrfs at "+b.subject(), s, b.created(), "btrfs scrub start "+at, "btrfs scrub status "+at)
+	c.scanned(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at, "btrfs scrub status "+at)
 	return rootless
 }
 
@@ -306,34 +312,33 @@ func (b btrfsFS) created() time.Time {
 // scrubStatus is where btrfs-progs write down what they have scrubbed, as root.
 const scrubStatus = "/var/lib/btrfs/scrub.status."
 
-// lastScrub is the newest of the times with one of the names, over all devices, of
-// which the scrub has ended; zero if there is none. The first name that is not 0 counts.
-func lastScrub(uuid string, names ...string) (last time.Time) {
-	f, err := os.Open(scrubStatus + uuid)
-	if err != nil {
-		return last
+// lastScrub is when a device of a btrfs began to be scrubbed last, and whether that
+// came to its end; what was cancelled does not count. Zero if nobody wrote one
+// down, an error if it cannot be read.
+func lastScrub(uuid string) (last time.Time, finished bool, err error) {
+	b, err := os.ReadFile(scrubStatus + uuid)
+	if errors.Is(err, fs.ErrNotExist) {
+		return last, false, nil
 	}
-	defer f.Close()
-	for s := bufio.NewScanner(f); s.Scan(); {
+	if err != nil {
+		return last, false, err
+	}
+	for line := range strings.Lines(string(b)) {
 		values := map[string]string{}
-		for p := range strings.SplitSeq(s.Text(), "|") {
+		for p := range strings.SplitSeq(strings.TrimSpace(line), "|") {
 			if k, v, ok := strings.Cut(p, ":"); ok {
 				values[k] = v
 			}
 		}
-		if values["canceled"] == "1" {
+		t, err := strconv.ParseInt(values["t_start"], 10, 64)
+		if err != nil || t <= 0 || values["canceled"] == "1" {
 			continue
 		}
-		for _, n := range names {
-			if t, err := strconv.ParseInt(values[n], 10, 64); err == nil && t > 0 {
-				if at := time.Unix(t, 0); at.After(last) {
-					last = at
-				}
-				break
-			}
+		if at := time.Unix(t, 0); at.After(last) {
+			last, finished = at, values["finished"] == "1"
 		}
 	}
-	return last
+	return last, finished, nil
 }
 
 // raid is what md says of an array.

@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -387,6 +388,66 @@ func TestDedupProgram(t *testing.T) {
 	}
 	other := child(t, exec.Command("/bin/cat"), false)
 	nothing(t, examine(t, "dedup", nil), fmt.Sprint(other))
+}
+
+// What root has made is found without root, but for what is said to be missing.
+func TestStorageWithoutRoot(t *testing.T) {
+	if os.Getenv("PANDO_TEST_NOBODY") != "" { // the child
+		e, err := Examine(t.Context(), HostRequest{Only: []string{"sync-honoured", "write-cache", "alignment", "space", "btrfs-metadata", "btrfs-qgroups", "dedup", "scrub"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range e.Checks {
+			fmt.Println("CHECK", c.Check, c.Status, c.Summary)
+			for _, f := range c.Findings {
+				fmt.Println("FOUND", f.Code, f.Subject)
+			}
+		}
+		return
+	}
+	noGuest(t)
+	dir := testfs.Ext4(t, 16<<20)
+	fillTo(t, dir, 95)
+	tool(t, "mount", "-o", "remount,nobarrier", dir)
+	btrfs := testfs.Btrfs(t, 128<<20)
+	tool(t, "btrfs", "quota", "enable", btrfs)
+	for i := range 20 {
+		tool(t, "btrfs", "subvolume", "create", filepath.Join(btrfs, fmt.Sprint(i)))
+	}
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	self, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := filepath.Join(t.TempDir(), "test")
+	if err := os.WriteFile(copied, self, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for d := filepath.Dir(copied); d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the directories of both are this test's own
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(copied, "-test.run=^TestStorageWithoutRoot$")
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), "PANDO_TEST_NOBODY=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	b, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("the child: %v: %s", err, b)
+	}
+	out := string(b)
+	for _, want := range []string{"FOUND sync-nobarrier " + dir, "FOUND space-full " + dir, "FOUND btrfs-qgroups-many " + btrfs, "run this as root"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("without root there is no %q", want)
+		}
+	}
+	if strings.Contains(out, string(Skipped)) || strings.Contains(out, "FOUND scrub-overdue "+btrfs) || t.Failed() {
+		t.Errorf("without root:\n%s", out)
+	}
 }
 
 // Every check and every code of a finding stands in its page.
