@@ -80,6 +80,34 @@ func TestBtrfsMetadata(t *testing.T) {
 	t.Logf("%d files, of %.0f bytes %.0f used", files, total.Low, used.Low)
 }
 
+// Metadata that may have another chunk, however full those are that it has.
+func TestBtrfsMetadataThatMayGrow(t *testing.T) {
+	noGuest(t)
+	dir := testfs.Btrfs(t, 512<<20)
+	all, err := btrfsAll()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(all, func(b btrfsFS) bool { return b.point == dir })
+	number := func(name string) int64 {
+		n, ok := sysNumber(all[i].dir, "allocation", name)
+		if !ok {
+			t.Fatalf("no %s", name)
+		}
+		return n
+	}
+	total, percent := number("metadata/total_bytes"), int64(0)
+	for files := 0; percent < metadataNote; files += 250 {
+		tiny(t, dir, files, 250)
+		syncfs(t, dir)
+		if number("metadata/total_bytes") != total {
+			t.Fatalf("btrfs made another chunk at %d %%: this tests nothing", percent)
+		}
+		percent = 100 * (number("metadata/bytes_used") + number("global_rsv_size")) / total
+	}
+	nothing(t, examine(t, "btrfs-metadata", nil), dir)
+}
+
 func TestBtrfsQgroups(t *testing.T) {
 	noGuest(t)
 	dir := testfs.Btrfs(t, 256<<20)

@@ -313,6 +313,7 @@ func TestOvercommit(t *testing.T) {
 	file = filepath.Join(roomy, "pool.img")
 	pool = mkfs(t, "ext4", attach(t, file, 32<<20, loopdev.Options{}).Path(), "-q")
 	nothing(t, examine(t, "space", &PoolFacts{Dir: roomy, Data: pool, Loop: true}), file)
+	nothing(t, examine(t, "space", nil), file)
 }
 
 // fragmented makes a file in which only every second block is there.
