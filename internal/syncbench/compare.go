@@ -101,7 +101,7 @@ type figure struct {
 	why    string // there is none
 }
 
-var figures = []figure{
+var compared = []figure{
 	{name: "syncs/s", unit: "1/s", of: func(r *Run) float64 { return r.SyncsPerSecond }, moment: func(m *Moment) float64 { return m.Syncs }},
 	{name: "p50", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 { return r.Sync.P50 }, moment: func(m *Moment) float64 { return m.P50 }},
 	// A time line has no p95. It moves less than p99, so this errs on the safe side.
@@ -144,7 +144,7 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 	if len(a.Runs) < 2 || len(b.Runs) < 2 {
 		c.Basis = InsideRuns
 	}
-	for _, f := range figures {
+	for _, f := range compared {
 		c.Changes = append(c.Changes, f.compare(a.Runs, b.Runs, c.Basis))
 	}
 	c.Summary = c.summary()

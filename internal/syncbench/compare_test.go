@@ -41,8 +41,8 @@ func verdicts(c *Comparison) (out []string) {
 	return out
 }
 
-func all(verdict string) (out []string) {
-	for _, f := range figures {
+func allOf(verdict string) (out []string) {
+	for _, f := range compared {
 		out = append(out, f.name+": "+verdict)
 	}
 	return out
@@ -66,7 +66,7 @@ func TestCompareItself(t *testing.T) {
 		a, b := fixture(t), fixture(t)
 		a.Runs, b.Runs = a.Runs[:runs], b.Runs[:runs]
 		c := compare(t, a, b)
-		if got := verdicts(c); !slices.Equal(got, all(Same)) {
+		if got := verdicts(c); !slices.Equal(got, allOf(Same)) {
 			t.Errorf("%d runs: %q", runs, got)
 		}
 		if c.Summary != "no change beyond noise" || c.Basis != BetweenRuns || len(c.Unproven)+len(c.Differences) > 0 {
@@ -76,7 +76,7 @@ func TestCompareItself(t *testing.T) {
 	a, b := fixture(t), fixture(t)
 	a.Runs, b.Runs = a.Runs[2:], b.Runs[2:]
 	c := compare(t, a, b)
-	want := all(Same)
+	want := allOf(Same)
 	want[4], want[5] = "p99.9: "+Unsure, "max: "+Unsure
 	if got := verdicts(c); !slices.Equal(got, want) {
 		t.Errorf("one run: %q", got)
@@ -304,14 +304,14 @@ func TestCompareWithoutFigures(t *testing.T) {
 		b.Runs[i].SyncsPerSecond, b.Runs[i].Sync = 0, Latency{}
 	}
 	c := compare(t, fixture(t), b)
-	if !slices.Equal(verdicts(c), all(Unsure)) || c.Summary != "these reports cannot tell whether anything changed" {
+	if !slices.Equal(verdicts(c), allOf(Unsure)) || c.Summary != "these reports cannot tell whether anything changed" {
 		t.Errorf("%+v", c)
 	}
 	// Too short a time line.
 	a, b := fixture(t), fixture(t)
 	a.Runs, b.Runs = a.Runs[:1], b.Runs[:1]
 	b.Runs[0].Timeline = b.Runs[0].Timeline[:19]
-	if c := compare(t, a, b); !slices.Equal(verdicts(c), all(Unsure)) {
+	if c := compare(t, a, b); !slices.Equal(verdicts(c), allOf(Unsure)) {
 		t.Errorf("%+v", c)
 	}
 }

@@ -17,6 +17,7 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 	"seconds": secondsText, "bytes": bytesText, "count": countText, "rate": rateText, "inc": func(i int) int { return i + 1 },
+	"join": strings.Join,
 	"plural": func(n int, what string) string {
 		if n == 1 {
 			return "1 " + what
@@ -34,18 +35,14 @@ var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 type page struct {
 	*Report
 	Passed   bool
-	Chain    string
 	Command  string
-	Models   string
 	Tiles    []tile
 	Hist     template.HTML
 	Curve    template.HTML
 	HistRows []histRow
 	Curves   []curveRow
 	Times    []timeRow
-	Layers   []layerRow
-	// Widened says that the histogram has further columns than a table shows.
-	Merged int64
+	Merged   int64 // syncs of all runs
 }
 
 // tile is a figure at the top: the middle of the runs, and from which to which they go.
@@ -69,17 +66,10 @@ type timeRow struct {
 	Moments []Moment
 }
 
-type layerRow struct {
-	Run   int
-	First bool // of the run
-	Rows  int
-	Layer proof.LayerProof
-}
-
 // HTML is a report as one page that needs nothing else: no scripts, no pictures, no
 // network. Whatever the report says is shown as text, never as markup.
 func HTML(r *Report) ([]byte, error) {
-	p := page{Report: r, Passed: r.Verdict.Result == Pass, Chain: chain(r, false), Models: r.Profile.Models}
+	p := page{Report: r, Passed: r.Verdict.Result == Pass}
 	var words []string
 	for _, w := range r.Profile.Command {
 		words = append(words, quoted(w))
@@ -122,9 +112,6 @@ func HTML(r *Report) ([]byte, error) {
 	for i := range r.Runs {
 		x := &r.Runs[i]
 		p.Times = append(p.Times, timeRow{i + 1, timeChart(x, i+1, scale), x.Stalls, thin(x.Timeline)})
-		for j, l := range x.Proof.Layers {
-			p.Layers = append(p.Layers, layerRow{i + 1, j == 0, len(x.Proof.Layers), l})
-		}
 	}
 	var b bytes.Buffer
 	if err := pageTemplate.Execute(&b, p); err != nil {
@@ -149,7 +136,11 @@ func tileOf(name string, runs []Run, of func(*Run) float64, words func(float64) 
 		t.Value = words(math.Exp(mean(logarithms)))
 	}
 	if len(runs) > 1 {
-		t.Range = words(low) + " to " + words(high)
+		from, to := words(low), words(high)
+		if n, unit, ok := strings.Cut(from, " "); ok && strings.HasSuffix(to, " "+unit) {
+			from = n
+		}
+		t.Range = from + " – " + to
 	}
 	return t
 }
@@ -168,7 +159,7 @@ func percent(part, whole int64) string {
 	return "just under 100 %"
 }
 
-// sentence begins with a capital and ends with a full stop.
+// sentence ends with a full stop.
 func sentence(s string) string {
 	s = strings.TrimSpace(s)
 	if s == "" {

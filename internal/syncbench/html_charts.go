@@ -215,6 +215,7 @@ func percentileChart(runs []Run, call string) template.HTML {
 			}
 			p = append(p, point{x.at(at), y.at(quantile(h, 1-math.Pow(10, -at)))})
 		}
+		p = append(p, point{x.at(last), y.at(h[len(h)-1].Value)}) // the longest
 		s.path(p, fmt.Sprintf("curve run%d dash%d", i%6, i/6%2))
 		ends, names = append(ends, p[len(p)-1].y), append(names, i)
 		if last < right { // the label stands at the end of the plot
