@@ -40,6 +40,9 @@ type Layer struct {
 	// Role of a device in the layer above, if it has a special one: "log",
 	// "cache", "spare", "special", "dedup".
 	Role string `json:"role,omitempty"`
+	// Group is, of a device in a zpool, the vdev at the top that it is a part of, such
+	// as "mirror-0": what is written goes to all that have the same.
+	Group string `json:"group,omitempty"`
 
 	FSType string `json:"fstype,omitempty"` // of a filesystem: "ext4", "fuse.NAME"
 	// Mount is the filesystem's entry in this process's mount table.
@@ -124,6 +127,7 @@ type builder struct {
 	ctx   context.Context
 	stack *Stack
 	table []mount.Entry
+	group string          // of the device to add next
 	seen  map[string]bool // what is in the stack: two disks of a RAID have one controller's file below, once
 }
 
@@ -170,7 +174,8 @@ func (b *builder) path(path string, depth int) {
 		b.hide("the mount table does not show what %s is on", path)
 		return
 	}
-	l := Layer{Kind: Filesystem, Name: m.FSType + " on " + m.Point, Depth: depth, FSType: m.FSType, Mount: m}
+	l := Layer{Kind: Filesystem, Name: m.FSType + " on " + m.Point, Depth: depth, Group: b.group, FSType: m.FSType, Mount: m}
+	b.group = ""
 	switch {
 	case inMemory[m.FSType]:
 		l.Kind = InMemory
@@ -248,7 +253,9 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 
 // device adds a block device and what is below it.
 func (b *builder) device(d blockdev.Device, depth int, role string) {
-	if !b.add(Layer{Kind: Kind(d.Kind), Name: d.Name, Depth: depth, Role: role, Device: &d}) {
+	group := b.group
+	b.group = ""
+	if !b.add(Layer{Kind: Kind(d.Kind), Name: d.Name, Depth: depth, Role: role, Group: group, Device: &d}) {
 		return
 	}
 	switch d.Kind {

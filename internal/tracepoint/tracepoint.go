@@ -142,9 +142,18 @@ func parseFormat(text string) (*Event, error) {
 // Scope is whose events are taken.
 type Scope int
 
-// Everything is the scope of all processes and the kernel itself; a positive
-// Scope is a process ID, and takes its threads and what they start from then on.
-const Everything Scope = -1
+const (
+	// Everything is the scope of all processes and the kernel itself; a positive
+	// Scope is a process ID, and takes its threads and what they start from then on.
+	Everything Scope = -1
+
+	// Children is the scope of the programs that the calling thread starts from then
+	// on, and of what they start: from their exec on, and neither of the thread
+	// itself nor of what its process's other threads start. The caller has locked
+	// its goroutine to the thread (runtime.LockOSThread), and starts the program from
+	// there, and nothing else.
+	Children Scope = 0
+)
 
 // Counter counts the events that a filter lets through. Its methods are safe for use
 // from several goroutines.
@@ -167,6 +176,9 @@ func Count(event, filter string, scope Scope) (*Counter, error) {
 		attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Config: e.ID}
 		if scope != Everything {
 			attr.Bits |= unix.PerfBitInherit
+		}
+		if scope == Children {
+			attr.Bits |= unix.PerfBitDisabled | unix.PerfBitEnableOnExec
 		}
 		fd, err := open(&attr, scope, cpu, event, filter)
 		if errors.Is(err, unix.ENODEV) {

@@ -1,0 +1,355 @@
+package proof
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"pando/internal/blockdev"
+	"pando/internal/stack"
+)
+
+// Load is what the load generator says that it has done.
+type Load struct {
+	Call          string  // "fdatasync", "fsync", "msync", "write (O_DSYNC)"
+	Syncs         int64   //
+	Writers       int     // programs or threads that synced at the same time
+	P50           float64 // the median of a sync, in seconds; 0: not known
+	WritesPerSync int     // 0: not known
+}
+
+// dsync is the Call of writes to files that were opened with O_DSYNC.
+const dsync = "write (O_DSYNC)"
+
+// tolerated is the part of the flushes needed by which the estimate of what others
+// have flushed may be wrong.
+const tolerated = 0.05
+
+// Judge compares what arrived with what the load's syncs need.
+//
+// A flush serves all syncs that wait when it begins, so that of several writers every one
+// may have to wait for it, but no more: filesystems commit in groups (jbd2, the log of
+// XFS, ZFS's ZIL), and the kernel merges flushes that wait. So that ceil(syncs/writers)
+// is what the syncs need at the least, on every layer.
+func (e *Evidence) Judge(load Load) Proof {
+	load.Writers = max(1, load.Writers)
+	j := &judge{Evidence: e, load: load, needed: (load.Syncs + int64(load.Writers) - 1) / int64(load.Writers)}
+	j.proof = Proof{Method: e.method, NoTraces: e.noTraces, Sample: e.sample, Hidden: e.stack.Hidden, Seconds: e.seconds, Layers: []LayerProof{}, Reasons: []string{}}
+	for _, l := range e.stack.Layers {
+		j.proof.Layers = append(j.proof.Layers, LayerProof{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, Device: l.Device != nil, Flushes: -1, FUA: -1})
+	}
+	j.remedies = make([]string, len(e.stack.Layers))
+	j.labels = make([]string, len(e.stack.Layers))
+	for i := range e.stack.Layers {
+		if x, ok := j.at(i); ok {
+			j.device(i, x)
+		}
+	}
+	for i, l := range e.stack.Layers {
+		if l.Kind == stack.Zpool {
+			j.pool(i)
+		}
+	}
+	// From the bottom up: a layer without counts stands by those right under it.
+	for i := len(e.stack.Layers) - 1; i >= 0; i-- {
+		if j.proof.Layers[i].Result == "" {
+			j.through(i)
+		}
+	}
+	j.sampled()
+	for _, f := range e.facts {
+		j.fact(f)
+	}
+	j.hidden()
+	j.calls()
+	j.speed()
+	j.conclude()
+	return j.proof
+}
+
+type judge struct {
+	*Evidence
+	load   Load
+	needed int64
+	proof  Proof
+
+	remedies []string // by layer
+	labels   []string // by layer: another name for it
+	words    []string // to add at the end
+}
+
+func (j *judge) at(i int) (evidence, bool) {
+	l := j.stack.Layers[i]
+	if l.Device == nil {
+		return evidence{}, false
+	}
+	x, ok := j.devices[l.Name]
+	return x, ok
+}
+
+// arrived is what counts for the load at a device: of flushes and FUA writes, or, where
+// there is no volatile cache, of writes.
+type arrived struct {
+	total   int64 // of everybody
+	others  int64 // surely of others
+	perhaps int64 // of the rest, at most so many are of others
+	blind   string
+}
+
+func (a arrived) most() int64  { return max(0, a.total-a.others) }
+func (a arrived) least() int64 { return max(0, a.most()-a.perhaps) }
+
+// flushes counts for the load.
+func (j *judge) flushes(x evidence) arrived {
+	if j.method == Tracepoints {
+		a := arrived{total: x.flush + x.fua}
+		a.others = max(0, a.total-x.kernel-x.own)
+		// A kernel thread sends for somebody who syncs, or for a device above: of what
+		// they have sent, the calls and devices that are not of the load explain so much.
+		a.perhaps = min(max(0, a.most()-x.own), max(j.othersElsewhere, j.othersSyncs-a.others))
+		return a
+	}
+	if !statisticsHaveFlushes(x.dev.dev) || x.stat.Flushes < 0 {
+		return arrived{blind: "the block statistics of " + x.dev.name + " do not count flushes"}
+	}
+	a := arrived{total: x.stat.Flushes, perhaps: int64(x.rate.flushes * j.seconds)}
+	if a.total < j.needed && x.dev.dev.FUA {
+		a.blind = "forced writes (FUA), which " + x.dev.name + " can do, are not in the block statistics"
+	}
+	return a
+}
+
+// writes counts for the load.
+func (j *judge) writes(x evidence) arrived {
+	a := arrived{total: x.stat.Writes}
+	a.perhaps = min(int64(x.rate.writes*j.seconds), max(0, a.total-x.ownWrites))
+	return a
+}
+
+func (j *judge) device(i int, x evidence) {
+	p := &j.proof.Layers[i]
+	p.Writes, p.WrittenBytes = x.stat.Writes, x.stat.WrittenBytes
+	p.OthersBytesPerSecond = x.rate.bytes
+	p.VolatileCache = x.dev.dev.VolatileCache
+	f := j.flushes(x)
+	switch {
+	case j.method == Tracepoints:
+		p.Flushes, p.FUA, p.OthersFlushes = x.flush, x.fua, f.others
+	case f.blind == "" || x.stat.Flushes > 0:
+		p.Flushes, p.OthersFlushes = x.stat.Flushes, min(f.perhaps, x.stat.Flushes)
+	}
+	if x.stat.Flushes > 0 && statisticsHaveFlushes(x.dev.dev) {
+		p.FlushSeconds = x.stat.FlushTime.Seconds() / float64(x.stat.Flushes)
+	}
+	if k, inPool := poolOf(j.stack.Layers, i); inPool && len(leaves(j.stack.Layers, k)) > 1 {
+		return // judged with its pool
+	}
+	if p.VolatileCache {
+		p.Needed = j.needed
+		if f.blind != "" {
+			p.Words = f.blind
+			if !statisticsHaveFlushes(x.dev.dev) && len(below(j.stack.Layers, i)) > 0 {
+				return // what is below has it
+			}
+			p.Result = Unknown
+			j.remedies[i] = "run it as root, where tracepoints count them"
+			return
+		}
+		p.Result, p.Words = j.enough(f, "flushes and forced writes")
+		return
+	}
+	p.Result, p.Words = j.enough(j.writes(x), "writes")
+	if p.Result == OK {
+		p.Result, p.Words = NotNeeded, "no volatile cache: nothing to flush; "+p.Words
+	}
+}
+
+// enough compares.
+func (j *judge) enough(a arrived, what string) (Result, string) {
+	text := fmt.Sprintf("%s %s arrived, %s needed", count(a.total), what, count(j.needed))
+	if a.others > 0 {
+		text += fmt.Sprintf("; %s are of other programs", count(a.others))
+	}
+	switch {
+	case j.needed == 0:
+		return Unknown, fmt.Sprintf("%s %s arrived, but there were no syncs", count(a.total), what)
+	case a.most() < j.needed:
+		return Fail, text
+	case float64(a.least()) < float64(j.needed)*(1-tolerated):
+		return Unknown, text + fmt.Sprintf("; up to %s may be of others who sync at the same time", count(a.perhaps))
+	}
+	return OK, text
+}
+
+// through judges a layer without counts of its own: a filesystem, a partition. What
+// comes out of it is what arrives right under it.
+func (j *judge) through(i int) {
+	p := &j.proof.Layers[i]
+	l := j.stack.Layers[i]
+	under := children(j.stack.Layers, i)
+	if len(under) == 0 {
+		p.Result = Unknown
+		if p.Words == "" {
+			p.Words = "nothing could be counted below it"
+		}
+		return
+	}
+	worst, at := OK, under[0]
+	for _, k := range under {
+		if r := j.proof.Layers[k].Result; rank(r) > rank(worst) {
+			worst, at = r, k
+		}
+	}
+	p.Result = worst
+	if worst == NotNeeded {
+		p.Result = OK
+	}
+	first := j.proof.Layers[at]
+	switch {
+	case l.Kind == stack.Kind(blockdev.Partition):
+		p.Result, p.Words = worst, "flushes are counted for its disk, "+first.Name
+		p.VolatileCache = l.Device.VolatileCache
+	case p.Result == OK:
+		p.Words = "what it has to pass on arrived at " + first.Name
+	case p.Result == Fail:
+		p.Words = fmt.Sprintf("it does not pass syncs on: at %s, %s", first.Name, first.Words)
+		j.remedies[i] = "look at how it is mounted and set up"
+	default:
+		p.Words = fmt.Sprintf("at %s, %s", first.Name, first.Words)
+	}
+}
+
+// rank orders results from good to bad; a layer that surely fails is worse than one that
+// is not known.
+func rank(r Result) int {
+	return slices.Index([]Result{"", NotNeeded, OK, Unknown, Fail}, r)
+}
+
+// fact puts in what a layer says of itself.
+func (j *judge) fact(f fact) {
+	p := &j.proof.Layers[f.layer]
+	if f.result == "" {
+		j.words = append(j.words, f.words)
+		return
+	}
+	// Of two failures what the layer says itself is the better explanation.
+	if rank(f.result) >= rank(p.Result) {
+		p.Result, p.Words = f.result, f.words
+		j.remedies[f.layer], j.labels[f.layer] = f.remedy, f.label
+	}
+}
+
+// hidden puts in that the stack ends before it is at a disk.
+func (j *judge) hidden() {
+	n := len(j.proof.Layers)
+	if j.stack.Hidden == "" || n == 0 {
+		return
+	}
+	for _, f := range j.facts {
+		if f.result != "" {
+			return // said already
+		}
+	}
+	p := &j.proof.Layers[n-1]
+	if rank(Unknown) > rank(p.Result) {
+		p.Result, p.Words = Unknown, j.stack.Hidden
+	}
+}
+
+// uncoveredPart is how many of the sampled syncs may lack a flush: the clocks of
+// processors and the order of events are not perfect.
+const uncoveredPart = 0.02
+
+// sampled puts in what single syncs have shown.
+func (j *judge) sampled() {
+	s := j.sample
+	if s == nil || s.Syncs == 0 {
+		return
+	}
+	for i := range j.proof.Layers {
+		p := &j.proof.Layers[i]
+		n := s.Uncovered[p.Name]
+		if n == 0 || float64(n) <= max(2, uncoveredPart*float64(s.Syncs)) || rank(p.Result) >= rank(Fail) {
+			continue
+		}
+		p.Result = Fail
+		p.Words += fmt.Sprintf("; but of %s syncs looked at one by one, %s were answered though no flush or forced write had come to it in time", count(s.Syncs), count(n))
+	}
+}
+
+// conclude makes one of all.
+func (j *judge) conclude() {
+	p := &j.proof
+	worst := OK
+	note := func(r Result) {
+		if r != NotNeeded && rank(r) > rank(worst) {
+			worst = r
+		}
+	}
+	note(p.Calls.Result)
+	for _, l := range p.Layers {
+		note(l.Result)
+	}
+	p.Result = OK
+	if worst == OK {
+		p.Reasons = append(p.Reasons, j.praise())
+		p.Reasons = append(p.Reasons, j.words...)
+		return
+	}
+	p.Result = Fail
+	if p.Calls.Result == worst {
+		p.Layer = "system call"
+		p.Reasons = append(p.Reasons, p.Calls.Words)
+	}
+	for i, l := range p.Layers {
+		if l.Result != worst && (l.Result != Unknown || p.Layer != "") {
+			continue
+		}
+		name := l.Name
+		if j.labels[i] != "" {
+			name = j.labels[i]
+		}
+		if p.Layer == "" && l.Result == worst {
+			p.Layer = name
+		} else if j.labels[i] == "" && j.remedies[i] == "" && worst == Fail {
+			continue // it only suffers from what is above it
+		}
+		text := name + ": " + l.Words
+		if l.Result == Unknown {
+			text = name + ": it cannot be shown that syncs get through: " + l.Words
+		}
+		if r := j.remedies[i]; r != "" {
+			text += ": " + r
+		}
+		p.Reasons = append(p.Reasons, text)
+	}
+	p.Reasons = append(p.Reasons, j.words...)
+}
+
+// praise says what has been shown.
+func (j *judge) praise() string {
+	var at []string
+	for i, l := range j.proof.Layers {
+		if l.Device && (l.Result == OK || l.Result == NotNeeded) && len(children(j.stack.Layers, i)) == 0 {
+			at = append(at, l.Name)
+		}
+	}
+	return fmt.Sprintf("what %s syncs of %s need reached %s", count(j.load.Syncs), plural(j.load.Writers, "writer"), strings.Join(at, ", "))
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// count writes a number with commas.
+func count(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

@@ -1,0 +1,9 @@
+package proof
+
+import (
+	"context"
+	"time"
+)
+
+// Sample x.
+func (w *Watch) Sample(ctx context.Context, d time.Duration) error { return nil }
