@@ -111,7 +111,7 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 	if c.Basis == syncbench.InsideRuns {
 		basis = "NOISE is what a ratio has to exceed, either way, judged by the ups and downs inside a run."
 	}
-	return a.printf("%s\n%s", wrap(basis, "", syncWidth), wrap(c.Summary+".", "", syncWidth))
+	return a.printf("%s\n%s", wrap(basis, "", syncWidth), hanging("Result: ", c.Summary+"."))
 }
 
 // noiseText is a factor less one: in percent, or as a factor if it is large.

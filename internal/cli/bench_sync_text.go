@@ -66,7 +66,10 @@ func workText(p syncbench.Profile) string {
 	if p.Bytes > 0 {
 		out += ", writes of " + size(p.Bytes)
 	}
-	if p.PerSync > 0 {
+	switch {
+	case p.PerSync == 1 && strings.HasPrefix(p.Sync, "write"):
+		out += ", each of which waits for the disk: " + p.Sync
+	case p.PerSync > 0:
 		out += ", " + plural(p.PerSync, "write") + " to each " + p.Sync
 	}
 	if p.File > 0 {
@@ -98,7 +101,7 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 	}
 	var words []string
 	for _, w := range r.Profile.Command {
-		words = append(words, shellWord(w))
+		words = append(words, argument(w))
 	}
 	path := r.Path
 	if r.Volume != "" {
@@ -121,6 +124,14 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 		}
 	}
 	return nil
+}
+
+// argument is a word of a command line that is not its first: --name=value needs no quotes.
+func argument(s string) string {
+	if name, value, ok := strings.Cut(s, "="); ok && value != "" && shellWord(name) == name && shellWord(value) == value {
+		return s
+	}
+	return shellWord(s)
 }
 
 func (a *App) printSyncRuns(r *syncbench.Report) error {
@@ -356,6 +367,9 @@ func (a *App) printLayers(r *syncbench.Report) error {
 		if l.Role != "" {
 			name += " (" + l.Role + ")"
 		}
+		if !l.Device { // nothing can be counted there
+			l.Flushes, l.FUA, l.OthersFlushes, l.Writes, l.WrittenBytes = -1, -1, -1, -1, -1
+		}
 		cells := []string{shorten(name, 24), needed, counted(l.Flushes), counted(l.FUA)}
 		if others {
 			cells = append(cells, counted(l.OthersFlushes))
@@ -402,12 +416,12 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 	if r.Verdict.Layer != "" {
 		head += " at " + r.Verdict.Layer
 	}
-	reason, rest := "every sync reached the disk, in every run", r.Verdict.Words
-	if r.Verdict.Result != syncbench.Pass {
-		reason = "it is not shown that what was synced reached the disk"
-	}
-	if len(rest) > 0 {
-		reason, rest = rest[0], rest[1:]
+	reason, rest := "it is not shown that what was synced reached the disk", r.Verdict.Words
+	if r.Verdict.Result == syncbench.Pass {
+		reason = "every sync reached the disk, in every run"
+		if len(rest) > 0 {
+			reason, rest = rest[0], rest[1:]
+		}
 	}
 	if err := a.printf("\n%s", hanging(head+": ", reason)); err != nil {
 		return err

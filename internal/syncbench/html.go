@@ -4,6 +4,7 @@ import (
 	"bytes"
 	_ "embed"
 	"fmt"
+	"html"
 	"html/template"
 	"math"
 	"strings"
@@ -17,7 +18,7 @@ var pageText string
 
 var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 	"seconds": secondsText, "bytes": bytesText, "count": countText, "rate": rateText, "inc": func(i int) int { return i + 1 },
-	"join": strings.Join,
+	"prose": prose,
 	"plural": func(n int, what string) string {
 		if n == 1 {
 			return "1 " + what
@@ -35,6 +36,7 @@ var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 type page struct {
 	*Report
 	Passed   bool
+	Write    bool // there is a write apart from the sync
 	Command  string
 	Tiles    []tile
 	Hist     template.HTML
@@ -69,7 +71,7 @@ type timeRow struct {
 // HTML is a report as one page that needs nothing else: no scripts, no pictures, no
 // network. Whatever the report says is shown as text, never as markup.
 func HTML(r *Report) ([]byte, error) {
-	p := page{Report: r, Passed: r.Verdict.Result == Pass}
+	p := page{Report: r, Passed: r.Verdict.Result == Pass, Write: r.Runs[0].Write != nil}
 	var words []string
 	for _, w := range r.Profile.Command {
 		words = append(words, quoted(w))
@@ -169,6 +171,24 @@ func sentence(s string) string {
 		s += "."
 	}
 	return s
+}
+
+// prose is a text in which `commands` stand between backticks, as markup.
+func prose(s string) template.HTML {
+	parts := strings.Split(s, "`")
+	var b strings.Builder
+	for i, p := range parts {
+		p = html.EscapeString(p)
+		switch {
+		case i%2 == 0:
+			b.WriteString(p)
+		case i == len(parts)-1: // one that nothing closes
+			b.WriteString("`" + p)
+		default:
+			b.WriteString("<code>" + p + "</code>")
+		}
+	}
+	return template.HTML(b.String()) // all of it is escaped
 }
 
 // quoted is a word as a shell reads it.

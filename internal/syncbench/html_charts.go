@@ -182,7 +182,7 @@ func percentileChart(runs []Run, call string) template.HTML {
 		right = 3
 	}
 	x := scale{0, right, chartLeft, chartLeft + plotWidth, false}
-	y := logScale(low, high, bottom, top)
+	y := logScale(low*0.95, high*1.1, bottom, top)
 	s := newSVG(chartWidth, bottom+40, "curve", "Percentiles of the latency of "+call, percentileWords(runs))
 	for _, t := range y.logTicks(tickText) {
 		s.line(chartLeft, y.at(t.value), chartLeft+plotWidth, y.at(t.value), "grid")

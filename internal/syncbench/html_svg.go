@@ -28,7 +28,7 @@ func newSVG(w, h float64, id, title, text string) *svg {
 // through html.EscapeString.
 func (s *svg) done() template.HTML {
 	s.WriteString("</svg>")
-	return template.HTML(s.String()) //nolint:gosec // see above
+	return template.HTML(s.String()) // see above
 }
 
 // num writes a coordinate: a tenth of a unit is less than can be seen.

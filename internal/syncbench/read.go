@@ -66,8 +66,9 @@ func Parse(b []byte, name string) (*Report, error) {
 		Fio    *string          `json:"fio version"`
 		Error  *json.RawMessage `json:"error"`
 	}
-	if err := json.Unmarshal(b, &head); err != nil {
-		return nil, syntax(op, name, err)
+	// Of the first value only: fio, for one, prints several.
+	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&head); err != nil {
+		return nil, syntax(op, name, len(b), err)
 	}
 	switch {
 	case head.Kind == nil && head.Fio != nil:
@@ -90,7 +91,7 @@ func Parse(b []byte, name string) (*Report, error) {
 	}
 	var r Report
 	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, syntax(op, name, err)
+		return nil, syntax(op, name, len(b), err)
 	}
 	if err := r.check(); err != nil {
 		return nil, errs.New(errs.Damaged, op, name, "%w", err).WithHint("somebody has changed it, or it was not copied whole: make it again")
@@ -98,14 +99,14 @@ func Parse(b []byte, name string) (*Report, error) {
 	return &r, nil
 }
 
-// syntax says what is wrong with JSON.
-func syntax(op, name string, err error) error {
+// syntax says what is wrong with JSON of so many bytes.
+func syntax(op, name string, length int, err error) error {
 	const hint = "it must be what `pando bench sync --json` has printed, whole and alone: redirect standard output only"
 	var bad *json.SyntaxError
 	var typ *json.UnmarshalTypeError
 	switch {
-	case errors.As(err, &bad) && bad.Error() == "unexpected end of JSON input":
-		return errs.New(errs.Damaged, op, name, "it ends in the middle, after %d bytes", bad.Offset).WithHint("the run was interrupted, or the file was not copied whole")
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return errs.New(errs.Damaged, op, name, "it ends in the middle, after %d bytes", length).WithHint("the run was interrupted, or the file was not copied whole")
 	case errors.As(err, &bad):
 		return errs.New(errs.Invalid, op, name, "it is not JSON: %v, at byte %d", bad, bad.Offset).WithHint(hint)
 	case errors.As(err, &typ):
