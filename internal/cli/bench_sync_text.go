@@ -7,7 +7,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"pando/internal/proof"
 	"pando/internal/syncbench"
 )
 
@@ -284,49 +283,6 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 	return nil
 }
 
-// layerSum is what arrived at a layer in all runs.
-type layerSum struct {
-	proof.LayerProof
-	words []string // of runs in which it did not go well
-}
-
-// worse orders results.
-func worse(a, b proof.Result) bool {
-	order := []proof.Result{proof.NotNeeded, proof.OK, proof.Unknown, proof.Fail}
-	return slices.Index(order, a) > slices.Index(order, b)
-}
-
-// sumLayers adds up the runs; what was not counted in one of them is not known.
-func sumLayers(runs []syncbench.Run) (out []*layerSum) {
-	for i := range runs {
-		for _, l := range runs[i].Proof.Layers {
-			at := slices.IndexFunc(out, func(s *layerSum) bool { return s.Name == l.Name && s.Depth == l.Depth })
-			if at < 0 {
-				out = append(out, &layerSum{LayerProof: l})
-				at = len(out) - 1
-			} else {
-				s := out[at]
-				for _, v := range [][2]*int64{{&s.Flushes, &l.Flushes}, {&s.FUA, &l.FUA}, {&s.Writes, &l.Writes}, {&s.WrittenBytes, &l.WrittenBytes}} {
-					if *v[0] < 0 || *v[1] < 0 {
-						*v[0] = -1
-					} else {
-						*v[0] += *v[1]
-					}
-				}
-				s.Needed += l.Needed
-				s.OthersFlushes += l.OthersFlushes
-				if worse(l.Result, s.Result) {
-					s.Result = l.Result
-				}
-			}
-			if (l.Result == proof.Fail || l.Result == proof.Unknown) && l.Words != "" && !slices.Contains(out[at].words, l.Words) {
-				out[at].words = append(out[at].words, l.Words)
-			}
-		}
-	}
-	return out
-}
-
 func (a *App) printLayers(r *syncbench.Report) error {
 	title := "What arrived at each layer"
 	if len(r.Runs) > 1 {
@@ -348,11 +304,11 @@ func (a *App) printLayers(r *syncbench.Report) error {
 	if err := a.printf("\n%s", wrap(title, "", syncWidth)); err != nil {
 		return err
 	}
-	layers := sumLayers(r.Runs)
+	layers := syncbench.SumLayers(r.Runs)
 	if len(layers) == 0 {
 		return a.printf("Nothing was counted.\n")
 	}
-	others := slices.ContainsFunc(layers, func(l *layerSum) bool { return l.OthersFlushes > 0 })
+	others := slices.ContainsFunc(layers, func(l *syncbench.LayerSum) bool { return l.OthersFlushes > 0 })
 	heads := []string{"LAYER", "NEEDED", "FLUSHES", "FUA"}
 	if others {
 		heads = append(heads, "OTHERS'")
@@ -366,9 +322,6 @@ func (a *App) printLayers(r *syncbench.Report) error {
 		name := strings.Repeat(" ", min(max(l.Depth, 0), 8)) + oneLine(l.Name)
 		if l.Role != "" {
 			name += " (" + l.Role + ")"
-		}
-		if !l.Device { // nothing can be counted there
-			l.Flushes, l.FUA, l.OthersFlushes, l.Writes, l.WrittenBytes = -1, -1, -1, -1, -1
 		}
 		cells := []string{shorten(name, 24), needed, counted(l.Flushes), counted(l.FUA)}
 		if others {
@@ -384,7 +337,7 @@ func (a *App) printLayers(r *syncbench.Report) error {
 		return err
 	}
 	for _, l := range layers {
-		for _, w := range l.words {
+		for _, w := range l.Failures {
 			if err := a.printf("%s", hanging("  ", oneLine(l.Name)+": "+w)); err != nil {
 				return err
 			}
