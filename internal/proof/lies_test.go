@@ -214,6 +214,10 @@ func TestOthers(t *testing.T) {
 	testfs.LeakCheck(t, filepath.Dir(image))
 	loop := do(t, "losetup", "-P", "--show", "-f", image)
 	defer do(t, "losetup", "-d", loop)
+	// What somebody has set on this device before stays: see package loopdev.
+	if err := os.WriteFile("/sys/block/"+filepath.Base(loop)+"/queue/write_cache", []byte("write back"), 0); err != nil {
+		t.Fatal(err)
+	}
 	dirs := [2]string{}
 	for i, start := range []string{"2048", "204800"} {
 		n := fmt.Sprint(i + 1)

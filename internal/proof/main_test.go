@@ -1,6 +1,7 @@
 package proof_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -13,10 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain makes this program the load, too, where there is no fio.
+// TestMain makes this program the load, too, and one that watches without rights.
 func TestMain(m *testing.M) {
 	if os.Getenv("PANDO_TEST_LOAD") != "" {
 		if err := load(os.Getenv("PANDO_TEST_LOAD"), os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if os.Getenv("PANDO_TEST_WATCH") != "" {
+		if err := watchHere(context.Background(), os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
