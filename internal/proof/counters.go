@@ -8,6 +8,7 @@ import (
 
 	"pando/internal/blockdev"
 	"pando/internal/errs"
+	"pando/internal/stack"
 	"pando/internal/tracepoint"
 )
 
@@ -152,22 +153,66 @@ func callsOfChildren() (*family, error) {
 	return f, nil
 }
 
-// flushesElsewhere counts flushes at all devices but these: a kernel thread may pass
-// them on to one of these.
-func flushesElsewhere(devices []*device) (*family, error) {
-	filter := isEither
-	for _, d := range devices {
-		filter += fmt.Sprintf(" && dev != %d", tracepoint.KernelDev(d.dev.Number))
-	}
-	f := &family{}
-	return f, f.count("elsewhere", queued, filter, tracepoint.Everything)
-}
-
 // device is a block device that is counted.
 type device struct {
 	name string // of its layer
 	dev  blockdev.Device
+	// top: no other device is between it and the path's filesystem.
+	top bool
+	// direct: that filesystem's data is written by the programs that sync it, and not
+	// by kernel threads.
+	direct bool
+	// beside are devices on the same disk that are not below the path: partitions,
+	// logical volumes. What they flush arrives at the disk, too.
+	beside []blockdev.Device
 	family
+}
+
+func newDevice(s *stack.Stack, i int) *device {
+	d := &device{name: s.Layers[i].Name, dev: *s.Layers[i].Device, top: true}
+	mine := map[uint64]bool{}
+	for _, l := range s.Devices() {
+		mine[l.Device.Number] = true
+	}
+	depth := s.Layers[i].Depth
+	for k := i - 1; k >= 0; k-- {
+		l := s.Layers[k]
+		if l.Depth >= depth {
+			continue
+		}
+		depth = l.Depth
+		switch {
+		case l.Device != nil && counted(*l.Device):
+			d.top = false
+		case l.Kind == stack.Filesystem:
+			d.direct = strings.HasPrefix(l.FSType, "ext") || l.FSType == "xfs"
+		}
+	}
+	d.direct = d.direct && d.top
+	above, err := d.dev.Above()
+	for n := 0; err == nil && n < len(above); n++ { // it grows
+		if !mine[above[n].Number] {
+			d.beside = append(d.beside, above[n])
+		}
+		if above[n].Kind == blockdev.Partition {
+			more, err := above[n].Above()
+			if err == nil {
+				above = append(above, more...)
+			}
+		}
+	}
+	return d
+}
+
+// besideWrites is how many writes the devices beside it have done; one that is gone
+// counts as none.
+func (d *device) besideWrites() (n int64) {
+	for _, b := range d.beside {
+		if s, err := b.Stat(); err == nil {
+			n += s.Writes
+		}
+	}
+	return n
 }
 
 // counted reports whether a device has events and statistics of its own: partitions
@@ -189,6 +234,7 @@ func (d *device) open() error {
 		d.count("flush", queued, d.filter(isFlush), tracepoint.Everything),
 		d.count("fua", queued, d.filter(isFUA), tracepoint.Everything),
 		d.count("kernel", queued, d.filter(isEither+" && "+byKernel()), tracepoint.Everything),
+		d.count("user writes", queued, d.filter(isWrite+" && !"+byKernel()), tracepoint.Everything),
 	})
 }
 
@@ -204,17 +250,18 @@ func (d *device) openOwn() error {
 type counts struct {
 	stat blockdev.Stat
 	// By tracepoints: all flushes and FUA writes; of both together those sent by
-	// kernel threads, and by the load; and writes that the load sent.
-	flush, fua, kernel, own, ownWrites int64
+	// kernel threads, and by the load; writes that programs sent, and that the load sent.
+	flush, fua, kernel, own, userWrites, ownWrites int64
+	beside                                         int64 // writes
 }
 
 // reading is all counts at a moment.
 type reading struct {
-	at             time.Time
-	took           time.Duration // of a difference
-	devices        map[string]counts
-	calls          map[string]int64
-	all, elsewhere int64
+	at      time.Time
+	took    time.Duration // of a difference
+	devices map[string]counts
+	calls   map[string]int64
+	all     int64
 }
 
 func (w *Watch) read() (*reading, error) {
@@ -228,7 +275,7 @@ func (w *Watch) read() (*reading, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.devices[d.name] = counts{stat: s, flush: n["flush"], fua: n["fua"], kernel: n["kernel"], own: n["own"], ownWrites: n["own writes"]}
+		r.devices[d.name] = counts{stat: s, flush: n["flush"], fua: n["fua"], kernel: n["kernel"], own: n["own"], userWrites: n["user writes"], ownWrites: n["own writes"], beside: d.besideWrites()}
 	}
 	var err error
 	if r.calls, err = w.calls.read(); err != nil {
@@ -238,21 +285,18 @@ func (w *Watch) read() (*reading, error) {
 	if err != nil {
 		return nil, err
 	}
-	elsewhere, err := w.others.read()
-	if err != nil {
-		return nil, err
-	}
-	r.all, r.elsewhere = all["all"], elsewhere["elsewhere"]
+	r.all = all["all"]
 	return r, nil
 }
 
 func (r *reading) seconds() float64 { return r.took.Seconds() }
 
 func (r *reading) minus(o *reading) *reading {
-	d := &reading{took: r.at.Sub(o.at), devices: map[string]counts{}, calls: map[string]int64{}, all: r.all - o.all, elsewhere: r.elsewhere - o.elsewhere}
+	d := &reading{took: r.at.Sub(o.at), devices: map[string]counts{}, calls: map[string]int64{}, all: r.all - o.all}
 	for name, a := range r.devices {
 		b := o.devices[name]
-		d.devices[name] = counts{stat: a.stat.Minus(b.stat), flush: a.flush - b.flush, fua: a.fua - b.fua, kernel: a.kernel - b.kernel, own: a.own - b.own, ownWrites: a.ownWrites - b.ownWrites}
+		d.devices[name] = counts{stat: a.stat.Minus(b.stat), flush: a.flush - b.flush, fua: a.fua - b.fua, kernel: a.kernel - b.kernel, own: a.own - b.own,
+			userWrites: a.userWrites - b.userWrites, ownWrites: a.ownWrites - b.ownWrites, beside: max(0, a.beside-b.beside)}
 	}
 	for name, n := range r.calls {
 		d.calls[name] = n - o.calls[name]

@@ -101,19 +101,36 @@ func (a arrived) most() int64  { return max(0, a.total-a.others) }
 func (a arrived) least() int64 { return max(0, a.most()-a.perhaps) }
 
 // flushes counts for the load.
+//
+// What programs send themselves is told apart by who they are. What kernel threads send
+// is not: it is for the load, or for others. At a device further down, where all that
+// arrives comes out of one filesystem or one device above, that does not matter:
+// if that did not pass flushes on, it would do so for nobody, and none would arrive.
+// So only others beside it count: other partitions and volumes on the disk. At the
+// topmost device there may be others, too, who sync files of the same filesystem.
 func (j *judge) flushes(x evidence) arrived {
 	if j.method == Tracepoints {
 		a := arrived{total: x.flush + x.fua}
 		a.others = max(0, a.total-x.kernel-x.own)
-		// A kernel thread sends for somebody who syncs, or for a device above: of what
-		// they have sent, the calls and devices that are not of the load explain so much.
-		a.perhaps = min(max(0, a.most()-x.own), max(j.othersElsewhere, j.othersSyncs-a.others))
+		a.perhaps = x.beside
+		if x.dev.top {
+			// No more than others have synced; and whoever syncs has written.
+			more := max(0, j.othersSyncs-a.others)
+			if x.dev.direct {
+				more = min(more, max(0, x.userWrites-x.ownWrites))
+			}
+			a.perhaps += more
+		}
+		a.perhaps = min(a.perhaps, max(0, a.most()-x.own))
 		return a
 	}
 	if !statisticsHaveFlushes(x.dev.dev) || x.stat.Flushes < 0 {
 		return arrived{blind: "the block statistics of " + x.dev.name + " do not count flushes"}
 	}
 	a := arrived{total: x.stat.Flushes, perhaps: int64(x.rate.flushes * j.seconds)}
+	if !x.dev.top {
+		a.perhaps = min(a.perhaps, x.beside)
+	}
 	if a.total < j.needed && x.dev.dev.FUA {
 		a.blind = "forced writes (FUA), which " + x.dev.name + " can do, are not in the block statistics"
 	}
@@ -124,6 +141,9 @@ func (j *judge) flushes(x evidence) arrived {
 func (j *judge) writes(x evidence) arrived {
 	a := arrived{total: x.stat.Writes}
 	a.perhaps = min(int64(x.rate.writes*j.seconds), max(0, a.total-x.ownWrites))
+	if !x.dev.top {
+		a.perhaps = min(a.perhaps, x.beside)
+	}
 	return a
 }
 

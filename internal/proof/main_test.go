@@ -1,6 +1,7 @@
 package proof_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -13,10 +14,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain makes this program the load, too, where there is no fio.
+// TestMain makes this program the load, too, and one that watches without rights.
 func TestMain(m *testing.M) {
 	if os.Getenv("PANDO_TEST_LOAD") != "" {
 		if err := load(os.Getenv("PANDO_TEST_LOAD"), os.Args[1:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	if os.Getenv("PANDO_TEST_WATCH") != "" {
+		if err := watchHere(context.Background(), os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -32,7 +40,7 @@ type loaded struct {
 }
 
 // load writes 8 KiB blocks over and over a file of its own for each writer, and syncs
-// every one: "fdatasync", "fsync", "dsync" or "none". Its arguments are the number of
+// every one: "fdatasync", "fsync", "dsync" or "none"; or appends and syncs: "grow". Its arguments are the number of
 // writers, of milliseconds, and the files.
 func load(call string, args []string) error {
 	ms, err := strconv.Atoi(args[0])
@@ -86,7 +94,16 @@ func write(name, call string, block []byte, until time.Time) (times []time.Durat
 	for n := int64(0); time.Now().Before(until); n++ {
 		block[0] = byte(n)
 		start := time.Now()
-		if _, err := f.WriteAt(block, n%64*int64(len(block))); err != nil {
+		at := n % 64
+		if call == "grow" {
+			at = n % 1024
+			if at == 0 {
+				if err := f.Truncate(0); err != nil {
+					return nil, err
+				}
+			}
+		}
+		if _, err := f.WriteAt(block, at*int64(len(block))); err != nil {
 			return nil, err
 		}
 		if call != "dsync" {
@@ -95,7 +112,7 @@ func write(name, call string, block []byte, until time.Time) (times []time.Durat
 		switch call {
 		case "fdatasync":
 			err = unix.Fdatasync(int(f.Fd()))
-		case "fsync":
+		case "fsync", "grow":
 			err = unix.Fsync(int(f.Fd()))
 		}
 		if err != nil {

@@ -24,7 +24,6 @@ type Watch struct {
 
 	devices []*device
 	all     *family // sync calls of the whole host
-	others  *family // flushes at devices that are not below the path
 
 	before   *reading // the baseline's start, its end, and the run's start
 	quiet    *reading
@@ -46,9 +45,9 @@ func New(ctx context.Context, s *stack.Stack) (*Watch, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, errs.Wrap("count syncs", s.Path, err)
 	}
-	for _, l := range s.Devices() {
-		if counted(*l.Device) {
-			w.devices = append(w.devices, &device{name: l.Name, dev: *l.Device})
+	for i, l := range s.Layers {
+		if l.Device != nil && counted(*l.Device) {
+			w.devices = append(w.devices, newDevice(s, i))
 		}
 	}
 	if err := w.open(); err != nil {
@@ -69,9 +68,6 @@ func (w *Watch) open() (err error) {
 			return err
 		}
 	}
-	if w.others, err = flushesElsewhere(w.devices); err != nil {
-		return err
-	}
 	w.all, err = syncsOfAll()
 	return err
 }
@@ -80,10 +76,9 @@ func (w *Watch) release() {
 	for _, d := range w.devices {
 		d.close()
 	}
-	for _, f := range []*family{w.all, w.others, w.calls} {
-		f.close()
-	}
-	w.all, w.others, w.calls = nil, nil, nil
+	w.all.close()
+	w.calls.close()
+	w.all, w.calls = nil, nil
 }
 
 // Baseline counts for a while what others write and flush at each layer: it is to be
@@ -180,10 +175,10 @@ type Evidence struct {
 	seconds float64
 	devices map[string]evidence // by the layer's name
 	calls   map[string]int64    // of the load; nil: not counted
-	// othersSyncs are calls of other programs, othersElsewhere flushes at other
-	// devices: what kernel threads may have flushed for others is no more than that.
-	othersSyncs, othersElsewhere int64
-	sample                       *Sample
+	// othersSyncs are calls of other programs: what kernel threads have flushed for
+	// others on the path's own filesystem is no more than that.
+	othersSyncs int64
+	sample      *Sample
 }
 
 // evidence is what was counted at a device.
@@ -210,7 +205,6 @@ func (w *Watch) Stop() (*Evidence, error) {
 	if w.method == Tracepoints {
 		e.calls = run.calls
 		e.othersSyncs = max(0, run.all-run.calls["fsync"]-run.calls["fdatasync"]-run.calls["msync"]-run.calls["syncfs"]-run.calls["sync"])
-		e.othersElsewhere = run.elsewhere
 	}
 	var quiet *reading
 	if w.quiet != nil {

@@ -19,14 +19,17 @@ const (
 // Calls says which system calls each writer of a profile makes, over and over, while
 // it is measured, and no others that write or sync. Tests compare it with what strace shows.
 type Calls struct {
-	Write     string   `json:"write"`           // "pwrite64" or "write"
-	Sizes     []int64  `json:"write_bytes"`     // every write has one of these
-	Order     string   `json:"order"`           // Sequential or Random
-	First     int64    `json:"first_offset"`    // of a file's first write
-	Sync      string   `json:"sync,omitempty"`  // "fdatasync", "fsync"; "": the write itself waits
-	PerSync   int      `json:"writes_per_sync"` // writes before each sync, of this writer; 1 too if the write itself waits
-	OpenFlags []string `json:"open_flags"`      // of openat, besides O_RDWR and O_CREAT
-	Shared    bool     `json:"shared"`          // all writers have one file, each a part of it
+	Write   string  `json:"write"`           // "pwrite64" or "write"
+	Sizes   []int64 `json:"write_bytes"`     // every write has one of these
+	Order   string  `json:"order"`           // Sequential or Random
+	First   int64   `json:"first_offset"`    // of a file's first write
+	Sync    string  `json:"sync,omitempty"`  // "fdatasync", "fsync"; "": the write itself waits
+	PerSync int     `json:"writes_per_sync"` // writes before each sync, of this writer; 1 too if the write itself waits
+	// Again: each time that a writer comes round to its first file, it syncs it once more before it
+	// writes to it: fio has no way not to, with several files.
+	Again     bool     `json:"sync_again,omitempty"`
+	OpenFlags []string `json:"open_flags"` // of openat, besides O_RDWR and O_CREAT
+	Shared    bool     `json:"shared"`     // all writers have one file, each a part of it
 	// Unwritten: a writer finds every file allocated and never written (fallocate), or, where
 	// the filesystem cannot, a hole. Otherwise all bytes were written before.
 	Unwritten bool `json:"unwritten"`
@@ -74,11 +77,11 @@ var definitions = []definition{
 				" (xlog.c: XLogWrite, issue_xlog_fsync; postgresql.org/docs/current/runtime-config-wal.html, wal_sync_method)." +
 				" The log is in files of 16 MiB that are written with zeros before their first use (wal_init_zero) and renamed for use again afterwards (wal_recycle)," +
 				" up to max_wal_size, 1 GiB: so a commit overwrites blocks that exist, and no metadata has to be written with it." +
-				" Here: 64 files of 16 MiB, written before the run, overwritten one after the other in writes of 8 KiB, an fdatasync after each." +
+				" Here: 64 files of 16 MiB, written before the run, overwritten one after the other in writes of 8 KiB, an fdatasync after each (and one more each time that fio comes round to the first file)." +
 				" Unlike here, a small commit writes the page that the last one wrote once more, and a big one writes many pages before its sync." +
 				" PostgreSQL lets one process at a time write its log (WALWriteLock); more than one writer here is more than one server.",
 			Sync: "fdatasync", Writers: 1, Bytes: pageBytes, PerSync: 1,
-			Calls: Calls{Write: "pwrite64", Sizes: []int64{pageBytes}, Order: Sequential, Sync: "fdatasync", PerSync: 1},
+			Calls: Calls{Write: "pwrite64", Sizes: []int64{pageBytes}, Order: Sequential, Sync: "fdatasync", PerSync: 1, Again: true},
 		},
 		file: "--filename_format=log.$jobnum.$filenum", engine: "psync",
 		options:      []string{"--file_service_type=sequential", "--rw=write", "--bs=8192", "--fdatasync=1", "--overwrite=1"},
@@ -160,7 +163,7 @@ var definitions = []definition{
 				" As soon as fio has left a file, Pando truncates it to nothing and allocates it anew, in the background as etcd does, so that fio never overwrites." +
 				" Unlike here, etcd makes the new file under a temporary name, renames it and syncs the directory. More than one writer here is more than one etcd.",
 			Sync: "fdatasync", Writers: 1, Bytes: etcdRecord, PerSync: 1,
-			Calls: Calls{Write: "write", Sizes: []int64{etcdRecord}, Order: Sequential, Sync: "fdatasync", PerSync: 1, Unwritten: true},
+			Calls: Calls{Write: "write", Sizes: []int64{etcdRecord}, Order: Sequential, Sync: "fdatasync", PerSync: 1, Again: true, Unwritten: true},
 		},
 		file: "--filename_format=log.$jobnum.$filenum", engine: "sync",
 		options:      []string{"--file_service_type=sequential", "--rw=write", "--bs=2300", "--fdatasync=1", "--fallocate=native"},
