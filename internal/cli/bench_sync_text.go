@@ -369,7 +369,8 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 	if r.Verdict.Layer != "" {
 		head += " at " + r.Verdict.Layer
 	}
-	reason, rest := "it is not shown that what was synced reached the disk", r.Verdict.Words
+	rest, more := r.Verdict.Short()
+	reason := "it is not shown that what was synced reached the disk"
 	if r.Verdict.Result == syncbench.Pass {
 		reason = "every sync reached the disk, in every run"
 		if len(rest) > 0 {
@@ -383,6 +384,9 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 		if err := a.printf("%s", hanging("  - ", w)); err != nil {
 			return err
 		}
+	}
+	if more > 0 {
+		return a.printf("  - %s more, of other runs: see --json\n", plural(more, "reason"))
 	}
 	return nil
 }

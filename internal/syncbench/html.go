@@ -38,6 +38,8 @@ type page struct {
 	Passed   bool
 	Write    bool // there is a write apart from the sync
 	Command  string
+	Words    []string // of the verdict
+	More     int      // that are left out
 	Tiles    []tile
 	Hist     template.HTML
 	Curve    template.HTML
@@ -72,6 +74,7 @@ type timeRow struct {
 // network. Whatever the report says is shown as text, never as markup.
 func HTML(r *Report) ([]byte, error) {
 	p := page{Report: r, Passed: r.Verdict.Result == Pass, Write: r.Runs[0].Write != nil}
+	p.Words, p.More = r.Verdict.Short()
 	var words []string
 	for _, w := range r.Profile.Command {
 		words = append(words, quoted(w))

@@ -2,6 +2,7 @@ package syncbench
 
 import (
 	"slices"
+	"strings"
 
 	"pando/internal/proof"
 )
@@ -51,4 +52,29 @@ func (s *LayerSum) add(l proof.LayerProof) {
 	if slices.Index(order, l.Result) > slices.Index(order, s.Result) {
 		s.Result = l.Result
 	}
+}
+
+// shownReasons is how many words of a verdict are shown whatever they are of.
+const shownReasons = 4
+
+// Short are the words of a verdict for people who have the rest below: if there are
+// many, those of runs after the first that failed are left out. more is how many.
+func (v *Verdict) Short() (words []string, more int) {
+	if len(v.Words) <= shownReasons {
+		return v.Words, 0
+	}
+	first := ""
+	for _, w := range v.Words {
+		run, _, _ := strings.Cut(w, ": ")
+		switch n, isRun := strings.CutPrefix(run, "run "); {
+		case !isRun || strings.Trim(n, "0123456789") != "" || run == first:
+		case first == "":
+			first = run
+		default:
+			more++
+			continue
+		}
+		words = append(words, w)
+	}
+	return words, more
 }

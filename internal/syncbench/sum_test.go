@@ -32,3 +32,15 @@ func TestSumLayers(t *testing.T) {
 		t.Errorf("a filesystem is counted: %+v", top)
 	}
 }
+
+func TestVerdictShort(t *testing.T) {
+	v := Verdict{Words: []string{"run 2: a", "run 2: b", "run 3: a", "run 3: b", "run 4: a", "run out: never", "short"}}
+	words, more := v.Short()
+	if want := []string{"run 2: a", "run 2: b", "run out: never", "short"}; !slices.Equal(words, want) || more != 3 {
+		t.Errorf("%q, %d", words, more)
+	}
+	v.Words = v.Words[:4]
+	if words, more = v.Short(); !slices.Equal(words, v.Words) || more != 0 {
+		t.Errorf("%q, %d", words, more)
+	}
+}
