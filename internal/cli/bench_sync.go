@@ -115,6 +115,8 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 		return out, errs.New(errs.Invalid, op, q.profile, "there is no such profile").WithHint("%s", suggestProfile(q.profile))
 	case q.runs < 1:
 		return out, errs.New(errs.Invalid, op, "", "--runs is %d", q.runs).WithHint("measure at least once; 3 times or more to compare")
+	case q.runs > syncbench.MaxRuns:
+		return out, errs.New(errs.Invalid, op, "", "--runs is %d: at most %d", q.runs, syncbench.MaxRuns)
 	case c.Flags().Changed("writers") && q.writers < 1:
 		return out, errs.New(errs.Invalid, op, "", "--writers is %d", q.writers).WithHint("at least one has to write; leave --writers out for as many as the profile has")
 	}
@@ -208,6 +210,9 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	e, err := a.open(ctx)
 	if err != nil {
 		if missing == nil || errs.Is(err, errs.NotFound) { // a directory needs no pool
+			if !errs.Is(err, errs.NotFound) {
+				a.warn("%v: so %s is the directory", err, word)
+			}
 			return word, "", nothing, a.noDirectory(word, missing, nil)
 		}
 		return "", "", nil, err

@@ -21,10 +21,12 @@ const (
 	// ten runs has some 10 MB.
 	maxReport = 256 << 20
 	// maxValue is the largest number in a report: a petabyte in a run, and some 30
-	// million years. The sum of those of maxRuns is still an int64.
+	// million years. The sum of those of MaxRuns is still an int64.
 	maxValue = 1e15
-	maxRuns  = 1000
 )
+
+// MaxRuns is how many runs a report has at the most.
+const MaxRuns = 1000
 
 // Read reads the JSON form of a report from a file (or a pipe). NotFound, Permission,
 // Invalid (it is something else), Damaged (it is not whole, or its figures cannot be),
@@ -128,8 +130,8 @@ func (r *Report) check() error {
 	switch {
 	case len(r.Runs) == 0:
 		return errors.New("it has no runs")
-	case len(r.Runs) > maxRuns:
-		return fmt.Errorf("it has %d runs, more than %d", len(r.Runs), maxRuns)
+	case len(r.Runs) > MaxRuns:
+		return fmt.Errorf("it has %d runs, more than %d", len(r.Runs), MaxRuns)
 	case r.Verdict.Result != Pass && r.Verdict.Result != Failed:
 		return fmt.Errorf("its verdict is %q, which is neither %s nor %s", r.Verdict.Result, Pass, Failed)
 	}
