@@ -14,7 +14,8 @@ import (
 	"pando/internal/proof"
 )
 
-// fixture is a real report: three runs of 30 s, the first disturbed by other programs.
+// fixture is a report of three runs of fio of 30 s, whose latencies and time lines are real:
+// other programs disturbed the first. What is said of the host and of layers is made up.
 func fixture(t testing.TB) *Report {
 	t.Helper()
 	r, err := Read("testdata/report.json")

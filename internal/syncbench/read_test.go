@@ -3,6 +3,8 @@ package syncbench
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -132,4 +134,58 @@ func FuzzParse(f *testing.F) {
 			t.Fatal("the page has a figure that is no number")
 		}
 	})
+}
+
+// TestFrozen: a report of format 1, as `pando bench sync` has printed it, is read for ever,
+// and whole: a field that goes or is renamed needs a new format.
+func TestFrozen(t *testing.T) {
+	b, err := os.ReadFile("testdata/format-1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := Parse(b, "format-1.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var was, is any
+	if err := errors.Join(json.Unmarshal(b, &was), json.Unmarshal(again, &is)); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range missing("", was, is) {
+		t.Errorf("what it had is not there or another: %s", s)
+	}
+	if r.Target == nil || len(r.Runs) == 0 || len(r.Runs[0].Timeline) == 0 || len(r.Runs[0].Proof.Layers) == 0 {
+		t.Errorf("it does not have what it takes: %+v", r)
+	}
+}
+
+// missing lists what a has and b has not, or otherwise.
+func missing(path string, a, b any) (out []string) {
+	switch x := a.(type) {
+	case map[string]any:
+		y, ok := b.(map[string]any)
+		if !ok {
+			return []string{path}
+		}
+		for k, v := range x {
+			out = append(out, missing(path+"."+k, v, y[k])...)
+		}
+	case []any:
+		y, ok := b.([]any)
+		if !ok || len(y) != len(x) {
+			return []string{path}
+		}
+		for i, v := range x {
+			out = append(out, missing(fmt.Sprintf("%s[%d]", path, i), v, y[i])...)
+		}
+	default:
+		if !reflect.DeepEqual(a, b) {
+			return []string{path}
+		}
+	}
+	return out
 }
