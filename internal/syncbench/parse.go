@@ -19,8 +19,9 @@ type sample struct {
 	writes int64
 	bytes  int64
 	iops   float64
-	sync   counts // of calls that only sync
-	write  counts // of calls that write
+	cpu    float64 // seconds of processor time that the jobs have used
+	sync   counts  // of calls that only sync
+	write  counts  // of calls that write
 	err    syscall.Errno
 }
 
@@ -40,6 +41,8 @@ type fioOutput struct {
 type fioJob struct {
 	Error   int     `json:"error"`
 	Runtime float64 `json:"job_runtime"` // ms
+	User    float64 `json:"usr_cpu"`     // % of it
+	System  float64 `json:"sys_cpu"`
 	Write   struct {
 		Bytes   float64    `json:"io_bytes"`
 		IOPS    float64    `json:"iops"`
@@ -118,6 +121,7 @@ func parseSample(text []byte) (*sample, error) {
 		s.writes = add(s.writes, whole(j.Write.Total))
 		s.bytes = add(s.bytes, whole(j.Write.Bytes))
 		s.iops += finite(j.Write.IOPS)
+		s.cpu += (finite(j.User) + finite(j.System)) / 100 * finite(j.Runtime) / 1000
 		if s.err == 0 && j.Error > 0 {
 			s.err = syscall.Errno(j.Error)
 		}

@@ -83,7 +83,8 @@ func Measure(ctx context.Context, c Config) (report *Report, err error) {
 		Quick: c.Quick, Seconds: c.Duration.Seconds(), Host: host(version), Profile: p.Profile, Layers: layers(below), Runs: []Run{},
 	}
 	r.Profile.Command = p.command(path, c.Duration)
-	b := &bench{Config: c, definition: d, program: program, scratch: s, stack: below}
+	b := &bench{Config: c, definition: d, scratch: s, stack: below}
+	b.program, b.named = s.own(program)
 	if err := s.layout(ctx, p.files, c.Tracker); err != nil {
 		return nil, err
 	}
@@ -187,8 +188,10 @@ type bench struct {
 	Config
 	definition *definition
 	program    string // fio
+	named      bool   // by a name that no other process has
 	scratch    *scratch
 	stack      *stack.Stack
+	seen       func(*sample) // nil, or called with each sample
 }
 
 // start starts fio for a plan whose files are laid out, and returns its samples at the end.
@@ -211,6 +214,9 @@ func (b *bench) start(ctx context.Context, p *plan, d time.Duration, stage strin
 		if now := min(s.ms/1000, total); now > shown {
 			b.Tracker.Add(now-shown, 0)
 			shown = now
+		}
+		if b.seen != nil {
+			b.seen(s)
 		}
 	}
 	// Directory ".", where fio is started, whatever the path has in it.

@@ -160,6 +160,28 @@ func (s *scratch) remove() error {
 	return errs.Wrap(op, s.dir, err)
 }
 
+// own gives a program a name that no other process has, by a link in the directory; false if that cannot
+// be: the program is a script, which starts others, or the filesystem has no links.
+func (s *scratch) own(program string) (string, bool) {
+	f, err := os.Open(program)
+	if err != nil {
+		return program, false
+	}
+	defer f.Close()
+	var magic [4]byte
+	if _, err := f.Read(magic[:]); err != nil || string(magic[:]) != "\x7fELF" {
+		return program, false
+	}
+	link := s.path("fio-" + strings.TrimPrefix(filepath.Base(s.dir), Prefix))
+	if err := os.Symlink(program, link); err != nil && !errors.Is(err, fs.ErrExist) {
+		return program, false
+	}
+	if _, err := os.Stat(link); err != nil { // mounted such that links are not followed
+		return program, false
+	}
+	return link, true
+}
+
 func (s *scratch) path(name string) string { return filepath.Join(s.dir, name) }
 
 // layout makes the files of a plan, of those that are there where that can be, and makes them

@@ -39,7 +39,7 @@ func start(t *testing.T, c Config) *exec.Cmd {
 	return cmd
 }
 
-// children finds the processes that a process has started and that run a program of this name.
+// children finds the processes that a process has started and that run a program whose name begins so.
 func children(t *testing.T, of int, program string) []int {
 	t.Helper()
 	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", of))
@@ -57,7 +57,7 @@ func children(t *testing.T, of int, program string) []int {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if comm, _, _ := process(pid); comm == program {
+			if comm, _, _ := process(pid); strings.HasPrefix(comm, program) {
 				out = append(out, pid)
 			}
 		}

@@ -32,7 +32,11 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 	if err := w.Baseline(ctx, min(quietMost, max(quietLeast, quiet))); err != nil {
 		return nil, err
 	}
-	samples, err := b.start(ctx, p, b.Duration, stage, w.Start, func(ctx context.Context) error { return look(ctx, w, b.Duration) })
+	begin := w.Start
+	if b.named {
+		begin = w.StartOne
+	}
+	samples, err := b.start(ctx, p, b.Duration, stage, begin, func(ctx context.Context) error { return look(ctx, w, b.Duration) })
 	if err != nil {
 		return nil, err
 	}
