@@ -386,7 +386,7 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 		}
 	}
 	if more > 0 {
-		return a.printf("  - %s more, of other runs: see --json\n", plural(more, "reason"))
+		return a.printf("  - of the other runs %s more: see --json\n", plural(more, "reason"))
 	}
 	return nil
 }

@@ -58,13 +58,26 @@ func (s *LayerSum) add(l proof.LayerProof) {
 const shownReasons = 4
 
 // Short are the words of a verdict for people who have the rest below: if there are
-// many, those of runs after the first that failed are left out. more is how many.
+// many, those of runs after the first that failed are left out, and those that differ from
+// others in numbers only. more is how many.
 func (v *Verdict) Short() (words []string, more int) {
 	if len(v.Words) <= shownReasons {
 		return v.Words, 0
 	}
 	first := ""
+	said := map[string]bool{} // without its numbers
 	for _, w := range v.Words {
+		essence := strings.Map(func(r rune) rune {
+			if r >= '0' && r <= '9' || r == ',' {
+				return -1
+			}
+			return r
+		}, w)
+		if said[essence] { // the same of another run
+			more++
+			continue
+		}
+		said[essence] = true
 		run, _, _ := strings.Cut(w, ": ")
 		switch n, isRun := strings.CutPrefix(run, "run "); {
 		case !isRun || strings.Trim(n, "0123456789") != "" || run == first:

@@ -39,6 +39,10 @@ func TestVerdictShort(t *testing.T) {
 	if want := []string{"run 2: a", "run 2: b", "run out: never", "short"}; !slices.Equal(words, want) || more != 3 {
 		t.Errorf("%q, %d", words, more)
 	}
+	v.Words = []string{"what 1,234 syncs need reached vda", "what 999 syncs need reached vda", "no tracepoints", "what 56,789 syncs need reached vda", "short"}
+	if words, more = v.Short(); !slices.Equal(words, []string{v.Words[0], v.Words[2], v.Words[4]}) || more != 2 {
+		t.Errorf("%q, %d", words, more)
+	}
 	v.Words = v.Words[:4]
 	if words, more = v.Short(); !slices.Equal(words, v.Words) || more != 0 {
 		t.Errorf("%q, %d", words, more)
