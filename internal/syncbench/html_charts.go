@@ -337,8 +337,9 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 	s.path(p99, "p99")
 	s.path(longest, "longest")
 	if len(p50) > 0 {
-		end := spread([]float64{p50[len(p50)-1].y, p99[len(p99)-1].y, longest[len(longest)-1].y}, textHeight, upper, bottom)
-		for i, name := range []string{"p50", "p99", "max"} {
+		// In this order they stay if they end at the same height.
+		end := spread([]float64{longest[len(longest)-1].y, p99[len(p99)-1].y, p50[len(p50)-1].y}, textHeight, upper, bottom)
+		for i, name := range []string{"max", "p99", "p50"} {
 			s.text(chartLeft+plotWidth+6, end[i]+4, "start", "end", name)
 		}
 	}
