@@ -164,3 +164,53 @@ func TestZFSVolume(t *testing.T) {
 	unmount(t, dir)
 	mounted = false
 }
+
+// TestDisk: a filesystem on a disk itself, under another kernel than this host's; and the
+// disk's cache declared away, which the disk contradicts.
+func TestDisk(t *testing.T) {
+	disks := testfs.Disks(t, 1)
+	needTracepoints(t)
+	name := filepath.Base(disks[0])
+	do(t, "wipefs", "-aq", disks[0])
+	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			force := "-f"
+			if kind == "ext4" {
+				force = "-F"
+			}
+			do(t, "mkfs."+kind, "-q", force, disks[0])
+			dir := t.TempDir()
+			if err := unix.Mount(disks[0], dir, kind, 0, ""); err != nil {
+				t.Fatal(err)
+			}
+			defer unmount(t, dir)
+			wantOK(t, watch(t, dir, slowly(options{})))
+			wantOK(t, watch(t, dir, slowly(options{call: "grow", writers: 2}))) // commits of the journal
+			if kind != "ext4" {
+				return
+			}
+			setting := "/sys/block/" + name + "/queue/write_cache"
+			if err := os.WriteFile(setting, []byte("write through"), 0); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := os.WriteFile(setting, []byte("write back"), 0); err != nil {
+					t.Error(err)
+				}
+			}()
+			wantFail(t, watch(t, dir, slowly(options{})), name+" (write through)", "the device says that it has a volatile cache")
+			// By the counts it is a disk without a cache: there is nothing to flush, and
+			// writes arrive.
+			p := watch(t, dir, slowly(options{counts: true}))
+			wantOK(t, p)
+			if l := layer(t, p, name); l.Result != proof.NotNeeded || l.Writes < 20 || l.VolatileCache {
+				t.Errorf("%+v", l)
+			}
+			p = watch(t, dir, slowly(options{call: "none", syncs: 100000, claims: "fsync", counts: true}))
+			if l := layer(t, p, name); l.Result != proof.Fail {
+				t.Errorf("nothing arrives, and that is %+v", l)
+			}
+		})
+	}
+	do(t, "wipefs", "-aq", disks[0])
+}
