@@ -19,6 +19,12 @@ type Load struct {
 	WritesPerSync int     // 0: not known
 }
 
+// Above these rates of others, a second, a device is not quiet.
+const (
+	noisyBytes   = 1e6
+	noisyFlushes = 20
+)
+
 // dsync is the Call of writes to files that were opened with O_DSYNC.
 const dsync = "write (O_DSYNC)"
 
@@ -162,6 +168,9 @@ func (j *judge) device(i int, x evidence) {
 	p.Writes, p.WrittenBytes = x.stat.Writes, x.stat.WrittenBytes
 	p.OthersBytesPerSecond = x.rate.bytes
 	p.VolatileCache = x.dev.dev.VolatileCache
+	if x.rate.bytes > noisyBytes || x.rate.flushes > noisyFlushes {
+		j.words = append(j.words, fmt.Sprintf("%s was not quiet before the run: others wrote %.1f MB/s there and flushed it %.0f times a second, so that the figures are those of a shared device", x.dev.name, x.rate.bytes/1e6, x.rate.flushes))
+	}
 	f := j.flushes(x)
 	switch {
 	case j.method == Tracepoints:
