@@ -17,7 +17,7 @@ func (j *judge) calls() {
 		c.Result = Fail
 		c.Words = "the load has synced nothing: it was buffered, and its figures are those of memory: use fsync, fdatasync or O_DSYNC"
 		if j.Evidence.calls != nil {
-			c.Counted = j.counted()
+			c.Counted = j.called()
 		}
 		return
 	}
@@ -25,7 +25,7 @@ func (j *judge) calls() {
 		j.uncounted(c)
 		return
 	}
-	c.Counted = j.counted()
+	c.Counted = j.called()
 	short := float64(c.Counted) < float64(c.Reported)*(1-callSlack)
 	saw := fmt.Sprintf("the kernel saw %s of the %s calls of %s that the load reports", count(min(c.Counted, c.Reported)), count(c.Reported), c.Call)
 	switch {
@@ -53,8 +53,8 @@ func (j *judge) calls() {
 	}
 }
 
-// counted is the number of calls of the load's kind.
-func (j *judge) counted() int64 {
+// called is the number of calls of the load's kind.
+func (j *judge) called() int64 {
 	n := j.Evidence.calls
 	switch c := j.load.Call; {
 	case c == dsync, strings.HasPrefix(c, "write"):

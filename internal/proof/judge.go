@@ -19,6 +19,12 @@ type Load struct {
 	WritesPerSync int     // 0: not known
 }
 
+// Above these rates of others, a second, a device is not quiet.
+const (
+	noisyBytes   = 1e6
+	noisyFlushes = 20
+)
+
 // dsync is the Call of writes to files that were opened with O_DSYNC.
 const dsync = "write (O_DSYNC)"
 
@@ -41,6 +47,7 @@ func (e *Evidence) Judge(load Load) Proof {
 	}
 	j.remedies = make([]string, len(e.stack.Layers))
 	j.labels = make([]string, len(e.stack.Layers))
+	j.derived = make([]string, len(e.stack.Layers))
 	for i := range e.stack.Layers {
 		if x, ok := j.at(i); ok {
 			j.device(i, x)
@@ -51,6 +58,12 @@ func (e *Evidence) Judge(load Load) Proof {
 			j.pool(i)
 		}
 	}
+	// What a layer without counts says itself explains what is missing under it.
+	for _, f := range e.facts {
+		if _, ok := j.at(f.layer); !ok {
+			j.fact(f)
+		}
+	}
 	// From the bottom up: a layer without counts stands by those right under it.
 	for i := len(e.stack.Layers) - 1; i >= 0; i-- {
 		if j.proof.Layers[i].Result == "" {
@@ -59,7 +72,9 @@ func (e *Evidence) Judge(load Load) Proof {
 	}
 	j.sampled()
 	for _, f := range e.facts {
-		j.fact(f)
+		if _, ok := j.at(f.layer); ok {
+			j.fact(f)
+		}
 	}
 	j.hidden()
 	j.calls()
@@ -75,6 +90,7 @@ type judge struct {
 	proof  Proof
 
 	remedies []string // by layer
+	derived  []string // the same, of a layer that fails by what is under it
 	labels   []string // by layer: another name for it
 	words    []string // to add at the end
 }
@@ -152,6 +168,9 @@ func (j *judge) device(i int, x evidence) {
 	p.Writes, p.WrittenBytes = x.stat.Writes, x.stat.WrittenBytes
 	p.OthersBytesPerSecond = x.rate.bytes
 	p.VolatileCache = x.dev.dev.VolatileCache
+	if x.rate.bytes > noisyBytes || x.rate.flushes > noisyFlushes {
+		j.words = append(j.words, fmt.Sprintf("%s was not quiet before the run: others wrote %.1f MB/s there and flushed it %.0f times a second, so that the figures are those of a shared device", x.dev.name, x.rate.bytes/1e6, x.rate.flushes))
+	}
 	f := j.flushes(x)
 	switch {
 	case j.method == Tracepoints:
@@ -215,29 +234,62 @@ func (j *judge) through(i int) {
 		}
 		return
 	}
-	worst, at := OK, under[0]
+	worst, at := NotNeeded, under[0]
 	for _, k := range under {
 		if r := j.proof.Layers[k].Result; rank(r) > rank(worst) {
 			worst, at = r, k
 		}
 	}
+	if l.Kind == stack.Kind(blockdev.Partition) {
+		p.Result, p.Words = worst, "flushes are counted for its disk, "+j.proof.Layers[at].Name
+		p.VolatileCache = l.Device.VolatileCache
+		return
+	}
 	p.Result = worst
 	if worst == NotNeeded {
 		p.Result = OK
 	}
+	if j.explained(at) {
+		p.Result, p.Words = OK, "what it passes on is lost at "+j.proof.Layers[at].Name
+		return
+	}
+	for !j.counted(at) { // down to where the figures are
+		more := children(j.stack.Layers, at)
+		k := slices.IndexFunc(more, func(k int) bool { return j.proof.Layers[k].Result == worst })
+		if k < 0 {
+			break
+		}
+		at = more[k]
+	}
 	first := j.proof.Layers[at]
-	switch {
-	case l.Kind == stack.Kind(blockdev.Partition):
-		p.Result, p.Words = worst, "flushes are counted for its disk, "+first.Name
-		p.VolatileCache = l.Device.VolatileCache
-	case p.Result == OK:
+	switch p.Result {
+	case OK:
 		p.Words = "what it has to pass on arrived at " + first.Name
-	case p.Result == Fail:
+	case Fail:
 		p.Words = fmt.Sprintf("it does not pass syncs on: at %s, %s", first.Name, first.Words)
-		j.remedies[i] = "look at how it is mounted and set up"
+		j.derived[i] = "look at how it is mounted and set up"
 	default:
 		p.Words = fmt.Sprintf("at %s, %s", first.Name, first.Words)
 	}
+}
+
+// counted reports whether a layer has figures of its own.
+func (j *judge) counted(i int) bool {
+	_, ok := j.at(i)
+	return ok || j.stack.Layers[i].Kind == stack.Zpool && j.proof.Layers[i].Needed > 0
+}
+
+// explained reports whether a layer without counts, or one of those under it down to
+// the first with counts, says itself that it fails.
+func (j *judge) explained(i int) bool {
+	if slices.ContainsFunc(j.facts, func(f fact) bool { return f.layer == i && f.result == Fail }) {
+		_, counted := j.at(i)
+		return !counted
+	}
+	if j.counted(i) {
+		return false
+	}
+	return slices.ContainsFunc(children(j.stack.Layers, i), j.explained)
 }
 
 // rank orders results from good to bad; a layer that surely fails is worse than one that
@@ -339,7 +391,7 @@ func (j *judge) conclude() {
 		if l.Result == Unknown {
 			text = name + ": it cannot be shown that syncs get through: " + l.Words
 		}
-		if r := j.remedies[i]; r != "" {
+		if r := j.remedies[i] + j.derived[i]; r != "" {
 			text += ": " + r
 		}
 		p.Reasons = append(p.Reasons, text)

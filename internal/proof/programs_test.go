@@ -185,6 +185,21 @@ OPEN(open64)
 	wantFail(t, fio(t, dir, nil, "fdatasync"), "system call", "the kernel saw 0 of")
 }
 
+// TestIOUring: syncs that are no system calls cannot be compared with those.
+func TestIOUring(t *testing.T) {
+	onDisk(t)
+	needTracepoints(t)
+	need(t, "fio", "fio")
+	if out, err := exec.Command("fio", "--name=x", "--filename="+filepath.Join(t.TempDir(), "f"), "--size=64k", "--rw=write", "--ioengine=io_uring").CombinedOutput(); err != nil {
+		skip(t, "fio has no io_uring here: %s", out)
+	}
+	p := fio(t, testfs.Ext4(t, 64<<20), nil, "fdatasync", "--ioengine=io_uring", "--fdatasync=1")
+	wantFail(t, p, "system call", "io_uring")
+	if p.Calls.Result != proof.Unknown {
+		t.Errorf("%+v", p.Calls)
+	}
+}
+
 // TestNoRoot: who may not trace counts by block statistics, and says so.
 func TestNoRoot(t *testing.T) {
 	onDisk(t)

@@ -10,18 +10,23 @@ import (
 )
 
 func TestHonest(t *testing.T) {
+	onDisk(t)
 	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
-		for _, o := range []options{{}, {writers: 4}, {call: "fsync"}, {call: "dsync"}} {
-			t.Run(fmt.Sprintf("%s %s %d", kind, o.call, o.writers), func(t *testing.T) {
-				o.sample = 200 * time.Millisecond
-				p := watch(t, testfs.New(t, kind, 128<<20).Dir(), o)
-				if p.Result != proof.OK {
-					t.Errorf("%s %q", p.Layer, p.Reasons)
-				}
-				if p.Method == proof.Tracepoints && (p.Sample == nil || p.Sample.Syncs < 10) {
-					t.Errorf("sample %+v", p.Sample)
-				}
-			})
-		}
+		t.Run(kind, func(t *testing.T) {
+			dir := testfs.New(t, kind, 128<<20).Dir()
+			for _, o := range []options{{}, {writers: 4}, {call: "fsync"}, {call: "dsync"}, {call: "dsync", writers: 4}, {call: "grow"}} {
+				t.Run(fmt.Sprintf("%s %d", o.call, o.writers), func(t *testing.T) {
+					o.sample = 200 * time.Millisecond
+					p := watch(t, dir, o)
+					wantOK(t, p)
+					if p.Method == proof.Tracepoints && (p.Sample == nil || p.Sample.Syncs < 10) {
+						t.Errorf("sample %+v", p.Sample)
+					}
+					if p.Method == proof.Tracepoints && p.Calls.Counted < p.Calls.Reported {
+						t.Errorf("%+v", p.Calls)
+					}
+				})
+			}
+		})
 	}
 }

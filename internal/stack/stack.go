@@ -269,6 +269,10 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 			b.hide("the file behind %s cannot be seen from here: %s", d.Name, file)
 			return
 		}
+		if other, err := isOther(d, file); err == nil && other {
+			b.hide("the file behind %s cannot be seen from here: what is at %s is another one", d.Name, file)
+			return
+		}
 		b.path(file, depth+1)
 	case blockdev.Zvol:
 		dataset, err := zvolDataset(d)
@@ -292,6 +296,25 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 			b.device(x, depth+1, "")
 		}
 	}
+}
+
+// isOther reports whether another file is at the path of the one behind a loop device: the
+// path is that of the mount namespace in which it was attached. An error without root.
+func isOther(d blockdev.Device, file string) (bool, error) {
+	dev, err := os.Open(d.Path())
+	if err != nil {
+		return false, err
+	}
+	defer dev.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err != nil {
+		return false, err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		return false, err
+	}
+	return st.Ino != info.Inode, nil // not by the device: btrfs has others for stat
 }
 
 // btrfsDevices finds all devices of the btrfs that one of its devices' nodes names.

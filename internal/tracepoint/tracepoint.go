@@ -33,12 +33,12 @@ import (
 
 // root is where the tree of tracefs can be read from, and keeps it.
 var root = sync.OnceValues(func() (string, error) {
-	for _, dir := range []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"} {
-		if _, err := os.Stat(filepath.Join(dir, "events/block")); err == nil {
-			return dir, nil
-		} else if errors.Is(err, fs.ErrPermission) {
-			return "", errs.New(errs.Permission, "trace the kernel", "", "%s cannot be read: %w", dir, err).WithHint("run it as root")
-		}
+	// Not below /sys/kernel/debug, where looking is enough to have it mounted.
+	const dir = "/sys/kernel/tracing"
+	if _, err := os.Stat(filepath.Join(dir, "events/block")); err == nil {
+		return dir, nil
+	} else if errors.Is(err, fs.ErrPermission) {
+		return "", errs.New(errs.Permission, "trace the kernel", "", "%s cannot be read: %w", dir, err).WithHint("run it as root")
 	}
 	d, err := mount.Device("tracefs", "tracefs", nil, true)
 	if err != nil {
@@ -52,12 +52,12 @@ var root = sync.OnceValues(func() (string, error) {
 		}
 		return "", e.WithHint("a kernel with CONFIG_FTRACE and tracefs is needed")
 	}
-	dir, err := d.Open()
+	top, err := d.Open()
 	if err != nil {
 		return "", errs.Wrap("trace the kernel", "", err)
 	}
-	keep = []any{d, dir} // for as long as the process lives
-	return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), nil
+	keep = []any{d, top} // for as long as the process lives
+	return fmt.Sprintf("/proc/self/fd/%d", top.Fd()), nil
 })
 
 var keep []any
