@@ -31,13 +31,18 @@ const (
 var kernelThreads = []string{"kworker/*", "jbd2/*", "xfsaild/*", "xfs-*", "btrfs-*", "z_*", "zvol*", "txg_*", "loop[0-9]*", "md[0-9]*", "raid*_*", "dmcrypt*", "kcopyd*",
 	"dm-*", "bcache*", "f2fs*", "bch*", "drbd*", "ksoftirqd/*", "kthreadd", "kswapd*", "writeback", "jfsCommit", "gfs2_*", "ocfs2*", "segctord", "swapper/*"}
 
-// byKernel is a filter on who sends.
+// byKernel is a filter on who sends. The first letters come first: the kernel compares with all the
+// names at each request of a program whose name might be one of them, which takes some 2 µs.
 func byKernel() string {
 	var or []string
+	letters := ""
 	for _, n := range kernelThreads {
 		or = append(or, fmt.Sprintf("comm ~ %q", n))
+		if !strings.Contains(letters, n[:1]) {
+			letters += n[:1]
+		}
 	}
-	return "(" + strings.Join(or, " || ") + ")"
+	return fmt.Sprintf(`(comm ~ "[%s]*" && (%s))`, letters, strings.Join(or, " || "))
 }
 
 // family is counters that belong together, by name.

@@ -81,7 +81,7 @@ func process(pid int) (name, args string, runs bool) {
 func measuring(t *testing.T, cmd *exec.Cmd, dir string) (fio int, scratch string) {
 	t.Helper()
 	wait(t, "fio runs", func() bool {
-		for _, pid := range children(t, cmd.Process.Pid, "fio") {
+		for _, pid := range children(t, cmd.Process.Pid, "pfio-") {
 			if _, args, runs := process(pid); runs && strings.Contains(args, "--status-interval") {
 				fio = pid
 			}
