@@ -56,11 +56,15 @@ var root = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", errs.Wrap("trace the kernel", "", err)
 	}
-	keep = []any{d, top} // for as long as the process lives
+	tracefs.mount, tracefs.dir = d, top
 	return fmt.Sprintf("/proc/self/fd/%d", top.Fd()), nil
 })
 
-var keep []any
+// tracefs keeps what root has mounted open for as long as the process lives.
+var tracefs struct {
+	mount *mount.Detached
+	dir   *os.File
+}
 
 // Available says why events cannot be counted here, or nil: Permission without
 // root (or with a strict kernel.perf_event_paranoid), Unsupported without
