@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"testing"
 
+	"pando/internal/errs"
 	"pando/internal/mount"
 
 	"golang.org/x/sys/unix"
@@ -18,7 +19,7 @@ import (
 func find(t *testing.T, id uint64, point string) (mount.Namespace, bool) {
 	t.Helper()
 	all, err := mount.Namespaces(t.Context())
-	if err != nil {
+	if err != nil && !errs.Is(err, errs.Permission) { // some init may be out of reach
 		t.Fatal(err)
 	}
 	seen := map[uint64]bool{}
