@@ -46,6 +46,12 @@ type PoolFacts struct {
 	Attached map[string]string
 	// Mounts are the mount points that the pool's volumes have now.
 	Mounts map[string]string
+	// Working is how many things commands are at work on, which may attach and mount
+	// what is in neither list.
+	Working int
+	// Trouble is why the lists are not known, nil if they are: then nothing that is
+	// attached can be called left over.
+	Trouble error
 }
 
 // GoldenFacts is the current generation of a golden.
