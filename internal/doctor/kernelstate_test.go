@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"pando/internal/loopdev"
 	"pando/internal/mount"
@@ -449,4 +450,9 @@ func init() {
 		ready("")
 		return unix.Unmount(args[1], 0)
 	}
+}
+
+// testContext is for children, which have no test.
+func testContext() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), time.Minute)
 }
