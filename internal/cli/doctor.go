@@ -142,7 +142,11 @@ func (a *App) printDoctor(r *doctor.Report) error {
 const doctorWidth = 96 // of text
 
 func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
-	if err := a.printf("\n%s %s\n%s", f.Severity, f.Code, wrap(f.Title, "  ", doctorWidth)); err != nil {
+	head := string(f.Severity) + " " + f.Code
+	if f.Subject != "" {
+		head += " " + oneLine(f.Subject)
+	}
+	if err := a.printf("\n%s\n%s", head, wrap(f.Title, "  ", doctorWidth)); err != nil {
 		return err
 	}
 	width := 0

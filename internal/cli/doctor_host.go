@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 
 	"pando/internal/doctor"
@@ -37,15 +36,15 @@ func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
 }
 
 // poolFacts looks at the pool without touching it. That there is none is an error only
-// if one was named.
+// if --pool names one.
 func (a *App) poolFacts(ctx context.Context) (*doctor.PoolFacts, error) {
 	v, err := engine.Look(ctx, a.poolDir(), a.Drivers)
-	named := a.dir != "" || os.Getenv("PANDO_POOL") != ""
 	switch {
 	case err == nil:
-	case ctx.Err() != nil, named && errs.Is(err, errs.NotFound):
+	case ctx.Err() != nil, a.dir != "" && errs.Is(err, errs.NotFound):
 		return nil, err
 	case errs.Is(err, errs.NotFound):
+		a.note("there is no pool in %s: only the host is examined", a.poolDir())
 		return nil, nil
 	default: // damaged, or of another user
 		return &doctor.PoolFacts{Dir: a.poolDir(), Trouble: err}, nil
@@ -113,6 +112,9 @@ func (a *App) printExamination(e *doctor.Examination) error {
 	skipped := 0
 	for _, c := range e.Checks {
 		text := c.Summary
+		if text == "" && len(c.Findings) > 0 {
+			text = c.Findings[0].Title
+		}
 		if c.Status == doctor.Skipped {
 			skipped++
 		}

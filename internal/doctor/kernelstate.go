@@ -47,9 +47,14 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 		c.Summary = fmt.Sprintf("the record of pool %s can be read", q.Pool.Dir)
 		return nil
 	}
+	why := err
+	if e := (*errs.Error)(nil); errors.As(err, &e) && e.Err != nil {
+		why = e.Err // without what was being done, which people did not ask for
+	}
+	c.Summary = fmt.Sprintf("what the pool has is not known: %v", why)
 	f := Finding{
 		Code: "pool-unknown", Severity: Warning, Subject: q.Pool.Dir,
-		Title: fmt.Sprintf("what pool %s has cannot be read: %v", q.Pool.Dir, err),
+		Title: fmt.Sprintf("what pool %s has cannot be read: %v", q.Pool.Dir, why),
 		Why:   "What is attached and mounted of it cannot be compared with what should be, and its goldens were not looked at.",
 	}
 	switch errs.KindOf(err) {
