@@ -18,15 +18,15 @@ import (
 func TestPoolCheck(t *testing.T) {
 	pool := &PoolFacts{Dir: "/a pool", Driver: "reflink"}
 	q := &HostRequest{Pool: pool}
-	if r := examine(t, poolCheck, q); len(r.Findings) > 0 {
+	if r := checkNow(t, poolCheck, q); len(r.Findings) > 0 {
 		t.Errorf("%+v", r)
 	}
 	pool.Trouble = errs.New(errs.Damaged, "open catalogue", "x", "torn")
-	if s, text := examine(t, poolCheck, q).about("pool-damaged", "/a pool"); s != Critical || !strings.Contains(text, "pando --pool '/a pool' fsck") {
+	if s, text := checkNow(t, poolCheck, q).about("pool-damaged", "/a pool"); s != Critical || !strings.Contains(text, "pando --pool '/a pool' fsck") {
 		t.Errorf("%q %s", s, text)
 	}
 	pool.Trouble = errs.New(errs.Unsupported, "look", "x", "not mounted").WithHint("`pando ls` mounts it")
-	if s, text := examine(t, poolCheck, q).about("pool-unknown", "/a pool"); s != Note || !strings.Contains(text, "pando ls") {
+	if s, text := checkNow(t, poolCheck, q).about("pool-unknown", "/a pool"); s != Note || !strings.Contains(text, "pando ls") {
 		t.Errorf("%q %s", s, text)
 	}
 	var c Checked
@@ -117,7 +117,7 @@ func TestLoopNodes(t *testing.T) {
 			t.Errorf("%s: %q %s", code, s, text)
 		}
 	}
-	r = examine(t, limitsCheck(0.8), nil)
+	r = checkNow(t, limitsCheck(0.8), nil)
 	for _, code := range []string{"loop-control-missing", "loop-nodes-missing"} {
 		if s, text := r.about(code, ""); s != "" {
 			t.Errorf("here: %s", text)

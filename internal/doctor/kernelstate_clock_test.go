@@ -23,7 +23,7 @@ func TestClock(t *testing.T) {
 	if d := time.Since(s.now); d < 0 || d > time.Minute {
 		t.Errorf("now is %s", s.now)
 	}
-	r := examine(t, clockCheck, nil)
+	r := checkNow(t, clockCheck, nil)
 	if severity, text := r.about("clock-unsynchronised", ""); (severity == "") != s.synced {
 		t.Errorf("synchronised %v: %q %s", s.synced, severity, text)
 	}

@@ -14,7 +14,7 @@ import (
 func TestDirtyMemory(t *testing.T) {
 	all := dirtyThresholds{flush: 0, throttle: -1, ioFull: -1, memFull: -1}
 	none := dirtyThresholds{flush: 1 << 62, throttle: 1e9, ioFull: 101, memFull: 101}
-	r := examine(t, dirtyCheck(all), nil)
+	r := checkNow(t, dirtyCheck(all), nil)
 	threshold, background := value(r.Measured, "threshold"), value(r.Measured, "background")
 	if threshold <= 0 || background <= 0 || background > threshold || threshold > float64(meminfo()["MemTotal"]) {
 		t.Errorf("writers wait at %v, %v", background, threshold)
@@ -50,13 +50,13 @@ func TestDirtyMemory(t *testing.T) {
 				// It is the bound that decides.
 				just := none
 				just.flush = time.Duration((seconds*4 + 1) * float64(time.Second))
-				if s, text := examine(t, dirtyCheck(just), nil).about("dirty-threshold", d.Path()); s != "" {
+				if s, text := checkNow(t, dirtyCheck(just), nil).about("dirty-threshold", d.Path()); s != "" {
 					t.Errorf("%s: %s", d.Name, text)
 				}
 			}
 		}
 	}
-	for _, f := range examine(t, dirtyCheck(none), nil).Findings {
+	for _, f := range checkNow(t, dirtyCheck(none), nil).Findings {
 		if f.Code != "swap-on-volume" { // other tests have that
 			t.Errorf("%+v", f)
 		}

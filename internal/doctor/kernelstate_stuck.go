@@ -108,7 +108,7 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Checke
 		}
 		c.Measured = append(c.Measured, figure("waiting", "tasks that cannot be interrupted, at one moment", Count, int64(len(first))), figure("stuck", fmt.Sprintf("that did nothing for %s", pause), Count, int64(stuck)),
 			figure("kernel_threads", "and threads of the kernel", Count, int64(kernelThreads)))
-		c.Summary = fmt.Sprintf("%s without a sign of life for %s; filesystems and devices looked at for errors", plural(stuck, "task"), pause)
+		c.Summary = fmt.Sprintf("%s without a sign of life for %s; filesystems and the kernel's log looked at", plural(stuck, "task"), pause)
 		return nil
 	}
 }
@@ -182,7 +182,7 @@ func mountOf(pid int, file string) string {
 }
 
 // failedFilesystems finds filesystems that have shut down or gone over to reading
-// only, and errors that they have counted.
+// only. (Errors that they have merely counted are check scrub's.)
 func failedFilesystems(ctx context.Context, c *Checked) error {
 	spaces, _, err := namespaces(ctx)
 	if err != nil {
@@ -226,48 +226,6 @@ func failedFilesystems(ctx context.Context, c *Checked) error {
 		}
 	}
 	c.Measured = append(c.Measured, figure("filesystems", "filesystems on devices", Count, int64(filesystems)))
-	ext4, _ := filepath.Glob("/sys/fs/ext4/*/errors_count") // the pattern is good
-	for _, p := range ext4 {
-		n, ok := readNumber(p)
-		if !ok || n == 0 {
-			continue
-		}
-		dir := filepath.Dir(p)
-		dev := "/dev/" + filepath.Base(dir)
-		measured := []Figure{figure("errors", "errors", Count, n)}
-		if at, ok := readNumber(dir + "/last_error_time"); ok && at > 0 {
-			measured = append(measured, words("last", "the last", time.Unix(at, 0).UTC().Format(time.RFC3339)+" in "+readText(dir+"/last_error_func")))
-		}
-		c.find(Finding{Code: "filesystem-errors", Severity: Warning, Subject: dev, Measured: measured, Title: fmt.Sprintf("the ext4 on %s has found %s in itself", dev, plural(int(n), "error")),
-			Why: "They stay until it is checked, and may spread.", Do: []Step{{"unmount it and check it", []string{"e2fsck -f " + dev}}}})
-	}
-	btrfs, _ := filepath.Glob("/sys/fs/btrfs/*/devinfo/*/error_stats")
-	for _, p := range btrfs {
-		var sum int64
-		var measured []Figure
-		for line := range strings.Lines(readText(p)) {
-			f := strings.Fields(line)
-			if len(f) != 2 {
-				continue
-			}
-			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil && n > 0 {
-				sum += n
-				measured = append(measured, figure(f[0], f[0], Count, n))
-			}
-		}
-		if sum == 0 {
-			continue
-		}
-		uuid := strings.Split(p, "/")[4]
-		devices, _ := filepath.Glob("/sys/fs/btrfs/" + uuid + "/devices/*")
-		var names []string
-		for _, d := range devices {
-			names = append(names, "/dev/"+filepath.Base(d))
-		}
-		c.find(Finding{Code: "filesystem-errors", Severity: Warning, Subject: uuid, Measured: append(measured, words("devices", "devices", strings.Join(names, " "))),
-			Title: fmt.Sprintf("the btrfs %s has counted %s of a device", uuid, plural(int(sum), "error")),
-			Why:   "They stay until they are set to zero: a device, its cable or its memory is or was bad.", Do: []Step{{"see them, and read all data once", []string{"btrfs device stats MOUNTPOINT", "btrfs scrub start -B MOUNTPOINT"}}}})
-	}
 	return nil
 }
 

@@ -138,8 +138,8 @@ type toldFigure struct {
 	Note  string
 }
 
-// examine does one check and tells its result as JSON does.
-func examine(t *testing.T, check func(context.Context, *HostRequest, *Checked) error, q *HostRequest) told {
+// checkNow does one check and tells its result as JSON does.
+func checkNow(t *testing.T, check func(context.Context, *HostRequest, *Checked) error, q *HostRequest) told {
 	t.Helper()
 	if q == nil {
 		q = &HostRequest{}
@@ -245,7 +245,7 @@ func TestLoopDirectIO(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Close()
-	r := examine(t, loopDirectIO, nil)
+	r := checkNow(t, loopDirectIO, nil)
 	severity, text := r.about("loop-buffered", buffered)
 	if severity != Warning || !strings.Contains(text, "losetup --direct-io=on "+buffered) {
 		t.Errorf("a buffered one: %q %s", severity, text)
@@ -266,7 +266,7 @@ func TestLoopDirectIO(t *testing.T) {
 	if _, err := run.Program(t.Context(), "losetup", "--direct-io=on", buffered); err != nil {
 		t.Fatal(err)
 	}
-	if severity, text := examine(t, loopDirectIO, nil).about("", buffered); severity != "" {
+	if severity, text := checkNow(t, loopDirectIO, nil).about("", buffered); severity != "" {
 		t.Errorf("after the remedy: %s", text)
 	}
 }
@@ -298,7 +298,7 @@ func TestLoopSector(t *testing.T) {
 	above := ""
 	t.Run("device", func(t *testing.T) {
 		above = loopOn(t, file(t, filepath.Join(dir, "above"), 8<<20), loopdev.Options{SectorBytes: 512})
-		r := examine(t, loopDirectIO, nil)
+		r := checkNow(t, loopDirectIO, nil)
 		if s, text := r.about("loop-sector", above); s != Note || !strings.Contains(text, "--sector-size 4096") {
 			t.Errorf("%q %s", s, text)
 		}
@@ -332,7 +332,7 @@ func TestLoopLeaks(t *testing.T) {
 	}
 	e, _ := mount.At(used, elsewhere)
 
-	r := examine(t, loopLeaks, &HostRequest{Pool: pool})
+	r := checkNow(t, loopLeaks, &HostRequest{Pool: pool})
 	for _, want := range []struct {
 		device, code string
 		severity     Severity
@@ -351,7 +351,7 @@ func TestLoopLeaks(t *testing.T) {
 	}
 	// While commands are at work, what is not recorded yet may be theirs.
 	pool.Working = 1
-	if s, _ := examine(t, loopLeaks, &HostRequest{Pool: pool}).about("loop-lost", lost); s != Note {
+	if s, _ := checkNow(t, loopLeaks, &HostRequest{Pool: pool}).about("loop-lost", lost); s != Note {
 		t.Errorf("while commands are at work: %q", s)
 	}
 	pool.Working = 0
@@ -360,7 +360,7 @@ func TestLoopLeaks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r = examine(t, loopLeaks, &HostRequest{Pool: pool})
+	r = checkNow(t, loopLeaks, &HostRequest{Pool: pool})
 	for _, d := range []string{idle, lost} {
 		if s, text := r.about("", d); s != "" && strings.Contains(text, dir) {
 			t.Errorf("detached: %s", text)
@@ -421,14 +421,14 @@ func TestLoopUsers(t *testing.T) {
 	if got := uses(d); got != "swap space" {
 		t.Errorf("swap: %s", got)
 	}
-	r := examine(t, dirtyCheck(dirtyDefaults), nil)
+	r := checkNow(t, dirtyCheck(dirtyDefaults), nil)
 	if s, text := r.about("swap-on-volume", d); s != Warning || !strings.Contains(text, "swapoff "+d) {
 		t.Errorf("swap on it: %q %s", s, text)
 	}
 	if _, err := run.Program(t.Context(), "swapoff", d); err != nil {
 		t.Fatal(err)
 	}
-	if s, _ := examine(t, dirtyCheck(dirtyDefaults), nil).about("swap-on-volume", d); s != "" {
+	if s, _ := checkNow(t, dirtyCheck(dirtyDefaults), nil).about("swap-on-volume", d); s != "" {
 		t.Error("no swap on it any more")
 	}
 	// Only in another namespace.

@@ -28,16 +28,16 @@ func TestLimitOfInotify(t *testing.T) {
 	if !ok || top > 10_000 {
 		t.Skipf("SKIPPED: %d inotify instances are too many to make", top)
 	}
-	if s, text := examine(t, limitsCheck(0.8), nil).about("", who); s != "" {
+	if s, text := checkNow(t, limitsCheck(0.8), nil).about("", who); s != "" {
 		t.Errorf("beforehand: %s", text)
 	}
 	few := startRole(t, "inotify", asPublic(t, asNobodyElse), strconv.FormatInt(top/2, 10))
-	if s, text := examine(t, limitsCheck(0.8), nil).about("", who); s != "" {
+	if s, text := checkNow(t, limitsCheck(0.8), nil).about("", who); s != "" {
 		t.Errorf("half of them: %s", text)
 	}
 	few.end()
 	c := startRole(t, "inotify", asPublic(t, asNobodyElse), strconv.FormatInt(top*9/10, 10))
-	r := examine(t, limitsCheck(0.8), nil)
+	r := checkNow(t, limitsCheck(0.8), nil)
 	s, text := r.about("limit-inotify-instances", who)
 	if s != Warning || !strings.Contains(text, "sysctl -w fs.inotify.max_user_instances=") {
 		t.Errorf("%q %s", s, text)
@@ -86,7 +86,7 @@ func TestLimitsOfProcesses(t *testing.T) {
 		t.Skipf("SKIPPED: %d memory mappings are too many to make", top)
 	}
 	maps := startRole(t, "maps", nil, strconv.FormatInt(top*85/100, 10))
-	r := examine(t, limitsCheck(0.8), nil)
+	r := checkNow(t, limitsCheck(0.8), nil)
 	if s, text := about(r, idle); s != "" {
 		t.Errorf("idle: %s", text)
 	}
@@ -108,7 +108,7 @@ func TestLimitOfAIO(t *testing.T) {
 		t.Skip("SKIPPED: the kernel has no asynchronous I/O")
 	}
 	c := startRole(t, "aio", nil, "2000")
-	r := examine(t, limitsCheck(float64(before+1500)/float64(top)), nil)
+	r := checkNow(t, limitsCheck(float64(before+1500)/float64(top)), nil)
 	if s, text := r.about("limit-aio", ""); s != Warning {
 		t.Errorf("%q %s: %+v", s, text, r.Measured)
 	}

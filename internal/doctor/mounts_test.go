@@ -66,7 +66,7 @@ func TestMountLeaks(t *testing.T) {
 	goneChild := startRole(t, "mount", inOwnMounts, goneDevice, gone)
 	q := &HostRequest{Pool: pool}
 
-	r := examine(t, mountLeaks, q)
+	r := checkNow(t, mountLeaks, q)
 	s, text := r.about("mount-lost", lost)
 	if s != Warning || !strings.Contains(text, fmt.Sprintf("pid %d", child.pid())) || !strings.Contains(text, fmt.Sprintf("nsenter -m -t %d umount %s", child.pid(), lost)) {
 		t.Errorf("lost: %q %s", s, text)
@@ -79,7 +79,7 @@ func TestMountLeaks(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "gone.img")); err != nil {
 		t.Fatal(err)
 	}
-	s, text = examine(t, mountLeaks, q).about("mount-deleted-image", gone)
+	s, text = checkNow(t, mountLeaks, q).about("mount-deleted-image", gone)
 	if s != Warning || !strings.Contains(text, fmt.Sprintf("pid %d", goneChild.pid())) {
 		t.Errorf("deleted: %q %s", s, text)
 	}
@@ -89,7 +89,7 @@ func TestMountLeaks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r = examine(t, mountLeaks, q)
+	r = checkNow(t, mountLeaks, q)
 	for _, p := range []string{lost, gone} {
 		if s, text := r.about("", p); s != "" {
 			t.Errorf("unmounted: %s", text)
@@ -127,7 +127,7 @@ func TestMountLeakOfTree(t *testing.T) {
 	}
 	lost, known := bind("LOST"), bind("KNOWN")
 	pool.Mounts = map[string]string{known: "v"}
-	r := examine(t, mountLeaks, &HostRequest{Pool: pool})
+	r := checkNow(t, mountLeaks, &HostRequest{Pool: pool})
 	if s, text := r.about("mount-lost", lost); s != Warning || !strings.Contains(text, "umount "+lost) {
 		t.Errorf("lost: %q %s", s, text)
 	}
@@ -137,7 +137,7 @@ func TestMountLeakOfTree(t *testing.T) {
 	if err := mount.Unmount(lost); err != nil {
 		t.Fatal(err)
 	}
-	if s, text := examine(t, mountLeaks, &HostRequest{Pool: pool}).about("", lost); s != "" {
+	if s, text := checkNow(t, mountLeaks, &HostRequest{Pool: pool}).about("", lost); s != "" {
 		t.Errorf("unmounted: %s", text)
 	}
 }
@@ -154,11 +154,11 @@ func TestKeptNamespace(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = unix.Unmount(pin, unix.MNT_DETACH) })
 	id := readlink(fmt.Sprintf("/proc/%d/ns/mnt", c.pid()))
-	if s, text := examine(t, mountLeaks, nil).about("namespace-kept", id); s != "" {
+	if s, text := checkNow(t, mountLeaks, nil).about("namespace-kept", id); s != "" {
 		t.Errorf("while a process lives there: %s", text)
 	}
 	c.end()
-	s, text := examine(t, mountLeaks, nil).about("namespace-kept", id)
+	s, text := checkNow(t, mountLeaks, nil).about("namespace-kept", id)
 	if s != Note || !strings.Contains(text, "umount "+pin) {
 		t.Errorf("%q %s", s, text)
 	}
@@ -166,7 +166,7 @@ func TestKeptNamespace(t *testing.T) {
 	if err := mount.Unmount(pin); err != nil {
 		t.Fatal(err)
 	}
-	if s, text := examine(t, mountLeaks, nil).about("namespace-kept", id); s != "" {
+	if s, text := checkNow(t, mountLeaks, nil).about("namespace-kept", id); s != "" {
 		t.Errorf("not kept any more: %s", text)
 	}
 	_ = fs
@@ -228,12 +228,12 @@ func TestMountCostsAreFound(t *testing.T) {
 	strict := mountDefaults
 	strict.read, strict.copy = time.Nanosecond, time.Nanosecond
 	strict.note = 1 << 30
-	if s, text := examine(t, mountCount(strict), nil).about("mounts-slow", ""); s != Warning {
+	if s, text := checkNow(t, mountCount(strict), nil).about("mounts-slow", ""); s != Warning {
 		t.Errorf("%q %s", s, text)
 	}
 	lax := mountDefaults
 	lax.read, lax.copy, lax.note = time.Hour, time.Hour, 1<<30
-	if r := examine(t, mountCount(lax), nil); len(r.Findings) > 0 {
+	if r := checkNow(t, mountCount(lax), nil); len(r.Findings) > 0 {
 		t.Errorf("%+v", r.Findings)
 	}
 }
@@ -267,7 +267,7 @@ func TestLimitOfMounts(t *testing.T) {
 	if s, text := decode(t, []byte(c.said)).about("limit-mounts", ""); s != Warning || !strings.Contains(text, "sysctl -w fs.mount-max=") {
 		t.Errorf("%q %s", s, text)
 	}
-	if s, text := examine(t, limitsCheck(0.8), nil).about("limit-mounts", ""); s != "" {
+	if s, text := checkNow(t, limitsCheck(0.8), nil).about("limit-mounts", ""); s != "" {
 		t.Errorf("in this namespace: %s", text)
 	}
 }

@@ -17,7 +17,7 @@ func TestSlabGrows(t *testing.T) {
 	const files = 200_000
 	dir := testfs.XFS(t, 512<<20)
 	none := slabThresholds{note: 2, warn: 2}
-	before := examine(t, slabCheck(none), nil)
+	before := checkNow(t, slabCheck(none), nil)
 	if value(before.Measured, "fs_xfs") < 0 || value(before.Measured, "fs_names of files") <= 0 {
 		t.Fatalf("not by filesystem: %+v", before)
 	}
@@ -33,7 +33,7 @@ func TestSlabGrows(t *testing.T) {
 		}
 		f.Close()
 	}
-	after := examine(t, slabCheck(none), nil)
+	after := checkNow(t, slabCheck(none), nil)
 	if len(after.Findings) > 0 {
 		t.Errorf("%+v", after.Findings)
 	}
@@ -49,7 +49,7 @@ func TestSlabGrows(t *testing.T) {
 		t    slabThresholds
 		want Severity
 	}{{slabThresholds{note: share / 4, warn: share / 2}, Warning}, {slabThresholds{note: share / 2, warn: share * 4}, Note}, {slabThresholds{note: share * 4, warn: share * 8}, ""}} {
-		if s, text := examine(t, slabCheck(c.t), nil).about("slab-large", ""); s != c.want || c.want != "" && !strings.Contains(text, "fs_xfs") {
+		if s, text := checkNow(t, slabCheck(c.t), nil).about("slab-large", ""); s != c.want || c.want != "" && !strings.Contains(text, "fs_xfs") {
 			t.Errorf("%+v of %f: %q %s", c.t, share, s, text)
 		}
 	}
