@@ -124,6 +124,7 @@ func (a *App) printExamination(e *doctor.Examination) error {
 		}
 	}
 	counts := map[doctor.Severity]int{}
+	told := map[string]bool{} // why, which is the same for all of a code
 	for _, severity := range []doctor.Severity{doctor.Critical, doctor.Warning, doctor.Note} {
 		for _, c := range e.Checks {
 			for _, f := range c.Findings {
@@ -131,6 +132,10 @@ func (a *App) printExamination(e *doctor.Examination) error {
 					continue
 				}
 				counts[severity]++
+				if told[f.Why] {
+					f.Why = ""
+				}
+				told[f.Why] = true
 				if err := a.printFinding(f, nil); err != nil {
 					return err
 				}

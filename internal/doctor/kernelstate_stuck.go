@@ -263,6 +263,9 @@ func xfsDown(ctx context.Context, n mount.Namespace, m mount.Entry) bool {
 // ioErrorLine matches "I/O error, dev loop7, sector 0 op 0x0:(READ) flags ...".
 var ioErrorLine = regexp.MustCompile(`I/O error, dev ([^, ]+), sector ([0-9]+)(?: op 0x[0-9a-f]+:\(([A-Z_]+)\))?`)
 
+// attachedLine matches what the kernel says when a loop device gets a file.
+var attachedLine = regexp.MustCompile(`^(loop[0-9]+): detected capacity change from 0 to `)
+
 // deviceErrors are what the kernel's log says of one device.
 type deviceErrors struct {
 	count int
@@ -289,6 +292,10 @@ func readKernelLog() (map[string]deviceErrors, error) {
 		}
 		head, text, _ := strings.Cut(string(buf[:n]), ";")
 		text, _, _ = strings.Cut(text, "\n")
+		if m := attachedLine.FindStringSubmatch(text); m != nil {
+			delete(out, m[1]) // what was before was about another file
+			continue
+		}
 		m := ioErrorLine.FindStringSubmatch(text)
 		if m == nil {
 			continue
