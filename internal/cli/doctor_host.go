@@ -118,8 +118,8 @@ func (a *App) printExamination(e *doctor.Examination) error {
 		if c.Status == doctor.Skipped {
 			skipped++
 		}
-		indent := strings.Repeat(" ", width+11)
-		if err := a.printf("%-8s  %-*s %s", c.Status, width, c.Check, strings.TrimPrefix(wrap(text, indent, doctorWidth+12), indent)); err != nil {
+		indent := strings.Repeat(" ", width+12)
+		if err := a.printf("%-8s  %-*s  %s", c.Status, width, c.Check, strings.TrimPrefix(wrap(text, indent, doctorWidth+12), indent)); err != nil {
 			return err
 		}
 	}

@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"pando/internal/errs"
+	"pando/internal/loopdev"
 
 	"golang.org/x/sys/unix"
 )
@@ -152,6 +155,45 @@ func init() {
 		ctx, stop := testContext()
 		defer stop()
 		if err := limitsCheck(0.8)(ctx, &HostRequest{Pool: &PoolFacts{Driver: "reflink"}}, &c); err != nil {
+			return err
+		}
+		b, err := json.Marshal(c)
+		if err != nil {
+			return err
+		}
+		ready(string(b))
+		return nil
+	}
+}
+
+// TestInContainer: where the host's processes cannot be seen, that is said, and what
+// they may use is not called unused.
+func TestInContainer(t *testing.T) {
+	rootOnly(t)
+	idle := loopOn(t, file(t, filepath.Join(t.TempDir(), "idle"), 1<<20), loopdev.Options{KeepOpen: true})
+	c := startRole(t, "contained", func(c *exec.Cmd) {
+		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Cloneflags: syscall.CLONE_NEWPID}
+	})
+	defer c.end()
+	r := decode(t, []byte(c.said))
+	if s, text := r.about("loop-unused", idle); s != "" || !strings.Contains(r.Summary, "outside of this container") {
+		t.Errorf("%q %s: %s", s, text, r.Summary)
+	}
+	r = checkNow(t, loopLeaks, nil)
+	if s, _ := r.about("loop-unused", idle); s != Note && !contained() {
+		t.Errorf("on the host: %q", s)
+	}
+}
+
+func init() {
+	roles["contained"] = func(_ []string, ready func(string)) error {
+		if err := unix.Mount("proc", "/proc", "proc", 0, ""); err != nil {
+			return err
+		}
+		c := Checked{Measured: []Figure{}, Findings: []Finding{}}
+		ctx, stop := testContext()
+		defer stop()
+		if err := loopLeaks(ctx, &HostRequest{}, &c); err != nil {
 			return err
 		}
 		b, err := json.Marshal(c)

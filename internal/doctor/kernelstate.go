@@ -132,6 +132,22 @@ func isRoot() bool { return os.Geteuid() == 0 }
 // notRoot skips a check that would take others' things for unused.
 func notRoot(what string) error { return skip("%s needs root: run it as root", what) }
 
+// contained reports whether this is a container with a process namespace of its own,
+// from which the host's processes cannot be seen.
+func contained() bool {
+	const first = "pid:[4026531836]" // PROC_PID_INIT_INO, the same on all hosts
+	ns := readlink("/proc/self/ns/pid")
+	return ns != "" && ns != first
+}
+
+// outside says so, for summaries.
+func outside() string {
+	if contained() {
+		return "; processes outside of this container, and their mounts, cannot be seen"
+	}
+	return ""
+}
+
 // blind says which part of the processes could not be looked at, if any: with root,
 // that is those that even root may not (in a container, the host's).
 type blind map[int]bool

@@ -394,6 +394,9 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 		case volume != "":
 			used++ // a raw volume need not be open all the time
 			continue
+		case contained():
+			used++ // or whoever uses it is not to be seen
+			continue
 		default:
 			f.Code, f.Severity = "loop-unused", Note
 			f.Title = fmt.Sprintf("%s is attached, but nothing mounts it or has it open", l.Path())
@@ -408,6 +411,7 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 	if unseen.String() == "" {
 		c.Summary += missed
 	}
+	c.Summary += outside()
 	return nil
 }
 

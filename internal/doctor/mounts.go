@@ -107,7 +107,7 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 	if q.Pool != nil && q.Pool.Trouble != nil {
 		c.Summary += "; the pool's own could not be told from others'"
 	}
-	c.Summary += missed
+	c.Summary += missed + outside()
 	return nil
 }
 
