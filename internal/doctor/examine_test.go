@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"pando/internal/errs"
 	"pando/internal/loopdev"
@@ -202,5 +203,30 @@ func init() {
 		}
 		ready(string(b))
 		return nil
+	}
+}
+
+// TestHangingCheck: a check that does not end by itself is left behind, and those after
+// it are done.
+func TestHangingCheck(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	hangs := check{name: "hangs", run: func(_ context.Context, _ *HostRequest, c *Checked) error {
+		c.Summary = "never told"
+		<-release
+		return nil
+	}}
+	r, err := hangs.do(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Checked{Check: "hangs"})
+	if !errs.Is(err, errs.Unsupported) || r.Check != "hangs" || r.Summary != "" {
+		t.Errorf("%+v, %v", r, err)
+	}
+	slow := check{name: "slow", run: func(ctx context.Context, _ *HostRequest, c *Checked) error {
+		<-ctx.Done()
+		c.Summary = "some of it"
+		return ctx.Err()
+	}}
+	r, err = slow.do(t.Context(), &HostRequest{PatienceEach: time.Millisecond}, Checked{Check: "slow"})
+	if !errors.Is(err, context.DeadlineExceeded) || r.Summary != "some of it" {
+		t.Errorf("%+v, %v", r, err)
 	}
 }
