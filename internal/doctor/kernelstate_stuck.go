@@ -45,7 +45,13 @@ func waitingTasks() map[int]waiting {
 		if errors.Join(err1, err2) != nil {
 			continue
 		}
-		w := waiting{pid: pid, tid: tid, kernel: readText("/proc/"+parts[2]+"/cmdline") == "" && readlink("/proc/"+parts[2]+"/exe") == ""}
+		// Nothing is read here that waits for the task, as its command line does.
+		w := waiting{pid: pid, tid: tid}
+		if f := strings.Fields(stat[i+1:]); len(f) > 6 { // from the state on; the seventh are flags
+			const pfKthread = 0x00200000
+			flags, err := strconv.ParseUint(f[6], 10, 64)
+			w.kernel = err == nil && flags&pfKthread != 0
+		}
 		for line := range strings.Lines(readText(d + "/status")) {
 			if strings.Contains(line, "ctxt_switches") {
 				w.switches += line
@@ -119,7 +125,7 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 	f := Finding{
 		Code: "task-stuck", Severity: Warning, Subject: fmt.Sprintf("pid %d", w.pid),
 		Title:    fmt.Sprintf("pid %d (%s) waits for the kernel without a sign of life for at least %s", w.pid, commandOf(w.pid), pause),
-		Measured: []Figure{words("command", "command", printable(strings.ReplaceAll(readText(fmt.Sprintf("/proc/%d/cmdline", w.pid)), "\x00", " ")))},
+		Measured: []Figure{},
 		Why:      "It can be neither interrupted nor killed until what it waits for happens. What it holds (locks, mounts, devices) stays held.",
 	}
 	stack := readText(base + "/stack")

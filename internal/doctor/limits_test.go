@@ -82,7 +82,7 @@ func TestLimitsOfProcesses(t *testing.T) {
 	idle := startRole(t, "wait", nil)
 	files := startRole(t, "files", nil, "100", "90")
 	top, ok := sysctl("vm.max_map_count")
-	if !ok || top > 1_000_000 {
+	if !ok || top > 2_000_000 {
 		t.Skipf("SKIPPED: %d memory mappings are too many to make", top)
 	}
 	maps := startRole(t, "maps", nil, strconv.FormatInt(top*85/100, 10))
