@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/errs"
 	"pando/internal/mount"
 
 	"golang.org/x/sys/unix"
@@ -293,6 +294,9 @@ const whyMounts = "Each container, sandbox and `unshare -m` copies all mounts of
 func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked) error {
 	return func(ctx context.Context, _ *HostRequest, c *Checked) error {
 		spaces, missed, err := namespaces(ctx)
+		if ctx.Err() != nil {
+			return errs.Wrap("count mounts", "", ctx.Err())
+		}
 		if err != nil {
 			// Without root our own is still known.
 			table, terr := mount.Table("self")
