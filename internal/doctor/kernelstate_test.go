@@ -169,11 +169,11 @@ func decode(t *testing.T, b []byte) told {
 	return out
 }
 
-// about is the severity of the finding with a code about a subject ("": any), and its
-// text; "" if there is none.
+// about is the severity of the first finding with a code about a subject (of both "":
+// any), and its text; "" if there is none.
 func (r told) about(code, subject string) (Severity, string) {
 	for _, f := range r.Findings {
-		if f.Code == code && (subject == "" || f.Subject == subject) {
+		if (code == "" || f.Code == code) && (subject == "" || f.Subject == subject) {
 			return f.Severity, fmt.Sprintf("%s %s %v %v", f.Subject, f.Title, f.Measured, f.Do)
 		}
 	}

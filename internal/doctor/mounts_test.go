@@ -258,6 +258,17 @@ func TestMeasuringLeavesNothing(t *testing.T) {
 	}
 }
 
+// TestMeasuringIsNotSeen: where mounts are shared, what is mounted to measure does not
+// come over, not even for a moment: the kernel would tell who polls the table.
+func TestMeasuringIsNotSeen(t *testing.T) {
+	rootOnly(t)
+	c := startRole(t, "shared", inOwnMounts, t.TempDir())
+	defer c.end()
+	if c.said != "quiet, then told" {
+		t.Error(c.said)
+	}
+}
+
 // TestLimitOfMounts: a namespace that is nearly full, made in a child.
 func TestLimitOfMounts(t *testing.T) {
 	rootOnly(t)
@@ -295,6 +306,36 @@ func init() {
 			return err
 		}
 		return unix.Mount("", dir, "", unix.MS_PRIVATE, "")
+	}
+	roles["shared"] = func(args []string, ready func(string)) error {
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+			return err
+		}
+		f, err := os.Open("/proc/self/mountinfo")
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		changed := func() string {
+			p := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLPRI}}
+			if _, err := unix.Poll(p, 0); err != nil {
+				return err.Error()
+			}
+			if p[0].Revents&(unix.POLLPRI|unix.POLLERR) != 0 {
+				return "told"
+			}
+			return "quiet"
+		}
+		changed() // the beginning
+		if c := measureMounts(); c.copyErr != nil || c.mountErr != nil {
+			return fmt.Errorf("%+v", c)
+		}
+		said := changed()
+		if err := unix.Mount("tmpfs", args[0], "tmpfs", 0, ""); err != nil {
+			return err
+		}
+		ready(said + ", then " + changed())
+		return unix.Unmount(args[0], 0)
 	}
 	roles["mounts"] = func(args []string, ready func(string)) error {
 		n, err := strconv.Atoi(args[1])
