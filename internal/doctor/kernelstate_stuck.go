@@ -296,27 +296,32 @@ func readKernelLog() (map[string]deviceErrors, error) {
 		if err != nil || n <= 0 {
 			break
 		}
-		head, text, _ := strings.Cut(string(buf[:n]), ";")
-		text, _, _ = strings.Cut(text, "\n")
-		if m := attachedLine.FindStringSubmatch(text); m != nil {
-			delete(out, m[1]) // what was before was about another file
-			continue
-		}
-		m := ioErrorLine.FindStringSubmatch(text)
-		if m == nil {
-			continue
-		}
-		e := out[m[1]]
-		e.count++
-		e.line = printable(text)
-		if f := strings.Split(head, ","); len(f) > 2 {
-			if us, err := strconv.ParseInt(f[2], 10, 64); err == nil {
-				e.last = time.Duration(us) * time.Microsecond
-			}
-		}
-		out[m[1]] = e
+		noteRecord(out, string(buf[:n]))
 	}
 	return out, nil
+}
+
+// noteRecord takes notice of a record of the kernel's log: "3,437,2047102345,-;text".
+func noteRecord(out map[string]deviceErrors, record string) {
+	head, text, _ := strings.Cut(record, ";")
+	text, _, _ = strings.Cut(text, "\n")
+	if m := attachedLine.FindStringSubmatch(text); m != nil {
+		delete(out, m[1]) // what was before was about another file
+		return
+	}
+	m := ioErrorLine.FindStringSubmatch(text)
+	if m == nil {
+		return
+	}
+	e := out[m[1]]
+	e.count++
+	e.line = printable(text)
+	if f := strings.Split(head, ","); len(f) > 2 {
+		if us, err := strconv.ParseInt(f[2], 10, 64); err == nil {
+			e.last = time.Duration(us) * time.Microsecond
+		}
+	}
+	out[m[1]] = e
 }
 
 // recent is how old an error may be to be more than worth knowing.

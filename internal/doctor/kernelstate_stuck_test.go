@@ -189,6 +189,25 @@ func TestIOErrors(t *testing.T) {
 	}
 }
 
+// TestKernelLog: errors are counted by device, and those of a loop device since it got
+// its file.
+func TestKernelLog(t *testing.T) {
+	out := map[string]deviceErrors{}
+	for _, r := range []string{
+		"3,437,1000000,-;I/O error, dev loop7, sector 8192 op 0x0:(READ) flags 0x800 phys_seg 1 prio class 2\n SUBSYSTEM=block\n",
+		"3,438,2000000,-;blk_update_request: I/O error, dev sda, sector 17",
+		"6,439,3000000,-;loop7: detected capacity change from 0 to 262144",
+		"3,440,4000000,-;critical medium error, dev sdb, sector 1",
+		"3,441,5000000,-;I/O error, dev sda, sector 18 op 0x1:(WRITE) flags 0x0",
+		"nonsense",
+	} {
+		noteRecord(out, r)
+	}
+	if e := out["sda"]; len(out) != 1 || e.count != 2 || e.last != 5*time.Second || !strings.Contains(e.line, "sector 18") {
+		t.Errorf("%+v", out)
+	}
+}
+
 func init() {
 	roles["writer"] = func(args []string, ready func(string)) error {
 		f, err := os.Create(args[0])
