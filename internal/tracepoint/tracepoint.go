@@ -56,15 +56,11 @@ var root = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", errs.Wrap("trace the kernel", "", err)
 	}
-	tracefs.mount, tracefs.dir = d, top
+	keep = []any{d, top} // for as long as the process lives
 	return fmt.Sprintf("/proc/self/fd/%d", top.Fd()), nil
 })
 
-// tracefs keeps what root has mounted open for as long as the process lives.
-var tracefs struct {
-	mount *mount.Detached
-	dir   *os.File
-}
+var keep []any
 
 // Available says why events cannot be counted here, or nil: Permission without
 // root (or with a strict kernel.perf_event_paranoid), Unsupported without
