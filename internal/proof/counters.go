@@ -3,6 +3,7 @@ package proof
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,22 +28,34 @@ const (
 )
 
 // kernelThreads are the names of threads of the kernel that send flushes for somebody
-// else: journals, loop devices, pools, RAID.
-var kernelThreads = []string{"kworker/*", "jbd2/*", "xfsaild/*", "xfs-*", "btrfs-*", "z_*", "zvol*", "txg_*", "loop[0-9]*", "md[0-9]*", "raid*_*", "dmcrypt*", "kcopyd*",
-	"dm-*", "bcache*", "f2fs*", "bch*", "drbd*", "ksoftirqd/*", "kthreadd", "kswapd*", "writeback", "jfsCommit", "gfs2_*", "ocfs2*", "segctord", "swapper/*"}
+// else, whatever the stack is; and those that some layers have: journals, pools, RAID.
+// Each name is compared with each flush, so that there are no more than needed.
+var (
+	kernelThreads = []string{"kworker/*", "ksoftirqd/*", "kswapd*", "loop[0-9]*"}
+	threadsOf     = map[string][]string{
+		"ext3": {"jbd2/*"}, "ext4": {"jbd2/*"}, "ocfs2": {"jbd2/*", "ocfs2*"}, "xfs": {"xfsaild/*", "xfs-*"}, "btrfs": {"btrfs-*"},
+		"f2fs": {"f2fs_*"}, "jfs": {"jfsCommit"}, "nilfs2": {"segctord"}, "gfs2": {"gfs2_*"}, "bcachefs": {"bch-*"},
+		string(stack.Zpool): {"z_*", "zvol*", "txg_*", "dp_*"}, string(blockdev.RAID): {"md[0-9]*", "raid*_*"},
+		string(blockdev.Mapper): {"dmcrypt*", "kcopyd", "dm-*"}, string(blockdev.Other): {"bcache*", "drbd*"},
+	}
+)
 
-// byKernel is a filter on who sends. The first letters come first: the kernel compares with all the
-// names at each request of a program whose name might be one of them, which takes some 2 µs.
-func byKernel() string {
-	var or []string
-	letters := ""
-	for _, n := range kernelThreads {
-		or = append(or, fmt.Sprintf("comm ~ %q", n))
-		if !strings.Contains(letters, n[:1]) {
-			letters += n[:1]
+// byKernel is a filter on who sends, for a stack. What is beside a stack may have threads
+// that are not in it: they pass for other programs.
+func byKernel(s *stack.Stack) string {
+	names := slices.Clone(kernelThreads)
+	for _, l := range s.Layers {
+		for _, n := range append(slices.Clone(threadsOf[l.FSType]), threadsOf[string(l.Kind)]...) {
+			if !slices.Contains(names, n) {
+				names = append(names, n)
+			}
 		}
 	}
-	return fmt.Sprintf(`(comm ~ "[%s]*" && (%s))`, letters, strings.Join(or, " || "))
+	var or []string
+	for _, n := range names {
+		or = append(or, fmt.Sprintf("comm ~ %q", n))
+	}
+	return "(" + strings.Join(or, " || ") + ")"
 }
 
 // family is counters that belong together, by name.
@@ -196,11 +209,12 @@ type device struct {
 	// beside are devices on the same disk that are not below the path: partitions,
 	// logical volumes. What they flush arrives at the disk, too.
 	beside []blockdev.Device
+	kernel string // the filter of kernel threads
 	family
 }
 
 func newDevice(s *stack.Stack, i int) *device {
-	d := &device{name: s.Layers[i].Name, dev: *s.Layers[i].Device, top: true}
+	d := &device{name: s.Layers[i].Name, dev: *s.Layers[i].Device, top: true, kernel: byKernel(s)}
 	mine := map[uint64]bool{}
 	for _, l := range s.Devices() {
 		mine[l.Device.Number] = true
@@ -261,12 +275,15 @@ func (d *device) filter(what string) string {
 }
 
 func (d *device) open() error {
-	return first([]error{
+	all := []error{
 		d.count("flush", queued, d.filter(isFlush), tracepoint.Everything),
 		d.count("fua", queued, d.filter(isFUA), tracepoint.Everything),
-		d.count("kernel", queued, d.filter(isEither+" && "+byKernel()), tracepoint.Everything),
-		d.count("user writes", queued, d.filter(isWrite+" && !"+byKernel()), tracepoint.Everything),
-	})
+		d.count("kernel", queued, d.filter(isEither+" && "+d.kernel), tracepoint.Everything),
+	}
+	if d.direct {
+		all = append(all, d.count("user writes", queued, d.filter(isWrite+" && !"+d.kernel), tracepoint.Everything))
+	}
+	return first(all)
 }
 
 // openOwn counts what the load's own threads send.

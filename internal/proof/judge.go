@@ -266,11 +266,30 @@ func (j *judge) through(i int) {
 	case OK:
 		p.Words = "what it has to pass on arrived at " + first.Name
 	case Fail:
+		if k, ok := j.above(i); ok && j.proof.Layers[k].Result == Fail {
+			p.Result, p.Words = Unknown, fmt.Sprintf("too little came to it from %s to tell what it passes on", j.proof.Layers[k].Name)
+			return
+		}
 		p.Words = fmt.Sprintf("it does not pass syncs on: at %s, %s", first.Name, first.Words)
 		j.derived[i] = "look at how it is mounted and set up"
 	default:
 		p.Words = fmt.Sprintf("at %s, %s", first.Name, first.Words)
 	}
+}
+
+// above is the next layer above one that has counts.
+func (j *judge) above(i int) (int, bool) {
+	depth := j.stack.Layers[i].Depth
+	for k := i - 1; k >= 0; k-- {
+		if j.stack.Layers[k].Depth >= depth {
+			continue
+		}
+		depth = j.stack.Layers[k].Depth
+		if _, ok := j.at(k); ok {
+			return k, true
+		}
+	}
+	return 0, false
 }
 
 // counted reports whether a layer has figures of its own.

@@ -24,10 +24,10 @@ func TestNoBarrier(t *testing.T) {
 	name := "ext4 on " + fs.Dir()
 	p := watch(t, fs.Dir(), options{sample: 200 * time.Millisecond})
 	wantFail(t, p, name, "mounted with nobarrier")
-	if l := layer(t, p, fs.Device()); l.Result != proof.Fail || l.Flushes+l.FUA > l.Needed/20 || l.Needed < 50 || l.Writes == 0 {
+	if l := layer(t, p, fs.Device()); l.Result != proof.Fail || l.Flushes+l.FUA > l.Needed/20 || l.Needed < 10 || l.Writes == 0 {
 		t.Errorf("%+v", l)
 	}
-	if n := p.Sample.Uncovered[fs.Device()]; p.Sample.Syncs < 50 || n < p.Sample.Syncs*9/10 {
+	if n := p.Sample.Uncovered[fs.Device()]; p.Sample.Syncs < 3 || n < p.Sample.Syncs*9/10 {
 		t.Errorf("%+v", p.Sample)
 	}
 	if p.Calls.Result != proof.OK || p.Calls.Counted < p.Calls.Reported {
@@ -129,9 +129,14 @@ func TestMemory(t *testing.T) {
 	}
 	n := strings.TrimSpace(string(id))
 	defer func() {
-		if err := os.WriteFile("/sys/class/zram-control/hot_remove", []byte(n), 0); err != nil {
-			t.Error(err)
+		var err error
+		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			// Whoever looks at all devices may have it open for a moment.
+			if err = os.WriteFile("/sys/class/zram-control/hot_remove", []byte(n), 0); err == nil {
+				return
+			}
 		}
+		t.Error(err)
 	}()
 	if err := os.WriteFile("/sys/block/zram"+n+"/disksize", []byte("64M"), 0); err != nil {
 		t.Fatal(err)

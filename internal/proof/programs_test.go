@@ -36,7 +36,11 @@ func (f *forgetful) Release(ctx context.Context) syscall.Errno {
 	return f.FileHandle.(fs.FileReleaser).Release(ctx)
 }
 
-type forgetfulNode struct{ fs.LoopbackNode }
+type forgetfulNode struct{ *fs.LoopbackNode }
+
+func (n *forgetfulNode) WrapChild(_ context.Context, ops fs.InodeEmbedder) fs.InodeEmbedder {
+	return &forgetfulNode{ops.(*fs.LoopbackNode)}
+}
 
 func (n *forgetfulNode) Open(ctx context.Context, flags uint32) (fs.FileHandle, uint32, syscall.Errno) {
 	f, out, errno := n.LoopbackNode.Open(ctx, flags)
@@ -58,13 +62,14 @@ func mountFUSE(t *testing.T, dir string) string {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		skip(t, "no FUSE: %v", err)
 	}
-	data := &fs.LoopbackRoot{Path: dir}
-	data.NewNode = func(root *fs.LoopbackRoot, _ *fs.Inode, _ string, _ *syscall.Stat_t) fs.InodeEmbedder {
-		return &forgetfulNode{fs.LoopbackNode{RootData: root}}
+	loopback, err := fs.NewLoopbackRoot(dir)
+	if err != nil {
+		t.Fatal(err)
 	}
-	data.RootNode = data.NewNode(data, nil, "", nil)
+	root := &forgetfulNode{loopback.(*fs.LoopbackNode)}
+	root.RootData.RootNode = root
 	at := t.TempDir()
-	server, err := fs.Mount(at, data.RootNode, &fs.Options{MountOptions: fuse.MountOptions{DirectMount: true, FsName: "forgetful", Name: "forgetful"}})
+	server, err := fs.Mount(at, root, &fs.Options{MountOptions: fuse.MountOptions{DirectMount: true, FsName: "forgetful", Name: "forgetful"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,6 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 	if w.method != Tracepoints || w.started == nil || w.cmd.Process == nil {
 		return nil
 	}
-	begin := time.Now()
 	if err := w.atWork(ctx, d); err != nil {
 		return err
 	}
@@ -51,7 +50,7 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 	defer r.Close()
 	// From now on it records on all processors.
 	s.begin = monotonic()
-	begin = time.Now()
+	begin := time.Now()
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
 	for done := false; !done; {

@@ -48,7 +48,7 @@ func TestCallsOfEveryProfile(t *testing.T) {
 			case p.Calls.Unwritten:
 				c.Duration *= 2
 				smallSegments(t, p.Name)
-				c.SizeBytes = 3 << 20
+				c.SizeBytes = 768 << 10
 			}
 			if p.Calls.Order == Sequential && !p.Calls.Unwritten {
 				c.SizeBytes = 512 << 10 // so that it comes round

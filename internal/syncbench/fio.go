@@ -34,7 +34,6 @@ func fioVersion(ctx context.Context) (path, version string, err error) {
 // load is a fio that runs.
 type load struct {
 	cmd    *exec.Cmd
-	stdout *os.File
 	stderr limited
 
 	samples []*sample

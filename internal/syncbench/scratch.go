@@ -172,7 +172,6 @@ func (s *scratch) own(program string) (string, bool) {
 	if _, err := f.Read(magic[:]); err != nil || string(magic[:]) != "\x7fELF" {
 		return program, false
 	}
-	// No thread of the kernel has a name with this letter: see package proof.
 	link := s.path("pfio-" + strings.TrimPrefix(filepath.Base(s.dir), Prefix))
 	if err := os.Symlink(program, link); err != nil && !errors.Is(err, fs.ErrExist) {
 		return program, false

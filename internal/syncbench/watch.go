@@ -11,9 +11,10 @@ const (
 	// sampleTimes is how often a run is looked at closely: single syncs are followed
 	// through the layers.
 	sampleTimes = 3
-	// samplePart of the run is looked at so, in all, at the most.
-	samplePart = 0.05
-	sampleMost = time.Second // each
+	// samplePart of the run is looked at so, in all; each look between these:
+	samplePart  = 0.03
+	sampleLeast = 50 * time.Millisecond
+	sampleMost  = time.Second
 	// What others write is watched before a run for a part of its length.
 	quietPart  = 0.05
 	quietLeast = 200 * time.Millisecond
@@ -53,7 +54,7 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 
 // look follows single syncs at some moments of a run. That the run ends meanwhile is no error.
 func look(ctx context.Context, w *proof.Watch, run time.Duration) error {
-	each := min(sampleMost, time.Duration(samplePart*float64(run)/sampleTimes))
+	each := min(sampleMost, max(sampleLeast, time.Duration(samplePart*float64(run)/sampleTimes)))
 	tick := time.NewTicker(run / (sampleTimes + 1))
 	defer tick.Stop()
 	for range sampleTimes {

@@ -20,6 +20,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -101,6 +102,7 @@ func Lookup(name string) (*Event, error) {
 	if err != nil {
 		return nil, errs.Wrap("trace the kernel", name, err)
 	}
+	runtime.KeepAlive(keep)
 	e, err := parseFormat(string(text))
 	if err != nil {
 		return nil, errs.New(errs.Unsupported, "trace the kernel", name, "the event's format: %w", err)
