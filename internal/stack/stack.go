@@ -74,6 +74,17 @@ func (s *Stack) Devices() []Layer {
 	return out
 }
 
+// Above is the index of the layer that lies on layer i: on which of them it was
+// found first, if it is on several; -1 for the top.
+func (s *Stack) Above(i int) int {
+	for a := i - 1; a >= 0; a-- {
+		if s.Layers[a].Depth < s.Layers[i].Depth {
+			return a
+		}
+	}
+	return -1
+}
+
 // Bottom are the layers of devices that nothing is known to be below: disks, and
 // memory.
 func (s *Stack) Bottom() []Layer {
