@@ -15,10 +15,12 @@ type Quiet struct {
 	Written func() ([]int64, error)
 	Idle    []float64     // bytes/s that others write there all the time
 	Limit   time.Duration // wait no longer
-	// Dirty reads how many bytes in memory are still to be written; nil: that does not
-	// count. DirtyBefore is how many there were before.
+	// Dirty reads how many bytes in memory are still to be written; nil: it does not
+	// count. DirtyBefore is how many there were before; DirtySlack as many more count as
+	// none (0: 4 MiB, for the whole host).
 	Dirty       func() int64
 	DirtyBefore int64
+	DirtySlack  int64
 }
 
 // Tail says how writing ended.
@@ -42,6 +44,9 @@ func UntilQuiet(ctx context.Context, q Quiet) (Tail, error) {
 	start := time.Now()
 	last := start
 	t := Tail{}
+	if q.DirtySlack == 0 {
+		q.DirtySlack = quietDirty
+	}
 	prev, err := q.Written()
 	if err != nil {
 		return t, err
@@ -61,7 +66,7 @@ func UntilQuiet(ctx context.Context, q Quiet) (Tail, error) {
 			}
 		}
 		prev = now
-		if polls >= quietPolls && (q.Dirty == nil || q.Dirty() <= q.DirtyBefore+quietDirty) {
+		if polls >= quietPolls && (q.Dirty == nil || q.Dirty() <= q.DirtyBefore+q.DirtySlack) {
 			t.Quiet = true
 			break
 		}
