@@ -19,6 +19,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/errs"
+	"pando/internal/iostat"
 	"pando/internal/pool"
 	"pando/internal/progress"
 	"pando/internal/ref"
@@ -148,7 +149,7 @@ func begin(ctx context.Context, c Config) (_ *run, err error) {
 		r.closeDriver()
 		return nil, err
 	}
-	r.meter = newMeter(c.Tail, r.pool.DataDir(), r.pool.Dir)
+	r.meter = newMeter(ctx, c.Tail, r.pool.DataDir(), r.pool.Dir)
 	return r, nil
 }
 
@@ -388,7 +389,7 @@ func (r *run) rest(ctx context.Context) error {
 	if err := r.meter.settle(ctx); err != nil {
 		return err
 	}
-	_, err := r.meter.untilQuiet(ctx, dirtyBytes())
+	_, err := r.meter.untilQuiet(ctx, iostat.DirtyBytes())
 	return err
 }
 

@@ -1,12 +1,10 @@
 package bench
 
 import (
-	"bufio"
 	"context"
 	"math"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -77,67 +75,6 @@ func TestSampleIsBounded(t *testing.T) {
 	}
 }
 
-func TestParseStat(t *testing.T) {
-	const line = "  193564    15821  7960802    71412  2180069   775411 114518400   979272        0   180832  1170118   821839      142 84448096    66806   351437    52626\n"
-	got, err := parseStat(line)
-	if want := (counts{written: 114518400 * 512, flushes: 351437}); err != nil || got != want {
-		t.Errorf("got %+v, %v; want %+v", got, err, want)
-	}
-	// Before Linux 5.5 there were no flushes.
-	if got, err = parseStat("1 2 3 4 5 6 7 8 9 10 11"); err != nil || got != (counts{written: 7 * 512, flushes: -1}) {
-		t.Errorf("old kernel: got %+v, %v", got, err)
-	}
-	for _, bad := range []string{"", "1 2 3", "1 2 3 4 5 6 x 8 9 10 11"} {
-		if _, err := parseStat(bad); err == nil {
-			t.Errorf("parseStat(%q) succeeds", bad)
-		}
-	}
-}
-
-func TestMountSource(t *testing.T) {
-	const table = `22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
-30 22 0:30 / /mnt/pool rw shared:2 master:3 - btrfs /dev/vdb1 rw,ssd
-31 22 0:31 /sub /mnt/pool/deep\040er rw - btrfs /dev/vdc rw
-32 22 0:32 / /mnt/poolside rw - tmpfs tmpfs rw
-garbage
-33 22 0:33 / /mnt/pool rw - xfs /dev/vdd rw
-`
-	tests := []struct{ path, fs, source string }{
-		{"/", "ext4", "/dev/root"},
-		{"/home", "ext4", "/dev/root"},
-		{"/mnt/pool", "xfs", "/dev/vdd"}, // hides the btrfs
-		{"/mnt/pool/a", "xfs", "/dev/vdd"},
-		{"/mnt/pool/deep er/x", "btrfs", "/dev/vdc"},
-		{"/mnt/poolside/x", "tmpfs", "tmpfs"},
-	}
-	for _, tt := range tests {
-		fs, source, err := mountSource(bufio.NewScanner(strings.NewReader(table)), tt.path)
-		if err != nil || fs != tt.fs || source != tt.source {
-			t.Errorf("%s: %s %s, %v; want %s %s", tt.path, fs, source, err, tt.fs, tt.source)
-		}
-	}
-	if _, _, err := mountSource(bufio.NewScanner(strings.NewReader("")), "/x"); err == nil {
-		t.Error("an empty mount table names a source")
-	}
-}
-
-func TestUnescapeMount(t *testing.T) {
-	for in, want := range map[string]string{
-		"/plain": "/plain", `/a\040b`: "/a b", `\134`: `\`, `/end\04`: `/end\04`, `/x\999`: `/x\999`,
-	} {
-		if got := unescapeMount(in); got != want {
-			t.Errorf("unescapeMount(%q) = %q, want %q", in, got, want)
-		}
-	}
-}
-
-func TestParseDirty(t *testing.T) {
-	const meminfo = "MemTotal:       24685000 kB\nDirty:               128 kB\nWriteback:             4 kB\nWritebackTmp:          9 kB\n"
-	if got := parseDirty(meminfo); got != 132<<10 {
-		t.Errorf("got %d, want %d", got, 132<<10)
-	}
-}
-
 func TestIsRun(t *testing.T) {
 	for name, want := range map[string]bool{
 		"bench-0a9uv3": true, "bench-": false, "bench-0a9uv": false, "bench-0a9uv3x": false, "bench-0a9uvw": false,
@@ -150,12 +87,12 @@ func TestIsRun(t *testing.T) {
 }
 
 func TestDevicesOfNoDisk(t *testing.T) {
-	if _, err := devicesBelow("/proc"); err == nil {
+	if _, err := devicesBelow(t.Context(), "/proc"); err == nil {
 		t.Error("/proc has a block device")
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(t.TempDir(), &st); err == nil && unix.Major(st.Dev) != 0 {
-		devs, err := devicesBelow(t.TempDir())
+		devs, err := devicesBelow(t.Context(), t.TempDir())
 		if err != nil || len(devs) == 0 || devs[0].Role != "pool" {
 			t.Errorf("devices below the temporary directory: %+v, %v", devs, err)
 		}

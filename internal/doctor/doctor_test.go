@@ -126,23 +126,6 @@ func TestMedia(t *testing.T) {
 	}
 }
 
-func TestMounts(t *testing.T) {
-	got := parseMounts("nonsense\n45 20 0:33 / /tank/a\\040b rw,noatime shared:7 master:1 - zfs tank/a\\040b rw,xattr\n46 20 230:16 /sub /x rw - xfs /dev/zd16 rw\n")
-	want := []mountedAt{{"0:33", "/", "/tank/a b", "zfs", "tank/a b"}, {"230:16", "/sub", "/x", "xfs", "/dev/zd16"}}
-	if !slices.Equal(got, want) {
-		t.Errorf("%+v", got)
-	}
-}
-
-func FuzzMounts(f *testing.F) {
-	f.Add("45 20 0:33 / /tank/a\\040b rw,noatime shared:7 - zfs tank/a rw\n")
-	f.Fuzz(func(t *testing.T, s string) {
-		if n := len(parseMounts(s)); n > strings.Count(s, "\n")+1 {
-			t.Errorf("%d mounts", n)
-		}
-	})
-}
-
 func TestTables(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "table")
 	if err := os.WriteFile(file, []byte("MemTotal:       2021696 kB\nc                               4    239151104\nc_max                           4    1293885440\n"), 0o600); err != nil {

@@ -89,19 +89,19 @@ func (t *trees) close() {
 // open opens what can be looked through: mounted filesystems of the pool, and
 // filesystems on its volumes.
 func (t *trees) open(datasets []Dataset, deadline time.Time) {
-	table, err := os.ReadFile("/proc/self/mountinfo")
+	table, err := mount.Table("self")
 	if err != nil {
 		t.c.skip("all filesystems: " + err.Error())
 		return
 	}
-	bySource, byDevice := map[string]mountedAt{}, map[string]mountedAt{}
-	for _, m := range parseMounts(string(table)) {
+	bySource, byDevice := map[string]mount.Entry{}, map[uint64]mount.Entry{}
+	for _, m := range table {
 		switch {
-		case m.root != "/":
-		case m.fstype == "zfs":
-			bySource[m.source] = m
+		case m.Root != "/":
+		case m.FSType == "zfs":
+			bySource[m.Source] = m
 		default:
-			byDevice[m.device] = m
+			byDevice[m.Dev] = m
 		}
 	}
 	clones, unmounted, late := 0, 0, 0
@@ -114,7 +114,7 @@ func (t *trees) open(datasets []Dataset, deadline time.Time) {
 		if d.Type == "volume" {
 			m = byDevice[deviceNumber(d.Name)]
 		}
-		if m.point == "" {
+		if m.Point == "" {
 			if d.Type == "filesystem" {
 				unmounted++
 			}
@@ -124,7 +124,7 @@ func (t *trees) open(datasets []Dataset, deadline time.Time) {
 			late++
 			continue
 		}
-		p, err := openPlace(m.point, m.device)
+		p, err := openPlace(m.Point, m.Dev)
 		if errs.Is(err, errs.Permission) {
 			t.c.skip("filesystems: opening them without a trace needs root")
 			return
@@ -152,8 +152,8 @@ func (t *trees) open(datasets []Dataset, deadline time.Time) {
 }
 
 // openPlace opens the filesystem that is mounted at point, if it is that of a
-// device ("0:42"), and not another that covers it; "" is any.
-func openPlace(point, device string) (*place, error) {
+// device, and not another that covers it; 0 is any.
+func openPlace(point string, device uint64) (*place, error) {
 	p := &place{path: point}
 	var err error
 	if p.mount, err = mount.Tree(point, true); err != nil {
@@ -161,7 +161,7 @@ func openPlace(point, device string) (*place, error) {
 	}
 	if p.root, err = p.mount.Open(); err == nil {
 		var st unix.Stat_t
-		if err = unix.Fstat(int(p.root.Fd()), &st); err == nil && device != "" && device != fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)) {
+		if err = unix.Fstat(int(p.root.Fd()), &st); err == nil && device != 0 && device != st.Dev {
 			err = errs.New(errs.InUse, "open", point, "another filesystem is mounted over it")
 		}
 	}
@@ -179,37 +179,18 @@ func (p *place) close() {
 	_ = p.mount.Close() // it was never attached to anything
 }
 
-// deviceNumber is "major:minor" of a volume's block device; "" without one.
-func deviceNumber(volume string) string {
+// deviceNumber is that of a volume's block device; 0 without one.
+func deviceNumber(volume string) uint64 {
 	dev, err := zfs.OpenDevice(volume)
 	if err != nil {
-		return ""
+		return 0
 	}
 	defer dev.Close()
 	var st unix.Stat_t
 	if unix.Fstat(int(dev.Fd()), &st) != nil {
-		return ""
+		return 0
 	}
-	return fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
-}
-
-// mountedAt is a line of the mount table.
-type mountedAt struct {
-	device, root, point, fstype, source string
-}
-
-// parseMounts reads /proc/self/mountinfo. Lines that it does not understand are
-// left out: they are other people's.
-func parseMounts(table string) (out []mountedAt) {
-	for line := range strings.Lines(table) {
-		head, tail, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
-		h, f := strings.Split(head, " "), strings.Split(tail, " ")
-		if !ok || len(h) < 6 || len(f) < 2 {
-			continue
-		}
-		out = append(out, mountedAt{h[2], mount.Unescape(h[3]), mount.Unescape(h[4]), f[0], mount.Unescape(f[1])})
-	}
-	return out
+	return st.Rdev
 }
 
 // openBelow opens something below a place, without following links and without

@@ -72,7 +72,7 @@ func look(t *testing.T, limit time.Duration, dirs ...string) *Copies {
 	tr := newTrees(c)
 	defer tr.close()
 	for _, d := range dirs {
-		p, err := openPlace(d, "")
+		p, err := openPlace(d, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +248,7 @@ func TestCopiesOutOfTime(t *testing.T) {
 	}
 	tr := newTrees(&Copies{})
 	defer tr.close()
-	p, err := openPlace(dir, "")
+	p, err := openPlace(dir, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +283,7 @@ func TestLookingLeavesNoTrace(t *testing.T) {
 			t.Errorf("%s was read at %v; %v", p, st.Atim, err)
 		}
 	}
-	if f, err := openPlace(dir, "0:1"); !errs.Is(err, errs.InUse) {
+	if f, err := openPlace(dir, unix.Mkdev(0, 1)); !errs.Is(err, errs.InUse) {
 		t.Errorf("another filesystem was opened: %v, %v", f, err)
 	}
 }

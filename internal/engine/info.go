@@ -128,6 +128,38 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 	return out, nil
 }
 
+// Mountpoints tells of volumes whether and where they are attached now (Info.Mounted):
+// of those with the names, or of all that have been attached. Nothing is measured: it costs by
+// their number only. NotFound, Invalid if a name is no volume's.
+func (e *Engine) Mountpoints(ctx context.Context, op string, names ...string) ([]Info, error) {
+	var out []Info
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		out = nil
+		attached, err := tx.AllAttached()
+		if err != nil {
+			return err
+		}
+		for _, n := range names {
+			r, err := resolveVolume(tx, op, n)
+			if err != nil {
+				return err
+			}
+			a, has := attached[r.ID]
+			out = append(out, e.volumeNow(r, a, has))
+		}
+		if len(names) > 0 {
+			return nil
+		}
+		return tx.Rows(driver.Volume, func(r catalog.Row) error {
+			if a, has := attached[r.ID]; has {
+				out = append(out, e.volumeNow(r, a, has))
+			}
+			return nil
+		})
+	})
+	return out, err
+}
+
 // volumeNow is a volume with its attachment as it is now.
 func (e *Engine) volumeNow(r catalog.Row, a catalog.Attached, has bool) Info {
 	if has && e.look(r, a) != gone {

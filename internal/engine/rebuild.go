@@ -4,13 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -443,20 +441,15 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 
 // unmountTrees unmounts the trees of objects wherever this namespace has them.
 func unmountTrees(ctx context.Context, d driver.Driver) error {
-	table, err := os.ReadFile("/proc/self/mountinfo")
+	table, err := mount.Table("self")
 	if err != nil {
 		return errs.Wrap("detach", "", err)
 	}
-	for line := range strings.Lines(string(table)) {
-		f := strings.Fields(line)
-		if len(f) < 5 {
-			continue
-		}
-		name := filepath.Base(f[3]) // of the directory that is mounted, in its filesystem
+	for _, m := range table {
+		name := filepath.Base(m.Root) // of the directory that is mounted, in its filesystem
 		if len(name) <= driver.IDLength || !driver.ValidID(name[:driver.IDLength]) {
 			continue
 		}
-		at := mount.Unescape(f[4])
 		w, err := d.Attachment(ctx, driver.ObjectID(name[:driver.IDLength]))
 		if err != nil || w.Tree == "" {
 			continue // another pool's, or nothing that a row will be made of
@@ -465,10 +458,10 @@ func unmountTrees(ctx context.Context, d driver.Driver) error {
 		if err != nil {
 			continue
 		}
-		if there, err := os.Stat(at); err != nil || !os.SameFile(tree, there) {
+		if there, err := os.Stat(m.Point); err != nil || !os.SameFile(tree, there) {
 			continue
 		}
-		if err := mount.Unmount(at); err != nil && !errs.Is(err, errs.NotFound) {
+		if err := mount.Unmount(m.Point); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		}
 	}
@@ -487,7 +480,7 @@ func detachOwn(ctx context.Context, d driver.Driver, a driver.Activator) error {
 			sources[w.Source] = true
 		}
 	}
-	if err := unmountWhere(func(_, source string) bool { return sources[source] }); err != nil {
+	if err := unmountWhere(func(m mount.Entry) bool { return sources[m.Source] }); err != nil {
 		return err
 	}
 	active, err := a.Active(ctx)
@@ -508,8 +501,7 @@ func detachOwn(ctx context.Context, d driver.Driver, a driver.Activator) error {
 		if err != nil {
 			return errs.Wrap("detach", f.Name(), err)
 		}
-		dev := fmt.Sprintf("%d:%d", unix.Major(st.Rdev), unix.Minor(st.Rdev))
-		if err := unmountWhere(func(number, _ string) bool { return number == dev }); err != nil {
+		if err := unmountWhere(func(m mount.Entry) bool { return m.Dev == st.Rdev }); err != nil {
 			return err
 		}
 		if err := a.Deactivate(ctx, id); err != nil {
@@ -519,20 +511,18 @@ func detachOwn(ctx context.Context, d driver.Driver, a driver.Activator) error {
 	return nil
 }
 
-// unmountWhere unmounts what is mounted in this namespace and fits, by the number
-// of its device and its source. It reads the mount table: only for repairs.
-func unmountWhere(fits func(dev, source string) bool) error {
-	table, err := os.ReadFile("/proc/self/mountinfo")
+// unmountWhere unmounts what is mounted in this namespace and fits. It reads the
+// mount table: only for repairs.
+func unmountWhere(fits func(mount.Entry) bool) error {
+	table, err := mount.Table("self")
 	if err != nil {
 		return errs.Wrap("detach", "", err)
 	}
-	for line := range strings.Lines(string(table)) {
-		f := strings.Fields(line)
-		dash := slices.Index(f, "-")
-		if dash < 5 || len(f) < dash+3 || !fits(f[2], mount.Unescape(f[dash+2])) {
+	for _, m := range table {
+		if !fits(m) {
 			continue
 		}
-		if err := mount.Unmount(mount.Unescape(f[4])); err != nil && !errs.Is(err, errs.NotFound) {
+		if err := mount.Unmount(m.Point); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		}
 	}
@@ -541,6 +531,6 @@ func unmountWhere(fits func(dev, source string) bool) error {
 
 // unmountDevice unmounts a loop device wherever this namespace has it.
 func unmountDevice(b loopdev.Bound) error {
-	want := "7:" + strconv.Itoa(b.Index)
-	return unmountWhere(func(dev, _ string) bool { return dev == want })
+	want := unix.Mkdev(7, uint32(b.Index))
+	return unmountWhere(func(m mount.Entry) bool { return m.Dev == want })
 }

@@ -5,14 +5,13 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"pando/internal/catalog"
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
+	"pando/internal/run"
 )
 
 // RunRequest says what to run where.
@@ -102,30 +101,9 @@ func runIn(q RunRequest, path string, vol Info) (int, error) {
 		Path: path, Args: q.Command, Dir: vol.Mountpoint, Stdin: q.Stdin, Stdout: q.Stdout, Stderr: q.Stderr,
 		Env: append(os.Environ(), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),
 	}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	defer signal.Stop(signals)
-	if err := cmd.Start(); err != nil {
-		return 126, errs.Wrap(opRun, q.Command[0], err)
+	exit, err := run.Foreground(cmd)
+	if err != nil {
+		return exit, errs.Wrap(opRun, q.Command[0], err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	for {
-		select {
-		case s := <-signals:
-			_ = cmd.Process.Signal(s) // it may have ended just now
-		case err := <-ended:
-			var exit *exec.ExitError
-			if err == nil {
-				return 0, nil
-			}
-			if !errors.As(err, &exit) {
-				return 126, errs.Wrap(opRun, q.Command[0], err)
-			}
-			if st, ok := exit.Sys().(syscall.WaitStatus); ok && st.Signaled() {
-				return 128 + int(st.Signal()), nil
-			}
-			return exit.ExitCode(), nil
-		}
-	}
+	return exit, nil
 }

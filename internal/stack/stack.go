@@ -74,6 +74,17 @@ func (s *Stack) Devices() []Layer {
 	return out
 }
 
+// Above is the index of the layer that lies on layer i: on which of them it was
+// found first, if it is on several; -1 for the top.
+func (s *Stack) Above(i int) int {
+	for a := i - 1; a >= 0; a-- {
+		if s.Layers[a].Depth < s.Layers[i].Depth {
+			return a
+		}
+	}
+	return -1
+}
+
 // Bottom are the layers of devices that nothing is known to be below: disks, and
 // memory.
 func (s *Stack) Bottom() []Layer {
@@ -92,7 +103,17 @@ const maxDepth = 24
 // Of finds the layers below path, which exists: a file, a directory, or a block
 // device's node. NotFound, Permission, or Unsupported if it is none of these.
 func Of(ctx context.Context, path string) (*Stack, error) {
-	const op = "find what is below"
+	table, err := mount.Table("self")
+	if err != nil {
+		return nil, errs.Wrap(op, path, err)
+	}
+	return In(ctx, table, path)
+}
+
+const op = "find what is below"
+
+// In is Of with a mount table of this process that was just read: for many paths.
+func In(ctx context.Context, table []mount.Entry, path string) (*Stack, error) {
 	real, err := filepath.Abs(path)
 	if err == nil {
 		real, err = filepath.EvalSymlinks(real)
@@ -100,10 +121,7 @@ func Of(ctx context.Context, path string) (*Stack, error) {
 	if err != nil {
 		return nil, errs.Wrap(op, path, err)
 	}
-	b := &builder{ctx: ctx, stack: &Stack{Path: real}, seen: map[string]bool{}}
-	if b.table, err = mount.Table("self"); err != nil {
-		return nil, errs.Wrap(op, path, err)
-	}
+	b := &builder{ctx: ctx, stack: &Stack{Path: real}, table: table, seen: map[string]bool{}}
 	var st unix.Stat_t
 	if err := unix.Stat(real, &st); err != nil {
 		return nil, errs.Wrap(op, path, &os.PathError{Op: "stat", Path: real, Err: err})

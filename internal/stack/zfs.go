@@ -88,8 +88,12 @@ func parseStatus(text, pool string) (out []vdev) {
 
 func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " \t")) }
 
-// zvolDataset finds the dataset of a zvol by its links in /dev/zvol.
+// zvolDataset finds the dataset of a zvol: the kernel knows it, and tells root; else by
+// its links in /dev/zvol, if udev makes any.
 func zvolDataset(d blockdev.Device) (string, error) {
+	if name, err := zfs.DatasetOf(d.Path()); err == nil {
+		return name, nil
+	}
 	found := ""
 	for dir := "/dev/zvol/*"; strings.Count(dir, "*") < 12 && found == ""; dir += "/*" {
 		links, err := filepath.Glob(dir)

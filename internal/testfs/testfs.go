@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/blockdev"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
 	"pando/internal/run"
@@ -177,30 +178,29 @@ func mounted(dir string) bool {
 // given and has completed.
 func (fs *FS) Flushes() int64 {
 	fs.t.Helper()
-	return loopStat(fs.t, fs.loop, statFlushes)
+	return flushes(fs.t, fs.loop)
 }
 
-// Places in the statistics of a block device: Documentation/block/stat.rst.
-const (
-	statWrites   = 4
-	statInFlight = 8
-	statFlushes  = 15
-)
-
-// loopStat is one of the statistics of a loop device.
-func loopStat(t testing.TB, loop, what int) int64 {
+// loopStat is what a loop device has done.
+func loopStat(t testing.TB, loop int) blockdev.Stat {
 	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/stat", loop))
+	d, err := blockdev.Lookup(unix.Mkdev(7, uint32(loop)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := strings.Fields(string(b))
-	if len(f) <= what {
+	s, err := d.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// flushes is how many flushes a loop device has completed.
+func flushes(t testing.TB, loop int) int64 {
+	t.Helper()
+	n := loopStat(t, loop).Flushes
+	if n < 0 {
 		t.Skipf("SKIPPED: this kernel does not count flushes")
-	}
-	n, err := strconv.ParseInt(f[what], 10, 64)
-	if err != nil {
-		t.Fatal(err)
 	}
 	return n
 }

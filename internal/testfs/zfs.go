@@ -111,7 +111,7 @@ func (p *Zpool) zpool(args ...string) {
 // Flushes is how many cache flushes the pool's device has been given and has
 // completed. Besides those that somebody waits for, ZFS writes all it has in
 // memory every zfs_txg_timeout seconds: see Quiet.
-func (p *Zpool) Flushes() int64 { p.t.Helper(); return loopStat(p.t, p.loop, statFlushes) }
+func (p *Zpool) Flushes() int64 { p.t.Helper(); return flushes(p.t, p.loop) }
 
 const txgTimeout = "/sys/module/zfs/parameters/zfs_txg_timeout"
 
@@ -146,11 +146,11 @@ func (p *Zpool) Cut() {
 	// A moment it must be: a copy made while ZFS writes is of no moment.
 	const tries = 20
 	for try := range tries {
-		before := loopStat(p.t, p.loop, statWrites)
+		before := loopStat(p.t, p.loop).Writes
 		if err := copySparse(image, p.image); err != nil {
 			p.t.Fatal(err)
 		}
-		if loopStat(p.t, p.loop, statWrites) == before && loopStat(p.t, p.loop, statInFlight) == 0 {
+		if s := loopStat(p.t, p.loop); s.Writes == before && s.InFlight == 0 {
 			break
 		}
 		if try == tries-1 {

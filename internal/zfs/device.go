@@ -91,6 +91,18 @@ func openBlock(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
+// DatasetOf is the zvol whose block device is at path, as the kernel says. Permission
+// without root.
+func DatasetOf(path string) (string, error) {
+	f, err := openBlock(path)
+	if err != nil {
+		return "", errs.Wrap("open device", path, err)
+	}
+	defer f.Close()
+	name, err := kernel.ZvolName(f)
+	return name, errs.Wrap("open device", path, err)
+}
+
 // FindDevice looks through the kernel's devices for that of a zvol, without
 // believing any link: it opens each. NotFound.
 func FindDevice(dataset string) (*os.File, error) {

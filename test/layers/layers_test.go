@@ -53,7 +53,7 @@ var table = map[string]layer{
 
 	// What Pando does.
 	"internal/bench": {
-		imports: []string{"internal/engine", "internal/catalog", "internal/pool", "internal/driver", "{leaves}", "{words}"},
+		imports: []string{"internal/iostat", "internal/engine", "internal/catalog", "internal/pool", "internal/driver", "{leaves}", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 	"internal/replicate": {

@@ -1,0 +1,215 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"time"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/iostat"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+)
+
+// iostatRequest is what is to be watched, and how.
+type iostatRequest struct {
+	volumes  []string
+	paths    []string
+	interval time.Duration
+	count    int
+	tail     time.Duration
+	command  []string
+}
+
+// shortestInterval is as often as it makes sense: the kernel's own counts of flushes have
+// a resolution of a few milliseconds.
+const shortestInterval = 100 * time.Millisecond
+
+func (a *App) iostatCommand() *cobra.Command {
+	q := iostatRequest{interval: time.Second, tail: time.Minute}
+	c := &cobra.Command{
+		Use:     "iostat [VOLUME...] [--path DIR...] [-- COMMAND [ARG...]]",
+		GroupID: "tools",
+		Short:   "Watch what volumes write at each layer, down to the disk",
+		Long: `Shows every --interval what volumes write: what their filesystems pass to their devices,
+requests, flushes, syncs of programs and how long these take, and the amplification:
+bytes at the disk for each byte of the volume. Below are the layers that volumes
+share, each once, with what came from elsewhere. Without VOLUME all mounted volumes
+of the pool are watched, as they come and go. --path watches the filesystem that a
+directory is on, and needs no pool.
+
+The first interval is a real one, not the average since boot. Ctrl-C ends it, with
+exit code 0. --json prints one JSON object a line for each interval.
+
+With a COMMAND, it is run, and what is written until writing has died down is told
+apart: during it, and after it (the tail, at most --tail). The command's output stays
+on standard output, and the table goes to standard error; with --json it is the
+other way round. The exit code is the command's. The filesystems watched are
+synced before, so that earlier writes do not count.
+
+What is counted, and what cannot be told apart, is in docs/iostat.md.`,
+		Example: "  pando iostat\n  pando iostat job --interval 5s --count 12\n  pando iostat --path /var/lib/postgresql --json\n  pando iostat job -- make -C /mnt/job",
+		Args:    usage(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),
+	}
+	f := c.Flags()
+	f.StringArrayVar(&q.paths, "path", nil, "watch the filesystem that `DIR` is on; may be given several times")
+	f.DurationVar(&q.interval, "interval", q.interval, "show every `DURATION`")
+	f.IntVar(&q.count, "count", 0, "end after `N` intervals (0: when interrupted)")
+	f.DurationVar(&q.tail, "tail", q.tail, "wait at most this `DURATION` for writes to end after COMMAND")
+	_ = c.MarkFlagDirname("path")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		q.volumes = args
+		if n := c.ArgsLenAtDash(); n >= 0 {
+			q.volumes, q.command = args[:n], args[n:]
+			if len(q.command) == 0 {
+				return errs.New(errs.Invalid, "watch", "", "no command behind --").WithHint("pando iostat VOLUME -- COMMAND")
+			}
+		}
+		switch {
+		case q.interval < shortestInterval:
+			return errs.New(errs.Invalid, "watch", "", "--interval %s is shorter than %s", q.interval, shortestInterval).WithHint("write for example --interval 1s")
+		case q.count < 0:
+			return errs.New(errs.Invalid, "watch", "", "--count %d is less than none", q.count).WithHint("0 is until interrupted")
+		case q.tail < 0:
+			return errs.New(errs.Invalid, "watch", "", "--tail %s is less than none", q.tail)
+		case len(q.command) > 0 && (f.Changed("interval") || f.Changed("count")):
+			return errs.New(errs.Invalid, "watch", "", "--interval and --count are not for a command: it is measured as a whole").WithHint("see --tail")
+		case len(q.command) == 0 && f.Changed("tail"):
+			return errs.New(errs.Invalid, "watch", "", "--tail is for a command").WithHint("pando iostat VOLUME -- COMMAND")
+		}
+		return a.iostat(c.Context(), q)
+	}
+	return c
+}
+
+func (a *App) iostat(ctx context.Context, q iostatRequest) error {
+	targets, err := a.iostatTargets(ctx, q, true)
+	if err != nil {
+		return err
+	}
+	w, err := iostat.New(ctx, targets)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if len(q.command) > 0 {
+		return a.iostatAround(ctx, w, q)
+	}
+	mounts, err := iostat.WatchMounts()
+	if err != nil {
+		return err
+	}
+	defer mounts.Close()
+	show := a.iostatPrinter()
+	next := time.Now()
+	for n := 1; ; n++ {
+		next = next.Add(q.interval)
+		if late := time.Until(next); late < 0 {
+			next = time.Now() // it was stopped, or the host asleep
+		}
+		select {
+		case <-ctx.Done():
+			return nil // that is how it ends
+		case <-time.After(time.Until(next)):
+		}
+		s := w.Sample()
+		if err := show(s); err != nil {
+			return err
+		}
+		if n == q.count {
+			return nil
+		}
+		if !mounts.Changed() {
+			continue
+		}
+		if targets, err = a.iostatTargets(ctx, q, false); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			a.warn("volumes that were mounted meanwhile are not seen: %v", err)
+			continue
+		}
+		// What cannot be watched any more comes back when it can.
+		w.Set(ctx, targets)
+	}
+}
+
+// iostatTargets says what is mounted where. Nothing of the pool stays open, or locked.
+// At the first time, what is not there is an error; afterwards it may come back.
+func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([]iostat.Target, error) {
+	var out []iostat.Target
+	for _, p := range q.paths {
+		name, err := filepath.Abs(p)
+		if err != nil {
+			return nil, errs.Wrap("watch", p, err)
+		}
+		out = append(out, iostat.Target{Name: name, Path: name})
+	}
+	if len(q.volumes) == 0 && len(q.paths) > 0 {
+		return out, nil
+	}
+	e, err := a.openQuietly(ctx, first)
+	if err != nil {
+		return nil, err
+	}
+	defer e.Close()
+	vols, err := e.Mountpoints(ctx, "watch", q.volumes...)
+	if err != nil && (first || !errs.Is(err, errs.NotFound)) {
+		return nil, err
+	}
+	for _, v := range vols {
+		if v.Mounted() {
+			out = append(out, iostat.Target{Name: v.Name, Path: v.Mountpoint, Only: true})
+		} else if first && len(q.volumes) > 0 {
+			return nil, errs.New(errs.NotFound, "watch", v.Name, "it is not mounted").WithHint("mount it: `pando mount %s DIR`", v.Name)
+		}
+	}
+	if first && len(out) == 0 {
+		return nil, errs.New(errs.NotFound, "watch", "", "no volume is mounted").WithHint("mount one with `pando mount VOLUME DIR`, or watch a directory with --path DIR")
+	}
+	return out, nil
+}
+
+// openQuietly opens the pool; what was cleaned up is told at the first time only.
+func (a *App) openQuietly(ctx context.Context, first bool) (*engine.Engine, error) {
+	if first {
+		return a.open(ctx)
+	}
+	return engine.Open(ctx, a.poolDir(), a.Drivers)
+}
+
+// iostatPrinter prints samples: JSON lines, a table that is drawn anew on a terminal,
+// and lines elsewhere.
+func (a *App) iostatPrinter() func(*iostat.Sample) error {
+	if a.json {
+		enc := json.NewEncoder(a.Stdout)
+		enc.SetEscapeHTML(false)
+		return func(s *iostat.Sample) error { return writeError(enc.Encode(s)) }
+	}
+	p := &iostatText{a: a}
+	if f, ok := a.Stdout.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+		p.terminal = f
+	}
+	return p.show
+}
+
+// iostatAround measures a command.
+func (a *App) iostatAround(ctx context.Context, w *iostat.Watcher, q iostatRequest) error {
+	out := os.Stdout
+	if a.json {
+		out = os.Stderr // standard output is for the one value
+	}
+	o, err := w.AroundCommand(ctx, q.tail, q.command, os.Stdin, out, os.Stderr)
+	if err != nil {
+		return err
+	}
+	a.exit = o.Exit
+	if a.json {
+		return a.printJSON(o)
+	}
+	return a.printOperation(o)
+}

@@ -1,0 +1,133 @@
+package iostat
+
+import (
+	"context"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Quiet says when writing has died down.
+type Quiet struct {
+	// Written reads what has been written so far, in bytes, in as many places as Idle
+	// has.
+	Written func() ([]int64, error)
+	Idle    []float64     // bytes/s that others write there all the time
+	Limit   time.Duration // wait no longer
+	// Dirty reads how many bytes in memory are still to be written; nil: it does not
+	// count. DirtyBefore is how many there were before; DirtySlack as many more count as
+	// none (0: 4 MiB, for the whole host).
+	Dirty       func() int64
+	DirtyBefore int64
+	DirtySlack  int64
+}
+
+// Tail says how writing ended.
+type Tail struct {
+	Seconds float64 // from the start of waiting to the last write
+	Quiet   bool    // false: the limit came first
+}
+
+const (
+	pollEvery  = 250 * time.Millisecond
+	quietPolls = 4
+	// quietBytes a poll and less count as quiet; quietDirty more unwritten
+	// bytes in memory than before, too.
+	quietBytes = 64 << 10
+	quietDirty = 4 << 20
+)
+
+// UntilQuiet waits until next to nothing beyond q.Idle has been written for a second, and
+// no more unwritten data is in memory than before, or for q.Limit. It syncs nothing.
+func UntilQuiet(ctx context.Context, q Quiet) (Tail, error) {
+	start := time.Now()
+	last := start
+	t := Tail{}
+	if q.DirtySlack == 0 {
+		q.DirtySlack = quietDirty
+	}
+	prev, err := q.Written()
+	if err != nil {
+		return t, err
+	}
+	for polls := 0; time.Since(start) < q.Limit; {
+		if err := sleep(ctx, min(pollEvery, q.Limit)); err != nil {
+			return t, err
+		}
+		now, err := q.Written()
+		if err != nil {
+			return t, err
+		}
+		polls++
+		for i := range now {
+			if float64(now[i]-prev[i]) > max(quietBytes, 2*q.Idle[i]*pollEvery.Seconds()) {
+				polls, last = 0, time.Now()
+			}
+		}
+		prev = now
+		if polls >= quietPolls && (q.Dirty == nil || q.Dirty() <= q.DirtyBefore+q.DirtySlack) {
+			t.Quiet = true
+			break
+		}
+	}
+	t.Seconds = last.Sub(start).Seconds()
+	return t, nil
+}
+
+// Rate measures for a time what is written in each place, in bytes/s.
+func Rate(ctx context.Context, d time.Duration, written func() ([]int64, error)) ([]float64, error) {
+	a, err := written()
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	if err := sleep(ctx, d); err != nil {
+		return nil, err
+	}
+	b, err := written()
+	if err != nil {
+		return nil, err
+	}
+	out := make([]float64, len(a))
+	for i := range a {
+		out[i] = float64(b[i]-a[i]) / max(time.Since(start).Seconds(), 0.001)
+	}
+	return out, nil
+}
+
+// DirtyBytes is how much data in memory is still to be written, on all disks; 0 if
+// it cannot be read.
+func DirtyBytes() int64 {
+	b, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		return 0
+	}
+	return parseDirty(string(b), "Dirty", "Writeback")
+}
+
+// parseDirty adds up lines such as "Dirty:     128 kB", in bytes.
+func parseDirty(text string, names ...string) int64 {
+	var total int64
+	for line := range strings.Lines(text) {
+		k, v, _ := strings.Cut(line, ":")
+		for _, name := range names {
+			if k == name {
+				n, _ := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
+				total += n << 10
+			}
+		}
+	}
+	return total
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
