@@ -185,6 +185,56 @@ func dsn(path string) string {
 	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(20000)&_pragma=wal_autocheckpoint(128)&_txlock=immediate"
 }
 
+// OpenReadOnly opens the catalogue for looking only: it writes nothing, neither into
+// the database nor its log, so that a format that this version would upgrade is
+// Unsupported. Kinds else as Open. Only View works on it; end it with CloseFiles.
+func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
+	path := filepath.Join(dir, "catalog.db")
+	if _, err := os.Stat(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.New(errs.Damaged, "open catalogue", path, "it is missing").WithHint(damagedHint)
+		}
+		return nil, errs.Wrap("open catalogue", path, err)
+	}
+	source := "file:" + (&url.URL{Path: path}).EscapedPath() + "?mode=ro&_pragma=busy_timeout(5000)"
+	if _, err := os.Stat(path + "-wal"); errors.Is(err, fs.ErrNotExist) {
+		// Nobody has it open, and SQLite would make a log to read it with. Who begins to
+		// write at this moment writes to a log first.
+		source += "&immutable=1"
+	}
+	db, err := sql.Open("sqlite", source)
+	if err != nil {
+		return nil, wrap("open catalogue", path, err)
+	}
+	db.SetMaxOpenConns(1)
+	var version int
+	var pool string
+	err = db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version)
+	switch {
+	case err != nil:
+		err = wrap("open catalogue", path, err)
+	case version > Version:
+		err = errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).WithHint("upgrade pando")
+	case version > 0 && version < Version:
+		err = errs.New(errs.Unsupported, "open catalogue", path, "it has format %d, and the next command that works with the pool makes it %d", version, Version)
+	default:
+		if version == Version {
+			err = db.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = 'pool'").Scan(&pool)
+		}
+		if errors.Is(err, sql.ErrNoRows) {
+			err = nil
+		}
+		if err = wrap("open catalogue", path, err); err == nil && pool != poolID {
+			err = errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").WithHint(damagedHint)
+		}
+	}
+	if err != nil {
+		db.Close()
+		return nil, err
+	}
+	return &Catalog{db: db, path: path, dir: dir}, nil
+}
+
 // Open opens the catalogue of the pool in dir. Damaged if it is missing or not
 // a catalogue of this pool, TooNew.
 func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {

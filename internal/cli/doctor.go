@@ -17,30 +17,44 @@ import (
 
 func (a *App) doctorCommand() *cobra.Command {
 	var q doctor.ZFSRequest
+	var h doctor.HostRequest
 	limit := "20s"
+	list := false
 	c := &cobra.Command{
-		Use:     "doctor --zfs POOL",
+		Use:     "doctor [--zfs POOL]",
 		GroupID: "tools",
-		Short:   "Say what ZFS dedup costs and saves, and how to do without",
-		Long: `Looks at a zpool and says which datasets have dedup, what its table takes in
-memory and on disk and what it saves; how much of that are copies of trees and
-volumes, which clones would share without a table; what block cloning does there;
-and the steps to change over, with the names of this pool. It needs no pool of
-Pando's.
+		Short:   "Examine host and pool for what loses data, leaks or is slow",
+		Long: `Looks at this host, and at Pando's pool if there is one, for what is known to lose
+data, to leak, to slow storage down or to be about to: filesystems and disks that
+do not pass syncs on, loop devices and mounts that are left over in any mount
+namespace, what mounts cost now, memory that inodes take, limits that are nearly
+reached, programs and features that are missing, the clock, tasks that hang.
+docs/doctor.md has all checks with their thresholds and sources, and --list their
+names. Each finding has its evidence and what to do about it, with commands.
 
-It only looks: nothing is written to the zpool, not even access times. Copies are
-looked for during --time, in filesystems that are mounted and volumes that have a
-device; as root, for without it they cannot be opened safely. What is not known
-exactly is printed as a range, and what is not known at all as unknown.
+It only looks. The pool is not cleaned up, mounted or upgraded by it; without
+root, checks that would have to guess are skipped, and say so.
 
-The exit code is 0 whatever it finds: that is advice. (Damage is what fsck looks
-for.)`,
-		Example: "  pando doctor --zfs tank\n  pando doctor --zfs tank --time 5m\n  pando doctor --zfs tank --json | jq '.findings[] | {code, title}'",
+The exit code says how bad the worst is: 0 nothing, or only notes; 21 warnings;
+22 something critical. With --json, too.
+
+With --zfs POOL it looks at a zpool instead, and says which datasets have dedup,
+what its table takes in memory and on disk and what it saves; how much of that are
+copies of trees and volumes, which clones would share without a table; what block
+cloning does there; and the steps to change over, with the names of this pool. It
+needs no pool of Pando's. Nothing is written to the zpool, not even access times.
+Copies are looked for during --time, in filesystems that are mounted and volumes
+that have a device; as root, for without it they cannot be opened safely. What is
+not known exactly is printed as a range, and what is not known at all as unknown.
+That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
+		Example: "  pando doctor\n  pando doctor --only mount-leaks,loop-leaks\n  pando doctor --json | jq '.checks[].findings[] | {code, severity, title}'\n  pando doctor --zfs tank --time 5m",
 		Args:    usage(cobra.NoArgs),
 	}
 	f := c.Flags()
-	f.StringVar(&q.Pool, "zfs", "", "look at this `ZPOOL`")
-	f.StringVar(&limit, "time", limit, "look for copies no longer than this `DURATION`")
+	f.StringVar(&q.Pool, "zfs", "", "look at this `ZPOOL`'s dedup instead")
+	f.StringSliceVar(&h.Only, "only", nil, "do these `CHECKS` only")
+	f.BoolVar(&list, "list", false, "list the checks, and do none")
+	f.StringVar(&limit, "time", limit, "give each check at most this `DURATION`; with --zfs: look for copies no longer")
 	_ = c.RegisterFlagCompletionFunc("zfs", func(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		ctx := c.Context()
 		if ctx == nil {
@@ -52,26 +66,50 @@ for.)`,
 		}
 		return pools, cobra.ShellCompDirectiveNoFileComp
 	})
-	c.RunE = func(c *cobra.Command, _ []string) error {
-		if q.Pool == "" {
-			return errs.New(errs.Invalid, "doctor", "", "nothing to look at").WithHint("name a zpool: `pando doctor --zfs POOL`")
+	_ = c.RegisterFlagCompletionFunc("only", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		var names []string
+		for _, k := range doctor.Checks() {
+			names = append(names, k[0]+"\t"+k[1])
 		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
+	c.RunE = func(c *cobra.Command, _ []string) error {
 		d, err := parseTTL("doctor", limit)
 		if err != nil {
 			return err
 		}
-		q.Limit = min(d, 24*time.Hour)
-		var r *doctor.Report
-		if err := a.track(func(t *progress.Tracker) (err error) {
-			q.Tracker = t
-			r, err = doctor.ZFS(c.Context(), q)
-			return err
-		}); err != nil {
-			return err
+		d = min(d, 24*time.Hour)
+		zpool := c.Flags().Changed("zfs")
+		switch {
+		case zpool && (list || h.Only != nil):
+			return errs.New(errs.Invalid, "doctor", q.Pool, "--zfs is an examination of its own").WithHint("leave out --only and --list, or --zfs")
+		case zpool && q.Pool == "":
+			return errs.New(errs.Invalid, "doctor", "", "nothing to look at").WithHint("name a zpool: `pando doctor --zfs POOL`")
+		case c.Flags().Changed("only") && len(h.Only) == 0:
+			return errs.New(errs.Invalid, "doctor", "", "--only names no check").WithHint("`pando doctor --list` shows them")
+		case list:
+			return a.printChecks()
+		case zpool:
+			return a.doctorZFS(c.Context(), q, d)
 		}
-		return a.printDoctor(r)
+		h.PatienceEach = d
+		return a.doctorHost(c.Context(), h)
 	}
 	return c
+}
+
+// doctorZFS looks at a zpool.
+func (a *App) doctorZFS(ctx context.Context, q doctor.ZFSRequest, limit time.Duration) error {
+	q.Limit = limit
+	var r *doctor.Report
+	if err := a.track(func(t *progress.Tracker) (err error) {
+		q.Tracker = t
+		r, err = doctor.ZFS(ctx, q)
+		return err
+	}); err != nil {
+		return err
+	}
+	return a.printDoctor(r)
 }
 
 func (a *App) printDoctor(r *doctor.Report) error {
@@ -104,7 +142,11 @@ func (a *App) printDoctor(r *doctor.Report) error {
 const doctorWidth = 96 // of text
 
 func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
-	if err := a.printf("\n%s %s\n%s", f.Severity, f.Code, wrap(f.Title, "  ", doctorWidth)); err != nil {
+	head := string(f.Severity) + " " + f.Code
+	if f.Subject != "" {
+		head += " " + oneLine(f.Subject)
+	}
+	if err := a.printf("\n%s\n%s", head, wrap(f.Title, "  ", doctorWidth)); err != nil {
 		return err
 	}
 	width := 0

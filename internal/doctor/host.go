@@ -2,6 +2,8 @@ package doctor
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -46,6 +48,12 @@ type PoolFacts struct {
 	Attached map[string]string
 	// Mounts are the mount points that the pool's volumes have now.
 	Mounts map[string]string
+	// Working is how many things commands are at work on, which may attach and mount
+	// what is in neither list.
+	Working int
+	// Trouble is why the lists are not known, nil if they are: then nothing that is
+	// attached can be called left over.
+	Trouble error
 }
 
 // GoldenFacts is the current generation of a golden.
@@ -110,6 +118,37 @@ func Checks() [][2]string {
 	return out
 }
 
+// graceEach is how long a check may take to notice that its time is over.
+const graceEach = 3 * time.Second
+
+// do does one check. What hangs in the kernel can make those hang who look at it, and
+// nothing ends that: such a check is left behind, with what it has found.
+func (c check) do(ctx context.Context, q *HostRequest, empty Checked) (Checked, error) {
+	mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
+	defer cancel()
+	type result struct {
+		r   Checked
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		own := empty
+		err := c.run(mine, q, &own)
+		done <- result{own, err}
+	}()
+	select {
+	case x := <-done:
+		return x.r, x.err
+	case <-mine.Done():
+	}
+	select {
+	case x := <-done:
+		return x.r, x.err
+	case <-time.After(graceEach):
+		return empty, skip("it did not come to an end: what it looked at does not answer (see check stuck)")
+	}
+}
+
 // Examine does the checks, one after the other: they only look, and change nothing.
 // A check that fails is reported as skipped with its reason; Examine itself fails only
 // for an unknown name (Invalid) or when ctx ends (Canceled).
@@ -131,9 +170,7 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 		q.Tracker.Start("looking at "+c.title, 0, 0)
 		r := Checked{Check: c.name, Title: c.title, Status: OK, Measured: []Figure{}, Findings: []Finding{}}
 		start := time.Now()
-		mine, cancel := context.WithTimeout(ctx, q.PatienceEach)
-		err := c.run(mine, &q, &r)
-		cancel()
+		r, err := c.do(ctx, &q, r)
 		if ctx.Err() != nil {
 			return nil, errs.Wrap("doctor", "", ctx.Err())
 		}
@@ -147,6 +184,9 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 				r.Status = Skipped
 			}
 			r.Summary = err.Error()
+			if errors.Is(err, context.DeadlineExceeded) {
+				r.Summary = fmt.Sprintf("it took longer than %s: give it more with --time", q.PatienceEach)
+			}
 		}
 		r.Seconds = time.Since(start).Seconds()
 		if rank(r.Status) > rank(e.Worst) {

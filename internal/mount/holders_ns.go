@@ -234,7 +234,8 @@ func layerIn(m tableEntry, points []string) string {
 type pin struct {
 	path string
 	ns   uint64
-	pid  int // of a descriptor's process
+	pid  int    // of a descriptor's process
+	by   string // for people, where that is said beforehand
 }
 
 // readPins reads the mount tables of namespaces in which no process lives.

@@ -175,6 +175,10 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	return p, nil
 }
 
+// Usable reports whether Open would find the pool usable as it is: it is not a
+// loop-backed one that nobody has mounted yet.
+func (p *Pool) Usable() bool { return p.Config.Backing == nil || p.active() }
+
 // active reports whether the pool's own filesystem is mounted on data/.
 func (p *Pool) active() bool {
 	id, err := os.Readlink(filepath.Join(p.DataDir(), markerName))

@@ -1,0 +1,111 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// clockState is what is known of the system's clock.
+type clockState struct {
+	now      time.Time
+	synced   bool          // something keeps it right, by what it told the kernel
+	offset   time.Duration // that is being corrected now
+	maxError time.Duration // that it may be wrong by, at most
+	kernel   string        // why the above is not known
+	rtc      time.Time     // of the hardware clock; zero: there is none
+}
+
+// Bits of the kernel's status word: see adjtimex(2).
+const (
+	staUnsync = 0x0040
+	staNano   = 0x2000
+	timeError = 5
+)
+
+// builtYear is when this was written: a clock that says less is wrong.
+const builtYear = 2025
+
+func readClock() clockState {
+	var t unix.Timex // Modes 0: it only asks
+	s := clockState{now: time.Now()}
+	state, err := unix.Adjtimex(&t)
+	if err != nil {
+		s.kernel = fmt.Sprintf("adjtimex: %v", err)
+	} else {
+		unit := time.Microsecond
+		if t.Status&staNano != 0 {
+			unit = time.Nanosecond
+		}
+		s.synced = state != timeError && t.Status&staUnsync == 0
+		s.offset = time.Duration(t.Offset) * unit
+		s.maxError = time.Duration(t.Maxerror) * time.Microsecond
+	}
+	if n, ok := readNumber("/sys/class/rtc/rtc0/since_epoch"); ok {
+		s.rtc = time.Unix(n, 0)
+	}
+	return s
+}
+
+const whyClock = "Stores of remotes refuse requests whose time differs from theirs by more than some minutes (S3: 15), certificates seem not yet valid or expired, and volumes with a time to live end too early or too late."
+
+func clockCheck(_ context.Context, _ *HostRequest, c *Checked) error {
+	s := readClock()
+	s.report(c)
+	return nil
+}
+
+// report makes findings of what is known.
+func (s clockState) report(c *Checked) {
+	c.Measured = append(c.Measured, words("now", "the clock says", s.now.UTC().Format(time.RFC3339)))
+	micro := func(name, label string, d time.Duration) Figure {
+		if s.kernel != "" {
+			return unknown(name, label, Count, s.kernel)
+		}
+		return known(name, label+", microseconds", Count, float64(d.Microseconds()), float64(d.Microseconds()))
+	}
+	c.Measured = append(c.Measured, micro("offset_us", "being corrected", s.offset), micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError))
+	keep := []Step{
+		{"see what keeps the clock, and whether it reaches a server", []string{"timedatectl status", "chronyc tracking || ntpq -p"}},
+		{"let something keep it", []string{"timedatectl set-ntp true"}},
+		{Text: "in a virtual machine the host's clock will do: chrony with `refclock PHC /dev/ptp0` takes it (ptp_kvm, hv_utils, AWS, Google Cloud)"},
+	}
+	if y := s.now.UTC().Year(); y < builtYear || y > builtYear+50 {
+		c.find(Finding{Code: "clock-implausible", Severity: Warning, Title: fmt.Sprintf("the clock says that it is the year %d", y), Why: whyClock, Do: append([]Step{{"set it", []string{"date -u -s 'YYYY-MM-DD hh:mm:ss'"}}}, keep...)})
+	}
+	if s.kernel == "" && !s.synced {
+		c.find(Finding{
+			Code: "clock-unsynchronised", Severity: Warning, Title: "nothing keeps the clock right: the kernel has it as not synchronised", Why: "It drifts, by some seconds a week or more, in a virtual machine also by jumps when that is paused. " + whyClock,
+			Measured: []Figure{micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError)}, Do: keep,
+		})
+	}
+	if d := s.offset.Abs(); s.kernel == "" && d > 500*time.Millisecond {
+		c.find(Finding{Code: "clock-offset", Severity: Warning, Title: fmt.Sprintf("the clock is wrong by %s, and being corrected", d.Round(time.Millisecond)), Why: whyClock, Do: keep[:1]})
+	}
+	switch diff := s.now.Sub(s.rtc).Abs(); {
+	case s.rtc.IsZero():
+		c.Measured = append(c.Measured, unknown("rtc", "hardware clock", Text, "there is none"))
+	default:
+		f := words("rtc", "hardware clock", s.rtc.UTC().Format(time.RFC3339))
+		c.Measured = append(c.Measured, f)
+		// It may be kept in local time, which differs by a multiple of a quarter of an hour.
+		rest := diff % (15 * time.Minute)
+		local := diff < 15*time.Hour && min(rest, 15*time.Minute-rest) < 30*time.Second && diff > time.Minute
+		switch {
+		case local:
+			c.find(Finding{Code: "clock-rtc-local", Severity: Note, Title: "the hardware clock seems to be kept in local time", Measured: []Figure{f}, Why: "After a boot the clock is wrong until it is corrected, and by an hour when summer time begins or ends.", Do: []Step{{"keep it in UTC", []string{"timedatectl set-local-rtc 0", "hwclock --systohc --utc"}}}})
+		case diff > 5*time.Minute:
+			c.find(Finding{Code: "clock-rtc", Severity: Warning, Title: fmt.Sprintf("clock and hardware clock differ by %s", diff.Round(time.Second)), Measured: []Figure{f}, Why: "One of them is wrong; at the next boot it is the hardware's that counts until something corrects it. " + whyClock, Do: append(keep[:1:1], Step{"when the clock is right", []string{"hwclock --systohc --utc"}})})
+		}
+	}
+	state := "synchronised"
+	switch {
+	case s.kernel != "":
+		state = "state unknown (" + s.kernel + ")"
+	case !s.synced:
+		state = "not synchronised"
+	}
+	c.Summary = fmt.Sprintf("the clock says %s: %s", s.now.UTC().Format("2006-01-02 15:04:05 MST"), state)
+}

@@ -1,0 +1,246 @@
+package doctor
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// slabCache is one of the kernel's caches of objects of one size.
+type slabCache struct {
+	name    string
+	objects int64 // in use
+	bytes   int64 // of all its slabs, room for more objects counted
+}
+
+// fsCaches names the filesystem whose inodes a cache holds, where its name does not.
+var fsCaches = map[string]string{
+	"xfs_inode": "xfs", "xfs_ili": "xfs", "btrfs_inode": "btrfs", "ovl_inode": "overlay", "fuse_inode": "fuse", "virtiofs_inode": "fuse",
+	"shmem_inode_cache": "tmpfs", "nfs_inode_cache": "nfs", "cifs_inode_cache": "cifs", "ceph_inode_info": "ceph", "v9fs_inode_cache": "9p",
+	"proc_inode_cache": "proc", "kernfs_node_cache": "sysfs and cgroups", "kernfs_iattrs_cache": "sysfs and cgroups",
+	"inode_cache": "others", "dentry": "names of files", "erofs_inode": "erofs", "squashfs_inode_cache": "squashfs",
+	"zfs_znode_cache": "zfs", "dnode_t": "zfs", "sa_cache": "zfs", "zfs_znode_hold_cache": "zfs", "bcachefs_inode": "bcachefs",
+	"extent_status": "ext4", "ext4_extent_status": "ext4", "btrfs_delayed_node": "btrfs", "f2fs_inode_cache": "f2fs",
+}
+
+// fsOf says which filesystem a cache is of; "" if it holds neither inodes nor names.
+func fsOf(cache string) string {
+	if fs := fsCaches[cache]; fs != "" {
+		return fs
+	}
+	for _, suffix := range []string{"_inode_cache", "_inode_info", "_inode"} {
+		if fs, ok := strings.CutSuffix(cache, suffix); ok && fs != "" {
+			return fs
+		}
+	}
+	return ""
+}
+
+// parseSlabinfo reads /proc/slabinfo, version 2.1: see slabinfo(5).
+func parseSlabinfo(r io.Reader) ([]slabCache, error) {
+	var out []slabCache
+	page := int64(os.Getpagesize())
+	sc := bufio.NewScanner(r)
+	for sc.Scan() {
+		line := sc.Text()
+		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "slabinfo") {
+			continue
+		}
+		// name active total size perslab pagesperslab : tunables ... : slabdata active_slabs slabs shared
+		f := strings.Fields(line)
+		if len(f) < 15 || f[6] != ":" || f[12] != "slabdata" {
+			continue
+		}
+		active, err1 := strconv.ParseInt(f[1], 10, 64)
+		pages, err2 := strconv.ParseInt(f[5], 10, 64)
+		slabs, err3 := strconv.ParseInt(f[14], 10, 64)
+		if err1 == nil && err2 == nil && err3 == nil {
+			out = append(out, slabCache{f[0], active, slabs * pages * page})
+		}
+	}
+	return out, sc.Err()
+}
+
+// parseSPL reads /proc/spl/kmem/slab, in which OpenZFS lists its caches. Those that
+// are the kernel's have "-" for their size: they are in /proc/slabinfo.
+func parseSPL(text string) []slabCache {
+	var out []slabCache
+	for line := range strings.Lines(text) {
+		// name flags size alloc slabsize objsize total alloc max total alloc max ...
+		f := strings.Fields(line)
+		if len(f) < 12 || !strings.HasPrefix(f[1], "0x") || f[2] == "-" {
+			continue
+		}
+		size, err1 := strconv.ParseInt(f[2], 10, 64)
+		objects, err2 := strconv.ParseInt(f[10], 10, 64)
+		if err1 == nil && err2 == nil {
+			out = append(out, slabCache{f[0], objects, size})
+		}
+	}
+	return out
+}
+
+// slabsFromSys reads /sys/kernel/slab, where there is no /proc/slabinfo.
+func slabsFromSys(root string) []slabCache {
+	var out []slabCache
+	dirs, _ := filepath.Glob(filepath.Join(root, "*")) // the pattern is good
+	for _, d := range dirs {
+		if fsOf(filepath.Base(d)) == "" {
+			continue
+		}
+		slabs, ok1 := readNumber(filepath.Join(d, "slabs"))
+		order, ok2 := readNumber(filepath.Join(d, "order"))
+		objects, ok3 := readNumber(filepath.Join(d, "objects"))
+		if ok1 && ok2 && ok3 && order >= 0 && order < 20 {
+			out = append(out, slabCache{filepath.Base(d), objects, slabs << order * int64(os.Getpagesize())})
+		}
+	}
+	return out
+}
+
+// meminfo reads /proc/meminfo, in bytes.
+func meminfo() map[string]int64 {
+	out := map[string]int64{}
+	for line := range strings.Lines(readText("/proc/meminfo")) {
+		name, rest, ok := strings.Cut(line, ":")
+		f := strings.Fields(rest)
+		if !ok || len(f) == 0 {
+			continue
+		}
+		if n, err := strconv.ParseInt(f[0], 10, 64); err == nil {
+			if len(f) > 1 && f[1] == "kB" {
+				n <<= 10
+			}
+			out[name] = n
+		}
+	}
+	return out
+}
+
+// readSlabs reads the caches, and says from where.
+func readSlabs() ([]slabCache, string) {
+	var out []slabCache
+	from := ""
+	if f, err := os.Open("/proc/slabinfo"); err == nil {
+		out, err = parseSlabinfo(f)
+		f.Close()
+		if err == nil && len(out) > 0 {
+			from = "/proc/slabinfo"
+		}
+	}
+	if from == "" {
+		if out = slabsFromSys("/sys/kernel/slab"); len(out) > 0 {
+			from = "/sys/kernel/slab"
+		}
+	}
+	if spl := parseSPL(readText("/proc/spl/kmem/slab")); len(spl) > 0 {
+		out, from = append(out, spl...), strings.TrimPrefix(from+" and /proc/spl/kmem/slab", " and ")
+	}
+	return out, from
+}
+
+// slabThresholds are shares of memory, 0 to 1.
+type slabThresholds struct{ note, warn float64 }
+
+var slabDefaults = slabThresholds{note: 0.1, warn: 0.25}
+
+// slabCheck says how much memory the kernel keeps inodes and names in.
+func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) error {
+	return func(_ context.Context, _ *HostRequest, c *Checked) error {
+		mem := meminfo()
+		total := mem["MemTotal"]
+		if total <= 0 {
+			return skip("/proc/meminfo cannot be read")
+		}
+		caches, from := readSlabs()
+		var sum, objects int64
+		bytes, count := map[string]int64{}, map[string]int64{}
+		for _, k := range caches {
+			if fs := fsOf(k.name); fs != "" {
+				bytes[fs] += k.bytes
+				count[fs] += k.objects
+				sum += k.bytes
+				objects += k.objects
+			}
+		}
+		by := "inodes and names of files"
+		if from == "" {
+			// Of what can be freed, nearly all is theirs.
+			sum, by = mem["SReclaimable"], "reclaimable memory of the kernel, nearly all of it inodes and names of files"
+		}
+		share := float64(sum) / float64(total)
+		measured := []Figure{
+			figure("inodes", by, Bytes, sum), known("share", "of this host's memory", Percent, 100*share, 100*share),
+			figure("slab", "all memory of the kernel's objects", Bytes, mem["Slab"]), figure("reclaimable", "of it reclaimable", Bytes, mem["SReclaimable"]),
+			figure("available", "memory available to programs", Bytes, mem["MemAvailable"]).noted("it counts most of what is reclaimable"),
+		}
+		if from == "" {
+			measured[0] = measured[0].noted("by filesystem it is known to root only")
+		}
+		var kinds []string
+		for fs := range bytes {
+			if bytes[fs] > 0 {
+				kinds = append(kinds, fs)
+			}
+		}
+		slices.SortFunc(kinds, func(a, b string) int {
+			if bytes[a] != bytes[b] {
+				return int(max(min(bytes[b]-bytes[a], 1), -1))
+			}
+			return strings.Compare(a, b)
+		})
+		for _, fs := range kinds {
+			measured = append(measured, figure("fs_"+fs, fs, Bytes, bytes[fs]).noted(fmt.Sprintf("%d in use", count[fs])))
+		}
+		c.Measured = measured
+		what := "unknown by filesystem"
+		if len(kinds) > 0 {
+			what = fmt.Sprintf("most of it of %s", kinds[0])
+		}
+		c.Summary = fmt.Sprintf("%s of %s of memory is %s: %.1f %%, %s", mib(sum), mib(total), by, 100*share, what)
+		if share < t.note {
+			return nil
+		}
+		f := Finding{
+			Code: "slab-large", Severity: Note, Measured: measured,
+			Title: fmt.Sprintf("%.0f %% of this host's memory keeps inodes and names of files", 100*share),
+			Why:   "The kernel keeps what was looked at until memory runs short, and then frees it bit by bit while programs wait. Clones of one golden share blocks on disk but not this: the same tree, walked in a hundred clones, is kept a hundred times. It is charged to the cgroup that looked first.",
+			Do: []Step{
+				{"see which caches grow", []string{"slabtop -o -s c | head -20"}},
+				{Text: "unmount clones that are idle: what is kept of them goes with the mount (`pando umount VOLUME`)"},
+				{"if programs wait for memory meanwhile (see pressure): make the kernel give it up sooner. 100 is the default", []string{"cat /proc/pressure/memory", "sysctl vm.vfs_cache_pressure=" + strconv.FormatInt(2*max(vfsPressure(), 50), 10)}},
+				{Text: "give what walks whole trees (backup, search, checks) a cgroup with memory.high, so that it fills up its own share only"},
+			},
+		}
+		if share >= t.warn {
+			f.Severity = Warning
+		}
+		c.find(f)
+		return nil
+	}
+}
+
+func vfsPressure() int64 {
+	n, ok := readNumber("/proc/sys/vm/vfs_cache_pressure")
+	if !ok {
+		return 100
+	}
+	return n
+}
+
+// mib is a size in words for summaries.
+func mib(n int64) string {
+	switch {
+	case n >= 10<<30:
+		return fmt.Sprintf("%.0f GiB", float64(n)/(1<<30))
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	}
+	return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
+}

@@ -1,0 +1,154 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/pool"
+)
+
+// View is what Look tells of a pool.
+type View struct {
+	Dir     string // absolute
+	Driver  string
+	Loop    bool   // it lies in a file of its own
+	Data    string // directory or mount point that its objects are in
+	Goldens []ViewImage
+	// Attached are the images that are block devices now, by path, with the name of
+	// what is attached; and Mounts where things are mounted now, with the same.
+	Attached map[string]string
+	Mounts   map[string]string
+	// Working is how many things commands are at work on now: what is attached for
+	// them is in neither list.
+	Working int
+	// Trouble is why the lists are empty, nil if they are right: Damaged, TooNew,
+	// Permission, or Unsupported (the pool is not mounted, or must be upgraded).
+	Trouble error
+}
+
+// ViewImage is the current generation of a golden.
+type ViewImage struct {
+	Ref   string // "web@3"
+	Image string // path of its image, or of its tree
+	Tree  bool   // it is a directory
+}
+
+// Look tells what a pool is and has without touching it: unlike Open it cleans up
+// nothing, mounts nothing and upgrades nothing, and damage is told, not an error.
+// NotFound if there is no pool, and Damaged, TooNew or Permission if not even that
+// can be said.
+func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
+	p, err := pool.Read(dir)
+	if err != nil {
+		return nil, err
+	}
+	v := &View{Dir: p.Dir, Driver: p.Config.Driver, Loop: p.Config.Backing != nil, Data: p.DataDir(), Attached: map[string]string{}, Mounts: map[string]string{}}
+	if !p.Usable() {
+		v.Trouble = errs.New(errs.Unsupported, "look", p.Dir, "the pool is not mounted").WithHint("the next command that works with it mounts it: `pando ls`")
+		return v, nil
+	}
+	v.Trouble = v.fill(ctx, p, drivers)
+	if ctx.Err() != nil {
+		return nil, errs.Wrap("look", dir, ctx.Err())
+	}
+	return v, nil
+}
+
+func (v *View) fill(ctx context.Context, p *pool.Pool, drivers Drivers) error {
+	cat, err := catalog.OpenReadOnly(ctx, p.Dir, p.Config.ID)
+	if err != nil {
+		return err
+	}
+	defer cat.CloseFiles()
+	// Who works is asked first: what they have recorded since is in the rows.
+	var current []catalog.Row
+	names := map[driver.ObjectID]string{}
+	var attached map[driver.ObjectID]catalog.Attached
+	if err := cat.View(ctx, func(tx *catalog.Tx) error {
+		marks, err := tx.Marks()
+		if err != nil {
+			return err
+		}
+		v.Working = len(marks)
+		if attached, err = tx.AllAttached(); err != nil {
+			return err
+		}
+		if err := tx.Rows("", func(r catalog.Row) error {
+			if _, ok := attached[r.ID]; ok {
+				names[r.ID] = r.Ref()
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		goldens, err := tx.Goldens()
+		if err != nil {
+			return err
+		}
+		for _, g := range goldens {
+			r, ok, err := tx.Generation(g.Name, g.Current)
+			if err != nil {
+				return err
+			}
+			if ok {
+				current = append(current, r)
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	drv, err := openDriver(ctx, p, drivers)
+	if err != nil {
+		return err
+	}
+	if c, ok := drv.(io.Closer); ok {
+		defer c.Close()
+	}
+	for _, r := range current {
+		w, err := drv.Attachment(ctx, r.ID)
+		if err != nil {
+			return err
+		}
+		g := ViewImage{Ref: fmt.Sprintf("%s@%d", r.Golden, r.Generation), Image: w.Image}
+		if w.Tree != "" {
+			g.Image, g.Tree = w.Tree, true
+		}
+		if w.Block {
+			g.Image = "" // it is a device while it is in use, and its blocks lie elsewhere
+		}
+		v.Goldens = append(v.Goldens, g)
+	}
+	for id, a := range attached {
+		name := names[id]
+		if name == "" {
+			name = string(id)
+		}
+		w, err := drv.Attachment(ctx, id)
+		if err == nil && w.Image != "" && !w.Block {
+			v.Attached[w.Image] = name
+		}
+		if a.Mountpoint == "" {
+			continue
+		}
+		// Mount points of raw volumes are symbolic links to devices.
+		point := a.Mountpoint
+		if fi, err := os.Lstat(point); err == nil && fi.Mode()&fs.ModeSymlink == 0 {
+			if real, err := filepath.EvalSymlinks(point); err == nil {
+				point = real
+			}
+		} else if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		v.Mounts[point] = name
+	}
+	return nil
+}
