@@ -22,6 +22,7 @@ const (
 	btrfsIocInoLookup     = 0xd0009412 // _IOWR(0x94, 18, struct btrfs_ioctl_ino_lookup_args)
 	btrfsIocGetSubvolInfo = 0x81f8943c
 	btrfsIocSnapDestroyV2 = 0x5000943f
+	btrfsIocScrubProgress = 0xc400941d // _IOWR(0x94, 29, struct btrfs_ioctl_scrub_args)
 )
 
 const (
@@ -284,4 +285,20 @@ func BtrfsSync(f *os.File) error {
 		return fmt.Errorf("BTRFS_IOC_SYNC: %w", err)
 	}
 	return nil
+}
+
+// BtrfsScrub reports whether a scrub of a device of the btrfs that f is on is running
+// now, and how many bytes it has read. Root is needed.
+func BtrfsScrub(f *os.File, devid uint64) (running bool, read int64, err error) {
+	var a [1024]byte // struct btrfs_ioctl_scrub_args: devid, start, end, flags, progress
+	binary.NativeEndian.PutUint64(a[0:], devid)
+	err = ioctl(f, btrfsIocScrubProgress, unsafe.Pointer(&a))
+	switch {
+	case errors.Is(err, unix.ENOTCONN):
+		return false, 0, nil
+	case err != nil:
+		return false, 0, fmt.Errorf("BTRFS_IOC_SCRUB_PROGRESS: %w", err)
+	}
+	const data, tree = 32 + 2*8, 32 + 3*8 // progress: data_extents, tree_extents, data_bytes, tree_bytes
+	return true, int64(binary.NativeEndian.Uint64(a[data:]) + binary.NativeEndian.Uint64(a[tree:])), nil
 }

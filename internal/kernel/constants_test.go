@@ -49,7 +49,7 @@ struct xfs_fsop_geom { char bytes[256]; };
 			"BTRFS_IOC_SUBVOL_SETFLAGS": btrfsIocSetFlags, "BTRFS_IOC_SUBVOL_GETFLAGS": btrfsIocGetFlags,
 			"BTRFS_IOC_TREE_SEARCH": btrfsIocTreeSearch, "BTRFS_IOC_INO_LOOKUP": btrfsIocInoLookup,
 			"BTRFS_IOC_GET_SUBVOL_INFO": btrfsIocGetSubvolInfo, "BTRFS_IOC_SNAP_DESTROY_V2": btrfsIocSnapDestroyV2,
-			"BTRFS_IOC_SEND": btrfsIocSend, "BTRFS_IOC_SET_RECEIVED_SUBVOL": btrfsIocSetReceived, "BTRFS_IOC_ENCODED_WRITE": btrfsIocEncodedWrite,
+			"BTRFS_IOC_SCRUB_PROGRESS": btrfsIocScrubProgress, "BTRFS_IOC_SEND": btrfsIocSend, "BTRFS_IOC_SET_RECEIVED_SUBVOL": btrfsIocSetReceived, "BTRFS_IOC_ENCODED_WRITE": btrfsIocEncodedWrite,
 			"BTRFS_SEND_FLAG_VERSION": btrfsSendVersion, "BTRFS_SEND_FLAG_COMPRESSED": btrfsSendCompressed,
 			"BTRFS_UUID_TREE_OBJECTID": btrfsUUIDTreeID, "BTRFS_UUID_KEY_RECEIVED_SUBVOL": btrfsUUIDReceivedKey,
 			"BTRFS_SUBVOL_RDONLY": btrfsSubvolReadOnly, "BTRFS_SUBVOL_SPEC_BY_ID": btrfsSubvolSpecByID,
