@@ -230,7 +230,7 @@ func (w *watch) heldBack() {
 		}
 	}
 	const page = 4096
-	evidence = append(evidence, fmt.Sprintf("when it waited last, %d MiB were dirty, of at most %d MiB; on the whole host the most was %d MiB", list[0].dirty*page>>20, list[0].limit*page>>20, w.report.Host.DirtyBytes>>20))
+	evidence = append(evidence, fmt.Sprintf("when it waited last, %d MiB of what is dirty were for this device, and the kernel aims for %d MiB; on the whole host the most was %d MiB", list[0].dirty*page>>20, list[0].aim*page>>20, w.report.Host.DirtyBytes>>20))
 	c := Cause{
 		Code: "dirty-throttle", Title: "writers are held back: more is written to memory than the device takes", Evidence: evidence,
 		Next: []string{"`grep -E 'Dirty|Writeback' /proc/meminfo`", "`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio", "sync the writer more often, so that less piles up, or write with direct I/O"},
@@ -360,10 +360,16 @@ func (w *watch) discards() {
 		Next:     []string{"`fstrim` at a quiet time, instead of now or of the mount option discard", "`systemctl list-timers fstrim.timer`"},
 	}
 	if t != nil {
+		var keys []senderKey
 		for key, s := range t.senders {
-			if key.dev.name == best && s.discards > 0 && len(c.Evidence) < 5 {
-				c.Evidence = append(c.Evidence, fmt.Sprintf("%s (pid %d) sent %d of them while events were recorded", s.command, key.pid, s.discards))
+			if key.dev.name == best && s.discards > 0 {
+				keys = append(keys, key)
 			}
+		}
+		slices.SortFunc(keys, func(a, b senderKey) int { return cmp.Compare(t.senders[b].discards, t.senders[a].discards) })
+		for _, key := range keys[:min(len(keys), 4)] {
+			s := t.senders[key]
+			c.Evidence = append(c.Evidence, fmt.Sprintf("%s (pid %d) sent %d of them while events were recorded", s.command, key.pid, s.discards))
 		}
 	}
 	switch {

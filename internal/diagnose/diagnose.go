@@ -233,8 +233,14 @@ func Watch(ctx context.Context, q Request) (*Report, error) {
 	if err := w.settings(ctx); err != nil {
 		return nil, err
 	}
-	w.trace()
 	defer w.close()
+	w.observe(ctx)
+	return w.report, nil
+}
+
+// observe watches, and fills the report.
+func (w *watch) observe(ctx context.Context) {
+	w.trace()
 	w.begin()
 	w.run(ctx)
 	w.end()
@@ -242,7 +248,6 @@ func Watch(ctx context.Context, q Request) (*Report, error) {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	w.finish(last)
-	return w.report, nil
 }
 
 // watch is one run.

@@ -109,26 +109,81 @@ func (w *watch) syncFigures() {
 	s.Processes = s.Processes[:min(len(s.Processes), 3*mostListed)]
 }
 
-// estimate is how many syncs of the path there were in all of the time: of each call
-// as many as were counted, by the share that the windows show.
+// estimate is how many syncs of the path there were in all of the time: as many calls
+// as were counted of the threads that do it, since they are known, by the share of
+// them that the windows show to be of the path; before that at the same rate. What
+// cannot be counted so went on between the windows as in them.
 func (t *tracer) estimate(traced, seconds float64) int64 {
+	t.countHere()
 	n := 0.0
+	counted := t.counted(true)
+	since := t.since.Seconds()
+	if !t.counting.IsZero() {
+		since += time.Since(t.counting).Seconds()
+	}
 	for call, seen := range t.callSeen {
-		if seen[1] == 0 {
-			continue
-		}
-		share := float64(seen[1]) / float64(seen[0])
-		if c := t.counters[call]; c != nil {
-			if all, err := c.Read(); err == nil {
-				n += share * float64(all)
-				continue
-			}
-		}
-		if traced > 0 {
+		switch {
+		case seen[1] == 0:
+		case since > 0 && counted != nil && slices.Contains(syncCalls, call):
+			n += float64(counted[call]) * float64(seen[1]) / float64(seen[1]+seen[2]) * max(1, seconds/since)
+		case traced > 0:
 			n += float64(seen[1]) * seconds / traced
 		}
 	}
 	return int64(n)
+}
+
+// countHere counts the calls of the threads that are known to sync the path, whether or
+// not events are being recorded.
+func (t *tracer) countHere() {
+	const mostThreads = 64
+	tids := map[int]bool{}
+	for key, p := range t.procs {
+		if key.rel == Here {
+			for tid := range p.tids {
+				tids[tid] = true
+			}
+		}
+	}
+	if len(tids) == 0 || len(tids) > mostThreads {
+		return
+	}
+	filter := anyOf("common_pid", tids)
+	if filter == t.countFilter {
+		return
+	}
+	t.countFilter = filter
+	t.counted(false)
+	if !t.counting.IsZero() {
+		t.since += time.Since(t.counting)
+	}
+	t.closeCounters()
+	t.counting = time.Now()
+	for _, c := range syncCalls {
+		if n, err := tracepoint.Count("syscalls:sys_enter_"+c, filter, tracepoint.Everything); err == nil {
+			t.counters[c] = n
+		}
+	}
+}
+
+// counted adds up the counters; peek leaves the sums as they are.
+func (t *tracer) counted(peek bool) map[string]int64 {
+	out := map[string]int64{}
+	for _, c := range syncCalls {
+		n := int64(0)
+		if k := t.counters[c]; k != nil {
+			v, err := k.Read()
+			if err != nil {
+				return nil
+			}
+			n = int64(v)
+		}
+		out[c] = t.countedSoFar[c] + n
+	}
+	if !peek {
+		t.countedSoFar = out
+	}
+	return out
 }
 
 func most(m map[string]int) string {
@@ -200,11 +255,15 @@ func (w *watch) writerFigures() {
 		}
 		return x
 	}
-	for pid, n := range w.stop.procs {
-		if more := n - w.start.procs[pid]; more > 0 && pid != os.Getpid() {
+	for tid, n := range w.stop.procs {
+		pid := w.stop.leaders[tid]
+		if more := n - w.start.procs[tid]; more > 0 && pid != os.Getpid() {
 			id := identify(pid)
+			if id.kernel {
+				pid, id = 0, kernelThreads
+			}
 			if id.command != "" {
-				at(pid, id).WrittenBytes = more
+				at(pid, id).WrittenBytes += more
 			}
 		}
 	}

@@ -11,23 +11,30 @@ const maxInFlight = 4096
 
 // request is one that a device has been given and has not completed.
 type request struct {
+	at            uint64 // when
 	sector, count uint64 // in sectors
 	flush         bool   // it is, or begins with, a flush
 	discard       bool
+	kernel        bool    // a thread of the kernel sent it
 	others        float64 // which part of it is for others, from 0 to 1
 }
 
 // device is the state of a device while events are played back.
 type device struct {
 	name  string
-	depth int
+	depth int // less than 64: see package stack
+	above int // the next depth above with a device; -1 if there is none
 
-	inFlight          []request
-	flushes, discards int // of them
-	othersLoad        float64
+	inFlight                   []request
+	flushes, discards, kernels int // of them
+	othersLoad                 float64
+
+	// idle is a time at which the kernel had nothing in flight: what is remembered from
+	// before has ended unseen, as the parts of a merged discard do.
+	idle uint64
 }
 
-// flight plays back what devices were doing, and adds up times. Times are in
+// flight plays back what devices, in the order of the stack, were doing, and adds up times. Times are in
 // nanoseconds of the kernel's monotonic clock.
 type flight struct {
 	devices []*device
@@ -37,23 +44,32 @@ type flight struct {
 }
 
 // Places in the sums: first the time in which nothing was at any device, then for
-// each depth the time in which it was the deepest with a request, then four for
+// each depth the time in which it was the deepest with a request of who syncs here, then four for
 // each device.
 const (
 	placeNowhere = 0
 	placeDepths  = 1
 
-	sumBusy    = 0 // a request in flight
-	sumFlush   = 1 // a flush in flight
+	sumBusy    = 0 // a request in flight that is not all for others
+	sumFlush   = 1 // and a flush
 	sumOthers  = 2 // busy, by the part of its requests that is for others
 	sumDiscard = 3 // busy, by the part of its requests that are discards
 	sumPlaces  = 4
 )
 
+// leastOwn is the part of a request that must not be for others.
+const leastOwn = 0.05
+
 func newFlight(devices []*device) *flight {
 	f := &flight{devices: devices}
 	for _, d := range devices {
 		f.depths = max(f.depths, d.depth+1)
+		d.above = -1
+		for _, x := range devices {
+			if x.depth < d.depth {
+				d.above = max(d.above, x.depth)
+			}
+		}
 	}
 	f.sums = make([]float64, placeDepths+f.depths+sumPlaces*len(devices))
 	return f
@@ -66,26 +82,46 @@ func (f *flight) of(i, what int) int { return placeDepths + f.depths + i*sumPlac
 func (f *flight) reset(t uint64) {
 	f.now = t
 	for _, d := range f.devices {
-		d.inFlight, d.flushes, d.discards, d.othersLoad = d.inFlight[:0], 0, 0, 0
+		d.inFlight, d.flushes, d.discards, d.kernels, d.othersLoad = d.inFlight[:0], 0, 0, 0, 0
 	}
 }
 
 // advance adds up the time until t.
 func (f *flight) advance(t uint64) {
+	if t < f.now {
+	}
 	if t <= f.now { // events of two processors, a little out of order
 		return
 	}
 	dt := float64(t - f.now)
 	f.now = t
 	deepest := -1
+	var active uint64 // depths with something that a sync here can wait for, as bits
 	for i, d := range f.devices {
-		n := float64(len(d.inFlight))
+		if d.idle != 0 && t > d.idle {
+			d.settleAt(d.idle)
+			d.idle = 0
+		}
+		n, others := float64(len(d.inFlight)), d.othersLoad
 		if n == 0 {
 			continue
 		}
+		if d.above >= 0 {
+			// One of what threads of the kernel have sent is of the device above, which
+			// waits for it.
+			if active&(1<<d.above) == 0 || d.kernels == 0 && n-others < leastOwn {
+				continue
+			}
+			if d.kernels > 0 {
+				others = min(others, n-1)
+			}
+		} else if n-others < leastOwn {
+			continue
+		}
+		active |= 1 << d.depth
 		deepest = max(deepest, d.depth)
 		f.sums[f.of(i, sumBusy)] += dt
-		f.sums[f.of(i, sumOthers)] += dt * d.othersLoad / n
+		f.sums[f.of(i, sumOthers)] += dt * others / n
 		f.sums[f.of(i, sumDiscard)] += dt * float64(d.discards) / n
 		if d.flushes > 0 {
 			f.sums[f.of(i, sumFlush)] += dt
@@ -109,6 +145,9 @@ func (d *device) queue(r request, rwbs string) {
 	if r.discard {
 		d.discards++
 	}
+	if r.kernel {
+		d.kernels++
+	}
 }
 
 func (d *device) drop(i int) {
@@ -124,6 +163,9 @@ func (d *device) drop(i int) {
 	if r.discard {
 		d.discards--
 	}
+	if r.kernel {
+		d.kernels--
+	}
 }
 
 // complete: the device has done count sectors from sector on. Requests that the
@@ -138,6 +180,17 @@ func (d *device) complete(sector, count uint64) {
 		case count > 0 && r.count > 0 && r.sector >= sector && r.sector < sector+count:
 			d.drop(i)
 		default:
+			i++
+		}
+	}
+}
+
+// settleAt drops what was given to the device before a time at which it was idle.
+func (d *device) settleAt(idle uint64) {
+	for i := 0; i < len(d.inFlight); {
+		if d.inFlight[i].at < idle {
+			d.drop(i)
+		} else {
 			i++
 		}
 	}

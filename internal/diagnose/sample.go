@@ -17,7 +17,8 @@ import (
 type sample struct {
 	devices map[string]blockdev.Stat // of the stack, by name
 	beside  map[string]besideStat    // loop devices whose files are on the same disks
-	procs   map[int]int64            // bytes written, by process
+	procs   map[int]int64            // bytes written, by thread; 0 is not there
+	leaders map[int]int              // the process of a thread
 	groups  map[ioKey]groupIO
 	fails   map[string]int64 // of control groups of version 1: how often memory was at its limit
 	steal   int64            // ticks
@@ -31,7 +32,7 @@ type besideStat struct {
 }
 
 func (w *watch) sample() sample {
-	s := sample{devices: map[string]blockdev.Stat{}, beside: map[string]besideStat{}, procs: map[int]int64{}}
+	s := sample{devices: map[string]blockdev.Stat{}, beside: map[string]besideStat{}, procs: map[int]int64{}, leaders: map[int]int{}}
 	numbers := map[string]bool{}
 	for _, l := range w.stack.Devices() {
 		numbers[l.Device.ID()] = true
@@ -48,13 +49,25 @@ func (w *watch) sample() sample {
 	}
 	denied := 0
 	for _, pid := range processes() {
-		b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/io")
-		if os.IsPermission(err) {
-			denied++
+		// By thread: what a process shows has in it all of the children that it has
+		// waited for, at once.
+		dir := "/proc/" + strconv.Itoa(pid) + "/task"
+		tasks, err := os.ReadDir(dir)
+		if err != nil {
+			continue
 		}
-		if _, rest, ok := strings.Cut(string(b), "\nwrite_bytes: "); ok {
-			n, _, _ := strings.Cut(rest, "\n")
-			s.procs[pid], _ = strconv.ParseInt(n, 10, 64)
+		for _, n := range tasks {
+			b, err := os.ReadFile(dir + "/" + n.Name() + "/io")
+			if os.IsPermission(err) {
+				denied++
+				break
+			}
+			tid, bad := strconv.Atoi(n.Name())
+			if _, rest, ok := strings.Cut(string(b), "\nwrite_bytes: "); ok && bad == nil {
+				text, _, _ := strings.Cut(rest, "\n")
+				s.procs[tid], _ = strconv.ParseInt(text, 10, 64)
+				s.leaders[tid] = pid
+			}
 		}
 	}
 	if denied > 0 {
@@ -126,8 +139,16 @@ func (w *watch) end() {
 func (w *watch) look() {
 	w.looks++
 	for _, l := range w.stack.Devices() {
-		if s, err := l.Device.Stat(); err == nil {
-			w.most[l.Name] = max(w.most[l.Name], s.InFlight)
+		before := monotonic()
+		s, err := l.Device.Stat()
+		if err != nil {
+			continue
+		}
+		w.most[l.Name] = max(w.most[l.Name], s.InFlight)
+		if t := w.tracer; t != nil && s.InFlight == 0 && l.Device.Kind != blockdev.Partition {
+			if i, d := t.deviceOf(l.Device.Number); i >= 0 && d.idle == 0 {
+				d.idle = before - settle
+			}
 		}
 	}
 	w.lookOperations()
@@ -226,8 +247,8 @@ type pauses struct {
 	n     int64
 	total time.Duration
 	most  time.Duration
-	// At the last pause, in pages.
-	dirty, limit int64
+	// At the last pause, in pages: what was dirty of this device, and what it aims for.
+	dirty, aim int64
 }
 
 // bdiName is what the kernel calls the writeback of a filesystem; "" if it cannot be
@@ -299,7 +320,7 @@ func (w *watch) readDirty() {
 		p.n++
 		p.total += d
 		p.most = max(p.most, d)
-		p.dirty, p.limit = r.Event.Int(r.Raw, "dirty"), r.Event.Int(r.Raw, "limit")
+		p.dirty, p.aim = r.Event.Int(r.Raw, "wb_dirty"), r.Event.Int(r.Raw, "wb_setpoint")
 	}
 }
 

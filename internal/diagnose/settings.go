@@ -30,7 +30,7 @@ func (w *watch) settings(ctx context.Context) error {
 		case l.Kind == stack.FUSE:
 			w.missing("what lies below "+l.Name, "it is a program (%s): only it knows whether it passes syncs on", l.Mount.Source)
 		case l.Kind == stack.Overlay:
-			if l.Mount.Has("volatile") {
+			if l.Mount.Has("volatile") || l.Mount.Has("fsync=volatile") {
 				w.lie("barrier-off", l.Name+" drops syncs: it is mounted with volatile", []string{"mount option volatile"}, "mount it without volatile")
 			}
 		}

@@ -38,9 +38,15 @@ type tracer struct {
 	w        *watch
 	recorder *tracepoint.Recorder
 	dsync    *dsyncTracer
-	counters map[string]*tracepoint.Counter // by call, of all processes and all of the time
-	flight   *flight
-	byNumber map[uint64]*device // kernel's numbers, of partitions too
+
+	// The calls of the threads that sync the path, counted all the time since counting.
+	counters     map[string]*tracepoint.Counter
+	countFilter  string
+	counting     time.Time
+	since        time.Duration // with counters that were given up for others
+	countedSoFar map[string]int64
+	flight       *flight
+	byNumber     map[uint64]*device // kernel's numbers, of partitions too
 
 	on      bool
 	always  bool // never paused so far
@@ -48,6 +54,7 @@ type tracer struct {
 	held    int
 	last    time.Time
 	traced  time.Duration
+	from    uint64 // all events were being recorded from then on
 	lost    uint64
 	young   []tracepoint.Record // recorded, and not yet played back
 	pending map[int]*syncing    // by thread
@@ -56,11 +63,11 @@ type tracer struct {
 	pids     map[int]*identity
 	procs    map[procKey]*process
 	senders  map[senderKey]*sender
-	here     histogram // syncs of files below the path
-	whereSum []float64 // as flight.sums, over these syncs only
-	related  [3]int64  // syncs by relation: here, filesystem, device
-	callSeen map[string][2]int64
-	unknown  int64 // syncs whose file was gone before it could be looked at
+	here     histogram           // syncs of files below the path
+	whereSum []float64           // as flight.sums, over these syncs only
+	related  [3]int64            // syncs by relation: here, filesystem, device
+	callSeen map[string][3]int64 // by call: all, of the path, other ones of who syncs the path
+	unknown  int64               // syncs whose file was gone before it could be looked at
 	traffic  map[*device]*traffic
 	commits  commitTimes
 }
@@ -120,7 +127,7 @@ func (w *watch) trace() {
 	t := &tracer{
 		w: w, counters: map[string]*tracepoint.Counter{}, byNumber: map[uint64]*device{}, always: true, credit: mostCredit,
 		pending: map[int]*syncing{}, targets: map[[2]int]*target{}, pids: map[int]*identity{}, procs: map[procKey]*process{},
-		senders: map[senderKey]*sender{}, callSeen: map[string][2]int64{}, traffic: map[*device]*traffic{},
+		senders: map[senderKey]*sender{}, callSeen: map[string][3]int64{}, traffic: map[*device]*traffic{},
 	}
 	filter := t.devices()
 	var specs []tracepoint.Spec
@@ -134,9 +141,6 @@ func (w *watch) trace() {
 	for _, c := range syncCalls {
 		add("syscalls:sys_enter_"+c, "")
 		add("syscalls:sys_exit_"+c, "")
-		if n, err := tracepoint.Count("syscalls:sys_enter_"+c, "", tracepoint.Everything); err == nil {
-			t.counters[c] = n
-		}
 	}
 	add("syscalls:sys_enter_pwritev2", fmt.Sprintf("flags & %d", unix.RWF_DSYNC|unix.RWF_SYNC))
 	add("syscalls:sys_exit_pwritev2", "")
@@ -153,12 +157,12 @@ func (w *watch) trace() {
 	r, err := tracepoint.NewRecorder(specs...)
 	if err != nil {
 		w.missing("who syncs here, how long syncs take, and where that time goes", "%v", err)
-		t.closeCounters()
 		return
 	}
 	t.recorder = r
 	t.on, t.last = true, time.Now()
-	t.flight.reset(monotonic())
+	t.from = monotonic()
+	t.flight.reset(t.from)
 	t.whereSum = make([]float64, len(t.flight.sums))
 	t.dsync = newDsyncTracer(w)
 	w.tracer = t
@@ -226,6 +230,7 @@ func monotonic() uint64 {
 // step takes what was recorded, and decides whether recording goes on.
 func (t *tracer) step(now time.Time) {
 	t.dsync.scan(now)
+	t.countHere()
 	t.credit = min(mostCredit, t.credit+eventsPerSecond*now.Sub(t.last).Seconds())
 	if t.on {
 		t.traced += now.Sub(t.last)
@@ -248,7 +253,8 @@ func (t *tracer) step(now time.Time) {
 		if t.recorder.Resume() == nil {
 			t.dsync.resume()
 			t.on, t.held = true, 0
-			t.flight.reset(monotonic())
+			t.from = monotonic()
+			t.flight.reset(t.from)
 		}
 	}
 }
@@ -264,8 +270,9 @@ func (t *tracer) waiting() bool {
 }
 
 // settle is how old an event must be to be played back: the buffers of the processors
-// are read one after the other, so that of the newest a part is missing.
-const settle = uint64(time.Millisecond)
+// are read one after the other, so that of the newest a part is missing, the more so
+// where a hypervisor stops one of them in the middle of an event.
+const settle = uint64(20 * time.Millisecond)
 
 // read takes what was recorded since the last time; all of it if nothing more can
 // come.
@@ -289,6 +296,9 @@ func (t *tracer) read(all bool) {
 	}
 	t.young = nil
 	for i := range records {
+		if records[i].Time < t.from {
+			continue
+		}
 		if !all && records[i].Time > until {
 			t.young = slices.Clone(records[i:])
 			break
@@ -376,7 +386,7 @@ func (t *tracer) queued(r *tracepoint.Record, d *device, sector, count uint64) {
 	if s == nil && len(t.senders) < mostSenders {
 		s = &sender{identity: who}
 		if who.kernel {
-			s.identity = &identity{command: "threads of the kernel", kernel: true}
+			s.identity = kernelThreads
 		}
 		t.senders[key] = s
 	}
@@ -390,13 +400,14 @@ func (t *tracer) queued(r *tracepoint.Record, d *device, sector, count uint64) {
 			s.discards++
 		}
 	}
-	d.queue(request{sector: sector, count: count, others: t.others(who, r.PID, d, flush)}, rwbs)
+	d.queue(request{at: r.Time, kernel: who.kernel, sector: sector, count: count, others: t.others(who, r.PID, d, flush)}, rwbs)
 }
 
 // others is which part of a request is for others than those whose syncs are
 // explained. What a thread of the kernel sends is shared out: at a device below
-// another of the stack by what that one was given; at the uppermost by how often who
-// syncs.
+// another of the stack by what that one was given. At the uppermost a sync of another
+// filesystem, which is on a loop device or the like, accounts for one flush of a thread
+// of the kernel; the rest is shared out by who syncs how often on the filesystem.
 func (t *tracer) others(who *identity, pid int, d *device, flush bool) float64 {
 	if !who.kernel {
 		if t.procs[procKey{pid, Here}] != nil {
@@ -413,11 +424,12 @@ func (t *tracer) others(who *identity, pid int, d *device, flush bool) float64 {
 	f := t.traffic[d]
 	switch {
 	case above == nil:
-		all := t.related[0] + t.related[1] + t.related[2]
-		if all == 0 {
+		here, beside, elsewhere := float64(t.related[0]), float64(t.related[1]), float64(t.related[2])
+		if here+beside+elsewhere == 0 {
 			return 0
 		}
-		return 1 - float64(t.related[0])/float64(all)
+		far := min(1, elsewhere/float64(max(f.kernelFlushes, 1)))
+		return far + (1-far)*beside/max(here+beside, 1)
 	case flush && f.kernelFlushes > 0:
 		return max(0, 1-float64(above.flushes)/float64(f.kernelFlushes))
 	case f.kernelBytes > 0:
@@ -438,6 +450,8 @@ func (t *tracer) enter(r *tracepoint.Record, call string) {
 	}
 	if target.rel == Here {
 		seen[1]++
+	} else if t.procs[procKey{r.PID, Here}] != nil {
+		seen[2]++
 	}
 	t.callSeen[call] = seen
 	if target.rel == "" || (call == "write" || strings.HasPrefix(call, "pwrite")) && !target.durable && call != "pwritev2" {
@@ -512,8 +526,9 @@ func (t *tracer) oldest() uint64 {
 }
 
 func (t *tracer) closeCounters() {
-	for _, c := range t.counters {
+	for call, c := range t.counters {
 		_ = c.Close()
+		delete(t.counters, call)
 	}
 }
 
@@ -530,6 +545,9 @@ type identity struct {
 	groups  cgroups
 	kernel  bool // a thread of the kernel
 }
+
+// kernelThreads stands for all of them: which one sends a request says little.
+var kernelThreads = &identity{command: "threads of the kernel", kernel: true}
 
 func (t *tracer) identity(pid int) *identity {
 	if i := t.pids[pid]; i != nil {
