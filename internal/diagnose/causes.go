@@ -75,7 +75,8 @@ func (w *watch) causes() {
 			}
 		}
 		if len(t.flight.devices) > 0 && t.here.n > 0 {
-			perSync = float64(t.traffic[t.flight.devices[0]].requests) / float64(t.here.n)
+			_, f := t.top()
+			perSync = float64(f.requests) / float64(t.here.n)
 		}
 	}
 	if w.file != 0 && !slices.Contains(files, w.stack.Path) {
@@ -94,9 +95,8 @@ func (w *watch) arrival() {
 	if t == nil || len(t.flight.devices) == 0 || t.here.n < 50 {
 		return
 	}
-	top := t.flight.devices[0]
-	f := t.traffic[top]
-	line := fmt.Sprintf("while %d syncs of files here were recorded, %s was given %d flushes", t.here.n, top.name, f.flushes)
+	top, f := t.top()
+	line := fmt.Sprintf("while %d syncs of files here were recorded, %s was given %d flushes", t.here.n, top, f.flushes)
 	for i, c := range w.report.Causes {
 		if c.score == scoreLie {
 			w.report.Causes[i].Evidence = append(c.Evidence, line)
@@ -116,7 +116,7 @@ func (w *watch) arrival() {
 		return
 	}
 	w.report.Causes = append(w.report.Causes, Cause{
-		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs end, and hardly a flush reaches " + top.name + ": what was synced may be lost with the power",
+		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs end, and hardly a flush reaches " + top + ": what was synced may be lost with the power",
 		Evidence: []string{line}, Next: []string{"`pando bench sync " + w.benchPath() + "` shows at which layer they end"}, score: scoreLie,
 	})
 }
@@ -411,8 +411,8 @@ func (w *watch) slowParts() {
 			continue
 		}
 		device, r := w.stack.Devices()[l].Device, w.report.Devices[x]
-		at := w.share(placeDepths + d.depth) // nothing was waiting further down
 		busy := w.share(t.flight.of(i, sumBusy))
+		at := min(busy, w.share(placeDepths+d.depth)) // and nothing was waiting further down
 		flush := fmt.Sprintf("in %s of that a flush was at it; its flushes take %s on average, its writes %s", percent(part(w.share(t.flight.of(i, sumFlush)), busy)), seconds(r.FlushAwait), seconds(r.WriteAwait))
 		long := slowSync
 		if device.Rotational && device.Kind == blockdev.Disk && device.Transport != "virtio" {

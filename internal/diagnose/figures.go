@@ -74,7 +74,7 @@ func (w *watch) syncFigures() {
 	if t.here.n > 0 {
 		first := "the devices"
 		if len(t.flight.devices) > 0 {
-			first = t.flight.devices[0].name
+			first, _ = t.top()
 		}
 		s.Where = append(s.Where, Part{"above " + first, w.share(placeNowhere)})
 		for depth := range t.flight.depths {
@@ -233,15 +233,38 @@ func perEach(sum time.Duration, n int64) float64 {
 	return sum.Seconds() / float64(n)
 }
 
-// bottom reports whether nothing of the stack is below a device. A partition is not at the
-// bottom: its disk is.
+// bottom reports whether no device of the stack is below a device.
 func (w *watch) bottom(name string) bool {
-	for _, l := range w.stack.Bottom() {
-		if l.Name == name {
-			return true
+	layers := w.stack.Layers
+	for i, l := range layers {
+		if l.Device == nil || l.Name != name {
+			continue
 		}
+		for _, m := range layers[i+1:] {
+			if m.Depth <= l.Depth {
+				break
+			}
+			if m.Device != nil {
+				return false
+			}
+		}
+		return true
 	}
 	return false
+}
+
+// top are the uppermost devices that are traced: several of a zpool or a btrfs.
+func (t *tracer) top() (names string, f traffic) {
+	all := t.flight.devices
+	var list []string
+	for _, d := range all {
+		if d.depth == all[0].depth {
+			x := t.traffic[d]
+			f.requests, f.flushes, f.bytes = f.requests+x.requests, f.flushes+x.flushes, f.bytes+x.bytes
+			list = append(list, d.name)
+		}
+	}
+	return strings.Join(list, ", "), f
 }
 
 func (w *watch) writerFigures() {

@@ -85,7 +85,7 @@ const (
 // full looks at the room in filesystems and pools.
 func (w *watch) full() {
 	for _, l := range w.stack.Layers {
-		if l.FSType == "" || l.FSType == "zfs" || l.Kind == stack.Network {
+		if l.FSType == "" || l.Kind == stack.Network {
 			continue
 		}
 		var st unix.Statfs_t
