@@ -23,6 +23,7 @@ const (
 	scoreMetadata  = 0.4
 	scoreFragments = 0.25
 	scoreHeld      = 0.5 // ZFS held writers back
+	scoreCrowd     = 0.3 // times the share of syncs that one control group makes
 
 	// leastShare is what a measured cause must explain to be named.
 	leastShare = 0.1
@@ -59,6 +60,7 @@ func (w *watch) causes() {
 	w.throttled()
 	w.heldBack()
 	w.neighbours()
+	w.crowd()
 	w.discards()
 	w.running()
 	w.slowParts()
@@ -330,6 +332,38 @@ func (w *watch) neighbours() {
 		Code: "neighbour", Share: share, Title: "others keep " + d.name + " busy: " + who, Evidence: evidence,
 		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or give it another disk", "`pando iostat` shows what each volume writes"},
 	})
+}
+
+// crowd: several control groups sync below the path, and one of them does most of it.
+func (w *watch) crowd() {
+	groups := map[string]int64{}
+	var all int64
+	var busiest *Process
+	for i, p := range w.report.Syncs.Processes {
+		if p.Relation != Here {
+			continue
+		}
+		if busiest == nil { // they are in order
+			busiest = &w.report.Syncs.Processes[i]
+		}
+		groups[p.CGroup] += p.Sampled
+		all += p.Sampled
+	}
+	const most = 0.5
+	if len(groups) < 2 || all == 0 || float64(groups[busiest.CGroup]) < most*float64(all) {
+		return
+	}
+	part := float64(groups[busiest.CGroup]) / float64(all)
+	c := Cause{
+		Code: "crowd", Title: fmt.Sprintf("%d control groups sync here; %s of the syncs are those of %s", len(groups), percent(part), busiest.CGroup), score: scoreCrowd * part,
+		Next: []string{"`pando diagnose` of the directory of one of them says what the others cost it"},
+	}
+	for _, p := range w.report.Syncs.Processes {
+		if p.Relation == Here && len(c.Evidence) < 5 {
+			c.Evidence = append(c.Evidence, fmt.Sprintf("%s (pid %d, control group %s) syncs %s %.0f times a second, within %s on average", p.Command, p.PID, p.CGroup, p.File, p.PerSecond, seconds(p.Mean)))
+		}
+	}
+	w.possible(c)
 }
 
 func (w *watch) discards() {

@@ -42,7 +42,7 @@ func TestQuiet(t *testing.T) {
 	f.writing(t, 50)
 	r := watched(t, f.dir, long)
 	for _, code := range []string{"barrier-off", "sync-disabled", "cache-lie", "memory-only", "flushes-missing", "device-errors", "cgroup-limit", "dirty-throttle",
-		"discard", "scrub", "balance", "rebuild", "log-device", "pool-devices", "near-full", "metadata-full", "fragmented", "logbias"} {
+		"discard", "scrub", "balance", "rebuild", "log-device", "pool-devices", "near-full", "metadata-full", "fragmented", "logbias", "crowd"} {
 		// Others give space back on the disk.
 		if c := cause(r, code); c != nil && (code != "discard" || strings.Contains(c.Title, f.dev.Name)) {
 			t.Errorf("%s is there, and was not made: %+v", code, c)
@@ -156,6 +156,15 @@ func TestNeighbour(t *testing.T) {
 	}) {
 		t.Errorf("writers %+v", r.Writers)
 	}
+
+	// Asked of both together, none is the neighbour of the other.
+	r = watched(t, f.dir, time.Second)
+	c = cause(r, "crowd")
+	if c == nil {
+		t.Fatal(list(r))
+	}
+	says(t, c, "pid "+strconv.Itoa(n.pid()))
+	says(t, c, "2 control groups sync here")
 }
 
 // TestCgroupLimit: who syncs is limited, at the uppermost device, and at one below it.
