@@ -602,6 +602,12 @@ func (w *watch) starved() {
 	if share > 0 {
 		evidence = append(evidence, "some task waited for memory "+percent(share)+" of the time")
 	}
+	for _, p := range w.report.Syncs.Processes {
+		if p.Relation == Here && p.MemoryPressure > 0 {
+			evidence = append(evidence, fmt.Sprintf("tasks of control group %s waited for memory %s of the time", p.CGroup, percent(p.MemoryPressure)))
+			share = max(share, p.MemoryPressure)
+		}
+	}
 	grown := false
 	for path, was := range w.start.fails {
 		var n int64

@@ -1,13 +1,13 @@
 package diagnose
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"pando/internal/mount"
 )
@@ -244,13 +244,35 @@ func pressure(path string) int64 {
 	return -1
 }
 
-// pressureOf is the file with the pressure on a process's control group, or the host's.
-func pressureOf(g cgroups, what string) string {
-	if h := groupRoots(); h.unified != "" && g.unified != "" && g.unified != "/" {
-		path := filepath.Join(h.unified, g.unified, what+".pressure")
-		if _, err := os.Stat(path); err == nil {
-			return path
-		}
+// pressureDir is the directory with the pressure on a control group alone; "" if it is
+// not counted, or it is the whole host.
+func pressureDir(g cgroups) string {
+	h := groupRoots()
+	if h.unified == "" || g.unified == "" || g.unified == "/" {
+		return ""
 	}
-	return fmt.Sprintf("/proc/pressure/%s", what)
+	dir := filepath.Join(h.unified, g.unified)
+	if _, err := os.Stat(dir + "/io.pressure"); err != nil {
+		return ""
+	}
+	return dir
+}
+
+// groupPressure is what the tasks of a control group have waited since it is watched.
+type groupPressure struct {
+	since                time.Time
+	io0, io1, mem0, mem1 int64 // microseconds; -1: not known
+}
+
+// shares are those of the time in which some task waited for storage, and for memory; -1:
+// not known.
+func (p *groupPressure) shares() (io, memory float64) {
+	took := float64(time.Since(p.since).Microseconds())
+	share := func(a, b int64) float64 {
+		if a < 0 || b < 0 || took <= 0 {
+			return -1
+		}
+		return min(1, float64(b-a)/took)
+	}
+	return share(p.io0, p.io1), share(p.mem0, p.mem1)
 }

@@ -133,6 +133,10 @@ type Process struct {
 	P50       float64  `json:"p50"`
 	P99       float64  `json:"p99"`
 	Max       float64  `json:"max"`
+	// The share of the time in which some task of its control group waited for storage, and
+	// for memory; -1: not counted for this group.
+	IOPressure     float64 `json:"io_pressure"`
+	MemoryPressure float64 `json:"memory_pressure"`
 }
 
 // Device is what a device below the path did.
@@ -273,8 +277,9 @@ type watch struct {
 	zfs         *zfsFacts
 	most        map[string]int64 // in flight, by device
 	scans       []scanner
-	shared      map[uint64]sharing // by number of the filesystem
-	cpu         map[int]*runDelay  // of threads that sync the path
+	shared      map[uint64]sharing        // by number of the filesystem
+	cpu         map[int]*runDelay         // of threads that sync the path
+	pressures   map[string]*groupPressure // by directory of the control group
 	looks       int
 }
 

@@ -87,11 +87,16 @@ func TestNoSync(t *testing.T) {
 func TestSyncedWrites(t *testing.T) {
 	needTraces(t)
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil)
-	l := startFio(t, "", "--filename="+filepath.Join(f.dir, "log"), "--size=16m", "--bs=8k", "--rw=write", "--ioengine=psync", "--overwrite=1", "--sync=dsync")
-	f.writing(t, 5000) // fio lays the file out without O_DSYNC
+	group := unifiedGroup(t)
+	l := startFio(t, group, "--filename="+filepath.Join(f.dir, "log"), "--size=16m", "--bs=8k", "--rw=write", "--ioengine=psync", "--overwrite=1", "--sync=dsync")
+	f.writing(t, 500) // fio lays the file out without O_DSYNC
 	r := watched(t, f.dir, long)
 	if len(r.Syncs.Processes) == 0 || r.Syncs.Processes[0].PID != l.pid() || r.Syncs.Processes[0].Call != "pwrite64 (O_DSYNC)" || r.Syncs.Count < 10 {
 		t.Fatalf("syncs %+v", r.Syncs)
+	}
+	// It does nothing but wait for storage, in a control group of its own.
+	if p := r.Syncs.Processes[0]; pressureDir(groupsOf(l.pid())) != "" && (p.IOPressure <= 0 || p.CGroup != "/"+filepath.Base(group)) {
+		t.Errorf("%+v", p)
 	}
 }
 

@@ -96,7 +96,12 @@ func (w *watch) syncFigures() {
 		scale = seconds / traced
 	}
 	for _, p := range t.procs {
+		io, memory := -1.0, -1.0
+		if g := w.pressures[pressureDir(p.groups)]; g != nil {
+			io, memory = g.shares()
+		}
 		s.Processes = append(s.Processes, Process{
+			IOPressure: io, MemoryPressure: memory,
 			PID: p.pid, Command: p.command, CGroup: p.cgroup, Relation: p.rel, File: most(p.files), Call: most(p.calls), Sampled: p.hist.n,
 			PerSecond: float64(p.hist.n) * scale / max(seconds, 1e-3),
 			Mean:      p.hist.mean(), P50: p.hist.quantile(0.5), P99: p.hist.quantile(0.99), Max: float64(p.hist.most) / 1e9,

@@ -210,6 +210,26 @@ func blkioGroup(t testing.TB) string {
 	return dir
 }
 
+// unifiedGroup makes a control group of version 2; "" where there is no such hierarchy.
+func unifiedGroup(t testing.TB) string {
+	t.Helper()
+	root := groupRoots().unified
+	if root == "" {
+		return ""
+	}
+	dir, err := os.MkdirTemp(root, "pando-test-")
+	if err != nil {
+		skip(t, "no control group can be made: %v", err)
+	}
+	t.Cleanup(func() {
+		await(t, "the control group is empty", func() bool { return strings.TrimSpace(slurp(dir+"/cgroup.procs")) == "" })
+		if err := unix.Rmdir(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
 func setting(t testing.TB, path, value string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(value), 0); err != nil {

@@ -117,6 +117,7 @@ func (w *watch) begin() {
 	w.start.fails = map[string]int64{}
 	w.most = map[string]int64{}
 	w.cpu = map[int]*runDelay{}
+	w.pressures = map[string]*groupPressure{}
 	w.prepareOperations()
 }
 
@@ -187,6 +188,7 @@ func (w *watch) lookSeldom() {
 				w.readDelay(p.pid, tid)
 			}
 		}
+		w.readPressure(pressureDir(p.groups))
 		for _, path := range memoryFails(p.groups) {
 			n, err := strconv.ParseInt(strings.TrimSpace(slurp(path)), 10, 64)
 			if _, known := w.start.fails[path]; err == nil && !known {
@@ -194,6 +196,20 @@ func (w *watch) lookSeldom() {
 			}
 		}
 	}
+}
+
+func (w *watch) readPressure(dir string) {
+	const most = 64
+	p := w.pressures[dir]
+	if dir == "" || p == nil && len(w.pressures) >= most {
+		return
+	}
+	io, memory := pressure(dir+"/io.pressure"), pressure(dir+"/memory.pressure")
+	if p == nil {
+		p = &groupPressure{since: time.Now(), io0: io, mem0: memory}
+		w.pressures[dir] = p
+	}
+	p.io1, p.mem1 = io, memory
 }
 
 // memoryFails are files that count how often a control group of version 1 was at its
