@@ -42,6 +42,11 @@ if [ "$what" = all ]; then
   need zstd zstd
   need sqlite3 sqlite3
   need shellcheck shellcheck
+  need fio fio
+  need strace strace
+  need gcc gcc
+  need sfdisk fdisk
+  need losetup mount
 fi
 # With the emulation of Debian 12's own qemu, 7.2, a third of the guests crash.
 qemu_is_good() {

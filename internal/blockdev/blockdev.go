@@ -247,6 +247,37 @@ func (d Device) Below() ([]Device, error) {
 	return out, nil
 }
 
+// Above lists the devices that are made of d: its partitions, and mapper and RAID
+// devices. Not loop devices, which are made of files.
+func (d Device) Above() ([]Device, error) {
+	var dirs []string
+	for _, pattern := range []string{"*/partition", "holders/*"} {
+		found, err := filepath.Glob(filepath.Join(d.dir, pattern))
+		if err != nil {
+			return nil, err
+		}
+		for _, f := range found {
+			dirs = append(dirs, strings.TrimSuffix(f, "/partition"))
+		}
+	}
+	var out []Device
+	for _, dir := range dirs {
+		var major, minor uint32
+		if _, err := fmt.Sscanf(Device{dir: dir}.text("dev"), "%d:%d", &major, &minor); err != nil {
+			continue // gone meanwhile
+		}
+		x, err := Lookup(unix.Mkdev(major, minor))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
 // Stat is what a device has done since it came into being
 // (Documentation/block/stat.rst of the kernel).
 type Stat struct {

@@ -20,7 +20,7 @@ func (a *App) benchCommand() *cobra.Command {
 		Args:    usage(cobra.NoArgs),
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.benchCloneCommand(), a.benchReclaimCommand(), a.benchReplicateCommand(), a.benchExecCommand())
+	c.AddCommand(a.benchCloneCommand(), a.benchReclaimCommand(), a.benchReplicateCommand(), a.benchSyncCommand(), a.benchReportCommand(), a.benchCompareCommand(), a.benchExecCommand())
 	return c
 }
 

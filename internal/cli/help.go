@@ -48,11 +48,32 @@ var meanings = map[errs.Kind]string{
 	errs.Canceled:    "interrupted",
 }
 
+// Exit codes of commands that ran well and found something. They are stable.
+const (
+	exitUnproven = 20
+	exitWarning  = 21
+	exitCritical = 22
+)
+
+// verdicts says what they mean.
+var verdicts = []struct {
+	exit        int
+	verb, means string
+}{
+	{exitUnproven, "bench sync", "FAIL: it is not shown that what was synced reached the disk"},
+	{exitWarning, "doctor", "the worst that it found is a warning"},
+	{exitCritical, "doctor", "the worst that it found is critical"},
+}
+
 func (a *App) exitCodesTopic() *cobra.Command {
 	var b strings.Builder
 	b.WriteString("The exit code says what kind of error ended a command (`pando run` exits as its\ncommand does):\n\n     0  success\n")
 	for _, k := range errs.Kinds() {
 		fmt.Fprintf(&b, "  %4d  %-12s %s\n", k.Codes().Exit, k, meanings[k])
+	}
+	b.WriteString("\nA command that ran well says with its exit code what it found:\n\n")
+	for _, v := range verdicts {
+		fmt.Fprintf(&b, "  %4d  %-12s %s\n", v.exit, v.verb, v.means)
 	}
 	b.WriteString("\nWith --json the kind is in the error on standard error:\n  {\"error\":{\"kind\":\"not_found\",\"op\":\"show\",\"ref\":\"web\",\"message\":\"...\",\"hint\":\"...\"}}")
 	return &cobra.Command{Use: "exit-codes", Short: "What exit codes mean", Long: b.String()}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"pando/internal/progress"
@@ -92,6 +93,9 @@ func event(s progress.State, d time.Duration) string {
 // describe puts a state into words.
 func describe(s progress.State, d time.Duration) string {
 	out := s.Stage
+	if stage, ok := strings.CutSuffix(out, ", seconds"); ok { // what a measurement counts
+		return fmt.Sprintf("%s, %d of %d s", stage, s.Files, s.TotalFiles)
+	}
 	if s.TotalFiles > 0 {
 		out += fmt.Sprintf(", %d of %d files", s.Files, s.TotalFiles)
 	} else if s.Files > 0 {

@@ -26,3 +26,16 @@ func TestEvent(t *testing.T) {
 		t.Errorf("%s has other fields than %v", line, want)
 	}
 }
+
+// TestDescribe: what a measurement counts are seconds, not files.
+func TestDescribe(t *testing.T) {
+	for want, s := range map[string]progress.State{
+		"measure, run 1 of 2, 3 of 5 s":                {Stage: "measure, run 1 of 2, seconds", Files: 3, TotalFiles: 5},
+		"copy, 3 of 5 files":                           {Stage: "copy", Files: 3, TotalFiles: 5},
+		"read, 1.0 KiB of 2.0 KiB, 1.0 KiB/s, 1s left": {Stage: "read", Bytes: 1 << 10, TotalBytes: 2 << 10},
+	} {
+		if got := describe(s, time.Second); got != want {
+			t.Errorf("%q, not %q", got, want)
+		}
+	}
+}

@@ -88,13 +88,13 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 	}
 	w.scans = append(w.scans, scanner{dir: f, ask: func() *operation {
 		for _, id := range devids {
-			running, read, err := kernel.BtrfsScrub(f, id)
+			running, err := kernel.BtrfsScrubbing(f, id)
 			if err != nil {
 				w.missing("scrub of "+l.Name, "%v", err)
 				return nil
 			}
 			if running {
-				return &operation{code: "scrub", title: "a scrub of " + l.Name + " is reading everything", detail: fmt.Sprintf("it has read %d MiB of device %d", read>>20, id),
+				return &operation{code: "scrub", title: "a scrub of " + l.Name + " is reading everything", detail: fmt.Sprintf("the kernel says so of device %d", id),
 					next: []string{"`btrfs scrub status " + point + "`", "`btrfs scrub cancel " + point + "`; it goes on with `btrfs scrub resume`"}}
 			}
 		}

@@ -45,6 +45,9 @@ type Report struct {
 type Finding struct {
 	Code     string   `json:"code"`     // stable: see docs/zfs-dedup.md
 	Severity Severity `json:"severity"` //
+	// Subject is what of the host it is about, in the words that tools take: a
+	// mount point, a device, a zpool, a dataset, a golden; "" if the check says it.
+	Subject  string   `json:"subject,omitempty"`
 	Title    string   `json:"title"`    // one sentence without a full stop
 	Measured []Figure `json:"measured"` //
 	Why      string   `json:"why"`      // it matters

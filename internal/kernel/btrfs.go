@@ -23,6 +23,7 @@ const (
 	btrfsIocGetSubvolInfo = 0x81f8943c
 	btrfsIocSnapDestroyV2 = 0x5000943f
 	btrfsIocScrubProgress = 0xc400941d // _IOWR(0x94, 29, struct btrfs_ioctl_scrub_args)
+	btrfsIocDevInfo       = 0xd000941e // _IOWR(0x94, 30, struct btrfs_ioctl_dev_info_args)
 )
 
 const (
@@ -287,18 +288,30 @@ func BtrfsSync(f *os.File) error {
 	return nil
 }
 
-// BtrfsScrub reports whether a scrub of a device of the btrfs that f is on is running
-// now, and how many bytes it has read. Root is needed.
-func BtrfsScrub(f *os.File, devid uint64) (running bool, read int64, err error) {
-	var a [1024]byte // struct btrfs_ioctl_scrub_args: devid, start, end, flags, progress
-	binary.NativeEndian.PutUint64(a[0:], devid)
-	err = ioctl(f, btrfsIocScrubProgress, unsafe.Pointer(&a))
-	switch {
-	case errors.Is(err, unix.ENOTCONN):
-		return false, 0, nil
-	case err != nil:
-		return false, 0, fmt.Errorf("BTRFS_IOC_SCRUB_PROGRESS: %w", err)
+// BtrfsDeviceBytes is how much of its device number id (from 1 on) the btrfs that f
+// is on may use, and how much of that it has given to chunks. It needs no privileges.
+// ENODEV if there is no such device, ENOTTY elsewhere.
+func BtrfsDeviceBytes(f *os.File, id uint64) (total, allocated int64, err error) {
+	var b [btrfsArgBytes]byte // devid, uuid[16], bytes_used, total_bytes, ...
+	binary.NativeEndian.PutUint64(b[0:], id)
+	if err := ioctl(f, btrfsIocDevInfo, unsafe.Pointer(&b)); err != nil {
+		return 0, 0, fmt.Errorf("BTRFS_IOC_DEV_INFO: %w", err)
 	}
-	const data, tree = 32 + 2*8, 32 + 3*8 // progress: data_extents, tree_extents, data_bytes, tree_bytes
-	return true, int64(binary.NativeEndian.Uint64(a[data:]) + binary.NativeEndian.Uint64(a[tree:])), nil
+	return int64(binary.NativeEndian.Uint64(b[32:])), int64(binary.NativeEndian.Uint64(b[24:])), nil
+}
+
+// BtrfsScrubbing reports whether device number id of the btrfs that f is on is being
+// scrubbed. It needs root (CAP_SYS_ADMIN). ENODEV if there is no such device, ENOTTY
+// elsewhere.
+func BtrfsScrubbing(f *os.File, id uint64) (bool, error) {
+	var b [1024]byte // devid, start, end, flags, progress
+	binary.NativeEndian.PutUint64(b[0:], id)
+	err := ioctl(f, btrfsIocScrubProgress, unsafe.Pointer(&b))
+	if errors.Is(err, unix.ENOTCONN) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("BTRFS_IOC_SCRUB_PROGRESS: %w", err)
+	}
+	return true, nil
 }

@@ -132,6 +132,17 @@ func GrowXFS(dir *os.File, size int64) error {
 	return nil
 }
 
+// XFSSectorBytes is the sector size of the mounted XFS that dir is on: the unit in
+// which it writes its log, fixed when it was made. It needs no privileges. ENOTTY
+// elsewhere.
+func XFSSectorBytes(dir *os.File) (int, error) {
+	var geom [256]byte // struct xfs_fsop_geom: see GrowXFS
+	if err := ioctl(dir, xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
+		return 0, fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
+	}
+	return int(binary.NativeEndian.Uint32(geom[20:])), nil
+}
+
 // BootID is the random ID of this boot of the kernel.
 var BootID = sync.OnceValue(func() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")

@@ -588,3 +588,28 @@ func TestMountNamespace(t *testing.T) {
 		t.Errorf("a child in another namespace says %q, %v; mine is %d", out, err, mine)
 	}
 }
+
+// What filesystems say of how they were made is what they were made with.
+func TestGeometry(t *testing.T) {
+	xfs := openDir(t, testfs.XFS(t, 320*mib))
+	if n, err := kernel.XFSSectorBytes(xfs); err != nil || n != 512 {
+		t.Errorf("an XFS on a loop device has sectors of %d bytes, not 512: %v", n, err)
+	}
+	btrfs := openDir(t, testfs.Btrfs(t, 128*mib))
+	total, allocated, err := kernel.BtrfsDeviceBytes(btrfs, 1)
+	if err != nil || total != 128*mib || allocated <= 0 || allocated > total {
+		t.Errorf("%d of %d bytes of the btrfs are allocated: %v", allocated, total, err)
+	}
+	if _, _, err := kernel.BtrfsDeviceBytes(btrfs, 2); !errors.Is(err, unix.ENODEV) {
+		t.Errorf("a second device: %v", err)
+	}
+	if _, _, err := kernel.BtrfsDeviceBytes(xfs, 1); !errors.Is(err, unix.ENOTTY) {
+		t.Errorf("devices of btrfs on XFS: %v", err)
+	}
+	if is, err := kernel.BtrfsScrubbing(btrfs, 1); err != nil || is { // a test of doctor has one that is
+		t.Errorf("a btrfs is being scrubbed: %v, %v", is, err)
+	}
+	if _, err := kernel.XFSSectorBytes(btrfs); !errors.Is(err, unix.ENOTTY) {
+		t.Errorf("sectors of XFS on btrfs: %v", err)
+	}
+}

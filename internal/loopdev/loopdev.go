@@ -154,6 +154,9 @@ func configure(n int, cfg *unix.LoopConfig) (*Device, error) {
 		f.Close()
 		return nil, fmt.Errorf("LOOP_CONFIGURE %s: %w", d.Path, err)
 	}
+	if cfg.Info.Flags&unix.LO_FLAGS_READ_ONLY == 0 {
+		keepFlushes(n)
+	}
 	if cfg.Info.Flags&unix.LO_FLAGS_DIRECT_IO != 0 {
 		// The kernel falls back to buffered I/O without an error.
 		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
@@ -164,6 +167,17 @@ func configure(n int, cfg *unix.LoopConfig) (*Device, error) {
 }
 
 func devicePath(n int) string { return "/dev/loop" + strconv.Itoa(n) }
+
+// keepFlushes undoes what somebody may have set for an earlier file on this device, and
+// which the kernel keeps after it was detached: that it has no volatile write cache. The
+// kernel would drop every flush, and what is synced here would be lost with the power.
+// Where the setting cannot be written, nothing is lost by trying.
+func keepFlushes(n int) {
+	setting := fmt.Sprintf("/sys/block/loop%d/queue/write_cache", n)
+	if b, err := os.ReadFile(setting); err == nil && strings.TrimSpace(string(b)) == "write through" {
+		_ = os.WriteFile(setting, []byte("write back"), 0)
+	}
+}
 
 // Close gives up this process's hold on the device. With autoclear it vanishes
 // if nothing else uses it.

@@ -660,3 +660,41 @@ func TestWaitDetached(t *testing.T) {
 		t.Errorf("missing file: %v", err)
 	}
 }
+
+// TestWriteCacheOfBefore: that somebody has declared away the write cache of a loop
+// device does not end the flushes of whoever gets the device next.
+func TestWriteCacheOfBefore(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	path := image(t, dir, "first")
+	for range 20 { // others take devices, too
+		d := attach(t, path, loopdev.Options{})
+		n := d.Index
+		setting := fmt.Sprintf("/sys/block/loop%d/queue/write_cache", n)
+		if err := os.WriteFile(setting, []byte("write through"), 0); err != nil {
+			t.Fatal(err)
+		}
+		d.Close()
+		if gone, err := loopdev.WaitDetached(t.Context(), path, 10*time.Second); err != nil || !gone {
+			t.Fatal(gone, err)
+		}
+		d = attach(t, path, loopdev.Options{})
+		b, err := os.ReadFile(fmt.Sprintf("/sys/block/loop%d/queue/write_cache", d.Index))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.TrimSpace(string(b)); got != "write back" {
+			t.Fatalf("the write cache of loop%d is %q", d.Index, got)
+		}
+		d.Close()
+		if gone, err := loopdev.WaitDetached(t.Context(), path, 10*time.Second); err != nil || !gone {
+			t.Fatal(gone, err)
+		}
+		if d.Index == n {
+			return
+		}
+		// Not left to those who do not look.
+		_ = os.WriteFile(setting, []byte("write back"), 0)
+	}
+	t.Skip("SKIPPED: others took the device each time")
+}

@@ -24,6 +24,7 @@ var packages = map[string]string{
 	"xfs_repair": "xfsprogs",
 	"mkfs.btrfs": "btrfs-progs",
 	"git":        "git",
+	"fio":        "fio",
 	"zfs":        "zfsutils-linux",
 	"zpool":      "zfsutils-linux",
 }

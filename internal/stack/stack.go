@@ -40,6 +40,9 @@ type Layer struct {
 	// Role of a device in the layer above, if it has a special one: "log",
 	// "cache", "spare", "special", "dedup".
 	Role string `json:"role,omitempty"`
+	// Group is, of a device in a zpool, the vdev at the top that it is a part of, such
+	// as "mirror-0": what is written goes to all that have the same.
+	Group string `json:"group,omitempty"`
 
 	FSType string `json:"fstype,omitempty"` // of a filesystem: "ext4", "fuse.NAME"
 	// Mount is the filesystem's entry in this process's mount table.
@@ -124,6 +127,7 @@ type builder struct {
 	ctx   context.Context
 	stack *Stack
 	table []mount.Entry
+	group string          // of the device to add next
 	seen  map[string]bool // what is in the stack: two disks of a RAID have one controller's file below, once
 }
 
@@ -170,7 +174,8 @@ func (b *builder) path(path string, depth int) {
 		b.hide("the mount table does not show what %s is on", path)
 		return
 	}
-	l := Layer{Kind: Filesystem, Name: m.FSType + " on " + m.Point, Depth: depth, FSType: m.FSType, Mount: m}
+	l := Layer{Kind: Filesystem, Name: m.FSType + " on " + m.Point, Depth: depth, Group: b.group, FSType: m.FSType, Mount: m}
+	b.group = ""
 	switch {
 	case inMemory[m.FSType]:
 		l.Kind = InMemory
@@ -283,7 +288,9 @@ func externalLog(m mount.Entry, data blockdev.Device) (blockdev.Device, bool) {
 
 // device adds a block device and what is below it.
 func (b *builder) device(d blockdev.Device, depth int, role string) {
-	if !b.add(Layer{Kind: Kind(d.Kind), Name: d.Name, Depth: depth, Role: role, Device: &d}) {
+	group := b.group
+	b.group = ""
+	if !b.add(Layer{Kind: Kind(d.Kind), Name: d.Name, Depth: depth, Role: role, Group: group, Device: &d}) {
 		return
 	}
 	switch d.Kind {
@@ -295,6 +302,10 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 		}
 		if _, err := os.Stat(file); err != nil {
 			b.hide("the file behind %s cannot be seen from here: %s", d.Name, file)
+			return
+		}
+		if other, err := isOther(d, file); err == nil && other {
+			b.hide("the file behind %s cannot be seen from here: what is at %s is another one", d.Name, file)
 			return
 		}
 		b.path(file, depth+1)
@@ -320,6 +331,25 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 			b.device(x, depth+1, "")
 		}
 	}
+}
+
+// isOther reports whether another file is at the path of the one behind a loop device: the
+// path is that of the mount namespace in which it was attached. An error without root.
+func isOther(d blockdev.Device, file string) (bool, error) {
+	dev, err := os.Open(d.Path())
+	if err != nil {
+		return false, err
+	}
+	defer dev.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
+	if err != nil {
+		return false, err
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(file, &st); err != nil {
+		return false, err
+	}
+	return st.Ino != info.Inode, nil // not by the device: btrfs has others for stat
 }
 
 // btrfsDevices finds all devices of the btrfs that one of its devices' nodes names.

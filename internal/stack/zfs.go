@@ -21,6 +21,7 @@ func (b *builder) zpool(dataset string, depth int) {
 		return
 	}
 	for _, d := range devs {
+		b.group = d.group
 		if d.file != "" {
 			b.path(d.file, depth+1)
 			continue
@@ -35,7 +36,7 @@ func (b *builder) zpool(dataset string, depth int) {
 }
 
 // vdev is a leaf of a zpool.
-type vdev struct{ node, file, role string }
+type vdev struct{ node, file, role, group string }
 
 func poolDevices(b *builder, pool string) ([]vdev, error) {
 	out, err := zfs.Tool("zpool").Output(b.ctx, "status", "-P", "-L", pool)
@@ -52,16 +53,20 @@ func poolDevices(b *builder, pool string) ([]vdev, error) {
 // parseStatus reads the leaves out of the table that `zpool status -P -L` prints:
 // those whose name is a path. Its classes (logs, cache, ...) are lines of their own.
 func parseStatus(text, pool string) (out []vdev) {
-	inside, role := false, ""
+	inside, role, group, margin := false, "", "", 0
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
+		// Two columns right of the pool and of the classes stand the vdevs at the top.
+		if inside && len(f) > 0 && indent(line) == margin+2 {
+			group = f[0]
+		}
 		switch {
 		case len(f) >= 2 && f[0] == "NAME" && f[1] == "STATE":
-			inside = true
+			inside, margin = true, indent(line)
 		case !inside || len(f) == 0:
 		case strings.HasPrefix(strings.TrimSpace(line), "errors:"):
 			return out
-		case f[0] == pool:
+		case f[0] == pool && indent(line) <= margin:
 			role = ""
 		case !strings.HasPrefix(f[0], "/"):
 			switch f[0] {
@@ -73,13 +78,15 @@ func parseStatus(text, pool string) (out []vdev) {
 				role = f[0]
 			}
 		case strings.HasPrefix(f[0], "/dev/"):
-			out = append(out, vdev{node: f[0], role: role})
+			out = append(out, vdev{node: f[0], role: role, group: group})
 		default:
-			out = append(out, vdev{file: filepath.Clean(f[0]), role: role})
+			out = append(out, vdev{file: filepath.Clean(f[0]), role: role, group: group})
 		}
 	}
 	return out
 }
+
+func indent(line string) int { return len(line) - len(strings.TrimLeft(line, " \t")) }
 
 // zvolDataset finds the dataset of a zvol by its links in /dev/zvol.
 func zvolDataset(d blockdev.Device) (string, error) {

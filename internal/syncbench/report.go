@@ -60,7 +60,10 @@ type Profile struct {
 	Bytes   int64    `json:"block_bytes"` // of a write; 0 if they differ
 	File    int64    `json:"file_bytes"`  // of all files
 	PerSync int      `json:"writes_per_sync"`
-	Command []string `json:"command"` // fio's arguments, to run it by hand
+	Command []string `json:"command"` // fio and its arguments, to run it by hand
+	// Calls are the system calls by which it does it, for programs: tests compare them
+	// with what strace shows.
+	Calls Calls `json:"system_calls"`
 }
 
 // Layer is a thing below the path, as found before the run.

@@ -38,6 +38,8 @@ type FS struct {
 	image string // "" of tmpfs
 	loop  int
 	cuts  int
+
+	options []string // of the mount
 }
 
 // XFS mounts a fresh XFS of at least size bytes and returns its directory.
@@ -57,12 +59,22 @@ func Tmpfs(t testing.TB, size int64) string { t.Helper(); return New(t, "tmpfs",
 // or a loop device behind, or if something in the filesystem is still in use.
 func New(t testing.TB, kind string, size int64) *FS {
 	t.Helper()
+	return NewIn(t, "", kind, size)
+}
+
+// NewIn is New with the image in a directory that is there until the test has ended
+// ("": a temporary one), and with options of the mount: "nobarrier".
+func NewIn(t testing.TB, in, kind string, size int64, options ...string) *FS {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skipf("SKIPPED: mounting a %s needs root: run the tests as root", kind)
 	}
-	fs := &FS{t: t, kind: kind, top: t.TempDir(), loop: -1}
+	fs := &FS{t: t, kind: kind, top: t.TempDir(), loop: -1, options: options}
 	fs.dir = filepath.Join(fs.top, "mnt")
 	LeakCheck(t, fs.top)
+	if in != "" {
+		LeakCheck(t, in)
+	}
 	if err := os.Mkdir(fs.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -86,6 +98,9 @@ func New(t testing.TB, kind string, size int64) *FS {
 		t.Skipf("SKIPPED: %v: install the package with mkfs.%s", err, kind)
 	}
 	fs.image = filepath.Join(fs.top, "image")
+	if in != "" {
+		fs.image = filepath.Join(in, "image")
+	}
 	f, err := os.OpenFile(fs.image, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err == nil {
 		err = errors.Join(f.Truncate(size), f.Close())
@@ -99,6 +114,9 @@ func New(t testing.TB, kind string, size int64) *FS {
 	fs.attach()
 	return fs
 }
+
+// Device is the loop device that it is on: "loop3".
+func (fs *FS) Device() string { return fmt.Sprintf("loop%d", fs.loop) }
 
 // Dir is where it is mounted.
 func (fs *FS) Dir() string { return fs.dir }
@@ -117,7 +135,7 @@ func (fs *FS) attach() {
 	}
 	defer dev.Close()
 	fs.loop = dev.Index
-	fs.mount(dev.Path)
+	fs.mount(dev.Path, fs.options...)
 }
 
 func (fs *FS) mount(source string, options ...string) {

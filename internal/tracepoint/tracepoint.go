@@ -33,12 +33,12 @@ import (
 
 // root is where the tree of tracefs can be read from, and keeps it.
 var root = sync.OnceValues(func() (string, error) {
-	for _, dir := range []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"} {
-		if _, err := os.Stat(filepath.Join(dir, "events/block")); err == nil {
-			return dir, nil
-		} else if errors.Is(err, fs.ErrPermission) {
-			return "", errs.New(errs.Permission, "trace the kernel", "", "%s cannot be read: %w", dir, err).WithHint("run it as root")
-		}
+	// Not below /sys/kernel/debug, where looking is enough to have it mounted.
+	const dir = "/sys/kernel/tracing"
+	if _, err := os.Stat(filepath.Join(dir, "events/block")); err == nil {
+		return dir, nil
+	} else if errors.Is(err, fs.ErrPermission) {
+		return "", errs.New(errs.Permission, "trace the kernel", "", "%s cannot be read: %w", dir, err).WithHint("run it as root")
 	}
 	d, err := mount.Device("tracefs", "tracefs", nil, true)
 	if err != nil {
@@ -52,12 +52,12 @@ var root = sync.OnceValues(func() (string, error) {
 		}
 		return "", e.WithHint("a kernel with CONFIG_FTRACE and tracefs is needed")
 	}
-	dir, err := d.Open()
+	top, err := d.Open()
 	if err != nil {
 		return "", errs.Wrap("trace the kernel", "", err)
 	}
-	keep = []any{d, dir} // for as long as the process lives
-	return fmt.Sprintf("/proc/self/fd/%d", dir.Fd()), nil
+	keep = []any{d, top} // for as long as the process lives
+	return fmt.Sprintf("/proc/self/fd/%d", top.Fd()), nil
 })
 
 var keep []any
@@ -142,9 +142,18 @@ func parseFormat(text string) (*Event, error) {
 // Scope is whose events are taken.
 type Scope int
 
-// Everything is the scope of all processes and the kernel itself; a positive
-// Scope is a process ID, and takes its threads and what they start from then on.
-const Everything Scope = -1
+const (
+	// Everything is the scope of all processes and the kernel itself; a positive
+	// Scope is a process ID, and takes its threads and what they start from then on.
+	Everything Scope = -1
+
+	// Children is the scope of the programs that the calling thread starts from then
+	// on, and of what they start: from their exec on, and neither of the thread
+	// itself nor of what its process's other threads start. The caller has locked
+	// its goroutine to the thread (runtime.LockOSThread), and starts the program from
+	// there, and nothing else.
+	Children Scope = 0
+)
 
 // Counter counts the events that a filter lets through. Its methods are safe for use
 // from several goroutines.
@@ -167,6 +176,9 @@ func Count(event, filter string, scope Scope) (*Counter, error) {
 		attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Config: e.ID}
 		if scope != Everything {
 			attr.Bits |= unix.PerfBitInherit
+		}
+		if scope == Children {
+			attr.Bits |= unix.PerfBitDisabled | unix.PerfBitEnableOnExec
 		}
 		fd, err := open(&attr, scope, cpu, event, filter)
 		if errors.Is(err, unix.ENODEV) {

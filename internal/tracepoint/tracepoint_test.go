@@ -2,7 +2,9 @@ package tracepoint
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -28,8 +30,6 @@ func need(t *testing.T) {
 
 func TestCountAndRecord(t *testing.T) {
 	need(t)
-	self := Scope(os.Getpid())
-	_ = self
 	c, err := Count("syscalls:sys_enter_fdatasync", "", Everything)
 	if err != nil {
 		t.Fatal(err)
@@ -116,6 +116,67 @@ func TestFilter(t *testing.T) {
 	}
 	if _, err := Count("block:no_such_event", "", Everything); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("no such event: %v", err)
+	}
+}
+
+// TestChildren counts what a program and its children do, in several threads, and
+// nothing of this process, not even of the thread that started it.
+func TestChildren(t *testing.T) {
+	need(t)
+	if file := os.Getenv("PANDO_TEST_SYNCER"); file != "" {
+		syncer(t, file)
+		return
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c, err := Count("syscalls:sys_enter_fdatasync", "", Children)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestChildren$", "-test.count=1")
+	cmd.Env = append(os.Environ(), "PANDO_TEST_SYNCER="+filepath.Join(t.TempDir(), "f"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	if err := unix.Fdatasync(98764); err == nil {
+		t.Error("there is a descriptor 98764")
+	}
+	// Once itself and four times in threads; and its child the same.
+	if n, err := c.Read(); err != nil || n != 2*(1+4) {
+		t.Errorf("%d counted, want 10 (%v)", n, err)
+	}
+}
+
+// syncer syncs a file from several threads, and has a child do the same.
+func syncer(t *testing.T, file string) {
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	errs := make(chan error)
+	for range 4 {
+		go func() {
+			runtime.LockOSThread()
+			errs <- unix.Fdatasync(int(f.Fd()))
+		}()
+	}
+	for range 4 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := unix.Fdatasync(int(f.Fd())); err != nil {
+		t.Error(err)
+	}
+	if filepath.Base(file) == "child" {
+		return
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^TestChildren$", "-test.count=1")
+	cmd.Env = append(os.Environ(), "PANDO_TEST_SYNCER="+filepath.Join(filepath.Dir(file), "child"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

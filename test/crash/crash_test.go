@@ -9,6 +9,7 @@ package crash
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -298,13 +299,14 @@ func TestFaultAtEveryStep(t *testing.T) {
 }
 
 // sweepOf is which steps a plan strikes: all of them with PANDO_TEST_FULL. By
-// default, for time's sake, a kill strikes every step on the first kind of pool
-// and every third one on each of the others, whose protocol is the same; an error
+// default, for time's sake, a kill strikes every second step on the first kind of
+// pool and every sixth one on each of the others, whose protocol is the same; an error
 // half as many, and of a slow operation each gets every n-th. Which ones is drawn
-// anew each time, so that all get their turn; what fails says how to repeat it.
+// anew each time, so that all get their turn; what fails says how to repeat it. A
+// pattern that names an operation gets all its steps.
 func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 	s := faulttest.Sweep{Plan: plan, MaxRuns: 3000}
-	if os.Getenv("PANDO_TEST_FULL") != "" || os.Getenv(faulttest.AtVariable) != "" {
+	if everything() || os.Getenv(faulttest.AtVariable) != "" {
 		return s
 	}
 	s.Stride = max(every, 1) * sparsely
@@ -318,8 +320,17 @@ func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 	return s
 }
 
-// sparsely is how much fewer steps are struck where everything is slow.
-var sparsely = 1
+// sparsely is of how many steps one is struck; more where everything is slow.
+var sparsely = 2
+
+// slow is whether removing takes longer than other commands may spend on it.
+var slow = false
+
+// everything reports whether nothing is to be left out: with PANDO_TEST_FULL, or a
+// pattern that names an operation.
+func everything() bool {
+	return os.Getenv("PANDO_TEST_FULL") != "" || strings.Count(flag.Lookup("test.run").Value.String(), "/") > 1
+}
 
 // initEvery is how much fewer of init and deinit, in which ZFS does most.
 var initEvery = 1
@@ -362,8 +373,8 @@ func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 		if plan.Mode == faulttest.Fail && res.ExitCode == 0 && after != w.outcome(op, before) {
 			t.Errorf("it said that it had succeeded, but:\n%s%s", after, res.Stderr)
 		}
-		if sparsely > 1 {
-			w.pando("gc") // removing takes longer here than other commands may spend on it
+		if slow {
+			w.pando("gc")
 		}
 		w.check()
 	})

@@ -3,7 +3,6 @@
 package crash
 
 import (
-	"flag"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -24,7 +23,7 @@ func init() {
 			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, left: zfsLeft, size: []string{"--fs", "ext4", "--size", "64M"}},
 			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, left: zfsLeft},
 		}
-		sparsely, initEvery = 24, 4
+		sparsely, initEvery, slow = 24, 4, true
 		drawn = drawSome
 		if os.Getenv("PANDO_TEST_FULL") == "" {
 			faults = faults[:1]
@@ -35,7 +34,7 @@ func init() {
 // drawSome is one of the operations that have the most of ZFS in them; with
 // PANDO_TEST_FULL, or a pattern that names one, all.
 func drawSome(all []operation) []operation {
-	if os.Getenv("PANDO_TEST_FULL") != "" || strings.Count(flag.Lookup("test.run").Value.String(), "/") > 1 {
+	if everything() {
 		return all
 	}
 	most := []string{"clone-mount", "destroy-mounted", "snapshot-mounted"}

@@ -7,7 +7,8 @@
 # MEM, the guest's memory; TIMEOUT, of a package's tests, such as 20m; LIMIT, in
 # seconds, of all of them; TESTARGS, more flags of test binaries; any PANDO_*,
 # which the tests get. The guest has no Go: tests find the program in
-# $PANDO_TEST_BINARY, the testdata of their package, and the documentation.
+# $PANDO_TEST_BINARY, the testdata of their package, and the documentation, and in
+# $PANDO_TEST_DISKS the names of three empty disks of 512 MB.
 # EVENTS=FILE keeps the events of all tests, with their times. With
 # TESTARGS=-update the pages that the tests write come back.
 set -euo pipefail
@@ -16,7 +17,7 @@ cd "$root"
 
 # What ZFS makes a difference to. Leaves such as internal/mount can be named, too:
 # the guest has another kernel.
-default=(internal/testfs internal/zfs internal/driver/zfs internal/doctor "internal/diagnose=ZFS|Unified" test/zfs
+default=(internal/testfs internal/zfs internal/driver/zfs internal/doctor internal/stack=ZFS "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified" test/zfs
   internal/cli=TestDocumentationIsTrue internal/engine=TestTransferZFS test/model "test/crash=TestFaultAtEveryStep|TestFaultInInit")
 
 go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
@@ -57,6 +58,7 @@ cp -a ./*.md docs "$top/pando/"
   env | grep '^PANDO_' | sed "s/'/'\\\\''/g; s/=/='/; s/^/export /; s/\$/'/" || true
   cat <<E
 export PATH=/in/bin:\$PATH PANDO_TEST_BINARY=/in/bin/pando PANDO_TEST_ZFS=1
+export PANDO_TEST_DISKS='/dev/disk/by-id/virtio-disk0 /dev/disk/by-id/virtio-disk1 /dev/disk/by-id/virtio-disk2'
 mount -o remount,size=100% /tmp
 state() {
   {
@@ -88,7 +90,7 @@ E
 {
   status=0
   cat "$top/events" 2>/dev/null || true
-  test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-2600}" -f "$top/pando" -f "$top/bin" -f "$top/script" -o "$top/out" -- '. ./script; true' || status=$?
+  test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-2600}" -f "$top/pando" -f "$top/bin" -f "$top/script" -d 512M -d 512M -d 512M -o "$top/out" -- '. ./script; true' || status=$?
   [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest (exit status %d)"}\n' $status
   case " ${TESTARGS:-} " in *' -update '*) cp -a "$top/out/docs/." docs/ ;; esac
 } | tee "${EVENTS:-/dev/null}" | "$top/testsum" -events

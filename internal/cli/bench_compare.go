@@ -1,0 +1,141 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+
+	"pando/internal/syncbench"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) benchCompareCommand() *cobra.Command {
+	force := false
+	c := &cobra.Command{
+		Use:   "compare A B",
+		Short: "Say what changed between two reports of `pando bench sync`, beyond noise",
+		Long: `Reads two files that ` + "`pando bench sync --json`" + ` has printed and says of each figure
+whether B is faster or slower than A, or whether what differs is no more than what
+differs between runs of the same thing.
+
+The noise comes from the runs of each report (Welch's t interval of the ratio, at 99 %);
+with --runs 3 or more it is of use. If a report has one run only, the noise comes from
+the ups and downs inside it, and no change below 25 % counts. What changes slowly, or
+between two sessions, it cannot tell from a change of yours: measure A, B, A again.
+
+Reports of other profiles, writers, block or file sizes are refused without --force;
+different kernels, hosts or layers are told, and so is a report that failed its proof,
+first of all: figures of syncs that did not reach the disk are no basis. The exit code
+does not tell what changed; --json does.`,
+		Example: "  pando bench sync /srv --runs 3 --json > before.json\n  pando bench sync /srv --runs 3 --json > after.json\n  pando bench compare before.json after.json",
+		Args:    usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) > 1 {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return []string{"json"}, cobra.ShellCompDirectiveFilterFileExt
+		},
+	}
+	c.Flags().BoolVar(&force, "force", false, "compare reports of different work")
+	c.RunE = func(_ *cobra.Command, args []string) error {
+		var r [2]*syncbench.Report
+		for i, path := range args {
+			var err error
+			if r[i], err = syncbench.Read(path); err != nil {
+				return err
+			}
+		}
+		cmp, err := syncbench.Compare(r[0], r[1], args[0], args[1], force)
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(cmp)
+		}
+		return a.printComparison(cmp)
+	}
+	return c
+}
+
+func (a *App) printComparison(c *syncbench.Comparison) error {
+	if a.quiet {
+		return a.printf("%s\n", c.Summary)
+	}
+	for _, s := range c.Unproven {
+		if err := a.printf("%s", hanging("FAIL: ", s+".")); err != nil {
+			return err
+		}
+	}
+	if err := a.fields("A", sideText(c.A), "B", sideText(c.B)); err != nil {
+		return err
+	}
+	for _, s := range c.Differences {
+		if err := a.printf("%s", hanging("not the same work: ", s)); err != nil {
+			return err
+		}
+	}
+	for _, s := range c.Warnings {
+		if err := a.printf("%s", hanging("note: ", s)); err != nil {
+			return err
+		}
+	}
+	if err := a.printf("\n"); err != nil {
+		return err
+	}
+	t := a.table("", "A", "B", "B / A", "NOISE", "VERDICT")
+	for _, x := range c.Changes {
+		value := duration
+		if x.Unit != "s" {
+			value = perSecond
+		}
+		over, noise, verdict := "-", "-", x.Verdict
+		if x.Ratio > 0 {
+			over = strconv.FormatFloat(x.Ratio, 'f', 2, 64) + "x"
+			if x.Ratio >= 100 || x.Ratio < 0.01 {
+				over = strconv.FormatFloat(x.Ratio, 'g', 3, 64) + "x"
+			}
+		}
+		if x.Noise >= 0 {
+			noise = noiseText(x.Noise)
+		}
+		if x.Why != "" {
+			verdict += ": " + x.Why
+		}
+		t.row(x.Figure, value(x.A), value(x.B), over, noise, verdict)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	basis := "NOISE is what a ratio has to exceed, either way, judged by how runs of a report differ."
+	if c.Basis == syncbench.InsideRuns {
+		basis = "NOISE is what a ratio has to exceed, either way, judged by the ups and downs inside a run."
+	}
+	return a.printf("%s\n%s", wrap(basis, "", syncWidth), hanging("Result: ", c.Summary+"."))
+}
+
+// noiseText is a factor less one: in percent, or as a factor if it is large.
+func noiseText(v float64) string {
+	switch {
+	case v >= 1000:
+		return "> 1000x"
+	case v >= 1:
+		return ratio(1 + v)
+	}
+	return strconv.FormatFloat(math.Ceil(v*1000-1e-6)/10, 'f', 1, 64) + " %"
+}
+
+func sideText(s syncbench.Side) string {
+	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, plural(s.Runs, "run"), duration(s.Seconds), s.Path, s.Host, s.Verdict)
+}
+
+// perSecond writes a rate.
+func perSecond(v float64) string {
+	switch {
+	case v >= 99.5:
+		return thousands(int64(math.Round(v)))
+	case v >= 9.95:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 2, 64)
+}

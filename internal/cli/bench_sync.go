@@ -1,0 +1,267 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/syncbench"
+
+	"github.com/spf13/cobra"
+)
+
+// syncFlags is what the command line asks of a measurement.
+type syncFlags struct {
+	profile, length, size, p99, html string
+	runs, writers                    int
+	quick, list                      bool
+}
+
+func (a *App) benchSyncCommand() *cobra.Command {
+	var q syncFlags
+	c := &cobra.Command{
+		Use:   "sync [PATH|VOLUME]",
+		Short: "Measure what syncing costs as databases do it, and show whether it reaches the disk",
+		Long: `Writes and syncs in a directory as a database does (--profile), by fio, and says how
+many syncs a second it did and how long they took: p50, p95, p99, p99.9 and the
+longest, of the call that makes a commit durable, not of the write before it; a time
+line with its stalls; and at each layer below the directory (filesystem, loop device,
+the pool's filesystem, partition, disk) whether the flushes arrived that the syncs
+need. Fewer, or a layer that says that it does not pass them on: FAIL, with the layer
+named, and exit code 20. What cannot be shown is a FAIL, too.
+
+Without an argument it measures the current directory. A word without a slash that is
+a volume of the pool is the volume, also if there is a directory of this name: that
+is ./NAME. A volume that is not mounted is mounted for the run. A directory needs no
+pool. What it writes it removes, also when it is interrupted; while it runs it needs
+as much room as its files take (--list, --size).
+
+The default is one run of 60 s: several cycles of writeback and of transaction groups.
+To compare two reports use --runs 3 or more, since runs differ: see
+` + "`pando bench compare`" + `. A machine that does other things at the same time is measured with
+them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on speed.`,
+		Example: `  pando bench sync /var/lib/postgresql
+  pando bench sync --list
+  pando bench sync job-17 --profile innodb --runs 3 --html before.html
+  pando bench sync /srv --runs 3 --json > before.json
+  pando bench sync /srv --p99 2ms`,
+		Args: usage(cobra.MaximumNArgs(1)),
+		ValidArgsFunction: func(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			if strings.Contains(word, "/") || len(args) > 0 {
+				return nil, cobra.ShellCompDirectiveFilterDirs
+			}
+			names, _ := a.completeVolumes(1)(c, args, word)
+			dirs, _ := filepath.Glob(word + "*/") // the pattern is of what is typed, and no harm if bad
+			return append(names, dirs...), cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&q.profile, "profile", "postgres", "write and sync as this `PROFILE` does: see --list")
+	f.BoolVar(&q.list, "list", false, "list the profiles and what they stand for, and measure nothing")
+	f.StringVar(&q.length, "time", "", "`DURATION` of a run (default 60s; 5s with --quick)")
+	f.IntVar(&q.runs, "runs", 1, "measure so many times; 3 or more for `pando bench compare`")
+	f.BoolVar(&q.quick, "quick", false, "5 s: shows whether syncs reach the disk, no verdict on speed")
+	f.IntVar(&q.writers, "writers", 0, "so many at once (default as in the profile)")
+	f.StringVar(&q.size, "size", "", "`SIZE` of all files (default as in the profile)")
+	f.StringVar(&q.p99, "p99", "", "find the most syncs a second whose p99 is at most this `DURATION`")
+	f.StringVar(&q.html, "html", "", "also write the report into `FILE`, as a page")
+	_ = c.MarkFlagFilename("html", "html", "htm")
+	_ = c.RegisterFlagCompletionFunc("profile", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		var out []string
+		for _, p := range syncbench.Profiles() {
+			out = append(out, p.Name+"\t"+p.Title)
+		}
+		return out, cobra.ShellCompDirectiveNoFileComp
+	})
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if q.list {
+			if len(args) > 0 {
+				return errs.New(errs.Invalid, "bench sync", args[0], "--list measures nothing")
+			}
+			return a.printProfiles(syncbench.Profiles())
+		}
+		config, err := q.config(c)
+		if err != nil {
+			return err
+		}
+		// Before the run, which takes minutes.
+		if q.html != "" {
+			if q.html, err = pagePath("bench sync", q.html); err != nil {
+				return err
+			}
+		}
+		config.Version = a.Version
+		return a.benchSync(c.Context(), config, args, q.html)
+	}
+	return c
+}
+
+// config reads the flags. Invalid.
+func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
+	const op = "bench sync"
+	out = syncbench.Config{Profile: q.profile, Runs: q.runs, Quick: q.quick, Writers: q.writers}
+	known := false
+	for _, p := range syncbench.Profiles() {
+		known = known || p.Name == q.profile
+	}
+	switch {
+	case !known:
+		return out, errs.New(errs.Invalid, op, q.profile, "there is no such profile").WithHint("%s", suggestProfile(q.profile))
+	case q.runs < 1:
+		return out, errs.New(errs.Invalid, op, "", "--runs is %d", q.runs).WithHint("measure at least once; 3 times or more to compare")
+	case q.runs > syncbench.MaxRuns:
+		return out, errs.New(errs.Invalid, op, "", "--runs is %d: at most %d", q.runs, syncbench.MaxRuns)
+	case c.Flags().Changed("writers") && q.writers < 1:
+		return out, errs.New(errs.Invalid, op, "", "--writers is %d", q.writers).WithHint("at least one has to write; leave --writers out for as many as the profile has")
+	}
+	if c.Flags().Changed("time") {
+		if out.Duration, err = parseTTL(op, q.length); err != nil {
+			return out, err
+		}
+	}
+	if c.Flags().Changed("size") {
+		if out.SizeBytes, err = parseSize(op, q.size); err != nil {
+			return out, err
+		}
+	}
+	if c.Flags().Changed("p99") {
+		if out.P99, err = time.ParseDuration(q.p99); err != nil || out.P99 <= 0 {
+			return out, errs.New(errs.Invalid, op, q.p99, "not a duration").WithHint("write for example --p99 2ms or --p99 500us")
+		}
+	}
+	return out, nil
+}
+
+// suggestProfile is a hint for a name that is none.
+func suggestProfile(name string) string {
+	var names []string
+	best := ""
+	for _, p := range syncbench.Profiles() {
+		names = append(names, p.Name)
+		if best == "" && name != "" && (strings.HasPrefix(p.Name, strings.ToLower(name)) || strings.HasPrefix(strings.ToLower(name), p.Name)) {
+			best = p.Name
+		}
+	}
+	hint := "the profiles are " + strings.Join(names, ", ") + "; `pando bench sync --list` says what they stand for"
+	for _, alias := range [][2]string{{"mysql", "innodb"}, {"maria", "innodb"}, {"pg", "postgres"}, {"psql", "postgres"}, {"sqlite", "sqlite-full"}} {
+		if best == "" && strings.HasPrefix(strings.ToLower(name), alias[0]) {
+			best = alias[1]
+		}
+	}
+	if best != "" {
+		return "did you mean " + best + "? " + strings.ToUpper(hint[:1]) + hint[1:]
+	}
+	return hint
+}
+
+// benchSync measures a directory or a volume, and prints what it has found.
+func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, page string) error {
+	path, volume, done, err := a.syncTarget(ctx, args)
+	if err != nil {
+		return err
+	}
+	q.Path, q.Volume = path, volume
+	var report *syncbench.Report
+	err = a.track(func(t *progress.Tracker) (err error) {
+		q.Tracker = t
+		report, err = syncbench.Measure(ctx, q)
+		return err
+	})
+	// The figures are worth more than what goes wrong with the volume afterwards.
+	after := done()
+	if err != nil {
+		return err
+	}
+	if report.Verdict.Result != syncbench.Pass {
+		a.exit = exitUnproven
+	}
+	if err := a.showSync(report); err != nil {
+		return err
+	}
+	if page != "" {
+		if err := a.writePage("bench sync", page, report); err != nil {
+			return err
+		}
+	}
+	return after
+}
+
+// syncTarget is the directory to measure, the name of the volume if it is one's, and
+// what to do afterwards.
+func (a *App) syncTarget(ctx context.Context, args []string) (path, volume string, done func() error, err error) {
+	nothing := func() error { return nil }
+	if len(args) == 0 {
+		return ".", "", nothing, nil
+	}
+	word := args[0]
+	switch {
+	case word == "":
+		return "", "", nil, errs.New(errs.Invalid, "bench sync", `""`, "the path is empty")
+	case strings.Contains(word, "/"), ref.CheckName("bench sync", word) != nil:
+		return word, "", nothing, nil
+	}
+	_, missing := os.Stat(word)
+	e, err := a.open(ctx)
+	if err != nil {
+		if missing == nil || errs.Is(err, errs.NotFound) { // a directory needs no pool
+			if !errs.Is(err, errs.NotFound) {
+				a.warn("%v: so %s is the directory", err, word)
+			}
+			return word, "", nothing, a.noDirectory(word, missing, nil)
+		}
+		return "", "", nil, err
+	}
+	found, mounted, fs := false, false, ""
+	volumes, err := e.Volumes(ctx, false)
+	for _, v := range volumes {
+		if v.Name == word {
+			found, mounted, fs = true, v.Mounted(), v.FS
+		}
+	}
+	switch {
+	case err != nil:
+	case !found:
+		err = a.noDirectory(word, missing, e)
+		e.Release()
+		return word, "", nothing, err
+	case fs == "none":
+		err = errs.New(errs.Invalid, "bench sync", word, "it has no filesystem: it is a block device, and measuring it would overwrite it").
+			WithHint("measure a volume with a filesystem")
+	}
+	if err != nil {
+		e.Release()
+		return "", "", nil, err
+	}
+	v, err := e.Mount(ctx, word, "")
+	if err != nil {
+		e.Release()
+		return "", "", nil, err
+	}
+	return v.Mountpoint, word, func() error {
+		defer e.Release()
+		if mounted {
+			return nil
+		}
+		_, err := e.Umount(context.WithoutCancel(ctx), word)
+		return err
+	}, nil
+}
+
+// noDirectory explains a word that is neither a volume nor a directory.
+func (a *App) noDirectory(word string, missing error, e *engine.Engine) error {
+	switch {
+	case missing == nil:
+		return nil
+	case e == nil:
+		return errs.New(errs.NotFound, "bench sync", word, "there is no such directory, and no pool at %s in which it could be a volume", a.poolDir()).
+			WithHint("name a directory")
+	}
+	return errs.New(errs.NotFound, "bench sync", word, "there is no volume and no directory of this name").
+		WithHint("`pando ls` lists volumes; of a golden make a clone first: `pando clone %s NAME`", shellWord(word))
+}

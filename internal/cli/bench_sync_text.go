@@ -1,0 +1,392 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"pando/internal/syncbench"
+)
+
+// syncWidth is that of text and tables: of the smallest terminal in use.
+const syncWidth = 80
+
+// showSync prints a report as the flags say.
+func (a *App) showSync(r *syncbench.Report) error {
+	switch {
+	case a.json:
+		return a.printJSON(r)
+	case a.quiet:
+		return a.printf("%s\n", r.Verdict.Result)
+	}
+	for _, print := range []func(*syncbench.Report) error{
+		a.printSyncHead, a.printSyncRuns, a.printTarget, a.printTimelines, a.printLayers, a.printSyncVerdict,
+	} {
+		if err := print(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (a *App) printProfiles(all []syncbench.Profile) error {
+	if a.json {
+		return a.printJSON(all)
+	}
+	for i, p := range all {
+		if a.quiet {
+			if err := a.printf("%s\n", p.Name); err != nil {
+				return err
+			}
+			continue
+		}
+		if i > 0 {
+			if err := a.printf("\n"); err != nil {
+				return err
+			}
+		}
+		if err := a.printf("%s\n%s%s", p.Name, wrap(p.Title, "  ", syncWidth), wrap(workText(p)+".", "  ", syncWidth)); err != nil {
+			return err
+		}
+		if p.Models != "" {
+			if err := a.printf("%s", wrap(p.Models, "  ", syncWidth)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// workText is what a profile does, in figures.
+func workText(p syncbench.Profile) string {
+	out := plural(p.Writers, "writer")
+	if p.Bytes > 0 {
+		out += ", writes of " + size(p.Bytes)
+	}
+	switch {
+	case p.PerSync == 1 && strings.HasPrefix(p.Sync, "write"):
+		out += ", each of which waits for the disk: " + p.Sync
+	case p.PerSync > 0:
+		out += ", " + plural(p.PerSync, "write") + " to each " + p.Sync
+	}
+	if p.File > 0 {
+		out += ", " + size(p.File) + " of files"
+	}
+	return out
+}
+
+// hanging is a text in lines after a head. The others begin where the text of the first
+// does, or after a long head a little to the right.
+func hanging(head, text string) string {
+	n := utf8.RuneCountInString(head)
+	if n > 12 {
+		const indent = "    "
+		return strings.TrimPrefix(wrap(head+text, indent, syncWidth), indent)
+	}
+	indent := strings.Repeat(" ", n)
+	return head + strings.TrimPrefix(wrap(text, indent, syncWidth), indent)
+}
+
+func (a *App) printSyncHead(r *syncbench.Report) error {
+	var chain []string
+	for _, l := range r.Layers {
+		s := l.Name
+		if l.Role != "" {
+			s += " (" + l.Role + ")"
+		}
+		chain = append(chain, s)
+	}
+	var words []string
+	for _, w := range r.Profile.Command {
+		words = append(words, argument(w))
+	}
+	path := r.Path
+	if r.Volume != "" {
+		path += " (volume " + r.Volume + ")"
+	}
+	quick := ""
+	if r.Quick {
+		quick = "shorter than the cycles of writeback: no verdict on speed"
+	}
+	for _, f := range [][2]string{
+		{"path", path}, {"layers", strings.Join(chain, " > ")}, {"profile", r.Profile.Name + ": " + r.Profile.Title}, {"work", workText(r.Profile)},
+		{"host", fmt.Sprintf("%s, %s, %s, Linux %s, %s", r.Host.Name, plural(r.Host.CPUs, "processor"), size(r.Host.MemoryBytes), r.Host.Kernel, r.Host.Fio)},
+		{"command", strings.Join(words, " ")}, {"quick", quick},
+	} {
+		if f[1] == "" {
+			continue
+		}
+		if err := a.printf("%s", hanging(fmt.Sprintf("%-9s", f[0]), f[1])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// argument is a word of a command line that is not its first: --name=value needs no quotes.
+func argument(s string) string {
+	if name, value, ok := strings.Cut(s, "="); ok && value != "" && shellWord(name) == name && shellWord(value) == value {
+		return s
+	}
+	return shellWord(s)
+}
+
+func (a *App) printSyncRuns(r *syncbench.Report) error {
+	if err := a.heading("How long a sync took: " + r.Profile.Sync); err != nil {
+		return err
+	}
+	t := a.table("RUN", "SYNCS/S", "WRITES/S", "P50", "P95", "P99", "P99.9", "MAX")
+	writes := false
+	for i, x := range r.Runs {
+		t.row(append([]string{itoa(i + 1), perSecond(x.SyncsPerSecond), perSecond(x.WritesPerSecond)}, latencyCells(x.Sync)...)...)
+		writes = writes || x.Write != nil
+	}
+	if err := t.flush(); err != nil || !writes {
+		return err
+	}
+	if err := a.heading("The write before it, which is only memory"); err != nil {
+		return err
+	}
+	t = a.table("RUN", "P50", "P95", "P99", "P99.9", "MAX")
+	for i, x := range r.Runs {
+		if x.Write != nil {
+			t.row(append([]string{itoa(i + 1)}, latencyCells(*x.Write)...)...)
+		}
+	}
+	return t.flush()
+}
+
+func latencyCells(l syncbench.Latency) []string {
+	return []string{duration(l.P50), duration(l.P95), duration(l.P99), duration(l.P999), duration(l.Max)}
+}
+
+func (a *App) printTarget(r *syncbench.Report) error {
+	g := r.Target
+	if g == nil {
+		return nil
+	}
+	if err := a.heading("Most syncs a second with a p99 of at most " + duration(g.P99)); err != nil {
+		return err
+	}
+	t := a.table("WRITERS", "SYNCS/S", "P99", "KEEPS IT")
+	for _, s := range g.Steps {
+		keeps := "no"
+		if s.Keeps {
+			keeps = "yes"
+		}
+		t.row(itoa(s.Writers), perSecond(s.SyncsPerSecond), duration(s.P99), keeps)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	if g.Best == 0 {
+		return a.printf("None keeps it.\n")
+	}
+	return a.printf("%s syncs/s, by %s\n", perSecond(g.Best), plural(g.Writers, "writer"))
+}
+
+// utf8Terminal reports whether the locale's character set is UTF-8.
+func utf8Terminal() bool {
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := os.Getenv(name); v != "" {
+			v = strings.ToLower(v)
+			return strings.Contains(v, "utf-8") || strings.Contains(v, "utf8")
+		}
+	}
+	return false
+}
+
+const (
+	sparkWidth  = 60 // columns of a time line
+	shownStalls = 6  // of a run; --json and --html have all
+)
+
+// spark draws rates from 0 to high in so many columns at most, and under it a mark at
+// each column with a stall; "" if there is none.
+func spark(run *syncbench.Run, high float64, columns int, unicode bool) (bars, marks string) {
+	levels := []rune("_.,-=+*#")
+	if unicode {
+		levels = []rune("▁▂▃▄▅▆▇█")
+	}
+	n := min(len(run.Timeline), columns)
+	for i := range n {
+		part := run.Timeline[i*len(run.Timeline)/n : (i+1)*len(run.Timeline)/n]
+		syncs, length := 0.0, 0.0
+		for _, m := range part {
+			syncs += m.Syncs * m.Length
+			length += m.Length
+		}
+		level := 0
+		if high > 0 && length > 0 {
+			level = int(syncs / length / high * float64(len(levels)))
+		}
+		bars += string(levels[min(max(level, 0), len(levels)-1)])
+		from, to := part[0].At-part[0].Length, part[len(part)-1].At
+		const close = 1e-6 // edges meet
+		if slices.ContainsFunc(run.Stalls, func(s syncbench.Stall) bool { return s.From < to-close && s.To > from+close }) {
+			marks += "!"
+		} else {
+			marks += " "
+		}
+	}
+	return bars, strings.TrimRight(marks, " ")
+}
+
+func (a *App) printTimelines(r *syncbench.Report) error {
+	high, stalled := 0.0, 0
+	for i := range r.Runs {
+		for _, m := range r.Runs[i].Timeline {
+			high = max(high, m.Syncs)
+		}
+		stalled += len(r.Runs[i].Stalls)
+	}
+	if high == 0 {
+		return nil
+	}
+	title := fmt.Sprintf("Syncs a second over time, up to %s", perSecond(high))
+	if stalled > 0 {
+		title += " (!: a stall)"
+	}
+	if err := a.heading(title); err != nil {
+		return err
+	}
+	for i := range r.Runs {
+		x := &r.Runs[i]
+		if len(x.Timeline) == 0 {
+			continue
+		}
+		bars, marks := spark(x, high, sparkWidth, utf8Terminal())
+		head := fmt.Sprintf("run %-3d ", i+1)
+		if err := a.printf("%s%s %s\n", head, bars, duration(x.Timeline[len(x.Timeline)-1].At)); err != nil {
+			return err
+		}
+		if marks != "" {
+			if err := a.printf("%*s%s\n", len(head), "", marks); err != nil {
+				return err
+			}
+		}
+		for j, s := range x.Stalls {
+			if j == shownStalls {
+				if err := a.printf("%*sand %d more: see --json or --html\n", len(head), "", len(x.Stalls)-j); err != nil {
+					return err
+				}
+				break
+			}
+			line := fmt.Sprintf("%*s%.0f to %.0f s: ", len(head), "", s.From, s.To)
+			if err := a.printf("%s", line+strings.TrimLeft(wrap(s.Words, strings.Repeat(" ", len(line)), syncWidth), " ")); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (a *App) printLayers(r *syncbench.Report) error {
+	title := "What arrived at each layer"
+	if len(r.Runs) > 1 {
+		title += ", all runs"
+	}
+	var methods []string
+	for _, x := range r.Runs {
+		s := string(x.Proof.Method)
+		if x.Proof.NoTraces != "" {
+			s += ", not by tracepoints: " + x.Proof.NoTraces
+		}
+		if s != "" && !slices.Contains(methods, s) {
+			methods = append(methods, s)
+		}
+	}
+	if len(methods) > 0 {
+		title += " (by " + strings.Join(methods, "; ") + ")"
+	}
+	if err := a.printf("\n%s", wrap(title, "", syncWidth)); err != nil {
+		return err
+	}
+	layers := syncbench.SumLayers(r.Runs)
+	if len(layers) == 0 {
+		return a.printf("Nothing was counted.\n")
+	}
+	others := slices.ContainsFunc(layers, func(l *syncbench.LayerSum) bool { return l.OthersFlushes > 0 })
+	heads := []string{"LAYER", "NEEDED", "FLUSHES", "FUA"}
+	if others {
+		heads = append(heads, "OTHERS'")
+	}
+	t := a.table(append(heads, "WRITES", "BYTES", "RESULT")...)
+	for _, l := range layers {
+		needed := "-"
+		if l.Needed > 0 {
+			needed = thousands(l.Needed)
+		}
+		name := strings.Repeat(" ", min(max(l.Depth, 0), 8)) + oneLine(l.Name)
+		if l.Role != "" {
+			name += " (" + l.Role + ")"
+		}
+		cells := []string{shorten(name, 24), needed, counted(l.Flushes), counted(l.FUA)}
+		if others {
+			cells = append(cells, counted(l.OthersFlushes))
+		}
+		bytes := "-"
+		if l.WrittenBytes >= 0 {
+			bytes = size(l.WrittenBytes)
+		}
+		t.row(append(cells, counted(l.Writes), bytes, string(l.Result))...)
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	for _, l := range layers {
+		for _, w := range l.Failures {
+			if err := a.printf("%s", hanging("  ", oneLine(l.Name)+": "+w)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func counted(n int64) string {
+	if n < 0 {
+		return "-"
+	}
+	return thousands(n)
+}
+
+// shorten leaves out the middle of what is longer than n characters.
+func shorten(s string, n int) string {
+	r := []rune(s)
+	if len(r) <= n {
+		return s
+	}
+	head := (n - 3) / 2
+	return string(r[:head]) + "..." + string(r[len(r)-(n-3-head):])
+}
+
+// printSyncVerdict prints it last, where a person looks first.
+func (a *App) printSyncVerdict(r *syncbench.Report) error {
+	head := r.Verdict.Result
+	if r.Verdict.Layer != "" {
+		head += " at " + r.Verdict.Layer
+	}
+	rest, more := r.Verdict.Short()
+	reason := "it is not shown that what was synced reached the disk"
+	if r.Verdict.Result == syncbench.Pass {
+		reason = "every sync reached the disk, in every run"
+		if len(rest) > 0 {
+			reason, rest = rest[0], rest[1:]
+		}
+	}
+	if err := a.printf("\n%s", hanging(head+": ", reason)); err != nil {
+		return err
+	}
+	for _, w := range rest {
+		if err := a.printf("%s", hanging("  - ", w)); err != nil {
+			return err
+		}
+	}
+	if more > 0 {
+		return a.printf("  - of the other runs %s more: see --json\n", plural(more, "reason"))
+	}
+	return nil
+}

@@ -1,0 +1,62 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+)
+
+// deduplicators are programs that look for equal blocks of btrfs and XFS all the time.
+var deduplicators = []string{"bees", "beesd", "duperemove", "dduper"}
+
+// checkDedup finds dedup tables, and programs that deduplicate.
+func checkDedup(ctx context.Context, _ *HostRequest, c *Checked) error {
+	pools, why := zpools(ctx)
+	for _, p := range pools {
+		f := &Facts{Pool: p}
+		if err := f.readDDT(ctx); err != nil {
+			why = fmt.Sprintf("the dedup table of zpool %s: %v", p, err)
+			continue
+		}
+		f.MemoryBytes = readTable("/proc/meminfo", "MemTotal:", 1) << 10
+		f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
+		for _, of := range []func() (Finding, bool){f.unreadable, f.memory} {
+			if x, ok := of(); ok {
+				x.Subject, x.Title = p, fmt.Sprintf("zpool %s: %s", p, x.Title)
+				x.Do = []Step{{"see what it costs and saves, and how to do without", []string{"pando doctor --zfs " + word(p)}}}
+				c.find(x)
+			}
+		}
+	}
+	running := 0
+	err := processes(ctx, func(pid int, dir string) {
+		name := sysText(dir, "comm")
+		if !slices.Contains(deduplicators, name) {
+			return
+		}
+		running++
+		exe, err := os.Readlink(filepath.Join(dir, "exe"))
+		if err != nil {
+			exe = name
+		}
+		c.find(Finding{
+			Code: "dedup-program", Severity: Note, Subject: fmt.Sprint(pid),
+			Title:    fmt.Sprintf("%s is running (process %d): it reads what is written, and has the filesystem share what is equal", name, pid),
+			Measured: []Figure{words("program", "program", exe)},
+			Why: "It competes with everything else for the disk, locks the files it compares, and splits extents: images become slow to clone. " +
+				"Clones of a golden share their blocks without it.",
+			Do: []Step{{Text: "keep it away from Pando's pool; check fragmentation says what it has done to goldens"}},
+		})
+	})
+	if err != nil {
+		return err
+	}
+	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))), figure("programs", "programs that deduplicate", Count, int64(running)))
+	c.Summary = sentence(counted(len(pools), "zpool"), counted(running, "program")+" that deduplicate", why)
+	if running == 1 {
+		c.Summary = sentence(counted(len(pools), "zpool"), "1 program that deduplicates", why)
+	}
+	return nil
+}
