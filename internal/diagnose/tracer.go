@@ -16,8 +16,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How much is recorded. An event costs the kernel and this process together about a
-// microsecond: this budget is half a percent of one processor.
+// How much is recorded. An event costs who is recorded about 0.6 microseconds (see
+// BenchmarkRecorded of package tracepoint), and this process about as much again: of
+// the load this budget takes 0.3 %, and of another processor some more.
 const (
 	eventsPerSecond = 5000
 	mostCredit      = 2 * eventsPerSecond
