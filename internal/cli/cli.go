@@ -105,7 +105,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		a.goldenCommand(),
 		a.remoteCommand(), a.pushCommand(), a.pullCommand(), a.verifyCommand(),
 		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
-		a.doctorCommand(), a.iostatCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
+		a.doctorCommand(), a.diagnoseCommand(), a.iostatCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
 	root.CompletionOptions.HiddenDefaultCmd = false
 	return root

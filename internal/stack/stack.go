@@ -256,8 +256,12 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 			return
 		}
 	}
-	if d, err := blockdev.Lookup(l.Mount.Dev); err == nil {
+	mounted := l.Mount
+	if d, err := blockdev.Lookup(mounted.Dev); err == nil {
 		b.device(d, depth, "")
+		if log, ok := externalLog(mounted, d); ok {
+			b.device(log, depth, "log")
+		}
 		return
 	}
 	d, err := blockdev.LookupPath(source)
@@ -267,6 +271,37 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 		return
 	}
 	b.device(d, depth, "")
+}
+
+// externalLog finds the device that a filesystem on data keeps its log on, if it is
+// another one.
+func externalLog(m mount.Entry, data blockdev.Device) (blockdev.Device, bool) {
+	node := ""
+	switch m.FSType {
+	case "xfs":
+		node = option(m.Super, "logdev")
+	case "ext4":
+		// The mount table does not tell. The journal's thread has the name of its
+		// device, and behind it, where the journal is a file of the filesystem, the number
+		// of that file: "jbd2/loop1", "jbd2/vda1-8".
+		pid, err := os.ReadFile("/sys/fs/ext4/" + data.Name + "/journal_task")
+		if err != nil {
+			return blockdev.Device{}, false
+		}
+		comm, err := os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/comm")
+		if err != nil {
+			return blockdev.Device{}, false
+		}
+		name, ok := strings.CutPrefix(strings.TrimSpace(string(comm)), "jbd2/")
+		if ok && !strings.HasPrefix(name, data.Name+"-") {
+			node = "/dev/" + name
+		}
+	}
+	if node == "" {
+		return blockdev.Device{}, false
+	}
+	d, err := blockdev.LookupPath(node)
+	return d, err == nil && d.Number != data.Number
 }
 
 // device adds a block device and what is below it.

@@ -45,8 +45,16 @@ type ring struct {
 	mem     []byte
 }
 
-// ringPages is the size of a processor's buffer in pages, a power of two: 4 MiB.
-const ringPages = 1 << 10
+// ringPages is the size of a processor's buffer in pages, a power of two: 4 MiB, or
+// less where there are so many processors that it would be more than 64 MiB in all,
+// but no less than 256 KiB.
+func ringPages(processors int) int {
+	n := 1 << 10
+	for n > 1<<6 && n*processors > 16<<10 {
+		n /= 2
+	}
+	return n
+}
 
 // Record starts recording; the events of several specs are in one order.
 func NewRecorder(specs ...Spec) (*Recorder, error) {
@@ -68,7 +76,8 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 		events = append(events, target{e, s.Filter})
 	}
 	page := os.Getpagesize()
-	for _, cpu := range cpus() {
+	all := cpus()
+	for _, cpu := range all {
 		var first *ring
 		for _, e := range events {
 			attr := unix.PerfEventAttr{
@@ -96,7 +105,7 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 				}
 				continue
 			}
-			mem, err := unix.Mmap(fd, 0, (1+ringPages)*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			mem, err := unix.Mmap(fd, 0, (1+ringPages(len(all)))*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			if err != nil {
 				_ = unix.Close(fd)
 				return fail(errs.Wrap("trace the kernel", e.Name, fmt.Errorf("map the buffer: %w", err)))

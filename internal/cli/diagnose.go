@@ -1,0 +1,302 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"pando/internal/diagnose"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) diagnoseCommand() *cobra.Command {
+	length := "30s"
+	c := &cobra.Command{
+		Use:     "diagnose PATH|VOLUME",
+		GroupID: "tools",
+		Short:   "Say why syncs are slow here, with the load that is running",
+		Long: `Watches a live system for --for and says why syncing files below PATH (a file, a
+directory or a block device), or in VOLUME, takes as long as it does: who syncs and
+how long it takes, at which layer the time goes, and which of the usual causes make
+it longer, ranked, each with its evidence and what to look at next: syncs that do not
+reach the disk, a slow log device or disk, neighbours by process and control group,
+limits of control groups, writers held back, deep queues, scrub, balance and
+discard, slow commits, what is nearly full or in pieces, processors and memory.
+
+It only looks: it makes no load and writes nothing. A word with a slash in it is a
+path; any other is a volume if there is one of that name, and else a path. As root it
+sees the most; without it, it says what it could not see. Interrupted, it prints what
+it has found so far, and exits with 130.
+
+The exit code is 0 whatever it finds.`,
+		Example:           "  pando diagnose /var/lib/postgresql\n  pando diagnose job-17 --for 2m\n  pando diagnose /srv/db --json | jq '.causes[] | {rank, code, share}'",
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeVolumeOrPath,
+	}
+	c.Flags().StringVar(&length, "for", length, "watch for this `DURATION`")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		d, err := parseTTL("diagnose", length)
+		if err != nil {
+			return err
+		}
+		const least, most = time.Second, 24 * time.Hour
+		if d < least || d > most {
+			return errs.New(errs.Invalid, "diagnose", length, "it watches for a second to a day").WithHint("the default, 30s, shows most")
+		}
+		q := diagnose.Request{For: d}
+		if q.Path, q.Volume, err = a.pathOrVolume(c.Context(), "diagnose", args[0]); err != nil {
+			return err
+		}
+		var r *diagnose.Report
+		if err := a.track(func(t *progress.Tracker) (err error) {
+			q.Tracker = t
+			r, err = diagnose.Watch(c.Context(), q)
+			return err
+		}); err != nil {
+			return err
+		}
+		if r.Interrupted {
+			a.exit = errs.Canceled.Codes().Exit
+		}
+		return a.printDiagnosis(r)
+	}
+	return c
+}
+
+// pathOrVolume says what an argument names: a path, or the place where a volume of this
+// name is mounted. A word with a slash is a path; another is a volume first.
+func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume string, err error) {
+	if arg == "" {
+		return "", "", errs.New(errs.Invalid, op, `""`, "the path is empty")
+	}
+	r, bad := ref.Parse(op, arg)
+	if strings.Contains(arg, "/") || arg == "." || arg == ".." || bad != nil {
+		return arg, "", nil
+	}
+	_, missing := os.Stat(arg)
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers)
+	if err == nil {
+		defer e.Release()
+		var d engine.Detail
+		if d, err = e.Show(ctx, r); err == nil {
+			if d.Mountpoint == "" {
+				return "", "", errs.New(errs.Invalid, op, arg, "the volume is not mounted").WithHint("`pando mount %s`", arg)
+			}
+			return d.Mountpoint, d.Name, nil
+		}
+	}
+	switch {
+	case missing == nil:
+		return arg, "", nil
+	case errs.Is(err, errs.NotFound) && errors.Is(missing, os.ErrNotExist):
+		return "", "", errs.New(errs.NotFound, op, arg, "there is neither a volume nor a path of this name").WithHint("`pando ls` shows the volumes")
+	}
+	return "", "", err
+}
+
+// completeVolumeOrPath completes names of volumes, and leaves paths to the shell.
+func (a *App) completeVolumeOrPath(c *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	names, d := a.completeVolumes(1)(c, args, word)
+	return names, d &^ cobra.ShellCompDirectiveNoFileComp &^ cobra.ShellCompDirectiveError
+}
+
+func (a *App) printDiagnosis(r *diagnose.Report) error {
+	if a.json {
+		return a.printJSON(r)
+	}
+	if a.quiet {
+		for _, c := range r.Causes {
+			if err := a.printf("%s\n", c.Code); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	name := r.Path
+	if r.Volume != "" {
+		name = r.Volume + " (" + r.Path + ")"
+	}
+	var layers []string
+	for _, l := range r.Layers {
+		s := l.Name
+		if l.Role != "" {
+			s += " (" + l.Role + ")"
+		}
+		layers = append(layers, s)
+	}
+	if err := errors.Join(
+		a.printf("%s\n", wrap(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth)),
+		a.fields(
+			"watched", fmt.Sprintf("%.1f s, events recorded in %.1f s of them", r.Seconds, r.Traced),
+			"layers", oneLine(strings.Join(layers, " > ")),
+			"syncs", a.diagnosedSyncs(r.Syncs),
+			"where", diagnosedParts(r.Syncs.Where),
+		),
+		a.printDiagnosedProcesses(r.Syncs.Processes),
+		a.printDiagnosedDevices(r.Devices),
+		a.printDiagnosedWriters(r.Writers),
+	); err != nil {
+		return err
+	}
+	for _, c := range r.Causes {
+		if err := a.printCause(c); err != nil {
+			return err
+		}
+	}
+	if len(r.Next) > 0 {
+		if err := a.printf("\nNext\n"); err != nil {
+			return err
+		}
+		for _, n := range r.Next {
+			if err := a.bullet(n); err != nil {
+				return err
+			}
+		}
+	}
+	if len(r.NotLooked) > 0 {
+		if err := a.printf("\nNot looked at\n"); err != nil {
+			return err
+		}
+		for _, m := range r.NotLooked {
+			if err := a.bullet(m.What + ": " + m.Why); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (a *App) bullet(text string) error {
+	return a.printf("  - %s", strings.TrimPrefix(wrap(oneLine(text), "    ", doctorWidth), "    "))
+}
+
+func (a *App) diagnosedSyncs(s diagnose.Syncs) string {
+	if s.Count < 0 {
+		return "not known"
+	}
+	about := "about "
+	if s.Exact {
+		about = ""
+	}
+	out := fmt.Sprintf("%s%s, %.1f/s", about, thousands(s.Count), s.PerSecond)
+	if s.Sampled > 0 {
+		out += fmt.Sprintf("; p50 %s, p99 %s, max %s", latency(s.P50), latency(s.P99), latency(s.Max))
+	}
+	if s.Pending > 1 {
+		out += fmt.Sprintf("; one has been waiting for %s", latency(s.Pending))
+	}
+	return out
+}
+
+// latency formats seconds for people.
+func latency(s float64) string {
+	switch {
+	case s < 1e-3:
+		return fmt.Sprintf("%.0f µs", s*1e6)
+	case s < 1:
+		return fmt.Sprintf("%.1f ms", s*1e3)
+	}
+	return fmt.Sprintf("%.2f s", s)
+}
+
+func diagnosedParts(parts []diagnose.Part) string {
+	var out []string
+	for _, p := range parts {
+		out = append(out, fmt.Sprintf("%s %.0f %%", p.Name, 100*p.Share))
+	}
+	return strings.Join(out, ", ")
+}
+
+// shownDiagnosed is how many rows of a table are printed; --json has all.
+const shownDiagnosed = 10
+
+func (a *App) printDiagnosedProcesses(all []diagnose.Process) error {
+	if len(all) == 0 {
+		return nil
+	}
+	if err := a.printf("\n"); err != nil {
+		return err
+	}
+	t := a.table("WHO SYNCS", "PID", "WHERE", "CALL", "PER S", "P50", "P99", "MAX", "CGROUP", "FILE")
+	for _, p := range all[:min(len(all), shownDiagnosed)] {
+		t.row(oneLine(p.Command), fmt.Sprint(p.PID), string(p.Relation), p.Call, fmt.Sprintf("%.0f", p.PerSecond), latency(p.P50), latency(p.P99), latency(p.Max), oneLine(orDash(p.CGroup)), oneLine(p.File))
+	}
+	return a.endShort(t, len(all))
+}
+
+func (a *App) endShort(t *table, rows int) error {
+	if err := t.flush(); err != nil || rows <= shownDiagnosed {
+		return err
+	}
+	return a.printf("... and %d more: see --json\n", rows-shownDiagnosed)
+}
+
+func (a *App) printDiagnosedDevices(all []diagnose.Device) error {
+	if len(all) == 0 {
+		return nil
+	}
+	if err := a.printf("\n"); err != nil {
+		return err
+	}
+	t := a.table("DEVICE", "ROLE", "WRITES/S", "FLUSHES/S", "WRITE", "FLUSH", "QUEUE", "BUSY", "OF SYNCS", "FOR OTHERS")
+	for _, d := range all {
+		flushes := "-"
+		if d.FlushesPerSecond >= 0 {
+			flushes = fmt.Sprintf("%.0f", d.FlushesPerSecond)
+		}
+		t.row(d.Name, orDash(d.Role), fmt.Sprintf("%.0f", d.WritesPerSecond), flushes, latency(d.WriteAwait), latency(d.FlushAwait), fmt.Sprintf("%.1f", d.Queue),
+			fmt.Sprintf("%.0f %%", 100*d.Busy), fmt.Sprintf("%.0f %%", 100*d.SyncShare), fmt.Sprintf("%.0f %%", 100*d.OthersShare))
+	}
+	return t.flush()
+}
+
+func (a *App) printDiagnosedWriters(all []diagnose.Writer) error {
+	if len(all) == 0 {
+		return nil
+	}
+	if err := a.printf("\n"); err != nil {
+		return err
+	}
+	t := a.table("WHO WRITES", "KIND", "PID", "WRITTEN", "REQUESTS/S", "FLUSHES/S", "SYNCS/S", "DEVICE")
+	for _, w := range all[:min(len(all), shownDiagnosed)] {
+		pid := "-"
+		if w.PID > 0 {
+			pid = fmt.Sprint(w.PID)
+		}
+		t.row(oneLine(w.Name), w.Kind, pid, size(w.WrittenBytes), fmt.Sprintf("%.0f", w.Requests), fmt.Sprintf("%.0f", w.Flushes), fmt.Sprintf("%.0f", w.Syncs), orDash(w.Device))
+	}
+	return a.endShort(t, len(all))
+}
+
+func (a *App) printCause(c diagnose.Cause) error {
+	share := ""
+	if c.Share >= 0 {
+		share = fmt.Sprintf(", %.0f %% of the time of the syncs", 100*c.Share)
+	}
+	if err := a.printf("\n%d. %s (%s%s)\n%s", c.Rank, c.Code, c.Confidence, share, wrap(oneLine(c.Title), "   ", doctorWidth)); err != nil {
+		return err
+	}
+	for _, e := range c.Evidence {
+		if err := a.bullet(e); err != nil {
+			return err
+		}
+	}
+	for i, n := range c.Next {
+		head := "         "
+		if i == 0 {
+			head = "   next: "
+		}
+		if err := a.printf("%s%s", head, strings.TrimPrefix(wrap(oneLine(n), "         ", doctorWidth), "         ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
