@@ -278,6 +278,31 @@ func (d Device) Above() ([]Device, error) {
 	return out, nil
 }
 
+// HiddenCache says how it is known that a device has a volatile cache although the kernel
+// was told that it has none (queue/write_cache is "write through"), so that it drops the
+// flushes for it. "" if the kernel flushes, or nothing is known against it: NVMe drives
+// are not asked, which only root can.
+func (d Device) HiddenCache() string {
+	switch {
+	case d.VolatileCache || d.Kind == Partition: // a partition's queue is its disk's
+		return ""
+	case d.Kind == Loop && !d.ReadOnly && d.Backing != "":
+		// The driver claims a volatile cache for every file that can be synced (drivers/block/loop.c).
+		return "what is written to its file stays in memory until it is flushed"
+	}
+	claims, _ := filepath.Glob(filepath.Join(d.dir, "device/scsi_disk/*/cache_type"))
+	for _, name := range append(claims, filepath.Join(d.dir, "cache_type")) { // the last: virtio
+		if text, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(text), "write back") {
+			return "the device says that it has one (cache_type " + strings.TrimSpace(string(text)) + ")"
+		}
+	}
+	if d.FUA && d.Kind == Disk {
+		// The kernel gives FUA only to what has a cache to write through, and keeps it when the cache is overridden.
+		return "it can write through a cache (FUA)"
+	}
+	return ""
+}
+
 // Stat is what a device has done since it came into being
 // (Documentation/block/stat.rst of the kernel).
 type Stat struct {

@@ -20,7 +20,7 @@ import (
 // pass syncs on, and what is full.
 func (w *watch) settings(ctx context.Context) error {
 	layers := w.stack.Layers
-	for i, l := range layers {
+	for _, l := range layers {
 		switch {
 		case l.Kind == stack.InMemory:
 			w.lie("memory-only", l.Name+" is memory: what is synced there is gone with the power",
@@ -29,28 +29,20 @@ func (w *watch) settings(ctx context.Context) error {
 			w.missing("what lies below "+l.Name, "it is on another machine (%s): diagnose it there", l.Mount.Source)
 		case l.Kind == stack.FUSE:
 			w.missing("what lies below "+l.Name, "it is a program (%s): only it knows whether it passes syncs on", l.Mount.Source)
-		case l.Kind == stack.Overlay:
-			if l.Mount.Has("volatile") || l.Mount.Has("fsync=volatile") {
-				w.lie("barrier-off", l.Name+" drops syncs: it is mounted with volatile", []string{"mount option volatile"}, "mount it without volatile")
-			}
 		}
-		for _, o := range []string{"nobarrier", "barrier=0", "barrier=none"} {
-			if l.FSType != "" && l.Mount.Has(o) {
-				w.lie("barrier-off", l.Name+" does not pass syncs on to its device: it is mounted with "+o,
-					[]string{"mount option " + o + " of " + l.Mount.Source, "what was synced is lost with the power as long as the device keeps it in its cache"},
-					"`mount -o remount,"+withBarriers(o)+" "+l.Mount.Point+"`", "speed is not the question until then")
+		if o := l.Mount.DropsSyncs(); o != "" {
+			next := "mount it without " + o
+			if strings.Contains(o, "barrier") {
+				next = "`mount -o remount," + withBarriers(o) + " " + l.Mount.Point + "`"
 			}
+			w.lie("barrier-off", l.Name+" does not pass syncs on to its device: it is mounted with "+o,
+				[]string{"mount option " + o + " of " + l.Mount.Source, "what was synced is lost with the power as long as it is in a cache"},
+				next, "speed is not the question until then")
 		}
-		if d := l.Device; d != nil && d.Kind != blockdev.Partition && !d.VolatileCache {
-			for _, m := range layers[i+1:] {
-				if m.Depth <= l.Depth {
-					break
-				}
-				if m.Device != nil && m.Device.VolatileCache {
-					w.lie("cache-lie", l.Name+" says that it has no volatile write cache, and "+m.Name+" below it has one: the kernel drops the flushes",
-						[]string{l.Name + ": write through", m.Name + ": write back"}, "`cat /sys/block/"+l.Name+"/queue/write_cache`", "attach it with a write cache that is said to be volatile (\"write back\")")
-					break
-				}
+		if d := l.Device; d != nil {
+			if why := d.HiddenCache(); why != "" {
+				w.lie("cache-lie", l.Name+" is said to have no volatile write cache, but "+why+": the kernel drops the flushes",
+					[]string{l.Name + ": write through"}, "`cat /sys/block/"+l.Name+"/queue/write_cache`", "`echo 'write back' > /sys/block/"+l.Name+"/queue/write_cache`")
 			}
 		}
 		if l.Device != nil && l.Device.Kind == blockdev.Memory {

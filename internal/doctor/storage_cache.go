@@ -52,8 +52,8 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Checked) error {
 
 // overridden is about a device whose cache somebody told the kernel not to flush.
 func (c *Checked) overridden(d blockdev.Device) {
-	hardware := hardwareCache(d)
-	if d.VolatileCache || hardware == "" {
+	hardware := d.HiddenCache()
+	if hardware == "" {
 		return
 	}
 	set := "/sys/block/" + filepath.Base(strings.ReplaceAll(d.Name, "/", "!")) + "/queue/write_cache"
@@ -77,32 +77,6 @@ func (c *Checked) overridden(d blockdev.Device) {
 		f.Do = []Step{{"let the kernel flush again", []string{"echo 'write back' > " + set}}}
 	}
 	c.find(f)
-}
-
-// hardwareCache says how it is known that a device has a volatile cache whatever the
-// kernel was told; "" if that is not known.
-func hardwareCache(d blockdev.Device) string {
-	if d.Kind == blockdev.Loop && !d.ReadOnly && d.Backing != "" {
-		return "its file is in the page cache" // the driver says so of all files that can be synced
-	}
-	dir := filepath.Join("/sys/dev/block", d.ID())
-	types, _ := filepath.Glob(filepath.Join(dir, "device/scsi_disk/*/cache_type"))
-	for _, t := range append(types, filepath.Join(dir, "cache_type")) { // the last: virtio
-		if s := sysText(t); strings.HasPrefix(s, "write back") {
-			return "cache_type " + s
-		}
-	}
-	return flushesThrough(d)
-}
-
-// flushesThrough: the kernel gives FUA only to what has a cache to write through, and
-// keeps it when the cache is overridden. So it is for NVMe, whose drives' own word
-// only root can ask for.
-func flushesThrough(d blockdev.Device) string {
-	if d.FUA && !d.VolatileCache {
-		return "it can write through a cache (FUA)"
-	}
-	return ""
 }
 
 // cacheCommands are programs that show what a disk says of its cache.

@@ -6,15 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"pando/internal/blockdev"
 	"pando/internal/zfs"
 )
-
-// noBarrier are the options by which filesystems do not flush the cache of their disk.
-var noBarrier = []string{"nobarrier", "barrier=0", "barrier=none", "barrier=off", "fsync_mode=nobarrier"}
 
 // checkSyncHonoured finds what acknowledges syncs without doing them.
 func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
@@ -54,14 +50,14 @@ func (c *Checked) barrier(m mounted) {
 	if !onDevices[m.FSType] {
 		return
 	}
-	i := slices.IndexFunc(noBarrier, m.Has)
-	if i < 0 {
+	option := m.DropsSyncs()
+	if option == "" {
 		return
 	}
 	f := Finding{
 		Code: "sync-nobarrier", Severity: Critical, Subject: m.Point,
 		Title:    fmt.Sprintf("%s at %s does not flush its disk's cache: what was synced can be lost with the power", m.FSType, m.where()),
-		Measured: []Figure{words("option", "mount option", noBarrier[i]), words("source", "on", m.Source)},
+		Measured: []Figure{words("option", "mount option", option), words("source", "on", m.Source)},
 		Why: "fsync() returns before the disk has the data. When the power fails, so may the journal: not only the last writes are lost, " +
 			"the filesystem itself can be damaged. And benchmarks of syncs measure the cache.",
 		Do: []Step{{"let it flush again, and take the option out of /etc/fstab or of what mounts it", []string{m.command("mount -o remount,barrier %s", word(m.Point))}}},
@@ -77,7 +73,7 @@ func (c *Checked) barrier(m mounted) {
 
 // volatileOverlay is about an overlay that syncs nothing.
 func (c *Checked) volatileOverlay(m mounted) {
-	if m.FSType != "overlay" || !m.Has("volatile") && !m.Has("fsync=volatile") { // the words of older kernels, and of newer
+	if m.FSType != "overlay" || m.DropsSyncs() == "" {
 		return
 	}
 	c.find(Finding{

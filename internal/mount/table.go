@@ -32,6 +32,32 @@ func (e Entry) Has(opt string) bool {
 	return false
 }
 
+// dropsSyncs are the options by which filesystems answer syncs without flushing their
+// disk, by type; "" is for all others. data=writeback of ext4 is none: it is about the
+// order of data and names. (fs/overlayfs/params.c, f2fs.rst, jfs.rst, ext4.rst, btrfs(5)
+// and, before Linux 4.19, xfs(5).)
+var dropsSyncs = map[string][]string{
+	"overlay": {"volatile", "fsync=volatile"}, // the words of older kernels, and of newer
+	"f2fs":    {"nobarrier", "fsync_mode=nobarrier"},
+	"jfs":     {"nointegrity"},
+	"":        {"nobarrier", "barrier=0", "barrier=none", "barrier=off"},
+}
+
+// DropsSyncs is the option by which the filesystem answers syncs without flushing its
+// disk; "" if it has none.
+func (e Entry) DropsSyncs() string {
+	options, known := dropsSyncs[e.FSType]
+	if !known {
+		options = dropsSyncs[""]
+	}
+	for _, o := range options {
+		if e.Has(o) {
+			return o
+		}
+	}
+	return ""
+}
+
 // Table reads the mount table of a process ("self", or a number), in order: later
 // entries hide earlier ones at the same place. It costs by the number of mounts,
 // so it is not for what is done often. Lines that it does not understand are left

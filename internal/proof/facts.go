@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 
 	"pando/internal/blockdev"
@@ -63,30 +62,16 @@ func look(ctx context.Context, s *stack.Stack, i int, l stack.Layer) []fact {
 	return nil
 }
 
-// withoutBarriers are mount options by which a filesystem answers syncs without
-// flushing. ext4's data=writeback is none: it is about the order of data and names.
-var withoutBarriers = map[string][]string{
-	"overlay": {"volatile", "fsync=volatile"},
-	"f2fs":    {"nobarrier", "fsync_mode=nobarrier"},
-	"jfs":     {"nointegrity"},
-	"":        {"nobarrier", "barrier=0", "barrier=none"},
-}
-
 func mountFacts(l stack.Layer) []fact {
-	options, known := withoutBarriers[l.FSType]
-	if !known {
-		options = withoutBarriers[""]
+	o := l.Mount.DropsSyncs()
+	if o == "" {
+		return nil
 	}
-	for _, o := range options {
-		if l.Mount.Has(o) {
-			remedy := "mount it without that option"
-			if strings.HasSuffix(o, "nobarrier") || strings.HasPrefix(o, "barrier") {
-				remedy = "`mount -o remount,barrier " + l.Mount.Point + "`, and mend /etc/fstab"
-			}
-			return []fact{{result: Fail, words: fmt.Sprintf("%s at %s is mounted with %s: it answers syncs without flushing the disk", l.FSType, l.Mount.Point, o), remedy: remedy}}
-		}
+	remedy := "mount it without that option"
+	if strings.HasSuffix(o, "nobarrier") || strings.HasPrefix(o, "barrier") {
+		remedy = "`mount -o remount,barrier " + l.Mount.Point + "`, and mend /etc/fstab"
 	}
-	return nil
+	return []fact{{result: Fail, words: fmt.Sprintf("%s at %s is mounted with %s: it answers syncs without flushing the disk", l.FSType, l.Mount.Point, o), remedy: remedy}}
 }
 
 // datasetFacts asks for the properties of a dataset.
@@ -148,38 +133,13 @@ func zpoolFacts(s *stack.Stack, i int) (out []fact) {
 // have one: the kernel drops flushes then.
 func deviceFacts(l stack.Layer) []fact {
 	d := l.Device
-	if d.VolatileCache || d.Kind == blockdev.Partition {
+	why := d.HiddenCache()
+	if why == "" {
 		return nil
 	}
-	override := func(why string) []fact {
-		return []fact{{result: Fail, label: l.Name + " (write through)",
-			words:  fmt.Sprintf("queue/write_cache of %s is set to `write through`, but %s: the kernel drops the flushes that it gets", d.Name, why),
-			remedy: "`echo 'write back' > /sys/block/" + d.Name + "/queue/write_cache`"}}
-	}
-	if d.Kind == blockdev.Loop {
-		// The driver claims a volatile cache for every file that can be synced.
-		if !d.ReadOnly {
-			return override("what is written to its file stays in memory until it is flushed")
-		}
-		return nil
-	}
-	if claim := claimed("/sys/block/" + d.Name); strings.Contains(claim, "write back") {
-		return override("the device says that it has a volatile cache (cache_type " + claim + ")")
-	}
-	return nil
-}
-
-// claimed is what a disk itself says of its cache, where its driver shows it: of virtio
-// and SCSI; not of NVMe. "" if it is not known.
-func claimed(dir string) string {
-	if c := text(filepath.Join(dir, "cache_type")); c != "" {
-		return c
-	}
-	found, _ := filepath.Glob(filepath.Join(dir, "device/scsi_disk/*/cache_type"))
-	for _, f := range found {
-		return text(f)
-	}
-	return ""
+	return []fact{{result: Fail, label: l.Name + " (write through)",
+		words:  fmt.Sprintf("queue/write_cache of %s is set to `write through`, but %s: the kernel drops the flushes that it gets", d.Name, why),
+		remedy: "`echo 'write back' > /sys/block/" + d.Name + "/queue/write_cache`"}}
 }
 
 func text(file string) string {
