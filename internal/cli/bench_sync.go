@@ -65,7 +65,7 @@ them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on spe
 	f.StringVar(&q.profile, "profile", "postgres", "write and sync as this `PROFILE` does: see --list")
 	f.BoolVar(&q.list, "list", false, "list the profiles and what they stand for, and measure nothing")
 	f.StringVar(&q.length, "time", "", "`DURATION` of a run (default 60s; 5s with --quick)")
-	f.IntVar(&q.runs, "runs", 1, "measure so many times; 3 or more for `pando bench compare`")
+	f.IntVar(&q.runs, "runs", 1, "measure so many times; 3 or more, to compare")
 	f.BoolVar(&q.quick, "quick", false, "5 s: shows whether syncs reach the disk, no verdict on speed")
 	f.IntVar(&q.writers, "writers", 0, "so many at once (default as in the profile)")
 	f.StringVar(&q.size, "size", "", "`SIZE` of all files (default as in the profile)")

@@ -1,6 +1,7 @@
 package syncbench
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
@@ -8,6 +9,7 @@ import (
 
 	"pando/internal/blockdev"
 	"pando/internal/stack"
+	"pando/internal/zfs"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,16 +30,44 @@ func host(fio string) Host {
 }
 
 // layers describes a stack for people.
-func layers(s *stack.Stack) []Layer {
+func layers(ctx context.Context, s *stack.Stack) []Layer {
 	out := []Layer{}
 	for _, l := range s.Layers {
-		out = append(out, Layer{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, Details: details(l)})
+		out = append(out, Layer{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, Details: join(details(l), properties(ctx, l))})
 	}
 	if s.Hidden != "" && len(out) > 0 {
 		last := &out[len(out)-1]
 		last.Details = join(last.Details, "below: "+s.Hidden)
 	}
 	return out
+}
+
+// properties are those of ZFS that change what a sync costs: of a filesystem, a volume or
+// a pool, with "(inherited)" where the dataset has it from its parent. What cannot be read is said.
+func properties(ctx context.Context, l stack.Layer) string {
+	if l.Dataset == "" {
+		return ""
+	}
+	tool, what, columns := zfs.ZFS, "sync,logbias,recordsize,volblocksize,compression,primarycache,atime,dedup", "property,value,source"
+	if l.Kind == stack.Zpool {
+		tool, what = zfs.Zpool, "ashift,capacity,fragmentation"
+	}
+	rows, err := tool.Rows(ctx, 3, "get", "-H", "-o", columns, what, l.Dataset)
+	if err != nil {
+		return "its properties cannot be read: " + err.Error()
+	}
+	var out []string
+	for _, r := range rows {
+		if r[1] == "-" { // not for this kind of dataset
+			continue
+		}
+		text := r[0] + "=" + r[1]
+		if strings.HasPrefix(r[2], "inherited") {
+			text += " (inherited)"
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, ", ")
 }
 
 func join(parts ...string) string {

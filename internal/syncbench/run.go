@@ -80,7 +80,7 @@ func Measure(ctx context.Context, c Config) (report *Report, err error) {
 	}()
 	r := &Report{
 		Kind: "pando bench sync", Format: Format, Pando: c.Version, Started: time.Now(), Path: path, Volume: c.Volume,
-		Quick: c.Quick, Seconds: c.Duration.Seconds(), Host: host(version), Profile: p.Profile, Layers: layers(below), Runs: []Run{},
+		Quick: c.Quick, Seconds: c.Duration.Seconds(), Host: host(version), Profile: p.Profile, Layers: layers(ctx, below), Runs: []Run{},
 	}
 	r.Profile.Command = p.command(path, c.Duration)
 	b := &bench{Config: c, definition: d, scratch: s, stack: below}
