@@ -183,3 +183,16 @@ func TestHTMLOfExtremes(t *testing.T) {
 		}
 	}
 }
+
+// TestTicksDiffer: no two numbers at an axis read the same.
+func TestTicksDiffer(t *testing.T) {
+	for _, high := range []float64{0.4, 1, 3, 5, 7.5, 12, 60, 600, 1975, 123456} {
+		seen := map[string]bool{}
+		for _, k := range niceTicks(high, 10, roundText) {
+			if seen[k.text] {
+				t.Errorf("up to %v: %q twice", high, k.text)
+			}
+			seen[k.text] = true
+		}
+	}
+}

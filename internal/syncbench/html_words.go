@@ -76,7 +76,7 @@ func rateText(v float64) string {
 
 // roundText is a round number of an axis.
 func roundText(v float64) string {
-	if v >= 1 || v == 0 {
+	if v >= 100 || v == math.Trunc(v) {
 		return countText(int64(math.Round(v)))
 	}
 	return strconv.FormatFloat(v, 'g', 3, 64)
