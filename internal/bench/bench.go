@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"pando/internal/driver"
+	"pando/internal/durable"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/iostat"
@@ -255,7 +256,7 @@ func (r *run) generate(ctx context.Context) (err error) {
 	if err := generate(ctx, r.source, r.Files, r.Tracker); err != nil {
 		return err
 	}
-	if err := syncfs(r.source); err != nil {
+	if err := durable.SyncFS(r.source); err != nil {
 		return err
 	}
 	src := &r.rep.Source

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"pando/internal/blockdev"
+	"pando/internal/durable"
 	"pando/internal/iostat"
 	"pando/internal/stack"
-
-	"golang.org/x/sys/unix"
 )
 
 // Device is a block device below the pool.
@@ -189,21 +187,9 @@ func (m *meter) untilQuiet(ctx context.Context, dirty int64) (Tail, error) {
 func (m *meter) sync() error {
 	var all []error
 	for _, d := range m.dirs {
-		all = append(all, syncfs(d))
+		all = append(all, durable.SyncFS(d))
 	}
 	return errors.Join(all...)
-}
-
-func syncfs(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
-		return fmt.Errorf("syncfs %s: %w", dir, err)
-	}
-	return nil
 }
 
 func sleep(ctx context.Context, d time.Duration) error {

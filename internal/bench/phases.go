@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"pando/internal/durable"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/ref"
@@ -106,7 +107,7 @@ func (r *run) copyOnce(ctx context.Context, t *timed, reflink, from, to string, 
 	if err != nil || !timing {
 		return err
 	}
-	if err := syncfs(r.scratch.inner); err != nil {
+	if err := durable.SyncFS(r.scratch.inner); err != nil {
 		return err
 	}
 	t.add(u, time.Since(start))
@@ -133,7 +134,7 @@ func (r *run) importOnce(ctx context.Context, t *timed, i int, timing bool) erro
 		t.op.MaxRSS = max(t.op.MaxRSS, u.MaxRSS)
 		return err
 	}
-	if err := syncfs(r.scratch.inner); err != nil {
+	if err := durable.SyncFS(r.scratch.inner); err != nil {
 		return err
 	}
 	t.add(u, time.Since(start))

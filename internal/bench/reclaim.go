@@ -16,6 +16,7 @@ import (
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
+	"pando/internal/durable"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/pool"
@@ -120,7 +121,7 @@ func (r *run) reclaimClones(ctx context.Context, c ReclaimConfig, out *ReclaimRe
 	if err := r.busyClones(ctx, "many", c.Clones, c.WriteBytes); err != nil {
 		return err
 	}
-	if err := syncfs(r.pool.DataDir()); err != nil {
+	if err := durable.SyncFS(r.pool.DataDir()); err != nil {
 		return err
 	}
 	out.MakeSeconds = time.Since(start).Seconds()

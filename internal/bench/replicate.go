@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/durable"
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/treewalk"
@@ -369,12 +370,7 @@ func timedSync(fn func() error, dir string) (float64, error) {
 	if err := fn(); err != nil {
 		return 0, err
 	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return 0, errs.Wrap("bench", dir, err)
-	}
-	defer d.Close()
-	if err := unix.Syncfs(int(d.Fd())); err != nil {
+	if err := durable.SyncFS(dir); err != nil {
 		return 0, errs.Wrap("bench", dir, err)
 	}
 	return time.Since(start).Seconds(), nil

@@ -77,29 +77,30 @@ func btrfsAll() ([]btrfsFS, error) {
 	return out, nil
 }
 
-func noBtrfs(c *Checked) error {
-	c.Summary = "no btrfs is mounted"
-	return nil
-}
-
-// checkBtrfsMetadata finds btrfs that will say that they are full while df shows room.
-func checkBtrfsMetadata(ctx context.Context, _ *HostRequest, c *Checked) error {
+// eachBtrfs does a check of each mounted btrfs.
+func (c *Checked) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 	all, err := btrfsAll()
 	if err != nil {
 		return err
 	}
 	if len(all) == 0 {
-		return noBtrfs(c)
+		c.Summary = "no btrfs is mounted"
+		return nil
 	}
 	for _, b := range all {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		c.metadata(b)
+		one(b)
 	}
 	c.Measured = append(c.Measured, figure("btrfs", "btrfs filesystems", Count, int64(len(all))))
 	c.Summary = counted(len(all), "btrfs filesystem")
 	return nil
+}
+
+// checkBtrfsMetadata finds btrfs that will say that they are full while df shows room.
+func checkBtrfsMetadata(ctx context.Context, _ *HostRequest, c *Checked) error {
+	return c.eachBtrfs(ctx, c.metadata)
 }
 
 // metadata is about one.
@@ -227,22 +228,7 @@ func bytesText(n int64) string {
 
 // checkBtrfsQgroups finds btrfs with quotas and many subvolumes.
 func checkBtrfsQgroups(ctx context.Context, _ *HostRequest, c *Checked) error {
-	all, err := btrfsAll()
-	if err != nil {
-		return err
-	}
-	if len(all) == 0 {
-		return noBtrfs(c)
-	}
-	for _, b := range all {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		c.qgroups(b)
-	}
-	c.Measured = append(c.Measured, figure("btrfs", "btrfs filesystems", Count, int64(len(all))))
-	c.Summary = counted(len(all), "btrfs filesystem")
-	return nil
+	return c.eachBtrfs(ctx, c.qgroups)
 }
 
 // qgroups is about one.

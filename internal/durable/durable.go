@@ -3,8 +3,11 @@
 package durable
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 )
 
 // WriteFile makes a file of mode 0600 with this content, or replaces it: after a crash
@@ -41,6 +44,23 @@ func SyncDir(path string) error {
 	}
 	err = d.Sync()
 	if cerr := d.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+// SyncFS writes out all that the filesystem of a file or directory has in memory, and
+// makes it durable. It reports errors that other programs' writes have met, too.
+func SyncFS(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = unix.Syncfs(int(f.Fd()))
+	if err != nil {
+		err = fmt.Errorf("syncfs %s: %w", path, err)
+	}
+	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
 	return err

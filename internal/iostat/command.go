@@ -15,11 +15,10 @@ import (
 	"time"
 
 	"pando/internal/blockdev"
+	"pando/internal/durable"
 	"pando/internal/errs"
 	"pando/internal/mount"
 	"pando/internal/run"
-
-	"golang.org/x/sys/unix"
 )
 
 // Operation is what targets wrote while something was done, and afterwards.
@@ -51,7 +50,7 @@ func (w *Watcher) Around(ctx context.Context, limit time.Duration, fn func() err
 		if t.fs == nil {
 			continue // a block device
 		}
-		if err := syncfs(t.Path); err != nil {
+		if err := durable.SyncFS(t.Path); err != nil {
 			return nil, err
 		}
 	}
@@ -224,15 +223,3 @@ var debugfs = sync.OnceValues(func() (func() string, error) {
 		return fmt.Sprintf("/proc/self/fd/%d", dir.Fd())
 	}, nil
 })
-
-func syncfs(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
-		return fmt.Errorf("syncfs %s: %w", dir, err)
-	}
-	return nil
-}

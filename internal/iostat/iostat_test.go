@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"pando/internal/blockdev"
+	"pando/internal/durable"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
@@ -66,7 +67,7 @@ func volume(t testing.TB, pool, kind, name string) string {
 			t.Error(err)
 		}
 	})
-	if err := syncfs(dir); err != nil {
+	if err := durable.SyncFS(dir); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -130,7 +131,7 @@ func prepared(t testing.TB, dir string) *os.File {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { f.Close() })
-	if err := syncfs(dir); err != nil {
+	if err := durable.SyncFS(dir); err != nil {
 		t.Fatal(err)
 	}
 	return f

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"pando/internal/durable"
 	"pando/internal/errs"
 	"pando/internal/progress"
 
@@ -210,13 +211,8 @@ func (s *scratch) layout(ctx context.Context, files []file, t *progress.Tracker)
 // syncfs waits until all that the filesystem has in memory is on its disk, so that what was there
 // before is not written during a run.
 func (s *scratch) syncfs() error {
-	dir, err := os.Open(s.dir)
-	if err != nil {
-		return errs.Wrap(op, s.dir, err)
-	}
-	defer dir.Close()
-	if err := unix.Syncfs(int(dir.Fd())); err != nil {
-		return s.full(fmt.Errorf("syncfs: %w", err), 0)
+	if err := durable.SyncFS(s.dir); err != nil {
+		return s.full(err, 0)
 	}
 	return nil
 }
