@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -650,6 +651,25 @@ func (a *applier) attributes(changes []Change) error {
 // have in from.
 func (a *applier) times(changes []Change, rootBefore *unix.Stat_t) error {
 	touched := map[string]bool{}
+	moved := map[string]string{} // directories: from their old path to their new one
+	for _, ch := range changes {
+		if ch.Op == Renamed && ch.Type == Dir {
+			moved[ch.From] = ch.Path
+		}
+	}
+	// touch takes a path from before: what was deleted in a directory that was renamed
+	// is named by the old one.
+	touch := func(dir string) {
+		touched[dir] = true
+		for p, rest := dir, ""; p != ""; {
+			if to, ok := moved[p]; ok {
+				touched[to+rest] = true
+				return
+			}
+			up, _ := split(p)
+			rest, p = strings.TrimPrefix(dir, up), up
+		}
+	}
 	rootListed := false
 	for _, ch := range changes {
 		rootListed = rootListed || ch.Path == "."
@@ -657,10 +677,14 @@ func (a *applier) times(changes []Change, rootBefore *unix.Stat_t) error {
 			continue
 		}
 		dir, _ := split(ch.Path)
+		if ch.Op == Deleted {
+			touch(dir)
+			continue
+		}
 		touched[dir] = true
 		if ch.Op == Renamed {
 			dir, _ = split(ch.From)
-			touched[dir] = true
+			touch(dir)
 		}
 	}
 	for dir := range touched {
