@@ -1,6 +1,8 @@
 package treecopy
 
 import (
+	"fmt"
+
 	"golang.org/x/sys/unix"
 
 	"pando/internal/errs"
@@ -114,8 +116,18 @@ func (f *file) check() error {
 	if err := unix.Fstat(f.src, &now); err != nil {
 		return srcErr(f.path(), "stat", err)
 	}
-	if now.Size != f.st.Size || now.Mtim != f.st.Mtim || now.Ctim != f.st.Ctim {
-		return changed(f.path())
+	var how []string
+	if now.Size != f.st.Size {
+		how = append(how, fmt.Sprintf("its size from %d to %d", f.st.Size, now.Size))
+	}
+	if now.Mtim != f.st.Mtim {
+		how = append(how, "its content")
+	}
+	if now.Ctim != f.st.Ctim {
+		how = append(how, "its inode")
+	}
+	if how != nil {
+		return changed(f.path(), how...)
 	}
 	return nil
 }
@@ -154,7 +166,7 @@ func (f *file) small() error {
 		return srcErr(f.path(), "read", err)
 	}
 	if n != size {
-		return changed(f.path())
+		return changed(f.path(), fmt.Sprintf("%d bytes of %d", n, size))
 	}
 	return f.write(buf[:n], 0)
 }

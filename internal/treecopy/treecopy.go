@@ -187,9 +187,13 @@ func srcErr(path, call string, err error) error {
 	return sysErr(path, "reading: "+call, err)
 }
 
-// changed reports that the source was modified while it was read.
-func changed(path string) error {
-	return errs.New(errs.Conflict, op, quote(path), "it changed while it was read").WithHint(hintChanged)
+// changed reports that the source was modified while it was read; how, if that is known.
+func changed(path string, how ...string) error {
+	text := "it changed while it was read"
+	if len(how) > 0 {
+		text += " (" + strings.Join(how, ", ") + ")"
+	}
+	return errs.New(errs.Conflict, op, quote(path), "%s", text).WithHint(hintChanged)
 }
 
 // dstErr reports that a system call on the destination failed.
