@@ -17,7 +17,7 @@ cd "$root"
 
 # What ZFS makes a difference to. Leaves such as internal/mount can be named, too:
 # the guest has another kernel.
-default=(internal/testfs internal/zfs internal/driver/zfs internal/doctor internal/stack=ZFS "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified" "internal/iostat=ZFS|Zvol" internal/syncbench=ZFS test/zfs
+default=(internal/testfs internal/zfs internal/driver/zfs "internal/doctor=ZFS|Pool|DDT|Dedup|Copies|EqualVolumes|NoTrace" internal/stack=ZFS "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified" "internal/iostat=ZFS|Zvol" internal/syncbench=ZFS test/zfs
   internal/cli=TestDocumentationIsTrue internal/engine=TestTransferZFS test/model "test/crash=TestFaultAtEveryStep|TestFaultInInit")
 
 go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
