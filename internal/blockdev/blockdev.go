@@ -293,12 +293,12 @@ func (d Device) HiddenCache() string {
 	claims, _ := filepath.Glob(filepath.Join(d.dir, "device/scsi_disk/*/cache_type"))
 	for _, name := range append(claims, filepath.Join(d.dir, "cache_type")) { // the last: virtio
 		if text, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(text), "write back") {
-			return "the device says that it has one (cache_type " + strings.TrimSpace(string(text)) + ")"
+			return "the device says that it has a volatile cache (cache_type " + strings.TrimSpace(string(text)) + ")"
 		}
 	}
 	if d.FUA && d.Kind == Disk {
 		// The kernel gives FUA only to what has a cache to write through, and keeps it when the cache is overridden.
-		return "it can write through a cache (FUA)"
+		return "it can write through a volatile cache (FUA)"
 	}
 	return ""
 }
