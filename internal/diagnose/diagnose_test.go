@@ -129,7 +129,7 @@ func TestCacheLie(t *testing.T) {
 	startFio(t, "", syncLoad(f.dir)...)
 	f.writing(t, 50)
 	c := first(t, watched(t, f.dir, time.Second), "cache-lie")
-	says(t, c, bottom.Name+" below it has one")
+	says(t, c, "stays in memory until it is flushed")
 }
 
 // TestNeighbour: two on one filesystem, each in a directory and a control group of
