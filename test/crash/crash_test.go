@@ -299,8 +299,8 @@ func TestFaultAtEveryStep(t *testing.T) {
 }
 
 // sweepOf is which steps a plan strikes: all of them with PANDO_TEST_FULL. By
-// default, for time's sake, a kill strikes every second step on the first kind of
-// pool and every sixth one on each of the others, whose protocol is the same; an error
+// default, for time's sake, a kill strikes every third step on the first kind of
+// pool and every ninth one on each of the others, whose protocol is the same; an error
 // half as many, and of a slow operation each gets every n-th. Which ones is drawn
 // anew each time, so that all get their turn; what fails says how to repeat it. A
 // pattern that names an operation gets all its steps.
@@ -321,7 +321,7 @@ func (w *world) sweepOf(plan faulttest.Plan, every int) faulttest.Sweep {
 }
 
 // sparsely is of how many steps one is struck; more where everything is slow.
-var sparsely = 2
+var sparsely = 3
 
 // slow is whether removing takes longer than other commands may spend on it.
 var slow = false
