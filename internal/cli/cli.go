@@ -13,6 +13,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"time"
 
 	"pando/internal/engine"
 	"pando/internal/errs"
@@ -39,11 +40,12 @@ type App struct {
 // Main runs the program and returns its exit code.
 func Main(drivers engine.Drivers, version string) int {
 	a := &App{Drivers: drivers, Version: version, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
-	// The first signal asks the work to stop and clean up; a second one ends
-	// the process as it always would.
+	// The first signal asks the work to stop and clean up; another one, later, ends the
+	// process as it always would. Not at once: timeout(1) sends each signal twice, to
+	// the process and to its group.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	context.AfterFunc(ctx, stop)
+	context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, stop) })
 	return a.Run(ctx, os.Args[1:])
 }
 
