@@ -17,8 +17,11 @@ cd "$root"
 
 # What ZFS makes a difference to. Leaves such as internal/mount can be named, too:
 # the guest has another kernel.
-default=(internal/testfs internal/zfs internal/driver/zfs "internal/doctor=ZFS|Pool|DDT|Dedup|Copies|EqualVolumes|NoTrace" internal/stack=ZFS "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified" "internal/iostat=ZFS|Zvol" internal/syncbench=ZFS test/zfs
-  internal/cli=TestDocumentationIsTrue internal/engine=TestTransferZFS test/model "test/crash=TestFaultAtEveryStep|TestFaultInInit")
+# Last those that count events of the kernel: an emulated processor now and then trips over
+# the code that the kernel changes for them.
+default=(internal/testfs internal/zfs internal/driver/zfs "internal/doctor=ZFS|Pool|DDT|VolumesWithDedup|CopiesInsideVolume" internal/stack=ZFS
+  internal/syncbench=ZFS test/zfs internal/cli=TestDocumentationIsTrue internal/engine=TestTransferZFS test/model
+  "test/crash=TestFaultAtEveryStep|TestFaultInInit" "internal/iostat=ZFS|Zvol" "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified")
 
 go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
 has_tests() { compgen -G "$1/*_test.go" >/dev/null; }
