@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"os"
 	"time"
 
@@ -214,6 +215,23 @@ func insideMount(m *mount.Detached, written bool, fn func(root *os.File) error) 
 // of it are open: then ZFS does not mount it again.
 func sourceDevice(w driver.Attachment) (uint64, error) {
 	m, err := mount.Device(w.Type, w.Source, w.Options, true)
+	if err != nil {
+		return 0, err
+	}
+	defer m.Close()
+	info, err := m.Info()
+	return info.Dev, err
+}
+
+// mountedDevice is sourceDevice of what is mounted: for writing, in which case it cannot
+// be mounted read-only beside that (zpl_mount_impl of OpenZFS), or read-only. To mount it
+// once more writes nothing.
+func mountedDevice(w driver.Attachment) (uint64, error) {
+	dev, err := sourceDevice(w)
+	if !errors.Is(err, unix.EBUSY) {
+		return dev, err
+	}
+	m, err := mount.Device(w.Type, w.Source, w.Options, false)
 	if err != nil {
 		return 0, err
 	}

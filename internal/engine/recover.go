@@ -283,7 +283,7 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) err
 		if !mounted {
 			return nil
 		}
-		if dev, err := sourceDevice(w); err != nil || dev != at.Dev {
+		if dev, err := mountedDevice(w); err != nil || dev != at.Dev {
 			return err
 		}
 		return unmountQuietly(m.Mountpoint)
