@@ -131,7 +131,7 @@ func TestReadOnly(t *testing.T) {
 
 func TestNoFio(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/fio"); err == nil {
-		t.Skip("fio is where it is looked for without PATH")
+		t.Skip("does not apply: fio is where it is looked for without PATH")
 	}
 	t.Setenv("PATH", t.TempDir())
 	dir := t.TempDir()
