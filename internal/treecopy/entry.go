@@ -38,29 +38,38 @@ func CopyEntry(ctx context.Context, src, dst *os.File, name string) error {
 // CopyAttributes gives the file dstName in the open directory dst ("": dst
 // itself) the owner, mode, times, attributes and ACLs of srcName in src, and
 // takes away the attributes that the other does not have. Symbolic links are
-// not followed. Errors as CopyDir. May be called concurrently.
+// not followed. Errors as CopyDir, Conflict if dstName is not there or of another
+// type: what one type can have another cannot. May be called concurrently, also
+// for several names of one file that all get the attributes of one other.
 func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.File, dstName string) error {
 	c, w := single(ctx)
 	from, to := in(src, srcName), in(dst, dstName)
 	path := func() string { return dst.Name() + "/" + dstName }
-	var st unix.Stat_t
+	var st, now unix.Stat_t
 	if err := from.stat(&st); err != nil {
 		return srcErr(path(), "stat", err)
 	}
+	if err := to.stat(&now); err != nil {
+		return srcErr(path(), "stat", err)
+	}
+	if st.Mode&unix.S_IFMT != now.Mode&unix.S_IFMT {
+		return errs.New(errs.Conflict, op, quote(path()), "it is of another type than what has the attributes that it is to get")
+	}
+
 	want, err := c.readXattrs(w, from, path)
 	if err != nil {
 		return err
 	}
-	have, err := c.readXattrs(w, to, path)
+	have, err := c.xattrNames(w, to, path)
 	if err != nil {
 		return err
 	}
-	for _, h := range have {
-		if slices.ContainsFunc(want, func(x xattr) bool { return x.name == h.name }) {
+	for _, name := range have {
+		if slices.ContainsFunc(want, func(x xattr) bool { return x.name == name }) {
 			continue
 		}
-		if err := to.removexattr(h.name); err != nil && err != unix.ENODATA {
-			return dstErr(path(), "removing attribute "+quote(h.name), err)
+		if err := to.removexattr(name); err != nil && err != unix.ENODATA {
+			return dstErr(path(), "removing attribute "+quote(name), err)
 		}
 	}
 	return c.set.apply(to, path, attrsOf(&st), want)

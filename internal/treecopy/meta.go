@@ -108,8 +108,9 @@ func (o object) getxattr(name string, buf []byte) (int, error) {
 	return unix.Lgetxattr(o.procPath(), name, buf)
 }
 
-// readXattrs returns the extended attributes of a file of the source.
-func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, error) {
+// xattrNames returns the names of the extended attributes of a file, but for
+// those that are not copied.
+func (c *copier) xattrNames(w *worker, o object, path func() string) ([]string, error) {
 	if w.names == nil {
 		w.names = make([]byte, 64<<10) // XATTR_LIST_MAX
 	}
@@ -120,25 +121,32 @@ func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, e
 		}
 		return nil, c.xattrErr(o, path(), "listxattr", err)
 	}
-	if n == 0 {
-		return nil, nil
-	}
-	if w.value == nil {
-		w.value = make([]byte, 64<<10) // XATTR_SIZE_MAX
-	}
-	var out []xattr
+	var out []string
 	for raw := range bytes.SplitSeq(w.names[:n], []byte{0}) {
-		if len(raw) == 0 {
-			continue
-		}
 		name := string(raw)
-		if double(name) {
+		if name == "" || double(name) {
 			continue
 		}
 		if foreign(name) {
 			c.n.xattrs.Add(1)
 			continue
 		}
+		out = append(out, name)
+	}
+	return out, nil
+}
+
+// readXattrs returns the extended attributes of a file of the source.
+func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, error) {
+	names, err := c.xattrNames(w, o, path)
+	if len(names) == 0 {
+		return nil, err
+	}
+	if w.value == nil {
+		w.value = make([]byte, 64<<10) // XATTR_SIZE_MAX
+	}
+	var out []xattr
+	for _, name := range names {
 		n, err := o.getxattr(name, w.value)
 		switch {
 		case err == nil:
@@ -146,7 +154,7 @@ func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, e
 		case c.set.unprivileged && (err == unix.EPERM || err == unix.EACCES):
 			c.n.xattrs.Add(1)
 		case err == unix.ENODATA:
-			return nil, changed(path())
+			return nil, changed(path(), "its attribute "+quote(name))
 		default:
 			return nil, c.xattrErr(o, path(), "reading attribute "+quote(name), err)
 		}
@@ -200,7 +208,9 @@ func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error 
 			return err
 		}
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFLNK && (st.Mode&0o7777 != mode || len(xs) > 0) {
+	// What st says of setuid and setgid is from before the chown.
+	special := mode&(unix.S_ISUID|unix.S_ISGID) != 0
+	if st.Mode&unix.S_IFMT != unix.S_IFLNK && (st.Mode&0o7777 != mode || special || len(xs) > 0) {
 		if err := o.chmod(mode); err != nil {
 			return dstErr(path(), "chmod", err)
 		}

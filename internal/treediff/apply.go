@@ -97,7 +97,7 @@ func (a *applier) run(changes []Change) error {
 		return failed(stageName, "open", err)
 	}
 	defer a.stage.Close()
-	for _, step := range []func([]Change) error{a.out, a.in, a.files, a.links, a.missing, a.contents, a.attributes} {
+	for _, step := range []func([]Change) error{a.out, a.in, a.files, a.missing, a.links, a.contents, a.attributes} {
 		if err := step(changes); err != nil {
 			return err
 		}
@@ -202,7 +202,7 @@ func (a *applier) removeAll(dir *os.File, name string) error {
 func (a *applier) in(changes []Change) error {
 	var coming []Change
 	for _, ch := range changes {
-		if ch.Op == Renamed || a.isNew(&ch) && ch.Type == Dir {
+		if ch.Op == Renamed || ch.isNew() && ch.Type == Dir {
 			coming = append(coming, ch)
 		}
 	}
@@ -250,11 +250,6 @@ func (a *applier) in(changes []Change) error {
 		a.done(1, 0)
 	}
 	return nil
-}
-
-// isNew reports whether a change makes a file where there is none any more.
-func (a *applier) isNew(ch *Change) bool {
-	return ch.Op == Added || ch.Op == Modified && (ch.replaced || ch.TypeBefore != "")
 }
 
 // clear takes away what is in the way of a new file, with Force.
@@ -399,9 +394,15 @@ func (a *applier) replaceFile(path string) error {
 	return a.copyFile(path)
 }
 
-// parallel calls fn for the changes that it is for, several at once.
+// parallel calls fn for the changes that it is for, several at once. With Force
+// one after the other: in a tree that is not as the changes expect, two of their
+// files may be one.
 func (a *applier) parallel(changes []Change, is func(*Change) bool, fn func(*Change) error) error {
-	c := &comparer{ctx: a.ctx, sem: make(chan struct{}, treewalk.Workers())}
+	workers := treewalk.Workers()
+	if a.o.Force {
+		workers = 0 // beside this one
+	}
+	c := &comparer{ctx: a.ctx, sem: make(chan struct{}, workers)}
 	t := c.tasks()
 	for i := range changes {
 		if ch := &changes[i]; is(ch) {
@@ -417,7 +418,7 @@ func (a *applier) parallel(changes []Change, is func(*Change) bool, fn func(*Cha
 // files copies the added files.
 func (a *applier) files(changes []Change) error {
 	var mu sync.Mutex // for making directories that are missing
-	return a.parallel(changes, func(ch *Change) bool { return a.isNew(ch) && ch.Type != Dir && ch.Link == "" }, func(ch *Change) error {
+	return a.parallel(changes, func(ch *Change) bool { return ch.isNew() && ch.Type != Dir && ch.Link == "" }, func(ch *Change) error {
 		if a.o.Force {
 			mu.Lock()
 			defer mu.Unlock()
@@ -431,58 +432,15 @@ func (a *applier) files(changes []Change) error {
 	})
 }
 
-// links makes the hard links.
-func (a *applier) links(changes []Change) error {
-	for i := range changes {
-		ch := &changes[i]
-		special := ch.Op == Modified && ch.Link != "" && ch.Content && ch.Type != File
-		if ch.Link == "" || !a.isNew(ch) && !special {
-			continue
-		}
-		dir, name, err := a.parent(ch.Path)
-		if err != nil && a.taken(ch, err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if special || a.o.Force {
-			if err = unix.Unlinkat(int(dir.Fd()), name, 0); err == unix.EISDIR && a.o.Force {
-				err = a.remove(dir, name)
-			}
-			if err == unix.ENOENT {
-				err = nil
-			}
-		}
-		if err == nil {
-			oldDir, oldName := split(ch.Link)
-			var old *os.File
-			if old, err = treewalk.Open(a.onto, oldDir); err == nil {
-				err = unix.Linkat(int(old.Fd()), oldName, int(dir.Fd()), name, 0)
-				old.Close()
-			}
-		}
-		dir.Close()
-		if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP || err == unix.EPERM {
-			err = a.copyFile(ch.Path) // the other file is not there in this tree
-		}
-		if err = failed(ch.Path, "link", err); err != nil && !a.taken(ch, err) {
-			return err
-		}
-		a.done(1, 0)
-	}
-	return nil
-}
-
 // missing copies, with Force, what was to be changed but is not there, or is
-// something else.
+// something else. New names of files come after it: those files must be there.
 func (a *applier) missing(changes []Change) error {
 	if !a.o.Force {
 		return nil
 	}
 	for i := range changes {
 		ch := &changes[i]
-		if ch.Op == Deleted || ch.Path == "." {
+		if ch.Op == Deleted || ch.Path == "." || ch.newName() {
 			continue
 		}
 		dir, name, err := a.parent(ch.Path)
@@ -510,19 +468,27 @@ func (a *applier) missing(changes []Change) error {
 
 // contents brings the content of files up to date.
 func (a *applier) contents(changes []Change) error {
-	return a.parallel(changes, func(ch *Change) bool {
-		return ch.Content && ch.Link == "" && !a.isNew(ch) && ch.Op != Deleted && ch.Type != Dir
+	err := a.parallel(changes, func(ch *Change) bool {
+		return ch.Content && ch.Link == "" && !ch.isNew() && ch.Op != Deleted && ch.Type != Dir
 	}, func(ch *Change) error {
 		defer a.done(1, ch.ChangedBytes)
 		if ch.Type != File {
 			return a.replaceFile(ch.Path)
 		}
-		err := a.content(ch)
-		if a.o.Keep && errs.Is(err, errs.Conflict) {
-			return nil // the other side's choice has no such file
-		}
-		return err
+		return a.contentUnlessKept(ch)
 	})
+	if err != nil {
+		return err
+	}
+	return a.otherNames(changes)
+}
+
+func (a *applier) contentUnlessKept(ch *Change) error {
+	err := a.content(ch)
+	if a.o.Keep && errs.Is(err, errs.Conflict) {
+		return nil // the other side's choice has no such file
+	}
+	return err
 }
 
 func (a *applier) content(ch *Change) error {
@@ -537,20 +503,16 @@ func (a *applier) content(ch *Change) error {
 		return err
 	}
 	defer src.Close()
-	dst, err := treewalk.OpenFlags(a.onto, ch.Path, unix.O_RDWR|unix.O_NONBLOCK)
-	var st unix.Stat_t
-	if err == nil {
-		defer dst.Close()
-		err = unix.Fstat(int(dst.Fd()), &st)
+	dst, st, err := a.openChanged(ch.Path)
+	if err != nil && a.o.Force {
+		return a.replaceFile(ch.Path)
 	}
-	if err != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		if a.o.Force {
-			return a.replaceFile(ch.Path)
-		}
-		return failed(ch.Path, "open", cmp.Or(err, error(unix.ENOTDIR)))
+	if err != nil {
+		return err
 	}
+	defer dst.Close()
 	ranges := ch.ranges
-	if a.o.Force || st.Size != ch.SizeBefore || ranges == nil && ch.ChangedBytes > 0 {
+	if a.o.Force || st.Size != ch.SizeBefore || ch.Link != "" || ranges == nil && ch.ChangedBytes > 0 {
 		// What is to be changed is not known, so it is found out here.
 		var d delta
 		c := &comparer{ctx: a.ctx}
@@ -576,6 +538,21 @@ func (a *applier) content(ch *Change) error {
 		}
 	}
 	return nil
+}
+
+// openChanged opens a regular file of onto. Conflict if it is something else: that
+// is not opened, as a device may do something then.
+func (a *applier) openChanged(path string) (*os.File, unix.Stat_t, error) {
+	st, err := fileAt(a.onto, path)
+	if err != nil {
+		return nil, st, failed(path, "stat", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, st, errs.New(errs.Conflict, op, quote(path), "it is no regular file")
+	}
+
+	f, err := treewalk.OpenFlags(a.onto, path, unix.O_RDWR|unix.O_NONBLOCK)
+	return f, st, failed(path, "open", err)
 }
 
 // copyRange makes a range of dst the same as in src, holes included.
@@ -634,11 +611,20 @@ func copyData(ctx context.Context, src, dst *os.File, from, to int64) error {
 	return nil
 }
 
-// attributes gives all that was made or changed its owner, mode and so on.
+// attributes gives all that was made or changed its owner, mode and so on. Not
+// other names of a file: that has a change of its own if this side has changed it,
+// and else it is as the other side wants it. A new name that became a copy has them
+// already.
 func (a *applier) attributes(changes []Change) error {
 	return a.parallel(changes, func(ch *Change) bool {
-		return ch.Op != Deleted && !a.skipped[ch.Path] && (ch.Metadata || ch.Times || ch.Content || ch.Op == Added || a.isNew(ch))
+		if ch.Op == Deleted || a.skipped[ch.Path] || ch.newName() {
+			return false
+		}
+		return ch.Metadata || ch.Times || ch.Content || ch.isNew()
 	}, func(ch *Change) error {
+		if ch.Link != "" && a.oneFile(ch.Path, ch.Link) {
+			return nil
+		}
 		err := a.copyAttributes(ch.Path)
 		if a.o.Keep && errs.Is(err, errs.Conflict) {
 			return nil // the other side's choice has no such file
@@ -673,7 +659,7 @@ func (a *applier) times(changes []Change, rootBefore *unix.Stat_t) error {
 	rootListed := false
 	for _, ch := range changes {
 		rootListed = rootListed || ch.Path == "."
-		if ch.Op == Modified && !a.isNew(&ch) && ch.Type == File {
+		if ch.Op == Modified && !ch.isNew() && ch.Type == File {
 			continue
 		}
 		dir, _ := split(ch.Path)

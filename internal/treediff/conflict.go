@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"sort"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -27,45 +28,64 @@ type Merge struct {
 }
 
 // Clean is those of Changes that are in no conflict, and do not need one that is:
-// the other side's choice stands for the rest.
+// the other side's choice stands for the rest. A new name of a file whose own
+// change is left out becomes a file of its own.
 func (m *Merge) Clean() []Change {
 	drop := slices.Clone(m.changes)
+	var missing []string // paths that do not come to be
 	for again := true; again; {
 		again = false
-		var missing []string       // paths that do not come to be
-		stays := map[string]bool{} // paths at which something stays
-		for i, ch := range m.Changes {
-			if !drop[i] {
-				continue
-			}
-			if ch.Op == Added || ch.Op == Renamed || ch.Type == Dir && (ch.replaced || ch.TypeBefore != "") {
-				missing = append(missing, ch.Path)
-			}
-			// With what stays, the directories stay that it is in.
-			switch ch.Op {
-			case Renamed:
-				staysWithin(stays, ch.From)
-			case Deleted:
-				staysWithin(stays, ch.Path)
-			}
-		}
+		var stays map[string]bool
+		missing, stays = m.without(drop)
 		for i, ch := range m.Changes {
 			if drop[i] {
 				continue
 			}
 			comes := ch.Op == Added || ch.Op == Renamed
-			if comes && stays[ch.Path] || slices.ContainsFunc(missing, func(p string) bool { return below(ch.Path, p) && ch.Op != Deleted }) {
+			if comes && stays[ch.Path] || ch.Op != Deleted && belowAny(ch.Path, missing) {
 				drop[i], again = true, true
 			}
 		}
 	}
+
 	var out []Change
+	left := map[string]bool{}
 	for i, ch := range m.Changes {
-		if !drop[i] {
+		switch {
+		case !drop[i]:
 			out = append(out, ch)
+		case ch.Op != Deleted:
+			left[ch.Path] = true
 		}
 	}
+	ownFiles(out, func(path string) bool { return left[path] || belowAny(path, missing) })
 	return out
+}
+
+// without finds what comes of leaving out some of the changes: the paths that do
+// not come to be, and those at which something stays.
+func (m *Merge) without(drop []bool) (missing []string, stays map[string]bool) {
+	stays = map[string]bool{}
+	for i, ch := range m.Changes {
+		if !drop[i] {
+			continue
+		}
+		if ch.Op == Added || ch.Op == Renamed || ch.Type == Dir && (ch.replaced || ch.TypeBefore != "") {
+			missing = append(missing, ch.Path)
+		}
+		// With what stays, the directories stay that it is in.
+		switch ch.Op {
+		case Renamed:
+			staysWithin(stays, ch.From)
+		case Deleted:
+			staysWithin(stays, ch.Path)
+		}
+	}
+	return missing, stays
+}
+
+func belowAny(path string, dirs []string) bool {
+	return slices.ContainsFunc(dirs, func(dir string) bool { return below(path, dir) })
 }
 
 func staysWithin(stays map[string]bool, path string) {
@@ -80,6 +100,9 @@ func staysWithin(stays map[string]bool, path string) {
 // times. Conflicts are paths that both sides have changed differently, paths
 // renamed differently, and paths below a directory that the other side has
 // deleted, renamed or replaced.
+//
+// A new name of a file is no conflict. It becomes one more name of theirs if they
+// have changed the file, and a file of its own if they have another in its place.
 func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot *os.File) (*Merge, error) {
 	m := &Merge{}
 	t := newTouched(theirs)
@@ -108,8 +131,14 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 				found[c.Path] = c
 			}
 		}
+		if len(cs) > 0 {
+			ch.whole()
+		}
 		m.Changes, m.changes = append(m.Changes, ch), append(m.changes, len(cs) > 0)
 	}
+	// Of what both sides have changed, one side's is taken as a whole, names included.
+	ownFiles(m.Changes, func(path string) bool { return own.of(path) == nil && t.another(own.before(path)) })
+
 	for _, p := range slices.Sorted(maps.Keys(found)) {
 		m.Conflicts = append(m.Conflicts, found[p])
 	}
@@ -176,6 +205,40 @@ func (t *touched) gone(path string) (string, *Change) {
 		}
 	}
 	return "", nil
+}
+
+// another reports whether what is at path, if anything, is another file than before.
+func (t *touched) another(path string) bool {
+	if _, gone := t.gone(path); gone != nil || t.left[path] != nil {
+		return true
+	}
+	at := t.at[path]
+	return at != nil && (at.Op != Modified || at.replaced)
+}
+
+// before is where something was that is at path only as a directory above it was
+// renamed.
+func (t *touched) before(path string) string {
+	for dir, _ := split(path); dir != ""; dir, _ = split(dir) {
+		if ch := t.at[dir]; ch != nil && ch.Op == Renamed {
+			return ch.From + strings.TrimPrefix(path, dir)
+		}
+	}
+	return path
+}
+
+// whole makes a change one of everything. The other side has changed the file too:
+// if this side is chosen, it is not enough to make what this side has changed in it.
+func (ch *Change) whole() {
+	switch {
+	case ch.Op == Deleted:
+	case ch.Type == Dir:
+		ch.Metadata = true
+	case ch.Type == File || ch.Op == Renamed:
+		ch.Content, ch.Metadata = true, true
+	default:
+		ch.Content, ch.replaced = true, true // the others cannot be changed, only replaced
+	}
 }
 
 // leaves reports whether what was at path is no longer there.

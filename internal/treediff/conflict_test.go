@@ -66,9 +66,16 @@ func equalAt(x, y map[string]treetest.Entry, p string) bool {
 	return inA == inB && len(treetest.Diff(map[string]treetest.Entry{p: a}, map[string]treetest.Entry{p: b}, 0)) == 0
 }
 
+// inRenamed reports whether a path is in a directory that mine has renamed: that
+// takes along what theirs has changed in it.
+func inRenamed(m *Merge, path string) bool {
+	return slices.ContainsFunc(m.Changes, func(ch Change) bool { return ch.Op == Renamed && ch.Type == Dir && below(path, ch.Path) })
+}
+
 // TestRandomMerges: without conflicts, each path is what the side that changed it
-// has made of it. With conflicts, each choice can be carried out, and theirs is
-// what the other side has.
+// has made of it. With conflicts, each choice can be carried out. Theirs is what
+// the other side has, also where mine has changed nothing; with ours, all that mine
+// has changed is mine.
 func TestRandomMerges(t *testing.T) {
 	clean, withConflicts := 0, 0
 	run := func(t *testing.T, w world) {
@@ -129,10 +136,21 @@ func TestRandomMerges(t *testing.T) {
 					t.Errorf("with theirs %q is %+v, not %+v", p, got[p], ft[p])
 				}
 			}
+			for p := range all {
+				if equalAt(fb, fm, p) && !equalAt(got, ft, p) && !links[p] {
+					t.Errorf("with theirs %q, which mine has not changed, is %+v, not %+v", p, got[p], ft[p])
+				}
+			}
 			ours := w.copy(theirs)
-			merge(t, w, base, mine, theirs, ours, func(m *Merge) ([]Change, ApplyOptions) {
+			m = merge(t, w, base, mine, theirs, ours, func(m *Merge) ([]Change, ApplyOptions) {
 				return append([]Change{}, m.Changes...), ApplyOptions{Force: true}
 			})
+			got = fingerprint(t, ours, links)
+			for p := range all {
+				if !equalAt(fb, fm, p) && !equalAt(got, fm, p) && !links[p] && !inRenamed(m, p) {
+					t.Errorf("with ours %q is %+v, not %+v", p, got[p], fm[p])
+				}
+			}
 			if t.Failed() {
 				for _, c := range m.Conflicts {
 					t.Logf("%+v", c)

@@ -17,7 +17,8 @@ import (
 const op = "compare"
 
 // failed reports that a system call on a tree failed. What was there a moment
-// ago and is not any more has been changed by somebody.
+// ago and is not any more, a file or an attribute of one, has been changed by
+// somebody.
 func failed(path, call string, err error) error {
 	if err == nil {
 		return nil
@@ -28,7 +29,8 @@ func failed(path, call string, err error) error {
 	}
 	path = quote(shown(path))
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ESTALE):
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ESTALE),
+		errors.Is(err, unix.ENODATA):
 		return errs.New(errs.Conflict, op, path, "%s: %w: it changed meanwhile", call, err).WithHint("stop what writes to it, then try again")
 	}
 	return errs.New(errs.KindOf(err), op, path, "%s: %w", call, err)

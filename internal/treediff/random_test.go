@@ -145,10 +145,15 @@ func (e *editor) edit() {
 		e.must(os.Rename(file+".tmp", file))
 	case n == 4:
 		if st, err := os.Lstat(any); err == nil && st.Mode()&os.ModeSymlink == 0 {
-			e.must(unix.Chmod(any, uint32(0o700|e.r.IntN(0o1000))))
+			e.must(unix.Chmod(any, uint32(0o700|e.r.IntN(0o10000))))
 		}
 	case n == 5:
+		var st unix.Stat_t
+		e.must(unix.Lstat(any, &st))
 		e.must(os.Lchown(any, e.r.IntN(3)*1000, e.r.IntN(3)*1000))
+		if st.Mode&unix.S_IFMT == unix.S_IFREG { // which may have lost setuid by that
+			e.must(unix.Chmod(any, st.Mode&0o7777))
+		}
 	case n == 6 && hasFile:
 		e.must(unix.Setxattr(file, fmt.Sprintf("user.%d", e.r.IntN(3)), e.bytes(e.r.IntN(50)), 0))
 	case n == 7 && hasFile:
