@@ -52,5 +52,7 @@ fi
 toolchain=auto
 at_least "$(version_of "$go")" "$need" || toolchain=go$need+auto
 export PATH="$dir:$PATH" GOTOOLCHAIN="${GOTOOLCHAIN:-$toolchain}"
+# The same for build, tests, lint and the guests, so that Go's cache has each package once, for every checkout.
+export CGO_ENABLED="${CGO_ENABLED:-0}" GOFLAGS="${GOFLAGS:--trimpath -buildvcs=false}"
 unset LC_ALL
 exec "$@"

@@ -67,7 +67,7 @@ func TestBenchSyncOfALiar(t *testing.T) {
 		t.Errorf("the page is not as readable as the old one was: %v, %v", st.Mode(), err)
 	}
 	code, out, _ = benchSync(t, line...)
-	if code != exitUnproven || !strings.Contains(out, "\nFAIL at ext4 on "+dir) {
+	if code != exitUnproven || !strings.Contains(strings.Join(strings.Fields(out), " "), " FAIL at ext4 on "+dir+": ") {
 		t.Errorf("exit code %d\n%s", code, out)
 	}
 	// The last words are the verdict's.

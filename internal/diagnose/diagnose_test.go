@@ -106,7 +106,7 @@ func TestBarrierOff(t *testing.T) {
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil, "barrier=0")
 	startFio(t, "", syncLoad(f.dir)...)
 	f.writing(t, 50)
-	r := watched(t, f.dir, long)
+	r := watched(t, f.dir, long, "barrier-off")
 	c := first(t, r, "barrier-off")
 	if c.Rank != 1 || c.Confidence != Certain {
 		t.Errorf("%+v", c)
@@ -149,7 +149,7 @@ func TestNeighbour(t *testing.T) {
 	n := startFio(t, group, "--directory="+other, "--size=16m", "--bs=64k", "--rw=write", "--ioengine=psync", "--overwrite=1", "--fsync=1", "--numjobs=4")
 	startFio(t, "", syncLoad(mine, "--thinktime=2ms")...)
 	f.writing(t, 1000)
-	r := watched(t, mine, long)
+	r := watched(t, mine, long, "neighbour")
 	c := first(t, r, "neighbour")
 	says(t, c, "pid "+strconv.Itoa(n.pid()))
 	says(t, c, filepath.Base(group))
@@ -190,7 +190,7 @@ func TestCgroupLimit(t *testing.T) {
 			l := startFio(t, group, syncLoad(f.dir)...)
 			f.writing(t, 50)
 			setting(t, group+"/blkio.throttle.write_iops_device", d.dev.ID()+" 40")
-			r := watched(t, f.dir, long)
+			r := watched(t, f.dir, long, "cgroup-limit")
 			got := first(t, r, "cgroup-limit")
 			says(t, got, "40 requests a second to "+d.dev.Name)
 			says(t, got, filepath.Join(group, "blkio.throttle.write_iops_device"))
@@ -217,7 +217,7 @@ func TestDirtyThrottle(t *testing.T) {
 	}
 	l := startFio(t, "", "--filename="+filepath.Join(f.dir, "data"), "--size=400m", "--bs=1m", "--rw=write", "--ioengine=psync", "--fallocate=none", "--overwrite=0")
 	f.writing(t, 100)
-	r := watched(t, f.dir, long+time.Second)
+	r := watched(t, f.dir, long+time.Second, "dirty-throttle")
 	c := first(t, r, "dirty-throttle")
 	says(t, c, "fio (pid "+strconv.Itoa(l.pid())+") was made to wait")
 	says(t, c, f.dir)
@@ -271,7 +271,7 @@ func TestDiscard(t *testing.T) {
 		}
 		done <- errors.Join(err, dir.Close())
 	}()
-	r := watched(t, f.dir, long)
+	r := watched(t, f.dir, long, "discard")
 	cancel()
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -341,7 +341,7 @@ func TestDeepQueue(t *testing.T) {
 	startFio(t, "", "--filename="+filepath.Join(f.dir, "bulk"), "--size=128m", "--bs=256k", "--rw=randwrite", "--ioengine=libaio", "--direct=1", "--iodepth=64", "--overwrite=1")
 	startFio(t, "", syncLoad(f.dir)...)
 	f.writing(t, 2000)
-	r := watched(t, filepath.Join(f.dir, "log"), long)
+	r := watched(t, filepath.Join(f.dir, "log"), long, "deep-queue", "neighbour")
 	c := cause(r, "deep-queue")
 	if c == nil {
 		t.Fatal(list(r))
@@ -376,7 +376,7 @@ func TestErrors(t *testing.T) {
 		}
 		done <- nil
 	}()
-	r := watched(t, loop.Path, long)
+	r := watched(t, loop.Path, long, "device-errors", "memory-only")
 	cancel()
 	if err := <-done; err != nil {
 		t.Fatal(err)
@@ -416,7 +416,7 @@ func TestExternalLog(t *testing.T) {
 	t.Cleanup(func() { setting(t, root, slow.dev.ID()+" 0") })
 	startFio(t, "", "--directory="+f.dir, "--size=64m", "--bs=8k", "--rw=write", "--ioengine=psync", "--fallocate=none", "--overwrite=0", "--fsync=1")
 	f.writing(t, 20)
-	r := watched(t, f.dir, long)
+	r := watched(t, f.dir, long, "log-device", "cgroup-limit")
 	if d := device0(t, r, filepath.Base(log.Path)); d.Role != "log" || d.SyncShare < 0.3 {
 		t.Errorf("%+v", d)
 	}
@@ -433,7 +433,7 @@ func TestExternalLog(t *testing.T) {
 // TestOtherPlaces: paths with nothing below that could be watched.
 func TestOtherPlaces(t *testing.T) {
 	dir := testfs.Tmpfs(t, mib)
-	r := watched(t, dir, time.Second)
+	r := watched(t, dir, time.Second, "memory-only")
 	if c := first(t, r, "memory-only"); c.Rank != 1 || r.Hidden == "" {
 		t.Errorf("%+v", r)
 	}
@@ -473,7 +473,7 @@ func TestOverlay(t *testing.T) {
 	})
 	l := startFio(t, "", syncLoad(dirs[3])...)
 	await(t, "the load syncs", func() bool { return fileExists(filepath.Join(dirs[1], "log")) })
-	r := watched(t, dirs[3], time.Second)
+	r := watched(t, dirs[3], time.Second, "barrier-off")
 	c := first(t, r, "barrier-off")
 	says(t, c, "volatile")
 	if r.Syncs.Sampled == 0 {

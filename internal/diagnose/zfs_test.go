@@ -102,7 +102,7 @@ func TestZFS(t *testing.T) {
 	if err := zfs.ZFS.Do(t.Context(), "set", "sync=disabled", name); err != nil {
 		t.Fatal(err)
 	}
-	r = watched(t, dir, 5*time.Second)
+	r = watched(t, dir, 5*time.Second, "sync-disabled")
 	c := first(t, r, "sync-disabled", "memory-only") // the guest's files are in memory
 	if c.Confidence != Certain {
 		t.Errorf("%+v", c)
@@ -134,7 +134,7 @@ func TestZFS(t *testing.T) {
 	for _, x := range readTxgs(pool) {
 		before = max(before, x.txg)
 	}
-	r = watched(t, dir, 20*time.Second)
+	r = watched(t, dir, 20*time.Second, "slow-commits")
 	longest := time.Duration(0)
 	groups := readTxgs(pool)
 	cancel()
@@ -204,7 +204,7 @@ func TestCgroupLimitUnified(t *testing.T) {
 	})
 	f.writing(t, 20)
 	setting(t, filepath.Join(group, "io.max"), f.dev.ID()+" wiops=20")
-	r := watched(t, f.dir, 5*time.Second)
+	r := watched(t, f.dir, 5*time.Second, "cgroup-limit")
 	c := first(t, r, "cgroup-limit", "memory-only")
 	says(t, c, "20 requests a second to "+f.dev.Name)
 	says(t, c, filepath.Join(group, "io.max"))

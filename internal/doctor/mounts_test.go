@@ -147,12 +147,11 @@ func TestKeptNamespace(t *testing.T) {
 	rootOnly(t)
 	dir := privateDir(t)
 	fs := testfs.Ext4(t, 16<<20)
-	c := startRole(t, "wait", inOwnMounts)
 	pin := file(t, filepath.Join(dir, "pin"), 0)
-	if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/mnt", c.pid()), pin, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = unix.Unmount(pin, unix.MNT_DETACH) })
+	c := testfs.PinMountNamespace(t, pin, func() (*roleChild, int, func()) {
+		c := startRole(t, "wait", inOwnMounts)
+		return c, c.pid(), c.end
+	})
 	id := readlink(fmt.Sprintf("/proc/%d/ns/mnt", c.pid()))
 	if s, text := checkNow(t, mountLeaks, nil).about("namespace-kept", id); s != "" {
 		t.Errorf("while a process lives there: %s", text)

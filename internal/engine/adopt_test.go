@@ -237,10 +237,24 @@ func TestReplaceRefuses(t *testing.T) {
 }
 
 // TestAdoptOfBusyDirectory: a directory that is written to all the time is not
+// manyFiles makes a directory that takes a while to look through.
+func manyFiles(t *testing.T, dir string) {
+	t.Helper()
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5000 {
+		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // adopted, and nothing of it is left; the error says what and who.
 func TestAdoptOfBusyDirectory(t *testing.T) {
 	eachKind(t, func(t *testing.T, e *engine.Engine, top string) {
 		dir := liveTree(t, top)
+		manyFiles(t, filepath.Join(dir, "many")) // so that the writer gets a processor between two looks
 		log := filepath.Join(dir, "sub", "log")
 		cmd := exec.Command("sh", "-c", `exec >>"$0"; while :; do echo x; done`, log)
 		if err := cmd.Start(); err != nil {

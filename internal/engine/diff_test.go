@@ -258,6 +258,7 @@ func TestRebase(t *testing.T) {
 
 // TestRebaseInFullPool: nothing is lost when there is no room.
 func TestRebaseInFullPool(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
 	for _, k := range []struct{ host, driver string }{{"xfs", reflink.Name}, {"btrfs", btrfs.Name}} {
 		t.Run(k.driver, func(t *testing.T) {
 			dir := testfs.New(t, k.host, 600<<20).Dir()

@@ -100,6 +100,7 @@ func destroy(t *testing.T, e *engine.Engine, refs ...string) {
 // TestDestroyInFullPool: a filesystem that is full to the last block can be
 // cleaned up, although the catalogue lies on it.
 func TestDestroyInFullPool(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
 	for _, kind := range []string{"xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {
 			e := newPool(t, testfs.New(t, kind, 400<<20).Dir(), engine.InitRequest{MinFreePercent: 5})
@@ -380,6 +381,7 @@ func TestUsageIsExact(t *testing.T) {
 // TestImportInTightPool: a tree that takes more than half of the pool can be
 // imported, although an import makes two images.
 func TestImportInTightPool(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
 	e := newPool(t, testfs.XFS(t, 500<<20), engine.InitRequest{MinFreePercent: 5})
 	src := t.TempDir()
 	rng := rand.NewChaCha8([32]byte{1})

@@ -13,6 +13,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/errs"
+	"pando/internal/testfs"
 )
 
 // TestReceiveRefuses: what cannot be is refused before anything is done.
@@ -169,6 +170,7 @@ func TestReceiveFails(t *testing.T) {
 
 // TestReceiveInFullPool: a pool that runs full while it receives is as before.
 func TestReceiveInFullPool(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
 	for _, kind := range []string{"xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {
 			e := imagePool(t, kind, 400<<20)

@@ -4,6 +4,7 @@ package faulttest
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -80,6 +81,49 @@ func TestSweepSelects(t *testing.T) {
 	t.Setenv(AtVariable, "5")
 	if r, got := pretended(Sweep{Plan: kill, Start: 1, Stride: 3}, 7, nil); !r.skipped || got != nil {
 		t.Errorf("a step of another shard: skipped %v, struck %v", r.skipped, got)
+	}
+}
+
+// TestSweepSamples: what one seed leaves out another one strikes, and with
+// PANDO_TEST_FULL nothing is left out.
+func TestSweepSamples(t *testing.T) {
+	t.Setenv(AtVariable, "")
+	t.Setenv("PANDO_TEST_FULL", "")
+	struck := map[int]bool{}
+	for range 200 {
+		seed := rand.Uint64()
+		Seed = func() uint64 { return seed }
+		_, got := pretended(Sweep{Plan: Plan{Mode: KillBefore}, Every: 3}, 9, nil)
+		if len(got) != 3 || got[1] != got[0]+3 || got[2] != got[1]+3 {
+			t.Fatalf("one of 3 steps: struck %v of 9", got)
+		}
+		if _, again := pretended(Sweep{Plan: Plan{Mode: KillBefore}, Every: 3}, 9, nil); !slices.Equal(again, got) {
+			t.Errorf("with the same seed: struck %v, and then %v", got, again)
+		}
+		struck[got[0]] = true
+	}
+	if len(struck) != 3 {
+		t.Errorf("200 runs began with steps %v only", struck)
+	}
+
+	t.Setenv("PANDO_TEST_FULL", "1")
+	if _, got := pretended(Sweep{Plan: Plan{Mode: KillBefore}, Every: 3}, 9, nil); len(got) != 9 {
+		t.Errorf("in full: struck %v of 9", got)
+	}
+}
+
+// TestDrawsAreIndependent: what two draws of one seed come to has nothing to do with
+// each other, or some combinations would never be tested.
+func TestDrawsAreIndependent(t *testing.T) {
+	t.Setenv("PANDO_TEST_FULL", "")
+	seen := map[[2]int]bool{}
+	for range 5000 {
+		seed := rand.Uint64()
+		Seed = func() uint64 { return seed }
+		seen[[2]int{Draw(t, 2, "fault"), Draw(t, 40, Plan{Mode: Fail})}] = true
+	}
+	if len(seen) != 80 {
+		t.Errorf("5,000 seeds draw %d of 80 combinations", len(seen))
 	}
 }
 

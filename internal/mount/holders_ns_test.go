@@ -170,9 +170,7 @@ func TestHoldersOddNamespaces(t *testing.T) {
 				t.Fatal(err)
 			}
 			pin := touch(t, filepath.Join(dir, "pin"))
-			p := startRole(t, "wait", func(c *exec.Cmd) {
-				c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-			})
+			p := keepable(t, pin)
 			ns := namespace(t, p.String())
 			if err := unix.Mount("/proc/"+p.String()+"/ns/mnt", pin, "", unix.MS_BIND, ""); err != nil {
 				t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 
 	"pando/internal/errs"
 	"pando/internal/mount"
+	"pando/internal/testfs"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,6 +47,22 @@ func find(t *testing.T, id uint64, point string) (mount.Namespace, bool) {
 	return mount.Namespace{}, false
 }
 
+// keepable starts a process in a mount namespace of its own that can be kept by a
+// bind mount at pin, and is not yet.
+func keepable(t *testing.T, pin string) *child {
+	t.Helper()
+	p := testfs.PinMountNamespace(t, pin, func() (*child, int, func()) {
+		p := startRole(t, "wait", func(c *exec.Cmd) {
+			c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+		})
+		return p, p.pid(), p.stop
+	})
+	if err := mount.Unmount(pin); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
 // TestNamespaces: one with a process in it, one that lives in a thread, and those
 // that nothing but a file keeps, each with its mounts.
 func TestNamespaces(t *testing.T) {
@@ -59,9 +76,7 @@ func TestNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	pin := touch(t, filepath.Join(dir, "pin"))
-	p := startRole(t, "wait", func(c *exec.Cmd) {
-		c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	})
+	p := keepable(t, pin)
 	id := namespace(t, p.String())
 	n, ok := find(t, id, dir)
 	if !ok || n.Own || n.Living != 1 || len(n.Processes) != 1 || n.Processes[0].PID != p.pid() || n.Processes[0].Command == "" || len(n.Kept) != 0 {

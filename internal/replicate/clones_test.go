@@ -25,6 +25,7 @@ import (
 // they were, within 5 %. With PANDO_TEST_FULL=1 it is 2 GB, which diverge by 400 MB,
 // in an empty pool of 4 GB.
 func TestClonesStayClones(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
 	image, diverged, pool, source := int64(128*mib), int64(25*mib), int64(480*mib), int64(1<<30)
 	if os.Getenv("PANDO_TEST_FULL") != "" {
 		image, diverged, pool, source = 2<<30, 400*mib, 4<<30, 8<<30
@@ -96,8 +97,12 @@ func TestClonesStayClones(t *testing.T) {
 
 // TestPullMemory: what a pull holds in memory does not depend on what it pulls.
 func TestPullMemory(t *testing.T) {
+	testfs.NotShort(t, "it is about memory")
 	w := worldOn(t, testfs.XFS(t, 4<<30), reflink.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
-	const size = 1 << 30
+	size := int64(512 << 20) // many times the buffers of a pull
+	if testfs.Full() {
+		size = 2 << 30
+	}
 	w.importImage("g", size, func(f *os.File) {
 		noise(t, f, 1, 0, size/2)
 		text(t, f, 2, size/2, size/4) // 8 MiB of a segment are far more of content

@@ -11,6 +11,7 @@ import (
 
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
+	"pando/internal/faulttest"
 	"pando/internal/objstore"
 	"pando/internal/objstore/storetest"
 	"pando/internal/ref"
@@ -76,6 +77,7 @@ func kill(t *testing.T, name string, args ...string) bool {
 // Nothing of it is left but what was restored first, the next one does it, and a prune
 // ends its session.
 func TestPullKilled(t *testing.T) {
+	testfs.NotShort(t, "other processes do the work")
 	w := newWorld(t)
 	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 5*mib) })
 	w.clone("g", "v")
@@ -85,7 +87,7 @@ func TestPullKilled(t *testing.T) {
 	o := w.other(testfs.XFS(t, 1<<30), reflink.Name)
 	killed := 0
 	for _, when := range []string{"before", "after"} {
-		for at := 0; ; at++ {
+		for at := faulttest.Draw(t, 2, when); ; at += faulttest.DrawStep(2) {
 			// The volume is the first pool's again.
 			if _, err := w.tryPull("v", PullRequest{TakeOver: true, Update: true}); err != nil {
 				t.Fatal(err)
@@ -134,10 +136,11 @@ func TestPullKilled(t *testing.T) {
 // TestPruneKilled: a prune is killed at every operation of the store. All that is
 // listed is whole, and the next prune does the rest.
 func TestPruneKilled(t *testing.T) {
+	testfs.NotShort(t, "other processes do the work")
 	w := newWorld(t)
 	rp := w.open()
 	for _, when := range []string{"before", "after"} {
-		for at := 0; ; at++ {
+		for at := faulttest.Draw(t, 2, when); ; at += faulttest.DrawStep(2) {
 			w.importImage("g", 16*mib, func(f *os.File) { noise(t, f, uint64(at), 0, mib) })
 			w.push("g")
 			old := rp.NewSession(repo.Push, []string{"g", "none"}, writer(w.e)) // of somebody who has died

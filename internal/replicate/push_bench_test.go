@@ -14,6 +14,7 @@ import (
 // TestIncrementDoesNotGrow: an increment of 1 MiB reads, writes and asks the same of a
 // volume of 1 GiB as of one of 50 GiB.
 func TestIncrementDoesNotGrow(t *testing.T) {
+	testfs.NotShort(t, "it is about sizes")
 	w := worldOn(t, testfs.XFS(t, 6<<30), reflink.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
 	type cost struct {
 		read, up int64

@@ -17,6 +17,7 @@ import (
 
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
+	"pando/internal/faulttest"
 	"pando/internal/objstore"
 	"pando/internal/objstore/storetest"
 	"pando/internal/ref"
@@ -72,12 +73,13 @@ func peakMemory() (int64, error) {
 // on with its snapshot, uploads no segment again that was known to be there, and then
 // pushes what was changed since.
 func TestPushKilled(t *testing.T) {
+	testfs.NotShort(t, "other processes do the work")
 	w := newWorld(t)
 	const size, data = 160 * mib, 40 * mib // three segments
 	rp := w.open()
 	n, resumed, spared := 0, 0, int64(0)
 	for _, when := range []string{"before", "after"} {
-		for at := 0; ; at++ {
+		for at := faulttest.Draw(t, 3, when); ; at += faulttest.DrawStep(3) {
 			n++
 			golden := fmt.Sprintf("g%d", n)
 			name := fmt.Sprintf("v%d", n)
@@ -184,9 +186,14 @@ func checkWhole(t *testing.T, rp *repo.Repo, id repo.ID) {
 
 // TestPushMemory: however much there is to push, memory stays within bounds.
 func TestPushMemory(t *testing.T) {
+	testfs.NotShort(t, "it is about memory")
 	w := worldOn(t, testfs.XFS(t, 6<<30), reflink.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
-	w.importImage("g", 20<<30, func(f *os.File) {
-		for i := range int64(20) {
+	gib := int64(6) // its data are many times the buffers of a push
+	if testfs.Full() {
+		gib = 20
+	}
+	w.importImage("g", gib<<30, func(f *os.File) {
+		for i := range gib {
 			noise(t, f, uint64(i), i<<30, 40*mib)
 			text(t, f, uint64(i+100), i<<30+200*mib, 20*mib)
 			for k := range int64(500) { // small ones all over
@@ -203,7 +210,7 @@ func TestPushMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := r.Pushed[0]
-	t.Logf("%d MiB of data in a volume of 20 GiB, %d MiB uploaded in %.1f s: at most %d MiB of memory", p.LogicalBytes/mib, p.UploadedBytes/mib, p.Seconds, r.PeakBytes/mib)
+	t.Logf("%d MiB of data in a volume of %d GiB, %d MiB uploaded in %.1f s: at most %d MiB of memory", p.LogicalBytes/mib, gib, p.UploadedBytes/mib, p.Seconds, r.PeakBytes/mib)
 	if r.PeakBytes > 256*mib {
 		t.Errorf("a push took %d MiB of memory, more than 256", r.PeakBytes/mib)
 	}

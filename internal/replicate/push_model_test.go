@@ -68,7 +68,7 @@ func (m *pushModel) one() {
 	case n < 14:
 		m.pushOne(ref.Ref{Name: v})
 	case n == 14:
-		name := fmt.Sprintf("v%d", m.step)
+		name := fmt.Sprintf("w%d", m.step) // the first volume is v0
 		from := []string{"g", v}[m.r.IntN(2)]
 		if from == "g" {
 			m.clone(from, name)

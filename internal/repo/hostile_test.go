@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"pando/internal/errs"
+	"pando/internal/testfs"
 )
 
 // reading is a way to read the object of a key; what it gives is compared.
@@ -91,6 +92,7 @@ func changes(data []byte, each func(what string, at int, changed []byte)) {
 // However an object is changed, it is Damaged and never read as something else. The
 // byte of the version may also say TooNew.
 func TestEveryChangeIsNoticed(t *testing.T) {
+	testfs.NotShort(t, "it does one thing after the other")
 	ctx := t.Context()
 	g, r, m := golden(t)
 	for _, x := range readings(t, g, r) {

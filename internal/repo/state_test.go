@@ -14,6 +14,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/objstore"
 	"pando/internal/objstore/storetest"
+	"pando/internal/testfs"
 )
 
 // A renewal that failed may have been done. The next one finds out, and does not take
@@ -476,6 +477,7 @@ func TestPagesThatCannotBe(t *testing.T) {
 
 // The fullest page that there can be fits.
 func TestFullestPage(t *testing.T) {
+	testfs.NotShort(t, "it is about sizes")
 	rnd := rand.New(rand.NewPCG(9, 9))
 	pieces := make([]Piece, maxPieces)
 	session := NewID()
@@ -532,6 +534,7 @@ func TestManifestsThatCannotBe(t *testing.T) {
 
 // A manifest of the largest volume, with frames in any order.
 func TestLargeManifest(t *testing.T) {
+	testfs.NotShort(t, "it is about sizes")
 	ctx := t.Context()
 	r, m := made(t)
 	rnd := rand.New(rand.NewPCG(3, 3))

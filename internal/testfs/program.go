@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"testing"
 )
 
 // BuildProgram puts the program under test at path: the one that PANDO_TEST_BINARY
@@ -36,3 +37,15 @@ func WithProgram(path *string, run func() int) int {
 	}
 	return run()
 }
+
+// NotShort leaves a test out of runs with -short, as under the race detector: one
+// that is about sizes, say, or that does one thing after the other.
+func NotShort(t testing.TB, why string) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("does not apply to -short: " + why)
+	}
+}
+
+// Full reports whether a test is to leave nothing out, as in `make test-all`.
+func Full() bool { return os.Getenv("PANDO_TEST_FULL") != "" }

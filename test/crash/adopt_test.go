@@ -118,9 +118,9 @@ func needAdopt(t *testing.T, k kind) *world {
 }
 
 // TestKillInRecoveryOfAdopt kills adopt on either side of the exchange, and then
-// the command that cleans up behind it, at every step (without PANDO_TEST_FULL, at
-// every third).
+// the command that cleans up behind it, at every step.
 func TestKillInRecoveryOfAdopt(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
@@ -136,11 +136,8 @@ func TestKillInRecoveryOfAdopt(t *testing.T) {
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					w.t = t
-					s := faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillBefore}}
-					if os.Getenv("PANDO_TEST_FULL") == "" {
-						s.Stride = 3 // each step costs an adoption; taking a volume back is swept elsewhere
-					}
-					s.Each(t, func(p faulttest.Plan) faulttest.Result {
+					// Each step costs an adoption; taking a volume back is swept elsewhere.
+					w.sweepOf(faulttest.Plan{Mode: faulttest.KillBefore}, 2).Each(t, func(p faulttest.Plan) faulttest.Result {
 						w.prepareLive()
 						c.die()
 						return w.trace(p, "ls")
@@ -162,6 +159,7 @@ func TestKillInRecoveryOfAdopt(t *testing.T) {
 // TestRebootInAdopt: the power goes on either side of the exchange. The volume
 // is kept if it had taken the place of the directory, and only then.
 func TestRebootInAdopt(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			w := needAdopt(t, k)
@@ -219,6 +217,7 @@ func TestRebootInAdopt(t *testing.T) {
 // TestClonesDoNotWaitForReplace: clones that are asked for while the golden is
 // adopted wait until it is there, and not until it has replaced its source.
 func TestClonesDoNotWaitForReplace(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			w := needAdopt(t, k)
@@ -277,6 +276,7 @@ func TestClonesDoNotWaitForReplace(t *testing.T) {
 // keeps it from being replaced; and what is written in the last moment, which
 // nothing can prevent, is told of. Nothing is lost.
 func TestChangeBeforeReplace(t *testing.T) {
+	t.Parallel()
 	w := needAdopt(t, kinds[len(kinds)-1])
 	write := func(name string) {
 		if err := os.WriteFile(filepath.Join(w.live(), "sub", name), nil, 0o600); err != nil {

@@ -69,6 +69,7 @@ func (w *world) damage(volume string) {
 // TestRebuildKilled kills a rebuild at every step. What comes after works or
 // says what to do, and the next rebuild brings everything back.
 func TestRebuildKilled(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			w := newWorld(t, k)
@@ -78,9 +79,10 @@ func TestRebuildKilled(t *testing.T) {
 			w.pando("snapshot", "base", "s")
 			w.pando("pin", "base")
 			w.pando("clone", "base", "v")
-			before := w.state()
+			before := w.peek()
 			explained := 0
-			last := faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillBefore}, MaxRuns: 1000}.Each(t, func(p faulttest.Plan) faulttest.Result {
+			sweep := w.sweepOf(faulttest.Plan{Mode: faulttest.KillBefore}, 1)
+			last := sweep.Each(t, func(p faulttest.Plan) faulttest.Result {
 				return w.traced(p, "init", "--rebuild")
 			}, func(faulttest.Result) {
 				if out, err := w.try("ls", "-q"); err != nil {
@@ -97,7 +99,7 @@ func TestRebuildKilled(t *testing.T) {
 				w.noOtherThan("rebuild.inprogress")
 				w.check()
 			})
-			if last.ExitCode != 0 || explained == 0 {
+			if last.ExitCode != 0 || explained == 0 && !sweep.Sampled() {
 				t.Errorf("exit %d: %s; %d kills left no catalogue", last.ExitCode, last.Stderr, explained)
 			}
 			w.pando("deinit", "--force")
@@ -122,6 +124,7 @@ func (w *world) noOtherThan(name string) {
 // catalogue anew: there is one volume of the name, as it was or rewound, and if
 // rewound, the other is its snapshot.
 func TestRebuildAfterKilledRewind(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			w := newWorld(t, k)
@@ -130,9 +133,10 @@ func TestRebuildAfterKilledRewind(t *testing.T) {
 			w.pando("clone", "g", "base")
 			var before string
 			both := 0
-			faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillBefore}, MaxRuns: 1000}.Each(t, func(p faulttest.Plan) faulttest.Result {
+			sweep := w.sweepOf(faulttest.Plan{Mode: faulttest.KillBefore}, 1)
+			sweep.Each(t, func(p faulttest.Plan) faulttest.Result {
 				w.onlySnapshot("base", "s")
-				before = w.state()
+				before = w.peek()
 				return w.traced(p, "rewind", "base", "s")
 			}, func(faulttest.Result) {
 				n := 0
@@ -154,7 +158,7 @@ func TestRebuildAfterKilledRewind(t *testing.T) {
 					t.Errorf("%v\n%s", err, out)
 				}
 			})
-			if both == 0 && os.Getenv("PANDO_FAULT_AT") == "" {
+			if both == 0 && !sweep.Sampled() && os.Getenv(faulttest.AtVariable) == "" {
 				t.Error("no kill left two objects of the name: this shows nothing")
 			}
 			w.pando("deinit", "--force")

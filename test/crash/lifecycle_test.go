@@ -41,7 +41,7 @@ var lifecycle = []operation{
 		prepare: func(w *world) { w.scribble("base") }},
 	{name: "rebase", every: 2, command: func(*world) []string { return []string{"rebase", "base", "g@2", "--no-progress"} },
 		prepare: func(w *world) {
-			if !strings.Contains(w.state(), "golden g@2") {
+			if !strings.Contains(w.peek(), "golden g@2") {
 				w.pando(append(w.importArgs("g"), "--update")...)
 			}
 			w.gone("base")
@@ -154,6 +154,7 @@ func (w *world) onlySnapshot(volume, name string) {
 // TestFrozenThenKilled kills pando between freeze and thaw, once with the guard
 // that would thaw, and once without it.
 func TestFrozenThenKilled(t *testing.T) {
+	t.Parallel()
 	for _, guard := range []string{"with its guard alive", "with its guard killed too"} {
 		t.Run(guard, func(t *testing.T) {
 			w := newWorld(t, kinds[0])

@@ -33,6 +33,7 @@ func (w *world) afterReboot(args ...string) string {
 // TestPowerLossTakesMarks: what was being made when the power went is garbage
 // also if no mark of it has survived.
 func TestPowerLossTakesMarks(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: another boot ID needs root: run the tests as root")
 	}
@@ -80,6 +81,7 @@ func (w *world) sql(stmt string) {
 // pool. Nothing is lost by that, not even after a reboot, and a rebuild brings
 // all of it back.
 func TestOldCatalogue(t *testing.T) {
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: another boot ID needs root: run the tests as root")
 	}

@@ -48,6 +48,7 @@ func (w *world) dieAtIdentity(n int, args ...string) {
 // TestKillInRecovery kills the command that cleans up behind a killed one, at
 // every step.
 func TestKillInRecovery(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
@@ -117,11 +118,11 @@ func TestKillInRecovery(t *testing.T) {
 					if c.name == "frozen" {
 						w.pando("mount", "base")
 					}
-					before := w.state()
+					before := w.peek()
 					if c.want != nil {
 						before = c.want(before)
 					}
-					faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillBefore}}.Each(t, func(p faulttest.Plan) faulttest.Result {
+					w.sweepOf(faulttest.Plan{Mode: faulttest.KillBefore}, 1).Each(t, func(p faulttest.Plan) faulttest.Result {
 						c.spoil()
 						return w.trace(p, c.next)
 					}, func(faulttest.Result) {
@@ -144,12 +145,13 @@ func TestKillInRecovery(t *testing.T) {
 // TestFaultInInit makes init and deinit fail at every step: afterwards init
 // works, and deinit leaves nothing.
 func TestFaultInInit(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, k)
 			initArgs := w.initArgs()
-			for _, f := range faults {
+			for _, f := range drawnFaults(t) {
 				t.Run("init/"+f.name, func(t *testing.T) {
 					w.t = t
 					w.sweepOf(f.plan, initEvery).Each(t, func(p faulttest.Plan) faulttest.Result {

@@ -136,12 +136,13 @@ var table = map[string]layer{
 	"internal/objstore/servertest": {support: true},
 
 	// Tests of the whole, and tools: they stand above everything.
-	"test/model":    {tests: []string{"internal/engine", "{drivers}"}},
-	"test/crash":    {tests: []string{"internal/bench", "internal/engine", "{drivers}"}},
-	"test/zfs":      {},
-	"test/buckets":  {tests: []string{"internal/objstore/servertest"}},
-	"test/layers":   {},
-	"tools/testsum": {},
+	"test/model":       {tests: []string{"internal/engine", "{drivers}"}},
+	"test/crash":       {tests: []string{"internal/bench", "internal/engine", "{drivers}"}},
+	"test/zfs":         {},
+	"test/buckets":     {tests: []string{"internal/objstore/servertest"}},
+	"test/layers":      {},
+	"tools/isolate":    {support: true, imports: []string{"internal/testfs"}},
+	"tools/testreport": {},
 }
 
 // imported is one import of one file.

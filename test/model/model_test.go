@@ -29,8 +29,12 @@ import (
 	"pando/internal/testfs"
 )
 
-// defaultOps is the number of random operations; PANDO_TEST_OPS is another.
-const defaultOps = 10_000
+// defaultOps is the number of random operations, fullOps that with PANDO_TEST_FULL;
+// PANDO_TEST_OPS is another.
+const (
+	defaultOps = 4_000
+	fullOps    = 20_000
+)
 
 // zfsOps is that number in a guest, where one takes about a second.
 const zfsOps = 30
@@ -104,6 +108,9 @@ func TestRandomOperations(t *testing.T) {
 		"plain":   {func(t *testing.T) string { return testfs.Ext4(t, 4<<30) }, engine.InitRequest{Driver: "plain"}, ""},
 	}
 	standard := uint64(defaultOps)
+	if testfs.Full() {
+		standard = fullOps
+	}
 	if os.Getenv("PANDO_TEST_ZFS") != "" { // in the guest of `make test-zfs`, which is slow
 		kinds, standard = map[string]kind{}, zfsOps
 		for _, fs := range []driver.FS{driver.Native, driver.Ext4} {

@@ -1,29 +1,29 @@
 #!/usr/bin/env bash
-# Runs Go tests in a guest with OpenZFS and says how it went, as `make test` does:
+# Runs Go tests in guests with OpenZFS and says how it went, as `make test` does. Each package gets a guest of its
+# own, several at a time:
 #
 #   test/zfsvm/test.sh [PACKAGE[=PATTERN]...]    such as ./internal/driver/zfs; default: those below
 #
 # Variables: RUN, a pattern of tests; ZFS=2.1, another OpenZFS (see build.sh);
-# MEM, the guest's memory; TIMEOUT, of a package's tests, such as 20m; LIMIT, in
-# seconds, of all of them; TESTARGS, more flags of test binaries; any PANDO_*,
-# which the tests get. The guest has no Go: tests find the program in
+# AT_ONCE, how many guests run at a time; MEM, the memory of a guest; TIMEOUT, of a
+# package, such as 20m; TESTARGS, more flags of test binaries; any PANDO_*, which
+# the tests get. The guest has no Go: tests find the program in
 # $PANDO_TEST_BINARY, the testdata of their package, and the documentation, and in
 # $PANDO_TEST_DISKS the names of three empty disks of 512 MB.
-# EVENTS=FILE keeps the events of all tests, with their times. With
-# TESTARGS=-update the pages that the tests write come back.
+# What the tests said is kept in out/zfs-events.json. With TESTARGS=-update the
+# pages that the tests write come back.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
 
-# What ZFS makes a difference to. Leaves such as internal/mount can be named, too:
-# the guest has another kernel.
-# Last those that count events of the kernel: an emulated processor now and then trips over
-# the code that the kernel changes for them.
-default=(internal/testfs internal/zfs internal/driver/zfs "internal/doctor=ZFS|Pool|DDT|VolumesWithDedup|CopiesInsideVolume" internal/stack=ZFS
-  internal/syncbench=ZFS test/zfs internal/cli=TestDocumentationIsTrue internal/engine=TestTransferZFS test/model
-  "test/crash=TestFaultAtEveryStep|TestFaultInInit" "internal/iostat=ZFS|Zvol" "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified")
+# What ZFS makes a difference to, longest first. Leaves such as internal/mount can be named, too: the guest has
+# another kernel.
+default=(internal/driver/zfs "test/crash=TestFaultAtEveryStep|TestFaultInInit" test/zfs test/model
+  internal/zfs internal/cli=TestDocumentationIsTrue internal/testfs internal/engine=TestTransferZFS
+  "internal/doctor=ZFS|Pool|DDT|VolumesWithDedup|CopiesInsideVolume" internal/stack=ZFS internal/syncbench=ZFS
+  "internal/iostat=ZFS|Zvol" "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified")
 
-go() { CGO_ENABLED=0 scripts/go.sh go "$@"; }
+go() { scripts/go.sh go "$@"; }
 has_tests() { compgen -G "$1/*_test.go" >/dev/null; }
 [ $# -gt 0 ] || set -- "${default[@]}"
 packages=() patterns=()
@@ -39,61 +39,102 @@ export ZFSVM_FLAVOR=${ZFS:-2.3}
 test/zfsvm/build.sh >/dev/null
 top=$(mktemp -d "${TMPDIR:-/tmp}/pando-test-zfs.XXXXXX")
 trap 'rm -rf "$top"' EXIT
-trap 'exit 130' HUP INT TERM
-mkdir "$top/pando" "$top/bin"
-go build -buildvcs=false -trimpath -ldflags '-s -w' -o "$top/bin/pando" ./cmd/pando
-go build -trimpath -ldflags '-s -w' -o "$top/bin/test2json" cmd/test2json
-go build -buildvcs=false -o "$top/testsum" ./tools/testsum
-for i in "${!packages[@]}"; do
-  p=${packages[i]}
-  mkdir -p "$top/pando/$p"
-  # Warnings of vet, which go test gives, come from lint.
-  if ! go test -c -trimpath -ldflags '-s -w' -o "$top/pando/$p/.test" "./$p"; then
-    printf '{"Action":"fail","Package":"pando/%s (it does not compile)"}\n' "$p" >>"$top/events"
-    unset 'packages[i]'
-    continue
-  fi
-  [ ! -d "$p/testdata" ] || cp -a "$p/testdata" "$top/pando/$p/"
-done
+trap 'exit 130' HUP INT TERM # when the guests have ended, which get the signal too
+
+# --- what every guest gets ---
+
+mkdir -p "$top/pando" "$top/bin" "$top/events" out
+go build -ldflags '-s -w' -o "$top/bin/pando" ./cmd/pando
+go build -ldflags '-s -w' -o "$top/bin/test2json" cmd/test2json
+go build -o "$top/testreport" ./tools/testreport
 cp -a ./*.md docs "$top/pando/"
 
-{
-  env | grep '^PANDO_' | sed "s/'/'\\\\''/g; s/=/='/; s/^/export /; s/\$/'/" || true
-  cat <<E
-export PATH=/in/bin:\$PATH PANDO_TEST_BINARY=/in/bin/pando PANDO_TEST_ZFS=1
+cat >"$top/bin/prepare" <<'E'
+export PATH=/in/bin:$PATH PANDO_TEST_BINARY=/in/bin/pando PANDO_TEST_ZFS=1
 export PANDO_TEST_DISKS='/dev/disk/by-id/virtio-disk0 /dev/disk/by-id/virtio-disk1 /dev/disk/by-id/virtio-disk2'
 mount -o remount,size=100% /tmp
 state() {
   {
     losetup -a
-    awk '\$5 != "/" { print "mount " \$5 " " \$10 }' /proc/self/mountinfo
+    awk '$5 != "/" { print "mount " $5 " " $10 }' /proc/self/mountinfo
     ls -d /proc/spl/kstat/zfs/*/ /dev/zd* /tmp/* /dev/mapper/* 2>/dev/null
   } | sort
 }
-quote() { printf %s "\$1" | sed 's/[\\\\"]/\\\\&/g' | tr '\t' ' '; }
+quote() { printf %s "$1" | sed 's/[\\"]/\\&/g' | tr '\t' ' '; }
+
+# tests PACKAGE FLAG...: runs the tests of a package, and fails it for what they leave behind.
 tests() {
+  local package=$1
+  shift
   state >/run/before
-  cd "/in/pando/\$1"
-  test2json -t -p "pando/\$1" ./.test -test.v=test2json -test.timeout=${TIMEOUT:-20m} -test.run="\$2" ${TESTARGS:-}
+  cd "/in/pando/$package"
+  test2json -t -p "pando/$package" ./.test -test.v=test2json "$@"
   cd /
   state >/run/after
-  [ -n "\$(comm -13 /run/before /run/after)" ] || return 0
+  mkdir -p /out
+  cp -a /in/pando/docs /out/
+  [ -n "$(comm -13 /run/before /run/after)" ] || return 0
   comm -13 /run/before /run/after | while read -r line; do
-    printf '{"Action":"output","Package":"pando/%s: what it left behind","Output":"%s\\\\n"}\n' "\$1" "\$(quote "\$line")"
+    printf '{"Action":"output","Package":"pando/%s: what it left behind","Output":"%s\\n"}\n' "$package" "$(quote "$line")"
   done
-  printf '{"Action":"fail","Package":"pando/%s: what it left behind"}\n' "\$1"
+  printf '{"Action":"fail","Package":"pando/%s: what it left behind"}\n' "$package"
 }
 E
-  for i in "${!packages[@]}"; do printf 'tests %q %q\n' "${packages[i]}" "${patterns[i]}"; done
-  echo 'mkdir -p /out; cp -a /in/pando/docs /out/'
-} >"$top/script"
 
-# What the tests say stands in their events, also that they failed: an exit status
-# is of the guest.
-{
-  status=0
-  cat "$top/events" 2>/dev/null || true
-  test/zfsvm/run.sh -m "${MEM:-4G}" -t "${LIMIT:-2600}" -f "$top/pando" -f "$top/bin" -f "$top/script" -d 512M -d 512M -d 512M -o "$top/out" -- '. ./script; true' || status=$?
-  [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest (exit status %d)"}\n' $status
-  case " ${TESTARGS:-} " in *' -update '*) cp -a "$top/out/docs/." docs/ ;; esac
-} | tee "${EVENTS:-/dev/null}" | "$top/testsum" -events
+# --- one guest ---
+
+# in_guest PACKAGE PATTERN EVENTS: compiles the tests of a package and runs them in a guest. What the tests say
+# stands in their events, also that they failed: an exit status is of the guest.
+in_guest() {
+  local p=$1 pattern=$2 events=$3 status=0 mine=$3.d words
+  mkdir -p "$mine/pando/$p"
+  # Warnings of vet, which go test gives, come from lint.
+  if ! go test -c -vet=off -ldflags '-s -w' -o "$mine/pando/$p/.test" "./$p" >&2; then
+    printf '{"Action":"fail","Package":"pando/%s (it does not compile)"}\n' "$p" >"$events"
+    return
+  fi
+  [ ! -d "$p/testdata" ] || cp -a "$p/testdata" "$mine/pando/$p/"
+  cp -a "$top/pando/." "$mine/pando/"
+  read -ra words <<<"${TESTARGS:-}"
+  {
+    env | grep '^PANDO_' | sed "s/'/'\\\\''/g; s/=/='/; s/^/export /; s/\$/'/" || true
+    echo '. /in/bin/prepare'
+    printf '%q ' tests "$p" "-test.timeout=${TIMEOUT:-20m}" "-test.run=$pattern" "${words[@]}"
+  } >"$mine/script"
+
+  # The tests end by themselves; the guest's own limit is for a guest that hangs.
+  test/zfsvm/run.sh -c 1 -m "${MEM:-4G}" -t "${LIMIT:-2400}" -f "$mine/pando" -f "$top/bin" -f "$mine/script" \
+    -d 512M -d 512M -d 512M -o "$mine/out" -- '. ./script; true' >"$events" || status=$?
+  [ $status -eq 0 ] || printf '{"Action":"fail","Package":"the guest of %s (exit status %d)"}\n' "$p" $status >>"$events"
+  case " ${TESTARGS:-} " in *' -update '*) cp -a "$mine/out/docs/." docs/ ;; esac
+  rm -rf "$mine"
+}
+
+# all_guests: the events of one package after the other, as they end.
+all_guests() {
+  local at_once=${AT_ONCE:-$(nproc)} i running=0
+  for i in "${!packages[@]}"; do
+    if [ "$running" -ge "$at_once" ]; then
+      wait -n
+      running=$((running - 1))
+    fi
+    {
+      in_guest "${packages[i]}" "${patterns[i]}" "$top/events/$i"
+      flock "$top/events" cat "$top/events/$i"
+    } &
+    running=$((running + 1))
+  done
+  wait
+
+  # A guest that says nothing has failed, and so has a pattern that matches no test.
+  for i in "${!packages[@]}"; do
+    grep -qsF '"Test":' "$top/events/$i" ||
+      printf '{"Action":"fail","Package":"pando/%s (no test ran)"}\n' "${packages[i]}"
+  done
+}
+
+status=0
+all_guests | tee out/zfs-events.json |
+  scripts/go.sh go run "$(sed -n 's/^GOTESTSUM=//p' scripts/test.sh)" --format pkgname-and-test-fails --hide-summary skipped,failed,output --raw-command -- cat || status=$?
+"$top/testreport" out/zfs-events.json || status=$?
+exit "$status"

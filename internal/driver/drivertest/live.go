@@ -2,6 +2,7 @@ package drivertest
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -76,6 +77,12 @@ func testLiveTree(t *testing.T, s *suite, lc driver.LiveCopier, vol driver.Objec
 	a, err := s.d.Attachment(s.ctx(), vol)
 	if err != nil {
 		t.Fatal(err)
+	}
+	// Many files to look at, so that the writer gets a processor between two looks.
+	for i := range 3000 {
+		if err := os.WriteFile(filepath.Join(a.Tree, fmt.Sprint("many-", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	stop := make(chan struct{})
 	var wg sync.WaitGroup

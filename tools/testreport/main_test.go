@@ -43,28 +43,29 @@ const run = `{"Action":"run","Package":"pando/a","Test":"TestOne"}
 {"Action":"fail","Package":"pando/c","Elapsed":0,"FailedBuild":"pando/c [pando/c.test]"}
 `
 
-func TestSummary(t *testing.T) {
+func TestReport(t *testing.T) {
 	for _, c := range []struct {
 		requireAll bool
 		want       string
 		contains   []string
 	}{
-		{false, "3 passed, 4 failed, 2 skipped", []string{"want 1, got 2", "panic: test timed out", "it did not end", "undefined: x", "pando/a", "2 tests were SKIPPED", "mounting needs root", "keeps no images"}},
-		{true, "3 passed, 5 failed, 1 skipped", []string{"this run must not skip it", "keeps no images"}},
+		{false, "3 passed, 4 failed, 2 skipped\n", []string{"2 tests were SKIPPED", "mounting needs root", "keeps no images"}},
+		{true, "3 passed, 5 failed, 1 skipped\n", []string{"FAIL  a TestSub/y: SKIPPED: mounting needs root", "keeps no images"}},
 	} {
-		var out strings.Builder
-		s := newSummary(&out, c.requireAll)
-		if err := s.read(strings.NewReader(run)); err != nil {
+		r := newReport(c.requireAll)
+		if err := r.read(strings.NewReader(run)); err != nil {
 			t.Fatal(err)
 		}
-		s.finish()
-		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-		if last := lines[len(lines)-1]; last != c.want {
-			t.Errorf("require all %v: the last line is %q, want %q", c.requireAll, last, c.want)
+		r.end()
+		if r.counts() != c.want {
+			t.Errorf("require all %v: counted %q, want %q", c.requireAll, r.counts(), c.want)
 		}
-		for _, w := range c.contains {
-			if w = strings.TrimPrefix(w, "pando/"); !strings.Contains(out.String(), w) {
-				t.Errorf("require all %v: %q is not in\n%s", c.requireAll, w, out.String())
+
+		var out strings.Builder
+		r.printSkips(&out)
+		for _, want := range c.contains {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("require all %v: %q is not in\n%s", c.requireAll, want, out.String())
 			}
 		}
 	}
@@ -80,27 +81,69 @@ func TestDied(t *testing.T) {
 		want  string
 	}{
 		{0, ""},
-		{1, "0 passed, 1 failed, 0 skipped"},  // in a test
-		{3, "1 passed, 1 failed, 0 skipped"},  // between two
-		{14, "2 passed, 1 failed, 2 skipped"}, // after the last
-		{15, "2 passed, 0 failed, 2 skipped"}, // after the package
+		{1, "0 passed, 1 failed, 0 skipped\n"},  // in a test
+		{3, "1 passed, 1 failed, 0 skipped\n"},  // between two
+		{14, "2 passed, 1 failed, 2 skipped\n"}, // after the last
+		{15, "2 passed, 0 failed, 2 skipped\n"}, // after the package
 	} {
 		if err := os.WriteFile(file, []byte(strings.Join(lines[:c.lines], "\n")), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		var out strings.Builder
-		s := newSummary(&out, false)
-		if err := s.readFiles([]string{file}); errors.Is(err, errNoEvents) != (c.want == "") {
+		r := newReport(false)
+		if err := r.readFiles([]string{file}); errors.Is(err, errNoEvents) != (c.want == "") {
 			t.Fatalf("%d lines: %v", c.lines, err)
 		}
-		s.endAll()
-		s.finish()
-		if c.want != "" && !strings.HasSuffix(out.String(), c.want+"\n") {
-			t.Errorf("%d lines: want %q, got\n%s", c.lines, c.want, out.String())
+		r.end()
+		if c.want != "" && r.counts() != c.want {
+			t.Errorf("%d lines: want %q, got %q", c.lines, c.want, r.counts())
 		}
-		if told := strings.Contains(out.String(), "did not come to their end"); told != strings.Contains(c.want, "1 failed") {
-			t.Errorf("%d lines: that it did not end is told: %v, in\n%s", c.lines, told, out.String())
+		if told := len(r.refused) > 0; told != strings.Contains(c.want, "1 failed") {
+			t.Errorf("%d lines: reported as not ended: %v, in %q", c.lines, told, r.refused)
 		}
+	}
+}
+
+// TestSlowest: the table has tests without subtests only, the slowest first.
+func TestSlowest(t *testing.T) {
+	r := newReport(false)
+	events := `{"Action":"run","Package":"pando/a","Test":"TestTop"}
+{"Action":"run","Package":"pando/a","Test":"TestTop/quick"}
+{"Action":"pass","Package":"pando/a","Test":"TestTop/quick","Elapsed":0.5}
+{"Action":"run","Package":"pando/a","Test":"TestTop/slow"}
+{"Action":"pass","Package":"pando/a","Test":"TestTop/slow","Elapsed":12}
+{"Action":"pass","Package":"pando/a","Test":"TestTop","Elapsed":12.5}
+`
+	if err := r.read(strings.NewReader(events)); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	r.printSlowest(&out)
+	if want := "\nSlowest tests:\n    12.0 s  a TestTop/slow\n     0.5 s  a TestTop/quick\n"; out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "usage")
+	lines := `{"Package":"internal/a","WallSeconds":1,"UserSeconds":0.25,"SystemSeconds":0.5,"WrittenBytes":1048576}
+{"Package":"internal/b","WallSeconds":2,"UserSeconds":3,"SystemSeconds":0,"WrittenBytes":0}
+`
+	if err := os.WriteFile(file, []byte(lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	if err := printUsage(&out, file); err != nil {
+		t.Fatal(err)
+	}
+	want := `
+Packages, in seconds:
+    wall     user   kernel  waiting    written
+     2.0      3.0      0.0      0.0      0 MiB  internal/b
+     1.0      0.2      0.5      0.2      1 MiB  internal/a
+     3.0      3.2      0.5      0.0      1 MiB  all 2
+`
+	if out.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", out.String(), want)
 	}
 }
 

@@ -1,0 +1,221 @@
+//go:build linux
+
+// Isolate runs a test binary in namespaces of its own. It is for `go test -exec`:
+//
+//	go test -exec bin/isolate ./...
+//
+// As root it gives the binary
+//
+//   - a mount namespace, so that tests of packages that run at the same time neither see nor hold each other's mounts;
+//   - a PID namespace, so that they do not find each other's processes;
+//   - a network namespace with a loopback device, so that a port that one test found closed stays closed;
+//   - a TMPDIR on an ext4 in memory, so that tests do not wait for the disk.
+//
+// Packages that measure the host keep its PIDs ([hostPIDs]) or its disk ([hostDisk]).
+//
+// When the binary has ended, isolate looks inside: a mount, a loop device, a process or a file in TMPDIR that is
+// still there fails the package. Then the namespaces end, and with them everything that is left.
+//
+// Without root the binary runs as it is. Environment variables:
+//
+//	PANDO_TEST_SCRATCH  "memory" (default, if there is enough of it) or "disk": where TMPDIR is
+//	PANDO_TEST_USAGE    a file that gets one line of JSON for each package: see [usage]
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// insideVariable tells the second stage, process 1 of the new namespaces, which directory is its own.
+const insideVariable = "PANDO_TEST_INSIDE"
+
+var (
+	// hostPIDs are packages that compare PIDs with those in events of the kernel, which are the host's.
+	hostPIDs = []string{"cmd/pando", "internal/diagnose", "internal/doctor", "internal/iostat", "internal/proof", "internal/syncbench"}
+
+	// hostDisk are packages whose tests are about a disk.
+	hostDisk = []string{"internal/diagnose", "internal/doctor", "internal/iostat", "internal/proof", "internal/syncbench"}
+)
+
+func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: go test -exec bin/isolate PACKAGE...")
+		os.Exit(2)
+	}
+
+	// The death signal of a child belongs to the thread that started it.
+	runtime.LockOSThread()
+
+	var status int
+	var err error
+	switch dir := os.Getenv(insideVariable); {
+	case dir != "":
+		status, err = inside(dir)
+	case os.Geteuid() == 0:
+		status, err = outside()
+	default:
+		err = syscall.Exec(os.Args[1], os.Args[1:], os.Environ())
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "isolate:", err)
+		os.Exit(1)
+	}
+	os.Exit(status)
+}
+
+// outside makes the directory of the package, starts the second stage in new namespaces, and measures it.
+func outside() (status int, err error) {
+	dir, err := makeDir()
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir), os.RemoveAll(memoryOf(dir))) }()
+
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideVariable+"="+dir)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWNET,
+		Pdeathsig:  syscall.SIGKILL,
+	}
+	name, err := packageName()
+	if err != nil {
+		return 0, err
+	}
+	if slices.Contains(hostPIDs, name) {
+		cmd.SysProcAttr.Cloneflags &^= unix.CLONE_NEWPID
+	}
+	if slices.Contains(hostDisk, name) {
+		cmd.Env = append(cmd.Env, "PANDO_TEST_SCRATCH=disk")
+		unlock, err := lockDisk()
+		if err != nil {
+			return 0, err
+		}
+		defer unlock()
+
+		// scripts/test.sh runs all at a low priority. What is measured here gets a processor when it wants one.
+		if err := unix.Setpriority(unix.PRIO_PROCESS, 0, 0); err != nil {
+			return 0, err
+		}
+	}
+
+	signals := notify()
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	go passOn(signals, cmd.Process.Pid)
+
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		return 0, err
+	}
+	if err := record(name, cmd.ProcessState, time.Since(start)); err != nil {
+		return 0, err
+	}
+	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
+		return 128 + int(ws.Signal()), nil
+	}
+	return cmd.ProcessState.ExitCode(), nil
+}
+
+// lockDisk waits until no other package measures the disk: they would measure each other. What is locked is this
+// program, which all packages of a run share.
+func lockDisk() (unlock func(), err error) {
+	f, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// makeDir makes the package's directory. It has a short name: programs wrap lines at long paths, and sockets do not
+// take them.
+func makeDir() (string, error) {
+	name := fmt.Sprintf("pando-%d", os.Getpid())
+	dir := filepath.Join(os.TempDir(), name)
+	err := os.Mkdir(dir, 0o777)
+	if errors.Is(err, os.ErrExist) { // of a killed run, whose process had this number
+		return os.MkdirTemp("", name+"-")
+	}
+	return dir, err
+}
+
+// notify catches what ends a test run: SIGQUIT comes from go test when the time of a package is up, and makes
+// the binary say where it hangs.
+func notify() chan os.Signal {
+	c := make(chan os.Signal, 8)
+	signal.Notify(c, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM)
+	return c
+}
+
+func passOn(signals <-chan os.Signal, pid int) {
+	for s := range signals {
+		_ = syscall.Kill(pid, s.(syscall.Signal)) // it may have ended
+	}
+}
+
+// usage is what a package cost, with all processes that it started and waited for.
+type usage struct {
+	Package       string  // its directory below the module's
+	WallSeconds   float64 // from start to end
+	UserSeconds   float64 // of processors, in programs
+	SystemSeconds float64 // of processors, in the kernel on behalf of these programs
+	WrittenBytes  int64   // handed to block devices, also to those in memory
+}
+
+// record appends a line to the file of usages. One write, so that packages that end together do not mix.
+func record(name string, state *os.ProcessState, wall time.Duration) error {
+	path := os.Getenv("PANDO_TEST_USAGE")
+	if path == "" {
+		return nil
+	}
+	rusage := state.SysUsage().(*syscall.Rusage)
+	line, err := json.Marshal(usage{
+		Package:       name,
+		WallSeconds:   wall.Seconds(),
+		UserSeconds:   state.UserTime().Seconds(),
+		SystemSeconds: state.SystemTime().Seconds(),
+		WrittenBytes:  rusage.Oublock * 512,
+	})
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	return errors.Join(err, f.Close())
+}
+
+// packageName returns the directory of the package, in which go test starts the binary, relative to its module's.
+func packageName() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for top := dir; top != "/"; top = filepath.Dir(top) {
+		if _, err := os.Stat(filepath.Join(top, "go.mod")); err == nil {
+			return strings.TrimPrefix(strings.TrimPrefix(dir, top), "/"), nil
+		}
+	}
+	return dir, nil
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// report is what is known of a run.
+type report struct {
+	requireAll              bool
+	packages                map[string]*testPackage // that have begun and not ended
+	begun                   int                     // packages
+	passed, failed, skipped int                     // tests without subtests
+	skips                   []*skip
+	refused                 []string // tests that were skipped and must not be
+	times                   []duration
+}
+
+// testPackage is a package whose tests are running.
+type testPackage struct {
+	tests  map[string]*test
+	failed int
+}
+
+// test is a test or subtest that has begun.
+type test struct {
+	output strings.Builder
+	parent bool // it has subtests, which count in its place
+	ended  bool
+	failed bool
+}
+
+// skip is a reason why tests were skipped, and which.
+type skip struct {
+	reason string
+	names  []string
+}
+
+type duration struct {
+	name    string
+	seconds float64
+}
+
+func newReport(requireAll bool) *report {
+	return &report{requireAll: requireAll, packages: map[string]*testPackage{}}
+}
+
+func (r *report) add(e event) {
+	p := r.packages[e.Package]
+	if p == nil {
+		p = &testPackage{tests: map[string]*test{}}
+		r.packages[e.Package] = p
+		r.begun++
+	}
+
+	switch {
+	case e.Test != "":
+		r.addTest(p, e)
+	case e.Action == "pass" || e.Action == "fail" || e.Action == "skip":
+		r.endPackage(p, e.Action == "fail")
+		delete(r.packages, e.Package)
+	}
+}
+
+func (r *report) addTest(p *testPackage, e event) {
+	t := p.tests[e.Test]
+	if t == nil {
+		t = &test{}
+		p.tests[e.Test] = t
+		if parent := p.tests[parentOf(e.Test)]; parent != nil {
+			parent.parent = true
+		}
+	}
+
+	switch e.Action {
+	case "output":
+		t.output.WriteString(e.Output)
+		return
+	case "pass", "fail", "skip":
+		t.ended = true
+	default:
+		return
+	}
+	name := strings.TrimPrefix(e.Package, "pando/") + " " + e.Test
+	if !t.parent {
+		r.times = append(r.times, duration{name, e.Elapsed})
+	}
+
+	switch {
+	case e.Action == "fail":
+		p.fail(e.Test)
+	case t.parent && e.Action == "pass": // its subtests count
+	case e.Action == "pass":
+		r.passed++
+	default:
+		r.skip(p, e.Test, name, reason(t.output.String()))
+	}
+}
+
+func parentOf(name string) string {
+	at := strings.LastIndexByte(name, '/')
+	return name[:max(at, 0)]
+}
+
+// fail counts a test that failed. A test that fails because a subtest did adds nothing.
+func (p *testPackage) fail(name string) {
+	t := p.tests[name]
+	if !t.failed {
+		p.failed++
+	}
+	for up := parentOf(name); p.tests[up] != nil; up = parentOf(up) {
+		p.tests[up].failed = true
+	}
+}
+
+func (r *report) skip(p *testPackage, test, name, why string) {
+	if r.requireAll && strings.HasPrefix(why, "SKIPPED") && !mayBeMissing.MatchString(why) {
+		p.fail(test)
+		r.refused = append(r.refused, name+": "+why)
+		return
+	}
+
+	r.skipped++
+	i := slices.IndexFunc(r.skips, func(k *skip) bool { return k.reason == why })
+	if i < 0 {
+		i = len(r.skips)
+		r.skips = append(r.skips, &skip{reason: why})
+	}
+	r.skips[i].names = append(r.skips[i].names, name)
+}
+
+var place = regexp.MustCompile(`^\s*[\w.-]+\.go:\d+: (.*)`)
+
+// reason finds what a test said when it skipped itself.
+func reason(output string) string {
+	why := "no reason given"
+	for line := range strings.Lines(output) {
+		if m := place.FindStringSubmatch(strings.TrimRight(line, "\n")); m != nil && !strings.HasPrefix(why, "SKIPPED") {
+			why = m[1]
+		}
+	}
+	return why
+}
+
+func (r *report) endPackage(p *testPackage, failed bool) {
+	if failed {
+		// Running when the program died or ran out of time. Subtests first: they count for their parents.
+		for _, name := range slices.Backward(slices.Sorted(maps.Keys(p.tests))) {
+			if !p.tests[name].ended {
+				p.fail(name)
+			}
+		}
+		if p.failed == 0 {
+			p.failed = 1 // the build, or something outside of tests
+		}
+	}
+	r.failed += p.failed
+}
+
+// end counts as failed what has not come to its end: the machine that ran it may have died.
+func (r *report) end() {
+	for _, name := range slices.Sorted(maps.Keys(r.packages)) {
+		r.refused = append(r.refused, strings.TrimPrefix(name, "pando/")+": the tests of this package did not come to their end")
+		r.endPackage(r.packages[name], true)
+	}
+	clear(r.packages)
+}
+
+func (r *report) printSkips(w io.Writer) {
+	const shown = 4 // names for each reason
+	if len(r.skips) > 0 {
+		fmt.Fprintf(w, "\n%d tests were SKIPPED:\n", r.skipped)
+	}
+	for _, k := range r.skips {
+		fmt.Fprintf(w, "  %s\n", k.reason)
+		names := k.names
+		if len(names) > shown+1 {
+			names = names[:shown]
+		}
+		for _, n := range names {
+			fmt.Fprintf(w, "      %s\n", n)
+		}
+		if more := len(k.names) - len(names); more > 0 {
+			fmt.Fprintf(w, "      and %d more\n", more)
+		}
+	}
+
+	for _, line := range r.refused {
+		fmt.Fprintf(w, "FAIL  %s\n", line)
+	}
+	if r.requireAll && len(r.refused) > 0 {
+		fmt.Fprintln(w, "      PANDO_TEST_REQUIRE_ALL=1: this run must not skip what this host can run")
+	}
+}
+
+func (r *report) printSlowest(w io.Writer) {
+	const shown = 10
+	slices.SortStableFunc(r.times, func(a, b duration) int { return cmp.Compare(b.seconds, a.seconds) })
+	if len(r.times) > 0 {
+		fmt.Fprintf(w, "\nSlowest tests:\n")
+	}
+	for _, d := range r.times[:min(shown, len(r.times))] {
+		fmt.Fprintf(w, "  %6.1f s  %s\n", d.seconds, d.name)
+	}
+}
+
+func (r *report) counts() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped\n", r.passed, r.failed, r.skipped)
+}
