@@ -278,6 +278,20 @@ func tableOf(path string) (table []tableEntry, err error) {
 		if err = unix.Unshare(unix.CLONE_FS); err != nil {
 			return
 		}
+
+		// The thread ends some time after this function does. Until then it would keep the namespace, and with it
+		// every mount there: so it leaves before.
+		var home *os.File
+		if home, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
+			return
+		}
+		defer home.Close()
+		defer func() {
+			if e := unix.Setns(int(home.Fd()), unix.CLONE_NEWNS); err == nil {
+				err = e
+			}
+		}()
+
 		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
 			return
 		}
