@@ -359,13 +359,15 @@ func (v *poolView) baseIsSame(got, want driver.Identity) bool {
 func (c *fsck) compareNames(v *poolView) []Finding {
 	var out []Finding
 	lineages := map[driver.ObjectID]bool{}
-	highest := map[string]int{}
+	highest := map[string]int{}      // of a golden's generations, also of those that somebody works on
+	generations := map[string]bool{} // as references
 	for _, r := range v.rows {
 		switch r.Kind {
 		case driver.Volume:
 			lineages[r.Lineage()] = true
 		case driver.Generation:
 			highest[r.Golden] = max(highest[r.Golden], r.Generation)
+			generations[ref.Generation(r.Golden, r.Generation)] = true
 		}
 	}
 	names := map[string]driver.ObjectID{}
@@ -395,11 +397,10 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 	for name, top := range highest {
 		g, ok := v.goldens[name]
 		f := Finding{Severity: sevWarning, Ref: name, fix: func(ctx context.Context) (string, error) { return c.fixGolden(ctx, v, name) }}
-		_, has := names[ref.Generation(name, g.Current)]
 		switch {
 		case !ok:
 			f.Severity, f.Code, f.Message, f.Repair = sevError, "golden-missing", "it has generations but is not in the catalogue", "add it"
-		case !has:
+		case !generations[ref.Generation(name, g.Current)]:
 			f.Severity, f.Code, f.Message = sevError, "golden-current", fmt.Sprintf("its current generation %d does not exist", g.Current)
 			f.Repair = fmt.Sprintf("make generation %d the current one", top)
 		case g.Next <= top:

@@ -20,6 +20,7 @@ import (
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
 	"pando/internal/ref"
+	"pando/internal/testfs"
 )
 
 // fsck checks a pool.
@@ -267,6 +268,9 @@ var fsckFaults = []struct {
 		b.sql("INSERT INTO tombstones VALUES (?, 'w', 0, 1, 0)", b.ids["w"])
 		b.sql("DELETE FROM objects WHERE id = ?", b.ids["w"])
 	}},
+	{name: "current-generation-at-work", code: "mark", note: true, spoil: func(b *broken) {
+		b.sql("INSERT INTO marks SELECT id, 'pin', '', '', '', 0, 0, 'p-dead', 1, 1, 'x', 1 FROM objects WHERE golden = 'g' AND generation = 2 AND kind = 'generation'")
+	}},
 	{name: "mark-of-dead", code: "mark", note: true, spoil: func(b *broken) {
 		b.sql("INSERT INTO marks VALUES (?, 'pin', '', '', '', 0, 0, 'p-dead', 1, 1, 'x', 1)", b.ids["v"])
 	}},
@@ -361,6 +365,7 @@ func newBroken(t *testing.T, e *engine.Engine) *broken {
 // name, a check alone changes nothing, a repair repairs it and nothing else, and
 // then nothing is found any more.
 func TestFsckFinds(t *testing.T) {
+	testfs.NotShort(t, "it does one thing after the other")
 	for _, k := range poolKinds {
 		t.Run(k.name, func(t *testing.T) {
 			e := k.make(t)
