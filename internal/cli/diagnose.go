@@ -77,20 +77,20 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 	if arg == "" {
 		return "", "", errs.New(errs.Invalid, op, `""`, "the path is empty")
 	}
-	r, bad := ref.Parse(op, arg)
+	_, bad := ref.Parse(op, arg)
 	if strings.Contains(arg, "/") || arg == "." || arg == ".." || bad != nil {
 		return arg, "", nil
 	}
 	_, missing := os.Stat(arg)
-	e, err := engine.Open(ctx, a.poolDir(), a.Drivers)
+	e, err := engine.OpenReadOnly(ctx, a.poolDir(), a.Drivers)
 	if err == nil {
-		defer e.Release()
-		var d engine.Detail
-		if d, err = e.Show(ctx, r); err == nil {
-			if d.Mountpoint == "" {
-				return "", "", errs.New(errs.Invalid, op, arg, "the volume is not mounted").WithHint("`pando mount %s`", arg)
+		defer e.Close()
+		var found []engine.Info
+		if found, err = e.Mountpoints(ctx, op, arg); err == nil {
+			if found[0].Mountpoint == "" {
+				return "", "", errs.New(errs.Invalid, op, arg, "the volume is not mounted").WithHint("mount it: `pando mount %s`", arg)
 			}
-			return d.Mountpoint, d.Name, nil
+			return found[0].Mountpoint, found[0].Name, nil
 		}
 	}
 	switch {

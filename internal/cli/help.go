@@ -102,11 +102,11 @@ func (a *App) complete(n int, goldens, volumes bool) completer {
 		if ctx == nil {
 			ctx = context.Background()
 		}
-		e, err := engine.Open(ctx, a.poolDir(), a.Drivers)
+		e, err := engine.OpenReadOnly(ctx, a.poolDir(), a.Drivers)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		defer e.Release()
+		defer e.Close()
 		var out []string
 		if goldens {
 			if gs, err := e.Goldens(ctx); err == nil {
@@ -116,10 +116,8 @@ func (a *App) complete(n int, goldens, volumes bool) completer {
 			}
 		}
 		if volumes {
-			if vs, err := e.Volumes(ctx, false); err == nil {
-				for _, v := range vs {
-					out = append(out, v.Name)
-				}
+			if names, err := e.VolumeNames(ctx); err == nil {
+				out = append(out, names...)
 			}
 		}
 		return out, cobra.ShellCompDirectiveNoFileComp
@@ -140,11 +138,11 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	e, err := engine.Open(ctx, a.poolDir(), a.Drivers)
+	e, err := engine.OpenReadOnly(ctx, a.poolDir(), a.Drivers)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
-	defer e.Release()
+	defer e.Close()
 	names, err := e.SnapshotNames(ctx, r.Name)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError

@@ -152,7 +152,7 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 	if len(q.volumes) == 0 && len(q.paths) > 0 {
 		return out, nil
 	}
-	e, err := a.openQuietly(ctx, first)
+	e, err := engine.OpenReadOnly(ctx, a.poolDir(), a.Drivers)
 	if err != nil {
 		return nil, err
 	}
@@ -172,14 +172,6 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 		return nil, errs.New(errs.NotFound, "watch", "", "no volume is mounted").WithHint("mount one with `pando mount VOLUME DIR`, or watch a directory with --path DIR")
 	}
 	return out, nil
-}
-
-// openQuietly opens the pool; what was cleaned up is told at the first time only.
-func (a *App) openQuietly(ctx context.Context, first bool) (*engine.Engine, error) {
-	if first {
-		return a.open(ctx)
-	}
-	return engine.Open(ctx, a.poolDir(), a.Drivers)
 }
 
 // iostatPrinter prints samples: JSON lines, a table that is drawn anew on a terminal,

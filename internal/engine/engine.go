@@ -67,6 +67,37 @@ func Open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
 	return e, nil
 }
 
+// OpenReadOnly opens the pool for reading: it cleans up nothing, destroys no expired
+// volume, mounts nothing and upgrades nothing. Only methods that change nothing work
+// on it; end it with Close. NotFound, Damaged, TooNew, Permission, and Unsupported if
+// the pool is not mounted or has an older format, which the next command that works
+// with it changes.
+func OpenReadOnly(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
+	p, err := pool.Read(dir)
+	if err != nil {
+		return nil, err
+	}
+	return openReadOnly(ctx, p, drivers)
+}
+
+func openReadOnly(ctx context.Context, p *pool.Pool, drivers Drivers) (*Engine, error) {
+	if !p.Usable() {
+		return nil, errs.New(errs.Unsupported, "open pool", p.Dir, "the pool is not mounted").
+			WithHint("run `pando ls`: any command that works with the pool mounts it")
+	}
+	cat, err := catalog.OpenReadOnly(ctx, p.Dir, p.Config.ID)
+	if err != nil {
+		return nil, err
+	}
+
+	drv, err := openDriver(ctx, p, drivers)
+	if err != nil {
+		cat.CloseFiles()
+		return nil, err
+	}
+	return &Engine{pool: p, cat: cat, drv: drv, caps: drv.Caps()}, nil
+}
+
 // OpenForGC is Open without the clean-up, all of which GC does.
 func OpenForGC(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
 	return open(ctx, dir, drivers)

@@ -160,6 +160,16 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...string) ([
 	return out, err
 }
 
+// VolumeNames lists the names of the volumes, in their order.
+func (e *Engine) VolumeNames(ctx context.Context) ([]string, error) {
+	var out []string
+	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		out = nil
+		return tx.Rows(driver.Volume, func(r catalog.Row) error { out = append(out, r.Name); return nil })
+	})
+	return out, err
+}
+
 // volumeNow is a volume with its attachment as it is now.
 func (e *Engine) volumeNow(r catalog.Row, a catalog.Attached, has bool) Info {
 	if has && e.look(r, a) != gone {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -51,28 +50,24 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 		return nil, err
 	}
 	v := &View{Dir: p.Dir, Driver: p.Config.Driver, Loop: p.Config.Backing != nil, Data: p.DataDir(), Attached: map[string]string{}, Mounts: map[string]string{}}
-	if !p.Usable() {
-		v.Trouble = errs.New(errs.Unsupported, "look", p.Dir, "the pool is not mounted").WithHint("the next command that works with it mounts it: `pando ls`")
-		return v, nil
+	e, err := openReadOnly(ctx, p, drivers)
+	if err == nil {
+		err = v.fill(ctx, e)
+		e.Close()
 	}
-	v.Trouble = v.fill(ctx, p, drivers)
+	v.Trouble = err
 	if ctx.Err() != nil {
 		return nil, errs.Wrap("look", dir, ctx.Err())
 	}
 	return v, nil
 }
 
-func (v *View) fill(ctx context.Context, p *pool.Pool, drivers Drivers) error {
-	cat, err := catalog.OpenReadOnly(ctx, p.Dir, p.Config.ID)
-	if err != nil {
-		return err
-	}
-	defer cat.CloseFiles()
+func (v *View) fill(ctx context.Context, e *Engine) error {
 	// Who works is asked first: what they have recorded since is in the rows.
 	var current []catalog.Row
 	names := map[driver.ObjectID]string{}
 	var attached map[driver.ObjectID]catalog.Attached
-	if err := cat.View(ctx, func(tx *catalog.Tx) error {
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		marks, err := tx.Marks()
 		if err != nil {
 			return err
@@ -106,15 +101,8 @@ func (v *View) fill(ctx context.Context, p *pool.Pool, drivers Drivers) error {
 	}); err != nil {
 		return err
 	}
-	drv, err := openDriver(ctx, p, drivers)
-	if err != nil {
-		return err
-	}
-	if c, ok := drv.(io.Closer); ok {
-		defer c.Close()
-	}
 	for _, r := range current {
-		w, err := drv.Attachment(ctx, r.ID)
+		w, err := e.drv.Attachment(ctx, r.ID)
 		if err != nil {
 			return err
 		}
@@ -132,7 +120,7 @@ func (v *View) fill(ctx context.Context, p *pool.Pool, drivers Drivers) error {
 		if name == "" {
 			name = string(id)
 		}
-		w, err := drv.Attachment(ctx, id)
+		w, err := e.drv.Attachment(ctx, id)
 		if err == nil && w.Image != "" && !w.Block {
 			v.Attached[w.Image] = name
 		}
