@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"pando/internal/driver"
@@ -208,7 +209,12 @@ func mountDevice(fstype, source string, options []string) (int, error) {
 	defer unix.Close(fsfd)
 	err = unix.FsconfigSetString(fsfd, "source", source)
 	for _, o := range options {
-		if err == nil {
+		if err != nil {
+			break
+		}
+		if key, value, has := strings.Cut(o, "="); has {
+			err = unix.FsconfigSetString(fsfd, key, value)
+		} else {
 			err = unix.FsconfigSetFlag(fsfd, o)
 		}
 	}

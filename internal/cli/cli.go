@@ -91,6 +91,13 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 	f.BoolVarP(&a.quiet, "quiet", "q", false, "print names only, or nothing; no notes, no progress")
 	f.BoolVar(&a.noProgress, "no-progress", false, "show no progress")
 	_ = root.MarkPersistentFlagDirname("pool")
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		if f.Changed("pool") && a.dir == "" { // the variable of a script was empty
+			return errs.New(errs.Invalid, c.CommandPath(), "", "--pool must not be empty").
+				WithHint("remove --pool, or name the directory of a pool")
+		}
+		return nil
+	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).WithHint("see `%s --help`", c.CommandPath())
 	})

@@ -19,7 +19,8 @@ func (a *App) runCommand() *cobra.Command {
 		Long: `Clones REF, runs COMMAND with the mounted clone as its working directory, and
 destroys the clone when the command has ended. Its exit status is the command's.
 The command finds the mount point in PANDO_MOUNT and the name of the volume in
-PANDO_VOLUME. If pando itself is killed, the next pando command cleans up.`,
+PANDO_VOLUME. It does not get the secrets that pando itself reads from the environment:
+passphrases of remotes, and credentials of AWS and Google Cloud. If pando itself is killed, the next pando command cleans up.`,
 		Example:           "  pando run web -- make test\n  pando run web --keep -- ./migrate.sh",
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
@@ -36,6 +37,7 @@ PANDO_VOLUME. If pando itself is killed, the next pando command cleans up.`,
 		}
 		q.Command = args[1:]
 		q.Stdin, q.Stdout, q.Stderr = os.Stdin, os.Stdout, os.Stderr
+		q.Env = withoutSecrets(os.Environ())
 		e, err := a.open(c.Context())
 		if err != nil {
 			return err

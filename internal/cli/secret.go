@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"pando/internal/errs"
@@ -19,6 +20,25 @@ const (
 	passphraseFileVariable = "PANDO_PASSPHRASE_FILE"
 	passphraseVariable     = "PANDO_PASSPHRASE"
 )
+
+// secretVariables are the environment variables that pando reads secrets from, or the
+// way to them.
+var secretVariables = []string{
+	passphraseVariable, passphraseFileVariable,
+	"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SHARED_CREDENTIALS_FILE", "AWS_PROFILE",
+	"AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+	"AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+	"GOOGLE_APPLICATION_CREDENTIALS",
+}
+
+// withoutSecrets leaves them out of an environment: a command in a clone, which may be
+// anybody's code, has no business with the remotes of the host.
+func withoutSecrets(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return slices.Contains(secretVariables, name)
+	})
+}
 
 // maxSecretBytes is how long a file with a passphrase or identities may be: what
 // is longer is some other file.

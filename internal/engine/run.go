@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 
 	"pando/internal/catalog"
@@ -20,6 +21,7 @@ type RunRequest struct {
 	Name    string // of the volume; "": one is made up
 	Keep    bool   // leave the volume, unmounted, when the program has ended
 	Command []string
+	Env     []string // of the program, besides PANDO_VOLUME and PANDO_MOUNT; nil: this process's
 	Stdin   *os.File
 	Stdout  *os.File
 	Stderr  *os.File
@@ -97,9 +99,13 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 
 // runIn runs the program and returns its exit status as a shell would.
 func runIn(q RunRequest, path string, vol Info) (int, error) {
+	env := q.Env
+	if env == nil {
+		env = os.Environ()
+	}
 	cmd := &exec.Cmd{
 		Path: path, Args: q.Command, Dir: vol.Mountpoint, Stdin: q.Stdin, Stdout: q.Stdout, Stderr: q.Stderr,
-		Env: append(os.Environ(), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),
+		Env: append(slices.Clone(env), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),
 	}
 	exit, err := run.Foreground(cmd)
 	if err != nil {

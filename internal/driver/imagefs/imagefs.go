@@ -68,7 +68,8 @@ func Make(ctx context.Context, kind driver.FS, path string, size int64) error {
 func MountOptions(kind driver.FS) []string {
 	switch kind {
 	case driver.Ext4:
-		return []string{"noinit_itable"}
+		// What an image says itself may come from anybody: errors=panic would end the host.
+		return []string{"noinit_itable", "errors=remount-ro"}
 	case driver.XFS:
 		return []string{"nouuid"} // clones carry the UUID of their origin
 	}
