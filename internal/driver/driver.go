@@ -90,6 +90,10 @@ type Identity struct {
 	Replaces    ObjectID    `json:"repl,omitempty"`   // of a volume: the object that was it before, now a snapshot
 	Before      string      `json:"before,omitempty"` // name of that snapshot
 
+	// Extra are fields that a newer version of Pando has written, as JSON without the
+	// braces around it: they are kept when an identity is replaced.
+	Extra string `json:"-"`
+
 	// Soon is not kept: the caller will attach the object as soon as it is made,
 	// so that a driver may make it ready for that in the same step.
 	Soon bool `json:"-"`
@@ -118,7 +122,7 @@ const (
 )
 
 // IdentityVersion is the version of the identity format that this code writes.
-const IdentityVersion = 1
+const IdentityVersion = 2
 
 // CloneCost says what the time of Clone and Snapshot grows with.
 type CloneCost string
@@ -162,10 +166,11 @@ type Usage struct {
 
 // Object is a row of List.
 type Object struct {
-	ID       ObjectID
-	Whole    bool     // the identity is there, so the object is complete
-	Identity Identity // zero unless Whole
-	Err      error    // the object is there but cannot be read (Damaged, TooNew, IO ...); Whole is false
+	ID        ObjectID
+	Whole     bool     // the identity is there, so the object is complete
+	Identity  Identity // zero unless Whole
+	Committed bool     // see Committer
+	Err       error    // the object is there but cannot be read (Damaged, TooNew, IO ...); Whole is false
 }
 
 // Attachment describes how an object is made usable at a path. Exactly one of
@@ -249,6 +254,24 @@ type Finisher interface {
 // after a crash it is the old or the new one. NotFound.
 type Rewriter interface {
 	SetIdentity(ctx context.Context, id Identity) error
+}
+
+// Committer is a driver that can note beside an object that it is in the catalogue, at
+// no cost to speak of: so without waiting for the disk, and a power loss soon after may
+// take the note away. It stays when the identity is replaced.
+type Committer interface {
+	// Commit makes the note. Idempotent. NotFound.
+	Commit(id ObjectID) error
+
+	// Committed reports whether it is there. NotFound, Damaged, TooNew.
+	Committed(id ObjectID) (bool, error)
+}
+
+// Upgrader is a driver whose objects lay otherwise in pools of an older format. Upgrade
+// changes what is there, durably; it may be interrupted at any point, and is then done
+// again. isCommitted says of which objects it is sure that they were committed.
+type Upgrader interface {
+	Upgrade(ctx context.Context, isCommitted func(ObjectID) bool) error
 }
 
 // Condition is how an object lies in the pool, whole or not.

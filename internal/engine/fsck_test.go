@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"pando/internal/driver"
+	"pando/internal/driver/drivertest"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -164,14 +165,12 @@ func (b *broken) sql(q string, args ...any) {
 // meta changes the identity of an object.
 func (b *broken) meta(ref string, change func(string) string) {
 	b.t.Helper()
-	old, err := os.Readlink(b.path(ref, ".meta"))
-	b.must(err)
+	old := drivertest.ReadMeta(b.path(ref, ".meta"))
 	next := change(old)
 	if next == old {
 		b.t.Fatalf("%s is not changed", old)
 	}
-	b.must(os.Remove(b.path(ref, ".meta")))
-	b.must(os.Symlink(next, b.path(ref, ".meta")))
+	b.must(drivertest.WriteMeta(b.path(ref, ".meta"), drivertest.Sealed(next)))
 }
 
 func (b *broken) removeData(ref string) {
@@ -219,12 +218,15 @@ var fsckFaults = []struct {
 		b.meta("v@s", func(s string) string { return strings.Replace(s, `"pool":"`, `"pool":"x`, 1) })
 	}},
 	{name: "identity-too-new", code: "identity-too-new", left: true, spoil: func(b *broken) {
-		b.meta("v", func(s string) string { return strings.Replace(s, `"v":1`, `"v":9`, 1) })
+		b.meta("v", func(s string) string { return strings.Replace(s, `"v":2`, `"v":9`, 1) })
 	}},
 	{name: "identity-gone", code: "identity-missing", spoil: func(b *broken) { b.must(os.Remove(b.path("g@1", ".meta"))) }},
-	{name: "identity-is-a-file", code: "identity-unreadable", spoil: func(b *broken) {
+	{name: "identity-is-a-link", code: "identity-unreadable", spoil: func(b *broken) {
 		b.must(os.Remove(b.path("v", ".meta")))
-		b.must(os.WriteFile(b.path("v", ".meta"), []byte("x"), 0o600))
+		b.must(os.Symlink("x", b.path("v", ".meta")))
+	}},
+	{name: "identity-bit-flipped", code: "identity-unreadable", spoil: func(b *broken) {
+		b.must(drivertest.WriteMeta(b.path("v", ".meta"), strings.Replace(drivertest.ReadMeta(b.path("v", ".meta")), `"name":"v"`, `"name":"w"`, 1)))
 	}},
 	{name: "identity-leftover", code: "identity-leftover", note: true, spoil: func(b *broken) { b.must(os.Symlink("x", b.path("v", ".meta.new"))) }},
 	{name: "predecessor", code: "predecessor", spoil: func(b *broken) {
@@ -625,23 +627,41 @@ func TestFsckWhileOthersWork(t *testing.T) {
 }
 
 // TestFsckAfterBoot: what a power loss left half made is a note, and goes with
-// a repair as with any command.
+// a repair as with any command; so does what was being made long ago. What may have been
+// committed stays.
 func TestFsckAfterBoot(t *testing.T) {
-	e := newPool(t, t.TempDir(), engine.InitRequest{Driver: "plain"})
-	b := newBroken(t, e)
-	b.sql("UPDATE meta SET value = 'another' WHERE key = 'boot'")
-	b.sql("DELETE FROM objects WHERE name = 'w'")
-	b.meta("w", func(s string) string {
-		return strings.Replace(s, `"boot":"`+kernel.BootID()+`"`, `"boot":"another"`, 1)
-	})
-	r := fsck(t, b.dir, false)
-	if !r.OK || len(r.Findings) != 1 || r.Findings[0].Code != "object-half" || r.Findings[0].Severity != "note" || len(r.Notes) == 0 {
-		t.Errorf("notes %q, found\n%s", r.Notes, findings(r))
-	}
-	if r = fsck(t, b.dir, true); !r.OK || len(r.Findings) > 0 || !strings.Contains(r.Notes[0], "1 objects removed") {
-		t.Errorf("repaired: notes %q, found\n%s", r.Notes, findings(r))
-	}
-	if _, err := os.Lstat(b.path("w", ".tree")); err == nil {
-		t.Error("it is still there")
+	for _, c := range []struct {
+		name, code string
+		mode       os.FileMode // of the identity: 0400 says that it was committed
+		old, new   string      // change of the identity
+		gone       bool
+	}{
+		{"ephemeral", "object-half", 0o400, `"boot":"`, `"eph":true,"boot":"`, true},
+		{"long ago", "object-half", 0o600, `"at":"20`, `"at":"19`, true},
+		{"unfinished", "object-unfinished", 0o600, "", "", false},
+		{"committed", "object-unknown", 0o400, "", "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			e := newPool(t, t.TempDir(), engine.InitRequest{Driver: "plain"})
+			b := newBroken(t, e)
+			b.sql("UPDATE meta SET value = 'another' WHERE key = 'boot'")
+			b.sql("DELETE FROM objects WHERE name = 'w'")
+			b.meta("w", func(s string) string {
+				s = strings.Replace(s, c.old, c.new, 1)
+				return strings.Replace(s, `"boot":"`+kernel.BootID()+`"`, `"boot":"another"`, 1)
+			})
+			b.must(os.Chmod(b.path("w", ".meta"), c.mode))
+
+			r := fsck(t, b.dir, false)
+			if len(r.Findings) != 1 || r.Findings[0].Code != c.code || len(r.Notes) == 0 || r.OK != (c.code != "object-unknown") {
+				t.Errorf("notes %q, found\n%s", r.Notes, findings(r))
+			}
+			if r = fsck(t, b.dir, true); !r.OK || c.gone && (len(r.Findings) > 0 || !strings.Contains(r.Notes[0], "1 objects removed")) {
+				t.Errorf("repaired: notes %q, found\n%s", r.Notes, findings(r))
+			}
+			if _, err := os.Lstat(b.path("w", ".tree")); (err != nil) != c.gone {
+				t.Errorf("gone %v, want %v", err, c.gone)
+			}
+		})
 	}
 }

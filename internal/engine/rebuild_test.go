@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"pando/internal/driver"
+	"pando/internal/driver/drivertest"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/kernel"
@@ -139,7 +140,7 @@ func dump(t *testing.T, dir string) []string {
 			ephemeral, boot, pinned, consistency) FROM objects`,
 		`SELECT concat_ws('|', 'mark', op, name) FROM marks`,
 		`SELECT concat_ws('|', 'tombstone', ref) FROM tombstones WHERE reclaimed = 0`,
-		`SELECT concat_ws('|', 'meta', key, value) FROM meta`,
+		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key <> 'commits'`,
 	} {
 		rows, err := db.Query(q)
 		if err != nil {
@@ -244,10 +245,7 @@ func TestRebuildFindsOldBases(t *testing.T) {
 	n := 0
 	metas, _ := filepath.Glob(filepath.Join(e.Dir(), "data/objects/*.meta"))
 	for _, m := range metas {
-		text, err := os.Readlink(m)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := drivertest.ReadMeta(m)
 		if strings.Contains(text, `"kind":"generation"`) {
 			continue
 		}
@@ -255,10 +253,7 @@ func TestRebuildFindsOldBases(t *testing.T) {
 		if old != text {
 			n++
 		}
-		if err := os.Remove(m); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(old, m); err != nil {
+		if err := drivertest.WriteMeta(m, drivertest.Sealed(old)); err != nil {
 			t.Fatal(err)
 		}
 	}

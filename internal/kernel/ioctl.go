@@ -112,6 +112,12 @@ type xfsGrowData struct {
 	_         uint32
 }
 
+// IsXFS reports whether path is on XFS; false also if that cannot be found out.
+func IsXFS(path string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(path, &st) == nil && int64(st.Type) == unix.XFS_SUPER_MAGIC
+}
+
 // GrowXFS enlarges the mounted XFS that dir is on to size bytes.
 func GrowXFS(dir *os.File, size int64) error {
 	var geom [256]byte // struct xfs_fsop_geom: blocksize u32, rtextsize, agblocks, agcount, logblocks, sectsize, inodesize, imaxpct, datablocks u64...

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"pando/internal/driver"
+	"pando/internal/driver/drivertest"
 	"pando/internal/driver/objdir"
 	"pando/internal/kernel"
 	"pando/internal/testfs"
@@ -127,7 +128,7 @@ func (w *world) objects() map[string]string {
 			continue
 		}
 		id := e.Name()[:driver.IDLength]
-		out[id], _ = os.Readlink(filepath.Join(dir, id+".meta"))
+		out[id] = drivertest.ReadMeta(filepath.Join(dir, id+".meta"))
 		files[id]++
 	}
 	for id, n := range files {

@@ -38,7 +38,7 @@ func (w *world) dieAt(match func(faulttest.Step) bool, args ...string) {
 func (w *world) dieAtIdentity(n int, args ...string) {
 	w.t.Helper()
 	match := func(s faulttest.Step) bool {
-		return strings.HasPrefix(s.Name, "rename") && strings.Contains(s.Detail, ".meta.new")
+		return s.Name == "renameat" && strings.Contains(s.Detail, ".meta.new") // a new one has its name by renameat2
 	}
 	if res := w.trace(faulttest.Plan{Mode: faulttest.KillBefore, At: n, Match: match}, args...); !res.Fired {
 		w.t.Fatalf("pando %s made no such step: %s", strings.Join(args, " "), res.Stderr)

@@ -69,6 +69,8 @@ var (
 	_ driver.Opener   = Open
 
 	_ driver.Inspector = (*Driver)(nil)
+	_ driver.Committer = (*Driver)(nil)
+	_ driver.Upgrader  = (*Driver)(nil)
 )
 
 // Open is a driver.Opener. With create it tries whether subvolumes can be made
@@ -165,12 +167,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	}
 	err := os.Chmod(d.dir.Data(id.ID), 0o755) // the umask has taken part of it
 	if err == nil {
-		err = d.dir.Put(id)
-		if err == nil && !id.Ephemeral {
-			if err = d.dir.Sync(); err != nil {
-				_ = d.dir.Remove(id.ID)
-			}
-		}
+		err = d.dir.Put(id, until(id))
 	}
 	if err != nil {
 		// Should this fail too, what is left has no identity.
@@ -178,6 +175,14 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		return errs.Wrap(op, id.Ref(), err)
 	}
 	return nil
+}
+
+// until is how far the identity of an object that is there goes.
+func until(id driver.Identity) objdir.Until {
+	if id.Ephemeral {
+		return objdir.InMemory
+	}
+	return objdir.OnDisk
 }
 
 // Clone implements driver.Driver. It is as durable for ephemeral clones: the
@@ -220,7 +225,7 @@ func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, 
 	}
 	if len(nested) == 0 {
 		// Identity first: see the package's comment. It also reserves the ID.
-		if err := d.dir.Put(id); err != nil {
+		if err := d.dir.Put(id, objdir.InNext); err != nil {
 			return errs.Wrap(op, id.Ref(), err)
 		}
 		if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, readOnly); err != nil {
@@ -234,11 +239,7 @@ func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, 
 	}
 	err = d.snapshotNested(ctx, src, nested, d.dir.Data(id.ID), readOnly)
 	if err == nil {
-		if err = d.dir.Put(id); err == nil {
-			if err = d.dir.Sync(); err != nil {
-				_ = d.dir.Remove(id.ID)
-			}
-		}
+		err = d.dir.Put(id, objdir.OnDisk)
 	}
 	if err != nil {
 		_ = d.destroyTree(d.name(id.ID))
@@ -550,6 +551,17 @@ func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
 		return err
 	}
 	return errs.Wrap("write identity", string(id.ID), setMode(f, id.Kind))
+}
+
+// Commit implements driver.Committer.
+func (d *Driver) Commit(id driver.ObjectID) error { return d.dir.Commit(id) }
+
+// Committed implements driver.Committer.
+func (d *Driver) Committed(id driver.ObjectID) (bool, error) { return d.dir.Committed(id) }
+
+// Upgrade implements driver.Upgrader.
+func (d *Driver) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
+	return d.dir.Upgrade(ctx, isCommitted)
 }
 
 // Sync implements driver.Syncer. It also wakes the kernel's thread that frees

@@ -235,17 +235,7 @@ func (d *Driver) receive(ctx context.Context, op string, id driver.Identity, bas
 	if err := d.seal(f, begin, id.Ephemeral); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
-	if err := d.dir.Put(id); err != nil {
-		return errs.Wrap(op, id.Ref(), err)
-	}
-	if id.Ephemeral {
-		return nil
-	}
-	if err := d.dir.Sync(); err != nil {
-		_ = d.dir.Remove(id.ID)
-		return err
-	}
-	return nil
+	return errs.Wrap(op, id.Ref(), d.dir.Put(id, until(id)))
 }
 
 // same reports whether a subvolume is the one with that UUID, or was received from

@@ -36,7 +36,7 @@ func (o objdirSpoiler) must(err error) {
 // in common.
 func (o objdirSpoiler) object(id driver.ObjectID) (data, meta string) {
 	o.s.t.Helper()
-	meta = filepath.Join(o.s.dir, "objects", string(id)+".meta")
+	meta = MetaPath(o.s.dir, id)
 	all, err := filepath.Glob(filepath.Join(o.s.dir, "objects", string(id)+".*"))
 	o.must(err)
 	for _, p := range all {
@@ -49,15 +49,12 @@ func (o objdirSpoiler) object(id driver.ObjectID) (data, meta string) {
 
 func (o objdirSpoiler) Identity(id driver.ObjectID) string {
 	_, meta := o.object(id)
-	text, err := os.Readlink(meta)
-	o.must(err)
-	return text
+	return ReadMeta(meta)
 }
 
 func (o objdirSpoiler) Put(id driver.ObjectID, text string) {
-	o.Remove(id)
 	_, meta := o.object(id)
-	o.must(os.Symlink(text, meta))
+	o.must(WriteMeta(meta, text))
 }
 
 func (o objdirSpoiler) Remove(id driver.ObjectID) {
@@ -73,9 +70,9 @@ func (o objdirSpoiler) RemoveData(id driver.ObjectID) bool {
 
 func (o objdirSpoiler) More() map[string]func(driver.ObjectID) bool {
 	return map[string]func(driver.ObjectID) bool{
-		"its identity is a file": func(id driver.ObjectID) bool {
+		"its identity is a link": func(id driver.ObjectID) bool {
 			_, meta := o.object(id)
-			o.must(firstOf(os.Remove(meta), os.WriteFile(meta, nil, 0o600)))
+			o.must(firstOf(os.Remove(meta), os.Symlink("garbage", meta)))
 			return false
 		},
 		"there is a leftover": func(id driver.ObjectID) bool {

@@ -2,6 +2,7 @@ package objdir_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -10,10 +11,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"pando/internal/driver"
+	"pando/internal/driver/drivertest"
 	"pando/internal/driver/objdir"
 	"pando/internal/errs"
 	"pando/internal/testfs"
@@ -47,12 +50,25 @@ func put(t *testing.T, d *objdir.Dir, id driver.Identity) {
 	if err := os.WriteFile(d.Data(id.ID), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Put(id); err != nil {
+	if err := d.Put(id, objdir.InMemory); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // written is what the identity reads back as.
+func metaPath(d *objdir.Dir, id driver.ObjectID) string {
+	return filepath.Join(d.Path(), string(id)+".meta")
+}
+
+func metaText(t *testing.T, d *objdir.Dir, id driver.ObjectID) string {
+	t.Helper()
+	b, err := os.ReadFile(metaPath(d, id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
 func written(id driver.Identity) driver.Identity {
 	id.Version, id.Pool = driver.IdentityVersion, pool
 	return id
@@ -119,7 +135,7 @@ func TestPutGetReplaceRemove(t *testing.T) {
 	if got, err := d.Get(id.ID); err != nil || !reflect.DeepEqual(got, written(id)) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	wantKind(t, d.Put(id), errs.Exists)
+	wantKind(t, d.Put(id, objdir.InMemory), errs.Exists)
 
 	id.Name, id.SizeBytes = "renamed", 2<<30
 	if err := d.Replace(id); err != nil {
@@ -142,7 +158,7 @@ func TestPutGetReplaceRemove(t *testing.T) {
 	if _, err := os.Stat(d.Data(id.ID)); err != nil {
 		t.Errorf("Remove took the data: %v", err)
 	}
-	if err := d.Put(id); err != nil {
+	if err := d.Put(id, objdir.InMemory); err != nil {
 		t.Errorf("after Remove: %v", err)
 	}
 	if err := d.Sync(); err != nil {
@@ -226,7 +242,7 @@ func TestListBroken(t *testing.T) {
 	put(t, d, whole)
 	touch(string(whole.ID) + ".img.tmp") // belongs to it
 	touch(string(dataOnly) + ".img")
-	if err := d.Put(metaOnly); err != nil {
+	if err := d.Put(metaOnly, objdir.InMemory); err != nil {
 		t.Fatal(err)
 	}
 	touch(string(tmpOnly) + ".img.tmp")
@@ -234,7 +250,7 @@ func TestListBroken(t *testing.T) {
 		t.Fatal(err)
 	}
 	touch(string(damaged) + ".img")
-	if err := os.Symlink("nonsense", filepath.Join(d.Path(), string(damaged)+".meta")); err != nil {
+	if err := os.WriteFile(metaPath(d, damaged), []byte("nonsense"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	// Not Pando's: left alone and left out.
@@ -280,7 +296,7 @@ func TestListDoesNotTakeFailuresForGarbage(t *testing.T) {
 	}
 	defer d.Close()
 	id := volume("web")
-	if err := d.Put(id); err != nil {
+	if err := d.Put(id, objdir.InMemory); err != nil {
 		t.Fatal(err)
 	}
 	o := list(t, d)[id.ID]
@@ -343,21 +359,17 @@ func TestDamagedIdentities(t *testing.T) {
 		if change != nil {
 			change(&v)
 		}
-		if err := d.Put(v); err != nil {
+		if err := d.Put(v, objdir.InMemory); err != nil {
 			t.Fatal(err)
 		}
-		s, err := os.Readlink(filepath.Join(d.Path(), string(id)+".meta"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
+		return strings.TrimSuffix(metaText(t, d, id), "\n")
 	}
 	swap := func(old, new string) func(string) string {
 		return func(s string) string {
 			if !strings.Contains(s, old) {
 				t.Fatalf("%s is not in %s", old, s)
 			}
-			return strings.Replace(s, old, new, 1)
+			return drivertest.Sealed(strings.Replace(s, old, new, 1))
 		}
 	}
 	for _, c := range []struct {
@@ -374,12 +386,14 @@ func TestDamagedIdentities(t *testing.T) {
 		{"null", func(string) string { return "null" }, errs.Damaged},
 		{"empty object", func(string) string { return "{}" }, errs.Damaged},
 		{"array", func(s string) string { return "[" + s + "]" }, errs.Damaged},
-		{"no version", swap(`"v":1,`, ``), errs.Damaged},
-		{"version 0", swap(`"v":1,`, `"v":0,`), errs.Damaged},
-		{"negative version", swap(`"v":1,`, `"v":-1,`), errs.Damaged},
-		{"version as text", swap(`"v":1,`, `"v":"1",`), errs.Damaged},
-		{"version with a fraction", swap(`"v":1,`, `"v":1.5,`), errs.Damaged},
-		{"too new", swap(`"v":1,`, `"v":2,`), errs.TooNew},
+		{"no version", swap(`"v":2,`, ``), errs.Damaged},
+		{"version 0", swap(`"v":2,`, `"v":0,`), errs.Damaged},
+		{"negative version", swap(`"v":2,`, `"v":-1,`), errs.Damaged},
+		{"version as text", swap(`"v":2,`, `"v":"1",`), errs.Damaged},
+		{"version with a fraction", swap(`"v":2,`, `"v":1.5,`), errs.Damaged},
+		{"too new", swap(`"v":2,`, `"v":3,`), errs.TooNew},
+		{"another byte", func(s string) string { return strings.Replace(s, "web", "wec", 1) }, errs.Damaged},
+		{"without its checksum", func(s string) string { return s[:len(s)-len(`,"sum":"01234567"}`)] + "}" }, errs.Damaged},
 		{"too new, of another shape", func(string) string { return `{"v":7,"kind":["any","thing"],"size":"huge"}` }, errs.TooNew},
 		{"another pool", swap(pool, "pool1111111111111111111111"), errs.Damaged},
 		{"no pool", swap(pool, ""), errs.Damaged},
@@ -399,7 +413,7 @@ func TestDamagedIdentities(t *testing.T) {
 			if err := os.WriteFile(d.Data(id), nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := os.Symlink(c.change(good(id, nil)), filepath.Join(d.Path(), string(id)+".meta")); err != nil {
+			if err := os.WriteFile(metaPath(d, id), []byte(c.change(good(id, nil))), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			_, err := d.Get(id)
@@ -430,14 +444,15 @@ func TestDamagedIdentities(t *testing.T) {
 	t.Run("of another object", func(t *testing.T) {
 		d := open(t, t.TempDir())
 		id, other := driver.NewID(), driver.NewID()
-		if err := os.Symlink(good(other, nil), filepath.Join(d.Path(), string(id)+".meta")); err != nil {
+		if err := os.WriteFile(metaPath(d, id), []byte(good(other, nil)), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, err := d.Get(id)
 		wantKind(t, err, errs.Damaged)
 	})
 	for name, mk := range map[string]func(string) error{
-		"file":      func(p string) error { return os.WriteFile(p, []byte(good(driver.NewID(), nil)), 0o600) },
+		"long file": func(p string) error { return os.WriteFile(p, []byte(strings.Repeat(" ", 8193)), 0o600) },
+		"pipe":      func(p string) error { return syscall.Mkfifo(p, 0o600) },
 		"directory": func(p string) error { return os.Mkdir(p, 0o700) },
 	} {
 		t.Run("a "+name, func(t *testing.T) {
@@ -468,7 +483,7 @@ func TestPutRefusesWhatGetWould(t *testing.T) {
 	} {
 		id := volume("web")
 		change(&id)
-		if err := d.Put(id); err == nil {
+		if err := d.Put(id, objdir.InMemory); err == nil {
 			t.Errorf("%s: written", name)
 		}
 	}
@@ -500,21 +515,16 @@ func TestSizeLimit(t *testing.T) {
 			if got, err := d.Get(id.ID); err != nil || got.Name != id.Name || got.Origin != id.Origin || !got.CreatedAt.Equal(id.CreatedAt) {
 				t.Errorf("%+v, %v", got, err)
 			}
-			s, err := os.Readlink(filepath.Join(d.Path(), string(id.ID)+".meta"))
-			if err != nil {
-				t.Fatal(err)
-			}
 			// As long as fits, to the byte.
-			const limit = 1023
 			full := largest()
-			full.Name += strings.Repeat("x", limit-len(s))
+			full.Name += strings.Repeat("x", objdir.MaxIdentityBytes+1-len(metaText(t, d, id.ID)))
 			put(t, d, full)
 			if got, err := d.Get(full.ID); err != nil || got.Name != full.Name {
 				t.Errorf("%+v, %v", got, err)
 			}
 			full.ID = driver.NewID()
 			full.Name += "x"
-			wantKind(t, d.Put(full), errs.Invalid)
+			wantKind(t, d.Put(full, objdir.InMemory), errs.Invalid)
 			d.Close()
 		})
 	}
@@ -527,14 +537,16 @@ func TestPowerCut(t *testing.T) {
 			fs := testfs.New(t, kind, 64<<20)
 			d := open(t, fs.Dir())
 			id := volume("old")
-			put(t, d, id)
-			if err := d.Sync(); err != nil {
+			if err := os.WriteFile(d.Data(id.ID), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := d.Put(id, objdir.OnDisk); err != nil {
 				t.Fatal(err)
 			}
 			d.Close()
 			d = open(t, fs.Cut())
 			if got, err := d.Get(id.ID); err != nil || got.Name != "old" {
-				t.Errorf("after Sync: %+v, %v", got, err)
+				t.Errorf("after Put: %+v, %v", got, err)
 			}
 			id.Name = "new"
 			if err := d.Replace(id); err != nil {
@@ -567,5 +579,107 @@ func TestIDs(t *testing.T) {
 	}
 	if fs := []driver.FS{driver.Ext4, driver.XFS, driver.None}; slices.ContainsFunc(fs, func(f driver.FS) bool { return !f.IsImage() }) || driver.Native.IsImage() {
 		t.Error("IsImage")
+	}
+}
+
+// What a newer Pando has written beside what this one knows stays when an identity is
+// replaced, and so does the note that the object is committed.
+func TestReplaceKeeps(t *testing.T) {
+	d := open(t, t.TempDir())
+	id := volume("web")
+	put(t, d, id)
+	text := strings.Replace(metaText(t, d, id.ID), `"fs":`, `"labels":{"b":1,"a":[2]},"color":"red","fs":`, 1)
+	if err := os.WriteFile(metaPath(d, id.ID), []byte(drivertest.Sealed(text)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if is, err := d.Committed(id.ID); is || err != nil {
+		t.Errorf("committed %v, %v before it was", is, err)
+	}
+	for range 2 {
+		if err := d.Commit(id.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id.Name = "new"
+	if err := errors.Join(d.Replace(id), d.Force(id)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := d.Get(id.ID)
+	if err != nil || got.Name != "new" || got.Extra != `"color":"red","labels":{"b":1,"a":[2]}` {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if is, err := d.Committed(id.ID); !is || err != nil {
+		t.Errorf("committed %v, %v", is, err)
+	}
+	if o := list(t, d)[id.ID]; !o.Committed || !o.Whole {
+		t.Errorf("%+v", o)
+	}
+	wantKind(t, d.Commit(driver.NewID()), errs.NotFound)
+}
+
+// A power loss can leave the name without the content: that is no identity.
+func TestEmptyIdentity(t *testing.T) {
+	d := open(t, t.TempDir())
+	id := driver.NewID()
+	if err := errors.Join(os.WriteFile(metaPath(d, id), nil, 0o600), os.WriteFile(d.Data(id), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := d.Get(id)
+	wantKind(t, err, errs.NotFound)
+	if o := list(t, d)[id]; o.Whole || o.Err != nil {
+		t.Errorf("%+v", o)
+	}
+}
+
+// A pool of format 1 has symbolic links; half upgraded it has both.
+func TestUpgrade(t *testing.T) {
+	d := open(t, t.TempDir())
+	link := func(id driver.ObjectID, text string) {
+		t.Helper()
+		if err := errors.Join(os.Symlink(text, metaPath(d, id)), os.WriteFile(d.Data(id), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := func(name string) driver.Identity {
+		id := written(volume(name))
+		id.Version = 1
+		b, err := json.Marshal(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		link(id.ID, string(b))
+		return id
+	}
+	a, b, damaged, file := old("a"), old("b"), driver.NewID(), volume("file")
+	link(damaged, "nonsense")
+	put(t, d, file)
+	if err := os.Symlink("x", metaPath(d, a.ID)+".new"); err != nil { // of a process that was killed
+		t.Fatal(err)
+	}
+	if got, err := d.Get(a.ID); err != nil || got != a {
+		t.Errorf("before: %+v, %v", got, err)
+	}
+
+	for range 2 {
+		d.Close()
+		d = open(t, filepath.Dir(d.Path()))
+		if err := d.Upgrade(t.Context(), func(id driver.ObjectID) bool { return id == a.ID }); err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []driver.Identity{a, b} {
+			want.Version = driver.IdentityVersion
+			o := list(t, d)[want.ID]
+			if o.Identity != want || o.Committed != (want.ID == a.ID) || !o.Whole {
+				t.Errorf("after: %+v, want %+v", o, want)
+			}
+			if st, err := os.Lstat(metaPath(d, want.ID)); err != nil || !st.Mode().IsRegular() {
+				t.Errorf("%v, %v", st, err)
+			}
+		}
+		_, err := d.Get(damaged)
+		wantKind(t, err, errs.Damaged)
+		if got, err := d.Get(file.ID); err != nil || got.Name != "file" {
+			t.Errorf("%+v, %v", got, err)
+		}
 	}
 }

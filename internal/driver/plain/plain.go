@@ -50,6 +50,8 @@ var (
 	_ driver.Opener   = Open
 
 	_ driver.Inspector = (*Driver)(nil)
+	_ driver.Committer = (*Driver)(nil)
+	_ driver.Upgrader  = (*Driver)(nil)
 )
 
 // Open is a driver.Opener.
@@ -192,17 +194,10 @@ func (d *Driver) fill(ctx context.Context, path string, id driver.Identity, fill
 			return err
 		}
 	}
-	if err := d.dir.Put(id); err != nil {
-		return err
-	}
 	if id.Ephemeral {
-		return nil
+		return d.dir.Put(id, objdir.InMemory)
 	}
-	if err := d.dir.Sync(); err != nil {
-		_ = d.dir.Remove(id.ID)
-		return err
-	}
-	return nil
+	return d.dir.Put(id, objdir.OnDisk)
 }
 
 // wrap says op where copying says "import", and gives a full pool the hint that
@@ -324,6 +319,17 @@ func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
 
 // Finish implements driver.Finisher.
 func (d *Driver) Finish(ctx context.Context, id driver.Identity) error { return d.SetIdentity(ctx, id) }
+
+// Commit implements driver.Committer.
+func (d *Driver) Commit(id driver.ObjectID) error { return d.dir.Commit(id) }
+
+// Committed implements driver.Committer.
+func (d *Driver) Committed(id driver.ObjectID) (bool, error) { return d.dir.Committed(id) }
+
+// Upgrade implements driver.Upgrader.
+func (d *Driver) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
+	return d.dir.Upgrade(ctx, isCommitted)
+}
 
 // Sync implements driver.Syncer. It syncs the whole filesystem.
 func (d *Driver) Sync(context.Context) error {

@@ -30,7 +30,8 @@ const Name = "reflink"
 
 // Driver is a driver.Driver.
 type Driver struct {
-	dir *objdir.Dir
+	dir     *objdir.Dir
+	ordered bool // syncing one file makes all durable that was done before, but data of other files
 }
 
 var (
@@ -41,6 +42,8 @@ var (
 	_ driver.Opener   = Open
 
 	_ driver.Inspector = (*Driver)(nil)
+	_ driver.Committer = (*Driver)(nil)
+	_ driver.Upgrader  = (*Driver)(nil)
 )
 
 // Open is a driver.Opener.
@@ -54,7 +57,7 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{dir: d}, nil
+	return &Driver{dir: d, ordered: kernel.IsXFS(d.Path())}, nil
 }
 
 // Probe tries whether files in dir can share blocks. Unsupported if not.
@@ -110,11 +113,11 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	if id.Sector == 0 {
 		id.Sector = imagefs.SectorBytes
 	}
-	return d.make(id, 0o600, func(f *os.File) error {
+	return d.make(id, 0o600, func(f *os.File) (bool, error) {
 		if err := f.Truncate(id.SizeBytes); err != nil {
-			return err
+			return true, err
 		}
-		return imagefs.Make(ctx, id.FS, f.Name(), id.SizeBytes)
+		return true, imagefs.Make(ctx, id.FS, f.Name(), id.SizeBytes)
 	})
 }
 
@@ -149,7 +152,7 @@ func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id 
 	if id.SizeBytes < size {
 		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, size).WithHint("a volume can grow but not shrink")
 	}
-	return d.make(id, mode, func(f *os.File) error {
+	return d.make(id, mode, func(f *os.File) (bool, error) {
 		take := func() error { return kernel.Reflink(f, src) }
 		var err error
 		if quiet != nil {
@@ -158,43 +161,39 @@ func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id 
 			err = take()
 		}
 		if err != nil {
-			return err
+			return false, err
 		}
 		if id.SizeBytes > size {
-			return f.Truncate(id.SizeBytes)
+			return false, f.Truncate(id.SizeBytes)
 		}
-		return nil
+		return false, nil
 	})
 }
 
 // make creates the image of id, lets fill fill it, and makes it whole and, but
-// for ephemeral ones, durable. On error nothing remains.
-func (d *Driver) make(id driver.Identity, mode fs.FileMode, fill func(*os.File) error) error {
+// for ephemeral ones, durable. fill reports whether it wrote data, rather than only
+// shared what was on the disk already. On error nothing remains.
+func (d *Driver) make(id driver.Identity, mode fs.FileMode, fill func(*os.File) (wrote bool, err error)) error {
 	path := d.dir.Data(id.ID)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, mode)
 	if err != nil {
 		return errs.Wrap("create", id.Name, err)
 	}
 	defer f.Close()
-	put := false
-	err = fill(f)
-	if err == nil {
-		err = d.dir.Put(id)
-		put = err == nil
+	until := objdir.OnDisk
+	if id.Ephemeral {
+		until = objdir.InMemory
 	}
-	if err == nil && !id.Ephemeral {
-		// On XFS the first call's log write covers the names as well, and the
-		// last finds nothing left to do; other filesystems need all.
-		if err = f.Sync(); err == nil {
-			err = d.dir.Sync()
-		}
+
+	wrote, err := fill(f)
+	if err == nil && !id.Ephemeral && (wrote || !d.ordered) {
+		err = f.Sync()
+	}
+	if err == nil {
+		err = d.dir.Put(id, until)
 	}
 	if err != nil {
-		// Should this fail too, what is left is garbage to the caller's record.
-		if put {
-			_ = d.dir.Remove(id.ID)
-		}
-		_ = os.Remove(path)
+		_ = os.Remove(path) // should this fail too, what is left is garbage to the caller's record
 		return errs.Wrap("create", id.Name, err)
 	}
 	return nil
@@ -338,6 +337,17 @@ func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
 		return errs.Wrap("write identity", id.Ref(), err)
 	}
 	return d.dir.Force(id)
+}
+
+// Commit implements driver.Committer.
+func (d *Driver) Commit(id driver.ObjectID) error { return d.dir.Commit(id) }
+
+// Committed implements driver.Committer.
+func (d *Driver) Committed(id driver.ObjectID) (bool, error) { return d.dir.Committed(id) }
+
+// Upgrade implements driver.Upgrader.
+func (d *Driver) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
+	return d.dir.Upgrade(ctx, isCommitted)
 }
 
 // Sync implements driver.Syncer.

@@ -64,36 +64,36 @@ func (d *Driver) Seal(ctx context.Context, from driver.ObjectID, id driver.Ident
 			progress(done, total)
 		}
 	}
-	return d.make(id, 0o400, func(dst *os.File) error {
+	return d.make(id, 0o400, func(dst *os.File) (bool, error) {
 		if err := dst.Truncate(size); err != nil {
-			return err
+			return true, err
 		}
 		// All space first: a pool that is too full says so at once, and the
 		// allocator sees the whole of each piece.
 		for _, p := range plan {
 			if !p.share {
 				if err := unix.Fallocate(int(dst.Fd()), 0, p.off, p.len()); err != nil {
-					return fmt.Errorf("fallocate: %w", err)
+					return true, fmt.Errorf("fallocate: %w", err)
 				}
 			}
 		}
 		buf := make([]byte, copyBufferSize)
 		for _, p := range plan {
 			if err := ctx.Err(); err != nil {
-				return err
+				return true, err
 			}
 			if p.share {
 				if err := shareRange(dst, src, p.span); err != nil {
-					return err
+					return true, err
 				}
 				report(p.len())
 				continue
 			}
 			if err := copyRange(ctx, dst, src, p.span, buf, report); err != nil {
-				return err
+				return true, err
 			}
 		}
-		return nil
+		return true, nil
 	})
 }
 

@@ -38,7 +38,7 @@ func blockSize(id driver.Identity) (int64, error) {
 
 // encode is the user property with an identity, as an argument.
 func (d *Driver) encode(id driver.Identity) (string, error) {
-	b, err := objdir.Encode(id, d.pool, maxIdentityBytes)
+	b, err := objdir.Encode(id, d.pool)
 	return propIdentity + "=" + string(b), err
 }
 
@@ -455,6 +455,7 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	if id.FS.IsImage() != o.node.volume {
 		return errs.New(errs.Invalid, op, id.Ref(), "it is not %s", id.FS)
 	}
+	id.Extra = cmp.Or(id.Extra, o.Identity.Extra)
 	return d.write(ctx, o, id)
 }
 

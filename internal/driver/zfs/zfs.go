@@ -69,9 +69,6 @@ const (
 // graveyard is the dataset in the root for what others keep.
 const graveyard = "graveyard"
 
-// maxIdentityBytes is the longest value of a user property.
-const maxIdentityBytes = 8191
-
 // patience is how long a busy dataset is tried again: the probes of udev, and
 // other processes at work, hold one for a moment.
 const patience = 2 * time.Second

@@ -1,0 +1,48 @@
+package drivertest
+
+import (
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"pando/internal/driver"
+)
+
+// Sealed gives the text of an identity that a test has changed the checksum of what it
+// is now; text without a checksum stays as it is.
+func Sealed(text string) string {
+	body, _, ok := strings.Cut(text, `,"sum":`)
+	if !ok {
+		return text
+	}
+	return fmt.Sprintf(`%s,"sum":"%08x"}`, body, crc32.Checksum([]byte(body), crc32.MakeTable(crc32.Castagnoli)))
+}
+
+// ReadMeta is the text of the identity in a file of package objdir, "" if there is none.
+func ReadMeta(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSuffix(string(b), "\n")
+}
+
+// WriteMeta writes the text of an identity over what there was at path. Whether the
+// object is committed stays as it was.
+func WriteMeta(path, text string) error {
+	mode := os.FileMode(0o600)
+	if st, err := os.Lstat(path); err == nil {
+		mode = st.Mode().Perm()
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	return os.WriteFile(path, []byte(text+"\n"), mode)
+}
+
+// MetaPath is the path of that file, in a pool's data directory.
+func MetaPath(data string, id driver.ObjectID) string {
+	return filepath.Join(data, "objects", string(id)+".meta")
+}

@@ -1,0 +1,177 @@
+package objdir
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"reflect"
+	"strings"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+)
+
+// MaxIdentityBytes is how long the JSON of an identity may be, everywhere: the longest
+// value of a user property of ZFS (zfsprops(7)).
+const MaxIdentityBytes = 8191
+
+// castagnoli is the polynomial of CRC-32C (RFC 3720).
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// sumFormat is how an identity ends from version 2 on: with the CRC-32C of all bytes before.
+const (
+	sumFormat = `,"sum":"%08x"}`
+	sumBytes  = len(`,"sum":"01234567"}`)
+)
+
+// Encode is the JSON form of an identity of an object in a pool, with its checksum.
+// Invalid if it is longer than MaxIdentityBytes, or could not be read back.
+func Encode(id driver.Identity, pool string) ([]byte, error) {
+	const op = "write identity"
+	id.Version = driver.IdentityVersion
+	id.Pool = pool
+	b, err := json.Marshal(id)
+	if err != nil {
+		return nil, errs.Wrap(op, string(id.ID), err)
+	}
+
+	// What a newer version has added stays.
+	b = b[:len(b)-1]
+	if id.Extra != "" {
+		b = append(append(b, ','), id.Extra...)
+	}
+	b = fmt.Appendf(b, sumFormat, crc32.Checksum(b, castagnoli))
+	if len(b) > MaxIdentityBytes {
+		return nil, errs.New(errs.Invalid, op, string(id.ID), "%d bytes of identity, at most %d fit", len(b), MaxIdentityBytes)
+	}
+
+	// Nothing is written that could not be read: it would be found damaged.
+	back, err := Decode(b)
+	if err == nil && (back.Name != id.Name || back.Golden != id.Golden || back.Origin != id.Origin || back.BootID != id.BootID) {
+		err = errors.New("a name is not valid UTF-8")
+	}
+	if err != nil {
+		return nil, &errs.Error{Kind: errs.Invalid, Op: op, Ref: string(id.ID), Err: err}
+	}
+	return b, nil
+}
+
+// Decode reads the JSON form of an identity, of this version or an older one. Damaged
+// (also if the checksum is not that of the rest), TooNew.
+func Decode(b []byte) (driver.Identity, error) {
+	b = bytes.TrimSuffix(b, []byte("\n"))
+	var v struct {
+		Version int `json:"v"`
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return driver.Identity{}, damaged("%w", err)
+	}
+	if v.Version > driver.IdentityVersion {
+		return driver.Identity{}, (&errs.Error{Kind: errs.TooNew,
+			Err: fmt.Errorf("identity of format %d, this Pando knows up to %d", v.Version, driver.IdentityVersion)}).WithHint("upgrade pando")
+	}
+
+	// Version 1 had no checksum.
+	if v.Version > 1 {
+		var err error
+		if b, err = checkSum(b); err != nil {
+			return driver.Identity{}, err
+		}
+	}
+	i, err := parse(b)
+	if err != nil {
+		return driver.Identity{}, damaged("%w", err)
+	}
+	if err := check(i); err != nil {
+		return driver.Identity{}, err
+	}
+	return i, nil
+}
+
+func damaged(format string, args ...any) error {
+	return &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf(format, args...)}
+}
+
+// checkSum checks the checksum at the end of an identity, and returns the rest of it as
+// one JSON object.
+func checkSum(b []byte) ([]byte, error) {
+	body := b[:max(len(b)-sumBytes, 0)]
+	if want := fmt.Appendf(nil, sumFormat, crc32.Checksum(body, castagnoli)); !bytes.Equal(b[len(body):], want) {
+		return nil, damaged("its checksum is wrong: it was changed, or is not all there")
+	}
+	return append(bytes.Clone(body), '}'), nil
+}
+
+// parse reads the fields that this version knows; the others go into Extra.
+func parse(b []byte) (driver.Identity, error) {
+	var i driver.Identity
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if d.Decode(&i) == nil {
+		return i, nil
+	}
+
+	// Rare: something that a newer version has written, or nonsense.
+	i = driver.Identity{}
+	if err := json.Unmarshal(b, &i); err != nil {
+		return driver.Identity{}, err
+	}
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(b, &all); err != nil {
+		return driver.Identity{}, err
+	}
+	for name := range all {
+		if isKnown(name) {
+			delete(all, name)
+		}
+	}
+	if len(all) > 0 {
+		extra, err := json.Marshal(all) // in the order of their names
+		if err != nil {
+			return driver.Identity{}, err
+		}
+		i.Extra = string(extra[1 : len(extra)-1])
+	}
+	return i, nil
+}
+
+// isKnown reports whether a field of an identity is one of driver.Identity's; like
+// encoding/json it takes no account of case.
+func isKnown(name string) bool {
+	t := reflect.TypeFor[driver.Identity]()
+	for i := range t.NumField() {
+		tag, _, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		if strings.EqualFold(tag, name) {
+			return true
+		}
+	}
+	return strings.EqualFold(name, "sum")
+}
+
+// check refuses values that no identity can have. Damaged.
+func check(i driver.Identity) error {
+	optional := func(id driver.ObjectID) bool { return id == "" || driver.ValidID(string(id)) }
+	switch {
+	case i.Version < 1, !driver.ValidID(string(i.ID)), i.SizeBytes < 0, i.Generation < 0, i.Keep < 0,
+		!optional(i.Volume), !optional(i.Replaces), !optional(i.OriginID):
+		return damaged("identity with impossible values")
+	}
+	switch i.Kind {
+	case driver.Volume, driver.Snapshot, driver.Generation, driver.Scratch:
+	default:
+		return damaged("unknown kind of object %q", i.Kind)
+	}
+	switch i.Consistency {
+	case "", driver.Clean, driver.Crash:
+	default:
+		return damaged("unknown consistency %q", i.Consistency)
+	}
+	switch i.FS {
+	case driver.Native, driver.Ext4, driver.XFS, driver.None:
+	default:
+		return damaged("unknown filesystem %q", i.FS)
+	}
+	return nil
+}

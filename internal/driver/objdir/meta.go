@@ -1,0 +1,291 @@
+package objdir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/extent"
+
+	"golang.org/x/sys/unix"
+)
+
+// Modes of the file with an identity.
+const (
+	uncommitted fs.FileMode = 0o600
+	committed   fs.FileMode = 0o400
+)
+
+// Until says how far Put takes an identity.
+type Until int
+
+const (
+	InMemory Until = iota // it survives the process, but maybe not a power loss
+	InNext                // the next commit of the filesystem makes it durable, content and name
+	OnDisk                // it is durable, and so is all that was made before in the same directory, but data of other files
+)
+
+// Put writes the identity, which makes the object whole. The caller has made the
+// data, or makes it next. Exists if there is one already, Invalid if it could not be
+// read back. On error nothing remains.
+func (d *Dir) Put(id driver.Identity, until Until) error {
+	f, err := d.writeNew(id, uncommitted)
+	if err != nil {
+		return errs.Wrap("write identity", string(id.ID), err)
+	}
+	defer f.Close()
+
+	err = d.rename(id.ID)
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return errs.Wrap("write identity", string(id.ID), err)
+	}
+	switch until {
+	case InNext:
+		err = written(f)
+	case OnDisk:
+		if err = f.Sync(); err == nil {
+			err = d.f.Sync() // on XFS it finds nothing left to do
+		}
+	}
+	if err != nil {
+		_ = os.Remove(d.meta(id.ID))
+	}
+	return errs.Wrap("write identity", string(id.ID), err)
+}
+
+// Check reports whether Put could write the identity, as far as that can be told
+// before. Invalid.
+func (d *Dir) Check(id driver.Identity) error {
+	_, err := Encode(id, d.pool)
+	return err
+}
+
+// written waits until the content of f is part of what the filesystem commits next.
+func written(f *os.File) error {
+	// To be able to say where the content lies, the filesystem must have put it there:
+	// btrfs waits until its trees know (btrfs_fiemap in the kernel's fs/btrfs/fiemap.c).
+	err := extent.Scan(f, true, func(extent.Extent) error { return nil })
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return f.Sync()
+	}
+	return err
+}
+
+// writeNew writes an identity under the name that it has while it is in the making,
+// which carries the ID, so that Remove and List know it.
+func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (*os.File, error) {
+	b, err := Encode(id, d.pool)
+	if err != nil {
+		return nil, err
+	}
+	path := d.meta(id.ID) + newExt
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+	if errors.Is(err, fs.ErrExist) { // left by a process that was killed
+		if err = os.Remove(path); err == nil {
+			f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if _, err = f.Write(append(b, '\n')); err != nil {
+		f.Close()
+		_ = os.Remove(path)
+		return nil, err
+	}
+	return f, nil
+}
+
+// rename gives what writeNew has written its name. Exists if there is one already.
+func (d *Dir) rename(id driver.ObjectID) error {
+	from, to := d.meta(id)+newExt, d.meta(id)
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if !errors.Is(err, unix.EINVAL) { // a filesystem that knows no flags
+		return err
+	}
+	if _, err := os.Lstat(to); err == nil {
+		return unix.EEXIST
+	}
+	return os.Rename(from, to)
+}
+
+// Replace puts a new identity in the place of the old one, atomically and
+// durably. Whether the object is committed stays, and fields that only a newer version
+// knows stay too. NotFound if there was none.
+func (d *Dir) Replace(id driver.Identity) error {
+	if _, err := d.Get(id.ID); err != nil && !errs.Is(err, errs.Damaged) {
+		return err
+	}
+	return d.Force(id)
+}
+
+// Force is Replace whether or not there is an identity that can be read.
+func (d *Dir) Force(id driver.Identity) error {
+	mode := uncommitted
+	if old, was, err := d.read(id.ID); err == nil {
+		if was {
+			mode = committed
+		}
+		if id.Extra == "" {
+			id.Extra = old.Extra
+		}
+	}
+	f, err := d.writeNew(id, mode)
+	if err != nil {
+		return errs.Wrap("write identity", string(id.ID), err)
+	}
+	defer f.Close()
+
+	// Content before name: after a power loss it is the old or the new one.
+	if err = f.Sync(); err == nil {
+		err = os.Rename(f.Name(), d.meta(id.ID))
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+		return errs.Wrap("write identity", string(id.ID), err)
+	}
+	return d.Sync()
+}
+
+// Commit notes in its identity that an object is in the catalogue, or was. It does not
+// wait for the disk: a power loss soon after may take it away. Idempotent. NotFound.
+func (d *Dir) Commit(id driver.ObjectID) error {
+	err := unix.Fchmodat(int(d.f.Fd()), string(id)+metaExt, uint32(committed), 0)
+	return errs.Wrap("write identity", string(id), err)
+}
+
+// Committed reports whether Commit has been called for an object, and has not been lost.
+// Kinds as Get.
+func (d *Dir) Committed(id driver.ObjectID) (bool, error) {
+	_, is, err := d.read(id)
+	return is, err
+}
+
+// Get reads the identity. NotFound, Damaged (not of this pool, not of this ID, not what
+// was written), TooNew.
+func (d *Dir) Get(id driver.ObjectID) (driver.Identity, error) {
+	i, _, err := d.read(id)
+	return i, err
+}
+
+func (d *Dir) read(id driver.ObjectID) (i driver.Identity, isCommitted bool, err error) {
+	text, isCommitted, err := d.readText(id)
+	if err != nil {
+		return driver.Identity{}, false, errs.Wrap("read identity", string(id), err)
+	}
+	if i, err = Decode(text); err != nil {
+		return driver.Identity{}, false, errs.Wrap("read identity", string(id), err)
+	}
+	if i.ID != id || i.Pool != d.pool {
+		return driver.Identity{}, false, errs.New(errs.Damaged, "read identity", string(id), "it says object %q of pool %q", i.ID, i.Pool)
+	}
+	return i, isCommitted, nil
+}
+
+func (d *Dir) readText(id driver.ObjectID) (text []byte, isCommitted bool, err error) {
+	path := d.meta(id)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ELOOP) { // of a pool of format 1
+		target, err := os.Readlink(path)
+		return []byte(target), false, err
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	st, err := f.Stat()
+	if err != nil {
+		return nil, false, err
+	}
+	switch {
+	case !st.Mode().IsRegular() || st.Size() > MaxIdentityBytes+1:
+		return nil, false, damaged("%s is not a file with an identity", path)
+	case st.Size() == 0:
+		// Its name came to the disk before its content: it was never said to be there.
+		return nil, false, fs.ErrNotExist
+	}
+	text, err = io.ReadAll(io.LimitReader(f, MaxIdentityBytes+2))
+	return text, st.Mode().Perm()&0o200 == 0, err
+}
+
+// Remove takes the identity away, so that what remains is not whole. Absent is
+// success.
+func (d *Dir) Remove(id driver.ObjectID) error {
+	for _, p := range []string{d.meta(id), d.meta(id) + newExt} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return errs.Wrap("remove identity", string(id), err)
+		}
+	}
+	return nil
+}
+
+// Upgrade makes the identities of a pool of format 1, which are symbolic links, files.
+// isCommitted says of which objects it is sure that they were committed. It is durable,
+// and may be interrupted at any point and done again; meanwhile both kinds are read. What
+// is damaged stays as it is.
+func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
+	names, err := d.f.Readdirnames(-1)
+	if err != nil {
+		return errs.Wrap("upgrade", d.path, err)
+	}
+	var made []driver.ObjectID
+	for _, n := range names {
+		name, ok := strings.CutSuffix(n, metaExt)
+		if !ok || !driver.ValidID(name) {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		id := driver.ObjectID(name)
+		was, err := d.upgradeOne(id, isCommitted(id))
+		if err != nil {
+			return errs.Wrap("upgrade", name, err)
+		}
+		if was {
+			made = append(made, id)
+		}
+	}
+
+	// All content before the first name changes.
+	if err := unix.Syncfs(int(d.f.Fd())); err != nil {
+		return errs.Wrap("upgrade", d.path, fmt.Errorf("syncfs: %w", err))
+	}
+	for _, id := range made {
+		if err := os.Rename(d.meta(id)+newExt, d.meta(id)); err != nil {
+			return errs.Wrap("upgrade", string(id), err)
+		}
+	}
+	return d.Sync()
+}
+
+// upgradeOne writes the new form of an identity beside the old one, if that is a link.
+func (d *Dir) upgradeOne(id driver.ObjectID, isCommitted bool) (made bool, err error) {
+	if st, err := os.Lstat(d.meta(id)); err != nil || st.Mode()&fs.ModeSymlink == 0 {
+		return false, err
+	}
+	i, err := d.Get(id)
+	if errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) {
+		return false, nil // fsck says so
+	}
+	if err != nil {
+		return false, err
+	}
+	mode := uncommitted
+	if isCommitted {
+		mode = committed
+	}
+	f, err := d.writeNew(i, mode)
+	if err != nil {
+		return false, err
+	}
+	return true, f.Close()
+}
