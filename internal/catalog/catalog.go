@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"pando/internal/driver"
 	"pando/internal/errs"
 
 	sqlite "modernc.org/sqlite"
@@ -142,6 +143,10 @@ type Catalog struct {
 	dir   string // of the pool
 	own   owner
 	stmts statements
+
+	lost     int64 // see Lost
+	known    bool  // how many commits there were, when it was opened
+	onCommit func([]driver.ObjectID)
 }
 
 const damagedHint = "rebuild it from the pool: `pando init --rebuild`"
@@ -185,6 +190,9 @@ func dsn(path string) string {
 	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(20000)&_pragma=wal_autocheckpoint(128)&_txlock=immediate"
 }
 
+// poolQuery asks whose catalogue it is, and how many durable commits it has had.
+const poolQuery = `SELECT value, coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'commits'), 0) FROM meta WHERE key = 'pool'`
+
 // OpenReadOnly opens the catalogue for looking only: it writes nothing, neither into
 // the database nor its log, so that a format that this version would upgrade is
 // Unsupported. Kinds else as Open. Only View works on it; end it with CloseFiles.
@@ -209,6 +217,8 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	db.SetMaxOpenConns(1)
 	var version int
 	var pool string
+	var commits int64
+	seen := seenOf(dir).read() // before the catalogue, which may go on meanwhile
 	err = db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version)
 	switch {
 	case err != nil:
@@ -219,7 +229,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		err = errs.New(errs.Unsupported, "open catalogue", path, "it has format %d, and the next command that works with the pool makes it %d", version, Version)
 	default:
 		if version == Version {
-			err = db.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = 'pool'").Scan(&pool)
+			err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
 		}
 		if errors.Is(err, sql.ErrNoRows) {
 			err = nil
@@ -232,7 +242,9 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		db.Close()
 		return nil, err
 	}
-	return &Catalog{db: db, path: path, dir: dir}, nil
+	c := &Catalog{db: db, path: path, dir: dir}
+	c.checkSeen(seen, commits)
+	return c, nil
 }
 
 // Open opens the catalogue of the pool in dir. Damaged if it is missing or not
@@ -270,8 +282,11 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		version = Version
 	}
 	var pool string
+	seen := seenOf(dir).read() // before the catalogue, which may go on meanwhile
 	if version == Version {
-		err = db.QueryRowContext(ctx, "SELECT value FROM meta WHERE key = 'pool'").Scan(&pool)
+		var commits int64
+		err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
+		c.checkSeen(seen, commits)
 	}
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		db.Close()
@@ -307,6 +322,7 @@ type Tx struct {
 	ctx context.Context
 	tx  *sql.Tx
 	c   *Catalog
+	put []driver.ObjectID // whose rows it has added
 }
 
 // Update runs fn in a transaction and commits it. If fn fails, nothing happened
@@ -325,7 +341,24 @@ func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) 
 	if _, err := conn.ExecContext(ctx, sync); err != nil {
 		return wrap("write catalogue", c.path, err)
 	}
-	return c.transact(ctx, conn, nil, fn)
+	var commits int64
+	var put []driver.ObjectID
+	if err := c.transact(ctx, conn, nil, func(tx *Tx) (err error) {
+		if err = fn(tx); err == nil && d == Durable {
+			commits, err = tx.countCommit()
+		}
+		put = tx.put
+		return err
+	}); err != nil {
+		return err
+	}
+	if d == Durable {
+		seenOf(c.dir).note(commits)
+	}
+	if len(put) > 0 && c.onCommit != nil {
+		c.onCommit(put)
+	}
+	return nil
 }
 
 // View runs fn on one consistent state of the catalogue. fn must not write.

@@ -121,6 +121,9 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	if err := e.recover(ctx); err != nil {
 		return nil, err
 	}
+	if err := e.cat.LostError(); err != nil {
+		return nil, err
+	}
 	r := &GCReport{}
 	if r.Retired, err = e.retainAll(ctx); err != nil {
 		return nil, err
@@ -167,7 +170,7 @@ func (e *Engine) compare(ctx context.Context, r *GCReport) error {
 		return err
 	}
 	defer unlock()
-	s, err := e.sweep(ctx, "")
+	s, err := e.sweep(ctx)
 	if err == nil {
 		r.Sweep = *s
 	}

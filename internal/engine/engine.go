@@ -6,7 +6,8 @@
 // Create: (1) mark, softly: "this process is making object X as NAME". (2) The
 // driver makes X, durably. (3) One durable commit adds the row and takes the
 // mark away: now NAME exists. Who dies before (3) leaves a mark of a dead
-// process, and the next command destroys X.
+// process, and the next command destroys X, if X is not noted as committed: after
+// (3), and before success is reported, it is (see neverCommitted).
 //
 // Destroy: (1) mark. (2) One durable commit removes the row and leaves a
 // tombstone: now NAME does not exist. (3) The driver removes X, and the
@@ -125,7 +126,15 @@ func open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
 			p.Hurry = s.Sync
 		}
 	}
-	return &Engine{pool: p, cat: cat, drv: drv, caps: drv.Caps()}, nil
+	e := &Engine{pool: p, cat: cat, drv: drv, caps: drv.Caps()}
+	cat.OnCommit(e.noteCommitted)
+	if p.Config.Format < pool.Format {
+		if err := e.upgradePool(ctx); err != nil {
+			e.Close()
+			return nil, err
+		}
+	}
+	return e, nil
 }
 
 func openDriver(ctx context.Context, p *pool.Pool, drivers Drivers) (driver.Driver, error) {
@@ -199,6 +208,9 @@ func (e *Engine) claim(ctx context.Context, op string, readers bool, check func(
 
 // claimWithin is claim with another limit to its patience.
 func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op string, readers bool, check func(*catalog.Tx) ([]catalog.Mark, error)) error {
+	if err := e.cat.LostError(); err != nil && op != "umount" && op != "mount" && op != opFsck {
+		return err
+	}
 	deadline := time.Now().Add(patience)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		var blocking []catalog.Mark

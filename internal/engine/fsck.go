@@ -171,9 +171,11 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	}); err != nil {
 		return false, err
 	}
-	if boot != kernel.BootID() {
+	if c.cat.Lost() > 0 {
+		c.lostCommits()
+	} else if boot != kernel.BootID() {
 		if c.q.Repair {
-			s, err := c.sweep(ctx, boot)
+			s, err := c.sweep(ctx)
 			if err != nil {
 				return false, err
 			}
@@ -201,6 +203,16 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// lostCommits reports a catalogue that lost commits. It cannot tell what the pool should
+// be, so nothing is repaired by it: only compared.
+func (c *fsck) lostCommits() {
+	c.q.Repair = false
+	c.report.Findings = append(c.report.Findings, Finding{
+		Severity: sevError, Code: "catalogue-lost", Ref: filepath.Join(c.pool.Dir, "catalog.db"), Message: c.cat.LostError().Error(),
+		Repair: "by hand: `pando init --rebuild` makes it anew from the pool",
+	})
 }
 
 // take adds findings to the report, and repairs them if that is wanted. It
@@ -277,7 +289,7 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 			out = append(out, wrongMode(path, st, 0o700)...)
 		}
 	}
-	for _, n := range []string{"pool.json", "catalog.db", "catalog.db-wal", "catalog.db-shm", "backing.xfs", "lock", "reserve"} {
+	for _, n := range []string{"pool.json", "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.seen", "backing.xfs", "lock", "reserve"} {
 		path := filepath.Join(c.pool.Dir, n)
 		if st, err := os.Lstat(path); err == nil {
 			out = append(out, wrongMode(path, st, 0o600)...)

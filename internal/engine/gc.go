@@ -43,7 +43,7 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 	if last == kernel.BootID() {
 		return nil, nil // another process was first
 	}
-	s, err := e.sweep(ctx, last)
+	s, err := e.sweep(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -51,11 +51,9 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 }
 
 // sweep compares all that the driver has with all that the catalogue has, and
-// removes what is provably garbage. lostBoot is the boot whose end may have
-// taken soft marks away ("": none): what was made in it and is in no row was in
-// the making. Anything else that is whole but unknown means that the catalogue
-// is older than the pool (restored from a copy, say): it is kept and reported.
-func (e *Engine) sweep(ctx context.Context, lostBoot string) (*Sweep, error) {
+// removes what is provably garbage (see isGarbage). Anything else that is whole but
+// unknown is kept and reported.
+func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	s := &Sweep{}
 	// First the pool, then the catalogue: whatever is made meanwhile has its
 	// mark or row by then.
@@ -99,6 +97,9 @@ func (e *Engine) sweep(ctx context.Context, lostBoot string) (*Sweep, error) {
 		_, known := rows[o.ID]
 		if known || marked[o.ID] {
 			whole[o.ID] = o.Whole
+			if known && o.Whole && !o.Committed {
+				e.noteCommitted([]driver.ObjectID{o.ID}) // the note went with the power
+			}
 			if known && o.Err != nil {
 				s.Kept = append(s.Kept, "the identity of "+e.nameOf(ctx, o.ID)+" cannot be read: "+o.Err.Error())
 			}
@@ -108,17 +109,15 @@ func (e *Engine) sweep(ctx context.Context, lostBoot string) (*Sweep, error) {
 			s.Kept = append(s.Kept, "object "+string(o.ID)+": "+o.Err.Error())
 			continue
 		}
-		i := o.Identity
-		garbage := !o.Whole || buried[o.ID] || i.Kind == driver.Scratch ||
-			lostBoot != "" && i.BootID == lostBoot || i.Ephemeral && i.BootID != kernel.BootID()
+		garbage := isGarbage(o, buried[o.ID])
 		if !garbage {
 			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
 				continue // destroyed and forgotten since it was listed
 			}
-			s.Kept = append(s.Kept, string(i.Kind)+" "+describe(i)+" is in the pool but not in the catalogue: `pando init --rebuild` would bring it back")
+			s.Kept = append(s.Kept, strayText(o))
 			continue
 		}
-		if err := e.remove(ctx, o.ID, cmp.Or(describe(i), string(o.ID)), "left by an interrupted operation or an earlier boot"); err != nil {
+		if err := e.remove(ctx, o.ID, cmp.Or(describe(o.Identity), string(o.ID)), "left by an interrupted operation or an earlier boot"); err != nil {
 			s.Kept = append(s.Kept, "garbage "+string(o.ID)+": "+err.Error())
 			continue
 		}

@@ -329,7 +329,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 	if err := ctx.Err(); err != nil {
 		return len(report.Destroyed), err
 	}
-	if _, err := e.sweep(ctx, ""); err != nil {
+	if _, err := e.sweep(ctx); err != nil {
 		return len(report.Destroyed), err
 	}
 	// What the catalogue does not know goes too, if this was forced.

@@ -60,6 +60,7 @@ func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
 	if err != nil || already {
 		return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 	}
+	e.noteCommitted([]driver.ObjectID{row.ID}) // should its maker have died before
 	att, err = e.attach(ctx, row, t)
 	if err != nil {
 		e.letGo(ctx, row.ID, err)

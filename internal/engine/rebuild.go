@@ -101,7 +101,7 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 	if err := os.Mkdir(making, 0o700); err != nil {
 		return nil, errs.Wrap("rebuild", making, err)
 	}
-	if err := writeCatalog(ctx, making, p.Config.ID, d, whole, r); err != nil {
+	if err := writeCatalog(ctx, p, making, d, whole, r); err != nil {
 		_ = os.RemoveAll(making) // else the next rebuild does
 		return nil, err
 	}
@@ -119,20 +119,27 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 	if err := p.Sync(); err != nil {
 		return nil, err
 	}
+	e := &Engine{drv: d}
+	for _, id := range whole {
+		e.noteCommitted([]driver.ObjectID{id.ID})
+	}
 	return r, errs.Wrap("rebuild", making, os.RemoveAll(making))
 }
 
-// writeCatalog makes a catalogue in dir, one file and durable.
-func writeCatalog(ctx context.Context, dir, poolID string, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
-	if err := catalog.Create(ctx, dir, poolID); err != nil {
+// writeCatalog makes a catalogue of the pool in dir, one file and durable.
+func writeCatalog(ctx context.Context, p *pool.Pool, dir string, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
+	if err := catalog.Create(ctx, dir, p.Config.ID); err != nil {
 		return err
 	}
-	c, err := catalog.Open(ctx, dir, poolID)
+	c, err := catalog.Open(ctx, dir, p.Config.ID)
 	if err != nil {
 		return err
 	}
 	err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := fillCatalog(ctx, tx, d, whole, r); err != nil {
+			return err
+		}
+		if err := tx.Mended(p.Dir); err != nil {
 			return err
 		}
 		return tx.SetMeta("boot", kernel.BootID())

@@ -41,6 +41,11 @@ func (e *Engine) recover(ctx context.Context) error {
 	var s catalog.Summary
 	var marks []catalog.Mark
 	var graves []catalog.Tombstone
+	if err := e.cat.LostError(); err != nil {
+		// What it still says may be wrong: nothing is done by it.
+		e.warn("%v (%s)", err, errs.HintOf(err))
+		return nil
+	}
 	if e.freed == nil {
 		e.reclaimUntil = time.Now().Add(recoverBound)
 	}
@@ -198,6 +203,16 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 	switch {
 	case !exists:
 		// It was being made, or it was being destroyed and no longer exists.
+		if !buried {
+			if never, err := e.neverCommitted(ctx, m); err != nil {
+				return err
+			} else if !never {
+				// The sweep after a boot, gc and fsck say so again.
+				e.warn("%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; `pando fsck` says more",
+					cmp.Or(m.Name, string(m.ID)), m.Op)
+				return e.unmark(ctx, m.ID)
+			}
+		}
 		if m.Mountpoint != "" {
 			if err := e.undoAttach(ctx, m); err != nil {
 				return err
@@ -224,7 +239,7 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		if err := e.restoreIdentity(ctx, m.ID); err != nil {
 			return err
 		}
-	case m.Op == opRun:
+	case m.Op == opRun && row.Ephemeral: // without --keep
 		return e.destroyRow(ctx, row, attached, hasAttached)
 	case m.Op == opAdopt:
 		return e.finishAdopt(ctx, m, row, attached, hasAttached)

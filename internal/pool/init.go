@@ -331,7 +331,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			return err
 		}
 	}
-	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal", reserveName, configName + ".new",
+	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal", "catalog.seen", reserveName, configName + ".new",
 		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + outsideName, "data/" + markerName, "data"} {
 		if err := removeOne(filepath.Join(dir, name)); err != nil {
 			return err

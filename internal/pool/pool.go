@@ -3,6 +3,7 @@
 //
 //	pool.json     what the pool is; its presence is what makes a pool
 //	catalog.db    the catalogue (with -wal and -shm)
+//	catalog.seen  how many commits it must have
 //	live/ locks/  proofs of life and locks of running commands
 //	remotes/      addresses of remotes, and this host's keys to them
 //	mnt/          default mount points
@@ -33,8 +34,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Format is the version of the pool directory that this code makes.
-const Format = 1
+// Format is the version of the pool directory that this code makes. In format 1
+// identities were symbolic links, and the catalogue's commits were not counted.
+const Format = 2
 
 // DefaultDir is where a pool is if nobody says otherwise.
 const DefaultDir = "/var/lib/pando"
@@ -397,6 +399,12 @@ func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 
 // Sync makes the names in the pool's directory durable.
 func (p *Pool) Sync() error { return errs.Wrap("sync", p.Dir, durable.SyncDir(p.Dir)) }
+
+// SetFormat records that the pool is of another format now. Durable. The caller holds the lock.
+func (p *Pool) SetFormat(format int) error {
+	p.Config.Format = format
+	return errs.Wrap("upgrade", p.Dir, p.writeConfig())
+}
 
 func (p *Pool) writeConfig() error {
 	b, err := json.MarshalIndent(p.Config, "", "  ")

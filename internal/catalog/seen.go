@@ -1,0 +1,110 @@
+package catalog
+
+import (
+	"bytes"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"path/filepath"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+
+	"golang.org/x/sys/unix"
+)
+
+// seen is the number of durable commits that a catalogue has had, in a file of its own.
+// The catalogue counts them too, in the same transactions. If it has fewer than were
+// seen, it has lost records that were on the disk: its log was cut or damaged, or it is
+// an old copy. The file is written after the commit and never synced, so that it cannot
+// be ahead of a catalogue that is whole, whatever a power loss takes.
+type seen struct{ path string }
+
+// Its content is always as long, so that it can be overwritten in place.
+const (
+	seenFormat = "%020d %08x\n"
+	seenBytes  = 30
+)
+
+func seenOf(dir string) seen { return seen{filepath.Join(dir, "catalog.seen")} }
+
+func formatSeen(n int64) []byte {
+	return fmt.Appendf(nil, seenFormat, n, crc32.ChecksumIEEE(fmt.Appendf(nil, "%020d", n)))
+}
+
+// read returns 0 if there is no such file, or none that is whole: then nothing is known.
+func (s seen) read() int64 {
+	f, err := os.Open(s.path)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	return readSeen(f)
+}
+
+func readSeen(f *os.File) int64 {
+	var b [seenBytes]byte
+	if n, _ := f.ReadAt(b[:], 0); n != seenBytes {
+		return 0
+	}
+	var n, sum int64
+	if _, err := fmt.Sscanf(string(b[:]), "%d %x", &n, &sum); err != nil || !bytes.Equal(formatSeen(n), b[:]) {
+		return 0
+	}
+	return n
+}
+
+// note writes n, unless more was seen already. Not being able to costs a warning that
+// might be given later, and is no error.
+func (s seen) note(n int64) {
+	f, err := os.OpenFile(s.path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	if readSeen(f) < n {
+		_, _ = f.WriteAt(formatSeen(n), 0)
+	}
+}
+
+// Lost is how many durable commits the catalogue had lost when it was opened: 0 if it is
+// whole, as far as is known.
+func (c *Catalog) Lost() int64 { return c.lost }
+
+// LostError is what is wrong with a catalogue that has lost commits, nil if it has not.
+// Damaged.
+func (c *Catalog) LostError() error {
+	if c.lost == 0 {
+		return nil
+	}
+	return errs.New(errs.Damaged, "open catalogue", c.path,
+		"it lost its last %d changes, which were on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until it is mended", c.lost).
+		WithHint("`pando init --rebuild` brings back what it lacks; `pando fsck` lists that")
+}
+
+// Continuous reports whether the catalogue is known to have every durable commit that
+// was waited for in this boot.
+func (c *Catalog) Continuous() bool { return c.lost == 0 && c.known }
+
+// checkSeen compares what was seen before the catalogue was read with what it has.
+func (c *Catalog) checkSeen(seen, commits int64) {
+	c.lost, c.known = max(seen-commits, 0), seen > 0
+}
+
+// countCommit counts a durable commit, in its transaction.
+func (t *Tx) countCommit() (n int64, err error) {
+	err = t.row(`INSERT INTO meta VALUES ('commits', '1') ON CONFLICT (key) DO UPDATE SET value = CAST(value AS INTEGER) + 1
+		RETURNING CAST(value AS INTEGER)`).Scan(&n)
+	return n, wrap("write catalogue", t.c.path, err)
+}
+
+// Mended notes that what the catalogue of the pool in dir has lost was found out and
+// brought back as far as possible: from here on it counts as whole.
+func (t *Tx) Mended(dir string) error {
+	_, err := t.exec(`INSERT INTO meta VALUES ('commits', ?1) ON CONFLICT (key) DO UPDATE SET value = ?1 WHERE CAST(value AS INTEGER) < ?1`, seenOf(dir).read())
+	return err
+}
+
+// OnCommit sets what is called with the objects whose rows a transaction has added,
+// after it was committed and before Update returns.
+func (c *Catalog) OnCommit(fn func([]driver.ObjectID)) { c.onCommit = fn }
