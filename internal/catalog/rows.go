@@ -129,6 +129,12 @@ func (t *Tx) SetPinned(id driver.ObjectID, until time.Time) error {
 	return err
 }
 
+// SetExpires records when an object's time is over.
+func (t *Tx) SetExpires(id driver.ObjectID, at time.Time) error {
+	_, err := t.exec(`UPDATE objects SET expires_at=? WHERE id=?`, toNano(at), id)
+	return err
+}
+
 // SetBase records the generation that an object descends from.
 func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
 	_, err := t.exec(`UPDATE objects SET golden=?, generation=? WHERE id=?`, golden, generation, id)

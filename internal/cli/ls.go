@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"pando/internal/engine"
 	"pando/internal/ref"
@@ -57,9 +58,18 @@ are as last measured (at creation, umount and show); --exact measures all.`,
 func (a *App) printVolumes(vols []engine.Info) error {
 	t := a.table("NAME", "ORIGIN", "FS", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED", "MOUNTPOINT")
 	for _, v := range vols {
-		t.row(v.Name, orDash(v.Origin), v.FS, v.State, size(v.LogicalBytes), size(v.ExclusiveBytes), size(v.SharedBytes), ago(v.CreatedAt), orDash(v.Mountpoint))
+		t.row(v.Name, orDash(v.Origin), v.FS, stateWords(v), size(v.LogicalBytes), size(v.ExclusiveBytes), size(v.SharedBytes), ago(v.CreatedAt), orDash(v.Mountpoint))
 	}
 	return t.flush()
+}
+
+// stateWords is the state of a volume. One whose time is over is still there because
+// something uses it.
+func stateWords(v engine.Info) string {
+	if v.ExpiresAt != nil && v.PinnedUntil == nil && v.ExpiresAt.Before(time.Now()) {
+		return v.State + ", expired"
+	}
+	return v.State
 }
 
 // printTree prints goldens with their clones below them, and clones of clones

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"os"
 
 	"pando/internal/engine"
@@ -18,9 +19,15 @@ func (a *App) runCommand() *cobra.Command {
 		Short:   "Run a command in a fresh clone, then destroy the clone",
 		Long: `Clones REF, runs COMMAND with the mounted clone as its working directory, and
 destroys the clone when the command has ended. Its exit status is the command's.
+A clone that processes which the command left behind still use stays mounted until they
+end: pando names them, and the next pando command after that destroys the clone. With
+--keep it is then unmounted with ` + "`pando umount`" + `.
+
 The command finds the mount point in PANDO_MOUNT and the name of the volume in
 PANDO_VOLUME. It does not get the secrets that pando itself reads from the environment:
-passphrases of remotes, and credentials of AWS and Google Cloud. If pando itself is killed, the next pando command cleans up.`,
+passphrases of remotes, and credentials of AWS and Google Cloud.
+
+If pando itself is killed, the next pando command destroys the clone; with --keep it stays.`,
 		Example:           "  pando run web -- make test\n  pando run web --keep -- ./migrate.sh",
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
@@ -46,11 +53,37 @@ passphrases of remotes, and credentials of AWS and Google Cloud. If pando itself
 		// While the command runs, signals go to it, and what it does with them
 		// decides when the run ends.
 		r, err := e.Run(c.Context(), q)
-		a.exit = r.Exit
-		if r.Kept && err == nil {
-			a.note("kept volume %s", r.Volume)
-		}
-		return err
+		return a.endRun(r, err)
 	}
 	return c
+}
+
+// endRun says what became of the volume of a run. The exit status is the command's:
+// only if that is 0, an error of pando's own decides.
+func (a *App) endRun(r engine.RunResult, err error) error {
+	a.exit = r.Exit
+	switch {
+	case r.Held != nil && r.Kept:
+		a.warn("kept volume %s, still mounted at %s: %v", r.Volume, r.Mountpoint, causeOf(r.Held))
+		a.note("unmount it with `pando umount %s` once nothing uses it", r.Volume)
+	case r.Held != nil:
+		a.warn("volume %s could not be destroyed yet: %v", r.Volume, causeOf(r.Held))
+		a.note("the next pando command destroys it once nothing uses it")
+	case r.Kept && err == nil:
+		a.note("kept volume %s", r.Volume)
+	}
+	if err != nil && r.Ran && r.Exit != 0 {
+		a.printError(err)
+		return nil
+	}
+	return err
+}
+
+// causeOf is an error without the operation and the reference that it begins with.
+func causeOf(err error) error {
+	var e *errs.Error
+	if errors.As(err, &e) && e.Err != nil {
+		return e.Err
+	}
+	return err
 }

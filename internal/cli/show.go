@@ -101,7 +101,7 @@ func (a *App) printDetail(d engine.Detail) error {
 	if d.MeasuredAt != nil {
 		measured = ago(*d.MeasuredAt)
 	}
-	state := d.State
+	state := stateWords(d.Info)
 	if d.Held {
 		state += " (in another mount namespace, or held by a process)"
 	}

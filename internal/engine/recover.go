@@ -239,8 +239,8 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		if err := e.restoreIdentity(ctx, m.ID); err != nil {
 			return err
 		}
-	case m.Op == opRun && row.Ephemeral: // without --keep
-		return e.destroyRow(ctx, row, attached, hasAttached)
+	case m.Op == opRun:
+		return e.finishRun(ctx, row, attached, hasAttached)
 	case m.Op == opAdopt:
 		return e.finishAdopt(ctx, m, row, attached, hasAttached)
 	case hasAttached && e.look(row, attached) == gone:

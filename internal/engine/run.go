@@ -7,8 +7,10 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
@@ -19,7 +21,7 @@ import (
 type RunRequest struct {
 	From    ref.Ref
 	Name    string // of the volume; "": one is made up
-	Keep    bool   // leave the volume, unmounted, when the program has ended
+	Keep    bool   // unmount the volume when the program has ended, and leave it
 	Command []string
 	Env     []string // of the program, besides PANDO_VOLUME and PANDO_MOUNT; nil: this process's
 	Stdin   *os.File
@@ -30,18 +32,26 @@ type RunRequest struct {
 
 // RunResult says how a run ended.
 type RunResult struct {
-	Volume string
-	Exit   int // of the program; 128 + signal if one ended it
-	Kept   bool
+	Volume     string
+	Mountpoint string // of the volume, while the program ran
+	Ran        bool   // the program ran to its end
+	Exit       int    // of the program; 128 + signal if one ended it
+	Kept       bool   // the volume was to be kept, and is
+
+	// Held, of kind InUse, says who still uses the volume, so that it stays mounted.
+	// Unless it was to be kept, a later command destroys it when it is free.
+	Held error
 }
 
 // Run clones From, runs a program in the mounted clone, and destroys the clone.
 // The program gets the mount point as its working directory and in PANDO_MOUNT,
 // the name of the volume in PANDO_VOLUME. Signals that ask this process to end
 // are passed on, and the clone is destroyed once the program has ended. If this
-// process is killed, the next command destroys the clone. Kinds as Clone;
-// NotFound if there is no such program; InUse if something that the program left
-// behind still uses the clone, which then stays.
+// process is killed, the next command destroys the clone, unless it was to be kept.
+// If something that the program left behind still uses the clone, that is no error:
+// see RunResult.Held. An error after the program has run (RunResult.Ran) is about the
+// clone. Kinds as Clone; NotFound if there is no such program; with Keep, NoSpace and
+// IO as Umount.
 func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	if len(q.Command) == 0 {
 		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").WithHint("pando run %s -- COMMAND", q.From)
@@ -63,38 +73,79 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 		return RunResult{}, err
 	}
 	vol := infos[0]
-	result := RunResult{Volume: vol.Name}
-	exit, runErr := runIn(q, path, vol)
-	result.Exit = exit
-	ctx = context.WithoutCancel(ctx)
+	result := RunResult{Volume: vol.Name, Mountpoint: vol.Mountpoint}
+	runErr := ctx.Err() // a signal that came before the program could get it
+	keep := q.Keep && runErr == nil
+	if runErr == nil {
+		result.Exit, runErr = runIn(q, path, vol)
+	}
+	result.Ran = runErr == nil
+	return result, errors.Join(runErr, e.endRun(context.WithoutCancel(ctx), keep, &result, driver.ObjectID(vol.ID)))
+}
+
+// endRun unmounts the volume of a run that has ended and, unless it is to be kept,
+// destroys it.
+func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.ObjectID) error {
 	var row catalog.Row
 	var att catalog.Attached
-	var has bool
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if row, err = resolveVolume(tx, opRun, vol.Name); err != nil {
+	var exists, has bool
+	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		if row, exists, err = tx.Get(id); err != nil {
 			return err
 		}
-		att, has, err = tx.Attached(row.ID)
+		att, has, err = tx.Attached(id)
 		return err
-	}); err != nil {
-		return result, errors.Join(runErr, err)
-	}
-	if q.Keep {
-		result.Kept = true
-		err := e.unmark(ctx, row.ID)
-		if err == nil {
-			_, err = e.Umount(ctx, vol.Name)
+	})
+	switch {
+	case err != nil:
+		return err
+	case !exists: // the pool was removed by force
+		return nil
+	case keep:
+		r.Kept = true
+		if err := e.unmark(ctx, id); err != nil {
+			return err
 		}
-		return result, errors.Join(runErr, err)
+		if _, err = e.Umount(ctx, row.Name); errs.Is(err, errs.InUse) {
+			r.Held, err = err, nil
+		}
+		return err
 	}
-	if err := e.destroyRow(ctx, row, att, has); err != nil {
-		if errs.Is(err, errs.InUse) { // it stays, as an ordinary volume
-			_ = e.unmark(ctx, row.ID)
-			result.Kept = true
-		} // else the next command destroys it
-		return result, errors.Join(runErr, errs.Wrap("destroy", vol.Name, err))
+	err = e.destroyRow(ctx, row, att, has)
+	if errs.Is(err, errs.InUse) {
+		r.Held = err
+		return e.destroyWhenFree(ctx, id)
 	}
-	return result, runErr
+	return errs.Wrap("destroy", row.Name, err) // the mark stays, and the next command destroys it
+}
+
+// destroyWhenFree leaves a volume that is in use, and marked by this process or by a
+// dead one whose grave it holds, to later commands: it is a volume like any other from
+// now on, one whose time is over.
+func (e *Engine) destroyWhenFree(ctx context.Context, id driver.ObjectID) error {
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		if err := tx.SetExpires(id, time.Now()); err != nil {
+			return err
+		}
+		return tx.Unmark(id)
+	}); err != nil {
+		return err
+	}
+	// For a rebuild of the catalogue, which else would take it for one that is to stay.
+	_ = e.matchIdentity(ctx, id)
+	return nil
+}
+
+// finishRun ends a run whose process was killed. What it was to keep stays as it is.
+func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
+	if !row.Ephemeral {
+		return e.unmark(ctx, row.ID)
+	}
+	err := e.destroyRow(ctx, row, att, has)
+	if errs.Is(err, errs.InUse) {
+		return e.destroyWhenFree(ctx, row.ID)
+	}
+	return err
 }
 
 // runIn runs the program and returns its exit status as a shell would.
