@@ -163,10 +163,16 @@ const forkWait = 16 * time.Millisecond
 // Unmount takes away the topmost mount at target, and its propagated copies in
 // other mount namespaces. It is never lazy: InUse if something holds one of
 // them (see Holders), NotFound if nothing is mounted there.
-func Unmount(target string) error {
+func Unmount(target string) error { return unmount(target, forkWait) }
+
+// UnmountIdle is Unmount for what may just as well stay: it does not wait for a child that
+// this process is making.
+func UnmountIdle(target string) error { return unmount(target, 0) }
+
+func unmount(target string, patience time.Duration) error {
 	for wait := time.Millisecond; ; {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
-		if errors.Is(err, unix.EBUSY) && wait <= forkWait {
+		if errors.Is(err, unix.EBUSY) && wait <= patience {
 			time.Sleep(wait)
 			wait *= 2
 			continue
@@ -187,5 +193,9 @@ func Unmount(target string) error {
 // target, in O(1).
 func IsMounted(target string, id uint64) bool {
 	m, err := kernel.MountAt(unix.AT_FDCWD, target)
+	if errors.Is(err, unix.EIO) { // an XFS that has shut down says nothing of itself
+		on, err := kernel.OnMount(target, id)
+		return err == nil && on
+	}
 	return err == nil && m.Root && m.ID == id
 }

@@ -1,0 +1,64 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// OnMount reports whether path is on the mount that MountAt has called id, where the
+// filesystem does not answer statx any more: an XFS that has shut down. Symbolic links are
+// not followed.
+func OnMount(path string, id uint64) (bool, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false, fmt.Errorf("open: %w", err)
+	}
+	defer unix.Close(fd)
+	// The ID here is the short one, which the kernel reuses.
+	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
+	if err != nil {
+		return false, err
+	}
+	_, rest, _ := strings.Cut(string(b), "mnt_id:")
+	var there uint64
+	if n, _ := fmt.Sscan(rest, &there); n != 1 {
+		return false, errors.New("fdinfo does not tell the mount")
+	}
+	short, err := shortMountID(id)
+	if errors.Is(err, unix.ENOENT) { // no mount has this ID any more
+		return false, nil
+	}
+	return err == nil && short == there, err
+}
+
+// shortMountID is the ID, as in mount tables, of the mount with the unique ID id. ENOENT.
+func shortMountID(id uint64) (uint64, error) {
+	const statmountMntBasic = 2
+	request := struct { // struct mnt_id_req, version 0
+		size, spare uint32
+		id, param   uint64
+	}{size: 24, id: id, param: statmountMntBasic}
+	var answer struct { // the beginning of struct statmount
+		_            [2]uint32
+		mask         uint64
+		_            [6]uint32
+		_            [2]uint64
+		short, above uint32
+		_            [512 - 64]byte
+	}
+	_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&request)), uintptr(unsafe.Pointer(&answer)), unsafe.Sizeof(answer), 0, 0, 0)
+	switch {
+	case errno == unix.ENOSYS: // before Linux 6.8 there were only short ones
+		return id, nil
+	case errno != 0:
+		return 0, fmt.Errorf("statmount: %w", errno)
+	case answer.mask&statmountMntBasic == 0:
+		return 0, errors.New("statmount does not tell the ID")
+	}
+	return uint64(answer.short), nil
+}
