@@ -350,7 +350,11 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 	if stays && w.Image != "" {
 		trimAt(a.Mountpoint)
 	}
-	err = mount.Unmount(a.Mountpoint)
+	unmount := mount.Unmount
+	if op == opExpire || op == opPrune { // each command tries it, and must not be slower for that
+		unmount = mount.UnmountIdle
+	}
+	err = unmount(a.Mountpoint)
 	if errs.Is(err, errs.InUse) {
 		return e.heldBy(ctx, op, row, a, w, dev)
 	}
