@@ -49,7 +49,11 @@ func (a *App) umountCommand() *cobra.Command {
 		GroupID: "volumes",
 		Short:   "Unmount a volume",
 		Long: `Unmounts VOLUME and gives the space of files that were deleted in it back to the
-pool. If something uses it, the processes and mount namespaces are named.`,
+pool. If something uses it, the processes and mount namespaces are named.
+
+What is in memory is written to the pool first. If some of it cannot be, because the pool
+is full, umount fails and VOLUME stays mounted, so that it can be copied elsewhere. A
+second umount gives it up.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {

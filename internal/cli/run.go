@@ -21,7 +21,8 @@ func (a *App) runCommand() *cobra.Command {
 destroys the clone when the command has ended. Its exit status is the command's.
 A clone that processes which the command left behind still use stays mounted until they
 end: pando names them, and the next pando command after that destroys the clone. With
---keep it is then unmounted with ` + "`pando umount`" + `.
+--keep it is then unmounted with ` + "`pando umount`" + `. If what the command wrote to a clone that is
+to be kept cannot be stored in the pool, pando fails as umount does, unless the command did.
 
 The command finds the mount point in PANDO_MOUNT and the name of the volume in
 PANDO_VOLUME. It does not get the secrets that pando itself reads from the environment:

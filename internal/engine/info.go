@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"os"
 	"runtime"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 	"pando/internal/ref"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 )
 
 // Info describes a volume, a snapshot, or a generation of a golden. Its JSON
@@ -304,7 +302,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		state = e.look(row, att)
 		d.Held = state == elsewhere
 		if state == here && att.MountID != 0 {
-			syncMounted(att.Mountpoint)
+			e.flushToMeasure(ctx, row, att)
 		}
 	}
 	one := []catalog.Row{row}
@@ -342,13 +340,6 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		}
 	}
 	return d, nil
-}
-
-func syncMounted(path string) {
-	if f, err := os.Open(path); err == nil {
-		_ = unix.Syncfs(int(f.Fd())) // what it cannot write does not count yet
-		f.Close()
-	}
 }
 
 // GoldenInfo is a row of Goldens.

@@ -22,6 +22,9 @@ type live struct {
 	att      catalog.Attached
 	state    where
 	noFreeze bool // do not stop its writes
+
+	lost    catalog.Lost // writes that never reached the pool, if hasLost
+	hasLost bool
 }
 
 // lookLive finds out whether a volume is in use.
@@ -33,6 +36,7 @@ func (e *Engine) lookLive(tx *catalog.Tx, row catalog.Row, noFreeze bool) (live,
 	a, has, err := tx.Attached(row.ID)
 	if err == nil && has {
 		l.att, l.state = a, e.look(row, a)
+		l.lost, l.hasLost, err = tx.Lost(a)
 	}
 	return l, err
 }
@@ -59,7 +63,8 @@ func (l live) worth() driver.Consistency {
 // copyLive makes an object with the content of a volume, snapshot or generation,
 // also while programs write to it; see worth. The caller's mark says that it may
 // freeze. Kinds as driver.Driver.Clone; InUse and Unsupported if it cannot be
-// frozen, Conflict if a copy that takes its time was overtaken by writes.
+// frozen, Conflict if a copy that takes its time was overtaken by writes; NoSpace or IO if
+// something that programs have written could not be stored in the pool.
 func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immutable bool) error {
 	lc, canLive := e.drv.(driver.LiveCopier)
 	simple := func() error {
@@ -68,6 +73,7 @@ func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immut
 		}
 		return e.drv.Clone(ctx, l.row.ID, id)
 	}
+	e.warnLost(l)
 	switch {
 	case !l.inUse():
 		return simple()
@@ -80,10 +86,18 @@ func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immut
 			return err
 		}
 		defer release()
-		l.flush() // what is written now need not be written while others wait
-		return lc.CopyLive(ctx, l.row.ID, id, immutable, func(take func() error) error { return freeze.Do(ctx, root, take) })
+		// What is written now need not be written while others wait.
+		if err := e.copyWriteBack(ctx, l, root); err != nil {
+			return err
+		}
+		if err := lc.CopyLive(ctx, l.row.ID, id, immutable, func(take func() error) error { return freeze.Do(ctx, root, take) }); err != nil {
+			return err
+		}
+		return e.checkFrozenCopy(ctx, l, root)
 	case l.row.FS.IsImage():
-		l.flush()
+		if err := e.flush(ctx, l); err != nil {
+			return err
+		}
 		return simple()
 	case canLive && !e.caps.Atomic:
 		return lc.CopyLive(ctx, l.row.ID, id, immutable, nil)
@@ -91,19 +105,31 @@ func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immut
 	return simple()
 }
 
+// checkFrozenCopy makes sure that what was written between copyWriteBack and the freeze
+// reached the pool: freezing writes it, and does not say what it could not write. In a pool
+// with room it could.
+func (e *Engine) checkFrozenCopy(ctx context.Context, l live, root *os.File) error {
+	if s, err := e.pool.Space(ctx); err != nil || s.FreeBytes >= nearlyFull {
+		return err
+	}
+	return e.copyWriteBack(ctx, l, root)
+}
+
 // flush writes what programs have written to an image that is in use, as far as
 // can be without waiting for them.
-func (l live) flush() {
-	if l.row.FS != driver.None {
-		if l.state == here {
-			syncMounted(l.att.Mountpoint)
-		}
-		return
+func (e *Engine) flush(ctx context.Context, l live) error {
+	if l.row.FS != driver.None && l.state != here {
+		return nil
 	}
-	if f, err := os.Open(l.att.Mountpoint); err == nil {
-		_ = f.Sync() // what it cannot write is not in the copy
-		f.Close()
+	root, err := os.Open(l.att.Mountpoint)
+	if err != nil {
+		return nil // it was unmounted just now, or is used where it cannot be seen
 	}
+	defer root.Close()
+	if m, err := kernel.MountAt(int(root.Fd()), ""); l.att.MountID != 0 && (err != nil || m.ID != l.att.MountID) {
+		return nil
+	}
+	return e.copyWriteBack(ctx, l, root)
 }
 
 // openMounted opens the root of the filesystem in an image that is mounted, also

@@ -101,7 +101,8 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string)
 
 // Umount undoes Mount, and gives space that was freed inside the volume back to
 // the pool. A volume that is not mounted stays so. NotFound, InUse (with who
-// holds it).
+// holds it); NoSpace or IO, once, if something that was written to the volume could not be
+// stored in the pool: it stays mounted, and the next Umount gives that up.
 func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
@@ -125,6 +126,12 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 		_ = e.unmark(ctx, row.ID)
 		return Info{}, e.heldError(ctx, "umount", row, att, driver.Attachment{})
 	}
+	if e.look(row, att) == here {
+		if err := e.umountWriteBack(ctx, row, att); err != nil {
+			_ = e.unmark(ctx, row.ID)
+			return Info{}, err
+		}
+	}
 	if err := e.detach(ctx, "umount", row, att, true); err != nil {
 		e.letGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("umount", name, err)
@@ -142,6 +149,9 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 			}
 		}
 		if err := tx.Detach(row.ID); err != nil {
+			return err
+		}
+		if err := tx.ForgetLost(row.ID); err != nil {
 			return err
 		}
 		if err := tx.SetUsed(row.ID, time.Now()); err != nil {

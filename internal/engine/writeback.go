@@ -1,0 +1,186 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// nearlyFull is the free space, in bytes, below which a failed write is put down to a full
+// pool: a filesystem in an image may only know that it cannot write. It is more than the
+// pool's reserve, which a command that finds the pool full has just given up.
+const nearlyFull = 16 << 20
+
+// unwritten is what could not be written to the pool of an attached volume.
+type unwritten struct {
+	cause   error // nil: everything was written
+	stopped bool  // nor can anything be from now on: the filesystem in the image has given up
+}
+
+// writeBack writes what is in memory of a filesystem or block device, by its root, to the
+// pool. The kernel reports a failure once, even one of some time ago, and then takes the
+// data for written: a second call succeeds.
+func writeBack(root *os.File, raw bool) (u unwritten) {
+	flush := func() error {
+		if raw {
+			return unix.Fsync(int(root.Fd()))
+		}
+		return unix.Syncfs(int(root.Fd()))
+	}
+	if u.cause = flush(); u.cause == nil {
+		return u
+	}
+	// Nothing is left to fail again, unless nothing can be written at all: ext4 that has
+	// aborted its journal, XFS that has shut down.
+	u.stopped = flush() != nil
+	return u
+}
+
+// writeBackAttached is writeBack of a volume that is attached here.
+func (e *Engine) writeBackAttached(a catalog.Attached) unwritten {
+	raw := a.MountID == 0
+	if raw && a.Loop < 0 && a.Dev == 0 {
+		return unwritten{} // a link to a tree, which no umount takes away
+	}
+	root, err := os.Open(a.Mountpoint)
+	if errors.Is(err, unix.EIO) {
+		return unwritten{cause: err, stopped: true} // an XFS that has shut down is not even opened
+	}
+	if err != nil {
+		return unwritten{} // gone, or taken away by somebody
+	}
+	defer root.Close()
+	if m, err := kernel.MountAt(int(root.Fd()), ""); !raw && (err != nil || m.ID != a.MountID) {
+		return unwritten{} // unmounted just now: this is another filesystem
+	}
+	return writeBack(root, raw)
+}
+
+// umountWriteBack makes sure that an attached volume can be unmounted without losing
+// anything in silence. It fails, once, if something was lost since the volume was mounted,
+// whoever found out first; the next time it warns.
+func (e *Engine) umountWriteBack(ctx context.Context, row catalog.Row, a catalog.Attached) error {
+	u := e.writeBackAttached(a)
+	lost, known, err := e.lost(ctx, a)
+	if err != nil {
+		return err
+	}
+	switch {
+	case u.cause == nil && !known:
+		return nil
+	case known && lost.Told && (u.cause == nil || u.stopped): // nothing new was lost
+		e.warn("%s is unmounted without what was written to it before %s and could not be stored in the pool",
+			row.Name, lost.At.Local().Format(time.DateTime))
+		return nil
+	case u.cause == nil: // a snapshot has found out, or the umount of another tree
+		u.cause = fmt.Errorf("writes failed before %s", lost.At.Local().Format(time.DateTime))
+		lost.Told = true
+		_ = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error { return tx.SetLost(a, lost) })
+	default:
+		e.noteLost(ctx, a, u, true)
+	}
+	return errs.Wrap("umount", row.Name, e.lostError(ctx, a, u, "a second `pando umount "+row.Name+"` gives up the rest"))
+}
+
+// copyWriteBack writes what programs have written to a volume that is in use and is about
+// to be copied. root is that of its filesystem, or its block device.
+func (e *Engine) copyWriteBack(ctx context.Context, l live, root *os.File) error {
+	u := writeBack(root, l.row.FS == driver.None)
+	if u.cause == nil {
+		return nil
+	}
+	e.noteLost(ctx, l.att, u, false)
+	return e.lostError(ctx, l.att, u, "have programs write it again")
+}
+
+// warnLost warns that a copy lacks what was lost before, and found out then.
+func (e *Engine) warnLost(l live) {
+	if l.inUse() && l.hasLost {
+		e.warn("writes to %s failed before %s: the copy lacks them, unless programs have written them again",
+			l.row.Name, l.lost.At.Local().Format(time.DateTime))
+	}
+}
+
+// flushToMeasure writes what is in memory of an attached volume, so that it counts when
+// the volume is measured.
+func (e *Engine) flushToMeasure(ctx context.Context, row catalog.Row, a catalog.Attached) {
+	u := e.writeBackAttached(a)
+	if u.cause == nil {
+		return
+	}
+	e.noteLost(ctx, a, u, false)
+	e.warn("%s: %v", row.Name, e.lostError(ctx, a, u, ""))
+}
+
+// lost is what is known of writes that were lost in an attachment.
+func (e *Engine) lost(ctx context.Context, a catalog.Attached) (l catalog.Lost, known bool, err error) {
+	err = e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		l, known, err = tx.Lost(a)
+		return err
+	})
+	return l, known, err
+}
+
+// noteLost records that writes were lost in an attachment: the kernel does not say so again.
+// Trees share the pool's filesystem, which does not say whose writes it has lost: it is
+// recorded of all that are attached. told: the umount of this one fails because of it.
+func (e *Engine) noteLost(ctx context.Context, a catalog.Attached, u unwritten, told bool) {
+	now := time.Now()
+	note := func(tx *catalog.Tx, x catalog.Attached) error {
+		if old, known, err := tx.Lost(x); err != nil || known && old.Told && u.stopped {
+			return err // of what has stopped nothing more can be lost
+		}
+		return tx.SetLost(x, catalog.Lost{At: now, Told: told && x.ID == a.ID})
+	}
+	// In a pool that is full to the last byte this may fail, and then the error that is
+	// about to be returned is all that tells of it.
+	_ = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
+		if !e.sharesFilesystem(a) {
+			return note(tx, a)
+		}
+		all, err := tx.AllAttached()
+		if err != nil {
+			return err
+		}
+		for _, x := range all {
+			if !e.sharesFilesystem(x) {
+				continue
+			}
+			if err := note(tx, x); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// sharesFilesystem reports whether an attachment is a tree in the pool's filesystem.
+func (e *Engine) sharesFilesystem(a catalog.Attached) bool {
+	_, own := e.drv.(driver.Activator) // such a driver gives each tree a filesystem
+	return !own && a.Loop < 0 && a.Dev == 0
+}
+
+// lostError explains what could not be written: NoSpace if the pool is full, else IO. The
+// volume stays as it is, with all of it still in memory. then is the end of the hint.
+func (e *Engine) lostError(ctx context.Context, a catalog.Attached, u unwritten, then string) error {
+	kind, free := errs.IO, ""
+	s, err := e.pool.Space(context.WithoutCancel(ctx))
+	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {
+		kind, free = errs.NoSpace, "free space with `pando destroy` and `pando gc`; "
+	}
+	what := "some of what was written to it could not be stored in the pool"
+	if u.stopped {
+		what = "it can no longer write to the pool, and some of what was written to it is only in memory"
+	}
+	return (&errs.Error{Kind: kind, Err: fmt.Errorf("%s: %w", what, u.cause)}).
+		WithHint("%scopy what you need out of %s, where it can still be read; %s", free, a.Mountpoint, then)
+}

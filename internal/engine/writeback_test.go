@@ -1,0 +1,307 @@
+package engine_test
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"pando/internal/driver"
+	"pando/internal/driver/plain"
+	"pando/internal/driver/reflink"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/ref"
+	"pando/internal/testfs"
+
+	"golang.org/x/sys/unix"
+)
+
+// fullable is a pool that can be filled to the last byte, and emptied again.
+type fullable struct {
+	t *testing.T
+	e *engine.Engine
+
+	filler string // a file on the filesystem that is full
+}
+
+func newFullable(t *testing.T, kind string) *fullable {
+	dir := testfs.New(t, kind, 800<<20).Dir()
+	return &fullable{t, newPool(t, dir, engine.InitRequest{Driver: reflink.Name, MinFreePercent: 1}), filepath.Join(dir, "filler")}
+}
+
+// fill leaves no room for anybody.
+func (p *fullable) fill() {
+	p.t.Helper()
+	_ = os.Remove(filepath.Join(p.e.Dir(), "reserve"))
+	f, err := os.Create(p.filler)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer f.Close()
+	end := int64(0)
+	for step := int64(256 << 20); step >= 4096; {
+		switch err := unix.Fallocate(int(f.Fd()), 0, end, step); {
+		case err == nil:
+			end += step
+		case errors.Is(err, unix.ENOSPC):
+			step /= 2
+		default:
+			p.t.Fatal(err)
+		}
+	}
+}
+
+func (p *fullable) empty() {
+	p.t.Helper()
+	if err := os.Remove(p.filler); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// lose writes a file into a mounted volume, of which next to nothing reaches the pool. Nobody
+// but who has the file open gets to know.
+func (p *fullable) lose(mountpoint string) (path string, content []byte) {
+	p.t.Helper()
+	content = make([]byte, 8<<20)
+	_, _ = rand.Read(content)
+	path = filepath.Join(mountpoint, "lost")
+	if err := os.WriteFile(path, content, 0o644); err != nil {
+		p.t.Fatal(err)
+	}
+	p.fill()
+	defer p.empty()
+	f, err := os.Open(path)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Sync(); err == nil {
+		p.t.Fatal("the pool is not full")
+	}
+	return path, content
+}
+
+// warned reports whether an engine has warned of something since it was opened.
+func warned(e *engine.Engine, of string) bool {
+	return strings.Contains(strings.Join(e.Recovery.Warnings, "\n"), of)
+}
+
+// TestLostWritesAreReported: what could not be stored in a full pool makes the next command
+// that relies on it fail, also when there is room again; the volume stays as it is.
+func TestLostWritesAreReported(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
+	for _, c := range []struct {
+		pool string
+		fs   driver.FS
+	}{{"xfs", driver.Ext4}, {"xfs", driver.XFS}, {"btrfs", driver.Ext4}} {
+		t.Run(c.pool+"/"+string(c.fs), func(t *testing.T) {
+			p := newFullable(t, c.pool)
+			if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: source(t), FS: c.fs, SizeBytes: 320 << 20}); err != nil {
+				t.Fatal(err)
+			}
+			for name, do := range map[string]func(e *engine.Engine, v string) error{
+				"snapshot": func(e *engine.Engine, v string) error {
+					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "s"})
+					return err
+				},
+				"snapshot-live": func(e *engine.Engine, v string) error {
+					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "s", NoFreeze: true})
+					return err
+				},
+				"fork": func(e *engine.Engine, v string) error {
+					_, err := e.Fork(t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: v + "-fork"})
+					return err
+				},
+				"publish": func(e *engine.Engine, v string) error {
+					_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: v + "-golden", Volume: v})
+					return err
+				},
+				"rewind": func(e *engine.Engine, v string) error {
+					_, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: v, Snapshot: "before", Detach: true})
+					return err
+				},
+				"umount": func(e *engine.Engine, v string) error {
+					_, err := e.Umount(t.Context(), v)
+					return err
+				},
+			} {
+				if c.fs == driver.Ext4 && c.pool == "xfs" || name == "umount" || name == "snapshot" {
+					t.Run(name, func(t *testing.T) { p.refuses(t, "v-"+name, do) })
+				}
+			}
+		})
+	}
+}
+
+// refuses checks that a verb fails once after writes were lost, and changes nothing.
+func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v string) error) {
+	p.t = t
+	info := clone(t, p.e, "g", v, false)
+	if _, err := p.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "before"}); err != nil {
+		t.Fatal(err)
+	}
+	info, err := p.e.Mount(t.Context(), v, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, content := p.lose(info.Mountpoint)
+
+	e := open(t, p.e.Dir())
+	defer e.Close()
+	if err := do(e, v); errs.KindOf(err) != errs.NoSpace || !strings.Contains(errs.HintOf(err), "copy what you need out of "+info.Mountpoint) {
+		t.Fatalf("%v (hint %q), wanted NoSpace with a hint", err, errs.HintOf(err))
+	}
+	d, err := e.Show(t.Context(), ref.Ref{Name: v})
+	if err != nil || d.ID != info.ID || d.Mountpoint != info.Mountpoint || len(d.Snapshots) != 1 {
+		t.Errorf("the volume has changed: %+v, %v", d, err)
+	}
+	if b, err := os.ReadFile(path); err != nil || !bytes.Equal(b, content) {
+		t.Errorf("it cannot be read any more: %v", err)
+	}
+	// The umount that fails says so, whoever has found out before.
+	if _, err := e.Umount(t.Context(), v); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) && !strings.HasSuffix(v, "mount") && !strings.HasSuffix(v, "rewind") {
+		t.Errorf("the first umount: %v", err)
+	}
+	if _, err := e.Umount(t.Context(), v); err != nil || !warned(e, v+" is unmounted without what was written to it before ") {
+		t.Errorf("the second umount: %v, warnings %q", err, e.Recovery.Warnings)
+	}
+	// Of the next mount nothing is known.
+	if _, err := e.Mount(t.Context(), v, ""); err != nil {
+		t.Fatal(err)
+	}
+	e.Recovery.Warnings = nil
+	if _, err := e.Umount(t.Context(), v); err != nil || len(e.Recovery.Warnings) > 0 {
+		t.Errorf("the umount after that: %v, warnings %q", err, e.Recovery.Warnings)
+	}
+	destroy(t, e, v)
+}
+
+// TestLostWritesToRawVolume: the same of a block device.
+func TestLostWritesToRawVolume(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
+	p := newFullable(t, "xfs")
+	image := filepath.Join(t.TempDir(), "image")
+	if err := errors.Join(os.WriteFile(image, []byte("raw"), 0o600), os.Truncate(image, 64<<20)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: image, FS: driver.None}); err != nil {
+		t.Fatal(err)
+	}
+	dev := clone(t, p.e, "g", "raw", true).Mountpoint
+	f, err := os.OpenFile(dev, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err = f.WriteAt(bytes.Repeat([]byte("x"), 8<<20), 32<<20); err != nil {
+		t.Fatal(err)
+	}
+	// Closing a block device writes what is in memory, and does not say that it cannot.
+	p.fill()
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = p.e.Umount(t.Context(), "raw")
+	p.empty()
+	if !errs.Is(err, errs.NoSpace) {
+		t.Errorf("%v, wanted NoSpace", err)
+	}
+	if _, err := os.Stat(dev); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.e.Umount(t.Context(), "raw"); err != nil || !warned(p.e, "raw is unmounted without") {
+		t.Errorf("the second umount: %v, warnings %q", err, p.e.Recovery.Warnings)
+	}
+}
+
+// TestLostWritesOfTrees: trees share a filesystem, which does not say whose writes it has lost
+// when the host below it is full. So each umount fails once.
+func TestLostWritesOfTrees(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
+	host := testfs.Tmpfs(t, 200<<20)
+	e := newPool(t, testfs.NewIn(t, host, "xfs", 320<<20).Dir(), engine.InitRequest{Driver: plain.Name, MinFreePercent: 1})
+	importTree(t, e, "g", source(t))
+	p := &fullable{t, e, filepath.Join(host, "filler")}
+	a, b := clone(t, e, "g", "a", true), clone(t, e, "g", "b", true)
+	p.lose(a.Mountpoint)
+	for _, v := range []string{b.Name, a.Name} {
+		if _, err := e.Umount(t.Context(), v); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) {
+			t.Errorf("umount of %s: %v", v, err)
+		}
+	}
+	for _, v := range []string{b.Name, a.Name} {
+		if _, err := e.Umount(t.Context(), v); err != nil || !warned(e, v+" is unmounted without") {
+			t.Errorf("second umount of %s: %v, warnings %q", v, err, e.Recovery.Warnings)
+		}
+	}
+}
+
+// TestLostWritesAreShown: looking at a volume writes what is in memory, and must not hide
+// from the umount that it could not.
+func TestLostWritesAreShown(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
+	p := newFullable(t, "xfs")
+	importTree(t, p.e, "g", source(t))
+	v := clone(t, p.e, "g", "v", true)
+	p.lose(v.Mountpoint)
+	if _, err := p.e.Show(t.Context(), ref.Ref{Name: "v"}); err != nil || !warned(p.e, "v: some of what was written to it") {
+		t.Errorf("show: %v, warnings %q", err, p.e.Recovery.Warnings)
+	}
+	// A copy is good for what has been written since.
+	if _, err := p.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: "s"}); err != nil || !warned(p.e, "the copy lacks them") {
+		t.Errorf("snapshot: %v, warnings %q", err, p.e.Recovery.Warnings)
+	}
+	if _, err := p.e.Umount(t.Context(), "v"); err == nil || !strings.Contains(err.Error(), "writes failed before") {
+		t.Errorf("umount: %v", err)
+	}
+	if _, err := p.e.Umount(t.Context(), "v"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLostWritesOfStoppedFilesystem: a filesystem that cannot write any more is not mounted for
+// ever, and not unmounted in silence.
+func TestLostWritesOfStoppedFilesystem(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 800<<20), engine.InitRequest{MinFreePercent: 1})
+	for _, fs := range []driver.FS{driver.Ext4, driver.XFS} {
+		g := "g-" + string(fs)
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: g, Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		v := clone(t, e, g, string(fs), true)
+		stop(t, v.Mountpoint)
+		_, err := e.Umount(t.Context(), v.Name)
+		if !errs.Is(err, errs.IO) || !strings.Contains(err.Error(), "can no longer write") || !strings.Contains(errs.HintOf(err), "a second `pando umount") {
+			t.Errorf("%s: %v (hint %q)", fs, err, errs.HintOf(err))
+		}
+		if d, err := e.Show(t.Context(), ref.Ref{Name: v.Name}); err != nil || d.Mountpoint == "" {
+			t.Errorf("%s: mounted at %q, %v", fs, d.Mountpoint, err)
+		}
+		if _, err := e.Umount(t.Context(), v.Name); err != nil || !warned(e, v.Name+" is unmounted without") {
+			t.Errorf("%s, the second umount: %v, warnings %q", fs, err, e.Recovery.Warnings)
+		}
+		// Nothing is to be saved of what is destroyed.
+		w := clone(t, e, g, "w-"+string(fs), true)
+		stop(t, w.Mountpoint)
+		destroy(t, e, w.Name)
+	}
+}
+
+// stop shuts a mounted ext4 or XFS down: EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN.
+func stop(t *testing.T, dir string) {
+	t.Helper()
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	noFlush := uint32(2)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, f.Fd(), 0x8004587d, uintptr(unsafe.Pointer(&noFlush))); errno != 0 {
+		t.Fatal(errno)
+	}
+}
