@@ -20,11 +20,12 @@ const (
 	Tar        Format = "tar"
 	TarGzip    Format = "tar.gz"
 	TarZstd    Format = "tar.zst"
+	EmptyTar   Format = "empty tar"  // a few zero blocks: the end marker of a tar without entries, or a blank disk
 	Compressed Format = "compressed" // compressed, but not a tar in gzip or zstd: Untar refuses it
 )
 
 // IsTar reports whether Untar takes it.
-func (f Format) IsTar() bool { return f == Tar || f == TarGzip || f == TarZstd }
+func (f Format) IsTar() bool { return f == Tar || f == TarGzip || f == TarZstd || f == EmptyTar }
 
 // SniffLen is how many bytes Sniff wants to see, unless the file is shorter.
 // A block of zstd has to be there as a whole.
@@ -37,6 +38,11 @@ func Sniff(prefix []byte) Format {
 	if isTarHeader(prefix) {
 		return Tar
 	}
+	// tar pads an archive to a multiple of its blocking factor, which is 10 KiB by
+	// default: a file as long as SniffLen or longer is rather a disk.
+	if n := len(prefix); n > 0 && n < SniffLen && n%tarBlock == 0 && allZero(prefix) {
+		return EmptyTar
+	}
 	m := magic(prefix)
 	if m == "" {
 		return Unknown
@@ -47,13 +53,20 @@ func Sniff(prefix []byte) Format {
 	}
 	defer d.Close()
 	block := make([]byte, tarBlock)
-	if _, err := io.ReadFull(d, block); err != nil || !isTarHeader(block) && !allZero(block) {
+	if _, err := io.ReadFull(d, block); err != nil || !isTarHeader(block) && !(allZero(block) && endsInZeros(d)) {
 		return Compressed
 	}
 	if m == "gzip" {
 		return TarGzip
 	}
 	return TarZstd
+}
+
+// endsInZeros reports whether r has nothing but zeros, and fewer than SniffLen of
+// them: so ends a tar without entries, while images of disks often begin so.
+func endsInZeros(r io.Reader) bool {
+	b, err := io.ReadAll(io.LimitReader(r, SniffLen))
+	return err == nil && len(b) < SniffLen && allZero(b)
 }
 
 // SniffFile is Sniff of a file, whose offset it does not move.
@@ -65,6 +78,10 @@ func SniffFile(f io.ReaderAt) (Format, error) {
 	}
 	return Sniff(buf[:n]), nil
 }
+
+// Compression names the compression of a file that begins with prefix: "gzip",
+// "zstd", "xz", "lzip", "lz4", "bzip2", or "" if there is none.
+func Compression(prefix []byte) string { return magic(prefix) }
 
 // magic names the compression of a file that begins with p; "" if there is none.
 func magic(p []byte) string {

@@ -25,7 +25,8 @@ import (
 // component is refused, as are a name or the target of a hard link that leads
 // through a symbolic link. An archive without its end marker is Damaged,
 // because it may be truncated; what follows the marker is ignored, unless it
-// is another archive. After an error dst holds part of the archive.
+// is another archive, or there was nothing before it: images of disks often
+// begin with zeros, too. After an error dst holds part of the archive.
 //
 // A later entry replaces an earlier one of the same name. Owners are taken by
 // number. Extended attributes and ACLs are taken from PAX records
@@ -64,6 +65,8 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 		n:    &counters{progress: opt.Progress},
 		tree: newDirTree(stage.fd),
 		buf:  make([]byte, bufferSize),
+
+		empty: true,
 	}
 	u.set = setter{n: u.n, unprivileged: opt.Unprivileged}
 	err = u.all()
@@ -90,14 +93,17 @@ func checkTar(s *stream) error {
 	case len(head) == 0:
 		return errs.New(errs.Invalid, op, "", "the archive is empty: not even an end marker is there")
 	case !isTarHeader(head) && (len(head) < tarBlock || !allZero(head[:tarBlock])):
-		what := "it is not a tar archive"
 		if m := magic(head); m != "" {
-			what += " but is compressed with " + m + ", twice perhaps"
+			return notTar(" but is compressed with " + m + ", twice perhaps")
 		}
-		return errs.New(errs.Invalid, op, "", "%s", what).
-			WithHint("give a directory, a tar archive (plain, gzip or zstd) or a disk image")
+		return notTar("")
 	}
 	return nil
+}
+
+func notTar(but string) error {
+	return errs.New(errs.Invalid, op, "", "it is not a tar archive%s", but).
+		WithHint("give a directory, a tar archive (plain, gzip or zstd) or a disk image")
 }
 
 // sparseMax is the size in bytes from which on a sparse file is refused.
@@ -112,6 +118,8 @@ type untar struct {
 	set  setter
 	tree *dirTree
 	buf  []byte
+
+	empty bool // no entry has been read
 }
 
 // all extracts every entry. Directories get their attributes later.
@@ -132,6 +140,7 @@ func (u *untar) all() error {
 		if err != nil && !(errors.Is(err, tar.ErrInsecurePath) && hdr != nil) {
 			return u.readErr("", err)
 		}
+		u.empty = false
 		if err := u.entry(hdr); err != nil && err != errSkipped {
 			return err
 		}
@@ -146,9 +155,12 @@ func (u *untar) end() error {
 	// To the very end: the checksum of the compression is there, and whoever
 	// writes into a pipe wants to be rid of everything.
 	garbage := false
-	for {
+	for zeros := 0; ; {
 		n, err := u.s.Read(u.buf)
 		for b := range slices.Chunk(u.buf[:n], tarBlock) {
+			if zeros += len(b); u.empty && (zeros >= SniffLen || !allZero(b)) {
+				return notTar("")
+			}
 			if garbage || allZero(b) {
 				continue
 			}

@@ -674,57 +674,6 @@ func TestUntarDeep(t *testing.T) {
 	}
 }
 
-func TestSniff(t *testing.T) {
-	noise := make([]byte, 300<<10)
-	r := rand.New(rand.NewPCG(3, 4))
-	for i := range noise {
-		noise[i] = byte(r.Uint32())
-	}
-	plain := tarball(t, fileEnt("f", string(noise)))
-	v7 := bytes.Clone(plain)
-	copy(v7[257:265], make([]byte, 8))
-	fixChecksum(v7)
-	for name, c := range map[string]struct {
-		data []byte
-		want Format
-	}{
-		"tar":            {plain, Tar},
-		"v7":             {v7, Tar},
-		"tar.gz":         {compress(t, "gzip", plain), TarGzip},
-		"tar.zst":        {compress(t, "zstd", plain), TarZstd},
-		"small tar.gz":   {compress(t, "gzip", tarball(t, fileEnt("f", "x"))), TarGzip},
-		"empty tar.zst":  {compress(t, "zstd", make([]byte, 10240)), TarZstd},
-		"nothing":        {nil, Unknown},
-		"zeros":          {make([]byte, 1<<20), Unknown},
-		"noise":          {noise, Unknown},
-		"blanks":         {bytes.Repeat([]byte(" "), 4096), Unknown},
-		"gzipped noise":  {compress(t, "gzip", noise), Compressed},
-		"zstd of noise":  {compress(t, "zstd", noise), Compressed},
-		"half a header":  {plain[:300], Unknown},
-		"xz":             {append([]byte("\xfd7zXZ\x00"), noise...), Compressed},
-		"broken gzip":    {append([]byte("\x1f\x8b\x08"), noise...), Compressed},
-		"broken zstd":    {append([]byte("\x28\xb5\x2f\xfd"), noise...), Compressed},
-		"wrong checksum": {flip(bytes.Clone(plain), 0), Unknown},
-	} {
-		if got := Sniff(c.data[:min(len(c.data), SniffLen)]); got != c.want {
-			t.Errorf("%s: %s, want %s", name, got, c.want)
-		}
-		name := filepath.Join(t.TempDir(), "f")
-		must(t, os.WriteFile(name, c.data, 0o644))
-		f := openFile(t, name)
-		got, err := SniffFile(f)
-		if err != nil || got != c.want {
-			t.Errorf("%s: %s, %v", name, got, err)
-		}
-		if off, _ := f.Seek(0, io.SeekCurrent); off != 0 {
-			t.Error("SniffFile has moved the offset")
-		}
-	}
-	if _, err := SniffFile(openFile(t, t.TempDir())); err == nil {
-		t.Error("a directory was sniffed")
-	}
-}
-
 // No archive may write outside of the destination, panic, or leak.
 func FuzzUntar(f *testing.F) {
 	for _, how := range []string{"plain", "gzip", "zstd"} {
