@@ -77,9 +77,16 @@ func (f *Failure) Unwrap() error { return f.Err }
 // ctx, and its children with it; and it dies with this process. An exit status
 // other than 0 is an error that wraps a *Failure.
 func Program(ctx context.Context, name string, args ...string) ([]byte, error) {
+	stdout, _, err := Output(ctx, name, args...)
+	return stdout, err
+}
+
+// Output is Program that returns standard error as well, even of a program that
+// succeeded.
+func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err error) {
 	path, err := Look(name)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
@@ -93,16 +100,16 @@ func Program(ctx context.Context, name string, args ...string) ([]byte, error) {
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil && !errors.Is(err, exec.ErrWaitDelay) {
 		if ctx.Err() != nil {
-			return nil, errs.Wrap(name, "", ctx.Err())
+			return nil, nil, errs.Wrap(name, "", ctx.Err())
 		}
 		kind := errs.IO
 		var exit *exec.ExitError
 		if !errors.As(err, &exit) {
 			kind = errs.KindOf(err)
 		}
-		return stdout.Bytes(), &errs.Error{Kind: kind, Op: name, Err: &Failure{Err: err, Stderr: stderr.String()}}
+		return stdout.Bytes(), stderr.Bytes(), &errs.Error{Kind: kind, Op: name, Err: &Failure{Err: err, Stderr: stderr.String()}}
 	}
-	return stdout.Bytes(), nil
+	return stdout.Bytes(), stderr.Bytes(), nil
 }
 
 func lastLines(s string, n int) string {
