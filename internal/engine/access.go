@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -142,7 +143,7 @@ func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptio
 	if err != nil {
 		return err
 	}
-	m, err := mount.Device(string(w.FS), dev.path, append(append([]string(nil), w.Options...), o.extra...), w.Block && w.ReadOnly)
+	m, err := mount.Device(string(cmp.Or(o.fs, w.FS)), dev.path, append(append([]string(nil), w.Options...), o.extra...), w.Block && w.ReadOnly)
 	if cerr := dev.close(); err == nil && cerr != nil {
 		m.Close()
 		err = errs.Wrap("mount", w.Image, cerr)
@@ -162,8 +163,9 @@ func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptio
 
 // imageOptions of withImage.
 type imageOptions struct {
-	buffered bool     // through the page cache of the pool: for images that are read again at once
-	extra    []string // mount options
+	buffered bool      // through the page cache of the pool: for images that are read again at once
+	fs       driver.FS // what the image holds, if the object does not say so yet; "": what the object says
+	extra    []string  // mount options
 }
 
 // withTree calls fn with the root of an object's tree, of a volume that is no

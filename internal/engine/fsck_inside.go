@@ -3,11 +3,8 @@ package engine
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"strings"
 	"sync"
 
 	"pando/internal/catalog"
@@ -219,93 +216,6 @@ var mender = map[driver.FS]string{driver.Ext4: "e2fsck", driver.XFS: "xfs_repair
 
 func checkerOf(fs driver.FS) string { return mender[fs] }
 
-// verify checks the filesystem in a copy that nobody else uses: it replays the
-// log by mounting it, and then lets the filesystem's own program look. wrong says
-// what is wrong, and detail what the program said. The error is that of not being
-// able to check.
-func (c *fsck) verify(ctx context.Context, id driver.ObjectID, fs driver.FS) (wrong, detail string, err error) {
-	if err := c.replay(ctx, id, fs); err != nil {
-		switch errs.KindOf(err) {
-		case errs.Unsupported, errs.InUse, errs.NoSpace, errs.Permission, errs.Canceled, errs.NotFound:
-			return "", "", err
-		}
-		// Without the device, which is another every time.
-		var e *errs.Error
-		if errors.As(err, &e) && e.Err != nil {
-			err = e.Err
-		}
-		wrong = "its filesystem cannot be mounted: " + err.Error()
-	}
-	err = c.withPath(ctx, id, func(path string) error {
-		args := []string{"-fn", path}
-		if fs == driver.XFS {
-			args = xfsRepair(path, "-n")
-		}
-		out, code, err := program(ctx, checkerOf(fs), args...)
-		detail = essence(strings.ReplaceAll(out, path+": ", ""))
-		if code != 0 && wrong == "" {
-			wrong = "its filesystem is damaged"
-		}
-		return err
-	})
-	if err != nil {
-		return "", "", err
-	}
-	return wrong, detail, nil
-}
-
-// xfsRepair are the arguments of xfs_repair for a file or a device.
-func xfsRepair(path string, flags ...string) []string {
-	if st, err := os.Stat(path); err == nil && st.Mode().IsRegular() {
-		flags = append(flags, "-f")
-	}
-	return append(flags, path)
-}
-
-// replay mounts and unmounts the filesystem in an image, which replays its log.
-func (c *fsck) replay(ctx context.Context, id driver.ObjectID, fs driver.FS) error {
-	var o imageOptions
-	if fs == driver.Ext4 {
-		o.extra = []string{"errors=continue"} // whatever the superblock wants: it could be to panic
-	}
-	return c.withImage(ctx, id, o, func(*os.File) error { return nil })
-}
-
-// program runs a program whose exit code is its answer.
-func program(ctx context.Context, name string, args ...string) (out string, code int, err error) {
-	b, err := run.Program(ctx, name, args...)
-	var exit *exec.ExitError
-	if ctx.Err() == nil && errors.As(err, &exit) && exit.Exited() {
-		if len(b) == 0 {
-			b = []byte(err.Error())
-		}
-		return string(b), exit.ExitCode(), nil
-	}
-	return string(b), 0, err
-}
-
-// essenceLines is how many lines of a program are shown.
-const essenceLines = 8
-
-// essence leaves out of a program's output what says nothing.
-func essence(out string) string {
-	var lines []string
-	for l := range strings.Lines(out) {
-		l = strings.TrimSpace(l)
-		switch {
-		case l == "", strings.HasPrefix(l, "Pass "), strings.HasPrefix(l, "Phase "), strings.HasPrefix(l, "e2fsck "),
-			strings.HasPrefix(l, "- "), strings.HasPrefix(l, "No modify flag set"), strings.HasPrefix(l, "Fix"), strings.HasPrefix(l, "Clear"):
-			continue
-		}
-		if len(lines) == essenceLines {
-			lines = append(lines, "...")
-			break
-		}
-		lines = append(lines, l)
-	}
-	return strings.Join(lines, "\n")
-}
-
 // fixInside gives a volume a successor whose filesystem has been repaired, and
 // keeps it as it is as a snapshot. A volume in use is left alone.
 func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
@@ -349,7 +259,7 @@ func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error
 		if _, err := lookProgram(checkerOf(fs)); err != nil {
 			return err
 		}
-		_ = c.replay(ctx, id, fs) // what cannot be replayed is thrown away below
+		_, _ = c.replay(ctx, id, fs) // what cannot be replayed is thrown away below
 		if err := c.withPath(ctx, id, func(path string) error { return c.runMender(ctx, fs, path) }); err != nil {
 			return err
 		}
@@ -381,15 +291,15 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 	}
 	var out string
 	for _, args := range tries {
-		var code int
-		var err error
-		if out, code, err = program(ctx, checkerOf(fs), args...); err != nil {
+		stdout, stderr, code, err := program(ctx, checkerOf(fs), args...)
+		if err != nil {
 			return err
 		}
+		out = stdout + stderr
 		if code&^good == 0 {
 			return nil
 		}
 	}
-	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", checkerOf(fs), essence(out)).
+	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", checkerOf(fs), essence(out, image)).
 		WithHint("clone it and save what can be read, or go back to a snapshot with `pando rewind`")
 }
