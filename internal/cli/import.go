@@ -24,6 +24,12 @@ told by its content), a disk image or block device, or - for a tar on standard
 input. It keeps owners, modes, times, links, extended attributes, ACLs, holes and
 device nodes. The root directory of the golden has mode 0755.
 
+An image must hold a whole and undamaged ext4 or XFS: its superblock and size are
+checked, and then, on the copy, the filesystem (e2fsck -n, xfs_repair -n). A log
+that a crash left is replayed, in the copy. --fs none makes a raw block volume of
+any image. --force imports an image as it is: truncated, damaged, or a block device
+that is in use.
+
 Two imports of one name at once: one does the work, the other waits for it and
 returns the same golden. An import that is interrupted leaves nothing.
 
@@ -35,6 +41,7 @@ directory beside it.`,
 		Example: `  pando golden import go /usr/local/go
   docker export c1 | pando golden import rootfs -
   pando golden import vm disk.img
+  pando golden import disk /dev/vg/whole-disk --fs none
   pando golden import cache /var/cache/golden --adopt --replace --as cache-live`,
 		Args: usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -49,6 +56,7 @@ directory beside it.`,
 	f.StringVar(&sizeFlag, "size", "", "room in each volume, for example 64G (default: 32G, more for larger trees)")
 	f.BoolVar(&q.Update, "update", false, "make the next generation of a golden that exists")
 	keepFlag(f, &keep)
+	f.BoolVar(&q.Force, "force", false, "import an image as it is, although it is truncated, damaged or in use")
 	f.BoolVar(&q.Adopt, "adopt", false, "SOURCE is a directory in use: copy again what changes meanwhile")
 	f.BoolVar(&q.Replace, "replace", false, "with --adopt: put a volume of the golden in the place of SOURCE, which is kept beside it")
 	f.StringVar(&q.ReplaceVolume, "as", "", "with --replace: name of the volume (default: NAME-live)")

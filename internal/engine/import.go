@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,7 @@ type ImportRequest struct {
 	FS        driver.FS // "": the driver's default for trees, what is in it for images
 	SizeBytes int64     // 0: enough
 	Update    bool      // make the next generation of a golden that exists
+	Force     bool      // take an image as it is: incomplete or damaged, or a block device in use
 	Keep      *int      // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Tracker   *progress.Tracker
 
@@ -49,7 +51,7 @@ type Imported struct {
 	Files    int64    `json:"files,omitempty"`       // of a tree
 	Bytes    int64    `json:"bytes,omitempty"`       // of data, holes left out
 	Waited   bool     `json:"waited"`                // another process was building it, and this is what it built
-	Warnings []string `json:"warnings,omitempty"`    // what could not be kept of the source
+	Warnings []string `json:"warnings,omitempty"`    // what could not be kept or checked of the source
 	Source   string   `json:"source_kind,omitempty"` // directory, tar, image
 	Removed  []string `json:"removed,omitempty"`     // older generations, by the golden's retention
 
@@ -64,14 +66,17 @@ type Imported struct {
 type source struct {
 	kind   string // "directory", "tar", "image"
 	path   string
-	r      io.Reader // tar
-	f      *os.File  // image
-	bytes  int64     // of data; 0: unknown
+	r      io.Reader   // tar
+	head   *headReader // below r, of standard input
+	f      *os.File    // image
+	bytes  int64       // of data; 0: unknown
 	files  int64
 	alloc  int64 // bytes that the tree takes at least; 0: unknown
 	probed fsprobe.Result
 	stamp  *treecopy.Stamp // of a directory that is adopted
 	close  func()
+
+	warnings []string // what is wrong with it, and was taken all the same
 }
 
 // Import makes the first generation of a golden (with Update: the next) from a
@@ -182,7 +187,8 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		if q.Stdin == nil {
 			return nil, errs.New(errs.Invalid, opImport, "-", "there is no standard input")
 		}
-		return &source{kind: "tar", r: bufio.NewReaderSize(q.Stdin, 1<<20), close: nothing}, nil
+		head := &headReader{r: q.Stdin}
+		return &source{kind: "tar", r: bufio.NewReaderSize(head, 1<<20), head: head, close: nothing}, nil
 	}
 	if q.Source == "" {
 		return nil, errs.New(errs.Invalid, opImport, `""`, "the source is empty").WithHint("name a directory, an archive, a disk image, or - for a tar on standard input")
@@ -221,57 +227,9 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		f.Close()
 		return &source{kind: "directory", path: real, close: nothing}, nil
 	case st.Mode().IsRegular() || st.Mode()&(fs.ModeDevice|fs.ModeCharDevice) == fs.ModeDevice:
-		return openFile(real, st)
+		return e.openFile(real, st, q)
 	}
 	return nil, errs.New(errs.Invalid, opImport, q.Source, "it is neither a directory nor a file nor a block device")
-}
-
-func openFile(path string, st fs.FileInfo) (*source, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	s := &source{path: path, f: f, close: func() { f.Close() }}
-	size, err := f.Seek(0, io.SeekEnd) // of a block device too
-	if err == nil {
-		_, err = f.Seek(0, io.SeekStart)
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	format := treecopy.Unknown
-	if st.Mode().IsRegular() {
-		if format, err = treecopy.SniffFile(f); err != nil {
-			f.Close()
-			return nil, err
-		}
-	}
-	if format == treecopy.Compressed {
-		f.Close()
-		return nil, errs.New(errs.Invalid, opImport, path, "it is compressed, but no tar in gzip or zstd").WithHint("decompress it first")
-	}
-	if format.IsTar() {
-		s.kind, s.bytes = "tar", size
-		s.r = bufio.NewReaderSize(f, 1<<20)
-		return s, nil
-	}
-	s.kind, s.bytes = "image", size
-	if size == 0 {
-		f.Close()
-		return nil, errs.New(errs.Invalid, opImport, path, "the file is empty")
-	}
-	if s.probed, err = fsprobe.Probe(f); err != nil {
-		f.Close()
-		return nil, err
-	}
-	// A plain file that is no multiple of a sector and holds no filesystem is
-	// no disk image: most likely a damaged archive.
-	if s.probed.Type == "" && size%512 != 0 {
-		f.Close()
-		return nil, errs.New(errs.Invalid, opImport, path, "it is neither a tar archive (plain, gzip or zstd) nor a disk image")
-	}
-	return s, nil
 }
 
 // planImport decides kind and size of the volume, and whether there is room.
@@ -286,10 +244,13 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			id.FS = found
 		}
 		if id.FS != found && id.FS != driver.None {
-			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", orNone(src.probed.Type), id.FS).WithHint("leave --fs out")
+			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", src.probed.Type, id.FS).WithHint("remove --fs")
 		}
 		id.Sector = sectorFor(src)
-		id.SizeBytes = roundUp(max(src.bytes, src.probed.Bytes))
+		id.SizeBytes = roundUp(src.bytes)
+		if id.FS != driver.None { // only with --force is the image the smaller one
+			id.SizeBytes = roundUp(max(src.bytes, src.probed.Bytes))
+		}
 		if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
 			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s", formatBytes(q.SizeBytes), formatBytes(id.SizeBytes)).
 				WithHint("use a larger --size, or leave it out")
@@ -371,13 +332,7 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 			return Imported{}, err
 		}
 		b.scratch.FS = kind
-		q.Tracker.Start("copying", 0, src.alloc)
-		var n int64
-		err := e.withPath(ctx, b.scratch.ID, func(path string) (err error) {
-			n, err = copyImage(ctx, src.f, path, src.bytes, q.Tracker)
-			return err
-		})
-		return Imported{Bytes: n}, err
+		return e.fillImage(ctx, b, src, q)
 	}
 	if err := e.drv.Create(ctx, b.scratch); err != nil {
 		return Imported{}, err
@@ -399,10 +354,29 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 		opt.Staging = b.scratch.FS == driver.Ext4
 		q.Tracker.Start("unpacking", 0, 0)
 		totals, err = treecopy.Untar(ctx, src.r, root, opt)
+		if src.head != nil && errs.Is(err, errs.Invalid) {
+			err = cmp.Or(src.head.refuse(), err)
+		}
 		return err
 	}
 	err := e.fillTree(ctx, b.scratch, put)
 	out.Files, out.Bytes, out.Warnings = totals.Files, totals.Bytes, leftOut(totals.Skipped)
+	return out, err
+}
+
+// fillImage copies an image into the scratch volume, and checks what it holds.
+func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
+	q.Tracker.Start("copying", 0, src.alloc)
+	out := Imported{Warnings: src.warnings}
+	err := e.withPath(ctx, b.scratch.ID, func(path string) (err error) {
+		out.Bytes, err = copyImage(ctx, src.f, path, src.bytes, q.Tracker)
+		return err
+	})
+	if err != nil || q.Force || b.scratch.FS == driver.None {
+		return out, err
+	}
+	warnings, err := e.checkCopied(ctx, b.scratch.ID, src, q)
+	out.Warnings = append(out.Warnings, warnings...)
 	return out, err
 }
 
@@ -429,62 +403,6 @@ func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.
 		}
 		return errs.Wrap(opImport, id.Name, unix.Syncfs(int(root.Fd())))
 	})
-}
-
-// copyImage copies the data of a disk image, holes left out, and returns how
-// many bytes that was.
-func copyImage(ctx context.Context, src *os.File, path string, size int64, t *progress.Tracker) (int64, error) {
-	dst, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return 0, errs.Wrap(opImport, path, err)
-	}
-	defer dst.Close()
-	before, err := src.Stat()
-	if err != nil {
-		return 0, errs.Wrap(opImport, src.Name(), err)
-	}
-	buf := make([]byte, 4<<20)
-	var copied int64
-	for off := int64(0); off < size; {
-		end := size
-		if start, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) {
-			break
-		} else if err == nil { // block devices cannot tell: copy all
-			off = start
-			if end, err = unix.Seek(int(src.Fd()), off, unix.SEEK_HOLE); err != nil {
-				return copied, errs.Wrap(opImport, src.Name(), err)
-			}
-		}
-		for off < end {
-			if err := ctx.Err(); err != nil {
-				return copied, err
-			}
-			b := buf[:min(int64(len(buf)), end-off)]
-			n, err := src.ReadAt(b, off)
-			if n == 0 && err != nil {
-				return copied, errs.Wrap(opImport, src.Name(), fmt.Errorf("at byte %d: %w", off, err))
-			}
-			if !allZero(b[:n]) {
-				if _, err := dst.WriteAt(b[:n], off); err != nil {
-					return copied, errs.Wrap(opImport, path, err)
-				}
-			}
-			off += int64(n)
-			copied += int64(n)
-			t.Add(0, int64(n))
-		}
-	}
-	// A driver's block device has a cache that the driver does not see.
-	if st, err := dst.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
-		if err := dst.Sync(); err != nil {
-			return copied, errs.Wrap(opImport, path, err)
-		}
-	}
-	after, err := src.Stat()
-	if err == nil && before.Mode().IsRegular() && (!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
-		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").WithHint("stop what writes to it")
-	}
-	return copied, errs.Wrap(opImport, src.Name(), err)
 }
 
 // settle makes ready for sealing in a pool that has no room for a second copy.
@@ -527,41 +445,6 @@ func leftOut(s treecopy.Skipped) []string {
 	add(s.Xattrs, "extended attributes were left out: they need root, or mean nothing here")
 	add(s.KernelDirs, "mounts of kernel filesystems (proc, sysfs, ...) became empty directories")
 	return out
-}
-
-func allZero(b []byte) bool {
-	for _, c := range b {
-		if c != 0 {
-			return false
-		}
-	}
-	return true
-}
-
-// sectorFor is the sector size that the block device of an imported image
-// needs: what its filesystem was made for, or 512 for what Pando cannot read,
-// such as a partition table.
-func sectorFor(s *source) uint32 {
-	if s.probed.SectorBytes > 0 {
-		return s.probed.SectorBytes
-	}
-	return 512
-}
-
-func allocated(f *os.File) int64 {
-	var st unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
-		n, _ := f.Seek(0, io.SeekEnd)
-		return n
-	}
-	return st.Blocks * 512
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "no filesystem that Pando knows"
-	}
-	return s
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -118,7 +118,7 @@ func richPool(t *testing.T, e *engine.Engine) {
 	clone(t, e, "x", "xjob", false)
 	image := filepath.Join(t.TempDir(), "raw.img")
 	must(os.WriteFile(image, []byte(strings.Repeat("0123456789abcdef", 1<<16)), 0o600))
-	_, err = e.Import(ctx, engine.ImportRequest{Name: "raw", Source: image})
+	_, err = e.Import(ctx, engine.ImportRequest{Name: "raw", Source: image, FS: driver.None})
 	must(err)
 	clone(t, e, "raw", "rawjob", false)
 	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("g"), Name: "grown", SizeBytes: 96 << 20})

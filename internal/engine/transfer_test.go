@@ -41,7 +41,7 @@ func rawGolden(t *testing.T, e *engine.Engine, name string, size int64) {
 	if err := errors.Join(os.WriteFile(path, b, 0o600), os.Truncate(path, size)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: name, Source: path}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: name, Source: path, FS: driver.None}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,8 +1,10 @@
-// Package fsprobe tells what filesystem a block image holds, by its superblock.
+// Package fsprobe tells what a block image or file holds, by its first bytes and
+// its superblocks, and whether the superblock of ext4 and XFS can be right.
 package fsprobe
 
 import (
-	"encoding/binary"
+	"errors"
+	"hash/crc32"
 	"io"
 )
 
@@ -10,49 +12,64 @@ import (
 type Result struct {
 	Type        string // "ext4", "xfs", or "" for anything else
 	SectorBytes uint32 // the largest logical sector size of a device that it can be mounted from
-	Bytes       int64  // size that the filesystem says it has
+	Bytes       int64  // size that the filesystem says it has; 0 if its superblock is damaged
+
+	Damage    string // what is wrong with the superblock, as a sentence; "" if nothing
+	Backup    int64  // with Damage: the superblock is gone, and a good copy of it is at this byte
+	Elsewhere string // what of the filesystem is on another device: "journal", "log", "realtime section"
+	Dirty     bool   // of ext4: its journal, or list of orphaned files, has to be processed by a mount
 }
 
-// Superblock fields: ext4 from Documentation/filesystems/ext4 (super block at
-// byte 1,024), XFS from fs/xfs/libxfs/xfs_format.h (big endian, at byte 0).
-const (
-	extMagic           = 0xEF53
-	extIncompatJournal = 0x0008     // an external journal device, not a filesystem
-	xfsMagic           = 0x58465342 // "XFSB"
-)
+// maxBytes is the largest size in bytes that is believed: that of the largest file.
+const maxBytes = 1<<63 - 1
 
-// Probe reads the superblock of an image. An image too short for one, or with
-// something else in it, has Type "". ext2 and ext3 count as ext4, whose driver
-// mounts them.
-func Probe(r io.ReaderAt) (Result, error) {
-	var b [4096]byte
-	n, err := r.ReadAt(b[:], 0)
-	if err != nil && err != io.EOF {
+// superblockBytes is how much of an image Probe reads: the largest sector of XFS.
+const superblockBytes = 32 << 10
+
+// Probe reads the superblock of an image of size bytes. An image too short for
+// one, or with something else in it, has Type "". ext2 and ext3 count as ext4,
+// whose driver mounts them. If the superblock is gone, but Identify finds nothing
+// else there and a backup superblock is where mkfs puts one, the image is a
+// damaged one of that type.
+func Probe(r io.ReaderAt, size int64) (Result, error) {
+	b, err := readAt(r, 0, superblockBytes)
+	if err != nil {
 		return Result{}, err
 	}
-	if n < 2048 {
-		return Result{}, nil
+	if res := probeXFS(b); res.Type != "" {
+		return res, nil
 	}
-	if binary.BigEndian.Uint32(b[0:]) == xfsMagic {
-		block := int64(binary.BigEndian.Uint32(b[4:]))
-		return Result{
-			Type:        "xfs",
-			SectorBytes: uint32(binary.BigEndian.Uint16(b[102:])),
-			Bytes:       block * int64(binary.BigEndian.Uint64(b[8:])),
-		}, nil
+	if res := probeExt(b, extOffset); res.Type != "" {
+		return res, nil
 	}
-	sb := b[1024:]
-	if binary.LittleEndian.Uint16(sb[56:]) == extMagic && binary.LittleEndian.Uint32(sb[96:])&extIncompatJournal == 0 {
-		shift := binary.LittleEndian.Uint32(sb[24:])
-		if shift > 6 {
-			return Result{}, nil
-		}
-		block := int64(1024) << shift
-		blocks := int64(binary.LittleEndian.Uint32(sb[4:]))
-		if binary.LittleEndian.Uint32(sb[96:])&0x80 != 0 { // 64bit
-			blocks |= int64(binary.LittleEndian.Uint32(sb[336:])) << 32
-		}
-		return Result{Type: "ext4", SectorBytes: uint32(min(block, 4096)), Bytes: block * blocks}, nil
+	c, err := Identify(r, size)
+	if err != nil || c.Class != Unknown {
+		return Result{}, err
 	}
-	return Result{}, nil
+	res, err := backupExt(r)
+	if err != nil || res.Type != "" {
+		return res, err
+	}
+	return backupXFS(r, size)
 }
+
+// lost is the result for an image whose first superblock is gone, given the
+// backup that was found at byte off.
+func lost(res Result, off int64) Result {
+	return Result{Type: res.Type, SectorBytes: res.SectorBytes, Damage: "its superblock is gone", Backup: off}
+}
+
+// readAt reads up to n bytes at off. A short answer means that r ends there.
+func readAt(r io.ReaderAt, off int64, n int) ([]byte, error) {
+	b := make([]byte, n)
+	m, err := r.ReadAt(b, off)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return b[:m], err
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// powerOfTwo reports whether n is one of min, 2*min, ... max.
+func powerOfTwo(n, min, max uint32) bool { return n >= min && n <= max && n&(n-1) == 0 }

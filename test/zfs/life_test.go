@@ -102,7 +102,7 @@ func TestRaw(t *testing.T) {
 	h := newHost(t, 1<<30)
 	image := filepath.Join(h.tmp, "image")
 	h.write(image, "raw "+strings.Repeat("\x00", 1<<20-4))
-	h.pando("golden", "import", "r", image, "--no-progress")
+	h.pando("golden", "import", "r", image, "--fs", "none", "--no-progress")
 	h.pando("clone", "r", "v", "--mount")
 	link := filepath.Join(h.dir, "mnt", "v")
 	to, err := os.Readlink(link)

@@ -1,0 +1,376 @@
+package engine
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/fsprobe"
+	"pando/internal/progress"
+	"pando/internal/treecopy"
+
+	"golang.org/x/sys/unix"
+)
+
+// openFile opens a source that is a regular file or a block device, and finds out
+// whether it is an archive or an image. Invalid, Damaged, InUse, Unsupported, IO.
+func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *source, err error) {
+	device := !st.Mode().IsRegular()
+	flags := os.O_RDONLY
+	if device && !q.Force {
+		flags |= os.O_EXCL // nobody has it mounted, and nobody can mount it now
+	}
+	f, err := os.OpenFile(path, flags, 0)
+	if device && errors.Is(err, unix.EBUSY) {
+		return nil, errs.New(errs.InUse, opImport, q.Source, "the block device is mounted or part of another device, so its content may change").
+			WithHint("unmount it, or import the directory that it is mounted on with --adopt; --force copies it as it is")
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
+	s := &source{path: path, f: f, close: func() { f.Close() }}
+	if s.bytes, err = f.Seek(0, io.SeekEnd); err != nil { // of a block device too
+		return nil, err
+	}
+	if _, err = f.Seek(0, io.SeekStart); err != nil {
+		return nil, err
+	}
+	if s.bytes == 0 {
+		return nil, errs.New(errs.Invalid, opImport, q.Source, "the file is empty")
+	}
+	format := treecopy.Unknown
+	if !device {
+		if format, err = treecopy.SniffFile(f); err != nil {
+			return nil, err
+		}
+	}
+	switch {
+	case format == treecopy.Compressed:
+		return nil, refuseCompressed(f, q.Source)
+	case format == treecopy.EmptyTar && q.FS == driver.None: // rather a blank disk
+	case format.IsTar():
+		s.kind, s.r = "tar", bufio.NewReaderSize(f, 1<<20)
+		return s, nil
+	}
+	s.kind = "image"
+	return s, e.checkImage(s, q)
+}
+
+// decompressors are the programs that undo a compression.
+var decompressors = map[string]string{"gzip": "gunzip", "zstd": "unzstd", "xz": "unxz", "lzip": "lzip -d", "lz4": "unlz4", "bzip2": "bunzip2"}
+
+func refuseCompressed(f *os.File, name string) error {
+	head := make([]byte, 16)
+	n, err := f.ReadAt(head, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	kind := treecopy.Compression(head[:n])
+	return errs.New(errs.Invalid, opImport, name, "it is compressed with %s, and not a tar archive in gzip or zstd", kind).
+		WithHint("decompress a copy with `%s -k %s`, and import the result", decompressors[kind], quoteWord(name))
+}
+
+// checkImage finds out what an image holds, and refuses what is no whole
+// filesystem of a kind that volumes can hold. With --fs none it takes any content,
+// and with --force also what is incomplete or damaged; s.warnings say so then.
+func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
+	if s.probed, err = fsprobe.Probe(s.f, s.bytes); err != nil {
+		return err
+	}
+	var wrong error
+	switch {
+	case s.probed.Type != "":
+		wrong = checkSuperblock(s, q)
+	case q.FS != driver.None:
+		return e.refuseUnknown(s, q)
+	default:
+		if wrong, err = checkRaw(s, q); err != nil {
+			return err
+		}
+	}
+	// Raw volumes hold any bytes: nothing is made up, so a warning is enough.
+	if wrong != nil && (q.Force || q.FS == driver.None && s.probed.Type != "") {
+		s.warnings = append(s.warnings, "imported as it is: "+reason(wrong))
+		return nil
+	}
+	return wrong
+}
+
+// reason is what an error says, without operation and reference.
+func reason(err error) string {
+	var e *errs.Error
+	if errors.As(err, &e) && e.Err != nil {
+		return e.Err.Error()
+	}
+	return err.Error()
+}
+
+// checkSuperblock checks what the superblock of an ext4 or XFS says about itself
+// and about the size of the image. Damaged, Unsupported.
+func checkSuperblock(s *source, q ImportRequest) error {
+	p := s.probed
+	switch {
+	case p.Backup > 0:
+		return errs.New(errs.Damaged, opImport, q.Source, "the %s superblock is gone, but a backup of it is at byte %d", p.Type, p.Backup).
+			WithHint("%s", hintRepair(p.Type))
+	case p.Damage != "":
+		return errs.New(errs.Damaged, opImport, q.Source, "the image holds %s, but %s", p.Type, p.Damage).WithHint("%s", hintRepair(p.Type))
+	case p.Bytes > s.bytes:
+		return errs.New(errs.Damaged, opImport, q.Source, "the image ends after %d bytes, but its %s has %d: %s",
+			s.bytes, p.Type, p.Bytes, missing(p.Bytes-s.bytes)).
+			WithHint("copy or download it again; --force imports it with zeros for the missing part")
+	case p.Elsewhere != "":
+		return errs.New(errs.Unsupported, opImport, q.Source, "the %s of its %s is on another device", p.Elsewhere, p.Type).
+			WithHint("mount it together with that device, and import the directory; --force imports the image alone")
+	}
+	return nil
+}
+
+func missing(n int64) string {
+	switch {
+	case n == 1:
+		return "1 byte is missing"
+	case n < 10<<20:
+		return fmt.Sprintf("%d bytes are missing", n)
+	}
+	return formatBytes(n) + " is missing"
+}
+
+func hintRepair(fs string) string {
+	command := map[string]string{"ext4": "e2fsck -f -y COPY", "xfs": "xfs_repair COPY"}[fs]
+	return "repair a copy with `" + command + "` and import that, or import it as it is with --force"
+}
+
+// checkRaw checks an image that --fs none takes, and in which Probe found nothing.
+func checkRaw(s *source, q ImportRequest) (wrong, err error) {
+	if s.bytes%512 != 0 {
+		return errs.New(errs.Invalid, opImport, q.Source, "its size of %d bytes is not a multiple of 512: it is not a whole disk image", s.bytes).
+			WithHint("copy or download it again, or import it with --force, with zeros up to the next 4 KiB"), nil
+	}
+	c, err := fsprobe.Identify(s.f, s.bytes)
+	if err == nil && (c.Class == fsprobe.VirtualDisk || c.Class == fsprobe.SparseImage) {
+		s.warnings = append(s.warnings, "it is "+c.Phrase+", and volumes hold this file, not the disk in it")
+	}
+	return nil, err
+}
+
+// refuseUnknown refuses an image that holds neither ext4 nor XFS, with a hint
+// about what can be done with what it holds.
+func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
+	c, err := fsprobe.Identify(s.f, s.bytes)
+	if err != nil {
+		return err
+	}
+	what, hint := "it holds no archive and no filesystem that Pando knows", accepted
+	if c.Phrase != "" {
+		what = "it is " + c.Phrase
+	}
+	file := quoteWord(q.Source)
+	raw := slices.Contains(e.caps.FS, driver.None)
+	switch c.Class {
+	case fsprobe.VirtualDisk:
+		raw = false
+		hint = fmt.Sprintf("convert it with `qemu-img convert -f %s -O raw %s %s`, and import the result", c.Name, file, quoteWord(q.Source+".raw"))
+	case fsprobe.SparseImage:
+		raw = false
+		hint = fmt.Sprintf("convert it with `simg2img %s %s`, and import the result", file, quoteWord(q.Source+".raw"))
+	case fsprobe.Filesystem:
+		hint = fmt.Sprintf("mount it with `mount -o ro %s /mnt`, and import /mnt", file)
+	case fsprobe.Partitions:
+		hint = fmt.Sprintf("attach its partitions with `losetup -r -P -f --show %s`, and import one of them, for example /dev/loop0p1", file)
+		if s.isDevice() {
+			hint = fmt.Sprintf("list its partitions with `lsblk %s`, and import one of them", file)
+		}
+	case fsprobe.Container:
+		hint = "open it with the program that made it, and import the block device or the directory with its content"
+	case fsprobe.Swap:
+		hint = "it holds no files: import the image of a filesystem instead"
+	case fsprobe.Archive:
+		hint = "unpack it, and import the directory"
+	}
+	if raw {
+		hint += "; --fs none makes raw block volumes of any content"
+	}
+	return errs.New(errs.Invalid, opImport, q.Source, "%s", what).WithHint("%s", hint)
+}
+
+// accepted says what an import takes.
+const accepted = "give a directory, a tar archive (plain, gzip or zstd), or an image of ext4 or XFS"
+
+// checkCopied checks the filesystem in the copy of an image, on that copy: the
+// source is never written to. A log that was not replayed is what a crash leaves,
+// and no damage: the copy is mounted once, so that no clone has to replay it. An
+// image without such a log stays as it is, bit by bit. warnings say what could
+// not be checked. Damaged; others if the host cannot replay the log.
+func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source, q ImportRequest) (warnings []string, err error) {
+	kind := driver.FS(s.probed.Type)
+	q.Tracker.Start("checking the filesystem", 0, 0)
+	_, missing := lookProgram(checkerOf(kind))
+
+	// Without xfs_repair nobody knows whether the log of an XFS is clean.
+	replayed := kind == driver.Ext4 && s.probed.Dirty || kind == driver.XFS && missing != nil
+	wrong := ""
+	if replayed {
+		if wrong, err = e.replay(ctx, id, kind); err != nil {
+			return nil, err
+		}
+	}
+	if missing != nil {
+		if wrong != "" {
+			return nil, refuseDamaged(q, s.probed.Type, wrong, "")
+		}
+		return []string{notChecked(missing)}, nil
+	}
+
+	found, err := e.runChecker(ctx, id, kind)
+	if err == nil && kind == driver.XFS && (found.dirtyLog || found.damaged) {
+		if wrong, err = e.replay(ctx, id, kind); err == nil {
+			found, err = e.runChecker(ctx, id, kind)
+		}
+	}
+	switch {
+	case errs.Is(err, errs.Unsupported) && wrong == "" && ctx.Err() == nil:
+		return []string{notChecked(err)}, nil
+	case err != nil:
+		return nil, err
+	case found.damaged:
+		wrong = "its filesystem is damaged"
+	}
+	if wrong != "" {
+		return nil, refuseDamaged(q, s.probed.Type, wrong, found.detail)
+	}
+	return nil, nil
+}
+
+func notChecked(err error) string {
+	w := "the filesystem in the image was not checked: " + err.Error()
+	if hint := errs.HintOf(err); hint != "" {
+		w += "; " + hint
+	}
+	return w
+}
+
+// shownFaults is how many lines of e2fsck or xfs_repair are in an error.
+const shownFaults = 3
+
+func refuseDamaged(q ImportRequest, fs, wrong, detail string) error {
+	if detail != "" {
+		lines := strings.Split(detail, "\n")
+		if len(lines) > shownFaults {
+			lines = append(lines[:shownFaults], "...")
+		}
+		wrong += ": " + strings.ReplaceAll(strings.Join(lines, "; "), ".;", ";")
+	}
+	return errs.New(errs.Damaged, opImport, q.Source, "%s", wrong).WithHint("%s", hintRepair(fs))
+}
+
+// copyImage copies the data of a disk image, holes left out, and returns how
+// many bytes that was.
+func copyImage(ctx context.Context, src *os.File, path string, size int64, t *progress.Tracker) (int64, error) {
+	dst, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return 0, errs.Wrap(opImport, path, err)
+	}
+	defer dst.Close()
+	before, err := src.Stat()
+	if err != nil {
+		return 0, errs.Wrap(opImport, src.Name(), err)
+	}
+	buf := make([]byte, 4<<20)
+	var copied int64
+	for off := int64(0); off < size; {
+		end := size
+		if start, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) {
+			break
+		} else if err == nil { // block devices cannot tell: copy all
+			off = start
+			if end, err = unix.Seek(int(src.Fd()), off, unix.SEEK_HOLE); err != nil {
+				return copied, errs.Wrap(opImport, src.Name(), err)
+			}
+		}
+		for off < end {
+			if err := ctx.Err(); err != nil {
+				return copied, err
+			}
+			b := buf[:min(int64(len(buf)), end-off)]
+			n, err := src.ReadAt(b, off)
+			if n == 0 && err != nil {
+				return copied, errs.Wrap(opImport, src.Name(), fmt.Errorf("at byte %d: %w", off, err))
+			}
+			if !allZero(b[:n]) {
+				if _, err := dst.WriteAt(b[:n], off); err != nil {
+					return copied, errs.Wrap(opImport, path, err)
+				}
+			}
+			off += int64(n)
+			copied += int64(n)
+			t.Add(0, int64(n))
+		}
+	}
+	// A driver's block device has a cache that the driver does not see.
+	if st, err := dst.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
+		if err := dst.Sync(); err != nil {
+			return copied, errs.Wrap(opImport, path, err)
+		}
+	}
+	after, err := src.Stat()
+	if err == nil && before.Mode().IsRegular() && (!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
+		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").WithHint("stop what writes to it")
+	}
+	return copied, errs.Wrap(opImport, src.Name(), err)
+}
+
+func allZero(b []byte) bool {
+	for _, c := range b {
+		if c != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// sectorFor is the sector size that the block device of an imported image
+// needs: what its filesystem was made for, or 512 for what Pando cannot read,
+// such as a partition table.
+func sectorFor(s *source) uint32 {
+	if s.probed.SectorBytes > 0 {
+		return s.probed.SectorBytes
+	}
+	return 512
+}
+
+func allocated(f *os.File) int64 {
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+		n, _ := f.Seek(0, io.SeekEnd)
+		return n
+	}
+	return st.Blocks * 512
+}
+
+// isDevice reports whether the source is a block device.
+func (s *source) isDevice() bool {
+	st, err := s.f.Stat()
+	return err == nil && st.Mode()&os.ModeDevice != 0
+}
+
+// quoteWord makes s one word for a shell.
+func quoteWord(s string) string {
+	if strings.ContainsAny(s, " \t\n'\"\\$`!*?[](){}<>|&;~#") || s == "" {
+		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	}
+	return s
+}

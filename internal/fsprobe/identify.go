@@ -1,0 +1,202 @@
+package fsprobe
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"unicode"
+	"unicode/utf8"
+)
+
+// Class says what can be done with content that Probe does not know.
+type Class int
+
+const (
+	Unknown     Class = iota
+	Filesystem        // another filesystem: mount it
+	Partitions        // a table of partitions: choose one of them
+	Container         // encrypted, or a part of a volume group: open it first
+	VirtualDisk       // the file format of a hypervisor: convert it
+	SparseImage       // of Android: convert it
+	Swap              // holds no files
+	Archive           // unpack it
+	Text              // nothing to import
+	Program           // nothing to import
+)
+
+// Content is what Identify has found.
+type Content struct {
+	Class  Class
+	Name   string // "GPT", "LUKS", "btrfs"; of a VirtualDisk what qemu-img calls the format
+	Phrase string // "a qcow2 disk image": what follows "it is"
+}
+
+// signature is a text at a fixed place.
+type signature struct {
+	off   int64
+	magic string
+	Content
+}
+
+// signatures are those of libblkid, qemu and file(1). Specific ones come before
+// partition tables, which images of filesystems may have as well.
+var signatures = []signature{
+	{0, "QFI\xfb", Content{VirtualDisk, "qcow2", "a qcow2 disk image"}},
+	{0, "QED\x00", Content{VirtualDisk, "qed", "a QED disk image"}},
+	{0, "KDMV", Content{VirtualDisk, "vmdk", "a VMDK disk image"}},
+	{0, "COWD", Content{VirtualDisk, "vmdk", "a VMDK disk image"}},
+	{0, "# Disk DescriptorFile", Content{VirtualDisk, "vmdk", "the description of a VMDK disk image"}},
+	{0, "vhdxfile", Content{VirtualDisk, "vhdx", "a VHDX disk image"}},
+	{0, "conectix", Content{VirtualDisk, "vpc", "a VHD disk image"}},
+	{0, "WithoutFreeSpace", Content{VirtualDisk, "parallels", "a Parallels disk image"}},
+	{0, "WithouFreSpacExt", Content{VirtualDisk, "parallels", "a Parallels disk image"}},
+	{64, "\x7f\x10\xda\xbe", Content{VirtualDisk, "vdi", "a VDI disk image"}},
+	{0, "\x3a\xff\x26\xed", Content{SparseImage, "sparse", "an Android sparse image"}},
+
+	{0, "LUKS\xba\xbe", Content{Container, "LUKS", "encrypted with LUKS"}},
+	{3, "-FVE-FS-", Content{Container, "BitLocker", "encrypted with BitLocker"}},
+	{512, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
+	{0, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
+	{1024, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
+	{1536, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
+	{4096, "\xfc\x4e\x2b\xa9", Content{Container, "MD", "a member of an MD RAID"}},
+	{0, "\xfc\x4e\x2b\xa9", Content{Container, "MD", "a member of an MD RAID"}},
+	{4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", Content{Container, "bcache", "a bcache device"}},
+
+	{4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef", Content{Filesystem, "bcachefs", "a bcachefs image"}},
+	{65536 + 64, "_BHRfS_M", Content{Filesystem, "btrfs", "a btrfs image"}},
+	{32769, "CD001", Content{Filesystem, "iso9660", "an ISO 9660 image"}},
+	{32769, "BEA01", Content{Filesystem, "udf", "a UDF image"}},
+	{0, "hsqs", Content{Filesystem, "squashfs", "a squashfs image"}},
+	{0, "\x45\x3d\xcd\x28", Content{Filesystem, "cramfs", "a cramfs image"}},
+	{1024, "\xe2\xe1\xf5\xe0", Content{Filesystem, "erofs", "an EROFS image"}},
+	{1024, "\x10\x20\xf5\xf2", Content{Filesystem, "f2fs", "an F2FS image"}},
+	{3, "NTFS    ", Content{Filesystem, "ntfs", "an NTFS image"}},
+	{3, "EXFAT   ", Content{Filesystem, "exfat", "an exFAT image"}},
+	{82, "FAT32   ", Content{Filesystem, "vfat", "a FAT image"}},
+	{54, "FAT16   ", Content{Filesystem, "vfat", "a FAT image"}},
+	{54, "FAT12   ", Content{Filesystem, "vfat", "a FAT image"}},
+	{54, "FAT     ", Content{Filesystem, "vfat", "a FAT image"}},
+	{65536 + 52, "ReIsErFs", Content{Filesystem, "reiserfs", "a ReiserFS image"}},
+	{65536 + 52, "ReIsEr2Fs", Content{Filesystem, "reiserfs", "a ReiserFS image"}},
+	{65536 + 52, "ReIsEr3Fs", Content{Filesystem, "reiserfs", "a ReiserFS image"}},
+	{32768, "JFS1", Content{Filesystem, "jfs", "a JFS image"}},
+	{1024, "H+\x00\x04", Content{Filesystem, "hfsplus", "an HFS+ image"}},
+	{1024, "HX\x00\x05", Content{Filesystem, "hfsplus", "an HFS+ image"}},
+	{32, "NXSB", Content{Filesystem, "apfs", "an APFS image"}},
+	{65536, "\x01\x16\x19\x70", Content{Filesystem, "gfs2", "a GFS2 image"}},
+
+	{4096 - 10, "SWAPSPACE2", Content{Swap, "swap", "swap space"}},
+	{4096 - 10, "SWAP-SPACE", Content{Swap, "swap", "swap space"}},
+	{16384 - 10, "SWAPSPACE2", Content{Swap, "swap", "swap space"}},
+	{65536 - 10, "SWAPSPACE2", Content{Swap, "swap", "swap space"}},
+
+	{0, "PK\x03\x04", Content{Archive, "zip", "a zip archive"}},
+	{0, "7z\xbc\xaf\x27\x1c", Content{Archive, "7z", "a 7z archive"}},
+	{0, "Rar!\x1a\x07", Content{Archive, "rar", "a rar archive"}},
+	{0, "070701", Content{Archive, "cpio", "a cpio archive"}},
+	{0, "070702", Content{Archive, "cpio", "a cpio archive"}},
+	{0, "070707", Content{Archive, "cpio", "a cpio archive"}},
+	{0, "!<arch>\n", Content{Archive, "ar", "an ar archive or a Debian package"}},
+	{0, "\xed\xab\xee\xdb", Content{Archive, "rpm", "an RPM package"}},
+	{0, "\x7fELF", Content{Program, "ELF", "a program or library"}},
+
+	{512, "EFI PART", Content{Partitions, "GPT", "a disk with a GPT partition table"}},
+	{4096, "EFI PART", Content{Partitions, "GPT", "a disk with a GPT partition table"}},
+}
+
+// identifyBytes is how much Identify looks at: up to the end of the first label
+// of ZFS, which is the last thing to be found.
+const identifyBytes = 256 << 10
+
+// Identify tells what a file of size bytes holds that is neither ext4 nor XFS.
+// Unknown is no error.
+func Identify(r io.ReaderAt, size int64) (Content, error) {
+	b, err := readAt(r, 0, identifyBytes)
+	if err != nil {
+		return Content{}, err
+	}
+	for _, s := range signatures {
+		if hasAt(b, s.off, s.magic) {
+			return s.Content, nil
+		}
+	}
+	switch {
+	case hasAt(b, extOffset+56, "\x53\xef") && extSuper(b[extOffset:]).incompat()&extIncompatDevice != 0:
+		return Content{Container, "ext4 journal", "the external journal of an ext4"}, nil
+	case isZFS(b):
+		return Content{Container, "zfs", "a member of a zpool"}, nil
+	case isMBR(b):
+		return Content{Partitions, "MBR", "a disk with an MBR partition table"}, nil
+	case isText(b):
+		return Content{Text, "text", "a text file"}, nil
+	}
+	// The footer of a VHD of a fixed size. Before it is the plain disk.
+	if size >= 512 {
+		foot, err := readAt(r, size-512, 8)
+		if err != nil {
+			return Content{}, err
+		}
+		if string(foot) == "conectix" {
+			return Content{VirtualDisk, "vpc", "a VHD disk image"}, nil
+		}
+	}
+	return Content{}, nil
+}
+
+func hasAt(b []byte, off int64, magic string) bool {
+	return int64(len(b)) >= off && bytes.HasPrefix(b[off:], []byte(magic))
+}
+
+// isZFS looks for an uberblock: a ring of them, 1 KiB each or larger, follows the
+// first 128 KiB of a label.
+func isZFS(b []byte) bool {
+	const magic = 0x00bab10c
+	for off := 128 << 10; off+8 <= len(b); off += 1024 {
+		if binary.LittleEndian.Uint64(b[off:]) == magic || binary.BigEndian.Uint64(b[off:]) == magic {
+			return true
+		}
+	}
+	return false
+}
+
+// isMBR looks for a boot record whose table of partitions can be one: boot
+// sectors of filesystems have the same two bytes at their end.
+func isMBR(b []byte) bool {
+	if !hasAt(b, 510, "\x55\xaa") {
+		return false
+	}
+	used := 0
+	for e := 446; e < 510; e += 16 {
+		kind, sectors := b[e+4], binary.LittleEndian.Uint32(b[e+12:])
+		if b[e]&0x7f != 0 || (kind == 0) != (sectors == 0) {
+			return false
+		}
+		if kind != 0 {
+			used++
+		}
+	}
+	return used > 0
+}
+
+// textBytes is how much of a file has to be readable for it to be text.
+const textBytes = 4096
+
+func isText(b []byte) bool {
+	if len(b) > textBytes {
+		b = b[:textBytes]
+		for range utf8.UTFMax { // the last rune may have been cut
+			if r, n := utf8.DecodeLastRune(b); r == utf8.RuneError && n == 1 {
+				b = b[:len(b)-1]
+			}
+		}
+	}
+	for len(b) > 0 {
+		r, n := utf8.DecodeRune(b)
+		if r == utf8.RuneError && n == 1 || !unicode.IsPrint(r) && !unicode.IsSpace(r) && r != '\x1b' {
+			return false
+		}
+		b = b[n:]
+	}
+	return true
+}
