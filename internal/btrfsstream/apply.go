@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"pando/internal/errs"
+	"pando/internal/kernel"
 	"pando/internal/treewalk"
 
 	"golang.org/x/sys/unix"
@@ -192,35 +193,12 @@ func (t *tree) soften(c *command) (some bool) {
 				continue
 			}
 			_ = below(t.root, path, func(at int, name string) error {
-				some = soften(at, name) || some
+				some = kernel.Unprotect(at, name) != 0 || some
 				return nil
 			})
 		}
 	}
 	return some
-}
-
-// FS_IMMUTABLE_FL and FS_APPEND_FL of linux/fs.h.
-const immutableFlag, appendFlag = 0x10, 0x20
-
-func soften(at int, name string) bool {
-	var st unix.Stat_t
-	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return false
-	}
-	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFDIR {
-		return false // opening others has effects
-	}
-	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return false
-	}
-	defer unix.Close(fd)
-	flags, err := unix.IoctlGetInt(fd, unix.FS_IOC_GETFLAGS)
-	if err != nil || flags&(immutableFlag|appendFlag) == 0 {
-		return false
-	}
-	return unix.IoctlSetPointerInt(fd, unix.FS_IOC_SETFLAGS, flags&^(immutableFlag|appendFlag)) == nil
 }
 
 // procPath names a file for calls that take no directory.

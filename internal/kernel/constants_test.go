@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -28,6 +29,11 @@ func TestConstants(t *testing.T) {
 		{"fs", "#include <linux/fs.h>\n#include <linux/fiemap.h>", map[string]uint64{
 			"FS_IOC_FIEMAP": fsIocFIEMAP, "FITRIM": fsIocFITRIM, "FIFREEZE": fsIocFIFREEZE, "FITHAW": fsIocFITHAW,
 			"FS_IOC_FSGETXATTR": fsIocFSGETXATTR, "FS_IOC_FSSETXATTR": fsIocFSSETXATTR,
+			"FS_COMPR_FL": FlagCompress, "FS_SYNC_FL": FlagSync, "FS_IMMUTABLE_FL": FlagImmutable, "FS_APPEND_FL": FlagAppend,
+			"FS_NODUMP_FL": FlagNoDump, "FS_NOATIME_FL": FlagNoAtime, "FS_ENCRYPT_FL": FlagEncrypted, "FS_DIRSYNC_FL": FlagDirSync,
+			"FS_VERITY_FL": FlagVerity, "FS_NOCOW_FL": FlagNoCow, "FS_PROJINHERIT_FL": FlagProjectInherit, "FS_CASEFOLD_FL": FlagCasefold,
+			"FS_XFLAG_EXTSIZE": XFlagExtentSize, "FS_XFLAG_EXTSZINHERIT": XFlagExtentSizeInherit, "FS_XFLAG_COWEXTSIZE": XFlagCowExtentSize,
+			"sizeof(struct fsxattr)": uint64(unsafe.Sizeof(FSXAttr{})),
 		}},
 		{"statx", "#include <linux/stat.h>", map[string]uint64{
 			"STATX_MNT_ID": statxMntID, "STATX_ATTR_MOUNT_ROOT": statxAttrMountRoot,

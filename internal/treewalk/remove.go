@@ -26,9 +26,10 @@ const (
 // repeated; nobody else may write below path meanwhile. It is not durable by
 // itself. What cannot be deleted is left, with the directories above it, while
 // all else goes, and the first such error is returned: InUse names a mount
-// point inside, Permission an immutable file or one that the caller may not
-// delete. Without root, directories that their owner may not write are made
-// writable first.
+// point inside, Permission a file that the caller may not delete. Files that are
+// immutable or append-only (chattr) are removed too, if the caller may do that
+// (CAP_LINUX_IMMUTABLE). Without root, directories that their owner may not write
+// are made writable first.
 func Remove(ctx context.Context, path string) error {
 	dir, err := os.Open(filepath.Dir(path))
 	if errors.Is(err, os.ErrNotExist) {
@@ -46,7 +47,7 @@ func Remove(ctx context.Context, path string) error {
 		return nil
 	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
 		// Not a directory, or a symbolic link: only the name goes.
-		if err := unix.Unlinkat(int(dir.Fd()), name, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := unlink(int(dir.Fd()), name, 0, false); err != nil && !errors.Is(err, unix.ENOENT) {
 			return r.explain(int(dir.Fd()), name, path, err)
 		}
 		return nil
@@ -61,10 +62,30 @@ func Remove(ctx context.Context, path string) error {
 	if r.first != nil {
 		return r.first
 	}
-	if err := unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
+	if err := unlink(int(dir.Fd()), name, unix.AT_REMOVEDIR, false); err != nil && !errors.Is(err, unix.ENOENT) {
 		return r.explain(int(dir.Fd()), name, path, err)
 	}
 	return nil
+}
+
+// Unlink is unlinkat(2), also of what is immutable or append-only, or in a
+// directory that is: it takes those flags away first, from both.
+func Unlink(at int, name string, flags int) error { return unlink(at, name, flags, true) }
+
+// unlink is Unlink. Without own, the directory is somebody else's, and keeps its flags.
+func unlink(at int, name string, flags int, own bool) error {
+	err := unix.Unlinkat(at, name, flags)
+	if err != unix.EPERM {
+		return err
+	}
+	taken := kernel.Unprotect(at, name)
+	if own {
+		taken |= kernel.Unprotect(at, "")
+	}
+	if taken == 0 {
+		return err
+	}
+	return unix.Unlinkat(at, name, flags)
 }
 
 type remover struct {
@@ -137,7 +158,7 @@ func (r *remover) visit(d *Dir, f *os.File) ([]string, error) {
 				subdirs = append(subdirs, e.Name())
 				continue
 			}
-			err := unix.Unlinkat(fd, e.Name(), 0)
+			err := Unlink(fd, e.Name(), 0)
 			if err != nil && !errors.Is(err, unix.ENOENT) {
 				r.fail(r.explain(fd, e.Name(), r.path(d.Join(e.Name())), err))
 			}
@@ -161,7 +182,7 @@ func (r *remover) leave(d *Dir, subdirs []string) error {
 	}
 	defer f.Close()
 	for _, name := range subdirs {
-		err := unix.Unlinkat(int(f.Fd()), name, unix.AT_REMOVEDIR)
+		err := Unlink(int(f.Fd()), name, unix.AT_REMOVEDIR)
 		switch {
 		case err == nil, errors.Is(err, unix.ENOENT):
 		case errors.Is(err, unix.ENOTEMPTY) && r.failed.Load():

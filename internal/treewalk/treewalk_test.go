@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"testing"
 
 	"pando/internal/errs"
+	"pando/internal/kernel"
 	"pando/internal/mount"
 	"pando/internal/testfs"
 	"pando/internal/treewalk"
@@ -359,38 +362,82 @@ func TestRemoveMounts(t *testing.T) {
 	}
 }
 
-// TestRemoveImmutable checks that the error names the file and helps.
+// setFlags makes a file immutable or append-only, or neither, as chattr does.
+func setFlags(t *testing.T, path string, flags uint32) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	have, err := kernel.GetFlags(int(f.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := kernel.SetFlags(int(f.Fd()), have&^(kernel.FlagImmutable|kernel.FlagAppend)|flags); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestRemoveImmutable removes files and directories with flags that forbid it.
 func TestRemoveImmutable(t *testing.T) {
 	dir := testfs.Ext4(t, 16<<20)
-	build(t, dir, "victim/a/kept", "victim/a/gone", "victim/b/c/", "victim/locked/inside")
-	set := func(name string, flags int) {
-		t.Helper()
-		f, err := os.Open(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer f.Close()
-		if err := unix.IoctlSetPointerInt(int(f.Fd()), unix.FS_IOC_SETFLAGS, flags); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, c := range []struct{ attribute, names string }{
-		{"victim/a/kept", "victim/a/kept"},
-		{"victim/locked", "victim/locked/inside"}, // a file in an immutable directory
+	build(t, dir, "outside/victim/a/fixed", "outside/victim/a/log", "outside/victim/b/c/", "outside/victim/locked/inside", "outside/victim/grows/sub/x")
+	victim := filepath.Join(dir, "outside/victim")
+	for name, flags := range map[string]uint32{
+		"a/fixed": kernel.FlagImmutable, "a/log": kernel.FlagAppend, "b/c": kernel.FlagImmutable, "locked": kernel.FlagImmutable,
+		"grows": kernel.FlagAppend, "grows/sub/x": kernel.FlagImmutable | kernel.FlagAppend, "": kernel.FlagImmutable,
 	} {
-		set(c.attribute, 0x10) // FS_IMMUTABLE_FL
-		err := treewalk.Remove(t.Context(), filepath.Join(dir, "victim"))
-		if !errs.Is(err, errs.Permission) || !strings.Contains(err.Error(), filepath.Join(dir, c.names)) ||
-			!strings.Contains(errs.HintOf(err), "chattr -ia "+filepath.Join(dir, c.attribute)) {
-			t.Errorf("with %s immutable: %v with hint %q", c.attribute, err, errs.HintOf(err))
-		}
-		if !exists(filepath.Join(dir, c.names)) || exists(filepath.Join(dir, "victim/b")) || exists(filepath.Join(dir, "victim/a/gone")) {
-			t.Errorf("with %s immutable: the wrong files are gone", c.attribute)
-		}
-		set(c.attribute, 0)
-		build(t, dir, "victim/b/c/", "victim/locked/inside") // for the next case
+		setFlags(t, filepath.Join(victim, name), flags)
 	}
-	if err := treewalk.Remove(t.Context(), filepath.Join(dir, "victim")); err != nil || exists(filepath.Join(dir, "victim")) {
-		t.Errorf("when nothing is immutable any more: %v", err)
+	// The directory that the tree is in is somebody else's.
+	setFlags(t, filepath.Join(dir, "outside"), kernel.FlagImmutable)
+	err := treewalk.Remove(t.Context(), victim)
+	if !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "chattr -ia "+filepath.Join(dir, "outside")) {
+		t.Errorf("in an immutable directory: %v with hint %q", err, errs.HintOf(err))
 	}
+	setFlags(t, filepath.Join(dir, "outside"), 0)
+	if err := treewalk.Remove(t.Context(), victim); err != nil || exists(victim) {
+		t.Errorf("%v", err)
+	}
+}
+
+// TestRemoveImmutableForbidden checks that the error names the file and helps where
+// the flag cannot be taken away.
+func TestRemoveImmutableForbidden(t *testing.T) {
+	const variable = "PANDO_TEST_REMOVE"
+	if path := os.Getenv(variable); path != "" {
+		err := treewalk.Remove(t.Context(), path)
+		fmt.Printf("kind %s\n%v\n%s\n", errs.KindOf(err), err, errs.HintOf(err))
+		return
+	}
+	dir := testfs.Ext4(t, 16<<20)
+	build(t, dir, "victim/a/kept", "victim/a/gone", "victim/b/c/")
+	setFlags(t, filepath.Join(dir, "victim/a/kept"), kernel.FlagImmutable)
+	// The child inherits what this thread may at most; the thread ends with it.
+	var out []byte
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread()
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, unix.CAP_LINUX_IMMUTABLE, 0, 0, 0)
+		if err == nil {
+			cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+			cmd.Env = append(os.Environ(), variable+"="+filepath.Join(dir, "victim"))
+			out, err = cmd.CombinedOutput()
+		}
+		done <- err
+	}()
+	if err := <-done; err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	kept := filepath.Join(dir, "victim/a/kept")
+	for _, word := range []string{"kind permission", kept + ": it is immutable", "chattr -ia " + kept} {
+		if !strings.Contains(string(out), word) {
+			t.Errorf("%q is not in %q", word, out)
+		}
+	}
+	if !exists(kept) || exists(filepath.Join(dir, "victim/b")) || exists(filepath.Join(dir, "victim/a/gone")) {
+		t.Error("the wrong files are gone")
+	}
+	setFlags(t, kept, 0)
 }

@@ -297,10 +297,15 @@ func (d *Driver) snapshotChild(ctx context.Context, src *os.File, c kernel.Subvo
 		return err
 	}
 	defer parent.Close()
+	// The directory may be immutable, as it is in the origin.
+	taken := kernel.Unprotect(int(parent.Fd()), "")
 	if err := unix.Unlinkat(int(parent.Fd()), c.Name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	if err := kernel.SubvolSnapshot(parent, c.Name, child, info.ReadOnly && len(grandchildren) == 0); err != nil {
+		return err
+	}
+	if err := kernel.Protect(int(parent.Fd()), taken); err != nil {
 		return err
 	}
 	if len(grandchildren) == 0 {
@@ -344,7 +349,7 @@ func (d *Driver) destroyTree(name string) error {
 	switch {
 	case errors.Is(err, unix.ENOENT):
 		return nil
-	case !errors.Is(err, unix.ENOTEMPTY):
+	case !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EPERM):
 		return err
 	}
 	f, err := treewalk.Open(d.f, name)
@@ -352,8 +357,7 @@ func (d *Driver) destroyTree(name string) error {
 		return err
 	}
 	defer f.Close()
-	// A read-only one holds on to what is inside it.
-	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
+	if err := release(f); err != nil {
 		return err
 	}
 	info, err := kernel.SubvolInfoOf(f)
@@ -364,6 +368,16 @@ func (d *Driver) destroyTree(name string) error {
 		return err
 	}
 	return kernel.SubvolDestroy(d.f, name)
+}
+
+// release makes the subvolume with the root f ready to be destroyed: a read-only one
+// holds on to what is inside it, and one whose root is immutable (chattr) to itself.
+func release(f *os.File) error {
+	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
+		return err
+	}
+	kernel.Unprotect(int(f.Fd()), "") // if that fails, destroying it says so
+	return nil
 }
 
 // destroyNested destroys the subvolumes inside the subvolume numbered id, whose
@@ -378,10 +392,14 @@ func (d *Driver) destroyNested(f *os.File, id uint64) error {
 		if err != nil {
 			return fmt.Errorf("subvolume %s: %w", filepath.Join(c.Dir, c.Name), err)
 		}
-		if err = kernel.SubvolSetReadOnly(child, false); err == nil {
+		if err = release(child); err == nil {
 			err = d.destroyNested(child, c.ID)
 		}
 		child.Close()
+		if parent, e := treewalk.Open(f, c.Dir); e == nil {
+			kernel.Unprotect(int(parent.Fd()), "")
+			parent.Close()
+		}
 		if err == nil {
 			err = kernel.SubvolDestroyID(d.f, c.ID)
 		}

@@ -493,3 +493,52 @@ func BenchmarkClone(b *testing.B) {
 		}
 	})
 }
+
+// TestImmutable clones and destroys a volume whose root, and a directory with a
+// subvolume inside, are immutable or append-only.
+func TestImmutable(t *testing.T) {
+	dir := testfs.Btrfs(t, 256<<20)
+	d := pool(t, dir)
+	vol, tree := create(t, d)
+	want := map[string]string{"file": "file", "grows/in/file": "grows/in/file"}
+	subvol(t, filepath.Join(tree, "grows/in"))
+	for name, content := range want {
+		write(t, filepath.Join(tree, name), []byte(content))
+	}
+	flags := map[string]uint32{"file": kernel.FlagAppend, "grows/in": kernel.FlagImmutable, "grows": kernel.FlagAppend, "": kernel.FlagImmutable}
+	for _, name := range []string{"file", "grows/in", "grows", ""} {
+		f, err := os.Open(filepath.Join(tree, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := kernel.Protect(int(f.Fd()), flags[name]); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+	}
+	clone, snap := identity(driver.Volume), identity(driver.Snapshot)
+	if err := errors.Join(d.Clone(t.Context(), vol, clone), d.Snapshot(t.Context(), vol, snap)); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []driver.ObjectID{clone.ID, snap.ID} {
+		wantFiles(t, treeOf(t, d, id), want)
+		for name, flag := range flags {
+			f, err := os.Open(filepath.Join(treeOf(t, d, id), name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if have, err := kernel.GetFlags(int(f.Fd())); err != nil || have&flag == 0 {
+				t.Errorf("%q of object %s has flags %#x, %v; want %#x", name, id, have, err, flag)
+			}
+			f.Close()
+		}
+	}
+	for _, id := range []driver.ObjectID{clone.ID, snap.ID, vol} {
+		if err := d.Destroy(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+	}
+	if n := count(t, dir); n != 0 {
+		t.Errorf("%d subvolumes are left", n)
+	}
+}

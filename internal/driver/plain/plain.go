@@ -229,7 +229,7 @@ func (d *Driver) find(id driver.ObjectID) (os.FileInfo, error) {
 }
 
 // Destroy implements driver.Driver. Its cost grows with the number of files.
-// InUse if something is mounted inside, Permission if a file is immutable; all
+// InUse if something is mounted inside; all
 // else is gone then, and the object is no longer whole. It does not stop for
 // ctx before the identity is gone, and may be repeated.
 func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {

@@ -1,0 +1,185 @@
+package kernel
+
+import (
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Flags of a file that chattr(1) sets, as FS_IOC_GETFLAGS has them (linux/fs.h).
+const (
+	FlagCompress       = 0x4
+	FlagSync           = 0x8
+	FlagImmutable      = 0x10
+	FlagAppend         = 0x20
+	FlagNoDump         = 0x40
+	FlagNoAtime        = 0x80
+	FlagEncrypted      = 0x800
+	FlagDirSync        = 0x10000
+	FlagVerity         = 0x100000
+	FlagNoCow          = 0x800000
+	FlagProjectInherit = 0x20000000
+	FlagCasefold       = 0x40000000
+)
+
+// Hints of XFS about extents, in FSXAttr.XFlags.
+const (
+	XFlagExtentSize        = 0x800
+	XFlagExtentSizeInherit = 0x1000
+	XFlagCowExtentSize     = 0x10000
+)
+
+// FSXAttr is struct fsxattr of linux/fs.h.
+type FSXAttr struct {
+	XFlags        uint32
+	ExtentSize    uint32 // bytes
+	Extents       uint32
+	Project       uint32
+	CowExtentSize uint32 // bytes
+	_             [8]byte
+}
+
+// GetFlags returns the flags of an open file. ENOTTY or EOPNOTSUPP where there
+// are none.
+func GetFlags(fd int) (uint32, error) {
+	var flags int32 // whatever the number of the ioctl says
+	err := fdIoctl(fd, unix.FS_IOC_GETFLAGS, unsafe.Pointer(&flags))
+	return uint32(flags), err
+}
+
+// SetFlags replaces the flags of an open file. EPERM without CAP_LINUX_IMMUTABLE
+// if that changes whether it is immutable or append-only, EOPNOTSUPP or EINVAL if
+// the filesystem does not know one of them.
+func SetFlags(fd int, flags uint32) error {
+	v := int32(flags)
+	return fdIoctl(fd, unix.FS_IOC_SETFLAGS, unsafe.Pointer(&v))
+}
+
+// GetFSXAttr returns the project and the hints of an open file. ENOTTY or
+// EOPNOTSUPP where there are none.
+func GetFSXAttr(fd int) (x FSXAttr, err error) {
+	err = fdIoctl(fd, fsIocFSGETXATTR, unsafe.Pointer(&x))
+	return x, err
+}
+
+// SetFSXAttr replaces them, and the flags among XFlags.
+func SetFSXAttr(fd int, x FSXAttr) error {
+	return fdIoctl(fd, fsIocFSSETXATTR, unsafe.Pointer(&x))
+}
+
+func fdIoctl(fd int, req uintptr, arg unsafe.Pointer) error {
+	for {
+		_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), req, uintptr(arg))
+		switch e {
+		case unix.EINTR:
+			continue
+		case 0:
+			return nil
+		}
+		return e
+	}
+}
+
+// Numbers of file_getattr(2) and file_setattr(2), since Linux 6.17. They are the
+// same on every architecture that Go knows but MIPS.
+const (
+	sysFileGetattr = 468
+	sysFileSetattr = 469
+)
+
+// fileAttr is struct file_attr of linux/fs.h.
+type fileAttr struct {
+	xflags                                   uint64
+	extentSize, extents, project, cowExtents uint32
+}
+
+// SpecialProject returns the project of a file in the directory at that cannot be
+// opened without an effect: a symbolic link, a device, a fifo or a socket. ENOSYS
+// on an old kernel, EOPNOTSUPP where the filesystem cannot tell.
+func SpecialProject(at int, name string) (uint32, error) {
+	a, err := fileGetattr(at, name)
+	return a.project, err
+}
+
+// SetSpecialProject replaces it.
+func SetSpecialProject(at int, name string, project uint32) error {
+	a, err := fileGetattr(at, name)
+	if err != nil || a.project == project {
+		return err
+	}
+	a.project = project
+	return fileAttrCall(sysFileSetattr, at, name, &a)
+}
+
+func fileGetattr(at int, name string) (a fileAttr, err error) {
+	err = fileAttrCall(sysFileGetattr, at, name, &a)
+	return a, err
+}
+
+func fileAttrCall(call uintptr, at int, name string, a *fileAttr) error {
+	p, err := unix.BytePtrFromString(name)
+	if err != nil {
+		return err
+	}
+	_, _, e := unix.Syscall6(call, uintptr(at), uintptr(unsafe.Pointer(p)), uintptr(unsafe.Pointer(a)),
+		unsafe.Sizeof(*a), unix.AT_SYMLINK_NOFOLLOW, 0)
+	if e != 0 {
+		return e
+	}
+	return nil
+}
+
+// OpenForFlags opens the file or directory name in at ("": at itself) so that its
+// flags can be asked for and set. Other types, whose opening may have an effect, are
+// refused with EOPNOTSUPP. Symbolic links are not followed.
+func OpenForFlags(at int, name string) (int, error) {
+	if name == "" {
+		name = "."
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return -1, err
+	}
+	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFDIR {
+		return -1, unix.EOPNOTSUPP
+	}
+	// Should it have become a fifo or a device since then, nothing waits or happens.
+	flags := unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+	fd, err := unix.Openat(at, name, flags|unix.O_NOATIME, 0)
+	if err == unix.EPERM { // it is somebody else's
+		fd, err = unix.Openat(at, name, flags, 0)
+	}
+	return fd, err
+}
+
+// protected are the flags that forbid changing, renaming and removing.
+const protected = FlagImmutable | FlagAppend
+
+// Unprotect takes the flags "immutable" and "append-only" away from the file or
+// directory name in at ("": at itself), and returns those that it had: 0 if
+// none, or if they cannot be taken away.
+func Unprotect(at int, name string) uint32 {
+	fd, err := OpenForFlags(at, name)
+	if err != nil {
+		return 0
+	}
+	defer unix.Close(fd)
+	flags, err := GetFlags(fd)
+	if err != nil || flags&protected == 0 || SetFlags(fd, flags&^protected) != nil {
+		return 0
+	}
+	return flags & protected
+}
+
+// Protect gives an open file flags back that Unprotect has taken away. It does
+// nothing with 0.
+func Protect(fd int, flags uint32) error {
+	if flags == 0 {
+		return nil
+	}
+	have, err := GetFlags(fd)
+	if err != nil {
+		return err
+	}
+	return SetFlags(fd, have|flags)
+}
