@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -184,7 +185,7 @@ func copyMany(b *testing.B, dir string) {
 		if err := cmd.Run(); err != nil {
 			b.Fatalf("%v\n%s", err, &out)
 		}
-		if got, err := Measure(bg, dir+"/dst", Options{}); err != nil || got != want {
+		if got, err := Measure(bg, dir+"/dst", Options{}); err != nil || !reflect.DeepEqual(got, want) {
 			b.Fatalf("the copy has %+v, the tree %+v; %v", got, want, err)
 		}
 		rss := cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss // KiB

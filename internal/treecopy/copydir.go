@@ -19,8 +19,7 @@ import (
 // and the attributes of src itself except its mode. Other filesystems mounted
 // below src are copied too, except those of the kernel (see Skipped).
 //
-// src itself may be a path through symbolic links. Inode flags (chattr),
-// project IDs and birth times are not copied.
+// src itself may be a path through symbolic links.
 //
 // After an error or a cancellation dst holds part of the tree. On return all
 // work has stopped. Data is not synced.
@@ -63,20 +62,31 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 		root.unpin()
 		return Totals{}, err
 	}
-	root.dst = stage.fd // now the walk's
+	root.flags = readFlags(root.src)
+	root.dst, c.staged = stage.fd, stage.name != "" // the descriptor is the walk's now
 	if err = newWalk(c, true, opt).sparing(spare).run(ctx, root); err == nil {
 		err = stage.finish()
 	}
 	if err == nil {
-		err = c.set.apply(opened(rootFD), root.path, rootAttrs(root.attrs), xattrs)
+		err = c.late.apply(ctx, &c.set, dst, func(i lateItem) string { return i.dir.(*dir).join(i.name) })
+	}
+	if err == nil {
+		err = c.set.applyRoot(rootFD, root.path, root.attrs, xattrs)
 	}
 	return c.n.totals(), err
 }
 
-// rootAttrs is what the root of a volume gets.
-func rootAttrs(a attrs) attrs {
-	a.mode = unix.S_IFDIR | 0o755
-	return a
+// applyRoot gives the root of a volume its attributes. Unless it is to be like the
+// source's in everything, others must be able to enter it and to make files in it.
+func (s *setter) applyRoot(fd int, path func() string, a attrs, xs []xattr) error {
+	o := opened(fd).in(rootKey)
+	setHints(fd, a.flags)
+	if !s.ownRoot {
+		a.mode = unix.S_IFDIR | 0o755
+		s.countFlags(o, path, a.flags.flags&protectFlags)
+		a.flags.flags &^= protectFlags
+	}
+	return s.apply(o, path, a, xs)
 }
 
 // openSource opens the root of a source, with one pin and one pending part.
@@ -116,7 +126,7 @@ type common struct {
 }
 
 func newCommon(opt Options) common {
-	c := common{n: &counters{progress: opt.Progress}, excluded: make(map[Inode]bool)}
+	c := common{n: newCounters(opt), excluded: make(map[Inode]bool)}
 	for _, id := range opt.Exclude {
 		c.excluded[id] = true
 	}
@@ -175,15 +185,32 @@ func kernelFS(fd int) bool {
 // copier is the visitor of CopyDir.
 type copier struct {
 	common
-	set   setter
-	dstID Inode
-	links links
+	set     setter
+	dstID   Inode
+	links   links
+	staged  bool // the entries of the root are moved at the end
+	noFlags bool // but hints
+
+	mu   sync.Mutex
+	late lateFlags
 }
 
 func newCopier(opt Options) *copier {
 	c := &copier{common: newCommon(opt)}
-	c.set = setter{n: c.n, unprivileged: opt.Unprivileged}
+	c.set = setter{n: c.n, unprivileged: opt.Unprivileged, ownRoot: opt.OwnRoot}
 	return c
+}
+
+// later takes flags out of the attributes of name in d, to be set at the end, if they
+// would be in the way until then. nlink is the number of names that it has.
+func (c *copier) later(d *dir, name string, nlink uint64, a *attrs) {
+	if a.flags.none() || nlink <= 1 && !(c.staged && d.parent == nil) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.late.items = append(c.late.items, lateItem{d, d.key, name, a.flags})
+	a.flags = fileFlags{}
 }
 
 func (c *copier) enter(w *worker, parent *dir, e entry) (*dir, error) {
@@ -208,6 +235,7 @@ func (c *copier) makeDir(w *worker, parent, d *dir) error {
 	if d.xattrs, err = c.readXattrs(w, opened(d.src), d.path); err != nil {
 		return err
 	}
+	d.flags = readFlags(d.src)
 	err = retry0(func() error { return unix.Mkdirat(parent.dst, d.name, 0o700) })
 	if err == unix.EEXIST && parent.parent == nil && d.name == lostFound {
 		err = nil // a fresh ext4 has it
@@ -225,7 +253,9 @@ func (c *copier) leave(w *worker, d *dir) error {
 	if d.parent == nil {
 		return nil // CopyDir does the root, after the staging
 	}
-	return c.set.apply(opened(d.dst), d.path, d.attrs, d.xattrs)
+	setHints(d.dst, d.flags)
+	c.later(d.parent, d.name, 1, &d.attrs)
+	return c.set.apply(opened(d.dst).in(d.key), d.path, d.attrs, d.xattrs)
 }
 
 func (c *copier) file(w *worker, d *dir, e entry) error {
@@ -255,7 +285,12 @@ func (c *copier) file(w *worker, d *dir, e entry) error {
 		return err
 	}
 	c.n.add(1, 0)
-	return c.set.apply(named(d.dst, e.name), path, attrsOf(&st), xs)
+	a := attrsOf(&st)
+	if !c.noFlags {
+		a.flags = readSpecialFlags(d.src, e.name)
+	}
+	c.later(d, e.name, uint64(st.Nlink), &a)
+	return c.set.apply(named(d.dst, e.name).in(d.key), path, a, xs)
 }
 
 // errSkipped says that a file is left out and counted.
@@ -279,22 +314,38 @@ func (c *copier) special(d *dir, name string, st *unix.Stat_t) error {
 		if n == len(buf) {
 			return changed(d.join(name))
 		}
-		if err := unix.Symlinkat(string(buf[:n]), d.dst, name); err != nil {
-			return dstErr(d.join(name), "symlink", err)
-		}
-		return nil
+		return c.set.symlink(string(buf[:n]), named(d.dst, name).in(d.key), func() string { return d.join(name) })
 	}
-	return c.set.mknod(d.dst, name, st.Mode, st.Rdev, func() string { return d.join(name) })
+	return c.set.mknod(named(d.dst, name).in(d.key), st.Mode, st.Rdev, func() string { return d.join(name) })
+}
+
+// symlink makes a symbolic link. If its target is longer than the filesystem can
+// hold, it is left out, and counted.
+func (s *setter) symlink(target string, o object, path func() string) error {
+	err := unix.Symlinkat(target, o.at, o.name)
+	switch {
+	case err == unix.ENAMETOOLONG && len(target) > len(o.name): // XFS takes 1023 bytes, btrfs 3948 or so
+		s.n.lost(LostSymlinks, o, path)
+		return errSkipped
+	case err != nil:
+		return dstErr(path(), "symlink", err)
+	}
+	return nil
 }
 
 // mknod makes a device node, fifo or socket that only the owner can use yet.
-func (s *setter) mknod(at int, name string, mode uint32, rdev uint64, path func() string) error {
-	err := unix.Mknodat(at, name, mode&unix.S_IFMT|0o600, int(rdev))
-	if err == unix.EPERM && s.unprivileged {
+// One whose number the filesystem cannot hold is left out, and counted.
+func (s *setter) mknod(o object, mode uint32, rdev uint64, path func() string) error {
+	err := unix.Mknodat(o.at, o.name, mode&unix.S_IFMT|0o600, int(rdev))
+	isDevice := mode&unix.S_IFMT == unix.S_IFBLK || mode&unix.S_IFMT == unix.S_IFCHR
+	switch {
+	case err == unix.EPERM && s.unprivileged:
 		s.n.devices.Add(1)
 		return errSkipped
-	}
-	if err != nil {
+	case err == unix.EINVAL && isDevice: // XFS takes 14 and 18 bits
+		s.n.lost(LostDevices, o, path)
+		return errSkipped
+	case err != nil:
 		return dstErr(path(), "mknod", err)
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -582,7 +583,7 @@ func TestMeasure(t *testing.T) {
 	must(t, err)
 	// Directories take a block each: the root and d.
 	want := Totals{Files: 6, Bytes: 5000 + 1 + 1, Inodes: 5, Allocated: 8192 + 4096 + 4096 + 2*4096}
-	if got != want {
+	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 }

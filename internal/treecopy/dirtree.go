@@ -23,6 +23,8 @@ type dirTree struct {
 	made []*dirNode // but the root; parents come before children
 	kids map[dirKey]*dirNode
 	lru  *list.List // the open ones but the root; the last used first
+
+	removed func(dirKey) // told of names that remove has removed
 }
 
 type dirKey struct {
@@ -193,6 +195,9 @@ func (t *dirTree) remove(parent *dirNode, at int, name, entry string) error {
 		return dstErr(entry, "unlink", err)
 	}
 	key := dirKey{parent, name}
+	if t.removed != nil {
+		t.removed(key)
+	}
 	if n := t.kids[key]; n != nil {
 		delete(t.kids, key)
 		t.closeNode(n)

@@ -66,6 +66,12 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 		return err
 	}
 
+	a := attrsOf(&st)
+	a.flags = readFlags(src)
+	setHints(dst, a.flags)
+	if c.noFlags {
+		a.flags = fileFlags{}
+	}
 	f := file{w: w, n: c.n, src: src, dst: dst, st: &st, path: path}
 	err = f.copy()
 	if err == nil {
@@ -76,7 +82,8 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 		xs, err = c.readXattrs(w, opened(src), path)
 	}
 	if err == nil {
-		err = c.set.apply(opened(dst), path, attrsOf(&st), xs)
+		c.later(d, e.name, uint64(st.Nlink), &a)
+		err = c.set.apply(opened(dst).in(d.key), path, a, xs)
 	}
 	// Some filesystems report a write error no earlier than this.
 	if cerr := unix.Close(dst); cerr != nil && cerr != unix.EINTR && err == nil {

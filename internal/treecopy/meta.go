@@ -16,8 +16,10 @@ type attrs struct {
 	mode         uint32 // as st_mode, with the type
 	uid, gid     uint32
 	atime, mtime unix.Timespec
+	flags        fileFlags
 }
 
+// attrsOf is what stat tells: all but the flags.
 func attrsOf(st *unix.Stat_t) attrs {
 	return attrs{mode: st.Mode, uid: st.Uid, gid: st.Gid, atime: st.Atim, mtime: st.Mtim}
 }
@@ -53,10 +55,12 @@ type object struct {
 	fd   int
 	at   int
 	name string
+	key  uint64 // of its directory; see losses
 }
 
 func opened(fd int) object             { return object{fd: fd} }
 func named(at int, name string) object { return object{fd: -1, at: at, name: name} }
+func (o object) in(key uint64) object  { o.key = key; return o }
 func (o object) procPath() string      { return "/proc/self/fd/" + strconv.Itoa(o.at) + "/" + o.name }
 func (o object) stat(st *unix.Stat_t) error {
 	if o.fd >= 0 {
@@ -177,11 +181,13 @@ func (c *copier) xattrErr(o object, path, call string, err error) error {
 type setter struct {
 	n            *counters
 	unprivileged bool
+	ownRoot      bool
 }
 
 // apply gives o the attributes a and xs. The order matters: chown clears
 // setuid, setgid and security.capability, an ACL changes the mode, and
-// everything changes the times.
+// everything changes the times. Flags may forbid all of that, so they come last.
+// Times and flags that the filesystem cannot hold are counted.
 func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error {
 	var st unix.Stat_t
 	if err := o.stat(&st); err != nil {
@@ -218,7 +224,14 @@ func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error 
 	if err := o.utimes(a.atime, a.mtime); err != nil {
 		return dstErr(path(), "utimensat", err)
 	}
-	return nil
+	// A filesystem takes the nearest date that it can hold.
+	if err := o.stat(&st); err != nil {
+		return dstErr(path(), "stat", err)
+	}
+	if st.Mtim != a.mtime || st.Atim != a.atime {
+		s.n.lost(LostDates, o, path)
+	}
+	return s.setFlags(o, path, a.flags)
 }
 
 func (s *setter) setXattr(o object, path func() string, x xattr) error {

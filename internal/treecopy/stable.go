@@ -36,6 +36,7 @@ type Stable struct {
 //
 // After an error dst holds something of the tree. Data is not synced.
 func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, passes int) (Stable, error) {
+	opt.losses = &losses{}
 	quiet := opt // for looking, which is no progress
 	quiet.Progress = nil
 	var r Stable
@@ -57,6 +58,7 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 			}
 			n, err = copyChanged(ctx, src, dst, quiet, r.Stamp, spare)
 			if errors.Is(err, errAll) {
+				opt.losses.reset()
 				if err = empty(ctx, dst); err == nil {
 					spare = newDirtySet()
 					n, err = copyTree(ctx, src, dst, quiet, spare)
@@ -74,6 +76,7 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 		}
 		r.Stamp.merge(spare)
 		r.Files, r.Bytes = now.Files, now.Bytes
+		r.NotKept = opt.losses.list(r.Stamp.has)
 		if r.Stamp.Changed() == 0 {
 			return r, nil
 		}
@@ -92,8 +95,9 @@ func (s *Skipped) add(o Skipped) {
 	s.KernelDirs = o.KernelDirs // every walk sees all of them, or none
 }
 
-// CopyAttrs gives the directory dst owner, mode, times and extended attributes of
-// the directory src.
+// CopyAttrs gives the directory dst owner, mode, times, extended attributes, flags and
+// project of the directory src, as far as they are possible there. It becomes neither
+// immutable nor append-only.
 func CopyAttrs(src string, dst *os.File, opt Options) error {
 	defer runtime.KeepAlive(dst)
 	c := newCopier(opt)
@@ -106,6 +110,8 @@ func CopyAttrs(src string, dst *os.File, opt Options) error {
 	if err != nil {
 		return err
 	}
+	d.flags = readFlags(d.src)
+	d.flags.flags &^= protectFlags
 	return c.set.apply(opened(int(dst.Fd())), d.path, d.attrs, xs)
 }
 
@@ -150,7 +156,7 @@ func copyChanged(ctx context.Context, src string, dst *os.File, opt Options, s *
 	}
 	xattrs := root.xattrs // the walk drops them
 	if err = newWalk(u, true, opt).sparing(spare).run(ctx, root); err == nil && root.dirty {
-		err = u.set.apply(opened(int(dst.Fd())), root.path, rootAttrs(root.attrs), xattrs)
+		err = u.set.applyRoot(int(dst.Fd()), root.path, root.attrs, xattrs)
 	}
 	return u.n.totals(), err
 }
@@ -200,6 +206,7 @@ func (u *updater) anew(w *worker, parent *dir, e entry) (*dir, error) {
 	d, err := u.copier.enter(w, parent, e)
 	if d != nil {
 		d.whole = true
+		u.n.losses.forget(d.key)
 	}
 	return d, err
 }
@@ -226,12 +233,17 @@ func (u *updater) leave(w *worker, d *dir) error {
 }
 
 // clear makes the copy of d ready to be filled again: it loses everything but
-// the subdirectories that d still has, and its attributes. A default ACL would
-// be inherited by what is made in it.
+// the subdirectories that d still has, and its attributes. A default ACL and flags
+// would be inherited by what is made in it.
 func (u *updater) clear(ctx context.Context, w *worker, d *dir) error {
 	var err error
 	if d.xattrs, err = u.readXattrs(w, opened(d.src), d.path); err != nil {
 		return err
+	}
+	d.flags = readFlags(d.src)
+	u.n.losses.forget(d.key)
+	if err := clearFlags(d.dst); err != nil {
+		return dstErr(d.path(), "clearing flags", err)
 	}
 	names := make([]byte, 64<<10)
 	n, err := unix.Flistxattr(d.dst, names)
@@ -262,6 +274,9 @@ func empty(ctx context.Context, dst *os.File) error {
 		return err
 	}
 	defer unix.Close(fd)
+	if err := clearFlags(fd); err != nil {
+		return dstErr(dst.Name(), "clearing flags", err)
+	}
 	return remove(ctx, fd, func(string) bool { return false })
 }
 
@@ -289,13 +304,21 @@ func remove(ctx context.Context, fd int, keep func(name string) bool) error {
 		}
 	}
 	for _, e := range doomed {
-		err := unix.Unlinkat(fd, e.Name, 0)
-		if err == unix.EISDIR && !keep(e.Name) {
+		isDir := e.Type == unix.DT_DIR
+		if e.Type == unix.DT_UNKNOWN {
+			var st unix.Stat_t
+			isDir = unix.Fstatat(fd, e.Name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
+		}
+		switch {
+		case isDir && keep(e.Name):
+		case isDir:
 			if err := treewalk.Remove(ctx, "/proc/self/fd/"+strconv.Itoa(fd)+"/"+e.Name); err != nil {
 				return err
 			}
-		} else if err != nil && err != unix.EISDIR && err != unix.ENOENT {
-			return dstErr(e.Name, "unlink", err)
+		default:
+			if err := treewalk.Unlink(fd, e.Name, 0); err != nil && err != unix.ENOENT {
+				return dstErr(e.Name, "unlink", err)
+			}
 		}
 	}
 	return nil

@@ -43,6 +43,9 @@ type Stamp struct {
 // with what is directly in it: 0 if nothing has changed.
 func (s *Stamp) Changed() int64 { return s.n }
 
+// has reports whether the tree has a directory with this key.
+func (s *Stamp) has(key uint64) bool { _, ok := s.dirs[key]; return ok }
+
 // Moved returns s for comparisons after the root directory was renamed, which
 // changes its ctime: changes of the root's attributes are not seen then.
 func (s *Stamp) Moved() *Stamp {

@@ -21,8 +21,15 @@
 // Owners, all mode bits, modification and access times in nanoseconds (of
 // directories too), symbolic links with their owners, times and attributes,
 // hard links, extended attributes of every namespace, POSIX ACLs, holes,
-// device nodes, fifos and sockets. The root directory keeps its owner, times
-// and attributes but always has mode 0755: it will be a mount point.
+// device nodes, fifos and sockets; flags (chattr: immutable, append-only, no-dump,
+// no-atime, sync, dirsync, inherited projects) and project IDs; and as far as the
+// destination knows them, hints about storage (no copy-on-write, compression, sizes
+// of extents). The root directory keeps its owner, times and attributes but always
+// has mode 0755 and is never immutable: it will be a mount point.
+//
+// What the destination cannot hold of flags, project IDs, dates, device numbers and
+// long targets of symbolic links is no error: [Totals.NotKept] counts it. Not copied,
+// and not counted, are times of birth.
 //
 // # Errors
 //
@@ -77,6 +84,10 @@ type Options struct {
 	// counts both. Without it each of these is an error.
 	Unprivileged bool
 
+	// OwnRoot keeps the mode of the root directory, and whether it is immutable or
+	// append-only: the destination is the root of a volume as the source is.
+	OwnRoot bool
+
 	// Staging makes the tree below one temporary directory of the root and
 	// moves it up at the end. ext4 spreads the directories made directly in its
 	// root over the whole device and keeps everything below them close by, so
@@ -94,6 +105,8 @@ type Options struct {
 	// Workers is the number of concurrent workers; 0 means twice the
 	// processors, within reason. Untar has a single writer whatever this says.
 	Workers int
+
+	losses *losses // of several copies together; nil: of this one
 }
 
 // Totals counts a tree, without its root directory.
@@ -113,6 +126,8 @@ type Totals struct {
 	Allocated int64
 	// Skipped is what was not copied.
 	Skipped Skipped
+	// NotKept is what the destination could not hold, sorted by What.
+	NotKept []NotKept
 }
 
 // Skipped counts what a copy leaves out. Only KernelDirs and foreign
@@ -137,7 +152,11 @@ type counters struct {
 	files, bytes, inodes, allocated     atomic.Int64
 	owners, devices, xattrs, kernelDirs atomic.Int64
 	progress                            func(files, bytes int64)
+	losses                              *losses
 }
+
+// lost counts that o is not in the copy as it is in the source.
+func (c *counters) lost(what string, o object, path func() string) { c.losses.add(what, o.key, path()) }
 
 func (c *counters) add(files, bytes int64) {
 	if files != 0 {
@@ -159,7 +178,16 @@ func (c *counters) totals() Totals {
 			Owners: c.owners.Load(), Devices: c.devices.Load(),
 			Xattrs: c.xattrs.Load(), KernelDirs: c.kernelDirs.Load(),
 		},
+		NotKept: c.losses.list(nil),
 	}
+}
+
+func newCounters(opt Options) *counters {
+	c := &counters{progress: opt.Progress, losses: opt.losses}
+	if c.losses == nil {
+		c.losses = &losses{}
+	}
+	return c
 }
 
 // quote makes a path fit for a message: names may hold anything but NUL and

@@ -29,8 +29,8 @@ import (
 // begin with zeros, too. After an error dst holds part of the archive.
 //
 // A later entry replaces an earlier one of the same name. Owners are taken by
-// number. Extended attributes and ACLs are taken from PAX records
-// (SCHILY.xattr.*, SCHILY.acl.*). Times of access that the archive does not
+// number. Extended attributes, ACLs and flags are taken from PAX records
+// (SCHILY.xattr.*, SCHILY.acl.*, SCHILY.fflags). Times of access that the archive does not
 // have become those of modification. Directories that it does not have
 // get mode 0755 and belong to the caller. The archive's root ("./") keeps its
 // owner, times and attributes but has mode 0755.
@@ -62,13 +62,16 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 		ctx:  ctx,
 		s:    s,
 		tr:   tar.NewReader(s),
-		n:    &counters{progress: opt.Progress},
+		n:    newCounters(opt),
 		tree: newDirTree(stage.fd),
 		buf:  make([]byte, bufferSize),
 
 		empty: true,
+		late:  make(map[dirKey]fileFlags),
+		out:   make(map[dirKey]string),
 	}
-	u.set = setter{n: u.n, unprivileged: opt.Unprivileged}
+	u.set = setter{n: u.n, unprivileged: opt.Unprivileged, ownRoot: opt.OwnRoot}
+	u.tree.removed = func(k dirKey) { delete(u.late, k) }
 	err = u.all()
 	if err == nil {
 		err = u.leaveAll()
@@ -76,6 +79,9 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 	u.tree.close()
 	if err == nil {
 		err = stage.finish()
+	}
+	if err == nil {
+		err = u.setLate(dst)
 	}
 	if err == nil {
 		err = u.finishRoot(root)
@@ -119,7 +125,9 @@ type untar struct {
 	tree *dirTree
 	buf  []byte
 
-	empty bool // no entry has been read
+	empty bool                 // no entry has been read
+	late  map[dirKey]fileFlags // flags to be set when all names are in their place
+	out   map[dirKey]string    // files that were left out: as what of losses
 }
 
 // all extracts every entry. Directories get their attributes later.
@@ -250,6 +258,7 @@ func (u *untar) entry(hdr *tar.Header) error {
 			return refuse(hdr.Name, "it names the root but is not a directory")
 		}
 		u.tree.root.meta = &dirMeta{a, xs}
+		u.keepLate(place{name: hdr.Name}, hdr)
 		return nil
 	}
 	if isDir {
@@ -258,6 +267,7 @@ func (u *untar) entry(hdr *tar.Header) error {
 			return err
 		}
 		n.meta = &dirMeta{a, xs}
+		u.keepLate(place{parent: n.parent, base: n.name, name: hdr.Name}, hdr)
 		u.n.add(1, 0)
 		return nil
 	}
@@ -270,11 +280,13 @@ func (u *untar) entry(hdr *tar.Header) error {
 		return dstErr(hdr.Name, "open", err)
 	}
 	f := place{tree: u.tree, parent: parent, at: at, base: base, name: hdr.Name}
+	delete(u.out, f.key())
 	switch hdr.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		if err := u.regular(f, hdr, a, xs); err != nil {
 			return err
 		}
+		u.keepLate(f, hdr)
 		u.n.add(1, 0)
 		return nil
 	case tar.TypeLink:
@@ -287,7 +299,8 @@ func (u *untar) entry(hdr *tar.Header) error {
 		if hdr.Linkname == "" || strings.IndexByte(hdr.Linkname, 0) >= 0 {
 			return refuse(hdr.Name, "it is a symbolic link to %q", hdr.Linkname)
 		}
-		err = f.replace("symlink", func() error { return unix.Symlinkat(hdr.Linkname, at, base) })
+		err = f.replace("symlink", func() error { return u.set.symlink(hdr.Linkname, named(at, base), f.path) })
+		u.leftOut(f, LostSymlinks, err)
 	case tar.TypeChar, tar.TypeBlock:
 		if hdr.Devmajor < 0 || hdr.Devmajor >= 1<<12 || hdr.Devminor < 0 || hdr.Devminor >= 1<<20 {
 			return refuse(hdr.Name, "it has an impossible device number %d:%d", hdr.Devmajor, hdr.Devminor)
@@ -298,7 +311,8 @@ func (u *untar) entry(hdr *tar.Header) error {
 		if hdr.Typeflag == tar.TypeFifo {
 			rdev = 0
 		}
-		err = f.replace("mknod", func() error { return u.set.mknod(at, base, a.mode, rdev, f.path) })
+		err = f.replace("mknod", func() error { return u.set.mknod(named(at, base), a.mode, rdev, f.path) })
+		u.leftOut(f, LostDevices, err)
 	default:
 		return errs.New(errs.Unsupported, op, quote(hdr.Name), "it is of type %q, which Pando cannot extract", hdr.Typeflag)
 	}
@@ -375,6 +389,35 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 	return a, xs, nil
 }
 
+// keepLate notes the flags that a header gives a file.
+func (u *untar) keepLate(p place, hdr *tar.Header) {
+	flags, other := parseFlags(hdr.PAXRecords["SCHILY.fflags"])
+	if other {
+		u.n.lost(LostOtherFlags, object{}, p.path)
+	}
+	if flags != 0 {
+		u.late[p.key()] = fileFlags{flags: flags}
+	}
+}
+
+// setLate sets the flags of everything but the root.
+func (u *untar) setLate(dst *os.File) error {
+	var l lateFlags
+	for k, f := range u.late {
+		if k.parent != nil {
+			l.items = append(l.items, lateItem{dir: k.parent, name: k.name, flags: f})
+		}
+	}
+	return l.apply(u.ctx, &u.set, dst, func(i lateItem) string { return strings.TrimPrefix(i.dir.rel()+"/"+i.name, "/") })
+}
+
+// leftOut notes that a file was left out, so that other names of it are, too.
+func (u *untar) leftOut(p place, what string, err error) {
+	if err == errSkipped {
+		u.out[p.key()] = what
+	}
+}
+
 func timespec(t time.Time) unix.Timespec {
 	return unix.Timespec{Sec: t.Unix(), Nsec: int64(t.Nanosecond())}
 }
@@ -389,6 +432,7 @@ type place struct {
 }
 
 func (p place) path() string { return p.name }
+func (p place) key() dirKey  { return dirKey{p.parent, p.base} }
 
 // replace calls create, and once more without what is in the way.
 func (p place) replace(call string, create func() error) error {
@@ -499,6 +543,15 @@ func (u *untar) link(p place, target string) error {
 		// Either it is not there or it is behind a symbolic link.
 		return missing
 	}
+	if what, out := u.out[dirKey{node, base}]; out {
+		u.out[p.key()] = what
+		if what == LostDevices && u.set.unprivileged {
+			u.n.devices.Add(1)
+		} else {
+			u.n.lost(what, object{}, p.path)
+		}
+		return nil
+	}
 	at, err := unix.FcntlInt(uintptr(p.at), unix.F_DUPFD_CLOEXEC, 0) // opening node may close it
 	if err != nil {
 		return dstErr(p.name, "dup", err)
@@ -567,5 +620,6 @@ func (u *untar) finishRoot(root int) error {
 		}
 		return nil
 	}
-	return u.set.apply(opened(root), func() string { return "." }, rootAttrs(m.attrs), m.xattrs)
+	m.flags = u.late[dirKey{}]
+	return u.set.applyRoot(root, func() string { return "." }, m.attrs, m.xattrs)
 }

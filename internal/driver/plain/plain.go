@@ -6,8 +6,8 @@
 // A snapshot is a copy that is never attached writable. It is of one moment
 // only if nothing writes to the volume meanwhile: a directory cannot be frozen.
 //
-// Without root, owners, device nodes and attributes that only root can set are
-// lost in copies.
+// Without root, owners, device nodes, and attributes and flags that only root can set
+// are lost in copies.
 package plain
 
 import (
@@ -19,7 +19,6 @@ import (
 	"io/fs"
 	"iter"
 	"os"
-	"syscall"
 
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
@@ -126,8 +125,7 @@ func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id d
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
-	src, err := d.find(from)
-	if err != nil {
+	if _, err := d.find(from); err != nil {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	// Without an identity it may be half a copy.
@@ -135,12 +133,8 @@ func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id d
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	return d.make(ctx, op, id, func(dst *os.File) error {
-		if err := copyTree(ctx, d.dir.Data(from), dst, treecopy.Options{Unprivileged: os.Geteuid() != 0}); err != nil {
-			return err
-		}
-		// The copy of a root directory gets a mode that suits any mount point;
-		// here it is a volume's own, and its owner's choice.
-		return unix.Fchmod(int(dst.Fd()), src.Sys().(*syscall.Stat_t).Mode&0o7777)
+		// The root is the volume's own: its mode is its owner's choice.
+		return copyTree(ctx, d.dir.Data(from), dst, treecopy.Options{Unprivileged: os.Geteuid() != 0, OwnRoot: true})
 	})
 }
 
@@ -229,9 +223,9 @@ func (d *Driver) find(id driver.ObjectID) (os.FileInfo, error) {
 }
 
 // Destroy implements driver.Driver. Its cost grows with the number of files.
-// InUse if something is mounted inside; all
-// else is gone then, and the object is no longer whole. It does not stop for
-// ctx before the identity is gone, and may be repeated.
+// InUse if something is mounted inside; all else is gone then, and the object is no
+// longer whole. It does not stop for ctx before the identity is gone, and may be
+// repeated.
 func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	if !driver.ValidID(string(id)) {
 		return errs.New(errs.Invalid, "destroy", string(id), "not an object's ID")

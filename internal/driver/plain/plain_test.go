@@ -19,6 +19,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/mount"
 	"pando/internal/testfs"
+	"pando/internal/treecopy/treetest"
 )
 
 func TestConformance(t *testing.T) {
@@ -328,5 +329,33 @@ func BenchmarkClone(b *testing.B) {
 			}
 			b.ReportMetric(float64(destroying.Milliseconds())/float64(b.N), "destroy-ms/op")
 		})
+	}
+}
+
+// TestFlags copies and destroys a volume with files that are immutable or append-only,
+// as its root is.
+func TestFlags(t *testing.T) {
+	d, vol, tree := pool(t, testfs.Ext4(t, 64<<20))
+	treetest.BuildFlags(t, tree, treetest.Immutable|treetest.Append|treetest.NoDump, false)
+	if err := errors.Join(os.Chmod(tree, 0o1770), treetest.SetFlags(tree, treetest.Immutable)); err != nil {
+		t.Fatal(err)
+	}
+	clone, live, again := identity(driver.Volume), identity(driver.Snapshot), identity(driver.Volume)
+	err := errors.Join(d.Clone(t.Context(), vol, clone), d.CopyLive(t.Context(), vol, live, true, nil),
+		d.Clone(t.Context(), live.ID, again))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []driver.ObjectID{clone.ID, live.ID, again.ID} {
+		treetest.Compare(t, tree, treeOf(t, d, id), 0)
+	}
+	for _, id := range []driver.ObjectID{vol, clone.ID, live.ID, again.ID} {
+		path := treeOf(t, d, id)
+		if err := d.Destroy(t.Context(), id); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("after Destroy: %v", err)
+		}
 	}
 }

@@ -30,22 +30,26 @@ const (
 	Root                       // the root directory altogether
 	Xattrs                     // extended attributes and ACLs
 	Times                      // times of modification and access
+	Flags                      // flags (chattr)
+	Projects                   // project IDs
 )
 
 // Entry describes one file, but for its name.
 type Entry struct {
-	Mode   uint32 // as st_mode
-	UID    uint32
-	GID    uint32
-	Rdev   uint64
-	Size   int64 // of regular files and symbolic links
-	Mtime  unix.Timespec
-	Atime  unix.Timespec
-	Target string            // of a symbolic link
-	Xattrs map[string]string // all that can be listed
-	Link   string            // the first name, in order of bytes, of the file, if there are several in the tree
-	Data   string            // the ranges that are not holes, as from-to, in bytes
-	Sum    string            // SHA-256 of the content, whatever is a hole of it
+	Mode    uint32 // as st_mode
+	UID     uint32
+	GID     uint32
+	Rdev    uint64
+	Size    int64 // of regular files and symbolic links
+	Mtime   unix.Timespec
+	Atime   unix.Timespec
+	Target  string            // of a symbolic link
+	Xattrs  map[string]string // all that can be listed
+	Link    string            // the first name, in order of bytes, of the file, if there are several in the tree
+	Data    string            // the ranges that are not holes, as from-to, in bytes
+	Sum     string            // SHA-256 of the content, whatever is a hole of it
+	Flags   uint32            // of a file or directory: those of flags.go
+	Project uint32
 }
 
 // Fingerprint describes the tree below dir by the path of each file relative
@@ -99,6 +103,7 @@ func (r *reader) dir(at int, name, path string) error {
 	if err != nil {
 		return fmt.Errorf("%q: %w", path, err)
 	}
+	e.Flags, e.Project = flagsOf(f)
 	r.out[path] = e
 	names, err := f.Readdirnames(-1)
 	if err != nil {
@@ -169,6 +174,7 @@ func (e *Entry) content(at int, name string, size int64) error {
 	}
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
+	e.Flags, e.Project = flagsOf(f)
 	var data []string
 	h := sha256.New()
 	for off := int64(0); off < size; {
@@ -307,6 +313,8 @@ func (e Entry) diff(o Entry, path string, ignore Field) []string {
 	check("hard link to", false, e.Link, o.Link)
 	check("data", ignore&Holes != 0, e.Data, o.Data)
 	check("content", false, e.Sum, o.Sum)
+	check("flags", ignore&Flags != 0, octal(fmt.Sprintf("%#x", e.Flags)), octal(fmt.Sprintf("%#x", o.Flags)))
+	check("project", ignore&Projects != 0, e.Project, o.Project)
 	if ignore&Xattrs == 0 && !maps.Equal(e.Xattrs, o.Xattrs) {
 		out = append(out, fmt.Sprintf("attributes: %q, but %q", e.Xattrs, o.Xattrs))
 	}
