@@ -129,9 +129,9 @@ func fileAttrCall(call uintptr, at int, name string, a *fileAttr) error {
 	return nil
 }
 
-// OpenForFlags opens the file or directory name in at ("": at itself) so that its
-// flags can be asked for and set. Other types, whose opening may have an effect, are
-// refused with EOPNOTSUPP. Symbolic links are not followed.
+// OpenForFlags opens the file or directory name in the directory at ("": at itself) so
+// that its flags can be asked for and set. Other types, whose opening may have an
+// effect, are refused with EOPNOTSUPP. Symbolic links are not followed.
 func OpenForFlags(at int, name string) (int, error) {
 	if name == "" {
 		name = "."
@@ -156,14 +156,19 @@ func OpenForFlags(at int, name string) (int, error) {
 const protected = FlagImmutable | FlagAppend
 
 // Unprotect takes the flags "immutable" and "append-only" away from the file or
-// directory name in at ("": at itself), and returns those that it had: 0 if
-// none, or if they cannot be taken away.
+// directory name in the directory at ("": at itself), and returns those that it had:
+// 0 if none, or if they cannot be taken away.
 func Unprotect(at int, name string) uint32 {
 	fd, err := OpenForFlags(at, name)
 	if err != nil {
 		return 0
 	}
 	defer unix.Close(fd)
+	return UnprotectFile(fd)
+}
+
+// UnprotectFile is Unprotect of an open file or directory.
+func UnprotectFile(fd int) uint32 {
 	flags, err := GetFlags(fd)
 	if err != nil || flags&protected == 0 || SetFlags(fd, flags&^protected) != nil {
 		return 0
@@ -178,8 +183,8 @@ func Protect(fd int, flags uint32) error {
 		return nil
 	}
 	have, err := GetFlags(fd)
-	if err != nil {
-		return err
+	if err != nil || have&flags == flags {
+		return err // ext4 refuses even the flags that an immutable file has
 	}
 	return SetFlags(fd, have|flags)
 }

@@ -35,7 +35,7 @@ type ApplyOptions struct {
 
 // Apply makes the changes, which Compare found between some tree and from, in
 // the tree below the open directory onto, so that the changed paths are what
-// they are in from: content, names, hard links, owners, modes, times, attributes.
+// they are in from: content, names, hard links, owners, modes, times, attributes, flags.
 // Of changed files only the ranges that differ are written. Times of directories
 // are those of from only if the changes were found with Options.Times.
 //
@@ -61,6 +61,9 @@ type applier struct {
 
 	mu      sync.Mutex
 	skipped map[string]bool // with Keep: paths at which the other side's choice stands
+	copied  map[string]bool // paths that have the attributes of from, "" for the root
+
+	softened []softened // what is to become immutable or append-only again
 }
 
 // taken reports whether a change is to be left out because, with Keep, its path
@@ -89,6 +92,10 @@ func (a *applier) run(changes []Change) error {
 	if err := unix.Fstat(int(a.onto.Fd()), &rootBefore); err != nil {
 		return failed("", "stat", err)
 	}
+	defer a.closeSoftened()
+	if err := a.unprotect(changes); err != nil {
+		return errs.Wrap("apply", "", err)
+	}
 	if err := unix.Mkdirat(int(a.onto.Fd()), stageName, 0o700); err != nil {
 		return failed(stageName, "mkdir", err)
 	}
@@ -105,7 +112,10 @@ func (a *applier) run(changes []Change) error {
 	if err := unix.Unlinkat(int(a.onto.Fd()), stageName, unix.AT_REMOVEDIR); err != nil {
 		return failed(stageName, "rmdir", err)
 	}
-	return a.times(changes, &rootBefore)
+	if err := a.times(changes, &rootBefore); err != nil {
+		return err
+	}
+	return a.flags(changes)
 }
 
 // out takes away what is deleted, and into the stage what is renamed; what is
@@ -156,9 +166,9 @@ func (a *applier) out(changes []Change) error {
 
 // remove removes a file or directory. Not there is success with Keep or Force.
 func (a *applier) remove(dir *os.File, name string) error {
-	err := unix.Unlinkat(int(dir.Fd()), name, 0)
+	err := unlinkAt(dir, name, 0)
 	if err == unix.EISDIR {
-		err = unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
+		err = unlinkAt(dir, name, unix.AT_REMOVEDIR)
 	}
 	switch {
 	case err == unix.ENOTEMPTY && a.o.Force:
@@ -184,7 +194,7 @@ func (a *applier) removeAll(dir *os.File, name string) error {
 			if e.Type == unix.DT_DIR {
 				err = a.removeAll(f, e.Name)
 			} else {
-				err = unix.Unlinkat(int(f.Fd()), e.Name, 0)
+				err = unlinkAt(f, e.Name, 0)
 			}
 			if err != nil {
 				return err
@@ -195,7 +205,7 @@ func (a *applier) removeAll(dir *os.File, name string) error {
 	if err != nil {
 		return err
 	}
-	return unix.Unlinkat(int(dir.Fd()), name, unix.AT_REMOVEDIR)
+	return unlinkAt(dir, name, unix.AT_REMOVEDIR)
 }
 
 // in makes the added directories and puts what was renamed in its new place.
@@ -296,6 +306,7 @@ func (a *applier) parent(path string) (dir *os.File, name string, err error) {
 }
 
 func (a *applier) copyAttributes(path string) error {
+	a.note(path)
 	if path == "" || path == "." {
 		return treecopy.CopyAttributes(a.ctx, a.from, "", a.onto, "")
 	}
@@ -330,6 +341,7 @@ func (a *applier) copyFile(path string) error {
 	if err := treecopy.CopyEntry(a.ctx, src, dst, name); err != nil {
 		return err
 	}
+	a.note(path)
 	// Again, because of the ACL that it has inherited.
 	return treecopy.CopyAttributes(a.ctx, src, name, dst, name)
 }
@@ -380,7 +392,7 @@ func (a *applier) replaceFile(path string) error {
 		return err
 	}
 	defer dir.Close()
-	err = unix.Unlinkat(int(dir.Fd()), name, 0)
+	err = unlinkAt(dir, name, 0)
 	switch {
 	case err == unix.ENOENT:
 	case err == unix.EISDIR && a.o.Force:

@@ -131,9 +131,22 @@ func TestRandomMerges(t *testing.T) {
 				return append([]Change{}, m.Clean()...), ApplyOptions{Keep: true}
 			})
 			got := fingerprint(t, onto, links)
+			moved := map[string]string{} // directories by mine, with what theirs has in them
+			for _, ch := range m.Clean() {
+				if ch.Op == Renamed && ch.Type == Dir {
+					moved[ch.From] = ch.Path
+				}
+			}
 			for p := range paths {
-				if !equalAt(got, ft, p) && p != "." && !links[p] {
-					t.Errorf("with theirs %q is %+v, not %+v", p, got[p], ft[p])
+				at := got
+				if now := movedTo(moved, p); now != p {
+					at = map[string]treetest.Entry{}
+					if e, ok := got[now]; ok {
+						at[p] = e
+					}
+				}
+				if !equalAt(at, ft, p) && p != "." && !links[p] {
+					t.Errorf("with theirs %q is %+v, not %+v", p, at[p], ft[p])
 				}
 			}
 			for p := range all {

@@ -44,6 +44,17 @@ func (c *comparer) compare(at, bt place, a, b *inode) (d delta, err error) {
 		}
 		d.metadata = !bytes.Equal(x, y)
 	}
+	if !d.metadata && (a.isFile() || a.isDir()) {
+		x, err := flagsAt(at)
+		if err != nil {
+			return d, err
+		}
+		y, err := flagsAt(bt)
+		if err != nil {
+			return d, err
+		}
+		d.metadata = x != y
+	}
 	switch a.mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		err = c.contents(at, bt, a.size, b.size, &d)

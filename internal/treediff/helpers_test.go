@@ -75,14 +75,7 @@ func copies(t *testing.T, top string) world {
 				t.Fatal(err)
 			}
 			defer f.Close()
-			if _, err := treecopy.CopyDir(t.Context(), of, f, treecopy.Options{}); err != nil {
-				t.Fatal(err)
-			}
-			var st unix.Stat_t // CopyDir makes the root 0755
-			if err := unix.Stat(of, &st); err != nil {
-				t.Fatal(err)
-			}
-			if err := unix.Chmod(dir, st.Mode&0o7777); err != nil {
+			if _, err := treecopy.CopyDir(t.Context(), of, f, treecopy.Options{OwnRoot: true}); err != nil {
 				t.Fatal(err)
 			}
 			return dir

@@ -90,7 +90,7 @@ func (a *applier) link(ch *Change) error {
 
 // unlink removes a file, and with Force also a directory. Not there is success.
 func (a *applier) unlink(dir *os.File, name string) error {
-	err := unix.Unlinkat(int(dir.Fd()), name, 0)
+	err := unlinkAt(dir, name, 0)
 	if err == unix.EISDIR && a.o.Force {
 		err = a.remove(dir, name)
 	}

@@ -10,6 +10,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"pando/internal/kernel"
+	"pando/internal/treecopy/treetest"
 )
 
 // editor makes random changes to a tree. It keeps its own list of what is there.
@@ -18,6 +21,50 @@ type editor struct {
 	r     *rand.Rand
 	dir   string
 	clock int64
+
+	flagged bool // something may be immutable or append-only
+}
+
+// unlock makes everything changeable, and returns what was not, by inode number.
+func (e *editor) unlock() map[uint64]uint32 {
+	if !e.flagged {
+		return nil
+	}
+	locked := map[uint64]uint32{}
+	dirs, files := e.paths()
+	for _, p := range append(dirs, files...) {
+		var st unix.Stat_t
+		e.must(unix.Lstat(e.abs(p), &st))
+		f, err := kernel.OpenForFlags(unix.AT_FDCWD, e.abs(p))
+		if err == unix.EOPNOTSUPP {
+			continue
+		}
+		e.must(err)
+		if flags := kernel.UnprotectFile(f); flags != 0 {
+			locked[st.Ino] = flags
+		}
+		unix.Close(f)
+	}
+	return locked
+}
+
+// lock takes back what unlock did. A new file may have the number of one that is gone.
+func (e *editor) lock(locked map[uint64]uint32) {
+	if len(locked) == 0 {
+		return
+	}
+	dirs, files := e.paths()
+	for _, p := range append(dirs, files...) {
+		var st unix.Stat_t
+		e.must(unix.Lstat(e.abs(p), &st))
+		f, err := kernel.OpenForFlags(unix.AT_FDCWD, e.abs(p))
+		if err == unix.EOPNOTSUPP {
+			continue
+		}
+		e.must(err)
+		e.must(kernel.Protect(f, locked[st.Ino]))
+		unix.Close(f)
+	}
 }
 
 func (e *editor) must(err error) {
@@ -115,8 +162,15 @@ func (e *editor) fill() {
 	}
 }
 
-// edit makes one change, if what it has chosen can be done.
+// edit makes one change, if what it has chosen can be done, whatever forbids it. What
+// is immutable or append-only is so afterwards, if it is still there.
 func (e *editor) edit() {
+	locked := e.unlock()
+	e.change()
+	e.lock(locked)
+}
+
+func (e *editor) change() {
 	dirs, files := e.paths()
 	file, any := e.abs(e.regular(files)), e.abs(e.pick(files))
 	dir := e.pick(dirs)
@@ -124,7 +178,13 @@ func (e *editor) edit() {
 		any = e.abs(dir)
 	}
 	hasFile := file != e.dir
-	switch n := e.r.IntN(24); {
+	switch n := e.r.IntN(26); {
+	case n >= 24:
+		flags := []uint32{0, treetest.Immutable, treetest.Append, treetest.NoDump, treetest.NoAtime | treetest.Immutable}[e.r.IntN(5)]
+		if st, err := os.Lstat(any); err == nil && (st.IsDir() || st.Mode().IsRegular()) {
+			e.must(treetest.SetFlags(any, flags))
+			e.flagged = true
+		}
 	case n == 0 && hasFile: // in place
 		f, err := os.OpenFile(file, os.O_RDWR, 0)
 		e.must(err)

@@ -20,8 +20,8 @@
 // # What is compared
 //
 // Type, size, content, mode, owner, device number, target of a symbolic link,
-// extended attributes and ACLs, names and hard links. Times of modification
-// count only with Options.Times. Times of access, inode flags and what is
+// extended attributes and ACLs, flags (chattr) and project IDs, names and hard links.
+// Times of modification count only with Options.Times. Times of access and what is
 // mounted in the trees do not count. Subvolumes inside do, where they are part
 // of both trees.
 //
@@ -86,7 +86,7 @@ type Change struct {
 	ChangedBytes int64
 
 	Content  bool // bytes, length, the target of a link or a device number differ
-	Metadata bool // mode, owner, attributes or ACLs differ
+	Metadata bool // mode, owner, attributes, ACLs or flags differ
 	Times    bool // the time of modification differs
 
 	ranges   []Range // what ChangedBytes counts; nil: unknown

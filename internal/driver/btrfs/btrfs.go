@@ -298,7 +298,7 @@ func (d *Driver) snapshotChild(ctx context.Context, src *os.File, c kernel.Subvo
 	}
 	defer parent.Close()
 	// The directory may be immutable, as it is in the origin.
-	taken := kernel.Unprotect(int(parent.Fd()), "")
+	taken := kernel.UnprotectFile(int(parent.Fd()))
 	if err := unix.Unlinkat(int(parent.Fd()), c.Name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
@@ -376,7 +376,7 @@ func release(f *os.File) error {
 	if err := kernel.SubvolSetReadOnly(f, false); err != nil {
 		return err
 	}
-	kernel.Unprotect(int(f.Fd()), "") // if that fails, destroying it says so
+	kernel.UnprotectFile(int(f.Fd())) // if that fails, destroying it says so
 	return nil
 }
 
@@ -397,7 +397,7 @@ func (d *Driver) destroyNested(f *os.File, id uint64) error {
 		}
 		child.Close()
 		if parent, e := treewalk.Open(f, c.Dir); e == nil {
-			kernel.Unprotect(int(parent.Fd()), "")
+			kernel.UnprotectFile(int(parent.Fd()))
 			parent.Close()
 		}
 		if err == nil {
