@@ -55,6 +55,9 @@ type Imported struct {
 	Source   string   `json:"source_kind,omitempty"` // directory, tar, image
 	Removed  []string `json:"removed,omitempty"`     // older generations, by the golden's retention
 
+	// NotKept counts what the volume's filesystem cannot hold of the source. Warnings has it too.
+	NotKept []treecopy.NotKept `json:"not_kept,omitempty"`
+
 	Passes   int    `json:"passes,omitempty"`   // of an adopted directory: copies that it took
 	Changed  int64  `json:"changed,omitempty"`  // and directories that were copied again
 	Replaced string `json:"replaced,omitempty"` // the directory that is a volume now
@@ -361,6 +364,7 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 	}
 	err := e.fillTree(ctx, b.scratch, put)
 	out.Files, out.Bytes, out.Warnings = totals.Files, totals.Bytes, leftOut(totals.Skipped)
+	out.NotKept, out.Warnings = totals.NotKept, append(out.Warnings, notKept(totals.NotKept)...)
 	return out, err
 }
 

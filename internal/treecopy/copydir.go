@@ -83,7 +83,9 @@ func (s *setter) applyRoot(fd int, path func() string, a attrs, xs []xattr) erro
 	setHints(fd, a.flags)
 	if !s.ownRoot {
 		a.mode = unix.S_IFDIR | 0o755
-		s.countFlags(o, path, a.flags.flags&protectFlags)
+		if a.flags.flags&protectFlags != 0 {
+			s.n.lost(LostRootFlags, o, path)
+		}
 		a.flags.flags &^= protectFlags
 	}
 	return s.apply(o, path, a, xs)
@@ -324,7 +326,7 @@ func (c *copier) special(d *dir, name string, st *unix.Stat_t) error {
 func (s *setter) symlink(target string, o object, path func() string) error {
 	err := unix.Symlinkat(target, o.at, o.name)
 	switch {
-	case err == unix.ENAMETOOLONG && len(target) > len(o.name): // XFS takes 1023 bytes, btrfs 3948 or so
+	case err == unix.ENAMETOOLONG && len(target) > len(o.name): // XFS takes 1023 bytes
 		s.n.lost(LostSymlinks, o, path)
 		return errSkipped
 	case err != nil:

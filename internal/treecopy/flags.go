@@ -52,7 +52,8 @@ var keptFlags = []struct {
 	{kernel.FlagImmutable, LostImmutable},
 }
 
-const keepMask = kernel.FlagNoDump | kernel.FlagNoAtime | kernel.FlagSync | kernel.FlagDirSync | kernel.FlagProjectInherit | protectFlags
+const keepMask = kernel.FlagNoDump | kernel.FlagNoAtime | kernel.FlagSync | kernel.FlagDirSync |
+	kernel.FlagProjectInherit | protectFlags
 
 // readFlags asks an open file of the source. What its filesystem does not know is
 // not there.
@@ -104,7 +105,8 @@ func setHints(fd int, f fileFlags) {
 
 // fatal reports whether an error is about the disk, not about what is asked of it.
 func fatal(err error) bool {
-	return errors.Is(err, unix.EIO) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
+	return errors.Is(err, unix.EIO) || errors.Is(err, unix.EROFS) ||
+		errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
 // setFlags gives o the flags and the project of f, and counts what it cannot.
@@ -283,7 +285,8 @@ var tarFlags = map[string]uint32{
 
 // tarHints are names of flags that say how the source stored a file.
 var tarHints = map[string]bool{
-	"journal": true, "journal-data": true, "notail": true, "topdir": true, "undel": true, "securedeletion": true, "secdel": true, "dump": true,
+	"journal": true, "journal-data": true, "notail": true, "topdir": true, "undel": true,
+	"securedeletion": true, "secdel": true, "dump": true,
 }
 
 // parseFlags reads SCHILY.fflags. other reports whether it names flags that Linux

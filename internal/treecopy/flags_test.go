@@ -144,7 +144,7 @@ func TestFlagsOfRoot(t *testing.T) {
 			checkLost(t, n.NotKept, map[string]int64{})
 		} else {
 			checkRoot(t, dst)
-			checkLost(t, n.NotKept, map[string]int64{LostImmutable: 1})
+			checkLost(t, n.NotKept, map[string]int64{LostRootFlags: 1})
 		}
 	}
 }
@@ -171,7 +171,8 @@ func TestFlagsStable(t *testing.T) {
 			var opt Options
 			change := func() {
 				dir := src + "/flags/dir-all"
-				must(t, errors.Join(treetest.SetFlags(dir, 0), os.WriteFile(dir+"/new", []byte("x"), 0o600), os.Mkdir(dir+"/made", 0o700),
+				must(t, errors.Join(treetest.SetFlags(dir, 0), os.WriteFile(dir+"/new", []byte("x"), 0o600),
+					os.Mkdir(dir+"/made", 0o700),
 					treetest.SetFlags(dir+"/made", treetest.Immutable), treetest.SetFlags(dir, treetest.Append),
 					treetest.SetFlags(src+"/flags/log", treetest.Immutable)))
 			}
@@ -253,7 +254,8 @@ func TestDates(t *testing.T) {
 	// From an archive, too.
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "d/old", Mode: 0o644, ModTime: time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC)}))
+	must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "d/old", Mode: 0o644,
+		ModTime: time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC)}))
 	must(t, w.Close())
 	n, err := Untar(bg, &b, openFile(t, ext4With(t)), Options{})
 	must(t, err)
@@ -358,7 +360,7 @@ func TestUntarFlags(t *testing.T) {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("flags %v, want %v", got, want)
 		}
-		checkLost(t, n.NotKept, map[string]int64{LostImmutable: 1, LostOtherFlags: 1})
+		checkLost(t, n.NotKept, map[string]int64{LostRootFlags: 1, LostOtherFlags: 1})
 	}
 }
 
@@ -366,7 +368,8 @@ func TestUntarFlags(t *testing.T) {
 func TestProjectOfSpecial(t *testing.T) {
 	src := filepath.Join(testfs.XFS(t, 0), "src")
 	dst := filepath.Join(filepath.Dir(src), "dst")
-	must(t, errors.Join(os.Mkdir(src, 0o755), os.Mkdir(dst, 0o755), os.Symlink("x", src+"/symlink"), unix.Mkfifo(src+"/fifo", 0o600), os.Link(src+"/fifo", src+"/again")))
+	must(t, errors.Join(os.Mkdir(src, 0o755), os.Mkdir(dst, 0o755), os.Symlink("x", src+"/symlink"),
+		unix.Mkfifo(src+"/fifo", 0o600), os.Link(src+"/fifo", src+"/again")))
 	names := []string{"symlink", "fifo", "again"}
 	for i, name := range names[:2] {
 		err := kernel.SetSpecialProject(unix.AT_FDCWD, filepath.Join(src, name), uint32(70+i))
@@ -377,8 +380,9 @@ func TestProjectOfSpecial(t *testing.T) {
 	}
 	n := copyDir(t, src, dst, Options{Staging: true})
 	for i, name := range names {
-		if p, err := kernel.SpecialProject(unix.AT_FDCWD, filepath.Join(dst, name)); err != nil || p != []uint32{70, 71, 71}[i] {
-			t.Errorf("%s has project %d, %v", name, p, err)
+		p, err := kernel.SpecialProject(unix.AT_FDCWD, filepath.Join(dst, name))
+		if want := []uint32{70, 71, 71}[i]; err != nil || p != want {
+			t.Errorf("%s has project %d, %v; want %d", name, p, err, want)
 		}
 	}
 	checkLost(t, n.NotKept, map[string]int64{})

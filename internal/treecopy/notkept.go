@@ -28,6 +28,7 @@ const (
 	LostVerity         = "verity"
 	LostCasefold       = "casefold"
 	LostOtherFlags     = "other-flags" // those of other systems, in an archive
+	LostRootFlags      = "root-flags"  // the root directory is not immutable or append-only
 	LostProject        = "project-id"
 	LostDates          = "dates"    // of modification or access
 	LostSymlinks       = "symlinks" // left out: their targets are too long

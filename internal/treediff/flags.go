@@ -19,8 +19,8 @@ import (
 
 // comparedFlags are those that a person gives a file; the others say how a
 // filesystem stores it.
-const comparedFlags = kernel.FlagSync | kernel.FlagImmutable | kernel.FlagAppend | kernel.FlagNoDump | kernel.FlagNoAtime |
-	kernel.FlagDirSync | kernel.FlagProjectInherit
+const comparedFlags = kernel.FlagSync | kernel.FlagImmutable | kernel.FlagAppend | kernel.FlagNoDump |
+	kernel.FlagNoAtime | kernel.FlagDirSync | kernel.FlagProjectInherit
 
 // fileFlags are the flags and the project of a file, zero where there are none.
 type fileFlags struct{ flags, project uint32 }
@@ -193,7 +193,8 @@ func (a *applier) protect(s softened, path string) error {
 }
 
 func ignoreGone(path string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EOPNOTSUPP) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) ||
+		errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
 	}
 	return failed(path, "setting flags", err)

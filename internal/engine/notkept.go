@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"fmt"
+
+	"pando/internal/treecopy"
+)
+
+// notKept puts into words what a volume cannot hold of a source: one line for each
+// kind, with a count and an example.
+func notKept(all []treecopy.NotKept) []string {
+	var out []string
+	for _, n := range all {
+		out = append(out, fmt.Sprintf("%s, for example %s", lossWords(n), n.Example))
+	}
+	return out
+}
+
+func lossWords(n treecopy.NotKept) string {
+	files, have, their, are := countOf(n.Count, "file", "files"), "have", "theirs", "are"
+	if n.Count == 1 {
+		have, their, are = "has", "its own", "is"
+	}
+	switch n.What {
+	case treecopy.LostSymlinks:
+		if n.Count == 1 {
+			return "1 symbolic link was left out, as its target is too long for the volume's filesystem"
+		}
+		return fmt.Sprintf("%d symbolic links were left out, as their targets are too long for the volume's filesystem",
+			n.Count)
+	case treecopy.LostDevices:
+		if n.Count == 1 {
+			return "1 device node was left out, as its number is too large for the volume's filesystem"
+		}
+		return fmt.Sprintf("%d device nodes were left out, as their numbers are too large for the volume's filesystem",
+			n.Count)
+	case treecopy.LostDates:
+		return fmt.Sprintf("%s %s another date than in the source, as the volume's filesystem cannot hold %s",
+			files, have, their)
+	case treecopy.LostProject:
+		return fmt.Sprintf("%s lost the project ID, which the volume's filesystem cannot hold", files)
+	case treecopy.LostEncrypted:
+		return fmt.Sprintf("%s %s encrypted in the source, but not in the volume", files, are)
+	case treecopy.LostVerity:
+		return fmt.Sprintf("%s lost the protection of fs-verity", files)
+	case treecopy.LostCasefold:
+		return fmt.Sprintf("%s lost the flag casefold: names in the volume are case-sensitive", files)
+	case treecopy.LostRootFlags:
+		return "the root directory is not immutable or append-only in the volume, as it will be a mount point"
+	case treecopy.LostOtherFlags:
+		return fmt.Sprintf("%s %s flags in the archive that Linux does not have", files, have)
+	}
+	return fmt.Sprintf("%s lost the flag %s, which the volume's filesystem cannot hold or this process may not set",
+		files, n.What)
+}
+
+func countOf(n int64, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
