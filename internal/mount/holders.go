@@ -71,7 +71,7 @@ func Holders(ctx context.Context, q Query) ([]Holder, error) {
 	if (q.Dev == 0) == (q.Tree == "") {
 		return nil, errs.New(errs.Invalid, "find holders", "", "exactly one of Dev and Tree says of what")
 	}
-	s := &search{q: q, ctx: ctx, mounts: map[uint64]struct{}{}, spaces: map[space]struct{}{}, known: map[uint64]struct{}{}}
+	s := newSearch(ctx, q)
 	if err := s.prepare(); err != nil {
 		return nil, errs.Wrap("find holders", q.Tree, err)
 	}
@@ -113,12 +113,12 @@ type search struct {
 	q   Query
 	ctx context.Context
 
-	dev   uint64              // st_dev in mount tables: of btrfs it is not what stat(2) says
-	root  string              // of the tree in its filesystem; "" for a whole filesystem
-	at    uint64              // mount ID of what is at q.At, 0 if nothing
-	group map[string]struct{} // propagation groups of that mount
-	ns    uint64              // our mount namespace
-	nsDev uint64              // st_dev of namespace files
+	dev   uint64 // st_dev in mount tables: of btrfs it is not what stat(2) says
+	root  string // of the tree in its filesystem; "" for a whole filesystem
+	at    uint64 // mount ID of what is at q.At, 0 if nothing
+	group string // peer group of that mount, to which umounts propagate; "" if none
+	ns    uint64 // our mount namespace
+	nsDev uint64 // st_dev of namespace files
 
 	mounts map[uint64]struct{} // IDs of the volume's mounts, in any namespace
 	spaces map[space]struct{}  // views of mount tables already read
@@ -130,6 +130,10 @@ type search struct {
 	denied    denials
 	processes []Holder
 	others    []Holder
+}
+
+func newSearch(ctx context.Context, q Query) *search {
+	return &search{q: q, ctx: ctx, dev: q.Dev, mounts: map[uint64]struct{}{}, spaces: map[space]struct{}{}, known: map[uint64]struct{}{}}
 }
 
 // space is one view of a mount table: a process sees only what is below its
@@ -176,11 +180,17 @@ func (s *search) prepare() error {
 	if err != nil {
 		return fmt.Errorf("stat /proc/self/ns/mnt: %w", err)
 	}
-	s.ns, s.nsDev, s.dev = self.ino, self.dev, s.q.Dev
+	s.ns, s.nsDev = self.ino, self.dev
 	own, err := readMountTable("/proc/self/mountinfo")
 	if err != nil {
 		return err
 	}
+	return s.locate(own)
+}
+
+// locate finds out how mount tables name the volume and its mount at q.At; own is the table of
+// this process.
+func (s *search) locate(own []tableEntry) error {
 	if s.q.Tree != "" {
 		if err := s.locateTree(own); err != nil {
 			return err
@@ -197,7 +207,7 @@ func (s *search) prepare() error {
 		if m.id == s.at && !s.isMountOf(m) {
 			s.at = 0 // something else is there by now
 		} else if m.id == s.at {
-			s.group = m.groups
+			s.group = m.peers
 		}
 	}
 	return nil

@@ -19,6 +19,7 @@ type tableEntry struct {
 	dev         uint64
 	root, point string
 	groups      map[string]struct{} // numbers of the peer groups that it gets umounts from
+	peers       string              // number of the one that it is in, "" if none
 	options     string              // of the mount
 	fstype      string
 	source      string
@@ -75,6 +76,9 @@ func parseMountLine(line string) (tableEntry, bool) {
 				m.groups = map[string]struct{}{}
 			}
 			m.groups[n] = struct{}{}
+			if tag == "shared" {
+				m.peers = n
+			}
 		}
 		rest = rest[1:]
 	}
@@ -148,6 +152,8 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 		who = Holder{}
 	case who.PID != 0:
 		where = fmt.Sprintf(" in mount namespace %d (pid %d, %s)", ns, who.PID, who.Command)
+	case by == "":
+		where = fmt.Sprintf(" in mount namespace %d", ns)
 	default:
 		where = fmt.Sprintf(" in mount namespace %d (kept by %s)", ns, by)
 	}
@@ -198,12 +204,8 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 
 // follows reports whether m is a propagated copy of the mount at s.at.
 func (s *search) follows(m tableEntry) bool {
-	for g := range m.groups {
-		if _, ok := s.group[g]; ok {
-			return true
-		}
-	}
-	return false
+	_, ok := m.groups[s.group]
+	return ok && s.group != ""
 }
 
 // layerIn returns the first directory of the overlay m that lies below one of

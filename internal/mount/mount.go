@@ -141,6 +141,51 @@ func (d *Detached) Attach(target string) (kernel.MountInfo, error) {
 	return info, nil
 }
 
+// stNoSymFollow is ST_NOSYMFOLLOW of statfs(2).
+const stNoSymFollow = 0x2000
+
+// Attributes are the options of a mount itself, as far as they are not those of its filesystem:
+// who may run what on it, and whether reading it changes access times.
+type Attributes uint64
+
+// AttributesOf reads those of the mount that path is on. Of a filesystem that cannot answer any
+// more, they are those that Device sets.
+func AttributesOf(path string) Attributes {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return unix.MOUNT_ATTR_NOATIME
+	}
+	a := Attributes(unix.MOUNT_ATTR_STRICTATIME)
+	switch {
+	case st.Flags&unix.ST_NOATIME != 0:
+		a = unix.MOUNT_ATTR_NOATIME
+	case st.Flags&unix.ST_RELATIME != 0:
+		a = unix.MOUNT_ATTR_RELATIME
+	}
+	for flag, attr := range map[int64]Attributes{
+		unix.ST_RDONLY: unix.MOUNT_ATTR_RDONLY, unix.ST_NOSUID: unix.MOUNT_ATTR_NOSUID, unix.ST_NODEV: unix.MOUNT_ATTR_NODEV,
+		unix.ST_NOEXEC: unix.MOUNT_ATTR_NOEXEC, unix.ST_NODIRATIME: unix.MOUNT_ATTR_NODIRATIME,
+		stNoSymFollow: unix.MOUNT_ATTR_NOSYMFOLLOW,
+	} {
+		if int64(st.Flags)&flag != 0 {
+			a |= attr
+		}
+	}
+	return a
+}
+
+// ReadOnly reports whether nothing can be written through the mount.
+func (a Attributes) ReadOnly() bool { return a&unix.MOUNT_ATTR_RDONLY != 0 }
+
+// SetAttributes gives a mount, which nobody sees yet, those of another.
+func (d *Detached) SetAttributes(a Attributes) error {
+	attr := unix.MountAttr{Attr_set: uint64(a), Attr_clr: unix.MOUNT_ATTR__ATIME}
+	if err := unix.MountSetattr(int(d.root.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return errs.Wrap("mount", d.root.Name(), fmt.Errorf("mount_setattr: %w", err))
+	}
+	return nil
+}
+
 // Info identifies the mount.
 func (d *Detached) Info() (kernel.MountInfo, error) { return kernel.MountAt(int(d.root.Fd()), "") }
 
