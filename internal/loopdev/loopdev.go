@@ -106,8 +106,8 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 			noNode = 0
 		}
 		if noNode == noNodeTries {
-			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(), "the kernel offers %s, but there is no such file", devicePath(n)).
-				WithHint("make it: `mknod %s b 7 %d`; in a container, share the host's /dev", devicePath(n), n)
+			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(), "the kernel offers %s, but there is no such file", DevicePath(n)).
+				WithHint("make it: `mknod %s b 7 %d`; in a container, share the host's /dev", DevicePath(n), n)
 		}
 		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) {
 			return nil, errs.Wrap("attach loop device", image.Name(), err)
@@ -145,7 +145,7 @@ func lock(image *os.File, readOnly bool) error {
 }
 
 func configure(n int, cfg *unix.LoopConfig) (*Device, error) {
-	d := &Device{Index: n, Path: devicePath(n)}
+	d := &Device{Index: n, Path: DevicePath(n)}
 	f, err := os.OpenFile(d.Path, os.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -166,7 +166,8 @@ func configure(n int, cfg *unix.LoopConfig) (*Device, error) {
 	return d, nil
 }
 
-func devicePath(n int) string { return "/dev/loop" + strconv.Itoa(n) }
+// DevicePath is the path of loop device n.
+func DevicePath(n int) string { return "/dev/loop" + strconv.Itoa(n) }
 
 // keepFlushes undoes what somebody may have set for an earlier file on this device, and
 // which the kernel keeps after it was detached: that it has no volatile write cache. The
@@ -202,23 +203,23 @@ type Bound struct {
 
 // Lookup says what is behind loop device n, in O(1). NotFound if nothing is.
 func Lookup(n int) (Bound, error) {
-	f, err := os.Open(devicePath(n))
+	f, err := os.Open(DevicePath(n))
 	if errors.Is(err, unix.ENXIO) { // it is just being detached
-		return Bound{}, errs.New(errs.NotFound, "look up loop device", devicePath(n), "not attached")
+		return Bound{}, errs.New(errs.NotFound, "look up loop device", DevicePath(n), "not attached")
 	}
 	if err != nil {
-		return Bound{}, errs.Wrap("look up loop device", devicePath(n), err)
+		return Bound{}, errs.Wrap("look up loop device", DevicePath(n), err)
 	}
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if errors.Is(err, unix.ENXIO) {
-		return Bound{}, errs.New(errs.NotFound, "look up loop device", devicePath(n), "not attached")
+		return Bound{}, errs.New(errs.NotFound, "look up loop device", DevicePath(n), "not attached")
 	}
 	if err != nil {
-		return Bound{}, errs.Wrap("look up loop device", devicePath(n), err)
+		return Bound{}, errs.Wrap("look up loop device", DevicePath(n), err)
 	}
 	return Bound{
-		Index: n, Path: devicePath(n), Dev: info.Device, Ino: info.Inode,
+		Index: n, Path: DevicePath(n), Dev: info.Device, Ino: info.Inode,
 		File: strings.TrimRight(string(info.File_name[:]), "\x00"),
 		Auto: info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0,
 	}, nil
@@ -269,26 +270,46 @@ func (b Bound) Clear() error {
 	return detach(b.Index, func(i *unix.LoopInfo64) bool { return i.Device == b.Dev && i.Inode == b.Ino })
 }
 
+// Keep undoes a Clear that found the device in use: it does not vanish any more when its last
+// user closes it. NotFound if it has not the same file behind it.
+func (b Bound) Keep() error {
+	const op = "keep loop device"
+	f, err := os.Open(b.Path)
+	if err != nil {
+		return errs.Wrap(op, b.Path, err)
+	}
+	defer f.Close()
+	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+	if errors.Is(err, unix.ENXIO) || err == nil && (info.Device != b.Dev || info.Inode != b.Ino) {
+		return errs.New(errs.NotFound, op, b.Path, "it has another file behind it by now, or none")
+	}
+	if err == nil && info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
+		info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
+		err = unix.IoctlLoopSetStatus64(int(f.Fd()), info)
+	}
+	return errs.Wrap(op, b.Path, err)
+}
+
 func detach(n int, is func(*unix.LoopInfo64) bool) error {
-	f, err := os.Open(devicePath(n)) // while this is open, nobody can attach another file
+	f, err := os.Open(DevicePath(n)) // while this is open, nobody can attach another file
 	if errors.Is(err, unix.ENXIO) {  // it is just being detached
-		return errs.New(errs.NotFound, "detach loop device", devicePath(n), "not attached")
+		return errs.New(errs.NotFound, "detach loop device", DevicePath(n), "not attached")
 	}
 	if err != nil {
-		return errs.Wrap("detach loop device", devicePath(n), err)
+		return errs.Wrap("detach loop device", DevicePath(n), err)
 	}
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if err == nil && !is(info) {
-		return errs.New(errs.NotFound, "detach loop device", devicePath(n), "it has another file behind it by now")
+		return errs.New(errs.NotFound, "detach loop device", DevicePath(n), "it has another file behind it by now")
 	}
 	if err == nil {
 		err = unix.IoctlSetInt(int(f.Fd()), unix.LOOP_CLR_FD, 0)
 	}
 	if errors.Is(err, unix.ENXIO) {
-		return errs.New(errs.NotFound, "detach loop device", devicePath(n), "not attached")
+		return errs.New(errs.NotFound, "detach loop device", DevicePath(n), "not attached")
 	}
-	return errs.Wrap("detach loop device", devicePath(n), err)
+	return errs.Wrap("detach loop device", DevicePath(n), err)
 }
 
 // Attached reports whether the image at path is a block device now, in any
@@ -332,7 +353,7 @@ func WaitDetached(ctx context.Context, path string, most time.Duration) (bool, e
 // st_rdev; 0 if there is no such device. It is not always 7:n (loop.max_part).
 func DeviceNumber(n int) uint64 {
 	var st unix.Stat_t
-	if unix.Stat(devicePath(n), &st) != nil {
+	if unix.Stat(DevicePath(n), &st) != nil {
 		return 0
 	}
 	return st.Rdev

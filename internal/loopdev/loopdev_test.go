@@ -219,6 +219,35 @@ func TestKeepOpen(t *testing.T) {
 	wantKind(t, b.Clear(), errs.NotFound)
 }
 
+// A Clear that found somebody using the device can be taken back.
+func TestKeep(t *testing.T) {
+	needRoot(t)
+	dir := t.TempDir()
+	testfs.LeakCheck(t, dir)
+	path := image(t, dir, "abc")
+	d := attach(t, path, loopdev.Options{KeepOpen: true})
+	clearAtEnd(t, d.Index)
+	d.Close()
+	b, err := loopdev.Lookup(d.Index)
+	if err != nil {
+		t.Fatal(err)
+	}
+	user := open(t, d.Path, os.O_RDONLY)
+	if err := b.Clear(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Keep(); err != nil {
+		t.Fatal(err)
+	}
+	user.Close()
+	if now, err := loopdev.Lookup(d.Index); err != nil || now.Auto || !now.SameFile(stat(t, path)) {
+		t.Errorf("after its user has gone: %+v, %v", now, err)
+	}
+	other := b
+	other.Ino++
+	wantKind(t, other.Keep(), errs.NotFound)
+}
+
 // A device may have become somebody else's since it was looked up.
 func TestClearLeavesOthersAlone(t *testing.T) {
 	needRoot(t)
