@@ -473,7 +473,7 @@ func (t *Tx) SetMeta(key, value string) error {
 
 // Summary is what a process must know when it opens a pool.
 type Summary struct {
-	SweptBoot   string // boot in which the pool was last swept
+	Swept       Swept
 	Marks       int
 	Unreclaimed int
 	Reclaimed   int // tombstones kept only until the removal is durable
@@ -484,11 +484,13 @@ type Summary struct {
 func (t *Tx) Summary() (Summary, error) {
 	var s Summary
 	var total int
+	var at string
 	err := t.row(`SELECT coalesce((SELECT value FROM meta WHERE key = 'boot'), ''),
+		coalesce((SELECT value FROM meta WHERE key = 'boot_at'), ''),
 		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0), (SELECT count(*) FROM tombstones),
 		(SELECT count(*) FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1)`, toNano(time.Now())).
-		Scan(&s.SweptBoot, &s.Marks, &s.Unreclaimed, &total, &s.Expired)
-	s.Reclaimed = total - s.Unreclaimed
+		Scan(&s.Swept.BootID, &at, &s.Marks, &s.Unreclaimed, &total, &s.Expired)
+	s.Reclaimed, s.Swept.At = total-s.Unreclaimed, parseNano(at)
 	return s, wrap("read catalogue", t.c.path, err)
 }
 

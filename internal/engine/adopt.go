@@ -415,7 +415,7 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Row, att catalog.Attached, has bool) error {
 	aside := m.Mountpoint
 	dir := adoptedDir(aside)
-	sameBoot := has && att.BootID == kernel.BootID()
+	sameBoot := has && !kernel.EarlierBoot(att.BootID, att.At)
 	if sameBoot {
 		if ns, err := kernel.MountNamespace(); err != nil || ns != att.MountNS {
 			return errs.New(errs.InUse, "recover", row.Name, "it was to replace %s in another mount namespace (%d): a command there can tell whether it did", dir, att.MountNS)

@@ -249,40 +249,41 @@ const (
 	elsewhere              // not as recorded, but something still holds the block device
 )
 
-// look compares a recorded attachment with the kernel, in O(1).
+// look compares a recorded attachment with the kernel: in O(1), but for a tree that was mounted
+// in another mount namespace or under another boot ID, for which it looks into all of them.
+// The kernel decides; the record only says where to look, and that a reboot came between.
 func (e *Engine) look(row catalog.Row, a catalog.Attached) where {
-	if a.BootID != kernel.BootID() {
-		return gone
-	}
+	before := kernel.EarlierBoot(a.BootID, a.At)
 	ns, err := kernel.MountNamespace()
-	sameNS := err == nil && ns == a.MountNS
+	sameNS := !before && err == nil && ns == a.MountNS
 	switch {
 	case a.MountID == 0 && a.Loop < 0 && a.Dev != 0: // a raw block device of the driver's own
-		if on, err := e.deviceActive(row.ID, a); err == nil && on {
+		if on, err := e.deviceActive(row.ID, a); err == nil && on && !before {
 			return here
 		}
-		return gone
+		return e.lookImage(row, a)
 	case a.MountID == 0 && a.Loop < 0: // a symbolic link to the tree
-		if _, err := os.Readlink(a.Mountpoint); err == nil {
+		if _, err := os.Readlink(a.Mountpoint); err == nil && !before {
 			return here
 		}
 		return gone
 	case a.MountID == 0: // a raw block device
-		if b, err := loopdev.Lookup(a.Loop); err == nil && e.isImage(row.ID, b) {
+		if b, err := loopdev.Lookup(a.Loop); err == nil && !before && e.isImage(row.ID, b) {
 			return here
 		}
-		return gone
+		return e.lookImage(row, a)
 	case sameNS && mount.IsMounted(a.Mountpoint, a.MountID):
 		return here
 	case a.Loop >= 0 || a.Dev != 0:
-		if on, err := e.imageAttached(row.ID); err == nil && on {
-			return elsewhere
+		state := e.lookImage(row, a)
+		if state == elsewhere && sameNS && mountedAgain(a) {
+			return here
 		}
+		return state
+	case before, sameNS:
 		return gone
-	case !sameNS:
-		return elsewhere // a bind mount that only that namespace could show
 	}
-	return gone
+	return e.lookTree(row, a)
 }
 
 // deviceActive reports whether a raw volume's own block device is there.
@@ -343,10 +344,24 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 		}
 		return e.removeTarget(row.Name, a)
 	}
+	copied, err := e.unmount(ctx, op, row, &a, w, stays)
+	if copied && !gentle(op) && e.copiesEnd(ctx, a, w) {
+		_, err = e.unmount(ctx, op, row, &a, w, stays)
+	}
+	if err != nil {
+		return err
+	}
+	return e.removeTarget(row.Name, a)
+}
+
+// unmount takes a mounted volume down. copied: it is mounted again, as another mount namespace
+// has a copy, and a says how.
+func (e *Engine) unmount(ctx context.Context, op string, row catalog.Row, a *catalog.Attached, w driver.Attachment, stays bool) (copied bool, err error) {
 	var dev uint64
 	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
 		dev = m.Dev
 	}
+	attrs := mount.AttributesOf(a.Mountpoint)
 	if stays && w.Image != "" {
 		trimAt(a.Mountpoint)
 	}
@@ -356,21 +371,28 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 	}
 	err = unmount(a.Mountpoint)
 	if errs.Is(err, errs.InUse) {
-		return e.heldBy(ctx, op, row, a, w, dev)
+		return false, e.heldBy(ctx, op, row, *a, w, dev)
 	}
 	if err != nil && !errs.Is(err, errs.NotFound) {
-		return err
+		return false, err
 	}
-	if w.Image != "" {
-		free, err := e.releaseDevice(ctx, row.ID, w, releaseWait, !stays)
-		if err != nil {
-			return err
-		}
-		if !free {
-			return e.heldBy(ctx, op, row, a, w, dev)
-		}
+	if w.Image == "" {
+		return false, nil
 	}
-	return e.removeTarget(row.Name, a)
+	free, err := e.releaseUnheld(ctx, row, *a, w, dev, !stays)
+	if err != nil || free {
+		return false, err
+	}
+	failed := e.mountAgain(ctx, row, a, w, attrs)
+	if errs.Is(failed, errs.NotFound) {
+		return false, nil // it has been released after all
+	}
+	held := e.heldBy(ctx, op, row, *a, w, dev)
+	if failed != nil {
+		return false, errs.New(errs.InUse, op, row.Name, "%w; it could not be mounted at %s again: %w", errors.Unwrap(held), a.Mountpoint, failed).
+			WithHint("%s", errs.HintOf(held))
+	}
+	return true, held
 }
 
 // attachmentOf is the driver's Attachment, as far as it is needed to detach: where
@@ -397,7 +419,7 @@ func trimAt(dir string) {
 	_, _ = kernel.Trim(f, trimMinBytes)
 }
 
-// clearRaw takes a raw block device away.
+// clearRaw takes a raw block device away. InUse: it stays as it was.
 func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
 	if !w.Block {
 		if err := e.clearLoops(w.Image); err != nil {
@@ -410,11 +432,14 @@ func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a cat
 			return e.heldError(ctx, op, row, a, w)
 		}
 	}
-	free, err := e.releaseDevice(ctx, row.ID, w, releaseWait, false)
+	free, err := e.releaseUnheld(ctx, row, a, w, deviceOf(a, w), false)
 	if err != nil {
 		return err
 	}
 	if !free {
+		if b, err := loopdev.Lookup(a.Loop); err == nil && !w.Block && e.isImage(row.ID, b) {
+			_ = b.Keep() // it would vanish with who holds it now
+		}
 		return e.heldError(ctx, op, row, a, w)
 	}
 	return nil
@@ -474,7 +499,7 @@ func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
 
 // heldBy names the processes and mount namespaces that keep a volume attached.
 func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64) error {
-	if op == opExpire || op == opPrune {
+	if gentle(op) {
 		return errs.New(errs.InUse, op, row.Name, "it is in use")
 	}
 	if !w.Block && w.Image+w.Source+w.Tree == "" {

@@ -45,7 +45,7 @@ func (e *Engine) neverCommitted(ctx context.Context, m catalog.Mark) (bool, erro
 	if errs.Is(err, errs.NotFound) {
 		return true, nil // only half there, or nothing
 	}
-	if m.BootID != kernel.BootID() {
+	if kernel.EarlierBoot(m.BootID, m.At) {
 		return false, nil
 	}
 	c, ok := e.drv.(driver.Committer)
@@ -68,7 +68,7 @@ func isGarbage(o driver.Object, buried bool) bool {
 	if !o.Whole || buried || o.Identity.Kind == driver.Scratch {
 		return true
 	}
-	if o.Identity.BootID == kernel.BootID() {
+	if !kernel.EarlierBoot(o.Identity.BootID, o.Identity.CreatedAt) {
 		return false
 	}
 	return o.Identity.Ephemeral || isUnfinished(o) && time.Since(o.Identity.CreatedAt) > strayAge
@@ -77,7 +77,7 @@ func isGarbage(o driver.Object, buried bool) bool {
 // isUnfinished reports whether an object without a row looks as if it was being made when
 // the host went down.
 func isUnfinished(o driver.Object) bool {
-	return !o.Committed && o.Identity.BootID != kernel.BootID()
+	return !o.Committed && kernel.EarlierBoot(o.Identity.BootID, o.Identity.CreatedAt)
 }
 
 // strayText says what an object without a row is, and what will become of it.

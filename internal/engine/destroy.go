@@ -223,6 +223,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 			}
 		}
 	}
+	e.refuseUsed(ctx, items, o)
 	parallel(items, func(it *destroyOne) {
 		if it.has {
 			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID && !it.row.FS.IsImage() {
@@ -317,6 +318,21 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 				ExclusiveBytes: r.Usage.ExclusiveBytes, Reclaimed: !it.leaves(r), HeldBy: it.heldBy,
 			})
 		}
+	}
+}
+
+// refuseUsed fails those that somebody uses, before anything is unmounted.
+func (e *Engine) refuseUsed(ctx context.Context, items []*destroyOne, o destroyOptions) {
+	var asked []*destroyOne
+	var volumes []candidate
+	for _, it := range items {
+		if !it.skip && it.failed == nil {
+			asked = append(asked, it)
+			volumes = append(volumes, candidate{it.row, it.att, it.has})
+		}
+	}
+	for i, err := range e.inUse(ctx, cmp.Or(o.op, "destroy"), volumes) {
+		asked[i].failed = err
 	}
 }
 
@@ -418,6 +434,14 @@ func parallel(items []*destroyOne, fn func(*destroyOne)) {
 // process, or a dead one whose grave it holds, has a mark already, or which
 // nobody can be working on. Pins do not count.
 func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
+	if err := e.inUse(ctx, "destroy", []candidate{{row, att, has}})[0]; err != nil {
+		return err
+	}
+	return e.destroyUnused(ctx, row, att, has)
+}
+
+// destroyUnused is destroyRow of something that inUse has not found in use.
+func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
 	if has {
 		if err := e.detach(ctx, "destroy", row, att, false); err != nil {
 			return err

@@ -49,6 +49,7 @@ type Engine struct {
 
 	reclaimUntil time.Time // zero: no bound
 	freed        *freed    // set by gc: what was removed, and what that returned
+	tables       tablesCache
 
 	// Recovery says what Open had to clean up.
 	Recovery Recovery

@@ -11,7 +11,6 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
-	"pando/internal/kernel"
 	"pando/internal/pool"
 	"pando/internal/progress"
 	"pando/internal/ref"
@@ -164,27 +163,27 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	if len(bad) > 0 {
 		return false, nil
 	}
-	var boot string
+	var last catalog.Swept
 	if err := c.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		boot, err = tx.Meta("boot")
+		last, err = tx.Swept()
 		return err
 	}); err != nil {
 		return false, err
 	}
 	if c.cat.Lost() > 0 {
 		c.lostCommits()
-	} else if boot != kernel.BootID() {
+	} else if last.BeforeBoot() {
 		if c.q.Repair {
 			s, err := c.sweep(ctx)
 			if err != nil {
 				return false, err
 			}
-			if err := c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetMeta("boot", kernel.BootID()) }); err != nil {
+			if err := c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() }); err != nil {
 				return false, err
 			}
 			c.report.Notes = append(c.report.Notes, fmt.Sprintf("first use since the host started: %d objects removed that had not been finished or were ephemeral", s.Garbage))
 		} else {
-			c.before = boot
+			c.before = last.BootID
 			c.report.Notes = append(c.report.Notes, "this is the first use since the host started: what the next command cleans up is reported here")
 		}
 	}

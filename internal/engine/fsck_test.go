@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,8 @@ import (
 	"pando/internal/loopdev"
 	"pando/internal/ref"
 	"pando/internal/testfs"
+
+	"golang.org/x/sys/unix"
 )
 
 // fsck checks a pool.
@@ -626,6 +629,20 @@ func TestFsckWhileOthersWork(t *testing.T) {
 	}
 }
 
+// beforeBoot changes the text of an identity to one that was made an hour before this boot.
+func beforeBoot(t *testing.T, text string) string {
+	t.Helper()
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		t.Fatal(err)
+	}
+	then := time.Now().Add(-time.Duration(up.Nano()) - time.Hour).UTC()
+	if !strings.Contains(text, `"at":"19`) {
+		text = regexp.MustCompile(`"at":"[^"]*"`).ReplaceAllString(text, `"at":"`+then.Format(time.RFC3339)+`"`)
+	}
+	return strings.Replace(text, `"boot":"`+kernel.BootID()+`"`, `"boot":"another"`, 1)
+}
+
 // TestFsckAfterBoot: what a power loss left half made is a note, and goes with
 // a repair as with any command; so does what was being made long ago. What may have been
 // committed stays.
@@ -645,10 +662,11 @@ func TestFsckAfterBoot(t *testing.T) {
 			e := newPool(t, t.TempDir(), engine.InitRequest{Driver: "plain"})
 			b := newBroken(t, e)
 			b.sql("UPDATE meta SET value = 'another' WHERE key = 'boot'")
+			b.sql("UPDATE meta SET value = '0' WHERE key = 'boot_at'")
 			b.sql("DELETE FROM objects WHERE name = 'w'")
 			b.meta("w", func(s string) string {
 				s = strings.Replace(s, c.old, c.new, 1)
-				return strings.Replace(s, `"boot":"`+kernel.BootID()+`"`, `"boot":"another"`, 1)
+				return beforeBoot(t, s)
 			})
 			b.must(os.Chmod(b.path("w", ".meta"), c.mode))
 

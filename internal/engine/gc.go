@@ -33,21 +33,21 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 		return nil, err
 	}
 	defer unlock()
-	var last string
+	var last catalog.Swept
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		last, err = tx.Meta("boot")
+		last, err = tx.Swept()
 		return err
 	}); err != nil {
 		return nil, err
 	}
-	if last == kernel.BootID() {
+	if !last.BeforeBoot() {
 		return nil, nil // another process was first
 	}
 	s, err := e.sweep(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return s, e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetMeta("boot", kernel.BootID()) })
+	return s, e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
 }
 
 // sweep compares all that the driver has with all that the catalogue has, and
@@ -110,6 +110,10 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			continue
 		}
 		garbage := isGarbage(o, buried[o.ID])
+		if garbage && !buried[o.ID] && e.objectInUse(ctx, o) {
+			s.Kept = append(s.Kept, string(o.Identity.Kind)+" "+describe(o.Identity)+" is not in the catalogue, and in use")
+			continue
+		}
 		if !garbage {
 			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
 				continue // destroyed and forgotten since it was listed
@@ -123,17 +127,8 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		}
 		s.Garbage++
 	}
-	for id, r := range rows {
-		if r.Ephemeral && r.BootID != kernel.BootID() && !marked[id] {
-			a, has := attached[id]
-			if err := e.destroyRow(ctx, r, a, has); err != nil {
-				s.Kept = append(s.Kept, r.Name+": "+err.Error())
-			} else {
-				s.Garbage++
-			}
-			delete(attached, id)
-			continue
-		}
+	e.sweepEphemeral(ctx, s, rows, marked, attached)
+	for id := range rows {
 		if !whole[id] {
 			// Made after the list was read, maybe: look again.
 			if _, err := e.drv.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
@@ -148,6 +143,41 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		return nil, err
 	}
 	return s, e.forgetReclaimed(ctx)
+}
+
+// sweepEphemeral destroys the ephemeral objects of earlier boots, but those that somebody uses,
+// and takes them out of rows and attached.
+func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) {
+	var going []candidate
+	for id, r := range rows {
+		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !marked[id] {
+			a, has := attached[id]
+			going = append(going, candidate{r, a, has})
+		}
+	}
+	if len(going) == 0 {
+		return
+	}
+	for i, err := range e.inUse(ctx, opExpire, going) {
+		v := going[i]
+		if err == nil {
+			err = e.destroyUnused(ctx, v.row, v.att, v.has)
+		}
+		if err != nil {
+			s.Kept = append(s.Kept, v.row.Name+": "+err.Error())
+			continue
+		}
+		s.Garbage++
+		delete(rows, v.row.ID)
+		delete(attached, v.row.ID)
+	}
+}
+
+// objectInUse reports whether somebody uses an object that no row names.
+func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
+	id := o.Identity
+	id.Kind = driver.Volume // whatever it was to become
+	return o.Whole && e.inUse(ctx, opExpire, []candidate{{row: catalog.Row{Identity: id}}})[0] != nil
 }
 
 // sweepAttachments forgets attachments that are gone, and detaches block

@@ -12,7 +12,6 @@ import (
 	"pando/internal/driver/drivertest"
 	"pando/internal/engine"
 	"pando/internal/errs"
-	"pando/internal/kernel"
 	"pando/internal/ref"
 )
 
@@ -170,7 +169,7 @@ func TestRestoredCatalogueAfterBoot(t *testing.T) {
 			}
 
 			// Another boot than the one in which it was made, and in which the pool was swept last.
-			text := strings.Replace(drivertest.ReadMeta(meta), kernel.BootID(), "another", 1)
+			text := beforeBoot(t, drivertest.ReadMeta(meta))
 			if err := drivertest.WriteMeta(meta, drivertest.Sealed(text)); err != nil {
 				t.Fatal(err)
 			}
@@ -178,7 +177,7 @@ func TestRestoredCatalogueAfterBoot(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := db.Exec("UPDATE meta SET value = 'another' WHERE key = 'boot'"); err != nil {
+			if _, err := db.Exec("UPDATE meta SET value = iif(key = 'boot', 'another', '0') WHERE key IN ('boot', 'boot_at')"); err != nil {
 				t.Fatal(err)
 			}
 			db.Close()

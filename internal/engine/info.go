@@ -524,7 +524,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		p.PhysicalBytes = s.UsedBytes // by nothing but the pool
 	}
 	for _, a := range attached {
-		if a.BootID == kernel.BootID() {
+		if !kernel.EarlierBoot(a.BootID, a.At) {
 			p.Mounted++
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
-	"pando/internal/kernel"
 	"pando/internal/pool"
 
 	"golang.org/x/sys/unix"
@@ -133,7 +132,7 @@ func makePool(ctx context.Context, q InitRequest, dir string, madeDir bool, driv
 		if err != nil {
 			return err
 		}
-		err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetMeta("boot", kernel.BootID()) })
+		err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
 		if cerr := c.CloseFiles(); err == nil {
 			err = cerr
 		}

@@ -126,13 +126,17 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 		_ = e.unmark(ctx, row.ID)
 		return Info{}, e.heldError(ctx, "umount", row, att, driver.Attachment{})
 	}
-	if e.look(row, att) == here {
+	err = e.inUse(ctx, "umount", []candidate{{row, att, true}})[0]
+	if err == nil && e.look(row, att) == here {
 		if err := e.umountWriteBack(ctx, row, att); err != nil {
 			_ = e.unmark(ctx, row.ID)
 			return Info{}, err
 		}
 	}
-	if err := e.detach(ctx, "umount", row, att, true); err != nil {
+	if err == nil {
+		err = e.detach(ctx, "umount", row, att, true)
+	}
+	if err != nil {
 		e.letGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("umount", name, err)
 	}

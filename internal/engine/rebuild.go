@@ -142,7 +142,7 @@ func writeCatalog(ctx context.Context, p *pool.Pool, dir string, d driver.Driver
 		if err := tx.Mended(p.Dir); err != nil {
 			return err
 		}
-		return tx.SetMeta("boot", kernel.BootID())
+		return tx.SetSwept()
 	})
 	// Closing writes the log back into the file and removes it.
 	if cerr := c.CloseFiles(); err == nil {

@@ -140,7 +140,7 @@ func dump(t *testing.T, dir string) []string {
 			ephemeral, boot, pinned, consistency) FROM objects`,
 		`SELECT concat_ws('|', 'mark', op, name) FROM marks`,
 		`SELECT concat_ws('|', 'tombstone', ref) FROM tombstones WHERE reclaimed = 0`,
-		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key <> 'commits'`,
+		`SELECT concat_ws('|', 'meta', key, value) FROM meta WHERE key NOT IN ('commits', 'boot_at')`,
 	} {
 		rows, err := db.Query(q)
 		if err != nil {

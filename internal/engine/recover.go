@@ -66,7 +66,7 @@ func (e *Engine) recover(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if s.SweptBoot != kernel.BootID() {
+	if s.Swept.BeforeBoot() {
 		sweep, err := e.sweepAfterBoot(ctx)
 		if err != nil {
 			return err

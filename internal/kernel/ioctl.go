@@ -10,7 +10,6 @@ import (
 	"os"
 	"runtime"
 	"strings"
-	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -148,15 +147,6 @@ func XFSSectorBytes(dir *os.File) (int, error) {
 	}
 	return int(binary.NativeEndian.Uint32(geom[20:])), nil
 }
-
-// BootID is the random ID of this boot of the kernel.
-var BootID = sync.OnceValue(func() string {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	if err != nil {
-		return "unknown"
-	}
-	return strings.TrimSpace(string(b))
-})
 
 // statxMntIDUnique and statxMntID are STATX_MNT_ID_UNIQUE (Linux 6.8) and
 // STATX_MNT_ID; statxAttrMountRoot is STATX_ATTR_MOUNT_ROOT.

@@ -563,6 +563,34 @@ func TestBootID(t *testing.T) {
 	}
 }
 
+// Another ID is a proof of another boot only for what is older than this boot.
+func TestEarlierBoot(t *testing.T) {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil {
+		t.Fatal(err)
+	}
+	booted := time.Now().Add(-time.Duration(up.Nano()))
+	for _, c := range []struct {
+		what string
+		id   string
+		at   time.Time
+		want bool
+	}{
+		{"of this boot", kernel.BootID(), time.Now(), false},
+		{"of this boot, before the clock was set", kernel.BootID(), booted.Add(-time.Hour), false},
+		{"of this boot, seen from a container", "another", time.Now(), false},
+		{"of this boot, soon after it began", "another", booted.Add(time.Second), false},
+		{"in the future", "another", time.Now().Add(time.Hour), false},
+		{"of an earlier boot", "another", booted.Add(-time.Second), true},
+		{"at no known time", "another", time.Time{}, true},
+		{"without an ID", "", time.Time{}, true},
+	} {
+		if got := kernel.EarlierBoot(c.id, c.at); got != c.want {
+			t.Errorf("%s: %v", c.what, got)
+		}
+	}
+}
+
 func TestMountNamespace(t *testing.T) {
 	mine, err := kernel.MountNamespace()
 	if err != nil || mine == 0 {

@@ -36,6 +36,10 @@ var pando string // the binary
 var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open, zfs.Name: zfs.Open}
 
 func TestMain(m *testing.M) {
+	if err := testfs.ShareMounts(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	os.Exit(testfs.WithProgram(&pando, m.Run))
 }
 

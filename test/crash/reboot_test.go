@@ -5,25 +5,19 @@ package crash
 import (
 	"database/sql"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"pando/internal/faulttest"
+	"pando/internal/testfs"
 )
 
 // afterReboot runs a command as the first one after a reboot: with another boot
-// ID, in a mount namespace of its own.
+// ID, in a mount namespace of its own, the kernel just booted.
 func (w *world) afterReboot(args ...string) string {
 	w.t.Helper()
-	id := filepath.Join(w.t.TempDir(), "boot_id")
-	if err := os.WriteFile(id, []byte("00000000-0000-4000-8000-000000000001\n"), 0o644); err != nil {
-		w.t.Fatal(err)
-	}
-	script := `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`
-	cmd := exec.Command("unshare", append([]string{"-m", "sh", "-c", script, id, pando, "--pool", w.dir}, args...)...)
-	out, err := cmd.CombinedOutput()
+	out, err := testfs.Rebooted(w.t, testfs.OtherBoot(w.t, pando, append([]string{"--pool", w.dir}, args...)...))
 	if err != nil {
 		w.t.Fatalf("after a reboot, pando %s: %v: %s", strings.Join(args, " "), err, out)
 	}
@@ -109,6 +103,7 @@ func TestOldCatalogue(t *testing.T) {
 			}
 			// The copy was made in an earlier boot.
 			w.sql("UPDATE meta SET value = 'an earlier boot' WHERE key = 'boot'")
+			w.sql("UPDATE meta SET value = '0' WHERE key = 'boot_at'")
 			if out := w.afterReboot("gc"); !strings.Contains(out, "init --rebuild") {
 				t.Errorf("gc with an old catalogue: %s", out)
 			}

@@ -3,6 +3,7 @@
 package layers
 
 import (
+	"bytes"
 	"fmt"
 	"go/parser"
 	"go/token"
@@ -10,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -223,6 +225,28 @@ func words(names []string) string {
 		return "nothing of this module"
 	}
 	return strings.Join(names, ", ")
+}
+
+// A boot ID is no proof of another boot: containers have one of their own. What compares them takes
+// what is in use for what an earlier boot has left, and destroys it.
+func TestNobodyComparesBootIDs(t *testing.T) {
+	compared := regexp.MustCompile(`[!=]=\s*kernel\.BootID\(|kernel\.BootID\(\)\s*[!=]=`)
+	imports, err := readImports("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range imports {
+		text, err := os.ReadFile(filepath.Join("../..", i.file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i.test || !bytes.Contains(text, []byte("kernel.BootID(")) {
+			continue
+		}
+		if found := compared.Find(text); found != nil {
+			t.Errorf("%s has %q: ask kernel.EarlierBoot, which wants the time too", i.file, found)
+		}
+	}
 }
 
 // readImports lists the imports of all Go files below root, whatever their build

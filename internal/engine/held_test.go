@@ -1,0 +1,91 @@
+package engine_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/mount"
+	"pando/internal/testfs"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMountedAgain: the image of a volume is mounted at its place, but by another mount than the
+// recorded one, as after a refused umount that was killed. That is where the volume is mounted.
+func TestMountedAgain(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{})
+	importTree(t, e, "g", source(t))
+	v := clone(t, e, "g", "v", true)
+	table, err := mount.Table("self")
+	if err != nil {
+		t.Fatal(err)
+	}
+	device := ""
+	for _, m := range table {
+		if m.Point == v.Mountpoint {
+			device = m.Source
+		}
+	}
+	held, err := os.Open(device) // else it goes with the mount
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
+	if err := mount.Unmount(v.Mountpoint); err != nil {
+		t.Fatal(err)
+	}
+	m, err := mount.Device("ext4", device, nil, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Attach(v.Mountpoint); err != nil {
+		t.Fatal(err)
+	}
+	m.Close()
+	held.Close()
+	if again, err := e.Mount(t.Context(), "v", ""); err != nil || again.Mountpoint != v.Mountpoint {
+		t.Errorf("it is mounted, but %+v, %v", again, err)
+	}
+	if _, err := e.Umount(t.Context(), "v"); err != nil {
+		t.Error(err)
+	}
+	if err := mount.Unmount(v.Mountpoint); !errs.Is(err, errs.NotFound) {
+		t.Error("it is still mounted")
+	}
+	destroy(t, e, "v")
+}
+
+// TestRawDeviceInUse: to refuse to take a raw device away changes nothing, also when its user ends.
+func TestRawDeviceInUse(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{})
+	image := filepath.Join(t.TempDir(), "image")
+	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "raw", Source: image, FS: driver.None}); err != nil {
+		t.Fatal(err)
+	}
+	v := clone(t, e, "raw", "v", true)
+	user, err := os.Open(v.Mountpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.Umount(t.Context(), "v"); !errs.Is(err, errs.InUse) {
+		t.Errorf("umount of a device that is open: %v", err)
+	}
+	user.Close()
+	if again, err := os.Open(v.Mountpoint); err != nil {
+		t.Errorf("the device went with its user: %v", err)
+	} else {
+		var buf [512]byte
+		if _, err := unix.Pread(int(again.Fd()), buf[:], 0); err != nil {
+			t.Errorf("the device went with its user: %v", err)
+		}
+		again.Close()
+	}
+	destroy(t, e, "v")
+}
