@@ -336,6 +336,8 @@ func (m *model) step() {
 		m.note("reopen", "")
 		m.e.Close()
 		m.open()
+	case n < 977:
+		m.otherBoot(v, vol)
 	default:
 		m.nonsense(v, vol)
 	}
