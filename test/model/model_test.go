@@ -92,6 +92,7 @@ type model struct {
 	volumes map[string]*volume
 	goldens map[string]*golden
 	history []string
+	wrong   []string // what errorf and fatal said
 	counts  map[string]int
 	serial  int
 }
@@ -133,15 +134,11 @@ func TestRandomOperations(t *testing.T) {
 				t.Fatal(err)
 			}
 			m.open()
+			defer m.explain(seed, ops)
 			defer func() {
-				if t.Failed() {
-					for i, h := range m.history[max(0, len(m.history)-60):] {
-						t.Logf("%5d %s", max(0, len(m.history)-60)+i, h)
-					}
-				}
 				m.e.Close()
 				if _, err := engine.Deinit(context.Background(), m.dir, true, drivers); err != nil {
-					t.Errorf("deinit: %v", err)
+					m.errorf("deinit: %v", err)
 				}
 			}()
 			m.run(ops)
@@ -149,13 +146,39 @@ func TestRandomOperations(t *testing.T) {
 	}
 }
 
+// explain says what led to a failure, and last what failed and how to repeat it: of a long
+// log the end is what is looked at first.
+func (m *model) explain(seed uint64, ops int) {
+	if !m.t.Failed() {
+		return
+	}
+	first := max(0, len(m.history)-60)
+	for i, h := range m.history[first:] {
+		m.t.Logf("%5d %s", first+i, h)
+	}
+	m.t.Logf("repeat with PANDO_SEED=%d PANDO_TEST_OPS=%d, which after these operations said:\n%s", seed, ops, strings.Join(m.wrong, "\n"))
+}
+
+// errorf is that of testing.T; explain repeats it.
+func (m *model) errorf(format string, args ...any) {
+	m.t.Helper()
+	m.wrong = append(m.wrong, fmt.Sprintf(format, args...))
+	m.t.Errorf(format, args...)
+}
+
+func (m *model) fatal(err error) {
+	m.t.Helper()
+	m.errorf("%v", err)
+	m.t.FailNow()
+}
+
 func (m *model) open() {
 	e, err := engine.Open(m.t.Context(), m.dir, drivers)
 	if err != nil {
-		m.t.Fatal(err)
+		m.fatal(err)
 	}
 	if w := e.Recovery.Warnings; len(w) > 0 || e.Recovery.Undone > 0 {
-		m.t.Errorf("there was something to recover: %+v", e.Recovery)
+		m.errorf("there was something to recover: %+v", e.Recovery)
 	}
 	m.e, m.atomic = e, e.Caps().Atomic
 }
@@ -179,13 +202,13 @@ func (m *model) run(ops int) {
 	end := m.free()
 	allowed := max(start.TotalBytes/100, 64<<20)
 	if lost := start.FreeBytes - end.FreeBytes; lost > allowed {
-		m.t.Errorf("LEAK: %d MiB less are free than at the start", lost>>20)
+		m.errorf("LEAK: %d MiB less are free than at the start", lost>>20)
 	}
 	m.t.Logf("%d operations in %v: %v; free space at the start %d MiB, at the end %d MiB", ops, took.Round(time.Second), m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
 	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy", "destroy snapshot",
 		"publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
-			m.t.Errorf("no %s was done: this run shows nothing of it", verb)
+			m.errorf("no %s was done: this run shows nothing of it", verb)
 		}
 	}
 }
@@ -193,11 +216,11 @@ func (m *model) run(ops int) {
 func (m *model) free() engine.PoolInfo {
 	m.t.Helper()
 	if _, err := m.e.GC(m.t.Context(), false); err != nil {
-		m.t.Fatal(err)
+		m.fatal(err)
 	}
 	p, err := m.e.Pool(m.t.Context(), false)
 	if err != nil {
-		m.t.Fatal(err)
+		m.fatal(err)
 	}
 	return p
 }
@@ -229,7 +252,7 @@ func (m *model) end() {
 func (m *model) must(err error) {
 	m.t.Helper()
 	if err != nil {
-		m.t.Errorf("%v (hint: %s)", err, errs.HintOf(err))
+		m.errorf("%v (hint: %s)", err, errs.HintOf(err))
 	}
 }
 
@@ -238,7 +261,7 @@ func (m *model) refused(kind errs.Kind, err error) {
 	m.t.Helper()
 	m.counts["refused"]++
 	if !errs.Is(err, kind) || errs.HintOf(err) == "" {
-		m.t.Errorf("wanted an error of kind %s with a hint, got %v", kind, err)
+		m.errorf("wanted an error of kind %s with a hint, got %v", kind, err)
 	}
 }
 
@@ -327,7 +350,7 @@ func (m *model) step() {
 		r, err := m.e.GC(ctx, m.r.IntN(4) == 0)
 		m.must(err)
 		if err == nil && (r.Garbage > 0 || len(r.Kept) > 0 || len(r.Missing) > 0) {
-			m.t.Errorf("gc found something: %+v", r)
+			m.errorf("gc found something: %+v", r)
 		}
 		for _, g := range m.goldens { // what was pinned when the others went
 			m.retain(g)
@@ -357,14 +380,14 @@ func (m *model) compare() {
 			continue
 		}
 		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || i.Origin != vol.origin || i.Golden != vol.golden || i.Generation != vol.gen {
-			m.t.Errorf("%+v\nwanted %+v", i, *vol)
+			m.errorf("%+v\nwanted %+v", i, *vol)
 		}
 		if vol.mounted {
 			m.same(i.Name, i.Mountpoint, vol.content)
 		}
 	}
 	if want := sorted(m.volumes); !slices.Equal(names, want) {
-		m.t.Errorf("volumes %v, wanted %v", names, want)
+		m.errorf("volumes %v, wanted %v", names, want)
 	}
 	goldens, err := m.e.Goldens(ctx)
 	m.must(err)
@@ -372,11 +395,11 @@ func (m *model) compare() {
 	for _, g := range goldens {
 		names = append(names, g.Name)
 		if gold := m.goldens[g.Name]; gold != nil && (g.Generation != gold.current || g.Generations != len(gold.gens)) {
-			m.t.Errorf("golden %+v, wanted %+v", g, *gold)
+			m.errorf("golden %+v, wanted %+v", g, *gold)
 		}
 	}
 	if want := sorted(m.goldens); !slices.Equal(names, want) {
-		m.t.Errorf("goldens %v, wanted %v", names, want)
+		m.errorf("goldens %v, wanted %v", names, want)
 	}
 	for v, vol := range m.volumes {
 		d, err := m.e.Show(ctx, ref.Ref{Name: v})
@@ -386,12 +409,12 @@ func (m *model) compare() {
 			name := strings.TrimPrefix(s.Name, v+"@")
 			snaps = append(snaps, name)
 			if want := vol.snaps[name]; want != nil && want.pinned != (s.PinnedUntil != nil) {
-				m.t.Errorf("%s: pinned %v", s.Name, s.PinnedUntil)
+				m.errorf("%s: pinned %v", s.Name, s.PinnedUntil)
 			}
 		}
 		slices.Sort(snaps)
 		if want := sorted(vol.snaps); !slices.Equal(snaps, want) {
-			m.t.Errorf("snapshots of %s %v, wanted %v", v, snaps, want)
+			m.errorf("snapshots of %s %v, wanted %v", v, snaps, want)
 		}
 	}
 	// What is immutable is looked at through a clone: one of each kind.
@@ -416,7 +439,7 @@ func (m *model) sameClone(from string, want content) {
 	m.must(err)
 	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: "look", Mount: true, Ephemeral: true})
 	if err != nil {
-		m.t.Errorf("%s: %v", from, err)
+		m.errorf("%s: %v", from, err)
 		return
 	}
 	m.same(from, out[0].Mountpoint, want)
@@ -441,12 +464,12 @@ func (m *model) same(what, at string, want content) {
 	m.must(err)
 	for p := range got {
 		if _, ok := want[p]; !ok {
-			m.t.Errorf("%s: %s should not be there", what, p)
+			m.errorf("%s: %s should not be there", what, p)
 		}
 	}
 	for p, w := range want {
 		if g, ok := got[p]; !ok || !bytes.Equal([]byte(g), []byte(w)) {
-			m.t.Errorf("%s: %s holds %d bytes (%.20q), wanted %d (%.20q)", what, p, len(g), g, len(w), w)
+			m.errorf("%s: %s holds %d bytes (%.20q), wanted %d (%.20q)", what, p, len(g), g, len(w), w)
 		}
 	}
 }

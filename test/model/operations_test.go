@@ -21,7 +21,7 @@ func (m *model) importGolden() {
 	c := content{}
 	must := func(err error) {
 		if err != nil {
-			m.t.Fatal(err)
+			m.fatal(err)
 		}
 	}
 	must(os.RemoveAll(m.source))
@@ -72,7 +72,7 @@ func (m *model) clone() {
 	from, c := m.origin()
 	r, err := ref.Parse("", from)
 	if err != nil {
-		m.t.Fatal(err)
+		m.fatal(err)
 	}
 	name, mount := m.fresh("v"), m.r.IntN(3) == 0
 	m.note("clone", "%s %s mount=%v", from, name, mount)
@@ -82,7 +82,7 @@ func (m *model) clone() {
 		from = ref.Generation(from, m.goldens[from].current)
 	}
 	if err == nil && out[0].Origin != from {
-		m.t.Errorf("origin %s", out[0].Origin)
+		m.errorf("origin %s", out[0].Origin)
 	}
 	m.volumes[name] = &volume{content: maps.Clone(c.content), origin: from, golden: c.golden, gen: c.gen, mounted: mount, snaps: map[string]*snapshot{}}
 }
@@ -132,7 +132,7 @@ func (m *model) snapshot(v string, vol *volume) {
 		}
 	}
 	if info.Consistency != want {
-		m.t.Errorf("consistency %q, wanted %q", info.Consistency, want)
+		m.errorf("consistency %q, wanted %q", info.Consistency, want)
 	}
 	vol.snaps[name] = &snapshot{content: maps.Clone(vol.content), golden: vol.golden, gen: vol.gen}
 }
@@ -152,7 +152,7 @@ func (m *model) rewind(v string, vol *volume) {
 	m.must(err)
 	before, ok := strings.CutPrefix(out.Before, v+"@before-rewind-")
 	if !ok {
-		m.t.Errorf("the state before is %q", out.Before)
+		m.errorf("the state before is %q", out.Before)
 		return
 	}
 	snap := vol.snaps[s]
@@ -199,7 +199,7 @@ func (m *model) diff(v string, vol *volume) {
 		}
 	}
 	if !maps.Equal(got, want) {
-		m.t.Errorf("diff %s %s (%s): %v\nwanted %v", other, v, d.Method, sorted(got), sorted(want))
+		m.errorf("diff %s %s (%s): %v\nwanted %v", other, v, d.Method, sorted(got), sorted(want))
 	}
 }
 
@@ -222,7 +222,7 @@ func (m *model) rebase(v string, vol *volume) {
 	case n == vol.gen:
 		m.must(err)
 		if out.Before != "" {
-			m.t.Errorf("there was nothing to do, but: %+v", out)
+			m.errorf("there was nothing to do, but: %+v", out)
 		}
 		return
 	case g.gens[vol.gen] == nil:
@@ -263,7 +263,7 @@ func (m *model) rebase(v string, vol *volume) {
 	}
 	slices.Sort(told)
 	if !slices.Equal(told, conflicts) {
-		m.t.Errorf("conflicts %v, wanted %v", told, conflicts)
+		m.errorf("conflicts %v, wanted %v", told, conflicts)
 	}
 	if len(conflicts) > 0 && mode == 0 {
 		m.refused(errs.Conflict, err)
@@ -272,7 +272,7 @@ func (m *model) rebase(v string, vol *volume) {
 	m.must(err)
 	name, ok := strings.CutPrefix(out.Before, v+"@")
 	if !ok {
-		m.t.Errorf("the state before is %q", out.Before)
+		m.errorf("the state before is %q", out.Before)
 		return
 	}
 	vol.snaps[name] = &snapshot{content: vol.content, golden: vol.golden, gen: vol.gen}
@@ -441,11 +441,11 @@ func (m *model) prune() {
 	for _, c := range r.Candidates {
 		got[c.Ref] = true
 		if c.Destroyed == dry {
-			m.t.Errorf("%+v of a dry=%v run", c, dry)
+			m.errorf("%+v of a dry=%v run", c, dry)
 		}
 	}
 	if !maps.Equal(got, want) {
-		m.t.Errorf("prune: %v, wanted %v", sorted(got), sorted(want))
+		m.errorf("prune: %v, wanted %v", sorted(got), sorted(want))
 	}
 	if dry {
 		return
