@@ -158,7 +158,9 @@ func (b *build) abandon(ctx context.Context) { b.e.undo(ctx, b.ids...) }
 func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) {
 	e := b.e
 	b.gen.FS, b.gen.SizeBytes, b.gen.Sector = b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector
-	b.gen.CreatedAt = time.Now().UTC()
+	if b.reads.row.ID == "" {
+		b.gen.CreatedAt = time.Now().UTC()
+	}
 	if b.fresh {
 		b.golden.CreatedAt = b.gen.CreatedAt
 	} else {
@@ -311,6 +313,9 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = vol.FS, vol.SizeBytes, vol.Sector
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
 	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
+	// Not when it is done: what the volume writes from here on is not in the generation,
+	// and diff goes by that.
+	b.gen.CreatedAt = time.Now().UTC()
 	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {
 		return Info{}, err
 	}
