@@ -322,7 +322,7 @@ func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done 
 		return o, true, release, nil
 	}
 	if a.row().FS == driver.Ext4 && b.row().FS == driver.Ext4 {
-		h, err := treediff.Ext4Hints(ctx, files[0], files[1], delta)
+		h, err := treediff.Ext4Hints(ctx, files[0], files[1], delta, o.Younger)
 		if err != nil || h == nil {
 			// Replaying the log, when it is mounted, may write into files.
 			return o, false, release, err
@@ -357,7 +357,8 @@ func (v *view) knownOfTrees(ctx context.Context, a, b *side, rootA, rootB *os.Fi
 }
 
 // related reports whether two objects come from one origin, the nearest one's
-// ID, and when the first copy was made of it that one of them is or comes from.
+// ID, and when the first copy was made of it that one of them is or comes from,
+// or a little before.
 func (e *Engine) related(ctx context.Context, a, b catalog.Row) (common driver.ObjectID, since time.Time, same bool, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		as, err := ancestry(tx, a)
@@ -374,8 +375,11 @@ func (e *Engine) related(ctx context.Context, a, b catalog.Row) (common driver.O
 					continue
 				}
 				for _, l := range [][]catalog.Row{as[:i], bs[:j]} {
-					if len(l) > 0 && (since.IsZero() || l[len(l)-1].CreatedAt.Before(since)) {
-						since = l[len(l)-1].CreatedAt
+					if len(l) == 0 {
+						continue
+					}
+					if at := copiedAt(l[len(l)-1], x); since.IsZero() || at.Before(since) {
+						since = at
 					}
 				}
 				common, same = x.ID, true
@@ -385,6 +389,16 @@ func (e *Engine) related(ctx context.Context, a, b catalog.Row) (common driver.O
 		return nil
 	})
 	return common, since, same, err
+}
+
+// copiedAt is when an object was copied from its origin, or before. A volume that was
+// rewound or rebased is as old as its name, but no older a copy than its origin.
+func copiedAt(r, origin catalog.Row) time.Time {
+	successor := r.Kind == driver.Volume && r.Lineage() != r.ID
+	if successor && origin.CreatedAt.After(r.CreatedAt) {
+		return origin.CreatedAt
+	}
+	return r.CreatedAt
 }
 
 // ancestry lists an object and what it was copied from, as far as that is known.

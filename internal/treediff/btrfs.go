@@ -52,7 +52,7 @@ func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 	default:
 		return nil, nil
 	}
-	h := &Hints{Method: "btrfs", Changed: map[uint64]Links{}, Index: btrfsIndex{a, b}}
+	h := &Hints{Method: "btrfs", Parted: since, Changed: map[uint64]Links{}, Index: btrfsIndex{a, b}}
 	for _, x := range []struct {
 		f  *os.File
 		id uint64

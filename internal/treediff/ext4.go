@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -208,8 +209,9 @@ func (l *ext4Layout) sameAs(o *ext4Layout) bool {
 		slices.EqualFunc(l.groups, o.groups, func(x, y ext4Group) bool { return x.table == y.table })
 }
 
-// changed calls fn for each inode that differs, other than in its time of access.
-func (l *ext4Layout) changed(ctx context.Context, o *ext4Layout, a, b io.ReaderAt, d *ImageDelta, fn func(ino uint64, links Links)) error {
+// changed calls fn for each inode that differs, other than in its time of access, and for
+// each that was written in both images and was changed at or after racy, unless that is zero.
+func (l *ext4Layout) changed(ctx context.Context, o *ext4Layout, a, b io.ReaderAt, d *ImageDelta, racy time.Time, fn func(ino uint64, links Links)) error {
 	size := int64(l.inodeSize)
 	x, y := make([]byte, chunkSize), make([]byte, chunkSize)
 	for i, g := range l.groups {
@@ -229,7 +231,7 @@ func (l *ext4Layout) changed(ctx context.Context, o *ext4Layout, a, b io.ReaderA
 				}
 				for at := int64(0); at < n; at += size {
 					index := uint64((from - g.table + at) / size)
-					l.inode(first+index+1, index < uint64(g.used), index < uint64(o.groups[i].used), x[at:at+size], y[at:at+size], fn)
+					l.inode(first+index+1, index < uint64(g.used), index < uint64(o.groups[i].used), x[at:at+size], y[at:at+size], racy, fn)
 				}
 				from += n
 			}
@@ -251,14 +253,14 @@ func readTables(a, b io.ReaderAt, x, y []byte, off int64) error {
 }
 
 // inode compares one inode, raw. What lies behind the used ones is not there.
-func (l *ext4Layout) inode(ino uint64, inA, inB bool, x, y []byte, fn func(uint64, Links)) {
+func (l *ext4Layout) inode(ino uint64, inA, inB bool, x, y []byte, racy time.Time, fn func(uint64, Links)) {
 	if ino < uint64(l.firstInode) && ino != ext4RootInode || ino == uint64(l.orphanFile) {
 		return // the journal, and others that no directory names
 	}
 	if inA && inB {
 		hide(x)
 		hide(y)
-		if bytes.Equal(x, y) {
+		if bytes.Equal(x, y) && (racy.IsZero() || ext4Ctime(x).Before(racy)) {
 			return
 		}
 	}
@@ -287,6 +289,16 @@ func hide(inode []byte) {
 			clear(inode[0x8c:0x90])
 		}
 	}
+}
+
+// ext4Ctime is the latest that an inode may have been changed.
+func ext4Ctime(inode []byte) time.Time {
+	sec := int64(int32(binary.LittleEndian.Uint32(inode[0xc:])))
+	if len(inode) > ext4MinInodeSize && binary.LittleEndian.Uint16(inode[0x80:]) >= 8 {
+		extra := binary.LittleEndian.Uint32(inode[0x84:]) // 2 bits of seconds, 30 of nanoseconds
+		return time.Unix(sec+int64(extra&3)<<32, int64(extra>>2))
+	}
+	return time.Unix(sec, 1e9-1)
 }
 
 // ext4Links is how many names an inode has; of a directory 1.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"pando/internal/kernel"
 	"pando/internal/testfs"
@@ -110,7 +111,7 @@ func FuzzExt4(f *testing.F) {
 			other[i] ^= 0xff
 		}
 		n := uint64(0)
-		err = l.changed(t.Context(), l, r, bytes.NewReader(other), d, func(ino uint64, _ Links) {
+		err = l.changed(t.Context(), l, r, bytes.NewReader(other), d, time.Time{}, func(ino uint64, _ Links) {
 			if n++; ino == 0 || ino > uint64(l.inodes) {
 				t.Errorf("inode %d of %d", ino, l.inodes)
 			}

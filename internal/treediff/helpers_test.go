@@ -228,7 +228,7 @@ func images(t *testing.T, kind string, mkfs ...string) world {
 		hints: func(a, b string, o *Options) {
 			detach(a)
 			detach(b)
-			o.Hints, o.SameBlocks = imageHints(t, imageOf(a), imageOf(b))
+			o.Hints, o.SameBlocks = imageHints(t, imageOf(a), imageOf(b), o.Younger)
 			attach(a)
 			attach(b)
 		},
@@ -236,14 +236,14 @@ func images(t *testing.T, kind string, mkfs ...string) world {
 }
 
 // imageHints are those of two images that are not mounted.
-func imageHints(t *testing.T, a, b string) (*Hints, func(x, y, n int64) (bool, int64)) {
+func imageHints(t *testing.T, a, b string, younger time.Time) (*Hints, func(x, y, n int64) (bool, int64)) {
 	t.Helper()
 	fa, fb := openDir(t, a), openDir(t, b)
 	d, ok, err := CompareImages(fa, fb)
 	if err != nil || !ok {
 		t.Fatal(ok, err)
 	}
-	h, err := Ext4Hints(t.Context(), fa, fb, d)
+	h, err := Ext4Hints(t.Context(), fa, fb, d, younger)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"sort"
+	"time"
 
 	"pando/internal/extent"
 )
@@ -140,8 +141,10 @@ func (d *ImageDelta) SameBlocks(x, y, n int64) (same bool, bytes int64) {
 // Ext4Hints finds the inodes that differ between the ext4 filesystems in two
 // images, by reading what may differ of their inode tables. nil without an error
 // if they are not understood: no ext4, not unmounted cleanly, of different
-// geometry, or with features that this code does not know.
-func Ext4Hints(ctx context.Context, a, b *os.File, d *ImageDelta) (*Hints, error) {
+// geometry, or with features that this code does not know. younger is
+// Options.Younger: what was changed in both since then, within one tick of the
+// clock, may differ although the inodes are the same.
+func Ext4Hints(ctx context.Context, a, b *os.File, d *ImageDelta, younger time.Time) (*Hints, error) {
 	sizeA, err := a.Stat()
 	if err != nil {
 		return nil, failed(a.Name(), "stat", err)
@@ -159,7 +162,7 @@ func Ext4Hints(ctx context.Context, a, b *os.File, d *ImageDelta) (*Hints, error
 		return nil, failed(b.Name(), "reading ext4", err)
 	}
 	h := &Hints{Method: "ext4", Changed: map[uint64]Links{}}
-	err = la.changed(ctx, lb, a, b, d, func(ino uint64, links Links) { h.Changed[ino] = links })
+	err = la.changed(ctx, lb, a, b, d, racySince(younger), func(ino uint64, links Links) { h.Changed[ino] = links })
 	if err != nil {
 		return nil, failed(b.Name(), "reading inode tables", err)
 	}

@@ -56,11 +56,19 @@ type inode struct {
 	mtime, ctime unix.StatxTimestamp
 	btime        unix.StatxTimestamp // zero where there is none
 	mount        bool                // something else is mounted there
+
+	generation generation // only of those that may be new in their tree: see comparer.stat
 }
 
+// stat also asks for the generation of what may be new in its tree, as only that
+// can be taken for something else.
 func (c *comparer) stat(at *os.File, name, path string) (inode, error) {
 	c.statted.Add(1)
-	return statAt(at, name, path)
+	i, err := statAt(at, name, path)
+	if err == nil && c.o.SameOrigin && c.maybeNew(&i) {
+		i.generation = c.generations.of(at, name)
+	}
+	return i, err
 }
 
 func statAt(at *os.File, name, path string) (inode, error) {
@@ -117,13 +125,6 @@ func typeOf(dt uint8) Type {
 	return File
 }
 
-// sameObject reports whether two inodes of trees of one origin are the same
-// object: numbers are given again when a file is gone, but not with the same
-// time of birth.
-func sameObject(a, b *inode) bool {
-	return a.ino == b.ino && a.mode&unix.S_IFMT == b.mode&unix.S_IFMT && a.btime == b.btime
-}
-
 // unchanged reports whether nothing tells two inodes of the same object apart.
 // What was changed after the moment is not trusted.
 func unchanged(a, b *inode, after time.Time) bool {
@@ -134,8 +135,10 @@ func unchanged(a, b *inode, after time.Time) bool {
 	if a.btime == (unix.StatxTimestamp{}) && a.ctime.Nsec == 0 {
 		return false // a filesystem that counts in seconds: many changes fit into one
 	}
-	return after.IsZero() || time.Unix(b.ctime.Sec, int64(b.ctime.Nsec)).Before(after)
+	return after.IsZero() || timeOf(b.ctime).Before(after)
 }
+
+func timeOf(t unix.StatxTimestamp) time.Time { return time.Unix(t.Sec, int64(t.Nsec)) }
 
 // procPath names a file for calls that know no directory descriptors.
 func procPath(at *os.File, name string) string {

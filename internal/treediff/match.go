@@ -102,7 +102,7 @@ func (c *comparer) movedDirs() error {
 			if err := c.statNodes(c.b, n); err != nil {
 				return err
 			}
-			if sameObject(l.st, n.st) {
+			if c.sameObject(l.st, n.st) {
 				a, b = l, n
 				break
 			}
@@ -280,16 +280,16 @@ func (o *object) merge(b *object) {
 
 func (c *comparer) matchByInode(objA, objB map[uint64]*object) {
 	for ino, o := range objA {
-		if l := c.linked[ino]; l != nil && sameObject(&l.stA, o.lost[0].st) {
+		if l := c.linked[ino]; l != nil && c.sameObject(&l.stA, o.lost[0].st) {
 			o.kept = l
 		}
-		if b := objB[ino]; b != nil && sameObject(o.lost[0].st, b.gained[0].st) {
+		if b := objB[ino]; b != nil && c.sameObject(o.lost[0].st, b.gained[0].st) {
 			o.merge(b)
 			delete(objB, ino)
 		}
 	}
 	for ino, b := range objB {
-		if l := c.linked[ino]; l != nil && len(b.gained) > 0 && sameObject(&l.stB, b.gained[0].st) {
+		if l := c.linked[ino]; l != nil && len(b.gained) > 0 && c.sameObject(&l.stB, b.gained[0].st) {
 			b.kept = l
 		}
 	}
@@ -394,7 +394,7 @@ func (c *comparer) object(o *object) error {
 	} else if len(o.lost) > 0 && len(o.gained) > 0 {
 		l, g := o.lost[0], o.gained[0]
 		stA, stB = l.st, g.st
-		if !c.o.SameOrigin || !sameObject(stA, stB) || !c.unchanged(stA, stB) {
+		if !c.o.SameOrigin || !c.sameObject(stA, stB) || !c.unchanged(stA, stB) {
 			var err error
 			if d, err = c.compareNodes(l, g); err != nil {
 				return err

@@ -6,8 +6,9 @@
 //
 // Of two trees that come from one origin as copies on write (Options.SameOrigin)
 // a file has one inode number in both. So a file that was moved is recognised,
-// and a file whose number, size, times, owner and mode are all the same has not
-// been changed and is not read. Of other trees files are the same if they have
+// unless it is so new that it may have been made after the trees parted: both give
+// the same numbers to their new files then. And a file whose number, size, times,
+// owner and mode are all the same has not been changed and is not read. Of other trees files are the same if they have
 // the same path, and all of them are compared.
 //
 // What remains to be compared is read, but for ranges that are known to lie on
@@ -104,9 +105,10 @@ type Options struct {
 	// inode numbers mean the same in both.
 	SameOrigin bool
 
-	// Younger is when the younger of the two was made from the other, or a
-	// little before. Files changed since shortly before that are compared
-	// whatever their times say: a clock ticks slower than a program writes.
+	// Younger is when the trees parted, or before: when the younger of the two was
+	// made from the other, or the first copy of what both come from. Files changed
+	// since shortly before that are compared whatever their times say: a clock
+	// ticks slower than a program writes. Zero: unknown, and times are trusted.
 	Younger time.Time
 
 	// SameBlocks reports whether the bytes at the physical addresses a and b (see
@@ -129,6 +131,10 @@ type Options struct {
 // Hints narrow down what may have changed. They need Options.SameOrigin.
 type Hints struct {
 	Method string // for Stats
+
+	// Parted is a transaction, on filesystems that number them: what that one or an
+	// older one made was there when the trees parted. 0: unknown.
+	Parted uint64
 
 	// Changed holds every inode, by number, that differs between the trees or
 	// is in only one of them. More than that does no harm. A directory has

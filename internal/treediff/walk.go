@@ -22,16 +22,24 @@ import (
 // compared there and then. Names that only one side has are kept, for match.go:
 // only what differs takes memory.
 
-// slack is how much coarser than the truth times of files may be.
-const slack = 20 * time.Millisecond
+// How far the clock that files get their times from may be behind: it goes on with the
+// ticks of a processor, which come late under load and in virtual machines. slack is for
+// content, where too much costs reading a file; slackOfBirth for files that were moved,
+// where too much means that a new one is not recognised.
+const (
+	slack        = time.Second
+	slackOfBirth = 20 * time.Millisecond
+)
 
 type comparer struct {
-	ctx        context.Context
-	a, b       *os.File
-	devA, devB uint64
-	o          Options
-	racy       time.Time // times of change from here on prove nothing
-	sem        chan struct{}
+	ctx         context.Context
+	a, b        *os.File
+	devA, devB  uint64
+	o           Options
+	racy        time.Time // equal times of change prove nothing from here on; zero: they always do
+	parted      time.Time // what was made from here on may be in one tree only; zero: unknown
+	generations generationKind
+	sem         chan struct{}
 
 	dirsRead, statted, filesRead, bytesRead atomic.Int64
 	leftA, leftB                            atomic.Int64 // names of changed inodes not seen yet
@@ -50,13 +58,27 @@ type linked struct {
 	delta    delta
 }
 
+// racySince is from when on equal times of change prove nothing; zero: they always do.
+func racySince(younger time.Time) time.Time {
+	if younger.IsZero() {
+		return younger
+	}
+	return younger.Add(-slack)
+}
+
 func newComparer(ctx context.Context, a, b *os.File, o Options) (*comparer, error) {
 	c := &comparer{ctx: ctx, a: a, b: b, o: o, sem: make(chan struct{}, treewalk.Workers()), linked: map[uint64]*linked{}}
 	if !o.SameOrigin {
 		c.o.Hints = nil
 	}
 	if !o.Younger.IsZero() {
-		c.racy = o.Younger.Add(-slack)
+		c.racy, c.parted = racySince(o.Younger), o.Younger.Add(-slackOfBirth)
+	}
+	if o.SameOrigin {
+		var err error
+		if c.generations, err = generationsOf(a); err != nil {
+			return nil, err
+		}
 	}
 	stA, err := c.stat(a, "", "")
 	if err != nil {
@@ -372,7 +394,7 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 	}
 	// In a nested subvolume times and numbers still prove that nothing has
 	// changed, but a file is not recognised elsewhere.
-	known := c.o.SameOrigin && sameObject(&stA, &stB)
+	known := c.o.SameOrigin && c.sameObject(&stA, &stB)
 	if known && c.unchanged(&stA, &stB) {
 		return nil
 	}
