@@ -26,7 +26,7 @@ func (j *judge) calls() {
 		return
 	}
 	c.Counted = j.called()
-	short := float64(c.Counted) < float64(c.Reported)*(1-callSlack)
+	short := j.short()
 	saw := fmt.Sprintf("the kernel saw %s of the %s calls of %s that the load reports", count(min(c.Counted, c.Reported)), count(c.Reported), c.Call)
 	switch {
 	case short && (j.Evidence.calls["io_uring"] > 0 || j.Evidence.calls["aio"] > 0):
@@ -51,6 +51,21 @@ func (j *judge) calls() {
 			j.words = append(j.words, fmt.Sprintf("%s calls of sync_file_range make nothing durable, and are not counted", count(n)))
 		}
 	}
+}
+
+// short reports whether the kernel saw too few of the calls that the load reports.
+func (j *judge) short() bool {
+	return float64(j.called()) < float64(j.load.Syncs)*(1-callSlack)
+}
+
+// syncs is how many syncs must have arrived: those that the load reports, or the few
+// less that the kernel saw. If it saw too few, something is wrong with the calls, and
+// what the load reports counts.
+func (j *judge) syncs() int64 {
+	if j.Evidence.calls == nil || j.short() {
+		return j.load.Syncs
+	}
+	return min(j.load.Syncs, j.called())
 }
 
 // called is the number of calls of the load's kind.

@@ -37,10 +37,13 @@ const tolerated = 0.05
 // A flush serves all syncs that wait when it begins, so that of several writers every one
 // may have to wait for it, but no more: filesystems commit in groups (jbd2, the log of
 // XFS, ZFS's ZIL), and the kernel merges flushes that wait. So that ceil(syncs/writers)
-// is what the syncs need at the least, on every layer.
+// is what the syncs need at the least, on every layer. Syncs that the load reports and
+// only began (callSlack) need nothing.
 func (e *Evidence) Judge(load Load) Proof {
 	load.Writers = max(1, load.Writers)
-	j := &judge{Evidence: e, load: load, needed: (load.Syncs + int64(load.Writers) - 1) / int64(load.Writers)}
+	j := &judge{Evidence: e, load: load}
+	writers := int64(load.Writers)
+	j.needed = (j.syncs() + writers - 1) / writers
 	j.proof = Proof{Method: e.method, NoTraces: e.noTraces, Sample: e.sample, Hidden: e.stack.Hidden, Seconds: e.seconds, Layers: []LayerProof{}, Reasons: []string{}}
 	for _, l := range e.stack.Layers {
 		j.proof.Layers = append(j.proof.Layers, LayerProof{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, Device: l.Device != nil, Flushes: -1, FUA: -1})
