@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
