@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"time"
 
 	"pando/internal/catalog"
@@ -422,25 +421,6 @@ func (e *Engine) forgetReclaimed(ctx context.Context) error {
 		}
 	}
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.ForgetReclaimed(before) })
-}
-
-// removeStaleTargets takes away default mount points that nothing uses.
-func (e *Engine) removeStaleTargets(used map[string]bool) error {
-	entries, err := os.ReadDir(e.pool.MountDir())
-	if err != nil {
-		return errs.Wrap("gc", e.pool.MountDir(), err)
-	}
-	for _, d := range entries {
-		path := e.defaultMountpoint(d.Name())
-		if used[path] {
-			continue
-		}
-		if m, err := kernel.MountAt(unix.AT_FDCWD, path); err != nil || m.Root {
-			continue // gone meanwhile, or something is mounted there that is not ours to remove
-		}
-		_ = os.Remove(path) // an empty directory or a link; anything else stays
-	}
-	return nil
 }
 
 // Sync makes all that was made and destroyed durable, and wakes what frees space
