@@ -59,6 +59,7 @@ func (a *App) cloning(c *cobra.Command, op string, run func(*engine.Engine, cont
 	f.StringVar(&sizeFlag, "size", "", "make it this large, for example 200G; the filesystem inside grows too")
 	f.StringVar(&ttl, "ttl", "", "destroy it after this `DURATION`, for example 2h or 7d")
 	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume is gone after a reboot")
+	rightsFlags(f, &q.May)
 	f.BoolVar(&q.NoFreeze, "no-freeze", false, "do not stop the writes to a volume in use")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.From, err = ref.Parse(op, args[0]); err != nil {
@@ -66,6 +67,9 @@ func (a *App) cloning(c *cobra.Command, op string, run func(*engine.Engine, cont
 		}
 		q.Name = args[1]
 		q.Mount = c.Flags().Changed("mount")
+		if (q.May.Dev || q.May.SUID) && !q.Mount {
+			return errs.New(errs.Invalid, op, q.Name, "--dev and --suid are about the mount").WithHint("add --mount, or leave them for `pando mount`")
+		}
 		if c.Flags().Changed("count") && q.Count < 1 {
 			return errs.New(errs.Invalid, op, q.Name, "a count of %d is not at least 1", q.Count)
 		}

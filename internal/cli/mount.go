@@ -7,17 +7,29 @@ import (
 	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
+// rightsFlags adds the flags of what a mounted volume may.
+func rightsFlags(f *pflag.FlagSet, may *engine.Rights) {
+	f.BoolVar(&may.Dev, "dev", false, "let device nodes in the volume lead to devices of this host")
+	f.BoolVar(&may.SUID, "suid", false, "let setuid and setgid bits in the volume take effect")
+}
+
 func (a *App) mountCommand() *cobra.Command {
-	return &cobra.Command{
+	var may engine.Rights
+	c := &cobra.Command{
 		Use:     "mount VOLUME [DIR]",
 		GroupID: "volumes",
 		Short:   "Mount a volume at a directory, or below the pool",
 		Long: `Mounts VOLUME at DIR, an empty directory (made if missing), or else at its place
 below the pool, and prints where. A volume of --fs none becomes a block device.
-Without root a volume of the plain driver is not mounted but linked.`,
-		Example:           "  cd $(pando mount -q job-17)\n  pando mount job-17 /srv/job-17",
+Without root a volume of the plain driver is not mounted but linked.
+
+Where users other than root can get to the mount point, the volume is mounted nosuid
+and nodev: its content could give them this host. --suid and --dev allow that, for
+root filesystems and Docker's data. The place below the pool is root's alone.`,
+		Example:           "  cd $(pando mount -q job-17)\n  pando mount job-17 /srv/job-17\n  pando mount --dev --suid rootfs /srv/rootfs",
 		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
@@ -28,7 +40,7 @@ Without root a volume of the plain driver is not mounted but linked.`,
 			if len(args) > 1 {
 				dir = args[1]
 			}
-			v, err := e.Mount(ctx, args[0], dir)
+			v, err := e.MountWith(ctx, args[0], dir, may)
 			if err != nil {
 				return err
 			}
@@ -41,6 +53,8 @@ Without root a volume of the plain driver is not mounted but linked.`,
 			return a.printf("%s  mounted at %s\n", v.Name, v.Mountpoint)
 		}),
 	}
+	rightsFlags(c.Flags(), &may)
+	return c
 }
 
 func (a *App) umountCommand() *cobra.Command {

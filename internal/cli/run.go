@@ -35,6 +35,7 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 	}
 	c.Flags().BoolVar(&q.Keep, "keep", false, "keep the volume, unmounted")
 	c.Flags().StringVar(&q.Name, "name", "", "`NAME` of the volume (default: made up)")
+	rightsFlags(c.Flags(), &q.May)
 	c.Flags().SetInterspersed(true)
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.From, err = ref.Parse("run", args[0]); err != nil {

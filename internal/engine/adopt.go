@@ -1,9 +1,11 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -81,6 +83,10 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 	}
 	if !q.Replace {
 		return nil
+	}
+	// What has its place taken must not be chosen by others.
+	if _, err := mount.Resolve(q.Source); err != nil {
+		return err
 	}
 	if q.ReplaceVolume == "" {
 		q.ReplaceVolume = q.Name + "-live"
@@ -209,9 +215,36 @@ func (e *Engine) copyAdopted(ctx context.Context, src *source, root *os.File, op
 // replacement is a volume on its way to the place of a directory.
 type replacement struct {
 	dir, aside string
+	old, place *place   // of dir and aside
+	oldDir     inode    // what is at dir
+	bare       *os.File // the directory made at aside
 	row        catalog.Row
 	att        catalog.Attached
 	recorded   bool // steps 1-3 are done
+}
+
+// open holds the directory that dir and aside are in, and finds out which one dir is.
+func (r *replacement) open(e *Engine) (err error) {
+	if r.old, err = e.openPlace(r.dir); err != nil {
+		return err
+	}
+	r.place = &place{parent: r.old.parent, name: filepath.Base(r.aside), path: r.aside}
+	dir, err := r.old.openDir()
+	if err != nil {
+		return errs.Wrap(opAdopt, r.dir, err)
+	}
+	defer dir.Close()
+	r.oldDir, err = statInode(dir)
+	return errs.Wrap(opAdopt, r.dir, err)
+}
+
+func (r *replacement) close() {
+	if r.old != nil {
+		r.old.close()
+	}
+	if r.bare != nil {
+		_ = r.bare.Close()
+	}
 }
 
 // replace puts a volume of the generation that was just made in the place of the
@@ -240,6 +273,7 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 // error, too.
 func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, out *Imported) (done bool, err error) {
 	r := &replacement{dir: src.path}
+	defer r.close()
 	if err := e.checkReplace(r.dir); err != nil {
 		return false, err
 	}
@@ -252,6 +286,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 		return false, err
 	}
 	out.Replaced, out.Aside, out.Volume = r.dir, r.aside, r.row.Name
+	forgetMadeFor(r.bare) // it stands for the directory of the user's from now on
 	// Nothing below may be left undone because somebody presses Ctrl-C.
 	ctx = context.WithoutCancel(ctx)
 	// Before the catalogue says so.
@@ -303,18 +338,10 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	if err := e.drv.Clone(ctx, r.row.OriginID, r.row.Identity); err != nil {
 		return nil, err
 	}
-	if err := e.makeAside(r); err != nil {
+	t, err := e.makeAside(r)
+	if err != nil {
 		return nil, err
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(r.dir, &st); err != nil {
-		return nil, errs.Wrap(opAdopt, r.dir, err)
-	}
-	// A golden's root is open to everybody; the directory may not have been.
-	t := target{path: r.aside, own: true, prepare: func(root *os.File) error {
-		return errs.Wrap(opAdopt, r.dir, unix.Fchmod(int(root.Fd()), st.Mode&0o7777))
-	}}
-	var err error
 	if r.att, err = e.attach(ctx, r.row, t); err != nil {
 		r.att = catalog.Attached{}
 		return nil, err
@@ -346,27 +373,90 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := mount.Swap(r.dir, r.aside); err != nil {
+	if err := mount.Swap(r.old.parent, r.old.name, r.place.name); err != nil {
 		return nil, err
 	}
-	if !mount.IsMounted(r.dir, r.att.MountID) { // never seen
+	if m, ok := r.old.mounted(); !ok || m.ID != r.att.MountID { // never seen
 		return nil, errs.New(errs.Internal, opAdopt, r.dir, "the volume is not in its place after the exchange with %s", r.aside)
 	}
 	return stamp, nil
 }
 
 // makeAside makes the directory that the volume is mounted on, like the one that
-// it replaces: it is what is seen when the volume is not mounted.
-func (e *Engine) makeAside(r *replacement) error {
-	if err := os.Mkdir(r.aside, 0o700); err != nil {
-		return errs.Wrap(opAdopt, r.aside, err)
+// it replaces: it is what is seen when the volume is not mounted. It returns how the
+// volume is to be mounted there.
+func (e *Engine) makeAside(r *replacement) (target, error) {
+	if err := r.open(e); err != nil {
+		return target{}, err
 	}
-	f, err := os.Open(r.aside)
+	dir, err := r.old.openDir()
 	if err != nil {
-		return errs.Wrap(opAdopt, r.aside, err)
+		return target{}, errs.Wrap(opAdopt, r.dir, err)
 	}
-	defer f.Close()
-	return treecopy.CopyAttrs(r.dir, f, e.copyOptions(nil))
+	defer dir.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil || inodeOf(&st) != r.oldDir {
+		return target{}, cmp.Or(errs.Wrap(opAdopt, r.dir, err), error(movedError(r.dir)))
+	}
+
+	made, err := r.place.makeDir(0o700)
+	if err == nil && !made {
+		err = unix.EEXIST
+	}
+	if err != nil {
+		return target{}, errs.Wrap(opAdopt, r.aside, err)
+	}
+	atStep("aside made")
+	if r.bare, err = r.place.openDir(); err != nil {
+		return target{}, errs.Wrap(opAdopt, r.aside, err)
+	}
+	at, err := checkFresh(r.bare)
+	if err != nil {
+		return target{}, err
+	}
+	if err := e.copyBare(r, dir); err != nil {
+		return target{}, err
+	}
+
+	// A golden's root is open to everybody; the directory may not have been.
+	t := target{path: r.aside, own: true, at: at, prepare: func(root *os.File) error {
+		return errs.Wrap(opAdopt, r.dir, unix.Fchmod(int(root.Fd()), st.Mode&0o7777))
+	}}
+	// What is in the directory may what it could before.
+	t.may, err = rightsIn(dir)
+	return t, errs.Wrap(opAdopt, r.dir, err)
+}
+
+// copyBare makes the directory that was made at aside like dir, and notes what it is for.
+func (e *Engine) copyBare(r *replacement, dir *os.File) error {
+	note := func() error {
+		if err := noteMadeFor(r.bare, r.row.ID); !errs.Is(err, errs.Unsupported) {
+			return err
+		}
+		return nil
+	}
+	// First, so that a command that cleans up knows it; and again, as dir may have a note, too.
+	if err := note(); err != nil {
+		return err
+	}
+	if err := treecopy.CopyAttrs("/proc/self/fd/"+itoa(int(dir.Fd())), r.bare, e.copyOptions(nil)); err != nil {
+		return err
+	}
+	return note()
+}
+
+// checkFresh makes sure that a directory is one that this process can have made a moment
+// ago, and not one that somebody has put in its place, and returns which one it is.
+func checkFresh(dir *os.File) (inode, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return inode{}, errs.Wrap(opAdopt, dir.Name(), err)
+	}
+	names, err := dir.Readdirnames(1)
+	if int(st.Uid) != os.Geteuid() || st.Mode&0o7777&^unix.S_ISGID != 0o700 || len(names) > 0 || !errors.Is(err, io.EOF) {
+		return inode{}, movedError(dir.Name())
+	}
+	return inodeOf(&st), nil
 }
 
 // awaitSeeing waits until everybody who sees the directory sees the mount beside
@@ -398,14 +488,29 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 		if !mount.IsMounted(r.aside, r.att.MountID) {
 			return // for recovery, which looks closely
 		}
-		_ = e.destroyRow(ctx, r.row, r.att, true)
+		if e.destroyRow(ctx, r.row, r.att, true) == nil {
+			r.removeBare()
+		}
 		return
 	}
 	if r.att.ID != "" && e.detach(ctx, opAdopt, r.row, r.att, false) != nil {
 		return
 	}
-	_ = unix.Rmdir(r.aside) // only if it is empty
+	r.removeBare()
 	e.undo(ctx, r.row.ID)
+}
+
+// removeBare removes the directory that was made at aside, if it is empty.
+func (r *replacement) removeBare() {
+	if r.bare == nil {
+		return
+	}
+	if made, err := statInode(r.bare); err == nil {
+		_ = r.place.removeDir(func(dir *os.File) bool { // else it stays, and can be removed as any other
+			is, err := statInode(dir)
+			return err == nil && is == made
+		})
+	}
 }
 
 // finishAdopt brings a replacement that was interrupted after its volume was

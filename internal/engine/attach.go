@@ -64,7 +64,7 @@ func (e *Engine) attachSource(a catalog.Attached, what driver.Attachment, t targ
 
 func (e *Engine) attachTree(a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
 	if t.link {
-		return a, linkTo(what.Tree, t.path)
+		return a, e.linkTo(what.Tree, t.path)
 	}
 	m, err := mount.Tree(what.Tree, false)
 	if err != nil {
@@ -84,7 +84,7 @@ func (e *Engine) attachImage(ctx context.Context, a catalog.Attached, what drive
 	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
 	if raw {
 		a.Mountpoint = dev.path
-		if err := linkTo(dev.path, t.path); err != nil {
+		if err := e.linkTo(dev.path, t.path); err != nil {
 			if !what.Block {
 				_ = e.clearLoops(what.Image)
 			}
@@ -220,16 +220,16 @@ func (e *Engine) unmount(ctx context.Context, op string, row catalog.Row, a *cat
 	var dev uint64
 	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
 		dev = m.Dev
+		if m.Root {
+			a.MountID = m.ID // it may have been mounted again by a process that was killed: see look
+		}
 	}
 	attrs := mount.AttributesOf(a.Mountpoint)
 	if stays && w.Image != "" {
 		trimAt(a.Mountpoint)
 	}
-	unmount := mount.Unmount
-	if op == opExpire || op == opPrune { // each command tries it, and must not be slower for that
-		unmount = mount.UnmountIdle
-	}
-	err = unmount(a.Mountpoint)
+	// Each command tries what is expired, and must not be slower for that.
+	err = e.unmountAt(a.Mountpoint, a.MountID, op == opExpire || op == opPrune)
 	if errs.Is(err, errs.InUse) {
 		return false, e.heldBy(ctx, op, row, *a, w, dev)
 	}
@@ -310,7 +310,7 @@ func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a cat
 // command, as if this process had died here.
 func (e *Engine) letGo(ctx context.Context, id driver.ObjectID, failure error) {
 	switch errs.KindOf(failure) {
-	case errs.InUse, errs.Canceled, errs.Invalid, errs.NotFound:
+	case errs.InUse, errs.Canceled, errs.Invalid, errs.NotFound, errs.Conflict:
 		_ = e.unmark(ctx, id)
 	}
 }

@@ -35,6 +35,7 @@ type CloneRequest struct {
 	Count     int           // 0: one, called Name
 	Mount     bool          //
 	MountDir  string        // "": below the pool; of many, the directory above
+	May       Rights        // of the mount
 	SizeBytes int64         // 0: as the origin
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
@@ -152,7 +153,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			if dir != "" && q.Count > 0 {
 				dir = filepath.Join(dir, n)
 			}
-			t, err := e.checkTarget("clone", n, l.row.FS, dir)
+			t, err := e.checkTarget("clone", n, l.row.FS, dir, q.May)
 			if err != nil {
 				return nil, l, err
 			}
@@ -191,7 +192,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 				id.ExpiresAt = now.Add(q.TTL)
 			}
 			if q.Mount && q.MountDir == "" {
-				if targets[i], err = e.checkTarget("clone", n, origin.FS, ""); err != nil {
+				if targets[i], err = e.checkTarget("clone", n, origin.FS, "", q.May); err != nil {
 					return nil, err
 				}
 			}

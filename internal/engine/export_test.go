@@ -17,3 +17,10 @@ func HideProgram(t *testing.T, name string) {
 		return look(n)
 	}
 }
+
+// AtStep calls fn between the steps of putting a mount in its place, with the name of what
+// was done last.
+func AtStep(t *testing.T, fn func(step string)) {
+	t.Cleanup(func() { atStep = func(string) {} })
+	atStep = fn
+}

@@ -259,10 +259,25 @@ func (e *Engine) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Att
 	if err := m.SetAttributes(attrs); err != nil {
 		return err
 	}
-	info, err := m.Attach(a.Mountpoint)
+	info, err := e.attachAgain(m, a.Mountpoint)
 	if err != nil {
 		return err
 	}
 	a.MountID = info.ID
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Attach(*a) })
+}
+
+// attachAgain mounts on the directory at path, whatever others do to the names above it.
+func (e *Engine) attachAgain(m *mount.Detached, path string) (kernel.MountInfo, error) {
+	p, err := e.openPlace(path)
+	if err != nil {
+		return kernel.MountInfo{}, err
+	}
+	defer p.close()
+	dir, err := p.openDir()
+	if err != nil {
+		return kernel.MountInfo{}, errs.Wrap("mount", path, err)
+	}
+	defer dir.Close()
+	return m.AttachTo(dir)
 }

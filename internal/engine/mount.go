@@ -2,18 +2,26 @@ package engine
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+
+	"golang.org/x/sys/unix"
 )
 
 // Mount makes a volume usable at dir, or below the pool if dir is "". A volume
 // that is mounted there already stays so. NotFound, Invalid (the mount point),
-// InUse (mounted elsewhere), Permission.
+// InUse (mounted elsewhere), Permission, Conflict (somebody replaces the mount point).
 func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
+	return e.MountWith(ctx, name, dir, Rights{})
+}
+
+// MountWith is Mount with rights. InUse also if it is mounted already, without them.
+func (e *Engine) MountWith(ctx context.Context, name, dir string, may Rights) (Info, error) {
 	if err := e.needRoot("mount", name); err != nil {
 		return Info{}, err
 	}
@@ -30,11 +38,11 @@ func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
 		return Info{}, err
 	}
 	if has {
-		if done, err := e.alreadyMounted(row, att, dir); done || err != nil {
+		if done, err := e.alreadyMounted(row, att, dir, may); done || err != nil {
 			return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 		}
 	}
-	t, err := e.checkTarget("mount", name, row.FS, dir)
+	t, err := e.checkTarget("mount", name, row.FS, dir, may)
 	if err != nil {
 		return Info{}, err
 	}
@@ -47,7 +55,7 @@ func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
 			return nil, err
 		}
 		if has {
-			if already, err = e.alreadyMounted(row, att, dir); already || err != nil {
+			if already, err = e.alreadyMounted(row, att, dir, may); already || err != nil {
 				return nil, err
 			}
 			// Stale: unmounted by somebody, or before a reboot.
@@ -86,7 +94,7 @@ func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
 
 // alreadyMounted says whether a recorded attachment is what a mount request
 // wants. InUse if the volume is attached somewhere else.
-func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string) (bool, error) {
+func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string, may Rights) (bool, error) {
 	switch e.look(row, a) {
 	case gone:
 		return false, nil
@@ -94,9 +102,37 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string)
 		return false, e.heldError(context.Background(), "mount", row, a, driver.Attachment{})
 	}
 	if dir == "" || samePath(dir, a.Mountpoint) {
+		has := rightsOf(a)
+		if may.Dev && !has.Dev || may.SUID && !has.SUID {
+			return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s already, without these rights", a.Mountpoint).
+				WithHint("`pando umount %s` first", row.Name)
+		}
 		return true, nil
 	}
 	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).WithHint("`pando umount %s` first", row.Name)
+}
+
+// rightsOf tells what a mounted volume may.
+func rightsOf(a catalog.Attached) Rights {
+	if a.MountID == 0 {
+		return Rights{Dev: true, SUID: true} // a link or a device restricts nothing
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(a.Mountpoint, &st); err != nil {
+		return Rights{}
+	}
+	return rightsFrom(&st)
+}
+
+// rightsIn tells what is allowed in a directory.
+func rightsIn(dir *os.File) (Rights, error) {
+	var st unix.Statfs_t
+	err := unix.Fstatfs(int(dir.Fd()), &st)
+	return rightsFrom(&st), err
+}
+
+func rightsFrom(st *unix.Statfs_t) Rights {
+	return Rights{Dev: st.Flags&unix.ST_NODEV == 0, SUID: st.Flags&unix.ST_NOSUID == 0}
 }
 
 // Umount undoes Mount, and gives space that was freed inside the volume back to

@@ -15,7 +15,6 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
-	"pando/internal/kernel"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
 	"pando/internal/pool"
@@ -397,6 +396,21 @@ func addGeneration(g *catalog.Golden, id driver.Identity) {
 
 func freeName(name, id string) string { return name[:min(len(name), 110)] + "-" + id[:12] }
 
+// clearPlace takes away what Pando has put at a default mount point.
+func clearPlace(of *pool.Pool, path string) error {
+	p, err := openPlace(of, path)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	if m, ok := p.mounted(); ok {
+		if err := p.unmount(m.ID, false); err != nil {
+			return err
+		}
+	}
+	return p.removeLeftover(pool.IsMountLink)
+}
+
 // detachAll unmounts everything of a pool whose catalogue cannot say where it
 // is mounted: default mount points, and mounts that the kernel's list shows to
 // be on images of the pool. InUse if something remains.
@@ -406,14 +420,8 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 		return errs.Wrap("detach", p.MountDir(), err)
 	}
 	for _, e := range entries {
-		path := filepath.Join(p.MountDir(), e.Name())
-		if m, err := kernel.MountAt(unix.AT_FDCWD, path); err == nil && m.Root {
-			if err := mount.Unmount(path); err != nil {
-				return err
-			}
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return errs.Wrap("detach", path, err)
+		if err := clearPlace(p, filepath.Join(p.MountDir(), e.Name())); err != nil {
+			return err
 		}
 	}
 	if err := unmountTrees(ctx, d); err != nil {

@@ -11,7 +11,6 @@ import (
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
-	"pando/internal/mount"
 
 	"golang.org/x/sys/unix"
 )
@@ -272,7 +271,7 @@ func (e *Engine) undoAttach(ctx context.Context, m catalog.Mark) error {
 	if err := e.undoMount(ctx, m, name); err != nil {
 		return err
 	}
-	return e.removeTarget(name, catalog.Attached{Mountpoint: m.Mountpoint, MadeDir: m.MadeDir})
+	return e.removeMarked(name, m)
 }
 
 func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) error {
@@ -290,7 +289,7 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) err
 		if err := unix.Stat(w.Tree, &st); err != nil || !mounted || st.Dev != at.Dev || st.Ino != at.Ino {
 			return nil
 		}
-		return unmountQuietly(m.Mountpoint)
+		return e.unmountQuietly(m.Mountpoint, at.ID)
 	}
 	if w.Source != "" {
 		// Mounted again, it has the same number as where it is mounted already.
@@ -300,7 +299,7 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) err
 		if dev, err := mountedDevice(w); err != nil || dev != at.Dev {
 			return err
 		}
-		return unmountQuietly(m.Mountpoint)
+		return e.unmountQuietly(m.Mountpoint, at.ID)
 	}
 	if on, err := e.imageAttached(m.ID); err != nil || !on && !w.Block {
 		return err
@@ -309,7 +308,7 @@ func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) err
 		if is, err := e.deviceIs(ctx, m.ID, w, at.Dev); err != nil {
 			return err
 		} else if is {
-			if err := unmountQuietly(m.Mountpoint); err != nil {
+			if err := e.unmountQuietly(m.Mountpoint, at.ID); err != nil {
 				return err
 			}
 		}
@@ -348,8 +347,8 @@ func (e *Engine) deviceIs(ctx context.Context, id driver.ObjectID, w driver.Atta
 	return false, nil
 }
 
-func unmountQuietly(path string) error {
-	if err := mount.Unmount(path); err != nil && !errs.Is(err, errs.NotFound) {
+func (e *Engine) unmountQuietly(path string, id uint64) error {
+	if err := e.unmountAt(path, id, false); err != nil && !errs.Is(err, errs.NotFound) {
 		return err
 	}
 	return nil

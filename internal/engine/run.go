@@ -22,6 +22,7 @@ type RunRequest struct {
 	From    ref.Ref
 	Name    string // of the volume; "": one is made up
 	Keep    bool   // unmount the volume when the program has ended, and leave it
+	May     Rights // of the mount
 	Command []string
 	Env     []string // of the program, besides PANDO_VOLUME and PANDO_MOUNT; nil: this process's
 	Stdin   *os.File
@@ -68,7 +69,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	if q.Name == "" {
 		q.Name = "run-" + string(e.identity("").ID[:10])
 	}
-	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, Ephemeral: !q.Keep, Tracker: q.Tracker, op: opRun})
+	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep, Tracker: q.Tracker, op: opRun})
 	if err != nil {
 		return RunResult{}, err
 	}

@@ -175,13 +175,13 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	if err := e.cat.View(ctx, look); err != nil {
 		return Rewound{}, err
 	}
-	again := ""
+	again, may := "", Rights{}
 	if mounted {
 		if !q.Detach {
 			return Rewound{}, errs.New(errs.InUse, opRewind, q.Volume, "the volume is mounted at %s", att.Mountpoint).
 				WithHint("`pando umount %s` first, or use --detach", q.Volume)
 		}
-		again = att.Mountpoint
+		again, may = att.Mountpoint, rightsOf(att)
 		if att.Loop >= 0 && att.MountID == 0 || again == e.defaultMountpoint(q.Volume) {
 			again = "" // the device, or the place below the pool
 		}
@@ -194,7 +194,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		return out, err
 	}
 	// Where it was mounted, also if it is as it was.
-	info, merr := e.Mount(ctx, q.Volume, again)
+	info, merr := e.MountWith(ctx, q.Volume, again, may)
 	if err == nil && merr == nil {
 		out.Info = info
 	}

@@ -12,6 +12,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/mount"
+	"pando/internal/pool"
 
 	"golang.org/x/sys/unix"
 )
@@ -22,16 +23,25 @@ type target struct {
 	link bool   // a symbolic link instead of a mount
 	made bool   // makeTarget made the directory
 	own  bool   // chosen by the user
+	at   inode  // of the user's directory; if it is to be made, of the one above
+	may  Rights
 
 	prepare func(root *os.File) error // done to the filesystem before anybody can see it
 }
 
+// Rights are what a mounted volume allows that could give somebody the host. A volume is
+// mounted without them wherever others than root can get to the mount point.
+type Rights struct {
+	Dev  bool // device nodes in the volume lead to devices of the host
+	SUID bool // programs in the volume may run with the rights of their owner
+}
+
 // checkTarget decides where a volume is to be mounted, and checks a directory
 // of the user's. It changes nothing. Invalid, InUse, Permission.
-func (e *Engine) checkTarget(op, name string, kind driver.FS, dir string) (target, error) {
+func (e *Engine) checkTarget(op, name string, kind driver.FS, dir string, may Rights) (target, error) {
 	def := e.defaultMountpoint(name)
 	if dir == "" || dir == def {
-		return target{path: def, link: kind == driver.None || !canMount()}, nil
+		return target{path: def, link: kind == driver.None || !canMount(), may: may}, nil
 	}
 	if kind == driver.None {
 		return target{}, errs.New(errs.Invalid, op, name, "a raw volume has no filesystem to mount on %s", dir).
@@ -45,43 +55,67 @@ func (e *Engine) checkTarget(op, name string, kind driver.FS, dir string) (targe
 	if err != nil {
 		return target{}, errs.Wrap(op, dir, err)
 	}
-	st, err := os.Stat(abs)
-	if errors.Is(err, fs.ErrNotExist) {
-		parent, perr := filepath.EvalSymlinks(filepath.Dir(abs))
-		if perr != nil {
-			return target{}, errs.New(errs.Invalid, op, dir, "the directory above the mount point does not exist").WithHint("create it: `mkdir -p %s`", filepath.Dir(abs))
+	t := target{own: true, may: may}
+	t.path, err = mount.Resolve(abs)
+	switch {
+	case errs.Is(err, errs.NotFound):
+		parent, err := mount.Resolve(filepath.Dir(abs))
+		if errs.Is(err, errs.NotFound) {
+			return t, errs.New(errs.Invalid, op, dir, "the directory above the mount point does not exist").
+				WithHint("create it: `mkdir -p %s`", filepath.Dir(abs))
 		}
-		abs = filepath.Join(parent, filepath.Base(abs))
-		return target{path: abs, made: true, own: true}, e.outsidePool(op, abs)
+		if err != nil {
+			return t, err
+		}
+		t.path, t.made = filepath.Join(parent, filepath.Base(abs)), true
+	case errs.Is(err, errs.Invalid):
+		return t, errs.New(errs.Invalid, op, dir, "the mount point is not a directory")
+	case err != nil:
+		return t, err
 	}
+	if err := e.outsidePool(op, t.path); err != nil {
+		return t, err
+	}
+	err = e.inspectTarget(op, dir, &t)
+	return t, err
+}
+
+// inspectTarget checks that something can be mounted on a directory of the user's, and
+// remembers which one it is. given is what the user calls it.
+func (e *Engine) inspectTarget(op, given string, t *target) error {
+	m, err := kernel.MountAt(unix.AT_FDCWD, t.path)
+	if err == nil && m.Root {
+		return errs.New(errs.InUse, op, given, "something is mounted there already").WithHint("choose another directory")
+	}
+	p, err := e.openPlace(t.path)
 	if err != nil {
-		return target{}, errs.Wrap(op, dir, err)
+		return err
 	}
-	if !st.IsDir() {
-		return target{}, errs.New(errs.Invalid, op, dir, "the mount point is not a directory")
+	defer p.close()
+	if t.made {
+		t.at, err = statInode(p.parent)
+		return errs.Wrap(op, given, err)
 	}
-	if abs, err = filepath.EvalSymlinks(abs); err != nil {
-		return target{}, errs.Wrap(op, dir, err)
-	}
-	if err := e.outsidePool(op, abs); err != nil {
-		return target{}, err
-	}
-	m, err := kernel.MountAt(unix.AT_FDCWD, abs)
+
+	dir, err := p.openDir()
 	if err != nil {
-		return target{}, errs.Wrap(op, dir, err)
+		return errs.Wrap(op, given, err)
 	}
-	if m.Root {
-		return target{}, errs.New(errs.InUse, op, dir, "something is mounted there already").WithHint("choose another directory")
+	defer dir.Close()
+	if t.at, err = statInode(dir); err != nil {
+		return errs.Wrap(op, given, err)
 	}
-	f, err := os.Open(abs)
-	if err != nil {
-		return target{}, errs.Wrap(op, dir, err)
+	if names, _ := dir.Readdirnames(1); len(names) > 0 {
+		return errs.New(errs.Invalid, op, given, "the mount point is not empty").
+			WithHint("what is in it would be hidden: choose an empty directory")
 	}
-	defer f.Close()
-	if names, _ := f.Readdirnames(1); len(names) > 0 {
-		return target{}, errs.New(errs.Invalid, op, dir, "the mount point is not empty").WithHint("what is in it would be hidden: choose an empty directory")
-	}
-	return target{path: abs, own: true}, nil
+	return nil
+}
+
+func statInode(f *os.File) (inode, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(int(f.Fd()), &st)
+	return inodeOf(&st), err
 }
 
 func (e *Engine) outsidePool(op, abs string) error {
@@ -97,43 +131,147 @@ func (e *Engine) outsidePool(op, abs string) error {
 
 // putAt moves a detached mount to its place, whose directory it makes.
 func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
-	made := false
-	if !t.own || t.made {
-		mode := fs.FileMode(0o700)
-		if t.own {
-			mode = 0o755
-		}
-		if err := os.Mkdir(t.path, mode); err == nil {
-			made = true
-		} else if !errors.Is(err, fs.ErrExist) {
-			return errs.Wrap("mount", t.path, err)
-		} else if !t.own {
-			// Left by a command that was killed, or mounted on by somebody.
-			if i, err := kernel.MountAt(unix.AT_FDCWD, t.path); err != nil || i.Root {
-				return errs.New(errs.InUse, "mount", t.path, "something else is mounted there").WithHint("unmount it: `umount %s`", t.path)
-			}
-		}
+	atStep("target checked")
+	p, err := e.openPlace(t.path)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	atStep("place opened")
+	if err := restrict(m, p, t.may); err != nil {
+		return err
 	}
 	if t.prepare != nil {
 		if err := withRoot(m, t.prepare); err != nil {
 			return err
 		}
 	}
-	info, err := m.Attach(t.path)
+	made, err := e.attachAt(m, p, a.ID, t)
 	if errs.Is(err, errs.NotFound) && !t.own {
 		// A clean-up took the empty directory for a leftover: make it again.
-		if err = os.Mkdir(t.path, 0o700); err == nil {
-			info, err = m.Attach(t.path)
-		}
+		made, err = e.attachAt(m, p, a.ID, t)
 	}
 	if err != nil {
 		if made {
-			_ = os.Remove(t.path)
+			_ = p.removeDir(isMadeFor(a.ID, true))
 		}
 		return err
 	}
+	info, err := m.Info()
+	if err != nil {
+		return errs.Wrap("mount", t.path, err)
+	}
+	if !mount.IsMounted(t.path, info.ID) {
+		if err := m.TakeBack(); err != nil {
+			return err // for recovery
+		}
+		if made {
+			_ = p.removeDir(isMadeFor(a.ID, false))
+		}
+		return movedError(t.path)
+	}
 	a.MountID, a.MadeDir = info.ID, made && t.own
 	return nil
+}
+
+// restrict takes from a mount that others will be able to get to what was not asked for.
+func restrict(m *mount.Detached, p *place, may Rights) error {
+	if may.Dev && may.SUID {
+		return nil
+	}
+	open, err := othersCanEnter(p.fd())
+	if err != nil || !open {
+		return err
+	}
+	return m.Restrict(!may.SUID, !may.Dev)
+}
+
+// attachAt moves a mount to the directory at p. made: the directory was not there, and
+// may be there now even on error.
+func (e *Engine) attachAt(m *mount.Detached, p *place, id driver.ObjectID, t target) (made bool, err error) {
+	if made, err = e.makeTarget(p, t); err != nil {
+		return made, err
+	}
+	atStep("directory made")
+	dir, err := p.openDir()
+	switch {
+	case errors.Is(err, unix.EXDEV):
+		return made, errs.New(errs.InUse, "mount", t.path, "something else is mounted there").WithHint("unmount it: `umount %s`", t.path)
+	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
+		return made, notOursError(t.path, "it is not a directory")
+	case err != nil:
+		return made, errs.Wrap("mount", t.path, err)
+	}
+	defer dir.Close()
+
+	switch {
+	case t.own && t.made && !made:
+		return false, movedError(t.path)
+	case t.own && !t.made:
+		// The user's: it stays as it is, if it is the one that was checked.
+		if is, err := statInode(dir); err != nil || is != t.at {
+			return false, movedError(t.path)
+		}
+	default:
+		if err := prepareMade(dir, id, t.own); err != nil {
+			return made, err
+		}
+	}
+	atStep("directory checked")
+	_, err = m.AttachTo(dir)
+	atStep("mounted")
+	return made, err
+}
+
+// makeTarget makes the directory of a target, if Pando makes it.
+func (e *Engine) makeTarget(p *place, t target) (made bool, err error) {
+	switch {
+	case t.own && !t.made:
+		return false, nil
+	case t.own:
+		if is, err := statInode(p.parent); err != nil || is != t.at {
+			return false, movedError(t.path)
+		}
+		return p.makeDir(0o755)
+	}
+	if err := p.removeLink(pool.IsMountLink); err != nil { // left by a command that was killed
+		return false, err
+	}
+	return p.makeDir(0o700)
+}
+
+// prepareMade makes a directory of Pando's fit to be mounted on: nothing is ever written
+// into it while nothing is mounted there. outside: of the pool.
+func prepareMade(dir *os.File, id driver.ObjectID, outside bool) error {
+	if outside {
+		if err := noteMadeFor(dir, id); err != nil && !errs.Is(err, errs.Unsupported) {
+			return err
+		}
+	}
+	_, err := kernel.SetImmutable(dir, true)
+	return errs.Wrap("mount", dir.Name(), err)
+}
+
+// isMadeFor tells directories that Pando has made for a volume from others. unnoted: so is
+// an empty one of ours without a note, as of a command that was killed before that.
+func isMadeFor(id driver.ObjectID, unnoted bool) func(dir *os.File) bool {
+	return func(dir *os.File) bool {
+		if noted := madeFor(dir); noted != "" || !unnoted {
+			return noted == id
+		}
+		var st unix.Stat_t
+		return unix.Fstat(int(dir.Fd()), &st) == nil && int(st.Uid) == os.Geteuid()
+	}
+}
+
+// movedError is about a mount point that is not the directory any more that was checked.
+func movedError(path string) error {
+	return errs.New(errs.Conflict, "mount", path, "somebody replaced this directory, or one above it, in the meantime").
+		WithHint("find out who can write to the directories above it, then try again")
+}
+
+func notOursError(path, why string) error {
+	return errs.New(errs.Invalid, "mount", path, "%s, and Pando did not make it", why).WithHint("move it away: `mv %s %s.old`", path, path)
 }
 
 func withRoot(m *mount.Detached, fn func(root *os.File) error) error {
@@ -145,34 +283,64 @@ func withRoot(m *mount.Detached, fn func(root *os.File) error) error {
 	return fn(root)
 }
 
-// linkTo makes path a symbolic link, in the place of an older one.
-func linkTo(to, path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return errs.Wrap("mount", path, err)
+// linkTo makes path, a default mount point, a symbolic link, in the place of an older one.
+func (e *Engine) linkTo(to, path string) error {
+	p, err := e.openPlace(path)
+	if err != nil {
+		return err
 	}
-	return errs.Wrap("mount", path, os.Symlink(to, path))
+	defer p.close()
+	if err := p.removeLeftover(pool.IsMountLink); err != nil {
+		return err
+	}
+	err = unix.Symlinkat(to, p.fd(), p.name)
+	if errors.Is(err, fs.ErrExist) {
+		return notOursError(path, "something is there")
+	}
+	return errs.Wrap("mount", path, err)
 }
 
-// removeTarget takes away the directory or link that attach made. A directory
-// that somebody has put something into, or mounted something on, stays.
+// removeTarget takes away the directory or link that attach made. What somebody else has
+// put there stays, and so does a directory that somebody has put something into, or
+// mounted something on.
 func (e *Engine) removeTarget(name string, a catalog.Attached) error {
-	paths := []string{e.defaultMountpoint(name)} // a link, or an empty directory
-	if a.MadeDir {
-		paths = append(paths, a.Mountpoint)
-	}
-	for _, p := range paths {
-		// Not os.Remove, which may report the failure of the wrong one of its two attempts.
-		err := unix.Rmdir(p)
-		if errors.Is(err, unix.ENOTDIR) {
-			err = unix.Unlink(p)
+	link := func(to string) bool {
+		if a.Loop >= 0 || a.Dev != 0 {
+			return to == a.Mountpoint // a raw volume's device
 		}
-		switch {
-		case err == nil, errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST), errors.Is(err, unix.EBUSY):
-		default:
-			return errs.Wrap("remove mount point", p, err)
+		return pool.IsMountLink(to) && strings.HasPrefix(filepath.Base(to), string(a.ID)+".")
+	}
+	return e.removeTargets(name, a.Mountpoint, a.MadeDir, link, isMadeFor(a.ID, false))
+}
+
+// removeMarked is removeTarget for a mount that was being made.
+func (e *Engine) removeMarked(name string, m catalog.Mark) error {
+	return e.removeTargets(name, m.Mountpoint, m.MadeDir, pool.IsMountLink, isMadeFor(m.ID, true))
+}
+
+func (e *Engine) removeTargets(name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool) error {
+	if name != "" {
+		p, err := e.openPlace(e.defaultMountpoint(name))
+		if err != nil {
+			return err
+		}
+		defer p.close()
+		if err := p.removeLeftover(link); err != nil {
+			return err
 		}
 	}
-	return nil
+	if !made {
+		return nil
+	}
+	p, err := e.openPlace(path)
+	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
+		return nil // gone, or somewhere where it cannot be found
+	}
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	return p.removeDir(ours)
 }
 
 // removeStaleTargets takes away default mount points that nothing uses.
@@ -186,12 +354,28 @@ func (e *Engine) removeStaleTargets(used map[string]bool) error {
 		if used[path] {
 			continue
 		}
-		if m, err := kernel.MountAt(unix.AT_FDCWD, path); err != nil || m.Root {
-			continue // gone meanwhile, or something is mounted there that is not ours to remove
+		p, err := e.openPlace(path)
+		if err != nil {
+			return err
 		}
-		_ = os.Remove(path) // an empty directory or a link; anything else stays
+		_ = p.removeLeftover(pool.IsMountLink) // what cannot be removed stays, for the next time
+		p.close()
 	}
 	return nil
+}
+
+// unmount takes the mount of an attachment away. NotFound if it is not there, InUse.
+func (e *Engine) unmountAt(path string, id uint64, idle bool) error {
+	p, err := e.openPlace(path)
+	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
+		return errs.New(errs.NotFound, "umount", path, "not mounted")
+	}
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	atStep("unmounting")
+	return p.unmount(id, idle)
 }
 
 // samePath reports whether two paths lead to the same directory.

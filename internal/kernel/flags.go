@@ -1,6 +1,10 @@
 package kernel
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -187,4 +191,36 @@ func Protect(fd int, flags uint32) error {
 		return err // ext4 refuses even the flags that an immutable file has
 	}
 	return SetFlags(fd, have|flags)
+}
+
+// SetImmutable makes a file or directory immutable, so that not even root creates or
+// removes anything in it, or ends that. It reports whether that changed anything.
+// false without an error: the filesystem has no such flag, or this process may not
+// change it (CAP_LINUX_IMMUTABLE).
+func SetImmutable(f *os.File, on bool) (changed bool, err error) {
+	defer runtime.KeepAlive(f)
+	was, err := GetFlags(int(f.Fd()))
+	if err != nil {
+		return false, flagsError("FS_IOC_GETFLAGS", err)
+	}
+	flags := was &^ FlagImmutable
+	if on {
+		flags |= FlagImmutable
+	}
+	if flags == was {
+		return false, nil
+	}
+	if err := SetFlags(int(f.Fd()), flags); err != nil {
+		return false, flagsError("FS_IOC_SETFLAGS", err)
+	}
+	return true, nil
+}
+
+func flagsError(call string, err error) error {
+	for _, e := range []error{unix.ENOTTY, unix.EOPNOTSUPP, unix.ENOSYS, unix.EINVAL, unix.EPERM, unix.EACCES} {
+		if errors.Is(err, e) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s: %w", call, err)
 }

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"time"
@@ -186,6 +187,51 @@ func (d *Detached) SetAttributes(a Attributes) error {
 	return nil
 }
 
+// AttachTo is Attach to a directory that the caller has opened: that one, wherever
+// somebody has moved it meanwhile. NotFound if it was removed.
+func (d *Detached) AttachTo(dir *os.File) (kernel.MountInfo, error) {
+	defer runtime.KeepAlive(dir)
+	defer runtime.KeepAlive(d)
+	fd := int(d.root.Fd())
+	info, err := kernel.MountAt(fd, "")
+	if err != nil {
+		return kernel.MountInfo{}, errs.Wrap("mount", dir.Name(), err)
+	}
+	const byDescriptor = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
+	if err := unix.MoveMount(fd, "", int(dir.Fd()), "", byDescriptor); err != nil {
+		return kernel.MountInfo{}, errs.Wrap("mount", dir.Name(), fmt.Errorf("move_mount: %w", err))
+	}
+	return info, nil
+}
+
+// TakeBack undoes Attach and AttachTo, wherever the mount is by now, even if somebody
+// uses it already.
+func (d *Detached) TakeBack() error {
+	defer runtime.KeepAlive(d)
+	at := fmt.Sprintf("/proc/self/fd/%d", d.root.Fd())
+	return errs.Wrap("umount", d.root.Name(), unix.Unmount(at, unix.MNT_DETACH))
+}
+
+// Restrict makes the mount ignore setuid and setgid bits, device nodes, or both.
+func (d *Detached) Restrict(noSUID, noDev bool) error {
+	defer runtime.KeepAlive(d)
+	var attr unix.MountAttr
+	if noSUID {
+		attr.Attr_set |= unix.MOUNT_ATTR_NOSUID
+	}
+	if noDev {
+		attr.Attr_set |= unix.MOUNT_ATTR_NODEV
+	}
+	if attr.Attr_set == 0 {
+		return nil
+	}
+	err := unix.MountSetattr(int(d.root.Fd()), "", unix.AT_EMPTY_PATH, &attr)
+	if err != nil {
+		err = fmt.Errorf("mount_setattr: %w", err)
+	}
+	return errs.Wrap("mount", d.root.Name(), err)
+}
+
 // Info identifies the mount.
 func (d *Detached) Info() (kernel.MountInfo, error) { return kernel.MountAt(int(d.root.Fd()), "") }
 
@@ -208,13 +254,25 @@ const forkWait = 16 * time.Millisecond
 // Unmount takes away the topmost mount at target, and its propagated copies in
 // other mount namespaces. It is never lazy: InUse if something holds one of
 // them (see Holders), NotFound if nothing is mounted there.
-func Unmount(target string) error { return unmount(target, forkWait) }
+func Unmount(target string) error { return unmount(target, target, forkWait) }
 
 // UnmountIdle is Unmount for what may just as well stay: it does not wait for a child that
 // this process is making.
-func UnmountIdle(target string) error { return unmount(target, 0) }
+func UnmountIdle(target string) error { return unmount(target, target, 0) }
 
-func unmount(target string, patience time.Duration) error {
+// UnmountIn is Unmount of the mount at the entry name of the directory parent, wherever
+// somebody has moved that meanwhile; with idle UnmountIdle.
+func UnmountIn(parent *os.File, name string, idle bool) error {
+	defer runtime.KeepAlive(parent)
+	patience := forkWait
+	if idle {
+		patience = 0
+	}
+	return unmount(fmt.Sprintf("/proc/self/fd/%d/%s", parent.Fd(), name), filepath.Join(parent.Name(), name), patience)
+}
+
+// unmount calls target what people know it by in errors.
+func unmount(target, known string, patience time.Duration) error {
 	for wait := time.Millisecond; ; {
 		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
 		if errors.Is(err, unix.EBUSY) && wait <= patience {
@@ -228,9 +286,9 @@ func unmount(target string, patience time.Duration) error {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
-			return &errs.Error{Kind: errs.NotFound, Op: "umount", Ref: target, Err: errors.New("not mounted")}
+			return &errs.Error{Kind: errs.NotFound, Op: "umount", Ref: known, Err: errors.New("not mounted")}
 		}
-		return errs.Wrap("umount", target, err)
+		return errs.Wrap("umount", known, err)
 	}
 }
 

@@ -56,6 +56,16 @@ func which(t *testing.T, dir string) string {
 	return string(b)
 }
 
+// swapPaths is mount.Swap by paths.
+func swapPaths(dir, beside string) error {
+	parent, err := mount.OpenDir(filepath.Dir(dir))
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	return mount.Swap(parent, filepath.Base(dir), filepath.Base(beside))
+}
+
 // TestSwapLeavesNoGap reads a file of the directory all the time while the
 // directory is exchanged with a mount, many times: it is always there, and
 // either the old one or the new one.
@@ -87,14 +97,14 @@ func TestSwapLeavesNoGap(t *testing.T) {
 	t.Cleanup(func() { stop.Store(true) })
 	for range 300 {
 		putTree(t, top, beside)
-		if err := mount.Swap(dir, beside); err != nil {
+		if err := swapPaths(dir, beside); err != nil {
 			t.Fatal(err)
 		}
 		if a, b := which(t, dir), which(t, beside); a != "new" || b != "old" {
 			t.Fatalf("%s and %s after the exchange", a, b)
 		}
 		// And back: what is mounted at dir moves to beside.
-		if err := mount.Swap(beside, dir); err != nil {
+		if err := swapPaths(beside, dir); err != nil {
 			t.Fatal(err)
 		}
 		if a, b := which(t, dir), which(t, beside); a != "old" || b != "new" {
@@ -130,10 +140,10 @@ func TestSwapStaysInItsThread(t *testing.T) {
 	}
 	for range 50 {
 		putTree(t, top, beside)
-		if err := mount.Swap(dir, beside); err != nil {
+		if err := swapPaths(dir, beside); err != nil {
 			t.Fatal(err)
 		}
-		if err := mount.Swap(beside, dir); err != nil {
+		if err := swapPaths(beside, dir); err != nil {
 			t.Fatal(err)
 		}
 		unmount(t, beside)
@@ -149,12 +159,12 @@ func TestSwapErrors(t *testing.T) {
 	needRoot(t)
 	top := t.TempDir()
 	dir, beside := swapped(t, top)
-	if err := mount.Swap(dir, beside); err == nil {
+	if err := swapPaths(dir, beside); err == nil {
 		t.Error("nothing is mounted beside, and it was exchanged")
 	}
 	putTree(t, top, beside)
 	defer unmount(t, beside)
-	wantKind(t, mount.Swap(filepath.Join(top, "missing"), beside), errs.NotFound)
+	wantKind(t, swapPaths(filepath.Join(top, "missing"), beside), errs.NotFound)
 	if which(t, dir) != "old" || which(t, beside) != "new" {
 		t.Error("something was exchanged")
 	}

@@ -311,7 +311,11 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			return errs.Wrap("deinit", dir, err)
 		}
 		for _, e := range entries {
-			if err := removeOne(filepath.Join(dir, name, e.Name())); err != nil {
+			remove := func() error { return removeOne(filepath.Join(dir, name, e.Name())) }
+			if name == "mnt" {
+				remove = func() error { return removeMountPoint(dir, e.Name()) }
+			}
+			if err := remove(); err != nil {
 				return err
 			}
 		}
@@ -371,8 +375,7 @@ func removeOne(path string) error {
 	case err == nil, errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
 		return nil
 	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EBUSY):
-		return errs.New(errs.InUse, "deinit", path, "it holds something that is not the pool's, or is mounted").
-			WithHint("move it away or unmount it, then run `pando deinit` again")
+		return foreign(path)
 	}
 	return errs.Wrap("deinit", path, err)
 }

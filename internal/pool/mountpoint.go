@@ -1,0 +1,57 @@
+package pool
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"pando/internal/errs"
+	"pando/internal/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountLink matches where the links in MountDir lead: to the block device of a raw volume,
+// or to the tree of one that is not mounted. The pool may have been somewhere else when
+// the link was made.
+var mountLink = regexp.MustCompile(`^(/dev/(loop[0-9]+|zd[0-9]+|zvol/.+)|/.*/data/objects/[0-9a-v]{26}\.[a-z]+)$`)
+
+// IsMountLink reports whether a symbolic link in MountDir that says to is one that Pando
+// makes.
+func IsMountLink(to string) bool { return mountLink.MatchString(to) }
+
+// removeMountPoint removes what Pando puts into MountDir: an empty directory, which may be
+// immutable, or a link. InUse if there is anything else.
+func removeMountPoint(dir, name string) error {
+	path := filepath.Join(dir, "mnt", name)
+	if to, err := os.Readlink(path); err == nil {
+		if IsMountLink(to) {
+			return removeOne(path)
+		}
+		return foreign(path)
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.ENOTDIR):
+		return foreign(path)
+	case err != nil:
+		return errs.Wrap("deinit", path, err)
+	}
+	defer f.Close()
+	if m, err := kernel.MountAt(unix.AT_FDCWD, path); err == nil && m.Root {
+		return foreign(path) // not even a flag of what is mounted there is ours
+	}
+	if _, err := kernel.SetImmutable(f, false); err != nil {
+		return errs.Wrap("deinit", path, err)
+	}
+	return removeOne(path)
+}
+
+// foreign is about what is not the pool's, or is in use.
+func foreign(path string) error {
+	return errs.New(errs.InUse, "deinit", path, "it holds something that is not the pool's, or is mounted").
+		WithHint("move it away or unmount it, then run `pando deinit` again")
+}
