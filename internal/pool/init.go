@@ -64,6 +64,9 @@ func Prepare(ctx context.Context, dir string, unmake Unmake) (abs string, madeDi
 	} else if k := errs.KindOf(err); k == errs.TooNew || k == errs.Damaged {
 		return "", false, nil, nil, err
 	}
+	if err := checkSite(abs); err != nil {
+		return "", false, nil, nil, err
+	}
 	st, err := os.Stat(abs)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
