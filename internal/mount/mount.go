@@ -226,10 +226,14 @@ func (d *Detached) Restrict(noSUID, noDev bool) error {
 		return nil
 	}
 	err := unix.MountSetattr(int(d.root.Fd()), "", unix.AT_EMPTY_PATH, &attr)
-	if err != nil {
-		err = fmt.Errorf("mount_setattr: %w", err)
+	switch {
+	case errors.Is(err, unix.ENOSYS):
+		return errs.New(errs.Unsupported, "mount", d.root.Name(), "mounting with nosuid and nodev needs Linux 5.12").
+			WithHint("mount it where only root can get to, or allow both: --suid --dev")
+	case err != nil:
+		return errs.Wrap("mount", d.root.Name(), fmt.Errorf("mount_setattr: %w", err))
 	}
-	return errs.Wrap("mount", d.root.Name(), err)
+	return nil
 }
 
 // Info identifies the mount.
