@@ -21,7 +21,7 @@ import (
 type target struct {
 	path string // absolute, without symbolic links; "" for a raw block device
 	link bool   // a symbolic link instead of a mount
-	made bool   // makeTarget made the directory
+	made bool   // the directory is missing: makeTarget makes it
 	own  bool   // chosen by the user
 	at   inode  // of the user's directory; if it is to be made, of the one above
 	may  Rights

@@ -10,8 +10,8 @@ import (
 	"strings"
 
 	"pando/internal/driver"
+	"pando/internal/durable"
 	"pando/internal/errs"
-	"pando/internal/extent"
 
 	"golang.org/x/sys/unix"
 )
@@ -48,7 +48,7 @@ func (d *Dir) Put(id driver.Identity, until Until) error {
 	}
 	switch until {
 	case InNext:
-		err = written(f)
+		err = durable.WriteOut(f)
 	case OnDisk:
 		if err = f.Sync(); err == nil {
 			err = d.f.Sync() // on XFS it finds nothing left to do
@@ -64,17 +64,6 @@ func (d *Dir) Put(id driver.Identity, until Until) error {
 // before. Invalid.
 func (d *Dir) Check(id driver.Identity) error {
 	_, err := Encode(id, d.pool)
-	return err
-}
-
-// written waits until the content of f is part of what the filesystem commits next.
-func written(f *os.File) error {
-	// To be able to say where the content lies, the filesystem must have put it there:
-	// btrfs waits until its trees know (btrfs_fiemap in the kernel's fs/btrfs/fiemap.c).
-	err := extent.Scan(f, true, func(extent.Extent) error { return nil })
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return f.Sync()
-	}
 	return err
 }
 
