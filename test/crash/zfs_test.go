@@ -3,7 +3,6 @@
 package crash
 
 import (
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,6 +11,7 @@ import (
 	"testing"
 
 	"pando/internal/driver"
+	"pando/internal/faulttest"
 	"pando/internal/testfs"
 )
 
@@ -38,7 +38,7 @@ func drawSome(all []operation) []operation {
 		return all
 	}
 	most := []string{"clone-mount", "destroy-mounted", "snapshot-mounted"}
-	one := most[rand.IntN(len(most))]
+	one := most[faulttest.Seed()%uint64(len(most))]
 	return slices.DeleteFunc(slices.Clone(all), func(o operation) bool { return o.name != one })
 }
 

@@ -9,10 +9,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"pando/internal/driver"
 	driverzfs "pando/internal/driver/zfs"
+	"pando/internal/faulttest"
 )
 
 // family is what the operations are tried on.
@@ -20,9 +22,11 @@ type family struct {
 	vol, snap, child, other driver.ObjectID
 }
 
+var draws = sync.OnceValue(func() *rand.Rand { return rand.New(rand.NewPCG(faulttest.Seed(), 4)) })
+
 // drawn chooses one of four, as an emulated machine is slow, unless all are to run.
 func drawn() bool {
-	return os.Getenv("PANDO_TEST_FULL") != "" || strings.Contains(flag.Lookup("test.run").Value.String(), "/") || rand.IntN(4) == 0
+	return os.Getenv("PANDO_TEST_FULL") != "" || strings.Contains(flag.Lookup("test.run").Value.String(), "/") || draws().IntN(4) == 0
 }
 
 // TestKilledBetweenSteps dies before the i-th program of each operation, for all i,
