@@ -123,5 +123,9 @@ func (e *Engine) upgradePool(ctx context.Context) error {
 			return err
 		}
 	}
+	// From here on commits are counted.
+	if err := e.cat.Update(ctx, catalog.Durable, func(*catalog.Tx) error { return nil }); err != nil {
+		return err
+	}
 	return now.SetFormat(pool.Format)
 }
