@@ -92,6 +92,7 @@ type model struct {
 	volumes map[string]*volume
 	goldens map[string]*golden
 	history []string
+	saved   []byte   // the catalogue as it was some time ago
 	wrong   []string // what errorf and fatal said
 	counts  map[string]int
 	serial  int
@@ -206,7 +207,7 @@ func (m *model) run(ops int) {
 	}
 	m.t.Logf("%d operations in %v: %v; free space at the start %d MiB, at the end %d MiB", ops, took.Round(time.Second), m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
 	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy", "destroy snapshot",
-		"publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused"} {
+		"publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused", "went back"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
 			m.errorf("no %s was done: this run shows nothing of it", verb)
 		}
@@ -361,6 +362,10 @@ func (m *model) step() {
 		m.open()
 	case n < 977:
 		m.otherBoot(v, vol)
+	case n < 980:
+		m.saveCatalogue()
+	case n < 982:
+		m.goBack()
 	default:
 		m.nonsense(v, vol)
 	}
