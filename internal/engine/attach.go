@@ -329,7 +329,7 @@ func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
 	case a.Dev != 0:
 		return a.Dev // of the driver's own device
 	case w.Source != "":
-		dev, _ := sourceDevice(w) // of what cannot be mounted nothing can be found out
+		dev, _ := mountedDevice(w) // of what cannot be mounted nothing can be found out
 		return dev
 	}
 	return 0

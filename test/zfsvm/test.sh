@@ -56,7 +56,7 @@ mount -o remount,size=100% /tmp
 state() {
   {
     losetup -a
-    awk '$5 != "/" { print "mount " $5 " " $10 }' /proc/self/mountinfo
+    awk '$5 != "/" { at = $5; sub(/.* - /, ""); print "mount " at " " $2 }' /proc/self/mountinfo # not how it propagates
     ls -d /proc/spl/kstat/zfs/*/ /dev/zd* /tmp/* /dev/mapper/* 2>/dev/null
   } | sort
 }
