@@ -3,25 +3,37 @@
 package durable
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // WriteFile makes a file of mode 0600 with this content, or replaces it: after a crash
-// it is the old or the new one. Durable on return. Beside it there may be a PATH.new,
-// which the next call overwrites. One call at a time for one path.
+// it is the old or the new one. Durable on return. If root replaces somebody's file, it
+// stays theirs. Beside it there may be a PATH.new, which the next call removes. One call
+// at a time for one path.
 func WriteFile(path string, b []byte) error {
 	fresh := path + ".new"
-	f, err := os.OpenFile(fresh, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(fresh, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
-	_, err = f.Write(b)
+	if old, serr := os.Lstat(path); serr == nil {
+		err = KeepOwner(f, old)
+	}
+	if err == nil {
+		_, err = f.Write(b)
+	}
 	if err == nil {
 		err = f.Sync()
 	}
@@ -36,6 +48,17 @@ func WriteFile(path string, b []byte) error {
 		return err
 	}
 	return SyncDir(filepath.Dir(path))
+}
+
+// KeepOwner gives a file that root has just made to the owner of what it replaces, or of
+// the directory that it is in: else whoever owns that could not read it any more. Of
+// anybody else's files the owner stays.
+func KeepOwner(f *os.File, like fs.FileInfo) error {
+	st, ok := like.Sys().(*syscall.Stat_t)
+	if !ok || os.Geteuid() != 0 || st.Uid == 0 {
+		return nil
+	}
+	return f.Chown(int(st.Uid), int(st.Gid))
 }
 
 // SyncDir makes the names in a directory durable.

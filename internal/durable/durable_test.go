@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -42,5 +43,32 @@ func TestWriteFile(t *testing.T) {
 	}
 	if err := SyncDir(filepath.Join(dir, "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no directory was synced: %v", err)
+	}
+}
+
+// TestWriteFileOfOthers: what root replaces stays the file of whom it was, and what they
+// put beside it leads nowhere.
+func TestWriteFileOfOthers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: only root gives files to others: run the tests as root")
+	}
+	dir := t.TempDir()
+	path, victim := filepath.Join(dir, "file"), filepath.Join(dir, "victim")
+	if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, 1234, 5678),
+		os.WriteFile(victim, []byte("theirs"), 0o600), os.Symlink(victim, path+".new")); err != nil {
+		t.Fatal(err)
+	}
+	if err := WriteFile(path, []byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	st, err := os.Lstat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := st.Sys().(*syscall.Stat_t); s.Uid != 1234 || s.Gid != 5678 || st.Mode() != 0o600 {
+		t.Errorf("%d:%d %v", s.Uid, s.Gid, st.Mode())
+	}
+	if b, err := os.ReadFile(victim); err != nil || string(b) != "theirs" {
+		t.Errorf("the victim has %q, %v", b, err)
 	}
 }

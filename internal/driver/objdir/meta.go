@@ -84,7 +84,11 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = f.Write(append(b, '\n')); err != nil {
+	// In somebody's pool it is theirs, also if root writes it.
+	if err = durable.KeepOwner(f, d.st); err == nil {
+		_, err = f.Write(append(b, '\n'))
+	}
+	if err != nil {
 		f.Close()
 		_ = os.Remove(path)
 		return nil, err
@@ -146,8 +150,29 @@ func (d *Dir) Force(id driver.Identity) error {
 // Commit notes in its identity that an object is in the catalogue, or was. It does not
 // wait for the disk: a power loss soon after may take it away. Idempotent. NotFound.
 func (d *Dir) Commit(id driver.ObjectID) error {
-	err := unix.Fchmodat(int(d.f.Fd()), string(id)+metaExt, uint32(committed), 0)
+	fd, err := openMeta(d.meta(id))
+	if err == nil {
+		err = chmodFile(fd, committed)
+		unix.Close(fd)
+	}
 	return errs.Wrap("write identity", string(id), err)
+}
+
+// openMeta opens the file with an identity, whatever the owner of the pool may have put in
+// its place. ELOOP of a symbolic link.
+func openMeta(path string) (int, error) {
+	return unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+}
+
+func chmodFile(fd int, mode fs.FileMode) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink != 1 {
+		return damaged("it is not a file of its own")
+	}
+	return unix.Fchmod(fd, uint32(mode))
 }
 
 // Committed reports whether Commit has been called for an object, and has not been lost.
@@ -180,7 +205,7 @@ func (d *Dir) read(id driver.ObjectID) (i driver.Identity, isCommitted bool, err
 
 func (d *Dir) readText(id driver.ObjectID) (text []byte, isCommitted bool, err error) {
 	path := d.meta(id)
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	fd, err := openMeta(path)
 	if errors.Is(err, unix.ELOOP) { // of a pool of format 1
 		target, err := os.Readlink(path)
 		return []byte(target), false, err
@@ -202,7 +227,8 @@ func (d *Dir) readText(id driver.ObjectID) (text []byte, isCommitted bool, err e
 		return nil, false, fs.ErrNotExist
 	}
 	text, err = io.ReadAll(io.LimitReader(f, MaxIdentityBytes+2))
-	return text, st.Mode().Perm()&0o200 == 0, err
+	// Copies without modes, and filesystems that have none, change it: then it may have been.
+	return text, st.Mode().Perm() != uncommitted, err
 }
 
 // Remove takes the identity away, so that what remains is not whole. Absent is

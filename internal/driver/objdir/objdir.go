@@ -40,6 +40,7 @@ type Dir struct {
 	pool string
 	ext  string // ".img"
 	f    *os.File
+	st   fs.FileInfo // of f
 }
 
 // Open opens (or, with create, makes) DIR/objects. ext is the extension of the
@@ -58,7 +59,12 @@ func Open(dir, poolID, ext string, create bool) (*Dir, error) {
 	if err != nil {
 		return nil, errs.Wrap("open pool", p, err)
 	}
-	return &Dir{path: p, pool: poolID, ext: ext, f: f}, nil
+	st, err := f.Stat()
+	if err != nil {
+		f.Close()
+		return nil, errs.Wrap("open pool", p, err)
+	}
+	return &Dir{path: p, pool: poolID, ext: ext, f: f, st: st}, nil
 }
 
 // Path is the absolute path of the directory.
