@@ -204,6 +204,9 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		}
 		return nil, errs.Wrap("open catalogue", path, err)
 	}
+	// Before it is known whether there is a log: what is seen by then is in the database, or
+	// in a log that is there.
+	seen := seenOf(dir).read()
 	source := "file:" + (&url.URL{Path: path}).EscapedPath() + "?mode=ro&_pragma=busy_timeout(5000)"
 	if _, err := os.Stat(path + "-wal"); errors.Is(err, fs.ErrNotExist) {
 		// Nobody has it open, and SQLite would make a log to read it with. Who begins to
@@ -218,7 +221,6 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	var version int
 	var pool string
 	var commits int64
-	seen := seenOf(dir).read() // before the catalogue, which may go on meanwhile
 	err = db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version)
 	switch {
 	case err != nil:

@@ -2,8 +2,10 @@ package catalog
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"hash/crc32"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -57,14 +59,41 @@ func readSeen(f *os.File) int64 {
 // note writes n, unless more was seen already. Not being able to costs a warning that
 // might be given later, and is no error.
 func (s seen) note(n int64) {
-	f, err := os.OpenFile(s.path, os.O_CREATE|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	f, err := s.open()
 	if err != nil {
 		return
 	}
 	defer f.Close()
+	// One at a time, or a slower process would put back what a faster one has written.
+	for errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX), unix.EINTR) {
+		continue
+	}
 	if readSeen(f) < n {
 		_, _ = f.WriteAt(formatSeen(n), 0)
 	}
+}
+
+// open opens the file for writing, and makes it if it is missing.
+func (s seen) open() (*os.File, error) {
+	f, err := os.OpenFile(s.path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	f, err = os.OpenFile(s.path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err // another process is writing the first one
+	}
+	// In somebody's pool it is theirs, also if root is the first to write it.
+	var dir unix.Stat_t
+	err = unix.Stat(filepath.Dir(s.path), &dir)
+	if err == nil && os.Geteuid() == 0 && dir.Uid != 0 {
+		err = f.Chown(int(dir.Uid), int(dir.Gid))
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // Lost is how many durable commits the catalogue had lost when it was opened: 0 if it is
@@ -78,8 +107,15 @@ func (c *Catalog) LostError() error {
 		return nil
 	}
 	return errs.New(errs.Damaged, "open catalogue", c.path,
-		"it lost its last %d changes, which were on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until it is mended", c.lost).
+		"it lost its last %s on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until it is mended", changes(c.lost)).
 		WithHint("`pando init --rebuild` brings back what it lacks; `pando fsck` lists that")
+}
+
+func changes(n int64) string {
+	if n == 1 {
+		return "change, which was"
+	}
+	return fmt.Sprintf("%d changes, which were", n)
 }
 
 // Continuous reports whether the catalogue is known to have every durable commit that
