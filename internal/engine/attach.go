@@ -190,7 +190,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
 		return err
 	}
-	switch e.look(row, a) {
+	switch e.lookOwn(row, a) {
 	case gone:
 		return e.removeTarget(row.Name, a)
 	case elsewhere:

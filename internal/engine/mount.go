@@ -95,7 +95,7 @@ func (e *Engine) MountWith(ctx context.Context, name, dir string, may Rights) (I
 // alreadyMounted says whether a recorded attachment is what a mount request
 // wants. InUse if the volume is attached somewhere else.
 func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string, may Rights) (bool, error) {
-	switch e.look(row, a) {
+	switch e.lookOwn(row, a) {
 	case gone:
 		return false, nil
 	case elsewhere:
@@ -163,7 +163,7 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 		return Info{}, e.heldError(ctx, "umount", row, att, driver.Attachment{})
 	}
 	err = e.inUse(ctx, "umount", []candidate{{row, att, true}})[0]
-	if err == nil && e.look(row, att) == here {
+	if err == nil && e.lookOwn(row, att) == here {
 		if err := e.umountWriteBack(ctx, row, att); err != nil {
 			_ = e.unmark(ctx, row.ID)
 			return Info{}, err

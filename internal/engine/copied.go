@@ -1,0 +1,45 @@
+package engine
+
+import (
+	"context"
+	"os"
+
+	"pando/internal/catalog"
+	"pando/internal/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// lookOwn is look for whoever is about to use, or to take away, what is attached. A pool that
+// was copied while volumes were mounted has a catalogue that records the mounts of the
+// original: to the copy they are gone.
+func (e *Engine) lookOwn(row catalog.Row, a catalog.Attached) where {
+	state := e.look(row, a)
+	if state == here && e.isOriginals(row, a) {
+		return gone
+	}
+	return state
+}
+
+// isOriginals reports whether a recorded attachment is there, but not of an object of this
+// pool. A driver that keeps no files in the pool has no such copies.
+func (e *Engine) isOriginals(row catalog.Row, a catalog.Attached) bool {
+	w, err := e.attachmentOf(context.Background(), row)
+	if err != nil || w.Block || w.Image+w.Tree == "" {
+		return false
+	}
+	var own unix.Stat_t
+	if err := unix.Stat(w.Image+w.Tree, &own); err != nil { // an object has one of them
+		return false
+	}
+	switch {
+	case w.Image != "":
+		return a.Loop >= 0 && (own.Dev != a.Dev || own.Ino != a.Ino)
+	case a.MountID != 0:
+		m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint)
+		return err == nil && m.Root && (own.Dev != m.Dev || own.Ino != m.Ino)
+	}
+	there, err := os.Stat(a.Mountpoint) // where the link leads
+	tree, terr := os.Stat(w.Tree)
+	return err == nil && terr == nil && !os.SameFile(there, tree)
+}
