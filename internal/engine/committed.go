@@ -20,7 +20,8 @@ import (
 //   - Where a driver cannot, the catalogue must be known to have every commit that was
 //     waited for (catalog.Continuous).
 //   - After a reboot neither proves anything: the note may have been lost with the power.
-//     What has none is left alone for strayAge, so that people can bring it back.
+//     What has none is left alone for strayAge, so that people can bring it back. Where a
+//     driver notes nothing, it stays for good.
 
 // strayAge is how long an object that was being made when the host went down, as far as
 // can be told, is kept.
@@ -64,14 +65,21 @@ func (e *Engine) neverCommitted(ctx context.Context, m catalog.Mark) (bool, erro
 
 // isGarbage reports whether an object that is in no row, and that nobody works on, may be
 // destroyed.
-func isGarbage(o driver.Object, buried bool) bool {
+func (e *Engine) isGarbage(o driver.Object, buried bool) bool {
 	if !o.Whole || buried || o.Identity.Kind == driver.Scratch {
 		return true
 	}
 	if !kernel.EarlierBoot(o.Identity.BootID, o.Identity.CreatedAt) {
 		return false
 	}
-	return o.Identity.Ephemeral || isUnfinished(o) && time.Since(o.Identity.CreatedAt) > strayAge
+	return o.Identity.Ephemeral || e.notesCommits() && isUnfinished(o) && time.Since(o.Identity.CreatedAt) > strayAge
+}
+
+// notesCommits reports whether the driver notes what was committed. If not, the age of
+// what has no row says nothing: it may have been in use for years.
+func (e *Engine) notesCommits() bool {
+	_, ok := e.drv.(driver.Committer)
+	return ok
 }
 
 // isUnfinished reports whether an object without a row looks as if it was being made when
@@ -81,13 +89,16 @@ func isUnfinished(o driver.Object) bool {
 }
 
 // strayText says what an object without a row is, and what will become of it.
-func strayText(o driver.Object) string {
+func (e *Engine) strayText(o driver.Object) string {
 	text := string(o.Identity.Kind) + " " + describe(o.Identity)
 	if !isUnfinished(o) {
 		return text + " is in the pool but not in the catalogue: `pando init --rebuild` would bring it back"
 	}
-	return text + " was being made when the host went down, or the catalogue lost it: `pando init --rebuild` would bring it back, until " +
-		o.Identity.CreatedAt.Add(strayAge).Local().Format("2006-01-02 15:04")
+	text += " was being made when the host went down, or the catalogue lost it: `pando init --rebuild` would bring it back"
+	if !e.notesCommits() {
+		return text
+	}
+	return text + ", until " + o.Identity.CreatedAt.Add(strayAge).Local().Format("2006-01-02 15:04")
 }
 
 // upgradePool brings a pool of an older format up to date, once.

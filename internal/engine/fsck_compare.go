@@ -204,12 +204,12 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		switch {
 		case v.buried[o.ID]:
 			return nil, nil // compareGraves
-		case c.before != "" && o.Err == nil && isGarbage(o, false):
+		case c.before != "" && o.Err == nil && c.isGarbage(o, false):
 			// The mark that told of it went with the power; see sweep.
 			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-half", "it was being made, or ephemeral, when the host went down", "remove it, as the next command will"
 		case o.Err == nil && o.Whole && o.Identity.Kind != driver.Scratch && c.cat.Lost() == 0 && isUnfinished(o):
 			f.Ref = cmp.Or(describe(o.Identity), string(o.ID))
-			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-unfinished", strayText(o), "none needed"
+			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-unfinished", c.strayText(o), "none needed"
 		case errs.Is(o.Err, errs.TooNew):
 			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "identity-too-new", o.Err.Error(), "by hand: upgrade pando"
 		case o.Err != nil:

@@ -51,7 +51,7 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 }
 
 // sweep compares all that the driver has with all that the catalogue has, and
-// removes what is provably garbage (see isGarbage). Anything else that is whole but
+// removes what is provably garbage (see Engine.isGarbage). Anything else that is whole but
 // unknown is kept and reported.
 func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	s := &Sweep{}
@@ -109,7 +109,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			s.Kept = append(s.Kept, "object "+string(o.ID)+": "+o.Err.Error())
 			continue
 		}
-		garbage := isGarbage(o, buried[o.ID])
+		garbage := e.isGarbage(o, buried[o.ID])
 		if garbage && !buried[o.ID] && e.objectInUse(ctx, o) {
 			s.Kept = append(s.Kept, string(o.Identity.Kind)+" "+describe(o.Identity)+" is not in the catalogue, and in use")
 			continue
@@ -118,7 +118,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
 				continue // destroyed and forgotten since it was listed
 			}
-			s.Kept = append(s.Kept, strayText(o))
+			s.Kept = append(s.Kept, e.strayText(o))
 			continue
 		}
 		if err := e.remove(ctx, o.ID, cmp.Or(describe(o.Identity), string(o.ID)), "left by an interrupted operation or an earlier boot"); err != nil {

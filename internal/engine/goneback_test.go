@@ -12,7 +12,11 @@ import (
 	"pando/internal/driver/drivertest"
 	"pando/internal/engine"
 	"pando/internal/errs"
+	"pando/internal/kernel"
 	"pando/internal/ref"
+	"pando/internal/testfs"
+
+	"golang.org/x/sys/unix"
 )
 
 // catalogFiles are what a catalogue consists of, by name, as they are now.
@@ -197,4 +201,27 @@ func TestRestoredCatalogueAfterBoot(t *testing.T) {
 			e.Close()
 		})
 	}
+}
+
+// TestDeinitOfLostCatalogue: a catalogue that went back does not decide what a pool holds.
+// Without force nothing changes, with force all of it goes, what is mounted too.
+func TestDeinitOfLostCatalogue(t *testing.T) {
+	e := newPool(t, testfs.XFS(t, 512<<20), engine.InitRequest{Driver: "reflink", MinFreePercent: 1})
+	dir := e.Dir()
+	importTree(t, e, "g", source(t))
+	e.Close()
+	before := catalogFiles(t, dir, "catalog.db", "catalog.db-wal")
+	e = open(t, dir)
+	at := clone(t, e, "g", "v", true).Mountpoint
+	e.Close()
+	putBack(t, dir, before)
+
+	_, err := engine.Deinit(t.Context(), dir, false, drivers)
+	if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), "init --rebuild") {
+		t.Errorf("deinit: %v (hint %q)", err, errs.HintOf(err))
+	}
+	if m, err := kernel.MountAt(unix.AT_FDCWD, at); err != nil || !m.Root {
+		t.Errorf("refused, and %s is not mounted any more: %v", at, err)
+	}
+	// newPool removes it with force.
 }

@@ -291,6 +291,12 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 	if err := e.needRoot("deinit", dir); err != nil {
 		return 0, err
 	}
+	// What the catalogue has lost is in the pool, maybe attached, and nobody's garbage.
+	if err := e.cat.LostError(); err != nil && force {
+		return forceEmpty(ctx, dir, drivers)
+	} else if err != nil {
+		return 0, err
+	}
 	if remotes, err := e.pool.Remotes(); err != nil {
 		return 0, err
 	} else if len(remotes) > 0 && !force {
@@ -358,7 +364,7 @@ func onlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 		WithHint("destroy or move that, then run `pando deinit` again")
 }
 
-// forceEmpty empties a pool whose catalogue cannot be read.
+// forceEmpty empties a pool whose catalogue cannot be read, or is not to be trusted.
 func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
 	p, err := pool.Open(ctx, dir)
 	if err != nil {
