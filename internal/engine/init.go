@@ -115,8 +115,8 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	defer e.Close()
 	info, err := e.Pool(ctx, false)
 	report.PoolInfo = info
-	if pool.Renamable(dir) {
-		report.Notes = append(report.Notes, fmt.Sprintf("others can write to %s, and so put another directory in the place of the pool", filepath.Dir(dir)))
+	if at := pool.Renamable(dir); at != "" {
+		report.Notes = append(report.Notes, fmt.Sprintf("others can write to %s, and so put another directory in the place of the pool", at))
 	}
 	return report, err
 }

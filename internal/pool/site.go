@@ -47,10 +47,11 @@ func checkSite(dir string) error {
 	return nil
 }
 
-// isPool reports whether there is a pool in dir, of whatever version.
+// isPool reports whether there is a pool in dir, of whatever version, or dir is where one
+// keeps its data, mounted somewhere else.
 func isPool(dir string) bool {
 	_, err := Read(dir)
-	return err == nil || errs.Is(err, errs.TooNew)
+	return err == nil || errs.Is(err, errs.TooNew) || exists(filepath.Join(dir, markerName))
 }
 
 // existing returns the real path of the nearest directory above dir, or dir itself, that
@@ -88,13 +89,24 @@ func volumeAt(path string) string {
 	return ""
 }
 
-// Renamable reports whether others than root and this process's user can put another
-// directory in the place of dir, as they can write to the one above it.
-func Renamable(dir string) bool {
-	var st unix.Stat_t
-	if err := unix.Stat(filepath.Dir(dir), &st); err != nil {
-		return false
+// Renamable returns the nearest directory above dir in which others than root and this
+// process's user can put another directory in the place of the one on the way to dir; "" if
+// there is none.
+func Renamable(dir string) string {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return ""
 	}
-	foreign := st.Uid != 0 && int(st.Uid) != os.Geteuid()
-	return foreign || st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0
+	for d := real; d != "/"; {
+		d = filepath.Dir(d)
+		var st unix.Stat_t
+		if err := unix.Stat(d, &st); err != nil {
+			return ""
+		}
+		foreign := st.Uid != 0 && int(st.Uid) != os.Geteuid()
+		if foreign || st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0 {
+			return d
+		}
+	}
+	return ""
 }
