@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -187,8 +188,11 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 		defer e.Release()
 		told := len(e.Recovery.Warnings)
 		err = fn(c.Context(), e, args)
-		for _, w := range e.Recovery.Warnings[told:] {
-			a.warn("%s", w)
+		for i, w := range e.Recovery.Warnings {
+			// Who waits for something tries again and again.
+			if i >= told && !slices.Contains(e.Recovery.Warnings[:i], w) {
+				a.warn("%s", w)
+			}
 		}
 		return err
 	}

@@ -28,6 +28,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+	"sync"
 	"time"
 
 	"pando/internal/catalog"
@@ -50,6 +51,8 @@ type Engine struct {
 	reclaimUntil time.Time // zero: no bound
 	freed        *freed    // set by gc: what was removed, and what that returned
 	tables       tablesCache
+
+	warnMu sync.Mutex // of Recovery.Warnings
 
 	// Recovery says what Open had to clean up.
 	Recovery Recovery

@@ -107,15 +107,16 @@ func (p *place) removeDir(ours func(dir *os.File) bool) error {
 
 	thawed, ferr := kernel.SetImmutable(dir, false)
 	err = unix.Unlinkat(p.fd(), p.name, unix.AT_REMOVEDIR)
-	switch {
-	case err == nil, errors.Is(err, unix.ENOENT):
-		return nil
-	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EEXIST):
-		return nil
-	case errors.Is(err, unix.EBUSY): // mounted on in the meantime
-		if thawed {
-			_, _ = kernel.SetImmutable(dir, true) // else it is as any directory
+	for _, done := range []error{nil, unix.ENOENT, unix.ENOTEMPTY, unix.EEXIST} {
+		if errors.Is(err, done) {
+			return nil
 		}
+	}
+	if thawed {
+		_, _ = kernel.SetImmutable(dir, true) // else it is as any directory
+	}
+	switch {
+	case errors.Is(err, unix.EBUSY): // mounted on in the meantime
 		return nil
 	case ferr != nil:
 		err = ferr

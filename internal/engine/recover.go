@@ -117,6 +117,8 @@ func (e *Engine) expire(ctx context.Context) {
 }
 
 func (e *Engine) warn(format string, args ...any) {
+	e.warnMu.Lock()
+	defer e.warnMu.Unlock()
 	e.Recovery.Warnings = append(e.Recovery.Warnings, fmt.Sprintf(format, args...))
 }
 

@@ -329,18 +329,28 @@ func (e *Engine) removeTargets(name, path string, made bool, link func(to string
 			return err
 		}
 	}
-	if !made {
-		return nil
+	if made {
+		e.removeMade(path, ours)
 	}
+	return nil
+}
+
+// removeMade removes the directory of the user's choice that Pando has made. That can become
+// impossible, as in a filesystem that is read-only by now: nothing of the volume is left there,
+// so that is worth a warning, and must not keep the volume from being used or destroyed.
+func (e *Engine) removeMade(path string, ours func(dir *os.File) bool) {
 	p, err := e.openPlace(path)
 	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
-		return nil // gone, or somewhere where it cannot be found
+		return // gone, or somewhere where it cannot be found
+	}
+	if err == nil {
+		defer p.close()
+		err = p.removeDir(ours)
 	}
 	if err != nil {
-		return err
+		word := quoteWord(path)
+		e.warn("could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`", path, reason(err), word, word)
 	}
-	defer p.close()
-	return p.removeDir(ours)
 }
 
 // removeStaleTargets takes away default mount points that nothing uses.
