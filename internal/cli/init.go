@@ -109,7 +109,8 @@ func (a *App) deinitCommand() *cobra.Command {
 		GroupID: "pool",
 		Short:   "Remove the pool",
 		Long: `Removes the pool and leaves no file, mount or loop device. A pool that holds
-anything is refused without --force. What a process uses stops it.`,
+anything is refused without --force. A volume that a process uses, or a file of
+somebody's among the mount points, stops it before anything is destroyed.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			r, err := engine.Deinit(c.Context(), a.poolDir(), force, a.Drivers)
@@ -118,6 +119,9 @@ anything is refused without --force. What a process uses stops it.`,
 			}
 			if a.json {
 				return a.printJSON(r)
+			}
+			for _, w := range r.Warnings {
+				a.warn("%s", w)
 			}
 			if a.quiet {
 				return nil

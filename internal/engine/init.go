@@ -254,6 +254,8 @@ func fsName(magic int64) string {
 type DeinitReport struct {
 	Dir       string `json:"dir"`
 	Destroyed int    `json:"destroyed"` // volumes, snapshots and generations
+
+	Warnings []string `json:"warnings,omitempty"` // what could not be removed outside of the pool
 }
 
 // Deinit removes a pool and leaves no file, mount or loop device. One that holds
@@ -266,7 +268,7 @@ func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*Dein
 	}
 	report := &DeinitReport{Dir: abs}
 	if !pool.Interrupted(abs) {
-		if report.Destroyed, err = emptyPool(ctx, abs, force, drivers); err != nil {
+		if err = emptyPool(ctx, abs, force, drivers, report); err != nil {
 			return nil, err
 		}
 	}
@@ -278,29 +280,36 @@ func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*Dein
 	return report, pool.Remove(ctx, abs, drivers.unmake)
 }
 
-// emptyPool destroys everything in a pool.
-func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (int, error) {
+const opDeinit = "deinit"
+
+// emptyPool destroys everything in a pool. What is in use, or is not the pool's, stops it
+// before anything is destroyed.
+func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, report *DeinitReport) error {
 	e, err := Open(ctx, dir, drivers)
 	if errs.Is(err, errs.Damaged) && force {
-		return forceEmpty(ctx, dir, drivers)
+		report.Destroyed, err = forceEmpty(ctx, dir, drivers)
+		return err
 	}
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer e.Close()
+	told := len(e.Recovery.Warnings)
+	defer func() { report.Warnings = e.Recovery.Warnings[told:] }()
 	if err := e.needRoot("deinit", dir); err != nil {
-		return 0, err
+		return err
 	}
 	// What the catalogue has lost is in the pool, maybe attached, and nobody's garbage.
 	if err := e.cat.LostError(); err != nil && force {
-		return forceEmpty(ctx, dir, drivers)
+		report.Destroyed, err = forceEmpty(ctx, dir, drivers)
+		return err
 	} else if err != nil {
-		return 0, err
+		return err
 	}
 	if remotes, err := e.pool.Remotes(); err != nil {
-		return 0, err
+		return err
 	} else if len(remotes) > 0 && !force {
-		return 0, errs.New(errs.InUse, "deinit", dir, "the pool has keys to remotes, which may be the only ones: %s", strings.Join(remotes, ", ")).
+		return errs.New(errs.InUse, "deinit", dir, "the pool has keys to remotes, which may be the only ones: %s", strings.Join(remotes, ", ")).
 			WithHint("remove them with `pando remote rm NAME`, or remove everything with `pando deinit --force`")
 	}
 	var rows []doomed
@@ -323,29 +332,95 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers) (in
 		}
 		return nil
 	}); err != nil {
-		return 0, err
+		return err
 	}
 	if len(rows) > 0 && !force {
-		return 0, errs.New(errs.InUse, "deinit", dir, "the pool holds %d volumes, snapshots and generations", len(rows)).
+		return errs.New(errs.InUse, "deinit", dir, "the pool holds %d volumes, snapshots and generations", len(rows)).
 			WithHint("destroy them first, or remove everything with `pando deinit --force`")
 	}
+	if err := e.pool.OnlyMountPoints(); err != nil {
+		return err
+	}
+	if err := e.umountAll(ctx); err != nil {
+		return err
+	}
+
 	// Volumes before what they come from is kinder to people who watch.
-	report := e.destroyRows(ctx, rows, destroyOptions{force: true})
-	if len(report.Failed) > 0 {
-		return len(report.Destroyed), report.Failed[0]
+	destroyed := e.destroyRows(ctx, rows, destroyOptions{force: true})
+	report.Destroyed = len(destroyed.Destroyed)
+	if len(destroyed.Failed) > 0 {
+		return destroyed.Failed[0]
 	}
 	if err := ctx.Err(); err != nil {
-		return len(report.Destroyed), err
+		return err
 	}
 	if _, err := e.sweep(ctx); err != nil {
-		return len(report.Destroyed), err
+		return err
 	}
 	// What the catalogue does not know goes too, if this was forced.
 	n, err := destroyAll(ctx, e.drv, force)
-	if err == nil {
-		err = onlyOurs(ctx, e.drv, dir)
+	report.Destroyed += n
+	if err != nil {
+		return err
 	}
-	return len(report.Destroyed) + n, err
+	return onlyOurs(ctx, e.drv, dir)
+}
+
+// umountAll unmounts all volumes, which are about to be destroyed. InUse.
+func (e *Engine) umountAll(ctx context.Context) error {
+	var all []candidate
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		if err := tx.Rows(driver.Volume, func(r catalog.Row) error {
+			all = append(all, candidate{row: r})
+			return nil
+		}); err != nil {
+			return err
+		}
+		for i := range all {
+			var err error
+			if all[i].att, all[i].has, err = tx.Attached(all[i].row.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	for _, err := range e.inUse(ctx, opDeinit, all) {
+		if err != nil {
+			return err
+		}
+	}
+	for _, v := range all {
+		if !v.has {
+			continue
+		}
+		if err := e.umountOne(ctx, v.row); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// umountOne unmounts one of them, and does not care what becomes of its content.
+func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
+	var att catalog.Attached
+	var has bool
+	if err := e.claim(ctx, opDeinit, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
+		if att, has, err = tx.Attached(row.ID); err != nil || !has {
+			return nil, err
+		}
+		return []catalog.Mark{{ID: row.ID, Op: "umount"}}, nil
+	}); err != nil || !has {
+		return err
+	}
+	if err := e.detach(ctx, opDeinit, row, att, false); err != nil {
+		e.letGo(ctx, row.ID, err)
+		return errs.Wrap(opDeinit, row.Name, err)
+	}
+	return e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
+		return errors.Join(tx.Detach(row.ID), tx.Unmark(row.ID))
+	})
 }
 
 // onlyOurs fails if the driver would leave something, so that the pool stays one

@@ -2,6 +2,7 @@ package pool
 
 import (
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -20,6 +21,29 @@ var mountLink = regexp.MustCompile(`^(/dev/(loop[0-9]+|zd[0-9]+|zvol/.+)|/.*/dat
 // IsMountLink reports whether a symbolic link in MountDir that says to is one that Pando
 // makes.
 func IsMountLink(to string) bool { return mountLink.MatchString(to) }
+
+// OnlyMountPoints fails if MountDir holds what removing the pool would stop at: neither a
+// link of Pando's, nor an empty directory, nor one on which something is mounted. InUse.
+func (p *Pool) OnlyMountPoints() error {
+	entries, err := os.ReadDir(p.MountDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Wrap("deinit", p.MountDir(), err)
+	}
+	for _, d := range entries {
+		path := filepath.Join(p.MountDir(), d.Name())
+		if to, err := os.Readlink(path); err == nil && IsMountLink(to) {
+			continue
+		}
+		if m, err := kernel.MountAt(unix.AT_FDCWD, path); err == nil && m.Root {
+			continue
+		}
+		inside, _ := os.ReadDir(path) // a volume whose filesystem has failed says nothing
+		if !d.IsDir() || len(inside) > 0 {
+			return foreign(path)
+		}
+	}
+	return nil
+}
 
 // removeMountPoint removes what Pando puts into MountDir: an empty directory, which may be
 // immutable, or a link. InUse if there is anything else.
