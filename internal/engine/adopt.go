@@ -128,6 +128,12 @@ func (e *Engine) checkReplace(dir string) error {
 		return errs.New(errs.Invalid, opAdopt, dir, "it is a mount point itself, which cannot be renamed aside").
 			WithHint("adopt it without --replace; then unmount it, and mount a clone there")
 	}
+	for _, d := range []string{dir, filepath.Dir(dir)} {
+		if kernel.IsImmutable(unix.AT_FDCWD, d) {
+			return errs.New(errs.Permission, opAdopt, dir, "%s is immutable or append-only, so the directory cannot be renamed aside", d).
+				WithHint("`chattr -ia %s`, or leave --replace out", quoteWord(d))
+		}
+	}
 	below, err := mount.Below(dir)
 	if err != nil {
 		return err

@@ -278,3 +278,21 @@ func TestAdoptOfBusyDirectory(t *testing.T) {
 		}
 	})
 }
+
+// TestAdoptImmutable: a directory that cannot be renamed is refused before it is copied.
+func TestAdoptImmutable(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, top string) {
+		dir := liveTree(t, top)
+		for _, d := range []string{dir, filepath.Dir(dir)} {
+			setImmutable(t, d, true)
+			_, err := adopt(t, e, "g", dir, true)
+			setImmutable(t, d, false)
+			if !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "chattr -ia") || !strings.Contains(err.Error(), d+" is immutable") {
+				t.Errorf("%s immutable: %v (%s)", d, err, errs.HintOf(err))
+			}
+			if _, err := e.Show(t.Context(), ref.Ref{Name: "g"}); !errs.Is(err, errs.NotFound) {
+				t.Errorf("%s immutable: the golden was made: %v", d, err)
+			}
+		}
+	})
+}
