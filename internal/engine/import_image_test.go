@@ -338,3 +338,17 @@ func TestImportUnknown(t *testing.T) {
 		}
 	}
 }
+
+// TestImportSaysWhatIsWrong: of what e2fsck says only that which is wrong is in the error.
+func TestImportSaysWhatIsWrong(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, _ string) {
+		image := imageSource(t, "ext4")
+		_, err := run.Program(t.Context(), "debugfs", "-w", "-R", "sif <2> blocks 100", image)
+		must(t, err)
+		_, err = e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: image})
+		const wrong = "its filesystem is damaged: Inode 2, i_blocks is 100, should be 8"
+		if !errs.Is(err, errs.Damaged) || !strings.HasSuffix(err.Error(), wrong) {
+			t.Errorf("%v, wanted %q", err, wrong)
+		}
+	})
+}

@@ -135,6 +135,9 @@ var noise = []string{
 // prompt is a question that e2fsck asks, and answers itself.
 var prompt = regexp.MustCompile(`[.]?(^|\s+)\w[\w ]*\? no\s*$`)
 
+// summary is how e2fsck ends: what is used of the filesystem.
+var summary = regexp.MustCompile(`^\d+/\d+ files \(.* blocks$`)
+
 // address is a place in the code of xfs_repair, which is another every time.
 var address = regexp.MustCompile(` at 0x[0-9a-f]+\b`)
 
@@ -145,7 +148,7 @@ func essence(out, path string) string {
 	out = strings.ReplaceAll(strings.ReplaceAll(out, path+": ", ""), path, "the image")
 	for l := range strings.Lines(out) {
 		l = strings.TrimSpace(address.ReplaceAllString(prompt.ReplaceAllString(l, ""), ""))
-		if l == "" || slices.ContainsFunc(noise, func(n string) bool { return strings.HasPrefix(l, n) }) {
+		if l == "" || summary.MatchString(l) || slices.ContainsFunc(noise, func(n string) bool { return strings.HasPrefix(l, n) }) {
 			continue
 		}
 		if len(lines) == essenceLines {
