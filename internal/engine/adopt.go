@@ -85,9 +85,14 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return nil
 	}
 	// What has its place taken must not be chosen by others.
-	if _, err := mount.Resolve(q.Source); err != nil {
+	dir, err := mount.Resolve(q.Source)
+	if err != nil {
 		return err
 	}
+	if dir != src.path { // it was resolved before by rules that trust everybody
+		return movedError(src.path)
+	}
+	src.resolved = true
 	if q.ReplaceVolume == "" {
 		q.ReplaceVolume = q.Name + "-live"
 	}
@@ -311,7 +316,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 		return true, err
 	}
 	// Between the last look at it and the exchange somebody may have written.
-	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.copyOptions(nil)); err == nil && after.Changed() > 0 {
+	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.sourceOptions(src, nil)); err == nil && after.Changed() > 0 {
 		out.Warnings = append(out.Warnings, fmt.Sprintf("something changed in the moment of the replacement, and is only in the old directory: %s",
 			strings.Join(after.Paths(stamp, 5), ", ")))
 	}
@@ -365,7 +370,7 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	if err := e.awaitSeeing(ctx, r); err != nil {
 		return nil, err
 	}
-	stamp, _, err := treecopy.TakeStamp(ctx, r.dir, src.stamp, e.copyOptions(nil))
+	stamp, _, err := treecopy.TakeStamp(ctx, r.dir, src.stamp, e.sourceOptions(src, nil))
 	if err != nil {
 		return nil, err
 	}
@@ -575,7 +580,7 @@ func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Ro
 func (e *Engine) count(ctx context.Context, q ImportRequest, src *source) (n treecopy.Totals, err error) {
 	q.Tracker.Start("counting", 0, 0)
 	if q.Adopt {
-		src.stamp, n, err = treecopy.TakeStamp(ctx, src.path, nil, e.copyOptions(nil))
+		src.stamp, n, err = treecopy.TakeStamp(ctx, src.path, nil, e.sourceOptions(src, nil))
 		return n, err
 	}
 	return treecopy.Measure(ctx, src.path, e.copyOptions(nil))

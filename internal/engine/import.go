@@ -77,7 +77,10 @@ type source struct {
 	alloc  int64 // bytes that the tree takes at least; 0: unknown
 	probed fsprobe.Result
 	stamp  *treecopy.Stamp // of a directory that is adopted
-	close  func()
+
+	resolved bool // path must not lead anywhere else while the directory is copied
+
+	close func()
 
 	warnings []string // what is wrong with it, and was taken all the same
 }
@@ -326,6 +329,13 @@ func (e *Engine) copyOptions(t *progress.Tracker) treecopy.Options {
 	return o
 }
 
+// sourceOptions are copyOptions for reading a directory that is imported.
+func (e *Engine) sourceOptions(src *source, t *progress.Tracker) treecopy.Options {
+	o := e.copyOptions(t)
+	o.Resolved = src.resolved
+	return o
+}
+
 // fill makes the scratch volume and puts the source into it.
 func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
 	if src.kind == "image" {
@@ -343,7 +353,8 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 	var totals treecopy.Totals
 	var out Imported
 	put := func(root *os.File) (err error) {
-		opt := e.copyOptions(q.Tracker)
+		opt := e.sourceOptions(src, q.Tracker)
+		atStep("copying")
 		if src.kind == "directory" {
 			opt.Staging = b.scratch.FS == driver.Ext4
 			q.Tracker.Start("copying", src.files, src.bytes)

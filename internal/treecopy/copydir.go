@@ -44,7 +44,7 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 	}
 	c.dstID = inode(&st)
 
-	root, err := openSource(src)
+	root, err := openSource(src, opt)
 	if err != nil {
 		return Totals{}, err
 	}
@@ -92,9 +92,13 @@ func (s *setter) applyRoot(fd int, path func() string, a attrs, xs []xattr) erro
 }
 
 // openSource opens the root of a source, with one pin and one pending part.
-func openSource(src string) (*dir, error) {
+func openSource(src string, opt Options) (*dir, error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
 	by, err := retry(func() (int, error) {
-		return unix.Open(src, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if opt.Resolved {
+			return unix.Openat2(unix.AT_FDCWD, src, &how)
+		}
+		return unix.Open(src, int(how.Flags), 0)
 	})
 	fd := -1
 	if err == nil {
@@ -103,6 +107,10 @@ func openSource(src string) (*dir, error) {
 	}
 	if err == unix.ENOTDIR {
 		return nil, errs.New(errs.Invalid, op, quote(src), "it is not a directory")
+	}
+	if err == unix.ELOOP && opt.Resolved {
+		return nil, errs.New(errs.Conflict, op, quote(src), "somebody put a symbolic link in the place of this directory, or of one above it").
+			WithHint("find out who can write to the directories above it, then try again")
 	}
 	if err != nil {
 		return nil, sysErr(src, "open", err)

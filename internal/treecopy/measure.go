@@ -17,7 +17,7 @@ func Measure(ctx context.Context, src string, opt Options) (Totals, error) {
 
 func measure(ctx context.Context, src string, opt Options, s *stamper) (Totals, error) {
 	m := &measurer{common: newCommon(opt), seen: make(map[Inode]uint64), stamp: s}
-	root, err := openSource(src)
+	root, err := openSource(src, opt)
 	if err != nil {
 		return Totals{}, err
 	}

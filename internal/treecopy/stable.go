@@ -101,7 +101,7 @@ func (s *Skipped) add(o Skipped) {
 func CopyAttrs(src string, dst *os.File, opt Options) error {
 	defer runtime.KeepAlive(dst)
 	c := newCopier(opt)
-	d, err := openSource(src)
+	d, err := openSource(src, opt)
 	if err != nil {
 		return err
 	}
@@ -133,7 +133,7 @@ func copyChanged(ctx context.Context, src string, dst *os.File, opt Options, s *
 	u := &updater{copier: newCopier(opt), s: s}
 	u.links.m = make(map[Inode]link)
 	defer runtime.KeepAlive(dst)
-	root, err := openSource(src)
+	root, err := openSource(src, opt)
 	if err != nil {
 		return Totals{}, err
 	}

@@ -75,6 +75,10 @@ type Options struct {
 	// called concurrently and must be cheap.
 	Progress func(files, bytes int64)
 
+	// Resolved is for a source whose path is absolute and has no symbolic links: one that
+	// comes into it is an error (Conflict), and does not lead to another directory.
+	Resolved bool
+
 	// Exclude lists directories of the source that are left out altogether,
 	// wherever they are mounted: the pool itself, for example.
 	Exclude []Inode
