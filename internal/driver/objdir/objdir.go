@@ -41,6 +41,7 @@ type Dir struct {
 	ext  string // ".img"
 	f    *os.File
 	st   fs.FileInfo // of f
+	logs bool        // see Logs
 }
 
 // Open opens (or, with create, makes) DIR/objects. ext is the extension of the

@@ -532,9 +532,17 @@ func TestSizeLimit(t *testing.T) {
 
 // What was synced is there after a power cut, the old identity or the new one.
 func TestPowerCut(t *testing.T) {
-	for _, kind := range []string{"xfs", "btrfs", "ext4"} {
-		t.Run(kind, func(t *testing.T) {
+	for _, name := range []string{"xfs", "xfs, by its log", "btrfs", "ext4"} {
+		t.Run(name, func(t *testing.T) {
+			kind, _, logs := strings.Cut(name, ",")
 			fs := testfs.New(t, kind, 64<<20)
+			open := func(t *testing.T, dir string) *objdir.Dir {
+				d := open(t, dir)
+				if logs {
+					d.Logs()
+				}
+				return d
+			}
 			d := open(t, fs.Dir())
 			id := volume("old")
 			if err := os.WriteFile(d.Data(id.ID), nil, 0o600); err != nil {
@@ -628,6 +636,31 @@ func TestEmptyIdentity(t *testing.T) {
 	wantKind(t, err, errs.NotFound)
 	if o := list(t, d)[id]; o.Whole || o.Err != nil {
 		t.Errorf("%+v", o)
+	}
+}
+
+// Where the log is what makes identities durable, either of the two copies will do, and
+// what is damaged is not what it seems to be.
+func TestLoggedIdentity(t *testing.T) {
+	for name, spoil := range map[string]func(path string) error{
+		"whole":          func(string) error { return nil },
+		"content lost":   func(path string) error { return os.Truncate(path, 0) },
+		"content other":  func(path string) error { return os.WriteFile(path, []byte("nonsense"), 0o600) },
+		"attribute lost": func(path string) error { return syscall.Removexattr(path, "trusted.pando.identity") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := open(t, testfs.XFS(t, 320<<20))
+			d.Logs()
+			id := volume("web")
+			put(t, d, id)
+			if err := spoil(metaPath(d, id.ID)); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := d.Get(id.ID); err != nil || got.Name != "web" {
+				t.Errorf("%+v, %v", got, err)
+			}
+			d.Close()
+		})
 	}
 }
 

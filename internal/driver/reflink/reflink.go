@@ -57,7 +57,11 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 	if err != nil {
 		return nil, err
 	}
-	return &Driver{dir: d, ordered: kernel.IsXFS(d.Path())}, nil
+	ordered := kernel.IsXFS(d.Path())
+	if ordered {
+		d.Logs()
+	}
+	return &Driver{dir: d, ordered: ordered}, nil
 }
 
 // Probe tries whether files in dir can share blocks. Unsupported if not.
