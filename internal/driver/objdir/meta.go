@@ -207,52 +207,55 @@ func (d *Dir) Get(id driver.ObjectID) (driver.Identity, error) {
 	return i, err
 }
 
-func (d *Dir) read(id driver.ObjectID) (i driver.Identity, isCommitted bool, err error) {
-	text, isCommitted, err := d.readText(id)
+func (d *Dir) read(id driver.ObjectID) (driver.Identity, bool, error) {
+	i, isCommitted, err := d.readMeta(d.meta(id))
+	if err == nil && (i.ID != id || i.Pool != d.pool) {
+		err = damaged("it says object %q of pool %q", i.ID, i.Pool)
+	}
 	if err != nil {
 		return driver.Identity{}, false, errs.Wrap("read identity", string(id), err)
-	}
-	if i, err = Decode(text); err != nil {
-		return driver.Identity{}, false, errs.Wrap("read identity", string(id), err)
-	}
-	if i.ID != id || i.Pool != d.pool {
-		return driver.Identity{}, false, errs.New(errs.Damaged, "read identity", string(id), "it says object %q of pool %q", i.ID, i.Pool)
 	}
 	return i, isCommitted, nil
 }
 
-func (d *Dir) readText(id driver.ObjectID) (text []byte, isCommitted bool, err error) {
-	path := d.meta(id)
+func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err error) {
 	fd, err := openMeta(path)
 	if errors.Is(err, unix.ELOOP) { // of a pool of format 1
-		target, err := os.Readlink(path)
-		return []byte(target), false, err
+		var target string
+		if target, err = os.Readlink(path); err == nil {
+			i, err = Decode([]byte(target))
+		}
+		return i, false, err
 	}
 	if err != nil {
-		return nil, false, err
+		return i, false, err
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
-		return nil, false, err
+		return i, false, err
 	}
 	if !st.Mode().IsRegular() || st.Size() > MaxIdentityBytes+1 {
-		return nil, false, damaged("%s is not a file with an identity", path)
+		return i, false, damaged("%s is not a file with an identity", path)
 	}
-	text, err = io.ReadAll(io.LimitReader(f, MaxIdentityBytes+2))
-	if _, derr := Decode(text); err == nil && (len(text) == 0 || errs.Is(derr, errs.Damaged)) {
-		attr := make([]byte, MaxIdentityBytes)
-		if n, _ := unix.Fgetxattr(fd, attrName, attr); n > 0 {
-			text = attr[:n] // a power loss took the content, or damaged it
-		}
-	}
-	if err == nil && len(text) == 0 {
-		// Its name came to the disk before its content: it was never said to be there.
-		return nil, false, fs.ErrNotExist
-	}
+
 	// Copies without modes, and filesystems that have none, change it: then it may have been.
-	return text, st.Mode().Perm() != uncommitted, err
+	isCommitted = st.Mode().Perm() != uncommitted
+	text, err := io.ReadAll(io.LimitReader(f, MaxIdentityBytes+2))
+	if err != nil {
+		return i, false, err
+	}
+	if i, err = Decode(text); !errs.Is(err, errs.Damaged) {
+		return i, isCommitted, err
+	}
+	attr := make([]byte, MaxIdentityBytes)
+	if n, _ := unix.Fgetxattr(fd, attrName, attr); n > 0 {
+		i, err = Decode(attr[:n]) // a power loss took the content, or damaged it
+	} else if len(text) == 0 {
+		err = fs.ErrNotExist // its name came to the disk before its content: it was never said to be there
+	}
+	return i, isCommitted, err
 }
 
 // Remove takes the identity away, so that what remains is not whole. Absent is
