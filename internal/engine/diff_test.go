@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
@@ -45,6 +46,8 @@ func inEachPool(t *testing.T, fn func(t *testing.T, e *engine.Engine, method str
 			if _, err := e.Import(t.Context(), q); err != nil {
 				t.Fatal(err)
 			}
+			// What was made at the very moment of the copy is not recognised when it is renamed.
+			time.Sleep(50 * time.Millisecond)
 			fn(t, e, k.method)
 		})
 	}
