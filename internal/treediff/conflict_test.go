@@ -84,6 +84,7 @@ func TestRandomMerges(t *testing.T) {
 			e := &editor{t: t, r: r, dir: base}
 			e.fill()
 			w.settle(base)
+			nextTick()
 			mine, theirs := w.copy(base), w.copy(base)
 			edits := []int{2, 4, 8, 30}[r.IntN(4)]
 			for _, dir := range []string{mine, theirs} {

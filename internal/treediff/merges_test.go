@@ -213,6 +213,7 @@ func TestMerges(t *testing.T) {
 		e.write("d/p", "in d")
 		e.write("e/p", "in e")
 		w.settle(base)
+		nextTick()
 		for name, c := range mergeCases {
 			if w.sameOrigin || !c.moves {
 				t.Run(kind+"/"+name, func(t *testing.T) { c.run(t, w, base) })
