@@ -180,7 +180,8 @@ func (e *editor) change() {
 	hasFile := file != e.dir
 	switch n := e.r.IntN(26); {
 	case n >= 24:
-		flags := []uint32{0, treetest.Immutable, treetest.Append, treetest.NoDump, treetest.NoAtime | treetest.Immutable}[e.r.IntN(5)]
+		// Not immutable or append-only: random operations on such files are refused.
+		flags := []uint32{0, treetest.NoDump, treetest.NoAtime, treetest.NoDump | treetest.NoAtime}[e.r.IntN(4)]
 		if st, err := os.Lstat(any); err == nil && (st.IsDir() || st.Mode().IsRegular()) {
 			e.must(treetest.SetFlags(any, flags))
 			e.flagged = true
