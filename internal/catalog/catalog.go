@@ -284,7 +284,7 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		version = Version
 	}
 	var pool string
-	seen := seenOf(dir).read() // before the catalogue, which may go on meanwhile
+	seen := seenOf(dir).read() // first: other processes may commit before the catalogue is read
 	if version == Version {
 		var commits int64
 		err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)

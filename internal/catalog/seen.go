@@ -83,7 +83,7 @@ func (s seen) open() (*os.File, error) {
 	if err != nil {
 		return nil, err // another process is writing the first one
 	}
-	// In somebody's pool it is theirs, also if root is the first to write it.
+	// The pool's owner owns it, even if root writes it first.
 	var dir unix.Stat_t
 	err = unix.Stat(filepath.Dir(s.path), &dir)
 	if err == nil && os.Geteuid() == 0 && dir.Uid != 0 {

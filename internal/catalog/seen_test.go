@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestSeenOwner: in a user's pool the file is the user's, also if root is the first to write it.
+// TestSeenOwner: in a user's pool the user owns the file, even if root writes it first.
 func TestSeenOwner(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: only root gives files to others: run the tests as root")

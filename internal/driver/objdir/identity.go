@@ -59,7 +59,7 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 }
 
 // Decode reads the JSON form of an identity, of this version or an older one. Damaged
-// (also if the checksum is not that of the rest), TooNew.
+// (for example if the checksum is wrong), TooNew.
 func Decode(b []byte) (driver.Identity, error) {
 	b = bytes.TrimSuffix(b, []byte("\n"))
 	var v struct {

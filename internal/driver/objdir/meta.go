@@ -98,7 +98,7 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged
 	if err != nil {
 		return nil, false, err
 	}
-	// In somebody's pool it is theirs, also if root writes it.
+	// The pool's owner owns it, even if root writes it.
 	if err = durable.KeepOwner(f, d.st); err == nil {
 		logged = d.logs && unix.Fsetxattr(int(f.Fd()), attrName, b, 0) == nil
 		_, err = f.Write(append(b, '\n'))
@@ -271,7 +271,7 @@ func (d *Dir) Remove(id driver.ObjectID) error {
 
 // Upgrade makes the identities of a pool of format 1, which are symbolic links, files.
 // isCommitted says of which objects it is sure that they were committed. It is durable,
-// and may be interrupted at any point and done again; meanwhile both kinds are read. What
+// and can be interrupted and repeated at any point. Until it is done, both kinds are read. What
 // is damaged stays as it is.
 func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) bool) error {
 	names, err := d.f.Readdirnames(-1)
