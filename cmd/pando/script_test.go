@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/engine"
 	"pando/internal/testfs"
 	"pando/internal/zfs"
 
@@ -22,6 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	engine.Helper(os.Args) // pando is this program here, and starts it again
 	testscript.Main(m, map[string]func(){"pando": main})
 }
 

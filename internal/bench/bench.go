@@ -33,7 +33,8 @@ import (
 type Config struct {
 	Engine  *engine.Engine
 	Drivers engine.Drivers
-	Program string        // this program's executable; "": as running
+	Program string        // the executable of pando, which is measured
+	TempDir string        // where a tree is made if there is no source
 	Source  string        // a directory, or a golden; "": a generated tree
 	Files   int           // in a generated tree
 	Clones  int           // made one by one, of each kind
@@ -131,11 +132,6 @@ func begin(ctx context.Context, c Config) (_ *run, err error) {
 	r := &run{Config: c, eng: c.Engine, rep: &Report{}}
 	if c.Engine.Caps().NeedsRoot && os.Geteuid() != 0 {
 		return nil, errs.New(errs.Permission, "bench", "", "the %s driver needs root for this", c.Engine.Caps().Name).WithHint("run it as root")
-	}
-	if r.Program == "" {
-		if r.Program, err = executable(); err != nil {
-			return nil, err
-		}
 	}
 	if r.pool, err = pool.Read(r.eng.Dir()); err != nil {
 		return nil, err
@@ -245,7 +241,7 @@ func (r *run) findSource(ctx context.Context) error {
 }
 
 func (r *run) generate(ctx context.Context) (err error) {
-	r.source = filepath.Join(os.TempDir(), tempPrefix+r.scratch.name)
+	r.source = filepath.Join(r.TempDir, tempPrefix+r.scratch.name)
 	// The link first: it is how others find the tree if this process is killed.
 	if err := os.Symlink(r.source, filepath.Join(r.scratch.outer, sourceName)); err != nil {
 		return errs.Wrap("bench", r.source, err)

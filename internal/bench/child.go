@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strings"
 	"syscall"
@@ -148,10 +147,4 @@ func selfSys() time.Duration {
 		return 0
 	}
 	return time.Duration(ru.Stime.Nano())
-}
-
-// executable is the path of this program.
-func executable() (string, error) {
-	p, err := os.Executable()
-	return p, errs.Wrap("bench", "", err)
 }

@@ -27,12 +27,14 @@ import (
 type ReclaimConfig struct {
 	Engine      *engine.Engine
 	Drivers     engine.Drivers
-	Files       int   // in the tree that is cloned
-	Clones      int   // made, mounted, walked, written to and destroyed
-	WriteBytes  int64 // written into each
-	Goldens     int   // that gc has to decide about
-	Generations int   // of each
-	Volumes     int   // and so many clones of them
+	Program     string // as of Config
+	TempDir     string // likewise
+	Files       int    // in the tree that is cloned
+	Clones      int    // made, mounted, walked, written to and destroyed
+	WriteBytes  int64  // written into each
+	Goldens     int    // that gc has to decide about
+	Generations int    // of each
+	Volumes     int    // and so many clones of them
 	Tracker     *progress.Tracker
 }
 
@@ -80,7 +82,10 @@ func Reclaim(ctx context.Context, c ReclaimConfig) (_ *ReclaimReport, err error)
 			return nil, errs.New(errs.Invalid, "bench", n.name, "%d is not between 1 and %d", n.n, MaxVolumes)
 		}
 	}
-	r, err := begin(ctx, Config{Engine: c.Engine, Drivers: c.Drivers, Files: c.Files, Tail: 20 * time.Second, Tracker: c.Tracker})
+	r, err := begin(ctx, Config{
+		Engine: c.Engine, Drivers: c.Drivers, Program: c.Program, TempDir: c.TempDir,
+		Files: c.Files, Tail: 20 * time.Second, Tracker: c.Tracker,
+	})
 	if err != nil {
 		return nil, err
 	}

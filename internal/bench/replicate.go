@@ -33,7 +33,7 @@ var Scenarios = []Scenario{{100 << 20, 1 << 20}, {500 << 20, 5 << 20}, {2 << 30,
 type ReplicateConfig struct {
 	Dir       string // where to work: pools, repositories and copies go below it
 	Driver    string // of the pools, "auto"
-	Program   string // this program's executable; "": as running
+	Program   string // the executable of pando, which is measured
 	Scenarios []Scenario
 	Appends   int      // of each
 	Freeze    bool     // pushes freeze the volume's filesystem, as they do by default
@@ -115,11 +115,6 @@ const (
 func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err error) {
 	if err := c.checkReplicate(); err != nil {
 		return nil, err
-	}
-	if c.Program == "" {
-		if c.Program, err = executable(); err != nil {
-			return nil, err
-		}
 	}
 	if err := cleanReplicate(ctx, c); err != nil {
 		return nil, err

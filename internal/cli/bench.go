@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"os"
 	"time"
 
 	"pando/internal/bench"
@@ -65,7 +66,11 @@ at the end, also when it is interrupted or fails. If it is killed, the next
 	f.BoolVar(&q.Keep, "keep", false, "leave the golden and the volumes")
 	f.BoolVar(&clean, "clean", false, "only remove what killed runs have left")
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-		q.Engine, q.Drivers = e, a.Drivers
+		q.Engine, q.Drivers, q.TempDir = e, a.Drivers, os.TempDir()
+		var err error
+		if q.Program, err = os.Executable(); err != nil {
+			return errs.Wrap("bench", "", err)
+		}
 		switch {
 		case clean && len(args) > 0:
 			return errs.New(errs.Invalid, "bench", args[0], "--clean takes no argument")

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"os"
 
 	"pando/internal/bench"
 	"pando/internal/engine"
@@ -42,7 +43,10 @@ end; if it is killed, ` + "`pando bench clone --clean`" + ` removes what is left
 			return err
 		}
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
-			q.Engine, q.Drivers = e, a.Drivers
+			q.Engine, q.Drivers, q.TempDir = e, a.Drivers, os.TempDir()
+			if q.Program, err = os.Executable(); err != nil {
+				return errs.Wrap("bench", "", err)
+			}
 			var report *bench.ReclaimReport
 			err := a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t

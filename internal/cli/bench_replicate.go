@@ -50,6 +50,9 @@ left, the next one in the same DIR removes.`,
 		if q.Scenarios, err = parseScenarios(sizes); err != nil {
 			return err
 		}
+		if q.Program, err = os.Executable(); err != nil {
+			return errs.Wrap("bench", "", err)
+		}
 		if q.Dir == "" {
 			q.Dir = os.TempDir()
 		}

@@ -38,8 +38,10 @@ type App struct {
 	exit       int // of a command that ran well but must not exit with 0
 }
 
-// Main runs the program and returns its exit code.
+// Main runs the program and returns its exit code. It is called before anything else: this may be a
+// process that pando has started to help it.
 func Main(drivers engine.Drivers, version string) int {
+	engine.Helper(os.Args)
 	a := &App{Drivers: drivers, Version: version, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	// The first signal asks the work to stop and clean up; another one, later, ends the
 	// process as it always would. Not at once: timeout(1) sends each signal twice, to

@@ -195,7 +195,7 @@ func (a *App) iostatAround(ctx context.Context, w *iostat.Watcher, q iostatReque
 	if a.json {
 		out = os.Stderr // standard output is for the one value
 	}
-	o, err := w.AroundCommand(ctx, q.tail, q.command, os.Stdin, out, os.Stderr)
+	o, err := w.AroundCommand(ctx, q.tail, q.command, foregroundSignals, os.Stdin, out, os.Stderr)
 	if err != nil {
 		return err
 	}

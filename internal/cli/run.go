@@ -3,6 +3,8 @@ package cli
 import (
 	"errors"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"pando/internal/engine"
 	"pando/internal/errs"
@@ -46,7 +48,7 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		}
 		q.Command = args[1:]
 		q.Stdin, q.Stdout, q.Stderr = os.Stdin, os.Stdout, os.Stderr
-		q.Env = withoutSecrets(os.Environ())
+		q.Env, q.Signals = withoutSecrets(os.Environ()), foregroundSignals
 		e, err := a.open(c.Context())
 		if err != nil {
 			return err
@@ -58,6 +60,14 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		return a.endRun(r, err)
 	}
 	return c
+}
+
+// foregroundSignals receives the signals that ask pando to end while a command runs in the
+// foreground: it is the command that decides what to do with them.
+func foregroundSignals() (arriving <-chan os.Signal, stop func()) {
+	c := make(chan os.Signal, 8)
+	signal.Notify(c, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	return c, func() { signal.Stop(c) }
 }
 
 // endRun says what became of the volume of a run. The exit status is the command's:

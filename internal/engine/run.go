@@ -24,7 +24,8 @@ type RunRequest struct {
 	Keep    bool   // unmount the volume when the program has ended, and leave it
 	May     Rights // of the mount
 	Command []string
-	Env     []string // of the program, besides PANDO_VOLUME and PANDO_MOUNT; nil: this process's
+	Env     []string // of the program, besides PANDO_VOLUME, PANDO_MOUNT and PWD: it inherits nothing else
+	Signals run.Signals
 	Stdin   *os.File
 	Stdout  *os.File
 	Stderr  *os.File
@@ -46,7 +47,7 @@ type RunResult struct {
 
 // Run clones From, runs a program in the mounted clone, and destroys the clone.
 // The program gets the mount point as its working directory and in PANDO_MOUNT,
-// the name of the volume in PANDO_VOLUME. Signals that ask this process to end
+// the name of the volume in PANDO_VOLUME. The signals of q.Signals
 // are passed on, and the clone is destroyed once the program has ended. If this
 // process is killed, the next command destroys the clone, unless it was to be kept.
 // If something that the program left behind still uses the clone, that is no error:
@@ -58,11 +59,11 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").WithHint("pando run %s -- COMMAND", q.From)
 	}
 	// A path is the program's inside the clone; a bare name is looked for as a
-	// shell would, before anything is made.
+	// shell would, in the PATH that the program gets, before anything is made.
 	path := q.Command[0]
 	if !strings.Contains(path, "/") {
 		var err error
-		if path, err = exec.LookPath(path); err != nil {
+		if path, err = run.Find(path, q.Env); err != nil {
 			return RunResult{}, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
 		}
 	}
@@ -151,15 +152,11 @@ func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.Att
 
 // runIn runs the program and returns its exit status as a shell would.
 func runIn(q RunRequest, path string, vol Info) (int, error) {
-	env := q.Env
-	if env == nil {
-		env = os.Environ()
-	}
 	cmd := &exec.Cmd{
 		Path: path, Args: q.Command, Dir: vol.Mountpoint, Stdin: q.Stdin, Stdout: q.Stdout, Stderr: q.Stderr,
-		Env: append(slices.Clone(env), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),
+		Env: append(slices.Clone(q.Env), "PANDO_VOLUME="+vol.Name, "PANDO_MOUNT="+vol.Mountpoint, "PWD="+vol.Mountpoint),
 	}
-	exit, err := run.Foreground(cmd)
+	exit, err := run.Foreground(cmd, q.Signals)
 	if err != nil {
 		return exit, errs.Wrap(opRun, q.Command[0], err)
 	}

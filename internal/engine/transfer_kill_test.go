@@ -26,6 +26,7 @@ import (
 const childVariable = "PANDO_TEST_RECEIVE"
 
 func TestMain(m *testing.M) {
+	engine.Helper(os.Args)
 	if spec := os.Getenv(childVariable); spec != "" {
 		f := strings.Split(spec, "|")
 		if err := receiveInChild(f[0], f[1], f[2]); err != nil {

@@ -7,7 +7,8 @@
 // process of its own, in a session of its own, that holds the filesystem open
 // and one end of a pipe. When the other end closes, and nobody has said that
 // all is well, it thaws the filesystem. The guard is this very program, started
-// again under another name: any program that imports this package can be one.
+// again under another name: its main function calls Guard first. A program that
+// does not cannot freeze.
 package freeze
 
 import (
@@ -17,6 +18,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,10 +42,19 @@ const (
 // although Do has not ended.
 const Limit = 60 * time.Second
 
-func init() {
-	if len(os.Args) > 1 && os.Args[0] == guardName {
-		guard(os.Args[1])
+// served says that the main function of this program has called Guard, so that it can be
+// started again as a guard.
+var served atomic.Bool
+
+// Guard makes this process a guard, and then never returns, if it was started to be one;
+// else it does nothing but permit Do. The main function of each program that
+// freezes filesystems calls it with [os.Args] before anything else: Do starts the program again.
+// Without it, Do would start the program's own work a second time, and nobody would guard.
+func Guard(args []string) {
+	if len(args) > 1 && args[0] == guardName {
+		guard(args[1])
 	}
+	served.Store(true)
 }
 
 // guard never returns.
@@ -81,7 +92,8 @@ func guard(limit string) {
 
 // Do freezes the mounted filesystem that dir is on, calls fn, and thaws it.
 // While fn runs nothing writes to that filesystem, and what lies below it is as
-// after an umount; fn must not write to it either. InUse if it is frozen already,
+// after an umount; fn must not write to it either. Internal if the program has not called
+// Guard, InUse if it is frozen already,
 // Unsupported if it cannot be frozen, Permission, Conflict if fn took longer than
 // Limit, so that what it saw may have changed.
 func Do(ctx context.Context, dir *os.File, fn func() error) (err error) {
@@ -126,6 +138,10 @@ type guardProcess struct {
 func startGuard(ctx context.Context, dir *os.File) (*guardProcess, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
+	}
+	if !served.Load() {
+		return nil, errs.New(errs.Internal, "freeze", dir.Name(), "this program cannot start a guard, which thaws the filesystem if the program dies").
+			WithHint("call engine.Helper(os.Args) first in the main function of this program")
 	}
 	controlR, controlW, err := os.Pipe()
 	if err != nil {

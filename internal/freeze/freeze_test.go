@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 
 // TestMain can be a process that freezes a filesystem and never thaws it.
 func TestMain(m *testing.M) {
+	Guard(os.Args)
 	if dir := os.Getenv("FREEZE_TEST_DIR"); dir != "" {
 		f, err := os.Open(dir)
 		if err != nil {
@@ -177,4 +179,23 @@ func TestKilledBetweenFreezeAndThaw(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A program whose main function does not call Guard gets an error, and not a filesystem that is
+// frozen with nobody to thaw it.
+func TestWithoutGuard(t *testing.T) {
+	served.Store(false)
+	defer served.Store(true)
+	dir, err := os.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	err = Do(t.Context(), dir, func() error {
+		t.Error("it was frozen all the same")
+		return nil
+	})
+	if !errs.Is(err, errs.Internal) || !strings.Contains(errs.HintOf(err), "engine.Helper(os.Args)") {
+		t.Errorf("%v (hint %q)", err, errs.HintOf(err))
+	}
 }

@@ -90,9 +90,9 @@ type Outcome struct {
 	Operation
 }
 
-// AroundCommand is Around a command, which has the standard streams that are given. That it
+// AroundCommand is Around a command, which has the standard streams that are given, and gets the signals. That it
 // exits with another status than 0 is no error. NotFound if there is no such program.
-func (w *Watcher) AroundCommand(ctx context.Context, limit time.Duration, argv []string, stdin, stdout, stderr *os.File) (*Outcome, error) {
+func (w *Watcher) AroundCommand(ctx context.Context, limit time.Duration, argv []string, signals run.Signals, stdin, stdout, stderr *os.File) (*Outcome, error) {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
 		return nil, errs.New(errs.NotFound, op, argv[0], "no such program")
@@ -100,7 +100,7 @@ func (w *Watcher) AroundCommand(ctx context.Context, limit time.Duration, argv [
 	out := &Outcome{Command: argv}
 	o, err := w.Around(ctx, limit, func() (err error) {
 		cmd := &exec.Cmd{Path: path, Args: argv, Stdin: stdin, Stdout: stdout, Stderr: stderr}
-		out.Exit, err = run.Foreground(cmd)
+		out.Exit, err = run.Foreground(cmd, signals)
 		if err != nil {
 			return errs.Wrap(op, argv[0], err)
 		}

@@ -160,12 +160,8 @@ func (w *Watch) startHere(cmd *exec.Cmd, load whose) (err error) {
 
 // preloaded tells what the load has put into it by the dynamic linker.
 func preloaded(cmd *exec.Cmd) string {
-	env := cmd.Env
-	if env == nil {
-		env = os.Environ()
-	}
 	found := ""
-	for _, e := range env {
+	for _, e := range cmd.Environ() { // what the load gets, whether it is told or inherits it
 		if v, ok := strings.CutPrefix(e, "LD_PRELOAD="); ok {
 			found = v
 		}

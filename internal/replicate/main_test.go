@@ -6,6 +6,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"pando/internal/engine"
 )
 
 // childVariable, if it is set, makes the test binary run one of children instead of
@@ -16,6 +18,7 @@ const childVariable = "PANDO_REPLICATE_CHILD"
 var children = map[string]func(args []string) error{}
 
 func TestMain(m *testing.M) {
+	engine.Helper(os.Args)
 	if name := os.Getenv(childVariable); name != "" {
 		if err := children[name](os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)

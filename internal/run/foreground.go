@@ -4,18 +4,25 @@ import (
 	"errors"
 	"os"
 	"os/exec"
-	"os/signal"
 	"syscall"
 )
 
-// Foreground runs a command to which this process stands for its user: signals that ask this
-// process to end are passed on to it, and what it does with them decides when it ends. It
-// returns the exit status as a shell would have it: 128 + signal if one ended it. An error
-// is that it could not be run, or not be waited for; the status is then 126.
-func Foreground(cmd *exec.Cmd) (int, error) {
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
-	defer signal.Stop(signals)
+// Signals begins to receive the signals that a program in the foreground is to get, and
+// returns them, and what ends it. Which ones these are, the front end decides: a library
+// takes no signals of the process that it is part of. nil: none are passed on.
+type Signals func() (arriving <-chan os.Signal, stop func())
+
+// Foreground runs a command on behalf of the user of this process: signals are passed on
+// to it while it runs, and how it reacts to them decides when it ends. Foreground
+// returns the exit status as a shell reports it: 128 + signal if one ended the command. An error
+// means that it could not be run, or not be waited for; the status is then 126.
+func Foreground(cmd *exec.Cmd, signals Signals) (int, error) {
+	var arriving <-chan os.Signal
+	if signals != nil {
+		var stop func()
+		arriving, stop = signals()
+		defer stop()
+	}
 	if err := cmd.Start(); err != nil {
 		return 126, err
 	}
@@ -23,7 +30,7 @@ func Foreground(cmd *exec.Cmd) (int, error) {
 	go func() { ended <- cmd.Wait() }()
 	for {
 		select {
-		case s := <-signals:
+		case s := <-arriving:
 			_ = cmd.Process.Signal(s) // it may have ended just now
 		case err := <-ended:
 			var exit *exec.ExitError

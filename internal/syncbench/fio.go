@@ -78,7 +78,7 @@ func fio(ctx context.Context, path, dir string, args []string, start func(*exec.
 	l.cmd = exec.CommandContext(ctx, path, append(args,
 		"--output-format=json+", fmt.Sprintf("--status-interval=%d", int(interval.Seconds())), "--eta=never")...)
 	l.cmd.Dir = dir
-	l.cmd.Env = append(os.Environ(), "LC_ALL=C")
+	l.cmd.Env = append(l.cmd.Environ(), "LC_ALL=C")
 	l.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	l.cmd.Cancel = func() error { return syscall.Kill(-l.cmd.Process.Pid, syscall.SIGKILL) }
 	l.cmd.WaitDelay = 5 * time.Second

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"pando/internal/driver/zfs"
+	"pando/internal/engine"
 	"pando/internal/ref"
 	"pando/internal/testfs"
 )
@@ -15,6 +16,7 @@ import (
 var pando string // the binary
 
 func TestMain(m *testing.M) {
+	engine.Helper(os.Args)
 	if err := testfs.ShareMounts(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
