@@ -238,6 +238,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		e.Release()
 		return "", "", nil, err
 	}
+	ctx, tell := a.reporting(ctx)
 	v, err := e.Mount(ctx, word, "")
 	if err != nil {
 		e.Release()
@@ -245,6 +246,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	}
 	return v.Mountpoint, word, func() error {
 		defer e.Release()
+		defer tell()
 		if mounted {
 			return nil
 		}

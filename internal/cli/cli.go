@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -180,6 +179,16 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 	return e, nil
 }
 
+// reporting returns a context whose calls of an engine report to tell, which prints it.
+func (a *App) reporting(ctx context.Context) (_ context.Context, tell func()) {
+	r := &engine.Report{}
+	return engine.WithReport(ctx, r), func() {
+		for _, w := range r.Warnings() {
+			a.warn("%s", w)
+		}
+	}
+}
+
 // with opens the pool, calls fn and closes it.
 func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string) error) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
@@ -188,15 +197,9 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 			return err
 		}
 		defer e.Release()
-		told := len(e.Recovery.Warnings)
-		err = fn(c.Context(), e, args)
-		for i, w := range e.Recovery.Warnings {
-			// Who waits for something tries again and again.
-			if i >= told && !slices.Contains(e.Recovery.Warnings[:i], w) {
-				a.warn("%s", w)
-			}
-		}
-		return err
+		ctx, tell := a.reporting(c.Context())
+		defer tell()
+		return fn(ctx, e, args)
 	}
 }
 

@@ -134,6 +134,8 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 		return nil, err
 	}
 	defer e.Release()
+	ctx, tell := a.reporting(ctx)
+	defer tell()
 	r, err := a.remote("push", to)
 	if err != nil {
 		return nil, err

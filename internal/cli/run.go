@@ -56,7 +56,9 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		defer e.Release()
 		// While the command runs, signals go to it, and what it does with them
 		// decides when the run ends.
-		r, err := e.Run(c.Context(), q)
+		ctx, tell := a.reporting(c.Context())
+		defer tell()
+		r, err := e.Run(ctx, q)
 		return a.endRun(r, err)
 	}
 	return c

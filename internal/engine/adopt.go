@@ -571,7 +571,7 @@ func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Ro
 		return tx.Unmark(m.ID)
 	})
 	if err == nil {
-		e.warn("volume %s has taken the place of %s, whose old content is in %s, but is not mounted: `pando mount %s %s`", row.Name, dir, aside, row.Name, dir)
+		warn(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: `pando mount %s %s`", row.Name, dir, aside, row.Name, dir)
 	}
 	return err
 }

@@ -192,7 +192,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 	}
 	switch e.lookOwn(row, a) {
 	case gone:
-		return e.removeTarget(row.Name, a)
+		return e.removeTarget(ctx, row.Name, a)
 	case elsewhere:
 		return e.heldError(ctx, op, row, a, w)
 	}
@@ -202,7 +202,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 				return err
 			}
 		}
-		return e.removeTarget(row.Name, a)
+		return e.removeTarget(ctx, row.Name, a)
 	}
 	copied, err := e.unmount(ctx, op, row, &a, w, stays)
 	if copied && !gentle(op) && e.copiesEnd(ctx, a, w) {
@@ -211,7 +211,7 @@ func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catal
 	if err != nil {
 		return err
 	}
-	return e.removeTarget(row.Name, a)
+	return e.removeTarget(ctx, row.Name, a)
 }
 
 // unmount takes a mounted volume down. copied: it is mounted again, as another mount namespace

@@ -244,7 +244,7 @@ func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
 		return
 	}
 	if err := e.matchIdentity(ctx, id); err != nil && !errs.Is(err, errs.NotFound) {
-		e.warn("the identity of %s does not tell of its new base yet: %v", e.nameOf(ctx, id), err)
+		warn(ctx, "the identity of %s does not tell of its new base yet: %v", e.nameOf(ctx, id), err)
 		return // the mark stays, and the next command writes it
 	}
 	_ = e.unmark(ctx, id) // else the next command does, when this process is gone

@@ -76,7 +76,7 @@ func (e *Engine) settled(ctx context.Context) (pool.Space, error) {
 // remove makes the driver remove an object that has no name any more. During a
 // gc it notes why, and what that returned to the pool.
 func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
-	f := e.freed
+	f := callOf(ctx).freed
 	if f == nil {
 		return e.drv.Destroy(ctx, id)
 	}
@@ -109,16 +109,17 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 // measures what each thing returned, and says of everything else why it stays.
 func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	start := time.Now()
-	e.freed = &freed{measure: explain}
-	defer func() { e.freed = nil }()
+	c := callOf(ctx)
+	c.report, c.freed = &Report{}, &freed{measure: explain}
+	ctx = withCall(ctx, c)
 	e.pool.SpendReserve()
 	defer func() { _ = e.pool.MakeReserve() }()
 	before, err := e.settled(ctx)
 	if err != nil {
 		return nil, err
 	}
-	e.reclaimUntil = time.Time{}
-	if err := e.recover(ctx); err != nil {
+	recovered, err := e.recover(ctx)
+	if err != nil {
 		return nil, err
 	}
 	if err := e.cat.LostError(); err != nil {
@@ -138,9 +139,10 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 		return nil, err
 	}
 	r.Decided = time.Since(deciding).Seconds()
-	r.Reclaimed, r.Undone, r.Expired, r.Warnings = e.Recovery.Reclaimed, e.Recovery.Undone, e.Recovery.Expired, e.Recovery.Warnings
-	r.Sweep.add(e.Recovery.Swept)
-	r.Freed = e.freed.things
+	r.Reclaimed, r.Undone, r.Expired = recovered.Reclaimed, recovered.Undone, recovered.Expired
+	r.Sweep.add(recovered.Swept)
+	r.Freed = c.freed.things
+	r.Warnings = append(recovered.Warnings, c.report.Warnings()...)
 	if err := e.trimBacking(r); err != nil {
 		return nil, err
 	}

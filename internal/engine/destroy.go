@@ -278,7 +278,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *DestroyReport) {
 	ctx = context.WithoutCancel(ctx)
 	bounded, cancel := ctx, func() {}
-	if e.freed == nil { // else it is measured, which takes its time
+	if callOf(ctx).freed == nil { // else it is measured, which takes its time
 		bounded, cancel = context.WithTimeout(ctx, report.budget)
 	}
 	defer cancel()

@@ -28,7 +28,6 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
-	"sync"
 	"time"
 
 	"pando/internal/catalog"
@@ -41,18 +40,16 @@ import (
 // Drivers are the drivers that this program has, by name.
 type Drivers map[string]driver.Opener
 
-// Engine is an open pool. Its methods may be called concurrently.
+// Engine is an open pool. Its methods may be called concurrently: what a call keeps in
+// mind is in its context (see call), and what it has to say besides its result goes to
+// the report there (see WithReport).
 type Engine struct {
 	pool *pool.Pool
 	cat  *catalog.Catalog
 	drv  driver.Driver
 	caps driver.Caps
 
-	reclaimUntil time.Time // zero: no bound
-	freed        *freed    // set by gc: what was removed, and what that returned
-	tables       tablesCache
-
-	warnMu sync.Mutex // of Recovery.Warnings
+	tables tablesCache
 
 	// Recovery says what Open had to clean up.
 	Recovery Recovery
@@ -65,7 +62,7 @@ func Open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := e.recover(ctx); err != nil {
+	if e.Recovery, err = e.recover(ctx); err != nil {
 		e.Close()
 		return nil, err
 	}

@@ -59,11 +59,12 @@ func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
 }
 
 func (c *fsck) fixMark(ctx context.Context, m catalog.Mark) (string, error) {
-	warnings := len(c.Recovery.Warnings)
+	said := &Report{}
+	ctx = WithReport(ctx, said)
 	if _, err := c.recoverMarks(ctx, []catalog.Mark{m}); err != nil {
 		return "", err
 	}
-	if w := c.Recovery.Warnings; len(w) > warnings {
+	if w := said.Warnings(); len(w) > 0 {
 		return "", errs.New(errs.InUse, opFsck, cmp.Or(m.Name, string(m.ID)), "%s", w[len(w)-1])
 	}
 	return "undone or finished", nil
@@ -332,7 +333,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 		return nothingToDo, err
 	}
 	forget := func() error {
-		if err := c.removeTarget(name, a); err != nil {
+		if err := c.removeTarget(ctx, name, a); err != nil {
 			return err
 		}
 		return c.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) })

@@ -191,7 +191,7 @@ func (e *Engine) sweepAttachments(ctx context.Context, s *Sweep, rows map[driver
 			used[e.defaultMountpoint(row.Name)] = true
 			continue
 		}
-		if err := e.removeTarget(row.Name, a); err != nil {
+		if err := e.removeTarget(ctx, row.Name, a); err != nil {
 			return err
 		}
 		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) }); err != nil {

@@ -294,8 +294,9 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 	defer e.Close()
-	told := len(e.Recovery.Warnings)
-	defer func() { report.Warnings = e.Recovery.Warnings[told:] }()
+	said := &Report{}
+	ctx = WithReport(ctx, said)
+	defer func() { report.Warnings = said.Warnings() }()
 	if err := e.needRoot("deinit", dir); err != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immut
 		}
 		return e.drv.Clone(ctx, l.row.ID, id)
 	}
-	e.warnLost(l)
+	warnLost(ctx, l)
 	switch {
 	case !l.inUse():
 		return simple()

@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"time"
 
 	"pando/internal/catalog"
@@ -35,17 +34,22 @@ const recoverBound = time.Second
 // recover cleans up when a pool is opened. With nothing to do it costs one
 // query. A thing that cannot be cleaned up is a warning: it must not keep
 // people from working with the rest.
-func (e *Engine) recover(ctx context.Context) error {
+func (e *Engine) recover(ctx context.Context) (r Recovery, err error) {
+	c := callOf(ctx)
+	c.report, c.until = &Report{}, time.Now().Add(recoverBound)
+	err = e.recoverAll(withCall(ctx, c), &r)
+	r.Warnings = c.report.Warnings()
+	return r, err
+}
+
+func (e *Engine) recoverAll(ctx context.Context, r *Recovery) error {
 	var s catalog.Summary
 	var marks []catalog.Mark
 	var graves []catalog.Tombstone
 	if err := e.cat.LostError(); err != nil {
 		// What it still says may be wrong: nothing is done by it.
-		e.warn("%v (%s)", err, errs.HintOf(err))
+		warn(ctx, "%v (%s)", err, errs.HintOf(err))
 		return nil
-	}
-	if e.freed == nil {
-		e.reclaimUntil = time.Now().Add(recoverBound)
 	}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if s, err = tx.Summary(); err != nil {
@@ -69,20 +73,20 @@ func (e *Engine) recover(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		e.Recovery.Swept = sweep
+		r.Swept = sweep
 	}
 	if len(marks) > 0 {
 		n, err := e.recoverMarks(ctx, marks)
 		if err != nil {
 			return err
 		}
-		e.Recovery.Undone += n
+		r.Undone += n
 	}
 	if len(graves) > 0 {
-		e.reclaim(ctx, graves)
+		r.Reclaimed += e.reclaim(ctx, graves)
 	}
 	if s.Expired > 0 {
-		e.expire(ctx)
+		r.Expired += e.expire(ctx)
 	}
 	if s.Reclaimed >= forgetAt {
 		return e.forgetReclaimed(ctx)
@@ -94,7 +98,7 @@ func (e *Engine) recover(ctx context.Context) error {
 const expireMost = 256
 
 // expire destroys volumes whose time is over, but those that are pinned or in use.
-func (e *Engine) expire(ctx context.Context) {
+func (e *Engine) expire(ctx context.Context) int {
 	var due []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		rows, err := tx.Expired(time.Now(), expireMost)
@@ -103,23 +107,17 @@ func (e *Engine) expire(ctx context.Context) {
 		}
 		return err
 	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
-		return // whoever can, will
+		return 0 // whoever can, will
 	}
 	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "its time to live was over", still: func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
 		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(time.Now()) && !r.Pinned.After(time.Now()), nil
 	}})
-	e.Recovery.Expired += len(report.Destroyed)
 	for _, err := range report.Failed {
 		if !errs.Is(err, errs.InUse) {
-			e.warn("a volume whose time is over could not be destroyed: %v", err)
+			warn(ctx, "a volume whose time is over could not be destroyed: %v", err)
 		}
 	}
-}
-
-func (e *Engine) warn(format string, args ...any) {
-	e.warnMu.Lock()
-	defer e.warnMu.Unlock()
-	e.Recovery.Warnings = append(e.Recovery.Warnings, fmt.Sprintf(format, args...))
+	return len(report.Destroyed)
 }
 
 // recoverMarks undoes or finishes what dead processes were doing, and returns
@@ -169,7 +167,7 @@ func (e *Engine) bury(ctx context.Context, owner string) (cleaned int, err error
 		}
 		if err := e.finish(ctx, m); err != nil {
 			all = false
-			e.warn("a %s that was interrupted could not be cleaned up: %v", m.Op, err)
+			warn(ctx, "a %s that was interrupted could not be cleaned up: %v", m.Op, err)
 			continue
 		}
 		cleaned++
@@ -208,7 +206,7 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 				return err
 			} else if !never {
 				// The sweep after a boot, gc and fsck say so again.
-				e.warn("%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; `pando fsck` says more",
+				warn(ctx, "%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; `pando fsck` says more",
 					cmp.Or(m.Name, string(m.ID)), m.Op)
 				return e.unmark(ctx, m.ID)
 			}
@@ -245,7 +243,7 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 		return e.finishAdopt(ctx, m, row, attached, hasAttached)
 	case hasAttached && e.look(row, attached) == gone:
 		// An umount that had done its work but not said so.
-		if err := e.removeTarget(row.Name, attached); err != nil {
+		if err := e.removeTarget(ctx, row.Name, attached); err != nil {
 			return err
 		}
 	case !hasAttached && m.Mountpoint != "":
@@ -273,7 +271,7 @@ func (e *Engine) undoAttach(ctx context.Context, m catalog.Mark) error {
 	if err := e.undoMount(ctx, m, name); err != nil {
 		return err
 	}
-	return e.removeMarked(name, m)
+	return e.removeMarked(ctx, name, m)
 }
 
 func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) error {
@@ -378,16 +376,14 @@ func (e *Engine) clearLoops(image string) error {
 }
 
 // reclaim removes destroyed objects that are still there, but those that a
-// living process is removing, until e.reclaimUntil.
-func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) {
-	bounded, cancel := ctx, func() {}
-	if !e.reclaimUntil.IsZero() {
-		bounded, cancel = context.WithDeadline(ctx, e.reclaimUntil)
-	}
+// living process is removing, for as long as the call may. It returns how many it has
+// removed.
+func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) (removed int) {
+	bounded, cancel := reclaimContext(ctx)
 	defer cancel()
 	for _, g := range graves {
 		if bounded.Err() != nil {
-			return
+			return removed
 		}
 		busy := false
 		err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -401,16 +397,17 @@ func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) {
 			}
 		}
 		if err != nil && bounded.Err() != nil {
-			return // the next command goes on
+			return removed // the next command goes on
 		}
 		if err != nil {
-			e.warn("%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
+			warn(ctx, "%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
 			continue
 		}
 		if !busy {
-			e.Recovery.Reclaimed++
+			removed++
 		}
 	}
+	return removed
 }
 
 // forgetReclaimed makes the removal of objects durable, and then forgets it.

@@ -89,7 +89,7 @@ func (e *Engine) retain(ctx context.Context, golden string) ([]string, error) {
 func (e *Engine) retired(ctx context.Context, golden string) []string {
 	out, err := e.retain(ctx, golden)
 	if err != nil {
-		e.warn("older generations of %s could not be removed yet: %v", golden, err)
+		warn(ctx, "older generations of %s could not be removed yet: %v", golden, err)
 	}
 	return out
 }

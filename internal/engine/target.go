@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -303,22 +304,22 @@ func (e *Engine) linkTo(to, path string) error {
 // removeTarget takes away the directory or link that attach made. What somebody else has
 // put there stays, and so does a directory that somebody has put something into, or
 // mounted something on.
-func (e *Engine) removeTarget(name string, a catalog.Attached) error {
+func (e *Engine) removeTarget(ctx context.Context, name string, a catalog.Attached) error {
 	link := func(to string) bool {
 		if a.Loop >= 0 || a.Dev != 0 {
 			return to == a.Mountpoint // a raw volume's device
 		}
 		return pool.IsMountLink(to) && strings.HasPrefix(filepath.Base(to), string(a.ID)+".")
 	}
-	return e.removeTargets(name, a.Mountpoint, a.MadeDir, link, isMadeFor(a.ID, false))
+	return e.removeTargets(ctx, name, a.Mountpoint, a.MadeDir, link, isMadeFor(a.ID, false))
 }
 
 // removeMarked is removeTarget for a mount that was being made.
-func (e *Engine) removeMarked(name string, m catalog.Mark) error {
-	return e.removeTargets(name, m.Mountpoint, m.MadeDir, pool.IsMountLink, isMadeFor(m.ID, true))
+func (e *Engine) removeMarked(ctx context.Context, name string, m catalog.Mark) error {
+	return e.removeTargets(ctx, name, m.Mountpoint, m.MadeDir, pool.IsMountLink, isMadeFor(m.ID, true))
 }
 
-func (e *Engine) removeTargets(name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool) error {
+func (e *Engine) removeTargets(ctx context.Context, name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool) error {
 	if name != "" {
 		p, err := e.openPlace(e.defaultMountpoint(name))
 		if err != nil {
@@ -330,7 +331,7 @@ func (e *Engine) removeTargets(name, path string, made bool, link func(to string
 		}
 	}
 	if made {
-		e.removeMade(path, ours)
+		e.removeMade(ctx, path, ours)
 	}
 	return nil
 }
@@ -338,7 +339,7 @@ func (e *Engine) removeTargets(name, path string, made bool, link func(to string
 // removeMade removes the directory of the user's choice that Pando has made. That can become
 // impossible, as in a filesystem that is read-only by now: nothing of the volume is left there,
 // so that is worth a warning, and must not keep the volume from being used or destroyed.
-func (e *Engine) removeMade(path string, ours func(dir *os.File) bool) {
+func (e *Engine) removeMade(ctx context.Context, path string, ours func(dir *os.File) bool) {
 	p, err := e.openPlace(path)
 	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
 		return // gone, or somewhere where it cannot be found
@@ -349,7 +350,7 @@ func (e *Engine) removeMade(path string, ours func(dir *os.File) bool) {
 	}
 	if err != nil {
 		word := quoteWord(path)
-		e.warn("could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`", path, reason(err), word, word)
+		warn(ctx, "could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`", path, reason(err), word, word)
 	}
 }
 

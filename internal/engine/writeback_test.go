@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"errors"
 	"os"
@@ -86,9 +87,10 @@ func (p *fullable) lose(mountpoint string) (path string, content []byte) {
 	return path, content
 }
 
-// warned reports whether an engine has warned of something since it was opened.
-func warned(e *engine.Engine, of string) bool {
-	return strings.Contains(strings.Join(e.Recovery.Warnings, "\n"), of)
+// listen returns a context, and what calls with it warned of.
+func listen(t *testing.T) (context.Context, func() string) {
+	r := &engine.Report{}
+	return engine.WithReport(t.Context(), r), func() string { return strings.Join(r.Warnings(), "\n") }
 }
 
 // TestLostWritesAreReported: what could not be stored in a full pool makes the next command
@@ -164,19 +166,20 @@ func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v s
 		t.Errorf("it cannot be read any more: %v", err)
 	}
 	// The umount that fails says so, whoever has found out before.
-	if _, err := e.Umount(t.Context(), v); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) && !strings.HasSuffix(v, "mount") && !strings.HasSuffix(v, "rewind") {
+	ctx, warnings := listen(t)
+	if _, err := e.Umount(ctx, v); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) && !strings.HasSuffix(v, "mount") && !strings.HasSuffix(v, "rewind") {
 		t.Errorf("the first umount: %v", err)
 	}
-	if _, err := e.Umount(t.Context(), v); err != nil || !warned(e, v+" is unmounted without what was written to it before ") {
-		t.Errorf("the second umount: %v, warnings %q", err, e.Recovery.Warnings)
+	if _, err := e.Umount(ctx, v); err != nil || !strings.Contains(warnings(), v+" is unmounted without what was written to it before ") {
+		t.Errorf("the second umount: %v, warnings %q", err, warnings())
 	}
 	// Of the next mount nothing is known.
 	if _, err := e.Mount(t.Context(), v, ""); err != nil {
 		t.Fatal(err)
 	}
-	e.Recovery.Warnings = nil
-	if _, err := e.Umount(t.Context(), v); err != nil || len(e.Recovery.Warnings) > 0 {
-		t.Errorf("the umount after that: %v, warnings %q", err, e.Recovery.Warnings)
+	ctx, warnings = listen(t)
+	if _, err := e.Umount(ctx, v); err != nil || warnings() != "" {
+		t.Errorf("the umount after that: %v, warnings %q", err, warnings())
 	}
 	destroy(t, e, v)
 }
@@ -214,8 +217,9 @@ func TestLostWritesToRawVolume(t *testing.T) {
 	if _, err := os.Stat(dev); err != nil {
 		t.Error(err)
 	}
-	if _, err := p.e.Umount(t.Context(), "raw"); err != nil || !warned(p.e, "raw is unmounted without") {
-		t.Errorf("the second umount: %v, warnings %q", err, p.e.Recovery.Warnings)
+	ctx, warnings := listen(t)
+	if _, err := p.e.Umount(ctx, "raw"); err != nil || !strings.Contains(warnings(), "raw is unmounted without") {
+		t.Errorf("the second umount: %v, warnings %q", err, warnings())
 	}
 }
 
@@ -235,8 +239,9 @@ func TestLostWritesOfTrees(t *testing.T) {
 		}
 	}
 	for _, v := range []string{b.Name, a.Name} {
-		if _, err := e.Umount(t.Context(), v); err != nil || !warned(e, v+" is unmounted without") {
-			t.Errorf("second umount of %s: %v, warnings %q", v, err, e.Recovery.Warnings)
+		ctx, warnings := listen(t)
+		if _, err := e.Umount(ctx, v); err != nil || !strings.Contains(warnings(), v+" is unmounted without") {
+			t.Errorf("second umount of %s: %v, warnings %q", v, err, warnings())
 		}
 	}
 }
@@ -249,12 +254,14 @@ func TestLostWritesAreShown(t *testing.T) {
 	importTree(t, p.e, "g", source(t))
 	v := clone(t, p.e, "g", "v", true)
 	p.lose(v.Mountpoint)
-	if _, err := p.e.Show(t.Context(), ref.Ref{Name: "v"}); err != nil || !warned(p.e, "v: some of what was written to it") {
-		t.Errorf("show: %v, warnings %q", err, p.e.Recovery.Warnings)
+	ctx, warnings := listen(t)
+	if _, err := p.e.Show(ctx, ref.Ref{Name: "v"}); err != nil || !strings.Contains(warnings(), "v: some of what was written to it") {
+		t.Errorf("show: %v, warnings %q", err, warnings())
 	}
 	// A copy is good for what has been written since.
-	if _, err := p.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: "s"}); err != nil || !warned(p.e, "the copy lacks them") {
-		t.Errorf("snapshot: %v, warnings %q", err, p.e.Recovery.Warnings)
+	ctx, warnings = listen(t)
+	if _, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: "v", Name: "s"}); err != nil || !strings.Contains(warnings(), "the copy lacks them") {
+		t.Errorf("snapshot: %v, warnings %q", err, warnings())
 	}
 	if _, err := p.e.Umount(t.Context(), "v"); err == nil || !strings.Contains(err.Error(), "writes failed before") {
 		t.Errorf("umount: %v", err)
@@ -282,8 +289,9 @@ func TestLostWritesOfStoppedFilesystem(t *testing.T) {
 		if d, err := e.Show(t.Context(), ref.Ref{Name: v.Name}); err != nil || d.Mountpoint == "" {
 			t.Errorf("%s: mounted at %q, %v", fs, d.Mountpoint, err)
 		}
-		if _, err := e.Umount(t.Context(), v.Name); err != nil || !warned(e, v.Name+" is unmounted without") {
-			t.Errorf("%s, the second umount: %v, warnings %q", fs, err, e.Recovery.Warnings)
+		ctx, warnings := listen(t)
+		if _, err := e.Umount(ctx, v.Name); err != nil || !strings.Contains(warnings(), v.Name+" is unmounted without") {
+			t.Errorf("%s, the second umount: %v, warnings %q", fs, err, warnings())
 		}
 		// Nothing is to be saved of what is destroyed.
 		w := clone(t, e, g, "w-"+string(fs), true)
