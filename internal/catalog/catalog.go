@@ -325,6 +325,8 @@ type Tx struct {
 	tx  *sql.Tx
 	c   *Catalog
 	put []driver.ObjectID // whose rows it has added
+
+	own map[string]*statement // queries prepared for this transaction alone
 }
 
 // Update runs fn in a transaction and commits it. If fn fails, nothing happened

@@ -38,25 +38,50 @@ func (t *Tx) prepared(query string, hold bool) (stmt *sql.Stmt, release func()) 
 		}
 		s.known[query] = k
 	}
-	release = func() {}
-	if k.stmt == nil {
-		if k.runs++; k.runs == prepareAt {
-			s.due = append(s.due, query)
-		}
-		return nil, release
+	if k.stmt != nil {
+		return k.take(&s.mu, hold, func() *sql.Stmt { return t.tx.StmtContext(t.ctx, k.stmt) })
 	}
+	if k.runs++; k.runs == prepareAt {
+		s.due = append(s.due, query)
+	}
+	if k.runs < prepareAt {
+		return nil, func() {}
+	}
+	own := t.prepareHere(query)
+	return own.take(&s.mu, hold, func() *sql.Stmt { return own.stmt })
+}
+
+// take returns the statement by get, unless its rows are being read. The caller holds mu.
+func (k *statement) take(mu *sync.Mutex, hold bool, get func() *sql.Stmt) (stmt *sql.Stmt, release func()) {
 	if k.busy {
-		return nil, release
+		return nil, func() {}
 	}
-	if hold {
-		k.busy = true
-		release = func() {
-			s.mu.Lock()
-			k.busy = false
-			s.mu.Unlock()
-		}
+	if !hold {
+		return get(), func() {}
 	}
-	return t.tx.StmtContext(t.ctx, k.stmt), release
+	k.busy = true
+	return get(), func() {
+		mu.Lock()
+		k.busy = false
+		mu.Unlock()
+	}
+}
+
+// prepareHere prepares a query for this transaction alone: one that runs thousands of
+// times in it cannot wait for its end.
+func (t *Tx) prepareHere(query string) *statement {
+	if k := t.own[query]; k != nil {
+		return k
+	}
+	k := &statement{}
+	if stmt, err := t.tx.PrepareContext(t.ctx, query); err == nil { // else running it says why
+		k.stmt = stmt // the end of the transaction closes it
+	}
+	if t.own == nil {
+		t.own = map[string]*statement{}
+	}
+	t.own[query] = k
+	return k
 }
 
 // prepare prepares the queries that have become due. The connection must be

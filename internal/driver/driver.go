@@ -309,6 +309,27 @@ type LiveCopier interface {
 	CopyLive(ctx context.Context, from ObjectID, id Identity, immutable bool, quiet func(copy func() error) error) error
 }
 
+// Batcher is a driver that can make many clones with one wait for the disk.
+type Batcher interface {
+	// Batch begins a batch of clones of from, which is not being written and stays
+	// until Close. NotFound.
+	Batch(ctx context.Context, from ObjectID) (Batch, error)
+}
+
+// Batch makes clones of one object.
+type Batch interface {
+	// Clone is Driver.Clone of the batch's origin, but what it makes is durable only
+	// after Flush. It may be called concurrently.
+	Clone(ctx context.Context, id Identity) error
+
+	// Flush makes durable everything that Clone made before the call. If it fails,
+	// nothing is known to be durable.
+	Flush(ctx context.Context) error
+
+	// Close releases the origin. It flushes nothing.
+	Close() error
+}
+
 // Activator is a driver whose images are block devices, which are not there while
 // nobody uses them. All methods may be called by several processes at once for
 // the same object.

@@ -259,30 +259,68 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l live, plans [
 
 // cloneRest makes clones of an object that is not in use, and is or is like origin.
 func (e *Engine) cloneRest(ctx context.Context, q CloneRequest, from driver.ObjectID, origin catalog.Row, plans []*clonePlan) error {
+	if len(plans) == 0 {
+		return nil
+	}
+	b, err := e.beginBatch(ctx, from, len(plans))
+	if err != nil {
+		return cloneError(err, plans[0])
+	}
+	defer b.Close()
+
 	one := func(ctx context.Context, p *clonePlan) error {
 		defer q.Tracker.Add(1, 0)
-		if err := e.drv.Clone(ctx, from, p.row.Identity); err != nil {
-			if errs.Is(err, errs.NotFound) {
-				return errs.New(errs.Conflict, "clone", p.row.Origin, "it was destroyed meanwhile")
-			}
-			return err
+		if err := b.Clone(ctx, p.row.Identity); err != nil {
+			return cloneError(err, p)
 		}
 		return e.readyClone(ctx, origin, p, q.Mount)
 	}
 	if len(plans) == 1 {
 		return one(ctx, plans[0])
 	}
-	g, ctx := errgroup.WithContext(ctx)
+	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(cloneWorkers)
 	for _, p := range plans {
 		g.Go(func() error {
-			if err := ctx.Err(); err != nil {
+			if err := gctx.Err(); err != nil {
 				return err
 			}
-			return one(ctx, p)
+			return one(gctx, p)
 		})
 	}
-	return g.Wait()
+	if err := g.Wait(); err != nil || q.Ephemeral {
+		return err
+	}
+	return b.Flush(ctx)
+}
+
+// beginBatch begins n clones of an object. They are durable after Flush: many share one
+// wait for the disk where the driver can do that.
+func (e *Engine) beginBatch(ctx context.Context, from driver.ObjectID, n int) (driver.Batch, error) {
+	if b, ok := e.drv.(driver.Batcher); ok && n > 1 {
+		return b.Batch(ctx, from)
+	}
+	return oneByOne{e.drv, from}, nil
+}
+
+// oneByOne is a driver.Batch whose clones are durable as soon as they are made.
+type oneByOne struct {
+	drv  driver.Driver
+	from driver.ObjectID
+}
+
+func (o oneByOne) Clone(ctx context.Context, id driver.Identity) error {
+	return o.drv.Clone(ctx, o.from, id)
+}
+func (oneByOne) Flush(context.Context) error { return nil }
+func (oneByOne) Close() error                { return nil }
+
+// cloneError says so if a clone failed because its origin is gone.
+func cloneError(err error, p *clonePlan) error {
+	if errs.Is(err, errs.NotFound) {
+		return errs.New(errs.Conflict, "clone", p.row.Origin, "it was destroyed meanwhile")
+	}
+	return err
 }
 
 // readyClone does what is to be done with a clone before it has a name.

@@ -140,6 +140,7 @@ func Run(t *testing.T, target Target) {
 	some("Inspect", testInspector)
 	some("Finish", testFinisher)
 	some("Live", testLive)
+	some("Batch", testBatch)
 	some("Reopen", testReopen)
 	some("ForeignFiles", testForeign)
 	some("IncompleteObjects", testIncomplete)

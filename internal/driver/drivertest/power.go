@@ -22,6 +22,7 @@ func testPower(t *testing.T, target Target) {
 		"Snapshot":      func(s *suite, m model) driver.ObjectID { return s.snapshot(s.written(m)) },
 		"CloneOfClone":  func(s *suite, m model) driver.ObjectID { return s.clone(s.clone(s.written(m))) },
 		"SecondOfTwins": func(s *suite, m model) driver.ObjectID { id := s.written(m); s.clone(id); return s.clone(id) },
+		"Batch":         func(s *suite, m model) driver.ObjectID { return s.cloneBatch(s.written(m), 5)[0] },
 		"Seal": func(s *suite, m model) driver.ObjectID {
 			sealer := s.sealer()
 			from := s.written(m)

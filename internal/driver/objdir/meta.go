@@ -58,7 +58,9 @@ func (d *Dir) Put(id driver.Identity, until Until) error {
 	}
 	switch until {
 	case InNext:
-		err = durable.WriteOut(f)
+		if !logged {
+			err = durable.WriteOut(f)
+		}
 	case OnDisk:
 		if !logged {
 			err = f.Sync()

@@ -40,6 +40,7 @@ var (
 	_ driver.Rewriter = (*Driver)(nil)
 	_ driver.Syncer   = (*Driver)(nil)
 	_ driver.Opener   = Open
+	_ driver.Batcher  = (*Driver)(nil)
 
 	_ driver.Inspector = (*Driver)(nil)
 	_ driver.Committer = (*Driver)(nil)
@@ -117,7 +118,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	if id.Sector == 0 {
 		id.Sector = imagefs.SectorBytes
 	}
-	return d.make(id, 0o600, func(f *os.File) (bool, error) {
+	return d.make(id, 0o600, until(id), func(f *os.File) (bool, error) {
 		if err := f.Truncate(id.SizeBytes); err != nil {
 			return true, err
 		}
@@ -145,52 +146,70 @@ func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.I
 }
 
 func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode, quiet func(func() error) error) error {
-	src, size, err := d.openOrigin(from, &id)
+	src, err := d.openOrigin(from)
 	if err != nil {
 		return errs.Wrap(op, id.Origin, err)
 	}
 	defer src.Close()
+	return d.cloneOf(ctx, op, src, id, cloneOptions{mode: mode, until: until(id), quiet: quiet})
+}
+
+// cloneOptions says how an image is cloned.
+type cloneOptions struct {
+	mode  fs.FileMode
+	until objdir.Until
+	quiet func(func() error) error // see driver.LiveCopier; nil: nobody writes to the origin
+}
+
+// cloneOf makes the object id with the content of src.
+func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.Identity, o cloneOptions) error {
+	src.complete(&id)
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
-	if id.SizeBytes < size {
-		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, size).WithHint("a volume can grow but not shrink")
+	if id.SizeBytes < src.size {
+		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, src.size).WithHint("a volume can grow but not shrink")
 	}
-	return d.make(id, mode, func(f *os.File) (bool, error) {
-		take := func() error { return kernel.Reflink(f, src) }
+
+	return d.make(id, o.mode, o.until, func(f *os.File) (bool, error) {
+		take := func() error { return kernel.Reflink(f, src.File) }
 		var err error
-		if quiet != nil {
-			err = quiet(take)
+		if o.quiet != nil {
+			err = o.quiet(take)
 		} else {
 			err = take()
 		}
 		if err != nil {
 			return false, err
 		}
-		if id.SizeBytes > size {
+		if id.SizeBytes > src.size {
 			return false, f.Truncate(id.SizeBytes)
 		}
 		return false, nil
 	})
 }
 
-// make creates the image of id, lets fill fill it, and makes it whole and, but
-// for ephemeral ones, durable. fill reports whether it wrote data, rather than only
-// shared what was on the disk already. On error nothing remains.
-func (d *Driver) make(id driver.Identity, mode fs.FileMode, fill func(*os.File) (wrote bool, err error)) error {
+// until is how far an object is taken that is made by itself.
+func until(id driver.Identity) objdir.Until {
+	if id.Ephemeral {
+		return objdir.InMemory
+	}
+	return objdir.OnDisk
+}
+
+// make creates the image of id, lets fill fill it, and makes it whole, and as durable
+// as until says. fill reports whether it wrote data, rather than only shared what was on
+// the disk already. On error nothing remains.
+func (d *Driver) make(id driver.Identity, mode fs.FileMode, until objdir.Until, fill func(*os.File) (wrote bool, err error)) error {
 	path := d.dir.Data(id.ID)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, mode)
 	if err != nil {
 		return errs.Wrap("create", id.Name, err)
 	}
 	defer f.Close()
-	until := objdir.OnDisk
-	if id.Ephemeral {
-		until = objdir.InMemory
-	}
 
 	wrote, err := fill(f)
-	if err == nil && !id.Ephemeral && (wrote || !d.ordered) {
+	if err == nil && until == objdir.OnDisk && (wrote || !d.ordered) {
 		err = f.Sync()
 	}
 	if err == nil {
@@ -203,25 +222,35 @@ func (d *Driver) make(id driver.Identity, mode fs.FileMode, fill func(*os.File) 
 	return nil
 }
 
-// openOrigin opens the image that id is to be made from, and fills in what id
-// takes over from it. NotFound also of half an object, which must not become a
-// whole one.
-func (d *Driver) openOrigin(from driver.ObjectID, id *driver.Identity) (*os.File, int64, error) {
-	origin, err := d.dir.Get(from)
+// origin is the open image that clones are made from.
+type origin struct {
+	*os.File
+	size   int64  // bytes
+	sector uint32 // bytes
+}
+
+// complete fills in what a clone takes over from its origin.
+func (o *origin) complete(id *driver.Identity) {
+	if id.Sector == 0 {
+		id.Sector = o.sector
+	}
+	if id.SizeBytes == 0 {
+		id.SizeBytes = o.size
+	}
+}
+
+// openOrigin opens the image that an object is to be made from. NotFound also of
+// half an object, which must not become a whole one.
+func (d *Driver) openOrigin(from driver.ObjectID) (*origin, error) {
+	id, err := d.dir.Get(from)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
 	f, size, err := d.open(from)
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	if id.Sector == 0 {
-		id.Sector = origin.Sector
-	}
-	if id.SizeBytes == 0 {
-		id.SizeBytes = size
-	}
-	return f, size, nil
+	return &origin{File: f, size: size, sector: id.Sector}, nil
 }
 
 // open opens the image of an object and returns its size.

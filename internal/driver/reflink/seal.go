@@ -42,11 +42,13 @@ type piece struct {
 // that lie close together are filled with zeros, at most 1/16 of the data or
 // 16 MiB, whichever is more.
 func (d *Driver) Seal(ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64)) error {
-	src, size, err := d.openOrigin(from, &id)
+	origin, err := d.openOrigin(from)
 	if err != nil {
 		return errs.Wrap("seal", id.Name, err)
 	}
-	defer src.Close()
+	defer origin.Close()
+	origin.complete(&id)
+	src, size := origin.File, origin.size
 	if id.SizeBytes != size {
 		return errs.New(errs.Invalid, "seal", id.Name, "%d bytes, but its origin has %d", id.SizeBytes, size)
 	}
@@ -64,7 +66,7 @@ func (d *Driver) Seal(ctx context.Context, from driver.ObjectID, id driver.Ident
 			progress(done, total)
 		}
 	}
-	return d.make(id, 0o400, func(dst *os.File) (bool, error) {
+	return d.make(id, 0o400, until(id), func(dst *os.File) (bool, error) {
 		if err := dst.Truncate(size); err != nil {
 			return true, err
 		}

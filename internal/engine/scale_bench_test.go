@@ -1,0 +1,109 @@
+package engine_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"pando/internal/engine"
+	"pando/internal/ref"
+)
+
+// benchVolumes is how many volumes the benchmarks of large pools make:
+// PANDO_BENCH_VOLUMES, or 1,000.
+func benchVolumes(b *testing.B) int {
+	b.Helper()
+	text := os.Getenv("PANDO_BENCH_VOLUMES")
+	if text == "" {
+		return 1000
+	}
+
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 {
+		b.Fatalf("PANDO_BENCH_VOLUMES must be a positive number (got %q)", text)
+	}
+	return n
+}
+
+// benchPool makes a pool in a file, with a golden called g. It is removed at the end.
+func benchPool(b *testing.B) *engine.Engine {
+	b.Helper()
+	if os.Geteuid() != 0 {
+		b.Skip("SKIPPED: needs root")
+	}
+	dir := filepath.Join(b.TempDir(), "pool")
+	if _, err := engine.Init(b.Context(), engine.InitRequest{Dir: dir, SizeBytes: 20 << 30}, drivers); err != nil {
+		b.Fatal(err)
+	}
+
+	e, err := engine.Open(b.Context(), dir, drivers)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		e.Close()
+		if _, err := engine.Deinit(context.Background(), dir, true, drivers); err != nil {
+			b.Errorf("deinit: %v", err)
+		}
+	})
+
+	src := b.TempDir()
+	if err := os.WriteFile(filepath.Join(src, "file"), make([]byte, 1<<20), 0o644); err != nil {
+		b.Fatal(err)
+	}
+	if _, err := e.Import(b.Context(), engine.ImportRequest{Name: "g", Source: src, SizeBytes: 256 << 20}); err != nil {
+		b.Fatal(err)
+	}
+	return e
+}
+
+func cloneMany(b *testing.B, e *engine.Engine, n int) {
+	b.Helper()
+	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "v", Count: n}
+	if _, err := e.Clone(b.Context(), q); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkScale measures what works on all of a pool with many volumes:
+//
+//	PANDO_BENCH_VOLUMES=47000 go test ./internal/engine -run '^$' -bench Scale -benchtime 1x
+func BenchmarkScale(b *testing.B) {
+	n := benchVolumes(b)
+
+	b.Run("clone-count", func(b *testing.B) {
+		for range b.N {
+			b.StopTimer()
+			e := benchPool(b)
+			b.StartTimer()
+			cloneMany(b, e, n)
+		}
+	})
+
+	e := benchPool(b)
+	cloneMany(b, e, n)
+	b.Run("ls", func(b *testing.B) {
+		for range b.N {
+			if _, err := e.Volumes(b.Context(), false); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("gc", func(b *testing.B) {
+		for range b.N {
+			if _, err := e.GC(b.Context(), false); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("fsck", func(b *testing.B) {
+		for range b.N {
+			r, err := engine.Fsck(b.Context(), engine.FsckRequest{Dir: e.Dir()}, drivers)
+			if err != nil || !r.OK {
+				b.Fatalf("%+v, %v", r, err)
+			}
+		}
+	})
+}
