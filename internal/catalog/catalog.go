@@ -99,7 +99,7 @@ CREATE TABLE marks (
   mountpoint TEXT NOT NULL,      -- that it is being mounted at
   made_dir INTEGER NOT NULL,     -- 1: the directory is made for it
   freezes INTEGER NOT NULL DEFAULT 0, -- 1: the filesystem in what it reads may be frozen
-  owner TEXT NOT NULL,           -- file in live/ that the process holds locked
+  owner TEXT NOT NULL,           -- file in live/ that the operation holds locked
   pid INTEGER NOT NULL,
   start INTEGER NOT NULL,        -- of the process, clock ticks since boot
   boot TEXT NOT NULL,
@@ -141,7 +141,6 @@ type Catalog struct {
 	db    *sql.DB
 	path  string
 	dir   string // of the pool
-	own   owner
 	stmts statements
 
 	lost     int64 // see Lost
@@ -304,18 +303,12 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 // Close releases the catalogue. It does not checkpoint: the log stays for the
 // next process, which saves two waits for the disk at the end of each command.
 // The connection's files are closed by the kernel when the process ends.
-func (c *Catalog) Close() error {
-	return c.own.release()
-}
+func (c *Catalog) Close() error { return nil }
 
 // CloseFiles closes the database itself too, with a checkpoint: for tests and
 // for removing the pool.
 func (c *Catalog) CloseFiles() error {
-	err := c.own.release()
-	if e := c.db.Close(); e != nil && err == nil {
-		err = wrap("close catalogue", c.path, e)
-	}
-	return err
+	return wrap("close catalogue", c.path, c.db.Close())
 }
 
 // Tx is a transaction. It holds the write lock of the catalogue: be quick, and

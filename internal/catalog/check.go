@@ -64,15 +64,9 @@ func (t *Tx) SetIdentity(id driver.Identity) error {
 	return err
 }
 
-// Living reports whether the process behind an owner of marks lives. It changes
-// nothing.
+// Living reports whether the operation behind an owner of marks is at work. It
+// changes nothing.
 func (c *Catalog) Living(owner string) (bool, error) {
-	c.own.mu.Lock()
-	mine := owner == c.own.token && c.own.f != nil
-	c.own.mu.Unlock()
-	if mine {
-		return true, nil
-	}
 	path := filepath.Join(c.dir, "live", owner)
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -16,11 +16,11 @@ func scanMark(s scanner) (Mark, error) {
 	return m, err
 }
 
-// Mark records that this process is at work on m.ID until Unmark or its death.
-// The caller has looked for marks in the way with Blocking in the same
-// transaction. Owner, Process and At are filled in here.
-func (t *Tx) Mark(m Mark) error {
-	token, err := t.c.ownerToken()
+// Mark records that an operation is at work on m.ID until Unmark, its end or the
+// death of this process. The caller has looked for marks in the way with Blocking
+// in the same transaction. Owner, Process and At are filled in here.
+func (t *Tx) Mark(o *Operation, m Mark) error {
+	token, err := o.owner()
 	if err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (t *Tx) marks(where string, args ...any) ([]Mark, error) {
 	return out, err
 }
 
-// MarksOf lists the marks of one owner.
+// MarksOf lists the marks of one operation.
 func (t *Tx) MarksOf(owner string) ([]Mark, error) { return t.marks(`owner = ?`, owner) }
 
 // RemoveStaleOwners removes the live files of dead processes that left no work.

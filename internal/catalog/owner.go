@@ -13,13 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// owner is this process's proof of life: a file in live/ that it holds locked.
-// The kernel drops the lock when the process dies, however it dies, and other
-// processes see that also from another PID namespace, where a PID would lie.
-type owner struct {
+// Operation is one piece of work that marks belong to: one call of a method that changes something, however many of
+// them a process makes at once. Its proof of life is a file in live/ that it holds locked. The kernel drops the lock
+// when the process dies, however it dies, and other processes see that also from another PID namespace, where a PID
+// would lie. Two operations of one process keep each other out as those of two processes do.
+//
+// It may be used concurrently.
+type Operation struct {
+	c     *Catalog
 	mu    sync.Mutex
-	f     *os.File
+	f     *os.File // nil before the first mark, and after the end
 	token string
+	ended bool
 }
 
 // Process describes the process that owns a mark, for people.
@@ -29,14 +34,20 @@ type Process struct {
 	BootID string
 }
 
-// ownerToken returns the name of the live file, making it at first use.
-func (c *Catalog) ownerToken() (string, error) {
-	c.own.mu.Lock()
-	defer c.own.mu.Unlock()
-	if c.own.f != nil {
-		return c.own.token, nil
+// Begin begins an operation, which costs nothing before its first mark.
+func (c *Catalog) Begin() *Operation { return &Operation{c: c} }
+
+// owner returns the name of the live file, making it at first use.
+func (o *Operation) owner() (string, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended {
+		return "", errs.New(errs.Internal, "mark", "", "the operation has ended")
 	}
-	live := filepath.Join(c.dir, "live")
+	if o.f != nil {
+		return o.token, nil
+	}
+	live := filepath.Join(o.c.dir, "live")
 	for {
 		f, err := os.CreateTemp(live, "p-")
 		if err != nil {
@@ -45,14 +56,14 @@ func (c *Catalog) ownerToken() (string, error) {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			// Between the two calls a clean-up may have taken the file for a
 			// dead process's and removed it: then our lock proves nothing.
-			var mine, there unix.Stat_t
-			if err := unix.Fstat(int(f.Fd()), &mine); err != nil {
+			same, err := isFile(f)
+			if err != nil {
 				f.Close()
 				return "", errs.Wrap("mark", live, err)
 			}
-			if unix.Lstat(f.Name(), &there) == nil && there.Ino == mine.Ino {
-				c.own.f, c.own.token = f, filepath.Base(f.Name())
-				return c.own.token, nil
+			if same {
+				o.f, o.token = f, filepath.Base(f.Name())
+				return o.token, nil
 			}
 		} else if !errors.Is(err, unix.EWOULDBLOCK) {
 			f.Close()
@@ -63,53 +74,67 @@ func (c *Catalog) ownerToken() (string, error) {
 	}
 }
 
-// release gives the proof of life up. Marks that are left would now count as a
-// dead process's.
-func (o *owner) release() error {
+// isFile reports whether an open file is still the one with its name.
+func isFile(f *os.File) (bool, error) {
+	var mine, there unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &mine); err != nil {
+		return false, err
+	}
+	return unix.Lstat(f.Name(), &there) == nil && there.Dev == mine.Dev && there.Ino == mine.Ino, nil
+}
+
+// End ends the operation, once and for all. Marks that are left, as what they stand for could not be undone, count as
+// a dead process's from then on: whoever comes next cleans up, in this process or another. That needs no room on the
+// disk. Repeated, it does nothing.
+func (o *Operation) End() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.ended = true
 	if o.f == nil {
-		return nil
+		return
 	}
-	err := os.Remove(o.f.Name())
-	if e := o.f.Close(); err == nil {
-		err = e
-	}
-	o.f, o.token = nil, ""
-	return errs.Wrap("unmark", "", err)
+	_ = os.Remove(o.f.Name()) // a file that stays is nobody's when it is not locked, and collected
+	// A program that is just being started has the file open as well, until it is executed.
+	_ = unix.Flock(int(o.f.Fd()), unix.LOCK_UN)
+	_ = o.f.Close() // nothing was written
+	o.f = nil
 }
 
-// Grave is the claim on what a dead process left: while it is held, nobody else
-// cleans up after the same process.
+// Grave is the claim on what an operation left that has ended, or whose process has died: while it is held, nobody
+// else cleans up after the same operation.
 type Grave struct{ f *os.File }
 
-// Claim takes charge of what the process behind token left. It returns nil if
-// that process lives, or if somebody else is in charge already.
+// Claim takes charge of what the operation behind token left. It returns nil if that is at work, or if somebody else
+// is in charge already.
 func (c *Catalog) Claim(token string) (*Grave, error) {
-	c.own.mu.Lock()
-	mine := token == c.own.token && c.own.f != nil
-	c.own.mu.Unlock()
-	if mine {
-		return nil, nil
-	}
-	// The file may be gone: a power loss, or a process that let go of it with
-	// marks left. Make it anew, so that there is something to lock.
 	path := filepath.Join(c.dir, "live", token)
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, errs.Wrap("recover", path, err)
-	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		f.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, nil
+	for {
+		// The file may be gone: a power loss, or an operation that ended with marks left. Make it anew, so that there
+		// is something to lock.
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if err != nil {
+			return nil, errs.Wrap("recover", path, err)
 		}
-		return nil, errs.Wrap("recover", path, err)
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, nil
+			}
+			return nil, errs.Wrap("recover", path, err)
+		}
+		// Whoever had it locked may have removed it since it was opened: then others lock another file.
+		same, err := isFile(f)
+		if err == nil && same {
+			return &Grave{f}, nil
+		}
+		f.Close()
+		if err != nil {
+			return nil, errs.Wrap("recover", path, err)
+		}
 	}
-	return &Grave{f}, nil
 }
 
-// Close ends the claim. With done, all that the process left is cleaned up and
+// Close ends the claim. With done, all that the operation left is cleaned up and
 // its live file goes.
 func (g *Grave) Close(done bool) error {
 	if done {
@@ -121,7 +146,7 @@ func (g *Grave) Close(done bool) error {
 	return g.f.Close()
 }
 
-// StaleOwners lists the live files whose process is dead and which no mark
+// removeStaleOwners removes the live files that nobody holds locked and no mark
 // names: those of processes that died without work at hand.
 func (c *Catalog) removeStaleOwners(named map[string]bool) error {
 	live := filepath.Join(c.dir, "live")

@@ -247,7 +247,7 @@ func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
 		warn(ctx, "the identity of %s does not tell of its new base yet: %v", e.nameOf(ctx, id), err)
 		return // the mark stays, and the next command writes it
 	}
-	_ = e.unmark(ctx, id) // else the next command does, when this process is gone
+	_ = e.unmark(ctx, id) // else the next command does
 }
 
 // PublishRequest says what to publish.
@@ -272,6 +272,9 @@ type Published struct {
 // name), Conflict (the volume is based on an older generation: somebody else has
 // published since), InUse, NoSpace.
 func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if err := ref.CheckName(opPublish, q.Golden); err != nil {
 		return Published{}, err
 	}

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"pando/internal/catalog"
+	"pando/internal/errs"
 )
 
 // Report collects what calls have to say besides their results. It may be used concurrently.
@@ -41,9 +44,11 @@ func (r *Report) warn(text string) {
 // call is the state of one call of a method, which its context carries: an Engine itself has none, as calls may be
 // made concurrently.
 type call struct {
-	report *Report   // nil: nobody wants to know
-	freed  *freed    // not nil during a gc: what was removed, and what that returned
-	until  time.Time // removes what was destroyed before for as long; zero: for recoverBound at a time
+	op     *catalog.Operation // that its marks belong to; nil outside of begin
+	cat    *catalog.Catalog   // of op
+	report *Report            // nil: nobody wants to know
+	freed  *freed             // not nil during a gc: what was removed, and what that returned
+	until  time.Time          // removes what was destroyed before for as long; zero: for recoverBound at a time
 }
 
 type callKey struct{}
@@ -55,6 +60,26 @@ func callOf(ctx context.Context) call {
 
 func withCall(ctx context.Context, c call) context.Context {
 	return context.WithValue(ctx, callKey{}, c)
+}
+
+// begin begins a call of a method that marks what it works on, and must be the first thing that it does. Its marks are
+// its own, and end with it: what is left of them then, as it could not be undone, the next call or command cleans up.
+// A method that is called by another is part of the other's call.
+func (e *Engine) begin(ctx context.Context) (_ context.Context, end func()) {
+	c := callOf(ctx)
+	if c.op != nil && c.cat == e.cat {
+		return ctx, func() {}
+	}
+	c.op, c.cat = e.cat.Begin(), e.cat
+	return withCall(ctx, c), c.op.End
+}
+
+// operation is what marks of a call belong to.
+func (e *Engine) operation(ctx context.Context) (*catalog.Operation, error) {
+	if c := callOf(ctx); c.op != nil && c.cat == e.cat {
+		return c.op, nil
+	}
+	return nil, errs.New(errs.Internal, "mark", "", "a method has not begun its call")
 }
 
 // reclaimContext bounds the time that may be spent on removing what was destroyed before. A gc takes the time that it

@@ -64,6 +64,9 @@ type clonePlan struct {
 // waits for it. Durable on return, unless ephemeral. NotFound, Exists, Invalid,
 // NoSpace, InUse, Unsupported, Conflict.
 func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if q.op == "" {
 		q.op = opClone
 	}
@@ -114,6 +117,9 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 
 // Fork is Clone of a volume, which may be in use. Invalid if From is something else.
 func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	q.op = opFork
 	return e.Clone(ctx, q)
 }

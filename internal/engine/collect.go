@@ -108,6 +108,9 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 // loop-backed pool, returning free space to the filesystem below. With explain it
 // measures what each thing returned, and says of everything else why it stays.
 func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	start := time.Now()
 	c := callOf(ctx)
 	c.report, c.freed = &Report{}, &freed{measure: explain}

@@ -50,6 +50,9 @@ type DestroyReport struct {
 // that is in use does not save the others. What is mounted and idle is
 // unmounted. NotFound, Invalid.
 func (e *Engine) Destroy(ctx context.Context, refs []string, t *progress.Tracker) (*DestroyReport, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if err := e.needRoot("destroy", ""); err != nil {
 		return nil, err
 	}

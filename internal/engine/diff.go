@@ -110,6 +110,9 @@ type DiffRequest struct {
 // where the filesystem can tell what they are. NotFound, Invalid (a raw volume
 // and one with files), InUse, NoSpace.
 func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	out := Difference{A: q.A.String(), B: q.B.String(), Changes: []DiffChange{}}
 	if err := e.needRoot(opDiff, out.A); err != nil {
 		return out, err

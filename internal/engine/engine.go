@@ -3,10 +3,11 @@
 //
 // # The protocols
 //
-// Create: (1) mark, softly: "this process is making object X as NAME". (2) The
+// Create: (1) mark, softly: "this operation is making object X as NAME". (2) The
 // driver makes X, durably. (3) One durable commit adds the row and takes the
-// mark away: now NAME exists. Who dies before (3) leaves a mark of a dead
-// process, and the next command destroys X, if X is not noted as committed: after
+// mark away: now NAME exists. Who dies before (3), or fails and cannot
+// undo (2), leaves a mark of an operation that is no more (see Engine.begin), and
+// the next call or command destroys X, if X is not noted as committed: after
 // (3), and before success is reported, it is (see neverCommitted).
 //
 // Destroy: (1) mark. (2) One durable commit removes the row and leaves a
@@ -212,6 +213,10 @@ func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op str
 	if err := e.cat.LostError(); err != nil && op != "umount" && op != "mount" && op != opFsck {
 		return err
 	}
+	o, err := e.operation(ctx)
+	if err != nil {
+		return errs.Wrap(op, "", err)
+	}
 	deadline := time.Now().Add(patience)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		var blocking []catalog.Mark
@@ -244,7 +249,7 @@ func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op str
 				return errBlocked
 			}
 			for _, m := range marks {
-				if err := tx.Mark(m); err != nil {
+				if err := tx.Mark(o, m); err != nil {
 					return err
 				}
 			}

@@ -36,6 +36,9 @@ type Flatten struct {
 // kept for its sake afterwards. Where a driver does not tie volumes together there
 // is nothing to do. NotFound, InUse (it is mounted), NoSpace.
 func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	start := time.Now()
 	fl, tied := e.drv.(driver.Flattener)
 	out := Flatten{Tied: tied}

@@ -100,6 +100,9 @@ func Fsck(ctx context.Context, q FsckRequest, drivers Drivers) (*FsckReport, err
 	}
 	defer e.Close()
 	c.Engine = e
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if err := e.needRoot(opFsck, q.Dir); err != nil {
 		return nil, err
 	}

@@ -294,6 +294,9 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 	defer e.Close()
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	said := &Report{}
 	ctx = WithReport(ctx, said)
 	defer func() { report.Warnings = said.Warnings() }()

@@ -22,6 +22,9 @@ func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
 
 // MountWith is Mount with rights. InUse also if it is mounted already, without them.
 func (e *Engine) MountWith(ctx context.Context, name, dir string, may Rights) (Info, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if err := e.needRoot("mount", name); err != nil {
 		return Info{}, err
 	}
@@ -140,6 +143,9 @@ func rightsFrom(st *unix.Statfs_t) Rights {
 // holds it); NoSpace or IO, once, if something that was written to the volume could not be
 // stored in the pool: it stays mounted, and the next Umount gives that up.
 func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
 	}

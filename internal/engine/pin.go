@@ -16,6 +16,9 @@ const opPin = "pin"
 // for any reason, for a time (0: until it is unpinned). A second pin replaces the
 // first. Durable. NotFound, Invalid.
 func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if d < 0 {
 		return Info{}, errs.New(errs.Invalid, opPin, r.String(), "%s is in the past", d)
 	}
@@ -28,6 +31,9 @@ func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, err
 
 // Unpin undoes Pin. What is not pinned stays so.
 func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (Info, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	return e.pinUntil(ctx, r, time.Time{})
 }
 

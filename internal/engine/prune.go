@@ -55,6 +55,9 @@ const opPrune = "prune"
 // The list is what DryRun shows; each thing on it is checked again, in the
 // transaction that claims it, and left alone if it has been used since. Invalid.
 func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	switch {
 	case q.KeepFreePercent < 0 || q.KeepFreePercent >= 100 || q.KeepFreePercent != q.KeepFreePercent:
 		return nil, errs.New(errs.Invalid, opPrune, "", "%v is no percentage of the pool", q.KeepFreePercent).WithHint("it is more than 0 and less than 100")

@@ -52,6 +52,9 @@ type Rebased struct {
 // removed), Invalid (no generation of the volume's golden), Conflict, InUse (it
 // is mounted), Unsupported (a raw volume), NoSpace.
 func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	out := Rebased{Conflicts: []RebaseConflict{}}
 	if q.Ours && q.Theirs {
 		return out, errs.New(errs.Invalid, opRebase, q.Volume, "both sides cannot win").WithHint("use one of --ours and --theirs")
@@ -220,7 +223,11 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	s.copy.Ephemeral = true
 	s.copy.FS, s.copy.Sector, s.copy.SizeBytes = r.vol.FS, r.vol.Sector, r.vol.SizeBytes
 	s.copy.Origin, s.copy.OriginID = r.vol.Name, r.vol.ID
-	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opLook}) })
+	o, err := e.operation(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Mark(o, catalog.Mark{ID: s.copy.ID, Op: opLook}) })
 	if err != nil {
 		return nil, err
 	}

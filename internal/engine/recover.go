@@ -35,6 +35,9 @@ const recoverBound = time.Second
 // query. A thing that cannot be cleaned up is a warning: it must not keep
 // people from working with the rest.
 func (e *Engine) recover(ctx context.Context) (r Recovery, err error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	c := callOf(ctx)
 	c.report, c.until = &Report{}, time.Now().Add(recoverBound)
 	err = e.recoverAll(withCall(ctx, c), &r)

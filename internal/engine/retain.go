@@ -15,6 +15,9 @@ const opKeep = "keep"
 // on, and removes the older ones, but for what is pinned. It returns what was
 // removed. NotFound, Invalid.
 func (e *Engine) Keep(ctx context.Context, golden string, n int) ([]string, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if err := ref.CheckName(opKeep, golden); err != nil {
 		return nil, err
 	}

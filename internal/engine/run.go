@@ -55,6 +55,9 @@ type RunResult struct {
 // clone. Kinds as Clone; NotFound if there is no such program; with Keep, NoSpace and
 // IO as Umount.
 func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if len(q.Command) == 0 {
 		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").WithHint("pando run %s -- COMMAND", q.From)
 	}

@@ -33,6 +33,9 @@ type SnapshotRequest struct {
 // NoSpace, InUse (its filesystem is frozen by somebody else), Conflict (a driver
 // that copies, and a volume that changed meanwhile).
 func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	now := time.Now().UTC()
 	if q.Name == "" {
 		q.Name = stamp(now)
@@ -142,6 +145,9 @@ type Rewound struct {
 // happens or nothing. NotFound, InUse (it is mounted, and Detach is not set; or
 // it is, and something uses it), NoSpace.
 func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	full := q.Volume + "@" + q.Snapshot
 	if err := e.needRoot(opRewind, full); err != nil {
 		return Rewound{}, err

@@ -197,6 +197,9 @@ type Image struct {
 // the number of extents (see internal/extent). NotFound, Invalid (a volume),
 // Unsupported (a tree: see SendStream), InUse, and fn's error as it is.
 func (e *Engine) ReadImage(ctx context.Context, id, base driver.ObjectID, fn func(Image) error) error {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if err := e.needRoot(opPush, string(id)); err != nil {
 		return err
 	}
@@ -268,6 +271,9 @@ func (e *Engine) withOpenImage(ctx context.Context, id driver.ObjectID, fn func(
 // it returns. NotFound, Invalid (a volume), Unsupported (an image, or a driver
 // whose trees cannot be sent), InUse, and w's error.
 func (e *Engine) SendStream(ctx context.Context, id, base driver.ObjectID, w io.Writer) error {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	if err := e.needRoot(opPush, string(id)); err != nil {
 		return err
 	}
@@ -332,8 +338,7 @@ func (e *Engine) hold(ctx context.Context, op string, ids ...driver.ObjectID) (*
 	return h, nil
 }
 
-// release lets them go. If that fails, the next command does, once this process is
-// gone.
+// release lets them go. If that fails, the next command does.
 func (h *held) release(ctx context.Context) { _ = h.e.unmark(ctx, h.marks...) }
 
 // Link says that an object here has the content that a manifest in a repository

@@ -78,6 +78,9 @@ type Target interface {
 // (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream), and what
 // Image or Stream return.
 func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
+	ctx, end := e.begin(ctx)
+	defer end()
+
 	r := &receive{e: e, q: q}
 	if err := r.check(); err != nil {
 		return Info{}, err

@@ -1,0 +1,99 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/errs"
+)
+
+// failToUndo makes a volume's making fail, and what was made of it stay.
+func failToUndo(t *testing.T, e *engine.Engine, volume string) {
+	t.Helper()
+	objects := filepath.Join(e.Dir(), "data", "objects")
+	broken := errors.New("the remote is gone")
+	q := receiveRaw(volume, func(context.Context, engine.Target) error {
+		setImmutable(t, objects, true)
+		return broken
+	})
+	_, err := e.Receive(t.Context(), q)
+	setImmutable(t, objects, false)
+	if !errors.Is(err, broken) {
+		t.Fatalf("receive: %v", err)
+	}
+	entries, err := os.ReadDir(objects)
+	must(t, err)
+	if len(entries) == 0 {
+		t.Fatal("it was undone")
+	}
+}
+
+// receiveRaw asks for a raw volume with a snapshot s.
+func receiveRaw(volume string, image func(context.Context, engine.Target) error) engine.ReceiveRequest {
+	return engine.ReceiveRequest{Volume: volume, Snapshot: "s", FS: driver.None, SizeBytes: 1 << 20, Sector: 512, CreatedAt: time.Now(),
+		Consistency: driver.Clean, Image: image}
+}
+
+func nothingThere(context.Context, engine.Target) error { return nil }
+
+// TestFailedUndoIsCleanedUp: what an operation has left blocks nobody once it has ended, although the process lives.
+func TestFailedUndoIsCleanedUp(t *testing.T) {
+	for _, who := range []string{"the same", "another"} {
+		t.Run(who, func(t *testing.T) {
+			oneKind(t, func(t *testing.T, e *engine.Engine, _ string) {
+				failToUndo(t, e, "v")
+				next := e
+				if who == "another" {
+					next = open(t, e.Dir())
+					defer next.Close()
+				}
+				if _, err := next.Receive(t.Context(), receiveRaw("v", nothingThere)); err != nil {
+					t.Fatalf("the name is blocked: %v", err)
+				}
+				entries, err := os.ReadDir(filepath.Join(e.Dir(), "live"))
+				must(t, err)
+				if len(entries) > 0 {
+					t.Errorf("operations are left: %v", entries)
+				}
+				destroy(t, next, "v")
+			})
+		})
+	}
+}
+
+// TestOperationsOfOneProcessExclude: two calls of one engine keep each other out as those of two processes do.
+func TestOperationsOfOneProcessExclude(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, _ string) {
+		begun, goOn := make(chan struct{}), make(chan struct{})
+		var first error
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, first = e.Receive(t.Context(), receiveRaw("v", func(context.Context, engine.Target) error {
+				close(begun)
+				<-goOn
+				return nil
+			}))
+		})
+		<-begun
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		_, err := e.Receive(ctx, receiveRaw("v", nothingThere))
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the second did not wait: %v", err)
+		}
+		close(goOn)
+		wg.Wait()
+		must(t, first)
+		if _, err := e.Receive(t.Context(), receiveRaw("v", nothingThere)); !errs.Is(err, errs.Exists) {
+			t.Errorf("the third: %v", err)
+		}
+		destroy(t, e, "v")
+	})
+}
