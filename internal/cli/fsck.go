@@ -106,6 +106,9 @@ func (a *App) printFsck(r *engine.FsckReport, repair bool) error {
 	if k.Trees > 0 {
 		inside = plural(k.Trees, "tree")
 	}
+	if k.Shared > 0 {
+		inside += fmt.Sprintf(" (and %s with the same blocks)", plural(k.Shared, "image"))
+	}
 	if k.Busy > 0 {
 		a.note("%s left out: other commands are at work on them", plural(k.Busy, "object"))
 	}

@@ -309,6 +309,16 @@ type LiveCopier interface {
 	CopyLive(ctx context.Context, from ObjectID, id Identity, immutable bool, quiet func(copy func() error) error) error
 }
 
+// Addresser is a driver that can name the content of an object by where it lies, at a cost
+// that does not grow with the content but in its extents.
+type Addresser interface {
+	// Address returns the same text for two objects only if they had the same content,
+	// to the last byte, at one moment of the two calls; "" if it cannot tell. What lies
+	// at an address stays what it is as long as there is an object with that address
+	// that nobody writes to. NotFound.
+	Address(ctx context.Context, id ObjectID) (string, error)
+}
+
 // Batcher is a driver that can make many clones with one wait for the disk.
 type Batcher interface {
 	// Batch begins a batch of clones of from, which is not being written and stays

@@ -50,6 +50,7 @@ type FsckChecked struct {
 	Rows        int `json:"rows"`        // of the catalogue
 	Attachments int `json:"attachments"` //
 	Images      int `json:"images"`      // whose filesystems were checked
+	Shared      int `json:"shared"`      // images that were not, as all their blocks are those of one that was
 	Raw         int `json:"raw"`         // images without a filesystem, whose content nobody can check
 	Trees       int `json:"trees"`       // opened
 	Busy        int `json:"busy"`        // left out: another pando is at work on them

@@ -5,18 +5,12 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"sync"
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/run"
-
-	"golang.org/x/sync/errgroup"
 )
-
-// fsckWorkers filesystems are checked at once.
-const fsckWorkers = 2
 
 // checkInside checks the filesystems inside images, all or those of q.Refs.
 func (c *fsck) checkInside(ctx context.Context) error {
@@ -55,41 +49,19 @@ func (c *fsck) checkInside(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	images := 0
-	for _, r := range rows {
-		if r.FS == driver.Ext4 || r.FS == driver.XFS {
-			images++
-		}
-	}
-	c.q.Tracker.Start("checking filesystems", int64(images), 0)
-	var mu sync.Mutex
-	var found []Finding
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(fsckWorkers)
+	var images []catalog.Row
 	for _, row := range rows {
-		if !row.FS.IsImage() {
+		switch {
+		case !row.FS.IsImage():
 			c.report.Checked.Trees++ // compareAll has opened it
-			continue
-		}
-		if row.FS == driver.None {
+		case row.FS == driver.None:
 			c.report.Checked.Raw++
-			continue
+		default:
+			images = append(images, row)
 		}
-		g.Go(func() error {
-			defer c.q.Tracker.Add(1, 0)
-			f, checked, err := c.checkImage(gctx, row, names[row.ID])
-			mu.Lock()
-			defer mu.Unlock()
-			if checked {
-				c.report.Checked.Images++
-			}
-			if f != nil {
-				found = append(found, *f)
-			}
-			return err
-		})
 	}
-	if err := g.Wait(); err != nil {
+	found, err := c.checkImages(ctx, images, names)
+	if err != nil {
 		return err
 	}
 	if c.report.Checked.Trees > 0 {
@@ -104,7 +76,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 	}
 	byRef := map[string]Finding{}
 	for _, f := range found {
-		byRef[f.ID] = f
+		byRef[f.ID] = *f
 	}
 	for _, row := range rows { // in order, and one after the other
 		if f, ok := byRef[string(row.ID)]; ok {
@@ -118,19 +90,32 @@ func (c *fsck) checkInside(ctx context.Context) error {
 // checkImage checks the filesystem in one image, on a copy. checked is false if
 // that could not be done, which is a finding or a note then. The error ends all.
 func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ *Finding, checked bool, err error) {
+	scratch, f, err := c.copyToCheck(ctx, row, name)
+	if scratch == "" {
+		return f, false, err
+	}
+	defer c.undo(ctx, scratch)
+	v, err := c.judge(ctx, scratch, row.FS)
+	if err != nil {
+		return nil, false, err
+	}
+	return c.finding(row, name, v), v.err == nil, nil
+}
+
+// copyToCheck makes a scratch copy of an image, which the caller undoes. Without one,
+// what is said of that is in the finding, if anything. The error ends all.
+func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (driver.ObjectID, *Finding, error) {
 	f := &Finding{Ref: name, ID: string(row.ID)}
 	if _, err := lookProgram(checkerOf(row.FS)); err != nil {
-		return skipped(f, err), false, nil
+		return "", skipped(f, err), nil
 	}
 	if ins, ok := c.drv.(driver.Inspector); ok {
 		if cond, err := ins.Inspect(ctx, row.Identity); err != nil || !cond.Data || cond.Err != nil || cond.SizeBytes < row.SizeBytes {
-			return nil, false, err // found before
+			return "", nil, err // found before
 		}
 	}
-	scratch := c.identity(driver.Scratch)
-	scratch.FS, scratch.Sector, scratch.Ephemeral = row.FS, row.Sector, true
-	scratch.Origin, scratch.OriginID = name, row.ID
-	err = c.claimWithin(ctx, 0, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	scratch := c.scratchOf(row, name)
+	err := c.claimWithin(ctx, 0, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if _, ok, err := tx.Get(row.ID); err != nil || !ok {
 			return nil, cmp.Or(err, error(errs.New(errs.NotFound, opFsck, name, "it was destroyed meanwhile")))
 		}
@@ -139,40 +124,65 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 	})
 	switch {
 	case ctx.Err() != nil:
-		return nil, false, ctx.Err()
+		return "", nil, ctx.Err()
 	case errs.Is(err, errs.NotFound):
-		return nil, false, nil
+		return "", nil, nil
 	case errs.Is(err, errs.InUse):
 		f.Severity, f.Code, f.Message = sevNote, "busy", err.Error()
-		return f, false, nil
+		return "", f, nil
 	case err != nil:
-		return nil, false, err
+		return "", nil, err
 	}
-	defer c.undo(ctx, scratch.ID)
+
 	// Of one moment, also while programs write: as after a power loss, which a
 	// journal is made to survive.
 	if err := c.drv.Clone(ctx, row.ID, scratch); err != nil {
+		c.undo(ctx, scratch.ID)
 		switch {
 		case ctx.Err() != nil:
-			return nil, false, ctx.Err()
+			return "", nil, ctx.Err()
 		case errs.Is(err, errs.NotFound), errs.Is(err, errs.Damaged), errs.Is(err, errs.TooNew):
-			return nil, false, nil // its identity, which was found before
+			return "", nil, nil // its identity, which was found before
 		}
-		return skipped(f, err), false, nil
+		return "", skipped(f, err), nil
 	}
 	if err := c.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.StopReading(scratch.ID) }); err != nil {
-		return nil, false, err
+		c.undo(ctx, scratch.ID)
+		return "", nil, err
 	}
-	wrong, detail, err := c.verify(ctx, scratch.ID, row.FS)
+	return scratch.ID, nil, nil
+}
+
+// scratchOf is the identity of a copy to be checked.
+func (c *fsck) scratchOf(row catalog.Row, name string) driver.Identity {
+	id := c.identity(driver.Scratch)
+	id.FS, id.Sector, id.Ephemeral = row.FS, row.Sector, true
+	id.Origin, id.OriginID = name, row.ID
+	return id
+}
+
+// verdict is what a check of a filesystem came to.
+type verdict struct {
+	wrong, detail string // "": nothing is wrong
+	err           error  // it could not be checked
+}
+
+// judge checks the filesystem in a scratch copy. The error is only that of ctx.
+func (c *fsck) judge(ctx context.Context, scratch driver.ObjectID, fs driver.FS) (v verdict, err error) {
+	v.wrong, v.detail, v.err = c.verify(ctx, scratch, fs)
+	return v, ctx.Err()
+}
+
+// finding says what is wrong with an image; nil if nothing is.
+func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
+	f := &Finding{Ref: name, ID: string(row.ID)}
 	switch {
-	case ctx.Err() != nil:
-		return nil, false, ctx.Err()
-	case err != nil:
-		return skipped(f, err), false, nil
-	case wrong == "":
-		return nil, true, nil
+	case v.err != nil:
+		return skipped(f, v.err)
+	case v.wrong == "":
+		return nil
 	}
-	f.Severity, f.Code, f.Message, f.Detail = sevError, "filesystem", wrong, detail
+	f.Severity, f.Code, f.Message, f.Detail = sevError, "filesystem", v.wrong, v.detail
 	switch {
 	case row.Kind == driver.Volume:
 		f.Repair = "repair a copy with " + mender[row.FS] + ", go on with that, and keep the volume as it is as a snapshot"
@@ -182,7 +192,7 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 	default:
 		f.Repair = adviceImmutable(row)
 	}
-	return f, true, nil
+	return f
 }
 
 // unlessDead is what a mark says that it reads: nothing if dead processes have

@@ -42,6 +42,8 @@ var (
 	_ driver.Opener   = Open
 	_ driver.Batcher  = (*Driver)(nil)
 
+	_ driver.Addresser = (*Driver)(nil)
+
 	_ driver.Inspector = (*Driver)(nil)
 	_ driver.Committer = (*Driver)(nil)
 	_ driver.Upgrader  = (*Driver)(nil)
@@ -298,6 +300,17 @@ func (d *Driver) Usage(_ context.Context, id driver.ObjectID) (driver.Usage, err
 		SharedBytes:    u.Shared,
 		Extents:        u.Extents,
 	}, nil
+}
+
+// Address implements driver.Addresser. Its cost is that of reading the extents.
+func (d *Driver) Address(_ context.Context, id driver.ObjectID) (string, error) {
+	f, _, err := d.open(id)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	a, err := extent.Address(f)
+	return a, errs.Wrap("read extents", string(id), err)
 }
 
 // List implements driver.Driver.
