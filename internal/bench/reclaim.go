@@ -272,7 +272,7 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 	if err != nil {
 		return err
 	}
-	defer cat.CloseFiles()
+	defer cat.Close()
 	from := driver.ObjectID(origin.ID)
 	if r.eng.Caps().CloneCost == driver.CostData { // full copies would fill the disk
 		q, err := r.tiny(ctx)

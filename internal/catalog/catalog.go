@@ -194,7 +194,7 @@ const poolQuery = `SELECT value, coalesce((SELECT CAST(value AS INTEGER) FROM me
 
 // OpenReadOnly opens the catalogue for looking only: it writes nothing, neither into
 // the database nor its log, so that a format that this version would upgrade is
-// Unsupported. Kinds else as Open. Only View works on it; end it with CloseFiles.
+// Unsupported. Kinds else as Open. Only View works on it; end it with Close.
 func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Stat(path); err != nil {
@@ -300,14 +300,10 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	return c, nil
 }
 
-// Close releases the catalogue. It does not checkpoint: the log stays for the
-// next process, which saves two waits for the disk at the end of each command.
-// The connection's files are closed by the kernel when the process ends.
-func (c *Catalog) Close() error { return nil }
-
-// CloseFiles closes the database itself too, with a checkpoint: for tests and
-// for removing the pool.
-func (c *Catalog) CloseFiles() error {
+// Close closes the catalogue. The last to close it writes the log back into the
+// database, and waits for the disk. A process that is about to end can save that:
+// the log stays for the next one, and the kernel closes the files.
+func (c *Catalog) Close() error {
 	return wrap("close catalogue", c.path, c.db.Close())
 }
 

@@ -20,7 +20,7 @@ func TestRemotes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.CloseFiles()
+	defer c.Close()
 	update := func(fn func(*Tx) error) {
 		t.Helper()
 		if err := c.Update(ctx, Soft, fn); err != nil {

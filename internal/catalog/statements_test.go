@@ -22,7 +22,7 @@ func openCatalog(t *testing.T) *Catalog {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := c.CloseFiles(); err != nil {
+		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
 	})

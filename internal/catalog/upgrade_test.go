@@ -75,7 +75,7 @@ func TestOldCatalogueIsBroughtUpToDate(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			defer c.CloseFiles()
+			defer c.Close()
 			if err := c.View(ctx, func(tx *Tx) error {
 				v, ok, err := tx.Volume("v")
 				if err != nil || !ok || v.Golden != "g" || v.Generation != 4 || v.Usage.Extents != 8 {
@@ -113,7 +113,7 @@ func TestUpgradedIsAsNew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.CloseFiles()
+		defer c.Close()
 		out := map[string]bool{}
 		if err := c.View(ctx, func(tx *Tx) error {
 			return tx.each(`SELECT m.name || '.' || coalesce(c.name, m.type) || ' ' || coalesce(c.type, '') || coalesce(c."notnull", '') || coalesce(c.pk, '')
@@ -159,7 +159,7 @@ func TestSecondCatalogueIsBroughtUpToDate(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			defer c.CloseFiles()
+			defer c.Close()
 			if wrong, err := c.Check(ctx); err != nil || len(wrong) > 0 {
 				t.Errorf("%v, %v", wrong, err)
 			}

@@ -228,24 +228,24 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	case err != nil:
 	case !found:
 		err = a.noDirectory(word, missing, e)
-		e.Release()
+		e.Close()
 		return word, "", nothing, err
 	case fs == "none":
 		err = errs.New(errs.Invalid, "bench sync", word, "it has no filesystem: it is a block device, and measuring it would overwrite it").
 			WithHint("measure a volume with a filesystem")
 	}
 	if err != nil {
-		e.Release()
+		e.Close()
 		return "", "", nil, err
 	}
 	ctx, tell := a.reporting(ctx)
 	v, err := e.Mount(ctx, word, "")
 	if err != nil {
-		e.Release()
+		e.Close()
 		return "", "", nil, err
 	}
 	return v.Mountpoint, word, func() error {
-		defer e.Release()
+		defer e.Close()
 		defer tell()
 		if mounted {
 			return nil

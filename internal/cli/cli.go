@@ -149,13 +149,16 @@ func (a *App) poolDir() string {
 	return pool.DefaultDir
 }
 
-// open opens the pool and tells what was cleaned up.
+// open opens the pool, does what is due there, and tells what was cleaned up. End it with Close.
 func (a *App) open(ctx context.Context) (*engine.Engine, error) {
-	e, err := engine.Open(ctx, a.poolDir(), a.Drivers)
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ShortLived)
 	if err != nil {
 		return nil, err
 	}
-	r := e.Recovery
+	r, err := e.Maintain(ctx)
+	if err != nil {
+		return nil, err
+	}
 	if r.Undone > 0 {
 		a.note("cleaned up %s that had been interrupted", plural(r.Undone, "operation"))
 	}
@@ -196,7 +199,7 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 		if err != nil {
 			return err
 		}
-		defer e.Release()
+		defer e.Close()
 		ctx, tell := a.reporting(c.Context())
 		defer tell()
 		return fn(ctx, e, args)

@@ -82,7 +82,7 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 		return arg, "", nil
 	}
 	_, missing := os.Stat(arg)
-	e, err := engine.OpenReadOnly(ctx, a.poolDir(), a.Drivers)
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 	if err == nil {
 		defer e.Close()
 		var found []engine.Info

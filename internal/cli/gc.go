@@ -30,11 +30,11 @@ and says of everything else why it stays: pinned until when, mounted where, held
 by which process in which mount namespace, made from by what.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			e, err := engine.OpenForGC(c.Context(), a.poolDir(), a.Drivers)
+			e, err := engine.Open(c.Context(), a.poolDir(), a.Drivers, engine.ShortLived)
 			if err != nil {
 				return err
 			}
-			defer e.Release()
+			defer e.Close()
 			r, err := e.GC(c.Context(), explain)
 			if err != nil {
 				return err

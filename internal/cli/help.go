@@ -102,7 +102,7 @@ func (a *App) complete(n int, goldens, volumes bool) completer {
 		if ctx == nil {
 			ctx = context.Background()
 		}
-		e, err := engine.OpenReadOnly(ctx, a.poolDir(), a.Drivers)
+		e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
@@ -138,7 +138,7 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 	if ctx == nil {
 		ctx = context.Background()
 	}
-	e, err := engine.OpenReadOnly(ctx, a.poolDir(), a.Drivers)
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

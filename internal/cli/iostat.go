@@ -152,7 +152,7 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 	if len(q.volumes) == 0 && len(q.paths) > 0 {
 		return out, nil
 	}
-	e, err := engine.OpenReadOnly(ctx, a.poolDir(), a.Drivers)
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 	if err != nil {
 		return nil, err
 	}

@@ -133,7 +133,7 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	if err != nil {
 		return nil, err
 	}
-	defer e.Release()
+	defer e.Close()
 	ctx, tell := a.reporting(ctx)
 	defer tell()
 	r, err := a.remote("push", to)

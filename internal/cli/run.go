@@ -53,7 +53,7 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		if err != nil {
 			return err
 		}
-		defer e.Release()
+		defer e.Close()
 		// While the command runs, signals go to it, and what it does with them
 		// decides when the run ends.
 		ctx, tell := a.reporting(c.Context())

@@ -103,7 +103,7 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 	return nil
 }
 
-// GC cleans up everything that can be: what Open does without its bounds, a full
+// GC cleans up everything that can be: what Maintain does without its bounds, a full
 // comparison of the pool with the catalogue, the retention of goldens, and, on a
 // loop-backed pool, returning free space to the filesystem below. With explain it
 // measures what each thing returned, and says of everything else why it stays.
@@ -121,7 +121,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	recovered, err := e.recover(ctx)
+	recovered, err := e.Maintain(ctx)
 	if err != nil {
 		return nil, err
 	}

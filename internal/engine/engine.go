@@ -27,6 +27,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"time"
@@ -50,86 +51,71 @@ type Engine struct {
 	drv  driver.Driver
 	caps driver.Caps
 
-	tables tablesCache
-
-	// Recovery says what Open had to clean up.
-	Recovery Recovery
+	shortLived bool // see ShortLived
+	tables     tablesCache
 }
 
-// Open opens the pool in dir and cleans up what dead processes left. NotFound,
-// Damaged, TooNew, Permission.
-func Open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
-	e, err := open(ctx, dir, drivers)
+// Option of Open.
+type Option string
+
+const (
+	// ReadOnly opens for reading: nothing is mounted and nothing upgraded, and only methods that change nothing work.
+	// A pool that is not mounted or has an older format, which the next command that works with it changes, is
+	// Unsupported.
+	ReadOnly Option = "read-only"
+
+	// ShortLived is for a process that ends right after Close, which then leaves the catalogue's files to the kernel.
+	// That saves writing its log back, which waits for the disk twice, and which some later command does for many.
+	ShortLived Option = "short-lived"
+)
+
+// Open opens the pool in dir, which it mounts if need be, and nothing else: what dead processes left is cleaned up
+// by Maintain. End it with Close. NotFound, Damaged, TooNew, Permission.
+func Open(ctx context.Context, dir string, drivers Drivers, options ...Option) (*Engine, error) {
+	find := pool.Open
+	if slices.Contains(options, ReadOnly) {
+		find = func(_ context.Context, dir string) (*pool.Pool, error) { return pool.Read(dir) }
+	}
+	p, err := find(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
-	if e.Recovery, err = e.recover(ctx); err != nil {
-		e.Close()
-		return nil, err
-	}
-	return e, nil
+	return openPool(ctx, p, drivers, options...)
 }
 
-// OpenReadOnly opens the pool for reading: it cleans up nothing, destroys no expired
-// volume, mounts nothing and upgrades nothing. Only methods that change nothing work
-// on it; end it with Close. NotFound, Damaged, TooNew, Permission, and Unsupported if
-// the pool is not mounted or has an older format, which the next command that works
-// with it changes.
-func OpenReadOnly(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
-	p, err := pool.Read(dir)
-	if err != nil {
-		return nil, err
-	}
-	return openReadOnly(ctx, p, drivers)
-}
-
-func openReadOnly(ctx context.Context, p *pool.Pool, drivers Drivers) (*Engine, error) {
-	if !p.Usable() {
+// openPool is Open of a pool that has been found.
+func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Option) (_ *Engine, err error) {
+	e := &Engine{pool: p, shortLived: slices.Contains(options, ShortLived)}
+	readOnly := slices.Contains(options, ReadOnly)
+	switch {
+	case readOnly && !p.Usable():
 		return nil, errs.New(errs.Unsupported, "open pool", p.Dir, "the pool is not mounted").
 			WithHint("run `pando ls`: any command that works with the pool mounts it")
+	case readOnly:
+		e.cat, err = catalog.OpenReadOnly(ctx, p.Dir, p.Config.ID)
+	default:
+		p.SpendReserve() // on a full disk even opening the catalogue needs room
+		e.cat, err = catalog.Open(ctx, p.Dir, p.Config.ID)
 	}
-	cat, err := catalog.OpenReadOnly(ctx, p.Dir, p.Config.ID)
 	if err != nil {
 		return nil, err
+	}
+	if e.drv, err = openDriver(ctx, p, drivers); err != nil {
+		_ = e.cat.Close()
+		return nil, err
+	}
+	e.caps = e.drv.Caps()
+	if readOnly {
+		return e, nil
 	}
 
-	drv, err := openDriver(ctx, p, drivers)
-	if err != nil {
-		cat.CloseFiles()
-		return nil, err
-	}
-	return &Engine{pool: p, cat: cat, drv: drv, caps: drv.Caps()}, nil
-}
-
-// OpenForGC is Open without the clean-up, all of which GC does.
-func OpenForGC(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
-	return open(ctx, dir, drivers)
-}
-
-// open opens the pool without recovery.
-func open(ctx context.Context, dir string, drivers Drivers) (*Engine, error) {
-	p, err := pool.Open(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	p.SpendReserve() // on a full disk even opening the catalogue needs room
-	cat, err := catalog.Open(ctx, p.Dir, p.Config.ID)
-	if err != nil {
-		return nil, err
-	}
-	drv, err := openDriver(ctx, p, drivers)
-	if err != nil {
-		cat.CloseFiles()
-		return nil, err
-	}
-	if r, ok := drv.(driver.Spacer); ok {
+	if r, ok := e.drv.(driver.Spacer); ok {
 		p.Room = r
-		if s, ok := drv.(driver.Syncer); ok {
+		if s, ok := e.drv.(driver.Syncer); ok {
 			p.Hurry = s.Sync
 		}
 	}
-	e := &Engine{pool: p, cat: cat, drv: drv, caps: drv.Caps()}
-	cat.OnCommit(e.noteCommitted)
+	e.cat.OnCommit(e.noteCommitted)
 	if p.Config.Format < pool.Format {
 		if err := e.upgradePool(ctx); err != nil {
 			e.Close()
@@ -157,18 +143,16 @@ func (d Drivers) names() string {
 	return strings.Join(out, ", ")
 }
 
-// Close releases the pool.
+// Close releases the pool, when all calls have returned, and leaves no descriptor open; but see ShortLived.
 func (e *Engine) Close() {
+	if e.shortLived {
+		return
+	}
 	if c, ok := e.drv.(io.Closer); ok {
 		_ = c.Close() // of a directory that was only read
 	}
-	_ = e.cat.CloseFiles() // a live file that stays is a dead process's, and collected
+	_ = e.cat.Close() // whatever was committed is in the log, or in the database
 }
-
-// Release is Close for a process that is about to end: the kernel does the rest.
-// It saves writing the catalogue's log back, which waits for the disk twice and
-// which some later command does for many.
-func (e *Engine) Release() { _ = e.cat.Close() }
 
 // Dir is the pool's directory.
 func (e *Engine) Dir() string { return e.pool.Dir }

@@ -50,11 +50,22 @@ func newPool(t *testing.T, dir string, q engine.InitRequest) *engine.Engine {
 
 func open(t *testing.T, dir string) *engine.Engine {
 	t.Helper()
+	e, _ := maintained(t, dir)
+	return e
+}
+
+// maintained opens a pool as a command does, and says what was cleaned up.
+func maintained(t *testing.T, dir string) (*engine.Engine, engine.Recovery) {
+	t.Helper()
 	e, err := engine.Open(t.Context(), dir, drivers)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return e
+	r, err := e.Maintain(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e, r
 }
 
 func source(t *testing.T) string {

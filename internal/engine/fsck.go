@@ -89,7 +89,7 @@ type fsck struct {
 // Permission, Damaged (pool.json), TooNew.
 func Fsck(ctx context.Context, q FsckRequest, drivers Drivers) (*FsckReport, error) {
 	c := &fsck{q: q, report: &FsckReport{Findings: []Finding{}}, seen: map[string]bool{}}
-	e, err := open(ctx, q.Dir, drivers)
+	e, err := Open(ctx, q.Dir, drivers)
 	if err != nil {
 		p, perr := pool.Open(ctx, q.Dir)
 		if !errs.Is(err, errs.Damaged) || perr != nil {

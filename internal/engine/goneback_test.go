@@ -101,8 +101,8 @@ func TestCatalogueGoesBack(t *testing.T) {
 				putBack(t, dir, now) // as if it had been killed
 				c.spoil(t, dir, before)
 
-				e = open(t, dir)
-				if w := strings.Join(e.Recovery.Warnings, "\n"); !strings.Contains(w, "it lost its last") || !strings.Contains(w, "init --rebuild") {
+				e, recovered := maintained(t, dir)
+				if w := strings.Join(recovered.Warnings, "\n"); !strings.Contains(w, "it lost its last") || !strings.Contains(w, "init --rebuild") {
 					t.Errorf("warnings %q", w)
 				}
 				if got := volumeNames(t, e); got != "before" {
@@ -132,9 +132,9 @@ func TestCatalogueGoesBack(t *testing.T) {
 				if _, err := engine.Rebuild(ctx, dir, drivers); err != nil {
 					t.Fatal(err)
 				}
-				e = open(t, dir)
-				if got := volumeNames(t, e); got != "after before" || len(e.Recovery.Warnings) > 0 {
-					t.Errorf("rebuilt: volumes %q, warnings %q", got, e.Recovery.Warnings)
+				e, recovered = maintained(t, dir)
+				if got := volumeNames(t, e); got != "after before" || len(recovered.Warnings) > 0 {
+					t.Errorf("rebuilt: volumes %q, warnings %q", got, recovered.Warnings)
 				}
 				if _, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "after", At: "s"}, Name: "again"}); err != nil {
 					t.Error(err)
@@ -186,8 +186,8 @@ func TestRestoredCatalogueAfterBoot(t *testing.T) {
 			}
 			db.Close()
 
-			e = open(t, dir)
-			if s := e.Recovery.Swept; s == nil || s.Garbage > 0 || len(s.Kept) != 1 || !strings.Contains(s.Kept[0], "init --rebuild") {
+			e, recovered := maintained(t, dir)
+			if s := recovered.Swept; s == nil || s.Garbage > 0 || len(s.Kept) != 1 || !strings.Contains(s.Kept[0], "init --rebuild") {
 				t.Errorf("the sweep: %+v", s)
 			}
 			e.Close()

@@ -108,7 +108,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	if err := p.Activate(ctx); err != nil {
 		return nil, err // the pool is there; the next command tries again
 	}
-	e, err := open(ctx, dir, drivers)
+	e, err := Open(ctx, dir, drivers)
 	if err != nil {
 		return nil, err
 	}
@@ -136,7 +136,7 @@ func makePool(ctx context.Context, q InitRequest, dir string, madeDir bool, driv
 			return err
 		}
 		err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
-		if cerr := c.CloseFiles(); err == nil {
+		if cerr := c.Close(); err == nil {
 			err = cerr
 		}
 		return err
@@ -286,6 +286,11 @@ const opDeinit = "deinit"
 // before anything is destroyed.
 func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, report *DeinitReport) error {
 	e, err := Open(ctx, dir, drivers)
+	if err == nil {
+		if _, err = e.Maintain(ctx); err != nil {
+			e.Close()
+		}
+	}
 	if errs.Is(err, errs.Damaged) && force {
 		report.Destroyed, err = forceEmpty(ctx, dir, drivers)
 		return err

@@ -50,7 +50,7 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 		return nil, err
 	}
 	v := &View{Dir: p.Dir, Driver: p.Config.Driver, Loop: p.Config.Backing != nil, Data: p.DataDir(), Attached: map[string]string{}, Mounts: map[string]string{}}
-	e, err := openReadOnly(ctx, p, drivers)
+	e, err := openPool(ctx, p, drivers, ReadOnly)
 	if err == nil {
 		err = v.fill(ctx, e)
 		e.Close()

@@ -144,7 +144,7 @@ func writeCatalog(ctx context.Context, p *pool.Pool, dir string, d driver.Driver
 		return tx.SetSwept()
 	})
 	// Closing writes the log back into the file and removes it.
-	if cerr := c.CloseFiles(); err == nil {
+	if cerr := c.Close(); err == nil {
 		err = cerr
 	}
 	if err != nil {

@@ -199,10 +199,10 @@ func TestRebuildLosesNothing(t *testing.T) {
 			}
 			sameDump(t, "rebuilt", before, dump(t, e.Dir()))
 			sameDump(t, "set aside", before, dumpOf(t, r.Old))
-			again := open(t, e.Dir())
+			again, recovered := maintained(t, e.Dir())
 			defer again.Close()
-			if again.Recovery.Swept != nil || again.Recovery.Undone > 0 {
-				t.Errorf("the first command after a rebuild cleaned up: %+v", again.Recovery)
+			if recovered.Swept != nil || recovered.Undone > 0 {
+				t.Errorf("the first command after a rebuild cleaned up: %+v", recovered)
 			}
 			if _, err := os.Lstat(filepath.Join(e.Dir(), "rebuild.inprogress")); err == nil {
 				t.Error("LEAK: rebuild.inprogress")
@@ -274,7 +274,6 @@ func TestRebuildGoesOn(t *testing.T) {
 	importTree(t, e, "g", source(t))
 	clone(t, e, "g", "v", false)
 	before := dump(t, e.Dir())
-	e.Release() // leaves the log
 	path := func(name string) string { return filepath.Join(e.Dir(), name) }
 	if err := os.MkdirAll(path("rebuild.inprogress/live"), 0o700); err != nil {
 		t.Fatal(err)

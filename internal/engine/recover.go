@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Recovery is what was cleaned up behind dead processes.
+// Recovery is what Maintain has cleaned up.
 type Recovery struct {
-	Undone    int      // operations of dead processes that were undone or finished
+	Undone    int      // interrupted operations that were undone or finished
 	Reclaimed int      // destroyed objects whose space was still to be returned
 	Expired   int      // volumes and snapshots destroyed because their time was over
 	Swept     *Sweep   // set if this was the first command after a boot
@@ -31,21 +31,23 @@ const forgetAt = 512
 // before it. `gc` takes the time it needs.
 const recoverBound = time.Second
 
-// recover cleans up when a pool is opened. With nothing to do it costs one
-// query. A thing that cannot be cleaned up is a warning: it must not keep
-// people from working with the rest.
-func (e *Engine) recover(ctx context.Context) (r Recovery, err error) {
+// Maintain does what is due, and cleans up behind operations that are no more: after a boot it compares the pool with
+// the catalogue; it undoes or finishes what was interrupted or could not be undone, removes what was destroyed, for up
+// to a second, destroys what has expired, and forgets what was removed. With nothing to do it costs one query. A
+// command does it before its work, and a service now and then; it may be called while others work. A thing that
+// cannot be cleaned up is a warning in Recovery: it must not keep people from working with the rest.
+func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 	ctx, end := e.begin(ctx)
 	defer end()
 
 	c := callOf(ctx)
 	c.report, c.until = &Report{}, time.Now().Add(recoverBound)
-	err = e.recoverAll(withCall(ctx, c), &r)
+	err = e.maintain(withCall(ctx, c), &r)
 	r.Warnings = c.report.Warnings()
 	return r, err
 }
 
-func (e *Engine) recoverAll(ctx context.Context, r *Recovery) error {
+func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	var s catalog.Summary
 	var marks []catalog.Mark
 	var graves []catalog.Tombstone

@@ -61,11 +61,10 @@ func childRequest(way, name string, base driver.ObjectID) engine.ReceiveRequest 
 
 func receiveInChild(dir, way, name string) error {
 	ctx := context.Background()
-	e, err := engine.Open(ctx, dir, drivers)
+	e, err := engine.Open(ctx, dir, drivers, engine.ShortLived)
 	if err != nil {
 		return err
 	}
-	defer e.Release()
 	base, err := e.Point(ctx, ref.Ref{Name: "v", At: "s"})
 	if err != nil {
 		return err
@@ -97,7 +96,6 @@ func TestReceiveKilled(t *testing.T) {
 					t.Fatal(err)
 				}
 				k := &killed{t: t, e: e, way: way, base: point(t, e, "v@s").ID}
-				e.Release() // another process is to work here, and its marks are to be seen as a dead one's
 				plan.PathPrefix = []string{top}
 				s := faulttest.Sweep{Plan: plan, Every: 2}
 				if plan.Mode == faulttest.Fail {
@@ -146,10 +144,10 @@ func (k *killed) run(p faulttest.Plan) faulttest.Result {
 func (k *killed) check(res faulttest.Result) {
 	t := k.t
 	t.Helper()
-	e := open(t, k.e.Dir())
+	e, recovered := maintained(t, k.e.Dir())
 	defer e.Close()
-	if len(e.Recovery.Warnings) > 0 {
-		t.Errorf("recovery: %q", e.Recovery.Warnings)
+	if len(recovered.Warnings) > 0 {
+		t.Errorf("recovery: %q", recovered.Warnings)
 	}
 	nothingLeft(t, e)
 	r := fsck(t, e.Dir(), false)

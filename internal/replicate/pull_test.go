@@ -475,8 +475,8 @@ func TestPullEveryFault(t *testing.T) {
 				}
 			}
 			_ = p
-			if again := openEngine(t, o.dir); again.Recovery.Undone != 0 || len(again.Recovery.Warnings) != 0 {
-				t.Errorf("fault %d left marks: %+v", i, again.Recovery)
+			if again, r := maintained(t, o.dir); r.Undone != 0 || len(r.Warnings) != 0 {
+				t.Errorf("fault %d left marks: %+v", i, r)
 				again.Close()
 			} else {
 				again.Close()

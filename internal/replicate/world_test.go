@@ -62,11 +62,22 @@ func newEngine(t *testing.T, dir, driverName string) *engine.Engine {
 
 func openEngine(t *testing.T, pool string) *engine.Engine {
 	t.Helper()
+	e, _ := maintained(t, pool)
+	return e
+}
+
+// maintained opens a pool as a command does, and says what was cleaned up.
+func maintained(t *testing.T, pool string) (*engine.Engine, engine.Recovery) {
+	t.Helper()
 	e, err := engine.Open(t.Context(), pool, testDrivers)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return e
+	r, err := e.Maintain(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e, r
 }
 
 // newWorld is a reflink pool on a fresh XFS, and a remote in a temporary directory.

@@ -37,7 +37,9 @@ func (m *model) goBack() {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	if len(e.Recovery.Warnings) == 0 {
+	r, err := e.Maintain(m.t.Context())
+	m.must(err)
+	if len(r.Warnings) == 0 {
 		// Nothing was waited for since. What was mounted is not known any more: go on where it was.
 		e.Close()
 		m.must(os.WriteFile(path, now, 0o600))

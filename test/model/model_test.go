@@ -178,8 +178,12 @@ func (m *model) open() {
 	if err != nil {
 		m.fatal(err)
 	}
-	if w := e.Recovery.Warnings; len(w) > 0 || e.Recovery.Undone > 0 {
-		m.errorf("there was something to recover: %+v", e.Recovery)
+	r, err := e.Maintain(m.t.Context())
+	if err != nil {
+		m.fatal(err)
+	}
+	if len(r.Warnings) > 0 || r.Undone > 0 {
+		m.errorf("there was something to recover: %+v", r)
 	}
 	m.e, m.atomic = e, e.Caps().Atomic
 }
