@@ -233,7 +233,7 @@ func (r *run) findSource(ctx context.Context) error {
 	}
 	st, err := os.Stat(abs)
 	if err != nil || !st.IsDir() {
-		return errs.New(errs.NotFound, "bench", r.Source, "neither a golden nor a directory").WithHint("see `pando golden ls`, or leave it out to use a generated tree")
+		return errs.New(errs.NotFound, "bench", r.Source, "neither a golden nor a directory").WithHint("see %s, or leave it out to use a generated tree", errs.Run("golden ls"))
 	}
 	src.Name, r.source = abs, abs
 	src.Files, src.Bytes, err = readTree(ctx, abs, r.Tracker)

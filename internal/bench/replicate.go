@@ -151,7 +151,7 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 	}
 	if !measured {
 		return nil, errs.New(errs.NoSpace, "bench", c.Dir, "there is no room for any of the scenarios: %s", out.Scenarios[0].Skipped).
-			WithHint("use --size for less data, or --dir for another disk")
+			WithHint("use %s for less data, or %s for another disk", errs.Param("size"), errs.Param("dir"))
 	}
 	out.judge()
 	return out, nil

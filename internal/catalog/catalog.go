@@ -148,7 +148,7 @@ type Catalog struct {
 	onCommit func([]driver.ObjectID)
 }
 
-const damagedHint = "rebuild it from the pool: `pando init --rebuild`"
+var damagedHint = errs.Messagef("rebuild it from the pool: %s", errs.Run("init", errs.Param("rebuild")))
 
 // Create makes an empty catalogue for a pool in dir, durably. Exists.
 func Create(ctx context.Context, dir, poolID string) error {
@@ -199,7 +199,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Stat(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, errs.New(errs.Damaged, "open catalogue", path, "it is missing").WithHint(damagedHint)
+			return nil, errs.New(errs.Damaged, "open catalogue", path, "it is missing").WithHint("%s", damagedHint)
 		}
 		return nil, errs.Wrap("open catalogue", path, err)
 	}
@@ -236,7 +236,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 			err = nil
 		}
 		if err = wrap("open catalogue", path, err); err == nil && pool != poolID {
-			err = errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").WithHint(damagedHint)
+			err = errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").WithHint("%s", damagedHint)
 		}
 	}
 	if err != nil {
@@ -254,7 +254,7 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Stat(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, errs.New(errs.Damaged, "open catalogue", path, "it is missing").WithHint(damagedHint)
+			return nil, errs.New(errs.Damaged, "open catalogue", path, "it is missing").WithHint("%s", damagedHint)
 		}
 		return nil, errs.Wrap("open catalogue", path, err)
 	}
@@ -295,7 +295,7 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	}
 	if pool != poolID {
 		db.Close()
-		return nil, errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").WithHint(damagedHint)
+		return nil, errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").WithHint("%s", damagedHint)
 	}
 	return c, nil
 }

@@ -216,7 +216,7 @@ func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
 		}
 		r, err := parseRow(text)
 		if err != nil {
-			return errs.New(errs.Damaged, "read catalogue", t.c.path, "%w", err).WithHint(damagedHint)
+			return errs.New(errs.Damaged, "read catalogue", t.c.path, "%w", err).WithHint("%s", damagedHint)
 		}
 		return fn(r)
 	})

@@ -108,7 +108,7 @@ func (c *Catalog) LostError() error {
 	}
 	return errs.New(errs.Damaged, "open catalogue", c.path,
 		"it lost its last %s on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until it is mended", changes(c.lost)).
-		WithHint("`pando init --rebuild` brings back what it lacks; `pando fsck` lists that")
+		WithHint("%s brings back what it lacks; %s lists that", errs.Run("init", errs.Param("rebuild")), errs.Run("fsck"))
 }
 
 func changes(n int64) string {

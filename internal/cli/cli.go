@@ -209,13 +209,13 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 // note tells a person something that is not the result.
 func (a *App) note(format string, args ...any) {
 	if !a.quiet && !a.json {
-		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", args...)
+		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", inWords(args)...)
 	}
 }
 
 // warn tells what is wrong and does not stop the command, also with --json.
 func (a *App) warn(format string, args ...any) {
-	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", args...)
+	fmt.Fprintf(a.Stderr, "pando: warning: "+format+"\n", inWords(args)...)
 }
 
 // printJSON prints the one JSON value of a command.
@@ -223,12 +223,12 @@ func (a *App) printJSON(v any) error {
 	enc := json.NewEncoder(a.Stdout)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	return writeError(enc.Encode(v))
+	return writeError(enc.Encode(rendered(v)))
 }
 
 // printf prints a line of the result.
 func (a *App) printf(format string, args ...any) error {
-	_, err := fmt.Fprintf(a.Stdout, format, args...)
+	_, err := fmt.Fprintf(a.Stdout, format, inWords(args)...)
 	return writeError(err)
 }
 
@@ -253,7 +253,7 @@ type jsonError struct {
 func (a *App) printError(err error) {
 	if a.json || wantsJSON() {
 		var j jsonError
-		j.Error.Kind, j.Error.Message, j.Error.Hint = errs.KindOf(err), err.Error(), errs.HintOf(err)
+		j.Error.Kind, j.Error.Message, j.Error.Hint = errs.KindOf(err), err.Error(), hintOf(err)
 		var e *errs.Error
 		if errors.As(err, &e) {
 			j.Error.Op, j.Error.Ref = e.Op, e.Ref
@@ -263,7 +263,7 @@ func (a *App) printError(err error) {
 		return
 	}
 	fmt.Fprintf(a.Stderr, "pando: %v\n", err)
-	if hint := errs.HintOf(err); hint != "" {
+	if hint := hintOf(err); hint != "" {
 		fmt.Fprintf(a.Stderr, "hint: %s\n", hint)
 	}
 }

@@ -72,14 +72,14 @@ func (a *App) printFsck(r *engine.FsckReport, repair bool) error {
 		}
 		t := a.table("SEVERITY", "CODE", "WHERE", "WHAT", last)
 		for _, f := range r.Findings {
-			result := f.Repair
+			result := words(f.Repair)
 			switch {
 			case repair && f.Repaired != "":
 				result = f.Repaired
 			case f.Failed != "":
 				result = "not repaired: " + f.Failed
 			}
-			t.row(f.Severity, f.Code, f.Ref, oneLine(f.Message), orDash(oneLine(result)))
+			t.row(f.Severity, f.Code, f.Ref, oneLine(words(f.Message)), orDash(oneLine(result)))
 		}
 		if err := t.flush(); err != nil {
 			return err

@@ -107,14 +107,15 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 	}
 	t := a.table("KEPT", "KIND", "WHY")
 	for _, k := range r.KeptThings {
-		if k.Kind == "tie" {
-			k.Why[0] += " (" + size(k.Bytes) + ")"
-		}
-		for i, w := range k.Why {
-			if i == 0 {
-				t.row(k.Ref, k.Kind, w)
-			} else {
-				t.row("", "", w)
+		for i, m := range k.Why {
+			why := words(m)
+			switch {
+			case i > 0:
+				t.row("", "", why)
+			case k.Kind == "tie":
+				t.row(k.Ref, k.Kind, why+" ("+size(k.Bytes)+")")
+			default:
+				t.row(k.Ref, k.Kind, why)
 			}
 		}
 	}

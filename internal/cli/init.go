@@ -70,7 +70,7 @@ so that those that run do not meet a full disk.`, pool.DefaultMinFreePercent),
 		if a.quiet {
 			return nil
 		}
-		faster := r.Faster
+		faster := words(r.Faster)
 		if err := a.printf("pool %s, driver %s\n", r.Dir, r.Driver); err != nil {
 			return err
 		}

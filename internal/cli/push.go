@@ -301,7 +301,7 @@ func (a *App) warnRound(err error, then string) {
 		a.printError(err)
 		return
 	}
-	hint := errs.HintOf(err)
+	hint := hintOf(err)
 	if hint != "" {
 		hint = "; hint: " + hint
 	}

@@ -238,7 +238,7 @@ func (a *App) knownRemotes(err error) error {
 		return err
 	}
 	out := *known
-	out.Hint = "this pool has: " + strings.Join(all, ", ")
+	out.Hint = errs.Messagef("this pool has: %s", strings.Join(all, ", "))
 	return &out
 }
 

@@ -70,16 +70,16 @@ func adoptedDir(aside string) string { return aside[:max(0, len(aside)-len(aside
 // the volume's name.
 func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) error {
 	if q.ReplaceVolume != "" && !q.Replace {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume is only made to replace the directory").WithHint("use --replace with --as")
+		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume is only made to replace the directory").WithHint("use %s with %s", errs.Param("replace"), errs.Param("as"))
 	}
 	if q.Replace && !q.Adopt {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "only what is adopted is replaced").WithHint("use --adopt with --replace")
+		return errs.New(errs.Invalid, opAdopt, q.Source, "only what is adopted is replaced").WithHint("use %s with %s", errs.Param("adopt"), errs.Param("replace"))
 	}
 	if !q.Adopt {
 		return nil
 	}
 	if src.kind != "directory" {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "it is no directory").WithHint("import it without --adopt")
+		return errs.New(errs.Invalid, opAdopt, q.Source, "it is no directory").WithHint("import it without %s", errs.Param("adopt"))
 	}
 	if !q.Replace {
 		return nil
@@ -100,7 +100,7 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return err
 	}
 	if q.ReplaceVolume == q.Name {
-		return errs.New(errs.Exists, opAdopt, q.Name, "the golden and the volume cannot have one name").WithHint("choose another with --as")
+		return errs.New(errs.Exists, opAdopt, q.Name, "the golden and the volume cannot have one name").WithHint("choose another with %s", errs.Param("as"))
 	}
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return checkFree(tx, opAdopt, q.ReplaceVolume) }); err != nil {
 		return err
@@ -114,7 +114,7 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 // checkReplace refuses a directory that no volume can be put in the place of.
 func (e *Engine) checkReplace(dir string) error {
 	if !canMount() {
-		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").WithHint("run it as root, or leave --replace out")
+		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").WithHint("run it as root, or leave %s out", errs.Param("replace"))
 	}
 	if dir == "/" {
 		return errs.New(errs.Invalid, opAdopt, dir, "the root directory cannot be replaced")
@@ -131,12 +131,12 @@ func (e *Engine) checkReplace(dir string) error {
 	}
 	if m.Root {
 		return errs.New(errs.Invalid, opAdopt, dir, "it is a mount point itself, which cannot be renamed aside").
-			WithHint("adopt it without --replace; then unmount it, and mount a clone there")
+			WithHint("adopt it without %s; then unmount it, and mount a clone there", errs.Param("replace"))
 	}
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if kernel.IsImmutable(unix.AT_FDCWD, d) {
 			return errs.New(errs.Permission, opAdopt, dir, "%s is immutable or append-only, so the directory cannot be renamed aside", d).
-				WithHint("`chattr -ia %s`, or leave --replace out", quoteWord(d))
+				WithHint("`chattr -ia %s`, or leave %s out", quoteWord(d), errs.Param("replace"))
 		}
 	}
 	below, err := mount.Below(dir)
@@ -144,14 +144,14 @@ func (e *Engine) checkReplace(dir string) error {
 		return err
 	}
 	if len(below) > 0 {
-		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).WithHint("unmount it first, or leave --replace out")
+		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).WithHint("unmount it first, or leave %s out", errs.Param("replace"))
 	}
 	full, err := hasEntries(dir)
 	if err != nil {
 		return errs.Wrap(opAdopt, dir, err)
 	}
 	if !full {
-		return errs.New(errs.Invalid, opAdopt, dir, "it is empty: there is nothing to replace").WithHint("`pando mount VOLUME %s` mounts a volume there", dir)
+		return errs.New(errs.Invalid, opAdopt, dir, "it is empty: there is nothing to replace").WithHint("%s mounts a volume there", errs.Run("mount", "VOLUME", dir))
 	}
 	return nil
 }
@@ -186,7 +186,7 @@ func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 		return err
 	}
 	return errs.New(errs.InUse, opAdopt, dir, "it is in use: %s", mount.FormatHolders(users)).
-		WithHint("end what uses it, which would go on with the old directory, or leave --replace out")
+		WithHint("end what uses it, which would go on with the old directory, or leave %s out", errs.Param("replace"))
 }
 
 // changedError adds to the error about a source that does not come to rest who
@@ -271,10 +271,11 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 		return errs.New(errs.KindOf(err), opAdopt, src.path, "the volume is in its place and the old directory is %s, but that could not be recorded: %w", out.Aside, err).
 			WithHint("mend the cause: the next command records it")
 	}
-	kind, hint := errs.KindOf(err), errs.HintOf(err)
-	again := fmt.Sprintf("`pando golden import --update %s %s --adopt --replace` tries again", q.Name, src.path)
+	kind, hint := errs.KindOf(err), errs.HintIn(err)
+	again := errs.Messagef("%s tries again",
+		errs.Run("golden import", errs.Param("update"), q.Name, src.path, errs.Param("adopt"), errs.Param("replace")))
 	if hint != "" {
-		again = hint + "; then " + again
+		again = errs.Messagef("%s; then %s", hint, again)
 	}
 	return errs.New(kind, opAdopt, src.path, "the golden %s is ready, but the directory was not replaced: %s", ref.Generation(out.Golden, out.Generation), aboutDir(err, src.path)).
 		WithHint("%s", again)
@@ -571,7 +572,7 @@ func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Ro
 		return tx.Unmark(m.ID)
 	})
 	if err == nil {
-		warn(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: `pando mount %s %s`", row.Name, dir, aside, row.Name, dir)
+		warn(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: %s", row.Name, dir, aside, errs.Run("mount", row.Name, dir))
 	}
 	return err
 }

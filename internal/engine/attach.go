@@ -38,7 +38,7 @@ func (e *Engine) attach(ctx context.Context, row catalog.Row, t target) (catalog
 		return a, err
 	}
 	if what.ReadOnly {
-		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots are never attached").WithHint("make a volume of it with `pando clone`")
+		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots are never attached").WithHint("make a volume of it with %s", errs.Run("clone"))
 	}
 	if a.MountNS, err = kernel.MountNamespace(); err != nil {
 		return a, errs.Wrap("mount", row.Name, err)
@@ -250,7 +250,7 @@ func (e *Engine) unmount(ctx context.Context, op string, row catalog.Row, a *cat
 	held := e.heldBy(ctx, op, row, *a, w, dev)
 	if failed != nil {
 		return false, errs.New(errs.InUse, op, row.Name, "%w; it could not be mounted at %s again: %w", errors.Unwrap(held), a.Mountpoint, failed).
-			WithHint("%s", errs.HintOf(held))
+			WithHint("%s", errs.HintIn(held))
 	}
 	return true, held
 }

@@ -121,7 +121,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now()}
 		} else if q.mustBeNew {
 			return nil, errs.New(errs.Exists, op, name, "there is a golden of this name").
-				WithHint("make its next generation with `pando golden import --update %s ...` or `pando golden publish %s VOLUME`", name, name)
+				WithHint("make its next generation with %s or %s", errs.Run("golden import", errs.Param("update"), name, "..."), errs.Run("golden publish", name, "VOLUME"))
 		}
 		if q.keep != nil {
 			g.Keep = *q.keep
@@ -139,7 +139,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			}
 			if exists && row.Golden == name && row.Generation != g.Current && !q.force {
 				return nil, errs.New(errs.Conflict, op, name, "volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).
-					WithHint("bring it up to date with `pando rebase %s %s`, or publish it all the same with --force", row.Name, name)
+					WithHint("bring it up to date with %s, or publish it all the same with %s", errs.Run("rebase", row.Name, name), errs.Param("force"))
 			}
 			if b.reads, err = e.lookLive(tx, row, q.noFreeze); err != nil {
 				return nil, err

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -14,7 +13,7 @@ import (
 // Report collects what calls have to say besides their results. It may be used concurrently.
 type Report struct {
 	mu       sync.Mutex
-	warnings []string
+	warnings []errs.Message
 }
 
 // WithReport returns a context with which the methods of an Engine report to r. Warnings of calls whose context
@@ -26,13 +25,13 @@ func WithReport(ctx context.Context, r *Report) context.Context {
 }
 
 // Warnings lists what went wrong without failing a call, the oldest first, each text once.
-func (r *Report) Warnings() []string {
+func (r *Report) Warnings() []errs.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.warnings)
 }
 
-func (r *Report) warn(text string) {
+func (r *Report) warn(text errs.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	// Who waits for something tries again and again.
@@ -98,6 +97,6 @@ func reclaimContext(ctx context.Context) (context.Context, context.CancelFunc) {
 // warn reports what went wrong and does not fail the call.
 func warn(ctx context.Context, format string, args ...any) {
 	if r := callOf(ctx).report; r != nil {
-		r.warn(fmt.Sprintf(format, args...))
+		r.warn(errs.Messagef(format, args...))
 	}
 }

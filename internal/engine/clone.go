@@ -173,7 +173,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			return nil, err
 		}
 		if q.op == opFork && origin.Kind != driver.Volume {
-			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).WithHint("use `pando clone %s %s`", q.From, q.Name)
+			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).WithHint("use %s", errs.Run("clone", q.From, q.Name))
 		}
 		size, err := e.cloneSize(q, origin)
 		if err != nil {
@@ -236,7 +236,7 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 	}
 	if !origin.FS.IsImage() {
 		return 0, errs.New(errs.Unsupported, "clone", q.From.String(), "%s volumes of the %s driver have no size: they share the room of the pool", origin.FS, e.caps.Name).
-			WithHint("leave --size out")
+			WithHint("leave %s out", errs.Param("size"))
 	}
 	size := roundUp(q.SizeBytes)
 	if size < origin.SizeBytes {

@@ -30,9 +30,9 @@ type Freed struct {
 
 // Kept is something that gc left, and why.
 type Kept struct {
-	Ref  string   `json:"ref"`
-	Kind string   `json:"kind"` // volume, snapshot, golden; trash: destroyed, to be removed; tie: destroyed, and needed by others
-	Why  []string `json:"why"`
+	Ref  string         `json:"ref"`
+	Kind string         `json:"kind"` // volume, snapshot, golden; trash: destroyed, to be removed; tie: destroyed, and needed by others
+	Why  []errs.Message `json:"why"`
 
 	Bytes int64 `json:"tied_bytes,omitempty"` // of a tie: what would return without it
 }
@@ -40,19 +40,19 @@ type Kept struct {
 // GCReport is what gc did.
 type GCReport struct {
 	Sweep
-	Reclaimed    int      `json:"reclaimed"`        // destroyed earlier, returned now
-	Undone       int      `json:"undone"`           // interrupted operations cleaned up
-	Expired      int      `json:"expired"`          // volumes and snapshots whose time was over
-	Untied       int      `json:"untied"`           // kept when they were destroyed, as the driver had tied them to others, removed now
-	Retired      int      `json:"retired"`          // generations that their golden's retention does not keep
-	FreedBytes   int64    `json:"freed_bytes"`      // used space of the pool, before minus after, when it had settled; other writers count
-	TrimmedBytes int64    `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
-	HostFreed    int64    `json:"host_freed_bytes"` // of a loop-backed pool: disk space that the file gave back
-	Decided      float64  `json:"decided_seconds"`  // time to compare the pool with the catalogue
-	Duration     float64  `json:"duration_seconds"`
-	Freed        []Freed  `json:"freed,omitempty"`
-	KeptThings   []Kept   `json:"kept_things,omitempty"` // with explain
-	Warnings     []string `json:"warnings,omitempty"`
+	Reclaimed    int            `json:"reclaimed"`        // destroyed earlier, returned now
+	Undone       int            `json:"undone"`           // interrupted operations cleaned up
+	Expired      int            `json:"expired"`          // volumes and snapshots whose time was over
+	Untied       int            `json:"untied"`           // kept when they were destroyed, as the driver had tied them to others, removed now
+	Retired      int            `json:"retired"`          // generations that their golden's retention does not keep
+	FreedBytes   int64          `json:"freed_bytes"`      // used space of the pool, before minus after, when it had settled; other writers count
+	TrimmedBytes int64          `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
+	HostFreed    int64          `json:"host_freed_bytes"` // of a loop-backed pool: disk space that the file gave back
+	Decided      float64        `json:"decided_seconds"`  // time to compare the pool with the catalogue
+	Duration     float64        `json:"duration_seconds"`
+	Freed        []Freed        `json:"freed,omitempty"`
+	KeptThings   []Kept         `json:"kept_things,omitempty"` // with explain
+	Warnings     []errs.Message `json:"warnings,omitempty"`
 }
 
 // freedMost is how many things are measured one by one, which takes a moment each.
@@ -245,7 +245,7 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 	for _, r := range u.rows {
 		k := Kept{Ref: r.Name, Kind: kindName(r.Kind)}
 		if r.Pinned.After(time.Now()) {
-			k.Why = append(k.Why, "pinned"+until(r.Pinned))
+			k.Why = append(k.Why, errs.Messagef("pinned%s", until(r.Pinned)))
 		}
 		switch r.Kind {
 		case driver.Volume:
@@ -258,7 +258,7 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 			k.Why = append(k.Why, whyGeneration(u, r)...)
 		}
 		if n := clones[r.ID]; n > 0 && e.caps.Sharing {
-			k.Why = append(k.Why, "origin of "+itoa(n)+" more, which would stay without it: they share its blocks")
+			k.Why = append(k.Why, errs.Messagef("origin of %d more, which would stay without it: they share its blocks", n))
 		}
 		out = append(out, k)
 	}
@@ -268,7 +268,7 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 		if who := e.graveHolders(ctx, g.ID); who != "" {
 			why += ": " + who
 		}
-		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []string{why}})
+		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []errs.Message{errs.Messagef("%s", why)}})
 	}
 	ties, err := e.ties(ctx, u)
 	return append(out, ties...), err
@@ -326,7 +326,7 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 		if tie.Holder != "" {
 			why += ", and lie with " + cmp.Or(refs[tie.Holder], string(tie.Holder))
 		}
-		k.Why = append(k.Why, why)
+		k.Why = append(k.Why, errs.Messagef("%s", why))
 		var by []string
 		for _, id := range tie.HeldBy {
 			by = append(by, cmp.Or(refs[id], string(id)))
@@ -336,10 +336,10 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 			if n > tiesNamed {
 				by = append(by[:tiesNamed], itoa(n-tiesNamed)+" more")
 			}
-			k.Why = append(k.Why, "until these are destroyed or flattened (`pando flatten`): "+strings.Join(by, ", "))
+			k.Why = append(k.Why, errs.Messagef("until these are destroyed or flattened (%s): %s", errs.Run("flatten"), strings.Join(by, ", ")))
 		}
 		if len(tie.Foreign) > 0 {
-			k.Why = append(k.Why, "until somebody removes what is not Pando's: "+strings.Join(tie.Foreign, ", "))
+			k.Why = append(k.Why, errs.Messagef("until somebody removes what is not Pando's: %s", strings.Join(tie.Foreign, ", ")))
 		}
 		out = append(out, k)
 	}
@@ -350,8 +350,8 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 // tiesNamed is how many of the things that keep another are named.
 const tiesNamed = 8
 
-func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []string {
-	var why []string
+func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.Message {
+	var why []errs.Message
 	if u.pinned[r.Lineage()] {
 		why = append(why, "one of its snapshots is pinned")
 	}
@@ -362,39 +362,39 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []string
 	}
 	switch state {
 	case here:
-		why = append(why, "mounted at "+a.Mountpoint)
+		why = append(why, errs.Messagef("mounted at %s", a.Mountpoint))
 	case elsewhere:
-		why = append(why, "mounted elsewhere than at "+a.Mountpoint+", where Pando put it")
+		why = append(why, errs.Messagef("mounted elsewhere than at %s, where Pando put it", a.Mountpoint))
 	}
 	if state != gone {
 		if who := e.holders(ctx, r, a); who != "" {
-			why = append(why, who)
+			why = append(why, errs.Messagef("%s", who))
 		}
 	}
 	switch {
 	case u.marked[r.ID]:
 		why = append(why, "a pando is at work on it")
 	case r.ExpiresAt.IsZero():
-		why = append(why, "it has no time to live; last used "+r.UsedAt.Local().Format(time.DateTime))
+		why = append(why, errs.Messagef("it has no time to live; last used %s", r.UsedAt.Local().Format(time.DateTime)))
 	case r.ExpiresAt.After(time.Now()):
-		why = append(why, "it lives until "+r.ExpiresAt.Local().Format(time.DateTime))
+		why = append(why, errs.Messagef("it lives until %s", r.ExpiresAt.Local().Format(time.DateTime)))
 	default:
 		why = append(why, "its time is over: it goes when nothing above holds it")
 	}
 	return why
 }
 
-func whyGeneration(u *uses, r catalog.Row) []string {
+func whyGeneration(u *uses, r catalog.Row) []errs.Message {
 	g := u.goldens[r.Golden]
 	switch n := u.based[ref.Generation(r.Golden, r.Generation)]; {
 	case g.Current == r.Generation:
-		return []string{"the current generation"}
+		return []errs.Message{"the current generation"}
 	case n > 0:
-		return []string{itoa(n) + " volumes or snapshots were made from it: rebase and diff need it, they themselves do not"}
+		return []errs.Message{errs.Messagef("%d volumes or snapshots were made from it: rebase and diff need it, they themselves do not", n)}
 	case g.Keep > 0:
-		return []string{"the golden keeps " + itoa(g.Keep) + " generations"}
+		return []errs.Message{errs.Messagef("the golden keeps %d generations", g.Keep)}
 	}
-	return []string{"the golden keeps all generations; prune would take it"}
+	return []errs.Message{"the golden keeps all generations; prune would take it"}
 }
 
 // holders names who uses a volume; "" if nobody is found.
@@ -444,7 +444,7 @@ func (e *Engine) trimBacking(r *GCReport) error {
 	before := blocks()
 	r.TrimmedBytes, err = kernel.Trim(dir, 64<<10)
 	if err != nil {
-		r.Warnings = append(r.Warnings, "free space could not be returned to the host: "+err.Error())
+		r.Warnings = append(r.Warnings, errs.Messagef("free space could not be returned to the host: %v", err))
 		return nil
 	}
 	r.HostFreed = max(0, before-blocks())

@@ -89,16 +89,17 @@ func isUnfinished(o driver.Object) bool {
 }
 
 // strayText says what an object without a row is, and what will become of it.
-func (e *Engine) strayText(o driver.Object) string {
-	text := string(o.Identity.Kind) + " " + describe(o.Identity)
+func (e *Engine) strayText(o driver.Object) errs.Message {
+	what := string(o.Identity.Kind) + " " + describe(o.Identity)
+	back := errs.Messagef("%s would bring it back", errs.Run("init", errs.Param("rebuild")))
 	if !isUnfinished(o) {
-		return text + " is in the pool but not in the catalogue: `pando init --rebuild` would bring it back"
+		return errs.Messagef("%s is in the pool but not in the catalogue: %s", what, back)
 	}
-	text += " was being made when the host went down, or the catalogue lost it: `pando init --rebuild` would bring it back"
+	text := errs.Messagef("%s was being made when the host went down, or the catalogue lost it: %s", what, back)
 	if !e.notesCommits() {
 		return text
 	}
-	return text + ", until " + o.Identity.CreatedAt.Add(strayAge).Local().Format("2006-01-02 15:04")
+	return errs.Messagef("%s, until %s", text, o.Identity.CreatedAt.Add(strayAge).Local().Format("2006-01-02 15:04"))
 }
 
 // upgradePool brings a pool of an older format up to date, once.

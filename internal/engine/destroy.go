@@ -138,7 +138,7 @@ func (e *Engine) toDestroy(ctx context.Context, refs []string) ([]doomed, error)
 				return err
 			}
 			if row.Kind == driver.Generation {
-				return errs.New(errs.Invalid, "destroy", s, "it is a golden, not a volume").WithHint("remove it with `pando golden rm %s`", s)
+				return errs.New(errs.Invalid, "destroy", s, "it is a golden, not a volume").WithHint("remove it with %s", errs.Run("golden rm", s))
 			}
 			if err := add(row); err != nil {
 				return err
@@ -169,7 +169,7 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 		return err
 	}
 	if len(matched) == 0 {
-		return errs.New(errs.NotFound, "destroy", pattern, "no volume matches").WithHint("see `pando ls`")
+		return errs.New(errs.NotFound, "destroy", pattern, "no volume matches").WithHint("see %s", errs.Run("ls"))
 	}
 	for _, r := range matched {
 		if err := add(r); err != nil {
@@ -403,7 +403,7 @@ func checkPin(r catalog.Row, ref string) error {
 	if !r.Pinned.After(time.Now()) {
 		return nil
 	}
-	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", until(r.Pinned)).WithHint("`pando unpin %s` first", ref)
+	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", until(r.Pinned)).WithHint("%s first", errs.Run("unpin", ref))
 }
 
 // until says when a pin ends, for people.

@@ -125,7 +125,7 @@ func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 	a, b := v.sides[0], v.sides[1]
 	if (a.row().FS == driver.None) != (b.row().FS == driver.None) {
 		return out, errs.New(errs.Invalid, opDiff, out.B, "one of the two is a raw volume, the other holds files").
-			WithHint("compare two of a kind; see `pando show`")
+			WithHint("compare two of a kind; see %s", errs.Run("show"))
 	}
 	q.Tracker.Start("comparing", 0, 0)
 	if a.row().FS == driver.None {

@@ -90,7 +90,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 	switch {
 	case readOnly && !p.Usable():
 		return nil, errs.New(errs.Unsupported, "open pool", p.Dir, "the pool is not mounted").
-			WithHint("run `pando ls`: any command that works with the pool mounts it")
+			WithHint("run %s: any command that works with the pool mounts it", errs.Run("ls"))
 	case readOnly:
 		e.cat, err = catalog.OpenReadOnly(ctx, p.Dir, p.Config.ID)
 	default:

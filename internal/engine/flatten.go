@@ -53,7 +53,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		}
 		l, err := e.lookLive(tx, row, false)
 		if err == nil && l.inUse() && tied && !q.DryRun {
-			err = errs.New(errs.InUse, opFlatten, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("`pando umount %s` first", q.Volume)
+			err = errs.New(errs.InUse, opFlatten, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("%s first", errs.Run("umount", q.Volume))
 		}
 		vol = row
 		return row, row, err

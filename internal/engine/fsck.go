@@ -26,23 +26,28 @@ const (
 	sevNote    = "note"    // the next command or gc cleans it up, or it is so on purpose
 )
 
+// byHandRebuild begins what a person can do where the catalogue itself is wrong.
+var byHandRebuild = errs.Messagef("by hand: %s", errs.Run("init", errs.Param("rebuild")))
+
 // Finding is something that is not as it should be.
 type Finding struct {
-	Severity string `json:"severity"`           // error, warning or note
-	Code     string `json:"code"`               // stable: see docs/fsck.md
-	Ref      string `json:"ref"`                // reference, or path, of what it is about
-	ID       string `json:"id,omitempty"`       // of the object
-	Message  string `json:"message"`            //
-	Repair   string `json:"repair,omitempty"`   // what repairing does, or what a person can do
-	Repaired string `json:"repaired,omitempty"` // what has been done; "": nothing
-	Failed   string `json:"failed,omitempty"`   // why it could not be repaired
-	Detail   string `json:"detail,omitempty"`   // what a program said
+	Severity string       `json:"severity"`           // error, warning or note
+	Code     string       `json:"code"`               // stable: see docs/fsck.md
+	Ref      string       `json:"ref"`                // reference, or path, of what it is about
+	ID       string       `json:"id,omitempty"`       // of the object
+	Message  errs.Message `json:"message"`            //
+	Repair   errs.Message `json:"repair,omitempty"`   // what repairing does, or what a person can do
+	Repaired string       `json:"repaired,omitempty"` // what has been done; "": nothing
+	Failed   string       `json:"failed,omitempty"`   // why it could not be repaired
+	Detail   string       `json:"detail,omitempty"`   // what a program said
 
 	fix func(context.Context) (done string, err error) // nil: it cannot be repaired
 }
 
 // key tells findings apart.
-func (f Finding) key() string { return f.Code + "\x00" + f.Ref + "\x00" + f.ID + "\x00" + f.Message }
+func (f Finding) key() string {
+	return f.Code + "\x00" + f.Ref + "\x00" + f.ID + "\x00" + string(f.Message)
+}
 
 // FsckChecked counts what was looked at.
 type FsckChecked struct {
@@ -139,8 +144,8 @@ func (c *fsck) done() *FsckReport {
 // damagedCatalog reports a catalogue that nothing can be compared with.
 func (c *fsck) damagedCatalog(why string) {
 	c.report.Findings = append(c.report.Findings, Finding{
-		Severity: sevError, Code: "catalogue", Ref: filepath.Join(c.pool.Dir, "catalog.db"), Message: why,
-		Repair: "by hand: `pando init --rebuild` makes it anew from the pool",
+		Severity: sevError, Code: "catalogue", Ref: filepath.Join(c.pool.Dir, "catalog.db"), Message: errs.Messagef("%s", why),
+		Repair: byHandRebuild + " makes it anew from the pool",
 	})
 }
 
@@ -213,8 +218,8 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 func (c *fsck) lostCommits() {
 	c.q.Repair = false
 	c.report.Findings = append(c.report.Findings, Finding{
-		Severity: sevError, Code: "catalogue-lost", Ref: filepath.Join(c.pool.Dir, "catalog.db"), Message: c.cat.LostError().Error(),
-		Repair: "by hand: `pando init --rebuild` makes it anew from the pool",
+		Severity: sevError, Code: "catalogue-lost", Ref: filepath.Join(c.pool.Dir, "catalog.db"), Message: errs.Messagef("%v", c.cat.LostError()),
+		Repair: byHandRebuild + " makes it anew from the pool",
 	})
 }
 
@@ -309,7 +314,7 @@ func wrongMode(path string, st fs.FileInfo, want fs.FileMode) []Finding {
 		return nil
 	}
 	return []Finding{{
-		Severity: sevWarning, Code: "pool-mode", Ref: path, Message: fmt.Sprintf("its mode is %04o, not %04o", st.Mode().Perm(), want), Repair: "set the mode",
+		Severity: sevWarning, Code: "pool-mode", Ref: path, Message: errs.Messagef("its mode is %04o, not %04o", st.Mode().Perm(), want), Repair: "set the mode",
 		fix: func(context.Context) (string, error) { return "set", errs.Wrap(opFsck, path, os.Chmod(path, want)) },
 	}}
 }

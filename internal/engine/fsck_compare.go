@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"pando/internal/catalog"
@@ -129,7 +128,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 	c.report.Checked.Busy = len(v.busy) - len(v.dead)
 	for _, m := range v.dead {
 		out = append(out, Finding{
-			Severity: sevNote, Code: "mark", Ref: cmp.Or(m.Name, v.refs[m.ID], string(m.ID)), ID: string(m.ID), Message: "a " + m.Op + " was interrupted", Repair: "undo or finish it, as the next command would",
+			Severity: sevNote, Code: "mark", Ref: cmp.Or(m.Name, v.refs[m.ID], string(m.ID)), ID: string(m.ID), Message: errs.Messagef("a %s was interrupted", m.Op), Repair: "undo or finish it, as the next command would",
 			fix: func(ctx context.Context) (string, error) { return c.fixMark(ctx, m) },
 		})
 	}
@@ -190,7 +189,7 @@ func (c *fsck) missing(v *poolView, r catalog.Row) Finding {
 		lost += " from the pool: " + formatBytes(r.Usage.LogicalBytes) + " when last measured"
 	}
 	return Finding{
-		Severity: sevError, Code: "object-missing", Ref: name, ID: string(r.ID), Message: lost,
+		Severity: sevError, Code: "object-missing", Ref: name, ID: string(r.ID), Message: errs.Messagef("%s", lost),
 		Repair: "forget it: its data CANNOT be brought back",
 		fix:    func(ctx context.Context) (string, error) { return c.fixMissing(ctx, r, name) },
 	}
@@ -211,16 +210,16 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 			f.Ref = cmp.Or(describe(o.Identity), string(o.ID))
 			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-unfinished", c.strayText(o), "none needed"
 		case errs.Is(o.Err, errs.TooNew):
-			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "identity-too-new", o.Err.Error(), "by hand: upgrade pando"
+			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando"
 		case o.Err != nil:
-			f.Severity, f.Code, f.Message, f.Repair = sevError, "identity-unreadable", "not in the catalogue, and "+o.Err.Error(), "by hand: only whoever knows what it was can tell"
+			f.Severity, f.Code, f.Message, f.Repair = sevError, "identity-unreadable", errs.Messagef("not in the catalogue, and %v", o.Err), "by hand: only whoever knows what it was can tell"
 		case !o.Whole, o.Identity.Kind == driver.Scratch:
-			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "object-half", "half made or half destroyed, by nobody who is known", "remove it, as `pando gc` would"
+			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "object-half", "half made or half destroyed, by nobody who is known", errs.Messagef("remove it, as %s would", errs.Run("gc"))
 			f.fix = func(ctx context.Context) (string, error) { return c.fixHalf(ctx, o.ID) }
 		default:
 			f.Ref = cmp.Or(describe(o.Identity), string(o.ID))
 			f.Severity, f.Code = sevError, "object-unknown"
-			f.Message, f.Repair = "a whole "+string(o.Identity.Kind)+" is in the pool but not in the catalogue", "add it to the catalogue"
+			f.Message, f.Repair = errs.Messagef("a whole %s is in the pool but not in the catalogue", string(o.Identity.Kind)), "add it to the catalogue"
 			f.fix = func(ctx context.Context) (string, error) { return c.fixUnknown(ctx, o.Identity) }
 		}
 		return []Finding{f}, nil
@@ -238,7 +237,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	}
 	restore := func(ctx context.Context) (string, error) { return c.fixIdentity(ctx, row.ID) }
 	var out []Finding
-	add := func(severity, code, message, repair string, fix func(context.Context) (string, error)) {
+	add := func(severity, code string, message, repair errs.Message, fix func(context.Context) (string, error)) {
 		g := f
 		g.Severity, g.Code, g.Message, g.Repair, g.fix = severity, code, message, repair, fix
 		out = append(out, g)
@@ -246,26 +245,26 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	const rewrite = "write it anew, from the catalogue"
 	switch {
 	case errs.Is(o.Err, errs.TooNew):
-		add(sevWarning, "identity-too-new", o.Err.Error(), "by hand: upgrade pando", nil)
+		add(sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando", nil)
 	case o.Err != nil:
-		add(sevError, "identity-unreadable", o.Err.Error(), rewrite, restore)
+		add(sevError, "identity-unreadable", errs.Messagef("%v", o.Err), rewrite, restore)
 	case !o.Whole:
 		add(sevError, "identity-missing", "its data is there, but its identity is not", rewrite, restore)
 	default:
 		if o.Identity.Kind == driver.Volume && row.Kind == driver.Snapshot {
 			add(sevWarning, "predecessor", "a rewind made it a snapshot, but in the pool it is still called a volume", rewrite, restore)
 		} else if diff := v.differences(o.Identity, v.wants[o.ID]); len(diff) > 0 {
-			add(sevWarning, "identity-differs", "pool and catalogue disagree: "+strings.Join(diff, ", "), rewrite, restore)
+			add(sevWarning, "identity-differs", errs.Messagef("pool and catalogue disagree: %s", strings.Join(diff, ", ")), rewrite, restore)
 		}
 	}
 	if cond.Leftover {
 		add(sevNote, "identity-leftover", "an interrupted change of its identity left a file", "remove that", restore)
 	}
 	if cond.Mode != "" {
-		add(sevWarning, "object-mode", cond.Mode, "set it", restore)
+		add(sevWarning, "object-mode", errs.Messagef("%s", cond.Mode), "set it", restore)
 	}
 	if cond.Err != nil {
-		add(sevError, "object-unreadable", cond.Err.Error(), "by hand", nil)
+		add(sevError, "object-unreadable", errs.Messagef("%v", cond.Err), "by hand", nil)
 	}
 	if row.FS.IsImage() && cond.Err == nil {
 		switch {
@@ -278,7 +277,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		case cond.SizeBytes < row.SizeBytes:
 			add(sevError, "image-short", shortBy(cond.SizeBytes, row.SizeBytes), adviceImmutable(row), nil)
 		case cond.SizeBytes > row.SizeBytes:
-			add(sevWarning, "image-long", fmt.Sprintf("its image has %d bytes, the catalogue says %d", cond.SizeBytes, row.SizeBytes), "note the size that it has", func(ctx context.Context) (string, error) {
+			add(sevWarning, "image-long", errs.Messagef("its image has %d bytes, the catalogue says %d", cond.SizeBytes, row.SizeBytes), "note the size that it has", func(ctx context.Context) (string, error) {
 				return c.fixSize(ctx, row, cond.SizeBytes)
 			})
 		}
@@ -286,12 +285,12 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	return out, nil
 }
 
-func shortBy(has, wants int64) string {
-	return fmt.Sprintf("its image ends after %d bytes of %d: the rest is gone", has, wants)
+func shortBy(has, wants int64) errs.Message {
+	return errs.Messagef("its image ends after %d bytes of %d: the rest is gone", has, wants)
 }
 
 // adviceImmutable says what can be done about damage in what never changes.
-func adviceImmutable(r catalog.Row) string {
+func adviceImmutable(r catalog.Row) errs.Message {
 	if r.Kind == driver.Generation {
 		return "by hand: it never changes. Clone it, repair the clone with fsck, and publish that"
 	}
@@ -385,12 +384,12 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 			f.fix = func(ctx context.Context) (string, error) { return c.fixOrphan(ctx, r) }
 			out = append(out, f)
 		case r.Kind != driver.Snapshot && r.Kind != driver.Volume && r.Kind != driver.Generation, !driver.ValidID(string(id)):
-			f.Severity, f.Code, f.Message, f.Repair = sevError, "catalogue", "a row of kind "+strconv.Quote(string(r.Kind))+" and ID "+strconv.Quote(string(id)), "by hand: `pando init --rebuild`"
+			f.Severity, f.Code, f.Message, f.Repair = sevError, "catalogue", errs.Messagef("a row of kind %q and ID %q", string(r.Kind), string(id)), byHandRebuild
 			out = append(out, f)
 		}
 		name := v.refs[id]
 		if _, twice := names[name]; twice || r.Kind == driver.Volume && v.goldens[name].Name != "" {
-			f.Severity, f.Code, f.Message, f.Repair = sevError, "catalogue", "two things have this name", "by hand: `pando init --rebuild` gives one another"
+			f.Severity, f.Code, f.Message, f.Repair = sevError, "catalogue", "two things have this name", byHandRebuild+" gives one another"
 			f.fix = nil
 			out = append(out, f)
 		}
@@ -403,11 +402,11 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		case !ok:
 			f.Severity, f.Code, f.Message, f.Repair = sevError, "golden-missing", "it has generations but is not in the catalogue", "add it"
 		case !generations[ref.Generation(name, g.Current)]:
-			f.Severity, f.Code, f.Message = sevError, "golden-current", fmt.Sprintf("its current generation %d does not exist", g.Current)
-			f.Repair = fmt.Sprintf("make generation %d the current one", top)
+			f.Severity, f.Code, f.Message = sevError, "golden-current", errs.Messagef("its current generation %d does not exist", g.Current)
+			f.Repair = errs.Messagef("make generation %d the current one", top)
 		case g.Next <= top:
-			f.Code, f.Message = "golden-next", fmt.Sprintf("the next generation would get number %d, but there is a %d", g.Next, top)
-			f.Repair = fmt.Sprintf("set the next number to %d", top+1)
+			f.Code, f.Message = "golden-next", errs.Messagef("the next generation would get number %d, but there is a %d", g.Next, top)
+			f.Repair = errs.Messagef("set the next number to %d", top+1)
 		default:
 			continue
 		}
@@ -456,14 +455,15 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 		switch {
 		case v.busy[id]:
 		case !known:
-			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "attachment-orphan", "something that is not in the catalogue is recorded as mounted at "+a.Mountpoint, "forget that"
+			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "attachment-orphan", errs.Messagef("something that is not in the catalogue is recorded as mounted at %s", a.Mountpoint), "forget that"
 			out = append(out, f)
 		case c.look(row, a) == gone:
-			f.Message, f.Repair = "recorded as mounted at "+a.Mountpoint+", but it is not mounted any more", "forget that"
+			f.Message, f.Repair = errs.Messagef("recorded as mounted at %s, but it is not mounted any more", a.Mountpoint), "forget that"
 			out = append(out, f)
 		case c.look(row, a) == elsewhere:
 			f.Code, f.fix = "attachment-elsewhere", nil
-			f.Message, f.Repair = "recorded as mounted at "+a.Mountpoint+", but mounted elsewhere, or in another mount namespace", "none: `pando show` says who holds it"
+			f.Message, f.Repair = errs.Messagef("recorded as mounted at %s, but mounted elsewhere, or in another mount namespace", a.Mountpoint),
+				errs.Messagef("none: %s says who holds it", errs.Run("show"))
 			out = append(out, f)
 		}
 	}
@@ -496,7 +496,7 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 		if a, ok := v.attached[id]; !ours || v.busy[id] || ok && a.Loop == b.Index {
 			continue
 		}
-		f := Finding{Severity: sevWarning, Code: "loop", Ref: v.refs[id], ID: string(id), Message: b.Path + " is on its image, and no attachment accounts for that", Repair: "detach it",
+		f := Finding{Severity: sevWarning, Code: "loop", Ref: v.refs[id], ID: string(id), Message: errs.Messagef("%s is on its image, and no attachment accounts for that", b.Path), Repair: "detach it",
 			fix: func(ctx context.Context) (string, error) { return c.fixLoop(ctx, id, b) }}
 		if b.Auto {
 			f.Message += ": a mount that Pando did not make, or lost track of, holds it"

@@ -128,7 +128,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 	case errs.Is(err, errs.NotFound):
 		return "", nil, nil
 	case errs.Is(err, errs.InUse):
-		f.Severity, f.Code, f.Message = sevNote, "busy", err.Error()
+		f.Severity, f.Code, f.Message = sevNote, "busy", errs.Messagef("%v", err)
 		return "", f, nil
 	case err != nil:
 		return "", nil, err
@@ -182,13 +182,13 @@ func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
 	case v.wrong == "":
 		return nil
 	}
-	f.Severity, f.Code, f.Message, f.Detail = sevError, "filesystem", v.wrong, v.detail
+	f.Severity, f.Code, f.Message, f.Detail = sevError, "filesystem", errs.Messagef("%s", v.wrong), v.detail
 	switch {
 	case row.Kind == driver.Volume:
-		f.Repair = "repair a copy with " + mender[row.FS] + ", go on with that, and keep the volume as it is as a snapshot"
+		f.Repair = errs.Messagef("repair a copy with %s, go on with that, and keep the volume as it is as a snapshot", mender[row.FS])
 		f.fix = func(ctx context.Context) (string, error) { return c.fixInside(ctx, row) }
 	case isBeforeFsck(row):
-		f.Severity, f.Repair = sevNote, "none: it is what it was before a repair. `pando destroy "+name+"` when nobody needs it"
+		f.Severity, f.Repair = sevNote, errs.Messagef("none: it is what it was before a repair. %s when nobody needs it", errs.Run("destroy", name))
 	default:
 		f.Repair = adviceImmutable(row)
 	}
@@ -212,8 +212,8 @@ func (c *fsck) unlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, 
 
 // skipped makes f say that something could not be checked.
 func skipped(f *Finding, err error) *Finding {
-	f.Severity, f.Code, f.Message = sevWarning, "skipped", "its filesystem could not be checked: "+err.Error()
-	if f.Repair = errs.HintOf(err); f.Repair != "" {
+	f.Severity, f.Code, f.Message = sevWarning, "skipped", errs.Messagef("its filesystem could not be checked: %v", err)
+	if f.Repair = errs.HintIn(err); f.Repair != "" {
 		f.Repair = "by hand: " + f.Repair
 	}
 	return f
@@ -279,7 +279,7 @@ func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error
 		}
 		if wrong != "" {
 			return errs.New(errs.Damaged, opFsck, string(id), "it is still damaged after the repair: %s: %s", wrong, detail).
-				WithHint("clone it and save what can be read, or go back to a snapshot with `pando rewind`")
+				WithHint("clone it and save what can be read, or go back to a snapshot with %s", errs.Run("rewind"))
 		}
 	}
 	return c.withPath(ctx, id, func(path string) error {
@@ -311,5 +311,5 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 		}
 	}
 	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", checkerOf(fs), essence(out, image)).
-		WithHint("clone it and save what can be read, or go back to a snapshot with `pando rewind`")
+		WithHint("clone it and save what can be read, or go back to a snapshot with %s", errs.Run("rewind"))
 }

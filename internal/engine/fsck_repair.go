@@ -53,7 +53,7 @@ func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
 	a, has, err := tx.Attached(row.ID)
 	if err == nil && has && c.look(row, a) != gone {
-		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).WithHint("`pando umount %s`, then repeat", row.Name)
+		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).WithHint("%s, then repeat", errs.Run("umount", row.Name))
 	}
 	return err
 }

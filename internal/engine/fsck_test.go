@@ -490,7 +490,7 @@ func TestFsckOfDamagedCatalog(t *testing.T) {
 			}
 			for _, repair := range []bool{false, true} {
 				r := fsck(t, e.Dir(), repair)
-				if r.OK || len(r.Findings) == 0 || r.Findings[0].Code != "catalogue" || !strings.Contains(r.Findings[0].Repair, "init --rebuild") {
+				if r.OK || len(r.Findings) == 0 || r.Findings[0].Code != "catalogue" || !strings.Contains(r.Findings[0].Repair.String(), `operation "init" with parameter "rebuild"`) {
 					t.Errorf("found %v:\n%s", r.OK, findings(r))
 				}
 			}
@@ -549,7 +549,7 @@ func TestFsckWithoutPrograms(t *testing.T) {
 	}
 	engine.HideProgram(t, "e2fsck")
 	r := fsck(t, e.Dir(), false)
-	if r.OK || r.Checked.Images+r.Checked.Shared != 2 || len(r.Findings) != 6 || r.Findings[0].Code != "skipped" || !strings.Contains(r.Findings[0].Repair, "e2fsprogs") {
+	if r.OK || r.Checked.Images+r.Checked.Shared != 2 || len(r.Findings) != 6 || r.Findings[0].Code != "skipped" || !strings.Contains(r.Findings[0].Repair.String(), "e2fsprogs") {
 		t.Errorf("%+v\n%s", r.Checked, findings(r))
 	}
 }

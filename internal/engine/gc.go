@@ -13,12 +13,12 @@ import (
 
 // Sweep is what a comparison of the whole pool with the catalogue found.
 type Sweep struct {
-	Objects  int      `json:"objects"`           // looked at
-	Garbage  int      `json:"garbage"`           // removed: half made, half destroyed, ephemeral of another boot
-	Loops    int      `json:"loop_devices"`      // detached
-	Detached int      `json:"stale_attachments"` // forgotten: not attached any more
-	Kept     []string `json:"kept,omitempty"`    // what is there and not understood
-	Missing  []string `json:"missing,omitempty"` // what the catalogue has and the pool has not
+	Objects  int            `json:"objects"`           // looked at
+	Garbage  int            `json:"garbage"`           // removed: half made, half destroyed, ephemeral of another boot
+	Loops    int            `json:"loop_devices"`      // detached
+	Detached int            `json:"stale_attachments"` // forgotten: not attached any more
+	Kept     []errs.Message `json:"kept,omitempty"`    // what is there and not understood
+	Missing  []string       `json:"missing,omitempty"` // what the catalogue has and the pool has not
 }
 
 func (e *Engine) syncer() (driver.Syncer, bool) {
@@ -101,17 +101,17 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 				e.noteCommitted([]driver.ObjectID{o.ID}) // the note went with the power
 			}
 			if known && o.Err != nil {
-				s.Kept = append(s.Kept, "the identity of "+e.nameOf(ctx, o.ID)+" cannot be read: "+o.Err.Error())
+				s.Kept = append(s.Kept, errs.Messagef("the identity of %s cannot be read: %v", e.nameOf(ctx, o.ID), o.Err))
 			}
 			continue
 		}
 		if o.Err != nil {
-			s.Kept = append(s.Kept, "object "+string(o.ID)+": "+o.Err.Error())
+			s.Kept = append(s.Kept, errs.Messagef("object %s: %v", string(o.ID), o.Err))
 			continue
 		}
 		garbage := e.isGarbage(o, buried[o.ID])
 		if garbage && !buried[o.ID] && e.objectInUse(ctx, o) {
-			s.Kept = append(s.Kept, string(o.Identity.Kind)+" "+describe(o.Identity)+" is not in the catalogue, and in use")
+			s.Kept = append(s.Kept, errs.Messagef("%s %s is not in the catalogue, and in use", string(o.Identity.Kind), describe(o.Identity)))
 			continue
 		}
 		if !garbage {
@@ -122,7 +122,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			continue
 		}
 		if err := e.remove(ctx, o.ID, cmp.Or(describe(o.Identity), string(o.ID)), "left by an interrupted operation or an earlier boot"); err != nil {
-			s.Kept = append(s.Kept, "garbage "+string(o.ID)+": "+err.Error())
+			s.Kept = append(s.Kept, errs.Messagef("garbage %s: %v", string(o.ID), err))
 			continue
 		}
 		s.Garbage++
@@ -164,7 +164,7 @@ func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, rows map[driver.O
 			err = e.destroyUnused(ctx, v.row, v.att, v.has)
 		}
 		if err != nil {
-			s.Kept = append(s.Kept, v.row.Name+": "+err.Error())
+			s.Kept = append(s.Kept, errs.Messagef("%s: %v", v.row.Name, err))
 			continue
 		}
 		s.Garbage++

@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -102,7 +103,7 @@ func TestCatalogueGoesBack(t *testing.T) {
 				c.spoil(t, dir, before)
 
 				e, recovered := maintained(t, dir)
-				if w := strings.Join(recovered.Warnings, "\n"); !strings.Contains(w, "it lost its last") || !strings.Contains(w, "init --rebuild") {
+				if w := fmt.Sprint(recovered.Warnings); !strings.Contains(w, "it lost its last") || !strings.Contains(w, `operation "init" with parameter "rebuild"`) {
 					t.Errorf("warnings %q", w)
 				}
 				if got := volumeNames(t, e); got != "before" {
@@ -110,7 +111,7 @@ func TestCatalogueGoesBack(t *testing.T) {
 				}
 				refused := func(what string, err error) {
 					t.Helper()
-					if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), "init --rebuild") {
+					if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), `operation "init" with parameter "rebuild"`) {
 						t.Errorf("%s: %v (hint %q)", what, err, errs.HintOf(err))
 					}
 				}
@@ -187,7 +188,7 @@ func TestRestoredCatalogueAfterBoot(t *testing.T) {
 			db.Close()
 
 			e, recovered := maintained(t, dir)
-			if s := recovered.Swept; s == nil || s.Garbage > 0 || len(s.Kept) != 1 || !strings.Contains(s.Kept[0], "init --rebuild") {
+			if s := recovered.Swept; s == nil || s.Garbage > 0 || len(s.Kept) != 1 || !strings.Contains(s.Kept[0].String(), `operation "init" with parameter "rebuild"`) {
 				t.Errorf("the sweep: %+v", s)
 			}
 			e.Close()
@@ -217,7 +218,7 @@ func TestDeinitOfLostCatalogue(t *testing.T) {
 	putBack(t, dir, before)
 
 	_, err := engine.Deinit(t.Context(), dir, false, drivers)
-	if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), "init --rebuild") {
+	if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), `operation "init" with parameter "rebuild"`) {
 		t.Errorf("deinit: %v (hint %q)", err, errs.HintOf(err))
 	}
 	if m, err := kernel.MountAt(unix.AT_FDCWD, at); err != nil || !m.Root {

@@ -167,7 +167,7 @@ func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 		}
 		if !q.Update {
 			return errs.New(errs.Exists, opImport, q.Name, "there is a golden of this name").
-				WithHint("make its next generation with `pando golden import --update %s ...`", q.Name)
+				WithHint("make its next generation with %s", errs.Run("golden import", errs.Param("update"), q.Name, "..."))
 		}
 		return nil
 	})
@@ -221,7 +221,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		return nil, err
 	}
 	if real == dir || strings.HasPrefix(real, dir+"/") {
-		return nil, errs.New(errs.Invalid, opImport, q.Source, "it is inside the pool").WithHint("to make a golden of a volume use `pando golden publish`")
+		return nil, errs.New(errs.Invalid, opImport, q.Source, "it is inside the pool").WithHint("to make a golden of a volume use %s", errs.Run("golden publish"))
 	}
 	st, err := os.Stat(real)
 	if err != nil {
@@ -253,7 +253,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			id.FS = found
 		}
 		if id.FS != found && id.FS != driver.None {
-			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", src.probed.Type, id.FS).WithHint("remove --fs")
+			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", src.probed.Type, id.FS).WithHint("remove %s", errs.Param("fs"))
 		}
 		id.Sector = sectorFor(src)
 		id.SizeBytes = roundUp(src.bytes)
@@ -262,7 +262,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		}
 		if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
 			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s", formatBytes(q.SizeBytes), formatBytes(id.SizeBytes)).
-				WithHint("use a larger --size, or leave it out")
+				WithHint("use a larger %s, or leave it out", errs.Param("size"))
 		}
 		id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
 		src.alloc = allocated(src.f)
@@ -276,7 +276,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 	}
 	if src.kind != "image" {
 		if id.FS == driver.None {
-			return id, errs.New(errs.Invalid, opImport, q.Name, "a raw volume cannot hold a tree").WithHint("use --fs ext4 or xfs")
+			return id, errs.New(errs.Invalid, opImport, q.Name, "a raw volume cannot hold a tree").WithHint("use %s or xfs", errs.Param("fs", "ext4"))
 		}
 		if src.kind == "directory" {
 			n, err := e.count(ctx, q, src)
@@ -297,14 +297,14 @@ func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequ
 	if !id.FS.IsImage() {
 		if q.SizeBytes > 0 {
 			return errs.New(errs.Unsupported, opImport, q.Name, "%s volumes of the %s driver have no size: they share the room of the pool", id.FS, e.caps.Name).
-				WithHint("leave --size out")
+				WithHint("leave %s out", errs.Param("size"))
 		}
 		return nil
 	}
 	if id.SizeBytes = roundUp(q.SizeBytes); id.SizeBytes > 0 {
 		if src.alloc > id.SizeBytes {
 			return errs.New(errs.Invalid, opImport, q.Name, "the tree takes at least %s, more than the size of %s", formatBytes(src.alloc), formatBytes(id.SizeBytes)).
-				WithHint("use a larger --size, or leave it out")
+				WithHint("use a larger %s, or leave it out", errs.Param("size"))
 		}
 		return nil
 	}

@@ -31,7 +31,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 	f, err := os.OpenFile(path, flags, 0)
 	if device && errors.Is(err, unix.EBUSY) {
 		return nil, errs.New(errs.InUse, opImport, q.Source, "the block device is mounted or part of another device, so its content may change").
-			WithHint("unmount it, or import the directory that it is mounted on with --adopt; --force copies it as it is")
+			WithHint("unmount it, or import the directory that it is mounted on with %s; %s copies it as it is", errs.Param("adopt"), errs.Param("force"))
 	}
 	if err != nil {
 		return nil, err
@@ -131,10 +131,10 @@ func checkSuperblock(s *source, q ImportRequest) error {
 	case p.Bytes > s.bytes:
 		return errs.New(errs.Damaged, opImport, q.Source, "the image ends after %d bytes, but its %s has %d: %s",
 			s.bytes, p.Type, p.Bytes, missing(p.Bytes-s.bytes)).
-			WithHint("copy or download it again; --force imports it with zeros for the missing part")
+			WithHint("copy or download it again; %s imports it with zeros for the missing part", errs.Param("force"))
 	case p.Elsewhere != "":
 		return errs.New(errs.Unsupported, opImport, q.Source, "the %s of its %s is on another device", p.Elsewhere, p.Type).
-			WithHint("mount it together with that device, and import the directory; --force imports the image alone")
+			WithHint("mount it together with that device, and import the directory; %s imports the image alone", errs.Param("force"))
 	}
 	return nil
 }
@@ -149,16 +149,16 @@ func missing(n int64) string {
 	return formatBytes(n) + " is missing"
 }
 
-func hintRepair(fs string) string {
+func hintRepair(fs string) errs.Message {
 	command := map[string]string{"ext4": "e2fsck -f -y COPY", "xfs": "xfs_repair COPY"}[fs]
-	return "repair a copy with `" + command + "` and import that, or import it as it is with --force"
+	return errs.Messagef("repair a copy with `%s` and import that, or import it as it is with %s", command, errs.Param("force"))
 }
 
 // checkRaw checks an image that --fs none takes, and in which Probe found nothing.
 func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 	if s.bytes%512 != 0 {
 		return errs.New(errs.Invalid, opImport, q.Source, "its size of %d bytes is not a multiple of 512: it is not a whole disk image", s.bytes).
-			WithHint("copy or download it again, or import it with --force, with zeros up to the next 4 KiB"), nil
+			WithHint("copy or download it again, or import it with %s, with zeros up to the next 4 KiB", errs.Param("force")), nil
 	}
 	c, err := fsprobe.Identify(s.f, s.bytes)
 	if err == nil && (c.Class == fsprobe.VirtualDisk || c.Class == fsprobe.SparseImage) {
@@ -201,10 +201,11 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	case fsprobe.Archive:
 		hint = "unpack it, and import the directory"
 	}
+	refused := errs.New(errs.Invalid, opImport, q.Source, "%s", what)
 	if raw {
-		hint += "; --fs none makes raw block volumes of any content"
+		return refused.WithHint("%s; %s makes raw block volumes of any content", hint, errs.Param("fs", "none"))
 	}
-	return errs.New(errs.Invalid, opImport, q.Source, "%s", what).WithHint("%s", hint)
+	return refused.WithHint("%s", hint)
 }
 
 // accepted says what an import takes.

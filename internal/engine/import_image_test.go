@@ -138,7 +138,7 @@ func TestImportRefusesDamaged(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			files, rows := objects(t, e), dump(t, e.Dir())
 			_, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: c.image})
-			if !errs.Is(err, c.kind) || !strings.Contains(err.Error(), c.text) || !strings.Contains(errs.HintOf(err), "--force") {
+			if !errs.Is(err, c.kind) || !strings.Contains(err.Error(), c.text) || !strings.Contains(errs.HintOf(err), `parameter "force"`) {
 				t.Errorf("%v (hint %q), wanted %s with %q", err, errs.HintOf(err), c.kind, c.text)
 			}
 			if got := objects(t, e); !slices.Equal(got, files) {
@@ -312,7 +312,7 @@ func TestImportUnknown(t *testing.T) {
 		for _, force := range []bool{false, true} {
 			_, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: c.path, Force: force})
 			if hint := errs.HintOf(err); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), c.text) || !strings.Contains(hint, c.hint) ||
-				strings.Contains(hint, "--fs none") == strings.Contains(c.text, "qcow2") {
+				strings.Contains(hint, `parameter "fs" set to none`) == strings.Contains(c.text, "qcow2") {
 				t.Errorf("%s: %v (hint %q)", c.path, err, hint)
 			}
 		}

@@ -415,7 +415,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 			return err
 		}
 		if row.Kind != driver.Generation {
-			return errs.New(errs.Invalid, "golden rm", r.String(), "it is a volume, not a golden").WithHint("remove it with `pando destroy %s`", r.String())
+			return errs.New(errs.Invalid, "golden rm", r.String(), "it is a volume, not a golden").WithHint("remove it with %s", errs.Run("destroy", r.String()))
 		}
 		gens, err := tx.Generations(r.Name)
 		if err != nil {
@@ -427,7 +427,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 		}
 		if r.At != "" && row.Generation == g.Current && len(gens) > 1 {
 			return errs.New(errs.Invalid, "golden rm", r.String(), "it is the current generation").
-				WithHint("publish another first, or remove the whole golden: `pando golden rm %s`", r.Name)
+				WithHint("publish another first, or remove the whole golden: %s", errs.Run("golden rm", r.Name))
 		}
 		// A golden goes as a whole or not at all, in one commit.
 		d := doomed{row: row, ref: ref.Generation(row.Golden, row.Generation), whole: r.At == "" || len(gens) == 1}

@@ -62,8 +62,8 @@ func (d Drivers) unmake(ctx context.Context, data, poolID string) error {
 // InitReport says what Init made, and why.
 type InitReport struct {
 	PoolInfo
-	Faster string   `json:"faster"` // what would be faster, "" if nothing
-	Notes  []string `json:"notes,omitempty"`
+	Faster errs.Message   `json:"faster"` // what would be faster, "" if nothing
+	Notes  []errs.Message `json:"notes,omitempty"`
 }
 
 const (
@@ -84,16 +84,16 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	case q.Driver != Auto && drivers[q.Driver] == nil:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "there is no driver %q", q.Driver).WithHint("choose one of: auto, %s", drivers.names())
 	case q.Driver == driverZFS && q.Dataset == "":
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").WithHint("name one that does not exist yet: --zfs-dataset POOL/pando (`zpool list` shows the pools)")
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").WithHint("name one that does not exist yet: %s (`zpool list` shows the pools)", errs.Param("zfs-dataset", "POOL/pando"))
 	case q.Driver != driverZFS && q.Dataset != "":
-		return nil, errs.New(errs.Invalid, "init", q.Dataset, "a dataset is for the zfs driver").WithHint("add --driver zfs")
+		return nil, errs.New(errs.Invalid, "init", q.Dataset, "a dataset is for the zfs driver").WithHint("add %s", errs.Param("driver", "zfs"))
 	case q.Driver == driverZFS && q.Loop:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "--loop is for the reflink driver")
 	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "%g %% to keep free is not between 0 and 100", q.MinFreePercent)
 	case q.SizeBytes != 0 && q.SizeBytes < pool.MinBackingBytes:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "a pool of %s is too small", formatBytes(q.SizeBytes)).
-			WithHint("--size must be at least %d MiB", pool.MinBackingBytes>>20)
+			WithHint("%s must be at least %d MiB", errs.Param("size"), pool.MinBackingBytes>>20)
 	}
 	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir, drivers.unmake)
 	if err != nil {
@@ -116,7 +116,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	info, err := e.Pool(ctx, false)
 	report.PoolInfo = info
 	if at := pool.Renamable(dir); at != "" {
-		report.Notes = append(report.Notes, fmt.Sprintf("others can write to %s, and so put another directory in the place of the pool", at))
+		report.Notes = append(report.Notes, errs.Messagef("others can write to %s, and so put another directory in the place of the pool", at))
 	}
 	return report, err
 }
@@ -155,9 +155,10 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 	r := &InitReport{}
 	own := func(name, why string) (pool.Plan, *InitReport, error) {
 		if q.SizeBytes > 0 && name == driverZFS {
-			r.Notes = append(r.Notes, fmt.Sprintf("--size does not apply: limit the pool with `zfs set quota=%d %s`", q.SizeBytes, q.Dataset))
+			r.Notes = append(r.Notes, errs.Messagef("%s does not apply: limit the pool with `zfs set quota=%d %s`", errs.Param("size"), q.SizeBytes, q.Dataset))
 		} else if q.SizeBytes > 0 {
-			r.Notes = append(r.Notes, "--size does not apply: the pool shares the room of the filesystem it is on (--loop makes a pool of its own size)")
+			r.Notes = append(r.Notes, errs.Messagef("%s does not apply: the pool shares the room of the filesystem it is on (%s makes a pool of its own size)",
+				errs.Param("size"), errs.Param("loop")))
 		}
 		return pool.Plan{Driver: name, Outside: q.Dataset, Unmake: drivers.unmake, Open: drivers[name], Why: why}, r, nil
 	}
@@ -175,11 +176,11 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 		if q.Loop {
 			return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "--loop is for the reflink driver")
 		}
-		r.Faster = "clones are full copies here: a pool on XFS, btrfs or ZFS, or `pando init` as root, makes them instant"
+		r.Faster = errs.Messagef("clones are full copies here: a pool on XFS, btrfs or ZFS, or %s as root, makes them instant", errs.Run("init"))
 		return own(driverPlain, "asked for")
 	case !root:
 		return pool.Plan{}, nil, errs.New(errs.Permission, "init", dir, "instant clones need root, to mount volumes").
-			WithHint("run it as root, or choose --driver plain, whose clones are full copies")
+			WithHint("run it as root, or choose %s, whose clones are full copies", errs.Param("driver", "plain"))
 	case q.Driver == driverBtrfs && q.Loop:
 		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "--loop is for the reflink driver")
 	case q.Driver == driverBtrfs:
@@ -188,7 +189,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 		return own(driverBtrfs, "the directory is on btrfs: volumes are subvolumes, clones are snapshots")
 	case q.Driver == Auto && onZFS && !q.Loop && drivers[driverZFS] != nil:
 		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "the directory is on ZFS, where volumes want a dataset of their own").
-			WithHint("name one that does not exist yet: --driver zfs --zfs-dataset POOL/pando; or choose --loop, which is slower")
+			WithHint("name one that does not exist yet: %s %s; or choose %s, which is slower", errs.Param("driver", "zfs"), errs.Param("zfs-dataset", "POOL/pando"), errs.Param("loop"))
 	case q.Driver != Auto && q.Driver != driverReflink:
 		return own(q.Driver, "asked for")
 	case reflinkErr == nil:
@@ -208,7 +209,7 @@ func chooseLoop(q InitRequest, dir string, st *unix.Statfs_t, r *InitReport, dri
 				WithHint("free space, or name a directory on another filesystem")
 		}
 	} else if size > free {
-		r.Notes = append(r.Notes, fmt.Sprintf("the pool of %s is larger than the %s that are free below it: new clones are refused when that runs low", formatBytes(size), formatBytes(free)))
+		r.Notes = append(r.Notes, errs.Messagef("the pool of %s is larger than the %s that are free below it: new clones are refused when that runs low", formatBytes(size), formatBytes(free)))
 	}
 	if int64(st.Type) == magicTmpfs {
 		r.Notes = append(r.Notes, "the directory is on tmpfs: the pool is gone after a reboot")
@@ -255,7 +256,7 @@ type DeinitReport struct {
 	Dir       string `json:"dir"`
 	Destroyed int    `json:"destroyed"` // volumes, snapshots and generations
 
-	Warnings []string `json:"warnings,omitempty"` // what could not be removed outside of the pool
+	Warnings []errs.Message `json:"warnings,omitempty"` // what could not be removed outside of the pool
 }
 
 // Deinit removes a pool and leaves no file, mount or loop device. One that holds
@@ -319,7 +320,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	} else if len(remotes) > 0 && !force {
 		return errs.New(errs.InUse, "deinit", dir, "the pool has keys to remotes, which may be the only ones: %s", strings.Join(remotes, ", ")).
-			WithHint("remove them with `pando remote rm NAME`, or remove everything with `pando deinit --force`")
+			WithHint("remove them with %s, or remove everything with %s", errs.Run("remote rm", "NAME"), errs.Run("deinit", errs.Param("force")))
 	}
 	var rows []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -345,7 +346,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	}
 	if len(rows) > 0 && !force {
 		return errs.New(errs.InUse, "deinit", dir, "the pool holds %d volumes, snapshots and generations", len(rows)).
-			WithHint("destroy them first, or remove everything with `pando deinit --force`")
+			WithHint("destroy them first, or remove everything with %s", errs.Run("deinit", errs.Param("force")))
 	}
 	if err := e.pool.OnlyMountPoints(); err != nil {
 		return err
@@ -445,7 +446,7 @@ func onlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 	}
 	names := strings.Join(foreign[:min(len(foreign), tiesNamed)], ", ")
 	return errs.New(errs.InUse, "deinit", dir, "the driver's dataset holds what is not Pando's, and keeps it: %s", names).
-		WithHint("destroy or move that, then run `pando deinit` again")
+		WithHint("destroy or move that, then run %s again", errs.Run("deinit"))
 }
 
 // forceEmpty empties a pool whose catalogue cannot be read, or is not to be trusted.
@@ -477,7 +478,7 @@ func destroyAll(ctx context.Context, d driver.Driver, force bool) (int, error) {
 		}
 		if !force {
 			return n, errs.New(errs.InUse, "deinit", string(o.ID), "the pool holds objects that the catalogue does not know").
-				WithHint("bring them back with `pando init --rebuild`, or remove everything with `pando deinit --force`")
+				WithHint("bring them back with %s, or remove everything with %s", errs.Run("init", errs.Param("rebuild")), errs.Run("deinit", errs.Param("force")))
 		}
 		if err := d.Destroy(ctx, o.ID); err != nil {
 			return n, err

@@ -182,7 +182,7 @@ func (e *Engine) deviceAgain(ctx context.Context, l live, w driver.Attachment) (
 	}
 	b, err := loopdev.Lookup(l.att.Loop)
 	if err != nil || !e.isImage(l.row.ID, b) {
-		return "", nil, errs.New(errs.InUse, "freeze", l.row.Name, "it is attached, but not as it was mounted").WithHint("take it as it is with --no-freeze")
+		return "", nil, errs.New(errs.InUse, "freeze", l.row.Name, "it is attached, but not as it was mounted").WithHint("take it as it is with %s", errs.Param("no-freeze"))
 	}
 	return b.Path, func() {}, nil
 }

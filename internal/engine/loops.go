@@ -34,7 +34,7 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 		}
 		switch err := a.Deactivate(ctx, id); {
 		case errs.Is(err, errs.InUse):
-			s.Kept = append(s.Kept, "the block device of "+e.nameOf(ctx, id)+" is held by something that Pando did not make or lost track of")
+			s.Kept = append(s.Kept, errs.Messagef("the block device of %s is held by something that Pando did not make or lost track of", e.nameOf(ctx, id)))
 		case err != nil:
 			return err
 		default:
@@ -77,7 +77,7 @@ func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.Objec
 			continue
 		}
 		if b.Auto {
-			s.Kept = append(s.Kept, b.Path+" on volume "+rows[id].Name+" is held by a mount that Pando did not make or lost track of")
+			s.Kept = append(s.Kept, errs.Messagef("%s on volume %s is held by a mount that Pando did not make or lost track of", b.Path, rows[id].Name))
 			continue
 		}
 		if busy, err := e.attachedOrMarked(ctx, id); err != nil {

@@ -108,11 +108,11 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string,
 		has := rightsOf(a)
 		if may.Dev && !has.Dev || may.SUID && !has.SUID {
 			return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s already, without these rights", a.Mountpoint).
-				WithHint("`pando umount %s` first", row.Name)
+				WithHint("%s first", errs.Run("umount", row.Name))
 		}
 		return true, nil
 	}
-	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).WithHint("`pando umount %s` first", row.Name)
+	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).WithHint("%s first", errs.Run("umount", row.Name))
 }
 
 // rightsOf tells what a mounted volume may.

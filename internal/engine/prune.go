@@ -64,7 +64,7 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 	case q.OlderThan < 0 || q.Idle < 0:
 		return nil, errs.New(errs.Invalid, opPrune, "", "an age cannot be negative")
 	case q.KeepFreePercent == 0 && q.OlderThan == 0 && q.Idle == 0:
-		return nil, errs.New(errs.Invalid, opPrune, "", "nothing says what may go").WithHint("use --keep-free, --older-than or --idle")
+		return nil, errs.New(errs.Invalid, opPrune, "", "nothing says what may go").WithHint("use %s, %s or %s", errs.Param("keep-free"), errs.Param("older-than"), errs.Param("idle"))
 	}
 	if !q.DryRun {
 		if err := e.needRoot(opPrune, ""); err != nil {

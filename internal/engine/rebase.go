@@ -57,7 +57,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 
 	out := Rebased{Conflicts: []RebaseConflict{}}
 	if q.Ours && q.Theirs {
-		return out, errs.New(errs.Invalid, opRebase, q.Volume, "both sides cannot win").WithHint("use one of --ours and --theirs")
+		return out, errs.New(errs.Invalid, opRebase, q.Volume, "both sides cannot win").WithHint("use one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
 	}
 	if err := ref.CheckName(opRebase, q.Volume); err != nil {
 		return out, err
@@ -109,7 +109,7 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 		return err
 	}
 	if l.inUse() {
-		return errs.New(errs.InUse, opRebase, r.q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("`pando umount %s` first", r.q.Volume)
+		return errs.New(errs.InUse, opRebase, r.q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("%s first", errs.Run("umount", r.q.Volume))
 	}
 	if r.target, err = resolve(tx, opRebase, r.q.Onto); err != nil {
 		return err
@@ -119,19 +119,19 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 	case r.target.Kind != driver.Generation:
 		return errs.New(errs.Invalid, opRebase, name, "%s is not a golden", r.q.Onto).WithHint("name a golden, or one of its generations: GOLDEN@N")
 	case r.vol.Golden == "":
-		return errs.New(errs.Invalid, opRebase, name, "the volume does not come from a golden").WithHint("see `pando show %s`", name)
+		return errs.New(errs.Invalid, opRebase, name, "the volume does not come from a golden").WithHint("see %s", errs.Run("show", name))
 	case r.vol.Golden != r.target.Golden:
 		return errs.New(errs.Invalid, opRebase, name, "the volume comes from %s, and %s is unrelated", r.vol.Golden, r.q.Onto).
-			WithHint("rebase it onto a generation of %s: see `pando golden show %s`", r.vol.Golden, r.vol.Golden)
+			WithHint("rebase it onto a generation of %s: see %s", r.vol.Golden, errs.Run("golden show", r.vol.Golden))
 	case r.vol.FS == driver.None || r.target.FS == driver.None:
 		return errs.New(errs.Unsupported, opRebase, name, "a raw volume has no files whose changes could be made again").
-			WithHint("see what is different with `pando diff %s %s`", r.q.Onto, name)
+			WithHint("see what is different with %s", errs.Run("diff", r.q.Onto, name))
 	}
 	var ok bool
 	if r.base, ok, err = tx.Generation(r.vol.Golden, r.vol.Generation); err == nil && !ok {
 		gone := ref.Generation(r.vol.Golden, r.vol.Generation)
 		err = errs.New(errs.NotFound, opRebase, name, "%s, which the volume was made from, has been removed: what the volume changed cannot be told any more", gone).
-			WithHint("make a new volume with `pando clone %s NEW`, and see `pando diff %s %s` for what to carry over", r.q.Onto, r.q.Onto, name)
+			WithHint("make a new volume with %s, and see %s for what to carry over", errs.Run("clone", r.q.Onto, "NEW"), errs.Run("diff", r.q.Onto, name))
 	}
 	return err
 }
@@ -184,7 +184,7 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 				paths = "path has"
 			}
 			return errs.New(errs.Conflict, opRebase, r.q.Volume, "%d %s been changed both in the volume and between %s and %s; nothing was changed",
-				n, paths, rowRef(r.base), rowRef(r.target)).WithHint("keep the volume's version of them with --ours, or the golden's with --theirs")
+				n, paths, rowRef(r.base), rowRef(r.target)).WithHint("keep the volume's version of them with %s, or the golden's with %s", errs.Param("ours"), errs.Param("theirs"))
 		}
 	}
 	for _, c := range changes {
@@ -272,7 +272,7 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 func (r *rebase) explain(err error) error {
 	if errs.Is(err, errs.NoSpace) {
 		return errs.New(errs.NoSpace, opRebase, r.q.Volume, "no room for it; nothing was changed (%v)", err).
-			WithHint("free space with `pando destroy` and `pando gc`, or make the volume's generation larger")
+			WithHint("free space with %s and %s, or make the volume's generation larger", errs.Run("destroy"), errs.Run("gc"))
 	}
 	return errs.Wrap(opRebase, r.q.Volume, err)
 }

@@ -16,11 +16,11 @@ import (
 
 // Recovery is what Maintain has cleaned up.
 type Recovery struct {
-	Undone    int      // interrupted operations that were undone or finished
-	Reclaimed int      // destroyed objects whose space was still to be returned
-	Expired   int      // volumes and snapshots destroyed because their time was over
-	Swept     *Sweep   // set if this was the first command after a boot
-	Warnings  []string // what could not be cleaned up, and stays
+	Undone    int            // interrupted operations that were undone or finished
+	Reclaimed int            // destroyed objects whose space was still to be returned
+	Expired   int            // volumes and snapshots destroyed because their time was over
+	Swept     *Sweep         // set if this was the first command after a boot
+	Warnings  []errs.Message // what could not be cleaned up, and stays
 }
 
 // forgetAt is the number of reclaimed tombstones at which a command spends a
@@ -53,7 +53,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	var graves []catalog.Tombstone
 	if err := e.cat.LostError(); err != nil {
 		// What it still says may be wrong: nothing is done by it.
-		warn(ctx, "%v (%s)", err, errs.HintOf(err))
+		warn(ctx, "%v (%s)", err, errs.HintIn(err))
 		return nil
 	}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -211,8 +211,8 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 				return err
 			} else if !never {
 				// The sweep after a boot, gc and fsck say so again.
-				warn(ctx, "%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; `pando fsck` says more",
-					cmp.Or(m.Name, string(m.ID)), m.Op)
+				warn(ctx, "%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; %s says more",
+					cmp.Or(m.Name, string(m.ID)), m.Op, errs.Run("fsck"))
 				return e.unmark(ctx, m.ID)
 			}
 		}

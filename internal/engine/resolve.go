@@ -20,12 +20,12 @@ func resolve(tx *catalog.Tx, op string, r ref.Ref) (catalog.Row, error) {
 			var ok bool
 			if n, ok = r.Generation(); !ok {
 				return catalog.Row{}, errs.New(errs.NotFound, op, r.String(), "%q is not the number of a generation", r.At).
-					WithHint("see `pando golden show %s`", r.Name)
+					WithHint("see %s", errs.Run("golden show", r.Name))
 			}
 		}
 		row, ok, err := tx.Generation(r.Name, n)
 		if err == nil && !ok {
-			err = errs.New(errs.NotFound, op, r.String(), "golden %s has no generation %d", r.Name, n).WithHint("see `pando golden show %s`", r.Name)
+			err = errs.New(errs.NotFound, op, r.String(), "golden %s has no generation %d", r.Name, n).WithHint("see %s", errs.Run("golden show", r.Name))
 		}
 		return row, err
 	}
@@ -35,14 +35,14 @@ func resolve(tx *catalog.Tx, op string, r ref.Ref) (catalog.Row, error) {
 	}
 	if !ok {
 		return catalog.Row{}, errs.New(errs.NotFound, op, r.String(), "no volume or golden has this name").
-			WithHint("see `pando ls` and `pando golden ls`")
+			WithHint("see %s and %s", errs.Run("ls"), errs.Run("golden ls"))
 	}
 	if r.At == "" {
 		return vol, nil
 	}
 	snap, ok, err := tx.Snapshot(vol.Lineage(), r.At)
 	if err == nil && !ok {
-		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).WithHint("see `pando show %s`", r.Name)
+		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).WithHint("see %s", errs.Run("show", r.Name))
 	}
 	return snap, err
 }
@@ -53,9 +53,9 @@ func resolveVolume(tx *catalog.Tx, op, name string) (catalog.Row, error) {
 	if err != nil || ok {
 		return vol, err
 	}
-	e := errs.New(errs.NotFound, op, name, "there is no such volume").WithHint("see `pando ls`")
+	e := errs.New(errs.NotFound, op, name, "there is no such volume").WithHint("see %s", errs.Run("ls"))
 	if _, isGolden, err := tx.Golden(name); err == nil && isGolden {
-		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").WithHint("make a volume of it: `pando clone %s VOLUME`", name)
+		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").WithHint("make a volume of it: %s", errs.Run("clone", name, "VOLUME"))
 	}
 	return vol, e
 }
@@ -66,7 +66,7 @@ func checkFree(tx *catalog.Tx, op, name string) error {
 	if _, ok, err := tx.Volume(name); err != nil {
 		return err
 	} else if ok {
-		return errs.New(errs.Exists, op, name, "a volume has this name already").WithHint("choose another, or `pando destroy %s`", name)
+		return errs.New(errs.Exists, op, name, "a volume has this name already").WithHint("choose another, or %s", errs.Run("destroy", name))
 	}
 	if _, ok, err := tx.Golden(name); err != nil {
 		return err

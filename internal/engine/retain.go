@@ -38,11 +38,11 @@ func (e *Engine) Keep(ctx context.Context, golden string, n int) ([]string, erro
 			return "", err
 		}
 		if !ok {
-			return "", errs.New(errs.NotFound, opKeep, golden, "there is no such golden").WithHint("see `pando golden ls`")
+			return "", errs.New(errs.NotFound, opKeep, golden, "there is no such golden").WithHint("see %s", errs.Run("golden ls"))
 		}
 		row, ok, err := tx.Generation(golden, g.Current)
 		if err == nil && !ok {
-			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing in the catalogue", g.Current).WithHint("see `pando fsck`")
+			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing in the catalogue", g.Current).WithHint("see %s", errs.Run("fsck"))
 		}
 		return row.ID, err
 	}, func(tx *catalog.Tx) error {

@@ -185,7 +185,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	if mounted {
 		if !q.Detach {
 			return Rewound{}, errs.New(errs.InUse, opRewind, q.Volume, "the volume is mounted at %s", att.Mountpoint).
-				WithHint("`pando umount %s` first, or use --detach", q.Volume)
+				WithHint("%s first, or use %s", errs.Run("umount", q.Volume), errs.Param("detach"))
 		}
 		again, may = att.Mountpoint, rightsOf(att)
 		if att.Loop >= 0 && att.MountID == 0 || again == e.defaultMountpoint(q.Volume) {
@@ -215,7 +215,7 @@ func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*cat
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := look(tx)
 		if err == nil && *mounted {
-			err = errs.New(errs.InUse, opRewind, q.Volume, "it was mounted meanwhile").WithHint("`pando umount %s` first", q.Volume)
+			err = errs.New(errs.InUse, opRewind, q.Volume, "it was mounted meanwhile").WithHint("%s first", errs.Run("umount", q.Volume))
 		}
 		return *vol, *snap, err
 	})

@@ -117,7 +117,7 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			return p, err
 		}
 		if !ok {
-			return p, errs.New(errs.Damaged, opPush, p.Ref, "its golden is missing in the catalogue").WithHint("see `pando fsck`")
+			return p, errs.New(errs.Damaged, opPush, p.Ref, "its golden is missing in the catalogue").WithHint("see %s", errs.Run("fsck"))
 		}
 		p.Volume, p.Name, p.Golden = row.Golden, itoa(row.Generation), true
 		p.Lineage = e.goldenLineage(g)
@@ -128,7 +128,7 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			return p, err
 		}
 		if !ok {
-			return p, errs.New(errs.Damaged, opPush, p.Ref, "its volume is missing in the catalogue").WithHint("see `pando fsck`")
+			return p, errs.New(errs.Damaged, opPush, p.Ref, "its volume is missing in the catalogue").WithHint("see %s", errs.Run("fsck"))
 		}
 		p.Volume, p.Lineage = vol.Name, row.Volume
 		p.OriginRef, p.OriginID = vol.Origin, vol.OriginID
@@ -144,7 +144,7 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			p.BaseID = base.ID
 		}
 	default:
-		return p, errs.New(errs.Invalid, opPush, p.Ref, "it is a volume, which changes").WithHint("take a snapshot of it: `pando snapshot %s`", p.Ref)
+		return p, errs.New(errs.Invalid, opPush, p.Ref, "it is a volume, which changes").WithHint("take a snapshot of it: %s", errs.Run("snapshot", p.Ref))
 	}
 	return p, nil
 }

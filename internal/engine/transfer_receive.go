@@ -238,7 +238,7 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if _, taken, err := tx.Generation(q.Volume, q.Generation); err != nil {
 			return nil, err
 		} else if taken {
-			return nil, errs.New(errs.Exists, opPull, r.ref, "the golden has this generation").WithHint("see `pando golden show %s`", q.Volume)
+			return nil, errs.New(errs.Exists, opPull, r.ref, "the golden has this generation").WithHint("see %s", errs.Run("golden show", q.Volume))
 		}
 		if !g.CreatedAt.Equal(q.CreatedAt) {
 			p.Since = g.CreatedAt
@@ -296,7 +296,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		return nil, err
 	}
 	if l.inUse() {
-		return nil, errs.New(errs.InUse, opPull, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("`pando umount %s` first", q.Volume)
+		return nil, errs.New(errs.InUse, opPull, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("%s first", errs.Run("umount", q.Volume))
 	}
 	n := fresh
 	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+stamp(time.Now())

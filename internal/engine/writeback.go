@@ -88,7 +88,7 @@ func (e *Engine) umountWriteBack(ctx context.Context, row catalog.Row, a catalog
 	default:
 		e.noteLost(ctx, a, u, true)
 	}
-	return errs.Wrap("umount", row.Name, e.lostError(ctx, a, u, "a second `pando umount "+row.Name+"` gives up the rest"))
+	return errs.Wrap("umount", row.Name, e.lostError(ctx, a, u, errs.Messagef("a second %s gives up the rest", errs.Run("umount", row.Name))))
 }
 
 // copyWriteBack writes what programs have written to a volume that is in use and is about
@@ -99,7 +99,7 @@ func (e *Engine) copyWriteBack(ctx context.Context, l live, root *os.File) error
 		return nil
 	}
 	e.noteLost(ctx, l.att, u, false)
-	return e.lostError(ctx, l.att, u, "have programs write it again")
+	return e.lostError(ctx, l.att, u, errs.Messagef("have programs write it again"))
 }
 
 // warnLost warns that a copy lacks what was lost before, and found out then.
@@ -171,11 +171,11 @@ func (e *Engine) sharesFilesystem(a catalog.Attached) bool {
 
 // lostError explains what could not be written: NoSpace if the pool is full, else IO. The
 // volume stays as it is, with all of it still in memory. then is the end of the hint.
-func (e *Engine) lostError(ctx context.Context, a catalog.Attached, u unwritten, then string) error {
-	kind, free := errs.IO, ""
+func (e *Engine) lostError(ctx context.Context, a catalog.Attached, u unwritten, then errs.Message) error {
+	kind, free := errs.IO, errs.Message("")
 	s, err := e.pool.Space(context.WithoutCancel(ctx))
 	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {
-		kind, free = errs.NoSpace, "free space with `pando destroy` and `pando gc`; "
+		kind, free = errs.NoSpace, errs.Messagef("free space with %s and %s; ", errs.Run("destroy"), errs.Run("gc"))
 	}
 	what := "some of what was written to it could not be stored in the pool"
 	if u.stopped {

@@ -90,7 +90,13 @@ func (p *fullable) lose(mountpoint string) (path string, content []byte) {
 // listen returns a context, and what calls with it warned of.
 func listen(t *testing.T) (context.Context, func() string) {
 	r := &engine.Report{}
-	return engine.WithReport(t.Context(), r), func() string { return strings.Join(r.Warnings(), "\n") }
+	return engine.WithReport(t.Context(), r), func() string {
+		text := ""
+		for _, w := range r.Warnings() {
+			text += w.String() + "\n"
+		}
+		return text
+	}
 }
 
 // TestLostWritesAreReported: what could not be stored in a full pool makes the next command
@@ -283,7 +289,7 @@ func TestLostWritesOfStoppedFilesystem(t *testing.T) {
 		v := clone(t, e, g, string(fs), true)
 		stop(t, v.Mountpoint)
 		_, err := e.Umount(t.Context(), v.Name)
-		if !errs.Is(err, errs.IO) || !strings.Contains(err.Error(), "can no longer write") || !strings.Contains(errs.HintOf(err), "a second `pando umount") {
+		if !errs.Is(err, errs.IO) || !strings.Contains(err.Error(), "can no longer write") || !strings.Contains(errs.HintOf(err), `a second operation "umount"`) {
 			t.Errorf("%s: %v (hint %q)", fs, err, errs.HintOf(err))
 		}
 		if d, err := e.Show(t.Context(), ref.Ref{Name: v.Name}); err != nil || d.Mountpoint == "" {

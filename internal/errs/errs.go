@@ -76,10 +76,10 @@ func (k Kind) Codes() Codes {
 // "unknown"; only Kind is always set.
 type Error struct {
 	Kind Kind
-	Op   string // what was being done, as a person would say it: "clone", "mount"
-	Ref  string // what it was done to: a reference or a path
-	Hint string // what the person can do next; a sentence without a full stop
-	Err  error  // the cause
+	Op   string  // what was being done, as a person would say it: "clone", "mount"
+	Ref  string  // what it was done to: a reference or a path
+	Hint Message // what the person can do next
+	Err  error   // the cause
 }
 
 // Error returns "op ref: cause"; the hint is not part of it.
@@ -112,9 +112,9 @@ func New(kind Kind, op, ref, format string, args ...any) *Error {
 	return &Error{Kind: kind, Op: op, Ref: ref, Err: fmt.Errorf(format, args...)}
 }
 
-// WithHint sets the hint and returns e.
+// WithHint sets the hint, as of [Messagef], and returns e.
 func (e *Error) WithHint(format string, args ...any) *Error {
-	e.Hint = fmt.Sprintf(format, args...)
+	e.Hint = Messagef(format, args...)
 	return e
 }
 
@@ -142,7 +142,7 @@ func Wrap(op, ref string, err error) error {
 	return out
 }
 
-func defaultHint(err error, k Kind) string {
+func defaultHint(err error, k Kind) Message {
 	switch {
 	case errors.Is(err, syscall.EROFS):
 		return "the filesystem is mounted read-only"
@@ -151,7 +151,7 @@ func defaultHint(err error, k Kind) string {
 	case errors.Is(err, syscall.EDQUOT):
 		return "a disk quota is used up"
 	case k == NoSpace:
-		return "free space with `pando destroy` and `pando gc`, or use a larger pool"
+		return Messagef("free space with %s and %s, or use a larger pool", Run("destroy"), Run("gc"))
 	case k == Permission && os.Geteuid() != 0:
 		return "run it as root"
 	}
@@ -209,9 +209,13 @@ func KindOf(err error) Kind {
 // Is reports whether err is of kind k.
 func Is(err error, k Kind) bool { return err != nil && KindOf(err) == k }
 
-// HintOf returns the innermost hint of err, or "".
-func HintOf(err error) string {
-	hint := ""
+// HintOf returns the innermost hint of err in neutral words, or "". Front ends have words of
+// their own, and render [HintIn].
+func HintOf(err error) string { return HintIn(err).String() }
+
+// HintIn returns the innermost hint of err, or the zero Message.
+func HintIn(err error) Message {
+	var hint Message
 	for err != nil {
 		var e *Error
 		if !errors.As(err, &e) {

@@ -106,9 +106,9 @@ func Do(ctx context.Context, dir *os.File, fn func() error) (err error) {
 		switch {
 		case errors.Is(err, unix.EBUSY):
 			return errs.New(errs.InUse, "freeze", dir.Name(), "the filesystem is frozen by something else").
-				WithHint("thaw it (`fsfreeze --unfreeze %s`), or take it as it is with --no-freeze", dir.Name())
+				WithHint("thaw it (`fsfreeze --unfreeze %s`), or take it as it is with %s", dir.Name(), errs.Param("no-freeze"))
 		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
-			return errs.New(errs.Unsupported, "freeze", dir.Name(), "its filesystem cannot be frozen").WithHint("take it as it is with --no-freeze")
+			return errs.New(errs.Unsupported, "freeze", dir.Name(), "its filesystem cannot be frozen").WithHint("take it as it is with %s", errs.Param("no-freeze"))
 		}
 		return errs.Wrap("freeze", dir.Name(), err)
 	}
@@ -120,7 +120,7 @@ func Do(ctx context.Context, dir *os.File, fn func() error) (err error) {
 		case errors.Is(terr, unix.EINVAL):
 			g.dismiss() // it was first
 			err = errors.Join(err, errs.New(errs.Conflict, "freeze", dir.Name(), "it took longer than %v, and its writes went on", Limit).
-				WithHint("take it as it is with --no-freeze"))
+				WithHint("take it as it is with %s", errs.Param("no-freeze")))
 		default:
 			// The guard tries again when the pipe closes.
 			g.abandon()

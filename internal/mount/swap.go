@@ -51,7 +51,7 @@ func Swap(parent *os.File, name, beside string) error {
 		err = unix.Renameat2(int(here.Fd()), beside, int(here.Fd()), name, unix.RENAME_EXCHANGE)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
 			return errs.New(errs.Unsupported, "replace", dir, "the filesystem of %s cannot exchange two directories: %w", filepath.Dir(dir), err).
-				WithHint("adopt it without --replace, and put a clone there when nobody uses the directory")
+				WithHint("adopt it without %s, and put a clone there when nobody uses the directory", errs.Param("replace"))
 		}
 		if err != nil {
 			return fail("renameat2", err)

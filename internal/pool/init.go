@@ -60,7 +60,7 @@ func Prepare(ctx context.Context, dir string, unmake Unmake) (abs string, madeDi
 	}
 	if p, err := Read(abs); err == nil {
 		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "there is a pool already (driver %s)", p.Config.Driver).
-			WithHint("use it, or remove it with `pando deinit`")
+			WithHint("use it, or remove it with %s", errs.Run("deinit"))
 	} else if k := errs.KindOf(err); k == errs.TooNew || k == errs.Damaged {
 		return "", false, nil, nil, err
 	}
@@ -89,7 +89,7 @@ func Prepare(ctx context.Context, dir string, unmake Unmake) (abs string, madeDi
 		// another init.
 		if !left && e.Name() != "lost+found" && e.Name() != "lock" {
 			return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "the directory is not empty (it holds %q)", e.Name()).
-				WithHint("name an empty or new directory with --pool")
+				WithHint("name an empty or new directory with %s", errs.Param("pool"))
 		}
 	}
 	unlock, err = Lock(ctx, abs)

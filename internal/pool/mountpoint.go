@@ -77,5 +77,5 @@ func removeMountPoint(dir, name string) error {
 // foreign is about what is not the pool's, or is in use.
 func foreign(path string) error {
 	return errs.New(errs.InUse, "deinit", path, "it holds something that is not the pool's, or is mounted").
-		WithHint("move it away or unmount it, then run `pando deinit` again")
+		WithHint("move it away or unmount it, then run %s again", errs.Run("deinit"))
 }

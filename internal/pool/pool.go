@@ -126,11 +126,11 @@ func Read(dir string) (*Pool, error) {
 		e := errs.New(errs.NotFound, "open pool", dir, "there is no pool")
 		switch {
 		case exists(filepath.Join(dir, removingName)):
-			return nil, e.WithHint("its removal was interrupted: finish it with `pando deinit`")
+			return nil, e.WithHint("its removal was interrupted: finish it with %s", errs.Run("deinit"))
 		case exists(filepath.Join(dir, initingName)):
-			return nil, e.WithHint("its making was interrupted: run `pando init` again")
+			return nil, e.WithHint("its making was interrupted: run %s again", errs.Run("init"))
 		}
-		return nil, e.WithHint("make one with `pando init`, or name another with --pool DIR or PANDO_POOL")
+		return nil, e.WithHint("make one with %s, or name another with %s or %s", errs.Run("init"), errs.Param("pool", "DIR"), errs.Variable("PANDO_POOL"))
 	}
 	p := &Pool{Dir: dir}
 	var v struct {
@@ -313,9 +313,9 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
-	hint := "free space with `pando destroy` and `pando gc`"
+	hint := errs.Messagef("free space with %s and %s", errs.Run("destroy"), errs.Run("gc"))
 	if s.HostFree < least+need && p.Config.Backing != nil {
-		hint += fmt.Sprintf(", or on the filesystem below the pool, which has %d MiB left", s.HostFree>>20)
+		hint = errs.Messagef("%s, or on the filesystem below the pool, which has %d MiB left", hint, s.HostFree>>20)
 	}
 	msg := fmt.Errorf("the pool has %d MiB free, and %.4g %% (%d MiB) must stay free for what runs", s.FreeBytes>>20, p.Config.MinFreePercent, least>>20)
 	if need > 0 {

@@ -25,7 +25,7 @@ func checkSite(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err == nil && int(st.Uid) != os.Geteuid() {
 		return errs.New(errs.Invalid, "init", dir, "the directory belongs to somebody else (user ID %d)", st.Uid).
-			WithHint("name a new directory with --pool, or make this one yours: `chown %d %s`", os.Geteuid(), dir)
+			WithHint("name a new directory with %s, or make this one yours: `chown %d %s`", errs.Param("pool"), os.Geteuid(), dir)
 	}
 	real, err := existing(dir)
 	if err != nil {
@@ -34,7 +34,7 @@ func checkSite(dir string) error {
 	for d := real; ; d = filepath.Dir(d) {
 		if d != dir && isPool(d) {
 			return errs.New(errs.Invalid, "init", dir, "the directory is inside another pool (%s)", d).
-				WithHint("name a directory outside of it with --pool")
+				WithHint("name a directory outside of it with %s", errs.Param("pool"))
 		}
 		if d == "/" {
 			break
@@ -42,7 +42,7 @@ func checkSite(dir string) error {
 	}
 	if volume := volumeAt(real); volume != "" {
 		return errs.New(errs.Invalid, "init", dir, "the directory is inside a volume of another pool, which is mounted on %s", volume).
-			WithHint("name a directory outside of it with --pool")
+			WithHint("name a directory outside of it with %s", errs.Param("pool"))
 	}
 	return nil
 }

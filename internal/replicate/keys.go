@@ -72,7 +72,7 @@ func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 		var known *errs.Error
 		err := rp.AddSlot(ctx, repo.NewSlot(n))
 		if errs.Is(err, errs.Exists) && errors.As(err, &known) && known.Hint == "" {
-			return known.WithHint("see `pando remote key ls %s`; another label is given with --label", r.Name)
+			return known.WithHint("see %s; another label is given with %s", errs.Run("remote key ls", r.Name), errs.Param("label"))
 		}
 		if err != nil {
 			return err
@@ -102,7 +102,7 @@ func RemoveKey(ctx context.Context, r *Remote, which string, force bool) (out Ke
 		}
 		if out.ThisPool && !force {
 			return errs.New(errs.Conflict, opKey, which, "it is the key of this pool, which could not use the remote any more").
-				WithHint("to forget the remote here use `pando remote rm %s`; to remove the key all the same, --force", r.Name)
+				WithHint("to forget the remote here use %s; to remove the key all the same, %s", errs.Run("remote rm", r.Name), errs.Param("force"))
 		}
 		id, err := repo.ParseID(out.ID)
 		if err != nil {
@@ -122,11 +122,11 @@ func findKey(all []Key, remote, which string) (Key, error) {
 	}
 	switch len(found) {
 	case 0:
-		return Key{}, errs.New(errs.NotFound, opKey, which, "no key of %s has this ID, label or recipient", remote).WithHint("see `pando remote key ls %s`", remote)
+		return Key{}, errs.New(errs.NotFound, opKey, which, "no key of %s has this ID, label or recipient", remote).WithHint("see %s", errs.Run("remote key ls", remote))
 	case 1:
 		return found[0], nil
 	}
-	return Key{}, errs.New(errs.Invalid, opKey, which, "%d keys are called that", len(found)).WithHint("name it by its ID: see `pando remote key ls %s`", remote)
+	return Key{}, errs.New(errs.Invalid, opKey, which, "%d keys are called that", len(found)).WithHint("name it by its ID: see %s", errs.Run("remote key ls", remote))
 }
 
 // RotateKeys makes a new master key for all that is written from now on, which those

@@ -468,7 +468,7 @@ func (p *pruner) unreadable(now scene, id repo.ID, err error) error {
 		return err
 	}
 	return errs.New(errs.Damaged, opRemotePrune, what, "its manifest cannot be read, so nobody knows what it needs, and nothing was deleted: %w", err).
-		WithHint("see `pando verify`; if the point is lost, remove it with `pando remote delete`, and prune again")
+		WithHint("see %s; if the point is lost, remove it with %s, and prune again", errs.Run("verify"), errs.Run("remote delete"))
 }
 
 // garbage says what of the listed objects goes.

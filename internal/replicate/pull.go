@@ -256,7 +256,7 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 	full := p.local + "@" + pt.Name
 	if h.Golden {
 		if _, ok := (ref.Ref{Name: h.Name, At: pt.Name}).Generation(); !ok {
-			return errs.New(errs.Damaged, opPull, full, "%q is not the number of a generation", pt.Name).WithHint("see `pando verify`")
+			return errs.New(errs.Damaged, opPull, full, "%q is not the number of a generation", pt.Name).WithHint("see %s", errs.Run("verify"))
 		}
 	}
 	switch {
@@ -264,13 +264,13 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 		return nil
 	case h.Golden && here.named(pt.Name):
 		return errs.New(errs.Exists, opPull, full, "the golden has a generation of this number, which is another").
-			WithHint("pull it under another name with --as NAME")
+			WithHint("pull it under another name with %s", errs.Param("as", "NAME"))
 	case !p.Update && !p.follows(here, h.Name):
 		return errs.New(errs.Exists, opPull, p.local, "it is here already").
-			WithHint("pull it under another name with --as NAME, or with --update: then it becomes what is pulled, and its state stays as a snapshot")
+			WithHint("pull it under another name with %s, or with %s: then it becomes what is pulled, and its state stays as a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
 	case here.named(pt.Name):
 		return errs.New(errs.Exists, opPull, full, "the volume has a snapshot of this name, which is another").
-			WithHint("destroy that, or pull under another name with --as NAME")
+			WithHint("destroy that, or pull under another name with %s", errs.Param("as", "NAME"))
 	}
 	return nil
 }
@@ -344,7 +344,7 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 }
 
 func (p *puller) gone(pt repo.Point) error {
-	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was removed from the remote just now").WithHint("pull another point; see `pando remote ls`")
+	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was removed from the remote just now").WithHint("pull another point; see %s", errs.Run("remote ls"))
 }
 
 // missing words that something of a point is not there: somebody has removed it, or
@@ -355,7 +355,7 @@ func (p *puller) missing(ctx context.Context, pt repo.Point, err error) error {
 		return p.gone(pt)
 	}
 	return errs.New(errs.Damaged, opPull, p.Ref.Name+"@"+pt.Name, "something of it is missing in the remote: %w", err).
-		WithHint("see `pando verify`; an older point may be whole")
+		WithHint("see %s; an older point may be whole", errs.Run("verify"))
 }
 
 // remember notes what the volume is in the remote, and describes what was pulled.
@@ -400,7 +400,7 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 	_, err = changeHead(ctx, p.repo, opPull, h.Name, func(now *repo.Head) (bool, error) {
 		if now.Epoch != h.Epoch || now.Writer.Pool != h.Writer.Pool {
 			return false, errs.New(errs.Conflict, opPull, h.Name, "%s has taken the volume over in turn", now.Writer.Host).
-				WithHint("decide which host is to write it; see `pando remote ls`")
+				WithHint("decide which host is to write it; see %s", errs.Run("remote ls"))
 		}
 		if now.Lineage == lineage {
 			return false, nil

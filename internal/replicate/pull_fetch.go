@@ -314,7 +314,7 @@ func (x *restore) damaged(offset, length int64, err error) error {
 		return err
 	}
 	return errs.New(k, opPull, x.now.Volume+"@"+x.now.Point, "bytes %d to %d cannot be read: %w", offset, offset+length-1, err).
-		WithHint("see `pando verify`; an older point may be whole")
+		WithHint("see %s; an older point may be whole", errs.Run("verify"))
 }
 
 // stream is the content of frames, one after the other, read ahead of its reader. It

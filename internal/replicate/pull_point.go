@@ -33,7 +33,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		return engine.Info{}, err
 	}
 	if m.ID != pt.Manifest || m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS {
-		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest is of something else").WithHint("see `pando verify`")
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest is of something else").WithHint("see %s", errs.Run("verify"))
 	}
 	q := engine.ReceiveRequest{
 		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,
@@ -287,7 +287,7 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 		}
 		if err := ref.CheckName(opPull, name); err != nil || i > 1000 {
 			return dest{}, errs.New(errs.Exists, opPull, h.Name, "no name is free for what the volume was cloned from").
-				WithHint("free the name %s, or use --no-origin", h.Name)
+				WithHint("free the name %s, or use %s", h.Name, errs.Param("no-origin"))
 		}
 		if name == p.local {
 			continue // that is for what was asked for

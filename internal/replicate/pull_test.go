@@ -285,10 +285,10 @@ func TestPullIntoTaken(t *testing.T) {
 			t.Fatalf("a refused pull changed the pool:\n%s\n%s", before, after)
 		}
 	}
-	refuse("v", PullRequest{}, errs.Exists, "--as")
-	refuse("g", PullRequest{}, errs.Exists, "--as")
-	refuse("g", PullRequest{Update: true}, errs.Exists, "--as")
-	refuse("v", PullRequest{TakeOver: true}, errs.Exists, "--update")
+	refuse("v", PullRequest{}, errs.Exists, `parameter "as"`)
+	refuse("g", PullRequest{}, errs.Exists, `parameter "as"`)
+	refuse("g", PullRequest{Update: true}, errs.Exists, `parameter "as"`)
+	refuse("v", PullRequest{TakeOver: true}, errs.Exists, `parameter "update"`)
 	refuse("none", PullRequest{}, errs.NotFound, "remote ls")
 	refuse("v@none", PullRequest{}, errs.NotFound, "the newest is")
 	refuse("g@7", PullRequest{}, errs.NotFound, "the newest is 1")
@@ -355,7 +355,7 @@ func TestTakeOver(t *testing.T) {
 	// The old writer is refused, and loses nothing.
 	a.edit("v", func(f *os.File) { noise(t, f, 2, mib, 8192) })
 	was := a.sum("v")
-	if _, err := a.tryPush("v"); !errs.Is(err, errs.Conflict) || !strings.Contains(errs.HintOf(err), "--as") {
+	if _, err := a.tryPush("v"); !errs.Is(err, errs.Conflict) || !strings.Contains(errs.HintOf(err), `parameter "as"`) {
 		t.Errorf("the old writer: %v", err)
 	}
 	if a.sum("v") != was {

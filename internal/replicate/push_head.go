@@ -35,7 +35,7 @@ func (p *pusher) mayWrite(h headState) error {
 		return nil
 	}
 	return errs.New(errs.Conflict, opPush, h.Name, "pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
-		WithHint("push it under another name with `--as NAME`, or, if the other host shall not write it any more, take it over with `pando pull %s %s --take-over`", p.r.Name, h.Name)
+		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over with %s", errs.Param("as", "NAME"), errs.Run("pull", p.r.Name, h.Name, errs.Param("take-over")))
 }
 
 // fits is nil if a point can go into a head. Conflict, Exists.
@@ -49,16 +49,16 @@ func (p *pusher) fits(h headState, pt engine.Point) error {
 	is := map[bool]string{true: "golden", false: "volume"}
 	if h.Golden != pt.Golden {
 		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden], is[pt.Golden]).
-			WithHint("push it under another name with `--as NAME`")
+			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
 	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
 		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
-			WithHint("push this one under another name with `--as NAME`, or remove the other with `pando remote delete %s %s`", p.r.Name, h.Name)
+			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"), errs.Run("remote delete", p.r.Name, h.Name))
 	}
 	for _, x := range h.Points {
 		if x.Name == pt.Name && x.Source != string(pt.ID) {
 			return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
-				WithHint("push it under another name with `--as NAME`")
+				WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 		}
 	}
 	return nil

@@ -89,7 +89,7 @@ func TestPushTwoPools(t *testing.T) {
 				}
 				won = k
 			} else {
-				wantKind(t, err, errs.Conflict, "--as NAME")
+				wantKind(t, err, errs.Conflict, `parameter "as" set to NAME`)
 				if s := worlds[k].pushSnapshots(name); len(s) != 0 {
 					t.Errorf("%s: the loser keeps %v", name, s)
 				}
@@ -329,23 +329,23 @@ func TestPushRefused(t *testing.T) {
 		_, err := Push(t.Context(), w.e, w.r, q)
 		return err
 	}
-	wantKind(t, push(PushRequest{}), errs.Invalid, "--all")
+	wantKind(t, push(PushRequest{}), errs.Invalid, `parameter "all"`)
 	wantKind(t, push(PushRequest{All: true, Refs: []ref.Ref{{Name: "v"}}}), errs.Invalid, "")
 	wantKind(t, push(PushRequest{All: true, As: "x"}), errs.Invalid, "")
 	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "a/b"}), errs.Invalid, "names have")
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "none"}}}), errs.NotFound, "pando ls")
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "none"}}}), errs.NotFound, "pando show")
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "none"}}}), errs.NotFound, `operation "ls"`)
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "none"}}}), errs.NotFound, `operation "show"`)
 	// Another volume of the name.
 	if r, err := w.e.Destroy(t.Context(), []string{"v"}, nil); err != nil || len(r.Failed) > 0 {
 		t.Fatal(err, r)
 	}
 	w.clone("g", "v")
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}}), errs.Conflict, "--as NAME")
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}}), errs.Conflict, `parameter "as" set to NAME`)
 	if s := w.pushSnapshots("v"); len(s) != 0 {
 		t.Errorf("a refused push leaves %v", s)
 	}
 	// A volume over a golden.
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "g"}), errs.Conflict, "--as NAME")
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "g"}), errs.Conflict, `parameter "as" set to NAME`)
 	// Another point of the same name.
 	snap := func() {
 		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: "s"}); err != nil {
@@ -360,7 +360,7 @@ func TestPushRefused(t *testing.T) {
 		t.Fatal(err, r)
 	}
 	snap()
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: "w"}), errs.Exists, "--as NAME")
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: "w"}), errs.Exists, `parameter "as" set to NAME`)
 	// Taken over by another pool.
 	h, ver, err := rp.Head(t.Context(), "w")
 	if err != nil {
@@ -371,7 +371,7 @@ func TestPushRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "w"})
-	wantKind(t, err, errs.Conflict, "--take-over")
+	wantKind(t, err, errs.Conflict, `parameter "take-over"`)
 	if !strings.Contains(err.Error(), "elsewhere") {
 		t.Errorf("%v does not say who writes it", err)
 	}
@@ -392,7 +392,7 @@ func TestPushRefused(t *testing.T) {
 	}
 	w.clone("g", "x")
 	out, err := Push(t.Context(), w.e, w.r, PushRequest{All: true})
-	wantKind(t, err, errs.Conflict, "--as NAME") // v
+	wantKind(t, err, errs.Conflict, `parameter "as" set to NAME`) // v
 	var names []string
 	for _, p := range out {
 		names = append(names, p.Volume)

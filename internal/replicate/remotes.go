@@ -115,7 +115,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	defer unlock()
 	if _, err := os.Lstat(filepath.Join(top, q.Name)); err == nil {
 		return Added{}, errs.New(errs.Exists, opAdd, q.Name, "there is a remote of this name already").
-			WithHint("choose another, or `pando remote rm %s`", q.Name)
+			WithHint("choose another, or %s", errs.Run("remote rm", q.Name))
 	}
 	adding := filepath.Join(top, addingPrefix+q.Name)
 	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding}
@@ -230,7 +230,7 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 		err = objstore.Probe(ctx, store)
 	case repo.Locked(err) && q.MustCreate:
 		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "there is a repository at %s already", store).
-			WithHint("leave out --create to open it, or use another prefix or directory")
+			WithHint("leave out %s to open it, or use another prefix or directory", errs.Param("create"))
 	case repo.Locked(err) && len(given) > 0:
 		if rp, err = repo.Open(ctx, store, given...); err != nil {
 			return nil, false, false, err
@@ -244,15 +244,15 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 		}
 	case repo.Locked(err):
 		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and %w", store, errNoKey).
-			WithHint("give a key with --identity FILE, or the repository's passphrase with --passphrase or --passphrase-file FILE")
+			WithHint("give a key with %s, or the repository's passphrase with %s or %s", errs.Param("identity", "FILE"), errs.Param("passphrase"), errs.Param("passphrase-file", "FILE"))
 	case !errs.Is(err, errs.NotFound):
 		return nil, false, false, err
 	case q.MustExist:
 		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
-			WithHint("check the URL; without --no-create a new repository is made")
+			WithHint("check the URL; without %s a new repository is made", errs.Param("no-create"))
 	case q.Identity != "":
 		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the identity could open", store).
-			WithHint("check the URL; without --identity a new repository is made")
+			WithHint("check the URL; without %s a new repository is made", errs.Param("identity"))
 	default:
 		if err := empty(ctx, store, q.Name); err != nil {
 			return nil, false, false, err
@@ -347,14 +347,14 @@ func Load(pool, name string) (*Remote, error) {
 	dir := filepath.Join(remotesDir(pool), name)
 	b, err := os.ReadFile(filepath.Join(dir, remoteName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.NotFound, opOpen, name, "there is no such remote").WithHint("see `pando remote ls`, or add it with `pando remote add %s URL`", name)
+		return nil, errs.New(errs.NotFound, opOpen, name, "there is no such remote").WithHint("see %s, or add it with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
 	}
 	if err != nil {
 		return nil, errs.Wrap(opOpen, name, err)
 	}
 	damaged := func(file, format string, args ...any) error {
 		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
-			WithHint("restore %s from a copy, or remove the remote with `pando remote rm --force %s` and add it again with a key", filepath.Join(dir, file), name)
+			WithHint("restore %s from a copy, or remove the remote with %s and add it again with a key", filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
 	}
 	r := &Remote{dir: dir}
 	var v struct {
@@ -486,7 +486,7 @@ func (r *Remote) otherKeys(ctx context.Context) error {
 		}
 	}
 	return errs.New(errs.Conflict, opRemove, r.Name, "this host's key is the only one that opens the repository: without it nobody can read it any more").
-		WithHint("add another with `pando remote key add %s`, keep a copy of %s, or use --force", r.Name, filepath.Join(r.dir, identityName))
+		WithHint("add another with %s, keep a copy of %s, or use %s", errs.Run("remote key add", r.Name), filepath.Join(r.dir, identityName), errs.Param("force"))
 }
 
 // IdentityFile is where this host's key lies.

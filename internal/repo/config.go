@@ -298,7 +298,7 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 		}
 	}
 	return nil, errs.New(errs.Permission, "", "", "%w", &locked{whyLocked(c, kinds)}).
-		WithHint("ask somebody who can open it to run `pando remote key add` for the recipient of this host, or use the right passphrase")
+		WithHint("ask somebody who can open it to run %s for the recipient of this host, or use the right passphrase", errs.Run("remote key add"))
 }
 
 // locked is the cause of an error about a repository that no secret opens.

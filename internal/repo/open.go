@@ -153,7 +153,7 @@ func open(ctx context.Context, s objstore.Store, e env, secrets ...Secret) (*Rep
 	raw, version, err := readConfig(ctx, s)
 	if errs.Is(err, errs.NotFound) {
 		return nil, errs.New(errs.NotFound, op, s.String(), "there is no repository").
-			WithHint("check the URL; `pando remote add` makes a new one where there is none")
+			WithHint("check the URL; %s makes a new one where there is none", errs.Run("remote add"))
 	}
 	if err != nil {
 		return nil, about(op, s.String(), err)

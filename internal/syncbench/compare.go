@@ -126,7 +126,7 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 	}
 	if len(c.Differences) > 0 && !force {
 		return nil, errs.New(errs.Invalid, "compare", nameB, "it is not of the same work as %s: %s", nameA, strings.Join(c.Differences, "; ")).
-			WithHint("measure both in the same way; --force compares them all the same")
+			WithHint("measure both in the same way; %s compares them all the same", errs.Param("force"))
 	}
 	for _, s := range []struct {
 		word string

@@ -262,7 +262,7 @@ func TestCompareRefusesOtherWork(t *testing.T) {
 		b := fixture(t)
 		change(b)
 		_, err := Compare(fixture(t), b, "A.json", "B.json", false)
-		if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), want) || !strings.Contains(errs.HintOf(err), "--force") {
+		if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), want) || !strings.Contains(errs.HintOf(err), `parameter "force"`) {
 			t.Errorf("%s: %v", want, err)
 		}
 		c, err := Compare(fixture(t), b, "A.json", "B.json", true)

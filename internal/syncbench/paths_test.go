@@ -47,9 +47,9 @@ func TestRefused(t *testing.T) {
 	refused(with(func(c *Config) { c.Runs = -1 }), errs.Invalid, "-1 runs")
 	refused(with(func(c *Config) { c.Writers = 5000 }), errs.Invalid, "between 1 and 1024")
 	refused(with(func(c *Config) { c.SizeBytes = -1 }), errs.Invalid, "size")
-	refused(with(func(c *Config) { c.SizeBytes = 1000 }), errs.Invalid, "too few", "--size 131072")
+	refused(with(func(c *Config) { c.SizeBytes = 1000 }), errs.Invalid, "too few", `parameter "size" set to 131072`)
 	refused(with(func(c *Config) { c.P99 = -1 }), errs.Invalid, "p99")
-	refused(with(func(c *Config) { c.Profile, c.Writers = "etcd", 2 }), errs.Invalid, "too few", "--size 96000000")
+	refused(with(func(c *Config) { c.Profile, c.Writers = "etcd", 2 }), errs.Invalid, "too few", `parameter "size" set to 96000000`)
 
 	if b, err := os.ReadFile(file); err != nil || string(b) != "mine" {
 		t.Errorf("%q, %v", b, err)
@@ -166,7 +166,7 @@ func TestNoRoom(t *testing.T) {
 	c := quick(dir, "postgres")
 	c.SizeBytes = 0
 	_, err := Measure(t.Context(), c)
-	kindIs(t, err, errs.NoSpace, "need 1056.0 MiB", "--size")
+	kindIs(t, err, errs.NoSpace, "need 1056.0 MiB", `parameter "size"`)
 	empty(t, dir)
 }
 
@@ -203,7 +203,7 @@ func TestFullWhileLaidOut(t *testing.T) {
 	}
 	fillUp(t, dir)
 	err = s.full(s.create(t.Context(), file{name: "x", bytes: 1 << 20, written: true}, nil), 1<<20)
-	kindIs(t, err, errs.NoSpace, "full", "1.0 MiB are needed", "--size")
+	kindIs(t, err, errs.NoSpace, "full", "1.0 MiB are needed", `parameter "size"`)
 	if err := s.remove(); err != nil {
 		t.Error(err)
 	}

@@ -41,7 +41,7 @@ func Read(path string) (*Report, error) {
 	if st, err := f.Stat(); err != nil {
 		return nil, errs.Wrap(op, path, err)
 	} else if st.IsDir() {
-		return nil, errs.New(errs.Invalid, op, path, "it is a directory").WithHint("name the file into which `pando bench sync --json` printed")
+		return nil, errs.New(errs.Invalid, op, path, "it is a directory").WithHint("name the file into which %s printed", errs.Run("bench sync", errs.Param("json")))
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxReport+1))
 	if err != nil {

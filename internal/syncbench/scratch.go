@@ -276,7 +276,7 @@ func (s *scratch) room(need int64) error {
 	if need += need / 32; free >= need {
 		return nil
 	}
-	return noRoom(filepath.Dir(s.dir), need).WithHint("free space, or measure with smaller files: --size, in bytes, with at most %d", free*9/10)
+	return noRoom(filepath.Dir(s.dir), need).WithHint("free space, or measure with smaller files: %s, in bytes, with at most %d", errs.Param("size"), free*9/10)
 }
 
 func noRoom(path string, need int64) *errs.Error {
@@ -290,9 +290,9 @@ func (s *scratch) full(err error, need int64) error {
 	}
 	e := errs.New(errs.NoSpace, op, filepath.Dir(s.dir), "the filesystem is full: %w", err)
 	if need > 0 {
-		return e.WithHint("free space (%.1f MiB are needed), or measure with smaller files: --size", float64(need)/float64(mib))
+		return e.WithHint("free space (%.1f MiB are needed), or measure with smaller files: %s", float64(need)/float64(mib), errs.Param("size"))
 	}
-	return e.WithHint("free space, or measure with smaller files: --size")
+	return e.WithHint("free space, or measure with smaller files: %s", errs.Param("size"))
 }
 
 // create makes one file and, if it is to be written, fills it: with numbers that nothing can compress or

@@ -57,10 +57,9 @@ import (
 const op = "import"
 
 // The hints a person sees.
-const (
-	hintChanged = "it changed while it was read; stop what writes to it, or import a snapshot"
-	hintNoSpace = "the volume is too small: use a larger --size"
-)
+const hintChanged = "it changed while it was read; stop what writes to it, or import a snapshot"
+
+var hintNoSpace = errs.Messagef("the volume is too small: use a larger %s", errs.Param("size"))
 
 // Inode names a file or directory of this host, as stat(2) does.
 type Inode struct {
@@ -214,7 +213,7 @@ func srcErr(path, call string, err error) error {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
 		errors.Is(err, unix.ESTALE), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EINVAL) && call == "readlink":
 		e := errs.New(errs.Conflict, op, quote(path), "%s: %w", call, err)
-		return e.WithHint(hintChanged)
+		return e.WithHint("%s", hintChanged)
 	}
 	return sysErr(path, "reading: "+call, err)
 }
@@ -225,7 +224,7 @@ func changed(path string, how ...string) error {
 	if len(how) > 0 {
 		text += " (" + strings.Join(how, ", ") + ")"
 	}
-	return errs.New(errs.Conflict, op, quote(path), "%s", text).WithHint(hintChanged)
+	return errs.New(errs.Conflict, op, quote(path), "%s", text).WithHint("%s", hintChanged)
 }
 
 // dstErr reports that a system call on the destination failed.

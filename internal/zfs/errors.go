@@ -49,8 +49,10 @@ const (
 const (
 	modulesHint = "`modprobe zfs`; if there is no such module, install zfs-dkms"
 	keyHint     = "`zfs load-key` on its encryption root"
-	spaceHint   = "free space with `pando destroy` and `pando gc`, or enlarge the zpool or its quota"
 )
+
+// spaceHint is that of Full: it speaks of operations of Pando.
+var spaceHint = errs.Messagef("free space with %s and %s, or enlarge the zpool or its quota", errs.Run("destroy"), errs.Run("gc"))
 
 // row is a line of the table.
 type row struct {
@@ -78,7 +80,7 @@ var table = []row{
 	{SameSnapshot, re(`conflicting snapshot`), errs.Exists, "rename one of the two snapshots with `zfs rename`"},
 	{Taken, re(`(dataset|destination|pool|snapshot) already exists|pool or dataset exists|destination '.*' exists|must specify -F to overwrite|must destroy (it|them) to overwrite`), errs.Exists, ""},
 	{NoParent, re(`parent does not exist|no such parent|new parent not found`), errs.NotFound, "make the parent dataset first with `zfs create`"},
-	{Full, re(`out of space|quota exceeded|size is greater than available space|No space left|Disk quota exceeded`), errs.NoSpace, spaceHint},
+	{Full, re(`out of space|quota exceeded|size is greater than available space|No space left|Disk quota exceeded`), errs.NoSpace, ""},
 	{Busy, re(`(dataset|pool|target) is busy|Device or resource busy`), errs.InUse, ""},
 	{NotAClone, re(`not a cloned filesystem`), errs.Invalid, ""},
 	{NotAncestor, re(`is not earlier than|not an earlier snapshot|not an ancestor`), errs.Unsupported, ""},
@@ -121,7 +123,10 @@ func Classify(op string, f *run.Failure) error {
 	for _, r := range table {
 		if r.pattern().MatchString(plain) {
 			e.Kind, c.reason = r.kind, r.reason
-			e.Hint = strings.ReplaceAll(r.hint, "%USER%", userName())
+			e.Hint = errs.Messagef("%s", strings.ReplaceAll(r.hint, "%USER%", userName()))
+			if r.reason == Full {
+				e.Hint = spaceHint
+			}
 			break
 		}
 	}

@@ -106,7 +106,7 @@ func checkMagic(op string, f *os.File) error {
 	}
 	if !is {
 		return errs.New(errs.Unsupported, op, f.Name(), "it is not on btrfs").
-			WithHint("use a directory on btrfs, or another --driver")
+			WithHint("use a directory on btrfs, or another %s", errs.Param("driver"))
 	}
 	return nil
 }
@@ -142,7 +142,7 @@ func probeError(dir string, err error) error {
 		return errs.Wrap("init", dir, err)
 	}
 	return errs.New(errs.Unsupported, "init", dir, "cannot make subvolumes: %w", err).
-		WithHint("use a directory on btrfs, or another --driver")
+		WithHint("use a directory on btrfs, or another %s", errs.Param("driver"))
 }
 
 // Caps implements driver.Driver.

@@ -295,7 +295,7 @@ func TestErrorNamesFile(t *testing.T) {
 	before := objects(t, dir)
 	err := d.Clone(t.Context(), vol, identity(driver.Volume))
 	if !errs.Is(err, errs.NoSpace) || !strings.HasPrefix(err.Error(), "clone ") || !strings.Contains(err.Error(), "some/large") ||
-		!strings.Contains(errs.HintOf(err), "pando destroy") {
+		!strings.Contains(errs.HintOf(err), `operation "destroy"`) {
 		t.Errorf("clone without room: %v with hint %q", err, errs.HintOf(err))
 	}
 	if after := objects(t, dir); !slices.Equal(before, after) {

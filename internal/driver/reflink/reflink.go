@@ -71,7 +71,7 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 func Probe(dir string) error {
 	unsupported := func(err error) error {
 		return (&errs.Error{Kind: errs.Unsupported, Op: "init", Ref: dir, Err: fmt.Errorf("this filesystem cannot share blocks between files: %w", err)}).
-			WithHint("use a directory on XFS (reflink=1) or btrfs, or let `pando init` make a loop-backed XFS pool here")
+			WithHint("use a directory on XFS (reflink=1) or btrfs, or let %s make a loop-backed XFS pool here", errs.Run("init"))
 	}
 	var f [2]*os.File
 	for i := range f {

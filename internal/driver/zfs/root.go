@@ -85,7 +85,7 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 	mine := len(owner) == 1 && owner[0][1] == "local" && owner[0][0] == d.pool
 	if !mine {
 		if len(owner) == 1 && owner[0][1] == "local" {
-			return errs.New(errs.Exists, op, d.root, "it is the dataset of the pool %s", owner[0][0]).WithHint("choose another dataset, or `pando deinit` that pool")
+			return errs.New(errs.Exists, op, d.root, "it is the dataset of the pool %s", owner[0][0]).WithHint("choose another dataset, or %s that pool", errs.Run("deinit"))
 		}
 		if found, err := d.contents(ctx); err != nil {
 			return err

@@ -137,7 +137,7 @@ func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, 
 func (d *Driver) imported() error {
 	_, err := zfs.PoolState(d.zp)
 	if errs.Is(err, errs.NotFound) {
-		return &errs.Error{Kind: errs.IO, Op: "open zpool", Ref: d.zp, Hint: errs.HintOf(err), Err: errors.New("it is not imported")}
+		return &errs.Error{Kind: errs.IO, Op: "open zpool", Ref: d.zp, Hint: errs.HintIn(err), Err: errors.New("it is not imported")}
 	}
 	return err
 }

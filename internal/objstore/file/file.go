@@ -166,7 +166,7 @@ func open(ctx context.Context, dir string) (*Store, error) {
 	switch {
 	case errors.Is(err, syscall.ENOENT):
 		return nil, errs.New(errs.NotFound, "open directory", dir, "it does not exist").
-			WithHint("is the disk that it is on mounted? `pando remote add --create` makes a new one")
+			WithHint("is the disk that it is on mounted? %s makes a new one", errs.Run("remote add", errs.Param("create")))
 	case errors.Is(err, syscall.ENOTDIR):
 		return nil, errs.New(errs.Invalid, "open directory", dir, "it is not a directory")
 	case err != nil:
@@ -251,7 +251,7 @@ func wrap(op, ref string, err error) error {
 	case out.Kind == errs.NoSpace && errors.Is(err, syscall.EDQUOT):
 		out.Hint = "a disk quota of the remote is used up"
 	case out.Kind == errs.NoSpace:
-		out.Hint = "the remote's filesystem is full: make room there, or remove old points with `pando remote prune`"
+		out.Hint = errs.Messagef("the remote's filesystem is full: make room there, or remove old points with %s", errs.Run("remote prune"))
 	case errors.Is(err, syscall.EROFS):
 		out.Hint = "the remote's filesystem is mounted read-only"
 	case out.Kind == errs.Permission:

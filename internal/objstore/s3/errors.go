@@ -77,7 +77,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		return objstore.Transient(e.WithHint("%s is not well, or has too much to do: try again later", s.l.host))
 	case "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull":
 		e.Kind = errs.NoSpace
-		return e.WithHint("make room there, raise the quota, or remove old points with `pando remote prune`")
+		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
 	case "NotImplemented":
 		e.Kind = errs.Unsupported
 		return e.WithHint("%s cannot do this; a remote must be able to write under conditions (If-Match, If-None-Match)", s.l.host)
@@ -98,7 +98,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		return s.conflict(op, key)
 	case status == http.StatusInsufficientStorage:
 		e.Kind = errs.NoSpace
-		return e.WithHint("make room there, raise the quota, or remove old points with `pando remote prune`")
+		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
 	case status == http.StatusNotImplemented:
 		e.Kind = errs.Unsupported
 		return e
