@@ -17,7 +17,7 @@ func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
 	if err != nil {
 		return err
 	}
-	q.Pool = facts
+	q.Pool, q.Words = facts, commandLine{}
 	var e *doctor.Examination
 	if err := a.track(func(t *progress.Tracker) (err error) {
 		q.Tracker = t

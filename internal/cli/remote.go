@@ -88,6 +88,9 @@ knows, and this pool gets a key of its own.
 				return err
 			}
 		}
+		if q.Access, err = remoteAccess(); err != nil {
+			return err
+		}
 		out, err := replicate.Add(ctx, e, q)
 		if replicate.NoKey(err) && q.Passphrase == "" && q.Identity == "" && a.onTerminal() {
 			// There is a repository, and somebody who may know what opens it.
@@ -142,7 +145,11 @@ knows. --force does it all the same.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-			q.Name = args[0]
+			access, err := remoteAccess()
+			if err != nil {
+				return err
+			}
+			q.Name, q.Access = args[0], access
 			out, err := replicate.Forget(ctx, e, q)
 			if err != nil {
 				return a.knownRemotes(err)
@@ -211,7 +218,7 @@ func (a *App) remote(op, name string) (*replicate.Remote, error) {
 		if err := ref.CheckName(op, name); err != nil {
 			return nil, err
 		}
-		r, err := replicate.Load(a.poolDir(), name)
+		r, err := a.loadRemote(name)
 		return r, a.knownRemotes(err)
 	}
 	all, err := replicate.List(a.poolDir())
@@ -222,7 +229,7 @@ func (a *App) remote(op, name string) (*replicate.Remote, error) {
 	case 0:
 		return nil, errs.New(errs.NotFound, op, "", "this pool has no remote").WithHint("add one with `pando remote add NAME URL`")
 	case 1:
-		return replicate.Load(a.poolDir(), all[0])
+		return a.loadRemote(all[0])
 	}
 	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes: say which", len(all)).WithHint("one of: %s", strings.Join(all, ", "))
 }
@@ -273,7 +280,7 @@ func (a *App) completeOnRemote(n int) completer {
 		}
 		ctx, cancel := context.WithTimeout(ctx, completionTime)
 		defer cancel()
-		r, err := replicate.Load(a.poolDir(), args[0])
+		r, err := a.loadRemote(args[0])
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}

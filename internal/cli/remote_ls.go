@@ -67,7 +67,7 @@ func (a *App) listRemotes() error {
 	}
 	out := []remoteInfo{}
 	for _, n := range names {
-		r, err := replicate.Load(a.poolDir(), n)
+		r, err := a.loadRemote(n)
 		if err != nil {
 			// One that is damaged must not hide the others.
 			a.warn("%v", err)

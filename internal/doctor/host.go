@@ -33,7 +33,16 @@ type HostRequest struct {
 	Pool *PoolFacts
 	// PatienceEach ends a check that takes longer, with what it has; 0: 20 s.
 	PatienceEach time.Duration
-	Tracker      *progress.Tracker
+	// Words renders hints of errors that findings repeat; nil: in neutral words.
+	Words   errs.Renderer
+	Tracker *progress.Tracker
+}
+
+func (q *HostRequest) renderer() errs.Renderer {
+	if q.Words == nil {
+		return errs.Neutral{}
+	}
+	return q.Words
 }
 
 // PoolFacts is what the checks need to know of a pool; this package knows no pools.

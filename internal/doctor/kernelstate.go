@@ -66,8 +66,8 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 		}
 	default:
 		f.Severity = Note
-		if h := errs.HintOf(err); h != "" {
-			f.Do = []Step{{Text: h}}
+		if h := errs.HintIn(err); h != "" {
+			f.Do = []Step{{Text: h.Render(q.renderer())}}
 		}
 	}
 	c.find(f)

@@ -196,7 +196,7 @@ type Forgotten struct {
 // at most a key that nobody has.
 func Forget(ctx context.Context, e *engine.Engine, q RemoveRequest) (Forgotten, error) {
 	out := Forgotten{Name: q.Name}
-	r, err := Load(e.Dir(), q.Name)
+	r, err := Load(e.Dir(), q.Name, q.Access)
 	if err != nil && !q.Force {
 		return out, err
 	}

@@ -43,7 +43,7 @@ func killedAt(args []string, do func(context.Context, *engine.Engine, *Remote) e
 		return err
 	}
 	defer e.Close()
-	r, err := Load(args[0], "r")
+	r, err := Load(args[0], "r", Access{})
 	if err != nil {
 		return err
 	}

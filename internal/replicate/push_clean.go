@@ -88,7 +88,7 @@ func repositories(pool string) ([]string, error) {
 	}
 	var out []string
 	for _, n := range names {
-		r, err := Load(pool, n)
+		r, err := Load(pool, n, Access{})
 		if err != nil {
 			return nil, err // what it needs is not known
 		}

@@ -418,7 +418,7 @@ func TestPushTwoRemotes(t *testing.T) {
 	}
 	var remotes []*Remote
 	for _, name := range []string{"r", "s"} {
-		r, err := Load(w.dir, name)
+		r, err := Load(w.dir, name, Access{})
 		if err != nil {
 			t.Fatal(err)
 		}

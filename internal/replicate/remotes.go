@@ -20,7 +20,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -61,6 +60,7 @@ type Remote struct {
 	identity string                              // text of the age identity
 	wrap     func(objstore.Store) objstore.Store // for tests: goes between the store and its retries
 	retry    objstore.RetryOptions
+	access   Access
 }
 
 // AddRequest says which remote to add, and how it is opened.
@@ -78,6 +78,8 @@ type AddRequest struct {
 	Recipients []string
 	// MustExist refuses to make a new repository, MustCreate to open one.
 	MustExist, MustCreate bool
+	// Access is how the store is reached.
+	Access Access
 }
 
 // Added is the result of Add.
@@ -118,7 +120,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 			WithHint("choose another, or %s", errs.Run("remote rm", q.Name))
 	}
 	adding := filepath.Join(top, addingPrefix+q.Name)
-	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding}
+	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding, access: q.Access}
 	fresh, err := r.hostIdentity()
 	if err != nil {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
@@ -340,7 +342,7 @@ func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
 }
 
 // Load reads a remote of a pool. NotFound, Damaged, TooNew, Permission.
-func Load(pool, name string) (*Remote, error) {
+func Load(pool, name string, access Access) (*Remote, error) {
 	if err := ref.CheckName(opOpen, name); err != nil {
 		return nil, err
 	}
@@ -356,7 +358,7 @@ func Load(pool, name string) (*Remote, error) {
 		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
 			WithHint("restore %s from a copy, or remove the remote with %s and add it again with a key", filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
 	}
-	r := &Remote{dir: dir}
+	r := &Remote{dir: dir, access: access}
 	var v struct {
 		Format int `json:"format"`
 	}
@@ -404,8 +406,9 @@ func List(pool string) ([]string, error) {
 
 // RemoveRequest says which remote to forget.
 type RemoveRequest struct {
-	Name  string
-	Force bool // also if nothing else opens the repository, or it cannot be asked
+	Name   string
+	Access Access // how the store is reached
+	Force  bool   // also if nothing else opens the repository, or it cannot be asked
 }
 
 // Remove makes the pool forget a remote: its address, this host's key, what was
@@ -423,7 +426,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 	}
 	defer unlock()
 	dir := filepath.Join(top, q.Name)
-	r, err := Load(e.Dir(), q.Name)
+	r, err := Load(e.Dir(), q.Name, q.Access)
 	if errs.Is(err, errs.NotFound) {
 		return err
 	}
@@ -459,7 +462,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 func (r *Remote) sharedRepo(pool string) bool {
 	names, _ := List(pool)
 	for _, n := range names {
-		if o, err := Load(pool, n); err == nil && n != r.Name && o.Mark.ID == r.Mark.ID {
+		if o, err := Load(pool, n, Access{}); err == nil && n != r.Name && o.Mark.ID == r.Mark.ID {
 			return true
 		}
 	}
@@ -525,13 +528,9 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	return rp, nil
 }
 
-// AttemptsVariable is in the environment of who wants requests to be tried more or
-// less often than [objstore.DefaultAttempts].
-const AttemptsVariable = "PANDO_REMOTE_ATTEMPTS"
-
 // store opens the store of the remote's URL, with retries and a limit.
 func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (objstore.Store, error) {
-	s, err := OpenStore(ctx, r.URL, create)
+	s, err := OpenStore(ctx, r.URL, r.access, create)
 	if err != nil {
 		return nil, err
 	}
@@ -542,11 +541,8 @@ func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (
 		s = objstore.Limit(s, bytesPerSecond)
 	}
 	o := r.retry
-	if v := os.Getenv(AttemptsVariable); v != "" {
-		if o.Attempts, err = strconv.Atoi(v); err != nil || o.Attempts < 1 {
-			return nil, errs.New(errs.Invalid, "open remote", AttemptsVariable, "%q is not a number from 1", v).
-				WithHint("leave it away for %d, which rides out some 45 seconds", objstore.DefaultAttempts)
-		}
+	if r.access.Attempts > 0 {
+		o.Attempts = r.access.Attempts
 	}
 	return objstore.Retry(s, o), nil
 }

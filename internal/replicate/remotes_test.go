@@ -45,7 +45,7 @@ func TestRemoteAdd(t *testing.T) {
 	if err != nil || strings.Contains(string(config), "SECRET") {
 		t.Errorf("%s, %v", config, err)
 	}
-	r, err := Load(e.Dir(), "one")
+	r, err := Load(e.Dir(), "one", Access{})
 	if err != nil || r.URL != url || r.Recipient != added.Recipient || r.Mark != added.Mark {
 		t.Fatalf("%+v, %v", r, err)
 	}
@@ -64,7 +64,7 @@ func TestRemoteAdd(t *testing.T) {
 		_, err := Add(t.Context(), e, q)
 		return err
 	}
-	wantKind(t, add(AddRequest{Name: "one", URL: url}), errs.Exists, "remote rm")
+	wantKind(t, add(AddRequest{Name: "one", URL: url}), errs.Exists, `operation "remote rm"`)
 	wantKind(t, add(AddRequest{Name: "a/b", URL: url}), errs.Invalid, "names have")
 	for _, bad := range []string{"", "store", "file:store", "ftp://host/x", "s3:///x", "https://host/x", "file:/a#b", "gs://"} {
 		wantKind(t, add(AddRequest{Name: "two", URL: bad}), errs.Invalid, "")
@@ -74,7 +74,7 @@ func TestRemoteAdd(t *testing.T) {
 	if strings.Contains(err.Error(), "secret") {
 		t.Errorf("an error shows a secret: %v", err)
 	}
-	wantKind(t, add(AddRequest{Name: "two", URL: url}), errs.Permission, "--identity")
+	wantKind(t, add(AddRequest{Name: "two", URL: url}), errs.Permission, `parameter "identity"`)
 	wantKind(t, add(AddRequest{Name: "two", URL: url, Passphrase: "others"}), errs.Permission, "")
 	wantKind(t, add(AddRequest{Name: "two", URL: url, Identity: "AGE-SECRET-KEY-1X"}), errs.Invalid, "AGE-SECRET-KEY-1")
 	none := "file:" + filepath.Join(dir, "none")
@@ -94,27 +94,27 @@ func TestRemoteAdd(t *testing.T) {
 		t.Errorf("the key that opened it was kept: %v", err)
 	}
 	_, err = Add(t.Context(), e, AddRequest{Name: "four", URL: url, MustCreate: true})
-	wantKind(t, err, errs.Exists, "leave out --create")
+	wantKind(t, err, errs.Exists, `leave out parameter "create"`)
 	if names, err := List(e.Dir()); err != nil || !slices.Equal(names, []string{"one", "three", "two"}) {
 		t.Errorf("%v, %v", names, err)
 	}
 	// The pool is not removed while it has keys.
 	_, err = engine.Deinit(t.Context(), e.Dir(), false, testDrivers)
-	wantKind(t, err, errs.InUse, "remote rm")
+	wantKind(t, err, errs.InUse, `operation "remote rm"`)
 
 	for _, n := range []string{"one", "two", "three"} {
 		if err := Remove(t.Context(), e, RemoveRequest{Name: n}); err != nil {
 			t.Fatal(err)
 		}
-		_, err := Load(e.Dir(), n)
-		wantKind(t, err, errs.NotFound, "remote ls")
-		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: n}), errs.NotFound, "remote ls")
+		_, err := Load(e.Dir(), n, Access{})
+		wantKind(t, err, errs.NotFound, `operation "remote ls"`)
+		wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: n}), errs.NotFound, `operation "remote ls"`)
 	}
 	// The only key.
 	if added, err = Add(t.Context(), e, AddRequest{Name: "only", URL: none}); err != nil || !added.Created {
 		t.Fatal(err)
 	}
-	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "only"}), errs.Conflict, "key add")
+	wantKind(t, Remove(t.Context(), e, RemoveRequest{Name: "only"}), errs.Conflict, `operation "remote key add"`)
 	if err := Remove(t.Context(), e, RemoveRequest{Name: "only", Force: true}); err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,7 @@ func TestRemoteReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := Load(e.Dir(), "r")
+	r, err := Load(e.Dir(), "r", Access{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,10 +207,10 @@ func TestRemoteReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	rp.Close()
-	if r, err = Load(e.Dir(), "r"); err != nil || r.Mark.Serial != 2 {
+	if r, err = Load(e.Dir(), "r", Access{}); err != nil || r.Mark.Serial != 2 {
 		t.Fatalf("%+v, %v", r, err)
 	}
-	s, err := OpenStore(t.Context(), r.URL, false)
+	s, err := OpenStore(t.Context(), r.URL, Access{}, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -229,7 +229,7 @@ func TestRemoteReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s, err = OpenStore(t.Context(), r.URL, true); err != nil {
+	if s, err = OpenStore(t.Context(), r.URL, Access{}, true); err != nil {
 		t.Fatal(err)
 	}
 	if rp, err = repo.Create(t.Context(), s, repo.NewSlot{Label: "x", Recipient: r.Recipient}); err != nil {
@@ -258,7 +258,7 @@ func TestRemoteReplaced(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		_, err = Load(e.Dir(), "r")
+		_, err = Load(e.Dir(), "r", Access{})
 		wantKind(t, err, errs.Damaged, "restore")
 		if strings.Contains(err.Error(), "nothing") {
 			t.Errorf("an error shows a secret: %v", err)
@@ -274,6 +274,6 @@ func TestRemoteReplaced(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(r.dir, remoteName), newer, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, err = Load(e.Dir(), "r")
+	_, err = Load(e.Dir(), "r", Access{})
 	wantKind(t, err, errs.TooNew, "upgrade")
 }

@@ -12,23 +12,30 @@ import (
 	"pando/internal/objstore/s3"
 )
 
+// Access is how the store of a remote is reached besides by its URL: credentials, a proxy, how
+// often requests are tried. A front end says it.
+type Access = objstore.Access
+
+// DefaultAttempts is how often a request is tried if Access does not say.
+const DefaultAttempts = objstore.DefaultAttempts
+
 // storeSchemes is what people may write, for messages.
 const storeSchemes = "file:/DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
 
 // OpenStore opens the object store of a URL: file:/DIR, s3://BUCKET/PREFIX or
 // gs://BUCKET/PREFIX. It tries once and is not limited; see objstore.Retry and Limit.
-// create: a directory that is not there is made; buckets never are. Invalid for a URL
+// access has the credentials of buckets. create: a directory that is not there is made; buckets never are. Invalid for a URL
 // that means nothing, and the kinds of the store.
-func OpenStore(ctx context.Context, raw string, create bool) (objstore.Store, error) {
+func OpenStore(ctx context.Context, raw string, access Access, create bool) (objstore.Store, error) {
 	u, err := parseURL(raw)
 	if err != nil {
 		return nil, err
 	}
 	switch {
 	case u.Scheme == "s3":
-		return s3.Open(ctx, u)
+		return s3.Open(ctx, u, access)
 	case u.Scheme == "gs":
-		return gcs.Open(ctx, u)
+		return gcs.Open(ctx, u, access)
 	case create:
 		return file.Create(ctx, u)
 	}

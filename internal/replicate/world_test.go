@@ -100,13 +100,13 @@ func worldOn(t *testing.T, dir, driverName, url string) *world {
 // load reads the remote as a new process would, with the same store below.
 func (w *world) load() {
 	w.t.Helper()
-	r, err := Load(w.dir, "r")
+	r, err := Load(w.dir, "r", Access{})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	r.retry = objstore.RetryOptions{Attempts: 4, First: time.Microsecond, Longest: time.Millisecond}
 	if w.store == nil {
-		s, err := OpenStore(w.t.Context(), r.URL, false)
+		s, err := OpenStore(w.t.Context(), r.URL, Access{}, false)
 		if err != nil {
 			w.t.Fatal(err)
 		}

@@ -59,8 +59,9 @@ import (
 
 // Store is a part of a bucket. It may be used by several goroutines at once.
 type Store struct {
-	l   location
-	web *web.Client
+	access objstore.Access
+	l      location
+	web    *web.Client
 
 	mu   sync.Mutex
 	http *http.Client // with credentials; nil before the first request

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,9 @@ import (
 	"pando/internal/objstore/storetest"
 )
 
+// access is that of a program which reads its environment.
+var access = objstore.Access{Setting: os.Getenv, Ambient: true}
+
 // prefix is one that no other test uses.
 func prefix(t *testing.T) string {
 	t.Helper()
@@ -26,7 +30,7 @@ func prefix(t *testing.T) string {
 
 func open(t *testing.T, u *url.URL) objstore.Store {
 	t.Helper()
-	s, err := gcs.Open(t.Context(), u)
+	s, err := gcs.Open(t.Context(), u, access)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +153,7 @@ func TestURLs(t *testing.T) {
 			}
 			continue
 		}
-		s, err := gcs.Open(t.Context(), u)
+		s, err := gcs.Open(t.Context(), u, access)
 		switch {
 		case c.want == "" && err == nil:
 			t.Errorf("%s: is taken, as %s", c.url, s)

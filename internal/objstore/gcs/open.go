@@ -38,12 +38,13 @@ type location struct {
 var bucketName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`) })
 
 // Open opens the store that u, as above, names. It asks nobody: not even whether the
-// bucket is there. Errors: Invalid for a URL that is none.
-func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
+// bucket is there. What the URL does not say is looked up in access, under the names of Google's
+// variables. Errors: Invalid for a URL that is none.
+func Open(ctx context.Context, u *url.URL, access objstore.Access) (objstore.Store, error) {
 	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
 		return nil, err
 	}
-	l, err := parse(u)
+	l, err := parse(u, access)
 	if err != nil {
 		return nil, err
 	}
@@ -51,12 +52,13 @@ func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{l: l, web: client}, nil
+	return &Store{l: l, web: client, access: access}, nil
 }
 
-func parse(u *url.URL) (location, error) {
+func parse(u *url.URL, access objstore.Access) (location, error) {
 	l := location{base: "https://storage.googleapis.com"}
-	if host := os.Getenv("STORAGE_EMULATOR_HOST"); host != "" {
+	l.options.Proxy = access.Proxy
+	if host := access.Get("STORAGE_EMULATOR_HOST"); host != "" {
 		if !strings.Contains(host, "://") {
 			host = "http://" + host
 		}
@@ -99,15 +101,35 @@ func (s *Store) client(ctx context.Context) (*http.Client, error) {
 	if !s.l.emulator {
 		// Tokens are fetched long after this request, too.
 		ctx := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, &http.Client{Transport: s.web, Timeout: tokenWait})
-		found, err := google.FindDefaultCredentials(ctx, scope)
+		found, err := findCredentials(ctx, s.access)
 		if err != nil {
-			return nil, errs.New(errs.Permission, "find credentials", os.Getenv("GOOGLE_APPLICATION_CREDENTIALS"), "%w", err).
+			return nil, errs.New(errs.Permission, "find credentials", s.access.Get(keyFile), "%w", err).
 				WithHint("set GOOGLE_APPLICATION_CREDENTIALS to the file of a key, or run `gcloud auth application-default login`; under sudo look at whose are used")
 		}
 		client.Transport = &oauth2.Transport{Source: found.TokenSource, Base: s.web}
 	}
 	s.http = client
 	return client, nil
+}
+
+// keyFile is the setting that names the file of a key.
+const keyFile = "GOOGLE_APPLICATION_CREDENTIALS"
+
+// findCredentials looks where Google's own programs look, if what is ambient may be used; else
+// only in the file that is set.
+func findCredentials(ctx context.Context, access objstore.Access) (*google.Credentials, error) {
+	path := access.Get(keyFile)
+	switch {
+	case access.Ambient:
+		return google.FindDefaultCredentials(ctx, scope)
+	case path == "":
+		return nil, errors.New("no file of a key is set, and other places are not looked at here")
+	}
+	key, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return google.CredentialsFromJSON(ctx, key, scope)
 }
 
 // tokenWait is how long fetching a token may take.

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"pando/internal/errs"
+	"pando/internal/objstore"
+	"pando/internal/objstore/gcs"
 	"pando/internal/objstore/servertest"
 )
 
@@ -65,6 +67,23 @@ func TestTokens(t *testing.T) {
 	})
 	u := server.URLOf(servertest.Bucket, prefix(t), proxy.URL)
 	s := open(t, u)
+	// What the process has in its environment is used only if the front end says so.
+	for _, c := range []struct {
+		access objstore.Access
+		kind   errs.Kind
+	}{
+		{objstore.Access{}, errs.Permission},
+		{objstore.Access{Setting: os.Getenv}, ""},
+	} {
+		given, err := gcs.Open(t.Context(), u, c.access)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := calls["list"](t.Context(), given); errs.KindOf(err) != c.kind {
+			t.Errorf("with only what is given: %v, want %q", err, c.kind)
+		}
+	}
+	asked.Store(0)
 	for _, name := range []string{"put", "put if absent", "list", "delete"} {
 		if err := calls[name](t.Context(), s); err != nil {
 			t.Errorf("%s: %v", name, err)

@@ -1,6 +1,7 @@
 package s3
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"os"
@@ -8,6 +9,7 @@ import (
 	"time"
 
 	"pando/internal/errs"
+	"pando/internal/objstore"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
@@ -18,8 +20,8 @@ const roleWait = 3 * time.Second
 
 // chain finds credentials where the programs of Amazon look for them, in this order:
 //
-//   - the variables AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN;
-//   - a section of ~/.aws/credentials and ~/.aws/config (or of the files that
+//   - the settings AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN;
+//   - if what is ambient may be used, a section of ~/.aws/credentials and ~/.aws/config (or of the files that
 //     AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name): that of the URL's profile,
 //     that of AWS_PROFILE, or "default";
 //   - the role of a container, of a web identity, or of the machine (EC2).
@@ -29,12 +31,13 @@ const roleWait = 3 * time.Second
 // that the bucket is not theirs, when in truth a name in a file is wrong.
 type chain struct {
 	profile string // of the URL, or ""
+	access  objstore.Access
 	machine string // URL of a machine's service for roles, "" for the usual one
 	used    credentials.Provider
 }
 
-func newCredentials(profile string) *credentials.Credentials {
-	return credentials.New(&chain{profile: profile})
+func newCredentials(profile string, access objstore.Access) *credentials.Credentials {
+	return credentials.New(&chain{profile: profile, access: access})
 }
 
 // RetrieveWithCredContext is of credentials.Provider. The library calls it with a
@@ -44,21 +47,27 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 	c.used = nil
 	profile := c.profile
 	if profile == "" {
-		env := &credentials.EnvAWS{}
-		v, err := env.RetrieveWithCredContext(cc)
+		v := credentials.Value{
+			AccessKeyID:     cmp.Or(c.access.Get("AWS_ACCESS_KEY_ID"), c.access.Get("AWS_ACCESS_KEY")),
+			SecretAccessKey: cmp.Or(c.access.Get("AWS_SECRET_ACCESS_KEY"), c.access.Get("AWS_SECRET_KEY")),
+			SessionToken:    c.access.Get("AWS_SESSION_TOKEN"),
+			SignerType:      credentials.SignatureV4,
+		}
 		switch {
-		case err != nil:
-			return v, errs.Wrap(op, "", err)
 		case v.AccessKeyID != "" && v.SecretAccessKey != "":
-			c.used = env
+			c.used = &credentials.Static{Value: v}
 			return v, nil
 		case v.AccessKeyID != "" || v.SecretAccessKey != "":
-			return v, errs.New(errs.Permission, op, "", "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
+			return credentials.Value{}, errs.New(errs.Permission, op, "", "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
 				WithHint("set both, or none of them")
 		}
-		profile = os.Getenv("AWS_PROFILE")
+		profile = c.access.Get("AWS_PROFILE")
 	}
-	file := &credentials.FileAWSCredentials{Profile: profile}
+	if !c.access.Ambient {
+		return credentials.Value{}, errs.New(errs.Permission, op, profile, "there are none for S3").
+			WithHint("give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: files and roles are not looked at here")
+	}
+	file := &credentials.FileAWSCredentials{Profile: cmp.Or(profile, "default")}
 	v, err := file.RetrieveWithCredContext(cc)
 	if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
 		c.used = file
@@ -75,7 +84,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 	if os.IsNotExist(fileErr) || noSection(fileErr) {
 		fileErr = nil
 	}
-	if fileErr == nil && !strings.EqualFold(os.Getenv("AWS_EC2_METADATA_DISABLED"), "true") || hasRole() {
+	if fileErr == nil && !strings.EqualFold(c.access.Get("AWS_EC2_METADATA_DISABLED"), "true") || c.hasRole() {
 		role := &credentials.IAM{Endpoint: c.machine}
 		asked := *cc
 		ctx := cc.Context
@@ -90,7 +99,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 			c.used = role
 			return v, nil
 		}
-		if hasRole() {
+		if c.hasRole() {
 			if err == nil {
 				err = errors.New("its answer has none")
 			}
@@ -116,10 +125,10 @@ func (c *chain) Retrieve() (credentials.Value, error) {
 // IsExpired is of credentials.Provider.
 func (c *chain) IsExpired() bool { return c.used == nil || c.used.IsExpired() }
 
-// hasRole reports whether the environment says that there is a role to ask for.
-func hasRole() bool {
+// hasRole reports whether it is set that there is a role to ask for.
+func (c *chain) hasRole() bool {
 	for _, name := range []string{"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_WEB_IDENTITY_TOKEN_FILE"} {
-		if os.Getenv(name) != "" {
+		if c.access.Get(name) != "" {
 			return true
 		}
 	}

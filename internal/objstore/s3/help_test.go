@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,9 @@ import (
 	"pando/internal/objstore/s3"
 )
 
+// access is that of a program which reads its environment.
+var access = objstore.Access{Setting: os.Getenv, Ambient: true}
+
 // prefix is one that no other test uses.
 func prefix(t *testing.T) string {
 	t.Helper()
@@ -21,7 +25,7 @@ func prefix(t *testing.T) string {
 
 func open(t *testing.T, u *url.URL) objstore.Store {
 	t.Helper()
-	s, err := s3.Open(t.Context(), u)
+	s, err := s3.Open(t.Context(), u, access)
 	if err != nil {
 		t.Fatal(err)
 	}

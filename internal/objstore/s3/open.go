@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 
@@ -37,12 +36,13 @@ type location struct {
 func (l location) String() string { return l.text }
 
 // Open opens the store that u, as above, names. It asks nobody: not even whether the
-// bucket is there. Errors: Invalid for a URL that is none.
-func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
+// bucket is there. What the URL does not say is looked up in access, under the names of Amazon's
+// variables. Errors: Invalid for a URL that is none.
+func Open(ctx context.Context, u *url.URL, access objstore.Access) (objstore.Store, error) {
 	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
 		return nil, err
 	}
-	l, err := parse(u)
+	l, err := parse(u, access)
 	if err != nil {
 		return nil, err
 	}
@@ -50,22 +50,23 @@ func Open(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{l: l, web: client, creds: newCredentials(l.profile), sure: l.region != ""}
-	if err := s.connect(cmp.Or(l.region, os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION"), defaultRegion)); err != nil {
+	s := &Store{l: l, web: client, creds: newCredentials(l.profile, access), sure: l.region != ""}
+	if err := s.connect(cmp.Or(l.region, access.Get("AWS_REGION"), access.Get("AWS_DEFAULT_REGION"), defaultRegion)); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-func parse(u *url.URL) (location, error) {
+func parse(u *url.URL, access objstore.Access) (location, error) {
 	l := location{host: amazonHost, secure: true}
+	l.options.Proxy = access.Proxy
 	at, err := web.Scheme{
 		Name: "s3", Of: "S3", Write: "write it as s3://BUCKET/PREFIX or s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION",
 		Credentials: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials",
 		Bucket:      s3utils.CheckValidBucketNameStrict,
 		Set:         l.set,
 	}.Parse(u)
-	if bundle := os.Getenv("AWS_CA_BUNDLE"); bundle != "" && l.options.CAFile == "" {
+	if bundle := access.Get("AWS_CA_BUNDLE"); bundle != "" && l.options.CAFile == "" {
 		l.options.CAFile = bundle
 	}
 	l.bucket, l.prefix, l.text = at.Bucket, at.Prefix, at.Text

@@ -67,7 +67,7 @@ func TestURLs(t *testing.T) {
 			t.Errorf("%s: %v", c.url, err)
 			continue
 		}
-		s, err := s3.Open(t.Context(), u)
+		s, err := s3.Open(t.Context(), u, access)
 		switch {
 		case c.want == "" && err == nil:
 			t.Errorf("%s: is taken, as %s", c.url, s)
@@ -111,7 +111,7 @@ func TestTLS(t *testing.T) {
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s3.Open(t.Context(), with(u, "ca-file", empty)); !errs.Is(err, errs.Invalid) {
+	if _, err := s3.Open(t.Context(), with(u, "ca-file", empty), access); !errs.Is(err, errs.Invalid) {
 		t.Errorf("a file without certificates: %v", err)
 	}
 }

@@ -9,9 +9,13 @@ import (
 	"time"
 
 	"pando/internal/errs"
+	"pando/internal/objstore"
 
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
+
+// ambient is the access of a program that reads its environment.
+var ambient = objstore.Access{Setting: os.Getenv, Ambient: true}
 
 // TestRoleOfTheMachine: the service that machines of EC2 have, version 2, at another
 // place than 169.254.169.254, which tests do not have.
@@ -37,7 +41,7 @@ func TestRoleOfTheMachine(t *testing.T) {
 		}
 	}))
 	defer service.Close()
-	c := &chain{machine: service.URL}
+	c := &chain{machine: service.URL, access: ambient}
 	v, err := c.RetrieveWithCredContext(&credentials.CredContext{Client: http.DefaultClient})
 	if err != nil || v.AccessKeyID != "A" || v.SecretAccessKey != "S" || v.SessionToken != "T" || c.IsExpired() {
 		t.Errorf("%+v, %v, expired %v", v, err, c.IsExpired())
@@ -53,7 +57,7 @@ func TestRoleOfTheMachine(t *testing.T) {
 	hang := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer hang.Close()
 	begin := time.Now()
-	_, err = (&chain{machine: hang.URL}).RetrieveWithCredContext(&credentials.CredContext{Client: http.DefaultClient})
+	_, err = (&chain{machine: hang.URL, access: ambient}).RetrieveWithCredContext(&credentials.CredContext{Client: http.DefaultClient})
 	if !errs.Is(err, errs.Permission) || errs.HintOf(err) == "" {
 		t.Errorf("%v, hint %q", err, errs.HintOf(err))
 	}

@@ -21,7 +21,7 @@ func TestConformance(t *testing.T) {
 			server := start(t)
 			server.Setenv(t)
 			storetest.Run(t, func(t *testing.T) objstore.Store {
-				s, err := s3.Open(t.Context(), server.URL(prefix(t)))
+				s, err := s3.Open(t.Context(), server.URL(prefix(t)), access)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -29,9 +29,10 @@ const Stall = 60 * time.Second
 
 // Options of a Client. The zero value is good.
 type Options struct {
-	InsecureSkipVerify bool          // takes any certificate
-	CAFile             string        // certificates (PEM) to trust besides those of the system
-	Stall              time.Duration // 0: the constant
+	InsecureSkipVerify bool                                  // takes any certificate
+	CAFile             string                                // certificates (PEM) to trust besides those of the system
+	Stall              time.Duration                         // 0: the constant
+	Proxy              func(*http.Request) (*url.URL, error) // nil: none
 }
 
 // Set takes a parameter of a remote's URL. known is false if it is none of these;
@@ -103,7 +104,7 @@ func New(o Options) (*Client, error) {
 	}
 	dialer := &net.Dialer{Timeout: 15 * time.Second, KeepAlive: 15 * time.Second}
 	return &Client{t: &http.Transport{
-		Proxy: http.ProxyFromEnvironment,
+		Proxy: o.Proxy,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			c, err := dialer.DialContext(ctx, network, addr)
 			if err != nil {

@@ -1,0 +1,37 @@
+package cli
+
+import (
+	"net/http"
+	"os"
+	"strconv"
+
+	"pando/internal/errs"
+	"pando/internal/replicate"
+)
+
+// attemptsVariable says how often requests to a remote are tried.
+const attemptsVariable = "PANDO_REMOTE_ATTEMPTS"
+
+// remoteAccess is how this process reaches the stores of remotes: by what its environment says,
+// and what the user that it runs as has in files for other programs. Invalid.
+func remoteAccess() (replicate.Access, error) {
+	access := replicate.Access{Setting: os.Getenv, Ambient: true, Proxy: http.ProxyFromEnvironment}
+	if v := os.Getenv(attemptsVariable); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 1 {
+			return access, errs.New(errs.Invalid, "open remote", attemptsVariable, "%q is not a number from 1", v).
+				WithHint("leave it away for %d, which rides out some 45 seconds", replicate.DefaultAttempts)
+		}
+		access.Attempts = n
+	}
+	return access, nil
+}
+
+// loadRemote reads what the pool has of a remote. Kinds as replicate.Load; Invalid.
+func (a *App) loadRemote(name string) (*replicate.Remote, error) {
+	access, err := remoteAccess()
+	if err != nil {
+		return nil, err
+	}
+	return replicate.Load(a.poolDir(), name, access)
+}
