@@ -87,7 +87,7 @@ func (h *host) clean() {
 	h.t.Helper()
 	for _, dir := range []string{h.pool, filepath.Join(h.pool, "data"), filepath.Join(h.pool, "mnt"), filepath.Join(h.pool, "live"), h.tmp} {
 		for _, e := range entries(h.t, dir) {
-			if strings.Contains(e, "bench-") || filepath.Base(dir) == "mnt" || filepath.Base(dir) == "live" {
+			if strings.Contains(e, "bench-") || filepath.Base(dir) == "mnt" || filepath.Base(dir) == "live" && !strings.HasPrefix(e, "spare-") {
 				h.t.Errorf("left behind: %s in %s", e, dir)
 			}
 		}

@@ -146,6 +146,7 @@ type Catalog struct {
 	lost     int64 // see Lost
 	known    bool  // how many commits there were, when it was opened
 	onCommit func([]driver.ObjectID)
+	onFull   func(context.Context) bool
 }
 
 var damagedHint = errs.Messagef("rebuild it from the pool: %s", errs.Run("init", errs.Param("rebuild")))
@@ -186,7 +187,8 @@ func Create(ctx context.Context, dir, poolID string) error {
 func dsn(path string) string {
 	// A checkpoint every 128 pages keeps the log short, which the first
 	// process to open the catalogue must read whole.
-	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(20000)&_pragma=wal_autocheckpoint(128)&_txlock=immediate"
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(20000)&_pragma=wal_autocheckpoint(128)" +
+		fmt.Sprintf("&_pragma=journal_size_limit(%d)&_txlock=immediate", logBytes)
 }
 
 // poolQuery asks whose catalogue it is, and how many durable commits it has had.
@@ -207,7 +209,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	// in a log that is there.
 	seen := seenOf(dir).read()
 	source := "file:" + (&url.URL{Path: path}).EscapedPath() + "?mode=ro&_pragma=busy_timeout(5000)"
-	if _, err := os.Stat(path + "-wal"); errors.Is(err, fs.ErrNotExist) {
+	if log, err := os.Stat(path + "-wal"); errors.Is(err, fs.ErrNotExist) || err == nil && log.Size() == 0 {
 		// Nobody has it open, and SQLite would make a log to read it with. Who begins to
 		// write at this moment writes to a log first.
 		source += "&immutable=1"
@@ -249,8 +251,19 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 }
 
 // Open opens the catalogue of the pool in dir. Damaged if it is missing or not
-// a catalogue of this pool, TooNew.
+// a catalogue of this pool, TooNew, NoSpace.
 func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
+	return open(ctx, dir, poolID, "")
+}
+
+// OpenAlone is Open where there is not even room for the index of the log, which processes
+// share: this one has the catalogue for itself until it is closed. InUse after 20 s if others
+// have it open.
+func OpenAlone(ctx context.Context, dir, poolID string) (*Catalog, error) {
+	return open(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)")
+}
+
+func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 	path := filepath.Join(dir, "catalog.db")
 	if _, err := os.Stat(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -258,7 +271,8 @@ func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		}
 		return nil, errs.Wrap("open catalogue", path, err)
 	}
-	db, err := sql.Open("sqlite", dsn(path))
+	Preallocate(dir)
+	db, err := sql.Open("sqlite", dsn(path)+more)
 	if err != nil {
 		return nil, wrap("open catalogue", path, err)
 	}
@@ -319,8 +333,17 @@ type Tx struct {
 }
 
 // Update runs fn in a transaction and commits it. If fn fails, nothing happened
-// and its error is returned.
+// and its error is returned. fn may be run more than once: see OnFull.
 func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) error {
+	for {
+		err := c.update(ctx, d, fn)
+		if !errs.Is(err, errs.NoSpace) || c.onFull == nil || !c.onFull(ctx) {
+			return err
+		}
+	}
+}
+
+func (c *Catalog) update(ctx context.Context, d Durability, fn func(*Tx) error) error {
 	conn, err := c.db.Conn(ctx)
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
@@ -421,11 +444,15 @@ func wrap(op, path string, err error) error {
 		return errs.Wrap(op, path, err)
 	}
 	e := &errs.Error{Op: op, Ref: path, Err: err}
-	switch se.Code() & 0xff {
+	code := se.Code() & 0xff
+	if (code == sqliteIOErr || code == sqliteCantOpen) && isFull(path) {
+		code = sqliteFull // writing to a mapped file, or making one, has failed
+	}
+	switch code {
 	case sqliteCorrupt, sqliteNotADB:
 		e.Kind, e.Hint = errs.Damaged, damagedHint
 	case sqliteFull:
-		e.Kind, e.Hint = errs.NoSpace, "free space on the filesystem of the pool directory"
+		e.Kind, e.Hint = errs.NoSpace, errs.Messagef("free space with %s and %s, or on the filesystem of the pool directory", errs.Run("destroy"), errs.Run("gc"))
 	case sqliteBusy:
 		e.Kind, e.Hint = errs.InUse, "another pando works on this pool; try again"
 	case sqliteReadonly, sqlitePerm, sqliteCantOpen:

@@ -96,7 +96,7 @@ func (c *Catalog) StaleOwners(marks []Mark) ([]string, error) {
 	}
 	var out []string
 	for _, e := range entries {
-		if named[e.Name()] {
+		if named[e.Name()] || isSpare(e.Name()) {
 			continue
 		}
 		if living, err := c.Living(e.Name()); err != nil {

@@ -2,7 +2,9 @@ package catalog
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"sync"
@@ -24,6 +26,7 @@ type Operation struct {
 	mu    sync.Mutex
 	f     *os.File // nil before the first mark, and after the end
 	token string
+	spare bool // f was made of a spare: see takeSpare
 	ended bool
 }
 
@@ -50,6 +53,9 @@ func (o *Operation) owner() (string, error) {
 	live := filepath.Join(o.c.dir, "live")
 	for {
 		f, err := os.CreateTemp(live, "p-")
+		if errs.KindOf(err) == errs.NoSpace {
+			return o.spareToken()
+		}
 		if err != nil {
 			return "", errs.Wrap("mark", live, err)
 		}
@@ -74,6 +80,17 @@ func (o *Operation) owner() (string, error) {
 	}
 }
 
+// spareToken is owner where there is no room for a file.
+func (o *Operation) spareToken() (string, error) {
+	token := fmt.Sprintf("p-%d", rand.Uint64())
+	f, err := takeSpare(o.c.dir, token)
+	if err != nil {
+		return "", err
+	}
+	o.f, o.token, o.spare = f, token, true
+	return token, nil
+}
+
 // isFile reports whether an open file is still the one with its name.
 func isFile(f *os.File) (bool, error) {
 	var mine, there unix.Stat_t
@@ -93,7 +110,10 @@ func (o *Operation) End() {
 	if o.f == nil {
 		return
 	}
-	_ = os.Remove(o.f.Name()) // a file that stays is nobody's when it is not locked, and collected
+	path := filepath.Join(o.c.dir, "live", o.token)
+	if !o.spare || !returnSpare(path) {
+		_ = os.Remove(path) // a file that stays is nobody's when it is not locked, and collected
+	}
 	// A program that is just being started has the file open as well, until it is executed.
 	_ = unix.Flock(int(o.f.Fd()), unix.LOCK_UN)
 	_ = o.f.Close() // nothing was written
@@ -102,7 +122,11 @@ func (o *Operation) End() {
 
 // Grave is the claim on what an operation left that has ended, or whose process has died: while it is held, nobody
 // else cleans up after the same operation.
-type Grave struct{ f *os.File }
+type Grave struct {
+	f     *os.File
+	path  string
+	spare bool // f was made of a spare: see takeSpare
+}
 
 // Claim takes charge of what the operation behind token left. It returns nil if that is at work, or if somebody else
 // is in charge already.
@@ -112,6 +136,12 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 		// The file may be gone: a power loss, or an operation that ended with marks left. Make it anew, so that there
 		// is something to lock.
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if errs.KindOf(err) == errs.NoSpace {
+			if f, err = takeSpare(c.dir, token); err != nil {
+				return nil, err
+			}
+			return &Grave{f, path, true}, nil
+		}
 		if err != nil {
 			return nil, errs.Wrap("recover", path, err)
 		}
@@ -125,7 +155,7 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 		// Whoever had it locked may have removed it since it was opened: then others lock another file.
 		same, err := isFile(f)
 		if err == nil && same {
-			return &Grave{f}, nil
+			return &Grave{f, path, false}, nil
 		}
 		f.Close()
 		if err != nil {
@@ -138,9 +168,12 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 // its live file goes.
 func (g *Grave) Close(done bool) error {
 	if done {
-		if err := os.Remove(g.f.Name()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if g.spare && returnSpare(g.path) {
+			return g.f.Close()
+		}
+		if err := os.Remove(g.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			g.f.Close()
-			return errs.Wrap("recover", g.f.Name(), err)
+			return errs.Wrap("recover", g.path, err)
 		}
 	}
 	return g.f.Close()
@@ -155,7 +188,7 @@ func (c *Catalog) removeStaleOwners(named map[string]bool) error {
 		return errs.Wrap("recover", live, err)
 	}
 	for _, e := range entries {
-		if named[e.Name()] {
+		if named[e.Name()] || isSpare(e.Name()) {
 			continue
 		}
 		g, err := c.Claim(e.Name())

@@ -77,8 +77,9 @@ func (e *Engine) settled(ctx context.Context) (pool.Space, error) {
 // gc it notes why, and what that returned to the pool.
 func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
 	f := callOf(ctx).freed
+	destroy := func() error { return e.drv.Destroy(ctx, id) }
 	if f == nil {
-		return e.drv.Destroy(ctx, id)
+		return e.destroyObject(ctx, destroy)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -90,7 +91,7 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 			return err
 		}
 	}
-	if err := e.drv.Destroy(ctx, id); err != nil {
+	if err := e.destroyObject(ctx, destroy); err != nil {
 		return err
 	}
 	thing := Freed{Ref: ref, ID: string(id), Why: why, Bytes: -1}
@@ -115,8 +116,8 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	c := callOf(ctx)
 	c.report, c.freed = &Report{}, &freed{measure: explain}
 	ctx = withCall(ctx, c)
-	e.pool.SpendReserve()
-	defer func() { _ = e.pool.MakeReserve() }()
+	ctx = freeing(ctx)
+	defer e.refill(ctx)
 	before, err := e.settled(ctx)
 	if err != nil {
 		return nil, err

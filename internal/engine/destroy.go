@@ -90,8 +90,8 @@ type destroyOptions struct {
 
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
 	report := &DestroyReport{budget: reclaimBound, why: o.why}
-	e.pool.SpendReserve()
-	defer func() { _ = e.pool.MakeReserve() }() // or the next one does
+	ctx = freeing(ctx)
+	defer e.refill(ctx)
 	o.tracker.Start("destroying", int64(len(rows)), 0)
 	for len(rows) > 0 && ctx.Err() == nil {
 		batch := rows[:min(destroyBatch, len(rows))]

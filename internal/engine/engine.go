@@ -22,6 +22,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -52,6 +53,7 @@ type Engine struct {
 	caps driver.Caps
 
 	shortLived bool // see ShortLived
+	readOnly   bool
 	tables     tablesCache
 }
 
@@ -85,8 +87,8 @@ func Open(ctx context.Context, dir string, drivers Drivers, options ...Option) (
 
 // openPool is Open of a pool that has been found.
 func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Option) (_ *Engine, err error) {
-	e := &Engine{pool: p, shortLived: slices.Contains(options, ShortLived)}
 	readOnly := slices.Contains(options, ReadOnly)
+	e := &Engine{pool: p, shortLived: slices.Contains(options, ShortLived), readOnly: readOnly}
 	switch {
 	case readOnly && !p.Usable():
 		return nil, errs.New(errs.Unsupported, "open pool", p.Dir, "the pool is not mounted").
@@ -94,8 +96,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 	case readOnly:
 		e.cat, err = catalog.OpenReadOnly(ctx, p.Dir, p.Config.ID)
 	default:
-		p.SpendReserve() // on a full disk even opening the catalogue needs room
-		e.cat, err = catalog.Open(ctx, p.Dir, p.Config.ID)
+		e.cat, err = openCatalog(ctx, p)
 	}
 	if err != nil {
 		return nil, err
@@ -116,6 +117,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 		}
 	}
 	e.cat.OnCommit(e.noteCommitted)
+	e.cat.OnFull(e.spendReserve)
 	if p.Config.Format < pool.Format {
 		if err := e.upgradePool(ctx); err != nil {
 			e.Close()
@@ -152,6 +154,9 @@ func (e *Engine) Close() {
 		_ = c.Close() // of a directory that was only read
 	}
 	_ = e.cat.Close() // whatever was committed is in the log, or in the database
+	if !e.readOnly {
+		catalog.Preallocate(e.pool.Dir) // the log went with the last who had it open
+	}
 }
 
 // Dir is the pool's directory.
@@ -242,21 +247,19 @@ func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op str
 		if err != errBlocked {
 			return err
 		}
-		cleaned, err := e.recoverMarks(ctx, blocking)
+		done, err := e.recoverMarks(ctx, blocking)
 		if err != nil {
 			return err
 		}
-		if cleaned > 0 {
+		if done.cleaned > 0 {
 			continue
 		}
-		if time.Now().After(deadline) {
-			b := blocking[0]
-			what := b.Name
-			if what == "" {
-				what = e.nameOf(ctx, b.ID)
-			}
-			return errs.New(errs.InUse, op, what, "another pando (pid %d) is at work on it: %s", b.PID, b.Op).
-				WithHint("wait until it is done, or end it")
+		late := time.Now().After(deadline)
+		if err := e.stuck(ctx, op, blocking, done); err != nil && (late || !errs.Is(err, errs.InUse)) {
+			return err // what is not in use does not change by waiting
+		}
+		if late {
+			return e.blockedBy(ctx, op, blocking[0])
 		}
 		select {
 		case <-ctx.Done():
@@ -264,6 +267,30 @@ func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op str
 		case <-time.After(wait):
 		}
 	}
+}
+
+// stuck explains that what a dead process has left is in the way, and could not be cleaned
+// up; nil if it is not so. It has the kind of the failure, and its hint.
+func (e *Engine) stuck(ctx context.Context, op string, blocking []catalog.Mark, done recovered) error {
+	for _, b := range blocking {
+		if err := done.failed[b.ID]; err != nil {
+			return (&errs.Error{Kind: errs.KindOf(err), Op: op, Ref: cmp.Or(b.Name, e.nameOf(ctx, b.ID)),
+				Err: fmt.Errorf("an interrupted %s of it could not be cleaned up: %w", b.Op, err)}).
+				WithHint("%s", cmp.Or(errs.HintIn(err), errs.Messagef("%s tries again", errs.Run("gc"))))
+		}
+	}
+	return nil
+}
+
+// blockedBy explains that a process is at work on something. It names only one that lives,
+// as far as that can be seen from here.
+func (e *Engine) blockedBy(ctx context.Context, op string, b catalog.Mark) error {
+	who := "another pando"
+	if !kernel.EarlierBoot(b.BootID, b.At) && b.Start != 0 && kernel.ProcStart(b.PID) == b.Start {
+		who += fmt.Sprintf(" (pid %d)", b.PID)
+	}
+	return errs.New(errs.InUse, op, cmp.Or(b.Name, e.nameOf(ctx, b.ID)), "%s is at work on it: %s", who, b.Op).
+		WithHint("wait until it is done, or end it")
 }
 
 var errBlocked = errs.New(errs.InUse, "", "", "blocked")

@@ -113,6 +113,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 		return nil, err
 	}
 	defer e.Close()
+	e.refill(ctx) // of a pool in a file, which is mounted only now
 	info, err := e.Pool(ctx, false)
 	report.PoolInfo = info
 	if at := pool.Renamable(dir); at != "" {
@@ -138,6 +139,9 @@ func makePool(ctx context.Context, q InitRequest, dir string, madeDir bool, driv
 		err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
 		if cerr := c.Close(); err == nil {
 			err = cerr
+		}
+		if err == nil {
+			err = catalog.MakeSpares(dir)
 		}
 		return err
 	}

@@ -149,6 +149,7 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
 	}
+	ctx = freeing(ctx) // what stays in memory for want of space would, for ever
 	var row catalog.Row
 	var att catalog.Attached
 	var has bool

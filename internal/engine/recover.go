@@ -42,7 +42,14 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 
 	c := callOf(ctx)
 	c.report, c.until = &Report{}, time.Now().Add(recoverBound)
-	err = e.maintain(withCall(ctx, c), &r)
+	c.frees = true
+	ctx = withCall(ctx, c)
+	err = e.maintain(ctx, &r)
+	if errs.Is(err, errs.NoSpace) {
+		// Else no command could free any.
+		warn(ctx, "could not clean up what was interrupted: %v", err)
+		err = nil
+	}
 	r.Warnings = c.report.Warnings()
 	return r, err
 }
@@ -81,11 +88,11 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		r.Swept = sweep
 	}
 	if len(marks) > 0 {
-		n, err := e.recoverMarks(ctx, marks)
+		done, err := e.recoverMarks(ctx, marks)
+		r.Undone += done.cleaned
 		if err != nil {
 			return err
 		}
-		r.Undone += n
 	}
 	if len(graves) > 0 {
 		r.Reclaimed += e.reclaim(ctx, graves)
@@ -125,30 +132,33 @@ func (e *Engine) expire(ctx context.Context) int {
 	return len(report.Destroyed)
 }
 
-// recoverMarks undoes or finishes what dead processes were doing, and returns
-// how many marks it took away. Marks of living processes are left alone.
-func (e *Engine) recoverMarks(ctx context.Context, marks []catalog.Mark) (int, error) {
-	cleaned := 0
+// recovered is what became of the marks of dead processes.
+type recovered struct {
+	cleaned int                       // marks taken away
+	failed  map[driver.ObjectID]error // why others stay
+}
+
+// recoverMarks undoes or finishes what dead processes were doing. Marks of living processes are left alone.
+func (e *Engine) recoverMarks(ctx context.Context, marks []catalog.Mark) (recovered, error) {
+	done := recovered{failed: map[driver.ObjectID]error{}}
 	seen := map[string]bool{}
 	for _, m := range marks {
 		if seen[m.Owner] {
 			continue
 		}
 		seen[m.Owner] = true
-		n, err := e.bury(ctx, m.Owner)
-		cleaned += n
-		if err != nil {
-			return cleaned, err
+		if err := e.bury(ctx, m.Owner, &done); err != nil {
+			return done, err
 		}
 	}
-	return cleaned, nil
+	return done, nil
 }
 
 // bury cleans up after one process, if it is dead.
-func (e *Engine) bury(ctx context.Context, owner string) (cleaned int, err error) {
+func (e *Engine) bury(ctx context.Context, owner string, done *recovered) (err error) {
 	grave, err := e.cat.Claim(owner)
 	if err != nil || grave == nil {
-		return 0, err
+		return err
 	}
 	all := false
 	defer func() {
@@ -162,22 +172,23 @@ func (e *Engine) bury(ctx context.Context, owner string) (cleaned int, err error
 		marks, err = tx.MarksOf(owner)
 		return err
 	}); err != nil {
-		return 0, err
+		return err
 	}
 	all = true
 	for _, m := range marks {
 		if err := ctx.Err(); err != nil {
 			all = false
-			return cleaned, err
+			return err
 		}
 		if err := e.finish(ctx, m); err != nil {
 			all = false
+			done.failed[m.ID] = err
 			warn(ctx, "a %s that was interrupted could not be cleaned up: %v", m.Op, err)
 			continue
 		}
-		cleaned++
+		done.cleaned++
 	}
-	return cleaned, nil
+	return nil
 }
 
 // finish brings one interrupted operation to the state before it or after it.

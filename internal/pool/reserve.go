@@ -2,7 +2,6 @@ package pool
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -11,54 +10,93 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The reserve is a file that takes room away from everybody, so that a full
-// filesystem can still be cleaned up: destroying needs to write a few pages of
-// the catalogue before it can give anything back.
+// The reserve is a file that takes room away from everybody, so that a full filesystem can
+// still be cleaned up. It is the last resort: what cleaning up is known to need is taken
+// from the disk in its place (catalog.Preallocate), as everybody else writes into what the
+// reserve gives back, too. Therefore it is given back by pieces, each just before another
+// try, and taken again when there is room. A pool in a file has a second one inside: blocks
+// that are there on the host as well.
 const (
-	reserveName  = "reserve"
-	reserveBytes = 8 << 20
+	reserveName       = "reserve"
+	reserveBytes      = 8 << 20
+	innerReserveBytes = 4 << 20
 )
 
-// MakeReserve takes the reserve, if it is not there and there is plenty of room.
+// reserve is one of them.
+type reserve struct {
+	path  string
+	bytes int64
+	inner bool // in the filesystem inside the file
+}
+
+func (p *Pool) reserves() []reserve {
+	all := []reserve{{filepath.Join(p.Dir, reserveName), reserveBytes, false}}
+	if p.Config.Backing != nil && p.active() {
+		all = append(all, reserve{filepath.Join(p.DataDir(), "."+reserveName), innerReserveBytes, true})
+	}
+	return all
+}
+
+// MakeReserve takes the reserve, or what is missing of it, if there is room: of a new one
+// eight times as much as it takes, else twice.
 func (p *Pool) MakeReserve() error {
-	path := filepath.Join(p.Dir, reserveName)
-	if exists(path) {
-		return nil
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(p.Dir, &st); err != nil {
-		return errs.Wrap("reserve space", p.Dir, err)
-	}
-	if int64(st.Bavail)*st.Bsize < 8*reserveBytes {
-		return nil
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if errors.Is(err, fs.ErrExist) {
-		return nil // another process was faster
-	}
-	if err != nil {
-		return errs.Wrap("reserve space", p.Dir, err)
-	}
-	defer f.Close()
-	err = unix.Fallocate(int(f.Fd()), 0, 0, reserveBytes)
-	if errors.Is(err, unix.EOPNOTSUPP) { // such a filesystem gets zeros
-		_, err = f.Write(make([]byte, reserveBytes))
-	}
-	if err != nil {
-		_ = os.Remove(path)
-		if errs.KindOf(err) == errs.NoSpace {
-			return nil
+	for _, r := range p.reserves() {
+		if err := r.make(); err != nil && errs.KindOf(err) != errs.NoSpace {
+			return errs.Wrap("reserve space", p.Dir, err)
 		}
-		return errs.Wrap("reserve space", p.Dir, err)
 	}
 	return nil
 }
 
-// SpendReserve gives the reserve up if the filesystem is all but full. It comes
-// back with MakeReserve. Not being able to is found out by what needs the room.
-func (p *Pool) SpendReserve() {
-	var st unix.Statfs_t
-	if unix.Statfs(p.Dir, &st) == nil && int64(st.Bavail)*st.Bsize < reserveBytes {
-		_ = os.Remove(filepath.Join(p.Dir, reserveName))
+func (r reserve) make() error {
+	st, err := os.Lstat(r.path)
+	has, most := int64(0), 8*r.bytes
+	if err == nil {
+		has, most = st.Size(), 2*(r.bytes-st.Size())
 	}
+	if has >= r.bytes {
+		return nil
+	}
+	var room unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(r.path), &room); err != nil || int64(room.Bavail)*room.Bsize < most {
+		return err
+	}
+	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if !r.inner {
+		err = unix.Fallocate(int(f.Fd()), 0, has, r.bytes-has)
+		if !errors.Is(err, unix.EOPNOTSUPP) {
+			return err
+		}
+	}
+	// Inside, what is only allocated is a hole on the host.
+	_, err = f.WriteAt(make([]byte, r.bytes-has), has)
+	if err == nil {
+		err = f.Sync()
+	}
+	return err
+}
+
+// SpendReserve gives bytes of the reserve back to the filesystem that it is on, or what is
+// left of it, and reports whether anything was. MakeReserve takes it again.
+func (p *Pool) SpendReserve(bytes int64) bool {
+	spent := false
+	for _, r := range p.reserves() {
+		spent = spend(r.path, bytes) || spent
+	}
+	return spent
+}
+
+func spend(path string, bytes int64) bool {
+	st, err := os.Lstat(path)
+	if err != nil || !st.Mode().IsRegular() {
+		return false
+	}
+	if st.Size() <= bytes {
+		return os.Remove(path) == nil
+	}
+	return os.Truncate(path, st.Size()-bytes) == nil
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -41,6 +42,7 @@ type FS struct {
 	cuts  int
 
 	options []string // of the mount
+	mkfs    []string // more arguments of mkfs
 }
 
 // XFS mounts a fresh XFS of at least size bytes and returns its directory.
@@ -51,6 +53,13 @@ func Btrfs(t testing.TB, size int64) string { t.Helper(); return New(t, "btrfs",
 
 // Ext4 mounts a fresh ext4 of size bytes and returns its directory.
 func Ext4(t testing.TB, size int64) string { t.Helper(); return New(t, "ext4", size).Dir() }
+
+// Ext4Inodes mounts a fresh ext4 of size bytes that has room for next to no more than so many
+// files, and returns its directory.
+func Ext4Inodes(t testing.TB, size int64, inodes int) string {
+	t.Helper()
+	return newFS(t, "", "ext4", size, nil, []string{"-N", strconv.Itoa(inodes)}).Dir()
+}
 
 // Tmpfs mounts a fresh tmpfs of size bytes and returns its directory.
 func Tmpfs(t testing.TB, size int64) string { t.Helper(); return New(t, "tmpfs", size).Dir() }
@@ -67,10 +76,15 @@ func New(t testing.TB, kind string, size int64) *FS {
 // ("": a temporary one), and with options of the mount: "nobarrier".
 func NewIn(t testing.TB, in, kind string, size int64, options ...string) *FS {
 	t.Helper()
+	return newFS(t, in, kind, size, options, nil)
+}
+
+func newFS(t testing.TB, in, kind string, size int64, options, more []string) *FS {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skipf("SKIPPED: mounting a %s needs root: run the tests as root", kind)
 	}
-	fs := &FS{t: t, kind: kind, top: t.TempDir(), loop: -1, options: options}
+	fs := &FS{t: t, kind: kind, top: t.TempDir(), loop: -1, options: options, mkfs: more}
 	fs.dir = filepath.Join(fs.top, "mnt")
 	LeakCheck(t, fs.top)
 	if in != "" {
@@ -109,7 +123,7 @@ func NewIn(t testing.TB, in, kind string, size int64, options ...string) *FS {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := run.Program(t.Context(), "mkfs."+kind, append(args, fs.image)...); err != nil {
+	if _, err := run.Program(t.Context(), "mkfs."+kind, slices.Concat(args, fs.mkfs, []string{fs.image})...); err != nil {
 		t.Fatal(err)
 	}
 	fs.attach()

@@ -81,7 +81,7 @@ var table = map[string]layer{
 	"internal/repo": {imports: []string{"internal/objstore", "internal/errs"}},
 
 	// What it keeps, and where.
-	"internal/catalog": {imports: []string{"internal/driver", "internal/errs", "internal/kernel"}},
+	"internal/catalog": {imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel"}},
 	"internal/pool": {
 		imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/loopdev", "internal/mount", "internal/run"},
 		tests:   []string{"{drivers}"},
