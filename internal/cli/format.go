@@ -1,12 +1,12 @@
 package cli
 
 import (
-	"fmt"
+	"bufio"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"pando/internal/errs"
 )
@@ -67,7 +67,7 @@ func size(n int64) string {
 		f /= 1024
 		i++
 	}
-	return fmt.Sprintf("%.1f %ciB", f, units[i])
+	return strconv.FormatFloat(f, 'f', 1, 64) + " " + units[i:i+1] + "iB"
 }
 
 func plural(n int, what string) string {
@@ -118,20 +118,44 @@ func orDash(s string) string {
 	return s
 }
 
-// table prints columns. rows must not be printed with fmt verbs.
+// table prints columns, as wide as their widest cell. It holds all rows until flush.
 type table struct {
-	a *App
-	w *tabwriter.Writer
+	a    *App
+	rows [][]string
 }
 
-func (a *App) table(heads ...string) *table {
-	t := &table{a, tabwriter.NewWriter(a.Stdout, 0, 8, 2, ' ', 0)}
-	t.row(heads...)
-	return t
-}
+// columnGap is the room between two columns.
+const columnGap = 2
 
-func (t *table) row(cells ...string) {
-	fmt.Fprintln(t.w, strings.Join(cells, "\t")) // an error comes back from Flush
-}
+func (a *App) table(heads ...string) *table { return &table{a, [][]string{heads}} }
 
-func (t *table) flush() error { return writeError(t.w.Flush()) }
+func (t *table) row(cells ...string) { t.rows = append(t.rows, cells) }
+
+// flush writes the rows, in large pieces: there may be tens of thousands.
+func (t *table) flush() error {
+	var widths []int
+	for _, row := range t.rows {
+		for i, cell := range row {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
+		}
+	}
+
+	const blank = "                                "
+	w := bufio.NewWriterSize(t.a.Stdout, 64<<10)
+	for _, row := range t.rows {
+		for i, cell := range row {
+			w.WriteString(cell) // an error comes back from Flush
+			if i == len(row)-1 {
+				break
+			}
+			for n := widths[i] + columnGap - utf8.RuneCountInString(cell); n > 0; n -= len(blank) {
+				w.WriteString(blank[:min(n, len(blank))])
+			}
+		}
+		w.WriteByte('\n')
+	}
+	return writeError(w.Flush())
+}

@@ -65,7 +65,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		objects = append(objects, o)
 	}
 	s.Objects = len(objects)
-	rows := map[driver.ObjectID]catalog.Row{}
+	rows := make(map[driver.ObjectID]catalog.Row, len(objects))
 	marked := map[driver.ObjectID]bool{}
 	var marks []catalog.Mark
 	var buried map[driver.ObjectID]bool
@@ -89,7 +89,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		marked[m.ID] = true
 	}
 
-	whole := map[driver.ObjectID]bool{}
+	whole := make(map[driver.ObjectID]bool, len(objects))
 	for _, o := range objects {
 		if err := ctx.Err(); err != nil {
 			return nil, err

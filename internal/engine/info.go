@@ -108,6 +108,11 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 		if attached, err = tx.AllAttached(); err != nil {
 			return err
 		}
+		n, err := tx.Count()
+		if err != nil {
+			return err
+		}
+		rows = make([]catalog.Row, 0, n.Volumes)
 		return tx.Rows(driver.Volume, func(r catalog.Row) error { rows = append(rows, r); return nil })
 	})
 	if err != nil {

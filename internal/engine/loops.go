@@ -2,6 +2,8 @@ package engine
 
 import (
 	"context"
+	"path/filepath"
+	"slices"
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
@@ -46,7 +48,6 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 
 // sweepLoops is sweepDevices where images are files.
 func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
-	type inode struct{ dev, ino uint64 }
 	loops, err := loopdev.List()
 	if err != nil {
 		if errs.Is(err, errs.Permission) {
@@ -54,22 +55,13 @@ func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.Objec
 		}
 		return err
 	}
+	loops = e.unaccounted(ctx, loops, rows, attached)
 	if len(loops) == 0 {
 		return nil
 	}
-	images := map[inode]driver.ObjectID{}
-	for id := range rows {
-		w, err := e.drv.Attachment(ctx, id)
-		if err != nil || w.Image == "" {
-			continue
-		}
-		var st unix.Stat_t
-		if unix.Stat(w.Image, &st) == nil {
-			images[inode{st.Dev, st.Ino}] = id
-		}
-	}
+	images := e.imagesByFile(ctx, rows)
 	for _, b := range loops {
-		id, ours := images[inode{b.Dev, b.Ino}]
+		id, ours := images[fileID{b.Dev, b.Ino}]
 		if !ours || marked[id] {
 			continue
 		}
@@ -91,6 +83,50 @@ func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.Objec
 		s.Loops++
 	}
 	return nil
+}
+
+// fileID is a file, whatever its path.
+type fileID struct{ dev, ino uint64 }
+
+// unaccounted leaves out loop devices that are recorded, and those on files of other
+// filesystems than the pool's: what remains is worth a look at every image.
+func (e *Engine) unaccounted(ctx context.Context, loops []loopdev.Bound, rows map[driver.ObjectID]catalog.Row, attached map[driver.ObjectID]catalog.Attached) []loopdev.Bound {
+	dev, known := e.imageDevice(ctx, rows)
+	recorded := map[int]fileID{}
+	for _, a := range attached {
+		recorded[a.Loop] = fileID{a.Dev, a.Ino}
+	}
+	return slices.DeleteFunc(loops, func(b loopdev.Bound) bool {
+		return known && b.Dev != dev || recorded[b.Index] == fileID{b.Dev, b.Ino}
+	})
+}
+
+// imageDevice is the device of the filesystem in which the images lie, if it can be found out.
+func (e *Engine) imageDevice(ctx context.Context, rows map[driver.ObjectID]catalog.Row) (dev uint64, known bool) {
+	for id := range rows {
+		w, err := e.drv.Attachment(ctx, id)
+		var st unix.Stat_t
+		if err == nil && w.Image != "" && unix.Stat(filepath.Dir(w.Image), &st) == nil {
+			return st.Dev, true
+		}
+	}
+	return 0, false
+}
+
+// imagesByFile finds the images of all rows.
+func (e *Engine) imagesByFile(ctx context.Context, rows map[driver.ObjectID]catalog.Row) map[fileID]driver.ObjectID {
+	images := map[fileID]driver.ObjectID{}
+	for id := range rows {
+		w, err := e.drv.Attachment(ctx, id)
+		if err != nil || w.Image == "" {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(w.Image, &st) == nil {
+			images[fileID{st.Dev, st.Ino}] = id
+		}
+	}
+	return images
 }
 
 func (e *Engine) attachedOrMarked(ctx context.Context, id driver.ObjectID) (yes bool, err error) {

@@ -75,25 +75,25 @@ func readable(id driver.Identity, b []byte) error {
 // (for example if the checksum is wrong), TooNew.
 func Decode(b []byte) (driver.Identity, error) {
 	b = bytes.TrimSuffix(b, []byte("\n"))
-	var v struct {
-		Version int `json:"v"`
-	}
-	if err := json.Unmarshal(b, &v); err != nil {
+	version, err := versionOf(b)
+	if err != nil {
 		return driver.Identity{}, damaged("%w", err)
 	}
-	if v.Version > driver.IdentityVersion {
+	if version > driver.IdentityVersion {
 		return driver.Identity{}, (&errs.Error{Kind: errs.TooNew,
-			Err: fmt.Errorf("identity of format %d, this Pando knows up to %d", v.Version, driver.IdentityVersion)}).WithHint("upgrade pando")
+			Err: fmt.Errorf("identity of format %d, this Pando knows up to %d", version, driver.IdentityVersion)}).WithHint("upgrade pando")
 	}
 
 	// Version 1 had no checksum.
-	if v.Version > 1 {
-		var err error
+	if version > 1 {
 		if b, err = checkSum(b); err != nil {
 			return driver.Identity{}, err
 		}
 	}
 	i, err := parse(b)
+	if err == nil && i.Version != version {
+		err = errors.New("an identity with two versions")
+	}
 	if err != nil {
 		return driver.Identity{}, damaged("%w", err)
 	}
@@ -101,6 +101,22 @@ func Decode(b []byte) (driver.Identity, error) {
 		return driver.Identity{}, err
 	}
 	return i, nil
+}
+
+// current is how an identity of the current version begins, as Encode writes it.
+var current = fmt.Appendf(nil, `{"v":%d,`, driver.IdentityVersion)
+
+// versionOf is the version of an identity. What is as Encode writes it is not parsed for
+// that: its checksum is looked at next.
+func versionOf(b []byte) (int, error) {
+	if bytes.HasPrefix(b, current) {
+		return driver.IdentityVersion, nil
+	}
+	var v struct {
+		Version int `json:"v"`
+	}
+	err := json.Unmarshal(b, &v)
+	return v.Version, err
 }
 
 func damaged(format string, args ...any) error {

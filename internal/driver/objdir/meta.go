@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"strings"
@@ -232,19 +231,18 @@ func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err er
 	if err != nil {
 		return i, false, err
 	}
-	f := os.NewFile(uintptr(fd), path)
-	defer f.Close()
-	st, err := f.Stat()
-	if err != nil {
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
 		return i, false, err
 	}
-	if !st.Mode().IsRegular() || st.Size() > MaxIdentityBytes+1 {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > MaxIdentityBytes+1 {
 		return i, false, damaged("%s is not a file with an identity", path)
 	}
 
 	// Copies without modes, and filesystems that have none, change it: then it may have been.
-	isCommitted = st.Mode().Perm() != uncommitted
-	text, err := io.ReadAll(io.LimitReader(f, MaxIdentityBytes+2))
+	isCommitted = fs.FileMode(st.Mode).Perm() != uncommitted
+	text, err := readAll(fd, st.Size)
 	if err != nil {
 		return i, false, err
 	}
@@ -258,6 +256,30 @@ func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err er
 		err = fs.ErrNotExist // its name came to the disk before its content: it was never said to be there
 	}
 	return i, isCommitted, err
+}
+
+// readAll reads a file, which has size bytes as far as is known, but not much more than
+// an identity can have.
+func readAll(fd int, size int64) ([]byte, error) {
+	b := make([]byte, size+1) // one more, to see the end
+	for n := 0; ; {
+		got, err := unix.Pread(fd, b[n:], int64(n))
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return nil, err
+		case got == 0:
+			return b[:n], nil
+		}
+		n += got
+		if n > MaxIdentityBytes+1 {
+			return b[:n], nil
+		}
+		if n == len(b) { // it has grown
+			b = append(b, make([]byte, MaxIdentityBytes)...)
+		}
+	}
 }
 
 // Remove takes the identity away, so that what remains is not whole. Absent is

@@ -20,7 +20,9 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 
 	"pando/internal/driver"
 	"pando/internal/durable"
@@ -106,56 +108,106 @@ func (d *Dir) Close() error { return d.f.Close() }
 // among them. See driver.Driver.
 func (d *Dir) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 	return func(yield func(driver.Object, error) bool) {
-		f, err := os.Open(d.path)
+		all, err := d.entries(ctx)
 		if err != nil {
-			yield(driver.Object{}, errs.Wrap("list", d.path, err))
+			yield(driver.Object{}, err)
 			return
 		}
-		defer f.Close()
-		seen := map[driver.ObjectID]struct{}{} // an object has two names
-		for {
-			names, err := f.Readdirnames(4096)
-			for _, n := range names {
-				id, ok := d.owner(n)
-				if !ok {
-					continue
-				}
-				if _, dup := seen[id]; dup {
-					continue
-				}
-				seen[id] = struct{}{}
+		for batch := range slices.Chunk(all, listBatch) {
+			for _, o := range d.objects(batch) {
 				if ctx.Err() != nil {
 					yield(driver.Object{}, ctx.Err())
 					return
-				}
-				o := driver.Object{ID: id}
-				o.Identity, o.Committed, o.Err = d.read(id)
-				if errs.Is(o.Err, errs.NotFound) {
-					o.Err = nil
-				} else if o.Err == nil {
-					// What cannot be looked at is not garbage.
-					if _, err := os.Lstat(d.Data(id)); err == nil {
-						o.Whole = true
-					} else if !errors.Is(err, fs.ErrNotExist) {
-						o.Err = errs.Wrap("list", string(id), err)
-					}
-				}
-				if !o.Whole {
-					o.Identity, o.Committed = driver.Identity{}, false
 				}
 				if !yield(o, nil) {
 					return
 				}
 			}
-			if err == io.EOF {
-				return
-			}
-			if err != nil {
-				yield(driver.Object{}, errs.Wrap("list", d.path, err))
-				return
-			}
 		}
 	}
+}
+
+// listBatch is how many objects are read before they are yielded, and listWorkers how many
+// of them at once.
+const (
+	listBatch   = 1024
+	listWorkers = 4
+)
+
+// entry is an object of which there is a name in the directory.
+type entry struct {
+	id   driver.ObjectID
+	data bool // its data is there
+}
+
+// entries lists the objects of which there is anything.
+func (d *Dir) entries(ctx context.Context) ([]entry, error) {
+	f, err := os.Open(d.path)
+	if err != nil {
+		return nil, errs.Wrap("list", d.path, err)
+	}
+	defer f.Close()
+	var out []entry
+	at := map[driver.ObjectID]int{} // an object has two names
+	for {
+		names, err := f.Readdirnames(4096)
+		for _, n := range names {
+			id, ok := d.owner(n)
+			if !ok {
+				continue
+			}
+			i, known := at[id]
+			if !known {
+				i = len(out)
+				at[id] = i
+				out = append(out, entry{id: id})
+			}
+			out[i].data = out[i].data || n[driver.IDLength:] == d.ext
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case err == io.EOF:
+			return out, nil
+		case err != nil:
+			return nil, errs.Wrap("list", d.path, err)
+		}
+	}
+}
+
+// objects reads the identities of a batch.
+func (d *Dir) objects(batch []entry) []driver.Object {
+	out := make([]driver.Object, len(batch))
+	var g sync.WaitGroup
+	for w := range listWorkers {
+		g.Go(func() {
+			for i := w; i < len(batch); i += listWorkers {
+				out[i] = d.object(batch[i])
+			}
+		})
+	}
+	g.Wait()
+	return out
+}
+
+// object reads one identity, and looks for the data unless that was seen before: who
+// destroys an object takes its identity first, so that what has one still has its data.
+func (d *Dir) object(e entry) driver.Object {
+	o := driver.Object{ID: e.id}
+	var err error
+	o.Identity, o.Committed, err = d.read(e.id)
+	if err == nil && !e.data {
+		_, err = os.Lstat(d.Data(e.id))
+	}
+	switch {
+	case err == nil:
+		o.Whole = true
+		return o
+	case errors.Is(err, fs.ErrNotExist), errs.Is(err, errs.NotFound):
+		return driver.Object{ID: e.id}
+	}
+	// What cannot be looked at is not garbage.
+	return driver.Object{ID: e.id, Err: errs.Wrap("list", string(e.id), err)}
 }
 
 // owner says which object a directory entry belongs to.
