@@ -88,7 +88,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	case q.Driver != driverZFS && q.Dataset != "":
 		return nil, errs.New(errs.Invalid, "init", q.Dataset, "a dataset is for the zfs driver").WithHint("add %s", errs.Param("driver", "zfs"))
 	case q.Driver == driverZFS && q.Loop:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "--loop is for the reflink driver")
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "only the reflink driver makes pools in a file of their own")
 	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "%g %% to keep free is not between 0 and 100", q.MinFreePercent)
 	case q.SizeBytes != 0 && q.SizeBytes < pool.MinBackingBytes:
@@ -178,7 +178,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 	switch {
 	case q.Driver == driverPlain:
 		if q.Loop {
-			return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "--loop is for the reflink driver")
+			return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "only the reflink driver makes pools in a file of their own")
 		}
 		r.Faster = errs.Messagef("clones are full copies here: a pool on XFS, btrfs or ZFS, or %s as root, makes them instant", errs.Run("init"))
 		return own(driverPlain, "asked for")
@@ -186,7 +186,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 		return pool.Plan{}, nil, errs.New(errs.Permission, "init", dir, "instant clones need root, to mount volumes").
 			WithHint("run it as root, or choose %s, whose clones are full copies", errs.Param("driver", "plain"))
 	case q.Driver == driverBtrfs && q.Loop:
-		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "--loop is for the reflink driver")
+		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "only the reflink driver makes pools in a file of their own")
 	case q.Driver == driverBtrfs:
 		return own(driverBtrfs, "asked for") // its opener checks
 	case q.Driver == Auto && onBtrfs && !q.Loop && drivers[driverBtrfs] != nil:
@@ -220,7 +220,7 @@ func chooseLoop(q InitRequest, dir string, st *unix.Statfs_t, r *InitReport, dri
 	}
 	why := fmt.Sprintf("files on this %s cannot share blocks, so the pool is an XFS in a sparse file", fsName(int64(st.Type)))
 	if q.Loop {
-		why = "--loop: the pool is an XFS in a sparse file"
+		why = "as requested, the pool is an XFS in a sparse file"
 	}
 	r.Faster = "a pool directly on an XFS, btrfs or ZFS disk: writes that wait for the disk go through one filesystem and one loop device less"
 	return pool.Plan{Driver: driverReflink, Open: drivers[driverReflink], BackingBytes: size, Why: why}, r, nil

@@ -42,7 +42,7 @@ func (p Policy) Check(op string) error {
 		}
 	}
 	if p.Within < 0 {
-		return errs.New(errs.Invalid, op, "", "--keep-within %v: an age cannot be negative", p.Within)
+		return errs.New(errs.Invalid, op, "", "the age to keep points within must not be negative (got %v)", p.Within)
 	}
 	return nil
 }

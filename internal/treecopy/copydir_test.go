@@ -280,13 +280,13 @@ func TestNoSpace(t *testing.T) {
 		write(t, fmt.Sprintf("%s/%d/%d", src, i%3, i), strings.Repeat("x", 100<<10))
 	}
 	_, err := CopyDir(bg, src, openFile(t, mount(t, "tmpfs", "size=1m")), Options{})
-	wantErr(t, err, errs.NoSpace, src, "use a larger --size")
+	wantErr(t, err, errs.NoSpace, src, `use a larger parameter "size"`)
 	_, err = CopyDir(bg, src, openFile(t, mount(t, "tmpfs", "nr_inodes=20")), Options{Staging: true})
-	wantErr(t, err, errs.NoSpace, src, "use a larger --size")
+	wantErr(t, err, errs.NoSpace, src, `use a larger parameter "size"`)
 	var tarball bytes.Buffer
 	must(t, tarDir(&tarball, src))
 	_, err = Untar(bg, &tarball, openFile(t, mount(t, "tmpfs", "size=1m")), Options{})
-	wantErr(t, err, errs.NoSpace, "/", "use a larger --size")
+	wantErr(t, err, errs.NoSpace, "/", `use a larger parameter "size"`)
 }
 
 func TestUnsupportedAttributes(t *testing.T) {

@@ -122,7 +122,7 @@ func (s *source) explain(err error) error {
 		e = errs.New(errs.Damaged, op, "", "the compressed archive is truncated").WithHint(hintTruncated)
 	case errors.Is(err, zstd.ErrWindowSizeExceeded), errors.Is(err, zstd.ErrDecoderSizeExceeded):
 		e = errs.New(errs.Unsupported, op, "", "the compressed archive needs too much memory: %w", err).
-			WithHint("compress it without --long, or decompress it first")
+			WithHint("compress it without `--long`, or decompress it first")
 	default:
 		e = errs.New(errs.Damaged, op, "", "the compressed archive is corrupt: %w", err).WithHint(hintTruncated)
 	}

@@ -381,7 +381,7 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 		}
 		acl, err := encodeACL(text)
 		if err != nil {
-			return a, nil, refuse(hdr.Name, "%w", err).WithHint("make the archive with --numeric-owner")
+			return a, nil, refuse(hdr.Name, "%w", err).WithHint("make the archive with `tar --numeric-owner`")
 		}
 		xs = append(xs, xattr{name, acl})
 	}
