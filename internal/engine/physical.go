@@ -3,47 +3,104 @@ package engine
 import (
 	"cmp"
 	"context"
+	"errors"
+	"io/fs"
 	"os"
 	"slices"
+	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/driver"
+	"pando/internal/errs"
 	"pando/internal/extent"
 )
 
-// physicalBytes adds up the space that images take, each shared block once, by
-// merging all their extents. ok is false where there is no map: for trees.
+// physicalBytes adds up the space that objects take, each shared block once, by
+// merging all their extents. ok is false where there is no map, or nothing is shared.
 func (e *Engine) physicalBytes(ctx context.Context, rows []catalog.Row) (total int64, ok bool, err error) {
-	var all []diskRange
+	if !e.caps.Sharing {
+		return 0, false, nil
+	}
+	s := &spaceSum{inline: map[inlineFile]struct{}{}}
 	for _, r := range rows {
 		if err := ctx.Err(); err != nil {
 			return 0, false, err
 		}
 		w, err := e.drv.Attachment(ctx, r.ID)
-		if err != nil || w.Image == "" || w.Block {
-			return 0, false, nil // a tree or a device, or destroyed meanwhile
-		}
-		f, err := os.Open(w.Image)
-		if err != nil {
+		switch {
+		case errs.Is(err, errs.NotFound):
+			continue // destroyed meanwhile
+		case err != nil, w.Block, w.Source != "":
 			return 0, false, nil
 		}
-		err = extent.Scan(f, false, func(x extent.Extent) error {
-			if x.Flags&(extent.Delalloc|extent.Unknown|extent.Inline) == 0 {
-				all = append(all, diskRange{x.Physical, x.Physical + x.Length})
-			}
-			return nil
-		})
-		f.Close()
-		if err != nil {
+		if err := s.object(ctx, w); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return 0, false, err
 		}
-		if len(all) > 1<<20 { // keep memory bounded: merge what is there
-			all = mergeRanges(all)
-		}
 	}
-	for _, s := range mergeRanges(all) {
-		total += s.end - s.start
+	return s.total(), true, nil
+}
+
+// spaceSum adds up the blocks of many files.
+type spaceSum struct {
+	blocks      []diskRange
+	merged      int // of blocks: how many there were after the last merge
+	inline      map[inlineFile]struct{}
+	inlineBytes int64
+}
+
+// inlineFile is a file whose data lies in metadata. Until it changes it is the same in all
+// copies, which share the metadata; at least until they change something beside it.
+type inlineFile struct {
+	ino     uint64
+	changed time.Time
+}
+
+// object adds the blocks of one object.
+func (s *spaceSum) object(ctx context.Context, w driver.Attachment) error {
+	if w.Tree != "" {
+		_, err := extent.MeasureTree(ctx, w.Tree, extent.TreeOptions{Nested: true, Each: s.addOfTree})
+		return err
 	}
-	return total, true, nil
+	f, err := os.Open(w.Image)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return extent.Scan(f, false, func(x extent.Extent) error {
+		s.add(x)
+		return nil
+	})
+}
+
+func (s *spaceSum) addOfTree(x extent.TreeExtent) {
+	if x.Flags&extent.Inline == 0 {
+		s.add(x.Extent)
+		return
+	}
+	id := inlineFile{x.Inode, x.Changed}
+	if _, again := s.inline[id]; !again {
+		s.inline[id] = struct{}{}
+		s.inlineBytes += x.Length
+	}
+}
+
+func (s *spaceSum) add(x extent.Extent) {
+	if x.Flags&(extent.Delalloc|extent.Unknown|extent.Inline) != 0 {
+		return
+	}
+	s.blocks = append(s.blocks, diskRange{x.Physical, x.Physical + x.Length})
+	if len(s.blocks) > 2*s.merged+1<<20 { // keep memory bounded: merge what is there
+		s.blocks = mergeRanges(s.blocks)
+		s.merged = len(s.blocks)
+	}
+}
+
+func (s *spaceSum) total() int64 {
+	total := s.inlineBytes
+	for _, r := range mergeRanges(s.blocks) {
+		total += r.end - r.start
+	}
+	return total
 }
 
 // diskRange is a range of bytes on the device.

@@ -24,11 +24,28 @@ type TreeOptions struct {
 	// blocks of its own to ask about: in files that have not changed since, it
 	// counts as shared, in others as exclusive.
 	InlineSharedUntil time.Time
+
+	// Nested takes in subvolumes nested inside.
+	Nested bool
+
+	// Each, if not nil, is called for each extent, also of files with several names
+	// only once, by one goroutine at a time.
+	Each func(TreeExtent)
 }
 
+// TreeExtent is a piece of a file in a tree.
+type TreeExtent struct {
+	Extent
+	Inode   uint64    // of the file: the same in the copies that snapshots of btrfs are
+	Changed time.Time // of the file: when its data or attributes changed last
+}
+
+// fileID is a file, whatever its names.
+type fileID struct{ dev, ino uint64 }
+
 // MeasureTree adds up the extents of all regular files below dir (see Measure):
-// a file with several names once, other filesystems and subvolumes mounted or
-// nested inside not at all. Where the filesystem has no extent maps, what it
+// a file with several names once, other filesystems mounted inside not at all,
+// and subvolumes nested inside only with o.Nested. Where the filesystem has no extent maps, what it
 // says is allocated to a file counts as exclusive, in one extent. The error
 // names the file that could not be read; files that vanish meanwhile do not
 // count. It may run while the tree changes: the result is then of no one moment.
@@ -42,7 +59,7 @@ func MeasureTree(ctx context.Context, dir string, o TreeOptions) (Usage, error) 
 	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
 		return Usage{}, &fs.PathError{Op: "stat", Path: dir, Err: err}
 	}
-	m := &treeMeter{dir: dir, dev: st.Dev, opt: o, linked: map[uint64]struct{}{}}
+	m := &treeMeter{dir: dir, dev: st.Dev, opt: o, linked: map[fileID]struct{}{}}
 	if err := treewalk.Walk(ctx, root, treewalk.Funcs{Open: m.open, Visit: m.visit}); err != nil {
 		return Usage{}, err
 	}
@@ -57,7 +74,7 @@ type treeMeter struct {
 
 	mu     sync.Mutex
 	sum    Usage
-	linked map[uint64]struct{} // inode numbers seen, of files with several names
+	linked map[fileID]struct{} // seen, of files with several names
 }
 
 func (m *treeMeter) open(d *treewalk.Dir) (*os.File, error) {
@@ -78,7 +95,7 @@ func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, &fs.PathError{Op: "stat", Path: m.dir + "/" + d.Path(), Err: err}
 	}
-	if st.Dev != m.dev {
+	if st.Dev != m.dev && !m.opt.Nested {
 		return nil, nil // a subvolume
 	}
 	var subdirs []string
@@ -90,7 +107,7 @@ func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
 			case e.IsDir():
 				subdirs = append(subdirs, e.Name())
 			case e.Type().IsRegular():
-				u, err := m.file(f, e.Name())
+				u, err := m.file(f, st.Dev, e.Name())
 				if err != nil {
 					return nil, &fs.PathError{Op: "measure", Path: m.dir + "/" + d.Join(e.Name()), Err: err}
 				}
@@ -110,7 +127,7 @@ func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
 	return subdirs, nil
 }
 
-func (m *treeMeter) file(dir *os.File, name string) (Usage, error) {
+func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 	var st unix.Stat_t
 	err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if errors.Is(err, unix.ENOENT) {
@@ -119,13 +136,14 @@ func (m *treeMeter) file(dir *os.File, name string) (Usage, error) {
 	if err != nil {
 		return Usage{}, err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Dev != m.dev || st.Blocks == 0 {
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Dev != dev || st.Blocks == 0 {
 		return Usage{}, nil // exchanged meanwhile, a file mounted over it, or nothing in it
 	}
 	if st.Nlink > 1 {
 		m.mu.Lock()
-		_, again := m.linked[st.Ino]
-		m.linked[st.Ino] = struct{}{}
+		id := fileID{st.Dev, st.Ino}
+		_, again := m.linked[id]
+		m.linked[id] = struct{}{}
 		m.mu.Unlock()
 		if again {
 			return Usage{}, nil
@@ -154,6 +172,7 @@ func (m *treeMeter) file(dir *os.File, name string) (Usage, error) {
 		} else {
 			u.Exclusive += x.Length
 		}
+		m.each(&st, x)
 		return nil
 	})
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY) {
@@ -161,6 +180,15 @@ func (m *treeMeter) file(dir *os.File, name string) (Usage, error) {
 		return allocated, nil
 	}
 	return u, err
+}
+
+func (m *treeMeter) each(st *unix.Stat_t, x Extent) {
+	if m.opt.Each == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.opt.Each(TreeExtent{Extent: x, Inode: st.Ino, Changed: time.Unix(st.Ctim.Unix())})
 }
 
 // changedSince reports whether the file's data or attributes changed after t.

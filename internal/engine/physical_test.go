@@ -1,0 +1,71 @@
+package engine_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"pando/internal/engine"
+	"pando/internal/testfs"
+)
+
+// TestPoolCountsSharedBlocksOnce: a chain of clones of clones takes the space of the first.
+func TestPoolCountsSharedBlocksOnce(t *testing.T) {
+	const generations, data = 12, 8 << 20
+	for _, kind := range []string{"xfs", "btrfs"} {
+		t.Run(kind, func(t *testing.T) {
+			src := t.TempDir()
+			random := make([]byte, data)
+			for i := range random {
+				random[i] = byte(rand.Uint32())
+			}
+			if err := os.WriteFile(filepath.Join(src, "data"), random, 0o644); err != nil {
+				t.Fatal(err)
+			}
+			for i := range 200 { // so small that btrfs keeps them in its metadata
+				if err := os.WriteFile(filepath.Join(src, fmt.Sprint("small", i)), random[:1000], 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			e := newPool(t, testfs.New(t, kind, 2<<30).Dir(), engine.InitRequest{MinFreePercent: 1})
+			importTree(t, e, "g", src)
+			from := "g"
+			for i := range generations {
+				name := fmt.Sprint("v", i)
+				clone(t, e, from, name, false)
+				from = name
+			}
+
+			one := physical(t, e)
+			if one < data || one > 2*data {
+				t.Errorf("%d bytes for one tree of %d and %d clones in a chain", one, data, generations)
+			}
+
+			// What only the last one has counts too.
+			v, err := e.Mount(t.Context(), from, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(v.Mountpoint, "more"), random[:data/2], 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := e.Umount(t.Context(), from); err != nil {
+				t.Fatal(err)
+			}
+			if more := physical(t, e) - one; more < data/2 || more > data {
+				t.Errorf("%d bytes more for a file of %d", more, data/2)
+			}
+		})
+	}
+}
+
+func physical(t *testing.T, e *engine.Engine) int64 {
+	t.Helper()
+	p, err := e.Pool(t.Context(), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.PhysicalBytes
+}
