@@ -318,7 +318,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 	}
 	// Between the last look at it and the exchange somebody may have written.
 	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.sourceOptions(src, nil)); err == nil && after.Changed() > 0 {
-		out.Warnings = append(out.Warnings, fmt.Sprintf("something changed in the moment of the replacement, and is only in the old directory: %s",
+		out.Warnings = append(out.Warnings, errs.Messagef("something changed in the moment of the replacement, and is only in the old directory: %s",
 			strings.Join(after.Paths(stamp, 5), ", ")))
 	}
 	return true, nil

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -48,12 +47,12 @@ type ImportRequest struct {
 // Imported is the result of Import.
 type Imported struct {
 	Info
-	Files    int64    `json:"files,omitempty"`       // of a tree
-	Bytes    int64    `json:"bytes,omitempty"`       // of data, holes left out
-	Waited   bool     `json:"waited"`                // another process was building it, and this is what it built
-	Warnings []string `json:"warnings,omitempty"`    // what could not be kept or checked of the source
-	Source   string   `json:"source_kind,omitempty"` // directory, tar, image
-	Removed  []string `json:"removed,omitempty"`     // older generations, by the golden's retention
+	Files    int64          `json:"files,omitempty"`       // of a tree
+	Bytes    int64          `json:"bytes,omitempty"`       // of data, holes left out
+	Waited   bool           `json:"waited"`                // another process was building it, and this is what it built
+	Warnings []errs.Message `json:"warnings,omitempty"`    // what could not be kept or checked of the source
+	Source   string         `json:"source_kind,omitempty"` // directory, tar, image
+	Removed  []string       `json:"removed,omitempty"`     // older generations, by the golden's retention
 
 	// NotKept counts what the volume's filesystem cannot hold of the source. Warnings has it too.
 	NotKept []treecopy.NotKept `json:"not_kept,omitempty"`
@@ -82,7 +81,7 @@ type source struct {
 
 	close func()
 
-	warnings []string // what is wrong with it, and was taken all the same
+	warnings []errs.Message // what is wrong with it, and was taken all the same
 }
 
 // Import makes the first generation of a golden (with Update: the next) from a
@@ -451,11 +450,11 @@ func (e *Engine) settle(ctx context.Context, scratch driver.ObjectID) error {
 }
 
 // leftOut puts into words what a copy could not keep.
-func leftOut(s treecopy.Skipped) []string {
-	var out []string
+func leftOut(s treecopy.Skipped) []errs.Message {
+	var out []errs.Message
 	add := func(n int64, what string) {
 		if n > 0 {
-			out = append(out, fmt.Sprintf("%d %s", n, what))
+			out = append(out, errs.Messagef("%d %s", n, what))
 		}
 	}
 	add(s.Owners, "files now belong to you instead of their owner: keeping owners needs root")

@@ -103,7 +103,7 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 	}
 	// Raw volumes hold any bytes: nothing is made up, so a warning is enough.
 	if wrong != nil && (q.Force || q.FS == driver.None && s.probed.Type != "") {
-		s.warnings = append(s.warnings, "imported as it is: "+reason(wrong))
+		s.warnings = append(s.warnings, errs.Messagef("imported as it is: %s", reason(wrong)))
 		return nil
 	}
 	return wrong
@@ -162,7 +162,7 @@ func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 	}
 	c, err := fsprobe.Identify(s.f, s.bytes)
 	if err == nil && (c.Class == fsprobe.VirtualDisk || c.Class == fsprobe.SparseImage) {
-		s.warnings = append(s.warnings, "it is "+c.Phrase+", and volumes hold this file, not the disk in it")
+		s.warnings = append(s.warnings, errs.Messagef("it is %s, and volumes hold this file, not the disk in it", c.Phrase))
 	}
 	return nil, err
 }
@@ -216,7 +216,7 @@ const accepted = "give a directory, a tar archive (plain, gzip or zstd), or an i
 // and no damage: the copy is mounted once, so that no clone has to replay it. An
 // image without such a log stays as it is, bit by bit. warnings say what could
 // not be checked. Damaged; others if the host cannot replay the log.
-func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source, q ImportRequest) (warnings []string, err error) {
+func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source, q ImportRequest) (warnings []errs.Message, err error) {
 	kind := driver.FS(s.probed.Type)
 	q.Tracker.Start("checking the filesystem", 0, 0)
 	_, missing := lookProgram(checkerOf(kind))
@@ -233,7 +233,7 @@ func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source,
 		if wrong != "" {
 			return nil, refuseDamaged(q, s.probed.Type, wrong, "")
 		}
-		return []string{notChecked(missing)}, nil
+		return []errs.Message{notChecked(missing)}, nil
 	}
 
 	found, err := e.runChecker(ctx, id, kind)
@@ -244,7 +244,7 @@ func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source,
 	}
 	switch {
 	case errs.Is(err, errs.Unsupported) && wrong == "" && ctx.Err() == nil:
-		return []string{notChecked(err)}, nil
+		return []errs.Message{notChecked(err)}, nil
 	case err != nil:
 		return nil, err
 	case found.damaged:
@@ -256,9 +256,9 @@ func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source,
 	return nil, nil
 }
 
-func notChecked(err error) string {
-	w := "the filesystem in the image was not checked: " + err.Error()
-	if hint := errs.HintOf(err); hint != "" {
+func notChecked(err error) errs.Message {
+	w := errs.Messagef("the filesystem in the image was not checked: %v", err)
+	if hint := errs.HintIn(err); hint != "" {
 		w += "; " + hint
 	}
 	return w

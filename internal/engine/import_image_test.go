@@ -235,7 +235,7 @@ func TestImportWithoutChecker(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := e.Import(t.Context(), engine.ImportRequest{Name: "future", Source: future})
-	if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0], "e2fsck does not know all features") {
+	if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0].String(), "e2fsck does not know all features") {
 		t.Errorf("with a feature that nobody knows: %q, %v", out.Warnings, err)
 	}
 	engine.HideProgram(t, "e2fsck")
@@ -243,7 +243,7 @@ func TestImportWithoutChecker(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs"} {
 		image := imageSource(t, kind)
 		out, err := e.Import(t.Context(), engine.ImportRequest{Name: kind, Source: image})
-		if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0], "was not checked") || !strings.Contains(out.Warnings[0], "apt-get install") {
+		if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0].String(), "was not checked") || !strings.Contains(out.Warnings[0].String(), "apt-get install") {
 			t.Errorf("%s: %q, %v", kind, out.Warnings, err)
 		}
 		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "short", Source: imageOf(t, image, 32<<20)}); !errs.Is(err, errs.Damaged) {

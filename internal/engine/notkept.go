@@ -3,15 +3,16 @@ package engine
 import (
 	"fmt"
 
+	"pando/internal/errs"
 	"pando/internal/treecopy"
 )
 
 // notKept puts into words what a volume cannot hold of a source: one line for each
 // kind, with a count and an example.
-func notKept(all []treecopy.NotKept) []string {
-	var out []string
+func notKept(all []treecopy.NotKept) []errs.Message {
+	var out []errs.Message
 	for _, n := range all {
-		out = append(out, fmt.Sprintf("%s, for example %s", lossWords(n), n.Example))
+		out = append(out, errs.Messagef("%s, for example %s", lossWords(n), n.Example))
 	}
 	return out
 }
