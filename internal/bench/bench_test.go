@@ -153,7 +153,7 @@ func goodReport() *Report {
 			{Name: OpPando, TailOf: 20, Devices: []DeviceBytes{{Device: "loop0", Flushes: 3}, {Device: "vda", Flushes: 4}}},
 		},
 		Series:    []Series{series(10, 4.9), series(47_000, 5), series(10, 5.1)},
-		Neighbour: []Phase{{While: WhileIdle, Write: at(1)}, {While: WhilePando, Write: at(1.4)}},
+		Neighbour: []Phase{{While: WhileIdle, Write: at(1)}, {While: WhilePando, Write: at(1.4)}, {While: WhileFloor, Write: at(1.3)}},
 	}
 	for _, line := range []string{"pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json", "pando show VOLUME"} {
 		r.Commands = append(r.Commands, Command{Line: line, Volumes: 47_000, Wall: at(15), MaxRSS: 30 << 20})
@@ -178,8 +178,8 @@ func setVolumes(r *Report, n int) {
 
 func TestJudge(t *testing.T) {
 	good := verdicts(goodReport())
-	if len(good) != 14 {
-		t.Errorf("%d targets, want 14", len(good))
+	if len(good) != 15 {
+		t.Errorf("%d targets, want 15", len(good))
 	}
 	for name, v := range good {
 		if v != Pass {
@@ -218,7 +218,12 @@ func TestJudge(t *testing.T) {
 			"clone + mount, times faster than `cp -a --reflink`": NotMeasured}},
 		{func(r *Report) { r.Source.Files = 100 }, nil}, // faster than wanted with fewer files: good enough
 		{func(r *Report) { r.Neighbour[1].Write = at(1.6) }, map[string]string{"a neighbour's p99 sync write, during clones / idle": Fail}},
-		{func(r *Report) { r.Neighbour[1].Write.Count = 99 }, map[string]string{"a neighbour's p99 sync write, during clones / idle": NotMeasured}},
+		{func(r *Report) { r.Neighbour[1].Write.Count = 99 }, map[string]string{
+			"a neighbour's p99 sync write, during clones / idle":        NotMeasured,
+			"a neighbour's p99 sync write, during clones / the floor's": NotMeasured}},
+		{func(r *Report) { r.Neighbour[2].Write = at(1) }, map[string]string{"a neighbour's p99 sync write, during clones / the floor's": Fail}},
+		{func(r *Report) { r.Neighbour[2].NotMeasured = "no floor" }, map[string]string{
+			"a neighbour's p99 sync write, during clones / the floor's": NotMeasured}},
 	}
 	for i, tt := range tests {
 		r := goodReport()

@@ -182,8 +182,8 @@ func complete(t *testing.T, r *bench.Report, missing ...string) {
 			t.Errorf("series %+v", s)
 		}
 	}
-	if len(r.Targets) != 14 {
-		t.Errorf("%d targets, want 14", len(r.Targets))
+	if len(r.Targets) != 15 {
+		t.Errorf("%d targets, want 15", len(r.Targets))
 	}
 	for _, g := range r.Targets {
 		if (g.Verdict == bench.NotMeasured) != (g.Reason != "") || g.Verdict != bench.NotMeasured && g.Measured == nil {

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -84,6 +85,14 @@ func BenchmarkScale(b *testing.B) {
 
 	e := benchPool(b)
 	cloneMany(b, e, n)
+	b.Run("clone", func(b *testing.B) {
+		for i := range b.N {
+			q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: fmt.Sprintf("one-%d-%d", b.N, i)}
+			if _, err := e.Clone(b.Context(), q); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 	b.Run("ls", func(b *testing.B) {
 		for range b.N {
 			if _, err := e.Volumes(b.Context(), false); err != nil {
