@@ -239,7 +239,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		return "", "", nil, err
 	}
 	ctx, tell := a.reporting(ctx)
-	v, err := e.Mount(ctx, word, "")
+	v, err := e.Mount(ctx, engine.MountRequest{Volume: ref.Name(word)})
 	if err != nil {
 		e.Close()
 		return "", "", nil, err

@@ -33,14 +33,15 @@ root filesystems and Docker's data. The place below the pool is root's alone.`,
 		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-			if err := ref.CheckName("mount", args[0]); err != nil {
+			volume, err := ref.ParseName("mount", args[0])
+			if err != nil {
 				return err
 			}
-			dir := ""
+			q := engine.MountRequest{Volume: volume, May: may}
 			if len(args) > 1 {
-				dir = args[1]
+				q.Dir = args[1]
 			}
-			v, err := e.MountWith(ctx, args[0], dir, may)
+			v, err := e.Mount(ctx, q)
 			if err != nil {
 				return err
 			}

@@ -101,7 +101,7 @@ func mountPulled(ctx context.Context, e *engine.Engine, v engine.Info, dir strin
 		return v, errs.New(errs.Invalid, "mount", v.Name, "it was pulled, but it is a %s, which cannot be mounted", v.Kind).
 			WithHint("make a volume of it: `pando clone %s NEW --mount`", v.Name)
 	}
-	m, err := e.Mount(ctx, v.Name, dir)
+	m, err := e.Mount(ctx, engine.MountRequest{Volume: ref.Name(v.Name), Dir: dir})
 	if err != nil {
 		return v, err
 	}

@@ -9,6 +9,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/kernel"
+	"pando/internal/ref"
 	"pando/internal/testfs"
 
 	"golang.org/x/sys/unix"
@@ -29,7 +30,7 @@ func TestCopiedPool(t *testing.T) {
 			clone(t, e, "g", "b", false)
 			other := filepath.Join(disk, "other")
 			for name, dir := range map[string]string{"a": "", "b": other} {
-				if _, err := e.Mount(t.Context(), name, dir); err != nil {
+				if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(name), Dir: dir}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -54,7 +55,7 @@ func TestCopiedPool(t *testing.T) {
 				t.Error(err)
 			}
 			mounted("umount")
-			if info, err := c.Mount(t.Context(), "a", ""); err != nil || info.Mountpoint != filepath.Join(copied, "mnt", "a") {
+			if info, err := c.Mount(t.Context(), engine.MountRequest{Volume: "a"}); err != nil || info.Mountpoint != filepath.Join(copied, "mnt", "a") {
 				t.Errorf("mount: %+v, %v", info, err)
 			}
 			destroy(t, c, "a", "b")

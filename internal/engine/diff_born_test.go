@@ -13,6 +13,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/engine"
+	"pando/internal/ref"
 	"pando/internal/testfs"
 )
 
@@ -31,7 +32,7 @@ func TestDiffOfTwins(t *testing.T) {
 		at := [2]string{}
 		for i, name := range []string{"one", "two"} {
 			clone(t, e, "web", name, false)
-			info, err := e.Mount(t.Context(), name, "")
+			info, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(name)})
 			if err != nil {
 				t.Fatal(err)
 			}

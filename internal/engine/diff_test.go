@@ -93,7 +93,7 @@ func list(d engine.Difference) string {
 // edit changes a volume.
 func edit(t *testing.T, e *engine.Engine, volume string, fn func(dir string)) {
 	t.Helper()
-	i, err := e.Mount(t.Context(), volume, "")
+	i, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(volume)})
 	if err != nil {
 		t.Fatal(err)
 	}

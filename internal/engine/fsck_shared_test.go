@@ -50,7 +50,7 @@ func TestFsckChecksSharedBlocksOnce(t *testing.T) {
 			b.flip("v-2", 100<<20, []byte("one byte in free space is enough"))
 			check("one extent differs", 2, 3)
 
-			v, err := b.e.Mount(t.Context(), "v-3", "")
+			v, err := b.e.Mount(t.Context(), engine.MountRequest{Volume: "v-3"})
 			b.must(err)
 			check("one is mounted", 3, 2)
 			b.must(os.WriteFile(filepath.Join(v.Mountpoint, "new"), []byte("x"), 0o600))

@@ -431,7 +431,7 @@ func TestFsckFinds(t *testing.T) {
 // readable mounts a volume and reads what was imported.
 func (b *broken) readable(name string) {
 	b.t.Helper()
-	i, err := b.e.Mount(b.t.Context(), name, "")
+	i, err := b.e.Mount(b.t.Context(), engine.MountRequest{Volume: ref.Name(name)})
 	b.must(err)
 	got, err := os.ReadFile(filepath.Join(i.Mountpoint, "file"))
 	if err != nil || string(got) != "content" {
@@ -513,7 +513,7 @@ func TestFsckLeavesWhatIsInUse(t *testing.T) {
 	e := newPool(t, t.TempDir(), engine.InitRequest{SizeBytes: 2 << 30, MinFreePercent: 1})
 	b := newBroken(t, e)
 	b.debugfs("w", "freeb 1 400")
-	_, err := e.Mount(t.Context(), "w", "")
+	_, err := e.Mount(t.Context(), engine.MountRequest{Volume: "w"})
 	b.must(err)
 	before := dump(t, b.dir)
 	r := fsck(t, b.dir, true)

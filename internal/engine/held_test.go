@@ -47,7 +47,7 @@ func TestMountedAgain(t *testing.T) {
 	}
 	m.Close()
 	held.Close()
-	if again, err := e.Mount(t.Context(), "v", ""); err != nil || again.Mountpoint != v.Mountpoint {
+	if again, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v"}); err != nil || again.Mountpoint != v.Mountpoint {
 		t.Errorf("it is mounted, but %+v, %v", again, err)
 	}
 	if _, err := e.Umount(t.Context(), "v"); err != nil {

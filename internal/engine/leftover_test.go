@@ -32,7 +32,7 @@ func TestMountPointThatStays(t *testing.T) {
 			},
 		} {
 			must(t, unix.Mount(parent, parent, "", unix.MS_BIND, ""))
-			_, err := e.Mount(t.Context(), "v", dir)
+			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: dir})
 			must(t, err)
 			allow := forbid()
 			ctx, warnings := listen(t)
@@ -42,7 +42,7 @@ func TestMountPointThatStays(t *testing.T) {
 			if w := warnings(); strings.Count(w, "\n") > 0 || !strings.Contains(w, dir) {
 				t.Errorf("%s: warnings %q, wanted one about %s", what, w, dir)
 			}
-			if _, err := e.Mount(t.Context(), "v", ""); err != nil {
+			if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v"}); err != nil {
 				t.Errorf("%s: mount: %v", what, err)
 			}
 			_, err = e.Umount(t.Context(), "v")

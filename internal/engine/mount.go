@@ -9,21 +9,25 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/ref"
 
 	"golang.org/x/sys/unix"
 )
 
-// Mount makes a volume usable at dir, or below the pool if dir is "". A volume
-// that is mounted there already stays so. NotFound, Invalid (the mount point),
-// InUse (mounted elsewhere), Permission, Conflict (somebody replaces the mount point).
-func (e *Engine) Mount(ctx context.Context, name, dir string) (Info, error) {
-	return e.MountWith(ctx, name, dir, Rights{})
+// MountRequest says what to mount where.
+type MountRequest struct {
+	Volume ref.Name
+	Dir    string // "": the volume's place below the pool
+	May    Rights // of the mount
 }
 
-// MountWith is Mount with rights. InUse also if it is mounted already, without them.
-func (e *Engine) MountWith(ctx context.Context, name, dir string, may Rights) (Info, error) {
+// Mount makes a volume usable. One that is mounted there already stays so. NotFound,
+// Invalid (the mount point), InUse (mounted elsewhere, or already without these rights),
+// Permission, Conflict (somebody replaces the mount point).
+func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	ctx, end := e.begin(ctx)
 	defer end()
+	name, dir, may := string(q.Volume), q.Dir, q.May
 
 	if err := e.needRoot("mount", name); err != nil {
 		return Info{}, err

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"pando/internal/engine"
+	"pando/internal/ref"
 	"pando/internal/testfs"
 )
 
@@ -44,7 +45,7 @@ func TestPoolCountsSharedBlocksOnce(t *testing.T) {
 			}
 
 			// What only the last one has counts too.
-			v, err := e.Mount(t.Context(), from, "")
+			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(from)})
 			if err != nil {
 				t.Fatal(err)
 			}

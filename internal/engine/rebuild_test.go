@@ -314,7 +314,7 @@ func TestRebuildUnmounts(t *testing.T) {
 			own := t.TempDir()
 			for name, dir := range map[string]string{"own": own, "below": ""} {
 				clone(t, e, "g", name, false)
-				if _, err := e.Mount(t.Context(), name, dir); err != nil {
+				if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(name), Dir: dir}); err != nil {
 					t.Fatal(err)
 				}
 			}

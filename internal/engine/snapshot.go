@@ -200,7 +200,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		return out, err
 	}
 	// Where it was mounted, also if it is as it was.
-	info, merr := e.MountWith(ctx, q.Volume, again, may)
+	info, merr := e.Mount(ctx, MountRequest{Volume: ref.Name(q.Volume), Dir: again, May: may})
 	if err == nil && merr == nil {
 		out.Info = info
 	}

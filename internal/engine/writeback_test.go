@@ -95,7 +95,7 @@ func listen(t *testing.T) (context.Context, func() string) {
 		for _, w := range r.Warnings() {
 			text += w.String() + "\n"
 		}
-		return text
+		return strings.TrimSuffix(text, "\n")
 	}
 }
 
@@ -153,7 +153,7 @@ func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v s
 	if _, err := p.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "before"}); err != nil {
 		t.Fatal(err)
 	}
-	info, err := p.e.Mount(t.Context(), v, "")
+	info, err := p.e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(v)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +180,7 @@ func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v s
 		t.Errorf("the second umount: %v, warnings %q", err, warnings())
 	}
 	// Of the next mount nothing is known.
-	if _, err := e.Mount(t.Context(), v, ""); err != nil {
+	if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(v)}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, warnings = listen(t)

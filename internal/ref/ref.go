@@ -11,6 +11,18 @@ import (
 // MaxNameBytes is the longest name of a volume, snapshot or golden.
 const MaxNameBytes = 128
 
+// Name is the name of a volume or golden: of something that may change, never of a generation or a
+// snapshot of it. Its own type keeps references, which are a [Ref], from being taken for names.
+type Name string
+
+// ParseName reads a name. Invalid.
+func ParseName(op, s string) (Name, error) {
+	if err := CheckName(op, s); err != nil {
+		return "", err
+	}
+	return Name(s), nil
+}
+
 // Ref is a reference as a person writes it: NAME, GOLDEN@N or VOLUME@SNAP.
 type Ref struct {
 	Name string

@@ -143,7 +143,7 @@ func TestPullMemory(t *testing.T) {
 // tree imports a directory as a golden, and edits volumes of it as trees.
 func (w *world) edits(volume string, fn func(dir string)) {
 	w.t.Helper()
-	i, err := w.e.Mount(w.t.Context(), volume, "")
+	i, err := w.e.Mount(w.t.Context(), engine.MountRequest{Volume: ref.Name(volume)})
 	if err != nil {
 		w.t.Fatal(err)
 	}

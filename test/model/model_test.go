@@ -318,7 +318,7 @@ func (m *model) step() {
 		}
 	case n < 270:
 		m.note("mount", "%s", v)
-		_, err := m.e.Mount(ctx, v, "")
+		_, err := m.e.Mount(ctx, engine.MountRequest{Volume: ref.Name(v)})
 		m.must(err)
 		vol.mounted = true
 	case n < 350:
