@@ -158,7 +158,7 @@ func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptio
 	if err == nil && !free {
 		err = errs.New(errs.InUse, "umount", w.Image, "something else has mounted %s", dev.path)
 	}
-	return err
+	return e.blameFull(ctx, err)
 }
 
 // imageOptions of withImage.

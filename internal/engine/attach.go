@@ -94,7 +94,7 @@ func (e *Engine) attachImage(ctx context.Context, a catalog.Attached, what drive
 	}
 	m, err := mount.Device(string(what.FS), dev.path, what.Options, false)
 	if err != nil {
-		return a, err
+		return a, e.blameFull(ctx, err)
 	}
 	defer m.Close()
 	return a, e.putAt(m, &a, t)

@@ -160,7 +160,7 @@ func (e *Engine) openMounted(ctx context.Context, l live) (*os.File, func(), err
 	m, err := mount.Device(string(w.FS), dev, w.Options, false)
 	done()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, e.blameFull(ctx, err)
 	}
 	f, err := m.Open()
 	if err != nil {
