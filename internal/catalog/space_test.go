@@ -164,3 +164,33 @@ func TestSparesAreNotDead(t *testing.T) {
 		}
 	}
 }
+
+// TestOpenAlone: where there can be no index of the log, the catalogue can be used without.
+func TestOpenAlone(t *testing.T) {
+	dir := t.TempDir()
+	if err := catalog.Create(t.Context(), dir, spaceID); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("nowhere", filepath.Join(dir, "catalog.db-shm")); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := catalog.Open(t.Context(), dir, spaceID); err == nil {
+		_ = c.Close()
+		t.Fatal("opened with an index that cannot be: this shows nothing")
+	}
+	for range 2 {
+		c, err := catalog.OpenAlone(t.Context(), dir, spaceID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := driver.NewID()
+		op := mark(t, c, id)
+		if err := c.Update(t.Context(), catalog.Durable, func(tx *catalog.Tx) error { return tx.Unmark(id) }); err != nil {
+			t.Error(err)
+		}
+		op.End()
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -6,6 +6,9 @@ import (
 	"pando/internal/errs"
 )
 
+// Warn is warn.
+var Warn = warn
+
 // HideProgram makes fsck believe that a program is not installed.
 func HideProgram(t *testing.T, name string) {
 	look := lookProgram

@@ -1,0 +1,124 @@
+package engine_test
+
+import (
+	"crypto/rand"
+	"database/sql"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pando/internal/driver"
+	"pando/internal/driver/reflink"
+	"pando/internal/durable"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/kernel"
+	"pando/internal/testfs"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestUmountReturnsDeleted: what was deleted in a volume returns to the pool when it is
+// unmounted, also if nobody has synced the deletion.
+func TestUmountReturnsDeleted(t *testing.T) {
+	testfs.NotShort(t, "it is about space")
+	e := newPool(t, testfs.New(t, "xfs", 800<<20).Dir(), engine.InitRequest{Driver: reflink.Name, MinFreePercent: 1})
+	for _, fs := range []driver.FS{driver.Ext4, driver.XFS} {
+		t.Run(string(fs), func(t *testing.T) {
+			name := "g" + string(fs)
+			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: name, Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
+				t.Fatal(err)
+			}
+			v := clone(t, e, name, "v"+string(fs), true)
+			image := filepath.Join(e.Dir(), "data", "objects", v.ID+".img")
+			const files, bytes = 64, 1 << 20
+			paths := make([]string, files)
+			for i := range paths {
+				paths[i] = filepath.Join(v.Mountpoint, fmt.Sprint("deleted", i))
+				b := make([]byte, bytes)
+				_, _ = rand.Read(b)
+				must(t, os.WriteFile(paths[i], b, 0o600))
+			}
+			must(t, durable.SyncFS(v.Mountpoint))
+			before := allocated(t, image)
+			for _, path := range paths {
+				must(t, os.Remove(path))
+			}
+			if _, err := e.Umount(t.Context(), v.Name); err != nil {
+				t.Fatal(err)
+			}
+			if back := before - allocated(t, image); back < files*bytes*9/10 {
+				t.Errorf("%d of %d bytes came back", back, files*bytes)
+			}
+			destroy(t, e, v.Name)
+		})
+	}
+}
+
+func allocated(t *testing.T, path string) int64 {
+	t.Helper()
+	var st unix.Stat_t
+	must(t, unix.Stat(path, &st))
+	return st.Blocks * 512
+}
+
+// TestWarningsAreCounted: many things that go wrong in the same way are one line.
+func TestWarningsAreCounted(t *testing.T) {
+	var report engine.Report
+	ctx := engine.WithReport(t.Context(), &report)
+	for i := range 150 {
+		for range 2 {
+			engine.Warn(ctx, "object %d could not be removed", i)
+		}
+	}
+	engine.Warn(ctx, "another thing")
+	var lines []string
+	for _, w := range report.Warnings() {
+		lines = append(lines, w.String())
+	}
+	want := "object 0 could not be removed (and 149 more like this)\nanother thing"
+	if got := strings.Join(lines, "\n"); got != want {
+		t.Errorf("%s\nwanted\n%s", got, want)
+	}
+}
+
+// TestDeadAreNotBlamed: if what a dead process has left cannot be cleaned up, the reason is told
+// at once, and not that this process is at work.
+func TestDeadAreNotBlamed(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, _ string) {
+		importTree(t, e, "g", source(t))
+		v := clone(t, e, "g", "v", false)
+		db, err := sql.Open("sqlite", "file:"+filepath.Join(e.Dir(), "catalog.db"))
+		must(t, err)
+		defer db.Close()
+		for _, query := range []string{
+			`UPDATE objects SET pinned = 1 WHERE id = '` + v.ID + `'`,
+			`INSERT INTO marks VALUES ('` + v.ID + `', 'pin', '', '', '', 0, 0, 'p-dead', 999999999, 1, '` + kernel.BootID() + `', 1)`,
+		} {
+			_, err := db.ExecContext(t.Context(), query)
+			must(t, err)
+		}
+		objects, err := os.Open(filepath.Join(e.Dir(), "data", "objects"))
+		must(t, err)
+		defer objects.Close()
+		_, err = kernel.SetImmutable(objects, true)
+		must(t, err)
+
+		var report engine.Report
+		_, err = e.Umount(engine.WithReport(t.Context(), &report), "v") // which takes no mark
+		must(t, err)
+		r, err := e.Destroy(engine.WithReport(t.Context(), &report), []string{"v"}, nil)
+		must(t, err)
+		if len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.Permission) || !strings.Contains(r.Failed[0].Error(), "an interrupted pin of it could not be cleaned up") {
+			t.Errorf("failed: %v", r.Failed)
+		}
+		if w := report.Warnings(); len(w) > 1 {
+			t.Errorf("warnings: %v", w)
+		}
+		_, err = kernel.SetImmutable(objects, false)
+		must(t, err)
+		destroy(t, e, "v")
+	})
+}
