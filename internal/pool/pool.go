@@ -10,7 +10,7 @@
 //	data/         the driver's directory; of a loop-backed pool a mount point
 //	backing.xfs   of a loop-backed pool: the file behind data/
 //	data/dataset  of a zfs pool: a symbolic link to the name of its dataset
-//	reserve       room for cleaning up when the disk is full
+//	reserve       room for cleaning up when the disk is full; a loop-backed pool has data/.reserve too
 //	lock          held while the pool is made, mounted or removed
 package pool
 
