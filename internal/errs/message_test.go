@@ -60,7 +60,7 @@ func TestRender(t *testing.T) {
 		if got := c.hint.Render(shout{}); got != c.shouted {
 			t.Errorf("shouted: %q, want %q", got, c.shouted)
 		}
-		if got := fmt.Sprintf("%s", c.hint); got != c.neutral {
+		if got := fmt.Sprintf("<%s>", c.hint); got != "<"+c.neutral+">" {
 			t.Errorf("printed: %q, want %q", got, c.neutral)
 		}
 		if b, err := json.Marshal(c.hint); err != nil || string(b) != jsonString(t, c.neutral) {

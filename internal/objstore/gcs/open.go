@@ -3,7 +3,9 @@ package gcs
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"os"
@@ -129,7 +131,17 @@ func findCredentials(ctx context.Context, access objstore.Access) (*google.Crede
 	if err != nil {
 		return nil, err
 	}
-	return google.CredentialsFromJSON(ctx, key, scope)
+	// Other kinds name programs and addresses that the library would ask.
+	var kind struct {
+		Type google.CredentialsType `json:"type"`
+	}
+	if err := json.Unmarshal(key, &kind); err != nil {
+		return nil, err
+	}
+	if kind.Type != google.ServiceAccount && kind.Type != google.AuthorizedUser {
+		return nil, fmt.Errorf("it is a key of type %q, not of a service account or a user", string(kind.Type))
+	}
+	return google.CredentialsFromJSONWithType(ctx, key, kind.Type, scope)
 }
 
 // tokenWait is how long fetching a token may take.
