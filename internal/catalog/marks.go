@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"pando/internal/driver"
+	"pando/internal/errs"
 )
 
 const markColumns = `id, op, name, reads, mountpoint, made_dir, freezes, owner, pid, start, boot, at`
@@ -19,8 +20,14 @@ func scanMark(s scanner) (Mark, error) {
 // Mark records that an operation is at work on m.ID until Unmark, its end or the
 // death of this process. The caller has looked for marks in the way with Blocking
 // in the same transaction. Owner, Process and At are filled in here.
-func (t *Tx) Mark(o *Operation, m Mark) error {
-	token, err := o.owner()
+//
+// The operation is that of the context: see Operation.In.
+func (t *Tx) Mark(m Mark) error {
+	w, err := t.worker()
+	if err != nil {
+		return err
+	}
+	token, err := w.owner()
 	if err != nil {
 		return err
 	}
@@ -30,10 +37,23 @@ func (t *Tx) Mark(o *Operation, m Mark) error {
 	return err
 }
 
-// Unmark removes a mark. Absent is success.
+// Unmark removes a mark of the context's operation, or of the one whose grave it holds. Absent is success, and so is
+// one of somebody else, who is at work on the object by now: that stays.
 func (t *Tx) Unmark(id driver.ObjectID) error {
-	_, err := t.exec(`DELETE FROM marks WHERE id = ?`, id)
+	w, err := t.worker()
+	if err != nil {
+		return err
+	}
+	_, err = t.exec(`DELETE FROM marks WHERE id = ? AND owner = ?`, id, w.named())
 	return err
+}
+
+// worker is whom marks belong to that are made and removed in this transaction.
+func (t *Tx) worker() (worker, error) {
+	if at, ok := t.ctx.Value(workerKey{}).(workerAt); ok && at.dir == t.c.dir {
+		return at.worker, nil
+	}
+	return nil, errs.New(errs.Internal, "mark", "", "no operation has begun")
 }
 
 // StopReading notes that a mark's origin is not needed any more.

@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,6 +40,31 @@ type Process struct {
 
 // Begin begins an operation, which costs nothing before its first mark.
 func (c *Catalog) Begin() *Operation { return &Operation{c: c} }
+
+// worker is whom marks belong to: an operation, or what is left of one.
+type worker interface {
+	owner() (string, error) // the name of the live file, which is there
+	named() string          // the same, "" if there is none yet
+}
+
+// workerAt is a worker in the pool in dir.
+type workerAt struct {
+	worker
+	dir string
+}
+
+type workerKey struct{}
+
+// In returns a context whose transactions mark and unmark for the operation.
+func (o *Operation) In(ctx context.Context) context.Context {
+	return context.WithValue(ctx, workerKey{}, workerAt{o, o.c.dir})
+}
+
+func (o *Operation) named() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.token
+}
 
 // owner returns the name of the live file, making it at first use.
 func (o *Operation) owner() (string, error) {
@@ -125,8 +151,17 @@ func (o *Operation) End() {
 type Grave struct {
 	f     *os.File
 	path  string
-	spare bool // f was made of a spare: see takeSpare
+	spare bool   // f was made of a spare: see takeSpare
+	dir   string // of the pool
 }
+
+// In returns a context whose transactions mark and unmark for the operation whose grave it is.
+func (g *Grave) In(ctx context.Context) context.Context {
+	return context.WithValue(ctx, workerKey{}, workerAt{g, g.dir})
+}
+
+func (g *Grave) owner() (string, error) { return g.named(), nil }
+func (g *Grave) named() string          { return filepath.Base(g.path) }
 
 // Claim takes charge of what the operation behind token left. It returns nil if that is at work, or if somebody else
 // is in charge already.
@@ -140,7 +175,7 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 			if f, err = takeSpare(c.dir, token); err != nil {
 				return nil, err
 			}
-			return &Grave{f, path, true}, nil
+			return &Grave{f, path, true, c.dir}, nil
 		}
 		if err != nil {
 			return nil, errs.Wrap("recover", path, err)
@@ -155,7 +190,7 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 		// Whoever had it locked may have removed it since it was opened: then others lock another file.
 		same, err := isFile(f)
 		if err == nil && same {
-			return &Grave{f, path, false}, nil
+			return &Grave{f, path, false, c.dir}, nil
 		}
 		f.Close()
 		if err != nil {

@@ -119,8 +119,8 @@ func openFull(t *testing.T, dir string) *catalog.Catalog {
 func mark(t *testing.T, c *catalog.Catalog, id driver.ObjectID) *catalog.Operation {
 	t.Helper()
 	op := c.Begin()
-	if err := c.Update(t.Context(), catalog.Soft, func(tx *catalog.Tx) error {
-		return tx.Mark(op, catalog.Mark{ID: id, Op: "destroy"})
+	if err := c.Update(op.In(t.Context()), catalog.Soft, func(tx *catalog.Tx) error {
+		return tx.Mark(catalog.Mark{ID: id, Op: "destroy"})
 	}); err != nil {
 		t.Fatal(err)
 	}

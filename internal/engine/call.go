@@ -97,15 +97,7 @@ func (e *Engine) begin(ctx context.Context) (_ context.Context, end func()) {
 		return ctx, func() {}
 	}
 	c.op, c.cat = e.cat.Begin(), e.cat
-	return withCall(ctx, c), c.op.End
-}
-
-// operation is what marks of a call belong to.
-func (e *Engine) operation(ctx context.Context) (*catalog.Operation, error) {
-	if c := callOf(ctx); c.op != nil && c.cat == e.cat {
-		return c.op, nil
-	}
-	return nil, errs.New(errs.Internal, "mark", "", "a method has not begun its call")
+	return withCall(c.op.In(ctx), c), c.op.End
 }
 
 // reclaimContext bounds the time that may be spent on removing what was destroyed before. A gc takes the time that it

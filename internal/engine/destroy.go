@@ -356,6 +356,12 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 			if err != nil {
 				return nil, err
 			}
+			if ok && it.row.Kind == driver.Volume && row.Kind != driver.Volume {
+				row, ok, err = tx.LineageHolder(it.row.Lineage()) // it was rewound, and this is what it was before
+				if err != nil {
+					return nil, err
+				}
+			}
 			if !ok {
 				it.skip = true // somebody else was faster
 				continue

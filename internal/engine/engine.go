@@ -202,10 +202,6 @@ func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op str
 	if err := e.cat.LostError(); err != nil && op != "umount" && op != "mount" && op != opFsck {
 		return err
 	}
-	o, err := e.operation(ctx)
-	if err != nil {
-		return errs.Wrap(op, "", err)
-	}
 	deadline := time.Now().Add(patience)
 	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
 		var blocking []catalog.Mark
@@ -238,7 +234,7 @@ func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op str
 				return errBlocked
 			}
 			for _, m := range marks {
-				if err := tx.Mark(o, m); err != nil {
+				if err := tx.Mark(m); err != nil {
 					return err
 				}
 			}

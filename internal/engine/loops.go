@@ -29,18 +29,18 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 		if _, has := attached[id]; has || marked[id] {
 			continue
 		}
-		if busy, err := e.attachedOrMarked(ctx, id); err != nil {
+		if err := e.ifUnaccounted(ctx, id, -1, func() error {
+			err := a.Deactivate(ctx, id)
+			switch {
+			case errs.Is(err, errs.InUse):
+				s.Kept = append(s.Kept, errs.Messagef("the block device of %s is held by something that Pando did not make or lost track of", e.nameOf(ctx, id)))
+				return nil
+			case err == nil:
+				s.Loops++
+			}
 			return err
-		} else if busy {
-			continue // since the catalogue was read
-		}
-		switch err := a.Deactivate(ctx, id); {
-		case errs.Is(err, errs.InUse):
-			s.Kept = append(s.Kept, errs.Messagef("the block device of %s is held by something that Pando did not make or lost track of", e.nameOf(ctx, id)))
-		case err != nil:
+		}); err != nil {
 			return err
-		default:
-			s.Loops++
 		}
 	}
 	return nil
@@ -68,19 +68,9 @@ func (e *Engine) sweepLoops(ctx context.Context, s *Sweep, rows map[driver.Objec
 		if a, ok := attached[id]; ok && a.Loop == b.Index {
 			continue
 		}
-		if b.Auto {
-			s.Kept = append(s.Kept, errs.Messagef("%s on volume %s is held by a mount that Pando did not make or lost track of", b.Path, rows[id].Name))
-			continue
-		}
-		if busy, err := e.attachedOrMarked(ctx, id); err != nil {
-			return err
-		} else if busy {
-			continue // attached since the catalogue was read
-		}
-		if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
+		if err := e.ifUnaccounted(ctx, id, b.Index, func() error { return sweepLoop(s, b, rows[id].Name) }); err != nil {
 			return err
 		}
-		s.Loops++
 	}
 	return nil
 }
@@ -129,15 +119,53 @@ func (e *Engine) imagesByFile(ctx context.Context, rows map[driver.ObjectID]cata
 	return images
 }
 
-func (e *Engine) attachedOrMarked(ctx context.Context, id driver.ObjectID) (yes bool, err error) {
-	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		_, attached, err := tx.Attached(id)
-		if err != nil {
-			return err
-		}
-		marks, err := tx.Blocking(id, "", false)
-		yes = attached || len(marks) > 0
+// sweepLoop takes away a loop device that nothing accounts for.
+func sweepLoop(s *Sweep, b loopdev.Bound, volume string) error {
+	now, err := loopdev.Lookup(b.Index)
+	switch {
+	case errs.Is(err, errs.NotFound), err == nil && (now.Dev != b.Dev || now.Ino != b.Ino):
+		return nil // gone since it was listed
+	case err != nil:
 		return err
+	case now.Auto:
+		s.Kept = append(s.Kept, errs.Messagef("%s on volume %s is held by a mount that Pando did not make or lost track of", b.Path, volume))
+		return nil
+	}
+	err = b.Clear()
+	if err == nil {
+		s.Loops++
+	}
+	if errs.Is(err, errs.NotFound) {
+		return nil
+	}
+	return err
+}
+
+// opSweep is the operation of marks on what a sweep takes a device from.
+const opSweep = "gc"
+
+// ifUnaccounted calls fn if no attachment with that loop device (any, if it is negative) and nobody at work accounts
+// for a block device of an object. Until it returns nobody begins to work on the object, as a device could come and go
+// with every look at it.
+func (e *Engine) ifUnaccounted(ctx context.Context, id driver.ObjectID, loop int, fn func() error) error {
+	attached := false
+	err := e.claimWithin(ctx, 0, opSweep, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		a, has, err := tx.Attached(id)
+		if attached = has && (loop < 0 || a.Loop == loop); err != nil || attached {
+			return nil, err
+		}
+		return []catalog.Mark{{ID: id, Op: opSweep}}, nil
 	})
-	return yes, err
+	if errs.Is(err, errs.InUse) || err == nil && attached {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+
+	err = fn()
+	if uerr := e.unmark(ctx, id); err == nil {
+		err = uerr
+	}
+	return err
 }

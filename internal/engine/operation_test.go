@@ -41,6 +41,14 @@ func receiveRaw(volume string, image func(context.Context, engine.Target) error)
 		Consistency: driver.Clean, Image: image}
 }
 
+// operations lists the proofs of life of operations.
+func operations(t *testing.T, e *engine.Engine) []string {
+	t.Helper()
+	live, err := filepath.Glob(filepath.Join(e.Dir(), "live", "p-*"))
+	must(t, err)
+	return live
+}
+
 func nothingThere(context.Context, engine.Target) error { return nil }
 
 // TestFailedUndoIsCleanedUp: what an operation has left blocks nobody once it has ended, although the process lives.
@@ -57,10 +65,8 @@ func TestFailedUndoIsCleanedUp(t *testing.T) {
 				if _, err := next.Receive(t.Context(), receiveRaw("v", nothingThere)); err != nil {
 					t.Fatalf("the name is blocked: %v", err)
 				}
-				entries, err := filepath.Glob(filepath.Join(e.Dir(), "live", "p-*"))
-				must(t, err)
-				if len(entries) > 0 {
-					t.Errorf("operations are left: %v", entries)
+				if live := operations(t, e); len(live) > 0 {
+					t.Errorf("operations are left: %v", live)
 				}
 				destroy(t, next, "v")
 			})

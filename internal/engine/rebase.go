@@ -223,11 +223,7 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	s.copy.Ephemeral = true
 	s.copy.FS, s.copy.Sector, s.copy.SizeBytes = r.vol.FS, r.vol.Sector, r.vol.SizeBytes
 	s.copy.Origin, s.copy.OriginID = r.vol.Name, r.vol.ID
-	o, err := e.operation(ctx)
-	if err != nil {
-		return nil, err
-	}
-	err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Mark(o, catalog.Mark{ID: s.copy.ID, Op: opLook}) })
+	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opLook}) })
 	if err != nil {
 		return nil, err
 	}

@@ -166,6 +166,7 @@ func (e *Engine) bury(ctx context.Context, owner string, done *recovered) (err e
 			err = cerr
 		}
 	}()
+	ctx = grave.In(ctx)
 	// What was read before the claim may have been cleaned up by somebody else.
 	var marks []catalog.Mark
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {

@@ -1,0 +1,280 @@
+package engine_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/faulttest"
+	"pando/internal/ref"
+	"pando/internal/testfs"
+)
+
+// TestLivesInService: one engine serves many callers at the same time for a long time, as in a service. Whatever their
+// calls come to, nothing adds up: no memory, no descriptors, no goroutines, no marks.
+func TestLivesInService(t *testing.T) {
+	ops := 400
+	if testfs.Full() {
+		ops = 100_000
+	}
+	if n, err := strconv.Atoi(os.Getenv("PANDO_TEST_OPS")); err == nil {
+		ops = n
+	}
+	oneKind(t, func(t *testing.T, e *engine.Engine, _ string) {
+		importTree(t, e, "g", source(t))
+		e.Close() // SQLite keeps what one has closed for as long as another of the same process has it open
+		s := &service{t: t, e: open(t, e.Dir()), counts: map[string]int{}}
+		defer func() {
+			if t.Failed() {
+				t.Logf("PANDO_SEED=%d", faulttest.Seed())
+			}
+		}()
+
+		// What is made once and kept, such as prepared statements, is there after the first part.
+		s.serve(ops / 4)
+		before := s.settle()
+		s.serve(ops - ops/4)
+		after := s.settle()
+		t.Logf("%d operations: %v", ops, s.counts)
+		t.Logf("after a quarter: %v; in the end: %v", before, after)
+		if after.goroutines > before.goroutines || after.files > before.files {
+			t.Errorf("left behind: %v, then %v\n%s", before, after, strings.Join(openFiles(), "\n"))
+		}
+		if after.heap > before.heap+2<<20 {
+			t.Errorf("the heap has grown: %v, then %v", before, after)
+		}
+		if live := operations(t, e); len(live) > 0 {
+			t.Errorf("operations are left: %v", live)
+		}
+
+		s.e.Close()
+		if left := filesBelow(e.Dir()); len(left) > 0 {
+			t.Errorf("open after Close: %q", left)
+		}
+		again := open(t, e.Dir())
+		defer again.Close()
+		healthy(t, again)
+	})
+}
+
+// service is an engine that many use.
+type service struct {
+	t *testing.T
+	e *engine.Engine
+
+	mu     sync.Mutex
+	counts map[string]int // of outcomes, by operation and kind of error
+}
+
+// callers use the service at once, and volumes are few enough for them to meet.
+const (
+	callers = 16
+	volumes = 12
+)
+
+// serve makes some calls, and returns when all have.
+func (s *service) serve(calls int) {
+	var left atomic.Int64
+	left.Store(int64(calls))
+	var wg sync.WaitGroup
+	for i := range callers {
+		wg.Go(func() {
+			r := rand.New(rand.NewPCG(faulttest.Seed(), uint64(i)))
+			for left.Add(-1) >= 0 && !s.t.Failed() {
+				s.call(r)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// call makes one random call, some of which are given up at once or soon.
+func (s *service) call(r *rand.Rand) {
+	ctx, said := context.Background(), &engine.Report{}
+	switch r.IntN(10) {
+	case 0:
+		gone, cancel := context.WithCancel(ctx)
+		cancel()
+		ctx = gone
+	case 1:
+		soon, cancel := context.WithTimeout(ctx, time.Duration(r.IntN(5000))*time.Microsecond)
+		defer cancel()
+		ctx = soon
+	}
+	op := serviceCalls[r.IntN(len(serviceCalls))]
+	err := op.do(engine.WithReport(ctx, said), s.e, r)
+
+	kind := errs.KindOf(err)
+	allowed := []errs.Kind{errs.NotFound, errs.Exists, errs.InUse, errs.Conflict, errs.Canceled}
+	if err != nil && !slices.Contains(allowed, kind) && ctx.Err() == nil {
+		s.t.Errorf("%s: %+v (%s)", op.name, err, kind)
+	}
+	for _, w := range said.Warnings() {
+		if ctx.Err() == nil {
+			s.t.Errorf("%s warned: %s", op.name, w)
+		}
+	}
+	if err == nil {
+		kind = "done"
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.counts[op.name+" "+string(kind)]++
+}
+
+// serviceCalls are what callers do.
+var serviceCalls = []struct {
+	name string
+	do   func(ctx context.Context, e *engine.Engine, r *rand.Rand) error
+}{
+	{"clone", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: someVolume(r), Mount: r.IntN(2) == 0, Ephemeral: r.IntN(3) == 0})
+		return err
+	}},
+	{"clone for a moment", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: someVolume(r), TTL: time.Millisecond})
+		return err
+	}},
+	{"clone of nothing", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "nothing"}, Name: someVolume(r)})
+		return err
+	}},
+	{"fork", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Fork(ctx, engine.CloneRequest{From: ref.Ref{Name: someVolume(r)}, Name: someVolume(r)})
+		return err
+	}},
+	{"mount", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Mount(ctx, someVolume(r), "")
+		return err
+	}},
+	{"umount", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Umount(ctx, someVolume(r))
+		return err
+	}},
+	{"snapshot", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: someVolume(r), Name: "s"})
+		return err
+	}},
+	{"rewind", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Rewind(ctx, engine.RewindRequest{Volume: someVolume(r), Snapshot: "s", Detach: r.IntN(2) == 0})
+		return err
+	}},
+	{"destroy", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		report, err := e.Destroy(ctx, []string{someVolume(r)}, nil)
+		if err == nil && len(report.Failed) > 0 {
+			err = report.Failed[0]
+		}
+		return err
+	}},
+	{"show", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Show(ctx, ref.Ref{Name: someVolume(r)})
+		return err
+	}},
+	{"list", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Volumes(ctx, false)
+		return err
+	}},
+	{"pin and unpin", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		v := ref.Ref{Name: someVolume(r)}
+		_, err := e.Pin(ctx, v, time.Minute)
+		for err == nil {
+			if _, err = e.Unpin(context.WithoutCancel(ctx), v); err == nil || errs.Is(err, errs.InUse) {
+				return err
+			}
+		}
+		return err
+	}},
+	{"publish", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.Publish(ctx, engine.PublishRequest{Golden: "of-" + someVolume(r), Volume: someVolume(r)})
+		return err
+	}},
+	{"remove golden", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		_, err := e.RemoveGolden(ctx, ref.Ref{Name: "of-" + someVolume(r)})
+		return err
+	}},
+	{"maintain", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		m, err := e.Maintain(ctx)
+		if err == nil && len(m.Warnings) > 0 && ctx.Err() == nil {
+			err = errs.New(errs.Internal, "maintain", "", "%q", m.Warnings)
+		}
+		return err
+	}},
+	{"gc", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
+		g, err := e.GC(ctx, false)
+		if err == nil && len(g.Warnings)+len(g.Missing)+len(g.Kept) > 0 && ctx.Err() == nil {
+			err = errs.New(errs.Internal, "gc", "", "%q %q %q", g.Warnings, g.Missing, g.Kept)
+		}
+		return err
+	}},
+}
+
+func someVolume(r *rand.Rand) string { return fmt.Sprint("v", r.IntN(volumes)) }
+
+// held is what a process has.
+type held struct {
+	goroutines, files int
+	heap              uint64
+}
+
+func (h held) String() string {
+	return fmt.Sprintf("%d goroutines, %d files, %d KiB", h.goroutines, h.files, h.heap>>10)
+}
+
+// settle destroys everything but the golden g, and measures what the process has then.
+func (s *service) settle() held {
+	t := s.t
+	t.Helper()
+	infos, err := s.e.Volumes(t.Context(), false)
+	must(t, err)
+	for _, v := range infos {
+		_, _ = s.e.Unpin(t.Context(), ref.Ref{Name: v.Name})
+		destroy(t, s.e, v.Name)
+	}
+	goldens, err := s.e.Goldens(t.Context())
+	must(t, err)
+	for _, g := range goldens {
+		if g.Name != "g" {
+			_, err := s.e.RemoveGolden(t.Context(), ref.Ref{Name: g.Name})
+			must(t, err)
+		}
+	}
+	_, err = s.e.GC(t.Context(), false)
+	must(t, err)
+
+	var m runtime.MemStats
+	for range 3 { // what has a finalizer goes in the second round, and what it held in the third
+		runtime.GC()
+	}
+	runtime.ReadMemStats(&m)
+	return held{goroutines: runtime.NumGoroutine(), files: len(openFiles()), heap: m.HeapAlloc}
+}
+
+// openFiles lists what this process has open.
+func openFiles() []string {
+	entries, _ := os.ReadDir("/proc/self/fd")
+	var out []string
+	for _, e := range entries {
+		if to, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil && !strings.HasPrefix(to, "/proc/") {
+			out = append(out, to)
+		}
+	}
+	slices.SortFunc(out, cmp.Compare)
+	return out
+}
+
+// filesBelow lists what this process has open below a directory.
+func filesBelow(dir string) []string {
+	return slices.DeleteFunc(openFiles(), func(path string) bool { return !strings.HasPrefix(path, dir+"/") })
+}
