@@ -156,7 +156,7 @@ var serviceCalls = []struct {
 		return err
 	}},
 	{"mount", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Mount(ctx, someVolume(r), "")
+		_, err := e.Mount(ctx, engine.MountRequest{Volume: ref.Name(someVolume(r))})
 		return err
 	}},
 	{"umount", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
