@@ -268,15 +268,44 @@ func (e *Engine) attachmentOf(ctx context.Context, row catalog.Row) (driver.Atta
 	return e.drv.Attachment(ctx, row.ID)
 }
 
-// trimAt gives the free space of a mounted filesystem back. Not being able to
-// costs space, not data.
+// trimAt gives the free space of a mounted filesystem back. What was deleted must have been
+// synced: ext4 frees it when it commits (umountWriteBack has waited for that). Not being able
+// to costs space, not data.
 func trimAt(dir string) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return
 	}
 	defer f.Close()
+	settleDeleted(f)
 	_, _ = kernel.Trim(f, trimMinBytes)
+}
+
+// How long settleDeleted waits for free space that does not come, and altogether.
+const (
+	deletedQuiet = 2 * time.Millisecond
+	deletedMost  = 100 * time.Millisecond
+)
+
+// settleDeleted waits while an XFS frees deleted files, which it does in the background, also
+// after a sync; asking for its free space hurries it. What it has not freed by then stays
+// with the volume until it is unmounted the next time.
+func settleDeleted(f *os.File) {
+	var last uint64
+	var still time.Duration
+	const step = time.Millisecond
+	for waited := time.Duration(0); waited < deletedMost && still < deletedQuiet; waited += step {
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(int(f.Fd()), &st); err != nil || int64(st.Type) != unix.XFS_SUPER_MAGIC {
+			return
+		}
+		if st.Bfree != last {
+			last, still = st.Bfree, 0
+		} else {
+			still += step
+		}
+		time.Sleep(step)
+	}
 }
 
 // clearRaw takes a raw block device away. InUse: it stays as it was.
