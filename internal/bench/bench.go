@@ -287,7 +287,11 @@ func (r *run) clone(ctx context.Context, name string) (string, error) {
 }
 
 func (r *run) destroy(ctx context.Context, names ...string) error {
-	report, err := r.eng.Destroy(ctx, names, nil)
+	what, err := ref.ParsePatterns("bench", names...)
+	if err != nil {
+		return err
+	}
+	report, err := r.eng.Destroy(ctx, engine.DestroyRequest{What: what})
 	if report != nil {
 		err = errors.Join(append(report.Failed, err)...)
 	}

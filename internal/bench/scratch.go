@@ -249,7 +249,7 @@ func isRun(name string) bool {
 // destroyRun destroys the volumes and goldens of a run.
 func destroyRun(ctx context.Context, e *engine.Engine, name string) error {
 	var all []error
-	report, err := e.Destroy(ctx, []string{name + "-*"}, nil)
+	report, err := e.Destroy(ctx, engine.DestroyRequest{What: []ref.Pattern{{Glob: name + "-*"}}})
 	if err != nil && !errs.Is(err, errs.NotFound) {
 		all = append(all, err)
 	}

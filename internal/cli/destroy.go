@@ -29,9 +29,13 @@ destroyed.`,
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeVolumes(0),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			what, err := ref.ParsePatterns("destroy", args...)
+			if err != nil {
+				return err
+			}
 			var report *engine.DestroyReport
-			err := a.track(func(t *progress.Tracker) (err error) {
-				report, err = e.Destroy(ctx, args, t)
+			err = a.track(func(t *progress.Tracker) (err error) {
+				report, err = e.Destroy(ctx, engine.DestroyRequest{What: what, Tracker: t})
 				return err
 			})
 			if report == nil {

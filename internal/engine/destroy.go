@@ -44,23 +44,28 @@ type DestroyReport struct {
 	why    string        // they go
 }
 
-// Destroy removes volumes, with their snapshots, and snapshots. refs may hold
-// quoted globs over the names of volumes. All names are resolved before
+// DestroyRequest says what to destroy.
+type DestroyRequest struct {
+	What    []ref.Pattern // volumes, with their snapshots, and snapshots
+	Tracker *progress.Tracker
+}
+
+// Destroy removes volumes, with their snapshots, and snapshots. All names are resolved before
 // anything is done: if one is unknown, nothing is destroyed. After that, one
 // that is in use does not save the others. What is mounted and idle is
 // unmounted. NotFound, Invalid.
-func (e *Engine) Destroy(ctx context.Context, refs []string, t *progress.Tracker) (*DestroyReport, error) {
+func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport, error) {
 	ctx, end := e.begin(ctx)
 	defer end()
 
 	if err := e.needRoot("destroy", ""); err != nil {
 		return nil, err
 	}
-	rows, err := e.toDestroy(ctx, refs)
+	rows, err := e.toDestroy(ctx, q.What)
 	if err != nil {
 		return nil, err
 	}
-	return e.destroyRows(ctx, rows, destroyOptions{tracker: t}), ctx.Err()
+	return e.destroyRows(ctx, rows, destroyOptions{tracker: q.Tracker}), ctx.Err()
 }
 
 // reclaimBound is how long a command that destroys goes on removing what it has
@@ -111,7 +116,7 @@ type doomed struct {
 
 // toDestroy resolves references and globs, without repeats: a snapshot whose
 // volume goes too goes with it.
-func (e *Engine) toDestroy(ctx context.Context, refs []string) ([]doomed, error) {
+func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, error) {
 	var out []doomed
 	seen := map[driver.ObjectID]bool{}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -122,23 +127,19 @@ func (e *Engine) toDestroy(ctx context.Context, refs []string) ([]doomed, error)
 			}
 			return nil
 		}
-		for _, s := range refs {
-			if ref.IsGlob(s) {
-				if err := e.addMatches(tx, s, add); err != nil {
+		for _, p := range what {
+			if p.Glob != "" {
+				if err := e.addMatches(tx, p.Glob, add); err != nil {
 					return err
 				}
 				continue
 			}
-			r, err := ref.Parse("destroy", s)
-			if err != nil {
-				return err
-			}
-			row, err := resolve(tx, "destroy", r)
+			row, err := resolve(tx, "destroy", p.Ref)
 			if err != nil {
 				return err
 			}
 			if row.Kind == driver.Generation {
-				return errs.New(errs.Invalid, "destroy", s, "it is a golden, not a volume").WithHint("remove it with %s", errs.Run("golden rm", s))
+				return errs.New(errs.Invalid, "destroy", p.String(), "it is a golden, not a volume").WithHint("remove it with %s", errs.Run("golden rm", p))
 			}
 			if err := add(row); err != nil {
 				return err

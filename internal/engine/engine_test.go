@@ -97,9 +97,18 @@ func clone(t *testing.T, e *engine.Engine, from, name string, mount bool) engine
 	return out[0]
 }
 
+// toDestroy is a request to destroy what words name.
+func toDestroy(words ...string) engine.DestroyRequest {
+	what, err := ref.ParsePatterns("destroy", words...)
+	if err != nil {
+		panic(err)
+	}
+	return engine.DestroyRequest{What: what}
+}
+
 func destroy(t *testing.T, e *engine.Engine, refs ...string) {
 	t.Helper()
-	r, err := e.Destroy(t.Context(), refs, nil)
+	r, err := e.Destroy(t.Context(), toDestroy(refs...))
 	if err == nil {
 		err = errors.Join(r.Failed...)
 	}

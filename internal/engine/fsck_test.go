@@ -599,7 +599,7 @@ func TestFsckWhileOthersWork(t *testing.T) {
 						}
 						for again := err == nil; again; again = errs.Is(err, errs.InUse) {
 							var r *engine.DestroyReport
-							if r, err = own.Destroy(ctx, []string{name}, nil); err == nil {
+							if r, err = own.Destroy(ctx, toDestroy(name)); err == nil {
 								err = errors.Join(r.Failed...)
 							}
 						}

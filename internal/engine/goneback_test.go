@@ -119,7 +119,7 @@ func TestCatalogueGoesBack(t *testing.T) {
 				refused("clone", err)
 				_, err = e.GC(ctx, false)
 				refused("gc", err)
-				report, err := e.Destroy(ctx, []string{"before"}, nil)
+				report, err := e.Destroy(ctx, toDestroy("before"))
 				if err != nil || len(report.Failed) != 1 {
 					t.Fatalf("destroy: %+v, %v", report, err)
 				}

@@ -172,7 +172,7 @@ var serviceCalls = []struct {
 		return err
 	}},
 	{"destroy", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		report, err := e.Destroy(ctx, []string{someVolume(r)}, nil)
+		report, err := e.Destroy(ctx, toDestroy(someVolume(r)))
 		if err == nil && len(report.Failed) > 0 {
 			err = report.Failed[0]
 		}

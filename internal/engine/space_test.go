@@ -113,7 +113,7 @@ func TestDeadAreNotBlamed(t *testing.T) {
 		var report engine.Report
 		_, err = e.Umount(engine.WithReport(t.Context(), &report), "v") // which takes no mark
 		must(t, err)
-		r, err := e.Destroy(engine.WithReport(t.Context(), &report), []string{"v"}, nil)
+		r, err := e.Destroy(engine.WithReport(t.Context(), &report), toDestroy("v"))
 		must(t, err)
 		if len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.Permission) || !strings.Contains(r.Failed[0].Error(), "an interrupted pin of it could not be cleaned up") {
 			t.Errorf("failed: %v", r.Failed)

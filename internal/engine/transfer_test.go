@@ -471,7 +471,7 @@ func TestReadKeepsWhatItReads(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		for _, what := range []string{"v@s", "v@t", "v"} {
-			r, err := other.Destroy(ctx, []string{what}, nil)
+			r, err := other.Destroy(ctx, toDestroy(what))
 			if err == nil && len(r.Destroyed) > 0 {
 				t.Errorf("%s was destroyed while it was read", what)
 			}

@@ -2,6 +2,7 @@
 package ref
 
 import (
+	"path"
 	"strconv"
 	"strings"
 
@@ -46,6 +47,46 @@ func (r Ref) Generation() (n int, ok bool) {
 
 // Generation returns the written form of a generation.
 func Generation(golden string, n int) string { return golden + "@" + strconv.Itoa(n) }
+
+// Pattern is what names several volumes by the wildcards *, ? and [a-z] over their names, or one
+// volume or snapshot by its reference.
+type Pattern struct {
+	Ref  Ref    // if Glob is ""
+	Glob string // "": it has no wildcards
+}
+
+// String is the written form.
+func (p Pattern) String() string {
+	if p.Glob != "" {
+		return p.Glob
+	}
+	return p.Ref.String()
+}
+
+// ParsePattern reads a reference, or what has wildcards in it. Invalid.
+func ParsePattern(op, s string) (Pattern, error) {
+	if IsGlob(s) {
+		if _, err := path.Match(s, ""); err != nil {
+			return Pattern{}, errs.New(errs.Invalid, op, s, "the pattern is malformed").WithHint("use * ? and [a-z]")
+		}
+		return Pattern{Glob: s}, nil
+	}
+	r, err := Parse(op, s)
+	return Pattern{Ref: r}, err
+}
+
+// ParsePatterns is ParsePattern of several.
+func ParsePatterns(op string, words ...string) ([]Pattern, error) {
+	out := make([]Pattern, 0, len(words))
+	for _, s := range words {
+		p, err := ParsePattern(op, s)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
 
 // Parse reads a reference. Invalid.
 func Parse(op, s string) (Ref, error) {

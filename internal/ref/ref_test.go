@@ -1,6 +1,7 @@
 package ref
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -66,4 +67,28 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%v: %v", again, err)
 		}
 	})
+}
+
+func TestPatterns(t *testing.T) {
+	got, err := ParsePatterns("destroy", "v", "v@s", "agent-*", "[ab]")
+	want := []Pattern{{Ref: Ref{"v", ""}}, {Ref: Ref{"v", "s"}}, {Glob: "agent-*"}, {Glob: "[ab]"}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+	for i, s := range []string{"v", "v@s", "agent-*", "[ab]"} {
+		if got[i].String() != s {
+			t.Errorf("%q became %q", s, got[i])
+		}
+	}
+	for _, s := range []string{"", "a/b", "a@", "[a", "v@@s"} {
+		if p, err := ParsePatterns("destroy", "v", s); !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" || p != nil {
+			t.Errorf("%q: %v, %v", s, p, err)
+		}
+	}
+	if n, err := ParseName("mount", "web"); n != "web" || err != nil {
+		t.Errorf("%q, %v", n, err)
+	}
+	if n, err := ParseName("mount", "web@1"); n != "" || !errs.Is(err, errs.Invalid) {
+		t.Errorf("a generation is the name %q: %v", n, err)
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"pando/internal/engine"
+	"pando/internal/ref"
 )
 
 // childVariable, if it is set, makes the test binary run one of children instead of
@@ -38,4 +39,13 @@ func runChild(t *testing.T, name string, args ...string) (string, error) {
 	c.Stdout, c.Stderr = &out, &out
 	err := c.Run()
 	return out.String(), err
+}
+
+// toDestroy is a request to destroy what words name.
+func toDestroy(words ...string) engine.DestroyRequest {
+	what, err := ref.ParsePatterns("destroy", words...)
+	if err != nil {
+		panic(err)
+	}
+	return engine.DestroyRequest{What: what}
 }

@@ -107,7 +107,7 @@ func TestPullKilled(t *testing.T) {
 			if o.sum("v") != want || p.Epoch != before.Epoch+1 {
 				t.Fatalf("killed %s %d, and again: %+v after epoch %d", when, at, p, before.Epoch)
 			}
-			if r, err := o.e.Destroy(t.Context(), []string{"v"}, nil); err != nil || len(r.Failed) > 0 {
+			if r, err := o.e.Destroy(t.Context(), toDestroy("v")); err != nil || len(r.Failed) > 0 {
 				t.Fatal(err, r)
 			}
 			if _, err := o.e.RemoveGolden(t.Context(), refs(t, "g")); err != nil {

@@ -324,7 +324,7 @@ func TestPullIntoTaken(t *testing.T) {
 		t.Error("the state before the update is not kept")
 	}
 	// A snapshot of the same name that is another.
-	w.e.Destroy(t.Context(), []string{"w"}, nil)
+	w.e.Destroy(t.Context(), toDestroy("w"))
 	o.clone("base", "z")
 	if _, err := o.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "z", Name: p.Point}); err != nil {
 		t.Fatal(err)
@@ -481,7 +481,7 @@ func TestPullEveryFault(t *testing.T) {
 			} else {
 				again.Close()
 			}
-			if r, err := o.e.Destroy(t.Context(), []string{"v"}, nil); err != nil || len(r.Failed) > 0 {
+			if r, err := o.e.Destroy(t.Context(), toDestroy("v")); err != nil || len(r.Failed) > 0 {
 				t.Fatal(err, r)
 			}
 			if _, err := o.e.RemoveGolden(t.Context(), refs(t, "g")); err != nil {
@@ -572,7 +572,7 @@ func TestPullWithoutWriting(t *testing.T) {
 		t.Errorf("got %+v", p)
 	}
 	for _, v := range []string{"x", "y"} {
-		if r, err := o.e.Destroy(t.Context(), []string{v}, nil); err != nil || len(r.Failed) > 0 {
+		if r, err := o.e.Destroy(t.Context(), toDestroy(v)); err != nil || len(r.Failed) > 0 {
 			t.Fatal(err, r)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/errs"
+	"pando/internal/ref"
 )
 
 // pushName is the name of a snapshot that a push takes.
@@ -99,8 +100,12 @@ func repositories(pool string) ([]string, error) {
 
 // destroy destroys a snapshot that a push took. Absent is success; so is one that is
 // being read: the next push comes back to it.
-func (p *pusher) destroy(ctx context.Context, ref string) error {
-	report, err := p.e.Destroy(context.WithoutCancel(ctx), []string{ref}, nil)
+func (p *pusher) destroy(ctx context.Context, snapshot string) error {
+	what, err := ref.ParsePatterns(opPush, snapshot)
+	if err != nil {
+		return err
+	}
+	report, err := p.e.Destroy(context.WithoutCancel(ctx), engine.DestroyRequest{What: what})
 	if err == nil {
 		err = errors.Join(report.Failed...)
 	}

@@ -146,7 +146,7 @@ func TestPushKilled(t *testing.T) {
 			if s := w.pushSnapshots(name); len(s) != 1 {
 				t.Fatalf("%s %d: snapshots of pushes: %v", when, at, s)
 			}
-			if r, err := w.e.Destroy(t.Context(), []string{name}, nil); err != nil || len(r.Failed) > 0 {
+			if r, err := w.e.Destroy(t.Context(), toDestroy(name)); err != nil || len(r.Failed) > 0 {
 				t.Fatal(err, r)
 			}
 			if _, err := w.e.RemoveGolden(t.Context(), ref.Ref{Name: golden}); err != nil {

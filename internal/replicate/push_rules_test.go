@@ -222,7 +222,7 @@ func TestPushWithoutLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, s := range w.pushSnapshots("v") {
-		if r, err := w.e.Destroy(t.Context(), []string{"v@" + s}, nil); err != nil || len(r.Failed) > 0 {
+		if r, err := w.e.Destroy(t.Context(), toDestroy("v@"+s)); err != nil || len(r.Failed) > 0 {
 			t.Fatal(err, r)
 		}
 	}
@@ -336,7 +336,7 @@ func TestPushRefused(t *testing.T) {
 	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "none"}}}), errs.NotFound, `operation "ls"`)
 	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "none"}}}), errs.NotFound, `operation "show"`)
 	// Another volume of the name.
-	if r, err := w.e.Destroy(t.Context(), []string{"v"}, nil); err != nil || len(r.Failed) > 0 {
+	if r, err := w.e.Destroy(t.Context(), toDestroy("v")); err != nil || len(r.Failed) > 0 {
 		t.Fatal(err, r)
 	}
 	w.clone("g", "v")
@@ -356,7 +356,7 @@ func TestPushRefused(t *testing.T) {
 	if err := push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: "w"}); err != nil {
 		t.Fatal(err)
 	}
-	if r, err := w.e.Destroy(t.Context(), []string{"v@s"}, nil); err != nil || len(r.Failed) > 0 {
+	if r, err := w.e.Destroy(t.Context(), toDestroy("v@s")); err != nil || len(r.Failed) > 0 {
 		t.Fatal(err, r)
 	}
 	snap()

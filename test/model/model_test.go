@@ -239,7 +239,7 @@ func (m *model) end() {
 		m.must(m.pin(n, false))
 	}
 	if len(m.volumes) > 0 {
-		r, err := m.e.Destroy(m.t.Context(), []string{"*"}, nil)
+		r, err := m.e.Destroy(m.t.Context(), toDestroy("*"))
 		m.must(err)
 		m.must(errors.Join(r.Failed...))
 	}
@@ -452,7 +452,7 @@ func (m *model) sameClone(from string, want content) {
 		return
 	}
 	m.same(from, out[0].Mountpoint, want)
-	rep, err := m.e.Destroy(m.t.Context(), []string{"look"}, nil)
+	rep, err := m.e.Destroy(m.t.Context(), toDestroy("look"))
 	m.must(err)
 	m.must(errors.Join(rep.Failed...))
 }

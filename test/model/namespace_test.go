@@ -63,3 +63,12 @@ func (m *model) otherBoot(v string, vol *volume) {
 		m.same(v, d.Mountpoint, vol.content)
 	}
 }
+
+// toDestroy is a request to destroy what words name.
+func toDestroy(words ...string) engine.DestroyRequest {
+	what, err := ref.ParsePatterns("destroy", words...)
+	if err != nil {
+		panic(err)
+	}
+	return engine.DestroyRequest{What: what}
+}

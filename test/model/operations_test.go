@@ -281,7 +281,7 @@ func (m *model) rebase(v string, vol *volume) {
 
 func (m *model) destroy(v string, vol *volume) {
 	m.note("destroy", "%s", v)
-	r, err := m.e.Destroy(m.t.Context(), []string{v}, nil)
+	r, err := m.e.Destroy(m.t.Context(), toDestroy(v))
 	m.must(err)
 	pinned := vol.pinned
 	for _, s := range vol.snaps {
@@ -302,7 +302,7 @@ func (m *model) destroySnapshot(v string, vol *volume) {
 		return
 	}
 	m.note("destroy snapshot", "%s@%s", v, s)
-	r, err := m.e.Destroy(m.t.Context(), []string{v + "@" + s}, nil)
+	r, err := m.e.Destroy(m.t.Context(), toDestroy(v+"@"+s))
 	m.must(err)
 	if vol.snaps[s].pinned {
 		m.refused(errs.InUse, errors.Join(r.Failed...))
@@ -470,7 +470,7 @@ func (m *model) nonsense(v string, vol *volume) {
 		_, err = m.e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: pick(m, m.goldens)}, Name: v})
 		m.refused(errs.Exists, err)
 	case 1:
-		_, err = m.e.Destroy(ctx, []string{"nobody", v}, nil)
+		_, err = m.e.Destroy(ctx, toDestroy("nobody", v))
 		m.refused(errs.NotFound, err)
 	case 2:
 		_, err = m.e.Rewind(ctx, engine.RewindRequest{Volume: v, Snapshot: "never"})
