@@ -165,7 +165,7 @@ func complete(t *testing.T, r *bench.Report, missing ...string) {
 			row(p.While, p.Write.Count > 0, p.NotMeasured)
 		}
 	}
-	check("neighbour", names, []string{bench.WhileIdle, bench.WhilePando, bench.WhileFrozen, bench.WhileThawed, bench.WhileFloor, bench.WhileReflink, bench.WhileCopy})
+	check("neighbour", names, []string{bench.WhileIdle, bench.WhilePando, bench.WhileSnapped, bench.WhileFrozen, bench.WhileThawed, bench.WhileFloor, bench.WhileReflink, bench.WhileCopy})
 	names = nil
 	for _, c := range r.Commands {
 		names = append(names, c.Line)
@@ -362,7 +362,7 @@ func TestBenchOnPlainPool(t *testing.T) {
 	}
 	h := newHost(t, dir, "--driver", "plain")
 	r := h.bench("--files", "60")
-	complete(t, r, bench.OpReflink, bench.OpFloor, bench.OpFloorDestroy, bench.WhileFloor, bench.WhileReflink, bench.WhileFrozen, bench.WhileThawed)
+	complete(t, r, bench.OpReflink, bench.OpFloor, bench.OpFloorDestroy, bench.WhileFloor, bench.WhileReflink, bench.WhileSnapped, bench.WhileFrozen, bench.WhileThawed)
 	h.clean()
 	if r.NoFloor == "" {
 		t.Error("a plain pool has a raw floor")

@@ -391,7 +391,8 @@ func (r *run) commands(ctx context.Context) error {
 const (
 	WhileIdle    = "nothing else happens"
 	WhilePando   = "Pando makes clones"
-	WhileFrozen  = "Pando snapshots this very volume"
+	WhileSnapped = "Pando snapshots this very volume"
+	WhileFrozen  = "the same with --freeze"
 	WhileThawed  = "the same with --no-freeze"
 	WhileFloor   = "the raw floor makes clones"
 	WhileReflink = "cp -a --reflink runs"
@@ -506,10 +507,10 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 	if !r.eng.Caps().Atomic {
 		noSnapshot = "this driver copies, and refuses a volume that does not come to rest"
 	}
-	snapshots := func(noFreeze bool) func() error {
+	snapshots := func(freeze engine.Freeze) func() error {
 		return func() error {
 			for i := range nbSnapshots {
-				if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: vol, Name: "s" + itoa(i), NoFreeze: noFreeze}); err != nil {
+				if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: vol, Name: "s" + itoa(i), Freeze: freeze}); err != nil {
 					return err
 				}
 				if err := sleep(ctx, 25*time.Millisecond); err != nil {
@@ -530,8 +531,9 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 		{while: WhileIdle, do: nothing, after: nothing, once: true},
 		{while: WhilePando, do: clones(func(i int) error { _, err := r.clone(ctx, name(i)); return err }),
 			after: func() error { return r.destroy(ctx, r.name("beside")+"*") }},
-		{while: WhileFrozen, missing: noSnapshot, do: snapshots(false), after: forget},
-		{while: WhileThawed, missing: noSnapshot, do: snapshots(true), after: forget},
+		{while: WhileSnapped, missing: noSnapshot, do: snapshots(engine.FreezeIfNeeded), after: forget},
+		{while: WhileFrozen, missing: noSnapshot, do: snapshots(engine.FreezeAlways), after: forget},
+		{while: WhileThawed, missing: noSnapshot, do: snapshots(engine.FreezeNever), after: forget},
 		{while: WhileFloor, missing: r.rep.NoFloor,
 			do: clones(func(i int) error { return r.floor.clone(ctx, first+i, func(string) {}) }),
 			after: clones(func(i int) error {

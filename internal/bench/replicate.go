@@ -36,7 +36,7 @@ type ReplicateConfig struct {
 	Program   string // the executable of pando, which is measured
 	Scenarios []Scenario
 	Appends   int      // of each
-	Freeze    bool     // pushes freeze the volume's filesystem, as they do by default
+	Freeze    bool     // pushes freeze the volume's filesystem
 	Peers     bool     // the others too, where they are installed
 	Only      []string // names of those to measure; empty: all
 	Tracker   *progress.Tracker

@@ -114,7 +114,9 @@ func appendRecords(path string, r *records, n int64) error {
 
 func (p *pandoContender) push(ctx context.Context) error {
 	args := []string{"push", benchVolume, "--to", benchRemote}
-	if !p.c.Freeze {
+	if p.c.Freeze {
+		args = append(args, "--freeze")
+	} else {
 		args = append(args, "--no-freeze")
 	}
 	_, err := p.pando(ctx, p.from, args...)

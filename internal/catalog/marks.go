@@ -62,6 +62,12 @@ func (t *Tx) StopReading(id driver.ObjectID) error {
 	return err
 }
 
+// MarkFreezes notes that whoever has marked id is about to freeze the filesystem of what it reads.
+func (t *Tx) MarkFreezes(id driver.ObjectID) error {
+	_, err := t.exec(`UPDATE marks SET freezes = 1 WHERE id = ?`, id)
+	return err
+}
+
 // Marks lists all marks, living or dead.
 func (t *Tx) Marks() ([]Mark, error) { return t.marks(`1`) }
 

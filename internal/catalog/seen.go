@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"pando/internal/driver"
 	"pando/internal/errs"
@@ -65,11 +66,30 @@ func (s seen) note(n int64) {
 	}
 	defer f.Close()
 	// One at a time, or a slower process would put back what a faster one has written.
-	for errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_EX), unix.EINTR) {
-		continue
+	if !lockSeen(f) {
+		return
 	}
 	if readSeen(f) < n {
 		_, _ = f.WriteAt(formatSeen(n), 0)
+	}
+}
+
+// seenWait is how long a commit waits for others that note theirs, which takes microseconds, unless one of them is
+// stopped.
+const seenWait = time.Second
+
+// lockSeen locks the file, and reports whether it could in time.
+func lockSeen(f *os.File) bool {
+	deadline := time.Now().Add(seenWait)
+	for wait := 20 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return true
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
+			return false
+		}
+		time.Sleep(wait)
 	}
 }
 

@@ -42,7 +42,7 @@ left, the next one in the same DIR removes.`,
 	f.StringVar(&q.Driver, "driver", "auto", "driver of the pools")
 	f.StringArrayVar(&sizes, "size", nil, "data and growth, `DATA+GROWTH`; repeatable (default 100M+1M, 500M+5M, 2G+10M, 10G+50M)")
 	f.IntVar(&q.Appends, "appends", 5, "how often the data grows")
-	f.BoolVar(&q.Freeze, "freeze", false, "let each push freeze the filesystem for its snapshot, as it does by default")
+	f.BoolVar(&q.Freeze, "freeze", false, "let each push freeze the filesystem for its snapshot (push --freeze)")
 	f.BoolVar(&alone, "alone", false, "leave the other tools out, not the pipeline")
 	f.StringSliceVar(&q.Only, "only", nil, "only these `CONTENDERS`: pando, pipeline, btrfs-send, restic, litestream")
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {

@@ -35,11 +35,11 @@ func (a *App) forkCommand() *cobra.Command {
 		Use:     "fork VOLUME NEW",
 		GroupID: "volumes",
 		Short:   "Make a volume from another one that may be running",
-		Long: `Makes NEW from VOLUME as it is now, while programs go on using VOLUME. The
-filesystem in VOLUME is frozen for the moment that it takes, so that NEW is whole
-and clean, and thawed in any case, also if pando is killed. With --no-freeze
-nothing is stopped, and NEW is as after a power loss: what databases and journals
-are made to survive.
+		Long: `Makes NEW from VOLUME as it is now, while programs go on using VOLUME. Everything
+written before the command began is in NEW, and its filesystem is consistent. What
+programs write while the command runs is there as after a power loss: what they
+synced is, in its order. With --freeze their writes wait for a moment (some 30 ms),
+and NEW is one moment also of what was not synced.
 
 Without reflinks (driver plain) VOLUME is copied; what changes meanwhile is copied
 again, and if it never comes to rest the fork is refused (conflict).`,
@@ -60,7 +60,7 @@ func (a *App) cloning(c *cobra.Command, op string, run func(*engine.Engine, cont
 	f.StringVar(&ttl, "ttl", "", "destroy it after this `DURATION`, for example 2h or 7d")
 	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume is gone after a reboot")
 	rightsFlags(f, &q.May)
-	f.BoolVar(&q.NoFreeze, "no-freeze", false, "do not stop the writes to a volume in use")
+	freezeFlags(f, &q.Freeze)
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.From, err = ref.Parse(op, args[0]); err != nil {
 			return err

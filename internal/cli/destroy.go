@@ -106,9 +106,8 @@ func (a *App) goldenPublishCommand() *cobra.Command {
 		Use:   "publish GOLDEN VOLUME",
 		Short: "Make the next generation of a golden from a volume",
 		Long: `Makes the next generation of GOLDEN (the first, if there is no such golden) from
-VOLUME, which may be in use and stays so: its filesystem is frozen for the moment
-that it takes (see ` + "`pando snapshot --help`" + `). Until the new generation is whole,
-everybody gets the one before. Fragmented parts are copied into few extents, so
+VOLUME, which may be in use and stays so (see ` + "`pando snapshot --help`" + `, also for
+--freeze). Until the new generation is whole, everybody gets the one before. Fragmented parts are copied into few extents, so
 that later clones are fast; the rest stays shared.
 
 If GOLDEN has got another generation since VOLUME was made from it, publishing is
@@ -138,7 +137,7 @@ refused (conflict): whoever publishes last must not undo what others published.`
 		}),
 	}
 	f := c.Flags()
-	f.BoolVar(&q.NoFreeze, "no-freeze", false, "do not stop the writes to a volume in use")
+	freezeFlags(f, &q.Freeze)
 	f.BoolVar(&q.Force, "force", false, "publish although GOLDEN has moved on")
 	keepFlag(f, &keep)
 	return c

@@ -37,6 +37,7 @@ Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths o
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
 	}
+	freezeFlags(c.Flags(), &q.Freeze)
 	c.Flags().BoolVar(&stat, "stat", false, "only count changes and bytes")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.A, err = ref.Parse("diff", args[0]); err != nil {

@@ -52,7 +52,7 @@ while; with --json there is one line of JSON for each thing pushed.`,
 	f.StringVar(&to, "to", "", "the `REMOTE`; may be left out if there is one only")
 	f.StringVar(&q.As, "as", "", "call it `NAME` on the remote")
 	f.BoolVar(&q.All, "all", false, "push all volumes, and the current generation of all goldens")
-	f.BoolVar(&q.NoFreeze, "no-freeze", false, "do not stop the writes to a volume in use: the point is as after a power loss")
+	freezeFlags(f, &q.Freeze)
 	f.BoolVar(&q.NoOrigin, "no-origin", false, "do not push what a clone was made from")
 	f.StringVar(&every, "every", "", "push again each `DURATION`, for example 1m, until interrupted")
 	f.StringVar(&limit, "limit-rate", "", "send at most this many `BYTES` a second, for example 50M")

@@ -117,11 +117,15 @@ func (a *App) printDetail(d engine.Detail) error {
 		"extents":  fmt.Sprintf("grows with the extents: %d", d.Extents),
 		"data":     "grows with files and bytes: every clone is a full copy",
 	}[d.CloneCost]
+	stall := ""
+	if d.StallSeconds > 0 {
+		stall = fmt.Sprintf("up to %v while a copy is made of it in use", time.Duration(d.StallSeconds*float64(time.Second)).Round(time.Millisecond))
+	}
 	err := a.fields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency, "keep", keep, "pinned", pinned, "size", sizeText,
 		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "tied", tied, "measured", measured,
-		"clone cost", cost, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+ago(d.CreatedAt)+")", "last used", ago(d.LastUsedAt), "expires", expires,
+		"clone cost", cost, "write stall", stall, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+ago(d.CreatedAt)+")", "last used", ago(d.LastUsedAt), "expires", expires,
 	)
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
 		return err

@@ -20,12 +20,18 @@ func (a *App) snapshotCommand() *cobra.Command {
 		GroupID: "volumes",
 		Short:   "Make an immutable snapshot of a volume, also while it is in use",
 		Long: `Keeps VOLUME as it is now, as VOLUME@NAME (the time, if NAME is left out).
-Programs may go on using VOLUME: its filesystem is frozen for the moment that it
-takes, so that the snapshot is whole and clean, and thawed in any case, also if
-pando is killed. With --no-freeze nothing is stopped.
+Programs may go on using VOLUME. Everything written before the command began is in
+the snapshot, and its filesystem is consistent: all is put on the device, the
+image is cloned in one step, and the log of the filesystem is replayed in the
+clone. What programs write while the command runs is there as after a power loss:
+what they synced is, in its order.
+
+With --freeze their writes wait for a moment (some 30 ms), and the snapshot is one
+moment also of what was not synced. Filesystems without a log (ext2) are always
+frozen. What is frozen is thawed in any case, also if pando is killed.
 
 Each snapshot says what it is worth (` + "`pando show VOLUME@NAME`" + `):
-  clean  nothing was being written, or the filesystem was frozen
+  clean  whole and consistent, with nothing to replay
   crash  one moment of a filesystem in use, as after a power loss: --no-freeze, or
          a raw volume (--fs none) that is attached
 
@@ -62,7 +68,7 @@ volume.`,
 			return a.printf("%s  %s\n", out.Name, out.Consistency)
 		}),
 	}
-	c.Flags().BoolVar(&q.NoFreeze, "no-freeze", false, "do not stop the writes to a volume in use")
+	freezeFlags(c.Flags(), &q.Freeze)
 	return c
 }
 

@@ -117,7 +117,7 @@ var Forever = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
 type Consistency string
 
 const (
-	Clean Consistency = "clean" // nothing was being written, or the filesystem was frozen: as after an umount
+	Clean Consistency = "clean" // whole and consistent, with all that was written before it was begun; nothing to replay
 	Crash Consistency = "crash" // one moment of a filesystem in use: as after a power loss
 )
 

@@ -13,13 +13,15 @@ import (
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
+	"pando/internal/waiting"
 
 	"golang.org/x/sys/unix"
 )
 
 // lockGolden keeps other processes from building the same golden: one builds,
 // the others wait. waited says that somebody else held it first. The lock is a
-// byte of one file, chosen by the name, and ends with the process.
+// byte of one file, chosen by the name, and ends with the process. A build takes the time that it
+// takes, so there is no limit, but InUse if who holds it is stopped.
 func (e *Engine) lockGolden(ctx context.Context, name string, t *progress.Tracker) (unlock func(), waited bool, err error) {
 	path := filepath.Join(e.pool.Dir, "locks", "goldens")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
@@ -29,27 +31,27 @@ func (e *Engine) lockGolden(ctx context.Context, name string, t *progress.Tracke
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(name))
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(h.Sum64() >> 2), Len: 1}
-	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
+	w := waiting.Wait{
+		Op: "lock golden", Ref: name, What: "golden " + name + ", which is being built",
+		Holders: func() []waiting.Process { return waiting.LockHolders(path, lock.Start) },
+	}
+	err = w.Until(ctx, func() (bool, error) {
 		l := lock
 		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
-		if err == nil {
-			return func() { f.Close() }, waited, nil
-		}
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, false, errs.Wrap("lock golden", name, err)
+			return err == nil, errs.Wrap("lock golden", name, err)
 		}
 		if !waited {
 			t.Start("waiting for another process that builds "+name, 0, 0)
 		}
 		waited = true
-		select {
-		case <-ctx.Done():
-			f.Close()
-			return nil, false, ctx.Err()
-		case <-time.After(wait):
-		}
+		return false, nil
+	})
+	if err != nil {
+		f.Close()
+		return nil, false, err
 	}
+	return func() { f.Close() }, waited, nil
 }
 
 // awaitGolden waits while a golden that does not exist yet is being built. It
@@ -97,7 +99,7 @@ type buildRequest struct {
 	reads     *catalog.Row // volume that it is published from; nil: imported
 	mustBeNew bool         // the golden must not exist
 	force     bool         // although the golden has moved on from what reads is based on
-	noFreeze  bool         // if reads is in use, do not stop its writes
+	freeze    Freeze       // if reads is in use: whether its writes are stopped
 	keep      *int         // generations to keep from now on; nil: as before
 }
 
@@ -141,7 +143,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 				return nil, errs.New(errs.Conflict, op, name, "volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).
 					WithHint("bring it up to date with %s, or publish it all the same with %s", errs.Run("rebase", row.Name, name), errs.Param("force"))
 			}
-			if b.reads, err = e.lookLive(tx, row, q.noFreeze); err != nil {
+			if b.reads, err = e.lookLive(tx, row, q.freeze); err != nil {
 				return nil, err
 			}
 			marks[0].Reads, marks[0].Freezes = row.ID, b.reads.freezes()
@@ -252,12 +254,12 @@ func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
 
 // PublishRequest says what to publish.
 type PublishRequest struct {
-	Golden   string // made if it does not exist
-	Volume   string
-	NoFreeze bool // if it is in use, do not stop its writes
-	Force    bool // although the golden has moved on from what the volume is based on
-	Keep     *int // of the golden: newest generations to keep from now on, 0: all; nil: as before
-	Tracker  *progress.Tracker
+	Golden  string // made if it does not exist
+	Volume  string
+	Freeze  Freeze // if it is in use: whether its writes are stopped
+	Force   bool   // although the golden has moved on from what the volume is based on
+	Keep    *int   // of the golden: newest generations to keep from now on, 0: all; nil: as before
+	Tracker *progress.Tracker
 }
 
 // Published is the result of Publish.
@@ -299,7 +301,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 		return Published{}, err
 	}
 	defer unlock()
-	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: q.Golden, reads: &vol, force: q.Force, noFreeze: q.NoFreeze, keep: q.Keep})
+	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: q.Golden, reads: &vol, force: q.Force, freeze: q.Freeze, keep: q.Keep})
 	if err != nil {
 		return Published{}, err
 	}

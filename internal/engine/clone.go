@@ -39,7 +39,7 @@ type CloneRequest struct {
 	SizeBytes int64         // 0: as the origin
 	TTL       time.Duration // 0: none
 	Ephemeral bool          // need not survive a reboot, so nothing waits for the disk
-	NoFreeze  bool          // of a volume that is in use: do not stop its writes
+	Freeze    Freeze        // of a volume that is in use: whether its writes are stopped
 	Tracker   *progress.Tracker
 
 	op string // in marks; "" is clone
@@ -179,7 +179,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 		if err != nil {
 			return nil, err
 		}
-		if l, err = e.lookLive(tx, origin, q.NoFreeze); err != nil {
+		if l, err = e.lookLive(tx, origin, q.Freeze); err != nil {
 			return nil, err
 		}
 		now := time.Now().UTC()

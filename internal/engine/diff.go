@@ -102,6 +102,7 @@ type Difference struct {
 // DiffRequest says what to compare.
 type DiffRequest struct {
 	A, B    ref.Ref // volumes, snapshots or generations
+	Freeze  Freeze  // of volumes that are in use: whether their writes are stopped
 	Tracker *progress.Tracker
 }
 
@@ -117,7 +118,7 @@ func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 	if err := e.needRoot(opDiff, out.A); err != nil {
 		return out, err
 	}
-	v, err := e.openSides(ctx, opDiff, q.A, q.B)
+	v, err := e.openSides(ctx, opDiff, q.Freeze, q.A, q.B)
 	if err != nil {
 		return out, err
 	}
@@ -193,7 +194,7 @@ type view struct {
 // openSides finds objects and sees to it that they stay, until close. What is in
 // an image, or in use, is looked at in a copy, so that nobody is disturbed and a
 // log can be replayed.
-func (e *Engine) openSides(ctx context.Context, op string, refs ...ref.Ref) (*view, error) {
+func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs ...ref.Ref) (*view, error) {
 	v := &view{e: e}
 	err := e.claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		v.sides = nil
@@ -203,7 +204,7 @@ func (e *Engine) openSides(ctx context.Context, op string, refs ...ref.Ref) (*vi
 			if err != nil {
 				return nil, err
 			}
-			l, err := e.lookLive(tx, row, false)
+			l, err := e.lookLive(tx, row, freeze)
 			if err != nil {
 				return nil, err
 			}

@@ -1,9 +1,15 @@
 package engine
 
 import (
+	"context"
+	"os"
+	"os/signal"
+	"sync"
 	"testing"
 
 	"pando/internal/errs"
+
+	"golang.org/x/sys/unix"
 )
 
 // Warn is warn.
@@ -26,4 +32,26 @@ func HideProgram(t *testing.T, name string) {
 func AtStep(t *testing.T, fn func(step string)) {
 	t.Cleanup(func() { atStep = func(string) {} })
 	atStep = fn
+}
+
+// SnapshotStopped makes the snapshot v@s in the pool in dir, and stops this process when it has frozen the volume.
+func SnapshotStopped(dir string, drivers Drivers) error {
+	e, err := Open(context.Background(), dir, drivers)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	goOn := make(chan os.Signal, 1)
+	signal.Notify(goOn, unix.SIGCONT)
+	stop := sync.OnceFunc(func() {
+		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
+		<-goOn // this thread may run on for a moment
+	})
+	atStep = func(step string) {
+		if step == "frozen" {
+			stop()
+		}
+	}
+	_, err = e.Snapshot(context.Background(), SnapshotRequest{Volume: "v", Name: "s", Freeze: FreezeAlways})
+	return err
 }

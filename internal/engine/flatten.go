@@ -51,7 +51,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		if err != nil {
 			return row, row, err
 		}
-		l, err := e.lookLive(tx, row, false)
+		l, err := e.lookLive(tx, row, FreezeIfNeeded)
 		if err == nil && l.inUse() && tied && !q.DryRun {
 			err = errs.New(errs.InUse, opFlatten, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("%s first", errs.Run("umount", q.Volume))
 		}

@@ -266,6 +266,9 @@ type Detail struct {
 	Durable     bool   `json:"durable"`        // survives a reboot
 	Held        bool   `json:"held,omitempty"` // still attached, but not where it was mounted
 
+	// How long a copy of this volume may stop its writers while it is mounted, in seconds, if that is noticeable.
+	StallSeconds float64 `json:"stall_seconds,omitempty"`
+
 	TiedBytes int64 `json:"tied_bytes,omitempty"` // of things destroyed, which stay as long as this does or others need them
 }
 
@@ -316,6 +319,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	}
 	row = one[0]
 	d.TiedBytes = row.Usage.TiedBytes
+	d.StallSeconds = e.stall(row).Seconds()
 	if row.Kind != driver.Generation && row.Golden != "" {
 		d.Base = ref.Generation(row.Golden, row.Generation)
 	}

@@ -4,32 +4,44 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
-	"pando/internal/freeze"
+	"pando/internal/fsprobe"
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
+)
 
-	"golang.org/x/sys/unix"
+// Freeze says whether writes to a mounted volume are stopped while it is copied.
+type Freeze int
+
+// Values of Freeze.
+const (
+	// FreezeIfNeeded stops them if a copy would not be consistent otherwise. Else all that was
+	// written before is put on the device, and the log of the filesystem, which makes it
+	// consistent, is replayed in the copy.
+	FreezeIfNeeded Freeze = iota
+	FreezeAlways          // so that the copy is one moment also of what is not synced
+	FreezeNever           // the copy is as after a power loss
 )
 
 // live is a volume as it is found when something is to be made of it.
 type live struct {
-	row      catalog.Row
-	att      catalog.Attached
-	state    where
-	noFreeze bool // do not stop its writes
+	row    catalog.Row
+	att    catalog.Attached
+	state  where
+	freeze Freeze
 
 	lost    catalog.Lost // writes that never reached the pool, if hasLost
 	hasLost bool
 }
 
 // lookLive finds out whether a volume is in use.
-func (e *Engine) lookLive(tx *catalog.Tx, row catalog.Row, noFreeze bool) (live, error) {
-	l := live{row: row, noFreeze: noFreeze}
+func (e *Engine) lookLive(tx *catalog.Tx, row catalog.Row, freeze Freeze) (live, error) {
+	l := live{row: row, freeze: freeze}
 	if row.Kind != driver.Volume {
 		return l, nil
 	}
@@ -44,15 +56,19 @@ func (e *Engine) lookLive(tx *catalog.Tx, row catalog.Row, noFreeze bool) (live,
 // inUse reports whether programs may be writing to it.
 func (l live) inUse() bool { return l.state != gone }
 
-// freezes reports whether copying it will freeze its filesystem.
-func (l live) freezes() bool {
-	return l.inUse() && !l.noFreeze && (l.row.FS == driver.Ext4 || l.row.FS == driver.XFS)
+// mounted reports whether a filesystem in an image is in use.
+func (l live) mounted() bool {
+	return l.inUse() && (l.row.FS == driver.Ext4 || l.row.FS == driver.XFS)
 }
+
+// freezes reports whether copying it will freeze its filesystem for certain. With FreezeIfNeeded
+// copyLive finds out, and says so in the mark.
+func (l live) freezes() bool { return l.mounted() && l.freeze == FreezeAlways }
 
 // worth says what a copy of it is worth.
 func (l live) worth() driver.Consistency {
 	switch {
-	case !l.inUse(), l.freezes():
+	case !l.inUse(), l.mounted() && l.freeze != FreezeNever:
 		return driver.Clean
 	case l.row.FS.IsImage():
 		return driver.Crash
@@ -60,10 +76,24 @@ func (l live) worth() driver.Consistency {
 	return driver.Clean // the kernel takes a tree with all that was written to it, or the driver sees to it
 }
 
+// Stalls of writers while a reflink holds an image.
+const (
+	stallAnExtent = 40 * time.Microsecond // the upper end of what was measured: 10 to 40
+	stallExtents  = 100                   // as many are not noticed
+)
+
+// stall is how long a reflink of a volume may stop those who write to it; 0 if nobody would notice.
+func (e *Engine) stall(row catalog.Row) time.Duration {
+	extents := row.Usage.Extents
+	if row.Kind != driver.Volume || e.caps.CloneCost != driver.CostExtents || extents <= stallExtents {
+		return 0
+	}
+	return time.Duration(extents) * stallAnExtent
+}
+
 // copyLive makes an object with the content of a volume, snapshot or generation,
-// also while programs write to it; see worth. The caller's mark says that it may
-// freeze. Kinds as driver.Driver.Clone; InUse and Unsupported if it cannot be
-// frozen, Conflict if a copy that takes its time was overtaken by writes; NoSpace or IO if
+// also while programs write to it; see worth. The caller has marked id.ID. Kinds as driver.Driver.Clone; InUse and Unsupported if it cannot be
+// frozen, Conflict if it was thawed too early, or a copy that takes its time was overtaken by writes; NoSpace or IO if
 // something that programs have written could not be stored in the pool.
 func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immutable bool) error {
 	lc, canLive := e.drv.(driver.LiveCopier)
@@ -77,23 +107,11 @@ func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immut
 	switch {
 	case !l.inUse():
 		return simple()
-	case l.freezes():
+	case l.mounted() && l.freeze != FreezeNever:
 		if !canLive {
-			return errs.New(errs.Unsupported, "freeze", l.row.Name, "the %s driver cannot copy a frozen volume", e.caps.Name)
+			return errs.New(errs.Unsupported, "freeze", l.row.Name, "the %s driver cannot copy a volume in use", e.caps.Name)
 		}
-		root, release, err := e.openMounted(ctx, l)
-		if err != nil {
-			return err
-		}
-		defer release()
-		// What is written now need not be written while others wait.
-		if err := e.copyWriteBack(ctx, l, root); err != nil {
-			return err
-		}
-		if err := lc.CopyLive(ctx, l.row.ID, id, immutable, func(take func() error) error { return freeze.Do(ctx, root, take) }); err != nil {
-			return err
-		}
-		return e.checkFrozenCopy(ctx, l, root)
+		return e.copyMounted(ctx, l, id, immutable, lc)
 	case l.row.FS.IsImage():
 		if err := e.flush(ctx, l); err != nil {
 			return err
@@ -103,6 +121,87 @@ func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immut
 		return lc.CopyLive(ctx, l.row.ID, id, immutable, nil)
 	}
 	return simple()
+}
+
+// copyMounted copies an image whose filesystem is mounted. All that was written before is in the copy, and
+// nothing has to be replayed in it, unless it is a volume.
+func (e *Engine) copyMounted(ctx context.Context, l live, id driver.Identity, immutable bool, lc driver.LiveCopier) error {
+	root, release, err := e.openMounted(ctx, l)
+	if err != nil {
+		return err
+	}
+	defer release()
+
+	freezes, err := e.mustFreeze(ctx, l, immutable)
+	if err != nil {
+		return err
+	}
+	// All that was written before the command began is in the copy. Also if it is frozen: what is
+	// written now need not be written while others wait.
+	if err := e.copyWriteBack(ctx, l, root); err != nil {
+		return err
+	}
+	if !freezes {
+		err = lc.CopyLive(ctx, l.row.ID, id, immutable, nil)
+	} else if err = e.copyFrozen(ctx, l, root, id.ID, func(quiet func(func() error) error) error {
+		return lc.CopyLive(ctx, l.row.ID, id, immutable, quiet)
+	}); err == nil {
+		err = e.checkFrozenCopy(ctx, l, root)
+	}
+	// A frozen ext4 has nothing in its log; a frozen XFS has. A volume is mounted before anybody reads it.
+	if err != nil || id.Kind == driver.Volume || freezes && l.row.FS == driver.Ext4 {
+		return err
+	}
+	return e.replayCopy(ctx, l, id.ID)
+}
+
+// mustFreeze reports whether a mounted volume has to be frozen while it is copied.
+func (e *Engine) mustFreeze(ctx context.Context, l live, immutable bool) (bool, error) {
+	if l.freeze == FreezeAlways {
+		return true, nil
+	}
+	w, err := e.drv.Attachment(ctx, l.row.ID)
+	if err != nil {
+		return false, err
+	}
+	if w.Block && immutable {
+		return true, nil // nothing can be replayed in a snapshot of a device
+	}
+
+	path := w.Image
+	if w.Block {
+		dev, err := e.activate(ctx, l.row.ID)
+		if err != nil {
+			return false, err
+		}
+		defer dev.Close() // it stays, as it is mounted
+		path = dev.Name()
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false, errs.Wrap("freeze", l.row.Name, err)
+	}
+	defer f.Close()
+	logged, err := fsprobe.Logged(f)
+	return !logged, errs.Wrap("freeze", l.row.Name, err)
+}
+
+// replayCopy replays the log in a copy of a mounted filesystem, which makes it what an umount
+// would have left. All of it is on the disk when it returns.
+func (e *Engine) replayCopy(ctx context.Context, l live, id driver.ObjectID) error {
+	if w, err := e.drv.Attachment(ctx, id); err != nil || w.Block && w.ReadOnly {
+		return err // nothing can be written to a snapshot of a device; it was frozen
+	}
+	err := e.withImage(ctx, id, imageOptions{}, func(*os.File) error { return nil })
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	var known *errs.Error
+	if errors.As(err, &known) && known.Hint == "" {
+		return (&errs.Error{Kind: known.Kind, Op: "replay the log of a copy of", Ref: l.row.Name, Err: err}).
+			WithHint("retry with %s, which leaves nothing to replay, or with %s", errs.Param("freeze"), errs.Param("no-freeze"))
+	}
+	return err
 }
 
 // checkFrozenCopy makes sure that what was written between copyWriteBack and the freeze
@@ -185,29 +284,4 @@ func (e *Engine) deviceAgain(ctx context.Context, l live, w driver.Attachment) (
 		return "", nil, errs.New(errs.InUse, "freeze", l.row.Name, "it is attached, but not as it was mounted").WithHint("take it as it is with %s", errs.Param("no-freeze"))
 	}
 	return b.Path, func() {}, nil
-}
-
-// thawFor thaws what a dead process may have left frozen while it copied the
-// object id: its guard has died with it.
-func (e *Engine) thawFor(ctx context.Context, id driver.ObjectID) error {
-	var l live
-	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, ok, err := tx.Get(id)
-		if err == nil && ok {
-			l, err = e.lookLive(tx, row, false)
-		}
-		return err
-	})
-	if err != nil || !l.freezes() {
-		return err
-	}
-	root, release, err := e.openMounted(ctx, l)
-	if err != nil {
-		return err
-	}
-	defer release()
-	if err := kernel.Thaw(root); err != nil && !errors.Is(err, unix.EINVAL) { // not frozen
-		return errs.Wrap("thaw", l.row.Name, err)
-	}
-	return nil
 }

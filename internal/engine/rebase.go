@@ -104,7 +104,7 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 	if r.vol, err = resolveVolume(tx, opRebase, r.q.Volume); err != nil {
 		return err
 	}
-	l, err := r.e.lookLive(tx, r.vol, false)
+	l, err := r.e.lookLive(tx, r.vol, FreezeIfNeeded)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,7 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 
 func (r *rebase) run(ctx context.Context, out *Rebased) error {
 	e := r.e
-	v, err := e.openSides(ctx, opRebase, rowRef(r.base), rowRef(r.target))
+	v, err := e.openSides(ctx, opRebase, FreezeIfNeeded, rowRef(r.base), rowRef(r.target))
 	if err != nil {
 		return err
 	}

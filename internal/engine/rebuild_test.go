@@ -101,8 +101,8 @@ func richPool(t *testing.T, e *engine.Engine) {
 	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("job@two"), Name: "of-snapshot"})
 	must(err)
 	clone(t, e, "g", "busy", true)
-	for _, noFreeze := range []bool{false, true} {
-		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: "busy", Name: fmt.Sprint("s", noFreeze), NoFreeze: noFreeze})
+	for _, freeze := range []engine.Freeze{engine.FreezeIfNeeded, engine.FreezeAlways, engine.FreezeNever} {
+		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: "busy", Name: fmt.Sprint("s", freeze), Freeze: freeze})
 		must(err)
 	}
 	_, err = e.Rewind(ctx, engine.RewindRequest{Volume: "job", Snapshot: "one"})

@@ -20,17 +20,17 @@ const (
 
 // SnapshotRequest says what to snapshot.
 type SnapshotRequest struct {
-	Volume   string
-	Name     string // "": the time, in UTC
-	NoFreeze bool   // do not stop writes: what is mounted is as after a power loss
-	Tracker  *progress.Tracker
+	Volume  string
+	Name    string // "": the time, in UTC
+	Freeze  Freeze // whether its writes are stopped
+	Tracker *progress.Tracker
 }
 
-// Snapshot makes an immutable snapshot of a volume, which may be in use: its
-// filesystem is frozen for the moment it takes, unless NoFreeze, and thawed
+// Snapshot makes an immutable snapshot of a volume, which may be in use. Everything that was
+// written before the call is in it, and its filesystem is consistent: see Freeze. What is frozen is thawed
 // whatever becomes of this process. Info.Consistency says what it is worth.
 // Durable on return, unless the volume is ephemeral. NotFound, Exists, Invalid,
-// NoSpace, InUse (its filesystem is frozen by somebody else), Conflict (a driver
+// NoSpace, InUse (its filesystem is frozen by somebody else, for longer than others are waited for), Conflict (a driver
 // that copies, and a volume that changed meanwhile).
 func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
 	ctx, end := e.begin(ctx)
@@ -64,7 +64,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		} else if taken {
 			return nil, errs.New(errs.Exists, opSnapshot, full, "the volume has a snapshot of this name").WithHint("choose another, or leave it out to get the time")
 		}
-		if l, err = e.lookLive(tx, vol, q.NoFreeze); err != nil {
+		if l, err = e.lookLive(tx, vol, q.Freeze); err != nil {
 			return nil, err
 		}
 		id = snapshotIdentity(id, vol, q.Name, l.worth())

@@ -291,7 +291,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		// The volume must stay, or its snapshot would be nobody's.
 		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
 	}
-	l, err := e.lookLive(tx, vol, false)
+	l, err := e.lookLive(tx, vol, FreezeIfNeeded)
 	if err != nil {
 		return nil, err
 	}

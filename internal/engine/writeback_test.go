@@ -118,7 +118,7 @@ func TestLostWritesAreReported(t *testing.T) {
 					return err
 				},
 				"snapshot-live": func(e *engine.Engine, v string) error {
-					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "s", NoFreeze: true})
+					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "s", Freeze: engine.FreezeNever})
 					return err
 				},
 				"fork": func(e *engine.Engine, v string) error {

@@ -38,9 +38,28 @@ const (
 	guardReady   = 5 // pipe: the guard says that it is there
 )
 
-// Limit is how long a filesystem stays frozen at most: then the guard thaws it,
-// although Do has not ended.
-const Limit = 60 * time.Second
+// Limit is how long a filesystem stays frozen at most unless the caller of Do allows more: then
+// the guard thaws it, although Do has not ended. A program that is stopped must not stop those
+// that write for longer.
+const Limit = 5 * time.Second
+
+// ErrBroken says that the filesystem was thawed before the work was done, by the guard or by
+// somebody else: the result must not be used.
+var ErrBroken = errors.New("the filesystem was thawed by something else before the copy was done")
+
+// ErrFrozen says that the filesystem is frozen already, by somebody else.
+var ErrFrozen = errors.New("the filesystem is frozen by something else")
+
+// Exit codes of a guard, which nobody but Do sees.
+const (
+	guardDismissed = 0 // nothing was left to thaw
+	guardFailed    = 2 // it could not begin
+	guardThawed    = 3 // it has thawed the filesystem
+)
+
+// guardRetry is the pause between a guard's attempts to thaw once its time is over: the
+// filesystem may only be about to be frozen.
+const guardRetry = 50 * time.Millisecond
 
 // served says that the main function of this program has called Guard, so that it can be
 // started again as a guard.
@@ -62,42 +81,59 @@ func guard(limit string) {
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE)
 	d, err := time.ParseDuration(limit)
 	if err != nil {
-		os.Exit(2)
+		os.Exit(guardFailed)
 	}
 	// The kernel kills a guard last when memory is short; without the right to
 	// say so it is one process among others.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
 	if _, err := unix.Write(guardReady, []byte{1}); err != nil {
-		os.Exit(2) // nobody waits for it any more
+		os.Exit(guardFailed) // nobody waits for it any more
 	}
-	deadline := time.Now().Add(d)
+	dir := os.NewFile(guardDir, "filesystem")
+	if awaitDismissal(time.Now().Add(d), func() bool { return kernel.Thaw(dir) == nil }) {
+		os.Exit(guardThawed)
+	}
+	os.Exit(guardDismissed)
+}
+
+// awaitDismissal waits for the end of the process that is guarded, or for its word that all is
+// well. If there is no such word, or none before the deadline, it thaws, once. It reports whether
+// it has.
+func awaitDismissal(deadline time.Time, thaw func() bool) (thawed bool) {
 	for {
-		fds := []unix.PollFd{{Fd: guardControl, Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, max(0, int(time.Until(deadline)/time.Millisecond)))
-		if errors.Is(err, unix.EINTR) {
-			continue
+		timeout := int(max(time.Until(deadline), guardRetry) / time.Millisecond)
+		if thawed {
+			timeout = -1
 		}
-		var b [1]byte
-		if n > 0 {
+		n, err := unix.Poll([]unix.PollFd{{Fd: guardControl, Events: unix.POLLIN}}, timeout)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case n > 0:
+			var b [1]byte
 			if n, err := unix.Read(guardControl, b[:]); err == nil && n == 1 {
-				os.Exit(0)
+				return thawed
 			}
+			return thawed || thaw() // nobody is there any more
+		case !time.Now().Before(deadline):
+			// If it is not frozen (yet), this does nothing, and is tried again.
+			thawed = thaw()
 		}
-		break
 	}
-	// It may not be frozen (yet, or any more): then this does nothing.
-	_ = kernel.Thaw(os.NewFile(guardDir, "filesystem"))
-	os.Exit(1)
 }
 
 // Do freezes the mounted filesystem that dir is on, calls fn, and thaws it.
 // While fn runs nothing writes to that filesystem, and what lies below it is as
-// after an umount; fn must not write to it either. Internal if the program has not called
-// Guard, InUse if it is frozen already,
-// Unsupported if it cannot be frozen, Permission, Conflict if fn took longer than
-// Limit, so that what it saw may have changed.
-func Do(ctx context.Context, dir *os.File, fn func() error) (err error) {
-	g, err := startGuard(ctx, dir)
+// after an umount; fn must not write to it either. limit is how long it may stay frozen,
+// 0 for Limit. Internal if the program has not called
+// Guard, InUse (ErrFrozen) if it is frozen already,
+// Unsupported if it cannot be frozen, Permission, Conflict (ErrBroken) if it was thawed before fn
+// had ended, because that took longer than limit or somebody else did it, so that what fn
+// saw may have changed.
+func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error) (err error) {
+	if limit <= 0 {
+		limit = Limit
+	}
+	g, err := startGuard(ctx, dir, limit)
 	if err != nil {
 		return errs.Wrap("freeze", dir.Name(), err)
 	}
@@ -105,8 +141,7 @@ func Do(ctx context.Context, dir *os.File, fn func() error) (err error) {
 		g.dismiss()
 		switch {
 		case errors.Is(err, unix.EBUSY):
-			return errs.New(errs.InUse, "freeze", dir.Name(), "the filesystem is frozen by something else").
-				WithHint("thaw it (`fsfreeze --unfreeze %s`), or take it as it is with %s", dir.Name(), errs.Param("no-freeze"))
+			return errs.New(errs.InUse, "freeze", dir.Name(), "%w", ErrFrozen).WithHint("wait until it is thawed, or use %s", errs.Param("no-freeze"))
 		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
 			return errs.New(errs.Unsupported, "freeze", dir.Name(), "its filesystem cannot be frozen").WithHint("take it as it is with %s", errs.Param("no-freeze"))
 		}
@@ -116,11 +151,13 @@ func Do(ctx context.Context, dir *os.File, fn func() error) (err error) {
 		terr := kernel.Thaw(dir)
 		switch {
 		case terr == nil:
+			// Somebody may have frozen it again after the guard had thawed it.
+			if g.dismiss() {
+				err = errors.Join(err, broken(dir, limit))
+			}
+		case errors.Is(terr, unix.EINVAL): // somebody was first
 			g.dismiss()
-		case errors.Is(terr, unix.EINVAL):
-			g.dismiss() // it was first
-			err = errors.Join(err, errs.New(errs.Conflict, "freeze", dir.Name(), "it took longer than %v, and its writes went on", Limit).
-				WithHint("take it as it is with %s", errs.Param("no-freeze")))
+			err = errors.Join(err, broken(dir, limit))
 		default:
 			// The guard tries again when the pipe closes.
 			g.abandon()
@@ -130,12 +167,17 @@ func Do(ctx context.Context, dir *os.File, fn func() error) (err error) {
 	return fn()
 }
 
+func broken(dir *os.File, limit time.Duration) error {
+	return errs.New(errs.Conflict, "freeze", dir.Name(), "%w, or after the limit of %v", ErrBroken, limit).
+		WithHint("retry, or take it as it is with %s", errs.Param("no-freeze"))
+}
+
 type guardProcess struct {
 	cmd     *exec.Cmd
 	control *os.File
 }
 
-func startGuard(ctx context.Context, dir *os.File) (*guardProcess, error) {
+func startGuard(ctx context.Context, dir *os.File, limit time.Duration) (*guardProcess, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -156,7 +198,7 @@ func startGuard(ctx context.Context, dir *os.File) (*guardProcess, error) {
 	defer readyR.Close()
 	// Not bound to ctx: a guard that is killed guards nothing.
 	cmd := &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{guardName, Limit.String()}, Dir: "/", Env: []string{"GOMAXPROCS=1"},
+		Path: "/proc/self/exe", Args: []string{guardName, limit.String()}, Dir: "/", Env: []string{"GOMAXPROCS=1"},
 		ExtraFiles:  []*os.File{dir, controlR, readyW},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
@@ -174,14 +216,16 @@ func startGuard(ctx context.Context, dir *os.File) (*guardProcess, error) {
 	return g, nil
 }
 
-// dismiss ends the guard: nothing is frozen any more.
-func (g *guardProcess) dismiss() {
+// dismiss ends the guard: nothing is frozen any more. It reports whether the guard had thawed the
+// filesystem before.
+func (g *guardProcess) dismiss() (thawed bool) {
 	_, _ = g.control.Write([]byte{1}) // it may have ended
 	g.abandon()
+	return g.cmd.ProcessState != nil && g.cmd.ProcessState.ExitCode() == guardThawed
 }
 
 // abandon closes the pipe: unless it was dismissed, the guard thaws.
 func (g *guardProcess) abandon() {
 	g.control.Close()
-	_ = g.cmd.Wait() // its status says whether it thawed, which the thaw of Do says better
+	_ = g.cmd.Wait() // its status says whether it thawed
 }

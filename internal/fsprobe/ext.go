@@ -28,6 +28,18 @@ const (
 	extRevisionWithSize = 1
 )
 
+// Default mount options in a superblock: how the journal treats data.
+const (
+	extJournalModes     = 0x60
+	extJournalWriteback = 0x60 // not at all, so that a file may show what was on the disk before
+)
+
+// logged reports whether a mount makes the filesystem consistent after a power loss: a journal, and data that is
+// written before what points to it.
+func (s extSuper) logged() bool {
+	return s.u32(92)&extCompatJournal != 0 && s.u32(256)&extJournalModes != extJournalWriteback
+}
+
 // extSuper is a superblock of ext2, ext3 or ext4.
 type extSuper []byte
 

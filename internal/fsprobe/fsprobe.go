@@ -53,6 +53,24 @@ func Probe(r io.ReaderAt, size int64) (Result, error) {
 	return backupXFS(r, size)
 }
 
+// Logged reports whether the filesystem in an image has a log that makes it consistent when
+// it is mounted after a power loss, with what was synced before in it: XFS, and ext4
+// with a journal that is not in writeback mode. Anything else, damaged superblocks too, has none. The image
+// may be in use.
+func Logged(r io.ReaderAt) (bool, error) {
+	b, err := readAt(r, 0, superblockBytes)
+	if err != nil {
+		return false, err
+	}
+	if res := probeXFS(b); res.Type != "" {
+		return res.Damage == "", nil
+	}
+	if res := probeExt(b, extOffset); res.Type == "" || res.Damage != "" {
+		return false, nil
+	}
+	return extSuper(b[extOffset : extOffset+extBytes]).logged(), nil
+}
+
 // lost is the result for an image whose first superblock is gone, given the
 // backup that was found at byte off.
 func lost(res Result, off int64) Result {

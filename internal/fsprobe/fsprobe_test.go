@@ -104,6 +104,27 @@ func TestProbe(t *testing.T) {
 	}
 }
 
+func TestLogged(t *testing.T) {
+	for _, c := range filesystems {
+		want := c.kind == "xfs" || c.name != "ext2" && c.name != "ext2 of revision 0"
+		f := image(t, c.size, c.mkfs[0], c.mkfs[1:]...)
+		if got, err := Logged(f); err != nil || got != want {
+			t.Errorf("%s: %v, %v", c.name, got, err)
+		}
+	}
+	f := image(t, 64<<20, "mkfs.ext4", "-q")
+	if out, err := exec.Command("tune2fs", "-o", "journal_data_writeback", f.Name()).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if got, err := Logged(f); err != nil || got {
+		t.Errorf("in writeback mode: %v, %v", got, err)
+	}
+	empty := image(t, 64<<20, "true")
+	if got, err := Logged(empty); err != nil || got {
+		t.Errorf("nothing: %v, %v", got, err)
+	}
+}
+
 // TestDamagedSuperblock flips each bit of a superblock with a checksum: nothing of
 // it is believed then.
 func TestDamagedSuperblock(t *testing.T) {

@@ -30,6 +30,7 @@ import (
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
+	"pando/internal/waiting"
 
 	"golang.org/x/sys/unix"
 )
@@ -372,29 +373,33 @@ func (p *Pool) Settle(ctx context.Context, patience time.Duration) (Space, error
 	return least, err
 }
 
-// Lock keeps other processes from making, mounting or removing the pool.
+// lockLimit is how long Lock waits: those who hold the lock may have to compare a large pool with its catalogue.
+var lockLimit = time.Minute
+
+// Lock keeps other processes from making, mounting or removing the pool. InUse, with who
+// holds it, after a minute.
 func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 	path := filepath.Join(dir, "lock")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, errs.Wrap("lock pool", dir, err)
 	}
-	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			f.Close()
-			return nil, errs.Wrap("lock pool", dir, err)
-		}
-		select {
-		case <-ctx.Done():
-			f.Close()
-			return nil, errs.Wrap("lock pool", dir, ctx.Err())
-		case <-time.After(wait):
-		}
+	w := waiting.Wait{
+		Op: "lock pool", Ref: dir, What: "the lock of the pool", Limit: lockLimit,
+		Holders: func() []waiting.Process { return waiting.LockHolders(path, 0) },
 	}
+	err = w.Until(ctx, func() (bool, error) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+			return false, nil
+		}
+		return err == nil, errs.Wrap("lock pool", dir, err)
+	})
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
 }
 
 // Sync makes the names in the pool's directory durable.

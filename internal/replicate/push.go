@@ -26,10 +26,10 @@ type PushRequest struct {
 	Refs []ref.Ref
 	All  bool // every volume that is not ephemeral, and every golden
 
-	As         string // name on the remote, of the only ref; "": its own
-	LimitBytes int64  // a second, up and down; 0: no limit
-	NoFreeze   bool   // do not stop the writes to a volume in use: see [engine.SnapshotRequest]
-	NoOrigin   bool   // do not push the golden that a volume descends from first
+	As         string        // name on the remote, of the only ref; "": its own
+	LimitBytes int64         // a second, up and down; 0: no limit
+	Freeze     engine.Freeze // whether the writes to a volume in use are stopped
+	NoOrigin   bool          // do not push the golden that a volume descends from first
 	Tracker    *progress.Tracker
 }
 
@@ -265,7 +265,7 @@ func (p *pusher) volume(ctx context.Context, name, head string, j *journal, h he
 		if err := j.begin(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
 			return Pushed{}, err
 		}
-		_, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: snap.At, NoFreeze: p.q.NoFreeze, Tracker: p.q.Tracker})
+		_, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: snap.At, Freeze: p.q.Freeze, Tracker: p.q.Tracker})
 		if err == nil {
 			break
 		}

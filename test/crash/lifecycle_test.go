@@ -166,7 +166,7 @@ func TestFrozenThenKilled(t *testing.T) {
 			plan := faulttest.Plan{Mode: faulttest.KillBefore, Match: func(s faulttest.Step) bool {
 				return s.Name == "ioctl" && strings.Contains(s.Detail, "FITHAW")
 			}}
-			res, err := faulttest.Run(t.Context(), []string{pando, "--pool", w.dir, "snapshot", "base", "s"},
+			res, err := faulttest.Run(t.Context(), []string{pando, "--pool", w.dir, "snapshot", "base", "s", "--freeze"},
 				faulttest.Options{Plan: plan, KillGroup: true, FollowProcesses: guard != "with its guard alive"})
 			if err != nil {
 				t.Fatal(err)

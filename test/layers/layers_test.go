@@ -31,7 +31,7 @@ type layer struct {
 // groups are names for several packages.
 var groups = map[string][]string{
 	// What any package may use: words, errors, numbers of progress.
-	"{words}": {"internal/errs", "internal/ref", "internal/progress"},
+	"{words}": {"internal/errs", "internal/ref", "internal/progress", "internal/waiting"},
 	// Leaves: one thing of the kernel or of a file format each; they know
 	// nothing of pools and volumes.
 	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
@@ -81,9 +81,9 @@ var table = map[string]layer{
 	"internal/repo": {imports: []string{"internal/objstore", "internal/errs"}},
 
 	// What it keeps, and where.
-	"internal/catalog": {imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel"}},
+	"internal/catalog": {imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/waiting"}},
 	"internal/pool": {
-		imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/loopdev", "internal/mount", "internal/run"},
+		imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/loopdev", "internal/mount", "internal/run", "internal/waiting"},
 		tests:   []string{"{drivers}"},
 	},
 
@@ -100,7 +100,7 @@ var table = map[string]layer{
 	"internal/driver":         {imports: []string{"internal/errs"}},
 	"internal/driver/objdir":  {imports: []string{"internal/driver", "internal/durable", "internal/errs"}},
 	"internal/driver/imagefs": {imports: []string{"internal/driver", "internal/errs", "internal/run"}},
-	"internal/driver/zfs":     {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
+	"internal/driver/zfs":     {imports: []string{"internal/driver", "internal/waiting", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
 	"internal/driver/reflink": {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
 	"internal/driver/btrfs":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
 	"internal/driver/plain":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
@@ -126,6 +126,7 @@ var table = map[string]layer{
 	"internal/fsprobe":  {},
 	"internal/kernel":   {tests: []string{"internal/errs", "internal/loopdev", "internal/mount"}},
 	"internal/errs":     {},
+	"internal/waiting":  {imports: []string{"internal/errs"}},
 	"internal/progress": {},
 
 	// For tests.

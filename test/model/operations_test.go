@@ -87,10 +87,15 @@ func (m *model) clone() {
 	m.volumes[name] = &volume{content: maps.Clone(c.content), origin: from, golden: c.golden, gen: c.gen, mounted: mount, snaps: map[string]*snapshot{}}
 }
 
+// freeze chooses whether the writes to a volume are stopped while it is copied.
+func (m *model) freeze() engine.Freeze {
+	return []engine.Freeze{engine.FreezeIfNeeded, engine.FreezeIfNeeded, engine.FreezeAlways, engine.FreezeNever}[m.r.IntN(4)]
+}
+
 func (m *model) fork(v string, vol *volume) {
-	name, noFreeze := m.fresh("v"), m.r.IntN(4) == 0
-	m.note("fork", "%s %s noFreeze=%v", v, name, noFreeze)
-	_, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: name, NoFreeze: noFreeze})
+	name, freeze := m.fresh("v"), m.freeze()
+	m.note("fork", "%s %s freeze=%v", v, name, freeze)
+	_, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: name, Freeze: freeze})
 	m.must(err)
 	m.volumes[name] = &volume{content: maps.Clone(vol.content), origin: v, golden: vol.golden, gen: vol.gen, snaps: map[string]*snapshot{}}
 }
@@ -121,12 +126,12 @@ func (m *model) snapshot(v string, vol *volume) {
 	if len(vol.snaps) >= 5 {
 		return
 	}
-	name, noFreeze := m.fresh("s"), m.r.IntN(4) == 0
-	m.note("snapshot", "%s %s noFreeze=%v", v, name, noFreeze)
-	info, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: v, Name: name, NoFreeze: noFreeze})
+	name, freeze := m.fresh("s"), m.freeze()
+	m.note("snapshot", "%s %s freeze=%v", v, name, freeze)
+	info, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: v, Name: name, Freeze: freeze})
 	m.must(err)
 	want := "clean"
-	if vol.mounted && noFreeze {
+	if vol.mounted && freeze == engine.FreezeNever {
 		if m.atomic && cmp.Or(m.fs, m.e.Caps().FS[0]).IsImage() {
 			want = "crash"
 		}

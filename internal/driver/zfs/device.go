@@ -1,7 +1,6 @@
 package zfs
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"hash/fnv"
@@ -12,6 +11,7 @@ import (
 
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/waiting"
 	"pando/internal/zfs"
 
 	"golang.org/x/sys/unix"
@@ -25,6 +25,9 @@ const (
 	// comingLimit is how long is waited for a device before it is asked for again:
 	// another process may just have taken it away.
 	comingLimit = 2 * time.Second
+	// lockLimit is how long is waited for others that make a device come or go, each of
+	// which takes no longer than the limits above.
+	lockLimit = time.Minute
 )
 
 // deviceLocks is a file in the driver's directory. A byte of it, chosen by a hash of
@@ -45,17 +48,23 @@ func (d *Driver) lockDevice(ctx context.Context, op string, id driver.ObjectID, 
 	if exclusive {
 		l.Type = unix.F_WRLCK
 	}
-	for {
-		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
-		if err == nil {
-			return func() { f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EINTR) || ctx.Err() != nil {
-			f.Close()
-			return nil, errs.Wrap(op, string(id), cmp.Or(ctx.Err(), err))
-		}
-		time.Sleep(5 * time.Millisecond)
+	w := waiting.Wait{
+		Op: op, Ref: string(id), What: "the block device of " + string(id), Limit: lockLimit,
+		Holders: func() []waiting.Process { return waiting.LockHolders(f.Name(), l.Start) },
 	}
+	err = w.Until(ctx, func() (bool, error) {
+		again := l
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &again)
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINTR) {
+			return false, nil
+		}
+		return err == nil, errs.Wrap(op, string(id), err)
+	})
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
 }
 
 // Activate implements driver.Activator. It runs no program if the device is there,
@@ -75,17 +84,22 @@ func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || ctx.Err() != nil {
-			f.Close()
-			return nil, errs.Wrap(op, string(id), cmp.Or(ctx.Err(), err))
-		}
-		time.Sleep(5 * time.Millisecond)
+	w := waiting.Wait{
+		Op: op, Ref: string(id), What: "the block device " + f.Name(), Limit: lockLimit,
+		Holders: func() []waiting.Process { return waiting.LockHolders(f.Name(), 0) },
 	}
+	err = w.Until(ctx, func() (bool, error) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR) {
+			return false, nil
+		}
+		return err == nil, errs.Wrap(op, string(id), err)
+	})
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {

@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"errors"
+	"strconv"
+
+	"pando/internal/engine"
+
+	"github.com/spf13/pflag"
+)
+
+// freezeFlags adds the flags that say whether the writes to a volume in use are stopped.
+func freezeFlags(f *pflag.FlagSet, to *engine.Freeze) {
+	f.VarPF(&freezeFlag{to, engine.FreezeAlways}, "freeze", "",
+		"stop the writes to a volume in use for a moment: the copy is one moment also of what is not synced").NoOptDefVal = "true"
+	f.VarPF(&freezeFlag{to, engine.FreezeNever}, "no-freeze", "",
+		"never stop the writes to a volume in use, and leave the copy as after a power loss").NoOptDefVal = "true"
+}
+
+// freezeFlag is one of two flags that set the same value, and exclude each other.
+type freezeFlag struct {
+	to    *engine.Freeze
+	value engine.Freeze
+}
+
+// Set implements pflag.Value.
+func (v *freezeFlag) Set(s string) error {
+	on, err := strconv.ParseBool(s)
+	switch {
+	case err != nil:
+		return err
+	case !on && *v.to == v.value:
+		*v.to = engine.FreezeIfNeeded
+	case on && *v.to != engine.FreezeIfNeeded && *v.to != v.value:
+		return errors.New("--freeze and --no-freeze cannot be combined")
+	case on:
+		*v.to = v.value
+	}
+	return nil
+}
+
+// String implements pflag.Value.
+func (v *freezeFlag) String() string { return strconv.FormatBool(v.to != nil && *v.to == v.value) }
+
+// Type implements pflag.Value.
+func (v *freezeFlag) Type() string { return "bool" }
