@@ -22,9 +22,11 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/waiting"
 
 	sqlite "modernc.org/sqlite"
 )
@@ -184,11 +186,14 @@ func Create(ctx context.Context, dir, poolID string) error {
 	return nil
 }
 
+// busyTimeout is how long a transaction waits for those of others, which take milliseconds.
+const busyTimeout = 20 * time.Second
+
 func dsn(path string) string {
 	// A checkpoint every 128 pages keeps the log short, which the first
 	// process to open the catalogue must read whole.
-	return "file:" + (&url.URL{Path: path}).EscapedPath() + "?_pragma=busy_timeout(20000)&_pragma=wal_autocheckpoint(128)" +
-		fmt.Sprintf("&_pragma=journal_size_limit(%d)&_txlock=immediate", logBytes)
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + fmt.Sprintf("?_pragma=busy_timeout(%d)", busyTimeout.Milliseconds()) +
+		fmt.Sprintf("&_pragma=wal_autocheckpoint(128)&_pragma=journal_size_limit(%d)&_txlock=immediate", logBytes)
 }
 
 // poolQuery asks whose catalogue it is, and how many durable commits it has had.
@@ -389,9 +394,9 @@ func (c *Catalog) View(ctx context.Context, fn func(*Tx) error) error {
 }
 
 func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions, fn func(*Tx) error) error {
-	tx, err := conn.BeginTx(ctx, o)
+	tx, err := c.begin(ctx, conn, o)
 	if err != nil {
-		return wrap("write catalogue", c.path, err)
+		return err
 	}
 	done := false
 	defer func() {
@@ -404,6 +409,26 @@ func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions
 	}
 	done = true
 	return wrap("write catalogue", c.path, tx.Commit())
+}
+
+// writeLock is the byte of the -shm file that whoever writes has locked (sqlite.org/walformat.html).
+const writeLock = 120
+
+// begin begins a transaction. It waits for others that write, which SQLite bounds by busyTimeout.
+func (c *Catalog) begin(ctx context.Context, conn *sql.Conn, o *sql.TxOptions) (*sql.Tx, error) {
+	w := waiting.Wait{
+		Op: "write catalogue", Ref: c.path, What: "the catalogue",
+		Holders: func() []waiting.Process { return waiting.LockHolders(c.path+"-shm", writeLock) },
+	}
+	begun := time.Now()
+	stop := w.Watch(ctx)
+	tx, err := conn.BeginTx(ctx, o)
+	stop()
+	var busy *sqlite.Error
+	if errors.As(err, &busy) && busy.Code()&0xff == sqliteBusy {
+		return nil, w.Error(time.Since(begun))
+	}
+	return tx, wrap("write catalogue", c.path, err)
 }
 
 func (t *Tx) exec(query string, args ...any) (int64, error) {

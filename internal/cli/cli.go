@@ -18,6 +18,8 @@ import (
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/pool"
+	"pando/internal/progress"
+	"pando/internal/waiting"
 
 	"github.com/spf13/cobra"
 )
@@ -58,7 +60,7 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	root.SetIn(a.Stdin)
 	root.SetOut(a.Stdout)
 	root.SetErr(a.Stderr)
-	err := root.ExecuteContext(ctx)
+	err := root.ExecuteContext(waiting.WithNotes(ctx, a.noteWait))
 	if err == nil {
 		return a.exit
 	}
@@ -210,6 +212,17 @@ func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string)
 func (a *App) note(format string, args ...any) {
 	if !a.quiet && !a.json {
 		fmt.Fprintf(a.Stderr, "pando: "+format+"\n", inWords(args)...)
+	}
+}
+
+// noteWait tells that the command waits for another one, as progress is told.
+func (a *App) noteWait(text string) {
+	switch {
+	case a.quiet:
+	case a.json:
+		fmt.Fprintln(a.Stderr, event(progress.State{Stage: text}, 0))
+	default:
+		a.note("%s", text)
 	}
 }
 

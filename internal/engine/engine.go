@@ -38,6 +38,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/pool"
+	"pando/internal/waiting"
 )
 
 // Drivers are the drivers that this program has, by name.
@@ -202,67 +203,79 @@ func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op str
 	if err := e.cat.LostError(); err != nil && op != "umount" && op != "mount" && op != opFsck {
 		return err
 	}
-	deadline := time.Now().Add(patience)
-	for wait := time.Millisecond; ; wait = min(2*wait, 100*time.Millisecond) {
-		var blocking []catalog.Mark
-		err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-			blocking = nil
-			marks, err := check(tx)
-			if err != nil {
+	var blocking []catalog.Mark
+	var done recovered
+	try := func() (bool, error) {
+		for {
+			err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) (err error) {
+				blocking, err = markUnlessBlocked(tx, readers, check)
 				return err
+			})
+			if err != errBlocked {
+				return err == nil, err
 			}
-			for _, m := range marks {
-				b, err := tx.Blocking(m.ID, m.Name, readers)
-				if err != nil {
-					return err
-				}
-				blocking = append(blocking, b...)
-				if m.Reads == "" {
-					continue
-				}
-				if b, err = tx.Blocking(m.Reads, "", false); err != nil {
-					return err
-				}
-				for _, x := range b {
-					// A volume in which a program runs can be read.
-					if x.Op != opRun {
-						blocking = append(blocking, x)
-					}
-				}
+			// Those of dead processes are in nobody's way, once they are cleaned up.
+			if done, err = e.recoverMarks(ctx, blocking); err != nil {
+				return false, err
 			}
-			if len(blocking) > 0 {
-				return errBlocked
+			if done.cleaned > 0 {
+				continue
 			}
-			for _, m := range marks {
-				if err := tx.Mark(m); err != nil {
-					return err
-				}
+			// What is not in use does not change by waiting.
+			if err := e.stuck(ctx, op, blocking, done); err != nil && !errs.Is(err, errs.InUse) {
+				return false, err
 			}
-			return nil
-		})
-		if err != errBlocked {
-			return err
-		}
-		done, err := e.recoverMarks(ctx, blocking)
-		if err != nil {
-			return err
-		}
-		if done.cleaned > 0 {
-			continue
-		}
-		late := time.Now().After(deadline)
-		if err := e.stuck(ctx, op, blocking, done); err != nil && (late || !errs.Is(err, errs.InUse)) {
-			return err // what is not in use does not change by waiting
-		}
-		if late {
-			return e.blockedBy(ctx, op, blocking[0])
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
+			return false, nil
 		}
 	}
+	giveUp := func() error {
+		if err := e.stuck(ctx, op, blocking, done); err != nil {
+			return err
+		}
+		return e.blockedBy(ctx, op, blocking[0])
+	}
+	w := waiting.Wait{
+		Op: op, What: "another pando's work", Limit: max(patience, time.Nanosecond), GiveUp: giveUp,
+		Holders: func() []waiting.Process { return markProcesses(blocking) },
+	}
+	return w.Until(ctx, try)
+}
+
+// markUnlessBlocked marks what check asks for, unless others are at work on it: then it returns their marks,
+// and errBlocked.
+func markUnlessBlocked(tx *catalog.Tx, readers bool, check func(*catalog.Tx) ([]catalog.Mark, error)) (blocking []catalog.Mark, err error) {
+	marks, err := check(tx)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range marks {
+		b, err := tx.Blocking(m.ID, m.Name, readers)
+		if err != nil {
+			return nil, err
+		}
+		blocking = append(blocking, b...)
+		if m.Reads == "" {
+			continue
+		}
+		if b, err = tx.Blocking(m.Reads, "", false); err != nil {
+			return nil, err
+		}
+		for _, x := range b {
+			// A volume in which a program runs can be read.
+			if x.Op != opRun {
+				blocking = append(blocking, x)
+			}
+		}
+	}
+	if len(blocking) > 0 {
+		return blocking, errBlocked
+	}
+	for _, m := range marks {
+		if err := tx.Mark(m); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
 }
 
 // stuck explains that what a dead process has left is in the way, and could not be cleaned

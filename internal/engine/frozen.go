@@ -136,22 +136,26 @@ func (e *Engine) freezeMarks(ctx context.Context, volume, but driver.ObjectID) (
 }
 
 // freezing are the processes that may have frozen a volume, for people.
-func (e *Engine) freezing(ctx context.Context, volume, but driver.ObjectID) (out []waiting.Process) {
+func (e *Engine) freezing(ctx context.Context, volume, but driver.ObjectID) []waiting.Process {
 	marks, err := e.freezeMarks(ctx, volume, but)
 	if err != nil {
 		return nil
 	}
-	for _, m := range marks {
-		out = append(out, markProcess(m))
-	}
-	return out
+	return markProcesses(marks)
 }
 
-// markProcess is the process that is at work under a mark.
-func markProcess(m catalog.Mark) waiting.Process {
-	p := waiting.Lookup(m.PID)
-	p.Op, p.Since = "pando "+m.Op, m.At
-	return p
+// markProcesses are the processes that are at work under marks.
+func markProcesses(marks []catalog.Mark) (out []waiting.Process) {
+	seen := map[string]bool{}
+	for _, m := range marks {
+		if !seen[m.Owner] {
+			p := waiting.Lookup(m.PID)
+			p.Op, p.Since = "pando "+m.Op, m.At
+			out = append(out, p)
+		}
+		seen[m.Owner] = true
+	}
+	return out
 }
 
 // thawDead cleans up behind dead processes that may have left a volume frozen, and reports whether there

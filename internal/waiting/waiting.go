@@ -15,13 +15,15 @@ const (
 	// Limit is how long a process is waited for that should be done in a moment.
 	Limit = 15 * time.Second
 
-	// visible is how long a wait is silent, and again the pause between two notes.
-	visible = 2 * time.Second
-	again   = 30 * time.Second
+	// again is the pause between two notes.
+	again = 30 * time.Second
 
 	// pause is the longest between two attempts.
 	pause = 50 * time.Millisecond
 )
+
+// visible is how long a wait is silent.
+var visible = 2 * time.Second
 
 type notesKey struct{}
 
@@ -40,10 +42,11 @@ func Note(ctx context.Context, text string) {
 
 // Wait describes what is waited for.
 type Wait struct {
-	Op, Ref string        // of errors
-	What    string        // that others hold: "the pool's lock"
-	Limit   time.Duration // 0: for as long as those who hold it are not stopped
-	Holders func() []Process
+	Op, Ref string           // of errors
+	What    string           // that others hold: "the pool's lock"
+	Limit   time.Duration    // 0: for as long as those who hold it are not stopped
+	Holders func() []Process // called when it takes long; nil: unknown
+	GiveUp  func() error     // what Until returns after the limit; nil: Error
 }
 
 // Until calls try until it reports that there is nothing to wait for, or fails. InUse, with the
@@ -58,12 +61,12 @@ func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) erro
 		}
 		waited := time.Since(begun)
 		if w.Limit > 0 && waited >= w.Limit {
-			return w.Error(waited)
+			return w.giveUp(waited)
 		}
 		if time.Now().After(noteAt) {
 			who := w.holders()
 			if waited >= Limit && anyStopped(who) {
-				return w.Error(waited)
+				return w.giveUp(waited)
 			}
 			Note(ctx, "waiting for "+w.held(who))
 			noteAt = time.Now().Add(min(again, max(Limit-waited, visible)))
@@ -78,11 +81,20 @@ func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) erro
 	}
 }
 
-// Watch notes in ctx that fn takes longer than a moment because of others: for what waits by itself.
-func (w Wait) Watch(ctx context.Context, fn func() error) error {
+// Watch notes in ctx, until stop, that something takes longer than a moment: for what waits by itself.
+func (w Wait) Watch(ctx context.Context) (stop func()) {
+	if ctx.Value(notesKey{}) == nil {
+		return func() {}
+	}
 	t := time.AfterFunc(visible, func() { Note(ctx, "waiting for "+w.held(w.holders())) })
-	defer t.Stop()
-	return fn()
+	return func() { t.Stop() }
+}
+
+func (w Wait) giveUp(waited time.Duration) error {
+	if w.GiveUp != nil {
+		return w.GiveUp()
+	}
+	return w.Error(waited)
 }
 
 // Error is that of a wait that was given up.
