@@ -140,7 +140,7 @@ const (
 
 // Catalog is an open catalogue. It may be used concurrently.
 type Catalog struct {
-	db    *sql.DB
+	db    *database
 	path  string
 	dir   string // of the pool
 	stmts statements
@@ -170,12 +170,11 @@ func Create(ctx context.Context, dir, poolID string) error {
 		return errs.Wrap("create catalogue", path, err)
 	}
 	f.Close()
-	db, err := sql.Open("sqlite", dsn(path))
+	db, err := openDatabase(path, dsn(path))
 	if err != nil {
 		return wrap("create catalogue", path, err)
 	}
 	defer db.Close()
-	db.SetMaxOpenConns(1)
 	for _, stmt := range []string{"PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "BEGIN IMMEDIATE", schema,
 		fmt.Sprintf("PRAGMA user_version=%d", Version),
 		"INSERT INTO meta VALUES ('pool', '" + poolID + "')", "COMMIT"} {
@@ -219,11 +218,10 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		// write at this moment writes to a log first.
 		source += "&immutable=1"
 	}
-	db, err := sql.Open("sqlite", source)
+	db, err := openDatabase(path, source)
 	if err != nil {
 		return nil, wrap("open catalogue", path, err)
 	}
-	db.SetMaxOpenConns(1)
 	var version int
 	var pool string
 	var commits int64
@@ -277,13 +275,10 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 		return nil, errs.Wrap("open catalogue", path, err)
 	}
 	Preallocate(dir)
-	db, err := sql.Open("sqlite", dsn(path)+more)
+	db, err := openDatabase(path, dsn(path)+more)
 	if err != nil {
 		return nil, wrap("open catalogue", path, err)
 	}
-	// One connection: a pragma below belongs to it, and commands do one thing
-	// at a time in the catalogue anyway.
-	db.SetMaxOpenConns(1)
 	c := &Catalog{db: db, path: path, dir: dir}
 	var version int
 	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {

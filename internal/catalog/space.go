@@ -51,8 +51,9 @@ func Preallocate(dir string) {
 	if err != nil {
 		return
 	}
-	allocate(filepath.Join(dir, "catalog.db-shm"), like, indexBytes)
-	allocate(path, like, logBytes)
+	allocate(path, like, logBytes) // SQLite has no lock on the log
+
+	ifClosed(dir, func() { allocate(filepath.Join(dir, "catalog.db-shm"), like, indexBytes) })
 }
 
 // allocate takes blocks for a file, and makes it, empty, if it is missing.
