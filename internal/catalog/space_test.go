@@ -90,7 +90,7 @@ func TestFullDisk(t *testing.T) {
 			if n := len(live(t, dir)); fs != "ext4" && n != len(spares) { // its directories have room for names
 				t.Errorf("%d files in live/, wanted %d", n, len(spares))
 			}
-			if err := c.Update(t.Context(), catalog.Durable, func(tx *catalog.Tx) error {
+			if err := c.Update(op.In(t.Context()), catalog.Durable, func(tx *catalog.Tx) error {
 				if err := tx.Bury(catalog.Tombstone{ID: id, Ref: "x"}); err != nil {
 					return err
 				}
@@ -185,7 +185,7 @@ func TestOpenAlone(t *testing.T) {
 		}
 		id := driver.NewID()
 		op := mark(t, c, id)
-		if err := c.Update(t.Context(), catalog.Durable, func(tx *catalog.Tx) error { return tx.Unmark(id) }); err != nil {
+		if err := c.Update(op.In(t.Context()), catalog.Durable, func(tx *catalog.Tx) error { return tx.Unmark(id) }); err != nil {
 			t.Error(err)
 		}
 		op.End()
