@@ -42,6 +42,13 @@ func (s seen) read() int64 {
 		return 0
 	}
 	defer f.Close()
+	if n := readSeen(f); n > 0 {
+		return n
+	}
+	// Perhaps it was half written at that moment.
+	for errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH), unix.EINTR) {
+		continue
+	}
 	return readSeen(f)
 }
 
