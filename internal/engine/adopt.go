@@ -18,6 +18,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/mount"
+	"pando/internal/mountpoint"
 	"pando/internal/ref"
 	"pando/internal/treecopy"
 
@@ -226,9 +227,9 @@ func (e *Engine) copyAdopted(ctx context.Context, src *source, root *os.File, op
 // replacement is a volume on its way to the place of a directory.
 type replacement struct {
 	dir, aside string
-	old, place *place   // of dir and aside
-	oldDir     inode    // what is at dir
-	bare       *os.File // the directory made at aside
+	old, place *mountpoint.Place // of dir and aside
+	oldDir     mountpoint.Inode  // what is at dir
+	bare       *os.File          // the directory made at aside
 	row        catalog.Row
 	att        catalog.Attached
 	recorded   bool // steps 1-3 are done
@@ -239,8 +240,8 @@ func (r *replacement) open(e *Engine) (err error) {
 	if r.old, err = e.openPlace(r.dir); err != nil {
 		return err
 	}
-	r.place = &place{parent: r.old.parent, name: filepath.Base(r.aside), path: r.aside}
-	dir, err := r.old.openDir()
+	r.place = r.old.Beside(filepath.Base(r.aside))
+	dir, err := r.old.OpenDir()
 	if err != nil {
 		return errs.Wrap(opAdopt, r.dir, err)
 	}
@@ -251,7 +252,7 @@ func (r *replacement) open(e *Engine) (err error) {
 
 func (r *replacement) close() {
 	if r.old != nil {
-		r.old.close()
+		r.old.Close()
 	}
 	if r.bare != nil {
 		_ = r.bare.Close()
@@ -298,7 +299,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 		return false, err
 	}
 	out.Replaced, out.Aside, out.Volume = r.dir, r.aside, r.row.Name
-	forgetMadeFor(r.bare) // it stands for the directory of the user's from now on
+	mountpoint.ForgetMadeFor(r.bare) // it stands for the directory of the user's from now on
 	// Nothing below may be left undone because somebody presses Ctrl-C.
 	ctx = context.WithoutCancel(ctx)
 	// Before the catalogue says so.
@@ -385,10 +386,10 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := mount.Swap(r.old.parent, r.old.name, r.place.name); err != nil {
+	if err := mount.Swap(r.old.Parent(), r.old.Name(), r.place.Name()); err != nil {
 		return nil, err
 	}
-	if m, ok := r.old.mounted(); !ok || m.ID != r.att.MountID { // never seen
+	if m, ok := r.old.Mounted(); !ok || m.ID != r.att.MountID { // never seen
 		return nil, errs.New(errs.Internal, opAdopt, r.dir, "the volume is not in its place after the exchange with %s", r.aside)
 	}
 	return stamp, nil
@@ -401,17 +402,17 @@ func (e *Engine) makeAside(r *replacement) (target, error) {
 	if err := r.open(e); err != nil {
 		return target{}, err
 	}
-	dir, err := r.old.openDir()
+	dir, err := r.old.OpenDir()
 	if err != nil {
 		return target{}, errs.Wrap(opAdopt, r.dir, err)
 	}
 	defer dir.Close()
 	var st unix.Stat_t
-	if err := unix.Fstat(int(dir.Fd()), &st); err != nil || inodeOf(&st) != r.oldDir {
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil || mountpoint.InodeOf(&st) != r.oldDir {
 		return target{}, cmp.Or(errs.Wrap(opAdopt, r.dir, err), error(movedError(r.dir)))
 	}
 
-	made, err := r.place.makeDir(0o700)
+	made, err := r.place.MakeDir(0o700)
 	if err == nil && !made {
 		err = unix.EEXIST
 	}
@@ -419,7 +420,7 @@ func (e *Engine) makeAside(r *replacement) (target, error) {
 		return target{}, errs.Wrap(opAdopt, r.aside, err)
 	}
 	atStep("aside made")
-	if r.bare, err = r.place.openDir(); err != nil {
+	if r.bare, err = r.place.OpenDir(); err != nil {
 		return target{}, errs.Wrap(opAdopt, r.aside, err)
 	}
 	at, err := checkFresh(r.bare)
@@ -442,7 +443,7 @@ func (e *Engine) makeAside(r *replacement) (target, error) {
 // copyBare makes the directory that was made at aside like dir, and notes what it is for.
 func (e *Engine) copyBare(r *replacement, dir *os.File) error {
 	note := func() error {
-		if err := noteMadeFor(r.bare, r.row.ID); !errs.Is(err, errs.Unsupported) {
+		if err := mountpoint.NoteMadeFor(r.bare, r.row.ID); !errs.Is(err, errs.Unsupported) {
 			return err
 		}
 		return nil
@@ -459,16 +460,16 @@ func (e *Engine) copyBare(r *replacement, dir *os.File) error {
 
 // checkFresh makes sure that a directory is one that this process can have made a moment
 // ago, and not one that somebody has put in its place, and returns which one it is.
-func checkFresh(dir *os.File) (inode, error) {
+func checkFresh(dir *os.File) (mountpoint.Inode, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
-		return inode{}, errs.Wrap(opAdopt, dir.Name(), err)
+		return mountpoint.Inode{}, errs.Wrap(opAdopt, dir.Name(), err)
 	}
 	names, err := dir.Readdirnames(1)
 	if int(st.Uid) != os.Geteuid() || st.Mode&0o7777&^unix.S_ISGID != 0o700 || len(names) > 0 || !errors.Is(err, io.EOF) {
-		return inode{}, movedError(dir.Name())
+		return mountpoint.Inode{}, movedError(dir.Name())
 	}
-	return inodeOf(&st), nil
+	return mountpoint.InodeOf(&st), nil
 }
 
 // awaitSeeing waits until everybody who sees the directory sees the mount beside
@@ -518,7 +519,7 @@ func (r *replacement) removeBare() {
 		return
 	}
 	if made, err := statInode(r.bare); err == nil {
-		_ = r.place.removeDir(func(dir *os.File) bool { // else it stays, and can be removed as any other
+		_ = r.place.RemoveDir(func(dir *os.File) bool { // else it stays, and can be removed as any other
 			is, err := statInode(dir)
 			return err == nil && is == made
 		})

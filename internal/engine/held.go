@@ -273,8 +273,8 @@ func (e *Engine) attachAgain(m *mount.Detached, path string) (kernel.MountInfo, 
 	if err != nil {
 		return kernel.MountInfo{}, err
 	}
-	defer p.close()
-	dir, err := p.openDir()
+	defer p.Close()
+	dir, err := p.OpenDir()
 	if err != nil {
 		return kernel.MountInfo{}, errs.Wrap("mount", path, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
+	"pando/internal/mountpoint"
 	"pando/internal/pool"
 	"pando/internal/ref"
 
@@ -398,17 +399,17 @@ func freeName(name, id string) string { return name[:min(len(name), 110)] + "-" 
 
 // clearPlace takes away what Pando has put at a default mount point.
 func clearPlace(of *pool.Pool, path string) error {
-	p, err := openPlace(of, path)
+	p, err := mountpoint.Open(path, of.MountDir())
 	if err != nil {
 		return err
 	}
-	defer p.close()
-	if m, ok := p.mounted(); ok {
-		if err := p.unmount(m.ID, false); err != nil {
+	defer p.Close()
+	if m, ok := p.Mounted(); ok {
+		if err := p.Unmount(m.ID, false); err != nil {
 			return err
 		}
 	}
-	return p.removeLeftover(pool.IsMountLink)
+	return p.RemoveLeftover(pool.IsMountLink)
 }
 
 // detachAll unmounts everything of a pool whose catalogue cannot say where it

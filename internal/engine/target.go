@@ -13,6 +13,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/mount"
+	"pando/internal/mountpoint"
 	"pando/internal/pool"
 
 	"golang.org/x/sys/unix"
@@ -20,11 +21,11 @@ import (
 
 // target is where something is to be mounted.
 type target struct {
-	path string // absolute, without symbolic links; "" for a raw block device
-	link bool   // a symbolic link instead of a mount
-	made bool   // the directory is missing: makeTarget makes it
-	own  bool   // chosen by the user
-	at   inode  // of the user's directory; if it is to be made, of the one above
+	path string           // absolute, without symbolic links; "" for a raw block device
+	link bool             // a symbolic link instead of a mount
+	made bool             // the directory is missing: makeTarget makes it
+	own  bool             // chosen by the user
+	at   mountpoint.Inode // of the user's directory; if it is to be made, of the one above
 	may  Rights
 
 	prepare func(root *os.File) error // done to the filesystem before anybody can see it
@@ -92,13 +93,13 @@ func (e *Engine) inspectTarget(op, given string, t *target) error {
 	if err != nil {
 		return err
 	}
-	defer p.close()
+	defer p.Close()
 	if t.made {
-		t.at, err = statInode(p.parent)
+		t.at, err = statInode(p.Parent())
 		return errs.Wrap(op, given, err)
 	}
 
-	dir, err := p.openDir()
+	dir, err := p.OpenDir()
 	if err != nil {
 		return errs.Wrap(op, given, err)
 	}
@@ -113,10 +114,10 @@ func (e *Engine) inspectTarget(op, given string, t *target) error {
 	return nil
 }
 
-func statInode(f *os.File) (inode, error) {
+func statInode(f *os.File) (mountpoint.Inode, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(int(f.Fd()), &st)
-	return inodeOf(&st), err
+	return mountpoint.InodeOf(&st), err
 }
 
 func (e *Engine) outsidePool(op, abs string) error {
@@ -137,7 +138,7 @@ func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
 	if err != nil {
 		return err
 	}
-	defer p.close()
+	defer p.Close()
 	atStep("place opened")
 	if err := restrict(m, p, t.may); err != nil {
 		return err
@@ -154,7 +155,7 @@ func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
 	}
 	if err != nil {
 		if made {
-			_ = p.removeDir(isMadeFor(a.ID, true))
+			_ = p.RemoveDir(isMadeFor(a.ID, true))
 		}
 		return err
 	}
@@ -167,7 +168,7 @@ func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
 			return err // for recovery
 		}
 		if made {
-			_ = p.removeDir(isMadeFor(a.ID, false))
+			_ = p.RemoveDir(isMadeFor(a.ID, false))
 		}
 		return movedError(t.path)
 	}
@@ -176,11 +177,11 @@ func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
 }
 
 // restrict takes from a mount that others will be able to get to what was not asked for.
-func restrict(m *mount.Detached, p *place, may Rights) error {
+func restrict(m *mount.Detached, p *mountpoint.Place, may Rights) error {
 	if may.Dev && may.SUID {
 		return nil
 	}
-	open, err := othersCanEnter(p.fd())
+	open, err := mountpoint.OthersCanEnter(p.Fd())
 	if err != nil || !open {
 		return err
 	}
@@ -189,12 +190,12 @@ func restrict(m *mount.Detached, p *place, may Rights) error {
 
 // attachAt moves a mount to the directory at p. made: the directory was not there, and
 // may be there now even on error.
-func (e *Engine) attachAt(m *mount.Detached, p *place, id driver.ObjectID, t target) (made bool, err error) {
+func (e *Engine) attachAt(m *mount.Detached, p *mountpoint.Place, id driver.ObjectID, t target) (made bool, err error) {
 	if made, err = e.makeTarget(p, t); err != nil {
 		return made, err
 	}
 	atStep("directory made")
-	dir, err := p.openDir()
+	dir, err := p.OpenDir()
 	switch {
 	case errors.Is(err, unix.EXDEV):
 		return made, errs.New(errs.InUse, "mount", t.path, "something else is mounted there").WithHint("unmount it: `umount %s`", t.path)
@@ -225,27 +226,27 @@ func (e *Engine) attachAt(m *mount.Detached, p *place, id driver.ObjectID, t tar
 }
 
 // makeTarget makes the directory of a target, if Pando makes it.
-func (e *Engine) makeTarget(p *place, t target) (made bool, err error) {
+func (e *Engine) makeTarget(p *mountpoint.Place, t target) (made bool, err error) {
 	switch {
 	case t.own && !t.made:
 		return false, nil
 	case t.own:
-		if is, err := statInode(p.parent); err != nil || is != t.at {
+		if is, err := statInode(p.Parent()); err != nil || is != t.at {
 			return false, movedError(t.path)
 		}
-		return p.makeDir(0o755)
+		return p.MakeDir(0o755)
 	}
-	if err := p.removeLink(pool.IsMountLink); err != nil { // left by a command that was killed
+	if err := p.RemoveLink(pool.IsMountLink); err != nil { // left by a command that was killed
 		return false, err
 	}
-	return p.makeDir(0o700)
+	return p.MakeDir(0o700)
 }
 
 // prepareMade makes a directory of Pando's fit to be mounted on: nothing is ever written
 // into it while nothing is mounted there. outside: of the pool.
 func prepareMade(dir *os.File, id driver.ObjectID, outside bool) error {
 	if outside {
-		if err := noteMadeFor(dir, id); err != nil && !errs.Is(err, errs.Unsupported) {
+		if err := mountpoint.NoteMadeFor(dir, id); err != nil && !errs.Is(err, errs.Unsupported) {
 			return err
 		}
 	}
@@ -257,7 +258,7 @@ func prepareMade(dir *os.File, id driver.ObjectID, outside bool) error {
 // an empty one of ours without a note, as of a command that was killed before that.
 func isMadeFor(id driver.ObjectID, unnoted bool) func(dir *os.File) bool {
 	return func(dir *os.File) bool {
-		if noted := madeFor(dir); noted != "" || !unnoted {
+		if noted := mountpoint.MadeFor(dir); noted != "" || !unnoted {
 			return noted == id
 		}
 		var st unix.Stat_t
@@ -290,16 +291,24 @@ func (e *Engine) linkTo(to, path string) error {
 	if err != nil {
 		return err
 	}
-	defer p.close()
-	if err := p.removeLeftover(pool.IsMountLink); err != nil {
+	defer p.Close()
+	if err := p.RemoveLeftover(pool.IsMountLink); err != nil {
 		return err
 	}
-	err = unix.Symlinkat(to, p.fd(), p.name)
+	err = unix.Symlinkat(to, p.Fd(), p.Name())
 	if errors.Is(err, fs.ErrExist) {
 		return notOursError(path, "something is there")
 	}
 	return errs.Wrap("mount", path, err)
 }
+
+// openPlace opens the directory above a mount point. NotFound, Conflict.
+func (e *Engine) openPlace(path string) (*mountpoint.Place, error) {
+	return mountpoint.Open(path, e.pool.MountDir())
+}
+
+// atStep is called between steps that others can get in between. Tests set it.
+var atStep = func(string) {}
 
 // removeTarget takes away the directory or link that attach made. What somebody else has
 // put there stays, and so does a directory that somebody has put something into, or
@@ -325,8 +334,8 @@ func (e *Engine) removeTargets(ctx context.Context, name, path string, made bool
 		if err != nil {
 			return err
 		}
-		defer p.close()
-		if err := p.removeLeftover(link); err != nil {
+		defer p.Close()
+		if err := p.RemoveLeftover(link); err != nil {
 			return err
 		}
 	}
@@ -345,8 +354,8 @@ func (e *Engine) removeMade(ctx context.Context, path string, ours func(dir *os.
 		return // gone, or somewhere where it cannot be found
 	}
 	if err == nil {
-		defer p.close()
-		err = p.removeDir(ours)
+		defer p.Close()
+		err = p.RemoveDir(ours)
 	}
 	if err != nil {
 		word := quoteWord(path)
@@ -369,8 +378,8 @@ func (e *Engine) removeStaleTargets(used map[string]bool) error {
 		if err != nil {
 			return err
 		}
-		_ = p.removeLeftover(pool.IsMountLink) // what cannot be removed stays, for the next time
-		p.close()
+		_ = p.RemoveLeftover(pool.IsMountLink) // what cannot be removed stays, for the next time
+		p.Close()
 	}
 	return nil
 }
@@ -384,9 +393,9 @@ func (e *Engine) unmountAt(path string, id uint64, idle bool) error {
 	if err != nil {
 		return err
 	}
-	defer p.close()
+	defer p.Close()
 	atStep("unmounting")
-	return p.unmount(id, idle)
+	return p.Unmount(id, idle)
 }
 
 // samePath reports whether two paths lead to the same directory.

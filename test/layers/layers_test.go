@@ -63,9 +63,11 @@ var table = map[string]layer{
 		tests:   []string{"{drivers}"},
 	},
 	"internal/engine": {
-		imports: []string{"internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
+		imports: []string{"internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
+
+	"internal/mountpoint": {imports: []string{"internal/driver", "internal/errs", "internal/kernel", "internal/mount"}},
 
 	// What storage does, measured or watched: they know paths, and nothing of Pando's pools.
 	"internal/syncbench": {imports: []string{"{leaves}", "{words}"}},
