@@ -46,8 +46,8 @@ func (s seen) read() int64 {
 		return n
 	}
 	// Perhaps it was half written at that moment.
-	for errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH), unix.EINTR) {
-		continue
+	if !lockSeen(f, unix.LOCK_SH) {
+		return 0
 	}
 	return readSeen(f)
 }
@@ -73,7 +73,7 @@ func (s seen) note(n int64) {
 	}
 	defer f.Close()
 	// One at a time, or a slower process would put back what a faster one has written.
-	if !lockSeen(f) {
+	if !lockSeen(f, unix.LOCK_EX) {
 		return
 	}
 	if readSeen(f) < n {
@@ -86,10 +86,10 @@ func (s seen) note(n int64) {
 const seenWait = time.Second
 
 // lockSeen locks the file, and reports whether it could in time.
-func lockSeen(f *os.File) bool {
+func lockSeen(f *os.File, how int) bool {
 	deadline := time.Now().Add(seenWait)
 	for wait := 20 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if err == nil {
 			return true
 		}
