@@ -78,7 +78,7 @@ func TestKillInRecovery(t *testing.T) {
 				}},
 				{name: "frozen", next: "ls", spoil: func() {
 					w.scribble("base")
-					res, err := faulttest.Run(t.Context(), []string{pando, "--pool", w.dir, "snapshot", "base", "s"}, faulttest.Options{
+					res, err := faulttest.Run(t.Context(), []string{pando, "--pool", w.dir, "snapshot", "base", "s", "--freeze"}, faulttest.Options{
 						Plan: faulttest.Plan{Mode: faulttest.KillBefore, Match: func(s faulttest.Step) bool { return strings.Contains(s.Detail, "FITHAW") }},
 						// The guard dies too, or there would be nothing to recover.
 						KillGroup: true, FollowProcesses: true})
