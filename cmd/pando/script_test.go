@@ -73,7 +73,7 @@ func runScripts(t *testing.T, pattern string) {
 			return "", err
 		}
 		to := filepath.Join(root, "pando")
-		return to, os.WriteFile(to, b, 0o755)
+		return to, testfs.WriteProgram(to, b)
 	})
 	testscript.Run(t, testscript.Params{
 		Files:       files,

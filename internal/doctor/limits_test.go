@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"pando/internal/testfs"
 )
 
 // nobodyElse is a user that nobody is: limits of users are its own.
@@ -137,7 +139,7 @@ func asPublic(t *testing.T, prepare func(*exec.Cmd)) func(*exec.Cmd) {
 	return func(c *exec.Cmd) {
 		b, err := os.ReadFile(c.Path)
 		if err == nil {
-			err = os.WriteFile(dir+"/test", b, 0o755)
+			err = testfs.WriteProgram(dir+"/test", b)
 		}
 		if err != nil {
 			t.Fatal(err)

@@ -379,7 +379,7 @@ func TestDedupProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "bees")
-	if err := os.WriteFile(path, sleep, 0o700); err != nil {
+	if err := testfs.WriteProgram(path, sleep); err != nil {
 		t.Fatal(err)
 	}
 	pid := child(t, exec.Command(path), false)
@@ -424,7 +424,7 @@ func TestStorageWithoutRoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	copied := filepath.Join(t.TempDir(), "test")
-	if err := os.WriteFile(copied, self, 0o755); err != nil {
+	if err := testfs.WriteProgram(copied, self); err != nil {
 		t.Fatal(err)
 	}
 	for d := filepath.Dir(copied); d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the directories of both are this test's own

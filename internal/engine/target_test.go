@@ -370,7 +370,7 @@ func hostile(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	program, err := os.ReadFile("/usr/bin/id")
-	must(t, err, os.WriteFile(filepath.Join(dir, "id"), program, 0o755))
+	must(t, err, testfs.WriteProgram(filepath.Join(dir, "id"), program))
 	must(t, os.Chmod(filepath.Join(dir, "id"), 0o755|os.ModeSetuid))
 	must(t, unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))), os.Chmod(filepath.Join(dir, "null"), 0o666))
 	return dir

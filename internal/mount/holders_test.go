@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +18,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
+	"pando/internal/testfs"
 
 	"golang.org/x/sys/unix"
 )
@@ -554,24 +554,12 @@ func TestHoldersNotPermitted(t *testing.T) {
 // copySelf copies this program to where everybody may run it.
 func copySelf(t *testing.T) string {
 	t.Helper()
-	self, err := os.Executable()
+	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
 	}
 	to := filepath.Join(tempDir(t), "program")
-	in, err := os.Open(self)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o755)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := io.Copy(out, in); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(out.Sync(), out.Close()); err != nil {
+	if err := testfs.WriteProgram(to, self); err != nil {
 		t.Fatal(err)
 	}
 	return to

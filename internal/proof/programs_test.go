@@ -248,7 +248,7 @@ func asNobody(t *testing.T, dir string, how ...string) proof.Proof {
 	program := filepath.Join(t.TempDir(), "test") // where nobody can read it
 	b, err := os.ReadFile("/proc/self/exe")
 	if err == nil {
-		err = os.WriteFile(program, b, 0o755)
+		err = testfs.WriteProgram(program, b)
 	}
 	if err == nil {
 		err = os.Chmod(filepath.Dir(program), 0o755)

@@ -15,6 +15,7 @@ import (
 
 	"pando/internal/errs"
 	"pando/internal/run"
+	"pando/internal/testfs"
 
 	"golang.org/x/sys/unix"
 )
@@ -135,7 +136,7 @@ func TestFailure(t *testing.T) {
 
 func TestCannotRun(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "program")
-	if err := os.WriteFile(path, []byte("neither ELF nor a script"), 0o700); err != nil {
+	if err := testfs.WriteProgram(path, []byte("neither ELF nor a script")); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := run.Program(t.Context(), path); err == nil || !strings.Contains(err.Error(), "exec format error") {

@@ -25,7 +25,7 @@ func wrapFio(t *testing.T, script string) {
 	}
 	dir := t.TempDir()
 	text := "#!/bin/bash\nFIO=" + real + "\n[ \"$1\" != --version ] || exec $FIO --version\n" + script + "\n"
-	if err := os.WriteFile(filepath.Join(dir, "fio"), []byte(text), 0o755); err != nil {
+	if err := testfs.WriteProgram(filepath.Join(dir, "fio"), []byte(text)); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))

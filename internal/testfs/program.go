@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 )
 
@@ -36,6 +37,16 @@ func WithProgram(path *string, run func() int) int {
 		return 1
 	}
 	return run()
+}
+
+// WriteProgram writes a file that is to be run, mode 0755. No other goroutine starts a
+// program meanwhile: its child would have the file open for writing until it runs
+// something else, and who runs the file in that moment is told "text file busy"
+// (https://go.dev/issue/22315).
+func WriteProgram(path string, content []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(path, content, 0o755)
 }
 
 // NotShort leaves a test out of runs with -short, as under the race detector: one

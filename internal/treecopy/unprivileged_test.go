@@ -3,7 +3,6 @@ package treecopy
 import (
 	"archive/tar"
 	"bytes"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/errs"
+	"pando/internal/testfs"
 	"pando/internal/treecopy/treetest"
 )
 
@@ -58,7 +58,9 @@ func TestUnprivileged(t *testing.T) {
 	self, err := os.Executable()
 	must(t, err)
 	exe := dir + "/test"
-	copyFile(t, self, exe)
+	program, err := os.ReadFile(self)
+	must(t, err)
+	must(t, testfs.WriteProgram(exe, program))
 	cmd := exec.Command(exe, "-test.run=^TestUnprivileged$", "-test.v")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "TREECOPY_UNPRIVILEGED="+dir, "TMPDIR="+dir+"/tmp")
@@ -67,16 +69,6 @@ func TestUnprivileged(t *testing.T) {
 	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestUnprivileged/untar")) {
 		t.Errorf("as nobody: %v\n%s", err, out)
 	}
-}
-
-func copyFile(t *testing.T, from, to string) {
-	t.Helper()
-	in := openFile(t, from)
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o755)
-	must(t, err)
-	_, err = io.Copy(out, in)
-	must(t, err)
-	must(t, out.Close())
 }
 
 // What belongs to the caller is copied whole.

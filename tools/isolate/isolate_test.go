@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"pando/internal/testfs"
 )
 
 // isolated runs a script as if it were a test binary, and returns what it printed, its exit status and its usage.
@@ -23,7 +25,7 @@ func isolated(t *testing.T, script string) (out string, status int, u usage) {
 		t.Fatalf("%v\n%s", err, text)
 	}
 	binary := filepath.Join(top, "test")
-	if err := os.WriteFile(binary, []byte("#!/bin/bash\n"+script), 0o700); err != nil {
+	if err := testfs.WriteProgram(binary, []byte("#!/bin/bash\n"+script)); err != nil {
 		t.Fatal(err)
 	}
 

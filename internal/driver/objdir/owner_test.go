@@ -63,7 +63,7 @@ func TestCommitFollowsNothing(t *testing.T) {
 	d := open(t, t.TempDir())
 	victim := filepath.Join(t.TempDir(), "victim")
 	link, hard := driver.NewID(), driver.NewID()
-	if err := errors.Join(os.WriteFile(victim, nil, 0o755), os.Chmod(victim, 0o755),
+	if err := errors.Join(os.WriteFile(victim, nil, 0o600), os.Chmod(victim, 0o755),
 		os.Symlink(victim, metaPath(d, link)), os.Link(victim, metaPath(d, hard))); err != nil {
 		t.Fatal(err)
 	}
