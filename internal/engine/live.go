@@ -91,10 +91,11 @@ func (e *Engine) stall(row catalog.Row) time.Duration {
 	return time.Duration(extents) * stallAnExtent
 }
 
-// copyLive makes an object with the content of a volume, snapshot or generation,
-// also while programs write to it; see worth. The caller has marked id.ID. Kinds as driver.Driver.Clone; InUse and Unsupported if it cannot be
-// frozen, Conflict if it was thawed too early, or a copy that takes its time was overtaken by writes; NoSpace or IO if
-// something that programs have written could not be stored in the pool.
+// copyLive makes an object with the content of a volume, snapshot or generation, also while
+// programs write to it; see worth. The caller has marked id.ID. Kinds as driver.Driver.Clone;
+// InUse and Unsupported if it cannot be frozen, Conflict if it was thawed too early, or a copy
+// that takes its time was overtaken by writes; NoSpace or IO if something that programs have
+// written could not be stored in the pool.
 func (e *Engine) copyLive(ctx context.Context, l live, id driver.Identity, immutable bool) error {
 	lc, canLive := e.drv.(driver.LiveCopier)
 	simple := func() error {
