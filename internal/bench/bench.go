@@ -131,7 +131,8 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 func begin(ctx context.Context, c Config) (_ *run, err error) {
 	r := &run{Config: c, eng: c.Engine, rep: &Report{}}
 	if c.Engine.Caps().NeedsRoot && os.Geteuid() != 0 {
-		return nil, errs.New(errs.Permission, "bench", "", "the %s driver needs root for this", c.Engine.Caps().Name).WithHint("run it as root")
+		return nil, errs.New(errs.Permission, "bench", "", "the %s driver needs root for this", c.Engine.Caps().Name).
+			WithHint("run it as root")
 	}
 	if r.pool, err = pool.Read(r.eng.Dir()); err != nil {
 		return nil, err
@@ -233,7 +234,8 @@ func (r *run) findSource(ctx context.Context) error {
 	}
 	st, err := os.Stat(abs)
 	if err != nil || !st.IsDir() {
-		return errs.New(errs.NotFound, "bench", r.Source, "neither a golden nor a directory").WithHint("see %s, or leave it out to use a generated tree", errs.Run("golden ls"))
+		return errs.New(errs.NotFound, "bench", r.Source, "neither a golden nor a directory").
+			WithHint("see %s, or leave it out to use a generated tree", errs.Run("golden ls"))
 	}
 	src.Name, r.source = abs, abs
 	src.Files, src.Bytes, err = readTree(ctx, abs, r.Tracker)
@@ -268,7 +270,8 @@ func (r *run) mountSource(ctx context.Context) error {
 	}
 	st, err := os.Stat(dir)
 	if err != nil || !st.IsDir() {
-		return errs.New(errs.Unsupported, "bench", r.Source, "the golden holds no filesystem that could be mounted").WithHint("use another golden, or a directory")
+		return errs.New(errs.Unsupported, "bench", r.Source, "the golden holds no filesystem that could be mounted").
+			WithHint("use another golden, or a directory")
 	}
 	r.source = dir
 	src := &r.rep.Source

@@ -159,7 +159,8 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 
 func (c *ReplicateConfig) checkReplicate() error {
 	if os.Geteuid() != 0 {
-		return errs.New(errs.Permission, "bench", "replicate", "making and mounting pools needs root").WithHint("run it as root")
+		return errs.New(errs.Permission, "bench", "replicate", "making and mounting pools needs root").
+			WithHint("run it as root")
 	}
 	for _, s := range c.Scenarios {
 		if s.Base < 1<<20 || s.Append < 4096 || s.Base > 1<<42 || s.Append > s.Base {
@@ -172,7 +173,8 @@ func (c *ReplicateConfig) checkReplicate() error {
 	for _, n := range c.Only {
 		known := slices.ContainsFunc(contenders(c), func(x contender) bool { return x.name() == n })
 		if !known {
-			return errs.New(errs.Invalid, "bench", n, "there is no such contender").WithHint("there are %s", strings.Join(contenderNames(c), ", "))
+			return errs.New(errs.Invalid, "bench", n, "there is no such contender").
+				WithHint("there are %s", strings.Join(contenderNames(c), ", "))
 		}
 	}
 	return nil

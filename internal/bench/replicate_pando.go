@@ -176,7 +176,8 @@ func (p *pandoContender) clean(ctx context.Context, dir string) error {
 		}
 		_, err := p.pando(ctx, pool, "deinit", "--force")
 		if err != nil {
-			err = errs.New(errs.InUse, "bench", pool, "%w", err).WithHint("%s", errs.Run("deinit", errs.Param("pool", pool), errs.Param("force")))
+			err = errs.New(errs.InUse, "bench", pool, "%w", err).
+				WithHint("%s", errs.Run("deinit", errs.Param("pool", pool), errs.Param("force")))
 		}
 		all = append(all, err)
 	}

@@ -230,7 +230,8 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	case err != nil:
 		err = wrap("open catalogue", path, err)
 	case version > Version:
-		err = errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).WithHint("upgrade pando")
+		err = errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).
+			WithHint("upgrade pando")
 	case version > 0 && version < Version:
 		err = errs.New(errs.Unsupported, "open catalogue", path, "it has format %d, and the next command that works with the pool makes it %d", version, Version)
 	default:
@@ -241,7 +242,8 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 			err = nil
 		}
 		if err = wrap("open catalogue", path, err); err == nil && pool != poolID {
-			err = errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").WithHint("%s", damagedHint)
+			err = errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").
+				WithHint("%s", damagedHint)
 		}
 	}
 	if err != nil {
@@ -287,7 +289,8 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 	}
 	if version > Version {
 		db.Close()
-		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).WithHint("upgrade pando")
+		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).
+			WithHint("upgrade pando")
 	}
 	if version > 0 && version < Version {
 		if err := c.upgrade(ctx, version); err != nil {
@@ -309,7 +312,8 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 	}
 	if pool != poolID {
 		db.Close()
-		return nil, errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").WithHint("%s", damagedHint)
+		return nil, errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").
+			WithHint("%s", damagedHint)
 	}
 	return c, nil
 }

@@ -84,7 +84,8 @@ func parseScenarios(sizes []string) ([]bench.Scenario, error) {
 	for _, s := range sizes {
 		data, growth, ok := strings.Cut(s, "+")
 		if !ok {
-			return nil, errs.New(errs.Invalid, "bench", s, "it is not DATA+GROWTH").WithHint("for example --size 10G+1M")
+			return nil, errs.New(errs.Invalid, "bench", s, "it is not DATA+GROWTH").
+				WithHint("for example --size 10G+1M")
 		}
 		base, err := parseSize("bench", data)
 		if err != nil {

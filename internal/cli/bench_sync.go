@@ -112,13 +112,16 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 	}
 	switch {
 	case !known:
-		return out, errs.New(errs.Invalid, op, q.profile, "there is no such profile").WithHint("%s", suggestProfile(q.profile))
+		return out, errs.New(errs.Invalid, op, q.profile, "there is no such profile").
+			WithHint("%s", suggestProfile(q.profile))
 	case q.runs < 1:
-		return out, errs.New(errs.Invalid, op, "", "--runs is %d", q.runs).WithHint("measure at least once; 3 times or more to compare")
+		return out, errs.New(errs.Invalid, op, "", "--runs is %d", q.runs).
+			WithHint("measure at least once; 3 times or more to compare")
 	case q.runs > syncbench.MaxRuns:
 		return out, errs.New(errs.Invalid, op, "", "--runs is %d: at most %d", q.runs, syncbench.MaxRuns)
 	case c.Flags().Changed("writers") && q.writers < 1:
-		return out, errs.New(errs.Invalid, op, "", "--writers is %d", q.writers).WithHint("at least one has to write; leave --writers out for as many as the profile has")
+		return out, errs.New(errs.Invalid, op, "", "--writers is %d", q.writers).
+			WithHint("at least one has to write; leave --writers out for as many as the profile has")
 	}
 	if c.Flags().Changed("time") {
 		if out.Duration, err = parseTTL(op, q.length); err != nil {
@@ -132,7 +135,8 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 	}
 	if c.Flags().Changed("p99") {
 		if out.P99, err = time.ParseDuration(q.p99); err != nil || out.P99 <= 0 {
-			return out, errs.New(errs.Invalid, op, q.p99, "not a duration").WithHint("write for example --p99 2ms or --p99 500us")
+			return out, errs.New(errs.Invalid, op, q.p99, "not a duration").
+				WithHint("write for example --p99 2ms or --p99 500us")
 		}
 	}
 	return out, nil

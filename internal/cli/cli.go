@@ -103,7 +103,8 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		return nil
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).WithHint("see `%s --help`", c.CommandPath())
+		return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).
+			WithHint("see `%s --help`", c.CommandPath())
 	})
 	root.AddGroup(
 		&cobra.Group{ID: "volumes", Title: "Volumes:"},

@@ -68,7 +68,8 @@ func (a *App) cloning(c *cobra.Command, op string, run func(*engine.Engine, cont
 		q.Name = args[1]
 		q.Mount = c.Flags().Changed("mount")
 		if (q.May.Dev || q.May.SUID) && !q.Mount {
-			return errs.New(errs.Invalid, op, q.Name, "--dev and --suid are about the mount").WithHint("add --mount, or leave them for `pando mount`")
+			return errs.New(errs.Invalid, op, q.Name, "--dev and --suid are about the mount").
+				WithHint("add --mount, or leave them for `pando mount`")
 		}
 		if c.Flags().Changed("count") && q.Count < 1 {
 			return errs.New(errs.Invalid, op, q.Name, "a count of %d is not at least 1", q.Count)

@@ -158,7 +158,8 @@ func parseKeep(op, s string) (*int, error) {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 {
-		return nil, errs.New(errs.Invalid, op, s, "not a number of generations").WithHint("write a number from 1, or all")
+		return nil, errs.New(errs.Invalid, op, s, "not a number of generations").
+			WithHint("write a number from 1, or all")
 	}
 	return &n, nil
 }
@@ -185,7 +186,8 @@ but ` + "`pando rebase`" + ` needs the generation that a volume was made from.`,
 				return err
 			}
 			if n == nil {
-				return errs.New(errs.Invalid, "keep", `""`, "not a number of generations").WithHint("write a number from 1, or all")
+				return errs.New(errs.Invalid, "keep", `""`, "not a number of generations").
+					WithHint("write a number from 1, or all")
 			}
 			removed, err := e.Keep(ctx, args[0], *n)
 			if err != nil {
@@ -253,7 +255,8 @@ func (a *App) goldenShowCommand() *cobra.Command {
 				return err
 			}
 			if d.Kind != "golden" {
-				return errs.New(errs.NotFound, "golden show", args[0], "there is no such golden; it is a %s", d.Kind).WithHint("see `pando show %s`", args[0])
+				return errs.New(errs.NotFound, "golden show", args[0], "there is no such golden; it is a %s", d.Kind).
+					WithHint("see `pando show %s`", args[0])
 			}
 			if a.json {
 				return a.printJSON(d)

@@ -49,7 +49,8 @@ The exit code is 0 whatever it finds.`,
 		}
 		const least, most = time.Second, 24 * time.Hour
 		if d < least || d > most {
-			return errs.New(errs.Invalid, "diagnose", length, "it watches for a second to a day").WithHint("the default, 30s, shows most")
+			return errs.New(errs.Invalid, "diagnose", length, "it watches for a second to a day").
+				WithHint("the default, 30s, shows most")
 		}
 		q := diagnose.Request{For: d}
 		if q.Path, q.Volume, err = a.pathOrVolume(c.Context(), "diagnose", args[0]); err != nil {
@@ -88,7 +89,8 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 		var found []engine.Info
 		if found, err = e.Mountpoints(ctx, op, arg); err == nil {
 			if found[0].Mountpoint == "" {
-				return "", "", errs.New(errs.Invalid, op, arg, "the volume is not mounted").WithHint("mount it: `pando mount %s`", arg)
+				return "", "", errs.New(errs.Invalid, op, arg, "the volume is not mounted").
+					WithHint("mount it: `pando mount %s`", arg)
 			}
 			return found[0].Mountpoint, found[0].Name, nil
 		}
@@ -97,7 +99,8 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 	case missing == nil:
 		return arg, "", nil
 	case errs.Is(err, errs.NotFound) && errors.Is(missing, os.ErrNotExist):
-		return "", "", errs.New(errs.NotFound, op, arg, "there is neither a volume nor a path of this name").WithHint("`pando ls` shows the volumes")
+		return "", "", errs.New(errs.NotFound, op, arg, "there is neither a volume nor a path of this name").
+			WithHint("`pando ls` shows the volumes")
 	}
 	return "", "", err
 }

@@ -15,7 +15,8 @@ import (
 // 1024; KB, KiB and lower case too). Invalid.
 func parseSize(op, s string) (int64, error) {
 	bad := func() (int64, error) {
-		return 0, errs.New(errs.Invalid, op, s, "not a size").WithHint("write a number of bytes, or with a unit: 512M, 10G, 1.5T")
+		return 0, errs.New(errs.Invalid, op, s, "not a size").
+			WithHint("write a number of bytes, or with a unit: 512M, 10G, 1.5T")
 	}
 	num := strings.TrimRight(s, "KMGTPEkmgtpeiBb")
 	unit := strings.ToUpper(s[len(num):])
@@ -36,7 +37,8 @@ func parseSize(op, s string) (int64, error) {
 func parsePercent(op, s string) (float64, error) {
 	f, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(s), "%"), 64)
 	if err != nil || f < 0 || f >= 100 || f != f {
-		return 0, errs.New(errs.Invalid, op, s, "not a percentage from 0 to below 100").WithHint("write for example 5%%")
+		return 0, errs.New(errs.Invalid, op, s, "not a percentage from 0 to below 100").
+			WithHint("write for example 5%%")
 	}
 	return f, nil
 }

@@ -153,7 +153,8 @@ as soon as enough is free.`,
 				return err
 			}
 			if q.KeepFreePercent == 0 {
-				return errs.New(errs.Invalid, "prune", keepFree, "0 %% is always free").WithHint("write for example --keep-free 20%%")
+				return errs.New(errs.Invalid, "prune", keepFree, "0 %% is always free").
+					WithHint("write for example --keep-free 20%%")
 			}
 		}
 		if f.Changed("older-than") {

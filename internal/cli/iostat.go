@@ -66,20 +66,25 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 		if n := c.ArgsLenAtDash(); n >= 0 {
 			q.volumes, q.command = args[:n], args[n:]
 			if len(q.command) == 0 {
-				return errs.New(errs.Invalid, "watch", "", "no command behind --").WithHint("pando iostat VOLUME -- COMMAND")
+				return errs.New(errs.Invalid, "watch", "", "no command behind --").
+					WithHint("pando iostat VOLUME -- COMMAND")
 			}
 		}
 		switch {
 		case q.interval < shortestInterval:
-			return errs.New(errs.Invalid, "watch", "", "--interval %s is shorter than %s", q.interval, shortestInterval).WithHint("write for example --interval 1s")
+			return errs.New(errs.Invalid, "watch", "", "--interval %s is shorter than %s", q.interval, shortestInterval).
+				WithHint("write for example --interval 1s")
 		case q.count < 0:
-			return errs.New(errs.Invalid, "watch", "", "--count %d is less than none", q.count).WithHint("0 is until interrupted")
+			return errs.New(errs.Invalid, "watch", "", "--count %d is less than none", q.count).
+				WithHint("0 is until interrupted")
 		case q.tail < 0:
 			return errs.New(errs.Invalid, "watch", "", "--tail %s is less than none", q.tail)
 		case len(q.command) > 0 && (f.Changed("interval") || f.Changed("count")):
-			return errs.New(errs.Invalid, "watch", "", "--interval and --count are not for a command: it is measured as a whole").WithHint("see --tail")
+			return errs.New(errs.Invalid, "watch", "", "--interval and --count are not for a command: it is measured as a whole").
+				WithHint("see --tail")
 		case len(q.command) == 0 && f.Changed("tail"):
-			return errs.New(errs.Invalid, "watch", "", "--tail is for a command").WithHint("pando iostat VOLUME -- COMMAND")
+			return errs.New(errs.Invalid, "watch", "", "--tail is for a command").
+				WithHint("pando iostat VOLUME -- COMMAND")
 		}
 		return a.iostat(c.Context(), q)
 	}
@@ -165,11 +170,13 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 		if v.Mounted() {
 			out = append(out, iostat.Target{Name: v.Name, Path: v.Mountpoint, Only: true})
 		} else if first && len(q.volumes) > 0 {
-			return nil, errs.New(errs.NotFound, "watch", v.Name, "it is not mounted").WithHint("mount it: `pando mount %s DIR`", v.Name)
+			return nil, errs.New(errs.NotFound, "watch", v.Name, "it is not mounted").
+				WithHint("mount it: `pando mount %s DIR`", v.Name)
 		}
 	}
 	if first && len(out) == 0 {
-		return nil, errs.New(errs.NotFound, "watch", "", "no volume is mounted").WithHint("mount one with `pando mount VOLUME DIR`, or watch a directory with --path DIR")
+		return nil, errs.New(errs.NotFound, "watch", "", "no volume is mounted").
+			WithHint("mount one with `pando mount VOLUME DIR`, or watch a directory with --path DIR")
 	}
 	return out, nil
 }

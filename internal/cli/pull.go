@@ -55,7 +55,8 @@ refused (conflict), and it loses nothing.`,
 	_ = f.MarkHidden("lazy")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if lazy {
-			return errs.New(errs.Unsupported, "pull", args[1], "--lazy is not there yet").WithHint("leave it out: the volume is pulled whole")
+			return errs.New(errs.Unsupported, "pull", args[1], "--lazy is not there yet").
+				WithHint("leave it out: the volume is pulled whole")
 		}
 		if q.Ref, err = ref.Parse("pull", args[1]); err != nil {
 			return err

@@ -72,7 +72,8 @@ while; with --json there is one line of JSON for each thing pushed.`,
 				return err
 			}
 			if period < time.Second {
-				return errs.New(errs.Invalid, "push", every, "less than a second").WithHint("write for example --every 10s")
+				return errs.New(errs.Invalid, "push", every, "less than a second").
+					WithHint("write for example --every 10s")
 			}
 			return a.pushEvery(c.Context(), to, q, period)
 		}

@@ -227,11 +227,13 @@ func (a *App) remote(op, name string) (*replicate.Remote, error) {
 	}
 	switch len(all) {
 	case 0:
-		return nil, errs.New(errs.NotFound, op, "", "this pool has no remote").WithHint("add one with `pando remote add NAME URL`")
+		return nil, errs.New(errs.NotFound, op, "", "this pool has no remote").
+			WithHint("add one with `pando remote add NAME URL`")
 	case 1:
 		return a.loadRemote(all[0])
 	}
-	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes: say which", len(all)).WithHint("one of: %s", strings.Join(all, ", "))
+	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes: say which", len(all)).
+		WithHint("one of: %s", strings.Join(all, ", "))
 }
 
 // knownRemotes adds to the error of a remote that is not there which ones are.

@@ -49,7 +49,8 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 					return a.printPoints(v)
 				}
 			}
-			return errs.New(errs.NotFound, "remote ls", args[1], "%s has no volume of this name", r.Name).WithHint("see `pando remote ls %s`", r.Name)
+			return errs.New(errs.NotFound, "remote ls", args[1], "%s has no volume of this name", r.Name).
+				WithHint("see `pando remote ls %s`", r.Name)
 		},
 	}
 }

@@ -44,7 +44,8 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 			return err
 		}
 		if c.ArgsLenAtDash() < 0 && len(args) > 1 {
-			return errs.New(errs.Invalid, "run", args[0], "the command must stand behind --").WithHint("pando run %s -- COMMAND", args[0])
+			return errs.New(errs.Invalid, "run", args[0], "the command must stand behind --").
+				WithHint("pando run %s -- COMMAND", args[0])
 		}
 		q.Command = args[1:]
 		q.Stdin, q.Stdout, q.Stderr = os.Stdin, os.Stdout, os.Stderr

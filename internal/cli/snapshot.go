@@ -47,7 +47,8 @@ volume.`,
 			q.Volume = args[0]
 			if len(args) > 1 {
 				if q.Name = args[1]; q.Name == "" {
-					return errs.New(errs.Invalid, "snapshot", `""`, "the name is empty").WithHint("leave it out to get the time")
+					return errs.New(errs.Invalid, "snapshot", `""`, "the name is empty").
+						WithHint("leave it out to get the time")
 				}
 			}
 			var out engine.Info

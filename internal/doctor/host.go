@@ -165,7 +165,8 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 	all := checks()
 	for _, name := range q.Only {
 		if !slices.ContainsFunc(all, func(c check) bool { return c.name == name }) {
-			return nil, errs.New(errs.Invalid, "doctor", name, "there is no such check").WithHint("%s shows them", errs.Run("doctor", errs.Param("list")))
+			return nil, errs.New(errs.Invalid, "doctor", name, "there is no such check").
+				WithHint("%s shows them", errs.Run("doctor", errs.Param("list")))
 		}
 	}
 	if q.PatienceEach == 0 {

@@ -71,16 +71,19 @@ func adoptedDir(aside string) string { return aside[:max(0, len(aside)-len(aside
 // the volume's name.
 func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) error {
 	if q.ReplaceVolume != "" && !q.Replace {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume is only made to replace the directory").WithHint("use %s with %s", errs.Param("replace"), errs.Param("as"))
+		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume is only made to replace the directory").
+			WithHint("use %s with %s", errs.Param("replace"), errs.Param("as"))
 	}
 	if q.Replace && !q.Adopt {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "only what is adopted is replaced").WithHint("use %s with %s", errs.Param("adopt"), errs.Param("replace"))
+		return errs.New(errs.Invalid, opAdopt, q.Source, "only what is adopted is replaced").
+			WithHint("use %s with %s", errs.Param("adopt"), errs.Param("replace"))
 	}
 	if !q.Adopt {
 		return nil
 	}
 	if src.kind != "directory" {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "it is no directory").WithHint("import it without %s", errs.Param("adopt"))
+		return errs.New(errs.Invalid, opAdopt, q.Source, "it is no directory").
+			WithHint("import it without %s", errs.Param("adopt"))
 	}
 	if !q.Replace {
 		return nil
@@ -101,7 +104,8 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return err
 	}
 	if q.ReplaceVolume == q.Name {
-		return errs.New(errs.Exists, opAdopt, q.Name, "the golden and the volume cannot have one name").WithHint("choose another with %s", errs.Param("as"))
+		return errs.New(errs.Exists, opAdopt, q.Name, "the golden and the volume cannot have one name").
+			WithHint("choose another with %s", errs.Param("as"))
 	}
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return checkFree(tx, opAdopt, q.ReplaceVolume) }); err != nil {
 		return err
@@ -115,7 +119,8 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 // checkReplace refuses a directory that no volume can be put in the place of.
 func (e *Engine) checkReplace(dir string) error {
 	if !canMount() {
-		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").WithHint("run it as root, or leave %s out", errs.Param("replace"))
+		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").
+			WithHint("run it as root, or leave %s out", errs.Param("replace"))
 	}
 	if dir == "/" {
 		return errs.New(errs.Invalid, opAdopt, dir, "the root directory cannot be replaced")
@@ -145,14 +150,16 @@ func (e *Engine) checkReplace(dir string) error {
 		return err
 	}
 	if len(below) > 0 {
-		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).WithHint("unmount it first, or leave %s out", errs.Param("replace"))
+		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).
+			WithHint("unmount it first, or leave %s out", errs.Param("replace"))
 	}
 	full, err := hasEntries(dir)
 	if err != nil {
 		return errs.Wrap(opAdopt, dir, err)
 	}
 	if !full {
-		return errs.New(errs.Invalid, opAdopt, dir, "it is empty: there is nothing to replace").WithHint("%s mounts a volume there", errs.Run("mount", "VOLUME", dir))
+		return errs.New(errs.Invalid, opAdopt, dir, "it is empty: there is nothing to replace").
+			WithHint("%s mounts a volume there", errs.Run("mount", "VOLUME", dir))
 	}
 	return nil
 }

@@ -38,7 +38,8 @@ func (e *Engine) attach(ctx context.Context, row catalog.Row, t target) (catalog
 		return a, err
 	}
 	if what.ReadOnly {
-		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots are never attached").WithHint("make a volume of it with %s", errs.Run("clone"))
+		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots are never attached").
+			WithHint("make a volume of it with %s", errs.Run("clone"))
 	}
 	if a.MountNS, err = kernel.MountNamespace(); err != nil {
 		return a, errs.Wrap("mount", row.Name, err)

@@ -173,7 +173,8 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			return nil, err
 		}
 		if q.op == opFork && origin.Kind != driver.Volume {
-			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).WithHint("use %s", errs.Run("clone", q.From, q.Name))
+			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).
+				WithHint("use %s", errs.Run("clone", q.From, q.Name))
 		}
 		size, err := e.cloneSize(q, origin)
 		if err != nil {

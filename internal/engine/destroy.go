@@ -139,7 +139,8 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 				return err
 			}
 			if row.Kind == driver.Generation {
-				return errs.New(errs.Invalid, "destroy", p.String(), "it is a golden, not a volume").WithHint("remove it with %s", errs.Run("golden rm", p))
+				return errs.New(errs.Invalid, "destroy", p.String(), "it is a golden, not a volume").
+					WithHint("remove it with %s", errs.Run("golden rm", p))
 			}
 			if err := add(row); err != nil {
 				return err
@@ -410,7 +411,8 @@ func checkPin(r catalog.Row, ref string) error {
 	if !r.Pinned.After(time.Now()) {
 		return nil
 	}
-	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", until(r.Pinned)).WithHint("%s first", errs.Run("unpin", ref))
+	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", until(r.Pinned)).
+		WithHint("%s first", errs.Run("unpin", ref))
 }
 
 // until says when a pin ends, for people.

@@ -181,7 +181,8 @@ func (e *Engine) identity(kind driver.Kind) driver.Identity {
 
 func (e *Engine) needRoot(op, what string) error {
 	if e.caps.NeedsRoot && os.Geteuid() != 0 {
-		return errs.New(errs.Permission, op, what, "the %s driver needs root for this", e.caps.Name).WithHint("run it as root")
+		return errs.New(errs.Permission, op, what, "the %s driver needs root for this", e.caps.Name).
+			WithHint("run it as root")
 	}
 	return nil
 }

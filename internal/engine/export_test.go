@@ -21,7 +21,8 @@ func HideProgram(t *testing.T, name string) {
 	t.Cleanup(func() { lookProgram = look })
 	lookProgram = func(n string) (string, error) {
 		if n == name {
-			return "", errs.New(errs.Unsupported, "run", n, "program not found").WithHint("install it: `apt-get install e2fsprogs`")
+			return "", errs.New(errs.Unsupported, "run", n, "program not found").
+				WithHint("install it: `apt-get install e2fsprogs`")
 		}
 		return look(n)
 	}

@@ -53,7 +53,8 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		}
 		l, err := e.lookLive(tx, row, FreezeIfNeeded)
 		if err == nil && l.inUse() && tied && !q.DryRun {
-			err = errs.New(errs.InUse, opFlatten, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("%s first", errs.Run("umount", q.Volume))
+			err = errs.New(errs.InUse, opFlatten, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).
+				WithHint("%s first", errs.Run("umount", q.Volume))
 		}
 		vol = row
 		return row, row, err

@@ -233,7 +233,8 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 	if err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		vol, ok, err := tx.Get(row.ID)
 		if err == nil && (!ok || vol.Kind != driver.Volume) {
-			err = errs.New(errs.Conflict, opFsck, row.Name, "it was replaced or destroyed meanwhile").WithHint("try again")
+			err = errs.New(errs.Conflict, opFsck, row.Name, "it was replaced or destroyed meanwhile").
+				WithHint("try again")
 		}
 		if err == nil {
 			err = c.notAttached(tx, vol)

@@ -44,7 +44,8 @@ func (c *fsck) holding(ctx context.Context, op string, id driver.ObjectID, check
 func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 	marks, err := tx.Blocking(id, "", true)
 	if err == nil && len(marks) > 0 {
-		err = errs.New(errs.InUse, opFsck, string(id), "another pando (pid %d) is at work on it: %s", marks[0].PID, marks[0].Op).WithHint("try again")
+		err = errs.New(errs.InUse, opFsck, string(id), "another pando (pid %d) is at work on it: %s", marks[0].PID, marks[0].Op).
+			WithHint("try again")
 	}
 	return err
 }
@@ -53,7 +54,8 @@ func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
 	a, has, err := tx.Attached(row.ID)
 	if err == nil && has && c.look(row, a) != gone {
-		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).WithHint("%s, then repeat", errs.Run("umount", row.Name))
+		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).
+			WithHint("%s, then repeat", errs.Run("umount", row.Name))
 	}
 	return err
 }

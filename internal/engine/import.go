@@ -199,10 +199,12 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		return &source{kind: "tar", r: bufio.NewReaderSize(head, 1<<20), head: head, close: nothing}, nil
 	}
 	if q.Source == "" {
-		return nil, errs.New(errs.Invalid, opImport, `""`, "the source is empty").WithHint("name a directory, an archive, a disk image, or - for a tar on standard input")
+		return nil, errs.New(errs.Invalid, opImport, `""`, "the source is empty").
+			WithHint("name a directory, an archive, a disk image, or - for a tar on standard input")
 	}
 	if strings.Contains(q.Source, "://") || strings.HasPrefix(q.Source, "git@") {
-		return nil, errs.New(errs.Unsupported, opImport, q.Source, "importing from a URL is not there yet").WithHint("fetch it into a directory, and import that")
+		return nil, errs.New(errs.Unsupported, opImport, q.Source, "importing from a URL is not there yet").
+			WithHint("fetch it into a directory, and import that")
 	}
 	abs, err := filepath.Abs(q.Source)
 	if err != nil {
@@ -220,7 +222,8 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		return nil, err
 	}
 	if real == dir || strings.HasPrefix(real, dir+"/") {
-		return nil, errs.New(errs.Invalid, opImport, q.Source, "it is inside the pool").WithHint("to make a golden of a volume use %s", errs.Run("golden publish"))
+		return nil, errs.New(errs.Invalid, opImport, q.Source, "it is inside the pool").
+			WithHint("to make a golden of a volume use %s", errs.Run("golden publish"))
 	}
 	st, err := os.Stat(real)
 	if err != nil {
@@ -252,7 +255,8 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			id.FS = found
 		}
 		if id.FS != found && id.FS != driver.None {
-			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", src.probed.Type, id.FS).WithHint("remove %s", errs.Param("fs"))
+			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", src.probed.Type, id.FS).
+				WithHint("remove %s", errs.Param("fs"))
 		}
 		id.Sector = sectorFor(src)
 		id.SizeBytes = roundUp(src.bytes)
@@ -275,7 +279,8 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 	}
 	if src.kind != "image" {
 		if id.FS == driver.None {
-			return id, errs.New(errs.Invalid, opImport, q.Name, "a raw volume cannot hold a tree").WithHint("use %s or xfs", errs.Param("fs", "ext4"))
+			return id, errs.New(errs.Invalid, opImport, q.Name, "a raw volume cannot hold a tree").
+				WithHint("use %s or xfs", errs.Param("fs", "ext4"))
 		}
 		if src.kind == "directory" {
 			n, err := e.count(ctx, q, src)

@@ -127,7 +127,8 @@ func checkSuperblock(s *source, q ImportRequest) error {
 		return errs.New(errs.Damaged, opImport, q.Source, "the %s superblock is gone, but a backup of it is at byte %d", p.Type, p.Backup).
 			WithHint("%s", hintRepair(p.Type))
 	case p.Damage != "":
-		return errs.New(errs.Damaged, opImport, q.Source, "the image holds %s, but %s", p.Type, p.Damage).WithHint("%s", hintRepair(p.Type))
+		return errs.New(errs.Damaged, opImport, q.Source, "the image holds %s, but %s", p.Type, p.Damage).
+			WithHint("%s", hintRepair(p.Type))
 	case p.Bytes > s.bytes:
 		return errs.New(errs.Damaged, opImport, q.Source, "the image ends after %d bytes, but its %s has %d: %s",
 			s.bytes, p.Type, p.Bytes, missing(p.Bytes-s.bytes)).
@@ -329,7 +330,8 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 	}
 	after, err := src.Stat()
 	if err == nil && before.Mode().IsRegular() && (!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
-		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").WithHint("stop what writes to it")
+		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").
+			WithHint("stop what writes to it")
 	}
 	return copied, errs.Wrap(opImport, src.Name(), err)
 }

@@ -424,7 +424,8 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 			return err
 		}
 		if row.Kind != driver.Generation {
-			return errs.New(errs.Invalid, "golden rm", r.String(), "it is a volume, not a golden").WithHint("remove it with %s", errs.Run("destroy", r.String()))
+			return errs.New(errs.Invalid, "golden rm", r.String(), "it is a volume, not a golden").
+				WithHint("remove it with %s", errs.Run("destroy", r.String()))
 		}
 		gens, err := tx.Generations(r.Name)
 		if err != nil {

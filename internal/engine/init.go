@@ -82,11 +82,14 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	}
 	switch {
 	case q.Driver != Auto && drivers[q.Driver] == nil:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "there is no driver %q", q.Driver).WithHint("choose one of: auto, %s", drivers.names())
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "there is no driver %q", q.Driver).
+			WithHint("choose one of: auto, %s", drivers.names())
 	case q.Driver == driverZFS && q.Dataset == "":
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").WithHint("name one that does not exist yet: %s (`zpool list` shows the pools)", errs.Param("zfs-dataset", "POOL/pando"))
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").
+			WithHint("name one that does not exist yet: %s (`zpool list` shows the pools)", errs.Param("zfs-dataset", "POOL/pando"))
 	case q.Driver != driverZFS && q.Dataset != "":
-		return nil, errs.New(errs.Invalid, "init", q.Dataset, "a dataset is for the zfs driver").WithHint("add %s", errs.Param("driver", "zfs"))
+		return nil, errs.New(errs.Invalid, "init", q.Dataset, "a dataset is for the zfs driver").
+			WithHint("add %s", errs.Param("driver", "zfs"))
 	case q.Driver == driverZFS && q.Loop:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "only the reflink driver makes pools in a file of their own")
 	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:

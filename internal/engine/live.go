@@ -244,7 +244,8 @@ func (e *Engine) openMounted(ctx context.Context, l live) (*os.File, func(), err
 		// pool's, or the host's, which must not be frozen.
 		if m, err := kernel.MountAt(int(f.Fd()), ""); err != nil || m.ID != l.att.MountID {
 			f.Close()
-			return nil, nil, errs.New(errs.Conflict, "freeze", l.row.Name, "it was unmounted meanwhile").WithHint("try again")
+			return nil, nil, errs.New(errs.Conflict, "freeze", l.row.Name, "it was unmounted meanwhile").
+				WithHint("try again")
 		}
 		return f, func() { f.Close() }, nil
 	}
@@ -282,7 +283,8 @@ func (e *Engine) deviceAgain(ctx context.Context, l live, w driver.Attachment) (
 	}
 	b, err := loopdev.Lookup(l.att.Loop)
 	if err != nil || !e.isImage(l.row.ID, b) {
-		return "", nil, errs.New(errs.InUse, "freeze", l.row.Name, "it is attached, but not as it was mounted").WithHint("take it as it is with %s", errs.Param("no-freeze"))
+		return "", nil, errs.New(errs.InUse, "freeze", l.row.Name, "it is attached, but not as it was mounted").
+			WithHint("take it as it is with %s", errs.Param("no-freeze"))
 	}
 	return b.Path, func() {}, nil
 }

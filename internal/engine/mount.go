@@ -116,7 +116,8 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string,
 		}
 		return true, nil
 	}
-	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).WithHint("%s first", errs.Run("umount", row.Name))
+	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).
+		WithHint("%s first", errs.Run("umount", row.Name))
 }
 
 // rightsOf tells what a mounted volume may.

@@ -60,11 +60,13 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 
 	switch {
 	case q.KeepFreePercent < 0 || q.KeepFreePercent >= 100 || q.KeepFreePercent != q.KeepFreePercent:
-		return nil, errs.New(errs.Invalid, opPrune, "", "%v is no percentage of the pool", q.KeepFreePercent).WithHint("it is more than 0 and less than 100")
+		return nil, errs.New(errs.Invalid, opPrune, "", "%v is no percentage of the pool", q.KeepFreePercent).
+			WithHint("it is more than 0 and less than 100")
 	case q.OlderThan < 0 || q.Idle < 0:
 		return nil, errs.New(errs.Invalid, opPrune, "", "an age cannot be negative")
 	case q.KeepFreePercent == 0 && q.OlderThan == 0 && q.Idle == 0:
-		return nil, errs.New(errs.Invalid, opPrune, "", "nothing says what may go").WithHint("use %s, %s or %s", errs.Param("keep-free"), errs.Param("older-than"), errs.Param("idle"))
+		return nil, errs.New(errs.Invalid, opPrune, "", "nothing says what may go").
+			WithHint("use %s, %s or %s", errs.Param("keep-free"), errs.Param("older-than"), errs.Param("idle"))
 	}
 	if !q.DryRun {
 		if err := e.needRoot(opPrune, ""); err != nil {

@@ -57,7 +57,8 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 
 	out := Rebased{Conflicts: []RebaseConflict{}}
 	if q.Ours && q.Theirs {
-		return out, errs.New(errs.Invalid, opRebase, q.Volume, "both sides cannot win").WithHint("use one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
+		return out, errs.New(errs.Invalid, opRebase, q.Volume, "both sides cannot win").
+			WithHint("use one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
 	}
 	if err := ref.CheckName(opRebase, q.Volume); err != nil {
 		return out, err
@@ -109,7 +110,8 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 		return err
 	}
 	if l.inUse() {
-		return errs.New(errs.InUse, opRebase, r.q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("%s first", errs.Run("umount", r.q.Volume))
+		return errs.New(errs.InUse, opRebase, r.q.Volume, "the volume is mounted at %s", l.att.Mountpoint).
+			WithHint("%s first", errs.Run("umount", r.q.Volume))
 	}
 	if r.target, err = resolve(tx, opRebase, r.q.Onto); err != nil {
 		return err
@@ -117,9 +119,11 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 	name := r.q.Volume
 	switch {
 	case r.target.Kind != driver.Generation:
-		return errs.New(errs.Invalid, opRebase, name, "%s is not a golden", r.q.Onto).WithHint("name a golden, or one of its generations: GOLDEN@N")
+		return errs.New(errs.Invalid, opRebase, name, "%s is not a golden", r.q.Onto).
+			WithHint("name a golden, or one of its generations: GOLDEN@N")
 	case r.vol.Golden == "":
-		return errs.New(errs.Invalid, opRebase, name, "the volume does not come from a golden").WithHint("see %s", errs.Run("show", name))
+		return errs.New(errs.Invalid, opRebase, name, "the volume does not come from a golden").
+			WithHint("see %s", errs.Run("show", name))
 	case r.vol.Golden != r.target.Golden:
 		return errs.New(errs.Invalid, opRebase, name, "the volume comes from %s, and %s is unrelated", r.vol.Golden, r.q.Onto).
 			WithHint("rebase it onto a generation of %s: see %s", r.vol.Golden, errs.Run("golden show", r.vol.Golden))
@@ -184,7 +188,8 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 				paths = "path has"
 			}
 			return errs.New(errs.Conflict, opRebase, r.q.Volume, "%d %s been changed both in the volume and between %s and %s; nothing was changed",
-				n, paths, rowRef(r.base), rowRef(r.target)).WithHint("keep the volume's version of them with %s, or the golden's with %s", errs.Param("ours"), errs.Param("theirs"))
+				n, paths, rowRef(r.base), rowRef(r.target)).
+				WithHint("keep the volume's version of them with %s, or the golden's with %s", errs.Param("ours"), errs.Param("theirs"))
 		}
 	}
 	for _, c := range changes {

@@ -63,7 +63,8 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 		defer c.Close()
 	}
 	if d.Caps().NeedsRoot && os.Geteuid() != 0 {
-		return nil, errs.New(errs.Permission, "rebuild", dir, "the %s driver needs root for this", d.Caps().Name).WithHint("run it as root")
+		return nil, errs.New(errs.Permission, "rebuild", dir, "the %s driver needs root for this", d.Caps().Name).
+			WithHint("run it as root")
 	}
 	r := &RebuildReport{Dir: p.Dir}
 	if err := detachAll(ctx, p, d); err != nil {
@@ -449,7 +450,8 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 		if free, err := loopdev.WaitDetached(ctx, b.File, releaseWait); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		} else if err == nil && !free {
-			return errs.New(errs.InUse, "detach", b.File, "%s on it is still mounted or open somewhere", b.Path).WithHint("unmount it, then try again")
+			return errs.New(errs.InUse, "detach", b.File, "%s on it is still mounted or open somewhere", b.Path).
+				WithHint("unmount it, then try again")
 		}
 	}
 	return nil

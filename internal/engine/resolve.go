@@ -25,7 +25,8 @@ func resolve(tx *catalog.Tx, op string, r ref.Ref) (catalog.Row, error) {
 		}
 		row, ok, err := tx.Generation(r.Name, n)
 		if err == nil && !ok {
-			err = errs.New(errs.NotFound, op, r.String(), "golden %s has no generation %d", r.Name, n).WithHint("see %s", errs.Run("golden show", r.Name))
+			err = errs.New(errs.NotFound, op, r.String(), "golden %s has no generation %d", r.Name, n).
+				WithHint("see %s", errs.Run("golden show", r.Name))
 		}
 		return row, err
 	}
@@ -42,7 +43,8 @@ func resolve(tx *catalog.Tx, op string, r ref.Ref) (catalog.Row, error) {
 	}
 	snap, ok, err := tx.Snapshot(vol.Lineage(), r.At)
 	if err == nil && !ok {
-		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).WithHint("see %s", errs.Run("show", r.Name))
+		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).
+			WithHint("see %s", errs.Run("show", r.Name))
 	}
 	return snap, err
 }
@@ -55,7 +57,8 @@ func resolveVolume(tx *catalog.Tx, op, name string) (catalog.Row, error) {
 	}
 	e := errs.New(errs.NotFound, op, name, "there is no such volume").WithHint("see %s", errs.Run("ls"))
 	if _, isGolden, err := tx.Golden(name); err == nil && isGolden {
-		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").WithHint("make a volume of it: %s", errs.Run("clone", name, "VOLUME"))
+		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").
+			WithHint("make a volume of it: %s", errs.Run("clone", name, "VOLUME"))
 	}
 	return vol, e
 }
@@ -66,7 +69,8 @@ func checkFree(tx *catalog.Tx, op, name string) error {
 	if _, ok, err := tx.Volume(name); err != nil {
 		return err
 	} else if ok {
-		return errs.New(errs.Exists, op, name, "a volume has this name already").WithHint("choose another, or %s", errs.Run("destroy", name))
+		return errs.New(errs.Exists, op, name, "a volume has this name already").
+			WithHint("choose another, or %s", errs.Run("destroy", name))
 	}
 	if _, ok, err := tx.Golden(name); err != nil {
 		return err

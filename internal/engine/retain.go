@@ -22,7 +22,8 @@ func (e *Engine) Keep(ctx context.Context, golden string, n int) ([]string, erro
 		return nil, err
 	}
 	if n < 0 {
-		return nil, errs.New(errs.Invalid, opKeep, golden, "it cannot keep %d generations", n).WithHint("0 keeps all, 1 only the current one")
+		return nil, errs.New(errs.Invalid, opKeep, golden, "it cannot keep %d generations", n).
+			WithHint("0 keeps all, 1 only the current one")
 	}
 	if err := e.needRoot(opKeep, golden); err != nil {
 		return nil, err
@@ -38,11 +39,13 @@ func (e *Engine) Keep(ctx context.Context, golden string, n int) ([]string, erro
 			return "", err
 		}
 		if !ok {
-			return "", errs.New(errs.NotFound, opKeep, golden, "there is no such golden").WithHint("see %s", errs.Run("golden ls"))
+			return "", errs.New(errs.NotFound, opKeep, golden, "there is no such golden").
+				WithHint("see %s", errs.Run("golden ls"))
 		}
 		row, ok, err := tx.Generation(golden, g.Current)
 		if err == nil && !ok {
-			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing in the catalogue", g.Current).WithHint("see %s", errs.Run("fsck"))
+			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing in the catalogue", g.Current).
+				WithHint("see %s", errs.Run("fsck"))
 		}
 		return row.ID, err
 	}, func(tx *catalog.Tx) error {

@@ -59,7 +59,8 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	defer end()
 
 	if len(q.Command) == 0 {
-		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").WithHint("pando run %s -- COMMAND", q.From)
+		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").
+			WithHint("pando run %s -- COMMAND", q.From)
 	}
 	// A path is the program's inside the clone; a bare name is looked for as a
 	// shell would, in the PATH that the program gets, before anything is made.

@@ -62,7 +62,8 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		if _, taken, err := tx.Snapshot(vol.Lineage(), q.Name); err != nil {
 			return nil, err
 		} else if taken {
-			return nil, errs.New(errs.Exists, opSnapshot, full, "the volume has a snapshot of this name").WithHint("choose another, or leave it out to get the time")
+			return nil, errs.New(errs.Exists, opSnapshot, full, "the volume has a snapshot of this name").
+				WithHint("choose another, or leave it out to get the time")
 		}
 		if l, err = e.lookLive(tx, vol, q.Freeze); err != nil {
 			return nil, err
@@ -215,7 +216,8 @@ func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*cat
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := look(tx)
 		if err == nil && *mounted {
-			err = errs.New(errs.InUse, opRewind, q.Volume, "it was mounted meanwhile").WithHint("%s first", errs.Run("umount", q.Volume))
+			err = errs.New(errs.InUse, opRewind, q.Volume, "it was mounted meanwhile").
+				WithHint("%s first", errs.Run("umount", q.Volume))
 		}
 		return *vol, *snap, err
 	})

@@ -87,7 +87,8 @@ func (e *Engine) checkTarget(op, name string, kind driver.FS, dir string, may Ri
 func (e *Engine) inspectTarget(op, given string, t *target) error {
 	m, err := kernel.MountAt(unix.AT_FDCWD, t.path)
 	if err == nil && m.Root {
-		return errs.New(errs.InUse, op, given, "something is mounted there already").WithHint("choose another directory")
+		return errs.New(errs.InUse, op, given, "something is mounted there already").
+			WithHint("choose another directory")
 	}
 	p, err := e.openPlace(t.path)
 	if err != nil {
@@ -126,7 +127,8 @@ func (e *Engine) outsidePool(op, abs string) error {
 		return errs.Wrap(op, abs, err)
 	}
 	if abs == dir || strings.HasPrefix(abs, dir+"/") || strings.HasPrefix(dir, abs+"/") {
-		return errs.New(errs.Invalid, op, abs, "the mount point is inside the pool, or above it").WithHint("choose a directory outside %s", e.pool.Dir)
+		return errs.New(errs.Invalid, op, abs, "the mount point is inside the pool, or above it").
+			WithHint("choose a directory outside %s", e.pool.Dir)
 	}
 	return nil
 }
@@ -198,7 +200,8 @@ func (e *Engine) attachAt(m *mount.Detached, p *mountpoint.Place, id driver.Obje
 	dir, err := p.OpenDir()
 	switch {
 	case errors.Is(err, unix.EXDEV):
-		return made, errs.New(errs.InUse, "mount", t.path, "something else is mounted there").WithHint("unmount it: `umount %s`", t.path)
+		return made, errs.New(errs.InUse, "mount", t.path, "something else is mounted there").
+			WithHint("unmount it: `umount %s`", t.path)
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
 		return made, notOursError(t.path, "it is not a directory")
 	case err != nil:
@@ -273,7 +276,8 @@ func movedError(path string) error {
 }
 
 func notOursError(path, why string) error {
-	return errs.New(errs.Invalid, "mount", path, "%s, and Pando did not make it", why).WithHint("move it away: `mv %s %s.old`", path, path)
+	return errs.New(errs.Invalid, "mount", path, "%s, and Pando did not make it", why).
+		WithHint("move it away: `mv %s %s.old`", path, path)
 }
 
 func withRoot(m *mount.Detached, fn func(root *os.File) error) error {

@@ -117,7 +117,8 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			return p, err
 		}
 		if !ok {
-			return p, errs.New(errs.Damaged, opPush, p.Ref, "its golden is missing in the catalogue").WithHint("see %s", errs.Run("fsck"))
+			return p, errs.New(errs.Damaged, opPush, p.Ref, "its golden is missing in the catalogue").
+				WithHint("see %s", errs.Run("fsck"))
 		}
 		p.Volume, p.Name, p.Golden = row.Golden, itoa(row.Generation), true
 		p.Lineage = e.goldenLineage(g)
@@ -128,7 +129,8 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			return p, err
 		}
 		if !ok {
-			return p, errs.New(errs.Damaged, opPush, p.Ref, "its volume is missing in the catalogue").WithHint("see %s", errs.Run("fsck"))
+			return p, errs.New(errs.Damaged, opPush, p.Ref, "its volume is missing in the catalogue").
+				WithHint("see %s", errs.Run("fsck"))
 		}
 		p.Volume, p.Lineage = vol.Name, row.Volume
 		p.OriginRef, p.OriginID = vol.Origin, vol.OriginID
@@ -144,7 +146,8 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			p.BaseID = base.ID
 		}
 	default:
-		return p, errs.New(errs.Invalid, opPush, p.Ref, "it is a volume, which changes").WithHint("take a snapshot of it: %s", errs.Run("snapshot", p.Ref))
+		return p, errs.New(errs.Invalid, opPush, p.Ref, "it is a volume, which changes").
+			WithHint("take a snapshot of it: %s", errs.Run("snapshot", p.Ref))
 	}
 	return p, nil
 }
@@ -164,7 +167,8 @@ func resolveID(tx *catalog.Tx, op string, id driver.ObjectID) (catalog.Row, erro
 	case err != nil:
 		return row, err
 	case !ok:
-		return row, errs.New(errs.NotFound, op, string(id), "there is no such object").WithHint("it may have been destroyed meanwhile")
+		return row, errs.New(errs.NotFound, op, string(id), "there is no such object").
+			WithHint("it may have been destroyed meanwhile")
 	case row.Kind != driver.Snapshot && row.Kind != driver.Generation:
 		return row, errs.New(errs.Invalid, op, refOf(tx, row), "it is a %s, which changes", kindName(row.Kind))
 	}

@@ -233,12 +233,14 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 		g = catalog.Golden{Name: q.Volume, CreatedAt: q.CreatedAt}
 	} else {
 		if !q.Update {
-			return nil, errs.New(errs.Exists, opPull, q.Volume, "there is a golden of this name").WithHint("choose another name, or update it")
+			return nil, errs.New(errs.Exists, opPull, q.Volume, "there is a golden of this name").
+				WithHint("choose another name, or update it")
 		}
 		if _, taken, err := tx.Generation(q.Volume, q.Generation); err != nil {
 			return nil, err
 		} else if taken {
-			return nil, errs.New(errs.Exists, opPull, r.ref, "the golden has this generation").WithHint("see %s", errs.Run("golden show", q.Volume))
+			return nil, errs.New(errs.Exists, opPull, r.ref, "the golden has this generation").
+				WithHint("see %s", errs.Run("golden show", q.Volume))
 		}
 		if !g.CreatedAt.Equal(q.CreatedAt) {
 			p.Since = g.CreatedAt
@@ -283,7 +285,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	if _, taken, err := tx.Snapshot(vol.Lineage(), q.Snapshot); err != nil {
 		return nil, err
 	} else if taken {
-		return nil, errs.New(errs.Exists, opPull, r.ref, "the volume has a snapshot of this name").WithHint("destroy it first, or pull another")
+		return nil, errs.New(errs.Exists, opPull, r.ref, "the volume has a snapshot of this name").
+			WithHint("destroy it first, or pull another")
 	}
 	p.Volume, p.OriginID = vol.Lineage(), vol.ID
 	p.Golden, p.Generation = r.descends(vol)
@@ -296,7 +299,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		return nil, err
 	}
 	if l.inUse() {
-		return nil, errs.New(errs.InUse, opPull, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).WithHint("%s first", errs.Run("umount", q.Volume))
+		return nil, errs.New(errs.InUse, opPull, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).
+			WithHint("%s first", errs.Run("umount", q.Volume))
 	}
 	n := fresh
 	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+stamp(time.Now())

@@ -141,9 +141,11 @@ func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error)
 		g.dismiss()
 		switch {
 		case errors.Is(err, unix.EBUSY):
-			return errs.New(errs.InUse, "freeze", dir.Name(), "%w", ErrFrozen).WithHint("wait until it is thawed, or use %s", errs.Param("no-freeze"))
+			return errs.New(errs.InUse, "freeze", dir.Name(), "%w", ErrFrozen).
+				WithHint("wait until it is thawed, or use %s", errs.Param("no-freeze"))
 		case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOTTY):
-			return errs.New(errs.Unsupported, "freeze", dir.Name(), "its filesystem cannot be frozen").WithHint("take it as it is with %s", errs.Param("no-freeze"))
+			return errs.New(errs.Unsupported, "freeze", dir.Name(), "its filesystem cannot be frozen").
+				WithHint("take it as it is with %s", errs.Param("no-freeze"))
 		}
 		return errs.Wrap("freeze", dir.Name(), err)
 	}

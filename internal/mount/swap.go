@@ -33,7 +33,8 @@ func Swap(parent *os.File, name, beside string) error {
 		// Else the umount would take the mount away from everybody.
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 			if errors.Is(err, unix.EINVAL) {
-				return errs.New(errs.Unsupported, "replace", dir, "the root directory is no mount point: this is a chroot").WithHint("run it outside")
+				return errs.New(errs.Unsupported, "replace", dir, "the root directory is no mount point: this is a chroot").
+					WithHint("run it outside")
 			}
 			return fail("mount --make-rprivate /", err)
 		}

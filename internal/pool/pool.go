@@ -142,7 +142,8 @@ func Read(dir string) (*Pool, error) {
 			WithHint("restore %s from a copy: it is needed to find the pool's driver", configName)
 	}
 	if v.Format > Format {
-		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, this pando knows up to %d", v.Format, Format).WithHint("upgrade pando")
+		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, this pando knows up to %d", v.Format, Format).
+			WithHint("upgrade pando")
 	}
 	if err := json.Unmarshal(b, &p.Config); err != nil || v.Format < 1 || p.Config.ID == "" || p.Config.Driver == "" {
 		if err == nil {
@@ -191,10 +192,12 @@ func (p *Pool) active() bool {
 // activate mounts the backing file on data/. The caller holds the lock.
 func (p *Pool) activate(ctx context.Context) error {
 	if os.Geteuid() != 0 {
-		return errs.New(errs.Permission, "open pool", p.Dir, "the pool is not mounted, and mounting it needs root").WithHint("run it as root")
+		return errs.New(errs.Permission, "open pool", p.Dir, "the pool is not mounted, and mounting it needs root").
+			WithHint("run it as root")
 	}
 	if m, err := kernel.MountAt(unix.AT_FDCWD, p.DataDir()); err == nil && m.Root {
-		return errs.New(errs.Damaged, "open pool", p.Dir, "something that is not this pool is mounted on %s", p.DataDir()).WithHint("unmount it")
+		return errs.New(errs.Damaged, "open pool", p.Dir, "something that is not this pool is mounted on %s", p.DataDir()).
+			WithHint("unmount it")
 	}
 	d, err := p.mountBacking(ctx)
 	if err != nil {

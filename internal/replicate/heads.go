@@ -33,13 +33,15 @@ func changeHead(ctx context.Context, r *repo.Repo, op, name string, change func(
 			return repo.Head{}, errs.Wrap(op, name, err)
 		}
 	}
-	return repo.Head{}, errs.New(errs.Conflict, op, name, "others keep writing it at the same time").WithHint("try again")
+	return repo.Head{}, errs.New(errs.Conflict, op, name, "others keep writing it at the same time").
+		WithHint("try again")
 }
 
 // noVolume words the error of reading a head.
 func noVolume(err error, r *repo.Repo, op, name string) error {
 	if errs.Is(err, errs.NotFound) {
-		return errs.New(errs.NotFound, op, name, "no volume of this name is in %s", r.Store()).WithHint("see %s", errs.Run("remote ls"))
+		return errs.New(errs.NotFound, op, name, "no volume of this name is in %s", r.Store()).
+			WithHint("see %s", errs.Run("remote ls"))
 	}
 	return errs.Wrap(op, name, err)
 }
@@ -57,9 +59,11 @@ func pointOf(h repo.Head, op string, q ref.Ref) (repo.Point, error) {
 	}
 	switch {
 	case h.Gone:
-		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).WithHint("see %s", errs.Run("remote ls"))
+		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
+			WithHint("see %s", errs.Run("remote ls"))
 	case len(h.Points) == 0:
-		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no point of %s", h.Name).WithHint("push it again")
+		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no point of %s", h.Name).
+			WithHint("push it again")
 	}
 	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %s in the remote", h.Name, q.At).
 		WithHint("the newest is %s; see %s", h.Points[h.Newest()].Name, errs.Run("remote ls"))

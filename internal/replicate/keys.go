@@ -122,11 +122,13 @@ func findKey(all []Key, remote, which string) (Key, error) {
 	}
 	switch len(found) {
 	case 0:
-		return Key{}, errs.New(errs.NotFound, opKey, which, "no key of %s has this ID, label or recipient", remote).WithHint("see %s", errs.Run("remote key ls", remote))
+		return Key{}, errs.New(errs.NotFound, opKey, which, "no key of %s has this ID, label or recipient", remote).
+			WithHint("see %s", errs.Run("remote key ls", remote))
 	case 1:
 		return found[0], nil
 	}
-	return Key{}, errs.New(errs.Invalid, opKey, which, "%d keys are called that", len(found)).WithHint("name it by its ID: see %s", errs.Run("remote key ls", remote))
+	return Key{}, errs.New(errs.Invalid, opKey, which, "%d keys are called that", len(found)).
+		WithHint("name it by its ID: see %s", errs.Run("remote key ls", remote))
 }
 
 // RotateKeys makes a new master key for all that is written from now on, which those

@@ -38,7 +38,8 @@ func (p Policy) Check(op string) error {
 	}{{"keep-last", p.Last}, {"keep-hourly", p.Hourly}, {"keep-daily", p.Daily}, {"keep-weekly", p.Weekly},
 		{"keep-monthly", p.Monthly}, {"keep-yearly", p.Yearly}} {
 		if r.n < 0 {
-			return errs.New(errs.Invalid, op, "", "--%s %d: a number cannot be negative", r.name, r.n).WithHint("0 leaves the rule out")
+			return errs.New(errs.Invalid, op, "", "--%s %d: a number cannot be negative", r.name, r.n).
+				WithHint("0 leaves the rule out")
 		}
 	}
 	if p.Within < 0 {

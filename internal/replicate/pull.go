@@ -256,7 +256,8 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 	full := p.local + "@" + pt.Name
 	if h.Golden {
 		if _, ok := (ref.Ref{Name: h.Name, At: pt.Name}).Generation(); !ok {
-			return errs.New(errs.Damaged, opPull, full, "%q is not the number of a generation", pt.Name).WithHint("see %s", errs.Run("verify"))
+			return errs.New(errs.Damaged, opPull, full, "%q is not the number of a generation", pt.Name).
+				WithHint("see %s", errs.Run("verify"))
 		}
 	}
 	switch {
@@ -332,7 +333,8 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 	info, err := p.point(sctx, h, pt, d, 0)
 	if err != nil {
 		if errors.Is(context.Cause(sctx), errEnded) && ctx.Err() == nil {
-			return errs.New(errs.Conflict, opPull, p.Ref.String(), "a prune has ended this pull, as it gave no sign of life").WithHint("pull it again")
+			return errs.New(errs.Conflict, opPull, p.Ref.String(), "a prune has ended this pull, as it gave no sign of life").
+				WithHint("pull it again")
 		}
 		if errs.Is(err, errs.NotFound) {
 			return p.missing(ctx, pt, err)
@@ -344,7 +346,8 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 }
 
 func (p *puller) gone(pt repo.Point) error {
-	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was removed from the remote just now").WithHint("pull another point; see %s", errs.Run("remote ls"))
+	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was removed from the remote just now").
+		WithHint("pull another point; see %s", errs.Run("remote ls"))
 }
 
 // missing words that something of a point is not there: somebody has removed it, or

@@ -130,7 +130,8 @@ func (p *pusher) targets(ctx context.Context) ([]target, error) {
 	case q.All && len(q.Refs) > 0:
 		return nil, errs.New(errs.Invalid, opPush, "", "either all volumes are pushed, or those that are named")
 	case !q.All && len(q.Refs) == 0:
-		return nil, errs.New(errs.Invalid, opPush, "", "nothing to push is named").WithHint("name volumes or goldens, or use %s", errs.Param("all"))
+		return nil, errs.New(errs.Invalid, opPush, "", "nothing to push is named").
+			WithHint("name volumes or goldens, or use %s", errs.Param("all"))
 	case q.As != "" && (q.All || len(q.Refs) != 1):
 		return nil, errs.New(errs.Invalid, opPush, q.As, "a name on the remote can be given to one volume only")
 	case q.LimitBytes < 0:

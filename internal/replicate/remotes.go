@@ -168,7 +168,8 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 	if old := strings.TrimSpace(string(left)); old != "" {
 		r.identity, r.Recipient = old, recipientOf(old)
 		if _, err := repo.Identity(old); err != nil || r.Recipient == "" {
-			return false, errs.New(errs.Damaged, opAdd, r.Name, "an interrupted add has left a key that cannot be read: %s", path).WithHint("remove that file")
+			return false, errs.New(errs.Damaged, opAdd, r.Name, "an interrupted add has left a key that cannot be read: %s", path).
+				WithHint("remove that file")
 		}
 		return false, nil
 	}
@@ -349,7 +350,8 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	dir := filepath.Join(remotesDir(pool), name)
 	b, err := os.ReadFile(filepath.Join(dir, remoteName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.NotFound, opOpen, name, "there is no such remote").WithHint("see %s, or add it with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
+		return nil, errs.New(errs.NotFound, opOpen, name, "there is no such remote").
+			WithHint("see %s, or add it with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
 	}
 	if err != nil {
 		return nil, errs.Wrap(opOpen, name, err)
@@ -366,7 +368,8 @@ func Load(pool, name string, access Access) (*Remote, error) {
 		return nil, damaged(remoteName, "%w", err)
 	}
 	if v.Format > remoteFormat {
-		return nil, errs.New(errs.TooNew, opOpen, name, "the remote was added by a newer pando (format %d)", v.Format).WithHint("upgrade pando")
+		return nil, errs.New(errs.TooNew, opOpen, name, "the remote was added by a newer pando (format %d)", v.Format).
+			WithHint("upgrade pando")
 	}
 	if err := json.Unmarshal(b, r); err != nil {
 		return nil, damaged(remoteName, "%w", err)
@@ -579,7 +582,8 @@ func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Since(begun) > 15*time.Second {
 			_ = f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, errs.New(errs.InUse, op, dir, "another pando is just adding or removing a remote").WithHint("wait until it is done")
+				return nil, errs.New(errs.InUse, op, dir, "another pando is just adding or removing a remote").
+					WithHint("wait until it is done")
 			}
 			return nil, errs.Wrap(op, dir, err)
 		}

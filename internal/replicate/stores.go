@@ -45,7 +45,8 @@ func OpenStore(ctx context.Context, raw string, access Access, create bool) (obj
 // parseURL reads the URL of a store. Invalid.
 func parseURL(raw string) (*url.URL, error) {
 	bad := func(format string, args ...any) error {
-		return errs.New(errs.Invalid, "open remote", raw, format, args...).WithHint("a remote is one of %s", storeSchemes)
+		return errs.New(errs.Invalid, "open remote", raw, format, args...).
+			WithHint("a remote is one of %s", storeSchemes)
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
@@ -54,7 +55,8 @@ func parseURL(raw string) (*url.URL, error) {
 	if u.User != nil {
 		u.User = nil
 		raw = u.String()
-		return nil, bad("a URL must not hold a user or a password: it is shown to people").(*errs.Error).WithHint("give credentials by the environment or the files of the store's own tools")
+		return nil, bad("a URL must not hold a user or a password: it is shown to people").(*errs.Error).
+			WithHint("give credentials by the environment or the files of the store's own tools")
 	}
 	switch {
 	case u.Scheme == "":

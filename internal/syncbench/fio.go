@@ -165,7 +165,8 @@ func (l *load) outcome(cause, waited error) error {
 		return errs.New(kind, op, "fio", "the filesystem became full during the run: %s", said).
 			WithHint("free space: filesystems that copy on write need room even to overwrite")
 	}
-	return errs.New(kind, op, "fio", "%s", said).WithHint("fio 3.24 or newer is needed; the profile's command can be run by hand")
+	return errs.New(kind, op, "fio", "%s", said).
+		WithHint("fio 3.24 or newer is needed; the profile's command can be run by hand")
 }
 
 func lastLines(s string, n int) string {

@@ -41,7 +41,8 @@ func Read(path string) (*Report, error) {
 	if st, err := f.Stat(); err != nil {
 		return nil, errs.Wrap(op, path, err)
 	} else if st.IsDir() {
-		return nil, errs.New(errs.Invalid, op, path, "it is a directory").WithHint("name the file into which %s printed", errs.Run("bench sync", errs.Param("json")))
+		return nil, errs.New(errs.Invalid, op, path, "it is a directory").
+			WithHint("name the file into which %s printed", errs.Run("bench sync", errs.Param("json")))
 	}
 	b, err := io.ReadAll(io.LimitReader(f, maxReport+1))
 	if err != nil {
@@ -87,16 +88,19 @@ func Parse(b []byte, name string) (*Report, error) {
 	n, err := head.Format.Int64()
 	switch {
 	case err != nil || n < 1:
-		return nil, errs.New(errs.Damaged, op, name, "its format is %q, which never was one", head.Format.String()).WithHint("make it again")
+		return nil, errs.New(errs.Damaged, op, name, "its format is %q, which never was one", head.Format.String()).
+			WithHint("make it again")
 	case n > Format:
-		return nil, errs.New(errs.TooNew, op, name, "it has format %d; this pando reads up to %d", n, Format).WithHint("use the pando that wrote it, or a newer one")
+		return nil, errs.New(errs.TooNew, op, name, "it has format %d; this pando reads up to %d", n, Format).
+			WithHint("use the pando that wrote it, or a newer one")
 	}
 	var r Report
 	if err := json.Unmarshal(b, &r); err != nil {
 		return nil, syntax(op, name, len(b), err)
 	}
 	if err := r.check(); err != nil {
-		return nil, errs.New(errs.Damaged, op, name, "%w", err).WithHint("somebody has changed it, or it was not copied whole: make it again")
+		return nil, errs.New(errs.Damaged, op, name, "%w", err).
+			WithHint("somebody has changed it, or it was not copied whole: make it again")
 	}
 	return &r, nil
 }
@@ -108,7 +112,8 @@ func syntax(op, name string, length int, err error) error {
 	var typ *json.UnmarshalTypeError
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return errs.New(errs.Damaged, op, name, "it ends in the middle, after %d bytes", length).WithHint("the run was interrupted, or the file was not copied whole")
+		return errs.New(errs.Damaged, op, name, "it ends in the middle, after %d bytes", length).
+			WithHint("the run was interrupted, or the file was not copied whole")
 	case errors.As(err, &bad):
 		return errs.New(errs.Invalid, op, name, "it is not JSON: %v, at byte %d", bad, bad.Offset).WithHint(hint)
 	case errors.As(err, &typ):

@@ -276,7 +276,8 @@ func (s *scratch) room(need int64) error {
 	if need += need / 32; free >= need {
 		return nil
 	}
-	return noRoom(filepath.Dir(s.dir), need).WithHint("free space, or measure with smaller files: %s, in bytes, with at most %d", errs.Param("size"), free*9/10)
+	return noRoom(filepath.Dir(s.dir), need).
+		WithHint("free space, or measure with smaller files: %s, in bytes, with at most %d", errs.Param("size"), free*9/10)
 }
 
 func noRoom(path string, need int64) *errs.Error {

@@ -106,7 +106,8 @@ func (w Wait) Error(waited time.Duration) error {
 			hint = "continue the stopped process with `kill -CONT " + p.pid() + "`, or end it"
 		}
 	}
-	return errs.New(errs.InUse, w.Op, w.Ref, "waited %v for %s", waited.Round(time.Second), w.held(who)).WithHint("%s", hint)
+	return errs.New(errs.InUse, w.Op, w.Ref, "waited %v for %s", waited.Round(time.Second), w.held(who)).
+		WithHint("%s", hint)
 }
 
 func (w Wait) holders() []Process {

@@ -38,7 +38,8 @@ func MinBytes(fs driver.FS) int64 {
 // CheckSize refuses an image that is too small for its filesystem: Invalid.
 func CheckSize(id driver.Identity) error {
 	if least := MinBytes(id.FS); id.SizeBytes < least {
-		return errs.New(errs.Invalid, "create", id.Name, "%d bytes is too small for %s: at least %d", id.SizeBytes, id.FS, least).WithHint("use a larger %s", errs.Param("size"))
+		return errs.New(errs.Invalid, "create", id.Name, "%d bytes is too small for %s: at least %d", id.SizeBytes, id.FS, least).
+			WithHint("use a larger %s", errs.Param("size"))
 	}
 	return nil
 }

@@ -170,7 +170,8 @@ func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.
 		return err
 	}
 	if id.SizeBytes < src.size {
-		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, src.size).WithHint("a volume can grow but not shrink")
+		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, src.size).
+			WithHint("a volume can grow but not shrink")
 	}
 
 	return d.make(id, o.mode, o.until, func(f *os.File) (bool, error) {

@@ -36,11 +36,13 @@ func (d *Driver) layOut(ctx context.Context) error {
 	}
 	// Among those that came with 2.1.
 	if _, ok := features["draid"]; !ok {
-		return errs.New(errs.Unsupported, op, d.zp, "this OpenZFS (%s) is older than 2.1", zfs.Version()).WithHint("upgrade OpenZFS, both programs and module")
+		return errs.New(errs.Unsupported, op, d.zp, "this OpenZFS (%s) is older than 2.1", zfs.Version()).
+			WithHint("upgrade OpenZFS, both programs and module")
 	}
 	compression, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "compression", parent)
 	if zfs.Is(err, zfs.Absent) {
-		return errs.New(errs.NotFound, op, parent, "no such dataset").WithHint("make the parent dataset first: `zfs create %s`", parent)
+		return errs.New(errs.NotFound, op, parent, "no such dataset").
+			WithHint("make the parent dataset first: `zfs create %s`", parent)
 	}
 	if err != nil {
 		return err
@@ -85,12 +87,14 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 	mine := len(owner) == 1 && owner[0][1] == "local" && owner[0][0] == d.pool
 	if !mine {
 		if len(owner) == 1 && owner[0][1] == "local" {
-			return errs.New(errs.Exists, op, d.root, "it is the dataset of the pool %s", owner[0][0]).WithHint("choose another dataset, or %s that pool", errs.Run("deinit"))
+			return errs.New(errs.Exists, op, d.root, "it is the dataset of the pool %s", owner[0][0]).
+				WithHint("choose another dataset, or %s that pool", errs.Run("deinit"))
 		}
 		if found, err := d.contents(ctx); err != nil {
 			return err
 		} else if len(found) > 0 {
-			return errs.New(errs.Exists, op, d.root, "the dataset is not empty: it holds %s", some(found)).WithHint("choose a name that is not there, or an empty dataset")
+			return errs.New(errs.Exists, op, d.root, "the dataset is not empty: it holds %s", some(found)).
+				WithHint("choose a name that is not there, or an empty dataset")
 		}
 	}
 	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "type", d.root)

@@ -113,7 +113,8 @@ func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, 
 		return nil, err
 	}
 	if zfs.ParentOf(root) == "" {
-		return nil, errs.New(errs.Invalid, op, root, "it is a zpool, not a dataset in one").WithHint("give Pando a dataset of its own: %s/pando", root)
+		return nil, errs.New(errs.Invalid, op, root, "it is a zpool, not a dataset in one").
+			WithHint("give Pando a dataset of its own: %s/pando", root)
 	}
 	d := &Driver{dir: dir, root: root, zp: zfs.PoolOf(root), pool: poolID}
 	if create {

@@ -134,7 +134,8 @@ func Create(ctx context.Context, u *url.URL) (objstore.Store, error) {
 // pathOf is the directory that a URL names.
 func pathOf(u *url.URL) (string, error) {
 	invalid := func(why string) error {
-		return errs.New(errs.Invalid, "open remote", u.Redacted(), "%s", why).WithHint("write it as file:/path/to/directory")
+		return errs.New(errs.Invalid, "open remote", u.Redacted(), "%s", why).
+			WithHint("write it as file:/path/to/directory")
 	}
 	switch {
 	case u.Scheme != "file":
