@@ -36,6 +36,8 @@ type HostRequest struct {
 	// Words renders hints of errors that findings repeat; nil: in neutral words.
 	Words   errs.Renderer
 	Tracker *progress.Tracker
+
+	looked func() // for tests: called after each look at the loop devices
 }
 
 func (q *HostRequest) renderer() errs.Renderer {
