@@ -107,7 +107,7 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return errs.New(errs.Exists, opAdopt, q.Name, "the golden and the volume cannot have one name").
 			WithHint("choose another with %s", errs.Param("as"))
 	}
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return checkFree(tx, opAdopt, q.ReplaceVolume) }); err != nil {
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return tx.CheckFree(opAdopt, q.ReplaceVolume) }); err != nil {
 		return err
 	}
 	if err := e.checkReplace(src.path); err != nil {
@@ -336,16 +336,16 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportRequest, out *Imported) error {
 	from := ref.Ref{Name: out.Golden, At: itoa(out.Generation)}
 	return e.claim(ctx, opAdopt, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		origin, err := resolve(tx, opAdopt, from)
+		origin, err := tx.Resolve(opAdopt, from)
 		if err != nil {
 			return nil, err
 		}
-		if err := checkFree(tx, opAdopt, q.ReplaceVolume); err != nil {
+		if err := tx.CheckFree(opAdopt, q.ReplaceVolume); err != nil {
 			return nil, err
 		}
 		id := e.identity(driver.Volume)
 		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume, origin.FS, origin.SizeBytes, origin.Sector
-		id.Origin, id.OriginID = refOf(tx, origin), origin.ID
+		id.Origin, id.OriginID = tx.RefOf(origin), origin.ID
 		id.Golden, id.Generation = origin.Golden, origin.Generation
 		r.row = catalog.Row{Identity: id, UsedAt: time.Now().UTC(), Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
 		r.aside = asidePath(r.dir, id.ID)

@@ -117,7 +117,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			return nil, err
 		}
 		if !exists {
-			if err := checkFree(tx, op, name); err != nil {
+			if err := tx.CheckFree(op, name); err != nil {
 				return nil, err
 			}
 			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now()}
@@ -246,7 +246,7 @@ func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
 		return
 	}
 	if err := e.matchIdentity(ctx, id); err != nil && !errs.Is(err, errs.NotFound) {
-		warn(ctx, "the identity of %s does not tell of its new base yet: %v", e.nameOf(ctx, id), err)
+		warn(ctx, "the identity of %s does not tell of its new base yet: %v", e.cat.RefOf(ctx, id), err)
 		return // the mark stays, and the next command writes it
 	}
 	_ = e.unmark(ctx, id) // else the next command does
@@ -288,7 +288,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	}
 	var vol catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		vol, err = resolveVolume(tx, opPublish, q.Volume)
+		vol, err = tx.ResolveVolume(opPublish, q.Volume)
 		return err
 	}); err != nil {
 		return Published{}, err

@@ -149,7 +149,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 	// directory of the user's is not looked at inside a transaction.
 	if q.Mount && q.MountDir != "" {
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-			l.row, err = resolve(tx, q.op, q.From)
+			l.row, err = tx.Resolve(q.op, q.From)
 			return err
 		}); err != nil {
 			return nil, l, err
@@ -168,7 +168,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 	}
 	var plans []*clonePlan
 	err := e.claim(ctx, q.op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		origin, err := resolve(tx, q.op, q.From)
+		origin, err := tx.Resolve(q.op, q.From)
 		if err != nil {
 			return nil, err
 		}
@@ -187,12 +187,12 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 		plans = plans[:0]
 		marks := make([]catalog.Mark, 0, len(names))
 		for i, n := range names {
-			if err := checkFree(tx, q.op, n); err != nil {
+			if err := tx.CheckFree(q.op, n); err != nil {
 				return nil, err
 			}
 			id := e.identity(driver.Volume)
 			id.Name, id.FS, id.SizeBytes, id.Sector = n, origin.FS, size, origin.Sector
-			id.Origin, id.OriginID, id.Ephemeral = refOf(tx, origin), origin.ID, q.Ephemeral
+			id.Origin, id.OriginID, id.Ephemeral = tx.RefOf(origin), origin.ID, q.Ephemeral
 			id.Soon = q.Mount
 			id.Golden, id.Generation = origin.Golden, origin.Generation
 			if q.TTL > 0 {

@@ -123,7 +123,7 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 		add := func(r catalog.Row) error {
 			if !seen[r.ID] {
 				seen[r.ID] = true
-				out = append(out, doomed{row: r, ref: refOf(tx, r)})
+				out = append(out, doomed{row: r, ref: tx.RefOf(r)})
 			}
 			return nil
 		}
@@ -134,7 +134,7 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 				}
 				continue
 			}
-			row, err := resolve(tx, "destroy", p.Ref)
+			row, err := tx.Resolve("destroy", p.Ref)
 			if err != nil {
 				return err
 			}

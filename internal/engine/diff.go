@@ -200,7 +200,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 		v.sides = nil
 		var marks []catalog.Mark
 		for _, r := range refs {
-			row, err := resolve(tx, op, r)
+			row, err := tx.Resolve(op, r)
 			if err != nil {
 				return nil, err
 			}
@@ -211,7 +211,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 			s := &side{ref: r, live: l, copy: e.identity(driver.Scratch)}
 			s.copy.Ephemeral = true
 			s.copy.FS, s.copy.Sector, s.copy.SizeBytes = row.FS, row.Sector, row.SizeBytes
-			s.copy.Origin, s.copy.OriginID = refOf(tx, row), row.ID
+			s.copy.Origin, s.copy.OriginID = tx.RefOf(row), row.ID
 			v.sides = append(v.sides, s)
 			marks = append(marks, catalog.Mark{ID: s.copy.ID, Op: opLook, Reads: row.ID, Freezes: l.freezes()})
 		}

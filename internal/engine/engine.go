@@ -284,7 +284,7 @@ func markUnlessBlocked(tx *catalog.Tx, readers bool, check func(*catalog.Tx) ([]
 func (e *Engine) stuck(ctx context.Context, op string, blocking []catalog.Mark, done recovered) error {
 	for _, b := range blocking {
 		if err := done.failed[b.ID]; err != nil {
-			return (&errs.Error{Kind: errs.KindOf(err), Op: op, Ref: cmp.Or(b.Name, e.nameOf(ctx, b.ID)),
+			return (&errs.Error{Kind: errs.KindOf(err), Op: op, Ref: cmp.Or(b.Name, e.cat.RefOf(ctx, b.ID)),
 				Err: fmt.Errorf("an interrupted %s of it could not be cleaned up: %w", b.Op, err)}).
 				WithHint("%s", cmp.Or(errs.HintIn(err), errs.Messagef("%s tries again", errs.Run("gc"))))
 		}
@@ -299,7 +299,7 @@ func (e *Engine) blockedBy(ctx context.Context, op string, b catalog.Mark) error
 	if !kernel.EarlierBoot(b.BootID, b.At) && b.Start != 0 && kernel.ProcStart(b.PID) == b.Start {
 		who += fmt.Sprintf(" (pid %d)", b.PID)
 	}
-	return errs.New(errs.InUse, op, cmp.Or(b.Name, e.nameOf(ctx, b.ID)), "%s is at work on it: %s", who, b.Op).
+	return errs.New(errs.InUse, op, cmp.Or(b.Name, e.cat.RefOf(ctx, b.ID)), "%s is at work on it: %s", who, b.Op).
 		WithHint("wait until it is done, or end it")
 }
 
@@ -314,19 +314,6 @@ func (e *Engine) unmark(ctx context.Context, ids ...driver.ObjectID) error {
 		}
 		return nil
 	})
-}
-
-// nameOf is the reference of an object, for messages.
-func (e *Engine) nameOf(ctx context.Context, id driver.ObjectID) string {
-	name := string(id)
-	_ = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		r, ok, err := tx.Get(id)
-		if err == nil && ok {
-			name = refOf(tx, r)
-		}
-		return err
-	})
-	return name
 }
 
 // undo destroys objects that were being made and takes their marks away. It

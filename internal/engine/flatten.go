@@ -47,7 +47,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	}
 	var vol catalog.Row
 	look := func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
-		row, err := resolveVolume(tx, opFlatten, q.Volume)
+		row, err := tx.ResolveVolume(opFlatten, q.Volume)
 		if err != nil {
 			return row, row, err
 		}

@@ -114,7 +114,7 @@ func Fsck(ctx context.Context, q FsckRequest, drivers Drivers) (*FsckReport, err
 	}
 	for _, r := range q.Refs {
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-			_, err := resolve(tx, opFsck, r)
+			_, err := tx.Resolve(opFsck, r)
 			return err
 		}); err != nil && !errs.Is(err, errs.Damaged) {
 			return nil, err

@@ -25,7 +25,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 			return nil
 		}
 		for _, r := range c.q.Refs {
-			row, err := resolve(tx, opFsck, r)
+			row, err := tx.Resolve(opFsck, r)
 			if errs.Is(err, errs.NotFound) {
 				continue // its data is gone, and it has been forgotten
 			}
@@ -40,7 +40,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 			}
 		}
 		for _, r := range rows { // not while rows are being read: one connection
-			names[r.ID] = refOf(tx, r)
+			names[r.ID] = tx.RefOf(r)
 			if r.Kind == driver.Generation {
 				names[r.ID] = fmt.Sprintf("%s@%d", r.Golden, r.Generation)
 			}

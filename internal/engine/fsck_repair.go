@@ -204,7 +204,7 @@ func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, erro
 			return err
 		}
 		if id.Kind == driver.Volume {
-			if err := checkFree(tx, opFsck, id.Name); err != nil {
+			if err := tx.CheckFree(opFsck, id.Name); err != nil {
 				return err
 			}
 		}
@@ -245,7 +245,7 @@ func placeFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, erro
 		}
 		id = orphanVolume(id)
 	}
-	if err := checkFree(tx, opFsck, id.Name); errs.Is(err, errs.Exists) {
+	if err := tx.CheckFree(opFsck, id.Name); errs.Is(err, errs.Exists) {
 		id.Name = freeName(id.Name, string(id.ID))
 	} else if err != nil {
 		return id, "", err
@@ -266,7 +266,7 @@ func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
 		if _, back, err = tx.LineageHolder(row.Volume); err != nil || back {
 			return err
 		}
-		return checkFree(tx, opFsck, id.Name)
+		return tx.CheckFree(opFsck, id.Name)
 	}, func() error {
 		if back {
 			return nil

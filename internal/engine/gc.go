@@ -101,7 +101,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 				e.noteCommitted([]driver.ObjectID{o.ID}) // the note went with the power
 			}
 			if known && o.Err != nil {
-				s.Kept = append(s.Kept, errs.Messagef("the identity of %s cannot be read: %v", e.nameOf(ctx, o.ID), o.Err))
+				s.Kept = append(s.Kept, errs.Messagef("the identity of %s cannot be read: %v", e.cat.RefOf(ctx, o.ID), o.Err))
 			}
 			continue
 		}
@@ -132,7 +132,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		if !whole[id] {
 			// Made after the list was read, maybe: look again.
 			if _, err := e.drv.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
-				s.Missing = append(s.Missing, e.nameOf(ctx, id))
+				s.Missing = append(s.Missing, e.cat.RefOf(ctx, id))
 			}
 		}
 	}

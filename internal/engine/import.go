@@ -162,7 +162,7 @@ func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 			return err
 		}
 		if !exists {
-			return checkFree(tx, opImport, q.Name)
+			return tx.CheckFree(opImport, q.Name)
 		}
 		if !q.Update {
 			return errs.New(errs.Exists, opImport, q.Name, "there is a golden of this name").

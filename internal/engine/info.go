@@ -143,7 +143,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...string) ([
 			return err
 		}
 		for _, n := range names {
-			r, err := resolveVolume(tx, op, n)
+			r, err := tx.ResolveVolume(op, n)
 			if err != nil {
 				return err
 			}
@@ -282,7 +282,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	var golden catalog.Golden
 	var gens, snaps []catalog.Row
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if row, err = resolve(tx, "show", r); err != nil {
+		if row, err = tx.Resolve("show", r); err != nil {
 			return err
 		}
 		switch row.Kind {
@@ -419,7 +419,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 	defer unlock()
 	var going []doomed
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, err := resolve(tx, "golden rm", r)
+		row, err := tx.Resolve("golden rm", r)
 		if err != nil {
 			return err
 		}

@@ -33,7 +33,7 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 			err := a.Deactivate(ctx, id)
 			switch {
 			case errs.Is(err, errs.InUse):
-				s.Kept = append(s.Kept, errs.Messagef("the block device of %s is held by something that Pando did not make or lost track of", e.nameOf(ctx, id)))
+				s.Kept = append(s.Kept, errs.Messagef("the block device of %s is held by something that Pando did not make or lost track of", e.cat.RefOf(ctx, id)))
 				return nil
 			case err == nil:
 				s.Loops++

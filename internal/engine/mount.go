@@ -36,7 +36,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	var att catalog.Attached
 	var has bool
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if row, err = resolveVolume(tx, "mount", name); err != nil {
+		if row, err = tx.ResolveVolume("mount", name); err != nil {
 			return err
 		}
 		att, has, err = tx.Attached(row.ID)
@@ -55,7 +55,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	}
 	already := false
 	err = e.claim(ctx, "mount", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		if row, err = resolveVolume(tx, "mount", name); err != nil {
+		if row, err = tx.ResolveVolume("mount", name); err != nil {
 			return nil, err
 		}
 		if att, has, err = tx.Attached(row.ID); err != nil {
@@ -159,7 +159,7 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 	var att catalog.Attached
 	var has bool
 	err := e.claim(ctx, "umount", false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
-		if row, err = resolveVolume(tx, "umount", name); err != nil {
+		if row, err = tx.ResolveVolume("umount", name); err != nil {
 			return nil, err
 		}
 		if att, has, err = tx.Attached(row.ID); err != nil || !has {

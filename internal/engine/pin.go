@@ -46,7 +46,7 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 	var att catalog.Attached
 	var has bool
 	err := e.changeRow(ctx, opPin, func(tx *catalog.Tx) (id driver.ObjectID, err error) {
-		row, err = resolve(tx, opPin, r)
+		row, err = tx.Resolve(opPin, r)
 		return row.ID, err
 	}, func(tx *catalog.Tx) (err error) {
 		if att, has, err = tx.Attached(row.ID); err != nil {

@@ -102,7 +102,7 @@ type rebase struct {
 
 // look finds the volume and both generations.
 func (r *rebase) look(tx *catalog.Tx) (err error) {
-	if r.vol, err = resolveVolume(tx, opRebase, r.q.Volume); err != nil {
+	if r.vol, err = tx.ResolveVolume(opRebase, r.q.Volume); err != nil {
 		return err
 	}
 	l, err := r.e.lookLive(tx, r.vol, FreezeIfNeeded)
@@ -113,7 +113,7 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 		return errs.New(errs.InUse, opRebase, r.q.Volume, "the volume is mounted at %s", l.att.Mountpoint).
 			WithHint("%s first", errs.Run("umount", r.q.Volume))
 	}
-	if r.target, err = resolve(tx, opRebase, r.q.Onto); err != nil {
+	if r.target, err = tx.Resolve(opRebase, r.q.Onto); err != nil {
 		return err
 	}
 	name := r.q.Volume

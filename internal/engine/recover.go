@@ -283,7 +283,7 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 func (e *Engine) undoAttach(ctx context.Context, m catalog.Mark) error {
 	name := m.Name
 	if name == "" {
-		name = e.nameOf(ctx, m.ID)
+		name = e.cat.RefOf(ctx, m.ID)
 	}
 	if err := e.undoMount(ctx, m, name); err != nil {
 		return err

@@ -55,7 +55,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	var l live
 	id := e.identity(driver.Snapshot)
 	err := e.claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		vol, err := resolveVolume(tx, opSnapshot, q.Volume)
+		vol, err := tx.ResolveVolume(opSnapshot, q.Volume)
 		if err != nil {
 			return nil, err
 		}
@@ -95,7 +95,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 func (e *Engine) SnapshotNames(ctx context.Context, volume string) ([]string, error) {
 	var out []string
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		vol, err := resolveVolume(tx, "show", volume)
+		vol, err := tx.ResolveVolume("show", volume)
 		if err != nil {
 			return err
 		}
@@ -160,10 +160,10 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	var att catalog.Attached
 	mounted := false
 	look := func(tx *catalog.Tx) (err error) {
-		if vol, err = resolveVolume(tx, opRewind, q.Volume); err != nil {
+		if vol, err = tx.ResolveVolume(opRewind, q.Volume); err != nil {
 			return err
 		}
-		if snap, err = resolve(tx, opRewind, ref.Ref{Name: q.Volume, At: q.Snapshot}); err != nil {
+		if snap, err = tx.Resolve(opRewind, ref.Ref{Name: q.Volume, At: q.Snapshot}); err != nil {
 			return err
 		}
 		a, has, err := tx.Attached(vol.ID)

@@ -40,7 +40,7 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 		n.Name, n.Volume, n.Replaces = vol.Name, vol.Lineage(), vol.ID
 		n.Before = "before-" + s.op + "-" + stamp(time.Now())
 		n.FS, n.Sector, n.SizeBytes = origin.FS, origin.Sector, max(vol.SizeBytes, origin.SizeBytes)
-		n.Origin, n.OriginID = refOf(tx, origin), origin.ID
+		n.Origin, n.OriginID = tx.RefOf(origin), origin.ID
 		n.Golden, n.Generation = origin.Golden, origin.Generation
 		n.CreatedAt, n.ExpiresAt, n.Pinned, n.Ephemeral = vol.CreatedAt, vol.ExpiresAt, vol.Pinned, vol.Ephemeral
 		s.vol, s.next = vol, n

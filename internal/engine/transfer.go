@@ -52,7 +52,7 @@ type Point struct {
 func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
 	var p Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, err := resolve(tx, opPush, r)
+		row, err := tx.Resolve(opPush, r)
 		if err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (e *Engine) Point(ctx context.Context, r ref.Ref) (Point, error) {
 func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, error) {
 	var p Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, err := resolveID(tx, opPush, id)
+		row, err := tx.ResolvePoint(opPush, id)
 		if err != nil {
 			return err
 		}
@@ -89,7 +89,7 @@ func (e *Engine) Points(ctx context.Context, name string) ([]Point, error) {
 			rows, err = tx.Generations(name)
 		} else {
 			var vol catalog.Row
-			if vol, err = resolve(tx, opPush, ref.Ref{Name: name}); err == nil {
+			if vol, err = tx.Resolve(opPush, ref.Ref{Name: name}); err == nil {
 				rows, err = tx.Snapshots(vol.Lineage())
 			}
 		}
@@ -107,7 +107,7 @@ func (e *Engine) Points(ctx context.Context, name string) ([]Point, error) {
 
 func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 	p := Point{
-		ID: row.ID, Ref: refOf(tx, row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
+		ID: row.ID, Ref: tx.RefOf(row), Name: row.Name, FS: row.FS, SizeBytes: row.SizeBytes, Sector: row.Sector,
 		CreatedAt: row.CreatedAt, Consistency: row.Consistency,
 	}
 	switch row.Kind {
@@ -158,21 +158,6 @@ func (e *Engine) goldenLineage(g catalog.Golden) driver.ObjectID {
 	sum := sha256.Sum256(fmt.Appendf(nil, "golden\x00%s\x00%s\x00%d", e.pool.Config.ID, g.Name, g.CreatedAt.UnixNano()))
 	text := base32.HexEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:16])
 	return driver.ObjectID(strings.ToLower(text))
-}
-
-// resolveID finds a snapshot or generation by its ID. NotFound, Invalid.
-func resolveID(tx *catalog.Tx, op string, id driver.ObjectID) (catalog.Row, error) {
-	row, ok, err := tx.Get(id)
-	switch {
-	case err != nil:
-		return row, err
-	case !ok:
-		return row, errs.New(errs.NotFound, op, string(id), "there is no such object").
-			WithHint("it may have been destroyed meanwhile")
-	case row.Kind != driver.Snapshot && row.Kind != driver.Generation:
-		return row, errs.New(errs.Invalid, op, refOf(tx, row), "it is a %s, which changes", kindName(row.Kind))
-	}
-	return row, nil
 }
 
 // Range is a range of an image, in bytes.
@@ -326,12 +311,12 @@ func (e *Engine) hold(ctx context.Context, op string, ids ...driver.ObjectID) (*
 			if id == "" {
 				continue
 			}
-			row, err := resolveID(tx, op, id)
+			row, err := tx.ResolvePoint(op, id)
 			if err != nil {
 				return nil, err
 			}
 			m := catalog.Mark{ID: driver.NewID(), Op: op, Reads: id} // of nothing that will ever be
-			h.rows, h.refs = append(h.rows, row), append(h.refs, refOf(tx, row))
+			h.rows, h.refs = append(h.rows, row), append(h.refs, tx.RefOf(row))
 			h.marks, marks = append(h.marks, m.ID), append(marks, m)
 		}
 		return marks, nil

@@ -191,11 +191,11 @@ func (r *receive) plan(ctx context.Context) error {
 		p.FS, p.SizeBytes, p.Sector, p.CreatedAt = q.FS, q.SizeBytes, q.Sector, q.CreatedAt
 		if q.Base != "" {
 			var err error
-			if r.base, err = resolveID(tx, opPull, q.Base); err != nil {
+			if r.base, err = tx.ResolvePoint(opPull, q.Base); err != nil {
 				return nil, err
 			}
 			if r.base.FS.IsImage() != q.FS.IsImage() || r.base.SizeBytes > q.SizeBytes {
-				return nil, errs.New(errs.Invalid, opPull, r.ref, "%s is no image of at most %d bytes, so it cannot be made of that", refOf(tx, r.base), q.SizeBytes)
+				return nil, errs.New(errs.Invalid, opPull, r.ref, "%s is no image of at most %d bytes, so it cannot be made of that", tx.RefOf(r.base), q.SizeBytes)
 			}
 			p.Sector = cmp.Or(p.Sector, r.base.Sector)
 		}
@@ -227,7 +227,7 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 		return nil, err
 	}
 	if !exists {
-		if err := checkFree(tx, opPull, q.Volume); err != nil {
+		if err := tx.CheckFree(opPull, q.Volume); err != nil {
 			return nil, err
 		}
 		g = catalog.Golden{Name: q.Volume, CreatedAt: q.CreatedAt}
@@ -264,7 +264,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	p.Name, p.Consistency = q.Snapshot, q.Consistency
 	p.Origin = q.Volume
 	if !q.Update && !q.SnapshotOnly {
-		if err := checkFree(tx, opPull, q.Volume); err != nil {
+		if err := tx.CheckFree(opPull, q.Volume); err != nil {
 			return nil, err
 		}
 		p.Volume, p.OriginID = fresh.ID, fresh.ID
@@ -278,7 +278,7 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		r.volume = fresh
 		return []catalog.Mark{{ID: fresh.ID, Op: opPull, Name: q.Volume}}, nil
 	}
-	vol, err := resolveVolume(tx, opPull, q.Volume)
+	vol, err := tx.ResolveVolume(opPull, q.Volume)
 	if err != nil {
 		return nil, err
 	}

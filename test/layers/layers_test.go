@@ -83,7 +83,7 @@ var table = map[string]layer{
 	"internal/repo": {imports: []string{"internal/objstore", "internal/errs"}},
 
 	// What it keeps, and where.
-	"internal/catalog": {imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/waiting"}},
+	"internal/catalog": {imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/ref", "internal/waiting"}},
 	"internal/pool": {
 		imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/loopdev", "internal/mount", "internal/run", "internal/waiting"},
 		tests:   []string{"{drivers}"},
