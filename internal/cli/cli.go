@@ -20,6 +20,7 @@ import (
 	"pando/internal/pool"
 	"pando/internal/progress"
 	"pando/internal/waiting"
+	"pando/internal/warnings"
 
 	"github.com/spf13/cobra"
 )
@@ -187,9 +188,9 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 
 // reporting returns a context whose calls of an engine report to tell, which prints it.
 func (a *App) reporting(ctx context.Context) (_ context.Context, tell func()) {
-	r := &engine.Report{}
-	return engine.WithReport(ctx, r), func() {
-		for _, w := range r.Warnings() {
+	said := &warnings.List{}
+	return warnings.Collect(ctx, said), func() {
+		for _, w := range said.Messages() {
 			a.warn("%s", w)
 		}
 	}

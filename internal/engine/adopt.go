@@ -21,6 +21,7 @@ import (
 	"pando/internal/mountpoint"
 	"pando/internal/ref"
 	"pando/internal/treecopy"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -580,7 +581,7 @@ func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Ro
 		return tx.Unmark(m.ID)
 	})
 	if err == nil {
-		warn(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: %s", row.Name, dir, aside, errs.Run("mount", row.Name, dir))
+		warnings.Add(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: %s", row.Name, dir, aside, errs.Run("mount", row.Name, dir))
 	}
 	return err
 }

@@ -14,6 +14,7 @@ import (
 	"pando/internal/progress"
 	"pando/internal/ref"
 	"pando/internal/waiting"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -246,7 +247,7 @@ func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
 		return
 	}
 	if err := e.matchIdentity(ctx, id); err != nil && !errs.Is(err, errs.NotFound) {
-		warn(ctx, "the identity of %s does not tell of its new base yet: %v", e.cat.RefOf(ctx, id), err)
+		warnings.Add(ctx, "the identity of %s does not tell of its new base yet: %v", e.cat.RefOf(ctx, id), err)
 		return // the mark stays, and the next command writes it
 	}
 	_ = e.unmark(ctx, id) // else the next command does

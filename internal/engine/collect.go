@@ -16,6 +16,7 @@ import (
 	"pando/internal/mount"
 	"pando/internal/pool"
 	"pando/internal/ref"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -114,8 +115,9 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 
 	start := time.Now()
 	c := callOf(ctx)
-	c.report, c.freed = &Report{}, &freed{measure: explain}
-	ctx = withCall(ctx, c)
+	said := &warnings.List{}
+	c.freed = &freed{measure: explain}
+	ctx = warnings.Collect(withCall(ctx, c), said)
 	ctx = freeing(ctx)
 	defer e.refill(ctx)
 	before, err := e.settled(ctx)
@@ -146,7 +148,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	r.Reclaimed, r.Undone, r.Expired = recovered.Reclaimed, recovered.Undone, recovered.Expired
 	r.Sweep.add(recovered.Swept)
 	r.Freed = c.freed.things
-	r.Warnings = append(recovered.Warnings, c.report.Warnings()...)
+	r.Warnings = append(recovered.Warnings, said.Messages()...)
 	if err := e.trimBacking(r); err != nil {
 		return nil, err
 	}

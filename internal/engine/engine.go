@@ -45,8 +45,8 @@ import (
 type Drivers map[string]driver.Opener
 
 // Engine is an open pool. Its methods may be called concurrently: what a call keeps in
-// mind is in its context (see call), and what it has to say besides its result goes to
-// the report there (see WithReport).
+// mind is in its context (see call), and so is the list that takes its warnings (see
+// [warnings.Collect]).
 type Engine struct {
 	pool *pool.Pool
 	cat  *catalog.Catalog

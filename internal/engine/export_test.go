@@ -12,9 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Warn is warn.
-var Warn = warn
-
 // HideProgram makes fsck believe that a program is not installed.
 func HideProgram(t *testing.T, name string) {
 	look := lookProgram

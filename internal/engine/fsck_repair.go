@@ -9,6 +9,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/loopdev"
+	"pando/internal/warnings"
 )
 
 // Each repair looks once more, in the transaction that claims the object,
@@ -61,12 +62,12 @@ func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
 }
 
 func (c *fsck) fixMark(ctx context.Context, m catalog.Mark) (string, error) {
-	said := &Report{}
-	ctx = WithReport(ctx, said)
+	said := &warnings.List{}
+	ctx = warnings.Collect(ctx, said)
 	if _, err := c.recoverMarks(ctx, []catalog.Mark{m}); err != nil {
 		return "", err
 	}
-	if w := said.Warnings(); len(w) > 0 {
+	if w := said.Messages(); len(w) > 0 {
 		return "", errs.New(errs.InUse, opFsck, cmp.Or(m.Name, string(m.ID)), "%s", w[len(w)-1])
 	}
 	return "undone or finished", nil

@@ -15,6 +15,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/pool"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -310,9 +311,9 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	ctx, end := e.begin(ctx)
 	defer end()
 
-	said := &Report{}
-	ctx = WithReport(ctx, said)
-	defer func() { report.Warnings = said.Warnings() }()
+	said := &warnings.List{}
+	ctx = warnings.Collect(ctx, said)
+	defer func() { report.Warnings = said.Messages() }()
 	if err := e.needRoot("deinit", dir); err != nil {
 		return err
 	}

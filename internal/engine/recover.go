@@ -10,6 +10,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/loopdev"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,16 +42,16 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 	defer end()
 
 	c := callOf(ctx)
-	c.report, c.until = &Report{}, time.Now().Add(recoverBound)
-	c.frees = true
-	ctx = withCall(ctx, c)
+	said := &warnings.List{}
+	c.until, c.frees = time.Now().Add(recoverBound), true
+	ctx = warnings.Collect(withCall(ctx, c), said)
 	err = e.maintain(ctx, &r)
 	if errs.Is(err, errs.NoSpace) {
 		// Else no command could free any.
-		warn(ctx, "could not clean up what was interrupted: %v", err)
+		warnings.Add(ctx, "could not clean up what was interrupted: %v", err)
 		err = nil
 	}
-	r.Warnings = c.report.Warnings()
+	r.Warnings = said.Messages()
 	return r, err
 }
 
@@ -60,7 +61,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	var graves []catalog.Tombstone
 	if err := e.cat.LostError(); err != nil {
 		// What it still says may be wrong: nothing is done by it.
-		warn(ctx, "%v (%s)", err, errs.HintIn(err))
+		warnings.Add(ctx, "%v (%s)", err, errs.HintIn(err))
 		return nil
 	}
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -126,7 +127,7 @@ func (e *Engine) expire(ctx context.Context) int {
 	}})
 	for _, err := range report.Failed {
 		if !errs.Is(err, errs.InUse) {
-			warn(ctx, "a volume whose time is over could not be destroyed: %v", err)
+			warnings.Add(ctx, "a volume whose time is over could not be destroyed: %v", err)
 		}
 	}
 	return len(report.Destroyed)
@@ -184,7 +185,7 @@ func (e *Engine) bury(ctx context.Context, owner string, done *recovered) (err e
 		if err := e.finish(ctx, m); err != nil {
 			all = false
 			done.failed[m.ID] = err
-			warn(ctx, "a %s that was interrupted could not be cleaned up: %v", m.Op, err)
+			warnings.Add(ctx, "a %s that was interrupted could not be cleaned up: %v", m.Op, err)
 			continue
 		}
 		done.cleaned++
@@ -223,7 +224,7 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 				return err
 			} else if !never {
 				// The sweep after a boot, gc and fsck say so again.
-				warn(ctx, "%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; %s says more",
+				warnings.Add(ctx, "%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; %s says more",
 					cmp.Or(m.Name, string(m.ID)), m.Op, errs.Run("fsck"))
 				return e.unmark(ctx, m.ID)
 			}
@@ -417,7 +418,7 @@ func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) (remov
 			return removed // the next command goes on
 		}
 		if err != nil {
-			warn(ctx, "%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
+			warnings.Add(ctx, "%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
 			continue
 		}
 		if !busy {

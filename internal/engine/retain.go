@@ -7,6 +7,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/ref"
+	"pando/internal/warnings"
 )
 
 const opKeep = "keep"
@@ -95,7 +96,7 @@ func (e *Engine) retain(ctx context.Context, golden string) ([]string, error) {
 func (e *Engine) retired(ctx context.Context, golden string) []string {
 	out, err := e.retain(ctx, golden)
 	if err != nil {
-		warn(ctx, "older generations of %s could not be removed yet: %v", golden, err)
+		warnings.Add(ctx, "older generations of %s could not be removed yet: %v", golden, err)
 	}
 	return out
 }

@@ -20,6 +20,7 @@ import (
 	"pando/internal/faulttest"
 	"pando/internal/ref"
 	"pando/internal/testfs"
+	"pando/internal/warnings"
 )
 
 // TestLivesInService: one engine serves many callers at the same time for a long time, as in a service. Whatever their
@@ -102,7 +103,7 @@ func (s *service) serve(calls int) {
 
 // call makes one random call, some of which are given up at once or soon.
 func (s *service) call(r *rand.Rand) {
-	ctx, said := context.Background(), &engine.Report{}
+	ctx, said := context.Background(), &warnings.List{}
 	switch r.IntN(10) {
 	case 0:
 		gone, cancel := context.WithCancel(ctx)
@@ -114,14 +115,14 @@ func (s *service) call(r *rand.Rand) {
 		ctx = soon
 	}
 	op := serviceCalls[r.IntN(len(serviceCalls))]
-	err := op.do(engine.WithReport(ctx, said), s.e, r)
+	err := op.do(warnings.Collect(ctx, said), s.e, r)
 
 	kind := errs.KindOf(err)
 	allowed := []errs.Kind{errs.NotFound, errs.Exists, errs.InUse, errs.Conflict, errs.Canceled}
 	if err != nil && !slices.Contains(allowed, kind) && ctx.Err() == nil {
 		s.t.Errorf("%s: %+v (%s)", op.name, err, kind)
 	}
-	for _, w := range said.Warnings() {
+	for _, w := range said.Messages() {
 		if ctx.Err() == nil {
 			s.t.Errorf("%s warned: %s", op.name, w)
 		}

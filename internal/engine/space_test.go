@@ -17,6 +17,7 @@ import (
 	"pando/internal/kernel"
 	"pando/internal/ref"
 	"pando/internal/testfs"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,26 +77,6 @@ func allocated(t *testing.T, path string) int64 {
 	return st.Blocks * 512
 }
 
-// TestWarningsAreCounted: many things that go wrong in the same way are one line.
-func TestWarningsAreCounted(t *testing.T) {
-	var report engine.Report
-	ctx := engine.WithReport(t.Context(), &report)
-	for i := range 150 {
-		for range 2 {
-			engine.Warn(ctx, "object %d could not be removed", i)
-		}
-	}
-	engine.Warn(ctx, "another thing")
-	var lines []string
-	for _, w := range report.Warnings() {
-		lines = append(lines, w.String())
-	}
-	want := "object 0 could not be removed (and 149 more like this)\nanother thing"
-	if got := strings.Join(lines, "\n"); got != want {
-		t.Errorf("%s\nwanted\n%s", got, want)
-	}
-}
-
 // TestDeadAreNotBlamed: if what a dead process has left cannot be cleaned up, the reason is told
 // at once, and not that this process is at work.
 func TestDeadAreNotBlamed(t *testing.T) {
@@ -118,15 +99,15 @@ func TestDeadAreNotBlamed(t *testing.T) {
 		_, err = kernel.SetImmutable(objects, true)
 		must(t, err)
 
-		var report engine.Report
-		_, err = e.Umount(engine.WithReport(t.Context(), &report), "v") // which takes no mark
+		var said warnings.List
+		_, err = e.Umount(warnings.Collect(t.Context(), &said), "v") // which takes no mark
 		must(t, err)
-		r, err := e.Destroy(engine.WithReport(t.Context(), &report), toDestroy("v"))
+		r, err := e.Destroy(warnings.Collect(t.Context(), &said), toDestroy("v"))
 		must(t, err)
 		if len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.Permission) || !strings.Contains(r.Failed[0].Error(), "an interrupted pin of it could not be cleaned up") {
 			t.Errorf("failed: %v", r.Failed)
 		}
-		if w := report.Warnings(); len(w) > 1 {
+		if w := said.Messages(); len(w) > 1 {
 			t.Errorf("warnings: %v", w)
 		}
 		_, err = kernel.SetImmutable(objects, false)

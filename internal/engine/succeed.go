@@ -7,6 +7,7 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/warnings"
 )
 
 // succession replaces the content of a volume, which is not in use, in one
@@ -92,11 +93,11 @@ func (s *succession) commit(ctx context.Context) error {
 	// that is written, its mark stays, and the next command writes it.
 	ctx = context.WithoutCancel(ctx)
 	if err := e.writeIdentity(ctx, old.Identity); err != nil {
-		warn(ctx, "%s has been replaced, but the identity of its old state could not be written yet: %v", s.vol.Name, err)
+		warnings.Add(ctx, "%s has been replaced, but the identity of its old state could not be written yet: %v", s.vol.Name, err)
 		return nil
 	}
 	if err := e.unmark(ctx, s.vol.ID); err != nil {
-		warn(ctx, "%s: %v", s.vol.Name, err)
+		warnings.Add(ctx, "%s: %v", s.vol.Name, err)
 		return nil
 	}
 	s.settled = true
@@ -120,7 +121,7 @@ func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 		err = e.destroyRows(ctx, []doomed{{row: old, ref: before}}, destroyOptions{force: true}).failure()
 	}
 	if err != nil {
-		warn(ctx, "%s has been replaced, but what it was could not be destroyed yet, and is its snapshot %s: %v", s.vol.Name, before, err)
+		warnings.Add(ctx, "%s has been replaced, but what it was could not be destroyed yet, and is its snapshot %s: %v", s.vol.Name, before, err)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"pando/internal/mount"
 	"pando/internal/mountpoint"
 	"pando/internal/pool"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -363,7 +364,7 @@ func (e *Engine) removeMade(ctx context.Context, path string, ours func(dir *os.
 	}
 	if err != nil {
 		word := quoteWord(path)
-		warn(ctx, "could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`", path, reason(err), word, word)
+		warnings.Add(ctx, "could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`", path, reason(err), word, word)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -78,7 +79,7 @@ func (e *Engine) umountWriteBack(ctx context.Context, row catalog.Row, a catalog
 	case u.cause == nil && !known:
 		return nil
 	case known && lost.Told && (u.cause == nil || u.stopped): // nothing new was lost
-		warnEach(ctx, "%s is unmounted without what was written to it before %s and could not be stored in the pool",
+		warnings.AddEach(ctx, "%s is unmounted without what was written to it before %s and could not be stored in the pool",
 			row.Name, lost.At.Local().Format(time.DateTime))
 		return nil
 	case u.cause == nil: // a snapshot has found out, or the umount of another tree
@@ -105,7 +106,7 @@ func (e *Engine) copyWriteBack(ctx context.Context, l live, root *os.File) error
 // warnLost warns that a copy lacks what was lost before, and found out then.
 func warnLost(ctx context.Context, l live) {
 	if l.inUse() && l.hasLost {
-		warnEach(ctx, "writes to %s failed before %s: the copy lacks them, unless programs have written them again",
+		warnings.AddEach(ctx, "writes to %s failed before %s: the copy lacks them, unless programs have written them again",
 			l.row.Name, l.lost.At.Local().Format(time.DateTime))
 	}
 }
@@ -118,7 +119,7 @@ func (e *Engine) flushToMeasure(ctx context.Context, row catalog.Row, a catalog.
 		return
 	}
 	e.noteLost(ctx, a, u, false)
-	warnEach(ctx, "%s: %v", row.Name, e.lostError(ctx, a, u, ""))
+	warnings.AddEach(ctx, "%s: %v", row.Name, e.lostError(ctx, a, u, ""))
 }
 
 // lost is what is known of writes that were lost in an attachment.

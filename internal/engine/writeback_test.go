@@ -18,6 +18,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/ref"
 	"pando/internal/testfs"
+	"pando/internal/warnings"
 
 	"golang.org/x/sys/unix"
 )
@@ -89,10 +90,10 @@ func (p *fullable) lose(mountpoint string) (path string, content []byte) {
 
 // listen returns a context, and what calls with it warned of.
 func listen(t *testing.T) (context.Context, func() string) {
-	r := &engine.Report{}
-	return engine.WithReport(t.Context(), r), func() string {
+	r := &warnings.List{}
+	return warnings.Collect(t.Context(), r), func() string {
 		text := ""
-		for _, w := range r.Warnings() {
+		for _, w := range r.Messages() {
 			text += w.String() + "\n"
 		}
 		return strings.TrimSuffix(text, "\n")

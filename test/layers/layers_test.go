@@ -31,7 +31,7 @@ type layer struct {
 // groups are names for several packages.
 var groups = map[string][]string{
 	// What any package may use: words, errors, numbers of progress.
-	"{words}": {"internal/errs", "internal/ref", "internal/progress", "internal/waiting"},
+	"{words}": {"internal/errs", "internal/ref", "internal/progress", "internal/waiting", "internal/warnings"},
 	// Leaves: one thing of the kernel or of a file format each; they know
 	// nothing of pools and volumes.
 	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
@@ -129,6 +129,7 @@ var table = map[string]layer{
 	"internal/kernel":   {tests: []string{"internal/errs", "internal/loopdev", "internal/mount"}},
 	"internal/errs":     {},
 	"internal/waiting":  {imports: []string{"internal/errs"}},
+	"internal/warnings": {imports: []string{"internal/errs"}},
 	"internal/progress": {},
 
 	// For tests.
