@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"net/http"
 	"os"
 	"strconv"
@@ -33,5 +34,17 @@ func (a *App) loadRemote(name string) (*replicate.Remote, error) {
 	if err != nil {
 		return nil, err
 	}
-	return replicate.Load(a.poolDir(), name, access)
+	r, err := replicate.Load(a.poolDir(), name, access)
+	if err != nil {
+		return nil, err
+	}
+	r.KnowNames(func(ctx context.Context) ([]string, error) {
+		e, err := a.open(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer e.Close()
+		return replicate.NamesOf(ctx, e, r)
+	})
+	return r, nil
 }

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -45,6 +46,10 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 				return a.printListed(r, vols)
 			}
 			for _, v := range vols {
+				if v.Name == args[1] && v.Problem != "" {
+					return errs.New(errs.Damaged, "remote ls", v.Name, "the list of its points on %s cannot be read: %s", r.Name, v.Problem).
+						WithHint("make it anew with `pando remote repair %s`", r.Name)
+				}
 				if v.Name == args[1] {
 					return a.printPoints(v)
 				}
@@ -99,9 +104,20 @@ func (a *App) listRemotes() error {
 }
 
 func (a *App) printListed(r *replicate.Remote, vols []replicate.Listed) error {
-	switch {
-	case a.json:
+	if a.json {
 		return a.printJSON(vols)
+	}
+	all := len(vols)
+	vols = slices.DeleteFunc(slices.Clone(vols), func(v replicate.Listed) bool {
+		if v.Problem != "" {
+			a.warn("the list of points of %s cannot be read: %s", cmp.Or(v.Name, v.Object), v.Problem)
+		}
+		return v.Problem != ""
+	})
+	if len(vols) < all {
+		a.note("make it anew with `pando remote repair %s`", r.Name)
+	}
+	switch {
 	case a.quiet:
 		for _, v := range vols {
 			if len(v.Points) == 0 {

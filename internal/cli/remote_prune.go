@@ -27,8 +27,9 @@ of each volume: a volume that nobody pushes loses nothing by waiting.
 
 It may run while others push, pull and prune, from any host; nothing that they need
 is removed. What a push had sent when its host died stays until two prunes, at least
---patience apart, have seen no sign of life from it. If anything cannot be read,
-nothing is deleted.`,
+--patience apart, have seen no sign of life from it. Of a volume whose list of points
+is damaged nothing goes (see ` + "`pando remote repair`" + `); if anything else cannot be
+read, nothing is deleted.`,
 		Example: `  pando remote prune backup --keep-last 10 --keep-daily 14 --keep-monthly 6 --dry-run
   pando remote prune backup job-17 --keep-within 48h`,
 		Args:              usage(cobra.MinimumNArgs(1)),
@@ -76,6 +77,15 @@ nothing is deleted.`,
 func (a *App) printRemotePruned(p *replicate.Pruned) error {
 	if a.json {
 		return a.printJSON(p)
+	}
+	for _, d := range p.Damaged {
+		a.warn("the list of points of %s cannot be read: they all stay, with what they need", d)
+	}
+	if len(p.Damaged) > 0 {
+		a.note("make it anew with `pando remote repair`")
+	}
+	if p.KeptAll != "" {
+		a.warn("nothing was deleted: %s", p.KeptAll)
 	}
 	for _, w := range p.Ended {
 		a.note("ended a %s of %s (pid %d), which gave no sign of life since %s", w.Kind, w.Host, w.PID, w.RenewedAt.Local().Format("2006-01-02 15:04:05"))

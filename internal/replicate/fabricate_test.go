@@ -406,7 +406,7 @@ func (b *bench) whole() {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	for _, h := range heads {
+	for _, h := range heads.good {
 		for _, pt := range h.Head.Points {
 			m := b.truth[h.Head.Name][pt.Name]
 			if m == nil || m.manifest.ID != pt.Manifest {

@@ -43,6 +43,9 @@ func noVolume(err error, r *repo.Repo, op, name string) error {
 		return errs.New(errs.NotFound, op, name, "no volume of this name is in %s", r.Store()).
 			WithHint("see %s", errs.Run("remote ls"))
 	}
+	if errs.Is(err, errs.Damaged) {
+		return damagedVolume(op, name, err)
+	}
 	return errs.Wrap(op, name, err)
 }
 

@@ -26,6 +26,11 @@ type Listed struct {
 	Newest       string        `json:"newest"`   // name of the point that is its newest state; "" if there is none
 	Points       []ListedPoint `json:"points"`   // in the order in which they were pushed
 	Sessions     []ListedWork  `json:"sessions"` // who is at work on it now, or has died at it
+
+	// Problem is why nothing else is known of it: the list of its points cannot be read. Object is that list. Name is
+	// "" then, if nothing tells it.
+	Problem string `json:"problem,omitempty"`
+	Object  string `json:"object,omitempty"`
 }
 
 // ListedPoint is a point of a volume in a remote: a snapshot or a generation.
@@ -52,7 +57,7 @@ type ListedWork struct {
 	RenewedAt time.Time `json:"renewed_at"`
 }
 
-// Volumes lists what a remote has, by name. Its cost grows with the number of
+// Volumes lists what a remote has, by name, also what cannot be read. Its cost grows with the number of
 // volumes, not with that of their points.
 func Volumes(ctx context.Context, r *Remote) ([]Listed, error) {
 	rp, err := r.Open(ctx)
@@ -60,11 +65,19 @@ func Volumes(ctx context.Context, r *Remote) ([]Listed, error) {
 		return nil, err
 	}
 	defer rp.Close()
-	return volumes(ctx, rp)
+	out, err := volumes(ctx, rp)
+	if slices.ContainsFunc(out, func(l Listed) bool { return l.Problem != "" }) {
+		r.nameDamaged(ctx, rp, func(names map[string]string) {
+			for i := range out {
+				out[i].Name = cmp.Or(out[i].Name, names[out[i].Object])
+			}
+		})
+	}
+	return out, err
 }
 
 func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
-	sessions, err := r.Sessions(ctx)
+	sessions, _, err := readSessions(ctx, r) // of one that cannot be read nothing is to be shown
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)
 	}
@@ -84,10 +97,14 @@ func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 		}
 	}
 	out := []Listed{}
-	for state, err := range r.Heads(ctx) {
-		if err != nil {
-			return nil, errs.Wrap(opList, "", err)
-		}
+	heads, err := readHeads(ctx, r)
+	if err != nil {
+		return nil, errs.Wrap(opList, "", err)
+	}
+	for _, d := range heads.bad {
+		out = append(out, Listed{Kind: "volume", Points: []ListedPoint{}, Sessions: []ListedWork{}, Problem: d.Reason, Object: d.Object})
+	}
+	for _, state := range heads.good {
 		h := state.Head
 		if h.Gone || len(h.Points) == 0 {
 			continue

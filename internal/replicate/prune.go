@@ -48,6 +48,11 @@ type Pruned struct {
 	PartlyUsedBytes int64 `json:"partly_used_bytes"`
 	HeldBytes       int64 `json:"held_bytes"`
 	DryRun          bool  `json:"dry_run"`
+
+	// Damaged are volumes whose list of points cannot be read: none of their points went, and nothing that these need.
+	Damaged []DamagedHead `json:"damaged"`
+	// KeptAll says why nothing was deleted although it may be of no use; "" if that was not so.
+	KeptAll string `json:"kept_all,omitempty"`
 }
 
 // PrunedPoint is a point that a prune has removed.
@@ -83,6 +88,13 @@ type PrunedPoint struct {
 // was only slow, it finds that out when it commits, and pushes again. Clocks only
 // decide how patient that is.
 //
+// # Damage
+//
+// A head that cannot be read names points that nobody knows. All manifests of its volume that are there count as
+// named by it, and what they need stays, until somebody repairs it. If a manifest that no other head names cannot be
+// read either, it may be of that volume, and nothing is deleted. Nor is anything while a session cannot be read,
+// whose pins are not known: it is ended like one that gives no sign of life, as its owner cannot renew it.
+//
 // # Errors
 //
 // Any error while it looks deletes nothing. NotFound (a name), Invalid, Conflict
@@ -93,7 +105,15 @@ func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
 		return nil, err
 	}
 	defer rp.Close()
-	return prune(ctx, rp, q)
+	out, err := prune(ctx, rp, q)
+	if err == nil && len(out.Damaged) > 0 {
+		r.nameDamaged(ctx, rp, func(names map[string]string) {
+			for i := range out.Damaged {
+				out.Damaged[i].Volume = cmp.Or(out.Damaged[i].Volume, names[out.Damaged[i].Object])
+			}
+		})
+	}
+	return out, err
 }
 
 func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
@@ -105,7 +125,7 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 			return nil, err
 		}
 	}
-	p := &pruner{repo: r, PruneRequest: q, out: &Pruned{Points: []PrunedPoint{}, Ended: []ListedWork{}, DryRun: q.DryRun}}
+	p := &pruner{repo: r, PruneRequest: q, out: &Pruned{Points: []PrunedPoint{}, Ended: []ListedWork{}, Damaged: []DamagedHead{}, DryRun: q.DryRun}}
 	if p.Patience == 0 {
 		p.Patience = DefaultPatience
 	}
@@ -143,20 +163,35 @@ func (p *pruner) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	manifests, segments, err := p.garbage(ctx, objects, now, need)
-	if err != nil || p.DryRun {
+	if err := p.needOfDamaged(ctx, objects, now, &need); err != nil {
 		return err
+	}
+	manifests, segments, err := p.garbage(ctx, objects, now, need)
+	if err != nil {
+		return err
+	}
+	if p.out.KeptAll != "" {
+		p.out.HeldBytes += p.out.FreedBytes
+		p.out.FreedBytes, p.out.Segments, p.out.Manifests = 0, 0, 0
+		return nil
+	}
+	if p.DryRun {
+		return nil
 	}
 	return p.remove(ctx, manifests, segments)
 }
 
 // retire takes points out of the heads. A dry run only notes them.
 func (p *pruner) retire(ctx context.Context) error {
-	heads, err := readHeads(ctx, p.repo)
+	all, err := readHeads(ctx, p.repo)
 	if err != nil {
 		return err
 	}
+	heads := all.good
 	for _, n := range p.Names {
+		if all.isBad(p.repo, n) {
+			return damagedVolume(opRemotePrune, n, errs.New(errs.Damaged, "", "", "it is damaged"))
+		}
 		if !slices.ContainsFunc(heads, func(h repo.HeadState) bool { return h.Head.Name == n && !h.Head.Gone }) {
 			return noVolume(errs.New(errs.NotFound, "", "", ""), p.repo, opRemotePrune, n)
 		}
@@ -258,9 +293,14 @@ func (p *pruner) endSessions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sessions, err := p.repo.Sessions(ctx)
+	sessions, unread, err := readSessions(ctx, p.repo)
 	if err != nil {
 		return err
+	}
+	damaged := map[repo.ID]bool{}
+	for _, s := range unread {
+		damaged[s.Session.ID] = true
+		sessions = append(sessions, s)
 	}
 	now := time.Now().UTC()
 	var seen repo.Seen
@@ -279,8 +319,16 @@ func (p *pruner) endSessions(ctx context.Context) error {
 			seen.Sessions = append(seen.Sessions, first)
 			continue
 		}
-		if err := p.fence(ctx, s); err != nil {
+		if damaged[s.Session.ID] { // nobody knows which heads it may commit to
+			if s.Session.Heads, err = headNames(ctx, p.repo); err != nil {
+				return err
+			}
+		}
+		if ended, err := p.fence(ctx, s); err != nil {
 			return err
+		} else if !ended {
+			seen.Sessions = append(seen.Sessions, first)
+			continue
 		}
 		p.out.Ended = append(p.out.Ended, workOf(s.Session))
 	}
@@ -291,9 +339,19 @@ func (p *pruner) endSessions(ctx context.Context) error {
 	return nil
 }
 
+// headNames are the names of all heads that can be read.
+func headNames(ctx context.Context, r *repo.Repo) (out []string, err error) {
+	all, err := readHeads(ctx, r)
+	for _, h := range all.good {
+		out = append(out, h.Head.Name)
+	}
+	return out, err
+}
+
 // fence makes sure that a session never commits again, and removes it. A head that
-// is not there yet is made, so that the session cannot make it.
-func (p *pruner) fence(ctx context.Context, s repo.SessionState) error {
+// is not there yet is made, so that the session cannot make it. False: one of its heads
+// is damaged and cannot tell it, so that it stays.
+func (p *pruner) fence(ctx context.Context, s repo.SessionState) (bool, error) {
 	add := func(h *repo.Head) bool {
 		if slices.Contains(h.Fenced, s.Session.ID) {
 			return false
@@ -315,18 +373,22 @@ func (p *pruner) fence(ctx context.Context, s repo.SessionState) error {
 					continue // it was made just now
 				}
 			}
+			if errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) {
+				return false, nil
+			}
 			if err != nil {
-				return err
+				return false, err
 			}
 			break
 		}
 	}
-	return p.repo.DropSession(ctx, s)
+	return true, p.repo.DropSession(ctx, s)
 }
 
 // scene is what the remote's heads and sessions were at one moment.
 type scene struct {
 	heads    []repo.HeadState
+	damaged  []DamagedHead
 	sessions []repo.SessionState
 }
 
@@ -342,7 +404,7 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 		return scene{}, err
 	}
 	for range headTries {
-		sessions, err := p.repo.Sessions(ctx)
+		sessions, unread, err := readSessions(ctx, p.repo)
 		if err != nil {
 			return scene{}, err
 		}
@@ -350,27 +412,19 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 		if err != nil {
 			return scene{}, err
 		}
-		if slices.EqualFunc(heads, again, func(a, b repo.HeadState) bool { return a.Head.Name == b.Head.Name && a.Head.WriteID == b.Head.WriteID }) {
+		if heads.same(again) {
+			if len(unread) > 0 {
+				p.out.KeptAll = "a session cannot be read, so that nobody knows what it needs"
+			}
+			p.out.Damaged = append(p.out.Damaged, again.bad...)
+			sessions = append(sessions, unread...)
 			p.out.Working = len(sessions)
-			return scene{heads, sessions}, nil
+			return scene{again.good, again.bad, sessions}, nil
 		}
 		heads = again
 	}
 	return scene{}, errs.New(errs.Conflict, opRemotePrune, "", "volumes are being pushed all the time, so nothing was deleted").
 		WithHint("points have been removed; run it again for the space")
-}
-
-// readHeads reads all heads, by name.
-func readHeads(ctx context.Context, r *repo.Repo) ([]repo.HeadState, error) {
-	var out []repo.HeadState
-	for h, err := range r.Heads(ctx) {
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, h)
-	}
-	slices.SortFunc(out, func(a, b repo.HeadState) int { return cmp.Compare(a.Head.Name, b.Head.Name) })
-	return out, nil
 }
 
 // objects are those that a prune may delete, as they were listed.
@@ -400,6 +454,26 @@ func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
 type need struct {
 	manifests map[repo.ID]bool
 	segments  map[repo.Segment]int64 // at least so many bytes of it are needed
+
+	todo []repo.ID // manifests whose own needs are not yet noted
+}
+
+// add adds a manifest that must stay.
+func (n *need) add(id repo.ID) {
+	if !id.IsZero() && !n.manifests[id] {
+		n.manifests[id] = true
+		n.todo = append(n.todo, id)
+	}
+}
+
+// uses notes what a manifest needs.
+func (n *need) uses(m *repo.Manifest) {
+	for _, u := range m.Uses {
+		n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
+	}
+	if m.Content == repo.Stream {
+		n.add(m.Parent)
+	}
 }
 
 // needed reads the manifests that must stay and notes the segments that they name:
@@ -408,13 +482,7 @@ type need struct {
 func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 	n := need{manifests: map[repo.ID]bool{}, segments: map[repo.Segment]int64{}}
 	pinned := map[repo.ID]bool{}
-	var todo []repo.ID
-	add := func(id repo.ID) {
-		if !id.IsZero() && !n.manifests[id] {
-			n.manifests[id] = true
-			todo = append(todo, id)
-		}
-	}
+	add := n.add
 	for _, h := range now.heads {
 		for _, pt := range h.Head.Points {
 			if !p.DryRun || !p.retired[pt.Manifest] {
@@ -430,28 +498,59 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 		}
 	}
 	p.Tracker.Start("reading manifests", 0, 0)
-	for len(todo) > 0 {
-		batch := todo
-		todo = nil
+	return n, p.readNeeds(ctx, &n, func(id repo.ID, err error) error {
+		if pinned[id] && errs.Is(err, errs.NotFound) {
+			return nil
+		}
+		return p.unreadable(now, id, err)
+	})
+}
+
+// readNeeds reads the manifests that were added, and notes what they need, also of others.
+func (p *pruner) readNeeds(ctx context.Context, n *need, failed func(repo.ID, error) error) error {
+	for len(n.todo) > 0 {
+		batch := n.todo
+		n.todo = nil
 		err := readManifests(ctx, p.repo, batch, func(m repo.Manifest) {
 			p.Tracker.Add(1, 0)
-			for _, u := range m.Uses {
-				n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
-			}
-			if m.Content == repo.Stream {
-				add(m.Parent)
-			}
-		}, func(id repo.ID, err error) error {
-			if pinned[id] && errs.Is(err, errs.NotFound) {
-				return nil
-			}
-			return p.unreadable(now, id, err)
-		})
+			n.uses(&m)
+		}, failed)
 		if err != nil {
-			return n, err
+			return err
 		}
 	}
-	return n, nil
+	return nil
+}
+
+// needOfDamaged adds what volumes need whose heads cannot be read: all manifests of them that are there.
+func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *need) error {
+	if len(now.damaged) == 0 {
+		return nil
+	}
+	damaged := map[repo.ID]int{}
+	for i, d := range now.damaged {
+		damaged[d.id] = i
+	}
+	unnamed := slices.DeleteFunc(slices.Clone(o.manifests), func(id repo.ID) bool { return n.manifests[id] })
+	unread := func(id repo.ID, err error) error {
+		if broken(err) {
+			p.out.KeptAll = "manifest " + id.String() + " cannot be read, and may be of a volume whose list of points is damaged"
+			return nil
+		}
+		return err
+	}
+	err := readManifests(ctx, p.repo, unnamed, func(m repo.Manifest) {
+		id, err := p.repo.HeadID(m.Volume)
+		if i, is := damaged[id]; err == nil && is {
+			p.out.Damaged[i].Volume = m.Volume
+			n.manifests[m.ID] = true
+			n.uses(&m)
+		}
+	}, unread)
+	if err != nil {
+		return err
+	}
+	return p.readNeeds(ctx, n, unread)
 }
 
 // unreadable words why nothing is deleted.

@@ -22,6 +22,9 @@ func (p *pusher) readHead(ctx context.Context, name string) (headState, error) {
 	if errs.Is(err, errs.NotFound) {
 		return headState{Head: repo.Head{Name: name, NextSeq: 1}}, nil
 	}
+	if errs.Is(err, errs.Damaged) {
+		err = damagedVolume(opPush, name, err)
+	}
 	return headState{h, v}, err
 }
 
@@ -177,12 +180,16 @@ func originOf(x repo.Point) *repo.Origin {
 // clonedFrom finds what a volume was cloned from, there: head "" if it is not.
 func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, content repo.Content) (base, error) {
 	pt := jb.pt
-	tried := map[string]headState{h.Name: h}
+	tried, unread := map[string]headState{h.Name: h}, map[string]bool{}
 	head := func(name string) (headState, error) {
 		if h, ok := tried[name]; ok {
 			return h, nil
 		}
 		h, err := p.readHead(ctx, name)
+		if broken(err) { // what is wrong with another volume must not keep this one from being pushed
+			jb.note = "the list of points of " + name + " on the remote cannot be read, so that nothing is shared with it"
+			unread[name], err = true, nil
+		}
 		tried[name] = h
 		return h, err
 	}
@@ -222,7 +229,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 		return b, err
 	}
 	gp, err := p.e.PointByID(ctx, pt.BaseID)
-	if errs.Is(err, errs.NotFound) {
+	if errs.Is(err, errs.NotFound) || unread[r.Name] {
 		return base{}, nil
 	}
 	if err != nil {

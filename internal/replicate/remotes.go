@@ -61,6 +61,7 @@ type Remote struct {
 	wrap     func(objstore.Store) objstore.Store // for tests: goes between the store and its retries
 	retry    objstore.RetryOptions
 	access   Access
+	names    func(context.Context) ([]string, error) // see KnowNames
 }
 
 // AddRequest says which remote to add, and how it is opened.

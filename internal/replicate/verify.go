@@ -87,6 +87,9 @@ func (v *Verified) Err() error {
 	if v.TotalProblems == 1 {
 		e = errs.New(errs.Damaged, opVerify, what, "a problem was found: %s", first)
 	}
+	if strings.HasPrefix(first.Object, "heads/") {
+		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair"))
+	}
 	return e.WithHint("points without problems can be pulled; remove damaged ones from the remote and push again")
 }
 
@@ -109,7 +112,15 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 		return nil, err
 	}
 	defer rp.Close()
-	return verify(ctx, rp, q)
+	out, err := verify(ctx, rp, q)
+	if err == nil && slices.ContainsFunc(out.Problems, func(p Problem) bool { return strings.HasPrefix(p.Object, "heads/") }) {
+		r.nameDamaged(ctx, rp, func(names map[string]string) {
+			for i := range out.Problems {
+				out.Problems[i].Volume = cmp.Or(out.Problems[i].Volume, names[out.Problems[i].Object])
+			}
+		})
+	}
+	return out, err
 }
 
 func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, error) {
@@ -220,32 +231,27 @@ func (v *verifier) run(ctx context.Context) error {
 
 // heads reads all heads, and says which cannot be read.
 func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
-	var ids []repo.ID
-	for id, err := range v.repo.HeadIDs(ctx) {
-		if err != nil {
-			return nil, err
-		}
-		ids = append(ids, id)
-	}
-	var heads []repo.Head
-	err := eachOf(ctx, ids, func(ctx context.Context, id repo.ID) error {
-		h, err := v.repo.HeadByID(ctx, id)
-		if broken(err) {
-			v.problem(Problem{Object: "heads/" + id.String(), Message: err.Error()})
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		v.mu.Lock()
-		defer v.mu.Unlock()
-		heads = append(heads, h.Head)
-		return nil
-	})
+	all, err := readHeads(ctx, v.repo)
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(heads, func(a, b repo.Head) int { return cmp.Compare(a.Name, b.Name) })
+	for _, d := range all.bad {
+		p := Problem{Object: d.Object, Message: "the list of a volume's points cannot be read: " + d.Reason}
+		i := slices.IndexFunc(v.Names, func(n string) bool { id, err := v.repo.HeadID(n); return err == nil && id == d.id })
+		switch {
+		case i >= 0:
+			p.Volume = v.Names[i]
+			v.problem(p)
+		case len(v.Names) == 0:
+			v.problem(p)
+		default:
+			v.out.Warnings = append(v.out.Warnings, p)
+		}
+	}
+	var heads []repo.Head
+	for _, h := range all.good {
+		heads = append(heads, h.Head)
+	}
 	for _, n := range v.Names {
 		if !slices.ContainsFunc(heads, func(h repo.Head) bool { return h.Name == n && !h.Gone }) && len(v.problems) == 0 {
 			return nil, noVolume(errs.New(errs.NotFound, "", "", ""), v.repo, opVerify, n)
@@ -445,7 +451,7 @@ func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 	if err != nil {
 		return err
 	}
-	for _, h := range now {
+	for _, h := range now.good {
 		for _, pt := range h.Head.Points {
 			if !needed[pt.Manifest] {
 				fresh = append(fresh, pt.Manifest)

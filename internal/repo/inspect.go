@@ -23,6 +23,29 @@ func (r *Repo) HeadByID(ctx context.Context, id ID) (HeadState, error) {
 	return HeadState{Head: h, Version: version}, about("read head", key, err)
 }
 
+// HeadID is what the key of a head ends with: a keyed hash of the name.
+func (r *Repo) HeadID(name string) (ID, error) {
+	key, err := r.headKey(name)
+	if err != nil {
+		return ID{}, err
+	}
+	return ParseID(strings.TrimPrefix(key, headPrefix))
+}
+
+// RawHead is the object of a head as it is, which may be damaged: to keep a copy of it, and to write over just this
+// state. NotFound.
+func (r *Repo) RawHead(ctx context.Context, id ID) ([]byte, objstore.Version, error) {
+	key := headPrefix + id.String()
+	object, info, err := r.store.Get(ctx, key, 0, -1)
+	return object, info.Version, about("read head", key, err)
+}
+
+// RawSession is a session of which only the key can be read: its ID and its state in the store. NotFound.
+func (r *Repo) RawSession(ctx context.Context, id ID) (SessionState, error) {
+	info, err := r.store.Stat(ctx, sessionPrefix+id.String())
+	return SessionState{Session: Session{ID: id, Kind: Push}, Version: info.Version}, about("read session", id.String(), err)
+}
+
 // SessionIDs yields the IDs of all sessions. An error ends it.
 func (r *Repo) SessionIDs(ctx context.Context) iter.Seq2[ID, error] {
 	return r.names(ctx, sessionPrefix)

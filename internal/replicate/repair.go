@@ -1,0 +1,413 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"pando/internal/driver"
+	"pando/internal/durable"
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+	"pando/internal/repo"
+)
+
+const opRepair = "remote repair"
+
+// damagedDir is where copies of damaged heads are kept that a repair has written over.
+const damagedDir = "damaged"
+
+// repairedPool is the writer of a repaired head whose writer is not known: no pool, so that one has to take it over.
+const repairedPool = "repaired"
+
+// RepairRequest says what to repair.
+type RepairRequest struct {
+	DryRun  bool // only say what would be done
+	Tracker *progress.Tracker
+}
+
+// Repaired is what Repair did, or would do.
+type Repaired struct {
+	Volumes []RepairedVolume `json:"volumes"` // that were damaged or missing, by name
+	// Lost are manifests that cannot be read. A point that is damaged so is lost; which volume it was of is not known.
+	Lost    []string `json:"lost"`
+	Checked int      `json:"checked"` // heads that are as they should be
+	DryRun  bool     `json:"dry_run"`
+}
+
+// RepairedVolume is a volume or golden whose list of points was made anew.
+type RepairedVolume struct {
+	Volume   string   `json:"volume"`         // "" if nothing tells it
+	Object   string   `json:"object"`         // its list of points: "heads/..."
+	Missing  bool     `json:"missing"`        // the list was not there; else it was damaged
+	Repaired bool     `json:"repaired"`       // it is there again; of a dry run: it would be
+	Points   []string `json:"points"`         // that are whole, the oldest first
+	Broken   []string `json:"broken"`         // that are listed, too, but lack something that they need
+	Writer   bool     `json:"writer"`         // this pool may push it; else a pool has to take it over
+	Reason   string   `json:"reason"`         // why the list could not be used, or not be made anew
+	Copy     string   `json:"copy,omitempty"` // file in which the damaged list was kept
+}
+
+// Repair makes the lists of points of volumes anew that are damaged or gone, from the manifests that are there: all
+// points come back whose manifests and segments are whole. Points that were removed and not yet pruned come back as
+// well. It needs nothing but a key to the remote; e may be nil, which says that no pool has pushed there.
+//
+// It makes nothing worse: it writes only what cannot be read, twice, over just that state, of which it keeps a copy in
+// the pool, and what is not there. Points of which something is missing are listed as well, so that no prune removes what
+// is left of them, but the newest point is one that is whole. The epoch of a repaired head is above all that were, and
+// its writer is this pool if the newest point is of an object that is here; else a pool has to take the volume over.
+//
+// It may run beside pushes, pulls and prunes. Conflict: somebody has written a head meanwhile.
+func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (*Repaired, error) {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer rp.Close()
+	x := &repairer{RepairRequest: q, e: e, repo: rp, keep: filepath.Join(r.dir, damagedDir)}
+	if e != nil {
+		x.writer = writer(e)
+		if x.names, err = NamesOf(ctx, e, r); err != nil {
+			return nil, err
+		}
+	}
+	out, err := x.run(ctx)
+	return out, errs.Wrap(opRepair, r.Name, err)
+}
+
+type repairer struct {
+	RepairRequest
+	e      *engine.Engine // nil: no pool
+	repo   *repo.Repo
+	writer repo.Writer
+	names  []string // that heads may have
+	keep   string   // directory for copies; "": none
+
+	segments  map[repo.Segment]int64 // that are there: bytes
+	manifests map[repo.ID]*repo.Manifest
+	whole     map[repo.ID]bool // all that a manifest needs is there
+	out       *Repaired
+}
+
+func (x *repairer) run(ctx context.Context) (*Repaired, error) {
+	x.out = &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, DryRun: x.DryRun}
+
+	// Sessions before manifests: what a session writes that begins later is not seen, and what of one that is there is
+	// not yet listed is its own matter.
+	sessions, _, err := readSessions(ctx, x.repo)
+	if err != nil {
+		return nil, err
+	}
+	heads, err := readHeads(ctx, x.repo)
+	if err != nil {
+		return nil, err
+	}
+	x.out.Checked = len(heads.good)
+	if err := x.read(ctx, heads); err != nil {
+		return nil, err
+	}
+	volumes := x.volumes(heads, scene{sessions: sessions})
+	for _, v := range volumes {
+		done, err := x.volume(ctx, v)
+		if err != nil {
+			return nil, err
+		}
+		x.out.Volumes = append(x.out.Volumes, done)
+	}
+	return x.out, nil
+}
+
+// read lists what is there, and reads the manifests that no readable head names.
+func (x *repairer) read(ctx context.Context, heads headset) error {
+	x.Tracker.Start("reading manifests", 0, 0)
+	named := map[repo.ID]bool{}
+	for _, h := range heads.good {
+		for _, pt := range h.Head.Points {
+			named[pt.Manifest] = true
+		}
+	}
+	o, err := listObjects(ctx, x.repo)
+	if err != nil {
+		return err
+	}
+	x.segments, x.manifests, x.whole = o.segments, map[repo.ID]*repo.Manifest{}, map[repo.ID]bool{}
+	unnamed := slices.DeleteFunc(o.manifests, func(id repo.ID) bool { return named[id] })
+	err = readManifests(ctx, x.repo, unnamed, func(m repo.Manifest) {
+		x.Tracker.Add(1, 0)
+		x.whole[m.ID] = x.hasSegments(&m)
+		m.Pages, m.Stream, m.Uses = nil, nil, nil // a million of them fit into memory without these
+		x.manifests[m.ID] = &m
+	}, func(id repo.ID, err error) error {
+		if errs.Is(err, errs.NotFound) {
+			return nil // pruned meanwhile
+		}
+		if broken(err) {
+			x.out.Lost = append(x.out.Lost, "manifests/"+id.String())
+			return nil
+		}
+		return err
+	})
+	slices.Sort(x.out.Lost)
+	for id, m := range x.manifests { // a stream needs what it is the difference from
+		for p, depth := m, 0; x.whole[id] && p.Content == repo.Stream && !p.Parent.IsZero() && !named[p.Parent]; depth++ {
+			parent := x.manifests[p.Parent]
+			if parent == nil || !x.whole[p.Parent] || depth > len(x.manifests) {
+				x.whole[id] = false
+				break
+			}
+			p = parent
+		}
+	}
+	return err
+}
+
+// hasSegments reports whether all segments of a manifest are there, and as long as it knows that they must be.
+func (x *repairer) hasSegments(m *repo.Manifest) bool {
+	for _, u := range m.Uses {
+		if _, there := x.segments[u.Segment]; !there {
+			return false
+		}
+	}
+	for _, p := range m.Pages {
+		if x.segments[p.Frame.Segment] < int64(p.Frame.Offset)+int64(p.Frame.Stored) {
+			return false
+		}
+	}
+	for _, f := range m.Stream {
+		if x.segments[f.Segment] < int64(f.Offset)+int64(f.Stored) {
+			return false
+		}
+	}
+	return true
+}
+
+// lostHead is a head that is damaged or missing, and what there is to make it of.
+type lostHead struct {
+	id        repo.ID
+	name      string // "" if nothing tells it
+	damaged   error  // nil: it is missing
+	manifests []*repo.Manifest
+}
+
+// volumes finds the heads that are to be made anew, by name.
+func (x *repairer) volumes(heads headset, now scene) []lostHead {
+	lost := map[repo.ID]*lostHead{}
+	for _, d := range heads.bad {
+		if errs.Is(d.err, errs.TooNew) {
+			x.out.Volumes = append(x.out.Volumes, RepairedVolume{Object: d.Object, Points: []string{}, Broken: []string{}, Reason: d.Reason})
+			continue // a newer pando reads it
+		}
+		lost[d.id] = &lostHead{id: d.id, damaged: d.err}
+	}
+	there := map[repo.ID]bool{}
+	for _, h := range heads.good {
+		if id, err := x.repo.HeadID(h.Head.Name); err == nil {
+			there[id] = true
+		}
+	}
+	for _, d := range heads.bad {
+		there[d.id] = lost[d.id] == nil
+	}
+
+	// What the pool knows names heads of which nothing is left.
+	for _, n := range x.names {
+		if id, err := x.repo.HeadID(n); err == nil && lost[id] != nil {
+			lost[id].name = n
+		}
+	}
+	for _, m := range x.manifests {
+		id, err := x.repo.HeadID(m.Volume)
+		if err != nil || there[id] {
+			continue
+		}
+		if lost[id] == nil {
+			if now.works(m.Session) {
+				continue // the first push of a volume, which is about to make its head
+			}
+			lost[id] = &lostHead{id: id}
+		}
+		lost[id].name = m.Volume
+		lost[id].manifests = append(lost[id].manifests, m)
+	}
+	var out []lostHead
+	for _, h := range lost {
+		out = append(out, *h)
+	}
+	slices.SortFunc(out, func(a, b lostHead) int { return cmp.Or(cmp.Compare(a.name, b.name), slices.Compare(a.id[:], b.id[:])) })
+	return out
+}
+
+// volume makes one head anew.
+func (x *repairer) volume(ctx context.Context, l lostHead) (RepairedVolume, error) {
+	out := RepairedVolume{
+		Volume: l.name, Object: "heads/" + l.id.String(), Missing: l.damaged == nil, Points: []string{}, Broken: []string{}, Reason: "it is missing",
+	}
+	if l.damaged != nil {
+		out.Reason = l.damaged.Error()
+	}
+	if l.name == "" {
+		out.Reason = "nothing of it is left, not even its name: " + out.Reason
+		return out, nil
+	}
+	head := x.head(ctx, l, &out)
+	if err := x.remembered(ctx, &head); err != nil {
+		return out, err
+	}
+	if x.DryRun {
+		out.Repaired = true
+		return out, nil
+	}
+
+	// Only what cannot be read now is written over, and just that state.
+	object, version, err := x.repo.RawHead(ctx, l.id)
+	switch {
+	case errs.Is(err, errs.NotFound):
+		version = ""
+	case err != nil:
+		return out, err
+	default:
+		if _, err := x.repo.HeadByID(ctx, l.id); !errs.Is(err, errs.Damaged) {
+			out.Reason = "it can be read now"
+			return out, err
+		}
+		if out.Copy, err = x.copy(l.id, object); err != nil {
+			return out, err
+		}
+	}
+	if _, err := x.repo.PutHead(ctx, head, version); err != nil {
+		return out, err
+	}
+	out.Repaired = true
+	return out, nil
+}
+
+// copy keeps a damaged head.
+func (x *repairer) copy(id repo.ID, object []byte) (string, error) {
+	if x.keep == "" {
+		return "", nil
+	}
+	path := filepath.Join(x.keep, "head-"+id.String()+"-"+strconv.FormatInt(time.Now().Unix(), 10))
+	if err := os.MkdirAll(x.keep, 0o700); err != nil {
+		return "", errs.Wrap(opRepair, x.keep, err)
+	}
+	return path, errs.Wrap(opRepair, path, durable.WriteFile(path, object))
+}
+
+// head is what a head must have been, as far as manifests tell.
+func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) repo.Head {
+	h := repo.Head{Name: l.name, NextSeq: 1, Golden: len(l.manifests) > 0, Epoch: uint64(time.Now().Unix()), Gone: len(l.manifests) == 0}
+	for _, m := range l.manifests {
+		if _, ok := (ref.Ref{Name: l.name, At: m.Point}).Generation(); !ok || m.Consistency != "" { // of snapshots only
+			h.Golden = false
+		}
+	}
+	for _, m := range x.inOrder(l.manifests, h.Golden) {
+		pt := pointFrom(m, h.NextSeq)
+		h.NextSeq++
+		h.Points = append(h.Points, pt)
+		if !x.whole[m.ID] {
+			out.Broken = append(out.Broken, pt.Name)
+			continue
+		}
+		out.Points = append(out.Points, pt.Name)
+		h.Latest = pt.Seq
+	}
+
+	// Whoever has the object of the newest point pushed it.
+	h.Writer = repo.Writer{Pool: repairedPool, Host: "nobody (repaired)"}
+	if i := h.Newest(); x.e != nil && i >= 0 {
+		if o, err := x.e.PointByID(ctx, driver.ObjectID(h.Points[i].Source)); err == nil {
+			h.Writer, h.Lineage, out.Writer = x.writer, string(o.Lineage), true
+		}
+	}
+	return h
+}
+
+// remembered raises the epoch above the one that this pool has seen.
+func (x *repairer) remembered(ctx context.Context, h *repo.Head) error {
+	if x.e == nil {
+		return nil
+	}
+	seen, err := x.e.RemoteHeads(ctx, x.repo.ID().String())
+	for _, s := range seen {
+		if s.Name == h.Name {
+			h.Epoch = max(h.Epoch, s.Epoch+1)
+		}
+	}
+	return err
+}
+
+// pointFrom is a point as a head lists it, from its manifest.
+func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
+	at := repo.Point{
+		Seq: seq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
+		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
+	}
+	if m.Content == repo.Stream {
+		at.Parent = m.Parent
+	}
+	if o := m.Origin; o != nil {
+		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
+	}
+	return at
+}
+
+// inOrder is the manifests of one volume, each point once, in the order in which they were pushed, as far as that can be
+// told: by generation or by time, and none before what it was compared with.
+func (x *repairer) inOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
+	slices.SortFunc(all, func(a, b *repo.Manifest) int {
+		if golden {
+			an, _ := strconv.Atoi(a.Point)
+			bn, _ := strconv.Atoi(b.Point)
+			if an != bn {
+				return cmp.Compare(an, bn)
+			}
+		}
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Point, b.Point), slices.Compare(a.ID[:], b.ID[:]))
+	})
+
+	// A push that was interrupted between its manifest and the head has written a second one.
+	type key struct{ point, source string }
+	children := map[repo.ID]int{}
+	for _, m := range all {
+		children[m.Parent]++
+	}
+	best := map[key]*repo.Manifest{}
+	rank := func(m *repo.Manifest) int {
+		n := min(children[m.ID], 1)
+		if x.whole[m.ID] {
+			n += 2
+		}
+		return n
+	}
+	for _, m := range all {
+		k := key{m.Point, m.Source}
+		if was := best[k]; was == nil || rank(m) > rank(was) {
+			best[k] = m
+		}
+	}
+
+	byID := map[repo.ID]*repo.Manifest{}
+	for _, m := range best {
+		byID[m.ID] = m
+	}
+	done := map[repo.ID]bool{}
+	var out []*repo.Manifest
+	for _, m := range all {
+		var line []*repo.Manifest // m and what must come before it, the youngest first
+		for p := byID[m.ID]; p != nil && !done[p.ID] && !slices.Contains(line, p); p = byID[p.Parent] {
+			line = append(line, p)
+		}
+		for _, p := range slices.Backward(line) {
+			done[p.ID] = true
+			out = append(out, p)
+		}
+	}
+	return out
+}
