@@ -336,7 +336,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 // planReplace reserves the name and marks the work (step 1).
 func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportRequest, out *Imported) error {
 	from := ref.Ref{Name: out.Golden, At: itoa(out.Generation)}
-	return e.claim(ctx, opAdopt, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	return e.ledger.Claim(ctx, opAdopt, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		origin, err := tx.Resolve(opAdopt, from)
 		if err != nil {
 			return nil, err
@@ -518,7 +518,7 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 		return
 	}
 	r.removeBare()
-	e.undo(ctx, r.row.ID)
+	e.ledger.Undo(ctx, r.row.ID)
 }
 
 // removeBare removes the directory that was made at aside, if it is empty.

@@ -335,16 +335,6 @@ func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a cat
 	return nil
 }
 
-// letGo takes the mark of a failed operation away, unless the failure has left
-// something that only recovery can put right: then the mark stays for the next
-// command, as if this process had died here.
-func (e *Engine) letGo(ctx context.Context, id driver.ObjectID, failure error) {
-	switch errs.KindOf(failure) {
-	case errs.InUse, errs.Canceled, errs.Invalid, errs.NotFound, errs.Conflict:
-		_ = e.unmark(ctx, id)
-	}
-}
-
 // heldError explains why something that is not where it was mounted is in use.
 func (e *Engine) heldError(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
 	return e.heldBy(ctx, op, row, a, w, deviceOf(a, w))

@@ -112,7 +112,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 	// Nobody needs the scratch volume after a power loss, so nothing waits for it.
 	b.scratch.Ephemeral = true
 	b.ids = []driver.ObjectID{b.scratch.ID, b.gen.ID}
-	err := e.claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		g, exists, err := tx.Golden(name)
 		if err != nil {
 			return nil, err
@@ -155,7 +155,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 }
 
 // abandon takes everything back.
-func (b *build) abandon(ctx context.Context) { b.e.undo(ctx, b.ids...) }
+func (b *build) abandon(ctx context.Context) { b.e.ledger.Undo(ctx, b.ids...) }
 
 // publish makes the generation of the filled scratch volume, and current.
 func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) {
@@ -241,7 +241,7 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 // nobody is at work on it. If it does not come to that, the base follows from
 // the origin of the generation, for as long as that exists.
 func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
-	if err := e.claimWithin(ctx, 0, opPin, false, func(*catalog.Tx) ([]catalog.Mark, error) {
+	if err := e.ledger.ClaimNow(ctx, opPin, false, func(*catalog.Tx) ([]catalog.Mark, error) {
 		return []catalog.Mark{{ID: id, Op: opPin}}, nil
 	}); err != nil {
 		return
@@ -250,7 +250,7 @@ func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
 		warnings.Add(ctx, "the identity of %s does not tell of its new base yet: %v", e.cat.RefOf(ctx, id), err)
 		return // the mark stays, and the next command writes it
 	}
-	_ = e.unmark(ctx, id) // else the next command does
+	_ = e.ledger.Unmark(ctx, id) // else the next command does
 }
 
 // PublishRequest says what to publish.
@@ -275,7 +275,7 @@ type Published struct {
 // name), Conflict (the volume is based on an older generation: somebody else has
 // published since), InUse, NoSpace.
 func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if err := ref.CheckName(opPublish, q.Golden); err != nil {

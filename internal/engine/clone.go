@@ -12,6 +12,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/ledger"
 	"pando/internal/progress"
 	"pando/internal/ref"
 	"pando/internal/run"
@@ -48,7 +49,7 @@ type CloneRequest struct {
 const (
 	opClone = "clone"
 	opFork  = "fork"
-	opRun   = "run"
+	opRun   = ledger.OpRun
 )
 
 // clonePlan is one volume to be made.
@@ -64,7 +65,7 @@ type clonePlan struct {
 // waits for it. Durable on return, unless ephemeral. NotFound, Exists, Invalid,
 // NoSpace, InUse, Unsupported, Conflict.
 func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if q.op == "" {
@@ -117,7 +118,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 
 // Fork is Clone of a volume, which may be in use. Invalid if From is something else.
 func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	q.op = opFork
@@ -167,7 +168,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 		}
 	}
 	var plans []*clonePlan
-	err := e.claim(ctx, q.op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err := e.ledger.Claim(ctx, q.op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		origin, err := tx.Resolve(q.op, q.From)
 		if err != nil {
 			return nil, err
@@ -409,7 +410,7 @@ func (e *Engine) undoClones(ctx context.Context, plans []*clonePlan) {
 		}
 		ids = append(ids, p.row.ID)
 	}
-	e.undo(ctx, ids...)
+	e.ledger.Undo(ctx, ids...)
 }
 
 func roundUp(n int64) int64 { return (n + 4095) / 4096 * 4096 }

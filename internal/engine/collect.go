@@ -13,6 +13,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/ledger"
 	"pando/internal/mount"
 	"pando/internal/pool"
 	"pando/internal/ref"
@@ -110,7 +111,7 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 // loop-backed pool, returning free space to the filesystem below. With explain it
 // measures what each thing returned, and says of everything else why it stays.
 func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	start := time.Now()
@@ -118,7 +119,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	said := &warnings.List{}
 	c.freed = &freed{measure: explain}
 	ctx = warnings.Collect(withCall(ctx, c), said)
-	ctx = freeing(ctx)
+	ctx = ledger.ReclaimUntil(freeing(ctx), time.Time{})
 	defer e.refill(ctx)
 	before, err := e.settled(ctx)
 	if err != nil {

@@ -55,7 +55,7 @@ type DestroyRequest struct {
 // that is in use does not save the others. What is mounted and idle is
 // unmounted. NotFound, Invalid.
 func (e *Engine) Destroy(ctx context.Context, q DestroyRequest) (*DestroyReport, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if err := e.needRoot("destroy", ""); err != nil {
@@ -243,7 +243,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		case it.skip:
 		case it.failed != nil:
 			for _, r := range it.rows() {
-				e.letGo(ctx, r.ID, it.failed)
+				e.ledger.LetGo(ctx, r.ID, it.failed)
 			}
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, it.failed))
 		default:
@@ -268,7 +268,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	if err != nil {
 		for _, it := range going {
 			for _, r := range it.rows() {
-				e.letGo(ctx, r.ID, err) // it is unmounted already, which recovery will note
+				e.ledger.LetGo(ctx, r.ID, err) // it is unmounted already, which recovery will note
 			}
 			report.Failed = append(report.Failed, errs.Wrap("destroy", it.ref, err))
 		}
@@ -346,11 +346,11 @@ func (it *destroyOne) leaves(r catalog.Row) bool {
 }
 
 func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destroyOptions) error {
-	patience := waitLimit
+	claim := e.ledger.Claim
 	if o.op != "" {
-		patience = 0
+		claim = e.ledger.ClaimNow
 	}
-	return e.claimWithin(ctx, patience, "destroy", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	return claim(ctx, "destroy", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		var marks []catalog.Mark
 		for _, it := range items {
 			it.skip, it.with = false, nil

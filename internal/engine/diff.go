@@ -111,7 +111,7 @@ type DiffRequest struct {
 // where the filesystem can tell what they are. NotFound, Invalid (a raw volume
 // and one with files), InUse, NoSpace.
 func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	out := Difference{A: q.A.String(), B: q.B.String(), Changes: []DiffChange{}}
@@ -196,7 +196,7 @@ type view struct {
 // log can be replayed.
 func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs ...ref.Ref) (*view, error) {
 	v := &view{e: e}
-	err := e.claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		v.sides = nil
 		var marks []catalog.Mark
 		for _, r := range refs {
@@ -238,7 +238,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 // close lets the objects go. What cannot be removed now, the next command will.
 func (v *view) close(ctx context.Context) {
 	for _, s := range v.sides {
-		v.e.undo(ctx, s.copy.ID)
+		v.e.ledger.Undo(ctx, s.copy.ID)
 	}
 }
 

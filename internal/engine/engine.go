@@ -1,28 +1,10 @@
 // Package engine holds what Pando does: import, publish, clone, mount, destroy
 // and the rest, each as one call that either happens or leaves no trace.
 //
-// # The protocols
-//
-// Create: (1) mark, softly: "this operation is making object X as NAME". (2) The
-// driver makes X, durably. (3) One durable commit adds the row and takes the
-// mark away: now NAME exists. Who dies before (3), or fails and cannot
-// undo (2), leaves a mark of an operation that is no more (see Engine.begin), and
-// the next call or command destroys X, if X is not noted as committed: after
-// (3), and before success is reported, it is (see neverCommitted).
-//
-// Destroy: (1) mark. (2) One durable commit removes the row and leaves a
-// tombstone: now NAME does not exist. (3) The driver removes X, and the
-// tombstone is noted as reclaimed. Who dies before (3) leaves a tombstone, and
-// the next command removes X.
-//
-// A power loss may take soft marks away. So the first command after a boot
-// compares all that is in the pool with the catalogue (see sweep).
-//
-// No transaction of the catalogue is open while a driver works.
+// How operations are made whole or undone, whatever happens to the process, is described in package ledger.
 package engine
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -37,8 +19,8 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/ledger"
 	"pando/internal/pool"
-	"pando/internal/waiting"
 )
 
 // Drivers are the drivers that this program has, by name.
@@ -52,6 +34,8 @@ type Engine struct {
 	cat  *catalog.Catalog
 	drv  driver.Driver
 	caps driver.Caps
+
+	ledger *ledger.Ledger // of the work under way
 
 	shortLived bool // see ShortLived
 	readOnly   bool
@@ -107,6 +91,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 		return nil, err
 	}
 	e.caps = e.drv.Caps()
+	e.ledger = ledger.New(e.cat, e.drv, work{e})
 	if readOnly {
 		return e, nil
 	}
@@ -117,7 +102,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 			p.Hurry = s.Sync
 		}
 	}
-	e.cat.OnCommit(e.noteCommitted)
+	e.cat.OnCommit(func(ids []driver.ObjectID) { ledger.NoteCommitted(e.drv, ids...) })
 	e.cat.OnFull(e.spendReserve)
 	if p.Config.Format < pool.Format {
 		if err := e.upgradePool(ctx); err != nil {
@@ -185,148 +170,6 @@ func (e *Engine) needRoot(op, what string) error {
 			WithHint("run it as root")
 	}
 	return nil
-}
-
-// waitLimit is how long a command waits for another that is at work on the same
-// thing, before it says so and gives up.
-const waitLimit = 15 * time.Second
-
-// claim writes marks in one soft transaction after check has looked at what is
-// there. Marks of other living processes on the same objects or names make it
-// wait, for up to waitLimit; marks of dead ones it cleans up. So do marks on what
-// is to be read. readers: those who read the objects are in the way too.
-func (e *Engine) claim(ctx context.Context, op string, readers bool, check func(*catalog.Tx) ([]catalog.Mark, error)) error {
-	return e.claimWithin(ctx, waitLimit, op, readers, check)
-}
-
-// claimWithin is claim with another limit to its patience.
-func (e *Engine) claimWithin(ctx context.Context, patience time.Duration, op string, readers bool, check func(*catalog.Tx) ([]catalog.Mark, error)) error {
-	if err := e.cat.LostError(); err != nil && op != "umount" && op != "mount" && op != opFsck {
-		return err
-	}
-	var blocking []catalog.Mark
-	var done recovered
-	try := func() (bool, error) {
-		for {
-			err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) (err error) {
-				blocking, err = markUnlessBlocked(tx, readers, check)
-				return err
-			})
-			if err != errBlocked {
-				return err == nil, err
-			}
-			// Those of dead processes are in nobody's way, once they are cleaned up.
-			if done, err = e.recoverMarks(ctx, blocking); err != nil {
-				return false, err
-			}
-			if done.cleaned > 0 {
-				continue
-			}
-			// What is not in use does not change by waiting.
-			if err := e.stuck(ctx, op, blocking, done); err != nil && !errs.Is(err, errs.InUse) {
-				return false, err
-			}
-			return false, nil
-		}
-	}
-	giveUp := func() error {
-		if err := e.stuck(ctx, op, blocking, done); err != nil {
-			return err
-		}
-		return e.blockedBy(ctx, op, blocking[0])
-	}
-	w := waiting.Wait{
-		Op: op, What: "another pando's work", Limit: max(patience, time.Nanosecond), GiveUp: giveUp,
-		Holders: func() []waiting.Process { return markProcesses(blocking) },
-	}
-	return w.Until(ctx, try)
-}
-
-// markUnlessBlocked marks what check asks for, unless others are at work on it: then it returns their marks,
-// and errBlocked.
-func markUnlessBlocked(tx *catalog.Tx, readers bool, check func(*catalog.Tx) ([]catalog.Mark, error)) (blocking []catalog.Mark, err error) {
-	marks, err := check(tx)
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range marks {
-		b, err := tx.Blocking(m.ID, m.Name, readers)
-		if err != nil {
-			return nil, err
-		}
-		blocking = append(blocking, b...)
-		if m.Reads == "" {
-			continue
-		}
-		if b, err = tx.Blocking(m.Reads, "", false); err != nil {
-			return nil, err
-		}
-		for _, x := range b {
-			// A volume in which a program runs can be read.
-			if x.Op != opRun {
-				blocking = append(blocking, x)
-			}
-		}
-	}
-	if len(blocking) > 0 {
-		return blocking, errBlocked
-	}
-	for _, m := range marks {
-		if err := tx.Mark(m); err != nil {
-			return nil, err
-		}
-	}
-	return nil, nil
-}
-
-// stuck explains that what a dead process has left is in the way, and could not be cleaned
-// up; nil if it is not so. It has the kind of the failure, and its hint.
-func (e *Engine) stuck(ctx context.Context, op string, blocking []catalog.Mark, done recovered) error {
-	for _, b := range blocking {
-		if err := done.failed[b.ID]; err != nil {
-			return (&errs.Error{Kind: errs.KindOf(err), Op: op, Ref: cmp.Or(b.Name, e.cat.RefOf(ctx, b.ID)),
-				Err: fmt.Errorf("an interrupted %s of it could not be cleaned up: %w", b.Op, err)}).
-				WithHint("%s", cmp.Or(errs.HintIn(err), errs.Messagef("%s tries again", errs.Run("gc"))))
-		}
-	}
-	return nil
-}
-
-// blockedBy explains that a process is at work on something. It names only one that lives,
-// as far as that can be seen from here.
-func (e *Engine) blockedBy(ctx context.Context, op string, b catalog.Mark) error {
-	who := "another pando"
-	if !kernel.EarlierBoot(b.BootID, b.At) && b.Start != 0 && kernel.ProcStart(b.PID) == b.Start {
-		who += fmt.Sprintf(" (pid %d)", b.PID)
-	}
-	return errs.New(errs.InUse, op, cmp.Or(b.Name, e.cat.RefOf(ctx, b.ID)), "%s is at work on it: %s", who, b.Op).
-		WithHint("wait until it is done, or end it")
-}
-
-var errBlocked = errs.New(errs.InUse, "", "", "blocked")
-
-func (e *Engine) unmark(ctx context.Context, ids ...driver.ObjectID) error {
-	return e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
-		for _, id := range ids {
-			if err := tx.Unmark(id); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// undo destroys objects that were being made and takes their marks away. It
-// works also when ctx has ended. What it cannot do, the next command will.
-func (e *Engine) undo(ctx context.Context, ids ...driver.ObjectID) {
-	ctx = context.WithoutCancel(ctx)
-	var done []driver.ObjectID
-	for _, id := range ids {
-		if e.drv.Destroy(ctx, id) == nil {
-			done = append(done, id)
-		}
-	}
-	_ = e.unmark(ctx, done...)
 }
 
 // defaultMountpoint is where a volume is mounted if nobody says otherwise.

@@ -36,7 +36,7 @@ type Flatten struct {
 // kept for its sake afterwards. Where a driver does not tie volumes together there
 // is nothing to do. NotFound, InUse (it is mounted), NoSpace.
 func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	start := time.Now()
@@ -120,8 +120,8 @@ func (e *Engine) replaceByCopy(ctx context.Context, q FlattenRequest, fl driver.
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.undo(ctx, s.next.ID)
-		_ = e.unmark(ctx, s.vol.ID)
+		e.ledger.Undo(ctx, s.next.ID)
+		_ = e.ledger.Unmark(ctx, s.vol.ID)
 		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume, err)
 	}
 	e.dropPredecessor(ctx, s)

@@ -13,6 +13,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/freeze"
 	"pando/internal/kernel"
+	"pando/internal/ledger"
 	"pando/internal/waiting"
 
 	"golang.org/x/sys/unix"
@@ -141,21 +142,7 @@ func (e *Engine) freezing(ctx context.Context, volume, but driver.ObjectID) []wa
 	if err != nil {
 		return nil
 	}
-	return markProcesses(marks)
-}
-
-// markProcesses are the processes that are at work under marks.
-func markProcesses(marks []catalog.Mark) (out []waiting.Process) {
-	seen := map[string]bool{}
-	for _, m := range marks {
-		if !seen[m.Owner] {
-			p := waiting.Lookup(m.PID)
-			p.Op, p.Since = "pando "+m.Op, m.At
-			out = append(out, p)
-		}
-		seen[m.Owner] = true
-	}
-	return out
+	return ledger.Processes(marks)
 }
 
 // thawDead cleans up behind dead processes that may have left a volume frozen, and reports whether there
@@ -165,7 +152,7 @@ func (e *Engine) thawDead(ctx context.Context, volume, but driver.ObjectID) (our
 	if err != nil || len(marks) == 0 {
 		return false, err
 	}
-	_, err = e.recoverMarks(ctx, marks)
+	_, err = e.ledger.CleanUp(ctx, marks)
 	return true, err
 }
 

@@ -11,13 +11,14 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/ledger"
 	"pando/internal/pool"
 	"pando/internal/progress"
 	"pando/internal/ref"
 )
 
 // opFsck is the operation of marks on what fsck copies or repairs.
-const opFsck = "fsck"
+const opFsck = ledger.OpFsck
 
 // Severity of a finding.
 const (
@@ -106,7 +107,7 @@ func Fsck(ctx context.Context, q FsckRequest, drivers Drivers) (*FsckReport, err
 	}
 	defer e.Close()
 	c.Engine = e
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if err := e.needRoot(opFsck, q.Dir); err != nil {

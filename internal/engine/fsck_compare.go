@@ -10,6 +10,7 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/ledger"
 	"pando/internal/loopdev"
 	"pando/internal/ref"
 
@@ -203,12 +204,12 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		switch {
 		case v.buried[o.ID]:
 			return nil, nil // compareGraves
-		case c.before != "" && o.Err == nil && c.isGarbage(o, false):
+		case c.before != "" && o.Err == nil && c.ledger.IsGarbage(o, false):
 			// The mark that told of it went with the power; see sweep.
 			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-half", "it was being made, or ephemeral, when the host went down", "remove it, as the next command will"
-		case o.Err == nil && o.Whole && o.Identity.Kind != driver.Scratch && c.cat.Lost() == 0 && isUnfinished(o):
-			f.Ref = cmp.Or(describe(o.Identity), string(o.ID))
-			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-unfinished", c.strayText(o), "none needed"
+		case o.Err == nil && o.Whole && o.Identity.Kind != driver.Scratch && c.cat.Lost() == 0 && ledger.IsUnfinished(o):
+			f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
+			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-unfinished", c.ledger.StrayText(o), "none needed"
 		case errs.Is(o.Err, errs.TooNew):
 			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando"
 		case o.Err != nil:
@@ -217,7 +218,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "object-half", "half made or half destroyed, by nobody who is known", errs.Messagef("remove it, as %s would", errs.Run("gc"))
 			f.fix = func(ctx context.Context) (string, error) { return c.fixHalf(ctx, o.ID) }
 		default:
-			f.Ref = cmp.Or(describe(o.Identity), string(o.ID))
+			f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
 			f.Severity, f.Code = sevError, "object-unknown"
 			f.Message, f.Repair = errs.Messagef("a whole %s is in the pool but not in the catalogue", string(o.Identity.Kind)), "add it to the catalogue"
 			f.fix = func(ctx context.Context) (string, error) { return c.fixUnknown(ctx, o.Identity) }

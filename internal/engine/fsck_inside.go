@@ -94,7 +94,7 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 	if scratch == "" {
 		return f, false, err
 	}
-	defer c.undo(ctx, scratch)
+	defer c.ledger.Undo(ctx, scratch)
 	v, err := c.judge(ctx, scratch, row.FS)
 	if err != nil {
 		return nil, false, err
@@ -115,7 +115,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		}
 	}
 	scratch := c.scratchOf(row, name)
-	err := c.claimWithin(ctx, 0, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err := c.ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if _, ok, err := tx.Get(row.ID); err != nil || !ok {
 			return nil, cmp.Or(err, error(errs.New(errs.NotFound, opFsck, name, "it was destroyed meanwhile")))
 		}
@@ -137,7 +137,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 	// Of one moment, also while programs write: as after a power loss, which a
 	// journal is made to survive.
 	if err := c.drv.Clone(ctx, row.ID, scratch); err != nil {
-		c.undo(ctx, scratch.ID)
+		c.ledger.Undo(ctx, scratch.ID)
 		switch {
 		case ctx.Err() != nil:
 			return "", nil, ctx.Err()
@@ -147,7 +147,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		return "", skipped(f, err), nil
 	}
 	if err := c.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.StopReading(scratch.ID) }); err != nil {
-		c.undo(ctx, scratch.ID)
+		c.ledger.Undo(ctx, scratch.ID)
 		return "", nil, err
 	}
 	return scratch.ID, nil, nil
@@ -256,8 +256,8 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		c.undo(ctx, s.next.ID)
-		_ = c.unmark(ctx, row.ID)
+		c.ledger.Undo(ctx, s.next.ID)
+		_ = c.ledger.Unmark(ctx, row.ID)
 		return "", errs.Wrap(opFsck, row.Name, err)
 	}
 	return "repaired; as it was: " + row.Name + "@" + s.next.Before, nil

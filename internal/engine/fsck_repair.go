@@ -8,6 +8,7 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/ledger"
 	"pando/internal/loopdev"
 	"pando/internal/warnings"
 )
@@ -22,7 +23,7 @@ const nothingToDo = "not needed any more"
 // holding does something with an object of the catalogue under a mark. InUse if
 // another process is at work on it.
 func (c *fsck) holding(ctx context.Context, op string, id driver.ObjectID, check func(*catalog.Tx, catalog.Row) error, do func() error) error {
-	if err := c.claimWithin(ctx, 0, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	if err := c.ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		row, ok, err := tx.Get(id)
 		if err == nil && !ok {
 			err = errs.New(errs.NotFound, opFsck, string(id), "it was destroyed meanwhile")
@@ -35,7 +36,7 @@ func (c *fsck) holding(ctx context.Context, op string, id driver.ObjectID, check
 		return err
 	}
 	err := do()
-	if uerr := c.unmark(ctx, id); err == nil {
+	if uerr := c.ledger.Unmark(ctx, id); err == nil {
 		err = uerr
 	}
 	return err
@@ -64,7 +65,7 @@ func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
 func (c *fsck) fixMark(ctx context.Context, m catalog.Mark) (string, error) {
 	said := &warnings.List{}
 	ctx = warnings.Collect(ctx, said)
-	if _, err := c.recoverMarks(ctx, []catalog.Mark{m}); err != nil {
+	if _, err := c.ledger.CleanUp(ctx, []catalog.Mark{m}); err != nil {
 		return "", err
 	}
 	if w := said.Messages(); len(w) > 0 {
@@ -229,7 +230,7 @@ func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, erro
 // placeFor finds a name for an object that is to be added, as a rebuild would.
 func placeFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, error) {
 	if id.Kind == driver.Generation {
-		return id, "golden " + describe(id), nil
+		return id, "golden " + ledger.Describe(id), nil
 	}
 	if id.Kind == driver.Snapshot {
 		vol, ok, err := tx.LineageHolder(id.Volume)

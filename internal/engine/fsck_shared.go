@@ -164,7 +164,7 @@ func (k *imageCheck) sharedCheck(ctx context.Context, first catalog.Row, others 
 	if reference == "" {
 		return nil, false, err
 	}
-	defer k.undo(ctx, reference)
+	defer k.ledger.Undo(ctx, reference)
 	address, err := k.drv.(driver.Addresser).Address(ctx, reference)
 	if err != nil || address == "" {
 		return nil, false, ctx.Err()
@@ -201,12 +201,12 @@ func (k *imageCheck) sameAddress(ctx context.Context, row catalog.Row, address s
 // judgeCopy checks the filesystem in a copy of a reference copy. The error ends all.
 func (k *imageCheck) judgeCopy(ctx context.Context, reference driver.ObjectID, row catalog.Row, name string) (v verdict, err error) {
 	scratch := k.scratchOf(row, name)
-	if err := k.claimWithin(ctx, 0, opFsck, false, func(*catalog.Tx) ([]catalog.Mark, error) {
+	if err := k.ledger.ClaimNow(ctx, opFsck, false, func(*catalog.Tx) ([]catalog.Mark, error) {
 		return []catalog.Mark{{ID: scratch.ID, Op: opFsck}}, nil
 	}); err != nil {
 		return v, err
 	}
-	defer k.undo(ctx, scratch.ID)
+	defer k.ledger.Undo(ctx, scratch.ID)
 	if v.err = k.drv.Clone(ctx, reference, scratch); v.err != nil {
 		return v, ctx.Err()
 	}

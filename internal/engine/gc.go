@@ -8,6 +8,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/ledger"
 	"pando/internal/pool"
 )
 
@@ -51,7 +52,7 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 }
 
 // sweep compares all that the driver has with all that the catalogue has, and
-// removes what is provably garbage (see Engine.isGarbage). Anything else that is whole but
+// removes what is provably garbage (see ledger.IsGarbage). Anything else that is whole but
 // unknown is kept and reported.
 func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	s := &Sweep{}
@@ -98,7 +99,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		if known || marked[o.ID] {
 			whole[o.ID] = o.Whole
 			if known && o.Whole && !o.Committed {
-				e.noteCommitted([]driver.ObjectID{o.ID}) // the note went with the power
+				ledger.NoteCommitted(e.drv, o.ID) // the note went with the power
 			}
 			if known && o.Err != nil {
 				s.Kept = append(s.Kept, errs.Messagef("the identity of %s cannot be read: %v", e.cat.RefOf(ctx, o.ID), o.Err))
@@ -109,19 +110,19 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			s.Kept = append(s.Kept, errs.Messagef("object %s: %v", string(o.ID), o.Err))
 			continue
 		}
-		garbage := e.isGarbage(o, buried[o.ID])
+		garbage := e.ledger.IsGarbage(o, buried[o.ID])
 		if garbage && !buried[o.ID] && e.objectInUse(ctx, o) {
-			s.Kept = append(s.Kept, errs.Messagef("%s %s is not in the catalogue, and in use", string(o.Identity.Kind), describe(o.Identity)))
+			s.Kept = append(s.Kept, errs.Messagef("%s %s is not in the catalogue, and in use", string(o.Identity.Kind), ledger.Describe(o.Identity)))
 			continue
 		}
 		if !garbage {
 			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
 				continue // destroyed and forgotten since it was listed
 			}
-			s.Kept = append(s.Kept, e.strayText(o))
+			s.Kept = append(s.Kept, e.ledger.StrayText(o))
 			continue
 		}
-		if err := e.remove(ctx, o.ID, cmp.Or(describe(o.Identity), string(o.ID)), "left by an interrupted operation or an earlier boot"); err != nil {
+		if err := e.remove(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)), "left by an interrupted operation or an earlier boot"); err != nil {
 			s.Kept = append(s.Kept, errs.Messagef("garbage %s: %v", string(o.ID), err))
 			continue
 		}
@@ -142,7 +143,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	if err := e.cat.RemoveStaleOwners(marks); err != nil {
 		return nil, err
 	}
-	return s, e.forgetReclaimed(ctx)
+	return s, e.ledger.ForgetReclaimed(ctx)
 }
 
 // sweepEphemeral destroys the ephemeral objects of earlier boots, but those that somebody uses,
@@ -209,14 +210,4 @@ func (e *Engine) sweepAttachments(ctx context.Context, s *Sweep, rows map[driver
 		return e.removeStaleTargets(used)
 	}
 	return nil
-}
-
-func describe(i driver.Identity) string {
-	switch i.Kind {
-	case driver.Generation:
-		return i.Golden
-	case driver.Volume, driver.Snapshot:
-		return i.Name
-	}
-	return string(i.ID)
 }

@@ -91,7 +91,7 @@ type source struct {
 // source fails, the golden does. Exists, NotFound, Invalid, Damaged, NoSpace,
 // Conflict (the source changed), InUse, Unsupported, Permission.
 func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if err := ref.CheckName(opImport, q.Name); err != nil {

@@ -308,7 +308,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		return err
 	}
 	defer e.Close()
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	said := &warnings.List{}
@@ -424,7 +424,7 @@ func (e *Engine) umountAll(ctx context.Context) error {
 func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 	var att catalog.Attached
 	var has bool
-	if err := e.claim(ctx, opDeinit, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
+	if err := e.ledger.Claim(ctx, opDeinit, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
 		if att, has, err = tx.Attached(row.ID); err != nil || !has {
 			return nil, err
 		}
@@ -433,7 +433,7 @@ func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 		return err
 	}
 	if err := e.detach(ctx, opDeinit, row, att, false); err != nil {
-		e.letGo(ctx, row.ID, err)
+		e.ledger.LetGo(ctx, row.ID, err)
 		return errs.Wrap(opDeinit, row.Name, err)
 	}
 	return e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {

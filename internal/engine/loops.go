@@ -149,7 +149,7 @@ const opSweep = "gc"
 // with every look at it.
 func (e *Engine) ifUnaccounted(ctx context.Context, id driver.ObjectID, loop int, fn func() error) error {
 	attached := false
-	err := e.claimWithin(ctx, 0, opSweep, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err := e.ledger.ClaimNow(ctx, opSweep, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		a, has, err := tx.Attached(id)
 		if attached = has && (loop < 0 || a.Loop == loop); err != nil || attached {
 			return nil, err
@@ -164,7 +164,7 @@ func (e *Engine) ifUnaccounted(ctx context.Context, id driver.ObjectID, loop int
 	}
 
 	err = fn()
-	if uerr := e.unmark(ctx, id); err == nil {
+	if uerr := e.ledger.Unmark(ctx, id); err == nil {
 		err = uerr
 	}
 	return err

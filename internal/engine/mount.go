@@ -9,6 +9,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/ledger"
 	"pando/internal/ref"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +26,7 @@ type MountRequest struct {
 // Invalid (the mount point), InUse (mounted elsewhere, or already without these rights),
 // Permission, Conflict (somebody replaces the mount point).
 func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 	name, dir, may := string(q.Volume), q.Dir, q.May
 
@@ -54,7 +55,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		return Info{}, err
 	}
 	already := false
-	err = e.claim(ctx, "mount", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err = e.ledger.Claim(ctx, ledger.OpMount, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if row, err = tx.ResolveVolume("mount", name); err != nil {
 			return nil, err
 		}
@@ -75,10 +76,10 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	if err != nil || already {
 		return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 	}
-	e.noteCommitted([]driver.ObjectID{row.ID}) // should its maker have died before
+	ledger.NoteCommitted(e.drv, row.ID) // should its maker have died before
 	att, err = e.attach(ctx, row, t)
 	if err != nil {
-		e.letGo(ctx, row.ID, err)
+		e.ledger.LetGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("mount", name, err)
 	}
 	err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
@@ -92,7 +93,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	})
 	if err != nil {
 		if e.detach(context.WithoutCancel(ctx), "mount", row, att, false) == nil {
-			_ = e.unmark(ctx, row.ID)
+			_ = e.ledger.Unmark(ctx, row.ID)
 		}
 		return Info{}, errs.Wrap("mount", name, err)
 	}
@@ -148,7 +149,7 @@ func rightsFrom(st *unix.Statfs_t) Rights {
 // holds it); NoSpace or IO, once, if something that was written to the volume could not be
 // stored in the pool: it stays mounted, and the next Umount gives that up.
 func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if err := e.needRoot("umount", name); err != nil {
@@ -158,7 +159,7 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 	var row catalog.Row
 	var att catalog.Attached
 	var has bool
-	err := e.claim(ctx, "umount", false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
+	err := e.ledger.Claim(ctx, ledger.OpUmount, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
 		if row, err = tx.ResolveVolume("umount", name); err != nil {
 			return nil, err
 		}
@@ -171,13 +172,13 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 		return volumeInfo(row, e.caps.Name, ""), err
 	}
 	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 && e.look(row, att) == elsewhere {
-		_ = e.unmark(ctx, row.ID)
+		_ = e.ledger.Unmark(ctx, row.ID)
 		return Info{}, e.heldError(ctx, "umount", row, att, driver.Attachment{})
 	}
 	err = e.inUse(ctx, "umount", []candidate{{row, att, true}})[0]
 	if err == nil && e.lookOwn(row, att) == here {
 		if err := e.umountWriteBack(ctx, row, att); err != nil {
-			_ = e.unmark(ctx, row.ID)
+			_ = e.ledger.Unmark(ctx, row.ID)
 			return Info{}, err
 		}
 	}
@@ -185,7 +186,7 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 		err = e.detach(ctx, "umount", row, att, true)
 	}
 	if err != nil {
-		e.letGo(ctx, row.ID, err)
+		e.ledger.LetGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("umount", name, err)
 	}
 	usage, uerr := driver.Usage{}, error(nil)

@@ -16,7 +16,7 @@ const opPin = "pin"
 // for any reason, for a time (0: until it is unpinned). A second pin replaces the
 // first. Durable. NotFound, Invalid.
 func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if d < 0 {
@@ -31,7 +31,7 @@ func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, err
 
 // Unpin undoes Pin. What is not pinned stays so.
 func (e *Engine) Unpin(ctx context.Context, r ref.Ref) (Info, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	return e.pinUntil(ctx, r, time.Time{})
@@ -78,7 +78,7 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 // writes.
 func (e *Engine) changeRow(ctx context.Context, op string, find func(*catalog.Tx) (driver.ObjectID, error), change func(*catalog.Tx) error) error {
 	var id driver.ObjectID
-	if err := e.claim(ctx, op, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
+	if err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
 		if id, err = find(tx); err != nil {
 			return nil, err
 		}
@@ -92,7 +92,7 @@ func (e *Engine) changeRow(ctx context.Context, op string, find func(*catalog.Tx
 			return err // the mark stays: the catalogue has changed, and the pool follows
 		}
 	}
-	if uerr := e.unmark(ctx, id); err == nil {
+	if uerr := e.ledger.Unmark(ctx, id); err == nil {
 		err = uerr
 	}
 	return err

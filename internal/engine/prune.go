@@ -55,7 +55,7 @@ const opPrune = "prune"
 // The list is what DryRun shows; each thing on it is checked again, in the
 // transaction that claims it, and left alone if it has been used since. Invalid.
 func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	switch {

@@ -52,7 +52,7 @@ type Rebased struct {
 // removed), Invalid (no generation of the volume's golden), Conflict, InUse (it
 // is mounted), Unsupported (a raw volume), NoSpace.
 func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	out := Rebased{Conflicts: []RebaseConflict{}}
@@ -80,11 +80,11 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	out.Base = ref.Generation(r.base.Golden, r.base.Generation)
 	if r.base.ID == r.target.ID {
 		out.Info = volumeInfo(r.vol, e.caps.Name, "")
-		return out, e.unmark(ctx, r.vol.ID, r.s.next.ID)
+		return out, e.ledger.Unmark(ctx, r.vol.ID, r.s.next.ID)
 	}
 	if err := r.run(ctx, &out); err != nil {
-		e.undo(ctx, r.s.next.ID)
-		_ = e.unmark(ctx, r.vol.ID)
+		e.ledger.Undo(ctx, r.s.next.ID)
+		_ = e.ledger.Unmark(ctx, r.vol.ID)
 		return out, r.explain(err)
 	}
 	out.Info = volumeInfo(r.s.row, e.caps.Name, "")

@@ -15,6 +15,7 @@ import (
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
+	"pando/internal/ledger"
 	"pando/internal/loopdev"
 	"pando/internal/mount"
 	"pando/internal/mountpoint"
@@ -120,9 +121,8 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 	if err := p.Sync(); err != nil {
 		return nil, err
 	}
-	e := &Engine{drv: d}
 	for _, id := range whole {
-		e.noteCommitted([]driver.ObjectID{id.ID})
+		ledger.NoteCommitted(d, id.ID)
 	}
 	return r, errs.Wrap("rebuild", making, os.RemoveAll(making))
 }

@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"time"
 
@@ -9,6 +8,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/ledger"
 	"pando/internal/loopdev"
 	"pando/internal/warnings"
 
@@ -28,23 +28,20 @@ type Recovery struct {
 // disk flush to be able to forget them.
 const forgetAt = 512
 
-// recoverBound is how long a command may spend on removing what was destroyed
-// before it. `gc` takes the time it needs.
-const recoverBound = time.Second
-
 // Maintain does what is due, and cleans up behind operations that are no more: after a boot it compares the pool with
 // the catalogue; it undoes or finishes what was interrupted or could not be undone, removes what was destroyed, for up
 // to a second, destroys what has expired, and forgets what was removed. With nothing to do it costs one query. A
 // command does it before its work, and a service now and then; it may be called while others work. A thing that
 // cannot be cleaned up is a warning in Recovery: it must not keep people from working with the rest.
 func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	c := callOf(ctx)
 	said := &warnings.List{}
-	c.until, c.frees = time.Now().Add(recoverBound), true
-	ctx = warnings.Collect(withCall(ctx, c), said)
+	ctx = warnings.Collect(freeing(ctx), said)
+	if callOf(ctx).freed == nil { // a gc takes the time it needs
+		ctx = ledger.ReclaimUntil(ctx, time.Now().Add(ledger.ReclaimBound))
+	}
 	err = e.maintain(ctx, &r)
 	if errs.Is(err, errs.NoSpace) {
 		// Else no command could free any.
@@ -89,20 +86,20 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		r.Swept = sweep
 	}
 	if len(marks) > 0 {
-		done, err := e.recoverMarks(ctx, marks)
-		r.Undone += done.cleaned
+		done, err := e.ledger.CleanUp(ctx, marks)
+		r.Undone += done.Marks
 		if err != nil {
 			return err
 		}
 	}
 	if len(graves) > 0 {
-		r.Reclaimed += e.reclaim(ctx, graves)
+		r.Reclaimed += e.ledger.Reclaim(ctx, graves)
 	}
 	if s.Expired > 0 {
 		r.Expired += e.expire(ctx)
 	}
 	if s.Reclaimed >= forgetAt {
-		return e.forgetReclaimed(ctx)
+		return e.ledger.ForgetReclaimed(ctx)
 	}
 	return nil
 }
@@ -122,9 +119,11 @@ func (e *Engine) expire(ctx context.Context) int {
 	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
 		return 0 // whoever can, will
 	}
-	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "its time to live was over", still: func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
-		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(time.Now()) && !r.Pinned.After(time.Now()), nil
-	}})
+	isDue := func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
+		now := time.Now()
+		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(now) && !r.Pinned.After(now), nil
+	}
+	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "its time to live was over", still: isDue})
 	for _, err := range report.Failed {
 		if !errs.Is(err, errs.InUse) {
 			warnings.Add(ctx, "a volume whose time is over could not be destroyed: %v", err)
@@ -133,120 +132,29 @@ func (e *Engine) expire(ctx context.Context) int {
 	return len(report.Destroyed)
 }
 
-// recovered is what became of the marks of dead processes.
-type recovered struct {
-	cleaned int                       // marks taken away
-	failed  map[driver.ObjectID]error // why others stay
+// work is what the ledger needs of an Engine: see [ledger.Work].
+type work struct{ e *Engine }
+
+func (w work) Thaw(ctx context.Context, read driver.ObjectID) error { return w.e.thawFor(ctx, read) }
+
+func (w work) Detach(ctx context.Context, m catalog.Mark) error { return w.e.undoAttach(ctx, m) }
+
+func (w work) Remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
+	return w.e.remove(ctx, id, ref, why)
 }
 
-// recoverMarks undoes or finishes what dead processes were doing. Marks of living processes are left alone.
-func (e *Engine) recoverMarks(ctx context.Context, marks []catalog.Mark) (recovered, error) {
-	done := recovered{failed: map[driver.ObjectID]error{}}
-	seen := map[string]bool{}
-	for _, m := range marks {
-		if seen[m.Owner] {
-			continue
-		}
-		seen[m.Owner] = true
-		if err := e.bury(ctx, m.Owner, &done); err != nil {
-			return done, err
-		}
-	}
-	return done, nil
-}
-
-// bury cleans up after one process, if it is dead.
-func (e *Engine) bury(ctx context.Context, owner string, done *recovered) (err error) {
-	grave, err := e.cat.Claim(owner)
-	if err != nil || grave == nil {
-		return err
-	}
-	all := false
-	defer func() {
-		if cerr := grave.Close(all); err == nil {
-			err = cerr
-		}
-	}()
-	ctx = grave.In(ctx)
-	// What was read before the claim may have been cleaned up by somebody else.
-	var marks []catalog.Mark
+func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error {
+	e := w.e
+	var attached catalog.Attached
+	var hasAttached bool
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		marks, err = tx.MarksOf(owner)
+		attached, hasAttached, err = tx.Attached(m.ID)
 		return err
 	}); err != nil {
 		return err
 	}
-	all = true
-	for _, m := range marks {
-		if err := ctx.Err(); err != nil {
-			all = false
-			return err
-		}
-		if err := e.finish(ctx, m); err != nil {
-			all = false
-			done.failed[m.ID] = err
-			warnings.Add(ctx, "a %s that was interrupted could not be cleaned up: %v", m.Op, err)
-			continue
-		}
-		done.cleaned++
-	}
-	return nil
-}
 
-// finish brings one interrupted operation to the state before it or after it.
-func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
-	var row catalog.Row
-	var exists, buried, hasAttached bool
-	var attached catalog.Attached
-	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if row, exists, err = tx.Get(m.ID); err != nil {
-			return err
-		}
-		if attached, hasAttached, err = tx.Attached(m.ID); err != nil {
-			return err
-		}
-		buried, err = tx.Tombstone(m.ID)
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if m.Freezes {
-		if err := e.thawFor(ctx, m.Reads); err != nil {
-			return err
-		}
-	}
 	switch {
-	case !exists:
-		// It was being made, or it was being destroyed and no longer exists.
-		if !buried {
-			if never, err := e.neverCommitted(ctx, m); err != nil {
-				return err
-			} else if !never {
-				// The sweep after a boot, gc and fsck say so again.
-				warnings.Add(ctx, "%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; %s says more",
-					cmp.Or(m.Name, string(m.ID)), m.Op, errs.Run("fsck"))
-				return e.unmark(ctx, m.ID)
-			}
-		}
-		if m.Mountpoint != "" {
-			if err := e.undoAttach(ctx, m); err != nil {
-				return err
-			}
-		}
-		// Removing it may take longer than this command may: a tombstone lets
-		// it go on where it stops.
-		grave := catalog.Tombstone{ID: m.ID, Ref: cmp.Or(m.Name, "what an interrupted "+m.Op+" left"), At: time.Now()}
-		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-			if err := tx.Bury(grave); err != nil { // unless it is buried already
-				return err
-			}
-			return tx.Unmark(m.ID)
-		}); err != nil || buried {
-			return err // a grave that was there before is next in recover
-		}
-		e.reclaim(ctx, []catalog.Tombstone{grave})
-		return nil
 	case m.Op == opPin, m.Op == opKeep, m.Op == opRewind, m.Op == opRebase, m.Op == opFlatten, m.Op == opPull:
 		if err := e.matchIdentity(ctx, m.ID); err != nil {
 			return err
@@ -269,6 +177,7 @@ func (e *Engine) finish(ctx context.Context, m catalog.Mark) error {
 			return err
 		}
 	}
+
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		if hasAttached && e.look(row, attached) == gone {
 			if err := tx.Detach(m.ID); err != nil {
@@ -391,52 +300,6 @@ func (e *Engine) clearLoops(image string) error {
 		}
 	}
 	return nil
-}
-
-// reclaim removes destroyed objects that are still there, but those that a
-// living process is removing, for as long as the call may. It returns how many it has
-// removed.
-func (e *Engine) reclaim(ctx context.Context, graves []catalog.Tombstone) (removed int) {
-	bounded, cancel := reclaimContext(ctx)
-	defer cancel()
-	for _, g := range graves {
-		if bounded.Err() != nil {
-			return removed
-		}
-		busy := false
-		err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-			m, err := tx.Blocking(g.ID, "", false)
-			busy = len(m) > 0
-			return err
-		})
-		if err == nil && !busy {
-			if err = e.remove(bounded, g.ID, g.Ref, "destroyed earlier"); err == nil {
-				err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(g.ID) })
-			}
-		}
-		if err != nil && bounded.Err() != nil {
-			return removed // the next command goes on
-		}
-		if err != nil {
-			warnings.Add(ctx, "%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
-			continue
-		}
-		if !busy {
-			removed++
-		}
-	}
-	return removed
-}
-
-// forgetReclaimed makes the removal of objects durable, and then forgets it.
-func (e *Engine) forgetReclaimed(ctx context.Context) error {
-	before := time.Now()
-	if s, ok := e.syncer(); ok {
-		if err := s.Sync(ctx); err != nil {
-			return err
-		}
-	}
-	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.ForgetReclaimed(before) })
 }
 
 // Sync makes all that was made and destroyed durable, and wakes what frees space

@@ -16,7 +16,7 @@ const opKeep = "keep"
 // on, and removes the older ones, but for what is pinned. It returns what was
 // removed. NotFound, Invalid.
 func (e *Engine) Keep(ctx context.Context, golden string, n int) ([]string, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if err := ref.CheckName(opKeep, golden); err != nil {

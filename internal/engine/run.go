@@ -55,7 +55,7 @@ type RunResult struct {
 // clone. Kinds as Clone; NotFound if there is no such program; with Keep, NoSpace and
 // IO as Umount.
 func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if len(q.Command) == 0 {
@@ -109,7 +109,7 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 		return nil
 	case keep:
 		r.Kept = true
-		if err := e.unmark(ctx, id); err != nil {
+		if err := e.ledger.Unmark(ctx, id); err != nil {
 			return err
 		}
 		if _, err = e.Umount(ctx, row.Name); errs.Is(err, errs.InUse) {
@@ -145,7 +145,7 @@ func (e *Engine) destroyWhenFree(ctx context.Context, id driver.ObjectID) error 
 // finishRun ends a run whose process was killed. What it was to keep stays as it is.
 func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
 	if !row.Ephemeral {
-		return e.unmark(ctx, row.ID)
+		return e.ledger.Unmark(ctx, row.ID)
 	}
 	err := e.destroyRow(ctx, row, att, has)
 	if errs.Is(err, errs.InUse) {

@@ -33,7 +33,7 @@ type SnapshotRequest struct {
 // NoSpace, InUse (its filesystem is frozen by somebody else, for longer than others are waited for), Conflict (a driver
 // that copies, and a volume that changed meanwhile).
 func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	now := time.Now().UTC()
@@ -54,7 +54,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	}
 	var l live
 	id := e.identity(driver.Snapshot)
-	err := e.claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		vol, err := tx.ResolveVolume(opSnapshot, q.Volume)
 		if err != nil {
 			return nil, err
@@ -85,7 +85,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		})
 	}
 	if err != nil {
-		e.undo(ctx, id.ID)
+		e.ledger.Undo(ctx, id.ID)
 		return Info{}, errs.Wrap(opSnapshot, full, err)
 	}
 	return snapshotInfo(row, q.Volume, e.caps.Name), nil
@@ -146,7 +146,7 @@ type Rewound struct {
 // happens or nothing. NotFound, InUse (it is mounted, and Detach is not set; or
 // it is, and something uses it), NoSpace.
 func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	full := q.Volume + "@" + q.Snapshot
@@ -234,8 +234,8 @@ func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*cat
 		err = s.commit(ctx)
 	}
 	if err != nil {
-		e.undo(ctx, s.next.ID)
-		_ = e.unmark(ctx, vol.ID)
+		e.ledger.Undo(ctx, s.next.ID)
+		_ = e.ledger.Unmark(ctx, vol.ID)
 		return Rewound{}, errs.Wrap(opRewind, q.Volume+"@"+q.Snapshot, err)
 	}
 	return Rewound{volumeInfo(s.row, e.caps.Name, ""), q.Volume + "@" + s.next.Before}, nil

@@ -32,7 +32,7 @@ type succession struct {
 // both. It fills in next, which comes with an ID.
 func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, origin catalog.Row, err error)) error {
 	fresh := s.next
-	return s.e.claim(ctx, s.op, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	return s.e.ledger.Claim(ctx, s.op, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		vol, origin, err := look(tx)
 		if err != nil {
 			return nil, err
@@ -96,7 +96,7 @@ func (s *succession) commit(ctx context.Context) error {
 		warnings.Add(ctx, "%s has been replaced, but the identity of its old state could not be written yet: %v", s.vol.Name, err)
 		return nil
 	}
-	if err := e.unmark(ctx, s.vol.ID); err != nil {
+	if err := e.ledger.Unmark(ctx, s.vol.ID); err != nil {
 		warnings.Add(ctx, "%s: %v", s.vol.Name, err)
 		return nil
 	}

@@ -186,23 +186,23 @@ type Image struct {
 // the number of extents (see internal/extent). NotFound, Invalid (a volume),
 // Unsupported (a tree: see SendStream), InUse, and fn's error as it is.
 func (e *Engine) ReadImage(ctx context.Context, id, base driver.ObjectID, fn func(Image) error) error {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if err := e.needRoot(opPush, string(id)); err != nil {
 		return err
 	}
-	h, err := e.hold(ctx, opPush, id, base)
+	h, err := e.ledger.Hold(ctx, opPush, id, base)
 	if err != nil {
 		return err
 	}
-	defer h.release(ctx)
-	if !h.rows[0].FS.IsImage() {
-		return errs.New(errs.Unsupported, opPush, h.refs[0], "it is a tree of files, not an image")
+	defer h.Release(ctx)
+	if !h.Rows[0].FS.IsImage() {
+		return errs.New(errs.Unsupported, opPush, h.Refs[0], "it is a tree of files, not an image")
 	}
 	return e.withOpenImage(ctx, id, func(f *os.File) error {
-		m := Image{R: f, SizeBytes: h.rows[0].SizeBytes, Ranges: rangesOf(ctx, h.refs[0], extent.Data(ctx, f))}
-		if base == "" || !h.rows[1].FS.IsImage() || !e.caps.Sharing {
+		m := Image{R: f, SizeBytes: h.Rows[0].SizeBytes, Ranges: rangesOf(ctx, h.Refs[0], extent.Data(ctx, f))}
+		if base == "" || !h.Rows[1].FS.IsImage() || !e.caps.Sharing {
 			return fn(m)
 		}
 		w, err := e.drv.Attachment(ctx, base)
@@ -214,7 +214,7 @@ func (e *Engine) ReadImage(ctx context.Context, id, base driver.ObjectID, fn fun
 		}
 		b, err := os.Open(w.Image)
 		if err != nil {
-			return errs.Wrap(opPush, h.refs[1], err)
+			return errs.Wrap(opPush, h.Refs[1], err)
 		}
 		defer b.Close()
 		err = extent.Comparable(b, f)
@@ -222,9 +222,9 @@ func (e *Engine) ReadImage(ctx context.Context, id, base driver.ObjectID, fn fun
 			return fn(m)
 		}
 		if err != nil {
-			return errs.Wrap(opPush, h.refs[0], err)
+			return errs.Wrap(opPush, h.Refs[0], err)
 		}
-		m.Ranges, m.Exact = rangesOf(ctx, h.refs[0], extent.Compare(ctx, b, f)), true
+		m.Ranges, m.Exact = rangesOf(ctx, h.Refs[0], extent.Compare(ctx, b, f)), true
 		return fn(m)
 	})
 }
@@ -260,7 +260,7 @@ func (e *Engine) withOpenImage(ctx context.Context, id driver.ObjectID, fn func(
 // it returns. NotFound, Invalid (a volume), Unsupported (an image, or a driver
 // whose trees cannot be sent), InUse, and w's error.
 func (e *Engine) SendStream(ctx context.Context, id, base driver.ObjectID, w io.Writer) error {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	if err := e.needRoot(opPush, string(id)); err != nil {
@@ -270,14 +270,14 @@ func (e *Engine) SendStream(ctx context.Context, id, base driver.ObjectID, w io.
 	if err != nil {
 		return err
 	}
-	h, err := e.hold(ctx, opPush, id, base)
+	h, err := e.ledger.Hold(ctx, opPush, id, base)
 	if err != nil {
 		return err
 	}
-	defer h.release(ctx)
-	for i, row := range h.rows {
+	defer h.Release(ctx)
+	for i, row := range h.Rows {
 		if row.FS.IsImage() {
-			return errs.New(errs.Unsupported, opPush, h.refs[i], "it is an image, not a tree of files")
+			return errs.New(errs.Unsupported, opPush, h.Refs[i], "it is an image, not a tree of files")
 		}
 	}
 	return s.Send(ctx, id, base, w)
@@ -291,44 +291,6 @@ func (e *Engine) streamer(op, what string) (driver.Streamer, error) {
 	}
 	return s, nil
 }
-
-// held are immutable objects that nobody destroys until release.
-type held struct {
-	e     *Engine
-	rows  []catalog.Row
-	refs  []string
-	marks []driver.ObjectID
-}
-
-// hold finds objects and keeps them from being destroyed. IDs that are "" are left
-// out. NotFound, Invalid, InUse.
-func (e *Engine) hold(ctx context.Context, op string, ids ...driver.ObjectID) (*held, error) {
-	h := &held{e: e}
-	err := e.claim(ctx, op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		h.rows, h.refs, h.marks = nil, nil, nil
-		var marks []catalog.Mark
-		for _, id := range ids {
-			if id == "" {
-				continue
-			}
-			row, err := tx.ResolvePoint(op, id)
-			if err != nil {
-				return nil, err
-			}
-			m := catalog.Mark{ID: driver.NewID(), Op: op, Reads: id} // of nothing that will ever be
-			h.rows, h.refs = append(h.rows, row), append(h.refs, tx.RefOf(row))
-			h.marks, marks = append(h.marks, m.ID), append(marks, m)
-		}
-		return marks, nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return h, nil
-}
-
-// release lets them go. If that fails, the next command does.
-func (h *held) release(ctx context.Context) { _ = h.e.unmark(ctx, h.marks...) }
 
 // Link says that an object here has the content that a manifest in a repository
 // describes: what is to be pushed can be compared with it, what is pulled can be

@@ -78,7 +78,7 @@ type Target interface {
 // (with Update: the volume is mounted), NoSpace, Unsupported (FS, Stream), and what
 // Image or Stream return.
 func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
-	ctx, end := e.begin(ctx)
+	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	r := &receive{e: e, q: q}
@@ -103,9 +103,9 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	}
 	info, err := r.run(ctx)
 	if err != nil {
-		e.undo(ctx, r.made...)
+		e.ledger.Undo(ctx, r.made...)
 		if r.next != nil {
-			_ = e.unmark(ctx, r.next.vol.ID)
+			_ = e.ledger.Unmark(ctx, r.next.vol.ID)
 		}
 		return Info{}, errs.Wrap(opPull, r.ref, err)
 	}
@@ -184,7 +184,7 @@ func (r *receive) plan(ctx context.Context) error {
 	if q.Golden {
 		r.kind = driver.Generation
 	}
-	return r.e.claim(ctx, opPull, q.Update, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	return r.e.ledger.Claim(ctx, opPull, q.Update, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		r.base, r.volume, r.next, r.spare = catalog.Row{}, driver.Identity{}, nil, driver.Identity{}
 		r.point = r.e.identity(r.kind)
 		p := &r.point

@@ -63,7 +63,13 @@ var table = map[string]layer{
 		tests:   []string{"{drivers}"},
 	},
 	"internal/engine": {
-		imports: []string{"internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
+		imports: []string{"internal/ledger", "internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
+		tests:   []string{"{drivers}"},
+	},
+
+	// Who is at work on what, and what is left of operations that are no more.
+	"internal/ledger": {
+		imports: []string{"internal/catalog", "internal/driver", "internal/kernel", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 

@@ -1,4 +1,4 @@
-package engine
+package ledger
 
 import (
 	"testing"
@@ -21,15 +21,15 @@ func TestOldStrays(t *testing.T) {
 	old := driver.Object{ID: driver.NewID(), Whole: true, Identity: driver.Identity{
 		Kind: driver.Volume, CreatedAt: time.Now().Add(-2 * 365 * 24 * time.Hour), BootID: "another boot",
 	}}
-	if (&Engine{drv: silent{}}).isGarbage(old, false) {
+	if New(nil, silent{}, nil).IsGarbage(old, false) {
 		t.Error("it is destroyed though nobody can tell whether it was committed")
 	}
-	e := &Engine{drv: noting{}}
-	if !e.isGarbage(old, false) {
+	l := New(nil, noting{}, nil)
+	if !l.IsGarbage(old, false) {
 		t.Error("what was never committed stays for good")
 	}
 	old.Committed = true
-	if e.isGarbage(old, false) {
+	if l.IsGarbage(old, false) {
 		t.Error("what was committed is destroyed")
 	}
 }
