@@ -145,6 +145,8 @@ type Catalog struct {
 	dir   string // of the pool
 	stmts statements
 
+	seen     *seen
+	idle     idle
 	lost     int64 // see Lost
 	known    bool  // how many commits there were, when it was opened
 	onCommit func([]driver.ObjectID)
@@ -211,7 +213,8 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 	}
 	// Before it is known whether there is a log: what is seen by then is in the database, or
 	// in a log that is there.
-	seen := seenOf(dir).read()
+	seen := seenOf(dir)
+	noted := seen.read()
 	source := "file:" + (&url.URL{Path: path}).EscapedPath() + "?mode=ro&_pragma=busy_timeout(5000)"
 	if log, err := os.Stat(path + "-wal"); errors.Is(err, fs.ErrNotExist) || err == nil && log.Size() == 0 {
 		// Nobody has it open, and SQLite would make a log to read it with. Who begins to
@@ -250,8 +253,8 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		db.Close()
 		return nil, err
 	}
-	c := &Catalog{db: db, path: path, dir: dir}
-	c.checkSeen(seen, commits)
+	c := &Catalog{db: db, path: path, dir: dir, seen: seen}
+	c.checkSeen(noted, commits)
 	return c, nil
 }
 
@@ -281,37 +284,37 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 	if err != nil {
 		return nil, wrap("open catalogue", path, err)
 	}
-	c := &Catalog{db: db, path: path, dir: dir}
+	c := &Catalog{db: db, path: path, dir: dir, seen: seenOf(dir)}
 	var version int
 	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
-		db.Close()
+		_ = c.Close()
 		return nil, wrap("open catalogue", path, err)
 	}
 	if version > Version {
-		db.Close()
+		_ = c.Close()
 		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).
 			WithHint("upgrade pando")
 	}
 	if version > 0 && version < Version {
 		if err := c.upgrade(ctx, version); err != nil {
-			db.Close()
+			_ = c.Close()
 			return nil, err
 		}
 		version = Version
 	}
 	var pool string
-	seen := seenOf(dir).read() // first: other processes may commit before the catalogue is read
+	noted := c.seen.read() // first: other processes may commit before the catalogue is read
 	if version == Version {
 		var commits int64
 		err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
-		c.checkSeen(seen, commits)
+		c.checkSeen(noted, commits)
 	}
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		db.Close()
+		_ = c.Close()
 		return nil, wrap("open catalogue", path, err)
 	}
 	if pool != poolID {
-		db.Close()
+		_ = c.Close()
 		return nil, errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").
 			WithHint("%s", damagedHint)
 	}
@@ -322,8 +325,14 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 // database, and waits for the disk. A process that is about to end can save that:
 // the log stays for the next one, and the kernel closes the files.
 func (c *Catalog) Close() error {
+	c.Leave()
+	c.seen.close()
 	return wrap("close catalogue", c.path, c.db.Close())
 }
+
+// Leave is Close for a process that is about to end: it only removes the proofs of life that operations have
+// left to the next ones, which the kernel would not. An operation that ends later removes its own.
+func (c *Catalog) Leave() { c.idle.close() }
 
 // Tx is a transaction. It holds the write lock of the catalogue: be quick, and
 // never call a driver from inside.
@@ -332,6 +341,8 @@ type Tx struct {
 	tx  *sql.Tx
 	c   *Catalog
 	put []driver.ObjectID // whose rows it has added
+
+	marked int // marks that it has added for its operation, less those that it has removed
 
 	own map[string]*statement // queries prepared for this transaction alone
 }
@@ -373,7 +384,7 @@ func (c *Catalog) update(ctx context.Context, d Durability, fn func(*Tx) error) 
 		return err
 	}
 	if d == Durable {
-		seenOf(c.dir).note(commits)
+		c.seen.note(commits)
 	}
 	if len(put) > 0 && c.onCommit != nil {
 		c.onCommit(put)
@@ -397,17 +408,21 @@ func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions
 	if err != nil {
 		return err
 	}
+	t := &Tx{ctx: ctx, tx: tx, c: c}
+	ended := beginCounting(ctx)
 	done := false
 	defer func() {
 		if !done {
-			_ = tx.Rollback() // fn's error, or its panic, says what went wrong
+			ended(0, tx.Rollback()) // fn's error, or its panic, says what went wrong
 		}
 	}()
-	if err := fn(&Tx{ctx: ctx, tx: tx, c: c}); err != nil {
+	if err := fn(t); err != nil {
 		return err
 	}
 	done = true
-	return wrap("write catalogue", c.path, tx.Commit())
+	err = tx.Commit()
+	ended(t.marked, err)
+	return wrap("write catalogue", c.path, err)
 }
 
 // writeLock is the byte of the -shm file that whoever writes has locked (sqlite.org/walformat.html).

@@ -34,6 +34,9 @@ func (t *Tx) Mark(m Mark) error {
 	p := self()
 	_, err = t.exec(`INSERT INTO marks (`+markColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`,
 		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, m.Freezes, token, p.PID, int64(p.Start), p.BootID, toNano(time.Now()))
+	if err == nil {
+		t.marked++
+	}
 	return err
 }
 
@@ -44,7 +47,8 @@ func (t *Tx) Unmark(id driver.ObjectID) error {
 	if err != nil {
 		return err
 	}
-	_, err = t.exec(`DELETE FROM marks WHERE id = ? AND owner = ?`, id, w.named())
+	n, err := t.exec(`DELETE FROM marks WHERE id = ? AND owner = ?`, id, w.named())
+	t.marked -= int(n)
 	return err
 }
 

@@ -21,14 +21,19 @@ import (
 // when the process dies, however it dies, and other processes see that also from another PID namespace, where a PID
 // would lie. Two operations of one process keep each other out as those of two processes do.
 //
+// An operation that ends without marks leaves its file, still locked, to the next one of the same process: see idle.
+//
 // It may be used concurrently.
 type Operation struct {
-	c     *Catalog
-	mu    sync.Mutex
-	f     *os.File // nil before the first mark, and after the end
-	token string
-	spare bool // f was made of a spare: see takeSpare
-	ended bool
+	c       *Catalog
+	mu      sync.Mutex
+	f       *os.File // nil before the first mark, and after the end
+	token   string   // name of f; "" once the next operation may have it
+	spare   bool     // f was made of a spare: see takeSpare
+	ended   bool
+	marks   int  // that are committed, and not removed
+	running int  // transactions that have not ended
+	unsure  bool // a transaction has failed in a way that does not tell whether it was committed
 }
 
 // Process describes the process that owns a mark, for people.
@@ -74,6 +79,10 @@ func (o *Operation) owner() (string, error) {
 		return "", errs.New(errs.Internal, "mark", "", "the operation has ended")
 	}
 	if o.f != nil {
+		return o.token, nil
+	}
+	if f := o.c.idle.take(); f != nil {
+		o.f, o.token = f, filepath.Base(f.Name())
 		return o.token, nil
 	}
 	live := filepath.Join(o.c.dir, "live")
@@ -136,14 +145,24 @@ func (o *Operation) End() {
 	if o.f == nil {
 		return
 	}
+	f := o.f
+	o.f = nil
+	if o.isClean() && o.c.idle.put(f) {
+		o.token = "" // marks of that name are the next one's
+		return
+	}
 	path := filepath.Join(o.c.dir, "live", o.token)
 	if !o.spare || !returnSpare(path) {
 		_ = os.Remove(path) // a file that stays is nobody's when it is not locked, and collected
 	}
+	unlock(f)
+}
+
+// unlock ends what a live file proves, and closes it.
+func unlock(f *os.File) {
 	// A program that is just being started has the file open as well, until it is executed.
-	_ = unix.Flock(int(o.f.Fd()), unix.LOCK_UN)
-	_ = o.f.Close() // nothing was written
-	o.f = nil
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	_ = f.Close() // nothing was written
 }
 
 // Grave is the claim on what an operation left that has ended, or whose process has died: while it is held, nobody

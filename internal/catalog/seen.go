@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"pando/internal/driver"
@@ -21,7 +22,11 @@ import (
 // seen, it has lost records that were on the disk: its log was cut or damaged, or it is
 // an old copy. The file is written after the commit and never synced, so that it cannot
 // be ahead of a catalogue that is whole, whatever a power loss takes.
-type seen struct{ path string }
+type seen struct {
+	path string
+	mu   sync.Mutex
+	f    *os.File // open for writing; nil before the first note
+}
 
 // Its content is always as long, so that it can be overwritten in place.
 const (
@@ -29,14 +34,14 @@ const (
 	seenBytes  = 30
 )
 
-func seenOf(dir string) seen { return seen{filepath.Join(dir, "catalog.seen")} }
+func seenOf(dir string) *seen { return &seen{path: filepath.Join(dir, "catalog.seen")} }
 
 func formatSeen(n int64) []byte {
 	return fmt.Appendf(nil, seenFormat, n, crc32.ChecksumIEEE(fmt.Appendf(nil, "%020d", n)))
 }
 
 // read returns 0 if there is no such file, or none that is whole: then nothing is known.
-func (s seen) read() int64 {
+func (s *seen) read() int64 {
 	f, err := os.Open(s.path)
 	if err != nil {
 		return 0
@@ -46,7 +51,7 @@ func (s seen) read() int64 {
 		return n
 	}
 	// Perhaps it was half written at that moment.
-	if !lockSeen(f, unix.LOCK_SH) {
+	if !lockSeen(f, unix.LOCK_SH, time.Now().Add(seenWait)) {
 		return 0
 	}
 	return readSeen(f)
@@ -66,18 +71,33 @@ func readSeen(f *os.File) int64 {
 
 // note writes n, unless more was seen already. Not being able to costs a warning that
 // might be given later, and is no error.
-func (s seen) note(n int64) {
-	f, err := s.open()
-	if err != nil {
-		return
+func (s *seen) note(n int64) {
+	deadline := time.Now().Add(seenWait)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.f == nil {
+		f, err := openSeen(s.path)
+		if err != nil {
+			return
+		}
+		s.f = f
 	}
-	defer f.Close()
 	// One at a time, or a slower process would put back what a faster one has written.
-	if !lockSeen(f, unix.LOCK_EX) {
+	if !lockSeen(s.f, unix.LOCK_EX, deadline) {
 		return
 	}
-	if readSeen(f) < n {
-		_, _ = f.WriteAt(formatSeen(n), 0)
+	defer func() { _ = unix.Flock(int(s.f.Fd()), unix.LOCK_UN) }()
+	if readSeen(s.f) < n {
+		_, _ = s.f.WriteAt(formatSeen(n), 0)
+	}
+}
+
+func (s *seen) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.f != nil {
+		_ = s.f.Close() // what it lacks costs a warning
+		s.f = nil
 	}
 }
 
@@ -85,9 +105,8 @@ func (s seen) note(n int64) {
 // stopped.
 const seenWait = time.Second
 
-// lockSeen locks the file, and reports whether it could in time.
-func lockSeen(f *os.File, how int) bool {
-	deadline := time.Now().Add(seenWait)
+// lockSeen locks the file, and reports whether it could in time. It tries at least once.
+func lockSeen(f *os.File, how int, deadline time.Time) bool {
 	for wait := 20 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if err == nil {
@@ -100,19 +119,19 @@ func lockSeen(f *os.File, how int) bool {
 	}
 }
 
-// open opens the file for writing, and makes it if it is missing.
-func (s seen) open() (*os.File, error) {
-	f, err := os.OpenFile(s.path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+// openSeen opens the file for writing, and makes it if it is missing.
+func openSeen(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
-	f, err = os.OpenFile(s.path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err // another process is writing the first one
 	}
 	// The pool's owner owns it, even if root writes it first.
 	var dir unix.Stat_t
-	err = unix.Stat(filepath.Dir(s.path), &dir)
+	err = unix.Stat(filepath.Dir(path), &dir)
 	if err == nil && os.Geteuid() == 0 && dir.Uid != 0 {
 		err = f.Chown(int(dir.Uid), int(dir.Gid))
 	}

@@ -99,6 +99,7 @@ func TestFullDisk(t *testing.T) {
 				t.Fatal(err)
 			}
 			op.End()
+			c.Leave()
 			if names := live(t, dir); !slices.Equal(names, spares) {
 				t.Errorf("in live/ are %v, wanted %v", names, spares)
 			}

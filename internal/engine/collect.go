@@ -120,7 +120,7 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	c.freed = &freed{measure: explain}
 	ctx = warnings.Collect(withCall(ctx, c), said)
 	ctx = ledger.ReclaimUntil(freeing(ctx), time.Time{})
-	defer e.refill(ctx)
+	defer e.refill()
 	before, err := e.settled(ctx)
 	if err != nil {
 		return nil, err

@@ -96,7 +96,7 @@ type destroyOptions struct {
 func (e *Engine) destroyRows(ctx context.Context, rows []doomed, o destroyOptions) *DestroyReport {
 	report := &DestroyReport{budget: reclaimBound, why: o.why}
 	ctx = freeing(ctx)
-	defer e.refill(ctx)
+	defer e.refillIfSpent()
 	o.tracker.Start("destroying", int64(len(rows)), 0)
 	for len(rows) > 0 && ctx.Err() == nil {
 		batch := rows[:min(destroyBatch, len(rows))]

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"pando/internal/catalog"
@@ -40,6 +41,7 @@ type Engine struct {
 	shortLived bool // see ShortLived
 	readOnly   bool
 	tables     tablesCache
+	refilled   atomic.Pointer[time.Time] // when all that refill takes was there; nil: maybe not now
 }
 
 // Option of Open.
@@ -134,6 +136,7 @@ func (d Drivers) names() string {
 // Close releases the pool, when all calls have returned, and leaves no descriptor open; but see ShortLived.
 func (e *Engine) Close() {
 	if e.shortLived {
+		e.cat.Leave()
 		return
 	}
 	if c, ok := e.drv.(io.Closer); ok {

@@ -53,3 +53,9 @@ func SnapshotStopped(dir string, drivers Drivers) error {
 	_, err = e.Snapshot(context.Background(), SnapshotRequest{Volume: "v", Name: "s", Freeze: FreezeAlways})
 	return err
 }
+
+// SpendReserve spends a piece of the reserve, as on a full disk.
+func (e *Engine) SpendReserve(ctx context.Context) bool { return e.spendReserve(freeing(ctx)) }
+
+// HasReserve reports whether the reserve is whole.
+func (e *Engine) HasReserve() bool { return e.pool.HasReserve() }

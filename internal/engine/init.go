@@ -117,7 +117,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 		return nil, err
 	}
 	defer e.Close()
-	e.refill(ctx) // of a pool in a file, which is mounted only now
+	e.refill() // of a pool in a file, which is mounted only now
 	info, err := e.Pool(ctx, false)
 	report.PoolInfo = info
 	if at := pool.Renamable(dir); at != "" {

@@ -12,6 +12,8 @@ import (
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/errs"
+
+	"golang.org/x/sys/unix"
 )
 
 // failToUndo makes a volume's making fail, and what was made of it stay.
@@ -41,12 +43,20 @@ func receiveRaw(volume string, image func(context.Context, engine.Target) error)
 		Consistency: driver.Clean, Image: image}
 }
 
-// operations lists the proofs of life of operations.
-func operations(t *testing.T, e *engine.Engine) []string {
+// deadOperations lists the proofs of life that nobody holds.
+func deadOperations(t *testing.T, e *engine.Engine) (dead []string) {
 	t.Helper()
 	live, err := filepath.Glob(filepath.Join(e.Dir(), "live", "p-*"))
 	must(t, err)
-	return live
+	for _, path := range live {
+		f, err := os.Open(path)
+		must(t, err)
+		if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
+			dead = append(dead, path)
+		}
+		f.Close()
+	}
+	return dead
 }
 
 func nothingThere(context.Context, engine.Target) error { return nil }
@@ -65,8 +75,8 @@ func TestFailedUndoIsCleanedUp(t *testing.T) {
 				if _, err := next.Receive(t.Context(), receiveRaw("v", nothingThere)); err != nil {
 					t.Fatalf("the name is blocked: %v", err)
 				}
-				if live := operations(t, e); len(live) > 0 {
-					t.Errorf("operations are left: %v", live)
+				if dead := deadOperations(t, e); len(dead) > 0 {
+					t.Errorf("operations are left: %v", dead)
 				}
 				destroy(t, next, "v")
 			})

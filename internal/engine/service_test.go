@@ -56,11 +56,11 @@ func TestLivesInService(t *testing.T) {
 		if after.heap > before.heap+2<<20 {
 			t.Errorf("the heap has grown: %v, then %v", before, after)
 		}
-		if live := operations(t, e); len(live) > 0 {
-			t.Errorf("operations are left: %v", live)
-		}
 
 		s.e.Close()
+		if left := deadOperations(t, e); len(left) > 0 {
+			t.Errorf("operations are left: %v", left)
+		}
 		if left := filesBelow(e.Dir()); len(left) > 0 {
 			t.Errorf("open after Close: %q", left)
 		}
@@ -259,7 +259,7 @@ func (s *service) settle() held {
 		runtime.GC()
 	}
 	runtime.ReadMemStats(&m)
-	return held{goroutines: runtime.NumGoroutine(), files: len(openFiles()), heap: m.HeapAlloc}
+	return held{goroutines: runtime.NumGoroutine(), files: len(openFiles()) - len(proofsOfLife()), heap: m.HeapAlloc}
 }
 
 // openFiles lists what this process has open.
@@ -273,6 +273,11 @@ func openFiles() []string {
 	}
 	slices.SortFunc(out, cmp.Compare)
 	return out
+}
+
+// proofsOfLife lists those that are open, of which an engine keeps some, as many as were needed at once.
+func proofsOfLife() []string {
+	return slices.DeleteFunc(openFiles(), func(path string) bool { return !strings.Contains(path, "/live/p-") })
 }
 
 // filesBelow lists what this process has open below a directory.

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"pando/internal/catalog"
 	"pando/internal/errs"
@@ -31,18 +32,49 @@ func freeing(ctx context.Context) context.Context {
 // spendReserve makes some room for what frees space. It reports whether trying again makes
 // sense.
 func (e *Engine) spendReserve(ctx context.Context) bool {
-	return callOf(ctx).frees && ctx.Err() == nil && e.pool.SpendReserve(reservePiece)
+	if !callOf(ctx).frees || ctx.Err() != nil {
+		return false
+	}
+	spent := e.pool.SpendReserve(reservePiece)
+	e.refilled.Store(nil) // after: a refill in between has not taken it again
+	return spent
+}
+
+// refillEvery is how often an engine looks whether other processes have spent something.
+const refillEvery = time.Second
+
+// refillIfSpent is refill, unless there is nothing to take: this engine found all of it there a moment ago, and
+// has spent nothing since.
+func (e *Engine) refillIfSpent() {
+	if at := e.refilled.Load(); at != nil && time.Since(*at) < refillEvery {
+		e.returnIfLow()
+		return
+	}
+	e.refill()
 }
 
 // refill takes again, after space was freed, what freeing it may need. What cannot be taken
 // now is taken the next time.
-func (e *Engine) refill(ctx context.Context) {
-	if s, err := e.pool.Space(ctx); err == nil && e.pool.Config.Backing != nil && s.HostFree < hostLow {
-		e.returnToHost() // what was freed in the pool is still taken on the host
-	}
-	_ = e.pool.MakeReserve()
-	_ = catalog.MakeSpares(e.pool.Dir)
+func (e *Engine) refill() {
+	e.returnIfLow()
+	begun := time.Now()
+	e.refilled.Store(&begun) // before: what is spent meanwhile is seen the next time
+	reserved := e.pool.MakeReserve()
+	spares := catalog.MakeSpares(e.pool.Dir)
 	catalog.Preallocate(e.pool.Dir)
+	if reserved != nil || spares != nil || !e.pool.HasReserve() {
+		e.refilled.Store(nil)
+	}
+}
+
+// returnIfLow returns what was freed in a pool in a file to the host, where it is still taken, if there is little left.
+func (e *Engine) returnIfLow() {
+	if e.pool.Config.Backing == nil {
+		return
+	}
+	if free, err := e.pool.HostFree(); err == nil && free < hostLow {
+		e.returnToHost()
+	}
 }
 
 // destroyObject makes the driver remove an object, if need be with the reserve.

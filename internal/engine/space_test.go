@@ -70,6 +70,27 @@ func TestUmountReturnsDeleted(t *testing.T) {
 	}
 }
 
+// TestReserveIsTakenAgain: what one call has spent of the reserve, the next that frees space takes again, also right
+// after the reserve was found whole.
+func TestReserveIsTakenAgain(t *testing.T) {
+	oneKind(t, func(t *testing.T, e *engine.Engine, _ string) {
+		importTree(t, e, "g", source(t))
+		for _, name := range []string{"a", "b", "c"} {
+			clone(t, e, "g", name, false)
+			if !e.HasReserve() {
+				t.Skip("SKIPPED: no room for a reserve")
+			}
+			if name != "a" && !e.SpendReserve(t.Context()) {
+				t.Error("there was nothing to spend")
+			}
+			destroy(t, e, name)
+			if !e.HasReserve() {
+				t.Errorf("the destroy of %s has not taken the reserve again", name)
+			}
+		}
+	})
+}
+
 func allocated(t *testing.T, path string) int64 {
 	t.Helper()
 	var st unix.Stat_t

@@ -278,13 +278,22 @@ func (p *Pool) space(ctx context.Context, rough bool) (Space, error) {
 	}
 	s.HostFree = s.FreeBytes
 	if p.Config.Backing != nil {
-		if err := unix.Statfs(p.Dir, &st); err != nil {
-			return Space{}, errs.Wrap("measure pool", p.Dir, err)
+		var err error
+		if s.HostFree, err = p.HostFree(); err != nil {
+			return Space{}, err
 		}
-		s.HostFree = int64(st.Bavail) * st.Bsize
 		s.FreeBytes = min(s.FreeBytes, s.HostFree)
 	}
 	return s, nil
+}
+
+// HostFree is the room left on the filesystem of the pool's directory, in bytes: below a loop-backed pool.
+func (p *Pool) HostFree() (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(p.Dir, &st); err != nil {
+		return 0, errs.Wrap("measure pool", p.Dir, err)
+	}
+	return int64(st.Bavail) * st.Bsize, nil
 }
 
 // freedWait is how long Admit waits for space that was freed a moment ago.

@@ -48,6 +48,16 @@ func (p *Pool) MakeReserve() error {
 	return nil
 }
 
+// HasReserve reports whether all of the reserve is there.
+func (p *Pool) HasReserve() bool {
+	for _, r := range p.reserves() {
+		if st, err := os.Lstat(r.path); err != nil || st.Size() < r.bytes {
+			return false
+		}
+	}
+	return true
+}
+
 func (r reserve) make() error {
 	st, err := os.Lstat(r.path)
 	has, most := int64(0), 8*r.bytes

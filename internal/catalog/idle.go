@@ -1,0 +1,88 @@
+package catalog
+
+import (
+	"context"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// idle keeps proofs of life, locked, that operations of this process have left to the next ones: to make and remove a
+// file costs as much as all else that a mark does.
+//
+// A mark of an operation that has ended must not look alive. So only a file is left that no mark names, as
+// far as the operation has counted; where it cannot tell, the file goes (see isClean). So does a spare, for others.
+type idle struct {
+	mu     sync.Mutex
+	files  []*os.File
+	closed bool
+}
+
+// maxIdle is how many are kept.
+const maxIdle = 4
+
+// put keeps a file, unless there are enough.
+func (i *idle) put(f *os.File) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.closed || len(i.files) >= maxIdle {
+		return false
+	}
+	i.files = append(i.files, f)
+	return true
+}
+
+// take returns a file that is locked and has its name, nil if there is none.
+func (i *idle) take() *os.File {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for len(i.files) > 0 {
+		f := i.files[len(i.files)-1]
+		i.files = i.files[:len(i.files)-1]
+		// Somebody may have removed it: then others would lock another file, and the lock proves nothing.
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Nlink == 1 {
+			return f
+		}
+		unlock(f)
+	}
+	return nil
+}
+
+// close removes what is there, and keeps nothing from then on.
+func (i *idle) close() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, f := range i.files {
+		_ = os.Remove(f.Name()) // as in End
+		unlock(f)
+	}
+	i.files, i.closed = nil, true
+}
+
+// isClean reports whether it is sure that no mark names the operation, nor will. The caller holds o.mu.
+func (o *Operation) isClean() bool {
+	return o.marks == 0 && o.running == 0 && !o.unsure && !o.spare
+}
+
+// beginCounting counts the marks that a transaction makes and removes for the operation of ctx. ended must be called
+// when it has ended, with their difference if it was committed, or else 0, and the error of ending it: then nobody knows
+// whether it was committed.
+func beginCounting(ctx context.Context) (ended func(marked int, err error)) {
+	at, _ := ctx.Value(workerKey{}).(workerAt)
+	o, ok := at.worker.(*Operation)
+	if !ok {
+		return func(int, error) {}
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.running++
+	return func(marked int, err error) {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.running--
+		o.marks += marked
+		o.unsure = o.unsure || err != nil
+	}
+}
