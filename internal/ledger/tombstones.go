@@ -2,11 +2,15 @@ package ledger
 
 import (
 	"context"
+	"slices"
+	"sync"
 	"time"
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/warnings"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // ReclaimBound is how long a command may spend on removing what was destroyed before it, unless ReclaimUntil says
@@ -39,33 +43,81 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 func (l *Ledger) Reclaim(ctx context.Context, graves []catalog.Tombstone) (removed int) {
 	bounded, cancel := bounded(ctx)
 	defer cancel()
-	for _, g := range graves {
+	for batch := range slices.Chunk(graves, buryBatch) {
 		if bounded.Err() != nil {
-			return removed
+			break
 		}
-		busy := false
-		err := l.cat.View(ctx, func(tx *catalog.Tx) error {
-			m, err := tx.Blocking(g.ID, "", false)
-			busy = len(m) > 0
-			return err
-		})
-		if err == nil && !busy {
-			if err = l.work.Remove(bounded, g.ID, g.Ref, "destroyed earlier"); err == nil {
-				err = l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(g.ID) })
-			}
-		}
-		if err != nil && bounded.Err() != nil {
-			return removed // the next command goes on
-		}
-		if err != nil {
-			warnings.Add(ctx, "%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
-			continue
-		}
-		if !busy {
-			removed++
-		}
+		removed += l.reclaimSome(ctx, bounded, batch)
 	}
 	return removed
+}
+
+// removeWorkers objects are removed at once.
+const removeWorkers = 4
+
+// reclaimSome is Reclaim of a batch, which shares its transactions. Objects are removed until bounded ends.
+func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tombstone) int {
+	free := make([]catalog.Tombstone, 0, len(graves)) // of those that are removing them
+	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
+		free = free[:0]
+		for _, g := range graves {
+			m, err := tx.Blocking(g.ID, "", false)
+			if err != nil {
+				return err
+			}
+			if len(m) == 0 {
+				free = append(free, g)
+			}
+		}
+		return nil
+	}); err != nil {
+		reportUnreclaimed(ctx, bounded, graves[0], err)
+		return 0
+	}
+
+	var mu sync.Mutex
+	var gone []catalog.Tombstone
+	var g errgroup.Group
+	g.SetLimit(removeWorkers)
+	for _, grave := range free {
+		if bounded.Err() != nil {
+			break // the next command goes on
+		}
+		g.Go(func() error {
+			if err := l.work.Remove(bounded, grave.ID, grave.Ref, "destroyed earlier"); err != nil {
+				reportUnreclaimed(ctx, bounded, grave, err)
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			gone = append(gone, grave)
+			return nil
+		})
+	}
+	_ = g.Wait() // each has reported
+
+	if len(gone) == 0 {
+		return 0
+	}
+	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		for _, grave := range gone {
+			if err := tx.Reclaimed(grave.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		reportUnreclaimed(ctx, bounded, gone[0], err) // the next command finds them gone
+		return 0
+	}
+	return len(gone)
+}
+
+// reportUnreclaimed warns that an object could not be removed, unless only the time was over.
+func reportUnreclaimed(ctx, bounded context.Context, g catalog.Tombstone, err error) {
+	if bounded.Err() == nil {
+		warnings.Add(ctx, "%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
+	}
 }
 
 // ForgetReclaimed makes the removal of objects durable, and then forgets it.

@@ -67,6 +67,15 @@ func TestKillInRecovery(t *testing.T) {
 				{name: "half made, gc", next: "gc", spoil: func() {
 					w.dieAt(func(s faulttest.Step) bool { return strings.Contains(s.Detail, ".meta") }, "clone", "g", "v")
 				}},
+				{name: "many half made", next: "ls", spoil: func() {
+					steps := 0 // whose marks are cleaned up in one batch
+					w.dieAt(func(s faulttest.Step) bool {
+						if strings.Contains(s.Detail, ".meta") {
+							steps++
+						}
+						return steps > 8
+					}, "clone", "g", "v", "--count", "6")
+				}},
 				{name: "half mounted", next: "ls", spoil: func() {
 					w.dieAt(func(s faulttest.Step) bool { return s.Name == "move_mount" }, "clone", "g", "v", "--mount")
 				}},
