@@ -14,6 +14,8 @@ import (
 	"pando/internal/progress"
 	"pando/internal/ref"
 	"pando/internal/repo"
+
+	"golang.org/x/sync/semaphore"
 )
 
 const opVerify = "verify"
@@ -27,6 +29,8 @@ type VerifyRequest struct {
 	ReadPercent float64  // of the data that volumes need, to read and check; 0: none, 100: all
 	Seed        uint64   // of the choice which; 0: a random one
 	Tracker     *progress.Tracker
+
+	scratch string // directory for what does not fit into memory
 }
 
 // Problem is something that is wrong in a remote.
@@ -112,6 +116,7 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 		return nil, err
 	}
 	defer rp.Close()
+	q.scratch = r.dir
 	out, err := verify(ctx, rp, q)
 	if err == nil && slices.ContainsFunc(out.Problems, func(p Problem) bool { return strings.HasPrefix(p.Object, "heads/") }) {
 		r.nameDamaged(ctx, rp, func(names map[string]string) {
@@ -133,9 +138,12 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 		}
 	}
 	v := &verifier{
-		repo: rp, VerifyRequest: q, pages: map[pageKey]*page{}, number: map[repo.Segment]uint32{}, named: map[repo.ID]bool{},
+		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, named: map[repo.ID]bool{},
+		room: semaphore.NewWeighted(pagesInMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
+		broken: map[repo.Page]string{}, faults: map[expected]string{},
 		out: &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
 	}
+	defer v.expectations.close()
 	if v.Seed == 0 {
 		v.Seed = rand.Uint64()
 	}
@@ -145,54 +153,33 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 	return v.out, nil
 }
 
-// verifier is a verification under way. What it keeps in memory is small beside
-// manifests and pages: for every page, once, the segments that it needs.
+// verifier is a verification under way. What it keeps in memory is bounded, but for a few bytes for each point and
+// each segment: it never has all manifests, all pages or all that these expect of segments.
 type verifier struct {
 	VerifyRequest
 	repo *repo.Repo
 	out  *Verified
 
-	mu       sync.Mutex
-	segments []repo.Segment          // that are needed
-	number   map[repo.Segment]uint32 // their place in segments
-	pages    map[pageKey]*page
-	streams  []streamed
-	named    map[repo.ID]bool // manifests that heads or streams name
-	problems []Problem
-	over     int // problems that are not in the list
-	listed   map[repo.Segment]int64
-}
+	room    *semaphore.Weighted // for pages
+	spans   []span
+	ages    map[repo.ID]age     // of the points that are checked
+	sibling map[repo.ID]repo.ID // the oldest clone of a point
 
-// owner is a point that needs something.
-type owner struct {
-	volume, point string
-	manifest      repo.ID
-	size          int64
-}
+	mu           sync.Mutex
+	segments     []segmentState          // that are needed
+	number       map[repo.Segment]uint32 // their place in segments
+	expectations expectations
+	parents      []checked        // of streams, to look at
+	named        map[repo.ID]bool // manifests that heads or streams name
+	listed       map[repo.Segment]int64
+	problems     []Problem
+	over         int // problems that are not in the list
 
-type pageKey struct {
-	region uint32
-	frame  repo.Frame
-}
-
-// page is a page that one or more points have.
-type page struct {
-	owners []owner
-	needs  []extentOf // by segment
-	once   sync.Once
-	err    error
-}
-
-// extentOf says how long a segment must be, at least.
-type extentOf struct {
-	segment uint32 // place in verifier.segments
-	end     uint32
-}
-
-// streamed is a point that is a stream.
-type streamed struct {
-	owner
-	frames []repo.Frame
+	// What is wrong, and for whom is looked for in the end.
+	damaged   bool                 // segments are missing, short, or cannot be read
+	broken    map[repo.Page]string // pages that cannot be read, and why
+	faults    map[expected]string
+	usesWrong bool // a manifest does not list a segment
 }
 
 func (v *verifier) run(ctx context.Context) error {
@@ -206,7 +193,8 @@ func (v *verifier) run(ctx context.Context) error {
 			v.named[pt.Manifest] = true
 		}
 	}
-	if err := v.points(ctx, heads); err != nil {
+	v.plan(heads)
+	if err := v.points(ctx); err != nil {
 		return err
 	}
 	v.Tracker.Start("listing", 0, 0)
@@ -218,13 +206,14 @@ func (v *verifier) run(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	if err := v.present(ctx); err != nil {
-		return err
-	}
+	v.present()
 	if v.ReadPercent > 0 {
 		if err := v.readData(ctx); err != nil {
 			return err
 		}
+	}
+	if err := v.blame(ctx); err != nil {
+		return err
 	}
 	return v.settle(ctx)
 }
@@ -280,139 +269,6 @@ func (v *verifier) add(p Problem) {
 	v.problems = append(v.problems, p)
 }
 
-func (o owner) problem(object string, format string, args ...any) Problem {
-	return Problem{Volume: o.volume, Point: o.point, Object: object, Message: fmt.Sprintf(format, args...), manifest: o.manifest}
-}
-
-// points reads the manifests and pages of all points.
-func (v *verifier) points(ctx context.Context, heads []repo.Head) error {
-	type job struct {
-		owner
-		pt *repo.Point
-	}
-	var todo []job
-	for _, h := range heads {
-		if h.Gone || len(v.Names) > 0 && !slices.Contains(v.Names, h.Name) {
-			continue
-		}
-		v.out.Volumes++
-		for _, pt := range h.Points {
-			v.out.Points++
-			todo = append(todo, job{owner{h.Name, pt.Name, pt.Manifest, pt.SizeBytes}, &pt})
-			if !pt.OriginID.IsZero() && !v.named[pt.OriginID] {
-				v.out.Warnings = append(v.out.Warnings, Problem{Volume: h.Name, Point: pt.Name,
-					Message: fmt.Sprintf("%s, from which it was cloned, is not in the remote any more: it can be pulled, and then shares nothing with that", pt.OriginRef)})
-			}
-		}
-	}
-	for len(todo) > 0 {
-		batch := todo
-		todo = nil
-		err := eachOf(ctx, batch, func(ctx context.Context, j job) error {
-			m, err := v.repo.Manifest(ctx, j.manifest)
-			v.Tracker.Add(1, 0)
-			if broken(err) {
-				v.problem(j.owner.problem("manifests/"+j.manifest.String(), "%v", err))
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			if j.pt != nil && (m.Content != j.pt.Content || m.SizeBytes != j.pt.SizeBytes || m.FS != j.pt.FS || m.Parent != j.pt.Parent && m.Content == repo.Stream) {
-				v.problem(j.owner.problem("manifests/"+j.manifest.String(), "it is not what its volume says of it"))
-			}
-			if m.Content == repo.Stream {
-				v.mu.Lock()
-				defer v.mu.Unlock()
-				v.streams = append(v.streams, streamed{j.owner, m.Stream})
-				for _, f := range m.Stream {
-					v.numberOf(f.Segment)
-				}
-				if !m.Parent.IsZero() && !v.named[m.Parent] {
-					// Named by no head, perhaps: then it is there for this one.
-					v.named[m.Parent] = true
-					todo = append(todo, job{owner: j.owner.of(m.Parent)})
-				}
-				return nil
-			}
-			return v.blockPages(ctx, j.owner, &m)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// of is the owner of something that it needs.
-func (o owner) of(id repo.ID) owner { o.manifest = id; return o }
-
-// numberOf gives a segment a short name. The caller holds the lock.
-func (v *verifier) numberOf(s repo.Segment) uint32 {
-	n, ok := v.number[s]
-	if !ok {
-		n = uint32(len(v.segments))
-		v.segments, v.number[s] = append(v.segments, s), n
-	}
-	return n
-}
-
-// blockPages looks at the pages of a manifest, at each of them once for all points.
-func (v *verifier) blockPages(ctx context.Context, o owner, m *repo.Manifest) error {
-	uses := useMap(m.Uses)
-	for _, pg := range m.Pages {
-		key := pageKey{pg.Region, pg.Frame}
-		v.mu.Lock()
-		p := v.pages[key]
-		if p == nil {
-			p = &page{}
-			v.pages[key] = p
-		}
-		p.owners = append(p.owners, o)
-		v.mu.Unlock()
-		p.once.Do(func() { p.err = v.readPage(ctx, m, pg, p) })
-		start := regionStart(pg.Region)
-		switch {
-		case broken(p.err):
-			bad := o.problem("segments/"+pg.Frame.Segment.String(), "its map cannot be read: %v", p.err)
-			bad.Offset, bad.Length = start, regionEnd(pg.Region, m.SizeBytes)-start
-			v.problem(bad)
-			continue
-		case p.err != nil:
-			return p.err
-		}
-		v.mu.Lock()
-		for _, n := range p.needs {
-			if s := v.segments[n.segment]; uses[s] == 0 {
-				v.add(o.problem("segments/"+s.String(), "the manifest does not say that it needs this segment, so that a prune may remove it"))
-			}
-		}
-		v.mu.Unlock()
-	}
-	return nil
-}
-
-// readPage notes which segments a page needs.
-func (v *verifier) readPage(ctx context.Context, m *repo.Manifest, pg repo.Page, p *page) error {
-	pieces, err := readRegion(ctx, v.repo, m, pg.Region)
-	if err != nil {
-		return err
-	}
-	ends := map[repo.Segment]uint32{pg.Frame.Segment: pg.Frame.Offset + pg.Frame.Stored}
-	for _, x := range pieces {
-		if int64(x.Within)+x.Length > int64(x.Frame.Plain) {
-			return errs.New(errs.Damaged, opVerify, "", "the piece at byte %d wants more of a frame than it has", x.Offset)
-		}
-		ends[x.Frame.Segment] = max(ends[x.Frame.Segment], x.Frame.Offset+x.Frame.Stored)
-	}
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for s, end := range ends {
-		p.needs = append(p.needs, extentOf{v.numberOf(s), end})
-	}
-	return nil
-}
-
 // list lists everything and counts what nothing needs.
 func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 	sessions := map[repo.ID]bool{}
@@ -437,13 +293,13 @@ func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 			v.out.GarbageBytes += o.Bytes
 		}
 	}
-	if len(v.Names) > 0 || len(v.problems) > 0 {
+	if len(v.Names) > 0 || len(v.problems) > 0 || len(v.broken) > 0 {
 		return nil // what the rest needs was not looked at, or is not known
 	}
 	needed := v.named
 	used := map[repo.Segment]bool{}
 	for _, s := range v.segments {
-		used[s] = true
+		used[s.Segment] = true
 	}
 	// What was pushed since the heads were read.
 	var fresh []repo.ID
@@ -524,99 +380,6 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 		}
 	}
 	return nil
-}
-
-// present checks that the segments that are needed are there and long enough.
-func (v *verifier) present(ctx context.Context) error {
-	for _, s := range v.segments {
-		if n, ok := v.listed[s]; ok {
-			v.out.Segments++
-			v.out.SegmentBytes += n
-		}
-	}
-	lacks := func(s repo.Segment, end uint32) string {
-		n, ok := v.listed[s]
-		switch {
-		case !ok:
-			return "the segment is missing"
-		case int64(end) > n:
-			return fmt.Sprintf("the segment has %d bytes and should have more than %d", n, end)
-		}
-		return ""
-	}
-	for key, p := range v.pages {
-		bad := map[repo.Segment]string{}
-		for _, n := range p.needs {
-			s := v.segments[n.segment]
-			if why := lacks(s, n.end); why != "" {
-				bad[s] = why
-			}
-		}
-		if len(bad) == 0 {
-			continue
-		}
-		err := v.blamePage(ctx, key, p, func(x repo.Piece) string {
-			return lacks(x.Frame.Segment, x.Frame.Offset+x.Frame.Stored)
-		})
-		if err != nil {
-			return err
-		}
-	}
-	for _, s := range v.streams {
-		v.blameStream(s, func(f repo.Frame) string { return lacks(f.Segment, f.Offset+f.Stored) })
-	}
-	return nil
-}
-
-// blamePage reports the ranges of a page whose pieces wrong says something of, for
-// every point that has the page.
-func (v *verifier) blamePage(ctx context.Context, key pageKey, p *page, wrong func(repo.Piece) string) error {
-	pieces, err := v.repo.ReadPage(ctx, repo.Page{Region: key.region, Frame: key.frame})
-	if err != nil {
-		if broken(err) {
-			for _, o := range p.owners {
-				bad := o.problem("segments/"+key.frame.Segment.String(), "its map cannot be read: %v", err)
-				bad.Offset = regionStart(key.region)
-				bad.Length = regionEnd(key.region, o.size) - bad.Offset
-				v.problem(bad)
-			}
-			return nil
-		}
-		return err
-	}
-	var runs []Problem
-	for _, x := range pieces {
-		why := wrong(x)
-		if why == "" {
-			continue
-		}
-		object := "segments/" + x.Frame.Segment.String()
-		if n := len(runs); n > 0 && runs[n-1].Offset+runs[n-1].Length == x.Offset && runs[n-1].Object == object && runs[n-1].Message == why {
-			runs[n-1].Length += x.Length
-			continue
-		}
-		runs = append(runs, Problem{Offset: x.Offset, Length: x.Length, Object: object, Message: why})
-	}
-	for _, o := range p.owners {
-		for _, r := range runs {
-			r.Volume, r.Point, r.manifest = o.volume, o.point, o.manifest
-			v.problem(r)
-		}
-	}
-	return nil
-}
-
-// blameStream is blamePage for a stream, whose offsets are those of the stream.
-func (v *verifier) blameStream(s streamed, wrong func(repo.Frame) string) {
-	at := int64(0)
-	for _, f := range s.frames {
-		if why := wrong(f); why != "" {
-			p := s.owner.problem("segments/"+f.Segment.String(), "%s", why)
-			p.Offset, p.Length = at, int64(f.Plain)
-			v.problem(p)
-		}
-		at += int64(f.Plain)
-	}
 }
 
 // settle drops problems with what volumes do not need any more: somebody has removed
