@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -402,6 +403,12 @@ func (t *Tx) Attach(a Attached) error {
 	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+attachedColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
 		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID, toNano(a.At))
 	return err
+}
+
+// Reattach records that an object, whose attachment is recorded, is attached in another way now. A power loss may take
+// that away.
+func (c *Catalog) Reattach(ctx context.Context, a Attached) error {
+	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.Attach(a) })
 }
 
 // Detach forgets an attachment. Absent is success.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/durable"
 	"pando/internal/errs"
@@ -95,7 +96,7 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return err
 	}
 	if dir != src.path { // it was resolved before by rules that trust everybody
-		return movedError(src.path)
+		return content.MovedError(src.path)
 	}
 	src.resolved = true
 	if q.ReplaceVolume == "" {
@@ -119,7 +120,7 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 
 // checkReplace refuses a directory that no volume can be put in the place of.
 func (e *Engine) checkReplace(dir string) error {
-	if !canMount() {
+	if !content.CanMount() {
 		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").
 			WithHint("run it as root, or leave %s out", errs.Param("replace"))
 	}
@@ -129,7 +130,7 @@ func (e *Engine) checkReplace(dir string) error {
 	if len(filepath.Base(dir))+len(asideInfix)+asideIDLength > unix.NAME_MAX {
 		return errs.New(errs.Invalid, opAdopt, dir, "its name is too long to be kept aside with %s behind it", asideInfix)
 	}
-	if err := e.outsidePool(opAdopt, dir); err != nil {
+	if err := e.content.CheckOutside(opAdopt, dir); err != nil {
 		return err
 	}
 	m, err := kernel.MountAt(unix.AT_FDCWD, dir)
@@ -143,7 +144,7 @@ func (e *Engine) checkReplace(dir string) error {
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if kernel.IsImmutable(unix.AT_FDCWD, d) {
 			return errs.New(errs.Permission, opAdopt, dir, "%s is immutable or append-only, so the directory cannot be renamed aside", d).
-				WithHint("`chattr -ia %s`, or leave %s out", quoteWord(d), errs.Param("replace"))
+				WithHint("`chattr -ia %s`, or leave %s out", errs.ShellWord(d), errs.Param("replace"))
 		}
 	}
 	below, err := mount.Below(dir)
@@ -245,7 +246,7 @@ type replacement struct {
 
 // open holds the directory that dir and aside are in, and finds out which one dir is.
 func (r *replacement) open(e *Engine) (err error) {
-	if r.old, err = e.openPlace(r.dir); err != nil {
+	if r.old, err = e.content.OpenPlace(r.dir); err != nil {
 		return err
 	}
 	r.place = r.old.Beside(filepath.Base(r.aside))
@@ -254,7 +255,7 @@ func (r *replacement) open(e *Engine) (err error) {
 		return errs.Wrap(opAdopt, r.dir, err)
 	}
 	defer dir.Close()
-	r.oldDir, err = statInode(dir)
+	r.oldDir, err = mountpoint.FileInode(dir)
 	return errs.Wrap(opAdopt, r.dir, err)
 }
 
@@ -363,7 +364,7 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	if err != nil {
 		return nil, err
 	}
-	if r.att, err = e.attach(ctx, r.row, t); err != nil {
+	if r.att, err = e.content.Attach(ctx, r.row, t); err != nil {
 		r.att = catalog.Attached{}
 		return nil, err
 	}
@@ -406,18 +407,18 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 // makeAside makes the directory that the volume is mounted on, like the one that
 // it replaces: it is what is seen when the volume is not mounted. It returns how the
 // volume is to be mounted there.
-func (e *Engine) makeAside(r *replacement) (target, error) {
+func (e *Engine) makeAside(r *replacement) (content.Target, error) {
 	if err := r.open(e); err != nil {
-		return target{}, err
+		return content.Target{}, err
 	}
 	dir, err := r.old.OpenDir()
 	if err != nil {
-		return target{}, errs.Wrap(opAdopt, r.dir, err)
+		return content.Target{}, errs.Wrap(opAdopt, r.dir, err)
 	}
 	defer dir.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil || mountpoint.InodeOf(&st) != r.oldDir {
-		return target{}, cmp.Or(errs.Wrap(opAdopt, r.dir, err), error(movedError(r.dir)))
+		return content.Target{}, cmp.Or(errs.Wrap(opAdopt, r.dir, err), error(content.MovedError(r.dir)))
 	}
 
 	made, err := r.place.MakeDir(0o700)
@@ -425,26 +426,26 @@ func (e *Engine) makeAside(r *replacement) (target, error) {
 		err = unix.EEXIST
 	}
 	if err != nil {
-		return target{}, errs.Wrap(opAdopt, r.aside, err)
+		return content.Target{}, errs.Wrap(opAdopt, r.aside, err)
 	}
-	atStep("aside made")
+	content.AtStep("aside made")
 	if r.bare, err = r.place.OpenDir(); err != nil {
-		return target{}, errs.Wrap(opAdopt, r.aside, err)
+		return content.Target{}, errs.Wrap(opAdopt, r.aside, err)
 	}
 	at, err := checkFresh(r.bare)
 	if err != nil {
-		return target{}, err
+		return content.Target{}, err
 	}
 	if err := e.copyBare(r, dir); err != nil {
-		return target{}, err
+		return content.Target{}, err
 	}
 
 	// A golden's root is open to everybody; the directory may not have been.
-	t := target{path: r.aside, own: true, at: at, prepare: func(root *os.File) error {
+	t := content.Target{Path: r.aside, Own: true, At: at, Prepare: func(root *os.File) error {
 		return errs.Wrap(opAdopt, r.dir, unix.Fchmod(int(root.Fd()), st.Mode&0o7777))
 	}}
 	// What is in the directory may what it could before.
-	t.may, err = rightsIn(dir)
+	t.May, err = content.RightsIn(dir)
 	return t, errs.Wrap(opAdopt, r.dir, err)
 }
 
@@ -475,7 +476,7 @@ func checkFresh(dir *os.File) (mountpoint.Inode, error) {
 	}
 	names, err := dir.Readdirnames(1)
 	if int(st.Uid) != os.Geteuid() || st.Mode&0o7777&^unix.S_ISGID != 0o700 || len(names) > 0 || !errors.Is(err, io.EOF) {
-		return mountpoint.Inode{}, movedError(dir.Name())
+		return mountpoint.Inode{}, content.MovedError(dir.Name())
 	}
 	return mountpoint.InodeOf(&st), nil
 }
@@ -514,7 +515,7 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 		}
 		return
 	}
-	if r.att.ID != "" && e.detach(ctx, opAdopt, r.row, r.att, false) != nil {
+	if r.att.ID != "" && e.content.Detach(ctx, reasonFor(opAdopt), r.row, r.att, false) != nil {
 		return
 	}
 	r.removeBare()
@@ -526,9 +527,9 @@ func (r *replacement) removeBare() {
 	if r.bare == nil {
 		return
 	}
-	if made, err := statInode(r.bare); err == nil {
+	if made, err := mountpoint.FileInode(r.bare); err == nil {
 		_ = r.place.RemoveDir(func(dir *os.File) bool { // else it stays, and can be removed as any other
-			is, err := statInode(dir)
+			is, err := mountpoint.FileInode(dir)
 			return err == nil && is == made
 		})
 	}
@@ -572,7 +573,7 @@ func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Ro
 			if err := tx.Attach(att); err != nil {
 				return err
 			}
-			if e.look(row, att) == gone {
+			if e.content.Look(row, att) == content.Gone {
 				if err := tx.Detach(m.ID); err != nil {
 					return err
 				}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/progress"
@@ -332,8 +333,8 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 	if vol.FS == driver.Ext4 || vol.FS == driver.XFS {
 		// Mounting replays what an unclean end left in the log, once and not
 		// in every clone; trimming keeps deleted data out of the golden.
-		err := e.withImage(ctx, b.scratch.ID, imageOptions{}, func(root *os.File) error {
-			trimAt("/proc/self/fd/" + itoa(int(root.Fd())))
+		err := e.content.WithImage(ctx, b.scratch.ID, content.ImageOptions{}, func(root *os.File) error {
+			content.Trim("/proc/self/fd/" + itoa(int(root.Fd())))
 			return nil
 		})
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -55,7 +56,7 @@ const (
 // clonePlan is one volume to be made.
 type clonePlan struct {
 	row    catalog.Row
-	target target
+	target content.Target
 	mark   catalog.Mark
 	att    catalog.Attached
 }
@@ -144,7 +145,7 @@ func cloneNames(q CloneRequest) ([]string, error) {
 
 // planClones decides everything, reserves the names and marks the work.
 func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, live, error) {
-	targets := make([]target, len(names))
+	targets := make([]content.Target, len(names))
 	var l live
 	// The kind of filesystem decides how it is mounted, so look once before: a
 	// directory of the user's is not looked at inside a transaction.
@@ -160,7 +161,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			if dir != "" && q.Count > 0 {
 				dir = filepath.Join(dir, n)
 			}
-			t, err := e.checkTarget("clone", n, l.row.FS, dir, q.May)
+			t, err := e.content.CheckTarget("clone", n, l.row.FS, dir, q.May)
 			if err != nil {
 				return nil, l, err
 			}
@@ -200,13 +201,13 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 				id.ExpiresAt = now.Add(q.TTL)
 			}
 			if q.Mount && q.MountDir == "" {
-				if targets[i], err = e.checkTarget("clone", n, origin.FS, "", q.May); err != nil {
+				if targets[i], err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
 					return nil, err
 				}
 			}
 			p := &clonePlan{target: targets[i]}
 			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
-			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].path, MadeDir: targets[i].made, Freezes: l.freezes()}
+			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].Path, MadeDir: targets[i].Made, Freezes: l.freezes()}
 			plans = append(plans, p)
 			marks = append(marks, p.mark)
 		}
@@ -341,7 +342,7 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 	if !mountIt {
 		return nil
 	}
-	a, err := e.attach(ctx, p.row, p.target)
+	a, err := e.content.Attach(ctx, p.row, p.target)
 	if err != nil {
 		return err
 	}
@@ -354,7 +355,7 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 	if row.FS == driver.None {
 		return nil
 	}
-	err := e.withImage(ctx, row.ID, imageOptions{}, func(root *os.File) error {
+	err := e.content.WithImage(ctx, row.ID, content.ImageOptions{}, func(root *os.File) error {
 		if row.FS == driver.XFS {
 			return kernel.GrowXFS(root, row.SizeBytes)
 		}
@@ -363,7 +364,7 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 	if row.FS == driver.Ext4 && errors.Is(err, unix.EPERM) {
 		// Root in a container often lacks the capability to grow a mounted
 		// ext4. This one is not mounted, so a program can do it.
-		err = e.withPath(ctx, row.ID, func(path string) error {
+		err = e.content.WithPath(ctx, row.ID, func(path string) error {
 			_, err := run.Program(ctx, "resize2fs", "-f", path)
 			return err
 		})
@@ -404,7 +405,7 @@ func (e *Engine) undoClones(ctx context.Context, plans []*clonePlan) {
 	var ids []driver.ObjectID
 	for _, p := range plans {
 		if p.att.ID != "" {
-			if err := e.detach(ctx, "clone", p.row, p.att, false); err != nil {
+			if err := e.content.Detach(ctx, reasonFor("clone"), p.row, p.att, false); err != nil {
 				continue // in use already: the mark stays, and recovery tries again
 			}
 		}

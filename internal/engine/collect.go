@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/ledger"
-	"pando/internal/mount"
 	"pando/internal/pool"
 	"pando/internal/ref"
 	"pando/internal/warnings"
@@ -269,30 +269,13 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 	slices.SortStableFunc(out, func(a, b Kept) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref)) })
 	for _, g := range graves {
 		why := "destroyed, but the driver could not remove it yet"
-		if who := e.graveHolders(ctx, g.ID); who != "" {
+		if who := e.content.MountHolders(ctx, g.ID); who != "" {
 			why += ": " + who
 		}
 		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []errs.Message{errs.Messagef("%s", why)}})
 	}
 	ties, err := e.ties(ctx, u)
 	return append(out, ties...), err
-}
-
-// graveHolders names who uses a destroyed object that is mounted by name, as far
-// as can be found out.
-func (e *Engine) graveHolders(ctx context.Context, id driver.ObjectID) string {
-	w, err := e.drv.Attachment(ctx, id)
-	if err != nil || w.Source == "" {
-		return ""
-	}
-	dev, err := sourceDevice(w)
-	switch {
-	case err == nil:
-		return holdersOf(ctx, dev)
-	case errs.Is(err, errs.InUse):
-		return "something has a file of it open, or is in it"
-	}
-	return ""
 }
 
 // ties says of everything that is destroyed and must stay, for what that is and
@@ -360,18 +343,18 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.M
 		why = append(why, "one of its snapshots is pinned")
 	}
 	a, has := u.attached[r.ID]
-	state := gone
+	state := content.Gone
 	if has {
-		state = e.look(r, a)
+		state = e.content.Look(r, a)
 	}
 	switch state {
-	case here:
+	case content.Here:
 		why = append(why, errs.Messagef("mounted at %s", a.Mountpoint))
-	case elsewhere:
+	case content.Elsewhere:
 		why = append(why, errs.Messagef("mounted elsewhere than at %s, where Pando put it", a.Mountpoint))
 	}
-	if state != gone {
-		if who := e.holders(ctx, r, a); who != "" {
+	if state != content.Gone {
+		if who := e.content.Holders(ctx, r, a); who != "" {
 			why = append(why, errs.Messagef("%s", who))
 		}
 	}
@@ -399,29 +382,6 @@ func whyGeneration(u *uses, r catalog.Row) []errs.Message {
 		return []errs.Message{errs.Messagef("the golden keeps %d generations", g.Keep)}
 	}
 	return []errs.Message{"the golden keeps all generations; prune would take it"}
-}
-
-// holders names who uses a volume; "" if nobody is found.
-func (e *Engine) holders(ctx context.Context, row catalog.Row, a catalog.Attached) string {
-	w, err := e.drv.Attachment(ctx, row.ID)
-	if err != nil {
-		return ""
-	}
-	dev := uint64(0)
-	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
-		dev = m.Dev
-	} else {
-		dev = deviceOf(a, w)
-	}
-	if dev == 0 && w.Tree == "" {
-		return ""
-	}
-	q := queryFor(a, w, dev)
-	holders, _ := mount.Holders(ctx, q) // those that could be found
-	if len(holders) == 0 {
-		return ""
-	}
-	return mount.FormatHolders(holders)
 }
 
 // returnToHost gives the free space of a loop-backed pool back to the filesystem

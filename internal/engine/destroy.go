@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
-	"pando/internal/mount"
 	"pando/internal/progress"
 	"pando/internal/ref"
 
@@ -234,7 +234,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID && !it.row.FS.IsImage() {
 				it.dev = m.Dev
 			}
-			it.failed = e.detach(ctx, cmp.Or(o.op, "destroy"), it.row, it.att, false)
+			it.failed = e.content.Detach(ctx, reasonFor(cmp.Or(o.op, "destroy")), it.row, it.att, false)
 		}
 	})
 	var going []*destroyOne
@@ -295,7 +295,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 			} else if err := e.remove(bounded, r.ID, it.refOf(r), report.why); err != nil {
 				it.left = append(it.left, r)
 				if errs.Is(err, errs.InUse) && r.ID == it.row.ID && it.dev != 0 {
-					it.heldBy = holdersOf(bounded, it.dev)
+					it.heldBy = content.HoldersOf(bounded, it.dev)
 				}
 			}
 		}
@@ -329,14 +329,14 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 // refuseUsed fails those that somebody uses, before anything is unmounted.
 func (e *Engine) refuseUsed(ctx context.Context, items []*destroyOne, o destroyOptions) {
 	var asked []*destroyOne
-	var volumes []candidate
+	var volumes []content.Volume
 	for _, it := range items {
 		if !it.skip && it.failed == nil {
 			asked = append(asked, it)
-			volumes = append(volumes, candidate{it.row, it.att, it.has})
+			volumes = append(volumes, content.Volume{Row: it.row, Attached: it.att, Has: it.has})
 		}
 	}
-	for i, err := range e.inUse(ctx, cmp.Or(o.op, "destroy"), volumes) {
+	for i, err := range e.content.InUse(ctx, reasonFor(cmp.Or(o.op, "destroy")), volumes) {
 		asked[i].failed = err
 	}
 }
@@ -406,6 +406,11 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 // opExpire destroys what nobody asked to be destroyed: who uses it is not looked for.
 const opExpire = "expire"
 
+// reasonFor is what a volume is taken away for by an operation.
+func reasonFor(op string) content.Reason {
+	return content.Reason{Op: op, Gentle: op == opExpire || op == opPrune}
+}
+
 // checkPin refuses to destroy what is pinned.
 func checkPin(r catalog.Row, ref string) error {
 	if !r.Pinned.After(time.Now()) {
@@ -446,7 +451,7 @@ func parallel(items []*destroyOne, fn func(*destroyOne)) {
 // process, or a dead one whose grave it holds, has a mark already, or which
 // nobody can be working on. Pins do not count.
 func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
-	if err := e.inUse(ctx, "destroy", []candidate{{row, att, has}})[0]; err != nil {
+	if err := e.content.InUse(ctx, reasonFor("destroy"), []content.Volume{{Row: row, Attached: att, Has: has}})[0]; err != nil {
 		return err
 	}
 	return e.destroyUnused(ctx, row, att, has)
@@ -455,7 +460,7 @@ func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.At
 // destroyUnused is destroyRow of something that inUse has not found in use.
 func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
 	if has {
-		if err := e.detach(ctx, "destroy", row, att, false); err != nil {
+		if err := e.content.Detach(ctx, reasonFor("destroy"), row, att, false); err != nil {
 			return err
 		}
 	}
@@ -473,16 +478,6 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 	}
 	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{budget: reclaimBound})
 	return nil
-}
-
-// holdersOf names who uses a filesystem that is unmounted, and keeps it alive; "" if
-// nobody is found.
-func holdersOf(ctx context.Context, dev uint64) string {
-	holders, _ := mount.Holders(ctx, mount.Query{Dev: dev}) // those that could be found
-	if len(holders) == 0 {
-		return ""
-	}
-	return mount.FormatHolders(holders)
 }
 
 // bury replaces the rows by tombstones.

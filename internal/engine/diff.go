@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/progress"
@@ -245,9 +246,9 @@ func (v *view) close(ctx context.Context) {
 // tree calls fn with the root of a side's files, which cannot be changed through it.
 func (v *view) tree(ctx context.Context, s *side, fn func(root *os.File) error) error {
 	if s.row().FS.IsImage() {
-		return v.e.withImage(ctx, s.id(), imageOptions{}, fn)
+		return v.e.content.WithImage(ctx, s.id(), content.ImageOptions{}, fn)
 	}
-	return v.e.withTree(ctx, s.id(), true, fn)
+	return v.e.content.WithTree(ctx, s.id(), true, fn)
 }
 
 // compare compares the files of two sides.
@@ -435,7 +436,7 @@ func (v *view) diffRaw(ctx context.Context, out *Difference) error {
 			ranges, changed, stats, err = treediff.CompareFiles(ctx, files[0], files[1])
 			return err
 		}
-		return v.e.withPath(ctx, v.sides[i].id(), func(path string) error {
+		return v.e.content.WithPath(ctx, v.sides[i].id(), func(path string) error {
 			f, err := os.Open(path)
 			if err != nil {
 				return errs.Wrap(opDiff, v.sides[i].ref.String(), err)

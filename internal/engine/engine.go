@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"sort"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -40,8 +40,9 @@ type Engine struct {
 
 	shortLived bool // see ShortLived
 	readOnly   bool
-	tables     tablesCache
 	refilled   atomic.Pointer[time.Time] // when all that refill takes was there; nil: maybe not now
+
+	content *content.Access
 }
 
 // Option of Open.
@@ -92,7 +93,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 		_ = e.cat.Close()
 		return nil, err
 	}
-	e.caps = e.drv.Caps()
+	e.caps, e.content = e.drv.Caps(), content.New(p, e.drv, e.cat)
 	e.ledger = ledger.New(e.cat, e.drv, work{e})
 	if readOnly {
 		return e, nil
@@ -173,11 +174,6 @@ func (e *Engine) needRoot(op, what string) error {
 			WithHint("run it as root")
 	}
 	return nil
-}
-
-// defaultMountpoint is where a volume is mounted if nobody says otherwise.
-func (e *Engine) defaultMountpoint(name string) string {
-	return filepath.Join(e.pool.MountDir(), name)
 }
 
 func formatBytes(n int64) string {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"pando/internal/content"
 	"pando/internal/errs"
 
 	"golang.org/x/sys/unix"
@@ -28,8 +29,8 @@ func HideProgram(t *testing.T, name string) {
 // AtStep calls fn between the steps of putting a mount in its place, with the name of what
 // was done last.
 func AtStep(t *testing.T, fn func(step string)) {
-	t.Cleanup(func() { atStep = func(string) {} })
-	atStep = fn
+	t.Cleanup(func() { content.AtStep = func(string) {} })
+	content.AtStep = fn
 }
 
 // SnapshotStopped makes the snapshot v@s in the pool in dir, and stops this process when it has frozen the volume.
@@ -45,7 +46,7 @@ func SnapshotStopped(dir string, drivers Drivers) error {
 		_ = unix.Kill(os.Getpid(), unix.SIGSTOP)
 		<-goOn // this thread may run on for a moment
 	})
-	atStep = func(step string) {
+	content.AtStep = func(step string) {
 		if step == "frozen" {
 			stop()
 		}

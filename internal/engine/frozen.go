@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/freeze"
@@ -80,7 +81,7 @@ func (e *Engine) copyFrozen(ctx context.Context, l live, root *os.File, mark dri
 		}
 		defer unlock()
 		return freeze.Do(ctx, root, limit, func() error {
-			atStep("frozen")
+			content.AtStep("frozen")
 			return take()
 		})
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/ledger"
@@ -458,10 +459,10 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 		case !known:
 			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "attachment-orphan", errs.Messagef("something that is not in the catalogue is recorded as mounted at %s", a.Mountpoint), "forget that"
 			out = append(out, f)
-		case c.look(row, a) == gone:
+		case c.content.Look(row, a) == content.Gone:
 			f.Message, f.Repair = errs.Messagef("recorded as mounted at %s, but it is not mounted any more", a.Mountpoint), "forget that"
 			out = append(out, f)
-		case c.look(row, a) == elsewhere:
+		case c.content.Look(row, a) == content.Elsewhere:
 			f.Code, f.fix = "attachment-elsewhere", nil
 			f.Message, f.Repair = errs.Messagef("recorded as mounted at %s, but mounted elsewhere, or in another mount namespace", a.Mountpoint),
 				errs.Messagef("none: %s says who holds it", errs.Run("show"))

@@ -271,7 +271,7 @@ func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error
 			return err
 		}
 		_, _ = c.replay(ctx, id, fs) // what cannot be replayed is thrown away below
-		if err := c.withPath(ctx, id, func(path string) error { return c.runMender(ctx, fs, path) }); err != nil {
+		if err := c.content.WithPath(ctx, id, func(path string) error { return c.runMender(ctx, fs, path) }); err != nil {
 			return err
 		}
 		wrong, detail, err := c.verify(ctx, id, fs)
@@ -283,7 +283,7 @@ func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error
 				WithHint("clone it and save what can be read, or go back to a snapshot with %s", errs.Run("rewind"))
 		}
 	}
-	return c.withPath(ctx, id, func(path string) error {
+	return c.content.WithPath(ctx, id, func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {
 			return errs.Wrap(opFsck, path, err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/ledger"
@@ -55,7 +56,7 @@ func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 // notAttached refuses what is mounted.
 func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
 	a, has, err := tx.Attached(row.ID)
-	if err == nil && has && c.look(row, a) != gone {
+	if err == nil && has && c.content.Look(row, a) != content.Gone {
 		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).
 			WithHint("%s, then repeat", errs.Run("umount", row.Name))
 	}
@@ -337,7 +338,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 		return nothingToDo, err
 	}
 	forget := func() error {
-		if err := c.removeTarget(ctx, name, a); err != nil {
+		if err := c.content.RemoveTarget(ctx, name, a); err != nil {
 			return err
 		}
 		return c.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) })
@@ -350,7 +351,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 	// A mark of an umount: if this process dies, the next goes on as after one.
 	err := c.holding(ctx, "umount", id, nil, func() error {
 		row := catalog.Row{Identity: driver.Identity{ID: id, Name: name}}
-		if c.look(row, a) != gone {
+		if c.content.Look(row, a) != content.Gone {
 			done = nothingToDo
 			return nil
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -149,28 +150,28 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 // sweepEphemeral destroys the ephemeral objects of earlier boots, but those that somebody uses,
 // and takes them out of rows and attached.
 func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) {
-	var going []candidate
+	var going []content.Volume
 	for id, r := range rows {
 		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !marked[id] {
 			a, has := attached[id]
-			going = append(going, candidate{r, a, has})
+			going = append(going, content.Volume{Row: r, Attached: a, Has: has})
 		}
 	}
 	if len(going) == 0 {
 		return
 	}
-	for i, err := range e.inUse(ctx, opExpire, going) {
+	for i, err := range e.content.InUse(ctx, reasonFor(opExpire), going) {
 		v := going[i]
 		if err == nil {
-			err = e.destroyUnused(ctx, v.row, v.att, v.has)
+			err = e.destroyUnused(ctx, v.Row, v.Attached, v.Has)
 		}
 		if err != nil {
-			s.Kept = append(s.Kept, errs.Messagef("%s: %v", v.row.Name, err))
+			s.Kept = append(s.Kept, errs.Messagef("%s: %v", v.Row.Name, err))
 			continue
 		}
 		s.Garbage++
-		delete(rows, v.row.ID)
-		delete(attached, v.row.ID)
+		delete(rows, v.Row.ID)
+		delete(attached, v.Row.ID)
 	}
 }
 
@@ -178,7 +179,7 @@ func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, rows map[driver.O
 func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
 	id := o.Identity
 	id.Kind = driver.Volume // whatever it was to become
-	return o.Whole && e.inUse(ctx, opExpire, []candidate{{row: catalog.Row{Identity: id}}})[0] != nil
+	return o.Whole && e.content.InUse(ctx, reasonFor(opExpire), []content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
 }
 
 // sweepAttachments forgets attachments that are gone, and detaches block
@@ -187,12 +188,12 @@ func (e *Engine) sweepAttachments(ctx context.Context, s *Sweep, rows map[driver
 	used := map[string]bool{}
 	for id, a := range attached {
 		row := rows[id]
-		if marked[id] || row.ID != "" && e.look(row, a) != gone {
+		if marked[id] || row.ID != "" && e.content.Look(row, a) != content.Gone {
 			used[a.Mountpoint] = true
-			used[e.defaultMountpoint(row.Name)] = true
+			used[e.pool.DefaultMountpoint(row.Name)] = true
 			continue
 		}
-		if err := e.removeTarget(ctx, row.Name, a); err != nil {
+		if err := e.content.RemoveTarget(ctx, row.Name, a); err != nil {
 			return err
 		}
 		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) }); err != nil {
@@ -207,7 +208,7 @@ func (e *Engine) sweepAttachments(ctx context.Context, s *Sweep, rows map[driver
 	// Marks may have come since; a mount point that is being made is only
 	// removed if it is empty and unused, and mounting makes it again.
 	if len(marked) == 0 {
-		return e.removeStaleTargets(used)
+		return e.content.RemoveStaleTargets(used)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/fsprobe"
@@ -361,7 +362,7 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 	var out Imported
 	put := func(root *os.File) (err error) {
 		opt := e.sourceOptions(src, q.Tracker)
-		atStep("copying")
+		content.AtStep("copying")
 		if src.kind == "directory" {
 			opt.Staging = b.scratch.FS == driver.Ext4
 			q.Tracker.Start("copying", src.files, src.bytes)
@@ -390,7 +391,7 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportRequest) (Imported, error) {
 	q.Tracker.Start("copying", 0, src.alloc)
 	out := Imported{Warnings: src.warnings}
-	err := e.withPath(ctx, b.scratch.ID, func(path string) (err error) {
+	err := e.content.WithPath(ctx, b.scratch.ID, func(path string) (err error) {
 		out.Bytes, err = copyImage(ctx, src.f, path, src.bytes, q.Tracker)
 		return err
 	})
@@ -404,15 +405,15 @@ func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportR
 
 func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.File) error) error {
 	if id.FS == driver.Native {
-		return e.withTree(ctx, id.ID, false, put)
+		return e.content.WithTree(ctx, id.ID, false, put)
 	}
 	// Nobody needs this image after a power loss: no barriers. Through the page
 	// cache: sealing reads it again at once, and most of it never gets to disk.
-	o := imageOptions{buffered: true}
+	o := content.ImageOptions{Buffered: true}
 	if id.FS == driver.Ext4 {
-		o.extra = []string{"barrier=0", "noauto_da_alloc"}
+		o.Extra = []string{"barrier=0", "noauto_da_alloc"}
 	}
-	return e.withImage(ctx, id.ID, o, func(root *os.File) error {
+	return e.content.WithImage(ctx, id.ID, o, func(root *os.File) error {
 		// An empty volume is empty; e2fsck makes it again when it needs one.
 		if err := unix.Unlinkat(int(root.Fd()), "lost+found", unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
 			return errs.Wrap(opImport, "lost+found", err)

@@ -80,7 +80,7 @@ func refuseCompressed(f *os.File, name string) error {
 	}
 	kind := treecopy.Compression(head[:n])
 	return errs.New(errs.Invalid, opImport, name, "it is compressed with %s, and not a tar archive in gzip or zstd", kind).
-		WithHint("decompress a copy with `%s -k %s`, and import the result", decompressors[kind], quoteWord(name))
+		WithHint("decompress a copy with `%s -k %s`, and import the result", decompressors[kind], errs.ShellWord(name))
 }
 
 // checkImage finds out what an image holds, and refuses what is no whole
@@ -103,19 +103,10 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 	}
 	// Raw volumes hold any bytes: nothing is made up, so a warning is enough.
 	if wrong != nil && (q.Force || q.FS == driver.None && s.probed.Type != "") {
-		s.warnings = append(s.warnings, errs.Messagef("imported as it is: %s", reason(wrong)))
+		s.warnings = append(s.warnings, errs.Messagef("imported as it is: %s", errs.Reason(wrong)))
 		return nil
 	}
 	return wrong
-}
-
-// reason is what an error says, without operation and reference.
-func reason(err error) string {
-	var e *errs.Error
-	if errors.As(err, &e) && e.Err != nil {
-		return e.Err.Error()
-	}
-	return err.Error()
 }
 
 // checkSuperblock checks what the superblock of an ext4 or XFS says about itself
@@ -179,15 +170,15 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	if c.Phrase != "" {
 		what = "it is " + c.Phrase
 	}
-	file := quoteWord(q.Source)
+	file := errs.ShellWord(q.Source)
 	raw := slices.Contains(e.caps.FS, driver.None)
 	switch c.Class {
 	case fsprobe.VirtualDisk:
 		raw = false
-		hint = fmt.Sprintf("convert it with `qemu-img convert -f %s -O raw %s %s`, and import the result", c.Name, file, quoteWord(q.Source+".raw"))
+		hint = fmt.Sprintf("convert it with `qemu-img convert -f %s -O raw %s %s`, and import the result", c.Name, file, errs.ShellWord(q.Source+".raw"))
 	case fsprobe.SparseImage:
 		raw = false
-		hint = fmt.Sprintf("convert it with `simg2img %s %s`, and import the result", file, quoteWord(q.Source+".raw"))
+		hint = fmt.Sprintf("convert it with `simg2img %s %s`, and import the result", file, errs.ShellWord(q.Source+".raw"))
 	case fsprobe.Filesystem:
 		hint = fmt.Sprintf("mount it with `mount -o ro %s /mnt`, and import /mnt", file)
 	case fsprobe.Partitions:
@@ -368,12 +359,4 @@ func allocated(f *os.File) int64 {
 func (s *source) isDevice() bool {
 	st, err := s.f.Stat()
 	return err == nil && st.Mode()&os.ModeDevice != 0
-}
-
-// quoteWord makes s one word for a shell.
-func quoteWord(s string) string {
-	if strings.ContainsAny(s, " \t\n'\"\\$`!*?[](){}<>|&;~#") || s == "" {
-		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
-	}
-	return s
 }

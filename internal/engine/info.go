@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -175,7 +176,7 @@ func (e *Engine) VolumeNames(ctx context.Context) ([]string, error) {
 
 // volumeNow is a volume with its attachment as it is now.
 func (e *Engine) volumeNow(r catalog.Row, a catalog.Attached, has bool) Info {
-	if has && e.look(r, a) != gone {
+	if has && e.content.Look(r, a) != content.Gone {
 		return volumeInfo(r, e.caps.Name, a.Mountpoint)
 	}
 	return volumeInfo(r, e.caps.Name, "")
@@ -305,11 +306,11 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		return Detail{}, err
 	}
 	d := Detail{OriginID: string(row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !row.Ephemeral}
-	state := gone
+	state := content.Gone
 	if has {
-		state = e.look(row, att)
-		d.Held = state == elsewhere
-		if state == here && att.MountID != 0 {
+		state = e.content.Look(row, att)
+		d.Held = state == content.Elsewhere
+		if state == content.Here && att.MountID != 0 {
 			e.flushToMeasure(ctx, row, att)
 		}
 	}
@@ -340,7 +341,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		d.Info = snapshotInfo(row, r.Name, e.caps.Name)
 	default:
 		mountpoint := ""
-		if state != gone {
+		if state != content.Gone {
 			mountpoint = att.Mountpoint
 		}
 		d.Info = volumeInfo(row, e.caps.Name, mountpoint)

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/pool"
@@ -386,17 +387,17 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 
 // umountAll unmounts all volumes, which are about to be destroyed. InUse.
 func (e *Engine) umountAll(ctx context.Context) error {
-	var all []candidate
+	var all []content.Volume
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		if err := tx.Rows(driver.Volume, func(r catalog.Row) error {
-			all = append(all, candidate{row: r})
+			all = append(all, content.Volume{Row: r})
 			return nil
 		}); err != nil {
 			return err
 		}
 		for i := range all {
 			var err error
-			if all[i].att, all[i].has, err = tx.Attached(all[i].row.ID); err != nil {
+			if all[i].Attached, all[i].Has, err = tx.Attached(all[i].Row.ID); err != nil {
 				return err
 			}
 		}
@@ -404,16 +405,16 @@ func (e *Engine) umountAll(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	for _, err := range e.inUse(ctx, opDeinit, all) {
+	for _, err := range e.content.InUse(ctx, reasonFor(opDeinit), all) {
 		if err != nil {
 			return err
 		}
 	}
 	for _, v := range all {
-		if !v.has {
+		if !v.Has {
 			continue
 		}
-		if err := e.umountOne(ctx, v.row); err != nil {
+		if err := e.umountOne(ctx, v.Row); err != nil {
 			return err
 		}
 	}
@@ -432,7 +433,7 @@ func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 	}); err != nil || !has {
 		return err
 	}
-	if err := e.detach(ctx, opDeinit, row, att, false); err != nil {
+	if err := e.content.Detach(ctx, reasonFor(opDeinit), row, att, false); err != nil {
 		e.ledger.LetGo(ctx, row.ID, err)
 		return errs.Wrap(opDeinit, row.Name, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/fsprobe"
@@ -32,7 +33,7 @@ const (
 type live struct {
 	row    catalog.Row
 	att    catalog.Attached
-	state  where
+	state  content.State
 	freeze Freeze
 
 	lost    catalog.Lost // writes that never reached the pool, if hasLost
@@ -47,14 +48,14 @@ func (e *Engine) lookLive(tx *catalog.Tx, row catalog.Row, freeze Freeze) (live,
 	}
 	a, has, err := tx.Attached(row.ID)
 	if err == nil && has {
-		l.att, l.state = a, e.look(row, a)
+		l.att, l.state = a, e.content.Look(row, a)
 		l.lost, l.hasLost, err = tx.Lost(a)
 	}
 	return l, err
 }
 
 // inUse reports whether programs may be writing to it.
-func (l live) inUse() bool { return l.state != gone }
+func (l live) inUse() bool { return l.state != content.Gone }
 
 // mounted reports whether a filesystem in an image is in use.
 func (l live) mounted() bool {
@@ -171,7 +172,7 @@ func (e *Engine) mustFreeze(ctx context.Context, l live, immutable bool) (bool, 
 
 	path := w.Image
 	if w.Block {
-		dev, err := e.activate(ctx, l.row.ID)
+		dev, err := e.content.Activate(ctx, l.row.ID)
 		if err != nil {
 			return false, err
 		}
@@ -193,7 +194,7 @@ func (e *Engine) replayCopy(ctx context.Context, l live, id driver.ObjectID) err
 	if w, err := e.drv.Attachment(ctx, id); err != nil || w.Block && w.ReadOnly {
 		return err // nothing can be written to a snapshot of a device; it was frozen
 	}
-	err := e.withImage(ctx, id, imageOptions{}, func(*os.File) error { return nil })
+	err := e.content.WithImage(ctx, id, content.ImageOptions{}, func(*os.File) error { return nil })
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
@@ -209,7 +210,7 @@ func (e *Engine) replayCopy(ctx context.Context, l live, id driver.ObjectID) err
 // reached the pool: freezing writes it, and does not say what it could not write. In a pool
 // with room it could.
 func (e *Engine) checkFrozenCopy(ctx context.Context, l live, root *os.File) error {
-	if s, err := e.pool.Space(ctx); err != nil || s.FreeBytes >= nearlyFull {
+	if s, err := e.pool.Space(ctx); err != nil || s.FreeBytes >= content.NearlyFull {
 		return err
 	}
 	return e.copyWriteBack(ctx, l, root)
@@ -218,7 +219,7 @@ func (e *Engine) checkFrozenCopy(ctx context.Context, l live, root *os.File) err
 // flush writes what programs have written to an image that is in use, as far as
 // can be without waiting for them.
 func (e *Engine) flush(ctx context.Context, l live) error {
-	if l.row.FS != driver.None && l.state != here {
+	if l.row.FS != driver.None && l.state != content.Here {
 		return nil
 	}
 	root, err := os.Open(l.att.Mountpoint)
@@ -235,7 +236,7 @@ func (e *Engine) flush(ctx context.Context, l live) error {
 // openMounted opens the root of the filesystem in an image that is mounted, also
 // if that is in another mount namespace.
 func (e *Engine) openMounted(ctx context.Context, l live) (*os.File, func(), error) {
-	if l.state == here {
+	if l.state == content.Here {
 		f, err := os.Open(l.att.Mountpoint)
 		if err != nil {
 			return nil, nil, errs.Wrap("freeze", l.row.Name, err)
@@ -261,7 +262,7 @@ func (e *Engine) openMounted(ctx context.Context, l live) (*os.File, func(), err
 	m, err := mount.Device(string(w.FS), dev, w.Options, false)
 	done()
 	if err != nil {
-		return nil, nil, e.blameFull(ctx, err)
+		return nil, nil, e.content.BlameFull(ctx, err)
 	}
 	f, err := m.Open()
 	if err != nil {
@@ -275,14 +276,14 @@ func (e *Engine) openMounted(ctx context.Context, l live) (*os.File, func(), err
 // done.
 func (e *Engine) deviceAgain(ctx context.Context, l live, w driver.Attachment) (path string, done func(), err error) {
 	if w.Block {
-		f, err := e.activate(ctx, l.row.ID)
+		f, err := e.content.Activate(ctx, l.row.ID)
 		if err != nil {
 			return "", nil, err
 		}
 		return f.Name(), func() { f.Close() }, nil
 	}
 	b, err := loopdev.Lookup(l.att.Loop)
-	if err != nil || !e.isImage(l.row.ID, b) {
+	if err != nil || !e.content.IsImage(l.row.ID, b) {
 		return "", nil, errs.New(errs.InUse, "freeze", l.row.Name, "it is attached, but not as it was mounted").
 			WithHint("take it as it is with %s", errs.Param("no-freeze"))
 	}

@@ -2,18 +2,20 @@ package engine
 
 import (
 	"context"
-	"os"
+	"path/filepath"
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
 	"pando/internal/ledger"
 	"pando/internal/ref"
-
-	"golang.org/x/sys/unix"
 )
+
+// Rights are what a mounted volume allows that could give somebody the host.
+type Rights = content.Rights
 
 // MountRequest says what to mount where.
 type MountRequest struct {
@@ -50,7 +52,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 			return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 		}
 	}
-	t, err := e.checkTarget("mount", name, row.FS, dir, may)
+	t, err := e.content.CheckTarget("mount", name, row.FS, dir, may)
 	if err != nil {
 		return Info{}, err
 	}
@@ -71,13 +73,13 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 				return nil, err
 			}
 		}
-		return []catalog.Mark{{ID: row.ID, Op: "mount", Mountpoint: t.path, MadeDir: t.made}}, nil
+		return []catalog.Mark{{ID: row.ID, Op: "mount", Mountpoint: t.Path, MadeDir: t.Made}}, nil
 	})
 	if err != nil || already {
 		return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 	}
 	ledger.NoteCommitted(e.drv, row.ID) // should its maker have died before
-	att, err = e.attach(ctx, row, t)
+	att, err = e.content.Attach(ctx, row, t)
 	if err != nil {
 		e.ledger.LetGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("mount", name, err)
@@ -92,7 +94,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		return tx.Unmark(row.ID)
 	})
 	if err != nil {
-		if e.detach(context.WithoutCancel(ctx), "mount", row, att, false) == nil {
+		if e.content.Detach(context.WithoutCancel(ctx), reasonFor("mount"), row, att, false) == nil {
 			_ = e.ledger.Unmark(ctx, row.ID)
 		}
 		return Info{}, errs.Wrap("mount", name, err)
@@ -103,14 +105,14 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 // alreadyMounted says whether a recorded attachment is what a mount request
 // wants. InUse if the volume is attached somewhere else.
 func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string, may Rights) (bool, error) {
-	switch e.lookOwn(row, a) {
-	case gone:
+	switch e.content.LookOwn(row, a) {
+	case content.Gone:
 		return false, nil
-	case elsewhere:
-		return false, e.heldError(context.Background(), "mount", row, a, driver.Attachment{})
+	case content.Elsewhere:
+		return false, e.content.HeldError(context.Background(), reasonFor("mount"), row, a)
 	}
 	if dir == "" || samePath(dir, a.Mountpoint) {
-		has := rightsOf(a)
+		has := content.RightsOf(a)
 		if may.Dev && !has.Dev || may.SUID && !has.SUID {
 			return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s already, without these rights", a.Mountpoint).
 				WithHint("%s first", errs.Run("umount", row.Name))
@@ -119,29 +121,6 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string,
 	}
 	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).
 		WithHint("%s first", errs.Run("umount", row.Name))
-}
-
-// rightsOf tells what a mounted volume may.
-func rightsOf(a catalog.Attached) Rights {
-	if a.MountID == 0 {
-		return Rights{Dev: true, SUID: true} // a link or a device restricts nothing
-	}
-	var st unix.Statfs_t
-	if err := unix.Statfs(a.Mountpoint, &st); err != nil {
-		return Rights{}
-	}
-	return rightsFrom(&st)
-}
-
-// rightsIn tells what is allowed in a directory.
-func rightsIn(dir *os.File) (Rights, error) {
-	var st unix.Statfs_t
-	err := unix.Fstatfs(int(dir.Fd()), &st)
-	return rightsFrom(&st), err
-}
-
-func rightsFrom(st *unix.Statfs_t) Rights {
-	return Rights{Dev: st.Flags&unix.ST_NODEV == 0, SUID: st.Flags&unix.ST_NOSUID == 0}
 }
 
 // Umount undoes Mount, and gives space that was freed inside the volume back to
@@ -171,19 +150,19 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 	if err != nil || !has {
 		return volumeInfo(row, e.caps.Name, ""), err
 	}
-	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 && e.look(row, att) == elsewhere {
+	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 && e.content.Look(row, att) == content.Elsewhere {
 		_ = e.ledger.Unmark(ctx, row.ID)
-		return Info{}, e.heldError(ctx, "umount", row, att, driver.Attachment{})
+		return Info{}, e.content.HeldError(ctx, reasonFor("umount"), row, att)
 	}
-	err = e.inUse(ctx, "umount", []candidate{{row, att, true}})[0]
-	if err == nil && e.lookOwn(row, att) == here {
+	err = e.content.InUse(ctx, reasonFor("umount"), []content.Volume{{Row: row, Attached: att, Has: true}})[0]
+	if err == nil && e.content.LookOwn(row, att) == content.Here {
 		if err := e.umountWriteBack(ctx, row, att); err != nil {
 			_ = e.ledger.Unmark(ctx, row.ID)
 			return Info{}, err
 		}
 	}
 	if err == nil {
-		err = e.detach(ctx, "umount", row, att, true)
+		err = e.content.Detach(ctx, reasonFor("umount"), row, att, true)
 	}
 	if err != nil {
 		e.ledger.LetGo(ctx, row.ID, err)
@@ -221,4 +200,17 @@ func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
 func (e *Engine) cheapAtUmount() bool {
 	_, ok := e.drv.(driver.Measurer)
 	return !ok
+}
+
+// samePath reports whether two paths lead to the same directory.
+func samePath(a, b string) bool {
+	abs, err := filepath.Abs(a)
+	if err != nil {
+		return false
+	}
+	if abs == b {
+		return true
+	}
+	real, err := filepath.EvalSymlinks(abs)
+	return err == nil && real == b
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/progress"
@@ -165,7 +166,7 @@ func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
 		if u.pinned[r.Lineage()] {
 			return false, "one of its snapshots is pinned"
 		}
-		if a, ok := u.attached[r.ID]; ok && e.look(r, a) != gone {
+		if a, ok := u.attached[r.ID]; ok && e.content.Look(r, a) != content.Gone {
 			return false, "mounted at " + a.Mountpoint
 		}
 		return true, ""
@@ -259,7 +260,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 			if err != nil {
 				return false, err
 			}
-			if ok && e.look(row, a) != gone {
+			if ok && e.content.Look(row, a) != content.Gone {
 				r.Candidates[i].Kept = "it has been mounted meanwhile"
 			}
 		case row.Kind == driver.Generation:

@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/progress"
@@ -254,12 +255,12 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 		return errs.Wrap(opRebase, r.q.Volume, err)
 	}
 	if !r.s.next.FS.IsImage() {
-		return e.withTree(ctx, id, false, sync)
+		return e.content.WithTree(ctx, id, false, sync)
 	}
-	if err := e.withImage(ctx, id, imageOptions{}, sync); err != nil || r.s.next.Ephemeral {
+	if err := e.content.WithImage(ctx, id, content.ImageOptions{}, sync); err != nil || r.s.next.Ephemeral {
 		return err
 	}
-	return e.withPath(ctx, id, func(path string) error {
+	return e.content.WithPath(ctx, id, func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {
 			return errs.Wrap(opRebase, r.q.Volume, err)

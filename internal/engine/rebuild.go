@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/ledger"
@@ -447,7 +448,7 @@ func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 		if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		}
-		if free, err := loopdev.WaitDetached(ctx, b.File, releaseWait); err != nil && !errs.Is(err, errs.NotFound) {
+		if free, err := loopdev.WaitDetached(ctx, b.File, content.ReleaseWait); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		} else if err == nil && !free {
 			return errs.New(errs.InUse, "detach", b.File, "%s on it is still mounted or open somewhere", b.Path).

@@ -5,14 +5,11 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
-	"pando/internal/kernel"
 	"pando/internal/ledger"
-	"pando/internal/loopdev"
 	"pando/internal/warnings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Recovery is what Maintain has cleaned up.
@@ -167,9 +164,9 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 		return e.finishRun(ctx, row, attached, hasAttached)
 	case m.Op == opAdopt:
 		return e.finishAdopt(ctx, m, row, attached, hasAttached)
-	case hasAttached && e.look(row, attached) == gone:
+	case hasAttached && e.content.Look(row, attached) == content.Gone:
 		// An umount that had done its work but not said so.
-		if err := e.removeTarget(ctx, row.Name, attached); err != nil {
+		if err := e.content.RemoveTarget(ctx, row.Name, attached); err != nil {
 			return err
 		}
 	case !hasAttached && m.Mountpoint != "":
@@ -179,7 +176,7 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	}
 
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		if hasAttached && e.look(row, attached) == gone {
+		if hasAttached && e.content.Look(row, attached) == content.Gone {
 			if err := tx.Detach(m.ID); err != nil {
 				return err
 			}
@@ -188,118 +185,13 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	})
 }
 
-// undoAttach takes away the mount that a dead process may have made at
-// m.Mountpoint and not recorded. Whatever else is mounted there is left alone.
+// undoAttach takes away what a dead process may have mounted at m.Mountpoint and not recorded.
 func (e *Engine) undoAttach(ctx context.Context, m catalog.Mark) error {
 	name := m.Name
 	if name == "" {
 		name = e.cat.RefOf(ctx, m.ID)
 	}
-	if err := e.undoMount(ctx, m, name); err != nil {
-		return err
-	}
-	return e.removeMarked(ctx, name, m)
-}
-
-func (e *Engine) undoMount(ctx context.Context, m catalog.Mark, name string) error {
-	w, err := e.drv.Attachment(ctx, m.ID)
-	if errs.Is(err, errs.NotFound) {
-		return nil // not whole, so never attached
-	}
-	if err != nil {
-		return err
-	}
-	at, err := kernel.MountAt(unix.AT_FDCWD, m.Mountpoint)
-	mounted := err == nil && at.Root
-	if w.Tree != "" {
-		var st unix.Stat_t
-		if err := unix.Stat(w.Tree, &st); err != nil || !mounted || st.Dev != at.Dev || st.Ino != at.Ino {
-			return nil
-		}
-		return e.unmountQuietly(m.Mountpoint, at.ID)
-	}
-	if w.Source != "" {
-		// Mounted again, it has the same number as where it is mounted already.
-		if !mounted {
-			return nil
-		}
-		if dev, err := mountedDevice(w); err != nil || dev != at.Dev {
-			return err
-		}
-		return e.unmountQuietly(m.Mountpoint, at.ID)
-	}
-	if on, err := e.imageAttached(m.ID); err != nil || !on && !w.Block {
-		return err
-	}
-	if mounted {
-		if is, err := e.deviceIs(ctx, m.ID, w, at.Dev); err != nil {
-			return err
-		} else if is {
-			if err := e.unmountQuietly(m.Mountpoint, at.ID); err != nil {
-				return err
-			}
-		}
-	}
-	if !w.Block {
-		if err := e.clearLoops(w.Image); err != nil {
-			return err
-		}
-	}
-	if free, err := e.releaseDevice(ctx, m.ID, w, releaseWait, false); err != nil || free {
-		return err
-	}
-	return errs.New(errs.InUse, "recover", name, "its image is still attached")
-}
-
-// deviceIs reports whether the block device with number dev is an object's image.
-func (e *Engine) deviceIs(ctx context.Context, id driver.ObjectID, w driver.Attachment, dev uint64) (bool, error) {
-	if w.Block {
-		f, err := e.activate(ctx, id)
-		if err != nil {
-			return false, err
-		}
-		defer f.Close()
-		var st unix.Stat_t
-		return unix.Fstat(int(f.Fd()), &st) == nil && st.Rdev == dev, nil
-	}
-	all, err := loopdev.List()
-	if err != nil {
-		return false, err
-	}
-	for _, b := range all {
-		if e.isImage(id, b) && loopdev.DeviceNumber(b.Index) == dev {
-			return true, nil
-		}
-	}
-	return false, nil
-}
-
-func (e *Engine) unmountQuietly(path string, id uint64) error {
-	if err := e.unmountAt(path, id, false); err != nil && !errs.Is(err, errs.NotFound) {
-		return err
-	}
-	return nil
-}
-
-// clearLoops detaches the loop devices on an image. Those that are mounted
-// clear when their mount goes.
-func (e *Engine) clearLoops(image string) error {
-	var st unix.Stat_t
-	if err := unix.Stat(image, &st); err != nil {
-		return nil
-	}
-	all, err := loopdev.List()
-	if err != nil {
-		return err
-	}
-	for _, b := range all {
-		if b.SameFile(&st) {
-			if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
-				return err
-			}
-		}
-	}
-	return nil
+	return e.content.UndoAttach(ctx, name, m)
 }
 
 // Sync makes all that was made and destroyed durable, and wakes what frees space

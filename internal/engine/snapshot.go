@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/progress"
@@ -170,7 +171,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		if err != nil {
 			return err
 		}
-		mounted = has && e.look(vol, a) != gone
+		mounted = has && e.content.Look(vol, a) != content.Gone
 		if mounted {
 			att = a
 		}
@@ -188,8 +189,8 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 			return Rewound{}, errs.New(errs.InUse, opRewind, q.Volume, "the volume is mounted at %s", att.Mountpoint).
 				WithHint("%s first, or use %s", errs.Run("umount", q.Volume), errs.Param("detach"))
 		}
-		again, may = att.Mountpoint, rightsOf(att)
-		if att.Loop >= 0 && att.MountID == 0 || again == e.defaultMountpoint(q.Volume) {
+		again, may = att.Mountpoint, content.RightsOf(att)
+		if att.Loop >= 0 && att.MountID == 0 || again == e.pool.DefaultMountpoint(q.Volume) {
 			again = "" // the device, or the place below the pool
 		}
 		if _, err := e.Umount(ctx, q.Volume); err != nil {

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"pando/internal/catalog"
@@ -85,19 +84,6 @@ func (e *Engine) destroyObject(ctx context.Context, destroy func() error) error 
 			return err
 		}
 	}
-}
-
-// blameFull makes an error of writing into an image one of a full pool, if that is so: whoever
-// mounts a filesystem only gets to know that its device cannot be written.
-func (e *Engine) blameFull(ctx context.Context, err error) error {
-	if !errs.Is(err, errs.IO) {
-		return err
-	}
-	if s, serr := e.pool.Space(context.WithoutCancel(ctx)); serr != nil || s.FreeBytes >= nearlyFull {
-		return err
-	}
-	return (&errs.Error{Kind: errs.NoSpace, Err: fmt.Errorf("the pool is full: %w", err)}).
-		WithHint("free space with %s and %s, or use a larger pool", errs.Run("destroy"), errs.Run("gc"))
 }
 
 // openCatalog opens the catalogue. Every command does, so on a full disk this must need next

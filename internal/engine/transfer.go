@@ -245,7 +245,7 @@ func rangesOf(ctx context.Context, what string, seq iter.Seq2[extent.Range, erro
 
 // withOpenImage calls fn with an object's image or block device, open for reading.
 func (e *Engine) withOpenImage(ctx context.Context, id driver.ObjectID, fn func(*os.File) error) error {
-	return e.withPath(ctx, id, func(path string) error {
+	return e.content.WithPath(ctx, id, func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {
 			return errs.Wrap(opPush, path, err)

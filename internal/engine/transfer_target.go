@@ -29,7 +29,7 @@ func (r *receive) image(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := e.withPath(ctx, draft.ID, func(path string) error { return r.fill(ctx, path) }); err != nil {
+	if err := e.content.WithPath(ctx, draft.ID, func(path string) error { return r.fill(ctx, path) }); err != nil {
 		return err
 	}
 	if r.point, err = e.fillSector(ctx, r.point); err != nil {

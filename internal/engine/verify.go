@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/run"
@@ -37,14 +38,14 @@ func (e *Engine) verify(ctx context.Context, id driver.ObjectID, fs driver.FS) (
 // wrong says why it cannot be mounted, if that is the fault of the image; the
 // error, if it is that of the host.
 func (e *Engine) replay(ctx context.Context, id driver.ObjectID, fs driver.FS) (wrong string, err error) {
-	o := imageOptions{fs: fs}
+	o := content.ImageOptions{FS: fs}
 	switch fs {
 	case driver.Ext4:
-		o.extra = []string{"errors=continue"} // whatever the superblock wants: it could be to panic
+		o.Extra = []string{"errors=continue"} // whatever the superblock wants: it could be to panic
 	case driver.XFS:
-		o.extra = []string{"nouuid"} // another copy may be mounted
+		o.Extra = []string{"nouuid"} // another copy may be mounted
 	}
-	err = e.withImage(ctx, id, o, func(*os.File) error { return nil })
+	err = e.content.WithImage(ctx, id, o, func(*os.File) error { return nil })
 	if err == nil {
 		return "", nil
 	}
@@ -70,7 +71,7 @@ type checked struct {
 // runChecker runs the read-only check of a filesystem in an image. Unsupported if
 // the program is not installed, or is older than the filesystem.
 func (e *Engine) runChecker(ctx context.Context, id driver.ObjectID, fs driver.FS) (c checked, err error) {
-	err = e.withPath(ctx, id, func(path string) error {
+	err = e.content.WithPath(ctx, id, func(path string) error {
 		args := []string{"-fn", path}
 		if fs == driver.XFS {
 			args = xfsRepair(path, "-n")

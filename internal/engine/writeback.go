@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -15,11 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 )
-
-// nearlyFull is the free space, in bytes, below which a failed write is put down to a full
-// pool: a filesystem in an image may only know that it cannot write. It is more than the
-// pool's reserve, which a command that finds the pool full has just given up.
-const nearlyFull = 16 << 20
 
 // unwritten is what could not be written to the pool of an attached volume.
 type unwritten struct {
@@ -175,7 +171,7 @@ func (e *Engine) sharesFilesystem(a catalog.Attached) bool {
 func (e *Engine) lostError(ctx context.Context, a catalog.Attached, u unwritten, then errs.Message) error {
 	kind, free := errs.IO, errs.Message("")
 	s, err := e.pool.Space(context.WithoutCancel(ctx))
-	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {
+	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < content.NearlyFull {
 		kind, free = errs.NoSpace, errs.Messagef("free space with %s and %s; ", errs.Run("destroy"), errs.Run("gc"))
 	}
 	what := "some of what was written to it could not be stored in the pool"

@@ -228,3 +228,12 @@ func HintIn(err error) Message {
 	}
 	return hint
 }
+
+// Reason is what an error says, without operation and reference.
+func Reason(err error) string {
+	var e *Error
+	if errors.As(err, &e) && e.Err != nil {
+		return e.Err.Error()
+	}
+	return err.Error()
+}

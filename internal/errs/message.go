@@ -228,3 +228,11 @@ func (Neutral) Parameter(p Parameter) string {
 
 // Variable names the variable.
 func (Neutral) Variable(v Variable) string { return "environment variable " + string(v) }
+
+// ShellWord makes s one word for a shell, for hints with commands that are not Pando's.
+func ShellWord(s string) string {
+	if strings.ContainsAny(s, " \t\n'\"\\$`!*?[](){}<>|&;~#") || s == "" {
+		return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+	}
+	return s
+}

@@ -245,3 +245,10 @@ func admitsOthers(fd int, st *unix.Stat_t) bool {
 	_, err := unix.Getxattr("/proc/self/fd/"+strconv.Itoa(fd), "system.posix_acl_access", nil)
 	return err == nil
 }
+
+// FileInode tells which file is open.
+func FileInode(f *os.File) (Inode, error) {
+	var st unix.Stat_t
+	err := unix.Fstat(int(f.Fd()), &st)
+	return InodeOf(&st), err
+}

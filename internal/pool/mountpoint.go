@@ -79,3 +79,6 @@ func foreign(path string) error {
 	return errs.New(errs.InUse, "deinit", path, "it holds something that is not the pool's, or is mounted").
 		WithHint("move it away or unmount it, then run %s again", errs.Run("deinit"))
 }
+
+// DefaultMountpoint is where a volume is mounted if nobody says otherwise.
+func (p *Pool) DefaultMountpoint(name string) string { return filepath.Join(p.MountDir(), name) }

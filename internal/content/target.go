@@ -1,4 +1,4 @@
-package engine
+package content
 
 import (
 	"context"
@@ -20,16 +20,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// target is where something is to be mounted.
-type target struct {
-	path string           // absolute, without symbolic links; "" for a raw block device
-	link bool             // a symbolic link instead of a mount
-	made bool             // the directory is missing: makeTarget makes it
-	own  bool             // chosen by the user
-	at   mountpoint.Inode // of the user's directory; if it is to be made, of the one above
-	may  Rights
+// Target is where something is to be mounted.
+type Target struct {
+	Path string           // absolute, without symbolic links; "" for a raw block device
+	Made bool             // the directory is missing: Attach makes it
+	Own  bool             // chosen by the user
+	At   mountpoint.Inode // of the user's directory; if it is to be made, of the one above
+	May  Rights
 
-	prepare func(root *os.File) error // done to the filesystem before anybody can see it
+	Prepare func(root *os.File) error // nil, or done to the filesystem before anybody can see it
+
+	link bool // a symbolic link instead of a mount
 }
 
 // Rights are what a mounted volume allows that could give somebody the host. A volume is
@@ -39,27 +40,27 @@ type Rights struct {
 	SUID bool // programs in the volume may run with the rights of their owner
 }
 
-// checkTarget decides where a volume is to be mounted, and checks a directory
+// CheckTarget decides where a volume is to be mounted, and checks a directory
 // of the user's. It changes nothing. Invalid, InUse, Permission.
-func (e *Engine) checkTarget(op, name string, kind driver.FS, dir string, may Rights) (target, error) {
-	def := e.defaultMountpoint(name)
+func (acc *Access) CheckTarget(op, name string, kind driver.FS, dir string, may Rights) (Target, error) {
+	def := acc.pool.DefaultMountpoint(name)
 	if dir == "" || dir == def {
-		return target{path: def, link: kind == driver.None || !canMount(), may: may}, nil
+		return Target{Path: def, link: kind == driver.None || !CanMount(), May: may}, nil
 	}
 	if kind == driver.None {
-		return target{}, errs.New(errs.Invalid, op, name, "a raw volume has no filesystem to mount on %s", dir).
+		return Target{}, errs.New(errs.Invalid, op, name, "a raw volume has no filesystem to mount on %s", dir).
 			WithHint("attach it without a directory: it becomes a block device")
 	}
-	if !canMount() {
-		return target{}, errs.New(errs.Permission, op, name, "mounting on %s needs root", dir).
+	if !CanMount() {
+		return Target{}, errs.New(errs.Permission, op, name, "mounting on %s needs root", dir).
 			WithHint("run it as root, or leave the directory out to get a path below the pool")
 	}
 	abs, err := filepath.Abs(dir)
 	if err != nil {
-		return target{}, errs.Wrap(op, dir, err)
+		return Target{}, errs.Wrap(op, dir, err)
 	}
-	t := target{own: true, may: may}
-	t.path, err = mount.Resolve(abs)
+	t := Target{Own: true, May: may}
+	t.Path, err = mount.Resolve(abs)
 	switch {
 	case errs.Is(err, errs.NotFound):
 		parent, err := mount.Resolve(filepath.Dir(abs))
@@ -70,34 +71,34 @@ func (e *Engine) checkTarget(op, name string, kind driver.FS, dir string, may Ri
 		if err != nil {
 			return t, err
 		}
-		t.path, t.made = filepath.Join(parent, filepath.Base(abs)), true
+		t.Path, t.Made = filepath.Join(parent, filepath.Base(abs)), true
 	case errs.Is(err, errs.Invalid):
 		return t, errs.New(errs.Invalid, op, dir, "the mount point is not a directory")
 	case err != nil:
 		return t, err
 	}
-	if err := e.outsidePool(op, t.path); err != nil {
+	if err := acc.CheckOutside(op, t.Path); err != nil {
 		return t, err
 	}
-	err = e.inspectTarget(op, dir, &t)
+	err = acc.inspectTarget(op, dir, &t)
 	return t, err
 }
 
 // inspectTarget checks that something can be mounted on a directory of the user's, and
 // remembers which one it is. given is what the user calls it.
-func (e *Engine) inspectTarget(op, given string, t *target) error {
-	m, err := kernel.MountAt(unix.AT_FDCWD, t.path)
+func (acc *Access) inspectTarget(op, given string, t *Target) error {
+	m, err := kernel.MountAt(unix.AT_FDCWD, t.Path)
 	if err == nil && m.Root {
 		return errs.New(errs.InUse, op, given, "something is mounted there already").
 			WithHint("choose another directory")
 	}
-	p, err := e.openPlace(t.path)
+	p, err := acc.OpenPlace(t.Path)
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	if t.made {
-		t.at, err = statInode(p.Parent())
+	if t.Made {
+		t.At, err = mountpoint.FileInode(p.Parent())
 		return errs.Wrap(op, given, err)
 	}
 
@@ -106,7 +107,7 @@ func (e *Engine) inspectTarget(op, given string, t *target) error {
 		return errs.Wrap(op, given, err)
 	}
 	defer dir.Close()
-	if t.at, err = statInode(dir); err != nil {
+	if t.At, err = mountpoint.FileInode(dir); err != nil {
 		return errs.Wrap(op, given, err)
 	}
 	if names, _ := dir.Readdirnames(1); len(names) > 0 {
@@ -116,45 +117,40 @@ func (e *Engine) inspectTarget(op, given string, t *target) error {
 	return nil
 }
 
-func statInode(f *os.File) (mountpoint.Inode, error) {
-	var st unix.Stat_t
-	err := unix.Fstat(int(f.Fd()), &st)
-	return mountpoint.InodeOf(&st), err
-}
-
-func (e *Engine) outsidePool(op, abs string) error {
-	dir, err := filepath.EvalSymlinks(e.pool.Dir)
+// CheckOutside makes sure that a path is neither in the pool nor above it. Invalid.
+func (acc *Access) CheckOutside(op, abs string) error {
+	dir, err := filepath.EvalSymlinks(acc.pool.Dir)
 	if err != nil {
 		return errs.Wrap(op, abs, err)
 	}
 	if abs == dir || strings.HasPrefix(abs, dir+"/") || strings.HasPrefix(dir, abs+"/") {
 		return errs.New(errs.Invalid, op, abs, "the mount point is inside the pool, or above it").
-			WithHint("choose a directory outside %s", e.pool.Dir)
+			WithHint("choose a directory outside %s", acc.pool.Dir)
 	}
 	return nil
 }
 
 // putAt moves a detached mount to its place, whose directory it makes.
-func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
-	atStep("target checked")
-	p, err := e.openPlace(t.path)
+func (acc *Access) putAt(m *mount.Detached, a *catalog.Attached, t Target) error {
+	AtStep("target checked")
+	p, err := acc.OpenPlace(t.Path)
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	atStep("place opened")
-	if err := restrict(m, p, t.may); err != nil {
+	AtStep("place opened")
+	if err := restrict(m, p, t.May); err != nil {
 		return err
 	}
-	if t.prepare != nil {
-		if err := withRoot(m, t.prepare); err != nil {
+	if t.Prepare != nil {
+		if err := withRoot(m, t.Prepare); err != nil {
 			return err
 		}
 	}
-	made, err := e.attachAt(m, p, a.ID, t)
-	if errs.Is(err, errs.NotFound) && !t.own {
+	made, err := acc.attachAt(m, p, a.ID, t)
+	if errs.Is(err, errs.NotFound) && !t.Own {
 		// A clean-up took the empty directory for a leftover: make it again.
-		made, err = e.attachAt(m, p, a.ID, t)
+		made, err = acc.attachAt(m, p, a.ID, t)
 	}
 	if err != nil {
 		if made {
@@ -164,18 +160,18 @@ func (e *Engine) putAt(m *mount.Detached, a *catalog.Attached, t target) error {
 	}
 	info, err := m.Info()
 	if err != nil {
-		return errs.Wrap("mount", t.path, err)
+		return errs.Wrap("mount", t.Path, err)
 	}
-	if !mount.IsMounted(t.path, info.ID) {
+	if !mount.IsMounted(t.Path, info.ID) {
 		if err := m.TakeBack(); err != nil {
 			return err // for recovery
 		}
 		if made {
 			_ = p.RemoveDir(isMadeFor(a.ID, false))
 		}
-		return movedError(t.path)
+		return MovedError(t.Path)
 	}
-	a.MountID, a.MadeDir = info.ID, made && t.own
+	a.MountID, a.MadeDir = info.ID, made && t.Own
 	return nil
 }
 
@@ -193,50 +189,50 @@ func restrict(m *mount.Detached, p *mountpoint.Place, may Rights) error {
 
 // attachAt moves a mount to the directory at p. made: the directory was not there, and
 // may be there now even on error.
-func (e *Engine) attachAt(m *mount.Detached, p *mountpoint.Place, id driver.ObjectID, t target) (made bool, err error) {
-	if made, err = e.makeTarget(p, t); err != nil {
+func (acc *Access) attachAt(m *mount.Detached, p *mountpoint.Place, id driver.ObjectID, t Target) (made bool, err error) {
+	if made, err = acc.makeTarget(p, t); err != nil {
 		return made, err
 	}
-	atStep("directory made")
+	AtStep("directory made")
 	dir, err := p.OpenDir()
 	switch {
 	case errors.Is(err, unix.EXDEV):
-		return made, errs.New(errs.InUse, "mount", t.path, "something else is mounted there").
-			WithHint("unmount it: `umount %s`", t.path)
+		return made, errs.New(errs.InUse, "mount", t.Path, "something else is mounted there").
+			WithHint("unmount it: `umount %s`", t.Path)
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
-		return made, notOursError(t.path, "it is not a directory")
+		return made, notOursError(t.Path, "it is not a directory")
 	case err != nil:
-		return made, errs.Wrap("mount", t.path, err)
+		return made, errs.Wrap("mount", t.Path, err)
 	}
 	defer dir.Close()
 
 	switch {
-	case t.own && t.made && !made:
-		return false, movedError(t.path)
-	case t.own && !t.made:
+	case t.Own && t.Made && !made:
+		return false, MovedError(t.Path)
+	case t.Own && !t.Made:
 		// The user's: it stays as it is, if it is the one that was checked.
-		if is, err := statInode(dir); err != nil || is != t.at {
-			return false, movedError(t.path)
+		if is, err := mountpoint.FileInode(dir); err != nil || is != t.At {
+			return false, MovedError(t.Path)
 		}
 	default:
-		if err := prepareMade(dir, id, t.own); err != nil {
+		if err := prepareMade(dir, id, t.Own); err != nil {
 			return made, err
 		}
 	}
-	atStep("directory checked")
+	AtStep("directory checked")
 	_, err = m.AttachTo(dir)
-	atStep("mounted")
+	AtStep("mounted")
 	return made, err
 }
 
 // makeTarget makes the directory of a target, if Pando makes it.
-func (e *Engine) makeTarget(p *mountpoint.Place, t target) (made bool, err error) {
+func (acc *Access) makeTarget(p *mountpoint.Place, t Target) (made bool, err error) {
 	switch {
-	case t.own && !t.made:
+	case t.Own && !t.Made:
 		return false, nil
-	case t.own:
-		if is, err := statInode(p.Parent()); err != nil || is != t.at {
-			return false, movedError(t.path)
+	case t.Own:
+		if is, err := mountpoint.FileInode(p.Parent()); err != nil || is != t.At {
+			return false, MovedError(t.Path)
 		}
 		return p.MakeDir(0o755)
 	}
@@ -270,8 +266,8 @@ func isMadeFor(id driver.ObjectID, unnoted bool) func(dir *os.File) bool {
 	}
 }
 
-// movedError is about a mount point that is not the directory any more that was checked.
-func movedError(path string) error {
+// MovedError is about a mount point that is not the directory any more that was checked.
+func MovedError(path string) error {
 	return errs.New(errs.Conflict, "mount", path, "somebody replaced this directory, or one above it, in the meantime").
 		WithHint("find out who can write to the directories above it, then try again")
 }
@@ -291,8 +287,8 @@ func withRoot(m *mount.Detached, fn func(root *os.File) error) error {
 }
 
 // linkTo makes path, a default mount point, a symbolic link, in the place of an older one.
-func (e *Engine) linkTo(to, path string) error {
-	p, err := e.openPlace(path)
+func (acc *Access) linkTo(to, path string) error {
+	p, err := acc.OpenPlace(path)
 	if err != nil {
 		return err
 	}
@@ -307,35 +303,35 @@ func (e *Engine) linkTo(to, path string) error {
 	return errs.Wrap("mount", path, err)
 }
 
-// openPlace opens the directory above a mount point. NotFound, Conflict.
-func (e *Engine) openPlace(path string) (*mountpoint.Place, error) {
-	return mountpoint.Open(path, e.pool.MountDir())
+// OpenPlace opens the directory above a mount point. NotFound, Conflict.
+func (acc *Access) OpenPlace(path string) (*mountpoint.Place, error) {
+	return mountpoint.Open(path, acc.pool.MountDir())
 }
 
-// atStep is called between steps that others can get in between. Tests set it.
-var atStep = func(string) {}
+// AtStep is called between steps that others can get in between, with the name of the last one. Tests set it.
+var AtStep = func(step string) {}
 
-// removeTarget takes away the directory or link that attach made. What somebody else has
+// RemoveTarget takes away the directory or link that Attach made. What somebody else has
 // put there stays, and so does a directory that somebody has put something into, or
 // mounted something on.
-func (e *Engine) removeTarget(ctx context.Context, name string, a catalog.Attached) error {
+func (acc *Access) RemoveTarget(ctx context.Context, name string, a catalog.Attached) error {
 	link := func(to string) bool {
 		if a.Loop >= 0 || a.Dev != 0 {
 			return to == a.Mountpoint // a raw volume's device
 		}
 		return pool.IsMountLink(to) && strings.HasPrefix(filepath.Base(to), string(a.ID)+".")
 	}
-	return e.removeTargets(ctx, name, a.Mountpoint, a.MadeDir, link, isMadeFor(a.ID, false))
+	return acc.removeTargets(ctx, name, a.Mountpoint, a.MadeDir, link, isMadeFor(a.ID, false))
 }
 
-// removeMarked is removeTarget for a mount that was being made.
-func (e *Engine) removeMarked(ctx context.Context, name string, m catalog.Mark) error {
-	return e.removeTargets(ctx, name, m.Mountpoint, m.MadeDir, pool.IsMountLink, isMadeFor(m.ID, true))
+// removeMarked is RemoveTarget for a mount that was being made.
+func (acc *Access) removeMarked(ctx context.Context, name string, m catalog.Mark) error {
+	return acc.removeTargets(ctx, name, m.Mountpoint, m.MadeDir, pool.IsMountLink, isMadeFor(m.ID, true))
 }
 
-func (e *Engine) removeTargets(ctx context.Context, name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool) error {
+func (acc *Access) removeTargets(ctx context.Context, name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool) error {
 	if name != "" {
-		p, err := e.openPlace(e.defaultMountpoint(name))
+		p, err := acc.OpenPlace(acc.pool.DefaultMountpoint(name))
 		if err != nil {
 			return err
 		}
@@ -345,7 +341,7 @@ func (e *Engine) removeTargets(ctx context.Context, name, path string, made bool
 		}
 	}
 	if made {
-		e.removeMade(ctx, path, ours)
+		acc.removeMade(ctx, path, ours)
 	}
 	return nil
 }
@@ -353,8 +349,8 @@ func (e *Engine) removeTargets(ctx context.Context, name, path string, made bool
 // removeMade removes the directory of the user's choice that Pando has made. That can become
 // impossible, as in a filesystem that is read-only by now: nothing of the volume is left there,
 // so that is worth a warning, and must not keep the volume from being used or destroyed.
-func (e *Engine) removeMade(ctx context.Context, path string, ours func(dir *os.File) bool) {
-	p, err := e.openPlace(path)
+func (acc *Access) removeMade(ctx context.Context, path string, ours func(dir *os.File) bool) {
+	p, err := acc.OpenPlace(path)
 	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
 		return // gone, or somewhere where it cannot be found
 	}
@@ -363,23 +359,23 @@ func (e *Engine) removeMade(ctx context.Context, path string, ours func(dir *os.
 		err = p.RemoveDir(ours)
 	}
 	if err != nil {
-		word := quoteWord(path)
-		warnings.Add(ctx, "could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`", path, reason(err), word, word)
+		word := errs.ShellWord(path)
+		warnings.Add(ctx, "could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`", path, errs.Reason(err), word, word)
 	}
 }
 
-// removeStaleTargets takes away default mount points that nothing uses.
-func (e *Engine) removeStaleTargets(used map[string]bool) error {
-	entries, err := os.ReadDir(e.pool.MountDir())
+// RemoveStaleTargets takes away default mount points that nothing uses.
+func (acc *Access) RemoveStaleTargets(used map[string]bool) error {
+	entries, err := os.ReadDir(acc.pool.MountDir())
 	if err != nil {
-		return errs.Wrap("gc", e.pool.MountDir(), err)
+		return errs.Wrap("gc", acc.pool.MountDir(), err)
 	}
 	for _, d := range entries {
-		path := e.defaultMountpoint(d.Name())
+		path := acc.pool.DefaultMountpoint(d.Name())
 		if used[path] {
 			continue
 		}
-		p, err := e.openPlace(path)
+		p, err := acc.OpenPlace(path)
 		if err != nil {
 			return err
 		}
@@ -389,9 +385,9 @@ func (e *Engine) removeStaleTargets(used map[string]bool) error {
 	return nil
 }
 
-// unmount takes the mount of an attachment away. NotFound if it is not there, InUse.
-func (e *Engine) unmountAt(path string, id uint64, idle bool) error {
-	p, err := e.openPlace(path)
+// unmountAt takes the mount of an attachment away. NotFound if it is not there, InUse.
+func (acc *Access) unmountAt(path string, id uint64, idle bool) error {
+	p, err := acc.OpenPlace(path)
 	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
 		return errs.New(errs.NotFound, "umount", path, "not mounted")
 	}
@@ -399,19 +395,29 @@ func (e *Engine) unmountAt(path string, id uint64, idle bool) error {
 		return err
 	}
 	defer p.Close()
-	atStep("unmounting")
+	AtStep("unmounting")
 	return p.Unmount(id, idle)
 }
 
-// samePath reports whether two paths lead to the same directory.
-func samePath(a, b string) bool {
-	abs, err := filepath.Abs(a)
-	if err != nil {
-		return false
+// RightsOf tells what a mounted volume may.
+func RightsOf(a catalog.Attached) Rights {
+	if a.MountID == 0 {
+		return Rights{Dev: true, SUID: true} // a link or a device restricts nothing
 	}
-	if abs == b {
-		return true
+	var st unix.Statfs_t
+	if err := unix.Statfs(a.Mountpoint, &st); err != nil {
+		return Rights{}
 	}
-	real, err := filepath.EvalSymlinks(abs)
-	return err == nil && real == b
+	return rightsFrom(&st)
+}
+
+// RightsIn tells what is allowed in a directory.
+func RightsIn(dir *os.File) (Rights, error) {
+	var st unix.Statfs_t
+	err := unix.Fstatfs(int(dir.Fd()), &st)
+	return rightsFrom(&st), err
+}
+
+func rightsFrom(st *unix.Statfs_t) Rights {
+	return Rights{Dev: st.Flags&unix.ST_NODEV == 0, SUID: st.Flags&unix.ST_NOSUID == 0}
 }

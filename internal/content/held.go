@@ -1,4 +1,4 @@
-package engine
+package content
 
 import (
 	"context"
@@ -29,8 +29,8 @@ const releaseGrace = 100 * time.Millisecond
 
 // lookImage asks the kernel whether an image is attached, by anybody in any namespace. What
 // cannot be found out counts as attached.
-func (e *Engine) lookImage(row catalog.Row, a catalog.Attached) where {
-	on, err := e.imageAttached(row.ID)
+func (acc *Access) lookImage(row catalog.Row, a catalog.Attached) State {
+	on, err := acc.imageAttached(row.ID)
 	switch {
 	case errs.Is(err, errs.NotFound), errs.Is(err, errs.Damaged), errs.Is(err, errs.TooNew):
 		on = a.Loop >= 0 && loopHolds(a) // the driver cannot tell the path of its image
@@ -38,9 +38,9 @@ func (e *Engine) lookImage(row catalog.Row, a catalog.Attached) where {
 		on = true
 	}
 	if on {
-		return elsewhere
+		return Elsewhere
 	}
-	return gone
+	return Gone
 }
 
 // loopHolds reports whether the recorded loop device still has the recorded image behind it.
@@ -64,22 +64,22 @@ func mountedAgain(a catalog.Attached) bool {
 
 // lookTree looks for the mounts of a tree in all mount namespaces. What cannot be found out
 // counts as mounted.
-func (e *Engine) lookTree(row catalog.Row, a catalog.Attached) where {
-	w, err := e.attachmentOf(context.Background(), row)
+func (acc *Access) lookTree(row catalog.Row, a catalog.Attached) State {
+	w, err := acc.attachmentOf(context.Background(), row)
 	if errs.Is(err, errs.NotFound) {
-		return gone
+		return Gone
 	}
 	if err != nil || w.Tree == "" {
-		return elsewhere // its driver would have to run a program to tell more
+		return Elsewhere // its driver would have to run a program to tell more
 	}
-	t, err := e.tables.recent()
+	t, err := acc.tables.recent()
 	if err != nil {
-		return elsewhere
+		return Elsewhere
 	}
 	if found, err := mountsOf(t, a, w); err != nil || len(found) > 0 || !t.Complete() {
-		return elsewhere
+		return Elsewhere
 	}
-	return gone
+	return Gone
 }
 
 // mountsOf finds where a volume is mounted besides the place that its attachment records.
@@ -128,47 +128,53 @@ func (c *tablesCache) recent() (*mount.Tables, error) {
 	return t, err
 }
 
-// candidate is a volume that is to be unmounted or destroyed.
-type candidate struct {
-	row catalog.Row
-	att catalog.Attached
-	has bool
+// Reason is what something is taken away for.
+type Reason struct {
+	Op     string // for errors
+	Gentle bool   // nobody asked for it: what is in use is left alone at once, and nobody looks for who uses it
 }
 
-// inUse finds out which volumes somebody uses in a way that taking them away would not notice
+// Volume is a volume that is to be unmounted or destroyed.
+type Volume struct {
+	Row      catalog.Row
+	Attached catalog.Attached
+	Has      bool // it is attached, as Attached says
+}
+
+// InUse finds out which volumes somebody uses in a way that taking them away would not notice
 // in time, and changes nothing. One reading of all mount tables does for all of them. It returns
 // one error for each, nil or InUse.
 //
 //   - The mounts of trees do not know each other: to unmount one of them, and to remove the tree,
 //     succeeds while another namespace has a copy.
 //   - A filesystem in an image shows when it is unmounted whether another namespace has a copy;
-//     then it is mounted again. What nobody asked for (see gentle) does not even that.
+//     then it is mounted again. What nobody asked for (see Reason) does not even that.
 //   - An image may be attached although no attachment is recorded.
-func (e *Engine) inUse(ctx context.Context, op string, volumes []candidate) []error {
+func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []error {
 	out := make([]error, len(volumes))
 	var t *mount.Tables
 	for i, v := range volumes {
-		if v.row.Kind != driver.Volume {
+		if v.Row.Kind != driver.Volume {
 			continue
 		}
-		w, err := e.attachmentOf(ctx, v.row)
+		w, err := acc.attachmentOf(ctx, v.Row)
 		if err != nil {
 			continue // it is damaged or gone: nothing of it can be mounted by a path
 		}
-		image := v.row.FS.IsImage()
+		image := v.Row.FS.IsImage()
 		used := false
 		switch {
-		case image && !v.has:
-			if used, err = e.imageAttached(v.row.ID); err != nil && !errs.Is(err, errs.NotFound) {
+		case image && !v.Has:
+			if used, err = acc.imageAttached(v.Row.ID); err != nil && !errs.Is(err, errs.NotFound) {
 				out[i] = err
 			}
-		case image && (!gentle(op) || v.att.MountID == 0):
-		case v.has && v.att.MountID == 0 && !image: // a symbolic link
-			if gentle(op) {
+		case image && (!why.Gentle || v.Attached.MountID == 0):
+		case v.Has && v.Attached.MountID == 0 && !image: // a symbolic link
+			if why.Gentle {
 				users, _ := mount.TreeUsers(ctx, w.Tree, false)
 				used = len(users) > 0
 			}
-		case v.has && e.look(v.row, v.att) == elsewhere:
+		case v.Has && acc.Look(v.Row, v.Attached) == Elsewhere:
 			used = true
 		default:
 			if t == nil {
@@ -177,15 +183,15 @@ func (e *Engine) inUse(ctx context.Context, op string, volumes []candidate) []er
 					continue
 				}
 			}
-			found, err := mountsOf(t, v.att, w)
+			found, err := mountsOf(t, v.Attached, w)
 			if err != nil {
 				out[i] = err
 				continue
 			}
-			used = len(found) > 0 && (gentle(op) || !e.copiesEnd(ctx, v.att, w))
+			used = len(found) > 0 && (why.Gentle || !acc.copiesEnd(ctx, v.Attached, w))
 		}
 		if used {
-			out[i] = e.heldError(ctx, op, v.row, v.att, w)
+			out[i] = acc.heldError(ctx, why, v.Row, v.Attached, w)
 		}
 	}
 	return out
@@ -193,8 +199,8 @@ func (e *Engine) inUse(ctx context.Context, op string, volumes []candidate) []er
 
 // releaseUnheld waits until an image is no block device any more, as it was unmounted here. The
 // device normally vanishes at once. false: it is found to be held, or does not vanish in time.
-func (e *Engine) releaseUnheld(ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64, going bool) (bool, error) {
-	free, err := e.releaseDevice(ctx, row.ID, w, releaseGrace, going)
+func (acc *Access) releaseUnheld(ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64, going bool) (bool, error) {
+	free, err := acc.releaseDevice(ctx, row.ID, w, releaseGrace, going)
 	if free || err != nil {
 		return free, err
 	}
@@ -203,12 +209,12 @@ func (e *Engine) releaseUnheld(ctx context.Context, row catalog.Row, a catalog.A
 			return false, nil
 		}
 	}
-	return e.releaseDevice(ctx, row.ID, w, releaseWait, going)
+	return acc.releaseDevice(ctx, row.ID, w, ReleaseWait, going)
 }
 
 // copiesEnd waits a moment for the copies of a mount in other namespaces to end, as those of a
 // container that is just being started do.
-func (e *Engine) copiesEnd(ctx context.Context, a catalog.Attached, w driver.Attachment) bool {
+func (acc *Access) copiesEnd(ctx context.Context, a catalog.Attached, w driver.Attachment) bool {
 	for end := time.Now().Add(copyPatience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(copyPoll) {
 		t, err := mount.ReadTables(ctx)
 		if err != nil {
@@ -221,20 +227,16 @@ func (e *Engine) copiesEnd(ctx context.Context, a catalog.Attached, w driver.Att
 	return false
 }
 
-// gentle reports whether nobody asked for an operation: then what is in use is left alone at
-// once, and nobody looks for who uses it.
-func gentle(op string) bool { return op == opExpire || op == opPrune }
-
-// mountAgain puts a volume back that detach has unmounted, but that another mount namespace
+// mountAgain puts a volume back that Detach has unmounted, but that another mount namespace
 // keeps: the same device at the same place, with the same options. If this process is killed
-// before it has recorded the new mount, look recognizes it.
-func (e *Engine) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes) error {
+// before it has recorded the new mount, Look recognizes it.
+func (acc *Access) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes) error {
 	ctx = context.WithoutCancel(ctx)
 	// The open device keeps its number, and what is behind it, until the mount holds it.
 	var f *os.File
 	var err error
 	if w.Block {
-		f, err = e.activate(ctx, row.ID)
+		f, err = acc.Activate(ctx, row.ID)
 	} else if f, err = os.Open(loopdev.DevicePath(a.Loop)); err == nil && !loopHolds(*a) {
 		f.Close()
 		err = errs.New(errs.NotFound, "mount", row.Name, "its block device is gone")
@@ -244,7 +246,7 @@ func (e *Engine) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Att
 	}
 	defer f.Close()
 	if w.Block { // the driver was not asked before
-		if w, err = e.drv.Attachment(ctx, row.ID); err != nil {
+		if w, err = acc.drv.Attachment(ctx, row.ID); err != nil {
 			return err
 		}
 	}
@@ -259,17 +261,17 @@ func (e *Engine) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Att
 	if err := m.SetAttributes(attrs); err != nil {
 		return err
 	}
-	info, err := e.attachAgain(m, a.Mountpoint)
+	info, err := acc.attachAgain(m, a.Mountpoint)
 	if err != nil {
 		return err
 	}
 	a.MountID = info.ID
-	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Attach(*a) })
+	return acc.records.Reattach(ctx, *a)
 }
 
 // attachAgain mounts on the directory at path, whatever others do to the names above it.
-func (e *Engine) attachAgain(m *mount.Detached, path string) (kernel.MountInfo, error) {
-	p, err := e.openPlace(path)
+func (acc *Access) attachAgain(m *mount.Detached, path string) (kernel.MountInfo, error) {
+	p, err := acc.OpenPlace(path)
 	if err != nil {
 		return kernel.MountInfo{}, err
 	}

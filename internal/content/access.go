@@ -1,4 +1,4 @@
-package engine
+package content
 
 import (
 	"cmp"
@@ -27,9 +27,9 @@ type blockDevice struct {
 // openDevice makes an object's image a block device: a file by a loop device, the
 // driver's own device by making it appear. keep: the device shall stay without
 // anybody who has it open, until releaseDevice. InUse if a file is attached already.
-func (e *Engine) openDevice(ctx context.Context, id driver.ObjectID, w driver.Attachment, o loopdev.Options) (*blockDevice, error) {
+func (acc *Access) openDevice(ctx context.Context, id driver.ObjectID, w driver.Attachment, o loopdev.Options) (*blockDevice, error) {
 	if w.Block {
-		f, err := e.activate(ctx, id)
+		f, err := acc.Activate(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -57,10 +57,10 @@ func (e *Engine) openDevice(ctx context.Context, id driver.ObjectID, w driver.At
 	return &blockDevice{path: d.Path, loop: d.Index, dev: st.Dev, ino: st.Ino, close: d.Close}, nil
 }
 
-func (e *Engine) activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
-	a, ok := e.drv.(driver.Activator)
+func (acc *Access) Activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
+	a, ok := acc.drv.(driver.Activator)
 	if !ok {
-		return nil, errs.New(errs.Unsupported, "attach", string(id), "the %s driver has no block devices", e.caps.Name)
+		return nil, errs.New(errs.Unsupported, "attach", string(id), "the %s driver has no block devices", acc.caps.Name)
 	}
 	return a.Activate(ctx, id)
 }
@@ -70,16 +70,16 @@ func (e *Engine) activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 // namespace, holds it. With going, the object is about to be destroyed: then a
 // device of the driver's own may stay if nobody holds it, as it goes with the
 // object.
-func (e *Engine) releaseDevice(ctx context.Context, id driver.ObjectID, w driver.Attachment, most time.Duration, going bool) (bool, error) {
+func (acc *Access) releaseDevice(ctx context.Context, id driver.ObjectID, w driver.Attachment, most time.Duration, going bool) (bool, error) {
 	if !w.Block {
 		return loopdev.WaitDetached(ctx, w.Image, most)
 	}
-	a, ok := e.drv.(driver.Activator)
+	a, ok := acc.drv.(driver.Activator)
 	if !ok {
 		return true, nil
 	}
 	if going {
-		return e.waitUnheld(ctx, a, id, most)
+		return acc.waitUnheld(ctx, a, id, most)
 	}
 	err := a.Deactivate(ctx, id)
 	if errs.Is(err, errs.InUse) {
@@ -88,7 +88,7 @@ func (e *Engine) releaseDevice(ctx context.Context, id driver.ObjectID, w driver
 	return err == nil, err
 }
 
-func (e *Engine) waitUnheld(ctx context.Context, a driver.Activator, id driver.ObjectID, most time.Duration) (bool, error) {
+func (acc *Access) waitUnheld(ctx context.Context, a driver.Activator, id driver.ObjectID, most time.Duration) (bool, error) {
 	deadline := time.Now().Add(most)
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		held, err := a.Held(ctx, id)
@@ -106,17 +106,17 @@ func (e *Engine) waitUnheld(ctx context.Context, a driver.Activator, id driver.O
 	}
 }
 
-// withPath calls fn with the path of a file that is an object's image, or of a
+// WithPath calls fn with the path of a file that is an object's image, or of a
 // block device that is.
-func (e *Engine) withPath(ctx context.Context, id driver.ObjectID, fn func(path string) error) error {
-	w, err := e.drv.Attachment(ctx, id)
+func (acc *Access) WithPath(ctx context.Context, id driver.ObjectID, fn func(path string) error) error {
+	w, err := acc.drv.Attachment(ctx, id)
 	if err != nil {
 		return err
 	}
 	if !w.Block {
 		return fn(w.Image)
 	}
-	f, err := e.activate(ctx, id)
+	f, err := acc.Activate(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -125,25 +125,25 @@ func (e *Engine) withPath(ctx context.Context, id driver.ObjectID, fn func(path 
 		err = cerr
 	}
 	// Others may use it too: the last one takes it away.
-	if free, derr := e.releaseDevice(context.WithoutCancel(ctx), id, w, 0, false); err == nil && free {
+	if free, derr := acc.releaseDevice(context.WithoutCancel(ctx), id, w, 0, false); err == nil && free {
 		err = derr
 	}
 	return err
 }
 
-// withImage mounts a volume's image where nobody sees it, calls fn with its
+// WithImage mounts a volume's image where nobody sees it, calls fn with its
 // root, and unmounts it again: when it returns, all is in the image. If this
 // process is killed, the kernel unmounts it.
-func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptions, fn func(root *os.File) error) error {
-	w, err := e.drv.Attachment(ctx, id)
+func (acc *Access) WithImage(ctx context.Context, id driver.ObjectID, o ImageOptions, fn func(root *os.File) error) error {
+	w, err := acc.drv.Attachment(ctx, id)
 	if err != nil {
 		return err
 	}
-	dev, err := e.openDevice(ctx, id, w, loopdev.Options{DirectIO: !o.buffered})
+	dev, err := acc.openDevice(ctx, id, w, loopdev.Options{DirectIO: !o.Buffered})
 	if err != nil {
 		return err
 	}
-	m, err := mount.Device(string(cmp.Or(o.fs, w.FS)), dev.path, append(append([]string(nil), w.Options...), o.extra...), w.Block && w.ReadOnly)
+	m, err := mount.Device(string(cmp.Or(o.FS, w.FS)), dev.path, append(append([]string(nil), w.Options...), o.Extra...), w.Block && w.ReadOnly)
 	if cerr := dev.close(); err == nil && cerr != nil {
 		m.Close()
 		err = errs.Wrap("mount", w.Image, cerr)
@@ -151,27 +151,27 @@ func (e *Engine) withImage(ctx context.Context, id driver.ObjectID, o imageOptio
 	if err == nil {
 		err = insideMount(m, !w.ReadOnly, fn)
 	}
-	free, werr := e.releaseDevice(context.WithoutCancel(ctx), id, w, 30*time.Second, false)
+	free, werr := acc.releaseDevice(context.WithoutCancel(ctx), id, w, 30*time.Second, false)
 	if err == nil {
 		err = werr
 	}
 	if err == nil && !free {
 		err = errs.New(errs.InUse, "umount", w.Image, "something else has mounted %s", dev.path)
 	}
-	return e.blameFull(ctx, err)
+	return acc.BlameFull(ctx, err)
 }
 
-// imageOptions of withImage.
-type imageOptions struct {
-	buffered bool      // through the page cache of the pool: for images that are read again at once
-	fs       driver.FS // what the image holds, if the object does not say so yet; "": what the object says
-	extra    []string  // mount options
+// ImageOptions of WithImage.
+type ImageOptions struct {
+	Buffered bool      // through the page cache of the pool: for images that are read again at once
+	FS       driver.FS // what the image holds, if the object does not say so yet; "": what the object says
+	Extra    []string  // mount options
 }
 
-// withTree calls fn with the root of an object's tree, of a volume that is no
+// WithTree calls fn with the root of an object's tree, of a volume that is no
 // image. readOnly: nothing can be changed through it.
-func (e *Engine) withTree(ctx context.Context, id driver.ObjectID, readOnly bool, fn func(root *os.File) error) error {
-	w, err := e.drv.Attachment(ctx, id)
+func (acc *Access) WithTree(ctx context.Context, id driver.ObjectID, readOnly bool, fn func(root *os.File) error) error {
+	w, err := acc.drv.Attachment(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -179,7 +179,7 @@ func (e *Engine) withTree(ctx context.Context, id driver.ObjectID, readOnly bool
 	switch {
 	case w.Source != "":
 		m, err = mount.Device(w.Type, w.Source, w.Options, readOnly || w.ReadOnly)
-	case readOnly && canMount():
+	case readOnly && CanMount():
 		m, err = mount.Tree(w.Tree, true)
 	default:
 		root, err := os.Open(w.Tree)
@@ -241,3 +241,53 @@ func mountedDevice(w driver.Attachment) (uint64, error) {
 	info, err := m.Info()
 	return info.Dev, err
 }
+
+// imageAttached reports whether an object's image is a block device now, and in
+// use if it is the driver's own device.
+func (acc *Access) imageAttached(id driver.ObjectID) (bool, error) {
+	if a, ok := acc.drv.(driver.Activator); ok {
+		return a.Held(context.Background(), id)
+	}
+	w, err := acc.drv.Attachment(context.Background(), id)
+	if err != nil || w.Image == "" {
+		return false, err
+	}
+	return loopdev.Attached(w.Image)
+}
+
+func (acc *Access) IsImage(id driver.ObjectID, b loopdev.Bound) bool {
+	w, err := acc.drv.Attachment(context.Background(), id)
+	if err != nil || w.Image == "" {
+		return false
+	}
+	var st unix.Stat_t
+	return unix.Stat(w.Image, &st) == nil && b.SameFile(&st)
+}
+
+// clearLoops detaches the loop devices on an image. Those that are mounted
+// clear when their mount goes.
+func (acc *Access) clearLoops(image string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(image, &st); err != nil {
+		return nil
+	}
+	all, err := loopdev.List()
+	if err != nil {
+		return err
+	}
+	for _, b := range all {
+		if b.SameFile(&st) {
+			if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// ReleaseWait is how long a block device may take to vanish after its last
+// mount has gone.
+const ReleaseWait = 10 * time.Second
+
+// CanMount reports whether this process may mount.
+func CanMount() bool { return os.Geteuid() == 0 }

@@ -1,4 +1,4 @@
-package engine
+package content
 
 import (
 	"context"
@@ -22,18 +22,11 @@ import (
 // volume is unmounted. Shorter ones are not worth an extent of their own.
 const trimMinBytes = 128 << 10
 
-// releaseWait is how long a block device may take to vanish after its last
-// mount has gone.
-const releaseWait = 10 * time.Second
-
-// canMount reports whether this process may mount.
-func canMount() bool { return os.Geteuid() == 0 }
-
-// attach makes an object usable at t. On error nothing is attached. The caller
+// Attach makes an object usable at t. On error nothing is attached. The caller
 // has marked the object with the mount point.
-func (e *Engine) attach(ctx context.Context, row catalog.Row, t target) (catalog.Attached, error) {
-	a := catalog.Attached{ID: row.ID, Mountpoint: t.path, Loop: -1, BootID: kernel.BootID(), At: time.Now()}
-	what, err := e.drv.Attachment(ctx, row.ID)
+func (acc *Access) Attach(ctx context.Context, row catalog.Row, t Target) (catalog.Attached, error) {
+	a := catalog.Attached{ID: row.ID, Mountpoint: t.Path, Loop: -1, BootID: kernel.BootID(), At: time.Now()}
+	what, err := acc.drv.Attachment(ctx, row.ID)
 	if err != nil {
 		return a, err
 	}
@@ -46,38 +39,38 @@ func (e *Engine) attach(ctx context.Context, row catalog.Row, t target) (catalog
 	}
 	switch {
 	case what.Tree != "":
-		return e.attachTree(a, what, t)
+		return acc.attachTree(a, what, t)
 	case what.Source != "":
-		return e.attachSource(a, what, t)
+		return acc.attachSource(a, what, t)
 	}
-	return e.attachImage(ctx, a, what, t)
+	return acc.attachImage(ctx, a, what, t)
 }
 
 // attachSource mounts a filesystem by its name.
-func (e *Engine) attachSource(a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
+func (acc *Access) attachSource(a catalog.Attached, what driver.Attachment, t Target) (catalog.Attached, error) {
 	m, err := mount.Device(what.Type, what.Source, what.Options, false)
 	if err != nil {
 		return a, err
 	}
 	defer m.Close()
-	return a, e.putAt(m, &a, t)
+	return a, acc.putAt(m, &a, t)
 }
 
-func (e *Engine) attachTree(a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
+func (acc *Access) attachTree(a catalog.Attached, what driver.Attachment, t Target) (catalog.Attached, error) {
 	if t.link {
-		return a, e.linkTo(what.Tree, t.path)
+		return a, acc.linkTo(what.Tree, t.Path)
 	}
 	m, err := mount.Tree(what.Tree, false)
 	if err != nil {
 		return a, err
 	}
 	defer m.Close()
-	return a, e.putAt(m, &a, t)
+	return a, acc.putAt(m, &a, t)
 }
 
-func (e *Engine) attachImage(ctx context.Context, a catalog.Attached, what driver.Attachment, t target) (catalog.Attached, error) {
+func (acc *Access) attachImage(ctx context.Context, a catalog.Attached, what driver.Attachment, t Target) (catalog.Attached, error) {
 	raw := what.FS == driver.None
-	dev, err := e.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: true, KeepOpen: raw})
+	dev, err := acc.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: true, KeepOpen: raw})
 	if err != nil {
 		return a, err
 	}
@@ -85,9 +78,9 @@ func (e *Engine) attachImage(ctx context.Context, a catalog.Attached, what drive
 	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
 	if raw {
 		a.Mountpoint = dev.path
-		if err := e.linkTo(dev.path, t.path); err != nil {
+		if err := acc.linkTo(dev.path, t.Path); err != nil {
 			if !what.Block {
-				_ = e.clearLoops(what.Image)
+				_ = acc.clearLoops(what.Image)
 			}
 			return a, err
 		}
@@ -95,61 +88,61 @@ func (e *Engine) attachImage(ctx context.Context, a catalog.Attached, what drive
 	}
 	m, err := mount.Device(string(what.FS), dev.path, what.Options, false)
 	if err != nil {
-		return a, e.blameFull(ctx, err)
+		return a, acc.BlameFull(ctx, err)
 	}
 	defer m.Close()
-	return a, e.putAt(m, &a, t)
+	return a, acc.putAt(m, &a, t)
 }
 
-// where says how an attachment stands now.
-type where int
+// State says how an attachment stands now.
+type State int
 
 const (
-	gone      where = iota // not attached any more: a reboot, or somebody's umount
-	here                   // as recorded
-	elsewhere              // not as recorded, but something still holds the block device
+	Gone      State = iota // not attached any more: a reboot, or somebody's umount
+	Here                   // as recorded
+	Elsewhere              // not as recorded, but something still holds the block device
 )
 
-// look compares a recorded attachment with the kernel: in O(1), but for a tree that was mounted
+// Look compares a recorded attachment with the kernel: in O(1), but for a tree that was mounted
 // in another mount namespace or under another boot ID, for which it looks into all of them.
 // The kernel decides; the record only says where to look, and that a reboot came between.
-func (e *Engine) look(row catalog.Row, a catalog.Attached) where {
+func (acc *Access) Look(row catalog.Row, a catalog.Attached) State {
 	before := kernel.EarlierBoot(a.BootID, a.At)
 	ns, err := kernel.MountNamespace()
 	sameNS := !before && err == nil && ns == a.MountNS
 	switch {
 	case a.MountID == 0 && a.Loop < 0 && a.Dev != 0: // a raw block device of the driver's own
-		if on, err := e.deviceActive(row.ID, a); err == nil && on && !before {
-			return here
+		if on, err := acc.deviceActive(row.ID, a); err == nil && on && !before {
+			return Here
 		}
-		return e.lookImage(row, a)
+		return acc.lookImage(row, a)
 	case a.MountID == 0 && a.Loop < 0: // a symbolic link to the tree
 		if _, err := os.Readlink(a.Mountpoint); err == nil && !before {
-			return here
+			return Here
 		}
-		return gone
+		return Gone
 	case a.MountID == 0: // a raw block device
-		if b, err := loopdev.Lookup(a.Loop); err == nil && !before && e.isImage(row.ID, b) {
-			return here
+		if b, err := loopdev.Lookup(a.Loop); err == nil && !before && acc.IsImage(row.ID, b) {
+			return Here
 		}
-		return e.lookImage(row, a)
+		return acc.lookImage(row, a)
 	case sameNS && mount.IsMounted(a.Mountpoint, a.MountID):
-		return here
+		return Here
 	case a.Loop >= 0 || a.Dev != 0:
-		state := e.lookImage(row, a)
-		if state == elsewhere && sameNS && mountedAgain(a) {
-			return here
+		state := acc.lookImage(row, a)
+		if state == Elsewhere && sameNS && mountedAgain(a) {
+			return Here
 		}
 		return state
 	case before, sameNS:
-		return gone
+		return Gone
 	}
-	return e.lookTree(row, a)
+	return acc.lookTree(row, a)
 }
 
 // deviceActive reports whether a raw volume's own block device is there.
-func (e *Engine) deviceActive(id driver.ObjectID, a catalog.Attached) (bool, error) {
-	drv, ok := e.drv.(driver.Activator)
+func (acc *Access) deviceActive(id driver.ObjectID, a catalog.Attached) (bool, error) {
+	drv, ok := acc.drv.(driver.Activator)
 	if !ok {
 		return false, nil
 	}
@@ -161,78 +154,56 @@ func (e *Engine) deviceActive(id driver.ObjectID, a catalog.Attached) (bool, err
 	return slices.Contains(active, id), err
 }
 
-// imageAttached reports whether an object's image is a block device now, and in
-// use if it is the driver's own device.
-func (e *Engine) imageAttached(id driver.ObjectID) (bool, error) {
-	if a, ok := e.drv.(driver.Activator); ok {
-		return a.Held(context.Background(), id)
-	}
-	w, err := e.drv.Attachment(context.Background(), id)
-	if err != nil || w.Image == "" {
-		return false, err
-	}
-	return loopdev.Attached(w.Image)
-}
-
-func (e *Engine) isImage(id driver.ObjectID, b loopdev.Bound) bool {
-	w, err := e.drv.Attachment(context.Background(), id)
-	if err != nil || w.Image == "" {
-		return false
-	}
-	var st unix.Stat_t
-	return unix.Stat(w.Image, &st) == nil && b.SameFile(&st)
-}
-
-// detach undoes attach. stays: the volume is not about to be destroyed, so its
+// Detach undoes Attach. stays: the volume is not about to be destroyed, so its
 // free space is given back to the pool. InUse, with who holds it. Somebody else's
 // umount is no error.
-func (e *Engine) detach(ctx context.Context, op string, row catalog.Row, a catalog.Attached, stays bool) error {
-	w, err := e.attachmentOf(ctx, row)
+func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, stays bool) error {
+	w, err := acc.attachmentOf(ctx, row)
 	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
 		return err
 	}
-	switch e.lookOwn(row, a) {
-	case gone:
-		return e.removeTarget(ctx, row.Name, a)
-	case elsewhere:
-		return e.heldError(ctx, op, row, a, w)
+	switch acc.LookOwn(row, a) {
+	case Gone:
+		return acc.RemoveTarget(ctx, row.Name, a)
+	case Elsewhere:
+		return acc.heldError(ctx, why, row, a, w)
 	}
 	if a.MountID == 0 {
 		if a.Loop >= 0 || a.Dev != 0 {
-			if err := e.clearRaw(ctx, op, row, a, w); err != nil {
+			if err := acc.clearRaw(ctx, why, row, a, w); err != nil {
 				return err
 			}
 		}
-		return e.removeTarget(ctx, row.Name, a)
+		return acc.RemoveTarget(ctx, row.Name, a)
 	}
-	copied, err := e.unmount(ctx, op, row, &a, w, stays)
-	if copied && !gentle(op) && e.copiesEnd(ctx, a, w) {
-		_, err = e.unmount(ctx, op, row, &a, w, stays)
+	copied, err := acc.unmount(ctx, why, row, &a, w, stays)
+	if copied && !why.Gentle && acc.copiesEnd(ctx, a, w) {
+		_, err = acc.unmount(ctx, why, row, &a, w, stays)
 	}
 	if err != nil {
 		return err
 	}
-	return e.removeTarget(ctx, row.Name, a)
+	return acc.RemoveTarget(ctx, row.Name, a)
 }
 
 // unmount takes a mounted volume down. copied: it is mounted again, as another mount namespace
 // has a copy, and a says how.
-func (e *Engine) unmount(ctx context.Context, op string, row catalog.Row, a *catalog.Attached, w driver.Attachment, stays bool) (copied bool, err error) {
+func (acc *Access) unmount(ctx context.Context, why Reason, row catalog.Row, a *catalog.Attached, w driver.Attachment, stays bool) (copied bool, err error) {
 	var dev uint64
 	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
 		dev = m.Dev
 		if m.Root {
-			a.MountID = m.ID // it may have been mounted again by a process that was killed: see look
+			a.MountID = m.ID // it may have been mounted again by a process that was killed: see Look
 		}
 	}
 	attrs := mount.AttributesOf(a.Mountpoint)
 	if stays && w.Image != "" {
-		trimAt(a.Mountpoint)
+		Trim(a.Mountpoint)
 	}
 	// Each command tries what is expired, and must not be slower for that.
-	err = e.unmountAt(a.Mountpoint, a.MountID, op == opExpire || op == opPrune)
+	err = acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
 	if errs.Is(err, errs.InUse) {
-		return false, e.heldBy(ctx, op, row, *a, w, dev)
+		return false, acc.heldBy(ctx, why, row, *a, w, dev)
 	}
 	if err != nil && !errs.Is(err, errs.NotFound) {
 		return false, err
@@ -240,17 +211,17 @@ func (e *Engine) unmount(ctx context.Context, op string, row catalog.Row, a *cat
 	if w.Image == "" {
 		return false, nil
 	}
-	free, err := e.releaseUnheld(ctx, row, *a, w, dev, !stays)
+	free, err := acc.releaseUnheld(ctx, row, *a, w, dev, !stays)
 	if err != nil || free {
 		return false, err
 	}
-	failed := e.mountAgain(ctx, row, a, w, attrs)
+	failed := acc.mountAgain(ctx, row, a, w, attrs)
 	if errs.Is(failed, errs.NotFound) {
 		return false, nil // it has been released after all
 	}
-	held := e.heldBy(ctx, op, row, *a, w, dev)
+	held := acc.heldBy(ctx, why, row, *a, w, dev)
 	if failed != nil {
-		return false, errs.New(errs.InUse, op, row.Name, "%w; it could not be mounted at %s again: %w", errors.Unwrap(held), a.Mountpoint, failed).
+		return false, errs.New(errs.InUse, why.Op, row.Name, "%w; it could not be mounted at %s again: %w", errors.Unwrap(held), a.Mountpoint, failed).
 			WithHint("%s", errs.HintIn(held))
 	}
 	return true, held
@@ -258,21 +229,21 @@ func (e *Engine) unmount(ctx context.Context, op string, row catalog.Row, a *cat
 
 // attachmentOf is the driver's Attachment, as far as it is needed to detach: where
 // the driver keeps no files, asking it means running a program.
-func (e *Engine) attachmentOf(ctx context.Context, row catalog.Row) (driver.Attachment, error) {
-	_, own := e.drv.(driver.Activator)
+func (acc *Access) attachmentOf(ctx context.Context, row catalog.Row) (driver.Attachment, error) {
+	_, own := acc.drv.(driver.Activator)
 	switch {
 	case own && row.FS.IsImage():
 		return driver.Attachment{Image: "of " + row.Name, Block: true, FS: row.FS}, nil
 	case own:
 		return driver.Attachment{FS: row.FS}, nil
 	}
-	return e.drv.Attachment(ctx, row.ID)
+	return acc.drv.Attachment(ctx, row.ID)
 }
 
-// trimAt gives the free space of a mounted filesystem back. What was deleted must have been
-// synced: ext4 frees it when it commits (umountWriteBack has waited for that). Not being able
+// Trim gives the free space of a mounted filesystem back. What was deleted must have been
+// synced: ext4 frees it when it commits (whoever unmounts has waited for that). Not being able
 // to costs space, not data.
-func trimAt(dir string) {
+func Trim(dir string) {
 	f, err := os.Open(dir)
 	if err != nil {
 		return
@@ -310,34 +281,39 @@ func settleDeleted(f *os.File) {
 }
 
 // clearRaw takes a raw block device away. InUse: it stays as it was.
-func (e *Engine) clearRaw(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
+func (acc *Access) clearRaw(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
 	if !w.Block {
-		if err := e.clearLoops(w.Image); err != nil {
+		if err := acc.clearLoops(w.Image); err != nil {
 			return err
 		}
 	}
 	if w.Block {
 		// ZFS takes a device away from under those who have it open.
 		if holders, _ := mount.Holders(ctx, mount.Query{Dev: a.Dev}); len(holders) > 0 {
-			return e.heldError(ctx, op, row, a, w)
+			return acc.heldError(ctx, why, row, a, w)
 		}
 	}
-	free, err := e.releaseUnheld(ctx, row, a, w, deviceOf(a, w), false)
+	free, err := acc.releaseUnheld(ctx, row, a, w, deviceOf(a, w), false)
 	if err != nil {
 		return err
 	}
 	if !free {
-		if b, err := loopdev.Lookup(a.Loop); err == nil && !w.Block && e.isImage(row.ID, b) {
+		if b, err := loopdev.Lookup(a.Loop); err == nil && !w.Block && acc.IsImage(row.ID, b) {
 			_ = b.Keep() // it would vanish with who holds it now
 		}
-		return e.heldError(ctx, op, row, a, w)
+		return acc.heldError(ctx, why, row, a, w)
 	}
 	return nil
 }
 
+// HeldError explains why a volume that is attached is in use: it names who holds it. InUse.
+func (acc *Access) HeldError(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached) error {
+	return acc.heldError(ctx, why, row, a, driver.Attachment{})
+}
+
 // heldError explains why something that is not where it was mounted is in use.
-func (e *Engine) heldError(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
-	return e.heldBy(ctx, op, row, a, w, deviceOf(a, w))
+func (acc *Access) heldError(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
+	return acc.heldBy(ctx, why, row, a, w, deviceOf(a, w))
 }
 
 // deviceOf is the st_dev of what is in an attached image, or of what is mounted by
@@ -356,12 +332,12 @@ func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
 }
 
 // heldBy names the processes and mount namespaces that keep a volume attached.
-func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64) error {
-	if gentle(op) {
-		return errs.New(errs.InUse, op, row.Name, "it is in use")
+func (acc *Access) heldBy(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64) error {
+	if why.Gentle {
+		return errs.New(errs.InUse, why.Op, row.Name, "it is in use")
 	}
 	if !w.Block && w.Image+w.Source+w.Tree == "" {
-		w, _ = e.drv.Attachment(ctx, row.ID) // of what is gone there are no holders
+		w, _ = acc.drv.Attachment(ctx, row.ID) // of what is gone there are no holders
 	}
 	if dev == 0 {
 		dev = deviceOf(a, w)
@@ -374,7 +350,7 @@ func (e *Engine) heldBy(ctx context.Context, op string, row catalog.Row, a catal
 	if herr != nil && len(holders) == 0 {
 		msg += fmt.Sprintf(" (not everything could be looked at: %v)", herr)
 	}
-	return errs.New(errs.InUse, op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
+	return errs.New(errs.InUse, why.Op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
 }
 
 // queryFor asks who holds an attached volume.
@@ -383,4 +359,54 @@ func queryFor(a catalog.Attached, w driver.Attachment, dev uint64) mount.Query {
 		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
 	}
 	return mount.Query{Dev: dev, At: a.Mountpoint}
+}
+
+// Holders names who uses a volume; "" if nobody is found.
+func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.Attached) string {
+	w, err := acc.drv.Attachment(ctx, row.ID)
+	if err != nil {
+		return ""
+	}
+	dev := uint64(0)
+	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
+		dev = m.Dev
+	} else {
+		dev = deviceOf(a, w)
+	}
+	if dev == 0 && w.Tree == "" {
+		return ""
+	}
+	q := queryFor(a, w, dev)
+	holders, _ := mount.Holders(ctx, q) // those that could be found
+	if len(holders) == 0 {
+		return ""
+	}
+	return mount.FormatHolders(holders)
+}
+
+// MountHolders names who uses a destroyed object that is mounted by name, as far
+// as can be found out.
+func (acc *Access) MountHolders(ctx context.Context, id driver.ObjectID) string {
+	w, err := acc.drv.Attachment(ctx, id)
+	if err != nil || w.Source == "" {
+		return ""
+	}
+	dev, err := sourceDevice(w)
+	switch {
+	case err == nil:
+		return HoldersOf(ctx, dev)
+	case errs.Is(err, errs.InUse):
+		return "something has a file of it open, or is in it"
+	}
+	return ""
+}
+
+// HoldersOf names who uses a filesystem that is unmounted, and keeps it alive; "" if
+// nobody is found.
+func HoldersOf(ctx context.Context, dev uint64) string {
+	holders, _ := mount.Holders(ctx, mount.Query{Dev: dev}) // those that could be found
+	if len(holders) == 0 {
+		return ""
+	}
+	return mount.FormatHolders(holders)
 }

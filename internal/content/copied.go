@@ -1,4 +1,4 @@
-package engine
+package content
 
 import (
 	"context"
@@ -10,21 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lookOwn is look for whoever is about to use, or to take away, what is attached. A pool that
+// LookOwn is Look for whoever is about to use, or to take away, what is attached. A pool that
 // was copied while volumes were mounted has a catalogue that records the mounts of the
 // original: to the copy they are gone.
-func (e *Engine) lookOwn(row catalog.Row, a catalog.Attached) where {
-	state := e.look(row, a)
-	if state == here && e.isOriginals(row, a) {
-		return gone
+func (acc *Access) LookOwn(row catalog.Row, a catalog.Attached) State {
+	state := acc.Look(row, a)
+	if state == Here && acc.isOriginals(row, a) {
+		return Gone
 	}
 	return state
 }
 
 // isOriginals reports whether a recorded attachment is there, but not of an object of this
 // pool. A driver that keeps no files in the pool has no such copies.
-func (e *Engine) isOriginals(row catalog.Row, a catalog.Attached) bool {
-	w, err := e.attachmentOf(context.Background(), row)
+func (acc *Access) isOriginals(row catalog.Row, a catalog.Attached) bool {
+	w, err := acc.attachmentOf(context.Background(), row)
 	if err != nil || w.Block || w.Image+w.Tree == "" {
 		return false
 	}
