@@ -328,12 +328,13 @@ type Batcher interface {
 
 // Batch makes clones of one object.
 type Batch interface {
-	// Clone is Driver.Clone of the batch's origin, but what it makes is durable only
-	// after Flush. It may be called concurrently.
+	// Clone is Driver.Clone of the batch's origin, but what it makes is whole and
+	// durable only after Flush; an ephemeral clone is whole at once. It may be called
+	// concurrently.
 	Clone(ctx context.Context, id Identity) error
 
-	// Flush makes durable everything that Clone made before the call. If it fails,
-	// nothing is known to be durable.
+	// Flush makes whole and durable everything that Clone made before the call. If it
+	// fails, nothing is known to be either.
 	Flush(ctx context.Context) error
 
 	// Close releases the origin. It flushes nothing.

@@ -277,15 +277,26 @@ func (e *Engine) cloneRest(ctx context.Context, q CloneRequest, from driver.Obje
 	}
 	defer b.Close()
 
-	one := func(ctx context.Context, p *clonePlan) error {
+	if err := forClones(ctx, plans, func(ctx context.Context, p *clonePlan) error {
 		defer q.Tracker.Add(1, 0)
-		if err := b.Clone(ctx, p.row.Identity); err != nil {
-			return cloneError(err, p)
-		}
-		return e.readyClone(ctx, origin, p, q.Mount)
+		return cloneError(b.Clone(ctx, p.row.Identity), p)
+	}); err != nil {
+		return err
 	}
+	if !q.Ephemeral {
+		if err := b.Flush(ctx); err != nil {
+			return err
+		}
+	}
+	return forClones(ctx, plans, func(ctx context.Context, p *clonePlan) error {
+		return e.readyClone(ctx, origin, p, q.Mount)
+	})
+}
+
+// forClones calls fn for each, for some at once, until one fails.
+func forClones(ctx context.Context, plans []*clonePlan, fn func(context.Context, *clonePlan) error) error {
 	if len(plans) == 1 {
-		return one(ctx, plans[0])
+		return fn(ctx, plans[0])
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(cloneWorkers)
@@ -294,13 +305,10 @@ func (e *Engine) cloneRest(ctx context.Context, q CloneRequest, from driver.Obje
 			if err := gctx.Err(); err != nil {
 				return err
 			}
-			return one(gctx, p)
+			return fn(gctx, p)
 		})
 	}
-	if err := g.Wait(); err != nil || q.Ephemeral {
-		return err
-	}
-	return b.Flush(ctx)
+	return g.Wait()
 }
 
 // beginBatch begins n clones of an object. They are durable after Flush: many share one

@@ -12,6 +12,10 @@
 // crash. An empty subvolume is not committed by making it: its directory must
 // be synced, which commits.
 //
+// The kernel makes each snapshot in a commit of its own, one at a time in one directory
+// (create_snapshot and btrfs_mksubvol in fs/btrfs/ioctl.c). So many clones cannot share one:
+// this is no driver.Batcher.
+//
 // # Subvolumes inside volumes
 //
 // Users, and programs such as container engines, make subvolumes inside a

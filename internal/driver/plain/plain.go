@@ -47,6 +47,7 @@ var (
 	_ driver.Finisher = (*Driver)(nil)
 	_ driver.Syncer   = (*Driver)(nil)
 	_ driver.Opener   = Open
+	_ driver.Batcher  = (*Driver)(nil)
 
 	_ driver.Inspector = (*Driver)(nil)
 	_ driver.Committer = (*Driver)(nil)
@@ -81,18 +82,30 @@ func (d *Driver) Caps() driver.Caps {
 
 // Create implements driver.Driver.
 func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
-	return d.make(ctx, "create", id, nil)
+	// An empty directory needs only itself to be synced.
+	empty := func(dst *os.File) error {
+		if id.Ephemeral {
+			return nil
+		}
+		return dst.Sync()
+	}
+	return d.make(ctx, "create", id, empty, func() error {
+		if id.Ephemeral {
+			return d.dir.Put(id, objdir.InMemory)
+		}
+		return d.dir.Put(id, objdir.OnDisk)
+	})
 }
 
 // Clone implements driver.Driver.
 func (d *Driver) Clone(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
-	return d.copy(ctx, "clone", from, id, copyOnce)
+	return d.copy(ctx, "clone", from, id, copyOnce, d.finish(id))
 }
 
 // Snapshot implements driver.Driver. Nothing may write to the volume meanwhile;
 // Conflict if that is noticed. See CopyLive.
 func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity) error {
-	return d.copy(ctx, "snapshot", from, id, copyOnce)
+	return d.copy(ctx, "snapshot", from, id, copyOnce, d.finish(id))
 }
 
 // livePasses is how often what has changed meanwhile is copied again.
@@ -111,7 +124,7 @@ func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.I
 			e.Hint = "stop what writes to it, or unmount it"
 		}
 		return err
-	})
+	}, d.finish(id))
 }
 
 type copier func(ctx context.Context, src string, dst *os.File, o treecopy.Options) error
@@ -121,26 +134,50 @@ func copyOnce(ctx context.Context, src string, dst *os.File, o treecopy.Options)
 	return err
 }
 
-func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, copyTree copier) error {
-	if err := d.Caps().Check(ctx, op, id); err != nil {
-		return err
-	}
+// checkOrigin reports whether copies can be made of an object. NotFound.
+func (d *Driver) checkOrigin(from driver.ObjectID) error {
 	if _, err := d.find(from); err != nil {
-		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
+		return err
 	}
 	// Without an identity it may be half a copy.
 	if _, err := d.dir.Get(from); errs.Is(err, errs.NotFound) {
+		return err
+	}
+	return nil
+}
+
+// copy makes a copy of an object under id's ID, and calls finish when its content is there.
+func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, copyTree copier, finish func() error) error {
+	if err := d.Caps().Check(ctx, op, id); err != nil {
+		return err
+	}
+	if err := d.checkOrigin(from); err != nil {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
 	return d.make(ctx, op, id, func(dst *os.File) error {
 		// The root is the volume's own: its mode is its owner's choice.
 		return copyTree(ctx, d.dir.Data(from), dst, treecopy.Options{Unprivileged: os.Geteuid() != 0, OwnRoot: true})
-	})
+	}, finish)
 }
 
-// make creates the directory of id, lets fill fill it, and makes it whole and,
-// but for ephemeral ones, durable. On error nothing remains.
-func (d *Driver) make(ctx context.Context, op string, id driver.Identity, fill func(*os.File) error) error {
+// finish returns what makes the copy id whole and, unless it is ephemeral, durable.
+func (d *Driver) finish(id driver.Identity) func() error {
+	return func() error {
+		if id.Ephemeral {
+			return d.dir.Put(id, objdir.InMemory)
+		}
+		// All content before the identity. One sync of the filesystem takes a fraction of the time
+		// that one of each file would.
+		if err := unix.Syncfs(int(d.f.Fd())); err != nil {
+			return err
+		}
+		return d.dir.Put(id, objdir.OnDisk)
+	}
+}
+
+// make creates the directory of id, lets fill fill it, and calls finish, which makes it whole. On error nothing
+// remains.
+func (d *Driver) make(ctx context.Context, op string, id driver.Identity, fill func(*os.File) error, finish func() error) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
@@ -148,7 +185,7 @@ func (d *Driver) make(ctx context.Context, op string, id driver.Identity, fill f
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return wrap(op, id.Ref(), err)
 	}
-	err := d.fill(ctx, path, id, fill)
+	err := d.fill(ctx, path, fill, finish)
 	if err != nil {
 		// Should this fail, what is left has no identity, and is garbage to the
 		// caller's record.
@@ -158,7 +195,7 @@ func (d *Driver) make(ctx context.Context, op string, id driver.Identity, fill f
 	return nil
 }
 
-func (d *Driver) fill(ctx context.Context, path string, id driver.Identity, fill func(*os.File) error) error {
+func (d *Driver) fill(ctx context.Context, path string, fill func(*os.File) error, finish func() error) error {
 	dst, err := os.Open(path)
 	if err != nil {
 		return err
@@ -167,31 +204,13 @@ func (d *Driver) fill(ctx context.Context, path string, id driver.Identity, fill
 	if err := dst.Chmod(0o755); err != nil { // Mkdir's mode is subject to the umask
 		return err
 	}
-	if fill != nil {
-		if err := fill(dst); err != nil {
-			return err
-		}
+	if err := fill(dst); err != nil {
+		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if !id.Ephemeral {
-		// All content before the identity. An empty directory needs only itself;
-		// for a tree, one sync of the filesystem takes a fraction of the time
-		// that one of each file would.
-		if fill == nil {
-			err = dst.Sync()
-		} else {
-			err = unix.Syncfs(int(d.f.Fd()))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if id.Ephemeral {
-		return d.dir.Put(id, objdir.InMemory)
-	}
-	return d.dir.Put(id, objdir.OnDisk)
+	return finish()
 }
 
 // wrap says op where copying says "import", and gives a full pool the hint that
