@@ -282,7 +282,7 @@ func (r *run) mountSource(ctx context.Context) error {
 // clone makes and mounts a volume as an embedding program would, and returns
 // where.
 func (r *run) clone(ctx context.Context, name string) (string, error) {
-	infos, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: name, Mount: true})
+	infos, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(name), Mount: true})
 	if err != nil {
 		return "", err
 	}
@@ -338,7 +338,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 	for have < n {
 		batch := min(fillBatch, n-have)
 		name := r.name("fill" + itoa(len(r.fillers)))
-		if _, err := r.eng.Clone(ctx, engine.CloneRequest{From: from, Name: name, Count: batch}); err != nil {
+		if _, err := r.eng.Clone(ctx, engine.CloneRequest{From: from, Name: ref.MustName(name), Count: batch}); err != nil {
 			return err
 		}
 		r.fillers = append(r.fillers, name)
@@ -350,7 +350,8 @@ func (r *run) fill(ctx context.Context, n int) error {
 
 // tiny makes a golden of one file.
 func (r *run) tiny(ctx context.Context) (ref.Ref, error) {
-	q := ref.Ref{Name: r.name("tiny")}
+	name := ref.MustName(r.name("tiny"))
+	q := name.Ref()
 	if _, err := r.eng.Show(ctx, q); err == nil {
 		return q, nil
 	}
@@ -370,7 +371,7 @@ func (r *run) tiny(ctx context.Context) (ref.Ref, error) {
 	if _, err := f.Seek(0, 0); err != nil {
 		return q, errs.Wrap("bench", dir, err)
 	}
-	_, err = r.eng.Import(ctx, engine.ImportRequest{Name: q.Name, Source: "-", Stdin: f})
+	_, err = r.eng.Import(ctx, engine.ImportRequest{Name: name, Source: "-", Stdin: f})
 	return q, err
 }
 

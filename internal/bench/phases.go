@@ -510,7 +510,7 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 	snapshots := func(freeze engine.Freeze) func() error {
 		return func() error {
 			for i := range nbSnapshots {
-				if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: vol, Name: "s" + itoa(i), Freeze: freeze}); err != nil {
+				if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName(vol), Name: ref.MustName("s" + itoa(i)), Freeze: freeze}); err != nil {
 					return err
 				}
 				if err := sleep(ctx, 25*time.Millisecond); err != nil {

@@ -21,6 +21,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/pool"
 	"pando/internal/progress"
+	"pando/internal/ref"
 )
 
 // ReclaimConfig says what to measure.
@@ -165,7 +166,7 @@ func (r *run) busyClones(ctx context.Context, what string, n int, bytes int64) e
 	for done := 0; done < n; {
 		batch := min(100, n-done)
 		name := r.name(what) + "-" + itoa(done)
-		infos, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: name, Count: batch, Mount: true})
+		infos, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(name), Count: batch, Mount: true})
 		if err != nil {
 			return err
 		}

@@ -204,10 +204,11 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		return ".", "", nothing, nil
 	}
 	word := args[0]
-	switch {
-	case word == "":
+	if word == "" {
 		return "", "", nil, errs.New(errs.Invalid, "bench sync", `""`, "the path is empty")
-	case strings.Contains(word, "/"), ref.CheckName("bench sync", word) != nil:
+	}
+	name, bad := ref.ParseName("bench sync", word)
+	if bad != nil {
 		return word, "", nothing, nil
 	}
 	_, missing := os.Stat(word)
@@ -243,7 +244,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		return "", "", nil, err
 	}
 	ctx, tell := a.reporting(ctx)
-	v, err := e.Mount(ctx, engine.MountRequest{Volume: ref.Name(word)})
+	v, err := e.Mount(ctx, engine.MountRequest{Volume: name})
 	if err != nil {
 		e.Close()
 		return "", "", nil, err
@@ -254,7 +255,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		if mounted {
 			return nil
 		}
-		_, err := e.Umount(context.WithoutCancel(ctx), word)
+		_, err := e.Umount(context.WithoutCancel(ctx), engine.UmountRequest{Volume: name})
 		return err
 	}, nil
 }

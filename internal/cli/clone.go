@@ -65,14 +65,16 @@ func (a *App) cloning(c *cobra.Command, op string, run func(*engine.Engine, cont
 		if q.From, err = ref.Parse(op, args[0]); err != nil {
 			return err
 		}
-		q.Name = args[1]
+		if q.Name, err = ref.ParseName("clone", args[1]); err != nil {
+			return err
+		}
 		q.Mount = c.Flags().Changed("mount")
 		if (q.May.Dev || q.May.SUID) && !q.Mount {
-			return errs.New(errs.Invalid, op, q.Name, "--dev and --suid are about the mount").
+			return errs.New(errs.Invalid, op, args[1], "--dev and --suid are about the mount").
 				WithHint("add --mount, or leave them for `pando mount`")
 		}
 		if c.Flags().Changed("count") && q.Count < 1 {
-			return errs.New(errs.Invalid, op, q.Name, "a count of %d is not at least 1", q.Count)
+			return errs.New(errs.Invalid, op, args[1], "a count of %d is not at least 1", q.Count)
 		}
 		if c.Flags().Changed("size") {
 			if q.SizeBytes, err = parseSize(op, sizeFlag); err != nil {

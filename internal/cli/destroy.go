@@ -116,7 +116,12 @@ refused (conflict): whoever publishes last must not undo what others published.`
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
-			q.Golden, q.Volume = args[0], args[1]
+			if q.Golden, err = ref.ParseName("publish", args[0]); err != nil {
+				return err
+			}
+			if q.Volume, err = ref.ParseName("publish", args[1]); err != nil {
+				return err
+			}
 			if q.Keep, err = parseKeep("publish", keep); err != nil {
 				return err
 			}
@@ -189,7 +194,11 @@ but ` + "`pando rebase`" + ` needs the generation that a volume was made from.`,
 				return errs.New(errs.Invalid, "keep", `""`, "not a number of generations").
 					WithHint("write a number from 1, or all")
 			}
-			removed, err := e.Keep(ctx, args[0], *n)
+			golden, err := ref.ParseName("keep", args[0])
+			if err != nil {
+				return err
+			}
+			removed, err := e.Keep(ctx, engine.KeepRequest{Golden: golden, Generations: *n})
 			if err != nil {
 				return err
 			}

@@ -87,7 +87,9 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 	if err == nil {
 		defer e.Close()
 		var found []engine.Info
-		if found, err = e.Mountpoints(ctx, op, arg); err == nil {
+		if name, snapshot := ref.ParseName(op, arg); snapshot != nil {
+			err = errs.New(errs.NotFound, op, arg, "a snapshot or generation is not mounted")
+		} else if found, err = e.Mountpoints(ctx, op, name); err == nil {
 			if found[0].Mountpoint == "" {
 				return "", "", errs.New(errs.Invalid, op, arg, "the volume is not mounted").
 					WithHint("mount it: `pando mount %s`", arg)

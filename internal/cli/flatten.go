@@ -5,6 +5,7 @@ import (
 
 	"pando/internal/engine"
 	"pando/internal/progress"
+	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )
@@ -26,15 +27,17 @@ its snapshot before-flatten-TIME, until that is destroyed.`,
 		Example:           "  pando flatten job-17 --dry-run\n  pando flatten job-17",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumes(1),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-			q.Volume = args[0]
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+			if q.Volume, err = ref.ParseName("flatten", args[0]); err != nil {
+				return err
+			}
 			q.Plan = func(f engine.Flatten) {
 				if !a.json {
 					a.note("flattening %s reads and writes up to %s; the pool has %s free", args[0], size(f.CostBytes), size(f.FreeBytes))
 				}
 			}
 			var out engine.Flatten
-			err := a.track(func(t *progress.Tracker) (err error) {
+			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Flatten(ctx, q)
 				return err

@@ -130,7 +130,7 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 	if len(args) != 1 {
 		return a.completeVolumes(1)(c, args, word)
 	}
-	r, err := ref.Parse("", args[0])
+	volume, err := ref.ParseName("", args[0])
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
@@ -143,7 +143,7 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 		return nil, cobra.ShellCompDirectiveError
 	}
 	defer e.Close()
-	names, err := e.SnapshotNames(ctx, r.Name)
+	names, err := e.SnapshotNames(ctx, volume)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

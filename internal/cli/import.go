@@ -15,7 +15,7 @@ import (
 
 func (a *App) goldenImportCommand() *cobra.Command {
 	var q engine.ImportRequest
-	var fs, sizeFlag, keep string
+	var fs, sizeFlag, keep, as string
 	c := &cobra.Command{
 		Use:   "import NAME SOURCE",
 		Short: "Make a golden from a directory, an archive or a disk image",
@@ -59,10 +59,18 @@ directory beside it.`,
 	f.BoolVar(&q.Force, "force", false, "import an image as it is, although it is truncated, damaged or in use")
 	f.BoolVar(&q.Adopt, "adopt", false, "SOURCE is a directory in use: copy again what changes meanwhile")
 	f.BoolVar(&q.Replace, "replace", false, "with --adopt: put a volume of the golden in the place of SOURCE, which is kept beside it")
-	f.StringVar(&q.ReplaceVolume, "as", "", "with --replace: name of the volume (default: NAME-live)")
+	f.StringVar(&as, "as", "", "with --replace: name of the volume (default: NAME-live)")
 	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"}, cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
-		q.Name, q.Source, q.Stdin = args[0], args[1], a.Stdin
+		if q.Name, err = ref.ParseName("import", args[0]); err != nil {
+			return err
+		}
+		if as != "" {
+			if q.ReplaceVolume, err = ref.ParseName("adopt", as); err != nil {
+				return err
+			}
+		}
+		q.Source, q.Stdin = args[1], a.Stdin
 		if q.Source == "-" && term.IsTerminal(int(a.Stdin.Fd())) {
 			return errs.New(errs.Invalid, "import", "-", "standard input is a terminal").WithHint("pipe an archive into it: tar c . | pando golden import %s -", q.Name)
 		}

@@ -10,6 +10,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/iostat"
+	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -17,7 +18,7 @@ import (
 
 // iostatRequest is what is to be watched, and how.
 type iostatRequest struct {
-	volumes  []string
+	volumes  []ref.Name
 	paths    []string
 	interval time.Duration
 	count    int
@@ -62,13 +63,20 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 	f.DurationVar(&q.tail, "tail", q.tail, "wait at most this `DURATION` for writes to end after COMMAND")
 	_ = c.MarkFlagDirname("path")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		q.volumes = args
 		if n := c.ArgsLenAtDash(); n >= 0 {
-			q.volumes, q.command = args[:n], args[n:]
+			args, q.command = args[:n], args[n:]
 			if len(q.command) == 0 {
 				return errs.New(errs.Invalid, "watch", "", "no command behind --").
 					WithHint("pando iostat VOLUME -- COMMAND")
 			}
+		}
+		q.volumes = nil
+		for _, s := range args {
+			volume, err := ref.ParseName("watch", s)
+			if err != nil {
+				return err
+			}
+			q.volumes = append(q.volumes, volume)
 		}
 		switch {
 		case q.interval < shortestInterval:

@@ -72,10 +72,11 @@ second umount gives it up.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-			if err := ref.CheckName("umount", args[0]); err != nil {
+			volume, err := ref.ParseName("umount", args[0])
+			if err != nil {
 				return err
 			}
-			v, err := e.Umount(ctx, args[0])
+			v, err := e.Umount(ctx, engine.UmountRequest{Volume: volume})
 			if err != nil {
 				return err
 			}

@@ -18,7 +18,7 @@ import (
 
 func (a *App) pullCommand() *cobra.Command {
 	var q replicate.PullRequest
-	var mount, limit string
+	var mount, limit, as string
 	var lazy bool
 	c := &cobra.Command{
 		Use:     "pull REMOTE REF",
@@ -46,7 +46,7 @@ refused (conflict), and it loses nothing.`,
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
 	f := c.Flags()
-	f.StringVar(&q.As, "as", "", "call it `NAME` here")
+	f.StringVar(&as, "as", "", "call it `NAME` here")
 	f.BoolVar(&q.Update, "update", false, "bring a volume that is here already to the newest point")
 	f.BoolVar(&q.TakeOver, "take-over", false, "become the volume's writer on the remote")
 	f.StringVar(&mount, "mount", "", "mount it at `DIR`; without DIR below the pool")
@@ -61,8 +61,8 @@ refused (conflict), and it loses nothing.`,
 		if q.Ref, err = ref.Parse("pull", args[1]); err != nil {
 			return err
 		}
-		if q.As != "" {
-			if err := ref.CheckName("pull", q.As); err != nil {
+		if as != "" {
+			if q.As, err = ref.ParseName("pull", as); err != nil {
 				return err
 			}
 		}
@@ -102,7 +102,11 @@ func mountPulled(ctx context.Context, e *engine.Engine, v engine.Info, dir strin
 		return v, errs.New(errs.Invalid, "mount", v.Name, "it was pulled, but it is a %s, which cannot be mounted", v.Kind).
 			WithHint("make a volume of it: `pando clone %s NEW --mount`", v.Name)
 	}
-	m, err := e.Mount(ctx, engine.MountRequest{Volume: ref.Name(v.Name), Dir: dir})
+	name, err := ref.ParseName("mount", v.Name)
+	if err != nil {
+		return v, err
+	}
+	m, err := e.Mount(ctx, engine.MountRequest{Volume: name, Dir: dir})
 	if err != nil {
 		return v, err
 	}

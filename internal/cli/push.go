@@ -21,7 +21,7 @@ const maxPushBackoff = 15 * time.Minute
 
 func (a *App) pushCommand() *cobra.Command {
 	var q replicate.PushRequest
-	var to, every, limit string
+	var to, every, limit, as string
 	c := &cobra.Command{
 		Use:     "push [REF...]",
 		GroupID: "remotes",
@@ -50,7 +50,7 @@ while; with --json there is one line of JSON for each thing pushed.`,
 	}
 	f := c.Flags()
 	f.StringVar(&to, "to", "", "the `REMOTE`; may be left out if there is one only")
-	f.StringVar(&q.As, "as", "", "call it `NAME` on the remote")
+	f.StringVar(&as, "as", "", "call it `NAME` on the remote")
 	f.BoolVar(&q.All, "all", false, "push all volumes, and the current generation of all goldens")
 	freezeFlags(f, &q.Freeze)
 	f.BoolVar(&q.NoOrigin, "no-origin", false, "do not push what a clone was made from")
@@ -58,6 +58,11 @@ while; with --json there is one line of JSON for each thing pushed.`,
 	f.StringVar(&limit, "limit-rate", "", "send at most this many `BYTES` a second, for example 50M")
 	_ = c.RegisterFlagCompletionFunc("to", a.completeRemotes)
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
+		if as != "" {
+			if q.As, err = ref.ParseName("push", as); err != nil {
+				return err
+			}
+		}
 		if q.Refs, err = pushRefs(args, q); err != nil {
 			return err
 		}
@@ -99,13 +104,8 @@ func pushRefs(args []string, q replicate.PushRequest) ([]ref.Ref, error) {
 		return nil, bad("--all and %s do not go together", args[0])
 	case !q.All && len(args) == 0:
 		return nil, bad("nothing to push: name volumes, snapshots or goldens, or use --all")
-	case q.As != "" && (q.All || len(args) > 1):
+	case !q.As.IsZero() && (q.All || len(args) > 1):
 		return nil, bad("--as gives a name to one thing only")
-	}
-	if q.As != "" {
-		if err := ref.CheckName("push", q.As); err != nil {
-			return nil, err
-		}
 	}
 	var out []ref.Ref
 	for _, s := range args {

@@ -31,7 +31,9 @@ be there.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
-			q.Volume = args[0]
+			if q.Volume, err = ref.ParseName("rebase", args[0]); err != nil {
+				return err
+			}
 			if q.Onto, err = ref.Parse("rebase", args[1]); err != nil {
 				return err
 			}

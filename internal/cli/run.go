@@ -15,6 +15,7 @@ import (
 
 func (a *App) runCommand() *cobra.Command {
 	var q engine.RunRequest
+	var name string
 	c := &cobra.Command{
 		Use:     "run REF -- COMMAND [ARG...]",
 		GroupID: "volumes",
@@ -36,7 +37,7 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		ValidArgsFunction: a.completeRefs(1),
 	}
 	c.Flags().BoolVar(&q.Keep, "keep", false, "keep the volume, unmounted")
-	c.Flags().StringVar(&q.Name, "name", "", "`NAME` of the volume (default: made up)")
+	c.Flags().StringVar(&name, "name", "", "`NAME` of the volume (default: made up)")
 	rightsFlags(c.Flags(), &q.May)
 	c.Flags().SetInterspersed(true)
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
@@ -46,6 +47,11 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		if c.ArgsLenAtDash() < 0 && len(args) > 1 {
 			return errs.New(errs.Invalid, "run", args[0], "the command must stand behind --").
 				WithHint("pando run %s -- COMMAND", args[0])
+		}
+		if name != "" {
+			if q.Name, err = ref.ParseName("clone", name); err != nil {
+				return err
+			}
 		}
 		q.Command = args[1:]
 		q.Stdin, q.Stdout, q.Stderr = os.Stdin, os.Stdout, os.Stderr

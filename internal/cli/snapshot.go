@@ -43,16 +43,21 @@ volume.`,
 		Example:           "  pando snapshot job-17 before-upgrade\n  pando rewind job-17 before-upgrade",
 		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),
-		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-			q.Volume = args[0]
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+			if q.Volume, err = ref.ParseName("snapshot", args[0]); err != nil {
+				return err
+			}
 			if len(args) > 1 {
-				if q.Name = args[1]; q.Name == "" {
+				if args[1] == "" {
 					return errs.New(errs.Invalid, "snapshot", `""`, "the name is empty").
 						WithHint("leave it out to get the time")
 				}
+				if q.Name, err = ref.ParseName("snapshot", args[1]); err != nil {
+					return err
+				}
 			}
 			var out engine.Info
-			err := a.track(func(t *progress.Tracker) (err error) {
+			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Snapshot(ctx, q)
 				return err
@@ -74,7 +79,7 @@ volume.`,
 }
 
 func (a *App) rewindCommand() *cobra.Command {
-	var q engine.RewindRequest
+	var detach bool
 	c := &cobra.Command{
 		Use:     "rewind VOLUME SNAPSHOT",
 		GroupID: "volumes",
@@ -89,18 +94,11 @@ it, and mounted again after.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeSnapshots,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-			r, err := ref.Parse("rewind", args[1])
+			q, err := rewindRequest(args[0], args[1])
 			if err != nil {
 				return err
 			}
-			q.Volume, q.Snapshot = args[0], r.Name
-			if r.At != "" {
-				if r.Name != args[0] {
-					return errs.New(errs.Invalid, "rewind", args[0], "%s is a snapshot of another volume", r).
-						WithHint("make a volume of it: `pando clone %s NEW`", r)
-				}
-				q.Snapshot = r.At
-			}
+			q.Detach = detach
 			var out engine.Rewound
 			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
@@ -119,8 +117,29 @@ it, and mounted again after.`,
 			return a.printf("%s is what it was; before: %s\n", out.Name, out.Before)
 		}),
 	}
-	c.Flags().BoolVar(&q.Detach, "detach", false, "unmount it first, and mount it again where it was")
+	c.Flags().BoolVar(&detach, "detach", false, "unmount it first, and mount it again where it was")
 	return c
+}
+
+// rewindRequest reads a volume, and a snapshot of it by its name or whole reference. Invalid.
+func rewindRequest(volume, snapshot string) (q engine.RewindRequest, err error) {
+	if q.Volume, err = ref.ParseName("rewind", volume); err != nil {
+		return q, err
+	}
+	r, err := ref.Parse("rewind", snapshot)
+	if err != nil {
+		return q, err
+	}
+	if r.At == "" {
+		q.Snapshot, err = ref.ParseName("rewind", r.Name)
+		return q, err
+	}
+	if r.Name != volume {
+		return q, errs.New(errs.Invalid, "rewind", volume, "%s is a snapshot of another volume", r).
+			WithHint("make a volume of it: `pando clone %s NEW`", r)
+	}
+	q.Snapshot, err = ref.ParseName("rewind", r.At)
+	return q, err
 }
 
 func (a *App) pinCommand() *cobra.Command {

@@ -72,7 +72,7 @@ func adoptedDir(aside string) string { return aside[:max(0, len(aside)-len(aside
 // checkAdopt refuses what cannot be adopted before any work is done, and fills in
 // the volume's name.
 func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) error {
-	if q.ReplaceVolume != "" && !q.Replace {
+	if !q.ReplaceVolume.IsZero() && !q.Replace {
 		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume is only made to replace the directory").
 			WithHint("use %s with %s", errs.Param("replace"), errs.Param("as"))
 	}
@@ -99,17 +99,16 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return content.MovedError(src.path)
 	}
 	src.resolved = true
-	if q.ReplaceVolume == "" {
-		q.ReplaceVolume = q.Name + "-live"
-	}
-	if err := ref.CheckName(opAdopt, q.ReplaceVolume); err != nil {
-		return err
+	if q.ReplaceVolume.IsZero() {
+		if q.ReplaceVolume, err = ref.ParseName(opAdopt, q.Name.String()+"-live"); err != nil { // too long
+			return err
+		}
 	}
 	if q.ReplaceVolume == q.Name {
-		return errs.New(errs.Exists, opAdopt, q.Name, "the golden and the volume cannot have one name").
+		return errs.New(errs.Exists, opAdopt, q.Name.String(), "the golden and the volume cannot have one name").
 			WithHint("choose another with %s", errs.Param("as"))
 	}
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return tx.CheckFree(opAdopt, q.ReplaceVolume) }); err != nil {
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return tx.CheckFree(opAdopt, q.ReplaceVolume.String()) }); err != nil {
 		return err
 	}
 	if err := e.checkReplace(src.path); err != nil {
@@ -342,11 +341,11 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 		if err != nil {
 			return nil, err
 		}
-		if err := tx.CheckFree(opAdopt, q.ReplaceVolume); err != nil {
+		if err := tx.CheckFree(opAdopt, q.ReplaceVolume.String()); err != nil {
 			return nil, err
 		}
 		id := e.identity(driver.Volume)
-		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume, origin.FS, origin.SizeBytes, origin.Sector
+		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume.String(), origin.FS, origin.SizeBytes, origin.Sector
 		id.Origin, id.OriginID = tx.RefOf(origin), origin.ID
 		id.Golden, id.Generation = origin.Golden, origin.Generation
 		r.row = catalog.Row{Identity: id, UsedAt: time.Now().UTC(), Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}

@@ -35,7 +35,7 @@ func eachKind(t *testing.T, test func(t *testing.T, e *engine.Engine, top string
 
 func adopt(t *testing.T, e *engine.Engine, name, dir string, replace bool) (engine.Imported, error) {
 	t.Helper()
-	q := engine.ImportRequest{Name: name, Source: dir, Adopt: true, Replace: replace}
+	q := engine.ImportRequest{Name: ref.MustName(name), Source: dir, Adopt: true, Replace: replace}
 	if e.Caps().FS[0].IsImage() {
 		q.SizeBytes = 64 << 20
 	}
@@ -138,7 +138,7 @@ func TestReplaceLeavesNoGap(t *testing.T) {
 			if got := entries(t, out.Aside); len(got) != 1 {
 				t.Errorf("the old one has %v", got)
 			}
-			if _, err := e.Umount(t.Context(), "g-live"); err != nil {
+			if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("g-live")}); err != nil {
 				t.Fatal(err)
 			}
 			// What is below the mount is like the old one, and empty.
@@ -231,7 +231,7 @@ func TestReplaceRefuses(t *testing.T) {
 			t.Errorf("and then: %v", err)
 		}
 		// Its volume has the name.
-		_, err := e.Import(t.Context(), engine.ImportRequest{Name: "h", Source: filepath.Join(dir, "sub"), Adopt: true, Replace: true, ReplaceVolume: "g-live"})
+		_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("h"), Source: filepath.Join(dir, "sub"), Adopt: true, Replace: true, ReplaceVolume: ref.MustName("g-live")})
 		wantKind(t, err, errs.Exists, "g-live")
 	})
 }

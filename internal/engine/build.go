@@ -256,8 +256,8 @@ func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
 
 // PublishRequest says what to publish.
 type PublishRequest struct {
-	Golden  string // made if it does not exist
-	Volume  string
+	Golden  ref.Name // made if it does not exist
+	Volume  ref.Name
 	Freeze  Freeze // if it is in use: whether its writes are stopped
 	Force   bool   // although the golden has moved on from what the volume is based on
 	Keep    *int   // of the golden: newest generations to keep from now on, 0: all; nil: as before
@@ -279,40 +279,38 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	if err := ref.CheckName(opPublish, q.Golden); err != nil {
+	if err := q.Golden.Required(opPublish); err != nil {
 		return Published{}, err
 	}
-	if err := ref.CheckName(opPublish, q.Volume); err != nil {
-		return Published{}, err
-	}
-	if err := e.needRoot(opPublish, q.Golden); err != nil {
+	golden := q.Golden.String()
+	if err := e.needRoot(opPublish, golden); err != nil {
 		return Published{}, err
 	}
 	var vol catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		vol, err = tx.ResolveVolume(opPublish, q.Volume)
+		vol, err = tx.ResolveVolume(opPublish, q.Volume.String())
 		return err
 	}); err != nil {
 		return Published{}, err
 	}
-	if err := e.pool.Admit(ctx, opPublish, q.Golden, 0); err != nil {
+	if err := e.pool.Admit(ctx, opPublish, golden, 0); err != nil {
 		return Published{}, err
 	}
-	unlock, _, err := e.lockGolden(ctx, q.Golden, q.Tracker)
+	unlock, _, err := e.lockGolden(ctx, golden, q.Tracker)
 	if err != nil {
 		return Published{}, err
 	}
 	defer unlock()
-	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: q.Golden, reads: &vol, force: q.Force, freeze: q.Freeze, keep: q.Keep})
+	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze, keep: q.Keep})
 	if err != nil {
 		return Published{}, err
 	}
 	info, err := e.publishVolume(ctx, b, q.Tracker)
 	if err != nil {
 		b.abandon(ctx)
-		return Published{}, errs.Wrap(opPublish, q.Golden, err)
+		return Published{}, errs.Wrap(opPublish, golden, err)
 	}
-	return Published{info, e.retired(ctx, q.Golden)}, nil
+	return Published{info, e.retired(ctx, golden)}, nil
 }
 
 func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {

@@ -33,7 +33,7 @@ const maxClones = 100_000
 // CloneRequest says what to clone.
 type CloneRequest struct {
 	From      ref.Ref
-	Name      string        // of the volume; of many, they are NAME-1 ... NAME-Count
+	Name      ref.Name      // of the volume; of many, they are NAME-1 ... NAME-Count
 	Count     int           // 0: one, called Name
 	Mount     bool          //
 	MountDir  string        // "": below the pool; of many, the directory above
@@ -81,9 +81,9 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	}
 	switch {
 	case q.TTL < 0:
-		return nil, errs.New(errs.Invalid, "clone", q.Name, "a ttl of %s is in the past", q.TTL)
+		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a ttl of %s is in the past", q.TTL)
 	case q.SizeBytes < 0:
-		return nil, errs.New(errs.Invalid, "clone", q.Name, "a negative size")
+		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a negative size")
 	}
 	if err := e.pool.Admit(ctx, q.op, q.From.String(), 0); err != nil {
 		return nil, err
@@ -127,20 +127,20 @@ func (e *Engine) Fork(ctx context.Context, q CloneRequest) ([]Info, error) {
 }
 
 func cloneNames(q CloneRequest) ([]string, error) {
-	if err := ref.CheckName("clone", q.Name); err != nil {
+	if err := q.Name.Required("clone"); err != nil {
 		return nil, err
 	}
 	if q.Count == 0 {
-		return []string{q.Name}, nil
+		return []string{q.Name.String()}, nil
 	}
 	if q.Count < 0 || q.Count > maxClones {
-		return nil, errs.New(errs.Invalid, "clone", q.Name, "a count of %d is not between 1 and %d", q.Count, maxClones)
+		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a count of %d is not between 1 and %d", q.Count, maxClones)
 	}
 	names := make([]string, q.Count)
 	for i := range names {
 		names[i] = fmt.Sprintf("%s-%d", q.Name, i+1)
 	}
-	return names, ref.CheckName("clone", names[len(names)-1])
+	return names, ref.CheckName("clone", names[len(names)-1]) // which the number may have made too long
 }
 
 // planClones decides everything, reserves the names and marks the work.

@@ -22,7 +22,7 @@ func TestManyClonesShareFlushes(t *testing.T) {
 			importTree(t, e, "g", source(t))
 
 			before := fs.Flushes()
-			q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "v", Count: count}
+			q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Count: count}
 			if _, err := e.Clone(t.Context(), q); err != nil {
 				t.Fatal(err)
 			}
@@ -52,7 +52,7 @@ func TestCanceledClonesLeaveNothing(t *testing.T) {
 			}
 		}
 	}()
-	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "v", Count: count}
+	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Count: count}
 	_, err := e.Clone(ctx, q)
 	cancel()
 	<-stopped

@@ -30,7 +30,7 @@ func TestCopiedPool(t *testing.T) {
 			clone(t, e, "g", "b", false)
 			other := filepath.Join(disk, "other")
 			for name, dir := range map[string]string{"a": "", "b": other} {
-				if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(name), Dir: dir}); err != nil {
+				if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(name), Dir: dir}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -51,11 +51,11 @@ func TestCopiedPool(t *testing.T) {
 				t.Fatal(err)
 			}
 			c := open(t, copied)
-			if _, err := c.Umount(t.Context(), "a"); err != nil {
+			if _, err := c.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("a")}); err != nil {
 				t.Error(err)
 			}
 			mounted("umount")
-			if info, err := c.Mount(t.Context(), engine.MountRequest{Volume: "a"}); err != nil || info.Mountpoint != filepath.Join(copied, "mnt", "a") {
+			if info, err := c.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("a")}); err != nil || info.Mountpoint != filepath.Join(copied, "mnt", "a") {
 				t.Errorf("mount: %+v, %v", info, err)
 			}
 			destroy(t, c, "a", "b")
@@ -66,7 +66,7 @@ func TestCopiedPool(t *testing.T) {
 			}
 			mounted("deinit")
 			for _, name := range []string{"a", "b"} {
-				if _, err := e.Umount(t.Context(), name); err != nil {
+				if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(name)}); err != nil {
 					t.Error(err)
 				}
 			}

@@ -32,7 +32,7 @@ func TestDiffOfTwins(t *testing.T) {
 		at := [2]string{}
 		for i, name := range []string{"one", "two"} {
 			clone(t, e, "web", name, false)
-			info, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(name)})
+			info, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(name)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -108,11 +108,11 @@ func TestGenerationIsAsOldAsItsContent(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(src, "file"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "web", Source: src}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("web"), Source: src}); err != nil {
 		t.Fatal(err)
 	}
 	clone(t, e, "web", "vol", false)
-	p, err := e.Publish(t.Context(), engine.PublishRequest{Golden: "web", Volume: "vol"})
+	p, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("web"), Volume: ref.MustName("vol")})
 	if err != nil {
 		t.Fatal(err)
 	}

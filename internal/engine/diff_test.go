@@ -39,7 +39,7 @@ func inEachPool(t *testing.T, fn func(t *testing.T, e *engine.Engine, method str
 			for i := range 20 {
 				write(t, filepath.Join(src, fmt.Sprintf("d%d", i%4), fmt.Sprint(i)), fmt.Sprint("content ", i))
 			}
-			q := engine.ImportRequest{Name: "web", Source: src, FS: driver.FS(k.fs)}
+			q := engine.ImportRequest{Name: ref.MustName("web"), Source: src, FS: driver.FS(k.fs)}
 			if k.fs != "native" {
 				q.SizeBytes = 320 << 20
 			}
@@ -93,19 +93,19 @@ func list(d engine.Difference) string {
 // edit changes a volume.
 func edit(t *testing.T, e *engine.Engine, volume string, fn func(dir string)) {
 	t.Helper()
-	i, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(volume)})
+	i, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(volume)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	fn(i.Mountpoint)
-	if _, err := e.Umount(t.Context(), volume); err != nil {
+	if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(volume)}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func publish(t *testing.T, e *engine.Engine, golden, volume string) {
 	t.Helper()
-	if _, err := e.Publish(t.Context(), engine.PublishRequest{Golden: golden, Volume: volume}); err != nil {
+	if _, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(golden), Volume: ref.MustName(volume)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -158,7 +158,7 @@ func TestDiff(t *testing.T) {
 			}
 		}
 		check("in use")
-		if _, err := e.Umount(t.Context(), "v"); err != nil {
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
 			t.Fatal(err)
 		}
 		check("idle")
@@ -193,7 +193,7 @@ func TestRebase(t *testing.T) {
 		})
 		publish(t, e, "web", "fix")
 		rebase := func(q engine.RebaseRequest) (engine.Rebased, error) {
-			q.Volume, q.Onto = "v", ref.Ref{Name: "web"}
+			q.Volume, q.Onto = ref.MustName("v"), ref.Ref{Name: "web"}
 			return e.Rebase(t.Context(), q)
 		}
 		r, err := rebase(engine.RebaseRequest{})
@@ -238,20 +238,20 @@ func TestRebase(t *testing.T) {
 			t.Fatal(err)
 		}
 		content("v", "mine")
-		if _, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: "v2", Onto: ref.Ref{Name: "web"}, Theirs: true}); err != nil {
+		if _, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("v2"), Onto: ref.Ref{Name: "web"}, Theirs: true}); err != nil {
 			t.Fatal(err)
 		}
 		content("v2", "theirs")
 		nothingLeft(t, e)
 
 		// What it came from is gone.
-		if _, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "web@1"), Name: "old"}); err != nil {
+		if _, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "web@1"), Name: ref.MustName("old")}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := e.RemoveGolden(t.Context(), reference(t, "web@1")); err != nil {
 			t.Fatal(err)
 		}
-		_, err = e.Rebase(t.Context(), engine.RebaseRequest{Volume: "old", Onto: ref.Ref{Name: "web"}})
+		_, err = e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("old"), Onto: ref.Ref{Name: "web"}})
 		if !errs.Is(err, errs.NotFound) || errs.HintOf(err) == "" {
 			t.Errorf("%v, wanted NotFound with a hint", err)
 		}
@@ -286,7 +286,7 @@ func TestRebaseInFullPool(t *testing.T) {
 			own := list(diff(t, e, "web@1", "v"))
 			filler := filepath.Join(dir, "filler")
 			fill(t, filler)
-			_, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: "v", Onto: ref.Ref{Name: "web"}})
+			_, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("v"), Onto: ref.Ref{Name: "web"}})
 			if !errs.Is(err, errs.NoSpace) || errs.HintOf(err) == "" {
 				t.Errorf("in a full pool: %v, wanted NoSpace with a hint", err)
 			}
@@ -295,7 +295,7 @@ func TestRebaseInFullPool(t *testing.T) {
 				if st, serr := os.Stat(filler); serr != nil || os.Truncate(filler, st.Size()-20<<20) != nil {
 					t.Fatal(serr)
 				}
-				_, err = e.Rebase(t.Context(), engine.RebaseRequest{Volume: "v", Onto: ref.Ref{Name: "web"}})
+				_, err = e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("v"), Onto: ref.Ref{Name: "web"}})
 				if !errs.Is(err, errs.NoSpace) || errs.HintOf(err) == "" {
 					t.Errorf("in a pool that gets full: %v, wanted NoSpace with a hint", err)
 				}
@@ -307,7 +307,7 @@ func TestRebaseInFullPool(t *testing.T) {
 				t.Errorf("it differs by\n%s\nwanted\n%s", got, own)
 			}
 			nothingLeft(t, e)
-			if _, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: "v", Onto: ref.Ref{Name: "web"}}); err != nil {
+			if _, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("v"), Onto: ref.Ref{Name: "web"}}); err != nil {
 				t.Error(err)
 			}
 		})

@@ -79,7 +79,7 @@ func source(t *testing.T) string {
 
 func importTree(t *testing.T, e *engine.Engine, name, src string) {
 	t.Helper()
-	q := engine.ImportRequest{Name: name, Source: src}
+	q := engine.ImportRequest{Name: ref.MustName(name), Source: src}
 	if e.Caps().FS[0].IsImage() {
 		q.SizeBytes = 256 << 20
 	}
@@ -90,7 +90,7 @@ func importTree(t *testing.T, e *engine.Engine, name, src string) {
 
 func clone(t *testing.T, e *engine.Engine, from, name string, mount bool) engine.Info {
 	t.Helper()
-	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: name, Mount: mount})
+	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name), Mount: mount})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestDestroyInFullPool(t *testing.T) {
 			v := clone(t, e, "g", "v", true)
 			fill(t, filepath.Join(v.Mountpoint, "big"))
 			fill(t, filepath.Join(filepath.Dir(e.Dir()), "filler"))
-			if _, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "w"}); errs.KindOf(err) != errs.NoSpace || errs.HintOf(err) == "" {
+			if _, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("w")}); errs.KindOf(err) != errs.NoSpace || errs.HintOf(err) == "" {
 				t.Errorf("clone in a full pool: %v, wanted NoSpace with a hint", err)
 			}
 			again := open(t, e.Dir())
@@ -179,7 +179,7 @@ func TestImportsOfOneName(t *testing.T) {
 		wg.Go(func() {
 			own := open(t, e.Dir()) // another process would
 			defer own.Close()
-			r, err := own.Import(t.Context(), engine.ImportRequest{Name: "g", Source: src})
+			r, err := own.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src})
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
@@ -211,7 +211,7 @@ func TestCloneWaitsForGolden(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() {
-		_, err := e.Import(context.Background(), engine.ImportRequest{Name: "g", Source: "-", Stdin: r})
+		_, err := e.Import(context.Background(), engine.ImportRequest{Name: ref.MustName("g"), Source: "-", Stdin: r})
 		done <- err
 	}()
 	// The import has begun, and cannot end, when it has taken the first bytes of
@@ -225,7 +225,7 @@ func TestCloneWaitsForGolden(t *testing.T) {
 	tracker := &progress.Tracker{}
 	cloned := make(chan error, 1)
 	go func() {
-		_, err := own.Clone(context.Background(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "v", Tracker: tracker})
+		_, err := own.Clone(context.Background(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Tracker: tracker})
 		cloned <- err
 	}()
 	for !strings.HasPrefix(tracker.State().Stage, "waiting") {
@@ -261,7 +261,7 @@ func TestInterruptedImportLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() {
-		_, err := e.Import(ctx, engine.ImportRequest{Name: "g", Source: "-", Stdin: r})
+		_, err := e.Import(ctx, engine.ImportRequest{Name: ref.MustName("g"), Source: "-", Stdin: r})
 		done <- err
 	}()
 	if _, err := w.Write(emptyTar(1 << 20)[:700<<10]); err != nil {
@@ -316,14 +316,14 @@ func TestPublishSeals(t *testing.T) {
 		}
 	}
 	f.Close()
-	if _, err := e.Umount(t.Context(), "v"); err != nil {
+	if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
 		t.Fatal(err)
 	}
 	before, err := e.Show(t.Context(), ref.Ref{Name: "v"})
 	if err != nil || before.Extents < 300 {
 		t.Fatalf("the volume has %d extents (%v): too few to test anything", before.Extents, err)
 	}
-	g, err := e.Publish(t.Context(), engine.PublishRequest{Golden: "g", Volume: "v"})
+	g, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName("v")})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -415,7 +415,7 @@ func TestImportInTightPool(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: src, SizeBytes: 512 << 20}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src, SizeBytes: 512 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	v := clone(t, e, "g", "v", true)
@@ -426,7 +426,7 @@ func TestImportInTightPool(t *testing.T) {
 		}
 	}
 	// What cannot fit at all is refused, and leaves the rest alone.
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "h", Source: src, SizeBytes: 512 << 20}); !errs.Is(err, errs.NoSpace) {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("h"), Source: src, SizeBytes: 512 << 20}); !errs.Is(err, errs.NoSpace) {
 		t.Errorf("a second one: %v, wanted NoSpace", err)
 	}
 	if g, err := e.Goldens(t.Context()); err != nil || len(g) != 1 {

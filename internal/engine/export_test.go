@@ -9,6 +9,7 @@ import (
 
 	"pando/internal/content"
 	"pando/internal/errs"
+	"pando/internal/ref"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,7 +52,7 @@ func SnapshotStopped(dir string, drivers Drivers) error {
 			stop()
 		}
 	}
-	_, err = e.Snapshot(context.Background(), SnapshotRequest{Volume: "v", Name: "s", Freeze: FreezeAlways})
+	_, err = e.Snapshot(context.Background(), SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s"), Freeze: FreezeAlways})
 	return err
 }
 

@@ -8,13 +8,14 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/progress"
+	"pando/internal/ref"
 )
 
 const opFlatten = "flatten"
 
 // FlattenRequest says which volume is to share nothing any more.
 type FlattenRequest struct {
-	Volume  string
+	Volume  ref.Name
 	DryRun  bool          // only say what it would cost
 	Plan    func(Flatten) // told the cost before anything is done; may be nil
 	Tracker *progress.Tracker
@@ -39,22 +40,22 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	start := time.Now()
+	start, name := time.Now(), q.Volume.String()
 	fl, tied := e.drv.(driver.Flattener)
 	out := Flatten{Tied: tied}
-	if err := e.needRoot(opFlatten, q.Volume); err != nil {
+	if err := e.needRoot(opFlatten, name); err != nil {
 		return out, err
 	}
 	var vol catalog.Row
 	look := func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
-		row, err := tx.ResolveVolume(opFlatten, q.Volume)
+		row, err := tx.ResolveVolume(opFlatten, name)
 		if err != nil {
 			return row, row, err
 		}
 		l, err := e.lookLive(tx, row, FreezeIfNeeded)
 		if err == nil && l.inUse() && tied && !q.DryRun {
-			err = errs.New(errs.InUse, opFlatten, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).
-				WithHint("%s first", errs.Run("umount", q.Volume))
+			err = errs.New(errs.InUse, opFlatten, name, "the volume is mounted at %s", l.att.Mountpoint).
+				WithHint("%s first", errs.Run("umount", name))
 		}
 		vol = row
 		return row, row, err
@@ -87,7 +88,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	if q.DryRun {
 		return out, nil
 	}
-	if err := e.pool.Admit(ctx, opFlatten, q.Volume, out.CostBytes); err != nil {
+	if err := e.pool.Admit(ctx, opFlatten, name, out.CostBytes); err != nil {
 		return out, err
 	}
 	row, err := e.replaceByCopy(ctx, q, fl, look)
@@ -122,7 +123,7 @@ func (e *Engine) replaceByCopy(ctx context.Context, q FlattenRequest, fl driver.
 	if err != nil {
 		e.ledger.Undo(ctx, s.next.ID)
 		_ = e.ledger.Unmark(ctx, s.vol.ID)
-		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume, err)
+		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume.String(), err)
 	}
 	e.dropPredecessor(ctx, s)
 	return s.row, nil

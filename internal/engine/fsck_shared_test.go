@@ -25,7 +25,7 @@ func sharingPool(t *testing.T, kind string) *broken {
 // cloneMany makes clones called NAME-1 to NAME-n.
 func (b *broken) cloneMany(from, name string, n int) {
 	b.t.Helper()
-	out, err := b.e.Clone(b.t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: name, Count: n})
+	out, err := b.e.Clone(b.t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name), Count: n})
 	b.must(err)
 	for _, v := range out {
 		b.ids[v.Name] = v.ID
@@ -50,11 +50,11 @@ func TestFsckChecksSharedBlocksOnce(t *testing.T) {
 			b.flip("v-2", 100<<20, []byte("one byte in free space is enough"))
 			check("one extent differs", 2, 3)
 
-			v, err := b.e.Mount(t.Context(), engine.MountRequest{Volume: "v-3"})
+			v, err := b.e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v-3")})
 			b.must(err)
 			check("one is mounted", 3, 2)
 			b.must(os.WriteFile(filepath.Join(v.Mountpoint, "new"), []byte("x"), 0o600))
-			_, err = b.e.Umount(t.Context(), "v-3")
+			_, err = b.e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v-3")})
 			b.must(err)
 			check("one was written to", 3, 2)
 

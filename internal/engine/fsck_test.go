@@ -334,7 +334,7 @@ func newBroken(t *testing.T, e *engine.Engine) *broken {
 	src := source(t)
 	images := e.Caps().FS[0].IsImage()
 	for i := range 2 {
-		q := engine.ImportRequest{Name: "g", Source: src, Update: i > 0}
+		q := engine.ImportRequest{Name: ref.MustName("g"), Source: src, Update: i > 0}
 		if images {
 			q.SizeBytes = 64 << 20
 		}
@@ -343,13 +343,13 @@ func newBroken(t *testing.T, e *engine.Engine) *broken {
 	}
 	clone(t, e, "g", "v", false)
 	clone(t, e, "g", "w", false)
-	_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: "s"})
+	_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")})
 	b.must(err)
 	if images {
-		_, err := e.Import(t.Context(), engine.ImportRequest{Name: "x", Source: src, FS: driver.XFS, SizeBytes: 320 << 20})
+		_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("x"), Source: src, FS: driver.XFS, SizeBytes: 320 << 20})
 		b.must(err)
 		clone(t, e, "x", "xv", false)
-		_, err = e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "big", SizeBytes: 256 << 20}) // has a second superblock
+		_, err = e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("big"), SizeBytes: 256 << 20}) // has a second superblock
 		b.must(err)
 	}
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(b.dir, "catalog.db")+"?mode=ro")
@@ -431,13 +431,13 @@ func TestFsckFinds(t *testing.T) {
 // readable mounts a volume and reads what was imported.
 func (b *broken) readable(name string) {
 	b.t.Helper()
-	i, err := b.e.Mount(b.t.Context(), engine.MountRequest{Volume: ref.Name(name)})
+	i, err := b.e.Mount(b.t.Context(), engine.MountRequest{Volume: ref.MustName(name)})
 	b.must(err)
 	got, err := os.ReadFile(filepath.Join(i.Mountpoint, "file"))
 	if err != nil || string(got) != "content" {
 		b.t.Errorf("%s holds %q, %v", name, got, err)
 	}
-	_, err = b.e.Umount(b.t.Context(), name)
+	_, err = b.e.Umount(b.t.Context(), engine.UmountRequest{Volume: ref.MustName(name)})
 	b.must(err)
 }
 
@@ -513,7 +513,7 @@ func TestFsckLeavesWhatIsInUse(t *testing.T) {
 	e := newPool(t, t.TempDir(), engine.InitRequest{SizeBytes: 2 << 30, MinFreePercent: 1})
 	b := newBroken(t, e)
 	b.debugfs("w", "freeb 1 400")
-	_, err := e.Mount(t.Context(), engine.MountRequest{Volume: "w"})
+	_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("w")})
 	b.must(err)
 	before := dump(t, b.dir)
 	r := fsck(t, b.dir, true)
@@ -521,7 +521,7 @@ func TestFsckLeavesWhatIsInUse(t *testing.T) {
 		t.Errorf("found\n%s", findings(r))
 	}
 	sameDump(t, "mounted", before, dump(t, b.dir))
-	_, err = e.Umount(t.Context(), "w")
+	_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("w")})
 	b.must(err)
 	if r := fsck(t, b.dir, true, "v"); !r.OK || r.Checked.Images != 1 {
 		t.Errorf("of v alone: %+v\n%s", r.Checked, findings(r))
@@ -574,22 +574,22 @@ func TestFsckWhileOthersWork(t *testing.T) {
 							return
 						default:
 						}
-						_, err := own.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: name, Mount: true})
+						_, err := own.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(name), Mount: true})
 						if err == nil {
-							_, err = own.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: "s"})
+							_, err = own.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName(name), Name: ref.MustName("s")})
 						}
 						if err == nil {
 							// A child that the others have forked, and that has not come to
 							// exec, holds what this process has open: real ones do not share.
 							for again := true; again; again = errs.Is(err, errs.InUse) {
-								_, err = own.Rewind(ctx, engine.RewindRequest{Volume: name, Snapshot: "s", Detach: true})
+								_, err = own.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName(name), Snapshot: ref.MustName("s"), Detach: true})
 							}
 						}
 						if err == nil {
 							_, err = own.Pin(ctx, ref.Ref{Name: name}, 0)
 						}
 						if err == nil {
-							_, err = own.Publish(ctx, engine.PublishRequest{Golden: "of-" + name, Volume: name})
+							_, err = own.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("of-" + name), Volume: ref.MustName(name)})
 						}
 						if err == nil {
 							_, err = own.Unpin(ctx, ref.Ref{Name: name})

@@ -94,7 +94,7 @@ func TestCatalogueGoesBack(t *testing.T) {
 
 				e = open(t, dir)
 				clone(t, e, "g", "after", false)
-				if _, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: "after", Name: "s"}); err != nil {
+				if _, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("after"), Name: ref.MustName("s")}); err != nil {
 					t.Fatal(err)
 				}
 				now := catalogFiles(t, dir, "catalog.db", "catalog.db-wal")
@@ -115,7 +115,7 @@ func TestCatalogueGoesBack(t *testing.T) {
 						t.Errorf("%s: %v (hint %q)", what, err, errs.HintOf(err))
 					}
 				}
-				_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "after"})
+				_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("after")})
 				refused("clone", err)
 				_, err = e.GC(ctx, false)
 				refused("gc", err)
@@ -137,7 +137,7 @@ func TestCatalogueGoesBack(t *testing.T) {
 				if got := volumeNames(t, e); got != "after before" || len(recovered.Warnings) > 0 {
 					t.Errorf("rebuilt: volumes %q, warnings %q", got, recovered.Warnings)
 				}
-				if _, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "after", At: "s"}, Name: "again"}); err != nil {
+				if _, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "after", At: "s"}, Name: ref.MustName("again")}); err != nil {
 					t.Error(err)
 				}
 				e.Close()

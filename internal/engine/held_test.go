@@ -9,6 +9,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/mount"
+	"pando/internal/ref"
 	"pando/internal/testfs"
 
 	"golang.org/x/sys/unix"
@@ -47,10 +48,10 @@ func TestMountedAgain(t *testing.T) {
 	}
 	m.Close()
 	held.Close()
-	if again, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v"}); err != nil || again.Mountpoint != v.Mountpoint {
+	if again, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v")}); err != nil || again.Mountpoint != v.Mountpoint {
 		t.Errorf("it is mounted, but %+v, %v", again, err)
 	}
-	if _, err := e.Umount(t.Context(), "v"); err != nil {
+	if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
 		t.Error(err)
 	}
 	if err := mount.Unmount(v.Mountpoint); !errs.Is(err, errs.NotFound) {
@@ -66,7 +67,7 @@ func TestRawDeviceInUse(t *testing.T) {
 	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "raw", Source: image, FS: driver.None}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("raw"), Source: image, FS: driver.None}); err != nil {
 		t.Fatal(err)
 	}
 	v := clone(t, e, "raw", "v", true)
@@ -74,7 +75,7 @@ func TestRawDeviceInUse(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Umount(t.Context(), "v"); !errs.Is(err, errs.InUse) {
+	if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); !errs.Is(err, errs.InUse) {
 		t.Errorf("umount of a device that is open: %v", err)
 	}
 	user.Close()

@@ -30,7 +30,7 @@ const defaultVolumeBytes = 32 << 30
 
 // ImportRequest says what to import.
 type ImportRequest struct {
-	Name      string
+	Name      ref.Name
 	Source    string    // a directory, an archive, a disk image, or "-"
 	Stdin     io.Reader // what "-" stands for
 	FS        driver.FS // "": the driver's default for trees, what is in it for images
@@ -40,9 +40,9 @@ type ImportRequest struct {
 	Keep      *int      // of the golden: newest generations to keep from now on, 0: all; nil: as before
 	Tracker   *progress.Tracker
 
-	Adopt         bool   // Source is a directory of a live system: what changes is copied again
-	Replace       bool   // with Adopt: put a volume of the golden in the place of Source
-	ReplaceVolume string // its name; "": Name with -live behind it
+	Adopt         bool     // Source is a directory of a live system: what changes is copied again
+	Replace       bool     // with Adopt: put a volume of the golden in the place of Source
+	ReplaceVolume ref.Name // its name; zero: Name with -live behind it
 }
 
 // Imported is the result of Import.
@@ -95,14 +95,15 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	if err := ref.CheckName(opImport, q.Name); err != nil {
+	if err := q.Name.Required(opImport); err != nil {
 		return Imported{}, err
 	}
-	if err := e.needRoot(opImport, q.Name); err != nil {
+	name := q.Name.String()
+	if err := e.needRoot(opImport, name); err != nil {
 		return Imported{}, err
 	}
 	if q.SizeBytes < 0 {
-		return Imported{}, errs.New(errs.Invalid, opImport, q.Name, "a negative size")
+		return Imported{}, errs.New(errs.Invalid, opImport, name, "a negative size")
 	}
 	src, err := e.openSource(q)
 	if err != nil {
@@ -112,13 +113,13 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	if err := e.checkAdopt(ctx, &q, src); err != nil {
 		return Imported{}, err
 	}
-	unlock, waited, err := e.lockGolden(ctx, q.Name, q.Tracker)
+	unlock, waited, err := e.lockGolden(ctx, name, q.Tracker)
 	if err != nil {
 		return Imported{}, err
 	}
 	defer unlock()
 	if waited && !q.Update && !q.Replace { // what others built need not be what is in the source
-		if info, ok, err := e.current(ctx, q.Name); err != nil || ok {
+		if info, ok, err := e.current(ctx, name); err != nil || ok {
 			return Imported{Info: info, Waited: true}, err
 		}
 	}
@@ -129,7 +130,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	if err != nil {
 		return Imported{}, err
 	}
-	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: q.Name, mustBeNew: !q.Update, keep: q.Keep})
+	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: name, mustBeNew: !q.Update, keep: q.Keep})
 	if err != nil {
 		return Imported{}, err
 	}
@@ -144,10 +145,10 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	}
 	if err != nil {
 		b.abandon(ctx)
-		return Imported{}, errs.Wrap(opImport, q.Name, err)
+		return Imported{}, errs.Wrap(opImport, name, err)
 	}
 	out.Source = src.kind
-	out.Removed = e.retired(ctx, q.Name)
+	out.Removed = e.retired(ctx, name)
 	if q.Replace {
 		unlock() // those who wait for the golden have it
 		err = e.replace(ctx, q, src, &out)
@@ -158,16 +159,16 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 // checkNew refuses a taken name before any work is done.
 func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 	return e.cat.View(ctx, func(tx *catalog.Tx) error {
-		_, exists, err := tx.Golden(q.Name)
+		_, exists, err := tx.Golden(q.Name.String())
 		if err != nil {
 			return err
 		}
 		if !exists {
-			return tx.CheckFree(opImport, q.Name)
+			return tx.CheckFree(opImport, q.Name.String())
 		}
 		if !q.Update {
-			return errs.New(errs.Exists, opImport, q.Name, "there is a golden of this name").
-				WithHint("make its next generation with %s", errs.Run("golden import", errs.Param("update"), q.Name, "..."))
+			return errs.New(errs.Exists, opImport, q.Name.String(), "there is a golden of this name").
+				WithHint("make its next generation with %s", errs.Run("golden import", errs.Param("update"), q.Name.String(), "..."))
 		}
 		return nil
 	})
@@ -274,13 +275,13 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 	if id.FS == "" {
 		id.FS = e.caps.FS[0]
 	}
-	probe := driver.Identity{ID: driver.NewID(), Name: q.Name, FS: id.FS}
+	probe := driver.Identity{ID: driver.NewID(), Name: q.Name.String(), FS: id.FS}
 	if err := e.caps.Check(ctx, opImport, probe); err != nil {
 		return id, err
 	}
 	if src.kind != "image" {
 		if id.FS == driver.None {
-			return id, errs.New(errs.Invalid, opImport, q.Name, "a raw volume cannot hold a tree").
+			return id, errs.New(errs.Invalid, opImport, q.Name.String(), "a raw volume cannot hold a tree").
 				WithHint("use %s or xfs", errs.Param("fs", "ext4"))
 		}
 		if src.kind == "directory" {
@@ -294,21 +295,21 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			return id, err
 		}
 	}
-	return id, e.pool.Admit(ctx, opImport, q.Name, src.alloc)
+	return id, e.pool.Admit(ctx, opImport, q.Name.String(), src.alloc)
 }
 
 // treeSize decides the size of an image that a tree goes into.
 func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequest, src *source) error {
 	if !id.FS.IsImage() {
 		if q.SizeBytes > 0 {
-			return errs.New(errs.Unsupported, opImport, q.Name, "%s volumes of the %s driver have no size: they share the room of the pool", id.FS, e.caps.Name).
+			return errs.New(errs.Unsupported, opImport, q.Name.String(), "%s volumes of the %s driver have no size: they share the room of the pool", id.FS, e.caps.Name).
 				WithHint("leave %s out", errs.Param("size"))
 		}
 		return nil
 	}
 	if id.SizeBytes = roundUp(q.SizeBytes); id.SizeBytes > 0 {
 		if src.alloc > id.SizeBytes {
-			return errs.New(errs.Invalid, opImport, q.Name, "the tree takes at least %s, more than the size of %s", formatBytes(src.alloc), formatBytes(id.SizeBytes)).
+			return errs.New(errs.Invalid, opImport, q.Name.String(), "the tree takes at least %s, more than the size of %s", formatBytes(src.alloc), formatBytes(id.SizeBytes)).
 				WithHint("use a larger %s, or leave it out", errs.Param("size"))
 		}
 		return nil

@@ -14,6 +14,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/fsprobe"
+	"pando/internal/ref"
 	"pando/internal/run"
 	"pando/internal/testfs"
 
@@ -137,7 +138,7 @@ func TestImportRefusesDamaged(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			files, rows := objects(t, e), dump(t, e.Dir())
-			_, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: c.image})
+			_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: c.image})
 			if !errs.Is(err, c.kind) || !strings.Contains(err.Error(), c.text) || !strings.Contains(errs.HintOf(err), `parameter "force"`) {
 				t.Errorf("%v (hint %q), wanted %s with %q", err, errs.HintOf(err), c.kind, c.text)
 			}
@@ -146,7 +147,7 @@ func TestImportRefusesDamaged(t *testing.T) {
 			}
 			sameDump(t, "refused", rows, dump(t, e.Dir()))
 
-			out, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: c.image, Force: true})
+			out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: c.image, Force: true})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -170,7 +171,7 @@ func TestImportOfCrash(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs"} {
 		t.Run(kind, func(t *testing.T) {
 			e := imagePool(t, "xfs", 2<<30)
-			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: imageSource(t, kind)}); err != nil {
+			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: imageSource(t, kind)}); err != nil {
 				t.Fatal(err)
 			}
 			v := clone(t, e, "g", "v", true)
@@ -192,7 +193,7 @@ func TestImportOfCrash(t *testing.T) {
 			if kind == "ext4" && !probeImage(t, image).Dirty {
 				t.Error("the journal is clean: nothing is tested")
 			}
-			out, err := e.Import(t.Context(), engine.ImportRequest{Name: "crashed", Source: image})
+			out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("crashed"), Source: image})
 			if err != nil || len(out.Warnings) > 0 {
 				t.Fatalf("%v %v", out.Warnings, err)
 			}
@@ -217,7 +218,7 @@ func TestImportCleanImage(t *testing.T) {
 	e := imagePool(t, "xfs", 1<<30)
 	for _, kind := range []string{"ext4", "xfs"} {
 		image := imageSource(t, kind)
-		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: kind, Source: image}); err != nil {
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(kind), Source: image}); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(head(t, image), head(t, imageFile(t, e, kind))) {
@@ -234,7 +235,7 @@ func TestImportWithoutChecker(t *testing.T) {
 	if _, err := run.Program(t.Context(), "debugfs", "-w", "-R", "feature FEATURE_I30", future); err != nil {
 		t.Fatal(err)
 	}
-	out, err := e.Import(t.Context(), engine.ImportRequest{Name: "future", Source: future})
+	out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("future"), Source: future})
 	if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0].String(), "e2fsck does not know all features") {
 		t.Errorf("with a feature that nobody knows: %q, %v", out.Warnings, err)
 	}
@@ -242,16 +243,16 @@ func TestImportWithoutChecker(t *testing.T) {
 	engine.HideProgram(t, "xfs_repair")
 	for _, kind := range []string{"ext4", "xfs"} {
 		image := imageSource(t, kind)
-		out, err := e.Import(t.Context(), engine.ImportRequest{Name: kind, Source: image})
+		out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(kind), Source: image})
 		if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0].String(), "was not checked") || !strings.Contains(out.Warnings[0].String(), "apt-get install") {
 			t.Errorf("%s: %q, %v", kind, out.Warnings, err)
 		}
-		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "short", Source: imageOf(t, image, 32<<20)}); !errs.Is(err, errs.Damaged) {
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("short"), Source: imageOf(t, image, 32<<20)}); !errs.Is(err, errs.Damaged) {
 			t.Errorf("a short %s: %v", kind, err)
 		}
 	}
 	broken := imageWith(t, imageSource(t, "xfs"), 512, bytes.Repeat([]byte{0x5a}, 512))
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "broken", Source: broken}); !errs.Is(err, errs.Damaged) {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("broken"), Source: broken}); !errs.Is(err, errs.Damaged) {
 		t.Errorf("an XFS that cannot be mounted: %v", err)
 	}
 }
@@ -261,7 +262,7 @@ func TestImportDevice(t *testing.T) {
 	e := imagePool(t, "xfs", 1<<30)
 	fs := testfs.New(t, "ext4", 32<<20)
 	dev := "/dev/" + fs.Device()
-	_, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: dev})
+	_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: dev})
 	if !errs.Is(err, errs.InUse) || errs.HintOf(err) == "" {
 		t.Fatalf("%v, wanted InUse", err)
 	}
@@ -275,7 +276,7 @@ func TestImportDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: dev, Force: true})
+	out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: dev, Force: true})
 	if err != nil || out.FS != string(driver.Ext4) || out.SizeBytes != 32<<20 {
 		t.Fatalf("%+v, %v", out, err)
 	}
@@ -310,7 +311,7 @@ func TestImportUnknown(t *testing.T) {
 	} {
 		files := objects(t, e)
 		for _, force := range []bool{false, true} {
-			_, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: c.path, Force: force})
+			_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: c.path, Force: force})
 			if hint := errs.HintOf(err); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), c.text) || !strings.Contains(hint, c.hint) ||
 				strings.Contains(hint, `parameter "fs" set to none`) == strings.Contains(c.text, "qcow2") {
 				t.Errorf("%s: %v (hint %q)", c.path, err, hint)
@@ -319,7 +320,7 @@ func TestImportUnknown(t *testing.T) {
 		if got := objects(t, e); !slices.Equal(got, files) {
 			t.Errorf("%s: left %v", c.path, got)
 		}
-		out, err := e.Import(t.Context(), engine.ImportRequest{Name: filepath.Base(strings.ReplaceAll(c.path, " ", "")), Source: c.path, FS: driver.None})
+		out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(filepath.Base(strings.ReplaceAll(c.path, " ", ""))), Source: c.path, FS: driver.None})
 		if st, serr := os.Stat(c.path); err != nil || serr != nil || out.FS != string(driver.None) || out.SizeBytes != (st.Size()+4095)/4096*4096 ||
 			(len(out.Warnings) == 1) != strings.Contains(c.text, "qcow2") {
 			t.Errorf("%s: %+v, %v", c.path, out, err)
@@ -331,7 +332,7 @@ func TestImportUnknown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: "-", Stdin: f})
+		_, err = e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: "-", Stdin: f})
 		f.Close()
 		if !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" {
 			t.Errorf("%s on standard input: %v", path, err)
@@ -345,7 +346,7 @@ func TestImportSaysWhatIsWrong(t *testing.T) {
 		image := imageSource(t, "ext4")
 		_, err := run.Program(t.Context(), "debugfs", "-w", "-R", "sif <2> blocks 100", image)
 		must(t, err)
-		_, err = e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: image})
+		_, err = e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: image})
 		const wrong = "its filesystem is damaged: Inode 2, i_blocks is 100, should be 8"
 		if !errs.Is(err, errs.Damaged) || !strings.HasSuffix(err.Error(), wrong) {
 			t.Errorf("%v, wanted %q", err, wrong)

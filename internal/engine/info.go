@@ -135,7 +135,7 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 // Mountpoints tells of volumes whether and where they are attached now (Info.Mounted):
 // of those with the names, or of all that have been attached. Nothing is measured: it costs by
 // their number only. NotFound, Invalid if a name is no volume's.
-func (e *Engine) Mountpoints(ctx context.Context, op string, names ...string) ([]Info, error) {
+func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) ([]Info, error) {
 	var out []Info
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		out = nil
@@ -144,7 +144,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...string) ([
 			return err
 		}
 		for _, n := range names {
-			r, err := tx.ResolveVolume(op, n)
+			r, err := tx.ResolveVolume(op, n.String())
 			if err != nil {
 				return err
 			}

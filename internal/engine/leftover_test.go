@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"pando/internal/engine"
+	"pando/internal/ref"
 
 	"golang.org/x/sys/unix"
 )
@@ -32,20 +33,20 @@ func TestMountPointThatStays(t *testing.T) {
 			},
 		} {
 			must(t, unix.Mount(parent, parent, "", unix.MS_BIND, ""))
-			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: dir})
+			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: dir})
 			must(t, err)
 			allow := forbid()
 			ctx, warnings := listen(t)
-			if _, err := e.Umount(ctx, "v"); err != nil {
+			if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
 				t.Errorf("%s: umount: %v", what, err)
 			}
 			if w := warnings(); strings.Count(w, "\n") > 0 || !strings.Contains(w, dir) {
 				t.Errorf("%s: warnings %q, wanted one about %s", what, w, dir)
 			}
-			if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v"}); err != nil {
+			if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v")}); err != nil {
 				t.Errorf("%s: mount: %v", what, err)
 			}
-			_, err = e.Umount(t.Context(), "v")
+			_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
 			allow()
 			if werr := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); werr == nil {
 				t.Errorf("%s: the directory that stays takes writes", what)

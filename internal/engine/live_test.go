@@ -27,7 +27,7 @@ import (
 func livePool(t *testing.T, pool string, fs driver.FS) *engine.Engine {
 	t.Helper()
 	e := newPool(t, testfs.New(t, pool, 1<<30).Dir(), engine.InitRequest{Driver: "reflink"})
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	return e
@@ -158,7 +158,7 @@ func TestCopiesOfBusyVolume(t *testing.T) {
 				}
 				a, b, loose := w.a.done.Load(), w.b.done.Load(), w.loose.done.Load()
 				name := fmt.Sprint("s", i)
-				s, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: name, Freeze: freeze})
+				s, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(name), Freeze: freeze})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -166,7 +166,7 @@ func TestCopiesOfBusyVolume(t *testing.T) {
 					t.Errorf("consistency %q", s.Consistency)
 				}
 				checkImage(t, e, c.fs, driver.ObjectID(s.ID))
-				out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v", At: name}, Name: "c", Mount: true})
+				out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v", At: name}, Name: ref.MustName("c"), Mount: true})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -195,11 +195,11 @@ func TestCopiesAtOnce(t *testing.T) {
 	for i := range each {
 		for name, do := range map[string]func() error{
 			"snapshot": func() error {
-				_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: fmt.Sprint("s", i), Freeze: engine.FreezeAlways})
+				_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(fmt.Sprint("s", i)), Freeze: engine.FreezeAlways})
 				return err
 			},
 			"fork": func() error {
-				_, err := e.Fork(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v"}, Name: fmt.Sprint("f", i), Freeze: engine.FreezeAlways})
+				_, err := e.Fork(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v"}, Name: ref.MustName(fmt.Sprint("f", i)), Freeze: engine.FreezeAlways})
 				return err
 			},
 			"diff": func() error {
@@ -207,7 +207,7 @@ func TestCopiesAtOnce(t *testing.T) {
 				return err
 			},
 			"publish": func() error {
-				_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: fmt.Sprint("p", i), Volume: "v", Freeze: engine.FreezeAlways})
+				_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(fmt.Sprint("p", i)), Volume: ref.MustName("v"), Freeze: engine.FreezeAlways})
 				return err
 			},
 		} {
@@ -232,13 +232,13 @@ func TestWithoutLogIsFrozen(t *testing.T) {
 	if out, err := exec.Command("mkfs.ext2", "-q", image).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: "old", Source: image}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("old"), Source: image}); err != nil {
 		t.Fatal(err)
 	}
 	for golden, frozen := range map[string]bool{"g": false, "old": true} {
 		v := clone(t, e, golden, "v-"+golden, true)
 		snapshot := func(name string, freeze engine.Freeze) (engine.Info, error) {
-			return e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v-" + golden, Name: name, Freeze: freeze})
+			return e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v-" + golden), Name: ref.MustName(name), Freeze: freeze})
 		}
 		root, err := os.Open(v.Mountpoint)
 		if err != nil {
@@ -286,7 +286,7 @@ func TestThawedTooEarly(t *testing.T) {
 				}
 			}
 		})
-		s, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: fmt.Sprint("s", often), Freeze: engine.FreezeAlways})
+		s, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(fmt.Sprint("s", often)), Freeze: engine.FreezeAlways})
 		switch {
 		case works && (err != nil || s.Consistency != "clean" || freezes != often+1):
 			t.Errorf("thawed %d times: %+v, %v, frozen %d times", often, s, err, freezes)
@@ -294,7 +294,7 @@ func TestThawedTooEarly(t *testing.T) {
 			t.Errorf("thawed %d times: %v, wanted a conflict", often, err)
 		}
 	}
-	names, err := e.SnapshotNames(t.Context(), "v")
+	names, err := e.SnapshotNames(t.Context(), ref.MustName("v"))
 	if err != nil || len(names) != 1 {
 		t.Errorf("snapshots %v, %v", names, err)
 	}
@@ -329,7 +329,7 @@ func TestStoppedSnapshot(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the snapshot: %v", err)
 	}
-	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v", At: "s"}, Name: "c", Mount: true})
+	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v", At: "s"}, Name: ref.MustName("c"), Mount: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,7 +30,7 @@ type MountRequest struct {
 func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
-	name, dir, may := string(q.Volume), q.Dir, q.May
+	name, dir, may := q.Volume.String(), q.Dir, q.May
 
 	if err := e.needRoot("mount", name); err != nil {
 		return Info{}, err
@@ -123,14 +123,23 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string,
 		WithHint("%s first", errs.Run("umount", row.Name))
 }
 
+// UmountRequest says what to unmount.
+type UmountRequest struct {
+	Volume ref.Name
+}
+
 // Umount undoes Mount, and gives space that was freed inside the volume back to
 // the pool. A volume that is not mounted stays so. NotFound, InUse (with who
 // holds it); NoSpace or IO, once, if something that was written to the volume could not be
 // stored in the pool: it stays mounted, and the next Umount gives that up.
-func (e *Engine) Umount(ctx context.Context, name string) (Info, error) {
+func (e *Engine) Umount(ctx context.Context, q UmountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
+	return e.umount(ctx, q.Volume.String())
+}
+
+func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
 	}

@@ -45,14 +45,14 @@ func TestPoolCountsSharedBlocksOnce(t *testing.T) {
 			}
 
 			// What only the last one has counts too.
-			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(from)})
+			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(from)})
 			if err != nil {
 				t.Fatal(err)
 			}
 			if err := os.WriteFile(filepath.Join(v.Mountpoint, "more"), random[:data/2], 0o644); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := e.Umount(t.Context(), from); err != nil {
+			if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(from)}); err != nil {
 				t.Fatal(err)
 			}
 			if more := physical(t, e) - one; more < data/2 || more > data {

@@ -22,7 +22,7 @@ const fullPool = 64 << 20
 
 // RebaseRequest says which volume moves to which generation of its golden.
 type RebaseRequest struct {
-	Volume  string
+	Volume  ref.Name
 	Onto    ref.Ref // GOLDEN or GOLDEN@N
 	Ours    bool    // of paths changed on both sides the volume's version is kept
 	Theirs  bool    // or the golden's
@@ -56,18 +56,15 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	out := Rebased{Conflicts: []RebaseConflict{}}
+	out, name := Rebased{Conflicts: []RebaseConflict{}}, q.Volume.String()
 	if q.Ours && q.Theirs {
-		return out, errs.New(errs.Invalid, opRebase, q.Volume, "both sides cannot win").
+		return out, errs.New(errs.Invalid, opRebase, name, "both sides cannot win").
 			WithHint("use one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
 	}
-	if err := ref.CheckName(opRebase, q.Volume); err != nil {
+	if err := e.needRoot(opRebase, name); err != nil {
 		return out, err
 	}
-	if err := e.needRoot(opRebase, q.Volume); err != nil {
-		return out, err
-	}
-	if err := e.pool.Admit(ctx, opRebase, q.Volume, 0); err != nil {
+	if err := e.pool.Admit(ctx, opRebase, name, 0); err != nil {
 		return out, err
 	}
 	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.identity(driver.Volume)}}
@@ -89,7 +86,7 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 		return out, r.explain(err)
 	}
 	out.Info = volumeInfo(r.s.row, e.caps.Name, "")
-	out.Before = q.Volume + "@" + r.s.next.Before
+	out.Before = name + "@" + r.s.next.Before
 	return out, nil
 }
 
@@ -103,7 +100,7 @@ type rebase struct {
 
 // look finds the volume and both generations.
 func (r *rebase) look(tx *catalog.Tx) (err error) {
-	if r.vol, err = tx.ResolveVolume(opRebase, r.q.Volume); err != nil {
+	if r.vol, err = tx.ResolveVolume(opRebase, r.q.Volume.String()); err != nil {
 		return err
 	}
 	l, err := r.e.lookLive(tx, r.vol, FreezeIfNeeded)
@@ -111,13 +108,13 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 		return err
 	}
 	if l.inUse() {
-		return errs.New(errs.InUse, opRebase, r.q.Volume, "the volume is mounted at %s", l.att.Mountpoint).
-			WithHint("%s first", errs.Run("umount", r.q.Volume))
+		return errs.New(errs.InUse, opRebase, r.q.Volume.String(), "the volume is mounted at %s", l.att.Mountpoint).
+			WithHint("%s first", errs.Run("umount", r.q.Volume.String()))
 	}
 	if r.target, err = tx.Resolve(opRebase, r.q.Onto); err != nil {
 		return err
 	}
-	name := r.q.Volume
+	name := r.q.Volume.String()
 	switch {
 	case r.target.Kind != driver.Generation:
 		return errs.New(errs.Invalid, opRebase, name, "%s is not a golden", r.q.Onto).
@@ -188,7 +185,7 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 			if n == 1 {
 				paths = "path has"
 			}
-			return errs.New(errs.Conflict, opRebase, r.q.Volume, "%d %s been changed both in the volume and between %s and %s; nothing was changed",
+			return errs.New(errs.Conflict, opRebase, r.q.Volume.String(), "%d %s been changed both in the volume and between %s and %s; nothing was changed",
 				n, paths, rowRef(r.base), rowRef(r.target)).
 				WithHint("keep the volume's version of them with %s, or the golden's with %s", errs.Param("ours"), errs.Param("theirs"))
 		}
@@ -222,7 +219,7 @@ func rowRef(r catalog.Row) ref.Ref { return ref.Ref{Name: r.Golden, At: itoa(r.G
 // addVolume adds the volume, which is this command's alone, to what is looked at.
 func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	e := r.e
-	s := &side{ref: ref.Ref{Name: r.q.Volume}, live: live{row: r.vol}, copy: e.identity(driver.Scratch)}
+	s := &side{ref: r.q.Volume.Ref(), live: live{row: r.vol}, copy: e.identity(driver.Scratch)}
 	if !r.vol.FS.IsImage() {
 		return s, nil
 	}
@@ -249,10 +246,10 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 		// What cannot be written back, in a full pool, is an error here, and
 		// nowhere when the filesystem is unmounted.
 		err := unix.Syncfs(int(root.Fd()))
-		if errors.Is(err, unix.EIO) && errs.Is(e.pool.Admit(ctx, opRebase, r.q.Volume, fullPool), errs.NoSpace) {
+		if errors.Is(err, unix.EIO) && errs.Is(e.pool.Admit(ctx, opRebase, r.q.Volume.String(), fullPool), errs.NoSpace) {
 			err = unix.ENOSPC
 		}
-		return errs.Wrap(opRebase, r.q.Volume, err)
+		return errs.Wrap(opRebase, r.q.Volume.String(), err)
 	}
 	if !r.s.next.FS.IsImage() {
 		return e.content.WithTree(ctx, id, false, sync)
@@ -263,18 +260,18 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 	return e.content.WithPath(ctx, id, func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {
-			return errs.Wrap(opRebase, r.q.Volume, err)
+			return errs.Wrap(opRebase, r.q.Volume.String(), err)
 		}
 		defer f.Close()
-		return errs.Wrap(opRebase, r.q.Volume, f.Sync())
+		return errs.Wrap(opRebase, r.q.Volume.String(), f.Sync())
 	})
 }
 
 // explain says what a failure means for the volume.
 func (r *rebase) explain(err error) error {
 	if errs.Is(err, errs.NoSpace) {
-		return errs.New(errs.NoSpace, opRebase, r.q.Volume, "no room for it; nothing was changed (%v)", err).
+		return errs.New(errs.NoSpace, opRebase, r.q.Volume.String(), "no room for it; nothing was changed (%v)", err).
 			WithHint("free space with %s and %s, or make the volume's generation larger", errs.Run("destroy"), errs.Run("gc"))
 	}
-	return errs.Wrap(opRebase, r.q.Volume, err)
+	return errs.Wrap(opRebase, r.q.Volume.String(), err)
 }

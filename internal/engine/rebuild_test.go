@@ -60,7 +60,7 @@ func richPool(t *testing.T, e *engine.Engine) {
 	src := source(t)
 	importTree(t, e, "g", src)
 	for range 3 {
-		q := engine.ImportRequest{Name: "g", Source: src, Update: true}
+		q := engine.ImportRequest{Name: ref.MustName("g"), Source: src, Update: true}
 		if e.Caps().FS[0].IsImage() {
 			q.SizeBytes = 64 << 20
 		}
@@ -70,58 +70,61 @@ func richPool(t *testing.T, e *engine.Engine) {
 	clone(t, e, "g", "job", false)
 	clone(t, e, "g", "plainjob", false)
 	keep := 2
-	_, err := e.Publish(ctx, engine.PublishRequest{Golden: "made", Volume: "job"})
+	_, err := e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("made"), Volume: ref.MustName("job")})
 	must(err)
 	for range 3 { // the base of job is g's; that of "moved" moves
-		_, err = e.Publish(ctx, engine.PublishRequest{Golden: "made", Volume: "job", Force: true, Keep: &keep})
+		_, err = e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("made"), Volume: ref.MustName("job"), Force: true, Keep: &keep})
 		must(err)
 	}
 	clone(t, e, "made", "moved", false)
 	for range 2 {
-		_, err = e.Publish(ctx, engine.PublishRequest{Golden: "made", Volume: "moved"})
+		_, err = e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("made"), Volume: ref.MustName("moved")})
 		must(err)
 	}
 	_, err = e.Pin(ctx, parse("made@6"), 0)
 	must(err)
-	must(func() error { _, err := e.Keep(ctx, "g", 3); return err }())
+	must(func() error {
+		_, err := e.Keep(ctx, engine.KeepRequest{Golden: ref.MustName("g"), Generations: 3})
+		return err
+	}())
 	_, err = e.Pin(ctx, parse("job"), 3*time.Hour)
 	must(err)
-	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("g"), Name: "short", TTL: 5 * time.Hour})
+	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("g"), Name: ref.MustName("short"), TTL: 5 * time.Hour})
 	must(err)
-	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("g"), Name: "eph", Ephemeral: true})
+	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("g"), Name: ref.MustName("eph"), Ephemeral: true})
 	must(err)
 	for _, s := range []string{"one", "two"} {
-		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: "job", Name: s})
+		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("job"), Name: ref.MustName(s)})
 		must(err)
 	}
 	_, err = e.Pin(ctx, parse("job@one"), 0)
 	must(err)
-	_, err = e.Fork(ctx, engine.CloneRequest{From: parse("job"), Name: "fork"})
+	_, err = e.Fork(ctx, engine.CloneRequest{From: parse("job"), Name: ref.MustName("fork")})
 	must(err)
-	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("job@two"), Name: "of-snapshot"})
+	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("job@two"), Name: ref.MustName("of-snapshot")})
 	must(err)
 	clone(t, e, "g", "busy", true)
 	for _, freeze := range []engine.Freeze{engine.FreezeIfNeeded, engine.FreezeAlways, engine.FreezeNever} {
-		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: "busy", Name: fmt.Sprint("s", freeze), Freeze: freeze})
+		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("busy"), Name: ref.MustName(fmt.Sprint("s", freeze)), Freeze: freeze})
 		must(err)
 	}
-	_, err = e.Rewind(ctx, engine.RewindRequest{Volume: "job", Snapshot: "one"})
+	_, err = e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName("job"), Snapshot: ref.MustName("one")})
 	must(err)
-	_, err = e.Rewind(ctx, engine.RewindRequest{Volume: "job", Snapshot: "two"})
+	_, err = e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName("job"), Snapshot: ref.MustName("two")})
 	must(err)
 	clone(t, e, "job", "of-rewound", false)
 	if !e.Caps().FS[0].IsImage() {
 		return
 	}
-	_, err = e.Import(ctx, engine.ImportRequest{Name: "x", Source: src, FS: driver.XFS, SizeBytes: 320 << 20})
+	_, err = e.Import(ctx, engine.ImportRequest{Name: ref.MustName("x"), Source: src, FS: driver.XFS, SizeBytes: 320 << 20})
 	must(err)
 	clone(t, e, "x", "xjob", false)
 	image := filepath.Join(t.TempDir(), "raw.img")
 	must(os.WriteFile(image, []byte(strings.Repeat("0123456789abcdef", 1<<16)), 0o600))
-	_, err = e.Import(ctx, engine.ImportRequest{Name: "raw", Source: image, FS: driver.None})
+	_, err = e.Import(ctx, engine.ImportRequest{Name: ref.MustName("raw"), Source: image, FS: driver.None})
 	must(err)
 	clone(t, e, "raw", "rawjob", false)
-	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("g"), Name: "grown", SizeBytes: 96 << 20})
+	_, err = e.Clone(ctx, engine.CloneRequest{From: parse("g"), Name: ref.MustName("grown"), SizeBytes: 96 << 20})
 	must(err)
 }
 
@@ -237,7 +240,7 @@ func TestRebuildFindsOldBases(t *testing.T) {
 	importTree(t, e, "g", source(t))
 	clone(t, e, "g", "v", false)
 	clone(t, e, "v", "w", false)
-	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "w", Name: "s"}); err != nil {
+	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("w"), Name: ref.MustName("s")}); err != nil {
 		t.Fatal(err)
 	}
 	before := dump(t, e.Dir())
@@ -314,7 +317,7 @@ func TestRebuildUnmounts(t *testing.T) {
 			own := t.TempDir()
 			for name, dir := range map[string]string{"own": own, "below": ""} {
 				clone(t, e, "g", name, false)
-				if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(name), Dir: dir}); err != nil {
+				if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(name), Dir: dir}); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -12,16 +12,19 @@ import (
 
 const opKeep = "keep"
 
-// Keep sets how many of its newest generations a golden keeps (0: all) from now
-// on, and removes the older ones, but for what is pinned. It returns what was
-// removed. NotFound, Invalid.
-func (e *Engine) Keep(ctx context.Context, golden string, n int) ([]string, error) {
+// KeepRequest says how many generations a golden keeps.
+type KeepRequest struct {
+	Golden      ref.Name
+	Generations int // the newest; 0: all
+}
+
+// Keep sets how many of its newest generations a golden keeps from now on, and removes the older
+// ones, but for what is pinned. It returns what was removed. NotFound, Invalid.
+func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	if err := ref.CheckName(opKeep, golden); err != nil {
-		return nil, err
-	}
+	golden, n := q.Golden.String(), q.Generations
 	if n < 0 {
 		return nil, errs.New(errs.Invalid, opKeep, golden, "it cannot keep %d generations", n).
 			WithHint("0 keeps all, 1 only the current one")

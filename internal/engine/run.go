@@ -20,9 +20,9 @@ import (
 // RunRequest says what to run where.
 type RunRequest struct {
 	From    ref.Ref
-	Name    string // of the volume; "": one is made up
-	Keep    bool   // unmount the volume when the program has ended, and leave it
-	May     Rights // of the mount
+	Name    ref.Name // of the volume; zero: one is made up
+	Keep    bool     // unmount the volume when the program has ended, and leave it
+	May     Rights   // of the mount
 	Command []string
 	Env     []string // of the program, besides PANDO_VOLUME, PANDO_MOUNT and PWD: it inherits nothing else
 	Signals run.Signals
@@ -71,8 +71,8 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 			return RunResult{}, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
 		}
 	}
-	if q.Name == "" {
-		q.Name = "run-" + string(e.identity("").ID[:10])
+	if q.Name.IsZero() {
+		q.Name = ref.MustName("run-" + string(e.identity("").ID[:10]))
 	}
 	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep, Tracker: q.Tracker, op: opRun})
 	if err != nil {
@@ -112,7 +112,7 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 		if err := e.ledger.Unmark(ctx, id); err != nil {
 			return err
 		}
-		if _, err = e.Umount(ctx, row.Name); errs.Is(err, errs.InUse) {
+		if _, err = e.umount(ctx, row.Name); errs.Is(err, errs.InUse) {
 			r.Held, err = err, nil
 		}
 		return err

@@ -54,7 +54,7 @@ func benchPool(b *testing.B) *engine.Engine {
 	if err := os.WriteFile(filepath.Join(src, "file"), make([]byte, 1<<20), 0o644); err != nil {
 		b.Fatal(err)
 	}
-	if _, err := e.Import(b.Context(), engine.ImportRequest{Name: "g", Source: src, SizeBytes: 256 << 20}); err != nil {
+	if _, err := e.Import(b.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src, SizeBytes: 256 << 20}); err != nil {
 		b.Fatal(err)
 	}
 	return e
@@ -62,7 +62,7 @@ func benchPool(b *testing.B) *engine.Engine {
 
 func cloneMany(b *testing.B, e *engine.Engine, n int) {
 	b.Helper()
-	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "v", Count: n}
+	q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Count: n}
 	if _, err := e.Clone(b.Context(), q); err != nil {
 		b.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func BenchmarkScale(b *testing.B) {
 	cloneMany(b, e, n)
 	b.Run("clone", func(b *testing.B) {
 		for i := range b.N {
-			q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: fmt.Sprintf("one-%d-%d", b.N, i)}
+			q := engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(fmt.Sprintf("one-%d-%d", b.N, i))}
 			if _, err := e.Clone(b.Context(), q); err != nil {
 				b.Fatal(err)
 			}

@@ -141,35 +141,35 @@ var serviceCalls = []struct {
 	do   func(ctx context.Context, e *engine.Engine, r *rand.Rand) error
 }{
 	{"clone", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: someVolume(r), Mount: r.IntN(2) == 0, Ephemeral: r.IntN(3) == 0})
+		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(someVolume(r)), Mount: r.IntN(2) == 0, Ephemeral: r.IntN(3) == 0})
 		return err
 	}},
 	{"clone for a moment", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: someVolume(r), TTL: time.Millisecond})
+		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(someVolume(r)), TTL: time.Millisecond})
 		return err
 	}},
 	{"clone of nothing", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "nothing"}, Name: someVolume(r)})
+		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "nothing"}, Name: ref.MustName(someVolume(r))})
 		return err
 	}},
 	{"fork", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Fork(ctx, engine.CloneRequest{From: ref.Ref{Name: someVolume(r)}, Name: someVolume(r)})
+		_, err := e.Fork(ctx, engine.CloneRequest{From: ref.Ref{Name: someVolume(r)}, Name: ref.MustName(someVolume(r))})
 		return err
 	}},
 	{"mount", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Mount(ctx, engine.MountRequest{Volume: ref.Name(someVolume(r))})
+		_, err := e.Mount(ctx, engine.MountRequest{Volume: ref.MustName(someVolume(r))})
 		return err
 	}},
 	{"umount", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Umount(ctx, someVolume(r))
+		_, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(someVolume(r))})
 		return err
 	}},
 	{"snapshot", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: someVolume(r), Name: "s"})
+		_, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName(someVolume(r)), Name: ref.MustName("s")})
 		return err
 	}},
 	{"rewind", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Rewind(ctx, engine.RewindRequest{Volume: someVolume(r), Snapshot: "s", Detach: r.IntN(2) == 0})
+		_, err := e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName(someVolume(r)), Snapshot: ref.MustName("s"), Detach: r.IntN(2) == 0})
 		return err
 	}},
 	{"destroy", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
@@ -198,7 +198,7 @@ var serviceCalls = []struct {
 		return err
 	}},
 	{"publish", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Publish(ctx, engine.PublishRequest{Golden: "of-" + someVolume(r), Volume: someVolume(r)})
+		_, err := e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("of-" + someVolume(r)), Volume: ref.MustName(someVolume(r))})
 		return err
 	}},
 	{"remove golden", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {

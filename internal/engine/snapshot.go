@@ -21,9 +21,9 @@ const (
 
 // SnapshotRequest says what to snapshot.
 type SnapshotRequest struct {
-	Volume  string
-	Name    string // "": the time, in UTC
-	Freeze  Freeze // whether its writes are stopped
+	Volume  ref.Name
+	Name    ref.Name // zero: the time, in UTC
+	Freeze  Freeze   // whether its writes are stopped
 	Tracker *progress.Tracker
 }
 
@@ -38,15 +38,10 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	defer end()
 
 	now := time.Now().UTC()
-	if q.Name == "" {
-		q.Name = stamp(now)
+	if q.Name.IsZero() {
+		q.Name = ref.MustName(stamp(now))
 	}
-	for _, n := range []string{q.Volume, q.Name} {
-		if err := ref.CheckName(opSnapshot, n); err != nil {
-			return Info{}, err
-		}
-	}
-	full := q.Volume + "@" + q.Name
+	full := q.Volume.At(q.Name).String()
 	if err := e.needRoot(opSnapshot, full); err != nil {
 		return Info{}, err
 	}
@@ -56,11 +51,11 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	var l live
 	id := e.identity(driver.Snapshot)
 	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		vol, err := tx.ResolveVolume(opSnapshot, q.Volume)
+		vol, err := tx.ResolveVolume(opSnapshot, q.Volume.String())
 		if err != nil {
 			return nil, err
 		}
-		if _, taken, err := tx.Snapshot(vol.Lineage(), q.Name); err != nil {
+		if _, taken, err := tx.Snapshot(vol.Lineage(), q.Name.String()); err != nil {
 			return nil, err
 		} else if taken {
 			return nil, errs.New(errs.Exists, opSnapshot, full, "the volume has a snapshot of this name").
@@ -69,7 +64,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		if l, err = e.lookLive(tx, vol, q.Freeze); err != nil {
 			return nil, err
 		}
-		id = snapshotIdentity(id, vol, q.Name, l.worth())
+		id = snapshotIdentity(id, vol, q.Name.String(), l.worth())
 		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.freezes()}}, nil
 	})
 	if err != nil {
@@ -89,14 +84,14 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		e.ledger.Undo(ctx, id.ID)
 		return Info{}, errs.Wrap(opSnapshot, full, err)
 	}
-	return snapshotInfo(row, q.Volume, e.caps.Name), nil
+	return snapshotInfo(row, q.Volume.String(), e.caps.Name), nil
 }
 
 // SnapshotNames lists the names of a volume's snapshots, the oldest first. NotFound.
-func (e *Engine) SnapshotNames(ctx context.Context, volume string) ([]string, error) {
+func (e *Engine) SnapshotNames(ctx context.Context, volume ref.Name) ([]string, error) {
 	var out []string
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		vol, err := tx.ResolveVolume("show", volume)
+		vol, err := tx.ResolveVolume("show", volume.String())
 		if err != nil {
 			return err
 		}
@@ -130,8 +125,8 @@ func snapshotInfo(r catalog.Row, volume, driverName string) Info {
 
 // RewindRequest says which volume becomes what it was when.
 type RewindRequest struct {
-	Volume   string
-	Snapshot string
+	Volume   ref.Name
+	Snapshot ref.Name
 	Detach   bool // unmount it first, and mount it again where it was
 	Tracker  *progress.Tracker
 }
@@ -150,7 +145,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
-	full := q.Volume + "@" + q.Snapshot
+	name, full := q.Volume.String(), q.Volume.At(q.Snapshot).String()
 	if err := e.needRoot(opRewind, full); err != nil {
 		return Rewound{}, err
 	}
@@ -161,10 +156,10 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	var att catalog.Attached
 	mounted := false
 	look := func(tx *catalog.Tx) (err error) {
-		if vol, err = tx.ResolveVolume(opRewind, q.Volume); err != nil {
+		if vol, err = tx.ResolveVolume(opRewind, name); err != nil {
 			return err
 		}
-		if snap, err = tx.Resolve(opRewind, ref.Ref{Name: q.Volume, At: q.Snapshot}); err != nil {
+		if snap, err = tx.Resolve(opRewind, q.Volume.At(q.Snapshot)); err != nil {
 			return err
 		}
 		a, has, err := tx.Attached(vol.ID)
@@ -177,7 +172,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		}
 		return nil
 	}
-	if err := ref.CheckName(opRewind, q.Snapshot); err != nil {
+	if err := q.Snapshot.Required(opRewind); err != nil { // without it, it is the volume itself
 		return Rewound{}, err
 	}
 	if err := e.cat.View(ctx, look); err != nil {
@@ -186,14 +181,14 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	again, may := "", Rights{}
 	if mounted {
 		if !q.Detach {
-			return Rewound{}, errs.New(errs.InUse, opRewind, q.Volume, "the volume is mounted at %s", att.Mountpoint).
-				WithHint("%s first, or use %s", errs.Run("umount", q.Volume), errs.Param("detach"))
+			return Rewound{}, errs.New(errs.InUse, opRewind, name, "the volume is mounted at %s", att.Mountpoint).
+				WithHint("%s first, or use %s", errs.Run("umount", name), errs.Param("detach"))
 		}
 		again, may = att.Mountpoint, content.RightsOf(att)
-		if att.Loop >= 0 && att.MountID == 0 || again == e.pool.DefaultMountpoint(q.Volume) {
+		if att.Loop >= 0 && att.MountID == 0 || again == e.pool.DefaultMountpoint(name) {
 			again = "" // the device, or the place below the pool
 		}
-		if _, err := e.Umount(ctx, q.Volume); err != nil {
+		if _, err := e.Umount(ctx, UmountRequest{Volume: q.Volume}); err != nil {
 			return Rewound{}, err
 		}
 	}
@@ -202,7 +197,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		return out, err
 	}
 	// Where it was mounted, also if it is as it was.
-	info, merr := e.Mount(ctx, MountRequest{Volume: ref.Name(q.Volume), Dir: again, May: may})
+	info, merr := e.Mount(ctx, MountRequest{Volume: q.Volume, Dir: again, May: may})
 	if err == nil && merr == nil {
 		out.Info = info
 	}
@@ -217,7 +212,7 @@ func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*cat
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := look(tx)
 		if err == nil && *mounted {
-			err = errs.New(errs.InUse, opRewind, q.Volume, "it was mounted meanwhile").
+			err = errs.New(errs.InUse, opRewind, q.Volume.String(), "it was mounted meanwhile").
 				WithHint("%s first", errs.Run("umount", q.Volume))
 		}
 		return *vol, *snap, err
@@ -237,7 +232,7 @@ func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*cat
 	if err != nil {
 		e.ledger.Undo(ctx, s.next.ID)
 		_ = e.ledger.Unmark(ctx, vol.ID)
-		return Rewound{}, errs.Wrap(opRewind, q.Volume+"@"+q.Snapshot, err)
+		return Rewound{}, errs.Wrap(opRewind, q.Volume.At(q.Snapshot).String(), err)
 	}
-	return Rewound{volumeInfo(s.row, e.caps.Name, ""), q.Volume + "@" + s.next.Before}, nil
+	return Rewound{volumeInfo(s.row, e.caps.Name, ""), s.row.Name + "@" + s.next.Before}, nil
 }

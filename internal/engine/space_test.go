@@ -30,7 +30,7 @@ func TestUmountReturnsDeleted(t *testing.T) {
 	for _, fs := range []driver.FS{driver.Ext4, driver.XFS} {
 		t.Run(string(fs), func(t *testing.T) {
 			name := "g" + string(fs)
-			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: name, Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
+			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
 				t.Fatal(err)
 			}
 			v := clone(t, e, name, "v"+string(fs), true)
@@ -48,16 +48,16 @@ func TestUmountReturnsDeleted(t *testing.T) {
 			for _, path := range paths {
 				must(t, os.Remove(path))
 			}
-			if _, err := e.Umount(t.Context(), v.Name); err != nil {
+			if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(v.Name)}); err != nil {
 				t.Fatal(err)
 			}
 			if fs == driver.XFS {
 				// It frees in the background, and may take more time than an umount waits. What
 				// is left of it comes back the next time.
-				if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(v.Name)}); err != nil {
+				if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(v.Name)}); err != nil {
 					t.Fatal(err)
 				}
-				if _, err := e.Umount(t.Context(), v.Name); err != nil {
+				if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(v.Name)}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -121,7 +121,7 @@ func TestDeadAreNotBlamed(t *testing.T) {
 		must(t, err)
 
 		var said warnings.List
-		_, err = e.Umount(warnings.Collect(t.Context(), &said), "v") // which takes no mark
+		_, err = e.Umount(warnings.Collect(t.Context(), &said), engine.UmountRequest{Volume: ref.MustName("v")}) // which takes no mark
 		must(t, err)
 		r, err := e.Destroy(warnings.Collect(t.Context(), &said), toDestroy("v"))
 		must(t, err)

@@ -97,12 +97,15 @@ func TestUmountKeepsWhatIsNotOurs(t *testing.T) {
 					continue // all directories in the pool are Pando's
 				}
 				for verb, run := range map[string]func() error{
-					"umount":  func() error { _, err := e.Umount(t.Context(), "v"); return err },
+					"umount": func() error {
+						_, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
+						return err
+					},
 					"destroy": func() error { destroy(t, e, "v"); return nil },
 					"gc":      func() error { _, err := e.GC(t.Context(), false); return err },
 				} {
 					clone(t, e, "g", "v", false)
-					v, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: dir})
+					v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: dir})
 					must(t, err)
 					unmountByHand(t, v.Mountpoint)
 					there := put(t, v.Mountpoint)
@@ -128,14 +131,14 @@ func TestMountKeepsWhatIsNotOurs(t *testing.T) {
 		at := filepath.Join(e.Dir(), "mnt", "v")
 		for _, what := range []string{"file", "link"} {
 			there := foreigners[what](t, at)
-			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v"})
+			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v")})
 			wantKind(t, err, errs.Invalid, "Pando did not make it")
 			if !there() {
 				t.Errorf("the %s is gone", what)
 			}
 			must(t, os.Remove(at))
 		}
-		if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v"}); err != nil {
+		if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v")}); err != nil {
 			t.Errorf("with nothing in the way: %v", err)
 		}
 	})
@@ -150,7 +153,7 @@ func TestMountPointTakesNoWrites(t *testing.T) {
 		users := filepath.Join(top, "users")
 		must(t, os.Mkdir(users, 0o711))
 		for _, dir := range []string{"", filepath.Join(top, "made"), users} {
-			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: dir})
+			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: dir})
 			must(t, err, unix.Unmount(v.Mountpoint, 0))
 			bare := filepath.Join(v.Mountpoint, "lost")
 			err = os.WriteFile(bare, nil, 0o600)
@@ -235,7 +238,7 @@ func TestMountIsNotLedAstray(t *testing.T) {
 						must(t, d.take())
 					}
 				})
-				_, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: at})
+				_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: at})
 				wantKind(t, err, errs.Conflict)
 				target.unharmed(when)
 				must(t, d.end())
@@ -250,7 +253,7 @@ func TestMountIsNotLedAstray(t *testing.T) {
 				}
 			}
 		}
-		if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: filepath.Join(d.dir, "m")}); err != nil {
+		if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(d.dir, "m")}); err != nil {
 			t.Errorf("without all that: %v", err)
 		}
 	})
@@ -265,15 +268,15 @@ func TestMountPointThroughLinks(t *testing.T) {
 		home, real := filepath.Join(top, "home"), filepath.Join(top, "real")
 		must(t, os.Mkdir(home, 0o755), os.Mkdir(real, 0o755), os.Symlink("real", filepath.Join(top, "link")))
 		must(t, os.Symlink(real, filepath.Join(home, "link")), os.Chown(home, 12, 34))
-		v, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: filepath.Join(top, "link", "m")})
+		v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(top, "link", "m")})
 		if err != nil || v.Mountpoint != filepath.Join(real, "m") {
 			t.Errorf("by root's link: %q, %v", v.Mountpoint, err)
 		}
-		if _, err := e.Umount(t.Context(), "v"); err != nil {
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
 			t.Error(err)
 		}
 		for _, dir := range []string{filepath.Join(home, "link", "m"), filepath.Join(home, "link")} {
-			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: dir})
+			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: dir})
 			wantKind(t, err, errs.Permission, "others than root")
 		}
 	})
@@ -288,7 +291,7 @@ func TestUmountIsNotLedAstray(t *testing.T) {
 		must(t, os.Mkdir(d.dir, 0o755), os.Mkdir(d.to, 0o755))
 		for name, dir := range map[string]string{"v": d.dir, "w": d.to} {
 			clone(t, e, "g", name, false)
-			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(name), Dir: filepath.Join(dir, "m")})
+			_, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(name), Dir: filepath.Join(dir, "m")})
 			must(t, err)
 		}
 		engine.AtStep(t, func(s string) {
@@ -296,7 +299,7 @@ func TestUmountIsNotLedAstray(t *testing.T) {
 				must(t, d.take())
 			}
 		})
-		_, err := e.Umount(t.Context(), "v")
+		_, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
 		must(t, err, d.end())
 		if w, err := e.Show(t.Context(), ref.Ref{Name: "w"}); err != nil || w.Mountpoint != filepath.Join(d.to, "m") {
 			t.Errorf("the other one is mounted at %q, %v", w.Mountpoint, err)
@@ -392,7 +395,7 @@ func TestMountGivesNobodyTheHost(t *testing.T) {
 		open := filepath.Join(top, "open")
 		must(t, os.Mkdir(open, 0o755))
 		for _, may := range []engine.Rights{{}, {SUID: true}, {Dev: true}, {Dev: true, SUID: true}} {
-			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: filepath.Join(open, "v"), May: may})
+			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(open, "v"), May: may})
 			must(t, err)
 			id, err := asNobody(filepath.Join(v.Mountpoint, "id"), "-u")
 			if want := map[bool]string{false: "65534", true: "0"}[may.SUID]; err != nil || id != want {
@@ -401,11 +404,11 @@ func TestMountGivesNobodyTheHost(t *testing.T) {
 			if _, err = asNobody("sh", "-c", `: >"$0"`, filepath.Join(v.Mountpoint, "null")); (err == nil) != may.Dev {
 				t.Errorf("%+v: the device can be written to: %v", may, err)
 			}
-			_, err = e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: filepath.Join(open, "v"), May: engine.Rights{Dev: true, SUID: true}})
+			_, err = e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(open, "v"), May: engine.Rights{Dev: true, SUID: true}})
 			if (err == nil) != (may == engine.Rights{Dev: true, SUID: true}) || err != nil && !errs.Is(err, errs.InUse) {
 				t.Errorf("%+v: asking for more while it is mounted: %v", may, err)
 			}
-			_, err = e.Umount(t.Context(), "v")
+			_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
 			must(t, err)
 		}
 	})
@@ -423,14 +426,14 @@ func TestMountForRootAlone(t *testing.T) {
 		at := filepath.Join(dir, "v")
 		restricted := func(when, dir string, want bool) {
 			t.Helper()
-			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: dir})
+			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: dir})
 			must(t, err)
 			var st unix.Statfs_t
 			must(t, unix.Statfs(v.Mountpoint, &st))
 			if got := st.Flags&(unix.ST_NOSUID|unix.ST_NODEV) == unix.ST_NOSUID|unix.ST_NODEV; got != want {
 				t.Errorf("%s: nosuid and nodev are %v, wanted %v (%#x)", when, got, want, st.Flags)
 			}
-			_, err = e.Umount(t.Context(), "v")
+			_, err = e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")})
 			must(t, err)
 		}
 		restricted("in the pool", "", false)
@@ -471,11 +474,11 @@ func TestRewindKeepsRights(t *testing.T) {
 	e := newPool(t, top, engine.InitRequest{})
 	importTree(t, e, "g", source(t))
 	clone(t, e, "g", "v", false)
-	_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: "s"})
+	_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")})
 	must(t, err)
-	_, err = e.Mount(t.Context(), engine.MountRequest{Volume: "v", Dir: filepath.Join(top, "v"), May: engine.Rights{Dev: true}})
+	_, err = e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(top, "v"), May: engine.Rights{Dev: true}})
 	must(t, err)
-	r, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: "v", Snapshot: "s", Detach: true})
+	r, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"), Detach: true})
 	must(t, err)
 	var st unix.Statfs_t
 	must(t, unix.Statfs(r.Mountpoint, &st))

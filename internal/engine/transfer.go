@@ -77,7 +77,8 @@ func (e *Engine) PointByID(ctx context.Context, id driver.ObjectID) (Point, erro
 }
 
 // Points lists the points of a volume or golden, the oldest first. NotFound.
-func (e *Engine) Points(ctx context.Context, name string) ([]Point, error) {
+func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
+	name := volume.String()
 	var out []Point
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		_, isGolden, err := tx.Golden(name)
@@ -89,7 +90,7 @@ func (e *Engine) Points(ctx context.Context, name string) ([]Point, error) {
 			rows, err = tx.Generations(name)
 		} else {
 			var vol catalog.Row
-			if vol, err = tx.Resolve(opPush, ref.Ref{Name: name}); err == nil {
+			if vol, err = tx.Resolve(opPush, volume.Ref()); err == nil {
 				rows, err = tx.Snapshots(vol.Lineage())
 			}
 		}
@@ -179,16 +180,23 @@ type Image struct {
 	Exact bool
 }
 
+// ReadRequest says which point is read, to be sent elsewhere.
+type ReadRequest struct {
+	Point driver.ObjectID // a snapshot or generation
+	Base  driver.ObjectID // another: only what differs from it is wanted; "": all is
+}
+
 // ReadImage calls fn with the image of a snapshot or generation, and with what of
-// it differs from another, base, unless that is "". Neither is destroyed before it
+// it differs from its base. Neither is destroyed before it
 // returns: who tries waits, and is told that it is being pushed. Where blocks are
 // shared, the difference is found without reading data, at a cost that grows with
 // the number of extents (see internal/extent). NotFound, Invalid (a volume),
 // Unsupported (a tree: see SendStream), InUse, and fn's error as it is.
-func (e *Engine) ReadImage(ctx context.Context, id, base driver.ObjectID, fn func(Image) error) error {
+func (e *Engine) ReadImage(ctx context.Context, q ReadRequest, fn func(Image) error) error {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
+	id, base := q.Point, q.Base
 	if err := e.needRoot(opPush, string(id)); err != nil {
 		return err
 	}
@@ -256,13 +264,14 @@ func (e *Engine) withOpenImage(ctx context.Context, id driver.ObjectID, fn func(
 }
 
 // SendStream writes a snapshot or generation that is a tree to w, in the form of
-// the pool's driver: whole, or what differs from base. Neither is destroyed before
+// the pool's driver: whole, or what differs from its base. Neither is destroyed before
 // it returns. NotFound, Invalid (a volume), Unsupported (an image, or a driver
 // whose trees cannot be sent), InUse, and w's error.
-func (e *Engine) SendStream(ctx context.Context, id, base driver.ObjectID, w io.Writer) error {
+func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) error {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
+	id, base := q.Point, q.Base
 	if err := e.needRoot(opPush, string(id)); err != nil {
 		return err
 	}

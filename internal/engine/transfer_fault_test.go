@@ -13,6 +13,7 @@ import (
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
 	"pando/internal/errs"
+	"pando/internal/ref"
 	"pando/internal/testfs"
 )
 
@@ -25,19 +26,19 @@ func TestReceiveRefuses(t *testing.T) {
 	clone(t, e, "g", "busy", true)
 	g := point(t, e, "g")
 	before := dump(t, e.Dir())
-	ok := engine.ReceiveRequest{Volume: "new", Snapshot: "s", FS: driver.None, SizeBytes: 1 << 20, Image: func(context.Context, engine.Target) error {
+	ok := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("s"), FS: driver.None, SizeBytes: 1 << 20, Image: func(context.Context, engine.Target) error {
 		t.Error("it was asked for content")
 		return nil
 	}}
-	golden := func(q *engine.ReceiveRequest) { q.Volume, q.Snapshot, q.Golden, q.Generation = "new", "", true, 1 }
+	golden := func(q *engine.ReceiveRequest) {
+		q.Volume, q.Snapshot, q.Golden, q.Generation = ref.MustName("new"), ref.Name{}, true, 1
+	}
 	for name, c := range map[string]struct {
 		kind   errs.Kind
 		change func(q *engine.ReceiveRequest)
 	}{
-		"no name":                   {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume = "" }},
-		"a bad name":                {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume = "a@b" }},
-		"a bad snapshot":            {errs.Invalid, func(q *engine.ReceiveRequest) { q.Snapshot = "x y" }},
-		"no snapshot":               {errs.Invalid, func(q *engine.ReceiveRequest) { q.Snapshot = "" }},
+		"no name":                   {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume = ref.Name{} }},
+		"no snapshot":               {errs.Invalid, func(q *engine.ReceiveRequest) { q.Snapshot = ref.Name{} }},
 		"no content":                {errs.Invalid, func(q *engine.ReceiveRequest) { q.Image = nil }},
 		"content twice":             {errs.Invalid, func(q *engine.ReceiveRequest) { q.Stream = strings.NewReader("") }},
 		"an image of a tree":        {errs.Invalid, func(q *engine.ReceiveRequest) { q.FS = driver.Native }},
@@ -45,24 +46,24 @@ func TestReceiveRefuses(t *testing.T) {
 		"a stream":                  {errs.Unsupported, func(q *engine.ReceiveRequest) { q.Image, q.Stream, q.FS = nil, strings.NewReader(""), driver.Native }},
 		"an unknown kind":           {errs.Unsupported, func(q *engine.ReceiveRequest) { q.FS = "ntfs" }},
 		"no size":                   {errs.Invalid, func(q *engine.ReceiveRequest) { q.SizeBytes = 0 }},
-		"volume taken":              {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = "v" }},
-		"volume taken by a golden":  {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = "g" }},
+		"volume taken":              {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = ref.MustName("v") }},
+		"volume taken by a golden":  {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = ref.MustName("g") }},
 		"no volume to update":       {errs.NotFound, func(q *engine.ReceiveRequest) { q.Update = true }},
-		"a golden to update":        {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume, q.Update = "g", true }},
-		"snapshot taken":            {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume, q.Update = "v", true }},
-		"snapshot taken, history":   {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume, q.SnapshotOnly = "v", true }},
+		"a golden to update":        {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume, q.Update = ref.MustName("g"), true }},
+		"snapshot taken":            {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume, q.Update = ref.MustName("v"), true }},
+		"snapshot taken, history":   {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume, q.SnapshotOnly = ref.MustName("v"), true }},
 		"no volume for history":     {errs.NotFound, func(q *engine.ReceiveRequest) { q.SnapshotOnly = true }},
 		"both":                      {errs.Invalid, func(q *engine.ReceiveRequest) { q.Update, q.SnapshotOnly = true, true }},
-		"mounted":                   {errs.InUse, func(q *engine.ReceiveRequest) { q.Volume, q.Update = "busy", true }},
+		"mounted":                   {errs.InUse, func(q *engine.ReceiveRequest) { q.Volume, q.Update = ref.MustName("busy"), true }},
 		"no such base":              {errs.NotFound, func(q *engine.ReceiveRequest) { q.Base = driver.NewID() }},
 		"a larger base":             {errs.Invalid, func(q *engine.ReceiveRequest) { q.Base, q.SizeBytes = g.ID, 1<<19 }},
 		"no room":                   {errs.NoSpace, func(q *engine.ReceiveRequest) { q.NeedBytes = 1 << 40 }},
 		"generation 0":              {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.Generation = 0 }},
-		"golden with a snapshot":    {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.Snapshot = "s" }},
+		"golden with a snapshot":    {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.Snapshot = ref.MustName("s") }},
 		"golden without generation": {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.SnapshotOnly = true }},
-		"golden taken":              {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume = "g"; q.Generation = 2 }},
-		"golden taken by a volume":  {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume = "v" }},
-		"generation taken":          {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume, q.Update = "g", true }},
+		"golden taken":              {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume = ref.MustName("g"); q.Generation = 2 }},
+		"golden taken by a volume":  {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume = ref.MustName("v") }},
+		"generation taken":          {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume, q.Update = ref.MustName("g"), true }},
 		"a link to nothing":         {errs.Invalid, func(q *engine.ReceiveRequest) { q.Links = []engine.Link{{Repo: "r"}} }},
 	} {
 		q := ok
@@ -80,10 +81,10 @@ func TestReceiveRefuses(t *testing.T) {
 		t.Errorf("an image in a pool of trees: %v", err)
 	}
 	importTree(t, p, "g", source(t))
-	if err := p.SendStream(t.Context(), point(t, p, "g").ID, "", io.Discard); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+	if err := p.SendStream(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}, io.Discard); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
 		t.Errorf("the stream of a driver that has none: %v", err)
 	}
-	if err := p.ReadImage(t.Context(), point(t, p, "g").ID, "", func(engine.Image) error { return nil }); !errs.Is(err, errs.Unsupported) {
+	if err := p.ReadImage(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}, func(engine.Image) error { return nil }); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("the image of a tree: %v", err)
 	}
 	healthy(t, p)
@@ -91,16 +92,20 @@ func TestReceiveRefuses(t *testing.T) {
 
 // receipts are the ways to receive, into a pool with golden g and volume v.
 var receipts = map[string]func(q *engine.ReceiveRequest, base driver.ObjectID){
-	"volume":            func(q *engine.ReceiveRequest, _ driver.ObjectID) {},
-	"volume from base":  func(q *engine.ReceiveRequest, base driver.ObjectID) { q.Base = base },
-	"update":            func(q *engine.ReceiveRequest, base driver.ObjectID) { q.Volume, q.Base, q.Update = "v", base, true },
-	"update of another": func(q *engine.ReceiveRequest, _ driver.ObjectID) { q.Volume, q.Update = "v", true },
-	"snapshot only": func(q *engine.ReceiveRequest, base driver.ObjectID) {
-		q.Volume, q.Base, q.SnapshotOnly = "v", base, true
+	"volume":           func(q *engine.ReceiveRequest, _ driver.ObjectID) {},
+	"volume from base": func(q *engine.ReceiveRequest, base driver.ObjectID) { q.Base = base },
+	"update": func(q *engine.ReceiveRequest, base driver.ObjectID) {
+		q.Volume, q.Base, q.Update = ref.MustName("v"), base, true
 	},
-	"golden": func(q *engine.ReceiveRequest, _ driver.ObjectID) { q.Golden, q.Snapshot, q.Generation = true, "", 7 },
+	"update of another": func(q *engine.ReceiveRequest, _ driver.ObjectID) { q.Volume, q.Update = ref.MustName("v"), true },
+	"snapshot only": func(q *engine.ReceiveRequest, base driver.ObjectID) {
+		q.Volume, q.Base, q.SnapshotOnly = ref.MustName("v"), base, true
+	},
+	"golden": func(q *engine.ReceiveRequest, _ driver.ObjectID) {
+		q.Golden, q.Snapshot, q.Generation = true, ref.Name{}, 7
+	},
 	"generation": func(q *engine.ReceiveRequest, base driver.ObjectID) {
-		q.Volume, q.Golden, q.Snapshot, q.Generation, q.Base, q.Update = "g", true, "", 7, base, true
+		q.Volume, q.Golden, q.Snapshot, q.Generation, q.Base, q.Update = ref.MustName("g"), true, ref.Name{}, 7, base, true
 	},
 }
 
@@ -146,7 +151,7 @@ func TestReceiveFails(t *testing.T) {
 				}, links: []engine.Link{{"r", "m", ""}, {"r", "m", driver.NewID()}}, want: func(err error) bool { return errs.Is(err, errs.NotFound) }},
 			} {
 				before, sum := dump(t, e.Dir()), imageSum(t, e, "v")
-				q := engine.ReceiveRequest{Volume: "new", Snapshot: "n", FS: driver.None, SizeBytes: size, Image: c.image, Links: c.links}
+				q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.None, SizeBytes: size, Image: c.image, Links: c.links}
 				change(&q, base)
 				if c.ctx == nil {
 					c.ctx = t.Context()
@@ -181,7 +186,7 @@ func TestReceiveInFullPool(t *testing.T) {
 			before := dump(t, e.Dir())
 			for name, change := range receipts {
 				rng := rand.NewChaCha8([32]byte{9})
-				q := engine.ReceiveRequest{Volume: "new", Snapshot: "n", FS: driver.None, SizeBytes: 1 << 30, Image: func(_ context.Context, to engine.Target) error {
+				q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.None, SizeBytes: 1 << 30, Image: func(_ context.Context, to engine.Target) error {
 					b := make([]byte, 4<<20)
 					for off := int64(0); off < 1<<30; off += int64(len(b)) {
 						_, _ = rng.Read(b)

@@ -51,7 +51,7 @@ const childBytes = 2 << 20
 func childContent(name string) []byte { return bytes.Repeat([]byte(name+" "), 4096)[:4096] }
 
 func childRequest(way, name string, base driver.ObjectID) engine.ReceiveRequest {
-	q := engine.ReceiveRequest{Volume: "new-" + name, Snapshot: name, FS: driver.None, SizeBytes: childBytes, Links: []engine.Link{{Repo: "r", Manifest: name}}}
+	q := engine.ReceiveRequest{Volume: ref.MustName("new-" + name), Snapshot: ref.MustName(name), FS: driver.None, SizeBytes: childBytes, Links: []engine.Link{{Repo: "r", Manifest: name}}}
 	receipts[way](&q, base)
 	if q.Golden { // the current one cannot be removed: there is always a newer one
 		_, _ = fmt.Sscanf(name, "n%d", &q.Generation)
@@ -99,7 +99,7 @@ func TestReceiveKilled(t *testing.T) {
 				rawGolden(t, e, "g", childBytes)
 				clone(t, e, "g", "v", false)
 				snapshot(t, e, "v", "s")
-				if _, err := e.Keep(t.Context(), "g", 2); err != nil {
+				if _, err := e.Keep(t.Context(), engine.KeepRequest{Golden: ref.MustName("g"), Generations: 2}); err != nil {
 					t.Fatal(err)
 				}
 				k := &killed{t: t, e: e, way: way, base: point(t, e, "v@s").ID}
@@ -165,7 +165,7 @@ func (k *killed) check(res faulttest.Result) {
 		t.Fatalf("fsck: %s", findings(r))
 	}
 	q := childRequest(k.way, k.name, k.base)
-	what := ref.Ref{Name: q.Volume, At: q.Snapshot}
+	what := q.Volume.At(q.Snapshot)
 	if q.Golden {
 		what.At = fmt.Sprint(q.Generation)
 	}
@@ -184,7 +184,7 @@ func (k *killed) check(res faulttest.Result) {
 	k.done++
 	want := []string{what.String()}
 	if !q.Golden && !q.SnapshotOnly {
-		want = append(want, q.Volume)
+		want = append(want, q.Volume.String())
 	}
 	for _, w := range want {
 		b, err := os.ReadFile(imageFile(t, e, w))
@@ -206,19 +206,19 @@ func (k *killed) reset(e *engine.Engine, q engine.ReceiveRequest) {
 	case q.Golden && q.Update:
 		return // its retention bounds them
 	case q.Golden:
-		if _, err := e.RemoveGolden(t.Context(), ref.Ref{Name: q.Volume}); err != nil {
+		if _, err := e.RemoveGolden(t.Context(), q.Volume.Ref()); err != nil {
 			t.Fatal(err)
 		}
 		return
 	case !q.Update && !q.SnapshotOnly:
-		destroy(t, e, q.Volume)
+		destroy(t, e, q.Volume.String())
 		return
 	case q.Update:
-		if _, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: "v", Snapshot: "s"}); err != nil {
+		if _, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s")}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	names, err := e.SnapshotNames(t.Context(), "v")
+	names, err := e.SnapshotNames(t.Context(), ref.MustName("v"))
 	if err != nil {
 		t.Fatal(err)
 	}

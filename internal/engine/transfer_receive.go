@@ -18,8 +18,8 @@ import (
 // ReceiveRequest says what is to be made of content that comes from elsewhere: a
 // snapshot and a volume that is a clone of it, or a generation of a golden.
 type ReceiveRequest struct {
-	Volume     string // name of the volume, or of the golden
-	Snapshot   string // name of the snapshot; "" with Golden
+	Volume     ref.Name // of the volume, or of the golden
+	Snapshot   ref.Name // zero with Golden
 	Golden     bool
 	Generation int // of Golden: its number, from 1
 
@@ -92,7 +92,7 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 		return Info{}, err
 	}
 	if q.Golden {
-		unlock, _, err := e.lockGolden(ctx, q.Volume, q.Tracker)
+		unlock, _, err := e.lockGolden(ctx, q.Volume.String(), q.Tracker)
 		if err != nil {
 			return Info{}, err
 		}
@@ -130,18 +130,18 @@ type receive struct {
 
 func (r *receive) check() error {
 	q := &r.q
-	if err := ref.CheckName(opPull, q.Volume); err != nil {
+	if err := q.Volume.Required(opPull); err != nil {
 		return err
 	}
-	r.ref = q.Volume + "@" + q.Snapshot
+	r.ref = q.Volume.At(q.Snapshot).String()
 	if q.Golden {
-		r.ref = ref.Generation(q.Volume, q.Generation)
+		r.ref = ref.Generation(q.Volume.String(), q.Generation)
 	}
 	bad := func(format string, args ...any) error { return errs.New(errs.Invalid, opPull, r.ref, format, args...) }
 	switch {
 	case q.Golden && q.Generation < 1:
 		return bad("%d is not the number of a generation", q.Generation)
-	case q.Golden && q.Snapshot != "":
+	case q.Golden && !q.Snapshot.IsZero():
 		return bad("a generation is no snapshot")
 	case q.Golden && q.SnapshotOnly:
 		return bad("a golden has no snapshots")
@@ -155,7 +155,7 @@ func (r *receive) check() error {
 		return bad("an image of %d bytes", q.SizeBytes)
 	}
 	if !q.Golden {
-		if err := ref.CheckName(opPull, q.Snapshot); err != nil {
+		if err := q.Snapshot.Required(opPull); err != nil {
 			return err
 		}
 	}
@@ -203,7 +203,7 @@ func (r *receive) plan(ctx context.Context) error {
 		var more []catalog.Mark
 		var err error
 		if q.Golden {
-			marks[0].Name = q.Volume
+			marks[0].Name = q.Volume.String()
 			more, err = r.planGeneration(tx)
 		} else {
 			more, err = r.planVolume(tx)
@@ -222,32 +222,32 @@ func (r *receive) plan(ctx context.Context) error {
 // sealed.
 func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 	q, p := r.q, &r.point
-	g, exists, err := tx.Golden(q.Volume)
+	g, exists, err := tx.Golden(q.Volume.String())
 	if err != nil {
 		return nil, err
 	}
 	if !exists {
-		if err := tx.CheckFree(opPull, q.Volume); err != nil {
+		if err := tx.CheckFree(opPull, q.Volume.String()); err != nil {
 			return nil, err
 		}
-		g = catalog.Golden{Name: q.Volume, CreatedAt: q.CreatedAt}
+		g = catalog.Golden{Name: q.Volume.String(), CreatedAt: q.CreatedAt}
 	} else {
 		if !q.Update {
-			return nil, errs.New(errs.Exists, opPull, q.Volume, "there is a golden of this name").
+			return nil, errs.New(errs.Exists, opPull, q.Volume.String(), "there is a golden of this name").
 				WithHint("choose another name, or update it")
 		}
-		if _, taken, err := tx.Generation(q.Volume, q.Generation); err != nil {
+		if _, taken, err := tx.Generation(q.Volume.String(), q.Generation); err != nil {
 			return nil, err
 		} else if taken {
 			return nil, errs.New(errs.Exists, opPull, r.ref, "the golden has this generation").
-				WithHint("see %s", errs.Run("golden show", q.Volume))
+				WithHint("see %s", errs.Run("golden show", q.Volume.String()))
 		}
 		if !g.CreatedAt.Equal(q.CreatedAt) {
 			p.Since = g.CreatedAt
 		}
 	}
 	r.golden = g
-	p.Golden, p.Generation = q.Volume, q.Generation
+	p.Golden, p.Generation = q.Volume.String(), q.Generation
 	p.Origin, p.OriginID = q.OriginRef, q.OriginID
 	if q.Generation > g.Current {
 		p.Keep = g.Keep
@@ -261,10 +261,10 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	e, q, p := r.e, r.q, &r.point
 	fresh := e.identity(driver.Volume)
-	p.Name, p.Consistency = q.Snapshot, q.Consistency
-	p.Origin = q.Volume
+	p.Name, p.Consistency = q.Snapshot.String(), q.Consistency
+	p.Origin = q.Volume.String()
 	if !q.Update && !q.SnapshotOnly {
-		if err := tx.CheckFree(opPull, q.Volume); err != nil {
+		if err := tx.CheckFree(opPull, q.Volume.String()); err != nil {
 			return nil, err
 		}
 		p.Volume, p.OriginID = fresh.ID, fresh.ID
@@ -273,16 +273,16 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 			return nil, err
 		}
 		p.Golden, p.Generation = r.descends(origin)
-		fresh.Name, fresh.Origin, fresh.OriginID = q.Volume, q.OriginRef, q.OriginID
+		fresh.Name, fresh.Origin, fresh.OriginID = q.Volume.String(), q.OriginRef, q.OriginID
 		fresh.Golden, fresh.Generation = p.Golden, p.Generation
 		r.volume = fresh
-		return []catalog.Mark{{ID: fresh.ID, Op: opPull, Name: q.Volume}}, nil
+		return []catalog.Mark{{ID: fresh.ID, Op: opPull, Name: q.Volume.String()}}, nil
 	}
-	vol, err := tx.ResolveVolume(opPull, q.Volume)
+	vol, err := tx.ResolveVolume(opPull, q.Volume.String())
 	if err != nil {
 		return nil, err
 	}
-	if _, taken, err := tx.Snapshot(vol.Lineage(), q.Snapshot); err != nil {
+	if _, taken, err := tx.Snapshot(vol.Lineage(), q.Snapshot.String()); err != nil {
 		return nil, err
 	} else if taken {
 		return nil, errs.New(errs.Exists, opPull, r.ref, "the volume has a snapshot of this name").
@@ -299,8 +299,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		return nil, err
 	}
 	if l.inUse() {
-		return nil, errs.New(errs.InUse, opPull, q.Volume, "the volume is mounted at %s", l.att.Mountpoint).
-			WithHint("%s first", errs.Run("umount", q.Volume))
+		return nil, errs.New(errs.InUse, opPull, q.Volume.String(), "the volume is mounted at %s", l.att.Mountpoint).
+			WithHint("%s first", errs.Run("umount", q.Volume.String()))
 	}
 	n := fresh
 	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+stamp(time.Now())
@@ -363,7 +363,7 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 	case q.Golden:
 		return r.commitGeneration(ctx, row)
 	case q.SnapshotOnly:
-		return snapshotInfo(row, q.Volume, e.caps.Name), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return r.record(tx, row) })
+		return snapshotInfo(row, q.Volume.String(), e.caps.Name), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return r.record(tx, row) })
 	case r.next != nil:
 		r.next.also = func(tx *catalog.Tx) error { return r.record(tx, row) }
 		if err := r.next.commit(ctx); err != nil {

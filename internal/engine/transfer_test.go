@@ -41,7 +41,7 @@ func rawGolden(t *testing.T, e *engine.Engine, name string, size int64) {
 	if err := errors.Join(os.WriteFile(path, b, 0o600), os.Truncate(path, size)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: name, Source: path, FS: driver.None}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: path, FS: driver.None}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -71,7 +71,7 @@ func imageFile(t *testing.T, e *engine.Engine, what string) string {
 
 func snapshot(t *testing.T, e *engine.Engine, volume, name string) {
 	t.Helper()
-	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: volume, Name: name}); err != nil {
+	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(volume), Name: ref.MustName(name)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -110,7 +110,7 @@ type carried struct {
 // copyImage writes what ReadImage says of p and base into a target whose content
 // begins as base.
 func copyImage(ctx context.Context, from *engine.Engine, p engine.Point, base driver.ObjectID, fresh bool, to engine.Target, c *carried) error {
-	return from.ReadImage(ctx, p.ID, base, func(m engine.Image) error {
+	return from.ReadImage(ctx, engine.ReadRequest{Point: p.ID, Base: base}, func(m engine.Image) error {
 		c.exact = m.Exact
 		buf := make([]byte, 64<<10)
 		at := int64(0)
@@ -153,11 +153,11 @@ func copyImage(ctx context.Context, from *engine.Engine, p engine.Point, base dr
 // request is what makes of p elsewhere what it is here.
 func request(p engine.Point) engine.ReceiveRequest {
 	q := engine.ReceiveRequest{
-		Volume: p.Volume, Snapshot: p.Name, Golden: p.Golden, FS: p.FS, SizeBytes: p.SizeBytes, Sector: p.Sector,
+		Volume: ref.MustName(p.Volume), Snapshot: ref.MustName(p.Name), Golden: p.Golden, FS: p.FS, SizeBytes: p.SizeBytes, Sector: p.Sector,
 		CreatedAt: p.CreatedAt, Consistency: p.Consistency, OriginRef: p.OriginRef,
 	}
 	if p.Golden {
-		q.Snapshot = ""
+		q.Snapshot = ref.Name{}
 		_, _ = fmt.Sscan(p.Name, &q.Generation)
 	}
 	return q
@@ -210,7 +210,7 @@ func TestTransfer(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(src, "big"), big, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := a.Import(t.Context(), engine.ImportRequest{Name: "g", Source: src, SizeBytes: 48 << 20}); err != nil {
+			if _, err := a.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src, SizeBytes: 48 << 20}); err != nil {
 				t.Fatal(err)
 			}
 			clone(t, a, "g", "job", false)
@@ -256,7 +256,7 @@ func TestTransfer(t *testing.T) {
 			if info.ID == first || info.Name != "job" || !c.exact || c.data > 4<<20 {
 				t.Errorf("update: %+v, %+v", info, c)
 			}
-			if names, err := b.SnapshotNames(t.Context(), "job"); err != nil || fmt.Sprint(names) != "[one two]" {
+			if names, err := b.SnapshotNames(t.Context(), ref.MustName("job")); err != nil || fmt.Sprint(names) != "[one two]" {
 				t.Errorf("snapshots %v, %v", names, err)
 			}
 			for _, what := range []string{"g@1", "job@one", "job@two"} {
@@ -298,7 +298,7 @@ func TestTransfer(t *testing.T) {
 			snapshot(t, a, "job", "three")
 			mine := imageSum(t, b, "job")
 			carry(t, a, b, point(t, a, "job@three"), two.ID, point(t, b, "job@two").ID, func(q *engine.ReceiveRequest) { q.Update = true })
-			names, err := b.SnapshotNames(t.Context(), "job")
+			names, err := b.SnapshotNames(t.Context(), ref.MustName("job"))
 			if err != nil || len(names) != 4 || !slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, "before-pull-") }) {
 				t.Fatalf("snapshots %v, %v", names, err)
 			}
@@ -325,11 +325,11 @@ func TestTransfer(t *testing.T) {
 				t.Errorf("%+v", p)
 			}
 			// The next number is free.
-			if p, err := b.Publish(t.Context(), engine.PublishRequest{Golden: "g", Volume: "job", Force: true}); err != nil || p.Generation != 4 {
+			if p, err := b.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName("job"), Force: true}); err != nil || p.Generation != 4 {
 				t.Errorf("%+v, %v", p, err)
 			}
 			// History only.
-			carry(t, a, b, two, one.ID, oneThere.ID, func(q *engine.ReceiveRequest) { q.SnapshotOnly, q.Snapshot = true, "again" })
+			carry(t, a, b, two, one.ID, oneThere.ID, func(q *engine.ReceiveRequest) { q.SnapshotOnly, q.Snapshot = true, ref.MustName("again") })
 			if imageSum(t, b, "job@again") != imageSum(t, a, "job@two") || imageSum(t, b, "job") != imageSum(t, a, "job@three") {
 				t.Error("the snapshot, or the volume, is not what it should be")
 			}
@@ -386,7 +386,7 @@ func TestReadImageRanges(t *testing.T) {
 	snapshot(t, e, "v", "s0")
 	scribble(t, e, "v", "changed", 5<<20)
 	snapshot(t, e, "v", "s1")
-	if _, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "v@s1"), Name: "w", SizeBytes: 2 * size}); err != nil {
+	if _, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "v@s1"), Name: ref.MustName("w"), SizeBytes: 2 * size}); err != nil {
 		t.Fatal(err)
 	}
 	scribble(t, e, "w", "grown", 2*size-4096)
@@ -409,7 +409,7 @@ func TestReadImageRanges(t *testing.T) {
 		{"a stranger", h, g, true, "[{0 8388608 false}]"},
 	} {
 		var got []engine.Range
-		err := e.ReadImage(t.Context(), c.id, c.base, func(m engine.Image) error {
+		err := e.ReadImage(t.Context(), engine.ReadRequest{Point: c.id, Base: c.base}, func(m engine.Image) error {
 			if m.Exact != c.exact {
 				t.Errorf("%s: exact is %v", c.name, m.Exact)
 			}
@@ -432,7 +432,7 @@ func TestReadImageRanges(t *testing.T) {
 		}
 	}
 	mine := errors.New("mine")
-	if err := e.ReadImage(t.Context(), g, "", func(engine.Image) error { return mine }); err != mine {
+	if err := e.ReadImage(t.Context(), engine.ReadRequest{Point: g}, func(engine.Image) error { return mine }); err != mine {
 		t.Errorf("the function's error became %v", err)
 	}
 	vol, err := e.Show(t.Context(), reference(t, "v"))
@@ -443,7 +443,7 @@ func TestReadImageRanges(t *testing.T) {
 		id, base driver.ObjectID
 		kind     errs.Kind
 	}{{driver.ObjectID(vol.ID), "", errs.Invalid}, {driver.NewID(), "", errs.NotFound}, {g, driver.NewID(), errs.NotFound}} {
-		err := e.ReadImage(t.Context(), c.id, c.base, func(engine.Image) error { t.Error("called"); return nil })
+		err := e.ReadImage(t.Context(), engine.ReadRequest{Point: c.id, Base: c.base}, func(engine.Image) error { t.Error("called"); return nil })
 		if !errs.Is(err, c.kind) {
 			t.Errorf("%v, want %s", err, c.kind)
 		}
@@ -451,7 +451,7 @@ func TestReadImageRanges(t *testing.T) {
 	if _, err := e.Point(t.Context(), reference(t, "v")); !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" {
 		t.Errorf("the point of a volume: %v", err)
 	}
-	if err := e.SendStream(t.Context(), g, "", io.Discard); !errs.Is(err, errs.Unsupported) {
+	if err := e.SendStream(t.Context(), engine.ReadRequest{Point: g}, io.Discard); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("the stream of an image: %v", err)
 	}
 	healthy(t, e)
@@ -467,7 +467,7 @@ func TestReadKeepsWhatItReads(t *testing.T) {
 	other := open(t, e.Dir()) // as another process would
 	defer other.Close()
 	s, v := point(t, e, "v@s").ID, point(t, e, "v@t").ID
-	err := e.ReadImage(t.Context(), v, s, func(engine.Image) error {
+	err := e.ReadImage(t.Context(), engine.ReadRequest{Point: v, Base: s}, func(engine.Image) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		for _, what := range []string{"v@s", "v@t", "v"} {
@@ -538,7 +538,7 @@ func TestReceivedGoldenIsQuickToClone(t *testing.T) {
 		"in-order":  {Image: fill(pieces, false)},
 		"scattered": {Image: fill(shuffled, true)},
 	} {
-		q.Volume, q.Golden, q.Generation, q.FS, q.SizeBytes = name, true, 1, driver.None, size
+		q.Volume, q.Golden, q.Generation, q.FS, q.SizeBytes = ref.MustName(name), true, 1, driver.None, size
 		info, err := e.Receive(t.Context(), q)
 		if err != nil {
 			t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 	"pando/internal/driver/btrfs"
 	"pando/internal/engine"
 	"pando/internal/errs"
+	"pando/internal/ref"
 	"pando/internal/testfs"
 )
 
@@ -27,7 +28,7 @@ func treePool(t *testing.T) *engine.Engine {
 func stream(t *testing.T, e *engine.Engine, p engine.Point, base driver.ObjectID) []byte {
 	t.Helper()
 	var b bytes.Buffer
-	if err := e.SendStream(t.Context(), p.ID, base, &b); err != nil {
+	if err := e.SendStream(t.Context(), engine.ReadRequest{Point: p.ID, Base: base}, &b); err != nil {
 		t.Fatal(err)
 	}
 	return b.Bytes()
@@ -100,7 +101,7 @@ func TestTransferTrees(t *testing.T) {
 	before := dump(t, b.Dir())
 	for name, change := range receipts {
 		base := driver.ObjectID("")
-		q := engine.ReceiveRequest{Volume: "new", Snapshot: "n", FS: driver.Native}
+		q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.Native}
 		if change(&q, point(t, b, "job@one").ID); q.Base != "" {
 			base = q.Base
 		}

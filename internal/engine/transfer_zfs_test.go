@@ -15,6 +15,7 @@ import (
 	"pando/internal/driver/reflink"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
+	"pando/internal/ref"
 	"pando/internal/testfs"
 )
 
@@ -22,7 +23,7 @@ import (
 func pointSum(t *testing.T, e *engine.Engine, what string) string {
 	t.Helper()
 	h := sha256.New()
-	if err := e.ReadImage(t.Context(), point(t, e, what).ID, "", func(m engine.Image) error {
+	if err := e.ReadImage(t.Context(), engine.ReadRequest{Point: point(t, e, what).ID}, func(m engine.Image) error {
 		_, err := io.Copy(h, io.NewSectionReader(m.R, 0, m.SizeBytes))
 		return err
 	}); err != nil {
@@ -46,7 +47,7 @@ func TestTransferZFS(t *testing.T) {
 			if !toZFS {
 				a, b = b, a
 			}
-			if _, err := a.Import(t.Context(), engine.ImportRequest{Name: "g", Source: source(t), SizeBytes: 48 << 20, FS: driver.Ext4}); err != nil {
+			if _, err := a.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), SizeBytes: 48 << 20, FS: driver.Ext4}); err != nil {
 				t.Fatal(err)
 			}
 			clone(t, a, "g", "job", false)
@@ -67,10 +68,10 @@ func TestTransferZFS(t *testing.T) {
 			mine := errors.New("mine")
 			for _, name := range []string{"volume", "update", "generation"} { // each takes seconds there
 				q := request(two)
-				q.Volume, q.Snapshot = "new", "n"
+				q.Volume, q.Snapshot = ref.MustName("new"), ref.MustName("n")
 				receipts[name](&q, point(t, b, "job@one").ID)
-				if q.Volume == "v" {
-					q.Volume = "job"
+				if q.Volume.String() == "v" {
+					q.Volume = ref.MustName("job")
 				}
 				q.Image = func(_ context.Context, to engine.Target) error {
 					if err := to.Zero(4096, 1<<20); err != nil {

@@ -110,32 +110,32 @@ func TestLostWritesAreReported(t *testing.T) {
 	}{{"xfs", driver.Ext4}, {"xfs", driver.XFS}, {"btrfs", driver.Ext4}} {
 		t.Run(c.pool+"/"+string(c.fs), func(t *testing.T) {
 			p := newFullable(t, c.pool)
-			if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: source(t), FS: c.fs, SizeBytes: 320 << 20}); err != nil {
+			if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), FS: c.fs, SizeBytes: 320 << 20}); err != nil {
 				t.Fatal(err)
 			}
 			for name, do := range map[string]func(e *engine.Engine, v string) error{
 				"snapshot": func(e *engine.Engine, v string) error {
-					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "s"})
+					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName("s")})
 					return err
 				},
 				"snapshot-live": func(e *engine.Engine, v string) error {
-					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "s", Freeze: engine.FreezeNever})
+					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName("s"), Freeze: engine.FreezeNever})
 					return err
 				},
 				"fork": func(e *engine.Engine, v string) error {
-					_, err := e.Fork(t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: v + "-fork"})
+					_, err := e.Fork(t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: ref.MustName(v + "-fork")})
 					return err
 				},
 				"publish": func(e *engine.Engine, v string) error {
-					_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: v + "-golden", Volume: v})
+					_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(v + "-golden"), Volume: ref.MustName(v)})
 					return err
 				},
 				"rewind": func(e *engine.Engine, v string) error {
-					_, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: v, Snapshot: "before", Detach: true})
+					_, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName("before"), Detach: true})
 					return err
 				},
 				"umount": func(e *engine.Engine, v string) error {
-					_, err := e.Umount(t.Context(), v)
+					_, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(v)})
 					return err
 				},
 			} {
@@ -151,10 +151,10 @@ func TestLostWritesAreReported(t *testing.T) {
 func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v string) error) {
 	p.t = t
 	info := clone(t, p.e, "g", v, false)
-	if _, err := p.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: v, Name: "before"}); err != nil {
+	if _, err := p.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName("before")}); err != nil {
 		t.Fatal(err)
 	}
-	info, err := p.e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(v)})
+	info, err := p.e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(v)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,18 +174,18 @@ func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v s
 	}
 	// The umount that fails says so, whoever has found out before.
 	ctx, warnings := listen(t)
-	if _, err := e.Umount(ctx, v); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) && !strings.HasSuffix(v, "mount") && !strings.HasSuffix(v, "rewind") {
+	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) && !strings.HasSuffix(v, "mount") && !strings.HasSuffix(v, "rewind") {
 		t.Errorf("the first umount: %v", err)
 	}
-	if _, err := e.Umount(ctx, v); err != nil || !strings.Contains(warnings(), v+" is unmounted without what was written to it before ") {
+	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); err != nil || !strings.Contains(warnings(), v+" is unmounted without what was written to it before ") {
 		t.Errorf("the second umount: %v, warnings %q", err, warnings())
 	}
 	// Of the next mount nothing is known.
-	if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.Name(v)}); err != nil {
+	if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(v)}); err != nil {
 		t.Fatal(err)
 	}
 	ctx, warnings = listen(t)
-	if _, err := e.Umount(ctx, v); err != nil || warnings() != "" {
+	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); err != nil || warnings() != "" {
 		t.Errorf("the umount after that: %v, warnings %q", err, warnings())
 	}
 	destroy(t, e, v)
@@ -199,7 +199,7 @@ func TestLostWritesToRawVolume(t *testing.T) {
 	if err := errors.Join(os.WriteFile(image, []byte("raw"), 0o600), os.Truncate(image, 64<<20)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: image, FS: driver.None}); err != nil {
+	if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: image, FS: driver.None}); err != nil {
 		t.Fatal(err)
 	}
 	dev := clone(t, p.e, "g", "raw", true).Mountpoint
@@ -216,7 +216,7 @@ func TestLostWritesToRawVolume(t *testing.T) {
 	if err := f.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_, err = p.e.Umount(t.Context(), "raw")
+	_, err = p.e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("raw")})
 	p.empty()
 	if !errs.Is(err, errs.NoSpace) {
 		t.Errorf("%v, wanted NoSpace", err)
@@ -225,7 +225,7 @@ func TestLostWritesToRawVolume(t *testing.T) {
 		t.Error(err)
 	}
 	ctx, warnings := listen(t)
-	if _, err := p.e.Umount(ctx, "raw"); err != nil || !strings.Contains(warnings(), "raw is unmounted without") {
+	if _, err := p.e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("raw")}); err != nil || !strings.Contains(warnings(), "raw is unmounted without") {
 		t.Errorf("the second umount: %v, warnings %q", err, warnings())
 	}
 }
@@ -241,13 +241,13 @@ func TestLostWritesOfTrees(t *testing.T) {
 	a, b := clone(t, e, "g", "a", true), clone(t, e, "g", "b", true)
 	p.lose(a.Mountpoint)
 	for _, v := range []string{b.Name, a.Name} {
-		if _, err := e.Umount(t.Context(), v); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) {
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(v)}); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) {
 			t.Errorf("umount of %s: %v", v, err)
 		}
 	}
 	for _, v := range []string{b.Name, a.Name} {
 		ctx, warnings := listen(t)
-		if _, err := e.Umount(ctx, v); err != nil || !strings.Contains(warnings(), v+" is unmounted without") {
+		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); err != nil || !strings.Contains(warnings(), v+" is unmounted without") {
 			t.Errorf("second umount of %s: %v, warnings %q", v, err, warnings())
 		}
 	}
@@ -267,13 +267,13 @@ func TestLostWritesAreShown(t *testing.T) {
 	}
 	// A copy is good for what has been written since.
 	ctx, warnings = listen(t)
-	if _, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: "v", Name: "s"}); err != nil || !strings.Contains(warnings(), "the copy lacks them") {
+	if _, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")}); err != nil || !strings.Contains(warnings(), "the copy lacks them") {
 		t.Errorf("snapshot: %v, warnings %q", err, warnings())
 	}
-	if _, err := p.e.Umount(t.Context(), "v"); err == nil || !strings.Contains(err.Error(), "writes failed before") {
+	if _, err := p.e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err == nil || !strings.Contains(err.Error(), "writes failed before") {
 		t.Errorf("umount: %v", err)
 	}
-	if _, err := p.e.Umount(t.Context(), "v"); err != nil {
+	if _, err := p.e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
 		t.Error(err)
 	}
 }
@@ -284,12 +284,12 @@ func TestLostWritesOfStoppedFilesystem(t *testing.T) {
 	e := newPool(t, testfs.XFS(t, 800<<20), engine.InitRequest{MinFreePercent: 1})
 	for _, fs := range []driver.FS{driver.Ext4, driver.XFS} {
 		g := "g-" + string(fs)
-		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: g, Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(g), Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
 			t.Fatal(err)
 		}
 		v := clone(t, e, g, string(fs), true)
 		stop(t, v.Mountpoint)
-		_, err := e.Umount(t.Context(), v.Name)
+		_, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(v.Name)})
 		if !errs.Is(err, errs.IO) || !strings.Contains(err.Error(), "can no longer write") || !strings.Contains(errs.HintOf(err), `a second operation "umount"`) {
 			t.Errorf("%s: %v (hint %q)", fs, err, errs.HintOf(err))
 		}
@@ -297,7 +297,7 @@ func TestLostWritesOfStoppedFilesystem(t *testing.T) {
 			t.Errorf("%s: mounted at %q, %v", fs, d.Mountpoint, err)
 		}
 		ctx, warnings := listen(t)
-		if _, err := e.Umount(ctx, v.Name); err != nil || !strings.Contains(warnings(), v.Name+" is unmounted without") {
+		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v.Name)}); err != nil || !strings.Contains(warnings(), v.Name+" is unmounted without") {
 			t.Errorf("%s, the second umount: %v, warnings %q", fs, err, warnings())
 		}
 		// Nothing is to be saved of what is destroyed.

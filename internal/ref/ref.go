@@ -12,17 +12,47 @@ import (
 // MaxNameBytes is the longest name of a volume, snapshot or golden.
 const MaxNameBytes = 128
 
-// Name is the name of a volume or golden: of something that may change, never of a generation or a
-// snapshot of it. Its own type keeps references, which are a [Ref], from being taken for names.
-type Name string
+// Name is a valid name of a volume, golden or snapshot, without what stands behind an @. Only [ParseName]
+// makes one, so an invalid name cannot get any further; the zero Name is that of nothing. Its own type
+// keeps references, which are a [Ref], from being taken for names. Names can be compared.
+type Name struct{ text string }
 
 // ParseName reads a name. Invalid.
 func ParseName(op, s string) (Name, error) {
 	if err := CheckName(op, s); err != nil {
-		return "", err
+		return Name{}, err
 	}
-	return Name(s), nil
+	return Name{s}, nil
 }
+
+// MustName is ParseName of a name that is known to be valid, such as a constant. It panics if it is not.
+func MustName(s string) Name {
+	n, err := ParseName("name", s)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// String is the written form, "" of the zero Name.
+func (n Name) String() string { return n.text }
+
+// IsZero reports whether it is the name of nothing.
+func (n Name) IsZero() bool { return n.text == "" }
+
+// Required returns an Invalid error for the zero Name.
+func (n Name) Required(op string) error {
+	if n.IsZero() {
+		return CheckName(op, "")
+	}
+	return nil
+}
+
+// Ref refers to the volume of this name, or to the golden's current generation.
+func (n Name) Ref() Ref { return Ref{Name: n.text} }
+
+// At refers to a snapshot of the volume of this name.
+func (n Name) At(snapshot Name) Ref { return Ref{n.text, snapshot.text} }
 
 // Ref is a reference as a person writes it: NAME, GOLDEN@N or VOLUME@SNAP.
 type Ref struct {

@@ -85,10 +85,25 @@ func TestPatterns(t *testing.T) {
 			t.Errorf("%q: %v, %v", s, p, err)
 		}
 	}
-	if n, err := ParseName("mount", "web"); n != "web" || err != nil {
+}
+
+func TestNames(t *testing.T) {
+	n, err := ParseName("mount", "web")
+	if err != nil || n.String() != "web" || n != MustName("web") || n.IsZero() || n.Required("mount") != nil {
 		t.Errorf("%q, %v", n, err)
 	}
-	if n, err := ParseName("mount", "web@1"); n != "" || !errs.Is(err, errs.Invalid) {
-		t.Errorf("a generation is the name %q: %v", n, err)
+	if r := n.Ref(); r != (Ref{Name: "web"}) {
+		t.Errorf("%v", r)
+	}
+	if r := n.At(MustName("before")); r != (Ref{"web", "before"}) {
+		t.Errorf("%v", r)
+	}
+	for _, s := range []string{"", "web@1", "a/b", "..", "-a"} {
+		if n, err := ParseName("mount", s); n != (Name{}) || !errs.Is(err, errs.Invalid) {
+			t.Errorf("%q is the name %q: %v", s, n, err)
+		}
+	}
+	if err := (Name{}).Required("mount"); !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" {
+		t.Errorf("no name is enough: %v", err)
 	}
 }

@@ -143,12 +143,12 @@ func TestPullMemory(t *testing.T) {
 // tree imports a directory as a golden, and edits volumes of it as trees.
 func (w *world) edits(volume string, fn func(dir string)) {
 	w.t.Helper()
-	i, err := w.e.Mount(w.t.Context(), engine.MountRequest{Volume: ref.Name(volume)})
+	i, err := w.e.Mount(w.t.Context(), engine.MountRequest{Volume: ref.MustName(volume)})
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	fn(i.Mountpoint)
-	if _, err := w.e.Umount(w.t.Context(), volume); err != nil {
+	if _, err := w.e.Umount(w.t.Context(), engine.UmountRequest{Volume: ref.MustName(volume)}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -192,7 +192,7 @@ func TestPullTrees(t *testing.T) {
 	if err := big.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := w.e.Import(t.Context(), engine.ImportRequest{Name: "g", Source: src}); err != nil {
+	if _, err := w.e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src}); err != nil {
 		t.Fatal(err)
 	}
 	w.clone("g", "v")
@@ -228,7 +228,7 @@ func TestPullTrees(t *testing.T) {
 	// Older points, of which later ones were sent as the difference, under policies
 	// and removals.
 	o2 := fresh()
-	o2.pull(points[1], PullRequest{As: "old"})
+	o2.pull(points[1], PullRequest{As: ref.MustName("old")})
 	if got := o2.files("old"); !slices.Equal(got, want[points[1]]) {
 		t.Errorf("got %q, want %q", got, want[points[1]])
 	}

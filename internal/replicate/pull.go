@@ -19,12 +19,12 @@ const opPull = "pull"
 
 // PullRequest says what to fetch from a remote.
 type PullRequest struct {
-	Ref        ref.Ref // VOLUME (its newest point), VOLUME@POINT, GOLDEN, GOLDEN@N
-	As         string  // name here; "": as there
-	Update     bool    // the volume is here, and becomes what is pulled; its state stays as a snapshot
-	TakeOver   bool    // this pool may push the volume from now on, and nobody else
-	NoOrigin   bool    // do not restore what the volume was cloned from, if that is not here
-	LimitBytes int64   // a second, of what is downloaded; 0: no bound
+	Ref        ref.Ref  // VOLUME (its newest point), VOLUME@POINT, GOLDEN, GOLDEN@N
+	As         ref.Name // name here; zero: as there
+	Update     bool     // the volume is here, and becomes what is pulled; its state stays as a snapshot
+	TakeOver   bool     // this pool may push the volume from now on, and nobody else
+	NoOrigin   bool     // do not restore what the volume was cloned from, if that is not here
+	LimitBytes int64    // a second, of what is downloaded; 0: no bound
 	Tracker    *progress.Tracker
 }
 
@@ -77,9 +77,9 @@ type puller struct {
 	PullRequest
 	e      *engine.Engine
 	repo   *repo.Repo
-	remote string // name, for those of origins
-	local  string // name here
-	lease  *lease // nil: the remote cannot be written
+	remote string   // name, for those of origins
+	local  ref.Name // name here
+	lease  *lease   // nil: the remote cannot be written
 	links  map[repo.ID]driver.ObjectID
 	mine   map[repo.ID]driver.ObjectID // points that were pushed from objects that are here
 	heads  map[string]engine.RemoteHead
@@ -91,21 +91,19 @@ type puller struct {
 func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote string, q PullRequest) (Pulled, error) {
 	start := time.Now()
 	p := &puller{PullRequest: q, e: e, repo: rp, remote: remote, local: q.As}
-	if p.local == "" {
-		p.local = q.Ref.Name
+	name, err := ref.ParseName(opPull, q.Ref.Name)
+	if err != nil {
+		return Pulled{}, err
 	}
-	for _, n := range []string{q.Ref.Name, p.local} {
-		if err := ref.CheckName(opPull, n); err != nil {
-			return Pulled{}, err
-		}
+	if p.local.IsZero() {
+		p.local = name
 	}
 	if q.TakeOver && q.Ref.At != "" {
 		return Pulled{}, errs.New(errs.Invalid, opPull, q.Ref.String(), "only a volume can be taken over, not a point of it").
 			WithHint("leave out @%s: the newest point is pulled", q.Ref.At)
 	}
 	p.out.Volume, p.out.Origins, p.out.Notes = q.Ref.Name, []string{}, []string{}
-	err := p.run(ctx)
-	if err != nil {
+	if err := p.run(ctx); err != nil {
 		return Pulled{}, errs.Wrap(opPull, q.Ref.String(), err)
 	}
 	p.out.ReadBytes, p.out.WrittenBytes = p.read.Load(), p.written.Load()
@@ -209,7 +207,7 @@ type local struct {
 	points []engine.Point
 }
 
-func (p *puller) lookHere(ctx context.Context, name string) (local, error) {
+func (p *puller) lookHere(ctx context.Context, name ref.Name) (local, error) {
 	points, err := p.e.Points(ctx, name)
 	if errs.Is(err, errs.NotFound) {
 		return local{}, nil
@@ -253,7 +251,7 @@ func (p *puller) follows(l local, head string) bool {
 
 // admit refuses what cannot be put where it is to go, before anything is changed.
 func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
-	full := p.local + "@" + pt.Name
+	full := p.local.String() + "@" + pt.Name
 	if h.Golden {
 		if _, ok := (ref.Ref{Name: h.Name, At: pt.Name}).Generation(); !ok {
 			return errs.New(errs.Damaged, opPull, full, "%q is not the number of a generation", pt.Name).
@@ -267,7 +265,7 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 		return errs.New(errs.Exists, opPull, full, "the golden has a generation of this number, which is another").
 			WithHint("pull it under another name with %s", errs.Param("as", "NAME"))
 	case !p.Update && !p.follows(here, h.Name):
-		return errs.New(errs.Exists, opPull, p.local, "it is here already").
+		return errs.New(errs.Exists, opPull, p.local.String(), "it is here already").
 			WithHint("pull it under another name with %s, or with %s: then it becomes what is pulled, and its state stays as a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
 	case here.named(pt.Name):
 		return errs.New(errs.Exists, opPull, full, "the volume has a snapshot of this name, which is another").
@@ -296,7 +294,7 @@ func (p *puller) result(ctx context.Context, pt repo.Point) error {
 	if err != nil {
 		return err
 	}
-	what := ref.Ref{Name: p.local}
+	what := p.local.Ref()
 	if point.Golden {
 		what.At = point.Name
 	}

@@ -16,7 +16,7 @@ const maxDepth = 10000
 
 // dest is where a point goes.
 type dest struct {
-	name   string
+	name   ref.Name
 	golden bool
 	exists bool // there is something of that name
 	update bool // which becomes the point; of a volume: otherwise the snapshot is added to it
@@ -55,7 +55,10 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 	if d.golden {
 		q.Golden, q.Generation, q.Update = true, generationOf(pt), d.exists
 	} else {
-		q.Snapshot, q.Update, q.SnapshotOnly = pt.Name, d.exists && d.update, d.exists && !d.update
+		if q.Snapshot, err = ref.ParseName(opPull, pt.Name); err != nil {
+			return engine.Info{}, err
+		}
+		q.Update, q.SnapshotOnly = d.exists && d.update, d.exists && !d.update
 	}
 	if err := p.origin(ctx, &q, pt); err != nil {
 		return engine.Info{}, err
@@ -286,23 +289,24 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 		case i > 1:
 			name = fmt.Sprintf("%s.%s-%d", h.Name, p.remote, i)
 		}
-		if err := ref.CheckName(opPull, name); err != nil || i > 1000 {
+		free, err := ref.ParseName(opPull, name)
+		if err != nil || i > 1000 {
 			return dest{}, errs.New(errs.Exists, opPull, h.Name, "no name is free for what the volume was cloned from").
 				WithHint("free the name %s, or use %s", h.Name, errs.Param("no-origin"))
 		}
-		if name == p.local {
+		if free == p.local {
 			continue // that is for what was asked for
 		}
-		l, err := p.lookHere(ctx, name)
+		l, err := p.lookHere(ctx, free)
 		switch {
 		case err != nil:
 			return dest{}, err
 		case !l.exists:
-			return dest{name: name, golden: h.Golden}, nil
+			return dest{name: free, golden: h.Golden}, nil
 		case l.named(pt.Name) || len(l.points) == 0 || l.points[0].Golden != h.Golden:
 			continue
 		case p.fromHere(l, h):
-			return dest{name: name, golden: h.Golden, exists: true}, nil
+			return dest{name: free, golden: h.Golden, exists: true}, nil
 		}
 	}
 }

@@ -26,7 +26,7 @@ type PushRequest struct {
 	Refs []ref.Ref
 	All  bool // every volume that is not ephemeral, and every golden
 
-	As         string        // name on the remote, of the only ref; "": its own
+	As         ref.Name      // on the remote, of the only ref; zero: its own
 	LimitBytes int64         // a second, up and down; 0: no limit
 	Freeze     engine.Freeze // whether the writes to a volume in use are stopped
 	NoOrigin   bool          // do not push the golden that a volume descends from first
@@ -132,15 +132,10 @@ func (p *pusher) targets(ctx context.Context) ([]target, error) {
 	case !q.All && len(q.Refs) == 0:
 		return nil, errs.New(errs.Invalid, opPush, "", "nothing to push is named").
 			WithHint("name volumes or goldens, or use %s", errs.Param("all"))
-	case q.As != "" && (q.All || len(q.Refs) != 1):
-		return nil, errs.New(errs.Invalid, opPush, q.As, "a name on the remote can be given to one volume only")
+	case !q.As.IsZero() && (q.All || len(q.Refs) != 1):
+		return nil, errs.New(errs.Invalid, opPush, q.As.String(), "a name on the remote can be given to one volume only")
 	case q.LimitBytes < 0:
 		return nil, errs.New(errs.Invalid, opPush, "", "a rate of %d bytes a second is none", q.LimitBytes)
-	}
-	if q.As != "" {
-		if err := ref.CheckName(opPush, q.As); err != nil {
-			return nil, err
-		}
 	}
 	if q.All {
 		return p.everything(ctx)
@@ -205,7 +200,7 @@ type job struct {
 // besides an error.
 func (p *pusher) target(ctx context.Context, t target) (out []Pushed, err error) {
 	begun := time.Now()
-	head := cmp.Or(p.q.As, t.ref.Name)
+	head := cmp.Or(p.q.As.String(), t.ref.Name)
 	j, err := openJournal(ctx, p.r.dir, head)
 	if err != nil {
 		return nil, err
@@ -258,15 +253,20 @@ func add(out []Pushed) func(Pushed, error) ([]Pushed, error) {
 
 // volume takes a snapshot and pushes it.
 func (p *pusher) volume(ctx context.Context, name, head string, j *journal, h headState, begun time.Time) (Pushed, error) {
+	vol, err := ref.ParseName(opPush, name)
+	if err != nil {
+		return Pushed{}, err
+	}
 	var snap ref.Ref
 	for {
-		snap = ref.Ref{Name: name, At: pushName(time.Now())}
+		at := ref.MustName(pushName(time.Now()))
+		snap = vol.At(at)
 		// Who cleans up must know that somebody is about to use it. After a power loss a
 		// snapshot that nobody uses is recognised without this.
 		if err := j.begin(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
 			return Pushed{}, err
 		}
-		_, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: name, Name: snap.At, Freeze: p.q.Freeze, Tracker: p.q.Tracker})
+		_, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: vol, Name: at, Freeze: p.q.Freeze, Tracker: p.q.Tracker})
 		if err == nil {
 			break
 		}

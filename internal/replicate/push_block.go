@@ -97,7 +97,7 @@ func (x *blockPush) run(ctx context.Context) (Pushed, error) {
 	pt := x.jb.pt
 	var out Pushed
 	read := false
-	err := x.p.e.ReadImage(ctx, pt.ID, x.base.object, func(img engine.Image) (err error) {
+	err := x.p.e.ReadImage(ctx, engine.ReadRequest{Point: pt.ID, Base: x.base.object}, func(img engine.Image) (err error) {
 		read = true
 		out, err = x.image(ctx, img)
 		return err

@@ -22,7 +22,11 @@ var pushNames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile
 // repository the newest point that is known here stays, since the next push there
 // builds upon it, and so do snapshots that an unfinished push is of.
 func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headState) error {
-	points, err := p.e.Points(ctx, pt.Volume)
+	name, err := ref.ParseName(opPush, pt.Volume)
+	if err != nil {
+		return err
+	}
+	points, err := p.e.Points(ctx, name)
 	if err != nil {
 		return err
 	}

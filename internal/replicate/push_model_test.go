@@ -72,29 +72,29 @@ func (m *pushModel) one() {
 		from := []string{"g", v}[m.r.IntN(2)]
 		if from == "g" {
 			m.clone(from, name)
-		} else if _, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: name}); err != nil {
+		} else if _, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: ref.MustName(name)}); err != nil {
 			m.t.Fatal(err)
 		}
 		m.volumes = append(m.volumes, name)
 	case n == 15:
 		snap := fmt.Sprintf("s%d", m.step)
-		if _, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: v, Name: snap}); err != nil {
+		if _, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName(snap)}); err != nil {
 			m.t.Fatal(err)
 		}
 		m.edit(v, m.scribble)
 		m.pushOne(ref.Ref{Name: v, At: snap})
 	case n == 16:
-		names, err := m.e.SnapshotNames(m.t.Context(), v)
+		names, err := m.e.SnapshotNames(m.t.Context(), ref.MustName(v))
 		if err != nil {
 			m.t.Fatal(err)
 		}
 		if len(names) > 0 {
-			if _, err := m.e.Rewind(m.t.Context(), engine.RewindRequest{Volume: v, Snapshot: names[m.r.IntN(len(names))]}); err != nil {
+			if _, err := m.e.Rewind(m.t.Context(), engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName(names[m.r.IntN(len(names))])}); err != nil {
 				m.t.Fatal(err)
 			}
 		}
 	case n == 17:
-		if _, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: "g", Volume: v}); err != nil {
+		if _, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName(v)}); err != nil {
 			m.t.Logf("publish: %v", err) // another one is the current generation meanwhile
 		}
 	case n == 18:

@@ -104,7 +104,7 @@ func TestPushTwoPools(t *testing.T) {
 		}
 		// The loser pushes it as a fork, of which nothing is lost.
 		l := worlds[1-won]
-		out, err := Push(t.Context(), l.e, l.r, PushRequest{Refs: []ref.Ref{{Name: name}}, As: name + "-fork", NoOrigin: true})
+		out, err := Push(t.Context(), l.e, l.r, PushRequest{Refs: []ref.Ref{{Name: name}}, As: ref.MustName(name + "-fork"), NoOrigin: true})
 		if err != nil || out[0].Volume != name+"-fork" {
 			t.Fatalf("%+v, %v", out, err)
 		}
@@ -275,7 +275,7 @@ func TestPushOlder(t *testing.T) {
 	w := newWorld(t)
 	snap := func(name string) {
 		t.Helper()
-		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: name}); err != nil {
+		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(name)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -331,8 +331,7 @@ func TestPushRefused(t *testing.T) {
 	}
 	wantKind(t, push(PushRequest{}), errs.Invalid, `parameter "all"`)
 	wantKind(t, push(PushRequest{All: true, Refs: []ref.Ref{{Name: "v"}}}), errs.Invalid, "")
-	wantKind(t, push(PushRequest{All: true, As: "x"}), errs.Invalid, "")
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "a/b"}), errs.Invalid, "names have")
+	wantKind(t, push(PushRequest{All: true, As: ref.MustName("x")}), errs.Invalid, "")
 	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "none"}}}), errs.NotFound, `operation "ls"`)
 	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "none"}}}), errs.NotFound, `operation "show"`)
 	// Another volume of the name.
@@ -345,22 +344,22 @@ func TestPushRefused(t *testing.T) {
 		t.Errorf("a refused push leaves %v", s)
 	}
 	// A volume over a golden.
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "g"}), errs.Conflict, `parameter "as" set to NAME`)
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: ref.MustName("g")}), errs.Conflict, `parameter "as" set to NAME`)
 	// Another point of the same name.
 	snap := func() {
-		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: "v", Name: "s"}); err != nil {
+		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	snap()
-	if err := push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: "w"}); err != nil {
+	if err := push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: ref.MustName("w")}); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := w.e.Destroy(t.Context(), toDestroy("v@s")); err != nil || len(r.Failed) > 0 {
 		t.Fatal(err, r)
 	}
 	snap()
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: "w"}), errs.Exists, `parameter "as" set to NAME`)
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: ref.MustName("w")}), errs.Exists, `parameter "as" set to NAME`)
 	// Taken over by another pool.
 	h, ver, err := rp.Head(t.Context(), "w")
 	if err != nil {
@@ -370,7 +369,7 @@ func TestPushRefused(t *testing.T) {
 	if ver, err = rp.PutHead(t.Context(), h, ver); err != nil {
 		t.Fatal(err)
 	}
-	err = push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "w"})
+	err = push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: ref.MustName("w")})
 	wantKind(t, err, errs.Conflict, `parameter "take-over"`)
 	if !strings.Contains(err.Error(), "elsewhere") {
 		t.Errorf("%v does not say who writes it", err)
@@ -380,14 +379,14 @@ func TestPushRefused(t *testing.T) {
 	if _, err = rp.PutHead(t.Context(), h, ver); err != nil {
 		t.Fatal(err)
 	}
-	if err := push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: "w"}); err != nil {
+	if err := push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: ref.MustName("w")}); err != nil {
 		t.Fatal(err)
 	}
 	if h := w.checkPoint(rp, "w", w.image("v")); h.Epoch != 3 || h.Gone || h.Writer.Pool != w.e.PoolID() {
 		t.Errorf("a head that was removed and pushed again: %+v", h)
 	}
 	// All, of which one fails.
-	if _, err := w.e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: "e", Ephemeral: true}); err != nil {
+	if _, err := w.e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("e"), Ephemeral: true}); err != nil {
 		t.Fatal(err)
 	}
 	w.clone("g", "x")

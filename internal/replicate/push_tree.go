@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/repo"
 
@@ -133,7 +134,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	g.Go(func() error {
 		return pl.run(gctx, func(ctx context.Context, to *batcher) error {
 			w := &streamWriter{ctx: ctx, b: to, p: p, stats: &st}
-			err := p.e.SendStream(ctx, pt.ID, b.object, w)
+			err := p.e.SendStream(ctx, engine.ReadRequest{Point: pt.ID, Base: b.object}, w)
 			if w.err != nil { // it is why the stream has ended
 				return w.err
 			}

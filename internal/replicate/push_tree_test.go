@@ -30,7 +30,7 @@ func (w *world) importTree(name string, bytes int64) {
 	if err := f.Close(); err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := w.e.Import(w.t.Context(), engine.ImportRequest{Name: name, Source: src, FS: driver.Native}); err != nil {
+	if _, err := w.e.Import(w.t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: src, FS: driver.Native}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -98,13 +98,13 @@ func TestPushTrees(t *testing.T) {
 	receive := func(head string, p repo.Point) {
 		t.Helper()
 		m, stream := w.stream(rp, p.Manifest)
-		q := engine.ReceiveRequest{Volume: head, Snapshot: p.Name, FS: driver.Native, Base: last[m.Parent], Stream: bytes.NewReader(stream)}
+		q := engine.ReceiveRequest{Volume: ref.MustName(head), Snapshot: ref.MustName(p.Name), FS: driver.Native, Base: last[m.Parent], Stream: bytes.NewReader(stream)}
 		if !m.Parent.IsZero() && q.Base == "" {
 			t.Fatalf("%s@%s needs what is not there", head, p.Name)
 		}
 		if head == "g" {
-			q.Golden, q.Generation, q.Snapshot = true, 1, ""
-		} else if _, err := other.SnapshotNames(t.Context(), head); err == nil {
+			q.Golden, q.Generation, q.Snapshot = true, 1, ref.MustName("")
+		} else if _, err := other.SnapshotNames(t.Context(), ref.MustName(head)); err == nil {
 			q.Update = true
 		}
 		if _, err := other.Receive(t.Context(), q); err != nil {

@@ -142,7 +142,7 @@ func (w *world) importImage(name string, size int64, fill func(f *os.File)) {
 	if err := f.Close(); err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := w.e.Import(w.t.Context(), engine.ImportRequest{Name: name, Source: path, FS: driver.None, Update: true}); err != nil {
+	if _, err := w.e.Import(w.t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: path, FS: driver.None, Update: true}); err != nil {
 		w.t.Fatal(err)
 	}
 	if err := os.Remove(path); err != nil {
@@ -154,7 +154,7 @@ func (w *world) clone(from, name string) {
 	w.t.Helper()
 	r, err := ref.Parse("", from)
 	if err == nil {
-		_, err = w.e.Clone(w.t.Context(), engine.CloneRequest{From: r, Name: name})
+		_, err = w.e.Clone(w.t.Context(), engine.CloneRequest{From: r, Name: ref.MustName(name)})
 	}
 	if err != nil {
 		w.t.Fatal(err)
@@ -384,7 +384,7 @@ func (w *world) noSessions(rp *repo.Repo) {
 // pushSnapshots are the snapshots of a volume that pushes have taken.
 func (w *world) pushSnapshots(volume string) []string {
 	w.t.Helper()
-	names, err := w.e.SnapshotNames(context.Background(), volume)
+	names, err := w.e.SnapshotNames(context.Background(), ref.MustName(volume))
 	if err != nil {
 		w.t.Fatal(err)
 	}

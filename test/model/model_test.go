@@ -318,12 +318,12 @@ func (m *model) step() {
 		}
 	case n < 270:
 		m.note("mount", "%s", v)
-		_, err := m.e.Mount(ctx, engine.MountRequest{Volume: ref.Name(v)})
+		_, err := m.e.Mount(ctx, engine.MountRequest{Volume: ref.MustName(v)})
 		m.must(err)
 		vol.mounted = true
 	case n < 350:
 		m.note("umount", "%s", v)
-		_, err := m.e.Umount(ctx, v)
+		_, err := m.e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)})
 		m.must(err)
 		vol.mounted = false
 	case n < 560:
@@ -446,7 +446,7 @@ func (m *model) sameClone(from string, want content) {
 	m.t.Helper()
 	r, err := ref.Parse("", from)
 	m.must(err)
-	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: "look", Mount: true, Ephemeral: true})
+	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: ref.MustName("look"), Mount: true, Ephemeral: true})
 	if err != nil {
 		m.errorf("%s: %v", from, err)
 		return

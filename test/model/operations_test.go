@@ -32,7 +32,7 @@ func (m *model) importGolden() {
 		must(os.WriteFile(filepath.Join(m.source, p), []byte(c[p]), 0o644))
 	}
 	m.note("import", "%s", name)
-	q := engine.ImportRequest{Name: name, Source: m.source, FS: m.fs}
+	q := engine.ImportRequest{Name: ref.MustName(name), Source: m.source, FS: m.fs}
 	if cmp.Or(m.fs, m.e.Caps().FS[0]).IsImage() {
 		q.SizeBytes = 64 << 20
 	}
@@ -76,7 +76,7 @@ func (m *model) clone() {
 	}
 	name, mount := m.fresh("v"), m.r.IntN(3) == 0
 	m.note("clone", "%s %s mount=%v", from, name, mount)
-	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: name, Mount: mount})
+	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: ref.MustName(name), Mount: mount})
 	m.must(err)
 	if err == nil && r.At == "" && m.goldens[from] != nil {
 		from = ref.Generation(from, m.goldens[from].current)
@@ -95,7 +95,7 @@ func (m *model) freeze() engine.Freeze {
 func (m *model) fork(v string, vol *volume) {
 	name, freeze := m.fresh("v"), m.freeze()
 	m.note("fork", "%s %s freeze=%v", v, name, freeze)
-	_, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: name, Freeze: freeze})
+	_, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: ref.MustName(name), Freeze: freeze})
 	m.must(err)
 	m.volumes[name] = &volume{content: maps.Clone(vol.content), origin: v, golden: vol.golden, gen: vol.gen, snaps: map[string]*snapshot{}}
 }
@@ -128,7 +128,7 @@ func (m *model) snapshot(v string, vol *volume) {
 	}
 	name, freeze := m.fresh("s"), m.freeze()
 	m.note("snapshot", "%s %s freeze=%v", v, name, freeze)
-	info, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: v, Name: name, Freeze: freeze})
+	info, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName(name), Freeze: freeze})
 	m.must(err)
 	want := "clean"
 	if vol.mounted && freeze == engine.FreezeNever {
@@ -149,7 +149,7 @@ func (m *model) rewind(v string, vol *volume) {
 	}
 	detach := m.r.IntN(2) == 0
 	m.note("rewind", "%s %s detach=%v", v, s, detach)
-	out, err := m.e.Rewind(m.t.Context(), engine.RewindRequest{Volume: v, Snapshot: s, Detach: detach})
+	out, err := m.e.Rewind(m.t.Context(), engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName(s), Detach: detach})
 	if vol.mounted && !detach {
 		m.refused(errs.InUse, err)
 		return
@@ -217,7 +217,7 @@ func (m *model) rebase(v string, vol *volume) {
 	gens := slices.Sorted(maps.Keys(g.gens))
 	n := gens[m.r.IntN(len(gens))]
 	mode := m.r.IntN(3)
-	q := engine.RebaseRequest{Volume: v, Onto: ref.Ref{Name: vol.golden, At: fmt.Sprint(n)}, Ours: mode == 1, Theirs: mode == 2}
+	q := engine.RebaseRequest{Volume: ref.MustName(v), Onto: ref.Ref{Name: vol.golden, At: fmt.Sprint(n)}, Ours: mode == 1, Theirs: mode == 2}
 	m.note("rebase", "%s %s ours=%v theirs=%v", v, q.Onto, q.Ours, q.Theirs)
 	out, err := m.e.Rebase(m.t.Context(), q)
 	switch {
@@ -325,7 +325,7 @@ func (m *model) publish(v string, vol *volume) {
 	gold := m.goldens[g]
 	stale := vol.golden == g && vol.gen != gold.current
 	m.note("publish", "%s %s force=%v stale=%v", g, v, force, stale)
-	out, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: g, Volume: v, Force: force})
+	out, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: ref.MustName(g), Volume: ref.MustName(v), Force: force})
 	if stale && !force {
 		m.refused(errs.Conflict, err)
 		return
@@ -356,7 +356,7 @@ func (m *model) keep() {
 	g := pick(m, m.goldens)
 	n := m.r.IntN(4)
 	m.note("keep", "%s %d", g, n)
-	_, err := m.e.Keep(m.t.Context(), g, n)
+	_, err := m.e.Keep(m.t.Context(), engine.KeepRequest{Golden: ref.MustName(g), Generations: n})
 	m.must(err)
 	m.goldens[g].keep = n
 	m.retain(m.goldens[g])
@@ -472,21 +472,21 @@ func (m *model) nonsense(v string, vol *volume) {
 	var err error
 	switch m.r.IntN(6) {
 	case 0:
-		_, err = m.e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: pick(m, m.goldens)}, Name: v})
+		_, err = m.e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: pick(m, m.goldens)}, Name: ref.MustName(v)})
 		m.refused(errs.Exists, err)
 	case 1:
 		_, err = m.e.Destroy(ctx, toDestroy("nobody", v))
 		m.refused(errs.NotFound, err)
 	case 2:
-		_, err = m.e.Rewind(ctx, engine.RewindRequest{Volume: v, Snapshot: "never"})
+		_, err = m.e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName("never")})
 		m.refused(errs.NotFound, err)
 	case 3:
 		if s := pick(m, vol.snaps); s != "" {
-			_, err = m.e.Snapshot(ctx, engine.SnapshotRequest{Volume: v, Name: s})
+			_, err = m.e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName(s)})
 			m.refused(errs.Exists, err)
 		}
 	case 4:
-		_, err = m.e.Fork(ctx, engine.CloneRequest{From: ref.Ref{Name: pick(m, m.goldens)}, Name: m.fresh("v")})
+		_, err = m.e.Fork(ctx, engine.CloneRequest{From: ref.Ref{Name: pick(m, m.goldens)}, Name: ref.MustName(m.fresh("v"))})
 		m.refused(errs.Invalid, err)
 	case 5:
 		_, err = m.e.Prune(ctx, engine.PruneRequest{KeepFreePercent: 100})
