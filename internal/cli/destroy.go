@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"errors"
 	"strconv"
 	"strings"
@@ -46,6 +47,9 @@ destroyed.`,
 	}
 }
 
+// shownFailures is how many errors people are shown of one command; JSON has all of them.
+const shownFailures = 3
+
 // printDestroyed prints what was destroyed; what was not is the error.
 func (a *App) printDestroyed(r *engine.DestroyReport) error {
 	if a.json {
@@ -77,10 +81,19 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 	case 1:
 		return r.Failed[0]
 	}
-	for _, err := range r.Failed[:len(r.Failed)-1] {
+	// The last one is printed by the caller, and decides the exit code.
+	last := len(r.Failed) - 1
+	shown := r.Failed[:last]
+	if !a.json && len(r.Failed) > shownFailures {
+		shown = shown[:shownFailures-1]
+	}
+	for _, err := range shown {
 		a.printError(err)
 	}
-	return r.Failed[len(r.Failed)-1]
+	if more := last - len(shown); more > 0 {
+		fmt.Fprintf(a.Stderr, "pando: and %d more could not be destroyed; the last one:\n", more) // with --quiet too
+	}
+	return r.Failed[last]
 }
 
 func (a *App) goldenCommand() *cobra.Command {
