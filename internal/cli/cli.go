@@ -217,7 +217,7 @@ func (a *App) note(format string, args ...any) {
 	}
 }
 
-// noteWait tells that the command waits for another one, as progress is told.
+// noteWait prints that this command waits for another process, in the same place as progress.
 func (a *App) noteWait(text string) {
 	switch {
 	case a.quiet:

@@ -83,15 +83,15 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 			return errs.New(errs.Invalid, "watch", "", "--interval %s is shorter than %s", q.interval, shortestInterval).
 				WithHint("write for example --interval 1s")
 		case q.count < 0:
-			return errs.New(errs.Invalid, "watch", "", "--count %d is less than none", q.count).
-				WithHint("0 is until interrupted")
+			return errs.New(errs.Invalid, "watch", "", "--count must not be negative (got %d)", q.count).
+				WithHint("0 runs until interrupted")
 		case q.tail < 0:
-			return errs.New(errs.Invalid, "watch", "", "--tail %s is less than none", q.tail)
+			return errs.New(errs.Invalid, "watch", "", "--tail must not be negative (got %s)", q.tail)
 		case len(q.command) > 0 && (f.Changed("interval") || f.Changed("count")):
-			return errs.New(errs.Invalid, "watch", "", "--interval and --count are not for a command: it is measured as a whole").
-				WithHint("see --tail")
+			return errs.New(errs.Invalid, "watch", "", "--interval and --count cannot be combined with a command, which is measured as a whole").
+				WithHint("remove them; --tail sets how long to wait for writes after the command")
 		case len(q.command) == 0 && f.Changed("tail"):
-			return errs.New(errs.Invalid, "watch", "", "--tail is for a command").
+			return errs.New(errs.Invalid, "watch", "", "--tail needs a command").
 				WithHint("pando iostat VOLUME -- COMMAND")
 		}
 		return a.iostat(c.Context(), q)

@@ -232,8 +232,8 @@ func (a *App) remote(op, name string) (*replicate.Remote, error) {
 	case 1:
 		return a.loadRemote(all[0])
 	}
-	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes: say which", len(all)).
-		WithHint("one of: %s", strings.Join(all, ", "))
+	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes: name one of them", len(all)).
+		WithHint("choose one of: %s", strings.Join(all, ", "))
 }
 
 // knownRemotes adds to the error of a remote that is not there which ones are.

@@ -28,15 +28,15 @@ what they synced is, in its order.
 
 With --freeze their writes wait for a moment (some 30 ms), and the snapshot is one
 moment also of what was not synced. Filesystems without a log (ext2) are always
-frozen. What is frozen is thawed in any case, also if pando is killed.
+frozen. The filesystem is always thawed again, even if pando is killed.
 
 Each snapshot says what it is worth (` + "`pando show VOLUME@NAME`" + `):
   clean  whole and consistent, with nothing to replay
   crash  one moment of a filesystem in use, as after a power loss: --no-freeze, or
          a raw volume (--fs none) that is attached
 
-Without reflinks (driver plain) a volume in use is copied; what changes meanwhile
-is copied again, and if it never comes to rest the snapshot is refused (conflict).
+Without reflinks (driver plain) a volume in use is copied; files that change
+during the copy are copied again; if they never come to rest, pando refuses (conflict).
 
 A snapshot can be cloned, compared, published and rewound to; it goes with its
 volume.`,
