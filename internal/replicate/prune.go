@@ -155,11 +155,7 @@ func (p *pruner) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	now, err := p.look(ctx)
-	if err != nil {
-		return err
-	}
-	need, err := p.needed(ctx, now)
+	now, need, err := p.lookForNeeds(ctx)
 	if err != nil {
 		return err
 	}
@@ -397,6 +393,35 @@ func (s scene) works(id repo.ID) bool {
 	return slices.ContainsFunc(s.sessions, func(x repo.SessionState) bool { return x.Session.ID == id })
 }
 
+// lookForNeeds finds what is there and what of it must stay. If something that must stay is
+// gone, somebody may have removed it just then: it looks again, as long as the heads change.
+func (p *pruner) lookForNeeds(ctx context.Context) (scene, need, error) {
+	damaged := p.out.Damaged
+	now, err := p.look(ctx)
+	for range headTries {
+		if err != nil {
+			return now, need{}, err
+		}
+		n, err := p.needed(ctx, now)
+		if err == nil || !errs.Is(err, errs.Damaged) {
+			return now, n, err
+		}
+		p.out.Damaged = damaged
+		again, lerr := p.look(ctx)
+		if lerr != nil || (headset{now.heads, now.damaged}).same(headset{again.heads, again.damaged}) {
+			return now, n, cmp.Or(lerr, err)
+		}
+		now = again
+	}
+	return now, need{}, tooBusy()
+}
+
+// tooBusy is why a prune gives up.
+func tooBusy() error {
+	return errs.New(errs.Conflict, opRemotePrune, "", "volumes are being pushed all the time, so nothing was deleted").
+		WithHint("points have been removed; run it again for the space")
+}
+
 // look reads sessions between two readings of the heads that are the same.
 func (p *pruner) look(ctx context.Context) (scene, error) {
 	heads, err := readHeads(ctx, p.repo)
@@ -423,8 +448,7 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 		}
 		heads = again
 	}
-	return scene{}, errs.New(errs.Conflict, opRemotePrune, "", "volumes are being pushed all the time, so nothing was deleted").
-		WithHint("points have been removed; run it again for the space")
+	return scene{}, tooBusy()
 }
 
 // objects are those that a prune may delete, as they were listed.
@@ -481,25 +505,29 @@ func (n *need) uses(m *repo.Manifest) {
 // difference from.
 func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 	n := need{manifests: map[repo.ID]bool{}, segments: map[repo.Segment]int64{}}
-	pinned := map[repo.ID]bool{}
-	add := n.add
+	p.Tracker.Start("reading manifests", 0, 0)
+
+	// What heads name must be there.
 	for _, h := range now.heads {
 		for _, pt := range h.Head.Points {
 			if !p.DryRun || !p.retired[pt.Manifest] {
-				add(pt.Manifest)
+				n.add(pt.Manifest)
 			}
 		}
 	}
+	if err := p.readNeeds(ctx, &n, func(id repo.ID, err error) error { return p.unreadable(now, id, err) }); err != nil {
+		return n, err
+	}
+
+	// What only sessions have pinned may be gone already, and so may what that was the difference
+	// from: who has pinned it finds that out.
 	for _, s := range now.sessions {
 		for _, id := range s.Session.Pins {
-			// Who has pinned what was already deleted finds that out.
-			pinned[id] = !n.manifests[id]
-			add(id)
+			n.add(id)
 		}
 	}
-	p.Tracker.Start("reading manifests", 0, 0)
 	return n, p.readNeeds(ctx, &n, func(id repo.ID, err error) error {
-		if pinned[id] && errs.Is(err, errs.NotFound) {
+		if errs.Is(err, errs.NotFound) {
 			return nil
 		}
 		return p.unreadable(now, id, err)

@@ -451,3 +451,45 @@ func TestPruneRaces(t *testing.T) {
 		t.Errorf("something is left: %+v", v)
 	}
 }
+
+// TestPruneBesideRemoval: what another prune or removal takes away between two steps of this
+// one is no damage, and neither is what sessions have pinned too late.
+func TestPruneBesideRemoval(t *testing.T) {
+	b := newBench(t)
+	b.history(seed(t), "v", nil, 3)
+	b.history(seed(t), "w", nil, 2)
+	first := b.truth["v"]["p1"].manifest.ID
+
+	// Another prune removes a point just before this one reads its manifest.
+	done := false
+	r, _ := b.faulty(storetest.Fault{Times: -1, Match: func(c storetest.Call) bool {
+		if !done && c.Op == storetest.Get && strings.HasPrefix(c.Key, "manifests/") {
+			done = true
+			b.prune(PruneRequest{Policy: Policy{Last: 1}, Names: []string{"v"}})
+		}
+		return false
+	}})
+	if _, err := prune(t.Context(), r, PruneRequest{}); err != nil || !done {
+		t.Errorf("beside another prune: %v", err)
+	}
+
+	// Two sessions have pinned what is gone.
+	for range 2 {
+		_, l, err := begin(t.Context(), b.repo, repo.Push, []string{"v"}, repo.Writer{Pool: "pool", Host: "host"}, first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.end(context.Background()) }()
+	}
+	if _, err := prune(t.Context(), b.repo, PruneRequest{}); err != nil {
+		t.Errorf("beside two sessions that pin what is gone: %v", err)
+	}
+
+	// What is gone and still listed is damage.
+	if err := b.repo.DeleteManifest(t.Context(), b.truth["w"]["p1"].manifest.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := prune(t.Context(), b.repo, PruneRequest{}); !errs.Is(err, errs.Damaged) {
+		t.Errorf("a manifest that is missing: %v", err)
+	}
+}
