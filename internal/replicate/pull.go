@@ -135,7 +135,7 @@ func (p *puller) run(ctx context.Context) error {
 		return err
 	}
 	if p.TakeOver {
-		if h, err = p.takeOver(ctx, here); err != nil {
+		if h, err = p.takeOver(ctx); err != nil {
 			return err
 		}
 		if pt, err = pointOf(h, opPull, p.Ref); err != nil {
@@ -372,20 +372,11 @@ func (p *puller) remember(ctx context.Context, h repo.Head, pt repo.Point) error
 }
 
 // takeOver makes this pool the writer of the volume, unless it is that already.
-func (p *puller) takeOver(ctx context.Context, here local) (repo.Head, error) {
-	me := writer(p.e)
-	h, err := changeHead(ctx, p.repo, opPull, p.Ref.Name, func(h *repo.Head) (bool, error) {
-		p.out.TookOver = false
-		if _, err := pointOf(*h, opPull, p.Ref); err != nil {
-			return false, err
-		}
-		if h.Writer.Pool == me.Pool {
-			return false, nil
-		}
-		// Which volume of this pool it is, is known when that is here.
-		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, me, ""
-		p.out.TookOver = true
-		return true, nil
+func (p *puller) takeOver(ctx context.Context) (h repo.Head, err error) {
+	w := headWriter{repo: p.repo, remote: p.remote, me: writer(p.e)}
+	h, p.out.TookOver, err = w.takeOver(ctx, p.Ref.Name, func(h repo.Head) error {
+		_, err := pointOf(h, opPull, p.Ref)
+		return err
 	})
 	return h, err
 }

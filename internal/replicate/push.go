@@ -76,15 +76,17 @@ type Pushed struct {
 // NotFound, Unsupported (trees of a driver that cannot send them), and the kinds of the
 // store.
 func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pushed, error) {
-	p := &pusher{e: e, r: r, q: q, w: writer(e)}
+	p := &pusher{e: e, r: r, q: q}
 	targets, err := p.targets(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if p.repo, err = r.OpenLimited(ctx, q.LimitBytes); err != nil {
+	rp, err := r.OpenLimited(ctx, q.LimitBytes)
+	if err != nil {
 		return nil, err
 	}
-	defer p.repo.Close()
+	defer rp.Close()
+	p.headWriter = headWriter{repo: rp, remote: r.Name, me: writer(e)}
 	p.repoID = p.repo.ID().String()
 	var out []Pushed
 	var failed []error
@@ -107,11 +109,10 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 
 // pusher is one push of one or more volumes.
 type pusher struct {
+	headWriter
 	e      *engine.Engine
 	r      *Remote
 	q      PushRequest
-	w      repo.Writer
-	repo   *repo.Repo
 	repoID string
 
 	origins []Pushed // goldens that were pushed before their clones, not yet reported
@@ -179,16 +180,11 @@ func (p *pusher) everything(ctx context.Context) ([]target, error) {
 	return out, nil
 }
 
-// headState is a head as it was read, and what this pool may do with it.
-type headState struct {
-	repo.Head
-	version objstore.Version // "" if there is no head
-}
-
 // job is the push of one point to one head.
 type job struct {
 	pt    engine.Point
 	head  string // its name
+	claim claim  // as the head was first read
 	j     *journal
 	took  bool // the snapshot was taken for this push
 	goOn  bool // the journal has its plan
@@ -322,8 +318,9 @@ func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
 }
 
 // point pushes one point. Whatever the error, either the journal has what is needed to
-// go on, or the push left nothing behind.
+// go on, or the push left nothing behind. h is as the head was first read.
 func (p *pusher) point(ctx context.Context, jb *job, h headState) (Pushed, error) {
+	jb.claim = h.claim()
 	if err := p.fits(h, jb.pt); err != nil {
 		return Pushed{}, p.discard(ctx, jb, err)
 	}

@@ -53,7 +53,8 @@ func (p *pusher) block(ctx context.Context, jb *job, h headState, l links) (Push
 // or there. The last attempt is without one.
 const baseAttempts = 4
 
-// lookAgain is what there is to build upon, now that a base is gone.
+// lookAgain is what there is to build upon, now that a base is gone. Conflict if the head was
+// taken over meanwhile.
 func (p *pusher) lookAgain(ctx context.Context, jb *job, b base) (h headState, l links, err error) {
 	if b.object != "" {
 		if err := p.e.DropLink(ctx, p.repoID, b.point.Manifest.String()); err != nil {
@@ -63,8 +64,10 @@ func (p *pusher) lookAgain(ctx context.Context, jb *job, b base) (h headState, l
 	if l, err = p.links(ctx); err != nil {
 		return h, l, err
 	}
-	h, err = p.readHead(ctx, jb.head)
-	return h, l, err
+	if h, err = p.readHead(ctx, jb.head); err != nil {
+		return h, l, err
+	}
+	return h, l, p.holds(h, jb.claim)
 }
 
 var (
@@ -193,7 +196,7 @@ func (x *blockPush) work(ctx context.Context, cancel context.CancelCauseFunc, r 
 	full := !r.merge
 	x.leaseUp = make(chan struct{})
 	if x.resume == nil {
-		x.session = p.repo.NewSession(repo.Push, []string{x.jb.head}, p.w)
+		x.session = p.repo.NewSession(repo.Push, []string{x.jb.head}, p.me)
 		if !x.base.point.Manifest.IsZero() {
 			x.session.Pins = []repo.ID{x.base.point.Manifest}
 		}
@@ -221,7 +224,7 @@ func (x *blockPush) work(ctx context.Context, cancel context.CancelCauseFunc, r 
 		x.lease = l
 		context.AfterFunc(lctx, func() { cancel(context.Cause(lctx)) })
 		// Pinned first, then looked at again.
-		x.head, listed, err = p.verify(gctx, x.jb.head, x.base)
+		x.head, listed, err = p.verify(gctx, x.jb, x.base)
 		return err
 	})
 	var was repo.Manifest
@@ -264,7 +267,7 @@ func (x *blockPush) finish(ctx context.Context, m *repo.Manifest, full bool) (Pu
 	if err := p.repo.PutManifest(ctx, *m); err != nil {
 		return Pushed{}, err
 	}
-	h, at, err := p.commit(ctx, x.lease, x.head, x.jb.pt, m)
+	h, at, err := p.commit(ctx, x.lease, x.jb.claim, x.head, x.jb.pt, m)
 	if err != nil {
 		return Pushed{}, err
 	}

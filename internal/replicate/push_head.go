@@ -4,68 +4,15 @@ import (
 	"context"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/errs"
-	"pando/internal/objstore"
 	"pando/internal/ref"
 	"pando/internal/repo"
 )
-
-// readHead reads a head; one that is not there is a zero one.
-func (p *pusher) readHead(ctx context.Context, name string) (headState, error) {
-	h, v, err := p.repo.Head(ctx, name)
-	if errs.Is(err, errs.NotFound) {
-		return headState{Head: repo.Head{Name: name, NextSeq: 1}}, nil
-	}
-	if errs.Is(err, errs.Damaged) {
-		err = damagedVolume(opPush, name, err)
-	}
-	return headState{h, v}, err
-}
-
-// unclaimed reports whether a head is there, but nobody's: removed, or only made to
-// tell sessions that they are too late.
-func (h headState) unclaimed() bool { return h.Gone || h.Writer.Pool == "" }
-
-// mayWrite is nil if this pool may write the head. Conflict.
-func (p *pusher) mayWrite(h headState) error {
-	if h.version == "" || h.unclaimed() || h.Writer.Pool == p.w.Pool {
-		return nil
-	}
-	return errs.New(errs.Conflict, opPush, h.Name, "pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
-		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over with %s", errs.Param("as", "NAME"), errs.Run("pull", p.r.Name, h.Name, errs.Param("take-over")))
-}
-
-// fits is nil if a point can go into a head. Conflict, Exists.
-func (p *pusher) fits(h headState, pt engine.Point) error {
-	if err := p.mayWrite(h); err != nil {
-		return err
-	}
-	if h.version == "" || h.unclaimed() {
-		return nil
-	}
-	is := map[bool]string{true: "golden", false: "volume"}
-	if h.Golden != pt.Golden {
-		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden], is[pt.Golden]).
-			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
-	}
-	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
-		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
-			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"), errs.Run("remote delete", p.r.Name, h.Name))
-	}
-	for _, x := range h.Points {
-		if x.Name == pt.Name && x.Source != string(pt.ID) {
-			return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
-				WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
-		}
-	}
-	return nil
-}
 
 // links are the links into this repository: objects here, by manifest there, and the
 // other way round.
@@ -118,7 +65,7 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 			continue
 		}
 		id, ok := l.object[x.Manifest]
-		if !ok && h.Writer.Pool == p.w.Pool {
+		if !ok && h.Writer.Pool == p.me.Pool {
 			id = driver.ObjectID(x.Source) // from here; the link may be lost
 		}
 		if id == "" {
@@ -298,90 +245,19 @@ func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
 }
 
 // verify reads heads again once their manifests are pinned, and says whether a base is
-// still listed. It returns the head that is pushed to.
-func (p *pusher) verify(ctx context.Context, name string, b base) (h headState, listed bool, err error) {
-	if h, err = p.readHead(ctx, name); err != nil || b.head == "" {
+// still listed. It returns the head that is pushed to. Conflict if that was taken over.
+func (p *pusher) verify(ctx context.Context, jb *job, b base) (h headState, listed bool, err error) {
+	if h, err = p.readHead(ctx, jb.head); err != nil {
+		return h, false, err
+	}
+	if err := p.holds(h, jb.claim); err != nil || b.head == "" {
 		return h, true, err
 	}
 	of := h
-	if b.head != name {
+	if b.head != jb.head {
 		if of, err = p.readHead(ctx, b.head); err != nil {
 			return h, false, err
 		}
 	}
 	return h, slices.ContainsFunc(of.Points, func(x repo.Point) bool { return x.Manifest == b.point.Manifest }), nil
-}
-
-// commit adds a manifest to the head, if this session may still do so. h is as it was
-// read after the session had begun. errEnded, and the kinds of fits.
-func (p *pusher) commit(ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point, error) {
-	for first := true; ; first = false {
-		if !first {
-			// Somebody else wrote it: it may have been a prune that has given this session
-			// up. It says so in the head before it takes the session away.
-			var err error
-			if h, err = p.readHead(ctx, h.Name); err != nil {
-				return h, repo.Point{}, err
-			}
-			if err := l.beat(ctx); err != nil {
-				return h, repo.Point{}, err
-			}
-			if err := p.fits(h, pt); err != nil {
-				return h, repo.Point{}, err
-			}
-		}
-		if slices.Contains(h.Fenced, l.id) {
-			return h, repo.Point{}, errEnded
-		}
-		next, at := p.withPoint(h, pt, m)
-		v, err := p.repo.PutHead(ctx, next.Head, h.version)
-		if err == nil {
-			next.version = v
-			return next, at, nil
-		}
-		if !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
-			return h, repo.Point{}, err
-		}
-	}
-}
-
-// withPoint is the head with one more point.
-func (p *pusher) withPoint(h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point) {
-	switch {
-	case h.version == "" || h.Writer.Pool == "" && !h.Gone:
-		h.Epoch = max(h.Epoch, 1)
-	case h.Gone:
-		h.Epoch++
-	}
-	h.Gone, h.Golden, h.Lineage, h.Writer = false, pt.Golden, string(pt.Lineage), p.w
-	h.NextSeq = max(h.NextSeq, 1)
-	at := repo.Point{
-		Seq: h.NextSeq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
-		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
-	}
-	if m.Content == repo.Stream {
-		at.Parent = m.Parent
-	}
-	if o := m.Origin; o != nil {
-		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
-	}
-	h.NextSeq++
-	// An older generation, or snapshot, that is pushed later is not what the golden or
-	// volume is now.
-	now := h.Newest()
-	if h.Latest = 0; now >= 0 && older(pt, h.Points[now]) {
-		h.Latest = h.Points[now].Seq
-	}
-	h.Points = append(slices.Clone(h.Points), at)
-	return h, at
-}
-
-// older reports whether a point is an older state than the newest that a head has. The
-// snapshot that a push has taken never is, whatever the clocks say.
-func older(pt engine.Point, newest repo.Point) bool {
-	if pt.Golden {
-		n, _ := strconv.Atoi(pt.Name)
-		return n < generationOf(newest)
-	}
-	return !pushNames().MatchString(pt.Name) && pt.CreatedAt.Before(newest.CreatedAt)
 }

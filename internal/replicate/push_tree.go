@@ -102,7 +102,7 @@ func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origi
 	if b.object != "" {
 		pins = []repo.ID{b.point.Manifest}
 	}
-	s := p.repo.NewSession(repo.Push, []string{jb.head}, p.w)
+	s := p.repo.NewSession(repo.Push, []string{jb.head}, p.me)
 	s.Pins = pins
 	if err := jb.j.replan(plan{Snapshot: pt.Ref, Took: jb.took, Object: string(pt.ID), Session: s.ID}, false); err != nil {
 		return Pushed{}, err
@@ -124,7 +124,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	g.Go(func() error {
 		var listed bool
 		var err error
-		if h, listed, err = p.verify(gctx, jb.head, b); err == nil && !listed {
+		if h, listed, err = p.verify(gctx, jb, b); err == nil && !listed {
 			err = errBaseGone
 		}
 		return err
@@ -168,7 +168,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	if err := p.repo.PutManifest(ctx, m); err != nil {
 		return Pushed{}, err
 	}
-	h, at, err := p.commit(ctx, l, h, pt, &m)
+	h, at, err := p.commit(ctx, l, jb.claim, h, pt, &m)
 	if err != nil {
 		return Pushed{}, err
 	}

@@ -1,0 +1,216 @@
+package replicate
+
+import (
+	"context"
+	"slices"
+	"strconv"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/objstore"
+	"pando/internal/repo"
+)
+
+// headWriter is this pool as a writer of heads. Whatever adds a point to a head, or changes
+// who may do that, goes through it, so that the rules of fencing are in one place:
+//
+//   - A head has one writer, and an epoch that grows whenever that changes.
+//   - A push keeps to the epoch at which it first read the head: it commits only while the
+//     head has that epoch and this writer. So a take-over ends all pushes under way, also
+//     those of a pool that takes the volume back.
+//   - All changes are compare-and-swap.
+//
+// Methods may be called concurrently.
+type headWriter struct {
+	repo   *repo.Repo
+	remote string // its name, for hints
+	me     repo.Writer
+}
+
+// headState is a head as it was read.
+type headState struct {
+	repo.Head
+	version objstore.Version // "" if there is no head
+}
+
+// claim is the right to write a head, as it was when that was first read.
+type claim struct{ epoch uint64 }
+
+func (h headState) claim() claim { return claim{h.Epoch} }
+
+// point finds the point of a manifest.
+func (h headState) point(manifest repo.ID) (repo.Point, bool) {
+	i := slices.IndexFunc(h.Points, func(x repo.Point) bool { return x.Manifest == manifest })
+	if i < 0 {
+		return repo.Point{}, false
+	}
+	return h.Points[i], true
+}
+
+// readHead reads a head; one that is not there is a zero one.
+func (w *headWriter) readHead(ctx context.Context, name string) (headState, error) {
+	h, v, err := w.repo.Head(ctx, name)
+	if errs.Is(err, errs.NotFound) {
+		return headState{Head: repo.Head{Name: name, NextSeq: 1}}, nil
+	}
+	if errs.Is(err, errs.Damaged) {
+		err = damagedVolume(opPush, name, err)
+	}
+	return headState{h, v}, err
+}
+
+// unclaimed reports whether a head is there, but nobody's: removed, or only made to
+// tell sessions that they are too late.
+func (h headState) unclaimed() bool { return h.Gone || h.Writer.Pool == "" }
+
+// mayWrite is nil if this pool may write the head. Conflict.
+func (w *headWriter) mayWrite(h headState) error {
+	if h.version == "" || h.unclaimed() || h.Writer.Pool == w.me.Pool {
+		return nil
+	}
+	return errs.New(errs.Conflict, opPush, h.Name, "pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
+		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over with %s", errs.Param("as", "NAME"), errs.Run("pull", w.remote, h.Name, errs.Param("take-over")))
+}
+
+// holds is nil if this pool may go on with what it began under a claim. Conflict.
+func (w *headWriter) holds(h headState, c claim) error {
+	if err := w.mayWrite(h); err != nil {
+		return err
+	}
+	if h.Epoch == c.epoch {
+		return nil
+	}
+	return errs.New(errs.Conflict, opPush, h.Name, "the volume was taken over during this push (epoch %d, it was %d)", h.Epoch, c.epoch).
+		WithHint("push again; %s lists who writes it", errs.Run("remote ls", w.remote))
+}
+
+// fits is nil if a point can go into a head. Conflict, Exists.
+func (w *headWriter) fits(h headState, pt engine.Point) error {
+	if err := w.mayWrite(h); err != nil {
+		return err
+	}
+	if h.version == "" || h.unclaimed() {
+		return nil
+	}
+	is := map[bool]string{true: "golden", false: "volume"}
+	if h.Golden != pt.Golden {
+		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden], is[pt.Golden]).
+			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
+	}
+	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
+		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
+			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"), errs.Run("remote delete", w.remote, h.Name))
+	}
+	for _, x := range h.Points {
+		if x.Name == pt.Name && x.Source != string(pt.ID) {
+			return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
+				WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
+		}
+	}
+	return nil
+}
+
+// commit adds a manifest to the head, if this session and this pool may still do so: h is as
+// it was read after the session had begun, c the claim of when it was first read. A manifest
+// that is listed already is a commit whose answer was lost. errEnded, and the kinds of holds
+// and fits.
+func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point, error) {
+	for again := false; ; again = true {
+		if again {
+			var err error
+			if h, err = w.readHead(ctx, h.Name); err != nil {
+				return h, repo.Point{}, err
+			}
+			if at, ok := h.point(m.ID); ok {
+				return h, at, nil
+			}
+			// Somebody else wrote it: it may have been a prune that has given this session
+			// up. It says so in the head before it takes the session away.
+			if err := l.beat(ctx); err != nil {
+				return h, repo.Point{}, err
+			}
+		}
+		if err := w.holds(h, c); err != nil {
+			return h, repo.Point{}, err
+		}
+		if err := w.fits(h, pt); err != nil {
+			return h, repo.Point{}, err
+		}
+		if slices.Contains(h.Fenced, l.id) {
+			return h, repo.Point{}, errEnded
+		}
+
+		next, at := w.withPoint(h, pt, m)
+		v, err := w.repo.PutHead(ctx, next.Head, h.version)
+		if err == nil {
+			next.version = v
+			return next, at, nil
+		}
+		if !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
+			return h, repo.Point{}, err
+		}
+	}
+}
+
+// withPoint is the head with one more point. Only a head that is nobody's gets a writer by
+// this: see holds.
+func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point) {
+	switch {
+	case h.Gone:
+		h.Writer = w.me
+		h.Epoch++
+	case h.version == "" || h.unclaimed():
+		h.Writer = w.me
+		h.Epoch = max(h.Epoch, 1)
+	}
+	h.Gone, h.Golden, h.Lineage = false, pt.Golden, string(pt.Lineage)
+	h.NextSeq = max(h.NextSeq, 1)
+	at := repo.Point{
+		Seq: h.NextSeq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
+		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
+	}
+	if m.Content == repo.Stream {
+		at.Parent = m.Parent
+	}
+	if o := m.Origin; o != nil {
+		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
+	}
+	h.NextSeq++
+	// An older generation, or snapshot, that is pushed later is not what the golden or
+	// volume is now.
+	now := h.Newest()
+	if h.Latest = 0; now >= 0 && older(pt, h.Points[now]) {
+		h.Latest = h.Points[now].Seq
+	}
+	h.Points = append(slices.Clone(h.Points), at)
+	return h, at
+}
+
+// older reports whether a point is an older state than the newest that a head has. The
+// snapshot that a push has taken never is, whatever the clocks say.
+func older(pt engine.Point, newest repo.Point) bool {
+	if pt.Golden {
+		n, _ := strconv.Atoi(pt.Name)
+		return n < generationOf(newest)
+	}
+	return !pushNames().MatchString(pt.Name) && pt.CreatedAt.Before(newest.CreatedAt)
+}
+
+// takeOver makes this pool the writer of a head, unless it is that already. admit says whether
+// a head can be taken over; it may be called several times. took: it was another's before.
+// NotFound, Conflict (others do not stop writing it), and admit's errors.
+func (w *headWriter) takeOver(ctx context.Context, name string, admit func(repo.Head) error) (h repo.Head, took bool, err error) {
+	h, err = changeHead(ctx, w.repo, opPull, name, func(h *repo.Head) (bool, error) {
+		if err := admit(*h); err != nil {
+			return false, err
+		}
+		if h.Writer.Pool == w.me.Pool {
+			return false, nil // also if an earlier try was done and its answer was lost
+		}
+		// Which volume of this pool it is, is known when that is here.
+		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, w.me, ""
+		took = true
+		return true, nil
+	})
+	return h, took, err
+}
