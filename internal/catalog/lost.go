@@ -1,6 +1,7 @@
 package catalog
 
 import (
+	"context"
 	"fmt"
 	"time"
 
@@ -47,4 +48,55 @@ func (t *Tx) Lost(a Attached) (l Lost, ok bool, err error) {
 func (t *Tx) ForgetLost(id driver.ObjectID) error {
 	_, err := t.exec(`DELETE FROM meta WHERE key = ?`, lostPrefix+string(id))
 	return err
+}
+
+// LostWrites is what is known of writes that were lost in an attachment.
+func (c *Catalog) LostWrites(ctx context.Context, a Attached) (l Lost, known bool, err error) {
+	err = c.View(ctx, func(tx *Tx) (err error) {
+		l, known, err = tx.Lost(a)
+		return err
+	})
+	return l, known, err
+}
+
+// TellLostWrites records that somebody has been told of lost writes. A power loss may take that away.
+func (c *Catalog) TellLostWrites(ctx context.Context, a Attached, l Lost) error {
+	l.Told = true
+	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.SetLost(a, l) })
+}
+
+// Loss is what NoteLostWrites records.
+type Loss struct {
+	Told    bool                // somebody is told of it now
+	Stopped bool                // nothing more can be lost: nothing can be written any more
+	Shared  func(Attached) bool // nil, or others that may have lost them, as they share a filesystem
+}
+
+// NoteLostWrites records that writes were lost now, found out in attachment a. A power loss may take that away.
+func (c *Catalog) NoteLostWrites(ctx context.Context, a Attached, l Loss) error {
+	now := time.Now()
+	note := func(tx *Tx, x Attached) error {
+		if old, known, err := tx.Lost(x); err != nil || known && old.Told && l.Stopped {
+			return err // of what has stopped nothing more can be lost
+		}
+		return tx.SetLost(x, Lost{At: now, Told: l.Told && x.ID == a.ID})
+	}
+	return c.Update(ctx, Soft, func(tx *Tx) error {
+		if l.Shared == nil {
+			return note(tx, a)
+		}
+		all, err := tx.AllAttached()
+		if err != nil {
+			return err
+		}
+		for _, x := range all {
+			if !l.Shared(x) {
+				continue
+			}
+			if err := note(tx, x); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"slices"
 	"time"
 
 	"pando/internal/driver"
@@ -27,9 +28,11 @@ type blockDevice struct {
 // openDevice makes an object's image a block device: a file by a loop device, the
 // driver's own device by making it appear. keep: the device shall stay without
 // anybody who has it open, until releaseDevice. InUse if a file is attached already.
-func (acc *Access) openDevice(ctx context.Context, id driver.ObjectID, w driver.Attachment, o loopdev.Options) (*blockDevice, error) {
+func (acc *Access) openDevice(
+	ctx context.Context, id driver.ObjectID, w driver.Attachment, o loopdev.Options,
+) (*blockDevice, error) {
 	if w.Block {
-		f, err := acc.Activate(ctx, id)
+		f, err := acc.activate(ctx, id)
 		if err != nil {
 			return nil, err
 		}
@@ -57,7 +60,7 @@ func (acc *Access) openDevice(ctx context.Context, id driver.ObjectID, w driver.
 	return &blockDevice{path: d.Path, loop: d.Index, dev: st.Dev, ino: st.Ino, close: d.Close}, nil
 }
 
-func (acc *Access) Activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
+func (acc *Access) activate(ctx context.Context, id driver.ObjectID) (*os.File, error) {
 	a, ok := acc.drv.(driver.Activator)
 	if !ok {
 		return nil, errs.New(errs.Unsupported, "attach", string(id), "the %s driver has no block devices", acc.caps.Name)
@@ -70,7 +73,9 @@ func (acc *Access) Activate(ctx context.Context, id driver.ObjectID) (*os.File, 
 // namespace, holds it. With going, the object is about to be destroyed: then a
 // device of the driver's own may stay if nobody holds it, as it goes with the
 // object.
-func (acc *Access) releaseDevice(ctx context.Context, id driver.ObjectID, w driver.Attachment, most time.Duration, going bool) (bool, error) {
+func (acc *Access) releaseDevice(
+	ctx context.Context, id driver.ObjectID, w driver.Attachment, most time.Duration, going bool,
+) (bool, error) {
 	if !w.Block {
 		return loopdev.WaitDetached(ctx, w.Image, most)
 	}
@@ -88,7 +93,9 @@ func (acc *Access) releaseDevice(ctx context.Context, id driver.ObjectID, w driv
 	return err == nil, err
 }
 
-func (acc *Access) waitUnheld(ctx context.Context, a driver.Activator, id driver.ObjectID, most time.Duration) (bool, error) {
+func (acc *Access) waitUnheld(
+	ctx context.Context, a driver.Activator, id driver.ObjectID, most time.Duration,
+) (bool, error) {
 	deadline := time.Now().Add(most)
 	for wait := time.Millisecond; ; wait = min(2*wait, 50*time.Millisecond) {
 		held, err := a.Held(ctx, id)
@@ -116,7 +123,7 @@ func (acc *Access) WithPath(ctx context.Context, id driver.ObjectID, fn func(pat
 	if !w.Block {
 		return fn(w.Image)
 	}
-	f, err := acc.Activate(ctx, id)
+	f, err := acc.activate(ctx, id)
 	if err != nil {
 		return err
 	}
@@ -134,7 +141,9 @@ func (acc *Access) WithPath(ctx context.Context, id driver.ObjectID, fn func(pat
 // WithImage mounts a volume's image where nobody sees it, calls fn with its
 // root, and unmounts it again: when it returns, all is in the image. If this
 // process is killed, the kernel unmounts it.
-func (acc *Access) WithImage(ctx context.Context, id driver.ObjectID, o ImageOptions, fn func(root *os.File) error) error {
+func (acc *Access) WithImage(
+	ctx context.Context, id driver.ObjectID, o ImageOptions, fn func(root *os.File) error,
+) error {
 	w, err := acc.drv.Attachment(ctx, id)
 	if err != nil {
 		return err
@@ -143,7 +152,8 @@ func (acc *Access) WithImage(ctx context.Context, id driver.ObjectID, o ImageOpt
 	if err != nil {
 		return err
 	}
-	m, err := mount.Device(string(cmp.Or(o.FS, w.FS)), dev.path, append(append([]string(nil), w.Options...), o.Extra...), w.Block && w.ReadOnly)
+	options := append(slices.Clone(w.Options), o.Extra...)
+	m, err := mount.Device(string(cmp.Or(o.FS, w.FS)), dev.path, options, w.Block && w.ReadOnly)
 	if cerr := dev.close(); err == nil && cerr != nil {
 		m.Close()
 		err = errs.Wrap("mount", w.Image, cerr)
@@ -158,7 +168,7 @@ func (acc *Access) WithImage(ctx context.Context, id driver.ObjectID, o ImageOpt
 	if err == nil && !free {
 		err = errs.New(errs.InUse, "umount", w.Image, "something else has mounted %s", dev.path)
 	}
-	return acc.BlameFull(ctx, err)
+	return acc.blameFull(ctx, err)
 }
 
 // ImageOptions of WithImage.
@@ -170,7 +180,9 @@ type ImageOptions struct {
 
 // WithTree calls fn with the root of an object's tree, of a volume that is no
 // image. readOnly: nothing can be changed through it.
-func (acc *Access) WithTree(ctx context.Context, id driver.ObjectID, readOnly bool, fn func(root *os.File) error) error {
+func (acc *Access) WithTree(
+	ctx context.Context, id driver.ObjectID, readOnly bool, fn func(root *os.File) error,
+) error {
 	w, err := acc.drv.Attachment(ctx, id)
 	if err != nil {
 		return err
@@ -255,7 +267,7 @@ func (acc *Access) imageAttached(id driver.ObjectID) (bool, error) {
 	return loopdev.Attached(w.Image)
 }
 
-func (acc *Access) IsImage(id driver.ObjectID, b loopdev.Bound) bool {
+func (acc *Access) isImage(id driver.ObjectID, b loopdev.Bound) bool {
 	w, err := acc.drv.Attachment(context.Background(), id)
 	if err != nil || w.Image == "" {
 		return false

@@ -68,7 +68,9 @@ func (acc *Access) attachTree(a catalog.Attached, what driver.Attachment, t Targ
 	return a, acc.putAt(m, &a, t)
 }
 
-func (acc *Access) attachImage(ctx context.Context, a catalog.Attached, what driver.Attachment, t Target) (catalog.Attached, error) {
+func (acc *Access) attachImage(
+	ctx context.Context, a catalog.Attached, what driver.Attachment, t Target,
+) (catalog.Attached, error) {
 	raw := what.FS == driver.None
 	dev, err := acc.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: true, KeepOpen: raw})
 	if err != nil {
@@ -88,7 +90,7 @@ func (acc *Access) attachImage(ctx context.Context, a catalog.Attached, what dri
 	}
 	m, err := mount.Device(string(what.FS), dev.path, what.Options, false)
 	if err != nil {
-		return a, acc.BlameFull(ctx, err)
+		return a, acc.blameFull(ctx, err)
 	}
 	defer m.Close()
 	return a, acc.putAt(m, &a, t)
@@ -122,7 +124,7 @@ func (acc *Access) Look(row catalog.Row, a catalog.Attached) State {
 		}
 		return Gone
 	case a.MountID == 0: // a raw block device
-		if b, err := loopdev.Lookup(a.Loop); err == nil && !before && acc.IsImage(row.ID, b) {
+		if b, err := loopdev.Lookup(a.Loop); err == nil && !before && acc.isImage(row.ID, b) {
 			return Here
 		}
 		return acc.lookImage(row, a)
@@ -188,7 +190,9 @@ func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a ca
 
 // unmount takes a mounted volume down. copied: it is mounted again, as another mount namespace
 // has a copy, and a says how.
-func (acc *Access) unmount(ctx context.Context, why Reason, row catalog.Row, a *catalog.Attached, w driver.Attachment, stays bool) (copied bool, err error) {
+func (acc *Access) unmount(
+	ctx context.Context, why Reason, row catalog.Row, a *catalog.Attached, w driver.Attachment, stays bool,
+) (copied bool, err error) {
 	var dev uint64
 	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
 		dev = m.Dev
@@ -221,7 +225,8 @@ func (acc *Access) unmount(ctx context.Context, why Reason, row catalog.Row, a *
 	}
 	held := acc.heldBy(ctx, why, row, *a, w, dev)
 	if failed != nil {
-		return false, errs.New(errs.InUse, why.Op, row.Name, "%w; it could not be mounted at %s again: %w", errors.Unwrap(held), a.Mountpoint, failed).
+		return false, errs.New(errs.InUse, why.Op, row.Name, "%w; it could not be mounted at %s again: %w",
+			errors.Unwrap(held), a.Mountpoint, failed).
 			WithHint("%s", errs.HintIn(held))
 	}
 	return true, held
@@ -281,7 +286,9 @@ func settleDeleted(f *os.File) {
 }
 
 // clearRaw takes a raw block device away. InUse: it stays as it was.
-func (acc *Access) clearRaw(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
+func (acc *Access) clearRaw(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
+) error {
 	if !w.Block {
 		if err := acc.clearLoops(w.Image); err != nil {
 			return err
@@ -298,7 +305,7 @@ func (acc *Access) clearRaw(ctx context.Context, why Reason, row catalog.Row, a 
 		return err
 	}
 	if !free {
-		if b, err := loopdev.Lookup(a.Loop); err == nil && !w.Block && acc.IsImage(row.ID, b) {
+		if b, err := loopdev.Lookup(a.Loop); err == nil && !w.Block && acc.isImage(row.ID, b) {
 			_ = b.Keep() // it would vanish with who holds it now
 		}
 		return acc.heldError(ctx, why, row, a, w)
@@ -312,7 +319,9 @@ func (acc *Access) HeldError(ctx context.Context, why Reason, row catalog.Row, a
 }
 
 // heldError explains why something that is not where it was mounted is in use.
-func (acc *Access) heldError(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
+func (acc *Access) heldError(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
+) error {
 	return acc.heldBy(ctx, why, row, a, w, deviceOf(a, w))
 }
 
@@ -332,7 +341,9 @@ func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
 }
 
 // heldBy names the processes and mount namespaces that keep a volume attached.
-func (acc *Access) heldBy(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64) error {
+func (acc *Access) heldBy(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64,
+) error {
 	if why.Gentle {
 		return errs.New(errs.InUse, why.Op, row.Name, "it is in use")
 	}

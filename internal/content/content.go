@@ -29,6 +29,15 @@ type Access struct {
 type Records interface {
 	// Reattach records that a volume, whose attachment is recorded, is attached in another way now.
 	Reattach(ctx context.Context, a catalog.Attached) error
+
+	// LostWrites is what is known of writes that were lost in an attachment.
+	LostWrites(ctx context.Context, a catalog.Attached) (l catalog.Lost, known bool, err error)
+
+	// TellLostWrites records that somebody has been told of them.
+	TellLostWrites(ctx context.Context, a catalog.Attached, l catalog.Lost) error
+
+	// NoteLostWrites records that writes were lost now.
+	NoteLostWrites(ctx context.Context, a catalog.Attached, l catalog.Loss) error
 }
 
 // New returns the access to the objects that drv keeps in a pool.
@@ -36,18 +45,18 @@ func New(p *pool.Pool, drv driver.Driver, records Records) *Access {
 	return &Access{drv: drv, caps: drv.Caps(), pool: p, records: records}
 }
 
-// NearlyFull is the free space, in bytes, below which a failed write is put down to a full
+// nearlyFull is the free space, in bytes, below which a failed write is put down to a full
 // pool: a filesystem in an image may only know that it cannot write. It is more than the
 // pool's reserve, which a command that finds the pool full has just given up.
-const NearlyFull = 16 << 20
+const nearlyFull = 16 << 20
 
-// BlameFull makes an error of writing into an image one of a full pool, if that is so: whoever
+// blameFull makes an error of writing into an image one of a full pool, if that is so: whoever
 // mounts a filesystem only gets to know that its device cannot be written.
-func (acc *Access) BlameFull(ctx context.Context, err error) error {
+func (acc *Access) blameFull(ctx context.Context, err error) error {
 	if !errs.Is(err, errs.IO) {
 		return err
 	}
-	if s, serr := acc.pool.Space(context.WithoutCancel(ctx)); serr != nil || s.FreeBytes >= NearlyFull {
+	if s, serr := acc.pool.Space(context.WithoutCancel(ctx)); serr != nil || s.FreeBytes >= nearlyFull {
 		return err
 	}
 	return (&errs.Error{Kind: errs.NoSpace, Err: fmt.Errorf("the pool is full: %w", err)}).

@@ -199,7 +199,9 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 
 // releaseUnheld waits until an image is no block device any more, as it was unmounted here. The
 // device normally vanishes at once. false: it is found to be held, or does not vanish in time.
-func (acc *Access) releaseUnheld(ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64, going bool) (bool, error) {
+func (acc *Access) releaseUnheld(
+	ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64, going bool,
+) (bool, error) {
 	free, err := acc.releaseDevice(ctx, row.ID, w, releaseGrace, going)
 	if free || err != nil {
 		return free, err
@@ -230,13 +232,15 @@ func (acc *Access) copiesEnd(ctx context.Context, a catalog.Attached, w driver.A
 // mountAgain puts a volume back that Detach has unmounted, but that another mount namespace
 // keeps: the same device at the same place, with the same options. If this process is killed
 // before it has recorded the new mount, Look recognizes it.
-func (acc *Access) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes) error {
+func (acc *Access) mountAgain(
+	ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes,
+) error {
 	ctx = context.WithoutCancel(ctx)
 	// The open device keeps its number, and what is behind it, until the mount holds it.
 	var f *os.File
 	var err error
 	if w.Block {
-		f, err = acc.Activate(ctx, row.ID)
+		f, err = acc.activate(ctx, row.ID)
 	} else if f, err = os.Open(loopdev.DevicePath(a.Loop)); err == nil && !loopHolds(*a) {
 		f.Close()
 		err = errs.New(errs.NotFound, "mount", row.Name, "its block device is gone")

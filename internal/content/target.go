@@ -189,7 +189,9 @@ func restrict(m *mount.Detached, p *mountpoint.Place, may Rights) error {
 
 // attachAt moves a mount to the directory at p. made: the directory was not there, and
 // may be there now even on error.
-func (acc *Access) attachAt(m *mount.Detached, p *mountpoint.Place, id driver.ObjectID, t Target) (made bool, err error) {
+func (acc *Access) attachAt(
+	m *mount.Detached, p *mountpoint.Place, id driver.ObjectID, t Target,
+) (made bool, err error) {
 	if made, err = acc.makeTarget(p, t); err != nil {
 		return made, err
 	}
@@ -329,7 +331,9 @@ func (acc *Access) removeMarked(ctx context.Context, name string, m catalog.Mark
 	return acc.removeTargets(ctx, name, m.Mountpoint, m.MadeDir, pool.IsMountLink, isMadeFor(m.ID, true))
 }
 
-func (acc *Access) removeTargets(ctx context.Context, name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool) error {
+func (acc *Access) removeTargets(
+	ctx context.Context, name, path string, made bool, link func(to string) bool, ours func(dir *os.File) bool,
+) error {
 	if name != "" {
 		p, err := acc.OpenPlace(acc.pool.DefaultMountpoint(name))
 		if err != nil {
@@ -360,7 +364,8 @@ func (acc *Access) removeMade(ctx context.Context, path string, ours func(dir *o
 	}
 	if err != nil {
 		word := errs.ShellWord(path)
-		warnings.Add(ctx, "could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`", path, errs.Reason(err), word, word)
+		warnings.Add(ctx, "could not remove the mount point %s: %s; remove it later with `chattr -i %s; rmdir %s`",
+			path, errs.Reason(err), word, word)
 	}
 }
 

@@ -74,7 +74,7 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 // deviceIs reports whether the block device with number dev is an object's image.
 func (acc *Access) deviceIs(ctx context.Context, id driver.ObjectID, w driver.Attachment, dev uint64) (bool, error) {
 	if w.Block {
-		f, err := acc.Activate(ctx, id)
+		f, err := acc.activate(ctx, id)
 		if err != nil {
 			return false, err
 		}
@@ -87,7 +87,7 @@ func (acc *Access) deviceIs(ctx context.Context, id driver.ObjectID, w driver.At
 		return false, err
 	}
 	for _, b := range all {
-		if acc.IsImage(id, b) && loopdev.DeviceNumber(b.Index) == dev {
+		if acc.isImage(id, b) && loopdev.DeviceNumber(b.Index) == dev {
 			return true, nil
 		}
 	}

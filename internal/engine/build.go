@@ -92,7 +92,7 @@ type build struct {
 	scratch driver.Identity   // what is filled; Kind Scratch
 	gen     driver.Identity   // what comes of it
 	ids     []driver.ObjectID // marked
-	reads   live              // what it is published from
+	reads   content.Live      // what it is published from
 }
 
 // buildRequest says what generation is to be built.
@@ -145,10 +145,10 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 				return nil, errs.New(errs.Conflict, op, name, "volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).
 					WithHint("bring it up to date with %s, or publish it all the same with %s", errs.Run("rebase", row.Name, name), errs.Param("force"))
 			}
-			if b.reads, err = e.lookLive(tx, row, q.freeze); err != nil {
+			if b.reads, err = e.content.LookLive(tx, row, q.freeze); err != nil {
 				return nil, err
 			}
-			marks[0].Reads, marks[0].Freezes = row.ID, b.reads.freezes()
+			marks[0].Reads, marks[0].Freezes = row.ID, b.reads.Freezes()
 		}
 		return marks, nil
 	})
@@ -162,7 +162,7 @@ func (b *build) abandon(ctx context.Context) { b.e.ledger.Undo(ctx, b.ids...) }
 func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) {
 	e := b.e
 	b.gen.FS, b.gen.SizeBytes, b.gen.Sector = b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector
-	if b.reads.row.ID == "" {
+	if b.reads.Row.ID == "" {
 		b.gen.CreatedAt = time.Now().UTC()
 	}
 	if b.fresh {
@@ -197,13 +197,13 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 		return Info{}, err
 	}
 	row := catalog.Row{Identity: b.gen, UsedAt: now}
-	if e.cheapUsage(row.FS) || b.reads.row.ID == "" {
+	if e.cheapUsage(row.FS) || b.reads.Row.ID == "" {
 		if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
 			return Info{}, err
 		}
 		row.MeasuredAt = now
 	} else { // a tree would have to be walked
-		row.Usage, row.MeasuredAt = cloneUsage(e.caps, b.reads.row), b.reads.row.MeasuredAt
+		row.Usage, row.MeasuredAt = cloneUsage(e.caps, b.reads.Row), b.reads.Row.MeasuredAt
 	}
 	g := b.golden
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
@@ -216,7 +216,7 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 			return err
 		}
 		// What it was published from now is based on it, as its content is.
-		if from := b.reads.row; from.ID != "" && (from.Golden == "" || from.Golden == g.Name) {
+		if from := b.reads.Row; from.ID != "" && (from.Golden == "" || from.Golden == g.Name) {
 			if err := tx.SetBase(from.ID, g.Name, g.Current); err != nil {
 				return err
 			}
@@ -314,7 +314,7 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 }
 
 func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracker) (Info, error) {
-	vol := b.reads.row
+	vol := b.reads.Row
 	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = vol.FS, vol.SizeBytes, vol.Sector
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
 	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID

@@ -104,7 +104,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	q.Tracker.Start("cloning", int64(len(plans)), 0)
 	err = e.makeClones(ctx, q, l, plans)
 	if err == nil {
-		err = e.commitClones(ctx, q, l.row, plans)
+		err = e.commitClones(ctx, q, l.Row, plans)
 	}
 	if err != nil {
 		e.undoClones(ctx, plans)
@@ -144,14 +144,14 @@ func cloneNames(q CloneRequest) ([]string, error) {
 }
 
 // planClones decides everything, reserves the names and marks the work.
-func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, live, error) {
+func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
 	targets := make([]content.Target, len(names))
-	var l live
+	var l content.Live
 	// The kind of filesystem decides how it is mounted, so look once before: a
 	// directory of the user's is not looked at inside a transaction.
 	if q.Mount && q.MountDir != "" {
 		if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-			l.row, err = tx.Resolve(q.op, q.From)
+			l.Row, err = tx.Resolve(q.op, q.From)
 			return err
 		}); err != nil {
 			return nil, l, err
@@ -161,7 +161,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			if dir != "" && q.Count > 0 {
 				dir = filepath.Join(dir, n)
 			}
-			t, err := e.content.CheckTarget("clone", n, l.row.FS, dir, q.May)
+			t, err := e.content.CheckTarget("clone", n, l.Row.FS, dir, q.May)
 			if err != nil {
 				return nil, l, err
 			}
@@ -182,7 +182,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 		if err != nil {
 			return nil, err
 		}
-		if l, err = e.lookLive(tx, origin, q.Freeze); err != nil {
+		if l, err = e.content.LookLive(tx, origin, q.Freeze); err != nil {
 			return nil, err
 		}
 		now := time.Now().UTC()
@@ -207,7 +207,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			}
 			p := &clonePlan{target: targets[i]}
 			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
-			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].Path, MadeDir: targets[i].Made, Freezes: l.freezes()}
+			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].Path, MadeDir: targets[i].Made, Freezes: l.Freezes()}
 			plans = append(plans, p)
 			marks = append(marks, p.mark)
 		}
@@ -249,21 +249,21 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 	return size, nil
 }
 
-func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l live, plans []*clonePlan) error {
-	if l.inUse() {
+func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live, plans []*clonePlan) error {
+	if l.InUse() {
 		// One copy of the volume in use; the others are clones of that, so that
 		// all are of one moment.
 		first := plans[0]
 		if err := e.copyLive(ctx, l, first.row.Identity, false); err != nil {
 			return err
 		}
-		if err := e.cloneRest(ctx, q, first.row.ID, l.row, plans[1:]); err != nil {
+		if err := e.cloneRest(ctx, q, first.row.ID, l.Row, plans[1:]); err != nil {
 			return err
 		}
 		defer q.Tracker.Add(1, 0)
-		return e.readyClone(ctx, l.row, first, q.Mount)
+		return e.readyClone(ctx, l.Row, first, q.Mount)
 	}
-	return e.cloneRest(ctx, q, l.row.ID, l.row, plans)
+	return e.cloneRest(ctx, q, l.Row.ID, l.Row, plans)
 }
 
 // cloneRest makes clones of an object that is not in use, and is or is like origin.

@@ -171,12 +171,12 @@ func diffChange(c treediff.Change) DiffChange {
 // side is one of the objects that are looked at.
 type side struct {
 	ref  ref.Ref
-	live live
+	live content.Live
 	copy driver.Identity // scratch, if made; its ID is that of the mark in any case
 	made bool
 }
 
-func (s *side) row() catalog.Row { return s.live.row }
+func (s *side) row() catalog.Row { return s.live.Row }
 
 // id is the object to look at.
 func (s *side) id() driver.ObjectID {
@@ -205,7 +205,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 			if err != nil {
 				return nil, err
 			}
-			l, err := e.lookLive(tx, row, freeze)
+			l, err := e.content.LookLive(tx, row, freeze)
 			if err != nil {
 				return nil, err
 			}
@@ -214,7 +214,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 			s.copy.FS, s.copy.Sector, s.copy.SizeBytes = row.FS, row.Sector, row.SizeBytes
 			s.copy.Origin, s.copy.OriginID = tx.RefOf(row), row.ID
 			v.sides = append(v.sides, s)
-			marks = append(marks, catalog.Mark{ID: s.copy.ID, Op: opLook, Reads: row.ID, Freezes: l.freezes()})
+			marks = append(marks, catalog.Mark{ID: s.copy.ID, Op: opLook, Reads: row.ID, Freezes: l.Freezes()})
 		}
 		return marks, nil
 	})
@@ -223,8 +223,8 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 	}
 	for _, s := range v.sides {
 		l := s.live
-		hasFiles := l.row.FS == driver.Ext4 || l.row.FS == driver.XFS
-		if !hasFiles && (!l.inUse() || !e.caps.Atomic) {
+		hasFiles := l.Row.FS == driver.Ext4 || l.Row.FS == driver.XFS
+		if !hasFiles && (!l.InUse() || !e.caps.Atomic) {
 			continue
 		}
 		if err := e.copyLive(ctx, l, s.copy, false); err != nil {

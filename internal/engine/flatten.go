@@ -52,9 +52,9 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		if err != nil {
 			return row, row, err
 		}
-		l, err := e.lookLive(tx, row, FreezeIfNeeded)
-		if err == nil && l.inUse() && tied && !q.DryRun {
-			err = errs.New(errs.InUse, opFlatten, name, "the volume is mounted at %s", l.att.Mountpoint).
+		l, err := e.content.LookLive(tx, row, FreezeIfNeeded)
+		if err == nil && l.InUse() && tied && !q.DryRun {
+			err = errs.New(errs.InUse, opFlatten, name, "the volume is mounted at %s", l.Attached.Mountpoint).
 				WithHint("%s first", errs.Run("umount", name))
 		}
 		vol = row

@@ -311,7 +311,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		state = e.content.Look(row, att)
 		d.Held = state == content.Elsewhere
 		if state == content.Here && att.MountID != 0 {
-			e.flushToMeasure(ctx, row, att)
+			e.content.FlushToMeasure(ctx, row, att)
 		}
 	}
 	one := []catalog.Row{row}
@@ -320,7 +320,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	}
 	row = one[0]
 	d.TiedBytes = row.Usage.TiedBytes
-	d.StallSeconds = e.stall(row).Seconds()
+	d.StallSeconds = e.content.Stall(row).Seconds()
 	if row.Kind != driver.Generation && row.Golden != "" {
 		d.Base = ref.Generation(row.Golden, row.Generation)
 	}

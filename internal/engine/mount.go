@@ -165,7 +165,7 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	}
 	err = e.content.InUse(ctx, reasonFor("umount"), []content.Volume{{Row: row, Attached: att, Has: true}})[0]
 	if err == nil && e.content.LookOwn(row, att) == content.Here {
-		if err := e.umountWriteBack(ctx, row, att); err != nil {
+		if err := e.content.UmountWriteBack(ctx, row, att); err != nil {
 			_ = e.ledger.Unmark(ctx, row.ID)
 			return Info{}, err
 		}

@@ -103,12 +103,12 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 	if r.vol, err = tx.ResolveVolume(opRebase, r.q.Volume.String()); err != nil {
 		return err
 	}
-	l, err := r.e.lookLive(tx, r.vol, FreezeIfNeeded)
+	l, err := r.e.content.LookLive(tx, r.vol, FreezeIfNeeded)
 	if err != nil {
 		return err
 	}
-	if l.inUse() {
-		return errs.New(errs.InUse, opRebase, r.q.Volume.String(), "the volume is mounted at %s", l.att.Mountpoint).
+	if l.InUse() {
+		return errs.New(errs.InUse, opRebase, r.q.Volume.String(), "the volume is mounted at %s", l.Attached.Mountpoint).
 			WithHint("%s first", errs.Run("umount", r.q.Volume.String()))
 	}
 	if r.target, err = tx.Resolve(opRebase, r.q.Onto); err != nil {
@@ -219,7 +219,7 @@ func rowRef(r catalog.Row) ref.Ref { return ref.Ref{Name: r.Golden, At: itoa(r.G
 // addVolume adds the volume, which is this command's alone, to what is looked at.
 func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	e := r.e
-	s := &side{ref: r.q.Volume.Ref(), live: live{row: r.vol}, copy: e.identity(driver.Scratch)}
+	s := &side{ref: r.q.Volume.Ref(), live: content.Live{Row: r.vol}, copy: e.identity(driver.Scratch)}
 	if !r.vol.FS.IsImage() {
 		return s, nil
 	}

@@ -19,6 +19,16 @@ const (
 	opRebase   = "rebase"
 )
 
+// Freeze says whether writes to a mounted volume are stopped while it is copied.
+type Freeze = content.Freeze
+
+// Values of Freeze.
+const (
+	FreezeIfNeeded = content.FreezeIfNeeded // if a copy would not be consistent otherwise
+	FreezeAlways   = content.FreezeAlways   // so that the copy is one moment also of what is not synced
+	FreezeNever    = content.FreezeNever    // the copy is as after a power loss
+)
+
 // SnapshotRequest says what to snapshot.
 type SnapshotRequest struct {
 	Volume  ref.Name
@@ -48,7 +58,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	if err := e.pool.Admit(ctx, opSnapshot, full, 0); err != nil {
 		return Info{}, err
 	}
-	var l live
+	var l content.Live
 	id := e.identity(driver.Snapshot)
 	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		vol, err := tx.ResolveVolume(opSnapshot, q.Volume.String())
@@ -61,17 +71,17 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 			return nil, errs.New(errs.Exists, opSnapshot, full, "the volume has a snapshot of this name").
 				WithHint("choose another, or leave it out to get the time")
 		}
-		if l, err = e.lookLive(tx, vol, q.Freeze); err != nil {
+		if l, err = e.content.LookLive(tx, vol, q.Freeze); err != nil {
 			return nil, err
 		}
-		id = snapshotIdentity(id, vol, q.Name.String(), l.worth())
-		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.freezes()}}, nil
+		id = snapshotIdentity(id, vol, q.Name.String(), l.Worth())
+		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.Freezes()}}, nil
 	})
 	if err != nil {
 		return Info{}, err
 	}
 	q.Tracker.Start("snapshotting", 0, 0)
-	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.row), MeasuredAt: l.row.MeasuredAt}
+	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.Row), MeasuredAt: l.Row.MeasuredAt}
 	if err = e.copyLive(ctx, l, id, true); err == nil {
 		err = e.cat.Update(ctx, catalog.Durability(!id.Ephemeral), func(tx *catalog.Tx) error {
 			if err := tx.Put(row); err != nil {

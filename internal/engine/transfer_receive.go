@@ -294,12 +294,12 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		// The volume must stay, or its snapshot would be nobody's.
 		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
 	}
-	l, err := e.lookLive(tx, vol, FreezeIfNeeded)
+	l, err := e.content.LookLive(tx, vol, FreezeIfNeeded)
 	if err != nil {
 		return nil, err
 	}
-	if l.inUse() {
-		return nil, errs.New(errs.InUse, opPull, q.Volume.String(), "the volume is mounted at %s", l.att.Mountpoint).
+	if l.InUse() {
+		return nil, errs.New(errs.InUse, opPull, q.Volume.String(), "the volume is mounted at %s", l.Attached.Mountpoint).
 			WithHint("%s first", errs.Run("umount", q.Volume.String()))
 	}
 	n := fresh

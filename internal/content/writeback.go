@@ -1,4 +1,4 @@
-package engine
+package content
 
 import (
 	"context"
@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"pando/internal/catalog"
-	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
@@ -43,7 +42,7 @@ func writeBack(root *os.File, raw bool) (u unwritten) {
 }
 
 // writeBackAttached is writeBack of a volume that is attached here.
-func (e *Engine) writeBackAttached(a catalog.Attached) unwritten {
+func (acc *Access) writeBackAttached(a catalog.Attached) unwritten {
 	raw := a.MountID == 0
 	if raw && a.Loop < 0 && a.Dev == 0 {
 		return unwritten{} // a link to a tree, which no umount takes away
@@ -62,12 +61,12 @@ func (e *Engine) writeBackAttached(a catalog.Attached) unwritten {
 	return writeBack(root, raw)
 }
 
-// umountWriteBack makes sure that an attached volume can be unmounted without losing
+// UmountWriteBack makes sure that an attached volume can be unmounted without losing
 // anything in silence. It fails, once, if something was lost since the volume was mounted,
 // whoever found out first; the next time it warns.
-func (e *Engine) umountWriteBack(ctx context.Context, row catalog.Row, a catalog.Attached) error {
-	u := e.writeBackAttached(a)
-	lost, known, err := e.lost(ctx, a)
+func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.Attached) error {
+	u := acc.writeBackAttached(a)
+	lost, known, err := acc.records.LostWrites(ctx, a)
 	if err != nil {
 		return err
 	}
@@ -80,98 +79,70 @@ func (e *Engine) umountWriteBack(ctx context.Context, row catalog.Row, a catalog
 		return nil
 	case u.cause == nil: // a snapshot has found out, or the umount of another tree
 		u.cause = fmt.Errorf("writes failed before %s", lost.At.Local().Format(time.DateTime))
-		lost.Told = true
-		_ = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error { return tx.SetLost(a, lost) })
+		_ = acc.records.TellLostWrites(context.WithoutCancel(ctx), a, lost)
 	default:
-		e.noteLost(ctx, a, u, true)
+		acc.noteLost(ctx, a, u, true)
 	}
-	return errs.Wrap("umount", row.Name, e.lostError(ctx, a, u, errs.Messagef("a second %s gives up the rest", errs.Run("umount", row.Name))))
+	then := errs.Messagef("a second %s gives up the rest", errs.Run("umount", row.Name))
+	return errs.Wrap("umount", row.Name, acc.lostError(ctx, a, u, then))
 }
 
 // copyWriteBack writes what programs have written to a volume that is in use and is about
 // to be copied. root is that of its filesystem, or its block device.
-func (e *Engine) copyWriteBack(ctx context.Context, l live, root *os.File) error {
-	u := writeBack(root, l.row.FS == driver.None)
+func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) error {
+	u := writeBack(root, l.Row.FS == driver.None)
 	if u.cause == nil {
 		return nil
 	}
-	e.noteLost(ctx, l.att, u, false)
-	return e.lostError(ctx, l.att, u, errs.Messagef("have programs write it again"))
+	acc.noteLost(ctx, l.Attached, u, false)
+	return acc.lostError(ctx, l.Attached, u, errs.Messagef("have programs write it again"))
 }
 
 // warnLost warns that a copy lacks what was lost before, and found out then.
-func warnLost(ctx context.Context, l live) {
-	if l.inUse() && l.hasLost {
+func warnLost(ctx context.Context, l Live) {
+	if l.InUse() && l.hasLost {
 		warnings.AddEach(ctx, "writes to %s failed before %s: the copy lacks them, unless programs have written them again",
-			l.row.Name, l.lost.At.Local().Format(time.DateTime))
+			l.Row.Name, l.lost.At.Local().Format(time.DateTime))
 	}
 }
 
-// flushToMeasure writes what is in memory of an attached volume, so that it counts when
+// FlushToMeasure writes what is in memory of an attached volume, so that it counts when
 // the volume is measured.
-func (e *Engine) flushToMeasure(ctx context.Context, row catalog.Row, a catalog.Attached) {
-	u := e.writeBackAttached(a)
+func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalog.Attached) {
+	u := acc.writeBackAttached(a)
 	if u.cause == nil {
 		return
 	}
-	e.noteLost(ctx, a, u, false)
-	warnings.AddEach(ctx, "%s: %v", row.Name, e.lostError(ctx, a, u, ""))
-}
-
-// lost is what is known of writes that were lost in an attachment.
-func (e *Engine) lost(ctx context.Context, a catalog.Attached) (l catalog.Lost, known bool, err error) {
-	err = e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		l, known, err = tx.Lost(a)
-		return err
-	})
-	return l, known, err
+	acc.noteLost(ctx, a, u, false)
+	warnings.AddEach(ctx, "%s: %v", row.Name, acc.lostError(ctx, a, u, ""))
 }
 
 // noteLost records that writes were lost in an attachment: the kernel does not say so again.
 // Trees share the pool's filesystem, which does not say whose writes it has lost: it is
 // recorded of all that are attached. told: the umount of this one fails because of it.
-func (e *Engine) noteLost(ctx context.Context, a catalog.Attached, u unwritten, told bool) {
-	now := time.Now()
-	note := func(tx *catalog.Tx, x catalog.Attached) error {
-		if old, known, err := tx.Lost(x); err != nil || known && old.Told && u.stopped {
-			return err // of what has stopped nothing more can be lost
-		}
-		return tx.SetLost(x, catalog.Lost{At: now, Told: told && x.ID == a.ID})
+func (acc *Access) noteLost(ctx context.Context, a catalog.Attached, u unwritten, told bool) {
+	l := catalog.Loss{Told: told, Stopped: u.stopped}
+	if acc.sharesFilesystem(a) {
+		l.Shared = acc.sharesFilesystem
 	}
+
 	// In a pool that is full to the last byte this may fail, and then the error that is
 	// about to be returned is all that tells of it.
-	_ = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
-		if !e.sharesFilesystem(a) {
-			return note(tx, a)
-		}
-		all, err := tx.AllAttached()
-		if err != nil {
-			return err
-		}
-		for _, x := range all {
-			if !e.sharesFilesystem(x) {
-				continue
-			}
-			if err := note(tx, x); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	_ = acc.records.NoteLostWrites(context.WithoutCancel(ctx), a, l)
 }
 
 // sharesFilesystem reports whether an attachment is a tree in the pool's filesystem.
-func (e *Engine) sharesFilesystem(a catalog.Attached) bool {
-	_, own := e.drv.(driver.Activator) // such a driver gives each tree a filesystem
+func (acc *Access) sharesFilesystem(a catalog.Attached) bool {
+	_, own := acc.drv.(driver.Activator) // such a driver gives each tree a filesystem
 	return !own && a.Loop < 0 && a.Dev == 0
 }
 
 // lostError explains what could not be written: NoSpace if the pool is full, else IO. The
 // volume stays as it is, with all of it still in memory. then is the end of the hint.
-func (e *Engine) lostError(ctx context.Context, a catalog.Attached, u unwritten, then errs.Message) error {
+func (acc *Access) lostError(ctx context.Context, a catalog.Attached, u unwritten, then errs.Message) error {
 	kind, free := errs.IO, errs.Message("")
-	s, err := e.pool.Space(context.WithoutCancel(ctx))
-	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < content.NearlyFull {
+	s, err := acc.pool.Space(context.WithoutCancel(ctx))
+	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {
 		kind, free = errs.NoSpace, errs.Messagef("free space with %s and %s; ", errs.Run("destroy"), errs.Run("gc"))
 	}
 	what := "some of what was written to it could not be stored in the pool"

@@ -1,4 +1,4 @@
-package engine
+package content
 
 import (
 	"context"
@@ -9,12 +9,9 @@ import (
 	"time"
 
 	"pando/internal/catalog"
-	"pando/internal/content"
-	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/freeze"
 	"pando/internal/kernel"
-	"pando/internal/ledger"
 	"pando/internal/waiting"
 
 	"golang.org/x/sys/unix"
@@ -35,11 +32,24 @@ const (
 	freezeTries = 3
 )
 
+// Freezes is what is recorded of those who freeze the volume that is being copied.
+type Freezes interface {
+	// Note records that this copy may freeze the volume from here on.
+	Note(ctx context.Context) error
+
+	// Processes are those whose copies may have frozen it, for people.
+	Processes(ctx context.Context) []waiting.Process
+
+	// CleanUp thaws what dead processes may have left frozen, and reports whether somebody else of Pando's, dead or
+	// alive, may have frozen the volume.
+	CleanUp(ctx context.Context) (ours bool, err error)
+}
+
 // lockFreeze keeps other processes from freezing the same volume: the kernel lets only one freeze a
 // filesystem, and whoever thaws it thaws it for all. The lock is a byte of one file, chosen by the
 // ID, and ends with the process.
-func (e *Engine) lockFreeze(ctx context.Context, row catalog.Row) (unlock func(), err error) {
-	path := filepath.Join(e.pool.Dir, "locks", "freezes")
+func (acc *Access) lockFreeze(ctx context.Context, row catalog.Row) (unlock func(), err error) {
+	path := filepath.Join(acc.pool.Dir, "locks", "freezes")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, errs.Wrap("freeze", row.Name, err)
@@ -68,20 +78,22 @@ func (e *Engine) lockFreeze(ctx context.Context, row catalog.Row) (unlock func()
 
 // copyFrozen calls copy with what freezes a mounted volume meanwhile, root being that of its filesystem. Others that
 // freeze it are waited for. If it was thawed before the copy was done, the copy is made anew, and
-// Conflict after some times. mark is the object whose mark says from here on that the volume may be frozen.
-func (e *Engine) copyFrozen(ctx context.Context, l live, root *os.File, mark driver.ObjectID, copy func(quiet func(func() error) error) error) error {
-	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.MarkFreezes(mark) }); err != nil {
+// Conflict after some times. others records from here on that the volume may be frozen.
+func (acc *Access) copyFrozen(
+	ctx context.Context, l Live, root *os.File, others Freezes, copy func(quiet func(func() error) error) error,
+) error {
+	if err := others.Note(ctx); err != nil {
 		return err
 	}
-	limit := freeze.Limit + time.Duration(l.row.Usage.Extents)*extentTime
+	limit := freeze.Limit + time.Duration(l.Row.Usage.Extents)*extentTime
 	quiet := func(take func() error) error {
-		unlock, err := e.lockFreeze(ctx, l.row)
+		unlock, err := acc.lockFreeze(ctx, l.Row)
 		if err != nil {
 			return err
 		}
 		defer unlock()
 		return freeze.Do(ctx, root, limit, func() error {
-			content.AtStep("frozen")
+			AtStep("frozen")
 			return take()
 		})
 	}
@@ -89,8 +101,8 @@ func (e *Engine) copyFrozen(ctx context.Context, l live, root *os.File, mark dri
 	broken := 0
 	foreign := time.Time{}
 	w := waiting.Wait{
-		Op: "freeze", Ref: l.row.Name, What: l.row.Name + ", which is frozen", Limit: freezeWait,
-		Holders: func() []waiting.Process { return e.freezing(ctx, l.row.ID, mark) },
+		Op: "freeze", Ref: l.Row.Name, What: l.Row.Name + ", which is frozen", Limit: freezeWait,
+		Holders: func() []waiting.Process { return others.Processes(ctx) },
 	}
 	return w.Until(ctx, func() (bool, error) {
 		err := copy(quiet)
@@ -103,7 +115,7 @@ func (e *Engine) copyFrozen(ctx context.Context, l live, root *os.File, mark dri
 		}
 
 		// Nobody of Pando's who lives has frozen it, or only now.
-		ours, err := e.thawDead(ctx, l.row.ID, mark)
+		ours, err := others.CleanUp(ctx)
 		if err != nil || ours {
 			foreign = time.Time{}
 			return false, err
@@ -111,9 +123,15 @@ func (e *Engine) copyFrozen(ctx context.Context, l live, root *os.File, mark dri
 		if foreign.IsZero() {
 			foreign = time.Now()
 		}
-		return false, failIf(time.Since(foreign) > foreignWait, errs.New(errs.InUse, "freeze", l.row.Name, "%w", freeze.ErrFrozen).
-			WithHint("thaw it with `fsfreeze --unfreeze %s` if nothing needs it frozen, or take it as it is with %s", l.att.Mountpoint, errs.Param("no-freeze")))
+		return false, failIf(time.Since(foreign) > foreignWait, frozenError(l))
 	})
+}
+
+// frozenError says that somebody else has frozen a volume.
+func frozenError(l Live) error {
+	return errs.New(errs.InUse, "freeze", l.Row.Name, "%w", freeze.ErrFrozen).
+		WithHint("thaw it with `fsfreeze --unfreeze %s` if nothing needs it frozen, or take it as it is with %s",
+			l.Attached.Mountpoint, errs.Param("no-freeze"))
 }
 
 func failIf(cond bool, err error) error {
@@ -123,67 +141,25 @@ func failIf(cond bool, err error) error {
 	return nil
 }
 
-// freezeMarks are the marks of those who may have frozen a volume, but for that on the object but.
-func (e *Engine) freezeMarks(ctx context.Context, volume, but driver.ObjectID) (out []catalog.Mark, err error) {
-	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
-		marks, err := tx.Marks()
-		for _, m := range marks {
-			if m.Freezes && m.Reads == volume && m.ID != but {
-				out = append(out, m)
-			}
-		}
-		return err
-	})
-	return out, err
-}
-
-// freezing are the processes that may have frozen a volume, for people.
-func (e *Engine) freezing(ctx context.Context, volume, but driver.ObjectID) []waiting.Process {
-	marks, err := e.freezeMarks(ctx, volume, but)
-	if err != nil {
+// Thaw thaws a volume that a dead process may have left frozen while it copied it: its guard has died with it. Whoever
+// has it frozen now is waited for.
+func (acc *Access) Thaw(ctx context.Context, l Live) error {
+	if !l.mounted() {
 		return nil
 	}
-	return ledger.Processes(marks)
-}
-
-// thawDead cleans up behind dead processes that may have left a volume frozen, and reports whether there
-// are marks of such, dead or alive, besides that on the object but.
-func (e *Engine) thawDead(ctx context.Context, volume, but driver.ObjectID) (ours bool, err error) {
-	marks, err := e.freezeMarks(ctx, volume, but)
-	if err != nil || len(marks) == 0 {
-		return false, err
-	}
-	_, err = e.ledger.CleanUp(ctx, marks)
-	return true, err
-}
-
-// thawFor thaws what a dead process may have left frozen while it copied the
-// object id: its guard has died with it. Whoever has it frozen now is waited for.
-func (e *Engine) thawFor(ctx context.Context, id driver.ObjectID) error {
-	var l live
-	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, ok, err := tx.Get(id)
-		if err == nil && ok {
-			l, err = e.lookLive(tx, row, FreezeAlways)
-		}
-		return err
-	})
-	if err != nil || !l.mounted() {
-		return err
-	}
-	unlock, err := e.lockFreeze(ctx, l.row)
+	unlock, err := acc.lockFreeze(ctx, l.Row)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 
-	root, release, err := e.openMounted(ctx, l)
+	root, release, err := acc.openMounted(ctx, l)
 	if err != nil {
 		return err
 	}
 	defer release()
 	if err := kernel.Thaw(root); err != nil && !errors.Is(err, unix.EINVAL) { // not frozen
-		return errs.Wrap("thaw", l.row.Name, err)
+		return errs.Wrap("thaw", l.Row.Name, err)
 	}
 	return nil
 }
