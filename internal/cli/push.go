@@ -16,6 +16,9 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// checkEvery is how often `push --every` looks whether what is on the remote is whole.
+const checkEvery = time.Hour
+
 // How long `push --every` waits at most after a round that failed.
 const maxPushBackoff = 15 * time.Minute
 
@@ -37,6 +40,10 @@ pushed first if it is not there (--no-origin: the clone is sent whole). A push
 that is interrupted has no effect on what is there, and the next one does not send
 again what had arrived.
 
+What a push builds upon is looked for on the remote first. If something of it is
+missing, it is sent again as far as this point needs it, and a point that is there
+but not whole is replaced. --full sends everything again without looking.
+
 A volume on a remote has one writer. If another pool has taken it over (` + "`pando\npull --take-over`" + `), or holds another volume of this name, the push is refused
 (conflict) and nothing is lost: push it under another name with --as.
 
@@ -53,6 +60,7 @@ while; with --json there is one line of JSON for each thing pushed.`,
 	f.StringVar(&as, "as", "", "call it `NAME` on the remote")
 	f.BoolVar(&q.All, "all", false, "push all volumes, and the current generation of all goldens")
 	freezeFlags(f, &q.Freeze)
+	f.BoolVar(&q.Full, "full", false, "send all data again, whatever is there")
 	f.BoolVar(&q.NoOrigin, "no-origin", false, "do not push what a clone was made from")
 	f.StringVar(&every, "every", "", "push again each `DURATION`, for example 1m, until interrupted")
 	f.StringVar(&limit, "limit-rate", "", "send at most this many `BYTES` a second, for example 50M")
@@ -80,6 +88,7 @@ while; with --json there is one line of JSON for each thing pushed.`,
 				return errs.New(errs.Invalid, "push", every, "less than a second").
 					WithHint("write for example --every 10s")
 			}
+			q.Checks = &replicate.Checks{Every: checkEvery}
 			return a.pushEvery(c.Context(), to, q, period)
 		}
 		out, err := a.pushRound(c.Context(), to, q)

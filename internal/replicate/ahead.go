@@ -15,6 +15,7 @@ type pageAhead struct {
 
 	mu      sync.Mutex
 	known   map[uint32]*aheadRegion
+	cut     map[uint32]bool // regions of which something was left out
 	queue   []uint32
 	running int // regions that were begun and not dropped
 

@@ -25,6 +25,8 @@ type headWriter struct {
 	repo   *repo.Repo
 	remote string // its name, for hints
 	me     repo.Writer
+
+	replace map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
 }
 
 // headState is a head as it was read.
@@ -174,6 +176,9 @@ func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (
 	}
 	if o := m.Origin; o != nil {
 		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
+	}
+	if w.inPlace(&h, &at) {
+		return h, at
 	}
 	h.NextSeq++
 	// An older generation, or snapshot, that is pushed later is not what the golden or

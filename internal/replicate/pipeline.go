@@ -4,6 +4,7 @@ import (
 	"context"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 
 	"pando/internal/errs"
@@ -68,9 +69,37 @@ type buffer struct {
 
 // stats is what a push has moved.
 type stats struct {
+	mu    sync.Mutex
+	sizes map[repo.Segment]uint32 // of segments that were uploaded
+
 	read     atomic.Int64 // bytes of the volume
 	uploaded atomic.Int64 // bytes of objects
 	segments atomic.Int64
+}
+
+func (s *stats) size(seg repo.Segment, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sizes == nil {
+		s.sizes = map[repo.Segment]uint32{}
+	}
+	s.sizes[seg] = uint32(n)
+}
+
+// fill says of each use how large its segment is, as far as that is known: from what was uploaded, and from what was
+// built upon.
+func (s *stats) fill(uses []repo.Use, was []repo.Use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := make(map[repo.Segment]uint32, len(was))
+	for _, u := range was {
+		before[u.Segment] = u.Size
+	}
+	for i, u := range uses {
+		if uses[i].Size = s.sizes[u.Segment]; uses[i].Size == 0 {
+			uses[i].Size = before[u.Segment]
+		}
+	}
 }
 
 // pipeline stores one point of a volume. It is used once.
@@ -265,6 +294,7 @@ func (p *pipeline) closeSegment(ctx context.Context, last bool) error {
 		}
 		p.stats.uploaded.Add(int64(len(data)))
 		p.stats.segments.Add(1)
+		p.stats.size(seg, len(data))
 		if p.journal == nil {
 			return nil
 		}
@@ -472,7 +502,7 @@ func (m *mapper) finish(ctx context.Context, add frameAdder) error {
 		now = overlay(nil, m.layers)
 	}
 	m.open, m.layers = false, m.layers[:0]
-	if len(old) > 0 && slices.Equal(old, now) {
+	if len(old) > 0 && slices.Equal(old, now) && !m.ahead.isCut(m.region) {
 		m.pages[m.region] = was
 		if !m.merge {
 			pageUses(m.uses, 1, was, now)

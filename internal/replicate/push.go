@@ -29,6 +29,8 @@ type PushRequest struct {
 	As         ref.Name      // on the remote, of the only ref; zero: its own
 	LimitBytes int64         // a second, up and down; 0: no limit
 	Freeze     engine.Freeze // whether the writes to a volume in use are stopped
+	Full       bool          // send all data, also what is there, and points that are there once more
+	Checks     *Checks       // how often is looked whether what is there is whole; nil: by each Push
 	NoOrigin   bool          // do not push the golden that a volume descends from first
 	Tracker    *progress.Tracker
 }
@@ -53,6 +55,7 @@ type Pushed struct {
 	Segments      int64   `json:"segments"`       // that were uploaded
 	Seconds       float64 `json:"seconds"`
 	Epoch         uint64  `json:"epoch"`
+	LostSegments  int     `json:"lost_segments"`  // of what was there, which were missing or damaged: what is needed of them was sent again
 	Note          string  `json:"note,omitempty"` // what was not done, and why
 }
 
@@ -64,6 +67,10 @@ type Pushed struct {
 // Of a volume a snapshot is taken and pushed, and kept for the next push; earlier ones
 // that only served that are destroyed. A volume in which nothing has changed since its
 // last push gets no new point.
+//
+// What a push builds upon is looked for first, in one listing of all segments (see Checks): if something of it is
+// missing or has another size, the volume is read whole and compared with what is left, and what is missing is sent
+// again. So is a point that is there already and is not whole, in its place.
 //
 // A point is there, whole, or not at all. What an interrupted push has uploaded is not
 // lost: the next one goes on with the same snapshot, and then pushes what is newer. One
@@ -114,6 +121,9 @@ type pusher struct {
 	r      *Remote
 	q      PushRequest
 	repoID string
+
+	sizes map[repo.Segment]int64 // segments that are there; nil: not listed
+	base  *repo.Manifest         // that was read last
 
 	origins []Pushed // goldens that were pushed before their clones, not yet reported
 }
@@ -188,6 +198,7 @@ type job struct {
 	j     *journal
 	took  bool // the snapshot was taken for this push
 	goOn  bool // the journal has its plan
+	lost  int  // segments of what it builds upon that were not there
 	begun time.Time
 	note  string
 }
@@ -329,7 +340,17 @@ func (p *pusher) point(ctx context.Context, jb *job, h headState) (Pushed, error
 		return Pushed{}, err
 	}
 	if at, ok := alreadyThere(h, jb.pt, links); ok {
-		return p.wasThere(ctx, jb, h, at)
+		gone, err := p.lostOf(ctx, at.Manifest)
+		if err != nil {
+			return Pushed{}, err
+		}
+		if !gone.any() && !p.q.Full {
+			return p.wasThere(ctx, jb, h, at)
+		}
+		jb.lost = len(gone.segments)
+		if err := p.again(ctx, jb, at); err != nil {
+			return Pushed{}, err
+		}
 	}
 	push := p.block
 	if !jb.pt.FS.IsImage() {
@@ -378,6 +399,7 @@ func (p *pusher) describe(jb *job, h headState, at repo.Point) Pushed {
 	return Pushed{
 		Ref: jb.pt.Ref, Volume: jb.head, Point: at.Name, Golden: jb.pt.Golden, Manifest: at.Manifest.String(), Content: string(at.Content),
 		Origin: at.OriginRef, SizeBytes: at.SizeBytes, LogicalBytes: at.Logical, Epoch: h.Epoch, Note: jb.note,
+		LostSegments: jb.lost,
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 
 // block pushes a point that is a block image.
 func (p *pusher) block(ctx context.Context, jb *job, h headState, l links) (Pushed, error) {
-	if jb.goOn {
+	if jb.goOn && (!p.q.Full || jb.j.plan.Manifest.IsZero()) {
 		out, err := p.resumeBlock(ctx, jb, h)
 		if !errors.Is(err, errStale) {
 			return out, err
@@ -28,6 +28,7 @@ func (p *pusher) block(ctx context.Context, jb *job, h headState, l links) (Push
 		}
 		jb.goOn = false
 	}
+	damaged := false
 	for attempt := range baseAttempts {
 		var b base
 		var origin *repo.Origin
@@ -36,9 +37,20 @@ func (p *pusher) block(ctx context.Context, jb *job, h headState, l links) (Push
 			if b, origin, err = p.chooseBase(ctx, jb, h, l, repo.Block); err != nil {
 				return Pushed{}, err
 			}
+			if b, err = p.intactBase(ctx, jb, b); err != nil {
+				return Pushed{}, err
+			}
+			if damaged { // in a way that no listing shows
+				b.object, b.newest = "", false
+			}
 		}
 		x := &blockPush{p: p, jb: jb, head: h, base: b, origin: origin}
 		out, err := x.run(ctx)
+		if errors.Is(err, errBaseDamaged) {
+			damaged = true
+			jb.note = b.ref() + " on the remote is damaged: what it lacks was sent again"
+			continue
+		}
 		if !errors.Is(err, errBaseGone) {
 			return out, err
 		}
@@ -159,7 +171,7 @@ func (p *pusher) after(ctx context.Context, jb *job, l *lease, err error) error 
 		_ = l.end(ctx)
 		return errs.New(errs.Conflict, opPush, jb.pt.Ref, "a prune of the remote ended this push, as it gave no sign of life").
 			WithHint("run the push again")
-	case hopeless(err), errors.Is(err, errBaseGone), errors.Is(err, errStale):
+	case hopeless(err), errors.Is(err, errBaseGone), errors.Is(err, errBaseDamaged), errors.Is(err, errStale):
 		_ = l.end(ctx) // else a prune does, sometime
 		return err
 	}
@@ -229,10 +241,13 @@ func (x *blockPush) work(ctx context.Context, cancel context.CancelCauseFunc, r 
 	})
 	var was repo.Manifest
 	g.Go(func() (err error) {
-		if !x.base.point.Manifest.IsZero() {
-			was, err = p.repo.Manifest(gctx, x.base.point.Manifest)
+		switch id := x.base.point.Manifest; {
+		case p.base != nil && p.base.ID == id:
+			was = *p.base
+		case !id.IsZero():
+			was, err = p.repo.Manifest(gctx, id)
 		}
-		if errs.Is(err, errs.NotFound) {
+		if broken(err) {
 			err = errBaseGone
 		}
 		if err != nil {
@@ -253,6 +268,7 @@ func (x *blockPush) work(ctx context.Context, cancel context.CancelCauseFunc, r 
 	if err != nil {
 		return Pushed{}, err
 	}
+	x.stats.fill(uses, was.Uses)
 	m := repo.Manifest{
 		ID: repo.NewID(), Volume: x.jb.head, Point: pt.Name, Content: repo.Block, FS: string(pt.FS), SizeBytes: r.img.SizeBytes, Sector: pt.Sector,
 		CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency), Source: string(pt.ID), Session: x.session.ID, Parent: was.ID, Origin: x.origin,
@@ -271,6 +287,11 @@ func (x *blockPush) finish(ctx context.Context, m *repo.Manifest, full bool) (Pu
 	if err != nil {
 		return Pushed{}, err
 	}
+	for s, n := range x.stats.sizes {
+		if p.sizes != nil {
+			p.sizes[s] = int64(n)
+		}
+	}
 	x.then = func() error { return p.settle(ctx, x.jb, h, m.ID, x.lease.end) }
 	out := p.describe(x.jb, h, at)
 	out.Base, out.Full, out.Resumed = x.base.ref(), full, x.resume != nil
@@ -287,9 +308,17 @@ func (x *blockPush) store(ctx context.Context, r *imageReader, was *repo.Manifes
 		}
 		r.base = was
 		r.ahead = newPageAhead(ctx, p.repo, was)
+		if r.merge {
+			r.ahead.mustBeWhole()
+		} else {
+			r.ahead.withoutLost(x.base.lost, func(region uint32) (repo.Page, bool) { return findPage(was, region) })
+		}
 	}
 	first := uint32(0)
 	if x.resume != nil {
+		for _, f := range x.jb.j.finished {
+			x.stats.size(repo.Segment{Session: x.session.ID, N: f.n}, int(f.bytes))
+		}
 		r.have, r.replay, first = x.jb.j.finishedParts(), x.jb.j.items, x.jb.j.next
 		if err := x.jb.j.run(first); err != nil {
 			return err
@@ -360,12 +389,17 @@ func (p *pusher) resumeBlock(ctx context.Context, jb *job, h headState) (Pushed,
 			return Pushed{}, errStale
 		}
 	}
+	if gone, err := p.lostOf(ctx, pl.Manifest); err != nil {
+		return Pushed{}, err
+	} else if gone.any() {
+		return Pushed{}, errStale
+	}
 	if err := p.stillThere(ctx, jb.j); err != nil {
 		return Pushed{}, err
 	}
 	x := &blockPush{p: p, jb: jb, head: h, base: b, origin: pl.Origin, resume: &s, plan: pl}
 	out, err := x.run(ctx)
-	if errors.Is(err, errBaseGone) {
+	if errors.Is(err, errBaseGone) || errors.Is(err, errBaseDamaged) {
 		err = errStale
 	}
 	return out, err

@@ -46,9 +46,10 @@ func alreadyThere(h headState, pt engine.Point, l links) (repo.Point, bool) {
 // base is what a push builds upon.
 type base struct {
 	point  repo.Point
-	head   string          // that lists it
-	object driver.ObjectID // what it is here; "": nothing
-	newest bool            // it is the newest point of the head that is pushed to
+	head   string                // that lists it
+	object driver.ObjectID       // what it is here; "": nothing
+	newest bool                  // it is the newest point of the head that is pushed to
+	lost   map[repo.Segment]bool // of the remote: what it needs and is not there as it was pushed
 }
 
 func (b base) ref() string {

@@ -32,6 +32,12 @@ func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushe
 			if b, origin, err = p.chooseBase(ctx, jb, h, l, repo.Stream); err != nil {
 				return Pushed{}, err
 			}
+			if b, err = p.intactBase(ctx, jb, b); err != nil {
+				return Pushed{}, err
+			}
+			if b.object == "" { // a stream cannot be compared
+				b = base{}
+			}
 			if b.object != "" {
 				if ok, err := p.chainBears(ctx, h, b); err != nil {
 					return Pushed{}, err
@@ -165,6 +171,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	if m.Uses, err = usesOf(uses); err != nil {
 		return Pushed{}, err
 	}
+	st.fill(m.Uses, nil)
 	if err := p.repo.PutManifest(ctx, m); err != nil {
 		return Pushed{}, err
 	}

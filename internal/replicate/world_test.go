@@ -302,6 +302,16 @@ func (w *world) check(rp *repo.Repo, id repo.ID, image string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
+	for i, u := range m.Uses {
+		s, err := rp.StatSegment(ctx, u.Segment)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if u.Size != 0 && int64(u.Size) != s.Bytes {
+			w.t.Fatalf("manifest %s says that segment %s has %d bytes, and it has %d", id, u.Segment, u.Size, s.Bytes)
+		}
+		m.Uses[i].Size = 0
+	}
 	if !slices.Equal(want, m.Uses) {
 		w.t.Fatalf("manifest %s says that it uses\n%v\nand uses\n%v", id, m.Uses, want)
 	}

@@ -76,12 +76,14 @@ func checkUsed(f Frame, limit uint32, uses map[Segment]bool) error {
 // encode makes the content of a manifest's object: its fields as JSON, then the
 // segments, pages and frames in binary.
 func (m *Manifest) encode() ([]byte, error) {
-	fields, err := encodeJSON(m)
+	uses := slices.Clone(m.Uses)
+	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
+	out := *m
+	out.Sizes = sizesOf(uses)
+	fields, err := encodeJSON(out)
 	if err != nil {
 		return nil, err
 	}
-	uses := slices.Clone(m.Uses)
-	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
 	table := newSegmentTable(func(yield func(Segment)) {
 		for _, u := range uses {
 			yield(u.Segment)
@@ -106,6 +108,23 @@ func (m *Manifest) encode() ([]byte, error) {
 		b = last.append(b, table, f)
 	}
 	return b, nil
+}
+
+// maxSizes is of how many segments a manifest says how large they are: beyond that it would become too large itself.
+const maxSizes = 1 << 20
+
+// sizesOf lists the sizes of segments; nil if none is known.
+func sizesOf(uses []Use) []uint32 {
+	out := make([]uint32, len(uses))
+	known := false
+	for i, u := range uses {
+		out[i] = u.Size
+		known = known || u.Size != 0
+	}
+	if !known || len(uses) > maxSizes {
+		return nil
+	}
+	return out
 }
 
 // looseFrame is where the next frame would be if frames came in order. They may come
@@ -169,6 +188,12 @@ func decodeManifest(b []byte) (Manifest, error) {
 			m.Uses = append(m.Uses, Use{Segment: s, Bytes: int64(r.uvarint("the bytes that it uses", uint64(maxUseBytes)))})
 		}
 	}
+	if len(m.Sizes) == len(m.Uses) {
+		for i := range m.Uses {
+			m.Uses[i].Size = m.Sizes[i]
+		}
+	}
+	m.Sizes = nil
 	last := looseFrame{offset: headerSize}
 	next := uint64(0)
 	for range r.count("pages", 5) {

@@ -78,7 +78,8 @@ type Page struct {
 // Use is a segment that a manifest needs, and how much of it.
 type Use struct {
 	Segment Segment
-	Bytes   int64 // stored bytes of frames that the manifest refers to, once for every page that does (never 0)
+	Bytes   int64  // stored bytes of frames that the manifest refers to, once for every page that does (never 0)
+	Size    uint32 // bytes of the object; 0: not known
 }
 
 // Origin says what a volume was cloned from.
@@ -103,8 +104,9 @@ type Manifest struct {
 	Session     ID        `json:"session"`
 	Parent      ID        `json:"parent,omitzero"` // what it was compared with; of a Stream: what must be there to read it
 	Origin      *Origin   `json:"origin,omitempty"`
-	Logical     int64     `json:"logical"` // bytes of content, zeros left out
-	Added       int64     `json:"added"`   // bytes that were stored for it
+	Logical     int64     `json:"logical"`         // bytes of content, zeros left out
+	Added       int64     `json:"added"`           // bytes that were stored for it
+	Sizes       []uint32  `json:"sizes,omitempty"` // only in the object: of Uses, in their order
 
 	Pages  []Page  `json:"-"` // of Block, in order of region
 	Stream []Frame `json:"-"` // of Stream, in order

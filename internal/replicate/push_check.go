@@ -1,0 +1,232 @@
+package replicate
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"pando/internal/errs"
+	"pando/internal/repo"
+)
+
+// errBaseDamaged is why changes cannot be laid over the map of a base: a part of it cannot be read.
+var errBaseDamaged = errors.New("what a push builds upon is damaged")
+
+// Checks bounds how often pushes that follow each other look whether what they build upon is there.
+type Checks struct {
+	Every time.Duration // at most once in this time
+
+	last time.Time
+}
+
+// due reports whether it is time to look. A nil Checks always looks.
+func (c *Checks) due() bool { return c == nil || c.last.IsZero() || time.Since(c.last) >= c.Every }
+
+// lost is what of a point is not on the remote as it was pushed.
+type lost struct {
+	manifest bool                  // it cannot be read, so nothing of the point can
+	segments map[repo.Segment]bool // that are missing, or have another size
+}
+
+func (l lost) any() bool { return l.manifest || len(l.segments) > 0 }
+
+// lostOf finds what a manifest needs that is not there, if it is time to look; of a stream also what it is the
+// difference from. All segments are listed once for all that a Push pushes.
+func (p *pusher) lostOf(ctx context.Context, id repo.ID) (lost, error) {
+	out := lost{segments: map[repo.Segment]bool{}}
+	if id.IsZero() || p.sizes == nil && !p.q.Checks.due() {
+		return out, nil
+	}
+	for depth := 0; !id.IsZero() && depth <= maxChain; depth++ {
+		m, err := p.repo.Manifest(ctx, id)
+		if broken(err) {
+			out.manifest = true
+			return out, nil
+		}
+		if err != nil {
+			return out, err
+		}
+		if err := p.listSegments(ctx); err != nil {
+			return out, err
+		}
+		p.base = &m
+		if err := p.missingOf(ctx, &m, out.segments); err != nil {
+			return out, err
+		}
+		if id = m.Parent; m.Content != repo.Stream {
+			break
+		}
+	}
+	return out, nil
+}
+
+// listSegments lists what segments there are, once. What is written later is not in it.
+func (p *pusher) listSegments(ctx context.Context) error {
+	if p.sizes != nil {
+		return nil
+	}
+	sizes := map[repo.Segment]int64{}
+	for s, err := range p.repo.Segments(ctx) {
+		if err != nil {
+			return err
+		}
+		sizes[s.Segment] = s.Bytes
+	}
+	p.sizes = sizes
+	if p.q.Checks != nil {
+		p.q.Checks.last = time.Now()
+	}
+	return nil
+}
+
+// missingOf adds what a manifest needs that is neither in the list nor, if it was written since, there now.
+func (p *pusher) missingOf(ctx context.Context, m *repo.Manifest, to map[repo.Segment]bool) error {
+	gone := map[repo.Segment]bool{}
+	missingOf(m, p.sizes, gone)
+	if len(gone) == 0 {
+		return nil
+	}
+	var mu sync.Mutex
+	err := eachOf(ctx, slices.Collect(maps.Keys(gone)), func(ctx context.Context, s repo.Segment) error {
+		state, err := p.repo.StatSegment(ctx, s)
+		if errs.Is(err, errs.NotFound) {
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		p.sizes[s] = state.Bytes
+		return err
+	})
+	missingOf(m, p.sizes, to)
+	return err
+}
+
+// missingOf adds the segments that a manifest needs and that are missing, or are not as long as they must be.
+func missingOf(m *repo.Manifest, sizes map[repo.Segment]int64, to map[repo.Segment]bool) {
+	for _, u := range m.Uses {
+		size, there := sizes[u.Segment]
+		if !there || u.Size != 0 && int64(u.Size) != size {
+			to[u.Segment] = true
+		}
+	}
+	short := func(f repo.Frame) {
+		if sizes[f.Segment] < int64(f.Offset)+int64(f.Stored) {
+			to[f.Segment] = true
+		}
+	}
+	for _, pg := range m.Pages {
+		short(pg.Frame)
+	}
+	for _, f := range m.Stream {
+		short(f)
+	}
+}
+
+// intactBase is what a push can build upon, of b: if something of that is lost it can only be compared with, and what
+// is missing is sent again. With Full it is nothing.
+func (p *pusher) intactBase(ctx context.Context, jb *job, b base) (base, error) {
+	if p.q.Full {
+		return base{}, nil
+	}
+	if b.head == "" {
+		return b, nil
+	}
+	gone, err := p.lostOf(ctx, b.point.Manifest)
+	switch {
+	case err != nil:
+		return b, err
+	case gone.manifest: // or somebody has just removed it: then there may be another
+		return b, nil
+	case gone.any():
+		jb.note = b.ref() + " on the remote is damaged: what it lacks was sent again"
+		b.object, b.newest, b.lost = "", false, gone.segments
+		jb.lost = max(jb.lost, len(gone.segments))
+	}
+	return b, nil
+}
+
+// again prepares that a point which the head lists is pushed once more, in its place there.
+func (p *pusher) again(ctx context.Context, jb *job, at repo.Point) error {
+	if err := p.endPlanned(ctx, jb.j); err != nil {
+		return err
+	}
+	jb.goOn = false
+	if p.replace == nil {
+		p.replace = map[string]uint64{}
+	}
+	p.replace[jb.head+"@"+at.Name] = at.Seq
+	return nil
+}
+
+// inPlace puts a point into the place of the one that it replaces. False: there is none.
+func (w *headWriter) inPlace(h *headState, at *repo.Point) bool {
+	seq, is := w.replace[h.Name+"@"+at.Name]
+	for i, x := range h.Points {
+		if is && x.Seq == seq && x.Name == at.Name {
+			at.Seq, at.Keep = seq, x.Keep
+			points := append([]repo.Point{}, h.Points...)
+			points[i] = *at
+			h.Points = points
+			return true
+		}
+	}
+	return false
+}
+
+// withoutLost reads regions of a map that is compared with, without what is lost. It notes in which regions that was
+// so: their pages cannot be used again.
+func (a *pageAhead) withoutLost(gone map[repo.Segment]bool, pageOf func(uint32) (repo.Page, bool)) {
+	read := a.read
+	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
+		if pg, ok := pageOf(region); ok && gone[pg.Frame.Segment] {
+			a.setCut(region)
+			return nil, nil
+		}
+		pieces, err := read(ctx, region)
+		if broken(err) {
+			a.setCut(region)
+			return nil, nil
+		}
+		var left []repo.Piece
+		for _, x := range pieces {
+			if !gone[x.Frame.Segment] {
+				left = append(left, x)
+			}
+		}
+		if len(left) < len(pieces) {
+			a.setCut(region)
+		}
+		return left, err
+	}
+}
+
+func (a *pageAhead) setCut(region uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.cut == nil {
+		a.cut = map[uint32]bool{}
+	}
+	a.cut[region] = true
+}
+
+// isCut reports whether something of a region was left out.
+func (a *pageAhead) isCut(region uint32) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.cut[region]
+}
+
+// mustBeWhole reports parts of a map that cannot be read as errBaseDamaged.
+func (a *pageAhead) mustBeWhole() {
+	read := a.read
+	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
+		pieces, err := read(ctx, region)
+		if errs.Is(err, errs.Damaged) || errs.Is(err, errs.NotFound) {
+			err = errors.Join(errBaseDamaged, err)
+		}
+		return pieces, err
+	}
+}
