@@ -48,8 +48,16 @@ func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []by
 	return openMeta(aead, object, r.id, key, limit)
 }
 
-// get reads a metadata object.
+// get reads a metadata object. What does not authenticate is read once more: a bit may have flipped on its way.
 func (r *Repo) get(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
+	content, version, err := r.getOnce(ctx, t, key, limit)
+	if errs.Is(err, errs.Damaged) {
+		return r.getOnce(ctx, t, key, limit)
+	}
+	return content, version, err
+}
+
+func (r *Repo) getOnce(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
 	// What is packed is never larger than what is not.
 	most := int64(limit) + headerSize + metaSize + tagSize
 	object, info, err := r.store.Get(ctx, key, 0, most+1)

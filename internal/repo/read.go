@@ -31,6 +31,9 @@ func (r *Repo) ReadFrames(ctx context.Context, frames []Frame) ([][]byte, error)
 	}
 	s := frames[0].Segment
 	contents, err := r.readFrames(ctx, s, frames)
+	if errs.Is(err, errs.Damaged) { // a bit may have flipped on its way
+		contents, err = r.readFrames(ctx, s, frames)
+	}
 	return contents, about(op, s.String(), err)
 }
 
