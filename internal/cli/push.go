@@ -47,6 +47,9 @@ but not whole is replaced. --full sends everything again without looking.
 A volume on a remote has one writer. If another pool has taken it over (` + "`pando\npull --take-over`" + `), or holds another volume of this name, the push is refused
 (conflict) and nothing is lost: push it under another name with --as.
 
+A remote that has lost a volume, or was put back to before a take-over that this
+pool knows of, is noticed (damaged): --accept-rollback goes on with what is there.
+
 With --every it goes on until it is interrupted, one round each DURATION, as
 continuous protection. A round that fails is reported, and tried again after a
 while; with --json there is one line of JSON for each thing pushed.`,
@@ -62,6 +65,7 @@ while; with --json there is one line of JSON for each thing pushed.`,
 	freezeFlags(f, &q.Freeze)
 	f.BoolVar(&q.Full, "full", false, "send all data again, whatever is there")
 	f.BoolVar(&q.NoOrigin, "no-origin", false, "do not push what a clone was made from")
+	f.BoolVar(&q.AcceptRollback, "accept-rollback", false, "go on if the remote was put back to an older state")
 	f.StringVar(&every, "every", "", "push again each `DURATION`, for example 1m, until interrupted")
 	f.StringVar(&limit, "limit-rate", "", "send at most this many `BYTES` a second, for example 50M")
 	_ = c.RegisterFlagCompletionFunc("to", a.completeRemotes)

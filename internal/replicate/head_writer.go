@@ -1,6 +1,7 @@
 package replicate
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -26,7 +27,9 @@ type headWriter struct {
 	remote string // its name, for hints
 	me     repo.Writer
 
-	replace map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
+	replace        map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
+	remembered     map[string]uint64 // epochs of heads that this pool has seen, before any head was read
+	acceptRollback bool              // go on with a head that is older than that
 }
 
 // headState is a head as it was read.
@@ -86,9 +89,23 @@ func (w *headWriter) holds(h headState, c claim) error {
 		WithHint("push again; %s lists who writes it", errs.Run("remote ls", w.remote))
 }
 
-// fits is nil if a point can go into a head. Conflict, Exists.
+// notOlder is nil if a head is as new as the one that this pool remembers. Heads are never deleted, and their
+// epochs never go back, so one that is missing or has a lower epoch was put back to an older state. Damaged.
+func (w *headWriter) notOlder(h headState) error {
+	known := w.remembered[h.Name]
+	if h.Epoch >= known || w.acceptRollback {
+		return nil
+	}
+	e := errs.New(errs.Damaged, opPush, h.Name, "the remote was put back to an older state: the volume has epoch %d there, and this pool has seen epoch %d", h.Epoch, known)
+	if h.version == "" {
+		e = errs.New(errs.Damaged, opPush, h.Name, "the remote has lost its list of points, which this pool has seen with epoch %d", known)
+	}
+	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s", errs.Param("accept-rollback"))
+}
+
+// fits is nil if a point can go into a head. Conflict, Exists, Damaged.
 func (w *headWriter) fits(h headState, pt engine.Point) error {
-	if err := w.mayWrite(h); err != nil {
+	if err := cmp.Or(w.mayWrite(h), w.notOlder(h)); err != nil {
 		return err
 	}
 	if h.version == "" || h.unclaimed() {
@@ -164,6 +181,9 @@ func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (
 	case h.version == "" || h.unclaimed():
 		h.Writer = w.me
 		h.Epoch = max(h.Epoch, 1)
+	}
+	if known := w.remembered[h.Name]; known > h.Epoch { // a rollback that was accepted: no epoch is used twice
+		h.Epoch = known + 1
 	}
 	h.Gone, h.Golden, h.Lineage = false, pt.Golden, string(pt.Lineage)
 	h.NextSeq = max(h.NextSeq, 1)

@@ -32,7 +32,10 @@ type PushRequest struct {
 	Full       bool          // send all data, also what is there, and points that are there once more
 	Checks     *Checks       // how often is looked whether what is there is whole; nil: by each Push
 	NoOrigin   bool          // do not push the golden that a volume descends from first
-	Tracker    *progress.Tracker
+
+	AcceptRollback bool // go on if the remote was put back to an older state than this pool has seen
+
+	Tracker *progress.Tracker
 }
 
 // Pushed describes one point that is on the remote now. Its JSON form is stable.
@@ -79,7 +82,8 @@ type Pushed struct {
 // before those.
 //
 // Errors: Conflict if another pool writes the volume there (somebody took it over) or
-// it is another volume than the one here, InUse if it is being pushed already, Invalid,
+// it is another volume than the one here, Damaged if the remote has lost a volume, or was put
+// back to an older epoch of it, unless AcceptRollback, InUse if it is being pushed already, Invalid,
 // NotFound, Unsupported (trees of a driver that cannot send them), and the kinds of the
 // store.
 func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pushed, error) {
@@ -93,8 +97,15 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 		return nil, err
 	}
 	defer rp.Close()
-	p.headWriter = headWriter{repo: rp, remote: r.Name, me: writer(e)}
-	p.repoID = p.repo.ID().String()
+	p.repoID = rp.ID().String()
+	p.headWriter = headWriter{repo: rp, remote: r.Name, me: writer(e), remembered: map[string]uint64{}, acceptRollback: q.AcceptRollback}
+	heads, err := e.RemoteHeads(ctx, p.repoID)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range heads {
+		p.remembered[h.Name] = h.Epoch
+	}
 	var out []Pushed
 	var failed []error
 	for _, t := range targets {
@@ -217,7 +228,7 @@ func (p *pusher) target(ctx context.Context, t target) (out []Pushed, err error)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.mayWrite(h); err != nil {
+	if err := cmp.Or(p.mayWrite(h), p.notOlder(h)); err != nil {
 		return nil, err
 	}
 	if !t.volume {

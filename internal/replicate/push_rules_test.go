@@ -459,3 +459,62 @@ func TestPushTwoRemotes(t *testing.T) {
 		rp.Close()
 	}
 }
+
+// TestPushRollback: a head that is missing, or older than the pool remembers, is noticed, and an accepted rollback
+// uses no epoch twice.
+func TestPushRollback(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	w.clone("g", "v")
+	w.push("v")
+	rp := w.open()
+	h, version, err := rp.Head(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := h
+	h.Epoch = 5
+	if _, err = rp.PutHead(t.Context(), h, version); err != nil {
+		t.Fatal(err)
+	}
+	change := func(seed uint64) { w.edit("v", func(f *os.File) { noise(t, f, seed, 8*mib, 4096) }) }
+	change(2)
+	w.push("v") // the pool has seen epoch 5
+
+	accept := func(want uint64) {
+		t.Helper()
+		before := len(w.pushSnapshots("v"))
+		_, err := w.tryPush("v")
+		wantKind(t, err, errs.Damaged, `parameter "accept-rollback"`)
+		if n := len(w.pushSnapshots("v")); n != before {
+			t.Errorf("a refused push leaves %d snapshots, there were %d", n, before)
+		}
+		if _, err := Push(t.Context(), w.e, w.r, PushRequest{Refs: []ref.Ref{{Name: "v"}}, AcceptRollback: true}); err != nil {
+			t.Fatal(err)
+		}
+		if h := w.checkPoint(rp, "v", w.image("v")); h.Epoch != want {
+			t.Errorf("the epoch is %d, wanted %d", h.Epoch, want)
+		}
+		change(want)
+		w.push("v")
+	}
+	_, version, err = rp.Head(t.Context(), "v")
+	if err == nil {
+		_, err = rp.PutHead(t.Context(), old, version)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(3)
+	accept(6)
+
+	id, err := rp.HeadID("v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rp.Store().Delete(t.Context(), "heads/"+id.String()); err != nil {
+		t.Fatal(err)
+	}
+	change(4)
+	accept(7)
+}
