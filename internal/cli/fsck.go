@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"pando/internal/check"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/progress"
@@ -13,7 +14,7 @@ import (
 )
 
 func (a *App) fsckCommand() *cobra.Command {
-	var q engine.FsckRequest
+	var q check.Request
 	c := &cobra.Command{
 		Use:     "fsck [REF...]",
 		GroupID: "pool",
@@ -37,7 +38,6 @@ what the next command or gc cleans up by itself.`,
 	}
 	c.Flags().BoolVar(&q.Repair, "repair", false, "mend what is found")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		q.Dir = a.poolDir()
 		for _, s := range args {
 			r, err := ref.Parse("fsck", s)
 			if err != nil {
@@ -45,10 +45,10 @@ what the next command or gc cleans up by itself.`,
 			}
 			q.Refs = append(q.Refs, r)
 		}
-		var r *engine.FsckReport
+		var r *check.Report
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
-			r, err = engine.Fsck(c.Context(), q, a.Drivers)
+			r, err = engine.Fsck(c.Context(), a.poolDir(), q, a.Drivers)
 			return err
 		}); err != nil {
 			return err
@@ -61,7 +61,7 @@ what the next command or gc cleans up by itself.`,
 	return c
 }
 
-func (a *App) printFsck(r *engine.FsckReport, repair bool) error {
+func (a *App) printFsck(r *check.Report, repair bool) error {
 	if a.json {
 		return a.printJSON(r)
 	}

@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"pando/internal/engine"
+	"pando/internal/check"
 	"pando/internal/errs"
 )
 
@@ -36,11 +36,11 @@ func TestResultsAreRendered(t *testing.T) {
 		M     errs.Message
 		Any   any
 		Map   map[string]errs.Message
-		P     *engine.Finding
+		P     *check.Finding
 		Left  errs.Message `json:",omitempty"`
 		own   errs.Message
 	}
-	in := []deep{{Plain: "x", M: m, Any: map[string]any{"m": m, "nil": nil}, Map: map[string]errs.Message{"k": m}, P: &engine.Finding{Repair: m}, own: m}}
+	in := []deep{{Plain: "x", M: m, Any: map[string]any{"m": m, "nil": nil}, Map: map[string]errs.Message{"k": m}, P: &check.Finding{Repair: m}, own: m}}
 	var out, stderr bytes.Buffer
 	a := &App{Stdout: &out, Stderr: &stderr}
 	if err := a.printJSON(map[string]any{"all": in}); err != nil {

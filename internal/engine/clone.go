@@ -243,7 +243,7 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 	}
 	size := roundUp(q.SizeBytes)
 	if size < origin.SizeBytes {
-		return 0, errs.New(errs.Invalid, "clone", q.From.String(), "a size of %s is smaller than its origin's %s", formatBytes(q.SizeBytes), formatBytes(origin.SizeBytes)).
+		return 0, errs.New(errs.Invalid, "clone", q.From.String(), "a size of %s is smaller than its origin's %s", errs.FormatBytes(q.SizeBytes), errs.FormatBytes(origin.SizeBytes)).
 			WithHint("a volume can grow but not shrink")
 	}
 	return size, nil

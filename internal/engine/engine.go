@@ -6,7 +6,6 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"slices"
@@ -174,14 +173,4 @@ func (e *Engine) needRoot(op, what string) error {
 			WithHint("run it as root")
 	}
 	return nil
-}
-
-func formatBytes(n int64) string {
-	switch {
-	case n >= 10<<30:
-		return fmt.Sprintf("%d GiB", n>>30)
-	case n >= 10<<20:
-		return fmt.Sprintf("%d MiB", n>>20)
-	}
-	return fmt.Sprintf("%d bytes", n)
 }

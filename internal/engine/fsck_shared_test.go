@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/check"
 	"pando/internal/engine"
 	"pando/internal/ref"
 	"pando/internal/testfs"
@@ -70,7 +71,7 @@ func TestFsckFindsDamageInSharedBlocks(t *testing.T) {
 	b := sharingPool(t, "xfs")
 	b.debugfs("v-1", "freeb 1 400")
 	b.cloneMany("v-1", "c", 2)
-	damaged := func(r *engine.FsckReport) (out []string) {
+	damaged := func(r *check.Report) (out []string) {
 		for _, f := range r.Findings {
 			if f.Code == "filesystem" && strings.Contains(f.Detail, "Block bitmap") {
 				out = append(out, f.Ref)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/check"
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
 	"pando/internal/engine"
@@ -29,9 +30,9 @@ import (
 )
 
 // fsck checks a pool.
-func fsck(t *testing.T, dir string, repair bool, refs ...string) *engine.FsckReport {
+func fsck(t *testing.T, dir string, repair bool, refs ...string) *check.Report {
 	t.Helper()
-	q := engine.FsckRequest{Dir: dir, Repair: repair}
+	q := check.Request{Repair: repair}
 	for _, s := range refs {
 		r, err := ref.Parse("test", s)
 		if err != nil {
@@ -39,14 +40,14 @@ func fsck(t *testing.T, dir string, repair bool, refs ...string) *engine.FsckRep
 		}
 		q.Refs = append(q.Refs, r)
 	}
-	r, err := engine.Fsck(t.Context(), q, drivers)
+	r, err := engine.Fsck(t.Context(), dir, q, drivers)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-func findings(r *engine.FsckReport) string {
+func findings(r *check.Report) string {
 	var b strings.Builder
 	for _, f := range r.Findings {
 		fmt.Fprintf(&b, "%s %s %s: %s | %s | %s%s | %s\n", f.Severity, f.Code, f.Ref, f.Message, f.Repair, f.Repaired, f.Failed, f.Detail)
@@ -389,7 +390,7 @@ func TestFsckFinds(t *testing.T) {
 					f.spoil(b)
 					wrong := dump(t, b.dir)
 					r := fsck(t, b.dir, false)
-					at := slices.IndexFunc(r.Findings, func(x engine.Finding) bool { return x.Code == f.code })
+					at := slices.IndexFunc(r.Findings, func(x check.Finding) bool { return x.Code == f.code })
 					if at < 0 {
 						t.Fatalf("wanted %s, found\n%s", f.code, findings(r))
 					}
@@ -405,7 +406,7 @@ func TestFsckFinds(t *testing.T) {
 						t.Errorf("repaired, ok %v:\n%s", r.OK, findings(r))
 					}
 					again := fsck(t, b.dir, false)
-					if again.OK != !f.left || !f.left && slices.ContainsFunc(again.Findings, func(x engine.Finding) bool { return x.Severity != "note" || x.Code == f.code && f.note }) {
+					if again.OK != !f.left || !f.left && slices.ContainsFunc(again.Findings, func(x check.Finding) bool { return x.Severity != "note" || x.Code == f.code && f.note }) {
 						t.Errorf("after the repair\n%s\nfound again:\n%s", findings(r), findings(again))
 					}
 					after := dump(t, b.dir)
@@ -530,7 +531,7 @@ func TestFsckLeavesWhatIsInUse(t *testing.T) {
 		t.Errorf("unmounted:\n%s", findings(r))
 	}
 	b.readable("w")
-	if _, err := engine.Fsck(t.Context(), engine.FsckRequest{Dir: b.dir, Refs: []ref.Ref{{Name: "nobody"}}}, drivers); !errs.Is(err, errs.NotFound) {
+	if _, err := engine.Fsck(t.Context(), b.dir, check.Request{Refs: []ref.Ref{{Name: "nobody"}}}, drivers); !errs.Is(err, errs.NotFound) {
 		t.Errorf("of a volume that is not there: %v", err)
 	}
 }
@@ -544,7 +545,7 @@ func TestFsckWithoutPrograms(t *testing.T) {
 	newBroken(t, e)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := engine.Fsck(ctx, engine.FsckRequest{Dir: e.Dir()}, drivers); errs.KindOf(err) != errs.Canceled {
+	if _, err := engine.Fsck(ctx, e.Dir(), check.Request{}, drivers); errs.KindOf(err) != errs.Canceled {
 		t.Errorf("interrupted: %v", err)
 	}
 	engine.HideProgram(t, "e2fsck")
@@ -614,7 +615,7 @@ func TestFsckWhileOthersWork(t *testing.T) {
 			for i := range 12 {
 				r := fsck(t, e.Dir(), i%2 > 0)
 				looked += r.Checked.Objects
-				if !r.OK || slices.ContainsFunc(r.Findings, func(f engine.Finding) bool { return f.Severity != "note" || f.Repaired != "" }) {
+				if !r.OK || slices.ContainsFunc(r.Findings, func(f check.Finding) bool { return f.Severity != "note" || f.Repaired != "" }) {
 					t.Errorf("found\n%s", findings(r))
 				}
 			}

@@ -266,7 +266,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			id.SizeBytes = roundUp(max(src.bytes, src.probed.Bytes))
 		}
 		if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
-			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s", formatBytes(q.SizeBytes), formatBytes(id.SizeBytes)).
+			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s", errs.FormatBytes(q.SizeBytes), errs.FormatBytes(id.SizeBytes)).
 				WithHint("use a larger %s, or leave it out", errs.Param("size"))
 		}
 		id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
@@ -309,7 +309,8 @@ func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequ
 	}
 	if id.SizeBytes = roundUp(q.SizeBytes); id.SizeBytes > 0 {
 		if src.alloc > id.SizeBytes {
-			return errs.New(errs.Invalid, opImport, q.Name.String(), "the tree takes at least %s, more than the size of %s", formatBytes(src.alloc), formatBytes(id.SizeBytes)).
+			return errs.New(errs.Invalid, opImport, q.Name.String(), "the tree takes at least %s, more than the size of %s",
+				errs.FormatBytes(src.alloc), errs.FormatBytes(id.SizeBytes)).
 				WithHint("use a larger %s, or leave it out", errs.Param("size"))
 		}
 		return nil

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"pando/internal/check"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/fsprobe"
@@ -138,7 +139,7 @@ func missing(n int64) string {
 	case n < 10<<20:
 		return fmt.Sprintf("%d bytes are missing", n)
 	}
-	return formatBytes(n) + " is missing"
+	return errs.FormatBytes(n) + " is missing"
 }
 
 func hintRepair(fs string) errs.Message {
@@ -211,13 +212,13 @@ const accepted = "give a directory, a tar archive (plain, gzip or zstd), or an i
 func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source, q ImportRequest) (warnings []errs.Message, err error) {
 	kind := driver.FS(s.probed.Type)
 	q.Tracker.Start("checking the filesystem", 0, 0)
-	_, missing := lookProgram(checkerOf(kind))
+	_, missing := lookProgram(check.Checker(kind))
 
 	// Without xfs_repair nobody knows whether the log of an XFS is clean.
 	replayed := kind == driver.Ext4 && s.probed.Dirty || kind == driver.XFS && missing != nil
 	wrong := ""
 	if replayed {
-		if wrong, err = e.replay(ctx, id, kind); err != nil {
+		if wrong, err = check.Replay(ctx, e.content, id, kind); err != nil {
 			return nil, err
 		}
 	}
@@ -228,10 +229,10 @@ func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source,
 		return []errs.Message{notChecked(missing)}, nil
 	}
 
-	found, err := e.runChecker(ctx, id, kind)
-	if err == nil && kind == driver.XFS && (found.dirtyLog || found.damaged) {
-		if wrong, err = e.replay(ctx, id, kind); err == nil {
-			found, err = e.runChecker(ctx, id, kind)
+	found, err := check.RunChecker(ctx, e.content, id, kind)
+	if err == nil && kind == driver.XFS && (found.DirtyLog || found.Damaged) {
+		if wrong, err = check.Replay(ctx, e.content, id, kind); err == nil {
+			found, err = check.RunChecker(ctx, e.content, id, kind)
 		}
 	}
 	switch {
@@ -239,11 +240,11 @@ func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source,
 		return []errs.Message{notChecked(err)}, nil
 	case err != nil:
 		return nil, err
-	case found.damaged:
+	case found.Damaged:
 		wrong = "its filesystem is damaged"
 	}
 	if wrong != "" {
-		return nil, refuseDamaged(q, s.probed.Type, wrong, found.detail)
+		return nil, refuseDamaged(q, s.probed.Type, wrong, found.Detail)
 	}
 	return nil, nil
 }

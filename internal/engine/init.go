@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"pando/internal/catalog"
+	"pando/internal/check"
 	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
@@ -97,7 +98,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "%g %% to keep free is not between 0 and 100", q.MinFreePercent)
 	case q.SizeBytes != 0 && q.SizeBytes < pool.MinBackingBytes:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "a pool of %s is too small", formatBytes(q.SizeBytes)).
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "a pool of %s is too small", errs.FormatBytes(q.SizeBytes)).
 			WithHint("%s must be at least %d MiB", errs.Param("size"), pool.MinBackingBytes>>20)
 	}
 	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir, drivers.unmake)
@@ -218,7 +219,7 @@ func chooseLoop(q InitRequest, dir string, st *unix.Statfs_t, r *InitReport, dri
 				WithHint("free space, or name a directory on another filesystem")
 		}
 	} else if size > free {
-		r.Notes = append(r.Notes, errs.Messagef("the pool of %s is larger than the %s that are free below it: new clones are refused when that runs low", formatBytes(size), formatBytes(free)))
+		r.Notes = append(r.Notes, errs.Messagef("the pool of %s is larger than the %s that are free below it: new clones are refused when that runs low", errs.FormatBytes(size), errs.FormatBytes(free)))
 	}
 	if int64(st.Type) == magicTmpfs {
 		r.Notes = append(r.Notes, "the directory is on tmpfs: the pool is gone after a reboot")
@@ -471,7 +472,7 @@ func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
 	if c, ok := d.(io.Closer); ok {
 		defer c.Close()
 	}
-	if err := detachAll(ctx, p, d); err != nil {
+	if err := check.DetachAll(ctx, p, d); err != nil {
 		return 0, err
 	}
 	return destroyAll(ctx, d, true)

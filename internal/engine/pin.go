@@ -118,6 +118,32 @@ func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
 	return e.writeIdentity(ctx, i)
 }
 
+// restoreIdentity makes the pool know what the catalogue says of an object,
+// also if it knows nothing that can be read.
+func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error {
+	ins, ok := e.drv.(driver.Inspector)
+	if !ok {
+		return e.matchIdentity(ctx, id)
+	}
+	var want driver.Identity
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		row, ok, err := tx.Get(id)
+		if err == nil && !ok {
+			err = errs.New(errs.NotFound, opFsck, string(id), "it was destroyed meanwhile")
+		}
+		if err == nil {
+			want, err = wholeIdentity(tx, row)
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if filled, err := e.fillSector(ctx, want); err == nil { // without an identity: what every device can do
+		want = filled
+	}
+	return ins.Restore(ctx, want)
+}
+
 // fillSector takes the sector size over that the driver has chosen, where the
 // catalogue does not have it: rows of earlier versions.
 func (e *Engine) fillSector(ctx context.Context, id driver.Identity) (driver.Identity, error) {

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"testing"
 
+	"pando/internal/check"
 	"pando/internal/engine"
 	"pando/internal/ref"
 )
@@ -109,7 +110,7 @@ func BenchmarkScale(b *testing.B) {
 	})
 	b.Run("fsck", func(b *testing.B) {
 		for range b.N {
-			r, err := engine.Fsck(b.Context(), engine.FsckRequest{Dir: e.Dir()}, drivers)
+			r, err := engine.Fsck(b.Context(), e.Dir(), check.Request{}, drivers)
 			if err != nil || !r.OK {
 				b.Fatalf("%+v, %v", r, err)
 			}

@@ -74,7 +74,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		if l, err = e.content.LookLive(tx, vol, q.Freeze); err != nil {
 			return nil, err
 		}
-		id = snapshotIdentity(id, vol, q.Name.String(), l.Worth())
+		id = id.SnapshotOf(vol.Identity, q.Name.String(), l.Worth())
 		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.Freezes()}}, nil
 	})
 	if err != nil {
@@ -116,15 +116,6 @@ func (e *Engine) SnapshotNames(ctx context.Context, volume ref.Name) ([]string, 
 
 // stamp is a time as a part of a name.
 func stamp(t time.Time) string { return t.UTC().Format("20060102T150405.000Z") }
-
-// snapshotIdentity makes id that of a snapshot of vol, called name.
-func snapshotIdentity(id driver.Identity, vol catalog.Row, name string, worth driver.Consistency) driver.Identity {
-	id.Kind, id.Name, id.Volume, id.Consistency = driver.Snapshot, name, vol.Lineage(), worth
-	id.FS, id.SizeBytes, id.Sector, id.Ephemeral = vol.FS, vol.SizeBytes, vol.Sector, vol.Ephemeral
-	id.Golden, id.Generation = vol.Golden, vol.Generation
-	id.Origin, id.OriginID = vol.Name, vol.ID
-	return id
-}
 
 // snapshotInfo describes a snapshot; its name is the whole reference.
 func snapshotInfo(r catalog.Row, volume, driverName string) Info {

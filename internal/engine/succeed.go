@@ -75,7 +75,7 @@ func (s *succession) commit(ctx context.Context) error {
 	if err := e.writeIdentity(ctx, s.next); err != nil {
 		return err
 	}
-	old := catalog.Row{Identity: predecessor(s.vol.Identity, s.next.Before)}
+	old := catalog.Row{Identity: s.vol.Identity.Predecessor(s.next.Before)}
 	if err := e.cat.Update(ctx, catalog.Durability(!s.next.Ephemeral), func(tx *catalog.Tx) error {
 		if err := tx.Replace(s.vol.ID, old, s.row); err != nil {
 			return err

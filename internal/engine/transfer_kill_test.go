@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"pando/internal/check"
 	"pando/internal/driver"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
@@ -158,7 +159,7 @@ func (k *killed) check(res faulttest.Result) {
 	}
 	nothingLeft(t, e)
 	r := fsck(t, e.Dir(), false)
-	r.Findings = slices.DeleteFunc(r.Findings, func(f engine.Finding) bool {
+	r.Findings = slices.DeleteFunc(r.Findings, func(f check.Finding) bool {
 		return f.Code == "live" // an empty file, until the next gc
 	})
 	if len(r.Findings) > 0 {

@@ -49,7 +49,7 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/cli": {
-		imports: []string{"internal/engine", "internal/replicate", "internal/bench", "internal/syncbench", "internal/diagnose", "internal/iostat", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
+		imports: []string{"internal/engine", "internal/check", "internal/replicate", "internal/bench", "internal/syncbench", "internal/diagnose", "internal/iostat", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 
@@ -63,8 +63,13 @@ var table = map[string]layer{
 		tests:   []string{"{drivers}"},
 	},
 	"internal/engine": {
-		imports: []string{"internal/content", "internal/ledger", "internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
+		imports: []string{"internal/check", "internal/content", "internal/ledger", "internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
 		tests:   []string{"{drivers}"},
+	},
+
+	// What is wrong with a pool, and mending it.
+	"internal/check": {
+		imports: []string{"internal/content", "internal/ledger", "internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
 	},
 
 	// Who is at work on what, and what is left of operations that are no more.

@@ -1,4 +1,4 @@
-package engine
+package check
 
 import (
 	"cmp"
@@ -37,16 +37,17 @@ type poolView struct {
 // or row by then.
 func (c *fsck) read(ctx context.Context) (*poolView, error) {
 	v := &poolView{
-		objects: map[driver.ObjectID]driver.Object{}, rows: map[driver.ObjectID]catalog.Row{}, wants: map[driver.ObjectID]driver.Identity{},
-		refs: map[driver.ObjectID]string{}, goldens: map[string]catalog.Golden{}, busy: map[driver.ObjectID]bool{},
+		objects: map[driver.ObjectID]driver.Object{}, rows: map[driver.ObjectID]catalog.Row{},
+		wants: map[driver.ObjectID]driver.Identity{},
+		refs:  map[driver.ObjectID]string{}, goldens: map[string]catalog.Golden{}, busy: map[driver.ObjectID]bool{},
 	}
-	for o, err := range c.drv.List(ctx) {
+	for o, err := range c.Driver.List(ctx) {
 		if err != nil {
 			return nil, err
 		}
 		v.objects[o.ID] = o
 	}
-	if err := c.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
 		if v.marks, err = tx.Marks(); err != nil {
 			return err
 		}
@@ -100,7 +101,7 @@ func (c *fsck) read(ctx context.Context) (*poolView, error) {
 		alive, known := living[m.Owner]
 		if !known {
 			var err error
-			if alive, err = c.cat.Living(m.Owner); err != nil {
+			if alive, err = c.Catalog.Living(m.Owner); err != nil {
 				return nil, err
 			}
 			living[m.Owner] = alive
@@ -108,7 +109,7 @@ func (c *fsck) read(ctx context.Context) (*poolView, error) {
 		if !alive {
 			v.dead = append(v.dead, m)
 		}
-		if !alive || m.Op != opRun {
+		if !alive || m.Op != ledger.OpRun {
 			v.busy[m.ID] = true
 		}
 	}
@@ -126,13 +127,16 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.report.Checked.Objects, c.report.Checked.Rows, c.report.Checked.Attachments = len(v.objects), len(v.rows), len(v.attached)
-	c.report.Checked.Busy = len(v.busy) - len(v.dead)
+	n := &c.report.Checked
+	n.Objects, n.Rows, n.Attachments = len(v.objects), len(v.rows), len(v.attached)
+	n.Busy = len(v.busy) - len(v.dead)
+
 	for _, m := range v.dead {
-		out = append(out, Finding{
-			Severity: sevNote, Code: "mark", Ref: cmp.Or(m.Name, v.refs[m.ID], string(m.ID)), ID: string(m.ID), Message: errs.Messagef("a %s was interrupted", m.Op), Repair: "undo or finish it, as the next command would",
-			fix: func(ctx context.Context) (string, error) { return c.fixMark(ctx, m) },
-		})
+		f := Finding{Ref: cmp.Or(m.Name, v.refs[m.ID], string(m.ID)), ID: string(m.ID)}
+		f.say(sevNote, "mark", errs.Messagef("a %s was interrupted", m.Op),
+			"undo or finish it, as the next command would")
+		f.fix = func(ctx context.Context) (string, error) { return c.fixMark(ctx, m) }
+		out = append(out, f)
 	}
 	for _, id := range sortedIDs(v.objects) {
 		if v.busy[id] {
@@ -148,7 +152,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 		if _, there := v.objects[id]; there || v.busy[id] {
 			continue
 		}
-		if _, err := c.drv.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
+		if _, err := c.Driver.Attachment(ctx, id); errs.Is(err, errs.NotFound) {
 			out = append(out, c.missing(v, v.rows[id]))
 		}
 	}
@@ -159,15 +163,15 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 		return nil, err
 	}
 	out = append(out, fs...)
-	stale, err := c.cat.StaleOwners(v.marks)
+	stale, err := c.Catalog.StaleOwners(v.marks)
 	if err != nil && !errs.Is(err, errs.NotFound) { // a missing directory has been found above
 		return nil, err
 	}
 	for _, s := range stale {
-		out = append(out, Finding{
-			Severity: sevNote, Code: "live", Ref: "live/" + s, Message: "its process is dead and left nothing else", Repair: "remove it",
-			fix: func(context.Context) (string, error) { return "removed", c.cat.RemoveStaleOwners(v.marks) },
-		})
+		f := Finding{Ref: "live/" + s}
+		f.say(sevNote, "live", "its process is dead and left nothing else", "remove it")
+		f.fix = func(context.Context) (string, error) { return "removed", c.Catalog.RemoveStaleOwners(v.marks) }
+		out = append(out, f)
 	}
 	return out, nil
 }
@@ -188,7 +192,7 @@ func (c *fsck) missing(v *poolView, r catalog.Row) Finding {
 	if r.MeasuredAt.IsZero() || r.Usage.LogicalBytes == 0 {
 		lost += " from the pool"
 	} else {
-		lost += " from the pool: " + formatBytes(r.Usage.LogicalBytes) + " when last measured"
+		lost += " from the pool: " + errs.FormatBytes(r.Usage.LogicalBytes) + " when last measured"
 	}
 	return Finding{
 		Severity: sevError, Code: "object-missing", Ref: name, ID: string(r.ID), Message: errs.Messagef("%s", lost),
@@ -200,33 +204,10 @@ func (c *fsck) missing(v *poolView, r catalog.Row) Finding {
 // compareObject compares an object with its row.
 func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) ([]Finding, error) {
 	row, known := v.rows[o.ID]
-	f := Finding{ID: string(o.ID), Ref: cmp.Or(v.refs[o.ID], string(o.ID))}
 	if !known {
-		switch {
-		case v.buried[o.ID]:
-			return nil, nil // compareGraves
-		case c.before != "" && o.Err == nil && c.ledger.IsGarbage(o, false):
-			// The mark that told of it went with the power; see sweep.
-			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-half", "it was being made, or ephemeral, when the host went down", "remove it, as the next command will"
-		case o.Err == nil && o.Whole && o.Identity.Kind != driver.Scratch && c.cat.Lost() == 0 && ledger.IsUnfinished(o):
-			f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
-			f.Severity, f.Code, f.Message, f.Repair = sevNote, "object-unfinished", c.ledger.StrayText(o), "none needed"
-		case errs.Is(o.Err, errs.TooNew):
-			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando"
-		case o.Err != nil:
-			f.Severity, f.Code, f.Message, f.Repair = sevError, "identity-unreadable", errs.Messagef("not in the catalogue, and %v", o.Err), "by hand: only whoever knows what it was can tell"
-		case !o.Whole, o.Identity.Kind == driver.Scratch:
-			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "object-half", "half made or half destroyed, by nobody who is known", errs.Messagef("remove it, as %s would", errs.Run("gc"))
-			f.fix = func(ctx context.Context) (string, error) { return c.fixHalf(ctx, o.ID) }
-		default:
-			f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
-			f.Severity, f.Code = sevError, "object-unknown"
-			f.Message, f.Repair = errs.Messagef("a whole %s is in the pool but not in the catalogue", string(o.Identity.Kind)), "add it to the catalogue"
-			f.fix = func(ctx context.Context) (string, error) { return c.fixUnknown(ctx, o.Identity) }
-		}
-		return []Finding{f}, nil
+		return c.compareUnknown(v, o), nil
 	}
-	ins, ok := c.drv.(driver.Inspector)
+	ins, ok := c.Driver.(driver.Inspector)
 	if !ok {
 		return nil, nil
 	}
@@ -237,14 +218,16 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	if !cond.Data {
 		return []Finding{c.missing(v, row)}, nil
 	}
-	restore := func(ctx context.Context) (string, error) { return c.fixIdentity(ctx, row.ID) }
+
 	var out []Finding
-	add := func(severity, code string, message, repair errs.Message, fix func(context.Context) (string, error)) {
-		g := f
-		g.Severity, g.Code, g.Message, g.Repair, g.fix = severity, code, message, repair, fix
-		out = append(out, g)
+	add := func(severity, code string, message, repair errs.Message, fix fix) {
+		f := Finding{ID: string(o.ID), Ref: cmp.Or(v.refs[o.ID], string(o.ID)), fix: fix}
+		f.say(severity, code, message, repair)
+		out = append(out, f)
 	}
 	const rewrite = "write it anew, from the catalogue"
+	restore := func(ctx context.Context) (string, error) { return c.fixIdentity(ctx, row.ID) }
+	diff := v.differences(o.Identity, v.wants[o.ID])
 	switch {
 	case errs.Is(o.Err, errs.TooNew):
 		add(sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando", nil)
@@ -252,13 +235,14 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		add(sevError, "identity-unreadable", errs.Messagef("%v", o.Err), rewrite, restore)
 	case !o.Whole:
 		add(sevError, "identity-missing", "its data is there, but its identity is not", rewrite, restore)
-	default:
-		if o.Identity.Kind == driver.Volume && row.Kind == driver.Snapshot {
-			add(sevWarning, "predecessor", "a rewind made it a snapshot, but in the pool it is still called a volume", rewrite, restore)
-		} else if diff := v.differences(o.Identity, v.wants[o.ID]); len(diff) > 0 {
-			add(sevWarning, "identity-differs", errs.Messagef("pool and catalogue disagree: %s", strings.Join(diff, ", ")), rewrite, restore)
-		}
+	case o.Identity.Kind == driver.Volume && row.Kind == driver.Snapshot:
+		add(sevWarning, "predecessor", "a rewind made it a snapshot, but in the pool it is still called a volume",
+			rewrite, restore)
+	case len(diff) > 0:
+		add(sevWarning, "identity-differs", errs.Messagef("pool and catalogue disagree: %s", strings.Join(diff, ", ")),
+			rewrite, restore)
 	}
+
 	if cond.Leftover {
 		add(sevNote, "identity-leftover", "an interrupted change of its identity left a file", "remove that", restore)
 	}
@@ -269,22 +253,62 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		add(sevError, "object-unreadable", errs.Messagef("%v", cond.Err), "by hand", nil)
 	}
 	if row.FS.IsImage() && cond.Err == nil {
-		switch {
-		case cond.SizeBytes < row.SizeBytes && row.Kind == driver.Volume:
-			add(sevError, "image-short", shortBy(cond.SizeBytes, row.SizeBytes), "keep it as a snapshot, and go on with a copy of the right size that is checked; what was cut off is LOST", func(ctx context.Context) (string, error) {
-				return c.fixInside(ctx, row)
-			})
-		case cond.SizeBytes < row.SizeBytes && isBeforeFsck(row):
-			add(sevNote, "image-short", shortBy(cond.SizeBytes, row.SizeBytes), "none: it is what it was before a repair", nil)
-		case cond.SizeBytes < row.SizeBytes:
-			add(sevError, "image-short", shortBy(cond.SizeBytes, row.SizeBytes), adviceImmutable(row), nil)
-		case cond.SizeBytes > row.SizeBytes:
-			add(sevWarning, "image-long", errs.Messagef("its image has %d bytes, the catalogue says %d", cond.SizeBytes, row.SizeBytes), "note the size that it has", func(ctx context.Context) (string, error) {
-				return c.fixSize(ctx, row, cond.SizeBytes)
-			})
-		}
+		c.compareSize(row, cond.SizeBytes, add)
 	}
 	return out, nil
+}
+
+// compareUnknown says what an object without a row is.
+func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
+	f := Finding{ID: string(o.ID), Ref: cmp.Or(v.refs[o.ID], string(o.ID))}
+	whole := o.Err == nil && o.Whole && o.Identity.Kind != driver.Scratch
+	switch {
+	case v.buried[o.ID]:
+		return nil // compareGraves
+	case c.before != "" && o.Err == nil && c.Ledger.IsGarbage(o, false):
+		// The mark that told of it went with the power; see sweep.
+		f.say(sevNote, "object-half", "it was being made, or ephemeral, when the host went down",
+			"remove it, as the next command will")
+	case whole && c.Catalog.Lost() == 0 && ledger.IsUnfinished(o):
+		f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
+		f.say(sevNote, "object-unfinished", c.Ledger.StrayText(o), "none needed")
+	case errs.Is(o.Err, errs.TooNew):
+		f.say(sevWarning, "identity-too-new", errs.Messagef("%v", o.Err), "by hand: upgrade pando")
+	case o.Err != nil:
+		f.say(sevError, "identity-unreadable", errs.Messagef("not in the catalogue, and %v", o.Err),
+			"by hand: only whoever knows what it was can tell")
+	case !whole:
+		f.say(sevWarning, "object-half", "half made or half destroyed, by nobody who is known",
+			errs.Messagef("remove it, as %s would", errs.Run("gc")))
+		f.fix = func(ctx context.Context) (string, error) { return c.fixHalf(ctx, o.ID) }
+	default:
+		f.Ref = cmp.Or(ledger.Describe(o.Identity), string(o.ID))
+		f.say(sevError, "object-unknown",
+			errs.Messagef("a whole %s is in the pool but not in the catalogue", string(o.Identity.Kind)),
+			"add it to the catalogue")
+		f.fix = func(ctx context.Context) (string, error) { return c.fixUnknown(ctx, o.Identity) }
+	}
+	return []Finding{f}
+}
+
+// compareSize compares the size of an image with that in its row.
+func (c *fsck) compareSize(row catalog.Row, size int64, add func(_, _ string, _, _ errs.Message, _ fix)) {
+	short := shortBy(size, row.SizeBytes)
+	switch {
+	case size < row.SizeBytes && row.Kind == driver.Volume:
+		add(sevError, "image-short", short, "keep it as a snapshot, and go on with a copy of the right size that is "+
+			"checked; what was cut off is LOST",
+			func(ctx context.Context) (string, error) { return c.fixInside(ctx, row) })
+	case size < row.SizeBytes && isBeforeFsck(row):
+		add(sevNote, "image-short", short, "none: it is what it was before a repair", nil)
+	case size < row.SizeBytes:
+		add(sevError, "image-short", short, adviceImmutable(row), nil)
+	case size > row.SizeBytes:
+		add(sevWarning, "image-long",
+			errs.Messagef("its image has %d bytes, the catalogue says %d", size, row.SizeBytes),
+			"note the size that it has",
+			func(ctx context.Context) (string, error) { return c.fixSize(ctx, row, size) })
+	}
 }
 
 func shortBy(has, wants int64) errs.Message {
@@ -315,11 +339,13 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	}
 	add("kind", got.Kind == want.Kind, got.Kind, want.Kind)
 	add("name", got.Name == want.Name, got.Name, want.Name)
-	add("golden", v.baseIsSame(got, want), ref.Generation(got.Golden, got.Generation), ref.Generation(want.Golden, want.Generation))
+	add("golden", v.baseIsSame(got, want),
+		ref.Generation(got.Golden, got.Generation), ref.Generation(want.Golden, want.Generation))
 	add("vol", got.Volume == want.Volume, got.Volume, want.Volume)
 	add("fs", got.FS == want.FS, got.FS, want.FS)
 	add("size", got.SizeBytes == want.SizeBytes, got.SizeBytes, want.SizeBytes)
-	add("sector", got.Sector == want.Sector || want.Sector == 0, got.Sector, want.Sector) // rows of earlier versions have 0
+	// Rows of earlier versions have no sector size, and identities of them do not tell since when.
+	add("sector", got.Sector == want.Sector || want.Sector == 0, got.Sector, want.Sector)
 	add("origin", got.Origin == want.Origin, got.Origin, want.Origin)
 	add("origin_id", got.OriginID == want.OriginID, got.OriginID, want.OriginID)
 	add("at", got.CreatedAt.Equal(want.CreatedAt), got.CreatedAt, want.CreatedAt)
@@ -331,7 +357,8 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	if g := v.goldens[want.Golden]; want.Kind == driver.Generation && g.Current == want.Generation {
 		add("keep", got.Keep == want.Keep, got.Keep, want.Keep) // older ones say what was when they were current
 	}
-	add("since", got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt), got.Since, want.Since) // earlier versions do not say
+	since := got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)
+	add("since", since, got.Since, want.Since)
 	return out
 }
 
@@ -382,16 +409,17 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		f := Finding{ID: string(id), Ref: v.refs[id]}
 		switch {
 		case r.Kind == driver.Snapshot && !lineages[r.Volume]:
-			f.Severity, f.Code, f.Message, f.Repair = sevError, "snapshot-orphan", "its volume is gone, so nothing can reach it", "make it a volume"
+			f.say(sevError, "snapshot-orphan", "its volume is gone, so nothing can reach it", "make it a volume")
 			f.fix = func(ctx context.Context) (string, error) { return c.fixOrphan(ctx, r) }
 			out = append(out, f)
 		case r.Kind != driver.Snapshot && r.Kind != driver.Volume && r.Kind != driver.Generation, !driver.ValidID(string(id)):
-			f.Severity, f.Code, f.Message, f.Repair = sevError, "catalogue", errs.Messagef("a row of kind %q and ID %q", string(r.Kind), string(id)), byHandRebuild
+			f.say(sevError, "catalogue", errs.Messagef("a row of kind %q and ID %q", string(r.Kind), string(id)),
+				byHandRebuild)
 			out = append(out, f)
 		}
 		name := v.refs[id]
 		if _, twice := names[name]; twice || r.Kind == driver.Volume && v.goldens[name].Name != "" {
-			f.Severity, f.Code, f.Message, f.Repair = sevError, "catalogue", "two things have this name", byHandRebuild+" gives one another"
+			f.say(sevError, "catalogue", "two things have this name", byHandRebuild+" gives one another")
 			f.fix = nil
 			out = append(out, f)
 		}
@@ -399,16 +427,18 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 	}
 	for name, top := range highest {
 		g, ok := v.goldens[name]
-		f := Finding{Severity: sevWarning, Ref: name, fix: func(ctx context.Context) (string, error) { return c.fixGolden(ctx, v, name) }}
+		f := Finding{Ref: name}
+		f.fix = func(ctx context.Context) (string, error) { return c.fixGolden(ctx, v, name) }
 		switch {
 		case !ok:
-			f.Severity, f.Code, f.Message, f.Repair = sevError, "golden-missing", "it has generations but is not in the catalogue", "add it"
+			f.say(sevError, "golden-missing", "it has generations but is not in the catalogue", "add it")
 		case !generations[ref.Generation(name, g.Current)]:
-			f.Severity, f.Code, f.Message = sevError, "golden-current", errs.Messagef("its current generation %d does not exist", g.Current)
-			f.Repair = errs.Messagef("make generation %d the current one", top)
+			f.say(sevError, "golden-current", errs.Messagef("its current generation %d does not exist", g.Current),
+				errs.Messagef("make generation %d the current one", top))
 		case g.Next <= top:
-			f.Code, f.Message = "golden-next", errs.Messagef("the next generation would get number %d, but there is a %d", g.Next, top)
-			f.Repair = errs.Messagef("set the next number to %d", top+1)
+			f.say(sevWarning, "golden-next",
+				errs.Messagef("the next generation would get number %d, but there is a %d", g.Next, top),
+				errs.Messagef("set the next number to %d", top+1))
 		default:
 			continue
 		}
@@ -416,8 +446,10 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 	}
 	for name := range v.goldens {
 		if _, has := highest[name]; !has {
-			out = append(out, Finding{Severity: sevError, Code: "golden-empty", Ref: name, Message: "it has no generation", Repair: "forget it",
-				fix: func(ctx context.Context) (string, error) { return c.fixGolden(ctx, v, name) }})
+			f := Finding{Ref: name}
+			f.say(sevError, "golden-empty", "it has no generation", "forget it")
+			f.fix = func(ctx context.Context) (string, error) { return c.fixGolden(ctx, v, name) }
+			out = append(out, f)
 		}
 	}
 	slices.SortFunc(out, func(a, b Finding) int { return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Ref, b.Ref)) })
@@ -437,10 +469,10 @@ func (c *fsck) compareGraves(v *poolView) []Finding {
 		if !there && !waiting || v.busy[id] {
 			continue
 		}
-		out = append(out, Finding{
-			Severity: sevNote, Code: "tombstone", Ref: cmp.Or(name, string(id)), ID: string(id), Message: "it is destroyed, but its space is not yet returned", Repair: "remove it",
-			fix: func(ctx context.Context) (string, error) { return c.fixGrave(ctx, id) },
-		})
+		f := Finding{Ref: cmp.Or(name, string(id)), ID: string(id)}
+		f.say(sevNote, "tombstone", "it is destroyed, but its space is not yet returned", "remove it")
+		f.fix = func(ctx context.Context) (string, error) { return c.fixGrave(ctx, id) }
+		out = append(out, f)
 	}
 	return out
 }
@@ -452,24 +484,28 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 	for _, id := range sortedIDs(v.attached) {
 		a := v.attached[id]
 		row, known := v.rows[id]
-		f := Finding{Ref: cmp.Or(v.refs[id], string(id)), ID: string(id), Severity: sevNote, Code: "attachment-gone"}
+		f := Finding{Ref: cmp.Or(v.refs[id], string(id)), ID: string(id)}
 		f.fix = func(ctx context.Context) (string, error) { return c.fixAttachment(ctx, id, row.Name) }
 		switch {
 		case v.busy[id]:
 		case !known:
-			f.Severity, f.Code, f.Message, f.Repair = sevWarning, "attachment-orphan", errs.Messagef("something that is not in the catalogue is recorded as mounted at %s", a.Mountpoint), "forget that"
+			f.say(sevWarning, "attachment-orphan",
+				errs.Messagef("something that is not in the catalogue is recorded as mounted at %s", a.Mountpoint),
+				"forget that")
 			out = append(out, f)
-		case c.content.Look(row, a) == content.Gone:
-			f.Message, f.Repair = errs.Messagef("recorded as mounted at %s, but it is not mounted any more", a.Mountpoint), "forget that"
+		case c.Content.Look(row, a) == content.Gone:
+			f.say(sevNote, "attachment-gone",
+				errs.Messagef("recorded as mounted at %s, but it is not mounted any more", a.Mountpoint), "forget that")
 			out = append(out, f)
-		case c.content.Look(row, a) == content.Elsewhere:
-			f.Code, f.fix = "attachment-elsewhere", nil
-			f.Message, f.Repair = errs.Messagef("recorded as mounted at %s, but mounted elsewhere, or in another mount namespace", a.Mountpoint),
-				errs.Messagef("none: %s says who holds it", errs.Run("show"))
+		case c.Content.Look(row, a) == content.Elsewhere:
+			f.fix = nil
+			f.say(sevNote, "attachment-elsewhere", errs.Messagef(
+				"recorded as mounted at %s, but mounted elsewhere, or in another mount namespace", a.Mountpoint),
+				errs.Messagef("none: %s says who holds it", errs.Run("show")))
 			out = append(out, f)
 		}
 	}
-	if a, ok := c.drv.(driver.Activator); ok {
+	if a, ok := c.Driver.(driver.Activator); ok {
 		more, err := c.activeDevices(ctx, a, v)
 		return append(out, more...), err
 	}
@@ -486,7 +522,7 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 		if len(loops) == 0 || !r.FS.IsImage() {
 			continue
 		}
-		if w, err := c.drv.Attachment(ctx, id); err == nil && w.Image != "" {
+		if w, err := c.Driver.Attachment(ctx, id); err == nil && w.Image != "" {
 			var st unix.Stat_t
 			if unix.Stat(w.Image, &st) == nil {
 				images[inode{st.Dev, st.Ino}] = id
@@ -498,8 +534,10 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 		if a, ok := v.attached[id]; !ours || v.busy[id] || ok && a.Loop == b.Index {
 			continue
 		}
-		f := Finding{Severity: sevWarning, Code: "loop", Ref: v.refs[id], ID: string(id), Message: errs.Messagef("%s is on its image, and no attachment accounts for that", b.Path), Repair: "detach it",
-			fix: func(ctx context.Context) (string, error) { return c.fixLoop(ctx, id, b) }}
+		f := Finding{Ref: v.refs[id], ID: string(id)}
+		f.say(sevWarning, "loop",
+			errs.Messagef("%s is on its image, and no attachment accounts for that", b.Path), "detach it")
+		f.fix = func(ctx context.Context) (string, error) { return c.fixLoop(ctx, id, b) }
 		if b.Auto {
 			f.Message += ": a mount that Pando did not make, or lost track of, holds it"
 			f.Repair, f.fix = "by hand: unmount it", nil
@@ -521,8 +559,10 @@ func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolVie
 		if _, has := v.attached[id]; has || v.busy[id] {
 			continue
 		}
-		out = append(out, Finding{Severity: sevWarning, Code: "device", Ref: v.refs[id], ID: string(id), Message: "its block device is there, and no attachment accounts for that", Repair: "take it away",
-			fix: func(ctx context.Context) (string, error) { return c.fixActive(ctx, a, id) }})
+		f := Finding{Ref: v.refs[id], ID: string(id)}
+		f.say(sevWarning, "device", "its block device is there, and no attachment accounts for that", "take it away")
+		f.fix = func(ctx context.Context) (string, error) { return c.fixActive(ctx, a, id) }
+		out = append(out, f)
 	}
 	return out, nil
 }

@@ -1,4 +1,8 @@
-package engine
+// Package check finds what is wrong with a pool, and mends it: it compares the objects with the catalogue, checks the
+// filesystems inside images, repairs both, and makes a lost catalogue anew.
+//
+// What it needs of the verbs, it is given: see Verbs.
+package check
 
 import (
 	"context"
@@ -9,6 +13,7 @@ import (
 	"path/filepath"
 
 	"pando/internal/catalog"
+	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/ledger"
@@ -42,7 +47,15 @@ type Finding struct {
 	Failed   string       `json:"failed,omitempty"`   // why it could not be repaired
 	Detail   string       `json:"detail,omitempty"`   // what a program said
 
-	fix func(context.Context) (done string, err error) // nil: it cannot be repaired
+	fix fix // nil: it cannot be repaired
+}
+
+// fix repairs what was found, and says what it has done; "": nothing.
+type fix func(context.Context) (done string, err error)
+
+// say says what was found, and what can be done about it.
+func (f *Finding) say(severity, code string, message, repair errs.Message) {
+	f.Severity, f.Code, f.Message, f.Repair = severity, code, message, repair
 }
 
 // key tells findings apart.
@@ -50,8 +63,8 @@ func (f Finding) key() string {
 	return f.Code + "\x00" + f.Ref + "\x00" + f.ID + "\x00" + string(f.Message)
 }
 
-// FsckChecked counts what was looked at.
-type FsckChecked struct {
+// Counts says how much was looked at.
+type Counts struct {
 	Objects     int `json:"objects"`     // in the pool
 	Rows        int `json:"rows"`        // of the catalogue
 	Attachments int `json:"attachments"` //
@@ -62,65 +75,86 @@ type FsckChecked struct {
 	Busy        int `json:"busy"`        // left out: another pando is at work on them
 }
 
-// FsckReport is the result of Fsck.
-type FsckReport struct {
-	Checked  FsckChecked `json:"checked"`
-	Findings []Finding   `json:"findings"`
-	OK       bool        `json:"ok"`              // no error or warning, or all repaired
-	Notes    []string    `json:"notes,omitempty"` // what was not checked, and why
+// Report is the result of a check.
+type Report struct {
+	Checked  Counts    `json:"checked"`
+	Findings []Finding `json:"findings"`
+	OK       bool      `json:"ok"`              // no error or warning, or all repaired
+	Notes    []string  `json:"notes,omitempty"` // what was not checked, and why
 }
 
-// FsckRequest says what to check.
-type FsckRequest struct {
-	Dir     string    // of the pool
+// Request says what to check.
+type Request struct {
 	Refs    []ref.Ref // whose inner filesystems are checked; nil: all
 	Repair  bool
 	Tracker *progress.Tracker
 }
 
+// Pool is an open pool that is to be checked.
+type Pool struct {
+	*pool.Pool
+	Catalog *catalog.Catalog
+	Driver  driver.Driver
+	Ledger  *ledger.Ledger
+	Content *content.Access
+	Verbs   Verbs
+
+	// Look finds a program, as [run.Look] does.
+	Look func(name string) (path string, err error)
+}
+
+// Verbs is what repairs need of the verbs.
+type Verbs interface {
+	// Sweep does what the first command after a boot does, and returns how many objects it removed.
+	Sweep(ctx context.Context) (removed int, err error)
+
+	// LockGolden keeps others from building the same golden.
+	LockGolden(ctx context.Context, name string, t *progress.Tracker) (unlock func(), err error)
+
+	// WriteIdentity makes the pool know an identity.
+	WriteIdentity(ctx context.Context, id driver.Identity) error
+
+	// RestoreIdentity makes the pool know what the catalogue says of an object, even if it knows nothing that can be
+	// read.
+	RestoreIdentity(ctx context.Context, id driver.ObjectID) error
+
+	// Remove makes the driver remove an object that has no name any more.
+	Remove(ctx context.Context, id driver.ObjectID, ref, why string) error
+
+	// Succeed replaces a volume by a copy of it that mend has changed, in one commit. find finds the volume in the
+	// transaction that claims it. before names the snapshot that keeps what it was.
+	Succeed(ctx context.Context, op string, find func(*catalog.Tx) (catalog.Row, error),
+		mend func(ctx context.Context, copied driver.ObjectID) error) (before string, err error)
+}
+
 // fsck is a check under way.
 type fsck struct {
-	*Engine
-	q      FsckRequest
-	report *FsckReport
+	Pool
+	q      Request
+	report *Report
 	seen   map[string]bool // keys of findings
 	before string          // the boot before this one, if no command has cleaned up after its end yet
 }
 
-// Fsck compares the pool with its catalogue and checks the filesystems inside
-// images, on copies: what is there is not changed, but by Repair. What another
-// process is at work on is left out. It holds the pool's lock for the comparison,
-// so that nobody sweeps meanwhile; volumes can be used all the time. The error is
-// that of not being able to check; what is found is in the report. NotFound,
-// Permission, Damaged (pool.json), TooNew.
-func Fsck(ctx context.Context, q FsckRequest, drivers Drivers) (*FsckReport, error) {
-	c := &fsck{q: q, report: &FsckReport{Findings: []Finding{}}, seen: map[string]bool{}}
-	e, err := Open(ctx, q.Dir, drivers)
-	if err != nil {
-		p, perr := pool.Open(ctx, q.Dir)
-		if !errs.Is(err, errs.Damaged) || perr != nil {
-			return nil, err
-		}
-		c.Engine = &Engine{pool: p}
-		c.damagedCatalog(err.Error())
-		return c.done(), nil
-	}
-	defer e.Close()
-	c.Engine = e
-	ctx, end := e.ledger.Begin(ctx)
-	defer end()
+func newFsck(p Pool, q Request) *fsck {
+	return &fsck{Pool: p, q: q, report: &Report{Findings: []Finding{}}, seen: map[string]bool{}}
+}
 
-	if err := e.needRoot(opFsck, q.Dir); err != nil {
-		return nil, err
-	}
+// Run compares the pool with its catalogue and checks the filesystems inside images, on copies: what is there is not
+// changed, but by Repair. What another process is at work on is left out. It holds the pool's lock for the comparison,
+// so that nobody sweeps meanwhile; volumes can be used all the time. The error is that of not being able to check;
+// what is found is in the report. NotFound.
+func Run(ctx context.Context, p Pool, q Request) (*Report, error) {
+	c := newFsck(p, q)
 	for _, r := range q.Refs {
-		if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
 			_, err := tx.Resolve(opFsck, r)
 			return err
 		}); err != nil && !errs.Is(err, errs.Damaged) {
 			return nil, err
 		}
 	}
+
 	whole, err := c.checkPool(ctx)
 	if err != nil || !whole {
 		return c.done(), err
@@ -131,8 +165,15 @@ func Fsck(ctx context.Context, q FsckRequest, drivers Drivers) (*FsckReport, err
 	return c.done(), ctx.Err()
 }
 
+// Unreadable is the report on a pool whose catalogue cannot be opened, for that reason.
+func Unreadable(p *pool.Pool, reason error) *Report {
+	c := newFsck(Pool{Pool: p}, Request{})
+	c.damagedCatalog(reason.Error())
+	return c.done()
+}
+
 // done says whether all is well in the end.
-func (c *fsck) done() *FsckReport {
+func (c *fsck) done() *Report {
 	c.report.OK = true
 	for _, f := range c.report.Findings {
 		if f.Severity != sevNote && f.Repaired == "" {
@@ -142,11 +183,16 @@ func (c *fsck) done() *FsckReport {
 	return c.report
 }
 
+// note adds a note to the report: what was not checked, and why.
+func (c *fsck) note(format string, args ...any) {
+	c.report.Notes = append(c.report.Notes, fmt.Sprintf(format, args...))
+}
+
 // damagedCatalog reports a catalogue that nothing can be compared with.
 func (c *fsck) damagedCatalog(why string) {
 	c.report.Findings = append(c.report.Findings, Finding{
-		Severity: sevError, Code: "catalogue", Ref: filepath.Join(c.pool.Dir, "catalog.db"), Message: errs.Messagef("%s", why),
-		Repair: byHandRebuild + " makes it anew from the pool",
+		Severity: sevError, Code: "catalogue", Ref: filepath.Join(c.Dir, "catalog.db"),
+		Message: errs.Messagef("%s", why), Repair: byHandRebuild + " makes it anew from the pool",
 	})
 }
 
@@ -157,13 +203,13 @@ const passes = 6
 // checkPool compares the pool with the catalogue. It returns false if the
 // catalogue is such that nothing else can be checked.
 func (c *fsck) checkPool(ctx context.Context) (bool, error) {
-	unlock, err := pool.Lock(ctx, c.pool.Dir)
+	unlock, err := pool.Lock(ctx, c.Dir)
 	if err != nil {
 		return false, err
 	}
 	defer unlock()
 	c.q.Tracker.Start("checking the catalogue", 0, 0)
-	bad, err := c.cat.Check(ctx)
+	bad, err := c.Catalog.Check(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -174,27 +220,28 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 		return false, nil
 	}
 	var last catalog.Swept
-	if err := c.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
 		last, err = tx.Swept()
 		return err
 	}); err != nil {
 		return false, err
 	}
-	if c.cat.Lost() > 0 {
+	if c.Catalog.Lost() > 0 {
 		c.lostCommits()
 	} else if last.BeforeBoot() {
 		if c.q.Repair {
-			s, err := c.sweep(ctx)
+			removed, err := c.Verbs.Sweep(ctx)
 			if err != nil {
 				return false, err
 			}
-			if err := c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() }); err != nil {
+			if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() }); err != nil {
 				return false, err
 			}
-			c.report.Notes = append(c.report.Notes, fmt.Sprintf("first use since the host started: %d objects removed that had not been finished or were ephemeral", s.Garbage))
+			c.note("first use since the host started: %d objects removed that had not been finished or were ephemeral",
+				removed)
 		} else {
 			c.before = last.BootID
-			c.report.Notes = append(c.report.Notes, "this is the first use since the host started: what the next command cleans up is reported here")
+			c.note("this is the first use since the host started: what the next command cleans up is reported here")
 		}
 	}
 	c.q.Tracker.Start("comparing the pool with the catalogue", 0, 0)
@@ -219,8 +266,8 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 func (c *fsck) lostCommits() {
 	c.q.Repair = false
 	c.report.Findings = append(c.report.Findings, Finding{
-		Severity: sevError, Code: "catalogue-lost", Ref: filepath.Join(c.pool.Dir, "catalog.db"), Message: errs.Messagef("%v", c.cat.LostError()),
-		Repair: byHandRebuild + " makes it anew from the pool",
+		Severity: sevError, Code: "catalogue-lost", Ref: filepath.Join(c.Dir, "catalog.db"),
+		Message: errs.Messagef("%v", c.Catalog.LostError()), Repair: byHandRebuild + " makes it anew from the pool",
 	})
 }
 
@@ -271,20 +318,26 @@ func (c *fsck) compareTwice(ctx context.Context) ([]Finding, error) {
 	return out, nil
 }
 
+// poolFiles are the files of a pool, of which not all need be there.
+var poolFiles = []string{
+	"pool.json", "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.seen", "backing.xfs", "lock", "reserve",
+}
+
 // checkDirs looks at the directories and files of the pool itself.
 func (c *fsck) checkDirs() ([]Finding, error) {
 	var out []Finding
 	dirs := map[string]bool{"": true, "live": true, "locks": true, "mnt": true, "data": false, "data/objects": false}
-	_, outside := c.drv.(driver.Spacer)
+	_, outside := c.Driver.(driver.Spacer)
 	for _, d := range []string{"", "live", "locks", "mnt", "data", "data/objects"} {
 		if outside && d == "data/objects" {
 			continue // the objects are not in the directory
 		}
-		path := filepath.Join(c.pool.Dir, d)
+		path := filepath.Join(c.Dir, d)
 		st, err := os.Lstat(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			f := Finding{Severity: sevWarning, Code: "pool-missing", Ref: path, Message: "the directory is missing", Repair: "make it"}
+			f := Finding{Ref: path}
+			f.say(sevWarning, "pool-missing", "the directory is missing", "make it")
 			f.fix = func(context.Context) (string, error) { return "made", os.Mkdir(path, 0o700) }
 			if !dirs[d] {
 				f.Severity, f.Repair, f.fix = sevError, "by hand: the objects were in it", nil
@@ -293,13 +346,15 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 		case err != nil:
 			return nil, errs.Wrap(opFsck, path, err)
 		case !st.IsDir():
-			out = append(out, Finding{Severity: sevError, Code: "pool-missing", Ref: path, Message: "it is not a directory", Repair: "by hand: move it away"})
+			f := Finding{Ref: path}
+			f.say(sevError, "pool-missing", "it is not a directory", "by hand: move it away")
+			out = append(out, f)
 		default:
 			out = append(out, wrongMode(path, st, 0o700)...)
 		}
 	}
-	for _, n := range []string{"pool.json", "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.seen", "backing.xfs", "lock", "reserve"} {
-		path := filepath.Join(c.pool.Dir, n)
+	for _, n := range poolFiles {
+		path := filepath.Join(c.Dir, n)
 		if st, err := os.Lstat(path); err == nil {
 			out = append(out, wrongMode(path, st, 0o600)...)
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -314,8 +369,8 @@ func wrongMode(path string, st fs.FileInfo, want fs.FileMode) []Finding {
 	if st.Mode().Perm() == want {
 		return nil
 	}
-	return []Finding{{
-		Severity: sevWarning, Code: "pool-mode", Ref: path, Message: errs.Messagef("its mode is %04o, not %04o", st.Mode().Perm(), want), Repair: "set the mode",
-		fix: func(context.Context) (string, error) { return "set", errs.Wrap(opFsck, path, os.Chmod(path, want)) },
-	}}
+	f := Finding{Ref: path}
+	f.say(sevWarning, "pool-mode", errs.Messagef("its mode is %04o, not %04o", st.Mode().Perm(), want), "set the mode")
+	f.fix = func(context.Context) (string, error) { return "set", errs.Wrap(opFsck, path, os.Chmod(path, want)) }
+	return []Finding{f}
 }

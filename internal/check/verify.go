@@ -1,4 +1,4 @@
-package engine
+package check
 
 import (
 	"cmp"
@@ -20,24 +20,26 @@ import (
 // log by mounting it, and then runs the filesystem's own program. wrong says what
 // is wrong, and detail what the program said. The error is that of not being able
 // to check.
-func (e *Engine) verify(ctx context.Context, id driver.ObjectID, fs driver.FS) (wrong, detail string, err error) {
-	if wrong, err = e.replay(ctx, id, fs); err != nil {
+func verify(
+	ctx context.Context, acc *content.Access, id driver.ObjectID, fs driver.FS,
+) (wrong, detail string, err error) {
+	if wrong, err = Replay(ctx, acc, id, fs); err != nil {
 		return "", "", err
 	}
-	c, err := e.runChecker(ctx, id, fs)
+	found, err := RunChecker(ctx, acc, id, fs)
 	if err != nil {
 		return "", "", err
 	}
-	if c.damaged && wrong == "" {
+	if found.Damaged && wrong == "" {
 		wrong = "its filesystem is damaged"
 	}
-	return wrong, c.detail, nil
+	return wrong, found.Detail, nil
 }
 
-// replay mounts and unmounts the filesystem in an image, which replays its log.
+// Replay mounts and unmounts the filesystem in an image, which replays its log.
 // wrong says why it cannot be mounted, if that is the fault of the image; the
 // error, if it is that of the host.
-func (e *Engine) replay(ctx context.Context, id driver.ObjectID, fs driver.FS) (wrong string, err error) {
+func Replay(ctx context.Context, acc *content.Access, id driver.ObjectID, fs driver.FS) (wrong string, err error) {
 	o := content.ImageOptions{FS: fs}
 	switch fs {
 	case driver.Ext4:
@@ -45,7 +47,7 @@ func (e *Engine) replay(ctx context.Context, id driver.ObjectID, fs driver.FS) (
 	case driver.XFS:
 		o.Extra = []string{"nouuid"} // another copy may be mounted
 	}
-	err = e.content.WithImage(ctx, id, o, func(*os.File) error { return nil })
+	err = acc.WithImage(ctx, id, o, func(*os.File) error { return nil })
 	if err == nil {
 		return "", nil
 	}
@@ -61,43 +63,45 @@ func (e *Engine) replay(ctx context.Context, id driver.ObjectID, fs driver.FS) (
 	return "its filesystem cannot be mounted: " + err.Error(), nil
 }
 
-// checked is what the program that checks a filesystem found.
-type checked struct {
-	damaged  bool
-	dirtyLog bool   // of XFS: a mount has to replay the log, which the program ignored
-	detail   string // what it said
+// Checked is what the program that checks a filesystem found.
+type Checked struct {
+	Damaged  bool
+	DirtyLog bool   // of XFS: a mount has to replay the log, which the program ignored
+	Detail   string // what it said
 }
 
-// runChecker runs the read-only check of a filesystem in an image. Unsupported if
+// RunChecker runs the read-only check of a filesystem in an image. Unsupported if
 // the program is not installed, or is older than the filesystem.
-func (e *Engine) runChecker(ctx context.Context, id driver.ObjectID, fs driver.FS) (c checked, err error) {
-	err = e.content.WithPath(ctx, id, func(path string) error {
+func RunChecker(ctx context.Context, acc *content.Access, id driver.ObjectID, fs driver.FS) (found Checked, err error) {
+	err = acc.WithPath(ctx, id, func(path string) error {
 		args := []string{"-fn", path}
 		if fs == driver.XFS {
 			args = xfsRepair(path, "-n")
 		}
-		stdout, stderr, code, err := program(ctx, checkerOf(fs), args...)
+		stdout, stderr, code, err := program(ctx, Checker(fs), args...)
 		if err != nil {
 			return err
 		}
 		out := stdout + stderr
 		if code != 0 && tooOld(out) {
-			return errs.New(errs.Unsupported, "check", "", "%s does not know all features of the filesystem", checkerOf(fs)).
-				WithHint("install a newer %s, and check the filesystem with it", checkerOf(fs))
+			return errs.New(errs.Unsupported, "check", "", "%s does not know all features of the filesystem", Checker(fs)).
+				WithHint("install a newer %s, and check the filesystem with it", Checker(fs))
 		}
-		c.damaged = code != 0
-		c.dirtyLog = strings.Contains(out, "valuable metadata changes in a log") || strings.Contains(out, "cannot find log head")
+		found.Damaged = code != 0
+		found.DirtyLog = strings.Contains(out, "valuable metadata changes in a log") ||
+			strings.Contains(out, "cannot find log head")
 		// e2fsck writes what it found to standard output, xfs_repair to the other.
-		c.detail = cmp.Or(essence(stdout, path), essence(stderr, path))
+		found.Detail = cmp.Or(essence(stdout, path), essence(stderr, path))
 		return nil
 	})
-	return c, err
+	return found, err
 }
 
 // tooOld reports whether e2fsck or xfs_repair gave up because a filesystem has
 // features that it does not know. Their exit codes do not tell.
 func tooOld(out string) bool {
-	return strings.Contains(out, "Get a newer version of e2fsck") || strings.Contains(out, "unsupported filesystem features")
+	return strings.Contains(out, "Get a newer version of e2fsck") ||
+		strings.Contains(out, "unsupported filesystem features")
 }
 
 // xfsRepair are the arguments of xfs_repair for a file or a device.
@@ -130,7 +134,8 @@ var noise = []string{
 	"Cannot get host filesystem geometry", "Repair may fail if there is", "the image and the host filesystem",
 	"ALERT: The filesystem has valuable", "ignored because the -n option", "which may be resolved by first mounting",
 	"Maximum metadata LSN", "Would format log", "*****",
-	"Note: if several inode", "of the inode table require", "running e2fsck with the '-b", "may lie only with", "the backup block group desc",
+	"Note: if several inode", "of the inode table require", "running e2fsck with the '-b", "may lie only with",
+	"the backup block group desc",
 }
 
 // prompt is a question that e2fsck asks, and answers itself.
@@ -149,7 +154,8 @@ func essence(out, path string) string {
 	out = strings.ReplaceAll(strings.ReplaceAll(out, path+": ", ""), path, "the image")
 	for l := range strings.Lines(out) {
 		l = strings.TrimSpace(address.ReplaceAllString(prompt.ReplaceAllString(l, ""), ""))
-		if l == "" || summary.MatchString(l) || slices.ContainsFunc(noise, func(n string) bool { return strings.HasPrefix(l, n) }) {
+		saysNothing := slices.ContainsFunc(noise, func(n string) bool { return strings.HasPrefix(l, n) })
+		if l == "" || summary.MatchString(l) || saysNothing {
 			continue
 		}
 		if len(lines) == essenceLines {

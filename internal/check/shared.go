@@ -1,4 +1,4 @@
-package engine
+package check
 
 import (
 	"cmp"
@@ -26,7 +26,9 @@ type imageCheck struct {
 }
 
 // checkImages checks the filesystems in images, and returns what is wrong with them.
-func (c *fsck) checkImages(ctx context.Context, images []catalog.Row, names map[driver.ObjectID]string) ([]*Finding, error) {
+func (c *fsck) checkImages(
+	ctx context.Context, images []catalog.Row, names map[driver.ObjectID]string,
+) ([]*Finding, error) {
 	k := &imageCheck{fsck: c, names: names}
 	groups, err := k.groups(ctx, images)
 	if err != nil {
@@ -45,7 +47,7 @@ func (c *fsck) checkImages(ctx context.Context, images []catalog.Row, names map[
 // groups puts images together that seem to lie in the same blocks, each immutable one
 // before others. What is attached, or worked on, is by itself: somebody may write to it.
 func (k *imageCheck) groups(ctx context.Context, images []catalog.Row) ([][]catalog.Row, error) {
-	a, can := k.drv.(driver.Addresser)
+	a, can := k.Driver.(driver.Addresser)
 	inUse, err := k.inUseNow(ctx)
 	if err != nil {
 		return nil, err
@@ -82,7 +84,7 @@ func (k *imageCheck) groups(ctx context.Context, images []catalog.Row) ([][]cata
 // inUseNow is what is attached, or what some command is at work on.
 func (k *imageCheck) inUseNow(ctx context.Context) (map[driver.ObjectID]bool, error) {
 	out := map[driver.ObjectID]bool{}
-	err := k.cat.View(ctx, func(tx *catalog.Tx) error {
+	err := k.Catalog.View(ctx, func(tx *catalog.Tx) error {
 		attached, err := tx.AllAttached()
 		if err != nil {
 			return err
@@ -143,7 +145,7 @@ func (k *imageCheck) one(ctx context.Context, row catalog.Row) error {
 	if err != nil {
 		return err
 	}
-	k.add(f, func(n *FsckChecked) {
+	k.add(f, func(n *Counts) {
 		if checked {
 			n.Images++
 		}
@@ -158,14 +160,16 @@ func (k *imageCheck) one(ctx context.Context, row catalog.Row) error {
 // A reference copy, which nobody writes to, keeps the blocks from being reused: what lies
 // where it lies is what was checked. The check itself works on a copy of that, as it
 // replays logs.
-func (k *imageCheck) sharedCheck(ctx context.Context, first catalog.Row, others []catalog.Row) (rest []catalog.Row, done bool, err error) {
+func (k *imageCheck) sharedCheck(
+	ctx context.Context, first catalog.Row, others []catalog.Row,
+) (rest []catalog.Row, done bool, err error) {
 	name := k.names[first.ID]
 	reference, _, err := k.copyToCheck(ctx, first, name)
 	if reference == "" {
 		return nil, false, err
 	}
-	defer k.ledger.Undo(ctx, reference)
-	address, err := k.drv.(driver.Addresser).Address(ctx, reference)
+	defer k.Ledger.Undo(ctx, reference)
+	address, err := k.Driver.(driver.Addresser).Address(ctx, reference)
 	if err != nil || address == "" {
 		return nil, false, ctx.Err()
 	}
@@ -173,7 +177,7 @@ func (k *imageCheck) sharedCheck(ctx context.Context, first catalog.Row, others 
 	if err != nil || v.err != nil {
 		return nil, false, err
 	}
-	k.add(k.finding(first, name, v), func(n *FsckChecked) { n.Images++ })
+	k.add(k.finding(first, name, v), func(n *Counts) { n.Images++ })
 
 	for _, row := range others {
 		if err := ctx.Err(); err != nil {
@@ -187,34 +191,36 @@ func (k *imageCheck) sharedCheck(ctx context.Context, first catalog.Row, others 
 			rest = append(rest, row)
 			continue
 		}
-		k.add(k.finding(row, k.names[row.ID], v), func(n *FsckChecked) { n.Shared++ })
+		k.add(k.finding(row, k.names[row.ID], v), func(n *Counts) { n.Shared++ })
 	}
 	return rest, true, nil
 }
 
 // sameAddress reports whether an image lies at an address now.
 func (k *imageCheck) sameAddress(ctx context.Context, row catalog.Row, address string) (bool, error) {
-	got, err := k.drv.(driver.Addresser).Address(ctx, row.ID)
+	got, err := k.Driver.(driver.Addresser).Address(ctx, row.ID)
 	return err == nil && got == address, ctx.Err()
 }
 
 // judgeCopy checks the filesystem in a copy of a reference copy. The error ends all.
-func (k *imageCheck) judgeCopy(ctx context.Context, reference driver.ObjectID, row catalog.Row, name string) (v verdict, err error) {
+func (k *imageCheck) judgeCopy(
+	ctx context.Context, reference driver.ObjectID, row catalog.Row, name string,
+) (v verdict, err error) {
 	scratch := k.scratchOf(row, name)
-	if err := k.ledger.ClaimNow(ctx, opFsck, false, func(*catalog.Tx) ([]catalog.Mark, error) {
+	if err := k.Ledger.ClaimNow(ctx, opFsck, false, func(*catalog.Tx) ([]catalog.Mark, error) {
 		return []catalog.Mark{{ID: scratch.ID, Op: opFsck}}, nil
 	}); err != nil {
 		return v, err
 	}
-	defer k.ledger.Undo(ctx, scratch.ID)
-	if v.err = k.drv.Clone(ctx, reference, scratch); v.err != nil {
+	defer k.Ledger.Undo(ctx, scratch.ID)
+	if v.err = k.Driver.Clone(ctx, reference, scratch); v.err != nil {
 		return v, ctx.Err()
 	}
 	return k.judge(ctx, scratch.ID, row.FS)
 }
 
 // add adds what was found of one image to the report.
-func (k *imageCheck) add(f *Finding, count func(*FsckChecked)) {
+func (k *imageCheck) add(f *Finding, count func(*Counts)) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.q.Tracker.Add(1, 0)

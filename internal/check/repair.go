@@ -1,4 +1,4 @@
-package engine
+package check
 
 import (
 	"cmp"
@@ -23,8 +23,10 @@ const nothingToDo = "not needed any more"
 
 // holding does something with an object of the catalogue under a mark. InUse if
 // another process is at work on it.
-func (c *fsck) holding(ctx context.Context, op string, id driver.ObjectID, check func(*catalog.Tx, catalog.Row) error, do func() error) error {
-	if err := c.ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+func (c *fsck) holding(
+	ctx context.Context, op string, id driver.ObjectID, check func(*catalog.Tx, catalog.Row) error, do func() error,
+) error {
+	if err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		row, ok, err := tx.Get(id)
 		if err == nil && !ok {
 			err = errs.New(errs.NotFound, opFsck, string(id), "it was destroyed meanwhile")
@@ -37,7 +39,7 @@ func (c *fsck) holding(ctx context.Context, op string, id driver.ObjectID, check
 		return err
 	}
 	err := do()
-	if uerr := c.ledger.Unmark(ctx, id); err == nil {
+	if uerr := c.Ledger.Unmark(ctx, id); err == nil {
 		err = uerr
 	}
 	return err
@@ -47,7 +49,8 @@ func (c *fsck) holding(ctx context.Context, op string, id driver.ObjectID, check
 func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 	marks, err := tx.Blocking(id, "", true)
 	if err == nil && len(marks) > 0 {
-		err = errs.New(errs.InUse, opFsck, string(id), "another pando (pid %d) is at work on it: %s", marks[0].PID, marks[0].Op).
+		err = errs.New(errs.InUse, opFsck, string(id), "another pando (pid %d) is at work on it: %s",
+			marks[0].PID, marks[0].Op).
 			WithHint("try again")
 	}
 	return err
@@ -56,7 +59,7 @@ func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 // notAttached refuses what is mounted.
 func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
 	a, has, err := tx.Attached(row.ID)
-	if err == nil && has && c.content.Look(row, a) != content.Gone {
+	if err == nil && has && c.Content.Look(row, a) != content.Gone {
 		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).
 			WithHint("%s, then repeat", errs.Run("umount", row.Name))
 	}
@@ -66,7 +69,7 @@ func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
 func (c *fsck) fixMark(ctx context.Context, m catalog.Mark) (string, error) {
 	said := &warnings.List{}
 	ctx = warnings.Collect(ctx, said)
-	if _, err := c.ledger.CleanUp(ctx, []catalog.Mark{m}); err != nil {
+	if _, err := c.Ledger.CleanUp(ctx, []catalog.Mark{m}); err != nil {
 		return "", err
 	}
 	if w := said.Messages(); len(w) > 0 {
@@ -75,57 +78,31 @@ func (c *fsck) fixMark(ctx context.Context, m catalog.Mark) (string, error) {
 	return "undone or finished", nil
 }
 
-// restoreIdentity makes the pool know what the catalogue says of an object,
-// also if it knows nothing that can be read.
-func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error {
-	ins, ok := e.drv.(driver.Inspector)
-	if !ok {
-		return e.matchIdentity(ctx, id)
-	}
-	var want driver.Identity
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
-		row, ok, err := tx.Get(id)
-		if err == nil && !ok {
-			err = errs.New(errs.NotFound, opFsck, string(id), "it was destroyed meanwhile")
-		}
-		if err == nil {
-			want, err = wholeIdentity(tx, row)
-		}
-		return err
-	}); err != nil {
-		return err
-	}
-	if filled, err := e.fillSector(ctx, want); err == nil { // without an identity: what every device can do
-		want = filled
-	}
-	return ins.Restore(ctx, want)
-}
-
 func (c *fsck) fixIdentity(ctx context.Context, id driver.ObjectID) (string, error) {
-	return "written", c.holding(ctx, opFsck, id, nil, func() error { return c.restoreIdentity(ctx, id) })
+	return "written", c.holding(ctx, opFsck, id, nil, func() error { return c.Verbs.RestoreIdentity(ctx, id) })
 }
 
 // fixSize notes the size that an image has.
 func (c *fsck) fixSize(ctx context.Context, row catalog.Row, size int64) (string, error) {
 	return "noted", c.holding(ctx, opFsck, row.ID, c.notAttached, func() error {
-		if err := c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 			row.SizeBytes = size
 			return tx.SetIdentity(row.Identity)
 		}); err != nil {
 			return err
 		}
-		return c.restoreIdentity(ctx, row.ID)
+		return c.Verbs.RestoreIdentity(ctx, row.ID)
 	})
 }
 
 // fixMissing forgets an object whose data is gone.
 func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (string, error) {
-	if ins, ok := c.drv.(driver.Inspector); ok {
+	if ins, ok := c.Driver.(driver.Inspector); ok {
 		if cond, err := ins.Inspect(ctx, r.Identity); err != nil || cond.Data {
 			return nothingToDo, err
 		}
 	}
-	err := c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+	err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Get(r.ID)
 		if err != nil || !ok {
 			return err
@@ -157,18 +134,18 @@ func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (stri
 
 // fixGrave removes what is left of a destroyed object.
 func (c *fsck) fixGrave(ctx context.Context, id driver.ObjectID) (string, error) {
-	if err := c.cat.View(ctx, func(tx *catalog.Tx) error { return notMarked(tx, id) }); err != nil {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error { return notMarked(tx, id) }); err != nil {
 		return "", err
 	}
-	if err := c.remove(ctx, id, string(id), "destroyed earlier"); err != nil {
+	if err := c.Verbs.Remove(ctx, id, string(id), "destroyed earlier"); err != nil {
 		return "", err
 	}
-	return "removed", c.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(id) })
+	return "removed", c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(id) })
 }
 
 // fixHalf removes half an object that nobody knows.
 func (c *fsck) fixHalf(ctx context.Context, id driver.ObjectID) (string, error) {
-	if err := c.cat.View(ctx, func(tx *catalog.Tx) error {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
 		if _, known, err := tx.Get(id); err != nil || known {
 			return cmp.Or(err, error(errs.New(errs.Conflict, opFsck, string(id), "it has become part of the catalogue")))
 		}
@@ -176,33 +153,33 @@ func (c *fsck) fixHalf(ctx context.Context, id driver.ObjectID) (string, error) 
 	}); err != nil {
 		return "", err
 	}
-	return "removed", c.drv.Destroy(ctx, id)
+	return "removed", c.Driver.Destroy(ctx, id)
 }
 
 // fixUnknown adds a whole object to the catalogue. It bears no mark meanwhile:
 // what dies with a mark and without a row is destroyed.
 func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, error) {
 	was, what := id, ""
-	if err := c.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
 		id, what, err = placeFor(tx, id)
 		return err
 	}); err != nil {
 		return "", err
 	}
 	if id != was {
-		if err := c.writeIdentity(ctx, id); err != nil {
+		if err := c.Verbs.WriteIdentity(ctx, id); err != nil {
 			return "", err
 		}
 	}
 	row := catalog.Row{Identity: id, UsedAt: time.Now()}
 	if id.FS.IsImage() {
-		u, err := c.drv.Usage(ctx, id.ID)
+		u, err := c.Driver.Usage(ctx, id.ID)
 		if err != nil {
 			return "", err
 		}
 		row.Usage, row.MeasuredAt = u, time.Now()
 	}
-	err := c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+	err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := notMarked(tx, id.ID); err != nil {
 			return err
 		}
@@ -274,10 +251,12 @@ func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
 		if back {
 			return nil
 		}
-		if err := c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetIdentity(id) }); err != nil {
+		if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+			return tx.SetIdentity(id)
+		}); err != nil {
 			return err
 		}
-		return c.restoreIdentity(ctx, r.ID)
+		return c.Verbs.RestoreIdentity(ctx, r.ID)
 	})
 	if back {
 		return nothingToDo, err
@@ -287,13 +266,13 @@ func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
 
 // fixGolden makes the row of a golden fit its generations.
 func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string, error) {
-	unlock, _, err := c.lockGolden(ctx, name, c.q.Tracker)
+	unlock, err := c.Verbs.LockGolden(ctx, name, c.q.Tracker)
 	if err != nil {
 		return "", err
 	}
 	defer unlock()
 	done := ""
-	return done, c.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+	return done, c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		gens, err := tx.Generations(name)
 		if err != nil {
 			return err
@@ -329,7 +308,7 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name string) (string, error) {
 	var a catalog.Attached
 	var has, known bool
-	if err := c.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
 		if _, known, err = tx.Get(id); err == nil {
 			a, has, err = tx.Attached(id)
 		}
@@ -338,10 +317,10 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 		return nothingToDo, err
 	}
 	forget := func() error {
-		if err := c.content.RemoveTarget(ctx, name, a); err != nil {
+		if err := c.Content.RemoveTarget(ctx, name, a); err != nil {
 			return err
 		}
-		return c.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) })
+		return c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) })
 	}
 	if !known {
 		name = string(id) // of no default mount point
@@ -351,7 +330,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 	// A mark of an umount: if this process dies, the next goes on as after one.
 	err := c.holding(ctx, "umount", id, nil, func() error {
 		row := catalog.Row{Identity: driver.Identity{ID: id, Name: name}}
-		if c.content.Look(row, a) != content.Gone {
+		if c.Content.Look(row, a) != content.Gone {
 			done = nothingToDo
 			return nil
 		}

@@ -1,10 +1,9 @@
-package engine
+package check
 
 import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,21 +12,15 @@ import (
 	"time"
 
 	"pando/internal/catalog"
-	"pando/internal/content"
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/ledger"
-	"pando/internal/loopdev"
-	"pando/internal/mount"
-	"pando/internal/mountpoint"
 	"pando/internal/pool"
 	"pando/internal/ref"
-
-	"golang.org/x/sys/unix"
 )
 
-// RebuildReport says what Rebuild brought back.
-type RebuildReport struct {
+// Rebuilt says what Rebuild brought back.
+type Rebuilt struct {
 	Dir         string   `json:"dir"`
 	Volumes     int      `json:"volumes"`
 	Snapshots   int      `json:"snapshots"`
@@ -41,35 +34,13 @@ type RebuildReport struct {
 // rebuildingName is the directory in which the new catalogue is made.
 const rebuildingName = "rebuild.inprogress"
 
-// Rebuild makes the catalogue anew from the identities in the pool, and keeps
-// the old one aside. Lost are last-use times; what is mounted is unmounted. Of
-// two volumes with one name, the younger gets another. If it dies, the pool has
-// the old catalogue, or none, or the new one, never half of one; and it can be
-// repeated. NotFound, InUse (an image is attached: the catalogue would not know
-// where).
-func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, error) {
-	p, err := pool.Open(ctx, dir)
-	if err != nil {
-		return nil, err
-	}
-	unlock, err := pool.Lock(ctx, p.Dir)
-	if err != nil {
-		return nil, err
-	}
-	defer unlock()
-	d, err := openDriver(ctx, p, drivers)
-	if err != nil {
-		return nil, err
-	}
-	if c, ok := d.(io.Closer); ok {
-		defer c.Close()
-	}
-	if d.Caps().NeedsRoot && os.Geteuid() != 0 {
-		return nil, errs.New(errs.Permission, "rebuild", dir, "the %s driver needs root for this", d.Caps().Name).
-			WithHint("run it as root")
-	}
-	r := &RebuildReport{Dir: p.Dir}
-	if err := detachAll(ctx, p, d); err != nil {
+// Rebuild makes the catalogue of a pool, whose lock the caller holds, anew from the identities in it, and keeps the
+// old one aside. Lost are last-use times; what is mounted is unmounted. Of two volumes with one name, the younger gets
+// another. If it dies, the pool has the old catalogue, or none, or the new one, never half of one; and it can be
+// repeated. InUse (an image is attached: the catalogue would not know where).
+func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, error) {
+	r := &Rebuilt{Dir: p.Dir}
+	if err := DetachAll(ctx, p, d); err != nil {
 		return nil, err
 	}
 	var whole []driver.Identity
@@ -92,7 +63,7 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
 	whole = leaveOutTwins(whole, r)
-	if err = settleIdentities(ctx, d, whole, r); err != nil {
+	if err := settleIdentities(ctx, d, whole, r); err != nil {
 		return nil, err
 	}
 	findBases(whole)
@@ -113,6 +84,7 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 			return nil, errs.Wrap("rebuild", p.Dir, err)
 		}
 	}
+	var err error
 	if r.Old, err = setAside(p.Dir); err != nil {
 		return nil, err
 	}
@@ -129,7 +101,9 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*RebuildReport, 
 }
 
 // writeCatalog makes a catalogue of the pool in dir, one file and durable.
-func writeCatalog(ctx context.Context, p *pool.Pool, dir string, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
+func writeCatalog(
+	ctx context.Context, p *pool.Pool, dir string, d driver.Driver, whole []driver.Identity, r *Rebuilt,
+) error {
 	if err := catalog.Create(ctx, dir, p.Config.ID); err != nil {
 		return err
 	}
@@ -163,7 +137,7 @@ func writeCatalog(ctx context.Context, p *pool.Pool, dir string, d driver.Driver
 // replaced becomes a snapshot of its successor. Snapshots whose volume is gone
 // become volumes, so that nothing is out of reach; and of two things with one
 // name the younger gets another. What it changes it also writes into the pool.
-func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
+func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Identity, r *Rebuilt) error {
 	successors, lineages := map[driver.ObjectID]driver.Identity{}, map[driver.ObjectID]bool{}
 	taken := map[string]bool{}
 	for _, id := range whole {
@@ -189,7 +163,7 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 		next, replaced := successors[id.ID]
 		switch {
 		case id.Kind == driver.Volume && replaced:
-			id = predecessor(id, next.Before)
+			id = id.Predecessor(next.Before)
 		case id.Kind == driver.Volume:
 			if id.Name = rename(id.Name, id.ID); id.Name != was.Name {
 				r.Notes = append(r.Notes, "two things were called "+was.Name+": one is now "+id.Name)
@@ -230,7 +204,7 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 
 // leaveOutTwins leaves out generations that have the number of an older one,
 // which no pando makes: numbers cannot be changed, so they stay in the pool.
-func leaveOutTwins(whole []driver.Identity, r *RebuildReport) []driver.Identity {
+func leaveOutTwins(whole []driver.Identity, r *Rebuilt) []driver.Identity {
 	seen := map[string]bool{}
 	return slices.DeleteFunc(whole, func(id driver.Identity) bool {
 		if id.Kind != driver.Generation {
@@ -243,14 +217,6 @@ func leaveOutTwins(whole []driver.Identity, r *RebuildReport) []driver.Identity 
 		}
 		return twin
 	})
-}
-
-// predecessor is what becomes of a volume that another has replaced.
-func predecessor(id driver.Identity, name string) driver.Identity {
-	out := snapshotIdentity(id, catalog.Row{Identity: id}, name, driver.Clean)
-	out.Origin, out.OriginID = id.Origin, id.OriginID
-	out.Pinned, out.ExpiresAt, out.Replaces, out.Before = time.Time{}, time.Time{}, "", ""
-	return out
 }
 
 // orphanVolume is what becomes of a snapshot whose volume is gone.
@@ -323,7 +289,8 @@ func setAside(dir string) (string, error) {
 		}
 	}
 	for _, ext := range []string{"-wal", "-shm"} {
-		if err := os.Rename(filepath.Join(dir, "catalog.db"+ext), name(stamp, ext)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := os.Rename(filepath.Join(dir, "catalog.db"+ext), name(stamp, ext))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", errs.Wrap("rebuild", dir, err)
 		}
 	}
@@ -331,7 +298,7 @@ func setAside(dir string) (string, error) {
 }
 
 // fillCatalog writes a row for every object.
-func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []driver.Identity, r *RebuildReport) error {
+func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []driver.Identity, r *Rebuilt) error {
 	goldens := map[string]*catalog.Golden{}
 	var usages map[driver.ObjectID]driver.Usage
 	if m, ok := d.(driver.Measurer); ok {
@@ -398,158 +365,3 @@ func addGeneration(g *catalog.Golden, id driver.Identity) {
 }
 
 func freeName(name, id string) string { return name[:min(len(name), 110)] + "-" + id[:12] }
-
-// clearPlace takes away what Pando has put at a default mount point.
-func clearPlace(of *pool.Pool, path string) error {
-	p, err := mountpoint.Open(path, of.MountDir())
-	if err != nil {
-		return err
-	}
-	defer p.Close()
-	if m, ok := p.Mounted(); ok {
-		if err := p.Unmount(m.ID, false); err != nil {
-			return err
-		}
-	}
-	return p.RemoveLeftover(pool.IsMountLink)
-}
-
-// detachAll unmounts everything of a pool whose catalogue cannot say where it
-// is mounted: default mount points, and mounts that the kernel's list shows to
-// be on images of the pool. InUse if something remains.
-func detachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
-	entries, err := os.ReadDir(p.MountDir())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return errs.Wrap("detach", p.MountDir(), err)
-	}
-	for _, e := range entries {
-		if err := clearPlace(p, filepath.Join(p.MountDir(), e.Name())); err != nil {
-			return err
-		}
-	}
-	if err := unmountTrees(ctx, d); err != nil {
-		return err
-	}
-	if a, ok := d.(driver.Activator); ok {
-		return detachOwn(ctx, d, a)
-	}
-	loops, err := loopdev.List()
-	if err != nil {
-		return err
-	}
-	objects := filepath.Join(p.DataDir(), "objects") + "/"
-	for _, b := range loops {
-		if !strings.HasPrefix(b.File, objects) {
-			continue
-		}
-		if err := unmountDevice(b); err != nil {
-			return err
-		}
-		if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
-			return err
-		}
-		if free, err := loopdev.WaitDetached(ctx, b.File, content.ReleaseWait); err != nil && !errs.Is(err, errs.NotFound) {
-			return err
-		} else if err == nil && !free {
-			return errs.New(errs.InUse, "detach", b.File, "%s on it is still mounted or open somewhere", b.Path).
-				WithHint("unmount it, then try again")
-		}
-	}
-	return nil
-}
-
-// unmountTrees unmounts the trees of objects wherever this namespace has them.
-func unmountTrees(ctx context.Context, d driver.Driver) error {
-	table, err := mount.Table("self")
-	if err != nil {
-		return errs.Wrap("detach", "", err)
-	}
-	for _, m := range table {
-		name := filepath.Base(m.Root) // of the directory that is mounted, in its filesystem
-		if len(name) <= driver.IDLength || !driver.ValidID(name[:driver.IDLength]) {
-			continue
-		}
-		w, err := d.Attachment(ctx, driver.ObjectID(name[:driver.IDLength]))
-		if err != nil || w.Tree == "" {
-			continue // another pool's, or nothing that a row will be made of
-		}
-		tree, err := os.Stat(w.Tree)
-		if err != nil {
-			continue
-		}
-		if there, err := os.Stat(m.Point); err != nil || !os.SameFile(tree, there) {
-			continue
-		}
-		if err := mount.Unmount(m.Point); err != nil && !errs.Is(err, errs.NotFound) {
-			return err
-		}
-	}
-	return nil
-}
-
-// detachOwn unmounts filesystems that are mounted by name, and takes away the
-// driver's own block devices.
-func detachOwn(ctx context.Context, d driver.Driver, a driver.Activator) error {
-	sources := map[string]bool{}
-	for o, err := range d.List(ctx) {
-		if err != nil {
-			return err
-		}
-		if w, err := d.Attachment(ctx, o.ID); err == nil && w.Source != "" {
-			sources[w.Source] = true
-		}
-	}
-	if err := unmountWhere(func(m mount.Entry) bool { return sources[m.Source] }); err != nil {
-		return err
-	}
-	active, err := a.Active(ctx)
-	if err != nil {
-		return err
-	}
-	for _, id := range active {
-		f, err := a.Activate(ctx, id)
-		if errs.Is(err, errs.NotFound) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		var st unix.Stat_t
-		err = unix.Fstat(int(f.Fd()), &st)
-		f.Close()
-		if err != nil {
-			return errs.Wrap("detach", f.Name(), err)
-		}
-		if err := unmountWhere(func(m mount.Entry) bool { return m.Dev == st.Rdev }); err != nil {
-			return err
-		}
-		if err := a.Deactivate(ctx, id); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// unmountWhere unmounts what is mounted in this namespace and fits. It reads the
-// mount table: only for repairs.
-func unmountWhere(fits func(mount.Entry) bool) error {
-	table, err := mount.Table("self")
-	if err != nil {
-		return errs.Wrap("detach", "", err)
-	}
-	for _, m := range table {
-		if !fits(m) {
-			continue
-		}
-		if err := mount.Unmount(m.Point); err != nil && !errs.Is(err, errs.NotFound) {
-			return err
-		}
-	}
-	return nil
-}
-
-// unmountDevice unmounts a loop device wherever this namespace has it.
-func unmountDevice(b loopdev.Bound) error {
-	want := unix.Mkdev(7, uint32(b.Index))
-	return unmountWhere(func(m mount.Entry) bool { return m.Dev == want })
-}

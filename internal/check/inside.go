@@ -1,22 +1,23 @@
-package engine
+package check
 
 import (
 	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"time"
 
 	"pando/internal/catalog"
 	"pando/internal/driver"
 	"pando/internal/errs"
-	"pando/internal/run"
+	"pando/internal/kernel"
 )
 
 // checkInside checks the filesystems inside images, all or those of q.Refs.
 func (c *fsck) checkInside(ctx context.Context) error {
 	var rows []catalog.Row
 	names := map[driver.ObjectID]string{}
-	if err := c.cat.View(ctx, func(tx *catalog.Tx) error {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
 		add := func(r catalog.Row) error {
 			if _, twice := names[r.ID]; !twice {
 				rows = append(rows, r)
@@ -66,10 +67,11 @@ func (c *fsck) checkInside(ctx context.Context) error {
 	}
 	if c.report.Checked.Trees > 0 {
 		note := "volumes are trees in a filesystem of the host, which only its own fsck can check"
-		if c.caps.Sharing {
-			note = "volumes are trees in the pool's own filesystem, which checks what it reads; to read all of it: `btrfs scrub start -B " + c.pool.DataDir() + "`"
+		if c.Driver.Caps().Sharing {
+			note = "volumes are trees in the pool's own filesystem, which checks what it reads; to read all of it: " +
+				"`btrfs scrub start -B " + c.DataDir() + "`"
 		}
-		if _, outside := c.drv.(driver.Spacer); outside {
+		if _, outside := c.Driver.(driver.Spacer); outside {
 			note = "volumes are datasets, and ZFS checks what it reads; to read all of it: `zpool scrub POOL`"
 		}
 		c.report.Notes = append(c.report.Notes, note)
@@ -94,7 +96,7 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 	if scratch == "" {
 		return f, false, err
 	}
-	defer c.ledger.Undo(ctx, scratch)
+	defer c.Ledger.Undo(ctx, scratch)
 	v, err := c.judge(ctx, scratch, row.FS)
 	if err != nil {
 		return nil, false, err
@@ -106,16 +108,17 @@ func (c *fsck) checkImage(ctx context.Context, row catalog.Row, name string) (_ 
 // what is said of that is in the finding, if anything. The error ends all.
 func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (driver.ObjectID, *Finding, error) {
 	f := &Finding{Ref: name, ID: string(row.ID)}
-	if _, err := lookProgram(checkerOf(row.FS)); err != nil {
+	if _, err := c.Look(Checker(row.FS)); err != nil {
 		return "", skipped(f, err), nil
 	}
-	if ins, ok := c.drv.(driver.Inspector); ok {
-		if cond, err := ins.Inspect(ctx, row.Identity); err != nil || !cond.Data || cond.Err != nil || cond.SizeBytes < row.SizeBytes {
+	if ins, ok := c.Driver.(driver.Inspector); ok {
+		cond, err := ins.Inspect(ctx, row.Identity)
+		if err != nil || !cond.Data || cond.Err != nil || cond.SizeBytes < row.SizeBytes {
 			return "", nil, err // found before
 		}
 	}
 	scratch := c.scratchOf(row, name)
-	err := c.ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+	err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if _, ok, err := tx.Get(row.ID); err != nil || !ok {
 			return nil, cmp.Or(err, error(errs.New(errs.NotFound, opFsck, name, "it was destroyed meanwhile")))
 		}
@@ -136,8 +139,8 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 
 	// Of one moment, also while programs write: as after a power loss, which a
 	// journal is made to survive.
-	if err := c.drv.Clone(ctx, row.ID, scratch); err != nil {
-		c.ledger.Undo(ctx, scratch.ID)
+	if err := c.Driver.Clone(ctx, row.ID, scratch); err != nil {
+		c.Ledger.Undo(ctx, scratch.ID)
 		switch {
 		case ctx.Err() != nil:
 			return "", nil, ctx.Err()
@@ -146,8 +149,10 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		}
 		return "", skipped(f, err), nil
 	}
-	if err := c.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.StopReading(scratch.ID) }); err != nil {
-		c.ledger.Undo(ctx, scratch.ID)
+	if err := c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		return tx.StopReading(scratch.ID)
+	}); err != nil {
+		c.Ledger.Undo(ctx, scratch.ID)
 		return "", nil, err
 	}
 	return scratch.ID, nil, nil
@@ -155,10 +160,10 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 
 // scratchOf is the identity of a copy to be checked.
 func (c *fsck) scratchOf(row catalog.Row, name string) driver.Identity {
-	id := c.identity(driver.Scratch)
-	id.FS, id.Sector, id.Ephemeral = row.FS, row.Sector, true
-	id.Origin, id.OriginID = name, row.ID
-	return id
+	return driver.Identity{
+		ID: driver.NewID(), Kind: driver.Scratch, Origin: name, OriginID: row.ID,
+		FS: row.FS, Sector: row.Sector, Ephemeral: true, CreatedAt: time.Now().UTC(), BootID: kernel.BootID(),
+	}
 }
 
 // verdict is what a check of a filesystem came to.
@@ -169,7 +174,7 @@ type verdict struct {
 
 // judge checks the filesystem in a scratch copy. The error is only that of ctx.
 func (c *fsck) judge(ctx context.Context, scratch driver.ObjectID, fs driver.FS) (v verdict, err error) {
-	v.wrong, v.detail, v.err = c.verify(ctx, scratch, fs)
+	v.wrong, v.detail, v.err = verify(ctx, c.Content, scratch, fs)
 	return v, ctx.Err()
 }
 
@@ -185,10 +190,13 @@ func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
 	f.Severity, f.Code, f.Message, f.Detail = sevError, "filesystem", errs.Messagef("%s", v.wrong), v.detail
 	switch {
 	case row.Kind == driver.Volume:
-		f.Repair = errs.Messagef("repair a copy with %s, go on with that, and keep the volume as it is as a snapshot", mender[row.FS])
+		f.Repair = errs.Messagef("repair a copy with %s, go on with that, and keep the volume as it is as a snapshot",
+			mender[row.FS])
 		f.fix = func(ctx context.Context) (string, error) { return c.fixInside(ctx, row) }
 	case isBeforeFsck(row):
-		f.Severity, f.Repair = sevNote, errs.Messagef("none: it is what it was before a repair. %s when nobody needs it", errs.Run("destroy", name))
+		f.Severity = sevNote
+		f.Repair = errs.Messagef("none: it is what it was before a repair. %s when nobody needs it",
+			errs.Run("destroy", name))
 	default:
 		f.Repair = adviceImmutable(row)
 	}
@@ -203,7 +211,7 @@ func (c *fsck) unlessDead(tx *catalog.Tx, id driver.ObjectID) (driver.ObjectID, 
 		return id, err
 	}
 	for _, m := range marks {
-		if alive, err := c.cat.Living(m.Owner); err != nil || alive {
+		if alive, err := c.Catalog.Living(m.Owner); err != nil || alive {
 			return id, err
 		}
 	}
@@ -219,18 +227,16 @@ func skipped(f *Finding, err error) *Finding {
 	return f
 }
 
-var lookProgram = run.Look // tests hide programs
-
 // mender names the programs that repair filesystems.
 var mender = map[driver.FS]string{driver.Ext4: "e2fsck", driver.XFS: "xfs_repair"}
 
-func checkerOf(fs driver.FS) string { return mender[fs] }
+// Checker names the program that checks and repairs a filesystem.
+func Checker(fs driver.FS) string { return mender[fs] }
 
 // fixInside gives a volume a successor whose filesystem has been repaired, and
 // keeps it as it is as a snapshot. A volume in use is left alone.
 func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
-	s := &succession{e: c.Engine, op: opFsck, next: c.identity(driver.Volume)}
-	if err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
+	find := func(tx *catalog.Tx) (catalog.Row, error) {
 		vol, ok, err := tx.Get(row.ID)
 		if err == nil && (!ok || vol.Kind != driver.Volume) {
 			err = errs.New(errs.Conflict, opFsck, row.Name, "it was replaced or destroyed meanwhile").
@@ -239,42 +245,29 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 		if err == nil {
 			err = c.notAttached(tx, vol)
 		}
-		origin := vol
-		origin.Kind = driver.Volume
-		return vol, origin, err
-	}); err != nil {
+		return vol, err
+	}
+	before, err := c.Verbs.Succeed(ctx, opFsck, find, func(ctx context.Context, copied driver.ObjectID) error {
+		return c.mend(ctx, copied, row.FS)
+	})
+	if err != nil {
 		return "", err
 	}
-	// It is what it was, only whole: of the same origin.
-	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
-	s.next.Golden, s.next.Generation = s.vol.Golden, s.vol.Generation
-	err := c.drv.Clone(ctx, row.ID, s.draft())
-	if err == nil {
-		err = c.mend(ctx, s.next.ID, row.FS)
-	}
-	if err == nil {
-		err = s.commit(ctx)
-	}
-	if err != nil {
-		c.ledger.Undo(ctx, s.next.ID)
-		_ = c.ledger.Unmark(ctx, row.ID)
-		return "", errs.Wrap(opFsck, row.Name, err)
-	}
-	return "repaired; as it was: " + row.Name + "@" + s.next.Before, nil
+	return "repaired; as it was: " + row.Name + "@" + before, nil
 }
 
 // mend repairs the filesystem in a copy, and makes sure that it is whole and on
 // disk. Damaged if it cannot be repaired.
 func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error {
 	if fs != driver.None {
-		if _, err := lookProgram(checkerOf(fs)); err != nil {
+		if _, err := c.Look(Checker(fs)); err != nil {
 			return err
 		}
-		_, _ = c.replay(ctx, id, fs) // what cannot be replayed is thrown away below
-		if err := c.content.WithPath(ctx, id, func(path string) error { return c.runMender(ctx, fs, path) }); err != nil {
+		_, _ = Replay(ctx, c.Content, id, fs) // what cannot be replayed is thrown away below
+		if err := c.Content.WithPath(ctx, id, func(path string) error { return c.runMender(ctx, fs, path) }); err != nil {
 			return err
 		}
-		wrong, detail, err := c.verify(ctx, id, fs)
+		wrong, detail, err := verify(ctx, c.Content, id, fs)
 		if err != nil {
 			return err
 		}
@@ -283,7 +276,7 @@ func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error
 				WithHint("clone it and save what can be read, or go back to a snapshot with %s", errs.Run("rewind"))
 		}
 	}
-	return c.content.WithPath(ctx, id, func(path string) error {
+	return c.Content.WithPath(ctx, id, func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {
 			return errs.Wrap(opFsck, path, err)
@@ -302,7 +295,7 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 	}
 	var out string
 	for _, args := range tries {
-		stdout, stderr, code, err := program(ctx, checkerOf(fs), args...)
+		stdout, stderr, code, err := program(ctx, Checker(fs), args...)
 		if err != nil {
 			return err
 		}
@@ -311,6 +304,6 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 			return nil
 		}
 	}
-	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", checkerOf(fs), essence(out, image)).
+	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", Checker(fs), essence(out, image)).
 		WithHint("clone it and save what can be read, or go back to a snapshot with %s", errs.Run("rewind"))
 }

@@ -1,0 +1,126 @@
+package engine
+
+import (
+	"context"
+	"io"
+	"os"
+
+	"pando/internal/catalog"
+	"pando/internal/check"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/ledger"
+	"pando/internal/pool"
+	"pando/internal/progress"
+	"pando/internal/run"
+)
+
+// opFsck is the operation of marks on what a check copies or repairs.
+const opFsck = ledger.OpFsck
+
+var lookProgram = run.Look // tests hide programs
+
+// Fsck checks the pool in dir, and repairs it if q says so: see [check.Run]. NotFound, Permission, Damaged
+// (pool.json), TooNew.
+func Fsck(ctx context.Context, dir string, q check.Request, drivers Drivers) (*check.Report, error) {
+	e, err := Open(ctx, dir, drivers)
+	if err != nil {
+		p, perr := pool.Open(ctx, dir)
+		if !errs.Is(err, errs.Damaged) || perr != nil {
+			return nil, err
+		}
+		return check.Unreadable(p, err), nil
+	}
+	defer e.Close()
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+
+	if err := e.needRoot(opFsck, dir); err != nil {
+		return nil, err
+	}
+	return check.Run(ctx, check.Pool{
+		Pool: e.pool, Catalog: e.cat, Driver: e.drv, Ledger: e.ledger,
+		Content: e.content, Verbs: repairs{work{e}}, Look: lookProgram,
+	}, q)
+}
+
+// Rebuild makes the catalogue of the pool in dir anew: see [check.Rebuild]. NotFound, Permission, InUse (an image is
+// attached).
+func Rebuild(ctx context.Context, dir string, drivers Drivers) (*check.Rebuilt, error) {
+	p, err := pool.Open(ctx, dir)
+	if err != nil {
+		return nil, err
+	}
+	unlock, err := pool.Lock(ctx, p.Dir)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
+
+	d, err := openDriver(ctx, p, drivers)
+	if err != nil {
+		return nil, err
+	}
+	if c, ok := d.(io.Closer); ok {
+		defer c.Close()
+	}
+	if d.Caps().NeedsRoot && os.Geteuid() != 0 {
+		return nil, errs.New(errs.Permission, "rebuild", dir, "the %s driver needs root for this", d.Caps().Name).
+			WithHint("run it as root")
+	}
+	return check.Rebuild(ctx, p, d)
+}
+
+// repairs is what a check's repairs need of an Engine's verbs: see [check.Verbs].
+type repairs struct{ work }
+
+func (r repairs) Sweep(ctx context.Context) (removed int, err error) {
+	s, err := r.e.sweep(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return s.Garbage, nil
+}
+
+func (r repairs) LockGolden(ctx context.Context, name string, t *progress.Tracker) (unlock func(), err error) {
+	unlock, _, err = r.e.lockGolden(ctx, name, t)
+	return unlock, err
+}
+
+func (r repairs) WriteIdentity(ctx context.Context, id driver.Identity) error {
+	return r.e.writeIdentity(ctx, id)
+}
+
+func (r repairs) RestoreIdentity(ctx context.Context, id driver.ObjectID) error {
+	return r.e.restoreIdentity(ctx, id)
+}
+
+func (r repairs) Succeed(ctx context.Context, op string, find func(*catalog.Tx) (catalog.Row, error),
+	mend func(ctx context.Context, copied driver.ObjectID) error) (before string, err error) {
+
+	e := r.e
+	s := &succession{e: e, op: op, next: e.identity(driver.Volume)}
+	if err := s.claim(ctx, func(tx *catalog.Tx) (vol, origin catalog.Row, err error) {
+		vol, err = find(tx)
+		return vol, vol, err
+	}); err != nil {
+		return "", err
+	}
+
+	// It is what it was, only whole: of the same origin.
+	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
+	s.next.Golden, s.next.Generation = s.vol.Golden, s.vol.Generation
+	err = e.drv.Clone(ctx, s.vol.ID, s.draft())
+	if err == nil {
+		err = mend(ctx, s.next.ID)
+	}
+	if err == nil {
+		err = s.commit(ctx)
+	}
+	if err != nil {
+		e.ledger.Undo(ctx, s.next.ID)
+		_ = e.ledger.Unmark(ctx, s.vol.ID)
+		return "", errs.Wrap(op, s.vol.Name, err)
+	}
+	return s.next.Before, nil
+}
