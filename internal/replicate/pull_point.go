@@ -3,6 +3,8 @@ package replicate
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -164,10 +166,18 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 	}
 	try(earlier)
 	try(later)
+	try(pt.OriginID)
+	// Else what other volumes have that are here: it may have shared more with them.
+	enough := stored(m) - stored(m)/16
+	for _, id := range p.others(m, earlier, later, pt.OriginID) {
+		if most >= enough || ctx.Err() != nil {
+			break
+		}
+		try(id)
+	}
 	if pt.OriginID.IsZero() || ctx.Err() != nil {
 		return best, object, ctx.Err()
 	}
-	try(pt.OriginID)
 	if _, here := p.links[pt.OriginID]; here || p.NoOrigin {
 		return best, object, nil
 	}
@@ -200,6 +210,26 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 	}
 	try(pt.OriginID)
 	return best, object, nil
+}
+
+// mostOthers is how many manifests of other volumes a pull reads to find one to share with.
+const mostOthers = 8
+
+// others are manifests to share with besides those of the same volume, which were tried: what it was compared with when
+// it was pushed, and what was last pulled or pushed of each volume.
+func (p *puller) others(m *repo.Manifest, tried ...repo.ID) []repo.ID {
+	heads := slices.SortedFunc(maps.Values(p.heads), func(a, b engine.RemoteHead) int { return b.At.Compare(a.At) })
+	out := []repo.ID{m.Parent}
+	for _, h := range heads {
+		if id, err := repo.ParseID(h.Manifest); err == nil && id != m.Parent {
+			out = append(out, id)
+		}
+	}
+	out = slices.DeleteFunc(out, func(id repo.ID) bool {
+		_, here := p.links[id]
+		return !here || slices.Contains(tried, id)
+	})
+	return out[:min(len(out), mostOthers)]
 }
 
 // usable reports whether an object that is linked to manifest b can be cloned to

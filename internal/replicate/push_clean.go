@@ -11,6 +11,7 @@ import (
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/ref"
+	"pando/internal/repo"
 )
 
 // pushName is the name of a snapshot that a push takes.
@@ -20,7 +21,8 @@ var pushNames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile
 
 // cleanSnapshots destroys the snapshots of earlier pushes of a volume. Of each
 // repository the newest point that is known here stays, since the next push there
-// builds upon it, and so do snapshots that an unfinished push is of.
+// builds upon it; of a tree, which can build upon its own head only, the newest of each
+// head. So do snapshots that an unfinished push is of.
 func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headState) error {
 	name, err := ref.ParseName(opPush, pt.Volume)
 	if err != nil {
@@ -50,6 +52,11 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 		return err
 	}
 	needed[pt.ID] = true
+	if !pt.FS.IsImage() {
+		if err := p.headBases(ctx, needed); err != nil {
+			return err
+		}
+	}
 	for _, x := range old {
 		if planned[x.Ref] || needed[x.ID] {
 			continue
@@ -83,6 +90,24 @@ func (p *pusher) bases(ctx context.Context, points []engine.Point) (map[driver.O
 		}
 	}
 	return out, nil
+}
+
+// headBases adds what was last pushed to, or pulled from, each head of this repository.
+func (p *pusher) headBases(ctx context.Context, needed map[driver.ObjectID]bool) error {
+	l, err := p.links(ctx)
+	if err != nil {
+		return err
+	}
+	heads, err := p.e.RemoteHeads(ctx, p.repoID)
+	if err != nil {
+		return err
+	}
+	for _, h := range heads {
+		if id, err := repo.ParseID(h.Manifest); err == nil {
+			needed[l.object[id]] = true
+		}
+	}
+	return nil
 }
 
 // repositories are the IDs of the repositories of a pool's remotes.

@@ -19,14 +19,18 @@ import (
 type links struct {
 	object   map[repo.ID]driver.ObjectID
 	manifest map[driver.ObjectID][]repo.ID
+	objects  []driver.ObjectID // each once, the newest link last
 }
 
 func (p *pusher) links(ctx context.Context) (links, error) {
 	all, err := p.e.Links(ctx, p.repoID)
-	out := links{map[repo.ID]driver.ObjectID{}, map[driver.ObjectID][]repo.ID{}}
+	out := links{object: map[repo.ID]driver.ObjectID{}, manifest: map[driver.ObjectID][]repo.ID{}}
 	for _, l := range all {
 		if id, err := repo.ParseID(l.Manifest); err == nil {
 			out.object[id] = l.Object
+			if _, is := out.manifest[l.Object]; !is {
+				out.objects = append(out.objects, l.Object)
+			}
 			out.manifest[l.Object] = append(out.manifest[l.Object], id)
 		}
 	}
@@ -92,24 +96,38 @@ func (p *pusher) find(ctx context.Context, h headState, l links, id driver.Objec
 	return base{}, false
 }
 
-// chooseBase finds what to build upon: the newest point of the same head; else what
-// the volume was cloned from, whose golden is pushed first if it is not there. With
-// object "" in the result it can only be compared with. origin is set if the volume
-// descends from something that is there.
+// chooseBase finds what to build upon: the newest point of the same head; else what the volume was cloned from, whose
+// golden is pushed first if it is not there, or whatever else of this pool is there and shares more. With object "" in
+// the result it can only be compared with. origin is set if the volume descends from something that is there.
 func (p *pusher) chooseBase(ctx context.Context, jb *job, h headState, l links, content repo.Content) (b base, origin *repo.Origin, err error) {
 	pt := jb.pt
 	if b, ok := p.known(ctx, h, l, content); ok {
 		return b, originOf(b.point), nil
 	}
+
+	var from base
 	if !pt.Golden {
-		from, err := p.clonedFrom(ctx, jb, h, l, content)
-		if err != nil {
+		if from, err = p.clonedFrom(ctx, jb, h, l, content); err != nil {
 			return base{}, nil, err
 		}
-		if from.head != "" {
-			return from, &repo.Origin{Ref: from.ref(), Volume: from.head, Manifest: from.point.Manifest}, nil
-		}
 	}
+	near, err := p.nearest(ctx, jb, h, l, content, from)
+	if err != nil {
+		return base{}, nil, err
+	}
+	switch {
+	case near.head == "":
+	case near.head == h.Name:
+		return near, originOf(near.point), nil
+	case pt.Golden:
+		return near, nil, nil
+	case from.head == "" || content == repo.Stream: // which can be read only with what it is the difference from
+		from = near
+	}
+	if near.head != "" {
+		return near, &repo.Origin{Ref: from.ref(), Volume: from.head, Manifest: from.point.Manifest}, nil
+	}
+
 	for _, x := range slices.Backward(h.Points) {
 		if x.Content == content && content == repo.Block {
 			return base{point: x, head: h.Name}, originOf(x), nil
