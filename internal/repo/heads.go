@@ -36,20 +36,28 @@ func (h *Head) check() error {
 	}
 	last := uint64(0)
 	for _, p := range h.Points {
-		switch {
-		case p.Seq <= last:
-			return damaged("its points are not in order: %d after %d", p.Seq, last)
-		case p.Manifest.IsZero():
-			return damaged("point %d has no manifest", p.Seq)
-		case p.Content != Block && p.Content != Stream:
-			return damaged("point %d has content of unknown kind %q", p.Seq, p.Content)
-		case p.SizeBytes < 0 || p.SizeBytes > MaxVolumeBytes:
-			return damaged("point %d has a size of %d bytes", p.Seq, p.SizeBytes)
+		if err := p.check(last); err != nil {
+			return err
 		}
 		last = p.Seq
 	}
 	if h.NextSeq <= last {
 		return damaged("its next point would be %d, after %d", h.NextSeq, last)
+	}
+	return nil
+}
+
+// check says what is wrong with a point that comes after the one with the number last.
+func (p *Point) check(last uint64) error {
+	switch {
+	case p.Seq <= last:
+		return damaged("its points are not in order: %d after %d", p.Seq, last)
+	case p.Manifest.IsZero():
+		return damaged("point %d has no manifest", p.Seq)
+	case p.Content != Block && p.Content != Stream:
+		return damaged("point %d has content of unknown kind %q", p.Seq, p.Content)
+	case p.SizeBytes < 0 || p.SizeBytes > MaxVolumeBytes:
+		return damaged("point %d has a size of %d bytes", p.Seq, p.SizeBytes)
 	}
 	return nil
 }
@@ -70,10 +78,16 @@ func invalid(err error) error {
 }
 
 func decodeHead(b []byte) (Head, error) {
-	var h Head
-	if err := decodeJSON(b, &h); err != nil {
+	var fields struct {
+		Head
+		Points pointList `json:"points"`
+		Fenced idList    `json:"fenced"`
+	}
+	if err := decodeJSON(b, &fields); err != nil {
 		return Head{}, err
 	}
+	h := fields.Head
+	h.Points, h.Fenced = fields.Points, fields.Fenced
 	if err := h.check(); err != nil {
 		return Head{}, err
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -345,4 +346,51 @@ func TestTooNew(t *testing.T) {
 	page[0]++
 	_, err = DecodePage(page)
 	kind(t, err, errs.TooNew)
+}
+
+// Lists of nothings pack into a kilobyte. Reading one costs no more than unpacking it: nothing is kept of an element
+// that is none.
+func TestHostileListsCostLittle(t *testing.T) {
+	ctx := t.Context()
+	_, r, m := golden(t)
+	web, err := r.headKey("web")
+	must(t, err)
+	session := sessionPrefix + NewID().String()
+	for _, x := range []struct {
+		typ   objectType
+		key   string
+		field string
+		limit int
+		read  func() error
+	}{
+		{typeHead, web, "points", maxHeadBytes, func() error { _, _, err := r.Head(ctx, "web"); return err }},
+		{typeHead, web, "fenced", maxHeadBytes, func() error { _, _, err := r.Head(ctx, "web"); return err }},
+		{typeSession, session, "pins", maxSessionBytes, func() error {
+			id, err := ParseID(strings.TrimPrefix(session, sessionPrefix))
+			if err == nil {
+				_, err = r.Session(ctx, id)
+			}
+			return err
+		}},
+		{typeSeen, seenKey, "sessions", maxSeenBytes, func() error { _, _, err := r.Seen(ctx); return err }},
+	} {
+		for _, element := range []string{"{}", "0", "null", "[]", `""`} {
+			begin := `{"name":"web","` + x.field + `":[`
+			content := begin + strings.Repeat(element+",", (x.limit-len(begin)-8)/(len(element)+1)) + element + "]}"
+			sealed, err := r.seal(x.typ, x.key, []byte(content), x.limit)
+			must(t, err)
+			m.set(x.key, sealed)
+
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			err = x.read()
+			runtime.ReadMemStats(&after)
+			if !errs.Is(err, errs.Damaged) {
+				t.Errorf("%s of %s: %v", x.field, element, err)
+			}
+			if n := after.TotalAlloc - before.TotalAlloc; n > uint64(4*x.limit) {
+				t.Errorf("%s of %s: %d bytes that unpack to %d cost %d of memory", x.field, element, len(sealed), len(content), n)
+			}
+		}
+	}
 }

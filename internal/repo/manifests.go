@@ -38,15 +38,18 @@ func (m *Manifest) check() error {
 	case len(m.Uses) > maxUses || len(m.Stream) > maxStream || len(m.Pages) > maxPages:
 		return damaged("it lists %d pages, %d frames and %d segments", len(m.Pages), len(m.Stream), len(m.Uses))
 	}
-	uses := make(map[Segment]bool, len(m.Uses))
-	for _, u := range m.Uses {
+	uses := m.Uses
+	byPlace := func(a, b Use) int { return compareSegments(a.Segment, b.Segment) }
+	if !slices.IsSortedFunc(uses, byPlace) { // as a reader has them, always
+		uses = slices.SortedFunc(slices.Values(uses), byPlace)
+	}
+	for i, u := range uses {
 		if u.Bytes <= 0 || u.Bytes > maxUseBytes {
 			return damaged("it uses %d bytes of segment %s", u.Bytes, u.Segment)
 		}
-		if uses[u.Segment] {
+		if i > 0 && uses[i-1].Segment == u.Segment {
 			return damaged("it lists segment %s twice", u.Segment)
 		}
-		uses[u.Segment] = true
 	}
 	next := int64(0)
 	for _, p := range m.Pages {
@@ -66,8 +69,9 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-func checkUsed(f Frame, limit uint32, uses map[Segment]bool) error {
-	if !uses[f.Segment] {
+func checkUsed(f Frame, limit uint32, uses []Use) error {
+	_, listed := slices.BinarySearchFunc(uses, f.Segment, func(u Use, s Segment) int { return compareSegments(u.Segment, s) })
+	if !listed {
 		return damaged("a frame is in segment %s, which it does not list", f.Segment)
 	}
 	return f.check(limit)

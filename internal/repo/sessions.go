@@ -47,10 +47,15 @@ func (s *Session) check() error {
 }
 
 func decodeSession(b []byte) (Session, error) {
-	var s Session
-	if err := decodeJSON(b, &s); err != nil {
+	var fields struct {
+		Session
+		Pins idList `json:"pins"`
+	}
+	if err := decodeJSON(b, &fields); err != nil {
 		return Session{}, err
 	}
+	s := fields.Session
+	s.Pins = fields.Pins
 	if err := s.check(); err != nil {
 		return Session{}, err
 	}
@@ -225,10 +230,15 @@ func (r *Repo) Seen(ctx context.Context) (Seen, objstore.Version, error) {
 }
 
 func decodeSeen(b []byte) (Seen, error) {
-	var s Seen
-	if err := decodeJSON(b, &s); err != nil {
+	var fields struct {
+		Seen
+		Sessions seenList `json:"sessions"`
+	}
+	if err := decodeJSON(b, &fields); err != nil {
 		return Seen{}, err
 	}
+	s := fields.Seen
+	s.Sessions = fields.Sessions
 	return s, nil
 }
 
