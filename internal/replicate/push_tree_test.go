@@ -103,7 +103,7 @@ func TestPushTrees(t *testing.T) {
 			t.Fatalf("%s@%s needs what is not there", head, p.Name)
 		}
 		if head == "g" {
-			q.Golden, q.Generation, q.Snapshot = true, 1, ref.MustName("")
+			q.Golden, q.Generation, q.Snapshot = true, 1, ref.Name{}
 		} else if _, err := other.SnapshotNames(t.Context(), ref.MustName(head)); err == nil {
 			q.Update = true
 		}
