@@ -1,4 +1,4 @@
-package repo_test
+package replicate
 
 import (
 	"net/url"
