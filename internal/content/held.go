@@ -191,10 +191,27 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 			used = len(found) > 0 && (why.Gentle || !acc.copiesEnd(ctx, v.Attached, w))
 		}
 		if used {
-			out[i] = acc.heldError(ctx, why, v.Row, v.Attached, w)
+			out[i] = acc.usedError(ctx, why, v, w)
 		}
 	}
 	return out
+}
+
+// usedError explains why a volume is in use, also one that is not recorded as attached.
+func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver.Attachment) error {
+	if v.Has {
+		return acc.heldError(ctx, why, v.Row, v.Attached, w)
+	}
+
+	on, err := loopsOn(w.Image)
+	if err != nil || len(on) == 0 {
+		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: -1}, w) // the driver's own device, or gone by now
+	}
+	if holders, err := mount.Holders(ctx, mount.Query{Dev: loopdev.DeviceNumber(on[0].Index)}); err != nil || len(holders) > 0 {
+		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: on[0].Index}, w)
+	}
+	return errs.New(errs.InUse, why.Op, v.Row.Name, "it is in use: %s is attached to its image", on[0].Path).
+		WithHint("if nobody needs the device any more, detach it: losetup -d %s", on[0].Path)
 }
 
 // releaseUnheld waits until an image is no block device any more, as it was unmounted here. The

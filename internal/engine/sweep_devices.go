@@ -1,0 +1,73 @@
+package engine
+
+import (
+	"context"
+
+	"pando/internal/catalog"
+	"pando/internal/content"
+	"pando/internal/driver"
+	"pando/internal/errs"
+)
+
+// sweepDevices takes away block devices of this pool that nothing accounts for. A device that is mounted somewhere
+// stays until that mount goes.
+func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row,
+	marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
+
+	strays, err := e.content.StrayDevices(ctx, rows, attached)
+	if err != nil {
+		return err
+	}
+	for _, d := range strays {
+		if marked[d.ID] {
+			continue
+		}
+		if err := e.ifUnaccounted(ctx, d, func() error { return e.sweepDevice(ctx, s, d) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sweepDevice takes away a device that nothing accounts for, and reports one that is held.
+func (e *Engine) sweepDevice(ctx context.Context, s *Sweep, d content.StrayDevice) error {
+	gone, err := e.content.TakeAway(ctx, d)
+	if gone {
+		s.Loops++
+	}
+	if !errs.Is(err, errs.InUse) {
+		return err
+	}
+
+	s.Kept = append(s.Kept, errs.Messagef("%s on %s is held by something that Pando did not make or lost track of",
+		d.Path(), e.cat.RefOf(ctx, d.ID)))
+	return nil
+}
+
+// opSweep is the operation of marks on what a sweep takes a device from.
+const opSweep = "gc"
+
+// ifUnaccounted calls fn if no attachment and nobody at work accounts for a block device. Until it returns nobody begins
+// to work on the object, as a device could come and go with every look at it.
+func (e *Engine) ifUnaccounted(ctx context.Context, d content.StrayDevice, fn func() error) error {
+	attached := false
+	err := e.ledger.ClaimNow(ctx, opSweep, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		a, has, err := tx.Attached(d.ID)
+		if attached = has && (d.Loop() < 0 || a.Loop == d.Loop()); err != nil || attached {
+			return nil, err
+		}
+		return []catalog.Mark{{ID: d.ID, Op: opSweep}}, nil
+	})
+	if errs.Is(err, errs.InUse) || err == nil && attached {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+
+	err = fn()
+	if uerr := e.ledger.Unmark(ctx, d.ID); err == nil {
+		err = uerr
+	}
+	return err
+}

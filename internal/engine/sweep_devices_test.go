@@ -1,0 +1,65 @@
+package engine_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/loopdev"
+	"pando/internal/testfs"
+)
+
+// TestStrayLoopDevices: gc takes a loop device away that no volume accounts for, and reports one that something holds.
+func TestStrayLoopDevices(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIPPED: loop devices need root: run the tests as root")
+	}
+	e := newPool(t, testfs.XFS(t, 1<<30), engine.InitRequest{})
+	importTree(t, e, "g", source(t))
+	v, w := clone(t, e, "g", "v", false), clone(t, e, "g", "w", false)
+	clone(t, e, "g", "mounted", true) // whose device is accounted for
+
+	attach := func(of engine.Info, o loopdev.Options) *loopdev.Device {
+		f, err := os.OpenFile(filepath.Join(e.Dir(), "data", "objects", string(of.ID)+".img"), os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		d, err := loopdev.Attach(t.Context(), f, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	stray, held := attach(v, loopdev.Options{KeepOpen: true}), attach(w, loopdev.Options{})
+	defer held.Close()
+	if err := stray.Close(); err != nil {
+		t.Fatal(err)
+	}
+
+	// Who wants to destroy such a volume is told what is in the way.
+	d, err := e.Destroy(t.Context(), toDestroy("v"))
+	if err := errors.Join(append(d.Failed, err)...); !errs.Is(err, errs.InUse) ||
+		!strings.Contains(err.Error(), stray.Path+" is attached to its image") {
+		t.Errorf("destroy of v: %v", err)
+	}
+
+	r, err := e.GC(t.Context(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := held.Path + " on w is held by something that Pando did not make or lost track of"
+	if r.Loops != 1 || len(r.Kept) != 1 || r.Kept[0].String() != want {
+		t.Errorf("%d taken away, kept: %v", r.Loops, r.Kept)
+	}
+	if b, err := loopdev.Lookup(stray.Index); !errs.Is(err, errs.NotFound) && b.Path == stray.Path {
+		t.Errorf("%s is still there: %+v, %v", stray.Path, b, err)
+	}
+	if _, err := loopdev.Lookup(held.Index); err != nil {
+		t.Errorf("%s went: %v", held.Path, err)
+	}
+}
