@@ -24,7 +24,8 @@ the size that it must have. With --read-data the data is read too, and each bloc
 authenticated; --read-data=5% reads a sample, drawn anew each time.
 
 What is wrong is reported with the volume, the point and the range of bytes that
-it affects. Nothing is changed. The exit code is 0 if nothing is wrong, otherwise
+it affects; what several points need is reported once, with the first of them and
+their number. Nothing is changed. The exit code is 0 if nothing is wrong, otherwise
 that of damaged (see ` + "`pando exit-codes`" + `).`,
 		Example:           "  pando verify backup\n  pando verify backup job-17 --read-data\n  pando verify backup --read-data=5%",
 		ValidArgsFunction: a.completeOnRemote(0),
@@ -87,7 +88,7 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 			if p.Length > 0 {
 				bytes = fmt.Sprintf("%d to %d", p.Offset, p.Offset+p.Length-1)
 			}
-			t.row(where, bytes, orDash(p.Object), oneLine(p.Message))
+			t.row(where, bytes, orDash(p.Object), oneLine(p.Message+p.Count()))
 		}
 		if err := t.flush(); err != nil {
 			return err

@@ -187,12 +187,14 @@ func (b *bench) push(ctx context.Context, r *repo.Repo, volume, point string, si
 func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, base *made, c change) error {
 	var seg *repo.SegmentWriter
 	n := uint32(0)
+	var written stats
 	finish := func() error {
 		if seg == nil {
 			return nil
 		}
 		s, object := seg.Segment(), seg.Finish()
 		seg = nil
+		written.size(s, len(object))
 		return r.PutSegment(ctx, s, object)
 	}
 	add := func(content []byte) (repo.Frame, error) {
@@ -293,6 +295,11 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 	if m.manifest.Uses, err = usesOf(uses); err != nil {
 		return err
 	}
+	var before []repo.Use
+	if base != nil {
+		before = base.manifest.Uses
+	}
+	written.fill(m.manifest.Uses, before)
 	return r.PutManifest(ctx, m.manifest)
 }
 

@@ -36,13 +36,18 @@ type VerifyRequest struct {
 // Problem is something that is wrong in a remote.
 type Problem struct {
 	Volume  string `json:"volume,omitempty"` // "" if that is not known, or none is affected
-	Point   string `json:"point,omitempty"`
+	Point   string `json:"point,omitempty"`  // the first by name, if several are affected
 	Offset  int64  `json:"offset"`           // first byte of the volume that cannot be read
 	Length  int64  `json:"length"`           // bytes from there; 0: no bytes in particular
 	Object  string `json:"object,omitempty"` // of the remote: "segments/..."
 	Message string `json:"message"`
+	Volumes int    `json:"volumes"` // how many are affected; 0: not known
+	Points  int    `json:"points"`  // of them all
+	// Affected names these points, VOLUME@POINT in order, at most 1000.
+	Affected []string `json:"affected,omitempty"`
 
 	manifest repo.ID // which somebody may have removed meanwhile
+	whole    bool    // nothing of the segment counts as intact
 }
 
 // String is the problem in one line.
@@ -57,7 +62,18 @@ func (p Problem) String() string {
 	if p.Object != "" {
 		s += " (" + p.Object + ")"
 	}
-	return s + ": " + p.Message
+	return s + ": " + p.Message + p.Count()
+}
+
+// Count says of a problem that affects several points how many, as an addition to its message, else "".
+func (p Problem) Count() string {
+	switch {
+	case p.Points < 2:
+		return ""
+	case p.Volumes < 2:
+		return fmt.Sprintf("; %d points are affected", p.Points)
+	}
+	return fmt.Sprintf("; %d points of %d volumes are affected", p.Points, p.Volumes)
 }
 
 // Verified is what Verify found.
@@ -99,7 +115,7 @@ func (v *Verified) Err() error {
 
 // Verify checks that everything in a remote that volumes need is there and fits
 // together: every head, manifest and page is read and authenticated, and every
-// segment must be there and long enough. With ReadPercent, segments are read whole:
+// segment must be there with exactly the size that it had when it was written. With ReadPercent, segments are read whole:
 // every frame is authenticated and unpacked, and compared with what volumes expect
 // in it.
 //
@@ -140,7 +156,7 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 	v := &verifier{
 		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, named: map[repo.ID]bool{},
 		room: semaphore.NewWeighted(pagesInMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
-		broken: map[repo.Page]string{}, faults: map[expected]string{},
+		broken: map[repo.Page]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
 		out: &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
 	}
 	defer v.expectations.close()
@@ -174,9 +190,11 @@ type verifier struct {
 	listed       map[repo.Segment]int64
 	problems     []Problem
 	over         int // problems that are not in the list
+	findings     map[findingKey]*finding
+	affected     int // points in all findings together
 
 	// What is wrong, and for whom is looked for in the end.
-	damaged   bool                 // segments are missing, short, or cannot be read
+	damaged   bool                 // segments are missing, of another size, or cannot be read
 	broken    map[repo.Page]string // pages that cannot be read, and why
 	faults    map[expected]string
 	usesWrong bool // a manifest does not list a segment
@@ -262,6 +280,10 @@ func (v *verifier) problem(p Problem) {
 
 // add is problem for who holds the lock.
 func (v *verifier) add(p Problem) {
+	if strings.HasPrefix(p.Object, "segments/") && !p.manifest.IsZero() {
+		v.addFinding(p)
+		return
+	}
 	if len(v.problems) >= 8*maxProblems { // some of them may turn out to be none
 		v.over++
 		return
@@ -385,7 +407,7 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 // settle drops problems with what volumes do not need any more: somebody has removed
 // it while we looked.
 func (v *verifier) settle(ctx context.Context) error {
-	if len(v.problems) == 0 {
+	if len(v.problems) == 0 && len(v.findings) == 0 {
 		return nil
 	}
 	named := map[repo.ID]bool{}
@@ -424,17 +446,20 @@ func (v *verifier) settle(ctx context.Context) error {
 			return err
 		}
 	}
-	left := map[Problem]bool{}
-	for _, p := range v.problems {
+	left := map[string]bool{}
+	for _, p := range append(v.problems, v.found(named)...) {
 		switch {
-		case left[p]:
+		case left[p.String()]:
 			continue
 		case !p.manifest.IsZero() && !named[p.manifest]:
 			continue
 		case strings.HasPrefix(p.Object, "heads/") && !unread[p.Object]:
 			continue // it can be read now
 		}
-		left[p] = true
+		left[p.String()] = true
+		if p.Point != "" && p.Points == 0 {
+			p.Volumes, p.Points = 1, 1
+		}
 		v.out.TotalProblems++
 		if len(v.out.Problems) < maxProblems {
 			v.out.Problems = append(v.out.Problems, p)
@@ -444,7 +469,7 @@ func (v *verifier) settle(ctx context.Context) error {
 		v.out.TotalProblems += v.over
 	}
 	slices.SortStableFunc(v.out.Problems, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point), cmp.Compare(a.Offset, b.Offset))
+		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point), cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Object, b.Object))
 	})
 	return nil
 }

@@ -1,6 +1,7 @@
 package replicate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -17,11 +18,22 @@ const maxFaults = 32 << 10
 type segmentState struct {
 	repo.Segment
 	end   uint32 // it must be longer than that
+	size  uint32 // of it, as manifests say; 0: they do not
 	fault string // why nothing of it can be read
 	read  bool   // and checked
 }
 
-// present notes which of the segments that are needed are missing or too short.
+// noteUses notes the segments that a manifest lists, and which sizes they must have.
+func (v *verifier) noteUses(m *repo.Manifest) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, u := range m.Uses {
+		s := &v.segments[v.place(u.Segment)]
+		s.size = max(s.size, u.Size)
+	}
+}
+
+// present notes which of the segments that are needed are missing or have another size.
 func (v *verifier) present() {
 	for i := range v.segments {
 		s := &v.segments[i]
@@ -30,38 +42,54 @@ func (v *verifier) present() {
 			v.out.Segments++
 			v.out.SegmentBytes += n
 		}
-		v.damaged = v.damaged || !ok || int64(s.end) > n
+		v.damaged = v.damaged || v.lost(s.Segment) != ""
 	}
 }
 
-// lacks says why a frame cannot be in its segment.
-func (v *verifier) lacks(f repo.Frame) string {
-	n, ok := v.listed[f.Segment]
-	switch {
-	case !ok:
+// lost says why a segment is not as it was written, by the list of what there is; "" if it is.
+func (v *verifier) lost(s repo.Segment) string {
+	n, ok := v.listed[s]
+	if !ok {
 		return "the segment is missing"
-	case int64(f.Offset)+int64(f.Stored) > n:
-		return fmt.Sprintf("the segment has %d bytes and should have more than %d", n, f.Offset+f.Stored)
+	}
+	place, ok := v.number[s]
+	if !ok {
+		return "" // of a point that was pushed meanwhile
+	}
+	switch state := v.segments[place]; {
+	case state.size != 0 && int64(state.size) != n:
+		return fmt.Sprintf("the segment has %d bytes and should have %d", n, state.size)
+	case int64(state.end) > n:
+		return fmt.Sprintf("the segment has %d bytes and should have more than %d", n, state.end)
 	}
 	return ""
 }
 
-// wrong says what is wrong with a frame, or with what is expected of it; "" if nothing is known.
-func (v *verifier) wrong(f repo.Frame, within, length uint32, sum repo.Sum) string {
+// lacks says why a frame cannot be in its segment.
+func (v *verifier) lacks(f repo.Frame) string {
+	if n, ok := v.listed[f.Segment]; ok && int64(f.Offset)+int64(f.Stored) <= n {
+		return ""
+	}
+	return v.lost(f.Segment)
+}
+
+// wrong says what is wrong with a frame, or with what is expected of it; "" if nothing is known. whole: with all of
+// its segment.
+func (v *verifier) wrong(f repo.Frame, within, length uint32, sum repo.Sum) (why string, whole bool) {
 	if why := v.lacks(f); why != "" {
-		return why
+		return why, true
 	}
 	n, ok := v.number[f.Segment]
 	if !ok {
-		return "" // of a point that was pushed meanwhile
+		return "", false // of a point that was pushed meanwhile
 	}
 	if s := v.segments[n]; s.fault != "" {
-		return s.fault
+		return cmp.Or(v.lost(f.Segment), s.fault), true
 	}
 	if len(v.faults) == 0 {
-		return ""
+		return "", false
 	}
-	return v.faults[expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}]
+	return v.faults[expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}], false
 }
 
 // blame reports what is wrong, for all points that it affects.
@@ -84,7 +112,9 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 			continue // that was said before, or somebody has removed it
 		case err != nil:
 			return err
-		case m.Content == repo.Stream:
+		}
+		v.blameUses(c.owner, &m)
+		if m.Content == repo.Stream {
 			v.blameStream(c.owner, &m)
 			continue
 		}
@@ -115,18 +145,20 @@ type blamed struct {
 func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Page) (blamed, error) {
 	b := blamed{page: page}
 	object := "segments/" + page.Frame.Segment.String()
-	unread := func(why string) (blamed, error) {
+	unread := func(why string, whole bool) (blamed, error) {
 		start := regionStart(page.Region)
+		if !whole {
+			why = "its map cannot be read: " + why
+		}
 		b.ranges = []Problem{{
-			Offset: start, Length: regionEnd(page.Region, m.SizeBytes) - start, Object: object, Message: "its map cannot be read: " + why,
+			Offset: start, Length: regionEnd(page.Region, m.SizeBytes) - start, Object: object, Message: why, whole: whole,
 		}}
 		return b, nil
 	}
-	if why := v.broken[page]; why != "" {
-		return unread(why)
-	}
-	if why := v.wrong(page.Frame, 0, 0, repo.Sum{}); why != "" {
-		return unread(why)
+	if why, whole := v.wrong(page.Frame, 0, 0, repo.Sum{}); whole {
+		return unread(why, true)
+	} else if why = cmp.Or(v.broken[page], why); why != "" {
+		return unread(why, false)
 	}
 
 	room := pageRoom(page)
@@ -137,12 +169,12 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	pieces, err := readRegion(ctx, v.repo, m, page.Region)
 	switch {
 	case broken(err): // it could be read before: somebody has removed it, or it was damaged just now
-		return unread(err.Error())
+		return unread(err.Error(), false)
 	case err != nil:
 		return b, err
 	}
 	for _, x := range pieces {
-		why := v.wrong(x.Frame, x.Within, uint32(x.Length), x.Sum)
+		why, whole := v.wrong(x.Frame, x.Within, uint32(x.Length), x.Sum)
 		if why == "" {
 			continue
 		}
@@ -155,7 +187,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 			}
 		}
 		if len(b.ranges) < maxProblems {
-			b.ranges = append(b.ranges, Problem{Offset: x.Offset, Length: x.Length, Object: object, Message: why})
+			b.ranges = append(b.ranges, Problem{Offset: x.Offset, Length: x.Length, Object: object, Message: why, whole: whole})
 		}
 	}
 	if v.usesWrong {
@@ -181,9 +213,9 @@ func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
 func (v *verifier) blameStream(o owner, m *repo.Manifest) {
 	at := int64(0)
 	for _, f := range m.Stream {
-		if why := v.wrong(f, 0, f.Plain, repo.Sum{}); why != "" {
+		if why, whole := v.wrong(f, 0, f.Plain, repo.Sum{}); why != "" {
 			p := o.problem("segments/"+f.Segment.String(), "%s", why)
-			p.Offset, p.Length = at, int64(f.Plain)
+			p.Offset, p.Length, p.whole = at, int64(f.Plain), whole
 			v.problem(p)
 		}
 		at += int64(f.Plain)

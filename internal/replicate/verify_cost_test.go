@@ -140,7 +140,9 @@ func TestVerifyBlamesEveryPoint(t *testing.T) {
 		got := map[string]bool{}
 		for _, p := range out.Problems {
 			if p.Object == "segments/"+hit.Segment.String() {
-				got[p.Volume+"@"+p.Point] = true
+				for _, at := range p.Affected {
+					got[at] = true
+				}
 			}
 		}
 		return got

@@ -138,6 +138,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 		if pt := c.pt; pt != nil && (m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS || m.Parent != pt.Parent && m.Content == repo.Stream) {
 			v.problem(c.owner.problem("manifests/"+c.manifest.String(), "it is not what its volume says of it"))
 		}
+		v.noteUses(&m)
 		if m.Content == repo.Stream {
 			err = v.checkStream(c.owner, &m)
 		} else {
@@ -201,13 +202,19 @@ func (v *verifier) checkStream(o owner, m *repo.Manifest) error {
 
 // expect says what is expected of a frame, and that so much of its segment must be there. The caller holds the lock.
 func (v *verifier) expect(f repo.Frame, within, length uint32, sum repo.Sum) expected {
-	n, ok := v.number[f.Segment]
-	if !ok {
-		n = uint32(len(v.segments))
-		v.segments, v.number[f.Segment] = append(v.segments, segmentState{Segment: f.Segment}), n
-	}
+	n := v.place(f.Segment)
 	v.segments[n].end = max(v.segments[n].end, f.Offset+f.Stored)
 	return expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}
+}
+
+// place is that of a segment in v.segments. The caller holds the lock.
+func (v *verifier) place(s repo.Segment) uint32 {
+	n, ok := v.number[s]
+	if !ok {
+		n = uint32(len(v.segments))
+		v.segments, v.number[s] = append(v.segments, segmentState{Segment: s}), n
+	}
+	return n
 }
 
 // note keeps what is expected until data is read.

@@ -175,6 +175,57 @@ func TestVerifyFindsWhatIsMissing(t *testing.T) {
 	b.whole()
 }
 
+// TestVerifyReportsASegmentOnce: a segment that many points need is missing, or is longer or shorter than it was
+// written, which only the manifests' sizes show. That is one problem, with the number of the points.
+func TestVerifyReportsASegmentOnce(t *testing.T) {
+	b := newBench(t)
+	v := b.must("v", "p0", small, nil, change{0: block(1), repo.BlockBytes: block(2), 9 * repo.BlockBytes: block(3)}, false)
+	want := []string{"v@p0"}
+	for i := range 9 {
+		point := fmt.Sprintf("p%d", i+1)
+		b.must("v", point, small, v, change{64 * repo.BlockBytes: block(uint64(10 + i))}, false)
+		want = append(want, "v@"+point)
+	}
+	b.must("fork", "only", small, v, change{64 * repo.BlockBytes: block(99)}, true)
+	want = append([]string{"fork@only"}, want...)
+
+	pieces, err := readRegion(t.Context(), b.repo, &v.manifest, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := "segments/" + pieces[0].Frame.Segment.String()
+	data, _, err := b.store.Get(t.Context(), key, 0, -1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, left := range [][]byte{nil, data[:100], data[:len(data)-1], append(slices.Clone(data), 0)} {
+		if err := b.store.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+		words := "the segment is missing"
+		if left != nil {
+			words = fmt.Sprintf("the segment has %d bytes and should have %d", len(left), len(data))
+			if _, err := b.store.Put(t.Context(), key, left, objstore.Always); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, percent := range []float64{0, 100} {
+			out, err := verify(t.Context(), b.repo, VerifyRequest{ReadPercent: percent})
+			if err != nil || len(out.Problems) != 1 || out.TotalProblems != 1 {
+				t.Errorf("%s, %v %% read: %v, %v", words, percent, out, err)
+				continue
+			}
+			p := out.Problems[0]
+			if p.Message != words || p.Object != key || p.Volumes != 2 || p.Points != 11 || !slices.Equal(p.Affected, want) {
+				t.Errorf("%s, %v %% read: %+v, not of %v", words, percent, p, want)
+			}
+			if !strings.HasSuffix(p.String(), "; 11 points of 2 volumes are affected") {
+				t.Errorf("in words: %s", p)
+			}
+		}
+	}
+}
+
 // TestVerifyOfWhatIsRemovedMeanwhile: a point goes, with its segments, at every step
 // of a verify. That is no problem.
 func TestVerifyOfWhatIsRemovedMeanwhile(t *testing.T) {
