@@ -168,6 +168,9 @@ func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a ca
 	case Gone:
 		return acc.RemoveTarget(ctx, row.Name, a)
 	case Elsewhere:
+		if err := acc.PutBackFrozen(ctx, why, row, a); err != nil {
+			return err
+		}
 		return acc.heldError(ctx, why, row, a, w)
 	}
 	if a.MountID == 0 {
@@ -215,13 +218,20 @@ func (acc *Access) unmount(
 	if w.Image == "" {
 		return false, nil
 	}
-	free, err := acc.releaseUnheld(ctx, row, *a, w, dev, !stays)
-	if err != nil || free {
+	AtStep("unmounted")
+	if err := acc.putBackFrozen(ctx, why, row, a, w, attrs); err != nil {
 		return false, err
+	}
+	free, err := acc.releaseUnheld(ctx, row, *a, w, dev, !stays)
+	if free && err == nil {
+		return false, nil
 	}
 	failed := acc.mountAgain(ctx, row, a, w, attrs)
 	if errs.Is(failed, errs.NotFound) {
 		return false, nil // it has been released after all
+	}
+	if err != nil { // interrupted, for one
+		return false, errors.Join(err, failed)
 	}
 	held := acc.heldBy(ctx, why, row, *a, w, dev)
 	if failed != nil {
@@ -322,6 +332,14 @@ func (acc *Access) HeldError(ctx context.Context, why Reason, row catalog.Row, a
 func (acc *Access) heldError(
 	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
 ) error {
+	if !why.Gentle {
+		if !w.Block && w.Image+w.Source+w.Tree == "" {
+			w, _ = acc.attachmentOf(ctx, row) // of what is gone nothing can be frozen
+		}
+		if err := acc.frozenAside(ctx, why, row, a, w); err != nil {
+			return err
+		}
+	}
 	return acc.heldBy(ctx, why, row, a, w, deviceOf(a, w))
 }
 

@@ -249,36 +249,46 @@ func (acc *Access) copiesEnd(ctx context.Context, a catalog.Attached, w driver.A
 // mountAgain puts a volume back that Detach has unmounted, but that another mount namespace
 // keeps: the same device at the same place, with the same options. If this process is killed
 // before it has recorded the new mount, Look recognizes it.
-func (acc *Access) mountAgain(
-	ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes,
-) error {
+func (acc *Access) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes) error {
 	ctx = context.WithoutCancel(ctx)
+	m, err := acc.openAgain(ctx, row, *a, w, attrs.ReadOnly())
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return acc.putBack(ctx, m, a, attrs)
+}
+
+// openAgain mounts the filesystem of an attached image once more, where nobody sees it. maybeReadOnly: it may be
+// read-only as a whole, and is then mounted so. NotFound: its block device is gone.
+func (acc *Access) openAgain(ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, maybeReadOnly bool) (*mount.Detached, error) {
 	// The open device keeps its number, and what is behind it, until the mount holds it.
 	var f *os.File
 	var err error
 	if w.Block {
 		f, err = acc.activate(ctx, row.ID)
-	} else if f, err = os.Open(loopdev.DevicePath(a.Loop)); err == nil && !loopHolds(*a) {
+	} else if f, err = os.Open(loopdev.DevicePath(a.Loop)); err == nil && !loopHolds(a) {
 		f.Close()
 		err = errs.New(errs.NotFound, "mount", row.Name, "its block device is gone")
 	}
 	if err != nil {
-		return errs.Wrap("mount", row.Name, err)
+		return nil, errs.Wrap("mount", row.Name, err)
 	}
 	defer f.Close()
 	if w.Block { // the driver was not asked before
 		if w, err = acc.drv.Attachment(ctx, row.ID); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	m, err := mount.Device(string(w.FS), f.Name(), w.Options, false)
-	if errors.Is(err, unix.EBUSY) && attrs.ReadOnly() {
-		m, err = mount.Device(string(w.FS), f.Name(), w.Options, true) // so is the filesystem
+	if errors.Is(err, unix.EBUSY) && maybeReadOnly {
+		m, err = mount.Device(string(w.FS), f.Name(), w.Options, true)
 	}
-	if err != nil {
-		return err
-	}
-	defer m.Close()
+	return m, err
+}
+
+// putBack mounts what openAgain has mounted at the volume's place, and records it.
+func (acc *Access) putBack(ctx context.Context, m *mount.Detached, a *catalog.Attached, attrs mount.Attributes) error {
 	if err := m.SetAttributes(attrs); err != nil {
 		return err
 	}
@@ -287,7 +297,7 @@ func (acc *Access) mountAgain(
 		return err
 	}
 	a.MountID = info.ID
-	return acc.records.Reattach(ctx, *a)
+	return acc.records.Reattach(context.WithoutCancel(ctx), *a)
 }
 
 // attachAgain mounts on the directory at path, whatever others do to the names above it.

@@ -56,6 +56,22 @@ func SnapshotStopped(dir string, drivers Drivers) error {
 	return err
 }
 
+// UmountKilled unmounts v in the pool in dir, and kills this process when the kernel has done so.
+func UmountKilled(dir string, drivers Drivers) error {
+	e, err := Open(context.Background(), dir, drivers)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	content.AtStep = func(step string) {
+		if step == "unmounted" {
+			_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+		}
+	}
+	_, err = e.Umount(context.Background(), UmountRequest{Volume: ref.MustName("v")})
+	return err
+}
+
 // SpendReserve spends a piece of the reserve, as on a full disk.
 func (e *Engine) SpendReserve(ctx context.Context) bool { return e.spendReserve(freeing(ctx)) }
 

@@ -169,7 +169,12 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 		if err := e.content.RemoveTarget(ctx, row.Name, attached); err != nil {
 			return err
 		}
-	case !hasAttached && m.Mountpoint != "":
+	case hasAttached:
+		// An umount that was killed between unmounting a frozen filesystem and putting it back.
+		if err := e.content.PutBackFrozen(ctx, reasonFor("recover"), row, attached); err != nil && !errs.Is(err, errs.InUse) {
+			return err
+		}
+	case m.Mountpoint != "":
 		if err := e.undoAttach(ctx, m); err != nil {
 			return err
 		}

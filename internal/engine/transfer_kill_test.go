@@ -43,6 +43,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if dir := os.Getenv("KILLED_UMOUNT_OF"); dir != "" {
+		fmt.Fprintln(os.Stderr, engine.UmountKilled(dir, drivers))
+		os.Exit(1)
+	}
 	os.Exit(m.Run())
 }
 
