@@ -5,7 +5,6 @@ import (
 
 	"pando/internal/engine"
 	"pando/internal/progress"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )
@@ -28,7 +27,7 @@ its snapshot before-flatten-TIME, until that is destroyed.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
-			if q.Volume, err = ref.ParseName("flatten", args[0]); err != nil {
+			if q.Volume, err = existingVolume("flatten", args[0]); err != nil {
 				return err
 			}
 			q.Plan = func(f engine.Flatten) {

@@ -70,14 +70,6 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 					WithHint("pando iostat VOLUME -- COMMAND")
 			}
 		}
-		q.volumes = nil
-		for _, s := range args {
-			volume, err := ref.ParseName("watch", s)
-			if err != nil {
-				return err
-			}
-			q.volumes = append(q.volumes, volume)
-		}
 		switch {
 		case q.interval < shortestInterval:
 			return errs.New(errs.Invalid, "watch", "", "--interval %s is shorter than %s", q.interval, shortestInterval).
@@ -93,6 +85,14 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 		case len(q.command) == 0 && f.Changed("tail"):
 			return errs.New(errs.Invalid, "watch", "", "--tail needs a command").
 				WithHint("pando iostat VOLUME -- COMMAND")
+		}
+		q.volumes = nil
+		for _, s := range args {
+			volume, err := existingVolume("watch", s)
+			if err != nil {
+				return err
+			}
+			q.volumes = append(q.volumes, volume)
 		}
 		return a.iostat(c.Context(), q)
 	}

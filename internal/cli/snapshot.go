@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -121,25 +122,33 @@ it, and mounted again after.`,
 	return c
 }
 
-// rewindRequest reads a volume, and a snapshot of it by its name or whole reference. Invalid.
+// rewindRequest reads a volume, and a snapshot of it by its name or whole reference. Invalid, NotFound.
 func rewindRequest(volume, snapshot string) (q engine.RewindRequest, err error) {
-	if q.Volume, err = ref.ParseName("rewind", volume); err != nil {
-		return q, err
-	}
 	r, err := ref.Parse("rewind", snapshot)
 	if err != nil {
 		return q, err
 	}
-	if r.At == "" {
-		q.Snapshot, err = ref.ParseName("rewind", r.Name)
-		return q, err
-	}
-	if r.Name != volume {
+	name := cmp.Or(r.At, r.Name)
+	if r.At != "" && r.Name != volume {
 		return q, errs.New(errs.Invalid, "rewind", volume, "%s is a snapshot of another volume", r).
 			WithHint("make a volume of it: `pando clone %s NEW`", r)
 	}
-	q.Snapshot, err = ref.ParseName("rewind", r.At)
+	if q.Snapshot, err = ref.ParseName("rewind", name); err != nil {
+		return q, err
+	}
+	q.Volume, err = existingVolume("rewind", volume)
 	return q, err
+}
+
+// existingVolume reads the name of a volume that has to be there. NotFound if it cannot be a name: then there is no
+// such volume. Other verbs call that Invalid; flatten, iostat and rewind have always called it NotFound, and their
+// exit codes stay as they are.
+func existingVolume(op, s string) (ref.Name, error) {
+	name, err := ref.ParseName(op, s)
+	if err != nil {
+		return ref.Name{}, errs.New(errs.NotFound, op, s, "there is no such volume").WithHint("see `pando ls`")
+	}
+	return name, nil
 }
 
 func (a *App) pinCommand() *cobra.Command {
