@@ -28,7 +28,7 @@ of each volume: a volume that nobody pushes loses nothing by waiting.
 It may run while others push, pull and prune, from any host; nothing that they need
 is removed. What a push had sent when its host died stays until two prunes, at least
 --patience apart, have seen no sign of life from it. Of a volume whose list of points
-is damaged nothing goes (see ` + "`pando remote repair`" + `); if anything else cannot be
+is damaged or lost nothing goes (see ` + "`pando remote repair`" + `); if anything else cannot be
 read, nothing is deleted.`,
 		Example: `  pando remote prune backup --keep-last 10 --keep-daily 14 --keep-monthly 6 --dry-run
   pando remote prune backup job-17 --keep-within 48h`,
@@ -79,7 +79,7 @@ func (a *App) printRemotePruned(p *replicate.Pruned) error {
 		return a.printJSON(p)
 	}
 	for _, d := range p.Damaged {
-		a.warn("the list of points of %s cannot be read: they all stay, with what they need", d)
+		a.warn("the list of points of %s is damaged or lost: they all stay, with what they need", d)
 	}
 	if len(p.Damaged) > 0 {
 		a.note("make it anew with `pando remote repair`")

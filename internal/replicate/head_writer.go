@@ -98,7 +98,8 @@ func (w *headWriter) notOlder(h headState) error {
 	}
 	e := errs.New(errs.Damaged, opPush, h.Name, "the remote was put back to an older state: the volume has epoch %d there, and this pool has seen epoch %d", h.Epoch, known)
 	if h.version == "" {
-		e = errs.New(errs.Damaged, opPush, h.Name, "the remote has lost its list of points, which this pool has seen with epoch %d", known)
+		return errs.New(errs.Damaged, opPush, h.Name, "the remote has lost its list of points, which this pool has seen with epoch %d", known).
+			WithHint("rebuild it from what its points say: %s; to begin a new one without those points, push with %s", errs.Run("remote repair", w.remote), errs.Param("accept-rollback"))
 	}
 	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s", errs.Param("accept-rollback"))
 }

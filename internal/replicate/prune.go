@@ -49,7 +49,7 @@ type Pruned struct {
 	HeldBytes       int64 `json:"held_bytes"`
 	DryRun          bool  `json:"dry_run"`
 
-	// Damaged are volumes whose list of points cannot be read: none of their points went, and nothing that these need.
+	// Damaged are volumes whose list of points cannot be read, or is lost: none of their points went, and nothing that these need.
 	Damaged []DamagedHead `json:"damaged"`
 	// KeptAll says why nothing was deleted although it may be of no use; "" if that was not so.
 	KeptAll string `json:"kept_all,omitempty"`
@@ -90,8 +90,8 @@ type PrunedPoint struct {
 //
 // # Damage
 //
-// A head that cannot be read names points that nobody knows. All manifests of its volume that are there count as
-// named by it, and what they need stays, until somebody repairs it. If a manifest that no other head names cannot be
+// A head that cannot be read, or is lost, names points that nobody knows. All manifests of its volume that are there
+// count as named by it, and what they need stays, until somebody repairs it. If a manifest that no other head names cannot be
 // read either, it may be of that volume, and nothing is deleted. Nor is anything while a session cannot be read,
 // whose pins are not known: it is ended like one that gives no sign of life, as its owner cannot renew it.
 //
@@ -550,35 +550,57 @@ func (p *pruner) readNeeds(ctx context.Context, n *need, failed func(repo.ID, er
 	return nil
 }
 
-// needOfDamaged adds what volumes need whose heads cannot be read: all manifests of them that are there.
+// needOfDamaged adds what volumes need whose heads cannot be read, or are lost: all manifests of them that are there.
+// Heads are never deleted, so one is lost if a manifest names its volume and nobody is about to make it.
 func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *need) error {
-	if len(now.damaged) == 0 {
-		return nil
-	}
 	damaged := map[repo.ID]int{}
 	for i, d := range now.damaged {
 		damaged[d.id] = i
 	}
-	unnamed := slices.DeleteFunc(slices.Clone(o.manifests), func(id repo.ID) bool { return n.manifests[id] })
+	there := map[repo.ID]bool{}
+	for _, h := range now.heads {
+		if id, err := p.repo.HeadID(h.Head.Name); err == nil {
+			there[id] = true
+		}
+	}
+
+	unnamed := slices.DeleteFunc(slices.Clone(o.manifests), func(id repo.ID) bool { return n.manifests[id] || p.retired[id] })
+	kept := ""
 	unread := func(id repo.ID, err error) error {
 		if broken(err) {
-			p.out.KeptAll = "manifest " + id.String() + " cannot be read, and may be of a volume whose list of points is damaged"
+			kept = "manifest " + id.String() + " cannot be read, and may be of a volume whose list of points is damaged or lost"
 			return nil
 		}
 		return err
 	}
 	err := readManifests(ctx, p.repo, unnamed, func(m repo.Manifest) {
 		id, err := p.repo.HeadID(m.Volume)
-		if i, is := damaged[id]; err == nil && is {
-			p.out.Damaged[i].Volume = m.Volume
-			n.manifests[m.ID] = true
-			n.uses(&m)
+		if err != nil || there[id] {
+			return
 		}
+		i, is := damaged[id]
+		if !is && now.works(m.Session) {
+			return // the first push of a volume, which is about to make its head
+		}
+		if !is {
+			i = len(p.out.Damaged)
+			damaged[id] = i
+			p.out.Damaged = append(p.out.Damaged, DamagedHead{Object: "heads/" + id.String(), Reason: "it is missing", id: id})
+		}
+		p.out.Damaged[i].Volume = m.Volume
+		n.manifests[m.ID] = true
+		n.uses(&m)
 	}, unread)
 	if err != nil {
 		return err
 	}
-	return p.readNeeds(ctx, n, unread)
+	if err := p.readNeeds(ctx, n, unread); err != nil {
+		return err
+	}
+	if len(damaged) > 0 {
+		p.out.KeptAll = cmp.Or(p.out.KeptAll, kept)
+	}
+	return nil
 }
 
 // unreadable words why nothing is deleted.

@@ -249,3 +249,51 @@ func TestPushAfterRepair(t *testing.T) {
 		t.Errorf("the pool knows %v, %v", names, err)
 	}
 }
+
+// TestLostHead: the head of a volume is gone. A verify says so, no prune removes what its points need, and a repair
+// brings them back. The first push of a volume, which has no head yet, is none that is lost.
+func TestLostHead(t *testing.T) {
+	rnd := seed(t)
+	b := newBench(t)
+	b.history(rnd, "v", nil, 3)
+	b.history(rnd, "w", nil, 2)
+	if err := b.store.Delete(t.Context(), b.headKey("v")); err != nil {
+		t.Fatal(err)
+	}
+	_, l, err := begin(t.Context(), b.repo, repo.Push, []string{"new"}, repo.Writer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := b.truth["w"]["p1"].manifest
+	m.ID, m.Volume, m.Session = repo.NewID(), "new", l.id
+	if err := b.repo.PutManifest(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+
+	checked, err := verify(t.Context(), b.repo, VerifyRequest{})
+	if err != nil || checked.TotalProblems != 1 || checked.Problems[0].Volume != "v" || checked.Problems[0].Object != b.headKey("v") {
+		t.Errorf("verify: %+v, %v", checked, err)
+	}
+	for _, policy := range []Policy{{}, {Last: 1}} {
+		pruned := b.prune(PruneRequest{Policy: policy})
+		if len(pruned.Damaged) != 1 || pruned.Damaged[0].Volume != "v" || pruned.Damaged[0].Object != b.headKey("v") {
+			t.Errorf("prune: %+v", pruned)
+		}
+	}
+	if err := l.end(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.repo.DeleteManifest(t.Context(), m.ID); err != nil {
+		t.Fatal(err)
+	}
+	delete(b.truth["w"], "p1")
+
+	b.repair(false)
+	if b.points("v") != "p1 p2 p3" {
+		t.Errorf("v has %s", b.points("v"))
+	}
+	if after := b.verified(100); after.TotalProblems != 0 {
+		t.Errorf("%+v", after)
+	}
+	b.whole()
+}

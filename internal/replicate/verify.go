@@ -372,13 +372,45 @@ func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 			v.out.GarbageBytes += n
 		}
 	}
+	var unnamed []repo.ID
 	for id, n := range manifests {
-		if !needed[id] && !slices.Contains(fresh, id) && len(sessions) == 0 {
+		if needed[id] || slices.Contains(fresh, id) {
+			continue
+		}
+		unnamed = append(unnamed, id)
+		if len(sessions) == 0 {
 			v.out.GarbageCount++
 			v.out.GarbageBytes += n
 		}
 	}
-	return nil
+	return v.lostHeads(ctx, unnamed, now, sessions)
+}
+
+// lostHeads says which volumes have manifests but no head. Heads are never deleted, so those are lost, unless somebody
+// is about to make them.
+func (v *verifier) lostHeads(ctx context.Context, unnamed []repo.ID, now headset, sessions map[repo.ID]bool) error {
+	there := map[repo.ID]bool{}
+	for _, h := range now.good {
+		if id, err := v.repo.HeadID(h.Head.Name); err == nil {
+			there[id] = true
+		}
+	}
+	for _, d := range now.bad {
+		there[d.id] = true
+	}
+	return readManifests(ctx, v.repo, unnamed, func(m repo.Manifest) {
+		id, err := v.repo.HeadID(m.Volume)
+		if err != nil || there[id] || sessions[m.Session] {
+			return
+		}
+		there[id] = true // it is said once
+		v.problem(Problem{Volume: m.Volume, Object: "heads/" + id.String(), Message: "the list of the volume's points is missing, and points of it are there"})
+	}, func(_ repo.ID, err error) error {
+		if broken(err) {
+			return nil // no volume that is there needs it
+		}
+		return err
+	})
 }
 
 // sessions adds those that are there, and says which cannot be read.
@@ -411,7 +443,7 @@ func (v *verifier) settle(ctx context.Context) error {
 		return nil
 	}
 	named := map[repo.ID]bool{}
-	unread := map[string]bool{}
+	readable := map[string]bool{}
 	var streams []repo.ID
 	for id, err := range v.repo.HeadIDs(ctx) {
 		if err != nil {
@@ -419,12 +451,12 @@ func (v *verifier) settle(ctx context.Context) error {
 		}
 		h, err := v.repo.HeadByID(ctx, id)
 		if broken(err) {
-			unread["heads/"+id.String()] = true
 			continue
 		}
 		if err != nil {
 			return err
 		}
+		readable["heads/"+id.String()] = true
 		for _, pt := range h.Head.Points {
 			named[pt.Manifest] = true
 			if pt.Content == repo.Stream {
@@ -453,7 +485,7 @@ func (v *verifier) settle(ctx context.Context) error {
 			continue
 		case !p.manifest.IsZero() && !named[p.manifest]:
 			continue
-		case strings.HasPrefix(p.Object, "heads/") && !unread[p.Object]:
+		case readable[p.Object]:
 			continue // it can be read now
 		}
 		left[p.String()] = true
