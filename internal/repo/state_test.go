@@ -120,7 +120,7 @@ func TestSessionsThatComeAndGo(t *testing.T) {
 		{Match: storetest.Ops(storetest.List), When: storetest.Before},
 		{Match: storetest.Ops(storetest.List), When: storetest.After},
 		{Match: storetest.Ops(storetest.Get), At: 11},
-		{Match: storetest.Ops(storetest.Get), At: 18, Change: storetest.Flip(60, 3)},
+		{Match: gets(sessionPrefix + want[3].String()), Times: 2, Change: storetest.Flip(60, 3)},
 	} {
 		r.store = storetest.Faulty(m, fault)
 		if all, err := r.Sessions(ctx); err == nil || all != nil {
@@ -164,12 +164,14 @@ func TestHeads(t *testing.T) {
 	for range r.Heads(ctx) {
 		break
 	}
+	damaged, err := r.headKey("a-volume-7")
+	must(t, err)
 	for _, fault := range []storetest.Fault{
 		{Match: storetest.Ops(storetest.List)},
 		{Match: storetest.Ops(storetest.List), When: storetest.After},
 		{Match: storetest.Ops(storetest.Get), At: 40},
 		{Match: storetest.Ops(storetest.Get), At: 40, Err: storetest.Permanent(errs.NotFound)},
-		{Match: storetest.Ops(storetest.Get), At: 0, Change: storetest.Flip(100, 1)},
+		{Match: gets(damaged), Times: 2, Change: storetest.Flip(100, 1)},
 	} {
 		r.store = storetest.Faulty(m, fault)
 		good, bad := 0, 0
@@ -202,7 +204,7 @@ func TestHeads(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	_, _, err := r.Head(ctx, "")
+	_, _, err = r.Head(ctx, "")
 	kind(t, err, errs.Invalid)
 }
 
@@ -560,4 +562,9 @@ func TestLargeManifest(t *testing.T) {
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("it is read as something else, %v", err)
 	}
+}
+
+// gets matches the reading of one object.
+func gets(key string) func(storetest.Call) bool {
+	return func(c storetest.Call) bool { return c.Op == storetest.Get && c.Key == key }
 }
