@@ -23,7 +23,7 @@ const (
 )
 
 // Remove deletes path and everything below it. Absent is success, so it may be
-// repeated; nobody else may write below path meanwhile. It is not durable by
+// repeated, also by several at once; nobody else may write below path meanwhile. It is not durable by
 // itself. What cannot be deleted is left, with the directories above it, while
 // all else goes, and the first such error is returned: InUse names a mount
 // point inside, Permission a file that the caller may not delete. Files that are
@@ -163,7 +163,7 @@ func (r *remover) visit(d *Dir, f *os.File) ([]string, error) {
 				r.fail(r.explain(fd, e.Name(), r.path(d.Join(e.Name())), err))
 			}
 		}
-		if err == io.EOF {
+		if err == io.EOF || errors.Is(err, unix.ENOENT) { // or another Remove has deleted the directory
 			return subdirs, nil
 		}
 		if err != nil {
@@ -176,6 +176,9 @@ func (r *remover) visit(d *Dir, f *os.File) ([]string, error) {
 // leave deletes the directories below d, which are empty now.
 func (r *remover) leave(d *Dir, subdirs []string) error {
 	f, err := Open(d.Root(), d.Path())
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
 	if err != nil {
 		r.fail(r.explain(-1, "", r.path(d.Path()), err))
 		return nil

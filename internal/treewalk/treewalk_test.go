@@ -301,6 +301,31 @@ func TestRemove(t *testing.T) {
 	}
 }
 
+// TestRemoveTogether: who removes a tree finds it a success that others do the same.
+func TestRemoveTogether(t *testing.T) {
+	victim := filepath.Join(t.TempDir(), "victim")
+	for range 5 {
+		var names []string
+		for i := range 300 {
+			names = append(names, fmt.Sprintf("d%d/e/file", i))
+		}
+		build(t, victim, names...)
+
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				if err := treewalk.Remove(t.Context(), victim); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		if exists(victim) {
+			t.Fatal("it is still there")
+		}
+	}
+}
+
 func TestRemoveCanceled(t *testing.T) {
 	victim := filepath.Join(t.TempDir(), "victim")
 	build(t, victim, "a/b/c", "a/d")
