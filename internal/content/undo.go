@@ -58,6 +58,10 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 			if err := acc.unmountQuietly(m.Mountpoint, at.ID); err != nil {
 				return err
 			}
+			// Its device vanishes with it: to look through all devices for others takes the time that there are many.
+			if free, err := acc.releaseDevice(ctx, m.ID, w, releaseGrace, false); err != nil || free {
+				return err
+			}
 		}
 	}
 	if !w.Block {
@@ -82,16 +86,11 @@ func (acc *Access) deviceIs(ctx context.Context, id driver.ObjectID, w driver.At
 		var st unix.Stat_t
 		return unix.Fstat(int(f.Fd()), &st) == nil && st.Rdev == dev, nil
 	}
-	all, err := loopdev.List()
-	if err != nil {
-		return false, err
+	b, err := loopdev.LookupNumber(dev)
+	if errs.Is(err, errs.NotFound) {
+		return false, nil
 	}
-	for _, b := range all {
-		if acc.isImage(id, b) && loopdev.DeviceNumber(b.Index) == dev {
-			return true, nil
-		}
-	}
-	return false, nil
+	return err == nil && acc.isImage(id, b), err
 }
 
 func (acc *Access) unmountQuietly(path string, id uint64) error {

@@ -225,6 +225,23 @@ func Lookup(n int) (Bound, error) {
 	}, nil
 }
 
+// LookupNumber is Lookup of the block device with number dev, in O(1). NotFound also if it is not a whole loop device.
+func LookupNumber(dev uint64) (Bound, error) {
+	const op = "look up loop device"
+	number := fmt.Sprintf("%d:%d", unix.Major(dev), unix.Minor(dev))
+	to, err := os.Readlink("/sys/dev/block/" + number)
+	if err != nil {
+		return Bound{}, errs.Wrap(op, number, err)
+	}
+
+	digits, ok := strings.CutPrefix(filepath.Base(to), "loop")
+	n, err := strconv.Atoi(digits)
+	if !ok || err != nil {
+		return Bound{}, errs.New(errs.NotFound, op, number, "not a loop device")
+	}
+	return Lookup(n)
+}
+
 // List returns all loop devices that have a file behind them. It reads sysfs:
 // its cost grows with the number of loop devices, so it is for recovery only.
 func List() ([]Bound, error) {

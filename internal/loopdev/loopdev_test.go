@@ -563,6 +563,13 @@ func TestLookupAndList(t *testing.T) {
 	if b, err := loopdev.Lookup(d.Index); err != nil || !strings.HasPrefix(path, b.File) || b.File == "" || b.Path != d.Path {
 		t.Errorf("%+v, %v", b, err)
 	}
+	if b, err := loopdev.LookupNumber(loopdev.DeviceNumber(d.Index)); err != nil || b.Index != d.Index || !b.SameFile(st) {
+		t.Errorf("by its number: %+v, %v", b, err)
+	}
+	for _, dev := range []uint64{0, unix.Mkdev(1, 3), unix.Mkdev(7, 1<<19)} {
+		_, err := loopdev.LookupNumber(dev)
+		wantKind(t, err, errs.NotFound)
+	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
