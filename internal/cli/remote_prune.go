@@ -69,12 +69,12 @@ read, nothing is deleted.`,
 		}); err != nil {
 			return err
 		}
-		return a.printRemotePruned(out)
+		return a.printRemotePruned(r.Name, out)
 	}
 	return c
 }
 
-func (a *App) printRemotePruned(p *replicate.Pruned) error {
+func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	if a.json {
 		return a.printJSON(p)
 	}
@@ -82,7 +82,7 @@ func (a *App) printRemotePruned(p *replicate.Pruned) error {
 		a.warn("the list of points of %s is damaged or lost: they all stay, with what they need", d)
 	}
 	if len(p.Damaged) > 0 {
-		a.note("make it anew with `pando remote repair`")
+		a.note("make it anew with `pando remote repair %s`", remote)
 	}
 	if p.KeptAll != "" {
 		a.warn("nothing was deleted: %s", p.KeptAll)

@@ -81,7 +81,7 @@ func (s headset) isBad(r *repo.Repo, volume string) bool {
 // damagedVolume is the error of a command that needs a head that cannot be read.
 func damagedVolume(op, name string, err error) error {
 	return errs.New(errs.KindOf(err), op, name, "the list of its points on the remote cannot be read: %w", err).
-		WithHint("rebuild it from what its points say: %s", errs.Run("remote repair"))
+		WithHint("rebuild it from what its points say: %s", errs.Run("remote repair", "REMOTE"))
 }
 
 // readSessions reads all sessions, and notes those that cannot be read: only their IDs are known.

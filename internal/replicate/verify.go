@@ -108,7 +108,7 @@ func (v *Verified) Err() error {
 		e = errs.New(errs.Damaged, opVerify, what, "a problem was found: %s", first)
 	}
 	if strings.HasPrefix(first.Object, "heads/") {
-		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair"))
+		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair", "REMOTE"))
 	}
 	return e.WithHint("points without problems can be pulled; remove damaged ones from the remote and push again")
 }
