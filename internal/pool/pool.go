@@ -221,17 +221,34 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 		return nil, e
 	}
 	defer f.Close()
-	dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: true, SectorBytes: backingSectorBytes})
-	if errs.Is(err, errs.InUse) {
-		return p.mountElsewhere(f)
+
+	// A device that is just being detached is no device any more, but its file is still locked.
+	for deadline := time.Now().Add(detachWait); ; {
+		dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: true, SectorBytes: backingSectorBytes})
+		if err == nil {
+			defer dev.Close()
+			return mount.Device(p.Config.Backing.FS, dev.Path, nil, false)
+		}
+		if !errs.Is(err, errs.InUse) {
+			return nil, err
+		}
+
+		if d, err := p.mountElsewhere(f); d != nil || err != nil {
+			return d, err
+		}
+		if _, err := loopdev.WaitDetached(ctx, p.BackingFile(), 10*time.Millisecond); err != nil {
+			return nil, err
+		}
+		if time.Now().After(deadline) {
+			return nil, errs.New(errs.InUse, "open pool", p.Dir, "another process has locked %s", p.BackingFile())
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	defer dev.Close()
-	return mount.Device(p.Config.Backing.FS, dev.Path, nil, false)
 }
 
+// detachWait is how long the kernel may take to detach a device that nobody uses any more.
+const detachWait = 5 * time.Second
+
+// mountElsewhere mounts the device that the backing file is already; nil if it is none.
 func (p *Pool) mountElsewhere(f *os.File) (*mount.Detached, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
@@ -246,7 +263,7 @@ func (p *Pool) mountElsewhere(f *os.File) (*mount.Detached, error) {
 			return mount.Device(p.Config.Backing.FS, b.Path, nil, false)
 		}
 	}
-	return nil, errs.New(errs.InUse, "open pool", p.Dir, "another process has locked %s", p.BackingFile())
+	return nil, nil
 }
 
 // Space is room, in bytes.
