@@ -62,8 +62,12 @@ func TestQuiet(t *testing.T) {
 	if d.FlushShare <= 0 || d.SyncShare < d.FlushShare || d.FlushesPerSecond <= 0 || d.Errors != 0 {
 		t.Errorf("device %+v", d)
 	}
-	if ratio := d.FlushesPerSecond / r.Syncs.PerSecond; ratio < 0.7 || ratio > 1.4 {
-		t.Errorf("%.1f flushes and %.1f syncs a second", d.FlushesPerSecond, r.Syncs.PerSecond)
+	within := 1.4
+	if !r.Syncs.Exact {
+		within = 2.5 // estimated of what was recorded, which is little where the whole host syncs at the same time
+	}
+	if ratio := d.FlushesPerSecond / r.Syncs.PerSecond; ratio < 1/within || ratio > within {
+		t.Errorf("%.1f flushes and %.1f syncs a second (exact: %t)", d.FlushesPerSecond, r.Syncs.PerSecond, r.Syncs.Exact)
 	}
 	if !slices.ContainsFunc(r.Writers, func(w Writer) bool { return w.PID == l.pid() && w.Here && w.Syncs > 0 }) {
 		t.Errorf("fio is no writer: %+v", r.Writers)
