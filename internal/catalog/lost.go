@@ -67,7 +67,7 @@ func (c *Catalog) TellLostWrites(ctx context.Context, a Attached, l Lost) error 
 
 // Loss is what NoteLostWrites records.
 type Loss struct {
-	Told    bool                // somebody is told of it now
+	Told    bool                // the caller reports it now
 	Stopped bool                // nothing more can be lost: nothing can be written any more
 	Shared  func(Attached) bool // nil, or others that may have lost them, as they share a filesystem
 }

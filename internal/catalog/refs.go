@@ -110,7 +110,7 @@ func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
 		return row, err
 	case !ok:
 		return row, errs.New(errs.NotFound, op, string(id), "there is no such object").
-			WithHint("it may have been destroyed meanwhile")
+			WithHint("it may have been destroyed since")
 	case row.Kind != driver.Snapshot && row.Kind != driver.Generation:
 		return row, errs.New(errs.Invalid, op, t.RefOf(row), "it is a %s, which changes", string(row.Kind))
 	}

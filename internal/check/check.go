@@ -142,7 +142,7 @@ func newFsck(p Pool, q Request) *fsck {
 
 // Run compares the pool with its catalogue and checks the filesystems inside images, on copies: what is there is not
 // changed, but by Repair. What another process is at work on is left out. It holds the pool's lock for the comparison,
-// so that nobody sweeps meanwhile; volumes can be used all the time. The error is that of not being able to check;
+// which keeps sweeps away; volumes can be used all the time. An error means that the check could not be done;
 // what is found is in the report. NotFound.
 func Run(ctx context.Context, p Pool, q Request) (*Report, error) {
 	c := newFsck(p, q)

@@ -120,7 +120,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 	scratch := c.scratchOf(row, name)
 	err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if _, ok, err := tx.Get(row.ID); err != nil || !ok {
-			return nil, cmp.Or(err, error(errs.New(errs.NotFound, opFsck, name, "it was destroyed meanwhile")))
+			return nil, cmp.Or(err, error(errs.New(errs.NotFound, opFsck, name, "it has just been destroyed")))
 		}
 		reads, err := c.unlessDead(tx, row.ID)
 		return []catalog.Mark{{ID: scratch.ID, Op: opFsck, Reads: reads}}, err
@@ -239,7 +239,7 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 	find := func(tx *catalog.Tx) (catalog.Row, error) {
 		vol, ok, err := tx.Get(row.ID)
 		if err == nil && (!ok || vol.Kind != driver.Volume) {
-			err = errs.New(errs.Conflict, opFsck, row.Name, "it was replaced or destroyed meanwhile").
+			err = errs.New(errs.Conflict, opFsck, row.Name, "it has just been replaced or destroyed").
 				WithHint("try again")
 		}
 		if err == nil {

@@ -29,7 +29,7 @@ func (c *fsck) holding(
 	if err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		row, ok, err := tx.Get(id)
 		if err == nil && !ok {
-			err = errs.New(errs.NotFound, opFsck, string(id), "it was destroyed meanwhile")
+			err = errs.New(errs.NotFound, opFsck, string(id), "it has just been destroyed")
 		}
 		if err == nil && check != nil {
 			err = check(tx, row)
@@ -343,7 +343,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 func (c *fsck) fixActive(ctx context.Context, a driver.Activator, id driver.ObjectID) (string, error) {
 	return "taken away", c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
 		if _, has, err := tx.Attached(id); err != nil || has {
-			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, string(id), "it has been attached meanwhile")))
+			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, string(id), "it has just been attached")))
 		}
 		return nil
 	}, func() error { return a.Deactivate(ctx, id) })
@@ -354,7 +354,7 @@ func (c *fsck) fixLoop(ctx context.Context, id driver.ObjectID, b loopdev.Bound)
 	done := "detached"
 	err := c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
 		if a, has, err := tx.Attached(id); err != nil || has && a.Loop == b.Index {
-			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, b.Path, "it has been attached meanwhile")))
+			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, b.Path, "it has just been attached")))
 		}
 		return nil
 	}, func() error {

@@ -57,7 +57,7 @@ directory beside it.`,
 	f.BoolVar(&q.Update, "update", false, "make the next generation of a golden that exists")
 	keepFlag(f, &keep)
 	f.BoolVar(&q.Force, "force", false, "import an image as it is, although it is truncated, damaged or in use")
-	f.BoolVar(&q.Adopt, "adopt", false, "SOURCE is a directory in use: copy again what changes meanwhile")
+	f.BoolVar(&q.Adopt, "adopt", false, "SOURCE is a directory in use: copy again what changes during the import")
 	f.BoolVar(&q.Replace, "replace", false, "with --adopt: put a volume of the golden in the place of SOURCE, which is kept beside it")
 	f.StringVar(&as, "as", "", "with --replace: name of the volume (default: NAME-live)")
 	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"}, cobra.ShellCompDirectiveNoFileComp))
@@ -115,7 +115,7 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 		a.note("%s, %s, in %s on disk", plural(int(out.Files), "file"), size(out.LogicalBytes), plural(int(out.Extents), "extent"))
 	}
 	if out.Changed > 0 {
-		a.note("what changed meanwhile was copied again: directories %d, passes %d", out.Changed, out.Passes)
+		a.note("what changed during the import was copied again: directories %d, passes %d", out.Changed, out.Passes)
 	}
 	if out.Replaced != "" {
 		a.note("%s is volume %s now; the old directory is %s", out.Replaced, out.Volume, out.Aside)

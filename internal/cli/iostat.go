@@ -143,7 +143,7 @@ func (a *App) iostat(ctx context.Context, q iostatRequest) error {
 			if ctx.Err() != nil {
 				return nil
 			}
-			a.warn("volumes that were mounted meanwhile are not seen: %v", err)
+			a.warn("volumes that were mounted since the start are not seen: %v", err)
 			continue
 		}
 		// What cannot be watched any more comes back when it can.

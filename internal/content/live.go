@@ -248,7 +248,7 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 		// pool's, or the host's, which must not be frozen.
 		if m, err := kernel.MountAt(int(f.Fd()), ""); err != nil || m.ID != l.Attached.MountID {
 			f.Close()
-			return nil, nil, errs.New(errs.Conflict, "freeze", l.Row.Name, "it was unmounted meanwhile").
+			return nil, nil, errs.New(errs.Conflict, "freeze", l.Row.Name, "it has just been unmounted").
 				WithHint("try again")
 		}
 		return f, func() { f.Close() }, nil

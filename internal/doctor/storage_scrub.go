@@ -168,7 +168,7 @@ func (c *Checked) scanned(subject, name string, s scan, created time.Time, start
 		c.find(Finding{
 			Code: "scrub-running", Severity: Note, Subject: subject, Title: fmt.Sprintf("a %s of %s is %s", s.what, name, s.how),
 			Measured: []Figure{since},
-			Why:      "It reads everything: syncs and reads are slower meanwhile, and what is measured now is not what the pool can do. A resilver must end before the pool is redundant again.",
+			Why:      "It reads everything: syncs and reads are slower until it ends, and what is measured now is not what the pool can do. A resilver must end before the pool is redundant again.",
 			Do:       []Step{{"watch it", []string{look}}},
 		})
 		return
@@ -266,7 +266,7 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 		c.find(Finding{
 			Code: "scrub-btrfs-operation", Severity: Note, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s is busy with: %s", b.subject(), op),
 			Measured: []Figure{words("operation", "operation", op)},
-			Why:      "It moves data: syncs and reads are slower meanwhile, and commits take longer.",
+			Why:      "It moves data: syncs and reads are slower until it ends, and commits take longer.",
 			Do:       []Step{{"watch it; a balance can wait", []string{"btrfs balance status " + at, "btrfs balance pause " + at}}},
 		})
 	}
@@ -368,7 +368,7 @@ func (c *Checked) raidHealth(device string, r raid) {
 	if r.action != "" && r.action != "idle" && r.action != "frozen" {
 		c.find(Finding{
 			Code: "scrub-running", Severity: Note, Subject: device, Title: fmt.Sprintf("the array %s is busy with: %s", device, r.action), Measured: []Figure{words("action", "action", r.action)},
-			Why: "It reads or writes everything: syncs and reads are slower meanwhile.", Do: []Step{look},
+			Why: "It reads or writes everything: syncs and reads are slower until it ends.", Do: []Step{look},
 		})
 	}
 	// RAID 1 and 10 count what changes in memory while it is written, too.

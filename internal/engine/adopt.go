@@ -222,7 +222,7 @@ func aboutDir(err error, dir string) string {
 func (e *Engine) copyAdopted(ctx context.Context, src *source, root *os.File, opt treecopy.Options, q ImportRequest, out *Imported) (treecopy.Totals, error) {
 	opt.Before = src.stamp
 	opt.Pass = func(pass int, changed int64) {
-		q.Tracker.Start(fmt.Sprintf("copying %d directories again that changed meanwhile", changed), 0, 0)
+		q.Tracker.Start(fmt.Sprintf("copying %d directories again, which have changed", changed), 0, 0)
 	}
 	r, err := treecopy.CopyStable(ctx, src.path, root, opt, adoptPasses)
 	src.stamp, out.Passes, out.Changed = r.Stamp, r.Passes, r.Again

@@ -139,7 +139,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 				return nil, err
 			}
 			if !ok {
-				return nil, errs.New(errs.NotFound, op, q.reads.Name, "it was destroyed meanwhile")
+				return nil, errs.New(errs.NotFound, op, q.reads.Name, "it has just been destroyed")
 			}
 			if exists && row.Golden == name && row.Generation != g.Current && !q.force {
 				return nil, errs.New(errs.Conflict, op, name, "volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).

@@ -335,7 +335,7 @@ func (oneByOne) Close() error                { return nil }
 // cloneError says so if a clone failed because its origin is gone.
 func cloneError(err error, p *clonePlan) error {
 	if errs.Is(err, errs.NotFound) {
-		return errs.New(errs.Conflict, "clone", p.row.Origin, "it was destroyed meanwhile")
+		return errs.New(errs.Conflict, "clone", p.row.Origin, "it has just been destroyed")
 	}
 	return err
 }

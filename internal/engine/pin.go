@@ -118,8 +118,8 @@ func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
 	return e.writeIdentity(ctx, i)
 }
 
-// restoreIdentity makes the pool know what the catalogue says of an object,
-// also if it knows nothing that can be read.
+// restoreIdentity writes to the pool what the catalogue says of an object,
+// even if what is there cannot be read.
 func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error {
 	ins, ok := e.drv.(driver.Inspector)
 	if !ok {
@@ -129,7 +129,7 @@ func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error 
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Get(id)
 		if err == nil && !ok {
-			err = errs.New(errs.NotFound, opFsck, string(id), "it was destroyed meanwhile")
+			err = errs.New(errs.NotFound, opFsck, string(id), "it has just been destroyed")
 		}
 		if err == nil {
 			want, err = wholeIdentity(tx, row)

@@ -252,16 +252,16 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		i := at[row.ID]
 		switch {
 		case !row.UsedAt.Equal(used[row.ID]):
-			r.Candidates[i].Kept = "it has been used meanwhile"
+			r.Candidates[i].Kept = "it has been used since"
 		case row.Pinned.After(time.Now()):
-			r.Candidates[i].Kept = "it has been pinned meanwhile"
+			r.Candidates[i].Kept = "it has been pinned since"
 		case attached && row.Kind == driver.Volume:
 			a, ok, err := tx.Attached(row.ID)
 			if err != nil {
 				return false, err
 			}
 			if ok && e.content.Look(row, a) != content.Gone {
-				r.Candidates[i].Kept = "it has been mounted meanwhile"
+				r.Candidates[i].Kept = "it has been mounted since"
 			}
 		case row.Kind == driver.Generation:
 			g, ok, err := tx.Golden(row.Golden)

@@ -213,7 +213,7 @@ func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*cat
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := look(tx)
 		if err == nil && *mounted {
-			err = errs.New(errs.InUse, opRewind, q.Volume.String(), "it was mounted meanwhile").
+			err = errs.New(errs.InUse, opRewind, q.Volume.String(), "it has just been mounted").
 				WithHint("%s first", errs.Run("umount", q.Volume))
 		}
 		return *vol, *snap, err

@@ -135,7 +135,7 @@ func send(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io.Write
 		return t.written, kernelErr
 	case err != nil:
 		return t.written, errs.New(errs.IO, "send", "", "what the kernel has sent is no stream: %w", err).
-			WithHint("try again; it must not be stopped (Ctrl-Z) meanwhile")
+			WithHint("try again; it must not be stopped (Ctrl-Z) while it runs")
 	}
 	return t.written, kernelErr
 }
