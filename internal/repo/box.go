@@ -11,9 +11,20 @@ import (
 	"pando/internal/errs"
 )
 
-// formatVersion is written into every object. A decoder refuses what is newer
-// (TooNew), so an object may change only together with it.
-const formatVersion = 1
+// Versions of objects: byte 5 of each. A decoder refuses what is newer (TooNew), so an object may change only
+// together with it.
+const (
+	objectVersion = 1 // of all objects but those below
+	configVersion = 2 // of config: the version of the repository, see [Repo.Upgrade]
+)
+
+// newestVersion is the newest version of a type that this package reads and writes.
+func newestVersion(t objectType) byte {
+	if t == typeConfig {
+		return configVersion
+	}
+	return objectVersion
+}
 
 // objectType is the fifth byte of every object.
 type objectType byte
@@ -30,6 +41,7 @@ const (
 const (
 	magic        = "PNDO"
 	preambleSize = 8 // magic, type, version, two zeros
+	versionAt    = 5
 	saltSize     = 32
 	tagSize      = 16
 	keySize      = 32
@@ -49,12 +61,12 @@ const (
 	infoKeyID    = "pando key id v1"
 )
 
-func putPreamble(b []byte, t objectType) []byte {
+func putPreamble(b []byte, t objectType, version byte) []byte {
 	b = append(b, magic...)
-	return append(b, byte(t), formatVersion, 0, 0)
+	return append(b, byte(t), version, 0, 0)
 }
 
-// checkPreamble says whether b is an object of type t that this version reads.
+// checkPreamble says whether b is an object of type t, of a version that this package reads.
 func checkPreamble(b []byte, t objectType) error {
 	switch {
 	case len(b) < preambleSize:
@@ -65,8 +77,8 @@ func checkPreamble(b []byte, t objectType) error {
 		return damaged("it is of type %q, not %q", b[4], byte(t))
 	case b[5] == 0:
 		return damaged("it says version 0")
-	case b[5] > formatVersion:
-		return errs.New(errs.TooNew, "", "", "it is of version %d; this pando reads up to %d", b[5], formatVersion).
+	case b[5] > newestVersion(t):
+		return errs.New(errs.TooNew, "", "", "it is of version %d; this pando reads up to %d", b[5], newestVersion(t)).
 			WithHint("use a newer pando")
 	case b[6] != 0 || b[7] != 0:
 		return damaged("bytes that must be zero are not")
@@ -81,7 +93,7 @@ type header struct {
 }
 
 func (h header) append(b []byte, t objectType) []byte {
-	b = putPreamble(b, t)
+	b = putPreamble(b, t, newestVersion(t))
 	b = append(b, h.key[:]...)
 	return append(b, h.salt[:]...)
 }

@@ -21,7 +21,8 @@ const (
 // keyring is all that is in config, open: config is the public part, and the rest
 // sealed under the ring key, which each slot wraps for one recipient.
 type keyring struct {
-	id      ID // of the repository: derived from its first key
+	version byte // of the repository: what objects may be there
+	id      ID   // of the repository: derived from its first key
 	serial  uint64
 	ringKey []byte      // keySize; fresh at every rotation
 	keys    []masterKey // at least one; the last is current
@@ -71,12 +72,13 @@ type publicSlot struct {
 
 // publicConfig is what anybody can read in config.
 type publicConfig struct {
-	id     ID
-	serial uint64
-	slots  []publicSlot
-	salt   []byte
-	aad    []byte // all before the sealed part, which is bound to it
-	sealed []byte
+	version byte
+	id      ID
+	serial  uint64
+	slots   []publicSlot
+	salt    []byte
+	aad     []byte // all before the sealed part, which is bound to it
+	sealed  []byte
 }
 
 var slotKinds = map[byte]SlotKind{1: SlotRecipient, 2: SlotPassphrase}
@@ -103,6 +105,7 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	if len(b) < configFixed || len(b) > maxConfigBytes {
 		return c, damaged("it has %d bytes", len(b))
 	}
+	c.version = b[versionAt]
 	copy(c.id[:], b[preambleSize:])
 	c.serial = binary.LittleEndian.Uint64(b[preambleSize+16:])
 	count := int(binary.LittleEndian.Uint16(b[preambleSize+24:]))
@@ -169,7 +172,7 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 		return nil, errs.New(errs.Invalid, "", "", "a repository cannot be rotated more than %d times", maxKeys-1).
 			WithHint("push into a new remote")
 	}
-	b := putPreamble(nil, typeConfig)
+	b := putPreamble(nil, typeConfig, k.version)
 	b = append(b, k.id[:]...)
 	b = binary.LittleEndian.AppendUint64(b, k.serial)
 	b = binary.LittleEndian.AppendUint16(b, uint16(len(k.slots)))
@@ -212,7 +215,7 @@ func (c publicConfig) open(ringKey []byte) (*keyring, error) {
 	if err := json.Unmarshal(plain, &private); err != nil {
 		return nil, damaged("its sealed part cannot be read: %v", err)
 	}
-	k := &keyring{id: c.id, serial: c.serial, ringKey: ringKey}
+	k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: ringKey}
 	if err := k.fill(c, private); err != nil {
 		for _, key := range private.Keys {
 			clear(key.Secret)

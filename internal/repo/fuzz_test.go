@@ -167,7 +167,7 @@ func FuzzSealedConfig(f *testing.F) {
 		if json.Unmarshal(b, &private) != nil {
 			return
 		}
-		k := &keyring{id: c.id, serial: c.serial, ringKey: make([]byte, keySize)}
+		k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: make([]byte, keySize)}
 		if refused(t, k.fill(c, private)) {
 			return
 		}

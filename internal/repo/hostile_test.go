@@ -326,7 +326,7 @@ func TestTooNew(t *testing.T) {
 	for _, x := range readings(t, g, r) {
 		was := m.data(x.key)
 		newer := bytes.Clone(was)
-		newer[5] = formatVersion + 1
+		newer[versionAt] = newestVersion(objectType(was[4])) + 1
 		m.set(x.key, newer)
 		_, err := x.read(ctx, r)
 		kind(t, err, errs.TooNew)
@@ -336,7 +336,7 @@ func TestTooNew(t *testing.T) {
 		m.set(x.key, was)
 	}
 	raw := m.data(configKey)
-	raw[5] = formatVersion + 1
+	raw[versionAt] = configVersion + 1
 	m.set(configKey, raw)
 	_, err := open(ctx, m, testEnv(), identity(t, testIdentity))
 	kind(t, err, errs.TooNew)

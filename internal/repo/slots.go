@@ -128,6 +128,34 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 	}))
 }
 
+// Upgrade makes the repository one of the newest version, if it is not: objects of newer formats may be written from
+// then on, and programs that do not know them refuse the whole repository (TooNew) instead of a part of it. Every
+// writer calls it before it writes the first such object. It is one compare-and-swap, and costs nothing once it is done.
+// What is in the repository stays as it is.
+func (r *Repo) Upgrade(ctx context.Context) error {
+	version, err := r.Version()
+	if err != nil || version >= configVersion {
+		return err
+	}
+	return about("upgrade the repository in", r.store.String(), r.change(ctx, func(k *keyring) error {
+		if k.version >= configVersion {
+			return errDone
+		}
+		k.version = configVersion
+		return nil
+	}))
+}
+
+// Version is the version of the repository as its config was last read or written.
+func (r *Repo) Version() (int, error) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if r.ring == nil {
+		return 0, errClosed()
+	}
+	return int(r.ring.version), nil
+}
+
 // errDone is of an edit that has nothing to do any more.
 var errDone = errors.New("done already")
 
