@@ -192,7 +192,7 @@ func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (
 		Seq: h.NextSeq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
 		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
 	}
-	if m.Content == repo.Stream {
+	if m.Content.Chained() {
 		at.Parent = m.Parent
 	}
 	if o := m.Origin; o != nil {

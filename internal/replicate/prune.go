@@ -244,7 +244,7 @@ func (p *pruner) plan(heads []repo.HeadState) map[string]map[repo.ID]bool {
 	needed := map[repo.ID]bool{} // by a point that stays
 	for _, h := range heads {
 		for _, pt := range h.Head.Points {
-			if pt.Content == repo.Stream && !pt.Parent.IsZero() {
+			if pt.Content.Chained() && !pt.Parent.IsZero() {
 				parent[pt.Manifest] = pt.Parent
 			}
 		}
@@ -495,7 +495,7 @@ func (n *need) uses(m *repo.Manifest) {
 	for _, u := range m.Uses {
 		n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
 	}
-	if m.Content == repo.Stream {
+	if m.Content.Chained() {
 		n.add(m.Parent)
 	}
 }

@@ -43,7 +43,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef, Tracker: p.Tracker,
 		Links: []engine.Link{{Repo: p.repo.ID().String(), Manifest: m.ID.String()}},
 	}
-	if m.Content == repo.Stream {
+	if m.Content.Chained() {
 		if q.Base, err = p.parent(ctx, h, m, &d, depth); err != nil {
 			return engine.Info{}, err
 		}
@@ -71,7 +71,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		}
 	}
 	var info engine.Info
-	if m.Content == repo.Stream {
+	if m.Content.Chained() {
 		total := int64(0)
 		for _, f := range m.Stream {
 			total += int64(f.Plain)

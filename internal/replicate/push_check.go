@@ -56,7 +56,7 @@ func (p *pusher) lostOf(ctx context.Context, id repo.ID) (lost, error) {
 		if err := p.missingOf(ctx, &m, out.segments); err != nil {
 			return out, err
 		}
-		if id = m.Parent; m.Content != repo.Stream {
+		if id = m.Parent; !m.Content.Chained() {
 			break
 		}
 	}

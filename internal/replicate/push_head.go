@@ -121,7 +121,7 @@ func (p *pusher) chooseBase(ctx context.Context, jb *job, h headState, l links, 
 		return near, originOf(near.point), nil
 	case pt.Golden:
 		return near, nil, nil
-	case from.head == "" || content == repo.Stream: // which can be read only with what it is the difference from
+	case from.head == "" || content.Chained(): // which can be read only with what it is the difference from
 		from = near
 	}
 	if near.head != "" {

@@ -61,7 +61,7 @@ type candidate struct {
 // shares most extents with a point, or, where nobody can tell what is shared, what is nearest by descent. from is what
 // is known already; it is returned if nothing is nearer. Not being able to tell is no error.
 func (p *pusher) nearest(ctx context.Context, jb *job, h headState, l links, content repo.Content, from base) (base, error) {
-	if jb.pt.Golden && content == repo.Stream {
+	if jb.pt.Golden && content.Chained() {
 		return from, nil // else who pulls a golden would have to pull volumes
 	}
 	all, err := p.candidates(ctx, jb.pt, l, content)
@@ -112,7 +112,7 @@ func (p *pusher) candidates(ctx context.Context, pt engine.Point, l links, conte
 			continue
 		}
 		c := candidate{Point: x, kin: kin(pt, x), differs: -1}
-		if content == repo.Stream && c.kin != ancestor {
+		if content.Chained() && c.kin != ancestor {
 			continue // a pull brings what a stream leans on, so two heads must never lean on each other
 		}
 		out = append(out, c)

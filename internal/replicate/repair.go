@@ -155,7 +155,7 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 	})
 	slices.Sort(x.out.Lost)
 	for id, m := range x.manifests { // a stream needs what it is the difference from
-		for p, depth := m, 0; x.whole[id] && p.Content == repo.Stream && !p.Parent.IsZero() && !named[p.Parent]; depth++ {
+		for p, depth := m, 0; x.whole[id] && p.Content.Chained() && !p.Parent.IsZero() && !named[p.Parent]; depth++ {
 			parent := x.manifests[p.Parent]
 			if parent == nil || !x.whole[p.Parent] || depth > len(x.manifests) {
 				x.whole[id] = false
@@ -349,7 +349,7 @@ func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
 		Seq: seq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
 		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
 	}
-	if m.Content == repo.Stream {
+	if m.Content.Chained() {
 		at.Parent = m.Parent
 	}
 	if o := m.Origin; o != nil {

@@ -459,7 +459,7 @@ func (v *verifier) settle(ctx context.Context) error {
 		readable["heads/"+id.String()] = true
 		for _, pt := range h.Head.Points {
 			named[pt.Manifest] = true
-			if pt.Content == repo.Stream {
+			if pt.Content.Chained() {
 				streams = append(streams, pt.Parent)
 			}
 		}

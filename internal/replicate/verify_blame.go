@@ -114,7 +114,7 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 			return err
 		}
 		v.blameUses(c.owner, &m)
-		if m.Content == repo.Stream {
+		if m.Content.Chained() {
 			v.blameStream(c.owner, &m)
 			continue
 		}

@@ -135,11 +135,11 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 		case err != nil:
 			return err
 		}
-		if pt := c.pt; pt != nil && (m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS || m.Parent != pt.Parent && m.Content == repo.Stream) {
+		if pt := c.pt; pt != nil && (m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS || m.Parent != pt.Parent && m.Content.Chained()) {
 			v.problem(c.owner.problem("manifests/"+c.manifest.String(), "it is not what its volume says of it"))
 		}
 		v.noteUses(&m)
-		if m.Content == repo.Stream {
+		if m.Content.Chained() {
 			err = v.checkStream(c.owner, &m)
 		} else {
 			if w.base == nil {

@@ -54,7 +54,7 @@ func (p *Point) check(last uint64) error {
 		return damaged("its points are not in order: %d after %d", p.Seq, last)
 	case p.Manifest.IsZero():
 		return damaged("point %d has no manifest", p.Seq)
-	case p.Content != Block && p.Content != Stream:
+	case !p.Content.known():
 		return damaged("point %d has content of unknown kind %q", p.Seq, p.Content)
 	case p.SizeBytes < 0 || p.SizeBytes > MaxVolumeBytes:
 		return damaged("point %d has a size of %d bytes", p.Seq, p.SizeBytes)

@@ -31,9 +31,9 @@ func (m *Manifest) check() error {
 		return damaged("it does not say its ID or that of its session")
 	case m.SizeBytes < 0 || m.SizeBytes > MaxVolumeBytes:
 		return damaged("its volume has %d bytes", m.SizeBytes)
-	case m.Content != Block && m.Content != Stream:
+	case !m.Content.known():
 		return damaged("its content is of unknown kind %q", m.Content)
-	case m.Content == Block && len(m.Stream) > 0, m.Content == Stream && len(m.Pages) > 0:
+	case m.Content == Block && len(m.Stream) > 0, m.Content.Chained() && len(m.Pages) > 0:
 		return damaged("its content is not all of kind %q", m.Content)
 	case len(m.Uses) > maxUses || len(m.Stream) > maxStream || len(m.Pages) > maxPages:
 		return damaged("it lists %d pages, %d frames and %d segments", len(m.Pages), len(m.Stream), len(m.Uses))

@@ -14,7 +14,14 @@ type Content string
 const (
 	Block  Content = "block"  // ranges of a block image
 	Stream Content = "stream" // a driver's own send stream, from Parent if that is set
+	Tree   Content = "tree"   // a stream of internal/treestream, which every driver with trees can read, from Parent if that is set
 )
+
+// Chained reports whether the content is one stream, which can be read only with what it is the difference from.
+func (c Content) Chained() bool { return c == Stream || c == Tree }
+
+// known reports whether this version of the program can read such content.
+func (c Content) known() bool { return c == Block || c.Chained() }
 
 // Sizes of the format.
 const (
@@ -102,14 +109,14 @@ type Manifest struct {
 	Consistency string    `json:"cons,omitempty"`
 	Source      string    `json:"source"` // ID of the object in the pool that it was read from
 	Session     ID        `json:"session"`
-	Parent      ID        `json:"parent,omitzero"` // what it was compared with; of a Stream: what must be there to read it
+	Parent      ID        `json:"parent,omitzero"` // what it was compared with; of a stream: what must be there to read it
 	Origin      *Origin   `json:"origin,omitempty"`
 	Logical     int64     `json:"logical"`         // bytes of content, zeros left out
 	Added       int64     `json:"added"`           // bytes that were stored for it
 	Sizes       []uint32  `json:"sizes,omitempty"` // only in the object: of Uses, in their order
 
 	Pages  []Page  `json:"-"` // of Block, in order of region
-	Stream []Frame `json:"-"` // of Stream, in order
+	Stream []Frame `json:"-"` // of Stream and Tree, in order
 	Uses   []Use   `json:"-"` // all segments that Pages, their pieces and Stream are in
 }
 
@@ -132,7 +139,7 @@ type Point struct {
 	Consistency string    `json:"cons,omitempty"`
 	Logical     int64     `json:"logical"`
 	Added       int64     `json:"added"`
-	Parent      ID        `json:"parent,omitzero"`    // of a Stream: the manifest that must stay for it
+	Parent      ID        `json:"parent,omitzero"`    // of a stream: the manifest that must stay for it
 	Keep        bool      `json:"keep,omitempty"`     // somebody asked to keep it
 	OriginRef   string    `json:"origin,omitempty"`   // for people
 	OriginVol   string    `json:"origin_v,omitempty"` // head of the origin
