@@ -167,7 +167,7 @@ func (b *bench) push(ctx context.Context, r *repo.Repo, volume, point string, si
 		if o := m.manifest.Origin; o != nil {
 			pt.OriginRef, pt.OriginVol, pt.OriginID = o.Ref, o.Volume, o.Manifest
 		}
-		h.Points, h.NextSeq = append(h.Points, pt), h.NextSeq+1
+		h.Recent, h.NextSeq = append(h.Recent, pt), h.NextSeq+1
 		if _, err := r.PutHead(sctx, h, v); errs.Is(err, errs.Conflict) {
 			continue
 		} else if err != nil {
@@ -414,7 +414,7 @@ func (b *bench) whole() {
 		b.t.Fatal(err)
 	}
 	for _, h := range heads.good {
-		for _, pt := range h.Head.Points {
+		for _, pt := range h.Head.Recent {
 			m := b.truth[h.Head.Name][pt.Name]
 			if m == nil || m.manifest.ID != pt.Manifest {
 				continue // a push whose answer was lost

@@ -45,11 +45,11 @@ func (h headState) claim() claim { return claim{h.Epoch} }
 
 // point finds the point of a manifest.
 func (h headState) point(manifest repo.ID) (repo.Point, bool) {
-	i := slices.IndexFunc(h.Points, func(x repo.Point) bool { return x.Manifest == manifest })
+	i := slices.IndexFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == manifest })
 	if i < 0 {
 		return repo.Point{}, false
 	}
-	return h.Points[i], true
+	return h.Recent[i], true
 }
 
 // readHead reads a head; one that is not there is a zero one.
@@ -121,7 +121,7 @@ func (w *headWriter) fits(h headState, pt engine.Point) error {
 		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
 			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"), errs.Run("remote delete", w.remote, h.Name))
 	}
-	for _, x := range h.Points {
+	for _, x := range h.Recent {
 		if x.Name == pt.Name && x.Source != string(pt.ID) {
 			return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
 				WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
@@ -205,10 +205,10 @@ func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (
 	// An older generation, or snapshot, that is pushed later is not what the golden or
 	// volume is now.
 	now := h.Newest()
-	if h.Latest = 0; now >= 0 && older(pt, h.Points[now]) {
-		h.Latest = h.Points[now].Seq
+	if h.Latest = 0; now >= 0 && older(pt, h.Recent[now]) {
+		h.Latest = h.Recent[now].Seq
 	}
-	h.Points = append(slices.Clone(h.Points), at)
+	h.Recent = append(slices.Clone(h.Recent), at)
 	return h, at
 }
 

@@ -53,28 +53,28 @@ func noVolume(err error, r *repo.Repo, op, name string) error {
 // of that name. NotFound.
 func pointOf(h repo.Head, op string, q ref.Ref) (repo.Point, error) {
 	if i := h.Newest(); q.At == "" && i >= 0 && !h.Gone {
-		return h.Points[i], nil
+		return h.Recent[i], nil
 	}
-	for i := len(h.Points) - 1; i >= 0 && !h.Gone; i-- {
-		if h.Points[i].Name == q.At {
-			return h.Points[i], nil
+	for i := len(h.Recent) - 1; i >= 0 && !h.Gone; i-- {
+		if h.Recent[i].Name == q.At {
+			return h.Recent[i], nil
 		}
 	}
 	switch {
 	case h.Gone:
 		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
 			WithHint("see %s", errs.Run("remote ls"))
-	case len(h.Points) == 0:
+	case len(h.Recent) == 0:
 		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no point of %s", h.Name).
 			WithHint("push it again")
 	}
 	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %s in the remote", h.Name, q.At).
-		WithHint("the newest is %s; see %s", h.Points[h.Newest()].Name, errs.Run("remote ls"))
+		WithHint("the newest is %s; see %s", h.Recent[h.Newest()].Name, errs.Run("remote ls"))
 }
 
 // lists reports whether a head lists a manifest.
 func lists(h repo.Head, id repo.ID) bool {
-	for _, p := range h.Points {
+	for _, p := range h.Recent {
 		if p.Manifest == id {
 			return !h.Gone
 		}

@@ -393,7 +393,7 @@ func (m *modelHost) takeOnly(ctx context.Context) {
 }
 
 func manifestsOf(h repo.Head) (out []repo.ID) {
-	for _, x := range h.Points {
+	for _, x := range h.Recent {
 		out = append(out, x.Manifest)
 	}
 	return out
@@ -418,7 +418,7 @@ func checkFenced(t *testing.T, hosts []*modelHost, history []repo.Head) {
 		}
 	}
 	listed := map[repo.ID]int{}
-	for _, x := range last.Points {
+	for _, x := range last.Recent {
 		listed[x.Manifest]++
 	}
 	for i, m := range hosts {
@@ -449,7 +449,7 @@ func firstHead(t *testing.T) func(*repo.Repo) {
 	return func(r *repo.Repo) {
 		h := repo.Head{
 			Name: modelHead, Epoch: 1, Writer: repo.Writer{Pool: "pool-0", Host: "host-0"}, NextSeq: 2,
-			Points: []repo.Point{{Seq: 1, Name: "first", Manifest: repo.NewID(), Content: repo.Block, SizeBytes: 4096, Source: "s"}},
+			Recent: []repo.Point{{Seq: 1, Name: "first", Manifest: repo.NewID(), Content: repo.Block, SizeBytes: 4096, Source: "s"}},
 		}
 		if _, err := r.PutHead(t.Context(), h, ""); err != nil {
 			t.Fatal(err)

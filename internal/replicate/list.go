@@ -106,7 +106,7 @@ func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 	}
 	for _, state := range heads.good {
 		h := state.Head
-		if h.Gone || len(h.Points) == 0 {
+		if h.Gone || len(h.Recent) == 0 {
 			continue
 		}
 		out = append(out, listed(h, work[h.Name], pins))
@@ -127,7 +127,7 @@ func listed(h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork) Liste
 	if h.Golden {
 		l.Kind = "golden"
 	}
-	for i, p := range h.Points {
+	for i, p := range h.Recent {
 		if i == h.Newest() {
 			l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = p.Name, p.FS, p.SizeBytes, p.Logical
 		}

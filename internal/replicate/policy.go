@@ -51,7 +51,7 @@ func (p Policy) Check(op string) error {
 // keeps says for each point of a volume, the oldest first, whether it stays by the
 // rules alone or by what is always kept of one volume.
 func (p Policy) keeps(h repo.Head) []bool {
-	points := h.Points
+	points := h.Recent
 	keep := make([]bool, len(points))
 	if len(points) == 0 {
 		return keep

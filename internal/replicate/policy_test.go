@@ -65,7 +65,7 @@ func TestPolicyKeeps(t *testing.T) {
 		{"within, with the clock set back", Policy{Within: time.Minute}, back, "8 9"},
 	} {
 		var got []string
-		for i, k := range c.policy.keeps(repo.Head{Points: c.points}) {
+		for i, k := range c.policy.keeps(repo.Head{Recent: c.points}) {
 			if k {
 				got = append(got, c.points[i].Name)
 			}

@@ -201,7 +201,7 @@ func (p *pruner) retire(ctx context.Context) error {
 		}
 		gone := going[h.Name]
 		if len(gone) == 0 {
-			p.out.Kept += len(h.Points)
+			p.out.Kept += len(h.Recent)
 			continue
 		}
 		left := h
@@ -210,25 +210,25 @@ func (p *pruner) retire(ctx context.Context) error {
 				// Others may have removed points meanwhile: what is the newest now stays.
 				var left []repo.Point
 				for i, keep := range p.Policy.keeps(*h) {
-					if keep || !gone[h.Points[i].Manifest] {
-						left = append(left, h.Points[i])
+					if keep || !gone[h.Recent[i].Manifest] {
+						left = append(left, h.Recent[i])
 					}
 				}
-				less := len(left) < len(h.Points)
-				h.Points = left
+				less := len(left) < len(h.Recent)
+				h.Recent = left
 				return less, nil
 			})
 			if err != nil {
 				return err
 			}
 		}
-		for _, pt := range h.Points {
+		for _, pt := range h.Recent {
 			if gone[pt.Manifest] && (p.DryRun || !lists(left, pt.Manifest)) {
 				p.out.Points = append(p.out.Points, PrunedPoint{h.Name, pt.Name, pt.CreatedAt})
 				p.retired[pt.Manifest] = true
 			}
 		}
-		p.out.Kept += len(left.Points)
+		p.out.Kept += len(left.Recent)
 		if p.DryRun {
 			p.out.Kept -= len(gone)
 		}
@@ -243,7 +243,7 @@ func (p *pruner) plan(heads []repo.HeadState) map[string]map[repo.ID]bool {
 	parent := map[repo.ID]repo.ID{}
 	needed := map[repo.ID]bool{} // by a point that stays
 	for _, h := range heads {
-		for _, pt := range h.Head.Points {
+		for _, pt := range h.Head.Recent {
 			if pt.Content.Chained() && !pt.Parent.IsZero() {
 				parent[pt.Manifest] = pt.Parent
 			}
@@ -252,7 +252,7 @@ func (p *pruner) plan(heads []repo.HeadState) map[string]map[repo.ID]bool {
 	for _, s := range heads {
 		h := s.Head
 		keep := p.Policy.keeps(h)
-		for i, pt := range h.Points {
+		for i, pt := range h.Recent {
 			if !keep[i] && (len(p.Names) == 0 || slices.Contains(p.Names, h.Name)) {
 				if going[h.Name] == nil {
 					going[h.Name] = map[repo.ID]bool{}
@@ -509,7 +509,7 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 
 	// What heads name must be there.
 	for _, h := range now.heads {
-		for _, pt := range h.Head.Points {
+		for _, pt := range h.Head.Recent {
 			if !p.DryRun || !p.retired[pt.Manifest] {
 				n.add(pt.Manifest)
 			}
@@ -607,7 +607,7 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 func (p *pruner) unreadable(now scene, id repo.ID, err error) error {
 	what := id.String()
 	for _, h := range now.heads {
-		for _, pt := range h.Head.Points {
+		for _, pt := range h.Head.Recent {
 			if pt.Manifest == id {
 				what = h.Head.Name + "@" + pt.Name
 			}

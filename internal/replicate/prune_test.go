@@ -46,7 +46,7 @@ func (b *bench) points(volume string) string {
 		b.t.Fatal(err)
 	}
 	var out []string
-	for _, p := range h.Points {
+	for _, p := range h.Recent {
 		out = append(out, p.Name)
 	}
 	return strings.Join(out, " ")
@@ -214,7 +214,7 @@ func TestPruneKeepsWhatSessionsNeed(t *testing.T) {
 	}
 	b.whole()
 	// What the writer had read is no longer there to be written over.
-	h.Points = append(h.Points, repo.Point{Seq: h.NextSeq, Name: "slow", Manifest: slow.manifest.ID, Content: repo.Block, SizeBytes: small})
+	h.Recent = append(h.Recent, repo.Point{Seq: h.NextSeq, Name: "slow", Manifest: slow.manifest.ID, Content: repo.Block, SizeBytes: small})
 	h.NextSeq++
 	if _, err := b.repo.PutHead(ctx, h, v); !errs.Is(err, errs.Conflict) {
 		t.Errorf("a fenced writer has committed: %v", err)
@@ -350,12 +350,12 @@ func TestPruneRaces(t *testing.T) {
 	}
 	newest := func(r *repo.Repo, volume string) *made {
 		h, _, err := r.Head(ctx, volume)
-		if err != nil || len(h.Points) == 0 {
+		if err != nil || len(h.Recent) == 0 {
 			return nil
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if m := b.truth[volume][h.Points[len(h.Points)-1].Name]; m != nil && m.manifest.ID == h.Points[len(h.Points)-1].Manifest {
+		if m := b.truth[volume][h.Recent[len(h.Recent)-1].Name]; m != nil && m.manifest.ID == h.Recent[len(h.Recent)-1].Manifest {
 			return m
 		}
 		return nil

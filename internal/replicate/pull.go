@@ -183,7 +183,7 @@ func (p *puller) known(ctx context.Context) error {
 // recognise finds the objects that points of a head were pushed from, if that was
 // from here: links may be lost. IDs are never used again, so it is the same content.
 func (p *puller) recognise(ctx context.Context, h repo.Head) error {
-	for _, pt := range h.Points {
+	for _, pt := range h.Recent {
 		if _, linked := p.links[pt.Manifest]; linked {
 			continue
 		}
@@ -404,7 +404,7 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 		return err
 	}
 	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().String(), Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, Manifest: h.Points[h.Newest()].Manifest.String(),
+		Repo: p.repo.ID().String(), Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, Manifest: h.Recent[h.Newest()].Manifest.String(),
 	})
 }
 

@@ -155,7 +155,7 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 		}
 	}
 	earlier, later := repo.ID{}, repo.ID{}
-	for _, x := range h.Points {
+	for _, x := range h.Recent {
 		_, here := p.links[x.Manifest]
 		switch {
 		case here && x.Seq < pt.Seq:
@@ -272,7 +272,7 @@ func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo
 		return oh, repo.Point{}, err
 	}
 	if err == nil && !oh.Gone {
-		for _, x := range oh.Points {
+		for _, x := range oh.Recent {
 			if x.Manifest == pt.OriginID {
 				return oh, x, nil
 			}
@@ -347,7 +347,7 @@ func (p *puller) fromHere(l local, h repo.Head) bool {
 	if p.heads[h.Name].Lineage == l.lineage() {
 		return true
 	}
-	for _, x := range h.Points {
+	for _, x := range h.Recent {
 		if l.has(p.links[x.Manifest]) {
 			return true
 		}

@@ -195,7 +195,7 @@ func TestPullRestores(t *testing.T) {
 		t.Fatal(err)
 	}
 	var points []string
-	for _, p := range h.Points {
+	for _, p := range h.Recent {
 		points = append(points, "v@"+p.Name)
 	}
 	for _, kind := range []struct{ name, fs, driver string }{

@@ -380,7 +380,7 @@ func (p *pusher) resumeBlock(ctx context.Context, jb *job, h headState) (Pushed,
 			}
 		}
 		found := false
-		for _, x := range of.Points {
+		for _, x := range of.Recent {
 			if x.Manifest == pl.Manifest {
 				b.point, found = x, true
 			}

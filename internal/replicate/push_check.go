@@ -164,12 +164,12 @@ func (p *pusher) again(ctx context.Context, jb *job, at repo.Point) error {
 // inPlace puts a point into the place of the one that it replaces. False: there is none.
 func (w *headWriter) inPlace(h *headState, at *repo.Point) bool {
 	seq, is := w.replace[h.Name+"@"+at.Name]
-	for i, x := range h.Points {
+	for i, x := range h.Recent {
 		if is && x.Seq == seq && x.Name == at.Name {
 			at.Seq, at.Keep = seq, x.Keep
-			points := append([]repo.Point{}, h.Points...)
+			points := append([]repo.Point{}, h.Recent...)
 			points[i] = *at
-			h.Points = points
+			h.Recent = points
 			return true
 		}
 	}

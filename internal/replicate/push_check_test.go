@@ -20,7 +20,7 @@ func (w *world) segmentsOf(rp *repo.Repo, head string) []repo.Segment {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	m, err := rp.Manifest(w.t.Context(), h.Points[h.Newest()].Manifest)
+	m, err := rp.Manifest(w.t.Context(), h.Recent[h.Newest()].Manifest)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -79,8 +79,8 @@ func TestPushNoticesWhatIsLost(t *testing.T) {
 	}
 	out = w.push("g")[0]
 	after := w.checkPoint(rp, "g", w.image("g"))
-	if out.Unchanged || len(after.Points) != len(before.Points) || after.Points[0].Seq != before.Points[0].Seq {
-		t.Errorf("%+v: %+v, was %+v", out, after.Points, before.Points)
+	if out.Unchanged || len(after.Recent) != len(before.Recent) || after.Recent[0].Seq != before.Recent[0].Seq {
+		t.Errorf("%+v: %+v, was %+v", out, after.Recent, before.Recent)
 	}
 	if out := w.push("g")[0]; !out.Unchanged {
 		t.Errorf("it is whole now: %+v", out)
@@ -91,7 +91,7 @@ func TestPushNoticesWhatIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := rp.Manifest(t.Context(), h.Points[h.Newest()].Manifest)
+	m, err := rp.Manifest(t.Context(), h.Recent[h.Newest()].Manifest)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,8 +116,8 @@ func TestPushFull(t *testing.T) {
 	if err != nil || out[0].Unchanged || !out[0].Full || out[0].UploadedBytes < 4*mib {
 		t.Errorf("%+v, %v", out, err)
 	}
-	if h := w.checkPoint(rp, "g", w.image("g")); len(h.Points) != 1 {
-		t.Errorf("%+v", h.Points)
+	if h := w.checkPoint(rp, "g", w.image("g")); len(h.Recent) != 1 {
+		t.Errorf("%+v", h.Recent)
 	}
 	w.noSessions(rp)
 }

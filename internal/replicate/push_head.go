@@ -39,7 +39,7 @@ func (p *pusher) links(ctx context.Context) (links, error) {
 
 // alreadyThere finds a point in a head: by where it came from, or by a link.
 func alreadyThere(h headState, pt engine.Point, l links) (repo.Point, bool) {
-	for _, x := range slices.Backward(h.Points) {
+	for _, x := range slices.Backward(h.Recent) {
 		if x.Source == string(pt.ID) || slices.Contains(l.manifest[pt.ID], x.Manifest) {
 			return x, true
 		}
@@ -65,7 +65,7 @@ func (b base) ref() string {
 
 // known finds the newest point of a head that is here, too.
 func (p *pusher) known(ctx context.Context, h headState, l links, content repo.Content) (base, bool) {
-	for i, x := range slices.Backward(h.Points) {
+	for i, x := range slices.Backward(h.Recent) {
 		if x.Content != content {
 			continue
 		}
@@ -88,7 +88,7 @@ func (p *pusher) find(ctx context.Context, h headState, l links, id driver.Objec
 	if _, err := p.e.PointByID(ctx, id); err != nil {
 		return base{}, false
 	}
-	for _, x := range slices.Backward(h.Points) {
+	for _, x := range slices.Backward(h.Recent) {
 		if x.Content == content && (x.Source == string(id) || slices.Contains(l.manifest[id], x.Manifest)) {
 			return base{point: x, head: h.Name, object: id}, true
 		}
@@ -128,7 +128,7 @@ func (p *pusher) chooseBase(ctx context.Context, jb *job, h headState, l links, 
 		return near, &repo.Origin{Ref: from.ref(), Volume: from.head, Manifest: from.point.Manifest}, nil
 	}
 
-	for _, x := range slices.Backward(h.Points) {
+	for _, x := range slices.Backward(h.Recent) {
 		if x.Content == content && content == repo.Block {
 			return base{point: x, head: h.Name}, originOf(x), nil
 		}
@@ -278,5 +278,5 @@ func (p *pusher) verify(ctx context.Context, jb *job, b base) (h headState, list
 			return h, false, err
 		}
 	}
-	return h, slices.ContainsFunc(of.Points, func(x repo.Point) bool { return x.Manifest == b.point.Manifest }), nil
+	return h, slices.ContainsFunc(of.Recent, func(x repo.Point) bool { return x.Manifest == b.point.Manifest }), nil
 }

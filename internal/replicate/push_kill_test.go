@@ -139,7 +139,7 @@ func TestPushKilled(t *testing.T) {
 				}
 			}
 			h := w.checkPoint(rp, name, w.image(name))
-			for _, p := range h.Points {
+			for _, p := range h.Recent {
 				checkWhole(t, rp, p.Manifest)
 			}
 			w.checkPoint(rp, golden, w.image(golden))

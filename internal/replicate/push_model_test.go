@@ -167,12 +167,12 @@ func (m *pushModel) pushOne(r ref.Ref) {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	i := slices.IndexFunc(h.Points, func(p repo.Point) bool { return p.Name == r.At })
+	i := slices.IndexFunc(h.Recent, func(p repo.Point) bool { return p.Name == r.At })
 	if i < 0 {
 		m.t.Fatalf("%s is not there", r)
 	}
-	m.check(m.rp, h.Points[i].Manifest, m.image(r.String()))
-	m.kept[r.String()] = h.Points[i].Manifest.String()
+	m.check(m.rp, h.Recent[i].Manifest, m.image(r.String()))
+	m.kept[r.String()] = h.Recent[i].Manifest.String()
 }
 
 // checkKept compares an older point, which later pushes share segments with.

@@ -99,7 +99,7 @@ func TestPushTwoPools(t *testing.T) {
 			t.Fatalf("%s: no push succeeded: %v", name, failed)
 		}
 		h := worlds[won].checkPoint(rp, name, worlds[won].image(name))
-		if h.Epoch != 1 || h.Writer.Pool != worlds[won].e.PoolID() || len(h.Points) != 1 {
+		if h.Epoch != 1 || h.Writer.Pool != worlds[won].e.PoolID() || len(h.Recent) != 1 {
 			t.Errorf("%s: head %+v", name, h)
 		}
 		// The loser pushes it as a fork, of which nothing is lost.
@@ -158,7 +158,7 @@ func TestPushFenced(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return len(h.Points)
+			return len(h.Recent)
 		}
 		before, had := points(), 0
 		w.store.Add(storetest.Fault{At: at, When: storetest.Before, Do: func(storetest.Call) { had = points(); fence() }})
@@ -257,8 +257,8 @@ func TestPushGenerations(t *testing.T) {
 			out := w.push("g")
 			rp := w.open()
 			h := w.checkPoint(rp, "g", w.image("g"))
-			if len(h.Points) != 2 || h.Points[1].Name != "2" || out[0].UploadedBytes > 3*mib {
-				t.Errorf("a second generation: %+v, %+v", out[0], h.Points)
+			if len(h.Recent) != 2 || h.Recent[1].Name != "2" || out[0].UploadedBytes > 3*mib {
+				t.Errorf("a second generation: %+v, %+v", out[0], h.Recent)
 			}
 			out = w.push("g")
 			if !out[0].Unchanged || out[0].Segments > 0 {
@@ -295,8 +295,8 @@ func TestPushOlder(t *testing.T) {
 			t.Fatal(err)
 		}
 		p, err := pointOf(h, "", ref.Ref{Name: head})
-		if err != nil || len(h.Points) != points || p.Name != want && !(want == "push" && pushNames().MatchString(p.Name)) {
-			t.Errorf("the newest of %s is %q, not %q, of %+v (%v)", head, p.Name, want, h.Points, err)
+		if err != nil || len(h.Recent) != points || p.Name != want && !(want == "push" && pushNames().MatchString(p.Name)) {
+			t.Errorf("the newest of %s is %q, not %q, of %+v (%v)", head, p.Name, want, h.Recent, err)
 		}
 	}
 	newest("g", "2", 2)
@@ -375,7 +375,7 @@ func TestPushRefused(t *testing.T) {
 		t.Errorf("%v does not say who writes it", err)
 	}
 	// Removed: it begins again, with the next epoch.
-	h.Gone, h.Points = true, nil
+	h.Gone, h.Recent = true, nil
 	if _, err = rp.PutHead(t.Context(), h, ver); err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func TestPushIncrement(t *testing.T) {
 	rp := w.open()
 	g := w.checkPoint(rp, "g", w.image("g"))
 	h := w.checkPoint(rp, "v", w.image("v"))
-	if out[0].Origin != "g@1" || h.Points[0].OriginID != g.Points[0].Manifest || out[0].Base != "g@1" || out[0].Full {
+	if out[0].Origin != "g@1" || h.Recent[0].OriginID != g.Recent[0].Manifest || out[0].Base != "g@1" || out[0].Full {
 		t.Errorf("the clone does not build upon its golden: %+v", out[0])
 	}
 	if out[0].ReadBytes > 64<<10 || out[0].UploadedBytes > 64<<10 {

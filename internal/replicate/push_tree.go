@@ -69,7 +69,7 @@ func (p *pusher) chainBears(ctx context.Context, h headState, b base) (bool, err
 	heads := map[string]bool{}
 	look := func(h headState) {
 		heads[h.Name] = true
-		for _, x := range h.Points {
+		for _, x := range h.Recent {
 			points[x.Manifest] = x
 		}
 	}

@@ -88,7 +88,7 @@ func TestPushTrees(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gm, whole := w.stream(rp, g.Points[0].Manifest)
+	gm, whole := w.stream(rp, g.Recent[0].Manifest)
 	if int64(len(whole)) < 30*mib || !gm.Parent.IsZero() || gm.Logical != int64(len(whole)) || !bytes.HasPrefix(whole, []byte("btrfs-stream\x00")) {
 		t.Errorf("the golden's stream has %d bytes: %+v", len(whole), gm)
 	}
@@ -117,7 +117,7 @@ func TestPushTrees(t *testing.T) {
 		}
 		last[p.Manifest] = pt.ID
 	}
-	receive("g", g.Points[0])
+	receive("g", g.Recent[0])
 	for i := range maxChain + 4 {
 		w.write("v", "new", uint64(10+i), 64<<10)
 		if i%8 == 3 {
@@ -136,14 +136,14 @@ func TestPushTrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	full := 0
-	for _, p := range h.Points {
+	for _, p := range h.Recent {
 		if p.Parent.IsZero() {
 			full++
 		}
 		receive("v", p)
 	}
 	if full == 0 {
-		t.Errorf("a chain of %d differences", len(h.Points))
+		t.Errorf("a chain of %d differences", len(h.Recent))
 	}
 	want, err := os.ReadFile(filepath.Join(w.image("v"), "new"))
 	if err != nil {

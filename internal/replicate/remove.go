@@ -44,13 +44,13 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 				return false, err
 			}
 			out.Points = append(out.Points, p.Name)
-			h.Points = slices.DeleteFunc(h.Points, func(x repo.Point) bool { return x.Seq == p.Seq })
+			h.Recent = slices.DeleteFunc(h.Recent, func(x repo.Point) bool { return x.Seq == p.Seq })
 			return true, nil
 		}
-		for _, p := range h.Points {
+		for _, p := range h.Recent {
 			out.Points = append(out.Points, p.Name)
 		}
-		h.Points, h.Gone = nil, true
+		h.Recent, h.Gone = nil, true
 		return true, nil
 	})
 	if err != nil {

@@ -128,7 +128,7 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 	x.Tracker.Start("reading manifests", 0, 0)
 	named := map[repo.ID]bool{}
 	for _, h := range heads.good {
-		for _, pt := range h.Head.Points {
+		for _, pt := range h.Head.Recent {
 			named[pt.Manifest] = true
 		}
 	}
@@ -310,7 +310,7 @@ func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) re
 	for _, m := range x.inOrder(l.manifests, h.Golden) {
 		pt := pointFrom(m, h.NextSeq)
 		h.NextSeq++
-		h.Points = append(h.Points, pt)
+		h.Recent = append(h.Recent, pt)
 		if !x.whole[m.ID] {
 			out.Broken = append(out.Broken, pt.Name)
 			continue
@@ -322,7 +322,7 @@ func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) re
 	// Whoever has the object of the newest point pushed it.
 	h.Writer = repo.Writer{Pool: repairedPool, Host: "nobody (repaired)"}
 	if i := h.Newest(); x.e != nil && i >= 0 {
-		if o, err := x.e.PointByID(ctx, driver.ObjectID(h.Points[i].Source)); err == nil {
+		if o, err := x.e.PointByID(ctx, driver.ObjectID(h.Recent[i].Source)); err == nil {
 			h.Writer, h.Lineage, out.Writer = x.writer, string(o.Lineage), true
 		}
 	}

@@ -241,8 +241,8 @@ func TestPushAfterRepair(t *testing.T) {
 	if out := w.push("job"); out[0].Base == "" || out[0].UploadedBytes > 2*mib {
 		t.Errorf("the push after the repair: %+v", out[0])
 	}
-	if h := w.checkPoint(rp, "job", w.image(w.push("job")[0].Ref)); len(h.Points) != 3 {
-		t.Errorf("%d points", len(h.Points))
+	if h := w.checkPoint(rp, "job", w.image(w.push("job")[0].Ref)); len(h.Recent) != 3 {
+		t.Errorf("%d points", len(h.Recent))
 	}
 	names, err := NamesOf(t.Context(), w.e, w.r)
 	if err != nil || !slices.Contains(names, "job") || !slices.Contains(names, "web") {

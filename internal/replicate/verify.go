@@ -207,7 +207,7 @@ func (v *verifier) run(ctx context.Context) error {
 		return err
 	}
 	for _, h := range heads {
-		for _, pt := range h.Points {
+		for _, pt := range h.Recent {
 			v.named[pt.Manifest] = true
 		}
 	}
@@ -330,7 +330,7 @@ func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 		return err
 	}
 	for _, h := range now.good {
-		for _, pt := range h.Head.Points {
+		for _, pt := range h.Head.Recent {
 			if !needed[pt.Manifest] {
 				fresh = append(fresh, pt.Manifest)
 			}
@@ -457,7 +457,7 @@ func (v *verifier) settle(ctx context.Context) error {
 			return err
 		}
 		readable["heads/"+id.String()] = true
-		for _, pt := range h.Head.Points {
+		for _, pt := range h.Head.Recent {
 			named[pt.Manifest] = true
 			if pt.Content.Chained() {
 				streams = append(streams, pt.Parent)

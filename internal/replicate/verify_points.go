@@ -65,9 +65,9 @@ func (v *verifier) plan(heads []repo.Head) {
 			continue
 		}
 		v.out.Volumes++
-		v.out.Points += len(h.Points)
-		points := make([]checked, 0, len(h.Points))
-		for _, pt := range h.Points {
+		v.out.Points += len(h.Recent)
+		points := make([]checked, 0, len(h.Recent))
+		for _, pt := range h.Recent {
 			points = append(points, checked{owner{h.Name, pt.Name, pt.Manifest, pt.SizeBytes}, &pt})
 			v.ages[pt.Manifest] = age{pt.CreatedAt, pt.Manifest}
 			if o := pt.OriginID; !o.IsZero() {

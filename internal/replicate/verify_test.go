@@ -327,13 +327,13 @@ func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.Points = slices.Clone(h.Points[:2])
-		pt := h.Points[1]
+		h.Recent = slices.Clone(h.Recent[:2])
+		pt := h.Recent[1]
 		pt.Seq, pt.Name, pt.Manifest, h.NextSeq = h.NextSeq, "odd", m.ID, h.NextSeq+1
 		if change != nil {
 			change(&pt)
 		}
-		h.Points = append(h.Points, pt)
+		h.Recent = append(h.Recent, pt)
 		if _, err := b.repo.PutHead(ctx, h, ver); err != nil {
 			t.Fatal(err)
 		}

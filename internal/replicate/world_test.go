@@ -372,10 +372,10 @@ func (w *world) checkPoint(rp *repo.Repo, head, image string) repo.Head {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if len(h.Points) == 0 {
+	if len(h.Recent) == 0 {
 		w.t.Fatalf("head %s has no points", head)
 	}
-	w.check(rp, h.Points[h.Newest()].Manifest, image)
+	w.check(rp, h.Recent[h.Newest()].Manifest, image)
 	return h
 }
 

@@ -158,7 +158,7 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 
 	g.head = Head{
 		Name: "web", Lineage: "0123456789abcdefghijklmnog", Epoch: 3, Writer: w, NextSeq: 18,
-		Points: []Point{
+		Recent: []Point{
 			{Seq: 3, Name: "before-upgrade", Manifest: g.block.ID, Source: g.block.Source, Content: Block, FS: "ext4", SizeBytes: g.block.SizeBytes,
 				CreatedAt: g.block.CreatedAt, Consistency: "crash", Logical: g.block.Logical, Added: g.block.Added, Keep: true,
 				OriginRef: "golden@3", OriginVol: "golden", OriginID: g.block.Origin.Manifest},

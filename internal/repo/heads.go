@@ -19,12 +19,12 @@ type HeadState struct {
 // -1 if there is none. It is the last one, unless an older snapshot or generation was
 // pushed after it.
 func (h *Head) Newest() int {
-	for i, p := range h.Points {
+	for i, p := range h.Recent {
 		if h.Latest != 0 && p.Seq == h.Latest {
 			return i
 		}
 	}
-	return len(h.Points) - 1
+	return len(h.Recent) - 1
 }
 
 const maxName = 255
@@ -35,7 +35,7 @@ func (h *Head) check() error {
 		return err
 	}
 	last := uint64(0)
-	for _, p := range h.Points {
+	for _, p := range h.Recent {
 		if err := p.check(last); err != nil {
 			return err
 		}
@@ -87,7 +87,7 @@ func decodeHead(b []byte) (Head, error) {
 		return Head{}, err
 	}
 	h := fields.Head
-	h.Points, h.Fenced = fields.Points, fields.Fenced
+	h.Recent, h.Fenced = fields.Points, fields.Fenced
 	if err := h.check(); err != nil {
 		return Head{}, err
 	}

@@ -193,12 +193,12 @@ func TestHeads(t *testing.T) {
 		"long name":      {Name: strings.Repeat("x", 256), NextSeq: 1},
 		"not UTF-8":      {Name: "\xff", NextSeq: 1},
 		"next":           {Name: "a"},
-		"next too small": {Name: "a", NextSeq: 1, Points: []Point{{Seq: 1, Manifest: NewID(), Content: Block}}},
-		"order":          {Name: "a", NextSeq: 9, Points: []Point{{Seq: 2, Manifest: NewID(), Content: Block}, {Seq: 2, Manifest: NewID(), Content: Block}}},
-		"no manifest":    {Name: "a", NextSeq: 9, Points: []Point{{Seq: 2, Content: Block}}},
-		"no content":     {Name: "a", NextSeq: 9, Points: []Point{{Seq: 2, Manifest: NewID()}}},
-		"size":           {Name: "a", NextSeq: 9, Points: []Point{{Seq: 2, Manifest: NewID(), Content: Block, SizeBytes: -1}}},
-		"time":           {Name: "a", NextSeq: 9, Points: []Point{{Seq: 2, Manifest: NewID(), Content: Block, CreatedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}}},
+		"next too small": {Name: "a", NextSeq: 1, Recent: []Point{{Seq: 1, Manifest: NewID(), Content: Block}}},
+		"order":          {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block}, {Seq: 2, Manifest: NewID(), Content: Block}}},
+		"no manifest":    {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Content: Block}}},
+		"no content":     {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID()}}},
+		"size":           {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block, SizeBytes: -1}}},
+		"time":           {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block, CreatedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}}},
 	} {
 		if _, err := r.PutHead(ctx, h, ""); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%s: %v", what, err)

@@ -155,7 +155,7 @@ type Head struct {
 	Epoch   uint64  `json:"epoch"`            // grows when another writer takes over; never goes back
 	Writer  Writer  `json:"writer"`
 	NextSeq uint64  `json:"next"`
-	Points  []Point `json:"points"`           // oldest first
+	Recent  []Point `json:"points"`           // the newest points, oldest first
 	Latest  uint64  `json:"latest,omitempty"` // Seq of the point that is the newest state, if an older one was pushed after it; see Newest
 	Gone    bool    `json:"gone,omitempty"`   // removed: kept so that its epoch is not used again
 	Fenced  []ID    `json:"fenced,omitempty"` // sessions that may not commit any more, the newest last
