@@ -4,9 +4,9 @@ import (
 	"context"
 	"io"
 	"iter"
-	"sync"
 	"sync/atomic"
-	"time"
+
+	"golang.org/x/time/rate"
 )
 
 // Limit is s with all its bytes, up and down together, held to bytesPerSecond on
@@ -19,7 +19,7 @@ func Limit(s Store, bytesPerSecond int64) Store {
 	if bytesPerSecond <= 0 {
 		return s
 	}
-	return &limited{s: s, b: &bucket{rate: float64(bytesPerSecond)}}
+	return &limited{s: s, b: newBucket(bytesPerSecond)}
 }
 
 type limited struct {
@@ -28,43 +28,29 @@ type limited struct {
 }
 
 // bucket says when the next byte may go.
-type bucket struct {
-	rate float64 // bytes a second
+type bucket struct{ *rate.Limiter }
 
-	mu   sync.Mutex
-	next time.Time // when all bytes so far have been paid for
+// newBucket holds what may go in a tenth of a second: what was not used in that time can still be used.
+func newBucket(bytesPerSecond int64) *bucket {
+	return &bucket{rate.NewLimiter(rate.Limit(bytesPerSecond), max(int(bytesPerSecond/10), 1))}
 }
 
-// slack is how far the bucket may be behind: what was not used in that time can
-// still be used.
-const slack = 100 * time.Millisecond
-
-// take waits until n more bytes may have gone.
+// take waits until n more bytes may have gone. The error is that of the context.
 func (b *bucket) take(ctx context.Context, n int) error {
-	b.mu.Lock()
-	now := time.Now()
-	if behind := now.Add(-slack); b.next.Before(behind) {
-		b.next = behind
+	for n > 0 {
+		now := min(n, b.Burst())
+		if err := b.WaitN(ctx, now); err != nil {
+			<-ctx.Done() // the limiter says beforehand that the context will end before
+			return ctx.Err()
+		}
+		n -= now
 	}
-	b.next = b.next.Add(time.Duration(float64(n) / b.rate * float64(time.Second)))
-	wait := b.next.Sub(now)
-	b.mu.Unlock()
-	if wait <= 0 {
-		return nil
-	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return nil
 }
 
 // chunk is how many bytes may go at once: about a twentieth of a second's.
 func (b *bucket) chunk() int {
-	return min(max(int(b.rate/20), 1<<10), 256<<10)
+	return min(max(int(b.Limit()/20), 1<<10), 256<<10)
 }
 
 // meter is what one operation has paid for.
@@ -134,6 +120,9 @@ func (m *meter) rest(ctx context.Context, n int) {
 }
 
 func (l *limited) String() string { return l.s.String() }
+
+// Close is of io.Closer.
+func (l *limited) Close() error { return Close(l.s) }
 
 func (l *limited) Put(ctx context.Context, key string, data []byte, c Condition) (Version, error) {
 	pctx, m := l.begin(ctx)

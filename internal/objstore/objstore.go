@@ -27,6 +27,7 @@ package objstore
 
 import (
 	"context"
+	"io"
 	"iter"
 )
 
@@ -97,4 +98,13 @@ type Store interface {
 
 	// String is the URL of the store, without secrets, for people.
 	String() string
+}
+
+// Close releases what a store holds open, if it is an io.Closer: descriptors, connections. Nothing may be under way, and
+// the store cannot be used afterwards. It may be repeated.
+func Close(s Store) error {
+	if c, ok := s.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
 }

@@ -230,11 +230,11 @@ func TestRetryPauses(t *testing.T) {
 	inBubble(t, func(t *testing.T, s objstore.Store) {
 		var pauses []time.Duration
 		r := objstore.Retry(storetest.Faulty(s, storetest.Fault{Times: -1}), objstore.RetryOptions{
-			OnRetry: func(err error, attempt int, pause time.Duration) {
-				if !objstore.Temporary(err) || attempt != len(pauses)+1 {
-					t.Errorf("told of attempt %d, %v", attempt, err)
+			OnRetry: func(w objstore.Waiting) {
+				if !objstore.Temporary(w.Err) || w.Attempt != len(pauses)+1 || w.Of != objstore.DefaultAttempts {
+					t.Errorf("told of attempt %d of %d, %v", w.Attempt, w.Of, w.Err)
 				}
-				pauses = append(pauses, pause)
+				pauses = append(pauses, w.Pause)
 			},
 		})
 		var sum time.Duration
@@ -261,7 +261,7 @@ func TestRetryPauses(t *testing.T) {
 func TestRetryHonoursContext(t *testing.T) {
 	inBubble(t, func(t *testing.T, s objstore.Store) {
 		f := storetest.Faulty(s, storetest.Fault{Times: -1})
-		r := objstore.Retry(f, objstore.RetryOptions{First: time.Hour, Longest: time.Hour})
+		r := objstore.Retry(f, objstore.RetryOptions{First: time.Hour, Longest: time.Hour, Total: 2 * time.Hour})
 		for op := range operations(t.Context(), r) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			start, before := time.Now(), f.Count()
@@ -326,5 +326,89 @@ func TestTemporary(t *testing.T) {
 	}
 	if !errs.Is(err, errs.IO) || errs.HintOf(err) != "wait" || err.Error() != e.Error() {
 		t.Errorf("%v, hint %q", err, errs.HintOf(err))
+	}
+}
+
+// TestRetryTotal: operations end in bounded time however long each attempt takes, and sooner if the address seems to be
+// wrong; a listing that goes on is not bounded.
+func TestRetryTotal(t *testing.T) {
+	hang := func(a objstore.Answer) storetest.Fault {
+		return storetest.Fault{Times: -1, Err: objstore.TransientAnswer(errs.New(errs.IO, "read object", "a", "time-out"), a),
+			Do: func(storetest.Call) { time.Sleep(time.Minute) }}
+	}
+	inBubble(t, func(t *testing.T, s objstore.Store) {
+		r := objstore.Retry(storetest.Faulty(s, hang(objstore.Answer{Words: "server does not answer"})), objstore.RetryOptions{Reach: 8 * time.Second})
+		for op, do := range operations(t.Context(), r) {
+			start := time.Now()
+			if err := do(); !objstore.Temporary(err) || !strings.Contains(err.Error(), "tried 3 times") {
+				t.Errorf("%s: %v", op, err)
+			}
+			if d := time.Since(start); d > objstore.DefaultTotal+time.Minute || d < objstore.DefaultTotal {
+				t.Errorf("%s took %s", op, d)
+			}
+		}
+	})
+	inBubble(t, func(t *testing.T, s objstore.Store) {
+		refused := objstore.TransientAnswer(errs.New(errs.IO, "read object", "a", "refused"), objstore.Answer{Unreached: true})
+		f := storetest.Faulty(s, storetest.Fault{Times: -1, Err: refused})
+		r := objstore.Retry(f, objstore.RetryOptions{Reach: 8 * time.Second})
+		start := time.Now()
+		if _, err := r.Stat(t.Context(), "a"); !objstore.Temporary(err) || time.Since(start) > 8*time.Second {
+			t.Errorf("%v after %s", err, time.Since(start))
+		}
+		// Once it has answered, it gets the time that any outage gets.
+		f.Heal()
+		mustPut(t, r, "a", "x", objstore.Always)
+		f.Add(storetest.Fault{Times: -1, Err: refused})
+		start = time.Now()
+		if _, err := r.Stat(t.Context(), "a"); !objstore.Temporary(err) || time.Since(start) < 20*time.Second {
+			t.Errorf("%v after %s", err, time.Since(start))
+		}
+	})
+}
+
+// TestRetryTells what is waited for, and when it is over.
+func TestRetryTells(t *testing.T) {
+	inBubble(t, func(t *testing.T, s objstore.Store) {
+		mustPut(t, s, "a", "x", objstore.Always)
+		busy := objstore.TransientAnswer(errs.New(errs.IO, "", "", "busy"), objstore.Status(503))
+		var said []string
+		over := 0
+		f := storetest.Faulty(s)
+		r := objstore.Retry(f, objstore.RetryOptions{
+			OnRetry:  func(w objstore.Waiting) { said = append(said, w.String()) },
+			OnAnswer: func() { over++ },
+		})
+		for op, do := range operations(t.Context(), r) {
+			said, over = nil, 0
+			if err := do(); err != nil || over != 0 || said != nil {
+				t.Fatalf("%s: %v, said %q, over %d times", op, err, said, over)
+			}
+			f.Heal()
+			f.Add(storetest.Fault{Times: 3, Err: busy})
+			if err := do(); err != nil || over != 1 || len(said) != 3 || said[0] != "server answers 503, attempt 1 of 10, next in 1 s" {
+				t.Errorf("%s: %v, said %q, over %d times", op, err, said, over)
+			}
+			f.Heal()
+			f.Add(storetest.Fault{Times: -1, Err: busy})
+			if err := do(); !objstore.Temporary(err) || over != 1 || objstore.AnswerOf(err).Words != "server answers 503" {
+				t.Errorf("%s: %v, over %d times", op, err, over)
+			}
+			f.Heal()
+		}
+	})
+}
+
+// TestClosePassesOn: closing what is around a store closes the store.
+func TestClosePassesOn(t *testing.T) {
+	s := newStore(t)
+	if err := objstore.Close(objstore.Retry(objstore.Limit(s, 1000), objstore.RetryOptions{})); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Stat(t.Context(), "a"); err == nil || errs.Is(err, errs.NotFound) {
+		t.Errorf("the store is still open: %v", err)
+	}
+	if err := objstore.Close(storeFunc(nil)); err != nil {
+		t.Error(err)
 	}
 }

@@ -94,9 +94,9 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 		e.Kind, e.Err = errs.Conflict, errors.New("it has been written meanwhile")
 		return e
 	case r.status == http.StatusConflict:
-		return objstore.Transient(e)
+		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	case r.status == http.StatusTooManyRequests, r.reason == "rateLimitExceeded", r.reason == "userRateLimitExceeded":
-		return objstore.Transient(e.WithHint("too many requests, or too many writes of one object: it takes one a second"))
+		return objstore.TransientAnswer(e.WithHint("too many requests, or too many writes of one object: it takes one a second"), objstore.Status(r.status))
 	case r.status == http.StatusUnauthorized:
 		e.Kind = errs.Permission
 		return e.WithHint("the credentials are not accepted: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
@@ -112,9 +112,9 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 		e.Kind = errs.NoSpace
 		return e
 	case r.status == http.StatusBadRequest && (strings.Contains(r.text, "CRC32C") || strings.Contains(r.text, "crc32c")):
-		return objstore.Transient(e) // what has arrived there is not what was sent
+		return objstore.TransientAnswer(e, objstore.Status(r.status)) // what has arrived there is not what was sent
 	case web.Temporary(r.status):
-		return objstore.Transient(e.WithHint("%s is not well, or has too much to do: try again later", s.l.server()))
+		return objstore.TransientAnswer(e.WithHint("%s is not well, or has too much to do: try again later", s.l.server()), objstore.Status(r.status))
 	}
 	return e
 }
@@ -124,7 +124,7 @@ func (s *Store) noToken(op, key string, token *oauth2.RetrieveError) error {
 	e := &errs.Error{Kind: errs.Permission, Op: op, Ref: key, Err: token}
 	if status := token.Response.StatusCode; web.Temporary(status) {
 		e.Kind = errs.IO
-		return objstore.Transient(e.WithHint("the server that gives tokens is not well: try again later"))
+		return objstore.TransientAnswer(e.WithHint("the server that gives tokens is not well: try again later"), objstore.Status(status))
 	}
 	if text := string(token.Body); strings.Contains(text, "iat") || strings.Contains(text, "reasonable timeframe") {
 		return e.WithHint("%s", s.web.ClockHint())

@@ -71,6 +71,12 @@ var _ objstore.Store = (*Store)(nil)
 
 func (s *Store) String() string { return s.l.text }
 
+// Close is of io.Closer: it closes idle connections.
+func (s *Store) Close() error {
+	s.web.Close()
+	return nil
+}
+
 // resource is what the server says about an object. Its numbers are texts.
 type resource struct {
 	Name       string `json:"name"`

@@ -52,7 +52,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		return s.conflict(op, key)
 	case "ConditionalRequestConflict", "OperationAborted", minio.Conflict:
 		// Another request for this object is under way: nobody knows who wins.
-		return objstore.Transient(e)
+		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	case "RequestTimeTooSkewed", "RequestExpired":
 		e.Kind = errs.Permission
 		return e.WithHint("%s", s.web.ClockHint())
@@ -74,7 +74,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 	case "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout",
 		"SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "RequestLimitExceeded",
 		"RequestThrottled", "ServiceUnavailable", "InternalError", "TooManyRequests":
-		return objstore.Transient(e.WithHint("%s is not well, or has too much to do: try again later", s.l.host))
+		return objstore.TransientAnswer(e.WithHint("%s is not well, or has too much to do: try again later", s.l.host), objstore.Status(a.StatusCode))
 	case "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull":
 		e.Kind = errs.NoSpace
 		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
@@ -93,7 +93,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		e.Kind = errs.NotFound
 		return e
 	case status == http.StatusConflict:
-		return objstore.Transient(e)
+		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	case status == http.StatusPreconditionFailed:
 		return s.conflict(op, key)
 	case status == http.StatusInsufficientStorage:
@@ -109,7 +109,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		}
 		return e.WithHint("%s answers that the bucket is elsewhere: check endpoint= and region= of the remote's URL", s.l.host)
 	case web.Temporary(status):
-		return objstore.Transient(e.WithHint("%s is not well, or has too much to do: try again later", s.l.host))
+		return objstore.TransientAnswer(e.WithHint("%s is not well, or has too much to do: try again later", s.l.host), objstore.Status(a.StatusCode))
 	}
 	return e
 }

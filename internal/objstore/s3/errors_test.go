@@ -370,7 +370,7 @@ func TestRidesOut(t *testing.T) {
 	time.AfterFunc(300*time.Millisecond, func() { proxy.Down(false) })
 	pauses := 0
 	again := objstore.Retry(s, objstore.RetryOptions{Attempts: 50, First: 20 * time.Millisecond, Longest: 40 * time.Millisecond,
-		OnRetry: func(error, int, time.Duration) { pauses++ }})
+		OnRetry: func(objstore.Waiting) { pauses++ }})
 	if _, err := again.Put(t.Context(), "a/b", []byte("x"), objstore.IfAbsent); err != nil {
 		t.Fatal(err)
 	}

@@ -63,6 +63,12 @@ var _ objstore.Store = (*Store)(nil)
 
 func (s *Store) String() string { return s.l.String() }
 
+// Close is of io.Closer: it closes idle connections.
+func (s *Store) Close() error {
+	s.web.Close()
+	return nil
+}
+
 // The library pauses after a failed attempt, by chance up to this long, also if it
 // was the only one.
 func init() { minio.DefaultRetryUnit = 0 }

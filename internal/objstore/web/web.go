@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"pando/internal/errs"
@@ -26,6 +27,9 @@ import (
 
 // Stall is how long a connection may be without any progress, in either direction.
 const Stall = 60 * time.Second
+
+// dialWait is how long a host may take to accept a connection: enough for three packets to be lost.
+const dialWait = 8 * time.Second
 
 // Options of a Client. The zero value is good.
 type Options struct {
@@ -102,7 +106,7 @@ func New(o Options) (*Client, error) {
 		}
 		config.RootCAs = pool
 	}
-	dialer := &net.Dialer{Timeout: 15 * time.Second, KeepAlive: 15 * time.Second}
+	dialer := &net.Dialer{Timeout: dialWait, KeepAlive: 15 * time.Second}
 	return &Client{t: &http.Transport{
 		Proxy: o.Proxy,
 		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -225,7 +229,25 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 	case errors.As(err, &dns) && dns.IsNotFound:
 		return e.WithHint("there is no host of this name: check the remote's URL, and the network of this host")
 	}
-	return objstore.Transient(e.WithHint("%s could not be reached, or did not answer: check the network, and that it runs", server))
+	return objstore.TransientAnswer(e.WithHint("%s could not be reached, or did not answer: check the network, and that it runs", server), answer(err))
+}
+
+// answer puts an error without an answer into a few words.
+func answer(err error) objstore.Answer {
+	var op *net.OpError
+	var dns *net.DNSError
+	var timeout net.Error
+	switch {
+	case errors.As(err, &dns):
+		return objstore.Answer{Words: "the server's name cannot be resolved", Unreached: true}
+	case errors.As(err, &op) && op.Op == "dial" && errors.Is(err, syscall.ECONNREFUSED):
+		return objstore.Answer{Words: "server refuses connections", Unreached: true}
+	case errors.As(err, &op) && op.Op == "dial":
+		return objstore.Answer{Words: "server cannot be reached", Unreached: true}
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return objstore.Answer{Words: "server does not answer"}
+	}
+	return objstore.Answer{Words: "connection broke off"}
 }
 
 // inner leaves out the URL of a request, which is long and not for people.
