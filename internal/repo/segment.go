@@ -16,6 +16,12 @@ const (
 	footMagic  = "PNDOGEND"
 )
 
+// What a segment takes besides its frames, and a frame besides its stored bytes.
+const (
+	SegmentOverhead = headerSize + tagSize + footerSize
+	FrameOverhead   = entrySize
+)
+
 // frameNonce counts the frames of a segment, whose key is its own.
 func frameNonce(index uint32) []byte {
 	return binary.BigEndian.AppendUint64(make([]byte, 4, 12), uint64(index))

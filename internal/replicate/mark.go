@@ -1,0 +1,226 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"math/bits"
+	"slices"
+	"sync"
+
+	"pando/internal/repo"
+
+	"golang.org/x/sync/semaphore"
+)
+
+// A marker finds what points need, exactly: which frames of which segments, and which blocks of these. Points share
+// most of their maps, so every page is read once, however many points have it. What is marked only grows.
+
+// marker collects what manifests need. Its methods may be called concurrently.
+type marker struct {
+	repo *repo.Repo
+	room *semaphore.Weighted // for pages
+
+	mu       sync.Mutex
+	segments map[repo.Segment]*marked
+	pages    map[pageKey]bool // that were read, or are in todo
+	todo     []repo.Page
+	blind    error // why what is marked is not all; nil: it is
+}
+
+// pageKey is a page, wherever it is listed.
+type pageKey struct {
+	segment repo.Segment
+	index   uint32
+	region  uint32
+}
+
+func newMarker(r *repo.Repo) *marker {
+	return &marker{
+		repo: r, room: semaphore.NewWeighted(pagesInMemory), segments: map[repo.Segment]*marked{}, pages: map[pageKey]bool{},
+	}
+}
+
+// add marks what a manifest itself says. What its pages say is marked by walk.
+func (k *marker) add(m *repo.Manifest) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range m.Pages {
+		k.of(p.Frame.Segment).whole(p.Frame)
+		key := pageKey{p.Frame.Segment, p.Frame.Index, p.Region}
+		if !k.pages[key] {
+			k.pages[key] = true
+			k.todo = append(k.todo, p)
+		}
+	}
+	for _, f := range m.Stream {
+		k.of(f.Segment).whole(f)
+	}
+}
+
+// walk reads the pages that were added, several at once, and marks what they need. A page that cannot be read is no
+// error, but a reason to trust nothing but what was marked: see exact.
+func (k *marker) walk(ctx context.Context) error {
+	for {
+		k.mu.Lock()
+		todo := k.todo
+		k.todo = nil
+		k.mu.Unlock()
+		if len(todo) == 0 {
+			return nil
+		}
+		// Pages that lie near each other are read near each other.
+		slices.SortFunc(todo, func(a, b repo.Page) int {
+			return cmp.Or(compareSegment(a.Frame.Segment, b.Frame.Segment), cmp.Compare(a.Frame.Index, b.Frame.Index))
+		})
+		if err := eachOf(ctx, todo, k.page); err != nil {
+			return err
+		}
+	}
+}
+
+// page reads a page and marks what it needs.
+func (k *marker) page(ctx context.Context, p repo.Page) error {
+	room := pageRoom(p)
+	if err := k.room.Acquire(ctx, room); err != nil {
+		return err
+	}
+	defer k.room.Release(room)
+	pieces, err := k.repo.ReadPage(ctx, p)
+	if err != nil && !broken(err) {
+		return err
+	}
+
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err != nil {
+		k.blind = cmp.Or(k.blind, err)
+		return nil
+	}
+	for _, x := range pieces {
+		k.of(x.Frame.Segment).part(x.Frame, x.Within, x.Length)
+	}
+	return nil
+}
+
+// of is what is marked of a segment. The caller holds the lock.
+func (k *marker) of(s repo.Segment) *marked {
+	m := k.segments[s]
+	if m == nil {
+		m = &marked{}
+		k.segments[s] = m
+	}
+	return m
+}
+
+// exact is nil if all that was added could be read. Else something that is not marked may be needed.
+func (k *marker) exact() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.blind
+}
+
+// needed is how many bytes of a segment of size bytes are needed: of a frame of which only some blocks are, their share.
+func (k *marker) needed(s repo.Segment, size int64) int64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	m := k.segments[s]
+	if m == nil {
+		return 0
+	}
+	return min(size, m.bytes()+repo.SegmentOverhead)
+}
+
+// markBlocks is how many parts of a frame are told apart: blocks of a frame of data, which has at most FrameBytes.
+const markBlocks = repo.FrameBytes / repo.BlockBytes
+
+// blockSet is a set of blocks of a frame.
+type blockSet [markBlocks / 64]uint64
+
+var allBlocks = blockSet{^uint64(0), ^uint64(0)}
+
+// add adds the blocks that [from, to) touches, in bytes.
+func (b *blockSet) add(from, to int64) {
+	for i := from / repo.BlockBytes; i*repo.BlockBytes < to && i < markBlocks; i++ {
+		b[i/64] |= 1 << (i % 64)
+	}
+}
+
+func (b *blockSet) has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
+
+// count is how many of the first n blocks are in the set.
+func (b *blockSet) count(n int) int {
+	c := 0
+	for i, w := range b {
+		if left := n - 64*i; left < 64 {
+			w &= 1<<max(left, 0) - 1
+		}
+		c += bits.OnesCount64(w)
+	}
+	return c
+}
+
+// markedFrame is what of a frame is needed.
+type markedFrame struct {
+	index  uint32
+	stored uint32
+	plain  uint32
+	blocks blockSet
+}
+
+// all reports whether every block is needed.
+func (f *markedFrame) all() bool {
+	return f.blocks == allBlocks || f.blocks.count(f.total()) == f.total()
+}
+
+// total is how many blocks the frame has.
+func (f *markedFrame) total() int {
+	return min(int(f.plain+repo.BlockBytes-1)/repo.BlockBytes, markBlocks)
+}
+
+// marked is what of a segment is needed: frames in order of index.
+type marked struct {
+	frames []markedFrame
+}
+
+// frame is the entry of a frame, which is made if there is none.
+func (m *marked) frame(f repo.Frame) *markedFrame {
+	n := len(m.frames)
+	if n > 0 && m.frames[n-1].index == f.Index {
+		return &m.frames[n-1]
+	}
+	i, found := n, false
+	if n > 0 && m.frames[n-1].index > f.Index {
+		i, found = m.find(f.Index)
+	}
+	if !found {
+		m.frames = slices.Insert(m.frames, i, markedFrame{index: f.Index, stored: f.Stored, plain: f.Plain})
+	}
+	return &m.frames[i]
+}
+
+// find is the place of a frame.
+func (m *marked) find(index uint32) (int, bool) {
+	return slices.BinarySearchFunc(m.frames, index, func(f markedFrame, i uint32) int { return cmp.Compare(f.index, i) })
+}
+
+// whole marks all of a frame.
+func (m *marked) whole(f repo.Frame) { m.frame(f).blocks = allBlocks }
+
+// part marks a part of the content of a frame.
+func (m *marked) part(f repo.Frame, within uint32, length int64) {
+	if f.Plain > repo.FrameBytes { // more than can be told apart
+		m.whole(f)
+		return
+	}
+	m.frame(f).blocks.add(int64(within), int64(within)+length)
+}
+
+// bytes is what the frames take.
+func (m *marked) bytes() (n int64) {
+	for i := range m.frames {
+		f := &m.frames[i]
+		total := int64(f.total())
+		n += repo.FrameOverhead + (int64(f.stored)*int64(f.blocks.count(int(total)))+total-1)/total
+	}
+	return n
+}
