@@ -32,7 +32,7 @@ import (
 )
 
 // Version of the schema, in the database's user_version.
-const Version = 3
+const Version = 4
 
 const schema = `
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -110,7 +110,7 @@ CREATE TABLE marks (
 CREATE UNIQUE INDEX mark_name ON marks(name) WHERE name <> '';
 ` + remoteSchema
 
-// remoteSchema is what version 3 has more than 2.
+// remoteSchema is what version 3 has more than 2, and in remote_heads what version 4 has more.
 const remoteSchema = `CREATE TABLE remote_points (
   repo TEXT NOT NULL,            -- ID of a repository
   manifest TEXT NOT NULL,        -- ID of a manifest in it
@@ -122,10 +122,11 @@ CREATE INDEX remote_object ON remote_points(object);
 CREATE TABLE remote_heads (
   repo TEXT NOT NULL,
   name TEXT NOT NULL,            -- of the head: a volume or golden in the repository
-  lineage TEXT NOT NULL,         -- of what it is here
-  epoch INTEGER NOT NULL,        -- of the head when it was last pushed or pulled
-  manifest TEXT NOT NULL,        -- that was pushed or pulled then
+  lineage TEXT NOT NULL,         -- of what it is here, '' if the head was only seen
+  epoch INTEGER NOT NULL,        -- the highest that was seen in the head
+  manifest TEXT NOT NULL,        -- that was last pushed or pulled, '' if the head was only seen
   at INTEGER NOT NULL,
+  next INTEGER NOT NULL DEFAULT 0, -- the highest number of a next point that was seen with that epoch, 0: not known
   PRIMARY KEY (repo, name)
 ) WITHOUT ROWID;
 `

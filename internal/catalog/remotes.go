@@ -17,14 +17,16 @@ type RemotePoint struct {
 	At       time.Time
 }
 
-// RemoteHead is what is remembered of a head in a repository. A hint, too.
+// RemoteHead is what is remembered of a head in a repository. Without it less is
+// noticed: a head that is lost, or was put back to an older state.
 type RemoteHead struct {
 	Repo     string
 	Name     string
-	Lineage  driver.ObjectID // of the volume or golden that it is here
-	Epoch    uint64
-	Manifest string // that was last pushed or pulled
+	Lineage  driver.ObjectID // of the volume or golden that it is here; "": it was only seen
+	Epoch    uint64          // the highest that was seen
+	Manifest string          // that was last pushed or pulled; "": it was only seen
 	At       time.Time
+	NextSeq  uint64 // number of the next point, the highest that was seen with Epoch; 0: not known
 }
 
 // PutRemotePoint adds a row, or refreshes its time. NotFound if there is no such
@@ -68,10 +70,28 @@ func (t *Tx) DropRemote(repo string) error {
 	return err
 }
 
-// PutRemoteHead adds a row or replaces it.
+// newest keeps the highest epoch of a row and the new one, and the highest number of a next point that was seen with that
+// epoch. Both are unsigned numbers of 64 bits in columns that are signed.
+const newest = `
+	next = CASE WHEN (excluded.epoch < 0, excluded.epoch) > (epoch < 0, epoch) THEN excluded.next
+		WHEN excluded.epoch = epoch AND (excluded.next < 0, excluded.next) > (next < 0, next) THEN excluded.next ELSE next END,
+	epoch = CASE WHEN (excluded.epoch < 0, excluded.epoch) > (epoch < 0, epoch) THEN excluded.epoch ELSE epoch END`
+
+const insertHead = `INSERT INTO remote_heads (repo, name, lineage, epoch, manifest, at, next) VALUES (?,?,?,?,?,?,?)
+	ON CONFLICT (repo, name) DO UPDATE SET `
+
+// PutRemoteHead remembers a head that was pushed or pulled. What was seen of it never
+// becomes older by this: see DropRemoteHead.
 func (t *Tx) PutRemoteHead(h RemoteHead) error {
-	_, err := t.exec(`INSERT OR REPLACE INTO remote_heads (repo, name, lineage, epoch, manifest, at) VALUES (?,?,?,?,?,?)`,
-		h.Repo, h.Name, h.Lineage, int64(h.Epoch), h.Manifest, toNano(h.At))
+	_, err := t.exec(insertHead+`lineage = excluded.lineage, manifest = excluded.manifest, at = excluded.at,`+newest,
+		h.Repo, h.Name, h.Lineage, int64(h.Epoch), h.Manifest, toNano(h.At), int64(h.NextSeq))
+	return err
+}
+
+// SeeRemoteHead remembers the epoch and the next point of a head that was only seen.
+// What was pushed or pulled of it stays.
+func (t *Tx) SeeRemoteHead(h RemoteHead) error {
+	_, err := t.exec(insertHead+newest, h.Repo, h.Name, "", int64(h.Epoch), "", toNano(h.At), int64(h.NextSeq))
 	return err
 }
 
@@ -79,11 +99,11 @@ func (t *Tx) PutRemoteHead(h RemoteHead) error {
 // repo "" of all.
 func (t *Tx) RemoteHeads(repo string) ([]RemoteHead, error) {
 	var out []RemoteHead
-	err := t.each(`SELECT repo, name, lineage, epoch, manifest, at FROM remote_heads WHERE repo = ?1 OR ?1 = '' ORDER BY repo, name`, []any{repo}, func(s scanner) error {
+	err := t.each(`SELECT repo, name, lineage, epoch, manifest, at, next FROM remote_heads WHERE repo = ?1 OR ?1 = '' ORDER BY repo, name`, []any{repo}, func(s scanner) error {
 		var h RemoteHead
-		var epoch, at int64
-		err := s.Scan(&h.Repo, &h.Name, &h.Lineage, &epoch, &h.Manifest, &at)
-		h.Epoch, h.At = uint64(epoch), fromNano(at)
+		var epoch, at, next int64
+		err := s.Scan(&h.Repo, &h.Name, &h.Lineage, &epoch, &h.Manifest, &at, &next)
+		h.Epoch, h.At, h.NextSeq = uint64(epoch), fromNano(at), uint64(next)
 		out = append(out, h)
 		return wrap("read catalogue", t.c.path, err)
 	})

@@ -52,7 +52,7 @@ func TestRemotes(t *testing.T) {
 				t.Errorf("%d: %v", i, err)
 			}
 		}
-		for _, h := range []RemoteHead{{"r", "web", "l", 1, "m1", at}, {"r", "web", "l", math.MaxUint64, "m2", at}, {"other", "web", "l", 2, "m3", at}} {
+		for _, h := range []RemoteHead{{"r", "web", "l", 1, "m1", at, 2}, {"r", "web", "l", math.MaxUint64, "m2", at, 0}, {"other", "web", "l", 2, "m3", at, 1}} {
 			if err := tx.PutRemoteHead(h); err != nil {
 				t.Error(err)
 			}
@@ -63,7 +63,7 @@ func TestRemotes(t *testing.T) {
 	if len(p) == 3 && (p[0].Manifest != "m2" || p[2] != RemotePoint{"r", "m1", "a", at.Add(1)}) {
 		t.Errorf("%v", p)
 	}
-	if len(h) == 1 && (h[0] != RemoteHead{"r", "web", "l", math.MaxUint64, "m2", at}) {
+	if len(h) == 1 && (h[0] != RemoteHead{"r", "web", "l", math.MaxUint64, "m2", at, 0}) {
 		t.Errorf("%v", h)
 	}
 	if err := c.Update(ctx, Soft, func(tx *Tx) error { return tx.PutRemotePoint(RemotePoint{"r", "m9", "none", at}) }); !errs.Is(err, errs.NotFound) {
@@ -79,7 +79,7 @@ func TestRemotes(t *testing.T) {
 		if err := tx.PutRemotePoint(RemotePoint{"r", "m1", "a", at}); err != nil {
 			return err
 		}
-		return tx.PutRemoteHead(RemoteHead{"r", "web", "l", 1, "m1", at})
+		return tx.PutRemoteHead(RemoteHead{"r", "web", "l", 1, "m1", at, 1})
 	})
 	update(func(tx *Tx) error { return tx.DropRemote("r") })
 	want("the repository dropped", 0, 0)
@@ -91,4 +91,56 @@ func TestRemotes(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestRemoteHeadNeverGoesBack: the epoch that was seen only grows, and the next point with it, as unsigned numbers.
+func TestRemoteHeadNeverGoesBack(t *testing.T) {
+	ctx := t.Context()
+	dir := t.TempDir()
+	if err := Create(ctx, dir, "p"); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Open(ctx, dir, "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	at := time.Unix(1000, 7).UTC()
+	for _, step := range []struct {
+		saw             bool
+		epoch, next     uint64
+		manifest, is    string
+		isEpoch, isNext uint64
+	}{
+		{true, 1, 3, "", "", 1, 3},
+		{true, 1, 2, "", "", 1, 3},
+		{false, 1, 2, "m1", "m1", 1, 3},
+		{false, 1, 4, "m2", "m2", 1, 4},
+		{true, 2, 1, "", "m2", 2, 1},
+		{true, 1, 9, "", "m2", 2, 1},
+		{false, 1, 9, "m3", "m3", 2, 1},
+		{true, 2, math.MaxUint64, "", "m3", 2, math.MaxUint64},
+		{true, 2, 7, "", "m3", 2, math.MaxUint64},
+		{true, math.MaxUint64, 1, "", "m3", math.MaxUint64, 1},
+		{false, 7, 7, "m4", "m4", math.MaxUint64, 1},
+	} {
+		h := RemoteHead{Repo: "r", Name: "v", Epoch: step.epoch, NextSeq: step.next, Manifest: step.manifest, At: at}
+		var all []RemoteHead
+		if err := c.Update(ctx, Soft, func(tx *Tx) (err error) {
+			put := tx.PutRemoteHead
+			if step.saw {
+				put = tx.SeeRemoteHead
+			}
+			if err := put(h); err != nil {
+				return err
+			}
+			all, err = tx.RemoteHeads("r")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if len(all) != 1 || all[0].Epoch != step.isEpoch || all[0].NextSeq != step.isNext || all[0].Manifest != step.is {
+			t.Errorf("after %+v: %+v", step, all)
+		}
+	}
 }

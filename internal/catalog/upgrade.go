@@ -29,6 +29,8 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 	again := strings.NewReplacer("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", "CREATE INDEX", "CREATE INDEX IF NOT EXISTS")
 	_, err := t.exec(again.Replace(remoteSchema))
 	return err
+}, func(t *Tx) error {
+	return t.addColumn("remote_heads", "next INTEGER NOT NULL DEFAULT 0")
 }}
 
 // addColumn adds a column, given as its definition, unless it is there.

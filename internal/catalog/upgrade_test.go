@@ -36,6 +36,12 @@ func secondCatalog(t *testing.T) string {
 		"INSERT INTO marks VALUES ('m', 'clone', 'x', 'gen', '', 0, 1, 'p-1', 1, 2, 'b', 3)")
 }
 
+// thirdCatalog makes one as version 3 did, which remembered no next points.
+func thirdCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 3, "INSERT INTO remote_heads VALUES ('r', 'v', 'l', 6, 'm', 7)")
+}
+
 // catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
 func catalogOf(t *testing.T, version int, rows ...string) string {
 	t.Helper()
@@ -132,7 +138,7 @@ func TestUpgradedIsAsNew(t *testing.T) {
 	if len(b) < 50 {
 		t.Errorf("only %d columns and indices seen", len(b))
 	}
-	for version, old := range []string{oldCatalog(t), secondCatalog(t)} {
+	for version, old := range []string{oldCatalog(t), secondCatalog(t), thirdCatalog(t)} {
 		a := columns(old)
 		for k := range a {
 			if !b[k] {
@@ -192,6 +198,25 @@ func TestSecondCatalogueIsBroughtUpToDate(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// TestThirdCatalogueIsBroughtUpToDate: what it remembers of heads stays.
+func TestThirdCatalogueIsBroughtUpToDate(t *testing.T) {
+	c, err := Open(t.Context(), thirdCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var heads []RemoteHead
+	if err := c.View(t.Context(), func(tx *Tx) (err error) {
+		heads, err = tx.RemoteHeads("r")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(heads) != 1 || heads[0].Epoch != 6 || heads[0].NextSeq != 0 || heads[0].Manifest != "m" {
+		t.Errorf("%+v", heads)
+	}
 }
 
 func TestNewerCatalogueIsRefused(t *testing.T) {

@@ -347,14 +347,16 @@ func (e *Engine) DropLinks(ctx context.Context, repo string) error {
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.DropRemote(repo) })
 }
 
-// RemoteHead is what is remembered of a head in a repository. A hint, as a Link is.
+// RemoteHead is what is remembered of a head in a repository. Without it less is
+// noticed: a head that is lost, or was put back to an older state.
 type RemoteHead struct {
 	Repo     string          // ID of the repository
 	Name     string          // of the head
-	Lineage  driver.ObjectID // of the volume or golden that it is here
-	Epoch    uint64          // when it was last pushed or pulled
-	Manifest string          // ID, of what was pushed or pulled then
+	Lineage  driver.ObjectID // of the volume or golden that it is here; "": it was only seen
+	Epoch    uint64          // the highest that was seen
+	Manifest string          // ID, of what was last pushed or pulled; "": it was only seen
 	At       time.Time
+	NextSeq  uint64 // number of the next point, the highest that was seen with Epoch; 0: not known
 }
 
 // RemoteHeads lists what is remembered of the heads of a repository, by name.
@@ -370,8 +372,8 @@ func (e *Engine) RemoteHeads(ctx context.Context, repo string) ([]RemoteHead, er
 	return out, err
 }
 
-// PutRemoteHead remembers a head; At is filled in if it is zero. Not durable by
-// itself.
+// PutRemoteHead remembers a head that was pushed or pulled; At is filled in if it is
+// zero. The epoch and the next point never go back. Not durable by itself.
 func (e *Engine) PutRemoteHead(ctx context.Context, h RemoteHead) error {
 	if h.Repo == "" || h.Name == "" {
 		return errs.New(errs.Invalid, "link", h.Name, "a head without repository or name")
@@ -380,6 +382,23 @@ func (e *Engine) PutRemoteHead(ctx context.Context, h RemoteHead) error {
 		h.At = time.Now()
 	}
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.PutRemoteHead(catalog.RemoteHead(h)) })
+}
+
+// SeeRemoteHeads remembers epochs and next points of heads of a repository that were
+// only read. Not durable by itself.
+func (e *Engine) SeeRemoteHeads(ctx context.Context, repo string, heads []RemoteHead) error {
+	if len(heads) == 0 {
+		return nil
+	}
+	now := time.Now()
+	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		for _, h := range heads {
+			if err := tx.SeeRemoteHead(catalog.RemoteHead{Repo: repo, Name: h.Name, Epoch: h.Epoch, NextSeq: h.NextSeq, At: now}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // DropRemoteHead forgets a head. Absent is success.

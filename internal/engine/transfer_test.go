@@ -581,7 +581,7 @@ func TestLinksAndHeads(t *testing.T) {
 		t.Errorf("a link to nothing: %v", err)
 	}
 	at := time.Unix(5, 0).UTC()
-	for _, h := range []engine.RemoteHead{{"r", "v", s.Lineage, 3, "m", at}, {"q", "v", s.Lineage, 4, "m", at}} {
+	for _, h := range []engine.RemoteHead{{"r", "v", s.Lineage, 3, "m", at, 1}, {"q", "v", s.Lineage, 4, "m", at, 1}} {
 		if err := e.PutRemoteHead(ctx, h); err != nil {
 			t.Fatal(err)
 		}
