@@ -178,6 +178,8 @@ type Image struct {
 	// could not be compared without reading: then they are all that may not be zero,
 	// and what is in none of them is zero.
 	Exact bool
+	// Base is the content of the base, if Exact; nil otherwise. Behind its end it reads as io.EOF.
+	Base io.ReaderAt
 }
 
 // ReadRequest says which point is read, to be sent elsewhere.
@@ -232,7 +234,7 @@ func (e *Engine) ReadImage(ctx context.Context, q ReadRequest, fn func(Image) er
 		if err != nil {
 			return errs.Wrap(opPush, h.Refs[0], err)
 		}
-		m.Ranges, m.Exact = rangesOf(ctx, h.Refs[0], extent.Compare(ctx, b, f)), true
+		m.Ranges, m.Exact, m.Base = rangesOf(ctx, h.Refs[0], extent.Compare(ctx, b, f)), true, b
 		return fn(m)
 	})
 }

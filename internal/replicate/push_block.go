@@ -142,9 +142,9 @@ func (x *blockPush) image(ctx context.Context, img engine.Image) (Pushed, error)
 	defer stop()
 	r := &imageReader{img: img, what: x.jb.pt.Ref, next: next, merge: merge, sum: x.p.repo.Sum, stats: &x.stats, track: x.p.q.Tracker}
 	if merge && x.jb.took && x.resume == nil && x.base.newest && x.base.head == x.jb.head && x.base.point.SizeBytes == img.SizeBytes {
-		if _, some, err := r.peek(); err != nil {
+		if same, err := x.isIdle(img, r); err != nil {
 			return Pushed{}, err
-		} else if !some {
+		} else if same {
 			return x.unchanged(ctx)
 		}
 	}

@@ -59,7 +59,7 @@ var table = map[string]layer{
 		tests:   []string{"{drivers}"},
 	},
 	"internal/replicate": {
-		imports: []string{"internal/engine", "internal/repo", "internal/objstore", "internal/objstore/file", "internal/objstore/s3", "internal/objstore/gcs", "internal/driver", "internal/durable", "{words}"},
+		imports: []string{"internal/engine", "internal/repo", "internal/objstore", "internal/objstore/file", "internal/objstore/s3", "internal/objstore/gcs", "internal/driver", "internal/durable", "internal/fsprobe", "{words}"},
 		tests:   []string{"{drivers}"},
 	},
 	"internal/engine": {
