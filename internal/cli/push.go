@@ -47,8 +47,8 @@ but not whole is replaced. --full sends everything again without looking.
 A volume on a remote has one writer. If another pool has taken it over (` + "`pando\npull --take-over`" + `), or holds another volume of this name, the push is refused
 (conflict) and nothing is lost: push it under another name with --as.
 
-A remote that has lost a volume, or was put back to before a take-over that this
-pool knows of, is noticed (damaged): --accept-rollback goes on with what is there.
+A remote that has lost a volume, or was put back to an older state of it than this
+pool has seen, is noticed (damaged): --accept-rollback goes on with what is there.
 
 With --every it goes on until it is interrupted, one round each DURATION, as
 continuous protection. A round that fails is reported, and tried again after a

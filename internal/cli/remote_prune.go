@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 
+	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
@@ -29,7 +31,11 @@ It may run while others push, pull and prune, from any host; nothing that they n
 is removed. What a push had sent when its host died stays until two prunes, at least
 --patience apart, have seen no sign of life from it. Of a volume whose list of points
 is damaged or lost nothing goes (see ` + "`pando remote repair`" + `); if anything else cannot be
-read, nothing is deleted.`,
+read, nothing is deleted.
+
+Nothing is changed at all (damaged) while REMOTE lacks a list of points that this pool
+has seen, or has an older one: what only the newer one names would be removed.
+--accept-rollback goes on with what is there, and forgets the rest.`,
 		Example: `  pando remote prune backup --keep-last 10 --keep-daily 14 --keep-monthly 6 --dry-run
   pando remote prune backup job-17 --keep-within 48h`,
 		Args:              usage(cobra.MinimumNArgs(1)),
@@ -39,7 +45,9 @@ read, nothing is deleted.`,
 	keep := retentionFlags(f)
 	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
 	f.StringVar(&patience, "patience", "", fmt.Sprintf("believe that who gives no sign of life for this `DURATION` is dead (default %v)", replicate.DefaultPatience))
-	c.RunE = func(c *cobra.Command, args []string) (err error) {
+	f.BoolVar(&q.AcceptRollback, "accept-rollback", false, "go on if the remote has lost lists of points, or was put back to older ones")
+	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+		q.Pool = e
 		if q.Policy, err = keep.parse("remote prune"); err != nil {
 			return err
 		}
@@ -64,19 +72,22 @@ read, nothing is deleted.`,
 		var out *replicate.Pruned
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
-			out, err = replicate.Prune(c.Context(), r, q)
+			out, err = replicate.Prune(ctx, r, q)
 			return err
 		}); err != nil {
 			return err
 		}
 		return a.printRemotePruned(r.Name, out)
-	}
+	})
 	return c
 }
 
 func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	if a.json {
 		return a.printJSON(p)
+	}
+	for _, v := range p.Accepted {
+		a.warn("the list of points of %s was lost or put back to an older one: what is there counts from now on", v)
 	}
 	for _, d := range p.Damaged {
 		a.warn("the list of points of %s is damaged or lost: they all stay, with what they need", d)

@@ -25,7 +25,8 @@ authenticated; --read-data=5% reads a sample, drawn anew each time.
 
 What is wrong is reported with the volume, the point and the range of bytes that
 it affects; what several points need is reported once, with the first of them and
-their number. Nothing is changed. The exit code is 0 if nothing is wrong, otherwise
+their number. So is a list of points that this pool has seen and that is lost, or was
+put back to an older one. Nothing on the remote is changed. The exit code is 0 if nothing is wrong, otherwise
 that of damaged (see ` + "`pando exit-codes`" + `).`,
 		Example:           "  pando verify backup\n  pando verify backup job-17 --read-data\n  pando verify backup --read-data=5%",
 		ValidArgsFunction: a.completeOnRemote(0),
@@ -51,6 +52,12 @@ that of damaged (see ` + "`pando exit-codes`" + `).`,
 		r, err := a.remote("verify", name)
 		if err != nil {
 			return err
+		}
+		if e, err := a.open(c.Context()); err != nil {
+			a.warn("lists of points that were put back to older ones are not noticed, as this pool cannot be opened: %v", err)
+		} else {
+			defer e.Close()
+			q.Pool = e
 		}
 		var out *replicate.Verified
 		if err := a.track(func(t *progress.Tracker) (err error) {

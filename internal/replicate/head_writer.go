@@ -28,7 +28,7 @@ type headWriter struct {
 	me     repo.Writer
 
 	replace        map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
-	remembered     map[string]uint64 // epochs of heads that this pool has seen, before any head was read
+	memory         headMemory        // what this pool remembers of heads
 	acceptRollback bool              // go on with a head that is older than that
 }
 
@@ -89,20 +89,21 @@ func (w *headWriter) holds(h headState, c claim) error {
 		WithHint("push again; %s lists who writes it", errs.Run("remote ls", w.remote))
 }
 
-// notOlder is nil if a head is as new as the one that this pool remembers. Heads are never deleted, and their
-// epochs never go back, so one that is missing or has a lower epoch was put back to an older state. Damaged.
+// notOlder is nil if a head is as new as the one that this pool remembers. Damaged.
 func (w *headWriter) notOlder(h headState) error {
-	known := w.remembered[h.Name]
-	if h.Epoch >= known || w.acceptRollback {
+	why := w.older(h)
+	if why == "" || w.acceptRollback {
 		return nil
 	}
-	e := errs.New(errs.Damaged, opPush, h.Name, "the remote was put back to an older state: the volume has epoch %d there, and this pool has seen epoch %d", h.Epoch, known)
+	e := errs.New(errs.Damaged, opPush, h.Name, "%s", why)
 	if h.version == "" {
-		return errs.New(errs.Damaged, opPush, h.Name, "the remote has lost its list of points, which this pool has seen with epoch %d", known).
-			WithHint("rebuild it from what its points say: %s; to begin a new one without those points, push with %s", errs.Run("remote repair", w.remote), errs.Param("accept-rollback"))
+		return e.WithHint("rebuild it from what its points say: %s; to begin a new one without those points, push with %s", errs.Run("remote repair", w.remote), errs.Param("accept-rollback"))
 	}
 	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s", errs.Param("accept-rollback"))
 }
+
+// older says in which way a head is older than this pool remembers; "" if it is not.
+func (w *headWriter) older(h headState) string { return w.memory.older(&h.Head, h.version != "") }
 
 // fits is nil if a point can go into a head. Conflict, Exists, Damaged.
 func (w *headWriter) fits(h headState, pt engine.Point) error {
@@ -175,6 +176,7 @@ func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState,
 // withPoint is the head with one more point. Only a head that is nobody's gets a writer by
 // this: see holds.
 func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point) {
+	back := w.older(h) != ""
 	switch {
 	case h.Gone:
 		h.Writer = w.me
@@ -183,8 +185,8 @@ func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (
 		h.Writer = w.me
 		h.Epoch = max(h.Epoch, 1)
 	}
-	if known := w.remembered[h.Name]; known > h.Epoch { // a rollback that was accepted: no epoch is used twice
-		h.Epoch = known + 1
+	if back { // and accepted: no epoch is used twice
+		h.Epoch = max(h.Epoch, w.memory[h.Name].Epoch+1)
 	}
 	h.Gone, h.Golden, h.Lineage = false, pt.Golden, string(pt.Lineage)
 	h.NextSeq = max(h.NextSeq, 1)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
@@ -25,6 +26,14 @@ type PruneRequest struct {
 	DryRun   bool          // only say what would go
 	Patience time.Duration // with sessions without a sign of life; 0: DefaultPatience; negative: none
 	Tracker  *progress.Tracker
+
+	// Pool is the pool that prunes, which remembers heads: see AcceptRollback. Nil remembers none.
+	Pool *engine.Engine
+	// AcceptRollback goes on although heads that the pool has seen are missing or were put back to an older state. What
+	// only the newer ones named is garbage then, but for that of missing heads, which stays until it is repaired.
+	AcceptRollback bool
+
+	remote string // its name, for hints
 }
 
 // Pruned is what Prune did, or would do.
@@ -49,6 +58,8 @@ type Pruned struct {
 	Damaged []DamagedHead `json:"damaged"`
 	// KeptAll says why nothing was deleted although it may be of no use; "" if that was not so.
 	KeptAll string `json:"kept_all,omitempty"`
+	// Accepted are volumes whose heads are missing or older than this pool has seen, which was accepted.
+	Accepted []string `json:"accepted_rollbacks,omitempty"`
 }
 
 // PrunedPoint is a point that a prune has removed.
@@ -91,6 +102,9 @@ type PrunedPoint struct {
 // read either, it may be of that volume, and nothing is deleted. Nor is anything while a session cannot be read,
 // whose pins are not known: it is ended like one that gives no sign of life, as its owner cannot renew it.
 //
+// A head that is older than one that the pool has seen may name less than it should, and one that it has seen and that is
+// missing may have named what no manifest tells. While there is such a head, Prune changes nothing, unless AcceptRollback.
+//
 // # Errors
 //
 // Any error while it looks deletes nothing. NotFound (a name), Invalid, Conflict
@@ -101,6 +115,7 @@ func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
 		return nil, err
 	}
 	defer rp.Close()
+	q.remote = r.Name
 	out, err := prune(ctx, rp, q)
 	if err == nil && len(out.Damaged) > 0 {
 		r.nameDamaged(ctx, rp, func(names map[string]string) {
@@ -125,6 +140,10 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 	if p.Patience == 0 {
 		p.Patience = DefaultPatience
 	}
+	var err error
+	if p.memory, err = remembered(ctx, p.Pool, r); err != nil {
+		return nil, err
+	}
 	if err := p.run(ctx); err != nil {
 		return nil, errs.Wrap(opRemotePrune, "", err)
 	}
@@ -134,7 +153,8 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 type pruner struct {
 	repo *repo.Repo
 	PruneRequest
-	out *Pruned
+	out    *Pruned
+	memory headMemory
 
 	retired map[repo.ID]bool // dry run: manifests of points that would be gone
 }

@@ -65,6 +65,9 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 		if err != nil {
 			return scene{}, err
 		}
+		if err := p.refuseRollback(again); err != nil {
+			return scene{}, err
+		}
 		if heads.same(again) {
 			if len(unread) > 0 {
 				p.out.KeptAll = "a session cannot be read, so that nobody knows what it needs"

@@ -14,6 +14,17 @@ func (p *pruner) retire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if p.AcceptRollback {
+		err = p.acceptRollback(ctx, all)
+	} else {
+		err = p.refuseRollback(all)
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.memory.see(ctx, p.Pool, p.repo, all); err != nil {
+		return err
+	}
 	heads := all.good
 	for _, n := range p.Names {
 		if all.isBad(p.repo, n) {

@@ -300,7 +300,7 @@ func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth in
 		return nil
 	}
 	err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().String(), Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, Manifest: pt.Manifest.String(),
+		Repo: p.repo.ID().String(), Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
 	})
 	if err != nil {
 		return err

@@ -83,7 +83,7 @@ type Pushed struct {
 //
 // Errors: Conflict if another pool writes the volume there (somebody took it over) or
 // it is another volume than the one here, Damaged if the remote has lost a volume, or was put
-// back to an older epoch of it, unless AcceptRollback, InUse if it is being pushed already, Invalid,
+// back to an older state of it, unless AcceptRollback, InUse if it is being pushed already, Invalid,
 // NotFound, Unsupported (trees of a driver that cannot send them), and the kinds of the
 // store.
 func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pushed, error) {
@@ -98,13 +98,9 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 	}
 	defer rp.Close()
 	p.repoID = rp.ID().String()
-	p.headWriter = headWriter{repo: rp, remote: r.Name, me: writer(e), remembered: map[string]uint64{}, acceptRollback: q.AcceptRollback}
-	heads, err := e.RemoteHeads(ctx, p.repoID)
-	if err != nil {
+	p.headWriter = headWriter{repo: rp, remote: r.Name, me: writer(e), acceptRollback: q.AcceptRollback}
+	if p.memory, err = remembered(ctx, e, rp); err != nil {
 		return nil, err
-	}
-	for _, h := range heads {
-		p.remembered[h.Name] = h.Epoch
 	}
 	var out []Pushed
 	var failed []error

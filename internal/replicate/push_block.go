@@ -442,7 +442,7 @@ func (p *pusher) settle(ctx context.Context, jb *job, h headState, manifest repo
 	err := p.e.PutLink(ctx, engine.Link{Repo: p.repoID, Manifest: id, Object: jb.pt.ID})
 	if err == nil {
 		err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
-			Repo: p.repoID, Name: jb.head, Lineage: jb.pt.Lineage, Epoch: h.Epoch, Manifest: id, At: time.Now(),
+			Repo: p.repoID, Name: jb.head, Lineage: jb.pt.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: id, At: time.Now(),
 		})
 	}
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/progress"
 	"pando/internal/ref"
@@ -29,6 +30,7 @@ type VerifyRequest struct {
 	ReadPercent float64  // of the data that volumes need, to read and check; 0: none, 100: all
 	Seed        uint64   // of the choice which; 0: a random one
 	Tracker     *progress.Tracker
+	Pool        *engine.Engine // that remembers heads, to notice what is lost or older; nil: none
 
 	scratch string // directory for what does not fit into memory
 }
@@ -45,6 +47,8 @@ type Problem struct {
 	Points  int    `json:"points"`  // of them all
 	// Affected names these points, VOLUME@POINT in order, at most 1000.
 	Affected []string `json:"affected,omitempty"`
+	// Rollback: the list of the volume's points is older than one that this pool has seen.
+	Rollback bool `json:"rollback,omitempty"`
 
 	manifest repo.ID // which somebody may have removed meanwhile
 	whole    bool    // nothing of the segment counts as intact
@@ -107,6 +111,9 @@ func (v *Verified) Err() error {
 	if v.TotalProblems == 1 {
 		e = errs.New(errs.Damaged, opVerify, what, "a problem was found: %s", first)
 	}
+	if first.Rollback {
+		return e.WithHint("restore the remote if you can; to go on with what is there, push the volume with %s", errs.Param("accept-rollback"))
+	}
 	if strings.HasPrefix(first.Object, "heads/") {
 		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair", "REMOTE"))
 	}
@@ -160,6 +167,10 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 		out: &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
 	}
 	defer v.expectations.close()
+	var err error
+	if v.memory, err = remembered(ctx, v.Pool, rp); err != nil {
+		return nil, err
+	}
 	if v.Seed == 0 {
 		v.Seed = rand.Uint64()
 	}
@@ -173,8 +184,9 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 // each segment: it never has all manifests, all pages or all that these expect of segments.
 type verifier struct {
 	VerifyRequest
-	repo *repo.Repo
-	out  *Verified
+	repo   *repo.Repo
+	out    *Verified
+	memory headMemory
 
 	room    *semaphore.Weighted // for pages
 	spans   []span
@@ -255,6 +267,9 @@ func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
 			v.out.Warnings = append(v.out.Warnings, p)
 		}
 	}
+	if err := v.rollbacks(ctx, all); err != nil {
+		return nil, err
+	}
 	var heads []repo.Head
 	for _, h := range all.good {
 		heads = append(heads, h.Head)
@@ -265,6 +280,23 @@ func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
 		}
 	}
 	return heads, nil
+}
+
+// rollbacks says which heads are missing or older than this pool remembers, and remembers the others.
+func (v *verifier) rollbacks(ctx context.Context, all headset) error {
+	back, err := v.memory.rollbacks(v.repo, all)
+	if err != nil {
+		return err
+	}
+	for _, b := range back {
+		if len(v.Names) == 0 || slices.Contains(v.Names, b.volume) {
+			v.problem(Problem{Volume: b.volume, Object: b.object, Message: b.reason, Rollback: !b.lost})
+		}
+	}
+	if err := v.memory.see(ctx, v.Pool, v.repo, all); err != nil { // of the catalogue: what is on the remote is not affected
+		v.out.Warnings = append(v.out.Warnings, Problem{Message: fmt.Sprintf("this pool could not record what it has seen, to notice if it is lost: %v", err)})
+	}
+	return nil
 }
 
 // broken reports whether err says that an object is not as it was written.
@@ -444,6 +476,7 @@ func (v *verifier) settle(ctx context.Context) error {
 	}
 	named := map[repo.ID]bool{}
 	readable := map[string]bool{}
+	older := map[string]bool{}
 	var streams []repo.ID
 	for id, err := range v.repo.HeadIDs(ctx) {
 		if err != nil {
@@ -457,6 +490,7 @@ func (v *verifier) settle(ctx context.Context) error {
 			return err
 		}
 		readable["heads/"+id.String()] = true
+		older["heads/"+id.String()] = v.memory.older(&h.Head, true) != ""
 		for _, pt := range h.Head.Recent {
 			named[pt.Manifest] = true
 			if pt.Content.Chained() {
@@ -485,7 +519,9 @@ func (v *verifier) settle(ctx context.Context) error {
 			continue
 		case !p.manifest.IsZero() && !named[p.manifest]:
 			continue
-		case readable[p.Object]:
+		case p.Rollback && !older[p.Object]:
+			continue
+		case readable[p.Object] && !p.Rollback:
 			continue // it can be read now
 		}
 		left[p.String()] = true
