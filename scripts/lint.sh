@@ -7,6 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 
 STATICCHECK=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 MAX_LINES=800
+MAX_COLUMNS=120
+LONG_LINES=2223 # there were so many when this was first counted: may only become less
 
 failed=0
 check() { # NAME COMMAND...: a check is good if it prints nothing and exits with 0
@@ -50,6 +52,12 @@ lengths() {
   files .go | xargs -d '\n' wc -l |
     awk -v max="$MAX_LINES" '$2 != "total" && $1 > max { printf "%s has %d lines, more than %d: is there a seam?\n", $2, $1, max }'
 }
+columns() {
+  files .go | xargs -d '\n' cat |
+    awk -v max="$MAX_COLUMNS" -v known="$LONG_LINES" 'length > max { n++ } END {
+      if (n > known) printf "%d lines are longer than %d columns, %d more than LONG_LINES: break the new ones\n", n, max, n - known
+    }'
+}
 # Paths that exist on the machine of who wrote it only. The brackets keep this
 # file from finding itself.
 private() { files | xargs -d '\n' grep -nIE '(^|[^[:alnum:]_.-])/(wor[k]|hom[e]/[a-z]+|User[s])/[a-z]' || true; }
@@ -60,6 +68,7 @@ check "staticcheck ($STATICCHECK)" staticcheck
 check 'shellcheck' shell
 check 'layers' layers
 check "no Go file longer than $MAX_LINES lines" lengths
+check "no new line longer than $MAX_COLUMNS columns" columns
 check 'no private paths' private
 
 if [ $failed -gt 0 ]; then

@@ -44,7 +44,10 @@ var bookkeepingImages = []struct {
 	own  int64 // a byte that the filesystem changes by itself, other than a checksum
 }{
 	{"ext4", 256 << 20, []string{"mkfs.ext4", "-q", "-b", "4096", "-O", "^metadata_csum"}, extOffset + 48},
-	{"ext4 with a journal in many extents", 8 << 30, []string{"mkfs.ext4", "-q", "-b", "4096", "-O", "^metadata_csum", "-J", "size=1024"}, extOffset + 48},
+	{
+		"ext4 with a journal in many extents", 8 << 30,
+		[]string{"mkfs.ext4", "-q", "-b", "4096", "-O", "^metadata_csum", "-J", "size=1024"}, extOffset + 48,
+	},
 	{"xfs", 320 << 20, []string{"mkfs.xfs", "-q"}, 240},
 }
 
@@ -102,7 +105,8 @@ func TestOnlyBookkeeping(t *testing.T) {
 			if same(spansOf(Span{64 << 10, 64<<10 + maxBookkeeping + 4096})) {
 				t.Error("more was compared than may be")
 			}
-			if _, err := OnlyBookkeeping(f, f, c.size, func(yield func(Span, error) bool) { yield(Span{}, os.ErrClosed) }); !errors.Is(err, os.ErrClosed) {
+			broken := func(yield func(Span, error) bool) { yield(Span{}, os.ErrClosed) }
+			if _, err := OnlyBookkeeping(f, f, c.size, broken); !errors.Is(err, os.ErrClosed) {
 				t.Errorf("the error of the ranges: %v", err)
 			}
 			if c.name == "xfs" {

@@ -26,7 +26,8 @@ func TestPushIdle(t *testing.T) {
 				}
 			}
 			vol := ref.MustName("v")
-			if _, err := w.e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src, FS: fs}); err != nil {
+			q := engine.ImportRequest{Name: ref.MustName("g"), Source: src, FS: fs}
+			if _, err := w.e.Import(t.Context(), q); err != nil {
 				t.Fatal(err)
 			}
 			w.clone("g", "v")
@@ -39,7 +40,8 @@ func TestPushIdle(t *testing.T) {
 				for range 3 {
 					out := w.push("v")
 					if !out[0].Unchanged || w.store.Count(storetest.Put) != puts || len(w.pushSnapshots("v")) != 1 {
-						t.Errorf("%s: %+v, %d writes, snapshots %v", why, out[0], w.store.Count(storetest.Put)-puts, w.pushSnapshots("v"))
+						t.Errorf("%s: %+v, %d writes, snapshots %v",
+							why, out[0], w.store.Count(storetest.Put)-puts, w.pushSnapshots("v"))
 					}
 				}
 			}
