@@ -98,8 +98,8 @@ type repairer struct {
 func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 	x.out = &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, DryRun: x.DryRun}
 
-	// Sessions before manifests: what a session writes that begins later is not seen, and what of one that is there is
-	// not yet listed is its own matter.
+	// Sessions before and after manifests: whose session was there when its manifest was found is still at work, and what
+	// of it is not yet listed is its own matter.
 	sessions, _, err := readSessions(ctx, x.repo)
 	if err != nil {
 		return nil, err
@@ -112,11 +112,19 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 	if err := x.read(ctx, heads); err != nil {
 		return nil, err
 	}
-	volumes := x.volumes(heads, scene{sessions: sessions})
+	later, _, err := readSessions(ctx, x.repo)
+	if err != nil {
+		return nil, err
+	}
+	volumes := x.volumes(heads, scene{sessions: append(sessions, later...)})
 	for _, v := range volumes {
-		done, err := x.volume(ctx, v)
+		done, is, err := x.volume(ctx, v)
 		if err != nil {
 			return nil, err
+		}
+		if !is {
+			x.out.Checked++
+			continue
 		}
 		x.out.Volumes = append(x.out.Volumes, done)
 	}
@@ -243,9 +251,9 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 	return out
 }
 
-// volume makes one head anew.
-func (x *repairer) volume(ctx context.Context, l lostHead) (RepairedVolume, error) {
-	out := RepairedVolume{
+// volume makes one head anew. is is false if that can be read now: a push that was under way has made it, say.
+func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, is bool, err error) {
+	out = RepairedVolume{
 		Volume: l.name, Object: "heads/" + l.id.String(), Missing: l.damaged == nil, Points: []string{}, Broken: []string{}, Reason: "it is missing",
 	}
 	if l.damaged != nil {
@@ -253,15 +261,15 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (RepairedVolume, erro
 	}
 	if l.name == "" {
 		out.Reason = "nothing of it is left, not even its name: " + out.Reason
-		return out, nil
+		return out, true, nil
 	}
 	head := x.head(ctx, l, &out)
 	if err := x.remembered(ctx, &head); err != nil {
-		return out, err
+		return out, true, err
 	}
 	if x.DryRun {
 		out.Repaired = true
-		return out, nil
+		return out, true, nil
 	}
 
 	// Only what cannot be read now is written over, and just that state.
@@ -270,21 +278,20 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (RepairedVolume, erro
 	case errs.Is(err, errs.NotFound):
 		version = ""
 	case err != nil:
-		return out, err
+		return out, true, err
 	default:
 		if _, err := x.repo.HeadByID(ctx, l.id); !errs.Is(err, errs.Damaged) {
-			out.Reason = "it can be read now"
-			return out, err
+			return out, false, err
 		}
 		if out.Copy, err = x.copy(l.id, object); err != nil {
-			return out, err
+			return out, true, err
 		}
 	}
 	if _, err := x.repo.PutHead(ctx, head, version); err != nil {
-		return out, err
+		return out, true, err
 	}
 	out.Repaired = true
-	return out, nil
+	return out, true, nil
 }
 
 // copy keeps a damaged head.

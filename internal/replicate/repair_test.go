@@ -11,6 +11,7 @@ import (
 
 	"pando/internal/errs"
 	"pando/internal/objstore"
+	"pando/internal/objstore/storetest"
 	"pando/internal/ref"
 	"pando/internal/repo"
 )
@@ -296,4 +297,51 @@ func TestLostHead(t *testing.T) {
 		t.Errorf("%+v", after)
 	}
 	b.whole()
+}
+
+// TestRepairBesideFirstPush: the first push of a volume begins when the repair has listed heads and sessions. Whether it
+// ends before the repair looks at the head again or after, nothing is repaired, and the pool stays the volume's writer.
+func TestRepairBesideFirstPush(t *testing.T) {
+	for name, slow := range map[string]bool{"done": false, "under way": true} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			b.must("v", "p1", small, nil, randomChange(seed(t), small, 5), false)
+			reached, goOn, pushed := make(chan struct{}), make(chan struct{}), make(chan error)
+			slowly, _ := b.faulty(storetest.Fault{
+				Match: func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/") },
+				Do:    func(storetest.Call) { close(reached); <-goOn },
+			})
+			begin := func(storetest.Call) {
+				go func() {
+					_, err := b.push(t.Context(), slowly, "w", "p1", small, nil, randomChange(seed(t), small, 5), false)
+					pushed <- err
+				}()
+				<-reached
+				if !slow {
+					close(goOn)
+					if err := <-pushed; err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			watched, _ := b.faulty(storetest.Fault{
+				Match: func(c storetest.Call) bool { return c.Op == storetest.List && strings.HasPrefix(c.Key, "segments") },
+				Do:    begin,
+			})
+			x := &repairer{repo: watched}
+			out, err := x.run(t.Context())
+			if err != nil || len(out.Volumes) > 0 {
+				t.Errorf("it repaired %+v, %v", out.Volumes, err)
+			}
+			if slow {
+				close(goOn)
+				if err := <-pushed; err != nil {
+					t.Error(err)
+				}
+			}
+			if h, _, err := b.repo.Head(t.Context(), "w"); err != nil || h.Writer.Pool == repairedPool || len(h.Points) != 1 {
+				t.Errorf("the head is %+v, %v", h, err)
+			}
+		})
+	}
 }
