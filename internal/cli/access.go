@@ -15,8 +15,11 @@ const attemptsVariable = "PANDO_REMOTE_ATTEMPTS"
 
 // remoteAccess is how this process reaches the stores of remotes: by what its environment says,
 // and what the user that it runs as has in files for other programs. Invalid.
-func remoteAccess() (replicate.Access, error) {
-	access := replicate.Access{Setting: os.Getenv, Ambient: true, Proxy: http.ProxyFromEnvironment}
+func (a *App) remoteAccess() (replicate.Access, error) {
+	access := replicate.Access{
+		Setting: os.Getenv, Ambient: true, Proxy: http.ProxyFromEnvironment,
+		OnRetry: func(w replicate.Waiting) { a.outage.waiting(a, w) }, OnAnswer: a.outage.over,
+	}
 	if v := os.Getenv(attemptsVariable); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 {
@@ -30,7 +33,7 @@ func remoteAccess() (replicate.Access, error) {
 
 // loadRemote reads what the pool has of a remote. Kinds as replicate.Load; Invalid.
 func (a *App) loadRemote(name string) (*replicate.Remote, error) {
-	access, err := remoteAccess()
+	access, err := a.remoteAccess()
 	if err != nil {
 		return nil, err
 	}

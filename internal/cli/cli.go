@@ -37,7 +37,9 @@ type App struct {
 	json       bool
 	quiet      bool
 	noProgress bool
-	exit       int // of a command that ran well but must not exit with 0
+	lasting    bool // the command goes on until it is interrupted, and opens the pool again and again
+	exit       int  // of a command that ran well but must not exit with 0
+	outage     *outage
 }
 
 // Main runs the program and returns its exit code. It is called before anything else: this may be a
@@ -56,6 +58,7 @@ func Main(drivers engine.Drivers, version string) int {
 
 // Run runs one command line and returns its exit code.
 func (a *App) Run(ctx context.Context, args []string) int {
+	a.outage = &outage{}
 	root := a.root()
 	root.SetArgs(bareMount(args))
 	root.SetIn(a.Stdin)
@@ -155,12 +158,17 @@ func (a *App) poolDir() string {
 
 // open opens the pool, does what is due there, and tells what was cleaned up. End it with Close.
 func (a *App) open(ctx context.Context) (*engine.Engine, error) {
-	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ShortLived)
+	var options []engine.Option
+	if !a.lasting {
+		options = append(options, engine.ShortLived)
+	}
+	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, options...)
 	if err != nil {
 		return nil, err
 	}
 	r, err := e.Maintain(ctx)
 	if err != nil {
+		e.Close()
 		return nil, err
 	}
 	if r.Undone > 0 {

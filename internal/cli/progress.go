@@ -26,6 +26,8 @@ func (a *App) track(fn func(*progress.Tracker) error) error {
 		return fn(nil)
 	}
 	t := &progress.Tracker{}
+	a.outage.shownBy(t)
+	defer a.outage.shownBy(nil)
 	done := make(chan struct{})
 	finished := make(chan struct{})
 	go func() {
@@ -50,14 +52,18 @@ func (a *App) showLines(t *progress.Tracker, done <-chan struct{}, line func(pro
 	tick := time.NewTicker(lineInterval)
 	defer tick.Stop()
 	start, stage := time.Now(), ""
+	var still idle
 	for {
 		select {
 		case <-done:
 			return
 		case <-tick.C:
-			s := t.State()
+			s := still.see(t.State(), time.Now())
 			if s.Stage != stage {
 				start, stage = time.Now().Add(-lineInterval), s.Stage
+			}
+			if s.Stalled != nil && a.lasting {
+				continue // it is said once: see pushEvery
 			}
 			fmt.Fprintln(a.Stderr, line(s, time.Since(start)))
 		}
@@ -74,13 +80,28 @@ type progressEvent struct {
 	TotalBytes     int64   `json:"total_bytes,omitempty"`
 	BytesPerSecond int64   `json:"bytes_per_second"`
 	SecondsLeft    float64 `json:"seconds_left,omitempty"`
+
+	Stalled *stallEvent `json:"stalled,omitempty"` // the remote does not answer as it should
+}
+
+// stallEvent is what is waited for, with --json.
+type stallEvent struct {
+	Answer      string  `json:"answer"`
+	Attempt     int     `json:"attempt,omitempty"`
+	Of          int     `json:"of,omitempty"`
+	NextSeconds float64 `json:"next_seconds,omitempty"`
 }
 
 // event is a state as one JSON object, d after its stage began.
 func event(s progress.State, d time.Duration) string {
 	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
 	e := progressEvent{Stage: s.Stage, Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes, TotalBytes: s.TotalBytes, BytesPerSecond: int64(rate)}
-	if rate > 0 && s.TotalBytes > s.Bytes {
+	if x := s.Stalled; x != nil && x.Of == 0 {
+		e.Stalled = &stallEvent{Answer: x.Answer}
+	} else if x != nil {
+		next := max(time.Until(x.Next), 0).Round(100 * time.Millisecond)
+		e.Stalled = &stallEvent{Answer: x.Answer, Attempt: x.Attempt, Of: x.Of, NextSeconds: next.Seconds()}
+	} else if rate > 0 && s.TotalBytes > s.Bytes {
 		e.SecondsLeft = float64(s.TotalBytes-s.Bytes) / rate
 	}
 	b, err := json.Marshal(map[string]progressEvent{"progress": e})
@@ -105,12 +126,17 @@ func describe(s progress.State, d time.Duration) string {
 	switch {
 	case s.TotalBytes > 0:
 		out += fmt.Sprintf(", %s of %s", size(s.Bytes), size(s.TotalBytes))
-		if rate > 0 {
+		if rate > 0 && s.Stalled == nil {
 			left := time.Duration(float64(s.TotalBytes-s.Bytes) / rate * float64(time.Second))
 			out += fmt.Sprintf(", %s/s, %s left", size(int64(rate)), left.Round(time.Second))
 		}
-	case s.Bytes > 0:
+	case s.Bytes > 0 && s.Stalled == nil:
 		out += fmt.Sprintf(", %s, %s/s", size(s.Bytes), size(int64(rate)))
+	case s.Bytes > 0:
+		out += ", " + size(s.Bytes)
+	}
+	if s.Stalled != nil {
+		out = strings.TrimPrefix(out+": "+stallWords(s.Stalled), ": ")
 	}
 	return out
 }
@@ -119,19 +145,34 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 	tick := time.NewTicker(barInterval)
 	defer tick.Stop()
 	var bar *progressbar.ProgressBar
-	stage := ""
+	var still idle
+	stage, stalled := "", false
 	clear := func() {
 		if bar != nil {
 			_ = bar.Clear() // of a terminal line
 		}
+		if stalled {
+			fmt.Fprint(a.Stderr, clearLine)
+		}
 	}
 	defer clear()
+	start := time.Now()
 	for {
 		select {
 		case <-done:
 			return
 		case <-tick.C:
-			s := t.State()
+			s := still.see(t.State(), time.Now())
+			if s.Stalled != nil { // in place of the bar, whose estimate is worth nothing now
+				clear()
+				stalled = true
+				fmt.Fprint(a.Stderr, clearLine+a.fitting(describe(s, time.Since(start))))
+				continue
+			}
+			if stalled {
+				clear()
+				stalled = false
+			}
 			if s.Stage == "" {
 				continue
 			}
@@ -162,4 +203,19 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 			_ = bar.Set64(at)
 		}
 	}
+}
+
+// clearLine makes a line of a terminal empty.
+const clearLine = "\r\x1b[K"
+
+// fitting cuts a line to the width of the terminal.
+func (a *App) fitting(line string) string {
+	f, ok := a.Stderr.(*os.File)
+	if !ok {
+		return line
+	}
+	if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
+		line = line[:min(len(line), width-1)]
+	}
+	return line
 }

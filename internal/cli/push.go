@@ -52,7 +52,9 @@ pool has seen, is noticed (damaged): --accept-rollback goes on with what is ther
 
 With --every it goes on until it is interrupted, one round each DURATION, as
 continuous protection. A round that fails is reported, and tried again after a
-while; with --json there is one line of JSON for each thing pushed.`,
+while, at first after DURATION, then at most every 15 min (or DURATION, if that is
+longer). What is wrong, for example that the remote does not answer, is said once, and
+once when it is over. With --json there is one line of JSON for each thing pushed.`,
 		Example: `  pando push job-17 --to backup
   pando push web@3 --limit-rate 20M
   pando push --all --every 1m`,
@@ -222,13 +224,16 @@ func (a *App) pushedWords(p replicate.Pushed) string {
 }
 
 // pushEvery pushes until it is interrupted, which is its good end. What cannot
-// get better by waiting ends it in the first round.
+// get better by waiting ends it in the first round. What goes wrong later, as that the
+// remote does not answer, is said once, and once when it is over, however long that takes.
 func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest, period time.Duration) error {
+	a.lasting = true
 	failed := 0
+	var row failing
 	for first := true; ; first = false {
 		start := time.Now()
-		out, err := a.pushRound(ctx, to, q)
-		if err := a.printRound(out); err != nil {
+		done, err := a.pushRound(ctx, to, q)
+		if err := a.printRound(done); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -236,16 +241,16 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 		}
 		wait := period
 		if err != nil {
-			if first && len(out) == 0 && hopeless(err) {
+			if first && len(done) == 0 && hopeless(err) {
 				return a.allButLast(err)
 			}
 			failed++
 			wait = backoff(period, failed)
-			a.warnRound(a.allButLast(err), "next try in "+span(wait))
 		} else {
 			failed = 0
 			wait -= time.Since(start)
 		}
+		a.tellRound(&row, err, wait)
 		t := time.NewTimer(max(wait, 0))
 		select {
 		case <-ctx.Done():
@@ -253,6 +258,36 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 			return nil
 		case <-t.C:
 		}
+	}
+}
+
+// failing is a row of rounds of pushEvery that failed.
+type failing struct {
+	rounds int
+	since  time.Time
+	said   string // what was said to be wrong last
+}
+
+// tellRound tells of the error of a round, once as long as it stays the same, and of the end of a row of them.
+func (a *App) tellRound(f *failing, err error, wait time.Duration) {
+	if err == nil {
+		if f.rounds > 0 {
+			a.noteWait(fmt.Sprintf("pushing works again, after %s and %s that failed", span(time.Since(f.since)), plural(f.rounds, "round")))
+		}
+		*f = failing{}
+		return
+	}
+
+	what := err.Error()
+	if replicate.Outage(err) {
+		what = "outage" // however the remote fails to answer
+	}
+	if f.rounds++; f.rounds == 1 {
+		f.since = time.Now()
+	}
+	if what != f.said {
+		f.said = what
+		a.warnRound(a.allButLast(err), "pando goes on trying, at least every "+span(max(wait, maxPushBackoff))+", and says when it works again")
 	}
 }
 

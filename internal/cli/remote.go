@@ -88,7 +88,7 @@ knows, and this pool gets a key of its own.
 				return err
 			}
 		}
-		if q.Access, err = remoteAccess(); err != nil {
+		if q.Access, err = a.remoteAccess(); err != nil {
 			return err
 		}
 		out, err := replicate.Add(ctx, e, q)
@@ -145,7 +145,7 @@ knows. --force does it all the same.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
-			access, err := remoteAccess()
+			access, err := a.remoteAccess()
 			if err != nil {
 				return err
 			}

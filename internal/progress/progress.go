@@ -3,13 +3,24 @@
 // *Tracker is valid and counts nothing.
 package progress
 
-import "sync/atomic"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // Tracker holds the counts. The zero value is ready.
 type Tracker struct {
 	stage                  atomic.Pointer[string]
 	files, bytes           atomic.Int64
 	totalFiles, totalBytes atomic.Int64
+	stall                  atomic.Pointer[Stall]
+}
+
+// Stall is what an operation waits for that cannot go on at the moment.
+type Stall struct {
+	Answer      string    // what happens instead: "server answers 503"
+	Attempt, Of int       // at it so far, and how many there are at most
+	Next        time.Time // when the next one begins
 }
 
 // State is a moment of a Tracker. Totals are 0 while unknown.
@@ -19,6 +30,7 @@ type State struct {
 	Bytes      int64
 	TotalFiles int64
 	TotalBytes int64
+	Stalled    *Stall // nil: it goes on
 }
 
 // Start begins a stage with its totals (0: unknown) and resets the counts.
@@ -65,12 +77,19 @@ func (t *Tracker) Set(files, bytes, totalBytes int64) {
 	t.totalBytes.Store(totalBytes)
 }
 
+// Stall says that the operation cannot go on, and why; nil: it goes on. It is left as it is by Start.
+func (t *Tracker) Stall(s *Stall) {
+	if t != nil {
+		t.stall.Store(s)
+	}
+}
+
 // State returns the counts of this moment.
 func (t *Tracker) State() State {
 	if t == nil {
 		return State{}
 	}
-	s := State{Files: t.files.Load(), Bytes: t.bytes.Load(), TotalFiles: t.totalFiles.Load(), TotalBytes: t.totalBytes.Load()}
+	s := State{Files: t.files.Load(), Bytes: t.bytes.Load(), TotalFiles: t.totalFiles.Load(), TotalBytes: t.totalBytes.Load(), Stalled: t.stall.Load()}
 	if p := t.stage.Load(); p != nil {
 		s.Stage = *p
 	}

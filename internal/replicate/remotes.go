@@ -223,6 +223,11 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 	if err != nil {
 		return nil, false, false, err
 	}
+	defer func() {
+		if err != nil {
+			_ = objstore.Close(store) // of what failed
+		}
+	}()
 	// What only reads comes first: who is refused leaves nothing there.
 	rp, err = repo.Open(ctx, store, own)
 	switch {
@@ -274,6 +279,7 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 		rp.Close()
 		return nil, created, needed, err
 	}
+	rp.OwnStore()
 	return rp, created, needed, nil
 }
 
@@ -513,12 +519,15 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	}
 	id, err := repo.Identity(r.identity)
 	if err != nil {
+		_ = objstore.Close(store) // of what failed
 		return nil, err
 	}
 	rp, err := repo.Open(ctx, store, id)
 	if err != nil {
+		_ = objstore.Close(store) // of what failed
 		return nil, err
 	}
+	rp.OwnStore()
 	if err := rp.Check(r.Mark); err != nil {
 		rp.Close()
 		return nil, err
@@ -547,6 +556,10 @@ func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (
 	o := r.retry
 	if r.access.Attempts > 0 {
 		o.Attempts = r.access.Attempts
+	}
+	o.OnRetry, o.OnAnswer = r.access.OnRetry, r.access.OnAnswer
+	if !strings.HasPrefix(r.URL, "file:") {
+		o.Reach = reach
 	}
 	return objstore.Retry(s, o), nil
 }

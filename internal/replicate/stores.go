@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/url"
 	"strings"
+	"time"
 
 	"pando/internal/errs"
 	"pando/internal/objstore"
@@ -15,6 +16,16 @@ import (
 // Access is how the store of a remote is reached besides by its URL: credentials, a proxy, how
 // often requests are tried. A front end says it.
 type Access = objstore.Access
+
+// Waiting is a pause before a request to a store is made again.
+type Waiting = objstore.Waiting
+
+// reach is how long is tried to connect to a server that has never answered: its address may be wrong.
+const reach = 8 * time.Second
+
+// Outage reports whether a command, or a part of it, failed because the store does not answer as it should, so that the
+// same may succeed later.
+func Outage(err error) bool { return objstore.Temporary(err) }
 
 // DefaultAttempts is how often a request is tried if Access does not say.
 const DefaultAttempts = objstore.DefaultAttempts

@@ -21,6 +21,7 @@ import (
 // Close every method that needs a key fails with Internal.
 type Repo struct {
 	store objstore.Store
+	owned bool // Close closes the store, too
 	env   env
 	id    ID
 
@@ -208,12 +209,18 @@ func (r *Repo) Config() []byte {
 	return bytes.Clone(r.raw)
 }
 
+// OwnStore makes Close close the store, too. It is called before anything else uses the Repo.
+func (r *Repo) OwnStore() { r.owned = true }
+
 // Close forgets the keys.
 func (r *Repo) Close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.ring == nil {
 		return
+	}
+	if r.owned {
+		_ = objstore.Close(r.store) // whatever was written is durable
 	}
 	r.ring.wipe()
 	clear(r.nameKey)

@@ -53,16 +53,22 @@ func newHost(t *testing.T, env map[string]string) *host {
 func (h *host) run(args ...string) (stdout, stderr string, code int) {
 	h.t.Helper()
 	cmd := exec.Command(program, append([]string{"--pool", h.pool, "--no-progress"}, args...)...)
-	cmd.Env = os.Environ()
-	for _, k := range slices.Sorted(maps.Keys(h.env)) {
-		cmd.Env = append(cmd.Env, k+"="+h.env[k])
-	}
+	cmd.Env = h.environ()
 	var out, bad bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &bad
 	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
 		h.t.Fatal(err)
 	}
 	return out.String(), bad.String(), cmd.ProcessState.ExitCode()
+}
+
+// environ is what commands find in their environment.
+func (h *host) environ() []string {
+	env := os.Environ()
+	for _, k := range slices.Sorted(maps.Keys(h.env)) {
+		env = append(env, k+"="+h.env[k])
+	}
+	return env
 }
 
 func (h *host) ok(args ...string) string {
