@@ -140,7 +140,7 @@ func (x *blockPush) image(ctx context.Context, img engine.Image) (Pushed, error)
 	}
 	next, stop := iter.Pull2(img.Ranges)
 	defer stop()
-	r := &imageReader{img: img, what: x.jb.pt.Ref, next: next, merge: merge, sum: x.p.repo.Sum, stats: &x.stats, track: x.p.q.Tracker}
+	r := &imageReader{img: img, what: x.jb.pt.Ref, next: next, merge: merge, hasSum: x.p.repo.HasSum, stats: &x.stats, track: x.p.q.Tracker}
 	if merge && x.jb.took && x.resume == nil && x.base.newest && x.base.head == x.jb.head && x.base.point.SizeBytes == img.SizeBytes {
 		if same, err := x.isIdle(img, r); err != nil {
 			return Pushed{}, err

@@ -56,7 +56,8 @@ const (
 	infoSegment  = "pando segment v1"
 	infoConfig   = "pando config v1"
 	infoNames    = "pando names v1"
-	infoSums     = "pando sums v1"
+	infoOldSums  = "pando sums v1" // in repositories of version 1
+	infoSums     = "pando sums v2"
 	infoRepoID   = "pando repository id v1"
 	infoKeyID    = "pando key id v1"
 )

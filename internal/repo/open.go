@@ -35,7 +35,7 @@ type Repo struct {
 	raw     []byte   // config as it was read or written
 	version objstore.Version
 	nameKey []byte
-	sumKey  []byte
+	sums    *sumKeys
 	asked   bool // config was read and no session begun since
 }
 
@@ -190,7 +190,7 @@ func (r *Repo) use(k *keyring, raw []byte, version objstore.Version) {
 	}
 	r.ring, r.raw, r.version, r.asked = k, raw, version, true
 	r.nameKey = derive(k.keys[0].secret, nil, infoNames, keySize)
-	r.sumKey = derive(k.keys[0].secret, nil, infoSums, keySize)
+	r.sums = newSumKeys(k.keys[0].secret)
 }
 
 // ID is the repository's ID. It is derived from its first master key: nobody who does
@@ -224,7 +224,7 @@ func (r *Repo) Close() {
 	}
 	r.ring.wipe()
 	clear(r.nameKey)
-	clear(r.sumKey)
+	r.sums.wipe()
 	r.ring, r.secrets = nil, nil
 	r.segments.drop()
 }
@@ -344,20 +344,6 @@ func (r *Repo) reopen(ctx context.Context, raw []byte, secrets []Secret) (*keyri
 	}
 	clear(ringKey)
 	return c.unlock(secrets, ctx.Err)
-}
-
-// Sum is a keyed hash of content: equal for equal content in one repository, and of
-// no use to who has no key. It does not change when keys are rotated.
-func (r *Repo) Sum(b []byte) (s Sum) {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	if r.ring == nil {
-		return Sum{} // not known
-	}
-	h := hmac.New(sha256.New, r.sumKey)
-	h.Write(b)
-	copy(s[:], h.Sum(nil))
-	return s
 }
 
 // headKey is the key of the object of a head. Names never show in keys.
