@@ -339,7 +339,7 @@ func TestRepairBesideFirstPush(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if h, _, err := b.repo.Head(t.Context(), "w"); err != nil || h.Writer.Pool == repairedPool || len(h.Points) != 1 {
+			if h, _, err := b.repo.Head(t.Context(), "w"); err != nil || h.Writer.Pool == repairedPool || len(h.Recent) != 1 {
 				t.Errorf("the head is %+v, %v", h, err)
 			}
 		})
