@@ -12,6 +12,7 @@
 #   AT_ONCE              how many packages run at a time
 #   PANDO_TEST_SCRATCH   memory or disk: where temporary files are; default: memory, if there is enough
 #   PANDO_TEST_FULL=1    leaves nothing out
+#   PANDO_CHAOS          how long each test of test/remotechaos runs: 1m, with PANDO_TEST_FULL 1h
 #   RACE=1               uses the race detector, by default on the packages that use goroutines
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -47,7 +48,7 @@ done
 
 # Longest first, so that no processor idles at the end; those that measure the disk, one at a time, between the others.
 # Not from Go's cache, which does not see kernel and disks. Vet belongs to lint; without symbols programs link faster.
-order=(./test/crash ./internal/syncbench ./internal/replicate ./internal/engine ./internal/diagnose ./test/model
+order=(./test/crash ./test/remotechaos ./internal/syncbench ./internal/replicate ./internal/engine ./internal/diagnose ./test/model
   ./internal/bench ./internal/proof ./internal/cli ./cmd/pando ./internal/treecopy ./internal/iostat ./internal/driver/... ./internal/doctor)
 [ "$*" = ./... ] || order=()
 rm -f out/events.json out/usage.json

@@ -161,6 +161,7 @@ var table = map[string]layer{
 	"test/model":       {tests: []string{"internal/engine", "{drivers}"}},
 	"test/crash":       {tests: []string{"internal/bench", "internal/engine", "{drivers}"}},
 	"test/zfs":         {},
+	"test/remotechaos": {tests: []string{"internal/errs", "internal/objstore", "internal/replicate"}},
 	"test/buckets":     {tests: []string{"internal/objstore/servertest"}},
 	"test/layers":      {},
 	"tools/isolate":    {support: true, imports: []string{"internal/testfs"}},

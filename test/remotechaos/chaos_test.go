@@ -1,0 +1,348 @@
+//go:build linux && (amd64 || arm64)
+
+// Package remotechaos lets three pools work on one remote, with the real program, while requests fail, answers get
+// lost, processes are killed and stored objects are damaged. A model knows which points must be there and what is in
+// them:
+//
+//   - a point that a push reported stays until a prune or a delete removes it, and restores byte for byte;
+//   - of a push that was killed, each point that is listed restores as what was pushed;
+//   - a volume has one writer, who is the pool that took it over last;
+//   - verify finds each damage that changes what can be restored, and nothing where there is none;
+//   - whatever is done while something is damaged, nothing else is lost by it.
+//
+// Each run draws from a seed, which it prints: PANDO_SEED repeats it. PANDO_CHAOS says how long each test runs
+// (default: a minute, an hour with PANDO_TEST_FULL). Where hosts work in turn, the same seed leads to the same
+// commands; where they work at once, only the draws of each host are the same.
+package remotechaos
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"pando/internal/faulttest"
+	"pando/internal/objstore"
+	"pando/internal/objstore/servertest"
+	"pando/internal/replicate"
+	"pando/internal/testfs"
+)
+
+// How long each test runs.
+const (
+	defaultTime = time.Minute
+	fullTime    = time.Hour
+)
+
+var program string // the binary
+
+func TestMain(m *testing.M) {
+	if err := testfs.ShareMounts(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(testfs.WithProgram(&program, m.Run))
+}
+
+// shape is how a test goes: where the remote is, and whether the hosts work at once.
+type shape struct {
+	s3, atOnce bool
+}
+
+func (s shape) String() string {
+	return map[bool]string{false: "in-turn", true: "at-once"}[s.atOnce] + map[bool]string{false: "-file", true: "-s3"}[s.s3]
+}
+
+// TestRemoteChaos runs two of the four shapes, drawn so that each kind of store and each way to work is there; all four
+// with PANDO_TEST_FULL, or if a pattern names one.
+func TestRemoteChaos(t *testing.T) {
+	testfs.NotShort(t, "other processes do the work")
+	if err := faulttest.Available(); err != nil {
+		t.Skipf("SKIPPED: %v", err)
+	}
+	seed, length := settings(t)
+	named := strings.Contains(testRun(), "/")
+	for _, s := range []shape{{false, false}, {true, true}, {true, false}, {false, true}} {
+		if drawn := (seed%2 == 0) == (s.s3 == s.atOnce); !drawn && !named && !testfs.Full() {
+			continue
+		}
+		t.Run(s.String(), func(t *testing.T) {
+			t.Parallel()
+			newChaos(t, s, seed, length).run()
+		})
+	}
+}
+
+// settings are the seed, and how long each test runs.
+func settings(t *testing.T) (seed uint64, length time.Duration) {
+	length = defaultTime
+	if testfs.Full() {
+		length = fullTime
+	}
+	if text := os.Getenv("PANDO_CHAOS"); text != "" {
+		d, err := time.ParseDuration(text)
+		if err != nil {
+			t.Fatalf("PANDO_CHAOS: %v", err)
+		}
+		length = d
+	}
+
+	seed = rand.Uint64()
+	if text := os.Getenv("PANDO_SEED"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
+			t.Fatalf("PANDO_SEED: %v", err)
+		}
+		seed = n
+	}
+	t.Logf("repeat with PANDO_SEED=%d PANDO_CHAOS=%v", seed, length)
+	return seed, length
+}
+
+// chaos is one test: three hosts, their remote, and the model of it.
+type chaos struct {
+	t *testing.T
+	shape
+	seed uint64
+	r    *rand.Rand // of what happens while the hosts rest
+	end  time.Time
+
+	hosts   []*host
+	store   objstore.Store // the remote, without faults
+	url     string
+	weather *weather
+	older   map[string][][]byte // earlier contents of objects that are written over
+
+	auditDirs []string // for pools into which points are restored: of images, of trees
+
+	damaged bool // something is, so that commands may fail
+
+	mu     sync.Mutex // guards the model, and what follows
+	m      model
+	log    []string
+	wrong  []string
+	counts map[string]int
+}
+
+func newChaos(t *testing.T, s shape, seed uint64, length time.Duration) *chaos {
+	c := &chaos{t: t, shape: s, seed: seed, r: rand.New(rand.NewPCG(seed, 0)), older: map[string][][]byte{}, counts: map[string]int{}}
+	c.m = model{named: map[string]tree{}, heads: map[string]*head{}}
+	env := c.openStore()
+
+	dirs := []string{testfs.XFS(t, 4<<30), t.TempDir(), testfs.Btrfs(t, 4<<30)}
+	for i, dir := range dirs {
+		testfs.LeakCheck(t, dir)
+		h := &host{c: c, n: i, name: string(rune('a' + i)), pool: filepath.Join(dir, "pool"), env: env, trees: i == 2,
+			r: rand.New(rand.NewPCG(seed, uint64(i+1))), volumes: map[string]*volume{}}
+		c.hosts = append(c.hosts, h)
+		h.start(i == 1)
+	}
+	c.auditDirs = []string{t.TempDir(), testfs.Btrfs(t, 4<<30)}
+	for _, dir := range c.auditDirs {
+		testfs.LeakCheck(t, dir)
+	}
+	c.end = time.Now().Add(length)
+	return c
+}
+
+// openStore makes the place of the remote, and returns the environment in which commands reach it.
+func (c *chaos) openStore() (env []string) {
+	access := replicate.Access{Attempts: 3}
+	create := !c.s3
+	c.url = "file:" + filepath.Join(c.t.TempDir(), "remote")
+	direct := c.url
+	if c.s3 {
+		s := servertest.GoFakeS3(c.t)
+		proxy := servertest.NewProxy(c.t, s)
+		c.weather = &weather{proxy: proxy, r: rand.New(rand.NewPCG(c.seed, 100))}
+		direct = s.URL("chaos").String()
+		c.url = s.URLOf(servertest.Bucket, "chaos", proxy.URL).String()
+		values := s.Env()
+		access.Setting = func(name string) string { return values[name] }
+		for name, value := range values {
+			env = append(env, name+"="+value)
+		}
+	}
+	env = append(env, "PANDO_REMOTE_ATTEMPTS=4")
+
+	store, err := replicate.OpenStore(c.t.Context(), direct, access, create)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.store = store
+	return env
+}
+
+// run lets the hosts work and rest until the time is over, and then looks at everything.
+func (c *chaos) run() {
+	defer c.close()
+	defer c.explain()
+
+	for round := 0; !c.over(); round++ {
+		c.work()
+		c.rest(round)
+	}
+	if !c.failed() {
+		c.finish()
+	}
+}
+
+func (c *chaos) over() bool { return c.failed() || time.Now().After(c.end) }
+
+func (c *chaos) failed() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return len(c.wrong) > 0 || c.t.Failed()
+}
+
+// work is a round of random operations.
+func (c *chaos) work() {
+	c.weather.turn(true)
+	defer c.weather.turn(false)
+
+	if !c.atOnce {
+		for range 20 {
+			h := c.hosts[c.r.IntN(len(c.hosts))]
+			h.step()
+			if c.over() {
+				return
+			}
+			c.weather.turn(false)
+			c.reconcile(h)
+			c.weather.turn(true)
+		}
+		return
+	}
+
+	var wg sync.WaitGroup
+	for _, h := range c.hosts {
+		wg.Go(func() {
+			for range 8 + h.r.IntN(8) {
+				if c.over() {
+					return
+				}
+				h.step()
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// rest is when nobody works: what is listed is compared with the model, something may be damaged, points are restored.
+func (c *chaos) rest(round int) {
+	if c.failed() {
+		return
+	}
+	c.reconcile(c.hosts[c.r.IntN(len(c.hosts))])
+	c.remember()
+	if c.over() {
+		return
+	}
+	if round%2 == 0 {
+		c.damage()
+	} else {
+		c.audit(4)
+	}
+}
+
+// finish restores everything that must be there, and looks for what is left over.
+func (c *chaos) finish() {
+	c.note("finish", "restoring all points")
+	c.reconcile(c.hosts[0])
+	c.mustBeClean("at the end")
+	c.audit(-1)
+	c.nothingOver()
+	c.t.Logf("%d points restored at the end; %v", len(c.m.sure()), c.counts)
+}
+
+// nothingOver checks that two prunes leave nothing of what was killed.
+func (c *chaos) nothingOver() {
+	h := c.hosts[0]
+	for range 2 { // the first one sees the sessions of the dead, the second ends them
+		h.must("remote", "prune", "nas", "--patience", "1ns")
+	}
+	var found struct {
+		GarbageCount int   `json:"garbage_count"`
+		WorkingBytes int64 `json:"working_bytes"`
+		Unknown      []string
+	}
+	h.decode(h.must("verify", "nas", "--json"), &found)
+	if found.GarbageCount != 0 || found.WorkingBytes != 0 || len(found.Unknown) != 0 {
+		c.wrongf("LEAK: on the remote: %+v", found)
+	}
+}
+
+func (c *chaos) close() {
+	for _, h := range c.hosts {
+		if o := h.run(trouble{}, "deinit", "--force", "-q"); o.code != 0 {
+			c.wrongf("deinit of %s: %s", h.name, o)
+		}
+	}
+}
+
+// note writes a line of the log of operations.
+func (c *chaos) note(what, format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if what != "" {
+		c.counts[what]++
+	}
+	c.log = append(c.log, time.Now().UTC().Format("15:04:05.000 ")+fmt.Sprintf(format, args...))
+}
+
+// wrongf fails the test. The caller does not hold mu.
+func (c *chaos) wrongf(format string, args ...any) {
+	c.t.Helper()
+	c.mu.Lock()
+	c.wrong = append(c.wrong, fmt.Sprintf(format, args...))
+	c.log = append(c.log, time.Now().UTC().Format("15:04:05.000 ")+"WRONG: "+fmt.Sprintf(format, args...))
+	c.mu.Unlock()
+	c.t.Errorf(format, args...)
+}
+
+// explain says what led to a failure, and last what failed and how to repeat it.
+func (c *chaos) explain() {
+	if !c.t.Failed() {
+		return
+	}
+	if path := os.Getenv("PANDO_CHAOS_LOG"); path != "" {
+		_ = os.WriteFile(path, []byte(strings.Join(c.log, "\n")+"\n"), 0o600)
+	}
+	for _, line := range c.log[max(0, len(c.log)-120):] {
+		c.t.Log(line)
+	}
+	c.t.Logf("repeat with PANDO_SEED=%d and -run %s, which after these operations said:\n%s", c.seed, c.t.Name(), strings.Join(c.wrong, "\n"))
+}
+
+// pick draws one of a list; the zero value of an empty one.
+func pick[V any](r *rand.Rand, all []V) (v V) {
+	if len(all) == 0 {
+		return v
+	}
+	return all[r.IntN(len(all))]
+}
+
+func testRun() string {
+	for _, a := range os.Args {
+		if rest, ok := strings.CutPrefix(a, "-test.run="); ok {
+			return rest
+		}
+	}
+	return ""
+}
+
+// sample draws n of a list, all if n is negative.
+func sample[V any](r *rand.Rand, all []V, n int) []V {
+	all = slices.Clone(all)
+	r.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	if n < 0 {
+		return all
+	}
+	return all[:min(n, len(all))]
+}
