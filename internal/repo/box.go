@@ -14,14 +14,18 @@ import (
 // Versions of objects: byte 5 of each. A decoder refuses what is newer (TooNew), so an object may change only
 // together with it.
 const (
-	objectVersion = 1 // of all objects but those below
-	configVersion = 2 // of config: the version of the repository, see [Repo.Upgrade]
+	objectVersion   = 1 // of all objects but those below
+	configVersion   = 2 // of config: the version of the repository, see [Repo.Upgrade]
+	manifestVersion = 2 // of manifests: those of 1 are written as well
 )
 
 // newestVersion is the newest version of a type that this package reads and writes.
 func newestVersion(t objectType) byte {
-	if t == typeConfig {
+	switch t {
+	case typeConfig:
 		return configVersion
+	case typeManifest:
+		return manifestVersion
 	}
 	return objectVersion
 }
@@ -89,12 +93,13 @@ func checkPreamble(b []byte, t objectType) error {
 
 // header begins every object but config: with which key it is sealed.
 type header struct {
-	key  ID // of the master key
-	salt [saltSize]byte
+	version byte // of the object
+	key     ID   // of the master key
+	salt    [saltSize]byte
 }
 
 func (h header) append(b []byte, t objectType) []byte {
-	b = putPreamble(b, t, newestVersion(t))
+	b = putPreamble(b, t, h.version)
 	b = append(b, h.key[:]...)
 	return append(b, h.salt[:]...)
 }
@@ -107,6 +112,7 @@ func parseHeader(b []byte, t objectType) (header, error) {
 	if len(b) < headerSize {
 		return h, damaged("it has %d bytes, too few for a header", len(b))
 	}
+	h.version = b[versionAt]
 	copy(h.key[:], b[preambleSize:])
 	copy(h.salt[:], b[preambleSize+16:])
 	return h, nil

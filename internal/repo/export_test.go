@@ -33,3 +33,16 @@ func FrozenVolume() Volume {
 		Stream: bytes.Join([][]byte{b, a, text, text}, nil),
 	}
 }
+
+// FrozenVersion2 is the frozen block image and stream of version 2, and what they hold.
+func FrozenVersion2() (block, stream string, v Volume) {
+	a, b := noise(1, BlockBytes), noise(2, BlockBytes+100)
+	v = Volume{Size: golden2Size, Pieces: map[int64][]byte{}, Stream: bytes.Join([][]byte{b, a, b}, nil)}
+	for i := range int64(LeafPieces) {
+		v.Pieces[i*BlockBytes] = a
+	}
+	v.Pieces[CellBytes+BlockBytes] = a
+	v.Pieces[LevelBytes(1)] = b[:BlockBytes]
+	v.Pieces[golden2Size-BlockBytes-100] = b
+	return golden2Block, golden2Stream, v
+}

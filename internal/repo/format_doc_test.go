@@ -77,6 +77,7 @@ func TestFormatIsDocumented(t *testing.T) {
 
 type foreign struct {
 	t          *testing.T
+	dir        string
 	repository []byte
 	keys       map[string][]byte // by ID
 	first      []byte
@@ -84,7 +85,7 @@ type foreign struct {
 
 func (f *foreign) get(key string) []byte {
 	f.t.Helper()
-	b, err := os.ReadFile("testdata/v1/" + key)
+	b, err := os.ReadFile(f.dir + "/" + key)
 	f.must(err)
 	return b
 }
@@ -285,7 +286,7 @@ func TestAnotherProgramCanReadIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	for kind, who := range map[byte]age.Identity{1: x25519, 2: paper} {
-		f := &foreign{t: t}
+		f := &foreign{t: t, dir: "testdata/v1"}
 		f.openConfig(who, kind)
 
 		mac := hmac.New(sha256.New, f.expand(f.first, "pando names v1", 32))
@@ -350,9 +351,18 @@ func (f *foreign) page(b []byte, region int64, volume map[int64][]byte) {
 	if b[0] != 1 || n.u() != region {
 		f.t.Error("not the page of this region")
 	}
+	n.pieces(f, region<<30, volume)
+	if len(n.b) != 0 {
+		f.t.Error("bytes are left over")
+	}
+}
+
+// pieces reads what a page or a leaf lists, and what is there.
+func (n *numbers) pieces(f *foreign, at int64, volume map[int64][]byte) {
+	f.t.Helper()
 	frames := n.frames(n.segments())
 	sums := f.expand(f.first, "pando sums v1", 32)
-	at, expect := region<<30, int64(0)
+	expect := int64(0)
 	for range n.u() {
 		gap := n.u()
 		at += gap >> 1 * 4096
@@ -371,7 +381,119 @@ func (f *foreign) page(b []byte, region int64, volume map[int64][]byte) {
 		at += size
 		expect++
 	}
+}
+
+// node reads a node of a map of version 2, and all below it. It returns how many pieces it found, and of how many bytes.
+func (f *foreign) node(b []byte, level, index int64, volume map[int64][]byte) (pieces, bytes int64) {
+	f.t.Helper()
+	n := &numbers{b[3:]}
+	if b[0] != 2 || int64(b[2]) != level || n.u() != index {
+		f.t.Errorf("not node %d of level %d", index, level)
+	}
+	if b[1] == 0 {
+		before := len(volume)
+		n.pieces(f, index*(512<<10<<(5*level)), volume)
+		for at, c := range volume {
+			if at/(512<<10<<(5*level)) == index {
+				bytes += int64(len(c))
+			}
+		}
+		if len(n.b) != 0 {
+			f.t.Error("bytes are left over")
+		}
+		return int64(len(volume) - before), bytes
+	}
+	segments := n.segments()
+	there := binary.LittleEndian.Uint32(n.take(4))
+	l := loose{0, 0, 56}
+	for slot := range int64(32) {
+		if there&(1<<slot) == 0 {
+			continue
+		}
+		child := n.loose(&l, segments)
+		wantPieces, wantBytes := n.u(), n.u()
+		p, b := f.node(f.frame(child), level-1, index*32+slot, volume)
+		if p != wantPieces || b != wantBytes {
+			f.t.Errorf("%d pieces of %d bytes, not %d of %d", p, b, wantPieces, wantBytes)
+		}
+		pieces, bytes = pieces+p, bytes+b
+	}
 	if len(n.b) != 0 {
 		f.t.Error("bytes are left over")
+	}
+	return pieces, bytes
+}
+
+func TestAnotherProgramCanReadVersion2(t *testing.T) {
+	who, err := age.ParseX25519Identity(repo.FrozenIdentity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &foreign{t: t, dir: "testdata/v2"}
+	f.openConfig(who, 1)
+	block, stream, want := repo.FrozenVersion2()
+
+	if b := f.get("manifests/" + block); b[5] != 2 || f.get("config")[5] != 2 {
+		t.Error("not of version 2")
+	}
+	n := &numbers{f.object("manifests/" + block)}
+	var manifest struct {
+		Size int64 `json:"size"`
+	}
+	f.must(json.Unmarshal(n.take(n.u()), &manifest))
+	segments := n.segments()
+	for _, s := range segments {
+		if size := n.u(); size != int64(len(f.get(fmt.Sprintf("segments/%s/%d", id(s.session), s.n)))) {
+			t.Errorf("segment %d is said to have %d bytes", s.n, size)
+		}
+	}
+	if n.u() != 1 {
+		t.Fatal("no map")
+	}
+	l := loose{0, 0, 56}
+	root := n.loose(&l, segments)
+	pieces, bytes := n.u(), n.u()
+	level := int64(0)
+	for 512<<10<<(5*level) < manifest.Size {
+		level++
+	}
+	volume := map[int64][]byte{}
+	if p, b := f.node(f.frame(root), level, 0, volume); p != pieces || b != bytes {
+		t.Errorf("%d pieces of %d bytes, not %d of %d", p, b, pieces, bytes)
+	}
+	if n.u() != 0 {
+		t.Error("a volume has a stream")
+	}
+	extensions := map[string]string{}
+	for range n.u() {
+		name := string(n.take(n.u()))
+		if n.take(1)[0] != 0 {
+			t.Error("an extension is critical")
+		}
+		extensions[name] = string(n.take(n.u()))
+	}
+	if len(n.b) != 0 || manifest.Size != want.Size || !reflect.DeepEqual(volume, want.Pieces) {
+		t.Errorf("the volume is not what was written: %d bytes, %d pieces", manifest.Size, len(volume))
+	}
+	if !reflect.DeepEqual(extensions, map[string]string{"labels": `{"team":"storage"}`, "x.empty": ""}) {
+		t.Error(extensions)
+	}
+
+	n = &numbers{f.object("manifests/" + stream)}
+	n.take(n.u())
+	segments = n.segments()
+	for range segments {
+		n.u()
+	}
+	if n.u() != 0 {
+		t.Error("a stream has a map")
+	}
+	l = loose{0, 0, 56}
+	var got []byte
+	for range n.u() {
+		got = append(got, f.frame(n.loose(&l, segments))...)
+	}
+	if n.u() != 0 || len(n.b) != 0 || string(got) != string(want.Stream) {
+		t.Error("the stream is not what was written")
 	}
 }

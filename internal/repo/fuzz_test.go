@@ -47,9 +47,9 @@ func seeds(f *testing.F, all ...[]byte) {
 func contentOf(f *testing.F, r *Repo, m *memory, t objectType) (all [][]byte) {
 	for _, key := range m.keys() {
 		if o := m.data(key); objectType(o[4]) == t {
-			content, err := r.unseal(f.Context(), t, key, o, maxManifestBytes)
+			opened, err := r.unseal(f.Context(), t, key, o, maxManifestBytes)
 			must(f, err)
-			all = append(all, content)
+			all = append(all, opened.content)
 		}
 	}
 	if len(all) == 0 {
@@ -83,7 +83,7 @@ func FuzzManifest(f *testing.F) {
 	_, r, m := golden(f)
 	seeds(f, contentOf(f, r, m, typeManifest)...)
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, err := decodeManifest(b)
+		m, err := decodeManifest(b, 1)
 		if refused(t, err) {
 			return
 		}
@@ -91,7 +91,7 @@ func FuzzManifest(f *testing.F) {
 		if err != nil {
 			return // a time that has no text
 		}
-		m2, err := decodeManifest(again)
+		m2, err := decodeManifest(again, 1)
 		if err != nil || !sameJSON(m, m2) || !reflect.DeepEqual([]any{m.Pages, m.Stream, m.Uses}, []any{m2.Pages, m2.Stream, m2.Uses}) {
 			t.Errorf("read as %+v, then as %+v, %v", m, m2, err)
 		}

@@ -163,9 +163,9 @@ func TestObjectsAreBoundToTheirPlace(t *testing.T) {
 		if objectType(o[4]) == typeSegment {
 			continue
 		}
-		content, err := r.unseal(ctx, objectType(o[4]), key, o, maxManifestBytes)
+		opened, err := r.unseal(ctx, objectType(o[4]), key, o, maxManifestBytes)
 		must(t, err)
-		sealed, err := other.seal(objectType(o[4]), key, content, maxManifestBytes)
+		sealed, err := other.seal(objectType(o[4]), key, opened.content, maxManifestBytes)
 		must(t, err)
 		foreign.set(key, sealed)
 		if _, err := other.unseal(ctx, objectType(o[4]), key, sealed, maxManifestBytes); err != nil {
@@ -222,9 +222,9 @@ func TestObjectsAreWhatTheirKeySays(t *testing.T) {
 	g, r, m := golden(t)
 	put := func(typ objectType, from, to string) {
 		t.Helper()
-		content, err := r.unseal(ctx, typ, from, m.data(from), maxManifestBytes)
+		opened, err := r.unseal(ctx, typ, from, m.data(from), maxManifestBytes)
 		must(t, err)
-		sealed, err := r.seal(typ, to, content, maxManifestBytes)
+		sealed, err := r.seal(typ, to, opened.content, maxManifestBytes)
 		must(t, err)
 		m.set(to, sealed)
 	}

@@ -33,10 +33,13 @@ func (m *Manifest) check() error {
 		return damaged("its volume has %d bytes", m.SizeBytes)
 	case !m.Content.known():
 		return damaged("its content is of unknown kind %q", m.Content)
-	case m.Content == Block && len(m.Stream) > 0, m.Content.Chained() && len(m.Pages) > 0:
+	case m.Content == Block && len(m.Stream) > 0, m.Content.Chained() && (len(m.Pages) > 0 || m.Map != NodeRef{}):
 		return damaged("its content is not all of kind %q", m.Content)
 	case len(m.Uses) > maxUses || len(m.Stream) > maxStream || len(m.Pages) > maxPages:
 		return damaged("it lists %d pages, %d frames and %d segments", len(m.Pages), len(m.Stream), len(m.Uses))
+	}
+	if err := m.checkVersion(); err != nil {
+		return err
 	}
 	uses := m.Uses
 	byPlace := func(a, b Use) int { return compareSegments(a.Segment, b.Segment) }
@@ -44,7 +47,7 @@ func (m *Manifest) check() error {
 		uses = slices.SortedFunc(slices.Values(uses), byPlace)
 	}
 	for i, u := range uses {
-		if u.Bytes <= 0 || u.Bytes > maxUseBytes {
+		if m.Version < 2 && (u.Bytes <= 0 || u.Bytes > maxUseBytes) {
 			return damaged("it uses %d bytes of segment %s", u.Bytes, u.Segment)
 		}
 		if i > 0 && uses[i-1].Segment == u.Segment {
@@ -66,8 +69,17 @@ func (m *Manifest) check() error {
 			return err
 		}
 	}
-	return nil
+	if m.Map == (NodeRef{}) {
+		return nil
+	}
+	if err := m.Map.check(m.Root()); err != nil {
+		return err
+	}
+	return checkUsed(m.Map.Frame, MaxNodeBytes, uses)
 }
+
+// Root is the root of the map of a manifest of version 2.
+func (m *Manifest) Root() NodeAt { return NodeAt{NodeRef: m.Map, Level: RootLevel(m.SizeBytes)} }
 
 func checkUsed(f Frame, limit uint32, uses []Use) error {
 	_, listed := slices.BinarySearchFunc(uses, f.Segment, func(u Use, s Segment) int { return compareSegments(u.Segment, s) })
@@ -80,6 +92,9 @@ func checkUsed(f Frame, limit uint32, uses []Use) error {
 // encode makes the content of a manifest's object: its fields as JSON, then the
 // segments, pages and frames in binary.
 func (m *Manifest) encode() ([]byte, error) {
+	if m.Version == 2 {
+		return m.encode2()
+	}
 	uses := slices.Clone(m.Uses)
 	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
 	out := *m
@@ -175,7 +190,10 @@ func (l *looseFrame) read(r *reader, segments []Segment, limit uint32) Frame {
 	return f
 }
 
-func decodeManifest(b []byte) (Manifest, error) {
+func decodeManifest(b []byte, version byte) (Manifest, error) {
+	if version == 2 {
+		return decodeManifest2(b)
+	}
 	var m Manifest
 	r := &reader{b: b}
 	fields := r.take("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
@@ -238,12 +256,19 @@ func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 	if err := m.check(); err != nil {
 		return about(op, m.ID.String(), invalid(err))
 	}
+	version := byte(objectVersion)
+	if m.Version == 2 {
+		if now, err := r.Version(); err != nil || now < 2 { // a program of version 1 must not find it
+			return errs.New(errs.Internal, op, m.ID.String(), "the repository is of version %d, not 2", now)
+		}
+		version = 2
+	}
 	content, err := m.encode()
 	if err != nil {
 		return about(op, m.ID.String(), err)
 	}
 	key := manifestKey(m.ID)
-	object, err := r.seal(typeManifest, key, content, maxManifestBytes)
+	object, err := r.sealVersion(typeManifest, version, key, content, maxManifestBytes)
 	if err != nil {
 		return about(op, m.ID.String(), err)
 	}
@@ -263,11 +288,11 @@ func (r *Repo) putNew(ctx context.Context, key string, object []byte) error {
 // TooNew.
 func (r *Repo) Manifest(ctx context.Context, id ID) (Manifest, error) {
 	const op = "read manifest"
-	content, _, err := r.get(ctx, typeManifest, manifestKey(id), maxManifestBytes)
+	o, err := r.getObject(ctx, typeManifest, manifestKey(id), maxManifestBytes)
 	if err != nil {
 		return Manifest{}, about(op, id.String(), err)
 	}
-	m, err := decodeManifest(content)
+	m, err := decodeManifest(o.content, o.format)
 	if err == nil && m.ID != id {
 		err = damaged("it is manifest %s", m.ID)
 	}

@@ -25,6 +25,11 @@ const readAhead = 8
 
 // seal makes a metadata object for a key.
 func (r *Repo) seal(t objectType, key string, content []byte, limit int) ([]byte, error) {
+	return r.sealVersion(t, objectVersion, key, content, limit)
+}
+
+// sealVersion is seal for an object of a version.
+func (r *Repo) sealVersion(t objectType, version byte, key string, content []byte, limit int) ([]byte, error) {
 	if len(content) > limit {
 		return nil, errs.New(errs.Invalid, "", "", "it would take %d bytes, more than %d", len(content), limit)
 	}
@@ -32,43 +37,59 @@ func (r *Repo) seal(t objectType, key string, content []byte, limit int) ([]byte
 	if err != nil {
 		return nil, err
 	}
+	h.version = version
 	return sealMeta(aead, h, t, r.id, key, content, r.env.pack), nil
 }
 
+// opened is a metadata object that was read.
+type opened struct {
+	content []byte
+	format  byte             // version of the object
+	version objstore.Version // in the store
+}
+
 // unseal is the content of a metadata object that was read from a key.
-func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) ([]byte, error) {
+func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) (opened, error) {
 	h, err := parseHeader(object, t)
 	if err != nil {
-		return nil, err
+		return opened{}, err
 	}
 	aead, err := r.cipher(ctx, h, infoMetadata)
 	if err != nil {
-		return nil, err
+		return opened{}, err
 	}
-	return openMeta(aead, object, r.id, key, limit)
+	content, err := openMeta(aead, object, r.id, key, limit)
+	return opened{content: content, format: h.version}, err
 }
 
 // get reads a metadata object. What does not authenticate is read once more: a bit may have flipped on its way.
 func (r *Repo) get(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
-	content, version, err := r.getOnce(ctx, t, key, limit)
+	o, err := r.getObject(ctx, t, key, limit)
+	return o.content, o.version, err
+}
+
+// getObject is get with all that there is to know of the object.
+func (r *Repo) getObject(ctx context.Context, t objectType, key string, limit int) (opened, error) {
+	o, err := r.getOnce(ctx, t, key, limit)
 	if errs.Is(err, errs.Damaged) {
 		return r.getOnce(ctx, t, key, limit)
 	}
-	return content, version, err
+	return o, err
 }
 
-func (r *Repo) getOnce(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
+func (r *Repo) getOnce(ctx context.Context, t objectType, key string, limit int) (opened, error) {
 	// What is packed is never larger than what is not.
 	most := int64(limit) + headerSize + metaSize + tagSize
 	object, info, err := r.store.Get(ctx, key, 0, most+1)
 	if err != nil {
-		return nil, "", err
+		return opened{}, err
 	}
 	if int64(len(object)) > most {
-		return nil, "", damaged("it has more than %d bytes", most)
+		return opened{}, damaged("it has more than %d bytes", most)
 	}
-	content, err := r.unseal(ctx, t, key, object, limit)
-	return content, info.Version, err
+	o, err := r.unseal(ctx, t, key, object, limit)
+	o.version = info.Version
+	return o, err
 }
 
 // names yields the IDs in the keys under a prefix. Other keys are not ours.

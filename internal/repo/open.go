@@ -367,7 +367,7 @@ func (r *Repo) fresh(info string) (header, cipher.AEAD, error) {
 		return h, nil, errClosed()
 	}
 	k := r.ring.current()
-	h.key = k.id
+	h.version, h.key = objectVersion, k.id
 	r.env.fill(h.salt[:])
 	return h, newAEAD(derive(k.secret, h.salt[:], info, keySize)), nil
 }

@@ -85,8 +85,15 @@ type Page struct {
 // Use is a segment that a manifest needs, and how much of it.
 type Use struct {
 	Segment Segment
-	Bytes   int64  // stored bytes of frames that the manifest refers to, once for every page that does (never 0)
+	Bytes   int64  // stored bytes of frames that the manifest refers to, once for every page that does (never 0); 0 in version 2
 	Size    uint32 // bytes of the object; 0: not known
+}
+
+// Extension is something about a point that this version of the format does not describe.
+type Extension struct {
+	Name     string // a-z, 0-9, dots and hyphens, at most 64 bytes
+	Critical bool   // who does not know it must not use the manifest
+	Data     []byte
 }
 
 // Origin says what a volume was cloned from.
@@ -115,9 +122,15 @@ type Manifest struct {
 	Added       int64     `json:"added"`           // bytes that were stored for it
 	Sizes       []uint32  `json:"sizes,omitempty"` // only in the object: of Uses, in their order
 
-	Pages  []Page  `json:"-"` // of Block, in order of region
-	Stream []Frame `json:"-"` // of Stream and Tree, in order
-	Uses   []Use   `json:"-"` // all segments that Pages, their pieces and Stream are in
+	Version    int         `json:"-"` // of the object: 2, or 1, which 0 also means
+	Stream     []Frame     `json:"-"` // of Stream, in order
+	Pages      []Page      `json:"-"` // of Block, in order of region; only in version 1
+	Map        NodeRef     `json:"-"` // of Block: the root, of RootLevel(SizeBytes); zero: all is zero. Only in version 2
+	Extensions []Extension `json:"-"` // in order of name; only in version 2
+
+	// Of version 1: all segments that Pages, their pieces and Stream are in. Of version 2: those that Map and Stream are
+	// in, and all that its session had written until then.
+	Uses []Use `json:"-"`
 }
 
 // Writer is who may write a head.
