@@ -56,7 +56,9 @@ type shape struct {
 }
 
 func (s shape) String() string {
-	return map[bool]string{false: "in-turn", true: "at-once"}[s.atOnce] + map[bool]string{false: "-file", true: "-s3"}[s.s3]
+	how := map[bool]string{false: "in-turn", true: "at-once"}
+	where := map[bool]string{false: "-file", true: "-s3"}
+	return how[s.atOnce] + where[s.s3]
 }
 
 // TestRemoteChaos runs two of the four shapes, drawn so that each kind of store and each way to work is there; all four
@@ -131,7 +133,8 @@ type chaos struct {
 }
 
 func newChaos(t *testing.T, s shape, seed uint64, length time.Duration) *chaos {
-	c := &chaos{t: t, shape: s, seed: seed, r: rand.New(rand.NewPCG(seed, 0)), older: map[string][][]byte{}, counts: map[string]int{}}
+	c := &chaos{t: t, shape: s, seed: seed, r: rand.New(rand.NewPCG(seed, 0))}
+	c.older, c.counts = map[string][][]byte{}, map[string]int{}
 	c.m = model{named: map[string]tree{}, heads: map[string]*head{}}
 	env := c.openStore()
 
@@ -317,7 +320,8 @@ func (c *chaos) explain() {
 	for _, line := range c.log[max(0, len(c.log)-120):] {
 		c.t.Log(line)
 	}
-	c.t.Logf("repeat with PANDO_SEED=%d and -run %s, which after these operations said:\n%s", c.seed, c.t.Name(), strings.Join(c.wrong, "\n"))
+	c.t.Logf("repeat with PANDO_SEED=%d RUN=%s, which after these operations said:\n%s",
+		c.seed, c.t.Name(), strings.Join(c.wrong, "\n"))
 }
 
 // pick draws one of a list; the zero value of an empty one.

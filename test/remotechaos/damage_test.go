@@ -217,7 +217,8 @@ func (c *chaos) mend(w wound) {
 		}
 	}
 	for key, before := range w.before {
-		if now := c.get(key); now == nil && w.after[key] == nil || now != nil && w.after[key] != nil && bytes.Equal(now, w.after[key]) {
+		now, after := c.get(key), w.after[key]
+		if (now == nil) == (after == nil) && bytes.Equal(now, after) {
 			c.put(key, before)
 		}
 	}
@@ -251,7 +252,8 @@ func (c *chaos) auditor(trees bool, points []found) {
 	if trees {
 		dir, args = c.auditDirs[1], []string{"init", "-q", "--driver", "btrfs"}
 	}
-	h := &host{c: c, n: -1, name: "auditor", pool: filepath.Join(dir, "pool"), env: c.hosts[0].env, trees: trees, r: c.r, volumes: map[string]*volume{}}
+	h := &host{c: c, n: -1, name: "auditor", pool: filepath.Join(dir, "pool"), env: c.hosts[0].env, trees: trees, r: c.r}
+	h.volumes = map[string]*volume{}
 	h.must(args...)
 	h.must("remote", "add", "nas", c.url, "-q", "--no-create", "--identity", pick(c.r, c.hosts).identity())
 	for _, f := range points {

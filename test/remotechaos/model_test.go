@@ -143,7 +143,9 @@ func (m *model) contents(head, point string) []tree {
 
 // tried reports whether a point may have been pushed after a time.
 func (m *model) tried(head string, after time.Time) bool {
-	return slices.ContainsFunc(m.attempts, func(a *attempt) bool { return a.head == head && (a.to.IsZero() || a.to.After(after)) })
+	return slices.ContainsFunc(m.attempts, func(a *attempt) bool {
+		return a.head == head && (a.to.IsZero() || a.to.After(after))
+	})
 }
 
 // removing reports whether something may have removed a point of a head since a time: not the one that is its newest.
@@ -271,7 +273,8 @@ func (c *chaos) compareHead(l listed) (wrong []string) {
 		}
 	}
 	if !h.canPush(l.WriterPool) {
-		wrong = append(wrong, h.name+" has the writer "+l.WriterPool+", which should be "+strings.Join(slices.Sorted(maps.Keys(h.writers)), " or "))
+		want := strings.Join(slices.Sorted(maps.Keys(h.writers)), " or ")
+		wrong = append(wrong, "FENCING: "+h.name+" has the writer "+l.WriterPool+", which should be "+want)
 	}
 	h.writers = map[string]bool{l.WriterPool: true}
 	return wrong

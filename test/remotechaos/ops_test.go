@@ -253,7 +253,8 @@ func (h *host) reported(a *attempt, all []pushed, before bool, v *volume) (wrong
 			pt = &point{}
 			hd.points[p.Point] = pt
 		case i == last && !pt.may(a.content):
-			wrong = append(wrong, fmt.Sprintf("%s@%s holds something else: %s", p.Volume, p.Point, pt.contents[0].differs(a.content)))
+			how := pt.contents[0].differs(a.content)
+			wrong = append(wrong, fmt.Sprintf("%s@%s holds something else: %s", p.Volume, p.Point, how))
 		}
 		pt.state = sure
 		if i == last || len(pt.contents) == 0 {
@@ -327,7 +328,8 @@ func (h *host) compare(v *volume, f found, o outcome) {
 	}
 	h.c.mu.Unlock()
 	if !same {
-		h.c.wrongf("%s: %s restored something else than was pushed (%d candidates): %s", h.name, o, len(want), v.content.differs(want[0]))
+		how := v.content.differs(want[0])
+		h.c.wrongf("%s: %s restored something else than was pushed (%d candidates): %s", h.name, o, len(want), how)
 	}
 }
 
@@ -434,7 +436,8 @@ func (h *host) afterFailedUpdate(name string, v *volume) {
 	}
 	h.c.mu.Unlock()
 	if !ok {
-		h.c.wrongf("%s: after a pull that failed %s is neither what it was nor a point: %s", h.name, name, now.differs(v.content))
+		how := now.differs(v.content)
+		h.c.wrongf("%s: after a pull that failed %s is neither what it was nor a point: %s", h.name, name, how)
 	}
 	v.content = now
 }
