@@ -123,7 +123,8 @@ type chaos struct {
 
 	auditDirs []string // for pools into which points are restored: of images, of trees
 
-	damaged bool // something is, so that commands may fail
+	damaged bool    // something is, so that commands may fail
+	during  []found // points that were pushed since it is
 
 	mu     sync.Mutex // guards the model, and what follows
 	m      model

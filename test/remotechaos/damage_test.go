@@ -156,7 +156,7 @@ func (c *chaos) damage() {
 		}
 	}
 	c.mend(w)
-	c.damaged = false
+	c.damaged, c.during = false, nil
 	if !c.failed() {
 		c.reconcile(c.hosts[c.r.IntN(len(c.hosts))])
 		c.mustBeClean("after " + w.String() + " was mended")
@@ -195,6 +195,13 @@ func (c *chaos) harmless(w wound) {
 	}
 }
 
+// shows reports whether a push must notice a damage: all segments and manifests that it needs are there, with their
+// sizes, before it says that it has succeeded.
+func (w wound) shows() bool {
+	p := prefix(w.key)
+	return (p == "segments" || p == "manifests") && (w.kind == "delete" || w.kind == "truncate")
+}
+
 // mend undoes a damage, by the means that pando has or by putting back what was there.
 func (c *chaos) mend(w wound) {
 	h := c.hosts[c.r.IntN(len(c.hosts))]
@@ -215,6 +222,11 @@ func (c *chaos) mend(w wound) {
 				h.pushRef(name, name, "", v, v.content, [][]string{nil, {"--full"}}[c.r.IntN(2)]...)
 			}
 		}
+	}
+	if w.shows() && !c.failed() {
+		c.reconcile(h)
+		c.note("during", "AUDIT of %d points that were pushed during %s", len(c.during), w)
+		c.restoreAll(slices.DeleteFunc(c.during, func(f found) bool { return f.state != sure }))
 	}
 	for key, before := range w.before {
 		now, after := c.get(key), w.after[key]
@@ -238,6 +250,11 @@ func (c *chaos) audit(n int) {
 	points := sample(c.r, c.m.sure(), n)
 	c.mu.Unlock()
 	c.note("audit", "AUDIT of %d points", len(points))
+	c.restoreAll(points)
+}
+
+// restoreAll restores points into new pools.
+func (c *chaos) restoreAll(points []found) {
 	for _, trees := range []bool{false, true} {
 		mine := slices.DeleteFunc(slices.Clone(points), func(f found) bool { return f.head.trees != trees })
 		if len(mine) > 0 && !c.failed() {
@@ -269,18 +286,17 @@ func (c *chaos) auditor(trees bool, points []found) {
 // restore restores a point, compares it, and removes it.
 func (h *host) restore(f found) {
 	v := &volume{name: h.fresh("r")}
-	o := outcome{}
-	if f.head.golden {
-		o = h.run(trouble{}, "pull", "nas", f.ref(), "-q")
-	} else {
-		o = h.run(trouble{}, "pull", "nas", f.ref(), "--as", v.name, "-q")
+	as, golden := v.name, h.fresh("g")
+	if f.head.golden { // a clone may have brought the generation of this number that was pushed before
+		as = golden
 	}
+	o := h.run(trouble{}, "pull", "nas", f.ref(), "--as", as, "-q")
 	if o.code != 0 {
 		h.c.wrongf("LOST: %s cannot be restored: %s", f.ref(), o)
 		return
 	}
 	if f.head.golden {
-		h.must("clone", f.ref(), v.name)
+		h.must("clone", golden+"@"+f.name, v.name)
 	}
 	h.compare(v, f, o)
 	h.must("destroy", v.name)

@@ -260,6 +260,9 @@ func (h *host) reported(a *attempt, all []pushed, before bool, v *volume) (wrong
 		if i == last || len(pt.contents) == 0 {
 			pt.contents = contents
 		}
+		if i == last && c.damaged {
+			c.during = append(c.during, found{hd, p.Point, pt})
+		}
 		if c.m.removing(p.Volume, i == last && !p.Unchanged && !p.Golden && a.snapshot == "", a.from) {
 			pt.state = doubtful
 		}
