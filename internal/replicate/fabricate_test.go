@@ -133,7 +133,7 @@ func (b *bench) push(ctx context.Context, r *repo.Repo, volume, point string, si
 		if err != nil {
 			return nil, err
 		}
-		if !lists(bh, base.manifest.ID) {
+		if !slices.ContainsFunc(bh.Recent, func(x repo.Point) bool { return x.Manifest == base.manifest.ID }) {
 			return nil, errs.New(errs.Conflict, "push", volume, "the base is gone")
 		}
 		maps.Copy(m.content, base.content)

@@ -5,6 +5,8 @@ import (
 	"context"
 	"slices"
 	"strconv"
+	"sync"
+	"time"
 
 	"pando/internal/engine"
 	"pando/internal/errs"
@@ -27,6 +29,7 @@ type headWriter struct {
 	remote string // its name, for hints
 	me     repo.Writer
 
+	free           *sync.Map         // by reference there: pages of points in which the name is not
 	replace        map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
 	memory         headMemory        // what this pool remembers of heads
 	acceptRollback bool              // go on with a head that is older than that
@@ -43,13 +46,11 @@ type claim struct{ epoch uint64 }
 
 func (h headState) claim() claim { return claim{h.Epoch} }
 
-// point finds the point of a manifest.
-func (h headState) point(manifest repo.ID) (repo.Point, bool) {
-	i := slices.IndexFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == manifest })
-	if i < 0 {
-		return repo.Point{}, false
-	}
-	return h.Recent[i], true
+// listed finds the point of a manifest that was pushed just now: it is a recent one, or in the place of an older one.
+func (w *headWriter) listed(ctx context.Context, h headState, m *repo.Manifest) (repo.Point, bool, error) {
+	seq := w.replace[h.Name+"@"+m.Point]
+	return findPoint(ctx, w.repo, h.Head, func(p repo.PointPage) bool { return p.First <= seq && seq <= p.Last },
+		func(x repo.Point) bool { return x.Manifest == m.ID })
 }
 
 // readHead reads a head; one that is not there is a zero one.
@@ -106,7 +107,7 @@ func (w *headWriter) notOlder(h headState) error {
 func (w *headWriter) older(h headState) string { return w.memory.older(&h.Head, h.version != "") }
 
 // fits is nil if a point can go into a head. Conflict, Exists, Damaged.
-func (w *headWriter) fits(h headState, pt engine.Point) error {
+func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) error {
 	if err := cmp.Or(w.mayWrite(h), w.notOlder(h)); err != nil {
 		return err
 	}
@@ -122,13 +123,32 @@ func (w *headWriter) fits(h headState, pt engine.Point) error {
 		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
 			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"), errs.Run("remote delete", w.remote, h.Name))
 	}
-	for _, x := range h.Recent {
-		if x.Name == pt.Name && x.Source != string(pt.ID) {
-			return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
-				WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
-		}
+	_, taken, err := findPoint(ctx, w.repo, h.Head, w.mayName(h.Name, pt.Name), func(x repo.Point) bool { return x.Name == pt.Name && x.Source != string(pt.ID) })
+	if taken {
+		return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
+			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
-	return nil
+	if err == nil && w.free != nil {
+		w.free.Store(h.Name+"@"+pt.Name, h.Pages)
+	}
+	return err
+}
+
+// mayName selects the pages of a head in which a point of a name can be. Names that pushes make tell when that was, so
+// that an ordinary push reads no page; for others each page is read once.
+func (w *headWriter) mayName(head, name string) func(repo.PointPage) bool {
+	made, auto := pushTime(name)
+	var free []repo.PointPage
+	if w.free != nil {
+		known, _ := w.free.Load(head + "@" + name)
+		free, _ = known.([]repo.PointPage)
+	}
+	return func(p repo.PointPage) bool {
+		if auto && p.To.Before(made.Add(-time.Second)) {
+			return false
+		}
+		return !slices.ContainsFunc(free, func(x repo.PointPage) bool { return x.ID == p.ID })
+	}
 }
 
 // commit adds a manifest to the head, if this session and this pool may still do so: h is as
@@ -142,8 +162,8 @@ func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState,
 			if h, err = w.readHead(ctx, h.Name); err != nil {
 				return h, repo.Point{}, err
 			}
-			if at, ok := h.point(m.ID); ok {
-				return h, at, nil
+			if at, ok, err := w.listed(ctx, h, m); ok || err != nil {
+				return h, at, err
 			}
 			// Somebody else wrote it: it may have been a prune that has given this session
 			// up. It says so in the head before it takes the session away.
@@ -154,14 +174,17 @@ func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState,
 		if err := w.holds(h, c); err != nil {
 			return h, repo.Point{}, err
 		}
-		if err := w.fits(h, pt); err != nil {
+		if err := w.fits(ctx, h, pt); err != nil {
 			return h, repo.Point{}, err
 		}
 		if slices.Contains(h.Fenced, l.id) {
 			return h, repo.Point{}, errEnded
 		}
 
-		next, at := w.withPoint(h, pt, m)
+		next, at, err := w.withPoint(ctx, l, h, pt, m)
+		if err != nil {
+			return h, repo.Point{}, err
+		}
 		v, err := w.repo.PutHead(ctx, next.Head, h.version)
 		if err == nil {
 			next.version = v
@@ -173,9 +196,9 @@ func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState,
 	}
 }
 
-// withPoint is the head with one more point. Only a head that is nobody's gets a writer by
-// this: see holds.
-func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point) {
+// withPoint is the head with one more point; what is too much for the head is in pages then. Only a head that is nobody's
+// gets a writer by this: see holds.
+func (w *headWriter) withPoint(ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point, error) {
 	back := w.older(h) != ""
 	switch {
 	case h.Gone:
@@ -200,18 +223,22 @@ func (w *headWriter) withPoint(h headState, pt engine.Point, m *repo.Manifest) (
 	if o := m.Origin; o != nil {
 		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
 	}
-	if w.inPlace(&h, &at) {
-		return h, at
+	pages := repo.PagePutter{Repo: w.repo, Session: func(context.Context) (repo.ID, error) { return l.id, nil }}
+	if is, err := w.inPlace(ctx, pages, &h, &at); is || err != nil {
+		return h, at, err
 	}
 	h.NextSeq++
 	// An older generation, or snapshot, that is pushed later is not what the golden or
 	// volume is now.
-	now := h.Newest()
-	if h.Latest = 0; now >= 0 && older(pt, h.Recent[now]) {
-		h.Latest = h.Recent[now].Seq
+	now, any, err := newestOf(ctx, w.repo, h.Head)
+	if err != nil {
+		return h, at, err
+	}
+	if h.Latest = 0; any && older(pt, now) {
+		h.Latest = now.Seq
 	}
 	h.Recent = append(slices.Clone(h.Recent), at)
-	return h, at
+	return h, at, pages.Shrink(ctx, &h.Head)
 }
 
 // older reports whether a point is an older state than the newest that a head has. The

@@ -2,6 +2,7 @@ package replicate
 
 import (
 	"context"
+	"errors"
 
 	"pando/internal/errs"
 	"pando/internal/ref"
@@ -16,14 +17,31 @@ const headTries = 20
 // nothing to do; it may be called several times. The head is returned as it is
 // then. NotFound, Conflict (others do not stop writing), and change's errors.
 func changeHead(ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head) (bool, error)) (repo.Head, error) {
+	return changePoints(ctx, r, op, name, func(h *repo.Head, _ repo.PagePutter) (bool, error) { return change(h) })
+}
+
+// changePoints is changeHead for changes that may rewrite pages of points.
+func changePoints(ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head, repo.PagePutter) (bool, error)) (repo.Head, error) {
+	pages := newPageWriter(r, name)
+	defer pages.end(ctx)
 	for range headTries {
 		h, v, err := r.Head(ctx, name)
 		if err != nil {
 			return repo.Head{}, noVolume(err, r, op, name)
 		}
-		do, err := change(&h)
+		read := h
+		do, err := change(&h, pages.putter())
+		var fault *pageFault
+		if errs.Is(err, errs.NotFound) && errors.As(err, &fault) {
+			if now, _, herr := r.Head(ctx, name); herr == nil && now.WriteID != read.WriteID {
+				continue // somebody has replaced the page
+			}
+		}
 		if err != nil || !do {
-			return h, err
+			return h, damagedPage(op, name, err)
+		}
+		if err := pages.admits(read); err != nil {
+			return repo.Head{}, err
 		}
 		_, err = r.PutHead(ctx, h, v)
 		if err == nil {
@@ -35,6 +53,20 @@ func changeHead(ctx context.Context, r *repo.Repo, op, name string, change func(
 	}
 	return repo.Head{}, errs.New(errs.Conflict, op, name, "others keep writing it at the same time").
 		WithHint("try again")
+}
+
+// damagedPage words the error of reading a page of points; others it leaves as they are.
+func damagedPage(op, name string, err error) error {
+	var fault *pageFault
+	if !errors.As(err, &fault) || !broken(err) {
+		return err
+	}
+	kind := errs.KindOf(err)
+	if kind == errs.NotFound {
+		kind = errs.Damaged
+	}
+	return errs.New(kind, op, name, "a part of the list of its points on the remote cannot be read: %w", err).
+		WithHint("rebuild it from what its points say: %s", errs.Run("remote repair", "REMOTE"))
 }
 
 // noVolume words the error of reading a head.
@@ -49,35 +81,49 @@ func noVolume(err error, r *repo.Repo, op, name string) error {
 	return errs.Wrap(op, name, err)
 }
 
-// pointOf finds what a reference names in a head: the newest point, or the newest
-// of that name. NotFound.
-func pointOf(h repo.Head, op string, q ref.Ref) (repo.Point, error) {
-	if i := h.Newest(); q.At == "" && i >= 0 && !h.Gone {
-		return h.Recent[i], nil
-	}
-	for i := len(h.Recent) - 1; i >= 0 && !h.Gone; i-- {
-		if h.Recent[i].Name == q.At {
-			return h.Recent[i], nil
+// newestOf is the newest point of a head. False: it has none.
+func newestOf(ctx context.Context, r *repo.Repo, h repo.Head) (repo.Point, bool, error) {
+	pt, ok, err := r.Newest(ctx, h)
+	var fault *pageFault
+	if errors.As(err, &fault) && broken(err) {
+		// What was pushed last is the best that is known.
+		if n := len(h.Recent); n > 0 {
+			return h.Recent[n-1], true, nil
 		}
 	}
-	switch {
-	case h.Gone:
-		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
-			WithHint("see %s", errs.Run("remote ls"))
-	case len(h.Recent) == 0:
-		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no point of %s", h.Name).
-			WithHint("push it again")
-	}
-	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %s in the remote", h.Name, q.At).
-		WithHint("the newest is %s; see %s", h.Recent[h.Newest()].Name, errs.Run("remote ls"))
+	return pt, ok, err
 }
 
-// lists reports whether a head lists a manifest.
-func lists(h repo.Head, id repo.ID) bool {
-	for _, p := range h.Recent {
-		if p.Manifest == id {
-			return !h.Gone
+// pointOf finds what a reference names in a head: the newest point, or the newest
+// of that name. NotFound, Damaged.
+func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Ref) (repo.Point, error) {
+	if h.Gone {
+		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
+			WithHint("see %s", errs.Run("remote ls"))
+	}
+	newest, any, err := newestOf(ctx, r, h)
+	switch {
+	case err != nil:
+		return repo.Point{}, damagedPage(op, q.Name, err)
+	case !any:
+		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no point of %s", h.Name).
+			WithHint("push it again")
+	case q.At == "":
+		return newest, nil
+	}
+
+	var bad []*pageFault
+	for x, err := range newestFirst(ctx, r, h, nil, &bad) {
+		if err != nil {
+			return repo.Point{}, err
+		}
+		if x.Name == q.At {
+			return x, nil
 		}
 	}
-	return false
+	if len(bad) > 0 {
+		return repo.Point{}, damagedPage(op, q.String(), bad[0])
+	}
+	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %s in the remote", h.Name, q.At).
+		WithHint("the newest is %s; see %s", newest.Name, errs.Run("remote ls"))
 }

@@ -28,9 +28,12 @@ type Listed struct {
 	Sessions     []ListedWork  `json:"sessions"` // who is at work on it now, or has died at it
 
 	// Problem is why nothing else is known of it: the list of its points cannot be read. Object is that list. Name is
-	// "" then, if nothing tells it.
+	// "" then, if nothing tells it. With Incomplete it is only a part of the list, with so many points, that cannot be
+	// read, and Points are the others.
 	Problem string `json:"problem,omitempty"`
 	Object  string `json:"object,omitempty"`
+
+	Incomplete int `json:"incomplete,omitempty"`
 }
 
 // ListedPoint is a point of a volume in a remote: a snapshot or a generation.
@@ -106,10 +109,14 @@ func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 	}
 	for _, state := range heads.good {
 		h := state.Head
-		if h.Gone || len(h.Recent) == 0 {
+		if h.Gone || h.Count() == 0 {
 			continue
 		}
-		out = append(out, listed(h, work[h.Name], pins))
+		l, err := listed(ctx, r, h, work[h.Name], pins)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, l)
 		delete(work, h.Name)
 	}
 	for name, w := range work { // their first push is under way
@@ -119,7 +126,7 @@ func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 	return out, nil
 }
 
-func listed(h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork) Listed {
+func listed(ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork) (Listed, error) {
 	l := Listed{
 		Name: h.Name, Kind: "volume", Writer: h.Writer.Host, WriterPool: h.Writer.Pool, Epoch: h.Epoch,
 		Points: []ListedPoint{}, Sessions: append([]ListedWork{}, work...),
@@ -127,9 +134,15 @@ func listed(h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork) Liste
 	if h.Golden {
 		l.Kind = "golden"
 	}
-	for i, p := range h.Recent {
-		if i == h.Newest() {
-			l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = p.Name, p.FS, p.SizeBytes, p.Logical
+	newest, _, err := newestOf(ctx, r, h)
+	if err != nil {
+		return l, damagedPage(opList, h.Name, err)
+	}
+	l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = newest.Name, newest.FS, newest.SizeBytes, newest.Logical
+	var bad []*pageFault
+	for p, err := range allPoints(ctx, r, h, &bad) {
+		if err != nil {
+			return l, err
 		}
 		l.StoredBytes += p.Added
 		l.Points = append(l.Points, ListedPoint{
@@ -142,7 +155,11 @@ func listed(h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork) Liste
 			}
 		}
 	}
-	return l
+	for _, f := range bad {
+		l.Incomplete += f.Page.Count
+		l.Problem, l.Object = cmp.Or(l.Problem, f.Error()), cmp.Or(l.Object, f.Page.Object())
+	}
+	return l, nil
 }
 
 func workOf(s repo.Session) ListedWork {

@@ -3,6 +3,7 @@ package replicate
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"time"
 
 	"pando/internal/errs"
@@ -48,16 +49,39 @@ func (p Policy) Check(op string) error {
 	return nil
 }
 
+// retained is what a policy asks of a point. There may be millions of them.
+type retained struct {
+	seq              uint64
+	manifest, parent repo.ID // parent: what it cannot be read without
+	name             string
+	at               time.Time
+	keep             bool // somebody asked for that
+}
+
+func retainedOf(pt repo.Point) retained {
+	x := retained{seq: pt.Seq, manifest: pt.Manifest, name: pt.Name, at: pt.CreatedAt, keep: pt.Keep}
+	if pt.Content.Chained() {
+		x.parent = pt.Parent
+	}
+	return x
+}
+
+// generation is the number of a generation.
+func (x retained) generation() int {
+	n, _ := strconv.Atoi(x.name)
+	return n
+}
+
 // keeps says for each point of a volume, the oldest first, whether it stays by the
-// rules alone or by what is always kept of one volume.
-func (p Policy) keeps(h repo.Head) []bool {
-	points := h.Recent
+// rules alone or by what is always kept of one volume. newest is the number of the newest.
+func (p Policy) keeps(points []retained, newestSeq uint64, golden bool) []bool {
 	keep := make([]bool, len(points))
+	isNewest := func(i int) bool { return points[i].seq == newestSeq }
 	if len(points) == 0 {
 		return keep
 	}
 	for i, pt := range points {
-		keep[i] = pt.Keep || p.IsZero() || i == h.Newest()
+		keep[i] = pt.keep || p.IsZero() || isNewest(i)
 	}
 	// The last ones are those that were pushed last, as clocks go wrong; but an older
 	// generation that was pushed later is older, and the newest state is the last one.
@@ -67,12 +91,12 @@ func (p Policy) keeps(h repo.Head) []bool {
 	}
 	slices.SortStableFunc(last, func(a, b int) int {
 		switch {
-		case a == h.Newest():
+		case isNewest(a):
 			return 1
-		case b == h.Newest():
+		case isNewest(b):
 			return -1
-		case h.Golden:
-			return generationOf(points[a]) - generationOf(points[b])
+		case golden:
+			return points[a].generation() - points[b].generation()
 		}
 		return 0
 	})
@@ -86,12 +110,12 @@ func (p Policy) keeps(h repo.Head) []bool {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
-		if c := points[b].CreatedAt.Compare(points[a].CreatedAt); c != 0 {
+		if c := points[b].at.Compare(points[a].at); c != 0 {
 			return c
 		}
 		return b - a
 	})
-	newest := points[order[0]].CreatedAt
+	newest := points[order[0]].at
 	for _, rule := range []struct {
 		n      int
 		bucket func(time.Time) string
@@ -107,7 +131,7 @@ func (p Policy) keeps(h repo.Head) []bool {
 			if left == 0 {
 				break
 			}
-			if b := rule.bucket(points[i].CreatedAt.UTC()); b != last {
+			if b := rule.bucket(points[i].at.UTC()); b != last {
 				keep[i], last = true, b
 				left--
 			}
@@ -115,7 +139,7 @@ func (p Policy) keeps(h repo.Head) []bool {
 	}
 	if p.Within > 0 {
 		for i, pt := range points {
-			if newest.Sub(pt.CreatedAt) <= p.Within {
+			if newest.Sub(pt.at) <= p.Within {
 				keep[i] = true
 			}
 		}

@@ -65,7 +65,12 @@ func TestPolicyKeeps(t *testing.T) {
 		{"within, with the clock set back", Policy{Within: time.Minute}, back, "8 9"},
 	} {
 		var got []string
-		for i, k := range c.policy.keeps(repo.Head{Recent: c.points}) {
+		var points []retained
+		for i, pt := range c.points {
+			pt.Seq = uint64(i + 1)
+			points = append(points, retainedOf(pt))
+		}
+		for i, k := range c.policy.keeps(points, uint64(len(points)), false) {
 			if k {
 				got = append(got, c.points[i].Name)
 			}

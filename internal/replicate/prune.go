@@ -171,6 +171,10 @@ func (p *pruner) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	pages, err := listPages(ctx, p.repo)
+	if err != nil {
+		return err
+	}
 	now, need, err := p.lookForNeeds(ctx)
 	if err != nil {
 		return err
@@ -193,6 +197,9 @@ func (p *pruner) run(ctx context.Context) error {
 	}
 	if p.DryRun {
 		return nil
+	}
+	if err := p.removePages(ctx, pages, now); err != nil {
+		return err
 	}
 	return p.remove(ctx, manifests, segments)
 }

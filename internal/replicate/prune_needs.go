@@ -11,14 +11,20 @@ import (
 
 // scene is what the remote's heads and sessions were at one moment.
 type scene struct {
-	heads    []repo.HeadState
-	damaged  []DamagedHead
-	sessions []repo.SessionState
+	heads     []repo.HeadState
+	damaged   []DamagedHead
+	sessions  []repo.SessionState
+	manifests []repo.ID // that heads name
 }
 
 // works reports whether a session is there.
 func (s scene) works(id repo.ID) bool {
 	return slices.ContainsFunc(s.sessions, func(x repo.SessionState) bool { return x.Session.ID == id })
+}
+
+// same reports whether no head was written between two scenes.
+func (s scene) same(o scene) bool {
+	return (headset{s.heads, s.damaged}).same(headset{o.heads, o.damaged})
 }
 
 // lookForNeeds finds what is there and what of it must stay. If something that must stay is
@@ -36,7 +42,7 @@ func (p *pruner) lookForNeeds(ctx context.Context) (scene, need, error) {
 		}
 		p.out.Damaged = damaged
 		again, lerr := p.look(ctx)
-		if lerr != nil || (headset{now.heads, now.damaged}).same(headset{again.heads, again.damaged}) {
+		if lerr != nil || now.same(again) {
 			return now, n, cmp.Or(lerr, err)
 		}
 		now = again
@@ -68,14 +74,20 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 		if err := p.refuseRollback(again); err != nil {
 			return scene{}, err
 		}
-		if heads.same(again) {
+		now := scene{heads: again.good, damaged: again.bad, sessions: append(sessions, unread...)}
+		same := heads.same(again)
+		if same {
+			if same, err = p.readPoints(ctx, &now); err != nil {
+				return scene{}, err
+			}
+		}
+		if same {
 			if len(unread) > 0 {
 				p.out.KeptAll = "a session cannot be read, so that nobody knows what it needs"
 			}
-			p.out.Damaged = append(p.out.Damaged, again.bad...)
-			sessions = append(sessions, unread...)
-			p.out.Working = len(sessions)
-			return scene{again.good, again.bad, sessions}, nil
+			p.out.Damaged = append(p.out.Damaged, now.damaged...)
+			p.out.Working = len(now.sessions)
+			return now, nil
 		}
 		heads = again
 	}
@@ -126,14 +138,12 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 	p.Tracker.Start("reading manifests", 0, 0)
 
 	// What heads name must be there.
-	for _, h := range now.heads {
-		for _, pt := range h.Head.Recent {
-			if !p.DryRun || !p.retired[pt.Manifest] {
-				n.add(pt.Manifest)
-			}
+	for _, id := range now.manifests {
+		if !p.DryRun || !p.retired[id] {
+			n.add(id)
 		}
 	}
-	if err := p.readNeeds(ctx, &n, func(id repo.ID, err error) error { return p.unreadable(now, id, err) }); err != nil {
+	if err := p.readNeeds(ctx, &n, func(id repo.ID, err error) error { return p.unreadable(ctx, now, id, err) }); err != nil {
 		return n, err
 	}
 
@@ -148,7 +158,7 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 		if errs.Is(err, errs.NotFound) {
 			return nil
 		}
-		return p.unreadable(now, id, err)
+		return p.unreadable(ctx, now, id, err)
 	})
 }
 
@@ -222,13 +232,12 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 }
 
 // unreadable words why nothing is deleted.
-func (p *pruner) unreadable(now scene, id repo.ID, err error) error {
+func (p *pruner) unreadable(ctx context.Context, now scene, id repo.ID, err error) error {
 	what := id.String()
 	for _, h := range now.heads {
-		for _, pt := range h.Head.Recent {
-			if pt.Manifest == id {
-				what = h.Head.Name + "@" + pt.Name
-			}
+		pt, is, ferr := findPoint(ctx, p.repo, h.Head, nil, func(x repo.Point) bool { return x.Manifest == id })
+		if is && ferr == nil {
+			what = h.Head.Name + "@" + pt.Name
 		}
 	}
 	if k := errs.KindOf(err); k != errs.NotFound && k != errs.Damaged {

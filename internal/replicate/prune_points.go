@@ -2,11 +2,59 @@ package replicate
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"pando/internal/errs"
 	"pando/internal/repo"
 )
+
+// prunedVolume is what retire knows of a volume.
+type prunedVolume struct {
+	head   repo.Head // pages and recent points left out
+	write  repo.ID   // the state of the head that points are of
+	points []retained
+	newest uint64
+	keep   []bool
+}
+
+// readVolume reads the points of a volume. A page that cannot be read is a *pageFault.
+func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, error) {
+	v := &prunedVolume{head: h, write: h.WriteID, points: make([]retained, 0, h.Count())}
+	v.head.Pages, v.head.Recent = nil, nil
+	var bad []*pageFault
+	for pt, err := range allPoints(ctx, p.repo, h, &bad) {
+		if err != nil {
+			return nil, err
+		}
+		v.points = append(v.points, retainedOf(pt))
+	}
+	if len(bad) > 0 {
+		return nil, bad[0]
+	}
+	newest, _, err := p.repo.Newest(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	v.newest = newest.Seq
+	v.keep = p.Policy.keeps(v.points, v.newest, h.Golden)
+	if len(p.Names) > 0 && !slices.Contains(p.Names, h.Name) {
+		for i := range v.keep {
+			v.keep[i] = true
+		}
+	}
+	return v, nil
+}
+
+// going are the points that are not kept, in order.
+func (v *prunedVolume) going() (out []retained) {
+	for i, pt := range v.points {
+		if !v.keep[i] {
+			out = append(out, pt)
+		}
+	}
+	return out
+}
 
 // retire takes points out of the heads. A dry run only notes them.
 func (p *pruner) retire(ctx context.Context) error {
@@ -25,94 +73,145 @@ func (p *pruner) retire(ctx context.Context) error {
 	if err := p.memory.see(ctx, p.Pool, p.repo, all); err != nil {
 		return err
 	}
-	heads := all.good
 	for _, n := range p.Names {
 		if all.isBad(p.repo, n) {
 			return damagedVolume(opRemotePrune, n, errs.New(errs.Damaged, "", "", "it is damaged"))
 		}
-		if !slices.ContainsFunc(heads, func(h repo.HeadState) bool { return h.Head.Name == n && !h.Head.Gone }) {
+		if !slices.ContainsFunc(all.good, func(h repo.HeadState) bool { return h.Head.Name == n && !h.Head.Gone }) {
 			return noVolume(errs.New(errs.NotFound, "", "", ""), p.repo, opRemotePrune, n)
 		}
 	}
+
 	p.retired = map[repo.ID]bool{}
-	going := p.plan(heads)
-	for _, s := range heads {
-		h := s.Head
-		if h.Gone {
+	var volumes []*prunedVolume
+	for _, s := range all.good {
+		if s.Head.Gone {
 			continue
 		}
-		gone := going[h.Name]
-		if len(gone) == 0 {
-			p.out.Kept += len(h.Recent)
+		v, err := p.readVolume(ctx, s.Head)
+		var fault *pageFault
+		switch {
+		case errors.As(err, &fault) && broken(err) && !slices.Contains(p.Names, s.Head.Name):
+			p.out.Kept += s.Head.Count() // none of its points goes: see look
 			continue
+		case err != nil:
+			return damagedPage(opRemotePrune, s.Head.Name, err)
 		}
-		left := h
-		if !p.DryRun {
-			left, err = changeHead(ctx, p.repo, opRemotePrune, h.Name, func(h *repo.Head) (bool, error) {
-				// Others may have removed points meanwhile: what is the newest now stays.
-				var left []repo.Point
-				for i, keep := range p.Policy.keeps(*h) {
-					if keep || !gone[h.Recent[i].Manifest] {
-						left = append(left, h.Recent[i])
-					}
-				}
-				less := len(left) < len(h.Recent)
-				h.Recent = left
-				return less, nil
-			})
-			if err != nil {
-				return err
-			}
-		}
-		for _, pt := range h.Recent {
-			if gone[pt.Manifest] && (p.DryRun || !lists(left, pt.Manifest)) {
-				p.out.Points = append(p.out.Points, PrunedPoint{h.Name, pt.Name, pt.CreatedAt})
-				p.retired[pt.Manifest] = true
-			}
-		}
-		p.out.Kept += len(left.Recent)
-		if p.DryRun {
-			p.out.Kept -= len(gone)
+		volumes = append(volumes, v)
+	}
+	keepParents(volumes)
+	for _, v := range volumes {
+		if err := p.retireOf(ctx, v); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// plan says which points go, by volume. The newest never does, so what a push adds
-// meanwhile makes no difference but to be kept.
-func (p *pruner) plan(heads []repo.HeadState) map[string]map[repo.ID]bool {
-	going := map[string]map[repo.ID]bool{}
+// keepParents keeps what points that stay cannot be read without.
+func keepParents(volumes []*prunedVolume) {
 	parent := map[repo.ID]repo.ID{}
-	needed := map[repo.ID]bool{} // by a point that stays
-	for _, h := range heads {
-		for _, pt := range h.Head.Recent {
-			if pt.Content.Chained() && !pt.Parent.IsZero() {
-				parent[pt.Manifest] = pt.Parent
+	for _, v := range volumes {
+		for _, pt := range v.points {
+			if !pt.parent.IsZero() {
+				parent[pt.manifest] = pt.parent
 			}
 		}
 	}
-	for _, s := range heads {
-		h := s.Head
-		keep := p.Policy.keeps(h)
-		for i, pt := range h.Recent {
-			if !keep[i] && (len(p.Names) == 0 || slices.Contains(p.Names, h.Name)) {
-				if going[h.Name] == nil {
-					going[h.Name] = map[repo.ID]bool{}
-				}
-				going[h.Name][pt.Manifest] = true
+	if len(parent) == 0 {
+		return
+	}
+	needed := map[repo.ID]bool{}
+	for _, v := range volumes {
+		for i, pt := range v.points {
+			if !v.keep[i] {
 				continue
 			}
-			for id := parent[pt.Manifest]; !id.IsZero() && !needed[id]; id = parent[id] {
+			for id := parent[pt.manifest]; !id.IsZero() && !needed[id]; id = parent[id] {
 				needed[id] = true
 			}
 		}
 	}
-	for _, ids := range going {
-		for id := range ids {
-			if needed[id] {
-				delete(ids, id)
-			}
+	for _, v := range volumes {
+		for i, pt := range v.points {
+			v.keep[i] = v.keep[i] || needed[pt.manifest]
 		}
 	}
-	return going
+}
+
+// retireOf takes the points of a volume out of its head that are not kept. The newest never is one of them, so what a
+// push adds makes no difference but to be kept.
+func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
+	gone := v.going()
+	if len(gone) == 0 || p.DryRun {
+		p.out.Kept += len(v.points) - len(gone)
+		p.noteRetired(v.head.Name, gone)
+		return nil
+	}
+	planned := v.write
+	left, err := changePoints(ctx, p.repo, opRemotePrune, v.head.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
+		if h.WriteID != planned {
+			// Others may have removed points: what is the newest now stays.
+			var err error
+			if gone, err = p.stillGoing(ctx, *h, gone); err != nil {
+				return false, err
+			}
+			planned = h.WriteID
+		}
+		if len(gone) == 0 {
+			return false, nil
+		}
+		return true, withoutPoints(ctx, h, pages, gone)
+	})
+	if err != nil {
+		return err
+	}
+	p.noteRetired(v.head.Name, gone)
+	p.out.Kept += left.Count()
+	return nil
+}
+
+// stillGoing is what of points that were to go still may, as a head is now.
+func (p *pruner) stillGoing(ctx context.Context, h repo.Head, gone []retained) ([]retained, error) {
+	if h.Gone {
+		return nil, nil
+	}
+	now, err := p.readVolume(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	planned := map[repo.ID]bool{}
+	for _, pt := range gone {
+		planned[pt.manifest] = true
+	}
+	return slices.DeleteFunc(now.going(), func(pt retained) bool { return !planned[pt.manifest] }), nil
+}
+
+// withoutPoints takes points, which are in order, out of a head.
+func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gone []retained) error {
+	from := func(seq uint64) int { // place of the first that is not before seq
+		i, _ := slices.BinarySearchFunc(gone, seq, func(x retained, seq uint64) int {
+			switch {
+			case x.seq < seq:
+				return -1
+			case x.seq > seq:
+				return 1
+			}
+			return 0
+		})
+		return i
+	}
+	has := func(seq uint64) bool { i := from(seq); return i < len(gone) && gone[i].seq == seq }
+	touched := func(x repo.PointPage) bool { i := from(x.First); return i < len(gone) && gone[i].seq <= x.Last }
+	return pages.Edit(ctx, h, touched, func(points []repo.Point) []repo.Point {
+		return slices.DeleteFunc(points, func(x repo.Point) bool { return has(x.Seq) })
+	})
+}
+
+// noteRetired notes points that are gone.
+func (p *pruner) noteRetired(volume string, gone []retained) {
+	for _, pt := range gone {
+		p.out.Points = append(p.out.Points, PrunedPoint{volume, pt.name, pt.at})
+		p.retired[pt.manifest] = true
+	}
 }

@@ -422,7 +422,7 @@ func TestPruneRaces(t *testing.T) {
 			return err
 		}
 		defer func() { _ = l.end(ctx) }()
-		if h, _, err := r.Head(sctx, m.volume); err != nil || !lists(h, m.manifest.ID) {
+		if h, _, err := r.Head(sctx, m.volume); err != nil || !slices.ContainsFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == m.manifest.ID }) {
 			return err
 		}
 		to, _, err := b.restored(r, m, nil)

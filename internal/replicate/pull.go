@@ -3,6 +3,7 @@ package replicate
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -117,14 +118,14 @@ func (p *puller) run(ctx context.Context) error {
 	if err != nil {
 		return noVolume(err, p.repo, opPull, p.Ref.Name)
 	}
-	pt, err := pointOf(h, opPull, p.Ref)
+	pt, err := pointOf(ctx, p.repo, h, opPull, p.Ref)
 	if err != nil {
 		return err
 	}
 	if err := p.known(ctx); err != nil {
 		return err
 	}
-	if err := p.recognise(ctx, h); err != nil {
+	if err := p.recognise(ctx, append(slices.Clone(h.Recent), pt)); err != nil {
 		return err
 	}
 	here, err := p.lookHere(ctx, p.local)
@@ -138,7 +139,7 @@ func (p *puller) run(ctx context.Context) error {
 		if h, err = p.takeOver(ctx); err != nil {
 			return err
 		}
-		if pt, err = pointOf(h, opPull, p.Ref); err != nil {
+		if pt, err = pointOf(ctx, p.repo, h, opPull, p.Ref); err != nil {
 			return err
 		}
 		if err := p.admit(h, pt, here); err != nil { // it was pushed to just before
@@ -180,10 +181,10 @@ func (p *puller) known(ctx context.Context) error {
 	return err
 }
 
-// recognise finds the objects that points of a head were pushed from, if that was
+// recognise finds the objects that points were pushed from, if that was
 // from here: links may be lost. IDs are never used again, so it is the same content.
-func (p *puller) recognise(ctx context.Context, h repo.Head) error {
-	for _, pt := range h.Recent {
+func (p *puller) recognise(ctx context.Context, points []repo.Point) error {
+	for _, pt := range points {
 		if _, linked := p.links[pt.Manifest]; linked {
 			continue
 		}
@@ -324,7 +325,11 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 	if h, _, err = p.repo.Head(sctx, h.Name); err != nil {
 		return noVolume(err, p.repo, opPull, h.Name)
 	}
-	if !lists(h, pt.Manifest) {
+	is, err := lists(sctx, p.repo, h, pt)
+	if err != nil {
+		return err
+	}
+	if !is {
 		return p.gone(pt)
 	}
 	d := dest{name: p.local, golden: h.Golden, exists: here.exists, update: here.exists}
@@ -352,8 +357,10 @@ func (p *puller) gone(pt repo.Point) error {
 // the remote is damaged.
 func (p *puller) missing(ctx context.Context, pt repo.Point, err error) error {
 	h, _, herr := p.repo.Head(ctx, p.Ref.Name)
-	if herr == nil && !lists(h, pt.Manifest) {
-		return p.gone(pt)
+	if herr == nil {
+		if is, lerr := lists(ctx, p.repo, h, pt); lerr == nil && !is {
+			return p.gone(pt)
+		}
 	}
 	return errs.New(errs.Damaged, opPull, p.Ref.Name+"@"+pt.Name, "something of it is missing in the remote: %w", err).
 		WithHint("see %s; an older point may be whole", errs.Run("verify"))
@@ -375,7 +382,7 @@ func (p *puller) remember(ctx context.Context, h repo.Head, pt repo.Point) error
 func (p *puller) takeOver(ctx context.Context) (h repo.Head, err error) {
 	w := headWriter{repo: p.repo, remote: p.remote, me: writer(p.e)}
 	h, p.out.TookOver, err = w.takeOver(ctx, p.Ref.Name, func(h repo.Head) error {
-		_, err := pointOf(h, opPull, p.Ref)
+		_, err := pointOf(ctx, p.repo, h, opPull, p.Ref)
 		return err
 	})
 	return h, err
@@ -403,8 +410,12 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 	if err != nil {
 		return err
 	}
+	newest, _, err := newestOf(ctx, p.repo, h)
+	if err != nil {
+		return err
+	}
 	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().String(), Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: h.Recent[h.Newest()].Manifest.String(),
+		Repo: p.repo.ID().String(), Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: newest.Manifest.String(),
 	})
 }
 

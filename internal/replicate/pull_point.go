@@ -155,7 +155,11 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 		}
 	}
 	earlier, later := repo.ID{}, repo.ID{}
-	for _, x := range h.Recent {
+	around, err := p.around(ctx, h, pt)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, x := range around {
 		_, here := p.links[x.Manifest]
 		switch {
 		case here && x.Seq < pt.Seq:
@@ -185,7 +189,7 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 	if err != nil || opt.Manifest.IsZero() {
 		return best, object, err
 	}
-	if err := p.recognise(ctx, oh); err != nil {
+	if err := p.recognise(ctx, append(slices.Clone(oh.Recent), opt)); err != nil {
 		return nil, "", err
 	}
 	if _, here := p.links[pt.OriginID]; here {
@@ -210,6 +214,21 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 	}
 	try(pt.OriginID)
 	return best, object, nil
+}
+
+// around are the points of a head among which one to share with a point is looked for: its recent ones, and those near
+// the point.
+func (p *puller) around(ctx context.Context, h repo.Head, pt repo.Point) ([]repo.Point, error) {
+	var out []repo.Point
+	page, _ := h.Page(pt.Seq)
+	for x, err := range olderPoints(ctx, p.repo, h, func(x repo.PointPage) bool { return x.ID == page.ID }, nil) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, x)
+	}
+	slices.Reverse(out)
+	return append(out, h.Recent...), nil
 }
 
 // mostOthers is how many manifests of other volumes a pull reads to find one to share with.
@@ -272,10 +291,9 @@ func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo
 		return oh, repo.Point{}, err
 	}
 	if err == nil && !oh.Gone {
-		for _, x := range oh.Recent {
-			if x.Manifest == pt.OriginID {
-				return oh, x, nil
-			}
+		x, is, err := findPoint(ctx, p.repo, oh, nil, func(x repo.Point) bool { return x.Manifest == pt.OriginID })
+		if is || err != nil {
+			return oh, x, err
 		}
 	}
 	p.note("%s, from which it was cloned, is not in the remote any more: what they have in common is not shared here", pt.OriginRef)
@@ -335,7 +353,12 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 			return dest{name: free, golden: h.Golden}, nil
 		case l.named(pt.Name) || len(l.points) == 0 || l.points[0].Golden != h.Golden:
 			continue
-		case p.fromHere(l, h):
+		}
+		is, err := p.fromHere(ctx, l, h)
+		if err != nil {
+			return dest{}, err
+		}
+		if is {
 			return dest{name: free, golden: h.Golden, exists: true}, nil
 		}
 	}
@@ -343,16 +366,12 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 
 // fromHere reports whether a point that is here is linked to one of a head: so they
 // are of one history.
-func (p *puller) fromHere(l local, h repo.Head) bool {
+func (p *puller) fromHere(ctx context.Context, l local, h repo.Head) (bool, error) {
 	if p.heads[h.Name].Lineage == l.lineage() {
-		return true
+		return true, nil
 	}
-	for _, x := range h.Recent {
-		if l.has(p.links[x.Manifest]) {
-			return true
-		}
-	}
-	return false
+	_, is, err := findPoint(ctx, p.repo, h, nil, func(x repo.Point) bool { return l.has(p.links[x.Manifest]) })
+	return is, err
 }
 
 // parent returns what a stream is the difference from, which is restored first if it

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"pando/internal/driver"
@@ -98,7 +99,7 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 	}
 	defer rp.Close()
 	p.repoID = rp.ID().String()
-	p.headWriter = headWriter{repo: rp, remote: r.Name, me: writer(e), acceptRollback: q.AcceptRollback}
+	p.headWriter = headWriter{free: &sync.Map{}, repo: rp, remote: r.Name, me: writer(e), acceptRollback: q.AcceptRollback}
 	if p.memory, err = remembered(ctx, e, rp); err != nil {
 		return nil, err
 	}
@@ -339,14 +340,18 @@ func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
 // go on, or the push left nothing behind. h is as the head was first read.
 func (p *pusher) point(ctx context.Context, jb *job, h headState) (Pushed, error) {
 	jb.claim = h.claim()
-	if err := p.fits(h, jb.pt); err != nil {
+	if err := p.fits(ctx, h, jb.pt); err != nil {
 		return Pushed{}, p.discard(ctx, jb, err)
 	}
 	links, err := p.links(ctx)
 	if err != nil {
 		return Pushed{}, err
 	}
-	if at, ok := alreadyThere(h, jb.pt, links); ok {
+	at, there, err := p.alreadyThere(ctx, h, jb.pt, links)
+	if err != nil {
+		return Pushed{}, err
+	}
+	if there {
 		gone, err := p.lostOf(ctx, at.Manifest)
 		if err != nil {
 			return Pushed{}, err

@@ -379,11 +379,10 @@ func (p *pusher) resumeBlock(ctx context.Context, jb *job, h headState) (Pushed,
 				return Pushed{}, err
 			}
 		}
-		found := false
-		for _, x := range of.Recent {
-			if x.Manifest == pl.Manifest {
-				b.point, found = x, true
-			}
+		var found bool
+		b.point, found, err = findPoint(ctx, p.repo, of.Head, nil, func(x repo.Point) bool { return x.Manifest == pl.Manifest })
+		if err != nil {
+			return Pushed{}, err
 		}
 		if !found {
 			return Pushed{}, errStale

@@ -162,18 +162,26 @@ func (p *pusher) again(ctx context.Context, jb *job, at repo.Point) error {
 }
 
 // inPlace puts a point into the place of the one that it replaces. False: there is none.
-func (w *headWriter) inPlace(h *headState, at *repo.Point) bool {
+func (w *headWriter) inPlace(ctx context.Context, pages repo.PagePutter, h *headState, at *repo.Point) (bool, error) {
 	seq, is := w.replace[h.Name+"@"+at.Name]
-	for i, x := range h.Recent {
-		if is && x.Seq == seq && x.Name == at.Name {
-			at.Seq, at.Keep = seq, x.Keep
-			points := append([]repo.Point{}, h.Recent...)
-			points[i] = *at
-			h.Recent = points
-			return true
-		}
+	if !is {
+		return false, nil
 	}
-	return false
+	was, err := w.repo.Point(ctx, h.Head, seq)
+	if broken(err) || err == nil && was.Name != at.Name {
+		return false, nil // nothing to replace: it is added
+	}
+	if err != nil {
+		return false, err
+	}
+	at.Seq, at.Keep = seq, was.Keep
+	err = pages.Edit(ctx, &h.Head, func(p repo.PointPage) bool { return p.First <= seq && seq <= p.Last }, func(points []repo.Point) []repo.Point {
+		if i := slices.IndexFunc(points, func(x repo.Point) bool { return x.Seq == seq }); i >= 0 {
+			points[i] = *at
+		}
+		return points
+	})
+	return err == nil, err
 }
 
 // withoutLost reads regions of a map that is compared with, without what is lost. It notes in which regions that was

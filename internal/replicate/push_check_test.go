@@ -20,7 +20,7 @@ func (w *world) segmentsOf(rp *repo.Repo, head string) []repo.Segment {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	m, err := rp.Manifest(w.t.Context(), h.Recent[h.Newest()].Manifest)
+	m, err := rp.Manifest(w.t.Context(), w.newest(rp, h).Manifest)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestPushNoticesWhatIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := rp.Manifest(t.Context(), h.Recent[h.Newest()].Manifest)
+	m, err := rp.Manifest(t.Context(), w.newest(rp, h).Manifest)
 	if err != nil {
 		t.Fatal(err)
 	}

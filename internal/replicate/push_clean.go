@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +19,15 @@ import (
 func pushName(t time.Time) string { return "push-" + t.UTC().Format("20060102T150405.000Z") }
 
 var pushNames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^push-[0-9]{8}T[0-9]{6}\.[0-9]{3}Z$`) })
+
+// pushTime is when a push has made a name. False: none did.
+func pushTime(name string) (time.Time, bool) {
+	if !pushNames().MatchString(name) {
+		return time.Time{}, false
+	}
+	t, err := time.Parse("20060102T150405.000Z", strings.TrimPrefix(name, "push-"))
+	return t, err == nil
+}
 
 // cleanSnapshots destroys the snapshots of earlier pushes of a volume. Of each
 // repository the newest point that is known here stays, since the next push there

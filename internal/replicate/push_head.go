@@ -38,13 +38,10 @@ func (p *pusher) links(ctx context.Context) (links, error) {
 }
 
 // alreadyThere finds a point in a head: by where it came from, or by a link.
-func alreadyThere(h headState, pt engine.Point, l links) (repo.Point, bool) {
-	for _, x := range slices.Backward(h.Recent) {
-		if x.Source == string(pt.ID) || slices.Contains(l.manifest[pt.ID], x.Manifest) {
-			return x, true
-		}
-	}
-	return repo.Point{}, false
+func (p *pusher) alreadyThere(ctx context.Context, h headState, pt engine.Point, l links) (repo.Point, bool, error) {
+	return findPoint(ctx, p.repo, h.Head, near(pt.CreatedAt), func(x repo.Point) bool {
+		return x.Source == string(pt.ID) || slices.Contains(l.manifest[pt.ID], x.Manifest)
+	})
 }
 
 // base is what a push builds upon.
@@ -64,36 +61,53 @@ func (b base) ref() string {
 }
 
 // known finds the newest point of a head that is here, too.
-func (p *pusher) known(ctx context.Context, h headState, l links, content repo.Content) (base, bool) {
-	for i, x := range slices.Backward(h.Recent) {
+func (p *pusher) known(ctx context.Context, h headState, l links, content repo.Content) (base, bool, error) {
+	newest, _, err := newestOf(ctx, p.repo, h.Head)
+	if err != nil {
+		return base{}, false, err
+	}
+	first := uint64(0) // of the recent points
+	if len(h.Recent) > 0 {
+		first = h.Recent[0].Seq
+	}
+	var linked func(repo.PointPage) bool // pages matter only if something of this repository is linked
+	if len(l.object) == 0 {
+		linked = func(repo.PointPage) bool { return false }
+	}
+	for x, err := range newestFirst(ctx, p.repo, h.Head, linked, nil) {
+		if err != nil {
+			return base{}, false, err
+		}
 		if x.Content != content {
 			continue
 		}
 		id, ok := l.object[x.Manifest]
-		if !ok && h.Writer.Pool == p.me.Pool {
+		if !ok && h.Writer.Pool == p.me.Pool && x.Seq >= first {
 			id = driver.ObjectID(x.Source) // from here; the link may be lost
 		}
 		if id == "" {
 			continue
 		}
 		if _, err := p.e.PointByID(ctx, id); err == nil {
-			return base{point: x, head: h.Name, object: id, newest: i == h.Newest()}, true
+			return base{point: x, head: h.Name, object: id, newest: x.Seq == newest.Seq}, true, nil
 		}
 	}
-	return base{}, false
+	return base{}, false, nil
 }
 
 // find finds one object, which is here, in a head.
-func (p *pusher) find(ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content) (base, bool) {
-	if _, err := p.e.PointByID(ctx, id); err != nil {
-		return base{}, false
+func (p *pusher) find(ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content) (base, bool, error) {
+	pt, err := p.e.PointByID(ctx, id)
+	if err != nil {
+		return base{}, false, nil
 	}
-	for _, x := range slices.Backward(h.Recent) {
-		if x.Content == content && (x.Source == string(id) || slices.Contains(l.manifest[id], x.Manifest)) {
-			return base{point: x, head: h.Name, object: id}, true
-		}
+	x, ok, err := findPoint(ctx, p.repo, h.Head, near(pt.CreatedAt), func(x repo.Point) bool {
+		return x.Content == content && (x.Source == string(id) || slices.Contains(l.manifest[id], x.Manifest))
+	})
+	if !ok || err != nil {
+		return base{}, false, err
 	}
-	return base{}, false
+	return base{point: x, head: h.Name, object: id}, true, nil
 }
 
 // chooseBase finds what to build upon: the newest point of the same head; else what the volume was cloned from, whose
@@ -101,8 +115,8 @@ func (p *pusher) find(ctx context.Context, h headState, l links, id driver.Objec
 // the result it can only be compared with. origin is set if the volume descends from something that is there.
 func (p *pusher) chooseBase(ctx context.Context, jb *job, h headState, l links, content repo.Content) (b base, origin *repo.Origin, err error) {
 	pt := jb.pt
-	if b, ok := p.known(ctx, h, l, content); ok {
-		return b, originOf(b.point), nil
+	if b, ok, err := p.known(ctx, h, l, content); ok || err != nil {
+		return b, originOf(b.point), err
 	}
 
 	var from base
@@ -128,12 +142,14 @@ func (p *pusher) chooseBase(ctx context.Context, jb *job, h headState, l links, 
 		return near, &repo.Origin{Ref: from.ref(), Volume: from.head, Manifest: from.point.Manifest}, nil
 	}
 
-	for _, x := range slices.Backward(h.Recent) {
-		if x.Content == content && content == repo.Block {
-			return base{point: x, head: h.Name}, originOf(x), nil
-		}
+	if content != repo.Block {
+		return base{}, nil, nil
 	}
-	return base{}, nil, nil
+	x, ok, err := findPoint(ctx, p.repo, h.Head, nil, func(x repo.Point) bool { return x.Content == content })
+	if !ok || err != nil {
+		return base{}, nil, err
+	}
+	return base{point: x, head: h.Name}, originOf(x), nil
 }
 
 func originOf(x repo.Point) *repo.Origin {
@@ -164,8 +180,8 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 		if err != nil {
 			return base{}, err
 		}
-		if b, ok := p.known(ctx, was, l, content); ok {
-			return b, nil
+		if b, ok, err := p.known(ctx, was, l, content); ok || err != nil {
+			return b, err
 		}
 	}
 	if name, _, _ := strings.Cut(pt.OriginRef, "@"); name != "" {
@@ -173,7 +189,11 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 		if err != nil {
 			return base{}, err
 		}
-		if b, ok := p.find(ctx, from, l, pt.OriginID, content); ok {
+		b, ok, err := p.find(ctx, from, l, pt.OriginID, content)
+		if err != nil {
+			return base{}, err
+		}
+		if ok {
 			return b, p.tidyOrigin(ctx, b, from)
 		}
 	}
@@ -188,7 +208,11 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 	if err != nil {
 		return base{}, err
 	}
-	if b, ok := p.find(ctx, golden, l, pt.BaseID, content); ok || p.q.NoOrigin || r.Name == jb.head {
+	b, ok, err := p.find(ctx, golden, l, pt.BaseID, content)
+	if err != nil {
+		return base{}, err
+	}
+	if ok || p.q.NoOrigin || r.Name == jb.head {
 		if ok {
 			err = p.tidyOrigin(ctx, b, golden)
 		}
@@ -201,15 +225,15 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 	if err != nil {
 		return base{}, err
 	}
-	if err := p.fits(golden, gp); err != nil {
+	if err := p.fits(ctx, golden, gp); err != nil {
 		jb.note = "its golden " + pt.BaseRef + " was not pushed, so that the volume was pushed whole: " + err.Error()
 		return base{}, nil
 	}
 	if golden, err = p.pushOrigin(ctx, gp, golden); err != nil {
 		return base{}, err
 	}
-	b, _ := p.find(ctx, golden, l, pt.BaseID, content)
-	return b, nil
+	b, _, err = p.find(ctx, golden, l, pt.BaseID, content)
+	return b, err
 }
 
 // pushOrigin pushes a generation, and returns its head. If another process is doing
@@ -278,5 +302,6 @@ func (p *pusher) verify(ctx context.Context, jb *job, b base) (h headState, list
 			return h, false, err
 		}
 	}
-	return h, slices.ContainsFunc(of.Recent, func(x repo.Point) bool { return x.Manifest == b.point.Manifest }), nil
+	listed, err = lists(ctx, p.repo, of.Head, b.point)
+	return h, listed, err
 }

@@ -197,8 +197,8 @@ func (p *pusher) onRemote(ctx context.Context, h headState, l links, c candidate
 				return base{}, err
 			}
 		}
-		b, _ := p.find(ctx, of, l, c.ID, content)
-		return b, nil
+		b, _, err := p.find(ctx, of, l, c.ID, content)
+		return b, err
 	}
 	if b, err := look(c.Volume); err != nil || b.head != "" {
 		return b, err

@@ -36,21 +36,26 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 		return Removed{}, err
 	}
 	out := Removed{Volume: q.Name}
-	_, err := changeHead(ctx, r, opForget, q.Name, func(h *repo.Head) (bool, error) {
+	_, err := changePoints(ctx, r, opForget, q.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
 		out.Points, out.Whole = []string{}, q.At == ""
 		if h.Gone || q.At != "" {
-			p, err := pointOf(*h, opForget, q)
+			p, err := pointOf(ctx, r, *h, opForget, q)
 			if err != nil {
 				return false, err
 			}
 			out.Points = append(out.Points, p.Name)
-			h.Recent = slices.DeleteFunc(h.Recent, func(x repo.Point) bool { return x.Seq == p.Seq })
-			return true, nil
+			err = pages.Edit(ctx, h, func(x repo.PointPage) bool { return x.First <= p.Seq && p.Seq <= x.Last }, func(all []repo.Point) []repo.Point {
+				return slices.DeleteFunc(all, func(x repo.Point) bool { return x.Seq == p.Seq })
+			})
+			return true, err
 		}
-		for _, p := range h.Recent {
+		for p, err := range allPoints(ctx, r, *h, nil) {
+			if err != nil {
+				return false, err
+			}
 			out.Points = append(out.Points, p.Name)
 		}
-		h.Recent, h.Gone = nil, true
+		h.Recent, h.Pages, h.Gone = nil, nil, true
 		return true, nil
 	})
 	if err != nil {

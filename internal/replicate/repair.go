@@ -90,6 +90,7 @@ type repairer struct {
 	keep   string   // directory for copies; "": none
 
 	segments  map[repo.Segment]int64 // that are there: bytes
+	faults    []pointsFault          // pages of points that cannot be read
 	manifests map[repo.ID]*repo.Manifest
 	whole     map[repo.ID]bool // all that a manifest needs is there
 	out       *Repaired
@@ -116,7 +117,15 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 	if err != nil {
 		return nil, err
 	}
-	volumes := x.volumes(heads, scene{sessions: append(sessions, later...)})
+	now := scene{sessions: append(sessions, later...)}
+	for _, f := range x.faults {
+		done, err := x.points(ctx, f, now)
+		if err != nil {
+			return nil, err
+		}
+		x.out.Volumes = append(x.out.Volumes, done)
+	}
+	volumes := x.volumes(heads, now)
 	for _, v := range volumes {
 		done, is, err := x.volume(ctx, v)
 		if err != nil {
@@ -136,9 +145,14 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 	x.Tracker.Start("reading manifests", 0, 0)
 	named := map[repo.ID]bool{}
 	for _, h := range heads.good {
-		for _, pt := range h.Head.Recent {
+		var bad []*pageFault
+		for pt, err := range allPoints(ctx, x.repo, h.Head, &bad) {
+			if err != nil {
+				return err
+			}
 			named[pt.Manifest] = true
 		}
+		x.note(h.Head, bad)
 	}
 	o, err := listObjects(ctx, x.repo)
 	if err != nil {
@@ -287,6 +301,11 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, 
 			return out, true, err
 		}
 	}
+	pages := newPageWriter(x.repo, l.name)
+	defer pages.end(ctx)
+	if err := pages.putter().Shrink(ctx, &head); err != nil {
+		return out, true, err
+	}
 	if _, err := x.repo.PutHead(ctx, head, version); err != nil {
 		return out, true, err
 	}
@@ -328,7 +347,10 @@ func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) re
 
 	// Whoever has the object of the newest point pushed it.
 	h.Writer = repo.Writer{Pool: repairedPool, Host: "nobody (repaired)"}
-	if i := h.Newest(); x.e != nil && i >= 0 {
+	if i := slices.IndexFunc(h.Recent, func(p repo.Point) bool { return p.Seq == h.Latest }); x.e != nil && len(h.Recent) > 0 {
+		if i < 0 {
+			i = len(h.Recent) - 1
+		}
 		if o, err := x.e.PointByID(ctx, driver.ObjectID(h.Recent[i].Source)); err == nil {
 			h.Writer, h.Lineage, out.Writer = x.writer, string(o.Lineage), true
 		}

@@ -166,7 +166,7 @@ func TestRepairOfWhatIsGone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p, err := pointOf(h, "", ref.Ref{Name: "v"}); err != nil || p.Name != "p2" {
+	if p, err := pointOf(t.Context(), b.repo, h, "", ref.Ref{Name: "v"}); err != nil || p.Name != "p2" {
 		t.Errorf("the newest point is %s, %v", p.Name, err)
 	}
 	b.prune(PruneRequest{})

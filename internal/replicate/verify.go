@@ -114,7 +114,7 @@ func (v *Verified) Err() error {
 	if first.Rollback {
 		return e.WithHint("restore the remote if you can; to go on with what is there, push the volume with %s", errs.Param("accept-rollback"))
 	}
-	if strings.HasPrefix(first.Object, "heads/") {
+	if strings.HasPrefix(first.Object, "heads/") || strings.HasPrefix(first.Object, "points/") {
 		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair", "REMOTE"))
 	}
 	return e.WithHint("points without problems can be pulled; remove damaged ones from the remote and push again")
@@ -190,7 +190,7 @@ type verifier struct {
 
 	room    *semaphore.Weighted // for pages
 	spans   []span
-	ages    map[repo.ID]age     // of the points that are checked
+	ages    map[repo.ID]int64   // of the points that are checked: see age
 	sibling map[repo.ID]repo.ID // the oldest clone of a point
 
 	mu           sync.Mutex
@@ -218,17 +218,14 @@ func (v *verifier) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, h := range heads {
-		for _, pt := range h.Recent {
-			v.named[pt.Manifest] = true
-		}
+	if err := v.plan(ctx, heads); err != nil {
+		return err
 	}
-	v.plan(heads)
 	if err := v.points(ctx); err != nil {
 		return err
 	}
 	v.Tracker.Start("listing", 0, 0)
-	if err := v.list(ctx, heads); err != nil {
+	if err := v.list(ctx); err != nil {
 		return err
 	}
 	if _, _, err := v.repo.Seen(ctx); broken(err) {
@@ -324,13 +321,13 @@ func (v *verifier) add(p Problem) {
 }
 
 // list lists everything and counts what nothing needs.
-func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
+func (v *verifier) list(ctx context.Context) error {
 	sessions := map[repo.ID]bool{}
 	if err := v.sessions(ctx, sessions); err != nil {
 		return err
 	}
 	v.listed = map[repo.Segment]int64{}
-	manifests := map[repo.ID]int64{}
+	manifests, lists := map[repo.ID]int64{}, map[repo.ID]int64{}
 	for o, err := range v.repo.Objects(ctx) {
 		if err != nil {
 			return err
@@ -340,6 +337,8 @@ func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 			v.listed[o.Segment] = o.Bytes
 		case repo.ManifestObject:
 			manifests[o.ID] = o.Bytes
+		case repo.PointsObject:
+			lists[o.ID] = o.Bytes
 		case "":
 			v.out.Unknown = append(v.out.Unknown, o.Key)
 		case repo.ProbeObject:
@@ -361,8 +360,15 @@ func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 	if err != nil {
 		return err
 	}
+	pages := map[repo.ID]bool{}
 	for _, h := range now.good {
-		for _, pt := range h.Head.Recent {
+		for _, p := range h.Head.Pages {
+			pages[p.ID] = true
+		}
+		for pt, err := range allPoints(ctx, v.repo, h.Head, nil) {
+			if err != nil {
+				return err
+			}
 			if !needed[pt.Manifest] {
 				fresh = append(fresh, pt.Manifest)
 			}
@@ -394,6 +400,12 @@ func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 	if err != nil {
 		return err
 	}
+	for id, n := range lists {
+		if !pages[id] && len(sessions) == 0 {
+			v.out.GarbageCount++
+			v.out.GarbageBytes += n
+		}
+	}
 	for s, n := range v.listed {
 		switch {
 		case used[s]:
@@ -404,9 +416,13 @@ func (v *verifier) list(ctx context.Context, heads []repo.Head) error {
 			v.out.GarbageBytes += n
 		}
 	}
+	isFresh := map[repo.ID]bool{}
+	for _, id := range fresh {
+		isFresh[id] = true
+	}
 	var unnamed []repo.ID
 	for id, n := range manifests {
-		if needed[id] || slices.Contains(fresh, id) {
+		if needed[id] || isFresh[id] {
 			continue
 		}
 		unnamed = append(unnamed, id)
@@ -477,6 +493,7 @@ func (v *verifier) settle(ctx context.Context) error {
 	named := map[repo.ID]bool{}
 	readable := map[string]bool{}
 	older := map[string]bool{}
+	unread := map[string]bool{} // pages of points
 	var streams []repo.ID
 	for id, err := range v.repo.HeadIDs(ctx) {
 		if err != nil {
@@ -491,11 +508,18 @@ func (v *verifier) settle(ctx context.Context) error {
 		}
 		readable["heads/"+id.String()] = true
 		older["heads/"+id.String()] = v.memory.older(&h.Head, true) != ""
-		for _, pt := range h.Head.Recent {
+		var bad []*pageFault
+		for pt, err := range allPoints(ctx, v.repo, h.Head, &bad) {
+			if err != nil {
+				return err
+			}
 			named[pt.Manifest] = true
 			if pt.Content.Chained() {
 				streams = append(streams, pt.Parent)
 			}
+		}
+		for _, f := range bad {
+			unread[f.Page.Object()] = true
 		}
 	}
 	for len(streams) > 0 { // and all that they are the difference from
@@ -521,8 +545,8 @@ func (v *verifier) settle(ctx context.Context) error {
 			continue
 		case p.Rollback && !older[p.Object]:
 			continue
-		case readable[p.Object] && !p.Rollback:
-			continue // it can be read now
+		case readable[p.Object] && !p.Rollback, strings.HasPrefix(p.Object, "points/") && !unread[p.Object]:
+			continue // it can be read now, or is not needed any more
 		}
 		left[p.String()] = true
 		if p.Point != "" && p.Points == 0 {

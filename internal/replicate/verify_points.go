@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"pando/internal/repo"
 )
@@ -29,10 +28,44 @@ func (o owner) problem(object string, format string, args ...any) Problem {
 	return Problem{Volume: o.volume, Point: o.point, Object: object, Message: fmt.Sprintf(format, args...), manifest: o.manifest}
 }
 
-// checked is a point to check. The manifest that a stream is the difference from may be listed nowhere: it has no pt.
+// checked is a point to check, with what its head says of it. There may be millions. The manifest that a stream is the
+// difference from may be listed nowhere: then nothing is said of it.
 type checked struct {
 	owner
-	pt *repo.Point
+	said    bool
+	content repo.Content
+	fs      string
+	parent  repo.ID
+	origin  *originOfPoints
+}
+
+// originOfPoints is what points were cloned from.
+type originOfPoints struct {
+	ref string
+	id  repo.ID
+}
+
+// checkedOf is what a head says of a point. Strings that are those of the point before are kept once.
+func checkedOf(volume string, pt repo.Point, before checked) checked {
+	c := checked{owner: owner{volume, pt.Name, pt.Manifest, pt.SizeBytes}, said: true, content: pt.Content, fs: pt.FS, parent: pt.Parent}
+	if c.content == before.content {
+		c.content = before.content
+	}
+	if c.fs == before.fs {
+		c.fs = before.fs
+	}
+	if pt.OriginID.IsZero() {
+		return c
+	}
+	if c.origin = before.origin; c.origin == nil || *c.origin != (originOfPoints{pt.OriginRef, pt.OriginID}) {
+		c.origin = &originOfPoints{pt.OriginRef, pt.OriginID}
+	}
+	return c
+}
+
+// is reports whether a manifest is what the head says of the point.
+func (c *checked) is(m *repo.Manifest) bool {
+	return !c.said || m.Content == c.content && m.SizeBytes == c.size && m.FS == c.fs && (m.Parent == c.parent || !m.Content.Chained())
 }
 
 // span is some points of one volume, by age, that are checked one after the other.
@@ -49,39 +82,86 @@ const (
 
 // age orders points: a base must be before what is checked against it.
 type age struct {
-	at time.Time
+	at int64 // microseconds since 1970
 	id repo.ID
 }
 
 func (a age) compare(b age) int {
-	return cmp.Or(a.at.Compare(b.at), slices.Compare(a.id[:], b.id[:]))
+	return cmp.Or(cmp.Compare(a.at, b.at), slices.Compare(a.id[:], b.id[:]))
 }
 
-// plan divides the points of volumes into spans.
-func (v *verifier) plan(heads []repo.Head) {
-	v.ages, v.sibling = map[repo.ID]age{}, map[repo.ID]repo.ID{}
+// age is that of a point that is checked.
+func (v *verifier) age(id repo.ID) (age, bool) {
+	at, ok := v.ages[id]
+	return age{at, id}, ok
+}
+
+// plan notes what heads name, and divides the points of volumes into spans.
+func (v *verifier) plan(ctx context.Context, heads []repo.Head) error {
+	v.ages, v.sibling = map[repo.ID]int64{}, map[repo.ID]repo.ID{}
 	for _, h := range heads {
-		if h.Gone || len(v.Names) > 0 && !slices.Contains(v.Names, h.Name) {
+		all := !h.Gone && (len(v.Names) == 0 || slices.Contains(v.Names, h.Name))
+		points := make([]checked, 0, h.Count())
+		var bad []*pageFault
+		last := checked{}
+		for pt, err := range allPoints(ctx, v.repo, h, &bad) {
+			if err != nil {
+				return err
+			}
+			v.named[pt.Manifest] = true
+			if all {
+				last = checkedOf(h.Name, pt, last)
+				points = append(points, last)
+				v.ages[pt.Manifest] = pt.CreatedAt.UnixMicro()
+			}
+		}
+		v.pageFaults(h, bad, all)
+		if !all {
 			continue
 		}
 		v.out.Volumes++
-		v.out.Points += len(h.Recent)
-		points := make([]checked, 0, len(h.Recent))
-		for _, pt := range h.Recent {
-			points = append(points, checked{owner{h.Name, pt.Name, pt.Manifest, pt.SizeBytes}, &pt})
-			v.ages[pt.Manifest] = age{pt.CreatedAt, pt.Manifest}
-			if o := pt.OriginID; !o.IsZero() {
-				v.addSibling(o, pt.Manifest)
-				if !v.named[o] {
-					v.out.Warnings = append(v.out.Warnings, Problem{Volume: h.Name, Point: pt.Name,
-						Message: fmt.Sprintf("%s, from which it was cloned, is not in the remote any more: it can be pulled, and then shares nothing with that", pt.OriginRef)})
-				}
-			}
-		}
-		slices.SortStableFunc(points, func(a, b checked) int { return v.ages[a.manifest].compare(v.ages[b.manifest]) })
+		v.out.Points += len(points)
+		slices.SortStableFunc(points, func(a, b checked) int {
+			return age{v.ages[a.manifest], a.manifest}.compare(age{v.ages[b.manifest], b.manifest})
+		})
 		v.spans = append(v.spans, span{points: points})
 	}
+	v.origins()
+	v.cut()
+	return nil
+}
 
+// pageFaults notes pages of points that cannot be read.
+func (v *verifier) pageFaults(h repo.Head, bad []*pageFault, asked bool) {
+	for _, f := range bad {
+		p := Problem{Volume: h.Name, Object: f.Page.Object(), Message: "a part of the list of the volume's points cannot be read: " + f.Error()}
+		p.Volumes, p.Points = 1, f.Page.Count
+		if asked {
+			v.problem(p)
+		} else {
+			v.out.Warnings = append(v.out.Warnings, p)
+		}
+	}
+}
+
+// origins notes which points have one that is gone, and what was cloned from the same.
+func (v *verifier) origins() {
+	for _, s := range v.spans {
+		for _, pt := range s.points {
+			if pt.origin == nil {
+				continue
+			}
+			v.addSibling(pt.origin.id, pt.manifest)
+			if !v.named[pt.origin.id] && len(v.out.Warnings) < maxProblems {
+				v.out.Warnings = append(v.out.Warnings, Problem{Volume: pt.volume, Point: pt.point,
+					Message: fmt.Sprintf("%s, from which it was cloned, is not in the remote any more: it can be pulled, and then shares nothing with that", pt.origin.ref)})
+			}
+		}
+	}
+}
+
+// cut divides what is planned into spans of bounded length.
+func (v *verifier) cut() {
 	length := min(max(v.out.Points/(2*requests), shortestSpan), longestSpan)
 	var cut []span
 	for _, s := range v.spans {
@@ -96,7 +176,7 @@ func (v *verifier) plan(heads []repo.Head) {
 
 // addSibling notes the oldest of the points that were cloned from one that may be gone.
 func (v *verifier) addSibling(origin, id repo.ID) {
-	if was, ok := v.sibling[origin]; !ok || v.ages[id].compare(v.ages[was]) < 0 {
+	if was, ok := v.sibling[origin]; !ok || (age{v.ages[id], id}).compare(age{v.ages[was], was}) < 0 {
 		v.sibling[origin] = id
 	}
 }
@@ -135,7 +215,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 		case err != nil:
 			return err
 		}
-		if pt := c.pt; pt != nil && (m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS || m.Parent != pt.Parent && m.Content.Chained()) {
+		if !c.is(&m) {
 			v.problem(c.owner.problem("manifests/"+c.manifest.String(), "it is not what its volume says of it"))
 		}
 		v.noteUses(&m)
@@ -162,10 +242,10 @@ func (v *verifier) baseOf(ctx context.Context, before repo.ID, m *repo.Manifest)
 	if m.Origin != nil {
 		candidates = append(candidates, m.Origin.Manifest, v.sibling[m.Origin.Manifest])
 	}
-	own, listed := v.ages[m.ID]
+	own, listed := v.age(m.ID)
 	for _, id := range candidates {
 		// One that is not checked itself, or later, is none.
-		if is, ok := v.ages[id]; !ok || !listed || is.compare(own) >= 0 {
+		if is, ok := v.age(id); !ok || !listed || is.compare(own) >= 0 {
 			continue
 		}
 		b, err := v.repo.Manifest(ctx, id)

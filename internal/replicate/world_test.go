@@ -375,7 +375,7 @@ func (w *world) checkPoint(rp *repo.Repo, head, image string) repo.Head {
 	if len(h.Recent) == 0 {
 		w.t.Fatalf("head %s has no points", head)
 	}
-	w.check(rp, h.Recent[h.Newest()].Manifest, image)
+	w.check(rp, w.newest(rp, h).Manifest, image)
 	return h
 }
 
@@ -415,4 +415,26 @@ func (w *world) clearLost(rp *repo.Repo) {
 			w.t.Fatal(err)
 		}
 	}
+}
+
+// newest is the newest point of a head.
+func (w *world) newest(rp *repo.Repo, h repo.Head) repo.Point {
+	w.t.Helper()
+	pt, ok, err := rp.Newest(w.t.Context(), h)
+	if err != nil || !ok {
+		w.t.Fatalf("%s has no newest point: %v", h.Name, err)
+	}
+	return pt
+}
+
+// pointsOf are all points of a head.
+func pointsOf(t testing.TB, rp *repo.Repo, h repo.Head) (out []repo.Point) {
+	t.Helper()
+	for pt, err := range allPoints(t.Context(), rp, h, nil) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, pt)
+	}
+	return out
 }

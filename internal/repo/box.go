@@ -16,6 +16,7 @@ import (
 const (
 	objectVersion   = 1 // of all objects but those below
 	configVersion   = 2 // of config: the version of the repository, see [Repo.Upgrade]
+	headVersion     = 2 // of heads that name pages of points, which older programs would take for ones with few points
 	manifestVersion = 2 // of manifests: those of 1 are written as well
 )
 
@@ -24,6 +25,8 @@ func newestVersion(t objectType) byte {
 	switch t {
 	case typeConfig:
 		return configVersion
+	case typeHead:
+		return headVersion
 	case typeManifest:
 		return manifestVersion
 	}
@@ -40,6 +43,7 @@ const (
 	typeSession  objectType = 'S'
 	typeSeen     objectType = 'P'
 	typeSegment  objectType = 'G'
+	typePoints   objectType = 'L'
 )
 
 const (

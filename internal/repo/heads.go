@@ -15,18 +15,6 @@ type HeadState struct {
 	Version objstore.Version
 }
 
-// Newest is the index of the point that is the newest state of the volume or golden,
-// -1 if there is none. It is the last one, unless an older snapshot or generation was
-// pushed after it.
-func (h *Head) Newest() int {
-	for i, p := range h.Recent {
-		if h.Latest != 0 && p.Seq == h.Latest {
-			return i
-		}
-	}
-	return len(h.Recent) - 1
-}
-
 const maxName = 255
 
 // check says what is wrong with a head, of a caller or from a store.
@@ -35,6 +23,12 @@ func (h *Head) check() error {
 		return err
 	}
 	last := uint64(0)
+	for _, p := range h.Pages {
+		if err := p.check(last); err != nil {
+			return err
+		}
+		last = p.Last
+	}
 	for _, p := range h.Recent {
 		if err := p.check(last); err != nil {
 			return err
@@ -81,13 +75,14 @@ func decodeHead(b []byte) (Head, error) {
 	var fields struct {
 		Head
 		Points pointList `json:"points"`
+		Pages  pageList  `json:"pages"`
 		Fenced idList    `json:"fenced"`
 	}
 	if err := decodeJSON(b, &fields); err != nil {
 		return Head{}, err
 	}
 	h := fields.Head
-	h.Recent, h.Fenced = fields.Points, fields.Fenced
+	h.Recent, h.Pages, h.Fenced = fields.Points, fields.Pages, fields.Fenced
 	if err := h.check(); err != nil {
 		return Head{}, err
 	}
@@ -144,7 +139,11 @@ func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objs
 	if err != nil {
 		return "", about(op, h.Name, err)
 	}
-	object, err := r.seal(typeHead, key, content, maxHeadBytes)
+	version := byte(objectVersion)
+	if len(h.Pages) > 0 || len(content) > maxFirstHead {
+		version = headVersion
+	}
+	object, err := r.sealVersion(typeHead, version, key, content, maxHeadBytes)
 	if err != nil {
 		return "", about(op, h.Name, err)
 	}
@@ -152,8 +151,8 @@ func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objs
 	if prev != "" {
 		condition = objstore.IfVersion(prev)
 	}
-	version, err := r.store.Put(ctx, key, object, condition)
-	return version, about(op, h.Name, changed(err))
+	now, err := r.store.Put(ctx, key, object, condition)
+	return now, about(op, h.Name, changed(err))
 }
 
 // changed is err; that a state which was expected is gone altogether is a Conflict as

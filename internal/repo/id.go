@@ -65,6 +65,7 @@ const (
 	manifestPrefix = "manifests/"
 	segmentPrefix  = "segments/"
 	sessionPrefix  = "sessions/"
+	pagePrefix     = "points/"
 	probePrefix    = "probe/" // of objstore.Probe: no part of a repository
 )
 

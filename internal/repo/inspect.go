@@ -67,6 +67,7 @@ const (
 	ManifestObject ObjectKind = "manifest"
 	SegmentObject  ObjectKind = "segment"
 	SessionObject  ObjectKind = "session"
+	PointsObject   ObjectKind = "points"
 	SeenObject     ObjectKind = "seen"
 	ProbeObject    ObjectKind = "probe" // what objstore.Probe has left
 )
@@ -75,7 +76,7 @@ const (
 type ListedObject struct {
 	objstore.Info
 	Kind    ObjectKind
-	ID      ID      // of a head, manifest or session
+	ID      ID      // of a head, manifest, session or page of points
 	Segment Segment // of a segment
 }
 
@@ -110,7 +111,7 @@ func classify(o objstore.Info) ListedObject {
 		}
 	default:
 		for prefix, kind := range map[string]ObjectKind{
-			headPrefix: HeadObject, manifestPrefix: ManifestObject, sessionPrefix: SessionObject,
+			headPrefix: HeadObject, manifestPrefix: ManifestObject, sessionPrefix: SessionObject, pagePrefix: PointsObject,
 		} {
 			if text, is := strings.CutPrefix(o.Key, prefix); is {
 				if id, err := ParseID(text); err == nil {

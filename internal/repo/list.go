@@ -33,6 +33,7 @@ func decodeList[T any](b []byte, check func(*T) error) ([]T, error) {
 
 type (
 	pointList []Point
+	pageList  []PointPage
 	idList    []ID
 	seenList  []SeenSession
 )
@@ -42,6 +43,16 @@ func (l *pointList) UnmarshalJSON(b []byte) (err error) {
 	*l, err = decodeList(b, func(p *Point) error {
 		err := p.check(last)
 		last = p.Seq
+		return err
+	})
+	return err
+}
+
+func (l *pageList) UnmarshalJSON(b []byte) (err error) {
+	last := uint64(0)
+	*l, err = decodeList(b, func(p *PointPage) error {
+		err := p.check(last)
+		last = p.Last
 		return err
 	})
 	return err

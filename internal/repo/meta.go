@@ -14,7 +14,8 @@ import (
 // Limits of metadata, before compression. Nothing larger is written, and nothing
 // larger is unpacked, whatever an object says.
 const (
-	maxHeadBytes     = 16 << 20
+	maxHeadBytes     = 20 << 20
+	maxFirstHead     = 16 << 20 // of a head of version 1
 	maxSessionBytes  = 4 << 20
 	maxSeenBytes     = 4 << 20
 	maxManifestBytes = 32 << 20
@@ -111,9 +112,13 @@ func (r *Repo) names(ctx context.Context, prefix string) iter.Seq2[ID, error] {
 	}
 }
 
-// each calls get for the IDs under a prefix, several at once, and yields what it gave
-// in order. An error ends it.
+// each is inOrder for the IDs under a prefix.
 func each[T any](ctx context.Context, r *Repo, prefix string, get func(context.Context, ID) (T, error)) iter.Seq2[T, error] {
+	return inOrder(ctx, r.names(ctx, prefix), get)
+}
+
+// inOrder calls get for each of ids, several at once, and yields what it gave in order. An error ends it.
+func inOrder[K, T any](ctx context.Context, ids iter.Seq2[K, error], get func(context.Context, K) (T, error)) iter.Seq2[T, error] {
 	type result struct {
 		value T
 		err   error
@@ -129,7 +134,7 @@ func each[T any](ctx context.Context, r *Repo, prefix string, get func(context.C
 			waiting = waiting[1:]
 			return yield(res.value, res.err) && res.err == nil
 		}
-		for id, err := range r.names(ctx, prefix) {
+		for id, err := range ids {
 			if err != nil {
 				for len(waiting) > 0 {
 					if !next() {

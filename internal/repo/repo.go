@@ -5,6 +5,7 @@
 //
 //	config                        which repository it is; all keys, wrapped for each slot
 //	heads/<keyed hash of a name>  one volume or golden: its points; compare-and-swap
+//	points/<id>                   older points of one volume
 //	manifests/<id>                one point: its pages, the segments that it needs
 //	segments/<session>/<n>        frames: data and pages
 //	sessions/<id>                 who is at work, what must stay

@@ -162,17 +162,18 @@ type Point struct {
 // Head is all that a remote knows of one volume or golden. It changes by
 // compare-and-swap only.
 type Head struct {
-	Name    string  `json:"name"`
-	Golden  bool    `json:"golden,omitempty"` // its points are generations
-	Lineage string  `json:"lineage"`          // of the volume in the writer's pool
-	Epoch   uint64  `json:"epoch"`            // grows when another writer takes over; never goes back
-	Writer  Writer  `json:"writer"`
-	NextSeq uint64  `json:"next"`
-	Recent  []Point `json:"points"`           // the newest points, oldest first
-	Latest  uint64  `json:"latest,omitempty"` // Seq of the point that is the newest state, if an older one was pushed after it; see Newest
-	Gone    bool    `json:"gone,omitempty"`   // removed: kept so that its epoch is not used again
-	Fenced  []ID    `json:"fenced,omitempty"` // sessions that may not commit any more, the newest last
-	WriteID ID      `json:"write"`            // of this write, to know one's own
+	Name    string      `json:"name"`
+	Golden  bool        `json:"golden,omitempty"` // its points are generations
+	Lineage string      `json:"lineage"`          // of the volume in the writer's pool
+	Epoch   uint64      `json:"epoch"`            // grows when another writer takes over; never goes back
+	Writer  Writer      `json:"writer"`
+	NextSeq uint64      `json:"next"`
+	Recent  []Point     `json:"points"`           // the newest points, oldest first; older ones are in Pages
+	Pages   []PointPage `json:"pages,omitempty"`  // where older points are, oldest first
+	Latest  uint64      `json:"latest,omitempty"` // Seq of the point that is the newest state, if an older one was pushed after it; see Newest
+	Gone    bool        `json:"gone,omitempty"`   // removed: kept so that its epoch is not used again
+	Fenced  []ID        `json:"fenced,omitempty"` // sessions that may not commit any more, the newest last
+	WriteID ID          `json:"write"`            // of this write, to know one's own
 }
 
 // SessionKind is what a session does.
