@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"iter"
+	"slices"
 	"sync"
 	"time"
 
@@ -370,6 +371,9 @@ func (p *pusher) resumeBlock(ctx context.Context, jb *job, h headState) (Pushed,
 	}
 	if err != nil {
 		return Pushed{}, err
+	}
+	if slices.Contains(h.Fenced, pl.Session) {
+		return Pushed{}, errStale // a prune has given it up, and died before it removed it
 	}
 	b := base{object: driver.ObjectID(pl.Base), head: pl.Head}
 	if !pl.Manifest.IsZero() {

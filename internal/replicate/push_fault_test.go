@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"pando/internal/errs"
 	"pando/internal/objstore/storetest"
+	"pando/internal/repo"
 )
 
 // TestPushFaults: whichever operation of the store fails, before its effect or after,
@@ -80,5 +82,39 @@ func TestPushFaults(t *testing.T) {
 	}
 	t.Logf("%d pushes", n)
 	w.clearLost(rp)
+	w.noSessions(rp)
+}
+
+// TestPushAfterHalfAPrune: a prune gives up the session of an interrupted push, and dies before it removes it. The next
+// push begins anew, and succeeds.
+func TestPushAfterHalfAPrune(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 3*mib) })
+	w.clone("g", "v")
+	w.push("v")
+	w.edit("v", func(f *os.File) { noise(t, f, 2, 32*mib, mib) })
+	manifest := func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "manifests/") }
+	w.store.Add(storetest.Fault{Match: manifest, Times: -1})
+	w.load()
+	if _, err := w.tryPush("v"); err == nil {
+		t.Fatal("the push did not fail")
+	}
+	w.store.Heal()
+
+	rp := w.open()
+	sessions, err := rp.Sessions(t.Context())
+	if err != nil || len(sessions) != 1 {
+		t.Fatal(sessions, err)
+	}
+	_, err = changeHead(t.Context(), rp, opRemotePrune, "v", func(h *repo.Head) (bool, error) {
+		h.Fenced = append(h.Fenced, sessions[0].ID)
+		return true, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.load()
+	w.push("v")
+	w.checkPoint(rp, "v", w.image("v"))
 	w.noSessions(rp)
 }
