@@ -33,10 +33,10 @@ contents nor names.`,
 
 func (a *App) remoteAddCommand() *cobra.Command {
 	var q replicate.AddRequest
-	var passphraseFile, identityFile string
+	var passphraseFile, identityFile, kitFile string
 	var ask, create, noCreate bool
 	c := &cobra.Command{
-		Use:   "add NAME URL",
+		Use:   "add NAME [URL]",
 		Short: "Make a repository at URL, or open the one that is there",
 		Long: `Gives the repository at URL a name in this pool. URL is one of
 
@@ -56,14 +56,20 @@ pushed would be lost with this host. So give it a passphrase, or the recipient
 If there is a repository, it is opened with its passphrase or an age identity that it
 knows, and this pool gets a key of its own.
 
+With --kit it is opened with a recovery kit (` + "`pando remote key export`" + `) and the
+passphrase or identity of that, also if the repository has lost its config, which is
+put back then. URL may be left out: the kit has it.
+
 ` + passphraseSources,
 		Example: `  pando remote add backup s3://my-bucket/pando?region=eu-central-1 --passphrase
   pando remote add nas file:/mnt/nas/pando --recipient age1...
-  pando remote add backup gs://my-bucket/pando --no-create --identity rescue.key`,
-		Args:              usage(cobra.ExactArgs(2)),
+  pando remote add backup gs://my-bucket/pando --no-create --identity rescue.key
+  pando remote add backup --kit kit.txt --passphrase`,
+		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	f := c.Flags()
+	f.StringVar(&kitFile, "kit", "", "open it with the recovery kit in `FILE`")
 	f.BoolVar(&create, "create", false, "there must be no repository yet")
 	f.BoolVar(&noCreate, "no-create", false, "there must be a repository: make none")
 	f.BoolVar(&ask, "passphrase", false, "a passphrase opens it: ask for it")
@@ -71,8 +77,16 @@ knows, and this pool gets a key of its own.
 	f.StringVar(&identityFile, "identity", "", "open it with the age identity in `FILE`")
 	f.StringArrayVar(&q.Recipients, "recipient", nil, "who has the identity of this age `RECIPIENT` can open the new repository, too; may be repeated")
 	c.MarkFlagsMutuallyExclusive("create", "no-create")
+	c.MarkFlagsMutuallyExclusive("create", "kit")
+	c.MarkFlagsMutuallyExclusive("recipient", "kit")
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
-		q.Name, q.URL, q.MustExist, q.MustCreate = args[0], args[1], noCreate, create
+		q.Name, q.MustExist, q.MustCreate = args[0], noCreate, create
+		switch {
+		case len(args) == 2:
+			q.URL = args[1]
+		case kitFile == "":
+			return errs.New(errs.Invalid, "remote add", q.Name, "a URL is needed").WithHint("see `pando remote add --help`")
+		}
 		if err := ref.CheckName("remote add", q.Name); err != nil {
 			return err
 		}
@@ -84,7 +98,16 @@ knows, and this pool gets a key of its own.
 			q.Identity = string(b)
 		}
 		if ask || passphraseGiven(passphraseFile) {
-			if q.Passphrase, err = a.needPassphrase(ctx, "remote add", passphraseFile, "passphrase of "+q.Name, !noCreate); err != nil {
+			what := "passphrase of " + q.Name
+			if kitFile != "" {
+				what = "passphrase of the recovery kit"
+			}
+			if q.Passphrase, err = a.needPassphrase(ctx, "remote add", passphraseFile, what, !noCreate && kitFile == ""); err != nil {
+				return err
+			}
+		}
+		if kitFile != "" {
+			if err := a.openKit(ctx, &q, kitFile); err != nil {
 				return err
 			}
 		}
@@ -122,11 +145,22 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 	if err := a.printf("%s  %s at %s\n", r.Name, how, r.URL); err != nil {
 		return err
 	}
-	if keys, err := replicate.Keys(ctx, &r.Remote); err == nil && len(keys) == 1 && keys[0].ThisPool {
-		a.warn("only this pool can open it: if %s is lost, so is all that is pushed", r.IdentityFile())
-		a.note("add another key: `pando remote key add %s --passphrase`, or with --recipient age1...", r.Name)
+	if r.ConfigRestored {
+		a.note("its config was missing or damaged: put back the copy that is in the recovery kit")
 	}
+	a.warnOnlyKey(ctx, &r.Remote)
 	return nil
+}
+
+// warnOnlyKey warns if no key but that of this pool opens a remote.
+func (a *App) warnOnlyKey(ctx context.Context, r *replicate.Remote) {
+	keys, err := replicate.Keys(ctx, r)
+	if err != nil || len(keys) != 1 || !keys[0].ThisPool {
+		return
+	}
+	a.warn("only this pool can open it: if %s is lost, so is all that is pushed", r.IdentityFile())
+	a.note("add another key: `pando remote key add %s --passphrase`, or with --recipient age1...; or make a recovery kit: "+
+		"`pando remote key export %s FILE --passphrase`", r.Name, r.Name)
 }
 
 func (a *App) remoteRmCommand() *cobra.Command {

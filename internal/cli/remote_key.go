@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,14 +16,14 @@ func (a *App) remoteKeyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:     "key",
 		Aliases: []string{"keys"},
-		Short:   "List, add, remove and rotate what opens a remote",
+		Short:   "List, add, remove, rotate and export what opens a remote",
 		Long: `What is on a remote is encrypted with a key that the remote holds only wrapped: once
 for each pool that uses it, each passphrase, and each age recipient. These are the
 keys that ` + "`pando remote key`" + ` deals with. One of them is enough to read everything.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.remoteKeyLsCommand(), a.remoteKeyAddCommand(), a.remoteKeyRmCommand(), a.remoteKeyRotateCommand())
+	c.AddCommand(a.remoteKeyLsCommand(), a.remoteKeyAddCommand(), a.remoteKeyRmCommand(), a.remoteKeyRotateCommand(), a.remoteKeyExportCommand())
 	return c
 }
 
@@ -143,7 +144,9 @@ last key cannot be removed.`,
 			if err != nil {
 				return err
 			}
-			return a.printKey("removed", k)
+			err = a.printKey("removed", k)
+			a.warnOnlyKey(c.Context(), r)
+			return err
 		},
 	}
 	c.Flags().BoolVar(&force, "force", false, "also the key of this pool, which cannot use the remote then")
@@ -194,6 +197,9 @@ or from the environment.`,
 		}
 		if a.quiet {
 			return nil
+		}
+		if slices.ContainsFunc(keys, func(k replicate.Key) bool { return strings.HasPrefix(k.Label, replicate.KitLabel) }) {
+			a.note("make a new recovery kit: the copy of the config in the old one lacks the new key")
 		}
 		return a.printf("rotated the key of %s, for %s\n", r.Name, plural(len(keys), "key"))
 	}

@@ -17,8 +17,12 @@ func (a *App) remoteRepairCommand() *cobra.Command {
 	var q replicate.RepairRequest
 	c := &cobra.Command{
 		Use:   "repair REMOTE",
-		Short: "Rebuild damaged or lost lists of points",
-		Long: `A remote keeps one list of points for each volume and golden. If such a list is
+		Short: "Rebuild damaged or lost lists of points, and put back a lost config",
+		Long: `If the object with the keys of a remote ("config") is damaged or gone, the copy that
+this pool has is put back. It is never put over one that is good, and never if this
+pool has seen a newer one than its copy.
+
+A remote keeps one list of points for each volume and golden. If such a list is
 damaged or gone, this command makes it anew from the points themselves: all whose
 data is there come back, also those that were deleted and not yet pruned. Points
 of which something is missing are listed, too, so that no prune removes what is
@@ -65,6 +69,12 @@ func (a *App) printRepaired(out *replicate.Repaired) error {
 		return a.printJSON(out)
 	case a.quiet:
 		return nil
+	case out.ConfigRestored && out.DryRun:
+		return a.printf("config  is missing or damaged: this pool's copy would be put back\n")
+	case out.ConfigRestored:
+		if err := a.printf("config  was missing or damaged: put back this pool's copy\n"); err != nil {
+			return err
+		}
 	}
 	if len(out.Volumes) > 0 {
 		t := a.table("VOLUME", "WAS", "POINTS", "NOT WHOLE", "RESULT")

@@ -179,7 +179,11 @@ func (r *Remote) withRepo(ctx context.Context, fn func(*repo.Repo) error) error 
 		return err
 	}
 	defer rp.Close()
-	return fn(rp)
+	if err := fn(rp); err != nil {
+		return err
+	}
+	r.remember(rp) // the keys may have changed
+	return nil
 }
 
 // Forgotten is what Forget did.

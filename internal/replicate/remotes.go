@@ -6,6 +6,7 @@
 //
 //	POOL/remotes/NAME/remote.json   what the remote is
 //	POOL/remotes/NAME/identity      this host's key: an age X25519 identity
+//	POOL/remotes/NAME/config        copy of the repository's config, which holds its keys, sealed
 //	POOL/remotes/NAME/push/HEAD     journal of a push that is not finished
 //
 // Directories have mode 0700, files 0600.
@@ -57,6 +58,7 @@ type Remote struct {
 	AddedAt   time.Time `json:"added_at"`
 
 	dir      string                              // its directory
+	restored bool                                // its config was put back
 	identity string                              // text of the age identity
 	wrap     func(objstore.Store) objstore.Store // for tests: goes between the store and its retries
 	retry    objstore.RetryOptions
@@ -75,6 +77,8 @@ type AddRequest struct {
 	Identity string
 	// Passphrase does the same; a new repository opens with it, too.
 	Passphrase string
+	// Config is a copy of the repository's config: it is put back if that is missing or damaged. See Kit.
+	Config []byte
 	// Recipients are more age recipients (age1...) that the repository shall open for.
 	Recipients []string
 	// MustExist refuses to make a new repository, MustCreate to open one.
@@ -87,6 +91,8 @@ type AddRequest struct {
 type Added struct {
 	Remote
 	Created bool `json:"created"` // there was no repository; now there is
+
+	ConfigRestored bool `json:"config_restored"` // its config was missing or damaged, and was put back
 }
 
 // Add makes a remote known to the pool. The store is tried first: whether it honours
@@ -137,7 +143,9 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	}
 	defer rp.Close()
 	r.Mark = rp.Mark()
-	err = r.save()
+	if err = r.keepConfig(rp); err == nil {
+		err = r.save()
+	}
 	if err == nil {
 		err = os.Rename(adding, filepath.Join(top, q.Name))
 	}
@@ -145,7 +153,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 		err = durable.SyncDir(top)
 	}
 	r.dir = filepath.Join(top, q.Name)
-	return Added{Remote: r, Created: created}, errs.Wrap(opAdd, q.Name, err)
+	return Added{Remote: r, Created: created, ConfigRestored: r.restored}, errs.Wrap(opAdd, q.Name, err)
 }
 
 // save writes remote.json.
@@ -230,6 +238,12 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 	}()
 	// What only reads comes first: who is refused leaves nothing there.
 	rp, err = repo.Open(ctx, store, own)
+	if configLost(err) && len(q.Config) > 0 {
+		if r.restored, err = putBack(ctx, store, q.Config, repo.Mark{}, filepath.Join(r.dir, damagedDir), false, given...); err != nil {
+			return nil, false, false, err
+		}
+		rp, err = repo.Open(ctx, store, own)
+	}
 	switch {
 	case err == nil && !fresh: // an interrupted Add had made it, perhaps not with all keys
 		if err = objstore.Probe(ctx, store); err == nil {
@@ -525,20 +539,25 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	rp, err := repo.Open(ctx, store, id)
 	if err != nil {
 		_ = objstore.Close(store) // of what failed
-		return nil, err
+		return nil, r.hintCopy(err)
 	}
 	rp.OwnStore()
 	if err := rp.Check(r.Mark); err != nil {
 		rp.Close()
 		return nil, err
 	}
+	r.remember(rp)
+	return rp, nil
+}
+
+// remember keeps what was seen of a repository. What was seen once is not to be taken back. If it cannot be written down,
+// only a later check is weaker, and the copy of config an older one.
+func (r *Remote) remember(rp *repo.Repo) {
+	_ = r.keepConfig(rp)
 	if m := rp.Mark(); m != r.Mark {
-		// What was seen once is not to be taken back. If it cannot be written down,
-		// only a later check is weaker.
 		r.Mark = m
 		_ = r.save()
 	}
-	return rp, nil
 }
 
 // store opens the store of the remote's URL, with retries and a limit.

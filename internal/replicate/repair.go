@@ -39,6 +39,9 @@ type Repaired struct {
 	Lost    []string `json:"lost"`
 	Checked int      `json:"checked"` // heads that are as they should be
 	DryRun  bool     `json:"dry_run"`
+	// ConfigRestored: the repository's config was missing or damaged, and this pool's copy was put back, or would be. A
+	// dry run looks no further then.
+	ConfigRestored bool `json:"config_restored"`
 }
 
 // RepairedVolume is a volume or golden whose list of points was made anew.
@@ -54,7 +57,8 @@ type RepairedVolume struct {
 	Copy     string   `json:"copy,omitempty"` // file in which the damaged list was kept
 }
 
-// Repair makes the lists of points of volumes anew that are damaged or gone, from the manifests that are there: all
+// Repair puts the config of the repository back, of which this pool has a copy, if that is missing or damaged. Then it
+// makes the lists of points of volumes anew that are damaged or gone, from the manifests that are there: all
 // points come back whose manifests and segments are whole. Points that were removed and not yet pruned come back as
 // well. It needs nothing but a key to the remote; e may be nil, which says that no pool has pushed there.
 //
@@ -66,6 +70,19 @@ type RepairedVolume struct {
 // It may run beside pushes, pulls and prunes. Conflict: somebody has written a head meanwhile.
 func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (*Repaired, error) {
 	rp, err := r.Open(ctx)
+	restored := false
+	if configLost(err) {
+		var rerr error
+		if restored, rerr = r.restoreConfig(ctx, q.DryRun); rerr != nil {
+			return nil, rerr
+		}
+		if restored && q.DryRun {
+			return &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, DryRun: true, ConfigRestored: true}, nil
+		}
+		if restored {
+			rp, err = r.Open(ctx)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -78,6 +95,9 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 		}
 	}
 	out, err := x.run(ctx)
+	if out != nil {
+		out.ConfigRestored = restored
+	}
 	return out, errs.Wrap(opRepair, r.Name, err)
 }
 

@@ -1,0 +1,98 @@
+package replicate
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"pando/internal/durable"
+	"pando/internal/errs"
+	"pando/internal/objstore"
+	"pando/internal/repo"
+)
+
+// configName is the copy of the repository's config, sealed as it is there: without that nothing could be read.
+const configName = "config"
+
+func (r *Remote) configFile() string { return filepath.Join(r.dir, configName) }
+
+// keepConfig keeps a copy of the config of a repository that was opened, unless another process has kept a newer one.
+func (r *Remote) keepConfig(rp *repo.Repo) error {
+	raw := rp.Config()
+	if kept, err := os.ReadFile(r.configFile()); err == nil {
+		serial, err := repo.ConfigSerial(kept)
+		if bytes.Equal(kept, raw) || err == nil && serial > rp.Mark().Serial {
+			return nil
+		}
+	}
+	return durable.WriteFile(r.configFile(), raw)
+}
+
+// configLost reports whether an error of opening a repository may be one of a config that is missing or damaged.
+func configLost(err error) bool {
+	return errs.Is(err, errs.NotFound) || errs.Is(err, errs.Damaged) || repo.Locked(err)
+}
+
+// hintCopy says with such an error that this pool has a copy.
+func (r *Remote) hintCopy(err error) error {
+	var known *errs.Error
+	if !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) || !errors.As(err, &known) {
+		return err
+	}
+	if _, serr := os.Lstat(r.configFile()); serr != nil {
+		return err
+	}
+	out := *known
+	return out.WithHint("this pool has a copy of the keys that are missing there: put it back with %s; or check the URL, "+
+		"and that the disk is mounted", errs.Run("remote repair", r.Name))
+}
+
+// restoreConfig puts this pool's copy of config back, if that of the repository is missing, or certainly damaged; what is
+// damaged is kept in the pool. False: it is neither. A dry run only says whether it would.
+func (r *Remote) restoreConfig(ctx context.Context, dry bool) (bool, error) {
+	raw, err := os.ReadFile(r.configFile())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, errs.Wrap(opRepair, r.Name, err)
+	}
+	id, err := repo.Identity(r.identity)
+	if err != nil {
+		return false, err
+	}
+	store, err := r.store(ctx, 0, false)
+	if err != nil {
+		return false, err
+	}
+	defer func() { _ = objstore.Close(store) }() // what was written is durable
+	return putBack(ctx, store, raw, r.Mark, filepath.Join(r.dir, damagedDir), dry, id)
+}
+
+// putBack is restoreConfig with any copy. keep is the directory for what is damaged.
+func putBack(
+	ctx context.Context, store objstore.Store, raw []byte, known repo.Mark, keep string, dry bool, secrets ...repo.Secret,
+) (bool, error) {
+	plan, err := repo.PlanRestore(ctx, store, raw, known, secrets...)
+	if err != nil || plan == nil {
+		return false, err
+	}
+	if dry {
+		return true, nil
+	}
+	if plan.Damaged != nil {
+		if err := os.MkdirAll(keep, 0o700); err != nil {
+			return false, errs.Wrap(opRepair, keep, err)
+		}
+		path := filepath.Join(keep, configName+"-"+strconv.FormatInt(time.Now().Unix(), 10))
+		if err := durable.WriteFile(path, plan.Damaged); err != nil {
+			return false, errs.Wrap(opRepair, path, err)
+		}
+	}
+	return true, plan.Do(ctx)
+}
