@@ -71,11 +71,11 @@ func (r *Remote) restoreConfig(ctx context.Context, dry bool) (bool, error) {
 		return false, err
 	}
 	defer func() { _ = objstore.Close(store) }() // what was written is durable
-	return putBack(ctx, store, raw, r.Mark, filepath.Join(r.dir, damagedDir), dry, id)
+	return putConfigBack(ctx, store, raw, r.Mark, filepath.Join(r.dir, damagedDir), dry, id)
 }
 
-// putBack is restoreConfig with any copy. keep is the directory for what is damaged.
-func putBack(
+// putConfigBack is restoreConfig with any copy. keep is the directory for what is damaged.
+func putConfigBack(
 	ctx context.Context, store objstore.Store, raw []byte, known repo.Mark, keep string, dry bool, secrets ...repo.Secret,
 ) (bool, error) {
 	plan, err := repo.PlanRestore(ctx, store, raw, known, secrets...)
