@@ -27,7 +27,7 @@ contents nor names.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.remoteAddCommand(), a.remoteLsCommand(), a.remoteRmCommand(), a.remoteDeleteCommand(), a.remotePruneCommand(), a.remoteRepairCommand(), a.remoteKeyCommand())
+	c.AddCommand(a.remoteAddCommand(), a.remoteLsCommand(), a.remoteRmCommand(), a.remoteDeleteCommand(), a.remotePruneCommand(), a.remoteRepairCommand(), a.remoteWriterCommand(), a.remoteKeyCommand())
 	return c
 }
 

@@ -323,10 +323,12 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			}
 		}
 	}
-	// Addresses of remotes, and keys to them: all of it is Pando's, and nothing is
+	// Addresses of remotes, keys to them, and what was written there: all of it is Pando's, and nothing is
 	// mounted there.
-	if err := os.RemoveAll(filepath.Join(dir, remotesName)); err != nil {
-		return errs.Wrap("deinit", dir, err)
+	for _, name := range []string{remotesName, writerName} {
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+			return errs.Wrap("deinit", dir, err)
+		}
 	}
 	// Catalogues that a rebuild has set aside.
 	old, err := filepath.Glob(filepath.Join(escapeGlob(dir), "catalog.damaged-*"))

@@ -6,6 +6,7 @@
 //	catalog.seen  how many commits it must have
 //	live/ locks/  proofs of life and locks of running commands
 //	remotes/      addresses of remotes, and this host's keys to them
+//	writer/       who the pool is to volumes on remotes that it writes, and what it wrote last
 //	mnt/          default mount points
 //	data/         the driver's directory; of a loop-backed pool a mount point
 //	backing.xfs   of a loop-backed pool: the file behind data/
@@ -52,6 +53,7 @@ const (
 	removingName = "deinit.inprogress" // an interrupted deinit left this
 	backingName  = "backing.xfs"
 	remotesName  = "remotes"
+	writerName   = "writer"
 	outsideName  = "dataset" // in data/: a symbolic link to the name of what the driver keeps outside the directory
 )
 

@@ -21,6 +21,8 @@ import (
 //   - A push keeps to the epoch at which it first read the head: it commits only while the
 //     head has that epoch and this writer. So a take-over ends all pushes under way, also
 //     those of a pool that takes the volume back.
+//   - A head has a token of its writer's last commit. A pool that has the writer's ID and does
+//     not know the token is a copy of the writer, or was put back to an older state.
 //   - All changes are compare-and-swap.
 //
 // Methods may be called concurrently.
@@ -29,16 +31,19 @@ type headWriter struct {
 	remote string // its name, for hints
 	me     repo.Writer
 
-	free           *sync.Map         // by reference there: pages of points in which the name is not
-	replace        map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
-	memory         headMemory        // what this pool remembers of heads
-	acceptRollback bool              // go on with a head that is older than that
+	tokens  tokenLog          // of this pool's writes
+	free    *sync.Map         // by reference there: pages of points in which the name is not
+	replace map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
+
+	memory         headMemory // what this pool remembers of heads
+	acceptRollback bool       // go on with a head that is older than that
 }
 
 // headState is a head as it was read.
 type headState struct {
 	repo.Head
 	version objstore.Version // "" if there is no head
+	own     ownership        // whose its last write is
 }
 
 // claim is the right to write a head, as it was when that was first read.
@@ -55,6 +60,10 @@ func (w *headWriter) listed(ctx context.Context, h headState, m *repo.Manifest) 
 
 // readHead reads a head; one that is not there is a zero one.
 func (w *headWriter) readHead(ctx context.Context, name string) (headState, error) {
+	before, err := w.tokens.load(name)
+	if err != nil {
+		return headState{}, err
+	}
 	h, v, err := w.repo.Head(ctx, name)
 	if errs.Is(err, errs.NotFound) {
 		return headState{Head: repo.Head{Name: name, NextSeq: 1}}, nil
@@ -62,7 +71,11 @@ func (w *headWriter) readHead(ctx context.Context, name string) (headState, erro
 	if errs.Is(err, errs.Damaged) {
 		err = damagedVolume(opPush, name, err)
 	}
-	return headState{h, v}, err
+	if err != nil {
+		return headState{}, err
+	}
+	own, err := w.judge(before, &h)
+	return headState{h, v, own}, err
 }
 
 // unclaimed reports whether a head is there, but nobody's: removed, or only made to
@@ -71,11 +84,25 @@ func (h headState) unclaimed() bool { return h.Gone || h.Writer.Pool == "" }
 
 // mayWrite is nil if this pool may write the head. Conflict.
 func (w *headWriter) mayWrite(h headState) error {
-	if h.version == "" || h.unclaimed() || h.Writer.Pool == w.me.Pool {
+	if h.version == "" || h.unclaimed() {
+		return nil
+	}
+	if h.Writer.Pool == w.me.Pool {
+		if h.own == foreignWrite && w.older(h) == "" {
+			return w.copied(opPush, h.Head)
+		}
 		return nil
 	}
 	return errs.New(errs.Conflict, opPush, h.Name, "pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
 		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over with %s", errs.Param("as", "NAME"), errs.Run("pull", w.remote, h.Name, errs.Param("take-over")))
+}
+
+// copied is the error of a pool that has the ID of a head's writer and has not written it last. Conflict.
+func (w *headWriter) copied(op string, h repo.Head) error {
+	return errs.New(errs.Conflict, op, h.Name,
+		"another pool with the ID of this one has pushed this volume since: one is a copy of the other, or this one was restored from a backup").
+		WithHint("decide which pool pushes it; to be that one, give this pool an identity of its own with %s, and take the volume over with %s; or push it under another name with `%s`",
+			errs.Run("remote writer", errs.Param("new")), errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")), errs.Param("as", "NAME"))
 }
 
 // holds is nil if this pool may go on with what it began under a claim. Conflict.
@@ -104,7 +131,13 @@ func (w *headWriter) notOlder(h headState) error {
 }
 
 // older says in which way a head is older than this pool remembers; "" if it is not.
-func (w *headWriter) older(h headState) string { return w.memory.older(&h.Head, h.version != "") }
+func (w *headWriter) older(h headState) string {
+	why := w.memory.older(&h.Head, h.version != "")
+	if why == "" && h.own == retiredWrite {
+		why = retiredReason
+	}
+	return why
+}
 
 // fits is nil if a point can go into a head. Conflict, Exists, Damaged.
 func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) error {
@@ -185,9 +218,8 @@ func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState,
 		if err != nil {
 			return h, repo.Point{}, err
 		}
-		v, err := w.repo.PutHead(ctx, next.Head, h.version)
+		next, err = w.putHead(ctx, next)
 		if err == nil {
-			next.version = v
 			return next, at, nil
 		}
 		if !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
@@ -209,7 +241,7 @@ func (w *headWriter) withPoint(ctx context.Context, l *lease, h headState, pt en
 		h.Epoch = max(h.Epoch, 1)
 	}
 	if back { // and accepted: no epoch is used twice
-		h.Epoch = max(h.Epoch, w.memory[h.Name].Epoch+1)
+		h.Epoch = max(h.Epoch, w.memory[h.Name].Epoch) + 1
 	}
 	h.Gone, h.Golden, h.Lineage = false, pt.Golden, string(pt.Lineage)
 	h.NextSeq = max(h.NextSeq, 1)
@@ -253,19 +285,32 @@ func older(pt engine.Point, newest repo.Point) bool {
 
 // takeOver makes this pool the writer of a head, unless it is that already. admit says whether
 // a head can be taken over; it may be called several times. took: it was another's before.
-// NotFound, Conflict (others do not stop writing it), and admit's errors.
+// NotFound, Conflict (others do not stop writing it; this pool is a copy of the writer), and
+// admit's errors.
 func (w *headWriter) takeOver(ctx context.Context, name string, admit func(repo.Head) error) (h repo.Head, took bool, err error) {
+	before, err := w.tokens.load(name)
+	if err != nil {
+		return repo.Head{}, false, err
+	}
 	h, err = changeHead(ctx, w.repo, opPull, name, func(h *repo.Head) (bool, error) {
 		if err := admit(*h); err != nil {
 			return false, err
 		}
 		if h.Writer.Pool == w.me.Pool {
-			return false, nil // also if an earlier try was done and its answer was lost
+			own, err := w.judge(before, h)
+			if err == nil && own == foreignWrite && w.memory.older(h, true) == "" {
+				err = w.copied(opPull, *h)
+			}
+			return false, err // also if an earlier try was done and its answer was lost
 		}
 		// Which volume of this pool it is, is known when that is here.
-		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, w.me, ""
+		h.Epoch, h.Writer, h.Lineage = max(h.Epoch, w.memory[name].Epoch)+1, w.me, ""
+		h.Token, err = w.tokens.pend(name)
 		took = true
-		return true, nil
+		return true, err
 	})
+	if err == nil && took {
+		_ = w.tokens.confirm(name, h.Token) // else it is pending, which is as good
+	}
 	return h, took, err
 }

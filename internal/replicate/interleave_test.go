@@ -52,6 +52,48 @@ type modelStore struct {
 
 const observer = -1
 
+// modelTokens are the tokens of a pool, in memory. Processes of one pool share them; a copy of a pool has its own.
+type modelTokens struct {
+	run *modelRun
+	mu  sync.Mutex
+	is  tokens
+}
+
+// copied is what a copy of the pool has.
+func (l *modelTokens) copied(r *modelRun) *modelTokens {
+	c := &modelTokens{run: r, is: tokens{l.is.current, slices.Clone(l.is.pending), slices.Clone(l.is.retired)}}
+	r.logs = append(r.logs, c)
+	return c
+}
+
+func (l *modelTokens) load(string) (tokens, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return tokens{l.is.current, slices.Clone(l.is.pending), slices.Clone(l.is.retired)}, nil
+}
+
+func (l *modelTokens) pend(string) (repo.ID, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	id := repo.NewID()
+	l.is.apply(tokenPending, id)
+	return id, nil
+}
+
+func (l *modelTokens) confirm(_ string, id repo.ID) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if slices.Contains(l.is.pending, id) {
+		l.is.apply(tokenCurrent, id)
+	}
+	return nil
+}
+
+// String tells states apart.
+func (l *modelTokens) String() string {
+	return fmt.Sprintf("%d pending, %d retired", len(l.is.pending), len(l.is.retired))
+}
+
 // modelRun is one run.
 type modelRun struct {
 	objects map[string]modelObject
@@ -66,6 +108,7 @@ type modelRun struct {
 	trace   []string // of each host: what it has seen
 	lost    int      // answers that may be lost
 	history []repo.Head
+	logs    []*modelTokens
 }
 
 // choice is who goes on, and whether the answer is lost.
@@ -306,7 +349,7 @@ func (h *hosts) one(prefix []choice, lost int, setup func() any, script func(con
 		if at := len(path); at < len(prefix) {
 			c = prefix[at]
 		} else {
-			key := fmt.Sprint(r.tags[r.objects[h.key].version], r.lost, r.trace)
+			key := fmt.Sprint(r.tags[r.objects[h.key].version], r.lost, r.trace, r.logs)
 			if h.seen[key] {
 				cancel(errCut)
 				for ; running > 0; running-- {
@@ -333,6 +376,7 @@ func (h *hosts) one(prefix []choice, lost int, setup func() any, script func(con
 type modelHost struct {
 	w      headWriter
 	source string
+	copied bool // another host is a copy of its pool, or it of that
 	took   bool
 	had    []repo.ID // points that its take-over has found, or that were there when its push began
 	pushed repo.ID
@@ -352,6 +396,9 @@ func (m *modelHost) tryPush(ctx context.Context) error {
 	}
 	if err := p.mayWrite(h); err != nil {
 		return err
+	}
+	if why := p.older(h); why != "" {
+		return errors.New(why)
 	}
 	if !m.took {
 		m.had = manifestsOf(h.Head)
@@ -437,6 +484,9 @@ func checkFenced(t *testing.T, hosts []*modelHost, history []repo.Head) {
 			if i == k || m.err != nil || o.err != nil || m.pushed.IsZero() || o.pushed.IsZero() {
 				continue
 			}
+			if m.w.me.Pool == o.w.me.Pool && m.w.tokens != o.w.tokens {
+				t.Errorf("host %d and host %d, whose pools are copies, have both succeeded", i, k)
+			}
 			if o.took && !slices.Contains(o.had, m.pushed) && !slices.Contains(m.had, o.pushed) {
 				t.Errorf("host %d and host %d have both succeeded", i, k)
 			}
@@ -444,11 +494,37 @@ func checkFenced(t *testing.T, hosts []*modelHost, history []repo.Head) {
 	}
 }
 
-// firstHead is a head of pool 0 with a point.
-func firstHead(t *testing.T) func(*repo.Repo) {
+// checkCopies: of hosts that only push, of which all are copies of one pool, one has succeeded; if all are of one pool
+// itself, all have.
+func checkCopies(t *testing.T, hosts []*modelHost) {
+	t.Helper()
+	if !slices.ContainsFunc(hosts, func(m *modelHost) bool { return m.took || m.w.tokens != hosts[0].w.tokens }) {
+		for i, m := range hosts {
+			if m.err != nil {
+				t.Errorf("host %d, which shares its pool with all others, failed with %v", i, m.err)
+			}
+		}
+		return
+	}
+	done := 0
+	for _, m := range hosts {
+		if !m.copied || m.took {
+			return
+		}
+		if m.err == nil {
+			done++
+		}
+	}
+	if done != 1 {
+		t.Errorf("%d of %d copies have succeeded", done, len(hosts))
+	}
+}
+
+// firstHead is a head of pool 0 with a point, and with a token that it knows.
+func firstHead(t *testing.T, token repo.ID) func(*repo.Repo) {
 	return func(r *repo.Repo) {
 		h := repo.Head{
-			Name: modelHead, Epoch: 1, Writer: repo.Writer{Pool: "pool-0", Host: "host-0"}, NextSeq: 2,
+			Name: modelHead, Epoch: 1, Writer: repo.Writer{Pool: "pool-0", Host: "host-0"}, NextSeq: 2, Token: token,
 			Recent: []repo.Point{{Seq: 1, Name: "first", Manifest: repo.NewID(), Content: repo.Block, SizeBytes: 4096, Source: "s"}},
 		}
 		if _, err := r.PutHead(t.Context(), h, ""); err != nil {
@@ -466,25 +542,48 @@ func TestFencingModel(t *testing.T) {
 		name    string
 		scripts []script
 		pools   []int // of each host
+		copies  []int // of each host: which copy of its pool it is on; nil: there are none
 		lost    int
 	}{
-		{"a push and a take-over", []script{push, takeOver}, []int{0, 1}, 1},
-		{"two take-overs", []script{takeOver, takeOver}, []int{0, 1}, 1},
-		{"a push and two take-overs", []script{push, takeOver, takeOnly}, []int{0, 1, 2}, 0},
-		{"a push, a take-over, and one back by another process", []script{push, takeOver, takeOnly}, []int{0, 1, 0}, 0},
+		{"a push and a take-over", []script{push, takeOver}, []int{0, 1}, nil, 1},
+		{"two take-overs", []script{takeOver, takeOver}, []int{0, 1}, nil, 1},
+		{"a push and two take-overs", []script{push, takeOver, takeOnly}, []int{0, 1, 2}, nil, 0},
+		{"a push, a take-over, and one back by another process", []script{push, takeOver, takeOnly}, []int{0, 1, 0}, nil, 0},
+		{"two processes of one pool", []script{push, push}, []int{0, 0}, nil, 1},
+		{"two copies of a pool", []script{push, push}, []int{0, 0}, []int{0, 1}, 1},
+		{"three copies of a pool", []script{push, push, push}, []int{0, 0, 0}, []int{0, 1, 2}, 0},
+		{"two copies and a take-over", []script{push, push, takeOver}, []int{0, 0, 1}, []int{0, 1, 0}, 0},
+		{"a copy that takes over from itself", []script{push, takeOver}, []int{0, 0}, []int{0, 1}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := newHosts(t, len(c.scripts), firstHead(t))
+			token := repo.NewID()
+			h := newHosts(t, len(c.scripts), firstHead(t, token))
 			setup := func() any {
 				var all []*modelHost
+				pools := map[[2]int]*modelTokens{}
 				for i, pool := range c.pools {
 					me := repo.Writer{Pool: fmt.Sprint("pool-", pool), Host: fmt.Sprint("host-", i)}
-					all = append(all, &modelHost{w: headWriter{repo: h.repos[i], remote: "r", me: me}, source: fmt.Sprint("p", i)})
+					which := [2]int{pool, 0}
+					if c.copies != nil {
+						which[1] = c.copies[i]
+					}
+					if pools[which] == nil {
+						first := &modelTokens{}
+						if pool == 0 {
+							first.is.current = token
+						}
+						pools[which] = first.copied(h.run)
+					}
+					w := headWriter{repo: h.repos[i], remote: "r", me: me, tokens: pools[which]}
+					all = append(all, &modelHost{w: w, source: fmt.Sprint("p", i), copied: c.copies != nil && pool == 0})
 				}
 				return all
 			}
 			script := func(ctx context.Context, state any, i int) { c.scripts[i](state.([]*modelHost)[i], ctx) }
-			h.all(c.lost, setup, script, func(state any, history []repo.Head) { checkFenced(t, state.([]*modelHost), history) })
+			h.all(c.lost, setup, script, func(state any, history []repo.Head) {
+				checkFenced(t, state.([]*modelHost), history)
+				checkCopies(t, state.([]*modelHost))
+			})
 		})
 	}
 }

@@ -141,7 +141,7 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 		p.Patience = DefaultPatience
 	}
 	var err error
-	if p.memory, err = remembered(ctx, p.Pool, r); err != nil {
+	if p.witness, err = newWitness(ctx, p.Pool, r); err != nil {
 		return nil, err
 	}
 	if err := p.run(ctx); err != nil {
@@ -153,8 +153,8 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 type pruner struct {
 	repo *repo.Repo
 	PruneRequest
-	out    *Pruned
-	memory headMemory
+	out     *Pruned
+	witness witness
 
 	retired map[repo.ID]bool // dry run: manifests of points that would be gone
 }

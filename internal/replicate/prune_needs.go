@@ -71,7 +71,7 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 		if err != nil {
 			return scene{}, err
 		}
-		if err := p.refuseRollback(again); err != nil {
+		if err := p.refuseRollback(ctx, again); err != nil {
 			return scene{}, err
 		}
 		now := scene{heads: again.good, damaged: again.bad, sessions: append(sessions, unread...)}

@@ -65,12 +65,12 @@ func (p *pruner) retire(ctx context.Context) error {
 	if p.AcceptRollback {
 		err = p.acceptRollback(ctx, all)
 	} else {
-		err = p.refuseRollback(all)
+		err = p.refuseRollback(ctx, all)
 	}
 	if err != nil {
 		return err
 	}
-	if err := p.memory.see(ctx, p.Pool, p.repo, all); err != nil {
+	if err := p.witness.see(ctx, all); err != nil {
 		return err
 	}
 	for _, n := range p.Names {

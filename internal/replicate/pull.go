@@ -309,7 +309,11 @@ func (p *puller) result(ctx context.Context, pt repo.Point) error {
 
 // fetch pulls under a session, so that nothing of it is pruned meanwhile.
 func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
-	sctx, l, err := begin(ctx, p.repo, repo.Pull, nil, writer(p.e), pt.Manifest)
+	me, err := writer(p.e)
+	if err != nil {
+		return err
+	}
+	sctx, l, err := begin(ctx, p.repo, repo.Pull, nil, me, pt.Manifest)
 	switch {
 	case errs.Is(err, errs.Permission):
 		sctx = ctx
@@ -380,7 +384,11 @@ func (p *puller) remember(ctx context.Context, h repo.Head, pt repo.Point) error
 
 // takeOver makes this pool the writer of the volume, unless it is that already.
 func (p *puller) takeOver(ctx context.Context) (h repo.Head, err error) {
-	w := headWriter{repo: p.repo, remote: p.remote, me: writer(p.e)}
+	me, err := writer(p.e)
+	if err != nil {
+		return h, err
+	}
+	w := headWriter{repo: p.repo, remote: p.remote, me: me, tokens: newTokenFiles(p.e.Dir(), p.repo), memory: p.heads}
 	h, p.out.TookOver, err = w.takeOver(ctx, p.Ref.Name, func(h repo.Head) error {
 		_, err := pointOf(ctx, p.repo, h, opPull, p.Ref)
 		return err

@@ -143,7 +143,7 @@ func TestPruneKilled(t *testing.T) {
 		for at := faulttest.Draw(t, 2, when); ; at += faulttest.DrawStep(2) {
 			w.importImage("g", 16*mib, func(f *os.File) { noise(t, f, uint64(at), 0, mib) })
 			w.push("g")
-			old := rp.NewSession(repo.Push, []string{"g", "none"}, writer(w.e)) // of somebody who has died
+			old := rp.NewSession(repo.Push, []string{"g", "none"}, repo.Writer{Pool: w.e.PoolID()}) // of somebody who has died
 			if err := rp.PutSession(t.Context(), &old); err != nil {
 				t.Fatal(err)
 			}

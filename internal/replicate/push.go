@@ -99,7 +99,13 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 	}
 	defer rp.Close()
 	p.repoID = rp.ID().String()
-	p.headWriter = headWriter{free: &sync.Map{}, repo: rp, remote: r.Name, me: writer(e), acceptRollback: q.AcceptRollback}
+	me, err := writer(e)
+	if err != nil {
+		return nil, err
+	}
+	p.headWriter = headWriter{
+		repo: rp, remote: r.Name, me: me, tokens: newTokenFiles(e.Dir(), rp), free: &sync.Map{}, acceptRollback: q.AcceptRollback,
+	}
 	if p.memory, err = remembered(ctx, e, rp); err != nil {
 		return nil, err
 	}

@@ -583,9 +583,6 @@ func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (
 	return objstore.Retry(s, o), nil
 }
 
-// writer is who this pool is, to a head.
-func writer(e *engine.Engine) repo.Writer { return repo.Writer{Pool: e.PoolID(), Host: hostLabel()} }
-
 // hostLabel is this host's name, for people.
 func hostLabel() string {
 	h, err := os.Hostname()

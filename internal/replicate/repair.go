@@ -89,7 +89,9 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 	defer rp.Close()
 	x := &repairer{RepairRequest: q, e: e, repo: rp, keep: filepath.Join(r.dir, damagedDir)}
 	if e != nil {
-		x.writer = writer(e)
+		if x.writer, err = writer(e); err != nil {
+			return nil, err
+		}
 		if x.names, err = NamesOf(ctx, e, r); err != nil {
 			return nil, err
 		}

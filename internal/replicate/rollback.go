@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"pando/internal/engine"
 	"pando/internal/errs"
@@ -19,6 +20,30 @@ import (
 // another pool has taken over, or that was made anew by a repair, has a higher epoch. A pool that was killed between the
 // write of a head and its own record remembers less than there is, which is no rollback.
 type headMemory map[string]engine.RemoteHead
+
+// witness is what a pool can say of the heads of a repository that others may have put back. The zero value knows nothing.
+type witness struct {
+	e      *engine.Engine
+	repo   *repo.Repo
+	memory headMemory
+	own    headWriter // to know what this pool has replaced
+
+	accepted map[string]bool // heads that count as they are
+}
+
+// newWitness reads what a pool remembers; e may be nil.
+func newWitness(ctx context.Context, e *engine.Engine, r *repo.Repo) (w witness, err error) {
+	w = witness{e: e, repo: r, memory: headMemory{}}
+	if e == nil {
+		return w, nil
+	}
+	w.own = headWriter{repo: r, tokens: newTokenFiles(e.Dir(), r)}
+	if w.own.me, err = writer(e); err != nil {
+		return w, err
+	}
+	w.memory, err = remembered(ctx, e, r)
+	return w, err
+}
 
 // remembered reads what a pool remembers of a repository; a nil engine remembers nothing.
 func remembered(ctx context.Context, e *engine.Engine, r *repo.Repo) (headMemory, error) {
@@ -52,13 +77,19 @@ func (m headMemory) older(h *repo.Head, there bool) string {
 // rollback is a head that is older than the one that a pool remembers.
 type rollback struct {
 	volume string
-	object string // "heads/..."
-	lost   bool   // it is missing
+	object string  // "heads/..."
+	lost   bool    // it is missing
+	token  repo.ID // it has this one, which this pool has replaced; zero: it is older by its numbers
 	reason string
 }
 
 // rollbacks lists heads that are missing or older than remembered, by name. One that cannot be read is neither.
-func (m headMemory) rollbacks(r *repo.Repo, all headset) ([]rollback, error) {
+func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error) {
+	r, m := w.repo, w.memory
+	out, err := w.retired(ctx, all)
+	if err != nil {
+		return nil, err
+	}
 	there := map[repo.ID]*repo.Head{}
 	for i := range all.good {
 		h := &all.good[i].Head
@@ -71,7 +102,6 @@ func (m headMemory) rollbacks(r *repo.Repo, all headset) ([]rollback, error) {
 	for _, d := range all.bad {
 		there[d.id] = nil
 	}
-	var out []rollback
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		id, err := r.HeadID(name)
 		if err != nil {
@@ -85,15 +115,57 @@ func (m headMemory) rollbacks(r *repo.Repo, all headset) ([]rollback, error) {
 			h = &repo.Head{Name: name}
 		}
 		if why := m.older(h, is); why != "" {
+			out = slices.DeleteFunc(out, func(b rollback) bool { return b.volume == name })
 			out = append(out, rollback{volume: name, object: "heads/" + id.String(), lost: !is, reason: why})
 		}
+	}
+	slices.SortFunc(out, func(a, b rollback) int { return strings.Compare(a.volume, b.volume) })
+	return out, nil
+}
+
+func (w *witness) accept(name string) {
+	if w.accepted == nil {
+		w.accepted = map[string]bool{}
+	}
+	w.accepted[name] = true
+}
+
+// retired lists heads with a token that this pool has replaced. They are read again: another process of this pool may
+// have replaced it after they were read.
+func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err error) {
+	for _, s := range all.good {
+		h := s.Head
+		if w.e == nil || w.accepted[h.Name] || h.Token.IsZero() || h.Gone || h.Writer.Pool != w.own.me.Pool {
+			continue
+		}
+		known, err := w.own.tokens.load(h.Name)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(known.retired, h.Token) {
+			continue
+		}
+		now, _, err := w.repo.Head(ctx, h.Name)
+		if broken(err) || err == nil && now.Token != h.Token {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		id, err := w.repo.HeadID(h.Name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, rollback{volume: h.Name, object: "heads/" + id.String(), token: h.Token, reason: retiredReason})
 	}
 	return out, nil
 }
 
+const retiredReason = "the remote was put back to an older state: this pool has written the volume's list of points again since"
+
 // see remembers heads that were read and are newer than what is remembered, also in the pool unless that is nil.
-func (m headMemory) see(ctx context.Context, e *engine.Engine, r *repo.Repo, all headset) error {
-	id := r.ID().String()
+func (w *witness) see(ctx context.Context, all headset) error {
+	id, m := w.repo.ID().String(), w.memory
 	var fresh []engine.RemoteHead
 	for _, s := range all.good {
 		h, known := s.Head, m[s.Head.Name]
@@ -103,16 +175,16 @@ func (m headMemory) see(ctx context.Context, e *engine.Engine, r *repo.Repo, all
 			fresh = append(fresh, known)
 		}
 	}
-	if e == nil {
+	if w.e == nil {
 		return nil
 	}
-	return e.SeeRemoteHeads(ctx, id, fresh)
+	return w.e.SeeRemoteHeads(ctx, id, fresh)
 }
 
 // refuseRollback is Damaged if a head is missing or older than this pool remembers: what only the newer one names would
 // be deleted as garbage.
-func (p *pruner) refuseRollback(all headset) error {
-	back, err := p.memory.rollbacks(p.repo, all)
+func (p *pruner) refuseRollback(ctx context.Context, all headset) error {
+	back, err := p.witness.rollbacks(ctx, all)
 	if err != nil || len(back) == 0 {
 		return err
 	}
@@ -131,24 +203,25 @@ func (p *pruner) refuseRollback(all headset) error {
 // acceptRollback makes what is there the state that counts: a head that is older gets an epoch above all that were seen,
 // so that no epoch is used twice, and heads that are missing are forgotten.
 func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
-	back, err := p.memory.rollbacks(p.repo, all)
+	back, err := p.witness.rollbacks(ctx, all)
 	if err != nil {
 		return err
 	}
 	for _, b := range back {
 		p.out.Accepted = append(p.out.Accepted, b.volume)
-		known := p.memory[b.volume]
-		delete(p.memory, b.volume)
+		known := p.witness.memory[b.volume]
+		delete(p.witness.memory, b.volume)
+		p.witness.accept(b.volume)
 		switch {
 		case p.DryRun:
 		case b.lost:
 			err = p.Pool.DropRemoteHead(ctx, known.Repo, b.volume)
 		default:
 			_, err = changeHead(ctx, p.repo, opRemotePrune, b.volume, func(h *repo.Head) (bool, error) {
-				if (headMemory{b.volume: known}).older(h, true) == "" {
+				if (headMemory{b.volume: known}).older(h, true) == "" && (b.token.IsZero() || h.Token != b.token) {
 					return false, nil
 				}
-				h.Epoch = known.Epoch + 1
+				h.Epoch, h.Token = max(h.Epoch, known.Epoch)+1, repo.ID{} // which the writer may have replaced since
 				return true, nil
 			})
 		}

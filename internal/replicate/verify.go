@@ -52,6 +52,7 @@ type Problem struct {
 
 	manifest repo.ID // which somebody may have removed meanwhile
 	whole    bool    // nothing of the segment counts as intact
+	token    repo.ID // of a Rollback: see rollback
 }
 
 // String is the problem in one line.
@@ -168,7 +169,7 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 	}
 	defer v.expectations.close()
 	var err error
-	if v.memory, err = remembered(ctx, v.Pool, rp); err != nil {
+	if v.witness, err = newWitness(ctx, v.Pool, rp); err != nil {
 		return nil, err
 	}
 	if v.Seed == 0 {
@@ -184,9 +185,9 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 // each segment: it never has all manifests, all pages or all that these expect of segments.
 type verifier struct {
 	VerifyRequest
-	repo   *repo.Repo
-	out    *Verified
-	memory headMemory
+	repo    *repo.Repo
+	out     *Verified
+	witness witness
 
 	room    *semaphore.Weighted // for pages
 	spans   []span
@@ -281,16 +282,16 @@ func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
 
 // rollbacks says which heads are missing or older than this pool remembers, and remembers the others.
 func (v *verifier) rollbacks(ctx context.Context, all headset) error {
-	back, err := v.memory.rollbacks(v.repo, all)
+	back, err := v.witness.rollbacks(ctx, all)
 	if err != nil {
 		return err
 	}
 	for _, b := range back {
 		if len(v.Names) == 0 || slices.Contains(v.Names, b.volume) {
-			v.problem(Problem{Volume: b.volume, Object: b.object, Message: b.reason, Rollback: !b.lost})
+			v.problem(Problem{Volume: b.volume, Object: b.object, Message: b.reason, Rollback: !b.lost, token: b.token})
 		}
 	}
-	if err := v.memory.see(ctx, v.Pool, v.repo, all); err != nil { // of the catalogue: what is on the remote is not affected
+	if err := v.witness.see(ctx, all); err != nil { // of the catalogue: what is on the remote is not affected
 		v.out.Warnings = append(v.out.Warnings, Problem{Message: fmt.Sprintf("this pool could not record what it has seen, to notice if it is lost: %v", err)})
 	}
 	return nil
@@ -492,7 +493,7 @@ func (v *verifier) settle(ctx context.Context) error {
 	}
 	named := map[repo.ID]bool{}
 	readable := map[string]bool{}
-	older := map[string]bool{}
+	older, tokens := map[string]bool{}, map[string]repo.ID{}
 	unread := map[string]bool{} // pages of points
 	var streams []repo.ID
 	for id, err := range v.repo.HeadIDs(ctx) {
@@ -507,7 +508,8 @@ func (v *verifier) settle(ctx context.Context) error {
 			return err
 		}
 		readable["heads/"+id.String()] = true
-		older["heads/"+id.String()] = v.memory.older(&h.Head, true) != ""
+		older["heads/"+id.String()] = v.witness.memory.older(&h.Head, true) != ""
+		tokens["heads/"+id.String()] = h.Head.Token
 		var bad []*pageFault
 		for pt, err := range allPoints(ctx, v.repo, h.Head, &bad) {
 			if err != nil {
@@ -543,7 +545,7 @@ func (v *verifier) settle(ctx context.Context) error {
 			continue
 		case !p.manifest.IsZero() && !named[p.manifest]:
 			continue
-		case p.Rollback && !older[p.Object]:
+		case p.Rollback && !older[p.Object] && (p.token.IsZero() || tokens[p.Object] != p.token):
 			continue
 		case readable[p.Object] && !p.Rollback, strings.HasPrefix(p.Object, "points/") && !unread[p.Object]:
 			continue // it can be read now, or is not needed any more

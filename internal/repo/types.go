@@ -173,6 +173,7 @@ type Head struct {
 	Latest  uint64      `json:"latest,omitempty"` // Seq of the point that is the newest state, if an older one was pushed after it; see Newest
 	Gone    bool        `json:"gone,omitempty"`   // removed: kept so that its epoch is not used again
 	Fenced  []ID        `json:"fenced,omitempty"` // sessions that may not commit any more, the newest last
+	Token   ID          `json:"token,omitzero"`   // of the last commit of the writer, who knows it; zero: not checked
 	WriteID ID          `json:"write"`            // of this write, to know one's own
 }
 
