@@ -3,7 +3,6 @@ package treecopy
 import (
 	"context"
 	"os"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -63,19 +62,7 @@ func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.F
 	if err != nil {
 		return err
 	}
-	have, err := c.xattrNames(w, to, path)
-	if err != nil {
-		return err
-	}
-	for _, name := range have {
-		if slices.ContainsFunc(want, func(x xattr) bool { return x.name == name }) {
-			continue
-		}
-		if err := to.removexattr(name); err != nil && err != unix.ENODATA {
-			return dstErr(path(), "removing attribute "+quote(name), err)
-		}
-	}
-	return c.set.apply(to, path, attrsOf(&st), want)
+	return c.replaceAttributes(w, to, path, attrsOf(&st), want)
 }
 
 // CopyFlags gives the file dstName in the open directory dst ("": dst itself) the
@@ -105,18 +92,7 @@ func CopyFlags(ctx context.Context, src *os.File, srcName string, dst *os.File, 
 		return sysErr(path(), "open", err)
 	}
 	defer unix.Close(srcFD)
-	dstFD, err := kernel.OpenForFlags(to.dirAndName())
-	if err != nil {
-		return sysErr(path(), "open", err)
-	}
-	defer unix.Close(dstFD)
-	want, have := readFlags(srcFD), readFlags(dstFD)
-	if have.flags&keepMask&^want.flags != 0 || have.project != 0 && have.project != want.project {
-		if err := clearFlags(dstFD); err != nil {
-			return dstErr(path(), "clearing flags", err)
-		}
-	}
-	return c.set.setFlags(opened(dstFD), path, want)
+	return c.replaceFlags(to, path, readFlags(srcFD))
 }
 
 func in(dir *os.File, name string) object {

@@ -81,16 +81,16 @@ func TestRandomMerges(t *testing.T) {
 	run := func(t *testing.T, w world) {
 		rounds(t, 25, func(t *testing.T, r *rand.Rand, _ int) {
 			base := w.empty()
-			e := &editor{t: t, r: r, dir: base}
-			e.fill()
+			e := &treetest.Editor{T: t, R: r, Dir: base}
+			e.Fill()
 			w.settle(base)
 			nextTick()
 			mine, theirs := w.copy(base), w.copy(base)
 			edits := []int{2, 4, 8, 30}[r.IntN(4)]
 			for _, dir := range []string{mine, theirs} {
-				e.dir = dir
+				e.Dir = dir
 				for range edits {
-					e.edit()
+					e.Edit()
 				}
 				w.settle(dir)
 			}

@@ -315,15 +315,15 @@ func nextTick() { time.Sleep(slackOfBirth) }
 func property(t *testing.T, w world, edits int, r *rand.Rand, method string) {
 	t.Helper()
 	a := w.empty()
-	e := &editor{t: t, r: r, dir: a}
-	e.fill()
+	e := &treetest.Editor{T: t, R: r, Dir: a}
+	e.Fill()
 	w.settle(a)
 	nextTick()
 	b := w.copy(a)
 	onto := w.copy(a)
-	e.dir = b
+	e.Dir = b
 	for range edits {
-		e.edit()
+		e.Edit()
 	}
 	w.settle(b)
 	o := Options{SameOrigin: w.sameOrigin, Times: true}

@@ -1,4 +1,4 @@
-package treediff
+package treetest
 
 import (
 	"fmt"
@@ -12,21 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"pando/internal/kernel"
-	"pando/internal/treecopy/treetest"
 )
 
-// editor makes random changes to a tree. It keeps its own list of what is there.
-type editor struct {
-	t     *testing.T
-	r     *rand.Rand
-	dir   string
+// Editor makes random changes to a tree.
+type Editor struct {
+	T   testing.TB
+	R   *rand.Rand
+	Dir string // of the tree
+
 	clock int64
 
 	flagged bool // something may be immutable or append-only
 }
 
 // unlock makes everything changeable, and returns what was not, by inode number.
-func (e *editor) unlock() map[uint64]uint32 {
+func (e *Editor) unlock() map[uint64]uint32 {
 	if !e.flagged {
 		return nil
 	}
@@ -49,7 +49,7 @@ func (e *editor) unlock() map[uint64]uint32 {
 }
 
 // lock takes back what unlock did. A new file may have the number of one that is gone.
-func (e *editor) lock(locked map[uint64]uint32) {
+func (e *Editor) lock(locked map[uint64]uint32) {
 	if len(locked) == 0 {
 		return
 	}
@@ -67,20 +67,20 @@ func (e *editor) lock(locked map[uint64]uint32) {
 	}
 }
 
-func (e *editor) must(err error) {
-	e.t.Helper()
+func (e *Editor) must(err error) {
+	e.T.Helper()
 	if err != nil {
-		e.t.Fatal(err)
+		e.T.Fatal(err)
 	}
 }
 
 // paths lists what is in the tree, relative: directories ("" is the root), and all else.
-func (e *editor) paths() (dirs, files []string) {
-	e.must(filepath.WalkDir(e.dir, func(p string, d os.DirEntry, err error) error {
+func (e *Editor) paths() (dirs, files []string) {
+	e.must(filepath.WalkDir(e.Dir, func(p string, d os.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		rel, _ := filepath.Rel(e.dir, p)
+		rel, _ := filepath.Rel(e.Dir, p)
 		if rel == "." {
 			rel = ""
 		}
@@ -99,34 +99,34 @@ func (e *editor) paths() (dirs, files []string) {
 	return dirs, files
 }
 
-func (e *editor) abs(rel string) string { return filepath.Join(e.dir, rel) }
+func (e *Editor) abs(rel string) string { return filepath.Join(e.Dir, rel) }
 
-func (e *editor) pick(s []string) string {
+func (e *Editor) pick(s []string) string {
 	if len(s) == 0 {
 		return ""
 	}
-	return s[e.r.IntN(len(s))]
+	return s[e.R.IntN(len(s))]
 }
 
-func (e *editor) bytes(n int) []byte {
+func (e *Editor) bytes(n int) []byte {
 	b := make([]byte, n)
 	for i := range b {
-		b[i] = byte(e.r.Uint32())
+		b[i] = byte(e.R.Uint32())
 	}
 	return b
 }
 
 // name is a new name in dir, or one that is taken.
-func (e *editor) name(dirs []string) string {
+func (e *Editor) name(dirs []string) string {
 	names := []string{"a", "b", "c", "d", "new\nline", "\xff\xfe", "x y", "back\\slash"}
-	n := names[e.r.IntN(len(names))]
-	if e.r.IntN(2) == 0 {
-		n = fmt.Sprintf("n%d", e.r.IntN(40))
+	n := names[e.R.IntN(len(names))]
+	if e.R.IntN(2) == 0 {
+		n = fmt.Sprintf("n%d", e.R.IntN(40))
 	}
 	return filepath.Join(e.pick(dirs), n)
 }
 
-func (e *editor) regular(files []string) string {
+func (e *Editor) regular(files []string) string {
 	for range 20 {
 		f := e.pick(files)
 		if st, err := os.Lstat(e.abs(f)); err == nil && st.Mode().IsRegular() {
@@ -136,15 +136,16 @@ func (e *editor) regular(files []string) string {
 	return ""
 }
 
-func (e *editor) file(p string) {
+func (e *Editor) file(p string) {
 	if _, err := os.Lstat(p); err == nil {
 		return
 	}
 	sizes := []int{0, 1, 100, 4096, 5000, 70000, 200000}
-	e.must(os.WriteFile(p, e.bytes(sizes[e.r.IntN(len(sizes))]), 0o644))
+	e.must(os.WriteFile(p, e.bytes(sizes[e.R.IntN(len(sizes))]), 0o644))
 }
 
-func (e *editor) fill() {
+// Fill makes a tree in an empty directory.
+func (e *Editor) Fill() {
 	for range 12 {
 		dirs, _ := e.paths()
 		e.must(os.MkdirAll(e.abs(e.name(dirs)), 0o755))
@@ -158,80 +159,82 @@ func (e *editor) fill() {
 		e.file(p)
 	}
 	for range 60 {
-		e.edit()
+		e.Edit()
 	}
 }
 
-// edit makes one change, if what it has chosen can be done, whatever forbids it. What
+// Edit makes one change, if what it has chosen can be done, whatever forbids it. What
 // is immutable or append-only is so afterwards, if it is still there.
-func (e *editor) edit() {
+func (e *Editor) Edit() {
 	locked := e.unlock()
 	e.change()
 	e.lock(locked)
 }
 
-func (e *editor) change() {
+func (e *Editor) change() {
 	dirs, files := e.paths()
 	file, any := e.abs(e.regular(files)), e.abs(e.pick(files))
 	dir := e.pick(dirs)
-	if e.r.IntN(4) == 0 || len(files) == 0 {
+	if e.R.IntN(4) == 0 || len(files) == 0 {
 		any = e.abs(dir)
 	}
-	hasFile := file != e.dir
-	switch n := e.r.IntN(26); {
+	hasFile := file != e.Dir
+	switch n := e.R.IntN(26); {
 	case n >= 24:
 		// Not immutable or append-only: random operations on such files are refused.
-		flags := []uint32{0, treetest.NoDump, treetest.NoAtime, treetest.NoDump | treetest.NoAtime}[e.r.IntN(4)]
+		flags := []uint32{0, NoDump, NoAtime, NoDump | NoAtime}[e.R.IntN(4)]
 		if st, err := os.Lstat(any); err == nil && (st.IsDir() || st.Mode().IsRegular()) {
-			e.must(treetest.SetFlags(any, flags))
+			e.must(SetFlags(any, flags))
 			e.flagged = true
 		}
 	case n == 0 && hasFile: // in place
 		f, err := os.OpenFile(file, os.O_RDWR, 0)
 		e.must(err)
 		st, _ := f.Stat()
-		_, err = f.WriteAt(e.bytes(1+e.r.IntN(6000)), e.r.Int64N(st.Size()+1))
+		_, err = f.WriteAt(e.bytes(1+e.R.IntN(6000)), e.R.Int64N(st.Size()+1))
 		e.must(err)
 		e.must(f.Close())
 	case n == 1 && hasFile:
 		st, err := os.Stat(file)
 		e.must(err)
-		e.must(os.Truncate(file, e.r.Int64N(st.Size()+20000)))
+		e.must(os.Truncate(file, e.R.Int64N(st.Size()+20000)))
 	case n == 2 && hasFile: // the same bytes again
 		b, err := os.ReadFile(file)
 		e.must(err)
 		e.must(os.WriteFile(file, b, 0o644))
 	case n == 3 && hasFile: // as editors save
-		e.must(os.WriteFile(file+".tmp", e.bytes(e.r.IntN(9000)), 0o600))
+		e.must(os.WriteFile(file+".tmp", e.bytes(e.R.IntN(9000)), 0o600))
 		e.must(os.Rename(file+".tmp", file))
 	case n == 4:
 		if st, err := os.Lstat(any); err == nil && st.Mode()&os.ModeSymlink == 0 {
-			e.must(unix.Chmod(any, uint32(0o700|e.r.IntN(0o10000))))
+			e.must(unix.Chmod(any, uint32(0o700|e.R.IntN(0o10000))))
 		}
 	case n == 5:
 		var st unix.Stat_t
 		e.must(unix.Lstat(any, &st))
-		e.must(os.Lchown(any, e.r.IntN(3)*1000, e.r.IntN(3)*1000))
+		e.must(os.Lchown(any, e.R.IntN(3)*1000, e.R.IntN(3)*1000))
 		if st.Mode&unix.S_IFMT == unix.S_IFREG { // which may have lost setuid by that
 			e.must(unix.Chmod(any, st.Mode&0o7777))
 		}
 	case n == 6 && hasFile:
-		e.must(unix.Setxattr(file, fmt.Sprintf("user.%d", e.r.IntN(3)), e.bytes(e.r.IntN(50)), 0))
+		e.must(unix.Setxattr(file, fmt.Sprintf("user.%d", e.R.IntN(3)), e.bytes(e.R.IntN(50)), 0))
 	case n == 7 && hasFile:
-		_ = unix.Removexattr(file, fmt.Sprintf("user.%d", e.r.IntN(3)))
+		_ = unix.Removexattr(file, fmt.Sprintf("user.%d", e.R.IntN(3)))
 	case n == 8:
 		e.clock++
 		at := time.Unix(1600000000+e.clock, 12345)
-		e.must(unix.UtimesNanoAt(unix.AT_FDCWD, any, []unix.Timespec{unix.NsecToTimespec(at.UnixNano()), unix.NsecToTimespec(at.UnixNano())}, unix.AT_SYMLINK_NOFOLLOW))
+		e.must(unix.UtimesNanoAt(unix.AT_FDCWD, any, []unix.Timespec{unix.NsecToTimespec(at.UnixNano()),
+			unix.NsecToTimespec(at.UnixNano())}, unix.AT_SYMLINK_NOFOLLOW))
 	case n <= 10:
 		e.file(e.abs(e.name(dirs)))
 	case n == 11:
 		_ = os.Mkdir(e.abs(e.name(dirs)), 0o750)
 	case n == 12:
-		_ = os.Symlink(fmt.Sprint("to", e.r.IntN(9)), e.abs(e.name(dirs)))
+		_ = os.Symlink(fmt.Sprint("to", e.R.IntN(9)), e.abs(e.name(dirs)))
 	case n == 13:
 		p := e.abs(e.name(dirs))
-		if unix.Mknod(p, []uint32{unix.S_IFIFO, unix.S_IFSOCK, unix.S_IFCHR}[e.r.IntN(3)]|0o640, int(unix.Mkdev(1, uint32(e.r.IntN(4))))) == nil {
+		if unix.Mknod(p, []uint32{unix.S_IFIFO, unix.S_IFSOCK, unix.S_IFCHR}[e.R.IntN(3)]|0o640, int(unix.Mkdev(1,
+			uint32(e.R.IntN(4))))) == nil {
 			e.must(unix.Chmod(p, 0o640))
 		}
 	case n == 14 && len(files) > 0:
@@ -257,7 +260,8 @@ func (e *editor) change() {
 		e.must(err)
 		st, _ := f.Stat()
 		if st.Size() > 8192 {
-			_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 4096*e.r.Int64N(st.Size()/4096), 4096*(1+e.r.Int64N(4)))
+			_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE,
+				4096*e.R.Int64N(st.Size()/4096), 4096*(1+e.R.Int64N(4)))
 		}
 		e.must(f.Close())
 	}
