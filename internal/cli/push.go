@@ -44,6 +44,10 @@ What a push builds upon is looked for on the remote first. If something of it is
 missing, it is sent again as far as this point needs it, and a point that is there
 but not whole is replaced. --full sends everything again without looking.
 
+Images travel as blocks, trees of btrfs and ZFS as streams that only the same kind
+of pool can pull, trees of plain pools as files, which any pool with trees can pull;
+--portable sends the others in that form too.
+
 A volume on a remote has one writer. If another pool has taken it over (` + "`pando\npull --take-over`" + `), or holds another volume of this name, the push is refused
 (conflict) and nothing is lost: push it under another name with --as.
 
@@ -67,6 +71,7 @@ once when it is over. With --json there is one line of JSON for each thing pushe
 	freezeFlags(f, &q.Freeze)
 	f.BoolVar(&q.Full, "full", false, "send all data again, whatever is there")
 	f.BoolVar(&q.NoOrigin, "no-origin", false, "do not push what a clone was made from")
+	f.BoolVar(&q.Portable, "portable", false, "send trees of btrfs and ZFS as files, for pools of any driver")
 	f.BoolVar(&q.AcceptRollback, "accept-rollback", false, "go on if the remote was put back to an older state")
 	f.StringVar(&every, "every", "", "push again each `DURATION`, for example 1m, until interrupted")
 	f.StringVar(&limit, "limit-rate", "", "send at most this many `BYTES` a second, for example 50M")

@@ -297,8 +297,8 @@ func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) err
 func (e *Engine) streamer(op, what string) (driver.Streamer, error) {
 	s, ok := e.drv.(driver.Streamer)
 	if !ok {
-		return nil, errs.New(errs.Unsupported, op, what, "trees of the %s driver cannot be sent", e.caps.Name).
-			WithHint("a pool of the btrfs driver can send trees, one of the reflink driver sends images")
+		return nil, errs.New(errs.Unsupported, op, what, "the %s driver has no stream of its own for trees", e.caps.Name).
+			WithHint("push the tree with %s, which every driver with trees can read", errs.Run("push", errs.Param("portable")))
 	}
 	return s, nil
 }

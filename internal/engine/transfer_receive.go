@@ -48,9 +48,10 @@ type ReceiveRequest struct {
 
 	// Exactly one of the two. Image writes what differs from Base; it may use the
 	// Target concurrently, until it returns. Stream is what SendStream has written, of
-	// the difference to Base.
+	// the difference to Base; with Tree it is what SendTree has.
 	Image  func(ctx context.Context, t Target) error
 	Stream io.Reader
+	Tree   bool
 
 	NeedBytes int64 // that Image or Stream will write, about: refused at once if there is no room
 	Links     []Link
@@ -125,6 +126,7 @@ type receive struct {
 	next   *succession     // of Update of a volume
 	golden catalog.Golden  // as it was; zero numbers if it does not exist yet
 	spare  driver.Identity // the sealed point, if it comes to that
+	draft  driver.Identity // of Tree: what the stream is done in; perhaps it becomes the point itself
 	made   []driver.ObjectID
 }
 
@@ -160,7 +162,7 @@ func (r *receive) check() error {
 		}
 	}
 	if q.Stream != nil {
-		if _, err := r.e.streamer(opPull, r.ref); err != nil {
+		if err := r.checkStream(); err != nil {
 			return err
 		}
 		q.SizeBytes, q.Sector = 0, 0
@@ -202,11 +204,19 @@ func (r *receive) plan(ctx context.Context) error {
 		marks := []catalog.Mark{{ID: p.ID, Op: opPull, Name: r.ref, Reads: q.Base}}
 		var more []catalog.Mark
 		var err error
+		r.draft = r.e.identity(driver.Scratch)
+		_, inPlace := r.e.drv.(driver.Finisher)
+		if inPlace {
+			r.draft.ID = p.ID
+		}
 		if q.Golden {
 			marks[0].Name = q.Volume.String()
 			more, err = r.planGeneration(tx)
 		} else {
 			more, err = r.planVolume(tx)
+		}
+		if q.Tree && !inPlace {
+			more = append(more, catalog.Mark{ID: r.draft.ID, Op: opPull})
 		}
 		r.made = []driver.ObjectID{p.ID}
 		for _, m := range more {
@@ -327,15 +337,7 @@ func (r *receive) descends(before catalog.Row) (golden string, generation int) {
 // run makes what is planned and records it.
 func (r *receive) run(ctx context.Context) (Info, error) {
 	e, q := r.e, r.q
-	if q.Stream != nil {
-		s, err := e.streamer(opPull, r.ref)
-		if err != nil {
-			return Info{}, err
-		}
-		if err := s.Receive(ctx, r.point, q.Base, q.Stream); err != nil {
-			return Info{}, err
-		}
-	} else if err := r.image(ctx); err != nil {
+	if err := r.content(ctx); err != nil {
 		return Info{}, err
 	}
 	unchanged := false
@@ -381,6 +383,21 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 		}
 		return r.record(tx, row)
 	})
+}
+
+// content makes the point.
+func (r *receive) content(ctx context.Context) error {
+	switch q := r.q; {
+	case q.Tree:
+		return r.tree(ctx)
+	case q.Stream != nil:
+		s, err := r.e.streamer(opPull, r.ref)
+		if err != nil {
+			return err
+		}
+		return s.Receive(ctx, r.point, q.Base, q.Stream)
+	}
+	return r.image(ctx)
 }
 
 // measured is the row of what has been made.

@@ -41,7 +41,7 @@ type ListedPoint struct {
 	Name         string    `json:"name"`
 	CreatedAt    time.Time `json:"created_at"`
 	Consistency  string    `json:"consistency,omitempty"`
-	Content      string    `json:"content"` // block, stream
+	Content      string    `json:"content"` // block, stream, tree
 	SizeBytes    int64     `json:"size_bytes"`
 	LogicalBytes int64     `json:"logical_bytes"`
 	StoredBytes  int64     `json:"stored_bytes"`     // that were stored for it, besides what was there

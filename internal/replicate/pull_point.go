@@ -79,7 +79,10 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
 		s := openStream(ctx, p.repo, m.Stream, &p.read, &p.written, p.Tracker)
 		defer s.Close()
-		q.Stream = s
+		q.Stream, q.Tree = s, m.Content == repo.Tree
+		if q.Tree {
+			q.NeedBytes = total
+		}
 		info, err = p.e.Receive(ctx, q)
 	} else {
 		x := &restore{repo: p.repo, base: base, now: &m, tracker: p.Tracker}

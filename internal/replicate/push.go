@@ -33,6 +33,7 @@ type PushRequest struct {
 	Full       bool          // send all data, also what is there, and points that are there once more
 	Checks     *Checks       // how often is looked whether what is there is whole; nil: by each Push
 	NoOrigin   bool          // do not push the golden that a volume descends from first
+	Portable   bool          // push trees in the form that every driver with trees can read: see treeContent
 
 	AcceptRollback bool // go on if the remote was put back to an older state than this pool has seen
 
@@ -46,7 +47,7 @@ type Pushed struct {
 	Point         string  `json:"point"`     // name of the point there
 	Golden        bool    `json:"golden"`    // it is a generation
 	Manifest      string  `json:"manifest"`  // ID there
-	Content       string  `json:"content"`   // block, stream
+	Content       string  `json:"content"`   // block, stream, tree
 	Base          string  `json:"base"`      // what was there and was built upon: "job@push-..."; "" if nothing
 	Origin        string  `json:"origin"`    // of a clone: the point there that it was cloned from; "" if none is there
 	Full          bool    `json:"full"`      // all data was read
@@ -85,7 +86,7 @@ type Pushed struct {
 // Errors: Conflict if another pool writes the volume there (somebody took it over) or
 // it is another volume than the one here, Damaged if the remote has lost a volume, or was put
 // back to an older state of it, unless AcceptRollback, InUse if it is being pushed already, Invalid,
-// NotFound, Unsupported (trees of a driver that cannot send them), and the kinds of the
+// NotFound, Unsupported (what cannot be sent of a tree), and the kinds of the
 // store.
 func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pushed, error) {
 	p := &pusher{e: e, r: r, q: q}
@@ -362,7 +363,7 @@ func (p *pusher) point(ctx context.Context, jb *job, h headState) (Pushed, error
 		if err != nil {
 			return Pushed{}, err
 		}
-		if !gone.any() && !p.q.Full {
+		if !gone.any() && !p.q.Full && !p.otherForm(at) {
 			return p.wasThere(ctx, jb, h, at)
 		}
 		jb.lost = len(gone.segments)

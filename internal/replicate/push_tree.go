@@ -16,7 +16,19 @@ import (
 // needed.
 const maxChain = 30
 
-// tree pushes a point that is a tree of files, as a stream of its driver. A stream
+// treeContent is in which form trees are pushed: as a stream of their driver, or in the one that every driver with
+// trees can read, which drivers without a stream of their own always use.
+func (p *pusher) treeContent() repo.Content {
+	if p.q.Portable || !p.e.SendsStreams() {
+		return repo.Tree
+	}
+	return repo.Stream
+}
+
+// otherForm reports whether a point is there as a stream that only its driver can read, and should be there for all.
+func (p *pusher) otherForm(at repo.Point) bool { return p.q.Portable && at.Content == repo.Stream }
+
+// tree pushes a point that is a tree of files, as a stream. A stream
 // cannot be gone on with in its middle, so one that was interrupted begins anew.
 func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushed, error) {
 	if jb.goOn {
@@ -29,7 +41,7 @@ func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushe
 		var origin *repo.Origin
 		if attempt < baseAttempts-1 {
 			var err error
-			if b, origin, err = p.chooseBase(ctx, jb, h, l, repo.Stream); err != nil {
+			if b, origin, err = p.chooseBase(ctx, jb, h, l, p.treeContent()); err != nil {
 				return Pushed{}, err
 			}
 			if b, err = p.intactBase(ctx, jb, b); err != nil {
@@ -123,7 +135,7 @@ func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origi
 }
 
 func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, origin *repo.Origin) (Pushed, error) {
-	pt := jb.pt
+	pt, content := jb.pt, p.treeContent()
 	var st stats
 	var h headState
 	g, gctx := errgroup.WithContext(ctx)
@@ -140,7 +152,11 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	g.Go(func() error {
 		return pl.run(gctx, func(ctx context.Context, to *batcher) error {
 			w := &streamWriter{ctx: ctx, b: to, p: p, stats: &st}
-			err := p.e.SendStream(ctx, engine.ReadRequest{Point: pt.ID, Base: b.object}, w)
+			send := p.e.SendStream
+			if content == repo.Tree {
+				send = p.e.SendTree
+			}
+			err := send(ctx, engine.ReadRequest{Point: pt.ID, Base: b.object}, w)
 			if w.err != nil { // it is why the stream has ended
 				return w.err
 			}
@@ -154,7 +170,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 		return Pushed{}, err
 	}
 	m := repo.Manifest{
-		ID: repo.NewID(), Volume: jb.head, Point: pt.Name, Content: repo.Stream, FS: string(pt.FS), SizeBytes: pt.SizeBytes, Sector: pt.Sector,
+		ID: repo.NewID(), Volume: jb.head, Point: pt.Name, Content: content, FS: string(pt.FS), SizeBytes: pt.SizeBytes, Sector: pt.Sector,
 		CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency), Source: string(pt.ID), Session: l.id, Origin: origin,
 		Added: st.uploaded.Load(), Stream: pl.frames,
 	}

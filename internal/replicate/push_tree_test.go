@@ -9,9 +9,7 @@ import (
 
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
-	"pando/internal/driver/plain"
 	"pando/internal/engine"
-	"pando/internal/errs"
 	"pando/internal/objstore/storetest"
 	"pando/internal/ref"
 	"pando/internal/repo"
@@ -155,21 +153,4 @@ func TestPushTrees(t *testing.T) {
 		t.Errorf("the tree is not what was pushed: %v", err)
 	}
 	w.clearLost(rp)
-}
-
-// TestPushTreeOfPlain: a driver whose trees cannot be sent says so, and leaves nothing.
-func TestPushTreeOfPlain(t *testing.T) {
-	w := worldOn(t, t.TempDir(), plain.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
-	w.importTree("g", mib)
-	w.clone("g", "v")
-	_, err := w.tryPush("v")
-	wantKind(t, err, errs.Unsupported, "btrfs")
-	if s := w.pushSnapshots("v"); len(s) != 0 {
-		t.Errorf("a refused push leaves %v", s)
-	}
-	rp := w.open()
-	w.noSessions(rp)
-	for h, err := range rp.Heads(t.Context()) {
-		t.Errorf("a head is left: %+v, %v", h, err)
-	}
 }

@@ -1,0 +1,157 @@
+package engine
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"os"
+
+	"pando/internal/catalog"
+	"pando/internal/content"
+	"pando/internal/driver"
+	"pando/internal/errs"
+	"pando/internal/treediff"
+	"pando/internal/treestream"
+	"pando/internal/warnings"
+
+	"golang.org/x/sys/unix"
+)
+
+// SendsStreams reports whether trees of this pool's driver have a stream of their own: see SendStream.
+func (e *Engine) SendsStreams() bool {
+	_, ok := e.drv.(driver.Streamer)
+	return ok
+}
+
+// SendTree writes a snapshot or generation that is a tree to w, in a form that every driver with trees can read (see
+// internal/treestream): whole, or what differs from its base. Neither is destroyed before it returns. NotFound, Invalid
+// (a volume), Unsupported (an image, or a difference that cannot be said: the tree can be sent whole), InUse, and w's
+// error.
+func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error {
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+
+	if err := e.needRoot(opPush, string(q.Point)); err != nil {
+		return err
+	}
+	h, err := e.ledger.Hold(ctx, opPush, q.Point, q.Base)
+	if err != nil {
+		return err
+	}
+	defer h.Release(ctx)
+	for i, row := range h.Rows {
+		if row.FS.IsImage() {
+			return errs.New(errs.Unsupported, opPush, h.Refs[i], "it is an image, not a tree of files")
+		}
+	}
+
+	buffered := bufio.NewWriterSize(w, 256<<10)
+	o := treestream.SendOptions{Unprivileged: os.Geteuid() != 0}
+	err = e.content.WithTree(ctx, q.Point, true, func(root *os.File) error {
+		if q.Base == "" {
+			return treestream.Send(ctx, buffered, root, o)
+		}
+		return e.content.WithTree(ctx, q.Base, true, func(base *os.File) error {
+			how, err := e.knownOfPoints(ctx, h.Rows[1], h.Rows[0], base, root)
+			if err != nil {
+				return err
+			}
+			return treestream.SendDiff(ctx, buffered, base, root, how, o)
+		})
+	})
+	if err == nil {
+		err = buffered.Flush()
+	}
+	return errs.Wrap(opPush, h.Refs[0], err)
+}
+
+// knownOfPoints is what can be known of two trees before they are compared.
+func (e *Engine) knownOfPoints(ctx context.Context, a, b catalog.Row, rootA, rootB *os.File) (treediff.Options, error) {
+	var o treediff.Options
+	_, since, same, err := e.related(ctx, a, b)
+	if err != nil {
+		return o, err
+	}
+	if o.SameOrigin = same && e.caps.Sharing; o.SameOrigin {
+		o.Younger = since
+	}
+	x, y := &side{live: content.Live{Row: a}}, &side{live: content.Live{Row: b}}
+	return o, (&view{e: e}).knownOfTrees(ctx, x, y, rootA, rootB, &o)
+}
+
+// tree makes the point of a stream that SendTree has written. It is made in a draft, which nobody needs after a power
+// loss before it is the point.
+func (r *receive) tree(ctx context.Context) error {
+	e, q, d := r.e, r.q, r.draft
+	d.FS, d.Ephemeral, d.Soon = r.point.FS, true, true
+	var err error
+	if q.Base != "" {
+		err = e.drv.Clone(ctx, q.Base, d)
+	} else {
+		err = e.drv.Create(ctx, d)
+	}
+	if err != nil {
+		return err
+	}
+	err = e.content.WithTree(ctx, d.ID, false, func(root *os.File) error { return r.fillTree(ctx, root) })
+	if err != nil {
+		return err
+	}
+	if f, ok := e.drv.(driver.Finisher); ok {
+		return f.Finish(ctx, r.point)
+	}
+	if err := e.drv.Snapshot(ctx, d.ID, r.point); err != nil {
+		return err
+	}
+	return e.drv.Destroy(ctx, d.ID)
+}
+
+// fillTree does what the stream says, and waits for the disk.
+func (r *receive) fillTree(ctx context.Context, root *os.File) error {
+	o := treestream.ApplyOptions{Diff: r.q.Base != "", Unprivileged: os.Geteuid() != 0}
+	totals, err := treestream.Apply(ctx, r.q.Stream, root, o)
+	if err == nil {
+		err = unix.Syncfs(int(root.Fd()))
+	}
+	if err != nil {
+		return errs.Wrap(opPull, r.ref, err)
+	}
+	for _, m := range append(leftOut(totals.Skipped), notKept(totals.NotKept)...) {
+		warnings.Add(ctx, "%s: %s", r.ref, string(m))
+	}
+	return nil
+}
+
+// streamsOf are the drivers that have streams of their own, by what these begin with.
+var streamsOf = []struct{ magic, driver string }{
+	{"btrfs-stream\x00", "btrfs"},
+	{"pando zfs stream", "zfs"},
+}
+
+// checkStream refuses a stream that this pool cannot read, before anything is done.
+func (r *receive) checkStream() error {
+	e, q := r.e, &r.q
+	if q.Tree {
+		if !e.caps.Supports(driver.Native) {
+			return errs.New(errs.Unsupported, opPull, r.ref, "it is a tree of files, and this pool keeps images").
+				WithHint("pull it into a pool of the plain, btrfs or zfs driver")
+		}
+		return nil
+	}
+	in := bufio.NewReaderSize(q.Stream, 64<<10)
+	q.Stream = in
+	for _, s := range streamsOf {
+		if s.driver == e.caps.Name {
+			continue
+		}
+		head, err := in.Peek(len(s.magic))
+		if err == nil && string(head) == s.magic {
+			err := errs.New(errs.Unsupported, opPull, r.ref,
+				"it is a stream of the %s driver, which the %s driver cannot read", s.driver, e.caps.Name)
+			return err.WithHint("pull it into a pool of the %s driver, or push it again with %s",
+				s.driver, errs.Run("push", errs.Param("portable")))
+		}
+	}
+	_, err := e.streamer(opPull, r.ref)
+	return err
+}
