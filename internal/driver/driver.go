@@ -451,6 +451,15 @@ type Streamer interface {
 	Receive(ctx context.Context, id Identity, base ObjectID, r io.Reader) error
 }
 
+// Comparer is a driver that can tell at next to no cost that two immutable objects are the same, as what it keeps of a
+// change is a number.
+type Comparer interface {
+	// Same reports whether nothing differs between two immutable objects, one of which was made of the same volume
+	// after the other, its base. True is certain. False says nothing: they may differ, have no history in common, or be
+	// volumes. NotFound.
+	Same(ctx context.Context, id, base ObjectID) (bool, error)
+}
+
 // Unmaker is a driver that lays out something outside its directory when it is
 // opened with create. Unmake takes that away, once no object is left. InUse if
 // there is something that is not Pando's, which stays. Idempotent.

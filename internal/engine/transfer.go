@@ -294,6 +294,23 @@ func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) err
 	return s.Send(ctx, id, base, w)
 }
 
+// SamePoint reports whether a point is certainly the same as its base, so that there is nothing to send. It costs
+// next to nothing: false if the driver cannot tell so cheaply. NotFound.
+func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (bool, error) {
+	c, ok := e.drv.(driver.Comparer)
+	if !ok || q.Base == "" || q.Base == q.Point {
+		return false, nil
+	}
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+	h, err := e.ledger.Hold(ctx, opPush, q.Point, q.Base)
+	if err != nil {
+		return false, err
+	}
+	defer h.Release(ctx)
+	return c.Same(ctx, q.Point, q.Base)
+}
+
 func (e *Engine) streamer(op, what string) (driver.Streamer, error) {
 	s, ok := e.drv.(driver.Streamer)
 	if !ok {

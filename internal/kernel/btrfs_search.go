@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"unsafe"
@@ -128,6 +129,73 @@ func BtrfsChangedSince(f *os.File, since uint64, fn func(BtrfsInode) error) erro
 		}
 		return fn(i)
 	})
+}
+
+// errEnough ends a search.
+var errEnough = errors.New("enough")
+
+// maxNewItems is how many items are compared of leaves that are newer than what they are compared with. A small tree is
+// one leaf, which each snapshot writes anew; it has a few hundred.
+const maxNewItems = 4096
+
+// BtrfsSame reports whether the subvolumes that a and b are in are the same to the last item, if both are snapshots that
+// were made of one subvolume by the transactions madeA, and later madeB, and not changed since. It looks at what was
+// written since madeA only. False may also be that so much was.
+//
+// The number of the transaction that changed a subvolume last (ctransid) would be no proof: the replay of a log after a
+// power loss changes trees without setting it.
+func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
+	from, to := btrfsKey{btrfsFirstFreeObjID, 0, 0}, btrfsKey{btrfsLastFree, 255, ^uint64(0)}
+	for _, x := range []struct {
+		f    *os.File
+		made uint64
+	}{{a, madeA}, {b, madeB}} { // or somebody has changed it since
+		changed := false
+		err := btrfsSearch(x.f, from, to, x.made+1, func(btrfsKey, []byte) error { changed = true; return errEnough })
+		if changed || err != nil {
+			return false, ifNot(err, errEnough)
+		}
+	}
+
+	fresh := map[btrfsKey]string{}
+	var first, last btrfsKey
+	err := btrfsSearch(b, from, to, madeA+1, func(k btrfsKey, item []byte) error {
+		if len(fresh) == 0 {
+			first = k
+		}
+		fresh[k], last = string(item), k
+		if len(fresh) > maxNewItems {
+			return errEnough
+		}
+		return nil
+	})
+	if err != nil || len(fresh) == 0 {
+		return err == nil, ifNot(err, errEnough)
+	}
+
+	// What was deleted has left a trace too: in the inode that it was of, or in.
+	seen, same := 0, 0
+	err = btrfsSearch(a, first, last, 0, func(k btrfsKey, item []byte) error {
+		if now, is := fresh[k]; is {
+			if now != string(item) {
+				return errEnough
+			}
+			same++
+		}
+		if seen++; seen > 2*maxNewItems {
+			return errEnough
+		}
+		return nil
+	})
+	return err == nil && same == len(fresh), ifNot(err, errEnough)
+}
+
+// ifNot is err, unless that is what.
+func ifNot(err, what error) error {
+	if errors.Is(err, what) {
+		return nil
+	}
+	return err
 }
 
 // BtrfsInodeAt looks up an inode of the subvolume that f is in.

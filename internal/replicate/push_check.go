@@ -138,6 +138,9 @@ func (p *pusher) intactBase(ctx context.Context, jb *job, b base) (base, error) 
 	switch {
 	case err != nil:
 		return b, err
+	case gone.manifest && b.point.Content.Chained(): // nothing can be read that is the difference from it
+		jb.note = b.ref() + " on the remote cannot be read: nothing builds upon it"
+		return base{}, nil
 	case gone.manifest: // or somebody has just removed it: then there may be another
 		return b, nil
 	case gone.any():

@@ -6,9 +6,11 @@ import (
 	"testing"
 
 	"pando/internal/driver"
+	"pando/internal/driver/btrfs"
 	"pando/internal/engine"
 	"pando/internal/objstore/storetest"
 	"pando/internal/ref"
+	"pando/internal/testfs"
 
 	"golang.org/x/sys/unix"
 )
@@ -101,4 +103,63 @@ func (w *world) umount(volume ref.Name) {
 	if _, err := w.e.Umount(w.t.Context(), engine.UmountRequest{Volume: volume}); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// TestPushIdleTree: a tree in which nothing has changed gets no new point, mounted or not; whatever changes makes one.
+func TestPushIdleTree(t *testing.T) {
+	w := worldOn(t, testfs.Btrfs(t, 512<<20), btrfs.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
+	w.importTree("g", mib)
+	w.clone("g", "v")
+	vol := ref.MustName("v")
+	w.mount(vol)
+	w.push("v")
+
+	idle := func(why string) {
+		t.Helper()
+		puts := w.store.Count(storetest.Put)
+		for range 2 {
+			out := w.push("v")
+			if !out[0].Unchanged || out[0].UploadedBytes != 0 || w.store.Count(storetest.Put) != puts || len(w.pushSnapshots("v")) != 1 {
+				t.Errorf("%s: %+v, %d writes, snapshots %v", why, out[0], w.store.Count(storetest.Put)-puts, w.pushSnapshots("v"))
+			}
+		}
+	}
+	idle("mounted")
+	w.umount(vol)
+	idle("unmounted")
+	for i := range 3 {
+		w.write("v", "new", uint64(i), 64<<10)
+		if out := w.push("v"); out[0].Unchanged || out[0].Full {
+			t.Errorf("what has changed was not pushed: %+v", out[0])
+		}
+		idle("after a change")
+	}
+
+	// What is there is sent again if somebody asks for it, or if it is damaged.
+	full := func(why string, q PushRequest) {
+		t.Helper()
+		q.Refs = []ref.Ref{{Name: "v"}}
+		if out, err := Push(t.Context(), w.e, w.r, q); err != nil || out[0].Unchanged || !out[0].Full {
+			t.Errorf("%s: %+v, %v", why, out, err)
+		}
+		idle("after " + why)
+	}
+	full("a full push", PushRequest{Full: true})
+	rp := w.open()
+	if err := w.store.Delete(t.Context(), "segments/"+w.segmentsOf(rp, "v")[0].String()); err != nil {
+		t.Fatal(err)
+	}
+	full("a lost segment", PushRequest{})
+	h, _, err := rp.Head(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	newest, _, err := newestOf(t.Context(), rp, h)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.store.Delete(t.Context(), "manifests/"+newest.Manifest.String()); err != nil {
+		t.Fatal(err)
+	}
+	full("a lost manifest", PushRequest{})
 }

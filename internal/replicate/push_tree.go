@@ -47,6 +47,11 @@ func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushe
 			if b, err = p.intactBase(ctx, jb, b); err != nil {
 				return Pushed{}, err
 			}
+			if idle, err := p.isIdleTree(ctx, jb, b); err != nil {
+				return Pushed{}, err
+			} else if idle {
+				return p.idleTree(ctx, jb, h, b)
+			}
 			if b.object == "" { // a stream cannot be compared
 				b = base{}
 			}

@@ -16,7 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var _ driver.Streamer = (*Driver)(nil)
+var (
+	_ driver.Streamer = (*Driver)(nil)
+	_ driver.Comparer = (*Driver)(nil)
+)
 
 // maxReceived is how many subvolumes of one filesystem are noted as received from
 // the same one. The kernel keeps their numbers in one item of a tree, which must
@@ -51,6 +54,34 @@ func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.Subv
 		return nil, info, errs.Wrap(op, string(id), err)
 	}
 	return f, info, nil
+}
+
+// Same implements driver.Comparer, for two snapshots of one subvolume.
+func (d *Driver) Same(_ context.Context, id, base driver.ObjectID) (bool, error) {
+	const op = "compare"
+	later, now, err := d.immutable(op, id)
+	if err != nil {
+		return false, notComparable(err)
+	}
+	defer later.Close()
+	earlier, was, err := d.immutable(op, base)
+	if err != nil {
+		return false, notComparable(err)
+	}
+	defer earlier.Close()
+	if !was.Snapshot || was.ParentUUID != now.ParentUUID || was.MadeBy >= now.MadeBy {
+		return false, nil
+	}
+	same, err := kernel.BtrfsSame(earlier, later, was.MadeBy, now.MadeBy)
+	return same, errs.Wrap(op, string(id), err)
+}
+
+// notComparable takes from errors those that only say that two objects cannot be compared.
+func notComparable(err error) error {
+	if errs.Is(err, errs.Invalid) || errs.Is(err, errs.Unsupported) {
+		return nil
+	}
+	return err
 }
 
 // Send implements driver.Streamer. It is in version 2 of the kernel's format where

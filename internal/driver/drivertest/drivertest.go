@@ -154,6 +154,7 @@ func Run(t *testing.T, target Target) {
 	sub("SealCanceled", testSealCanceled)
 	some("Stream", testStream)
 	some("StreamErrors", testStreamErrors)
+	some("Same", testSame)
 	t.Run("StreamFull", func(t *testing.T) { testStreamFull(t, target) })
 	some("Concurrency", testConcurrency)
 	some("Random", testRandom)

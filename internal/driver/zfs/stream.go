@@ -15,7 +15,10 @@ import (
 	"pando/internal/zfs"
 )
 
-var _ driver.Streamer = (*Driver)(nil)
+var (
+	_ driver.Streamer = (*Driver)(nil)
+	_ driver.Comparer = (*Driver)(nil)
+)
 
 // A stream is what `zfs send` prints, in frames, so that its end can be told from
 // a place where it was cut, and damage from what ZFS does not like:
@@ -251,6 +254,23 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 	}
 	// Only now: a stream without its end is none.
 	return f.end()
+}
+
+// Same implements driver.Comparer: no block was written after base, from which id must descend. Each change writes the
+// root of the blocks at least.
+func (d *Driver) Same(ctx context.Context, id, base driver.ObjectID) (bool, error) {
+	const op = "compare"
+	for _, x := range []driver.ObjectID{id, base} {
+		o, err := d.whole(ctx, op, x, false)
+		if err != nil || !o.immutable {
+			return false, err
+		}
+	}
+	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "written@"+d.own(base), d.own(id))
+	if err != nil {
+		return false, err
+	}
+	return len(rows) == 1 && rows[0][0] == "0", nil // "-" if it does not descend from it
 }
 
 // Receive implements driver.Streamer.
