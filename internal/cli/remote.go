@@ -320,16 +320,20 @@ func (a *App) completeOnRemote(n int) completer {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
-		vols, err := replicate.Volumes(ctx, r)
+		l, err := replicate.Volumes(ctx, r)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
+		defer l.Close()
 		var out []string
 		name, _, point := strings.Cut(word, "@")
-		for _, v := range vols {
+		for _, v := range l.Volumes {
 			out = append(out, v.Name)
 			if point && v.Name == name {
-				for _, p := range v.Points {
+				for p, err := range l.Points(ctx, &v) {
+					if err != nil {
+						break
+					}
 					out = append(out, v.Name+"@"+p.Name)
 				}
 			}

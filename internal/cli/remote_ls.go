@@ -2,8 +2,11 @@ package cli
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"pando/internal/errs"
@@ -38,20 +41,21 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 					return err
 				}
 			}
-			vols, err := replicate.Volumes(c.Context(), r)
+			l, err := replicate.Volumes(c.Context(), r)
 			if err != nil {
 				return err
 			}
+			defer l.Close()
 			if len(args) == 1 {
-				return a.printListed(r, vols)
+				return a.printListed(c.Context(), r, l)
 			}
-			for _, v := range vols {
+			for _, v := range l.Volumes {
 				if v.Name == args[1] && v.Problem != "" {
 					return errs.New(errs.Damaged, "remote ls", v.Name, "the list of its points on %s cannot be read: %s", r.Name, v.Problem).
 						WithHint("make it anew with `pando remote repair %s`", r.Name)
 				}
 				if v.Name == args[1] {
-					return a.printPoints(v)
+					return a.printPoints(c.Context(), r, l, v)
 				}
 			}
 			return errs.New(errs.NotFound, "remote ls", args[1], "%s has no volume of this name", r.Name).
@@ -103,11 +107,11 @@ func (a *App) listRemotes() error {
 	return t.flush()
 }
 
-func (a *App) printListed(r *replicate.Remote, vols []replicate.Listed) error {
+func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate.Listing) error {
 	if a.json {
-		return a.printJSON(vols)
+		return a.printListing(ctx, l)
 	}
-	all := len(vols)
+	vols, all := l.Volumes, len(l.Volumes)
 	vols = slices.DeleteFunc(slices.Clone(vols), func(v replicate.Listed) bool {
 		if v.Problem != "" {
 			a.warn("the list of points of %s cannot be read: %s", cmp.Or(v.Name, v.Object), v.Problem)
@@ -120,7 +124,7 @@ func (a *App) printListed(r *replicate.Remote, vols []replicate.Listed) error {
 	switch {
 	case a.quiet:
 		for _, v := range vols {
-			if len(v.Points) == 0 {
+			if v.Count == 0 {
 				continue // its first push is under way
 			}
 			if err := a.printf("%s\n", v.Name); err != nil {
@@ -135,11 +139,10 @@ func (a *App) printListed(r *replicate.Remote, vols []replicate.Listed) error {
 	t := a.table("NAME", "KIND", "FS", "POINTS", "NEWEST", "FROM", "LOGICAL", "STORED", "WRITER", "AT WORK")
 	for _, v := range vols {
 		newest, when, origin := "-", "-", "-"
-		if i := slices.IndexFunc(v.Points, func(p replicate.ListedPoint) bool { return p.Name == v.Newest }); i >= 0 {
-			p := v.Points[i]
+		if p := v.NewestPoint; v.Count > 0 {
 			newest, when, origin = p.Name, ago(p.CreatedAt), orDash(p.Origin)
 		}
-		t.row(v.Name, v.Kind, orDash(v.FS), itoa(len(v.Points)), newest+", "+when, origin, size(v.LogicalBytes), size(v.StoredBytes), orDash(v.Writer), atWork(v.Sessions))
+		t.row(v.Name, v.Kind, orDash(v.FS), itoa(v.Count), newest+", "+when, origin, size(v.LogicalBytes), size(v.StoredBytes), orDash(v.Writer), atWork(v.Sessions))
 	}
 	return t.flush()
 }
@@ -157,21 +160,104 @@ func atWork(all []replicate.ListedWork) string {
 	return s
 }
 
-func (a *App) printPoints(v replicate.Listed) error {
+// printPoints prints the points of a volume as they are read: there may be millions.
+func (a *App) printPoints(ctx context.Context, r *replicate.Remote, l *replicate.Listing, v replicate.Listed) (err error) {
 	switch {
 	case a.json:
-		return a.printJSON(v)
+		err = a.printVolume(ctx, l, &v, "")
 	case a.quiet:
-		for _, p := range v.Points {
-			if err := a.printf("%s@%s\n", v.Name, p.Name); err != nil {
+		for p, perr := range l.Points(ctx, &v) {
+			if err = cmp.Or(perr, err); err != nil {
 				return err
 			}
+			err = a.printf("%s@%s\n", v.Name, p.Name)
 		}
-		return nil
+	default:
+		t := a.table("POINT", "CREATED", "CONSISTENCY", "FROM", "SIZE", "LOGICAL", "STORED")
+		for p, err := range l.Points(ctx, &v) {
+			if err != nil {
+				return err
+			}
+			t.row(v.Name+"@"+p.Name, p.CreatedAt.Local().Format(time.DateTime), orDash(p.Consistency), orDash(p.Origin), size(p.SizeBytes), size(p.LogicalBytes), size(p.StoredBytes))
+		}
+		err = t.flush()
 	}
-	t := a.table("POINT", "CREATED", "CONSISTENCY", "FROM", "SIZE", "LOGICAL", "STORED")
-	for _, p := range v.Points {
-		t.row(v.Name+"@"+p.Name, p.CreatedAt.Local().Format(time.DateTime), orDash(p.Consistency), orDash(p.Origin), size(p.SizeBytes), size(p.LogicalBytes), size(p.StoredBytes))
+	if v.Incomplete > 0 {
+		a.warn("%s of %s cannot be listed: %s", plural(v.Incomplete, "point"), v.Name, v.Problem)
+		a.note("make the list anew with `pando remote repair %s`", r.Name)
 	}
-	return t.flush()
+	return err
+}
+
+// printListing prints all volumes as JSON.
+func (a *App) printListing(ctx context.Context, l *replicate.Listing) error {
+	if len(l.Volumes) == 0 {
+		return a.printJSON([]replicate.Listed{})
+	}
+	for i := range l.Volumes {
+		begin := ",\n  "
+		if i == 0 {
+			begin = "[\n  "
+		}
+		if err := a.printf("%s", begin); err != nil {
+			return err
+		}
+		if err := a.printVolume(ctx, l, &l.Volumes[i], "  "); err != nil {
+			return err
+		}
+	}
+	return a.printf("\n]\n")
+}
+
+// printVolume prints a volume as JSON, its points as they are read. What is behind them is known then.
+func (a *App) printVolume(ctx context.Context, l *replicate.Listing, v *replicate.Listed, indent string) error {
+	const list = `"points": []`
+	encode := func(x any, indent string) (string, error) {
+		var b strings.Builder
+		enc := json.NewEncoder(&b)
+		enc.SetEscapeHTML(false)
+		enc.SetIndent(indent, "  ")
+		err := enc.Encode(x)
+		return strings.TrimSuffix(b.String(), "\n"), err
+	}
+	text, err := encode(v, indent)
+	if err != nil {
+		return err
+	}
+	before, _, _ := strings.Cut(text, list)
+	if err := a.printf("%s\"points\": [", before); err != nil {
+		return err
+	}
+
+	some := false
+	for p, err := range l.Points(ctx, v) {
+		if err != nil {
+			return err
+		}
+		point, err := encode(p, indent+"    ")
+		if err != nil {
+			return err
+		}
+		comma := ","
+		if !some {
+			comma, some = "", true
+		}
+		if err := a.printf("%s\n%s    %s", comma, indent, point); err != nil {
+			return err
+		}
+	}
+	if some {
+		if err := a.printf("\n%s  ", indent); err != nil {
+			return err
+		}
+	}
+
+	if text, err = encode(v, indent); err != nil {
+		return err
+	}
+	_, after, _ := strings.Cut(text, list)
+	if indent == "" {
+		after += "\n"
+	}
+	return a.printf("]%s", after)
 }

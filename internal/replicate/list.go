@@ -3,6 +3,7 @@ package replicate
 import (
 	"cmp"
 	"context"
+	"iter"
 	"slices"
 	"time"
 
@@ -24,7 +25,7 @@ type Listed struct {
 	WriterPool   string        `json:"writer_pool"`   // and its pool
 	Epoch        uint64        `json:"epoch"`
 	Newest       string        `json:"newest"`   // name of the point that is its newest state; "" if there is none
-	Points       []ListedPoint `json:"points"`   // in the order in which they were pushed
+	Points       []ListedPoint `json:"points"`   // in the order in which they were pushed: see [Listing.Points]
 	Sessions     []ListedWork  `json:"sessions"` // who is at work on it now, or has died at it
 
 	// Problem is why nothing else is known of it: the list of its points cannot be read. Object is that list. Name is
@@ -34,6 +35,9 @@ type Listed struct {
 	Object  string `json:"object,omitempty"`
 
 	Incomplete int `json:"incomplete,omitempty"`
+
+	Count       int         `json:"-"` // of its points
+	NewestPoint ListedPoint `json:"-"`
 }
 
 // ListedPoint is a point of a volume in a remote: a snapshot or a generation.
@@ -60,26 +64,72 @@ type ListedWork struct {
 	RenewedAt time.Time `json:"renewed_at"`
 }
 
-// Volumes lists what a remote has, by name, also what cannot be read. Its cost grows with the number of
-// volumes, not with that of their points.
-func Volumes(ctx context.Context, r *Remote) ([]Listed, error) {
+// Listing is what a remote has.
+type Listing struct {
+	Volumes []Listed // by name, also what cannot be read; without their points
+
+	repo  *repo.Repo
+	heads map[string]repo.Head
+}
+
+// Volumes lists what a remote has. Its cost grows with the number of volumes, not with that of their points, which can be
+// read then. The caller closes the listing.
+func Volumes(ctx context.Context, r *Remote) (*Listing, error) {
 	rp, err := r.Open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer rp.Close()
-	out, err := volumes(ctx, rp)
-	if slices.ContainsFunc(out, func(l Listed) bool { return l.Problem != "" }) {
+	l, err := volumes(ctx, rp)
+	if err != nil {
+		rp.Close()
+		return nil, err
+	}
+	if slices.ContainsFunc(l.Volumes, func(v Listed) bool { return v.Problem != "" }) {
 		r.nameDamaged(ctx, rp, func(names map[string]string) {
-			for i := range out {
-				out[i].Name = cmp.Or(out[i].Name, names[out[i].Object])
+			for i := range l.Volumes {
+				l.Volumes[i].Name = cmp.Or(l.Volumes[i].Name, names[l.Volumes[i].Object])
 			}
 		})
 	}
-	return out, err
+	return l, nil
 }
 
-func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
+// Close closes the listing. Idempotent.
+func (l *Listing) Close() { l.repo.Close() }
+
+// Points yields the points of a volume that is listed, in the order in which they were pushed. What cannot be read is
+// passed over, and noted in v at the end. An error ends it.
+func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[ListedPoint, error] {
+	return func(yield func(ListedPoint, error) bool) {
+		var bad []*pageFault
+		h, ok := l.heads[v.Name]
+		if !ok {
+			return
+		}
+		for p, err := range allPoints(ctx, l.repo, h, &bad) {
+			if err != nil {
+				yield(ListedPoint{}, err)
+				return
+			}
+			if !yield(listedPoint(p), nil) {
+				return
+			}
+		}
+		for _, f := range bad {
+			v.Incomplete += f.Page.Count
+			v.Problem, v.Object = cmp.Or(v.Problem, f.Error()), cmp.Or(v.Object, f.Page.Object())
+		}
+	}
+}
+
+func listedPoint(p repo.Point) ListedPoint {
+	return ListedPoint{
+		Name: p.Name, CreatedAt: p.CreatedAt, Consistency: p.Consistency, Content: string(p.Content), SizeBytes: p.SizeBytes,
+		LogicalBytes: p.Logical, StoredBytes: p.Added, Origin: p.OriginRef, Keep: p.Keep,
+	}
+}
+
+func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	sessions, _, err := readSessions(ctx, r) // of one that cannot be read nothing is to be shown
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)
@@ -100,6 +150,7 @@ func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 		}
 	}
 	out := []Listed{}
+	all := map[string]repo.Head{}
 	heads, err := readHeads(ctx, r)
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)
@@ -117,13 +168,14 @@ func volumes(ctx context.Context, r *repo.Repo) ([]Listed, error) {
 			return nil, err
 		}
 		out = append(out, l)
+		all[h.Name] = h
 		delete(work, h.Name)
 	}
 	for name, w := range work { // their first push is under way
 		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool, Points: []ListedPoint{}, Sessions: w})
 	}
 	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
-	return out, nil
+	return &Listing{Volumes: out, repo: r, heads: all}, nil
 }
 
 func listed(ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork) (Listed, error) {
@@ -139,27 +191,24 @@ func listed(ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, p
 		return l, damagedPage(opList, h.Name, err)
 	}
 	l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = newest.Name, newest.FS, newest.SizeBytes, newest.Logical
-	var bad []*pageFault
-	for p, err := range allPoints(ctx, r, h, &bad) {
-		if err != nil {
-			return l, err
-		}
+	l.Count, l.NewestPoint = h.Count(), listedPoint(newest)
+	for _, p := range h.Pages {
 		l.StoredBytes += p.Added
-		l.Points = append(l.Points, ListedPoint{
-			Name: p.Name, CreatedAt: p.CreatedAt, Consistency: p.Consistency, Content: string(p.Content), SizeBytes: p.SizeBytes,
-			LogicalBytes: p.Logical, StoredBytes: p.Added, Origin: p.OriginRef, Keep: p.Keep,
-		})
-		for _, w := range pins[p.Manifest] {
-			if !slices.Contains(l.Sessions, w) {
-				l.Sessions = append(l.Sessions, w)
-			}
-		}
 	}
-	for _, f := range bad {
-		l.Incomplete += f.Page.Count
-		l.Problem, l.Object = cmp.Or(l.Problem, f.Error()), cmp.Or(l.Object, f.Page.Object())
+	for _, p := range h.Recent {
+		l.StoredBytes += p.Added
+		l.pinned(pins[p.Manifest])
 	}
 	return l, nil
+}
+
+// pinned notes who reads a point of the volume.
+func (l *Listed) pinned(all []ListedWork) {
+	for _, w := range all {
+		if !slices.Contains(l.Sessions, w) {
+			l.Sessions = append(l.Sessions, w)
+		}
+	}
 }
 
 func workOf(s repo.Session) ListedWork {

@@ -16,11 +16,13 @@ type prunedVolume struct {
 	points []retained
 	newest uint64
 	keep   []bool
+
+	fragmented bool // its pages are to be merged
 }
 
 // readVolume reads the points of a volume. A page that cannot be read is a *pageFault.
 func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, error) {
-	v := &prunedVolume{head: h, write: h.WriteID, points: make([]retained, 0, h.Count())}
+	v := &prunedVolume{head: h, write: h.WriteID, points: make([]retained, 0, h.Count()), fragmented: h.Fragmented()}
 	v.head.Pages, v.head.Recent = nil, nil
 	var bad []*pageFault
 	for pt, err := range allPoints(ctx, p.repo, h, &bad) {
@@ -143,7 +145,7 @@ func keepParents(volumes []*prunedVolume) {
 // push adds makes no difference but to be kept.
 func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
 	gone := v.going()
-	if len(gone) == 0 || p.DryRun {
+	if len(gone) == 0 && !v.fragmented || p.DryRun {
 		p.out.Kept += len(v.points) - len(gone)
 		p.noteRetired(v.head.Name, gone)
 		return nil
@@ -158,7 +160,7 @@ func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
 			}
 			planned = h.WriteID
 		}
-		if len(gone) == 0 {
+		if len(gone) == 0 && !h.Fragmented() {
 			return false, nil
 		}
 		return true, withoutPoints(ctx, h, pages, gone)

@@ -65,10 +65,11 @@ func TestOneDamagedHead(t *testing.T) {
 	b.flip(b.headKey("v"), 80)
 
 	// Every command names what is damaged, and goes on without it.
-	listed, err := volumes(t.Context(), b.repo)
+	listing, err := volumes(t.Context(), b.repo)
 	if err != nil {
 		t.Fatal(err)
 	}
+	listed := listing.Volumes
 	if i := slices.IndexFunc(listed, func(l Listed) bool { return l.Problem != "" }); len(listed) != 3 || i < 0 || listed[i].Object != b.headKey("v") {
 		t.Errorf("listed %+v", listed)
 	}

@@ -448,12 +448,20 @@ func TestVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = pull.end(context.Background()) }()
-	all, err := volumes(t.Context(), b.repo)
+	listing, err := volumes(t.Context(), b.repo)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, l := range all {
+	all := listing.Volumes
+	for i := range all {
+		l := &all[i]
+		for p, err := range listing.Points(t.Context(), l) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.Points = append(l.Points, p)
+		}
 		s := fmt.Sprint(l.Name, " ", len(l.Points))
 		for _, w := range l.Sessions {
 			s += " " + w.Kind + " by " + w.Host

@@ -296,11 +296,8 @@ func (w PagePutter) Shrink(ctx context.Context, h *Head) error {
 	return nil
 }
 
-// smallPage is how many points a page has, at most, to be merged with its neighbours when one of them is rewritten.
-const smallPage = maxPaged / 2
-
 // Edit changes points of a head: edit is called with those of the pages that touched selects, and with the recent ones,
-// and returns what is to be in their place, in the same order. Other pages stay as they are, unless they are small. A
+// and returns what is to be in their place, in the same order. Other pages stay as they are, unless several fit into one. A
 // page that must be read and cannot be is a *[PageError]. Nothing is changed on an error.
 func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) bool, edit func([]Point) []Point) error {
 	var pages []PointPage
@@ -315,8 +312,7 @@ func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) b
 		return err
 	}
 	for i, p := range h.Pages {
-		small := func(i int) bool { return i >= 0 && i < len(h.Pages) && h.Pages[i].Count <= smallPage }
-		if !touched(p) && !(small(i) && (len(rest) > 0 || small(i+1))) {
+		if !touched(p) && !h.merges(i, len(rest)) {
 			if err := put(false); err != nil {
 				return err
 			}
@@ -354,4 +350,24 @@ func (r *Repo) PageIDs(ctx context.Context) iter.Seq2[ID, error] { return r.name
 // DeletePage removes a page that no head names. Absent is success. Durable on return.
 func (r *Repo) DeletePage(ctx context.Context, id ID) error {
 	return about("delete points", pagePrefix+id.String(), r.store.Delete(ctx, pagePrefix+id.String()))
+}
+
+// merges reports whether a page goes into one with the points that are before it, or with those of the next page.
+func (h *Head) merges(i, before int) bool {
+	n := h.Pages[i].Count
+	if before > 0 {
+		return before+n <= maxPaged
+	}
+	return i+1 < len(h.Pages) && n+h.Pages[i+1].Count <= maxPaged
+}
+
+// Fragmented reports whether many pages could be merged: see [PagePutter.Edit].
+func (h *Head) Fragmented() bool {
+	n := 0
+	for i := range h.Pages {
+		if h.merges(i, 0) {
+			n++
+		}
+	}
+	return n >= 8
 }
