@@ -91,13 +91,16 @@ func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 		return WriterIdentity{}, err
 	}
 	defer letGo()
-	if err := putIdentity(e.Dir(), out.ID); err != nil {
-		return WriterIdentity{}, errs.Wrap(opWriter, e.Dir(), err)
-	}
-	for _, path := range paths {
+	for _, path := range paths { // first: who finds the new identity finds none of them
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return WriterIdentity{}, errs.Wrap(opWriter, path, err)
 		}
+		if err := durable.SyncDir(filepath.Dir(path)); err != nil {
+			return WriterIdentity{}, errs.Wrap(opWriter, path, err)
+		}
+	}
+	if err := putIdentity(e.Dir(), out.ID); err != nil {
+		return WriterIdentity{}, errs.Wrap(opWriter, e.Dir(), err)
 	}
 	return out, nil
 }
