@@ -25,6 +25,7 @@ import (
 // without a pool, so that their pieces can be as odd as a map may be.
 type bench struct {
 	t      testing.TB
+	dir    string
 	store  objstore.Store
 	secret repo.Secret
 	repo   *repo.Repo // without faults
@@ -44,7 +45,8 @@ type made struct {
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
-	u := &url.URL{Scheme: "file", Path: filepath.Join(t.TempDir(), "remote")}
+	dir := filepath.Join(t.TempDir(), "remote")
+	u := &url.URL{Scheme: "file", Path: dir}
 	store, err := file.Create(t.Context(), u)
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +64,7 @@ func newBench(t testing.TB) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bench{t: t, store: store, secret: secret, repo: r, truth: map[string]map[string]*made{}, blocks: 8, frames: 4}
+	return &bench{t: t, dir: dir, store: store, secret: secret, repo: r, truth: map[string]map[string]*made{}, blocks: 8, frames: 4}
 }
 
 // faulty opens the repository through a store with faults, without retries.

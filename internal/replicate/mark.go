@@ -3,10 +3,10 @@ package replicate
 import (
 	"cmp"
 	"context"
-	"math/bits"
 	"slices"
 	"sync"
 
+	"pando/internal/errs"
 	"pando/internal/repo"
 
 	"golang.org/x/sync/semaphore"
@@ -55,7 +55,13 @@ func (k *marker) add(m *repo.Manifest) {
 	for _, f := range m.Stream {
 		k.of(f.Segment).whole(f)
 	}
+	if !m.Map.IsZero() {
+		k.blind = cmp.Or(k.blind, errTreeMap)
+	}
 }
+
+// errTreeMap is why nothing can be said of points whose map is a tree.
+var errTreeMap error = errs.New(errs.TooNew, "", "", "what a map that is a tree needs is not looked for")
 
 // walk reads the pages that were added, several at once, and marks what they need. A page that cannot be read is no
 // error, but a reason to trust nothing but what was marked: see exact.
@@ -112,6 +118,13 @@ func (k *marker) of(s repo.Segment) *marked {
 	return m
 }
 
+// has reports whether something of a segment is marked.
+func (k *marker) has(s repo.Segment) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.segments[s] != nil
+}
+
 // exact is nil if all that was added could be read. Else something that is not marked may be needed.
 func (k *marker) exact() error {
 	k.mu.Lock()
@@ -130,51 +143,12 @@ func (k *marker) needed(s repo.Segment, size int64) int64 {
 	return min(size, m.bytes()+repo.SegmentOverhead)
 }
 
-// markBlocks is how many parts of a frame are told apart: blocks of a frame of data, which has at most FrameBytes.
-const markBlocks = repo.FrameBytes / repo.BlockBytes
-
-// blockSet is a set of blocks of a frame.
-type blockSet [markBlocks / 64]uint64
-
-var allBlocks = blockSet{^uint64(0), ^uint64(0)}
-
-// add adds the blocks that [from, to) touches, in bytes.
-func (b *blockSet) add(from, to int64) {
-	for i := from / repo.BlockBytes; i*repo.BlockBytes < to && i < markBlocks; i++ {
-		b[i/64] |= 1 << (i % 64)
-	}
-}
-
-func (b *blockSet) has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
-
-// count is how many of the first n blocks are in the set.
-func (b *blockSet) count(n int) int {
-	c := 0
-	for i, w := range b {
-		if left := n - 64*i; left < 64 {
-			w &= 1<<max(left, 0) - 1
-		}
-		c += bits.OnesCount64(w)
-	}
-	return c
-}
-
 // markedFrame is what of a frame is needed.
 type markedFrame struct {
 	index  uint32
 	stored uint32
-	plain  uint32
-	blocks blockSet
-}
-
-// all reports whether every block is needed.
-func (f *markedFrame) all() bool {
-	return f.blocks == allBlocks || f.blocks.count(f.total()) == f.total()
-}
-
-// total is how many blocks the frame has.
-func (f *markedFrame) total() int {
-	return min(int(f.plain+repo.BlockBytes-1)/repo.BlockBytes, markBlocks)
+	total  uint32 // blocks
+	blocks repo.BlockSet
 }
 
 // marked is what of a segment is needed: frames in order of index.
@@ -193,7 +167,7 @@ func (m *marked) frame(f repo.Frame) *markedFrame {
 		i, found = m.find(f.Index)
 	}
 	if !found {
-		m.frames = slices.Insert(m.frames, i, markedFrame{index: f.Index, stored: f.Stored, plain: f.Plain})
+		m.frames = slices.Insert(m.frames, i, markedFrame{index: f.Index, stored: f.Stored, total: uint32(f.Blocks())})
 	}
 	return &m.frames[i]
 }
@@ -204,7 +178,7 @@ func (m *marked) find(index uint32) (int, bool) {
 }
 
 // whole marks all of a frame.
-func (m *marked) whole(f repo.Frame) { m.frame(f).blocks = allBlocks }
+func (m *marked) whole(f repo.Frame) { m.frame(f).blocks = repo.AllBlocks }
 
 // part marks a part of the content of a frame.
 func (m *marked) part(f repo.Frame, within uint32, length int64) {
@@ -212,15 +186,15 @@ func (m *marked) part(f repo.Frame, within uint32, length int64) {
 		m.whole(f)
 		return
 	}
-	m.frame(f).blocks.add(int64(within), int64(within)+length)
+	m.frame(f).blocks.Add(int64(within), int64(within)+length)
 }
 
 // bytes is what the frames take.
 func (m *marked) bytes() (n int64) {
 	for i := range m.frames {
 		f := &m.frames[i]
-		total := int64(f.total())
-		n += repo.FrameOverhead + (int64(f.stored)*int64(f.blocks.count(int(total)))+total-1)/total
+		total := int64(f.total)
+		n += repo.FrameOverhead + (int64(f.stored)*int64(f.blocks.Count(int(total)))+total-1)/total
 	}
 	return n
 }

@@ -51,15 +51,15 @@ func TestMarkerIsExact(t *testing.T) {
 			}
 			last = int(f.index)
 			if want[place{s, f.index, -1}] {
-				if delete(want, place{s, f.index, -1}); !f.all() {
+				if delete(want, place{s, f.index, -1}); f.blocks.Count(int(f.total)) != int(f.total) {
 					t.Errorf("not all of the page %s#%d is marked", s, f.index)
 				}
 				continue
 			}
-			for i := range f.total() {
+			for i := range int(f.total) {
 				at := place{s, f.index, i}
-				if f.blocks.has(i) != want[at] {
-					t.Errorf("block %d of frame %s#%d: marked %v, needed %v", i, s, f.index, f.blocks.has(i), want[at])
+				if f.blocks.Has(i) != want[at] {
+					t.Errorf("block %d of frame %s#%d: marked %v, needed %v", i, s, f.index, f.blocks.Has(i), want[at])
 				}
 				delete(want, at)
 			}

@@ -21,11 +21,13 @@ const DefaultPatience = 10 * time.Minute
 
 // PruneRequest says what a remote keeps.
 type PruneRequest struct {
-	Policy   Policy        // of points; the zero Policy keeps all of them
-	Names    []string      // of volumes that it is for; none: all
-	DryRun   bool          // only say what would go
-	Patience time.Duration // with sessions without a sign of life; 0: DefaultPatience; negative: none
-	Tracker  *progress.Tracker
+	Policy Policy   // of points; the zero Policy keeps all of them
+	Names  []string // of volumes that it is for; none: all
+	DryRun bool     // only say what would go
+	// MaxRepack is how many bytes of objects of which little is needed may be rewritten, at most; 0: none; negative: all.
+	MaxRepack int64
+	Patience  time.Duration // with sessions without a sign of life; 0: DefaultPatience; negative: none
+	Tracker   *progress.Tracker
 
 	// Pool is the pool that prunes, which remembers heads: see AcceptRollback. Nil remembers none.
 	Pool *engine.Engine
@@ -52,6 +54,13 @@ type Pruned struct {
 	UsedBytes       int64 `json:"used_bytes"`
 	PartlyUsedBytes int64 `json:"partly_used_bytes"`
 	HeldBytes       int64 `json:"held_bytes"`
+	// NeededBytes are what of UsedBytes is needed. RepackedBytes is what the objects had of which what is needed was moved
+	// into packs, of PackedBytes.
+	NeededBytes     int64 `json:"needed_bytes"`
+	RepackedObjects int   `json:"repacked_objects"`
+	RepackedBytes   int64 `json:"repacked_bytes"`
+	Packs           int   `json:"packs"`
+	PackedBytes     int64 `json:"packed_bytes"`
 	DryRun          bool  `json:"dry_run"`
 
 	// Damaged are volumes whose list of points cannot be read, or is lost: none of their points went, and nothing that these need.
@@ -190,16 +199,29 @@ func (p *pruner) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	named, unnamed := p.packGarbage(objects, now, need)
 	if p.out.KeptAll != "" {
 		p.out.HeldBytes += p.out.FreedBytes
 		p.out.FreedBytes, p.out.Segments, p.out.Manifests = 0, 0, 0
 		return nil
 	}
 	if p.DryRun {
-		return nil
+		return p.repack(ctx, objects, now, need)
 	}
 	if err := p.removePages(ctx, pages, now); err != nil {
 		return err
 	}
-	return p.remove(ctx, manifests, segments)
+	if err := p.remove(ctx, manifests, segments); err != nil {
+		return err
+	}
+	if err := p.removePacks(ctx, named, unnamed); err != nil {
+		return err
+	}
+	if err := p.repack(ctx, objects, now, need); err != nil {
+		return err
+	}
+	if len(objects.moved.Tables)+p.out.Packs == 0 {
+		return nil
+	}
+	return p.tidy(ctx)
 }

@@ -2,6 +2,7 @@ package replicate
 
 import (
 	"context"
+	"maps"
 	"slices"
 
 	"pando/internal/errs"
@@ -12,8 +13,12 @@ import (
 type objects struct {
 	segments  map[repo.Segment]int64 // bytes
 	manifests []repo.ID
+	moved     repo.Moved                  // tables, and packs
+	places    map[repo.Segment]repo.Place // where moved segments are
 }
 
+// listObjects lists segments and manifests, and then what was moved: a segment that is moved at that time is found in one
+// of them, at least.
 func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
 	o := objects{segments: map[repo.Segment]int64{}}
 	for s, err := range r.Segments(ctx) {
@@ -28,7 +33,35 @@ func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
 		}
 		o.manifests = append(o.manifests, id)
 	}
-	return o, nil
+	var err error
+	o.moved, err = r.MovedAndPacks(ctx)
+	o.places = o.moved.Places()
+	return o, err
+}
+
+// present are the segments whose frames can be read, with the bytes of their objects: of moved ones those that they had.
+func (o objects) present() map[repo.Segment]int64 {
+	out := maps.Clone(o.segments)
+	for s, at := range o.places {
+		if _, there := out[s]; !there {
+			out[s] = at.Bytes
+		}
+	}
+	return out
+}
+
+// presentSegments lists the segments whose frames can be read, with the bytes of their objects.
+func presentSegments(ctx context.Context, r *repo.Repo) (map[repo.Segment]int64, error) {
+	o := objects{segments: map[repo.Segment]int64{}}
+	for s, err := range r.Segments(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		o.segments[s.Segment] = s.Bytes
+	}
+	moved, err := r.Moved(ctx)
+	o.places = moved.Places()
+	return o.present(), err
 }
 
 // garbage says what of the listed objects goes.
@@ -59,8 +92,12 @@ func (p *pruner) garbage(ctx context.Context, o objects, now scene, n need) (man
 		return nil, nil, err
 	}
 	for s, size := range o.segments {
-		used, is := n.segments[s]
+		used, is := n.segments[s], n.has(s)
 		switch {
+		case is && o.places[s].Generation > 0: // it was moved, by who did not get as far as to delete it
+			segments = append(segments, s)
+			p.out.Segments++
+			p.out.FreedBytes += size
 		case is:
 			p.out.UsedBytes += size
 			p.out.PartlyUsedBytes += size - n.bytes(s, size, used)

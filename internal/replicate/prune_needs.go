@@ -122,6 +122,9 @@ func (n *need) uses(m *repo.Manifest) {
 	}
 }
 
+// has reports whether something of a segment is needed.
+func (n *need) has(s repo.Segment) bool { return n.segments[s] > 0 || n.marks.has(s) }
+
 // bytes is how many of the bytes of a segment are needed. If not all maps could be read it is what manifests say, used.
 func (n *need) bytes(s repo.Segment, size, used int64) int64 {
 	if n.marks.exact() != nil {

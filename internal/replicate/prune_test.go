@@ -331,10 +331,15 @@ func TestPruneRaces(t *testing.T) {
 		}})
 		return rp
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), raceFor(t))
+	long := raceFor(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*long)
 	defer cancel()
 	var g sync.WaitGroup
-	var pushes, pulls, prunes, fenced, broken atomic.Int64
+	var pushes, pulls, prunes, fenced, broken, packs atomic.Int64
+	begun := time.Now()
+	enough := func() bool { // a machine that is busy takes longer
+		return time.Since(begun) > long && pushes.Load() >= 5 && pulls.Load() >= 5 && prunes.Load() >= 5 && packs.Load() > 0
+	}
 	run := func(name string, fn func(*rand.Rand, *repo.Repo) error) {
 		n := rnd.Uint64()
 		r := slow(n)
@@ -344,6 +349,9 @@ func TestPruneRaces(t *testing.T) {
 				if err := fn(rnd, r); err != nil && ctx.Err() == nil {
 					t.Errorf("%s: %v", name, err)
 					return
+				}
+				if enough() {
+					cancel()
 				}
 			}
 		})
@@ -379,16 +387,17 @@ func TestPruneRaces(t *testing.T) {
 	}
 	for range 2 {
 		run("prune", func(rnd *rand.Rand, r *repo.Repo) error {
-			q := PruneRequest{Policy: Policy{Last: 2}}
+			q := PruneRequest{Policy: Policy{Last: 2}, MaxRepack: -int64(rnd.IntN(2))}
 			if rnd.IntN(8) == 0 {
 				q.Patience = -1 // ends whoever was slow
 			}
-			_, err := prune(ctx, r, q)
+			out, err := prune(ctx, r, q)
 			if errs.Is(err, errs.Conflict) { // too busy
-				err = nil
+				return nil
 			}
 			if err == nil {
 				prunes.Add(1)
+				packs.Add(int64(out.Packs))
 			}
 			return err
 		})
@@ -439,8 +448,8 @@ func TestPruneRaces(t *testing.T) {
 		return nil
 	})
 	g.Wait()
-	t.Logf("%d pushes (%d refused), %d pulls (%d ended), %d prunes", pushes.Load(), fenced.Load(), pulls.Load(), broken.Load(), prunes.Load())
-	if pushes.Load() < 5 || pulls.Load() < 5 || prunes.Load() < 5 {
+	t.Logf("%d pushes (%d refused), %d pulls (%d ended), %d prunes (%d packs)", pushes.Load(), fenced.Load(), pulls.Load(), broken.Load(), prunes.Load(), packs.Load())
+	if pushes.Load() < 5 || pulls.Load() < 5 || prunes.Load() < 5 || packs.Load() == 0 {
 		t.Error("too little happened for this to tell anything")
 	}
 	b.whole()

@@ -220,7 +220,7 @@ func eachHaul(wants []want, send func(haul) error) error {
 
 // fetch reads a haul and writes what it is for.
 func (x *restore) fetch(ctx context.Context, b haul) error {
-	contents, err := x.repo.ReadFrames(ctx, b.frames)
+	contents, err := x.repo.ReadContents(ctx, b.frames)
 	if err != nil {
 		return x.blame(ctx, b, err)
 	}
@@ -230,10 +230,11 @@ func (x *restore) fetch(ctx context.Context, b haul) error {
 		for b.frames[i] != w.frame {
 			i++
 		}
-		if int64(w.within)+w.length > int64(len(contents[i])) {
-			return x.damaged(w.offset, w.length, errs.New(errs.Damaged, "", "", "the map wants more of frame %d of segment %s than it has", w.frame.Index, w.frame.Segment))
+		part, err := contents[i].Part(w.within, w.length)
+		if err != nil {
+			return x.damaged(w.offset, w.length, errs.Wrap("read segment", w.frame.Segment.String(), err))
 		}
-		if err := x.write(contents[i][w.within:int64(w.within)+w.length], w.offset); err != nil {
+		if err := x.write(part, w.offset); err != nil {
 			return err
 		}
 		x.tracker.Add(0, w.length)
@@ -293,7 +294,7 @@ func (x *restore) blame(ctx context.Context, b haul, err error) error {
 		return err
 	}
 	for _, f := range b.frames {
-		_, ferr := x.repo.ReadFrames(ctx, []repo.Frame{f})
+		_, ferr := x.repo.ReadContents(ctx, []repo.Frame{f})
 		if ferr == nil {
 			continue
 		}

@@ -68,12 +68,9 @@ func (p *pusher) listSegments(ctx context.Context) error {
 	if p.sizes != nil {
 		return nil
 	}
-	sizes := map[repo.Segment]int64{}
-	for s, err := range p.repo.Segments(ctx) {
-		if err != nil {
-			return err
-		}
-		sizes[s.Segment] = s.Bytes
+	sizes, err := presentSegments(ctx, p.repo)
+	if err != nil {
+		return err
 	}
 	p.sizes = sizes
 	if p.q.Checks != nil {

@@ -180,7 +180,7 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 	if err != nil {
 		return err
 	}
-	x.segments, x.manifests, x.whole = o.segments, map[repo.ID]*repo.Manifest{}, map[repo.ID]bool{}
+	x.segments, x.manifests, x.whole = o.present(), map[repo.ID]*repo.Manifest{}, map[repo.ID]bool{}
 	unnamed := slices.DeleteFunc(o.manifests, func(id repo.ID) bool { return named[id] })
 	err = readManifests(ctx, x.repo, unnamed, func(m repo.Manifest) {
 		x.Tracker.Add(1, 0)

@@ -198,9 +198,12 @@ type verifier struct {
 	segments     []segmentState          // that are needed
 	number       map[repo.Segment]uint32 // their place in segments
 	expectations expectations
-	parents      []checked        // of streams, to look at
-	named        map[repo.ID]bool // manifests that heads or streams name
-	listed       map[repo.Segment]int64
+	parents      []checked                   // of streams, to look at
+	named        map[repo.ID]bool            // manifests that heads or streams name
+	listed       map[repo.Segment]int64      // bytes of segments that are there; of moved ones, those that they had
+	moved        map[repo.Segment]repo.Place // segments that are in packs
+	packsRead    map[repo.Pack]bool
+	unreadTables bool // a table cannot be read, so that something seems to be missing
 	problems     []Problem
 	over         int // problems that are not in the list
 	findings     map[findingKey]*finding
@@ -329,6 +332,7 @@ func (v *verifier) list(ctx context.Context) error {
 	}
 	v.listed = map[repo.Segment]int64{}
 	manifests, lists := map[repo.ID]int64{}, map[repo.ID]int64{}
+	packs, tables := map[repo.Pack]int64{}, 0
 	for o, err := range v.repo.Objects(ctx) {
 		if err != nil {
 			return err
@@ -340,12 +344,19 @@ func (v *verifier) list(ctx context.Context) error {
 			manifests[o.ID] = o.Bytes
 		case repo.PointsObject:
 			lists[o.ID] = o.Bytes
+		case repo.PackObject:
+			packs[o.Pack] = o.Bytes
+		case repo.TableObject:
+			tables++
 		case "":
 			v.out.Unknown = append(v.out.Unknown, o.Key)
 		case repo.ProbeObject:
 			v.out.GarbageCount++
 			v.out.GarbageBytes += o.Bytes
 		}
+	}
+	if err := v.listMoved(ctx, tables); err != nil {
+		return err
 	}
 	if len(v.Names) > 0 || len(v.problems) > 0 || len(v.broken) > 0 {
 		return nil // what the rest needs was not looked at, or is not known
@@ -407,9 +418,11 @@ func (v *verifier) list(ctx context.Context) error {
 			v.out.GarbageBytes += n
 		}
 	}
+	v.packGarbage(packs, used, sessions)
 	for s, n := range v.listed {
+		_, moved := v.moved[s]
 		switch {
-		case used[s]:
+		case used[s] || moved:
 		case sessions[s.Session]:
 			v.out.WorkingBytes += n
 		default:

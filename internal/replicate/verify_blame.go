@@ -35,12 +35,13 @@ func (v *verifier) noteUses(m *repo.Manifest) {
 
 // present notes which of the segments that are needed are missing or have another size.
 func (v *verifier) present() {
+	packs := map[repo.Pack]bool{}
 	for i := range v.segments {
 		s := &v.segments[i]
 		n, ok := v.listed[s.Segment]
 		if ok {
 			v.out.Segments++
-			v.out.SegmentBytes += n
+			v.out.SegmentBytes += v.storedBytes(s.Segment, n, packs)
 		}
 		v.damaged = v.damaged || v.lost(s.Segment) != ""
 	}
@@ -49,6 +50,9 @@ func (v *verifier) present() {
 // lost says why a segment is not as it was written, by the list of what there is; "" if it is.
 func (v *verifier) lost(s repo.Segment) string {
 	n, ok := v.listed[s]
+	if !ok && v.unreadTables {
+		return "the segment is missing, or was moved, and the table of that cannot be read"
+	}
 	if !ok {
 		return "the segment is missing"
 	}

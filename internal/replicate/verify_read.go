@@ -70,9 +70,10 @@ func (v *verifier) choose() []bool {
 	}
 
 	chosen, total := make([]bool, len(v.segments)), int64(0)
+	packs := map[repo.Pack]bool{}
 	for _, i := range all {
 		chosen[i] = true
-		total += v.listed[v.segments[i].Segment]
+		total += v.storedBytes(v.segments[i].Segment, v.listed[v.segments[i].Segment], packs)
 	}
 	v.Tracker.Start("reading data", int64(len(all)), total)
 	return chosen
@@ -86,7 +87,7 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 		blamed = true
 		v.fault(x, why)
 	}
-	err := v.repo.ScanSegment(ctx, s, func(f repo.Frame, content []byte, err error) error {
+	err := v.repo.ScanSegment(ctx, s, func(f repo.Frame, content repo.FrameContent, err error) error {
 		for ; len(left) > 0 && left[0].index <= f.Index; left = left[1:] {
 			x := left[0]
 			switch {
@@ -96,10 +97,10 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 				fail(x, "the map says something else of the frame than its segment")
 			case err != nil:
 				fail(x, err.Error())
-			case uint64(x.within)+uint64(x.length) > uint64(len(content)):
-				fail(x, "the frame has less than the map wants of it")
-			case x.sum != repo.Sum{} && !v.repo.HasSum(content[x.within:x.within+x.length], x.sum):
-				fail(x, "the frame holds something else than was pushed there")
+			default:
+				if why := v.differs(x, content); why != "" {
+					fail(x, why)
+				}
 			}
 		}
 		if err != nil && !blamed && v.lost(s) == "" {
@@ -120,16 +121,32 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 			fail(x, "the segment has no such frame")
 		}
 	}
-	size := v.listed[s]
-	v.Tracker.Add(1, size)
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if !v.segments[n].read { // more is expected of it than is looked at in one go
+		size := v.storedBytes(s, v.listed[s], v.packsRead)
+		v.Tracker.Add(1, size)
 		v.segments[n].read = true
 		v.out.ReadSegments++
 		v.out.ReadBytes += size
 	}
 	return nil
+}
+
+// differs says why the content of a frame is not what is expected of it, "" if it is.
+func (v *verifier) differs(x expected, c repo.FrameContent) string {
+	length := int64(x.length)
+	if length == 0 { // all of a page
+		length = int64(c.Frame.Plain) - int64(x.within)
+	}
+	part, err := c.Part(x.within, length)
+	switch {
+	case err != nil:
+		return err.Error()
+	case x.sum != repo.Sum{} && !v.repo.HasSum(part, x.sum):
+		return "the frame holds something else than was pushed there"
+	}
+	return ""
 }
 
 // fault notes that something is not as it is expected.

@@ -44,6 +44,8 @@ const (
 	typeSeen     objectType = 'P'
 	typeSegment  objectType = 'G'
 	typePoints   objectType = 'L'
+	typePack     objectType = 'K'
+	typeMoved    objectType = 'R'
 )
 
 const (
@@ -62,6 +64,7 @@ const (
 const (
 	infoMetadata = "pando metadata v1"
 	infoSegment  = "pando segment v1"
+	infoPack     = "pando pack v1"
 	infoConfig   = "pando config v1"
 	infoNames    = "pando names v1"
 	infoOldSums  = "pando sums v1" // in repositories of version 1

@@ -64,6 +64,8 @@ const (
 	headPrefix     = "heads/"
 	manifestPrefix = "manifests/"
 	segmentPrefix  = "segments/"
+	packPrefix     = "packs/"
+	movedPrefix    = "moved/"
 	sessionPrefix  = "sessions/"
 	pagePrefix     = "points/"
 	probePrefix    = "probe/" // of objstore.Probe: no part of a repository

@@ -2,6 +2,7 @@ package repo
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"strings"
 
@@ -66,6 +67,8 @@ const (
 	HeadObject     ObjectKind = "head"
 	ManifestObject ObjectKind = "manifest"
 	SegmentObject  ObjectKind = "segment"
+	PackObject     ObjectKind = "pack"
+	TableObject    ObjectKind = "table"
 	SessionObject  ObjectKind = "session"
 	PointsObject   ObjectKind = "points"
 	SeenObject     ObjectKind = "seen"
@@ -78,6 +81,8 @@ type ListedObject struct {
 	Kind    ObjectKind
 	ID      ID      // of a head, manifest, session or page of points
 	Segment Segment // of a segment
+	Pack    Pack    // of a pack
+	Table   Table   // of a table
 }
 
 // Objects yields everything that is in the store, in order of key, also what no
@@ -109,6 +114,14 @@ func classify(o objstore.Info) ListedObject {
 		if s, ok := parseSegment(strings.TrimPrefix(o.Key, segmentPrefix)); ok {
 			l.Kind, l.Segment = SegmentObject, s
 		}
+	case strings.HasPrefix(o.Key, packPrefix):
+		if s, ok := parseSegment(strings.TrimPrefix(o.Key, packPrefix)); ok {
+			l.Kind, l.Pack = PackObject, Pack(s)
+		}
+	case strings.HasPrefix(o.Key, movedPrefix):
+		if s, ok := parseSegment(strings.TrimPrefix(o.Key, movedPrefix)); ok {
+			l.Kind, l.Table = TableObject, Table(s)
+		}
 	default:
 		for prefix, kind := range map[string]ObjectKind{
 			headPrefix: HeadObject, manifestPrefix: ManifestObject, sessionPrefix: SessionObject, pagePrefix: PointsObject,
@@ -123,41 +136,36 @@ func classify(o objstore.Info) ListedObject {
 	return l
 }
 
-// ScanSegment reads a segment whole, checks header and index, and calls fn for every
+// ScanSegment reads all of a segment, checks header and index, and calls fn for every
 // frame, in order, with its content or with what is wrong with it (Damaged). The
 // content is valid until fn returns; an error of fn ends it. Damaged if the segment
-// cannot be read at all, NotFound, TooNew.
-func (r *Repo) ScanSegment(ctx context.Context, s Segment, fn func(f Frame, content []byte, err error) error) error {
+// cannot be read at all, NotFound, TooNew. Of a segment that was moved there are the frames that were needed then.
+func (r *Repo) ScanSegment(ctx context.Context, s Segment, fn func(f Frame, content FrameContent, err error) error) error {
 	const op = "check segment"
-	object, _, err := r.store.Get(ctx, s.key(), 0, MaxSegment+1)
+	x, err := r.openSegment(ctx, s)
+	if errs.Is(err, errs.NotFound) {
+		if merr := r.scanMoved(ctx, s, fn); !errors.Is(merr, errMissing) {
+			return about(op, s.String(), merr)
+		}
+	}
 	if err != nil {
 		return about(op, s.String(), err)
 	}
-	h, err := parseHeader(object, typeSegment)
+	m := &x.segments[0]
+	aead, err := r.cipher(ctx, m.header, infoSegment)
 	if err != nil {
 		return about(op, s.String(), err)
 	}
-	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
-		return about(op, s.String(), damaged("it has %d bytes", len(object)))
-	}
-	aead, err := r.cipher(ctx, h, infoSegment)
-	if err != nil {
-		return about(op, s.String(), err)
-	}
-	repository := r.ID()
-	frames, err := openIndex(aead, repository, s, object)
-	if err != nil {
-		return about(op, s.String(), err)
-	}
-	for _, f := range frames {
+	for i := range m.frames {
 		if err := ctx.Err(); err != nil {
 			return about(op, s.String(), err)
 		}
-		content, err := openFrame(aead, repository, f, object[f.Offset:f.Offset+f.Stored:f.Offset+f.Stored])
+		f := &m.frames[i]
+		c, err := f.content(aead, r.id, x.object[f.at:f.at+f.stored:f.at+f.stored])
 		if err != nil && !errs.Is(err, errs.Damaged) {
 			return about(op, s.String(), err)
 		}
-		if err := fn(f, content, about(op, s.String(), err)); err != nil {
+		if err := fn(f.Frame, c, about(op, s.String(), err)); err != nil {
 			return err
 		}
 	}

@@ -26,6 +26,7 @@ type Repo struct {
 	id    ID
 
 	segments keyCache
+	moves    moves
 
 	refreshing sync.Mutex // one at a time asks the store for config
 
@@ -227,6 +228,7 @@ func (r *Repo) Close() {
 	r.sums.wipe()
 	r.ring, r.secrets = nil, nil
 	r.segments.drop()
+	r.moves.drop()
 }
 
 // Mark is what to remember of a repository, to see that it is still the same one and

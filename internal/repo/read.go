@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/cipher"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -24,17 +25,52 @@ const headerReach = 128 << 10
 // Every frame is authenticated as that of this segment, place and length before
 // anything is done with it. Damaged: it is not what was written. NotFound: the segment
 // is gone. TooNew.
+//
+// Frames of a segment that was moved are read from where they are now. ReadFrames is for frames that are needed as a whole;
+// one of which a part was dropped is Damaged.
 func (r *Repo) ReadFrames(ctx context.Context, frames []Frame) ([][]byte, error) {
+	contents, err := r.ReadContents(ctx, frames)
+	if err != nil {
+		return nil, err
+	}
+	out := make([][]byte, len(contents))
+	for i, c := range contents {
+		if out[i], err = c.Whole(); err != nil {
+			return nil, about("read segment", c.Frame.Segment.String(), err)
+		}
+	}
+	return out, nil
+}
+
+// ReadContents is ReadFrames for frames of which a part may have been dropped, because nothing needed it.
+func (r *Repo) ReadContents(ctx context.Context, frames []Frame) ([]FrameContent, error) {
 	const op = "read segment"
 	if len(frames) == 0 {
 		return nil, nil
 	}
 	s := frames[0].Segment
+	if places, _ := r.moves.of(s); len(places) > 0 { // it need not be looked for
+		contents, err := r.readMoved(ctx, s, frames)
+		if !errs.Is(err, errs.NotFound) {
+			return contents, about(op, s.String(), err)
+		}
+	}
 	contents, err := r.readFrames(ctx, s, frames)
 	if errs.Is(err, errs.Damaged) { // a bit may have flipped on its way
 		contents, err = r.readFrames(ctx, s, frames)
 	}
-	return contents, about(op, s.String(), err)
+	if errs.Is(err, errs.NotFound) {
+		moved, merr := r.readMoved(ctx, s, frames)
+		if !errors.Is(merr, errMissing) {
+			return moved, about(op, s.String(), merr)
+		}
+		return nil, about(op, s.String(), err)
+	}
+	out := make([]FrameContent, len(contents))
+	for i, b := range contents {
+		out[i] = FrameContent{Frame: frames[i], bytes: b, blocks: AllBlocks}
+	}
+	return out, about(op, s.String(), err)
 }
 
 func frameRef(f Frame) string { return fmt.Sprintf("%s#%d", f.Segment, f.Index) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/cipher"
 	"encoding/binary"
+	"errors"
 	"iter"
 	"strings"
 
@@ -188,9 +189,16 @@ func (r *Repo) Segments(ctx context.Context) iter.Seq2[SegmentState, error] {
 	}
 }
 
-// StatSegment describes a segment without reading it. NotFound.
+// StatSegment describes a segment without reading it: one that was moved as it was, if the pack that it is in is there.
+// NotFound.
 func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error) {
 	o, err := r.store.Stat(ctx, s.key())
+	if errs.Is(err, errs.NotFound) {
+		state, merr := r.statMoved(ctx, s)
+		if !errors.Is(merr, errMissing) {
+			return state, about("look at segment", s.String(), merr)
+		}
+	}
 	if err != nil {
 		return SegmentState{}, about("look at segment", s.String(), err)
 	}

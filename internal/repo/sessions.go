@@ -35,7 +35,7 @@ func (s *Session) check() error {
 	switch {
 	case s.ID.IsZero():
 		return damaged("it has no ID")
-	case s.Kind != Push && s.Kind != Pull:
+	case s.Kind != Push && s.Kind != Pull && s.Kind != Repack:
 		return damaged("it is of unknown kind %q", s.Kind)
 	}
 	for _, name := range s.Heads {

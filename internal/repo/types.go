@@ -183,6 +183,9 @@ type SessionKind string
 const (
 	Push SessionKind = "push"
 	Pull SessionKind = "pull"
+
+	// Repack is a prune that moves frames. It may commit to no head; its packs are not garbage while it is there.
+	Repack SessionKind = "repack"
 )
 
 // Session says that somebody is at work: what it writes is not garbage, and what it

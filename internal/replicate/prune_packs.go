@@ -1,0 +1,100 @@
+package replicate
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"pando/internal/errs"
+	"pando/internal/repo"
+)
+
+// packGarbage says which of the listed packs go, and counts the others. Those that no table names go only after fencePack.
+func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []repo.Pack) {
+	in := packsOf(o)
+	for _, pk := range slices.SortedFunc(maps.Keys(o.moved.Packs), repo.Pack.Compare) {
+		size := o.moved.Packs[pk]
+		live, needed, known := int64(0), false, false
+		for _, m := range in[pk] {
+			known = true
+			for _, s := range m.Segments {
+				at, placed := o.places[s.Segment]
+				if !n.has(s.Segment) || placed && at.Pack != pk {
+					continue
+				}
+				needed = true // even if the pack is damaged: something of it may be saved
+				live += n.marks.needed(s.Segment, s.Bytes)
+			}
+		}
+		switch {
+		case needed:
+			p.out.UsedBytes += size
+			p.out.PartlyUsedBytes += max(0, size-live)
+		case !known && (now.works(pk.Session) || len(o.moved.Damaged) > 0):
+			p.out.HeldBytes += size
+		case known:
+			named = append(named, pk)
+			p.out.FreedBytes += size
+		default:
+			unnamed = append(unnamed, pk)
+			p.out.FreedBytes += size
+		}
+	}
+	return named, unnamed
+}
+
+// packsOf is what tables say of each pack. Several may name one.
+func packsOf(o objects) map[repo.Pack][]repo.MovedPack {
+	out := map[repo.Pack][]repo.MovedPack{}
+	for _, packs := range o.moved.Tables {
+		for _, m := range packs {
+			out[m.Pack] = append(out[m.Pack], m)
+		}
+	}
+	return out
+}
+
+// removePacks deletes packs.
+func (p *pruner) removePacks(ctx context.Context, named, unnamed []repo.Pack) error {
+	err := eachOf(ctx, unnamed, func(ctx context.Context, pk repo.Pack) error {
+		fenced, err := p.fencePack(ctx, pk)
+		if err != nil {
+			return err
+		}
+		if !fenced { // it has just been named: the next prune counts it
+			return nil
+		}
+		return p.repo.DeletePack(ctx, pk)
+	})
+	if err != nil {
+		return err
+	}
+	return eachOf(ctx, named, func(ctx context.Context, pk repo.Pack) error { return p.repo.DeletePack(ctx, pk) })
+}
+
+// fencePack makes sure that no table will ever name a pack. False: its table names it.
+func (p *pruner) fencePack(ctx context.Context, pk repo.Pack) (bool, error) {
+	err := p.repo.PutTable(ctx, pk.Table(), nil)
+	if !errs.Is(err, errs.Exists) {
+		return err == nil, err
+	}
+	packs, err := p.repo.ReadTable(ctx, pk.Table())
+	if broken(err) {
+		return false, nil // nobody knows; the next prune tries again
+	}
+	return err == nil && !slices.ContainsFunc(packs, func(m repo.MovedPack) bool { return m.Pack == pk }), err
+}
+
+// staleTables are the tables none of whose packs were listed, which was after they were read.
+func staleTables(m repo.Moved) (out []repo.Table) {
+	live := map[repo.Table]bool{}
+	for pk := range m.Packs {
+		live[pk.Table()] = true
+	}
+	for t := range m.Tables {
+		if !live[t] {
+			out = append(out, t)
+		}
+	}
+	return out
+}

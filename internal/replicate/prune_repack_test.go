@@ -1,0 +1,384 @@
+package replicate
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+
+	"pando/internal/errs"
+	"pando/internal/objstore"
+	"pando/internal/objstore/file"
+	"pando/internal/objstore/storetest"
+	"pando/internal/repo"
+)
+
+// scattered overwrites n blocks of a volume of size bytes, anywhere, with what cannot be compressed.
+func scattered(rnd *rand.Rand, size int64, n int) change {
+	c := change{}
+	for range n {
+		c[rnd.Int64N(size/repo.BlockBytes)*repo.BlockBytes] = noiseBlock(rnd.Uint64())
+	}
+	return c
+}
+
+// bytesOf is what the objects under some prefixes take.
+func (b *bench) bytesOf(prefixes ...string) (n int64) {
+	b.t.Helper()
+	for _, p := range prefixes {
+		for o, err := range b.store.List(b.t.Context(), p) {
+			if err != nil {
+				b.t.Fatal(err)
+			}
+			n += o.Bytes
+		}
+	}
+	return n
+}
+
+// forget forgets points of a volume but one, which is all that is left of it.
+func (b *bench) forget(volume, but string) {
+	for p := range b.truth[volume] {
+		if p != but {
+			delete(b.truth[volume], p)
+		}
+	}
+}
+
+// TestRepackScatteredWrites: after many rounds of random writes, of which only the last is kept, a remote takes at most
+// 1.5 times of what that needs, and all of it is there.
+func TestRepackScatteredWrites(t *testing.T) {
+	size, writes := int64(16<<20), 1000
+	if os.Getenv("PANDO_TEST_FULL") != "" {
+		size, writes = 64<<20, 4000
+	}
+	rnd := seed(t)
+	b := newBench(t)
+	b.blocks, b.frames = 128, 30
+	base := b.must("v", "p0", size, nil, scattered(rnd, size, 4*writes), false)
+	for i := 1; i <= 60; i++ {
+		base = b.must("v", fmt.Sprint("p", i), size, base, scattered(rnd, size, writes), false)
+		b.forget("v", base.point)
+	}
+	plain := b.prune(PruneRequest{Policy: Policy{Last: 1}})
+	needs := int64(len(base.content)) * repo.BlockBytes
+	if plain.UsedBytes < 4*needs {
+		t.Fatalf("%d bytes for %d: this tests nothing", plain.UsedBytes, needs)
+	}
+	if most := needs + needs/10; plain.NeededBytes < needs || plain.NeededBytes > most {
+		t.Errorf("%d bytes are said to be needed, want %d to %d", plain.NeededBytes, needs, most)
+	}
+
+	dry := b.prune(PruneRequest{DryRun: true, MaxRepack: -1})
+	out := b.prune(PruneRequest{MaxRepack: -1})
+	stored := b.bytesOf("segments/", "packs/", "moved/")
+	t.Logf("%d bytes are needed, %d were stored, now %d", needs, plain.UsedBytes, stored)
+	if stored > needs*3/2 {
+		t.Errorf("%d bytes are stored, and %d needed", stored, needs)
+	}
+	if now := b.bytesOf("segments/", "packs/"); out.UsedBytes != now || out.Packs == 0 || out.FreedBytes != plain.UsedBytes-now {
+		t.Errorf("%d bytes are stored: %+v", now, out)
+	}
+	if dry.RepackedBytes != out.RepackedBytes || dry.PackedBytes < out.PackedBytes*8/10 || dry.PackedBytes > out.PackedBytes {
+		t.Errorf("a dry run says %+v, then it was %+v", dry, out)
+	}
+	b.whole()
+
+	// The next points build upon it, and it is repacked again.
+	for i := range 12 {
+		base = b.must("v", fmt.Sprint("q", i), size, base, scattered(rnd, size, writes), false)
+		b.forget("v", base.point)
+	}
+	b.prune(PruneRequest{Policy: Policy{Last: 1}, MaxRepack: -1})
+	if stored := b.bytesOf("segments/", "packs/", "moved/"); stored > int64(len(base.content))*repo.BlockBytes*3/2 {
+		t.Errorf("%d bytes are stored in the end", stored)
+	}
+	b.whole()
+	if again := b.prune(PruneRequest{MaxRepack: -1}); again.RepackedObjects != 0 || again.FreedBytes != 0 {
+		t.Errorf("nothing was to be done: %+v", again)
+	}
+}
+
+// TestRepackSmallPoints: many small points, of which few are kept, leave few objects.
+func TestRepackSmallPoints(t *testing.T) {
+	n := 300
+	if os.Getenv("PANDO_TEST_FULL") != "" {
+		n = 2000
+	}
+	rnd := seed(t)
+	b := newBench(t)
+	var base *made
+	for i := range n {
+		base = b.must("v", fmt.Sprint("p", i), small, base, scattered(rnd, small, 2), false)
+		if i < n-10 {
+			delete(b.truth["v"], base.point)
+		}
+	}
+	if out := b.prune(PruneRequest{Policy: Policy{Last: 10}}); b.count("") < 100 {
+		t.Fatalf("%d objects are left without repacking: %+v", b.count(""), out)
+	}
+	b.prune(PruneRequest{MaxRepack: -1})
+	if objects := b.count(""); objects > 50 {
+		t.Errorf("%d objects are left", objects)
+	}
+	b.whole()
+}
+
+// TestRepackIsBounded: no run rewrites more than it may, and runs in a row get there.
+func TestRepackIsBounded(t *testing.T) {
+	rnd := seed(t)
+	b := newBench(t)
+	size := int64(8 << 20)
+	b.blocks, b.frames = 64, 8
+	base := b.must("v", "p", size, nil, scattered(rnd, size, 2000), false)
+	for i := range 20 {
+		base = b.must("v", fmt.Sprint("p", i), size, base, scattered(rnd, size, 300), false)
+		b.forget("v", base.point)
+	}
+	b.prune(PruneRequest{Policy: Policy{Last: 1}})
+	const most = 4 << 20
+	runs := 0
+	for ; runs < 50; runs++ {
+		out := b.prune(PruneRequest{MaxRepack: most})
+		if out.RepackedBytes > most {
+			t.Fatalf("a run has rewritten %d bytes", out.RepackedBytes)
+		}
+		b.whole()
+		if out.RepackedObjects == 0 {
+			break
+		}
+	}
+	if stored := b.bytesOf("segments/", "packs/"); runs < 3 || stored > int64(len(base.content))*repo.BlockBytes*3/2 {
+		t.Errorf("after %d runs %d bytes are stored", runs, stored)
+	}
+}
+
+// wasteful is a bench with volumes of which little is needed, and what a prune with repacking keeps of them.
+func wasteful(t *testing.T, rnd *rand.Rand) (*bench, PruneRequest) {
+	b := newBench(t)
+	b.frames = 1
+	size := int64(512 << 10)
+	var base *made
+	for i := range 3 {
+		base = b.must("v", fmt.Sprint("p", i), size, base, scattered(rnd, size, 100), false)
+	}
+	base = b.must("w", "p0", size, base, scattered(rnd, size, 100), true)
+	for i := range 2 {
+		base = b.must("w", fmt.Sprint("q", i), size, base, scattered(rnd, size, 100), false)
+	}
+	return b, PruneRequest{Policy: Policy{Last: 1}, MaxRepack: -1}
+}
+
+// copied is a bench with a copy of all objects, and points to forget on its own.
+func (b *bench) copied(t *testing.T) *bench {
+	t.Helper()
+	to := t.TempDir()
+	if err := os.CopyFS(to, os.DirFS(b.dir)); err != nil {
+		t.Fatal(err)
+	}
+	store, err := file.Open(t.Context(), &url.URL{Scheme: "file", Path: to})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := repo.Open(t.Context(), store, b.secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	c := &bench{t: t, dir: to, store: store, secret: b.secret, repo: r, truth: map[string]map[string]*made{}, blocks: b.blocks, frames: b.frames}
+	for v, points := range b.truth {
+		c.truth[v] = maps.Clone(points)
+	}
+	return c
+}
+
+// TestRepackEveryFault fails every operation of the store, before and after its effect. What is there afterwards is
+// whole, and a second prune does the rest.
+func TestRepackEveryFault(t *testing.T) {
+	all, q := wasteful(t, seed(t))
+	packed := 0
+	for i := 0; ; i++ {
+		b, q := all.copied(t), q
+		when := storetest.Before
+		if i%2 == 1 {
+			when = storetest.After
+		}
+		r, f := b.faulty(storetest.Fault{At: i / 2, When: when})
+		out, err := prune(t.Context(), r, q)
+		if f.Fired() == 0 {
+			if err != nil || out.Packs == 0 {
+				t.Fatalf("%v, %+v", err, out)
+			}
+			break
+		}
+		if b.count("packs/") > 0 {
+			packed++
+		}
+		b.whole()
+		q.Patience = -1 // the session of the one that failed
+		b.prune(q)
+		b.prune(q)
+		b.whole()
+		if v := b.verified(100); v.GarbageCount != 0 || v.WorkingBytes != 0 {
+			t.Errorf("after fault %d and another prune there is garbage: %+v", i, v)
+		}
+		if t.Failed() {
+			t.Fatalf("at fault %d (%v)", i, when)
+		}
+	}
+	if packed < 8 {
+		t.Errorf("only %d faults came after a pack was written", packed)
+	}
+}
+
+// TestRepackKilledAnywhere: a prune dies at each of its operations, with a session that it leaves. Everything can be read
+// then, a push builds upon it, and the next prunes finish it.
+func TestRepackKilledAnywhere(t *testing.T) {
+	rnd := seed(t)
+	all, q := wasteful(t, rnd)
+	for i := 0; ; i++ {
+		b, q := all.copied(t), q
+		ctx, kill := context.WithCancel(t.Context())
+		n := 0
+		r, _ := b.faulty(storetest.Fault{Times: -1, Err: storetest.Permanent(errs.IO), Match: func(storetest.Call) bool {
+			n++
+			return n > i
+		}})
+		_, err := prune(ctx, r, q)
+		kill()
+		if err == nil {
+			break
+		}
+		b.whole()
+		last := b.truth["w"]["q1"]
+		next := b.must("w", "next", 512<<10, last, scattered(rnd, 512<<10, 20), false)
+		b.whole()
+		q.Patience = -1
+		b.prune(q)
+		b.prune(q)
+		b.whole()
+		if to, _, err := b.restored(b.repo, next, nil); err != nil {
+			t.Errorf("what was pushed after: %v", err)
+		} else {
+			to.same(t, "w@next", next.content)
+		}
+		if v := b.verified(100); v.GarbageCount != 0 || v.WorkingBytes != 0 {
+			t.Errorf("there is garbage: %+v", v)
+		}
+		if t.Failed() {
+			t.Fatalf("killed after %d operations", i)
+		}
+	}
+}
+
+// TestRepackTwiceAtOnce: another prune repacks everything at every operation of one.
+func TestRepackTwiceAtOnce(t *testing.T) {
+	rnd := seed(t)
+	all, q := wasteful(t, rnd)
+	for i := 0; ; i++ {
+		b, q := all.copied(t), q
+		n := 0
+		r, _ := b.faulty(storetest.Fault{Times: -1, Match: func(storetest.Call) bool {
+			if n++; n == i+1 {
+				other := q
+				if i%2 == 1 {
+					other.Patience = -1
+					if _, err := prune(t.Context(), b.repo, other); err != nil { // which sees the session
+						t.Error(err)
+					}
+				}
+				if _, err := prune(t.Context(), b.repo, other); err != nil {
+					t.Errorf("the other one: %v", err)
+				}
+			}
+			return false
+		}})
+		_, err := prune(t.Context(), r, q)
+		if err != nil && !errs.Is(err, errs.Conflict) && !errs.Is(err, errs.NotFound) {
+			t.Errorf("at operation %d: %v", i, err)
+		}
+		b.whole()
+		q.Patience = -1
+		b.prune(q)
+		b.prune(q)
+		b.whole()
+		if t.Failed() {
+			t.Fatalf("at operation %d", i)
+		}
+		if n <= i {
+			break
+		}
+	}
+}
+
+// TestRepackDamage: a pack, or a table, that is damaged or lost is reported with the points that it affects, and a prune
+// deletes nothing of what is left.
+func TestRepackDamage(t *testing.T) {
+	all, q := wasteful(t, seed(t))
+	for _, c := range []struct {
+		prefix string
+		change func(*bench, string, []byte)
+	}{
+		{"packs/", func(b *bench, key string, _ []byte) { _ = b.store.Delete(b.t.Context(), key) }},
+		{"packs/", func(b *bench, key string, object []byte) { b.overwrite(key, object[:len(object)-1]) }},
+		{"packs/", func(b *bench, key string, object []byte) { object[100] ^= 1; b.overwrite(key, object) }},
+		{"moved/", func(b *bench, key string, _ []byte) { _ = b.store.Delete(b.t.Context(), key) }},
+		{"moved/", func(b *bench, key string, object []byte) { object[80] ^= 1; b.overwrite(key, object) }},
+	} {
+		b := all.copied(t)
+		b.prune(q)
+		for o, err := range b.store.List(t.Context(), c.prefix) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			object, _, err := b.store.Get(t.Context(), o.Key, 0, -1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.change(b, o.Key, object)
+			break
+		}
+		r, _ := b.faulty() // as a process that knows nothing of it
+		v, err := verify(t.Context(), r, VerifyRequest{ReadPercent: 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		named := false
+		for _, p := range v.Problems {
+			named = named || p.Volume != "" && strings.HasPrefix(p.Object, "segments/")
+		}
+		if v.Err() == nil || !named {
+			t.Errorf("%s: verify says %v", c.prefix, v.Problems)
+		}
+		failed := 0 // frames of either may be first
+		for _, m := range []*made{b.truth["v"]["p2"], b.truth["w"]["q1"]} {
+			to, _, err := b.restored(r, m, nil)
+			switch {
+			case err == nil:
+				to.same(t, m.volume, m.content)
+			case errs.Is(err, errs.Damaged), errs.Is(err, errs.NotFound):
+				failed++
+			default:
+				t.Error(err)
+			}
+		}
+		if failed == 0 {
+			t.Errorf("%s: all can be restored", c.prefix)
+		}
+	}
+}
+
+// overwrite replaces an object.
+func (b *bench) overwrite(key string, object []byte) {
+	b.t.Helper()
+	if err := b.store.Delete(b.t.Context(), key); err != nil {
+		b.t.Fatal(err)
+	}
+	if _, err := b.store.Put(b.t.Context(), key, object, objstore.Always); err != nil {
+		b.t.Fatal(err)
+	}
+}

@@ -1,0 +1,75 @@
+package repo
+
+import "math/bits"
+
+// frameBlocks is how many parts of a frame's content are told apart: the blocks of a frame of data.
+const frameBlocks = FrameBytes / BlockBytes
+
+// BlockSet is a set of blocks of a frame's content, each of BlockBytes but for the last. Of a frame with more than
+// FrameBytes, which is no data, there are only none and [AllBlocks].
+type BlockSet [frameBlocks / 64]uint64
+
+// AllBlocks has every block.
+var AllBlocks = BlockSet{^uint64(0), ^uint64(0)}
+
+// Add adds the blocks that [from, to) touches, in bytes.
+func (b *BlockSet) Add(from, to int64) {
+	for i := max(from, 0) / BlockBytes; i*BlockBytes < to && i < frameBlocks; i++ {
+		b[i/64] |= 1 << (i % 64)
+	}
+}
+
+// Has reports whether the set has block i.
+func (b *BlockSet) Has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
+
+// Count is how many of the first n blocks are in the set.
+func (b *BlockSet) Count(n int) int {
+	c := 0
+	for i := range b {
+		c += bits.OnesCount64(b.first(i, n))
+	}
+	return c
+}
+
+// first is word i without what is behind the first n blocks.
+func (b *BlockSet) first(i, n int) uint64 {
+	if left := n - 64*i; left < 64 {
+		return b[i] & (1<<max(left, 0) - 1)
+	}
+	return b[i]
+}
+
+// within reports whether the first n blocks of b are all in o.
+func (b *BlockSet) within(o *BlockSet, n int) bool {
+	for i := range b {
+		if b.first(i, n)&^o[i] != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// covers reports whether the set has every block that [from, to) touches, in bytes.
+func (b *BlockSet) covers(from, to int64) bool {
+	var want BlockSet
+	want.Add(from, to)
+	return want.within(b, frameBlocks)
+}
+
+// Blocks is how many blocks the content of a frame has.
+func (f Frame) Blocks() int { return min(int(f.Plain+BlockBytes-1)/BlockBytes, frameBlocks) }
+
+// runs calls fn for every run of blocks that are in the set, as bytes of a content of size bytes.
+func (b *BlockSet) runs(size int, fn func(from, to int)) {
+	total := (size + BlockBytes - 1) / BlockBytes
+	for i := 0; i < total; i++ {
+		if !b.Has(i) {
+			continue
+		}
+		from := i
+		for i < total && b.Has(i) {
+			i++
+		}
+		fn(from*BlockBytes, min(i*BlockBytes, size))
+	}
+}
