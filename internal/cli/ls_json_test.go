@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"pando/internal/engine"
+	"pando/internal/replicate"
 )
 
 // TestWriteInfos holds writeInfos to what the JSON package writes.
@@ -69,5 +70,47 @@ func BenchmarkInfosOfManyVolumes(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestPrintVolume holds what is printed point by point to what the JSON package writes.
+func TestPrintVolume(t *testing.T) {
+	now := time.Unix(1700000000, 0).UTC()
+	for n := range 3 {
+		v := replicate.Listed{Name: "a \"points\": [] b", Kind: "volume", Points: []replicate.ListedPoint{}, Sessions: []replicate.ListedWork{{Kind: "push"}}}
+		whole := v
+		for i := range n {
+			whole.Points = append(whole.Points, replicate.ListedPoint{Name: fmt.Sprint("<p&", i), CreatedAt: now, Keep: i > 0})
+		}
+		points := func(yield func(replicate.ListedPoint, error) bool) {
+			for _, p := range whole.Points {
+				if !yield(p, nil) {
+					return
+				}
+			}
+			v.Problem, v.Incomplete = "why", 3 // is known in the end
+		}
+		whole.Problem, whole.Incomplete = "why", 3
+		for _, indent := range []string{"", "  "} {
+			var want, got bytes.Buffer
+			wanted := any(whole)
+			if indent != "" {
+				wanted = []replicate.Listed{whole}
+			}
+			if err := (&App{Stdout: &want}).printJSON(wanted); err != nil {
+				t.Fatal(err)
+			}
+			v.Problem, v.Incomplete = "", 0
+			if err := (&App{Stdout: &got}).printVolume(&v, points, indent); err != nil {
+				t.Fatal(err)
+			}
+			text := got.String()
+			if indent != "" {
+				text = "[\n  " + text + "\n]\n"
+			}
+			if text != want.String() {
+				t.Errorf("got:\n%s\nwanted:\n%s", text, want.String())
+			}
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -164,7 +165,7 @@ func atWork(all []replicate.ListedWork) string {
 func (a *App) printPoints(ctx context.Context, r *replicate.Remote, l *replicate.Listing, v replicate.Listed) (err error) {
 	switch {
 	case a.json:
-		err = a.printVolume(ctx, l, &v, "")
+		err = a.printVolume(&v, l.Points(ctx, &v), "")
 	case a.quiet:
 		for p, perr := range l.Points(ctx, &v) {
 			if err = cmp.Or(perr, err); err != nil {
@@ -202,7 +203,7 @@ func (a *App) printListing(ctx context.Context, l *replicate.Listing) error {
 		if err := a.printf("%s", begin); err != nil {
 			return err
 		}
-		if err := a.printVolume(ctx, l, &l.Volumes[i], "  "); err != nil {
+		if err := a.printVolume(&l.Volumes[i], l.Points(ctx, &l.Volumes[i]), "  "); err != nil {
 			return err
 		}
 	}
@@ -210,7 +211,7 @@ func (a *App) printListing(ctx context.Context, l *replicate.Listing) error {
 }
 
 // printVolume prints a volume as JSON, its points as they are read. What is behind them is known then.
-func (a *App) printVolume(ctx context.Context, l *replicate.Listing, v *replicate.Listed, indent string) error {
+func (a *App) printVolume(v *replicate.Listed, points iter.Seq2[replicate.ListedPoint, error], indent string) error {
 	const list = `"points": []`
 	encode := func(x any, indent string) (string, error) {
 		var b strings.Builder
@@ -230,7 +231,7 @@ func (a *App) printVolume(ctx context.Context, l *replicate.Listing, v *replicat
 	}
 
 	some := false
-	for p, err := range l.Points(ctx, v) {
+	for p, err := range points {
 		if err != nil {
 			return err
 		}
