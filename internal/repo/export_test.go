@@ -9,7 +9,7 @@ const (
 )
 
 // Documented are types that are written, and that only this package knows.
-var Documented = []any{sealedConfig{}}
+var Documented = []any{sealedConfig{}, pagedPoints{}}
 
 // Volume is the content of a frozen volume and stream.
 type Volume struct {

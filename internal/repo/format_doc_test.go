@@ -508,3 +508,56 @@ func TestAnotherProgramCanReadVersion2(t *testing.T) {
 		t.Error("the stream is not what was written")
 	}
 }
+
+func TestAnotherProgramCanReadPagesOfPoints(t *testing.T) {
+	who, err := age.ParseX25519Identity(repo.FrozenIdentity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &foreign{t: t, dir: "testdata/points"}
+	f.openConfig(who, 1)
+	mac := hmac.New(sha256.New, f.expand(f.first, "pando names v1", 32))
+	mac.Write([]byte("web"))
+	key := "heads/" + id(mac.Sum(nil)[:16])
+	if f.get(key)[5] != 2 {
+		t.Error("not of version 2")
+	}
+
+	type points []struct {
+		Seq  uint64 `json:"seq"`
+		Name string `json:"name"`
+	}
+	var head struct {
+		Points points `json:"points"`
+		Latest uint64 `json:"latest"`
+		Pages  []struct {
+			ID    string `json:"id"`
+			Count int    `json:"count"`
+		} `json:"pages"`
+	}
+	f.must(json.Unmarshal(f.object(key), &head))
+	var names []string
+	newest := ""
+	read := func(all points) {
+		for _, p := range all {
+			if names = append(names, p.Name); p.Seq == head.Latest {
+				newest = p.Name
+			}
+		}
+	}
+	for _, p := range head.Pages {
+		var page struct {
+			Head   string `json:"head"`
+			Points points `json:"points"`
+		}
+		f.must(json.Unmarshal(f.object("points/"+p.ID), &page))
+		if page.Head != "web" || len(page.Points) != p.Count {
+			t.Errorf("%+v in a page of %d points", page, p.Count)
+		}
+		read(page.Points)
+	}
+	read(head.Points)
+	if !slices.Equal(names, []string{"p1", "p2", "p3", "p4", "p5", "p6", "p7"}) || newest != "p3" {
+		t.Errorf("points %q, the newest %q", names, newest)
+	}
+}

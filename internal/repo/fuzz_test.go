@@ -108,7 +108,12 @@ func sameJSON(a, b any) bool {
 // fuzzJSON is for what is JSON all through.
 func fuzzJSON[T any](f *testing.F, kind objectType, decode func([]byte) (T, error)) {
 	_, r, m := golden(f)
-	seeds(f, contentOf(f, r, m, kind)...)
+	fuzzContents(f, contentOf(f, r, m, kind), decode)
+}
+
+// fuzzContents is fuzzJSON with these to begin with.
+func fuzzContents[T any](f *testing.F, contents [][]byte, decode func([]byte) (T, error)) {
+	seeds(f, contents...)
 	for _, s := range []string{"{}", "null", "[]", `{"name":"x","next":1}`, `{"id":"00000000000000000000000000"}`} {
 		f.Add([]byte(s))
 	}
@@ -128,7 +133,17 @@ func fuzzJSON[T any](f *testing.F, kind objectType, decode func([]byte) (T, erro
 	})
 }
 
-func FuzzHead(f *testing.F)    { fuzzJSON(f, typeHead, decodeHead) }
+func FuzzHead(f *testing.F) { fuzzJSON(f, typeHead, decodeHead) }
+func FuzzPoints(f *testing.F) {
+	_, r, m := frozenPoints(f)
+	fuzzContents(f, contentOf(f, r, m, typePoints), decodePoints)
+}
+
+func FuzzPagedHead(f *testing.F) {
+	_, r, m := frozenPoints(f)
+	fuzzContents(f, contentOf(f, r, m, typeHead), decodeHead)
+}
+
 func FuzzSession(f *testing.F) { fuzzJSON(f, typeSession, decodeSession) }
 func FuzzSeen(f *testing.F)    { fuzzJSON(f, typeSeen, decodeSeen) }
 

@@ -356,6 +356,7 @@ func TestHostileListsCostLittle(t *testing.T) {
 	web, err := r.headKey("web")
 	must(t, err)
 	session := sessionPrefix + NewID().String()
+	points := PointPage{ID: NewID()}
 	for _, x := range []struct {
 		typ   objectType
 		key   string
@@ -364,6 +365,8 @@ func TestHostileListsCostLittle(t *testing.T) {
 		read  func() error
 	}{
 		{typeHead, web, "points", maxHeadBytes, func() error { _, _, err := r.Head(ctx, "web"); return err }},
+		{typeHead, web, "pages", maxHeadBytes, func() error { _, _, err := r.Head(ctx, "web"); return err }},
+		{typePoints, points.Object(), "points", maxPageBytes, func() error { _, err := r.PagePoints(ctx, Head{Name: "web"}, points); return err }},
 		{typeHead, web, "fenced", maxHeadBytes, func() error { _, _, err := r.Head(ctx, "web"); return err }},
 		{typeSession, session, "pins", maxSessionBytes, func() error {
 			id, err := ParseID(strings.TrimPrefix(session, sessionPrefix))
