@@ -139,6 +139,7 @@ func (p *pusher) intactBase(ctx context.Context, jb *job, b base) (base, error) 
 		jb.note = b.ref() + " on the remote cannot be read: nothing builds upon it"
 		return base{}, nil
 	case gone.manifest: // or somebody has just removed it: then there may be another
+		b.newest = false // so that nothing is taken for unchanged
 		return b, nil
 	case gone.any():
 		jb.note = b.ref() + " on the remote is damaged: what it lacks was sent again"

@@ -147,3 +147,26 @@ func TestChecksAreAmortised(t *testing.T) {
 		t.Errorf("a later push lists %d times", n)
 	}
 }
+
+// TestIdlePushNoticesDamagedManifest: nothing has changed in a volume, but what describes its newest point cannot be
+// read. It is pushed again, and not called up to date.
+func TestIdlePushNoticesDamagedManifest(t *testing.T) {
+	w := newWorld(t)
+	rp := w.open()
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 4*mib) })
+	w.clone("g", "v")
+	w.push("v")
+	h, _, err := rp.Head(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := "manifests/" + w.newest(rp, h).Manifest.String()
+	if _, err := w.store.Put(t.Context(), key, []byte("cut"), objstore.Always); err != nil {
+		t.Fatal(err)
+	}
+	if out := w.push("v"); len(out) != 1 || out[0].Unchanged {
+		t.Errorf("it is taken for unchanged: %+v", out)
+	}
+	w.checkPoint(rp, "v", w.image("v"))
+	w.noSessions(rp)
+}
