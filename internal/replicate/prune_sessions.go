@@ -57,7 +57,7 @@ func (p *pruner) endSessions(ctx context.Context) error {
 				return err
 			}
 		}
-		if ended, err := p.fence(ctx, s); err != nil {
+		if ended, err := p.fence(ctx, s, sessions); err != nil {
 			return err
 		} else if !ended {
 			seen.Sessions = append(seen.Sessions, first)
@@ -83,8 +83,8 @@ func headNames(ctx context.Context, r *repo.Repo) (out []string, err error) {
 
 // fence makes sure that a session never commits again, and removes it. A head that
 // is not there yet is made, so that the session cannot make it. False: one of its heads
-// is damaged and cannot tell it, so that it stays.
-func (p *pruner) fence(ctx context.Context, s repo.SessionState) (bool, error) {
+// is damaged or lost and cannot tell it, so that it stays.
+func (p *pruner) fence(ctx context.Context, s repo.SessionState, all []repo.SessionState) (bool, error) {
 	add := func(h *repo.Head) bool {
 		if slices.Contains(h.Fenced, s.Session.ID) {
 			return false
@@ -99,6 +99,9 @@ func (p *pruner) fence(ctx context.Context, s repo.SessionState) (bool, error) {
 		for try := 0; ; try++ {
 			_, err := changeHead(ctx, p.repo, opRemotePrune, name, func(h *repo.Head) (bool, error) { return add(h), nil })
 			if errs.Is(err, errs.NotFound) {
+				if lost, err := p.isLost(ctx, name, all); err != nil || lost {
+					return false, err
+				}
 				h := repo.Head{Name: name, NextSeq: 1, Gone: true}
 				add(&h)
 				_, err = p.repo.PutHead(ctx, h, "")
@@ -116,4 +119,27 @@ func (p *pruner) fence(ctx context.Context, s repo.SessionState) (bool, error) {
 		}
 	}
 	return true, p.repo.DropSession(ctx, s)
+}
+
+// isLost reports whether a volume without a head has lost it: it has a manifest that none of the sessions wrote, or one
+// that cannot be read may be. A head that a prune made then would say that the volume has no points.
+func (p *pruner) isLost(ctx context.Context, volume string, sessions []repo.SessionState) (lost bool, err error) {
+	var all []repo.ID
+	for id, err := range p.repo.Manifests(ctx) {
+		if err != nil {
+			return false, err
+		}
+		all = append(all, id)
+	}
+	now := scene{sessions: sessions}
+	err = readManifests(ctx, p.repo, all, func(m repo.Manifest) {
+		lost = lost || m.Volume == volume && !now.works(m.Session)
+	}, func(_ repo.ID, err error) error {
+		if !broken(err) {
+			return err
+		}
+		lost = lost || !errs.Is(err, errs.NotFound)
+		return nil
+	})
+	return lost, err
 }

@@ -214,6 +214,7 @@ type job struct {
 	took  bool // the snapshot was taken for this push
 	goOn  bool // the journal has its plan
 	lost  int  // segments of what it builds upon that were not there
+	named bool // a manifest may be written that names the head
 	begun time.Time
 	note  string
 }
@@ -334,13 +335,21 @@ func (p *pusher) forget(ctx context.Context, j *journal) error {
 	return errs.Wrap(opPush, filepath.Base(j.path), j.clear())
 }
 
-// endPlanned ends the session of an unfinished push. Its journal still says which
-// snapshot it is of, so that nobody destroys that.
+// endPlanned ends the session of an unfinished push, if it may be ended. Its journal still
+// says which snapshot it is of, so that nobody destroys that.
 func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
-	if j.plan == nil || j.plan.Session.IsZero() {
+	if j.plan == nil || j.plan.Session.IsZero() || !p.mayEnd(ctx, filepath.Base(j.path)) {
 		return nil
 	}
 	return p.repo.EndSession(ctx, &repo.Session{ID: j.plan.Session})
+}
+
+// mayEnd reports whether a session that has perhaps written a manifest may be ended before it commits: not if the
+// volume has no head yet. Heads are never deleted, so a manifest without session and head tells of a head that was lost.
+// A prune ends the session, and makes the head.
+func (p *pusher) mayEnd(ctx context.Context, head string) bool {
+	_, _, err := p.repo.Head(ctx, head)
+	return err == nil || broken(err) && !errs.Is(err, errs.NotFound)
 }
 
 // point pushes one point. Whatever the error, either the journal has what is needed to

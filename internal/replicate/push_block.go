@@ -173,6 +173,9 @@ func (p *pusher) after(ctx context.Context, jb *job, l *lease, err error) error 
 		return errs.New(errs.Conflict, opPush, jb.pt.Ref, "a prune of the remote ended this push, as it gave no sign of life").
 			WithHint("run the push again")
 	case hopeless(err), errors.Is(err, errBaseGone), errors.Is(err, errBaseDamaged), errors.Is(err, errStale):
+		if jb.named && !p.mayEnd(ctx, jb.head) {
+			break
+		}
 		_ = l.end(ctx) // else a prune does, sometime
 		return err
 	}
@@ -281,6 +284,7 @@ func (x *blockPush) work(ctx context.Context, cancel context.CancelCauseFunc, r 
 // finish commits a manifest and does what comes after that.
 func (x *blockPush) finish(ctx context.Context, m *repo.Manifest, full bool) (Pushed, error) {
 	p := x.p
+	x.jb.named = true
 	if err := p.repo.PutManifest(ctx, *m); err != nil {
 		return Pushed{}, err
 	}

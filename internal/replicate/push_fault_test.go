@@ -7,8 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/objstore/storetest"
+	"pando/internal/ref"
 	"pando/internal/repo"
 )
 
@@ -117,4 +119,84 @@ func TestPushAfterHalfAPrune(t *testing.T) {
 	w.push("v")
 	w.checkPoint(rp, "v", w.image("v"))
 	w.noSessions(rp)
+}
+
+// TestFirstPushesNeverCommit: the first pushes of a volume write their manifests, and die before there is a head. Nothing
+// is lost by that, so nothing says so, and prunes leave nothing of it.
+func TestFirstPushesNeverCommit(t *testing.T) {
+	for name, failed := range map[string]error{"temporary": nil, "refused": storetest.Permanent(errs.Permission)} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 3*mib) })
+			w.push("g")
+			w.clone("g", "v")
+			rp := w.open()
+			head := func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/") }
+			for i := range 3 {
+				snapshot := fmt.Sprintf("s%d", i)
+				if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(snapshot)}); err != nil {
+					t.Fatal(err)
+				}
+				w.store.Add(storetest.Fault{Match: head, Times: -1, Err: failed})
+				w.load()
+				if _, err := w.tryPush("v@" + snapshot); err == nil {
+					t.Fatal("the push did not fail")
+				}
+				w.store.Heal()
+				out, err := verify(t.Context(), rp, VerifyRequest{})
+				if err != nil || len(out.Problems) > 0 {
+					t.Fatalf("after %d pushes: %+v, %v", i+1, out.Problems, err)
+				}
+			}
+			for range 2 {
+				if _, err := prune(t.Context(), rp, PruneRequest{Patience: 1}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			w.noSessions(rp)
+			out, err := verify(t.Context(), rp, VerifyRequest{})
+			if err != nil || len(out.Problems) > 0 || out.GarbageCount > 0 {
+				t.Errorf("after prunes: %+v, %v", out, err)
+			}
+		})
+	}
+}
+
+// TestPruneOfLostHeadWithDeadSession: the head of a volume is lost, and a push of it has died. A prune that ends that
+// session makes no head that would say that the volume has no points: they all come back.
+func TestPruneOfLostHeadWithDeadSession(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 3*mib) })
+	w.clone("g", "v")
+	w.push("v")
+	w.edit("v", func(f *os.File) { noise(t, f, 2, 32*mib, mib) })
+	w.store.Add(storetest.Fault{Match: func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "manifests/") }, Times: -1})
+	w.load()
+	if _, err := w.tryPush("v"); err == nil {
+		t.Fatal("the push did not fail")
+	}
+	w.store.Heal()
+	rp := w.open()
+	id, err := rp.HeadID("v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.store.Delete(t.Context(), "heads/"+id.String()); err != nil {
+		t.Fatal(err)
+	}
+
+	for range 3 {
+		if _, err := prune(t.Context(), rp, PruneRequest{Patience: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	out, err := Repair(t.Context(), nil, w.r, RepairRequest{})
+	if err != nil || len(out.Volumes) != 1 || len(out.Volumes[0].Points) != 1 || len(out.Volumes[0].Broken) != 0 {
+		t.Fatalf("repaired %+v, %v", out, err)
+	}
+	h, _, err := rp.Head(t.Context(), "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkWhole(t, rp, w.newest(rp, h).Manifest)
 }

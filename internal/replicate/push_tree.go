@@ -193,6 +193,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 		return Pushed{}, err
 	}
 	st.fill(m.Uses, nil)
+	jb.named = true
 	if err := p.repo.PutManifest(ctx, m); err != nil {
 		return Pushed{}, err
 	}
