@@ -121,7 +121,8 @@ func (m *model) remove(head string, all bool) *removal {
 
 // contents are what a point can hold, by its name and by who pushed when.
 func (m *model) contents(head, point string) []tree {
-	if t, ok := m.named[head+"@"+point]; ok {
+	golden, _, _ := strings.Cut(head, ".") // "ga.nas": pulled as what a volume was cloned from, beside another "ga"
+	if t, ok := m.named[golden+"@"+point]; ok {
 		return []tree{t}
 	}
 	if t, ok := m.named[point]; ok {
@@ -141,10 +142,10 @@ func (m *model) contents(head, point string) []tree {
 	return out
 }
 
-// tried reports whether a point may have been pushed after a time.
-func (m *model) tried(head string, after time.Time) bool {
+// tried reports whether a point may have been pushed after a time: a golden goes before its clones.
+func (m *model) tried(h *head, after time.Time) bool {
 	return slices.ContainsFunc(m.attempts, func(a *attempt) bool {
-		return a.head == head && (a.to.IsZero() || a.to.After(after))
+		return (a.head == h.name || h.golden) && (a.to.IsZero() || a.to.After(after))
 	})
 }
 
@@ -262,7 +263,7 @@ func (c *chaos) compareHead(l listed) (wrong []string) {
 			if h.points[lp.Name] = p; len(p.contents) == 0 {
 				wrong = append(wrong, h.name+"@"+lp.Name+" is listed, and nobody pushed it")
 			}
-		case p.state == gone && !h.repaired && !c.m.tried(h.name, p.since):
+		case p.state == gone && !h.repaired && !c.m.tried(h, p.since):
 			wrong = append(wrong, h.name+"@"+lp.Name+" was removed, and is listed again")
 		}
 		p.state = sure

@@ -540,7 +540,7 @@ func (h *host) delete(hd *head, name string) {
 		if p.state == gone || name != "" && n != name {
 			continue
 		}
-		if p.state, p.since = doubtful, r.from; ok && !c.m.tried(hd.name, r.from) {
+		if p.state, p.since = doubtful, r.from; ok && !c.m.tried(hd, r.from) {
 			p.state = gone
 		}
 	}
