@@ -172,14 +172,16 @@ func (l tokenFiles) add(head string, record func(tokens) (byte, repo.ID), sync b
 	if err := f.Truncate(int64(end)); err != nil {
 		return err
 	}
-	if _, err := f.WriteAt(fresh, int64(end)); err != nil {
+	_, err = f.WriteAt(fresh, int64(end))
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	if err != nil {
+		_ = f.Truncate(int64(end)) // what may not be on disk must not look as if it were
 		return err
 	}
-	if !sync {
+	if !sync || !t.current.IsZero() {
 		return nil
-	}
-	if err := f.Sync(); err != nil || !t.current.IsZero() {
-		return err
 	}
 	return l.syncDirs() // until a write has succeeded, nobody knows whether this was done
 }

@@ -273,6 +273,19 @@ var transports = []transport{
 			v.write(v.b, "base")
 			v.b.pando("push", "base")
 		}},
+	{name: "remote-writer", pool: onB, command: []string{"remote", "writer", "--new"},
+		prepare: func(*travel) {},
+		want:    func(before string) string { return before },
+		after: func(v *travel) {
+			v.b.gone("base")
+			v.b.pando("pull", "nas", "base", "--take-over")
+			v.write(v.b, "base")
+			v.b.pando("push", "base")
+			v.write(v.a, "base")
+			if out, err := v.a.try("push", "base"); err == nil || !strings.Contains(err.Error(), "--as") {
+				v.t.Errorf("whose volume was taken over can push: %s, %v", out, err)
+			}
+		}},
 	{name: "remote-add", pool: onB, command: []string{"remote", "add", "two", "file:STORE.two"},
 		prepare: func(v *travel) {
 			if out, err := v.b.try("remote", "rm", "two", "--force"); err != nil && !strings.Contains(err.Error(), "no such remote") {
