@@ -14,6 +14,7 @@ import (
 func (a *App) verifyCommand() *cobra.Command {
 	var q replicate.VerifyRequest
 	var read string
+	var repair bool
 	c := &cobra.Command{
 		Use:     "verify [REMOTE [NAME...]]",
 		GroupID: "remotes",
@@ -26,13 +27,21 @@ authenticated; --read-data=5% reads a sample, drawn anew each time.
 What is wrong is reported with the volume, the point and the range of bytes that
 it affects; what several points need is reported once, with the first of them and
 their number. So is a list of points that this pool has seen and that is lost, or was
-put back to an older one. Nothing on the remote is changed. The exit code is 0 if nothing is wrong, otherwise
-that of damaged (see ` + "`pando exit-codes`" + `).`,
-		Example:           "  pando verify backup\n  pando verify backup job-17 --read-data\n  pando verify backup --read-data=5%",
+put back to an older one. Nothing on the remote is changed. The exit code is 0 if
+nothing is wrong, otherwise that of damaged (see ` + "`pando exit-codes`" + `).
+
+With --repair, points are made whole again whose snapshots or generations are in this
+pool: what is missing or damaged of them is sent once more, and then all is checked
+again. What this pool does not have is listed, with the host that could bring it back.
+The exit code is 0 if nothing is wrong any more. Damage inside segments is found only
+with --read-data. Lists of points are made anew by ` + "`pando remote repair`" + `.`,
+		Example: "  pando verify backup\n  pando verify backup job-17 --read-data\n  pando verify backup --read-data=5%\n" +
+			"  pando verify backup --read-data --repair",
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
 	c.Flags().StringVar(&read, "read-data", "", "read and check all data, or a `PERCENT` of it")
 	c.Flags().Lookup("read-data").NoOptDefVal = "100%"
+	c.Flags().BoolVar(&repair, "repair", false, "send again what is missing or damaged, if this pool has it")
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if c.Flags().Changed("read-data") {
 			if q.ReadPercent, err = parseSample(read); err != nil {
@@ -53,7 +62,11 @@ that of damaged (see ` + "`pando exit-codes`" + `).`,
 		if err != nil {
 			return err
 		}
-		if e, err := a.open(c.Context()); err != nil {
+		ctx, tell := a.reporting(c.Context())
+		defer tell()
+		if e, err := a.open(ctx); err != nil && repair {
+			return err
+		} else if err != nil {
 			a.warn("lists of points that were put back to older ones are not noticed, as this pool cannot be opened: %v", err)
 		} else {
 			defer e.Close()
@@ -62,7 +75,11 @@ that of damaged (see ` + "`pando exit-codes`" + `).`,
 		var out *replicate.Verified
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
-			out, err = replicate.Verify(c.Context(), r, q)
+			if repair {
+				out, err = replicate.VerifyRepair(ctx, q.Pool, r, q)
+			} else {
+				out, err = replicate.Verify(ctx, r, q)
+			}
 			return err
 		}); err != nil {
 			return err
@@ -81,6 +98,9 @@ that of damaged (see ` + "`pando exit-codes`" + `).`,
 func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	if a.json {
 		return a.printJSON(v)
+	}
+	if err := a.printRepairedPoints(v.Repaired); err != nil {
+		return err
 	}
 	for _, w := range v.Warnings {
 		a.warn("%s", oneLine(w.String()))
@@ -131,6 +151,25 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 		"checked", fmt.Sprintf("%s with %s, in %s (%s)", plural(v.Volumes, "volume"), plural(v.Points, "point"), plural(v.Segments, "segment"), size(v.SegmentBytes)),
 		"read", read, "not needed", garbage, "in work", working, "unknown", unknown, "problems", problems,
 	)
+}
+
+// printRepairedPoints says of each point that was not whole what came of it.
+func (a *App) printRepairedPoints(points []replicate.RepairedPoint) error {
+	if len(points) == 0 || a.quiet {
+		return nil
+	}
+	t := a.table("POINT", "RESULT", "SENT", "FROM", "WHY")
+	for _, p := range points {
+		result := "repaired"
+		if !p.Repaired {
+			result = "not repaired"
+		}
+		t.row(p.Volume+"@"+p.Point, result, size(p.UploadedBytes), orDash(p.Ref), orDash(oneLine(p.Left())))
+	}
+	if err := t.flush(); err != nil {
+		return err
+	}
+	return a.printf("\n")
 }
 
 // parseSample reads which part of the data is to be read, above 0 to 100 %.

@@ -94,22 +94,10 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 	if err != nil {
 		return nil, err
 	}
-	rp, err := r.OpenLimited(ctx, q.LimitBytes)
-	if err != nil {
+	if err := p.open(ctx); err != nil {
 		return nil, err
 	}
-	defer rp.Close()
-	p.repoID = rp.ID().String()
-	me, err := writer(e)
-	if err != nil {
-		return nil, err
-	}
-	p.headWriter = headWriter{
-		repo: rp, remote: r.Name, me: me, tokens: newTokenFiles(e.Dir(), rp), free: &sync.Map{}, acceptRollback: q.AcceptRollback,
-	}
-	if p.memory, err = remembered(ctx, e, rp); err != nil {
-		return nil, err
-	}
+	defer p.repo.Close()
 	var out []Pushed
 	var failed []error
 	for _, t := range targets {
@@ -138,9 +126,30 @@ type pusher struct {
 	repoID string
 
 	sizes map[repo.Segment]int64 // segments that are there; nil: not listed
+	bad   map[repo.Segment]bool  // segments that are known to be damaged, whatever their sizes
 	base  *repo.Manifest         // that was read last
 
 	origins []Pushed // goldens that were pushed before their clones, not yet reported
+}
+
+// open opens the repository, and reads what is remembered of it. The caller closes it.
+func (p *pusher) open(ctx context.Context) error {
+	me, err := writer(p.e)
+	if err != nil {
+		return err
+	}
+	rp, err := p.r.OpenLimited(ctx, p.q.LimitBytes)
+	if err != nil {
+		return err
+	}
+	p.repoID = rp.ID().String()
+	p.headWriter = headWriter{
+		repo: rp, remote: p.r.Name, me: me, tokens: newTokenFiles(p.e.Dir(), rp), free: &sync.Map{}, acceptRollback: p.q.AcceptRollback,
+	}
+	if p.memory, err = remembered(ctx, p.e, rp); err != nil {
+		rp.Close()
+	}
+	return err
 }
 
 // target is what a reference names.

@@ -36,7 +36,10 @@ func (l lost) any() bool { return l.manifest || len(l.segments) > 0 }
 // lostOf finds what a manifest needs that is not there, if it is time to look; of a stream also what it is the
 // difference from. All segments are listed once for all that a Push pushes.
 func (p *pusher) lostOf(ctx context.Context, id repo.ID) (lost, error) {
-	out := lost{segments: map[repo.Segment]bool{}}
+	out := lost{segments: maps.Clone(p.bad)} // perhaps not of this point; then more is sent than need be
+	if out.segments == nil {
+		out.segments = map[repo.Segment]bool{}
+	}
 	if id.IsZero() || p.sizes == nil && !p.q.Checks.due() {
 		return out, nil
 	}

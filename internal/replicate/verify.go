@@ -97,6 +97,10 @@ type Verified struct {
 	Warnings      []Problem `json:"warnings"`       // that cost no data
 	Problems      []Problem `json:"problems"`       // at most 1000
 	TotalProblems int       `json:"total_problems"` //
+
+	// Repaired are the points of which something was missing or damaged, if they were to be repaired: see VerifyRepair.
+	// Problems are then those that are left.
+	Repaired []RepairedPoint `json:"repaired,omitempty"`
 }
 
 // Err is nil if there were no problems, and Damaged otherwise.
