@@ -167,6 +167,9 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 		if err != nil {
 			return nil, err
 		}
+		for _, p := range h.Recent {
+			delete(pins, p.Manifest)
+		}
 		out = append(out, l)
 		all[h.Name] = h
 		delete(work, h.Name)
@@ -175,6 +178,9 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool, Points: []ListedPoint{}, Sessions: w})
 	}
 	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
+	if err := pinnedInPages(ctx, r, out, all, pins); err != nil {
+		return nil, err
+	}
 	return &Listing{Volumes: out, repo: r, heads: all}, nil
 }
 
@@ -200,6 +206,24 @@ func listed(ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, p
 		l.pinned(pins[p.Manifest])
 	}
 	return l, nil
+}
+
+// pinnedInPages notes who reads points that are in pages: their manifests say of which volume they are.
+func pinnedInPages(ctx context.Context, r *repo.Repo, out []Listed, heads map[string]repo.Head, pins map[repo.ID][]ListedWork) error {
+	for id, work := range pins {
+		m, err := r.Manifest(ctx, id)
+		if broken(err) {
+			continue
+		}
+		if err != nil {
+			return errs.Wrap(opList, "", err)
+		}
+		i := slices.IndexFunc(out, func(l Listed) bool { return l.Name == m.Volume })
+		if i >= 0 && len(heads[m.Volume].Pages) > 0 {
+			out[i].pinned(work)
+		}
+	}
+	return nil
 }
 
 // pinned notes who reads a point of the volume.

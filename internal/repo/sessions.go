@@ -208,6 +208,9 @@ type Seen struct {
 	Sessions []SeenSession `json:"sessions"`
 }
 
+// maxSeen is how many sessions a prune notes: what it takes must not become too large. Those left out come next.
+const maxSeen = 20000
+
 // SeenSession is a session as a prune saw it.
 type SeenSession struct {
 	ID   ID        `json:"id"`
@@ -247,6 +250,7 @@ func decodeSeen(b []byte) (Seen, error) {
 func (r *Repo) PutSeen(ctx context.Context, s Seen, prev objstore.Version) (objstore.Version, error) {
 	const op = "write what was seen in"
 	s.WriteID = r.env.newID()
+	s.Sessions = s.Sessions[:min(len(s.Sessions), maxSeen)]
 	content, err := encodeJSON(s)
 	if err != nil {
 		return "", about(op, r.store.String(), err)
