@@ -186,6 +186,8 @@ type Image struct {
 type ReadRequest struct {
 	Point driver.ObjectID // a snapshot or generation
 	Base  driver.ObjectID // another: only what differs from it is wanted; "": all is
+
+	IfChanged bool // of SendTree: if nothing differs, nothing is written, and it returns ErrUnchanged
 }
 
 // ReadImage calls fn with the image of a snapshot or generation, and with what of

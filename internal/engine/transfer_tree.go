@@ -3,6 +3,7 @@ package engine
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"os"
 
@@ -23,10 +24,23 @@ func (e *Engine) SendsStreams() bool {
 	return ok
 }
 
+// ErrUnchanged: a tree is the same as its base.
+var ErrUnchanged = errors.New("nothing has changed")
+
+// untilSame passes a stream on, unless all of it says that nothing has changed.
+type untilSame struct{ to io.Writer }
+
+func (w untilSame) Write(b []byte) (int, error) {
+	if treestream.IsEmpty(b) {
+		return 0, ErrUnchanged
+	}
+	return w.to.Write(b)
+}
+
 // SendTree writes a snapshot or generation that is a tree to w, in a form that every driver with trees can read (see
 // internal/treestream): whole, or what differs from its base. Neither is destroyed before it returns. NotFound, Invalid
-// (a volume), Unsupported (an image, or a difference that cannot be said: the tree can be sent whole), InUse, and w's
-// error.
+// (a volume), Unsupported (an image, or a difference that cannot be said: the tree can be sent whole), InUse,
+// ErrUnchanged, and w's error.
 func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -45,7 +59,10 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error
 		}
 	}
 
-	buffered := bufio.NewWriterSize(w, 256<<10)
+	if q.IfChanged {
+		w = untilSame{w}
+	}
+	buffered := bufio.NewWriterSize(w, 256<<10) // so a short stream is one call of w
 	o := treestream.SendOptions{Unprivileged: os.Geteuid() != 0}
 	err = e.content.WithTree(ctx, q.Point, true, func(root *os.File) error {
 		if q.Base == "" {
@@ -117,7 +134,7 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 		return errs.Wrap(opPull, r.ref, err)
 	}
 	for _, m := range append(leftOut(totals.Skipped), notKept(totals.NotKept)...) {
-		warnings.Add(ctx, "%s: %s", r.ref, string(m))
+		warnings.AddEach(ctx, "%s: %s", r.ref, string(m))
 	}
 	return nil
 }

@@ -134,6 +134,9 @@ func TestTreesTravel(t *testing.T) {
 				if out := w.pushPortable("v"); out[0].Full {
 					t.Errorf("%+v", out)
 				}
+				if out := w.pushPortable("v"); !out[0].Unchanged || len(w.pushSnapshots("v")) != 1 {
+					t.Errorf("nothing has changed: %+v, %v", out, w.pushSnapshots("v"))
+				}
 				if p := o.pull("v", PullRequest{Update: true}); p.Base == "" {
 					t.Errorf("%+v", p)
 				}

@@ -3,6 +3,7 @@ package replicate
 import (
 	"context"
 	"errors"
+	"io"
 	"time"
 
 	"pando/internal/engine"
@@ -135,8 +136,29 @@ func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origi
 		return Pushed{}, err
 	}
 	out, err := p.streamUnder(work, jb, l, b, origin)
+	if errors.Is(err, engine.ErrUnchanged) {
+		out, err = p.idle(ctx, jb, l, b, h)
+	} else {
+		err = p.after(ctx, jb, l, err)
+	}
 	out.Seconds = time.Since(jb.begun).Seconds()
-	return out, p.after(ctx, jb, l, err)
+	return out, err
+}
+
+// idle ends a push of a volume in which nothing has changed: it gets no new point.
+func (p *pusher) idle(ctx context.Context, jb *job, l *lease, b base, h headState) (Pushed, error) {
+	out := p.describe(jb, h, b.point)
+	out.Unchanged, out.Base = true, b.ref()
+	if o, err := p.e.PointByID(ctx, b.object); err == nil {
+		out.Ref = o.Ref
+	}
+	if err := l.end(ctx); err != nil {
+		return out, err
+	}
+	if err := p.destroy(ctx, jb.pt.Ref); err != nil {
+		return out, err
+	}
+	return out, jb.j.clear()
 }
 
 func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, origin *repo.Origin) (Pushed, error) {
@@ -157,11 +179,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	g.Go(func() error {
 		return pl.run(gctx, func(ctx context.Context, to *batcher) error {
 			w := &streamWriter{ctx: ctx, b: to, p: p, stats: &st}
-			send := p.e.SendStream
-			if content == repo.Tree {
-				send = p.e.SendTree
-			}
-			err := send(ctx, engine.ReadRequest{Point: pt.ID, Base: b.object}, w)
+			err := p.send(ctx, jb, b, w)
 			if w.err != nil { // it is why the stream has ended
 				return w.err
 			}
@@ -206,6 +224,20 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	out.Base, out.Full = b.ref(), b.object == ""
 	out.ReadBytes, out.UploadedBytes, out.Segments = st.read.Load(), st.uploaded.Load(), st.segments.Load()
 	return out, err
+}
+
+// send writes the stream of a point. ErrUnchanged: it is a snapshot that was taken for this push, and holds what the
+// newest point of the volume does.
+func (p *pusher) send(ctx context.Context, jb *job, b base, w io.Writer) error {
+	q := engine.ReadRequest{Point: jb.pt.ID, Base: b.object}
+	if p.treeContent() == repo.Stream {
+		return p.e.SendStream(ctx, q, w)
+	}
+	if b.object == "" || !jb.took || !b.newest || b.head != jb.head {
+		return p.e.SendTree(ctx, q, w)
+	}
+	q.IfChanged = true
+	return p.e.SendTree(ctx, q, w)
 }
 
 // streamWriter cuts a stream into frames.

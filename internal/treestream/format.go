@@ -11,6 +11,7 @@ package treestream
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
@@ -44,6 +45,7 @@ const (
 	maxData   = 256 << 10 // of content in one record
 	maxXattrs = 64 << 20  // of all extended attributes of a file
 	maxSize   = 1 << 62   // of a file
+	readBytes = 128 << 10 // that are read ahead
 	maxHeld   = 256       // protected files with several names that a difference changes
 )
 
@@ -216,6 +218,19 @@ func (e *encoder) end() error {
 	return e.finish(kindEnd)
 }
 
+// IsEmpty reports whether b is all of a stream that is the difference between two trees that are the same.
+func IsEmpty(b []byte) bool {
+	if len(b) > headerBytes+32 {
+		return false
+	}
+	d, err := newDecoder(bytes.NewReader(b))
+	if err != nil || !d.diff {
+		return false
+	}
+	r, err := d.next()
+	return err == nil && r.kind == kindEnd
+}
+
 // decoder reads records, and trusts none.
 type decoder struct {
 	r       *bufio.Reader
@@ -234,7 +249,7 @@ func damaged(format string, args ...any) error {
 
 // newDecoder reads the header.
 func newDecoder(r io.Reader) (*decoder, error) {
-	d := &decoder{r: bufio.NewReaderSize(r, 128<<10)}
+	d := &decoder{r: bufio.NewReaderSize(r, readBytes)}
 	head := make([]byte, headerBytes)
 	if err := d.full(head); err != nil {
 		return nil, err
