@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -14,6 +15,8 @@ import (
 
 	"pando/internal/check"
 	"pando/internal/driver"
+	"pando/internal/driver/btrfs"
+	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
 	"pando/internal/errs"
@@ -23,14 +26,14 @@ import (
 )
 
 // childVariable makes the test binary a program that receives something, for tests
-// that kill it. Its value is the pool, the way of receiving, and a name.
+// that kill it. Its value is the pool, the way of receiving, a name, and "tree" if it receives a tree.
 const childVariable = "PANDO_TEST_RECEIVE"
 
 func TestMain(m *testing.M) {
 	engine.Helper(os.Args)
 	if spec := os.Getenv(childVariable); spec != "" {
 		f := strings.Split(spec, "|")
-		if err := receiveInChild(f[0], f[1], f[2]); err != nil {
+		if err := receiveInChild(f[0], f[1], f[2], f[3] == "tree"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -71,7 +74,7 @@ func childRequest(way, name string, base driver.ObjectID) engine.ReceiveRequest 
 	return q
 }
 
-func receiveInChild(dir, way, name string) error {
+func receiveInChild(dir, way, name string, tree bool) error {
 	ctx := context.Background()
 	e, err := engine.Open(ctx, dir, drivers, engine.ShortLived)
 	if err != nil {
@@ -81,8 +84,25 @@ func receiveInChild(dir, way, name string) error {
 	if err != nil {
 		return err
 	}
-	_, err = e.Receive(ctx, childRequest(way, name, base.ID))
+	q := childRequest(way, name, base.ID)
+	if tree {
+		if err := asTree(ctx, e, &q); err != nil {
+			return err
+		}
+	}
+	_, err = e.Receive(ctx, q)
 	return err
+}
+
+// asTree makes a request one of what v@later is.
+func asTree(ctx context.Context, e *engine.Engine, q *engine.ReceiveRequest) error {
+	later, err := e.Point(ctx, ref.Ref{Name: "v", At: "later"})
+	if err != nil {
+		return err
+	}
+	var b bytes.Buffer
+	q.FS, q.SizeBytes, q.Image, q.Stream, q.Tree = driver.Native, 0, nil, &b, true
+	return e.SendTree(ctx, engine.ReadRequest{Point: later.ID, Base: q.Base}, &b)
 }
 
 // TestReceiveKilled: a receive that is killed, or whose disk fails, at any step has
@@ -127,7 +147,50 @@ func TestReceiveKilled(t *testing.T) {
 	}
 }
 
+// TestReceiveTreeKilled: as TestReceiveKilled, of trees that come from any driver.
+func TestReceiveTreeKilled(t *testing.T) {
+	if err := faulttest.Available(); err != nil {
+		t.Skipf("SKIPPED: %v", err)
+	}
+	for _, plan := range []faulttest.Plan{
+		{Mode: faulttest.KillBefore},
+		{Mode: faulttest.Fail, Errno: syscall.ENOSPC},
+		{Mode: faulttest.Fail, Errno: syscall.EIO},
+	} {
+		for _, kind := range []string{plain.Name, btrfs.Name} {
+			ways := []string{"volume from base", "update", "snapshot only", "golden", "generation"}
+			if plan.Mode == faulttest.Fail {
+				ways = ways[:2]
+			}
+			for _, way := range ways {
+				t.Run(fmt.Sprint(plan.Mode, " ", plan.Errno, " ", kind, " ", way), func(t *testing.T) {
+					top := testfs.Btrfs(t, 300<<20)
+					e := newPool(t, top, engine.InitRequest{Driver: kind, MinFreePercent: 1})
+					importTree(t, e, "g", source(t))
+					clone(t, e, "g", "v", false)
+					snapshot(t, e, "v", "s")
+					edit(t, e, "v", func(dir string) { write(t, filepath.Join(dir, "file"), "received") })
+					snapshot(t, e, "v", "later")
+					if _, err := e.Keep(t.Context(), engine.KeepRequest{Golden: ref.MustName("g"), Generations: 2}); err != nil {
+						t.Fatal(err)
+					}
+					k := &killed{t: t, e: e, way: way, base: point(t, e, "v@s").ID, tree: true}
+					plan.PathPrefix = []string{top}
+					s := faulttest.Sweep{Plan: plan, Every: 40}
+					last := s.Each(t, k.run, k.check)
+					if last.ExitCode != 0 || last.Signal != 0 {
+						t.Fatalf("in the end: %d %v %s", last.ExitCode, last.Signal, last.Stderr)
+					}
+					k.check(last)
+					t.Logf("%d runs, of which %d changed nothing", k.runs, k.undone)
+				})
+			}
+		}
+	}
+}
+
 type killed struct {
+	tree   bool
 	t      *testing.T
 	e      *engine.Engine
 	way    string
@@ -144,12 +207,27 @@ func (k *killed) run(p faulttest.Plan) faulttest.Result {
 	k.runs++
 	k.name = fmt.Sprintf("n%d", k.runs)
 	k.before = dump(k.t, k.e.Dir())
-	env := append(os.Environ(), childVariable+"="+k.e.Dir()+"|"+k.way+"|"+k.name)
+	env := append(os.Environ(), childVariable+"="+k.e.Dir()+"|"+k.way+"|"+k.name+"|"+map[bool]string{true: "tree"}[k.tree])
 	res, err := faulttest.Run(k.t.Context(), []string{os.Args[0]}, faulttest.Options{Plan: p, Env: env, KillGroup: true})
 	if err != nil {
 		k.t.Fatal(err)
 	}
 	return res
+}
+
+// treeOf is the directory of a tree in its pool.
+func treeOf(t *testing.T, e *engine.Engine, what string) string {
+	t.Helper()
+	d, err := e.Show(t.Context(), reference(t, what))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := filepath.Glob(filepath.Join(e.Dir(), "data", "objects", d.ID+".*"))
+	found = slices.DeleteFunc(found, func(p string) bool { return filepath.Ext(p) == ".meta" })
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%s lies in %v, %v", what, found, err)
+	}
+	return found[0]
 }
 
 // check recovers, looks at what there is, and takes it away.
@@ -192,6 +270,12 @@ func (k *killed) check(res faulttest.Result) {
 		want = append(want, q.Volume.String())
 	}
 	for _, w := range want {
+		if k.tree {
+			if b, err := os.ReadFile(filepath.Join(treeOf(t, e, w), "file")); err != nil || string(b) != "received" {
+				t.Errorf("%s does not hold what was received: %q, %v", w, b, err)
+			}
+			continue
+		}
 		b, err := os.ReadFile(imageFile(t, e, w))
 		if err != nil || !bytes.HasPrefix(b, childContent(k.name)) || !bytes.Equal(b[1<<20:1<<20+8192], make([]byte, 8192)) {
 			t.Errorf("%s does not hold what was received (%v)", w, err)
@@ -228,7 +312,7 @@ func (k *killed) reset(e *engine.Engine, q engine.ReceiveRequest) {
 		t.Fatal(err)
 	}
 	for _, n := range names {
-		if n != "s" {
+		if n != "s" && n != "later" {
 			destroy(t, e, "v@"+n)
 		}
 	}
