@@ -33,6 +33,7 @@ type bench struct {
 	mu     sync.Mutex
 	truth  map[string]map[string]*made // by volume and point
 	blocks int                         // in one frame, at most
+	old    bool                        // manifests are of version 1
 	frames int                         // in one segment, about
 }
 
@@ -251,11 +252,14 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 		return err
 	}
 	slices.SortFunc(layers, func(a, b layer) int { return int(a.Offset/repo.BlockBytes - b.Offset/repo.BlockBytes) })
+	if !b.old {
+		return b.writeTree(ctx, r, m, base, layers, add, finish, &written)
+	}
 	uses := map[repo.Segment]int64{}
 	for region := uint32(0); regionStart(region) < m.manifest.SizeBytes; region++ {
 		var old []repo.Piece
 		if base != nil {
-			pieces, err := readRegion(ctx, r, &base.manifest, region)
+			pieces, err := regionPieces(ctx, r, r.ReadNodes, &base.manifest, region)
 			if err != nil {
 				return err
 			}
@@ -272,7 +276,7 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 			continue
 		}
 		page := repo.Page{Region: region}
-		if len(over) == 0 && base != nil {
+		if len(over) == 0 && base != nil && base.manifest.Version < 2 {
 			if same, ok := findPage(&base.manifest, region); ok {
 				page = same
 			}
@@ -298,10 +302,65 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 		return err
 	}
 	var before []repo.Use
-	if base != nil {
+	if base != nil && base.manifest.Version < 2 {
 		before = base.manifest.Uses
 	}
 	written.fill(m.manifest.Uses, before)
+	return r.PutManifest(ctx, m.manifest)
+}
+
+// writeTree writes a map of version 2, and the manifest.
+func (b *bench) writeTree(ctx context.Context, r *repo.Repo, m, base *made, layers []layer, add func([]byte) (repo.Frame, error), finish func() error, written *stats) error {
+	var was *repo.Manifest
+	if base != nil && base.manifest.Version == 2 {
+		was = &base.manifest
+	}
+	t, err := newTree(ctx, r.ReadNodes, was, m.manifest.SizeBytes)
+	if err != nil {
+		return err
+	}
+	if base != nil && was == nil {
+		for region := uint32(0); regionStart(region) < base.manifest.SizeBytes; region++ {
+			pieces, err := readRegion(ctx, r, &base.manifest, region)
+			if err != nil {
+				return err
+			}
+			if err := fillCells(ctx, t, pieces); err != nil {
+				return err
+			}
+		}
+	}
+	for len(layers) > 0 {
+		cell := layers[0].Offset / repo.CellBytes
+		n := slices.IndexFunc(layers, func(l layer) bool { return l.Offset/repo.CellBytes != cell })
+		if n < 0 {
+			n = len(layers)
+		}
+		old, err := t.get(ctx, cell)
+		if err == nil {
+			err = t.replace(ctx, cell*repo.CellBytes, (cell+1)*repo.CellBytes, overlay(old, layers[:n]))
+		}
+		if err != nil {
+			return err
+		}
+		layers = layers[n:]
+	}
+	m.manifest.Version = 2
+	m.manifest.Map, err = t.finish(ctx, func(_ context.Context, packed []byte, codec repo.Codec, plain int) (repo.Frame, error) {
+		content, err := repo.Unpack(codec, packed, uint32(plain))
+		if err != nil {
+			return repo.Frame{}, err
+		}
+		return add(content)
+	})
+	if err == nil {
+		err = finish()
+	}
+	if err != nil {
+		return err
+	}
+	m.manifest.Logical = m.manifest.Map.Bytes
+	m.manifest.Uses = written.uses(m.manifest.Map)
 	return r.PutManifest(ctx, m.manifest)
 }
 

@@ -215,6 +215,21 @@ func readRegion(ctx context.Context, r *repo.Repo, m *repo.Manifest, region uint
 	return pieces, nil
 }
 
+// regionPieces reads the pieces of one region of a map of either version; nil is a volume of zeros.
+func regionPieces(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest, region uint32) ([]repo.Piece, error) {
+	switch {
+	case m == nil:
+		return nil, nil
+	case m.Version < 2:
+		return readRegion(ctx, r, m, region)
+	}
+	pieces, err := piecesBetween(ctx, nodes, m, regionStart(region), regionStart(region+1))
+	if n := len(pieces); err == nil && n > 0 && pieces[n-1].End() > m.SizeBytes {
+		err = errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point, "the map describes bytes behind the end of the volume")
+	}
+	return pieces, err
+}
+
 // differentRegions lists the regions whose pages are not the same object in two
 // manifests, in order: in all others the volumes are equal. A manifest may be nil,
 // which is a volume of zeros.

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 
-	"pando/internal/errs"
 	"pando/internal/repo"
 
 	"golang.org/x/sync/semaphore"
@@ -24,7 +23,9 @@ type marker struct {
 	segments map[repo.Segment]*marked
 	pages    map[pageKey]bool // that were read, or are in todo
 	todo     []repo.Page
-	blind    error // why what is marked is not all; nil: it is
+	nodes    []repo.NodeAt // that are to be read
+	blind    error         // why what is marked is not all; nil: it is
+	unread   error         // why what segments are needed is not all that is marked: manifests of version 2 do not tell it
 }
 
 // pageKey is a page, wherever it is listed.
@@ -55,17 +56,87 @@ func (k *marker) add(m *repo.Manifest) {
 	for _, f := range m.Stream {
 		k.of(f.Segment).whole(f)
 	}
-	if !m.Map.IsZero() {
-		k.blind = cmp.Or(k.blind, errTreeMap)
+	k.addNode(m.Root())
+}
+
+// addNode marks a node that was not marked before, and what is below it is then marked by walk. The caller holds the lock.
+func (k *marker) addNode(n repo.NodeAt) {
+	if n.IsZero() {
+		return
+	}
+	s := k.of(n.Frame.Segment)
+	s.whole(n.Frame)
+	if f := s.frame(n.Frame); !f.node {
+		f.node = true
+		k.nodes = append(k.nodes, n)
 	}
 }
 
-// errTreeMap is why nothing can be said of points whose map is a tree.
-var errTreeMap error = errs.New(errs.TooNew, "", "", "what a map that is a tree needs is not looked for")
+// walkNodes reads nodes until none is left, the last that was added first, so that there are never many to read.
+func (k *marker) walkNodes(ctx context.Context) error {
+	for {
+		k.mu.Lock()
+		from := max(0, len(k.nodes)-nodeBatch)
+		todo := slices.Clone(k.nodes[from:])
+		k.nodes = k.nodes[:from]
+		k.mu.Unlock()
+		if len(todo) == 0 {
+			return nil
+		}
+		got, err := k.repo.ReadNodes(ctx, todo)
+		if err != nil {
+			return err
+		}
+		k.mu.Lock()
+		for i, r := range got {
+			k.node(todo[i], r)
+		}
+		k.mu.Unlock()
+	}
+}
+
+// node marks what a node needs. The caller holds the lock.
+func (k *marker) node(at repo.NodeAt, r repo.ReadNode) {
+	switch {
+	case r.Err != nil:
+		k.blind, k.unread = cmp.Or(k.blind, r.Err), cmp.Or(k.unread, r.Err)
+	case r.Children == nil:
+		for _, x := range r.Pieces {
+			k.of(x.Frame.Segment).part(x.Frame, x.Within, x.Length)
+		}
+	default:
+		for slot, ref := range r.Children {
+			k.addNode(at.Child(slot, ref))
+		}
+	}
+}
+
+// needsOf is all segments that some manifests need.
+func needsOf(ctx context.Context, r *repo.Repo, all ...*repo.Manifest) (map[repo.Segment]bool, error) {
+	k := newMarker(r)
+	out := map[repo.Segment]bool{}
+	for _, m := range all {
+		if m.Version == 2 {
+			k.add(m)
+			continue
+		}
+		for _, u := range m.Uses {
+			out[u.Segment] = true
+		}
+	}
+	err := k.walk(ctx)
+	for s := range k.segments {
+		out[s] = true
+	}
+	return out, err
+}
 
 // walk reads the pages that were added, several at once, and marks what they need. A page that cannot be read is no
 // error, but a reason to trust nothing but what was marked: see exact.
 func (k *marker) walk(ctx context.Context) error {
+	if err := k.walkNodes(ctx); err != nil {
+		return err
+	}
 	for {
 		k.mu.Lock()
 		todo := k.todo
@@ -125,6 +196,14 @@ func (k *marker) has(s repo.Segment) bool {
 	return k.segments[s] != nil
 }
 
+// complete is nil if all segments that are needed are known, and else says why not. Manifests of version 1 say it
+// themselves.
+func (k *marker) complete() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.unread
+}
+
 // exact is nil if all that was added could be read. Else something that is not marked may be needed.
 func (k *marker) exact() error {
 	k.mu.Lock()
@@ -149,6 +228,7 @@ type markedFrame struct {
 	stored uint32
 	total  uint32 // blocks
 	blocks repo.BlockSet
+	node   bool // it is a node, which was read or is going to be
 }
 
 // marked is what of a segment is needed: frames in order of index.

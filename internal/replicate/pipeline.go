@@ -102,6 +102,22 @@ func (s *stats) fill(uses []repo.Use, was []repo.Use) {
 	}
 }
 
+// uses lists the segments that a manifest of version 2 says how large they are: those that were uploaded, and that of the
+// root, which may be older.
+func (s *stats) uses(root repo.NodeRef) []repo.Use {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]repo.Use, 0, len(s.sizes)+1)
+	for seg, n := range s.sizes {
+		out = append(out, repo.Use{Segment: seg, Size: n})
+	}
+	if seg := root.Frame.Segment; !root.IsZero() && s.sizes[seg] == 0 {
+		out = append(out, repo.Use{Segment: seg})
+	}
+	slices.SortFunc(out, func(a, b repo.Use) int { return compareSegment(a.Segment, b.Segment) })
+	return out
+}
+
 // pipeline stores one point of a volume. It is used once.
 type pipeline struct {
 	repo    *repo.Repo

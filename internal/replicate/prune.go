@@ -184,15 +184,8 @@ func (p *pruner) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	now, need, err := p.lookForNeeds(ctx)
+	now, need, err := p.allNeeds(ctx, objects)
 	if err != nil {
-		return err
-	}
-	if err := p.needOfDamaged(ctx, objects, now, &need); err != nil {
-		return err
-	}
-	p.Tracker.Start("reading maps", 0, 0)
-	if err := need.marks.walk(ctx); err != nil {
 		return err
 	}
 	manifests, segments, err := p.garbage(ctx, objects, now, need)

@@ -50,6 +50,41 @@ func (p *pruner) lookForNeeds(ctx context.Context) (scene, need, error) {
 	return now, need{}, tooBusy()
 }
 
+// allNeeds is lookForNeeds, and what damaged heads and maps need. If a map cannot be read, somebody may have removed it
+// just then: it looks again, as long as the heads change. If it is damaged, nobody knows what it needs, and everything
+// is kept.
+func (p *pruner) allNeeds(ctx context.Context, o objects) (scene, need, error) {
+	damaged, kept := p.out.Damaged, p.out.KeptAll
+	for try := 0; ; try++ {
+		p.out.Damaged, p.out.KeptAll = damaged, kept
+		now, n, err := p.lookForNeeds(ctx)
+		if err == nil {
+			err = p.needOfDamaged(ctx, o, now, &n)
+		}
+		if err == nil {
+			p.Tracker.Start("reading maps", 0, 0)
+			err = n.walk(ctx)
+		}
+		if err != nil {
+			return now, n, err
+		}
+		why := n.marks.complete()
+		if why == nil {
+			return now, n, nil
+		}
+		was := p.out.Damaged
+		again, err := p.look(ctx)
+		p.out.Damaged = was
+		if err != nil {
+			return now, n, err
+		}
+		if (headset{now.heads, now.damaged}).same(headset{again.heads, again.damaged}) || try == headTries {
+			p.out.KeptAll = cmp.Or(p.out.KeptAll, "a part of the map of a point cannot be read, so that nobody knows what it needs ("+why.Error()+")")
+			return now, n, nil
+		}
+	}
+}
+
 // tooBusy is why a prune gives up.
 func tooBusy() error {
 	return errs.New(errs.Conflict, opRemotePrune, "", "volumes are being pushed all the time, so nothing was deleted").
@@ -113,8 +148,10 @@ func (n *need) add(id repo.ID) {
 
 // uses notes what a manifest needs.
 func (n *need) uses(m *repo.Manifest) {
-	for _, u := range m.Uses {
-		n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
+	if m.Version < 2 { // else it is marked
+		for _, u := range m.Uses {
+			n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
+		}
 	}
 	n.marks.add(m)
 	if m.Content.Chained() {
@@ -124,6 +161,19 @@ func (n *need) uses(m *repo.Manifest) {
 
 // has reports whether something of a segment is needed.
 func (n *need) has(s repo.Segment) bool { return n.segments[s] > 0 || n.marks.has(s) }
+
+// walk reads the maps of what must stay.
+func (n *need) walk(ctx context.Context) error {
+	if err := n.marks.walk(ctx); err != nil {
+		return err
+	}
+	for s := range n.marks.segments {
+		if _, is := n.segments[s]; !is {
+			n.segments[s] = 0
+		}
+	}
+	return nil
+}
 
 // bytes is how many of the bytes of a segment are needed. If not all maps could be read it is what manifests say, used.
 func (n *need) bytes(s repo.Segment, size, used int64) int64 {

@@ -87,6 +87,8 @@ type puller struct {
 	out    Pulled
 
 	read, written atomic.Int64
+
+	sharedBytes map[[2]repo.ID]int64 // of two manifests, what was found out
 }
 
 func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote string, q PullRequest) (Pulled, error) {

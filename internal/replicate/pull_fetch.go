@@ -103,6 +103,88 @@ func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 		window, bytes = window[:0], 0
 		return err
 	}
+	err := x.parts(ctx, func(m part) error {
+		for _, l := range changes(m.old, m.now) {
+			if l.Piece == nil {
+				if err := x.to.Zero(l.Offset, l.Length); err != nil {
+					return err
+				}
+				continue
+			}
+			if l.end() > x.now.SizeBytes {
+				return x.damaged(l.Offset, l.Length, errs.New(errs.Damaged, "", "", "the map goes beyond the end of the volume"))
+			}
+			window = append(window, want{l.Piece.Frame, l.Piece.Within, l.Offset, l.Length})
+			bytes += l.Length
+		}
+		if len(window) >= windowWant || bytes >= windowByte {
+			return flush()
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return flush()
+}
+
+// parts calls fn for each part of the volume in which the maps may differ, in order.
+func (x *restore) parts(ctx context.Context, fn func(part) error) error {
+	was := x.now.Version == 2 // of nothing, as it suits
+	if x.base != nil {
+		was = x.base.Version == 2
+	}
+	switch {
+	case was && x.now.Version == 2:
+		return x.treeParts(ctx, fn)
+	case was || x.now.Version == 2:
+		return x.mixedParts(ctx, fn)
+	}
+	return x.pageParts(ctx, fn)
+}
+
+// treeParts is parts of two maps of version 2.
+func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
+	d := &treeDiff{
+		nodes: x.repo.ReadNodes, old: x.base, now: x.now,
+		read: func(n repo.NodeAt, _ bool) { x.read.Add(int64(n.Frame.Stored)) },
+		broken: func(n repo.NodeAt, _ bool, err error) error {
+			return x.damaged(n.From(), min(n.To(), x.now.SizeBytes)-n.From(), err)
+		},
+	}
+	return d.each(ctx, fn)
+}
+
+// mixedParts is parts of maps of which one is of version 1.
+func (x *restore) mixedParts(ctx context.Context, fn func(part) error) error {
+	cache := x.repo.NewNodeCache(cachedNodes)
+	for region := uint32(0); regionStart(region) < x.now.SizeBytes; region++ {
+		m := part{from: regionStart(region), to: regionEnd(region, x.now.SizeBytes)}
+		for _, y := range []struct {
+			m  *repo.Manifest
+			to *[]repo.Piece
+		}{{x.base, &m.old}, {x.now, &m.now}} {
+			var err error
+			if *y.to, err = regionPieces(ctx, x.repo, cache.Read, y.m, region); err != nil {
+				return x.damaged(m.from, m.to-m.from, err)
+			}
+			if p, ok := findPage(y.m, region); ok {
+				x.read.Add(int64(p.Frame.Stored))
+			}
+		}
+		if len(m.old) == 0 && len(m.now) == 0 {
+			continue
+		}
+		if err := fn(m); err != nil {
+			return err
+		}
+	}
+	x.read.Add(cache.BytesRead())
+	return nil
+}
+
+// pageParts is parts of two maps of version 1.
+func (x *restore) pageParts(ctx context.Context, fn func(part) error) error {
 	regions := differentRegions(x.base, x.now)
 	for len(regions) > 0 {
 		n, plain := 0, uint32(0)
@@ -113,33 +195,18 @@ func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 			}
 			n++
 		}
-		maps, err := x.maps(ctx, regions[:n])
+		parts, err := x.pages(ctx, regions[:n])
 		if err != nil {
 			return err
 		}
 		regions = regions[n:]
-		for _, m := range maps {
-			for _, l := range changes(m.old, m.now) {
-				if l.Piece == nil {
-					if err := x.to.Zero(l.Offset, l.Length); err != nil {
-						return err
-					}
-					continue
-				}
-				if l.end() > x.now.SizeBytes {
-					return x.damaged(l.Offset, l.Length, errs.New(errs.Damaged, "", "", "the map goes beyond the end of the volume"))
-				}
-				window = append(window, want{l.Piece.Frame, l.Piece.Within, l.Offset, l.Length})
-				bytes += l.Length
-			}
-			if len(window) >= windowWant || bytes >= windowByte {
-				if err := flush(); err != nil {
-					return err
-				}
+		for _, m := range parts {
+			if err := fn(m); err != nil {
+				return err
 			}
 		}
 	}
-	return flush()
+	return nil
 }
 
 // pagePlain is how large the page of a region is, encoded.
@@ -151,11 +218,9 @@ func pagePlain(m *repo.Manifest, region uint32) uint32 {
 	return p.Frame.Plain
 }
 
-type twoMaps struct{ old, now []repo.Piece }
-
-// maps reads the pieces of regions in both manifests.
-func (x *restore) maps(ctx context.Context, regions []uint32) ([]twoMaps, error) {
-	out := make([]twoMaps, len(regions))
+// pages reads the pieces of regions in both manifests.
+func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
+	out := make([]part, len(regions))
 	g, ctx := errgroup.WithContext(ctx)
 	for i, region := range regions {
 		for _, m := range []*repo.Manifest{x.base, x.now} {

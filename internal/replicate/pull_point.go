@@ -86,7 +86,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		info, err = p.e.Receive(ctx, q)
 	} else {
 		x := &restore{repo: p.repo, base: base, now: &m, tracker: p.Tracker}
-		q.NeedBytes = p.estimate(base, &m)
+		q.NeedBytes = p.estimate(ctx, base, &m)
 		total := int64(0)
 		if base == nil {
 			total = m.Logical
@@ -107,11 +107,11 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 }
 
 // estimate is how much of the pool a point will take, about.
-func (p *puller) estimate(base, m *repo.Manifest) int64 {
+func (p *puller) estimate(ctx context.Context, base, m *repo.Manifest) int64 {
 	if base == nil {
 		return m.Logical
 	}
-	return max(0, stored(m)-shared(base, m))
+	return max(0, stored(m)-p.shared(ctx, base, m))
 }
 
 // origin fills in what a volume was cloned from, in the words of this pool.
@@ -153,7 +153,7 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 		if err != nil || !p.usable(ctx, o, &b, m) {
 			return
 		}
-		if n := shared(&b, m); n > most {
+		if n := p.shared(ctx, &b, m); n > most {
 			best, object, most = &b, o, n
 		}
 	}
@@ -209,7 +209,7 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 		}
 		return nil, "", err
 	}
-	if n := shared(&o, m); o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < stored(m)/16 {
+	if n := p.shared(ctx, &o, m); o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < stored(m)/16 {
 		return best, object, nil
 	}
 	if err := p.bring(ctx, oh, opt, depth+1); err != nil {
@@ -262,23 +262,6 @@ func (p *puller) usable(ctx context.Context, id driver.ObjectID, b, m *repo.Mani
 	}
 	o, err := p.e.PointByID(ctx, id)
 	return err == nil && o.FS.IsImage() && o.SizeBytes == b.SizeBytes && (m.Sector == 0 || o.Sector == m.Sector)
-}
-
-// stored is how many bytes of the remote a manifest refers to, about.
-func stored(m *repo.Manifest) (n int64) {
-	for _, u := range m.Uses {
-		n += u.Bytes
-	}
-	return n
-}
-
-// shared is how many of these two manifests have in common, at most.
-func shared(a, b *repo.Manifest) (n int64) {
-	uses := useMap(a.Uses)
-	for _, u := range b.Uses {
-		n += min(u.Bytes, uses[u.Segment])
-	}
-	return n
 }
 
 // findOrigin finds what a point was cloned from in the remote, and pins it. Without

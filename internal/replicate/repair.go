@@ -197,6 +197,9 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 		}
 		return err
 	})
+	if err == nil {
+		err = x.wholeMaps(ctx)
+	}
 	slices.Sort(x.out.Lost)
 	for id, m := range x.manifests { // a stream needs what it is the difference from
 		for p, depth := m, 0; x.whole[id] && p.Content.Chained() && !p.Parent.IsZero() && !named[p.Parent]; depth++ {
@@ -211,24 +214,73 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 	return err
 }
 
-// hasSegments reports whether all segments of a manifest are there, and as long as it knows that they must be.
+// hasSegments reports whether all segments of a manifest are there, and as long as it knows that they must be. Of version
+// 2 it says nothing of the map: see wholeMaps.
 func (x *repairer) hasSegments(m *repo.Manifest) bool {
-	for _, u := range m.Uses {
-		if _, there := x.segments[u.Segment]; !there {
-			return false
+	if m.Version < 2 {
+		for _, u := range m.Uses {
+			if _, there := x.segments[u.Segment]; !there {
+				return false
+			}
 		}
 	}
 	for _, p := range m.Pages {
-		if x.segments[p.Frame.Segment] < int64(p.Frame.Offset)+int64(p.Frame.Stored) {
+		if !x.has(p.Frame) {
 			return false
 		}
 	}
 	for _, f := range m.Stream {
-		if x.segments[f.Segment] < int64(f.Offset)+int64(f.Stored) {
+		if !x.has(f) {
 			return false
 		}
 	}
 	return true
+}
+
+// has reports whether the segment of a frame is there, and long enough.
+func (x *repairer) has(f repo.Frame) bool {
+	return x.segments[f.Segment] >= int64(f.Offset)+int64(f.Stored)
+}
+
+// wholeMaps finds out of which manifests of version 2 all that their maps need is there. Of maps of one volume only what
+// differs is read.
+func (x *repairer) wholeMaps(ctx context.Context) error {
+	var all []*repo.Manifest
+	for _, m := range x.manifests {
+		if m.Version == 2 && m.Content == repo.Block {
+			all = append(all, m)
+		}
+	}
+	slices.SortFunc(all, func(a, b *repo.Manifest) int {
+		return cmp.Or(cmp.Compare(a.Volume, b.Volume), a.CreatedAt.Compare(b.CreatedAt), slices.Compare(a.ID[:], b.ID[:]))
+	})
+	var last *repo.Manifest // that is whole
+	for _, m := range all {
+		if last != nil && last.Volume != m.Volume {
+			last = nil
+		}
+		whole := m.Map.IsZero() || x.has(m.Map.Frame)
+		d := &treeDiff{
+			nodes: x.repo.ReadNodes, old: last, now: m, noPieces: true,
+			broken: func(_ repo.NodeAt, old bool, _ error) error {
+				whole = whole && old
+				return nil
+			},
+		}
+		err := d.each(ctx, func(p part) error {
+			for _, y := range p.now {
+				whole = whole && x.has(y.Frame)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if x.whole[m.ID] = whole; whole {
+			last = m
+		}
+	}
+	return nil
 }
 
 // lostHead is a head that is damaged or missing, and what there is to make it of.

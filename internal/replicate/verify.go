@@ -166,9 +166,9 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 		}
 	}
 	v := &verifier{
-		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, named: map[repo.ID]bool{},
+		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, sizes: map[repo.Segment]uint32{}, named: map[repo.ID]bool{},
 		room: semaphore.NewWeighted(pagesInMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
-		broken: map[repo.Page]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
+		broken: map[repo.Frame]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
 		out: &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
 	}
 	defer v.expectations.close()
@@ -201,6 +201,7 @@ type verifier struct {
 	mu           sync.Mutex
 	segments     []segmentState          // that are needed
 	number       map[repo.Segment]uint32 // their place in segments
+	sizes        map[repo.Segment]uint32 // of segments, as the manifests of their sessions say, needed or not
 	expectations expectations
 	parents      []checked                   // of streams, to look at
 	named        map[repo.ID]bool            // manifests that heads or streams name
@@ -214,8 +215,8 @@ type verifier struct {
 	affected     int // points in all findings together
 
 	// What is wrong, and for whom is looked for in the end.
-	damaged   bool                 // segments are missing, of another size, or cannot be read
-	broken    map[repo.Page]string // pages that cannot be read, and why
+	damaged   bool                  // segments are missing, of another size, or cannot be read
+	broken    map[repo.Frame]string // pages and nodes that cannot be read, and why
 	faults    map[expected]string
 	usesWrong bool // a manifest does not list a segment
 }
@@ -239,6 +240,9 @@ func (v *verifier) run(ctx context.Context) error {
 	if _, _, err := v.repo.Seen(ctx); broken(err) {
 		v.out.Warnings = append(v.out.Warnings, Problem{Object: "prune/seen", Message: fmt.Sprintf("the next prune makes it anew: %v", err)})
 	} else if err != nil {
+		return err
+	}
+	if err := v.findSizes(ctx); err != nil {
 		return err
 	}
 	v.present()
@@ -403,11 +407,8 @@ func (v *verifier) list(ctx context.Context) error {
 		}
 		fresh = append(fresh, st.Session.Pins...)
 	}
-	err = readManifests(ctx, v.repo, fresh, func(m repo.Manifest) {
-		for _, u := range m.Uses {
-			used[u.Segment] = true
-		}
-	}, func(_ repo.ID, err error) error {
+	var read []*repo.Manifest
+	err = readManifests(ctx, v.repo, fresh, func(m repo.Manifest) { read = append(read, &m) }, func(_ repo.ID, err error) error {
 		if broken(err) {
 			return nil // the next verify says it, if it is still needed
 		}
@@ -421,6 +422,13 @@ func (v *verifier) list(ctx context.Context) error {
 			v.out.GarbageCount++
 			v.out.GarbageBytes += n
 		}
+	}
+	more, err := needsOf(ctx, v.repo, read...)
+	if err != nil {
+		return err
+	}
+	for s := range more {
+		used[s] = true
 	}
 	v.packGarbage(packs, used, sessions)
 	for s, n := range v.listed {

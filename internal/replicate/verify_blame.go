@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 
+	"pando/internal/errs"
 	"pando/internal/repo"
 )
 
@@ -19,6 +20,7 @@ type segmentState struct {
 	repo.Segment
 	end   uint32 // it must be longer than that
 	size  uint32 // of it, as manifests say; 0: they do not
+	cut   bool   // it does not end as a segment of its size
 	fault string // why nothing of it can be read
 	read  bool   // and checked
 }
@@ -28,9 +30,43 @@ func (v *verifier) noteUses(m *repo.Manifest) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, u := range m.Uses {
+		if m.Version == 2 { // the map says which are needed
+			v.sizes[u.Segment] = max(v.sizes[u.Segment], u.Size)
+			continue
+		}
 		s := &v.segments[v.place(u.Segment)]
 		s.size = max(s.size, u.Size)
 	}
+}
+
+// findSizes finds out how large segments must be of which no manifest that lists them says it, because the one that their
+// session wrote is gone: their own ends say it.
+func (v *verifier) findSizes(ctx context.Context) error {
+	var unknown []int
+	for i := range v.segments {
+		s := &v.segments[i]
+		if s.size == 0 {
+			s.size = v.sizes[s.Segment]
+		}
+		_, there := v.listed[s.Segment]
+		if _, moved := v.moved[s.Segment]; s.size == 0 && there && !moved { // the table of a pack knows what it had
+			unknown = append(unknown, i)
+		}
+	}
+	return eachOf(ctx, unknown, func(ctx context.Context, i int) error {
+		s := &v.segments[i]
+		err := v.repo.CheckSegmentSize(ctx, s.Segment, v.listed[s.Segment])
+		switch {
+		case errs.Is(err, errs.Damaged):
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			s.cut, v.damaged = true, true
+			return nil
+		case broken(err): // it was listed: somebody has just removed it
+			return nil
+		}
+		return err
+	})
 }
 
 // present notes which of the segments that are needed are missing or have another size.
@@ -63,6 +99,8 @@ func (v *verifier) lost(s repo.Segment) string {
 	switch state := v.segments[place]; {
 	case state.size != 0 && int64(state.size) != n:
 		return fmt.Sprintf("the segment has %d bytes and should have %d", n, state.size)
+	case state.cut:
+		return fmt.Sprintf("the segment has %d bytes and does not end where it should", n)
 	case int64(state.end) > n:
 		return fmt.Sprintf("the segment has %d bytes and should have more than %d", n, state.end)
 	}
@@ -108,6 +146,7 @@ func (v *verifier) blame(ctx context.Context) error {
 // blameSpan reports what is wrong with the points of a span.
 func (v *verifier) blameSpan(ctx context.Context, s span) error {
 	known := map[uint32]blamed{} // of the point before
+	trees := newTreeBlame(v)
 	for _, c := range s.points {
 		m, err := v.repo.Manifest(ctx, c.manifest)
 		v.Tracker.Add(1, 0)
@@ -118,6 +157,12 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 			return err
 		}
 		v.blameUses(c.owner, &m)
+		if m.Version == 2 && m.Content == repo.Block {
+			if err := v.blameTree(ctx, c.owner, &m, trees); err != nil {
+				return err
+			}
+			continue
+		}
 		if m.Content.Chained() {
 			v.blameStream(c.owner, &m)
 			continue
@@ -161,7 +206,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	}
 	if why, whole := v.wrong(page.Frame, 0, 0, repo.Sum{}); whole {
 		return unread(why, true)
-	} else if why = cmp.Or(v.broken[page], why); why != "" {
+	} else if why = cmp.Or(v.broken[page.Frame], why); why != "" {
 		return unread(why, false)
 	}
 
@@ -177,27 +222,33 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	case err != nil:
 		return b, err
 	}
+	b.ranges = v.wrongPieces(pieces)
+	if v.usesWrong {
+		b.segments = unlisted(&repo.Manifest{}, page, pieces) // all of them
+	}
+	return b, nil
+}
+
+// wrongPieces lists the ranges of pieces with which something is wrong.
+func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 	for _, x := range pieces {
 		why, whole := v.wrong(x.Frame, x.Within, uint32(x.Length), x.Sum)
 		if why == "" {
 			continue
 		}
 		object := "segments/" + x.Frame.Segment.String()
-		if n := len(b.ranges); n > 0 {
-			last := &b.ranges[n-1]
+		if n := len(ranges); n > 0 {
+			last := &ranges[n-1]
 			if last.Offset+last.Length == x.Offset && last.Object == object && last.Message == why {
 				last.Length += x.Length
 				continue
 			}
 		}
-		if len(b.ranges) < maxProblems {
-			b.ranges = append(b.ranges, Problem{Offset: x.Offset, Length: x.Length, Object: object, Message: why, whole: whole})
+		if len(ranges) < maxProblems {
+			ranges = append(ranges, Problem{Offset: x.Offset, Length: x.Length, Object: object, Message: why, whole: whole})
 		}
 	}
-	if v.usesWrong {
-		b.segments = unlisted(&repo.Manifest{}, page, pieces) // all of them
-	}
-	return b, nil
+	return ranges
 }
 
 // blamePoint reports what is wrong with a page of a point.

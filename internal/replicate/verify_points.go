@@ -227,7 +227,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 					return err
 				}
 			}
-			err = w.check(ctx, &m)
+			err = w.checkMap(ctx, &m)
 		}
 		if err != nil {
 			return err
@@ -322,6 +322,8 @@ type pageWalk struct {
 	v    *verifier
 	base *repo.Manifest // nil: everything is read
 	kept mapOf          // the last page, if it is small
+
+	nodes *repo.NodeCache // of points of version 2
 }
 
 // mapOf is a page with its pieces.
@@ -331,6 +333,17 @@ type mapOf struct {
 }
 
 func (w *pageWalk) drop() { *w = pageWalk{v: w.v} }
+
+// checkMap is check for maps of either version. One of the other version is no base.
+func (w *pageWalk) checkMap(ctx context.Context, m *repo.Manifest) error {
+	if w.base != nil && (w.base.Version == 2) != (m.Version == 2) {
+		w.base = nil
+	}
+	if m.Version == 2 {
+		return w.checkTree(ctx, m)
+	}
+	return w.check(ctx, m)
+}
 
 // check reads the pages of a manifest that its base does not have, notes what they expect, and makes the manifest the
 // next base.
@@ -402,7 +415,9 @@ func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	all := make([]expected, 0, 1024)
-	all = append(all, v.expect(page.Frame, 0, 0, repo.Sum{}))
+	if page.Frame.Stored > 0 { // else the pieces are of a leaf, which was noted when it was read
+		all = append(all, v.expect(page.Frame, 0, 0, repo.Sum{}))
+	}
 	for _, x := range pieces {
 		for len(was) > 0 && was[0].Offset < x.Offset {
 			was = was[1:]
@@ -526,7 +541,7 @@ func (v *verifier) pageBroken(p repo.Page, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.broken) < maxFaults {
-		v.broken[p] = err.Error()
+		v.broken[p.Frame] = err.Error()
 	}
 }
 

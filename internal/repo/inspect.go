@@ -171,3 +171,23 @@ func (r *Repo) ScanSegment(ctx context.Context, s Segment, fn func(f Frame, cont
 	}
 	return nil
 }
+
+// CheckSegmentSize reports whether a segment of which a listing says that it has so many bytes ends as one of that size
+// does. It reads the end only. Damaged if it does not, NotFound.
+func (r *Repo) CheckSegmentSize(ctx context.Context, s Segment, size int64) error {
+	const op = "check segment"
+	if size < headerSize+footerSize || size > MaxSegment {
+		return about(op, s.String(), damaged("it has %d bytes", size))
+	}
+	var err error
+	for range 2 { // a bit may have flipped on its way
+		b, _, gerr := r.store.Get(ctx, s.key(), size-footerSize, footerSize)
+		if gerr != nil {
+			return about(op, s.String(), gerr)
+		}
+		if _, _, err = parseFooter(b, int(size)); err == nil {
+			break
+		}
+	}
+	return about(op, s.String(), err)
+}

@@ -87,3 +87,8 @@ func unpack(codec Codec, packed []byte, size uint32) ([]byte, error) {
 
 // maxRatio: a block of 128 KiB of one byte takes 4 bytes.
 const maxRatio = 128 << 10 / 4
+
+// Unpack is the content, size bytes, of what [Compress] made.
+func Unpack(codec Codec, packed []byte, size uint32) ([]byte, error) {
+	return unpack(codec, packed, size)
+}
