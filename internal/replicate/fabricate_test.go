@@ -34,6 +34,7 @@ type bench struct {
 	truth  map[string]map[string]*made // by volume and point
 	blocks int                         // in one frame, at most
 	old    bool                        // manifests are of version 1
+	mix    *rand.Rand                  // the first ones of a volume are, some of them
 	frames int                         // in one segment, about
 }
 
@@ -252,6 +253,11 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 		return err
 	}
 	slices.SortFunc(layers, func(a, b layer) int { return int(a.Offset/repo.BlockBytes - b.Offset/repo.BlockBytes) })
+	if b.mix != nil {
+		b.mu.Lock()
+		b.old = (base == nil || base.manifest.Version < 2) && b.mix.IntN(3) > 0
+		b.mu.Unlock()
+	}
 	if !b.old {
 		return b.writeTree(ctx, r, m, base, layers, add, finish, &written)
 	}
@@ -362,6 +368,24 @@ func (b *bench) writeTree(ctx context.Context, r *repo.Repo, m, base *made, laye
 	m.manifest.Logical = m.manifest.Map.Bytes
 	m.manifest.Uses = written.uses(m.manifest.Map)
 	return r.PutManifest(ctx, m.manifest)
+}
+
+// pieces are all pieces of a small map.
+func (b *bench) pieces(m *made) []repo.Piece {
+	b.t.Helper()
+	pieces, err := regionPieces(b.t.Context(), b.repo, b.repo.ReadNodes, &m.manifest, 0)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return pieces
+}
+
+// mapFrame is the frame of the first page, or of the root.
+func mapFrame(m *repo.Manifest) repo.Frame {
+	if m.Version == 2 {
+		return m.Map.Frame
+	}
+	return m.Pages[0].Frame
 }
 
 // must is push without faults.

@@ -146,6 +146,7 @@ func TestRestoreLeavesZerosOut(t *testing.T) {
 func TestScatteredChanges(t *testing.T) {
 	rnd := seed(t)
 	b := newBench(t)
+	b.old = true
 	b.blocks, b.frames = 128, 1000
 	const size = 400 << 30
 	c := change{}

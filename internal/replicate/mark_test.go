@@ -12,6 +12,7 @@ import (
 func TestMarkerIsExact(t *testing.T) {
 	rnd := seed(t)
 	b := newBench(t)
+	b.mix = rnd
 	b.history(rnd, "v", nil, 5)
 	b.history(rnd, "fork", b.truth["v"]["p2"], 3)
 
@@ -26,16 +27,18 @@ func TestMarkerIsExact(t *testing.T) {
 		for _, m := range points {
 			k.add(&m.manifest)
 			for _, p := range m.manifest.Pages {
-				pieces, err := b.repo.ReadPage(t.Context(), p)
-				if err != nil {
-					t.Fatal(err)
-				}
-				for _, x := range pieces {
-					for at := int64(x.Within) / repo.BlockBytes; at*repo.BlockBytes < int64(x.Within)+x.Length; at++ {
-						want[place{x.Frame.Segment, x.Frame.Index, int(at)}] = true
-					}
-				}
 				want[place{p.Frame.Segment, p.Frame.Index, -1}] = true
+			}
+			d := &treeDiff{nodes: b.repo.ReadNodes, now: &m.manifest, read: func(n repo.NodeAt, _ bool) {
+				want[place{n.Frame.Segment, n.Frame.Index, -1}] = true
+			}}
+			if err := d.each(t.Context(), func(part) error { return nil }); err != nil {
+				t.Fatal(err)
+			}
+			for _, x := range b.pieces(m) {
+				for at := int64(x.Within) / repo.BlockBytes; at*repo.BlockBytes < int64(x.Within)+x.Length; at++ {
+					want[place{x.Frame.Segment, x.Frame.Index, int(at)}] = true
+				}
 			}
 		}
 	}

@@ -53,7 +53,9 @@ type part struct {
 type treeDiff struct {
 	nodes    readNodes
 	old, now *repo.Manifest // of version 2; nil: nothing
-	noPieces bool           // of old only inner nodes are read: its pieces are not wanted
+
+	// leaf says whether a leaf of old is read; of one that is not, the pieces are as if there were none. Nil: all are.
+	leaf func(repo.Frame) bool
 
 	// read is told of every node that was read; nil: nobody is.
 	read func(n repo.NodeAt, old bool)
@@ -130,7 +132,7 @@ func (d *treeDiff) expand(ctx context.Context) error {
 		var inner [2]*[repo.NodeChildren]repo.NodeRef
 		for i, s := range []*treePart{&p.old, &p.now} {
 			if !d.wants(p, *s, i == 0) {
-				if i == 0 && d.noPieces && s.node.IsLeaf() && s.level == p.level {
+				if i == 0 && s.level == p.level && d.skips(s.node) {
 					*s = treePart{}
 				}
 				continue
@@ -162,8 +164,16 @@ func (d *treeDiff) expand(ctx context.Context) error {
 
 // wants reports whether a part of a pair is a node that is to be read now.
 func (d *treeDiff) wants(p treePair, s treePart, old bool) bool {
-	return !s.node.IsZero() && s.level == p.level && !(old && d.noPieces && s.node.IsLeaf())
+	return !s.node.IsZero() && s.level == p.level && !(old && d.skips(s.node))
 }
+
+// skips reports whether a node of old is a leaf that is not read.
+func (d *treeDiff) skips(n repo.NodeRef) bool {
+	return d.leaf != nil && !n.IsZero() && n.IsLeaf() && !d.leaf(n.Frame)
+}
+
+// noLeaf is a treeDiff.leaf for those who do not want to know what old has.
+func noLeaf(repo.Frame) bool { return false }
 
 // divide adds a pair, or what is in the parts of its range, if one of the two is an inner node.
 func divide(out []treePair, p treePair, inner [2]*[repo.NodeChildren]repo.NodeRef) []treePair {

@@ -261,7 +261,7 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 		}
 		whole := m.Map.IsZero() || x.has(m.Map.Frame)
 		d := &treeDiff{
-			nodes: x.repo.ReadNodes, old: last, now: m, noPieces: true,
+			nodes: x.repo.ReadNodes, old: last, now: m, leaf: noLeaf,
 			broken: func(_ repo.NodeAt, old bool, _ error) error {
 				whole = whole && old
 				return nil

@@ -140,7 +140,7 @@ func TestRepairOfWhatIsGone(t *testing.T) {
 	rnd := seed(t)
 	b := newBench(t)
 	b.history(rnd, "v", nil, 3)
-	for _, key := range []string{b.headKey("v"), "segments/" + b.truth["v"]["p3"].manifest.Pages[0].Frame.Segment.String()} {
+	for _, key := range []string{b.headKey("v"), "segments/" + mapFrame(&b.truth["v"]["p3"].manifest).Segment.String()} {
 		if err := b.store.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)
 		}

@@ -266,9 +266,9 @@ func TestTreeChangesLittle(t *testing.T) {
 	}
 	s.upload()
 	s.reads = 0
-	sum := int64(0)
+	sum := 0
 	d := &treeDiff{nodes: s.read, old: m, now: now}
-	if err := d.each(ctx, func(p part) error { sum += p.to - p.from; return nil }); err != nil || s.reads > 12 || sum > repo.LevelBytes(2) {
-		t.Errorf("the difference is in %d bytes, %d nodes were read, %v", sum, s.reads, err)
+	if err := d.each(ctx, func(p part) error { sum += len(p.old) + len(p.now); return nil }); err != nil || s.reads > 12 || sum > 4*repo.LeafPieces {
+		t.Errorf("the difference is in %d pieces, %d nodes were read, %v", sum, s.reads, err)
 	}
 }

@@ -125,9 +125,9 @@ func TestVerifyBlamesEveryPoint(t *testing.T) {
 		last = b.must("late", fmt.Sprintf("p%d", i), small, last, change{small - repo.BlockBytes: block(rnd.Uint64())}, true)
 		want["late@"+last.point] = true
 	}
-	pieces, err := readRegion(t.Context(), b.repo, &last.manifest, 0)
-	if err != nil || pieces[2].Offset != 2*repo.BlockBytes {
-		t.Fatalf("%v, %v", pieces, err)
+	pieces := b.pieces(last)
+	if pieces[2].Offset != 2*repo.BlockBytes {
+		t.Fatal(pieces)
 	}
 	hit := pieces[2].Frame // of p2
 

@@ -189,11 +189,7 @@ func TestVerifyReportsASegmentOnce(t *testing.T) {
 	b.must("fork", "only", small, v, change{64 * repo.BlockBytes: block(99)}, true)
 	want = append([]string{"fork@only"}, want...)
 
-	pieces, err := readRegion(t.Context(), b.repo, &v.manifest, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key := "segments/" + pieces[0].Frame.Segment.String()
+	key := "segments/" + b.pieces(v)[0].Frame.Segment.String()
 	data, _, err := b.store.Get(t.Context(), key, 0, -1)
 	if err != nil {
 		t.Fatal(err)
@@ -315,6 +311,7 @@ func TestVerifySample(t *testing.T) {
 func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 	rnd := seed(t)
 	b := newBench(t)
+	b.old = true
 	ctx := t.Context()
 	v := b.history(rnd, "v", nil, 2)
 	relist := func(m repo.Manifest, change func(*repo.Point)) {

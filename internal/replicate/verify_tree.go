@@ -27,7 +27,8 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 		}
 	}
 	d := &treeDiff{
-		nodes: w.nodes.Read, old: w.base, now: m, noPieces: v.ReadPercent == 0,
+		nodes: w.nodes.Read, old: w.base, now: m,
+		leaf: func(f repo.Frame) bool { return v.ReadPercent > 0 && w.nodes.Has(f) }, // else the same is noted again
 		broken: func(n repo.NodeAt, old bool, err error) error {
 			if !broken(err) {
 				return err
@@ -119,6 +120,9 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 		if clean[place[i]], err = t.below(ctx, o, m, n, r.Node); err != nil {
 			return nil, err
 		}
+		if t.lost(o, n.Frame.Segment) {
+			clean[place[i]] = false
+		}
 		if clean[place[i]] && !n.IsLeaf() && len(t.clean) < maxClean {
 			t.clean[n.Frame] = true
 		}
@@ -131,7 +135,14 @@ func (t *treeBlame) below(ctx context.Context, o owner, m *repo.Manifest, at rep
 	if n.Children == nil {
 		ranges := t.v.wrongPieces(n.Pieces)
 		t.v.blamePoint(o, m, blamed{ranges: ranges})
-		return len(ranges) == 0, nil
+		clean, last := len(ranges) == 0, repo.Segment{}
+		for _, x := range n.Pieces {
+			if x.Frame.Segment != last {
+				last = x.Frame.Segment
+				clean = !t.lost(o, last) && clean
+			}
+		}
+		return clean, nil
 	}
 	var children []repo.NodeAt
 	for slot, ref := range n.Children {
@@ -145,6 +156,17 @@ func (t *treeBlame) below(ctx context.Context, o owner, m *repo.Manifest, at rep
 		clean = clean && c
 	}
 	return clean, err
+}
+
+// lost reports that a segment is missing or has another size, and whether that is so.
+func (t *treeBlame) lost(o owner, s repo.Segment) bool {
+	why := t.v.lost(s)
+	if why != "" {
+		p := o.problem("segments/"+s.String(), "%s", why)
+		p.whole = true
+		t.v.problem(p)
+	}
+	return why != ""
 }
 
 // report reports that a node cannot be read.

@@ -463,6 +463,13 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 	return out, nil
 }
 
+// Has reports whether a node is kept.
+func (c *NodeCache) Has(f Frame) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.known[f] != nil
+}
+
 // shrink forgets the half of the nodes that nobody asked for longest; the caller holds mu.
 func (c *NodeCache) shrink() {
 	if len(c.known) <= 2*c.most {
