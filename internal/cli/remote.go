@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"time"
 
@@ -148,8 +149,21 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 	if r.ConfigRestored {
 		a.note("its config was missing or damaged: put back the copy that is in the recovery kit")
 	}
+	if name := endpointVariable(); name != "" && strings.HasPrefix(r.URL, "s3:") && !strings.Contains(r.URL, "endpoint=") {
+		a.note("%s says where the server is: it must be set for each command, or add the remote with ?endpoint= in its URL", name)
+	}
 	a.warnOnlyKey(ctx, &r.Remote)
 	return nil
+}
+
+// endpointVariable is the variable that names another server than Amazon's, "" if none does.
+func endpointVariable() string {
+	for _, name := range []string{"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"} {
+		if os.Getenv(name) != "" {
+			return name
+		}
+	}
+	return ""
 }
 
 // warnOnlyKey warns if no key but that of this pool opens a remote.

@@ -22,7 +22,7 @@ const roleWait = 3 * time.Second
 //
 //   - the settings AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN;
 //   - if what is ambient may be used, a section of ~/.aws/credentials and ~/.aws/config (or of the files that
-//     AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name): that of the URL's profile,
+//     AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name), or the program that it names: that of the URL's profile,
 //     that of AWS_PROFILE, or "default";
 //   - the role of a container, of a web identity, or of the machine (EC2).
 //
@@ -67,7 +67,10 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 		return credentials.Value{}, errs.New(errs.Permission, op, profile, "there are none for S3").
 			WithHint("give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: files and roles are not looked at here")
 	}
-	file := &credentials.FileAWSCredentials{Profile: cmp.Or(profile, "default")}
+	var file credentials.Provider = &credentials.FileAWSCredentials{Profile: cmp.Or(profile, "default")}
+	if p := newProcess(c.access.Get, cmp.Or(profile, "default")); p != nil {
+		file = p
+	}
 	v, err := file.RetrieveWithCredContext(cc)
 	if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
 		c.used = file

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/errs"
 	"pando/internal/objstore"
 	"pando/internal/objstore/web"
 
@@ -66,11 +67,31 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 		Bucket:      s3utils.CheckValidBucketNameStrict,
 		Set:         l.set,
 	}.Parse(u)
+	if text, name := endpointOf(access); text != "" && err == nil && !u.Query().Has("endpoint") {
+		var wrong string
+		if l.host, l.secure, wrong = web.Endpoint(text); wrong != "" {
+			return l, errs.New(errs.Invalid, "open remote", name, "%s: %s", text, wrong).
+				WithHint("write it as https://HOST:PORT, or take it away and add endpoint= to the remote's URL")
+		}
+	}
 	if bundle := access.Get("AWS_CA_BUNDLE"); bundle != "" && l.options.CAFile == "" {
 		l.options.CAFile = bundle
 	}
 	l.bucket, l.prefix, l.text = at.Bucket, at.Prefix, at.Text
 	return l, err
+}
+
+// endpointOf is the server that is set for Amazon's own programs, and the name of that setting; "": theirs.
+func endpointOf(access objstore.Access) (text, name string) {
+	if strings.EqualFold(access.Get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"), "true") {
+		return "", ""
+	}
+	for _, name := range []string{"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"} {
+		if text := access.Get(name); text != "" {
+			return text, name
+		}
+	}
+	return "", ""
 }
 
 // set takes a parameter of a URL.
