@@ -15,7 +15,7 @@ import (
 
 func (a *App) remotePruneCommand() *cobra.Command {
 	var q replicate.PruneRequest
-	var patience string
+	var patience, maxRepack string
 	c := &cobra.Command{
 		Use:   "prune REMOTE [VOLUME...]",
 		Short: "Remove points that need not be kept, and return their space",
@@ -27,6 +27,12 @@ newest point of each volume stays.
 Hours, days, weeks, months and years are those of UTC, counted from the newest point
 of each volume: a volume that nobody pushes loses nothing by waiting.
 
+Of what stays, only a part may be needed: a segment goes when nothing in it is. If REMOTE
+takes more than 1.5 times what its points need, prune reads the segments with the most
+waste, writes what is needed of them into packs, and deletes them; many small ones become
+few. --max-repack bounds how much one run rewrites: it does the most wasteful part first,
+and the next run goes on. Programs older than this one cannot read REMOTE after that.
+
 It may run while others push, pull and prune, from any host; nothing that they need
 is removed. What a push had sent when its host died stays until two prunes, at least
 --patience apart, have seen no sign of life from it. Of a volume whose list of points
@@ -37,7 +43,8 @@ Nothing is changed at all (damaged) while REMOTE lacks a list of points that thi
 has seen, or has an older one: what only the newer one names would be removed.
 --accept-rollback goes on with what is there, and forgets the rest.`,
 		Example: `  pando remote prune backup --keep-last 10 --keep-daily 14 --keep-monthly 6 --dry-run
-  pando remote prune backup job-17 --keep-within 48h`,
+  pando remote prune backup job-17 --keep-within 48h
+  pando remote prune backup --keep-last 10 --max-repack 5G`,
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
@@ -46,6 +53,7 @@ has seen, or has an older one: what only the newer one names would be removed.
 	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
 	f.StringVar(&patience, "patience", "", fmt.Sprintf("believe that who gives no sign of life for this `DURATION` is dead (default %v)", replicate.DefaultPatience))
 	f.BoolVar(&q.AcceptRollback, "accept-rollback", false, "go on if the remote has lost lists of points, or was put back to older ones")
+	f.StringVar(&maxRepack, "max-repack", "", "rewrite at most `SIZE` of wasteful objects, for example 5G; 0 for none (default: no limit)")
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 		q.Pool = e
 		if q.Policy, err = keep.parse("remote prune"); err != nil {
@@ -53,6 +61,12 @@ has seen, or has an older one: what only the newer one names would be removed.
 		}
 		if f.Changed("patience") {
 			if q.Patience, err = parseTTL("remote prune", patience); err != nil {
+				return err
+			}
+		}
+		q.MaxRepack = -1
+		if f.Changed("max-repack") {
+			if q.MaxRepack, err = parseMaxRepack(maxRepack); err != nil {
 				return err
 			}
 		}
@@ -80,6 +94,14 @@ has seen, or has an older one: what only the newer one names would be removed.
 		return a.printRemotePruned(r.Name, out)
 	})
 	return c
+}
+
+// parseMaxRepack reads how much may be rewritten: 0 is nothing.
+func parseMaxRepack(s string) (int64, error) {
+	if s == "0" {
+		return 0, nil
+	}
+	return parseSize("remote prune", s)
 }
 
 func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
@@ -129,12 +151,24 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	if p.DryRun {
 		freed = "would be " + freed
 	}
-	held, partly := "", ""
+	held, used := "", size(p.UsedBytes)
 	if p.HeldBytes > 0 {
 		held = size(p.HeldBytes) + " for who may still be at work"
 	}
-	if p.PartlyUsedBytes > 0 {
-		partly = fmt.Sprintf(", of which up to %s are not needed but lie among what is", size(p.PartlyUsedBytes))
+	if p.NeededBytes > 0 {
+		used += fmt.Sprintf(", %.2f times the %s that points need", float64(p.UsedBytes)/float64(p.NeededBytes), size(p.NeededBytes))
 	}
-	return a.fields("kept", plural(p.Kept, "point"), "returned", freed, "held", held, "used", size(p.UsedBytes)+partly)
+	return a.fields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p), "held", held, "used", used)
+}
+
+// repackedText says what was, or would be, rewritten; "" if nothing.
+func repackedText(p *replicate.Pruned) string {
+	if p.RepackedObjects == 0 {
+		return ""
+	}
+	text := fmt.Sprintf("%s in %s", size(p.RepackedBytes), plural(p.RepackedObjects, "object"))
+	if p.DryRun {
+		return "would be " + text + ", into " + size(p.PackedBytes)
+	}
+	return text + ", into " + size(p.PackedBytes) + " in " + plural(p.Packs, "pack")
 }

@@ -111,7 +111,6 @@ func choose(all []unit, most int64) []unit {
 // repack moves what is needed out of objects of which little is.
 func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error {
 	units := p.units(o, now, n)
-	defer func() { p.out.NeededBytes = max(0, p.out.UsedBytes-p.out.PartlyUsedBytes) }()
 	if p.MaxRepack == 0 || n.marks.exact() != nil || len(o.moved.Damaged) > 0 {
 		return nil
 	}
