@@ -46,3 +46,17 @@ func FrozenVersion2() (block, stream string, v Volume) {
 	v.Pieces[golden2Size-BlockBytes-100] = b
 	return golden2Block, golden2Stream, v
 }
+
+// FrozenPartial are the frames of which the frozen packs have the even blocks only, by index.
+func FrozenPartial() map[uint32][]byte {
+	return map[uint32][]byte{1: noise(2, 8*BlockBytes-100)}
+}
+
+// FrozenPartialSegment is the segment that they are of.
+func FrozenPartialSegment() (session []byte, n uint32) {
+	id, err := ParseID(goldenPartial)
+	if err != nil {
+		panic(err)
+	}
+	return id[:], 7
+}

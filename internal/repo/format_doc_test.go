@@ -13,8 +13,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -81,6 +83,7 @@ type foreign struct {
 	repository []byte
 	keys       map[string][]byte // by ID
 	first      []byte
+	partial    int // frames of which a part was dropped
 }
 
 func (f *foreign) get(key string) []byte {
@@ -190,15 +193,155 @@ type place struct {
 
 func (f *foreign) frame(p place) []byte {
 	f.t.Helper()
-	b := f.get(fmt.Sprintf("segments/%s/%d", id(p.session), p.n))
+	name := fmt.Sprintf("segments/%s/%d", id(p.session), p.n)
+	if _, err := os.Stat(f.dir + "/" + name); err != nil {
+		return f.movedFrame(p)
+	}
+	b := f.get(name)
 	key := f.hkdf(f.keys[string(b[8:24])], b[24:56], "pando segment v1")
-	nonce := binary.BigEndian.AppendUint64(make([]byte, 4), uint64(p.index))
+	return f.unpack(p.codec, f.decrypt(key, p.nonce(p.index), b[p.offset:p.offset+p.stored], f.aad(p)), p.plain)
+}
+
+func (place) nonce(n uint32) []byte { return binary.BigEndian.AppendUint64(make([]byte, 4), uint64(n)) }
+
+// aad is what a frame is bound to.
+func (f *foreign) aad(p place) []byte {
 	aad := slices.Concat(f.repository, p.session)
 	for _, n := range []uint32{p.n, p.index, p.plain} {
 		aad = binary.LittleEndian.AppendUint32(aad, n)
 	}
-	aad = append(aad, p.codec)
-	return f.unpack(p.codec, f.decrypt(key, nonce, b[p.offset:p.offset+p.stored], aad), p.plain)
+	return append(aad, p.codec)
+}
+
+// movedFrame reads a frame from the greatest pack that has its segment.
+func (f *foreign) movedFrame(p place) []byte {
+	f.t.Helper()
+	best, generation := "", int64(0)
+	tables, err := filepath.Glob(f.dir + "/moved/*/*")
+	f.must(err)
+	for _, t := range tables {
+		key := strings.TrimPrefix(t, f.dir+"/")
+		n := &numbers{f.object(key)}
+		_, number, _ := strings.Cut(strings.TrimPrefix(key, "moved/"), "/")
+		first, err := strconv.ParseInt(number, 10, 64)
+		f.must(err)
+		next := 16 * first
+		for range n.u() {
+			next += n.u()
+			g := n.u()
+			n.u() // bytes
+			segments := n.segments()
+			for _, s := range segments {
+				n.u()
+				if bytes.Equal(s.session, p.session) && s.n == p.n && g > generation {
+					best, generation = fmt.Sprintf("packs/%s/%d", filepath.Base(filepath.Dir(t)), next), g
+				}
+			}
+			next++
+		}
+	}
+	content, blocks := f.packedFrame(best, p)
+	for i, b := range blocks {
+		if b != 0xff {
+			f.partial++
+			for at := range 8 {
+				if from := (8*i + at) * 4096; b>>at&1 == 0 && from < len(content) {
+					clear(content[from:min(from+4096, len(content))])
+				}
+			}
+		}
+	}
+	return content
+}
+
+// packedFrame finds a frame in a pack, and says which of its blocks are there.
+func (f *foreign) packedFrame(key string, p place) (content, blocks []byte) {
+	f.t.Helper()
+	b := f.get(key)
+	end := len(b)
+	if string(b[end-8:]) != "PNDOPEND" {
+		f.t.Fatal("no pack")
+	}
+	at, length := binary.LittleEndian.Uint32(b[end-16:]), binary.LittleEndian.Uint32(b[end-12:])
+	packKey := f.hkdf(f.keys[string(b[8:24])], b[24:56], "pando pack v1")
+	nonce := append([]byte{1}, make([]byte, 11)...)
+	plain := f.decrypt(packKey, nonce, b[at:at+length], slices.Concat(b[:56], f.repository, []byte(key)))
+	n := &numbers{f.unpack(plain[0], plain[5:], binary.LittleEndian.Uint32(plain[1:]))}
+	offset, number := uint32(56), uint32(0)
+	for range n.u() {
+		s := place{session: n.take(16), n: uint32(n.u())}
+		segmentKey := f.hkdf(f.keys[string(n.take(16))], n.take(32), "pando segment v1")
+		n.u() // bytes of the segment
+		index, from := int64(0), int64(56)
+		for range n.u() {
+			index += n.u()
+			from += n.u()
+			x := s
+			x.index, x.offset = uint32(index), uint32(from)
+			n.length(&x)
+			index, from = index+1, from+int64(x.stored)
+			stored, codec, kept := x.stored, x.codec, x.plain
+			blocks := bytes.Repeat([]byte{0xff}, 16)
+			part := n.take(1)[0] == 1
+			if part {
+				blocks = n.take(16)
+				kept = 0
+				for i := range (x.plain + 4095) / 4096 {
+					if blocks[i/8]>>(i%8)&1 == 1 {
+						kept += min(4096, x.plain-i*4096)
+					}
+				}
+				codec = n.take(1)[0]
+				if stored = kept + 16; codec == 1 {
+					stored -= uint32(n.u())
+				}
+			}
+			if bytes.Equal(x.session, p.session) && x.n == p.n && x.index == p.index {
+				sealed := b[offset : offset+stored]
+				if !part {
+					return f.unpack(x.codec, f.decrypt(segmentKey, p.nonce(x.index), sealed, f.aad(x)), x.plain), blocks
+				}
+				some := f.unpack(codec, f.decrypt(packKey, p.nonce(number), sealed, slices.Concat(f.aad(x), blocks, []byte{codec})), kept)
+				out := make([]byte, x.plain)
+				for i := range (x.plain + 4095) / 4096 {
+					if blocks[i/8]>>(i%8)&1 == 1 {
+						k := copy(out[i*4096:min((i+1)*4096, x.plain)], some)
+						some = some[k:]
+					}
+				}
+				return out, blocks
+			}
+			offset, number = offset+stored, number+1
+		}
+	}
+	f.t.Fatalf("%s has no frame %d", key, p.index)
+	return nil, nil
+}
+
+// TestAnotherProgramCanReadPacks reads the partial frames of the frozen packs; whole ones are read with the volume.
+func TestAnotherProgramCanReadPacks(t *testing.T) {
+	who, err := age.ParseX25519Identity(repo.FrozenIdentity)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &foreign{t: t, dir: "testdata/packs"}
+	f.openConfig(who, 1)
+	session, n := repo.FrozenPartialSegment()
+	for index, want := range repo.FrozenPartial() {
+		got := f.movedFrame(place{session: session, n: n, index: index})
+		for at := 0; at < len(want); at += 4096 {
+			block := want[at:min(at+4096, len(want))]
+			if at/4096%2 == 1 {
+				block = make([]byte, len(block))
+			}
+			if !bytes.Equal(got[at:at+len(block)], block) {
+				t.Fatalf("frame %d has another block at %d", index, at)
+			}
+		}
+	}
+	if f.partial == 0 {
+		t.Error("no frame was partial")
+	}
 }
 
 type numbers struct{ b []byte }
@@ -285,9 +428,15 @@ func TestAnotherProgramCanReadIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for kind, who := range map[byte]age.Identity{1: x25519, 2: paper} {
-		f := &foreign{t: t, dir: "testdata/v1"}
-		f.openConfig(who, kind)
+	for _, c := range []struct {
+		dir  string
+		kind byte
+		who  age.Identity
+	}{
+		{"testdata/v1", 1, x25519}, {"testdata/v1", 2, paper}, {"testdata/packs", 1, x25519},
+	} {
+		f := &foreign{t: t, dir: c.dir}
+		f.openConfig(c.who, c.kind)
 
 		mac := hmac.New(sha256.New, f.expand(f.first, "pando names v1", 32))
 		mac.Write([]byte("web"))
