@@ -285,8 +285,8 @@ func older(pt engine.Point, newest repo.Point) bool {
 
 // takeOver makes this pool the writer of a head, unless it is that already. admit says whether
 // a head can be taken over; it may be called several times. took: it was another's before.
-// NotFound, Conflict (others do not stop writing it; this pool is a copy of the writer), and
-// admit's errors.
+// NotFound, Conflict (others do not stop writing it; this pool is a copy of the writer), Damaged
+// (the head is older than this pool remembers, which a new epoch would hide), and admit's errors.
 func (w *headWriter) takeOver(ctx context.Context, name string, admit func(repo.Head) error) (h repo.Head, took bool, err error) {
 	before, err := w.tokens.load(name)
 	if err != nil {
@@ -296,15 +296,19 @@ func (w *headWriter) takeOver(ctx context.Context, name string, admit func(repo.
 		if err := admit(*h); err != nil {
 			return false, err
 		}
+		if why := w.memory.older(h, true); why != "" {
+			return false, errs.New(errs.Damaged, opPull, name, "%s", why).
+				WithHint("restore the remote if you can; to go on with what is there: %s", errs.Run("remote prune", w.remote, errs.Param("accept-rollback")))
+		}
 		if h.Writer.Pool == w.me.Pool {
 			own, err := w.judge(before, h)
-			if err == nil && own == foreignWrite && w.memory.older(h, true) == "" {
+			if err == nil && own == foreignWrite {
 				err = w.copied(opPull, *h)
 			}
 			return false, err // also if an earlier try was done and its answer was lost
 		}
 		// Which volume of this pool it is, is known when that is here.
-		h.Epoch, h.Writer, h.Lineage = max(h.Epoch, w.memory[name].Epoch)+1, w.me, ""
+		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, w.me, ""
 		h.Token, err = w.tokens.pend(name)
 		took = true
 		return true, err

@@ -116,15 +116,18 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 
 func (p *puller) run(ctx context.Context) error {
 	p.Tracker.Start("looking", 0, 0)
+	if err := p.known(ctx); err != nil { // before the head is read: see headMemory
+		return err
+	}
 	h, _, err := p.repo.Head(ctx, p.Ref.Name)
 	if err != nil {
 		return noVolume(err, p.repo, opPull, p.Ref.Name)
 	}
+	if why := headMemory(p.heads).older(&h, true); why != "" {
+		p.note("%s", why)
+	}
 	pt, err := pointOf(ctx, p.repo, h, opPull, p.Ref)
 	if err != nil {
-		return err
-	}
-	if err := p.known(ctx); err != nil {
 		return err
 	}
 	if err := p.recognise(ctx, append(slices.Clone(h.Recent), pt)); err != nil {

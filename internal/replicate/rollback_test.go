@@ -260,3 +260,39 @@ func TestNoFalseRollback(t *testing.T) {
 	a.push("g@1")
 	both("pushed what was there")
 }
+
+// TestTakeOverOfRollback: a pool does not take over a head that is older than it has seen, as the new epoch would hide
+// that. It can read it, and is told.
+func TestTakeOverOfRollback(t *testing.T) {
+	a := newWorld(t)
+	b := a.another(t)
+	rp := a.open()
+	a.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	a.clone("g", "v")
+	a.pushChange(t, "v", 2)
+	old := headNow(t, rp, "v")
+	a.pushChange(t, "v", 3)
+	b.wantNoRollback(t, "at first")
+	putBack(t, rp, old)
+
+	pull := func(q PullRequest) (Pulled, error) {
+		q.Ref = ref.Ref{Name: "v"}
+		return Pull(t.Context(), b.e, b.r, q)
+	}
+	out, err := pull(PullRequest{As: ref.MustName("look")})
+	if err != nil || !strings.Contains(strings.Join(out.Notes, "\n"), "older state") {
+		t.Errorf("%v, %v", out.Notes, err)
+	}
+	_, err = pull(PullRequest{TakeOver: true})
+	wantKind(t, err, errs.Damaged, "accept-rollback")
+	if h := headNow(t, rp, "v"); h.Epoch != old.Epoch || h.Writer != old.Writer {
+		t.Errorf("a refused take-over leaves %+v", h)
+	}
+	if _, err := b.tryPrune(PruneRequest{AcceptRollback: true}); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := pull(PullRequest{TakeOver: true}); err != nil || !out.TookOver || out.Epoch != old.Epoch+2 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	b.pushChange(t, "v", 4)
+}

@@ -419,3 +419,45 @@ func TestNewWriterWaitsForPushes(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// frozenTokens is what testdata/tokens-v1 has.
+func frozenTokens() tokens {
+	id := func(b byte) (out repo.ID) {
+		for i := range out {
+			out[i] = b + byte(i)
+		}
+		return out
+	}
+	return tokens{current: id(0x20), pending: []repo.ID{id(0x40), id(0x50)}, retired: []repo.ID{id(0x10), id(0x30)}}
+}
+
+// TestFrozenTokens: version 1 is read for ever.
+func TestFrozenTokens(t *testing.T) {
+	b, err := os.ReadFile("testdata/tokens-v1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, end, err := decodeTokens(b)
+	if err != nil || end != len(b) {
+		t.Fatalf("%d of %d bytes, %v", end, len(b), err)
+	}
+	sameTokens(t, got, frozenTokens())
+}
+
+// FuzzTokens: whatever is in a file, it is read without harm, and what was read is read again from a short file.
+func FuzzTokens(f *testing.F) {
+	if b, err := os.ReadFile("testdata/tokens-v1"); err == nil {
+		f.Add(b)
+	}
+	f.Add([]byte(tokenHeader))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, end, err := decodeTokens(b)
+		if err != nil || end > len(b) {
+			return
+		}
+		again, _, err := decodeTokens(encodeTokens(got))
+		if err != nil || again.current != got.current || !slices.Equal(again.pending, got.pending) {
+			t.Errorf("%+v became %+v, %v", got, again, err)
+		}
+	})
+}
