@@ -24,7 +24,7 @@ func (e *Engine) SendsStreams() bool {
 	return ok
 }
 
-// ErrUnchanged: a tree is the same as its base.
+// ErrUnchanged says that a tree is the same as its base.
 var ErrUnchanged = errors.New("nothing has changed")
 
 // untilSame passes a stream on, unless all of it says that nothing has changed.

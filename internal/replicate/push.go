@@ -226,6 +226,8 @@ type job struct {
 	named bool // a manifest may be written that names the head
 	begun time.Time
 	note  string
+
+	portable bool // what it replaces is a tree that every driver can read
 }
 
 // target pushes one volume, snapshot or generation. It may return what was pushed

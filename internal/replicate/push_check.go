@@ -157,7 +157,7 @@ func (p *pusher) again(ctx context.Context, jb *job, at repo.Point) error {
 	if err := p.endPlanned(ctx, jb.j); err != nil {
 		return err
 	}
-	jb.goOn = false
+	jb.goOn, jb.portable = false, at.Content == repo.Tree
 	if p.replace == nil {
 		p.replace = map[string]uint64{}
 	}

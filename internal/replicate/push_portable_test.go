@@ -202,6 +202,10 @@ func TestWrongDriver(t *testing.T) {
 	if out := w.pushPortable("g", "v@"+snap); !out[0].Unchanged || !out[1].Unchanged {
 		t.Errorf("%+v", out)
 	}
+	again, err := Push(t.Context(), w.e, w.r, PushRequest{Refs: []ref.Ref{refs(t, "v@"+snap)}, Full: true})
+	if err != nil || again[len(again)-1].Content != "tree" {
+		t.Errorf("what is sent again has another form: %+v, %v", again, err)
+	}
 	o.pull("v", PullRequest{})
 	sameTree(t, w, "v", o, "v")
 	w.whole()

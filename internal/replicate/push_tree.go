@@ -19,8 +19,8 @@ const maxChain = 30
 
 // treeContent is in which form trees are pushed: as a stream of their driver, or in the one that every driver with
 // trees can read, which drivers without a stream of their own always use.
-func (p *pusher) treeContent() repo.Content {
-	if p.q.Portable || !p.e.SendsStreams() {
+func (p *pusher) treeContent(jb *job) repo.Content {
+	if p.q.Portable || jb.portable || !p.e.SendsStreams() {
 		return repo.Tree
 	}
 	return repo.Stream
@@ -42,7 +42,7 @@ func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushe
 		var origin *repo.Origin
 		if attempt < baseAttempts-1 {
 			var err error
-			if b, origin, err = p.chooseBase(ctx, jb, h, l, p.treeContent()); err != nil {
+			if b, origin, err = p.chooseBase(ctx, jb, h, l, p.treeContent(jb)); err != nil {
 				return Pushed{}, err
 			}
 			if b, err = p.intactBase(ctx, jb, b); err != nil {
@@ -162,7 +162,7 @@ func (p *pusher) idle(ctx context.Context, jb *job, l *lease, b base, h headStat
 }
 
 func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, origin *repo.Origin) (Pushed, error) {
-	pt, content := jb.pt, p.treeContent()
+	pt, content := jb.pt, p.treeContent(jb)
 	var st stats
 	var h headState
 	g, gctx := errgroup.WithContext(ctx)
@@ -230,7 +230,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 // newest point of the volume does.
 func (p *pusher) send(ctx context.Context, jb *job, b base, w io.Writer) error {
 	q := engine.ReadRequest{Point: jb.pt.ID, Base: b.object}
-	if p.treeContent() == repo.Stream {
+	if p.treeContent(jb) == repo.Stream {
 		return p.e.SendStream(ctx, q, w)
 	}
 	if b.object == "" || !jb.took || !b.newest || b.head != jb.head {
