@@ -92,7 +92,7 @@ func (a *App) printRepaired(out *replicate.Repaired) error {
 		switch {
 		case !v.Repaired:
 			a.warn("%s: %s", cmp.Or(v.Volume, v.Object), oneLine(v.Reason))
-		case !v.Writer:
+		case !v.Writer && !v.Part:
 			a.note("%s has no writer now: take it over with `pando pull --take-over`", v.Volume)
 		}
 	}

@@ -47,7 +47,8 @@ type Repaired struct {
 // RepairedVolume is a volume or golden whose list of points was made anew.
 type RepairedVolume struct {
 	Volume   string   `json:"volume"`         // "" if nothing tells it
-	Object   string   `json:"object"`         // its list of points: "heads/..."
+	Object   string   `json:"object"`         // its list of points: "heads/...", or the part of it: "points/..."
+	Part     bool     `json:"part,omitempty"` // only a part of the list was damaged or missing: the rest is as it was, also the writer
 	Missing  bool     `json:"missing"`        // the list was not there; else it was damaged
 	Repaired bool     `json:"repaired"`       // it is there again; of a dry run: it would be
 	Points   []string `json:"points"`         // that are whole, the oldest first

@@ -27,7 +27,7 @@ func (x *repairer) note(h repo.Head, bad []*pageFault) {
 // The rest of the head stays as it is.
 func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (RepairedVolume, error) {
 	out := RepairedVolume{
-		Volume: f.head.Name, Object: f.bad[0].Page.Object(), Points: []string{}, Broken: []string{}, Reason: f.bad[0].Error(), Writer: x.writes(f.head),
+		Volume: f.head.Name, Object: f.bad[0].Page.Object(), Part: true, Missing: errs.Is(f.bad[0], errs.NotFound), Points: []string{}, Broken: []string{}, Reason: f.bad[0].Error(), Writer: x.writes(f.head),
 	}
 	var found []*repo.Manifest
 	for _, m := range x.manifests {
