@@ -163,6 +163,9 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	}
 	err = a.track(func(t *progress.Tracker) (err error) {
 		q.Tracker = t
+		if !a.json {
+			q.Warn = func(text string) { a.note("%s", text) }
+		}
 		out, err = replicate.Push(ctx, e, r, q)
 		return err
 	})

@@ -121,10 +121,17 @@ func (a *App) printDetail(d engine.Detail) error {
 	if d.StallSeconds > 0 {
 		stall = fmt.Sprintf("up to %v while a copy is made of it in use", time.Duration(d.StallSeconds*float64(time.Second)).Round(time.Millisecond))
 	}
+	key := ""
+	if d.Key != nil {
+		key = "loaded"
+		if !d.Key.Loaded {
+			key = "not loaded (`zfs load-key " + d.Key.Root + "`)"
+		}
+	}
 	err := a.fields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency, "keep", keep, "pinned", pinned, "size", sizeText,
-		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "tied", tied, "measured", measured,
+		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "tied", tied, "key", key, "measured", measured,
 		"clone cost", cost, "write stall", stall, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+ago(d.CreatedAt)+")", "last used", ago(d.LastUsedAt), "expires", expires,
 	)
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {

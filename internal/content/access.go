@@ -191,6 +191,7 @@ func (acc *Access) WithTree(
 	switch {
 	case w.Source != "":
 		m, err = mount.Device(w.Type, w.Source, w.Options, readOnly || w.ReadOnly)
+		err = acc.blameKey(ctx, id, w.Source, err)
 	case readOnly && CanMount():
 		m, err = mount.Tree(w.Tree, true)
 	default:
@@ -205,6 +206,20 @@ func (acc *Access) WithTree(
 		return err
 	}
 	return insideMount(m, w.Source != "" && !readOnly, fn)
+}
+
+// blameKey gives an error of a mount the reason that the object's encryption key is not loaded, if it is that.
+func (acc *Access) blameKey(ctx context.Context, id driver.ObjectID, what string, err error) error {
+	keyed, ok := acc.drv.(driver.Keyed)
+	if err == nil || !ok || !errors.Is(err, unix.EACCES) {
+		return err
+	}
+	k, kerr := keyed.Key(ctx, id)
+	if kerr != nil || k.Root == "" || k.Loaded {
+		return err
+	}
+	return errs.New(errs.Permission, "mount", what, "its encryption key is not loaded: %w", err).
+		WithHint("load it with `zfs load-key %s`, or from a file with `zfs load-key -L file:///PATH %s`", k.Root, k.Root)
 }
 
 // insideMount calls fn with the root of a detached mount, and unmounts it.

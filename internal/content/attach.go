@@ -41,7 +41,8 @@ func (acc *Access) Attach(ctx context.Context, row catalog.Row, t Target) (catal
 	case what.Tree != "":
 		return acc.attachTree(a, what, t)
 	case what.Source != "":
-		return acc.attachSource(a, what, t)
+		a, err := acc.attachSource(a, what, t)
+		return a, acc.blameKey(ctx, row.ID, row.Name, err)
 	}
 	return acc.attachImage(ctx, a, what, t)
 }

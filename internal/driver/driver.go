@@ -451,6 +451,39 @@ type Streamer interface {
 	Receive(ctx context.Context, id Identity, base ObjectID, r io.Reader) error
 }
 
+// StreamPlan is what is known of a stream before it is sent.
+type StreamPlan struct {
+	// Raw: the blocks of an encrypted tree travel as they lie on disk, so its key need not be loaded, and who receives
+	// them needs it to read them. A raw difference fits only a base that was itself sent and received raw.
+	Raw bool
+
+	Bytes int64 // that it will have, about; 0: not known
+
+	// How much less than Bytes the same data may take where it lies, as blocks that are referred to more than once (by
+	// block cloning or dedup) are there only once, and in a stream as often: at most so much.
+	SavedBytes int64
+}
+
+// Planner is a Streamer that can say something of a stream beforehand.
+type Planner interface {
+	// Plan describes the stream that Send of the same objects would write, without reading their content. That a base
+	// cannot serve as one it leaves to Send. NotFound, Invalid.
+	Plan(ctx context.Context, from, base ObjectID) (StreamPlan, error)
+}
+
+// Key is what must be loaded before an encrypted object can be mounted.
+type Key struct {
+	Root   string `json:"root"`   // what has the key, in the driver's own words: "tank/pando"; "": the object is not encrypted
+	Loaded bool   `json:"loaded"` // the key
+	Own    bool   `json:"own"`    // it is not the pool's: the object was received raw, or descends from one that was
+}
+
+// Keyed is a driver whose objects may be encrypted.
+type Keyed interface {
+	// Key says which key an object has. NotFound.
+	Key(ctx context.Context, id ObjectID) (Key, error)
+}
+
 // Comparer is a driver that can tell at next to no cost that two immutable objects are the same, as what it keeps of a
 // change is a number.
 type Comparer interface {

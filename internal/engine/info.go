@@ -271,6 +271,8 @@ type Detail struct {
 	StallSeconds float64 `json:"stall_seconds,omitempty"`
 
 	TiedBytes int64 `json:"tied_bytes,omitempty"` // of things destroyed, which stay as long as this does or others need them
+
+	Key *driver.Key `json:"key,omitempty"` // that the pool's filesystem encrypts it with; none: it does not
 }
 
 // Show describes what a reference names, measured now. What programs have
@@ -321,6 +323,9 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	row = one[0]
 	d.TiedBytes = row.Usage.TiedBytes
 	d.StallSeconds = e.content.Stall(row).Seconds()
+	if k, err := e.Key(ctx, row.ID); err == nil && k.Root != "" {
+		d.Key = &k
+	}
 	if row.Kind != driver.Generation && row.Golden != "" {
 		d.Base = ref.Generation(row.Golden, row.Generation)
 	}

@@ -296,6 +296,33 @@ func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) err
 	return s.Send(ctx, id, base, w)
 }
 
+// PlanStream says what is known of the stream that SendStream of the same request would write. The zero value if the
+// driver knows nothing. NotFound, Invalid.
+func (e *Engine) PlanStream(ctx context.Context, q ReadRequest) (driver.StreamPlan, error) {
+	p, ok := e.drv.(driver.Planner)
+	if !ok {
+		return driver.StreamPlan{}, nil
+	}
+	ctx, end := e.ledger.Begin(ctx)
+	defer end()
+	return p.Plan(ctx, q.Point, q.Base)
+}
+
+// ReceivesRaw reports whether this pool can hold trees that are encrypted where they come from.
+func (e *Engine) ReceivesRaw() bool {
+	_, ok := e.drv.(driver.Keyed)
+	return ok
+}
+
+// Key says which encryption key a point has; the zero value if it is not encrypted by the pool's filesystem. NotFound.
+func (e *Engine) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
+	k, ok := e.drv.(driver.Keyed)
+	if !ok {
+		return driver.Key{}, nil
+	}
+	return k.Key(ctx, id)
+}
+
 // SamePoint reports whether a point is certainly the same as its base, so that there is nothing to send. It costs
 // next to nothing: false if the driver cannot tell so cheaply. NotFound.
 func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (bool, error) {

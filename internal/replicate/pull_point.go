@@ -38,6 +38,11 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest is of something else").
 			WithHint("see %s", errs.Run("verify"))
 	}
+	if m.Raw && !p.e.ReceivesRaw() {
+		return engine.Info{}, errs.New(errs.Unsupported, opPull, h.Name+"@"+pt.Name,
+			"it is an encrypted ZFS dataset, whose blocks travel as they lay on disk").
+			WithHint("pull it into a pool of the zfs driver: %s", errs.Run("init --driver zfs"))
+	}
 	q := engine.ReceiveRequest{
 		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,
 		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef, Tracker: p.Tracker,
@@ -103,7 +108,22 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 	if err != nil {
 		return engine.Info{}, err
 	}
-	return info, p.known(ctx)
+	if err := p.known(ctx); err != nil {
+		return engine.Info{}, err
+	}
+	if m.Raw && depth == 0 {
+		p.noteKey(ctx, m.ID)
+	}
+	return info, nil
+}
+
+// noteKey says what must be done before what was pulled raw can be mounted.
+func (p *puller) noteKey(ctx context.Context, id repo.ID) {
+	k, err := p.e.Key(ctx, p.links[id])
+	if err == nil && k.Root != "" && !k.Loaded {
+		p.note("its files are encrypted with the key that they had where they were pushed: before it can be mounted, load that "+
+			"with `zfs load-key %s`", k.Root)
+	}
 }
 
 // estimate is how much of the pool a point will take, about.

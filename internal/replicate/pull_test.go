@@ -30,8 +30,12 @@ func (w *world) other(dir, driverName string) *world { return w.otherIn(w.t, dir
 // otherIn is other, for a part of a test.
 func (w *world) otherIn(t *testing.T, dir, driverName string) *world {
 	t.Helper()
-	o := &world{t: t, e: newEngine(t, dir, driverName)}
-	o.dir = o.e.Dir()
+	return w.otherOf(t, newEngine(t, dir, driverName))
+}
+
+func (w *world) otherOf(t *testing.T, e *engine.Engine) *world {
+	t.Helper()
+	o := &world{t: t, e: e, dir: e.Dir()}
 	if _, err := Add(w.t.Context(), o.e, AddRequest{Name: "r", URL: w.r.URL, Identity: w.r.identity, MustExist: true}); err != nil {
 		w.t.Fatal(err)
 	}

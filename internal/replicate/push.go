@@ -37,6 +37,9 @@ type PushRequest struct {
 
 	AcceptRollback bool // go on if the remote was put back to an older state than this pool has seen
 
+	// Warn is called with what a person should know before a point is sent; nil: that is in its Note.
+	Warn func(text string)
+
 	Tracker *progress.Tracker
 }
 
@@ -60,8 +63,10 @@ type Pushed struct {
 	Segments      int64   `json:"segments"`       // that were uploaded
 	Seconds       float64 `json:"seconds"`
 	Epoch         uint64  `json:"epoch"`
-	LostSegments  int     `json:"lost_segments"`  // of what was there, which were missing or damaged: what is needed of them was sent again
-	Note          string  `json:"note,omitempty"` // what was not done, and why
+	LostSegments  int     `json:"lost_segments"`            // of what was there, which were missing or damaged: what is needed of them was sent again
+	Raw           bool    `json:"raw,omitempty"`            // of an encrypted ZFS dataset: its blocks travel as they lie on disk
+	ExpectedBytes int64   `json:"expected_bytes,omitempty"` // of the stream, as was estimated before it was sent; 0: not known
+	Note          string  `json:"note,omitempty"`           // what was not done, and why
 }
 
 // Push carries points of volumes and goldens to a remote. Only what has changed since

@@ -6,6 +6,7 @@ import (
 	"io"
 	"time"
 
+	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/repo"
@@ -64,7 +65,11 @@ func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushe
 				}
 			}
 		}
-		out, err := p.stream(ctx, jb, h, b, origin)
+		b, plan, err := p.planTree(ctx, jb, b)
+		if err != nil {
+			return Pushed{}, err
+		}
+		out, err := p.stream(ctx, jb, h, b, origin, plan)
 		switch {
 		case errors.Is(err, errBaseGone):
 			if h, l, err = p.lookAgain(ctx, jb, b); err != nil {
@@ -73,7 +78,10 @@ func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushe
 			continue
 		case errs.Is(err, errs.Unsupported) && b.object != "":
 			// The base cannot serve as one: it is whole then.
-			return p.stream(ctx, jb, h, base{}, origin)
+			if b, plan, err = p.planTree(ctx, jb, base{}); err != nil {
+				return Pushed{}, err
+			}
+			return p.stream(ctx, jb, h, b, origin, plan)
 		}
 		return out, err
 	}
@@ -120,7 +128,8 @@ func (p *pusher) chainBears(ctx context.Context, h headState, b base) (bool, err
 }
 
 // stream pushes one stream: the whole tree, or what differs from base.
-func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origin *repo.Origin) (Pushed, error) {
+func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origin *repo.Origin, expected driver.StreamPlan,
+) (Pushed, error) {
 	pt := jb.pt
 	var pins []repo.ID
 	if b.object != "" {
@@ -135,9 +144,11 @@ func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origi
 	if err != nil {
 		return Pushed{}, err
 	}
-	out, err := p.streamUnder(work, jb, l, b, origin)
+	out, err := p.streamUnder(work, jb, l, b, origin, expected)
 	if errors.Is(err, engine.ErrUnchanged) {
-		out, err = p.idle(ctx, jb, l, b, h)
+		if err = l.end(ctx); err == nil {
+			return p.idleTree(ctx, jb, h, b)
+		}
 	} else {
 		err = p.after(ctx, jb, l, err)
 	}
@@ -145,23 +156,8 @@ func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origi
 	return out, err
 }
 
-// idle ends a push of a volume in which nothing has changed: it gets no new point.
-func (p *pusher) idle(ctx context.Context, jb *job, l *lease, b base, h headState) (Pushed, error) {
-	out := p.describe(jb, h, b.point)
-	out.Unchanged, out.Base = true, b.ref()
-	if o, err := p.e.PointByID(ctx, b.object); err == nil {
-		out.Ref = o.Ref
-	}
-	if err := l.end(ctx); err != nil {
-		return out, err
-	}
-	if err := p.destroy(ctx, jb.pt.Ref); err != nil {
-		return out, err
-	}
-	return out, jb.j.clear()
-}
-
-func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, origin *repo.Origin) (Pushed, error) {
+func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, origin *repo.Origin, expected driver.StreamPlan,
+) (Pushed, error) {
 	pt, content := jb.pt, p.treeContent(jb)
 	var st stats
 	var h headState
@@ -175,7 +171,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 		return err
 	})
 	pl := &pipeline{repo: p.repo, session: l.id, stats: &st, ready: func(context.Context) error { return nil }}
-	p.q.Tracker.Start("pushing "+pt.Ref, 0, 0)
+	p.q.Tracker.Start("pushing "+pt.Ref, 0, expected.Bytes)
 	g.Go(func() error {
 		return pl.run(gctx, func(ctx context.Context, to *batcher) error {
 			w := &streamWriter{ctx: ctx, b: to, p: p, stats: &st}
@@ -194,7 +190,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	}
 	m := repo.Manifest{
 		ID: repo.NewID(), Volume: jb.head, Point: pt.Name, Content: content, FS: string(pt.FS), SizeBytes: pt.SizeBytes, Sector: pt.Sector,
-		CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency), Source: string(pt.ID), Session: l.id, Origin: origin,
+		CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency), Source: string(pt.ID), Session: l.id, Origin: origin, Raw: expected.Raw,
 		Added: st.uploaded.Load(), Stream: pl.frames,
 	}
 	if b.object != "" {
@@ -221,7 +217,7 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	}
 	err = p.settle(ctx, jb, h, m.ID, l.end)
 	out := p.describe(jb, h, at)
-	out.Base, out.Full = b.ref(), b.object == ""
+	out.Base, out.Full, out.Raw, out.ExpectedBytes = b.ref(), b.object == "", expected.Raw, expected.Bytes
 	out.ReadBytes, out.UploadedBytes, out.Segments = st.read.Load(), st.uploaded.Load(), st.segments.Load()
 	return out, err
 }

@@ -16,6 +16,7 @@ import (
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
+	"pando/internal/driver/zfs"
 	"pando/internal/engine"
 	"pando/internal/objstore"
 	"pando/internal/objstore/storetest"
@@ -26,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var testDrivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open}
+var testDrivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open, zfs.Name: zfs.Open}
 
 const mib = 1 << 20
 
@@ -42,9 +43,15 @@ type world struct {
 // newEngine makes a pool in a directory, removed at the end of the test.
 func newEngine(t *testing.T, dir, driverName string) *engine.Engine {
 	t.Helper()
-	pool := filepath.Join(dir, "pool")
 	testfs.LeakCheck(t, dir)
-	if _, err := engine.Init(t.Context(), engine.InitRequest{Dir: pool, Driver: driverName}, testDrivers); err != nil {
+	return initEngine(t, engine.InitRequest{Dir: filepath.Join(dir, "pool"), Driver: driverName})
+}
+
+// initEngine makes a pool, removed at the end of the test.
+func initEngine(t *testing.T, q engine.InitRequest) *engine.Engine {
+	t.Helper()
+	pool := q.Dir
+	if _, err := engine.Init(t.Context(), q, testDrivers); err != nil {
 		t.Fatal(err)
 	}
 	e := openEngine(t, pool)
@@ -88,7 +95,11 @@ func newWorld(t *testing.T) *world {
 
 func worldOn(t *testing.T, dir, driverName, url string) *world {
 	t.Helper()
-	e := newEngine(t, dir, driverName)
+	return worldOf(t, newEngine(t, dir, driverName), url)
+}
+
+func worldOf(t *testing.T, e *engine.Engine, url string) *world {
+	t.Helper()
 	w := &world{t: t, e: e, dir: e.Dir()}
 	if _, err := Add(t.Context(), e, AddRequest{Name: "r", URL: url}); err != nil {
 		t.Fatal(err)

@@ -118,6 +118,7 @@ type Manifest struct {
 	Session     ID        `json:"session"`
 	Parent      ID        `json:"parent,omitzero"` // what it was compared with; of a stream: what must be there to read it
 	Origin      *Origin   `json:"origin,omitempty"`
+	Raw         bool      `json:"raw,omitempty"`   // of a stream: its blocks are encrypted as they lay on the disk of the pool
 	Logical     int64     `json:"logical"`         // bytes of content, zeros left out
 	Added       int64     `json:"added"`           // bytes that were stored for it
 	Sizes       []uint32  `json:"sizes,omitempty"` // only in the object: of Uses, in their order

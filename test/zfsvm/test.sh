@@ -19,7 +19,7 @@ cd "$root"
 # What ZFS makes a difference to, longest first. Leaves such as internal/mount can be named, too: the guest has
 # another kernel.
 default=(internal/driver/zfs "test/crash=TestFaultAtEveryStep|TestFaultInInit" test/zfs test/model
-  internal/zfs internal/cli=TestDocumentationIsTrue internal/testfs internal/engine=TestTransferZFS
+  internal/zfs internal/cli=TestDocumentationIsTrue internal/testfs internal/engine=TestTransferZFS internal/replicate=ZFS
   "internal/doctor=ZFS|Pool|DDT|VolumesWithDedup|CopiesInsideVolume" internal/stack=ZFS internal/syncbench=ZFS
   "internal/iostat=ZFS|Zvol" "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified")
 

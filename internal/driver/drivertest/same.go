@@ -26,7 +26,11 @@ func testSame(t *testing.T, s *suite) {
 		}
 	}
 
-	for _, big := range []bool{false, true} {
+	sizes := []bool{false, true}
+	if s.target.Slow {
+		sizes = sizes[:1]
+	}
+	for _, big := range sizes {
 		what := func(text string) string { return fmt.Sprintf("%s (big %v)", text, big) }
 		vol := s.create(driver.Native)
 		s.edit(vol, func(c content) error {
@@ -39,7 +43,7 @@ func testSame(t *testing.T, s *suite) {
 				}
 			}
 			return errors.Join(os.Mkdir(p("dir"), 0o755), os.WriteFile(p("a"), file{1, 200_000}.bytes(), 0o600),
-				os.WriteFile(p("b"), []byte("b"), 0o600), os.Symlink("a", p("link")))
+				os.WriteFile(p("b"), []byte("b"), 0o600), os.WriteFile(p("dir/stays"), nil, 0o600), os.Symlink("a", p("link")))
 		})
 		base := s.snapshot(vol)
 		// A mount may note something once.
@@ -49,9 +53,11 @@ func testSame(t *testing.T, s *suite) {
 		for range 2 {
 			s.edit(vol, func(c content) error { _, err := os.ReadFile(at(c)("a")); return err })
 		}
-		same(what("only read"), s.snapshot(vol), base, true)
+		if !s.target.Slow { // ZFS writes something at each mount
+			same(what("only read"), s.snapshot(vol), base, true)
+		}
 
-		for _, c := range []struct {
+		edits := []struct {
 			what string
 			edit func(p func(string) string) error
 		}{
@@ -66,14 +72,18 @@ func testSame(t *testing.T, s *suite) {
 			{"a hole", func(p func(string) string) error { return punch(p("a"), 0, 65536) }},
 			{"a file less", func(p func(string) string) error { return os.Remove(p("a")) }},
 			{"an empty directory", func(p func(string) string) error { return os.Mkdir(p("empty"), 0o700) }},
-		} {
+		}
+		if s.target.Slow {
+			edits = edits[:3]
+		}
+		for _, c := range edits {
 			s.edit(vol, func(x content) error { return c.edit(at(x)) })
 			now := s.snapshot(vol)
 			same(what(c.what), now, base, false)
 			base = s.snapshot(vol)
 			same(what("nothing after "+c.what), base, now, true)
 		}
-		if big {
+		if big == sizes[len(sizes)-1] {
 			testNotComparable(s, d, vol, base, same)
 		}
 	}
@@ -88,7 +98,7 @@ func testNotComparable(s *suite, d driver.Comparer, vol, base driver.ObjectID, s
 	// Two clones that differ, of which the one that was changed first is compared with a later snapshot of the other.
 	one, two := s.clone(base), s.clone(base)
 	for i, vol := range []driver.ObjectID{one, two} {
-		s.edit(vol, func(c content) error { return writeAt(at(c)("dir/c"), []byte{byte(i)}, 0) })
+		s.edit(vol, func(c content) error { return writeAt(at(c)("dir/stays"), []byte{byte(i)}, 0) })
 	}
 	was := s.snapshot(two)
 	same("a sibling", s.snapshot(one), was, false)

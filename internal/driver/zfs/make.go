@@ -203,28 +203,42 @@ func (d *Driver) fits(op string, o object, id *driver.Identity, tied bool) error
 	return d.sameKey(op, o, *id)
 }
 
+// foreignKey reports whether an object has another encryption key than the pool.
+func (d *Driver) foreignKey(o object) bool {
+	r := o.node.encRoot
+	return r != "" && r != d.root && !strings.HasPrefix(d.root, r+"/")
+}
+
 // sameKey refuses to make a copy that would stay under another encryption key
 // than the pool's: ZFS leaves a clone under that of its origin. The key of a
-// volume is another's only if somebody gave it one with `zfs change-key`.
+// volume is another's only if somebody gave it one with `zfs change-key`, or if it came with it: that is meant so.
 func (d *Driver) sameKey(op string, o object, id driver.Identity) error {
 	r := o.node.encRoot
-	if r == "" || r == d.root || strings.HasPrefix(d.root, r+"/") {
+	if o.node.ownKey || !d.foreignKey(o) {
 		return nil
 	}
 	return errs.New(errs.Permission, op, id.Ref(), "its origin has an encryption key of its own (encryption root %s), under which the copy would stay", r).
 		WithHint("give it the pool's key first: `zfs change-key -i %s`", r)
 }
 
-// cloneArgs are the arguments of the program that makes a clone of a snapshot whose
-// zvol has size bytes, -1 if that is not known.
-func (d *Driver) cloneArgs(of string, size int64, id driver.Identity) ([]string, error) {
+// keyArgs mark what is made of an object that may have a key of its own.
+func (n *node) keyArgs() []string {
+	if !n.ownKey {
+		return nil
+	}
+	return []string{"-o", propKey + "=" + keyOwn}
+}
+
+// cloneArgs are the arguments of the program that makes a clone of a snapshot of a node, whose
+// zvol has n.size bytes, -1 if that is not known.
+func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, error) {
 	prop, err := d.encode(id)
 	if err != nil {
 		return nil, err
 	}
-	args := []string{"clone", "-o", prop}
+	args := append([]string{"clone", "-o", prop}, n.keyArgs()...)
 	if id.FS.IsImage() {
-		if id.SizeBytes != size { // saying what it is anyhow takes time
+		if id.SizeBytes != n.size { // saying what it is anyhow takes time
 			args = append(args, "-o", "volsize="+strconv.FormatInt(id.SizeBytes, 10))
 		}
 		if id.Soon {
@@ -252,7 +266,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	if known = known && n.FS == id.FS && n.Size <= id.SizeBytes; !known {
 		n.Size = -1
 	}
-	args, err := d.cloneArgs(d.own(from), n.Size, id)
+	args, err := d.cloneArgs(d.own(from), &node{size: n.Size}, id)
 	if err != nil {
 		return false, nil
 	}
@@ -274,7 +288,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	}()
 	err = d.do(ctx, args...)
 	<-read
-	if wrong == nil && o.immutable && !zfs.Is(err, zfs.Absent) {
+	if wrong == nil && o.immutable && !o.node.ownKey && !zfs.Is(err, zfs.Absent) {
 		d.note(o)
 		return true, d.created(ctx, id, err)
 	}
@@ -300,7 +314,7 @@ func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Iden
 	if !o.immutable {
 		at = d.dataset(from) + "@" + string(id.ID)
 	}
-	args, err := d.cloneArgs(at, o.node.size, id)
+	args, err := d.cloneArgs(at, o.node, id)
 	if err != nil {
 		return err
 	}
@@ -308,7 +322,11 @@ func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Iden
 		made, err := d.take(ctx, op, from, quiet, args...)
 		switch {
 		case err == nil, made == "" && !errs.Is(err, errs.NotFound):
-			return d.created(ctx, id, err)
+			err = d.created(ctx, id, err)
+			if o.node.ownKey { // which is not in what is remembered
+				d.memo.drop(id.ID)
+			}
+			return err
 		case made != "":
 			d.undo(ctx, id.ID)
 		}
@@ -393,10 +411,11 @@ func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 	if err != nil {
 		return err
 	}
+	asOrigin := append([]string{"clone", "-o", "readonly=on"}, o.node.keyArgs()...)
 	if o.immutable {
 		// A clone of it with a snapshot of its own: a promotion would take its own
 		// snapshot away from it.
-		_, err = d.take(ctx, op, from, quiet, "clone", "-o", "readonly=on", d.own(from), d.dataset(id.ID))
+		_, err = d.take(ctx, op, from, quiet, append(asOrigin, d.own(from), d.dataset(id.ID))...)
 		if err == nil {
 			err = d.do(ctx, "snapshot", "-o", prop, d.own(id.ID))
 		}
@@ -405,7 +424,7 @@ func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 	at := d.dataset(from) + "@" + string(id.ID)
 	made, err := d.take(ctx, op, from, quiet, "snapshot", "-o", prop, at)
 	if err == nil {
-		err = d.do(ctx, "clone", "-o", "readonly=on", at, d.dataset(id.ID))
+		err = d.do(ctx, append(asOrigin, at, d.dataset(id.ID))...)
 	}
 	if err == nil {
 		err = d.do(ctx, "promote", d.dataset(id.ID))

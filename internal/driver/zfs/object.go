@@ -33,6 +33,7 @@ type node struct {
 	size     int64 // of a zvol
 	readOnly bool
 	encRoot  string // "" if not encrypted
+	ownKey   bool   // it is marked as one that may have a key of its own
 	text     string // of the identity
 	used     int64
 	refer    int64
@@ -44,7 +45,7 @@ type node struct {
 }
 
 // columns of a listing; the last is text.
-const columns = "name,type,origin,volsize,readonly,encryptionroot,used,referenced,usedbysnapshots,written,createtxg,defer_destroy,userrefs,clones," + propPool + "," + propIdentity
+const columns = "name,type,origin,volsize,readonly,encryptionroot,used,referenced,usedbysnapshots,written,createtxg,defer_destroy,userrefs,clones," + propPool + "," + propKey + "," + propIdentity
 
 var columnCount = strings.Count(columns, ",") + 1
 
@@ -65,7 +66,7 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 			}
 		}
 		size, used, refer, inSnaps, written, created, holds := nums[0], nums[1], nums[2], nums[3], nums[4], nums[5], nums[6]
-		text := r[15]
+		text := r[16]
 		if text == "-" {
 			text = ""
 		}
@@ -82,7 +83,7 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 			n.snaps = append(n.snaps, s)
 			continue
 		}
-		n := &node{name: r[0], volume: r[1] == "volume", size: size, readOnly: r[4] == "on", text: text, used: used, refer: refer, inSnaps: inSnaps, written: written, pool: r[14]}
+		n := &node{name: r[0], volume: r[1] == "volume", size: size, readOnly: r[4] == "on", text: text, used: used, refer: refer, inSnaps: inSnaps, written: written, pool: r[14], ownKey: r[15] == keyOwn}
 		if r[2] != "-" {
 			n.origin = r[2]
 		}

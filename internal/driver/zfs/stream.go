@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"strconv"
+	"strings"
 
 	"pando/internal/driver"
 	"pando/internal/errs"
@@ -17,6 +18,8 @@ import (
 
 var (
 	_ driver.Streamer = (*Driver)(nil)
+	_ driver.Planner  = (*Driver)(nil)
+	_ driver.Keyed    = (*Driver)(nil)
 	_ driver.Comparer = (*Driver)(nil)
 )
 
@@ -214,18 +217,32 @@ func (d *Driver) immutableTree(ctx context.Context, op string, id driver.ObjectI
 	return o, err
 }
 
-// Send implements driver.Streamer. Blocks travel compressed as they lie on disk,
-// but not encrypted: with the key of this pool they would be of no use in another.
-// A base must be among what from descends from; ZFS knows no other.
+// sendArgs are the arguments of `zfs send` for an object. Blocks travel compressed as they lie on disk, and those of an
+// encrypted dataset encrypted, whether or not its key is loaded: a difference that is raw fits no base that is not.
+func (d *Driver) sendArgs(o object, base driver.ObjectID) []string {
+	args := []string{"-L", "-c"}
+	if o.raw() {
+		args = []string{"-w"}
+	}
+	if base != "" {
+		args = append(args, "-i", d.own(base))
+	}
+	return append(args, d.own(o.ID))
+}
+
+// raw reports whether an object is sent raw: a dataset is encrypted as its origin is, for ever.
+func (o object) raw() bool { return o.node.encRoot != "" }
+
+// Send implements driver.Streamer. A base must be among what from descends from; ZFS knows no other.
 func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writer) error {
 	const op = "send"
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(op, string(from), err)
 	}
-	if _, err := d.immutableTree(ctx, op, from); err != nil {
+	o, err := d.immutableTree(ctx, op, from)
+	if err != nil {
 		return err
 	}
-	args := []string{"-L", "-c"}
 	if base != "" {
 		if base == from {
 			return errs.New(errs.Invalid, op, string(from), "an object cannot be its own base")
@@ -233,13 +250,12 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 		if _, err := d.immutableTree(ctx, op, base); err != nil {
 			return err
 		}
-		args = append(args, "-i", d.own(base))
 	}
 	f := &framer{w: w}
 	if err := f.begin(); err != nil {
 		return err
 	}
-	err := zfs.Send(ctx, append(args, d.own(from)), f)
+	err = zfs.Send(ctx, d.sendArgs(o, base), f)
 	switch {
 	case f.err != nil:
 		return f.err
@@ -291,13 +307,13 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		return err
 	}
 	args := []string{"-u", "-o", "readonly=on"}
+	var on object
 	var guid uint64
 	if base != "" {
-		o, err := d.immutableTree(ctx, op, base)
-		if err != nil {
+		if on, err = d.immutableTree(ctx, op, base); err != nil {
 			return err
 		}
-		if err := d.sameKey(op, o, id); err != nil {
+		if err := d.sameKey(op, on, id); err != nil {
 			return err
 		}
 		if guid, err = d.guid(ctx, base); err != nil {
@@ -306,14 +322,25 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		args = append(args, "-o", "origin="+d.own(base))
 	}
 	u := &unframer{r: bufio.NewReaderSize(r, maxFrame)}
-	first, err := d.firstRecord(u, guid)
+	first, raw, err := d.firstRecord(u, guid)
+	if err == nil && raw && base != "" && !on.raw() {
+		err = errs.New(errs.Conflict, "", "", "the stream is of an encrypted object, and what it is the difference from is not encrypted here").
+			WithHint("%s", rawHint)
+	}
 	if err != nil {
 		return errs.Wrap(op, id.Ref(), err)
+	}
+	if raw && base == "" || base != "" && on.node.ownKey {
+		args = append(args, "-o", propKey+"="+keyOwn)
 	}
 	if d.step != nil {
 		d.step([]string{"receive"})
 	}
 	err = zfs.Receive(ctx, append(args, d.own(id.ID)), io.MultiReader(first, u))
+	if raw && base != "" && zfs.Is(err, zfs.OtherKey) {
+		err = errs.New(errs.Conflict, "", "", "what it is the difference from was not received as it was encrypted: %w", err).
+			WithHint("%s", rawHint)
+	}
 	if err == nil && u.err != io.EOF {
 		// ZFS was content with what came before the end.
 		_, err = io.Copy(io.Discard, u)
@@ -330,6 +357,74 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	}
 	d.memo.drop(id.ID)
 	return nil
+}
+
+const rawHint = "receive what it builds upon from where the stream comes from, as it is encrypted there"
+
+// Plan implements driver.Planner.
+func (d *Driver) Plan(ctx context.Context, from, base driver.ObjectID) (driver.StreamPlan, error) {
+	const op = "send"
+	o, err := d.immutableTree(ctx, op, from)
+	if err != nil {
+		return driver.StreamPlan{}, err
+	}
+	p := driver.StreamPlan{Raw: o.raw()}
+	out, err := zfs.ZFS.Output(ctx, append([]string{"send", "-nP"}, d.sendArgs(o, base)...)...)
+	if err != nil {
+		return p, ctx.Err() // it is only an estimate
+	}
+	if p.Bytes = estimate(string(out)); p.Bytes > 0 {
+		p.SavedBytes = min(p.Bytes, d.saved(ctx))
+	}
+	return p, ctx.Err()
+}
+
+// estimate finds in what `zfs send -nP` prints how long the stream will be; 0 if it does not say.
+func estimate(out string) int64 {
+	for line := range strings.Lines(out) {
+		if f := strings.Fields(line); len(f) == 2 && f[0] == "size" {
+			n, err := strconv.ParseInt(f[1], 10, 64)
+			if err == nil && n > 0 {
+				return n
+			}
+		}
+	}
+	return 0
+}
+
+// saved is how much less room the zpool takes as block cloning and dedup keep blocks once: ZFS counts it for a zpool
+// only, and a dataset as if it had each block for itself. 0 if it does not say.
+func (d *Driver) saved(ctx context.Context) int64 {
+	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "all", d.zp)
+	if err != nil {
+		return 0
+	}
+	values := map[string]float64{}
+	for _, r := range rows {
+		if v, err := strconv.ParseFloat(strings.TrimSuffix(r[1], "x"), 64); err == nil {
+			values[r[0]] = v
+		}
+	}
+	return savedBytes(values)
+}
+
+// savedBytes is saved of the properties of a zpool. Of dedup there is only a ratio, of what went through it.
+func savedBytes(of map[string]float64) int64 {
+	return int64(of["bclonesaved"] + max(0, of["dedupratio"]-1)*of["allocated"])
+}
+
+// Key implements driver.Keyed.
+func (d *Driver) Key(ctx context.Context, id driver.ObjectID) (driver.Key, error) {
+	const op = "read key"
+	o, err := d.whole(ctx, op, id, true)
+	if err != nil || !o.raw() {
+		return driver.Key{}, err
+	}
+	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "keystatus", d.dataset(id))
+	if err != nil {
+		return driver.Key{}, err
+	}
+	return driver.Key{Root: o.node.encRoot, Loaded: len(rows) == 1 && rows[0][0] == "available", Own: d.foreignKey(o)}, nil
 }
 
 // guid is what ZFS knows a snapshot by, also where it was received.
@@ -350,32 +445,32 @@ func (d *Driver) guid(ctx context.Context, id driver.ObjectID) (uint64, error) {
 
 // firstRecord reads the first record of a stream, refuses what is not the difference
 // to the snapshot with that GUID, of a whole tree if it is 0, and gives the record
-// back.
-func (d *Driver) firstRecord(u *unframer, base uint64) (io.Reader, error) {
+// back. raw: it is encrypted.
+func (d *Driver) firstRecord(u *unframer, base uint64) (first io.Reader, raw bool, err error) {
 	if err := u.begin(); err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	head := make([]byte, beginBytes)
 	if _, err := io.ReadFull(u, head); err != nil {
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
 			err = damaged("it is cut short")
 		}
-		return nil, err
+		return nil, false, err
 	}
 	b, err := parseBegin(head)
 	switch {
 	case err != nil:
-		return nil, err
-	case !b.single, b.kind != ostZFS, b.features&(featureRaw|featureResum) != 0:
-		// A package could bring other datasets and properties, and what is raw a key.
-		return nil, errs.New(errs.Unsupported, "", "", "the stream is not of one tree as Pando sends it")
+		return nil, false, err
+	case !b.single, b.kind != ostZFS, b.features&featureResum != 0:
+		// A package could bring other datasets and properties.
+		return nil, false, errs.New(errs.Unsupported, "", "", "the stream is not of one tree as Pando sends it")
 	case b.from != 0 && base == 0:
-		return nil, errs.New(errs.Conflict, "", "", "the stream is only what differs from another object").WithHint("receive that one first")
+		return nil, false, errs.New(errs.Conflict, "", "", "the stream is only what differs from another object").WithHint("receive that one first")
 	case b.from == 0 && base != 0:
-		return nil, errs.New(errs.Conflict, "", "", "the stream is a whole object, not what differs from the one given")
+		return nil, false, errs.New(errs.Conflict, "", "", "the stream is a whole object, not what differs from the one given")
 	case b.from != base:
-		return nil, errs.New(errs.Conflict, "", "", "the stream is what differs from another object than the one given").
+		return nil, false, errs.New(errs.Conflict, "", "", "the stream is what differs from another object than the one given").
 			WithHint("it builds on the snapshot with the GUID %d", b.from)
 	}
-	return bytes.NewReader(head), nil
+	return bytes.NewReader(head), b.features&featureRaw != 0, nil
 }

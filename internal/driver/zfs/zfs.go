@@ -64,7 +64,12 @@ const (
 	propPool     = "pando:pool"     // of the root: the pool's ID
 	propMade     = "pando:made"     // of the root: "on" if Pando made it
 	propIdentity = "pando:identity" // JSON
+	propKey      = "pando:key"      // of a dataset: keyOwn if it may have another key than the root
 )
+
+// keyOwn marks datasets that were received as they are encrypted elsewhere, with a key of their own, and what was made of
+// them.
+const keyOwn = "own"
 
 // graveyard is the dataset in the root for what others keep.
 const graveyard = "graveyard"
