@@ -214,6 +214,12 @@ func (c *chaos) mend(w wound) {
 		if h.succeeded(o); o.code == 0 {
 			c.repaired()
 		}
+	case prefix(w.key) != "config" && c.r.IntN(3) == 0 && h.has("--repair", "verify"):
+		c.note("mend by verify", "MEND by verify --repair")
+		for _, h := range c.hosts {
+			h.succeeded(h.run(h.trouble(), "verify", "nas", "--repair", "--read-data", "--json"))
+		}
+		c.repaired()
 	case prefix(w.key) == "segments" || prefix(w.key) == "manifests":
 		c.note("mend by push", "MEND by pushing")
 		for _, h := range c.hosts {

@@ -240,6 +240,15 @@ func (h *host) runPlain(ctx context.Context, o *outcome, env, argv []string, aft
 	}
 }
 
+// has reports whether a command has a flag.
+func (h *host) has(flag string, command ...string) bool {
+	out, err := exec.Command(program, append(command, "--help")...).Output()
+	if err != nil {
+		h.c.wrongf("%v", err)
+	}
+	return strings.Contains(string(out), flag+" ")
+}
+
 // must runs a command that succeeds.
 func (h *host) must(args ...string) string {
 	h.c.t.Helper()

@@ -273,6 +273,10 @@ func (c *chaos) compareHead(l listed) (wrong []string) {
 			p.state, p.since = gone, time.Now()
 		}
 	}
+	if len(l.Points) == 0 { // a first push is under way, or has died: nobody is the writer yet
+		h.writers = map[string]bool{}
+		return wrong
+	}
 	if !h.canPush(l.WriterPool) {
 		want := strings.Join(slices.Sorted(maps.Keys(h.writers)), " or ")
 		wrong = append(wrong, "FENCING: "+h.name+" has the writer "+l.WriterPool+", which should be "+want)

@@ -177,6 +177,10 @@ func (h *host) push() {
 		flags = append(flags, "--as", name)
 	case 4:
 		flags = append(flags, "--no-origin")
+	case 5, 6:
+		if h.trees && h.has("--portable", "push") {
+			flags = append(flags, "--portable")
+		}
 	}
 	h.pushRef(v.name, name, "", v, v.content, flags...)
 }
@@ -454,6 +458,9 @@ func (h *host) prune() {
 		args = append(args, "--keep-last", strconv.Itoa(last))
 	}
 	args = append(args, "--patience", []string{"1ns", "20ms", "1s", "10m"}[h.r.IntN(4)])
+	if h.has("--max-repack", "remote", "prune") && h.r.IntN(2) == 0 {
+		args = append(args, "--max-repack", []string{"0", "64K", "1G"}[h.r.IntN(3)])
+	}
 	c.mu.Lock()
 	r := c.m.remove("", false)
 	c.mu.Unlock()
