@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,7 +22,7 @@ import (
 
 // inside is the first process of the namespaces: it makes them habitable, runs the binary, and looks for what is left.
 func inside(dir string) (status int, err error) {
-	if err := os.Unsetenv(insideVariable); err != nil {
+	if err := errors.Join(os.Unsetenv(insideVariable), waitForReaper()); err != nil {
 		return 0, err
 	}
 
@@ -52,9 +53,12 @@ func inside(dir string) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	status, err = runBinary()
+	status, interrupted, err := runBinary()
 	if err != nil {
 		return 0, err
+	}
+	if interrupted { // what is left is no leak then, and the reaper's
+		return status, nil
 	}
 
 	left := leftBehind(dir, before)
@@ -113,12 +117,13 @@ func loopbackUp() error {
 	return nil
 }
 
-// runBinary runs the test binary to its end, and waits for every process that was left to process 1.
-func runBinary() (status int, err error) {
+// runBinary runs the test binary to its end, and waits for every process that was left to process 1. interrupted says
+// that a signal has ended it that was sent to end the run.
+func runBinary() (status int, interrupted bool, err error) {
 	signals := notify()
 	pid, err := syscall.ForkExec(os.Args[1], os.Args[1:], &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
 	if err != nil {
-		return 0, fmt.Errorf("starting %s: %w", os.Args[1], err)
+		return 0, false, fmt.Errorf("starting %s: %w", os.Args[1], err)
 	}
 	go passOn(signals, pid)
 
@@ -128,11 +133,11 @@ func runBinary() (status int, err error) {
 		switch {
 		case err == syscall.EINTR:
 		case err != nil:
-			return 0, fmt.Errorf("waiting for %s: %w", os.Args[1], err)
+			return 0, false, fmt.Errorf("waiting for %s: %w", os.Args[1], err)
 		case ended == pid && ws.Signaled():
-			return 128 + int(ws.Signal()), nil
+			return 128 + int(ws.Signal()), slices.Contains(ending, os.Signal(ws.Signal())), nil
 		case ended == pid:
-			return ws.ExitStatus(), nil
+			return ws.ExitStatus(), false, nil
 		}
 	}
 }
@@ -176,21 +181,31 @@ func leftBehind(tmp string, before []mounted) []string {
 // clearLoops detaches the loop devices that have files below tmp, which [testfs.Leaks] has named. Unlike mounts they
 // do not end with the namespace, and would keep the memory that their files are in.
 func clearLoops(tmp string) (failed []string) {
-	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	devices, err := loopsBelow(tmp)
 	if err != nil {
 		return []string{err.Error()}
 	}
-	for _, path := range files {
-		behind, err := os.ReadFile(path)
-		if err != nil || !strings.HasPrefix(string(behind), tmp+"/") {
-			continue
-		}
-		device := "/dev/" + strings.Split(path, "/")[3]
+	for _, device := range devices {
 		if out, err := exec.Command("losetup", "-d", device).CombinedOutput(); err != nil {
 			failed = append(failed, fmt.Sprintf("losetup -d %s: %v\n%s", device, err, out))
 		}
 	}
 	return failed
+}
+
+// loopsBelow lists the loop devices that have files below a directory.
+func loopsBelow(dir string) (devices []string, err error) {
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range files {
+		behind, err := os.ReadFile(path)
+		if err == nil && strings.HasPrefix(string(behind), dir+"/") {
+			devices = append(devices, "/dev/"+strings.Split(path, "/")[3])
+		}
+	}
+	return devices, nil
 }
 
 type mounted struct{ point, kind, source string }

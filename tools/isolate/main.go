@@ -14,7 +14,8 @@
 // Packages that measure the host keep its PIDs ([hostPIDs]) or its disk ([hostDisk]).
 //
 // When the binary has ended, isolate looks inside: a mount, a loop device, a process or a file in TMPDIR that is
-// still there fails the package. Then the namespaces end, and with them everything that is left.
+// still there fails the package. Then the namespaces end, and with them everything that is left. If it is killed, or
+// who has started it is, a process outside cleans up ([reaper]).
 //
 // Without root the binary runs as it is. Environment variables:
 //
@@ -61,7 +62,9 @@ func main() {
 
 	var status int
 	var err error
-	switch dir := os.Getenv(insideVariable); {
+	switch dir, first := os.Getenv(insideVariable), os.Getenv(reapVariable); {
+	case first != "":
+		err = reap(dir, first)
 	case dir != "":
 		status, err = inside(dir)
 	case os.Geteuid() == 0:
@@ -114,13 +117,22 @@ func outside() (status int, err error) {
 
 	signals := notify()
 	start := time.Now()
-	if err := cmd.Start(); err != nil {
+	reaper, err := startWithReaper(cmd, dir)
+	if err != nil {
 		return 0, err
 	}
 	go passOn(signals, cmd.Process.Pid)
+	if err := endWithParent(cmd.Process); err != nil {
+		return 0, err
+	}
 
 	var exit *exec.ExitError
-	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+	err = cmd.Wait()
+	well := err == nil || errors.As(err, &exit) && exit.ExitCode() >= 0 && exit.ExitCode() < 128
+	if rerr := reaper.end(well); rerr != nil {
+		return 0, fmt.Errorf("cleaning up: %w", rerr)
+	}
+	if err != nil && !errors.As(err, &exit) {
 		return 0, err
 	}
 	if err := record(name, cmd.ProcessState, time.Since(start)); err != nil {
@@ -158,11 +170,33 @@ func makeDir() (string, error) {
 	return dir, err
 }
 
+// endWithParent kills the process, and with it all in its namespaces, when the parent of this one is gone: go test does
+// not tell it.
+func endWithParent(p *os.Process) error {
+	parent := os.Getppid()
+	gone := make(chan os.Signal, 1)
+	signal.Notify(gone, syscall.SIGUSR1)
+	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGUSR1), 0, 0, 0); err != nil {
+		return err
+	}
+	go func() {
+		for range gone { // it also comes when only a thread of the parent has ended
+			if os.Getppid() != parent {
+				_ = p.Kill() // it may have ended
+			}
+		}
+	}()
+	return nil
+}
+
+// ending are the signals that end a run.
+var ending = []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM}
+
 // notify catches what ends a test run: SIGQUIT comes from go test when the time of a package is up, and makes
 // the binary say where it hangs.
 func notify() chan os.Signal {
 	c := make(chan os.Signal, 8)
-	signal.Notify(c, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM)
+	signal.Notify(c, append(slices.Clone(ending), syscall.SIGQUIT)...)
 	return c
 }
 
