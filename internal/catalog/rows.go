@@ -574,14 +574,23 @@ func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
 	return out, err
 }
 
-// TotalUsage adds up what was last measured: logical bytes, and the bytes that
-// they take if what the volumes of a family (a generation and what was cloned
-// from it) share is what the generation holds, and counts once. Families that
-// share with each other count twice.
+// TotalUsage adds up what was last measured: logical bytes, and an estimate of the bytes that they take. What an object
+// shares is taken to be shared with what it was made from, as far as that is as large, and is counted there. If that is
+// gone, it is the generation at its root, or of a generation the one before; and if that is gone as well, what several
+// objects made from the same share counts once.
 func (t *Tx) TotalUsage() (logical, physical int64, err error) {
-	err = t.row(`SELECT coalesce(sum(l), 0), coalesce(sum(e + s), 0) FROM (
-		SELECT sum(logical) l, sum(CASE WHEN kind = 'generation' THEN 0 ELSE exclusive END) e,
-			max(CASE WHEN kind = 'generation' THEN logical ELSE shared END) s FROM objects
-		GROUP BY CASE WHEN kind = 'generation' OR origin_id = '' THEN id ELSE origin_id END)`).Scan(&logical, &physical)
+	err = t.row(`WITH o AS (
+		SELECT x.id, x.origin_id, x.exclusive, x.logical - x.exclusive AS shared, coalesce(origin.logical, base.logical) AS known
+		FROM objects x
+		LEFT JOIN objects origin ON origin.id = x.origin_id AND origin.id <> x.id
+		LEFT JOIN objects base ON base.kind = 'generation' AND base.golden = x.golden AND base.generation = CASE x.kind
+			WHEN 'generation' THEN (SELECT max(generation) FROM objects g
+				WHERE g.kind = 'generation' AND g.golden = x.golden AND g.generation < x.generation)
+			ELSE x.generation END
+	) SELECT
+		(SELECT coalesce(sum(logical), 0) FROM objects),
+		(SELECT coalesce(sum(exclusive + max(0, shared - known)), 0) FROM o WHERE known IS NOT NULL) +
+		(SELECT coalesce(sum(e + s), 0) FROM (SELECT sum(exclusive) e, max(shared) s FROM o WHERE known IS NULL
+			GROUP BY CASE WHEN origin_id = '' THEN id ELSE origin_id END))`).Scan(&logical, &physical)
 	return logical, physical, wrap("read catalogue", t.c.path, err)
 }

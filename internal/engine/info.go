@@ -10,6 +10,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/kernel"
+	"pando/internal/pool"
 	"pando/internal/ref"
 
 	"golang.org/x/sync/errgroup"
@@ -486,6 +487,16 @@ type PoolInfo struct {
 	TiedBytes int64 `json:"tied_bytes,omitempty"` // that would return without them
 }
 
+// plausibleBytes corrects an estimate of what the pool's data takes by what is known of its filesystem: it is not more than
+// is used there; and where that is the pool's own, it is not much less, but for what a filesystem itself needs.
+func (e *Engine) plausibleBytes(estimate int64, s pool.Space) int64 {
+	_, own := e.drv.(driver.Spacer)
+	if own || e.pool.Config.Backing != nil {
+		estimate = max(estimate, s.UsedBytes-s.TotalBytes/20-256<<20)
+	}
+	return min(estimate, s.UsedBytes)
+}
+
 // Pool describes the pool. exact: measure everything in it now.
 func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	s, err := e.pool.Space(ctx)
@@ -537,6 +548,9 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		p.LogicalBytes, p.PhysicalBytes, err = tx.TotalUsage()
 		return err
 	})
+	if !exact {
+		p.PhysicalBytes = e.plausibleBytes(p.PhysicalBytes, s)
+	}
 	if exactBytes {
 		p.PhysicalBytes = physical
 	} else if _, own := e.drv.(driver.Spacer); own && exact {
