@@ -100,7 +100,13 @@ func (a *App) printRepaired(out *replicate.Repaired) error {
 	if n := len(out.Lost); n > 0 {
 		lost = plural(n, "point") + " of unknown volumes that cannot be read, for example " + out.Lost[0]
 	}
-	return a.fields("good", plural(out.Checked, "list")+" of points", "lost", lost)
+	tables := ""
+	if n := len(out.Tables); n > 0 && out.DryRun {
+		tables = plural(n, "table") + " of what was moved would be made anew"
+	} else if n > 0 {
+		tables = plural(n, "table") + " of what was moved made anew"
+	}
+	return a.fields("good", plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
 }
 
 func wasLost(v replicate.RepairedVolume) string {

@@ -11,7 +11,7 @@ import (
 
 // packGarbage says which of the listed packs go, and counts the others. Those that no table names go only after fencePack.
 func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []repo.Pack) {
-	in := packsOf(o)
+	in, lost := packsOf(o), p.lacks(o, n)
 	for _, pk := range slices.SortedFunc(maps.Keys(o.moved.Packs), repo.Pack.Compare) {
 		size := o.moved.Packs[pk]
 		live, needed, known := int64(0), false, false
@@ -30,7 +30,7 @@ func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []rep
 		case needed:
 			p.out.UsedBytes += size
 			p.out.PartlyUsedBytes += max(0, size-live)
-		case !known && (now.works(pk.Session) || len(o.moved.Damaged) > 0):
+		case !known && (now.works(pk.Session) || lost):
 			p.out.HeldBytes += size
 		case known:
 			named = append(named, pk)
@@ -41,6 +41,29 @@ func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []rep
 		}
 	}
 	return named, unnamed
+}
+
+// lacks reports whether a table may be damaged or lost: then a pack that no table names may be needed, until a repair.
+func (p *pruner) lacks(o objects, n need) bool {
+	if len(o.moved.Damaged) > 0 {
+		return true
+	}
+	missing := func(s repo.Segment) bool {
+		_, there := o.segments[s]
+		_, moved := o.places[s]
+		return !there && !moved
+	}
+	for s := range n.segments {
+		if missing(s) {
+			return true
+		}
+	}
+	for s := range n.marks.segments {
+		if missing(s) {
+			return true
+		}
+	}
+	return false
 }
 
 // packsOf is what tables say of each pack. Several may name one.

@@ -275,7 +275,7 @@ func (x *repacker) closePack(ctx context.Context) error {
 		return nil
 	}
 	x.pack = nil
-	object, err := w.Finish()
+	object, err := w.Finish(x.gen + 1)
 	if err != nil || object == nil {
 		return err
 	}

@@ -369,7 +369,32 @@ func TestRepackDamage(t *testing.T) {
 		if failed == 0 {
 			t.Errorf("%s: all can be restored", c.prefix)
 		}
+		if c.prefix == "moved/" {
+			b.repairedTable()
+		}
 	}
+}
+
+// repairedTable makes a table anew that is damaged or lost; before that a prune deletes no pack.
+func (b *bench) repairedTable() {
+	b.t.Helper()
+	r, _ := b.faulty() // as a process that has not read the table
+	packs := b.count("packs/")
+	if _, err := prune(b.t.Context(), r, PruneRequest{MaxRepack: -1, Patience: -1}); err != nil && !errs.Is(err, errs.Damaged) {
+		b.t.Error(err)
+	}
+	if n := b.count("packs/"); n < packs {
+		b.t.Errorf("%d packs are left of %d", n, packs)
+	}
+	for _, dry := range []bool{true, false} {
+		out, err := (&repairer{RepairRequest: RepairRequest{DryRun: dry}, repo: r}).run(b.t.Context())
+		if err != nil || len(out.Tables) != 1 {
+			b.t.Fatalf("repair: %+v, %v", out, err)
+		}
+	}
+	b.whole()
+	b.prune(PruneRequest{MaxRepack: -1})
+	b.whole()
 }
 
 // overwrite replaces an object.

@@ -39,6 +39,8 @@ type Repaired struct {
 	Lost    []string `json:"lost"`
 	Checked int      `json:"checked"` // heads that are as they should be
 	DryRun  bool     `json:"dry_run"`
+	// Tables are those of what prunes have moved that were damaged or lost, and were made anew: "moved/...".
+	Tables []string `json:"tables"`
 	// ConfigRestored: the repository's config was missing or damaged, and this pool's copy was put back, or would be. A
 	// dry run looks no further then.
 	ConfigRestored bool `json:"config_restored"`
@@ -120,7 +122,7 @@ type repairer struct {
 }
 
 func (x *repairer) run(ctx context.Context) (*Repaired, error) {
-	x.out = &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, DryRun: x.DryRun}
+	x.out = &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, Tables: []string{}, DryRun: x.DryRun}
 
 	// Sessions before and after manifests: whose session was there when its manifest was found is still at work, and what
 	// of it is not yet listed is its own matter.
@@ -133,6 +135,9 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 		return nil, err
 	}
 	x.out.Checked = len(heads.good)
+	if err := x.repairTables(ctx); err != nil {
+		return nil, err
+	}
 	if err := x.read(ctx, heads); err != nil {
 		return nil, err
 	}

@@ -268,6 +268,7 @@ func (f *foreign) packedFrame(key string, p place) (content, blocks []byte) {
 	plain := f.decrypt(packKey, nonce, b[at:at+length], slices.Concat(b[:56], f.repository, []byte(key)))
 	n := &numbers{f.unpack(plain[0], plain[5:], binary.LittleEndian.Uint32(plain[1:]))}
 	offset, number := uint32(56), uint32(0)
+	n.u() // generation
 	for range n.u() {
 		s := place{session: n.take(16), n: uint32(n.u())}
 		segmentKey := f.hkdf(f.keys[string(n.take(16))], n.take(32), "pando segment v1")

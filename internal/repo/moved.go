@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"pando/internal/errs"
+	"pando/internal/objstore"
 )
 
 // Tables of what was moved. The packs of a session belong to tables by their numbers: table n to packs 16n to 16n+15. It
@@ -133,20 +134,7 @@ func (r *Repo) PutTable(ctx context.Context, t Table, packs []MovedPack) error {
 }
 
 func (r *Repo) putTable(ctx context.Context, t Table, packs []MovedPack) error {
-	packs = slices.SortedFunc(slices.Values(packs), func(a, b MovedPack) int { return a.Pack.Compare(b.Pack) })
-	for i := range packs {
-		if packs[i].Table() != t || i > 0 && packs[i].Pack == packs[i-1].Pack {
-			return errs.New(errs.Invalid, "", "", "pack %s does not belong to it, or is there twice", packs[i].Pack)
-		}
-		packs[i].Segments = slices.SortedFunc(slices.Values(packs[i].Segments), func(a, b SegmentState) int {
-			return compareSegments(a.Segment, b.Segment)
-		})
-	}
-	content := encodeMoved(packs)
-	if _, err := decodeMoved(t, content); err != nil {
-		return invalid(err)
-	}
-	object, err := r.seal(typeMoved, t.key(), content, maxMovedBytes)
+	object, err := r.sealTable(t, packs)
 	if err != nil {
 		return err
 	}
@@ -155,10 +143,63 @@ func (r *Repo) putTable(ctx context.Context, t Table, packs []MovedPack) error {
 		return err
 	}
 	was, _, rerr := r.get(ctx, typeMoved, t.key(), maxMovedBytes)
-	if rerr == nil && bytes.Equal(was, content) {
+	want, uerr := r.unseal(ctx, typeMoved, t.key(), object, maxMovedBytes)
+	if rerr == nil && uerr == nil && bytes.Equal(was, want.content) {
 		return nil
 	}
 	return err
+}
+
+// sealTable makes the object of a table.
+func (r *Repo) sealTable(t Table, packs []MovedPack) ([]byte, error) {
+	packs = slices.SortedFunc(slices.Values(packs), func(a, b MovedPack) int { return a.Pack.Compare(b.Pack) })
+	for i := range packs {
+		if packs[i].Table() != t || i > 0 && packs[i].Pack == packs[i-1].Pack {
+			return nil, errs.New(errs.Invalid, "", "", "pack %s does not belong to it, or is there twice", packs[i].Pack)
+		}
+		packs[i].Segments = slices.SortedFunc(slices.Values(packs[i].Segments), func(a, b SegmentState) int {
+			return compareSegments(a.Segment, b.Segment)
+		})
+	}
+	content := encodeMoved(packs)
+	if _, err := decodeMoved(t, content); err != nil {
+		return nil, invalid(err)
+	}
+	return r.seal(typeMoved, t.key(), content, maxMovedBytes)
+}
+
+// ReplaceTable writes a table over one that is damaged, and only over that state. False: it is not damaged any more.
+func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bool, error) {
+	const op = "replace table"
+	_, info, err := r.store.Get(ctx, t.key(), 0, 0)
+	if err != nil {
+		return false, about(op, t.String(), err)
+	}
+	if _, err := r.ReadTable(ctx, t); !errs.Is(err, errs.Damaged) {
+		return false, err
+	}
+	object, err := r.sealTable(t, packs)
+	if err == nil {
+		_, err = r.store.Put(ctx, t.key(), object, objstore.IfVersion(info.Version))
+	}
+	return err == nil, about(op, t.String(), err)
+}
+
+// DescribePack reads what a table says of a pack from the pack itself. NotFound, Damaged, TooNew.
+func (r *Repo) DescribePack(ctx context.Context, p PackState) (MovedPack, error) {
+	m := MovedPack{Pack: p.Pack, Bytes: p.Bytes}
+	err := inPack(Place{Pack: p.Pack}, func() error {
+		x, err := r.packIndex(ctx, p.Pack, p.Bytes)
+		if err != nil {
+			return err
+		}
+		m.Generation, m.Segments = x.generation, nil
+		for _, s := range x.segments {
+			m.Segments = append(m.Segments, SegmentState{Segment: s.Segment, Bytes: int64(s.bytes)})
+		}
+		return nil
+	})
+	return m, err
 }
 
 // ReadTable reads a table. NotFound, Damaged, TooNew.

@@ -218,12 +218,16 @@ func (w *PackWriter) Segments() []SegmentState {
 	return out
 }
 
-// Finish returns the object, for [Repo.PutPack]: nil if nothing was added.
-func (w *PackWriter) Finish() ([]byte, error) {
+// Finish returns the object, for [Repo.PutPack], of a pack of a generation: nil if nothing was added.
+func (w *PackWriter) Finish(generation uint64) ([]byte, error) {
 	const op = "finish pack"
+	if generation == 0 || generation > maxGeneration {
+		return nil, badInput(op, w.pack.String(), "there is no generation %d", generation)
+	}
 	if len(w.index.segments) == 0 {
 		return nil, nil
 	}
+	w.index.generation = generation
 	content := w.index.encode()
 	if len(content) > maxPackIndex {
 		return nil, badInput(op, w.pack.String(), "its index takes %d bytes", len(content))

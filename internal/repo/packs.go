@@ -87,8 +87,9 @@ func (s *movedSegment) span() (start, end uint32) {
 
 // packIndex is what a pack says of itself.
 type packIndex struct {
-	aead     cipher.AEAD // of partial frames
-	segments []movedSegment
+	aead       cipher.AEAD // of partial frames
+	generation uint64      // as in its table
+	segments   []movedSegment
 }
 
 func (x *packIndex) find(s Segment) *movedSegment {
@@ -101,7 +102,8 @@ func (x *packIndex) find(s Segment) *movedSegment {
 
 // encode makes the content of the index. The segments are in the order in which their frames lie in the pack.
 func (x *packIndex) encode() []byte {
-	b := binary.AppendUvarint(nil, uint64(len(x.segments)))
+	b := binary.AppendUvarint(nil, x.generation)
+	b = binary.AppendUvarint(b, uint64(len(x.segments)))
 	for _, s := range x.segments {
 		b = append(b, s.Session[:]...)
 		b = binary.AppendUvarint(b, uint64(s.N))
@@ -142,8 +144,12 @@ func appendLength(b []byte, plain, stored uint32, codec Codec) []byte {
 }
 
 // decodePackIndex reads what encode wrote, of a pack whose frames end at end.
-func decodePackIndex(b []byte, end uint32) ([]movedSegment, error) {
+func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 	r := &reader{b: b}
+	generation := r.uvarint("a generation", maxGeneration)
+	if r.err == nil && generation == 0 {
+		r.fail("it is of generation 0")
+	}
 	segments := r.count("segments", packSegmentLeast)
 	if r.err == nil && segments == 0 {
 		r.fail("a pack has no segments")
@@ -192,7 +198,7 @@ func decodePackIndex(b []byte, end uint32) ([]movedSegment, error) {
 			r.fail("it lists segment %s twice", out[i].Segment)
 		}
 	}
-	return out, r.end()
+	return &packIndex{generation: generation, segments: out}, r.end()
 }
 
 // movedFrame reads one frame: at least index and offset.
@@ -340,9 +346,11 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 	if err != nil {
 		return nil, 0, err
 	}
-	x = &packIndex{aead: aead}
-	x.segments, err = decodePackIndex(content, uint32(at))
-	return x, 0, err
+	if x, err = decodePackIndex(content, uint32(at)); err != nil {
+		return nil, 0, err
+	}
+	x.aead = aead
+	return x, 0, nil
 }
 
 // PackState is a pack as a listing shows it.

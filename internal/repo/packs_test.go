@@ -54,7 +54,7 @@ func movedInto(t testing.TB, r *Repo, src *Source, session ID, n uint32, generat
 		}
 	}
 	most := w.Bytes()
-	object, err := w.Finish()
+	object, err := w.Finish(generation)
 	must(t, err)
 	if len(object) > most {
 		t.Errorf("the pack has %d bytes, and was said to have %d at most", len(object), most)
@@ -243,9 +243,9 @@ func goldenRepoWith(_ testing.TB, m *memory, r *Repo) *Repo {
 // TestHostileIndexesCostLittle: what an index says is checked before room is made for it.
 func TestHostileIndexesCostLittle(t *testing.T) {
 	many := binary.AppendUvarint(nil, 1<<40)
-	segment := append([]byte{1}, make([]byte, 16+1+16+saltSize)...)
+	segment := append([]byte{1, 1}, make([]byte, 16+1+16+saltSize)...)
 	for _, b := range [][]byte{
-		nil, many, {0}, {1}, segment,
+		nil, many, {0}, {1}, {1, 0}, append([]byte{1}, many...), segment,
 		append(append(slices.Clone(segment), 1), many...),
 		append(append(slices.Clone(segment), 1), binary.AppendUvarint(nil, maxPackFrames+1)...),
 	} {
@@ -253,7 +253,7 @@ func TestHostileIndexesCostLittle(t *testing.T) {
 			if _, err := decodePackIndex(b, 1<<20); !errs.Is(err, errs.Damaged) {
 				t.Errorf("%x: %v", b, err)
 			}
-			if _, err := decodeMoved(Table{}, append(b, 7)); !errs.Is(err, errs.Damaged) && !errs.Is(err, errs.TooNew) {
+			if _, err := decodeMoved(Table{}, append(slices.Clone(b), 7)); !errs.Is(err, errs.Damaged) && !errs.Is(err, errs.TooNew) {
 				t.Errorf("as a table, %x: %v", b, err)
 			}
 		}); n > 100 {
@@ -267,17 +267,16 @@ func FuzzPackIndex(f *testing.F) {
 	x := makePacked(f, r)
 	src, err := r.OpenPack(f.Context(), x.pack)
 	must(f, err)
-	index := packIndex{segments: src.segments}
+	index := packIndex{generation: 1, segments: src.segments}
 	_, end := src.segments[0].span()
 	f.Add(index.encode(), end)
 	f.Fuzz(func(t *testing.T, b []byte, end uint32) {
-		segments, err := decodePackIndex(b, end)
+		x, err := decodePackIndex(b, end)
 		if refused(t, err) {
 			return
 		}
 		// Segments are written in the order in which they lie.
-		slices.SortFunc(segments, func(a, b movedSegment) int { return int(a.frames[0].at) - int(b.frames[0].at) })
-		x := packIndex{segments: segments}
+		slices.SortFunc(x.segments, func(a, b movedSegment) int { return int(a.frames[0].at) - int(b.frames[0].at) })
 		if !bytes.Equal(x.encode(), b) {
 			t.Error("it is encoded in another way")
 		}
