@@ -111,8 +111,13 @@ func TestTreesTravel(t *testing.T) {
 				}
 			})
 			w.clone("g", "v")
+			round := 0
 			change := func(x *world) {
 				e.Dir = x.image("v")
+				round++ // the others may change nothing
+				if err := os.WriteFile(fmt.Sprint(e.Dir, "/round", round), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
 				for range 1 + r.IntN(25) {
 					e.Edit()
 				}
