@@ -77,7 +77,8 @@ func BenchmarkInfosOfManyVolumes(b *testing.B) {
 func TestPrintVolume(t *testing.T) {
 	now := time.Unix(1700000000, 0).UTC()
 	for n := range 3 {
-		v := replicate.Listed{Name: "a \"points\": [] b", Kind: "volume", Points: []replicate.ListedPoint{}, Sessions: []replicate.ListedWork{{Kind: "push"}}}
+		v := replicate.Listed{Name: "a \"points\": [] b", Kind: "volume", Points: []replicate.ListedPoint{}}
+		v.Sessions = []replicate.ListedWork{{Kind: "push"}}
 		whole := v
 		for i := range n {
 			whole.Points = append(whole.Points, replicate.ListedPoint{Name: fmt.Sprint("<p&", i), CreatedAt: now, Keep: i > 0})

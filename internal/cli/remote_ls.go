@@ -162,7 +162,9 @@ func atWork(all []replicate.ListedWork) string {
 }
 
 // printPoints prints the points of a volume as they are read: there may be millions.
-func (a *App) printPoints(ctx context.Context, r *replicate.Remote, l *replicate.Listing, v replicate.Listed) (err error) {
+func (a *App) printPoints(
+	ctx context.Context, r *replicate.Remote, l *replicate.Listing, v replicate.Listed,
+) (err error) {
 	switch {
 	case a.json:
 		err = a.printVolume(&v, l.Points(ctx, &v), "")

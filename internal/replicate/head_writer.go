@@ -54,8 +54,7 @@ func (h headState) claim() claim { return claim{h.Epoch} }
 // listed finds the point of a manifest that was pushed just now: it is a recent one, or in the place of an older one.
 func (w *headWriter) listed(ctx context.Context, h headState, m *repo.Manifest) (repo.Point, bool, error) {
 	seq := w.replace[h.Name+"@"+m.Point]
-	return findPoint(ctx, w.repo, h.Head, func(p repo.PointPage) bool { return p.First <= seq && seq <= p.Last },
-		func(x repo.Point) bool { return x.Manifest == m.ID })
+	return findPoint(ctx, w.repo, h.Head, holding(seq), func(x repo.Point) bool { return x.Manifest == m.ID })
 }
 
 // readHead reads a head; one that is not there is a zero one.
@@ -156,7 +155,8 @@ func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) err
 		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
 			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"), errs.Run("remote delete", w.remote, h.Name))
 	}
-	_, taken, err := findPoint(ctx, w.repo, h.Head, w.mayName(h.Name, pt.Name), func(x repo.Point) bool { return x.Name == pt.Name && x.Source != string(pt.ID) })
+	another := func(x repo.Point) bool { return x.Name == pt.Name && x.Source != string(pt.ID) }
+	_, taken, err := findPoint(ctx, w.repo, h.Head, w.mayName(h.Name, pt.Name), another)
 	if taken {
 		return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
 			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
@@ -169,7 +169,7 @@ func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) err
 
 // mayName selects the pages of a head in which a point of a name can be. Names that pushes make tell when that was, so
 // that an ordinary push reads no page; for others each page is read once.
-func (w *headWriter) mayName(head, name string) func(repo.PointPage) bool {
+func (w *headWriter) mayName(head, name string) pageFilter {
 	made, auto := pushTime(name)
 	var free []repo.PointPage
 	if w.free != nil {
@@ -228,9 +228,11 @@ func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState,
 	}
 }
 
-// withPoint is the head with one more point; what is too much for the head is in pages then. Only a head that is nobody's
-// gets a writer by this: see holds.
-func (w *headWriter) withPoint(ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point, error) {
+// withPoint is the head with one more point; what is too much for the head is in pages then. Only a head that is
+// nobody's gets a writer by this: see holds.
+func (w *headWriter) withPoint(
+	ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest,
+) (headState, repo.Point, error) {
 	back := w.older(h) != ""
 	switch {
 	case h.Gone:

@@ -21,7 +21,9 @@ func changeHead(ctx context.Context, r *repo.Repo, op, name string, change func(
 }
 
 // changePoints is changeHead for changes that may rewrite pages of points.
-func changePoints(ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head, repo.PagePutter) (bool, error)) (repo.Head, error) {
+func changePoints(
+	ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head, repo.PagePutter) (bool, error),
+) (repo.Head, error) {
 	pages := newPageWriter(r, name)
 	defer pages.end(ctx)
 	for range headTries {

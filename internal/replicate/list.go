@@ -72,8 +72,8 @@ type Listing struct {
 	heads map[string]repo.Head
 }
 
-// Volumes lists what a remote has. Its cost grows with the number of volumes, not with that of their points, which can be
-// read then. The caller closes the listing.
+// Volumes lists what a remote has. Its cost grows with the number of volumes, not with that of their points, which can
+// be read then. The caller closes the listing.
 func Volumes(ctx context.Context, r *Remote) (*Listing, error) {
 	rp, err := r.Open(ctx)
 	if err != nil {
@@ -184,7 +184,9 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	return &Listing{Volumes: out, repo: r, heads: all}, nil
 }
 
-func listed(ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork) (Listed, error) {
+func listed(
+	ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork,
+) (Listed, error) {
 	l := Listed{
 		Name: h.Name, Kind: "volume", Writer: h.Writer.Host, WriterPool: h.Writer.Pool, Epoch: h.Epoch,
 		Points: []ListedPoint{}, Sessions: append([]ListedWork{}, work...),
@@ -209,7 +211,9 @@ func listed(ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, p
 }
 
 // pinnedInPages notes who reads points that are in pages: their manifests say of which volume they are.
-func pinnedInPages(ctx context.Context, r *repo.Repo, out []Listed, heads map[string]repo.Head, pins map[repo.ID][]ListedWork) error {
+func pinnedInPages(
+	ctx context.Context, r *repo.Repo, out []Listed, heads map[string]repo.Head, pins map[repo.ID][]ListedWork,
+) error {
 	for id, work := range pins {
 		m, err := r.Manifest(ctx, id)
 		if broken(err) {

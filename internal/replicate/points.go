@@ -13,16 +13,32 @@ import (
 	"pando/internal/repo"
 )
 
-// A head lists its newest points; older ones are in pages, which change only by being replaced. Who reads a page may find
-// that somebody has rewritten the head since, and that a prune has removed the page: then the head is read again, and
-// reading goes on where it was. Pages that cannot be read are passed over: what the caller makes of that is its matter.
+// A head lists its newest points; older ones are in pages, which change only by being replaced. Who reads a page may
+// find that somebody has rewritten the head since, and that a prune has removed the page: then the head is read again,
+// and reading goes on where it was. Pages that cannot be read are passed over: what that means is for the caller to say.
 
 // pageFault is a page of points that cannot be read.
 type pageFault = repo.PageError
 
-// olderPoints yields the points in the pages of a head that want selects (nil: in all), newest first. What is wrong with
-// pages is added to bad, if that is not nil.
-func olderPoints(ctx context.Context, r *repo.Repo, h repo.Head, want func(repo.PointPage) bool, bad *[]*pageFault) iter.Seq2[repo.Point, error] {
+// pageFilter selects pages of points; nil: all.
+type pageFilter func(repo.PointPage) bool
+
+// holding selects the page in which the point of a number is.
+func holding(seq uint64) pageFilter {
+	return func(p repo.PointPage) bool { return p.First <= seq && seq <= p.Last }
+}
+
+// near selects pages in which a point can be that was made at a time.
+func near(at time.Time) pageFilter {
+	return func(p repo.PointPage) bool { return p.Near(at) }
+}
+
+// pointSeq is how points are given: an error ends it.
+type pointSeq = iter.Seq2[repo.Point, error]
+
+// olderPoints yields the points in the pages of a head that want selects, newest first. What is wrong with pages is
+// added to bad, if that is not nil.
+func olderPoints(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, bad *[]*pageFault) pointSeq {
 	return func(yield func(repo.Point, error) bool) {
 		below := uint64(math.MaxUint64)
 		left := func() (out []repo.PointPage) {
@@ -60,7 +76,7 @@ func olderPoints(ctx context.Context, r *repo.Repo, h repo.Head, want func(repo.
 }
 
 // allPoints yields all points of a head, oldest first. What is wrong with pages is added to bad, if that is not nil.
-func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault) iter.Seq2[repo.Point, error] {
+func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault) pointSeq {
 	return func(yield func(repo.Point, error) bool) {
 		above := uint64(0)
 		left := func() []repo.PointPage {
@@ -135,8 +151,9 @@ func note(bad *[]*pageFault, err error) {
 	}
 }
 
-// newestFirst yields all points of a head, newest first, as far as they can be read. Pages are read when they are needed.
-func newestFirst(ctx context.Context, r *repo.Repo, h repo.Head, want func(repo.PointPage) bool, bad *[]*pageFault) iter.Seq2[repo.Point, error] {
+// newestFirst yields all points of a head, newest first, as far as they can be read. Pages are read when they are
+// needed.
+func newestFirst(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, bad *[]*pageFault) pointSeq {
 	return func(yield func(repo.Point, error) bool) {
 		for _, x := range slices.Backward(h.Recent) {
 			if !yield(x, nil) {
@@ -151,9 +168,11 @@ func newestFirst(ctx context.Context, r *repo.Repo, h repo.Head, want func(repo.
 	}
 }
 
-// findPoint finds the newest point of a head that is as it should be. Only pages that want selects are read (nil: all).
-// False: there is none in what can be read.
-func findPoint(ctx context.Context, r *repo.Repo, h repo.Head, want func(repo.PointPage) bool, is func(repo.Point) bool) (repo.Point, bool, error) {
+// findPoint finds the newest point of a head that is as it should be. Only pages that want selects are read. False:
+// there is none in what can be read.
+func findPoint(
+	ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, is func(repo.Point) bool,
+) (repo.Point, bool, error) {
 	for x, err := range newestFirst(ctx, r, h, want, nil) {
 		if err != nil {
 			return repo.Point{}, false, err
@@ -165,11 +184,6 @@ func findPoint(ctx context.Context, r *repo.Repo, h repo.Head, want func(repo.Po
 	return repo.Point{}, false, nil
 }
 
-// near selects pages in which a point can be that was made at a time.
-func near(at time.Time) func(repo.PointPage) bool {
-	return func(p repo.PointPage) bool { return p.Near(at) }
-}
-
 // lists reports whether a head lists a point as it was read before. It reads at most one page; one that cannot be read
 // does not count.
 func lists(ctx context.Context, r *repo.Repo, h repo.Head, pt repo.Point) (bool, error) {
@@ -179,8 +193,7 @@ func lists(ctx context.Context, r *repo.Repo, h repo.Head, pt repo.Point) (bool,
 	if slices.ContainsFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == pt.Manifest }) {
 		return true, nil
 	}
-	_, is, err := findPoint(ctx, r, h, func(p repo.PointPage) bool { return p.First <= pt.Seq && pt.Seq <= p.Last },
-		func(x repo.Point) bool { return x.Manifest == pt.Manifest })
+	_, is, err := findPoint(ctx, r, h, holding(pt.Seq), func(x repo.Point) bool { return x.Manifest == pt.Manifest })
 	return is, err
 }
 

@@ -132,13 +132,15 @@ func TestPagedPoints(t *testing.T) {
 	}
 
 	// What the head does not name any more is garbage; and then a policy.
-	if out := b.prune(PruneRequest{}); out.Kept != 5502 || len(out.Points) != 0 || out.Manifests != 1 || b.count("points/") != 2 {
+	out := b.prune(PruneRequest{})
+	if out.Kept != 5502 || len(out.Points) != 0 || out.Manifests != 1 || b.count("points/") != 2 {
 		t.Errorf("prune of garbage: %d kept, %d manifests", out.Kept, out.Manifests)
 	}
-	if dry := b.prune(PruneRequest{Policy: Policy{Last: 1, Within: 24 * time.Hour}, DryRun: true}); len(dry.Points) != 5502-1-1441 {
+	policy := Policy{Last: 1, Within: 24 * time.Hour}
+	if dry := b.prune(PruneRequest{Policy: policy, DryRun: true}); len(dry.Points) != 5502-1-1441 {
 		t.Errorf("a dry run would remove %d", len(dry.Points))
 	}
-	out := b.prune(PruneRequest{Policy: Policy{Last: 1, Within: 24 * time.Hour}})
+	out = b.prune(PruneRequest{Policy: policy})
 	if len(out.Points) != 5502-1-1441 || out.Manifests != len(out.Points) || b.count("manifests/") != 1442 {
 		t.Errorf("%d points went with %d manifests; %d are left", len(out.Points), out.Manifests, b.count("manifests/"))
 	}
@@ -179,13 +181,17 @@ func TestPagedPointsDamaged(t *testing.T) {
 			}
 
 			found, err := verify(t.Context(), b.repo, VerifyRequest{})
-			if err != nil || found.TotalProblems != 1 || found.Problems[0].Object != pages[1] || found.Problems[0].Volume != "v" || found.Problems[0].Points != 650 {
-				t.Errorf("verify: %v, %+v", err, found.Problems)
+			if err != nil || found.TotalProblems != 1 {
+				t.Fatalf("verify: %v, %+v", err, found.Problems)
+			}
+			if p := found.Problems[0]; p.Object != pages[1] || p.Volume != "v" || p.Points != 650 {
+				t.Errorf("verify: %+v", p)
 			}
 			if hint := errs.HintOf(found.Err()); !strings.Contains(hint, "repair") {
 				t.Errorf("hint %q", hint)
 			}
-			if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: "h4500"}); !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), "repair") {
+			_, err = removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: "h4500"})
+			if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), "repair") {
 				t.Errorf("remove what is in the page: %v", err)
 			}
 			if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v", At: "h4999"}); err != nil {
@@ -197,24 +203,28 @@ func TestPagedPointsDamaged(t *testing.T) {
 				t.Errorf("prune: %+v", out.Damaged)
 			}
 			if b.count("manifests/") != manifests || b.count("segments/") != segments {
-				t.Errorf("prune removed %d manifests and %d segments", manifests-b.count("manifests/"), segments-b.count("segments/"))
+				t.Errorf("prune left %d of %d manifests, %d of %d segments",
+					b.count("manifests/"), manifests, b.count("segments/"), segments)
 			}
 			h, _, err := b.repo.Head(t.Context(), "v")
 			if err != nil {
 				t.Fatal(err)
 			}
 			for name, kind := range map[string]errs.Kind{"": "", "h1": "", "h4500": errs.Damaged} {
-				if _, err := pointOf(t.Context(), b.repo, h, "", ref.Ref{Name: "v", At: name}); errs.KindOf(err) != kind && (err != nil || kind != "") {
+				_, err := pointOf(t.Context(), b.repo, h, "", ref.Ref{Name: "v", At: name})
+				if errs.KindOf(err) != kind && (err != nil || kind != "") {
 					t.Errorf("point %q: %v", name, err)
 				}
 			}
 
-			if dry := b.repair(true); len(dry.Volumes) != 1 || len(dry.Volumes[0].Points) != 650 || !dry.Volumes[0].Repaired {
-				t.Errorf("dry repair: %+v", dry.Volumes)
-			}
-			done := b.repair(false)
-			if len(done.Volumes) != 1 || done.Volumes[0].Volume != "v" || len(done.Volumes[0].Points) != 650 || !done.Volumes[0].Repaired {
-				t.Errorf("repair: %+v", done.Volumes)
+			for _, dry := range []bool{true, false} {
+				done := b.repair(dry)
+				if len(done.Volumes) != 1 {
+					t.Fatalf("repair: %+v", done)
+				}
+				if v := done.Volumes[0]; v.Volume != "v" || !v.Part || len(v.Points) != 650 || !v.Repaired {
+					t.Errorf("repair: %+v", v)
+				}
 			}
 			before = slices.DeleteFunc(before, func(n string) bool { return n == "h4999" })
 			if now := b.namesOf("v"); !slices.Equal(now, before) {
@@ -263,7 +273,7 @@ func TestPagedPush(t *testing.T) {
 	lengthen(t, rp, "v", 20000, 100)
 	for range 2 {
 		calls := next()
-		if len(calls) > usual || slices.ContainsFunc(calls, func(c storetest.Call) bool { return strings.HasPrefix(c.Key, "points/") }) {
+		if len(calls) > usual || slices.ContainsFunc(calls, isPage) {
 			t.Errorf("a push to a long history makes %d calls instead of %d: %v", len(calls), usual, calls)
 		}
 	}
@@ -275,7 +285,7 @@ func TestPagedPush(t *testing.T) {
 	}
 	lengthenRecent(t, rp, "v", 768-len(h.Recent))
 	calls := next()
-	closed := slices.DeleteFunc(slices.Clone(calls), func(c storetest.Call) bool { return !strings.HasPrefix(c.Key, "points/") })
+	closed := slices.DeleteFunc(slices.Clone(calls), func(c storetest.Call) bool { return !isPage(c) })
 	if len(calls) > usual+1 || len(closed) != 1 || closed[0].Op != storetest.Put {
 		t.Errorf("closing a page takes %d calls instead of %d: %v", len(calls), usual, closed)
 	}
@@ -295,6 +305,9 @@ func TestPagedPush(t *testing.T) {
 	w.snapshot("v", "free")
 	w.push("v@free")
 }
+
+// isPage reports whether a call is about a page of points.
+func isPage(c storetest.Call) bool { return strings.HasPrefix(c.Key, "points/") }
 
 // lengthenRecent adds n points before the newest of those that a head lists itself.
 func lengthenRecent(t testing.TB, rp *repo.Repo, name string, n int) {
@@ -324,7 +337,7 @@ func TestPagedPointsInFlight(t *testing.T) {
 	b.history(rnd, "v", nil, 2)
 	lengthen(t, b.repo, "v", 5000, 10)
 	var pruned *Pruned
-	put := func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "points/") }
+	put := func(c storetest.Call) bool { return c.Op == storetest.Put && isPage(c) }
 	rp, _ := b.faulty(storetest.Fault{Match: put, When: storetest.After, Do: func(storetest.Call) {
 		pruned = b.prune(PruneRequest{})
 	}})
@@ -462,7 +475,8 @@ func memoryWhile(t testing.TB, do func()) int64 {
 
 func (w *world) snapshot(volume, name string) {
 	w.t.Helper()
-	if _, err := w.e.Snapshot(w.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(volume), Name: ref.MustName(name)}); err != nil {
+	q := engine.SnapshotRequest{Volume: ref.MustName(volume), Name: ref.MustName(name)}
+	if _, err := w.e.Snapshot(w.t.Context(), q); err != nil {
 		w.t.Fatal(err)
 	}
 }

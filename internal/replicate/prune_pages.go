@@ -36,7 +36,9 @@ func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 		if err != nil {
 			return false, err
 		}
-		now.damaged = append(now.damaged, DamagedHead{Object: fault.Page.Object(), Volume: h.Head.Name, Reason: fault.Error(), id: id, err: fault})
+		now.damaged = append(now.damaged, DamagedHead{
+			Object: fault.Page.Object(), Volume: h.Head.Name, Reason: fault.Error(), id: id, err: fault,
+		})
 	}
 	now.heads = good
 	return true, nil

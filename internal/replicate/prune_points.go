@@ -151,7 +151,8 @@ func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
 		return nil
 	}
 	planned := v.write
-	left, err := changePoints(ctx, p.repo, opRemotePrune, v.head.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
+	name := v.head.Name
+	left, err := changePoints(ctx, p.repo, opRemotePrune, name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
 		if h.WriteID != planned {
 			// Others may have removed points: what is the newest now stays.
 			var err error
@@ -168,7 +169,7 @@ func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
 	if err != nil {
 		return err
 	}
-	p.noteRetired(v.head.Name, gone)
+	p.noteRetired(name, gone)
 	p.out.Kept += left.Count()
 	return nil
 }

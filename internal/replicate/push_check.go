@@ -179,7 +179,7 @@ func (w *headWriter) inPlace(ctx context.Context, pages repo.PagePutter, h *head
 		return false, err
 	}
 	at.Seq, at.Keep = seq, was.Keep
-	err = pages.Edit(ctx, &h.Head, func(p repo.PointPage) bool { return p.First <= seq && seq <= p.Last }, func(points []repo.Point) []repo.Point {
+	err = pages.Edit(ctx, &h.Head, holding(seq), func(points []repo.Point) []repo.Point {
 		if i := slices.IndexFunc(points, func(x repo.Point) bool { return x.Seq == seq }); i >= 0 {
 			points[i] = *at
 		}

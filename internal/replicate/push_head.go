@@ -70,7 +70,7 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 	if len(h.Recent) > 0 {
 		first = h.Recent[0].Seq
 	}
-	var linked func(repo.PointPage) bool // pages matter only if something of this repository is linked
+	var linked pageFilter // pages matter only if something of this repository is linked
 	if len(l.object) == 0 {
 		linked = func(repo.PointPage) bool { return false }
 	}
@@ -96,7 +96,9 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 }
 
 // find finds one object, which is here, in a head.
-func (p *pusher) find(ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content) (base, bool, error) {
+func (p *pusher) find(
+	ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content,
+) (base, bool, error) {
 	pt, err := p.e.PointByID(ctx, id)
 	if err != nil {
 		return base{}, false, nil

@@ -44,7 +44,7 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 				return false, err
 			}
 			out.Points = append(out.Points, p.Name)
-			err = pages.Edit(ctx, h, func(x repo.PointPage) bool { return x.First <= p.Seq && p.Seq <= x.Last }, func(all []repo.Point) []repo.Point {
+			err = pages.Edit(ctx, h, holding(p.Seq), func(all []repo.Point) []repo.Point {
 				return slices.DeleteFunc(all, func(x repo.Point) bool { return x.Seq == p.Seq })
 			})
 			return true, err

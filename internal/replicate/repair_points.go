@@ -27,7 +27,8 @@ func (x *repairer) note(h repo.Head, bad []*pageFault) {
 // The rest of the head stays as it is.
 func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (RepairedVolume, error) {
 	out := RepairedVolume{
-		Volume: f.head.Name, Object: f.bad[0].Page.Object(), Part: true, Missing: errs.Is(f.bad[0], errs.NotFound), Points: []string{}, Broken: []string{}, Reason: f.bad[0].Error(), Writer: x.writes(f.head),
+		Volume: f.head.Name, Object: f.bad[0].Page.Object(), Part: true, Missing: errs.Is(f.bad[0], errs.NotFound),
+		Points: []string{}, Broken: []string{}, Reason: f.bad[0].Error(), Writer: x.writes(f.head),
 	}
 	var found []*repo.Manifest
 	for _, m := range x.manifests {
@@ -85,8 +86,8 @@ func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (Repair
 // writes reports whether this pool may push a volume.
 func (x *repairer) writes(h repo.Head) bool { return x.e != nil && h.Writer.Pool == x.writer.Pool }
 
-// fill takes those of manifests, which are in order, that can have been in a page, and gives them its numbers. The others
-// are left. Points that were removed and not yet pruned may be among them; of too many, those that are whole are taken.
+// fill takes those of manifests, which are in order, that can have been in a page, and gives them its numbers. The
+// others are left. Points that were removed and not yet pruned may be among them; of too many, those that are whole are taken.
 func (x *repairer) fill(page repo.PointPage, found []*repo.Manifest) (points []repo.Point, left []*repo.Manifest) {
 	var fit []*repo.Manifest
 	for _, m := range found {
@@ -101,7 +102,9 @@ func (x *repairer) fill(page repo.PointPage, found []*repo.Manifest) (points []r
 		for i, m := range fit {
 			place[m.ID] = i
 		}
-		slices.SortStableFunc(fit, func(a, b *repo.Manifest) int { return cmp.Compare(rankOf(x.whole[b.ID]), rankOf(x.whole[a.ID])) })
+		slices.SortStableFunc(fit, func(a, b *repo.Manifest) int {
+			return cmp.Compare(rankOf(x.whole[b.ID]), rankOf(x.whole[a.ID]))
+		})
 		left = append(left, fit[room:]...)
 		fit = fit[:room]
 		slices.SortFunc(fit, func(a, b *repo.Manifest) int { return cmp.Compare(place[a.ID], place[b.ID]) })

@@ -47,7 +47,8 @@ type originOfPoints struct {
 
 // checkedOf is what a head says of a point. Strings that are those of the point before are kept once.
 func checkedOf(volume string, pt repo.Point, before checked) checked {
-	c := checked{owner: owner{volume, pt.Name, pt.Manifest, pt.SizeBytes}, said: true, content: pt.Content, fs: pt.FS, parent: pt.Parent}
+	c := checked{owner: owner{volume, pt.Name, pt.Manifest, pt.SizeBytes}}
+	c.said, c.content, c.fs, c.parent = true, pt.Content, pt.FS, pt.Parent
 	if c.content == before.content {
 		c.content = before.content
 	}
@@ -65,7 +66,8 @@ func checkedOf(volume string, pt repo.Point, before checked) checked {
 
 // is reports whether a manifest is what the head says of the point.
 func (c *checked) is(m *repo.Manifest) bool {
-	return !c.said || m.Content == c.content && m.SizeBytes == c.size && m.FS == c.fs && (m.Parent == c.parent || !m.Content.Chained())
+	return !c.said || m.Content == c.content && m.SizeBytes == c.size && m.FS == c.fs &&
+		(m.Parent == c.parent || !m.Content.Chained())
 }
 
 // span is some points of one volume, by age, that are checked one after the other.
@@ -134,7 +136,8 @@ func (v *verifier) plan(ctx context.Context, heads []repo.Head) error {
 // pageFaults notes pages of points that cannot be read.
 func (v *verifier) pageFaults(h repo.Head, bad []*pageFault, asked bool) {
 	for _, f := range bad {
-		p := Problem{Volume: h.Name, Object: f.Page.Object(), Message: "a part of the list of the volume's points cannot be read: " + f.Error()}
+		p := Problem{Volume: h.Name, Object: f.Page.Object()}
+		p.Message = "a part of the list of the volume's points cannot be read: " + f.Error()
 		p.Volumes, p.Points = 1, f.Page.Count
 		if asked {
 			v.problem(p)

@@ -34,7 +34,8 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 	m := newMemory()
 	g := &goldenPoints{}
 
-	k := keyring{version: 1, serial: 3, ringKey: e.bytes(keySize), keys: []masterKey{newMasterKey(e.bytes(keySize), e.stamp())}}
+	k := keyring{version: 1, serial: 3, ringKey: e.bytes(keySize)}
+	k.keys = []masterKey{newMasterKey(e.bytes(keySize), e.stamp())}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	s, err := k.newSlot(e.newID(), NewSlot{Label: "host a", Recipient: testRecipient}, e)
 	must(t, err)
@@ -53,7 +54,8 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 
 	for i := range 7 {
 		g.points = append(g.points, Point{
-			Seq: uint64(10 * (i + 1)), Name: fmt.Sprint("p", i+1), Manifest: r.env.newID(), Source: "s", Content: Block, FS: "ext4", SizeBytes: 1 << 30,
+			Seq: uint64(10 * (i + 1)), Name: fmt.Sprint("p", i+1), Manifest: r.env.newID(), Source: "s",
+			Content: Block, FS: "ext4", SizeBytes: 1 << 30,
 			CreatedAt: e.stamp().Add(time.Duration(i) * time.Hour), Added: int64(i), Keep: i == 2,
 		})
 	}
@@ -232,7 +234,8 @@ func TestPagesAreEdited(t *testing.T) {
 	h := Head{Name: "a", NextSeq: 1}
 	add := func(n int, name string) {
 		for range n {
-			h.Recent = append(h.Recent, Point{Seq: h.NextSeq, Name: name, Manifest: NewID(), Content: Block, CreatedAt: time.Unix(int64(h.NextSeq), 0).UTC(), Added: 1})
+			at := time.Unix(int64(h.NextSeq), 0).UTC()
+			h.Recent = append(h.Recent, Point{Seq: h.NextSeq, Name: name, Manifest: NewID(), Content: Block, CreatedAt: at, Added: 1})
 			h.NextSeq++
 		}
 	}
@@ -283,7 +286,10 @@ func TestPagesAreEdited(t *testing.T) {
 	must(t, m.Delete(ctx, h.Pages[1].Object()))
 	err = w.Edit(ctx, &h, func(PointPage) bool { return true }, func(p []Point) []Point { return p })
 	var fault *PageError
-	if !errs.Is(err, errs.NotFound) || !errors.As(err, &fault) || fault.Page != was.Pages[1] || !reflect.DeepEqual(h, was) {
+	if !errs.Is(err, errs.NotFound) || !errors.As(err, &fault) || fault.Page != was.Pages[1] {
+		t.Errorf("%v", err)
+	}
+	if !reflect.DeepEqual(h, was) {
 		t.Errorf("%v", err)
 	}
 }

@@ -58,7 +58,8 @@ func (p *PointPage) check(last uint64) error {
 // pageOf describes a page that has not been written yet.
 func pageOf(points []Point) PointPage {
 	p := PointPage{
-		Count: len(points), First: points[0].Seq, Last: points[len(points)-1].Seq, From: points[0].CreatedAt, To: points[0].CreatedAt,
+		Count: len(points), First: points[0].Seq, Last: points[len(points)-1].Seq,
+		From: points[0].CreatedAt, To: points[0].CreatedAt,
 	}
 	for _, x := range points {
 		if x.CreatedAt.Before(p.From) {
@@ -175,7 +176,8 @@ func (c *pagedPoints) matches(h Head, page PointPage) error {
 	case c.Head != h.Name:
 		return damaged("it has points of another volume")
 	case want.Count != page.Count || want.First != page.First || want.Last != page.Last:
-		return damaged("it has %d points from %d to %d; its head says %d from %d to %d", want.Count, want.First, want.Last, page.Count, page.First, page.Last)
+		return damaged("it has %d points from %d to %d; its head says %d from %d to %d",
+			want.Count, want.First, want.Last, page.Count, page.First, page.Last)
 	}
 	return nil
 }
@@ -297,8 +299,8 @@ func (w PagePutter) Shrink(ctx context.Context, h *Head) error {
 }
 
 // Edit changes points of a head: edit is called with those of the pages that touched selects, and with the recent ones,
-// and returns what is to be in their place, in the same order. Other pages stay as they are, unless several fit into one. A
-// page that must be read and cannot be is a *[PageError]. Nothing is changed on an error.
+// and returns what is to be in their place, in the same order. Other pages stay as they are, unless several fit into
+// one. A page that must be read and cannot be is a *[PageError]. Nothing is changed on an error.
 func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) bool, edit func([]Point) []Point) error {
 	var pages []PointPage
 	var rest []Point // of pages that are rewritten
