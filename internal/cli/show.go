@@ -131,7 +131,8 @@ func (a *App) printDetail(d engine.Detail) error {
 	err := a.fields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency, "keep", keep, "pinned", pinned, "size", sizeText,
-		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "tied", tied, "key", key, "measured", measured,
+		"logical", size(d.LogicalBytes), "exclusive", size(d.ExclusiveBytes), "shared", size(d.SharedBytes), "tied", tied,
+		"key", key, "measured", measured,
 		"clone cost", cost, "write stall", stall, "created", d.CreatedAt.Local().Format(time.DateTime)+" ("+ago(d.CreatedAt)+")", "last used", ago(d.LastUsedAt), "expires", expires,
 	)
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {

@@ -218,8 +218,9 @@ func (acc *Access) blameKey(ctx context.Context, id driver.ObjectID, what string
 	if kerr != nil || k.Root == "" || k.Loaded {
 		return err
 	}
-	return errs.New(errs.Permission, "mount", what, "its encryption key is not loaded: %w", err).
-		WithHint("load it with `zfs load-key %s`, or from a file with `zfs load-key -L file:///PATH %s`", k.Root, k.Root)
+	return errs.New(errs.Permission, "mount", what, "its encryption key is not loaded").
+		WithHint("load it with `zfs load-key %s`, or from a file with `zfs load-key -L file:///PATH %s`",
+			k.Root, k.Root)
 }
 
 // insideMount calls fn with the root of a detached mount, and unmounts it.

@@ -473,9 +473,9 @@ type Planner interface {
 
 // Key is what must be loaded before an encrypted object can be mounted.
 type Key struct {
-	Root   string `json:"root"`   // what has the key, in the driver's own words: "tank/pando"; "": the object is not encrypted
+	Root   string `json:"root"`   // what has the key, in the driver's words: "tank/pando"; "": it is not encrypted
 	Loaded bool   `json:"loaded"` // the key
-	Own    bool   `json:"own"`    // it is not the pool's: the object was received raw, or descends from one that was
+	Own    bool   `json:"own"`    // it is not the pool's: the object was received raw, or made of one that was
 }
 
 // Keyed is a driver whose objects may be encrypted.

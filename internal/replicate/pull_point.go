@@ -41,7 +41,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 	if m.Raw && !p.e.ReceivesRaw() {
 		return engine.Info{}, errs.New(errs.Unsupported, opPull, h.Name+"@"+pt.Name,
 			"it is an encrypted ZFS dataset, whose blocks travel as they lay on disk").
-			WithHint("pull it into a pool of the zfs driver: %s", errs.Run("init --driver zfs"))
+			WithHint("pull it into a pool that was made with %s", errs.Param("driver", "zfs"))
 	}
 	q := engine.ReceiveRequest{
 		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,

@@ -128,7 +128,8 @@ func (p *pusher) chainBears(ctx context.Context, h headState, b base) (bool, err
 }
 
 // stream pushes one stream: the whole tree, or what differs from base.
-func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origin *repo.Origin, expected driver.StreamPlan,
+func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origin *repo.Origin,
+	expected driver.StreamPlan,
 ) (Pushed, error) {
 	pt := jb.pt
 	var pins []repo.ID
@@ -156,7 +157,8 @@ func (p *pusher) stream(ctx context.Context, jb *job, h headState, b base, origi
 	return out, err
 }
 
-func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, origin *repo.Origin, expected driver.StreamPlan,
+func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, origin *repo.Origin,
+	expected driver.StreamPlan,
 ) (Pushed, error) {
 	pt, content := jb.pt, p.treeContent(jb)
 	var st stats
@@ -190,8 +192,8 @@ func (p *pusher) streamUnder(ctx context.Context, jb *job, l *lease, b base, ori
 	}
 	m := repo.Manifest{
 		ID: repo.NewID(), Volume: jb.head, Point: pt.Name, Content: content, FS: string(pt.FS), SizeBytes: pt.SizeBytes, Sector: pt.Sector,
-		CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency), Source: string(pt.ID), Session: l.id, Origin: origin, Raw: expected.Raw,
-		Added: st.uploaded.Load(), Stream: pl.frames,
+		CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency), Source: string(pt.ID), Session: l.id, Origin: origin,
+		Raw: expected.Raw, Added: st.uploaded.Load(), Stream: pl.frames,
 	}
 	if b.object != "" {
 		m.Parent = b.point.Manifest

@@ -19,8 +19,8 @@ import (
 // zfsEngine makes a pool in a dataset.
 func zfsEngine(t *testing.T, dataset string) *engine.Engine {
 	t.Helper()
-	q := engine.InitRequest{Dir: filepath.Join(t.TempDir(), "pool"), Driver: driverzfs.Name, Dataset: dataset, MinFreePercent: 1}
-	return initEngine(t, q)
+	dir := filepath.Join(t.TempDir(), "pool")
+	return initEngine(t, engine.InitRequest{Dir: dir, Driver: driverzfs.Name, Dataset: dataset, MinFreePercent: 1})
 }
 
 func zdo(t *testing.T, args ...string) {
@@ -59,7 +59,8 @@ func TestPushRawZFS(t *testing.T) {
 		t.Fatal(err)
 	}
 	enc := zpool + "/enc"
-	zdo(t, "create", "-o", "encryption=on", "-o", "keyformat=passphrase", "-o", "pbkdf2iters=100000", "-o", "keylocation=file://"+key, enc)
+	zdo(t, "create", "-o", "encryption=on", "-o", "keyformat=passphrase", "-o", "pbkdf2iters=100000",
+		"-o", "keylocation=file://"+key, enc)
 	w := worldOf(t, zfsEngine(t, enc+"/pando"), "file:"+filepath.Join(t.TempDir(), "remote"))
 	w.importTree("g", 2*mib)
 	w.clone("g", "v")

@@ -68,7 +68,8 @@ type row struct {
 var table = []row{
 	{NoModules, re(`ZFS modules (are not|cannot be)|/dev/zfs and /proc/self/mounts|Failed to initialize the libzfs|open '?/dev/zfs`), errs.Unsupported, modulesHint},
 	{KeyMissing, re(`(?i)key (is )?not loaded|key must be loaded|key is not loaded or provided|Encryption key not loaded`), errs.Permission, keyHint},
-	{OtherKey, re(`outside (its|of its) encryption root|encrypted child outside|encryption failure|IV set guid mismatch|failed to create encryption key`), errs.Unsupported, "a clone stays under the encryption root of its origin"},
+	{OtherKey, re(`outside (its|of its) encryption root|encrypted child outside|encryption failure|` +
+		`IV set guid mismatch|failed to create encryption key`), errs.Unsupported, "a clone stays under the encryption root of its origin"},
 	{Suspended, re(`I/O is currently suspended|pool is (currently )?suspended`), errs.IO, "the zpool is suspended: look with `zpool status`, mend it, then `zpool clear`"},
 	{ElsewhereUse, re(`imported on (a different )?host`), errs.InUse, "export it there first"},
 	{Denied, re(`(?i)permission denied|must be run as root|insufficient privileges|requires? root privileges|delegated administration is disabled`), errs.Permission,

@@ -37,13 +37,15 @@ func testSame(t *testing.T, s *suite) {
 			p := at(c)
 			if big { // so that it takes more than one leaf
 				for i := range 600 {
-					if err := os.WriteFile(p(fmt.Sprintf("a file with a long name, number %d", i)), file{uint64(i), 100}.bytes(), 0o600); err != nil {
+					name := fmt.Sprintf("a file with a long name, number %d", i)
+					if err := os.WriteFile(p(name), file{uint64(i), 100}.bytes(), 0o600); err != nil {
 						return err
 					}
 				}
 			}
 			return errors.Join(os.Mkdir(p("dir"), 0o755), os.WriteFile(p("a"), file{1, 200_000}.bytes(), 0o600),
-				os.WriteFile(p("b"), []byte("b"), 0o600), os.WriteFile(p("dir/stays"), nil, 0o600), os.Symlink("a", p("link")))
+				os.WriteFile(p("b"), []byte("b"), 0o600), os.WriteFile(p("dir/stays"), nil, 0o600),
+				os.Symlink("a", p("link")))
 		})
 		base := s.snapshot(vol)
 		// A mount may note something once.
@@ -90,7 +92,9 @@ func testSame(t *testing.T, s *suite) {
 }
 
 // testNotComparable compares what has no history in common, or not that.
-func testNotComparable(s *suite, d driver.Comparer, vol, base driver.ObjectID, same func(string, driver.ObjectID, driver.ObjectID, bool)) {
+func testNotComparable(
+	s *suite, d driver.Comparer, vol, base driver.ObjectID, same func(string, driver.ObjectID, driver.ObjectID, bool),
+) {
 	s.t.Helper()
 	other := s.create(driver.Native)
 	same("another volume", s.snapshot(other), base, false)
@@ -103,7 +107,9 @@ func testNotComparable(s *suite, d driver.Comparer, vol, base driver.ObjectID, s
 	was := s.snapshot(two)
 	same("a sibling", s.snapshot(one), was, false)
 
-	for what, ids := range map[string][2]driver.ObjectID{"unknown": {driver.NewID(), base}, "an unknown base": {base, driver.NewID()}} {
+	for what, ids := range map[string][2]driver.ObjectID{
+		"unknown": {driver.NewID(), base}, "an unknown base": {base, driver.NewID()},
+	} {
 		if got, err := d.Same(s.ctx(), ids[0], ids[1]); got || !errs.Is(err, errs.NotFound) {
 			s.t.Errorf("%s: %v, %v", what, got, err)
 		}

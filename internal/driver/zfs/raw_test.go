@@ -76,7 +76,8 @@ func (p *pool) received(stream []byte, base driver.ObjectID) driver.ObjectID {
 	return id.ID
 }
 
-// TestRawStreams: what is encrypted travels without its key, stays under it, and never mixes with what travelled in plain.
+// TestRawStreams: what is encrypted travels without its key, stays under it, and never mixes with what travelled in
+// plain.
 func TestRawStreams(t *testing.T) {
 	zpool := newZpool(t, 1<<30)
 	a, aRoot, aKey := encryptedPool(t, zpool, "a")
@@ -122,7 +123,8 @@ func TestRawStreams(t *testing.T) {
 				t.Errorf("key: %+v, %v", k, err)
 			}
 		}
-		if err := to.mounted(fork, func(string) error { return nil }); !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "zfs load-key") {
+		err := to.mounted(fork, func(string) error { return nil })
+		if !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "zfs load-key") {
 			t.Errorf("a mount without the key: %v (hint %q)", err, errs.HintOf(err))
 		}
 

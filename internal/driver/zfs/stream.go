@@ -324,7 +324,8 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	u := &unframer{r: bufio.NewReaderSize(r, maxFrame)}
 	first, raw, err := d.firstRecord(u, guid)
 	if err == nil && raw && base != "" && !on.raw() {
-		err = errs.New(errs.Conflict, "", "", "the stream is of an encrypted object, and what it is the difference from is not encrypted here").
+		err = errs.New(errs.Conflict, "", "",
+			"the stream is of an encrypted object, and what it is the difference from is not encrypted here").
 			WithHint("%s", rawHint)
 	}
 	if err != nil {
@@ -338,7 +339,8 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	}
 	err = zfs.Receive(ctx, append(args, d.own(id.ID)), io.MultiReader(first, u))
 	if raw && base != "" && zfs.Is(err, zfs.OtherKey) {
-		err = errs.New(errs.Conflict, "", "", "what it is the difference from was not received as it was encrypted: %w", err).
+		err = errs.New(errs.Conflict, "", "",
+			"what it is the difference from was not received as it was encrypted: %w", err).
 			WithHint("%s", rawHint)
 	}
 	if err == nil && u.err != io.EOF {
@@ -465,11 +467,13 @@ func (d *Driver) firstRecord(u *unframer, base uint64) (first io.Reader, raw boo
 		// A package could bring other datasets and properties.
 		return nil, false, errs.New(errs.Unsupported, "", "", "the stream is not of one tree as Pando sends it")
 	case b.from != 0 && base == 0:
-		return nil, false, errs.New(errs.Conflict, "", "", "the stream is only what differs from another object").WithHint("receive that one first")
+		return nil, false, errs.New(errs.Conflict, "", "", "the stream is only what differs from another object").
+			WithHint("receive that one first")
 	case b.from == 0 && base != 0:
 		return nil, false, errs.New(errs.Conflict, "", "", "the stream is a whole object, not what differs from the one given")
 	case b.from != base:
-		return nil, false, errs.New(errs.Conflict, "", "", "the stream is what differs from another object than the one given").
+		return nil, false, errs.New(errs.Conflict, "", "",
+			"the stream is what differs from another object than the one given").
 			WithHint("it builds on the snapshot with the GUID %d", b.from)
 	}
 	return bytes.NewReader(head), b.features&featureRaw != 0, nil
