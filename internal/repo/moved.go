@@ -188,7 +188,7 @@ func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bo
 // DescribePack reads what a table says of a pack from the pack itself. NotFound, Damaged, TooNew.
 func (r *Repo) DescribePack(ctx context.Context, p PackState) (MovedPack, error) {
 	m := MovedPack{Pack: p.Pack, Bytes: p.Bytes}
-	err := inPack(Place{Pack: p.Pack}, func() error {
+	err := r.inPack(Place{Pack: p.Pack}, func() error {
 		x, err := r.packIndex(ctx, p.Pack, p.Bytes)
 		if err != nil {
 			return err

@@ -90,6 +90,7 @@ type packIndex struct {
 	aead       cipher.AEAD // of partial frames
 	generation uint64      // as in its table
 	segments   []movedSegment
+	object     []byte // all of a small pack: nil of others
 }
 
 func (x *packIndex) find(s Segment) *movedSegment {

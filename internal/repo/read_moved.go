@@ -136,6 +136,19 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 	if x := r.moves.index(p); x != nil {
 		return x, nil
 	}
+	if size <= smallPack {
+		object, err := r.packRange(ctx, p, 0, size)
+		if err != nil {
+			return nil, err
+		}
+		x, _, err := r.parsePack(ctx, p, object, object, int(size))
+		if err != nil {
+			return nil, err
+		}
+		x.object = object
+		r.moves.keep(p, x)
+		return x, nil
+	}
 	const tailBytes = 128 << 10
 	from := max(0, size-tailBytes)
 	head, err := r.packRange(ctx, p, 0, headerSize)
@@ -160,6 +173,18 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 	return x, nil
 }
 
+// smallPack is up to which size a pack is read whole, and kept, when something of it is wanted: it may hold what many
+// segments had, each of which would take a request.
+const smallPack = 1 << 20
+
+// stored reads [start, end) of a pack. The caller owns the bytes.
+func (x *packIndex) stored(ctx context.Context, r *Repo, p Pack, start, end uint32) ([]byte, error) {
+	if x.object != nil {
+		return slices.Clone(x.object[start:end]), nil
+	}
+	return r.packRange(ctx, p, int64(start), int64(end))
+}
+
 func (r *Repo) packRange(ctx context.Context, p Pack, start, end int64) ([]byte, error) {
 	b, info, err := r.store.Get(ctx, p.key(), start, end-start)
 	if err != nil {
@@ -172,9 +197,10 @@ func (r *Repo) packRange(ctx context.Context, p Pack, start, end int64) ([]byte,
 }
 
 // inPack gives the errors of fn, which reads a pack, its name. What is damaged is read once more.
-func inPack(p Place, fn func() error) error {
+func (r *Repo) inPack(p Place, fn func() error) error {
 	err := fn()
 	if errs.Is(err, errs.Damaged) {
+		r.moves.forget(p.Pack)
 		err = fn()
 	}
 	return about("read pack", p.Pack.String(), err)
@@ -183,7 +209,7 @@ func inPack(p Place, fn func() error) error {
 // readMoved reads frames of one segment from where they were moved to.
 func (r *Repo) readMoved(ctx context.Context, s Segment, frames []Frame) (out []FrameContent, err error) {
 	err = r.findMoved(ctx, s, func(p Place) error {
-		return inPack(p, func() (err error) {
+		return r.inPack(p, func() (err error) {
 			out, err = r.readPacked(ctx, p, s, frames)
 			return err
 		})
@@ -215,7 +241,7 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 		found[i] = at
 		start, end = min(start, at.at), max(end, at.at+at.stored)
 	}
-	b, err := r.packRange(ctx, p.Pack, int64(start), int64(end))
+	b, err := x.stored(ctx, r, p.Pack, start, end)
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +294,7 @@ func (r *Repo) scanMoved(ctx context.Context, s Segment, fn func(Frame, FrameCon
 	var at Place
 	err := r.findMoved(ctx, s, func(p Place) error {
 		at = p
-		return inPack(p, func() (err error) {
+		return r.inPack(p, func() (err error) {
 			if x, err = r.packIndex(ctx, p.Pack, p.PackBytes); err != nil {
 				return err
 			}
@@ -276,7 +302,7 @@ func (r *Repo) scanMoved(ctx context.Context, s Segment, fn func(Frame, FrameCon
 				return damaged("it has nothing of segment %s", s)
 			}
 			start, end := m.span()
-			b, err = r.packRange(ctx, p.Pack, int64(start), int64(end))
+			b, err = x.stored(ctx, r, p.Pack, start, end)
 			return err
 		})
 	})
