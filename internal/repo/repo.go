@@ -8,6 +8,8 @@
 //	points/<id>                   older points of one volume
 //	manifests/<id>                one point: its pages, the segments that it needs
 //	segments/<session>/<n>        frames: data and pages
+//	packs/<session>/<n>           frames that were moved out of segments
+//	moved/<session>/<n>           which packs count, and what each holds
 //	sessions/<id>                 who is at work, what must stay
 //	prune/seen                    what the last prune saw
 //
@@ -15,5 +17,6 @@
 //
 // Session, then segments, then manifest, then head: nothing durable names what was
 // not uploaded. Deleting goes the other way: out of the head, then look at the
-// sessions, then manifests and segments.
+// sessions, then manifests and segments. Moving is both: packs, then their table, and
+// then what they were copied from goes.
 package repo
