@@ -70,11 +70,12 @@ func (t *Tx) DropRemote(repo string) error {
 	return err
 }
 
-// newest keeps the highest epoch of a row and the new one, and the highest number of a next point that was seen with that
-// epoch. Both are unsigned numbers of 64 bits in columns that are signed.
+// newest keeps the highest epoch of a row and the new one, and the highest number of a next point that was seen with
+// that epoch. Both are unsigned numbers of 64 bits in columns that are signed.
 const newest = `
 	next = CASE WHEN (excluded.epoch < 0, excluded.epoch) > (epoch < 0, epoch) THEN excluded.next
-		WHEN excluded.epoch = epoch AND (excluded.next < 0, excluded.next) > (next < 0, next) THEN excluded.next ELSE next END,
+		WHEN excluded.epoch = epoch AND (excluded.next < 0, excluded.next) > (next < 0, next) THEN excluded.next
+		ELSE next END,
 	epoch = CASE WHEN (excluded.epoch < 0, excluded.epoch) > (epoch < 0, epoch) THEN excluded.epoch ELSE epoch END`
 
 const insertHead = `INSERT INTO remote_heads (repo, name, lineage, epoch, manifest, at, next) VALUES (?,?,?,?,?,?,?)

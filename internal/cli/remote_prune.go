@@ -52,7 +52,8 @@ has seen, or has an older one: what only the newer one names would be removed.
 	keep := retentionFlags(f)
 	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
 	f.StringVar(&patience, "patience", "", fmt.Sprintf("believe that who gives no sign of life for this `DURATION` is dead (default %v)", replicate.DefaultPatience))
-	f.BoolVar(&q.AcceptRollback, "accept-rollback", false, "go on if the remote has lost lists of points, or was put back to older ones")
+	f.BoolVar(&q.AcceptRollback, "accept-rollback", false,
+		"go on if the remote has lost lists of points, or was put back to older ones")
 	f.StringVar(&maxRepack, "max-repack", "", "rewrite at most `SIZE` of wasteful objects, for example 5G; 0 for none (default: no limit)")
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 		q.Pool = e

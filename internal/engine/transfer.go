@@ -441,7 +441,8 @@ func (e *Engine) SeeRemoteHeads(ctx context.Context, repo string, heads []Remote
 	now := time.Now()
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, h := range heads {
-			if err := tx.SeeRemoteHead(catalog.RemoteHead{Repo: repo, Name: h.Name, Epoch: h.Epoch, NextSeq: h.NextSeq, At: now}); err != nil {
+			seen := catalog.RemoteHead{Repo: repo, Name: h.Name, Epoch: h.Epoch, NextSeq: h.NextSeq, At: now}
+			if err := tx.SeeRemoteHead(seen); err != nil {
 				return err
 			}
 		}

@@ -99,9 +99,12 @@ func (w *headWriter) mayWrite(h headState) error {
 // copied is the error of a pool that has the ID of a head's writer and has not written it last. Conflict.
 func (w *headWriter) copied(op string, h repo.Head) error {
 	return errs.New(errs.Conflict, op, h.Name,
-		"another pool with the ID of this one has pushed this volume since: one is a copy of the other, or this one was restored from a backup").
-		WithHint("decide which pool pushes it; to be that one, give this pool an identity of its own with %s, and take the volume over with %s; or push it under another name with `%s`",
-			errs.Run("remote writer", errs.Param("new")), errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")), errs.Param("as", "NAME"))
+		"another pool with the ID of this one has pushed this volume since: "+
+			"one is a copy of the other, or this one was restored from a backup").
+		WithHint("decide which pool pushes it; to be that one, give this pool an identity of its own with %s, "+
+			"and take the volume over with %s; or push it under another name with `%s`",
+			errs.Run("remote writer", errs.Param("new")),
+			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")), errs.Param("as", "NAME"))
 }
 
 // holds is nil if this pool may go on with what it began under a claim. Conflict.
@@ -300,7 +303,8 @@ func (w *headWriter) takeOver(ctx context.Context, name string, admit func(repo.
 		}
 		if why := w.memory.older(h, true); why != "" {
 			return false, errs.New(errs.Damaged, opPull, name, "%s", why).
-				WithHint("restore the remote if you can; to go on with what is there: %s", errs.Run("remote prune", w.remote, errs.Param("accept-rollback")))
+				WithHint("restore the remote if you can; to go on with what is there: %s",
+					errs.Run("remote prune", w.remote, errs.Param("accept-rollback")))
 		}
 		if h.Writer.Pool == w.me.Pool {
 			own, err := w.judge(before, h)

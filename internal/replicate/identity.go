@@ -45,7 +45,8 @@ func writer(e *engine.Engine) (repo.Writer, error) {
 	err = json.Unmarshal(b, &id)
 	switch {
 	case err == nil && id.Format > identityFormat:
-		return me, errs.New(errs.TooNew, opWriter, path, "the pool's identity as a writer is of a newer pando (format %d)", id.Format).WithHint("upgrade pando")
+		return me, errs.New(errs.TooNew, opWriter, path, "the pool's identity as a writer is of a newer pando (%d)", id.Format).
+			WithHint("upgrade pando")
 	case err != nil || id.Format < 1 || id.ID == "":
 		return me, errs.New(errs.Damaged, opWriter, path, "the pool's identity as a writer cannot be read").
 			WithHint("make a new one with %s", errs.Run("remote writer", errs.Param("new")))
@@ -68,9 +69,10 @@ func Writer(e *engine.Engine) (WriterIdentity, error) {
 	return WriterIdentity{ID: me.Pool, Host: me.Host}, err
 }
 
-// NewWriter gives a pool an identity of its own. Volumes on remotes that it wrote under the old one are another pool's from
-// then on: that of which this one is a copy, or nobody's. It can take them over. Pushes that were interrupted are given up,
-// since that other pool may go on with them; the next ones begin afresh. Durable on return. InUse: a push is under way.
+// NewWriter gives a pool an identity of its own. Volumes on remotes that it wrote under the old one are another
+// pool's from then on: that of which this one is a copy, or nobody's. It can take them over. Pushes that were
+// interrupted are given up, since that other pool may go on with them; the next ones begin afresh. Durable on
+// return. InUse: a push is under way.
 func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 	unlock, err := lockRemotes(ctx, opWriter, remotesDir(e.Dir()))
 	if err != nil {
@@ -111,7 +113,8 @@ func putIdentity(pool, id string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	b, err := json.MarshalIndent(writerIdentity{Format: identityFormat, ID: id, MadeAt: time.Now().UTC().Truncate(time.Second)}, "", "  ")
+	content := writerIdentity{Format: identityFormat, ID: id, MadeAt: time.Now().UTC().Truncate(time.Second)}
+	b, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -140,7 +143,8 @@ func lockJournals(pool string) (paths []string, unlock func(), err error) {
 			oerr = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		}
 		if errors.Is(oerr, unix.EWOULDBLOCK) {
-			err = errs.New(errs.InUse, opWriter, strings.TrimPrefix(path, remotesDir(pool)+"/"), "another pando is pushing").WithHint("wait until it is done, or end it")
+			err = errs.New(errs.InUse, opWriter, strings.TrimPrefix(path, remotesDir(pool)+"/"), "another pando is pushing").
+				WithHint("wait until it is done, or end it")
 			break
 		}
 		if err = errs.Wrap(opWriter, path, oerr); err != nil {

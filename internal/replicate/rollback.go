@@ -15,13 +15,14 @@ import (
 // headMemory is what this pool remembers of the heads of a repository, by name. It is read before the heads are: what
 // another process pushes in between makes them newer, never older.
 //
-// Heads are never deleted, their epochs never go back, and neither does the number of their next point while the epoch
-// stays the same. So a head that is missing, or has lower numbers, was lost or put back to an older state. A head that
-// another pool has taken over, or that was made anew by a repair, has a higher epoch. A pool that was killed between the
-// write of a head and its own record remembers less than there is, which is no rollback.
+// Heads are never deleted, their epochs never go back, and neither does the number of their next point while the
+// epoch stays the same. So a head that is missing, or has lower numbers, was lost or put back to an older state. A
+// head that another pool has taken over, or that was made anew by a repair, has a higher epoch. A pool that was
+// killed between the write of a head and its own record remembers less than there is, which is no rollback.
 type headMemory map[string]engine.RemoteHead
 
-// witness is what a pool can say of the heads of a repository that others may have put back. The zero value knows nothing.
+// witness is what a pool can say of the heads of a repository that others may have put back. The zero value knows
+// nothing.
 type witness struct {
 	e      *engine.Engine
 	repo   *repo.Repo
@@ -67,9 +68,11 @@ func (m headMemory) older(h *repo.Head, there bool) string {
 	case !there:
 		return fmt.Sprintf("the remote has lost its list of points, which this pool has seen with epoch %d", known.Epoch)
 	case h.Epoch < known.Epoch:
-		return fmt.Sprintf("the remote was put back to an older state: the volume has epoch %d there, and this pool has seen epoch %d", h.Epoch, known.Epoch)
+		return fmt.Sprintf("%s: the volume has epoch %d there, and this pool has seen epoch %d",
+			wasPutBack, h.Epoch, known.Epoch)
 	case h.Epoch == known.Epoch && h.NextSeq < known.NextSeq:
-		return fmt.Sprintf("the remote was put back to an older state: the next point of the volume would be number %d there, and this pool has seen number %d", h.NextSeq, known.NextSeq)
+		return fmt.Sprintf("%s: the next point of the volume would be number %d there, and this pool has seen number %d",
+			wasPutBack, h.NextSeq, known.NextSeq)
 	}
 	return ""
 }
@@ -161,7 +164,10 @@ func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err
 	return out, nil
 }
 
-const retiredReason = "the remote was put back to an older state: this pool has written the volume's list of points again since"
+const (
+	wasPutBack    = "the remote was put back to an older state"
+	retiredReason = wasPutBack + ": this pool has written the volume's list of points again since"
+)
 
 // see remembers heads that were read and are newer than what is remembered, also in the pool unless that is nil.
 func (w *witness) see(ctx context.Context, all headset) error {
@@ -195,13 +201,15 @@ func (p *pruner) refuseRollback(ctx context.Context, all headset) error {
 	e := errs.New(errs.Damaged, opRemotePrune, first.volume, "%s%s, so nothing was removed", first.reason, more)
 	accept := errs.Run("remote prune", p.remoteName(), errs.Param("accept-rollback"))
 	if first.lost {
-		return e.WithHint("rebuild it from what its points say: %s; to forget that it was there: %s", errs.Run("remote repair", p.remoteName()), accept)
+		return e.WithHint("rebuild it from what its points say: %s; to forget that it was there: %s",
+			errs.Run("remote repair", p.remoteName()), accept)
 	}
-	return e.WithHint("restore the remote if you can; to go on with what is there, push the volume with %s, or accept what is lost with %s", errs.Param("accept-rollback"), accept)
+	return e.WithHint("restore the remote if you can; to go on with what is there, push the volume with %s, "+
+		"or accept what is lost with %s", errs.Param("accept-rollback"), accept)
 }
 
-// acceptRollback makes what is there the state that counts: a head that is older gets an epoch above all that were seen,
-// so that no epoch is used twice, and heads that are missing are forgotten.
+// acceptRollback makes what is there the state that counts: a head that is older gets an epoch above all that were
+// seen, so that no epoch is used twice, and heads that are missing are forgotten.
 func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
 	back, err := p.witness.rollbacks(ctx, all)
 	if err != nil {

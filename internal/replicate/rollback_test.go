@@ -34,6 +34,17 @@ func (w *world) tryPrune(q PruneRequest) (*Pruned, error) {
 	return Prune(w.t.Context(), w.r, q)
 }
 
+// accept prunes and wants that rollbacks of these volumes are accepted.
+func (w *world) accept(t *testing.T, q PruneRequest, volumes ...string) *Pruned {
+	t.Helper()
+	q.AcceptRollback = true
+	out, err := w.tryPrune(q)
+	if err != nil || !slices.Equal(out.Accepted, volumes) {
+		t.Fatalf("%+v, %v", out, err)
+	}
+	return out
+}
+
 // headNow reads a head and its version.
 func headNow(t *testing.T, rp *repo.Repo, name string) headState {
 	t.Helper()
@@ -64,7 +75,8 @@ func (w *world) wantRollback(t *testing.T, rp *repo.Repo, name, hint string) {
 		_, err := w.tryPrune(q)
 		wantKind(t, err, errs.Damaged, hint)
 	}
-	if after, err := listObjects(t.Context(), rp); err != nil || len(after.segments) != len(before.segments) || len(after.manifests) != len(before.manifests) {
+	after, err := listObjects(t.Context(), rp)
+	if err != nil || len(after.segments) != len(before.segments) || len(after.manifests) != len(before.manifests) {
 		t.Errorf("a refused prune leaves %d segments and %d manifests of %d and %d, %v",
 			len(after.segments), len(after.manifests), len(before.segments), len(before.manifests), err)
 	}
@@ -73,8 +85,9 @@ func (w *world) wantRollback(t *testing.T, rp *repo.Repo, name, hint string) {
 	if out.TotalProblems != 1 || len(found) != 1 || !strings.HasPrefix(found[0].Object, "heads/") {
 		t.Errorf("verify finds %v", out.Problems)
 	}
-	if out, err := Verify(t.Context(), w.r, VerifyRequest{Pool: w.e, Names: []string{name}}); err != nil || out.TotalProblems != 1 {
-		t.Errorf("verify of %s: %+v, %v", name, out, err)
+	one, err := Verify(t.Context(), w.r, VerifyRequest{Pool: w.e, Names: []string{name}})
+	if err != nil || one.TotalProblems != 1 {
+		t.Errorf("verify of %s: %+v, %v", name, one, err)
 	}
 }
 
@@ -89,8 +102,8 @@ func (w *world) wantNoRollback(t *testing.T, when string) {
 	}
 }
 
-// TestRollbackWithinEpoch: a head that was put back to an older state of the same epoch is noticed by the pool that wrote
-// it, and by one that has only read it; a prune can accept it.
+// TestRollbackWithinEpoch: a head that was put back to an older state of the same epoch is noticed by the pool that
+// wrote it, and by one that has only read it; a prune can accept it.
 func TestRollbackWithinEpoch(t *testing.T) {
 	a := newWorld(t)
 	b := a.another(t)
@@ -115,13 +128,9 @@ func TestRollbackWithinEpoch(t *testing.T) {
 	_, err := a.tryPush("v")
 	wantKind(t, err, errs.Damaged, `parameter "accept-rollback"`)
 
-	if out, err := b.tryPrune(PruneRequest{AcceptRollback: true, DryRun: true}); err != nil || !slices.Equal(out.Accepted, []string{"v"}) {
-		t.Errorf("%+v, %v", out, err)
-	}
+	b.accept(t, PruneRequest{DryRun: true}, "v")
 	b.wantRollback(t, rp, "v", "accept-rollback")
-	if out, err := b.tryPrune(PruneRequest{AcceptRollback: true}); err != nil || !slices.Equal(out.Accepted, []string{"v"}) {
-		t.Errorf("%+v, %v", out, err)
-	}
+	b.accept(t, PruneRequest{}, "v")
 	if h := headNow(t, rp, "v"); h.Epoch != old.Epoch+1 || len(h.Recent) != 1 {
 		t.Errorf("an accepted head has epoch %d and %d points", h.Epoch, len(h.Recent))
 	}
@@ -132,8 +141,8 @@ func TestRollbackWithinEpoch(t *testing.T) {
 	a.wantNoRollback(t, "pushed again")
 }
 
-// TestRollbackAcceptedByPush: the push that goes on uses no epoch twice, and others that have seen the newer state do not
-// complain.
+// TestRollbackAcceptedByPush: the push that goes on uses no epoch twice, and others that have seen the newer state
+// do not complain.
 func TestRollbackAcceptedByPush(t *testing.T) {
 	a := newWorld(t)
 	b := a.another(t)
@@ -158,7 +167,8 @@ func TestRollbackAcceptedByPush(t *testing.T) {
 	a.pushChange(t, "v", 5)
 }
 
-// TestRollbackOfLostHead: a head that is missing is noticed, also if none of its points is left, and comes back by a repair.
+// TestRollbackOfLostHead: a head that is missing is noticed, also if none of its points is left, and comes back by
+// a repair.
 func TestRollbackOfLostHead(t *testing.T) {
 	a := newWorld(t)
 	b := a.another(t)
@@ -181,7 +191,8 @@ func TestRollbackOfLostHead(t *testing.T) {
 	for _, w := range []*world{a, b} {
 		w.wantRollback(t, rp, "v", `"remote repair" of r`)
 	}
-	if out, err := Repair(t.Context(), a.e, a.r, RepairRequest{}); err != nil || len(out.Volumes) != 1 || !out.Volumes[0].Writer {
+	out, err := Repair(t.Context(), a.e, a.r, RepairRequest{})
+	if err != nil || len(out.Volumes) != 1 || !out.Volumes[0].Writer {
 		t.Fatalf("%+v, %v", out, err)
 	}
 	for _, w := range []*world{a, b} {
@@ -191,8 +202,8 @@ func TestRollbackOfLostHead(t *testing.T) {
 	b.wantNoRollback(t, "pushed after the repair")
 
 	remove()
-	if out, err := b.tryPrune(PruneRequest{AcceptRollback: true}); err != nil || !slices.Equal(out.Accepted, []string{"v"}) || len(out.Damaged) != 1 {
-		t.Errorf("%+v, %v", out, err)
+	if out := b.accept(t, PruneRequest{}, "v"); len(out.Damaged) != 1 {
+		t.Errorf("%+v", out)
 	}
 	if out, err := b.tryPrune(PruneRequest{}); err != nil || len(out.Damaged) != 1 || out.FreedBytes != 0 {
 		t.Errorf("after it was accepted: %+v, %v", out, err)
@@ -236,7 +247,8 @@ func TestNoFalseRollback(t *testing.T) {
 	both("pushed again")
 
 	for i, w := range []*world{b, a, b} {
-		if _, err := Pull(t.Context(), w.e, w.r, PullRequest{Ref: ref.Ref{Name: "v"}, TakeOver: true, Update: true}); err != nil {
+		q := PullRequest{Ref: ref.Ref{Name: "v"}, TakeOver: true, Update: true}
+		if _, err := Pull(t.Context(), w.e, w.r, q); err != nil {
 			t.Fatal(err)
 		}
 		both("taken over")

@@ -23,9 +23,9 @@ import (
 // goes into the head. From then on only a pool that knows this token may write the head. Of two copies the one that
 // writes first makes a token that the other does not know.
 //
-// A token is current if the head is known to have, or to have had last, what was written with it. It is pending as long as
-// nobody knows whether the write had its effect: the answer may be lost, or the process killed. A token that another one of
-// this pool has replaced is retired: a head that has it was put back to an older state.
+// A token is current if the head is known to have, or to have had last, what was written with it. It is pending as
+// long as nobody knows whether the write had its effect: the answer may be lost, or the process killed. A token
+// that another one of this pool has replaced is retired: a head that has it was put back to an older state.
 
 // tokens are those of one head that a pool knows.
 type tokens struct {
@@ -213,7 +213,8 @@ func (l tokenFiles) open(path string) (*os.File, error) {
 // isStill reports whether an open file is the one that has a name.
 func isStill(f *os.File, path string) bool {
 	var mine, there unix.Stat_t
-	return unix.Fstat(int(f.Fd()), &mine) == nil && unix.Stat(path, &there) == nil && mine.Ino == there.Ino && mine.Dev == there.Dev
+	return unix.Fstat(int(f.Fd()), &mine) == nil && unix.Stat(path, &there) == nil &&
+		mine.Ino == there.Ino && mine.Dev == there.Dev
 }
 
 // syncDirs makes the names of a new file, and of the directories above it, durable.
@@ -228,7 +229,8 @@ func decodeTokens(b []byte) (t tokens, end int, err error) {
 		return tokens{}, 0, nil
 	}
 	if string(b[:5]) == tokenHeader[:5] && b[5] > tokenHeader[5] {
-		return tokens{}, 0, errs.New(errs.TooNew, "", "", "the pool's record of what it wrote is of a newer pando").WithHint("upgrade pando")
+		return tokens{}, 0, errs.New(errs.TooNew, "", "", "the pool's record of what it wrote is of a newer pando").
+			WithHint("upgrade pando")
 	}
 	if string(b[:len(tokenHeader)]) != tokenHeader {
 		return tokens{}, 0, nil // as if it were lost: what the head has is not known
@@ -236,8 +238,8 @@ func decodeTokens(b []byte) (t tokens, end int, err error) {
 	end = len(tokenHeader)
 	for ; len(b)-end >= tokenRecord; end += tokenRecord {
 		r := b[end:][:tokenRecord]
-		kind := r[0]
-		if crc32.Checksum(r[:17], castagnoli) != binary.LittleEndian.Uint32(r[17:]) || kind != tokenPending && kind != tokenCurrent {
+		kind, sum := r[0], binary.LittleEndian.Uint32(r[17:])
+		if crc32.Checksum(r[:17], castagnoli) != sum || kind != tokenPending && kind != tokenCurrent {
 			break
 		}
 		t.apply(kind, repo.ID(r[1:17]))
@@ -274,8 +276,8 @@ const (
 	foreignWrite                  // of a pool with this one's ID that is not this one
 )
 
-// judge says whose the last write of a head is that was read after the tokens were. Other processes of this pool may have
-// written it in between.
+// judge says whose the last write of a head is that was read after the tokens were. Other processes of this pool
+// may have written it in between.
 func (w *headWriter) judge(before tokens, h *repo.Head) (ownership, error) {
 	if h.Token.IsZero() || h.Gone || h.Writer.Pool != w.me.Pool {
 		return ownWrite, nil
