@@ -2,8 +2,10 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"pando/internal/errs"
 	"pando/internal/replicate"
@@ -41,7 +43,7 @@ the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To 
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		q.File = args[1]
+		q.File, q.Instructions = args[1], kitInstructions
 		r, err := a.remote("remote key export", args[0])
 		if err != nil {
 			return err
@@ -70,6 +72,45 @@ the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To 
 	}
 	return c
 }
+
+// kitInstructions is what people read in a kit.
+func kitInstructions(f replicate.KitFacts) string {
+	return fmt.Sprintf(kitText, f.URL, f.Repository, f.Key.Label, f.Key.ID, f.Made.Format(time.DateTime))
+}
+
+const kitText = `PANDO RECOVERY KIT
+
+This file opens a remote of Pando, an encrypted repository of volumes, when
+every host that used it is gone. Print it, or keep it where no fire and no
+thief gets at it together with the hosts.
+
+  remote      %s
+  repository  %s
+  key         %s (%s)
+  made        %s UTC
+
+You need this file, and the passphrase (or the age identity) that it was made
+for. Whoever has both can read everything in the remote. This file alone opens
+nothing.
+
+To get everything back, on a new host with pando and access to the storage:
+
+  1. Save this file as kit.txt, with mode 0600.
+  2. pando init
+  3. pando remote add backup --kit kit.txt --passphrase
+     (or --identity FILE, if the kit was made for an age recipient; if the
+     storage has moved, write its URL after "backup")
+  4. pando remote ls backup
+  5. pando pull backup NAME
+
+If the object "config" of the remote was lost or damaged, step 3 puts back the
+copy that is below. Make a new kit after "pando remote key rotate": what was
+written since then cannot be read with an older copy of "config". To make this
+kit worthless, run "pando remote key rm" with the key above.
+
+Below are the copy of "config", and the key, encrypted with age ("age -d"
+decrypts it, too).
+`
 
 // maxKitBytes is how long a recovery kit may be: what is longer is some other file.
 const maxKitBytes = 8 << 20

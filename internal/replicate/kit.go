@@ -34,6 +34,9 @@ type KitRequest struct {
 	Passphrase string // that opens the kit
 	Recipient  string // of age: whose identity opens it
 	Force      bool   // write over a file that is there
+
+	// Instructions say to people what the kit is, and what they do with it.
+	Instructions func(KitFacts) string
 }
 
 // ExportedKit is the result of ExportKit.
@@ -76,7 +79,7 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 		if out.Key, err = findKey(all, r.Name, recipient); err != nil {
 			return err
 		}
-		err = writeKit(q, kitText(r, rp, out.Key, now, sealed))
+		err = writeKit(q, q.text(r, rp, out.Key, now, sealed))
 		if err != nil { // nobody has the key then
 			if id, perr := repo.ParseID(out.Key.ID); perr == nil {
 				_ = rp.RemoveSlot(context.WithoutCancel(ctx), id)
@@ -110,49 +113,23 @@ func writeKit(q KitRequest, text string) error {
 	return errs.Wrap(opKit, q.File, err)
 }
 
-// kitText is the kit as a person reads it.
-func kitText(r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte) string {
-	config := pem.EncodeToMemory(&pem.Block{Type: kitConfig, Bytes: rp.Config(), Headers: map[string]string{
-		"URL": r.URL, "Repository": rp.ID().String(), "Serial": fmt.Sprint(rp.Mark().Serial), "Made": made.Format(time.RFC3339),
-	}})
-	key := pem.EncodeToMemory(&pem.Block{Type: kitKey, Bytes: sealed})
-	return fmt.Sprintf(kitInstructions, r.URL, rp.ID(), k.Label, k.ID, made.Format(time.DateTime), config, key)
+// KitFacts are what a recovery kit tells people of itself.
+type KitFacts struct {
+	URL        string
+	Repository string
+	Key        Key // that the kit holds
+	Made       time.Time
 }
 
-const kitInstructions = `PANDO RECOVERY KIT
-
-This file opens a remote of Pando, an encrypted repository of volumes, when
-every host that used it is gone. Print it, or keep it where no fire and no
-thief gets at it together with the hosts.
-
-  remote      %s
-  repository  %s
-  key         %s (%s)
-  made        %s UTC
-
-You need this file, and the passphrase (or the age identity) that it was made
-for. Whoever has both can read everything in the remote. This file alone opens
-nothing.
-
-To get everything back, on a new host with pando and access to the storage:
-
-  1. Save this file as kit.txt, with mode 0600.
-  2. pando init
-  3. pando remote add backup --kit kit.txt --passphrase
-     (or --identity FILE, if the kit was made for an age recipient; if the
-     storage has moved, write its URL after "backup")
-  4. pando remote ls backup
-  5. pando pull backup NAME
-
-If the object "config" of the remote was lost or damaged, step 3 puts back the
-copy that is below. Make a new kit after "pando remote key rotate": what was
-written since then cannot be read with an older copy of "config". To make this
-kit worthless, run "pando remote key rm" with the key above.
-
-%s
-The key to it, encrypted with age. "age -d" decrypts it, too:
-
-%s`
+// text is the kit: what people read, and the two blocks that count.
+func (q KitRequest) text(r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte) string {
+	facts := KitFacts{URL: r.URL, Repository: rp.ID().String(), Key: k, Made: made}
+	config := pem.EncodeToMemory(&pem.Block{Type: kitConfig, Bytes: rp.Config(), Headers: map[string]string{
+		"URL": facts.URL, "Repository": facts.Repository, "Serial": fmt.Sprint(rp.Mark().Serial), "Made": made.Format(time.RFC3339),
+	}})
+	key := pem.EncodeToMemory(&pem.Block{Type: kitKey, Bytes: sealed})
+	return q.Instructions(facts) + "\n" + string(config) + "\n" + string(key)
+}
 
 // Kit is a recovery kit that was read.
 type Kit struct {

@@ -16,6 +16,7 @@ import (
 	"pando/internal/errs"
 	"pando/internal/objstore/s3"
 	"pando/internal/objstore/servertest"
+	"pando/internal/testfs"
 )
 
 func TestURLs(t *testing.T) {
@@ -132,7 +133,8 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "get keys")
-	if err := os.WriteFile(program, fmt.Appendf(nil, "#!/bin/sh\necho '{\"Version\": 1, \"AccessKeyId\": \"%s\", \"SecretAccessKey\": \"%s\"}'\n", server.Access, server.Secret), 0o700); err != nil {
+	text := `{"Version": 1, "AccessKeyId": "` + server.Access + `", "SecretAccessKey": "` + server.Secret + `"}`
+	if err := testfs.WriteProgram(program, []byte("#!/bin/sh\necho '"+text+"'\n")); err != nil {
 		t.Fatal(err)
 	}
 	bare := filepath.Join(filepath.Dir(file), "getkeys")
@@ -140,8 +142,14 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	processes := filepath.Join(filepath.Dir(file), "processes")
-	if err := os.WriteFile(processes, fmt.Appendf(nil, "[profile plain]\ncredential_process = %s\n\n[profile quoted]\ncredential_process = \"%s\" --for \"a b\"\n\n[profile failing]\ncredential_process = false\n", bare, program), 0o600); err != nil {
+	sections := "[profile plain]\ncredential_process = " + bare + "\n" +
+		"[profile quoted]\ncredential_process = \"" + program + "\" --for \"a b\"\n" +
+		"[profile failing]\ncredential_process = false\n"
+	if err := os.WriteFile(processes, []byte(sections), 0o600); err != nil {
 		t.Fatal(err)
+	}
+	byProcess := func(profile string) map[string]string {
+		return map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": processes, "AWS_PROFILE": profile}
 	}
 	var asked atomic.Int32
 	expires := time.Hour
@@ -171,11 +179,12 @@ func TestCredentials(t *testing.T) {
 		{name: "profile of the URL, before the environment", env: map[string]string{"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing", "AWS_SHARED_CREDENTIALS_FILE": file}, u: with(u, "profile", "good")},
 		{name: "profile of the URL that is not there", env: map[string]string{"AWS_SHARED_CREDENTIALS_FILE": file}, u: with(u, "profile", "bad"), want: want{kind: errs.Permission, hint: "this section"}},
 		{name: "config file", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": config, "AWS_PROFILE": "good"}},
-		{name: "credential_process without arguments", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": processes, "AWS_PROFILE": "plain"}},
-		{name: "credential_process with quotes", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": processes, "AWS_PROFILE": "quoted"}},
-		{name: "credential_process that fails", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": processes, "AWS_PROFILE": "failing"}, want: want{kind: errs.Permission, hint: "this section"}},
+		{name: "credential_process without arguments", env: byProcess("plain")},
+		{name: "credential_process with quotes", env: byProcess("quoted")},
+		{name: "credential_process that fails", env: byProcess("failing"), want: want{kind: errs.Permission, hint: "this section"}},
 		{name: "endpoint of the environment", env: map[string]string{"AWS_ENDPOINT_URL": server.Endpoint()}, u: without(u, "endpoint")},
-		{name: "endpoint of the environment, for S3", env: map[string]string{"AWS_ENDPOINT_URL": servertest.Closed(t), "AWS_ENDPOINT_URL_S3": server.Endpoint()}, u: without(u, "endpoint")},
+		{name: "endpoint of the environment, for S3", u: without(u, "endpoint"),
+			env: map[string]string{"AWS_ENDPOINT_URL": servertest.Closed(t), "AWS_ENDPOINT_URL_S3": server.Endpoint()}},
 		{name: "endpoint of the URL, before the environment", env: map[string]string{"AWS_ENDPOINT_URL": servertest.Closed(t)}},
 		{name: "role of a container", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/role"}},
 		{name: "role that does not answer", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/broken"}, want: want{kind: errs.Permission, hint: "AWS_CONTAINER_CREDENTIALS"}},
