@@ -51,19 +51,15 @@ func (p Policy) Check(op string) error {
 
 // retained is what a policy asks of a point. There may be millions of them.
 type retained struct {
-	seq              uint64
-	manifest, parent repo.ID // parent: what it cannot be read without
-	name             string
-	at               time.Time
-	keep             bool // somebody asked for that
+	seq      uint64
+	manifest repo.ID
+	name     string
+	at       time.Time
+	keep     bool // somebody asked for that
 }
 
 func retainedOf(pt repo.Point) retained {
-	x := retained{seq: pt.Seq, manifest: pt.Manifest, name: pt.Name, at: pt.CreatedAt, keep: pt.Keep}
-	if pt.Content.Chained() {
-		x.parent = pt.Parent
-	}
-	return x
+	return retained{seq: pt.Seq, manifest: pt.Manifest, name: pt.Name, at: pt.CreatedAt, keep: pt.Keep}
 }
 
 // generation is the number of a generation.

@@ -15,6 +15,11 @@ import (
 // from then on: which points it has is not known. False: a head was changed since it was read.
 func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 	var good []repo.HeadState
+	count := 0
+	for _, h := range now.heads {
+		count += h.Head.Count()
+	}
+	now.manifests = make([]repo.ID, 0, count)
 	for _, h := range now.heads {
 		fault, err := p.named(ctx, h.Head, now)
 		if err != nil {

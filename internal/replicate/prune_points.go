@@ -3,6 +3,7 @@ package replicate
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"pando/internal/errs"
@@ -16,6 +17,7 @@ type prunedVolume struct {
 	points []retained
 	newest uint64
 	keep   []bool
+	parent map[repo.ID]repo.ID // what points cannot be read without, by manifest
 
 	fragmented bool // its pages are to be merged
 }
@@ -23,13 +25,16 @@ type prunedVolume struct {
 // readVolume reads the points of a volume. A page that cannot be read is a *pageFault.
 func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, error) {
 	v := &prunedVolume{head: h, write: h.WriteID, points: make([]retained, 0, h.Count()), fragmented: h.Fragmented()}
-	v.head.Pages, v.head.Recent = nil, nil
+	v.head.Pages, v.head.Recent, v.parent = nil, nil, map[repo.ID]repo.ID{}
 	var bad []*pageFault
 	for pt, err := range allPoints(ctx, p.repo, h, &bad) {
 		if err != nil {
 			return nil, err
 		}
 		v.points = append(v.points, retainedOf(pt))
+		if pt.Content.Chained() && !pt.Parent.IsZero() {
+			v.parent[pt.Manifest] = pt.Parent
+		}
 	}
 	if len(bad) > 0 {
 		return nil, bad[0]
@@ -48,14 +53,18 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 	return v, nil
 }
 
-// going are the points that are not kept, in order.
-func (v *prunedVolume) going() (out []retained) {
+// going takes the points that are not kept, in order, in the place of all: there may be millions. kept is how many the
+// others are.
+func (v *prunedVolume) going() (gone []retained, kept int) {
+	gone = v.points[:0]
 	for i, pt := range v.points {
 		if !v.keep[i] {
-			out = append(out, pt)
+			gone = append(gone, pt)
 		}
 	}
-	return out
+	kept = len(v.points) - len(gone)
+	v.points, v.keep = nil, nil
+	return gone, kept
 }
 
 // retire takes points out of the heads. A dry run only notes them.
@@ -114,11 +123,7 @@ func (p *pruner) retire(ctx context.Context) error {
 func keepParents(volumes []*prunedVolume) {
 	parent := map[repo.ID]repo.ID{}
 	for _, v := range volumes {
-		for _, pt := range v.points {
-			if !pt.parent.IsZero() {
-				parent[pt.manifest] = pt.parent
-			}
-		}
+		maps.Copy(parent, v.parent)
 	}
 	if len(parent) == 0 {
 		return
@@ -144,9 +149,9 @@ func keepParents(volumes []*prunedVolume) {
 // retireOf takes the points of a volume out of its head that are not kept. The newest never is one of them, so what a
 // push adds makes no difference but to be kept.
 func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
-	gone := v.going()
+	gone, kept := v.going()
 	if len(gone) == 0 && !v.fragmented || p.DryRun {
-		p.out.Kept += len(v.points) - len(gone)
+		p.out.Kept += kept
 		p.noteRetired(v.head.Name, gone)
 		return nil
 	}
@@ -187,7 +192,8 @@ func (p *pruner) stillGoing(ctx context.Context, h repo.Head, gone []retained) (
 	for _, pt := range gone {
 		planned[pt.manifest] = true
 	}
-	return slices.DeleteFunc(now.going(), func(pt retained) bool { return !planned[pt.manifest] }), nil
+	left, _ := now.going()
+	return slices.DeleteFunc(left, func(pt retained) bool { return !planned[pt.manifest] }), nil
 }
 
 // withoutPoints takes points, which are in order, out of a head.
@@ -213,6 +219,7 @@ func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gon
 
 // noteRetired notes points that are gone.
 func (p *pruner) noteRetired(volume string, gone []retained) {
+	p.out.Points = slices.Grow(p.out.Points, len(gone))
 	for _, pt := range gone {
 		p.out.Points = append(p.out.Points, PrunedPoint{volume, pt.name, pt.at})
 		p.retired[pt.manifest] = true
