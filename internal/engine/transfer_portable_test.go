@@ -32,7 +32,8 @@ func portable(t *testing.T, e *engine.Engine, p engine.Point, base driver.Object
 }
 
 // carryPortable is carryTree in the form that every driver with trees can read.
-func carryPortable(t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID, change func(*engine.ReceiveRequest)) {
+func carryPortable(t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID,
+	change func(*engine.ReceiveRequest)) {
 	t.Helper()
 	q := request(p)
 	q.Base, q.Stream, q.Tree = baseThere, bytes.NewReader(portable(t, from, p, base)), true
@@ -78,7 +79,8 @@ func travelPortably(t *testing.T, a, b *engine.Engine) {
 	g, one, two, three := point(t, a, "g"), point(t, a, "job@one"), point(t, a, "job@two"), point(t, a, "job@three")
 	same := func(volume string) {
 		t.Helper()
-		for _, d := range treetest.Diff(fingerprints(t, a, "job"), fingerprints(t, b, volume), treetest.Atime|treetest.Holes) {
+		for _, d := range treetest.Diff(fingerprints(t, a, "job"), fingerprints(t, b, volume),
+			treetest.Atime|treetest.Holes) {
 			t.Error(d)
 		}
 	}
@@ -89,15 +91,18 @@ func travelPortably(t *testing.T, a, b *engine.Engine) {
 	}
 	carryPortable(t, a, b, one, g.ID, there.ID, func(q *engine.ReceiveRequest) { q.OriginID = there.ID })
 	carryPortable(t, a, b, two, one.ID, point(t, b, "job@one").ID, func(q *engine.ReceiveRequest) { q.Update = true })
-	carryPortable(t, a, b, three, two.ID, point(t, b, "job@two").ID, func(q *engine.ReceiveRequest) { q.SnapshotOnly = true })
-	if _, err := b.Clone(t.Context(), engine.CloneRequest{From: reference(t, "job@three"), Name: ref.MustName("last")}); err != nil {
+	carryPortable(t, a, b, three, two.ID, point(t, b, "job@two").ID,
+		func(q *engine.ReceiveRequest) { q.SnapshotOnly = true })
+	last := engine.CloneRequest{From: reference(t, "job@three"), Name: ref.MustName("last")}
+	if _, err := b.Clone(t.Context(), last); err != nil {
 		t.Fatal(err)
 	}
 	same("last")
 
 	edit(t, b, "job", func(dir string) { write(t, filepath.Join(dir, "back"), "x") })
 	snapshot(t, b, "job", "back")
-	carryPortable(t, b, a, point(t, b, "job@back"), point(t, b, "job@two").ID, two.ID, func(q *engine.ReceiveRequest) { q.Update = true })
+	carryPortable(t, b, a, point(t, b, "job@back"), point(t, b, "job@two").ID, two.ID,
+		func(q *engine.ReceiveRequest) { q.Update = true })
 	same("job")
 	for _, e := range []*engine.Engine{a, b} {
 		if e.Caps().Name != zfs.Name { // whose objects lie elsewhere
@@ -113,8 +118,10 @@ func TestTransferPortably(t *testing.T) {
 	travelPortably(t, a, b)
 	for _, e := range []*engine.Engine{a, b} {
 		clone(t, e, "g", "v", false)
-		whole, part := portable(t, e, point(t, e, "job@two"), ""), portable(t, e, point(t, e, "job@two"), point(t, e, "job@one").ID)
+		whole := portable(t, e, point(t, e, "job@two"), "")
+		part := portable(t, e, point(t, e, "job@two"), point(t, e, "job@one").ID)
 		mine := errors.New("mine")
+		is := func(kind errs.Kind) func(error) bool { return func(err error) bool { return errs.Is(err, kind) } }
 		before := dump(t, e.Dir())
 		for name, change := range receipts {
 			q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.Native, Tree: true}
@@ -129,12 +136,15 @@ func TestTransferPortably(t *testing.T) {
 				r    io.Reader
 				want func(error) bool
 			}{
-				"cut short":       {bytes.NewReader(data[:len(data)-1]), func(err error) bool { return errs.Is(err, errs.Damaged) }},
-				"cut in half":     {bytes.NewReader(data[:len(data)/2]), func(err error) bool { return errs.Is(err, errs.Damaged) }},
-				"damaged":         {bytes.NewReader(damaged), func(err error) bool { return errs.Is(err, errs.Damaged) }},
-				"no stream":       {strings.NewReader("this is no stream"), func(err error) bool { return errs.Is(err, errs.Damaged) }},
-				"the other kind":  {bytes.NewReader(other), func(err error) bool { return errs.Is(err, errs.Conflict) }},
-				"an error of its": {io.MultiReader(bytes.NewReader(data[:len(data)/2]), iotest.ErrReader(mine)), func(err error) bool { return errors.Is(err, mine) }},
+				"cut short":      {bytes.NewReader(data[:len(data)-1]), is(errs.Damaged)},
+				"cut in half":    {bytes.NewReader(data[:len(data)/2]), is(errs.Damaged)},
+				"damaged":        {bytes.NewReader(damaged), is(errs.Damaged)},
+				"no stream":      {strings.NewReader("this is no stream"), is(errs.Damaged)},
+				"the other kind": {bytes.NewReader(other), is(errs.Conflict)},
+				"an error of its": {
+					io.MultiReader(bytes.NewReader(data[:len(data)/2]), iotest.ErrReader(mine)),
+					func(err error) bool { return errors.Is(err, mine) },
+				},
 			} {
 				q.Stream = c.r
 				if _, err := e.Receive(t.Context(), q); err == nil || !c.want(err) {
