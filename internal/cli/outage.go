@@ -76,7 +76,8 @@ func stallWords(s *progress.Stall) string {
 // idleAfter is after which time without progress an estimate of the time left is worth nothing.
 const idleAfter = 15 * time.Second
 
-// idle finds out that nothing goes on, also where nobody has said why: a request may hang for a minute before it is cut.
+// idle finds out that nothing goes on, also where nobody has said why: a request may hang for a minute before it is
+// cut.
 type idle struct {
 	last  progress.State
 	since time.Time // of the last progress

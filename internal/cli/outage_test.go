@@ -82,7 +82,9 @@ func TestOutageLines(t *testing.T) {
 	if got, want := said(func(*App) {}, short, w, w, w), "pando: server answers 503, attempt 4 of 10, next in 6 s\n"; got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
-	for _, change := range []func(*App){func(a *App) { a.quiet = true }, func(a *App) { a.noProgress = true }, func(a *App) { a.lasting = true }} {
+	for _, change := range []func(*App){
+		func(a *App) { a.quiet = true }, func(a *App) { a.noProgress = true }, func(a *App) { a.lasting = true },
+	} {
 		if got := said(change, w); got != "" {
 			t.Errorf("%q, not nothing", got)
 		}
@@ -173,7 +175,8 @@ func TestPushEveryKeepsNothingOpen(t *testing.T) {
 		t.Fatalf("%v: %s", err, errout.String())
 	}
 	if first, last := counts[2], counts[12]; len(first) == 0 || len(first) != len(last) {
-		t.Errorf("%d descriptors after the second round, %d after the twelfth:\n%s\n\n%s", len(first), len(last), strings.Join(first, "\n"), strings.Join(last, "\n"))
+		t.Errorf("%d descriptors after the second round, %d after the twelfth:\n%s\n\n%s",
+			len(first), len(last), strings.Join(first, "\n"), strings.Join(last, "\n"))
 	}
 }
 

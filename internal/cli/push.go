@@ -280,7 +280,8 @@ type failing struct {
 func (a *App) tellRound(f *failing, err error, wait time.Duration) {
 	if err == nil {
 		if f.rounds > 0 {
-			a.noteWait(fmt.Sprintf("pushing works again, after %s and %s that failed", span(time.Since(f.since)), plural(f.rounds, "round")))
+			a.noteWait(fmt.Sprintf("pushing works again, after %s and %s that failed",
+				span(time.Since(f.since)), plural(f.rounds, "round")))
 		}
 		*f = failing{}
 		return
@@ -295,7 +296,8 @@ func (a *App) tellRound(f *failing, err error, wait time.Duration) {
 	}
 	if what != f.said {
 		f.said = what
-		a.warnRound(a.allButLast(err), "pando goes on trying, at least every "+span(max(wait, maxPushBackoff))+", and says when it works again")
+		every := span(max(wait, maxPushBackoff))
+		a.warnRound(a.allButLast(err), "pando goes on trying, at least every "+every+", and says when it works again")
 	}
 }
 

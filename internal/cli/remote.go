@@ -103,7 +103,8 @@ put back then. URL may be left out: the kit has it.
 			if kitFile != "" {
 				what = "passphrase of the recovery kit"
 			}
-			if q.Passphrase, err = a.needPassphrase(ctx, "remote add", passphraseFile, what, !noCreate && kitFile == ""); err != nil {
+			fresh := !noCreate && kitFile == ""
+			if q.Passphrase, err = a.needPassphrase(ctx, "remote add", passphraseFile, what, fresh); err != nil {
 				return err
 			}
 		}
@@ -150,7 +151,8 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 		a.note("its config was missing or damaged: put back the copy that is in the recovery kit")
 	}
 	if name := endpointVariable(); name != "" && strings.HasPrefix(r.URL, "s3:") && !strings.Contains(r.URL, "endpoint=") {
-		a.note("%s says where the server is: it must be set for each command, or add the remote with ?endpoint= in its URL", name)
+		a.note("%s says where the server is: it must be set for each command, "+
+			"or add the remote with ?endpoint= in its URL", name)
 	}
 	a.warnOnlyKey(ctx, &r.Remote)
 	return nil

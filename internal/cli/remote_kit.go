@@ -31,7 +31,8 @@ the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To 
 ` + "`pando remote add --kit`" + `.
 
 ` + passphraseSources,
-		Example:           "  pando remote key export backup kit.txt --passphrase\n  pando remote key export backup kit.txt --recipient age1...",
+		Example: "  pando remote key export backup kit.txt --passphrase\n" +
+			"  pando remote key export backup kit.txt --recipient age1...",
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRemotes,
 	}

@@ -68,7 +68,8 @@ func TestPoolCountsSharedBlocksOnce(t *testing.T) {
 	}
 }
 
-// TestQuickFigure: whatever volumes descend from, and whether that is still there, the quick figure is near the exact one.
+// TestQuickFigure: whatever volumes descend from, and whether that is still there, the quick figure is near the
+// exact one.
 func TestQuickFigure(t *testing.T) {
 	const data = 8 << 20
 	e := newPool(t, testfs.XFS(t, 2<<30), engine.InitRequest{MinFreePercent: 1})

@@ -52,8 +52,8 @@ func (r *Remote) hintCopy(err error) error {
 		"and that the disk is mounted", errs.Run("remote repair", r.Name))
 }
 
-// restoreConfig puts this pool's copy of config back, if that of the repository is missing, or certainly damaged; what is
-// damaged is kept in the pool. False: it is neither. A dry run only says whether it would.
+// restoreConfig puts this pool's copy of config back, if that of the repository is missing, or certainly damaged;
+// what is damaged is kept in the pool. False: it is neither. A dry run only says whether it would.
 func (r *Remote) restoreConfig(ctx context.Context, dry bool) (bool, error) {
 	raw, err := os.ReadFile(r.configFile())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -45,10 +45,10 @@ type ExportedKit struct {
 	Key  Key    `json:"key"` // that the kit holds
 }
 
-// ExportKit writes a recovery kit: a text file with instructions, a copy of the repository's config, and a key to it that
-// a passphrase or an age identity opens. The key is added to the repository, so that the kit opens it also after its keys
-// were rotated, and so that it can be taken away. The file has mode 0600, and is durable on return. Exists: there is such
-// a file.
+// ExportKit writes a recovery kit: a text file with instructions, a copy of the repository's config, and a key to it
+// that a passphrase or an age identity opens. The key is added to the repository, so that the kit opens it also
+// after its keys were rotated, and so that it can be taken away. The file has mode 0600, and is durable on return.
+// Exists: there is such a file.
 func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, err error) {
 	if _, err := os.Lstat(q.File); err == nil && !q.Force {
 		return out, errs.New(errs.Exists, opKit, q.File, "there is such a file already").
@@ -69,7 +69,8 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 	}
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
 		now := time.Now().UTC().Truncate(time.Second)
-		if err := addSlot(ctx, rp, repo.NewSlot{Label: KitLabel + " " + now.Format(time.DateOnly), Recipient: recipient}); err != nil {
+		slot := repo.NewSlot{Label: KitLabel + " " + now.Format(time.DateOnly), Recipient: recipient}
+		if err := addSlot(ctx, rp, slot); err != nil {
 			return err
 		}
 		all, err := keys(ctx, r, rp)
@@ -125,7 +126,8 @@ type KitFacts struct {
 func (q KitRequest) text(r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte) string {
 	facts := KitFacts{URL: r.URL, Repository: rp.ID().String(), Key: k, Made: made}
 	config := pem.EncodeToMemory(&pem.Block{Type: kitConfig, Bytes: rp.Config(), Headers: map[string]string{
-		"URL": facts.URL, "Repository": facts.Repository, "Serial": fmt.Sprint(rp.Mark().Serial), "Made": made.Format(time.RFC3339),
+		"URL": facts.URL, "Repository": facts.Repository,
+		"Serial": fmt.Sprint(rp.Mark().Serial), "Made": made.Format(time.RFC3339),
 	}})
 	key := pem.EncodeToMemory(&pem.Block{Type: kitKey, Bytes: sealed})
 	return q.Instructions(facts) + "\n" + string(config) + "\n" + string(key)
@@ -161,8 +163,8 @@ func ParseKit(text []byte) (Kit, error) {
 	return k, nil
 }
 
-// Open decrypts the key of a kit with a passphrase, or the text of an age identity, and makes the request one that opens
-// the repository with it. Permission: it does not fit.
+// Open decrypts the key of a kit with a passphrase, or the text of an age identity, and makes the request one that
+// opens the repository with it. Permission: it does not fit.
 func (k Kit) Open(q *AddRequest, passphrase, identity string) error {
 	var secrets []repo.Secret
 	if identity != "" {

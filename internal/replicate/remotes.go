@@ -239,7 +239,9 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 	// What only reads comes first: who is refused leaves nothing there.
 	rp, err = repo.Open(ctx, store, own)
 	if configLost(err) && len(q.Config) > 0 {
-		if r.restored, err = putConfigBack(ctx, store, q.Config, repo.Mark{}, filepath.Join(r.dir, damagedDir), false, given...); err != nil {
+		keep := filepath.Join(r.dir, damagedDir)
+		r.restored, err = putConfigBack(ctx, store, q.Config, repo.Mark{}, keep, false, given...)
+		if err != nil {
 			return nil, false, false, err
 		}
 		rp, err = repo.Open(ctx, store, own)

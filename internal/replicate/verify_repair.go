@@ -78,7 +78,9 @@ func affectedPoints(problems []Problem) map[string][]string {
 }
 
 // repairPoints pushes again what problems affect and this pool has.
-func repairPoints(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest, problems []Problem) ([]RepairedPoint, error) {
+func repairPoints(
+	ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest, problems []Problem,
+) ([]RepairedPoint, error) {
 	p := &pusher{e: e, r: r, q: PushRequest{NoOrigin: true, Tracker: q.Tracker}, bad: map[repo.Segment]bool{}}
 	if err := p.open(ctx); err != nil {
 		return nil, err
@@ -141,7 +143,8 @@ func (p *pusher) repairVolume(ctx context.Context, volume string, names []string
 	return out, nil
 }
 
-// repairPoint pushes a point again from the object of this pool that it was made from, or from one that was made from it.
+// repairPoint pushes a point again from the object of this pool that it was made from, or from one that was made
+// from it.
 func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l links) RepairedPoint {
 	out := RepairedPoint{Volume: h.Name, Point: at.Name, Host: h.Writer.Host, Reason: "this pool does not have its data"}
 	if h.Writer.Pool == p.me.Pool {

@@ -25,8 +25,8 @@ func (w *world) largestOf(rp *repo.Repo, head string) (key string, data []byte) 
 	return key, data
 }
 
-// TestVerifyRepair: segments are missing, cut, or have flipped bits. All points whose objects are in this pool are whole
-// again, in their places; what only another host can bring back is named with that.
+// TestVerifyRepair: segments are missing, cut, or have flipped bits. All points whose objects are in this pool are
+// whole again, in their places; what only another host can bring back is named with that.
 func TestVerifyRepair(t *testing.T) {
 	for name, damage := range map[string]func(*testing.T, *world, string, []byte){
 		"missing": func(t *testing.T, w *world, key string, _ []byte) {

@@ -22,12 +22,12 @@ type ConfigRestore struct {
 	version objstore.Version // of what is damaged
 }
 
-// PlanRestore looks whether the config of the repository in a store is missing, or is certainly damaged, and whether raw,
-// an earlier [Repo.Config], may take its place: one of the secrets opens it, and it is not older than known (if that is
-// set). nil without an error: there is a config, and it is not known to be damaged. It changes nothing.
+// PlanRestore looks whether the config of the repository in a store is missing, or is certainly damaged, and whether
+// raw, an earlier [Repo.Config], may take its place: one of the secrets opens it, and it is not older than known (if
+// that is set). nil without an error: there is a config, and it is not known to be damaged. It changes nothing.
 //
-// Damaged: raw is, or is older than known. Conflict: raw is of another repository than known. Permission: no secret opens
-// raw. NotFound: the store holds nothing of a repository, as a disk that is not mounted.
+// Damaged: raw is, or is older than known. Conflict: raw is of another repository than known. Permission: no secret
+// opens raw. NotFound: the store holds nothing of a repository, as a disk that is not mounted.
 func PlanRestore(ctx context.Context, s objstore.Store, raw []byte, known Mark, secrets ...Secret) (*ConfigRestore, error) {
 	const op = "put back the config of the repository in"
 	k, err := unlock(ctx, raw, secrets)

@@ -81,7 +81,9 @@ func TestOneAttempt(t *testing.T) {
 	env["STORAGE_EMULATOR_HOST"] = host
 	env["PANDO_REMOTE_ATTEMPTS"] = "1"
 	h := newHost(t, env)
-	for _, url := range []string{"s3://bucket/p?endpoint=" + busy.URL, "s3://bucket/p?region=r&endpoint=" + busy.URL, "gs://bucket/p"} {
+	for _, url := range []string{
+		"s3://bucket/p?endpoint=" + busy.URL, "s3://bucket/p?region=r&endpoint=" + busy.URL, "gs://bucket/p",
+	} {
 		requests.Store(0)
 		_, stderr, code := h.run("remote", "add", "far", url)
 		if n := requests.Load(); code != 12 || n != 1 {
@@ -116,7 +118,8 @@ func TestOneAttempt(t *testing.T) {
 	}
 }
 
-// TestOutageOfDays: continuous protection says once that the remote does not answer, once that it does again, and goes on.
+// TestOutageOfDays: continuous protection says once that the remote does not answer, once that it does again, and
+// goes on.
 func TestOutageOfDays(t *testing.T) {
 	s := servertest.GoFakeS3(t)
 	p := servertest.NewProxy(t, s)
@@ -143,7 +146,8 @@ func TestOutageOfDays(t *testing.T) {
 			close(enough)
 		}
 	}
-	p.Add(&servertest.Fault{Status: 503, Times: 2, Before: count}, &servertest.Fault{Drop: true, Times: 2, Before: count}, &servertest.Fault{Status: 500, Times: 2, Before: count})
+	p.Add(&servertest.Fault{Status: 503, Times: 2, Before: count},
+		&servertest.Fault{Drop: true, Times: 2, Before: count}, &servertest.Fault{Status: 500, Times: 2, Before: count})
 	<-enough
 	for len(out.lines) > 0 {
 		<-out.lines

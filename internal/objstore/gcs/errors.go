@@ -96,7 +96,8 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 	case r.status == http.StatusConflict:
 		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	case r.status == http.StatusTooManyRequests, r.reason == "rateLimitExceeded", r.reason == "userRateLimitExceeded":
-		return objstore.TransientAnswer(e.WithHint("too many requests, or too many writes of one object: it takes one a second"), objstore.Status(r.status))
+		e.WithHint("too many requests, or too many writes of one object: it takes one a second")
+		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	case r.status == http.StatusUnauthorized:
 		e.Kind = errs.Permission
 		return e.WithHint("the credentials are not accepted: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
@@ -114,7 +115,8 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 	case r.status == http.StatusBadRequest && (strings.Contains(r.text, "CRC32C") || strings.Contains(r.text, "crc32c")):
 		return objstore.TransientAnswer(e, objstore.Status(r.status)) // what has arrived there is not what was sent
 	case web.Temporary(r.status):
-		return objstore.TransientAnswer(e.WithHint("%s is not well, or has too much to do: try again later", s.l.server()), objstore.Status(r.status))
+		e.WithHint("%s is not well, or has too much to do: try again later", s.l.server())
+		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	}
 	return e
 }
@@ -124,7 +126,8 @@ func (s *Store) noToken(op, key string, token *oauth2.RetrieveError) error {
 	e := &errs.Error{Kind: errs.Permission, Op: op, Ref: key, Err: token}
 	if status := token.Response.StatusCode; web.Temporary(status) {
 		e.Kind = errs.IO
-		return objstore.TransientAnswer(e.WithHint("the server that gives tokens is not well: try again later"), objstore.Status(status))
+		e.WithHint("the server that gives tokens is not well: try again later")
+		return objstore.TransientAnswer(e, objstore.Status(status))
 	}
 	if text := string(token.Body); strings.Contains(text, "iat") || strings.Contains(text, "reasonable timeframe") {
 		return e.WithHint("%s", s.web.ClockHint())

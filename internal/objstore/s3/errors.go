@@ -74,7 +74,8 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 	case "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout",
 		"SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "RequestLimitExceeded",
 		"RequestThrottled", "ServiceUnavailable", "InternalError", "TooManyRequests":
-		return objstore.TransientAnswer(e.WithHint("%s is not well, or has too much to do: try again later", s.l.host), objstore.Status(a.StatusCode))
+		e.WithHint("%s is not well, or has too much to do: try again later", s.l.host)
+		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	case "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull":
 		e.Kind = errs.NoSpace
 		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
@@ -109,7 +110,8 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		}
 		return e.WithHint("%s answers that the bucket is elsewhere: check endpoint= and region= of the remote's URL", s.l.host)
 	case web.Temporary(status):
-		return objstore.TransientAnswer(e.WithHint("%s is not well, or has too much to do: try again later", s.l.host), objstore.Status(a.StatusCode))
+		e.WithHint("%s is not well, or has too much to do: try again later", s.l.host)
+		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	}
 	return e
 }

@@ -82,7 +82,8 @@ func (p *process) RetrieveWithCredContext(cc *credentials.CredContext) (credenti
 		return credentials.Value{}, errors.New("what its credential_process prints is not JSON with credentials")
 	}
 	if got.Version != 1 || got.AccessKeyId == "" || got.SecretAccessKey == "" {
-		return credentials.Value{}, errors.New("what its credential_process prints lacks Version 1, AccessKeyId or SecretAccessKey")
+		return credentials.Value{},
+			errors.New("what its credential_process prints lacks Version 1, AccessKeyId or SecretAccessKey")
 	}
 	expires := got.Expiration
 	if expires.IsZero() {

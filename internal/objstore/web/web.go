@@ -229,7 +229,8 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 	case errors.As(err, &dns) && dns.IsNotFound:
 		return e.WithHint("there is no host of this name: check the remote's URL, and the network of this host")
 	}
-	return objstore.TransientAnswer(e.WithHint("%s could not be reached, or did not answer: check the network, and that it runs", server), answer(err))
+	e.WithHint("%s could not be reached, or did not answer: check the network, and that it runs", server)
+	return objstore.TransientAnswer(e, answer(err))
 }
 
 // answer puts an error without an answer into a few words.
