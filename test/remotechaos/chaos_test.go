@@ -227,7 +227,7 @@ func (c *chaos) work() {
 	var wg sync.WaitGroup
 	for _, h := range c.hosts {
 		wg.Go(func() {
-			for range 8 + h.r.IntN(8) {
+			for range 20 + h.r.IntN(20) {
 				if c.over() {
 					return
 				}

@@ -33,7 +33,7 @@ var operations = []operation{
 	{9, (*host).pull},
 	{4, (*host).update},
 	{6, (*host).takeOver},
-	{8, (*host).prune},
+	{14, (*host).prune},
 	{3, (*host).deletePoint},
 	{1, (*host).deleteVolume},
 	{4, (*host).verify},
