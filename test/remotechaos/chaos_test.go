@@ -127,6 +127,7 @@ type chaos struct {
 	during  []found // points that were pushed since it is
 
 	mu     sync.Mutex // guards the model, and what follows
+	hot    string     // the head that was pushed to last: others meet there
 	m      model
 	log    []string
 	wrong  []string

@@ -32,7 +32,7 @@ var operations = []operation{
 	{5, (*host).publish},
 	{9, (*host).pull},
 	{4, (*host).update},
-	{6, (*host).takeOver},
+	{10, (*host).takeOver},
 	{14, (*host).prune},
 	{3, (*host).deletePoint},
 	{1, (*host).deleteVolume},
@@ -197,7 +197,7 @@ func (h *host) pushRef(ref, name, snapshot string, v *volume, content tree, flag
 	c := h.c
 	c.mu.Lock()
 	hd := c.m.head(name)
-	hd.trees = h.trees
+	hd.trees, c.hot = h.trees, name
 	before := hd.canPush(h.id)
 	legitimate := hd.isWriter(h.id) && hd.source == v
 	if v == nil {
@@ -288,6 +288,12 @@ func (h *host) anyPoint(want func(f found) bool) (f found, ok bool) {
 	})
 	if len(all) == 0 {
 		return found{}, false
+	}
+	if h.c.atOnce && h.r.IntN(2) == 0 {
+		here := slices.DeleteFunc(slices.Clone(all), func(f found) bool { return f.head.name != h.c.hot })
+		if len(here) > 0 {
+			all = here
+		}
 	}
 	return pick(h.r, all), true
 }
