@@ -131,10 +131,13 @@ func TestFirstPushesNeverCommit(t *testing.T) {
 			w.push("g")
 			w.clone("g", "v")
 			rp := w.open()
-			head := func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/") }
+			head := func(c storetest.Call) bool {
+				return c.Op == storetest.Put && strings.HasPrefix(c.Key, "heads/")
+			}
 			for i := range 3 {
 				snapshot := fmt.Sprintf("s%d", i)
-				if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(snapshot)}); err != nil {
+				q := engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(snapshot)}
+				if _, err := w.e.Snapshot(t.Context(), q); err != nil {
 					t.Fatal(err)
 				}
 				w.store.Add(storetest.Fault{Match: head, Times: -1, Err: failed})
@@ -170,7 +173,8 @@ func TestPruneOfLostHeadWithDeadSession(t *testing.T) {
 	w.clone("g", "v")
 	w.push("v")
 	w.edit("v", func(f *os.File) { noise(t, f, 2, 32*mib, mib) })
-	w.store.Add(storetest.Fault{Match: func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "manifests/") }, Times: -1})
+	manifest := func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "manifests/") }
+	w.store.Add(storetest.Fault{Match: manifest, Times: -1})
 	w.load()
 	if _, err := w.tryPush("v"); err == nil {
 		t.Fatal("the push did not fail")

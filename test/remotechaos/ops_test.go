@@ -602,7 +602,8 @@ func (h *host) keys() {
 	case 0:
 		h.succeeded(h.run(h.trouble(), "remote", "key", "rotate", "nas"))
 	case 1:
-		h.succeeded(h.run(h.trouble(), "remote", "key", "add", "nas", "--recipient", someRecipient, "--label", "spare"), codeExists)
+		add := []string{"remote", "key", "add", "nas", "--recipient", someRecipient, "--label", "spare"}
+		h.succeeded(h.run(h.trouble(), add...), codeExists)
 	default:
 		h.succeeded(h.run(h.trouble(), "remote", "key", "rm", "nas", "spare"), codeNotFound)
 	}
