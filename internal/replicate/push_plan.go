@@ -58,13 +58,13 @@ func (p *pusher) warn(jb *job, text string) {
 // minExpansion is from how many bytes on it is worth a word that a stream is larger than what it is made of.
 const minExpansion = 64 << 20
 
-// expansion is what to say of a stream that may be clearly larger than the room that its content takes in the pool: by a
-// tenth or more. "": nothing.
+// expansion is what to say of a stream that may be clearly larger than the room that its content takes in the pool: by
+// a tenth or more. "": nothing.
 func expansion(s driver.StreamPlan) string {
 	if s.SavedBytes < minExpansion || s.SavedBytes < s.Bytes/10 {
 		return ""
 	}
-	return fmt.Sprintf("about %s will be sent, and a pull needs as much room: a stream holds each block as often as it is "+
-		"referred to, and block cloning or dedup saves up to %s of that in this pool",
+	return fmt.Sprintf("about %s will be sent, and a pull needs as much room: a stream holds each block as often as it "+
+		"is referred to, and block cloning or dedup saves up to %s of that in this pool",
 		errs.FormatBytes(s.Bytes), errs.FormatBytes(s.SavedBytes))
 }

@@ -172,7 +172,8 @@ func TestRawStreams(t *testing.T) {
 		}
 		to.wantExactly("after what was refused", whole...)
 	}
-	if k, err := c.d.Key(t.Context(), c.create(driver.Native)); err != nil || k != (driver.Key{Root: cRoot, Loaded: true}) {
+	k, err := c.d.Key(t.Context(), c.create(driver.Native))
+	if err != nil || k != (driver.Key{Root: cRoot, Loaded: true}) {
 		t.Errorf("the key of an encrypted pool: %+v, %v", k, err)
 	}
 	if k, err := b.d.Key(t.Context(), b.create(driver.Native)); err != nil || k != (driver.Key{}) {

@@ -470,7 +470,8 @@ func (d *Driver) firstRecord(u *unframer, base uint64) (first io.Reader, raw boo
 		return nil, false, errs.New(errs.Conflict, "", "", "the stream is only what differs from another object").
 			WithHint("receive that one first")
 	case b.from == 0 && base != 0:
-		return nil, false, errs.New(errs.Conflict, "", "", "the stream is a whole object, not what differs from the one given")
+		return nil, false, errs.New(errs.Conflict, "", "",
+			"the stream is a whole object, not what differs from the one given")
 	case b.from != base:
 		return nil, false, errs.New(errs.Conflict, "", "",
 			"the stream is what differs from another object than the one given").
