@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sync"
 
 	"pando/internal/errs"
 	"pando/internal/repo"
@@ -65,11 +66,56 @@ func (p *pruner) units(o objects, now scene, n need) (out []unit) {
 	return out
 }
 
+// wasteful reports whether units take so much more than is needed of them that they are repacked.
+func wasteful(all []unit) bool {
+	stored, live := int64(0), int64(0)
+	for _, u := range all {
+		stored, live = stored+u.size, live+u.live
+	}
+	return float64(stored) > mostStored*float64(live)
+}
+
+// weighPacks says exactly how much of packs is needed, of those that seem to be wasteful. Until then it is the share of
+// what the frames took in their segments; but a part of a frame may not pack as well as all of it did, and would be
+// rewritten each time.
+func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
+	var mu sync.Mutex
+	var packs []*unit
+	for i := range all {
+		if u := &all[i]; u.isPack() && float64(u.live)*goalStored < float64(u.size) {
+			packs = append(packs, u)
+		}
+	}
+	return eachOf(ctx, packs, func(ctx context.Context, u *unit) error {
+		parts := map[repo.Segment]bool{}
+		for _, s := range u.parts {
+			parts[s] = true
+		}
+		live, err := p.repo.PackShare(ctx, repo.PackState{Pack: u.pack, Bytes: u.size}, func(f repo.Frame) repo.BlockSet {
+			if !parts[f.Segment] {
+				return repo.BlockSet{}
+			}
+			return n.marks.blocks(f)
+		})
+		if err != nil && !broken(err) {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil && live > u.live {
+			p.out.NeededBytes += live - u.live
+			p.out.PartlyUsedBytes = max(0, p.out.PartlyUsedBytes-(live-u.live))
+			u.live = live
+		}
+		return nil
+	})
+}
+
 // choose says which of the units are repacked: those with the least that is needed first, until all together have at
 // most goalStored of that, if they have more than mostStored; and small ones, if there are many. It ends when it has
 // chosen most bytes; negative: it does not.
 func choose(all []unit, most int64) []unit {
-	stored, live, small := int64(0), int64(0), 0
+	stored, live, small, much := int64(0), int64(0), 0, wasteful(all)
 	for _, u := range all {
 		stored, live = stored+u.size, live+u.live
 		if u.size < smallBytes {
@@ -83,9 +129,8 @@ func choose(all []unit, most int64) []unit {
 	})
 
 	var out []unit
-	wasteful := float64(stored) > mostStored*float64(live)
 	for _, u := range all {
-		waste := wasteful && u.live < u.size && float64(stored) > goalStored*float64(live)
+		waste := much && u.live < u.size && float64(stored) > goalStored*float64(live)
 		merge := small > mostSmall && u.size < smallBytes
 		if !waste && !merge {
 			continue
@@ -111,6 +156,11 @@ func choose(all []unit, most int64) []unit {
 // repack moves what is needed out of objects of which little is.
 func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error {
 	units := p.units(o, now, n)
+	if p.MaxRepack != 0 && wasteful(units) {
+		if err := p.weighPacks(ctx, units, n); err != nil {
+			return err
+		}
+	}
 	if p.MaxRepack == 0 || n.marks.exact() != nil || len(o.moved.Damaged) > 0 {
 		return nil
 	}

@@ -128,6 +128,41 @@ func TestRepackSmallPoints(t *testing.T) {
 	b.whole()
 }
 
+// TestRepackEndsWithWhatPacksBadly: a block that does not pack, of a frame that did, takes more than its share. It is
+// moved once, and not again and again.
+func TestRepackEndsWithWhatPacksBadly(t *testing.T) {
+	b := newBench(t)
+	b.blocks, b.frames = 128, 1000
+	first, second := change{}, change{}
+	for i := range int64(128 * 20) {
+		first[i*repo.BlockBytes] = make([]byte, repo.BlockBytes)
+		first[i*repo.BlockBytes][0] = 1 // packs to almost nothing
+		if i%128 == 0 {
+			first[i*repo.BlockBytes] = noiseBlock(uint64(i))
+			continue
+		}
+		second[i*repo.BlockBytes] = nil
+	}
+	base := b.must("v", "p1", small, nil, first, false)
+	for i := range int64(64) { // what is waste, too
+		second[32<<20+i*repo.BlockBytes] = noiseBlock(uint64(5000 + i))
+	}
+	base = b.must("v", "p2", small, base, second, false)
+	third := change{}
+	for i := range int64(60) {
+		third[32<<20+i*repo.BlockBytes] = nil
+	}
+	b.must("v", "p3", small, base, third, false)
+	out := b.prune(PruneRequest{Policy: Policy{Last: 1}, MaxRepack: -1})
+	if out.Packs == 0 {
+		t.Fatalf("nothing was repacked: %+v", out)
+	}
+	b.whole()
+	if out := b.prune(PruneRequest{MaxRepack: -1}); out.RepackedObjects != 0 {
+		t.Errorf("it is repacked again: %+v", out)
+	}
+}
+
 // TestRepackIsBounded: no run rewrites more than it may, and runs in a row get there.
 func TestRepackIsBounded(t *testing.T) {
 	rnd := seed(t)
@@ -157,8 +192,8 @@ func TestRepackIsBounded(t *testing.T) {
 	}
 }
 
-// wasteful is a bench with volumes of which little is needed, and what a prune with repacking keeps of them.
-func wasteful(t *testing.T, rnd *rand.Rand) (*bench, PruneRequest) {
+// wastefulBench is a bench with volumes of which little is needed, and what a prune with repacking keeps of them.
+func wastefulBench(t *testing.T, rnd *rand.Rand) (*bench, PruneRequest) {
 	b := newBench(t)
 	b.frames = 1
 	size := int64(512 << 10)
@@ -199,7 +234,7 @@ func (b *bench) copied(t *testing.T) *bench {
 // TestRepackEveryFault fails every operation of the store, before and after its effect. What is there afterwards is
 // whole, and a second prune does the rest.
 func TestRepackEveryFault(t *testing.T) {
-	all, q := wasteful(t, seed(t))
+	all, q := wastefulBench(t, seed(t))
 	packed := 0
 	for i := 0; ; i++ {
 		b, q := all.copied(t), q
@@ -239,7 +274,7 @@ func TestRepackEveryFault(t *testing.T) {
 // then, a push builds upon it, and the next prunes finish it.
 func TestRepackKilledAnywhere(t *testing.T) {
 	rnd := seed(t)
-	all, q := wasteful(t, rnd)
+	all, q := wastefulBench(t, rnd)
 	for i := 0; ; i++ {
 		b, q := all.copied(t), q
 		ctx, kill := context.WithCancel(t.Context())
@@ -278,7 +313,7 @@ func TestRepackKilledAnywhere(t *testing.T) {
 // TestRepackTwiceAtOnce: another prune repacks everything at every operation of one.
 func TestRepackTwiceAtOnce(t *testing.T) {
 	rnd := seed(t)
-	all, q := wasteful(t, rnd)
+	all, q := wastefulBench(t, rnd)
 	for i := 0; ; i++ {
 		b, q := all.copied(t), q
 		n := 0
@@ -318,7 +353,7 @@ func TestRepackTwiceAtOnce(t *testing.T) {
 // TestRepackDamage: a pack, or a table, that is damaged or lost is reported with the points that it affects, and a prune
 // deletes nothing of what is left.
 func TestRepackDamage(t *testing.T) {
-	all, q := wasteful(t, seed(t))
+	all, q := wastefulBench(t, seed(t))
 	for _, c := range []struct {
 		prefix string
 		change func(*bench, string, []byte)

@@ -329,3 +329,26 @@ func (r *Repo) scanMoved(ctx context.Context, s Segment, fn func(Frame, FrameCon
 	}
 	return nil
 }
+
+// PackShare is how many bytes of a pack are needed: keep says which blocks of a frame are. NotFound, Damaged, TooNew.
+func (r *Repo) PackShare(ctx context.Context, p PackState, keep func(Frame) BlockSet) (n int64, err error) {
+	err = r.inPack(Place{Pack: p.Pack}, func() error {
+		x, err := r.packIndex(ctx, p.Pack, p.Bytes)
+		if err != nil {
+			return err
+		}
+		n = 0
+		for i := range x.segments {
+			for j := range x.segments[i].frames {
+				f := &x.segments[i].frames[j]
+				blocks, total := keep(f.Frame), f.Blocks()
+				has, need := int64(f.blocks.Count(total)), int64(blocks.Count(total))
+				if need > 0 {
+					n += FrameOverhead + (int64(f.stored)*min(need, has)+has-1)/has
+				}
+			}
+		}
+		return nil
+	})
+	return min(n+SegmentOverhead, p.Bytes), err
+}
