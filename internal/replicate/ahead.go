@@ -7,7 +7,7 @@ import (
 	"pando/internal/repo"
 )
 
-// pageAhead reads regions of a map before they are needed, a few at once, and keeps
+// pageAhead reads regions of a map, or cells of one of version 2, before they are needed, a few at once, and keeps
 // what it has read until it is dropped. Methods may be called concurrently.
 type pageAhead struct {
 	ctx  context.Context
@@ -15,9 +15,9 @@ type pageAhead struct {
 
 	mu      sync.Mutex
 	known   map[uint32]*aheadRegion
-	cut     map[uint32]bool // regions of which something was left out
 	queue   []uint32
 	running int // regions that were begun and not dropped
+	most    int // of these
 
 	room chan struct{} // a token for each region that reserve may still let in
 }
@@ -30,10 +30,15 @@ type aheadRegion struct {
 	err      error
 }
 
-// newPageAhead reads the regions of a manifest until ctx ends.
-func newPageAhead(ctx context.Context, r *repo.Repo, m *repo.Manifest) *pageAhead {
-	a := &pageAhead{ctx: ctx, known: map[uint32]*aheadRegion{}, room: make(chan struct{}, 2*regionAhead)}
+// newPageAhead reads the regions of a manifest of version 1, or the cells of one of version 2, until ctx ends.
+func newPageAhead(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest) *pageAhead {
+	a := &pageAhead{ctx: ctx, known: map[uint32]*aheadRegion{}, most: regionAhead}
 	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) { return readRegion(ctx, r, m, region) }
+	if m.Version == 2 {
+		a.most = cellAhead
+		a.read = func(ctx context.Context, cell uint32) ([]repo.Piece, error) { return readCell(ctx, nodes, m, cell) }
+	}
+	a.room = make(chan struct{}, 2*a.most)
 	for range cap(a.room) {
 		a.room <- struct{}{}
 	}
@@ -106,6 +111,22 @@ func (a *pageAhead) get(ctx context.Context, region uint32) ([]repo.Piece, error
 func (a *pageAhead) drop(region uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.dropLocked(region)
+}
+
+// dropBetween forgets regions, the last included.
+func (a *pageAhead) dropBetween(first, last uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for region := range a.known {
+		if region >= first && region <= last {
+			a.dropLocked(region)
+		}
+	}
+}
+
+// dropLocked is drop for who holds mu.
+func (a *pageAhead) dropLocked(region uint32) {
 	r := a.known[region]
 	if r == nil {
 		return
@@ -122,7 +143,7 @@ func (a *pageAhead) drop(region uint32) {
 
 // pump begins what may be begun; the caller holds mu.
 func (a *pageAhead) pump() {
-	for len(a.queue) > 0 && a.running < regionAhead {
+	for len(a.queue) > 0 && a.running < a.most {
 		region := a.queue[0]
 		a.queue = a.queue[1:]
 		if r := a.known[region]; r != nil {

@@ -366,7 +366,10 @@ func (b *bench) writeTree(ctx context.Context, r *repo.Repo, m, base *made, laye
 		return err
 	}
 	m.manifest.Logical = m.manifest.Map.Bytes
-	m.manifest.Uses = written.uses(m.manifest.Map)
+	if base != nil {
+		m.manifest.Uses = base.manifest.Uses
+	}
+	m.manifest.Uses = written.uses(m.manifest.Map, m.manifest.Uses)
 	return r.PutManifest(ctx, m.manifest)
 }
 

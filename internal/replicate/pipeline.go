@@ -23,6 +23,7 @@ import (
 const (
 	uploads     = 4    // at once
 	regionAhead = 8    // pages of the base that are read ahead
+	cellAhead   = 64   // or cells of it
 	batchItems  = 4096 // in one batch, at most
 	minHole     = 4 * repo.BlockBytes
 )
@@ -102,17 +103,28 @@ func (s *stats) fill(uses []repo.Use, was []repo.Use) {
 	}
 }
 
-// uses lists the segments that a manifest of version 2 says how large they are: those that were uploaded, and that of the
-// root, which may be older.
-func (s *stats) uses(root repo.NodeRef) []repo.Use {
+// toldSizes is of how many older segments a manifest says how large they are.
+const toldSizes = 128
+
+// uses lists the segments that a manifest of version 2 says how large they are: those that were uploaded, that of the
+// root, and of what was built upon as many as it has room for.
+func (s *stats) uses(root repo.NodeRef, was []repo.Use) []repo.Use {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]repo.Use, 0, len(s.sizes)+1)
 	for seg, n := range s.sizes {
 		out = append(out, repo.Use{Segment: seg, Size: n})
 	}
-	if seg := root.Frame.Segment; !root.IsZero() && s.sizes[seg] == 0 {
-		out = append(out, repo.Use{Segment: seg})
+	older, rooted := 0, root.IsZero() || s.sizes[root.Frame.Segment] != 0
+	for _, u := range was {
+		if s.sizes[u.Segment] == 0 && u.Size != 0 && older < toldSizes {
+			older++
+			rooted = rooted || u.Segment == root.Frame.Segment
+			out = append(out, repo.Use{Segment: u.Segment, Size: u.Size})
+		}
+	}
+	if !rooted {
+		out = append(out, repo.Use{Segment: root.Frame.Segment})
 	}
 	slices.SortFunc(out, func(a, b repo.Use) int { return compareSegment(a.Segment, b.Segment) })
 	return out
@@ -129,6 +141,7 @@ type pipeline struct {
 	stats   *stats
 
 	frames []repo.Frame // of a stream, in order
+	root   repo.NodeRef // of the map of a block image
 
 	free    chan *buffer
 	work    chan *batch
@@ -220,7 +233,8 @@ func (p *pipeline) seal(ctx context.Context) error {
 		return nil // the reader knows why
 	}
 	if p.mapper != nil {
-		if err := p.mapper.finish(ctx, p.addFrame); err != nil {
+		var err error
+		if p.root, err = p.mapper.finish(ctx, p.addFrame); err != nil {
 			return err
 		}
 	}
@@ -448,125 +462,4 @@ func (b *batcher) pass(ctx context.Context, c *batch) error {
 		}
 	}
 	return nil
-}
-
-// mapper makes the pages of the new map, in order of region.
-type mapper struct {
-	repo  *repo.Repo
-	base  *repo.Manifest // what is merged into, or compared with; nil: nothing
-	merge bool           // what nobody speaks of is as in base; else it is zero
-	size  int64          // of the volume
-	ahead *pageAhead     // nil without base
-
-	region uint32
-	open   bool
-	layers []layer
-
-	pages   map[uint32]repo.Page // of the regions that were touched; without data: none, Frame zero
-	uses    map[repo.Segment]int64
-	logical int64
-	added   int64 // stored bytes of new pages
-}
-
-func newMapper(r *repo.Repo, base *repo.Manifest, merge bool, size int64, ahead *pageAhead) *mapper {
-	m := &mapper{repo: r, base: base, merge: merge, size: size, ahead: ahead, pages: map[uint32]repo.Page{}, uses: map[repo.Segment]int64{}}
-	if base != nil && merge {
-		m.uses, m.logical = useMap(base.Uses), base.Logical
-	}
-	return m
-}
-
-// frameAdder stores one frame.
-type frameAdder func(ctx context.Context, content []byte, codec repo.Codec, plain int) (repo.Frame, error)
-
-// put takes the next layer, in order of offset.
-func (m *mapper) put(ctx context.Context, l layer, add frameAdder) error {
-	return splitRegions(l, func(region uint32, l layer) error {
-		if m.open && region != m.region {
-			if err := m.finish(ctx, add); err != nil {
-				return err
-			}
-		}
-		m.open, m.region = true, region
-		if l.Piece == nil && !m.merge {
-			return nil
-		}
-		m.layers = append(m.layers, l)
-		return nil
-	})
-}
-
-// finish writes the page of the open region, if it is another than that of the base.
-func (m *mapper) finish(ctx context.Context, add frameAdder) error {
-	if !m.open {
-		return nil
-	}
-	var old []repo.Piece
-	var was repo.Page
-	if m.base != nil {
-		var err error
-		if old, err = m.ahead.get(ctx, m.region); err != nil {
-			return err
-		}
-		was, _ = findPage(m.base, m.region)
-		m.ahead.drop(m.region)
-	}
-	var now []repo.Piece
-	if m.merge {
-		now = overlay(old, m.layers)
-	} else {
-		now = overlay(nil, m.layers)
-	}
-	m.open, m.layers = false, m.layers[:0]
-	if len(old) > 0 && slices.Equal(old, now) && !m.ahead.isCut(m.region) {
-		m.pages[m.region] = was
-		if !m.merge {
-			pageUses(m.uses, 1, was, now)
-			m.logical += pageLogical(now)
-		}
-		return nil
-	}
-	if len(old) > 0 && m.merge {
-		pageUses(m.uses, -1, was, old)
-		m.logical -= pageLogical(old)
-	}
-	if len(now) == 0 {
-		m.pages[m.region] = repo.Page{Region: m.region}
-		return nil
-	}
-	b, err := repo.EncodePage(now)
-	if err != nil {
-		return err
-	}
-	packed, codec := repo.Compress(nil, b)
-	f, err := add(ctx, packed, codec, len(b))
-	if err != nil {
-		return err
-	}
-	page := repo.Page{Region: m.region, Frame: f}
-	m.pages[m.region] = page
-	m.added += int64(f.Stored)
-	pageUses(m.uses, 1, page, now)
-	m.logical += pageLogical(now)
-	return nil
-}
-
-// result returns the pages of the whole volume and what they use.
-func (m *mapper) result() ([]repo.Page, []repo.Use, error) {
-	var out []repo.Page
-	if m.base != nil && m.merge {
-		for _, p := range m.base.Pages {
-			if _, touched := m.pages[p.Region]; !touched {
-				out = append(out, p)
-			}
-		}
-	}
-	for _, p := range m.pages {
-		if p.Frame.Stored > 0 {
-			out = append(out, p)
-		}
-	}
-	slices.SortFunc(out, func(a, b repo.Page) int { return int(a.Region) - int(b.Region) })
-	uses, err := usesOf(m.uses)
-	return out, uses, err
 }

@@ -133,6 +133,7 @@ type pusher struct {
 	sizes map[repo.Segment]int64 // segments that are there; nil: not listed
 	bad   map[repo.Segment]bool  // segments that are known to be damaged, whatever their sizes
 	base  *repo.Manifest         // that was read last
+	nodes *repo.NodeCache        // of maps; nil: nothing was read
 
 	origins []Pushed // goldens that were pushed before their clones, not yet reported
 }

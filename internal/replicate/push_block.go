@@ -45,7 +45,7 @@ func (p *pusher) block(ctx context.Context, jb *job, h headState, l links) (Push
 				b.object, b.newest = "", false
 			}
 		}
-		x := &blockPush{p: p, jb: jb, head: h, base: b, origin: origin}
+		x := &blockPush{p: p, jb: jb, head: h, base: b, origin: origin, scratch: damaged}
 		out, err := x.run(ctx)
 		if errors.Is(err, errBaseDamaged) {
 			damaged = true
@@ -104,8 +104,10 @@ type blockPush struct {
 	lease   *lease
 	leaseUp chan struct{} // closed when lease is set, or will not be
 	upErr   error
-	pages   *mapper
-	then    func() error // to be done when the image is not held any more
+	nodes   *repo.NodeCache // of the map of base
+	root    repo.NodeRef    // of the new map
+	scratch bool            // nothing of the map of base may be used again
+	then    func() error    // to be done when the image is not held any more
 }
 
 // run pushes it, from the beginning or, if resume is set, from where it had ended.
@@ -268,23 +270,32 @@ func (x *blockPush) work(ctx context.Context, cancel context.CancelCauseFunc, r 
 	if !listed {
 		return Pushed{}, errBaseGone
 	}
-	pages, uses, err := x.pages.result()
-	if err != nil {
-		return Pushed{}, err
-	}
-	x.stats.fill(uses, was.Uses)
 	m := repo.Manifest{
 		ID: repo.NewID(), Volume: x.jb.head, Point: pt.Name, Content: repo.Block, FS: string(pt.FS), SizeBytes: r.img.SizeBytes, Sector: pt.Sector,
 		CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency), Source: string(pt.ID), Session: x.session.ID, Parent: was.ID, Origin: x.origin,
-		Logical: x.pages.logical, Added: x.stats.uploaded.Load(), Pages: pages, Uses: uses,
+		Logical: x.root.Bytes, Added: x.stats.uploaded.Load(), Version: 2, Map: x.root, Uses: x.stats.uses(x.root, x.intactUses(was.Uses)),
 	}
 	return x.finish(ctx, &m, full)
+}
+
+// intactUses is uses without the segments that are lost.
+func (x *blockPush) intactUses(uses []repo.Use) (out []repo.Use) {
+	for _, u := range uses {
+		if !x.base.lost[u.Segment] {
+			out = append(out, u)
+		}
+	}
+	return out
 }
 
 // finish commits a manifest and does what comes after that.
 func (x *blockPush) finish(ctx context.Context, m *repo.Manifest, full bool) (Pushed, error) {
 	p := x.p
 	x.jb.named = true
+	// Programs that do not know such manifests must not take them for damage.
+	if err := p.repo.Upgrade(ctx); err != nil {
+		return Pushed{}, err
+	}
 	if err := p.repo.PutManifest(ctx, *m); err != nil {
 		return Pushed{}, err
 	}
@@ -307,18 +318,23 @@ func (x *blockPush) finish(ctx context.Context, m *repo.Manifest, full bool) (Pu
 // store runs the pipeline over the image.
 func (x *blockPush) store(ctx context.Context, r *imageReader, was *repo.Manifest) error {
 	p := x.p
+	x.nodes = p.nodes
+	if x.nodes == nil {
+		x.nodes = p.repo.NewNodeCache(cachedNodes)
+	}
 	if !was.ID.IsZero() {
 		if was.Content != repo.Block {
 			return errs.New(errs.Damaged, opPush, x.base.ref(), "the head says that it is a block image, its manifest says %q", was.Content)
 		}
 		r.base = was
-		r.ahead = newPageAhead(ctx, p.repo, was)
+		r.ahead = newPageAhead(ctx, p.repo, x.nodes.Read, was)
 		if r.merge {
 			r.ahead.mustBeWhole()
 		} else {
-			r.ahead.withoutLost(x.base.lost, func(region uint32) (repo.Page, bool) { return findPage(was, region) })
+			r.ahead.withoutLost(x.base.lost)
 		}
 	}
+	r.unit = unitOf(r.base)
 	first := uint32(0)
 	if x.resume != nil {
 		for _, f := range x.jb.j.finished {
@@ -329,7 +345,7 @@ func (x *blockPush) store(ctx context.Context, r *imageReader, was *repo.Manifes
 			return err
 		}
 	}
-	x.pages = newMapper(p.repo, r.base, r.merge, r.img.SizeBytes, r.ahead)
+	pages := newMapper(x.nodes.Read, r.base, r.merge, x.scratch || len(x.base.lost) > 0, r.img.SizeBytes, r.ahead)
 	p.q.Tracker.Start("pushing "+x.jb.pt.Ref, 0, 0)
 	if p.q.Tracker != nil {
 		ectx, cancel := context.WithCancel(ctx)
@@ -339,7 +355,7 @@ func (x *blockPush) store(ctx context.Context, r *imageReader, was *repo.Manifes
 		defer cancel()
 	}
 	pl := &pipeline{
-		repo: p.repo, session: x.session.ID, first: first, journal: x.jb.j, mapper: x.pages, stats: &x.stats,
+		repo: p.repo, session: x.session.ID, first: first, journal: x.jb.j, mapper: pages, stats: &x.stats,
 		ready: func(ctx context.Context) error {
 			select {
 			case <-x.leaseUp:
@@ -349,7 +365,9 @@ func (x *blockPush) store(ctx context.Context, r *imageReader, was *repo.Manifes
 			}
 		},
 	}
-	return pl.run(ctx, r.produce)
+	err := pl.run(ctx, r.produce)
+	x.root = pl.root
+	return err
 }
 
 // expect tells the tracker how much there is to do.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -85,7 +86,15 @@ func (p *pusher) listSegments(ctx context.Context) error {
 // missingOf adds what a manifest needs that is neither in the list nor, if it was written since, there now.
 func (p *pusher) missingOf(ctx context.Context, m *repo.Manifest, to map[repo.Segment]bool) error {
 	gone := map[repo.Segment]bool{}
-	missingOf(m, p.sizes, gone)
+	needs := func(m *repo.Manifest, to map[repo.Segment]bool) { missingOf(m, p.sizes, to) }
+	if m.Version == 2 && m.Content == repo.Block {
+		frames, err := p.someOf(ctx, m)
+		if err != nil {
+			return err
+		}
+		needs = func(m *repo.Manifest, to map[repo.Segment]bool) { missingFrames(m, frames, p.sizes, to) }
+	}
+	needs(m, gone)
 	if len(gone) == 0 {
 		return nil
 	}
@@ -100,8 +109,77 @@ func (p *pusher) missingOf(ctx context.Context, m *repo.Manifest, to map[repo.Se
 		p.sizes[s] = state.Bytes
 		return err
 	})
-	missingOf(m, p.sizes, to)
+	needs(m, to)
 	return err
+}
+
+// checkedNodes is how many nodes of a map are looked at, at most, to see what it needs: those of a small volume. Of a
+// larger map they are others each time.
+const checkedNodes = 64
+
+// someOf is what a map of version 2 needs of segments: the last frame in each that a part of it is in, which is all of it
+// if it is small. What is read is kept for the push. A node that cannot be read says nothing: a push that comes across it
+// notices.
+func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment]repo.Frame, error) {
+	if p.nodes == nil {
+		p.nodes = p.repo.NewNodeCache(cachedNodes)
+	}
+	out := map[repo.Segment]repo.Frame{}
+	add := func(f repo.Frame) {
+		if last, has := out[f.Segment]; !has || f.Offset > last.Offset {
+			out[f.Segment] = f
+		}
+	}
+	todo := []repo.NodeAt{m.Root()}
+	for left := checkedNodes; len(todo) > 0 && !todo[0].IsZero() && left > 0; {
+		for _, n := range todo {
+			add(n.Frame)
+		}
+		if len(todo) > left {
+			rand.Shuffle(len(todo), func(i, j int) { todo[i], todo[j] = todo[j], todo[i] })
+			todo = todo[:left]
+		}
+		left -= len(todo)
+		got, err := p.nodes.Read(ctx, todo)
+		if err != nil {
+			return nil, err
+		}
+		var next []repo.NodeAt
+		for i, r := range got {
+			if r.Err != nil {
+				continue
+			}
+			for _, x := range r.Pieces {
+				add(x.Frame)
+			}
+			if r.Children == nil {
+				continue
+			}
+			for slot, ref := range r.Children {
+				if !ref.IsZero() {
+					next = append(next, todo[i].Child(slot, ref))
+				}
+			}
+		}
+		todo = next
+	}
+	return out, nil
+}
+
+// missingFrames adds the segments of frames that are missing, too short, or not as long as a manifest says.
+func missingFrames(m *repo.Manifest, frames map[repo.Segment]repo.Frame, sizes map[repo.Segment]int64, to map[repo.Segment]bool) {
+	for s, f := range frames {
+		if size, there := sizes[s]; !there || size < int64(f.Offset)+int64(f.Stored) {
+			to[s] = true
+		}
+	}
+	for _, u := range m.Uses {
+		if size, there := sizes[u.Segment]; there && u.Size != 0 && int64(u.Size) != size {
+			if _, needed := frames[u.Segment]; needed {
+				to[u.Segment] = true
+			}
+		}
+	}
 }
 
 // missingOf adds the segments that a manifest needs and that are missing, or are not as long as they must be.
@@ -188,18 +266,12 @@ func (w *headWriter) inPlace(ctx context.Context, pages repo.PagePutter, h *head
 	return err == nil, err
 }
 
-// withoutLost reads regions of a map that is compared with, without what is lost. It notes in which regions that was
-// so: their pages cannot be used again.
-func (a *pageAhead) withoutLost(gone map[repo.Segment]bool, pageOf func(uint32) (repo.Page, bool)) {
+// withoutLost reads regions of a map that is compared with, without what is lost.
+func (a *pageAhead) withoutLost(gone map[repo.Segment]bool) {
 	read := a.read
 	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
-		if pg, ok := pageOf(region); ok && gone[pg.Frame.Segment] {
-			a.setCut(region)
-			return nil, nil
-		}
 		pieces, err := read(ctx, region)
 		if broken(err) {
-			a.setCut(region)
 			return nil, nil
 		}
 		var left []repo.Piece
@@ -208,27 +280,8 @@ func (a *pageAhead) withoutLost(gone map[repo.Segment]bool, pageOf func(uint32) 
 				left = append(left, x)
 			}
 		}
-		if len(left) < len(pieces) {
-			a.setCut(region)
-		}
 		return left, err
 	}
-}
-
-func (a *pageAhead) setCut(region uint32) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.cut == nil {
-		a.cut = map[uint32]bool{}
-	}
-	a.cut[region] = true
-}
-
-// isCut reports whether something of a region was left out.
-func (a *pageAhead) isCut(region uint32) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.cut[region]
 }
 
 // mustBeWhole reports parts of a map that cannot be read as errBaseDamaged.

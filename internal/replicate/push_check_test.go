@@ -1,6 +1,7 @@
 package replicate
 
 import (
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -24,10 +25,11 @@ func (w *world) segmentsOf(rp *repo.Repo, head string) []repo.Segment {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	var out []repo.Segment
-	for _, u := range m.Uses {
-		out = append(out, u.Segment)
+	needed, err := needsOf(w.t.Context(), rp, &m)
+	if err != nil {
+		w.t.Fatal(err)
 	}
+	out := slices.Collect(maps.Keys(needed))
 	return out
 }
 
@@ -95,7 +97,7 @@ func TestPushNoticesWhatIsLost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	frame := m.Pages[0].Frame
+	frame := m.Map.Frame
 	b := &bench{t: t, store: w.store, repo: rp}
 	b.flip("segments/"+frame.Segment.String(), int64(frame.Offset)+int64(frame.Stored)/2)
 	w.edit("v", func(f *os.File) { noise(t, f, 4, 54*mib, mib) })

@@ -171,15 +171,13 @@ func checkWhole(t *testing.T, rp *repo.Repo, id repo.ID) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, page := range m.Pages {
-		pieces, err := rp.ReadPage(t.Context(), page)
-		if err != nil {
+	pieces, err := piecesBetween(t.Context(), rp.ReadNodes, &m, 0, repo.MaxVolumeBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range pieces {
+		if _, err := rp.ReadFrames(t.Context(), []repo.Frame{p.Frame}); err != nil {
 			t.Fatal(err)
-		}
-		for _, p := range pieces {
-			if _, err := rp.ReadFrames(t.Context(), []repo.Frame{p.Frame}); err != nil {
-				t.Fatal(err)
-			}
 		}
 	}
 }

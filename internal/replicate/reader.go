@@ -19,6 +19,7 @@ type imageReader struct {
 	next   func() (engine.Range, error, bool)
 	held   *engine.Range // of next, taken and given back
 	base   *repo.Manifest
+	unit   int64      // bytes of the regions in which it is read: see unitOf
 	merge  bool       // ranges are what differs from base; else base is compared with
 	ahead  *pageAhead // of base
 	hasSum func([]byte, repo.Sum) bool
@@ -114,7 +115,7 @@ func (r *imageReader) gap(ctx context.Context, b *batcher, from, to int64) error
 			break
 		}
 		from = max(from, g.Offset)
-		end := min(to, regionStart(regionOf(from))+repo.RegionBytes)
+		end := min(to, (from/r.unit+1)*r.unit)
 		if err := r.region(ctx, b, from, end); err != nil {
 			return err
 		}
@@ -128,11 +129,27 @@ func (r *imageReader) want(from, to int64) {
 	if !r.merge {
 		return
 	}
-	for region := regionOf(from); regionStart(region) < to; region++ {
-		if _, ok := findPage(r.base, region); ok {
+	first, last := uint32(from/r.unit), uint32((to-1)/r.unit)
+	for region := first; region <= last; region++ {
+		if r.unit == repo.CellBytes && region > first && region < last {
+			region = last // what is between is not merged into: it is zero now
+		}
+		if r.knows(region) {
 			r.ahead.want(region)
 		}
 	}
+}
+
+// knows reports whether base may have something in a region.
+func (r *imageReader) knows(region uint32) bool {
+	switch {
+	case r.base == nil:
+		return false
+	case r.base.Version == 2:
+		return !r.base.Map.IsZero() && int64(region)*repo.CellBytes < r.base.SizeBytes
+	}
+	_, has := findPage(r.base, region)
+	return has
 }
 
 // data reads [from, to) and passes it on, frame by frame, without blocks that are
@@ -236,11 +253,8 @@ const minCompare = 64 << 10
 // region passes on what the ranges in [from, to) say, which is within one region. What
 // is as base has it is not uploaded again: the ranges may be more than what differs.
 func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) error {
-	region := regionOf(from)
-	known := false
-	if r.base != nil {
-		_, known = findPage(r.base, region)
-	}
+	region := uint32(from / r.unit)
+	known := r.knows(region)
 	before := b.n
 	var pieces []repo.Piece
 	loaded := !known
@@ -316,8 +330,8 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 
 // load reads the pieces that base has in a region.
 func (r *imageReader) load(ctx context.Context, b *batcher, region uint32) ([]repo.Piece, error) {
-	for ahead := region; ahead < region+regionAhead/2 && !r.merge; ahead++ {
-		if _, ok := findPage(r.base, ahead); ok {
+	for ahead := region; int(ahead) < int(region)+r.ahead.most/2 && !r.merge; ahead++ {
+		if r.knows(ahead) {
 			r.ahead.want(ahead)
 		}
 	}
