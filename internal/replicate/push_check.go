@@ -135,10 +135,7 @@ func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment
 		for _, n := range todo {
 			add(n.Frame)
 		}
-		if len(todo) > left {
-			rand.Shuffle(len(todo), func(i, j int) { todo[i], todo[j] = todo[j], todo[i] })
-			todo = todo[:left]
-		}
+		todo = nearNodes(todo, left)
 		left -= len(todo)
 		got, err := p.nodes.Read(ctx, todo)
 		if err != nil {
@@ -164,6 +161,28 @@ func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment
 		todo = next
 	}
 	return out, nil
+}
+
+// checkedSegments is of how many segments nodes of one level are read to check what they need.
+const checkedSegments = 2
+
+// nearNodes chooses so many of nodes, from a random one on, that one request or two can read.
+func nearNodes(all []repo.NodeAt, most int) []repo.NodeAt {
+	begin := 0
+	if len(all) > most || len(all) > checkedSegments {
+		begin = rand.IntN(len(all))
+	}
+	segments := map[repo.Segment]bool{}
+	var out []repo.NodeAt
+	for i := range all {
+		n := all[(begin+i)%len(all)]
+		if len(out) == most || !segments[n.Frame.Segment] && len(segments) == checkedSegments {
+			break
+		}
+		segments[n.Frame.Segment] = true
+		out = append(out, n)
+	}
+	return out
 }
 
 // missingFrames adds the segments of frames that are missing, too short, or not as long as a manifest says.

@@ -130,7 +130,7 @@ type Manifest struct {
 	Extensions []Extension `json:"-"` // in order of name; only in version 2
 
 	// Of version 1: all segments that Pages, their pieces and Stream are in. Of version 2: those that Map and Stream are
-	// in, and all that its session had written until then.
+	// in, all that its session had written until then, and some older ones whose size is known. They may not be needed.
 	Uses []Use `json:"-"`
 }
 
