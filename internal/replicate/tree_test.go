@@ -74,7 +74,7 @@ func (s *nodeStore) shape(m *repo.Manifest) shape {
 		if at.IsZero() {
 			return
 		}
-		got, _ := s.read(nil, []repo.NodeAt{at})
+		got, _ := s.read(s.t.Context(), []repo.NodeAt{at})
 		out[[2]int64{int64(at.Level), at.Index}] = got[0].Pieces
 		if got[0].Children != nil {
 			for slot, ref := range got[0].Children {
