@@ -54,7 +54,8 @@ has seen, or has an older one: what only the newer one names would be removed.
 	f.StringVar(&patience, "patience", "", fmt.Sprintf("believe that who gives no sign of life for this `DURATION` is dead (default %v)", replicate.DefaultPatience))
 	f.BoolVar(&q.AcceptRollback, "accept-rollback", false,
 		"go on if the remote has lost lists of points, or was put back to older ones")
-	f.StringVar(&maxRepack, "max-repack", "", "rewrite at most `SIZE` of wasteful objects, for example 5G; 0 for none (default: no limit)")
+	f.StringVar(&maxRepack, "max-repack", "",
+		"rewrite at most `SIZE` of wasteful objects, for example 5G; 0 for none (default: no limit)")
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 		q.Pool = e
 		if q.Policy, err = keep.parse("remote prune"); err != nil {
@@ -157,9 +158,11 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 		held = size(p.HeldBytes) + " for who may still be at work"
 	}
 	if p.NeededBytes > 0 {
-		used += fmt.Sprintf(", %.2f times the %s that points need", float64(p.UsedBytes)/float64(p.NeededBytes), size(p.NeededBytes))
+		times := float64(p.UsedBytes) / float64(p.NeededBytes)
+		used += fmt.Sprintf(", %.2f times the %s that points need", times, size(p.NeededBytes))
 	}
-	return a.fields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p), "held", held, "used", used)
+	return a.fields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
+		"held", held, "used", used)
 }
 
 // repackedText says what was, or would be, rewritten; "" if nothing.

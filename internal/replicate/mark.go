@@ -59,7 +59,8 @@ func (k *marker) add(m *repo.Manifest) {
 	k.addNode(m.Root())
 }
 
-// addNode marks a node that was not marked before, and what is below it is then marked by walk. The caller holds the lock.
+// addNode marks a node that was not marked before, and what is below it is then marked by walk. The caller holds the
+// lock.
 func (k *marker) addNode(n repo.NodeAt) {
 	if n.IsZero() {
 		return
@@ -211,7 +212,8 @@ func (k *marker) exact() error {
 	return k.blind
 }
 
-// needed is how many bytes of a segment of size bytes are needed: of a frame of which only some blocks are, their share.
+// needed is how many bytes of a segment of size bytes are needed: of a frame of which only some blocks are, their
+// share.
 func (k *marker) needed(s repo.Segment, size int64) int64 {
 	k.mu.Lock()
 	defer k.mu.Unlock()

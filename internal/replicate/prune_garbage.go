@@ -17,8 +17,8 @@ type objects struct {
 	places    map[repo.Segment]repo.Place // where moved segments are
 }
 
-// listObjects lists segments and manifests, and then what was moved: a segment that is moved at that time is found in one
-// of them, at least.
+// listObjects lists segments and manifests, and then what was moved: a segment that is moved at that time is found in
+// one of them, at least.
 func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
 	o := objects{segments: map[repo.Segment]int64{}}
 	for s, err := range r.Segments(ctx) {
@@ -39,7 +39,8 @@ func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
 	return o, err
 }
 
-// present are the segments whose frames can be read, with the bytes of their objects: of moved ones those that they had.
+// present are the segments whose frames can be read, with the bytes of their objects: of moved ones those that they
+// had.
 func (o objects) present() map[repo.Segment]int64 {
 	out := maps.Clone(o.segments)
 	for s, at := range o.places {

@@ -9,7 +9,8 @@ import (
 	"pando/internal/repo"
 )
 
-// packGarbage says which of the listed packs go, and counts the others. Those that no table names go only after fencePack.
+// packGarbage says which of the listed packs go, and counts the others. Those that no table names go only after
+// fencePack.
 func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []repo.Pack) {
 	in, lost := packsOf(o), p.lacks(o, n)
 	for _, pk := range slices.SortedFunc(maps.Keys(o.moved.Packs), repo.Pack.Compare) {

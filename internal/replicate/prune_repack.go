@@ -198,7 +198,8 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 	x := &repacker{pruner: p, marks: n.marks, session: l.id, places: o.places}
 	err = x.run(sctx, chosen)
 	if cause := context.Cause(sctx); errors.Is(cause, errEnded) {
-		err = errs.New(errs.Conflict, opRemotePrune, "", "another prune ended this one, as it gave no sign of life").WithHint("run it again")
+		err = errs.New(errs.Conflict, opRemotePrune, "", "another prune ended this one, as it gave no sign of life").
+			WithHint("run it again")
 	}
 	if eerr := l.end(ctx); err == nil {
 		err = eerr
@@ -332,7 +333,9 @@ func (x *repacker) closePack(ctx context.Context) error {
 	if err := x.repo.PutPack(ctx, w.Pack(), object); err != nil {
 		return err
 	}
-	x.written = append(x.written, repo.MovedPack{Pack: w.Pack(), Generation: x.gen + 1, Bytes: int64(len(object)), Segments: w.Segments()})
+	x.written = append(x.written, repo.MovedPack{
+		Pack: w.Pack(), Generation: x.gen + 1, Bytes: int64(len(object)), Segments: w.Segments(),
+	})
 	x.gen = 0
 	if w.Pack().N%repo.PacksPerTable == repo.PacksPerTable-1 {
 		return x.commitTable(ctx)

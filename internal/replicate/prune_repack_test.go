@@ -80,10 +80,12 @@ func TestRepackScatteredWrites(t *testing.T) {
 	if stored > needs*3/2 {
 		t.Errorf("%d bytes are stored, and %d needed", stored, needs)
 	}
-	if now := b.bytesOf("segments/", "packs/"); out.UsedBytes != now || out.Packs == 0 || out.FreedBytes != plain.UsedBytes-now {
+	now := b.bytesOf("segments/", "packs/")
+	if out.UsedBytes != now || out.Packs == 0 || out.FreedBytes != plain.UsedBytes-now {
 		t.Errorf("%d bytes are stored: %+v", now, out)
 	}
-	if dry.RepackedBytes != out.RepackedBytes || dry.PackedBytes < out.PackedBytes*8/10 || dry.PackedBytes > out.PackedBytes {
+	if dry.RepackedBytes != out.RepackedBytes ||
+		dry.PackedBytes < out.PackedBytes*8/10 || dry.PackedBytes > out.PackedBytes {
 		t.Errorf("a dry run says %+v, then it was %+v", dry, out)
 	}
 	b.whole()
@@ -224,7 +226,10 @@ func (b *bench) copied(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
-	c := &bench{t: t, dir: to, store: store, secret: b.secret, repo: r, truth: map[string]map[string]*made{}, blocks: b.blocks, frames: b.frames}
+	c := &bench{
+		t: t, dir: to, store: store, secret: b.secret, repo: r, truth: map[string]map[string]*made{},
+		blocks: b.blocks, frames: b.frames,
+	}
 	for v, points := range b.truth {
 		c.truth[v] = maps.Clone(points)
 	}
@@ -270,8 +275,8 @@ func TestRepackEveryFault(t *testing.T) {
 	}
 }
 
-// TestRepackKilledAnywhere: a prune dies at each of its operations, with a session that it leaves. Everything can be read
-// then, a push builds upon it, and the next prunes finish it.
+// TestRepackKilledAnywhere: a prune dies at each of its operations, with a session that it leaves. Everything can be
+// read then, a push builds upon it, and the next prunes finish it.
 func TestRepackKilledAnywhere(t *testing.T) {
 	rnd := seed(t)
 	all, q := wastefulBench(t, rnd)
@@ -350,8 +355,8 @@ func TestRepackTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// TestRepackDamage: a pack, or a table, that is damaged or lost is reported with the points that it affects, and a prune
-// deletes nothing of what is left.
+// TestRepackDamage: a pack, or a table, that is damaged or lost is reported with the points that it affects, and a
+// prune deletes nothing of what is left.
 func TestRepackDamage(t *testing.T) {
 	all, q := wastefulBench(t, seed(t))
 	for _, c := range []struct {
@@ -415,7 +420,8 @@ func (b *bench) repairedTable() {
 	b.t.Helper()
 	r, _ := b.faulty() // as a process that has not read the table
 	packs := b.count("packs/")
-	if _, err := prune(b.t.Context(), r, PruneRequest{MaxRepack: -1, Patience: -1}); err != nil && !errs.Is(err, errs.Damaged) {
+	_, err := prune(b.t.Context(), r, PruneRequest{MaxRepack: -1, Patience: -1})
+	if err != nil && !errs.Is(err, errs.Damaged) {
 		b.t.Error(err)
 	}
 	if n := b.count("packs/"); n < packs {

@@ -9,8 +9,8 @@ import (
 	"pando/internal/repo"
 )
 
-// repairTables makes tables of what was moved anew that are damaged or lost, from the packs. A pack is named only if it has
-// something that is nowhere else: what another one has is not needed twice, and may be about to be deleted.
+// repairTables makes tables of what was moved anew that are damaged or lost, from the packs. A pack is named only if it
+// has something that is nowhere else: what another one has is not needed twice, and may be about to be deleted.
 func (x *repairer) repairTables(ctx context.Context) error {
 	o, err := listObjects(ctx, x.repo)
 	if err != nil || len(o.moved.Packs) == 0 {
@@ -41,7 +41,8 @@ func (x *repairer) repairTables(ctx context.Context) error {
 		}
 	}
 
-	for _, t := range slices.SortedFunc(maps.Keys(lost), func(a, b repo.Table) int { return repo.Pack(a).Compare(repo.Pack(b)) }) {
+	byName := func(a, b repo.Table) int { return repo.Pack(a).Compare(repo.Pack(b)) }
+	for _, t := range slices.SortedFunc(maps.Keys(lost), byName) {
 		if err := x.repairTable(ctx, t, lost[t], o.moved.Damaged[t] != nil); err != nil {
 			return err
 		}

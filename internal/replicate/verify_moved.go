@@ -25,7 +25,8 @@ func (v *verifier) listMoved(ctx context.Context, tables int) error {
 	}
 	for t, err := range m.Damaged {
 		v.unreadTables = true
-		v.problem(Problem{Object: "moved/" + t.String(), Message: fmt.Sprintf("nobody knows where the segments are that it says were moved: %v", err)})
+		why := fmt.Sprintf("nobody knows where the segments are that it says were moved: %v", err)
+		v.problem(Problem{Object: "moved/" + t.String(), Message: why})
 	}
 	for s, at := range m.Places() {
 		if _, there := v.listed[s]; !there {

@@ -12,10 +12,10 @@ import (
 	"pando/internal/objstore"
 )
 
-// Tables of what was moved. The packs of a session belong to tables by their numbers: table n to packs 16n to 16n+15. It
-// says which of these are to be used, and frames of which segments each holds. Until there is a table its packs are
-// nothing; it is written once. So whoever wants to remove a pack that no table names writes an empty table first, and who
-// moves frames finds that out.
+// Tables of what was moved. The packs of a session belong to tables by their numbers: table n to packs 16n to 16n+15.
+// It says which of these are to be used, and frames of which segments each holds. Until there is a table its packs are
+// nothing; it is written once. So whoever wants to remove a pack that no table names writes an empty table first, and
+// who moves frames finds that out.
 //
 // Several packs may hold frames of one segment. The one of the highest generation is the one to use, and of several of
 // these the one with the greatest name. That is an order of all packs: whoever removes a pack because of a greater one,
@@ -120,7 +120,8 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 		}
 		p.Segments = make([]SegmentState, 0, len(segments))
 		for _, s := range segments {
-			p.Segments = append(p.Segments, SegmentState{Segment: s, Bytes: int64(r.uvarint("the bytes of a segment", MaxSegment))})
+			n := r.uvarint("the bytes of a segment", MaxSegment)
+			p.Segments = append(p.Segments, SegmentState{Segment: s, Bytes: int64(n)})
 		}
 		out = append(out, p)
 	}
@@ -128,7 +129,8 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 }
 
 // PutTable writes the table of packs that are there: none means that there will be none. Nothing else may have been
-// written there: Exists. If that is what was to be written, because an answer was lost, it is success. Durable on return.
+// written there: Exists. If that is what was to be written, because an answer was lost, it is success. Durable on
+// return.
 func (r *Repo) PutTable(ctx context.Context, t Table, packs []MovedPack) error {
 	return about("write table", t.String(), r.putTable(ctx, t, packs))
 }
@@ -240,8 +242,8 @@ type Moved struct {
 	Packs   map[Pack]int64        // that are there, and their bytes
 }
 
-// Moved reads all tables and, if there are any, lists the packs. It begins anew when a table, or a pack that is the place of something,
-// goes away while it reads, as others replace them.
+// Moved reads all tables and, if there are any, lists the packs. It begins anew when a table, or a pack that is the
+// place of something, goes away while it reads, as others replace them.
 func (r *Repo) Moved(ctx context.Context) (Moved, error) {
 	var last Moved
 	for try := 0; ; try++ {

@@ -9,8 +9,8 @@ import (
 	"pando/internal/errs"
 )
 
-// Source is a segment, or a pack, that was read whole, to move frames out of it. What it holds is authenticated frame by
-// frame when that is done.
+// Source is a segment, or a pack, that was read whole, to move frames out of it. What it holds is authenticated frame
+// by frame when that is done.
 type Source struct {
 	repo     *Repo
 	object   []byte
@@ -123,11 +123,11 @@ const (
 )
 
 // Add moves what is needed of one segment from a source. keep says which blocks of a frame are needed; of frames of
-// which none are, nothing is moved. Every frame is authenticated before. False: it does not fit any more, or nothing of it
-// is needed, and nothing was moved. Damaged: a frame is not what was written, or was dropped and is needed.
+// which none are, nothing is moved. Every frame is authenticated before. False: it does not fit any more, or nothing of
+// it is needed, and nothing was moved. Damaged: a frame is not what was written, or was dropped and is needed.
 func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (bool, error) {
 	const op = "move frames of segment"
-	i, ok := slices.BinarySearchFunc(src.segments, s, func(m movedSegment, s Segment) int { return compareSegments(m.Segment, s) })
+	i, ok := slices.BinarySearchFunc(src.segments, s, movedSegment.compare)
 	if !ok {
 		return false, badInput(op, s.String(), "the source has nothing of it")
 	}

@@ -12,8 +12,8 @@ import (
 )
 
 // A pack holds frames that were moved out of segments, of which little was needed any more. Maps and manifests still
-// name the segments; tables of what was moved (see moved.go) say in which pack these are to be looked for. Frames of one
-// segment are in one pack, all that is needed of them.
+// name the segments; tables of what was moved (see moved.go) say in which pack these are to be looked for. Frames of
+// one segment are in one pack, all that is needed of them.
 //
 // A frame is moved as it is, under the key of its segment. One of which only some blocks are needed becomes *partial*:
 // these blocks, one behind the other, sealed under the key of the pack. What was dropped cannot be read any more: who
@@ -93,8 +93,10 @@ type packIndex struct {
 	object     []byte // all of a small pack: nil of others
 }
 
+func (s movedSegment) compare(to Segment) int { return compareSegments(s.Segment, to) }
+
 func (x *packIndex) find(s Segment) *movedSegment {
-	i, ok := slices.BinarySearchFunc(x.segments, s, func(m movedSegment, s Segment) int { return compareSegments(m.Segment, s) })
+	i, ok := slices.BinarySearchFunc(x.segments, s, movedSegment.compare)
 	if !ok {
 		return nil
 	}
@@ -301,7 +303,8 @@ func (c FrameContent) Part(within uint32, length int64) ([]byte, error) {
 	end := int64(within) + length
 	switch {
 	case length < 0 || end > int64(len(c.bytes)):
-		return nil, damaged("%d bytes at %d of frame %d are wanted, which has %d", length, within, c.Frame.Index, len(c.bytes))
+		return nil, damaged("%d bytes at %d of frame %d are wanted, which has %d",
+			length, within, c.Frame.Index, len(c.bytes))
 	case !c.blocks.covers(int64(within), end):
 		return nil, damaged("%d bytes at %d of frame %d were dropped by a prune", length, within, c.Frame.Index)
 	}
@@ -328,7 +331,8 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 	}
 	foot := tail[len(tail)-footerSize:]
 	at, length := uint64(binary.LittleEndian.Uint32(foot)), uint64(binary.LittleEndian.Uint32(foot[4:]))
-	if at < headerSize || length < tagSize+metaSize || length > maxPackIndex+tagSize+metaSize || at+length+footerSize != uint64(size) {
+	if at < headerSize || length < tagSize+metaSize || length > maxPackIndex+tagSize+metaSize ||
+		at+length+footerSize != uint64(size) {
 		return nil, 0, damaged("its index is said to be at [%d, +%d) of %d bytes", at, length, size)
 	}
 	if n := int(length) + footerSize; n > len(tail) {
