@@ -100,14 +100,18 @@ func (t *Tx) SeeRemoteHead(h RemoteHead) error {
 // repo "" of all.
 func (t *Tx) RemoteHeads(repo string) ([]RemoteHead, error) {
 	var out []RemoteHead
-	err := t.each(`SELECT repo, name, lineage, epoch, manifest, at, next FROM remote_heads WHERE repo = ?1 OR ?1 = '' ORDER BY repo, name`, []any{repo}, func(s scanner) error {
-		var h RemoteHead
-		var epoch, at, next int64
-		err := s.Scan(&h.Repo, &h.Name, &h.Lineage, &epoch, &h.Manifest, &at, &next)
-		h.Epoch, h.At, h.NextSeq = uint64(epoch), fromNano(at), uint64(next)
-		out = append(out, h)
-		return wrap("read catalogue", t.c.path, err)
-	})
+	err := t.each(
+		`SELECT repo, name, lineage, epoch, manifest, at, next FROM remote_heads WHERE repo = ?1 OR ?1 = '' ORDER BY repo, name`,
+		[]any{repo},
+		func(s scanner) error {
+			var h RemoteHead
+			var epoch, at, next int64
+			err := s.Scan(&h.Repo, &h.Name, &h.Lineage, &epoch, &h.Manifest, &at, &next)
+			h.Epoch, h.At, h.NextSeq = uint64(epoch), fromNano(at), uint64(next)
+			out = append(out, h)
+			return wrap("read catalogue", t.c.path, err)
+		},
+	)
 	return out, err
 }
 

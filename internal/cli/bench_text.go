@@ -96,7 +96,10 @@ func (a *App) printOperations(r *bench.Report) error {
 	if err := t.flush(); err != nil || r.OthersBytes() < loudBytes {
 		return err
 	}
-	return a.printf("Other programs wrote up to %s a second at the same time: what is said of devices includes that.\n", size(int64(r.OthersBytes())))
+	return a.printf(
+		"Other programs wrote up to %s a second at the same time: what is said of devices includes that.\n",
+		size(int64(r.OthersBytes())),
+	)
 }
 
 // loudDrift of the raw floor makes durations doubtful.

@@ -36,7 +36,9 @@ func TestStalledProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	stalled, _ := got["progress"]["stalled"].(map[string]any)
-	if _, left := got["progress"]["seconds_left"]; left || stalled["answer"] != "server answers 503" || stalled["attempt"] != 4.0 || stalled["of"] != 10.0 {
+	if _, left := got["progress"]["seconds_left"]; left || stalled["answer"] != "server answers 503" ||
+		stalled["attempt"] != 4.0 ||
+		stalled["of"] != 10.0 {
 		t.Errorf("%v", got)
 	}
 }
@@ -90,7 +92,8 @@ func TestOutageLines(t *testing.T) {
 		}
 	}
 	tracker := &progress.Tracker{}
-	if got := said(func(a *App) { a.outage.shownBy(tracker); t.Cleanup(a.outage.over) }, w); got != "" || tracker.State().Stalled == nil {
+	if got := said(func(a *App) { a.outage.shownBy(tracker); t.Cleanup(a.outage.over) }, w); got != "" ||
+		tracker.State().Stalled == nil {
 		t.Errorf("%q, and the tracker says %v", got, tracker.State().Stalled)
 	}
 }

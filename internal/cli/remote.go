@@ -28,7 +28,16 @@ contents nor names.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.remoteAddCommand(), a.remoteLsCommand(), a.remoteRmCommand(), a.remoteDeleteCommand(), a.remotePruneCommand(), a.remoteRepairCommand(), a.remoteWriterCommand(), a.remoteKeyCommand())
+	c.AddCommand(
+		a.remoteAddCommand(),
+		a.remoteLsCommand(),
+		a.remoteRmCommand(),
+		a.remoteDeleteCommand(),
+		a.remotePruneCommand(),
+		a.remoteRepairCommand(),
+		a.remoteWriterCommand(),
+		a.remoteKeyCommand(),
+	)
 	return c
 }
 
@@ -175,8 +184,12 @@ func (a *App) warnOnlyKey(ctx context.Context, r *replicate.Remote) {
 		return
 	}
 	a.warn("only this pool can open it: if %s is lost, so is all that is pushed", r.IdentityFile())
-	a.note("add another key: `pando remote key add %s --passphrase`, or with --recipient age1...; or make a recovery kit: "+
-		"`pando remote key export %s FILE --passphrase`", r.Name, r.Name)
+	a.note(
+		"add another key: `pando remote key add %s --passphrase`, or with --recipient age1...; or make a recovery kit: "+
+			"`pando remote key export %s FILE --passphrase`",
+		r.Name,
+		r.Name,
+	)
 }
 
 func (a *App) remoteRmCommand() *cobra.Command {

@@ -23,7 +23,13 @@ keys that ` + "`pando remote key`" + ` deals with. One of them is enough to read
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.remoteKeyLsCommand(), a.remoteKeyAddCommand(), a.remoteKeyRmCommand(), a.remoteKeyRotateCommand(), a.remoteKeyExportCommand())
+	c.AddCommand(
+		a.remoteKeyLsCommand(),
+		a.remoteKeyAddCommand(),
+		a.remoteKeyRmCommand(),
+		a.remoteKeyRotateCommand(),
+		a.remoteKeyExportCommand(),
+	)
 	return c
 }
 

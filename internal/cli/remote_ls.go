@@ -143,7 +143,18 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 		if p := v.NewestPoint; v.Count > 0 {
 			newest, when, origin = p.Name, ago(p.CreatedAt), orDash(p.Origin)
 		}
-		t.row(v.Name, v.Kind, orDash(v.FS), itoa(v.Count), newest+", "+when, origin, size(v.LogicalBytes), size(v.StoredBytes), orDash(v.Writer), atWork(v.Sessions))
+		t.row(
+			v.Name,
+			v.Kind,
+			orDash(v.FS),
+			itoa(v.Count),
+			newest+", "+when,
+			origin,
+			size(v.LogicalBytes),
+			size(v.StoredBytes),
+			orDash(v.Writer),
+			atWork(v.Sessions),
+		)
 	}
 	return t.flush()
 }
@@ -181,7 +192,15 @@ func (a *App) printPoints(
 			if err != nil {
 				return err
 			}
-			t.row(v.Name+"@"+p.Name, p.CreatedAt.Local().Format(time.DateTime), orDash(p.Consistency), orDash(p.Origin), size(p.SizeBytes), size(p.LogicalBytes), size(p.StoredBytes))
+			t.row(
+				v.Name+"@"+p.Name,
+				p.CreatedAt.Local().Format(time.DateTime),
+				orDash(p.Consistency),
+				orDash(p.Origin),
+				size(p.SizeBytes),
+				size(p.LogicalBytes),
+				size(p.StoredBytes),
+			)
 		}
 		err = t.flush()
 	}

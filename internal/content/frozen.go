@@ -76,8 +76,8 @@ func (acc *Access) lockFreeze(ctx context.Context, row catalog.Row) (unlock func
 	return func() { f.Close() }, nil
 }
 
-// copyFrozen calls copy with what freezes a mounted volume for as long as it runs; root is that of its filesystem. Others that
-// freeze it are waited for. If it was thawed before the copy was done, the copy is made anew, and
+// copyFrozen calls copy with what freezes a mounted volume for as long as it runs; root is that of its filesystem.
+// Others that freeze it are waited for. If it was thawed before the copy was done, the copy is made anew, and
 // Conflict after some times. others records from here on that the volume may be frozen.
 func (acc *Access) copyFrozen(
 	ctx context.Context, l Live, root *os.File, others Freezes, copy func(quiet func(func() error) error) error,

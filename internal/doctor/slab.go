@@ -213,9 +213,19 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) e
 			Why:   "The kernel keeps what was looked at until memory runs short, and then frees it bit by bit while programs wait. Clones of one golden share blocks on disk but not this: the same tree, walked in a hundred clones, is kept a hundred times. It is charged to the cgroup that looked first.",
 			Do: []Step{
 				{"see which caches grow", []string{"slabtop -o -s c | head -20"}},
-				{Text: "unmount clones that are idle: what is kept of them goes with the mount (`pando umount VOLUME`)"},
-				{"if programs wait for memory (see pressure): make the kernel give it up sooner. 100 is the default", []string{"cat /proc/pressure/memory", "sysctl vm.vfs_cache_pressure=" + strconv.FormatInt(2*max(vfsPressure(), 50), 10)}},
-				{Text: "give what walks whole trees (backup, search, checks) a cgroup with memory.high, so that it fills up its own share only"},
+				{
+					Text: "unmount clones that are idle: what is kept of them goes with the mount (`pando umount VOLUME`)",
+				},
+				{
+					"if programs wait for memory (see pressure): make the kernel give it up sooner. 100 is the default",
+					[]string{
+						"cat /proc/pressure/memory",
+						"sysctl vm.vfs_cache_pressure=" + strconv.FormatInt(2*max(vfsPressure(), 50), 10),
+					},
+				},
+				{
+					Text: "give what walks whole trees (backup, search, checks) a cgroup with memory.high, so that it fills up its own share only",
+				},
 			},
 		}
 		if share >= t.warn {

@@ -487,8 +487,9 @@ type PoolInfo struct {
 	TiedBytes int64 `json:"tied_bytes,omitempty"` // that would return without them
 }
 
-// plausibleBytes corrects an estimate of what the pool's data takes by what is known of its filesystem: it is not more than
-// is used there; and where that is the pool's own, it is not much less, but for what a filesystem itself needs.
+// plausibleBytes corrects an estimate of what the pool's data takes by what is known of its filesystem: it is not
+// more than is used there; and where that is the pool's own, it is not much less, but for what a filesystem itself
+// needs.
 func (e *Engine) plausibleBytes(estimate int64, s pool.Space) int64 {
 	_, own := e.drv.(driver.Spacer)
 	if own || e.pool.Config.Backing != nil {

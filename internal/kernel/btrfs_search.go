@@ -139,8 +139,8 @@ var errEnough = errors.New("enough")
 const maxNewItems = 4096
 
 // BtrfsSame reports whether the subvolumes that a and b are in are the same to the last item, if both are snapshots
-// that were made of one subvolume by the transactions madeA, and later madeB, and not changed since. It looks at what was
-// written since madeA only. False may also be that so much was.
+// that were made of one subvolume by the transactions madeA, and later madeB, and not changed since. It looks at what
+// was written since madeA only. False may also be that so much was.
 //
 // The number of the transaction that changed a subvolume last (ctransid) would be no proof: the replay of a log after a
 // power loss changes trees without setting it.

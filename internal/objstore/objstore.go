@@ -100,8 +100,8 @@ type Store interface {
 	String() string
 }
 
-// Close releases what a store holds open, if it is an io.Closer: descriptors, connections. Nothing may be under way, and
-// the store cannot be used afterwards. It may be repeated.
+// Close releases what a store holds open, if it is an io.Closer: descriptors, connections. Nothing may be under way,
+// and the store cannot be used afterwards. It may be repeated.
 func Close(s Store) error {
 	if c, ok := s.(io.Closer); ok {
 		return c.Close()

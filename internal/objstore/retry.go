@@ -50,7 +50,13 @@ type Waiting struct {
 
 // String is for people: "server answers 503, attempt 4 of 10, next in 6 s".
 func (w Waiting) String() string {
-	return fmt.Sprintf("%s, attempt %d of %d, next in %d s", w.Answer.Words, w.Attempt, w.Of, (w.Pause+time.Second-1)/time.Second)
+	return fmt.Sprintf(
+		"%s, attempt %d of %d, next in %d s",
+		w.Answer.Words,
+		w.Attempt,
+		w.Of,
+		(w.Pause+time.Second-1)/time.Second,
+	)
 }
 
 // Retry is s with operations that fail with a [Temporary] error tried again. Other
@@ -110,7 +116,10 @@ type attempts struct {
 // from a half of First to First at first.
 func (r *retried) attempts() *attempts {
 	return &attempts{r: r, wait: backoff.ExponentialBackOff{
-		InitialInterval: max(r.o.First*3/4, 1), MaxInterval: max(r.o.Longest*3/4, 1), Multiplier: 2, RandomizationFactor: 1. / 3,
+		InitialInterval: max(
+			r.o.First*3/4,
+			1,
+		), MaxInterval: max(r.o.Longest*3/4, 1), Multiplier: 2, RandomizationFactor: 1. / 3,
 	}}
 }
 

@@ -337,7 +337,10 @@ func TestRetryTotal(t *testing.T) {
 			Do: func(storetest.Call) { time.Sleep(time.Minute) }}
 	}
 	inBubble(t, func(t *testing.T, s objstore.Store) {
-		r := objstore.Retry(storetest.Faulty(s, hang(objstore.Answer{Words: "server does not answer"})), objstore.RetryOptions{Reach: 8 * time.Second})
+		r := objstore.Retry(
+			storetest.Faulty(s, hang(objstore.Answer{Words: "server does not answer"})),
+			objstore.RetryOptions{Reach: 8 * time.Second},
+		)
 		for op, do := range operations(t.Context(), r) {
 			start := time.Now()
 			if err := do(); !objstore.Temporary(err) || !strings.Contains(err.Error(), "tried 3 times") {
@@ -349,7 +352,10 @@ func TestRetryTotal(t *testing.T) {
 		}
 	})
 	inBubble(t, func(t *testing.T, s objstore.Store) {
-		refused := objstore.TransientAnswer(errs.New(errs.IO, "read object", "a", "refused"), objstore.Answer{Unreached: true})
+		refused := objstore.TransientAnswer(
+			errs.New(errs.IO, "read object", "a", "refused"),
+			objstore.Answer{Unreached: true},
+		)
 		f := storetest.Faulty(s, storetest.Fault{Times: -1, Err: refused})
 		r := objstore.Retry(f, objstore.RetryOptions{Reach: 8 * time.Second})
 		start := time.Now()
@@ -386,7 +392,8 @@ func TestRetryTells(t *testing.T) {
 			}
 			f.Heal()
 			f.Add(storetest.Fault{Times: 3, Err: busy})
-			if err := do(); err != nil || over != 1 || len(said) != 3 || said[0] != "server answers 503, attempt 1 of 10, next in 1 s" {
+			if err := do(); err != nil || over != 1 || len(said) != 3 ||
+				said[0] != "server answers 503, attempt 1 of 10, next in 1 s" {
 				t.Errorf("%s: %v, said %q, over %d times", op, err, said, over)
 			}
 			f.Heal()

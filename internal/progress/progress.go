@@ -89,7 +89,13 @@ func (t *Tracker) State() State {
 	if t == nil {
 		return State{}
 	}
-	s := State{Files: t.files.Load(), Bytes: t.bytes.Load(), TotalFiles: t.totalFiles.Load(), TotalBytes: t.totalBytes.Load(), Stalled: t.stall.Load()}
+	s := State{
+		Files:      t.files.Load(),
+		Bytes:      t.bytes.Load(),
+		TotalFiles: t.totalFiles.Load(),
+		TotalBytes: t.totalBytes.Load(),
+		Stalled:    t.stall.Load(),
+	}
 	if p := t.stage.Load(); p != nil {
 		s.Stage = *p
 	}

@@ -66,7 +66,16 @@ func newBench(t testing.TB) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bench{t: t, dir: dir, store: store, secret: secret, repo: r, truth: map[string]map[string]*made{}, blocks: 8, frames: 4}
+	return &bench{
+		t:      t,
+		dir:    dir,
+		store:  store,
+		secret: secret,
+		repo:   r,
+		truth:  map[string]map[string]*made{},
+		blocks: 8,
+		frames: 4,
+	}
 }
 
 // faulty opens the repository through a store with faults, without retries.
@@ -316,7 +325,15 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 }
 
 // writeTree writes a map of version 2, and the manifest.
-func (b *bench) writeTree(ctx context.Context, r *repo.Repo, m, base *made, layers []layer, add func([]byte) (repo.Frame, error), finish func() error, written *stats) error {
+func (b *bench) writeTree(
+	ctx context.Context,
+	r *repo.Repo,
+	m, base *made,
+	layers []layer,
+	add func([]byte) (repo.Frame, error),
+	finish func() error,
+	written *stats,
+) error {
 	var was *repo.Manifest
 	if base != nil && base.manifest.Version == 2 {
 		was = &base.manifest
@@ -352,13 +369,16 @@ func (b *bench) writeTree(ctx context.Context, r *repo.Repo, m, base *made, laye
 		layers = layers[n:]
 	}
 	m.manifest.Version = 2
-	m.manifest.Map, err = t.finish(ctx, func(_ context.Context, packed []byte, codec repo.Codec, plain int) (repo.Frame, error) {
-		content, err := repo.Unpack(codec, packed, uint32(plain))
-		if err != nil {
-			return repo.Frame{}, err
-		}
-		return add(content)
-	})
+	m.manifest.Map, err = t.finish(
+		ctx,
+		func(_ context.Context, packed []byte, codec repo.Codec, plain int) (repo.Frame, error) {
+			content, err := repo.Unpack(codec, packed, uint32(plain))
+			if err != nil {
+				return repo.Frame{}, err
+			}
+			return add(content)
+		},
+	)
 	if err == nil {
 		err = finish()
 	}

@@ -127,7 +127,11 @@ func (w *headWriter) notOlder(h headState) error {
 	}
 	e := errs.New(errs.Damaged, opPush, h.Name, "%s", why)
 	if h.version == "" {
-		return e.WithHint("rebuild it from what its points say: %s; to begin a new one without those points, push with %s", errs.Run("remote repair", w.remote), errs.Param("accept-rollback"))
+		return e.WithHint(
+			"rebuild it from what its points say: %s; to begin a new one without those points, push with %s",
+			errs.Run("remote repair", w.remote),
+			errs.Param("accept-rollback"),
+		)
 	}
 	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s", errs.Param("accept-rollback"))
 }

@@ -525,7 +525,9 @@ func firstHead(t *testing.T, token repo.ID) func(*repo.Repo) {
 	return func(r *repo.Repo) {
 		h := repo.Head{
 			Name: modelHead, Epoch: 1, Writer: repo.Writer{Pool: "pool-0", Host: "host-0"}, NextSeq: 2, Token: token,
-			Recent: []repo.Point{{Seq: 1, Name: "first", Manifest: repo.NewID(), Content: repo.Block, SizeBytes: 4096, Source: "s"}},
+			Recent: []repo.Point{
+				{Seq: 1, Name: "first", Manifest: repo.NewID(), Content: repo.Block, SizeBytes: 4096, Source: "s"},
+			},
 		}
 		if _, err := r.PutHead(t.Context(), h, ""); err != nil {
 			t.Fatal(err)

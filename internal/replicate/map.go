@@ -216,7 +216,13 @@ func readRegion(ctx context.Context, r *repo.Repo, m *repo.Manifest, region uint
 }
 
 // regionPieces reads the pieces of one region of a map of either version; nil is a volume of zeros.
-func regionPieces(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest, region uint32) ([]repo.Piece, error) {
+func regionPieces(
+	ctx context.Context,
+	r *repo.Repo,
+	nodes readNodes,
+	m *repo.Manifest,
+	region uint32,
+) ([]repo.Piece, error) {
 	switch {
 	case m == nil:
 		return nil, nil

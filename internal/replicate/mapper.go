@@ -12,8 +12,8 @@ import (
 type frameAdder func(ctx context.Context, content []byte, codec repo.Codec, plain int) (repo.Frame, error)
 
 // mapper makes the new map, in order of offset: it lays what is said of the volume over what is known of it, unit by
-// unit, and puts the result into a tree. A unit is a cell, or a region, if base is of version 1; all regions of that are
-// read then, once after an upgrade, so that the new map is a tree all through.
+// unit, and puts the result into a tree. A unit is a cell, or a region, if base is of version 1; all regions of that
+// are read then, once after an upgrade, so that the new map is a tree all through.
 type mapper struct {
 	base  *repo.Manifest // what is merged into, or compared with; nil: nothing
 	merge bool           // what nobody speaks of is as in base; else it is zero
@@ -29,8 +29,8 @@ type mapper struct {
 	next   int   // of base's pages, the first that is not in the tree
 }
 
-// newMapper begins the map of a volume of size bytes. scratch: nothing of base's map is used again, as something of it is
-// damaged.
+// newMapper begins the map of a volume of size bytes. scratch: nothing of base's map is used again, as something of
+// it is damaged.
 func newMapper(nodes readNodes, base *repo.Manifest, merge, scratch bool, size int64, ahead *pageAhead) *mapper {
 	m := &mapper{base: base, merge: merge, ahead: ahead, unit: unitOf(base)}
 	m.begin = func(ctx context.Context) (*tree, error) {
@@ -106,8 +106,8 @@ func (m *mapper) put(ctx context.Context, l layer, add frameAdder) error {
 	return nil
 }
 
-// convertable reports whether whole units can be cleared without a look at base: the pages of version 1 are put into the
-// tree one by one.
+// convertable reports whether whole units can be cleared without a look at base: the pages of version 1 are put into
+// the tree one by one.
 func (m *mapper) convertable() bool { return m.unit == repo.CellBytes }
 
 // clear makes whole units zero.
@@ -230,7 +230,12 @@ func readCell(ctx context.Context, nodes readNodes, m *repo.Manifest, cell uint3
 		if got[0].Children == nil {
 			pieces := piecesIn(got[0].Pieces, from, from+repo.CellBytes)
 			if n := len(pieces); n > 0 && pieces[n-1].End() > m.SizeBytes {
-				return nil, errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point, "the map describes bytes behind the end of the volume")
+				return nil, errs.New(
+					errs.Damaged,
+					"read map",
+					m.Volume+"@"+m.Point,
+					"the map describes bytes behind the end of the volume",
+				)
 			}
 			return pieces, nil
 		}

@@ -103,7 +103,8 @@ func (d *treeDiff) begin() {
 
 // appendPair adds a pair, unless both maps have the same there.
 func appendPair(to []treePair, p treePair) []treePair {
-	if p.old.empty() && p.now.empty() || !p.old.node.IsZero() && p.old.node.Frame == p.now.node.Frame && p.old.level == p.now.level {
+	if p.old.empty() && p.now.empty() ||
+		!p.old.node.IsZero() && p.old.node.Frame == p.now.node.Frame && p.old.level == p.now.level {
 		return to
 	}
 	return append(to, p)
@@ -208,8 +209,8 @@ func piecesIn(pieces []repo.Piece, from, to int64) []repo.Piece {
 	return pieces[i:j]
 }
 
-// piecesBetween reads the pieces of a map of version 2 that begin in [from, to), which must be a range of which all fits
-// into memory. broken: see treeDiff.
+// piecesBetween reads the pieces of a map of version 2 that begin in [from, to), which must be a range of which all
+// fits into memory. broken: see treeDiff.
 func piecesBetween(ctx context.Context, nodes readNodes, m *repo.Manifest, from, to int64) ([]repo.Piece, error) {
 	var out []repo.Piece
 	todo := []repo.NodeAt{m.Root()}

@@ -15,7 +15,8 @@ import (
 
 // A head lists its newest points; older ones are in pages, which change only by being replaced. Who reads a page may
 // find that somebody has rewritten the head since, and that a prune has removed the page: then the head is read again,
-// and reading goes on where it was. Pages that cannot be read are passed over: what that means is for the caller to say.
+// and reading goes on where it was. Pages that cannot be read are passed over: what that means is for the caller to
+// say.
 
 // pageFault is a page of points that cannot be read.
 type pageFault = repo.PageError

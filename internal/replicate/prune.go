@@ -106,18 +106,19 @@ type PrunedPoint struct {
 //
 // # Why repacking is safe
 //
-// What says which segments stay says the same of their frames, and of blocks of frames: a point that is pushed later needs
-// what was written for it, and of older frames only what a manifest needed that it has pinned. So what is needed of a
-// segment that no living session writes only becomes less, and a copy of that, made after (3), suffices for ever.
+// What says which segments stay says the same of their frames, and of blocks of frames: a point that is pushed later
+// needs what was written for it, and of older frames only what a manifest needed that it has pinned. So what is
+// needed of a segment that no living session writes only becomes less, and a copy of that, made after (3), suffices
+// for ever.
 //
 // Copies are packs. A pack counts once its table names it, which is written once. Whoever deletes one that is not named
 // writes its table first, without it; so either its prune finds that out and deletes nothing, or the pack is named and
-// stays. After that, and having seen that the packs are there, the prune deletes what they were copied from. Sessions of
-// prunes only keep others from deleting packs that are about to be named; nothing depends on them.
+// stays. After that, and having seen that the packs are there, the prune deletes what they were copied from. Sessions
+// of prunes only keep others from deleting packs that are about to be named; nothing depends on them.
 //
 // Two prunes may copy the same segment. Of all its copies the one that is the greatest by generation and name is used,
-// and a copy is deleted only if a greater one is named and there. The object of the segment is the least, and a copy of a
-// copy is greater than that. So whatever prunes do at the same time, the greatest stays.
+// and a copy is deleted only if a greater one is named and there. The object of the segment is the least, and a copy
+// of a copy is greater than that. So whatever prunes do at the same time, the greatest stays.
 //
 // A reader that finds a segment, or a pack, gone reads the tables, again if it has, and finds a greater copy, which was
 // named before. Programs that do not know packs refuse the repository: its version is raised before the first one.
@@ -129,8 +130,9 @@ type PrunedPoint struct {
 // read either, it may be of that volume, and nothing is deleted. Nor is anything while a session cannot be read,
 // whose pins are not known: it is ended like one that gives no sign of life, as its owner cannot renew it.
 //
-// A head that is older than one that the pool has seen may name less than it should, and one that it has seen and that is
-// missing may have named what no manifest tells. While there is such a head, Prune changes nothing, unless AcceptRollback.
+// A head that is older than one that the pool has seen may name less than it should, and one that it has seen and
+// that is missing may have named what no manifest tells. While there is such a head, Prune changes nothing, unless
+// AcceptRollback.
 //
 // # Errors
 //

@@ -66,7 +66,12 @@ func presentSegments(ctx context.Context, r *repo.Repo) (map[repo.Segment]int64,
 }
 
 // garbage says what of the listed objects goes.
-func (p *pruner) garbage(ctx context.Context, o objects, now scene, n need) (manifests []repo.ID, segments []repo.Segment, err error) {
+func (p *pruner) garbage(
+	ctx context.Context,
+	o objects,
+	now scene,
+	n need,
+) (manifests []repo.ID, segments []repo.Segment, err error) {
 	writing := slices.ContainsFunc(now.sessions, func(s repo.SessionState) bool { return s.Session.Kind == repo.Push })
 	var maybe []repo.ID
 	for _, id := range o.manifests {

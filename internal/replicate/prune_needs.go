@@ -79,7 +79,10 @@ func (p *pruner) allNeeds(ctx context.Context, o objects) (scene, need, error) {
 			return now, n, err
 		}
 		if (headset{now.heads, now.damaged}).same(headset{again.heads, again.damaged}) || try == headTries {
-			p.out.KeptAll = cmp.Or(p.out.KeptAll, "a part of the map of a point cannot be read, so that nobody knows what it needs ("+why.Error()+")")
+			p.out.KeptAll = cmp.Or(
+				p.out.KeptAll,
+				"a part of the map of a point cannot be read, so that nobody knows what it needs ("+why.Error()+")",
+			)
 			return now, n, nil
 		}
 	}
@@ -245,7 +248,10 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 		}
 	}
 
-	unnamed := slices.DeleteFunc(slices.Clone(o.manifests), func(id repo.ID) bool { return n.manifests[id] || p.retired[id] })
+	unnamed := slices.DeleteFunc(
+		slices.Clone(o.manifests),
+		func(id repo.ID) bool { return n.manifests[id] || p.retired[id] },
+	)
 	kept := ""
 	unread := func(id repo.ID, err error) error {
 		if broken(err) {

@@ -214,7 +214,10 @@ func TestPruneKeepsWhatSessionsNeed(t *testing.T) {
 	}
 	b.whole()
 	// What the writer had read is no longer there to be written over.
-	h.Recent = append(h.Recent, repo.Point{Seq: h.NextSeq, Name: "slow", Manifest: slow.manifest.ID, Content: repo.Block, SizeBytes: small})
+	h.Recent = append(
+		h.Recent,
+		repo.Point{Seq: h.NextSeq, Name: "slow", Manifest: slow.manifest.ID, Content: repo.Block, SizeBytes: small},
+	)
 	h.NextSeq++
 	if _, err := b.repo.PutHead(ctx, h, v); !errs.Is(err, errs.Conflict) {
 		t.Errorf("a fenced writer has committed: %v", err)
@@ -363,7 +366,8 @@ func TestPruneRaces(t *testing.T) {
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		if m := b.truth[volume][h.Recent[len(h.Recent)-1].Name]; m != nil && m.manifest.ID == h.Recent[len(h.Recent)-1].Manifest {
+		if m := b.truth[volume][h.Recent[len(h.Recent)-1].Name]; m != nil &&
+			m.manifest.ID == h.Recent[len(h.Recent)-1].Manifest {
 			return m
 		}
 		return nil
@@ -431,7 +435,8 @@ func TestPruneRaces(t *testing.T) {
 			return err
 		}
 		defer func() { _ = l.end(ctx) }()
-		if h, _, err := r.Head(sctx, m.volume); err != nil || !slices.ContainsFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == m.manifest.ID }) {
+		if h, _, err := r.Head(sctx, m.volume); err != nil ||
+			!slices.ContainsFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == m.manifest.ID }) {
 			return err
 		}
 		to, _, err := b.restored(r, m, nil)
@@ -448,7 +453,15 @@ func TestPruneRaces(t *testing.T) {
 		return nil
 	})
 	g.Wait()
-	t.Logf("%d pushes (%d refused), %d pulls (%d ended), %d prunes (%d packs)", pushes.Load(), fenced.Load(), pulls.Load(), broken.Load(), prunes.Load(), packs.Load())
+	t.Logf(
+		"%d pushes (%d refused), %d pulls (%d ended), %d prunes (%d packs)",
+		pushes.Load(),
+		fenced.Load(),
+		pulls.Load(),
+		broken.Load(),
+		prunes.Load(),
+		packs.Load(),
+	)
 	if pushes.Load() < 5 || pulls.Load() < 5 || prunes.Load() < 5 || packs.Load() == 0 {
 		t.Error("too little happened for this to tell anything")
 	}

@@ -383,7 +383,9 @@ func (p *puller) remember(ctx context.Context, h repo.Head, pt repo.Point) error
 	}
 	p.out.Snapshot = point.Ref
 	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().String(), Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
+		Repo: p.repo.ID().
+			String(),
+		Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
 	})
 }
 
@@ -428,7 +430,9 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 		return err
 	}
 	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().String(), Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: newest.Manifest.String(),
+		Repo: p.repo.ID().
+			String(),
+		Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: newest.Manifest.String(),
 	})
 }
 

@@ -121,8 +121,11 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 func (p *puller) noteKey(ctx context.Context, id repo.ID) {
 	k, err := p.e.Key(ctx, p.links[id])
 	if err == nil && k.Root != "" && !k.Loaded {
-		p.note("its files are encrypted with the key that they had where they were pushed: before it can be mounted, load that "+
-			"with `zfs load-key %s`", k.Root)
+		p.note(
+			"its files are encrypted with the key that they had where they were pushed: before it can be mounted, load that "+
+				"with `zfs load-key %s`",
+			k.Root,
+		)
 	}
 }
 
@@ -332,7 +335,9 @@ func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth in
 		return nil
 	}
 	err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().String(), Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
+		Repo: p.repo.ID().
+			String(),
+		Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
 	})
 	if err != nil {
 		return err

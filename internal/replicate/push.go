@@ -362,8 +362,8 @@ func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
 }
 
 // mayEnd reports whether a session that has perhaps written a manifest may be ended before it commits: not if the
-// volume has no head yet. Heads are never deleted, so a manifest without session and head tells of a head that was lost.
-// A prune ends the session, and makes the head.
+// volume has no head yet. Heads are never deleted, so a manifest without session and head tells of a head that was
+// lost. A prune ends the session, and makes the head.
 func (p *pusher) mayEnd(ctx context.Context, head string) bool {
 	_, _, err := p.repo.Head(ctx, head)
 	return err == nil || broken(err) && !errs.Is(err, errs.NotFound)

@@ -143,8 +143,17 @@ func (x *blockPush) image(ctx context.Context, img engine.Image) (Pushed, error)
 	}
 	next, stop := iter.Pull2(img.Ranges)
 	defer stop()
-	r := &imageReader{img: img, what: x.jb.pt.Ref, next: next, merge: merge, hasSum: x.p.repo.HasSum, stats: &x.stats, track: x.p.q.Tracker}
-	if merge && x.jb.took && x.resume == nil && x.base.newest && x.base.head == x.jb.head && x.base.point.SizeBytes == img.SizeBytes {
+	r := &imageReader{
+		img:    img,
+		what:   x.jb.pt.Ref,
+		next:   next,
+		merge:  merge,
+		hasSum: x.p.repo.HasSum,
+		stats:  &x.stats,
+		track:  x.p.q.Tracker,
+	}
+	if merge && x.jb.took && x.resume == nil && x.base.newest && x.base.head == x.jb.head &&
+		x.base.point.SizeBytes == img.SizeBytes {
 		if same, err := x.isIdle(img, r); err != nil {
 			return Pushed{}, err
 		} else if same {
@@ -406,7 +415,13 @@ func (p *pusher) resumeBlock(ctx context.Context, jb *job, h headState) (Pushed,
 			}
 		}
 		var found bool
-		b.point, found, err = findPoint(ctx, p.repo, of.Head, nil, func(x repo.Point) bool { return x.Manifest == pl.Manifest })
+		b.point, found, err = findPoint(
+			ctx,
+			p.repo,
+			of.Head,
+			nil,
+			func(x repo.Point) bool { return x.Manifest == pl.Manifest },
+		)
 		if err != nil {
 			return Pushed{}, err
 		}

@@ -117,9 +117,9 @@ func (p *pusher) missingOf(ctx context.Context, m *repo.Manifest, to map[repo.Se
 // larger map they are others each time.
 const checkedNodes = 64
 
-// someOf is what a map of version 2 needs of segments: the last frame in each that a part of it is in, which is all of it
-// if it is small. What is read is kept for the push. A node that cannot be read says nothing: a push that comes across it
-// notices.
+// someOf is what a map of version 2 needs of segments: the last frame in each that a part of it is in, which is all
+// of it if it is small. What is read is kept for the push. A node that cannot be read says nothing: a push that comes
+// across it notices.
 func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment]repo.Frame, error) {
 	if p.nodes == nil {
 		p.nodes = p.repo.NewNodeCache(cachedNodes)
@@ -186,7 +186,12 @@ func nearNodes(all []repo.NodeAt, most int) []repo.NodeAt {
 }
 
 // missingFrames adds the segments of frames that are missing, too short, or not as long as a manifest says.
-func missingFrames(m *repo.Manifest, frames map[repo.Segment]repo.Frame, sizes map[repo.Segment]int64, to map[repo.Segment]bool) {
+func missingFrames(
+	m *repo.Manifest,
+	frames map[repo.Segment]repo.Frame,
+	sizes map[repo.Segment]int64,
+	to map[repo.Segment]bool,
+) {
 	for s, f := range frames {
 		if size, there := sizes[s]; !there || size < int64(f.Offset)+int64(f.Stored) {
 			to[s] = true

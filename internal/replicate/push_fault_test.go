@@ -121,8 +121,8 @@ func TestPushAfterHalfAPrune(t *testing.T) {
 	w.noSessions(rp)
 }
 
-// TestFirstPushesNeverCommit: the first pushes of a volume write their manifests, and die before there is a head. Nothing
-// is lost by that, so nothing says so, and prunes leave nothing of it.
+// TestFirstPushesNeverCommit: the first pushes of a volume write their manifests, and die before there is a head.
+// Nothing is lost by that, so nothing says so, and prunes leave nothing of it.
 func TestFirstPushesNeverCommit(t *testing.T) {
 	for name, failed := range map[string]error{"temporary": nil, "refused": storetest.Permanent(errs.Permission)} {
 		t.Run(name, func(t *testing.T) {

@@ -65,8 +65,8 @@ func (w *world) makeOld(rp *repo.Repo, head string) {
 	}
 }
 
-// TestPushConvertsOldMaps: what is pushed over a point of version 1 is of version 2, whole, and costs its own changes and
-// a map; the next push costs only its changes. Prune and pull go on with both.
+// TestPushConvertsOldMaps: what is pushed over a point of version 1 is of version 2, whole, and costs its own changes
+// and a map; the next push costs only its changes. Prune and pull go on with both.
 func TestPushConvertsOldMaps(t *testing.T) {
 	w := newWorld(t)
 	rp := w.open()
@@ -138,8 +138,8 @@ func scatterBlocks(t *testing.T, w *world, size int64, blocks, rounds int) {
 	}
 }
 
-// TestOneBlockCostsLittle: a push of one changed block stores at most 64 KiB and asks little of the store, in a volume with
-// many scattered changes, of any size.
+// TestOneBlockCostsLittle: a push of one changed block stores at most 64 KiB and asks little of the store, in a
+// volume with many scattered changes, of any size.
 func TestOneBlockCostsLittle(t *testing.T) {
 	for _, c := range []struct {
 		size           int64
@@ -165,7 +165,14 @@ func TestOneBlockCostsLittle(t *testing.T) {
 						gets++
 					}
 				}
-				t.Logf("one block: %d bytes uploaded, %d stored, %d requests, of them %d reads, %.1f ms", out.UploadedBytes, grown, len(calls), gets, out.Seconds*1000)
+				t.Logf(
+					"one block: %d bytes uploaded, %d stored, %d requests, of them %d reads, %.1f ms",
+					out.UploadedBytes,
+					grown,
+					len(calls),
+					gets,
+					out.Seconds*1000,
+				)
 				if out.UploadedBytes > 64<<10 || grown > 64<<10 {
 					t.Errorf("one block costs %d bytes, %d are stored", out.UploadedBytes, grown)
 				}

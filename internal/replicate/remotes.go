@@ -552,8 +552,8 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	return rp, nil
 }
 
-// remember keeps what was seen of a repository. What was seen once is not to be taken back. If it cannot be written down,
-// only a later check is weaker, and the copy of config an older one.
+// remember keeps what was seen of a repository. What was seen once is not to be taken back. If it cannot be written
+// down, only a later check is weaker, and the copy of config an older one.
 func (r *Remote) remember(rp *repo.Repo) {
 	_ = r.keepConfig(rp)
 	if m := rp.Mark(); m != r.Mark {

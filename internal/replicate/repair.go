@@ -220,8 +220,8 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 	return err
 }
 
-// hasSegments reports whether all segments of a manifest are there, and as long as it knows that they must be. Of version
-// 2 it says nothing of the map: see wholeMaps.
+// hasSegments reports whether all segments of a manifest are there, and as long as it knows that they must be. Of
+// version 2 it says nothing of the map: see wholeMaps.
 func (x *repairer) hasSegments(m *repo.Manifest) bool {
 	if m.Version < 2 {
 		for _, u := range m.Uses {
@@ -248,8 +248,8 @@ func (x *repairer) has(f repo.Frame) bool {
 	return x.segments[f.Segment] >= int64(f.Offset)+int64(f.Stored)
 }
 
-// wholeMaps finds out of which manifests of version 2 all that their maps need is there. Of maps of one volume only what
-// differs is read.
+// wholeMaps finds out of which manifests of version 2 all that their maps need is there. Of maps of one volume only
+// what differs is read.
 func (x *repairer) wholeMaps(ctx context.Context) error {
 	var all []*repo.Manifest
 	for _, m := range x.manifests {
@@ -427,7 +427,8 @@ func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) re
 
 	// Whoever has the object of the newest point pushed it.
 	h.Writer = repo.Writer{Pool: repairedPool, Host: "nobody (repaired)"}
-	if i := slices.IndexFunc(h.Recent, func(p repo.Point) bool { return p.Seq == h.Latest }); x.e != nil && len(h.Recent) > 0 {
+	if i := slices.IndexFunc(h.Recent, func(p repo.Point) bool { return p.Seq == h.Latest }); x.e != nil &&
+		len(h.Recent) > 0 {
 		if i < 0 {
 			i = len(h.Recent) - 1
 		}

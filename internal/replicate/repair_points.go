@@ -87,7 +87,8 @@ func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (Repair
 func (x *repairer) writes(h repo.Head) bool { return x.e != nil && h.Writer.Pool == x.writer.Pool }
 
 // fill takes those of manifests, which are in order, that can have been in a page, and gives them its numbers. The
-// others are left. Points that were removed and not yet pruned may be among them; of too many, those that are whole are taken.
+// others are left. Points that were removed and not yet pruned may be among them; of too many, those that are whole
+// are taken.
 func (x *repairer) fill(page repo.PointPage, found []*repo.Manifest) (points []repo.Point, left []*repo.Manifest) {
 	var fit []*repo.Manifest
 	for _, m := range found {

@@ -300,8 +300,9 @@ func TestLostHead(t *testing.T) {
 	b.whole()
 }
 
-// TestRepairBesideFirstPush: the first push of a volume begins when the repair has listed heads and sessions. Whether it
-// ends before the repair looks at the head again or after, nothing is repaired, and the pool stays the volume's writer.
+// TestRepairBesideFirstPush: the first push of a volume begins when the repair has listed heads and sessions. Whether
+// it ends before the repair looks at the head again or after, nothing is repaired, and the pool stays the volume's
+// writer.
 func TestRepairBesideFirstPush(t *testing.T) {
 	for name, slow := range map[string]bool{"done": false, "under way": true} {
 		t.Run(name, func(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"pando/internal/repo"
 )
 
-// tree is a map of version 2 that is changed in order of offset. It has in memory what is changed, and writes it when it
-// becomes much; what is not changed stays where it is, unread.
+// tree is a map of version 2 that is changed in order of offset. It has in memory what is changed, and writes it when
+// it becomes much; what is not changed stays where it is, unread.
 //
 // Nodes are written in one go, level by level, so that those that are read together lie together.
 type tree struct {
@@ -36,8 +36,8 @@ type treeNode struct {
 // heldInTree is how much of a tree is in memory before it is written: some 5 MiB.
 const heldInTree = 48 << 10
 
-// newTree begins with the map of base, which may be nil, for a volume of size bytes. Of a smaller one, what is behind its
-// end goes.
+// newTree begins with the map of base, which may be nil, for a volume of size bytes. Of a smaller one, what is behind
+// its end goes.
 func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int64) (*tree, error) {
 	t := &tree{nodes: nodes, level: repo.RootLevel(size)}
 	if base == nil || base.Map.IsZero() {
@@ -135,7 +135,13 @@ func (t *tree) replace(ctx context.Context, from, to int64, pieces []repo.Piece)
 }
 
 // replaceIn is replace in the range of one node. It reports whether anything changed.
-func (t *tree) replaceIn(ctx context.Context, k *treeKid, at repo.NodeAt, from, to int64, pieces []repo.Piece) (bool, error) {
+func (t *tree) replaceIn(
+	ctx context.Context,
+	k *treeKid,
+	at repo.NodeAt,
+	from, to int64,
+	pieces []repo.Piece,
+) (bool, error) {
 	if from, to = max(from, at.From()), min(to, at.To()); from >= to {
 		return false, nil
 	}
@@ -349,8 +355,8 @@ func (w written) write(ctx context.Context, add frameAdder) error {
 	return nil
 }
 
-// fillCells puts pieces, in order, into the cells of a tree that are theirs. A piece that crosses the border of a cell is
-// cut.
+// fillCells puts pieces, in order, into the cells of a tree that are theirs. A piece that crosses the border of a
+// cell is cut.
 func fillCells(ctx context.Context, t *tree, pieces []repo.Piece) error {
 	var cell []repo.Piece
 	put := func() error {

@@ -26,7 +26,9 @@ func newNodeStore(t testing.TB) *nodeStore {
 
 func (s *nodeStore) add(_ context.Context, content []byte, codec repo.Codec, plain int) (repo.Frame, error) {
 	f := repo.Frame{
-		Segment: repo.Segment{N: uint32(len(s.nodes))}, Offset: 56, Stored: uint32(len(content) + 16), Plain: uint32(plain), Codec: codec,
+		Segment: repo.Segment{
+			N: uint32(len(s.nodes)),
+		}, Offset: 56, Stored: uint32(len(content) + 16), Plain: uint32(plain), Codec: codec,
 	}
 	s.bytes += len(content)
 	// What it was before it was packed is not given: pack it again as the tree did.
@@ -55,7 +57,8 @@ func (s *nodeStore) read(_ context.Context, all []repo.NodeAt) ([]repo.ReadNode,
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		if pieces, bytes := n.Count(); n.Level != at.Level || n.Index != at.Index || pieces != at.Pieces || bytes != at.Bytes {
+		if pieces, bytes := n.Count(); n.Level != at.Level || n.Index != at.Index || pieces != at.Pieces ||
+			bytes != at.Bytes {
 			s.t.Fatalf("node %+v is not what was said of it: %+v", n, at)
 		}
 		out[i].Node = n
@@ -254,7 +257,9 @@ func TestTreeChangesLittle(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := int64(7<<40) / repo.CellBytes
-	one := []repo.Piece{{Offset: at * repo.CellBytes, Length: 4096, Frame: repo.Frame{Offset: 56, Stored: 4112, Plain: 4096}}}
+	one := []repo.Piece{
+		{Offset: at * repo.CellBytes, Length: 4096, Frame: repo.Frame{Offset: 56, Stored: 4112, Plain: 4096}},
+	}
 	if err := tr.replace(ctx, at*repo.CellBytes, (at+1)*repo.CellBytes, one); err != nil {
 		t.Fatal(err)
 	}
@@ -268,7 +273,9 @@ func TestTreeChangesLittle(t *testing.T) {
 	s.reads = 0
 	sum := 0
 	d := &treeDiff{nodes: s.read, old: m, now: now}
-	if err := d.each(ctx, func(p part) error { sum += len(p.old) + len(p.now); return nil }); err != nil || s.reads > 12 || sum > 4*repo.LeafPieces {
+	if err := d.each(ctx, func(p part) error { sum += len(p.old) + len(p.now); return nil }); err != nil ||
+		s.reads > 12 ||
+		sum > 4*repo.LeafPieces {
 		t.Errorf("the difference is in %d pieces, %d nodes were read, %v", sum, s.reads, err)
 	}
 }

@@ -117,7 +117,10 @@ func (v *Verified) Err() error {
 		e = errs.New(errs.Damaged, opVerify, what, "a problem was found: %s", first)
 	}
 	if first.Rollback {
-		return e.WithHint("restore the remote if you can; to go on with what is there, push the volume with %s", errs.Param("accept-rollback"))
+		return e.WithHint(
+			"restore the remote if you can; to go on with what is there, push the volume with %s",
+			errs.Param("accept-rollback"),
+		)
 	}
 	if strings.HasPrefix(first.Object, "heads/") || strings.HasPrefix(first.Object, "points/") {
 		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair", "REMOTE"))
@@ -303,7 +306,12 @@ func (v *verifier) rollbacks(ctx context.Context, all headset) error {
 		}
 	}
 	if err := v.witness.see(ctx, all); err != nil { // of the catalogue: what is on the remote is not affected
-		v.out.Warnings = append(v.out.Warnings, Problem{Message: fmt.Sprintf("this pool could not record what it has seen, to notice if it is lost: %v", err)})
+		v.out.Warnings = append(
+			v.out.Warnings,
+			Problem{
+				Message: fmt.Sprintf("this pool could not record what it has seen, to notice if it is lost: %v", err),
+			},
+		)
 	}
 	return nil
 }
@@ -408,12 +416,18 @@ func (v *verifier) list(ctx context.Context) error {
 		fresh = append(fresh, st.Session.Pins...)
 	}
 	var read []*repo.Manifest
-	err = readManifests(ctx, v.repo, fresh, func(m repo.Manifest) { read = append(read, &m) }, func(_ repo.ID, err error) error {
-		if broken(err) {
-			return nil // the next verify says it, if it is still needed
-		}
-		return err
-	})
+	err = readManifests(
+		ctx,
+		v.repo,
+		fresh,
+		func(m repo.Manifest) { read = append(read, &m) },
+		func(_ repo.ID, err error) error {
+			if broken(err) {
+				return nil // the next verify says it, if it is still needed
+			}
+			return err
+		},
+	)
 	if err != nil {
 		return err
 	}

@@ -39,8 +39,8 @@ func (v *verifier) noteUses(m *repo.Manifest) {
 	}
 }
 
-// findSizes finds out how large segments must be of which no manifest that lists them says it, because the one that their
-// session wrote is gone: their own ends say it.
+// findSizes finds out how large segments must be of which no manifest that lists them says it, because the one that
+// their session wrote is gone: their own ends say it.
 func (v *verifier) findSizes(ctx context.Context) error {
 	var unknown []int
 	for i := range v.segments {

@@ -157,7 +157,10 @@ func (v *verifier) origins() {
 			v.addSibling(pt.origin.id, pt.manifest)
 			if !v.named[pt.origin.id] && len(v.out.Warnings) < maxProblems {
 				v.out.Warnings = append(v.out.Warnings, Problem{Volume: pt.volume, Point: pt.point,
-					Message: fmt.Sprintf("%s, from which it was cloned, is not in the remote any more: it can be pulled, and then shares nothing with that", pt.origin.ref)})
+					Message: fmt.Sprintf(
+						"%s, from which it was cloned, is not in the remote any more: it can be pulled, and then shares nothing with that",
+						pt.origin.ref,
+					)})
 			}
 		}
 	}

@@ -73,7 +73,8 @@ func TestVerifyRepair(t *testing.T) {
 				repaired[p.Volume+"@"+p.Point] = p
 			}
 			newest, oldest := w.newest(rp, first).Name, first.Recent[0].Name
-			if len(repaired) != 3 || !repaired["g@1"].Repaired || !repaired["v@"+newest].Repaired || repaired["v@"+oldest].Repaired {
+			if len(repaired) != 3 || !repaired["g@1"].Repaired || !repaired["v@"+newest].Repaired ||
+				repaired["v@"+oldest].Repaired {
 				t.Fatalf("%+v", out.Repaired)
 			}
 			if lost := repaired["v@"+oldest]; lost.Reason == "" || lost.Host != "" || out.TotalProblems == 0 {

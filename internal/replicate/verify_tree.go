@@ -10,8 +10,8 @@ import (
 // treeRoom is about how much memory going over a tree takes.
 const treeRoom = 8 << 20
 
-// checkTree reads the nodes of a manifest that its base does not have, notes what they expect, and makes the manifest the
-// next base.
+// checkTree reads the nodes of a manifest that its base does not have, notes what they expect, and makes the manifest
+// the next base.
 func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 	v := w.v
 	if err := v.room.Acquire(ctx, treeRoom); err != nil {
@@ -65,8 +65,8 @@ func (v *verifier) noteNode(n repo.NodeAt) error {
 	return v.note([]expected{v.expect(n.Frame, 0, 0, repo.Sum{})})
 }
 
-// treeBlame remembers of the inner nodes of points that are looked at one after the other below which of them nothing is
-// wrong.
+// treeBlame remembers of the inner nodes of points that are looked at one after the other below which of them nothing
+// is wrong.
 type treeBlame struct {
 	v     *verifier
 	clean map[repo.Frame]bool
@@ -131,7 +131,13 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 }
 
 // below reports what is wrong with what a node says.
-func (t *treeBlame) below(ctx context.Context, o owner, m *repo.Manifest, at repo.NodeAt, n *repo.Node) (clean bool, err error) {
+func (t *treeBlame) below(
+	ctx context.Context,
+	o owner,
+	m *repo.Manifest,
+	at repo.NodeAt,
+	n *repo.Node,
+) (clean bool, err error) {
 	if n.Children == nil {
 		ranges := t.v.wrongPieces(n.Pieces)
 		t.v.blamePoint(o, m, blamed{ranges: ranges})

@@ -27,7 +27,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-var testDrivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open, zfs.Name: zfs.Open}
+var testDrivers = engine.Drivers{
+	reflink.Name: reflink.Open,
+	btrfs.Name:   btrfs.Open,
+	plain.Name:   plain.Open,
+	zfs.Name:     zfs.Open,
+}
 
 const mib = 1 << 20
 

@@ -302,7 +302,11 @@ func (f *foreign) packedFrame(key string, p place) (content, blocks []byte) {
 				if !part {
 					return f.unpack(x.codec, f.decrypt(segmentKey, p.nonce(x.index), sealed, f.aad(x)), x.plain), blocks
 				}
-				some := f.unpack(codec, f.decrypt(packKey, p.nonce(number), sealed, slices.Concat(f.aad(x), blocks, []byte{codec})), kept)
+				some := f.unpack(
+					codec,
+					f.decrypt(packKey, p.nonce(number), sealed, slices.Concat(f.aad(x), blocks, []byte{codec})),
+					kept,
+				)
 				out := make([]byte, x.plain)
 				for i := range (x.plain + 4095) / 4096 {
 					if blocks[i/8]>>(i%8)&1 == 1 {
@@ -544,7 +548,8 @@ func (n *numbers) pieces(f *foreign, at int64, volume map[int64][]byte) {
 	}
 }
 
-// node reads a node of a map of version 2, and all below it. It returns how many pieces it found, and of how many bytes.
+// node reads a node of a map of version 2, and all below it. It returns how many pieces it found, and of how many
+// bytes.
 func (f *foreign) node(b []byte, level, index int64, volume map[int64][]byte) (pieces, bytes int64) {
 	f.t.Helper()
 	n := &numbers{b[3:]}

@@ -38,7 +38,12 @@ func writeGolden2(t testing.TB, wrapped []byte) (*golden2Content, *Repo) {
 	m := newMemory()
 	g := &golden2Content{}
 
-	k := keyring{version: 2, serial: 7, ringKey: e.bytes(keySize), keys: []masterKey{newMasterKey(e.bytes(keySize), e.stamp())}}
+	k := keyring{
+		version: 2,
+		serial:  7,
+		ringKey: e.bytes(keySize),
+		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
+	}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	s, err := k.newSlot(e.newID(), NewSlot{Label: "host a", Recipient: testRecipient}, e)
 	must(t, err)
@@ -101,7 +106,15 @@ func writeGolden2(t testing.TB, wrapped []byte) (*golden2Content, *Repo) {
 		ID: r.env.newID(), Volume: "db", Point: "7", Content: Stream, FS: "native", CreatedAt: e.stamp(), Source: "s", Session: session,
 		Logical: 1, Added: 1, Version: 2, Stream: []Frame{f1, f0, f1}, Uses: uses,
 	}
-	g.empty = Manifest{ID: r.env.newID(), Volume: "empty", Content: Block, SizeBytes: 1 << 40, Session: session, CreatedAt: time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), Version: 2}
+	g.empty = Manifest{
+		ID:        r.env.newID(),
+		Volume:    "empty",
+		Content:   Block,
+		SizeBytes: 1 << 40,
+		Session:   session,
+		CreatedAt: time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC),
+		Version:   2,
+	}
 	for _, m := range []Manifest{g.block, g.stream, g.empty} {
 		must(t, r.PutManifest(ctx, m))
 	}

@@ -235,7 +235,10 @@ func TestPagesAreEdited(t *testing.T) {
 	add := func(n int, name string) {
 		for range n {
 			at := time.Unix(int64(h.NextSeq), 0).UTC()
-			h.Recent = append(h.Recent, Point{Seq: h.NextSeq, Name: name, Manifest: NewID(), Content: Block, CreatedAt: at, Added: 1})
+			h.Recent = append(
+				h.Recent,
+				Point{Seq: h.NextSeq, Name: name, Manifest: NewID(), Content: Block, CreatedAt: at, Added: 1},
+			)
 			h.NextSeq++
 		}
 	}

@@ -84,7 +84,15 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	m := newMemory()
 	g := &goldenContent{contents: map[Frame][]byte{}}
 
-	k := keyring{version: 1, serial: 1, ringKey: e.bytes(keySize), keys: []masterKey{newMasterKey(e.bytes(keySize), e.stamp()), newMasterKey(e.bytes(keySize), e.stamp().Add(time.Hour))}}
+	k := keyring{
+		version: 1,
+		serial:  1,
+		ringKey: e.bytes(keySize),
+		keys: []masterKey{
+			newMasterKey(e.bytes(keySize), e.stamp()),
+			newMasterKey(e.bytes(keySize), e.stamp().Add(time.Hour)),
+		},
+	}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	for i, n := range []NewSlot{{Label: "host a", Recipient: testRecipient}, {Label: "paper", Passphrase: goldenPassphrase}} {
 		s, err := k.newSlot(e.newID(), n, e)

@@ -140,7 +140,11 @@ func classify(o objstore.Info) ListedObject {
 // frame, in order, with its content or with what is wrong with it (Damaged). The
 // content is valid until fn returns; an error of fn ends it. Damaged if the segment
 // cannot be read at all, NotFound, TooNew. Of a segment that was moved there are the frames that were needed then.
-func (r *Repo) ScanSegment(ctx context.Context, s Segment, fn func(f Frame, content FrameContent, err error) error) error {
+func (r *Repo) ScanSegment(
+	ctx context.Context,
+	s Segment,
+	fn func(f Frame, content FrameContent, err error) error,
+) error {
 	const op = "check segment"
 	x, err := r.openSegment(ctx, s)
 	if errs.Is(err, errs.NotFound) {

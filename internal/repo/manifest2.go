@@ -57,7 +57,8 @@ func (m *Manifest) checkVersion() error {
 }
 
 func checkExtensionName(name string) error {
-	if len(name) == 0 || len(name) > maxExtensionName || strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") != "" {
+	if len(name) == 0 || len(name) > maxExtensionName ||
+		strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") != "" {
 		return damaged("an extension is called %q", name)
 	}
 	return nil

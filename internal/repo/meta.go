@@ -118,7 +118,11 @@ func each[T any](ctx context.Context, r *Repo, prefix string, get func(context.C
 }
 
 // inOrder calls get for each of ids, several at once, and yields what it gave in order. An error ends it.
-func inOrder[K, T any](ctx context.Context, ids iter.Seq2[K, error], get func(context.Context, K) (T, error)) iter.Seq2[T, error] {
+func inOrder[K, T any](
+	ctx context.Context,
+	ids iter.Seq2[K, error],
+	get func(context.Context, K) (T, error),
+) iter.Seq2[T, error] {
 	type result struct {
 		value T
 		err   error

@@ -15,9 +15,9 @@ import (
 
 // The map of a manifest of version 2 is a tree. A node is of a level and describes a range of the volume of
 // LevelBytes(level), which begins at a multiple of that: if at most LeafPieces pieces are in it, it is a leaf and lists
-// them; else it lists where its children are, the nodes of the level below, of which each describes a part of its range.
-// Where nothing is, there is no node. Pieces do not cross multiples of CellBytes, so the tree follows from the pieces
-// alone: the same content, stored in the same frames, has the same nodes.
+// them; else it lists where its children are, the nodes of the level below, of which each describes a part of its
+// range. Where nothing is, there is no node. Pieces do not cross multiples of CellBytes, so the tree follows from the
+// pieces alone: the same content, stored in the same frames, has the same nodes.
 
 // Sizes of the tree.
 const (
@@ -329,7 +329,8 @@ func nodesTogether(nodes []NodeAt, order []int) int {
 		f := nodes[order[n]].Frame
 		last := int64(f.Offset) + int64(f.Stored)
 		plain += int64(f.Plain)
-		if f.Segment != first.Segment || int64(f.Offset)-end > nodeGap || last-int64(first.Offset) > nodeSpan || plain > nodePlain {
+		if f.Segment != first.Segment || int64(f.Offset)-end > nodeGap || last-int64(first.Offset) > nodeSpan ||
+			plain > nodePlain {
 			return n
 		}
 		end = max(end, last)

@@ -69,11 +69,22 @@ func TestLargestNodes(t *testing.T) {
 	leaf := &Node{Level: 6, Index: 1}
 	inner := &Node{Level: 6, Index: 1, Children: &[NodeChildren]NodeRef{}}
 	frame := func(plain uint32) Frame {
-		return Frame{Segment: Segment{NewID(), math.MaxUint32}, Index: maxFrames - 1, Offset: MaxSegment - plain, Stored: plain - 1, Plain: plain, Codec: Zstd}
+		return Frame{
+			Segment: Segment{NewID(), math.MaxUint32},
+			Index:   maxFrames - 1,
+			Offset:  MaxSegment - plain,
+			Stored:  plain - 1,
+			Plain:   plain,
+			Codec:   Zstd,
+		}
 	}
 	for i := range int64(LeafPieces) {
 		leaf.Pieces = append(leaf.Pieces, Piece{
-			Offset: LevelBytes(6) + i*LevelBytes(5)/4, Length: CellBytes - BlockBytes, Frame: frame(FrameBytes), Within: BlockBytes, Sum: Sum{1},
+			Offset: LevelBytes(
+				6,
+			) + i*LevelBytes(
+				5,
+			)/4, Length: CellBytes - BlockBytes, Frame: frame(FrameBytes), Within: BlockBytes, Sum: Sum{1},
 		})
 	}
 	for i := range inner.Children {
@@ -154,7 +165,10 @@ func TestExtensions(t *testing.T) {
 		}
 		return r.Manifest(ctx, m.ID)
 	}
-	m, err := put(Extension{Name: "a", Data: []byte("b")}, Extension{Name: strings.Repeat("x", maxExtensionName), Data: make([]byte, 1000)})
+	m, err := put(
+		Extension{Name: "a", Data: []byte("b")},
+		Extension{Name: strings.Repeat("x", maxExtensionName), Data: make([]byte, 1000)},
+	)
 	if err != nil || len(m.Extensions) != 2 || string(m.Extensions[0].Data) != "b" {
 		t.Errorf("%+v, %v", m, err)
 	}

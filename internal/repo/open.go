@@ -96,7 +96,12 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 				WithHint("use an empty bucket, or another prefix or directory in it")
 		}
 	}
-	k := &keyring{version: configVersion, serial: 1, ringKey: e.bytes(keySize), keys: []masterKey{newMasterKey(e.bytes(keySize), e.stamp())}}
+	k := &keyring{
+		version: configVersion,
+		serial:  1,
+		ringKey: e.bytes(keySize),
+		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
+	}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	added, err := k.newSlot(e.newID(), first, e)
 	if err != nil {

@@ -26,8 +26,8 @@ const headerReach = 128 << 10
 // anything is done with it. Damaged: it is not what was written. NotFound: the segment
 // is gone. TooNew.
 //
-// Frames of a segment that was moved are read from where they are now. ReadFrames is for frames that are needed as a whole;
-// one of which a part was dropped is Damaged.
+// Frames of a segment that was moved are read from where they are now. ReadFrames is for frames that are needed as a
+// whole; one of which a part was dropped is Damaged.
 func (r *Repo) ReadFrames(ctx context.Context, frames []Frame) ([][]byte, error) {
 	contents, err := r.ReadContents(ctx, frames)
 	if err != nil {

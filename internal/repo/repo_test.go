@@ -136,7 +136,13 @@ func TestAllOfARepository(t *testing.T) {
 		t.Errorf("%d frames, %v", n, err)
 	}
 
-	h := Head{Name: "web", Lineage: "l", Epoch: 1, NextSeq: 2, Recent: []Point{{Seq: 1, Name: "a", Manifest: m.ID, Content: Block, SizeBytes: m.SizeBytes}}}
+	h := Head{
+		Name:    "web",
+		Lineage: "l",
+		Epoch:   1,
+		NextSeq: 2,
+		Recent:  []Point{{Seq: 1, Name: "a", Manifest: m.ID, Content: Block, SizeBytes: m.SizeBytes}},
+	}
 	_, _, err = r.Head(ctx, "web")
 	kind(t, err, errs.NotFound)
 	v, err := r.PutHead(ctx, h, "")

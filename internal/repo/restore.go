@@ -28,7 +28,13 @@ type ConfigRestore struct {
 //
 // Damaged: raw is, or is older than known. Conflict: raw is of another repository than known. Permission: no secret
 // opens raw. NotFound: the store holds nothing of a repository, as a disk that is not mounted.
-func PlanRestore(ctx context.Context, s objstore.Store, raw []byte, known Mark, secrets ...Secret) (*ConfigRestore, error) {
+func PlanRestore(
+	ctx context.Context,
+	s objstore.Store,
+	raw []byte,
+	known Mark,
+	secrets ...Secret,
+) (*ConfigRestore, error) {
 	const op = "put back the config of the repository in"
 	k, err := unlock(ctx, raw, secrets)
 	if err != nil {

@@ -130,8 +130,8 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 
 // Upgrade makes the repository one of the newest version, if it is not: objects of newer formats may be written from
 // then on, and programs that do not know them refuse the whole repository (TooNew) instead of a part of it. Every
-// writer calls it before it writes the first such object. It is one compare-and-swap, and costs nothing once it is done.
-// What is in the repository stays as it is.
+// writer calls it before it writes the first such object. It is one compare-and-swap, and costs nothing once it is
+// done. What is in the repository stays as it is.
 func (r *Repo) Upgrade(ctx context.Context) error {
 	version, err := r.Version()
 	if err != nil || version >= configVersion {

@@ -573,7 +573,13 @@ func TestConfigOfAnOperator(t *testing.T) {
 	r, m := made(t)
 	mark := r.Mark()
 	e := testEnv()
-	k := keyring{version: configVersion, id: mark.ID, serial: mark.Serial, ringKey: e.bytes(keySize), keys: []masterKey{newMasterKey(e.bytes(keySize), e.stamp())}}
+	k := keyring{
+		version: configVersion,
+		id:      mark.ID,
+		serial:  mark.Serial,
+		ringKey: e.bytes(keySize),
+		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
+	}
 	s, err := k.newSlot(e.newID(), NewSlot{Label: "test", Recipient: testRecipient}, e)
 	must(t, err)
 	k.slots = []slot{s}
@@ -625,7 +631,12 @@ func TestSecretsDoNotShow(t *testing.T) {
 
 func TestManySlots(t *testing.T) {
 	e := testEnv()
-	k := keyring{version: configVersion, serial: 1, ringKey: e.bytes(keySize), keys: []masterKey{newMasterKey(e.bytes(keySize), e.stamp())}}
+	k := keyring{
+		version: configVersion,
+		serial:  1,
+		ringKey: e.bytes(keySize),
+		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
+	}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	h := newHost(t, "last")
 	for i := range maxSlots {

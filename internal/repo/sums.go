@@ -10,11 +10,11 @@ import (
 
 // sumKeys are what sums are made with.
 //
-// A sum is the AES-256-GMAC of the content under a key that is used for nothing else, with the nonce zero. As a MAC that
-// would be wrong, as two tags under one nonce give the key away. A sum is no MAC: it only tells contents apart, and lies
-// in sealed pages only, so who could see two of them has the key anyway. Without knowing the key nobody can choose two
-// contents of 512 KiB that have the same sum with a probability above 2^-112. It takes a fifth of the time of
-// HMAC-SHA256, which repositories of version 1 have, and which was a sixth of what a push needs of the processors.
+// A sum is the AES-256-GMAC of the content under a key that is used for nothing else, with the nonce zero. As a MAC
+// that would be wrong, as two tags under one nonce give the key away. A sum is no MAC: it only tells contents apart,
+// and lies in sealed pages only, so who could see two of them has the key anyway. Without knowing the key nobody can
+// choose two contents of 512 KiB that have the same sum with a probability above 2^-112. It takes a fifth of the time
+// of HMAC-SHA256, which repositories of version 1 have, and which was a sixth of what a push needs of the processors.
 type sumKeys struct {
 	gcm cipher.AEAD
 	key []byte // of gcm

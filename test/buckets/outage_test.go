@@ -25,7 +25,9 @@ func TestOutageIsSeen(t *testing.T) {
 	h.ok("remote", "add", "far", s.URLOf(servertest.Bucket, "p", p.URL).String(), "-q")
 
 	p.Add(&servertest.Fault{Status: http.StatusServiceUnavailable, Times: 5})
-	want := regexp.MustCompile(`^pando: server answers 503, attempt [45] of 10, next in [1-4] s\n`) // pauses differ by chance
+	want := regexp.MustCompile(
+		`^pando: server answers 503, attempt [45] of 10, next in [1-4] s\n`,
+	) // pauses differ by chance
 	if got := h.progress("remote", "key", "ls", "far"); !want.MatchString(got) {
 		t.Errorf("nothing of %s in\n%s", want, got)
 	}
@@ -159,8 +161,10 @@ func TestOutageOfDays(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v: %s", err, bad.String())
 	}
-	want := regexp.MustCompile(`\Apando: warning: .*503.*; pando goes on trying, at least every 15 min, and says when it works again\n` +
-		`pando: pushing works again, after \d+ s and 3 rounds that failed\n\z`)
+	want := regexp.MustCompile(
+		`\Apando: warning: .*503.*; pando goes on trying, at least every 15 min, and says when it works again\n` +
+			`pando: pushing works again, after \d+ s and 3 rounds that failed\n\z`,
+	)
 	if !want.MatchString(bad.String()) {
 		t.Errorf("it said\n%s", bad.String())
 	}

@@ -20,7 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// reapVariable tells the reaper which process is the first of the namespaces; insideVariable, which directory is theirs.
+// reapVariable tells the reaper which process is the first of the namespaces; insideVariable, which directory is
+// theirs.
 const reapVariable = "PANDO_TEST_REAP"
 
 // fiThaw is FITHAW of linux/fs.h.

@@ -17,8 +17,9 @@ import (
 	"pando/internal/testfs"
 )
 
-// frozen is a run with all that outlives processes: filesystems that are mounted and frozen, a loop device that does not
-// detach itself, and processes, one in a session of its own. NAME is in the name of every file behind a loop device.
+// frozen is a run with all that outlives processes: filesystems that are mounted and frozen, a loop device that does
+// not detach itself, and processes, one in a session of its own. NAME is in the name of every file behind a loop
+// device.
 const frozen = `
 cd "$TMPDIR"
 setsid sleep 1000.NAME & disown

@@ -84,8 +84,19 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 			n.snaps = append(n.snaps, s)
 			continue
 		}
-		n := &node{name: r[0], volume: r[1] == "volume", size: size, readOnly: r[4] == "on", text: text, used: used, refer: refer, inSnaps: inSnaps, written: written, pool: r[14],
-			ownKey: r[15] == keyOwn}
+		n := &node{
+			name:     r[0],
+			volume:   r[1] == "volume",
+			size:     size,
+			readOnly: r[4] == "on",
+			text:     text,
+			used:     used,
+			refer:    refer,
+			inSnaps:  inSnaps,
+			written:  written,
+			pool:     r[14],
+			ownKey:   r[15] == keyOwn,
+		}
 		if r[2] != "-" {
 			n.origin = r[2]
 		}

@@ -67,8 +67,8 @@ const (
 	propKey      = "pando:key"      // of a dataset: keyOwn if it may have another key than the root
 )
 
-// keyOwn marks datasets that were received as they are encrypted elsewhere, with a key of their own, and what was made of
-// them.
+// keyOwn marks datasets that were received as they are encrypted elsewhere, with a key of their own, and what was
+// made of them.
 const keyOwn = "own"
 
 // graveyard is the dataset in the root for what others keep.

@@ -149,7 +149,12 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	byProcess := func(profile string) map[string]string {
-		return map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": processes, "AWS_PROFILE": profile}
+		return map[string]string{
+			"AWS_ACCESS_KEY_ID":     "",
+			"AWS_SECRET_ACCESS_KEY": "",
+			"AWS_CONFIG_FILE":       processes,
+			"AWS_PROFILE":           profile,
+		}
 	}
 	var asked atomic.Int32
 	expires := time.Hour

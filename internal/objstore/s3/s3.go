@@ -5,12 +5,11 @@
 //
 //	s3://BUCKET/PREFIX?endpoint=https://HOST:PORT&region=REGION
 //
-// Without endpoint it is that of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, or Amazon's. Without region it is found by asking. Further
-// parameters: profile=NAME is the section of the files of credentials;
-// path-style=true|false says whether the bucket is in the path of requests or in the
-// name of the host, if the usual way for this server is wrong; ca-file=FILE has
-// certificates to trust besides those of the system; insecure-skip-verify=true trusts
-// any. Credentials are never in the URL: see credentials.go.
+// Without endpoint it is that of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, or Amazon's. Without region it is found by
+// asking. Further parameters: profile=NAME is the section of the files of credentials; path-style=true|false says
+// whether the bucket is in the path of requests or in the name of the host, if the usual way for this server is
+// wrong; ca-file=FILE has certificates to trust besides those of the system; insecure-skip-verify=true trusts any.
+// Credentials are never in the URL: see credentials.go.
 //
 // # What is asked of the server
 //
