@@ -2,6 +2,7 @@ package engine
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -137,6 +138,18 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 		warnings.AddEach(ctx, "%s: %s", r.ref, string(m))
 	}
 	return nil
+}
+
+// CanReceive is nil if this pool can hold content with a filesystem: an image, or else a tree, which comes in the form
+// that is no driver's, or as a stream that begins with these bytes. It changes nothing. Unsupported.
+func (e *Engine) CanReceive(what string, fs driver.FS, tree bool, begin []byte) error {
+	r := &receive{e: e, ref: what, q: ReceiveRequest{FS: fs, Tree: tree, Stream: bytes.NewReader(begin)}}
+	if !fs.IsImage() {
+		if err := r.checkStream(); err != nil {
+			return err
+		}
+	}
+	return e.caps.Check(context.Background(), opPull, driver.Identity{ID: driver.NewID(), Name: what, FS: fs})
 }
 
 // streamsOf are the drivers that have streams of their own, by what these begin with.

@@ -141,6 +141,9 @@ func (p *puller) run(ctx context.Context) error {
 		return err
 	}
 	if p.TakeOver {
+		if err := p.canReceive(ctx, h, pt); err != nil {
+			return err
+		}
 		if h, err = p.takeOver(ctx); err != nil {
 			return err
 		}
@@ -280,6 +283,36 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 	return nil
 }
 
+// canReceive refuses what this pool can never hold, before somebody else is kept from writing it. Unsupported.
+func (p *puller) canReceive(ctx context.Context, h repo.Head, pt repo.Point) error {
+	m, err := p.repo.Manifest(ctx, pt.Manifest)
+	if err != nil {
+		return err
+	}
+	if err := p.readsRaw(h, pt, m); err != nil {
+		return err
+	}
+	var begin []byte
+	if len(m.Stream) > 0 {
+		frames, err := p.repo.ReadFrames(ctx, m.Stream[:1])
+		if err != nil {
+			return err
+		}
+		begin = frames[0]
+	}
+	return p.e.CanReceive(h.Name+"@"+pt.Name, driver.FS(m.FS), m.Content == repo.Tree, begin)
+}
+
+// readsRaw is nil if this pool can receive what a manifest describes, as far as encryption goes. Unsupported.
+func (p *puller) readsRaw(h repo.Head, pt repo.Point, m repo.Manifest) error {
+	if !m.Raw || p.e.ReceivesRaw() {
+		return nil
+	}
+	return errs.New(errs.Unsupported, opPull, h.Name+"@"+pt.Name,
+		"it is an encrypted ZFS dataset, whose blocks travel as they lay on disk").
+		WithHint("pull it into a pool that was made with %s", errs.Param("driver", "zfs"))
+}
+
 // nothingToDo is the end of a pull of what is here.
 func (p *puller) nothingToDo(ctx context.Context, h repo.Head, pt repo.Point) error {
 	p.out.Unchanged = true
@@ -383,9 +416,8 @@ func (p *puller) remember(ctx context.Context, h repo.Head, pt repo.Point) error
 	}
 	p.out.Snapshot = point.Ref
 	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().
-			String(),
-		Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
+		Repo: p.repo.ID().String(), Name: h.Name,
+		Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
 	})
 }
 
@@ -430,9 +462,8 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 		return err
 	}
 	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().
-			String(),
-		Name: h.Name, Lineage: here.lineage(), Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: newest.Manifest.String(),
+		Repo: p.repo.ID().String(), Name: h.Name,
+		Lineage: here.lineage(), Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: newest.Manifest.String(),
 	})
 }
 

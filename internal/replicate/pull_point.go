@@ -38,10 +38,8 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest is of something else").
 			WithHint("see %s", errs.Run("verify"))
 	}
-	if m.Raw && !p.e.ReceivesRaw() {
-		return engine.Info{}, errs.New(errs.Unsupported, opPull, h.Name+"@"+pt.Name,
-			"it is an encrypted ZFS dataset, whose blocks travel as they lay on disk").
-			WithHint("pull it into a pool that was made with %s", errs.Param("driver", "zfs"))
+	if err := p.readsRaw(h, pt, m); err != nil {
+		return engine.Info{}, err
 	}
 	q := engine.ReceiveRequest{
 		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,
@@ -335,9 +333,8 @@ func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth in
 		return nil
 	}
 	err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
-		Repo: p.repo.ID().
-			String(),
-		Name: h.Name, Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
+		Repo: p.repo.ID().String(), Name: h.Name,
+		Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
 	})
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
@@ -682,6 +683,37 @@ func TestPullIntoFullPool(t *testing.T) {
 	}
 	if after := o.state(); after != before {
 		t.Errorf("left:\n%s", after)
+	}
+}
+
+// TestTakeOverOfWhatDoesNotFit: a pool that cannot hold a volume does not take it over either: its writer goes on.
+func TestTakeOverOfWhatDoesNotFit(t *testing.T) {
+	image, tree := newWorld(t), worldOn(t, testfs.New(t, "btrfs", 1<<30).Dir(), btrfs.Name, "file:"+t.TempDir())
+	image.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	tree.importTree("g", mib)
+	for _, c := range []struct {
+		of     *world
+		driver string
+	}{{image, plain.Name}, {tree, plain.Name}, {tree, reflink.Name}} {
+		w := c.of
+		volume := "v-" + c.driver
+		w.clone("g", volume)
+		w.push(volume)
+		dir := t.TempDir()
+		if c.driver == reflink.Name {
+			dir = testfs.XFS(t, 512*mib)
+		}
+		o := w.other(dir, c.driver)
+		if _, err := o.tryPull(volume, PullRequest{TakeOver: true}); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+			t.Errorf("%s in a %s pool: %v", volume, c.driver, err)
+		}
+		h, _, err := w.open().Head(t.Context(), volume)
+		if err != nil || h.Epoch != 1 || h.Writer.Pool != w.e.PoolID() {
+			t.Errorf("%s: epoch %d, written by %s, %v", volume, h.Epoch, h.Writer.Host, err)
+		}
+		if _, err := w.tryPush(volume); err != nil {
+			t.Errorf("%s cannot be pushed any more: %v", volume, err)
+		}
 	}
 }
 
