@@ -704,7 +704,8 @@ func TestTakeOverOfWhatDoesNotFit(t *testing.T) {
 			dir = testfs.XFS(t, 512*mib)
 		}
 		o := w.other(dir, c.driver)
-		if _, err := o.tryPull(volume, PullRequest{TakeOver: true}); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+		if _, err := o.tryPull(volume, PullRequest{TakeOver: true}); !errs.Is(err, errs.Unsupported) ||
+			errs.HintOf(err) == "" {
 			t.Errorf("%s in a %s pool: %v", volume, c.driver, err)
 		}
 		h, _, err := w.open().Head(t.Context(), volume)
