@@ -171,24 +171,6 @@ func regionEnd(region uint32, size int64) int64 {
 	return min(regionStart(region)+repo.RegionBytes, size)
 }
 
-// splitRegions cuts a layer where regions begin.
-func splitRegions(l layer, fn func(region uint32, l layer) error) error {
-	for l.Length > 0 {
-		r := regionOf(l.Offset)
-		n := min(l.Length, regionStart(r)+repo.RegionBytes-l.Offset)
-		part := layer{Offset: l.Offset, Length: n}
-		if l.Piece != nil {
-			p := cut(*l.Piece, l.Offset, l.Offset+n)
-			part.Piece = &p
-		}
-		if err := fn(r, part); err != nil {
-			return err
-		}
-		l.Offset, l.Length = l.Offset+n, l.Length-n
-	}
-	return nil
-}
-
 // findPage returns the page of a region. A region without data has none.
 func findPage(m *repo.Manifest, region uint32) (repo.Page, bool) {
 	i, ok := slices.BinarySearchFunc(m.Pages, region, func(p repo.Page, r uint32) int { return cmp.Compare(p.Region, r) })

@@ -131,26 +131,3 @@ func TestChangesBySum(t *testing.T) {
 		t.Errorf("content of which nothing is known in another frame: %v", d)
 	}
 }
-
-// TestSplitRegions: a layer is cut where regions begin, its piece with it.
-func TestSplitRegions(t *testing.T) {
-	var got []layer
-	p := repo.Piece{Offset: repo.RegionBytes - 8192, Length: 16384, Frame: repo.Frame{Plain: 16384}}
-	if err := splitRegions(pieceLayer(p), func(r uint32, l layer) error {
-		if regionOf(l.Offset) != r || regionOf(l.end()-1) != r {
-			t.Errorf("region %d: %+v", r, l)
-		}
-		got = append(got, l)
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if len(got) != 2 || got[1].Piece.Within != 8192 || got[1].Offset != repo.RegionBytes || got[0].Length+got[1].Length != 16384 {
-		t.Errorf("%+v", got)
-	}
-	got = nil
-	_ = splitRegions(zeroLayer(4096, 3*repo.RegionBytes), func(_ uint32, l layer) error { got = append(got, l); return nil })
-	if len(got) != 4 {
-		t.Errorf("zeros over four regions: %+v", got)
-	}
-}
