@@ -238,7 +238,8 @@ func TestBalanceAndScrub(t *testing.T) {
 		{"scrub", []string{"scrub", "start", "-B"}},
 	} {
 		t.Run(c.code, func(t *testing.T) {
-			f := makeFresh(t, "btrfs", t.TempDir(), 1024*mib, nil)
+			// Room enough that a balance finds a place for each chunk, whatever the load has just allocated.
+			f := makeFresh(t, "btrfs", t.TempDir(), 4096*mib, nil)
 			fill(t, filepath.Join(f.dir, "data"), 256*mib)
 			startFio(t, "", syncLoad(f.dir, "--thinktime=1ms")...)
 			repeat(t, "btrfs", append(c.args, f.dir)...)
