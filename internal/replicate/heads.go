@@ -46,6 +46,7 @@ func changePoints(
 			return repo.Head{}, err
 		}
 		_, err = r.PutHead(ctx, h, v)
+		pages.wrote(err)
 		if err == nil {
 			return h, nil
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"pando/internal/errs"
+	"pando/internal/objstore"
 	"pando/internal/repo"
 )
 
@@ -205,8 +206,9 @@ type pageWriter struct {
 	head   string
 	writer repo.Writer
 
-	mu    sync.Mutex
-	lease *lease
+	mu     sync.Mutex
+	lease  *lease
+	unsure bool // nobody knows whether the head that names the pages was written, or is about to be
 }
 
 func newPageWriter(r *repo.Repo, head string) *pageWriter {
@@ -236,9 +238,19 @@ func (w *pageWriter) admits(h repo.Head) error {
 	return nil
 }
 
-// end ends the session, if there is one. What is left of it, a prune ends.
+// wrote notes what came of writing the head that names the pages.
+func (w *pageWriter) wrote(err error) {
+	w.unsure = err != nil && (objstore.Temporary(err) || !errs.Is(err, errs.Conflict))
+}
+
+// end ends the session, if there is one. What is left of it, a prune ends; so it does that of a head of which nobody
+// knows whether it was written: the pages must stay until that head cannot be written any more.
 func (w *pageWriter) end(ctx context.Context) {
-	if w.lease != nil {
+	switch {
+	case w.lease == nil:
+	case w.unsure:
+		w.lease.abandon()
+	default:
 		_ = w.lease.end(ctx)
 	}
 }

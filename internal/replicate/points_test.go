@@ -13,6 +13,7 @@ import (
 
 	"pando/internal/engine"
 	"pando/internal/errs"
+	"pando/internal/objstore"
 	"pando/internal/objstore/storetest"
 	"pando/internal/ref"
 	"pando/internal/repo"
@@ -364,6 +365,52 @@ func TestPagedPointsInFlight(t *testing.T) {
 		t.Errorf("%d points", len(b.namesOf("v")))
 	}
 	b.verified(0)
+}
+
+// lateHead is a store that does the first write of a head late, long after it has answered that it does not know.
+type lateHead struct {
+	objstore.Store
+	write func() error
+}
+
+func (s *lateHead) Put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+	if s.write != nil || !strings.HasPrefix(key, "heads/") {
+		return s.Store.Put(ctx, key, data, c)
+	}
+	s.write = func() error {
+		_, err := s.Store.Put(context.WithoutCancel(ctx), key, data, c)
+		return err
+	}
+	return "", objstore.Transient(errs.New(errs.IO, "write object", key, "the connection was lost"))
+}
+
+// TestPagedPointsLateHead: pages stay until the head that names them cannot be written any more, though the write of it
+// has failed as far as its process knows.
+func TestPagedPointsLateHead(t *testing.T) {
+	rnd := seed(t)
+	b := newBench(t)
+	b.history(rnd, "v", nil, 2)
+	lengthen(t, b.repo, "v", 5000, 10)
+	for i, ended := range []bool{false, true} {
+		at := ref.Ref{Name: "v", At: fmt.Sprint("h", 100+i)}
+		late := &lateHead{Store: b.store}
+		rp, err := repo.Open(t.Context(), late, b.secret)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer rp.Close()
+		if _, err := removeVolume(t.Context(), rp, at); !objstore.Temporary(err) {
+			t.Fatalf("a head whose write nobody knows of: %v", err)
+		}
+		if b.prune(PruneRequest{}); ended {
+			b.prune(PruneRequest{Patience: -1})
+			b.prune(PruneRequest{Patience: -1})
+		}
+		if err := late.write(); errs.Is(err, errs.Conflict) != ended {
+			t.Fatalf("the late write: %v", err)
+		}
+		b.verified(0)
+	}
 }
 
 // TestPagedReadersFollow: who reads pages while a prune replaces and removes them goes on with the new ones.

@@ -386,7 +386,9 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, 
 	if err := pages.putter().Shrink(ctx, &head); err != nil {
 		return out, true, err
 	}
-	if _, err := x.repo.PutHead(ctx, head, version); err != nil {
+	_, err = x.repo.PutHead(ctx, head, version)
+	pages.wrote(err)
+	if err != nil {
 		return out, true, err
 	}
 	out.Repaired = true
