@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net/url"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -446,5 +447,27 @@ func (b *bench) overwrite(key string, object []byte) {
 	}
 	if _, err := b.store.Put(b.t.Context(), key, object, objstore.Always); err != nil {
 		b.t.Fatal(err)
+	}
+}
+
+// TestRestoreOverLostBase: a base whose map is gone, as nothing keeps it on the remote, is no reason to fail: what
+// depends on it is written anew.
+func TestRestoreOverLostBase(t *testing.T) {
+	b := newBench(t)
+	b.old = true
+	b.history(seed(t), "v", nil, 2)
+	lost, now := *b.truth["v"]["p1"], b.truth["v"]["p2"]
+	lost.manifest.Pages = slices.Clone(lost.manifest.Pages)
+	for i := range lost.manifest.Pages {
+		lost.manifest.Pages[i].Frame.Segment.Session = repo.NewID()
+	}
+	to, _, err := b.restored(b.repo, now, &lost)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to.same(t, "v@p2", now.content)
+
+	if _, _, err := b.restored(b.repo, &lost, now); !errs.Is(err, errs.NotFound) {
+		t.Errorf("the map of the point itself is gone: %v", err)
 	}
 }

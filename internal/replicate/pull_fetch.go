@@ -229,6 +229,9 @@ func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
 			}
 			g.Go(func() error {
 				pieces, err := readRegion(ctx, x.repo, m, region)
+				if m == x.base && m != x.now && broken(err) {
+					pieces, err = unknownPieces(m, region), nil
+				}
 				if err != nil {
 					return x.damaged(regionStart(region), regionEnd(region, m.SizeBytes)-regionStart(region), err)
 				}
@@ -245,6 +248,13 @@ func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
 		}
 	}
 	return out, g.Wait()
+}
+
+// unknownPieces stand for a region of a base whose page cannot be read: a base is only a help, and nothing keeps a prune
+// from removing it. They are like nothing else, so that all of the region is written.
+func unknownPieces(m *repo.Manifest, region uint32) []repo.Piece {
+	from := regionStart(region)
+	return []repo.Piece{{Offset: from, Length: regionEnd(region, m.SizeBytes) - from}}
 }
 
 // eachHaul groups wants by the segment that they are in, and by how near each
