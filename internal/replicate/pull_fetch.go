@@ -250,8 +250,8 @@ func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
 	return out, g.Wait()
 }
 
-// unknownPieces stand for a region of a base whose page cannot be read: a base is only a help, and nothing keeps a prune
-// from removing it. They are like nothing else, so that all of the region is written.
+// unknownPieces stand for a region of a base whose page cannot be read: a base is only a help, and nothing keeps a
+// prune from removing it. They are like nothing else, so that all of the region is written.
 func unknownPieces(m *repo.Manifest, region uint32) []repo.Piece {
 	from := regionStart(region)
 	return []repo.Piece{{Offset: from, Length: regionEnd(region, m.SizeBytes) - from}}
