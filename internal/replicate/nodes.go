@@ -25,9 +25,10 @@ type treePart struct {
 	node   repo.NodeRef
 	level  int // of the node; it may be below that of the range, and is then in the first part of that
 	pieces []repo.Piece
+	lost   bool // nobody knows what: see treeDiff.unlike
 }
 
-func (s treePart) empty() bool { return s.node.IsZero() && len(s.pieces) == 0 }
+func (s treePart) empty() bool { return s.node.IsZero() && len(s.pieces) == 0 && !s.lost }
 
 // treePair is the range of a node and what two maps have there.
 type treePair struct {
@@ -61,6 +62,8 @@ type treeDiff struct {
 	read func(n repo.NodeAt, old bool)
 	// broken is told of every node that cannot be read. If it returns nil it is as if nothing were there.
 	broken func(n repo.NodeAt, old bool, err error) error
+	// unlike: where a node of old cannot be read, old is like nothing, rather than as if nothing were there.
+	unlike bool
 
 	todo []treePair // in reverse order
 }
@@ -80,6 +83,9 @@ func (d *treeDiff) each(ctx context.Context, fn func(part) error) error {
 			continue
 		}
 		d.todo = d.todo[:len(d.todo)-1]
+		if next.old.lost {
+			next.old.pieces = unknownPieces(next.at().From(), min(next.at().To(), d.old.SizeBytes, d.now.SizeBytes))
+		}
 		if err := fn(part{next.at().From(), next.at().To(), next.old.pieces, next.now.pieces}); err != nil {
 			return err
 		}
@@ -144,7 +150,7 @@ func (d *treeDiff) expand(ctx context.Context) error {
 				if err := d.broken(p.node(*s), i == 0, r.Err); err != nil {
 					return err
 				}
-				*s = treePart{}
+				*s = treePart{lost: i == 0 && d.unlike}
 				continue
 			}
 			if d.read != nil {
@@ -193,6 +199,8 @@ func divide(out []treePair, p treePair, inner [2]*[repo.NodeChildren]repo.NodeRe
 			case below(s) && slot == 0:
 				*to = s
 			case below(s):
+			case s.lost:
+				to.lost = true
 			default:
 				to.pieces = piecesIn(s.pieces, at.From(), at.To())
 			}

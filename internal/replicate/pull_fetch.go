@@ -148,9 +148,13 @@ func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
 	d := &treeDiff{
 		nodes: x.repo.ReadNodes, old: x.base, now: x.now,
 		read: func(n repo.NodeAt, _ bool) { x.read.Add(int64(n.Frame.Stored)) },
-		broken: func(n repo.NodeAt, _ bool, err error) error {
+		broken: func(n repo.NodeAt, old bool, err error) error {
+			if old {
+				return nil
+			}
 			return x.damaged(n.From(), min(n.To(), x.now.SizeBytes)-n.From(), err)
 		},
+		unlike: true,
 	}
 	return d.each(ctx, fn)
 }
@@ -165,7 +169,11 @@ func (x *restore) mixedParts(ctx context.Context, fn func(part) error) error {
 			to *[]repo.Piece
 		}{{x.base, &m.old}, {x.now, &m.now}} {
 			var err error
-			if *y.to, err = regionPieces(ctx, x.repo, cache.Read, y.m, region); err != nil {
+			*y.to, err = regionPieces(ctx, x.repo, cache.Read, y.m, region)
+			switch {
+			case y.m == x.base && broken(err):
+				*y.to = unknownPieces(m.from, min(m.to, x.base.SizeBytes))
+			case err != nil:
 				return x.damaged(m.from, m.to-m.from, err)
 			}
 			if p, ok := findPage(y.m, region); ok {
@@ -230,7 +238,7 @@ func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
 			g.Go(func() error {
 				pieces, err := readRegion(ctx, x.repo, m, region)
 				if m == x.base && m != x.now && broken(err) {
-					pieces, err = unknownPieces(m, region), nil
+					pieces, err = unknownPieces(regionStart(region), regionEnd(region, m.SizeBytes)), nil
 				}
 				if err != nil {
 					return x.damaged(regionStart(region), regionEnd(region, m.SizeBytes)-regionStart(region), err)
@@ -250,11 +258,13 @@ func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
 	return out, g.Wait()
 }
 
-// unknownPieces stand for a region of a base whose page cannot be read: a base is only a help, and nothing keeps a
-// prune from removing it. They are like nothing else, so that all of the region is written.
-func unknownPieces(m *repo.Manifest, region uint32) []repo.Piece {
-	from := regionStart(region)
-	return []repo.Piece{{Offset: from, Length: regionEnd(region, m.SizeBytes) - from}}
+// unknownPieces stand for a range of a base of which the map cannot be read: a base is only a help, and nothing keeps a
+// prune from removing it. They are like nothing else, so that all of the range is written.
+func unknownPieces(from, to int64) []repo.Piece {
+	if from >= to {
+		return nil
+	}
+	return []repo.Piece{{Offset: from, Length: to - from}}
 }
 
 // eachHaul groups wants by the segment that they are in, and by how near each

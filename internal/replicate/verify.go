@@ -125,6 +125,10 @@ func (v *Verified) Err() error {
 	if strings.HasPrefix(first.Object, "heads/") || strings.HasPrefix(first.Object, "points/") {
 		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair", "REMOTE"))
 	}
+	if strings.HasPrefix(first.Object, "moved/") {
+		return e.WithHint("make what says where things were moved anew with %s, before anything is removed",
+			errs.Run("remote repair", "REMOTE"))
+	}
 	return e.WithHint("points without problems can be pulled; remove damaged ones from the remote and push again")
 }
 
