@@ -2,12 +2,15 @@ package replicate
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"time"
 
 	"pando/internal/driver"
 	"pando/internal/engine"
+	"pando/internal/errs"
 	"pando/internal/fsprobe"
+	"pando/internal/repo"
 )
 
 // isIdle reports whether nobody has changed a volume since the point that it is compared with: no range of it differs,
@@ -29,10 +32,40 @@ func (x *blockPush) isIdle(img engine.Image, r *imageReader) (bool, error) {
 // isIdleTree reports whether nobody has changed a tree since the newest point of its volume there, so that the snapshot
 // that was taken for this push is not needed.
 func (p *pusher) isIdleTree(ctx context.Context, jb *job, b base) (bool, error) {
-	if !jb.took || !b.newest || b.head != jb.head || b.object == "" || p.q.Full {
+	if !p.mayBeIdle(jb, b) {
 		return false, nil
 	}
 	return p.e.SamePoint(ctx, engine.ReadRequest{Point: jb.pt.ID, Base: b.object})
+}
+
+// mayBeIdle reports whether nothing needs to be pushed if a tree is the same as its base.
+func (p *pusher) mayBeIdle(jb *job, b base) bool {
+	return jb.took && b.newest && b.head == jb.head && b.object != "" && !p.q.Full
+}
+
+// errChanged ends the comparison of two trees.
+var errChanged = errors.New("something has changed")
+
+// untilChanged takes nothing.
+type untilChanged struct{}
+
+func (untilChanged) Write([]byte) (int, error) { return 0, errChanged }
+
+// isSameTree is isIdleTree for trees of drivers that cannot tell, which are compared. It is for those that are sent
+// whole if they have changed: where the difference is sent, that tells.
+func (p *pusher) isSameTree(ctx context.Context, jb *job, b base) (bool, error) {
+	if p.treeContent(jb) != repo.Tree || !p.mayBeIdle(jb, b) {
+		return false, nil
+	}
+	q := engine.ReadRequest{Point: jb.pt.ID, Base: b.object, IfChanged: true}
+	err := p.e.SendTree(ctx, q, untilChanged{})
+	switch {
+	case errors.Is(err, engine.ErrUnchanged):
+		return true, nil
+	case errors.Is(err, errChanged), errs.Is(err, errs.Unsupported), errs.Is(err, errs.NotFound):
+		return false, nil
+	}
+	return false, err
 }
 
 // idleTree ends the push of a tree in which nothing has changed.

@@ -83,6 +83,29 @@ func (w *world) whole() {
 	}
 }
 
+// TestIdleTreeIsNotSentWhole: a tree whose next difference would not be worth it, as the last ones were larger than the
+// tree, gets no new point either if nothing has changed.
+func TestIdleTreeIsNotSentWhole(t *testing.T) {
+	w := worldOn(t, t.TempDir(), plain.Name, "file:"+filepath.Join(t.TempDir(), "remote"))
+	w.importTree("g", mib)
+	w.clone("g", "v")
+	whole := 0
+	for i := range uint64(4) {
+		w.write("v", "file", 10+i, mib)
+		if out := w.pushPortable("v"); out[len(out)-1].Full {
+			whole++
+		}
+		for range 2 {
+			if out := w.pushPortable("v"); !out[0].Unchanged || len(w.pushSnapshots("v")) != 1 {
+				t.Errorf("round %d: %+v, %v", i, out, w.pushSnapshots("v"))
+			}
+		}
+	}
+	if whole == 0 {
+		t.Error("no tree was sent whole: this tests nothing")
+	}
+}
+
 // TestTreesTravel: trees of one driver come out of another as they went in, golden, clone and what changes, file by
 // file; random changes, a seed that is printed. Then the other pool goes on, and the first one pulls that back.
 func TestTreesTravel(t *testing.T) {
@@ -134,15 +157,25 @@ func TestTreesTravel(t *testing.T) {
 			}
 			sameTree(t, w, "g@1", o, "g@1")
 			sameTree(t, w, "v", o, "v")
+			// A tree is sent whole only if what differed since it last was has come to more than that.
+			whole, since := out[0].UploadedBytes, out[1].UploadedBytes
+			worth := func(p Pushed) {
+				t.Helper()
+				if p.Content != "tree" || p.Full != (since > whole) {
+					t.Errorf("%d bytes since a whole tree of %d: %+v", since, whole, p)
+				}
+				if since += p.UploadedBytes; p.Full {
+					whole, since = p.UploadedBytes, 0
+				}
+			}
 			for range 4 {
 				change(w)
-				if out := w.pushPortable("v"); out[0].Full {
-					t.Errorf("%+v", out)
-				}
+				pushed := w.pushPortable("v")[0]
+				worth(pushed)
 				if out := w.pushPortable("v"); !out[0].Unchanged || len(w.pushSnapshots("v")) != 1 {
 					t.Errorf("nothing has changed: %+v, %v", out, w.pushSnapshots("v"))
 				}
-				if p := o.pull("v", PullRequest{Update: true}); p.Base == "" {
+				if p := o.pull("v", PullRequest{Update: true}); (p.Base == "") != pushed.Full {
 					t.Errorf("%+v", p)
 				}
 				sameTree(t, w, "v", o, "v")
@@ -151,9 +184,7 @@ func TestTreesTravel(t *testing.T) {
 			o.pull("v", PullRequest{TakeOver: true, Update: true})
 			for range 3 {
 				change(o)
-				if out := o.pushPortable("v"); out[0].Full || out[0].Content != "tree" {
-					t.Errorf("%+v", out)
-				}
+				worth(o.pushPortable("v")[0])
 				w.pull("v", PullRequest{Update: true})
 				sameTree(t, o, "v", w, "v")
 			}

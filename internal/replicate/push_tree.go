@@ -61,6 +61,11 @@ func (p *pusher) tree(ctx context.Context, jb *job, h headState, l links) (Pushe
 				if ok, err := p.chainBears(ctx, h, b); err != nil {
 					return Pushed{}, err
 				} else if !ok {
+					if same, err := p.isSameTree(ctx, jb, b); err != nil {
+						return Pushed{}, err
+					} else if same {
+						return p.idleTree(ctx, jb, h, b)
+					}
 					b = base{}
 				}
 			}
@@ -231,10 +236,7 @@ func (p *pusher) send(ctx context.Context, jb *job, b base, w io.Writer) error {
 	if p.treeContent(jb) == repo.Stream {
 		return p.e.SendStream(ctx, q, w)
 	}
-	if b.object == "" || !jb.took || !b.newest || b.head != jb.head {
-		return p.e.SendTree(ctx, q, w)
-	}
-	q.IfChanged = true
+	q.IfChanged = p.mayBeIdle(jb, b)
 	return p.e.SendTree(ctx, q, w)
 }
 
