@@ -328,6 +328,9 @@ func (c *comparer) matchByPlace(as, bs []*node) error {
 
 // report turns objects into changes.
 func (c *comparer) report(as, bs []*node) error {
+	for _, l := range c.linked {
+		c.keptNames(l) // sorted by this, before objects that have other names of it look for the first
+	}
 	seen := map[*object]bool{}
 	t := c.tasks()
 	for _, n := range slices.Concat(as, bs) {
@@ -335,9 +338,6 @@ func (c *comparer) report(as, bs []*node) error {
 			seen[o] = true
 			t.do(func() error { return c.object(o) })
 		}
-	}
-	for _, l := range c.linked {
-		c.keptNames(l) // other names of it refer to the first of these
 	}
 	if err := t.wait(); err != nil {
 		return err
