@@ -329,9 +329,16 @@ func TestExt4Errors(t *testing.T) {
 	noGuest(t)
 	dir := testfs.Ext4(t, 16<<20)
 	nothing(t, examine(t, "scrub", nil), dir)
-	trigger := filepath.Join("/sys/fs/ext4", deviceOf(t, dir).Name, "trigger_fs_error")
-	if err := os.WriteFile(trigger, []byte("of a test of Pando"), 0); err != nil {
+	sys := filepath.Join("/sys/fs/ext4", deviceOf(t, dir).Name)
+	if err := os.WriteFile(filepath.Join(sys, "trigger_fs_error"), []byte("of a test of Pando"), 0); err != nil {
 		t.Fatal(err)
+	}
+	for count := ""; count != "1"; { // a worker of the kernel counts it
+		b, err := os.ReadFile(filepath.Join(sys, "errors_count"))
+		if err != nil || t.Context().Err() != nil {
+			t.Fatal(err)
+		}
+		count = strings.TrimSpace(string(b))
 	}
 	f := only(t, examine(t, "scrub", nil), dir, "scrub-ext4-errors", Warning)
 	if m := measured(t, f, "errors"); m.Low != 1 {

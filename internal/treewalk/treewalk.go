@@ -78,6 +78,9 @@ func Workers() int { return min(max(4, 2*runtime.GOMAXPROCS(0)), 16) }
 // Walk visits root and all directories below it. The first error of a function
 // ends the walk and is returned; so does the end of ctx.
 func Walk(ctx context.Context, root *os.File, fn Funcs) error {
+	if err := ctx.Err(); err != nil {
+		return err // a small tree could be done before the workers hear of it
+	}
 	if fn.Open == nil {
 		fn.Open = func(d *Dir) (*os.File, error) { return Open(d.root, d.Path()) }
 	}
