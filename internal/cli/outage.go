@@ -30,7 +30,7 @@ func (o *outage) shownBy(t *progress.Tracker) {
 	o.tracker = t
 }
 
-// waiting is told of each pause before a request is made again.
+// waiting shows a pause before a request is repeated.
 func (o *outage) waiting(a *App, w replicate.Waiting) {
 	if o == nil || w.Pause < outagePause {
 		return
@@ -51,7 +51,7 @@ func (o *outage) waiting(a *App, w replicate.Waiting) {
 	}
 }
 
-// over is told when a request that was made again has had an answer.
+// over ends what waiting shows: the repeated request was answered.
 func (o *outage) over() {
 	if o == nil {
 		return

@@ -67,8 +67,8 @@ If there is a repository, it is opened with its passphrase or an age identity th
 knows, and this pool gets a key of its own.
 
 With --kit it is opened with a recovery kit (` + "`pando remote key export`" + `) and the
-passphrase or identity of that, also if the repository has lost its config, which is
-put back then. URL may be left out: the kit has it.
+passphrase or identity for that kit. This works even if the repository has lost its
+config, which is then put back. URL may be left out: the kit has it.
 
 ` + passphraseSources,
 		Example: `  pando remote add backup s3://my-bucket/pando?region=eu-central-1 --passphrase

@@ -23,8 +23,7 @@ type Access struct {
 	// Attempts is how often a request is tried; 0: as [DefaultAttempts] says.
 	Attempts int
 
-	// OnRetry is told before each pause after which a request is made again, and OnAnswer when such a request has had
-	// an answer at last: see [RetryOptions].
+	// OnRetry is called before each pause, and OnAnswer when a repeated request was answered: see [RetryOptions].
 	OnRetry  func(Waiting)
 	OnAnswer func()
 }

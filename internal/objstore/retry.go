@@ -34,8 +34,8 @@ type RetryOptions struct {
 	Total time.Duration
 	// Reach is Total for a store to which no connection could be made so far: the address may be wrong. 0: as Total.
 	Reach time.Duration
-	// OnRetry is told before each pause, for people and for tests, and OnAnswer when an operation of which OnRetry was
-	// told has had an answer at last. They may be called by several goroutines at once.
+	// OnRetry is called before each pause, and OnAnswer when an operation that was retried got its answer. They may be
+	// called by several goroutines at once.
 	OnRetry  func(Waiting)
 	OnAnswer func()
 }

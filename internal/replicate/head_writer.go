@@ -315,7 +315,7 @@ func (w *headWriter) takeOver(ctx context.Context, name string, admit func(repo.
 			if err == nil && own == foreignWrite {
 				err = w.copied(opPull, *h)
 			}
-			return false, err // also if an earlier try was done and its answer was lost
+			return false, err // even if an earlier try took effect and only its answer was lost
 		}
 		// Which volume of this pool it is, is known when that is here.
 		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, w.me, ""

@@ -55,7 +55,7 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 			WithHint("choose another, or write over it with %s", errs.Param("force"))
 	}
 	if i, err := os.Stat(filepath.Dir(q.File)); err != nil || !i.IsDir() {
-		return out, errs.New(errs.NotFound, opKit, q.File, "there is no directory for it")
+		return out, errs.New(errs.NotFound, opKit, q.File, "its directory does not exist")
 	}
 	identity, recipient, err := repo.NewIdentity()
 	if err != nil {
