@@ -51,28 +51,17 @@ func olderPoints(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter
 			}
 			return out
 		}
-		for again := true; again; {
-			again = false
-			for read := range r.ReadPages(ctx, h, left()) {
-				if read.Err != nil {
-					now, moved, err := moved(ctx, r, h, read)
-					if err != nil {
-						yield(repo.Point{}, err)
-						return
-					}
-					if moved {
-						h, again = now, true
-						break
-					}
-					note(bad, read.Err)
+		_, err := followPages(ctx, r, &h, left, bad, func(read repo.PageRead) bool {
+			for _, x := range slices.Backward(read.Points) {
+				if x.Seq < below && !yield(x, nil) {
+					return false
 				}
-				for _, x := range slices.Backward(read.Points) {
-					if x.Seq < below && !yield(x, nil) {
-						return
-					}
-				}
-				below = min(below, read.Page.First)
 			}
+			below = min(below, read.Page.First)
+			return true
+		})
+		if err != nil {
+			yield(repo.Point{}, err)
 		}
 	}
 }
@@ -95,29 +84,48 @@ func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault
 			}
 			return true
 		}
-		for again := true; again; {
-			again = false
-			for read := range r.ReadPages(ctx, h, left()) {
-				if read.Err != nil {
-					now, moved, err := moved(ctx, r, h, read)
-					if err != nil {
-						yield(repo.Point{}, err)
-						return
-					}
-					if moved {
-						h, again = now, true
-						break
-					}
-					note(bad, read.Err)
+		whole, err := followPages(ctx, r, &h, left, bad, func(read repo.PageRead) bool {
+			if !give(read.Points) {
+				return false
+			}
+			above = max(above, read.Page.Last)
+			return true
+		})
+		switch {
+		case err != nil:
+			yield(repo.Point{}, err)
+		case whole:
+			give(h.Recent)
+		}
+	}
+}
+
+// followPages reads the pages that left names, which are some of those of h, until fn returns false; then whole is
+// false too. If one is gone because the head was rewritten, h becomes what the head is now, and left is asked again.
+func followPages(
+	ctx context.Context, r *repo.Repo, h *repo.Head, left func() []repo.PointPage, bad *[]*pageFault,
+	fn func(repo.PageRead) bool,
+) (whole bool, err error) {
+	for again := true; again; {
+		again = false
+		for read := range r.ReadPages(ctx, *h, left()) {
+			if read.Err != nil {
+				now, is, err := moved(ctx, r, *h, read)
+				if err != nil {
+					return false, err
 				}
-				if !give(read.Points) {
-					return
+				if is {
+					*h, again = now, true
+					break
 				}
-				above = max(above, read.Page.Last)
+				note(bad, read.Err)
+			}
+			if !fn(read) {
+				return false, nil
 			}
 		}
-		give(h.Recent)
 	}
+	return true, nil
 }
 
 // moved finds out why a page could not be read. True: the head does not name it any more; now is the head as it is.
