@@ -29,7 +29,7 @@ const (
 	NoSpace     Kind = "no_space"    // the pool, or the volume, is full
 	Permission  Kind = "permission"  // root or a file permission is needed
 	Unsupported Kind = "unsupported" // this host, kernel, filesystem or driver cannot do it
-	Conflict    Kind = "conflict"    // somebody else changed it meanwhile
+	Conflict    Kind = "conflict"    // another process or host changed it first
 	Damaged     Kind = "damaged"     // stored data does not read back as it must
 	TooNew      Kind = "too_new"     // written by a newer Pando
 	IO          Kind = "io"          // the operating system reported an input/output error
