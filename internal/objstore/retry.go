@@ -18,7 +18,8 @@ import (
 const DefaultAttempts = 10
 
 // DefaultTotal is how long after its beginning an operation is still tried again, if nobody says otherwise. With the
-// minute after which a connection without progress is cut, no operation fails later than four minutes after it began.
+// two minutes after which a connection with next to no progress is cut, no operation of which none gets on fails later
+// than five minutes after it began.
 const DefaultTotal = 3 * time.Minute
 
 // RetryOptions say how often and when. The zero value is good.

@@ -28,6 +28,10 @@ import (
 // Stall is how long a connection may be without any progress, in either direction.
 const Stall = 60 * time.Second
 
+// Floor is how many bytes must move on a connection in two times [Stall] of waiting for the server, so that none that
+// sends a byte now and then holds a request for days. It lets lines pass of 300 bytes a second for each connection.
+const Floor = 32 << 10
+
 // dialWait is how long a host may take to accept a connection: enough for three packets to be lost.
 const dialWait = 8 * time.Second
 
@@ -36,6 +40,7 @@ type Options struct {
 	InsecureSkipVerify bool                                  // takes any certificate
 	CAFile             string                                // certificates (PEM) to trust besides those of the system
 	Stall              time.Duration                         // 0: the constant
+	Floor              int64                                 // 0: the constant
 	Proxy              func(*http.Request) (*url.URL, error) // nil: none
 }
 
@@ -90,6 +95,9 @@ func New(o Options) (*Client, error) {
 	if o.Stall <= 0 {
 		o.Stall = Stall
 	}
+	if o.Floor <= 0 {
+		o.Floor = Floor
+	}
 	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: o.InsecureSkipVerify}
 	if o.CAFile != "" {
 		pem, err := os.ReadFile(o.CAFile)
@@ -114,7 +122,7 @@ func New(o Options) (*Client, error) {
 			if err != nil {
 				return nil, err
 			}
-			return watch(c, o.Stall), nil
+			return watch(c, o.Stall, o.Floor), nil
 		},
 		TLSClientConfig:     config,
 		TLSHandshakeTimeout: 15 * time.Second,
@@ -128,7 +136,7 @@ func New(o Options) (*Client, error) {
 
 // RoundTrip is of http.RoundTripper.
 func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
-	answer, err := c.t.RoundTrip(r)
+	answer, err := c.t.RoundTrip(watchRequest(r))
 	if err != nil {
 		// Some libraries replace errors whose text has "EOF" in it by a text.
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -164,40 +172,6 @@ type closed struct{ err error }
 
 func (c *closed) Error() string { return "the server has closed the connection" }
 func (c *closed) Unwrap() error { return c.err }
-
-// watched is a connection that ends when there is no progress. Both directions
-// count as one: who waits for an answer while the request is still being sent is
-// not late.
-type watched struct {
-	net.Conn
-	stall time.Duration
-}
-
-func watch(c net.Conn, stall time.Duration) net.Conn {
-	w := &watched{c, stall}
-	w.progress()
-	return w
-}
-
-// progress moves the end away. It also does so for a Read that waits already.
-func (w *watched) progress() { _ = w.Conn.SetDeadline(time.Now().Add(w.stall)) }
-
-func (w *watched) Read(b []byte) (int, error) {
-	n, err := w.Conn.Read(b)
-	if n > 0 {
-		w.progress()
-	}
-	return n, err
-}
-
-func (w *watched) Write(b []byte) (int, error) {
-	w.progress() // of a connection that was idle
-	n, err := w.Conn.Write(b)
-	if n > 0 {
-		w.progress()
-	}
-	return n, err
-}
 
 // Error makes an error of what a request or the reading of its answer has failed
 // with, when there was no answer that says it. Most such errors are temporary.
@@ -238,6 +212,7 @@ func answer(err error) objstore.Answer {
 	var op *net.OpError
 	var dns *net.DNSError
 	var timeout net.Error
+	var slow *tooSlow
 	switch {
 	case errors.As(err, &dns):
 		return objstore.Answer{Words: "the server's name cannot be resolved", Unreached: true}
@@ -245,6 +220,8 @@ func answer(err error) objstore.Answer {
 		return objstore.Answer{Words: "server refuses connections", Unreached: true}
 	case errors.As(err, &op) && op.Op == "dial":
 		return objstore.Answer{Words: "server cannot be reached", Unreached: true}
+	case errors.As(err, &slow):
+		return objstore.Answer{Words: "server answers too slowly"}
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return objstore.Answer{Words: "server does not answer"}
 	}

@@ -101,7 +101,7 @@ func TestStall(t *testing.T) {
 		{"/", func() io.Reader { return &trickle{10, stall / 3} }, true}, // longer than stall in all
 		{"/", func() io.Reader { return &trickle{1, 0} }, true},
 	} {
-		client, err := web.New(web.Options{Stall: stall})
+		client, err := web.New(web.Options{Stall: stall, Floor: 3}) // of some 6 bytes that /slow sends in that time
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,6 +120,43 @@ func TestStall(t *testing.T) {
 			t.Errorf("%s: not temporary: %v", c.path, err)
 		}
 		client.Close()
+	}
+}
+
+// TestFloor: a server that sends a byte now and then does not hold a request for ever; what a limited rate makes slow
+// on this side is not its fault.
+func TestFloor(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.URL.Path != "/trickle" {
+			return
+		}
+		tick := time.NewTicker(stall / 4)
+		defer tick.Stop()
+		for {
+			select {
+			case <-r.Context().Done():
+				return
+			case <-tick.C:
+			}
+			_, _ = w.Write([]byte{'x'})
+			_ = http.NewResponseController(w).Flush()
+		}
+	}))
+	t.Cleanup(server.Close)
+	client, err := web.New(web.Options{Stall: stall, Floor: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(client.Close)
+
+	_, err = exchange(t, client, server.URL+"/trickle", strings.NewReader("x"))
+	err = web.Error(t.Context(), "op", "ref", "server", err)
+	if got := objstore.AnswerOf(err).Words; !objstore.Temporary(err) || got != "server answers too slowly" {
+		t.Errorf("%q: %v", got, err)
+	}
+	if _, err := exchange(t, client, server.URL+"/", &trickle{20, stall / 4}); err != nil { // 20 * 8 KiB, in 5 stalls
+		t.Errorf("a body that is slow in coming: %v", err)
 	}
 }
 

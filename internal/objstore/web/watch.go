@@ -1,0 +1,167 @@
+package web
+
+import (
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"os"
+	"sync"
+	"time"
+)
+
+// watched is a connection that ends when there is no progress, or too little. Both directions count as one: who waits
+// for an answer while the request is still being sent is not late.
+//
+// No byte for stall ends it. So does less than floor in twice that, of the time in which this side waits for the other:
+// pauses that this side makes in sending (a limited rate) do not count, and neither does the time between requests.
+type watched struct {
+	net.Conn
+	stall time.Duration
+	floor int64
+
+	mu      sync.Mutex
+	waiting int       // calls of Read and Write
+	paused  int       // requests whose bodies this side is getting ready
+	since   time.Time // when the clock of waited was last read, if it runs
+	waited  time.Duration
+	moved   int64 // bytes in that time
+}
+
+func watch(c net.Conn, stall time.Duration, floor int64) net.Conn {
+	w := &watched{Conn: c, stall: stall, floor: floor}
+	w.begin()
+	return w
+}
+
+// tooSlow is why a connection ends on which something moves, but next to nothing.
+type tooSlow struct{ err error }
+
+func (s *tooSlow) Error() string { return "the connection is too slow" }
+func (s *tooSlow) Unwrap() error { return s.err }
+func (s *tooSlow) Timeout() bool { return true }
+
+// window is in which time of waiting floor must move.
+func (w *watched) window() time.Duration { return 2 * w.stall }
+
+// begin is the beginning of a request.
+func (w *watched) begin() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.since, w.waited, w.moved = time.Now(), 0, 0
+	w.extend()
+}
+
+// tick counts the time since the last one, if this side has waited for the other in it; the caller holds mu.
+func (w *watched) tick() {
+	now := time.Now()
+	if w.waiting > 0 && w.paused == 0 {
+		w.waited += now.Sub(w.since)
+	}
+	w.since = now
+}
+
+// extend moves the end away. It also does so for a Read that waits already. The caller holds mu.
+func (w *watched) extend() {
+	left := w.stall
+	if w.paused == 0 {
+		left = min(left, w.window()-w.waited)
+	}
+	_ = w.Conn.SetDeadline(time.Now().Add(left))
+}
+
+func (w *watched) Read(b []byte) (int, error)  { return w.move(w.Conn.Read, b, false) }
+func (w *watched) Write(b []byte) (int, error) { return w.move(w.Conn.Write, b, true) }
+
+// move moves bytes, and counts them and the time that it takes. fresh: the connection may have been idle.
+func (w *watched) move(call func([]byte) (int, error), b []byte, fresh bool) (int, error) {
+	w.mu.Lock()
+	w.tick()
+	w.waiting++
+	if fresh {
+		w.extend()
+	}
+	w.mu.Unlock()
+
+	n, err := call(b)
+
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tick()
+	w.waiting--
+	if w.moved += int64(n); w.moved >= w.floor {
+		w.waited, w.moved = 0, 0
+	}
+	if n > 0 {
+		w.extend()
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) && w.waited >= w.window() {
+		err = &tooSlow{err}
+	}
+	return n, err
+}
+
+// pause says that this side gets ready what it will send, or, with -1, that it has done so.
+func (w *watched) pause(n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.tick()
+	w.paused += n
+	w.extend()
+}
+
+// watchRequest is a request that tells its connection when it begins, and when its body is waited for.
+func watchRequest(r *http.Request) *http.Request {
+	var mu sync.Mutex
+	var conn *watched
+	out := r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+		c := i.Conn
+		if secure, is := c.(*tls.Conn); is {
+			c = secure.NetConn()
+		}
+		if w, is := c.(*watched); is {
+			w.begin()
+			mu.Lock()
+			conn = w
+			mu.Unlock()
+		}
+	}}))
+	if r.Body == nil || r.Body == http.NoBody {
+		return out
+	}
+
+	body := func(of io.ReadCloser) io.ReadCloser {
+		return &watchedBody{of, func() *watched {
+			mu.Lock()
+			defer mu.Unlock()
+			return conn
+		}}
+	}
+	out.Body = body(r.Body)
+	if r.GetBody != nil {
+		out.GetBody = func() (io.ReadCloser, error) {
+			again, err := r.GetBody()
+			if err != nil {
+				return nil, err
+			}
+			return body(again), nil
+		}
+	}
+	return out
+}
+
+// watchedBody is the body of a request whose connection does not count the time for which it is waited for.
+type watchedBody struct {
+	io.ReadCloser
+	conn func() *watched
+}
+
+func (b *watchedBody) Read(p []byte) (int, error) {
+	if w := b.conn(); w != nil {
+		w.pause(1)
+		defer w.pause(-1)
+	}
+	return b.ReadCloser.Read(p)
+}
