@@ -1,6 +1,7 @@
 package repo
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
@@ -96,6 +97,18 @@ func checkPreamble(b []byte, t objectType) error {
 		return damaged("bytes that must be zero are not")
 	}
 	return nil
+}
+
+// withVersion is a copy of an object that says another version.
+func withVersion(object []byte, version byte) []byte {
+	b := bytes.Clone(object)
+	b[versionAt] = version
+	return b
+}
+
+// changedVersion is of an object that was not written with the version that it says.
+func changedVersion(object []byte) error {
+	return damaged("it says version %d, and was written with another", object[versionAt])
 }
 
 // header begins every object but config: with which key it is sealed.

@@ -1,6 +1,8 @@
 package repo
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"errors"
@@ -143,6 +145,21 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	c.sealed = rest[saltSize:]
 	c.aad = b[:len(b)-len(c.sealed)]
 	return c, nil
+}
+
+// decodeConfigFor is decodeConfig that does not take one for newer whose version was changed after it was written:
+// opens reports whether a config opens.
+func decodeConfigFor(raw []byte, opens func(publicConfig) bool) (publicConfig, error) {
+	c, err := decodeConfig(raw)
+	if !errs.Is(err, errs.TooNew) {
+		return c, err
+	}
+	for version := range byte(configVersion) {
+		if older, derr := decodeConfig(withVersion(raw, version+1)); derr == nil && opens(older) {
+			return c, changedVersion(raw)
+		}
+	}
+	return c, err
 }
 
 // sealedConfig is the JSON in the sealed part.
@@ -302,6 +319,22 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 	}
 	return nil, errs.New(errs.Permission, "", "", "%w", &locked{whyLocked(c, kinds)}).
 		WithHint("ask somebody who can open it to run %s for the recipient of this host, or use the right passphrase", errs.Run("remote key add"))
+}
+
+// opensWith reports whether one of the secrets, or a ring key, if there is one, opens a config.
+func (c publicConfig) opensWith(ctx context.Context, ringKey []byte, secrets []Secret) bool {
+	k, err := (*keyring)(nil), error(nil)
+	if ringKey != nil {
+		k, err = c.open(bytes.Clone(ringKey))
+	}
+	if k == nil {
+		k, err = c.unlock(secrets, ctx.Err)
+	}
+	if err != nil {
+		return false
+	}
+	k.wipe()
+	return true
 }
 
 // locked is the cause of an error about a repository that no secret opens.

@@ -319,15 +319,63 @@ func TestFramesAreBoundToTheirPlace(t *testing.T) {
 	kind(t, err, errs.NotFound)
 }
 
+// newer is an object as a newer version would have written it.
+func newer(t *testing.T, r *Repo, key string, was []byte) []byte {
+	t.Helper()
+	kind := objectType(was[4])
+	version := newestVersion(kind) + 1
+	if kind == typeSegment {
+		return withVersion(was, version)
+	}
+	o, err := r.unseal(t.Context(), kind, key, was, maxManifestBytes)
+	must(t, err)
+	b, err := r.sealVersion(kind, version, key, o.content, maxManifestBytes)
+	must(t, err)
+	return b
+}
+
+// TestChangedVersionIsDamage: what says that it is newer and was not written so is damaged, so that it is read again,
+// and can be repaired.
+func TestChangedVersionIsDamage(t *testing.T) {
+	ctx := t.Context()
+	g, r, m := golden(t)
+	for _, x := range readings(t, g, r) {
+		was := m.data(x.key)
+		if objectType(was[4]) == typeSegment {
+			continue // its frames do not depend on it
+		}
+		for _, version := range []byte{newestVersion(objectType(was[4])) + 1, 9, 0x81, 0xff} {
+			m.set(x.key, withVersion(was, version))
+			_, err := x.read(ctx, r)
+			kind(t, err, errs.Damaged)
+		}
+		m.set(x.key, was)
+	}
+
+	raw := m.data(configKey)
+	m.set(configKey, withVersion(raw, 9))
+	for _, secret := range []Secret{identity(t, testIdentity), Passphrase(goldenPassphrase)} {
+		_, err := open(ctx, m, testEnv(), secret)
+		kind(t, err, errs.Damaged)
+	}
+	kind(t, r.Refresh(ctx), errs.Damaged)
+	plan, err := PlanRestore(ctx, m, raw, r.Mark(), identity(t, testIdentity))
+	if err != nil || plan == nil {
+		t.Errorf("it cannot be put back: %v", err)
+	}
+	stranger, _, err := NewIdentity()
+	must(t, err)
+	_, err = open(ctx, m, testEnv(), identity(t, stranger))
+	kind(t, err, errs.TooNew) // who has no key of it cannot tell
+}
+
 // What a newer version wrote is not taken for damaged, and not read.
 func TestTooNew(t *testing.T) {
 	ctx := t.Context()
 	g, r, m := golden(t)
 	for _, x := range readings(t, g, r) {
 		was := m.data(x.key)
-		newer := bytes.Clone(was)
-		newer[versionAt] = newestVersion(objectType(was[4])) + 1
-		m.set(x.key, newer)
+		m.set(x.key, newer(t, r, x.key, was))
 		_, err := x.read(ctx, r)
 		kind(t, err, errs.TooNew)
 		if errs.HintOf(err) == "" {
@@ -335,9 +383,10 @@ func TestTooNew(t *testing.T) {
 		}
 		m.set(x.key, was)
 	}
-	raw := m.data(configKey)
-	raw[versionAt] = configVersion + 1
-	m.set(configKey, raw)
+	must(t, r.change(ctx, func(k *keyring) error {
+		k.version = configVersion + 1
+		return nil
+	}))
 	_, err := open(ctx, m, testEnv(), identity(t, testIdentity))
 	kind(t, err, errs.TooNew)
 

@@ -2,11 +2,9 @@ package repo
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"strings"
 
-	"pando/internal/errs"
 	"pando/internal/objstore"
 )
 
@@ -34,10 +32,10 @@ func (r *Repo) HeadID(name string) (ID, error) {
 }
 
 // RawHead is the object of a head as it is, which may be damaged: to keep a copy of it, and to write over just this
-// state. NotFound.
+// state. Of one that is longer than a head can be it is the beginning. NotFound.
 func (r *Repo) RawHead(ctx context.Context, id ID) ([]byte, objstore.Version, error) {
 	key := headPrefix + id.String()
-	object, info, err := r.store.Get(ctx, key, 0, -1)
+	object, info, err := r.store.Get(ctx, key, 0, maxHeadBytes+headerSize+metaSize+tagSize)
 	return object, info.Version, about("read head", key, err)
 }
 
@@ -134,46 +132,6 @@ func classify(o objstore.Info) ListedObject {
 		}
 	}
 	return l
-}
-
-// ScanSegment reads all of a segment, checks header and index, and calls fn for every
-// frame, in order, with its content or with what is wrong with it (Damaged). The
-// content is valid until fn returns; an error of fn ends it. Damaged if the segment
-// cannot be read at all, NotFound, TooNew. Of a segment that was moved there are the frames that were needed then.
-func (r *Repo) ScanSegment(
-	ctx context.Context,
-	s Segment,
-	fn func(f Frame, content FrameContent, err error) error,
-) error {
-	const op = "check segment"
-	x, err := r.openSegment(ctx, s)
-	if errs.Is(err, errs.NotFound) {
-		if merr := r.scanMoved(ctx, s, fn); !errors.Is(merr, errMissing) {
-			return about(op, s.String(), merr)
-		}
-	}
-	if err != nil {
-		return about(op, s.String(), err)
-	}
-	m := &x.segments[0]
-	aead, err := r.cipher(ctx, m.header, infoSegment)
-	if err != nil {
-		return about(op, s.String(), err)
-	}
-	for i := range m.frames {
-		if err := ctx.Err(); err != nil {
-			return about(op, s.String(), err)
-		}
-		f := &m.frames[i]
-		c, err := f.content(aead, r.id, x.object[f.at:f.at+f.stored:f.at+f.stored])
-		if err != nil && !errs.Is(err, errs.Damaged) {
-			return about(op, s.String(), err)
-		}
-		if err := fn(f.Frame, c, about(op, s.String(), err)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // CheckSegmentSize reports whether a segment of which a listing says that it has so many bytes ends as one of that size

@@ -52,6 +52,9 @@ type opened struct {
 // unseal is the content of a metadata object that was read from a key.
 func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) (opened, error) {
 	h, err := parseHeader(object, t)
+	if errs.Is(err, errs.TooNew) && r.wasOlder(t, key, object, limit) {
+		err = changedVersion(object)
+	}
 	if err != nil {
 		return opened{}, err
 	}
@@ -61,6 +64,26 @@ func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []by
 	}
 	content, err := openMeta(aead, object, r.id, key, limit)
 	return opened{content: content, format: h.version}, err
+}
+
+// wasOlder reports whether an object that says it is of a newer version was written as one of a version that is known:
+// the version is authenticated, so nothing else opens then. Such an object is damaged, and may be repaired.
+func (r *Repo) wasOlder(t objectType, key string, object []byte, limit int) bool {
+	for version := range newestVersion(t) {
+		b := withVersion(object, version+1)
+		h, err := parseHeader(b, t)
+		if err != nil {
+			continue
+		}
+		aead, err := r.knownCipher(h, infoMetadata)
+		if aead == nil || err != nil {
+			continue
+		}
+		if _, err := openMeta(aead, b, r.id, key, limit); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // get reads a metadata object. What does not authenticate is read once more: a bit may have flipped on its way.

@@ -304,6 +304,11 @@ const (
 //
 // What a node must be was said where it is referred to: that it is so is checked.
 func (r *Repo) ReadNodes(ctx context.Context, nodes []NodeAt) ([]ReadNode, error) {
+	return r.readAllNodes(ctx, nodes, nil)
+}
+
+// readAllNodes is ReadNodes, of what along has, or with what it reads along.
+func (r *Repo) readAllNodes(ctx context.Context, nodes []NodeAt, along *stretches) ([]ReadNode, error) {
 	out := make([]ReadNode, len(nodes))
 	order := make([]int, len(nodes))
 	for i := range order {
@@ -316,7 +321,7 @@ func (r *Repo) ReadNodes(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 		n := nodesTogether(nodes, order)
 		some := order[:n]
 		order = order[n:]
-		g.Go(func() error { return r.readNodes(ctx, nodes, some, out) })
+		g.Go(func() error { return r.readNodes(ctx, nodes, some, out, along) })
 	}
 	return out, g.Wait()
 }
@@ -339,12 +344,21 @@ func nodesTogether(nodes []NodeAt, order []int) int {
 }
 
 // readNodes reads some nodes of one segment.
-func (r *Repo) readNodes(ctx context.Context, nodes []NodeAt, some []int, out []ReadNode) error {
+func (r *Repo) readNodes(
+	ctx context.Context,
+	nodes []NodeAt,
+	some []int,
+	out []ReadNode,
+	along *stretches,
+) error {
 	frames := make([]Frame, len(some))
 	for i, n := range some {
 		frames[i] = nodes[n].Frame
 	}
-	contents, err := r.ReadFrames(ctx, frames)
+	contents, err := along.contents(ctx, r, frames)
+	if contents == nil && err == nil {
+		contents, err = r.ReadFrames(ctx, frames)
+	}
 	switch {
 	case err == nil:
 		for i, n := range some {
@@ -359,7 +373,7 @@ func (r *Repo) readNodes(ctx context.Context, nodes []NodeAt, some []int, out []
 		return nil
 	}
 	for i := range some { // which of them it is
-		if err := r.readNodes(ctx, nodes, some[i:i+1], out); err != nil {
+		if err := r.readNodes(ctx, nodes, some[i:i+1], out, along); err != nil {
 			return err
 		}
 	}
@@ -378,13 +392,21 @@ func (n NodeAt) decode(b []byte) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if node.Level != n.Level || node.Index != n.Index {
-		return nil, damaged("it is node %d of level %d, not %d of level %d", node.Index, node.Level, n.Index, n.Level)
-	}
-	if pieces, bytes := node.Count(); pieces != n.Pieces || bytes != n.Bytes {
-		return nil, damaged("it has %d pieces of %d bytes, not %d of %d", pieces, bytes, n.Pieces, n.Bytes)
+	if err := n.matches(node); err != nil {
+		return nil, err
 	}
 	return node, nil
+}
+
+// matches says in what a node is not the one that is referred to.
+func (n NodeAt) matches(node *Node) error {
+	if node.Level != n.Level || node.Index != n.Index {
+		return damaged("it is node %d of level %d, not %d of level %d", node.Index, node.Level, n.Index, n.Level)
+	}
+	if pieces, bytes := node.Count(); pieces != n.Pieces || bytes != n.Bytes {
+		return damaged("it has %d pieces of %d bytes, not %d of %d", pieces, bytes, n.Pieces, n.Bytes)
+	}
+	return nil
 }
 
 // nodeWait is a node that is being read, or was.
@@ -404,6 +426,8 @@ type NodeCache struct {
 	known map[Frame]*nodeWait
 	clock uint64
 	bytes int64 // that were read, as they are stored
+
+	along stretches
 }
 
 // NewNodeCache keeps so many nodes, of about 10 KiB each at most.
@@ -431,7 +455,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 	c.mu.Unlock()
 
 	if len(todo) > 0 {
-		got, err := c.repo.ReadNodes(ctx, todo)
+		got, err := c.repo.readAllNodes(ctx, todo, &c.along)
 		c.mu.Lock()
 		for i, w := range mine {
 			if w.err = err; err == nil {
@@ -457,8 +481,10 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 			return nil, w.err
 		}
 		out[i] = w.node
-		if n := w.node.Node; n != nil && (n.Level != nodes[i].Level || n.Index != nodes[i].Index) {
-			out[i] = ReadNode{Err: about("read a node", frameRef(nodes[i].Frame), damaged("it is of another range"))}
+		if n := w.node.Node; n != nil { // it may have been asked for as another one
+			if err := nodes[i].matches(n); err != nil {
+				out[i] = ReadNode{Err: about("read a node", frameRef(nodes[i].Frame), err)}
+			}
 		}
 	}
 	return out, nil

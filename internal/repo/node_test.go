@@ -127,6 +127,16 @@ func TestNodeIsWhatWasSaid(t *testing.T) {
 				}
 			}
 		}
+		cache := r.NewNodeCache(8)
+		less := right
+		less.Pieces--
+		for _, n := range []NodeAt{right, less, right} {
+			got, err := cache.Read(ctx, []NodeAt{n})
+			must(t, err)
+			if errs.Is(got[0].Err, errs.Damaged) != (n == less) {
+				t.Errorf("from a cache: %+v, %v", got[0].Node, got[0].Err)
+			}
+		}
 		gone := right
 		gone.Frame.Segment.N++
 		got, err := r.ReadNodes(ctx, []NodeAt{gone, right})

@@ -182,7 +182,7 @@ func readConfig(ctx context.Context, s objstore.Store) ([]byte, objstore.Version
 }
 
 func unlock(ctx context.Context, raw []byte, secrets []Secret) (*keyring, error) {
-	c, err := decodeConfig(raw)
+	c, err := decodeConfigFor(raw, func(c publicConfig) bool { return c.opensWith(ctx, nil, secrets) })
 	if err != nil {
 		return nil, err
 	}
@@ -335,10 +335,6 @@ func (r *Repo) refresh(ctx context.Context) error {
 // reopen opens a config that has changed: with the ring key that is known, since only
 // a rotation makes a new one, or else with the secrets.
 func (r *Repo) reopen(ctx context.Context, raw []byte, secrets []Secret) (*keyring, error) {
-	c, err := decodeConfig(raw)
-	if err != nil {
-		return nil, err
-	}
 	r.mu.RLock()
 	if r.ring == nil {
 		r.mu.RUnlock()
@@ -346,6 +342,11 @@ func (r *Repo) reopen(ctx context.Context, raw []byte, secrets []Secret) (*keyri
 	}
 	ringKey := bytes.Clone(r.ring.ringKey)
 	r.mu.RUnlock()
+	c, err := decodeConfigFor(raw, func(c publicConfig) bool { return c.opensWith(ctx, ringKey, secrets) })
+	if err != nil {
+		clear(ringKey)
+		return nil, err
+	}
 	if k, err := c.open(ringKey); err == nil {
 		return k, nil
 	}

@@ -180,6 +180,31 @@ func TestPack(t *testing.T) {
 	kind(t, err, errs.NotFound)
 }
 
+// TestPackIsReplacedAgain: a reader finds a segment that several prunes move one after the other.
+func TestPackIsReplacedAgain(t *testing.T) {
+	r, _ := made(t)
+	x := makePacked(t, r)
+	must(t, r.DeleteSegment(t.Context(), x.segment))
+	at := x.pack
+	err := r.findFrames(t.Context(), x.segment, func(p Place) error {
+		if p.own() {
+			return errs.New(errs.NotFound, "", "", "it was moved")
+		}
+		if p.Pack != at || p.Generation == 4 {
+			return nil
+		}
+		src, err := r.OpenPack(t.Context(), at)
+		must(t, err)
+		next := movedInto(t, r, src, r.env.newID(), 0, p.Generation+1, keepOf)
+		must(t, r.PutTable(t.Context(), next[0].Table(), next))
+		must(t, r.DeletePack(t.Context(), at))
+		at = next[0].Pack
+		return errs.New(errs.NotFound, "", "", "it was replaced")
+	})
+	must(t, err)
+	x.readable(t, r)
+}
+
 // TestTableIsWrittenOnce: whoever comes second is refused, unless it is the same.
 func TestTableIsWrittenOnce(t *testing.T) {
 	r, _ := made(t)
@@ -377,4 +402,95 @@ func TestFrozenPacks(t *testing.T) {
 	if got := x.segment.Session.String(); got != goldenPartial {
 		t.Errorf("the session is %s", got)
 	}
+}
+
+// copies is a segment of which all was moved into a pack, and that pack into a second one; none was deleted.
+func copies(t *testing.T) (*Repo, *memory, packed, MovedPack) {
+	t.Helper()
+	r, m := made(t)
+	x := makePacked(t, r)
+	src, err := r.OpenPack(t.Context(), x.pack)
+	must(t, err)
+	again := movedInto(t, r, src, r.env.newID(), 0, 2, keepOf)
+	must(t, r.PutTable(t.Context(), again[0].Table(), again))
+	return r, m, x, again[0]
+}
+
+// TestOlderCopiesAreRead: what is damaged in the copy that counts is read from an older one, or from the segment's own
+// object, and is noted. Only what no copy has is damaged.
+func TestOlderCopiesAreRead(t *testing.T) {
+	cut := func(b []byte) []byte { return b[:len(b)/2] }
+	flip := func(b []byte) []byte {
+		b = bytes.Clone(b)
+		b[headerSize+100] ^= 1 // of the first frame
+		return b
+	}
+	for name, hurt := range map[string]func([]byte) []byte{"cut": cut, "flip": flip} {
+		for _, own := range []bool{false, true} {
+			r, m, x, best := copies(t)
+			if !own {
+				must(t, r.DeleteSegment(t.Context(), x.segment))
+			} else {
+				must(t, r.DeletePack(t.Context(), x.pack))
+			}
+			m.set(best.Pack.key(), hurt(m.data(best.Pack.key())))
+			fresh := goldenRepoWith(t, m, r)
+			_, err := fresh.Moved(t.Context()) // so that it knows where to look first
+			must(t, err)
+			if own {
+				got, err := fresh.ReadFrames(t.Context(), x.frames)
+				must(t, err)
+				if !bytes.Equal(got[2], x.content[2]) {
+					t.Error("another content")
+				}
+			} else {
+				x.readable(t, fresh)
+			}
+			if fresh.Spoilt()[best.Pack.key()] == nil {
+				t.Errorf("%s, own %v: the damage is not noted: %v", name, own, fresh.Spoilt())
+			}
+			state, err := fresh.StatSegment(t.Context(), x.segment)
+			if err != nil || state.Bytes != best.Segments[0].Bytes {
+				t.Errorf("%s, own %v: %+v, %v", name, own, state, err)
+			}
+			n := 0
+			err = fresh.ScanSegment(t.Context(), x.segment, func(_ Frame, _ FrameContent, err error) error {
+				n++
+				return err
+			})
+			if err != nil || n != len(x.frames) {
+				t.Errorf("%s, own %v: scanned %d frames, %v", name, own, n, err)
+			}
+		}
+	}
+}
+
+// TestOwnObjectIsDamaged: a segment that was moved, and whose own object was damaged before it was deleted.
+func TestOwnObjectIsDamaged(t *testing.T) {
+	r, m, x, _ := copies(t)
+	m.set(x.segment.key(), m.data(x.segment.key())[:200])
+	fresh := goldenRepoWith(t, m, r)
+	x.readable(t, fresh)
+	if fresh.Spoilt()[x.segment.key()] == nil {
+		t.Errorf("the damage is not noted: %v", fresh.Spoilt())
+	}
+}
+
+// TestEveryCopyIsDamagedElsewhere: two copies, each of which lacks something else.
+func TestEveryCopyIsDamagedElsewhere(t *testing.T) {
+	r, m, x, best := copies(t)
+	must(t, r.DeleteSegment(t.Context(), x.segment))
+	for key, at := range map[string]int{best.Pack.key(): headerSize + 10, x.pack.key(): headerSize + BlockBytes + 100} {
+		b := bytes.Clone(m.data(key))
+		b[at] ^= 1
+		m.set(key, b)
+	}
+	x.readable(t, goldenRepoWith(t, m, r))
+
+	// And both lack the same.
+	b := bytes.Clone(m.data(x.pack.key()))
+	b[headerSize+10] ^= 1
+	m.set(x.pack.key(), b)
+	_, err := goldenRepoWith(t, m, r).ReadContents(t.Context(), x.frames)
+	kind(t, err, errs.Damaged)
 }

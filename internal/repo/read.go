@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/cipher"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -49,28 +48,51 @@ func (r *Repo) ReadContents(ctx context.Context, frames []Frame) ([]FrameContent
 		return nil, nil
 	}
 	s := frames[0].Segment
-	if places, _ := r.moves.of(s); len(places) > 0 { // it need not be looked for
-		contents, err := r.readMoved(ctx, s, frames)
-		if !errs.Is(err, errs.NotFound) {
-			return contents, about(op, s.String(), err)
+	out, err := r.readContents(ctx, s, frames)
+	if places, _ := r.moves.of(s); !unreadable(err) || len(frames) == 1 || len(places) == 0 {
+		return out, about(op, s.String(), err)
+	}
+	out = make([]FrameContent, len(frames)) // no copy has all of them
+	for i := range frames {
+		one, err := r.readContents(ctx, s, frames[i:i+1])
+		if err != nil {
+			return nil, about(op, s.String(), err)
 		}
+		out[i] = one[0]
+	}
+	return out, nil
+}
+
+// readContents reads frames of one segment from the first place that has all of them.
+func (r *Repo) readContents(ctx context.Context, s Segment, frames []Frame) (out []FrameContent, err error) {
+	err = r.findFrames(ctx, s, func(p Place) error {
+		out, err = r.readAt(ctx, p, s, frames)
+		return err
+	})
+	return out, err
+}
+
+// readAt reads frames of one segment from one place, which is read once more if it is damaged: a bit may have flipped
+// on its way.
+func (r *Repo) readAt(ctx context.Context, p Place, s Segment, frames []Frame) (out []FrameContent, err error) {
+	if !p.own() {
+		err = r.inPack(p, func() error {
+			out, err = r.readPacked(ctx, p, s, frames)
+			return err
+		})
+		return out, err
 	}
 	contents, err := r.readFrames(ctx, s, frames)
-	if errs.Is(err, errs.Damaged) { // a bit may have flipped on its way
+	if errs.Is(err, errs.Damaged) {
 		contents, err = r.readFrames(ctx, s, frames)
 	}
-	if errs.Is(err, errs.NotFound) {
-		moved, merr := r.readMoved(ctx, s, frames)
-		if !errors.Is(merr, errMissing) {
-			return moved, about(op, s.String(), merr)
-		}
-		return nil, about(op, s.String(), err)
+	if err != nil {
+		return nil, err
 	}
-	out := make([]FrameContent, len(contents))
 	for i, b := range contents {
-		out[i] = FrameContent{Frame: frames[i], bytes: b, blocks: AllBlocks}
+		out = append(out, FrameContent{Frame: frames[i], bytes: b, blocks: AllBlocks})
 	}
-	return out, about(op, s.String(), err)
+	return out, nil
 }
 
 func frameRef(f Frame) string { return fmt.Sprintf("%s#%d", f.Segment, f.Index) }

@@ -1,8 +1,10 @@
 package repo
 
 import (
+	"cmp"
 	"context"
 	"crypto/cipher"
+	"maps"
 	"slices"
 	"sync"
 
@@ -16,7 +18,8 @@ type moves struct {
 	places map[Segment][]Place // the greatest first
 	failed error               // why a table could not be read
 	packs  map[Pack]*packIndex
-	order  []Pack // of packs, by when they were read
+	order  []Pack           // of packs, by when they were read
+	spoilt map[string]error // objects that are damaged, but what was wanted of them is in others as well
 }
 
 // maxPackIndexes is how many indexes of packs are kept.
@@ -96,40 +99,114 @@ func (c *moves) drop() {
 	c.tables, c.places, c.packs, c.order = nil, nil, nil, nil
 }
 
-// findMoved calls read with the places where the frames of a segment may be, until one has them. First it tries the
-// places that are known, then it reads the tables again: a pack may have been replaced. NotFound: none has them.
-func (r *Repo) findMoved(ctx context.Context, s Segment, read func(Place) error) error {
-	var tried []Place
-	var failed error
-	for _, fresh := range []bool{false, true} {
-		if fresh {
-			if _, err := r.readTables(ctx); err != nil {
-				return err
-			}
-		}
-		places, err := r.moves.of(s)
-		failed = err
-		for _, p := range places {
-			if slices.Contains(tried, p) {
-				continue
-			}
-			tried = append(tried, p)
-			if err := read(p); !errs.Is(err, errs.NotFound) {
-				return err
-			}
-		}
+// spoil notes that objects are damaged of which others have what was wanted.
+func (c *moves) spoil(all map[string]error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.spoilt == nil {
+		c.spoilt = map[string]error{}
 	}
-	switch {
-	case failed != nil:
-		return damaged("it was moved, or is missing: %v", failed)
-	case len(tried) > 0:
-		return errs.New(errs.NotFound, "", "", "pack %s, which its frames were moved to, is missing", tried[0].Pack)
-	}
-	return errMissing
+	maps.Copy(c.spoilt, all)
 }
 
-// errMissing is of a segment that is in no table.
-var errMissing = errs.New(errs.NotFound, "", "", "it is missing")
+// Spoilt are the segments and packs that were found to be damaged, though all that was wanted of them could be read
+// from another copy, and what is wrong with them.
+func (r *Repo) Spoilt() map[string]error {
+	r.moves.mu.Lock()
+	defer r.moves.mu.Unlock()
+	return maps.Clone(r.moves.spoilt)
+}
+
+// own is the object of a segment as a place of its frames: the least.
+func (p Place) own() bool { return p.Generation == 0 }
+
+// object is the key of what is at a place of a segment.
+func (p Place) object(s Segment) string {
+	if p.own() {
+		return s.key()
+	}
+	return p.Pack.key()
+}
+
+// findFrames calls read with the places where frames of a segment may be, until one has them: the packs that are known,
+// the greatest first, and the segment's own object. A pack that is gone was replaced by one that a table named before:
+// so it reads the tables again, as often as they name a place that was not tried. A place that is damaged does not end
+// it, as there may be an older copy; that is noted: see Spoilt.
+//
+// Damaged: no place has them, and this one is damaged. NotFound: none is there.
+func (r *Repo) findFrames(ctx context.Context, s Segment, read func(Place) error) error {
+	x := &placeSearch{read: read, segment: s, bad: map[string]error{}}
+	places, _ := r.moves.of(s)
+	if x.try(places) || x.try([]Place{{}}) {
+		return x.end(r)
+	}
+	for {
+		if _, err := r.readTables(ctx); err != nil {
+			return err
+		}
+		places, failed := r.moves.of(s)
+		before := len(x.tried)
+		switch {
+		case x.try(places):
+			return x.end(r)
+		case len(x.tried) > before:
+		case x.damage != nil:
+			return x.damage
+		case failed != nil:
+			return damaged("it was moved, or is missing: %v", failed)
+		case before > 1:
+			return errs.New(errs.NotFound, "", "", "pack %s, which its frames were moved to, is missing", x.pack)
+		default:
+			return x.missing
+		}
+	}
+}
+
+// placeSearch looks for frames in one place after the other.
+type placeSearch struct {
+	read    func(Place) error
+	segment Segment
+	tried   []Place
+	bad     map[string]error // places that are damaged
+	damage  error            // of the first of them
+	missing error            // of the segment's own object
+	pack    Pack             // that is missing
+	err     error            // that is none of a place
+}
+
+// try reads from places until one has what is wanted, or an error says that no other is to be tried. False: go on.
+func (x *placeSearch) try(places []Place) bool {
+	for _, p := range places {
+		if slices.Contains(x.tried, p) {
+			continue
+		}
+		x.tried = append(x.tried, p)
+		err := x.read(p)
+		switch {
+		case errs.Is(err, errs.NotFound):
+			if p.own() {
+				x.missing = err
+			} else if x.pack == (Pack{}) {
+				x.pack = p.Pack
+			}
+		case unreadable(err):
+			x.damage = cmp.Or(x.damage, err)
+			x.bad[p.object(x.segment)] = err
+		default:
+			x.err = err
+			return true
+		}
+	}
+	return false
+}
+
+// end notes what was damaged, if frames were found, and returns the error if there is one.
+func (x *placeSearch) end(r *Repo) error {
+	if x.err == nil && len(x.bad) > 0 {
+		r.moves.spoil(x.bad)
+	}
+	return x.err
+}
 
 // packIndex reads the index of a pack, which has so many bytes.
 func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, error) {
@@ -206,17 +283,6 @@ func (r *Repo) inPack(p Place, fn func() error) error {
 	return about("read pack", p.Pack.String(), err)
 }
 
-// readMoved reads frames of one segment from where they were moved to.
-func (r *Repo) readMoved(ctx context.Context, s Segment, frames []Frame) (out []FrameContent, err error) {
-	err = r.findMoved(ctx, s, func(p Place) error {
-		return r.inPack(p, func() (err error) {
-			out, err = r.readPacked(ctx, p, s, frames)
-			return err
-		})
-	})
-	return out, err
-}
-
 func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Frame) ([]FrameContent, error) {
 	x, err := r.packIndex(ctx, p.Pack, p.PackBytes)
 	if err != nil {
@@ -272,62 +338,134 @@ func openMoved(segment cipher.AEAD, x *packIndex, repository ID, f *movedFrame, 
 	return f.content(segment, repository, stored)
 }
 
-// statMoved describes a segment that was moved, as it was. A pack that is not as it was written does not count.
-func (r *Repo) statMoved(ctx context.Context, s Segment) (SegmentState, error) {
-	state := SegmentState{Segment: s}
-	err := r.findMoved(ctx, s, func(p Place) error {
-		o, err := r.store.Stat(ctx, p.Pack.key())
-		if err == nil && o.Bytes != p.PackBytes {
-			err = errs.New(errs.NotFound, "", "", "pack %s has %d bytes and should have %d", p.Pack, o.Bytes, p.PackBytes)
-		}
-		state.Bytes = p.Bytes
-		return err
-	})
-	return state, err
-}
-
-// scanMoved is ScanSegment of a segment that was moved.
-func (r *Repo) scanMoved(ctx context.Context, s Segment, fn func(Frame, FrameContent, error) error) error {
-	var m *movedSegment
-	var x *packIndex
-	var b []byte
+// ScanSegment reads all of a segment, checks header and index, and calls fn for every
+// frame, in order, with its content or with what is wrong with it (Damaged). The
+// content is valid until fn returns; an error of fn ends it. Damaged if the segment
+// cannot be read at all, NotFound, TooNew. Of a segment that was moved there are the frames that were needed then. What
+// is damaged in one copy is read from another one, if there is one: see Spoilt.
+func (r *Repo) ScanSegment(
+	ctx context.Context,
+	s Segment,
+	fn func(f Frame, content FrameContent, err error) error,
+) error {
+	const op = "check segment"
+	var scan *frameScan
 	var at Place
-	err := r.findMoved(ctx, s, func(p Place) error {
+	err := r.findFrames(ctx, s, func(p Place) (err error) {
 		at = p
-		return r.inPack(p, func() (err error) {
-			if x, err = r.packIndex(ctx, p.Pack, p.PackBytes); err != nil {
-				return err
-			}
-			if m = x.find(s); m == nil {
-				return damaged("it has nothing of segment %s", s)
-			}
-			start, end := m.span()
-			b, err = x.stored(ctx, r, p.Pack, start, end)
-			return err
-		})
+		if p.own() {
+			scan, err = r.scanOwn(ctx, s)
+		} else {
+			scan, err = r.scanPacked(ctx, s, p)
+		}
+		return err
 	})
 	if err != nil {
-		return err
+		return about(op, s.String(), err)
 	}
-	aead, err := r.cipher(ctx, m.header, infoSegment)
-	if err != nil {
-		return err
-	}
-	start, _ := m.span()
-	for i := range m.frames {
-		f := &m.frames[i]
+	for i := range scan.frames {
 		if err := ctx.Err(); err != nil {
-			return err
+			return about(op, s.String(), err)
 		}
-		c, err := openMoved(aead, x, r.id, f, b[f.at-start:][:f.stored:f.stored])
-		if err != nil && !errs.Is(err, errs.Damaged) {
-			return err
+		f := &scan.frames[i]
+		c, err := scan.open(f)
+		if errs.Is(err, errs.Damaged) {
+			c, err = r.readElsewhere(ctx, s, at, f.Frame, err)
 		}
-		if err := fn(f.Frame, c, about("read pack", at.Pack.String(), err)); err != nil {
+		if err != nil && !unreadable(err) {
+			return about(op, s.String(), err)
+		}
+		if err := fn(f.Frame, c, about(op, s.String(), err)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// frameScan is what one place has of a segment.
+type frameScan struct {
+	frames []movedFrame
+	open   func(*movedFrame) (FrameContent, error)
+}
+
+// scanOwn reads a segment's own object.
+func (r *Repo) scanOwn(ctx context.Context, s Segment) (*frameScan, error) {
+	x, err := r.openSegment(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	m := &x.segments[0]
+	aead, err := r.cipher(ctx, m.header, infoSegment)
+	if err != nil {
+		return nil, err
+	}
+	return &frameScan{m.frames, func(f *movedFrame) (FrameContent, error) {
+		return f.content(aead, r.id, x.object[f.at:f.at+f.stored:f.at+f.stored])
+	}}, nil
+}
+
+// scanPacked reads what a pack has of a segment.
+func (r *Repo) scanPacked(ctx context.Context, s Segment, p Place) (out *frameScan, err error) {
+	err = r.inPack(p, func() error {
+		x, err := r.packIndex(ctx, p.Pack, p.PackBytes)
+		if err != nil {
+			return err
+		}
+		m := x.find(s)
+		if m == nil {
+			return damaged("it has nothing of segment %s", s)
+		}
+		start, end := m.span()
+		b, err := x.stored(ctx, r, p.Pack, start, end)
+		if err != nil {
+			return err
+		}
+		aead, err := r.cipher(ctx, m.header, infoSegment)
+		if err != nil {
+			return err
+		}
+		out = &frameScan{m.frames, func(f *movedFrame) (FrameContent, error) {
+			c, err := openMoved(aead, x, r.id, f, b[f.at-start:][:f.stored:f.stored])
+			return c, about("read pack", p.Pack.String(), err)
+		}}
+		return nil
+	})
+	return out, err
+}
+
+// CheckPlace reads all that a pack has of a segment, and authenticates it. NotFound, Damaged, TooNew.
+func (r *Repo) CheckPlace(ctx context.Context, s Segment, p Place) error {
+	const op = "check segment"
+	scan, err := r.scanPacked(ctx, s, p)
+	if err != nil {
+		return about(op, s.String(), err)
+	}
+	for i := range scan.frames {
+		if _, err := scan.open(&scan.frames[i]); err != nil {
+			return about(op, s.String(), err)
+		}
+	}
+	return nil
+}
+
+// readElsewhere reads a frame that is damaged at one place from another one. If none has it, the damage stays what it
+// was.
+func (r *Repo) readElsewhere(ctx context.Context, s Segment, not Place, f Frame, damage error) (FrameContent, error) {
+	var out []FrameContent
+	err := r.findFrames(ctx, s, func(p Place) (err error) {
+		if p == not {
+			return damage
+		}
+		out, err = r.readAt(ctx, p, s, []Frame{f})
+		return err
+	})
+	switch {
+	case unreadable(err):
+		return FrameContent{}, damage
+	case err != nil:
+		return FrameContent{}, err
+	}
+	return out[0], nil
 }
 
 // PackShare is how many bytes of a pack are needed: keep says which blocks of a frame are. NotFound, Damaged, TooNew.

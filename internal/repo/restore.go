@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"slices"
 	"strings"
 
 	"filippo.io/age"
@@ -15,16 +16,18 @@ import (
 // ConfigRestore is how a copy of config is put back into a repository that has lost it.
 type ConfigRestore struct {
 	Mark    Mark   // of the copy
-	Damaged []byte // what is there in its place; nil: nothing
+	Damaged []byte // what is there in its place, damaged or older than what was seen; nil: nothing
 
 	store   objstore.Store
 	raw     []byte
-	version objstore.Version // of what is damaged
+	version objstore.Version // of what is there
 }
 
 // PlanRestore looks whether the config of the repository in a store is missing, or is certainly damaged, and whether
 // raw, an earlier [Repo.Config], may take its place: one of the secrets opens it, and it is not older than known (if
-// that is set). nil without an error: there is a config, and it is not known to be damaged. It changes nothing.
+// that is set). So may it if the config there is older than known, as after a copy of the storage or of a recovery kit
+// was put back, and has no key that raw lacks. nil without an error: there is a config, and it is not known to be
+// damaged or older. It changes nothing.
 //
 // Damaged: raw is, or is older than known. Conflict: raw is of another repository than known. Permission: no secret
 // opens raw. NotFound: the store holds nothing of a repository, as a disk that is not mounted.
@@ -58,9 +61,15 @@ func PlanRestore(
 	case err != nil:
 		return nil, about(op, s.String(), err)
 	}
-	bad, err := isDamaged(ctx, there, raw, k, secrets)
-	if !bad || err != nil {
+	bad, stale, err := isDamaged(ctx, there, raw, k, known, secrets)
+	if !bad && stale == nil || err != nil {
 		return nil, about(op, s.String(), err)
+	}
+	if stale != nil {
+		defer stale.wipe()
+		if out.raw, err = k.after(stale); err != nil {
+			return nil, about(op, s.String(), err)
+		}
 	}
 	// What was read may have been damaged on its way.
 	again, version, err := readConfig(ctx, s)
@@ -86,43 +95,65 @@ func holdsSomething(ctx context.Context, s objstore.Store) error {
 }
 
 // isDamaged reports whether a config is certainly not as it was written. One that other keys open than the secrets and
-// that of the copy k may be good.
-func isDamaged(ctx context.Context, there, raw []byte, k *keyring, secrets []Secret) (bool, error) {
-	c, err := decodeConfig(there)
+// that of the copy k may be good. stale is the config if it is good, but older than known and than k.
+func isDamaged(
+	ctx context.Context, there, raw []byte, k *keyring, known Mark, secrets []Secret,
+) (bad bool, stale *keyring, err error) {
+	c, err := decodeConfigFor(there, func(c publicConfig) bool { return c.opensWith(ctx, k.ringKey, secrets) })
 	if err != nil {
 		if errs.Is(err, errs.Damaged) {
-			return true, nil
+			return true, nil, nil
 		}
-		return false, err // of a newer pando
+		return false, nil, err // of a newer pando
 	}
-	if other, err := c.open(bytes.Clone(k.ringKey)); err == nil {
-		other.wipe()
-		return false, nil
+	other, err := c.open(bytes.Clone(k.ringKey))
+	if err != nil {
+		other, err = c.unlock(secrets, ctx.Err)
 	}
-	if other, err := c.unlock(secrets, ctx.Err); err == nil {
+	switch {
+	case err == nil && k.supersedes(other, known):
+		return false, other, nil
+	case err == nil:
 		other.wipe()
-		return false, nil
-	} else if errs.Is(err, errs.Damaged) {
-		return true, nil // its key is right, and what it opens is not
+		return false, nil, nil
+	case errs.Is(err, errs.Damaged):
+		return true, nil, nil // its key is right, and what it opens is not
 	}
 
 	// Each state has one serial, and a ring key is wrapped anew when it changes: either says that the ring key of the copy
 	// must open it.
 	own, err := decodeConfig(raw)
 	if err != nil {
-		return false, err
+		return false, nil, err
 	}
 	if c.id == own.id && c.serial == own.serial {
-		return true, nil
+		return true, nil, nil
 	}
 	for _, a := range c.slots {
 		for _, b := range own.slots {
 			if a.id == b.id && bytes.Equal(a.wrapped, b.wrapped) {
-				return true, nil
+				return true, nil, nil
 			}
 		}
 	}
-	return false, nil
+	return false, nil, nil
+}
+
+// supersedes reports whether a config is older than known, and k has all its master keys: then nothing becomes
+// unreadable with k in its place.
+func (k *keyring) supersedes(other *keyring, known Mark) bool {
+	if known == (Mark{}) || other.id != known.ID || other.follows(known) == nil {
+		return false
+	}
+	return !slices.ContainsFunc(other.keys, func(m masterKey) bool { return k.find(m.id) == nil })
+}
+
+// after is the config of k as one that follows another: whoever has seen that takes it for newer.
+func (k *keyring) after(other *keyring) ([]byte, error) {
+	next := *k
+	next.serial = max(k.serial, other.serial) + 1
+	next.version = max(k.version, other.version)
+	return next.encode(realEnv.bytes(saltSize))
 }
 
 // Do puts the copy back: where nothing is, or over just the state that was seen to be damaged. Conflict: somebody has

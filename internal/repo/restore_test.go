@@ -54,17 +54,20 @@ func TestRestoreConfig(t *testing.T) {
 		bad := bytes.Clone(good)
 		bad[i] ^= 1 << (i % 8)
 		putConfig(t, m, bad)
-		if _, err := decodeConfig(bad); errs.Is(err, errs.TooNew) { // perhaps it really is
-			if plan, err := PlanRestore(t.Context(), m, good, r.Mark(), me); plan != nil || !errs.Is(err, errs.TooNew) {
-				t.Errorf("of a newer version: %v, %v", plan, err)
-			}
-			continue
-		}
 		restore("flipped")
 	}
 	for _, n := range []int{0, 1, configFixed, len(good) / 2, len(good) - 1} {
 		putConfig(t, m, good[:n])
 		restore("cut")
+	}
+
+	// One that really is of a newer version.
+	must(t, r.change(t.Context(), func(k *keyring) error {
+		k.version = configVersion + 1
+		return nil
+	}))
+	if plan, err := PlanRestore(t.Context(), m, good, Mark{}, me); plan != nil || err == nil {
+		t.Errorf("of a newer version: %v, %v", plan, err)
 	}
 }
 
@@ -109,6 +112,52 @@ func TestRestoreConfigRefuses(t *testing.T) {
 	}
 	if _, err := PlanRestore(t.Context(), m, old[:100], mark, me); !errs.Is(err, errs.Damaged) {
 		t.Errorf("half a copy: %v", err)
+	}
+}
+
+// TestRestoreNewerConfig: an older config than the one that was seen gives way to that, and whoever has seen either
+// takes what is there then; unless it has keys that the newer one lacks.
+func TestRestoreNewerConfig(t *testing.T) {
+	r, m := made(t)
+	me, other := identity(t, testIdentity), newHost(t, "other")
+	old := r.Config()
+	must(t, r.AddSlot(t.Context(), other.slot()))
+	must(t, r.Rotate(t.Context(), nil))
+	newest, seen := r.Config(), r.Mark()
+	put := func(config []byte) *Repo {
+		t.Helper()
+		putConfig(t, m, config)
+		host, err := open(t.Context(), m, testEnv(), me)
+		must(t, err)
+		t.Cleanup(host.Close)
+		return host
+	}
+
+	host := put(old) // as with a recovery kit, and used since
+	for range 5 {
+		must(t, host.AddSlot(t.Context(), newHost(t, NewID().String()).slot()))
+	}
+	if plan, err := PlanRestore(t.Context(), m, newest, Mark{}, me); plan != nil || err != nil {
+		t.Errorf("nobody has seen a newer one: %v, %v", plan, err)
+	}
+	plan, err := PlanRestore(t.Context(), m, newest, seen, me)
+	must(t, err)
+	if plan == nil || !bytes.Equal(plan.Damaged, configOf(t, m)) {
+		t.Fatalf("the plan is %+v", plan)
+	}
+	must(t, plan.Do(t.Context()))
+	for _, secret := range []Secret{me, other.secret} {
+		now, err := open(t.Context(), m, testEnv(), secret)
+		must(t, err)
+		must(t, now.Check(seen))
+		must(t, now.Check(host.Mark()))
+		now.Close()
+	}
+
+	host = put(old)
+	must(t, host.Rotate(t.Context(), nil))
+	if plan, err := PlanRestore(t.Context(), m, newest, seen, me); plan != nil || err != nil {
+		t.Errorf("what was written under a key that only the older one has would be lost: %v, %v", plan, err)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/cipher"
 	"encoding/binary"
-	"errors"
 	"iter"
 	"strings"
 
@@ -192,17 +191,25 @@ func (r *Repo) Segments(ctx context.Context) iter.Seq2[SegmentState, error] {
 // StatSegment describes a segment without reading it: one that was moved as it was, if the pack that it is in is there.
 // NotFound.
 func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error) {
-	o, err := r.store.Stat(ctx, s.key())
-	if errs.Is(err, errs.NotFound) {
-		state, merr := r.statMoved(ctx, s)
-		if !errors.Is(merr, errMissing) {
-			return state, about("look at segment", s.String(), merr)
+	state := SegmentState{Segment: s}
+	err := r.findFrames(ctx, s, func(p Place) error {
+		o, err := r.store.Stat(ctx, p.object(s))
+		switch {
+		case err != nil:
+			return err
+		case p.own():
+			state.Bytes = o.Bytes
+		case o.Bytes != p.PackBytes:
+			return errs.New(errs.NotFound, "", "", "pack %s has %d bytes and should have %d", p.Pack, o.Bytes, p.PackBytes)
+		default:
+			state.Bytes = p.Bytes
 		}
-	}
+		return nil
+	})
 	if err != nil {
 		return SegmentState{}, about("look at segment", s.String(), err)
 	}
-	return SegmentState{Segment: s, Bytes: o.Bytes}, nil
+	return state, nil
 }
 
 // DeleteSegment removes a segment that nothing names. Absent is success. Durable on

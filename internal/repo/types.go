@@ -199,6 +199,7 @@ type Session struct {
 	PID     int         `json:"pid"`
 	Pins    []ID        `json:"pins,omitempty"` // manifests that must stay
 	Beat    uint64      `json:"beat"`           // grows while it is alive
+	Token   ID          `json:"token,omitzero"` // of this write: who knows it has written it; zero: not told
 	Started time.Time   `json:"started"`        // by its own clock, for people only
 	Renewed time.Time   `json:"renewed"`        // by its own clock, for people only
 

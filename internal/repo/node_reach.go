@@ -1,0 +1,119 @@
+package repo
+
+import (
+	"bytes"
+	"context"
+	"crypto/cipher"
+	"sync"
+)
+
+// nodeReach is how far before a node is read along with it: the nodes that a push has written lie together, the root
+// last, and below it is most of what is asked for next.
+const nodeReach = 64 << 10
+
+// maxStretches is how many stretches a cache keeps: of what many pushes have written, the newest few matter.
+const maxStretches = 8
+
+// stretch is a part of a segment, as it is stored.
+type stretch struct {
+	segment Segment
+	start   uint32
+	b       []byte
+	aead    cipher.AEAD
+}
+
+func (s stretch) has(seg Segment, from, to uint32) bool {
+	return s.segment == seg && s.start <= from && int64(to) <= int64(s.start)+int64(len(s.b))
+}
+
+// stretches are what was read along with nodes. The zero value is empty; nil reads nothing along. Methods may be called
+// concurrently.
+type stretches struct {
+	mu  sync.Mutex
+	all []stretch // the oldest first
+}
+
+// contents returns what nodes of one segment contain, from a stretch, or with one request that reads such a stretch. Nil
+// without an error: they are not where they were written, or not whole there, and must be read as all frames are.
+func (s *stretches) contents(ctx context.Context, r *Repo, frames []Frame) ([][]byte, error) {
+	if s == nil {
+		return nil, nil
+	}
+	seg, start, end := frames[0].Segment, frames[0].Offset, uint32(0)
+	for _, f := range frames {
+		if f.Segment != seg || f.check(MaxPageBytes) != nil {
+			return nil, nil
+		}
+		start, end = min(start, f.Offset), max(end, f.Offset+f.Stored)
+	}
+
+	part, known := s.find(seg, start, end)
+	if !known {
+		if places, _ := r.moves.of(seg); len(places) > 0 || end-start > nodeReach {
+			return nil, nil
+		}
+		var err error
+		if part, err = s.read(ctx, r, seg, start, end); unreadable(err) {
+			return nil, nil
+		} else if err != nil {
+			return nil, err
+		}
+	}
+
+	out := make([][]byte, len(frames))
+	for i, f := range frames {
+		at := f.Offset - part.start
+		content, err := openFrame(part.aead, r.id, f, bytes.Clone(part.b[at:at+f.Stored]))
+		if err != nil {
+			s.forget(seg)
+			return nil, nil
+		}
+		out[i] = content
+	}
+	r.segments.put(seg, part.aead) // not before it has opened something: the header may be damaged
+	return out, nil
+}
+
+// read reads [start, end) of a segment and what is before it, and keeps that.
+func (s *stretches) read(ctx context.Context, r *Repo, seg Segment, start, end uint32) (stretch, error) {
+	from := start - min(start, nodeReach)
+	if from <= headerReach {
+		from = 0 // with the header, if it is needed
+	}
+	aead, b, err := r.readRange(ctx, seg, from, end)
+	if err != nil {
+		return stretch{}, err
+	}
+	part := stretch{segment: seg, start: from, b: b, aead: aead}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.all) == maxStretches {
+		s.all = s.all[1:]
+	}
+	s.all = append(s.all, part)
+	return part, nil
+}
+
+func (s *stretches) find(seg Segment, from, to uint32) (stretch, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, part := range s.all {
+		if part.has(seg, from, to) {
+			return part, true
+		}
+	}
+	return stretch{}, false
+}
+
+// forget drops what is kept of a segment: something of it is not as it was written, or was not read as it is.
+func (s *stretches) forget(seg Segment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var left []stretch
+	for _, part := range s.all {
+		if part.segment != seg {
+			left = append(left, part)
+		}
+	}
+	s.all = left
+}
