@@ -113,29 +113,37 @@ func (acc *Access) waitUnheld(
 	}
 }
 
-// WithPath calls fn with the path of a file that is an object's image, or of a
-// block device that is.
-func (acc *Access) WithPath(ctx context.Context, id driver.ObjectID, fn func(path string) error) error {
+// OpenPath returns the path of a file that is an object's image, or of a block
+// device that is, which stays until it is closed.
+func (acc *Access) OpenPath(ctx context.Context, id driver.ObjectID) (path string, closePath func() error, err error) {
 	w, err := acc.drv.Attachment(ctx, id)
 	if err != nil {
-		return err
+		return "", nil, err
 	}
 	if !w.Block {
-		return fn(w.Image)
+		return w.Image, func() error { return nil }, nil
 	}
 	f, err := acc.activate(ctx, id)
 	if err != nil {
+		return "", nil, err
+	}
+	return f.Name(), func() error {
+		err := f.Close()
+		// Others may use it too: the last one takes it away.
+		if free, derr := acc.releaseDevice(context.WithoutCancel(ctx), id, w, 0, false); err == nil && free {
+			err = derr
+		}
+		return err
+	}, nil
+}
+
+// WithPath calls fn with a path as OpenPath returns it.
+func (acc *Access) WithPath(ctx context.Context, id driver.ObjectID, fn func(path string) error) error {
+	path, closePath, err := acc.OpenPath(ctx, id)
+	if err != nil {
 		return err
 	}
-	err = fn(f.Name())
-	if cerr := f.Close(); err == nil {
-		err = cerr
-	}
-	// Others may use it too: the last one takes it away.
-	if free, derr := acc.releaseDevice(context.WithoutCancel(ctx), id, w, 0, false); err == nil && free {
-		err = derr
-	}
-	return err
+	return cmp.Or(fn(path), closePath())
 }
 
 // WithImage mounts a volume's image where nobody sees it, calls fn with its
