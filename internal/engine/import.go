@@ -17,6 +17,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/fsprobe"
+	"pando/internal/pool"
 	"pando/internal/progress"
 	"pando/internal/ref"
 	"pando/internal/treecopy"
@@ -316,13 +317,15 @@ func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequ
 		return nil
 	}
 	s, err := e.pool.Space(ctx)
-	if err != nil {
-		return err
-	}
-	id.SizeBytes = max(defaultVolumeBytes, roundUp(2*src.alloc))
+	id.SizeBytes = imageBytes(s, src.alloc)
+	return err
+}
+
+// imageBytes is the size of an image for a tree that takes about so many bytes, if nobody says which it is to have.
+func imageBytes(s pool.Space, tree int64) int64 {
+	size := max(defaultVolumeBytes, roundUp(2*tree))
 	// A size that the pool could never hold would only mislead.
-	id.SizeBytes = max(min(id.SizeBytes, s.TotalBytes>>20<<20), 512<<20)
-	return nil
+	return max(min(size, s.TotalBytes>>20<<20), 512<<20)
 }
 
 func (e *Engine) copyOptions(t *progress.Tracker) treecopy.Options {

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/base32"
@@ -9,6 +10,7 @@ import (
 	"io"
 	"iter"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -165,7 +167,7 @@ func (e *Engine) goldenLineage(g catalog.Golden) driver.ObjectID {
 type Range = extent.Range
 
 // Image is the content of a snapshot or generation that is one block image. It can
-// be used concurrently, until the function that it was passed to returns.
+// be used concurrently, until it is closed.
 type Image struct {
 	R         io.ReaderAt
 	SizeBytes int64
@@ -180,6 +182,8 @@ type Image struct {
 	Exact bool
 	// Base is the content of the base, if Exact; nil otherwise. Behind its end it reads as io.EOF.
 	Base io.ReaderAt
+
+	closers []func() error // the last first
 }
 
 // ReadRequest says which point is read, to be sent elsewhere.
@@ -190,55 +194,81 @@ type ReadRequest struct {
 	IfChanged bool // of SendTree: if nothing differs, nothing is written, and it returns ErrUnchanged
 }
 
-// ReadImage calls fn with the image of a snapshot or generation, and with what of
-// it differs from its base. Neither is destroyed before it
-// returns: who tries waits, and is told that it is being pushed. Where blocks are
+// OpenImage opens the image of a snapshot or generation, with what of it differs
+// from its base. Neither is destroyed before the image is closed: who tries waits, and
+// is told that it is being pushed. Where blocks are
 // shared, the difference is found without reading data, at a cost that grows with
-// the number of extents (see internal/extent). NotFound, Invalid (a volume),
-// Unsupported (a tree: see SendStream), InUse, and fn's error as it is.
-func (e *Engine) ReadImage(ctx context.Context, q ReadRequest, fn func(Image) error) error {
+// the number of extents (see internal/extent). What it yields ends with ctx. NotFound, Invalid (a volume),
+// Unsupported (a tree: see SendStream), InUse.
+func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 	ctx, end := e.ledger.Begin(ctx)
-	defer end()
+	m := &Image{closers: []func() error{func() error { end(); return nil }}}
+	if err := e.openImage(ctx, q, m); err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
+}
 
-	id, base := q.Point, q.Base
-	if err := e.needRoot(opPush, string(id)); err != nil {
+// openImage fills an image. What it opens is closed with that, in the reverse order.
+func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
+	if err := e.needRoot(opPush, string(q.Point)); err != nil {
 		return err
 	}
-	h, err := e.ledger.Hold(ctx, opPush, id, base)
+	h, err := e.ledger.Hold(ctx, opPush, q.Point, q.Base)
 	if err != nil {
 		return err
 	}
-	defer h.Release(ctx)
+	m.onClose(func() error { h.Release(ctx); return nil })
 	if !h.Rows[0].FS.IsImage() {
 		return errs.New(errs.Unsupported, opPush, h.Refs[0], "it is a tree of files, not an image")
 	}
-	return e.withOpenImage(ctx, id, func(f *os.File) error {
-		m := Image{R: f, SizeBytes: h.Rows[0].SizeBytes, Ranges: rangesOf(ctx, h.Refs[0], extent.Data(ctx, f))}
-		if base == "" || !h.Rows[1].FS.IsImage() || !e.caps.Sharing {
-			return fn(m)
-		}
-		w, err := e.drv.Attachment(ctx, base)
-		if err != nil || w.Block {
-			if err != nil {
-				return err
-			}
-			return fn(m)
-		}
-		b, err := os.Open(w.Image)
-		if err != nil {
-			return errs.Wrap(opPush, h.Refs[1], err)
-		}
-		defer b.Close()
-		err = extent.Comparable(b, f)
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EXDEV) {
-			return fn(m)
-		}
-		if err != nil {
-			return errs.Wrap(opPush, h.Refs[0], err)
-		}
-		m.Ranges, m.Exact, m.Base = rangesOf(ctx, h.Refs[0], extent.Compare(ctx, b, f)), true, b
-		return fn(m)
-	})
+
+	path, closePath, err := e.content.OpenPath(ctx, q.Point)
+	if err != nil {
+		return err
+	}
+	m.onClose(closePath)
+	f, err := os.Open(path)
+	if err != nil {
+		return errs.Wrap(opPush, path, err)
+	}
+	m.onClose(f.Close)
+	m.R, m.SizeBytes, m.Ranges = f, h.Rows[0].SizeBytes, rangesOf(ctx, h.Refs[0], extent.Data(ctx, f))
+
+	if q.Base == "" || !h.Rows[1].FS.IsImage() || !e.caps.Sharing {
+		return nil
+	}
+	w, err := e.drv.Attachment(ctx, q.Base)
+	if err != nil || w.Block {
+		return err
+	}
+	b, err := os.Open(w.Image)
+	if err != nil {
+		return errs.Wrap(opPush, h.Refs[1], err)
+	}
+	m.onClose(b.Close)
+	err = extent.Comparable(b, f)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EXDEV) {
+		return nil
+	}
+	if err != nil {
+		return errs.Wrap(opPush, h.Refs[0], err)
+	}
+	m.Ranges, m.Exact, m.Base = rangesOf(ctx, h.Refs[0], extent.Compare(ctx, b, f)), true, b
+	return nil
+}
+
+func (m *Image) onClose(do func() error) { m.closers = append(m.closers, do) }
+
+// Close lets go of the image. Again is no error.
+func (m *Image) Close() error {
+	var err error
+	for _, do := range slices.Backward(m.closers) {
+		err = cmp.Or(err, do())
+	}
+	m.closers = nil
+	return err
 }
 
 // rangesOf gives errors of a sequence the words of this package.
@@ -253,18 +283,6 @@ func rangesOf(ctx context.Context, what string, seq iter.Seq2[extent.Range, erro
 			}
 		}
 	}
-}
-
-// withOpenImage calls fn with an object's image or block device, open for reading.
-func (e *Engine) withOpenImage(ctx context.Context, id driver.ObjectID, fn func(*os.File) error) error {
-	return e.content.WithPath(ctx, id, func(path string) error {
-		f, err := os.Open(path)
-		if err != nil {
-			return errs.Wrap(opPush, path, err)
-		}
-		defer f.Close()
-		return fn(f)
-	})
 }
 
 // SendStream writes a snapshot or generation that is a tree to w, in the form of

@@ -84,7 +84,7 @@ func TestReceiveRefuses(t *testing.T) {
 	if err := p.SendStream(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}, io.Discard); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
 		t.Errorf("the stream of a driver that has none: %v", err)
 	}
-	if err := p.ReadImage(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}, func(engine.Image) error { return nil }); !errs.Is(err, errs.Unsupported) {
+	if _, err := p.OpenImage(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}); !errs.Is(err, errs.Unsupported) {
 		t.Errorf("the image of a tree: %v", err)
 	}
 	healthy(t, p)

@@ -120,41 +120,48 @@ func TestTransferPortably(t *testing.T) {
 		clone(t, e, "g", "v", false)
 		whole := portable(t, e, point(t, e, "job@two"), "")
 		part := portable(t, e, point(t, e, "job@two"), point(t, e, "job@one").ID)
-		mine := errors.New("mine")
-		is := func(kind errs.Kind) func(error) bool { return func(err error) bool { return errs.Is(err, kind) } }
-		before := dump(t, e.Dir())
-		for name, change := range receipts {
-			q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.Native, Tree: true}
-			change(&q, point(t, e, "job@one").ID)
-			data, other := whole, part
-			if q.Base != "" {
-				data, other = part, whole
-			}
-			damaged := bytes.Clone(data)
-			damaged[len(damaged)-1] ^= 1
-			for fault, c := range map[string]struct {
-				r    io.Reader
-				want func(error) bool
-			}{
-				"cut short":      {bytes.NewReader(data[:len(data)-1]), is(errs.Damaged)},
-				"cut in half":    {bytes.NewReader(data[:len(data)/2]), is(errs.Damaged)},
-				"damaged":        {bytes.NewReader(damaged), is(errs.Damaged)},
-				"no stream":      {strings.NewReader("this is no stream"), is(errs.Damaged)},
-				"the other kind": {bytes.NewReader(other), is(errs.Conflict)},
-				"an error of its": {
-					io.MultiReader(bytes.NewReader(data[:len(data)/2]), iotest.ErrReader(mine)),
-					func(err error) bool { return errors.Is(err, mine) },
-				},
-			} {
-				q.Stream = c.r
-				if _, err := e.Receive(t.Context(), q); err == nil || !c.want(err) {
-					t.Errorf("%s, %s: %v", name, fault, err)
-				}
-				sameDump(t, name+", "+fault, before, dump(t, e.Dir()))
-				nothingLeft(t, e)
-			}
-		}
+		damagedStreams(t, e, whole, part, point(t, e, "job@one").ID)
 		healthy(t, e)
+	}
+}
+
+// damagedStreams wants that receiving what is wrong leaves nothing, in whichever way of receiving: streams of a tree, and
+// of what differs from a base, into a pool with a golden g and a volume v.
+func damagedStreams(t *testing.T, e *engine.Engine, whole, part []byte, base driver.ObjectID) {
+	t.Helper()
+	mine := errors.New("mine")
+	is := func(kind errs.Kind) func(error) bool { return func(err error) bool { return errs.Is(err, kind) } }
+	before := dump(t, e.Dir())
+	for name, change := range receipts {
+		q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.Native, Tree: true}
+		change(&q, base)
+		data, other := whole, part
+		if q.Base != "" {
+			data, other = part, whole
+		}
+		damaged := bytes.Clone(data)
+		damaged[len(damaged)-1] ^= 1
+		for fault, c := range map[string]struct {
+			r    io.Reader
+			want func(error) bool
+		}{
+			"cut short":      {bytes.NewReader(data[:len(data)-1]), is(errs.Damaged)},
+			"cut in half":    {bytes.NewReader(data[:len(data)/2]), is(errs.Damaged)},
+			"damaged":        {bytes.NewReader(damaged), is(errs.Damaged)},
+			"no stream":      {strings.NewReader("this is no stream"), is(errs.Damaged)},
+			"the other kind": {bytes.NewReader(other), is(errs.Conflict)},
+			"an error of its": {
+				io.MultiReader(bytes.NewReader(data[:len(data)/2]), iotest.ErrReader(mine)),
+				func(err error) bool { return errors.Is(err, mine) },
+			},
+		} {
+			q.Stream = c.r
+			if _, err := e.Receive(t.Context(), q); err == nil || !c.want(err) {
+				t.Errorf("%s, %s: %v", name, fault, err)
+			}
+			sameDump(t, name+", "+fault, before, dump(t, e.Dir()))
+			nothingLeft(t, e)
+		}
 	}
 }
 

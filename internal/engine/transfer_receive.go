@@ -11,6 +11,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/errs"
 	"pando/internal/extent"
+	"pando/internal/pool"
 	"pando/internal/progress"
 	"pando/internal/ref"
 )
@@ -127,6 +128,7 @@ type receive struct {
 	golden catalog.Golden  // as it was; zero numbers if it does not exist yet
 	spare  driver.Identity // the sealed point, if it comes to that
 	draft  driver.Identity // of Tree: what the stream is done in; perhaps it becomes the point itself
+	inside bool            // of Tree: it goes into an image, as this pool keeps no others
 	made   []driver.ObjectID
 }
 
@@ -167,6 +169,9 @@ func (r *receive) check() error {
 		}
 		q.SizeBytes, q.Sector = 0, 0
 	}
+	if fs := receivable(r.e.caps); q.Tree && fs.IsImage() {
+		r.inside, q.FS = true, fs
+	}
 	for _, l := range q.Links {
 		if l.Repo == "" || l.Manifest == "" {
 			return bad("a link without repository or manifest")
@@ -176,7 +181,7 @@ func (r *receive) check() error {
 		q.CreatedAt = time.Now()
 	}
 	q.CreatedAt = q.CreatedAt.UTC()
-	return r.e.caps.Check(context.Background(), opPull, driver.Identity{ID: driver.NewID(), Name: r.ref, FS: q.FS})
+	return r.e.holds(r.ref, q.FS)
 }
 
 // plan decides everything, reserves names and IDs, and marks the work.
@@ -186,27 +191,24 @@ func (r *receive) plan(ctx context.Context) error {
 	if q.Golden {
 		r.kind = driver.Generation
 	}
+	room, err := r.e.pool.Space(ctx)
+	if err != nil {
+		return err
+	}
 	return r.e.ledger.Claim(ctx, opPull, q.Update, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		r.base, r.volume, r.next, r.spare = catalog.Row{}, driver.Identity{}, nil, driver.Identity{}
 		r.point = r.e.identity(r.kind)
 		p := &r.point
 		p.FS, p.SizeBytes, p.Sector, p.CreatedAt = q.FS, q.SizeBytes, q.Sector, q.CreatedAt
-		if q.Base != "" {
-			var err error
-			if r.base, err = tx.ResolvePoint(opPull, q.Base); err != nil {
-				return nil, err
-			}
-			if r.base.FS.IsImage() != q.FS.IsImage() || r.base.SizeBytes > q.SizeBytes {
-				return nil, errs.New(errs.Invalid, opPull, r.ref, "%s is no image of at most %d bytes, so it cannot be made of that", tx.RefOf(r.base), q.SizeBytes)
-			}
-			p.Sector = cmp.Or(p.Sector, r.base.Sector)
+		if err := r.planBase(tx, room); err != nil {
+			return nil, err
 		}
 		marks := []catalog.Mark{{ID: p.ID, Op: opPull, Name: r.ref, Reads: q.Base}}
 		var more []catalog.Mark
 		var err error
 		r.draft = r.e.identity(driver.Scratch)
 		_, inPlace := r.e.drv.(driver.Finisher)
-		if inPlace {
+		if inPlace = inPlace || r.inside; inPlace {
 			r.draft.ID = p.ID
 		}
 		if q.Golden {
@@ -226,6 +228,28 @@ func (r *receive) plan(ctx context.Context) error {
 		}
 		return append(marks, more...), err
 	})
+}
+
+// planBase plans what the content begins as.
+func (r *receive) planBase(tx *catalog.Tx, room pool.Space) (err error) {
+	q, p := r.q, &r.point
+	if q.Base != "" {
+		if r.base, err = tx.ResolvePoint(opPull, q.Base); err != nil {
+			return err
+		}
+	}
+	if r.inside {
+		r.planInside(room)
+	}
+	if q.Base == "" {
+		return nil
+	}
+	if r.base.FS.IsImage() != p.FS.IsImage() || r.base.FS == driver.None && r.inside || r.base.SizeBytes > p.SizeBytes {
+		return errs.New(errs.Invalid, opPull, r.ref, "%s is no image of at most %d bytes, so it cannot be made of that",
+			tx.RefOf(r.base), p.SizeBytes)
+	}
+	p.Sector = cmp.Or(p.Sector, r.base.Sector)
+	return nil
 }
 
 // planGeneration plans the golden's row, and marks what the point becomes if it is
@@ -304,13 +328,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		// The volume must stay, or its snapshot would be nobody's.
 		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
 	}
-	l, err := e.content.LookLive(tx, vol, FreezeIfNeeded)
-	if err != nil {
+	if err := e.notMounted(tx, vol); err != nil {
 		return nil, err
-	}
-	if l.InUse() {
-		return nil, errs.New(errs.InUse, opPull, q.Volume.String(), "the volume is mounted at %s", l.Attached.Mountpoint).
-			WithHint("%s first", errs.Run("umount", q.Volume.String()))
 	}
 	n := fresh
 	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+stamp(time.Now())
@@ -320,6 +339,27 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	r.volume = n
 	r.next = &succession{e: e, op: opPull, vol: vol, next: n}
 	return []catalog.Mark{{ID: vol.ID, Op: opPull}, {ID: n.ID, Op: opPull}}, nil
+}
+
+// CanUpdate is nil if a volume can become what is received: see ReceiveRequest.Update. It changes nothing. InUse.
+func (e *Engine) CanUpdate(ctx context.Context, volume ref.Name) error {
+	return e.cat.View(ctx, func(tx *catalog.Tx) error {
+		vol, err := tx.ResolveVolume(opPull, volume.String())
+		if err != nil {
+			return err
+		}
+		return e.notMounted(tx, vol)
+	})
+}
+
+// notMounted is InUse if a volume is mounted, and cannot become what is received.
+func (e *Engine) notMounted(tx *catalog.Tx, vol catalog.Row) error {
+	l, err := e.content.LookLive(tx, vol, FreezeIfNeeded)
+	if err != nil || !l.InUse() {
+		return err
+	}
+	return errs.New(errs.InUse, opPull, vol.Name, "the volume is mounted at %s", l.Attached.Mountpoint).
+		WithHint("%s first", errs.Run("umount", vol.Name))
 }
 
 // descends is the generation that the point descends from, as the request says, or
@@ -388,6 +428,8 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 // content makes the point.
 func (r *receive) content(ctx context.Context) error {
 	switch q := r.q; {
+	case r.inside:
+		return r.treeImage(ctx)
 	case q.Tree:
 		return r.tree(ctx)
 	case q.Stream != nil:

@@ -32,13 +32,18 @@ func (r *receive) image(ctx context.Context) error {
 	if err := e.content.WithPath(ctx, draft.ID, func(path string) error { return r.fill(ctx, path) }); err != nil {
 		return err
 	}
-	if r.point, err = e.fillSector(ctx, r.point); err != nil {
+	return r.finishImage(ctx)
+}
+
+// finishImage makes an image that is filled, and durable, the point.
+func (r *receive) finishImage(ctx context.Context) (err error) {
+	if r.point, err = r.e.fillSector(ctx, r.point); err != nil {
 		return err
 	}
 	if sealed, err := r.seal(ctx); err != nil || sealed {
 		return err
 	}
-	return e.writeIdentity(ctx, r.point)
+	return r.e.writeIdentity(ctx, r.point)
 }
 
 // fill lets Image write, and waits for the disk.
@@ -84,7 +89,7 @@ func (r *receive) seal(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if u.Extents <= sealAbove+q.SizeBytes/bytesAnExtent {
+	if u.Extents <= sealAbove+r.point.SizeBytes/bytesAnExtent {
 		return false, nil
 	}
 	if err := e.pool.Admit(ctx, opPull, r.ref, u.LogicalBytes); err != nil {

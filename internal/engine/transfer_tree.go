@@ -3,6 +3,7 @@ package engine
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -140,16 +141,20 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 	return nil
 }
 
-// CanReceive is nil if this pool can hold content with a filesystem: an image, or else a tree, which comes in the form
-// that is no driver's, or as a stream that begins with these bytes. It changes nothing. Unsupported.
+// CanReceive is nil if this pool can hold content with a filesystem: an image, or else a tree. That comes in the form
+// that is no driver's, and is put into an image if need be, or as a stream that begins with these bytes. It changes
+// nothing. Unsupported.
 func (e *Engine) CanReceive(what string, fs driver.FS, tree bool, begin []byte) error {
 	r := &receive{e: e, ref: what, q: ReceiveRequest{FS: fs, Tree: tree, Stream: bytes.NewReader(begin)}}
+	if tree {
+		fs = cmp.Or(receivable(e.caps), fs)
+	}
 	if !fs.IsImage() {
 		if err := r.checkStream(); err != nil {
 			return err
 		}
 	}
-	return e.caps.Check(context.Background(), opPull, driver.Identity{ID: driver.NewID(), Name: what, FS: fs})
+	return e.holds(what, fs)
 }
 
 // streamsOf are the drivers that have streams of their own, by what these begin with.
@@ -162,11 +167,7 @@ var streamsOf = []struct{ magic, driver string }{
 func (r *receive) checkStream() error {
 	e, q := r.e, &r.q
 	if q.Tree {
-		if !e.caps.Supports(driver.Native) {
-			return errs.New(errs.Unsupported, opPull, r.ref, "it is a tree of files, and this pool keeps images").
-				WithHint("pull it into a pool of the plain, btrfs or zfs driver")
-		}
-		return nil
+		return nil // files can be put into whatever the pool keeps
 	}
 	in := bufio.NewReaderSize(q.Stream, 64<<10)
 	q.Stream = in

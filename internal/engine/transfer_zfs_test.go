@@ -23,7 +23,7 @@ import (
 func pointSum(t *testing.T, e *engine.Engine, what string) string {
 	t.Helper()
 	h := sha256.New()
-	if err := e.ReadImage(t.Context(), engine.ReadRequest{Point: point(t, e, what).ID}, func(m engine.Image) error {
+	if err := readImage(t.Context(), e, engine.ReadRequest{Point: point(t, e, what).ID}, func(m *engine.Image) error {
 		_, err := io.Copy(h, io.NewSectionReader(m.R, 0, m.SizeBytes))
 		return err
 	}); err != nil {

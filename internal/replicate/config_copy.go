@@ -38,22 +38,40 @@ func configLost(err error) bool {
 	return errs.Is(err, errs.NotFound) || errs.Is(err, errs.Damaged) || repo.Locked(err)
 }
 
-// hintCopy says with such an error that this pool has a copy.
-func (r *Remote) hintCopy(err error) error {
+// hintCopy says with an error of opening a repository if this pool has a copy of its config that can be put back.
+func (r *Remote) hintCopy(ctx context.Context, err error) error {
 	var known *errs.Error
-	if !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) || !errors.As(err, &known) {
+	if !configLost(err) || !errors.As(err, &known) {
 		return err
 	}
 	if _, serr := os.Lstat(r.configFile()); serr != nil {
 		return err
 	}
-	out := *known
-	return out.WithHint("this pool has a copy of the keys that are missing there: put it back with %s; or check the URL, "+
-		"and that the disk is mounted", errs.Run("remote repair", r.Name))
+	for e := known; errors.As(e.Err, &e); { // whose hint is the one that people read
+		if e.Hint != "" {
+			known = e
+		}
+	}
+	repair := errs.Run("remote repair", r.Name)
+	switch can, perr := r.restoreConfig(ctx, true); {
+	case can && errs.Is(err, errs.NotFound):
+		known.WithHint("this pool has a copy of the keys that are missing there: put it back with %s; "+
+			"or check the URL, and that the disk is mounted", repair)
+	case can:
+		known.WithHint("this pool has a newer copy of the keys, or one that is whole: put it back with %s", repair)
+	case perr != nil && errs.Is(err, errs.NotFound):
+		known.WithHint("check the URL, and that the disk is mounted; if the remote has lost its keys, "+
+			"this pool has a copy: put it back with %s", repair)
+	case errs.Is(err, errs.Damaged):
+		known.WithHint("the config there is not one that this pool's copy of it may replace; keep %s, without which "+
+			"what was pushed before may not be readable, and then add the remote under another name", r.configFile())
+	}
+	return err
 }
 
-// restoreConfig puts this pool's copy of config back, if that of the repository is missing, or certainly damaged;
-// what is damaged is kept in the pool. False: it is neither. A dry run only says whether it would.
+// restoreConfig puts this pool's copy of config back, if that of the repository is missing, certainly damaged, or older
+// than one that this pool has seen; what was there is kept in the pool. False: it is none of these. A dry run only says
+// whether it would.
 func (r *Remote) restoreConfig(ctx context.Context, dry bool) (bool, error) {
 	raw, err := os.ReadFile(r.configFile())
 	if errors.Is(err, fs.ErrNotExist) {

@@ -92,8 +92,11 @@ func (w *headWriter) mayWrite(h headState) error {
 		}
 		return nil
 	}
-	return errs.New(errs.Conflict, opPush, h.Name, "pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
-		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over with %s", errs.Param("as", "NAME"), errs.Run("pull", w.remote, h.Name, errs.Param("take-over")))
+	return errs.New(errs.Conflict, opPush, h.Name,
+		"pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
+		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over "+
+			"with %s, which keeps what it is here as a snapshot", errs.Param("as", "NAME"),
+			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")))
 }
 
 // copied is the error of a pool that has the ID of a head's writer and has not written it last. Conflict.

@@ -403,23 +403,26 @@ func (m *modelHost) tryPush(ctx context.Context) error {
 	if !m.took {
 		m.had = manifestsOf(h.Head)
 	}
-	jb := &job{head: modelHead, claim: h.claim()}
-	jb.pt = engine.Point{Ref: modelHead + "@" + m.source, Volume: modelHead, Name: m.source, Lineage: "lineage-of-" + "v"}
-	jb.pt.ID = jb.pt.Lineage
+	x := &pointPush{name: modelHead, claim: h.claim()}
+	x.pt = engine.Point{Ref: modelHead + "@" + m.source, Volume: modelHead, Name: m.source, Lineage: "lineage-of-v"}
+	x.pt.ID = x.pt.Lineage
 	ctx, l, err := begin(ctx, m.w.repo, repo.Push, []string{modelHead}, m.w.me)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = l.end(ctx) }()
-	if h, _, err = p.verify(ctx, jb, base{}); err != nil {
+	if h, _, err = p.verify(ctx, x, base{}); err != nil {
 		return err
 	}
-	man := repo.Manifest{ID: repo.NewID(), Volume: modelHead, Point: m.source, Content: repo.Block, FS: "none", SizeBytes: 4096, CreatedAt: time.Unix(1, 0).UTC(), Source: string(jb.pt.ID), Session: l.id}
+	man := repo.Manifest{
+		ID: repo.NewID(), Volume: modelHead, Point: m.source, Content: repo.Block, FS: "none",
+		SizeBytes: 4096, CreatedAt: time.Unix(1, 0).UTC(), Source: string(x.pt.ID), Session: l.id,
+	}
 	if err := m.w.repo.PutManifest(ctx, man); err != nil {
 		return err
 	}
 	m.pushed = man.ID
-	_, _, err = p.commit(ctx, l, jb.claim, h, jb.pt, &man)
+	_, _, err = p.commit(ctx, l, x.claim, h, x.pt, &man)
 	return err
 }
 

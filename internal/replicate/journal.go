@@ -34,6 +34,7 @@ const (
 	recordPlan    = 'P' // JSON of a plan
 	recordRun     = 'R' // uint32: number of the first segment that this attempt writes
 	recordSegment = 'S' // see segmentRecord
+	recordToken   = 'T' // repo.ID: token of the session's next write
 
 	maxRecord = 256 << 20
 )
@@ -47,6 +48,7 @@ type plan struct {
 	Took     bool         `json:"took,omitempty"`    // the push took the snapshot itself
 	Object   string       `json:"object,omitempty"`  // ID of the point; "": not known yet, and nothing of the below
 	Session  repo.ID      `json:"session,omitzero"`  //
+	Token    repo.ID      `json:"token,omitzero"`    // of the session's first write
 	Base     string       `json:"base,omitempty"`    // ID of the object that it is compared with
 	Head     string       `json:"head,omitempty"`    // that lists what is built upon
 	Manifest repo.ID      `json:"manifest,omitzero"` // which is this
@@ -99,6 +101,29 @@ type journal struct {
 	plan     *plan
 	next     uint32 // the first number of a segment that nobody can have used
 	finished []finishedSegment
+
+	// Of what this pool has written of the session, or was about to write. A copy of the pool that goes on with it
+	// leaves another token there.
+	tokens []repo.ID
+}
+
+// owns reports whether the last write of the session that the plan names is this pool's. If it is not, a copy of this
+// pool that has the same journal has gone on with it, and it is not to be touched.
+func (j *journal) owns(s repo.Session) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return s.Token.IsZero() || slices.Contains(j.tokens, s.Token)
+}
+
+// token makes a token of the session's next write durable.
+func (j *journal) token(id repo.ID) error {
+	err := j.append(recordToken, id[:], true)
+	if err == nil {
+		j.mu.Lock()
+		j.tokens = append(j.tokens, id)
+		j.mu.Unlock()
+	}
+	return err
 }
 
 // finishedSegment says where in the journal a segment's record is.
@@ -182,7 +207,7 @@ func (j *journal) close() {
 func (j *journal) clear() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.plan, j.finished, j.next, j.end = nil, nil, 0, 0
+	j.plan, j.finished, j.tokens, j.next, j.end = nil, nil, nil, 0, 0
 	return j.f.Truncate(0)
 }
 
@@ -238,8 +263,14 @@ func (j *journal) take(b []byte, at int64) bool {
 		if json.Unmarshal(b, p) != nil || p.Version != planVersion {
 			return false
 		}
-		j.plan, j.finished, j.next = p, nil, 0
+		j.plan, j.finished, j.tokens, j.next = p, nil, []repo.ID{p.Token}, 0
 		j.use(0)
+		return true
+	case recordToken:
+		if len(b) != len(repo.ID{}) || j.plan == nil {
+			return false
+		}
+		j.tokens = append(j.tokens, repo.ID(b))
 		return true
 	case recordRun:
 		if len(b) != 4 || j.plan == nil {
@@ -301,7 +332,9 @@ func (j *journal) replan(p plan, sync bool) error {
 		err = j.append(recordPlan, b, sync)
 	}
 	if err == nil {
-		j.plan = &p
+		j.mu.Lock()
+		j.plan, j.tokens = &p, []repo.ID{p.Token}
+		j.mu.Unlock()
 	}
 	return err
 }

@@ -23,10 +23,26 @@ type marker struct {
 	segments map[repo.Segment]*marked
 	pages    map[pageKey]bool // that were read, or are in todo
 	todo     []repo.Page
-	nodes    []repo.NodeAt // that are to be read
-	blind    error         // why what is marked is not all; nil: it is
-	unread   error         // why what segments are needed is not all that is marked: manifests of version 2 do not tell it
+	nodes    []ownedNode // that are to be read
+	lost     []lostNode  // that cannot be read, at most maxLostNodes
+	blind    error       // why what is marked is not all; nil: it is
+	unread   error       // why what segments are needed is not all that is marked: manifests of version 2 do not tell it
 }
+
+// ownedNode is a node of the map of a manifest, the first of those that have it.
+type ownedNode struct {
+	repo.NodeAt
+	of repo.ID
+}
+
+// lostNode is a node that cannot be read.
+type lostNode struct {
+	ownedNode
+	why error
+}
+
+// maxLostNodes bounds how many nodes are remembered that cannot be read.
+const maxLostNodes = 100
 
 // pageKey is a page, wherever it is listed.
 type pageKey struct {
@@ -56,12 +72,12 @@ func (k *marker) add(m *repo.Manifest) {
 	for _, f := range m.Stream {
 		k.of(f.Segment).whole(f)
 	}
-	k.addNode(m.Root())
+	k.addNode(ownedNode{m.Root(), m.ID})
 }
 
 // addNode marks a node that was not marked before, and what is below it is then marked by walk. The caller holds the
 // lock.
-func (k *marker) addNode(n repo.NodeAt) {
+func (k *marker) addNode(n ownedNode) {
 	if n.IsZero() {
 		return
 	}
@@ -84,7 +100,11 @@ func (k *marker) walkNodes(ctx context.Context) error {
 		if len(todo) == 0 {
 			return nil
 		}
-		got, err := k.repo.ReadNodes(ctx, todo)
+		nodes := make([]repo.NodeAt, len(todo))
+		for i, n := range todo {
+			nodes[i] = n.NodeAt
+		}
+		got, err := k.repo.ReadNodes(ctx, nodes)
 		if err != nil {
 			return err
 		}
@@ -97,9 +117,12 @@ func (k *marker) walkNodes(ctx context.Context) error {
 }
 
 // node marks what a node needs. The caller holds the lock.
-func (k *marker) node(at repo.NodeAt, r repo.ReadNode) {
+func (k *marker) node(at ownedNode, r repo.ReadNode) {
 	switch {
 	case r.Err != nil:
+		if len(k.lost) < maxLostNodes {
+			k.lost = append(k.lost, lostNode{at, r.Err})
+		}
 		k.blind, k.unread = cmp.Or(k.blind, r.Err), cmp.Or(k.unread, r.Err)
 	case r.Children == nil:
 		for _, x := range r.Pieces {
@@ -107,7 +130,7 @@ func (k *marker) node(at repo.NodeAt, r repo.ReadNode) {
 		}
 	default:
 		for slot, ref := range r.Children {
-			k.addNode(at.Child(slot, ref))
+			k.addNode(ownedNode{at.Child(slot, ref), at.of})
 		}
 	}
 }

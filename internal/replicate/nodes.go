@@ -110,7 +110,7 @@ func (d *treeDiff) begin() {
 // appendPair adds a pair, unless both maps have the same there.
 func appendPair(to []treePair, p treePair) []treePair {
 	if p.old.empty() && p.now.empty() ||
-		!p.old.node.IsZero() && p.old.node.Frame == p.now.node.Frame && p.old.level == p.now.level {
+		!p.old.node.IsZero() && p.old.node == p.now.node && p.old.level == p.now.level {
 		return to
 	}
 	return append(to, p)
@@ -119,12 +119,14 @@ func appendPair(to []treePair, p treePair) []treePair {
 // expand reads the nodes that are next, and puts what is in them in their place.
 func (d *treeDiff) expand(ctx context.Context) error {
 	var want []repo.NodeAt
+	var asked []bool // of each part, in the order in which they are gone over; reading may change what would be wanted
 	n := len(d.todo)
 	for n > 0 && len(want) < nodeBatch {
 		n--
 		p := d.todo[n]
 		for i, s := range []treePart{p.old, p.now} {
-			if d.wants(p, s, i == 0) {
+			ask := d.wants(p, s, i == 0)
+			if asked = append(asked, ask); ask {
 				want = append(want, p.node(s))
 			}
 		}
@@ -138,8 +140,9 @@ func (d *treeDiff) expand(ctx context.Context) error {
 	for _, p := range slices.Backward(d.todo[n:]) {
 		var inner [2]*[repo.NodeChildren]repo.NodeRef
 		for i, s := range []*treePart{&p.old, &p.now} {
-			if !d.wants(p, *s, i == 0) {
-				if i == 0 && s.level == p.level && d.skips(s.node) {
+			ask := asked[0]
+			if asked = asked[1:]; !ask {
+				if i == 0 && s.level == p.level && !s.node.IsZero() { // it is skipped
 					*s = treePart{}
 				}
 				continue

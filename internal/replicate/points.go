@@ -101,12 +101,13 @@ func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault
 }
 
 // followPages reads the pages that left names, which are some of those of h, until fn returns false; then whole is
-// false too. If one is gone because the head was rewritten, h becomes what the head is now, and left is asked again.
+// false. If a page is gone because the head was changed, it goes on with the head as it is then. A page that is missing
+// in one head after the other is damage: a store can answer with two old heads in turn for ever.
 func followPages(
 	ctx context.Context, r *repo.Repo, h *repo.Head, left func() []repo.PointPage, bad *[]*pageFault,
 	fn func(repo.PageRead) bool,
 ) (whole bool, err error) {
-	for again := true; again; {
+	for again, heads := true, 0; again; heads++ {
 		again = false
 		for read := range r.ReadPages(ctx, *h, left()) {
 			if read.Err != nil {
@@ -114,7 +115,7 @@ func followPages(
 				if err != nil {
 					return false, err
 				}
-				if is {
+				if is && heads < headTries {
 					*h, again = now, true
 					break
 				}

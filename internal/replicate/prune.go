@@ -67,8 +67,18 @@ type Pruned struct {
 	Damaged []DamagedHead `json:"damaged"`
 	// KeptAll says why nothing was deleted although it may be of no use; "" if that was not so.
 	KeptAll string `json:"kept_all,omitempty"`
+	// Unreadable are points whose maps cannot be read in part, so that nobody knows what they need. Then KeptAll says so.
+	Unreadable []UnreadablePoint `json:"unreadable,omitempty"`
 	// Accepted are volumes whose heads are missing or older than this pool has seen, which was accepted.
 	Accepted []string `json:"accepted_rollbacks,omitempty"`
+}
+
+// UnreadablePoint is a point of whose map a part cannot be read. Others may share that part.
+type UnreadablePoint struct {
+	Volume string `json:"volume"` // "" if no list of points names it any more
+	Point  string `json:"point"`
+	Object string `json:"object"` // in which the part is: "segments/..."
+	Reason string `json:"reason"`
 }
 
 // PrunedPoint is a point that a prune has removed.
@@ -117,8 +127,9 @@ type PrunedPoint struct {
 // of prunes only keep others from deleting packs that are about to be named; nothing depends on them.
 //
 // Two prunes may copy the same segment. Of all its copies the one that is the greatest by generation and name is used,
-// and a copy is deleted only if a greater one is named and there. The object of the segment is the least, and a copy
-// of a copy is greater than that. So whatever prunes do at the same time, the greatest stays.
+// and a copy is deleted only if a greater one is named and there, and was read whole if another prune wrote it. The
+// object of the segment is the least, and a copy of a copy is greater than that. So whatever prunes do at the same
+// time, the greatest stays.
 //
 // A reader that finds a segment, or a pack, gone reads the tables, again if it has, and finds a greater copy, which was
 // named before. Programs that do not know packs refuse the repository: its version is raised before the first one.
@@ -208,6 +219,9 @@ func (p *pruner) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := p.checkCopies(ctx, &objects, need); err != nil {
+		return err
+	}
 	manifests, segments, err := p.garbage(ctx, objects, now, need)
 	if err != nil {
 		return err
@@ -237,5 +251,5 @@ func (p *pruner) run(ctx context.Context) error {
 	if len(objects.moved.Tables)+p.out.Packs == 0 {
 		return nil
 	}
-	return p.tidy(ctx)
+	return p.tidy(ctx, objects, need)
 }

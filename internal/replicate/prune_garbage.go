@@ -15,6 +15,7 @@ type objects struct {
 	manifests []repo.ID
 	moved     repo.Moved                  // tables, and packs
 	places    map[repo.Segment]repo.Place // where moved segments are
+	unsound   map[repo.Segment]bool       // that cannot be read there, and of which there is an older copy
 }
 
 // listObjects lists segments and manifests, and then what was moved: a segment that is moved at that time is found in
@@ -100,7 +101,7 @@ func (p *pruner) garbage(
 	for s, size := range o.segments {
 		used, is := n.segments[s], n.has(s)
 		switch {
-		case is && o.places[s].Generation > 0: // it was moved, by who did not get as far as to delete it
+		case is && o.places[s].Generation > 0 && !o.unsound[s]: // it was moved, by who did not get as far as to delete it
 			segments = append(segments, s)
 			p.out.Segments++
 			p.out.FreedBytes += size

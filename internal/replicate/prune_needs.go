@@ -3,7 +3,9 @@ package replicate
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 
 	"pando/internal/errs"
 	"pando/internal/repo"
@@ -79,13 +81,59 @@ func (p *pruner) allNeeds(ctx context.Context, o objects) (scene, need, error) {
 			return now, n, err
 		}
 		if (headset{now.heads, now.damaged}).same(headset{again.heads, again.damaged}) || try == headTries {
-			p.out.KeptAll = cmp.Or(
-				p.out.KeptAll,
-				"a part of the map of a point cannot be read, so that nobody knows what it needs ("+why.Error()+")",
-			)
+			if err := p.nameUnreadable(ctx, now, n.marks.lost); err != nil {
+				return now, n, err
+			}
+			p.out.KeptAll = cmp.Or(p.out.KeptAll, p.out.whyUnreadable(why))
 			return now, n, nil
 		}
 	}
+}
+
+// nameUnreadable notes which points have nodes that cannot be read: of each node one of them.
+func (p *pruner) nameUnreadable(ctx context.Context, now scene, lost []lostNode) error {
+	owners := map[repo.ID]UnreadablePoint{}
+	for _, n := range lost {
+		owners[n.of] = UnreadablePoint{}
+	}
+	for _, h := range now.heads {
+		for pt, err := range allPoints(ctx, p.repo, h.Head, nil) {
+			if err != nil {
+				return err
+			}
+			if _, is := owners[pt.Manifest]; is {
+				owners[pt.Manifest] = UnreadablePoint{Volume: h.Head.Name, Point: pt.Name}
+			}
+		}
+	}
+	p.out.Unreadable = nil
+	for _, n := range lost {
+		x := owners[n.of]
+		x.Object, x.Reason = "segments/"+n.Frame.Segment.String(), n.why.Error()
+		p.out.Unreadable = append(p.out.Unreadable, x)
+	}
+	slices.SortStableFunc(p.out.Unreadable, func(a, b UnreadablePoint) int {
+		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point))
+	})
+	return nil
+}
+
+// whyUnreadable says whose maps cannot be read.
+func (out *Pruned) whyUnreadable(why error) string {
+	var points []string
+	for _, x := range out.Unreadable {
+		if name := x.Volume + "@" + x.Point; x.Volume != "" && !slices.Contains(points, name) {
+			points = append(points, name)
+		}
+	}
+	whose := "a point"
+	if len(points) > 0 {
+		whose = strings.Join(points[:min(len(points), 3)], ", ")
+	}
+	if n := len(points) - 3; n > 0 {
+		whose += fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("a part of the map of %s cannot be read, so that nobody knows what it needs (%v)", whose, why)
 }
 
 // tooBusy is why a prune gives up.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"sync"
 
 	"pando/internal/errs"
 	"pando/internal/repo"
@@ -20,7 +21,7 @@ func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []rep
 			known = true
 			for _, s := range m.Segments {
 				at, placed := o.places[s.Segment]
-				if !n.has(s.Segment) || placed && at.Pack != pk {
+				if !n.has(s.Segment) || placed && at.Pack != pk && !o.unsound[s.Segment] {
 					continue
 				}
 				needed = true // even if the pack is damaged: something of it may be saved
@@ -42,6 +43,45 @@ func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []rep
 		}
 	}
 	return named, unnamed
+}
+
+// checkCopies reads what is needed and was moved of which an older copy is there, as a prune that was killed leaves it:
+// that stays if the newer one is damaged.
+func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
+	older := map[repo.Segment]bool{}
+	for s := range o.segments {
+		older[s] = true
+	}
+	for pk, named := range packsOf(*o) {
+		if _, there := o.moved.Packs[pk]; !there {
+			continue
+		}
+		for _, m := range named {
+			for _, s := range m.Segments {
+				older[s.Segment] = older[s.Segment] || o.places[s.Segment].Pack != pk
+			}
+		}
+	}
+
+	var todo []repo.Segment
+	for s := range o.places {
+		if older[s] && n.has(s) {
+			todo = append(todo, s)
+		}
+	}
+	slices.SortFunc(todo, compareSegment)
+	o.unsound = map[repo.Segment]bool{}
+	var mu sync.Mutex
+	return eachOf(ctx, todo, func(ctx context.Context, s repo.Segment) error {
+		err := p.repo.CheckPlace(ctx, s, o.places[s])
+		if !broken(err) {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		o.unsound[s] = true
+		return nil
+	})
 }
 
 // lacks reports whether a table may be damaged or lost: then a pack that no table names may be needed, until a repair.
@@ -109,14 +149,27 @@ func (p *pruner) fencePack(ctx context.Context, pk repo.Pack) (bool, error) {
 	return err == nil && !slices.ContainsFunc(packs, func(m repo.MovedPack) bool { return m.Pack == pk }), err
 }
 
-// staleTables are the tables none of whose packs were listed, which was after they were read.
-func staleTables(m repo.Moved) (out []repo.Table) {
+// staleTables are the tables that say nothing any more: none of their packs were listed, which was after they were read,
+// and nothing is needed that only these had. A table of a pack that is lost says what is lost, and is needed if the pack
+// comes back.
+//
+// An empty table is never one of them. It keeps the prune that had put its packs from naming them, which may still be
+// about to do so, however long ago that was; others may be about to delete these packs, because it cannot. Only a prune
+// that died leaves one.
+func staleTables(m repo.Moved, o objects, n need) (out []repo.Table) {
 	live := map[repo.Table]bool{}
 	for pk := range m.Packs {
 		live[pk.Table()] = true
 	}
-	for t := range m.Tables {
-		if !live[t] {
+	places := m.Places()
+	only := func(s repo.SegmentState) bool {
+		_, there := o.segments[s.Segment]
+		_, moved := places[s.Segment]
+		return n.has(s.Segment) && !there && !moved
+	}
+	for t, packs := range m.Tables {
+		tells := slices.ContainsFunc(packs, func(p repo.MovedPack) bool { return slices.ContainsFunc(p.Segments, only) })
+		if len(packs) > 0 && !live[t] && !tells {
 			out = append(out, t)
 		}
 	}

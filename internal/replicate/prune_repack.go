@@ -412,12 +412,12 @@ func (x *repacker) deleteSources(ctx context.Context) error {
 }
 
 // tidy deletes the tables that say nothing any more.
-func (p *pruner) tidy(ctx context.Context) error {
+func (p *pruner) tidy(ctx context.Context, o objects, n need) error {
 	m, err := p.repo.MovedAndPacks(ctx)
 	if err != nil {
 		return err
 	}
-	return eachOf(ctx, staleTables(m), func(ctx context.Context, t repo.Table) error { return p.repo.DeleteTable(ctx, t) })
+	return eachOf(ctx, staleTables(m, o, n), p.repo.DeleteTable)
 }
 
 // within reports whether all that is needed of a segment is in these frames.

@@ -392,6 +392,9 @@ func TestRepackDamage(t *testing.T) {
 		for _, p := range v.Problems {
 			named = named || p.Volume != "" && strings.HasPrefix(p.Object, "segments/")
 		}
+		if c.prefix == "moved/" {
+			named = b.oneTable(v.Problems)
+		}
 		if v.Err() == nil || !named {
 			t.Errorf("%s: verify says %v", c.prefix, v.Problems)
 		}
@@ -416,6 +419,17 @@ func TestRepackDamage(t *testing.T) {
 	}
 }
 
+// oneTable reports whether the only problem is with a table, which says how many points it affects.
+func (b *bench) oneTable(problems []Problem) bool {
+	if len(problems) != 1 {
+		return false
+	}
+	p := problems[0]
+	hint := errs.HintOf((&Verified{Problems: problems, TotalProblems: 1}).Err())
+	return strings.HasPrefix(p.Object, "moved/") && p.Points == 2 && p.Volumes == 2 && len(p.Affected) == 2 &&
+		strings.Contains(hint, "repair")
+}
+
 // repairedTable makes a table anew that is damaged or lost; before that a prune deletes no pack.
 func (b *bench) repairedTable() {
 	b.t.Helper()
@@ -437,6 +451,75 @@ func (b *bench) repairedTable() {
 	b.whole()
 	b.prune(PruneRequest{MaxRepack: -1})
 	b.whole()
+}
+
+// cutPack is a bench in which a prune was killed when it had written packs and their table, and which then lost the end
+// of a pack: what it was copied from is still there. It returns the pack's key.
+func cutPack(t *testing.T) (*bench, string) {
+	b, q := wastefulBench(t, seed(t))
+	r, _ := b.faulty(storetest.Fault{
+		Times: -1, Err: storetest.Permanent(errs.IO), Match: func(c storetest.Call) bool {
+			return c.Op == storetest.Delete && strings.HasPrefix(c.Key, "segments/") && b.count("moved/") > 0
+		},
+	})
+	if _, err := prune(t.Context(), r, q); !errs.Is(err, errs.IO) {
+		t.Fatalf("it was to fail: %v", err)
+	}
+	for o, err := range b.store.List(t.Context(), "packs/") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, _, err := b.store.Get(t.Context(), o.Key, 0, -1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.overwrite(o.Key, object[:len(object)*3/4])
+		return b, o.Key
+	}
+	t.Fatal("nothing was repacked")
+	return nil, ""
+}
+
+// TestRepackCutCopy: a pack that was cut, of which what it was copied from is still there, costs nothing: everything can
+// be read and pushed upon, verify reports it, and a prune removes it.
+func TestRepackCutCopy(t *testing.T) {
+	b, key := cutPack(t)
+	for _, m := range []*made{b.truth["v"]["p2"], b.truth["w"]["q1"]} {
+		r, _ := b.faulty()
+		if _, err := r.Moved(t.Context()); err != nil { // so that it looks there first
+			t.Fatal(err)
+		}
+		to, _, err := b.restored(r, m, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to.same(t, m.volume, m.content)
+	}
+	for _, percent := range []float64{0, 100} {
+		r, _ := b.faulty()
+		v, err := verify(t.Context(), r, VerifyRequest{ReadPercent: percent})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(v.Problems) != 1 || v.Problems[0].Object != key || v.Problems[0].Volume != "" ||
+			!strings.Contains(errs.HintOf(v.Err()), "prune") {
+			t.Errorf("verify of %v%% says %v", percent, v.Problems)
+		}
+	}
+	b.repo = b.reopened()
+	b.prune(PruneRequest{MaxRepack: -1, Patience: -1})
+	b.prune(PruneRequest{MaxRepack: -1, Patience: -1})
+	if v := b.verified(100); v.GarbageCount != 0 {
+		t.Errorf("there is garbage: %+v", v)
+	}
+	b.whole()
+}
+
+// reopened is the repository as a process sees it that has read nothing.
+func (b *bench) reopened() *repo.Repo {
+	b.t.Helper()
+	r, _ := b.faulty()
+	return r
 }
 
 // overwrite replaces an object.
@@ -479,4 +562,91 @@ func TestRestoreOverLostBase(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRepackFenceStays: a prune that was taken for dead is kept from naming packs which others have deleted, however
+// late it is: one of its packs may be there again, as a request was repeated, and another prune about to delete it.
+func TestRepackFenceStays(t *testing.T) {
+	b, q := wastefulBench(t, seed(t))
+	packs := map[string][]byte{}
+	put := func(c storetest.Call) bool { return c.Op == storetest.Put && strings.HasPrefix(c.Key, "moved/") }
+	r, _ := b.faulty(storetest.Fault{Match: put, When: storetest.Before, Do: func(storetest.Call) {
+		for o, err := range b.store.List(t.Context(), "packs/") {
+			if err != nil {
+				t.Fatal(err)
+			}
+			object, _, err := b.store.Get(t.Context(), o.Key, 0, -1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			packs[o.Key] = object
+		}
+		for range 4 { // see the session, end it and delete its packs, and tidy
+			b.prune(PruneRequest{Patience: -1})
+		}
+		if b.count("packs/") != 0 {
+			t.Fatalf("%d packs are left", b.count("packs/"))
+		}
+		for key, object := range packs {
+			if _, err := b.store.Put(t.Context(), key, object, objstore.Always); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}})
+	if _, err := prune(t.Context(), r, q); !errs.Is(err, errs.Conflict) {
+		t.Errorf("a prune that was ended: %v", err)
+	}
+	if len(packs) == 0 {
+		t.Fatal("nothing was repacked")
+	}
+	for key := range packs {
+		if err := b.store.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.whole()
+}
+
+// TestRepackLostPack: the table of packs that are lost stays. It says what is lost, and all is well if they come back.
+func TestRepackLostPack(t *testing.T) {
+	b, q := wastefulBench(t, seed(t))
+	b.prune(q)
+	packs := map[string][]byte{}
+	for o, err := range b.store.List(t.Context(), "packs/") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		object, _, err := b.store.Get(t.Context(), o.Key, 0, -1)
+		if err == nil {
+			err = b.store.Delete(t.Context(), o.Key)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		packs[o.Key] = object
+	}
+	b.repo = b.reopened()
+	for range 2 {
+		if _, err := prune(t.Context(), b.repo, q); err != nil && !errs.Is(err, errs.Damaged) {
+			t.Fatal(err)
+		}
+	}
+	v, err := verify(t.Context(), b.reopened(), VerifyRequest{})
+	if err != nil || len(v.Problems) == 0 {
+		t.Fatalf("verify: %v, %+v", err, v)
+	}
+	for _, p := range v.Problems {
+		if !strings.Contains(p.Message, "moved to packs/") {
+			t.Errorf("verify says %v", p)
+		}
+	}
+	for key, object := range packs {
+		if _, err := b.store.Put(t.Context(), key, object, objstore.Always); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.repo = b.reopened()
+	b.whole()
+	b.prune(q)
+	b.whole()
 }

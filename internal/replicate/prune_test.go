@@ -515,3 +515,46 @@ func TestPruneBesideRemoval(t *testing.T) {
 		t.Errorf("a manifest that is missing: %v", err)
 	}
 }
+
+// TestPruneNamesWhatItCannotRead: while a node of a map is lost nothing is deleted, and it is said once whose map it is.
+// Sessions of the dead end, and points go out of lists.
+func TestPruneNamesWhatItCannotRead(t *testing.T) {
+	rnd := seed(t)
+	b := newBench(t)
+	b.history(rnd, "v", nil, 3)
+	last := b.history(rnd, "w", nil, 3)
+	root := last.manifest.Root().Frame.Segment
+	if root == (repo.Segment{}) {
+		t.Fatal("the map has no root")
+	}
+	if err := b.repo.DeleteSegment(t.Context(), root); err != nil {
+		t.Fatal(err)
+	}
+	b.repo = b.reopened()
+	if _, _, err := begin(t.Context(), b.repo, repo.Pull, nil, repo.Writer{Host: "dead"}); err != nil {
+		t.Fatal(err)
+	}
+	b.prune(PruneRequest{Patience: -1})
+	segments := b.count("segments/")
+	out := b.prune(PruneRequest{Policy: Policy{Last: 1}, MaxRepack: -1, Patience: -1})
+	if out.FreedBytes != 0 || b.count("segments/") != segments || len(out.Points) == 0 || len(out.Ended) != 1 {
+		t.Errorf("%d of %d segments are left: %+v", b.count("segments/"), segments, out)
+	}
+	if len(out.Unreadable) != 1 || strings.Count(out.KeptAll, "w@"+last.point) != 1 {
+		t.Fatalf("%q, %+v", out.KeptAll, out.Unreadable)
+	}
+	x := out.Unreadable[0]
+	if x.Volume != "w" || x.Point != last.point || x.Object != "segments/"+root.String() || x.Reason == "" {
+		t.Errorf("%+v", x)
+	}
+
+	// Without that point it goes on.
+	if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "w"}); err != nil {
+		t.Fatal(err)
+	}
+	delete(b.truth, "w")
+	if out := b.prune(PruneRequest{MaxRepack: -1}); out.KeptAll != "" || out.FreedBytes == 0 {
+		t.Errorf("%q, %+v", out.KeptAll, out)
+	}
+	b.whole()
+}

@@ -82,7 +82,7 @@ type puller struct {
 	local  ref.Name // name here
 	lease  *lease   // nil: the remote cannot be written
 	links  map[repo.ID]driver.ObjectID
-	mine   map[repo.ID]driver.ObjectID // points that were pushed from objects that are here
+	mine   map[repo.ID]driver.ObjectID // points of objects that are here, besides links
 	heads  map[string]engine.RemoteHead
 	out    Pulled
 
@@ -130,7 +130,7 @@ func (p *puller) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := p.recognise(ctx, append(slices.Clone(h.Recent), pt)); err != nil {
+	if err := p.recognise(ctx, h, pt); err != nil {
 		return err
 	}
 	here, err := p.lookHere(ctx, p.local)
@@ -141,7 +141,7 @@ func (p *puller) run(ctx context.Context) error {
 		return err
 	}
 	if p.TakeOver {
-		if err := p.canReceive(ctx, h, pt); err != nil {
+		if err := p.canReceive(ctx, h, pt, here); err != nil {
 			return err
 		}
 		if h, err = p.takeOver(ctx); err != nil {
@@ -152,6 +152,9 @@ func (p *puller) run(ctx context.Context) error {
 		}
 		if err := p.admit(h, pt, here); err != nil { // it was pushed to just before
 			return err
+		}
+		if pt.Content == repo.Tree && !p.e.Caps().Supports(driver.Native) {
+			p.note("this pool keeps trees of files as images: what it pushes, only pools of images can pull")
 		}
 	}
 	p.out.Point, p.out.Epoch = pt.Name, h.Epoch
@@ -189,25 +192,75 @@ func (p *puller) known(ctx context.Context) error {
 	return err
 }
 
-// recognise finds the objects that points were pushed from, if that was
-// from here: links may be lost. IDs are never used again, so it is the same content.
-func (p *puller) recognise(ctx context.Context, points []repo.Point) error {
-	for _, pt := range points {
-		if _, linked := p.links[pt.Manifest]; linked {
+// recognise finds the objects that recent points of a head, and pt, describe, though no link says so: those that they
+// were pushed from, if that was from here (links may be lost), and those that are here of points that were pushed once
+// more, under another manifest. IDs are never used again, so it is the same content.
+func (p *puller) recognise(ctx context.Context, h repo.Head, pt repo.Point) error {
+	var again sameHere
+	for _, x := range append(slices.Clone(h.Recent), pt) {
+		if _, linked := p.links[x.Manifest]; linked {
 			continue
 		}
-		o, err := p.e.PointByID(ctx, driver.ObjectID(pt.Source))
+		o, err := p.e.PointByID(ctx, driver.ObjectID(x.Source))
 		switch {
-		case err == nil:
-			if p.mine == nil {
-				p.mine = map[repo.ID]driver.ObjectID{}
+		case errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid):
+			if again == nil {
+				if again, err = p.samePoints(ctx, h.Name); err != nil {
+					return err
+				}
 			}
-			p.mine[pt.Manifest], p.links[pt.Manifest] = o.ID, o.ID
-		case !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Invalid):
+			o.ID = again[identityOf(x)]
+		case err != nil:
 			return err
 		}
+		if o.ID == "" {
+			continue
+		}
+		if p.mine == nil {
+			p.mine = map[repo.ID]driver.ObjectID{}
+		}
+		p.mine[x.Manifest], p.links[x.Manifest] = o.ID, o.ID
 	}
 	return nil
+}
+
+// sameHere are objects that came from a head or went there, by what stays the same of a point when that is pushed once
+// more.
+type sameHere map[pointIdentity]driver.ObjectID
+
+// pointIdentity tells points of one volume or golden apart: no two are made in the same nanosecond.
+type pointIdentity struct {
+	name        string
+	createdAt   int64 // nanoseconds since 1970
+	sizeBytes   int64
+	fs          string
+	consistency string
+}
+
+func identityOf(pt repo.Point) pointIdentity {
+	return pointIdentity{pt.Name, pt.CreatedAt.UnixNano(), pt.SizeBytes, pt.FS, pt.Consistency}
+}
+
+// samePoints lists the objects that are linked to this repository, of the volume or golden that a head is here.
+func (p *puller) samePoints(ctx context.Context, head string) (sameHere, error) {
+	out := sameHere{}
+	lineage := p.heads[head].Lineage
+	if lineage == "" {
+		return out, nil
+	}
+	for _, id := range p.links {
+		o, err := p.e.PointByID(ctx, id)
+		if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if o.Lineage == lineage {
+			out[pointIdentity{o.Name, o.CreatedAt.UnixNano(), o.SizeBytes, string(o.FS), string(o.Consistency)}] = id
+		}
+	}
+	return out, nil
 }
 
 // local is what has a name here.
@@ -271,20 +324,32 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 	case !here.exists || here.has(p.links[pt.Manifest]):
 		return nil
 	case h.Golden && here.named(pt.Name):
-		return errs.New(errs.Exists, opPull, full, "the golden has a generation of this number, which is another").
-			WithHint("pull it under another name with %s", errs.Param("as", "NAME"))
+		why := "the golden has a generation of this number, which is another"
+		if p.follows(here, h.Name) {
+			why += ": that of the remote was removed since it was here, and the number was pushed again"
+		}
+		return errs.New(errs.Exists, opPull, full, "%s", why).
+			WithHint("to have both, pull it under another name with `%s`; to have that of the remote only, "+
+				"remove the one here with %s, and pull again", errs.Param("as", "NAME"), errs.Run("golden rm", full))
 	case !p.Update && !p.follows(here, h.Name):
 		return errs.New(errs.Exists, opPull, p.local.String(), "it is here already").
 			WithHint("pull it under another name with %s, or with %s: then it becomes what is pulled, and its state stays as a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
 	case here.named(pt.Name):
-		return errs.New(errs.Exists, opPull, full, "the volume has a snapshot of this name, which is another").
-			WithHint("destroy that, or pull under another name with %s", errs.Param("as", "NAME"))
+		return errs.New(errs.Exists, opPull, full, "the volume has a snapshot of this name, and on the remote is another").
+			WithHint("to have both, pull it under another name with `%s`; else destroy the one here with %s, and pull again",
+				errs.Param("as", "NAME"), errs.Run("destroy", full))
 	}
 	return nil
 }
 
-// canReceive refuses what this pool can never hold, before somebody else is kept from writing it. Unsupported.
-func (p *puller) canReceive(ctx context.Context, h repo.Head, pt repo.Point) error {
+// canReceive refuses what this pool can never hold, or not as long as the volume is mounted, before somebody else is
+// kept from writing it. Unsupported, InUse.
+func (p *puller) canReceive(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
+	if here.exists && !h.Golden && !here.has(p.links[pt.Manifest]) {
+		if err := p.e.CanUpdate(ctx, p.local); err != nil {
+			return err
+		}
+	}
 	m, err := p.repo.Manifest(ctx, pt.Manifest)
 	if err != nil {
 		return err

@@ -217,7 +217,7 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 	if err != nil || opt.Manifest.IsZero() {
 		return best, object, err
 	}
-	if err := p.recognise(ctx, append(slices.Clone(oh.Recent), opt)); err != nil {
+	if err := p.recognise(ctx, oh, opt); err != nil {
 		return nil, "", err
 	}
 	if _, here := p.links[pt.OriginID]; here {
@@ -228,7 +228,7 @@ func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.M
 	// not next to nothing.
 	o, err := p.repo.Manifest(ctx, opt.Manifest)
 	if err != nil {
-		if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Damaged) {
+		if broken(err) {
 			p.note("%s, from which it was cloned, cannot be read: what they have in common is not shared here", pt.OriginRef)
 			return best, object, nil
 		}
@@ -302,7 +302,7 @@ func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo
 		}
 	}
 	oh, _, err := p.repo.Head(ctx, pt.OriginVol)
-	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
+	if err != nil && !broken(err) {
 		return oh, repo.Point{}, err
 	}
 	if err == nil && !oh.Gone {

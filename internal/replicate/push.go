@@ -4,459 +4,500 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"path/filepath"
-	"slices"
-	"sync"
 	"time"
 
-	"pando/internal/driver"
 	"pando/internal/engine"
 	"pando/internal/errs"
 	"pando/internal/objstore"
-	"pando/internal/progress"
-	"pando/internal/ref"
 	"pando/internal/repo"
+
+	"golang.org/x/sync/errgroup"
 )
 
-const opPush = "push"
-
-// PushRequest says what to push.
-type PushRequest struct {
-	// Refs are volumes, of which a snapshot is taken now, snapshots, generations, and
-	// goldens, which is their current generation.
-	Refs []ref.Ref
-	All  bool // every volume that is not ephemeral, and every golden
-
-	As         ref.Name      // on the remote, of the only ref; zero: its own
-	LimitBytes int64         // a second, up and down; 0: no limit
-	Freeze     engine.Freeze // whether the writes to a volume in use are stopped
-	Full       bool          // send all data, also what is there, and points that are there once more
-	Checks     *Checks       // how often is looked whether what is there is whole; nil: by each Push
-	NoOrigin   bool          // do not push the golden that a volume descends from first
-	Portable   bool          // push trees in the form that every driver with trees can read: see treeContent
-
-	AcceptRollback bool // go on if the remote was put back to an older state than this pool has seen
-
-	// Warn is called with what a person should know before a point is sent; nil: that is in its Note.
-	Warn func(text string)
-
-	Tracker *progress.Tracker
-}
-
-// Pushed describes one point that is on the remote now. Its JSON form is stable.
-type Pushed struct {
-	Ref           string  `json:"ref"`       // here: "job@push-20260102T030405.678Z", "web@3"
-	Volume        string  `json:"volume"`    // its name there
-	Point         string  `json:"point"`     // name of the point there
-	Golden        bool    `json:"golden"`    // it is a generation
-	Manifest      string  `json:"manifest"`  // ID there
-	Content       string  `json:"content"`   // block, stream, tree
-	Base          string  `json:"base"`      // what was there and was built upon: "job@push-..."; "" if nothing
-	Origin        string  `json:"origin"`    // of a clone: the point there that it was cloned from; "" if none is there
-	Full          bool    `json:"full"`      // all data was read
-	Resumed       bool    `json:"resumed"`   // it went on where an interrupted push had ended
-	Unchanged     bool    `json:"unchanged"` // nothing had to be written: the content was there
-	SizeBytes     int64   `json:"size_bytes"`
-	LogicalBytes  int64   `json:"logical_bytes"`  // of data, zeros left out; 0 of a stream that is a difference
-	ReadBytes     int64   `json:"read_bytes"`     // of the volume
-	UploadedBytes int64   `json:"uploaded_bytes"` // of segments
-	Segments      int64   `json:"segments"`       // that were uploaded
-	Seconds       float64 `json:"seconds"`
-	Epoch         uint64  `json:"epoch"`
-	LostSegments  int     `json:"lost_segments"`            // of what was there, which were missing or damaged: what is needed of them was sent again
-	Raw           bool    `json:"raw,omitempty"`            // of an encrypted ZFS dataset: its blocks travel as they lie on disk
-	ExpectedBytes int64   `json:"expected_bytes,omitempty"` // of the stream, as was estimated before it was sent; 0: not known
-	Note          string  `json:"note,omitempty"`           // what was not done, and why
-}
-
-// Push carries points of volumes and goldens to a remote. Only what has changed since
-// the last push, or since the generation that a volume was cloned from, is read and
-// uploaded, where the pool's driver can tell; what it cannot tell is read and compared
-// with what is there.
-//
-// Of a volume a snapshot is taken and pushed, and kept for the next push; earlier ones
-// that only served that are destroyed. A volume in which nothing has changed since its
-// last push gets no new point.
-//
-// What a push builds upon is looked for first, in one listing of all segments (see Checks): if something of it is
-// missing or has another size, the volume is read whole and compared with what is left, and what is missing is sent
-// again. So is a point that is there already and is not whole, in its place.
-//
-// A point is there, whole, or not at all. What an interrupted push has uploaded is not
-// lost: the next one goes on with the same snapshot, and then pushes what is newer. One
-// that fails does not keep others from being pushed; what was is returned with the
-// errors, joined. Goldens that had to be pushed before their clones are in the result,
-// before those.
-//
-// Errors: Conflict if another pool writes the volume there (somebody took it over) or
-// it is another volume than the one here, Damaged if the remote has lost a volume, or was put
-// back to an older state of it, unless AcceptRollback, InUse if it is being pushed already, Invalid,
-// NotFound, Unsupported (what cannot be sent of a tree), and the kinds of the
-// store.
-func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pushed, error) {
-	p := &pusher{e: e, r: r, q: q}
-	targets, err := p.targets(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.open(ctx); err != nil {
-		return nil, err
-	}
-	defer p.repo.Close()
-	var out []Pushed
-	var failed []error
-	for _, t := range targets {
-		done, err := p.target(ctx, t)
-		out = append(append(out, p.origins...), done...)
-		p.origins = nil
-		if err != nil {
-			failed = append(failed, errs.Wrap(opPush, t.ref.String(), err))
-		}
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	if len(failed) == 1 {
-		return out, failed[0]
-	}
-	return out, errors.Join(failed...)
-}
-
-// pusher is one push of one or more volumes.
-type pusher struct {
-	headWriter
-	e      *engine.Engine
-	r      *Remote
-	q      PushRequest
-	repoID string
-
-	sizes map[repo.Segment]int64 // segments that are there; nil: not listed
-	bad   map[repo.Segment]bool  // segments that are known to be damaged, whatever their sizes
-	base  *repo.Manifest         // that was read last
-	nodes *repo.NodeCache        // of maps; nil: nothing was read
-
-	origins []Pushed // goldens that were pushed before their clones, not yet reported
-}
-
-// open opens the repository, and reads what is remembered of it. The caller closes it.
-func (p *pusher) open(ctx context.Context) error {
-	me, err := writer(p.e)
-	if err != nil {
-		return err
-	}
-	rp, err := p.r.OpenLimited(ctx, p.q.LimitBytes)
-	if err != nil {
-		return err
-	}
-	p.repoID = rp.ID().String()
-	p.headWriter = headWriter{
-		repo: rp, remote: p.r.Name, me: me, tokens: newTokenFiles(p.e.Dir(), rp), free: &sync.Map{}, acceptRollback: p.q.AcceptRollback,
-	}
-	if p.memory, err = remembered(ctx, p.e, rp); err != nil {
-		rp.Close()
-	}
-	return err
-}
-
-// target is what a reference names.
-type target struct {
-	ref    ref.Ref
-	volume bool // take a snapshot of it
-}
-
-// targets finds what is to be pushed, before anything is asked of the remote.
-func (p *pusher) targets(ctx context.Context) ([]target, error) {
-	q := p.q
-	switch {
-	case q.All && len(q.Refs) > 0:
-		return nil, errs.New(errs.Invalid, opPush, "", "either all volumes are pushed, or those that are named")
-	case !q.All && len(q.Refs) == 0:
-		return nil, errs.New(errs.Invalid, opPush, "", "nothing to push is named").
-			WithHint("name volumes or goldens, or use %s", errs.Param("all"))
-	case !q.As.IsZero() && (q.All || len(q.Refs) != 1):
-		return nil, errs.New(errs.Invalid, opPush, q.As.String(), "a name on the remote can be given to one volume only")
-	case q.LimitBytes < 0:
-		return nil, errs.New(errs.Invalid, opPush, "", "a rate of %d bytes a second is none", q.LimitBytes)
-	}
-	if q.All {
-		return p.everything(ctx)
-	}
-	var out []target
-	for _, r := range q.Refs {
-		t := target{ref: r}
-		_, err := p.e.Point(ctx, r)
-		if errs.Is(err, errs.Invalid) && r.At == "" {
-			t.volume, err = true, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if !slices.Contains(out, t) {
-			out = append(out, t)
-		}
-	}
-	return out, nil
-}
-
-// everything is all goldens, and then the volumes, some of which are clones of them.
-func (p *pusher) everything(ctx context.Context) ([]target, error) {
-	var out []target
-	goldens, err := p.e.Goldens(ctx)
-	if err != nil {
-		return nil, err
-	}
-	for _, g := range goldens {
-		out = append(out, target{ref: ref.Ref{Name: g.Golden}})
-	}
-	volumes, err := p.e.Volumes(ctx, false)
-	if err != nil {
-		return nil, err
-	}
-	for _, v := range volumes {
-		if !v.Ephemeral {
-			out = append(out, target{ref: ref.Ref{Name: v.Name}, volume: true})
-		}
-	}
-	return out, nil
-}
-
-// job is the push of one point to one head.
-type job struct {
+// pointPush is the push of one point to one head, whatever the point is: see push for its steps.
+type pointPush struct {
+	p     *pusher
 	pt    engine.Point
-	head  string // its name
-	claim claim  // as the head was first read
+	name  string // of the head
 	j     *journal
 	took  bool // the snapshot was taken for this push
 	goOn  bool // the journal has its plan
-	lost  int  // segments of what it builds upon that were not there
-	named bool // a manifest may be written that names the head
 	begun time.Time
-	note  string
 
+	claim    claim     // as the head was first read
+	head     headState // as it was read last
+	links    links
 	portable bool // what it replaces is a tree that every driver can read
+
+	attempt int  // how many bases have failed
+	damaged bool // in a way that no listing shows: nothing of the map of a base may be used again
+	whole   bool // no base can serve
+
+	// Of one attempt.
+	resume  *repo.SessionState // of what is gone on with
+	base    base
+	origin  *repo.Origin
+	content contentPush
+	merge   bool // of an image: what is read of it is what differs from the base
+	session repo.Session
+	lease   *lease
+	stats   *stats
+	wrote   bool // a manifest may be there that names the head
+
+	lost int // segments of what it builds upon that were not there
+	note string
+	out  Pushed // once the point is there
 }
 
-// target pushes one volume, snapshot or generation. It may return what was pushed
-// besides an error.
-func (p *pusher) target(ctx context.Context, t target) (out []Pushed, err error) {
+// contentPush is what a push of a block image does differently from one of a tree of files.
+type contentPush interface {
+	kind() repo.Content
+
+	// open opens what is read, and drops the base if the content cannot be stored as what differs from it. unchanged:
+	// it is what the base is, so that a snapshot that was taken for this push is not needed. errBaseGone, errStale.
+	open(ctx context.Context) (unchanged bool, err error)
+
+	// store puts what is not on the remote yet into segments, once the lease is ready. errBaseGone, errBaseDamaged,
+	// engine.ErrUnchanged.
+	store(ctx context.Context) error
+
+	// describe adds what was stored to the manifest, and report to the result.
+	describe(m *repo.Manifest) error
+	report(out *Pushed)
+
+	// close lets go of what open has opened. Again is no error.
+	close() error
+}
+
+// baseAttempts is how often a base is looked for, which somebody may be removing, here
+// or there. The last attempt is without one.
+const baseAttempts = 4
+
+var (
+	errStale    = errors.New("the interrupted push cannot be resumed")
+	errBaseGone = errors.New("the base of this push no longer exists")
+)
+
+// target pushes one volume, snapshot or generation.
+func (p *pusher) target(ctx context.Context, t target) error {
+	// 1. Nobody else of this pool pushes to the head.
 	begun := time.Now()
-	head := cmp.Or(p.q.As.String(), t.ref.Name)
-	j, err := openJournal(ctx, p.r.dir, head)
+	name := cmp.Or(p.q.As.String(), t.ref.Name)
+	j, err := openJournal(ctx, p.r.dir, name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer j.close()
-	h, err := p.readHead(ctx, head)
+
+	// 2. The head is read, and this pool may write it.
+	head, err := p.readHead(ctx, name)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := cmp.Or(p.mayWrite(h), p.notOlder(h)); err != nil {
-		return nil, err
+	if err := cmp.Or(p.mayWrite(head), p.notOlder(head)); err != nil {
+		return err
 	}
 	if !t.volume {
 		pt, err := p.e.Point(ctx, t.ref)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		jb := &job{pt: pt, head: head, j: j, begun: begun}
-		if jb.goOn = j.plan != nil && j.plan.Object == string(pt.ID); !jb.goOn {
-			if err := p.forget(ctx, j); err != nil {
-				return nil, err
-			}
-		}
-		return add(nil)(p.point(ctx, jb, h))
+		return p.immutable(ctx, pt, head, j, begun)
 	}
+
+	// 3. The snapshot that an earlier push had taken is pushed, or nothing is left of it.
 	if pt, ok := p.unfinished(ctx, j, t.ref.Name); ok {
-		jb := &job{pt: pt, head: head, j: j, took: true, goOn: j.plan.Object != "", begun: begun}
-		if out, err = add(nil)(p.point(ctx, jb, h)); err != nil {
-			return out, err
+		x := &pointPush{p: p, pt: pt, name: name, head: head, j: j, took: true, goOn: j.plan.Object != "", begun: begun}
+		if err := x.push(ctx); err != nil {
+			return err
 		}
 		begun = time.Now()
-		if h, err = p.readHead(ctx, head); err != nil {
-			return out, err
+		if head, err = p.readHead(ctx, name); err != nil {
+			return err
 		}
 	} else if err := p.forget(ctx, j); err != nil {
-		return nil, err
-	}
-	return add(out)(p.volume(ctx, t.ref.Name, head, j, h, begun))
-}
-
-// add adds what was pushed, which it may have been in spite of an error.
-func add(out []Pushed) func(Pushed, error) ([]Pushed, error) {
-	return func(done Pushed, err error) ([]Pushed, error) {
-		if done.Manifest != "" {
-			out = append(out, done)
-		}
-		return out, err
-	}
-}
-
-// volume takes a snapshot and pushes it.
-func (p *pusher) volume(ctx context.Context, name, head string, j *journal, h headState, begun time.Time) (Pushed, error) {
-	vol, err := ref.ParseName(opPush, name)
-	if err != nil {
-		return Pushed{}, err
-	}
-	var snap ref.Ref
-	for {
-		at := ref.MustName(pushName(time.Now()))
-		snap = vol.At(at)
-		// Who cleans up must know that somebody is about to use it. After a power loss a
-		// snapshot that nobody uses is recognised without this.
-		if err := j.begin(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
-			return Pushed{}, err
-		}
-		_, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: vol, Name: at, Freeze: p.q.Freeze, Tracker: p.q.Tracker})
-		if err == nil {
-			break
-		}
-		if err := errors.Join(err, j.clear()); !errs.Is(err, errs.Exists) {
-			return Pushed{}, err
-		}
-		// A push to another remote has taken one in this very millisecond.
-		select {
-		case <-ctx.Done():
-			return Pushed{}, errs.Wrap(opPush, name, ctx.Err())
-		case <-time.After(time.Millisecond):
-		}
-	}
-	pt, err := p.e.Point(ctx, snap)
-	if err != nil {
-		return Pushed{}, err
-	}
-	return p.point(ctx, &job{pt: pt, head: head, j: j, took: true, begun: begun}, h)
-}
-
-// unfinished finds the snapshot that an interrupted push of a volume had taken.
-func (p *pusher) unfinished(ctx context.Context, j *journal, volume string) (engine.Point, bool) {
-	if j.plan == nil || !j.plan.Took {
-		return engine.Point{}, false
-	}
-	if id := j.plan.Object; id != "" {
-		pt, err := p.e.PointByID(ctx, driver.ObjectID(id))
-		return pt, err == nil && pt.Volume == volume
-	}
-	r, err := ref.Parse(opPush, j.plan.Snapshot)
-	if err != nil || r.Name != volume {
-		return engine.Point{}, false
-	}
-	pt, err := p.e.Point(ctx, r)
-	return pt, err == nil
-}
-
-// forget gives up what the journal has of an unfinished push.
-func (p *pusher) forget(ctx context.Context, j *journal) error {
-	if err := p.endPlanned(ctx, j); err != nil {
 		return err
 	}
-	return errs.Wrap(opPush, filepath.Base(j.path), j.clear())
-}
 
-// endPlanned ends the session of an unfinished push, if it may be ended. Its journal still
-// says which snapshot it is of, so that nobody destroys that.
-func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
-	if j.plan == nil || j.plan.Session.IsZero() || !p.mayEnd(ctx, filepath.Base(j.path)) {
-		return nil
-	}
-	return p.repo.EndSession(ctx, &repo.Session{ID: j.plan.Session})
-}
-
-// mayEnd reports whether a session that has perhaps written a manifest may be ended before it commits: not if the
-// volume has no head yet. Heads are never deleted, so a manifest without session and head tells of a head that was
-// lost. A prune ends the session, and makes the head.
-func (p *pusher) mayEnd(ctx context.Context, head string) bool {
-	_, _, err := p.repo.Head(ctx, head)
-	return err == nil || broken(err) && !errs.Is(err, errs.NotFound)
-}
-
-// point pushes one point. Whatever the error, either the journal has what is needed to
-// go on, or the push left nothing behind. h is as the head was first read.
-func (p *pusher) point(ctx context.Context, jb *job, h headState) (Pushed, error) {
-	jb.claim = h.claim()
-	if err := p.fits(ctx, h, jb.pt); err != nil {
-		return Pushed{}, p.discard(ctx, jb, err)
-	}
-	links, err := p.links(ctx)
+	// 4. There is a snapshot of what the volume is now.
+	pt, err := p.snapshot(ctx, t.ref.Name, j)
 	if err != nil {
-		return Pushed{}, err
-	}
-	at, there, err := p.alreadyThere(ctx, h, jb.pt, links)
-	if err != nil {
-		return Pushed{}, err
-	}
-	if there {
-		gone, err := p.lostOf(ctx, at.Manifest)
-		if err != nil {
-			return Pushed{}, err
-		}
-		if !gone.any() && !p.q.Full && !p.otherForm(at) {
-			return p.wasThere(ctx, jb, h, at)
-		}
-		jb.lost = len(gone.segments)
-		if err := p.again(ctx, jb, at); err != nil {
-			return Pushed{}, err
-		}
-	}
-	push := p.block
-	if !jb.pt.FS.IsImage() {
-		push = p.tree
-	}
-	out, err := push(ctx, jb, h, links)
-	if hopeless(err) {
-		err = p.discard(ctx, jb, err)
-	}
-	return out, named(err, jb.pt)
-}
-
-// named makes an error about an object one about what people call it.
-func named(err error, pt engine.Point) error {
-	var known *errs.Error
-	if !errors.As(err, &known) || known.Ref != string(pt.ID) {
 		return err
 	}
-	out := *known
-	out.Ref = pt.Ref
-	return &out
+	return (&pointPush{p: p, pt: pt, name: name, head: head, j: j, took: true, begun: begun}).push(ctx)
 }
 
-// hopeless reports whether a push that failed so cannot be gone on with.
-func hopeless(err error) bool {
-	switch errs.KindOf(err) {
-	case errs.Conflict, errs.Exists, errs.Unsupported:
-		return !objstore.Temporary(err)
+// immutable pushes a snapshot or generation that was there before.
+func (p *pusher) immutable(ctx context.Context, pt engine.Point, head headState, j *journal, begun time.Time) error {
+	x := &pointPush{p: p, pt: pt, name: head.Name, head: head, j: j, begun: begun}
+	if x.goOn = j.plan != nil && j.plan.Object == string(pt.ID); !x.goOn {
+		if err := p.forget(ctx, j); err != nil {
+			return err
+		}
 	}
-	return false
+	return x.push(ctx)
 }
 
-// wasThere finishes the push of a point that the head lists already: its content was
-// pushed or pulled before, or a push was killed just after its commit.
-func (p *pusher) wasThere(ctx context.Context, jb *job, h headState, at repo.Point) (Pushed, error) {
-	out := p.describe(jb, h, at)
-	out.Unchanged = !jb.goOn
-	out.Resumed = jb.goOn
-	err := p.settle(ctx, jb, h, at.Manifest, func(ctx context.Context) error { return p.endPlanned(ctx, jb.j) })
-	out.Seconds = time.Since(jb.begun).Seconds()
-	return out, err
-}
-
-// describe begins the result of a push.
-func (p *pusher) describe(jb *job, h headState, at repo.Point) Pushed {
-	return Pushed{
-		Ref: jb.pt.Ref, Volume: jb.head, Point: at.Name, Golden: jb.pt.Golden, Manifest: at.Manifest.String(), Content: string(at.Content),
-		Origin: at.OriginRef, SizeBytes: at.SizeBytes, LogicalBytes: at.Logical, Epoch: h.Epoch, Note: jb.note,
-		LostSegments: jb.lost,
+// push pushes the point. Whatever the error, either the journal has what is needed to go on, or the push left nothing
+// behind. The result says what is on the remote even so.
+func (x *pointPush) push(ctx context.Context) error {
+	// 5. This pool may write the head, and the point fits into it.
+	x.claim = x.head.claim()
+	if err := x.p.fits(ctx, x.head, x.pt); err != nil {
+		return x.discard(ctx, err)
 	}
-}
 
-// discard ends a push that cannot be gone on with, for err, and leaves nothing of it.
-func (p *pusher) discard(ctx context.Context, jb *job, err error) error {
-	ctx = context.WithoutCancel(ctx)
-	_ = p.endPlanned(ctx, jb.j) // else a prune does, sometime
-	if cerr := jb.j.clear(); cerr != nil {
-		return errors.Join(err, cerr)
+	// 6. If the head lists the point, and it is whole, it is done.
+	there, err := x.finishIfThere(ctx)
+	if err == nil && !there {
+		err = x.pushContent(ctx)
+		if hopeless(err) {
+			err = x.discard(ctx, err)
+		}
+		err = named(err, x.pt)
 	}
-	if jb.took {
-		_ = p.destroy(ctx, jb.pt.Ref) // else the next push does
+	if x.out.Manifest != "" {
+		x.out.Seconds = time.Since(x.begun).Seconds()
+		x.p.pushed = append(x.p.pushed, x.out)
 	}
 	return err
+}
+
+// pushContent pushes a point that is not there, with one base after the other until one holds.
+func (x *pointPush) pushContent(ctx context.Context) error {
+	// 7. What an interrupted push has left is found, or given up.
+	if err := x.findUnfinished(ctx); err != nil {
+		return err
+	}
+	for x.attempt < baseAttempts {
+		retry, err := x.after(ctx, x.try(ctx))
+		if !retry {
+			return err
+		}
+	}
+	return errs.New(errs.Conflict, opPush, x.pt.Ref, "what it builds upon is removed again and again").
+		WithHint("run the push again")
+}
+
+// try takes the steps that depend on the base. What comes of it is for after.
+func (x *pointPush) try(ctx context.Context) error {
+	// 8. It is known what to build upon.
+	x.lease, x.stats, x.merge, x.content = nil, &stats{}, false, contentOf(x)
+	if err := x.findBase(ctx); err != nil {
+		return err
+	}
+
+	// 9. The content is open, and compared with the base as far as that costs little.
+	unchanged, err := x.content.open(ctx)
+	defer x.content.close()
+	if err != nil {
+		return err
+	}
+
+	// 10. If nothing has changed, nothing is left to do, and of the snapshot nothing.
+	if unchanged {
+		return x.endUnchanged(ctx)
+	}
+
+	// 11. The journal says what this push is about to do.
+	if err := x.journalPlan(); err != nil {
+		return err
+	}
+	leased, l := newLease(ctx, x.p.repo, x.session)
+	l.note = x.j.token
+	x.lease = l
+
+	// 12. All data is on the remote, and the base is pinned and still listed.
+	if err := x.storeContent(leased); err != nil {
+		return err
+	}
+
+	// 13. The manifest is on the remote.
+	m, err := x.putManifest(leased)
+	if err != nil {
+		return err
+	}
+
+	// 14. The head lists the point.
+	if err := x.commitHead(leased, m); err != nil {
+		return err
+	}
+
+	// 15. What was read may be destroyed.
+	if err := x.content.close(); err != nil {
+		return err
+	}
+
+	// 16. This pool remembers the point. Session, journal and the snapshots of earlier pushes are gone.
+	return x.rememberPoint(ctx, m.ID, x.lease.end)
+}
+
+// finishIfThere finishes the push of a point that the head lists already, and that is whole: its content was pushed or
+// pulled before, or a push was killed just after its commit. One that is not whole is pushed once more, in its place.
+func (x *pointPush) finishIfThere(ctx context.Context) (bool, error) {
+	var err error
+	if x.links, err = x.p.links(ctx); err != nil {
+		return false, err
+	}
+	at, there, err := x.p.alreadyThere(ctx, x.head, x.pt, x.links)
+	if err != nil || !there {
+		return false, err
+	}
+	gone, err := x.p.lostOf(ctx, at.Manifest)
+	if err != nil {
+		return false, err
+	}
+	if gone.any() || x.p.q.Full || x.p.otherForm(at) {
+		x.lost = len(gone.segments)
+		return false, x.p.again(ctx, x, at)
+	}
+	x.out = x.result(at)
+	x.out.Unchanged, x.out.Resumed = !x.goOn, x.goOn
+	end := func(ctx context.Context) error { return x.p.endPlanned(ctx, x.j) }
+	return true, x.rememberPoint(ctx, at.Manifest, end)
+}
+
+// findUnfinished finds what an interrupted push of this point has left, and ends what cannot be gone on with: a
+// stream cannot be in its middle.
+func (x *pointPush) findUnfinished(ctx context.Context) error {
+	if !x.goOn {
+		return nil
+	}
+	if x.pt.FS.IsImage() && (!x.p.q.Full || x.j.plan.Manifest.IsZero()) {
+		err := x.findSession(ctx)
+		if !errors.Is(err, errStale) {
+			return err
+		}
+	}
+	return x.forgetSession(ctx)
+}
+
+// forgetSession begins afresh.
+func (x *pointPush) forgetSession(ctx context.Context) error {
+	x.resume, x.goOn, x.wrote = nil, false, false
+	return x.p.endPlanned(ctx, x.j)
+}
+
+// findBase finds out what to build upon: what the plan says, or else the best that is intact. In the last attempt that
+// is nothing, whatever is there.
+func (x *pointPush) findBase(ctx context.Context) error {
+	switch {
+	case x.resume != nil:
+		return x.plannedBase(ctx)
+	case x.whole:
+		x.base = base{}
+		return nil
+	}
+	x.base, x.origin = base{}, nil
+	if x.attempt == baseAttempts-1 {
+		return nil
+	}
+
+	b, origin, err := x.chooseBase(ctx)
+	if err != nil {
+		return err
+	}
+	x.origin = origin
+	if x.base, err = x.p.intactBase(ctx, x, b); err == nil && x.damaged {
+		x.base.object, x.base.newest = "", false
+	}
+	return err
+}
+
+// journalPlan makes the journal say what this push sets out to do: under which session, and with which base.
+func (x *pointPush) journalPlan() error {
+	if x.resume != nil {
+		x.session = x.resume.Session
+		return nil
+	}
+	x.session = x.p.repo.NewSession(repo.Push, []string{x.name}, x.p.me)
+	x.session.Token = repo.NewID()
+	id := x.base.point.Manifest
+	if !id.IsZero() {
+		x.session.Pins = []repo.ID{id}
+	}
+	return x.j.replan(plan{
+		Snapshot: x.pt.Ref, Session: x.session.ID, Token: x.session.Token, Object: string(x.pt.ID), Took: x.took,
+		Base: string(x.base.object),
+		Head: x.base.head, Manifest: id, Merge: x.merge, Origin: x.origin,
+	}, false)
+}
+
+// storeContent puts all data on the remote. In the same time the session is written, which pins the base, and the head
+// is read again: what it does not list any more cannot be built upon.
+func (x *pointPush) storeContent(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return x.confirmBase(ctx, gctx) })
+	g.Go(func() error { return x.content.store(gctx) })
+	err := g.Wait()
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errEnded) {
+		return cause
+	}
+	return err
+}
+
+// confirmBase writes the session, which lives as long as ctx, and then makes sure that the base is still listed.
+func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
+	err := x.lease.begin(ctx)
+	if errors.Is(err, errEnded) && x.resume != nil {
+		return errStale
+	}
+	if err != nil {
+		return err
+	}
+	head, listed, err := x.p.verify(gctx, x, x.base)
+	if err != nil {
+		return err
+	}
+	if !listed {
+		return errBaseGone
+	}
+	x.head = head
+	return nil
+}
+
+// putManifest puts the manifest on the remote.
+func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
+	pt := x.pt
+	m := &repo.Manifest{
+		ID: repo.NewID(), Volume: x.name, Point: pt.Name, Content: x.content.kind(), FS: string(pt.FS),
+		SizeBytes: pt.SizeBytes, Sector: pt.Sector, CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency),
+		Source: string(pt.ID), Session: x.session.ID, Parent: x.base.point.Manifest, Origin: x.origin,
+		Added: x.stats.uploaded.Load(),
+	}
+	if err := x.content.describe(m); err != nil {
+		return nil, err
+	}
+	x.wrote = true
+	if m.Version == 2 { // programs that do not know such manifests must not take them for damage
+		if err := x.p.repo.Upgrade(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return m, x.p.repo.PutManifest(ctx, *m)
+}
+
+// commitHead makes the head list the point. From here on it is there, whatever comes of the rest.
+func (x *pointPush) commitHead(ctx context.Context, m *repo.Manifest) error {
+	head, at, err := x.p.commit(ctx, x.lease, x.claim, x.head, x.pt, m)
+	if err != nil {
+		return err
+	}
+	x.head = head
+	for s, n := range x.stats.sizes {
+		if x.p.sizes != nil {
+			x.p.sizes[s] = int64(n)
+		}
+	}
+	x.out = x.result(at)
+	x.out.Base, x.out.Resumed = x.base.ref(), x.resume != nil
+	x.out.ReadBytes, x.out.UploadedBytes = x.stats.read.Load(), x.stats.uploaded.Load()
+	x.out.Segments = x.stats.segments.Load()
+	x.content.report(&x.out)
+	return nil
+}
+
+// rememberPoint is what follows a commit: remember it here, end the session, and let go of
+// what only served earlier pushes. The point is on the remote whatever comes of this.
+func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end func(context.Context) error) error {
+	ctx = context.WithoutCancel(ctx)
+	p, id := x.p, manifest.String()
+	err := p.e.PutLink(ctx, engine.Link{Repo: p.repoID, Manifest: id, Object: x.pt.ID})
+	if err == nil {
+		err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
+			Repo: p.repoID, Name: x.name, Lineage: x.pt.Lineage, Epoch: x.head.Epoch, NextSeq: x.head.NextSeq,
+			Manifest: id, At: time.Now(),
+		})
+	}
+	if err != nil {
+		return err
+	}
+
+	// A session that stays is ended by a prune; the push has succeeded.
+	if eerr := end(ctx); eerr != nil && !objstore.Temporary(eerr) && !errs.Is(eerr, errs.IO) {
+		err = eerr
+	}
+	if cerr := x.j.clear(); cerr != nil {
+		err = errors.Join(err, errs.Wrap(opPush, x.pt.Ref, cerr))
+	}
+	if x.took {
+		err = errors.Join(err, p.cleanSnapshots(ctx, x.pt, x.head))
+	}
+	return err
+}
+
+// endUnchanged ends the push of a volume in which nothing has changed since its newest point there.
+func (x *pointPush) endUnchanged(ctx context.Context) error {
+	x.out = x.result(x.base.point)
+	x.out.Unchanged, x.out.Base = true, x.base.ref()
+	if o, err := x.p.e.PointByID(ctx, x.base.object); err == nil {
+		x.out.Ref = o.Ref
+	}
+	if err := x.content.close(); err != nil {
+		return err
+	}
+	if err := x.p.destroy(ctx, x.pt.Ref); err != nil {
+		return err
+	}
+	return x.j.clear()
+}
+
+// after ends or keeps what an attempt has begun on the remote, and decides what follows from how it went: whether it is
+// tried again, which must then begin otherwise, or what the error of the push is.
+func (x *pointPush) after(ctx context.Context, err error) (retry bool, _ error) {
+	ended, unchanged := errors.Is(err, errEnded), errors.Is(err, engine.ErrUnchanged)
+	gone, damaged := errors.Is(err, errBaseGone), errors.Is(err, errBaseDamaged)
+	stale := x.resume != nil && (gone || damaged || errors.Is(err, errStale))
+
+	switch l := x.lease; {
+	case err == nil || l == nil:
+	case unchanged:
+		if err := l.end(ctx); err != nil {
+			return false, err
+		}
+	case ended, (stale || gone || damaged || hopeless(err)) && !(x.wrote && !x.p.mayEnd(ctx, x.name)):
+		_ = l.end(ctx) // else a prune does, sometime
+	default:
+		l.abandon()
+	}
+
+	switch {
+	case unchanged:
+		return false, x.endUnchanged(ctx)
+	case ended: // what was uploaded may be gone already
+		return false, errs.New(errs.Conflict, opPush, x.pt.Ref,
+			"a prune of the remote ended this push, as it gave no sign of life").WithHint("run the push again")
+	case stale:
+		return true, x.forgetSession(ctx)
+	case damaged:
+		x.damaged = true
+		x.note = x.base.ref() + " on the remote is damaged: what it lacks was sent again"
+	case gone:
+		if err := x.lookAgain(ctx); err != nil {
+			return false, err
+		}
+	case errs.Is(err, errs.Unsupported) && x.content.kind().Chained() && x.base.object != "":
+		x.whole = true // the base cannot serve as one
+	default:
+		return false, err
+	}
+	x.attempt++
+	return true, nil
+}
+
+// lookAgain finds what there is to build upon, now that a base is gone. Conflict if the head was
+// taken over in the meantime.
+func (x *pointPush) lookAgain(ctx context.Context) (err error) {
+	if x.base.object != "" {
+		if err := x.p.e.DropLink(ctx, x.p.repoID, x.base.point.Manifest.String()); err != nil {
+			return err
+		}
+	}
+	if x.links, err = x.p.links(ctx); err != nil {
+		return err
+	}
+	if x.head, err = x.p.readHead(ctx, x.name); err != nil {
+		return err
+	}
+	return x.p.holds(x.head, x.claim)
 }

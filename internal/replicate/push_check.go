@@ -57,6 +57,7 @@ func (p *pusher) lostOf(ctx context.Context, id repo.ID) (lost, error) {
 			return out, err
 		}
 		p.base = &m
+		p.noteChainLink(&m)
 		if err := p.missingOf(ctx, &m, out.segments); err != nil {
 			return out, err
 		}
@@ -131,12 +132,17 @@ func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment
 		}
 	}
 	todo := []repo.NodeAt{m.Root()}
-	for left := checkedNodes; len(todo) > 0 && !todo[0].IsZero() && left > 0; {
+	nodes, segments := checkedNodes, 1+checkedSegments // one has the root
+	for len(todo) > 0 && !todo[0].IsZero() {
 		for _, n := range todo {
 			add(n.Frame)
 		}
-		todo = nearNodes(todo, left)
-		left -= len(todo)
+		if nodes == 0 || segments == 0 {
+			break
+		}
+		var in int
+		todo, in = nearNodes(todo, nodes, segments)
+		nodes, segments = nodes-len(todo), segments-in
 		got, err := p.nodes.Read(ctx, todo)
 		if err != nil {
 			return nil, err
@@ -163,26 +169,28 @@ func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment
 	return out, nil
 }
 
-// checkedSegments is of how many segments nodes of one level are read to check what they need.
-const checkedSegments = 2
+// checkedSegments is in how many segments nodes are read to check what they need, besides that of the root. Of each
+// level of a map some are: it bounds the requests, however deep the map is and in however many pushes it was written.
+const checkedSegments = 4
 
-// nearNodes chooses so many of nodes, from a random one on, that one request or two can read.
-func nearNodes(all []repo.NodeAt, most int) []repo.NodeAt {
+// nearNodes chooses so many of nodes, from a random one on, in so many segments, and says in how many they are: one
+// request or two for each can read them.
+func nearNodes(all []repo.NodeAt, most, mostSegments int) (out []repo.NodeAt, in int) {
+	mostSegments = min(mostSegments, 2)
 	begin := 0
-	if len(all) > most || len(all) > checkedSegments {
+	if len(all) > most || len(all) > mostSegments {
 		begin = rand.IntN(len(all))
 	}
 	segments := map[repo.Segment]bool{}
-	var out []repo.NodeAt
 	for i := range all {
 		n := all[(begin+i)%len(all)]
-		if len(out) == most || !segments[n.Frame.Segment] && len(segments) == checkedSegments {
+		if len(out) == most || !segments[n.Frame.Segment] && len(segments) == mostSegments {
 			break
 		}
 		segments[n.Frame.Segment] = true
 		out = append(out, n)
 	}
-	return out
+	return out, len(segments)
 }
 
 // missingFrames adds the segments of frames that are missing, too short, or not as long as a manifest says.
@@ -229,7 +237,7 @@ func missingOf(m *repo.Manifest, sizes map[repo.Segment]int64, to map[repo.Segme
 
 // intactBase is what a push can build upon, of b: if something of that is lost it can only be compared with, and what
 // is missing is sent again. With Full it is nothing.
-func (p *pusher) intactBase(ctx context.Context, jb *job, b base) (base, error) {
+func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, error) {
 	if p.q.Full {
 		return base{}, nil
 	}
@@ -241,29 +249,29 @@ func (p *pusher) intactBase(ctx context.Context, jb *job, b base) (base, error) 
 	case err != nil:
 		return b, err
 	case gone.manifest && b.point.Content.Chained(): // nothing can be read that is the difference from it
-		jb.note = b.ref() + " on the remote cannot be read: nothing builds upon it"
+		x.note = b.ref() + " on the remote cannot be read: nothing builds upon it"
 		return base{}, nil
 	case gone.manifest: // or somebody has just removed it: then there may be another
 		b.newest = false // so that nothing is taken for unchanged
 		return b, nil
 	case gone.any():
-		jb.note = b.ref() + " on the remote is damaged: what it lacks was sent again"
+		x.note = b.ref() + " on the remote is damaged: what it lacks was sent again"
 		b.object, b.newest, b.lost = "", false, gone.segments
-		jb.lost = max(jb.lost, len(gone.segments))
+		x.lost = max(x.lost, len(gone.segments))
 	}
 	return b, nil
 }
 
 // again prepares that a point which the head lists is pushed once more, in its place there.
-func (p *pusher) again(ctx context.Context, jb *job, at repo.Point) error {
-	if err := p.endPlanned(ctx, jb.j); err != nil {
+func (p *pusher) again(ctx context.Context, x *pointPush, at repo.Point) error {
+	if err := p.endPlanned(ctx, x.j); err != nil {
 		return err
 	}
-	jb.goOn, jb.portable = false, at.Content == repo.Tree
+	x.goOn, x.portable = false, at.Content == repo.Tree
 	if p.replace == nil {
 		p.replace = map[string]uint64{}
 	}
-	p.replace[jb.head+"@"+at.Name] = at.Seq
+	p.replace[x.name+"@"+at.Name] = at.Seq
 	return nil
 }
 
@@ -313,7 +321,7 @@ func (a *pageAhead) mustBeWhole() {
 	read := a.read
 	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
 		pieces, err := read(ctx, region)
-		if errs.Is(err, errs.Damaged) || errs.Is(err, errs.NotFound) {
+		if broken(err) {
 			err = errors.Join(errBaseDamaged, err)
 		}
 		return pieces, err

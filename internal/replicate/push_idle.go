@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"time"
 
 	"pando/internal/driver"
 	"pando/internal/engine"
@@ -13,16 +12,20 @@ import (
 	"pando/internal/repo"
 )
 
-// isIdle reports whether nobody has changed a volume since the point that it is compared with: no range of it differs,
-// or only what a mounted filesystem writes by itself.
-func (x *blockPush) isIdle(img engine.Image, r *imageReader) (bool, error) {
-	_, some, err := r.peek()
+// isIdle reports whether nobody has changed a volume since its newest point there: no range of it differs, or only what
+// a mounted filesystem writes by itself.
+func (c *imageContent) isIdle() (bool, error) {
+	b, img := c.base, c.img
+	if !c.merge || !c.took || c.resume != nil || !b.newest || b.head != c.name || b.point.SizeBytes != img.SizeBytes {
+		return false, nil
+	}
+	_, some, err := c.r.peek()
 	if err != nil || !some {
 		return err == nil, err
 	}
 
 	// Else the log matters.
-	complete := x.jb.pt.Consistency == driver.Clean && x.base.point.Consistency == string(driver.Clean)
+	complete := c.pt.Consistency == driver.Clean && b.point.Consistency == string(driver.Clean)
 	if !complete || img.Base == nil {
 		return false, nil
 	}
@@ -31,16 +34,16 @@ func (x *blockPush) isIdle(img engine.Image, r *imageReader) (bool, error) {
 
 // isIdleTree reports whether nobody has changed a tree since the newest point of its volume there, so that the snapshot
 // that was taken for this push is not needed.
-func (p *pusher) isIdleTree(ctx context.Context, jb *job, b base) (bool, error) {
-	if !p.mayBeIdle(jb, b) {
+func (p *pusher) isIdleTree(ctx context.Context, x *pointPush, b base) (bool, error) {
+	if !p.mayBeIdle(x, b) {
 		return false, nil
 	}
-	return p.e.SamePoint(ctx, engine.ReadRequest{Point: jb.pt.ID, Base: b.object})
+	return p.e.SamePoint(ctx, engine.ReadRequest{Point: x.pt.ID, Base: b.object})
 }
 
 // mayBeIdle reports whether nothing needs to be pushed if a tree is the same as its base.
-func (p *pusher) mayBeIdle(jb *job, b base) bool {
-	return jb.took && b.newest && b.head == jb.head && b.object != "" && !p.q.Full
+func (p *pusher) mayBeIdle(x *pointPush, b base) bool {
+	return x.took && b.newest && b.head == x.name && b.object != "" && !p.q.Full
 }
 
 // errChanged ends the comparison of two trees.
@@ -53,11 +56,11 @@ func (untilChanged) Write([]byte) (int, error) { return 0, errChanged }
 
 // isSameTree is isIdleTree for trees of drivers that cannot tell, which are compared. It is for those that are sent
 // whole if they have changed: where the difference is sent, that tells.
-func (p *pusher) isSameTree(ctx context.Context, jb *job, b base) (bool, error) {
-	if p.treeContent(jb) != repo.Tree || !p.mayBeIdle(jb, b) {
+func (p *pusher) isSameTree(ctx context.Context, x *pointPush, b base) (bool, error) {
+	if p.treeContent(x) != repo.Tree || !p.mayBeIdle(x, b) {
 		return false, nil
 	}
-	q := engine.ReadRequest{Point: jb.pt.ID, Base: b.object, IfChanged: true}
+	q := engine.ReadRequest{Point: x.pt.ID, Base: b.object, IfChanged: true}
 	err := p.e.SendTree(ctx, q, untilChanged{})
 	switch {
 	case errors.Is(err, engine.ErrUnchanged):
@@ -66,21 +69,6 @@ func (p *pusher) isSameTree(ctx context.Context, jb *job, b base) (bool, error) 
 		return false, nil
 	}
 	return false, err
-}
-
-// idleTree ends the push of a tree in which nothing has changed.
-func (p *pusher) idleTree(ctx context.Context, jb *job, h headState, b base) (Pushed, error) {
-	out := p.describe(jb, h, b.point)
-	out.Unchanged, out.Base = true, b.ref()
-	if o, err := p.e.PointByID(ctx, b.object); err == nil {
-		out.Ref = o.Ref
-	}
-	err := p.destroy(ctx, jb.pt.Ref)
-	if err == nil {
-		err = jb.j.clear()
-	}
-	out.Seconds = time.Since(jb.begun).Seconds()
-	return out, err
 }
 
 // spans are ranges as fsprobe wants them.

@@ -12,20 +12,20 @@ import (
 
 // planTree finds out what the stream of a tree will be, and whether it can be the difference to a base: not if one of
 // the two is raw and the other is not. A tree that was pushed in the other way is pushed whole.
-func (p *pusher) planTree(ctx context.Context, jb *job, b base) (base, driver.StreamPlan, error) {
-	if p.treeContent(jb) != repo.Stream {
+func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driver.StreamPlan, error) {
+	if p.treeContent(x) != repo.Stream {
 		return b, driver.StreamPlan{}, nil // files are read
 	}
-	expected, err := p.e.PlanStream(ctx, engine.ReadRequest{Point: jb.pt.ID, Base: b.object})
+	expected, err := p.e.PlanStream(ctx, engine.ReadRequest{Point: x.pt.ID, Base: b.object})
 	if err == nil && expected.Raw && b.object != "" {
 		var fits bool
 		if fits, err = p.wasRaw(ctx, b); err == nil && !fits {
 			b = base{}
-			expected, err = p.e.PlanStream(ctx, engine.ReadRequest{Point: jb.pt.ID})
+			expected, err = p.e.PlanStream(ctx, engine.ReadRequest{Point: x.pt.ID})
 		}
 	}
 	if err == nil {
-		p.warn(jb, expansion(expected))
+		p.warn(x, expansion(expected))
 	}
 	return b, expected, err
 }
@@ -41,18 +41,18 @@ func (p *pusher) wasRaw(ctx context.Context, b base) (bool, error) {
 }
 
 // warn says something before a point is sent; in its result if nobody listens.
-func (p *pusher) warn(jb *job, text string) {
+func (p *pusher) warn(x *pointPush, text string) {
 	if text == "" {
 		return
 	}
 	if p.q.Warn != nil {
-		p.q.Warn(jb.pt.Ref + ": " + text)
+		p.q.Warn(x.pt.Ref + ": " + text)
 		return
 	}
-	if jb.note != "" {
-		jb.note += "; "
+	if x.note != "" {
+		x.note += "; "
 	}
-	jb.note += text
+	x.note += text
 }
 
 // minExpansion is from how many bytes on it is worth a word that a stream is larger than what it is made of.

@@ -60,17 +60,18 @@ type candidate struct {
 // nearest finds what to build upon among all points of this pool that are on the remote, whatever they are called: what
 // shares most extents with a point, or, where nobody can tell what is shared, what is nearest by descent. from is what
 // is known already; it is returned if nothing is nearer. Not being able to tell is no error.
-func (p *pusher) nearest(ctx context.Context, jb *job, h headState, l links, content repo.Content, from base) (base, error) {
-	if jb.pt.Golden && content.Chained() {
+func (x *pointPush) nearest(ctx context.Context, from base) (base, error) {
+	p, h, l, content := x.p, x.head, x.links, x.content.kind()
+	if x.pt.Golden && content.Chained() {
 		return from, nil // else who pulls a golden would have to pull volumes
 	}
-	all, err := p.candidates(ctx, jb.pt, l, content)
+	all, err := p.candidates(ctx, x.pt, l, content)
 	if err != nil || len(all) == 0 {
 		return from, err
 	}
 	limit := int64(-1)
 	if content == repo.Block {
-		if all, limit, err = p.compare(ctx, jb.pt, all, from); err != nil {
+		if all, limit, err = p.compare(ctx, x.pt, all, from); err != nil {
 			return from, err
 		}
 	}
@@ -164,19 +165,20 @@ func (p *pusher) compare(ctx context.Context, pt engine.Point, all []candidate, 
 
 // differing is how many bytes of data of a point another does not share; of all if base is "". exact: that is so.
 func (p *pusher) differing(ctx context.Context, id, base driver.ObjectID) (n int64, exact bool, err error) {
-	err = p.e.ReadImage(ctx, engine.ReadRequest{Point: id, Base: base}, func(img engine.Image) error {
-		exact = img.Exact
-		for r, err := range img.Ranges {
-			if err != nil {
-				return err
-			}
-			if !r.Zero {
-				n += r.Length
-			}
+	img, err := p.e.OpenImage(ctx, engine.ReadRequest{Point: id, Base: base})
+	if err != nil {
+		return 0, false, err
+	}
+	defer img.Close()
+	for r, err := range img.Ranges {
+		if err != nil {
+			return 0, false, err
 		}
-		return nil
-	})
-	return n, exact, err
+		if !r.Zero {
+			n += r.Length
+		}
+	}
+	return n, img.Exact, nil
 }
 
 // onRemote finds a candidate in the head that lists it: head "" if none does any more.

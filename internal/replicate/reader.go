@@ -16,8 +16,8 @@ import (
 type imageReader struct {
 	img    engine.Image
 	what   string // reference, for errors
-	next   func() (engine.Range, error, bool)
-	held   *engine.Range // of next, taken and given back
+	ranges *readAhead
+	held   *engine.Range // of ranges, taken and given back
 	base   *repo.Manifest
 	unit   int64      // bytes of the regions in which it is read: see unitOf
 	merge  bool       // ranges are what differs from base; else base is compared with
@@ -35,7 +35,7 @@ type imageReader struct {
 // peek returns the next range without taking it. false: there is none.
 func (r *imageReader) peek() (engine.Range, bool, error) {
 	if r.held == nil {
-		g, err, ok := r.next()
+		g, err, ok := r.ranges.next()
 		if !ok || err != nil {
 			return engine.Range{}, false, err
 		}
@@ -177,6 +177,7 @@ func (r *imageReader) read(buf []byte, at int64) error {
 		return nil
 	}
 	n, err := r.img.R.ReadAt(buf, at)
+	r.ranges.read(at + int64(n))
 	r.stats.read.Add(int64(n))
 	if n == len(buf) {
 		return nil

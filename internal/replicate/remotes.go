@@ -306,11 +306,22 @@ func empty(ctx context.Context, s objstore.Store, name string) error {
 			return err
 		}
 		if !strings.HasPrefix(o.Key, "probe/") {
-			return errs.New(errs.Exists, opAdd, name, "%s holds something that is no repository: %q", s, o.Key).
-				WithHint("use an empty directory or bucket, or another prefix in it")
+			return notEmpty(s, name, o.Key)
 		}
 	}
 	return nil
+}
+
+// notEmpty is the error for a store that holds something, but no config of a repository.
+func notEmpty(s objstore.Store, name, key string) error {
+	dir, _, _ := strings.Cut(key, "/")
+	if slices.Contains([]string{"heads", "manifests", "segments"}, dir) {
+		return errs.New(errs.Damaged, opAdd, name, "%s holds a repository that has lost its config", s).
+			WithHint("put the config back from a recovery kit with %s, or from a pool that knows this remote: run %s there",
+				errs.Param("kit", "FILE"), errs.Run("remote repair", "REMOTE"))
+	}
+	return errs.New(errs.Exists, opAdd, name, "%s is not empty and holds no repository: it has %q", s, key).
+		WithHint("use an empty directory or bucket, or another prefix in it")
 }
 
 // secrets are what may open a repository that is there.
@@ -541,12 +552,12 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	rp, err := repo.Open(ctx, store, id)
 	if err != nil {
 		_ = objstore.Close(store) // of what failed
-		return nil, r.hintCopy(err)
+		return nil, r.hintCopy(ctx, err)
 	}
 	rp.OwnStore()
 	if err := rp.Check(r.Mark); err != nil {
 		rp.Close()
-		return nil, err
+		return nil, r.hintCopy(ctx, err)
 	}
 	r.remember(rp)
 	return rp, nil

@@ -114,6 +114,7 @@ type repairer struct {
 	names  []string // that heads may have
 	keep   string   // directory for copies; "": none
 
+	objects   objects                // as they were listed, once
 	segments  map[repo.Segment]int64 // that are there: bytes
 	faults    []pointsFault          // pages of points that cannot be read
 	manifests map[repo.ID]*repo.Manifest
@@ -168,7 +169,7 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 	return x.out, nil
 }
 
-// read lists what is there, and reads the manifests that no readable head names.
+// read reads the manifests, of those that were listed, that no readable head names.
 func (x *repairer) read(ctx context.Context, heads headset) error {
 	x.Tracker.Start("reading manifests", 0, 0)
 	named := map[repo.ID]bool{}
@@ -182,13 +183,10 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 		}
 		x.note(h.Head, bad)
 	}
-	o, err := listObjects(ctx, x.repo)
-	if err != nil {
-		return err
-	}
+	o := x.objects
 	x.segments, x.manifests, x.whole = o.present(), map[repo.ID]*repo.Manifest{}, map[repo.ID]bool{}
 	unnamed := slices.DeleteFunc(o.manifests, func(id repo.ID) bool { return named[id] })
-	err = readManifests(ctx, x.repo, unnamed, func(m repo.Manifest) {
+	err := readManifests(ctx, x.repo, unnamed, func(m repo.Manifest) {
 		x.Tracker.Add(1, 0)
 		x.whole[m.ID] = x.hasSegments(&m)
 		m.Pages, m.Stream, m.Uses = nil, nil, nil // a million of them fit into memory without these

@@ -13,6 +13,7 @@ import (
 // has something that is nowhere else: what another one has is not needed twice, and may be about to be deleted.
 func (x *repairer) repairTables(ctx context.Context) error {
 	o, err := listObjects(ctx, x.repo)
+	x.objects = o
 	if err != nil || len(o.moved.Packs) == 0 {
 		return err
 	}
@@ -47,7 +48,11 @@ func (x *repairer) repairTables(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	if len(lost) > 0 && !x.DryRun { // the rest is as it was listed
+		x.objects.moved, err = x.repo.MovedAndPacks(ctx)
+		x.objects.places = x.objects.moved.Places()
+	}
+	return err
 }
 
 // repairTable writes one table.

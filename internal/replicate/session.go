@@ -31,8 +31,12 @@ type lease struct {
 	stop context.CancelCauseFunc
 	done chan struct{} // closed when the background work has ended
 
-	mu sync.Mutex // one write of the object at a time
-	s  repo.Session
+	begun  chan struct{} // closed when the session is written, or cannot be
+	failed error         // why it cannot; set before begun is closed
+
+	mu   sync.Mutex // one write of the object at a time
+	s    repo.Session
+	note func(repo.ID) error // makes the token of a write durable, before it; nil: writes have none
 
 	emu   sync.Mutex
 	ended error
@@ -45,20 +49,42 @@ type lease struct {
 func begin(ctx context.Context, r *repo.Repo, kind repo.SessionKind, heads []string, w repo.Writer, pins ...repo.ID) (context.Context, *lease, error) {
 	s := r.NewSession(kind, heads, w)
 	s.Pins = slices.Clone(pins)
-	return beginWith(ctx, r, s)
-}
-
-// beginWith is begin with a session that is made already: a new one, or one as it was
-// read that a dead process of this pool has left. Then it is errEnded if that is gone
-// meanwhile.
-func beginWith(ctx context.Context, r *repo.Repo, s repo.Session) (context.Context, *lease, error) {
-	l := &lease{repo: r, id: s.ID, s: s, done: make(chan struct{})}
-	if err := l.beat(ctx); err != nil {
+	ctx, l := newLease(ctx, r, s)
+	if err := l.begin(ctx); err != nil {
+		l.abandon()
 		return nil, nil, err
 	}
-	ctx, l.stop = context.WithCancelCause(ctx)
-	go l.keep(ctx)
 	return ctx, l, nil
+}
+
+// newLease makes the lease of a session that begin writes: of a new one, or of one as it was read that a dead process
+// of this pool has left. The context that it returns is as that of begin.
+func newLease(ctx context.Context, r *repo.Repo, s repo.Session) (context.Context, *lease) {
+	l := &lease{repo: r, id: s.ID, s: s, begun: make(chan struct{}), done: make(chan struct{})}
+	ctx, l.stop = context.WithCancelCause(ctx)
+	return ctx, l
+}
+
+// begin writes the session, and keeps it alive until ctx ends. It is called once. errEnded: a session that was left is
+// gone.
+func (l *lease) begin(ctx context.Context) error {
+	defer close(l.begun)
+	if l.failed = l.beat(ctx); l.failed != nil {
+		close(l.done)
+		return l.failed
+	}
+	go l.keep(ctx)
+	return nil
+}
+
+// ready waits until the session is written: what is written under it must not be there before.
+func (l *lease) ready(ctx context.Context) error {
+	select {
+	case <-l.begun:
+		return l.failed
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // keep renews the session until ctx ends.
@@ -92,6 +118,13 @@ func (l *lease) beat(ctx context.Context) error {
 func (l *lease) put(ctx context.Context) error {
 	if err := l.gone(); err != nil {
 		return err
+	}
+	if l.note != nil && l.s.Beat > 0 { // the first write has the token of the plan
+		id := repo.NewID()
+		if err := l.note(id); err != nil {
+			return err
+		}
+		l.s.Token = id
 	}
 	err := l.repo.PutSession(ctx, &l.s)
 	if errs.Is(err, errs.Conflict) && !objstore.Temporary(err) {

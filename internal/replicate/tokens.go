@@ -290,9 +290,16 @@ func (w *headWriter) judge(before tokens, h *repo.Head) (ownership, error) {
 	case slices.Contains(before.retired, h.Token):
 		return retiredWrite, nil
 	}
+	// Another process of this pool has written it since. That token is confirmed here too: a confirmation that came only
+	// after the next write of this process would retire what that write leaves in the head.
 	after, err := w.tokens.load(h.Name)
-	if err != nil || after.has(h.Token) {
+	switch {
+	case err != nil:
 		return ownWrite, err
+	case slices.Contains(after.pending, h.Token):
+		return ownWrite, w.tokens.confirm(h.Name, h.Token)
+	case after.has(h.Token):
+		return ownWrite, nil
 	}
 	return foreignWrite, nil
 }

@@ -226,6 +226,41 @@ func (w *world) copied(t *testing.T) *world {
 	return o
 }
 
+// TestLateConfirmation: a process that confirms its token only after another of this pool has written the head again
+// does not make it look as if the remote were put back.
+func TestLateConfirmation(t *testing.T) {
+	w := &headWriter{me: repo.Writer{Pool: "p"}, tokens: tokenFilesIn(t.TempDir())}
+	pend := func() repo.Head {
+		t.Helper()
+		id, err := w.tokens.pend("v")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return repo.Head{Name: "v", Writer: w.me, Token: id}
+	}
+	judge := func(before tokens, h repo.Head) {
+		t.Helper()
+		if own, err := w.judge(before, &h); own != ownWrite || err != nil {
+			t.Errorf("judged %v, %v", own, err)
+		}
+	}
+
+	before := tokens{} // loaded by the second, before the first has written
+	first := pend()
+	judge(before, first)
+	second := pend()
+	for _, h := range []repo.Head{second, first} {
+		if err := w.tokens.confirm("v", h.Token); err != nil {
+			t.Fatal(err)
+		}
+	}
+	now, err := w.tokens.load("v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	judge(now, second)
+}
+
 // TestCopiedPools: of two copies of a pool that push at once exactly one succeeds. The other takes an identity of
 // its own and takes the volume over, and then the first is refused.
 func TestCopiedPools(t *testing.T) {

@@ -129,6 +129,10 @@ func (v *Verified) Err() error {
 		return e.WithHint("make what says where things were moved anew with %s, before anything is removed",
 			errs.Run("remote repair", "REMOTE"))
 	}
+	if first.Volume == "" && v.TotalProblems == 1 && strings.HasPrefix(first.Object, "packs/") {
+		return e.WithHint("no point is affected, as there is another copy: %s removes the damaged one",
+			errs.Run("remote prune", "REMOTE"))
+	}
 	return e.WithHint("points without problems can be pulled; remove damaged ones from the remote and push again")
 }
 
@@ -173,10 +177,12 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 		}
 	}
 	v := &verifier{
-		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, sizes: map[repo.Segment]uint32{}, named: map[repo.ID]bool{},
+		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, sizes: map[repo.Segment]uint32{},
+		named: map[repo.ID]bool{}, chained: map[repo.ID][]owner{},
 		room: semaphore.NewWeighted(pagesInMemory), expectations: expectations{dir: q.scratch, limit: expectedInMemory},
-		broken: map[repo.Frame]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
-		out: &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
+		broken: map[repo.NodeRef]string{}, faults: map[expected]string{}, findings: map[findingKey]*finding{},
+		spoilt: map[string]string{},
+		out:    &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
 	}
 	defer v.expectations.close()
 	var err error
@@ -211,19 +217,23 @@ type verifier struct {
 	sizes        map[repo.Segment]uint32 // of segments, as the manifests of their sessions say, needed or not
 	expectations expectations
 	parents      []checked                   // of streams, to look at
+	chained      map[repo.ID][]owner         // streams, by the manifest that they are the difference from
 	named        map[repo.ID]bool            // manifests that heads or streams name
 	listed       map[repo.Segment]int64      // bytes of segments that are there; of moved ones, those that they had
 	moved        map[repo.Segment]repo.Place // segments that are in packs
 	packsRead    map[repo.Pack]bool
-	unreadTables bool // a table cannot be read, so that something seems to be missing
+	unreadTables bool                        // a table cannot be read, so that something seems to be missing
+	lostPacks    map[repo.Segment]repo.Place // that were moved to packs which are missing or cut
+	tables       map[repo.Segment]lostTable  // of segments that are in packs, which nothing tells any more
+	spoilt       map[string]string           // objects that are damaged, of which there may be another copy, and why
 	problems     []Problem
 	over         int // problems that are not in the list
 	findings     map[findingKey]*finding
 	affected     int // points in all findings together
 
 	// What is wrong, and for whom is looked for in the end.
-	damaged   bool                  // segments are missing, of another size, or cannot be read
-	broken    map[repo.Frame]string // pages and nodes that cannot be read, and why
+	damaged   bool                    // segments are missing, of another size, or cannot be read
+	broken    map[repo.NodeRef]string // pages and nodes that cannot be read, and why; of a page only the frame
 	faults    map[expected]string
 	usesWrong bool // a manifest does not list a segment
 }
@@ -334,6 +344,9 @@ func (v *verifier) problem(p Problem) {
 // add is problem for who holds the lock.
 func (v *verifier) add(p Problem) {
 	if strings.HasPrefix(p.Object, "segments/") && !p.manifest.IsZero() {
+		if p.whole {
+			p = v.ofTable(p)
+		}
 		v.addFinding(p)
 		return
 	}
@@ -531,8 +544,13 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 // settle drops problems with what volumes do not need any more: somebody has removed
 // it while we looked.
 func (v *verifier) settle(ctx context.Context) error {
-	if len(v.problems) == 0 && len(v.findings) == 0 {
+	v.noteSpoilt()
+	if len(v.problems) == 0 && len(v.findings) == 0 && len(v.spoilt) == 0 {
 		return nil
+	}
+	spoilt, err := v.spoiltCopies(ctx)
+	if err != nil {
+		return err
 	}
 	named := map[repo.ID]bool{}
 	readable := map[string]bool{}
@@ -581,9 +599,17 @@ func (v *verifier) settle(ctx context.Context) error {
 			return err
 		}
 	}
+	v.blameChains(named)
 	left := map[string]bool{}
-	for _, p := range append(v.problems, v.found(named)...) {
+	found := v.found(named)
+	tables := map[string]bool{} // with which points are affected
+	for _, p := range found {
+		tables[p.Object] = strings.HasPrefix(p.Object, "moved/")
+	}
+	for _, p := range slices.Concat(v.problems, found, spoilt) {
 		switch {
+		case tables[p.Object] && p.Points == 0:
+			continue // it is said with the points
 		case left[p.String()]:
 			continue
 		case !p.manifest.IsZero() && !named[p.manifest]:

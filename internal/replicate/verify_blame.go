@@ -86,6 +86,9 @@ func (v *verifier) present() {
 // lost says why a segment is not as it was written, by the list of what there is; "" if it is.
 func (v *verifier) lost(s repo.Segment) string {
 	n, ok := v.listed[s]
+	if at, moved := v.lostPacks[s]; !ok && moved {
+		return fmt.Sprintf("the segment was moved to packs/%s, which is missing or cut", at.Pack)
+	}
 	if !ok && v.unreadTables {
 		return "the segment is missing, or was moved, and the table of that cannot be read"
 	}
@@ -206,7 +209,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	}
 	if why, whole := v.wrong(page.Frame, 0, 0, repo.Sum{}); whole {
 		return unread(why, true)
-	} else if why = cmp.Or(v.broken[page.Frame], why); why != "" {
+	} else if why = cmp.Or(v.broken[repo.NodeRef{Frame: page.Frame}], why); why != "" {
 		return unread(why, false)
 	}
 

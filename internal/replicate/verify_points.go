@@ -32,11 +32,15 @@ func (o owner) problem(object string, format string, args ...any) Problem {
 // difference from may be listed nowhere: then nothing is said of it.
 type checked struct {
 	owner
-	said    bool
+	parent repo.ID
+	said   *saidOfPoints // nil: nothing is
+}
+
+// saidOfPoints is what a head says of points. Those that come one after the other mostly share it.
+type saidOfPoints struct {
 	content repo.Content
 	fs      string
-	parent  repo.ID
-	origin  *originOfPoints
+	origin  originOfPoints // zero: they were not cloned
 }
 
 // originOfPoints is what points were cloned from.
@@ -45,28 +49,22 @@ type originOfPoints struct {
 	id  repo.ID
 }
 
-// checkedOf is what a head says of a point. Strings that are those of the point before are kept once.
+// checkedOf is what a head says of a point. What is the same as of the point before is kept once.
 func checkedOf(volume string, pt repo.Point, before checked) checked {
-	c := checked{owner: owner{volume, pt.Name, pt.Manifest, pt.SizeBytes}}
-	c.said, c.content, c.fs, c.parent = true, pt.Content, pt.FS, pt.Parent
-	if c.content == before.content {
-		c.content = before.content
+	c := checked{owner: owner{volume, pt.Name, pt.Manifest, pt.SizeBytes}, parent: pt.Parent}
+	said := saidOfPoints{content: pt.Content, fs: pt.FS}
+	if !pt.OriginID.IsZero() {
+		said.origin = originOfPoints{pt.OriginRef, pt.OriginID}
 	}
-	if c.fs == before.fs {
-		c.fs = before.fs
-	}
-	if pt.OriginID.IsZero() {
-		return c
-	}
-	if c.origin = before.origin; c.origin == nil || *c.origin != (originOfPoints{pt.OriginRef, pt.OriginID}) {
-		c.origin = &originOfPoints{pt.OriginRef, pt.OriginID}
+	if c.said = before.said; c.said == nil || *c.said != said {
+		c.said = &said
 	}
 	return c
 }
 
 // is reports whether a manifest is what the head says of the point.
 func (c *checked) is(m *repo.Manifest) bool {
-	return !c.said || m.Content == c.content && m.SizeBytes == c.size && m.FS == c.fs &&
+	return c.said == nil || m.Content == c.said.content && m.SizeBytes == c.size && m.FS == c.said.fs &&
 		(m.Parent == c.parent || !m.Content.Chained())
 }
 
@@ -151,15 +149,16 @@ func (v *verifier) pageFaults(h repo.Head, bad []*pageFault, asked bool) {
 func (v *verifier) origins() {
 	for _, s := range v.spans {
 		for _, pt := range s.points {
-			if pt.origin == nil {
+			origin := pt.said.origin
+			if origin.id.IsZero() {
 				continue
 			}
-			v.addSibling(pt.origin.id, pt.manifest)
-			if !v.named[pt.origin.id] && len(v.out.Warnings) < maxProblems {
+			v.addSibling(origin.id, pt.manifest)
+			if !v.named[origin.id] && len(v.out.Warnings) < maxProblems {
 				v.out.Warnings = append(v.out.Warnings, Problem{Volume: pt.volume, Point: pt.point,
 					Message: fmt.Sprintf(
 						"%s, from which it was cloned, is not in the remote any more: it can be pulled, and then shares nothing with that",
-						pt.origin.ref,
+						origin.ref,
 					)})
 			}
 		}
@@ -270,6 +269,9 @@ func (v *verifier) baseOf(ctx context.Context, before repo.ID, m *repo.Manifest)
 func (v *verifier) checkStream(o owner, m *repo.Manifest) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+	if !m.Parent.IsZero() {
+		v.chained[m.Parent] = append(v.chained[m.Parent], o)
+	}
 	if !m.Parent.IsZero() && !v.named[m.Parent] {
 		v.named[m.Parent] = true
 		v.parents = append(v.parents, checked{owner: o.of(m.Parent)})
@@ -544,10 +546,15 @@ func (w *pageWalk) withPage(ctx context.Context, m *repo.Manifest, region uint32
 
 // pageBroken notes that a page cannot be read.
 func (v *verifier) pageBroken(p repo.Page, err error) {
+	v.nodeBroken(repo.NodeRef{Frame: p.Frame}, err)
+}
+
+// nodeBroken notes that a node cannot be read, or is not what is said of it there.
+func (v *verifier) nodeBroken(n repo.NodeRef, err error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.broken) < maxFaults {
-		v.broken[p.Frame] = err.Error()
+		v.broken[n] = err.Error()
 	}
 }
 

@@ -35,16 +35,21 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 		return out, err
 	}
 	q.Tracker.Start("repairing", 0, 0)
+	q.Seed = out.Seed // of the same sample
+	var found []RepairedPoint
+	if out, found, err = verifyTables(ctx, r, q, out); err != nil {
+		return nil, err
+	}
 	done, err := repairPoints(ctx, e, r, q, out.Problems)
 	if err != nil {
 		return nil, err
 	}
 	if slices.ContainsFunc(done, func(d RepairedPoint) bool { return d.Repaired }) {
-		q.Seed = out.Seed // of the same sample
 		if out, err = Verify(ctx, r, q); err != nil {
 			return nil, err
 		}
 	}
+	done = append(found, done...)
 
 	left := affectedPoints(out.Problems)
 	for i, d := range done {
@@ -54,6 +59,39 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 	}
 	out.Repaired = done
 	return out, nil
+}
+
+// verifyTables makes tables of what was moved anew, if verify has found that some are damaged or missing: what they
+// would say need not be sent again. It returns what a verify finds then, and the points that are whole by that.
+func verifyTables(
+	ctx context.Context, r *Remote, q VerifyRequest, was *Verified,
+) (now *Verified, whole []RepairedPoint, err error) {
+	ofTable := slices.DeleteFunc(slices.Clone(was.Problems), func(p Problem) bool {
+		return !strings.HasPrefix(p.Object, "moved/")
+	})
+	if len(ofTable) == 0 {
+		return was, nil, nil
+	}
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer rp.Close()
+	if err := (&repairer{repo: rp, out: &Repaired{}}).repairTables(ctx); err != nil {
+		return nil, nil, err
+	}
+	if now, err = Verify(ctx, r, q); err != nil {
+		return nil, nil, err
+	}
+	left, affected := affectedPoints(now.Problems), affectedPoints(ofTable)
+	for _, volume := range slices.Sorted(maps.Keys(affected)) {
+		for _, point := range affected[volume] {
+			if !slices.Contains(left[volume], point) {
+				whole = append(whole, RepairedPoint{Volume: volume, Point: point, Repaired: true})
+			}
+		}
+	}
+	return now, whole, nil
 }
 
 // affectedPoints are the names of the points that problems affect, by volume, in order.
@@ -183,8 +221,9 @@ func (p *pusher) pushAgain(ctx context.Context, head string, pt engine.Point) (s
 	if p.q.As, err = ref.ParseName(opVerify, head); err != nil {
 		return 0, err
 	}
-	done, err := p.target(ctx, target{ref: what})
-	for _, d := range done {
+	before := len(p.pushed)
+	err = p.target(ctx, target{ref: what})
+	for _, d := range p.pushed[before:] {
 		sent += d.UploadedBytes
 	}
 	return sent, err

@@ -142,3 +142,39 @@ func (w *world) putRaw(key string, data []byte) {
 		w.t.Fatal(err)
 	}
 }
+
+// TestVerifyRepairOfTables: what a lost table of moved segments hides is found again, and nothing is sent for it.
+func TestVerifyRepairOfTables(t *testing.T) {
+	w := newWorld(t)
+	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, mib) })
+	w.clone("g", "v")
+	for i := range uint64(20) {
+		w.edit("v", func(f *os.File) { noise(t, f, 2+i, int64(i)*mib, 64<<10) })
+		w.push("v")
+	}
+	out, err := Prune(t.Context(), w.r, PruneRequest{MaxRepack: -1})
+	if err != nil || out.Packs == 0 {
+		t.Fatalf("nothing was repacked: %+v, %v", out, err)
+	}
+	for o, err := range w.store.List(t.Context(), "moved/") {
+		if err == nil {
+			err = w.store.Delete(t.Context(), o.Key)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	found, err := Verify(t.Context(), w.r, VerifyRequest{})
+	if err != nil || found.TotalProblems != 1 || found.Problems[0].Points < 20 {
+		t.Fatalf("verify: %v, %+v", err, found.Problems)
+	}
+	found, err = VerifyRepair(t.Context(), w.e, w.r, VerifyRequest{ReadPercent: 100})
+	if err != nil || found.TotalProblems != 0 || len(found.Repaired) < 20 {
+		t.Fatalf("repair: %v, %+v, %+v", err, found.Problems, found.Repaired)
+	}
+	for _, p := range found.Repaired {
+		if !p.Repaired || p.UploadedBytes != 0 {
+			t.Errorf("%+v", p)
+		}
+	}
+}

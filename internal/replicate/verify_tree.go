@@ -34,7 +34,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 				return err
 			}
 			if !old { // of the base that was said
-				v.pageBroken(repo.Page{Frame: n.Frame}, err)
+				v.nodeBroken(n.NodeRef, err)
 			}
 			return nil
 		},
@@ -69,13 +69,13 @@ func (v *verifier) noteNode(n repo.NodeAt) error {
 // is wrong.
 type treeBlame struct {
 	v     *verifier
-	clean map[repo.Frame]bool
+	clean map[repo.NodeRef]bool
 }
 
 // maxClean bounds what a treeBlame remembers.
 const maxClean = 64 << 10
 
-func newTreeBlame(v *verifier) *treeBlame { return &treeBlame{v: v, clean: map[repo.Frame]bool{}} }
+func newTreeBlame(v *verifier) *treeBlame { return &treeBlame{v: v, clean: map[repo.NodeRef]bool{}} }
 
 // blameTree reports what is wrong with the map of a point of version 2, and with what that needs.
 func (v *verifier) blameTree(ctx context.Context, o owner, m *repo.Manifest, t *treeBlame) error {
@@ -97,11 +97,11 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 	var todo []repo.NodeAt
 	var place []int
 	for i, n := range all {
-		if clean[i] = t.clean[n.Frame]; clean[i] {
+		if clean[i] = t.clean[n.NodeRef]; clean[i] {
 			continue
 		}
 		why, whole := t.v.wrong(n.Frame, 0, 0, repo.Sum{})
-		if why = cmp.Or(why, t.v.broken[n.Frame]); why != "" {
+		if why = cmp.Or(why, t.v.broken[n.NodeRef]); why != "" {
 			t.report(o, m, n, why, whole)
 			continue
 		}
@@ -124,7 +124,7 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 			clean[place[i]] = false
 		}
 		if clean[place[i]] && !n.IsLeaf() && len(t.clean) < maxClean {
-			t.clean[n.Frame] = true
+			t.clean[n.NodeRef] = true
 		}
 	}
 	return clean, nil

@@ -115,19 +115,19 @@ func (p *pusher) find(
 // chooseBase finds what to build upon: the newest point of the same head; else what the volume was cloned from, whose
 // golden is pushed first if it is not there, or whatever else of this pool is there and shares more. With object "" in
 // the result it can only be compared with. origin is set if the volume descends from something that is there.
-func (p *pusher) chooseBase(ctx context.Context, jb *job, h headState, l links, content repo.Content) (b base, origin *repo.Origin, err error) {
-	pt := jb.pt
+func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin, err error) {
+	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.kind()
 	if b, ok, err := p.known(ctx, h, l, content); ok || err != nil {
 		return b, originOf(b.point), err
 	}
 
 	var from base
 	if !pt.Golden {
-		if from, err = p.clonedFrom(ctx, jb, h, l, content); err != nil {
+		if from, err = x.clonedFrom(ctx); err != nil {
 			return base{}, nil, err
 		}
 	}
-	near, err := p.nearest(ctx, jb, h, l, content, from)
+	near, err := x.nearest(ctx, from)
 	if err != nil {
 		return base{}, nil, err
 	}
@@ -147,11 +147,11 @@ func (p *pusher) chooseBase(ctx context.Context, jb *job, h headState, l links, 
 	if content != repo.Block {
 		return base{}, nil, nil
 	}
-	x, ok, err := findPoint(ctx, p.repo, h.Head, nil, func(x repo.Point) bool { return x.Content == content })
+	at, ok, err := findPoint(ctx, p.repo, h.Head, nil, func(at repo.Point) bool { return at.Content == content })
 	if !ok || err != nil {
 		return base{}, nil, err
 	}
-	return base{point: x, head: h.Name}, originOf(x), nil
+	return base{point: at, head: h.Name}, originOf(at), nil
 }
 
 func originOf(x repo.Point) *repo.Origin {
@@ -162,8 +162,8 @@ func originOf(x repo.Point) *repo.Origin {
 }
 
 // clonedFrom finds what a volume was cloned from, there: head "" if it is not.
-func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, content repo.Content) (base, error) {
-	pt := jb.pt
+func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
+	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.kind()
 	tried, unread := map[string]headState{h.Name: h}, map[string]bool{}
 	head := func(name string) (headState, error) {
 		if h, ok := tried[name]; ok {
@@ -171,7 +171,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 		}
 		h, err := p.readHead(ctx, name)
 		if broken(err) { // what is wrong with another volume must not keep this one from being pushed
-			jb.note = "the list of points of " + name + " on the remote cannot be read, so that nothing is shared with it"
+			x.note = "the list of points of " + name + " on the remote cannot be read, so that nothing is shared with it"
 			unread[name], err = true, nil
 		}
 		tried[name] = h
@@ -214,7 +214,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 	if err != nil {
 		return base{}, err
 	}
-	if ok || p.q.NoOrigin || r.Name == jb.head {
+	if ok || p.q.NoOrigin || r.Name == x.name {
 		if ok {
 			err = p.tidyOrigin(ctx, b, golden)
 		}
@@ -228,7 +228,7 @@ func (p *pusher) clonedFrom(ctx context.Context, jb *job, h headState, l links, 
 		return base{}, err
 	}
 	if err := p.fits(ctx, golden, gp); err != nil {
-		jb.note = "its golden " + pt.BaseRef + " was not pushed, so that the volume was pushed whole: " + err.Error()
+		x.note = "its golden " + pt.BaseRef + " was not pushed, so that the volume was pushed whole: " + err.Error()
 		return base{}, nil
 	}
 	if golden, err = p.pushOrigin(ctx, gp, golden); err != nil {
@@ -249,13 +249,7 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 	if h, err = p.readHead(ctx, pt.Volume); err != nil {
 		return h, err
 	}
-	jb := &job{pt: pt, head: pt.Volume, j: j, begun: time.Now()}
-	if jb.goOn = j.plan != nil && j.plan.Object == string(pt.ID); !jb.goOn {
-		if err := p.forget(ctx, j); err != nil {
-			return h, err
-		}
-	}
-	if p.origins, err = add(p.origins)(p.point(ctx, jb, h)); err != nil {
+	if err := p.immutable(ctx, pt, h, j, time.Now()); err != nil {
 		return h, err
 	}
 	return p.readHead(ctx, pt.Volume)
@@ -285,21 +279,23 @@ func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
 	if err != nil {
 		return err
 	}
-	_, err = p.point(ctx, &job{pt: pt, head: h.Name, j: j, goOn: true, begun: time.Now()}, h)
+	before := len(p.pushed)
+	err = p.immutable(ctx, pt, h, j, time.Now())
+	p.pushed = p.pushed[:before] // it was, then
 	return err
 }
 
 // verify reads heads again once their manifests are pinned, and says whether a base is
 // still listed. It returns the head that is pushed to. Conflict if that was taken over.
-func (p *pusher) verify(ctx context.Context, jb *job, b base) (h headState, listed bool, err error) {
-	if h, err = p.readHead(ctx, jb.head); err != nil {
+func (p *pusher) verify(ctx context.Context, x *pointPush, b base) (h headState, listed bool, err error) {
+	if h, err = p.readHead(ctx, x.name); err != nil {
 		return h, false, err
 	}
-	if err := p.holds(h, jb.claim); err != nil || b.head == "" {
+	if err := p.holds(h, x.claim); err != nil || b.head == "" {
 		return h, true, err
 	}
 	of := h
-	if b.head != jb.head {
+	if b.head != x.name {
 		if of, err = p.readHead(ctx, b.head); err != nil {
 			return h, false, err
 		}
