@@ -5,6 +5,7 @@ package crash
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -50,6 +51,37 @@ func (v *travel) write(w *world, volume string) {
 		v.t.Fatal(err)
 	}
 	w.pando("umount", volume)
+}
+
+// scatter pushes a file of noise, and then again with three of four of its blocks changed: most of what the first push
+// has sent is not needed any more once its point is gone.
+func (v *travel) scatter(w *world, volume string) {
+	v.t.Helper()
+	const block, blocks = 4096, 1024
+	v.round++
+	noise := rand.NewChaCha8([32]byte{byte(v.round), byte(v.round >> 8)})
+	for _, every := range []int{1, 4} {
+		w.pando("mount", volume)
+		f, err := os.OpenFile(filepath.Join(w.dir, "mnt", volume, "scattered"), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			v.t.Fatal(err)
+		}
+		b := make([]byte, block)
+		for i := range blocks {
+			if every > 1 && i%every == 0 {
+				continue
+			}
+			noise.Read(b)
+			if _, err := f.WriteAt(b, int64(i)*block); err != nil {
+				v.t.Fatal(err)
+			}
+		}
+		if err := f.Close(); err != nil {
+			v.t.Fatal(err)
+		}
+		w.pando("umount", volume)
+		w.pando("push", volume, "--to", "nas")
+	}
 }
 
 // listed is what `remote ls --json` says of a volume.
@@ -245,6 +277,22 @@ var transports = []transport{
 		prepare: func(v *travel) { v.onePoint(); v.write(v.a, "base"); v.a.pando("push", "base") },
 		want: func(before string) string {
 			return strings.Replace(before, "base of a: push push\n", "base of a: push\n", 1)
+		}},
+	{name: "remote-repack", pool: onA, command: []string{"remote", "prune", "nas", "--max-repack", "1G"},
+		prepare: func(v *travel) {
+			v.scatter(v.a, "base")
+			v.a.pando("remote", "prune", "nas", "--keep-last", "1", "--max-repack", "0")
+		},
+		want: func(before string) string { return before },
+		after: func(v *travel) {
+			if packs, err := filepath.Glob(filepath.Join(v.store, "packs", "*")); err != nil || len(packs) == 0 {
+				v.t.Errorf("nothing was repacked: %v", err)
+			}
+			v.b.gone("base")
+			v.b.pando("pull", "nas", "base")
+			v.a.pando("mount", "base")
+			v.b.pando("mount", "base")
+			v.a.sameTree(filepath.Join(v.a.dir, "mnt", "base"), filepath.Join(v.b.dir, "mnt", "base"))
 		}},
 	{name: "key-rotate", pool: onA, command: []string{"remote", "key", "rotate", "nas"},
 		prepare: func(*travel) {},

@@ -1,6 +1,6 @@
 //go:build linux && (amd64 || arm64)
 
-// Package remotechaos lets three pools work on one remote, with the real program, while requests fail, answers get
+// Package remotechaos lets four pools work on one remote, with the real program, while requests fail, answers get
 // lost, processes are killed and stored objects are damaged. A model knows which points must be there and what is in
 // them:
 //
@@ -24,6 +24,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -107,7 +108,7 @@ func settings(t *testing.T) (seed uint64, length time.Duration) {
 	return seed, length
 }
 
-// chaos is one test: three hosts, their remote, and the model of it.
+// chaos is one test: four hosts, their remote, and the model of it.
 type chaos struct {
 	t *testing.T
 	shape
@@ -117,14 +118,19 @@ type chaos struct {
 
 	hosts   []*host
 	store   objstore.Store // the remote, without faults
-	url     string
+	dir     string         // of the remote, if it is one
+	server  *servertest.Server
 	weather *weather
 	older   map[string][][]byte // earlier contents of objects that are written over
 
 	auditDirs []string // for pools into which points are restored: of images, of trees
 
 	damaged bool    // something is, so that commands may fail
-	during  []found // points that were pushed since it is
+	pushed  []found // points that were pushed since it is
+
+	incidents int         // so far
+	deck      []race      // races that are left until all have been run
+	racing    atomic.Bool // one is being run
 
 	mu     sync.Mutex // guards the model, and what follows
 	hot    string     // the head that was pushed to last: others meet there
@@ -140,11 +146,12 @@ func newChaos(t *testing.T, s shape, seed uint64, length time.Duration) *chaos {
 	c.m = model{named: map[string]tree{}, heads: map[string]*head{}}
 	env := c.openStore()
 
-	dirs := []string{testfs.XFS(t, 4<<30), t.TempDir(), testfs.Btrfs(t, 4<<30)}
+	dirs := []string{testfs.XFS(t, 4<<30), t.TempDir(), testfs.Btrfs(t, 4<<30), testfs.Btrfs(t, 4<<30)}
 	for i, dir := range dirs {
 		testfs.LeakCheck(t, dir)
-		h := &host{c: c, n: i, name: string(rune('a' + i)), pool: filepath.Join(dir, "pool"), env: env, trees: i == 2,
+		h := &host{c: c, n: i, name: string(rune('a' + i)), pool: filepath.Join(dir, "pool"), env: env, trees: i >= 2,
 			r: rand.New(rand.NewPCG(seed, uint64(i+1))), volumes: map[string]*volume{}}
+		h.connect()
 		c.hosts = append(c.hosts, h)
 		h.start(i == 1)
 	}
@@ -160,15 +167,13 @@ func newChaos(t *testing.T, s shape, seed uint64, length time.Duration) *chaos {
 func (c *chaos) openStore() (env []string) {
 	access := replicate.Access{Attempts: 3}
 	create := !c.s3
-	c.url = "file:" + filepath.Join(c.t.TempDir(), "remote")
-	direct := c.url
+	c.dir = filepath.Join(c.t.TempDir(), "remote")
+	direct := "file:" + c.dir
 	if c.s3 {
-		s := servertest.GoFakeS3(c.t)
-		proxy := servertest.NewProxy(c.t, s)
-		c.weather = &weather{proxy: proxy, r: rand.New(rand.NewPCG(c.seed, 100))}
-		direct = s.URL("chaos").String()
-		c.url = s.URLOf(servertest.Bucket, "chaos", proxy.URL).String()
-		values := s.Env()
+		c.server = servertest.GoFakeS3(c.t)
+		c.weather = &weather{r: rand.New(rand.NewPCG(c.seed, 100))}
+		direct = c.server.URL("chaos").String()
+		values := c.server.Env()
 		access.Setting = func(name string) string { return values[name] }
 		for name, value := range values {
 			env = append(env, name+"="+value)
@@ -206,13 +211,16 @@ func (c *chaos) failed() bool {
 	return len(c.wrong) > 0 || c.t.Failed()
 }
 
+// together reports whether several hosts work at once now.
+func (c *chaos) together() bool { return c.atOnce || c.racing.Load() }
+
 // work is a round of random operations.
 func (c *chaos) work() {
 	c.weather.turn(true)
 	defer c.weather.turn(false)
 
 	if !c.atOnce {
-		for range 20 {
+		for range 15 {
 			h := c.hosts[c.r.IntN(len(c.hosts))]
 			h.step()
 			if c.over() {
@@ -228,7 +236,7 @@ func (c *chaos) work() {
 	var wg sync.WaitGroup
 	for _, h := range c.hosts {
 		wg.Go(func() {
-			for range 20 + h.r.IntN(20) {
+			for range 10 + h.r.IntN(10) {
 				if c.over() {
 					return
 				}
@@ -245,10 +253,18 @@ func (c *chaos) rest(round int) {
 		return
 	}
 	c.reconcile(c.hosts[c.r.IntN(len(c.hosts))])
-	c.remember()
+	for range racesPerRest {
+		if c.s3 && !c.over() {
+			c.race()
+		}
+	}
+	if !c.over() {
+		c.incident()
+	}
 	if c.over() {
 		return
 	}
+	c.remember()
 	if round%2 == 0 {
 		c.damage()
 	} else {
@@ -261,9 +277,10 @@ func (c *chaos) finish() {
 	c.note("finish", "restoring all points")
 	c.reconcile(c.hosts[0])
 	c.mustBeClean("at the end")
-	c.audit(-1)
-	c.nothingOver()
-	c.t.Logf("%d points restored at the end; %v", len(c.m.sure()), c.counts)
+	c.auditDamaged()
+	if !c.failed() {
+		c.nothingOver()
+	}
 }
 
 // nothingOver checks that two prunes leave nothing of what was killed.
@@ -313,11 +330,11 @@ func (c *chaos) wrongf(format string, args ...any) {
 
 // explain says what led to a failure, and last what failed and how to repeat it.
 func (c *chaos) explain() {
+	if path := os.Getenv("PANDO_CHAOS_LOG"); path != "" {
+		_ = os.WriteFile(path+"."+c.String(), []byte(strings.Join(c.log, "\n")+"\n"), 0o600)
+	}
 	if !c.t.Failed() {
 		return
-	}
-	if path := os.Getenv("PANDO_CHAOS_LOG"); path != "" {
-		_ = os.WriteFile(path, []byte(strings.Join(c.log, "\n")+"\n"), 0o600)
 	}
 	for _, line := range c.log[max(0, len(c.log)-120):] {
 		c.t.Log(line)

@@ -129,6 +129,22 @@ func (h *host) change(v *volume) {
 	h.c.note("write", "%s: wrote into %s: %d files", h.name, v.name, len(v.content))
 }
 
+// grow mounts a volume and adds a file to it, so that its next point needs data that no other has.
+func (h *host) grow(v *volume) {
+	if !h.mount(v) {
+		return
+	}
+	dir := h.mountpoint(v.name)
+	if files := v.content.files(); len(files) >= maxFiles {
+		if err := os.Remove(filepath.Join(dir, pick(h.r, files))); err != nil {
+			h.c.wrongf("%s: %v", h.name, err)
+		}
+	}
+	h.writeFile(filepath.Join(dir, h.fresh("f")), 20_000+h.r.IntN(100_000))
+	v.content = h.read(dir)
+	h.c.note("", "%s: a new file in %s", h.name, v.name)
+}
+
 const maxFiles = 12
 
 // overwrite writes into a file, or makes a hole in it.

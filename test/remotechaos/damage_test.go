@@ -156,7 +156,7 @@ func (c *chaos) damage() {
 		}
 	}
 	c.mend(w)
-	c.damaged, c.during = false, nil
+	c.damaged, c.pushed = false, nil
 	if !c.failed() {
 		c.reconcile(c.hosts[c.r.IntN(len(c.hosts))])
 		c.mustBeClean("after " + w.String() + " was mended")
@@ -214,7 +214,7 @@ func (c *chaos) mend(w wound) {
 		if h.succeeded(o); o.code == 0 {
 			c.repaired()
 		}
-	case prefix(w.key) != "config" && c.r.IntN(3) == 0 && h.has("--repair", "verify"):
+	case prefix(w.key) != "config" && c.r.IntN(3) == 0:
 		c.note("mend by verify", "MEND by verify --repair")
 		for _, h := range c.hosts {
 			h.succeeded(h.run(h.trouble(), "verify", "nas", "--repair", "--read-data", "--json"))
@@ -231,8 +231,8 @@ func (c *chaos) mend(w wound) {
 	}
 	if w.shows() && !c.failed() {
 		c.reconcile(h)
-		c.note("during", "AUDIT of %d points that were pushed during %s", len(c.during), w)
-		c.restoreAll(slices.DeleteFunc(c.during, func(f found) bool { return f.state != sure }))
+		c.note("during", "AUDIT of %d points that were pushed during %s", len(c.pushed), w)
+		c.restoreAll(slices.DeleteFunc(c.pushed, func(f found) bool { return f.state != sure }))
 	}
 	for key, before := range w.before {
 		now, after := c.get(key), w.after[key]
@@ -240,6 +240,87 @@ func (c *chaos) mend(w wound) {
 			c.put(key, before)
 		}
 	}
+}
+
+// lastWounds is how many objects are damaged at the end.
+const lastWounds = 3
+
+// auditDamaged restores all points while several objects are damaged: verify must have named those that cannot be
+// restored, and all others must be what was pushed. When what was damaged is put back, the rest must be, too.
+func (c *chaos) auditDamaged() {
+	wounds := c.woundData(lastWounds)
+	affected := c.affected(c.hosts[c.r.IntN(len(c.hosts))])
+	c.mu.Lock()
+	all := sample(c.r, c.m.sure(), -1)
+	c.mu.Unlock()
+	var whole, damaged []found
+	for _, f := range all {
+		if affected[f.ref()] {
+			damaged = append(damaged, f)
+		} else {
+			whole = append(whole, f)
+		}
+	}
+
+	c.note("audit", "AUDIT of %d points that %v should not affect", len(whole), wounds)
+	c.restoreAll(whole)
+	for _, w := range wounds {
+		for key, b := range w.before {
+			c.put(key, b)
+		}
+	}
+	if c.failed() {
+		return
+	}
+	c.mustBeClean("after all damage was mended")
+	c.note("audit", "AUDIT of %d points that were damaged", len(damaged))
+	c.restoreAll(damaged)
+	c.t.Logf("%d points restored at the end, %d of them when %v was mended; %v", len(all), len(damaged), wounds, c.counts)
+}
+
+// woundData damages up to n objects of which points consist: each another one.
+func (c *chaos) woundData(n int) (wounds []wound) {
+	done := map[string]bool{}
+	for range 8 * n {
+		w, ok := c.draw()
+		p := prefix(w.key)
+		if !ok || w.kind == "put back" || w.kind == "swap" || p != "segments" && p != "manifests" && p != "packs" {
+			continue
+		}
+		if done[w.key] || len(wounds) == n {
+			continue
+		}
+		done[w.key] = true
+		wounds = append(wounds, w)
+		c.note("damage "+w.kind+" "+p, "DAMAGE: %s", w)
+		c.put(w.key, w.after[w.key])
+	}
+	return wounds
+}
+
+// affected are the points that verify names as damaged.
+func (c *chaos) affected(h *host) map[string]bool {
+	o := h.run(trouble{}, "verify", "nas", "--read-data", "--json")
+	if o.code != 0 && o.code != codeDamaged {
+		c.wrongf("%s: %s", h.name, o)
+	}
+	var is struct {
+		Problems []struct {
+			Volume, Point string
+			Affected      []string
+		}
+	}
+	h.decode(o.stdout, &is)
+	out := map[string]bool{}
+	for _, p := range is.Problems {
+		out[p.Volume+"@"+p.Point] = true
+		for _, ref := range p.Affected {
+			out[ref] = true
+		}
+	}
+	c.note("", "%s: %d problems, which affect %d points: %s",
+		h.name, len(is.Problems), len(out), o.stdout)
+	return out
 }
 
 // mustBeClean wants verify to find nothing.
@@ -276,9 +357,9 @@ func (c *chaos) auditor(trees bool, points []found) {
 		dir, args = c.auditDirs[1], []string{"init", "-q", "--driver", "btrfs"}
 	}
 	h := &host{c: c, n: -1, name: "auditor", pool: filepath.Join(dir, "pool"), env: c.hosts[0].env, trees: trees, r: c.r}
-	h.volumes = map[string]*volume{}
+	h.url, h.volumes = c.hosts[0].url, map[string]*volume{}
 	h.must(args...)
-	h.must("remote", "add", "nas", c.url, "-q", "--no-create", "--identity", pick(c.r, c.hosts).identity())
+	h.must("remote", "add", "nas", h.url, "-q", "--no-create", "--identity", pick(c.r, c.hosts).identity())
 	for _, f := range points {
 		if c.failed() {
 			break

@@ -48,7 +48,10 @@ type host struct {
 	pool  string
 	id    string // of the pool
 	env   []string
-	trees bool // its volumes are trees, not images
+	url   string            // of the remote
+	proxy *servertest.Proxy // before it; nil: a directory
+	gate  *gate             // that holds its next command; nil: none
+	trees bool              // its volumes are trees, not images
 	r     *rand.Rand
 
 	volumes map[string]*volume
@@ -64,6 +67,18 @@ type volume struct {
 	mounted bool
 	snaps   []string
 	as      string // another name under which it was pushed
+}
+
+// connect finds out where the remote is for this host: a server of objects is behind a proxy of its own.
+func (h *host) connect() {
+	c := h.c
+	h.url = "file:" + c.dir
+	if !c.s3 {
+		return
+	}
+	h.proxy = servertest.NewProxy(c.t, c.server)
+	h.url = c.server.URLOf(servertest.Bucket, "chaos", h.proxy.URL).String()
+	c.weather.proxies = append(c.weather.proxies, h.proxy)
 }
 
 // start makes the pool with a golden and two volumes, and its remote.
@@ -100,9 +115,9 @@ func (h *host) start(loop bool) {
 	h.c.m.named[h.golden+"@1"] = h.read(src)
 
 	if h.n == 0 {
-		h.must("remote", "add", "nas", h.c.url, "-q", "--create")
+		h.must("remote", "add", "nas", h.url, "-q", "--create")
 	} else {
-		h.must("remote", "add", "nas", h.c.url, "-q", "--no-create", "--identity", h.c.hosts[0].identity())
+		h.must("remote", "add", "nas", h.url, "-q", "--no-create", "--identity", h.c.hosts[0].identity())
 	}
 	h.clone()
 	h.clone()
@@ -119,10 +134,13 @@ func (h *host) fresh(prefix string) string {
 type trouble struct {
 	after time.Duration   // it is killed after this time
 	plan  *faulttest.Plan // or this happens at one of its system calls
+	gate  *gate           // or one of its requests is held, and then perhaps it is killed
 }
 
 func (b trouble) String() string {
 	switch {
+	case b.gate != nil:
+		return b.gate.String()
 	case b.plan != nil:
 		return b.plan.String()
 	case b.after > 0:
@@ -133,6 +151,11 @@ func (b trouble) String() string {
 
 // trouble draws what goes wrong in a command: mostly nothing.
 func (h *host) trouble() trouble {
+	if h.c.racing.Load() {
+		g := h.gate
+		h.gate = nil
+		return trouble{gate: g}
+	}
 	n := h.r.IntN(100)
 	if n >= 30 {
 		return trouble{}
@@ -142,7 +165,7 @@ func (h *host) trouble() trouble {
 	}
 	p := &faulttest.Plan{At: h.r.IntN(80)}
 	if !h.c.s3 && h.r.IntN(2) == 0 {
-		p.PathPrefix, p.At = []string{strings.TrimPrefix(h.c.url, "file:")}, h.r.IntN(25)
+		p.PathPrefix, p.At = []string{h.c.dir}, h.r.IntN(25)
 	}
 	switch {
 	case n < 16:
@@ -198,29 +221,33 @@ func (h *host) run(b trouble, args ...string) outcome {
 			h.c.wrongf("%s: signal %v: %s", o, res.Signal, o.stderr)
 		}
 	} else {
-		h.runPlain(ctx, &o, env, argv, b.after)
+		h.runPlain(ctx, &o, env, argv, b)
 	}
 	o.struck = o.struck || h.c.weather.bad()
 	h.c.note(args[0], "%s: %s", h.name, o)
 	return o
 }
 
-// runPlain runs a command without a tracer, and kills it after a time unless that is 0.
-func (h *host) runPlain(ctx context.Context, o *outcome, env, argv []string, after time.Duration) {
+// runPlain runs a command without a tracer.
+func (h *host) runPlain(ctx context.Context, o *outcome, env, argv []string, b trouble) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	kill := func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
+	if b.gate != nil {
+		b.gate.begin(h.proxy, kill)
+		defer b.gate.end()
+	}
 	if err := cmd.Start(); err != nil {
 		h.c.t.Error(err)
 		return
 	}
-	kill := func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	stop := context.AfterFunc(ctx, kill)
 	defer stop()
-	if after > 0 {
-		timer := time.AfterFunc(after, kill)
+	if b.after > 0 {
+		timer := time.AfterFunc(b.after, kill)
 		defer timer.Stop()
 	}
 	err := cmd.Wait()
@@ -234,19 +261,10 @@ func (h *host) runPlain(ctx context.Context, o *outcome, env, argv []string, aft
 	}
 	if ws, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 		o.killed, o.struck = true, true
-		if ws.Signal() != unix.SIGKILL || after == 0 {
+		if ws.Signal() != unix.SIGKILL || b == (trouble{}) {
 			h.c.wrongf("%s: signal %v: %s", o, ws.Signal(), o.stderr)
 		}
 	}
-}
-
-// has reports whether a command has a flag.
-func (h *host) has(flag string, command ...string) bool {
-	out, err := exec.Command(program, append(command, "--help")...).Output()
-	if err != nil {
-		h.c.wrongf("%v", err)
-	}
-	return strings.Contains(string(out), flag+" ")
 }
 
 // must runs a command that succeeds.
@@ -279,7 +297,7 @@ func (h *host) succeeded(o outcome, allowed ...int) bool {
 		h.c.wrongf("%s: %s", h.name, o)
 	case h.c.damaged:
 	case o.struck && slices.Contains([]int{codeIO, codeNoSpace}, o.code):
-	case h.c.atOnce && slices.Contains([]int{codeConflict, codeInUse, codeNotFound}, o.code):
+	case h.c.together() && slices.Contains([]int{codeConflict, codeInUse, codeNotFound}, o.code):
 	default:
 		h.c.wrongf("%s: it has no reason to fail: %s\n%s", h.name, o, o.stdout)
 	}
@@ -288,7 +306,7 @@ func (h *host) succeeded(o outcome, allowed ...int) bool {
 
 // weather is what the network does to requests.
 type weather struct {
-	proxy *servertest.Proxy
+	proxies []*servertest.Proxy
 
 	mu sync.Mutex
 	r  *rand.Rand
@@ -300,12 +318,14 @@ func (w *weather) turn(bad bool) {
 	if w == nil {
 		return
 	}
-	w.proxy.Heal()
 	w.mu.Lock()
 	w.is = bad
 	w.mu.Unlock()
-	if bad {
-		w.proxy.Add(w.faults()...)
+	for _, p := range w.proxies {
+		p.Heal()
+		if bad {
+			p.Add(w.faults()...)
+		}
 	}
 }
 

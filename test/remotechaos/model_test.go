@@ -56,6 +56,11 @@ type attempt struct {
 	snapshot string // its name; "": the time
 	from, to time.Time
 	content  tree
+
+	pool    string // that pushes
+	gate    *gate  // that holds it
+	tooLate string // another pool that took the volume over before this could commit
+	refused bool
 }
 
 // removal is a prune or delete.
@@ -106,8 +111,8 @@ func (m *model) sure() []found {
 }
 
 // begin notes a push that begins.
-func (m *model) begin(head, snapshot string, content tree) *attempt {
-	a := &attempt{head: head, snapshot: snapshot, content: content, from: time.Now()}
+func (m *model) begin(h *host, head, snapshot string, content tree, g *gate) *attempt {
+	a := &attempt{head: head, snapshot: snapshot, content: content, from: time.Now(), pool: h.id, gate: g}
 	m.attempts = append(m.attempts, a)
 	return a
 }
@@ -135,7 +140,7 @@ func (m *model) contents(head, point string) []tree {
 	var out []tree
 	for _, a := range m.attempts {
 		began := a.from.Truncate(time.Millisecond)
-		if a.head == head && a.snapshot == "" && !at.Before(began) && (a.to.IsZero() || !at.After(a.to)) {
+		if a.head == head && a.snapshot == "" && !a.refused && !at.Before(began) && (a.to.IsZero() || !at.After(a.to)) {
 			out = append(out, a.content)
 		}
 	}
@@ -171,6 +176,15 @@ func (h *head) took(t *take) {
 	for _, other := range h.takes {
 		if other != t && (other.to.IsZero() || other.to.After(t.from)) {
 			h.writers[other.pool] = true
+		}
+	}
+}
+
+// outrun notes the pushes of a head that another pool has taken over while they were held before they could commit.
+func (m *model) outrun(h *head, by *host) {
+	for _, a := range m.attempts {
+		if a.head == h.name && a.pool != by.id && a.to.IsZero() && a.gate.beforeCommit() {
+			a.tooLate = by.name
 		}
 	}
 }

@@ -25,12 +25,15 @@ type operation struct {
 
 var operations = []operation{
 	{20, (*host).write},
-	{6, (*host).clone},
+	{6, func(h *host) { h.clone() }},
 	{5, (*host).destroy},
 	{28, (*host).push},
 	{8, (*host).pushSnapshot},
+	{2, (*host).pushAll},
+	{1, (*host).pushEvery},
 	{5, (*host).publish},
 	{9, (*host).pull},
+	{3, (*host).pullGolden},
 	{4, (*host).update},
 	{10, (*host).takeOver},
 	{14, (*host).prune},
@@ -56,10 +59,16 @@ func (h *host) step() {
 	}
 }
 
-// anyVolume draws a volume, nil if there is none.
-func (h *host) anyVolume() *volume {
-	return h.volumes[pick(h.r, slices.Sorted(maps.Keys(h.volumes)))]
+// sorted are the volumes by name.
+func (h *host) sorted() (all []*volume) {
+	for _, name := range slices.Sorted(maps.Keys(h.volumes)) {
+		all = append(all, h.volumes[name])
+	}
+	return all
 }
+
+// anyVolume draws a volume, nil if there is none.
+func (h *host) anyVolume() *volume { return pick(h.r, h.sorted()) }
 
 func (h *host) write() {
 	v := h.anyVolume()
@@ -67,17 +76,22 @@ func (h *host) write() {
 		h.clone()
 		return
 	}
-	if !v.mounted {
-		h.must("mount", v.name)
-		v.mounted = true
-	}
-	if h.c.failed() {
+	if !h.mount(v) {
 		return
 	}
 	h.change(v)
 	if h.r.IntN(2) == 0 {
 		h.umount(v)
 	}
+}
+
+// mount mounts a volume. False if the test has failed.
+func (h *host) mount(v *volume) bool {
+	if !v.mounted {
+		h.must("mount", v.name)
+		v.mounted = true
+	}
+	return !h.c.failed()
 }
 
 func (h *host) umount(v *volume) {
@@ -88,10 +102,10 @@ func (h *host) umount(v *volume) {
 }
 
 // clone makes a volume of the golden, or of a snapshot.
-func (h *host) clone() {
+func (h *host) clone() *volume {
 	if len(h.volumes) >= maxVolumes {
 		h.destroy()
-		return
+		return nil
 	}
 	from := fmt.Sprintf("%s@%d", h.golden, 1+h.r.IntN(h.gens))
 	content := h.c.content(from)
@@ -102,6 +116,7 @@ func (h *host) clone() {
 	v := &volume{name: h.fresh("v"), content: content}
 	h.must("clone", from, v.name)
 	h.volumes[v.name] = v
+	return v
 }
 
 // content is what a snapshot or generation holds.
@@ -178,7 +193,7 @@ func (h *host) push() {
 	case 4:
 		flags = append(flags, "--no-origin")
 	case 5, 6:
-		if h.trees && h.has("--portable", "push") {
+		if h.trees {
 			flags = append(flags, "--portable")
 		}
 	}
@@ -192,8 +207,9 @@ type pushed struct {
 	Resumed            bool
 }
 
-// pushRef pushes something under a name: with a snapshot's name or a generation's number, or a volume as it is now.
-func (h *host) pushRef(ref, name, snapshot string, v *volume, content tree, flags ...string) {
+// pushRef pushes something under a name: with a snapshot's name or a generation's number, or a volume as it is now. It
+// returns the name of the point, "" if that is not known.
+func (h *host) pushRef(ref, name, snapshot string, v *volume, content tree, flags ...string) string {
 	c := h.c
 	c.mu.Lock()
 	hd := c.m.head(name)
@@ -203,12 +219,14 @@ func (h *host) pushRef(ref, name, snapshot string, v *volume, content tree, flag
 	if v == nil {
 		legitimate = hd.isWriter(h.id)
 	}
-	a := c.m.begin(name, snapshot, content)
+	trouble := h.trouble()
+	a := c.m.begin(h, name, snapshot, content, trouble.gate)
 	c.mu.Unlock()
 
-	o := h.run(h.trouble(), append([]string{"push", ref, "--to", "nas", "--json"}, flags...)...)
+	o := h.run(trouble, append([]string{"push", ref, "--to", "nas", "--json"}, flags...)...)
 	c.mu.Lock()
 	a.to = time.Now()
+	a.refused = a.tooLate != "" && o.code == codeConflict
 	c.mu.Unlock()
 	var allowed []int
 	if !legitimate {
@@ -218,13 +236,17 @@ func (h *host) pushRef(ref, name, snapshot string, v *volume, content tree, flag
 		allowed = append(allowed, codeExists)
 	}
 	if !h.succeeded(o, allowed...) {
-		return
+		return ""
 	}
 	var all []pushed
 	h.decode(o.stdout, &all)
 	for _, complaint := range h.reported(a, all, before, v) {
 		c.wrongf("%s: %s: %s\n%s", h.name, o, complaint, o.stdout)
 	}
+	if len(all) == 0 {
+		return ""
+	}
+	return all[len(all)-1].Point
 }
 
 // reported takes what a push has said into the model, and returns what is wrong with it.
@@ -265,13 +287,16 @@ func (h *host) reported(a *attempt, all []pushed, before bool, v *volume) (wrong
 			pt.contents = contents
 		}
 		if i == last && c.damaged {
-			c.during = append(c.during, found{hd, p.Point, pt})
+			c.pushed = append(c.pushed, found{hd, p.Point, pt})
 		}
 		if c.m.removing(p.Volume, i == last && !p.Unchanged && !p.Golden && a.snapshot == "", a.from) {
 			pt.state = doubtful
 		}
 	}
 	hd := c.m.head(a.head)
+	if p := all[last]; a.tooLate != "" && !p.Unchanged && !p.Resumed {
+		wrong = append(wrong, "FENCING: "+a.tooLate+" took "+a.head+" over before this push could commit")
+	}
 	if !before && !hd.canPush(h.id) && !c.damaged {
 		wrong = append(wrong, "FENCING: another pool is the writer of "+a.head)
 	}
@@ -289,7 +314,7 @@ func (h *host) anyPoint(want func(f found) bool) (f found, ok bool) {
 	if len(all) == 0 {
 		return found{}, false
 	}
-	if h.c.atOnce && h.r.IntN(2) == 0 {
+	if h.c.together() && h.r.IntN(2) == 0 {
 		here := slices.DeleteFunc(slices.Clone(all), func(f found) bool { return f.head.name != h.c.hot })
 		if len(here) > 0 {
 			all = here
@@ -354,14 +379,18 @@ func (h *host) takeOver() { h.pullHere(true) }
 
 // pullHere pulls a volume under its own name: over the one that is here, if there is one.
 func (h *host) pullHere(takeOver bool) {
-	c := h.c
 	f, ok := h.anyPoint(func(f found) bool {
 		return !f.head.golden && (takeOver || h.volumes[f.head.name] != nil)
 	})
 	if !ok {
 		return
 	}
-	name := f.head.name
+	h.pullOver(f.head, takeOver)
+}
+
+// pullOver pulls the newest point of a head under its name.
+func (h *host) pullOver(hd *head, takeOver bool) {
+	c, name := h.c, hd.name
 	args := []string{"pull", "nas", name, "--json"}
 	v := h.volumes[name]
 	if v != nil {
@@ -372,18 +401,19 @@ func (h *host) pullHere(takeOver bool) {
 	if takeOver {
 		args = append(args, "--take-over")
 		c.mu.Lock()
-		f.head.takes = append(f.head.takes, t)
-		if len(f.head.writers) > 0 {
-			f.head.writers[h.id] = true // from some time on
+		hd.takes = append(hd.takes, t)
+		if len(hd.writers) > 0 {
+			hd.writers[h.id] = true // from some time on
 		}
 		c.mu.Unlock()
 	}
 	o := h.run(h.trouble(), args...)
-	ok = h.succeeded(o, codeConflict, codeExists)
+	ok := h.succeeded(o, codeConflict, codeExists)
 	c.mu.Lock()
 	t.to = time.Now()
 	if ok && takeOver {
-		f.head.took(t)
+		hd.took(t)
+		c.m.outrun(hd, h)
 	}
 	c.mu.Unlock()
 	if !ok {
@@ -457,15 +487,20 @@ func (h *host) afterFailedUpdate(name string, v *volume) {
 
 // prune removes points by a policy.
 func (h *host) prune() {
-	c := h.c
-	args := []string{"remote", "prune", "nas", "--json"}
 	last := h.r.IntN(4)
+	args := []string{"--patience", pick(h.r, []string{"1ns", "20ms", "1s", "10m"})}
+	if h.r.IntN(2) == 0 {
+		args = append(args, "--max-repack", pick(h.r, []string{"0", "64K", "1G"}))
+	}
+	h.pruneBut(last, args...)
+}
+
+// pruneBut prunes all but the last points of each volume, or no points if last is 0.
+func (h *host) pruneBut(last int, flags ...string) {
+	c := h.c
+	args := append([]string{"remote", "prune", "nas", "--json"}, flags...)
 	if last > 0 {
 		args = append(args, "--keep-last", strconv.Itoa(last))
-	}
-	args = append(args, "--patience", []string{"1ns", "20ms", "1s", "10m"}[h.r.IntN(4)])
-	if h.has("--max-repack", "remote", "prune") && h.r.IntN(2) == 0 {
-		args = append(args, "--max-repack", []string{"0", "64K", "1G"}[h.r.IntN(3)])
 	}
 	c.mu.Lock()
 	r := c.m.remove("", false)
@@ -485,7 +520,7 @@ func (h *host) prune() {
 	if ok {
 		for _, p := range is.Points {
 			hd := c.m.head(p.Volume)
-			if !c.atOnce && !c.damaged && !hd.mayGo(p.Name, last) {
+			if !c.together() && !c.damaged && !hd.mayGo(p.Name, last) {
 				wrong = append(wrong, hd.name+"@"+p.Name+" was to be kept")
 			}
 			if pt := hd.points[p.Name]; pt != nil {
@@ -494,7 +529,7 @@ func (h *host) prune() {
 		}
 	} else if last > 0 {
 		for _, hd := range c.m.heads {
-			hd.doubt(func(name string) bool { return !c.atOnce && !c.damaged && !hd.mayGo(name, last) })
+			hd.doubt(func(name string) bool { return !c.together() && !c.damaged && !hd.mayGo(name, last) })
 		}
 	}
 	c.mu.Unlock()
@@ -568,7 +603,14 @@ func (h *host) verify() {
 	if h.r.IntN(2) == 0 {
 		args = append(args, "--read-data")
 	}
+	mends := h.r.IntN(4) == 0
+	if mends {
+		args = append(args, "--repair")
+	}
 	h.succeeded(h.run(h.trouble(), args...))
+	if mends && h.c.damaged {
+		h.c.repaired()
+	}
 }
 
 // repair repairs nothing where nothing is damaged.
