@@ -370,7 +370,7 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 		head += " at " + r.Verdict.Layer
 	}
 	rest, more := r.Verdict.Short()
-	reason := "it is not shown that what was synced reached the disk"
+	reason := "could not prove that synced data reached the disk"
 	if r.Verdict.Result == syncbench.Pass {
 		reason = "every sync reached the disk, in every run"
 		if len(rest) > 0 {

@@ -41,7 +41,7 @@ var meanings = map[errs.Kind]string{
 	errs.NoSpace:     "the pool or the volume is full",
 	errs.Permission:  "root is needed, or a file permission, or a key",
 	errs.Unsupported: "this host, filesystem or driver cannot do it",
-	errs.Conflict:    "somebody else changed it meanwhile",
+	errs.Conflict:    "another process or host changed it first",
 	errs.Damaged:     "stored data does not read back as it must",
 	errs.TooNew:      "written by a newer pando",
 	errs.IO:          "the operating system reported an input/output error",
@@ -60,7 +60,7 @@ var verdicts = []struct {
 	exit        int
 	verb, means string
 }{
-	{exitUnproven, "bench sync", "FAIL: it is not shown that what was synced reached the disk"},
+	{exitUnproven, "bench sync", "FAIL: could not prove that synced data reached the disk"},
 	{exitWarning, "doctor", "the worst that it found is a warning"},
 	{exitCritical, "doctor", "the worst that it found is critical"},
 }

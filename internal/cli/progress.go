@@ -125,9 +125,10 @@ func describe(s progress.State, d time.Duration) string {
 	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
 	switch {
 	case s.TotalBytes > 0:
-		out += fmt.Sprintf(", %s of %s", size(s.Bytes), size(s.TotalBytes))
+		total := max(s.TotalBytes, s.Bytes) // it may be an estimate
+		out += fmt.Sprintf(", %s of %s", size(s.Bytes), size(total))
 		if rate > 0 && s.Stalled == nil {
-			left := time.Duration(float64(s.TotalBytes-s.Bytes) / rate * float64(time.Second))
+			left := time.Duration(float64(total-s.Bytes) / rate * float64(time.Second))
 			out += fmt.Sprintf(", %s/s, %s left", size(int64(rate)), left.Round(time.Second))
 		}
 	case s.Bytes > 0 && s.Stalled == nil:

@@ -32,6 +32,7 @@ func TestDescribe(t *testing.T) {
 	for want, s := range map[string]progress.State{
 		"measure, run 1 of 2, 3 of 5 s":                {Stage: "measure, run 1 of 2, seconds", Files: 3, TotalFiles: 5},
 		"copy, 3 of 5 files":                           {Stage: "copy", Files: 3, TotalFiles: 5},
+		"sent, 3.0 KiB of 3.0 KiB, 3.0 KiB/s, 0s left": {Stage: "sent", Bytes: 3 << 10, TotalBytes: 2 << 10},
 		"read, 1.0 KiB of 2.0 KiB, 1.0 KiB/s, 1s left": {Stage: "read", Bytes: 1 << 10, TotalBytes: 2 << 10},
 	} {
 		if got := describe(s, time.Second); got != want {

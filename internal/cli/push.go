@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -18,9 +17,6 @@ import (
 
 // checkEvery is how often `push --every` looks whether what is on the remote is whole.
 const checkEvery = time.Hour
-
-// How long `push --every` waits at most after a round that failed.
-const maxPushBackoff = 15 * time.Minute
 
 func (a *App) pushCommand() *cobra.Command {
 	var q replicate.PushRequest
@@ -229,140 +225,4 @@ func (a *App) pushedWords(p replicate.Pushed) string {
 		how = "since " + p.Origin
 	}
 	return fmt.Sprintf("%s  %s sent, %s, in %s", name, size(p.UploadedBytes), how, took(p.Seconds))
-}
-
-// pushEvery pushes until it is interrupted, which is its good end. What cannot
-// get better by waiting ends it in the first round. What goes wrong later, as that the
-// remote does not answer, is said once, and once when it is over, however long that takes.
-func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest, period time.Duration) error {
-	a.lasting = true
-	failed := 0
-	var row failing
-	for first := true; ; first = false {
-		start := time.Now()
-		done, err := a.pushRound(ctx, to, q)
-		if err := a.printRound(done); err != nil {
-			return err
-		}
-		if ctx.Err() != nil {
-			return nil
-		}
-		wait := period
-		if err != nil {
-			if first && len(done) == 0 && hopeless(err) {
-				return a.allButLast(err)
-			}
-			failed++
-			wait = backoff(period, failed)
-		} else {
-			failed = 0
-			wait -= time.Since(start)
-		}
-		a.tellRound(&row, err, wait)
-		t := time.NewTimer(max(wait, 0))
-		select {
-		case <-ctx.Done():
-			t.Stop()
-			return nil
-		case <-t.C:
-		}
-	}
-}
-
-// failing is a row of rounds of pushEvery that failed.
-type failing struct {
-	rounds int
-	since  time.Time
-	said   string // what was said to be wrong last
-}
-
-// tellRound tells of the error of a round, once as long as it stays the same, and of the end of a row of them.
-func (a *App) tellRound(f *failing, err error, wait time.Duration) {
-	if err == nil {
-		if f.rounds > 0 {
-			a.noteWait(fmt.Sprintf("pushing works again, after %s and %s that failed",
-				span(time.Since(f.since)), plural(f.rounds, "round")))
-		}
-		*f = failing{}
-		return
-	}
-
-	what := err.Error()
-	if replicate.Outage(err) {
-		what = "outage" // however the remote fails to answer
-	}
-	if f.rounds++; f.rounds == 1 {
-		f.since = time.Now()
-	}
-	if what != f.said {
-		f.said = what
-		every := span(max(wait, maxPushBackoff))
-		a.warnRound(a.allButLast(err), "pando goes on trying, at least every "+every+", and says when it works again")
-	}
-}
-
-// backoff is how long to wait after rounds that failed, the latest n of them.
-func backoff(period time.Duration, n int) time.Duration {
-	wait := period
-	for range n - 1 {
-		if wait *= 2; wait >= maxPushBackoff {
-			break
-		}
-	}
-	return max(min(wait, maxPushBackoff), period)
-}
-
-// hopeless reports whether the same command will fail in the same way however
-// often it is tried.
-func hopeless(err error) bool {
-	switch errs.KindOf(err) {
-	case errs.Invalid, errs.NotFound, errs.Exists, errs.Permission, errs.Unsupported, errs.TooNew, errs.Conflict:
-		return true
-	}
-	return false
-}
-
-// printRound prints a line for a round of --every, or one line of JSON for each
-// thing pushed.
-func (a *App) printRound(out []replicate.Pushed) error {
-	if a.json {
-		enc := json.NewEncoder(a.Stdout)
-		enc.SetEscapeHTML(false)
-		for _, p := range out {
-			if err := enc.Encode(p); err != nil {
-				return writeError(err)
-			}
-		}
-		return nil
-	}
-	if a.quiet || len(out) == 0 {
-		return nil
-	}
-	now := time.Now().Format(time.DateTime)
-	if len(out) == 1 {
-		return a.printf("%s  %s\n", now, a.pushedWords(out[0]))
-	}
-	var sent int64
-	secs, unchanged := 0.0, 0
-	for _, p := range out {
-		sent += p.UploadedBytes
-		secs += p.Seconds
-		if p.Unchanged {
-			unchanged++
-		}
-	}
-	return a.printf("%s  %s pushed, %d unchanged, %s sent, in %s\n", now, plural(len(out)-unchanged, "volume"), unchanged, size(sent), took(secs))
-}
-
-// warnRound tells of the error of a round.
-func (a *App) warnRound(err error, then string) {
-	if a.json {
-		a.printError(err)
-		return
-	}
-	hint := hintOf(err)
-	if hint != "" {
-		hint = "; hint: " + hint
-	}
-	a.warn("%v%s; %s", err, hint, then)
 }

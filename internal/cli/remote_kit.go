@@ -120,12 +120,12 @@ const maxKitBytes = 8 << 20
 func (a *App) openKit(ctx context.Context, q *replicate.AddRequest, file string) error {
 	f, err := os.Open(file)
 	if err != nil {
-		return errs.Wrap("remote add", file, err)
+		return unreadable("remote add", file, err)
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxKitBytes))
 	_ = f.Close() // it was only read
 	if err != nil {
-		return errs.Wrap("remote add", file, err)
+		return unreadable("remote add", file, err)
 	}
 	kit, err := replicate.ParseKit(text)
 	if err != nil {

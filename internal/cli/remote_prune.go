@@ -122,6 +122,11 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	if p.KeptAll != "" {
 		a.warn("nothing was deleted: %s", p.KeptAll)
 	}
+	if len(p.Unreadable) > 0 {
+		a.note("send again what is missing with `pando verify %s --repair` or `pando push VOLUME --full` on the host that "+
+			"writes the volume; `pando remote repair %s` makes lost tables of what was moved anew; then prune again",
+			remote, remote)
+	}
 	for _, w := range p.Ended {
 		a.note("ended a %s of %s (pid %d), which gave no sign of life since %s", w.Kind, w.Host, w.PID, w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
 	}

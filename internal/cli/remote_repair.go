@@ -53,12 +53,12 @@ made anew, or a point could not be brought back whole.`,
 		}); err != nil {
 			return err
 		}
-		return a.printRepaired(out)
+		return a.printRepaired(r.Name, out)
 	})
 	return c
 }
 
-func (a *App) printRepaired(out *replicate.Repaired) error {
+func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 	for _, v := range out.Volumes {
 		if !v.Repaired || len(v.Broken) > 0 {
 			a.exit = errs.Damaged.Codes().Exit
@@ -70,9 +70,9 @@ func (a *App) printRepaired(out *replicate.Repaired) error {
 	case a.quiet:
 		return nil
 	case out.ConfigRestored && out.DryRun:
-		return a.printf("config  is missing or damaged: this pool's copy would be put back\n")
+		return a.printf("config  is missing, damaged or out of date: this pool's copy would be put back\n")
 	case out.ConfigRestored:
-		if err := a.printf("config  was missing or damaged: put back this pool's copy\n"); err != nil {
+		if err := a.printf("config  was missing, damaged or out of date: put back this pool's copy\n"); err != nil {
 			return err
 		}
 	}
@@ -93,7 +93,8 @@ func (a *App) printRepaired(out *replicate.Repaired) error {
 		case !v.Repaired:
 			a.warn("%s: %s", cmp.Or(v.Volume, v.Object), oneLine(v.Reason))
 		case !v.Writer && !v.Part:
-			a.note("%s has no writer now: take it over with `pando pull --take-over`", v.Volume)
+			a.note("%s has no writer now: on the host that is to push it, take it over with "+
+				"`pando pull %s %s --take-over --update`", v.Volume, remote, v.Volume)
 		}
 	}
 	lost := ""

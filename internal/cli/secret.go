@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"pando/internal/errs"
 
@@ -107,7 +110,7 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 	f := a.Stdin
 	if file != "-" {
 		if f, err = os.Open(file); err != nil {
-			return nil, errs.Wrap(op, file, err)
+			return nil, unreadable(op, file, err)
 		}
 		defer f.Close()
 		if i, err := f.Stat(); err == nil && i.Mode().IsRegular() && i.Mode().Perm()&0o077 != 0 {
@@ -115,12 +118,28 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 		}
 	}
 	if b, err = io.ReadAll(io.LimitReader(f, maxSecretBytes+1)); err != nil {
-		return nil, errs.Wrap(op, file, err)
+		return nil, unreadable(op, file, err)
 	}
 	if len(b) > maxSecretBytes {
 		return nil, errs.New(errs.Invalid, op, file, "more than %s is neither a passphrase nor an identity", size(maxSecretBytes)).WithHint("is this the right file?")
 	}
 	return b, nil
+}
+
+// unreadable is the error of a file that a person has named and that cannot be read. Its hint says what to do.
+func unreadable(op, file string, err error) error {
+	out := &errs.Error{Kind: errs.KindOf(err), Op: op, Ref: file, Err: err}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return out.WithHint("check the path: this host has no file of this name; `ls -l %s` lists its directory",
+			shellWord(filepath.Dir(file)))
+	case errors.Is(err, fs.ErrPermission):
+		return out.WithHint("run this as a user who can read the file: `ls -l %s` says who that is", shellWord(file))
+	case errors.Is(err, syscall.EISDIR):
+		out.Kind = errs.Invalid
+		return out.WithHint("name a file in this directory: `ls -l %s` lists it", shellWord(file))
+	}
+	return errs.Wrap(op, file, err)
 }
 
 func (a *App) onTerminal() bool { return a.Stdin != nil && term.IsTerminal(int(a.Stdin.Fd())) }

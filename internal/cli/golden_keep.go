@@ -1,0 +1,49 @@
+package cli
+
+import (
+	"context"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) goldenKeepCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "keep GOLDEN N|all",
+		Short: "Set how many generations a golden keeps",
+		Long: `From now on GOLDEN keeps its newest N generations: older ones are removed at once,
+and whenever it gets a new one. Pinned generations stay. Clones are not affected,
+but ` + "`pando rebase`" + ` needs the generation that a volume was made from.`,
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeGoldens,
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			n, err := parseKeep("keep", args[1])
+			if err != nil {
+				return err
+			}
+			if n == nil {
+				return errs.New(errs.Invalid, "keep", `""`, "not a number of generations").
+					WithHint("write a number from 1, or all")
+			}
+			golden, err := ref.ParseName("keep", args[0])
+			if err != nil {
+				return err
+			}
+			removed, err := e.Keep(ctx, engine.KeepRequest{Golden: golden, Generations: *n})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				if removed == nil {
+					removed = []string{}
+				}
+				return a.printJSON(map[string]any{"golden": args[0], "keep": *n, "removed": removed})
+			}
+			a.noteRemoved(removed)
+			return nil
+		}),
+	}
+}

@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"context"
+
+	"pando/internal/engine"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) goldenLsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List goldens",
+		Args:    usage(cobra.NoArgs),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			goldens, err := e.Goldens(ctx)
+			if err != nil {
+				return err
+			}
+			switch {
+			case a.json:
+				return a.printJSON(goldens)
+			case a.quiet:
+				for _, g := range goldens {
+					if err := a.printf("%s\n", g.Name); err != nil {
+						return err
+					}
+				}
+				return nil
+			case len(goldens) == 0:
+				a.note("no goldens; make one with `pando golden import NAME SOURCE`")
+				return nil
+			}
+			t := a.table("NAME", "CURRENT", "GENERATIONS", "VOLUMES", "FS", "LOGICAL", "EXTENTS", "PUBLISHED")
+			for _, g := range goldens {
+				t.row(
+					g.Name, itoa(g.Generation), itoa(g.Generations), itoa(g.Volumes), g.FS,
+					size(g.LogicalBytes), itoa(int(g.Extents)), ago(g.CreatedAt),
+				)
+			}
+			return t.flush()
+		}),
+	}
+}

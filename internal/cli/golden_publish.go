@@ -1,0 +1,92 @@
+package cli
+
+import (
+	"context"
+	"strconv"
+	"strings"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/progress"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+func (a *App) goldenPublishCommand() *cobra.Command {
+	var q engine.PublishRequest
+	var keep string
+	c := &cobra.Command{
+		Use:   "publish GOLDEN VOLUME",
+		Short: "Make the next generation of a golden from a volume",
+		Long: `Makes the next generation of GOLDEN (the first, if there is no such golden) from
+VOLUME, which may be in use and stays so (see ` + "`pando snapshot --help`" + `, also for
+--freeze). Until the new generation is whole, everybody gets the one before. Fragmented parts are copied into few extents, so
+that later clones are fast; the rest stays shared.
+
+If GOLDEN has got another generation since VOLUME was made from it, publishing is
+refused (conflict): whoever publishes last must not undo what others published.`,
+		Example:           "  pando golden publish web job-17\n  pando golden publish web job-17 --keep 5",
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeRefs(2),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+			if q.Golden, err = ref.ParseName("publish", args[0]); err != nil {
+				return err
+			}
+			if q.Volume, err = ref.ParseName("publish", args[1]); err != nil {
+				return err
+			}
+			if q.Keep, err = parseKeep("publish", keep); err != nil {
+				return err
+			}
+			var out engine.Published
+			err = a.track(func(t *progress.Tracker) (err error) {
+				q.Tracker = t
+				out, err = e.Publish(ctx, q)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(out)
+			}
+			a.noteRemoved(out.Removed)
+			return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))
+		}),
+	}
+	f := c.Flags()
+	freezeFlags(f, &q.Freeze)
+	f.BoolVar(&q.Force, "force", false, "publish although GOLDEN has moved on")
+	keepFlag(f, &keep)
+	return c
+}
+
+func keepFlag(f *pflag.FlagSet, keep *string) {
+	f.StringVar(keep, "keep", "", "from now on keep the newest `N` generations of the golden (all: every one)")
+}
+
+// parseKeep reads a number of generations; nil if it was not given. Invalid.
+func parseKeep(op, s string) (*int, error) {
+	n := 0
+	switch s {
+	case "":
+		return nil, nil
+	case "all":
+		return &n, nil
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		return nil, errs.New(errs.Invalid, op, s, "not a number of generations").
+			WithHint("write a number from 1, or all")
+	}
+	return &n, nil
+}
+
+// noteRemoved tells which generations a golden's retention has removed.
+func (a *App) noteRemoved(refs []string) {
+	if len(refs) > 0 {
+		a.note("removed by the golden's retention: %s", strings.Join(refs, ", "))
+	}
+}

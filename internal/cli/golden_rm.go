@@ -1,0 +1,34 @@
+package cli
+
+import (
+	"context"
+	"errors"
+
+	"pando/internal/engine"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) goldenRmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm GOLDEN[@N]",
+		Aliases: []string{"remove"},
+		Short:   "Remove a golden, or one generation that is not current",
+		Long: `Removes GOLDEN with all its generations, or generation N. Clones are not affected:
+they keep every block that they use.`,
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeGoldens,
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			r, err := ref.Parse("golden rm", args[0])
+			if err != nil {
+				return err
+			}
+			report, err := e.RemoveGolden(ctx, r)
+			if report == nil {
+				return err
+			}
+			return errors.Join(a.printDestroyed(report), err)
+		}),
+	}
+}

@@ -1,0 +1,38 @@
+package cli
+
+import (
+	"context"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) goldenShowCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "show GOLDEN[@N]",
+		Short:             "Describe a golden and its generations",
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeGoldens,
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			r, err := ref.Parse("golden show", args[0])
+			if err != nil {
+				return err
+			}
+			d, err := e.Show(ctx, r)
+			if err != nil {
+				return err
+			}
+			if d.Kind != "golden" {
+				return errs.New(errs.NotFound, "golden show", args[0], "there is no such golden; it is a %s", d.Kind).
+					WithHint("see `pando show %s`", args[0])
+			}
+			if a.json {
+				return a.printJSON(d)
+			}
+			return a.printDetail(d)
+		}),
+	}
+}

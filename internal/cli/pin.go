@@ -1,0 +1,73 @@
+package cli
+
+import (
+	"context"
+	"time"
+
+	"pando/internal/engine"
+	"pando/internal/ref"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) pinCommand() *cobra.Command {
+	var span string
+	c := &cobra.Command{
+		Use:     "pin REF",
+		GroupID: "volumes",
+		Short:   "Keep a volume, snapshot or generation from being destroyed",
+		Long: `Nothing destroys what is pinned: no destroy, prune, gc, ttl or retention, only
+` + "`pando deinit --force`" + `. A pin ends after --for, or with ` + "`pando unpin`" + `.`,
+		Example:           "  pando pin job-17 --for 2h\n  pando pin web@3",
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeRefs(1),
+	}
+	c.Flags().StringVar(&span, "for", "", "for this `DURATION`, for example 2h or 7d (default: until it is unpinned)")
+	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+		r, err := ref.Parse("pin", args[0])
+		if err != nil {
+			return err
+		}
+		var d time.Duration // 0: until it is unpinned
+		if c.Flags().Changed("for") {
+			if d, err = parseTTL("pin", span); err != nil {
+				return err
+			}
+		}
+		out, err := e.Pin(ctx, r, d)
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(out)
+		}
+		if d == 0 {
+			a.note("%s is pinned until `pando unpin %s`", r, r)
+		} else {
+			a.note("%s is pinned until %s", r, out.PinnedUntil.Local().Format("2006-01-02 15:04:05 MST"))
+		}
+		return nil
+	})
+	return c
+}
+
+func (a *App) unpinCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "unpin REF",
+		GroupID:           "volumes",
+		Short:             "Undo pin",
+		Args:              usage(cobra.ExactArgs(1)),
+		ValidArgsFunction: a.completeRefs(1),
+		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
+			r, err := ref.Parse("unpin", args[0])
+			if err != nil {
+				return err
+			}
+			out, err := e.Unpin(ctx, r)
+			if err != nil || !a.json {
+				return err
+			}
+			return a.printJSON(out)
+		}),
+	}
+}

@@ -1,0 +1,166 @@
+package cli
+
+import (
+	"context"
+	"os"
+	"strings"
+
+	"pando/internal/engine"
+	"pando/internal/errs"
+	"pando/internal/ref"
+	"pando/internal/replicate"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) remoteAddCommand() *cobra.Command {
+	var q replicate.AddRequest
+	var passphraseFile, identityFile, kitFile string
+	var ask, create, noCreate bool
+	c := &cobra.Command{
+		Use:   "add NAME [URL]",
+		Short: "Make a repository at URL, or open the one that is there",
+		Long: `Gives the repository at URL a name in this pool. URL is one of
+
+  file:/DIR           a directory, for example on another disk, or mounted from elsewhere
+  s3://BUCKET/PREFIX  S3, or what speaks its protocol: ?endpoint=https://HOST:PORT&region=REGION
+  gs://BUCKET/PREFIX  Google Cloud Storage
+
+Credentials of the storage come from the environment and the files in which its own
+tools look for them, and are not kept. The storage is tried first: one that does not
+honour conditional writes is refused, because hosts could overwrite each other there.
+
+If there is no repository, one is made. It opens with keys only. This pool gets one,
+which lies in it (remotes/NAME/identity); if that were the only one, all that is
+pushed would be lost with this host. So give it a passphrase, or the recipient
+(age1...) of an age identity that is kept elsewhere.
+
+If there is a repository, it is opened with its passphrase or an age identity that it
+knows, and this pool gets a key of its own.
+
+With --kit it is opened with a recovery kit (` + "`pando remote key export`" + `) and the
+passphrase or identity for that kit. This works even if the repository has lost its
+config, which is then put back. URL may be left out: the kit has it.
+
+` + passphraseSources,
+		Example: `  pando remote add backup s3://my-bucket/pando?region=eu-central-1 --passphrase
+  pando remote add nas file:/mnt/nas/pando --recipient age1...
+  pando remote add backup gs://my-bucket/pando --no-create --identity rescue.key
+  pando remote add backup --kit kit.txt --passphrase`,
+		Args:              usage(cobra.RangeArgs(1, 2)),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	f := c.Flags()
+	f.StringVar(&kitFile, "kit", "", "open it with the recovery kit in `FILE`")
+	f.BoolVar(&create, "create", false, "there must be no repository yet")
+	f.BoolVar(&noCreate, "no-create", false, "there must be a repository: make none")
+	f.BoolVar(&ask, "passphrase", false, "a passphrase opens it: ask for it")
+	f.StringVar(&passphraseFile, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
+	f.StringVar(&identityFile, "identity", "", "open it with the age identity in `FILE`")
+	f.StringArrayVar(&q.Recipients, "recipient", nil,
+		"let the identity of this age `RECIPIENT` open the new repository, too; may be repeated")
+	c.MarkFlagsMutuallyExclusive("create", "no-create")
+	c.MarkFlagsMutuallyExclusive("create", "kit")
+	c.MarkFlagsMutuallyExclusive("recipient", "kit")
+	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
+		q.Name, q.MustExist, q.MustCreate = args[0], noCreate, create
+		switch {
+		case len(args) == 2:
+			q.URL = args[1]
+		case kitFile == "":
+			return errs.New(errs.Invalid, "remote add", q.Name, "a URL is needed").WithHint("see `pando remote add --help`")
+		}
+		if err := ref.CheckName("remote add", q.Name); err != nil {
+			return err
+		}
+		if identityFile != "" {
+			b, err := a.readSecret("remote add", identityFile)
+			if err != nil {
+				return err
+			}
+			q.Identity = string(b)
+		}
+		if ask || passphraseGiven(passphraseFile) {
+			what := "passphrase of " + q.Name
+			if kitFile != "" {
+				what = "passphrase of the recovery kit"
+			}
+			fresh := !noCreate && kitFile == ""
+			if q.Passphrase, err = a.needPassphrase(ctx, "remote add", passphraseFile, what, fresh); err != nil {
+				return err
+			}
+		}
+		if kitFile != "" {
+			if err := a.openKit(ctx, &q, kitFile); err != nil {
+				return err
+			}
+		}
+		if q.Access, err = a.remoteAccess(); err != nil {
+			return err
+		}
+		out, err := replicate.Add(ctx, e, q)
+		if replicate.NoKey(err) && q.Passphrase == "" && q.Identity == "" && a.onTerminal() {
+			// There is a repository, and somebody who may know what opens it.
+			a.note("there is a repository at %s", q.URL)
+			if q.Passphrase, err = a.passphrase(ctx, "remote add", "", "its passphrase", false); err != nil {
+				return err
+			}
+			out, err = replicate.Add(ctx, e, q)
+		}
+		if err != nil {
+			return err
+		}
+		return a.printAdded(ctx, out)
+	})
+	return c
+}
+
+func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
+	if a.json {
+		return a.printJSON(r)
+	}
+	if a.quiet {
+		return a.printf("%s\n", r.Name)
+	}
+	how := "opened the repository"
+	if r.Created {
+		how = "made a repository"
+	}
+	if err := a.printf("%s  %s at %s\n", r.Name, how, r.URL); err != nil {
+		return err
+	}
+	if r.ConfigRestored {
+		a.note("its config was missing or damaged: put back the copy that is in the recovery kit")
+	}
+	if name := endpointVariable(); name != "" && strings.HasPrefix(r.URL, "s3:") && !strings.Contains(r.URL, "endpoint=") {
+		a.note("%s says where the server is: it must be set for each command, "+
+			"or add the remote with ?endpoint= in its URL", name)
+	}
+	a.warnOnlyKey(ctx, &r.Remote)
+	return nil
+}
+
+// warnOnlyKey warns if no key but that of this pool opens a remote.
+func (a *App) warnOnlyKey(ctx context.Context, r *replicate.Remote) {
+	keys, err := replicate.Keys(ctx, r)
+	if err != nil || len(keys) != 1 || !keys[0].ThisPool {
+		return
+	}
+	a.warn("only this pool can open it: if %s is lost, so is all that is pushed", r.IdentityFile())
+	a.note(
+		"add another key: `pando remote key add %s --passphrase`, or with --recipient age1...; or make a recovery kit: "+
+			"`pando remote key export %s FILE --passphrase`",
+		r.Name,
+		r.Name,
+	)
+}
+
+// endpointVariable is the variable that names another server than Amazon's, "" if none does.
+func endpointVariable() string {
+	for _, name := range []string{"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"} {
+		if os.Getenv(name) != "" {
+			return name
+		}
+	}
+	return ""
+}

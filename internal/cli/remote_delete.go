@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"pando/internal/ref"
+	"pando/internal/replicate"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *App) remoteDeleteCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "delete REMOTE REF",
+		Short: "Remove a volume, or one of its points, from a remote",
+		Long: `Removes the volume or golden REF with all its points from REMOTE, or one point
+(VOLUME@SNAP, GOLDEN@N). Nothing is removed here. What was cloned from it can be
+pulled as before. The space returns with the next ` + "`pando remote prune`" + `.`,
+		Example:           "  pando remote delete backup job-17\n  pando remote delete backup web@3",
+		Args:              usage(cobra.ExactArgs(2)),
+		ValidArgsFunction: a.completeOnRemote(2),
+		RunE: func(c *cobra.Command, args []string) error {
+			q, err := ref.Parse("remote delete", args[1])
+			if err != nil {
+				return err
+			}
+			r, err := a.remote("remote delete", args[0])
+			if err != nil {
+				return err
+			}
+			out, err := replicate.RemoveVolume(c.Context(), r, q)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(out)
+			}
+			if a.quiet {
+				return nil
+			}
+			what := q.String()
+			if out.Whole {
+				what += " with " + plural(len(out.Points), "point")
+			}
+			if err := a.printf("deleted %s from %s\n", what, r.Name); err != nil {
+				return err
+			}
+			a.note("the space returns with `pando remote prune %s`", r.Name)
+			return nil
+		},
+	}
+}
