@@ -33,7 +33,7 @@ test-all: ## run everything, leaving out nothing that `make test` draws from: ta
 	@scripts/deps.sh --try all
 	@PANDO_TEST_FULL=1 scripts/test.sh $(PKG)
 
-test-zfs: ## run the tests of ZFS in a guest that has it: RUN=TestX PKGS=./internal/zfs ZFS=2.1
+test-zfs: ## run the tests of ZFS in a guest that has it: RUN=TestX PKGS=./internal/linux/zfs ZFS=2.1
 	@test/zfsvm/test.sh $(PKGS)
 
 lint: ## check format, vet, staticcheck, shellcheck, layers, lengths

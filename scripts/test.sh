@@ -23,7 +23,7 @@ if [ -n "${RACE:-}" ]; then
   # Not of SQLite and of compression, which are slow enough and not ours. -short leaves out what shows no races.
   race=(-race -short -gcflags='modernc.org/...=-race=false' -gcflags='github.com/klauspost/...=-race=false')
   export CGO_ENABLED=1
-  [ $# -gt 0 ] || set -- ./internal/engine ./internal/catalog ./internal/replicate ./internal/repo ./internal/objstore/...
+  [ $# -gt 0 ] || set -- ./internal/engine ./internal/engine/catalog ./internal/remote/replicate ./internal/remote/repo ./internal/remote/objstore/...
 fi
 [ $# -gt 0 ] || set -- ./...
 
@@ -48,8 +48,8 @@ done
 
 # Longest first, so that no processor idles at the end; those that measure the disk, one at a time, between the others.
 # Not from Go's cache, which does not see kernel and disks. Vet belongs to lint; without symbols programs link faster.
-order=(./test/crash ./test/remotechaos ./internal/syncbench ./internal/replicate ./internal/engine ./internal/diagnose ./test/model
-  ./internal/bench ./internal/proof ./internal/cli ./cmd/pando ./internal/treecopy ./internal/iostat ./internal/driver/... ./internal/doctor)
+order=(./test/crash ./test/remotechaos ./internal/observe/syncbench ./internal/remote/replicate ./internal/engine ./internal/observe/diagnose ./test/model
+  ./internal/bench ./internal/observe/proof ./internal/cli ./cmd/pando ./internal/tree/treecopy ./internal/observe/iostat ./internal/driver/... ./internal/observe/doctor)
 [ "$*" = ./... ] || order=()
 rm -f out/events.json out/usage.json
 status=0

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"pando/internal/engine"
-	"pando/internal/testfs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
+	"pando/internal/testing/testfs"
 
 	"github.com/rogpeppe/go-internal/testscript"
 )

@@ -16,15 +16,15 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/durable"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/iostat"
-	"pando/internal/pool"
-	"pando/internal/progress"
-	"pando/internal/ref"
-	"pando/internal/treewalk"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/durable"
+	"pando/internal/linux/treewalk"
+	"pando/internal/observe/iostat"
 
 	"golang.org/x/sys/unix"
 )

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"time"
 
-	"pando/internal/errs"
+	"pando/internal/base/errs"
 )
 
 // Use is what a program took, from before its process was made until it had

@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"pando/internal/blockdev"
-	"pando/internal/durable"
-	"pando/internal/iostat"
-	"pando/internal/stack"
+	"pando/internal/linux/durable"
+	"pando/internal/observe/blockdev"
+	"pando/internal/observe/iostat"
+	"pando/internal/observe/stack"
 )
 
 // Device is a block device below the pool.

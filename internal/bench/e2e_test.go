@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"pando/internal/bench"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // program is the path of pando.

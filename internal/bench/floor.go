@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"pando/internal/driver"
-	"pando/internal/kernel"
+	"pando/internal/linux/kernel"
 
 	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite" // the driver of database/sql

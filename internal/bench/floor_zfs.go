@@ -10,11 +10,11 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/mount"
-	"pando/internal/pool"
-	"pando/internal/zfs"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/mount"
+	"pando/internal/linux/zfs"
 
 	"golang.org/x/sys/unix"
 )

@@ -7,11 +7,11 @@ import (
 	"strconv"
 	"time"
 
-	"pando/internal/durable"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/treewalk"
+	"pando/internal/linux/durable"
+	"pando/internal/linux/treewalk"
 )
 
 func itoa(n int) string { return strconv.Itoa(n) }

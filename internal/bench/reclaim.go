@@ -14,14 +14,14 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/durable"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/pool"
-	"pando/internal/progress"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/durable"
 )
 
 // ReclaimConfig says what to measure.

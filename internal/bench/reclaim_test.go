@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"pando/internal/bench"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // TestReclaim measures small numbers on each kind of pool, and finds that all

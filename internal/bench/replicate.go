@@ -11,10 +11,10 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/durable"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/treewalk"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/linux/durable"
+	"pando/internal/linux/treewalk"
 
 	"golang.org/x/sys/unix"
 )

@@ -13,7 +13,7 @@ import (
 	"strconv"
 	"strings"
 
-	"pando/internal/errs"
+	"pando/internal/base/errs"
 )
 
 // pandoContender is Pando: whole commands, as a person or a timer would run them.

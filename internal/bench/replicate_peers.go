@@ -11,10 +11,10 @@ import (
 	"path/filepath"
 	"strconv"
 
-	"pando/internal/errs"
-	"pando/internal/loopdev"
-	"pando/internal/mount"
-	runs "pando/internal/run"
+	"pando/internal/base/errs"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
+	runs "pando/internal/linux/run"
 
 	_ "modernc.org/sqlite" // for the database that Litestream replicates
 )

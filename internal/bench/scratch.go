@@ -10,15 +10,15 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/loopdev"
-	"pando/internal/mount"
-	"pando/internal/pool"
-	"pando/internal/ref"
-	"pando/internal/treewalk"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
+	"pando/internal/linux/treewalk"
 
 	"golang.org/x/sys/unix"
 )

@@ -9,8 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"pando/internal/errs"
-	"pando/internal/progress"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 )
 
 const (

@@ -6,8 +6,8 @@ import (
 	"os"
 	"strconv"
 
-	"pando/internal/errs"
-	"pando/internal/replicate"
+	"pando/internal/base/errs"
+	"pando/internal/remote/replicate"
 )
 
 // attemptsVariable says how often requests to a remote are tried.

@@ -5,10 +5,10 @@ import (
 	"os"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/bench"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
 
 	"github.com/spf13/cobra"
 )

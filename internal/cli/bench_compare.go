@@ -5,7 +5,7 @@ import (
 	"math"
 	"strconv"
 
-	"pando/internal/syncbench"
+	"pando/internal/observe/syncbench"
 
 	"github.com/spf13/cobra"
 )

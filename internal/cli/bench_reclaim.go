@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"os"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/bench"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
 
 	"github.com/spf13/cobra"
 )

@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/bench"
-	"pando/internal/errs"
-	"pando/internal/progress"
 
 	"github.com/spf13/cobra"
 )

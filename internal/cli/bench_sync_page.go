@@ -6,8 +6,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"pando/internal/errs"
-	"pando/internal/syncbench"
+	"pando/internal/base/errs"
+	"pando/internal/observe/syncbench"
 )
 
 // pagePath checks that a page can be written to a file, without touching what is there,

@@ -1,7 +1,7 @@
 package cli
 
 import (
-	"pando/internal/syncbench"
+	"pando/internal/observe/syncbench"
 
 	"github.com/spf13/cobra"
 )

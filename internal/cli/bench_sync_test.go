@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/syncbench"
-	"pando/internal/testfs"
+	"pando/internal/observe/syncbench"
+	"pando/internal/testing/testfs"
 )
 
 // benchSync runs a command line, and returns its exit code and what it printed.
@@ -115,7 +115,7 @@ func TestBenchSyncOfALiar(t *testing.T) {
 	}
 }
 
-const fixture = "../syncbench/testdata/report.json"
+const fixture = "../observe/syncbench/testdata/report.json"
 
 // TestBenchReportText: what a person reads has all figures, in 80 columns.
 func TestBenchReportText(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"pando/internal/syncbench"
+	"pando/internal/observe/syncbench"
 )
 
 // syncWidth is that of text and tables: of the smallest terminal in use.

@@ -15,12 +15,12 @@ import (
 	"syscall"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/waiting"
+	"pando/internal/base/warnings"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/pool"
-	"pando/internal/progress"
-	"pando/internal/waiting"
-	"pando/internal/warnings"
+	"pando/internal/engine/pool"
 
 	"github.com/spf13/cobra"
 )

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/engine"
-	"pando/internal/errs"
 )
 
 // TestManyFailures: people are shown a few errors and a count; with --json there is each of them.

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/diagnose"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
+	"pando/internal/observe/diagnose"
 
 	"github.com/spf13/cobra"
 )

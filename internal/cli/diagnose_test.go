@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/errs"
+	"pando/internal/base/errs"
 )
 
 // started calls a function at the first line of progress.

@@ -7,9 +7,9 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/progress"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

@@ -16,8 +16,8 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/run"
-	"pando/internal/testfs"
+	"pando/internal/linux/run"
+	"pando/internal/testing/testfs"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/doctor"
-	"pando/internal/errs"
-	"pando/internal/progress"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/observe/doctor"
 
 	"github.com/spf13/cobra"
 )

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"strings"
 
-	"pando/internal/doctor"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
+	"pando/internal/observe/doctor"
 )
 
 // doctorHost examines the host and the pool.

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/doctor"
+	"pando/internal/observe/doctor"
 )
 
 func TestFiguresForPeople(t *testing.T) {

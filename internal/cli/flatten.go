@@ -3,8 +3,8 @@ package cli
 import (
 	"context"
 
+	"pando/internal/base/progress"
 	"pando/internal/engine"
-	"pando/internal/progress"
 
 	"github.com/spf13/cobra"
 )

@@ -8,7 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"pando/internal/errs"
+	"pando/internal/base/errs"
 )
 
 // parseSize reads a size: a number with an optional K, M, G, T, P (powers of

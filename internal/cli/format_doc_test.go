@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/catalog"
 	"pando/internal/driver"
-	"pando/internal/pool"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/pool"
 )
 
 // TestFormatsAreDocumented: FORMAT.md has every field that is written to disk.

@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"strings"
 
-	"pando/internal/check"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
+	"pando/internal/engine/check"
 
 	"github.com/spf13/cobra"
 )

@@ -3,11 +3,11 @@ package cli
 import (
 	"context"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"

@@ -5,10 +5,10 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"

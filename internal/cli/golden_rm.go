@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

@@ -3,9 +3,9 @@ package cli
 import (
 	"context"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

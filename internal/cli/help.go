@@ -6,10 +6,10 @@ import (
 	"runtime"
 	"strings"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

@@ -5,7 +5,7 @@ import (
 	"strconv"
 
 	"pando/internal/engine"
-	"pando/internal/pool"
+	"pando/internal/engine/pool"
 
 	"github.com/spf13/cobra"
 )

@@ -7,10 +7,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/iostat"
-	"pando/internal/ref"
+	"pando/internal/observe/iostat"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"pando/internal/iostat"
+	"pando/internal/observe/iostat"
 
 	"golang.org/x/term"
 )

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"pando/internal/engine"
-	"pando/internal/replicate"
+	"pando/internal/remote/replicate"
 )
 
 // TestWriteInfos holds writeInfos to what the JSON package writes.

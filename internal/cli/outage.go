@@ -5,8 +5,8 @@ import (
 	"sync"
 	"time"
 
-	"pando/internal/progress"
-	"pando/internal/replicate"
+	"pando/internal/base/progress"
+	"pando/internal/remote/replicate"
 )
 
 // outage is that a remote does not answer as it should, and what was said of it. The zero value is ready, and

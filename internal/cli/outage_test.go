@@ -13,12 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
-	"pando/internal/progress"
-	"pando/internal/ref"
-	"pando/internal/replicate"
-	"pando/internal/testfs"
+	"pando/internal/remote/replicate"
+	"pando/internal/testing/testfs"
 )
 
 // TestStalledProgress: what is waited for is said in place of the time left, which nobody knows then.

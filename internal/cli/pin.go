@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

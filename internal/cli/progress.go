@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/progress"
+	"pando/internal/base/progress"
 
 	"github.com/schollz/progressbar/v3"
 	"golang.org/x/term"

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/progress"
+	"pando/internal/base/progress"
 )
 
 // TestEvent: a line of progress with --json, whose fields others read.

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
 
 	"github.com/spf13/cobra"
 )

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
-	"pando/internal/replicate"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

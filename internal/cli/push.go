@@ -7,10 +7,10 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
-	"pando/internal/replicate"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

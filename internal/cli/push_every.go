@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"pando/internal/errs"
-	"pando/internal/replicate"
+	"pando/internal/base/errs"
+	"pando/internal/remote/replicate"
 )
 
 // How long `push --every` waits at most after a round that failed.

@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/replicate"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

@@ -5,10 +5,10 @@ import (
 	"os"
 	"strings"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/replicate"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

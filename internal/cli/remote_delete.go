@@ -1,8 +1,8 @@
 package cli
 
 import (
-	"pando/internal/ref"
-	"pando/internal/replicate"
+	"pando/internal/base/ref"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

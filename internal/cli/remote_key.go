@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/errs"
-	"pando/internal/replicate"
+	"pando/internal/base/errs"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

@@ -7,8 +7,8 @@ import (
 	"os"
 	"time"
 
-	"pando/internal/errs"
-	"pando/internal/replicate"
+	"pando/internal/base/errs"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

@@ -5,10 +5,10 @@ import (
 	"context"
 	"strings"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/replicate"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

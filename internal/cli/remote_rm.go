@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"pando/internal/engine"
-	"pando/internal/replicate"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/cobra"
 )

@@ -3,8 +3,8 @@ package cli
 import (
 	"time"
 
-	"pando/internal/errs"
-	"pando/internal/replicate"
+	"pando/internal/base/errs"
+	"pando/internal/remote/replicate"
 
 	"github.com/spf13/pflag"
 )

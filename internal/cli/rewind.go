@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

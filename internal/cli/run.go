@@ -6,9 +6,9 @@ import (
 	"os/signal"
 	"syscall"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"syscall"
 
-	"pando/internal/errs"
+	"pando/internal/base/errs"
 
 	"golang.org/x/term"
 )

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/errs"
-	"pando/internal/replicate"
+	"pando/internal/base/errs"
+	"pando/internal/remote/replicate"
 )
 
 // TestUnreadableFiles: whoever names a file with a secret or a kit that cannot be read is told what to do.

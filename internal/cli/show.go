@@ -6,9 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

@@ -3,10 +3,10 @@ package cli
 import (
 	"context"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

@@ -3,8 +3,8 @@ package cli
 import (
 	"context"
 
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
 
 	"github.com/spf13/cobra"
 )

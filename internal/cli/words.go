@@ -6,7 +6,7 @@ import (
 	"strings"
 	"sync"
 
-	"pando/internal/errs"
+	"pando/internal/base/errs"
 )
 
 // commandLine renders messages as commands, flags and variables that can be typed.

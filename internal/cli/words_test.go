@@ -6,8 +6,8 @@ import (
 	"encoding/json"
 	"testing"
 
-	"pando/internal/check"
-	"pando/internal/errs"
+	"pando/internal/base/errs"
+	"pando/internal/engine/check"
 )
 
 func TestWords(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"context"
 	"strings"
 
-	"pando/internal/errs"
+	"pando/internal/base/errs"
 )
 
 // Ref is what errors call an object.

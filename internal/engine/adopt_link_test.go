@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/engine"
-	"pando/internal/errs"
 )
 
 // TestReplaceCopiesNothingElse: whoever may rename the directory above the one that is

@@ -10,10 +10,10 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

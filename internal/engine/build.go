@@ -8,14 +8,14 @@ import (
 	"path/filepath"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
+	"pando/internal/base/waiting"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
-	"pando/internal/waiting"
-	"pando/internal/warnings"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
 
 	"golang.org/x/sys/unix"
 )

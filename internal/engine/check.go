@@ -5,14 +5,14 @@ import (
 	"io"
 	"os"
 
-	"pando/internal/catalog"
-	"pando/internal/check"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/ledger"
-	"pando/internal/pool"
-	"pando/internal/progress"
-	"pando/internal/run"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/check"
+	"pando/internal/engine/ledger"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/run"
 )
 
 // opFsck is the operation of marks on what a check copies or repairs.

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // TestManyClonesShareFlushes: clones made in one call do not wait for the disk one by one.

@@ -9,15 +9,15 @@ import (
 	"sync"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/ledger"
-	"pando/internal/pool"
-	"pando/internal/ref"
-	"pando/internal/warnings"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/kernel"
 
 	"golang.org/x/sys/unix"
 )

@@ -6,11 +6,11 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pando/internal/base/ref"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
-	"pando/internal/kernel"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/linux/kernel"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

@@ -5,9 +5,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
 )
 
 // TestDeinitRefusedChangesNothing: what stops the removal of a pool is found out before

@@ -10,11 +10,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/engine"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // TestDiffOfTwins: two clones of a golden change and make files at the same time, as jobs

@@ -14,13 +14,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/ledger"
-	"pando/internal/pool"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/kernel"
 )
 
 // Drivers are the drivers that this program has, by name.

@@ -7,9 +7,9 @@ import (
 	"sync"
 	"testing"
 
-	"pando/internal/content"
-	"pando/internal/errs"
-	"pando/internal/ref"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/engine/content"
 
 	"golang.org/x/sys/unix"
 )

@@ -4,11 +4,11 @@ import (
 	"context"
 	"time"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
 )
 
 const opFlatten = "flatten"

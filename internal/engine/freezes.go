@@ -3,11 +3,11 @@ package engine
 import (
 	"context"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/waiting"
 	"pando/internal/driver"
-	"pando/internal/ledger"
-	"pando/internal/waiting"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
 )
 
 // freezes are the marks of those who freeze a volume that is being copied. It implements [content.Freezes].

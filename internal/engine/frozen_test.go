@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/mount"
-	"pando/internal/ref"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/mount"
 
 	"golang.org/x/sys/unix"
 )

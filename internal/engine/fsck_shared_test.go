@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/check"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/engine/check"
+	"pando/internal/testing/testfs"
 )
 
 // sharingPool makes a pool of images on a filesystem, with a golden g and four clones.

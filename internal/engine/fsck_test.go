@@ -16,15 +16,15 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/check"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/loopdev"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/engine/check"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/loopdev"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

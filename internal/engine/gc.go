@@ -4,13 +4,13 @@ import (
 	"cmp"
 	"context"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/ledger"
-	"pando/internal/pool"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/kernel"
 )
 
 // Sweep is what a comparison of the whole pool with the catalogue found.

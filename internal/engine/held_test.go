@@ -5,12 +5,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/mount"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/linux/mount"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

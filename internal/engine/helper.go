@@ -1,6 +1,6 @@
 package engine
 
-import "pando/internal/freeze"
+import "pando/internal/linux/freeze"
 
 // Helper makes this process a helper, and then never returns, if the engine has started it as
 // one: some of what the engine does must be undone even if its process is killed, and only

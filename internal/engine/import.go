@@ -12,15 +12,15 @@ import (
 	"strconv"
 	"strings"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/fsprobe"
-	"pando/internal/pool"
-	"pando/internal/progress"
-	"pando/internal/ref"
-	"pando/internal/treecopy"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/fsprobe"
+	"pando/internal/tree/treecopy"
 
 	"golang.org/x/sys/unix"
 )

@@ -11,12 +11,12 @@ import (
 	"slices"
 	"strings"
 
-	"pando/internal/check"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/fsprobe"
-	"pando/internal/progress"
-	"pando/internal/treecopy"
+	"pando/internal/engine/check"
+	"pando/internal/linux/fsprobe"
+	"pando/internal/tree/treecopy"
 
 	"golang.org/x/sys/unix"
 )

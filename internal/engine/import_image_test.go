@@ -10,13 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/fsprobe"
-	"pando/internal/ref"
-	"pando/internal/run"
-	"pando/internal/testfs"
+	"pando/internal/linux/fsprobe"
+	"pando/internal/linux/run"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

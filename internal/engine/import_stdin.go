@@ -5,9 +5,9 @@ import (
 	"io"
 	"sync"
 
-	"pando/internal/errs"
-	"pando/internal/fsprobe"
-	"pando/internal/treecopy"
+	"pando/internal/base/errs"
+	"pando/internal/linux/fsprobe"
+	"pando/internal/tree/treecopy"
 )
 
 // headReader remembers how standard input began, so that an error can say what it

@@ -5,13 +5,13 @@ import (
 	"runtime"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/pool"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/kernel"
 
 	"golang.org/x/sync/errgroup"
 )

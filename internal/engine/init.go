@@ -11,13 +11,13 @@ import (
 	"path/filepath"
 	"strings"
 
-	"pando/internal/catalog"
-	"pando/internal/check"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/pool"
-	"pando/internal/warnings"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/check"
+	"pando/internal/engine/content"
+	"pando/internal/engine/pool"
 
 	"golang.org/x/sys/unix"
 )

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
 
 	"golang.org/x/sys/unix"
 )

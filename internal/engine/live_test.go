@@ -12,13 +12,13 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/freeze"
-	"pando/internal/kernel"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/linux/freeze"
+	"pando/internal/linux/kernel"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

@@ -8,10 +8,10 @@ import (
 	"os"
 	"path/filepath"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/pool"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/pool"
 )
 
 // View is what Look tells of a pool.

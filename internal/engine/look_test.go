@@ -9,9 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/mount"
+	"pando/internal/linux/mount"
 )
 
 // state is what lies in a directory but below data/, with the content of files. The

@@ -5,13 +5,13 @@ import (
 	"path/filepath"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/ledger"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
+	"pando/internal/linux/kernel"
 )
 
 // Rights are what a mounted volume allows that could give somebody the host.

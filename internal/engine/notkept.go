@@ -3,8 +3,8 @@ package engine
 import (
 	"fmt"
 
-	"pando/internal/errs"
-	"pando/internal/treecopy"
+	"pando/internal/base/errs"
+	"pando/internal/tree/treecopy"
 )
 
 // notKept puts into words what a volume cannot hold of a source: one line for each

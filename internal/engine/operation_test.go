@@ -9,10 +9,10 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
 
 	"golang.org/x/sys/unix"
 )

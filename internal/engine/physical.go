@@ -9,10 +9,10 @@ import (
 	"slices"
 	"time"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/extent"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/extent"
 )
 
 // physicalBytes adds up the space that objects take, each shared block once, by

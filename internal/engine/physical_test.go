@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // TestPoolCountsSharedBlocksOnce: a chain of clones of clones takes the space of the first.

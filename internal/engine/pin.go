@@ -4,10 +4,10 @@ import (
 	"context"
 	"time"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
 )
 
 const opPin = "pin"

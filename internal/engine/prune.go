@@ -7,12 +7,12 @@ import (
 	"slices"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
 )
 
 // PruneRequest says what may go. What is pinned, mounted, or being worked on

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"os"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
-	"pando/internal/treediff"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/tree/treediff"
 
 	"golang.org/x/sys/unix"
 )

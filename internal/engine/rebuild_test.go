@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
-	"pando/internal/kernel"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/linux/kernel"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite"

@@ -4,12 +4,12 @@ import (
 	"context"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/ledger"
-	"pando/internal/warnings"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
 )
 
 // Recovery is what Maintain has cleaned up.

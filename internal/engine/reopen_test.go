@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"pando/internal/engine"
-	"pando/internal/loopdev"
+	"pando/internal/linux/loopdev"
 
 	"golang.org/x/sys/unix"
 )

@@ -3,11 +3,11 @@ package engine
 import (
 	"context"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/warnings"
+	"pando/internal/engine/catalog"
 )
 
 const opKeep = "keep"

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
-	"pando/internal/run"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/run"
 )
 
 // RunRequest says what to run where.

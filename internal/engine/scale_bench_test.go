@@ -8,9 +8,9 @@ import (
 	"strconv"
 	"testing"
 
-	"pando/internal/check"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/ref"
+	"pando/internal/engine/check"
 )
 
 // benchVolumes is how many volumes the benchmarks of large pools make:

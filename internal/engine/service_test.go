@@ -15,12 +15,12 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/faulttest"
-	"pando/internal/ref"
-	"pando/internal/testfs"
-	"pando/internal/warnings"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
 )
 
 // TestLivesInService: one engine serves many callers at the same time for a long time, as in a service. Whatever their

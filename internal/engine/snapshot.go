@@ -4,12 +4,12 @@ import (
 	"context"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/progress"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
 )
 
 // Operations of marks.

@@ -4,9 +4,9 @@ import (
 	"context"
 	"time"
 
-	"pando/internal/catalog"
-	"pando/internal/errs"
-	"pando/internal/pool"
+	"pando/internal/base/errs"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/pool"
 )
 
 // What is given back of the reserve at once, in bytes: for a transaction that the log has no

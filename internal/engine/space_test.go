@@ -9,15 +9,15 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/driver/reflink"
-	"pando/internal/durable"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/ref"
-	"pando/internal/testfs"
-	"pando/internal/warnings"
+	"pando/internal/linux/durable"
+	"pando/internal/linux/kernel"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

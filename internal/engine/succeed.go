@@ -4,10 +4,10 @@ import (
 	"context"
 	"time"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/warnings"
+	"pando/internal/engine/catalog"
 )
 
 // succession replaces the content of a volume, which is not in use, in one

@@ -3,10 +3,10 @@ package engine
 import (
 	"context"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
 )
 
 // sweepDevices takes away block devices of this pool that nothing accounts for. A device that is mounted somewhere

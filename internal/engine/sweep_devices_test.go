@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/loopdev"
-	"pando/internal/testfs"
+	"pando/internal/linux/loopdev"
+	"pando/internal/testing/testfs"
 )
 
 // TestStrayLoopDevices: gc takes a loop device away that no volume accounts for, and reports one that something holds.

@@ -10,11 +10,11 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/linux/kernel"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

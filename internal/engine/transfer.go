@@ -14,11 +14,11 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/extent"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/extent"
 
 	"golang.org/x/sys/unix"
 )
@@ -198,7 +198,7 @@ type ReadRequest struct {
 // from its base. Neither is destroyed before the image is closed: who tries waits, and
 // is told that it is being pushed. Where blocks are
 // shared, the difference is found without reading data, at a cost that grows with
-// the number of extents (see internal/extent). What it yields ends with ctx. NotFound, Invalid (a volume),
+// the number of extents (see internal/linux/extent). What it yields ends with ctx. NotFound, Invalid (a volume),
 // Unsupported (a tree: see SendStream), InUse.
 func (e *Engine) OpenImage(ctx context.Context, q ReadRequest) (*Image, error) {
 	ctx, end := e.ledger.Begin(ctx)

@@ -9,12 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // TestReceiveRefuses: what cannot be is refused before anything is done.

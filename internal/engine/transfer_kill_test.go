@@ -13,16 +13,16 @@ import (
 	"syscall"
 	"testing"
 
-	"pando/internal/check"
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/faulttest"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/engine/check"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
 )
 
 // childVariable makes the test binary a program that receives something, for tests

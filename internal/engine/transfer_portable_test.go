@@ -10,15 +10,15 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/testfs"
-	"pando/internal/treecopy/treetest"
+	"pando/internal/testing/testfs"
+	"pando/internal/testing/treetest"
 )
 
 // portable is what SendTree writes.

@@ -7,13 +7,13 @@ import (
 	"os"
 	"time"
 
-	"pando/internal/catalog"
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/extent"
-	"pando/internal/pool"
-	"pando/internal/progress"
-	"pando/internal/ref"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/pool"
+	"pando/internal/linux/extent"
 )
 
 // ReceiveRequest says what is to be made of content that comes from elsewhere: a

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"os"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 
 	"golang.org/x/sys/unix"
 )

@@ -14,13 +14,13 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/extent"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/linux/extent"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

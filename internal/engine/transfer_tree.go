@@ -9,13 +9,13 @@ import (
 	"io"
 	"os"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/treediff"
-	"pando/internal/treestream"
-	"pando/internal/warnings"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/tree/treediff"
+	"pando/internal/tree/treestream"
 
 	"golang.org/x/sys/unix"
 )
@@ -40,7 +40,7 @@ func (w untilSame) Write(b []byte) (int, error) {
 }
 
 // SendTree writes a snapshot or generation that is a tree to w, in a form that every driver with trees can read (see
-// internal/treestream): whole, or what differs from its base. Neither is destroyed before it returns. NotFound, Invalid
+// internal/tree/treestream): whole, or what differs from its base. Neither is destroyed before it returns. NotFound, Invalid
 // (a volume), Unsupported (an image, or a difference that cannot be said: the tree can be sent whole), InUse,
 // ErrUnchanged, and w's error.
 func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error {

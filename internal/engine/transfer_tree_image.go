@@ -5,11 +5,11 @@ import (
 	"errors"
 	"os"
 
-	"pando/internal/catalog"
-	"pando/internal/content"
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/pool"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/pool"
 
 	"golang.org/x/sys/unix"
 )

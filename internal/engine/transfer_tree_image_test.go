@@ -9,15 +9,15 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/plain"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/faulttest"
-	"pando/internal/ref"
-	"pando/internal/testfs"
-	"pando/internal/treecopy/treetest"
-	"pando/internal/treestream"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
+	"pando/internal/testing/treetest"
+	"pando/internal/tree/treestream"
 )
 
 // TestTransferTreesIntoImages: a pool of images puts trees that it receives into images, whole or by what differs, in

@@ -10,12 +10,12 @@ import (
 	"testing"
 	"testing/iotest"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // treePool makes a pool of trees that can be sent.

@@ -11,12 +11,12 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/reflink"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // pointSum is a hash of the content of a snapshot or generation, whatever the driver.

@@ -3,9 +3,9 @@ package engine
 import (
 	"context"
 
-	"pando/internal/catalog"
 	"pando/internal/driver"
-	"pando/internal/pool"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/pool"
 )
 
 // upgradePool brings a pool of an older format up to date, once.

@@ -11,14 +11,14 @@ import (
 	"testing"
 	"unsafe"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/base/warnings"
 	"pando/internal/driver"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/testfs"
-	"pando/internal/warnings"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

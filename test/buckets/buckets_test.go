@@ -19,8 +19,8 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/objstore/servertest"
-	"pando/internal/testfs"
+	"pando/internal/testing/servertest"
+	"pando/internal/testing/testfs"
 )
 
 var program string

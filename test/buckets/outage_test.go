@@ -14,7 +14,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"pando/internal/objstore/servertest"
+	"pando/internal/testing/servertest"
 )
 
 // TestOutageIsSeen: whoever waits for a server that does not answer as it should sees what is waited for, whether the

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/faulttest"
+	"pando/internal/testing/faulttest"
 
 	"golang.org/x/sys/unix"
 )

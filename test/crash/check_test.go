@@ -16,8 +16,8 @@ import (
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
 	"pando/internal/driver/objdir"
-	"pando/internal/kernel"
-	"pando/internal/testfs"
+	"pando/internal/linux/kernel"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite"

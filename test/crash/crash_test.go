@@ -21,14 +21,14 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/ref"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
-	"pando/internal/faulttest"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
 )
 
 var pando string // the binary

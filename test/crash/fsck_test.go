@@ -14,7 +14,7 @@ import (
 
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
-	"pando/internal/faulttest"
+	"pando/internal/testing/faulttest"
 )
 
 // fresh makes a volume as it was cloned from g, without snapshots.

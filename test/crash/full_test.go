@@ -15,9 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/errs"
-	"pando/internal/faulttest"
-	"pando/internal/testfs"
+	"pando/internal/base/errs"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/faulttest"
+	"pando/internal/testing/faulttest"
 )
 
 // catalogue is what its files hold, by extension; one that is missing is not in it.

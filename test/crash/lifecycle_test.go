@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/faulttest"
+	"pando/internal/testing/faulttest"
 )
 
 // lifecycle are the verbs that deal with volumes over time.

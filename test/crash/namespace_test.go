@@ -12,8 +12,8 @@ import (
 	"sync"
 	"testing"
 
-	"pando/internal/faulttest"
-	"pando/internal/testfs"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
 )
 
 // These tests are not parallel: their namespaces keep copies of all mounts.

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"pando/internal/driver/drivertest"
-	"pando/internal/faulttest"
-	"pando/internal/testfs"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
 )
 
 // afterReboot runs a command as the first one after a reboot: with another boot

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/faulttest"
+	"pando/internal/testing/faulttest"
 )
 
 // trace runs a command under a plan.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/faulttest"
+	"pando/internal/testing/faulttest"
 )
 
 // travel is two pools with one remote, in a directory: a pushes base, b pulls it.

@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"pando/internal/driver/drivertest"
-	"pando/internal/faulttest"
+	"pando/internal/testing/faulttest"
 )
 
 // downgrade makes the pool what a pando that knew only format 1 would have left.

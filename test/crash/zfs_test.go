@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"pando/internal/driver"
-	"pando/internal/faulttest"
-	"pando/internal/testfs"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
 )
 
 // In the guest of `make test-zfs`, where there is ZFS and everything is slow, the

@@ -28,18 +28,45 @@ type layer struct {
 	support bool     // it helps tests: only tests, and other such packages, may import it
 }
 
+// districts are the folders of internal/, each with what belongs there, what does not, and the districts that its
+// packages may import besides their own. The table below says the same of single packages, more strictly.
+var districts = map[string]struct {
+	belongs string
+	below   []string
+}{
+	"cli":     {"verbs and their words: the only place that prints; no logic of its own", []string{"*"}},
+	"bench":   {"measures what pools promise, on a pool of its own; nothing that other packages call", []string{"*"}},
+	"engine":  {"use cases of a pool, with the catalogue and content below them; no words for people", []string{"driver", "tree", "linux", "base"}},
+	"driver":  {"how copies are made, a package each; no catalogue, and no driver knows another", []string{"tree", "linux", "base"}},
+	"remote":  {"volumes in object stores: the planner, the format, the stores", []string{"engine", "driver", "linux", "base"}},
+	"observe": {"what storage does, measured or watched: it knows paths and devices, never pools", []string{"linux", "tree", "base"}},
+	"tree":    {"files below a directory: copied, compared, sent; no pools, no images", []string{"linux", "base"}},
+	"linux":   {"one thing of the kernel, of a tool or of its file formats each; no idea of Pando's", []string{"base"}},
+	"base":    {"what any package may use: errors, references, progress; nothing of this project below it", nil},
+	"testing": {"what makes tests short: only tests import it", []string{"*"}},
+}
+
 // groups are names for several packages.
 var groups = map[string][]string{
-	// What any package may use: words, errors, numbers of progress.
-	"{words}": {"internal/errs", "internal/ref", "internal/progress", "internal/waiting", "internal/warnings"},
-	// Leaves: one thing of the kernel or of a file format each; they know
-	// nothing of pools and volumes.
-	"{leaves}": {"internal/kernel", "internal/loopdev", "internal/mount", "internal/extent", "internal/run",
-		"internal/zfs", "internal/fsprobe", "internal/treewalk", "internal/treecopy", "internal/treediff", "internal/freeze", "internal/durable", "internal/btrfsstream", "internal/treestream", "internal/blockdev", "internal/stack", "internal/tracepoint", "internal/proof"},
+	"{base}": in("base", "errs", "ref", "progress", "waiting", "warnings"),
+	"{linux}": in("linux", "kernel", "loopdev", "mount", "extent", "run", "zfs", "fsprobe", "treewalk", "freeze", "durable",
+		"btrfsstream"),
+	"{tree}": in("tree", "treecopy", "treediff", "treestream"),
+	// Facts about devices and paths, which others of the district build upon.
+	"{facts}": in("observe", "blockdev", "stack", "tracepoint", "proof"),
 	// What keeps objects, each in its own way; cmd/pando chooses.
-	"{drivers}": {"internal/driver/reflink", "internal/driver/btrfs", "internal/driver/plain", "internal/driver/zfs"},
-	// What makes tests short.
-	"{support}": {"internal/testfs", "internal/faulttest", "internal/driver/drivertest", "internal/treecopy/treetest", "internal/objstore/storetest", "internal/objstore/servertest"},
+	"{drivers}": in("driver", "reflink", "btrfs", "plain", "zfs"),
+	"{support}": append(in("testing", "testfs", "faulttest", "treetest", "storetest", "servertest"),
+		"internal/driver/drivertest"),
+}
+
+// in returns the paths of packages of a district.
+func in(district string, packages ...string) []string {
+	out := make([]string, len(packages))
+	for i, p := range packages {
+		out[i] = "internal/" + district + "/" + p
+	}
+	return out
 }
 
 // table is the order of the packages, top to bottom. A new package goes in here,
@@ -49,154 +76,154 @@ var table = map[string]layer{
 
 	// Front ends: the only ones that print.
 	"internal/cli": {
-		imports: []string{"internal/engine", "internal/check", "internal/replicate", "internal/bench", "internal/syncbench", "internal/diagnose", "internal/iostat", "internal/doctor", "internal/pool", "internal/driver", "{words}"},
+		imports: []string{"internal/engine", "internal/engine/check", "internal/remote/replicate", "internal/bench", "internal/observe/syncbench", "internal/observe/diagnose", "internal/observe/iostat", "internal/observe/doctor", "internal/engine/pool", "internal/driver", "{base}"},
 		tests:   []string{"{drivers}"},
 	},
 
 	// What Pando does.
 	"internal/bench": {
-		imports: []string{"internal/iostat", "internal/engine", "internal/catalog", "internal/pool", "internal/driver", "{leaves}", "{words}"},
+		imports: []string{"internal/observe/iostat", "internal/engine", "internal/engine/catalog", "internal/engine/pool", "internal/driver", "{facts}", "{tree}", "{linux}", "{base}"},
 		tests:   []string{"{drivers}"},
 	},
-	"internal/replicate": {
+	"internal/remote/replicate": {
 		imports: []string{
 			"internal/engine",
-			"internal/repo",
-			"internal/objstore",
-			"internal/objstore/file",
-			"internal/objstore/s3",
-			"internal/objstore/gcs",
+			"internal/remote/repo",
+			"internal/remote/objstore",
+			"internal/remote/objstore/file",
+			"internal/remote/objstore/s3",
+			"internal/remote/objstore/gcs",
 			"internal/driver",
-			"internal/durable",
-			"internal/fsprobe",
-			"{words}",
+			"internal/linux/durable",
+			"internal/linux/fsprobe",
+			"{base}",
 		},
 		tests: []string{"{drivers}"},
 	},
 	"internal/engine": {
-		imports: []string{"internal/check", "internal/content", "internal/ledger", "internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
+		imports: []string{"internal/engine/check", "internal/engine/content", "internal/engine/ledger", "internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/driver", "{tree}", "{linux}", "{base}"},
 		tests:   []string{"{drivers}"},
 	},
 
 	// What is wrong with a pool, and mending it.
-	"internal/check": {
-		imports: []string{"internal/content", "internal/ledger", "internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
+	"internal/engine/check": {
+		imports: []string{"internal/engine/content", "internal/engine/ledger", "internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/driver", "{linux}", "{base}"},
 	},
 
 	// Who is at work on what, and what is left of operations that are no more.
-	"internal/ledger": {
-		imports: []string{"internal/catalog", "internal/driver", "internal/kernel", "{words}"},
+	"internal/engine/ledger": {
+		imports: []string{"internal/engine/catalog", "internal/driver", "internal/linux/kernel", "{base}"},
 		tests:   []string{"{drivers}"},
 	},
 
 	// What makes the bytes of objects reachable: it keeps no records but those that it is given.
-	"internal/content": {
-		imports: []string{"internal/mountpoint", "internal/pool", "internal/catalog", "internal/driver", "{leaves}", "{words}"},
+	"internal/engine/content": {
+		imports: []string{"internal/engine/mountpoint", "internal/engine/pool", "internal/engine/catalog", "internal/driver", "{linux}", "{base}"},
 	},
 
-	"internal/mountpoint": {imports: []string{"internal/driver", "internal/errs", "internal/kernel", "internal/mount"}},
+	"internal/engine/mountpoint": {imports: []string{"internal/driver", "internal/base/errs", "internal/linux/kernel", "internal/linux/mount"}},
 
 	// What storage does, measured or watched: they know paths, and nothing of Pando's pools.
-	"internal/syncbench": {imports: []string{"{leaves}", "{words}"}},
-	"internal/diagnose":  {imports: []string{"{leaves}", "{words}"}},
-	"internal/iostat":    {imports: []string{"{leaves}", "{words}"}},
+	"internal/observe/syncbench": {imports: []string{"{facts}", "{linux}", "{base}"}},
+	"internal/observe/diagnose":  {imports: []string{"{facts}", "{linux}", "{base}"}},
+	"internal/observe/iostat":    {imports: []string{"{facts}", "{linux}", "{base}"}},
 
 	// What a host has, and what of it costs too much: it knows nothing of Pando's
 	// pools.
-	"internal/doctor": {imports: []string{"{leaves}", "{words}"}},
+	"internal/observe/doctor": {imports: []string{"{facts}", "{linux}", "{base}"}},
 
 	// Remotes: the format of a repository knows objects in a store, and nothing of
 	// pools.
-	"internal/repo": {imports: []string{"internal/objstore", "internal/errs"}},
+	"internal/remote/repo": {imports: []string{"internal/remote/objstore", "internal/base/errs"}},
 
 	// What it keeps, and where.
-	"internal/catalog": {imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/ref", "internal/waiting"}},
-	"internal/pool": {
-		imports: []string{"internal/driver", "internal/durable", "internal/errs", "internal/kernel", "internal/loopdev", "internal/mount", "internal/run", "internal/waiting"},
+	"internal/engine/catalog": {imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs", "internal/linux/kernel", "internal/base/ref", "internal/base/waiting"}},
+	"internal/engine/pool": {
+		imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs", "internal/linux/kernel", "internal/linux/loopdev", "internal/linux/mount", "internal/linux/run", "internal/base/waiting"},
 		tests:   []string{"{drivers}"},
 	},
 
 	// Where remotes keep their objects: the contract, and one package for each kind
 	// of place. They know nothing of repositories.
-	"internal/objstore":      {imports: []string{"internal/errs"}, tests: []string{"internal/objstore/file"}},
-	"internal/objstore/file": {imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/loopdev", "internal/mount", "internal/run"}},
-	"internal/objstore/s3":   {imports: []string{"internal/objstore", "internal/objstore/web", "internal/errs"}},
-	"internal/objstore/gcs":  {imports: []string{"internal/objstore", "internal/objstore/web", "internal/errs"}},
-	"internal/objstore/web":  {imports: []string{"internal/objstore", "internal/errs"}},
+	"internal/remote/objstore":      {imports: []string{"internal/base/errs"}, tests: []string{"internal/remote/objstore/file"}},
+	"internal/remote/objstore/file": {imports: []string{"internal/remote/objstore", "internal/base/errs"}, tests: []string{"internal/linux/loopdev", "internal/linux/mount", "internal/linux/run"}},
+	"internal/remote/objstore/s3":   {imports: []string{"internal/remote/objstore", "internal/remote/objstore/web", "internal/base/errs"}},
+	"internal/remote/objstore/gcs":  {imports: []string{"internal/remote/objstore", "internal/remote/objstore/web", "internal/base/errs"}},
+	"internal/remote/objstore/web":  {imports: []string{"internal/remote/objstore", "internal/base/errs"}},
 
 	// Drivers know the contract and leaves: neither the catalogue, nor the
 	// engine, nor each other.
-	"internal/driver":         {imports: []string{"internal/errs"}},
-	"internal/driver/objdir":  {imports: []string{"internal/driver", "internal/durable", "internal/errs"}},
-	"internal/driver/imagefs": {imports: []string{"internal/driver", "internal/errs", "internal/run"}},
-	"internal/driver/zfs":     {imports: []string{"internal/driver", "internal/waiting", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
-	"internal/driver/reflink": {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{leaves}", "internal/errs"}},
-	"internal/driver/btrfs":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
-	"internal/driver/plain":   {imports: []string{"internal/driver", "internal/driver/objdir", "{leaves}", "internal/errs"}},
+	"internal/driver":         {imports: []string{"internal/base/errs"}},
+	"internal/driver/objdir":  {imports: []string{"internal/driver", "internal/linux/durable", "internal/base/errs"}},
+	"internal/driver/imagefs": {imports: []string{"internal/driver", "internal/base/errs", "internal/linux/run"}},
+	"internal/driver/zfs":     {imports: []string{"internal/driver", "internal/base/waiting", "internal/driver/objdir", "internal/driver/imagefs", "{linux}", "internal/base/errs"}},
+	"internal/driver/reflink": {imports: []string{"internal/driver", "internal/driver/objdir", "internal/driver/imagefs", "{linux}", "internal/base/errs"}},
+	"internal/driver/btrfs":   {imports: []string{"internal/driver", "internal/driver/objdir", "{linux}", "internal/base/errs"}},
+	"internal/driver/plain":   {imports: []string{"internal/driver", "internal/driver/objdir", "{tree}", "{linux}", "internal/base/errs"}},
 
-	"internal/btrfsstream": {imports: []string{"internal/errs", "internal/kernel", "internal/treewalk"}},
+	"internal/linux/btrfsstream": {imports: []string{"internal/base/errs", "internal/linux/kernel", "internal/linux/treewalk"}},
 
-	"internal/blockdev":   {},
-	"internal/stack":      {imports: []string{"internal/blockdev", "internal/errs", "internal/mount", "internal/zfs"}},
-	"internal/tracepoint": {imports: []string{"internal/errs", "internal/mount"}},
-	"internal/proof":      {imports: []string{"internal/blockdev", "internal/stack", "internal/tracepoint", "internal/errs", "internal/mount", "internal/zfs"}},
+	"internal/observe/blockdev":   {},
+	"internal/observe/stack":      {imports: []string{"internal/observe/blockdev", "internal/base/errs", "internal/linux/mount", "internal/linux/zfs"}},
+	"internal/observe/tracepoint": {imports: []string{"internal/base/errs", "internal/linux/mount"}},
+	"internal/observe/proof":      {imports: []string{"internal/observe/blockdev", "internal/observe/stack", "internal/observe/tracepoint", "internal/base/errs", "internal/linux/mount", "internal/linux/zfs"}},
 
-	"internal/durable":  {},
-	"internal/freeze":   {imports: []string{"internal/errs", "internal/kernel"}},
-	"internal/treecopy": {imports: []string{"internal/errs", "internal/kernel", "internal/treewalk"}},
-	"internal/treestream": {
+	"internal/linux/durable": {},
+	"internal/linux/freeze":  {imports: []string{"internal/base/errs", "internal/linux/kernel"}},
+	"internal/tree/treecopy": {imports: []string{"internal/base/errs", "internal/linux/kernel", "internal/linux/treewalk"}},
+	"internal/tree/treestream": {
 		imports: []string{
-			"internal/errs",
-			"internal/kernel",
-			"internal/treewalk",
-			"internal/treecopy",
-			"internal/treediff",
+			"internal/base/errs",
+			"internal/linux/kernel",
+			"internal/linux/treewalk",
+			"internal/tree/treecopy",
+			"internal/tree/treediff",
 		},
 	},
-	"internal/treediff": {
+	"internal/tree/treediff": {
 		imports: []string{
-			"internal/errs",
-			"internal/kernel",
-			"internal/extent",
-			"internal/treewalk",
-			"internal/treecopy",
+			"internal/base/errs",
+			"internal/linux/kernel",
+			"internal/linux/extent",
+			"internal/linux/treewalk",
+			"internal/tree/treecopy",
 		},
-		tests: []string{"internal/mount", "internal/loopdev"},
+		tests: []string{"internal/linux/mount", "internal/linux/loopdev"},
 	},
-	"internal/extent": {
-		imports: []string{"internal/treewalk", "internal/kernel"},
-		tests:   []string{"internal/mount"},
+	"internal/linux/extent": {
+		imports: []string{"internal/linux/treewalk", "internal/linux/kernel"},
+		tests:   []string{"internal/linux/mount"},
 	},
-	"internal/treewalk": {imports: []string{"internal/errs", "internal/kernel"}, tests: []string{"internal/mount"}},
-	"internal/mount":    {imports: []string{"internal/errs", "internal/kernel"}, tests: []string{"internal/loopdev"}},
-	"internal/loopdev":  {imports: []string{"internal/errs", "internal/kernel"}},
-	"internal/run":      {imports: []string{"internal/errs"}},
-	"internal/zfs":      {imports: []string{"internal/errs", "internal/kernel", "internal/run"}},
-	"internal/ref":      {imports: []string{"internal/errs"}},
-	"internal/fsprobe":  {},
-	"internal/kernel":   {tests: []string{"internal/errs", "internal/loopdev", "internal/mount"}},
-	"internal/errs":     {},
-	"internal/waiting":  {imports: []string{"internal/errs"}},
-	"internal/warnings": {imports: []string{"internal/errs"}},
-	"internal/progress": {},
+	"internal/linux/treewalk": {imports: []string{"internal/base/errs", "internal/linux/kernel"}, tests: []string{"internal/linux/mount"}},
+	"internal/linux/mount":    {imports: []string{"internal/base/errs", "internal/linux/kernel"}, tests: []string{"internal/linux/loopdev"}},
+	"internal/linux/loopdev":  {imports: []string{"internal/base/errs", "internal/linux/kernel"}},
+	"internal/linux/run":      {imports: []string{"internal/base/errs"}},
+	"internal/linux/zfs":      {imports: []string{"internal/base/errs", "internal/linux/kernel", "internal/linux/run"}},
+	"internal/base/ref":       {imports: []string{"internal/base/errs"}},
+	"internal/linux/fsprobe":  {},
+	"internal/linux/kernel":   {tests: []string{"internal/base/errs", "internal/linux/loopdev", "internal/linux/mount"}},
+	"internal/base/errs":      {},
+	"internal/base/waiting":   {imports: []string{"internal/base/errs"}},
+	"internal/base/warnings":  {imports: []string{"internal/base/errs"}},
+	"internal/base/progress":  {},
 
 	// For tests.
-	"internal/testfs":              {support: true, imports: []string{"{leaves}", "internal/errs"}},
-	"internal/faulttest":           {support: true, imports: []string{"internal/kernel"}},
-	"internal/treecopy/treetest":   {support: true, imports: []string{"internal/kernel"}},
-	"internal/driver/drivertest":   {support: true, imports: []string{"internal/driver", "internal/driver/objdir", "internal/testfs", "internal/treecopy/treetest", "{leaves}", "internal/errs"}},
-	"internal/objstore/storetest":  {support: true, imports: []string{"internal/objstore", "internal/errs"}, tests: []string{"internal/objstore/file"}},
-	"internal/faulttest/testdata":  {},
-	"internal/objstore/servertest": {support: true},
+	"internal/testing/testfs":             {support: true, imports: []string{"{facts}", "{linux}", "internal/base/errs"}},
+	"internal/testing/faulttest":          {support: true, imports: []string{"internal/linux/kernel"}},
+	"internal/testing/treetest":           {support: true, imports: []string{"internal/linux/kernel"}},
+	"internal/driver/drivertest":          {support: true, imports: []string{"internal/driver", "internal/driver/objdir", "internal/testing/testfs", "internal/testing/treetest", "{linux}", "internal/base/errs"}},
+	"internal/testing/storetest":          {support: true, imports: []string{"internal/remote/objstore", "internal/base/errs"}, tests: []string{"internal/remote/objstore/file"}},
+	"internal/testing/faulttest/testdata": {},
+	"internal/testing/servertest":         {support: true},
 
 	// Tests of the whole, and tools: they stand above everything.
 	"test/model":       {tests: []string{"internal/engine", "{drivers}"}},
 	"test/crash":       {tests: []string{"internal/bench", "internal/engine", "{drivers}"}},
 	"test/zfs":         {},
-	"test/remotechaos": {tests: []string{"internal/errs", "internal/objstore", "internal/replicate"}},
-	"test/buckets":     {tests: []string{"internal/objstore/servertest"}},
+	"test/remotechaos": {tests: []string{"internal/base/errs", "internal/remote/objstore", "internal/remote/replicate"}},
+	"test/buckets":     {tests: []string{"internal/testing/servertest"}},
 	"test/layers":      {},
-	"tools/isolate":    {support: true, imports: []string{"internal/testfs"}},
+	"tools/isolate":    {support: true, imports: []string{"internal/testing/testfs"}},
 	"tools/testreport": {},
 }
 
@@ -391,8 +418,10 @@ func TestTableIsInOrder(t *testing.T) {
 			}
 		}
 	}
+	districtsHold(t, seen)
+
 	for _, d := range groups["{drivers}"] {
-		for _, above := range append([]string{"internal/engine", "internal/catalog", "internal/pool"}, groups["{drivers}"]...) {
+		for _, above := range append([]string{"internal/engine", "internal/engine/catalog", "internal/engine/pool"}, groups["{drivers}"]...) {
 			if above != d && reaches(table, d, above, map[string]bool{}) {
 				t.Errorf("driver %s can reach %s", d, above)
 			}
@@ -401,11 +430,59 @@ func TestTableIsInOrder(t *testing.T) {
 			t.Errorf("the engine can reach driver %s", d)
 		}
 	}
-	for _, leaf := range groups["{leaves}"] {
-		for _, above := range []string{"internal/driver", "internal/pool", "internal/catalog", "internal/engine"} {
+	for _, leaf := range slices.Concat(groups["{linux}"], groups["{tree}"], groups["{facts}"]) {
+		for _, above := range []string{"internal/driver", "internal/engine/pool", "internal/engine/catalog", "internal/engine"} {
 			if reaches(table, leaf, above, map[string]bool{}) {
 				t.Errorf("leaf %s can reach %s", leaf, above)
 			}
+		}
+	}
+}
+
+// districtsHold checks that each package is in a district, and that the table allows no more than the districts do.
+func districtsHold(t *testing.T, packages map[string]bool) {
+	t.Helper()
+	populated := map[string]bool{}
+	for pkg := range packages {
+		own, internal := districtOf(pkg)
+		if !internal {
+			continue
+		}
+		populated[own] = true
+		d, known := districts[own]
+		if !known {
+			t.Errorf("%s is in none of the districts", pkg)
+		}
+		for _, n := range expand(table[pkg].imports) {
+			to, _ := districtOf(n)
+			if to != own && !slices.Contains(d.below, to) && !slices.Contains(d.below, "*") && !table[pkg].support {
+				t.Errorf("%s may import %s, but district %s stands on %s only", pkg, n, own, words(d.below))
+			}
+		}
+	}
+	for name := range districts {
+		if !populated[name] {
+			t.Errorf("district %s has no package", name)
+		}
+	}
+}
+
+// districtOf returns the folder of internal/ that a package is in.
+func districtOf(pkg string) (string, bool) {
+	rest, internal := strings.CutPrefix(pkg, "internal/")
+	name, _, _ := strings.Cut(rest, "/")
+	return name, internal
+}
+
+// TestDistrictsAreDocumented: the architecture's page has the sentence of each district.
+func TestDistrictsAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, d := range districts {
+		if row := fmt.Sprintf("| `internal/%s` | %s |", name, d.belongs); !bytes.Contains(page, []byte(row)) {
+			t.Errorf("ARCHITECTURE.md lacks this row:\n%s", row)
 		}
 	}
 }
@@ -430,25 +507,25 @@ func TestCheckFindsViolations(t *testing.T) {
 		test      bool
 		want      string // "" if it is allowed
 	}{
-		{pkg: "internal/kernel", path: "internal/engine", want: "must not import"},              // upwards
-		{pkg: "internal/catalog", path: "internal/pool", want: "must not import"},               // sideways
-		{pkg: "internal/driver/btrfs", path: "internal/driver/plain", want: "must not import"},  // driver to driver
-		{pkg: "internal/driver/plain", path: "internal/catalog", want: "must not import"},       // driver to catalogue
-		{pkg: "internal/engine", path: "internal/driver/reflink", want: "must not import"},      // not the contract
-		{pkg: "internal/engine", path: "internal/driver/objdir", want: "must not import"},       // nor its storage
-		{pkg: "internal/cli", path: "internal/catalog", want: "must not import"},                // past the engine
-		{pkg: "internal/engine", path: "internal/testfs", want: "for tests only"},               // support in the program
-		{pkg: "cmd/pando", path: "internal/driver/drivertest", want: "for tests only"},          //
-		{pkg: "internal/brandnew", path: "internal/errs", want: "not in the table"},             // unknown package
-		{pkg: "internal/engine", path: "internal/brandnew", want: "not in the table"},           //
-		{pkg: "internal/catalog", path: "internal/engine", test: true, want: "must not import"}, // upwards in a test
-		{pkg: "internal/engine", path: "internal/catalog"},                                      //
-		{pkg: "internal/engine", path: "internal/driver/reflink", test: true},                   // real drivers
-		{pkg: "internal/engine", path: "internal/driver/objdir", test: true},                    // below a driver
-		{pkg: "internal/engine", path: "internal/testfs", test: true},                           //
-		{pkg: "internal/driver/drivertest", path: "internal/testfs"},                            // support on support
-		{pkg: "internal/driver/reflink", path: "internal/driver/drivertest", test: true},        //
-		{pkg: "internal/mount", path: "internal/mount", test: true},                             // an external test
+		{pkg: "internal/linux/kernel", path: "internal/engine", want: "must not import"},               // upwards
+		{pkg: "internal/engine/catalog", path: "internal/engine/pool", want: "must not import"},        // sideways
+		{pkg: "internal/driver/btrfs", path: "internal/driver/plain", want: "must not import"},         // driver to driver
+		{pkg: "internal/driver/plain", path: "internal/engine/catalog", want: "must not import"},       // driver to catalogue
+		{pkg: "internal/engine", path: "internal/driver/reflink", want: "must not import"},             // not the contract
+		{pkg: "internal/engine", path: "internal/driver/objdir", want: "must not import"},              // nor its storage
+		{pkg: "internal/cli", path: "internal/engine/catalog", want: "must not import"},                // past the engine
+		{pkg: "internal/engine", path: "internal/testing/testfs", want: "for tests only"},              // support in the program
+		{pkg: "cmd/pando", path: "internal/driver/drivertest", want: "for tests only"},                 //
+		{pkg: "internal/brandnew", path: "internal/base/errs", want: "not in the table"},               // unknown package
+		{pkg: "internal/engine", path: "internal/brandnew", want: "not in the table"},                  //
+		{pkg: "internal/engine/catalog", path: "internal/engine", test: true, want: "must not import"}, // upwards in a test
+		{pkg: "internal/engine", path: "internal/engine/catalog"},                                      //
+		{pkg: "internal/engine", path: "internal/driver/reflink", test: true},                          // real drivers
+		{pkg: "internal/engine", path: "internal/driver/objdir", test: true},                           // below a driver
+		{pkg: "internal/engine", path: "internal/testing/testfs", test: true},                          //
+		{pkg: "internal/driver/drivertest", path: "internal/testing/testfs"},                           // support on support
+		{pkg: "internal/driver/reflink", path: "internal/driver/drivertest", test: true},               //
+		{pkg: "internal/linux/mount", path: "internal/linux/mount", test: true},                        // an external test
 	} {
 		got := check(table, []imported{{file: "made-up.go", pkg: c.pkg, path: c.path, test: c.test}})
 		switch {
@@ -465,8 +542,8 @@ func TestCheckFindsViolations(t *testing.T) {
 func TestReadImportsFindsAViolation(t *testing.T) {
 	root := t.TempDir()
 	for path, text := range map[string]string{
-		"internal/kernel/k.go":       "package kernel\n",
-		"internal/kernel/k_plan9.go": "//go:build plan9\n\npackage kernel\n\nimport _ \"pando/internal/engine\"\n",
+		"internal/linux/kernel/k.go":       "package kernel\n",
+		"internal/linux/kernel/k_plan9.go": "//go:build plan9\n\npackage kernel\n\nimport _ \"pando/internal/engine\"\n",
 	} {
 		if err := os.MkdirAll(filepath.Join(root, filepath.Dir(path)), 0o755); err != nil {
 			t.Fatal(err)
@@ -480,7 +557,7 @@ func TestReadImportsFindsAViolation(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := check(table, imports)
-	if len(got) != 1 || !strings.Contains(got[0], "internal/kernel must not import internal/engine") {
+	if len(got) != 1 || !strings.Contains(got[0], "internal/linux/kernel must not import internal/engine") {
 		t.Errorf("got %q from %v", got, slices.Collect(maps.Keys(table)))
 	}
 }

@@ -37,8 +37,8 @@ var ofTheFrontEnd = map[string][]string{
 	"syscall":               {"Getenv", "Setenv", "Environ", "Exec", "Umask", "Chdir"},
 	"golang.org/x/sys/unix": {"Getenv", "Setenv", "Environ", "Exec", "Umask", "Chdir"},
 	// What is printed to people is rendered by the front end: HintIn has the data.
-	"pando/internal/errs": {"HintOf", "Neutral"},
-	"net/http":            {"ProxyFromEnvironment", "DefaultClient", "DefaultTransport"},
+	"pando/internal/base/errs": {"HintOf", "Neutral"},
+	"net/http":                 {"ProxyFromEnvironment", "DefaultClient", "DefaultTransport"},
 	"golang.org/x/oauth2/google": {"FindDefaultCredentials", "FindDefaultCredentialsWithParams", "DefaultClient",
 		"DefaultTokenSource"},
 	"github.com/minio/minio-go/v7/pkg/credentials": {"EnvAWS", "NewEnvAWS", "EnvMinio", "NewEnvMinio",
@@ -47,12 +47,12 @@ var ofTheFrontEnd = map[string][]string{
 
 // allowed are the uses that there are good reasons for, by file.
 var allowed = map[string][]string{
-	"internal/doctor/host.go": {"pando/internal/errs.Neutral"}, // unless its front end has words of its own
+	"internal/observe/doctor/host.go": {"pando/internal/base/errs.Neutral"}, // unless its front end has words of its own
 	// Main calls it first: from there on the process is the guard's, and nothing else's.
-	"internal/freeze/freeze.go": {"os/signal.Ignore", "os.Exit", "/proc/self/exe"},
+	"internal/linux/freeze/freeze.go": {"os/signal.Ignore", "os.Exit", "/proc/self/exe"},
 	// Access.Ambient permits it.
-	"internal/objstore/gcs/open.go":       {"golang.org/x/oauth2/google.FindDefaultCredentials"},
-	"internal/objstore/s3/credentials.go": {"github.com/minio/minio-go/v7/pkg/credentials.FileAWSCredentials", "github.com/minio/minio-go/v7/pkg/credentials.IAM"},
+	"internal/remote/objstore/gcs/open.go":       {"golang.org/x/oauth2/google.FindDefaultCredentials"},
+	"internal/remote/objstore/s3/credentials.go": {"github.com/minio/minio-go/v7/pkg/credentials.FileAWSCredentials", "github.com/minio/minio-go/v7/pkg/credentials.IAM"},
 }
 
 // frontEndUses lists what a file uses of these.
@@ -99,7 +99,7 @@ func frontEndUses(f *ast.File) []string {
 
 // speakers may write words of the command line: they run pando's commands, or print what to type in a
 // shell, and are part of the command line for that.
-var speakers = []string{"internal/bench", "internal/syncbench", "internal/doctor", "internal/diagnose", "internal/iostat"}
+var speakers = []string{"internal/bench", "internal/observe/syncbench", "internal/observe/doctor", "internal/observe/diagnose", "internal/observe/iostat"}
 
 // systemCalls are words of the kernel that look like flags.
 var systemCalls = []string{"mount --make-rprivate /"}

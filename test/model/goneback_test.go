@@ -4,9 +4,9 @@ import (
 	"os"
 	"path/filepath"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
 )
 
 // saveCatalogue remembers the catalogue as it is now.

@@ -18,15 +18,15 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/plain"
 	"pando/internal/driver/reflink"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // defaultOps is the number of random operations, fullOps that with PANDO_TEST_FULL;

@@ -7,10 +7,10 @@ import (
 	"os/exec"
 	"testing"
 
+	"pando/internal/base/ref"
 	"pando/internal/driver/zfs"
 	"pando/internal/engine"
-	"pando/internal/ref"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 var pando string // the binary

@@ -11,9 +11,9 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
 	"pando/internal/engine"
-	"pando/internal/errs"
-	"pando/internal/ref"
 )
 
 func (m *model) importGolden() {

@@ -28,11 +28,11 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/faulttest"
-	"pando/internal/objstore"
-	"pando/internal/objstore/servertest"
-	"pando/internal/replicate"
-	"pando/internal/testfs"
+	"pando/internal/remote/objstore"
+	"pando/internal/remote/replicate"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/servertest"
+	"pando/internal/testing/testfs"
 )
 
 // How long each test runs.

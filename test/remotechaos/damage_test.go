@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 
-	"pando/internal/errs"
-	"pando/internal/objstore"
-	"pando/internal/testfs"
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+	"pando/internal/testing/testfs"
 )
 
 // wound is a damage: what some objects were, and what they are now; nil if they are not there.

@@ -9,7 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"pando/internal/objstore/servertest"
+	"pando/internal/testing/servertest"
 )
 
 // moment is when a command is held: at the n-th request of a kind.

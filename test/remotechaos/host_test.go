@@ -18,8 +18,8 @@ import (
 	"syscall"
 	"time"
 
-	"pando/internal/faulttest"
-	"pando/internal/objstore/servertest"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/servertest"
 
 	"golang.org/x/sys/unix"
 )

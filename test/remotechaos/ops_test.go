@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"pando/internal/objstore/servertest"
+	"pando/internal/testing/servertest"
 )
 
 // maxVolumes is how many volumes a host has at most.

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 var pando string // the binary

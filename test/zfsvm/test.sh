@@ -16,12 +16,12 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 cd "$root"
 
-# What ZFS makes a difference to, longest first. Leaves such as internal/mount can be named, too: the guest has
+# What ZFS makes a difference to, longest first. Leaves such as internal/linux/mount can be named, too: the guest has
 # another kernel.
 default=(internal/driver/zfs "test/crash=TestFaultAtEveryStep|TestFaultInInit" test/zfs test/model
-  internal/zfs internal/cli=TestDocumentationIsTrue internal/testfs internal/engine=TestTransferZFS internal/replicate=ZFS
-  "internal/doctor=ZFS|Pool|DDT|VolumesWithDedup|CopiesInsideVolume" internal/stack=ZFS internal/syncbench=ZFS
-  "internal/iostat=ZFS|Zvol" "internal/proof=ZFS|TestDisk" "internal/diagnose=ZFS|Unified")
+  internal/linux/zfs internal/cli=TestDocumentationIsTrue internal/testing/testfs internal/engine=TestTransferZFS internal/remote/replicate=ZFS
+  "internal/observe/doctor=ZFS|Pool|DDT|VolumesWithDedup|CopiesInsideVolume" internal/observe/stack=ZFS internal/observe/syncbench=ZFS
+  "internal/observe/iostat=ZFS|Zvol" "internal/observe/proof=ZFS|TestDisk" "internal/observe/diagnose=ZFS|Unified")
 
 go() { scripts/go.sh go "$@"; }
 has_tests() { compgen -G "$1/*_test.go" >/dev/null; }

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"

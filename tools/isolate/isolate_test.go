@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // isolated runs a script as if it were a test binary, and returns what it printed, its exit status and its usage.

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // frozen is a run with all that outlives processes: filesystems that are mounted and frozen, a loop device that does

@@ -46,12 +46,12 @@ import (
 	"os"
 	"path/filepath"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
-	"pando/internal/errs"
-	"pando/internal/extent"
-	"pando/internal/kernel"
-	"pando/internal/treewalk"
+	"pando/internal/linux/extent"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/treewalk"
 
 	"golang.org/x/sys/unix"
 )

@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
 	"pando/internal/driver/drivertest"
-	"pando/internal/errs"
-	"pando/internal/kernel"
-	"pando/internal/testfs"
+	"pando/internal/linux/kernel"
+	"pando/internal/testing/testfs"
 
 	"golang.org/x/sys/unix"
 )

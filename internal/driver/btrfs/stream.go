@@ -8,10 +8,10 @@ import (
 	"os"
 	"runtime"
 
-	"pando/internal/btrfsstream"
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/kernel"
+	"pando/internal/linux/btrfsstream"
+	"pando/internal/linux/kernel"
 
 	"golang.org/x/sys/unix"
 )

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"pando/internal/driver"
-	"pando/internal/testfs"
-	"pando/internal/treecopy/treetest"
+	"pando/internal/testing/testfs"
+	"pando/internal/testing/treetest"
 
 	"golang.org/x/sys/unix"
 )

@@ -14,14 +14,14 @@ import (
 	"testing"
 	"time"
 
-	"pando/internal/btrfsstream"
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/btrfs"
-	"pando/internal/errs"
-	"pando/internal/faulttest"
-	"pando/internal/kernel"
-	"pando/internal/testfs"
-	"pando/internal/treecopy/treetest"
+	"pando/internal/linux/btrfsstream"
+	"pando/internal/linux/kernel"
+	"pando/internal/testing/faulttest"
+	"pando/internal/testing/testfs"
+	"pando/internal/testing/treetest"
 
 	"golang.org/x/sys/unix"
 )

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 )
 
 func testCaps(t *testing.T, s *suite) {

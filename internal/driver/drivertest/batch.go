@@ -3,8 +3,8 @@ package drivertest
 import (
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 
 	"golang.org/x/sync/errgroup"
 )

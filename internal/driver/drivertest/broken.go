@@ -10,8 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 )
 
 // spoiler breaks objects of the pool.

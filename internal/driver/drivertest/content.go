@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"pando/internal/driver"
-	"pando/internal/loopdev"
-	"pando/internal/mount"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
 
 	"golang.org/x/sys/unix"
 )

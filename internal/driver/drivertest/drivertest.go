@@ -32,9 +32,9 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 // Target is a driver on a kind of filesystem.

@@ -3,8 +3,8 @@ package drivertest
 import (
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 )
 
 // testInspector: what is broken around an object's content is seen and mended,

@@ -8,8 +8,8 @@ import (
 	"sync"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 )
 
 // testLive holds drivers to what they say of copies of volumes in use.

@@ -6,8 +6,8 @@ import (
 	"os"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 
 	"golang.org/x/sys/unix"
 )

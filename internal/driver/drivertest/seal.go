@@ -6,8 +6,8 @@ import (
 	"slices"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 
 	"golang.org/x/sys/unix"
 )

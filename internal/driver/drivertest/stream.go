@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/treecopy/treetest"
+	"pando/internal/testing/treetest"
 
 	"golang.org/x/sys/unix"
 )

@@ -6,9 +6,9 @@ import (
 	"context"
 	"strconv"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/run"
+	"pando/internal/linux/run"
 )
 
 // SectorBytes is the sector size that filesystems are made for. It is the logical

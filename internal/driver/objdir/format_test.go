@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
-	"pando/internal/errs"
 )
 
 // golden are identities of format version 1. Their files in testdata are never

@@ -10,8 +10,8 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 )
 
 // MaxIdentityBytes is how long the JSON of an identity may be, everywhere: the longest

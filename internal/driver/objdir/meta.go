@@ -8,9 +8,9 @@ import (
 	"os"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/durable"
-	"pando/internal/errs"
+	"pando/internal/linux/durable"
 
 	"golang.org/x/sys/unix"
 )

@@ -24,9 +24,9 @@ import (
 	"strings"
 	"sync"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/durable"
-	"pando/internal/errs"
+	"pando/internal/linux/durable"
 
 	"golang.org/x/sys/unix"
 )

@@ -15,11 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
 	"pando/internal/driver/objdir"
-	"pando/internal/errs"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 const (

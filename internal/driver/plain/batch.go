@@ -4,9 +4,9 @@ import (
 	"context"
 	"sync"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
-	"pando/internal/errs"
 
 	"golang.org/x/sys/unix"
 )

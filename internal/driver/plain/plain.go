@@ -20,12 +20,12 @@ import (
 	"iter"
 	"os"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
-	"pando/internal/errs"
-	"pando/internal/extent"
-	"pando/internal/treecopy"
-	"pando/internal/treewalk"
+	"pando/internal/linux/extent"
+	"pando/internal/linux/treewalk"
+	"pando/internal/tree/treecopy"
 
 	"golang.org/x/sys/unix"
 )

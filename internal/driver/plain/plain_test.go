@@ -13,13 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
 	"pando/internal/driver/plain"
-	"pando/internal/errs"
-	"pando/internal/mount"
-	"pando/internal/testfs"
-	"pando/internal/treecopy/treetest"
+	"pando/internal/linux/mount"
+	"pando/internal/testing/testfs"
+	"pando/internal/testing/treetest"
 )
 
 func TestConformance(t *testing.T) {

@@ -3,10 +3,10 @@ package reflink
 import (
 	"context"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
-	"pando/internal/durable"
-	"pando/internal/errs"
+	"pando/internal/linux/durable"
 )
 
 // batch is a driver.Batch.

@@ -15,12 +15,12 @@ import (
 	"os"
 	"path/filepath"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/imagefs"
 	"pando/internal/driver/objdir"
-	"pando/internal/errs"
-	"pando/internal/extent"
-	"pando/internal/kernel"
+	"pando/internal/linux/extent"
+	"pando/internal/linux/kernel"
 
 	"golang.org/x/sys/unix"
 )

@@ -5,10 +5,10 @@ import (
 	"path/filepath"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver/drivertest"
 	"pando/internal/driver/reflink"
-	"pando/internal/errs"
-	"pando/internal/testfs"
+	"pando/internal/testing/testfs"
 )
 
 func TestConformanceXFS(t *testing.T) {

@@ -7,9 +7,9 @@ import (
 	"io"
 	"os"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/extent"
+	"pando/internal/linux/extent"
 
 	"golang.org/x/sys/unix"
 )

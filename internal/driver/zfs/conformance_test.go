@@ -9,8 +9,8 @@ import (
 
 	"pando/internal/driver/drivertest"
 	driverzfs "pando/internal/driver/zfs"
-	"pando/internal/testfs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
+	"pando/internal/testing/testfs"
 )
 
 // dirOn is a directory of the driver whose dataset is in a zpool of its own.

@@ -5,9 +5,9 @@ import (
 	"slices"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // destroyTries bounds how often Destroy looks again: others may clone and destroy

@@ -9,10 +9,10 @@ import (
 	"path/filepath"
 	"time"
 
+	"pando/internal/base/errs"
+	"pando/internal/base/waiting"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/waiting"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 
 	"golang.org/x/sys/unix"
 )

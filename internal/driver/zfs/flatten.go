@@ -4,9 +4,9 @@ import (
 	"context"
 	"strconv"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // FlattenCost implements driver.Flattener.

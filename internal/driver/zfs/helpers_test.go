@@ -13,8 +13,8 @@ import (
 
 	"pando/internal/driver"
 	driverzfs "pando/internal/driver/zfs"
-	"pando/internal/testfs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
+	"pando/internal/testing/testfs"
 )
 
 const poolID = "test-pool"

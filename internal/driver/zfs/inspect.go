@@ -3,8 +3,8 @@ package zfs
 import (
 	"context"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
 )
 
 // Inspect implements driver.Inspector.

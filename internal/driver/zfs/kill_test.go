@@ -14,7 +14,7 @@ import (
 
 	"pando/internal/driver"
 	driverzfs "pando/internal/driver/zfs"
-	"pando/internal/faulttest"
+	"pando/internal/testing/faulttest"
 )
 
 // family is what the operations are tried on.

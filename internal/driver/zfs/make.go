@@ -6,11 +6,11 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/imagefs"
 	"pando/internal/driver/objdir"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // blockBytes is the block size of zvols, where their size allows it: that of

@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	"pando/internal/driver/objdir"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // snap is a snapshot of a node.

@@ -12,8 +12,8 @@ import (
 
 	"pando/internal/driver"
 	driverzfs "pando/internal/driver/zfs"
-	"pando/internal/mount"
-	"pando/internal/zfs"
+	"pando/internal/linux/mount"
+	"pando/internal/linux/zfs"
 )
 
 // pool is a driver on a dataset of its own.

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	driverzfs "pando/internal/driver/zfs"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 
 	"golang.org/x/sys/unix"
 )

@@ -6,9 +6,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // rootProps are what the root dataset sets for all in it. dedup is always said:

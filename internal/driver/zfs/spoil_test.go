@@ -11,7 +11,7 @@ import (
 	"pando/internal/driver"
 	"pando/internal/driver/drivertest"
 	driverzfs "pando/internal/driver/zfs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // spoiler breaks objects by their user properties.

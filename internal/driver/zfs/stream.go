@@ -11,9 +11,9 @@ import (
 	"strconv"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 var (

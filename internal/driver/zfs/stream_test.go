@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // streams as drivertest does not make them.

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/mount"
-	"pando/internal/zfs"
+	"pando/internal/linux/mount"
+	"pando/internal/linux/zfs"
 )
 
 func seeded(t *testing.T) *rand.Rand {

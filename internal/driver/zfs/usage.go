@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // Usage implements driver.Driver. ZFS counts space when it writes a group of

@@ -45,9 +45,9 @@ import (
 	"path/filepath"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 
 	"golang.org/x/sys/unix"
 )

@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"pando/internal/base/errs"
 	"pando/internal/driver"
 	driverzfs "pando/internal/driver/zfs"
-	"pando/internal/errs"
-	"pando/internal/zfs"
+	"pando/internal/linux/zfs"
 )
 
 // TestNoZFS runs where there is none: opening says what to do.

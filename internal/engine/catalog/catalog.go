@@ -1,0 +1,511 @@
+// Package catalog is the record of a pool: which objects exist under which
+// names, what is attached where, what is being made or removed and by whom.
+//
+// It is an SQLite database in WAL mode, so that several processes work at once
+// without a daemon, and people can query it. The pool is the truth: the
+// database can be rebuilt from the identities that lie beside the objects.
+//
+// Two kinds of commits exist. A Durable one is on disk when it returns. A Soft
+// one survives the death of the process, but maybe not a power loss: enough for
+// marks (which say what a living process is doing) and attachments (which no
+// power loss survives either). Every Durable commit makes the Soft ones before
+// it durable too.
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/waiting"
+	"pando/internal/driver"
+
+	sqlite "modernc.org/sqlite"
+)
+
+// Version of the schema, in the database's user_version.
+const Version = 4
+
+const schema = `
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE goldens (
+  name TEXT PRIMARY KEY,
+  current INTEGER NOT NULL,      -- generation that clones are made from
+  next INTEGER NOT NULL,         -- number of the next generation: numbers are not reused
+  created_at INTEGER NOT NULL,   -- nanoseconds since 1970
+  keep INTEGER NOT NULL DEFAULT 0 -- newest generations that a publish leaves, 0: all
+) WITHOUT ROWID;
+CREATE TABLE objects (
+  id TEXT PRIMARY KEY,
+  kind TEXT NOT NULL,            -- volume, snapshot, generation
+  name TEXT NOT NULL,            -- of a volume, or of a snapshot within its volume
+  golden TEXT NOT NULL,
+  generation INTEGER NOT NULL,
+  volume TEXT NOT NULL,          -- of a snapshot: lineage of its volume; of a volume: its lineage, '' if that is its id
+  fs TEXT NOT NULL,
+  size INTEGER NOT NULL,         -- bytes of the block device, 0 for native
+  sector INTEGER NOT NULL,
+  origin TEXT NOT NULL,          -- reference
+  origin_id TEXT NOT NULL,
+  created_at INTEGER NOT NULL,   -- nanoseconds since 1970, as all times here
+  expires_at INTEGER NOT NULL,   -- 0: never
+  ephemeral INTEGER NOT NULL,
+  boot TEXT NOT NULL,
+  used_at INTEGER NOT NULL,
+  logical INTEGER NOT NULL,      -- bytes when last measured
+  exclusive INTEGER NOT NULL,
+  shared INTEGER NOT NULL,
+  extents INTEGER NOT NULL,
+  measured_at INTEGER NOT NULL,  -- 0: never
+  pinned INTEGER NOT NULL DEFAULT 0, -- not to be destroyed before
+  consistency TEXT NOT NULL DEFAULT '' -- of a snapshot: clean, crash
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX volume_name ON objects(name) WHERE kind = 'volume';
+CREATE UNIQUE INDEX generation_number ON objects(golden, generation) WHERE kind = 'generation';
+CREATE UNIQUE INDEX snapshot_name ON objects(volume, name) WHERE kind = 'snapshot';
+CREATE INDEX lineage ON objects(volume) WHERE volume <> '';
+CREATE INDEX expiry ON objects(expires_at) WHERE expires_at > 0;
+CREATE TABLE attachments (
+  id TEXT PRIMARY KEY,           -- object
+  mountpoint TEXT NOT NULL,
+  loop INTEGER NOT NULL,         -- number of the loop device, -1: none
+  mount_id INTEGER NOT NULL,     -- of the mount, 0: it is a symbolic link
+  dev INTEGER NOT NULL,          -- of the image file behind the loop device
+  ino INTEGER NOT NULL,
+  mount_ns INTEGER NOT NULL,
+  made_dir INTEGER NOT NULL,     -- 1: the mount point goes with the attachment
+  boot TEXT NOT NULL,
+  at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE tombstones (
+  id TEXT PRIMARY KEY,           -- object whose destruction was decided
+  ref TEXT NOT NULL,
+  bytes INTEGER NOT NULL,        -- exclusive bytes when last measured
+  at INTEGER NOT NULL,
+  reclaimed INTEGER NOT NULL     -- 1: the driver has removed it; kept until that is durable
+) WITHOUT ROWID;
+CREATE INDEX unreclaimed ON tombstones(reclaimed) WHERE reclaimed = 0;
+CREATE TABLE marks (
+  id TEXT PRIMARY KEY,           -- object that is worked on
+  op TEXT NOT NULL,
+  name TEXT NOT NULL,            -- the name that it will have, '' if it keeps its own
+  reads TEXT NOT NULL,           -- object that it is made from
+  mountpoint TEXT NOT NULL,      -- that it is being mounted at
+  made_dir INTEGER NOT NULL,     -- 1: the directory is made for it
+  freezes INTEGER NOT NULL DEFAULT 0, -- 1: the filesystem in what it reads may be frozen
+  owner TEXT NOT NULL,           -- file in live/ that the operation holds locked
+  pid INTEGER NOT NULL,
+  start INTEGER NOT NULL,        -- of the process, clock ticks since boot
+  boot TEXT NOT NULL,
+  at INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX mark_name ON marks(name) WHERE name <> '';
+` + remoteSchema
+
+// remoteSchema is what version 3 has more than 2, and in remote_heads what version 4 has more.
+const remoteSchema = `CREATE TABLE remote_points (
+  repo TEXT NOT NULL,            -- ID of a repository
+  manifest TEXT NOT NULL,        -- ID of a manifest in it
+  object TEXT NOT NULL,          -- object with the content that it describes; the row goes with it
+  at INTEGER NOT NULL,
+  PRIMARY KEY (repo, manifest, object)
+) WITHOUT ROWID;
+CREATE INDEX remote_object ON remote_points(object);
+CREATE TABLE remote_heads (
+  repo TEXT NOT NULL,
+  name TEXT NOT NULL,            -- of the head: a volume or golden in the repository
+  lineage TEXT NOT NULL,         -- of what it is here, '' if the head was only seen
+  epoch INTEGER NOT NULL,        -- the highest that was seen in the head
+  manifest TEXT NOT NULL,        -- that was last pushed or pulled, '' if the head was only seen
+  at INTEGER NOT NULL,
+  next INTEGER NOT NULL DEFAULT 0, -- the highest number of a next point that was seen with that epoch, 0: not known
+  PRIMARY KEY (repo, name)
+) WITHOUT ROWID;
+`
+
+// Durability of a commit.
+type Durability bool
+
+const (
+	Soft    Durability = false
+	Durable Durability = true
+)
+
+// Catalog is an open catalogue. It may be used concurrently.
+type Catalog struct {
+	db    *database
+	path  string
+	dir   string // of the pool
+	stmts statements
+
+	seen     *seen
+	idle     idle
+	lost     int64 // see Lost
+	known    bool  // how many commits there were, when it was opened
+	onCommit func([]driver.ObjectID)
+	onFull   func(context.Context) bool
+}
+
+var damagedHint = errs.Messagef("rebuild it from the pool: %s", errs.Run("init", errs.Param("rebuild")))
+
+// Create makes an empty catalogue for a pool in dir, durably. Exists.
+func Create(ctx context.Context, dir, poolID string) error {
+	path := filepath.Join(dir, "catalog.db")
+	if _, err := os.Lstat(path); err == nil {
+		return errs.New(errs.Exists, "create catalogue", path, "it is there already")
+	}
+	for _, d := range []string{"live", "locks"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return errs.Wrap("create catalogue", dir, err)
+		}
+	}
+	// SQLite gives its files the mode of the database file.
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return errs.Wrap("create catalogue", path, err)
+	}
+	f.Close()
+	db, err := openDatabase(path, dsn(path))
+	if err != nil {
+		return wrap("create catalogue", path, err)
+	}
+	defer db.Close()
+	for _, stmt := range []string{"PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "BEGIN IMMEDIATE", schema,
+		fmt.Sprintf("PRAGMA user_version=%d", Version),
+		"INSERT INTO meta VALUES ('pool', '" + poolID + "')", "COMMIT"} {
+		if _, err := db.ExecContext(ctx, stmt); err != nil {
+			return wrap("create catalogue", path, err)
+		}
+	}
+	return nil
+}
+
+// busyTimeout is how long a transaction waits for those of others, which take milliseconds.
+const busyTimeout = 20 * time.Second
+
+func dsn(path string) string {
+	// A checkpoint every 128 pages keeps the log short, which the first
+	// process to open the catalogue must read whole.
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + fmt.Sprintf("?_pragma=busy_timeout(%d)", busyTimeout.Milliseconds()) +
+		fmt.Sprintf("&_pragma=wal_autocheckpoint(128)&_pragma=journal_size_limit(%d)&_txlock=immediate", logBytes)
+}
+
+// poolQuery asks whose catalogue it is, and how many durable commits it has had.
+const poolQuery = `SELECT value, coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'commits'), 0) FROM meta WHERE key = 'pool'`
+
+// OpenReadOnly opens the catalogue for looking only: it writes nothing, neither into
+// the database nor its log, so that a format that this version would upgrade is
+// Unsupported. Kinds else as Open. Only View works on it; end it with Close.
+func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
+	path := filepath.Join(dir, "catalog.db")
+	if _, err := os.Stat(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.New(errs.Damaged, "open catalogue", path, "it is missing").WithHint("%s", damagedHint)
+		}
+		return nil, errs.Wrap("open catalogue", path, err)
+	}
+	// Before it is known whether there is a log: what is seen by then is in the database, or
+	// in a log that is there.
+	seen := seenOf(dir)
+	noted := seen.read()
+	source := "file:" + (&url.URL{Path: path}).EscapedPath() + "?mode=ro&_pragma=busy_timeout(5000)"
+	if log, err := os.Stat(path + "-wal"); errors.Is(err, fs.ErrNotExist) || err == nil && log.Size() == 0 {
+		// Nobody has it open, and SQLite would make a log to read it with. Who begins to
+		// write at this moment writes to a log first.
+		source += "&immutable=1"
+	}
+	db, err := openDatabase(path, source)
+	if err != nil {
+		return nil, wrap("open catalogue", path, err)
+	}
+	var version int
+	var pool string
+	var commits int64
+	err = db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version)
+	switch {
+	case err != nil:
+		err = wrap("open catalogue", path, err)
+	case version > Version:
+		err = errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).
+			WithHint("upgrade pando")
+	case version > 0 && version < Version:
+		err = errs.New(errs.Unsupported, "open catalogue", path, "it has format %d, and the next command that works with the pool makes it %d", version, Version)
+	default:
+		if version == Version {
+			err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
+		}
+		if errors.Is(err, sql.ErrNoRows) {
+			err = nil
+		}
+		if err = wrap("open catalogue", path, err); err == nil && pool != poolID {
+			err = errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").
+				WithHint("%s", damagedHint)
+		}
+	}
+	if err != nil {
+		db.Close()
+		return nil, err
+	}
+	c := &Catalog{db: db, path: path, dir: dir, seen: seen}
+	c.checkSeen(noted, commits)
+	return c, nil
+}
+
+// Open opens the catalogue of the pool in dir. Damaged if it is missing or not
+// a catalogue of this pool, TooNew, NoSpace.
+func Open(ctx context.Context, dir, poolID string) (*Catalog, error) {
+	return open(ctx, dir, poolID, "")
+}
+
+// OpenAlone is Open where there is not even room for the index of the log, which processes
+// share: this one has the catalogue for itself until it is closed. InUse after 20 s if others
+// have it open.
+func OpenAlone(ctx context.Context, dir, poolID string) (*Catalog, error) {
+	return open(ctx, dir, poolID, "&_pragma=locking_mode(exclusive)")
+}
+
+func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
+	path := filepath.Join(dir, "catalog.db")
+	if _, err := os.Stat(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.New(errs.Damaged, "open catalogue", path, "it is missing").WithHint("%s", damagedHint)
+		}
+		return nil, errs.Wrap("open catalogue", path, err)
+	}
+	Preallocate(dir)
+	db, err := openDatabase(path, dsn(path)+more)
+	if err != nil {
+		return nil, wrap("open catalogue", path, err)
+	}
+	c := &Catalog{db: db, path: path, dir: dir, seen: seenOf(dir)}
+	var version int
+	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
+		_ = c.Close()
+		return nil, wrap("open catalogue", path, err)
+	}
+	if version > Version {
+		_ = c.Close()
+		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).
+			WithHint("upgrade pando")
+	}
+	if version > 0 && version < Version {
+		if err := c.upgrade(ctx, version); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+		version = Version
+	}
+	var pool string
+	noted := c.seen.read() // first: other processes may commit before the catalogue is read
+	if version == Version {
+		var commits int64
+		err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
+		c.checkSeen(noted, commits)
+	}
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		_ = c.Close()
+		return nil, wrap("open catalogue", path, err)
+	}
+	if pool != poolID {
+		_ = c.Close()
+		return nil, errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").
+			WithHint("%s", damagedHint)
+	}
+	return c, nil
+}
+
+// Close closes the catalogue. The last to close it writes the log back into the
+// database, and waits for the disk. A process that is about to end can save that:
+// the log stays for the next one, and the kernel closes the files.
+func (c *Catalog) Close() error {
+	c.Leave()
+	c.seen.close()
+	return wrap("close catalogue", c.path, c.db.Close())
+}
+
+// Leave is Close for a process that is about to end: it only removes the proofs of life that operations have
+// left to the next ones, which the kernel would not. An operation that ends later removes its own.
+func (c *Catalog) Leave() { c.idle.close() }
+
+// Tx is a transaction. It holds the write lock of the catalogue: be quick, and
+// never call a driver from inside.
+type Tx struct {
+	ctx context.Context
+	tx  *sql.Tx
+	c   *Catalog
+	put []driver.ObjectID // whose rows it has added
+
+	marked int // marks that it has added for its operation, less those that it has removed
+
+	own map[string]*statement // queries prepared for this transaction alone
+}
+
+// Update runs fn in a transaction and commits it. If fn fails, nothing happened
+// and its error is returned. fn may be run more than once: see OnFull.
+func (c *Catalog) Update(ctx context.Context, d Durability, fn func(*Tx) error) error {
+	for {
+		err := c.update(ctx, d, fn)
+		if !errs.Is(err, errs.NoSpace) || c.onFull == nil || !c.onFull(ctx) {
+			return err
+		}
+	}
+}
+
+func (c *Catalog) update(ctx context.Context, d Durability, fn func(*Tx) error) error {
+	conn, err := c.db.Conn(ctx)
+	if err != nil {
+		return wrap("open catalogue", c.path, err)
+	}
+	defer c.prepare(ctx) // when the connection is free again
+	defer conn.Close()
+	sync := "PRAGMA synchronous=NORMAL"
+	if d == Durable {
+		sync = "PRAGMA synchronous=FULL"
+	}
+	if _, err := conn.ExecContext(ctx, sync); err != nil {
+		return wrap("write catalogue", c.path, err)
+	}
+	var commits int64
+	var put []driver.ObjectID
+	if err := c.transact(ctx, conn, nil, func(tx *Tx) (err error) {
+		if err = fn(tx); err == nil && d == Durable {
+			commits, err = tx.countCommit()
+		}
+		put = tx.put
+		return err
+	}); err != nil {
+		return err
+	}
+	if d == Durable {
+		c.seen.note(commits)
+	}
+	if len(put) > 0 && c.onCommit != nil {
+		c.onCommit(put)
+	}
+	return nil
+}
+
+// View runs fn on one consistent state of the catalogue. fn must not write.
+func (c *Catalog) View(ctx context.Context, fn func(*Tx) error) error {
+	conn, err := c.db.Conn(ctx)
+	if err != nil {
+		return wrap("open catalogue", c.path, err)
+	}
+	defer c.prepare(ctx) // when the connection is free again
+	defer conn.Close()
+	return c.transact(ctx, conn, &sql.TxOptions{ReadOnly: true}, fn)
+}
+
+func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions, fn func(*Tx) error) error {
+	tx, err := c.begin(ctx, conn, o)
+	if err != nil {
+		return err
+	}
+	t := &Tx{ctx: ctx, tx: tx, c: c}
+	ended := beginCounting(ctx)
+	done := false
+	defer func() {
+		if !done {
+			ended(0, tx.Rollback()) // fn's error, or its panic, says what went wrong
+		}
+	}()
+	if err := fn(t); err != nil {
+		return err
+	}
+	done = true
+	err = tx.Commit()
+	ended(t.marked, err)
+	return wrap("write catalogue", c.path, err)
+}
+
+// writeLock is the byte of the -shm file that whoever writes has locked (sqlite.org/walformat.html).
+const writeLock = 120
+
+// begin begins a transaction. It waits for others that write, which SQLite bounds by busyTimeout.
+func (c *Catalog) begin(ctx context.Context, conn *sql.Conn, o *sql.TxOptions) (*sql.Tx, error) {
+	w := waiting.Wait{
+		Op: "write catalogue", Ref: c.path, What: "the catalogue",
+		Holders: func() []waiting.Process { return waiting.LockHolders(c.path+"-shm", writeLock) },
+	}
+	begun := time.Now()
+	stop := w.Watch(ctx)
+	tx, err := conn.BeginTx(ctx, o)
+	stop()
+	var busy *sqlite.Error
+	if errors.As(err, &busy) && busy.Code()&0xff == sqliteBusy {
+		return nil, w.Error(time.Since(begun))
+	}
+	return tx, wrap("write catalogue", c.path, err)
+}
+
+func (t *Tx) exec(query string, args ...any) (int64, error) {
+	var r sql.Result
+	var err error
+	if s, _ := t.prepared(query, false); s != nil {
+		r, err = s.ExecContext(t.ctx, args...)
+	} else {
+		r, err = t.tx.ExecContext(t.ctx, query, args...)
+	}
+	if err != nil {
+		return 0, wrap("write catalogue", t.c.path, err)
+	}
+	n, err := r.RowsAffected()
+	return n, wrap("write catalogue", t.c.path, err)
+}
+
+// SQLite's primary result codes (sqlite.org/rescode.html).
+const (
+	sqlitePerm       = 3
+	sqliteBusy       = 5
+	sqliteReadonly   = 8
+	sqliteIOErr      = 10
+	sqliteCorrupt    = 11
+	sqliteFull       = 13
+	sqliteCantOpen   = 14
+	sqliteConstraint = 19
+	sqliteNotADB     = 26
+)
+
+// wrap gives an SQLite error its kind.
+func wrap(op, path string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var se *sqlite.Error
+	if !errors.As(err, &se) {
+		return errs.Wrap(op, path, err)
+	}
+	e := &errs.Error{Op: op, Ref: path, Err: err}
+	code := se.Code() & 0xff
+	if (code == sqliteIOErr || code == sqliteCantOpen) && isFull(path) {
+		code = sqliteFull // writing to a mapped file, or making one, has failed
+	}
+	switch code {
+	case sqliteCorrupt, sqliteNotADB:
+		e.Kind, e.Hint = errs.Damaged, damagedHint
+	case sqliteFull:
+		e.Kind, e.Hint = errs.NoSpace, errs.Messagef("free space with %s and %s, or on the filesystem of the pool directory", errs.Run("destroy"), errs.Run("gc"))
+	case sqliteBusy:
+		e.Kind, e.Hint = errs.InUse, "another pando works on this pool; try again"
+	case sqliteReadonly, sqlitePerm, sqliteCantOpen:
+		e.Kind, e.Hint = errs.Permission, "run it as root"
+	case sqliteIOErr:
+		e.Kind = errs.IO
+	case sqliteConstraint:
+		e.Kind = errs.Exists
+	default:
+		e.Kind = errs.Internal
+		if strings.Contains(err.Error(), "no such table") || strings.Contains(err.Error(), "no such column") {
+			e.Kind, e.Hint = errs.Damaged, damagedHint
+		}
+	}
+	return e
+}

@@ -1,0 +1,104 @@
+package catalog
+
+import (
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+)
+
+const markColumns = `id, op, name, reads, mountpoint, made_dir, freezes, owner, pid, start, boot, at`
+
+func scanMark(s scanner) (Mark, error) {
+	var m Mark
+	var start, at int64
+	err := s.Scan(&m.ID, &m.Op, &m.Name, &m.Reads, &m.Mountpoint, &m.MadeDir, &m.Freezes, &m.Owner, &m.PID, &start, &m.BootID, &at)
+	m.Start, m.At = uint64(start), fromNano(at)
+	return m, err
+}
+
+// Mark records that an operation is at work on m.ID until Unmark, its end or the
+// death of this process. The caller has looked for marks in the way with Blocking
+// in the same transaction. Owner, Process and At are filled in here.
+//
+// The operation is that of the context: see Operation.In.
+func (t *Tx) Mark(m Mark) error {
+	w, err := t.worker()
+	if err != nil {
+		return err
+	}
+	token, err := w.owner()
+	if err != nil {
+		return err
+	}
+	p := self()
+	_, err = t.exec(`INSERT INTO marks (`+markColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`,
+		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, m.Freezes, token, p.PID, int64(p.Start), p.BootID, toNano(time.Now()))
+	if err == nil {
+		t.marked++
+	}
+	return err
+}
+
+// Unmark removes a mark of the context's operation, or of the one whose grave it holds. Absent is success, and so is
+// one of somebody else, who is at work on the object by now: that stays.
+func (t *Tx) Unmark(id driver.ObjectID) error {
+	w, err := t.worker()
+	if err != nil {
+		return err
+	}
+	n, err := t.exec(`DELETE FROM marks WHERE id = ? AND owner = ?`, id, w.named())
+	t.marked -= int(n)
+	return err
+}
+
+// worker is whom marks belong to that are made and removed in this transaction.
+func (t *Tx) worker() (worker, error) {
+	if at, ok := t.ctx.Value(workerKey{}).(workerAt); ok && at.dir == t.c.dir {
+		return at.worker, nil
+	}
+	return nil, errs.New(errs.Internal, "mark", "", "no operation has begun")
+}
+
+// StopReading notes that a mark's origin is not needed any more.
+func (t *Tx) StopReading(id driver.ObjectID) error {
+	_, err := t.exec(`UPDATE marks SET reads = '', freezes = 0 WHERE id = ?`, id)
+	return err
+}
+
+// MarkFreezes notes that whoever has marked id is about to freeze the filesystem of what it reads.
+func (t *Tx) MarkFreezes(id driver.ObjectID) error {
+	_, err := t.exec(`UPDATE marks SET freezes = 1 WHERE id = ?`, id)
+	return err
+}
+
+// Marks lists all marks, living or dead.
+func (t *Tx) Marks() ([]Mark, error) { return t.marks(`1`) }
+
+// Blocking lists the marks that work on object id, read it, or reserve name.
+// Either may be "".
+func (t *Tx) Blocking(id driver.ObjectID, name string, readers bool) ([]Mark, error) {
+	return t.marks(`(id = ?1 AND ?1 <> '') OR (name = ?2 AND ?2 <> '') OR (?3 AND reads = ?1 AND ?1 <> '')`, id, name, readers)
+}
+
+func (t *Tx) marks(where string, args ...any) ([]Mark, error) {
+	var out []Mark
+	err := t.each(`SELECT `+markColumns+` FROM marks WHERE `+where, args, func(s scanner) error {
+		m, err := scanMark(s)
+		out = append(out, m)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// MarksOf lists the marks of one operation.
+func (t *Tx) MarksOf(owner string) ([]Mark, error) { return t.marks(`owner = ?`, owner) }
+
+// RemoveStaleOwners removes the live files of dead processes that left no work.
+func (c *Catalog) RemoveStaleOwners(marks []Mark) error {
+	named := map[string]bool{}
+	for _, m := range marks {
+		named[m.Owner] = true
+	}
+	return c.removeStaleOwners(named)
+}

@@ -1,0 +1,266 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// Operation is one piece of work that marks belong to: one call of a method that changes something, however many of
+// them a process makes at once. Its proof of life is a file in live/ that it holds locked. The kernel drops the lock
+// when the process dies, however it dies, and other processes see that also from another PID namespace, where a PID
+// would lie. Two operations of one process keep each other out as those of two processes do.
+//
+// An operation that ends without marks leaves its file, still locked, to the next one of the same process: see idle.
+//
+// It may be used concurrently.
+type Operation struct {
+	c       *Catalog
+	mu      sync.Mutex
+	f       *os.File // nil before the first mark, and after the end
+	token   string   // name of f; "" once the next operation may have it
+	spare   bool     // f was made of a spare: see takeSpare
+	ended   bool
+	marks   int  // that are committed, and not removed
+	running int  // transactions that have not ended
+	unsure  bool // a transaction has failed in a way that does not tell whether it was committed
+}
+
+// Process describes the process that owns a mark, for people.
+type Process struct {
+	PID    int
+	Start  uint64 // clock ticks since boot
+	BootID string
+}
+
+// Begin begins an operation, which costs nothing before its first mark.
+func (c *Catalog) Begin() *Operation { return &Operation{c: c} }
+
+// worker is whom marks belong to: an operation, or what is left of one.
+type worker interface {
+	owner() (string, error) // the name of the live file, which is there
+	named() string          // the same, "" if there is none yet
+}
+
+// workerAt is a worker in the pool in dir.
+type workerAt struct {
+	worker
+	dir string
+}
+
+type workerKey struct{}
+
+// In returns a context whose transactions mark and unmark for the operation.
+func (o *Operation) In(ctx context.Context) context.Context {
+	return context.WithValue(ctx, workerKey{}, workerAt{o, o.c.dir})
+}
+
+func (o *Operation) named() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.token
+}
+
+// owner returns the name of the live file, making it at first use.
+func (o *Operation) owner() (string, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ended {
+		return "", errs.New(errs.Internal, "mark", "", "the operation has ended")
+	}
+	if o.f != nil {
+		return o.token, nil
+	}
+	if f := o.c.idle.take(); f != nil {
+		o.f, o.token = f, filepath.Base(f.Name())
+		return o.token, nil
+	}
+	live := filepath.Join(o.c.dir, "live")
+	for {
+		f, err := os.CreateTemp(live, "p-")
+		if errs.KindOf(err) == errs.NoSpace {
+			return o.spareToken()
+		}
+		if err != nil {
+			return "", errs.Wrap("mark", live, err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			// Between the two calls a clean-up may have taken the file for a
+			// dead process's and removed it: then our lock proves nothing.
+			same, err := isFile(f)
+			if err != nil {
+				f.Close()
+				return "", errs.Wrap("mark", live, err)
+			}
+			if same {
+				o.f, o.token = f, filepath.Base(f.Name())
+				return o.token, nil
+			}
+		} else if !errors.Is(err, unix.EWOULDBLOCK) {
+			f.Close()
+			_ = os.Remove(f.Name())
+			return "", errs.Wrap("mark", live, err)
+		}
+		f.Close()
+	}
+}
+
+// spareToken is owner where there is no room for a file.
+func (o *Operation) spareToken() (string, error) {
+	token := fmt.Sprintf("p-%d", rand.Uint64())
+	f, err := takeSpare(o.c.dir, token)
+	if err != nil {
+		return "", err
+	}
+	o.f, o.token, o.spare = f, token, true
+	return token, nil
+}
+
+// isFile reports whether an open file is still the one with its name.
+func isFile(f *os.File) (bool, error) {
+	var mine, there unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &mine); err != nil {
+		return false, err
+	}
+	return unix.Lstat(f.Name(), &there) == nil && there.Dev == mine.Dev && there.Ino == mine.Ino, nil
+}
+
+// End ends the operation, once and for all. Marks that are left, as what they stand for could not be undone, count as
+// a dead process's from then on: whoever comes next cleans up, in this process or another. That needs no room on the
+// disk. Repeated, it does nothing.
+func (o *Operation) End() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.ended = true
+	if o.f == nil {
+		return
+	}
+	f := o.f
+	o.f = nil
+	if o.isClean() && o.c.idle.put(f) {
+		o.token = "" // marks of that name are the next one's
+		return
+	}
+	path := filepath.Join(o.c.dir, "live", o.token)
+	if !o.spare || !returnSpare(path) {
+		_ = os.Remove(path) // a file that stays is nobody's when it is not locked, and collected
+	}
+	unlock(f)
+}
+
+// unlock ends what a live file proves, and closes it.
+func unlock(f *os.File) {
+	// A program that is just being started has the file open as well, until it is executed.
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+	_ = f.Close() // nothing was written
+}
+
+// Grave is the claim on what an operation left that has ended, or whose process has died: while it is held, nobody
+// else cleans up after the same operation.
+type Grave struct {
+	f     *os.File
+	path  string
+	spare bool   // f was made of a spare: see takeSpare
+	dir   string // of the pool
+}
+
+// In returns a context whose transactions mark and unmark for the operation whose grave it is.
+func (g *Grave) In(ctx context.Context) context.Context {
+	return context.WithValue(ctx, workerKey{}, workerAt{g, g.dir})
+}
+
+func (g *Grave) owner() (string, error) { return g.named(), nil }
+func (g *Grave) named() string          { return filepath.Base(g.path) }
+
+// Claim takes charge of what the operation behind token left. It returns nil if that is at work, or if somebody else
+// is in charge already.
+func (c *Catalog) Claim(token string) (*Grave, error) {
+	path := filepath.Join(c.dir, "live", token)
+	for {
+		// The file may be gone: a power loss, or an operation that ended with marks left. Make it anew, so that there
+		// is something to lock.
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+		if errs.KindOf(err) == errs.NoSpace {
+			if f, err = takeSpare(c.dir, token); err != nil {
+				return nil, err
+			}
+			return &Grave{f, path, true, c.dir}, nil
+		}
+		if err != nil {
+			return nil, errs.Wrap("recover", path, err)
+		}
+		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, nil
+			}
+			return nil, errs.Wrap("recover", path, err)
+		}
+		// Whoever had it locked may have removed it since it was opened: then others lock another file.
+		same, err := isFile(f)
+		if err == nil && same {
+			return &Grave{f, path, false, c.dir}, nil
+		}
+		f.Close()
+		if err != nil {
+			return nil, errs.Wrap("recover", path, err)
+		}
+	}
+}
+
+// Close ends the claim. With done, all that the operation left is cleaned up and
+// its live file goes.
+func (g *Grave) Close(done bool) error {
+	if done {
+		if g.spare && returnSpare(g.path) {
+			return g.f.Close()
+		}
+		if err := os.Remove(g.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			g.f.Close()
+			return errs.Wrap("recover", g.path, err)
+		}
+	}
+	return g.f.Close()
+}
+
+// removeStaleOwners removes the live files that nobody holds locked and no mark
+// names: those of processes that died without work at hand.
+func (c *Catalog) removeStaleOwners(named map[string]bool) error {
+	live := filepath.Join(c.dir, "live")
+	entries, err := os.ReadDir(live)
+	if err != nil {
+		return errs.Wrap("recover", live, err)
+	}
+	for _, e := range entries {
+		if named[e.Name()] || isSpare(e.Name()) {
+			continue
+		}
+		g, err := c.Claim(e.Name())
+		if err != nil {
+			return err
+		}
+		if g != nil {
+			if err := g.Close(true); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func self() Process {
+	pid := os.Getpid()
+	return Process{PID: pid, Start: selfStart(), BootID: kernel.BootID()}
+}
+
+var selfStart = sync.OnceValue(func() uint64 { return kernel.ProcStart(os.Getpid()) })

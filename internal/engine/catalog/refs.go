@@ -1,0 +1,131 @@
+package catalog
+
+import (
+	"context"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+)
+
+// Resolve finds what a reference names: a volume, a generation (the current one if only the golden is named) or a
+// snapshot. NotFound.
+func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
+	golden, isGolden, err := t.Golden(r.Name)
+	if err != nil {
+		return Row{}, err
+	}
+	if isGolden {
+		return t.resolveGeneration(op, r, golden)
+	}
+
+	vol, ok, err := t.Volume(r.Name)
+	if err != nil {
+		return Row{}, err
+	}
+	if !ok {
+		return Row{}, errs.New(errs.NotFound, op, r.String(), "no volume or golden has this name").
+			WithHint("see %s and %s", errs.Run("ls"), errs.Run("golden ls"))
+	}
+	if r.At == "" {
+		return vol, nil
+	}
+
+	snap, ok, err := t.Snapshot(vol.Lineage(), r.At)
+	if err == nil && !ok {
+		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).
+			WithHint("see %s", errs.Run("show", r.Name))
+	}
+	return snap, err
+}
+
+// resolveGeneration is Resolve of a golden's name, with or without a number.
+func (t *Tx) resolveGeneration(op string, r ref.Ref, golden Golden) (Row, error) {
+	n := golden.Current
+	if r.At != "" {
+		var ok bool
+		if n, ok = r.Generation(); !ok {
+			return Row{}, errs.New(errs.NotFound, op, r.String(), "%q is not the number of a generation", r.At).
+				WithHint("see %s", errs.Run("golden show", r.Name))
+		}
+	}
+	row, ok, err := t.Generation(r.Name, n)
+	if err == nil && !ok {
+		err = errs.New(errs.NotFound, op, r.String(), "golden %s has no generation %d", r.Name, n).
+			WithHint("see %s", errs.Run("golden show", r.Name))
+	}
+	return row, err
+}
+
+// ResolveVolume finds a volume by name. NotFound; Invalid if it is a golden.
+func (t *Tx) ResolveVolume(op, name string) (Row, error) {
+	vol, ok, err := t.Volume(name)
+	if err != nil || ok {
+		return vol, err
+	}
+	e := errs.New(errs.NotFound, op, name, "there is no such volume").WithHint("see %s", errs.Run("ls"))
+	if _, isGolden, err := t.Golden(name); err == nil && isGolden {
+		e = errs.New(errs.Invalid, op, name, "it is a golden, not a volume").
+			WithHint("make a volume of it: %s", errs.Run("clone", name, "VOLUME"))
+	}
+	return vol, e
+}
+
+// CheckFree refuses a name that something has already. Goldens and volumes share one space of names, so that a
+// reference means one thing. Exists.
+func (t *Tx) CheckFree(op, name string) error {
+	if _, ok, err := t.Volume(name); err != nil {
+		return err
+	} else if ok {
+		return errs.New(errs.Exists, op, name, "a volume has this name already").
+			WithHint("choose another, or %s", errs.Run("destroy", name))
+	}
+	if _, ok, err := t.Golden(name); err != nil {
+		return err
+	} else if ok {
+		return errs.New(errs.Exists, op, name, "a golden has this name already").WithHint("choose another name")
+	}
+	return nil
+}
+
+// RefOf is the reference of a row, as a person would write it.
+func (t *Tx) RefOf(r Row) string {
+	switch r.Kind {
+	case driver.Generation:
+		return ref.Generation(r.Golden, r.Generation)
+	case driver.Snapshot:
+		if vol, ok, err := t.LineageHolder(r.Volume); err == nil && ok {
+			return vol.Name + "@" + r.Name
+		}
+		return string(r.Volume) + "@" + r.Name
+	}
+	return r.Name
+}
+
+// ResolvePoint finds a snapshot or generation by its ID. NotFound; Invalid if it is a volume.
+func (t *Tx) ResolvePoint(op string, id driver.ObjectID) (Row, error) {
+	row, ok, err := t.Get(id)
+	switch {
+	case err != nil:
+		return row, err
+	case !ok:
+		return row, errs.New(errs.NotFound, op, string(id), "there is no such object").
+			WithHint("it may have been destroyed since")
+	case row.Kind != driver.Snapshot && row.Kind != driver.Generation:
+		return row, errs.New(errs.Invalid, op, t.RefOf(row), "it is a %s, which changes", string(row.Kind))
+	}
+	return row, nil
+}
+
+// RefOf is the reference of an object, for messages: its ID if there is no other.
+func (c *Catalog) RefOf(ctx context.Context, id driver.ObjectID) string {
+	name := string(id)
+	_ = c.View(ctx, func(tx *Tx) error {
+		r, ok, err := tx.Get(id)
+		if err == nil && ok {
+			name = tx.RefOf(r)
+		}
+		return err
+	})
+	return name
+}

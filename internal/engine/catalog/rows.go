@@ -1,0 +1,596 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+)
+
+// Row is an object of the catalogue.
+type Row struct {
+	driver.Identity
+	UsedAt     time.Time
+	Usage      driver.Usage // when last measured
+	MeasuredAt time.Time    // zero: never
+}
+
+// Golden is a series of generations.
+type Golden struct {
+	Name      string
+	Current   int // generation
+	Next      int // number that the next generation gets
+	CreatedAt time.Time
+	Keep      int // newest generations that a publish leaves, 0: all
+}
+
+// Attached says where an object is attached.
+type Attached struct {
+	ID         driver.ObjectID
+	Mountpoint string
+	Loop       int    // -1: none
+	MountID    uint64 // 0: the mount point is a symbolic link
+	Dev, Ino   uint64 // of the image file behind the loop device
+	MountNS    uint64
+	MadeDir    bool // the mount point was made for it, and goes with it
+	BootID     string
+	At         time.Time
+}
+
+// Mark says that a living process is at work on an object.
+type Mark struct {
+	ID         driver.ObjectID
+	Op         string
+	Name       string          // that it will have; reserved until the mark goes
+	Reads      driver.ObjectID // its origin, which must stay meanwhile
+	Mountpoint string
+	MadeDir    bool   // the mount point is made for it
+	Freezes    bool   // the filesystem in Reads may be frozen
+	Owner      string // for Claim
+	Process
+	At time.Time
+}
+
+// Tombstone records that an object is to be destroyed, or has been.
+type Tombstone struct {
+	ID        driver.ObjectID
+	Ref       string
+	Bytes     int64
+	At        time.Time
+	Reclaimed bool
+}
+
+const objectColumns = `id, kind, name, golden, generation, volume, fs, size, sector, origin, origin_id, created_at, expires_at,
+ ephemeral, boot, used_at, logical, exclusive, shared, extents, measured_at, pinned, consistency`
+
+type scanner interface{ Scan(...any) error }
+
+func scanRow(s scanner) (Row, error) {
+	var r Row
+	var created, expires, used, measured, pinned int64
+	err := s.Scan(&r.ID, &r.Kind, &r.Name, &r.Golden, &r.Generation, &r.Volume, &r.FS, &r.SizeBytes, &r.Sector, &r.Origin, &r.OriginID,
+		&created, &expires, &r.Ephemeral, &r.BootID, &used,
+		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned, &r.Consistency)
+	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used), fromNano(measured), fromNano(pinned)
+	return r, err
+}
+
+func toNano(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func fromNano(n int64) time.Time {
+	if n == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, n).UTC()
+}
+
+// Put adds an object. Exists if its name is taken.
+func (t *Tx) Put(r Row) error {
+	_, err := t.exec(`INSERT INTO objects (`+objectColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+		r.ID, r.Kind, r.Name, r.Golden, r.Generation, r.Volume, r.FS, r.SizeBytes, r.Sector, r.Origin, r.OriginID,
+		toNano(r.CreatedAt), toNano(r.ExpiresAt), r.Ephemeral, r.BootID, toNano(r.UsedAt),
+		r.Usage.LogicalBytes, r.Usage.ExclusiveBytes, r.Usage.SharedBytes, r.Usage.Extents, toNano(r.MeasuredAt), toNano(r.Pinned), r.Consistency)
+	t.put = append(t.put, r.ID)
+	return err
+}
+
+// Delete removes an object, its attachment, and what is known of it in remotes.
+// Absent is success.
+func (t *Tx) Delete(id driver.ObjectID) error {
+	if _, err := t.exec(`DELETE FROM objects WHERE id = ?`, id); err != nil {
+		return err
+	}
+	if _, err := t.exec(`DELETE FROM remote_points WHERE object = ?`, id); err != nil {
+		return err
+	}
+	return t.Detach(id)
+}
+
+// SetUsage records a measurement.
+func (t *Tx) SetUsage(id driver.ObjectID, u driver.Usage, at time.Time) error {
+	_, err := t.exec(`UPDATE objects SET logical=?, exclusive=?, shared=?, extents=?, measured_at=? WHERE id=?`,
+		u.LogicalBytes, u.ExclusiveBytes, u.SharedBytes, u.Extents, toNano(at), id)
+	return err
+}
+
+// SetPinned records until when an object is not to be destroyed.
+func (t *Tx) SetPinned(id driver.ObjectID, until time.Time) error {
+	_, err := t.exec(`UPDATE objects SET pinned=? WHERE id=?`, toNano(until), id)
+	return err
+}
+
+// SetExpires records when an object's time is over.
+func (t *Tx) SetExpires(id driver.ObjectID, at time.Time) error {
+	_, err := t.exec(`UPDATE objects SET expires_at=? WHERE id=?`, toNano(at), id)
+	return err
+}
+
+// SetBase records the generation that an object descends from.
+func (t *Tx) SetBase(id driver.ObjectID, golden string, generation int) error {
+	_, err := t.exec(`UPDATE objects SET golden=?, generation=? WHERE id=?`, golden, generation, id)
+	return err
+}
+
+// Replace gives the name of the volume old to next, which lineage continues, and
+// makes old a snapshot as it says.
+func (t *Tx) Replace(old driver.ObjectID, asSnapshot, next Row) error {
+	if _, err := t.exec(`UPDATE objects SET kind='snapshot', name=?, volume=?, consistency=?, pinned=0, expires_at=0 WHERE id=?`,
+		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
+		return err
+	}
+	if err := t.Detach(old); err != nil {
+		return err
+	}
+	return t.Put(next)
+}
+
+// LineageHolder finds the volume whose snapshots name lineage as their volume.
+func (t *Tx) LineageHolder(lineage driver.ObjectID) (Row, bool, error) {
+	if r, ok, err := t.Get(lineage); err != nil || ok && r.Kind == driver.Volume && r.Volume == "" {
+		return r, ok, err
+	}
+	return t.one(`kind = 'volume' AND volume = ? AND volume <> ''`, lineage)
+}
+
+// SetUsed records when an object was last used.
+func (t *Tx) SetUsed(id driver.ObjectID, at time.Time) error {
+	_, err := t.exec(`UPDATE objects SET used_at=? WHERE id=?`, toNano(at), id)
+	return err
+}
+
+func (t *Tx) one(where string, args ...any) (Row, bool, error) {
+	r, err := scanRow(t.row(`SELECT `+objectColumns+` FROM objects WHERE `+where, args...))
+	if errors.Is(err, sql.ErrNoRows) {
+		return Row{}, false, nil
+	}
+	if err != nil {
+		return Row{}, false, wrap("read catalogue", t.c.path, err)
+	}
+	return r, true, nil
+}
+
+// Get looks an object up by ID.
+func (t *Tx) Get(id driver.ObjectID) (Row, bool, error) { return t.one(`id = ?`, id) }
+
+// Volume looks a volume up by name.
+func (t *Tx) Volume(name string) (Row, bool, error) {
+	return t.one(`kind = 'volume' AND name = ?`, name)
+}
+
+// Generation looks a generation up by number.
+func (t *Tx) Generation(golden string, n int) (Row, bool, error) {
+	return t.one(`kind = 'generation' AND golden = ? AND generation = ?`, golden, n)
+}
+
+// Snapshot looks a snapshot up by name, given the lineage of its volume.
+func (t *Tx) Snapshot(volume driver.ObjectID, name string) (Row, bool, error) {
+	return t.one(`kind = 'snapshot' AND volume = ? AND name = ?`, volume, name)
+}
+
+// Rows calls fn for every object of a kind, in order of name and number; with
+// kind "" for all.
+func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
+	q, args := `SELECT `+rowText+` FROM objects`, []any{}
+	switch kind {
+	case driver.Volume:
+		if scan, err := t.mostlyVolumes(); err != nil {
+			return err
+		} else if scan {
+			return t.scanVolumes(fn)
+		}
+		q += ` WHERE kind = 'volume' ORDER BY name`
+	case driver.Generation:
+		q += ` WHERE kind = 'generation' ORDER BY golden, generation`
+	case driver.Snapshot:
+		q += ` WHERE kind = 'snapshot' ORDER BY volume, created_at`
+	}
+	return t.each(q, args, func(s scanner) error {
+		var text string
+		if err := s.Scan(&text); err != nil {
+			return wrap("read catalogue", t.c.path, err)
+		}
+		return t.parsed(text, fn)
+	})
+}
+
+func (t *Tx) parsed(text string, fn func(Row) error) error {
+	r, err := parseRow(text)
+	if err != nil {
+		return errs.New(errs.Damaged, "read catalogue", t.c.path, "%w", err).WithHint("%s", damagedHint)
+	}
+	return fn(r)
+}
+
+// mostlyVolumes reports whether there are many objects, and most of them are volumes.
+func (t *Tx) mostlyVolumes() (bool, error) {
+	var volumes, others int
+	err := t.row(`SELECT (SELECT count(*) FROM objects WHERE kind = 'volume'),
+		(SELECT count(*) FROM objects WHERE kind = 'snapshot') + (SELECT count(*) FROM objects WHERE kind = 'generation')`).Scan(&volumes, &others)
+	return volumes > 1000 && volumes > others, wrap("read catalogue", t.c.path, err)
+}
+
+// scanVolumes calls fn for every volume in order of name. It reads the table as it lies and
+// sorts in memory (the + keeps SQLite from the index): looking up tens of thousands of rows in the order of an index takes
+// twice as long.
+func (t *Tx) scanVolumes(fn func(Row) error) error {
+	type named struct{ name, text string }
+	var all []named
+	if err := t.each(`SELECT name, `+rowText+` FROM objects WHERE +kind = 'volume'`, nil, func(s scanner) error {
+		var v named
+		err := s.Scan(&v.name, &v.text)
+		all = append(all, v)
+		return wrap("read catalogue", t.c.path, err)
+	}); err != nil {
+		return err
+	}
+	slices.SortFunc(all, func(a, b named) int { return strings.Compare(a.name, b.name) })
+	for _, v := range all {
+		if err := t.parsed(v.text, fn); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rowText is a row as one text, its columns separated by a control character
+// that no name or reference can hold. Getting a value out of SQLite costs more
+// than finding it, so for tens of thousands of rows one value a row takes half
+// the time of twenty.
+const rowText = `concat_ws(char(31), ` + objectColumns + `)`
+
+const rowSeparator = "\x1f"
+
+// parseRow reads a rowText.
+func parseRow(text string) (Row, error) {
+	var r Row
+	var bad error
+	rest, more := text, true
+	next := func() string {
+		var f string
+		if !more {
+			bad = errors.New("a row with too few columns")
+		}
+		f, rest, more = strings.Cut(rest, rowSeparator)
+		return f
+	}
+	number := func() int64 {
+		f := next()
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil && bad == nil {
+			bad = fmt.Errorf("%q is no number", f)
+		}
+		return n
+	}
+	moment := func() time.Time { return fromNano(number()) }
+	r.ID, r.Kind, r.Name = driver.ObjectID(next()), driver.Kind(next()), next()
+	r.Golden, r.Generation, r.Volume = next(), int(number()), driver.ObjectID(next())
+	r.FS, r.SizeBytes, r.Sector = driver.FS(next()), number(), uint32(number())
+	r.Origin, r.OriginID = next(), driver.ObjectID(next())
+	r.CreatedAt, r.ExpiresAt = moment(), moment()
+	r.Ephemeral, r.BootID = number() != 0, next()
+	r.UsedAt = moment()
+	r.Usage = driver.Usage{LogicalBytes: number(), ExclusiveBytes: number(), SharedBytes: number(), Extents: number()}
+	r.MeasuredAt = moment()
+	r.Pinned, r.Consistency = moment(), driver.Consistency(next())
+	if bad == nil && more {
+		bad = errors.New("a row with too many columns")
+	}
+	return r, bad
+}
+
+// Expired lists at most limit volumes whose time is over and which are not pinned.
+func (t *Tx) Expired(now time.Time, limit int) ([]Row, error) {
+	var out []Row
+	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1 AND kind = 'volume' LIMIT ?2`,
+		[]any{toNano(now), limit}, func(s scanner) error {
+			r, err := scanRow(s)
+			out = append(out, r)
+			return wrap("read catalogue", t.c.path, err)
+		})
+	return out, err
+}
+
+// Generations lists the generations of a golden in order.
+func (t *Tx) Generations(golden string) ([]Row, error) {
+	var out []Row
+	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'generation' AND golden = ? ORDER BY generation`, []any{golden}, func(s scanner) error {
+		r, err := scanRow(s)
+		out = append(out, r)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// Snapshots lists the snapshots of a volume, given its lineage, oldest first.
+func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
+	var out []Row
+	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY created_at`, []any{volume}, func(s scanner) error {
+		r, err := scanRow(s)
+		out = append(out, r)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
+	rows, release, err := t.query(q, args...)
+	if err != nil {
+		return wrap("read catalogue", t.c.path, err)
+	}
+	defer release()
+	defer rows.Close()
+	for rows.Next() {
+		if err := fn(rows); err != nil {
+			return err
+		}
+	}
+	return wrap("read catalogue", t.c.path, rows.Err())
+}
+
+// Golden looks a golden up.
+func (t *Tx) Golden(name string) (Golden, bool, error) {
+	g := Golden{Name: name}
+	var created int64
+	err := t.row(`SELECT current, next, created_at, keep FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next, &created, &g.Keep)
+	if errors.Is(err, sql.ErrNoRows) {
+		return Golden{}, false, nil
+	}
+	g.CreatedAt = fromNano(created)
+	return g, err == nil, wrap("read catalogue", t.c.path, err)
+}
+
+// Goldens lists all goldens in order of name.
+func (t *Tx) Goldens() ([]Golden, error) {
+	var out []Golden
+	err := t.each(`SELECT name, current, next, created_at, keep FROM goldens ORDER BY name`, nil, func(s scanner) error {
+		var g Golden
+		var created int64
+		err := s.Scan(&g.Name, &g.Current, &g.Next, &created, &g.Keep)
+		g.CreatedAt = fromNano(created)
+		out = append(out, g)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// PutGolden adds a golden or replaces its row.
+func (t *Tx) PutGolden(g Golden) error {
+	_, err := t.exec(`INSERT INTO goldens (name, current, next, created_at, keep) VALUES (?,?,?,?,?)
+		ON CONFLICT (name) DO UPDATE SET current=excluded.current, next=excluded.next, keep=excluded.keep`, g.Name, g.Current, g.Next, toNano(g.CreatedAt), g.Keep)
+	return err
+}
+
+// DeleteEmptyGolden removes the row of a golden that has no generation left.
+func (t *Tx) DeleteEmptyGolden(name string) error {
+	_, err := t.exec(`DELETE FROM goldens WHERE name = ?1 AND NOT EXISTS (SELECT 1 FROM objects WHERE kind = 'generation' AND golden = ?1)`, name)
+	return err
+}
+
+// Attach records where an object is attached.
+func (t *Tx) Attach(a Attached) error {
+	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+attachedColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
+		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID, toNano(a.At))
+	return err
+}
+
+// Reattach records that an object, whose attachment is recorded, is attached in another way now. A power loss may take
+// that away.
+func (c *Catalog) Reattach(ctx context.Context, a Attached) error {
+	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.Attach(a) })
+}
+
+// Detach forgets an attachment. Absent is success.
+func (t *Tx) Detach(id driver.ObjectID) error {
+	_, err := t.exec(`DELETE FROM attachments WHERE id = ?`, id)
+	return err
+}
+
+const attachedColumns = `id, mountpoint, loop, mount_id, dev, ino, mount_ns, made_dir, boot, at`
+
+func scanAttached(s scanner) (Attached, error) {
+	var a Attached
+	var mountID, dev, ino, ns, at int64
+	err := s.Scan(&a.ID, &a.Mountpoint, &a.Loop, &mountID, &dev, &ino, &ns, &a.MadeDir, &a.BootID, &at)
+	a.MountID, a.Dev, a.Ino, a.MountNS, a.At = uint64(mountID), uint64(dev), uint64(ino), uint64(ns), fromNano(at)
+	return a, err
+}
+
+// Attached looks up where an object is attached.
+func (t *Tx) Attached(id driver.ObjectID) (Attached, bool, error) {
+	a, err := scanAttached(t.row(`SELECT `+attachedColumns+` FROM attachments WHERE id = ?`, id))
+	if errors.Is(err, sql.ErrNoRows) {
+		return Attached{}, false, nil
+	}
+	return a, err == nil, wrap("read catalogue", t.c.path, err)
+}
+
+// AllAttached lists all attachments by object.
+func (t *Tx) AllAttached() (map[driver.ObjectID]Attached, error) {
+	out := map[driver.ObjectID]Attached{}
+	err := t.each(`SELECT `+attachedColumns+` FROM attachments`, nil, func(s scanner) error {
+		a, err := scanAttached(s)
+		out[a.ID] = a
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// Bury adds a tombstone.
+func (t *Tx) Bury(b Tombstone) error {
+	_, err := t.exec(`INSERT OR IGNORE INTO tombstones (id, ref, bytes, at, reclaimed) VALUES (?,?,?,?,0)`, b.ID, b.Ref, b.Bytes, toNano(b.At))
+	return err
+}
+
+// Reclaimed notes that the driver has removed an object.
+func (t *Tx) Reclaimed(id driver.ObjectID) error {
+	_, err := t.exec(`UPDATE tombstones SET reclaimed = 1 WHERE id = ?`, id)
+	return err
+}
+
+// Unreclaimed lists the tombstones whose objects may still be there, at most
+// limit (0: all).
+func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
+	if limit <= 0 {
+		limit = -1
+	}
+	var out []Tombstone
+	err := t.each(`SELECT id, ref, bytes, at FROM tombstones WHERE reclaimed = 0 LIMIT ?`, []any{limit}, func(s scanner) error {
+		var b Tombstone
+		var at int64
+		err := s.Scan(&b.ID, &b.Ref, &b.Bytes, &at)
+		b.At = fromNano(at)
+		out = append(out, b)
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// Tombstone looks a tombstone up.
+func (t *Tx) Tombstone(id driver.ObjectID) (bool, error) {
+	var n int
+	err := t.row(`SELECT count(*) FROM tombstones WHERE id = ?`, id).Scan(&n)
+	return n > 0, wrap("read catalogue", t.c.path, err)
+}
+
+// Buried lists the IDs of all tombstones.
+func (t *Tx) Buried() (map[driver.ObjectID]bool, error) {
+	out := map[driver.ObjectID]bool{}
+	err := t.each(`SELECT id FROM tombstones`, nil, func(s scanner) error {
+		var id driver.ObjectID
+		err := s.Scan(&id)
+		out[id] = true
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// ForgetReclaimed removes the tombstones of objects whose removal is durable:
+// call it after a driver.Syncer, with what Buried returned before that.
+func (t *Tx) ForgetReclaimed(before time.Time) error {
+	_, err := t.exec(`DELETE FROM tombstones WHERE reclaimed = 1 AND at < ?`, toNano(before))
+	return err
+}
+
+// Meta reads a value; "" if it was never set.
+func (t *Tx) Meta(key string) (string, error) {
+	var v string
+	err := t.row(`SELECT value FROM meta WHERE key = ?`, key).Scan(&v)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", nil
+	}
+	return v, wrap("read catalogue", t.c.path, err)
+}
+
+// SetMeta writes a value.
+func (t *Tx) SetMeta(key, value string) error {
+	_, err := t.exec(`INSERT OR REPLACE INTO meta (key, value) VALUES (?,?)`, key, value)
+	return err
+}
+
+// Summary is what a process must know when it opens a pool.
+type Summary struct {
+	Swept       Swept
+	Marks       int
+	Unreclaimed int
+	Reclaimed   int // tombstones kept only until the removal is durable
+	Expired     int // volumes whose time is over
+}
+
+// Summary reads it in one query.
+func (t *Tx) Summary() (Summary, error) {
+	var s Summary
+	var total int
+	var at string
+	err := t.row(`SELECT coalesce((SELECT value FROM meta WHERE key = 'boot'), ''),
+		coalesce((SELECT value FROM meta WHERE key = 'boot_at'), ''),
+		(SELECT count(*) FROM marks), (SELECT count(*) FROM tombstones WHERE reclaimed = 0), (SELECT count(*) FROM tombstones),
+		(SELECT count(*) FROM objects WHERE expires_at > 0 AND expires_at <= ?1 AND pinned <= ?1)`, toNano(time.Now())).
+		Scan(&s.Swept.BootID, &at, &s.Marks, &s.Unreclaimed, &total, &s.Expired)
+	s.Reclaimed, s.Swept.At = total-s.Unreclaimed, parseNano(at)
+	return s, wrap("read catalogue", t.c.path, err)
+}
+
+// Counts of what the catalogue holds.
+type Counts struct{ Volumes, Snapshots, Goldens, Generations, Attached int }
+
+// Count counts.
+func (t *Tx) Count() (Counts, error) {
+	var n Counts
+	err := t.row(`SELECT (SELECT count(*) FROM objects WHERE kind='volume'), (SELECT count(*) FROM objects WHERE kind='snapshot'),
+		(SELECT count(*) FROM goldens), (SELECT count(*) FROM objects WHERE kind='generation'), (SELECT count(*) FROM attachments)`).
+		Scan(&n.Volumes, &n.Snapshots, &n.Goldens, &n.Generations, &n.Attached)
+	return n, wrap("read catalogue", t.c.path, err)
+}
+
+// Based counts the volumes and snapshots that descend from a generation.
+func (t *Tx) Based(golden string, generation int) (int, error) {
+	var n int
+	err := t.row(`SELECT count(*) FROM objects WHERE kind <> 'generation' AND golden = ? AND generation = ?`, golden, generation).Scan(&n)
+	return n, wrap("read catalogue", t.c.path, err)
+}
+
+// ClonesByOrigin counts the volumes of each origin.
+func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
+	out := map[driver.ObjectID]int{}
+	err := t.each(`SELECT origin_id, count(*) FROM objects WHERE kind = 'volume' GROUP BY origin_id`, nil, func(s scanner) error {
+		var id driver.ObjectID
+		var n int
+		err := s.Scan(&id, &n)
+		out[id] = n
+		return wrap("read catalogue", t.c.path, err)
+	})
+	return out, err
+}
+
+// TotalUsage adds up what was last measured: logical bytes, and an estimate of the bytes that they take. What an object
+// shares is taken to be shared with what it was made from, as far as that is as large, and is counted there. If that is
+// gone, it is the generation at its root, or of a generation the one before; and if that is gone as well, what several
+// objects made from the same share counts once.
+func (t *Tx) TotalUsage() (logical, physical int64, err error) {
+	err = t.row(`WITH o AS (
+		SELECT x.id, x.origin_id, x.exclusive, x.logical - x.exclusive AS shared, coalesce(origin.logical, base.logical) AS known
+		FROM objects x
+		LEFT JOIN objects origin ON origin.id = x.origin_id AND origin.id <> x.id
+		LEFT JOIN objects base ON base.kind = 'generation' AND base.golden = x.golden AND base.generation = CASE x.kind
+			WHEN 'generation' THEN (SELECT max(generation) FROM objects g
+				WHERE g.kind = 'generation' AND g.golden = x.golden AND g.generation < x.generation)
+			ELSE x.generation END
+	) SELECT
+		(SELECT coalesce(sum(logical), 0) FROM objects),
+		(SELECT coalesce(sum(exclusive + max(0, shared - known)), 0) FROM o WHERE known IS NOT NULL) +
+		(SELECT coalesce(sum(e + s), 0) FROM (SELECT sum(exclusive) e, max(shared) s FROM o WHERE known IS NULL
+			GROUP BY CASE WHEN origin_id = '' THEN id ELSE origin_id END))`).Scan(&logical, &physical)
+	return logical, physical, wrap("read catalogue", t.c.path, err)
+}

@@ -1,0 +1,192 @@
+package catalog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+
+	"golang.org/x/sys/unix"
+)
+
+// seen is the number of durable commits that a catalogue has had, in a file of its own.
+// The catalogue counts them too, in the same transactions. If it has fewer than were
+// seen, it has lost records that were on the disk: its log was cut or damaged, or it is
+// an old copy. The file is written after the commit and never synced, so that it cannot
+// be ahead of a catalogue that is whole, whatever a power loss takes.
+type seen struct {
+	path string
+	mu   sync.Mutex
+	f    *os.File // open for writing; nil before the first note
+}
+
+// Its content is always as long, so that it can be overwritten in place.
+const (
+	seenFormat = "%020d %08x\n"
+	seenBytes  = 30
+)
+
+func seenOf(dir string) *seen { return &seen{path: filepath.Join(dir, "catalog.seen")} }
+
+func formatSeen(n int64) []byte {
+	return fmt.Appendf(nil, seenFormat, n, crc32.ChecksumIEEE(fmt.Appendf(nil, "%020d", n)))
+}
+
+// read returns 0 if there is no such file, or none that is whole: then nothing is known.
+func (s *seen) read() int64 {
+	f, err := os.Open(s.path)
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	if n := readSeen(f); n > 0 {
+		return n
+	}
+	// Perhaps it was half written at that moment.
+	if !lockSeen(f, unix.LOCK_SH, time.Now().Add(seenWait)) {
+		return 0
+	}
+	return readSeen(f)
+}
+
+func readSeen(f *os.File) int64 {
+	var b [seenBytes]byte
+	if n, _ := f.ReadAt(b[:], 0); n != seenBytes {
+		return 0
+	}
+	var n, sum int64
+	if _, err := fmt.Sscanf(string(b[:]), "%d %x", &n, &sum); err != nil || !bytes.Equal(formatSeen(n), b[:]) {
+		return 0
+	}
+	return n
+}
+
+// note writes n, unless more was seen already. Not being able to costs a warning that
+// might be given later, and is no error.
+func (s *seen) note(n int64) {
+	deadline := time.Now().Add(seenWait)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.f == nil {
+		f, err := openSeen(s.path)
+		if err != nil {
+			return
+		}
+		s.f = f
+	}
+	// One at a time, or a slower process would put back what a faster one has written.
+	if !lockSeen(s.f, unix.LOCK_EX, deadline) {
+		return
+	}
+	defer func() { _ = unix.Flock(int(s.f.Fd()), unix.LOCK_UN) }()
+	if readSeen(s.f) < n {
+		_, _ = s.f.WriteAt(formatSeen(n), 0)
+	}
+}
+
+func (s *seen) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.f != nil {
+		_ = s.f.Close() // what it lacks costs a warning
+		s.f = nil
+	}
+}
+
+// seenWait is how long a commit waits for others that note theirs, which takes microseconds, unless one of them is
+// stopped.
+const seenWait = time.Second
+
+// lockSeen locks the file, and reports whether it could in time. It tries at least once.
+func lockSeen(f *os.File, how int, deadline time.Time) bool {
+	for wait := 20 * time.Microsecond; ; wait = min(2*wait, 10*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
+		if err == nil {
+			return true
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
+			return false
+		}
+		time.Sleep(wait)
+	}
+}
+
+// openSeen opens the file for writing, and makes it if it is missing.
+func openSeen(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return f, err
+	}
+	f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err // another process is writing the first one
+	}
+	// The pool's owner owns it, even if root writes it first.
+	var dir unix.Stat_t
+	err = unix.Stat(filepath.Dir(path), &dir)
+	if err == nil && os.Geteuid() == 0 && dir.Uid != 0 {
+		err = f.Chown(int(dir.Uid), int(dir.Gid))
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// Lost is how many durable commits the catalogue had lost when it was opened: 0 if it is
+// whole, as far as is known.
+func (c *Catalog) Lost() int64 { return c.lost }
+
+// LostError is what is wrong with a catalogue that has lost commits, nil if it has not.
+// Damaged.
+func (c *Catalog) LostError() error {
+	if c.lost == 0 {
+		return nil
+	}
+	return errs.New(errs.Damaged, "open catalogue", c.path,
+		"it lost its last %s on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until it is mended", changes(c.lost)).
+		WithHint("%s brings back what it lacks; %s lists that", errs.Run("init", errs.Param("rebuild")), errs.Run("fsck"))
+}
+
+func changes(n int64) string {
+	if n == 1 {
+		return "change, which was"
+	}
+	return fmt.Sprintf("%d changes, which were", n)
+}
+
+// Continuous reports whether the catalogue is known to have every durable commit that
+// was waited for in this boot.
+func (c *Catalog) Continuous() bool { return c.lost == 0 && c.known }
+
+// checkSeen compares what was seen before the catalogue was read with what it has.
+func (c *Catalog) checkSeen(seen, commits int64) {
+	c.lost, c.known = max(seen-commits, 0), seen > 0
+}
+
+// countCommit counts a durable commit, in its transaction.
+func (t *Tx) countCommit() (n int64, err error) {
+	err = t.row(`INSERT INTO meta VALUES ('commits', '1') ON CONFLICT (key) DO UPDATE SET value = CAST(value AS INTEGER) + 1
+		RETURNING CAST(value AS INTEGER)`).Scan(&n)
+	return n, wrap("write catalogue", t.c.path, err)
+}
+
+// Mended notes that what the catalogue of the pool in dir has lost was found out and
+// brought back as far as possible: from here on it counts as whole.
+func (t *Tx) Mended(dir string) error {
+	_, err := t.exec(`INSERT INTO meta VALUES ('commits', ?1) ON CONFLICT (key) DO UPDATE SET value = ?1 WHERE CAST(value AS INTEGER) < ?1`, seenOf(dir).read())
+	return err
+}
+
+// OnCommit sets what is called with the objects whose rows a transaction has added,
+// after it was committed and before Update returns.
+func (c *Catalog) OnCommit(fn func([]driver.ObjectID)) { c.onCommit = fn }

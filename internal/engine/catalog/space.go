@@ -1,0 +1,182 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/durable"
+	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// A full disk must not keep anybody from freeing space, and freeing space means to write
+// into the catalogue first. So what that takes is taken from the disk beforehand, where
+// nobody else can have it: blocks for the log, and files for proofs of life. Nothing is
+// ever given back to be taken again in that moment: on a full disk the writeback of other
+// programs waits for every block that becomes free.
+
+const (
+	// logBytes is how much of the log is preallocated: some hundred transactions. A
+	// checkpoint may fail for want of space without harm, as the log then goes on.
+	logBytes = 4 << 20
+
+	// indexBytes is what the index of the log takes for it. SQLite gives it back and takes
+	// it again when it opens the catalogue and nobody else has it open.
+	indexBytes = 32 << 10
+
+	// spares is how many processes at once can prove that they live on a disk without
+	// room for one more file.
+	spares      = 8
+	sparePrefix = "spare-"
+)
+
+// Preallocate takes from the disk what the catalogue of the pool in dir needs to be written
+// on a full one. Best effort: without it the pool's reserve has to do. It writes nothing
+// into files that are there, so it may be called while others use the catalogue. One call
+// of stat if there is nothing to do.
+func Preallocate(dir string) {
+	path := filepath.Join(dir, "catalog.db-wal")
+	var st unix.Stat_t
+	if unix.Stat(path, &st) == nil && st.Blocks*512 >= logBytes {
+		return
+	}
+	like, err := os.Lstat(filepath.Join(dir, "catalog.db"))
+	if err != nil {
+		return
+	}
+	allocate(path, like, logBytes) // SQLite has no lock on the log
+
+	ifClosed(dir, func() { allocate(filepath.Join(dir, "catalog.db-shm"), like, indexBytes) })
+}
+
+// allocate takes blocks for a file, and makes it, empty, if it is missing.
+func allocate(path string, like fs.FileInfo, bytes int64) {
+	f, err := openInPlace(path, like)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	_ = unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, bytes)
+}
+
+// openInPlace opens a file for writing, and makes it, empty, if it is missing. On btrfs what
+// it makes is overwritten in place: a copy would need space for each write.
+func openInPlace(path string, like fs.FileInfo) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR|unix.O_NOFOLLOW, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := durable.KeepOwner(f, like); err != nil {
+		f.Close()
+		return nil, err
+	}
+	if flags, err := kernel.GetFlags(int(f.Fd())); err == nil {
+		_ = kernel.SetFlags(int(f.Fd()), flags|kernel.FlagNoCow) // only btrfs knows it
+	}
+	return f, nil
+}
+
+// MakeSpares makes the spare files for proofs of life that are missing in the pool in dir.
+// NoSpace.
+func MakeSpares(dir string) error {
+	like, err := os.Lstat(filepath.Join(dir, "live"))
+	if err != nil {
+		return errs.Wrap("make spares", dir, err)
+	}
+	for n := range spares {
+		path := sparePath(dir, n)
+		if _, err := os.Lstat(path); err == nil {
+			continue
+		}
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+		if errors.Is(err, fs.ErrExist) {
+			continue // another process was faster
+		}
+		if err == nil {
+			err = durable.KeepOwner(f, like)
+			f.Close()
+		}
+		if err != nil {
+			return errs.Wrap("make spares", dir, err)
+		}
+	}
+	return nil
+}
+
+func sparePath(dir string, n int) string {
+	return filepath.Join(dir, "live", fmt.Sprintf("%s%d", sparePrefix, n))
+}
+
+func isSpare(name string) bool { return strings.HasPrefix(name, sparePrefix) }
+
+// takeSpare makes a spare file the live file called token, and returns it locked: renaming
+// needs neither a block nor an inode. NoSpace if none is left.
+func takeSpare(dir, token string) (*os.File, error) {
+	for n := range spares {
+		if f, err := trySpare(dir, n, token); err != nil || f != nil {
+			return f, err
+		}
+	}
+	return nil, errs.New(errs.NoSpace, "mark", dir, "there is no room for one more file in %s", filepath.Join(dir, "live")).
+		WithHint("free space or inodes on the filesystem of the pool directory")
+}
+
+// trySpare takes one spare; nil if it is missing or somebody else takes it now.
+func trySpare(dir string, n int, token string) (*os.File, error) {
+	path := sparePath(dir, n)
+	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, nil // in use, under another name
+	}
+	free := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+	if free {
+		free, err = isFile(f) // else somebody had it, and it is another by now
+	}
+	if !free || err != nil {
+		f.Close()
+		return nil, errs.Wrap("mark", path, err)
+	}
+	to := filepath.Join(dir, "live", token)
+	err = unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if err != nil {
+		f.Close()
+		return nil, errs.Wrap("mark", to, err)
+	}
+	return f, nil
+}
+
+// returnSpare makes a live file that its process does not need any more a spare again. It
+// reports whether it did: not, if none is missing.
+func returnSpare(path string) bool {
+	dir := filepath.Dir(filepath.Dir(path))
+	for n := range spares {
+		if unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, sparePath(dir, n), unix.RENAME_NOREPLACE) == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// isFull reports whether the filesystem of a file has no room for another page, or another
+// file. Of some failures SQLite does not say that this was why.
+func isFull(path string) bool {
+	var st unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(path), &st); err != nil {
+		return false
+	}
+	return int64(st.Bavail)*st.Bsize < 1<<20 || st.Files > 0 && st.Ffree == 0
+}
+
+// OnFull sets what is called, with the context of the transaction, when there is no space to
+// write it. If it reports that it has made some, the transaction is run again.
+func (c *Catalog) OnFull(fn func(context.Context) bool) { c.onFull = fn }

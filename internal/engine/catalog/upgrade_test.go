@@ -1,0 +1,235 @@
+package catalog
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+)
+
+// oldCatalog makes a catalogue as version 1 did, with a golden of one generation
+// and a volume that was cloned from it.
+func oldCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 1,
+		"INSERT INTO goldens VALUES ('g', 4, 5, 7)",
+		"INSERT INTO objects VALUES ('gen', 'generation', '', 'g', 4, '', 'ext4', 1, 2, '', '', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
+		"INSERT INTO objects VALUES ('vol', 'volume', 'v', '', 0, '', 'ext4', 1, 2, 'g@4', 'gen', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
+		"INSERT INTO objects VALUES ('lone', 'volume', 'w', '', 0, '', 'ext4', 1, 2, 'h@1', 'gone', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
+		"INSERT INTO marks VALUES ('m', 'clone', 'x', 'gen', '', 0, 'p-1', 1, 2, 'b', 3)")
+}
+
+// secondCatalog makes one as version 2 did.
+func secondCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 2,
+		"INSERT INTO goldens VALUES ('g', 4, 5, 7, 6)",
+		"INSERT INTO objects VALUES ('gen', 'generation', '', 'g', 4, '', 'ext4', 1, 2, '', '', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9, 0, '')",
+		"INSERT INTO objects VALUES ('vol', 'volume', 'v', 'h', 2, '', 'ext4', 1, 2, 'g@4', 'gen', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9, 10, '')",
+		"INSERT INTO objects VALUES ('snap', 'snapshot', 's', 'h', 2, 'vol', 'ext4', 1, 2, 'v', 'vol', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9, 0, 'clean')",
+		"INSERT INTO marks VALUES ('m', 'clone', 'x', 'gen', '', 0, 1, 'p-1', 1, 2, 'b', 3)")
+}
+
+// thirdCatalog makes one as version 3 did, which remembered no next points.
+func thirdCatalog(t *testing.T) string {
+	t.Helper()
+	return catalogOf(t, 3, "INSERT INTO remote_heads VALUES ('r', 'v', 'l', 6, 'm', 7)")
+}
+
+// catalogOf makes a catalogue of a version, whose schema is frozen in testdata.
+func catalogOf(t *testing.T, version int, rows ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	schema, err := os.ReadFile(fmt.Sprintf("testdata/v%d.sql", version))
+	if err != nil {
+		t.Fatal(err)
+	}
+	db, err := sql.Open("sqlite", dsn(filepath.Join(dir, "catalog.db")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	for _, stmt := range append([]string{"PRAGMA journal_mode=WAL", string(schema), fmt.Sprintf("PRAGMA user_version=%d", version),
+		"INSERT INTO meta VALUES ('pool', 'p')"}, rows...) {
+		if _, err := db.Exec(stmt); err != nil {
+			t.Fatalf("%s: %v", stmt, err)
+		}
+	}
+	for _, d := range []string{"live", "locks"} {
+		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestOldCatalogueIsBroughtUpToDate(t *testing.T) {
+	dir := oldCatalog(t)
+	ctx := context.Background()
+	// Several processes may open it at once.
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			c, err := Open(ctx, dir, "p")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			if err := c.View(ctx, func(tx *Tx) error {
+				v, ok, err := tx.Volume("v")
+				if err != nil || !ok || v.Golden != "g" || v.Generation != 4 || v.Usage.Extents != 8 {
+					t.Errorf("%+v, %v, %v", v, ok, err)
+				}
+				if v, ok, err = tx.Volume("w"); err != nil || !ok || v.Golden != "" {
+					t.Errorf("%+v, %v, %v", v, ok, err)
+				}
+				g, ok, err := tx.Golden("g")
+				if err != nil || !ok || g.Current != 4 || g.Keep != 0 {
+					t.Errorf("%+v, %v, %v", g, ok, err)
+				}
+				m, err := tx.Marks()
+				if err != nil || len(m) != 1 || m[0].Freezes || m[0].Owner != "p-1" {
+					t.Errorf("%+v, %v", m, err)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestUpgradedIsAsNew compares the two schemas.
+func TestUpgradedIsAsNew(t *testing.T) {
+	ctx := context.Background()
+	fresh := t.TempDir()
+	if err := Create(ctx, fresh, "p"); err != nil {
+		t.Fatal(err)
+	}
+	columns := func(dir string) map[string]bool {
+		c, err := Open(ctx, dir, "p")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		out := map[string]bool{}
+		if err := c.View(ctx, func(tx *Tx) error {
+			return tx.each(`SELECT m.name || '.' || coalesce(c.name, m.type) || ' ' || coalesce(c.type, '') || coalesce(c."notnull", '') || coalesce(c.pk, '')
+				FROM sqlite_master m LEFT JOIN pragma_table_info(m.name) c WHERE m.name NOT LIKE 'sqlite_%'`, nil, func(s scanner) error {
+				var text string
+				err := s.Scan(&text)
+				out[text] = true
+				return err
+			})
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	b := columns(fresh)
+	if len(b) < 50 {
+		t.Errorf("only %d columns and indices seen", len(b))
+	}
+	for version, old := range []string{oldCatalog(t), secondCatalog(t), thirdCatalog(t)} {
+		a := columns(old)
+		for k := range a {
+			if !b[k] {
+				t.Errorf("only a catalogue upgraded from version %d has %s", version+1, k)
+			}
+		}
+		for k := range b {
+			if !a[k] {
+				t.Errorf("only a new catalogue has %s, not one upgraded from version %d", k, version+1)
+			}
+		}
+	}
+}
+
+// TestSecondCatalogueIsBroughtUpToDate: nothing of it changes.
+func TestSecondCatalogueIsBroughtUpToDate(t *testing.T) {
+	ctx := t.Context()
+	dir := secondCatalog(t)
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			c, err := Open(ctx, dir, "p")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			if wrong, err := c.Check(ctx); err != nil || len(wrong) > 0 {
+				t.Errorf("%v, %v", wrong, err)
+			}
+			if err := c.View(ctx, func(tx *Tx) error {
+				v, ok, err := tx.Volume("v")
+				if err != nil || !ok || v.Golden != "h" || v.Generation != 2 || v.Usage.Extents != 8 || toNano(v.Pinned) != 10 {
+					t.Errorf("%+v, %v, %v", v, ok, err)
+				}
+				s, ok, err := tx.Snapshot("vol", "s")
+				if err != nil || !ok || s.Consistency != driver.Clean {
+					t.Errorf("%+v, %v, %v", s, ok, err)
+				}
+				g, ok, err := tx.Golden("g")
+				if err != nil || !ok || g.Current != 4 || g.Keep != 6 {
+					t.Errorf("%+v, %v, %v", g, ok, err)
+				}
+				m, err := tx.Marks()
+				if err != nil || len(m) != 1 || !m[0].Freezes {
+					t.Errorf("%+v, %v", m, err)
+				}
+				points, err := tx.RemotePoints("")
+				heads, herr := tx.RemoteHeads("")
+				if err != nil || herr != nil || len(points)+len(heads) != 0 {
+					t.Errorf("%v, %v, %v, %v", points, heads, err, herr)
+				}
+				return nil
+			}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestThirdCatalogueIsBroughtUpToDate: what it remembers of heads stays.
+func TestThirdCatalogueIsBroughtUpToDate(t *testing.T) {
+	c, err := Open(t.Context(), thirdCatalog(t), "p")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var heads []RemoteHead
+	if err := c.View(t.Context(), func(tx *Tx) (err error) {
+		heads, err = tx.RemoteHeads("r")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(heads) != 1 || heads[0].Epoch != 6 || heads[0].NextSeq != 0 || heads[0].Manifest != "m" {
+		t.Errorf("%+v", heads)
+	}
+}
+
+func TestNewerCatalogueIsRefused(t *testing.T) {
+	dir := oldCatalog(t)
+	db, err := sql.Open("sqlite", dsn(filepath.Join(dir, "catalog.db")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Exec("PRAGMA user_version=99"); err != nil {
+		t.Fatal(err)
+	}
+	db.Close()
+	if _, err := Open(context.Background(), dir, "p"); !errs.Is(err, errs.TooNew) {
+		t.Errorf("got %v", err)
+	}
+}

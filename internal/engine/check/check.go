@@ -1,0 +1,376 @@
+// Package check finds what is wrong with a pool, and mends it: it compares the objects with the catalogue, checks the
+// filesystems inside images, repairs both, and makes a lost catalogue anew.
+//
+// What it needs of the verbs, it is given: see Verbs.
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
+	"pando/internal/engine/pool"
+)
+
+// opFsck is the operation of marks on what fsck copies or repairs.
+const opFsck = ledger.OpFsck
+
+// Severity of a finding.
+const (
+	sevError   = "error"   // data is damaged, gone or out of reach
+	sevWarning = "warning" // pool and catalogue disagree, or something could not be checked; nothing is lost
+	sevNote    = "note"    // the next command or gc cleans it up, or it is so on purpose
+)
+
+// byHandRebuild begins what a person can do where the catalogue itself is wrong.
+var byHandRebuild = errs.Messagef("by hand: %s", errs.Run("init", errs.Param("rebuild")))
+
+// Finding is something that is not as it should be.
+type Finding struct {
+	Severity string       `json:"severity"`           // error, warning or note
+	Code     string       `json:"code"`               // stable: see docs/fsck.md
+	Ref      string       `json:"ref"`                // reference, or path, of what it is about
+	ID       string       `json:"id,omitempty"`       // of the object
+	Message  errs.Message `json:"message"`            //
+	Repair   errs.Message `json:"repair,omitempty"`   // what repairing does, or what a person can do
+	Repaired string       `json:"repaired,omitempty"` // what has been done; "": nothing
+	Failed   string       `json:"failed,omitempty"`   // why it could not be repaired
+	Detail   string       `json:"detail,omitempty"`   // what a program said
+
+	fix fix // nil: it cannot be repaired
+}
+
+// fix repairs what was found, and says what it has done; "": nothing.
+type fix func(context.Context) (done string, err error)
+
+// say says what was found, and what can be done about it.
+func (f *Finding) say(severity, code string, message, repair errs.Message) {
+	f.Severity, f.Code, f.Message, f.Repair = severity, code, message, repair
+}
+
+// key tells findings apart.
+func (f Finding) key() string {
+	return f.Code + "\x00" + f.Ref + "\x00" + f.ID + "\x00" + string(f.Message)
+}
+
+// Counts says how much was looked at.
+type Counts struct {
+	Objects     int `json:"objects"`     // in the pool
+	Rows        int `json:"rows"`        // of the catalogue
+	Attachments int `json:"attachments"` //
+	Images      int `json:"images"`      // whose filesystems were checked
+	Shared      int `json:"shared"`      // images that were not, as all their blocks are those of one that was
+	Raw         int `json:"raw"`         // images without a filesystem, whose content nobody can check
+	Trees       int `json:"trees"`       // opened
+	Busy        int `json:"busy"`        // left out: another pando is at work on them
+}
+
+// Report is the result of a check.
+type Report struct {
+	Checked  Counts    `json:"checked"`
+	Findings []Finding `json:"findings"`
+	OK       bool      `json:"ok"`              // no error or warning, or all repaired
+	Notes    []string  `json:"notes,omitempty"` // what was not checked, and why
+}
+
+// Request says what to check.
+type Request struct {
+	Refs    []ref.Ref // whose inner filesystems are checked; nil: all
+	Repair  bool
+	Tracker *progress.Tracker
+}
+
+// Pool is an open pool that is to be checked.
+type Pool struct {
+	*pool.Pool
+	Catalog *catalog.Catalog
+	Driver  driver.Driver
+	Ledger  *ledger.Ledger
+	Content *content.Access
+	Verbs   Verbs
+
+	// Look finds a program, as [run.Look] does.
+	Look func(name string) (path string, err error)
+}
+
+// Verbs is what repairs need of the verbs.
+type Verbs interface {
+	// Sweep does what the first command after a boot does, and returns how many objects it removed.
+	Sweep(ctx context.Context) (removed int, err error)
+
+	// LockGolden keeps others from building the same golden.
+	LockGolden(ctx context.Context, name string, t *progress.Tracker) (unlock func(), err error)
+
+	// WriteIdentity makes the pool know an identity.
+	WriteIdentity(ctx context.Context, id driver.Identity) error
+
+	// RestoreIdentity makes the pool know what the catalogue says of an object, even if it knows nothing that can be
+	// read.
+	RestoreIdentity(ctx context.Context, id driver.ObjectID) error
+
+	// Remove makes the driver remove an object that has no name any more.
+	Remove(ctx context.Context, id driver.ObjectID, ref, why string) error
+
+	// Succeed replaces a volume by a copy of it that mend has changed, in one commit. find finds the volume in the
+	// transaction that claims it. before names the snapshot that keeps what it was.
+	Succeed(ctx context.Context, op string, find func(*catalog.Tx) (catalog.Row, error),
+		mend func(ctx context.Context, copied driver.ObjectID) error) (before string, err error)
+}
+
+// fsck is a check under way.
+type fsck struct {
+	Pool
+	q      Request
+	report *Report
+	seen   map[string]bool // keys of findings
+	before string          // the boot before this one, if no command has cleaned up after its end yet
+}
+
+func newFsck(p Pool, q Request) *fsck {
+	return &fsck{Pool: p, q: q, report: &Report{Findings: []Finding{}}, seen: map[string]bool{}}
+}
+
+// Run compares the pool with its catalogue and checks the filesystems inside images, on copies: what is there is not
+// changed, but by Repair. What another process is at work on is left out. It holds the pool's lock for the comparison,
+// which keeps sweeps away; volumes can be used all the time. An error means that the check could not be done;
+// what is found is in the report. NotFound.
+func Run(ctx context.Context, p Pool, q Request) (*Report, error) {
+	c := newFsck(p, q)
+	for _, r := range q.Refs {
+		if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
+			_, err := tx.Resolve(opFsck, r)
+			return err
+		}); err != nil && !errs.Is(err, errs.Damaged) {
+			return nil, err
+		}
+	}
+
+	whole, err := c.checkPool(ctx)
+	if err != nil || !whole {
+		return c.done(), err
+	}
+	if err := c.checkInside(ctx); err != nil {
+		return nil, err
+	}
+	return c.done(), ctx.Err()
+}
+
+// Unreadable is the report on a pool whose catalogue cannot be opened, for that reason.
+func Unreadable(p *pool.Pool, reason error) *Report {
+	c := newFsck(Pool{Pool: p}, Request{})
+	c.damagedCatalog(reason.Error())
+	return c.done()
+}
+
+// done says whether all is well in the end.
+func (c *fsck) done() *Report {
+	c.report.OK = true
+	for _, f := range c.report.Findings {
+		if f.Severity != sevNote && f.Repaired == "" {
+			c.report.OK = false
+		}
+	}
+	return c.report
+}
+
+// note adds a note to the report: what was not checked, and why.
+func (c *fsck) note(format string, args ...any) {
+	c.report.Notes = append(c.report.Notes, fmt.Sprintf(format, args...))
+}
+
+// damagedCatalog reports a catalogue that nothing can be compared with.
+func (c *fsck) damagedCatalog(why string) {
+	c.report.Findings = append(c.report.Findings, Finding{
+		Severity: sevError, Code: "catalogue", Ref: filepath.Join(c.Dir, "catalog.db"),
+		Message: errs.Messagef("%s", why), Repair: byHandRebuild + " makes it anew from the pool",
+	})
+}
+
+// passes is how often the pool is compared: a repair can bring up another one
+// (a snapshot whose volume had to be forgotten).
+const passes = 6
+
+// checkPool compares the pool with the catalogue. It returns false if the
+// catalogue is such that nothing else can be checked.
+func (c *fsck) checkPool(ctx context.Context) (bool, error) {
+	unlock, err := pool.Lock(ctx, c.Dir)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	c.q.Tracker.Start("checking the catalogue", 0, 0)
+	bad, err := c.Catalog.Check(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, why := range bad {
+		c.damagedCatalog(why)
+	}
+	if len(bad) > 0 {
+		return false, nil
+	}
+	var last catalog.Swept
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
+		last, err = tx.Swept()
+		return err
+	}); err != nil {
+		return false, err
+	}
+	if c.Catalog.Lost() > 0 {
+		c.lostCommits()
+	} else if last.BeforeBoot() {
+		if c.q.Repair {
+			removed, err := c.Verbs.Sweep(ctx)
+			if err != nil {
+				return false, err
+			}
+			if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() }); err != nil {
+				return false, err
+			}
+			c.note("first use since the host started: %d objects removed that had not been finished or were ephemeral",
+				removed)
+		} else {
+			c.before = last.BootID
+			c.note("this is the first use since the host started: what the next command cleans up is reported here")
+		}
+	}
+	c.q.Tracker.Start("comparing the pool with the catalogue", 0, 0)
+	for range passes {
+		found, err := c.compareTwice(ctx)
+		if errs.Is(err, errs.Damaged) {
+			c.damagedCatalog(err.Error())
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if c.take(ctx, found) == 0 {
+			return true, nil
+		}
+	}
+	return true, nil
+}
+
+// lostCommits reports a catalogue that lost commits. It cannot tell what the pool should
+// be, so nothing is repaired by it: only compared.
+func (c *fsck) lostCommits() {
+	c.q.Repair = false
+	c.report.Findings = append(c.report.Findings, Finding{
+		Severity: sevError, Code: "catalogue-lost", Ref: filepath.Join(c.Dir, "catalog.db"),
+		Message: errs.Messagef("%v", c.Catalog.LostError()), Repair: byHandRebuild + " makes it anew from the pool",
+	})
+}
+
+// take adds findings to the report, and repairs them if that is wanted. It
+// returns how many repairs succeeded.
+func (c *fsck) take(ctx context.Context, found []Finding) (repaired int) {
+	for _, f := range found {
+		if c.seen[f.key()] {
+			continue
+		}
+		c.seen[f.key()] = true
+		if c.q.Repair && f.fix != nil && ctx.Err() == nil {
+			done, err := f.fix(ctx)
+			switch {
+			case err != nil:
+				f.Failed = err.Error()
+			case done != "":
+				f.Repaired = done
+				repaired++
+			}
+		}
+		c.report.Findings = append(c.report.Findings, f)
+	}
+	return repaired
+}
+
+// compareTwice compares, and if something is found once more: what another
+// process was just changing is not found twice, and is not wrong.
+func (c *fsck) compareTwice(ctx context.Context) ([]Finding, error) {
+	first, err := c.compareAll(ctx)
+	if err != nil || len(first) == 0 {
+		return nil, err
+	}
+	second, err := c.compareAll(ctx)
+	if err != nil {
+		return nil, err
+	}
+	keys := map[string]bool{}
+	for _, f := range first {
+		keys[f.key()] = true
+	}
+	var out []Finding
+	for _, f := range second {
+		if keys[f.key()] {
+			out = append(out, f)
+		}
+	}
+	return out, nil
+}
+
+// poolFiles are the files of a pool, of which not all need be there.
+var poolFiles = []string{
+	"pool.json", "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.seen", "backing.xfs", "lock", "reserve",
+}
+
+// checkDirs looks at the directories and files of the pool itself.
+func (c *fsck) checkDirs() ([]Finding, error) {
+	var out []Finding
+	dirs := map[string]bool{"": true, "live": true, "locks": true, "mnt": true, "data": false, "data/objects": false}
+	_, outside := c.Driver.(driver.Spacer)
+	for _, d := range []string{"", "live", "locks", "mnt", "data", "data/objects"} {
+		if outside && d == "data/objects" {
+			continue // the objects are not in the directory
+		}
+		path := filepath.Join(c.Dir, d)
+		st, err := os.Lstat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			f := Finding{Ref: path}
+			f.say(sevWarning, "pool-missing", "the directory is missing", "make it")
+			f.fix = func(context.Context) (string, error) { return "made", os.Mkdir(path, 0o700) }
+			if !dirs[d] {
+				f.Severity, f.Repair, f.fix = sevError, "by hand: the objects were in it", nil
+			}
+			out = append(out, f)
+		case err != nil:
+			return nil, errs.Wrap(opFsck, path, err)
+		case !st.IsDir():
+			f := Finding{Ref: path}
+			f.say(sevError, "pool-missing", "it is not a directory", "by hand: move it away")
+			out = append(out, f)
+		default:
+			out = append(out, wrongMode(path, st, 0o700)...)
+		}
+	}
+	for _, n := range poolFiles {
+		path := filepath.Join(c.Dir, n)
+		if st, err := os.Lstat(path); err == nil {
+			out = append(out, wrongMode(path, st, 0o600)...)
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, errs.Wrap(opFsck, path, err)
+		}
+	}
+	return out, nil
+}
+
+// wrongMode finds permissions that let others in, or not even the owner.
+func wrongMode(path string, st fs.FileInfo, want fs.FileMode) []Finding {
+	if st.Mode().Perm() == want {
+		return nil
+	}
+	f := Finding{Ref: path}
+	f.say(sevWarning, "pool-mode", errs.Messagef("its mode is %04o, not %04o", st.Mode().Perm(), want), "set the mode")
+	f.fix = func(context.Context) (string, error) { return "set", errs.Wrap(opFsck, path, os.Chmod(path, want)) }
+	return []Finding{f}
+}

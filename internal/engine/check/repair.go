@@ -1,0 +1,368 @@
+package check
+
+import (
+	"cmp"
+	"context"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/warnings"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/engine/content"
+	"pando/internal/engine/ledger"
+	"pando/internal/linux/loopdev"
+)
+
+// Each repair looks once more, in the transaction that claims the object,
+// whether there is something to repair and whether nobody is at work on it. It
+// can be repeated, and whoever comes after one that was killed finishes it.
+
+// nothingToDo is what a repair has done if there was no need any more.
+const nothingToDo = "not needed any more"
+
+// holding does something with an object of the catalogue under a mark. InUse if
+// another process is at work on it.
+func (c *fsck) holding(
+	ctx context.Context, op string, id driver.ObjectID, check func(*catalog.Tx, catalog.Row) error, do func() error,
+) error {
+	if err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
+		row, ok, err := tx.Get(id)
+		if err == nil && !ok {
+			err = errs.New(errs.NotFound, opFsck, string(id), "it has just been destroyed")
+		}
+		if err == nil && check != nil {
+			err = check(tx, row)
+		}
+		return []catalog.Mark{{ID: id, Op: op}}, err
+	}); err != nil {
+		return err
+	}
+	err := do()
+	if uerr := c.Ledger.Unmark(ctx, id); err == nil {
+		err = uerr
+	}
+	return err
+}
+
+// notMarked refuses what somebody is at work on.
+func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
+	marks, err := tx.Blocking(id, "", true)
+	if err == nil && len(marks) > 0 {
+		err = errs.New(errs.InUse, opFsck, string(id), "another pando (pid %d) is at work on it: %s",
+			marks[0].PID, marks[0].Op).
+			WithHint("try again")
+	}
+	return err
+}
+
+// notAttached refuses what is mounted.
+func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
+	a, has, err := tx.Attached(row.ID)
+	if err == nil && has && c.Content.Look(row, a) != content.Gone {
+		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).
+			WithHint("%s, then repeat", errs.Run("umount", row.Name))
+	}
+	return err
+}
+
+func (c *fsck) fixMark(ctx context.Context, m catalog.Mark) (string, error) {
+	said := &warnings.List{}
+	ctx = warnings.Collect(ctx, said)
+	if _, err := c.Ledger.CleanUp(ctx, []catalog.Mark{m}); err != nil {
+		return "", err
+	}
+	if w := said.Messages(); len(w) > 0 {
+		return "", errs.New(errs.InUse, opFsck, cmp.Or(m.Name, string(m.ID)), "%s", w[len(w)-1])
+	}
+	return "undone or finished", nil
+}
+
+func (c *fsck) fixIdentity(ctx context.Context, id driver.ObjectID) (string, error) {
+	return "written", c.holding(ctx, opFsck, id, nil, func() error { return c.Verbs.RestoreIdentity(ctx, id) })
+}
+
+// fixSize notes the size that an image has.
+func (c *fsck) fixSize(ctx context.Context, row catalog.Row, size int64) (string, error) {
+	return "noted", c.holding(ctx, opFsck, row.ID, c.notAttached, func() error {
+		if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+			row.SizeBytes = size
+			return tx.SetIdentity(row.Identity)
+		}); err != nil {
+			return err
+		}
+		return c.Verbs.RestoreIdentity(ctx, row.ID)
+	})
+}
+
+// fixMissing forgets an object whose data is gone.
+func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (string, error) {
+	if ins, ok := c.Driver.(driver.Inspector); ok {
+		if cond, err := ins.Inspect(ctx, r.Identity); err != nil || cond.Data {
+			return nothingToDo, err
+		}
+	}
+	err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		row, ok, err := tx.Get(r.ID)
+		if err != nil || !ok {
+			return err
+		}
+		if err := notMarked(tx, r.ID); err != nil {
+			return err
+		}
+		// The image of a mounted volume can be unlinked and still be in use.
+		if err := c.notAttached(tx, row); err != nil {
+			return err
+		}
+		if err := tx.Delete(r.ID); err != nil {
+			return err
+		}
+		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: name, At: time.Now()}); err != nil {
+			return err
+		}
+		if r.Kind == driver.Generation {
+			return tx.DeleteEmptyGolden(r.Golden)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	_, err = c.fixGrave(ctx, r.ID)
+	return "forgotten", err
+}
+
+// fixGrave removes what is left of a destroyed object.
+func (c *fsck) fixGrave(ctx context.Context, id driver.ObjectID) (string, error) {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error { return notMarked(tx, id) }); err != nil {
+		return "", err
+	}
+	if err := c.Verbs.Remove(ctx, id, string(id), "destroyed earlier"); err != nil {
+		return "", err
+	}
+	return "removed", c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(id) })
+}
+
+// fixHalf removes half an object that nobody knows.
+func (c *fsck) fixHalf(ctx context.Context, id driver.ObjectID) (string, error) {
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error {
+		if _, known, err := tx.Get(id); err != nil || known {
+			return cmp.Or(err, error(errs.New(errs.Conflict, opFsck, string(id), "it has become part of the catalogue")))
+		}
+		return notMarked(tx, id)
+	}); err != nil {
+		return "", err
+	}
+	return "removed", c.Driver.Destroy(ctx, id)
+}
+
+// fixUnknown adds a whole object to the catalogue. It bears no mark meanwhile:
+// what dies with a mark and without a row is destroyed.
+func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, error) {
+	was, what := id, ""
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
+		id, what, err = placeFor(tx, id)
+		return err
+	}); err != nil {
+		return "", err
+	}
+	if id != was {
+		if err := c.Verbs.WriteIdentity(ctx, id); err != nil {
+			return "", err
+		}
+	}
+	row := catalog.Row{Identity: id, UsedAt: time.Now()}
+	if id.FS.IsImage() {
+		u, err := c.Driver.Usage(ctx, id.ID)
+		if err != nil {
+			return "", err
+		}
+		row.Usage, row.MeasuredAt = u, time.Now()
+	}
+	err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		if err := notMarked(tx, id.ID); err != nil {
+			return err
+		}
+		if id.Kind == driver.Volume {
+			if err := tx.CheckFree(opFsck, id.Name); err != nil {
+				return err
+			}
+		}
+		if err := tx.Put(row); err != nil {
+			return err
+		}
+		if id.Kind != driver.Generation {
+			return nil
+		}
+		g, _, err := tx.Golden(id.Golden)
+		if err != nil {
+			return err
+		}
+		g.Name = id.Golden
+		addGeneration(&g, id)
+		return tx.PutGolden(g)
+	})
+	return "added as " + what, err
+}
+
+// placeFor finds a name for an object that is to be added, as a rebuild would.
+func placeFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, error) {
+	if id.Kind == driver.Generation {
+		return id, "golden " + ledger.Describe(id), nil
+	}
+	if id.Kind == driver.Snapshot {
+		vol, ok, err := tx.LineageHolder(id.Volume)
+		if err != nil {
+			return id, "", err
+		}
+		if ok {
+			if _, taken, err := tx.Snapshot(id.Volume, id.Name); err != nil {
+				return id, "", err
+			} else if taken {
+				id.Name = freeName(id.Name, string(id.ID))
+			}
+			return id, "snapshot " + vol.Name + "@" + id.Name, nil
+		}
+		id = orphanVolume(id)
+	}
+	if err := tx.CheckFree(opFsck, id.Name); errs.Is(err, errs.Exists) {
+		id.Name = freeName(id.Name, string(id.ID))
+	} else if err != nil {
+		return id, "", err
+	}
+	if _, taken, err := tx.LineageHolder(id.Lineage()); err != nil {
+		return id, "", err
+	} else if taken {
+		id.Volume = "" // another volume has its snapshots
+	}
+	id.Replaces, id.Before = "", ""
+	return id, "volume " + id.Name, nil
+}
+
+// fixOrphan makes a volume of a snapshot whose volume is gone.
+func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
+	id, back := orphanVolume(r.Identity), false
+	err := c.holding(ctx, opFsck, r.ID, func(tx *catalog.Tx, row catalog.Row) (err error) {
+		if _, back, err = tx.LineageHolder(row.Volume); err != nil || back {
+			return err
+		}
+		return tx.CheckFree(opFsck, id.Name)
+	}, func() error {
+		if back {
+			return nil
+		}
+		if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+			return tx.SetIdentity(id)
+		}); err != nil {
+			return err
+		}
+		return c.Verbs.RestoreIdentity(ctx, r.ID)
+	})
+	if back {
+		return nothingToDo, err
+	}
+	return "it is now volume " + id.Name, err
+}
+
+// fixGolden makes the row of a golden fit its generations.
+func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string, error) {
+	unlock, err := c.Verbs.LockGolden(ctx, name, c.q.Tracker)
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	done := ""
+	return done, c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+		gens, err := tx.Generations(name)
+		if err != nil {
+			return err
+		}
+		if len(gens) == 0 {
+			done = "forgotten"
+			return tx.DeleteEmptyGolden(name)
+		}
+		g, known, err := tx.Golden(name)
+		if err != nil {
+			return err
+		}
+		was := g
+		g.Name, g.Current = name, 0
+		for _, r := range gens {
+			id := r.Identity
+			if o := v.objects[r.ID]; o.Whole {
+				id.Keep, id.Since = o.Identity.Keep, o.Identity.Since // what the row of the golden would say
+			}
+			addGeneration(&g, id)
+		}
+		if known {
+			g.Keep, g.CreatedAt = was.Keep, was.CreatedAt
+		}
+		if done = "set"; g == was {
+			done = nothingToDo
+		}
+		return tx.PutGolden(g)
+	})
+}
+
+// fixAttachment forgets an attachment that is gone.
+func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name string) (string, error) {
+	var a catalog.Attached
+	var has, known bool
+	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
+		if _, known, err = tx.Get(id); err == nil {
+			a, has, err = tx.Attached(id)
+		}
+		return err
+	}); err != nil || !has {
+		return nothingToDo, err
+	}
+	forget := func() error {
+		if err := c.Content.RemoveTarget(ctx, name, a); err != nil {
+			return err
+		}
+		return c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) })
+	}
+	if !known {
+		name = string(id) // of no default mount point
+		return "forgotten", forget()
+	}
+	done := "forgotten"
+	// A mark of an umount: if this process dies, the next goes on as after one.
+	err := c.holding(ctx, "umount", id, nil, func() error {
+		row := catalog.Row{Identity: driver.Identity{ID: id, Name: name}}
+		if c.Content.Look(row, a) != content.Gone {
+			done = nothingToDo
+			return nil
+		}
+		return forget()
+	})
+	return done, err
+}
+
+// fixActive takes a driver's block device away, if still nothing accounts for it.
+func (c *fsck) fixActive(ctx context.Context, a driver.Activator, id driver.ObjectID) (string, error) {
+	return "taken away", c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
+		if _, has, err := tx.Attached(id); err != nil || has {
+			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, string(id), "it has just been attached")))
+		}
+		return nil
+	}, func() error { return a.Deactivate(ctx, id) })
+}
+
+// fixLoop detaches a loop device that nothing accounts for.
+func (c *fsck) fixLoop(ctx context.Context, id driver.ObjectID, b loopdev.Bound) (string, error) {
+	done := "detached"
+	err := c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
+		if a, has, err := tx.Attached(id); err != nil || has && a.Loop == b.Index {
+			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, b.Path, "it has just been attached")))
+		}
+		return nil
+	}, func() error {
+		err := b.Clear()
+		if errs.Is(err, errs.NotFound) {
+			done, err = nothingToDo, nil
+		}
+		return err
+	})
+	return done, err
+}

@@ -1,0 +1,442 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// trimMinBytes is the shortest free range that is given back to the pool when a
+// volume is unmounted. Shorter ones are not worth an extent of their own.
+const trimMinBytes = 128 << 10
+
+// Attach makes an object usable at t. On error nothing is attached. The caller
+// has marked the object with the mount point.
+func (acc *Access) Attach(ctx context.Context, row catalog.Row, t Target) (catalog.Attached, error) {
+	a := catalog.Attached{ID: row.ID, Mountpoint: t.Path, Loop: -1, BootID: kernel.BootID(), At: time.Now()}
+	what, err := acc.drv.Attachment(ctx, row.ID)
+	if err != nil {
+		return a, err
+	}
+	if what.ReadOnly {
+		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots are never attached").
+			WithHint("make a volume of it with %s", errs.Run("clone"))
+	}
+	if a.MountNS, err = kernel.MountNamespace(); err != nil {
+		return a, errs.Wrap("mount", row.Name, err)
+	}
+	switch {
+	case what.Tree != "":
+		return acc.attachTree(a, what, t)
+	case what.Source != "":
+		a, err := acc.attachSource(a, what, t)
+		return a, acc.blameKey(ctx, row.ID, row.Name, err)
+	}
+	return acc.attachImage(ctx, a, what, t)
+}
+
+// attachSource mounts a filesystem by its name.
+func (acc *Access) attachSource(a catalog.Attached, what driver.Attachment, t Target) (catalog.Attached, error) {
+	m, err := mount.Device(what.Type, what.Source, what.Options, false)
+	if err != nil {
+		return a, err
+	}
+	defer m.Close()
+	return a, acc.putAt(m, &a, t)
+}
+
+func (acc *Access) attachTree(a catalog.Attached, what driver.Attachment, t Target) (catalog.Attached, error) {
+	if t.link {
+		return a, acc.linkTo(what.Tree, t.Path)
+	}
+	m, err := mount.Tree(what.Tree, false)
+	if err != nil {
+		return a, err
+	}
+	defer m.Close()
+	return a, acc.putAt(m, &a, t)
+}
+
+func (acc *Access) attachImage(
+	ctx context.Context, a catalog.Attached, what driver.Attachment, t Target,
+) (catalog.Attached, error) {
+	raw := what.FS == driver.None
+	dev, err := acc.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: true, KeepOpen: raw})
+	if err != nil {
+		return a, err
+	}
+	defer dev.close() // a mount holds it by then, or it vanishes
+	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
+	if raw {
+		a.Mountpoint = dev.path
+		if err := acc.linkTo(dev.path, t.Path); err != nil {
+			if !what.Block {
+				_ = acc.clearLoops(what.Image)
+			}
+			return a, err
+		}
+		return a, nil
+	}
+	m, err := mount.Device(string(what.FS), dev.path, what.Options, false)
+	if err != nil {
+		return a, acc.blameFull(ctx, err)
+	}
+	defer m.Close()
+	return a, acc.putAt(m, &a, t)
+}
+
+// State says how an attachment stands now.
+type State int
+
+const (
+	Gone      State = iota // not attached any more: a reboot, or somebody's umount
+	Here                   // as recorded
+	Elsewhere              // not as recorded, but something still holds the block device
+)
+
+// Look compares a recorded attachment with the kernel: in O(1), but for a tree that was mounted
+// in another mount namespace or under another boot ID, for which it looks into all of them.
+// The kernel decides; the record only says where to look, and that a reboot came between.
+func (acc *Access) Look(row catalog.Row, a catalog.Attached) State {
+	before := kernel.EarlierBoot(a.BootID, a.At)
+	ns, err := kernel.MountNamespace()
+	sameNS := !before && err == nil && ns == a.MountNS
+	switch {
+	case a.MountID == 0 && a.Loop < 0 && a.Dev != 0: // a raw block device of the driver's own
+		if on, err := acc.deviceActive(row.ID, a); err == nil && on && !before {
+			return Here
+		}
+		return acc.lookImage(row, a)
+	case a.MountID == 0 && a.Loop < 0: // a symbolic link to the tree
+		if _, err := os.Readlink(a.Mountpoint); err == nil && !before {
+			return Here
+		}
+		return Gone
+	case a.MountID == 0: // a raw block device
+		if b, err := loopdev.Lookup(a.Loop); err == nil && !before && acc.isImage(row.ID, b) {
+			return Here
+		}
+		return acc.lookImage(row, a)
+	case sameNS && mount.IsMounted(a.Mountpoint, a.MountID):
+		return Here
+	case a.Loop >= 0 || a.Dev != 0:
+		state := acc.lookImage(row, a)
+		if state == Elsewhere && sameNS && mountedAgain(a) {
+			return Here
+		}
+		return state
+	case before, sameNS:
+		return Gone
+	}
+	return acc.lookTree(row, a)
+}
+
+// deviceActive reports whether a raw volume's own block device is there.
+func (acc *Access) deviceActive(id driver.ObjectID, a catalog.Attached) (bool, error) {
+	drv, ok := acc.drv.(driver.Activator)
+	if !ok {
+		return false, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(a.Mountpoint, &st); err != nil || st.Rdev != a.Dev {
+		return false, nil
+	}
+	active, err := drv.Active(context.Background())
+	return slices.Contains(active, id), err
+}
+
+// Detach undoes Attach. stays: the volume is not about to be destroyed, so its
+// free space is given back to the pool. InUse, with who holds it. Somebody else's
+// umount is no error.
+func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, stays bool) error {
+	w, err := acc.attachmentOf(ctx, row)
+	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
+		return err
+	}
+	switch acc.LookOwn(row, a) {
+	case Gone:
+		return acc.RemoveTarget(ctx, row.Name, a)
+	case Elsewhere:
+		if err := acc.PutBackFrozen(ctx, why, row, a); err != nil {
+			return err
+		}
+		return acc.heldError(ctx, why, row, a, w)
+	}
+	if a.MountID == 0 {
+		if a.Loop >= 0 || a.Dev != 0 {
+			if err := acc.clearRaw(ctx, why, row, a, w); err != nil {
+				return err
+			}
+		}
+		return acc.RemoveTarget(ctx, row.Name, a)
+	}
+	copied, err := acc.unmount(ctx, why, row, &a, w, stays)
+	if copied && !why.Gentle && acc.copiesEnd(ctx, a, w) {
+		_, err = acc.unmount(ctx, why, row, &a, w, stays)
+	}
+	if err != nil {
+		return err
+	}
+	return acc.RemoveTarget(ctx, row.Name, a)
+}
+
+// unmount takes a mounted volume down. copied: it is mounted again, as another mount namespace
+// has a copy, and a says how.
+func (acc *Access) unmount(
+	ctx context.Context, why Reason, row catalog.Row, a *catalog.Attached, w driver.Attachment, stays bool,
+) (copied bool, err error) {
+	var dev uint64
+	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
+		dev = m.Dev
+		if m.Root {
+			a.MountID = m.ID // it may have been mounted again by a process that was killed: see Look
+		}
+	}
+	attrs := mount.AttributesOf(a.Mountpoint)
+	if stays && w.Image != "" {
+		Trim(a.Mountpoint)
+	}
+	// Each command tries what is expired, and must not be slower for that.
+	err = acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
+	if errs.Is(err, errs.InUse) {
+		return false, acc.heldBy(ctx, why, row, *a, w, dev)
+	}
+	if err != nil && !errs.Is(err, errs.NotFound) {
+		return false, err
+	}
+	if w.Image == "" {
+		return false, nil
+	}
+	AtStep("unmounted")
+	if err := acc.putBackFrozen(ctx, why, row, a, w, attrs); err != nil {
+		return false, err
+	}
+	free, err := acc.releaseUnheld(ctx, row, *a, w, dev, !stays)
+	if free && err == nil {
+		return false, nil
+	}
+	failed := acc.mountAgain(ctx, row, a, w, attrs)
+	if errs.Is(failed, errs.NotFound) {
+		return false, nil // it has been released after all
+	}
+	if err != nil { // interrupted, for one
+		return false, errors.Join(err, failed)
+	}
+	held := acc.heldBy(ctx, why, row, *a, w, dev)
+	if failed != nil {
+		return false, errs.New(errs.InUse, why.Op, row.Name, "%w; it could not be mounted at %s again: %w",
+			errors.Unwrap(held), a.Mountpoint, failed).
+			WithHint("%s", errs.HintIn(held))
+	}
+	return true, held
+}
+
+// attachmentOf is the driver's Attachment, as far as it is needed to detach: where
+// the driver keeps no files, asking it means running a program.
+func (acc *Access) attachmentOf(ctx context.Context, row catalog.Row) (driver.Attachment, error) {
+	_, own := acc.drv.(driver.Activator)
+	switch {
+	case own && row.FS.IsImage():
+		return driver.Attachment{Image: "of " + row.Name, Block: true, FS: row.FS}, nil
+	case own:
+		return driver.Attachment{FS: row.FS}, nil
+	}
+	return acc.drv.Attachment(ctx, row.ID)
+}
+
+// Trim gives the free space of a mounted filesystem back. What was deleted must have been
+// synced: ext4 frees it when it commits (whoever unmounts has waited for that). Not being able
+// to costs space, not data.
+func Trim(dir string) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	settleDeleted(f)
+	_, _ = kernel.Trim(f, trimMinBytes)
+}
+
+// How long settleDeleted waits for free space that does not come, and altogether.
+const (
+	deletedQuiet = 2 * time.Millisecond
+	deletedMost  = 100 * time.Millisecond
+)
+
+// settleDeleted waits while an XFS frees deleted files, which it does in the background, also
+// after a sync; asking for its free space hurries it. What it has not freed by then stays
+// with the volume until it is unmounted the next time.
+func settleDeleted(f *os.File) {
+	var last uint64
+	var still time.Duration
+	const step = time.Millisecond
+	for waited := time.Duration(0); waited < deletedMost && still < deletedQuiet; waited += step {
+		var st unix.Statfs_t
+		if err := unix.Fstatfs(int(f.Fd()), &st); err != nil || int64(st.Type) != unix.XFS_SUPER_MAGIC {
+			return
+		}
+		if st.Bfree != last {
+			last, still = st.Bfree, 0
+		} else {
+			still += step
+		}
+		time.Sleep(step)
+	}
+}
+
+// clearRaw takes a raw block device away. InUse: it stays as it was.
+func (acc *Access) clearRaw(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
+) error {
+	if !w.Block {
+		if err := acc.clearLoops(w.Image); err != nil {
+			return err
+		}
+	}
+	if w.Block {
+		// ZFS takes a device away from under those who have it open.
+		if holders, _ := mount.Holders(ctx, mount.Query{Dev: a.Dev}); len(holders) > 0 {
+			return acc.heldError(ctx, why, row, a, w)
+		}
+	}
+	free, err := acc.releaseUnheld(ctx, row, a, w, deviceOf(a, w), false)
+	if err != nil {
+		return err
+	}
+	if !free {
+		if b, err := loopdev.Lookup(a.Loop); err == nil && !w.Block && acc.isImage(row.ID, b) {
+			_ = b.Keep() // it would vanish with who holds it now
+		}
+		return acc.heldError(ctx, why, row, a, w)
+	}
+	return nil
+}
+
+// HeldError explains why a volume that is attached is in use: it names who holds it. InUse.
+func (acc *Access) HeldError(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached) error {
+	return acc.heldError(ctx, why, row, a, driver.Attachment{})
+}
+
+// heldError explains why something that is not where it was mounted is in use.
+func (acc *Access) heldError(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
+) error {
+	if !why.Gentle {
+		if !w.Block && w.Image+w.Source+w.Tree == "" {
+			w, _ = acc.attachmentOf(ctx, row) // of what is gone nothing can be frozen
+		}
+		if err := acc.frozenAside(ctx, why, row, a, w); err != nil {
+			return err
+		}
+	}
+	return acc.heldBy(ctx, why, row, a, w, deviceOf(a, w))
+}
+
+// deviceOf is the st_dev of what is in an attached image, or of what is mounted by
+// name; 0 if there is none.
+func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
+	switch {
+	case a.Loop >= 0:
+		return loopdev.DeviceNumber(a.Loop)
+	case a.Dev != 0:
+		return a.Dev // of the driver's own device
+	case w.Source != "":
+		dev, _ := mountedDevice(w) // of what cannot be mounted nothing can be found out
+		return dev
+	}
+	return 0
+}
+
+// heldBy names the processes and mount namespaces that keep a volume attached.
+func (acc *Access) heldBy(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64,
+) error {
+	if why.Gentle {
+		return errs.New(errs.InUse, why.Op, row.Name, "it is in use")
+	}
+	if !w.Block && w.Image+w.Source+w.Tree == "" {
+		w, _ = acc.drv.Attachment(ctx, row.ID) // of what is gone there are no holders
+	}
+	if dev == 0 {
+		dev = deviceOf(a, w)
+	}
+	holders, herr := mount.Holders(ctx, queryFor(a, w, dev))
+	msg := "it is in use"
+	if len(holders) > 0 {
+		msg += ": " + mount.FormatHolders(holders)
+	}
+	if herr != nil && len(holders) == 0 {
+		msg += fmt.Sprintf(" (not everything could be looked at: %v)", herr)
+	}
+	return errs.New(errs.InUse, why.Op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
+}
+
+// queryFor asks who holds an attached volume.
+func queryFor(a catalog.Attached, w driver.Attachment, dev uint64) mount.Query {
+	if w.Tree != "" {
+		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
+	}
+	return mount.Query{Dev: dev, At: a.Mountpoint}
+}
+
+// Holders names who uses a volume; "" if nobody is found.
+func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.Attached) string {
+	w, err := acc.drv.Attachment(ctx, row.ID)
+	if err != nil {
+		return ""
+	}
+	dev := uint64(0)
+	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
+		dev = m.Dev
+	} else {
+		dev = deviceOf(a, w)
+	}
+	if dev == 0 && w.Tree == "" {
+		return ""
+	}
+	q := queryFor(a, w, dev)
+	holders, _ := mount.Holders(ctx, q) // those that could be found
+	if len(holders) == 0 {
+		return ""
+	}
+	return mount.FormatHolders(holders)
+}
+
+// MountHolders names who uses a destroyed object that is mounted by name, as far
+// as can be found out.
+func (acc *Access) MountHolders(ctx context.Context, id driver.ObjectID) string {
+	w, err := acc.drv.Attachment(ctx, id)
+	if err != nil || w.Source == "" {
+		return ""
+	}
+	dev, err := sourceDevice(w)
+	switch {
+	case err == nil:
+		return HoldersOf(ctx, dev)
+	case errs.Is(err, errs.InUse):
+		return "something has a file of it open, or is in it"
+	}
+	return ""
+}
+
+// HoldersOf names who uses a filesystem that is unmounted, and keeps it alive; "" if
+// nobody is found.
+func HoldersOf(ctx context.Context, dev uint64) string {
+	holders, _ := mount.Holders(ctx, mount.Query{Dev: dev}) // those that could be found
+	if len(holders) == 0 {
+		return ""
+	}
+	return mount.FormatHolders(holders)
+}

@@ -1,0 +1,45 @@
+package content
+
+import (
+	"context"
+	"os"
+
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// LookOwn is Look for whoever is about to use, or to take away, what is attached. A pool that
+// was copied while volumes were mounted has a catalogue that records the mounts of the
+// original: to the copy they are gone.
+func (acc *Access) LookOwn(row catalog.Row, a catalog.Attached) State {
+	state := acc.Look(row, a)
+	if state == Here && acc.isOriginals(row, a) {
+		return Gone
+	}
+	return state
+}
+
+// isOriginals reports whether a recorded attachment is there, but not of an object of this
+// pool. A driver that keeps no files in the pool has no such copies.
+func (acc *Access) isOriginals(row catalog.Row, a catalog.Attached) bool {
+	w, err := acc.attachmentOf(context.Background(), row)
+	if err != nil || w.Block || w.Image+w.Tree == "" {
+		return false
+	}
+	var own unix.Stat_t
+	if err := unix.Stat(w.Image+w.Tree, &own); err != nil { // an object has one of them
+		return false
+	}
+	switch {
+	case w.Image != "":
+		return a.Loop >= 0 && (own.Dev != a.Dev || own.Ino != a.Ino)
+	case a.MountID != 0:
+		m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint)
+		return err == nil && m.Root && (own.Dev != m.Dev || own.Ino != m.Ino)
+	}
+	there, err := os.Stat(a.Mountpoint) // where the link leads
+	tree, terr := os.Stat(w.Tree)
+	return err == nil && terr == nil && !os.SameFile(there, tree)
+}

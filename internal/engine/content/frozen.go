@@ -1,0 +1,165 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"hash/fnv"
+	"os"
+	"path/filepath"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/waiting"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/freeze"
+	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// freezeWait is how long a command waits to freeze a volume that others have frozen. Each of them
+	// has it for some milliseconds, and there may be many.
+	freezeWait = time.Minute
+
+	// foreignWait is how long it waits if nobody of Pando's has frozen it.
+	foreignWait = 2 * time.Second
+
+	// extentTime is what a copy may take for each extent, several times what it does take.
+	extentTime = 200 * time.Microsecond
+
+	// freezeTries is how often a copy is made anew whose filesystem was thawed too early.
+	freezeTries = 3
+)
+
+// Freezes is what is recorded of those who freeze the volume that is being copied.
+type Freezes interface {
+	// Note records that this copy may freeze the volume from here on.
+	Note(ctx context.Context) error
+
+	// Processes are those whose copies may have frozen it, for people.
+	Processes(ctx context.Context) []waiting.Process
+
+	// CleanUp thaws what dead processes may have left frozen, and reports whether somebody else of Pando's, dead or
+	// alive, may have frozen the volume.
+	CleanUp(ctx context.Context) (ours bool, err error)
+}
+
+// lockFreeze keeps other processes from freezing the same volume: the kernel lets only one freeze a
+// filesystem, and whoever thaws it thaws it for all. The lock is a byte of one file, chosen by the
+// ID, and ends with the process.
+func (acc *Access) lockFreeze(ctx context.Context, row catalog.Row) (unlock func(), err error) {
+	path := filepath.Join(acc.pool.Dir, "locks", "freezes")
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, errs.Wrap("freeze", row.Name, err)
+	}
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(row.ID)) // never fails
+	at := int64(h.Sum64() >> 2)
+	w := waiting.Wait{
+		Op: "freeze", Ref: row.Name, What: "the right to freeze " + row.Name, Limit: freezeWait,
+		Holders: func() []waiting.Process { return waiting.LockHolders(path, at) },
+	}
+	err = w.Until(ctx, func() (bool, error) {
+		l := unix.Flock_t{Type: unix.F_WRLCK, Start: at, Len: 1}
+		err := unix.FcntlFlock(f.Fd(), unix.F_OFD_SETLK, &l)
+		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EINTR) {
+			return false, nil
+		}
+		return err == nil, errs.Wrap("freeze", row.Name, err)
+	})
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
+
+// copyFrozen calls copy with what freezes a mounted volume for as long as it runs; root is that of its filesystem.
+// Others that freeze it are waited for. If it was thawed before the copy was done, the copy is made anew, and
+// Conflict after some times. others records from here on that the volume may be frozen.
+func (acc *Access) copyFrozen(
+	ctx context.Context, l Live, root *os.File, others Freezes, copy func(quiet func(func() error) error) error,
+) error {
+	if err := others.Note(ctx); err != nil {
+		return err
+	}
+	limit := freeze.Limit + time.Duration(l.Row.Usage.Extents)*extentTime
+	quiet := func(take func() error) error {
+		unlock, err := acc.lockFreeze(ctx, l.Row)
+		if err != nil {
+			return err
+		}
+		defer unlock()
+		return freeze.Do(ctx, root, limit, func() error {
+			AtStep("frozen")
+			return take()
+		})
+	}
+
+	broken := 0
+	foreign := time.Time{}
+	w := waiting.Wait{
+		Op: "freeze", Ref: l.Row.Name, What: l.Row.Name + ", which is frozen", Limit: freezeWait,
+		Holders: func() []waiting.Process { return others.Processes(ctx) },
+	}
+	return w.Until(ctx, func() (bool, error) {
+		err := copy(quiet)
+		switch {
+		case errors.Is(err, freeze.ErrBroken):
+			broken++
+			return false, failIf(broken == freezeTries, err)
+		case !errors.Is(err, freeze.ErrFrozen):
+			return err == nil, err
+		}
+
+		// Nobody of Pando's who lives has frozen it, or only now.
+		ours, err := others.CleanUp(ctx)
+		if err != nil || ours {
+			foreign = time.Time{}
+			return false, err
+		}
+		if foreign.IsZero() {
+			foreign = time.Now()
+		}
+		return false, failIf(time.Since(foreign) > foreignWait, frozenError(l))
+	})
+}
+
+// frozenError says that somebody else has frozen a volume.
+func frozenError(l Live) error {
+	return errs.New(errs.InUse, "freeze", l.Row.Name, "%w", freeze.ErrFrozen).
+		WithHint("thaw it with `fsfreeze --unfreeze %s` if nothing needs it frozen, or take it as it is with %s",
+			l.Attached.Mountpoint, errs.Param("no-freeze"))
+}
+
+func failIf(cond bool, err error) error {
+	if cond {
+		return err
+	}
+	return nil
+}
+
+// Thaw thaws a volume that a dead process may have left frozen while it copied it: its guard has died with it. Whoever
+// has it frozen now is waited for.
+func (acc *Access) Thaw(ctx context.Context, l Live) error {
+	if !l.mounted() {
+		return nil
+	}
+	unlock, err := acc.lockFreeze(ctx, l.Row)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+
+	root, release, err := acc.openMounted(ctx, l)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := kernel.Thaw(root); err != nil && !errors.Is(err, unix.EINVAL) { // not frozen
+		return errs.Wrap("thaw", l.Row.Name, err)
+	}
+	return nil
+}

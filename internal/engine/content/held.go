@@ -1,0 +1,316 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// copyPatience is how long a copy of a mount in another namespace may last without being a
+// reason to refuse: who makes a namespace gets copies of all mounts, and drops most of them.
+const (
+	copyPatience = 500 * time.Millisecond
+	copyPoll     = 20 * time.Millisecond
+)
+
+// releaseGrace is how long a block device may take to vanish before the reason is looked for.
+const releaseGrace = 100 * time.Millisecond
+
+// lookImage asks the kernel whether an image is attached, by anybody in any namespace. What
+// cannot be found out counts as attached.
+func (acc *Access) lookImage(row catalog.Row, a catalog.Attached) State {
+	on, err := acc.imageAttached(row.ID)
+	switch {
+	case errs.Is(err, errs.NotFound), errs.Is(err, errs.Damaged), errs.Is(err, errs.TooNew):
+		on = a.Loop >= 0 && loopHolds(a) // the driver cannot tell the path of its image
+	case err != nil:
+		on = true
+	}
+	if on {
+		return Elsewhere
+	}
+	return Gone
+}
+
+// loopHolds reports whether the recorded loop device still has the recorded image behind it.
+func loopHolds(a catalog.Attached) bool {
+	b, err := loopdev.Lookup(a.Loop)
+	return err == nil && b.Dev == a.Dev && b.Ino == a.Ino
+}
+
+// mountedAgain reports whether the recorded image is mounted at its place by another mount than
+// the recorded one: detach was killed after it had put it back, or somebody did it by hand.
+func mountedAgain(a catalog.Attached) bool {
+	m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint)
+	switch {
+	case err != nil || !m.Root:
+		return false
+	case a.Loop < 0: // the driver's own device
+		return m.Dev == a.Dev
+	}
+	return m.Dev == loopdev.DeviceNumber(a.Loop) && loopHolds(a)
+}
+
+// lookTree looks for the mounts of a tree in all mount namespaces. What cannot be found out
+// counts as mounted.
+func (acc *Access) lookTree(row catalog.Row, a catalog.Attached) State {
+	w, err := acc.attachmentOf(context.Background(), row)
+	if errs.Is(err, errs.NotFound) {
+		return Gone
+	}
+	if err != nil || w.Tree == "" {
+		return Elsewhere // its driver would have to run a program to tell more
+	}
+	t, err := acc.tables.recent()
+	if err != nil {
+		return Elsewhere
+	}
+	if found, err := mountsOf(t, a, w); err != nil || len(found) > 0 || !t.Complete() {
+		return Elsewhere
+	}
+	return Gone
+}
+
+// mountsOf finds where a volume is mounted besides the place that its attachment records.
+func mountsOf(t *mount.Tables, a catalog.Attached, w driver.Attachment) ([]mount.Holder, error) {
+	q := mount.Query{Tree: w.Tree}
+	if ns, err := kernel.MountNamespace(); err == nil && ns == a.MountNS {
+		q.At = a.Mountpoint
+	}
+	if w.Tree == "" && w.Image != "" {
+		q.Dev = deviceOf(a, w)
+	} else if w.Tree == "" { // mounted by name
+		if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
+			q.Dev = m.Dev
+		}
+	}
+	if q.Tree == "" && q.Dev == 0 {
+		return nil, nil // it is mounted nowhere, or its driver does not destroy what is
+	}
+	found, err := t.Mounts(q)
+	if errs.Is(err, errs.NotFound) {
+		return nil, nil // the tree is not there
+	}
+	return found, err
+}
+
+// tablesCache keeps the mount tables for those who look at many volumes.
+type tablesCache struct {
+	mu   sync.Mutex
+	last *mount.Tables
+	till time.Time
+}
+
+// recent returns tables that are at most ten times as old as reading them took: so whoever
+// asks time and again spends no more than a tenth of the time on them.
+func (c *tablesCache) recent() (*mount.Tables, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	start := time.Now()
+	if c.last != nil && start.Before(c.till) {
+		return c.last, nil
+	}
+	t, err := mount.ReadTables(context.Background())
+	if err == nil {
+		c.last, c.till = t, time.Now().Add(10*time.Since(start))
+	}
+	return t, err
+}
+
+// Reason is what something is taken away for.
+type Reason struct {
+	Op     string // for errors
+	Gentle bool   // nobody asked for it: what is in use is left alone at once, and nobody looks for who uses it
+}
+
+// Volume is a volume that is to be unmounted or destroyed.
+type Volume struct {
+	Row      catalog.Row
+	Attached catalog.Attached
+	Has      bool // it is attached, as Attached says
+}
+
+// InUse finds out which volumes somebody uses in a way that taking them away would not notice
+// in time, and changes nothing. One reading of all mount tables does for all of them. It returns
+// one error for each, nil or InUse.
+//
+//   - The mounts of trees do not know each other: to unmount one of them, and to remove the tree,
+//     succeeds while another namespace has a copy.
+//   - A filesystem in an image shows when it is unmounted whether another namespace has a copy;
+//     then it is mounted again. What nobody asked for (see Reason) does not even that.
+//   - An image may be attached although no attachment is recorded.
+func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []error {
+	out := make([]error, len(volumes))
+	var t *mount.Tables
+	for i, v := range volumes {
+		if v.Row.Kind != driver.Volume {
+			continue
+		}
+		w, err := acc.attachmentOf(ctx, v.Row)
+		if err != nil {
+			continue // it is damaged or gone: nothing of it can be mounted by a path
+		}
+		image := v.Row.FS.IsImage()
+		used := false
+		switch {
+		case image && !v.Has:
+			if used, err = acc.imageAttached(v.Row.ID); err != nil && !errs.Is(err, errs.NotFound) {
+				out[i] = err
+			}
+		case image && (!why.Gentle || v.Attached.MountID == 0):
+		case v.Has && v.Attached.MountID == 0 && !image: // a symbolic link
+			if why.Gentle {
+				users, _ := mount.TreeUsers(ctx, w.Tree, false)
+				used = len(users) > 0
+			}
+		case v.Has && acc.Look(v.Row, v.Attached) == Elsewhere:
+			used = true
+		default:
+			if t == nil {
+				if t, err = mount.ReadTables(ctx); err != nil {
+					out[i] = err
+					continue
+				}
+			}
+			found, err := mountsOf(t, v.Attached, w)
+			if err != nil {
+				out[i] = err
+				continue
+			}
+			used = len(found) > 0 && (why.Gentle || !acc.copiesEnd(ctx, v.Attached, w))
+		}
+		if used {
+			out[i] = acc.usedError(ctx, why, v, w)
+		}
+	}
+	return out
+}
+
+// usedError explains why a volume is in use, also one that is not recorded as attached.
+func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver.Attachment) error {
+	if v.Has {
+		return acc.heldError(ctx, why, v.Row, v.Attached, w)
+	}
+
+	on, err := loopsOn(w.Image)
+	if err != nil || len(on) == 0 {
+		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: -1}, w) // the driver's own device, or gone by now
+	}
+	if holders, err := mount.Holders(ctx, mount.Query{Dev: loopdev.DeviceNumber(on[0].Index)}); err != nil || len(holders) > 0 {
+		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: on[0].Index}, w)
+	}
+	return errs.New(errs.InUse, why.Op, v.Row.Name, "it is in use: %s is attached to its image", on[0].Path).
+		WithHint("if nobody needs the device any more, detach it: losetup -d %s", on[0].Path)
+}
+
+// releaseUnheld waits until an image is no block device any more, as it was unmounted here. The
+// device normally vanishes at once. false: it is found to be held, or does not vanish in time.
+func (acc *Access) releaseUnheld(
+	ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64, going bool,
+) (bool, error) {
+	free, err := acc.releaseDevice(ctx, row.ID, w, releaseGrace, going)
+	if free || err != nil {
+		return free, err
+	}
+	if dev != 0 {
+		if holders, _ := mount.Holders(ctx, mount.Query{Dev: dev, At: a.Mountpoint}); len(holders) > 0 {
+			return false, nil
+		}
+	}
+	return acc.releaseDevice(ctx, row.ID, w, ReleaseWait, going)
+}
+
+// copiesEnd waits a moment for the copies of a mount in other namespaces to end, as those of a
+// container that is just being started do.
+func (acc *Access) copiesEnd(ctx context.Context, a catalog.Attached, w driver.Attachment) bool {
+	for end := time.Now().Add(copyPatience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(copyPoll) {
+		t, err := mount.ReadTables(ctx)
+		if err != nil {
+			return false
+		}
+		if found, err := mountsOf(t, a, w); err == nil && len(found) == 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// mountAgain puts a volume back that Detach has unmounted, but that another mount namespace
+// keeps: the same device at the same place, with the same options. If this process is killed
+// before it has recorded the new mount, Look recognizes it.
+func (acc *Access) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes) error {
+	ctx = context.WithoutCancel(ctx)
+	m, err := acc.openAgain(ctx, row, *a, w, attrs.ReadOnly())
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	return acc.putBack(ctx, m, a, attrs)
+}
+
+// openAgain mounts the filesystem of an attached image once more, where nobody sees it. maybeReadOnly: it may be
+// read-only as a whole, and is then mounted so. NotFound: its block device is gone.
+func (acc *Access) openAgain(ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, maybeReadOnly bool) (*mount.Detached, error) {
+	// The open device keeps its number, and what is behind it, until the mount holds it.
+	var f *os.File
+	var err error
+	if w.Block {
+		f, err = acc.activate(ctx, row.ID)
+	} else if f, err = os.Open(loopdev.DevicePath(a.Loop)); err == nil && !loopHolds(a) {
+		f.Close()
+		err = errs.New(errs.NotFound, "mount", row.Name, "its block device is gone")
+	}
+	if err != nil {
+		return nil, errs.Wrap("mount", row.Name, err)
+	}
+	defer f.Close()
+	if w.Block { // the driver was not asked before
+		if w, err = acc.drv.Attachment(ctx, row.ID); err != nil {
+			return nil, err
+		}
+	}
+	m, err := mount.Device(string(w.FS), f.Name(), w.Options, false)
+	if errors.Is(err, unix.EBUSY) && maybeReadOnly {
+		m, err = mount.Device(string(w.FS), f.Name(), w.Options, true)
+	}
+	return m, err
+}
+
+// putBack mounts what openAgain has mounted at the volume's place, and records it.
+func (acc *Access) putBack(ctx context.Context, m *mount.Detached, a *catalog.Attached, attrs mount.Attributes) error {
+	if err := m.SetAttributes(attrs); err != nil {
+		return err
+	}
+	info, err := acc.attachAgain(m, a.Mountpoint)
+	if err != nil {
+		return err
+	}
+	a.MountID = info.ID
+	return acc.records.Reattach(context.WithoutCancel(ctx), *a)
+}
+
+// attachAgain mounts on the directory at path, whatever others do to the names above it.
+func (acc *Access) attachAgain(m *mount.Detached, path string) (kernel.MountInfo, error) {
+	p, err := acc.OpenPlace(path)
+	if err != nil {
+		return kernel.MountInfo{}, err
+	}
+	defer p.Close()
+	dir, err := p.OpenDir()
+	if err != nil {
+		return kernel.MountInfo{}, errs.Wrap("mount", path, err)
+	}
+	defer dir.Close()
+	return m.AttachTo(dir)
+}

@@ -1,0 +1,294 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/fsprobe"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
+)
+
+// Freeze says whether writes to a mounted volume are stopped while it is copied.
+type Freeze int
+
+// Values of Freeze.
+const (
+	// FreezeIfNeeded stops them if a copy would not be consistent otherwise. Else all that was
+	// written before is put on the device, and the log of the filesystem, which makes it
+	// consistent, is replayed in the copy.
+	FreezeIfNeeded Freeze = iota
+	FreezeAlways          // so that the copy is one moment also of what is not synced
+	FreezeNever           // the copy is as after a power loss
+)
+
+// Live is a volume as it is found when something is to be made of it.
+type Live struct {
+	Row      catalog.Row
+	Attached catalog.Attached
+
+	state  State
+	freeze Freeze
+
+	lost    catalog.Lost // writes that never reached the pool, if hasLost
+	hasLost bool
+}
+
+// LookLive finds out whether a volume is in use.
+func (acc *Access) LookLive(tx *catalog.Tx, row catalog.Row, freeze Freeze) (Live, error) {
+	l := Live{Row: row, freeze: freeze}
+	if row.Kind != driver.Volume {
+		return l, nil
+	}
+	a, has, err := tx.Attached(row.ID)
+	if err == nil && has {
+		l.Attached, l.state = a, acc.Look(row, a)
+		l.lost, l.hasLost, err = tx.Lost(a)
+	}
+	return l, err
+}
+
+// InUse reports whether programs may be writing to it.
+func (l Live) InUse() bool { return l.state != Gone }
+
+// mounted reports whether a filesystem in an image is in use.
+func (l Live) mounted() bool {
+	return l.InUse() && (l.Row.FS == driver.Ext4 || l.Row.FS == driver.XFS)
+}
+
+// Freezes reports whether copying it will freeze its filesystem for certain. With FreezeIfNeeded
+// CopyLive finds out, and says so in the mark.
+func (l Live) Freezes() bool { return l.mounted() && l.freeze == FreezeAlways }
+
+// Worth says what a copy of it is worth.
+func (l Live) Worth() driver.Consistency {
+	switch {
+	case !l.InUse(), l.mounted() && l.freeze != FreezeNever:
+		return driver.Clean
+	case l.Row.FS.IsImage():
+		return driver.Crash
+	}
+	return driver.Clean // the kernel takes a tree with all that was written to it, or the driver sees to it
+}
+
+// Stalls of writers while a reflink holds an image.
+const (
+	stallAnExtent = 40 * time.Microsecond // the upper end of what was measured: 10 to 40
+	stallExtents  = 100                   // as many are not noticed
+)
+
+// Stall is how long a reflink of a volume may stop those who write to it; 0 if nobody would notice.
+func (acc *Access) Stall(row catalog.Row) time.Duration {
+	extents := row.Usage.Extents
+	if row.Kind != driver.Volume || acc.caps.CloneCost != driver.CostExtents || extents <= stallExtents {
+		return 0
+	}
+	return time.Duration(extents) * stallAnExtent
+}
+
+// CopyLive makes an object with the content of a volume, snapshot or generation, also while
+// programs write to it; see Live.Worth. The caller has marked id.ID. Kinds as driver.Driver.Clone;
+// InUse and Unsupported if it cannot be frozen, Conflict if it was thawed too early, or a copy
+// that takes its time was overtaken by writes; NoSpace or IO if something that programs have
+// written could not be stored in the pool.
+func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, immutable bool, others Freezes) error {
+	lc, canLive := acc.drv.(driver.LiveCopier)
+	simple := func() error {
+		if immutable {
+			return acc.drv.Snapshot(ctx, l.Row.ID, id)
+		}
+		return acc.drv.Clone(ctx, l.Row.ID, id)
+	}
+	warnLost(ctx, l)
+	switch {
+	case !l.InUse():
+		return simple()
+	case l.mounted() && l.freeze != FreezeNever:
+		if !canLive {
+			return errs.New(errs.Unsupported, "freeze", l.Row.Name, "the %s driver cannot copy a volume in use", acc.caps.Name)
+		}
+		return acc.copyMounted(ctx, l, id, immutable, lc, others)
+	case l.Row.FS.IsImage():
+		if err := acc.flush(ctx, l); err != nil {
+			return err
+		}
+		return simple()
+	case canLive && !acc.caps.Atomic:
+		return lc.CopyLive(ctx, l.Row.ID, id, immutable, nil)
+	}
+	return simple()
+}
+
+// copyMounted copies an image whose filesystem is mounted. All that was written before is in the copy, and
+// nothing has to be replayed in it, unless it is a volume.
+func (acc *Access) copyMounted(
+	ctx context.Context, l Live, id driver.Identity, immutable bool, lc driver.LiveCopier, others Freezes,
+) error {
+	root, release, err := acc.openMounted(ctx, l)
+	if err != nil {
+		return err
+	}
+	defer release()
+
+	freezes, err := acc.mustFreeze(ctx, l, immutable)
+	if err != nil {
+		return err
+	}
+	// All that was written before the command began is in the copy. Also if it is frozen: what is
+	// written now need not be written while others wait.
+	if err := acc.copyWriteBack(ctx, l, root); err != nil {
+		return err
+	}
+	if !freezes {
+		err = lc.CopyLive(ctx, l.Row.ID, id, immutable, nil)
+	} else if err = acc.copyFrozen(ctx, l, root, others, func(quiet func(func() error) error) error {
+		return lc.CopyLive(ctx, l.Row.ID, id, immutable, quiet)
+	}); err == nil {
+		err = acc.checkFrozenCopy(ctx, l, root)
+	}
+	// A frozen ext4 has nothing in its log; a frozen XFS has. A volume is mounted before anybody reads it.
+	if err != nil || id.Kind == driver.Volume || freezes && l.Row.FS == driver.Ext4 {
+		return err
+	}
+	return acc.replayCopy(ctx, l, id.ID)
+}
+
+// mustFreeze reports whether a mounted volume has to be frozen while it is copied.
+func (acc *Access) mustFreeze(ctx context.Context, l Live, immutable bool) (bool, error) {
+	if l.freeze == FreezeAlways {
+		return true, nil
+	}
+	w, err := acc.drv.Attachment(ctx, l.Row.ID)
+	if err != nil {
+		return false, err
+	}
+	if w.Block && immutable {
+		return true, nil // nothing can be replayed in a snapshot of a device
+	}
+
+	path := w.Image
+	if w.Block {
+		dev, err := acc.activate(ctx, l.Row.ID)
+		if err != nil {
+			return false, err
+		}
+		defer dev.Close() // it stays, as it is mounted
+		path = dev.Name()
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false, errs.Wrap("freeze", l.Row.Name, err)
+	}
+	defer f.Close()
+	logged, err := fsprobe.Logged(f)
+	return !logged, errs.Wrap("freeze", l.Row.Name, err)
+}
+
+// replayCopy replays the log in a copy of a mounted filesystem, which makes it what an umount
+// would have left. All of it is on the disk when it returns.
+func (acc *Access) replayCopy(ctx context.Context, l Live, id driver.ObjectID) error {
+	if w, err := acc.drv.Attachment(ctx, id); err != nil || w.Block && w.ReadOnly {
+		return err // nothing can be written to a snapshot of a device; it was frozen
+	}
+	err := acc.WithImage(ctx, id, ImageOptions{}, func(*os.File) error { return nil })
+	if err == nil || ctx.Err() != nil {
+		return err
+	}
+	var known *errs.Error
+	if errors.As(err, &known) && known.Hint == "" {
+		return (&errs.Error{Kind: known.Kind, Op: "replay the log of a copy of", Ref: l.Row.Name, Err: err}).
+			WithHint("retry with %s, which leaves nothing to replay, or with %s", errs.Param("freeze"), errs.Param("no-freeze"))
+	}
+	return err
+}
+
+// checkFrozenCopy makes sure that what was written between copyWriteBack and the freeze
+// reached the pool: freezing writes it, and does not say what it could not write. In a pool
+// with room it could.
+func (acc *Access) checkFrozenCopy(ctx context.Context, l Live, root *os.File) error {
+	if s, err := acc.pool.Space(ctx); err != nil || s.FreeBytes >= nearlyFull {
+		return err
+	}
+	return acc.copyWriteBack(ctx, l, root)
+}
+
+// flush writes what programs have written to an image that is in use, as far as
+// can be without waiting for them.
+func (acc *Access) flush(ctx context.Context, l Live) error {
+	if l.Row.FS != driver.None && l.state != Here {
+		return nil
+	}
+	root, err := os.Open(l.Attached.Mountpoint)
+	if err != nil {
+		return nil // it was unmounted just now, or is used where it cannot be seen
+	}
+	defer root.Close()
+	m, err := kernel.MountAt(int(root.Fd()), "")
+	if l.Attached.MountID != 0 && (err != nil || m.ID != l.Attached.MountID) {
+		return nil
+	}
+	return acc.copyWriteBack(ctx, l, root)
+}
+
+// openMounted opens the root of the filesystem in an image that is mounted, also
+// if that is in another mount namespace.
+func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), error) {
+	if l.state == Here {
+		f, err := os.Open(l.Attached.Mountpoint)
+		if err != nil {
+			return nil, nil, errs.Wrap("freeze", l.Row.Name, err)
+		}
+		// If it has been unmounted just now, this is another filesystem: the
+		// pool's, or the host's, which must not be frozen.
+		if m, err := kernel.MountAt(int(f.Fd()), ""); err != nil || m.ID != l.Attached.MountID {
+			f.Close()
+			return nil, nil, errs.New(errs.Conflict, "freeze", l.Row.Name, "it has just been unmounted").
+				WithHint("try again")
+		}
+		return f, func() { f.Close() }, nil
+	}
+	// The same block device again is the same filesystem.
+	w, err := acc.drv.Attachment(ctx, l.Row.ID)
+	if err != nil {
+		return nil, nil, err
+	}
+	dev, done, err := acc.deviceAgain(ctx, l, w)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := mount.Device(string(w.FS), dev, w.Options, false)
+	done()
+	if err != nil {
+		return nil, nil, acc.blameFull(ctx, err)
+	}
+	f, err := m.Open()
+	if err != nil {
+		m.Close()
+		return nil, nil, err
+	}
+	return f, func() { f.Close(); m.Close() }, nil
+}
+
+// deviceAgain is the block device that a volume's image is attached as, open until
+// done.
+func (acc *Access) deviceAgain(ctx context.Context, l Live, w driver.Attachment) (path string, done func(), err error) {
+	if w.Block {
+		f, err := acc.activate(ctx, l.Row.ID)
+		if err != nil {
+			return "", nil, err
+		}
+		return f.Name(), func() { f.Close() }, nil
+	}
+	b, err := loopdev.Lookup(l.Attached.Loop)
+	if err != nil || !acc.isImage(l.Row.ID, b) {
+		return "", nil, errs.New(errs.InUse, "freeze", l.Row.Name, "it is attached, but not as it was mounted").
+			WithHint("take it as it is with %s", errs.Param("no-freeze"))
+	}
+	return b.Path, func() {}, nil
+}

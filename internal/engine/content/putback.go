@@ -1,0 +1,110 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// A frozen filesystem outlives its last mount: umount(2) succeeds at once, but the kernel keeps the filesystem and
+// its block device until somebody thaws it, for which it has to be mounted again. There is no cheap way to see
+// a freeze before: FIFREEZE stops a filesystem that is not frozen, and a reconfiguration makes ext4 commit. So whoever
+// unmounts looks for a filesystem that has stayed, and puts a frozen one back at once.
+
+// restricted are the attributes of a mount that is put back, if nobody knows those that it had.
+const restricted = mount.Attributes(unix.MOUNT_ATTR_NOATIME | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
+
+// PutBackFrozen mounts a volume at its place again if somebody has unmounted its frozen filesystem, as an
+// umount does that was killed before it noticed. InUse if it is frozen: at its place again, or not, as the error says.
+// nil if it is not frozen; then it changes nothing. The caller has marked the volume.
+func (acc *Access) PutBackFrozen(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached) error {
+	ns, err := kernel.MountNamespace()
+	if err != nil || ns != a.MountNS || a.MountID == 0 || kernel.EarlierBoot(a.BootID, a.At) {
+		return nil
+	}
+	if acc.LookOwn(row, a) != Elsewhere {
+		return nil
+	}
+	w, err := acc.attachmentOf(ctx, row)
+	if err != nil {
+		return nil // it is damaged or gone
+	}
+	return acc.putBackFrozen(ctx, why, row, &a, w, restricted)
+}
+
+// putBackFrozen is PutBackFrozen for a mount that had these attributes. It updates a.
+func (acc *Access) putBackFrozen(
+	ctx context.Context, why Reason, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes,
+) error {
+	m := acc.openFrozen(ctx, row, *a, w)
+	if m == nil {
+		return nil
+	}
+	defer m.Close()
+
+	if err := acc.putBack(ctx, m, a, attrs); err != nil {
+		return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen; it could not be mounted at %s again: %w", a.Mountpoint, err).
+			WithHint("%s", thawElsewhere(row.FS, deviceOf(*a, w)))
+	}
+	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen").
+		WithHint("thaw it with `fsfreeze --unfreeze %s`, unless whoever froze it does, and try again", errs.ShellWord(a.Mountpoint))
+}
+
+// openFrozen mounts the filesystem of an attached image once more, where nobody sees it, if it is frozen. nil if it is
+// not, or has gone, or the caller finds out better what it is.
+func (acc *Access) openFrozen(ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment) *mount.Detached {
+	if w.Image == "" || !filesystemStays(row.FS, deviceOf(a, w)) {
+		return nil
+	}
+
+	m, err := acc.openAgain(ctx, row, a, w, true)
+	if err != nil {
+		return nil
+	}
+	if frozen, err := m.Frozen(); err != nil || !frozen {
+		m.Close()
+		return nil
+	}
+	return m
+}
+
+// frozenAside is the error that a volume's frozen filesystem is not mounted where it was, nil if it is not frozen.
+func (acc *Access) frozenAside(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
+	m := acc.openFrozen(ctx, row, a, w)
+	if m == nil {
+		return nil
+	}
+	m.Close()
+	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen, and not mounted at %s any more", a.Mountpoint).
+		WithHint("%s", thawElsewhere(row.FS, deviceOf(a, w)))
+}
+
+// thawElsewhere tells how to thaw a filesystem that is not mounted.
+func thawElsewhere(fs driver.FS, dev uint64) errs.Message {
+	device := fmt.Sprintf("/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev))
+	return errs.Messagef("mount it and thaw it: `mount -t %s %s /mnt; fsfreeze --unfreeze /mnt; umount /mnt`", fs, device)
+}
+
+// filesystemStays reports whether the kernel still has the filesystem on a block device, without waiting for
+// anything: it takes what it says of it in sysfs away before the last umount returns.
+func filesystemStays(fs driver.FS, dev uint64) bool {
+	if dev == 0 || fs == driver.None {
+		return false
+	}
+	device, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev)))
+	if err != nil {
+		return false
+	}
+	_, err = os.Stat(filepath.Join("/sys/fs", string(fs), filepath.Base(device)))
+	return !errors.Is(err, os.ErrNotExist)
+}

@@ -1,0 +1,172 @@
+package content
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/loopdev"
+
+	"golang.org/x/sys/unix"
+)
+
+// StrayDevice is a block device on an object of this pool that no record accounts for: of a raw volume whose
+// process died before it could record it, or left by a reboot.
+type StrayDevice struct {
+	ID driver.ObjectID // of the object
+
+	loop *loopdev.Bound // nil where the driver makes the block devices
+}
+
+// Loop is the index of the loop device, negative where the driver makes the block devices.
+func (s StrayDevice) Loop() int {
+	if s.loop == nil {
+		return -1
+	}
+	return s.loop.Index
+}
+
+// Path is that of the loop device, or, where the driver makes the block devices, words for it.
+func (s StrayDevice) Path() string {
+	if s.loop == nil {
+		return "the block device"
+	}
+	return s.loop.Path
+}
+
+// StrayDevices lists block devices on objects of rows that attached does not account for. Those of commands at
+// work are among them.
+func (acc *Access) StrayDevices(ctx context.Context, rows map[driver.ObjectID]catalog.Row,
+	attached map[driver.ObjectID]catalog.Attached) (strays []StrayDevice, err error) {
+
+	a, ok := acc.drv.(driver.Activator)
+	if !ok {
+		return acc.strayLoops(ctx, rows, attached)
+	}
+	active, err := a.Active(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range active {
+		if _, has := attached[id]; !has {
+			strays = append(strays, StrayDevice{ID: id})
+		}
+	}
+	return strays, nil
+}
+
+// strayLoops is StrayDevices where images are files.
+func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]catalog.Row,
+	attached map[driver.ObjectID]catalog.Attached) (strays []StrayDevice, err error) {
+
+	loops, err := loopdev.List()
+	if errs.Is(err, errs.Permission) {
+		return nil, nil // not root: then this pool has no loop devices
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	loops = acc.unaccounted(ctx, loops, rows, attached)
+	if len(loops) == 0 {
+		return nil, nil
+	}
+
+	images := acc.imagesByFile(ctx, rows)
+	for _, b := range loops {
+		id, ours := images[fileID{b.Dev, b.Ino}]
+		if a, has := attached[id]; !ours || has && a.Loop == b.Index {
+			continue
+		}
+		strays = append(strays, StrayDevice{ID: id, loop: &b})
+	}
+	return strays, nil
+}
+
+// TakeAway detaches a stray device, on an object that nobody else works on. It is InUse, and stays, while something
+// holds it.
+func (acc *Access) TakeAway(ctx context.Context, s StrayDevice) (gone bool, err error) {
+	if s.loop != nil {
+		return takeLoop(*s.loop)
+	}
+	err = acc.drv.(driver.Activator).Deactivate(ctx, s.ID)
+	return err == nil, err
+}
+
+// takeLoop is TakeAway of a loop device.
+func takeLoop(b loopdev.Bound) (gone bool, err error) {
+	now, err := loopdev.Lookup(b.Index)
+	switch {
+	case errs.Is(err, errs.NotFound), err == nil && (now.Dev != b.Dev || now.Ino != b.Ino):
+		return false, nil // gone since it was listed
+	case err != nil:
+		return false, err
+	case now.Auto:
+		return false, errs.New(errs.InUse, "detach", b.Path, "a mount holds it")
+	}
+
+	err = b.Clear()
+	if errs.Is(err, errs.NotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// loopsOn lists the loop devices on an image; none if it has no path.
+func loopsOn(image string) ([]loopdev.Bound, error) {
+	var st unix.Stat_t
+	if image == "" || unix.Stat(image, &st) != nil {
+		return nil, nil
+	}
+	loops, err := loopdev.List()
+	return slices.DeleteFunc(loops, func(b loopdev.Bound) bool { return !b.SameFile(&st) }), err
+}
+
+// fileID is a file, whatever its path.
+type fileID struct{ dev, ino uint64 }
+
+// unaccounted leaves out loop devices that are recorded, and those on files of other
+// filesystems than the pool's: what remains is worth a look at every image.
+func (acc *Access) unaccounted(ctx context.Context, loops []loopdev.Bound, rows map[driver.ObjectID]catalog.Row,
+	attached map[driver.ObjectID]catalog.Attached) []loopdev.Bound {
+
+	dev, known := acc.imageDevice(ctx, rows)
+	recorded := map[int]fileID{}
+	for _, a := range attached {
+		recorded[a.Loop] = fileID{a.Dev, a.Ino}
+	}
+	return slices.DeleteFunc(loops, func(b loopdev.Bound) bool {
+		return known && b.Dev != dev || recorded[b.Index] == fileID{b.Dev, b.Ino}
+	})
+}
+
+// imageDevice is the device of the filesystem in which the images lie, if it can be found out.
+func (acc *Access) imageDevice(ctx context.Context, rows map[driver.ObjectID]catalog.Row) (dev uint64, known bool) {
+	for id := range rows {
+		w, err := acc.drv.Attachment(ctx, id)
+		var st unix.Stat_t
+		if err == nil && w.Image != "" && unix.Stat(filepath.Dir(w.Image), &st) == nil {
+			return st.Dev, true
+		}
+	}
+	return 0, false
+}
+
+// imagesByFile finds the images of all rows.
+func (acc *Access) imagesByFile(ctx context.Context, rows map[driver.ObjectID]catalog.Row) map[fileID]driver.ObjectID {
+	images := map[fileID]driver.ObjectID{}
+	for id := range rows {
+		w, err := acc.drv.Attachment(ctx, id)
+		if err != nil || w.Image == "" {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Stat(w.Image, &st) == nil {
+			images[fileID{st.Dev, st.Ino}] = id
+		}
+	}
+	return images
+}

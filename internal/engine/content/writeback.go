@@ -1,0 +1,154 @@
+package content
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/warnings"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// unwritten is what could not be written to the pool of an attached volume.
+type unwritten struct {
+	cause   error // nil: everything was written
+	stopped bool  // nor can anything be from now on: the filesystem in the image has given up
+}
+
+// writeBack writes what is in memory of a filesystem or block device, by its root, to the
+// pool. The kernel reports a failure once, even one of some time ago, and then takes the
+// data for written: a second call succeeds.
+func writeBack(root *os.File, raw bool) (u unwritten) {
+	flush := func() error {
+		if raw {
+			return unix.Fsync(int(root.Fd()))
+		}
+		return unix.Syncfs(int(root.Fd()))
+	}
+	if u.cause = flush(); u.cause == nil {
+		return u
+	}
+	// Nothing is left to fail again, unless nothing can be written at all: ext4 that has
+	// aborted its journal, XFS that has shut down.
+	u.stopped = flush() != nil
+	return u
+}
+
+// writeBackAttached is writeBack of a volume that is attached here.
+func (acc *Access) writeBackAttached(a catalog.Attached) unwritten {
+	raw := a.MountID == 0
+	if raw && a.Loop < 0 && a.Dev == 0 {
+		return unwritten{} // a link to a tree, which no umount takes away
+	}
+	root, err := os.Open(a.Mountpoint)
+	if errors.Is(err, unix.EIO) {
+		return unwritten{cause: err, stopped: true} // an XFS that has shut down is not even opened
+	}
+	if err != nil {
+		return unwritten{} // gone, or taken away by somebody
+	}
+	defer root.Close()
+	if m, err := kernel.MountAt(int(root.Fd()), ""); !raw && (err != nil || m.ID != a.MountID) {
+		return unwritten{} // unmounted just now: this is another filesystem
+	}
+	return writeBack(root, raw)
+}
+
+// UmountWriteBack makes sure that an attached volume can be unmounted without losing
+// anything in silence. It fails, once, if something was lost since the volume was mounted,
+// whoever found out first; the next time it warns.
+func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.Attached) error {
+	u := acc.writeBackAttached(a)
+	lost, known, err := acc.records.LostWrites(ctx, a)
+	if err != nil {
+		return err
+	}
+	switch {
+	case u.cause == nil && !known:
+		return nil
+	case known && lost.Told && (u.cause == nil || u.stopped): // nothing new was lost
+		warnings.AddEach(ctx, "%s is unmounted without what was written to it before %s and could not be stored in the pool",
+			row.Name, lost.At.Local().Format(time.DateTime))
+		return nil
+	case u.cause == nil: // a snapshot has found out, or the umount of another tree
+		u.cause = fmt.Errorf("writes failed before %s", lost.At.Local().Format(time.DateTime))
+		_ = acc.records.TellLostWrites(context.WithoutCancel(ctx), a, lost)
+	default:
+		acc.noteLost(ctx, a, u, true)
+	}
+	then := errs.Messagef("a second %s gives up the rest", errs.Run("umount", row.Name))
+	return errs.Wrap("umount", row.Name, acc.lostError(ctx, a, u, then))
+}
+
+// copyWriteBack writes what programs have written to a volume that is in use and is about
+// to be copied. root is that of its filesystem, or its block device.
+func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) error {
+	u := writeBack(root, l.Row.FS == driver.None)
+	if u.cause == nil {
+		return nil
+	}
+	acc.noteLost(ctx, l.Attached, u, false)
+	return acc.lostError(ctx, l.Attached, u, errs.Messagef("have programs write it again"))
+}
+
+// warnLost warns that a copy lacks what was lost before, and found out then.
+func warnLost(ctx context.Context, l Live) {
+	if l.InUse() && l.hasLost {
+		warnings.AddEach(ctx, "writes to %s failed before %s: the copy lacks them, unless programs have written them again",
+			l.Row.Name, l.lost.At.Local().Format(time.DateTime))
+	}
+}
+
+// FlushToMeasure writes what is in memory of an attached volume, so that it counts when
+// the volume is measured.
+func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalog.Attached) {
+	u := acc.writeBackAttached(a)
+	if u.cause == nil {
+		return
+	}
+	acc.noteLost(ctx, a, u, false)
+	warnings.AddEach(ctx, "%s: %v", row.Name, acc.lostError(ctx, a, u, ""))
+}
+
+// noteLost records that writes were lost in an attachment: the kernel does not say so again.
+// Trees share the pool's filesystem, which does not say whose writes it has lost: it is
+// recorded of all that are attached. told: the umount of this one fails because of it.
+func (acc *Access) noteLost(ctx context.Context, a catalog.Attached, u unwritten, told bool) {
+	l := catalog.Loss{Told: told, Stopped: u.stopped}
+	if acc.sharesFilesystem(a) {
+		l.Shared = acc.sharesFilesystem
+	}
+
+	// In a pool that is full to the last byte this may fail, and then the error that is
+	// about to be returned is all that tells of it.
+	_ = acc.records.NoteLostWrites(context.WithoutCancel(ctx), a, l)
+}
+
+// sharesFilesystem reports whether an attachment is a tree in the pool's filesystem.
+func (acc *Access) sharesFilesystem(a catalog.Attached) bool {
+	_, own := acc.drv.(driver.Activator) // such a driver gives each tree a filesystem
+	return !own && a.Loop < 0 && a.Dev == 0
+}
+
+// lostError explains what could not be written: NoSpace if the pool is full, else IO. The
+// volume stays as it is, with all of it still in memory. then is the end of the hint.
+func (acc *Access) lostError(ctx context.Context, a catalog.Attached, u unwritten, then errs.Message) error {
+	kind, free := errs.IO, errs.Message("")
+	s, err := acc.pool.Space(context.WithoutCancel(ctx))
+	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {
+		kind, free = errs.NoSpace, errs.Messagef("free space with %s and %s; ", errs.Run("destroy"), errs.Run("gc"))
+	}
+	what := "some of what was written to it could not be stored in the pool"
+	if u.stopped {
+		what = "it can no longer write to the pool, and some of what was written to it is only in memory"
+	}
+	return (&errs.Error{Kind: kind, Err: fmt.Errorf("%s: %w", what, u.cause)}).
+		WithHint("%scopy what you need out of %s, where it can still be read; %s", free, a.Mountpoint, then)
+}

@@ -1,0 +1,196 @@
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/warnings"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+)
+
+// Cleaned is what became of marks of dead operations.
+type Cleaned struct {
+	Marks  int                       // removed, with what they stood for
+	Failed map[driver.ObjectID]error // why others stay
+}
+
+// CleanUp undoes or finishes what dead operations were doing. Marks of living ones are left alone. What cannot be
+// cleaned up is in Cleaned.Failed, and a warning; the error is that of the catalogue, or of ctx.
+func (l *Ledger) CleanUp(ctx context.Context, marks []catalog.Mark) (Cleaned, error) {
+	done := Cleaned{Failed: map[driver.ObjectID]error{}}
+	seen := map[string]bool{}
+	for _, m := range marks {
+		if seen[m.Owner] {
+			continue
+		}
+		seen[m.Owner] = true
+		if err := l.bury(ctx, m.Owner, &done); err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// bury cleans up after one operation, if it is dead.
+func (l *Ledger) bury(ctx context.Context, owner string, done *Cleaned) (err error) {
+	grave, err := l.cat.Claim(owner)
+	if err != nil || grave == nil {
+		return err
+	}
+	all := false
+	defer func() {
+		if cerr := grave.Close(all); err == nil {
+			err = cerr
+		}
+	}()
+	ctx = grave.In(ctx)
+
+	// What was read before the claim may have been cleaned up by somebody else.
+	var marks []catalog.Mark
+	if err := l.cat.View(ctx, func(tx *catalog.Tx) (err error) {
+		marks, err = tx.MarksOf(owner)
+		return err
+	}); err != nil {
+		return err
+	}
+
+	all = true
+	for batch := range slices.Chunk(marks, buryBatch) {
+		if err := ctx.Err(); err != nil {
+			all = false
+			return err
+		}
+		failed := l.finishSome(ctx, batch)
+		done.Marks += len(batch) - len(failed)
+		for _, m := range batch {
+			if err := failed[m.ID]; err != nil {
+				all = false
+				done.Failed[m.ID] = err
+				warnings.Add(ctx, "a %s that was interrupted could not be cleaned up: %v", m.Op, err)
+			}
+		}
+	}
+	return nil
+}
+
+// buryBatch marks are cleaned up in one transaction. A process that dies between two leaves the rest marked, and in
+// one, all of it: each mark goes in the commit that brings its tombstone.
+var buryBatch = 256 // tests compare
+
+// finishSome brings interrupted operations to the state before them or after them, and returns what failed.
+func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed map[driver.ObjectID]error) {
+	failed = map[driver.ObjectID]error{}
+	rows := make(map[driver.ObjectID]catalog.Row, len(marks))
+	buried := make(map[driver.ObjectID]bool, len(marks))
+	fail := func(marks []catalog.Mark, err error) map[driver.ObjectID]error {
+		for _, m := range marks {
+			failed[m.ID] = err
+		}
+		return failed
+	}
+	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
+		for _, m := range marks {
+			row, exists, err := tx.Get(m.ID)
+			if err != nil {
+				return err
+			}
+			if exists {
+				rows[m.ID] = row
+			}
+			if buried[m.ID], err = tx.Tombstone(m.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return fail(marks, err)
+	}
+
+	// What has a row is finished one by one, as each takes transactions of its own.
+	var ready, dying []catalog.Mark // without a row: whose marks go, and of them those whose objects go
+	for _, m := range marks {
+		if err := ctx.Err(); err != nil {
+			return fail(marks, err)
+		}
+		row, exists := rows[m.ID]
+		remove, err := l.prepare(ctx, m, buried[m.ID], exists)
+		switch {
+		case err != nil:
+			failed[m.ID] = err
+		case exists:
+			if err := l.work.Finish(ctx, m, row); err != nil {
+				failed[m.ID] = err
+			}
+		default:
+			ready = append(ready, m)
+			if remove {
+				dying = append(dying, m)
+			}
+		}
+	}
+	if len(ready) == 0 {
+		return failed
+	}
+
+	// Removing may take longer than this command may: a tombstone lets it go on where it stops.
+	graves := make([]catalog.Tombstone, len(dying))
+	for i, m := range dying {
+		ref := cmp.Or(m.Name, "what an interrupted "+m.Op+" left")
+		graves[i] = catalog.Tombstone{ID: m.ID, Ref: ref, At: time.Now()}
+	}
+	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		for _, g := range graves {
+			if err := tx.Bury(g); err != nil { // unless it is buried already
+				return err
+			}
+		}
+		for _, m := range ready {
+			if err := tx.Unmark(m.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return fail(ready, err)
+	}
+
+	// A grave that was there before is for whoever reclaims all.
+	graves = slices.DeleteFunc(graves, func(g catalog.Tombstone) bool { return buried[g.ID] })
+	l.Reclaim(ctx, graves)
+	return failed
+}
+
+// prepare takes back what an operation did besides making or removing an object, and reports whether that is to be
+// removed: it was being made, or it was being destroyed and no longer exists.
+func (l *Ledger) prepare(ctx context.Context, m catalog.Mark, buried, exists bool) (remove bool, err error) {
+	if m.Freezes {
+		if err := l.work.Thaw(ctx, m.Reads); err != nil {
+			return false, err
+		}
+	}
+	if exists {
+		return false, nil
+	}
+
+	if !buried {
+		never, err := l.neverCommitted(ctx, m)
+		if err != nil {
+			return false, err
+		}
+		if !never {
+			// The sweep after a boot, gc and fsck say so again.
+			warnings.Add(ctx,
+				"%s was being made by a %s that died, or the catalogue lost it: it stays in the pool; %s says more",
+				cmp.Or(m.Name, string(m.ID)), m.Op, errs.Run("fsck"))
+			return false, nil
+		}
+	}
+	if m.Mountpoint == "" {
+		return true, nil
+	}
+	return true, l.work.Detach(ctx, m)
+}

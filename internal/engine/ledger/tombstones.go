@@ -1,0 +1,132 @@
+package ledger
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"pando/internal/base/warnings"
+	"pando/internal/driver"
+	"pando/internal/engine/catalog"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// ReclaimBound is how long a command may spend on removing what was destroyed before it, unless ReclaimUntil says
+// otherwise.
+const ReclaimBound = time.Second
+
+type untilKey struct{}
+
+// ReclaimUntil returns a context in which calls remove what was destroyed before them until then, and leave the rest
+// to the next command. The zero time: for as long as it takes.
+func ReclaimUntil(ctx context.Context, t time.Time) context.Context {
+	return context.WithValue(ctx, untilKey{}, t)
+}
+
+// bounded ends when a call may not go on removing what was destroyed before it.
+func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	until, has := ctx.Value(untilKey{}).(time.Time)
+	switch {
+	case !has:
+		return context.WithTimeout(ctx, ReclaimBound)
+	case until.IsZero():
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, until)
+}
+
+// Reclaim removes destroyed objects that are still there, but those that a living operation is removing, for as long
+// as the call may. It returns how many it has removed. What cannot be removed is a warning, and stays for the next
+// command.
+func (l *Ledger) Reclaim(ctx context.Context, graves []catalog.Tombstone) (removed int) {
+	bounded, cancel := bounded(ctx)
+	defer cancel()
+	for batch := range slices.Chunk(graves, buryBatch) {
+		if bounded.Err() != nil {
+			break
+		}
+		removed += l.reclaimSome(ctx, bounded, batch)
+	}
+	return removed
+}
+
+// removeWorkers objects are removed at once.
+const removeWorkers = 4
+
+// reclaimSome is Reclaim of a batch, which shares its transactions. Objects are removed until bounded ends.
+func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tombstone) int {
+	free := make([]catalog.Tombstone, 0, len(graves)) // of those that are removing them
+	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
+		free = free[:0]
+		for _, g := range graves {
+			m, err := tx.Blocking(g.ID, "", false)
+			if err != nil {
+				return err
+			}
+			if len(m) == 0 {
+				free = append(free, g)
+			}
+		}
+		return nil
+	}); err != nil {
+		reportUnreclaimed(ctx, bounded, graves[0], err)
+		return 0
+	}
+
+	var mu sync.Mutex
+	var gone []catalog.Tombstone
+	var g errgroup.Group
+	g.SetLimit(removeWorkers)
+	for _, grave := range free {
+		if bounded.Err() != nil {
+			break // the next command goes on
+		}
+		g.Go(func() error {
+			if err := l.work.Remove(bounded, grave.ID, grave.Ref, "destroyed earlier"); err != nil {
+				reportUnreclaimed(ctx, bounded, grave, err)
+				return nil
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			gone = append(gone, grave)
+			return nil
+		})
+	}
+	_ = g.Wait() // each has reported
+
+	if len(gone) == 0 {
+		return 0
+	}
+	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		for _, grave := range gone {
+			if err := tx.Reclaimed(grave.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		reportUnreclaimed(ctx, bounded, gone[0], err) // the next command finds them gone
+		return 0
+	}
+	return len(gone)
+}
+
+// reportUnreclaimed warns that an object could not be removed, unless only the time was over.
+func reportUnreclaimed(ctx, bounded context.Context, g catalog.Tombstone, err error) {
+	if bounded.Err() == nil {
+		warnings.Add(ctx, "%s is destroyed, but its space could not be returned yet: %v", g.Ref, err)
+	}
+}
+
+// ForgetReclaimed makes the removal of objects durable, and then forgets it.
+func (l *Ledger) ForgetReclaimed(ctx context.Context) error {
+	before := time.Now()
+	if s, ok := l.drv.(driver.Syncer); ok {
+		if err := s.Sync(ctx); err != nil {
+			return err
+		}
+	}
+	return l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.ForgetReclaimed(before) })
+}

@@ -1,0 +1,391 @@
+package pool
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/linux/durable"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/loopdev"
+	"pando/internal/linux/mount"
+	"pando/internal/linux/run"
+
+	"golang.org/x/sys/unix"
+)
+
+// backingSectorBytes is the sector size of the loop device under a loop-backed
+// pool: XFS then writes its log in whole blocks of the filesystem below.
+const backingSectorBytes = 4096
+
+// MinBackingBytes is the smallest loop-backed pool: mkfs.xfs refuses less.
+const MinBackingBytes = 300 << 20
+
+// Plan is what init has decided to make.
+type Plan struct {
+	Driver       string
+	Outside      string // name of what the driver keeps outside the directory: a dataset; "": nothing
+	Unmake       Unmake // with Outside
+	Open         driver.Opener
+	BackingBytes int64 // 0: the driver lives in the directory's own filesystem
+	MinFree      float64
+	Why          string
+	// Extra is called before the pool becomes one, to lay out what belongs to
+	// other packages in its directory.
+	Extra func(ctx context.Context, dir, poolID string) error
+}
+
+// Unmake takes away what a driver has laid out outside the directory of a pool; data
+// is its directory there.
+type Unmake func(ctx context.Context, data, poolID string) error
+
+// Prepare makes the directory of a pool, or checks that it is fit to be one:
+// missing, empty, or left by an interrupted init or deinit, whose remains are
+// removed. It returns with the lock held, and abort, which undoes all that was
+// made. Exists if there is a pool, Invalid if there is anything else.
+func Prepare(ctx context.Context, dir string, unmake Unmake) (abs string, madeDir bool, unlock func(), abort func(), err error) {
+	abs, err = filepath.Abs(dir)
+	if err != nil {
+		return "", false, nil, nil, errs.Wrap("init", dir, err)
+	}
+	if p, err := Read(abs); err == nil {
+		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "there is a pool already (driver %s)", p.Config.Driver).
+			WithHint("use it, or remove it with %s", errs.Run("deinit"))
+	} else if k := errs.KindOf(err); k == errs.TooNew || k == errs.Damaged {
+		return "", false, nil, nil, err
+	}
+	if err := checkSite(abs); err != nil {
+		return "", false, nil, nil, err
+	}
+	st, err := os.Stat(abs)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		madeDir = true
+		if err := os.MkdirAll(abs, 0o700); err != nil {
+			return "", false, nil, nil, errs.Wrap("init", abs, err)
+		}
+	case err != nil:
+		return "", false, nil, nil, errs.Wrap("init", abs, err)
+	case !st.IsDir():
+		return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "it is not a directory")
+	}
+	entries, err := os.ReadDir(abs)
+	if err != nil {
+		return "", false, nil, nil, errs.Wrap("init", abs, err)
+	}
+	left := exists(filepath.Join(abs, initingName)) || exists(filepath.Join(abs, removingName))
+	for _, e := range entries {
+		// mkfs of a whole disk leaves lost+found; a lock alone is a race with
+		// another init.
+		if !left && e.Name() != "lost+found" && e.Name() != "lock" {
+			return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "the directory is not empty (it holds %q)", e.Name()).
+				WithHint("name an empty or new directory with %s", errs.Param("pool"))
+		}
+	}
+	unlock, err = Lock(ctx, abs)
+	if err != nil {
+		return "", false, nil, nil, err
+	}
+	if exists(filepath.Join(abs, configName)) {
+		unlock()
+		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "another process has just made a pool here")
+	}
+	if left {
+		if err := removeRemains(ctx, abs, unmake); err != nil {
+			unlock()
+			return "", false, nil, nil, err
+		}
+		if err := removeOne(filepath.Join(abs, removingName)); err != nil {
+			unlock()
+			return "", false, nil, nil, err
+		}
+	}
+	abort = func() {
+		// pool.json goes first: it may be there, but not be known to be durable.
+		if removeOne(filepath.Join(abs, configName)) != nil || removeRemains(context.WithoutCancel(ctx), abs, unmake) != nil ||
+			removeMarkers(abs) != nil {
+			return // the marker is still there: the next init finishes
+		}
+		if madeDir {
+			_ = os.Remove(abs)
+		}
+	}
+	if err = os.Chmod(abs, 0o700); err == nil {
+		err = os.WriteFile(filepath.Join(abs, initingName), nil, 0o600)
+	}
+	if err != nil {
+		abort()
+		unlock()
+		return "", false, nil, nil, errs.Wrap("init", abs, err)
+	}
+	return abs, madeDir, unlock, abort, nil
+}
+
+// Make makes the pool that plan describes in a prepared directory. The pool
+// exists from the moment that pool.json is there.
+func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, error) {
+	p := &Pool{Dir: dir, Config: Config{
+		Format: Format, ID: string(driver.NewID()), Driver: plan.Driver, MinFreePercent: plan.MinFree,
+		MadeDir: madeDir, CreatedAt: time.Now().UTC().Truncate(time.Second), Why: plan.Why,
+	}}
+	for _, d := range []string{p.DataDir(), p.MountDir()} {
+		if err := os.Mkdir(d, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, errs.Wrap("init", dir, err)
+		}
+	}
+	data := p.DataDir()
+	if plan.BackingBytes > 0 {
+		p.Config.Backing = &Backing{FS: "xfs", SizeBytes: plan.BackingBytes}
+		m, err := p.makeBacking(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer m.Close()
+		root, err := m.Open()
+		if err != nil {
+			return nil, err
+		}
+		defer root.Close()
+		if err := root.Chmod(0o700); err != nil {
+			return nil, errs.Wrap("init", dir, err)
+		}
+		// The mount is not in the namespace yet, so that a kill leaves only
+		// files; its descriptor gives it a path for this process.
+		data = fmt.Sprintf("/proc/self/fd/%d/.", root.Fd())
+	}
+	if err := os.Symlink(p.Config.ID, filepath.Join(data, markerName)); err != nil {
+		return nil, errs.Wrap("init", dir, err)
+	}
+	if plan.Outside != "" {
+		// Before there is anything there: an interrupted init is undone by it.
+		if err := os.Symlink(plan.Outside, filepath.Join(data, outsideName)); err != nil {
+			return nil, errs.Wrap("init", dir, err)
+		}
+	}
+	drv, err := plan.Open(ctx, data, p.Config.ID, true)
+	if err != nil {
+		if plan.Outside != "" {
+			// What it could not make, it may not be able to remove either: what it
+			// was asked for may not even exist.
+			_ = plan.Unmake(context.WithoutCancel(ctx), data, p.Config.ID)
+			_ = os.Remove(filepath.Join(data, outsideName))
+		}
+		return nil, err
+	}
+	if s, ok := drv.(driver.Syncer); ok {
+		err = s.Sync(ctx)
+	}
+	if c, ok := drv.(io.Closer); ok { // in any case: an open directory keeps the mount
+		if cerr := c.Close(); err == nil {
+			err = cerr
+		}
+	}
+	if err != nil {
+		return nil, errs.Wrap("init", dir, err)
+	}
+	if err := syncFS(data); err != nil {
+		return nil, errs.Wrap("init", dir, err)
+	}
+	if err := plan.Extra(ctx, dir, p.Config.ID); err != nil {
+		return nil, err
+	}
+	if err := p.MakeReserve(); err != nil {
+		return nil, err
+	}
+	if err := p.writeConfig(); err != nil {
+		return nil, errs.Wrap("init", dir, err)
+	}
+	if err := os.Remove(filepath.Join(dir, initingName)); err != nil {
+		return nil, errs.Wrap("init", dir, err)
+	}
+	return p, nil
+}
+
+// Activate mounts a pool that Make has just made. The caller holds the lock.
+func (p *Pool) Activate(ctx context.Context) error {
+	if p.Config.Backing == nil || p.active() {
+		return nil
+	}
+	return p.activate(ctx)
+}
+
+func (p *Pool) makeBacking(ctx context.Context) (*mount.Detached, error) {
+	path := p.BackingFile()
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, errs.Wrap("init", p.Dir, err)
+	}
+	defer f.Close()
+	if err := f.Truncate(p.Config.Backing.SizeBytes); err != nil {
+		return nil, errs.Wrap("init", p.Dir, err)
+	}
+	if _, err := run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", "size="+strconv.Itoa(backingSectorBytes), path); err != nil {
+		return nil, err
+	}
+	if err := f.Sync(); err != nil {
+		return nil, errs.Wrap("init", p.Dir, err)
+	}
+	return p.mountBacking(ctx)
+}
+
+// Remove takes the pool away, with all that is in it. What is attached must
+// have been detached. The caller holds the lock. It may be interrupted and
+// called again.
+func Remove(ctx context.Context, dir string, unmake Unmake) error {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return errs.Wrap("deinit", dir, err)
+	}
+	madeDir := false
+	if p, err := Read(dir); err == nil {
+		madeDir = p.Config.MadeDir
+		// From here on there is no pool, only remains.
+		if err := os.Rename(filepath.Join(dir, configName), filepath.Join(dir, removingName)); err != nil {
+			return errs.Wrap("deinit", dir, err)
+		}
+		if err := durable.SyncDir(dir); err != nil {
+			return errs.Wrap("deinit", dir, err)
+		}
+	} else if b, e := os.ReadFile(filepath.Join(dir, removingName)); e == nil {
+		madeDir = containsMadeDir(b)
+	} else {
+		return err
+	}
+	if err := removeRemains(ctx, dir, unmake); err != nil {
+		return err
+	}
+	if err := removeMarkers(dir); err != nil {
+		return err
+	}
+	if madeDir {
+		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			return errs.Wrap("deinit", dir, err)
+		}
+	}
+	return nil
+}
+
+// Interrupted reports whether a deinit was begun in dir and not finished.
+func Interrupted(dir string) bool { return exists(filepath.Join(dir, removingName)) }
+
+// removeRemains removes everything of a pool but the directory, the lock, and the
+// names that say that something was interrupted.
+func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
+	data := filepath.Join(dir, "data")
+	if exists(filepath.Join(data, outsideName)) {
+		id, err := os.Readlink(filepath.Join(data, markerName))
+		if err != nil {
+			return errs.Wrap("deinit", dir, err)
+		}
+		if err := unmake(ctx, data, id); err != nil {
+			return err
+		}
+	}
+	// Only if there is a mount: without root umount(2) does not even look.
+	if m, err := kernel.MountAt(unix.AT_FDCWD, data); err == nil && m.Root {
+		if err := mount.Unmount(data); err != nil && !errs.Is(err, errs.NotFound) {
+			return err
+		}
+	}
+	if b := filepath.Join(dir, backingName); exists(b) {
+		gone, err := loopdev.WaitDetached(ctx, b, 5*time.Second)
+		if err != nil {
+			return err
+		}
+		if !gone {
+			return errs.New(errs.InUse, "deinit", dir, "%s is still mounted, in another mount namespace or below another path", b)
+		}
+	}
+	// Nothing here descends: what is mounted on mnt/NAME, and files that are
+	// not Pando's in data/, make it stop instead of vanishing.
+	for _, name := range []string{"live", "locks", "mnt"} {
+		entries, err := os.ReadDir(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return errs.Wrap("deinit", dir, err)
+		}
+		for _, e := range entries {
+			remove := func() error { return removeOne(filepath.Join(dir, name, e.Name())) }
+			if name == "mnt" {
+				remove = func() error { return removeMountPoint(dir, e.Name()) }
+			}
+			if err := remove(); err != nil {
+				return err
+			}
+		}
+	}
+	// Addresses of remotes, keys to them, and what was written there: all of it is Pando's, and nothing is
+	// mounted there.
+	for _, name := range []string{remotesName, writerName} {
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+			return errs.Wrap("deinit", dir, err)
+		}
+	}
+	// Catalogues that a rebuild has set aside.
+	old, err := filepath.Glob(filepath.Join(escapeGlob(dir), "catalog.damaged-*"))
+	if err != nil {
+		return errs.Wrap("deinit", dir, err)
+	}
+	for _, path := range old {
+		if err := removeOne(path); err != nil {
+			return err
+		}
+	}
+	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal", "catalog.seen", reserveName, configName + ".new",
+		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + outsideName, "data/" + markerName, "data"} {
+		if err := removeOne(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeMarkers removes, last of all, what says that something was interrupted.
+func removeMarkers(dir string) error {
+	for _, name := range []string{"lock", initingName, removingName} {
+		if err := removeOne(filepath.Join(dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func syncFS(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return unix.Syncfs(int(f.Fd()))
+}
+
+func containsMadeDir(config []byte) bool {
+	var c Config
+	return json.Unmarshal(config, &c) == nil && c.MadeDir
+}
+
+// removeOne removes a file, a symbolic link or an empty directory.
+func removeOne(path string) error {
+	err := os.Remove(path)
+	switch {
+	case err == nil, errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.ENOTDIR):
+		return nil
+	case errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EBUSY):
+		return foreign(path)
+	}
+	return errs.Wrap("deinit", path, err)
+}
+
+// escapeGlob makes a path match itself only.
+func escapeGlob(path string) string {
+	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
+}

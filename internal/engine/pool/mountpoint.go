@@ -1,0 +1,84 @@
+package pool
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// mountLink matches where the links in MountDir lead: to the block device of a raw volume,
+// or to the tree of one that is not mounted. The pool may have been somewhere else when
+// the link was made.
+var mountLink = regexp.MustCompile(`^(/dev/(loop[0-9]+|zd[0-9]+|zvol/.+)|/.*/data/objects/[0-9a-v]{26}\.[a-z]+)$`)
+
+// IsMountLink reports whether a symbolic link in MountDir that says to is one that Pando
+// makes.
+func IsMountLink(to string) bool { return mountLink.MatchString(to) }
+
+// OnlyMountPoints fails if MountDir holds what removing the pool would stop at: neither a
+// link of Pando's, nor an empty directory, nor one on which something is mounted. InUse.
+func (p *Pool) OnlyMountPoints() error {
+	entries, err := os.ReadDir(p.MountDir())
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return errs.Wrap("deinit", p.MountDir(), err)
+	}
+	for _, d := range entries {
+		path := filepath.Join(p.MountDir(), d.Name())
+		if to, err := os.Readlink(path); err == nil && IsMountLink(to) {
+			continue
+		}
+		if m, err := kernel.MountAt(unix.AT_FDCWD, path); err == nil && m.Root {
+			continue
+		}
+		inside, _ := os.ReadDir(path) // a volume whose filesystem has failed says nothing
+		if !d.IsDir() || len(inside) > 0 {
+			return foreign(path)
+		}
+	}
+	return nil
+}
+
+// removeMountPoint removes what Pando puts into MountDir: an empty directory, which may be
+// immutable, or a link. InUse if there is anything else.
+func removeMountPoint(dir, name string) error {
+	path := filepath.Join(dir, "mnt", name)
+	if to, err := os.Readlink(path); err == nil {
+		if IsMountLink(to) {
+			return removeOne(path)
+		}
+		return foreign(path)
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.ENOTDIR):
+		return foreign(path)
+	case err != nil:
+		return errs.Wrap("deinit", path, err)
+	}
+	defer f.Close()
+	if m, err := kernel.MountAt(unix.AT_FDCWD, path); err == nil && m.Root {
+		return foreign(path) // not even a flag of what is mounted there is ours
+	}
+	if _, err := kernel.SetImmutable(f, false); err != nil {
+		return errs.Wrap("deinit", path, err)
+	}
+	return removeOne(path)
+}
+
+// foreign is about what is not the pool's, or is in use.
+func foreign(path string) error {
+	return errs.New(errs.InUse, "deinit", path, "it holds something that is not the pool's, or is mounted").
+		WithHint("move it away or unmount it, then run %s again", errs.Run("deinit"))
+}
+
+// DefaultMountpoint is where a volume is mounted if nobody says otherwise.
+func (p *Pool) DefaultMountpoint(name string) string { return filepath.Join(p.MountDir(), name) }

@@ -1,0 +1,112 @@
+package pool
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	"pando/internal/base/errs"
+
+	"golang.org/x/sys/unix"
+)
+
+// The reserve is a file that takes room away from everybody, so that a full filesystem can
+// still be cleaned up. It is the last resort: what cleaning up is known to need is taken
+// from the disk in its place (catalog.Preallocate), as everybody else writes into what the
+// reserve gives back, too. Therefore it is given back by pieces, each just before another
+// try, and taken again when there is room. A pool in a file has a second one inside: blocks
+// that are there on the host as well.
+const (
+	reserveName       = "reserve"
+	reserveBytes      = 8 << 20
+	innerReserveBytes = 4 << 20
+)
+
+// reserve is one of them.
+type reserve struct {
+	path  string
+	bytes int64
+	inner bool // in the filesystem inside the file
+}
+
+func (p *Pool) reserves() []reserve {
+	all := []reserve{{filepath.Join(p.Dir, reserveName), reserveBytes, false}}
+	if p.Config.Backing != nil && p.active() {
+		all = append(all, reserve{filepath.Join(p.DataDir(), "."+reserveName), innerReserveBytes, true})
+	}
+	return all
+}
+
+// MakeReserve takes the reserve, or what is missing of it, if there is room: of a new one
+// eight times as much as it takes, else twice.
+func (p *Pool) MakeReserve() error {
+	for _, r := range p.reserves() {
+		if err := r.make(); err != nil && errs.KindOf(err) != errs.NoSpace {
+			return errs.Wrap("reserve space", p.Dir, err)
+		}
+	}
+	return nil
+}
+
+// HasReserve reports whether all of the reserve is there.
+func (p *Pool) HasReserve() bool {
+	for _, r := range p.reserves() {
+		if st, err := os.Lstat(r.path); err != nil || st.Size() < r.bytes {
+			return false
+		}
+	}
+	return true
+}
+
+func (r reserve) make() error {
+	st, err := os.Lstat(r.path)
+	has, most := int64(0), 8*r.bytes
+	if err == nil {
+		has, most = st.Size(), 2*(r.bytes-st.Size())
+	}
+	if has >= r.bytes {
+		return nil
+	}
+	var room unix.Statfs_t
+	if err := unix.Statfs(filepath.Dir(r.path), &room); err != nil || int64(room.Bavail)*room.Bsize < most {
+		return err
+	}
+	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if !r.inner {
+		err = unix.Fallocate(int(f.Fd()), 0, has, r.bytes-has)
+		if !errors.Is(err, unix.EOPNOTSUPP) {
+			return err
+		}
+	}
+	// Inside, what is only allocated is a hole on the host.
+	_, err = f.WriteAt(make([]byte, r.bytes-has), has)
+	if err == nil {
+		err = f.Sync()
+	}
+	return err
+}
+
+// SpendReserve gives bytes of the reserve back to the filesystem that it is on, or what is
+// left of it, and reports whether anything was. MakeReserve takes it again.
+func (p *Pool) SpendReserve(bytes int64) bool {
+	spent := false
+	for _, r := range p.reserves() {
+		spent = spend(r.path, bytes) || spent
+	}
+	return spent
+}
+
+func spend(path string, bytes int64) bool {
+	st, err := os.Lstat(path)
+	if err != nil || !st.Mode().IsRegular() {
+		return false
+	}
+	if st.Size() <= bytes {
+		return os.Remove(path) == nil
+	}
+	return os.Truncate(path, st.Size()-bytes) == nil
+}

@@ -1,0 +1,112 @@
+package pool
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// objectFile matches paths in the directory where a pool keeps its objects.
+var objectFile = regexp.MustCompile(`(^|/)objects/[0-9a-v]{26}\.[a-z]+(/|$)`)
+
+// checkSite refuses a directory that no pool may be in: one of somebody else's, who would
+// go on being able to change what is in it, and one in another pool, or in a volume of
+// one, which would take this pool away with itself. The directory may be missing. Invalid.
+func checkSite(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err == nil && int(st.Uid) != os.Geteuid() {
+		return errs.New(errs.Invalid, "init", dir, "the directory belongs to somebody else (user ID %d)", st.Uid).
+			WithHint("name a new directory with %s, or make this one yours: `chown %d %s`", errs.Param("pool"), os.Geteuid(), dir)
+	}
+	real, err := existing(dir)
+	if err != nil {
+		return errs.Wrap("init", dir, err)
+	}
+	for d := real; ; d = filepath.Dir(d) {
+		if d != dir && isPool(d) {
+			return errs.New(errs.Invalid, "init", dir, "the directory is inside another pool (%s)", d).
+				WithHint("name a directory outside of it with %s", errs.Param("pool"))
+		}
+		if d == "/" {
+			break
+		}
+	}
+	if volume := volumeAt(real); volume != "" {
+		return errs.New(errs.Invalid, "init", dir, "the directory is inside a volume of another pool, which is mounted on %s", volume).
+			WithHint("name a directory outside of it with %s", errs.Param("pool"))
+	}
+	return nil
+}
+
+// isPool reports whether there is a pool in dir, of whatever version, or dir is where one
+// keeps its data, mounted somewhere else.
+func isPool(dir string) bool {
+	_, err := Read(dir)
+	return err == nil || errs.Is(err, errs.TooNew) || exists(filepath.Join(dir, markerName))
+}
+
+// existing returns the real path of the nearest directory above dir, or dir itself, that
+// there is.
+func existing(dir string) (string, error) {
+	for {
+		real, err := filepath.EvalSymlinks(dir)
+		if !errors.Is(err, fs.ErrNotExist) || dir == "/" {
+			return real, err
+		}
+		dir = filepath.Dir(dir)
+	}
+}
+
+// volumeAt returns the mount point of the volume of some pool that path is in; "" if it is
+// in none, or that cannot be found out: of ZFS volumes it cannot.
+func volumeAt(path string) string {
+	all, err := mount.Table("self")
+	if err != nil {
+		return ""
+	}
+	on, ok := mount.At(all, path)
+	if !ok {
+		return ""
+	}
+	if objectFile.MatchString(on.Root) {
+		return on.Point
+	}
+	if loop, ok := strings.CutPrefix(on.Source, "/dev/loop"); ok {
+		file, err := os.ReadFile("/sys/block/loop" + loop + "/loop/backing_file")
+		if err == nil && objectFile.Match(bytes.TrimSpace(file)) {
+			return on.Point
+		}
+	}
+	return ""
+}
+
+// Renamable returns the nearest directory above dir in which others than root and this
+// process's user can put another directory in the place of the one on the way to dir; "" if
+// there is none.
+func Renamable(dir string) string {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return ""
+	}
+	for d := real; d != "/"; {
+		d = filepath.Dir(d)
+		var st unix.Stat_t
+		if err := unix.Stat(d, &st); err != nil {
+			return ""
+		}
+		foreign := st.Uid != 0 && int(st.Uid) != os.Geteuid()
+		if foreign || st.Mode&0o002 != 0 && st.Mode&unix.S_ISVTX == 0 {
+			return d
+		}
+	}
+	return ""
+}

@@ -1,0 +1,373 @@
+// Package btrfsstream reads the streams that the kernel writes of a subvolume of
+// btrfs (BTRFS_IOC_SEND), and makes trees of them. It knows versions 1 and 2 of
+// the format.
+//
+// A stream is a list of commands, each with a checksum: "make a file", "write
+// these bytes to it", "rename it". It comes from where others may have written,
+// so nothing in it is believed: what does not follow the format is Damaged, no
+// path leads out of the tree, nothing but regular files is ever opened, and what
+// is kept in memory has a bound.
+//
+// Unlike btrfs-receive(8), which looks for the subvolume that a stream builds on
+// all over the filesystem, this takes the one it is given.
+package btrfsstream
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"hash/crc32"
+	"io"
+	"strings"
+
+	"pando/internal/base/errs"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	magic     = "btrfs-stream\x00"
+	headBytes = 10 // of a command: length u32, type u16, checksum u32
+
+	// maxBody is the longest command that is read. The kernel's are at most 64 KiB
+	// in version 1, and in version 2 what 128 KiB compress to with 80 KiB besides.
+	maxBody = 1 << 20
+
+	// MaxVersion is the newest version that is known.
+	MaxVersion = 2
+
+	readBuffer = 1 << 20
+)
+
+// Types of commands, from fs/btrfs/send.h.
+const (
+	cmdSubvol       = 1
+	cmdSnapshot     = 2
+	cmdMkfile       = 3
+	cmdMkdir        = 4
+	cmdMknod        = 5
+	cmdMkfifo       = 6
+	cmdMksock       = 7
+	cmdSymlink      = 8
+	cmdRename       = 9
+	cmdLink         = 10
+	cmdUnlink       = 11
+	cmdRmdir        = 12
+	cmdSetXattr     = 13
+	cmdRemoveXattr  = 14
+	cmdWrite        = 15
+	cmdClone        = 16
+	cmdTruncate     = 17
+	cmdChmod        = 18
+	cmdChown        = 19
+	cmdUtimes       = 20
+	cmdEnd          = 21
+	cmdUpdateExtent = 22
+	cmdFallocate    = 23 // from here on, version 2
+	cmdFileattr     = 24
+	cmdEncodedWrite = 25
+)
+
+var cmdNames = [...]string{"", "subvol", "snapshot", "mkfile", "mkdir", "mknod", "mkfifo", "mksock", "symlink", "rename", "link", "unlink",
+	"rmdir", "set_xattr", "remove_xattr", "write", "clone", "truncate", "chmod", "chown", "utimes", "end", "update_extent",
+	"fallocate", "fileattr", "encoded_write"}
+
+// Attributes of commands.
+const (
+	attrUUID            = 1
+	attrCtransid        = 2
+	attrSize            = 4
+	attrMode            = 5
+	attrUID             = 6
+	attrGID             = 7
+	attrRdev            = 8
+	attrMtime           = 10
+	attrAtime           = 11
+	attrXattrName       = 13
+	attrXattrData       = 14
+	attrPath            = 15
+	attrPathTo          = 16
+	attrPathLink        = 17
+	attrFileOffset      = 18
+	attrData            = 19
+	attrCloneUUID       = 20
+	attrCloneCtransid   = 21
+	attrClonePath       = 22
+	attrCloneOffset     = 23
+	attrCloneLen        = 24
+	attrFallocateMode   = 25
+	attrFileattr        = 26
+	attrUnencodedFile   = 27
+	attrUnencodedLen    = 28
+	attrUnencodedOffset = 29
+	attrCompression     = 30
+	attrEncryption      = 31
+	attrs               = 32
+)
+
+// Reader reads a stream command by command.
+type Reader struct {
+	r       *bufio.Reader
+	version uint32
+	body    []byte
+	cmd     command
+}
+
+// command is one command. What it holds is valid until the next is read.
+type command struct {
+	typ  uint16
+	have uint32
+	attr [attrs][]byte
+	err  error // of the first attribute that was asked for and is not as it must be
+}
+
+// damaged is the error for what does not follow the format. Which stream it is, and
+// what it was for, the caller knows.
+func damaged(format string, args ...any) error {
+	return errs.New(errs.Damaged, "", "", "damaged stream: "+format, args...)
+}
+
+func unknown(format string, args ...any) error {
+	return errs.New(errs.Unsupported, "", "", format, args...).WithHint("upgrade pando")
+}
+
+// readError is the error for a stream that cannot be read on.
+func readError(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		if errs.KindOf(err) == errs.Internal { // no error of Pando's, which knows more
+			return damaged("it is cut short")
+		}
+	}
+	return err
+}
+
+// NewReader begins to read the stream r. Damaged if it is none, Unsupported if it
+// is of a version that is not known; errors of r.
+func NewReader(r io.Reader) (*Reader, error) {
+	s := &Reader{r: bufio.NewReaderSize(r, readBuffer)}
+	var head [len(magic) + 4]byte
+	if _, err := io.ReadFull(s.r, head[:]); err != nil {
+		return nil, readError(err)
+	}
+	if string(head[:len(magic)]) != magic {
+		return nil, damaged("it is not a stream of btrfs")
+	}
+	s.version = binary.LittleEndian.Uint32(head[len(magic):])
+	if s.version < 1 || s.version > MaxVersion {
+		return nil, unknown("the stream is of version %d, this Pando knows up to %d", s.version, MaxVersion)
+	}
+	return s, nil
+}
+
+// Version is the version of the format, 1 or 2.
+func (s *Reader) Version() int { return int(s.version) }
+
+// Drain reads the rest of the stream, up to its end, and checks its form.
+func (s *Reader) Drain() error {
+	for {
+		c, err := s.next()
+		if err != nil {
+			return err
+		}
+		if c.typ == cmdEnd {
+			return s.end()
+		}
+	}
+}
+
+// end checks that nothing follows.
+func (s *Reader) end() error {
+	switch _, err := s.r.ReadByte(); {
+	case err == nil:
+		return damaged("there is more after its end")
+	case !errors.Is(err, io.EOF):
+		return err
+	}
+	return nil
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// checksum is CRC-32C as the kernel's crc32c(0, b) has it: without the inversions
+// at both ends.
+func checksum(crc uint32, b []byte) uint32 { return ^crc32.Update(^crc, castagnoli, b) }
+
+// next reads a command.
+func (s *Reader) next() (*command, error) {
+	var head [headBytes]byte
+	if _, err := io.ReadFull(s.r, head[:]); err != nil {
+		return nil, readError(err)
+	}
+	n := binary.LittleEndian.Uint32(head[0:])
+	typ := binary.LittleEndian.Uint16(head[4:])
+	want := binary.LittleEndian.Uint32(head[6:])
+	if n > maxBody {
+		return nil, damaged("a command of %d bytes", n)
+	}
+	if int(n) > cap(s.body) {
+		s.body = make([]byte, n)
+	}
+	s.body = s.body[:n]
+	if _, err := io.ReadFull(s.r, s.body); err != nil {
+		return nil, readError(err)
+	}
+	clear(head[6:])
+	if checksum(checksum(0, head[:]), s.body) != want {
+		return nil, damaged("the checksum of a command is wrong")
+	}
+	if typ == 0 || int(typ) >= len(cmdNames) || s.version < 2 && typ >= cmdFallocate {
+		return nil, unknown("the stream has a command of type %d, which is not known", typ)
+	}
+	c := &s.cmd
+	*c = command{typ: typ}
+	for b := s.body; len(b) > 0; {
+		if len(b) < 2 {
+			return nil, damaged("an attribute is cut short")
+		}
+		a := binary.LittleEndian.Uint16(b)
+		b = b[2:]
+		var value []byte
+		if a == attrData && s.version >= 2 {
+			value, b = b, nil // it is the last, and has no length
+		} else {
+			if len(b) < 2 || len(b)-2 < int(binary.LittleEndian.Uint16(b)) {
+				return nil, damaged("an attribute is cut short")
+			}
+			n := int(binary.LittleEndian.Uint16(b))
+			value, b = b[2:2+n], b[2+n:]
+		}
+		if a == 0 || a >= attrs {
+			return nil, unknown("the stream has an attribute of type %d, which is not known", a)
+		}
+		if c.have&(1<<a) != 0 {
+			return nil, damaged("a command has the attribute %d twice", a)
+		}
+		c.have |= 1 << a
+		c.attr[a] = value
+	}
+	return c, nil
+}
+
+func (c *command) name() string { return cmdNames[c.typ] }
+
+// bytes is the value of an attribute.
+func (c *command) bytes(a int) []byte {
+	if c.have&(1<<a) == 0 && c.err == nil {
+		c.err = damaged("%s lacks the attribute %d", c.name(), a)
+	}
+	return c.attr[a]
+}
+
+func (c *command) fixed(a, n int) []byte {
+	b := c.bytes(a)
+	if len(b) == n {
+		return b
+	}
+	if c.err == nil {
+		c.err = damaged("the attribute %d of %s has %d bytes, not %d", a, c.name(), len(b), n)
+	}
+	return make([]byte, n)
+}
+
+func (c *command) u64(a int) uint64 { return binary.LittleEndian.Uint64(c.fixed(a, 8)) }
+
+// u32 is of an attribute that has 4 bytes in some versions and 8 in others.
+func (c *command) u32(a int) uint32 {
+	if len(c.attr[a]) == 8 {
+		v := c.u64(a)
+		if v > 1<<32-1 && c.err == nil {
+			c.err = damaged("the attribute %d of %s is %d", a, c.name(), v)
+		}
+		return uint32(v)
+	}
+	return binary.LittleEndian.Uint32(c.fixed(a, 4))
+}
+
+// offset is an offset or a length in a file.
+func (c *command) offset(a int) int64 {
+	v := c.u64(a)
+	if v > 1<<63-1 && c.err == nil {
+		c.err = damaged("the attribute %d of %s is %d", a, c.name(), v)
+	}
+	return int64(v)
+}
+
+func (c *command) uuid(a int) (u [16]byte) {
+	copy(u[:], c.fixed(a, 16))
+	return u
+}
+
+func (c *command) time(a int) unix.Timespec {
+	b := c.fixed(a, 12)
+	t := unix.Timespec{Sec: int64(binary.LittleEndian.Uint64(b)), Nsec: int64(binary.LittleEndian.Uint32(b[8:]))}
+	if t.Nsec >= 1e9 && c.err == nil {
+		c.err = damaged("a time of %s has %d nanoseconds", c.name(), t.Nsec)
+	}
+	return t
+}
+
+// text is a name or a target: without a NUL.
+func (c *command) text(a int) string {
+	s := string(c.bytes(a))
+	if strings.IndexByte(s, 0) >= 0 && c.err == nil {
+		c.err = damaged("a name of %s has a NUL in it", c.name())
+	}
+	return s
+}
+
+// root is what paths call the root of the tree.
+const root = ""
+
+// path is a path in the tree, or root.
+func (c *command) path(a int) string {
+	p := c.text(a)
+	if p == root {
+		return p
+	}
+	for name := range strings.SplitSeq(p, "/") {
+		if (name == "" || name == "." || name == "..") && c.err == nil {
+			c.err = damaged("%s of the path %q, which is none inside the tree", c.name(), p)
+		}
+	}
+	return p
+}
+
+// entry is a path in the tree, but not its root.
+func (c *command) entry(a int) string {
+	p := c.path(a)
+	if p == root && c.err == nil {
+		c.err = damaged("%s of the root", c.name())
+	}
+	return p
+}
+
+// Begin is what a stream says of itself first.
+type Begin struct {
+	UUID    [16]byte // of the subvolume that was sent, or of that which it was received from
+	TransID uint64   // of its last change
+	Diff    bool     // it is the difference to Parent
+	Parent  [16]byte // as UUID, of another subvolume
+}
+
+// Begin reads the first command. It is called once, first.
+func (s *Reader) Begin() (Begin, error) {
+	c, err := s.next()
+	if err != nil {
+		return Begin{}, err
+	}
+	b := Begin{UUID: c.uuid(attrUUID), TransID: c.u64(attrCtransid)}
+	switch c.typ {
+	case cmdSubvol:
+	case cmdSnapshot:
+		b.Diff, b.Parent = true, c.uuid(attrCloneUUID)
+	default:
+		return Begin{}, damaged("it begins with %s", c.name())
+	}
+	if c.err != nil {
+		return Begin{}, c.err
+	}
+	if b.UUID == [16]byte{} || b.Diff && b.Parent == [16]byte{} {
+		return Begin{}, damaged("it names no subvolume")
+	}
+	return b, nil
+}

@@ -1,0 +1,325 @@
+// Package mount mounts filesystems with the kernel's file-descriptor based
+// calls (fsopen, fsmount, move_mount; Linux 5.2). A mount is first made
+// detached, held by a descriptor only: if the process dies, it is gone. Nothing
+// here reads the mount table, whose length other people decide, but Holders,
+// which is for explaining errors.
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+// Detached is a mount that is not in any directory yet. Its root can be used
+// through Root; Attach puts it at a path; Close without Attach unmounts it.
+type Detached struct {
+	root *os.File
+}
+
+// Device mounts the filesystem of type fstype on the block device source.
+// options are as in mount(8)'s -o, each "key" or "key=value". Damaged or
+// Invalid if the device does not hold such a filesystem. Access times are not
+// kept: reading a clone must not make it differ.
+func Device(fstype, source string, options []string, readOnly bool) (*Detached, error) {
+	log := newKernelLog(source)
+	defer log.close()
+	fail := func(call string, fsfd int, err error) error {
+		detail := fmt.Errorf("%s: %w", call, err)
+		if msgs := append(contextMessages(fsfd), log.messages()...); len(msgs) > 0 {
+			detail = fmt.Errorf("%s: %w (%s)", call, err, strings.Join(msgs, "; "))
+		}
+		e := &errs.Error{Kind: errs.KindOf(err), Op: "mount " + fstype, Ref: source, Err: detail}
+		switch {
+		case fsfd < 0 && errors.Is(err, unix.ENODEV):
+			e.Kind = errs.Unsupported
+			e.Hint = errs.Messagef("this kernel has no %s: `modprobe %s`", fstype, fstype)
+		case errors.Is(err, unix.EPERM) && os.Geteuid() != 0:
+			e.Hint = "run it as root"
+		case errors.Is(err, unix.EACCES) && fstype == "zfs":
+			e.Hint = errs.Messagef("its encryption key is not loaded: `zfs load-key -r %s`", strings.Split(source, "/")[0])
+		case errors.Is(err, unix.EACCES) && !readOnly:
+			e.Hint = "the block device is read-only"
+		}
+		return e
+	}
+	fsfd, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, fail("fsopen", -1, err)
+	}
+	defer unix.Close(fsfd)
+	if err := unix.FsconfigSetString(fsfd, "source", source); err != nil {
+		return nil, fail("fsconfig source", fsfd, err)
+	}
+	if readOnly {
+		options = append([]string{"ro"}, options...)
+	}
+	for _, o := range options {
+		k, v, has := strings.Cut(o, "=")
+		if has {
+			err = unix.FsconfigSetString(fsfd, k, v)
+		} else {
+			err = unix.FsconfigSetFlag(fsfd, k)
+		}
+		if err != nil {
+			return nil, fail("fsconfig "+o, fsfd, err)
+		}
+	}
+	if err := unix.FsconfigCreate(fsfd); err != nil {
+		return nil, fail("fsconfig create", fsfd, err)
+	}
+	attr := unix.MOUNT_ATTR_NOATIME
+	if readOnly {
+		attr |= unix.MOUNT_ATTR_RDONLY
+	}
+	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attr)
+	if err != nil {
+		return nil, fail("fsmount", fsfd, err)
+	}
+	return detached(mfd, source)
+}
+
+// Tree makes a detached bind mount of the directory path (not of mounts below
+// it).
+func Tree(path string, readOnly bool) (*Detached, error) {
+	mfd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return nil, errs.Wrap("mount", path, fmt.Errorf("open_tree: %w", err))
+	}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOATIME, Attr_clr: unix.MOUNT_ATTR__ATIME, Propagation: unix.MS_PRIVATE}
+	if readOnly {
+		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+	}
+	if err := unix.MountSetattr(mfd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		unix.Close(mfd)
+		return nil, errs.Wrap("mount", path, fmt.Errorf("mount_setattr: %w", err))
+	}
+	return detached(mfd, path)
+}
+
+// detached reopens the mount's root as a readable directory: the descriptor of
+// fsmount and open_tree is O_PATH. That descriptor is kept, it holds the mount.
+func detached(mfd int, name string) (*Detached, error) {
+	return &Detached{root: os.NewFile(uintptr(mfd), name)}, nil
+}
+
+// Open opens the root directory for reading its entries, for ioctls, and as the
+// base of *at calls. The caller closes it before Attach or Close take effect.
+func (d *Detached) Open() (*os.File, error) {
+	fd, err := unix.Openat(int(d.root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, errs.Wrap("open", d.root.Name(), err)
+	}
+	return os.NewFile(uintptr(fd), d.root.Name()), nil
+}
+
+// Attach puts the mount at the directory target, and returns what identifies
+// it there. A symbolic link is not followed. NotFound, Invalid if target is not
+// a directory. Until Close, the mount cannot be unmounted.
+func (d *Detached) Attach(target string) (kernel.MountInfo, error) {
+	fd := int(d.root.Fd())
+	info, err := kernel.MountAt(fd, "")
+	if err != nil {
+		return kernel.MountInfo{}, errs.Wrap("mount", target, err)
+	}
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		var st unix.Stat_t
+		if errors.Is(err, unix.EINVAL) && unix.Lstat(target, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			return kernel.MountInfo{}, errs.New(errs.Invalid, "mount", target, "not a directory")
+		}
+		return kernel.MountInfo{}, errs.Wrap("mount", target, fmt.Errorf("move_mount: %w", err))
+	}
+	runtime.KeepAlive(d)
+	return info, nil
+}
+
+// stNoSymFollow is ST_NOSYMFOLLOW of statfs(2).
+const stNoSymFollow = 0x2000
+
+// Attributes are the options of a mount itself, as far as they are not those of its filesystem:
+// who may run what on it, and whether reading it changes access times.
+type Attributes uint64
+
+// AttributesOf reads those of the mount that path is on. Of a filesystem that cannot answer any
+// more, they are those that Device sets.
+func AttributesOf(path string) Attributes {
+	var st unix.Statfs_t
+	if err := unix.Statfs(path, &st); err != nil {
+		return unix.MOUNT_ATTR_NOATIME
+	}
+	a := Attributes(unix.MOUNT_ATTR_STRICTATIME)
+	switch {
+	case st.Flags&unix.ST_NOATIME != 0:
+		a = unix.MOUNT_ATTR_NOATIME
+	case st.Flags&unix.ST_RELATIME != 0:
+		a = unix.MOUNT_ATTR_RELATIME
+	}
+	for flag, attr := range map[int64]Attributes{
+		unix.ST_RDONLY: unix.MOUNT_ATTR_RDONLY, unix.ST_NOSUID: unix.MOUNT_ATTR_NOSUID, unix.ST_NODEV: unix.MOUNT_ATTR_NODEV,
+		unix.ST_NOEXEC: unix.MOUNT_ATTR_NOEXEC, unix.ST_NODIRATIME: unix.MOUNT_ATTR_NODIRATIME,
+		stNoSymFollow: unix.MOUNT_ATTR_NOSYMFOLLOW,
+	} {
+		if int64(st.Flags)&flag != 0 {
+			a |= attr
+		}
+	}
+	return a
+}
+
+// ReadOnly reports whether nothing can be written through the mount.
+func (a Attributes) ReadOnly() bool { return a&unix.MOUNT_ATTR_RDONLY != 0 }
+
+// SetAttributes gives a mount, which nobody sees yet, those of another.
+func (d *Detached) SetAttributes(a Attributes) error {
+	attr := unix.MountAttr{Attr_set: uint64(a), Attr_clr: unix.MOUNT_ATTR__ATIME}
+	if err := unix.MountSetattr(int(d.root.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return errs.Wrap("mount", d.root.Name(), fmt.Errorf("mount_setattr: %w", err))
+	}
+	return nil
+}
+
+// AttachTo is Attach to a directory that the caller has opened: that one, wherever
+// somebody has moved it meanwhile. NotFound if it was removed.
+func (d *Detached) AttachTo(dir *os.File) (kernel.MountInfo, error) {
+	defer runtime.KeepAlive(dir)
+	defer runtime.KeepAlive(d)
+	fd := int(d.root.Fd())
+	info, err := kernel.MountAt(fd, "")
+	if err != nil {
+		return kernel.MountInfo{}, errs.Wrap("mount", dir.Name(), err)
+	}
+	const byDescriptor = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
+	if err := unix.MoveMount(fd, "", int(dir.Fd()), "", byDescriptor); err != nil {
+		return kernel.MountInfo{}, errs.Wrap("mount", dir.Name(), fmt.Errorf("move_mount: %w", err))
+	}
+	return info, nil
+}
+
+// TakeBack undoes Attach and AttachTo, wherever the mount is by now, even if somebody
+// uses it already.
+func (d *Detached) TakeBack() error {
+	defer runtime.KeepAlive(d)
+	at := fmt.Sprintf("/proc/self/fd/%d", d.root.Fd())
+	return errs.Wrap("umount", d.root.Name(), unix.Unmount(at, unix.MNT_DETACH))
+}
+
+// Restrict makes the mount ignore setuid and setgid bits, device nodes, or both.
+func (d *Detached) Restrict(noSUID, noDev bool) error {
+	defer runtime.KeepAlive(d)
+	var attr unix.MountAttr
+	if noSUID {
+		attr.Attr_set |= unix.MOUNT_ATTR_NOSUID
+	}
+	if noDev {
+		attr.Attr_set |= unix.MOUNT_ATTR_NODEV
+	}
+	if attr.Attr_set == 0 {
+		return nil
+	}
+	err := unix.MountSetattr(int(d.root.Fd()), "", unix.AT_EMPTY_PATH, &attr)
+	switch {
+	case errors.Is(err, unix.ENOSYS):
+		return errs.New(errs.Unsupported, "mount", d.root.Name(), "mounting with nosuid and nodev needs Linux 5.12").
+			WithHint("mount it where only root can get to, or allow both: %s %s", errs.Param("suid"), errs.Param("dev"))
+	case err != nil:
+		return errs.Wrap("mount", d.root.Name(), fmt.Errorf("mount_setattr: %w", err))
+	}
+	return nil
+}
+
+// Info identifies the mount.
+func (d *Detached) Info() (kernel.MountInfo, error) { return kernel.MountAt(int(d.root.Fd()), "") }
+
+// Frozen reports whether the filesystem is frozen, without waiting for it. It asks the kernel to
+// reconfigure the filesystem and to change nothing, which the kernel refuses while that is frozen; one that
+// is not frozen drops what it caches of names, and ext4 also commits and says so in the kernel's log.
+func (d *Detached) Frozen() (bool, error) {
+	defer runtime.KeepAlive(d)
+	fd, err := unix.Fspick(int(d.root.Fd()), "", unix.FSPICK_CLOEXEC|unix.FSPICK_EMPTY_PATH)
+	if err != nil {
+		return false, errs.Wrap("mount", d.root.Name(), fmt.Errorf("fspick: %w", err))
+	}
+	defer unix.Close(fd)
+	err = unix.FsconfigReconfigure(fd)
+	if errors.Is(err, unix.EBUSY) {
+		return true, nil
+	}
+	return false, errs.Wrap("mount", d.root.Name(), err)
+}
+
+// Close gives the mount up: if it was not attached, it is unmounted.
+func (d *Detached) Close() error {
+	if d.root == nil {
+		return nil
+	}
+	err := d.root.Close()
+	d.root = nil
+	return err
+}
+
+// forkWait bounds how long a child that another goroutine has just made may keep
+// copies of what this process has closed: the kernel closes them in exec, but after
+// it has let the parent go on, so that nothing (not syscall.ForkLock either) tells
+// when. Twice this is what an unmount of something in use takes longer.
+const forkWait = 16 * time.Millisecond
+
+// Unmount takes away the topmost mount at target, and its propagated copies in
+// other mount namespaces. It is never lazy: InUse if something holds one of
+// them (see Holders), NotFound if nothing is mounted there.
+func Unmount(target string) error { return unmount(target, target, forkWait) }
+
+// UnmountIdle is Unmount for what may just as well stay: it does not wait for a child that
+// this process is making.
+func UnmountIdle(target string) error { return unmount(target, target, 0) }
+
+// UnmountIn is Unmount of the mount at the entry name of the directory parent, wherever
+// somebody has moved that meanwhile; with idle UnmountIdle.
+func UnmountIn(parent *os.File, name string, idle bool) error {
+	defer runtime.KeepAlive(parent)
+	patience := forkWait
+	if idle {
+		patience = 0
+	}
+	return unmount(fmt.Sprintf("/proc/self/fd/%d/%s", parent.Fd(), name), filepath.Join(parent.Name(), name), patience)
+}
+
+// unmount calls target what people know it by in errors.
+func unmount(target, known string, patience time.Duration) error {
+	for wait := time.Millisecond; ; {
+		err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW)
+		if errors.Is(err, unix.EBUSY) && wait <= patience {
+			time.Sleep(wait)
+			wait *= 2
+			continue
+		}
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, unix.EINTR):
+			continue
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+			return &errs.Error{Kind: errs.NotFound, Op: "umount", Ref: known, Err: errors.New("not mounted")}
+		}
+		return errs.Wrap("umount", known, err)
+	}
+}
+
+// IsMounted reports whether the mount that info describes is still what is at
+// target, in O(1).
+func IsMounted(target string, id uint64) bool {
+	m, err := kernel.MountAt(unix.AT_FDCWD, target)
+	if errors.Is(err, unix.EIO) { // an XFS that has shut down says nothing of itself
+		on, err := kernel.OnMount(target, id)
+		return err == nil && on
+	}
+	return err == nil && m.Root && m.ID == id
+}

@@ -1,0 +1,122 @@
+package run
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"runtime"
+
+	"pando/internal/base/errs"
+
+	"golang.org/x/sys/unix"
+)
+
+// Into runs a program with what r gives as its input. Its output is discarded. It
+// dies with ctx, and with this process. When r fails, the program's input ends, and
+// the error is that of r. When the program ends before r does, and says that it
+// succeeded, the error is ErrMore. See Failure for how a program fails.
+func Into(ctx context.Context, r io.Reader, args ...string) error {
+	runtime.LockOSThread() // see Pipe
+	defer runtime.UnlockOSThread()
+	cmd, stderr, err := command(ctx, args)
+	if err != nil {
+		return err
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return errs.Wrap(args[0], "", err)
+	}
+	enlarge(in)
+	if err := cmd.Start(); err != nil {
+		return errs.Wrap(args[0], "", err)
+	}
+	src := &source{r: r}
+	copied := pump(in, src, nil)
+	closed := in.Close()
+	end := ended(args[0], cmd.Wait(), stderr)
+	switch {
+	case ctx.Err() != nil:
+		return errs.Wrap(args[0], "", ctx.Err())
+	case src.err != nil:
+		return src.err
+	case end != nil:
+		return end
+	case errors.Is(copied, unix.EPIPE):
+		return ErrMore
+	}
+	return errs.Wrap(args[0], "", errors.Join(copied, closed))
+}
+
+// ErrMore is the error of Into when the program did not want all of its input.
+var ErrMore = errors.New("there is more input than the program takes")
+
+// source remembers why a reader failed.
+type source struct {
+	r   io.Reader
+	err error
+}
+
+func (s *source) Read(b []byte) (int, error) {
+	n, err := s.r.Read(b)
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	return n, err
+}
+
+// OutOf runs a program and gives what it prints to w. It has no input. It dies with
+// ctx, and with this process, and when w fails, whose error is then the error. See
+// Failure for how a program fails.
+func OutOf(ctx context.Context, w io.Writer, args ...string) error {
+	ctx2, cancel := context.WithCancel(ctx)
+	defer cancel()
+	runtime.LockOSThread() // see Pipe
+	defer runtime.UnlockOSThread()
+	cmd, stderr, err := command(ctx2, args)
+	if err != nil {
+		return err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return errs.Wrap(args[0], "", err)
+	}
+	enlarge(out)
+	if err := cmd.Start(); err != nil {
+		return errs.Wrap(args[0], "", err)
+	}
+	dst := &sink{w: w}
+	copied := pump(dst, out, nil)
+	if copied != nil {
+		cancel()
+	}
+	end := ended(args[0], cmd.Wait(), stderr)
+	switch {
+	case ctx.Err() != nil:
+		return errs.Wrap(args[0], "", ctx.Err())
+	case dst.err != nil:
+		return dst.err
+	case end != nil:
+		return end
+	}
+	return errs.Wrap(args[0], "", copied)
+}
+
+// sink remembers why a writer failed.
+type sink struct {
+	w   io.Writer
+	err error
+}
+
+func (s *sink) Write(b []byte) (int, error) {
+	n, err := s.w.Write(b)
+	s.err = err
+	return n, err
+}
+
+// enlarge makes a pipe hold more, which is only faster.
+func enlarge(p any) {
+	if f, ok := p.(*os.File); ok {
+		_, _ = unix.FcntlInt(f.Fd(), unix.F_SETPIPE_SZ, pipeBytes)
+	}
+}

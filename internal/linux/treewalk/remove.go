@@ -1,0 +1,229 @@
+package treewalk
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	readBatch = 1024
+	opRemove  = "remove"
+)
+
+// Remove deletes path and everything below it. Absent is success, so it may be
+// repeated, also by several at once; nobody else may write below path meanwhile. It is not durable by
+// itself. What cannot be deleted is left, with the directories above it, while
+// all else goes, and the first such error is returned: InUse names a mount
+// point inside, Permission a file that the caller may not delete. Files that are
+// immutable or append-only (chattr) are removed too, if the caller may do that
+// (CAP_LINUX_IMMUTABLE). Without root, directories that their owner may not write
+// are made writable first.
+func Remove(ctx context.Context, path string) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return errs.Wrap(opRemove, path, err)
+	}
+	defer dir.Close()
+	name := filepath.Base(path)
+	r := &remover{base: path, fixModes: os.Geteuid() != 0}
+	root, err := r.open(dir, name)
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ELOOP):
+		// Not a directory, or a symbolic link: only the name goes.
+		if err := unlink(int(dir.Fd()), name, 0, false); err != nil && !errors.Is(err, unix.ENOENT) {
+			return r.explain(int(dir.Fd()), name, path, err)
+		}
+		return nil
+	case err != nil:
+		return r.explain(int(dir.Fd()), name, path, err)
+	}
+	defer root.Close()
+
+	if err := Walk(ctx, root, Funcs{Open: r.openDir, Visit: r.visit, Leave: r.leave}); err != nil {
+		return errs.Wrap(opRemove, path, err)
+	}
+	if r.first != nil {
+		return r.first
+	}
+	if err := unlink(int(dir.Fd()), name, unix.AT_REMOVEDIR, false); err != nil && !errors.Is(err, unix.ENOENT) {
+		return r.explain(int(dir.Fd()), name, path, err)
+	}
+	return nil
+}
+
+// Unlink is unlinkat(2), also of what is immutable or append-only, or in a
+// directory that is: it takes those flags away first, from both.
+func Unlink(at int, name string, flags int) error { return unlink(at, name, flags, true) }
+
+// unlink is Unlink. Without own, the directory is somebody else's, and keeps its flags.
+func unlink(at int, name string, flags int, own bool) error {
+	err := unix.Unlinkat(at, name, flags)
+	if err != unix.EPERM {
+		return err
+	}
+	taken := kernel.Unprotect(at, name)
+	if own {
+		taken |= kernel.Unprotect(at, "")
+	}
+	if taken == 0 {
+		return err
+	}
+	return unix.Unlinkat(at, name, flags)
+}
+
+type remover struct {
+	base     string // for messages
+	fixModes bool
+
+	mu     sync.Mutex
+	first  error
+	failed atomic.Bool
+}
+
+func (r *remover) fail(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.first == nil {
+		r.first = err
+	}
+	r.failed.Store(true)
+}
+
+// open opens the directory at path below at, and makes it the caller's to
+// write and search if it must.
+func (r *remover) open(at *os.File, path string) (*os.File, error) {
+	f, err := Open(at, path)
+	if errors.Is(err, unix.EACCES) && r.fixModes {
+		var p *os.File
+		if p, err = OpenFlags(at, path, unix.O_PATH|unix.O_DIRECTORY); err != nil {
+			return nil, err
+		}
+		// The descriptor, not the path: it cannot be exchanged for a link.
+		err = unix.Chmod("/proc/self/fd/"+strconv.Itoa(int(p.Fd())), 0o700)
+		p.Close()
+		if err != nil {
+			return nil, err
+		}
+		f, err = Open(at, path)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if r.fixModes {
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Mode&0o700 != 0o700 {
+			// If this fails, so will what needs it, and that says why.
+			_ = unix.Fchmod(int(f.Fd()), 0o700)
+		}
+	}
+	return f, nil
+}
+
+func (r *remover) openDir(d *Dir) (*os.File, error) {
+	f, err := r.open(d.Root(), d.Path())
+	if err == nil {
+		return f, nil
+	}
+	if !errors.Is(err, unix.ENOENT) {
+		r.fail(r.explain(-1, "", r.path(d.Path()), err))
+	}
+	return nil, nil
+}
+
+// visit deletes everything but the directories.
+func (r *remover) visit(d *Dir, f *os.File) ([]string, error) {
+	var subdirs []string
+	fd := int(f.Fd())
+	for {
+		entries, err := f.ReadDir(readBatch)
+		for _, e := range entries {
+			if e.IsDir() {
+				subdirs = append(subdirs, e.Name())
+				continue
+			}
+			err := Unlink(fd, e.Name(), 0)
+			if err != nil && !errors.Is(err, unix.ENOENT) {
+				r.fail(r.explain(fd, e.Name(), r.path(d.Join(e.Name())), err))
+			}
+		}
+		if err == io.EOF || errors.Is(err, unix.ENOENT) { // or another Remove has deleted the directory
+			return subdirs, nil
+		}
+		if err != nil {
+			r.fail(errs.Wrap(opRemove, r.path(d.Path()), err))
+			return subdirs, nil
+		}
+	}
+}
+
+// leave deletes the directories below d, which are empty now.
+func (r *remover) leave(d *Dir, subdirs []string) error {
+	f, err := Open(d.Root(), d.Path())
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	if err != nil {
+		r.fail(r.explain(-1, "", r.path(d.Path()), err))
+		return nil
+	}
+	defer f.Close()
+	for _, name := range subdirs {
+		err := Unlink(int(f.Fd()), name, unix.AT_REMOVEDIR)
+		switch {
+		case err == nil, errors.Is(err, unix.ENOENT):
+		case errors.Is(err, unix.ENOTEMPTY) && r.failed.Load():
+			// What is still inside has been reported.
+		default:
+			r.fail(r.explain(int(f.Fd()), name, r.path(d.Join(name)), err))
+		}
+	}
+	return nil
+}
+
+func (r *remover) path(rel string) string {
+	if rel == "" {
+		return r.base
+	}
+	return r.base + "/" + rel
+}
+
+// explain makes of err, for the entry name of the directory at, an error that
+// tells a person what to do.
+func (r *remover) explain(at int, name, path string, err error) error {
+	switch {
+	case errors.Is(err, unix.EXDEV), errors.Is(err, unix.EBUSY):
+		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path, Err: errors.New("a filesystem is mounted there")}).
+			WithHint("`umount %s`", path)
+	case errors.Is(err, unix.EPERM) && at >= 0:
+		// The attribute forbids it, of the entry or of its directory.
+		if kernel.IsImmutable(at, name) {
+			return (&errs.Error{Kind: errs.Permission, Op: opRemove, Ref: path, Err: fmt.Errorf("it is immutable: %w", err)}).
+				WithHint("`chattr -ia %s`", path)
+		}
+		if parent := filepath.Dir(path); kernel.IsImmutable(at, "") {
+			return (&errs.Error{Kind: errs.Permission, Op: opRemove, Ref: path, Err: fmt.Errorf("its directory is immutable: %w", err)}).
+				WithHint("`chattr -ia %s`", parent)
+		}
+	case errors.Is(err, unix.ENOTEMPTY):
+		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path, Err: fmt.Errorf("something still writes to it: %w", err)}).
+			WithHint("stop what uses it, then try again")
+	}
+	return errs.Wrap(opRemove, path, err)
+}

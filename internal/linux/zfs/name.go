@@ -1,0 +1,58 @@
+package zfs
+
+import (
+	"strings"
+
+	"pando/internal/base/errs"
+)
+
+// maxName is the longest name of a dataset with its snapshot, in bytes.
+const maxName = 255
+
+// CheckDataset refuses what is not the name of a dataset ("tank/a/b"), so that it
+// never reaches a program: Invalid.
+func CheckDataset(name string) error {
+	bad := func(format string, args ...any) error {
+		return errs.New(errs.Invalid, "dataset", name, format, args...).WithHint("a dataset's name is like tank/pando")
+	}
+	switch {
+	case name == "":
+		return bad("no name of a dataset")
+	case len(name) > maxName:
+		return bad("a dataset's name has at most %d characters", maxName)
+	case !letter(name[0]):
+		return bad("a pool's name begins with a letter")
+	}
+	for c := range strings.SplitSeq(name, "/") {
+		if c == "" || c == "." || c == ".." {
+			return bad("%q is not a part of a dataset's name", c)
+		}
+		if strings.TrimSpace(c) != c || c[0] == '-' {
+			return bad("a part of a dataset's name cannot begin with %q or end with a space", c[0])
+		}
+		if i := strings.IndexFunc(c, func(r rune) bool { return !nameRune(r) }); i >= 0 {
+			return bad("%q cannot be in a dataset's name", c[i:])
+		}
+	}
+	return nil
+}
+
+func letter(c byte) bool { return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }
+
+func nameRune(r rune) bool {
+	return r < 128 && (letter(byte(r)) || r >= '0' && r <= '9' || strings.ContainsRune("-_.: ", r))
+}
+
+// PoolOf is the zpool that a dataset is in.
+func PoolOf(dataset string) string {
+	pool, _, _ := strings.Cut(dataset, "/")
+	return pool
+}
+
+// ParentOf is the dataset that a dataset is in, "" of a pool's own.
+func ParentOf(dataset string) string {
+	if i := strings.LastIndexByte(dataset, '/'); i >= 0 {
+		return dataset[:i]
+	}
+	return ""
+}

@@ -1,0 +1,668 @@
+package diagnose
+
+import (
+	"cmp"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"pando/internal/observe/blockdev"
+)
+
+// Scores order the causes: a cause whose share of the time of the syncs is measured
+// has that share; what cannot be measured has one of these. docs/diagnose.md has
+// the table.
+const (
+	scoreLie       = 10 // the syncs do not do what they are for: nothing else matters before
+	scoreErrors    = 5
+	scoreRunning   = 0.35 // times the share of looks that saw it
+	scoreFull      = 0.2  // near full: to scoreFullest
+	scoreFullest   = 0.5
+	scoreMetadata  = 0.4
+	scoreFragments = 0.25
+	scoreHeld      = 0.5 // ZFS held writers back
+	scoreCrowd     = 0.3 // times the share of syncs that one control group makes
+
+	// leastShare is what a measured cause must explain to be named.
+	leastShare = 0.1
+)
+
+// What counts as slow, in seconds.
+const (
+	slowSync     = 0.002 // on average, where the disk is no spinning one
+	slowSpinning = 0.020
+	slowLayer    = 0.001
+	slowCommit   = 0.050
+	slowTxg      = time.Second
+)
+
+// measured adds a cause by the share that it explains.
+func (w *watch) measured(c Cause) {
+	if c.Share < leastShare {
+		return
+	}
+	c.Share = min(1, c.Share)
+	c.Confidence, c.score = Likely, c.Share
+	w.report.Causes = append(w.report.Causes, c)
+}
+
+func (w *watch) possible(c Cause) {
+	c.Share, c.Confidence = -1, Possible
+	w.report.Causes = append(w.report.Causes, c)
+}
+
+// causes finds all and ranks them.
+func (w *watch) causes() {
+	w.arrival()
+	w.failures()
+	w.throttled()
+	w.heldBack()
+	w.neighbours()
+	w.crowd()
+	w.discards()
+	w.running()
+	w.slowParts()
+	w.queues()
+	w.commits()
+	w.starved()
+	w.full()
+	var files []string
+	perSync := 0.0
+	if t := w.tracer; t != nil {
+		for _, p := range w.report.Syncs.Processes {
+			if p.Relation == Here && len(files) < 8 && p.File != "" {
+				files = append(files, p.File)
+			}
+		}
+		if len(t.flight.devices) > 0 && t.here.n > 0 {
+			_, f := t.top()
+			perSync = float64(f.requests) / float64(t.here.n)
+		}
+	}
+	if w.file != 0 && !slices.Contains(files, w.stack.Path) {
+		files = append(files, w.stack.Path)
+	}
+	w.fragments(files, perSync)
+	slices.SortStableFunc(w.report.Causes, func(a, b Cause) int { return cmp.Compare(b.score, a.score) })
+	for i := range w.report.Causes {
+		w.report.Causes[i].Rank = i + 1
+	}
+}
+
+// arrival compares the syncs with the flushes at the uppermost device.
+func (w *watch) arrival() {
+	t := w.tracer
+	if t == nil || len(t.flight.devices) == 0 || t.here.n < 50 {
+		return
+	}
+	top, f := t.top()
+	line := fmt.Sprintf("while %d syncs of files here were recorded, %s was given %d flushes", t.here.n, top, f.flushes)
+	for i, c := range w.report.Causes {
+		if c.score == scoreLie {
+			w.report.Causes[i].Evidence = append(c.Evidence, line)
+		}
+	}
+	threads := 0
+	for key, p := range t.procs {
+		if key.rel == Here {
+			threads += len(p.tids)
+		}
+	}
+	volatile := slices.ContainsFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Device.VolatileCache })
+	// Threads that sync at once share a flush; f.bytes: what has nothing to write
+	// needs none.
+	if !volatile || slices.ContainsFunc(w.report.Causes, func(c Cause) bool { return c.score == scoreLie }) ||
+		f.bytes == 0 || float64(f.flushes) >= 0.05*float64(t.here.n)/float64(max(threads, 1)) {
+		return
+	}
+	w.report.Causes = append(w.report.Causes, Cause{
+		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs end, and hardly a flush reaches " + top + ": what was synced may be lost with the power",
+		Evidence: []string{line}, Next: []string{"`pando bench sync " + w.benchPath() + "` shows at which layer they end"}, score: scoreLie,
+	})
+}
+
+// benchPath is a directory for the benchmark.
+func (w *watch) benchPath() string {
+	if w.file != 0 {
+		return filepath.Dir(w.stack.Path)
+	}
+	return w.stack.Path
+}
+
+func (w *watch) failures() {
+	for _, d := range w.report.Devices {
+		if d.Errors > 0 {
+			w.report.Causes = append(w.report.Causes, Cause{
+				Code: "device-errors", Share: -1, Confidence: Certain, Title: "requests to " + d.Name + " fail",
+				Evidence: []string{fmt.Sprintf("%d failed in %.0f s", d.Errors, w.elapsed.Seconds())},
+				Next:     []string{"`dmesg | grep " + d.Name + "`", "save the data before looking for speed"}, score: scoreErrors,
+			})
+		}
+	}
+}
+
+// throttled looks for limits on the control groups of those who sync.
+func (w *watch) throttled() {
+	t := w.tracer
+	if t == nil {
+		return
+	}
+	seen := map[limit]bool{}
+	for key, p := range t.procs {
+		if key.rel != Here {
+			continue
+		}
+		for _, l := range limitsOf(p.groups) {
+			i := slices.IndexFunc(w.stack.Devices(), func(x stackLayer) bool { return x.Device.ID() == l.device })
+			if i < 0 || seen[l] {
+				continue
+			}
+			seen[l] = true
+			io, was := w.stop.groups[ioKey{l.dir, l.device}], w.start.groups[ioKey{l.dir, l.device}]
+			used := float64(io.bytes - was.bytes)
+			if l.what == "requests" {
+				used = float64(io.requests - was.requests)
+			}
+			used /= max(w.elapsed.Seconds(), 1e-3)
+			const close = 0.7
+			if used < close*float64(l.perSecond) {
+				continue
+			}
+			device := w.stack.Devices()[i]
+			share := 1.0
+			if place, _ := t.deviceOf(device.Device.Number); place >= 0 {
+				share = 1 - w.share(t.flight.of(place, sumBusy))
+			}
+			w.measured(Cause{
+				Code: "cgroup-limit", Share: share, Title: fmt.Sprintf("%s is held back by a limit on its control group: %d %s a second to %s", p.command, l.perSecond, l.what, device.Name),
+				Evidence: []string{
+					filepath.Join(l.dir, l.setting) + ": " + fmt.Sprintf("%s %d", l.device, l.perSecond),
+					fmt.Sprintf("it used %.0f of them a second", used),
+					fmt.Sprintf("in %s of the time of the syncs %s had nothing to do", percent(share), device.Name),
+				},
+				Next: []string{"`cat " + filepath.Join(l.dir, l.setting) + "`", "raise the limit, or write less: what waits is the limit, not the disk"},
+			})
+		}
+	}
+}
+
+func percent(share float64) string { return fmt.Sprintf("%.0f %%", 100*share) }
+
+func seconds(s float64) string {
+	switch {
+	case s < 1e-3:
+		return fmt.Sprintf("%.0f µs", s*1e6)
+	case s < 1:
+		return fmt.Sprintf("%.1f ms", s*1e3)
+	}
+	return fmt.Sprintf("%.1f s", s)
+}
+
+// heldBack looks at writers that the kernel makes wait because too much is dirty.
+func (w *watch) heldBack() {
+	if z := w.zfs; z != nil {
+		w.heldBackZFS(z)
+	}
+	if w.dirty == nil {
+		return
+	}
+	type one struct {
+		key dirtyKey
+		*pauses
+	}
+	var list []one
+	for key, p := range w.dirty.paused {
+		list = append(list, one{key, p})
+	}
+	slices.SortFunc(list, func(a, b one) int { return cmp.Compare(b.total, a.total) })
+	if len(list) == 0 {
+		return
+	}
+	var evidence []string
+	here := time.Duration(0)
+	for _, x := range list {
+		if len(evidence) < 5 {
+			evidence = append(evidence, fmt.Sprintf("%s (pid %d) was made to wait %d times while it wrote to %s, %s in all, %s at most", x.command, x.key.pid, x.n,
+				w.dirty.layers[x.key.bdi], x.total.Round(time.Millisecond), x.most))
+		}
+		if w.tracer != nil && w.tracer.procs[procKey{x.key.pid, Here}] != nil {
+			here += x.total
+		}
+	}
+	const page = 4096
+	evidence = append(evidence, fmt.Sprintf("when it waited last, %d MiB of what is dirty were for this device, and the kernel aims for %d MiB; on the whole host the most was %d MiB", list[0].dirty*page>>20, list[0].aim*page>>20, w.report.Host.DirtyBytes>>20))
+	c := Cause{
+		Code: "dirty-throttle", Title: "writers are held back: more is written to memory than the device takes", Evidence: evidence,
+		Next: []string{"`grep -E 'Dirty|Writeback' /proc/meminfo`", "`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio", "sync the writer more often, so that less piles up, or write with direct I/O"},
+	}
+	syncs := time.Duration(w.report.Syncs.Mean * float64(w.report.Syncs.Count) * 1e9)
+	switch {
+	case here > 0 && w.report.Syncs.Count > 0:
+		// Of the time in which the writer waited for the storage.
+		c.Share = float64(here) / float64(here+syncs)
+		w.measured(c)
+	default:
+		part := float64(list[0].total) / float64(max(w.elapsed, 1))
+		if c.score = 0.8 * min(1, part); part >= leastShare {
+			w.possible(c)
+		}
+	}
+}
+
+func (w *watch) heldBackZFS(z *zfsFacts) {
+	now := kstat("/proc/spl/kstat/zfs/dmu_tx")
+	var evidence []string
+	for _, name := range []string{"dmu_tx_dirty_throttle", "dmu_tx_dirty_delay", "dmu_tx_dirty_over_max", "dmu_tx_memory_reserve", "dmu_tx_memory_reclaim"} {
+		if n := now[name] - z.tx[name]; n > 0 {
+			evidence = append(evidence, fmt.Sprintf("%s grew by %d (of all zpools)", name, n))
+		}
+	}
+	if evidence != nil {
+		w.possible(Cause{
+			Code: "dirty-throttle", Title: "ZFS holds writers back: more is dirty than its limits want", Evidence: evidence, score: scoreHeld,
+			Next: []string{"`cat /proc/spl/kstat/zfs/dmu_tx`", "`cat /sys/module/zfs/parameters/zfs_dirty_data_max`", "`zpool iostat -vl " + z.pool + " 5`: are the data disks slow?"},
+		})
+	}
+}
+
+// neighbours looks at what the devices did for others during the syncs.
+func (w *watch) neighbours() {
+	t := w.tracer
+	if t == nil {
+		return
+	}
+	best, share := -1, 0.0
+	for i := range t.flight.devices {
+		if s := w.share(t.flight.of(i, sumOthers)); s > share {
+			best, share = i, s
+		}
+	}
+	if best < 0 {
+		return
+	}
+	d := t.flight.devices[best]
+	var evidence []string
+	who := ""
+	name := func(command string, pid int, group string) string {
+		s := fmt.Sprintf("%s (pid %d", command, pid)
+		if group != "" && group != "/" {
+			s += ", control group " + group
+		}
+		return s + ")"
+	}
+	for _, p := range w.report.Syncs.Processes {
+		if p.Relation == Here || len(evidence) >= 4 {
+			continue
+		}
+		n := name(p.Command, p.PID, p.CGroup)
+		if who == "" {
+			who = n
+		}
+		evidence = append(evidence, fmt.Sprintf("%s syncs %s %.0f times a second", n, p.File, p.PerSecond))
+	}
+	for _, x := range w.report.Writers {
+		if x.Here || len(evidence) >= 8 || x.Requests < 1 {
+			continue
+		}
+		n := x.Name
+		switch x.Kind {
+		case "process":
+			if x.PID == 0 {
+				continue
+			}
+			n = name(x.Name, x.PID, x.CGroup)
+		case "cgroup":
+			if x.Name == "/" {
+				continue
+			}
+			n = "control group " + x.Name
+		}
+		if who == "" {
+			who = n
+		}
+		evidence = append(evidence, fmt.Sprintf("%s: %.0f requests and %.0f flushes a second", n, x.Requests, x.Flushes))
+	}
+	if who == "" {
+		who = "others"
+	}
+	evidence = append(evidence, fmt.Sprintf("%s of the time of the syncs %s worked for others", percent(share), d.name))
+	w.measured(Cause{
+		Code: "neighbour", Share: share, Title: "others keep " + d.name + " busy: " + who, Evidence: evidence,
+		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or give it another disk", "`pando iostat` shows what each volume writes"},
+	})
+}
+
+// crowd: several control groups sync below the path, and one of them does most of it.
+func (w *watch) crowd() {
+	groups := map[string]int64{}
+	var all int64
+	var busiest *Process
+	for i, p := range w.report.Syncs.Processes {
+		if p.Relation != Here {
+			continue
+		}
+		if busiest == nil { // they are in order
+			busiest = &w.report.Syncs.Processes[i]
+		}
+		groups[p.CGroup] += p.Sampled
+		all += p.Sampled
+	}
+	const most = 0.5
+	if len(groups) < 2 || all == 0 || float64(groups[busiest.CGroup]) < most*float64(all) {
+		return
+	}
+	part := float64(groups[busiest.CGroup]) / float64(all)
+	c := Cause{
+		Code: "crowd", Title: fmt.Sprintf("%d control groups sync here; %s of the syncs are those of %s", len(groups), percent(part), busiest.CGroup), score: scoreCrowd * part,
+		Next: []string{"`pando diagnose` of the directory of one of them says what the others cost it"},
+	}
+	for _, p := range w.report.Syncs.Processes {
+		if p.Relation == Here && len(c.Evidence) < 5 {
+			c.Evidence = append(c.Evidence, fmt.Sprintf("%s (pid %d, control group %s) syncs %s %.0f times a second, within %s on average", p.Command, p.PID, p.CGroup, p.File, p.PerSecond, seconds(p.Mean)))
+		}
+	}
+	w.possible(c)
+}
+
+func (w *watch) discards() {
+	t := w.tracer
+	best, share := "", 0.0
+	var d Device
+	for _, x := range w.report.Devices {
+		s := 0.0
+		if t != nil {
+			for _, l := range w.stack.Devices() {
+				if i, _ := t.deviceOf(l.Device.Number); l.Name == x.Name && i >= 0 {
+					s = w.share(t.flight.of(i, sumDiscard))
+				}
+			}
+		}
+		if x.DiscardsPerSecond > 0 && s >= share {
+			best, share, d = x.Name, s, x
+		}
+	}
+	if best == "" {
+		return
+	}
+	took := w.stop.devices[best].Minus(w.start.devices[best]).DiscardTime
+	busy := took.Seconds() / max(w.elapsed.Seconds(), 1e-3)
+	c := Cause{
+		Code: "discard", Share: share, Title: "free space is being given back on " + best + " (fstrim, or the mount option discard)",
+		Evidence: []string{fmt.Sprintf("%.0f discards a second, %d MiB in all; together they took %s", d.DiscardsPerSecond, d.DiscardedBytes>>20, took.Round(time.Millisecond))},
+		Next:     []string{"`fstrim` at a quiet time, instead of now or of the mount option discard", "`systemctl list-timers fstrim.timer`"},
+	}
+	if t != nil {
+		var keys []senderKey
+		for key, s := range t.senders {
+			if key.dev.name == best && s.discards > 0 {
+				keys = append(keys, key)
+			}
+		}
+		slices.SortFunc(keys, func(a, b senderKey) int { return cmp.Compare(t.senders[b].discards, t.senders[a].discards) })
+		for _, key := range keys[:min(len(keys), 4)] {
+			s := t.senders[key]
+			c.Evidence = append(c.Evidence, fmt.Sprintf("%s (pid %d) sent %d of them while events were recorded", s.command, key.pid, s.discards))
+		}
+	}
+	switch {
+	case share >= leastShare:
+		w.measured(c)
+	case busy >= leastShare:
+		c.score = scoreRunning * min(1, busy)
+		w.possible(c)
+	}
+}
+
+// running adds what filesystems and pools were doing on themselves.
+func (w *watch) running() {
+	for _, o := range w.ops {
+		part := min(1, float64(o.seen)/float64(max(w.looks, 1)))
+		if strings.Contains(o.title, "zpool") {
+			part = 1 // it is asked at the start and at the end only
+		}
+		const least = 0.05
+		if part < least {
+			continue
+		}
+		w.possible(Cause{Code: o.code, Title: o.title, Evidence: []string{fmt.Sprintf("it was running at %s of the looks", percent(part)), o.detail}, Next: o.next, score: scoreRunning * part})
+	}
+}
+
+// slowParts says at which layer the time is, if it is long.
+func (w *watch) slowParts() {
+	t := w.tracer
+	if t == nil || t.here.n == 0 {
+		return
+	}
+	mean := t.here.mean()
+	logs := slices.ContainsFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Role == "log" })
+	for i, d := range t.flight.devices {
+		x := slices.IndexFunc(w.report.Devices, func(r Device) bool { return r.Name == d.name })
+		l := slices.IndexFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Name == d.name })
+		if x < 0 || l < 0 {
+			continue
+		}
+		device, r := w.stack.Devices()[l].Device, w.report.Devices[x]
+		busy := w.share(t.flight.of(i, sumBusy))
+		at := min(busy, w.share(placeDepths+d.depth)) // and nothing was waiting further down
+		flush := fmt.Sprintf("in %s of that a flush was at it; its flushes take %s on average, its writes %s", percent(part(w.share(t.flight.of(i, sumFlush)), busy)), seconds(r.FlushAwait), seconds(r.WriteAwait))
+		long := slowSync
+		if device.Rotational && device.Kind == blockdev.Disk && device.Transport != "virtio" {
+			long = slowSpinning
+		}
+		switch {
+		case logs && r.Role == "log" && mean >= slowLayer && busy >= 0.3:
+			w.measured(Cause{
+				Code: "log-device", Share: busy, Title: "the log device " + d.name + " takes the time, not the pool",
+				Evidence: []string{fmt.Sprintf("in %s of the time of the syncs a request was at %s", percent(busy), d.name), flush},
+				Next:     []string{"`zpool iostat -vl " + w.poolName() + " 5`", "a log device with power-loss protection, and mirrored"},
+			})
+		case logs && r.Role == "" && mean >= slowLayer && busy >= 0.3 && w.bottom(d.name):
+			w.measured(Cause{
+				Code: "pool-devices", Share: busy * 0.9, Title: "a data disk of the pool, " + d.name + ", is busy during the syncs, although there are log devices",
+				Evidence: []string{fmt.Sprintf("in %s of the time of the syncs a request was at %s; it is busy %s of all time", percent(busy), d.name, percent(r.Busy)), flush},
+				Next:     []string{"`zpool iostat -vl " + w.poolName() + " 5`", "look for what else writes to the pool"},
+			})
+		case w.bottom(d.name) && mean >= long && r.Queue < deepQueue:
+			w.measured(Cause{
+				Code: "slow-device", Share: at * (1 - w.share(t.flight.of(i, sumOthers))), Title: "the device " + d.name + " itself is slow to write or to flush",
+				Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that it waits for %s", seconds(mean), percent(at), d.name), flush},
+				Next:     []string{"`cat /sys/block/" + d.name + "/queue/scheduler`", "`pando doctor` looks at its caches and alignment", "disks with power-loss protection need not write their cache at each flush"},
+			})
+		case !w.bottom(d.name) && mean >= slowLayer && at >= 0.4:
+			w.measured(Cause{
+				Code: "slow-layer", Share: at, Title: "the time is lost in " + d.name + ": a request is at it, and nothing at what is below",
+				Evidence: []string{fmt.Sprintf("a sync takes %s on average, %s of it so", seconds(mean), percent(at)), flush},
+				Next:     []string{"`losetup -l`: direct I/O saves a second cache", "look at the limits and at the processor time of who works for " + d.name},
+			})
+		}
+	}
+	if above := w.share(placeNowhere); mean >= 5*slowLayer && above >= 0.5 {
+		w.measured(Cause{
+			Code: "above-devices", Share: above * 0.6, Title: "syncs wait above the devices: for the journal, for each other, for a limit or for a processor",
+			Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that nothing was at any device", seconds(mean), percent(above))},
+			Next:     []string{"look at the other causes; `cat /proc/PID/stack` of the process that waits shows where"},
+		})
+	}
+}
+
+func part(a, b float64) float64 {
+	if b <= 0 {
+		return 0
+	}
+	return min(1, a/b)
+}
+
+func (w *watch) poolName() string {
+	if w.zfs != nil {
+		return w.zfs.pool
+	}
+	return ""
+}
+
+// deepQueue is the mean number of requests in flight from which on a request waits
+// mostly for others.
+const deepQueue = 4.0
+
+func (w *watch) queues() {
+	t := w.tracer
+	var best *Cause
+	for _, d := range w.report.Devices {
+		if d.Queue < deepQueue || d.Busy < 0.6 || d.Kind == string(blockdev.Partition) {
+			continue
+		}
+		share := 0.0
+		if t != nil {
+			share = d.SyncShare * (1 - 1/d.Queue)
+		}
+		if best != nil && share <= best.Share {
+			continue
+		}
+		best = &Cause{
+			Code: "deep-queue", Share: share, Title: fmt.Sprintf("the queue of %s is deep: a sync waits behind %.0f other requests", d.Name, d.Queue),
+			Evidence: []string{
+				fmt.Sprintf("%.1f requests in flight on average, %d at most, of %d; busy %s of the time", d.Queue, d.MostQueued, d.NrRequests, percent(d.Busy)),
+				fmt.Sprintf("a write takes %s, a flush %s on average; %s of the time of the syncs is at %s", seconds(d.WriteAwait), seconds(d.FlushAwait), percent(d.SyncShare), d.Name),
+			},
+			Next: []string{"`cat /sys/block/" + d.Name + "/queue/{scheduler,nr_requests,wbt_lat_usec}`", "give bulk work fewer requests at once, or the idle class: `ionice -c 3`"},
+		}
+	}
+	switch {
+	case best == nil:
+	case w.total() > 0:
+		w.measured(*best)
+	default:
+		best.score = scoreRunning
+		w.possible(*best)
+	}
+}
+
+// commits looks at how long the filesystem's transactions take.
+func (w *watch) commits() {
+	if t := w.tracer; t != nil && t.commits.n > 0 {
+		c := t.commits
+		mean := float64(c.sum) / float64(c.n) / 1e9
+		busy := min(1, float64(c.sum)/float64(max(t.traced, 1)))
+		if (mean >= slowCommit || float64(c.most)/1e9 >= 10*slowCommit) && busy >= leastShare {
+			w.possible(Cause{
+				Code: "slow-commits", Title: "commits of the journal take long, and syncs wait for them", score: busy / 2,
+				Evidence: []string{fmt.Sprintf("%d commits, %s on average, %s at most: %s of the time", c.n, seconds(mean), seconds(float64(c.most)/1e9), percent(busy))},
+				Next:     []string{"write less metadata beside what is synced: fewer new files, less appending", "a filesystem of its own for what is synced"},
+			})
+		}
+	}
+	z := w.zfs
+	if z == nil {
+		return
+	}
+	var n int
+	var most, sum, dirty int64
+	for _, t := range readTxgs(z.pool) {
+		if t.txg <= z.lastTxg {
+			continue
+		}
+		n++
+		most, sum, dirty = max(most, t.sync), sum+t.sync, max(dirty, t.dirty)
+	}
+	if time.Duration(most) >= slowTxg {
+		busy := min(1, float64(sum)/float64(max(w.elapsed, 1)))
+		w.possible(Cause{
+			Code: "slow-commits", Title: "transaction groups of zpool " + z.pool + " take long to write, and syncs stall behind them", score: 0.2 + 0.6*busy,
+			Evidence: []string{fmt.Sprintf("%d transaction groups, the longest was written for %s; the largest had %d MiB", n, seconds(float64(most)/1e9), dirty>>20)},
+			Next:     []string{"`cat /proc/spl/kstat/zfs/" + z.pool + "/txgs`", "`zpool iostat -vl " + z.pool + " 5`: are the data disks slow, or is too much written?"},
+		})
+	}
+}
+
+// starved looks at processors and memory.
+func (w *watch) starved() {
+	var delay, whole time.Duration
+	for _, d := range w.cpu {
+		delay += d.last - d.first
+		whole += d.till.Sub(d.since)
+	}
+	if whole > 0 {
+		share := float64(delay) / float64(whole)
+		w.measured(Cause{
+			Code: "cpu", Share: share, Title: "the processes that sync wait for a processor",
+			Evidence: []string{fmt.Sprintf("their %d threads were ready to run and did not for %s of the time", len(w.cpu), percent(share)), fmt.Sprintf("pressure on processors: %s of the time", known(w.report.Host.CPUPressure))},
+			Next:     []string{"`cat /proc/pressure/cpu`", "`uptime`: more runs here than there are processors for"},
+		})
+	}
+	if s := w.report.Host.Steal; s >= leastShare {
+		w.measured(Cause{
+			Code: "steal", Share: s, Title: "the hypervisor gives this machine's processors to others",
+			Evidence: []string{fmt.Sprintf("steal: %s of processor time", percent(s))}, Next: []string{"`vmstat 1 5` (column st)", "ask for a host that is less full"},
+		})
+	}
+	share := w.report.Host.MemoryPressure
+	var evidence []string
+	if share > 0 {
+		evidence = append(evidence, "some task waited for memory "+percent(share)+" of the time")
+	}
+	for _, p := range w.report.Syncs.Processes {
+		if p.Relation == Here && p.MemoryPressure > 0 {
+			evidence = append(evidence, fmt.Sprintf("tasks of control group %s waited for memory %s of the time", p.CGroup, percent(p.MemoryPressure)))
+			share = max(share, p.MemoryPressure)
+		}
+	}
+	grown := false
+	for path, was := range w.start.fails {
+		var n int64
+		if _, err := fmt.Sscan(slurp(path), &n); err == nil && n > was {
+			grown = true
+			evidence = append(evidence, fmt.Sprintf("%s grew by %d", path, n-was))
+		}
+	}
+	switch {
+	case share >= leastShare:
+		w.measured(Cause{Code: "memory", Share: share, Title: "memory is short", Evidence: evidence, Next: []string{"`cat /proc/pressure/memory`", "`free -m`"}})
+	case grown:
+		w.possible(Cause{Code: "memory", Title: "the control group of a process that syncs is at its limit of memory", Evidence: evidence, Next: []string{"raise its limit of memory"}, score: scoreFull})
+	}
+}
+
+func known(share float64) string {
+	if share < 0 {
+		return "not known"
+	}
+	return percent(share)
+}
+
+// verdict says it in a sentence or two.
+func (w *watch) verdict() {
+	r := w.report
+	s := r.Syncs
+	look := []string{"`pando bench sync " + w.benchPath() + "` measures what a sync costs here with a load of its own", "`pando doctor` looks at the host's settings"}
+	figures := fmt.Sprintf("%d syncs, half of them within %s, 99 %% within %s, the longest %s", s.Count, seconds(s.P50), seconds(s.P99), seconds(s.Max))
+	switch {
+	case s.Sampled == 0 && w.tracer != nil && s.Pending > 0:
+		r.Verdict = fmt.Sprintf("a sync has been waiting for %s, and none has ended", seconds(s.Pending))
+	case s.Count == 0 && w.tracer != nil:
+		r.Verdict = fmt.Sprintf("no sync of a file here happened in %.0f s: start the load, or use `pando bench sync`", w.elapsed.Seconds())
+		for _, p := range s.Processes {
+			if p.Relation == Filesystem {
+				r.Verdict += "; on the same filesystem, " + p.Command + " synced " + p.File
+				break
+			}
+		}
+		r.Next = look
+	case w.tracer == nil:
+		r.Verdict = "who syncs and how long it takes could not be seen"
+	default:
+		r.Verdict = figures
+	}
+	if len(r.Causes) == 0 {
+		if s.Count > 0 || w.tracer == nil {
+			r.Verdict += "; nothing stands out"
+		}
+		r.Next = look
+	} else {
+		r.Verdict += "; first: " + r.Causes[0].Title
+	}
+	if r.Interrupted {
+		r.Verdict = fmt.Sprintf("interrupted after %.1f s: %s", w.elapsed.Seconds(), r.Verdict)
+	}
+}

@@ -1,0 +1,165 @@
+package doctor
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"pando/internal/base/progress"
+)
+
+// Copies is what was found of data that was written again though it was there:
+// trees that are copies of one another, and volumes with equal blocks at equal
+// places. Clones would share this without a dedup table.
+//
+// A file counts as a copy if it has the path, in its tree, the size and the time
+// of modification of one in the other tree, as `cp -a` and `rsync -a` leave them.
+// Blocks of such files, drawn at random by size, are then read and compared.
+// Volumes are compared at places drawn at random.
+type Copies struct {
+	LimitSeconds float64       `json:"limit_seconds"`
+	TookSeconds  float64       `json:"took_seconds"`
+	Complete     bool          `json:"complete"`    // false: time ran out
+	Directories  int64         `json:"directories"` // that were listed
+	Files        int64         `json:"files"`       // that were compared
+	Trees        []TreeCopies  `json:"trees"`
+	CopiedBytes  int64         `json:"copied_bytes"`   // on disk, of files in Trees that are copies, each counted once
+	InsideBytes  int64         `json:"inside_bytes"`   // of files that are copies, in filesystems inside volumes: dedup may or may not share them
+	Sampled      int           `json:"sampled_blocks"` // of files that are copies: read and compared
+	SampledEqual int           `json:"sampled_equal"`
+	Volumes      []VolumeGroup `json:"volumes"`
+	NotLookedAt  []string      `json:"not_looked_at,omitempty"` // and why
+	Explained    Range         `json:"explained_bytes"`         // of the bytes that dedup saves
+	ExplainedIf  Range         `json:"explained_bytes_if"`      // the same, if datasets whose dedup is off now never had it on
+}
+
+// TreeCopies is a tree and its copies.
+type TreeCopies struct {
+	Original string     `json:"original"` // path; the one that was made first
+	Copies   []TreeCopy `json:"copies"`
+}
+
+// TreeCopy is a copy of a tree.
+type TreeCopy struct {
+	Path        string `json:"path"`
+	Files       int64  `json:"files"`        // compared
+	CopiedFiles int64  `json:"copied_files"` // of these
+	CopiedBytes int64  `json:"copied_bytes"` // on disk
+	Complete    bool   `json:"complete"`     // all of it was compared
+	inside      bool   // in a filesystem inside a volume
+}
+
+// VolumeGroup is some volumes that were compared with each other.
+type VolumeGroup struct {
+	Volumes      []string `json:"volumes"`
+	Places       int      `json:"places"`        // at which something was found in any of them
+	Blocks       int      `json:"blocks"`        // read that were not zeros
+	Equal        int      `json:"equal"`         // of these, with an equal one at the same place of a volume before
+	PresentBytes int64    `json:"present_bytes"` // of all volumes, on disk
+	Explained    Range    `json:"copied_bytes"`  // 95 % confidence
+}
+
+// skip notes what is not looked at, and why.
+func (c *Copies) skip(what string) { c.NotLookedAt = append(c.NotLookedAt, what) }
+
+// wilson is the interval that holds the share of what has a property, with a
+// confidence of 95 %, if k of n drawn at random have it (Wilson's score).
+func wilson(k, n float64) (low, high float64) {
+	if n <= 0 {
+		return 0, 1
+	}
+	const z = 1.96
+	p := k / n
+	mid := (p + z*z/(2*n)) / (1 + z*z/n)
+	half := z / (1 + z*z/n) * math.Sqrt(p*(1-p)/n+z*z/(4*n*n))
+	return max(mid-half, 0), min(mid+half, 1)
+}
+
+// findCopies looks for copies in what has dedup, or in everything if nothing has
+// it any more, for no longer than limit.
+func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *progress.Tracker) (*Copies, error) {
+	began := time.Now()
+	part := func(share float64) time.Time {
+		return began.Add(time.Duration(share * float64(limit)))
+	}
+	c := &Copies{LimitSeconds: limit.Seconds(), Complete: true, Trees: []TreeCopies{}, Volumes: []VolumeGroup{}}
+	candidates := f.Datasets
+	if len(candidates) == 0 {
+		candidates = f.datasets
+	}
+	// Volumes first: they are quick, and their share of the time is bounded.
+	tracker.Start("comparing volumes", 0, 0)
+	if err := c.compareVolumes(ctx, candidates, part(0.25)); err != nil {
+		return nil, err
+	}
+	t := newTrees(c)
+	t.tracker = tracker
+	defer t.close()
+	t.open(candidates, part(0.3))
+	tracker.Start("listing directories", 0, 0)
+	if err := t.list(ctx, part(0.5)); err != nil {
+		return nil, err
+	}
+	tracker.Start("comparing trees", 0, 0)
+	if err := t.compare(ctx, part(0.85)); err != nil {
+		return nil, err
+	}
+	if err := t.sample(ctx, part(1)); err != nil {
+		return nil, err
+	}
+	c.Explained = c.explain(f.DDT.Saved(), f.UnsharedBytes)
+	c.ExplainedIf = c.Explained
+	if len(f.Datasets) > 0 {
+		c.ExplainedIf = c.explain(f.DDT.Saved(), f.unsharedIf())
+	}
+	c.TookSeconds = time.Since(began).Seconds()
+	return c, nil
+}
+
+// explain says how much of what dedup saves the copies account for. What was
+// found to be a copy may have been written without dedup: unshared is all that is
+// not in the dedup table, and each byte of it can make at most one byte of a copy
+// not shared. So this is a lower bound whatever was written how.
+func (c *Copies) explain(saved, unshared Range) Range {
+	var low, high float64
+	if c.Sampled > 0 {
+		l, h := wilson(float64(c.SampledEqual), float64(c.Sampled))
+		low, high = l*float64(c.CopiedBytes), h*float64(c.CopiedBytes+c.InsideBytes)
+	} else {
+		high = float64(c.CopiedBytes + c.InsideBytes) // nothing was read: nothing is proved
+	}
+	for _, v := range c.Volumes {
+		low, high = low+float64(v.Explained.Low), high+float64(v.Explained.High)
+	}
+	low = max(low-float64(unshared.High), 0)
+	return Range{min(int64(low), saved.Low), min(int64(high), saved.High)}
+}
+
+// reservoir keeps some of what it is offered, drawn at random by weight, without
+// knowing how much there will be (Efraimidis and Spirakis, 2006).
+type reservoir struct {
+	size int
+	keys []float64
+	kept []match
+}
+
+func (r *reservoir) offer(m match, weight int64) {
+	if weight <= 0 {
+		return
+	}
+	key := math.Log(1-rand.Float64()) / float64(weight)
+	if len(r.kept) < r.size {
+		r.keys, r.kept = append(r.keys, key), append(r.kept, m)
+		return
+	}
+	least := 0
+	for i, k := range r.keys {
+		if k < r.keys[least] {
+			least = i
+		}
+	}
+	if key > r.keys[least] {
+		r.keys[least], r.kept[least] = key, m
+	}
+}

@@ -1,0 +1,142 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"pando/internal/linux/extent"
+
+	"golang.org/x/sys/unix"
+)
+
+// Extents of an image that a clone copies, and what one costs: docs/doctor-storage.md
+// says how that was measured. So these are some 5 to 40 ms, and ten times that.
+const (
+	extentsNote    = 1000
+	extentsWarning = 10000
+	extentLowNS    = 5_000
+	extentHighNS   = 40_000
+)
+
+// mostGoldens is how many goldens are named.
+const mostGoldens = 10
+
+// checkFragmentation finds goldens that are slow to clone.
+func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
+	if q.Pool == nil {
+		return skip("this host has no pool of Pando's")
+	}
+	type golden struct {
+		GoldenFacts
+		extent.Usage
+	}
+	var all []golden
+	unread := 0
+	var cause error
+	for _, g := range q.Pool.Goldens {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if g.Image == "" { // with this driver a clone copies no extents
+			continue
+		}
+		u, err := extentsOf(ctx, g.Image)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			unread, cause = unread+1, err
+			continue
+		}
+		all = append(all, golden{g, u})
+	}
+	slices.SortFunc(all, func(a, b golden) int { return int(b.Extents - a.Extents) })
+	more := 0
+	for i, g := range all {
+		name, _, _ := strings.Cut(g.Ref, "@")
+		s := Note
+		switch {
+		case g.Extents >= extentsWarning:
+			s = Warning
+		case g.Extents < extentsNote:
+			continue
+		}
+		if i >= mostGoldens {
+			more++
+			continue
+		}
+		c.find(Finding{
+			Code: "fragmentation-golden", Severity: s, Subject: g.Ref,
+			Title: fmt.Sprintf("the image of golden %s is in %d extents, each of which every clone copies", g.Ref, g.Extents),
+			Measured: []Figure{
+				figure("extents", "extents", Count, g.Extents),
+				figure("allocated", "they hold", Bytes, g.Exclusive+g.Shared),
+				figure("average", "each, on average", Bytes, (g.Exclusive+g.Shared)/max(g.Extents, 1)),
+				words("clone", "that makes a clone slower by", fmt.Sprintf("%s to %s", nsText(g.Extents*extentLowNS), nsText(g.Extents*extentHighNS))).noted("computed from the number, not measured here"),
+			},
+			Why: "A clone shares the blocks, but its map of them is copied extent by extent, while the golden cannot be written. Writes to a clone then split extents further, " +
+				"and comparing and pushing goldens read these maps, too.",
+			Do: []Step{{"import what is in it anew: that writes its files one after the other. The present generation stays for those that run on it",
+				[]string{"pando clone " + word(g.Ref) + " JOB --mount DIR", "pando golden import " + word(name) + " DIR"}}},
+		})
+	}
+	c.Measured = append(c.Measured, figure("goldens", "goldens with an image", Count, int64(len(all))))
+	if len(all) > 0 {
+		c.Measured = append(c.Measured, figure("most", "extents of the one with the most", Count, all[0].Extents))
+	}
+	text, moreText, unreadText := fmt.Sprintf("%s with an image", counted(len(all), "golden")), "", ""
+	if len(all) == 0 && unread == 0 {
+		text = "no golden has an image: with this driver clones copy no extents"
+		if len(q.Pool.Goldens) == 0 {
+			text = "there are no goldens"
+		}
+	}
+	if more > 0 {
+		moreText = fmt.Sprintf("%d more have many extents", more)
+	}
+	if unread > 0 {
+		unreadText = fmt.Sprintf("%d could not be read: %v", unread, cause)
+		if len(all) == 0 {
+			return skip("no golden's image could be read: %v", cause)
+		}
+	}
+	c.Summary = sentence(text, moreText, unreadText)
+	return nil
+}
+
+// extentsOf counts the extents of a file without writing anything, not even what is
+// dirty.
+func extentsOf(ctx context.Context, path string) (u extent.Usage, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return u, err
+	}
+	defer f.Close()
+	err = extent.Scan(f, false, func(x extent.Extent) error {
+		u.Extents++
+		if x.Flags&extent.Shared != 0 {
+			u.Shared += x.Length
+		} else {
+			u.Exclusive += x.Length
+		}
+		return ctx.Err()
+	})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return u, fmt.Errorf("%s: its filesystem does not say where files lie", path)
+	}
+	return u, err
+}
+
+func nsText(ns int64) string {
+	if ns >= 1e9 {
+		return fmt.Sprintf("%.1f s", float64(ns)/1e9)
+	}
+	if ns >= 1e6 {
+		return fmt.Sprintf("%d ms", ns/1e6)
+	}
+	return fmt.Sprintf("%d µs", ns/1e3)
+}

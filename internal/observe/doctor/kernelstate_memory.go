@@ -1,0 +1,187 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/observe/blockdev"
+	"pando/internal/observe/stack"
+)
+
+// dirtyThresholds say when writes pile up.
+type dirtyThresholds struct {
+	flush    time.Duration // that writing out all that may be dirty takes, at least
+	throttle float64       // share of the threshold that is dirty now
+	ioFull   float64       // percent of the last minute in which all tasks waited for I/O
+	memFull  float64       // and for memory
+}
+
+var dirtyDefaults = dirtyThresholds{flush: 30 * time.Second, throttle: 0.8, ioFull: 20, memFull: 10}
+
+// pressure is what /proc/pressure says of a resource: percent of the last minute that
+// some or all tasks waited for it.
+type pressure struct {
+	some, full float64
+	known      bool
+}
+
+// parsePressure reads "some avg10=0.32 avg60=0.50 avg300=0.43 total=1787864492".
+func parsePressure(text string) pressure {
+	var p pressure
+	for line := range strings.Lines(text) {
+		f := strings.Fields(line)
+		for _, v := range f {
+			n, ok := strings.CutPrefix(v, "avg60=")
+			if !ok {
+				continue
+			}
+			x, err := strconv.ParseFloat(n, 64)
+			if err != nil {
+				continue
+			}
+			switch f[0] {
+			case "some":
+				p.some, p.known = x, true
+			case "full":
+				p.full = x
+			}
+		}
+	}
+	return p
+}
+
+// vmstat reads /proc/vmstat.
+func vmstat() map[string]int64 {
+	out := map[string]int64{}
+	for line := range strings.Lines(readText("/proc/vmstat")) {
+		f := strings.Fields(line)
+		if len(f) == 2 {
+			if n, err := strconv.ParseInt(f[1], 10, 64); err == nil {
+				out[f[0]] = n
+			}
+		}
+	}
+	return out
+}
+
+// minWritten is what a disk must have written since the boot to say how fast it is.
+const minWritten = 1 << 30
+
+// writeRate is how fast a disk has written while it was busy, bytes a second: the
+// least that it can, as reads share that time. 0 if it has not written enough.
+func writeRate(d blockdev.Device) float64 {
+	s, err := d.Stat()
+	if err != nil || s.WrittenBytes < minWritten || s.BusyTime <= 0 {
+		return 0
+	}
+	return float64(s.WrittenBytes) / s.BusyTime.Seconds()
+}
+
+// dirtyCheck looks at what is written but not on disk, and at swap.
+func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked) error {
+	return func(ctx context.Context, _ *HostRequest, c *Checked) error {
+		page := int64(os.Getpagesize())
+		vm, mem := vmstat(), meminfo()
+		threshold, background := vm["nr_dirty_threshold"]*page, vm["nr_dirty_background_threshold"]*page
+		if threshold == 0 {
+			return skip("/proc/vmstat does not say when writes are throttled")
+		}
+		now := mem["Dirty"] + mem["Writeback"]
+		c.Measured = append(c.Measured,
+			figure("dirty", "written but not on disk, now", Bytes, now), figure("background", "the kernel begins to write it out at", Bytes, background),
+			figure("threshold", "and makes writers wait at", Bytes, threshold), known("share", "that is, of memory", Percent, 100*float64(threshold)/float64(max(mem["MemTotal"], 1)), 100*float64(threshold)/float64(max(mem["MemTotal"], 1))))
+		devices, err := blockdev.List()
+		if err != nil {
+			return errs.Wrap("list block devices", "/sys", err)
+		}
+		for _, d := range devices {
+			rate := writeRate(d)
+			if d.Kind != blockdev.Disk || rate == 0 {
+				continue
+			}
+			seconds := float64(threshold) / rate
+			measured := []Figure{figure("rate", "it writes a second while busy, at least", Bytes, int64(rate)).noted("on average since the boot, reads included"),
+				figure("threshold", "that may be dirty", Bytes, threshold), known("seconds", "seconds to write that, at most", Count, seconds, seconds)}
+			c.Measured = append(c.Measured, figure("rate_"+d.Name, d.Name+" writes a second while busy, at least", Bytes, int64(rate)))
+			if seconds <= t.flush.Seconds() {
+				continue
+			}
+			want := max(int64(rate*2), 64<<20)
+			c.find(Finding{
+				Code: "dirty-threshold", Severity: Note, Subject: d.Path(), Measured: measured,
+				Title: fmt.Sprintf("%s may gather in memory before writers wait: up to %.0f seconds of %s's work", mib(threshold), seconds, d.Path()),
+				Why:   "A sync, an unmount or a reboot then waits until all of it is written that is ahead in the queue; writers that reach the threshold are stopped until it is lower.",
+				Do: []Step{{"let it begin sooner, and bound it by what the disk writes in a few seconds; watch throughput afterwards, for programs that overwrite the same data profit from a large one",
+					[]string{fmt.Sprintf("sysctl -w vm.dirty_background_bytes=%d vm.dirty_bytes=%d", want/4, want)}}},
+			})
+		}
+		if share := float64(now) / float64(threshold); share > t.throttle {
+			c.find(Finding{
+				Code: "dirty-throttling", Severity: Warning, Title: fmt.Sprintf("%.0f %% of what may be dirty is dirty now: writers are being slowed down", 100*share), Measured: c.Measured[:3:3],
+				Why: "From half way between both marks on the kernel stops each writer for a while at each write.",
+				Do:  []Step{{"see who writes, and what the disk does", []string{"pando diagnose PATH"}}},
+			})
+		}
+		io, memory := parsePressure(readText("/proc/pressure/io")), parsePressure(readText("/proc/pressure/memory"))
+		pressed := func(code, what string, p pressure, most float64, do Step) {
+			if !p.known {
+				c.Measured = append(c.Measured, unknown(code, "waiting for "+what, Percent, "the kernel does not tell (psi)"))
+				return
+			}
+			f := []Figure{known(code+"_some", "of the last minute some task waited for "+what, Percent, p.some, p.some), known(code+"_full", "and all tasks", Percent, p.full, p.full)}
+			c.Measured = append(c.Measured, f...)
+			if p.full > most {
+				c.find(Finding{Code: code, Severity: Warning, Title: fmt.Sprintf("in %.0f %% of the last minute nothing went on, for all waited for %s", p.full, what), Measured: f,
+					Why: "What is measured or benchmarked now says more about this than about what it is to say.", Do: []Step{do}})
+			}
+		}
+		pressed("io-pressure", "I/O", io, t.ioFull, Step{"see what the disks do, and for whom", []string{"pando diagnose PATH"}})
+		pressed("memory-pressure", "memory", memory, t.memFull, Step{"see which cgroups press", []string{"find /sys/fs/cgroup -name memory.pressure | xargs grep -H full | sort -t= -k3 -rn | head"}})
+		spaces := swaps()
+		for _, s := range spaces {
+			swapFinding(ctx, c, s)
+		}
+		c.Summary = fmt.Sprintf("%s of %s that may be dirty is dirty; all tasks waited for I/O in %.1f %% of the last minute; %s", mib(now), mib(threshold), io.full, plural(len(spaces), "swap space"))
+		return nil
+	}
+}
+
+// swapFinding tells of swap space that lies on what needs memory to be written.
+func swapFinding(ctx context.Context, c *Checked, s swapSpace) {
+	st, err := stack.Of(ctx, s.path)
+	if err != nil {
+		return // deleted, or in another namespace
+	}
+	for _, l := range st.Layers {
+		what := ""
+		switch {
+		case l.Device == nil:
+		case l.Device.Kind == blockdev.Zvol:
+			what = "the ZFS volume " + l.Device.Path()
+		case l.Device.Kind == blockdev.Loop:
+			what = "the loop device " + l.Device.Path()
+		}
+		if l.Kind == stack.FUSE || l.Kind == stack.Network || l.Kind == stack.Zpool {
+			what = "a filesystem of type " + l.FSType
+			if l.Kind == stack.Zpool {
+				what = "a zpool"
+			}
+		}
+		if what == "" {
+			continue
+		}
+		c.find(Finding{
+			Code: "swap-on-volume", Severity: Warning, Subject: s.path,
+			Title:    fmt.Sprintf("swap space %s lies on %s", printable(s.path), what),
+			Measured: []Figure{figure("size", "size", Bytes, s.size), figure("used", "in use", Bytes, s.used)},
+			Why:      "To write there the kernel needs memory for what is in between, and it swaps because it has none: under pressure the host can hang for good.",
+			Do:       []Step{{"take it away, and swap to a partition, a file on the disk's own filesystem, or zram", []string{"swapoff " + word(s.path)}}},
+		})
+		return
+	}
+}

@@ -1,0 +1,307 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/mount"
+
+	"golang.org/x/sys/unix"
+)
+
+// limit is something that the kernel bounds.
+type limit struct {
+	code, label string
+	subject     string // whose: "uid 1000", "pid 77"
+	used, max   int64
+	why         string
+	do          []Step
+}
+
+// raise is the step that doubles a setting of the kernel.
+func raise(name string, to int64) []Step {
+	return []Step{
+		{"find out who uses so many first: a leak fills any limit", nil},
+		{"raise it, now and after a reboot", []string{fmt.Sprintf("sysctl -w %s=%d", name, to), fmt.Sprintf("echo '%s = %d' > /etc/sysctl.d/90-%s.conf", name, to, strings.ReplaceAll(name, ".", "-"))}},
+	}
+}
+
+func sysctl(name string) (int64, bool) {
+	return readNumber("/proc/sys/" + strings.ReplaceAll(name, ".", "/"))
+}
+
+// limitsCheck finds limits of which more than share (0 to 1) is in use.
+func limitsCheck(share float64) func(context.Context, *HostRequest, *Checked) error {
+	return func(ctx context.Context, q *HostRequest, c *Checked) error {
+		all := systemLimits()
+		per, unseen, err := processLimits(ctx)
+		if err != nil {
+			return err
+		}
+		all = append(all, per...)
+		near, worst := 0, limit{max: 1}
+		for _, l := range all {
+			if l.max <= 0 {
+				continue
+			}
+			used := float64(l.used) / float64(l.max)
+			if l.subject == "" || used > float64(worst.used)/float64(worst.max) {
+				worst = larger(worst, l)
+			}
+			if l.subject == "" {
+				c.Measured = append(c.Measured, figure(l.code, l.label, Count, l.used).noted(fmt.Sprintf("of %d", l.max)))
+			}
+			if used <= share {
+				continue
+			}
+			if near++; near > maxNamed {
+				continue
+			}
+			title := fmt.Sprintf("%s: %d of %d in use", l.label, l.used, l.max)
+			if l.subject != "" {
+				title = fmt.Sprintf("%s of %s: %d of %d in use", l.label, l.subject, l.used, l.max)
+			}
+			c.find(Finding{
+				Code: l.code, Severity: Warning, Subject: l.subject, Title: title, Why: l.why, Do: l.do,
+				Measured: []Figure{figure("used", "in use", Count, l.used), figure("limit", "limit", Count, l.max), known("share", "share", Percent, 100*used, 100*used)},
+			})
+		}
+		if near > maxNamed {
+			c.find(Finding{Code: "limit-more", Severity: Warning, Title: fmt.Sprintf("%d more limits are nearly reached", near-maxNamed), Why: "Only the first are listed."})
+		}
+		loopNodes(q, c)
+		c.Summary = fmt.Sprintf("%d limits looked at; the nearest is %s", len(all), worst.name()) + fmt.Sprintf(" with %d of %d in use%s", worst.used, worst.max, unseen)
+		if !isRoot() {
+			c.Summary += "; of other users' processes nothing is known without root"
+		}
+		return nil
+	}
+}
+
+func larger(a, b limit) limit {
+	if float64(b.used)/float64(b.max) > float64(a.used)/float64(a.max) {
+		return b
+	}
+	return a
+}
+
+// systemLimits are those of the whole host.
+func systemLimits() []limit {
+	var out []limit
+	add := func(code, label string, used int64, ok bool, setting, why string) {
+		if top, known := sysctl(setting); ok && known {
+			out = append(out, limit{code: code, label: label, used: used, max: top, why: why, do: raise(setting, 2*top)})
+		}
+	}
+	files := strings.Fields(readText("/proc/sys/fs/file-nr"))
+	if len(files) == 3 {
+		used, err := strconv.ParseInt(files[0], 10, 64)
+		add("limit-files", "open files of the host", used, err == nil, "fs.file-max", "When it is reached nobody but root can open a file, anywhere.")
+	}
+	aio, ok := sysctl("fs.aio-nr")
+	add("limit-aio", "asynchronous I/O requests set up", aio, ok, "fs.aio-max-nr", "When it is reached databases and fio cannot set up asynchronous I/O (EAGAIN), or go over to slower ways without a word.")
+	// running/existing tasks
+	if f := strings.Fields(readText("/proc/loadavg")); len(f) > 3 {
+		_, n, _ := strings.Cut(f[3], "/")
+		tasks, err := strconv.ParseInt(n, 10, 64)
+		const why = "When it is reached no process or thread can be started."
+		add("limit-pids", "numbers of processes and threads", tasks, err == nil, "kernel.pid_max", why)
+		add("limit-threads", "processes and threads", tasks, err == nil, "kernel.threads-max", why)
+	}
+	if table, err := mount.Table("self"); err == nil {
+		add("limit-mounts", "mounts of this namespace", int64(len(table)), true, "fs.mount-max", "When it is reached nothing can be mounted (ENOSPC), and no container started that copies the mounts.")
+	}
+	return out
+}
+
+// inotifyFile is an inotify instance.
+type inotifyFile struct {
+	pid, fd int
+	watches int64
+}
+
+// processLimits are those of users and processes.
+func processLimits(ctx context.Context) ([]limit, blind, error) {
+	var out []limit
+	unseen := blind{}
+	instances := map[int][]inotifyFile{}
+	mapCount, _ := sysctl("vm.max_map_count")
+	for _, pid := range pids() {
+		if ctx.Err() != nil {
+			return nil, nil, errs.Wrap("look at limits", "", ctx.Err())
+		}
+		base := "/proc/" + strconv.Itoa(pid)
+		fds, err := os.ReadDir(base + "/fd")
+		if err != nil {
+			unseen.note(pid, err)
+			continue
+		}
+		who := fmt.Sprintf("pid %d (%s)", pid, commandOf(pid))
+		if top := openFilesLimit(base); top > 0 {
+			out = append(out, limit{
+				code: "limit-open-files", label: "open files", subject: who, used: int64(len(fds)), max: top,
+				why: "When it is reached the process cannot open files or connections any more (EMFILE).",
+				do:  []Step{{"see what it has open, and whether that grows", []string{fmt.Sprintf("ls -l /proc/%d/fd | tail -20", pid)}}, {"raise it for the running process", []string{fmt.Sprintf("prlimit --pid %d --nofile=%d", pid, 2*top)}}},
+			})
+		}
+		if n := mappings(base); n > 0 && mapCount > 0 {
+			out = append(out, limit{
+				code: "limit-maps", label: "memory mappings", subject: who, used: n, max: mapCount,
+				why: "When it is reached the process cannot map files or get memory any more (ENOMEM), although there is some.",
+				do:  raise("vm.max_map_count", 2*mapCount),
+			})
+		}
+		uid := -1
+		for _, fd := range fds {
+			if to, err := os.Readlink(filepath.Join(base, "fd", fd.Name())); err != nil || to != "anon_inode:inotify" && to != "inotify" {
+				continue
+			}
+			if uid < 0 {
+				uid = uidOf(base)
+			}
+			n, err := strconv.Atoi(fd.Name())
+			if err == nil {
+				info := readText(filepath.Join(base, "fdinfo", fd.Name()))
+				instances[uid] = append(instances[uid], inotifyFile{pid, n, int64(strings.Count(info, "inotify wd:"))})
+			}
+		}
+	}
+	maxInstances, ok1 := sysctl("fs.inotify.max_user_instances")
+	maxWatches, ok2 := sysctl("fs.inotify.max_user_watches")
+	for uid, all := range instances {
+		all = distinct(all)
+		var watches int64
+		for _, i := range all {
+			watches += i.watches
+		}
+		who := fmt.Sprintf("uid %d", uid)
+		find := Step{"see whose they are", []string{"find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null | cut -d/ -f3 | sort | uniq -c | sort -rn | head"}}
+		if ok1 {
+			out = append(out, limit{code: "limit-inotify-instances", label: "inotify instances", subject: who, used: int64(len(all)), max: maxInstances,
+				why: "When it is reached `tail -f`, containers, build tools and editors of this user fail with \"too many open files\".",
+				do:  append([]Step{find}, raise("fs.inotify.max_user_instances", 4*maxInstances)[1:]...)})
+		}
+		if ok2 {
+			out = append(out, limit{code: "limit-inotify-watches", label: "inotify watches", subject: who, used: watches, max: maxWatches,
+				why: "When it is reached nothing more can be watched (\"no space left on device\"). Each clone that is watched as a whole takes one for each directory.",
+				do:  append([]Step{find}, raise("fs.inotify.max_user_watches", 2*maxWatches)[1:]...)})
+		}
+	}
+	return out, unseen, nil
+}
+
+// distinct leaves out what was inherited: the same instance in several processes.
+func distinct(all []inotifyFile) []inotifyFile {
+	const kcmpFile = 0
+	var out []inotifyFile
+	byFD := map[int][]inotifyFile{}
+	for _, i := range all {
+		if !slices.ContainsFunc(byFD[i.fd], func(o inotifyFile) bool {
+			order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(o.pid), uintptr(i.pid), kcmpFile, uintptr(o.fd), uintptr(i.fd), 0)
+			return errno == 0 && order == 0
+		}) {
+			byFD[i.fd] = append(byFD[i.fd], i)
+			out = append(out, i)
+		}
+	}
+	return out
+}
+
+func uidOf(base string) int {
+	var st unix.Stat_t
+	if unix.Stat(base, &st) != nil {
+		return -1
+	}
+	return int(st.Uid)
+}
+
+// openFilesLimit is a process's own; 0 if it has none or is small enough to be meant.
+func openFilesLimit(base string) int64 {
+	for line := range strings.Lines(readText(base + "/limits")) {
+		if rest, ok := strings.CutPrefix(line, "Max open files"); ok {
+			if f := strings.Fields(rest); len(f) > 1 {
+				n, err := strconv.ParseInt(f[0], 10, 64)
+				if err == nil && n >= 64 {
+					return n
+				}
+			}
+		}
+	}
+	return 0
+}
+
+// mappings counts a process's mappings of memory; 0 if they cannot be known, or only
+// by waiting for a process that hangs.
+func mappings(base string) int64 {
+	stat := readText(base + "/stat")
+	if i := strings.LastIndexByte(stat, ')'); i < 0 || strings.HasPrefix(stat[i:], ") D") {
+		return 0
+	}
+	f, err := os.Open(base + "/maps")
+	if err != nil {
+		return 0
+	}
+	defer f.Close()
+	var n int64
+	buf := make([]byte, 64<<10)
+	for {
+		k, err := f.Read(buf)
+		n += int64(bytes.Count(buf[:k], []byte{'\n'}))
+		if err != nil {
+			return n
+		}
+	}
+}
+
+// loopNodes finds out whether more loop devices could be had.
+func loopNodes(q *HostRequest, c *Checked) {
+	needed := q.Pool != nil && (q.Pool.Loop || q.Pool.Driver == "reflink")
+	severity := Note
+	if needed {
+		severity = Warning
+	}
+	found, _ := filepath.Glob("/sys/block/loop*")
+	c.Measured = append(c.Measured, figure("loop_devices", "loop devices", Count, int64(len(found))))
+	if n, ok := readNumber("/sys/module/loop/parameters/max_loop"); ok && n > 0 {
+		c.Measured = append(c.Measured, figure("max_loop", "loop devices made beforehand (max_loop)", Count, n).noted("more are made when they are asked for"))
+	}
+	if len(found) == 0 {
+		return // the kernel may have no loop devices: see programs
+	}
+	const why = "The kernel has or makes the device, but whoever asks for it does not find its file. So it is in containers that do not share the host's /dev."
+	if _, err := os.Stat("/dev/loop-control"); errors.Is(err, fs.ErrNotExist) {
+		c.find(Finding{Code: "loop-control-missing", Severity: severity, Title: "/dev/loop-control is missing: no loop device can be made", Why: why,
+			Do: []Step{{"make it; in a container, share the host's /dev", []string{"mknod -m 660 /dev/loop-control c 10 237"}}}})
+	}
+	var missing, commands []string
+	for _, d := range found {
+		node := "/dev/" + filepath.Base(d)
+		if _, err := os.Stat(node); errors.Is(err, fs.ErrNotExist) {
+			missing = append(missing, node)
+			commands = append(commands, fmt.Sprintf("mknod -m 660 %s b %s", node, strings.ReplaceAll(readText(d+"/dev"), ":", " ")))
+		}
+	}
+	if len(missing) > 0 {
+		c.find(Finding{Code: "loop-nodes-missing", Severity: severity, Why: why,
+			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", plural(len(missing), "loop device"), missing[0]),
+			Measured: []Figure{figure("missing", "missing", Count, int64(len(missing)))},
+			Do:       []Step{{"make them; in a container, share the host's /dev", commands[:min(len(commands), maxNamed)]}}})
+	}
+}
+
+// name says what it is, and whose.
+func (l limit) name() string {
+	if l.subject == "" {
+		return l.label
+	}
+	return l.label + " of " + l.subject
+}

@@ -1,0 +1,346 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/mount"
+	"pando/internal/linux/run"
+	"pando/internal/linux/zfs"
+	"pando/internal/observe/tracepoint"
+
+	"golang.org/x/sys/unix"
+)
+
+// program is one that Pando, its benchmarks or the commands of doctor run.
+type program struct {
+	name string
+	use  string // for what
+	pkg  string // as packages below has it
+	pool func(*PoolFacts) bool
+}
+
+// family is a kind of Linux distribution.
+type family string
+
+const (
+	debian family = "debian"
+	fedora family = "fedora"
+	arch   family = "arch"
+	alpine family = "alpine"
+	suse   family = "suse"
+)
+
+// installers are the commands that install packages.
+var installers = map[family]string{debian: "apt-get install", fedora: "dnf install", arch: "pacman -S", alpine: "apk add", suse: "zypper install"}
+
+// packageNames are those that differ from Debian's.
+var packageNames = map[string]map[family]string{
+	"btrfs-progs":    {suse: "btrfsprogs"},
+	"zfsutils-linux": {fedora: "zfs", arch: "zfs-utils", alpine: "zfs", suse: "zfs"},
+	"e2fsprogs":      {alpine: "e2fsprogs e2fsprogs-extra"},
+	"nvme-cli":       {},
+}
+
+// packageNotes are what must be done before a package can be installed.
+var packageNotes = map[string]map[family]string{
+	"zfsutils-linux": {
+		debian: "on Debian it is in the section contrib, with the module in zfs-dkms",
+		fedora: "it is in OpenZFS's own repository: https://openzfs.github.io/openzfs-docs/Getting%20Started/",
+		arch:   "it is in the AUR or in the archzfs repository",
+		suse:   "it is in the repository filesystems",
+	},
+}
+
+func onReflink(p *PoolFacts) bool { return p.Driver == "reflink" }
+func onLoop(p *PoolFacts) bool    { return p.Loop }
+func onZFS(p *PoolFacts) bool     { return p.Driver == "zfs" }
+func onImages(p *PoolFacts) bool  { return p.Driver == "reflink" || p.Driver == "zfs" }
+
+var programs = []program{
+	{"mkfs.ext4", "making ext4 inside images", "e2fsprogs", onImages},
+	{"e2fsck", "checking ext4 inside images: `pando fsck`", "e2fsprogs", onImages},
+	{"resize2fs", "clones that are larger than their golden", "e2fsprogs", onImages},
+	{"mkfs.xfs", "loop-backed pools, and XFS inside images", "xfsprogs", onLoop},
+	{"xfs_repair", "checking XFS inside images: `pando fsck`", "xfsprogs", nil},
+	{"mkfs.btrfs", "making a btrfs for a pool", "btrfs-progs", nil},
+	{"btrfs", "looking at a btrfs and its qgroups", "btrfs-progs", nil},
+	{"zfs", "pools on ZFS", "zfsutils-linux", onZFS},
+	{"zpool", "pools on ZFS", "zfsutils-linux", onZFS},
+	{"fio", "`pando bench sync`", "fio", nil},
+	{"losetup", "what doctor says to do", "util-linux", nil},
+	{"findmnt", "what doctor says to do", "util-linux", nil},
+	{"nsenter", "what doctor says to do", "util-linux", nil},
+	{"sysctl", "what doctor says to do", "procps", nil},
+}
+
+// distribution reads os-release(5).
+func distribution(text string) (family, string) {
+	v := map[string]string{}
+	for line := range strings.Lines(text) {
+		k, val, ok := strings.Cut(strings.TrimSpace(line), "=")
+		if ok {
+			v[k] = strings.Trim(val, `"'`)
+		}
+	}
+	for _, id := range append([]string{v["ID"]}, strings.Fields(v["ID_LIKE"])...) {
+		switch id {
+		case "debian", "ubuntu":
+			return debian, v["PRETTY_NAME"]
+		case "fedora", "rhel", "centos", "rocky", "almalinux", "amzn":
+			return fedora, v["PRETTY_NAME"]
+		case "arch", "manjaro":
+			return arch, v["PRETTY_NAME"]
+		case "alpine":
+			return alpine, v["PRETTY_NAME"]
+		case "suse", "opensuse", "opensuse-leap", "opensuse-tumbleweed", "sles":
+			return suse, v["PRETTY_NAME"]
+		}
+	}
+	return "", v["PRETTY_NAME"]
+}
+
+// install says how to get packages, named as on Debian.
+func install(f family, pkgs []string) []Step {
+	if installers[f] == "" {
+		return []Step{{Text: "install, under the names that they have on this system: " + strings.Join(pkgs, ", ")}}
+	}
+	var names, notes []string
+	for _, p := range pkgs {
+		name := p
+		if n := packageNames[p][f]; n != "" {
+			name = n
+		}
+		names = append(names, name)
+		if n := packageNotes[p][f]; n != "" {
+			notes = append(notes, name+": "+n)
+		}
+	}
+	text := "install them"
+	if len(notes) > 0 {
+		text += " (" + strings.Join(notes, "; ") + ")"
+	}
+	return []Step{{text, []string{installers[f] + " " + strings.Join(names, " ")}}}
+}
+
+// osRelease is this host's os-release file.
+func osRelease() string {
+	if t := readText("/etc/os-release"); t != "" {
+		return t
+	}
+	return readText("/usr/lib/os-release")
+}
+
+// programsCheck looks for programs and features.
+func programsCheck(_ context.Context, q *HostRequest, c *Checked) error {
+	fam, pretty := distribution(osRelease())
+	type group struct {
+		figures []Figure
+		pkgs    []string
+	}
+	var needed, other group
+	found := 0
+	for _, p := range programs {
+		if _, err := run.Look(p.name); err == nil {
+			found++
+			continue
+		}
+		g := &other
+		if p.pool != nil && q.Pool != nil && p.pool(q.Pool) {
+			g = &needed
+		}
+		g.figures = append(g.figures, words(p.name, p.name, "for "+p.use))
+		if !slices.Contains(g.pkgs, p.pkg) {
+			g.pkgs = append(g.pkgs, p.pkg)
+		}
+	}
+	if len(needed.pkgs) > 0 {
+		c.find(Finding{Code: "programs-needed", Severity: Warning, Subject: q.Pool.Dir, Title: "programs are missing that the pool needs", Measured: needed.figures,
+			Why: "Commands that run them fail.", Do: install(fam, needed.pkgs)})
+	}
+	if len(other.pkgs) > 0 {
+		c.find(Finding{Code: "programs-missing", Severity: Note, Title: fmt.Sprintf("%s missing that some commands would run", plural(len(other.figures), "program")), Measured: other.figures,
+			Why: "Only what they are for cannot be done.", Do: install(fam, other.pkgs)})
+	}
+	have := 0
+	var lacksNeeded, lacks []Figure
+	var steps, stepsNeeded []Step
+	for _, f := range features() {
+		why := f.lacks()
+		if why == "" {
+			have++
+			continue
+		}
+		fig := words(f.name, f.name, fmt.Sprintf("%s: for %s", why, f.use))
+		step := Step{Text: f.name + ": " + f.remedy}
+		if f.command != "" {
+			step.Commands = []string{f.command}
+		}
+		if f.pool != nil && q.Pool != nil && f.pool(q.Pool) {
+			lacksNeeded, stepsNeeded = append(lacksNeeded, fig), append(stepsNeeded, step)
+		} else {
+			lacks, steps = append(lacks, fig), append(steps, step)
+		}
+	}
+	if q.Pool != nil && q.Pool.Driver == "reflink" && q.Pool.Trouble == nil {
+		if why := lacksReflink(q.Pool.Data); why != "" {
+			lacksNeeded = append(lacksNeeded, words("reflink", "FICLONE", why))
+			stepsNeeded = append(stepsNeeded, Step{Text: "FICLONE: the pool's filesystem must be XFS made with reflink=1, btrfs or bcachefs; move the pool (push it to a remote, and pull it into a new one)"})
+		}
+	}
+	if len(lacksNeeded) > 0 {
+		c.find(Finding{Code: "features-needed", Severity: Warning, Subject: q.Pool.Dir, Title: "features of the kernel are missing that the pool needs", Measured: lacksNeeded, Why: "Commands that use them fail.", Do: stepsNeeded})
+	}
+	if len(lacks) > 0 {
+		c.find(Finding{Code: "features-missing", Severity: Note, Title: fmt.Sprintf("%s of the kernel missing that some commands would use", plural(len(lacks), "feature")), Measured: lacks, Why: "Only what they are for cannot be done, or is told less exactly.", Do: steps})
+	}
+	var u unix.Utsname
+	_ = unix.Uname(&u)
+	c.Measured = append(c.Measured, words("system", "system", pretty), words("kernel", "kernel", unix.ByteSliceToString(u.Release[:])),
+		figure("programs", "programs found", Count, int64(found)), figure("features", "features found", Count, int64(have)))
+	c.Summary = fmt.Sprintf("%d of %d programs and %d of %d features of the kernel are there", found, len(programs), have, len(features()))
+	return nil
+}
+
+// feature is something of the kernel.
+type feature struct {
+	name    string
+	use     string
+	lacks   func() string // why it is not there, "" if it is
+	remedy  string
+	command string
+	pool    func(*PoolFacts) bool
+}
+
+func features() []feature {
+	fsFeature := func(fs, use string, pool func(*PoolFacts) bool) feature {
+		return feature{name: fs, use: use, lacks: func() string { return lacksFilesystem(fs) }, remedy: "load the module, or use a kernel that has it", command: "modprobe " + fs, pool: pool}
+	}
+	return []feature{
+		fsFeature("ext4", "volumes with ext4 inside", onImages),
+		fsFeature("xfs", "loop-backed pools, volumes with XFS inside", onLoop),
+		fsFeature("btrfs", "pools on btrfs", func(p *PoolFacts) bool { return p.Driver == "btrfs" }),
+		{"zfs", "pools on ZFS", func() string {
+			if zfs.Available() == nil || lacksFilesystem("zfs") == "" {
+				return ""
+			}
+			return "the module is not there"
+		}, "install the module that fits this kernel, and load it", "modprobe zfs", onZFS},
+		{"loop", "volumes on image files", lacksLoop, "load the module", "modprobe loop", onReflink},
+		{"fsopen", "mounting without reading the mount table", lacksFsopen, "use Linux 5.2 or newer; in a container, its seccomp profile may forbid the call", "", func(*PoolFacts) bool { return true }},
+		{"tracepoints", "counting flushes at each layer: `pando bench sync`, `pando iostat`", func() string {
+			if err := tracepoint.Available(); err != nil {
+				return err.Error()
+			}
+			return ""
+		}, "run as root, on a kernel with CONFIG_PERF_EVENTS and block tracepoints", "", nil},
+		{"cgroup-io", "who writes, by cgroup: `pando diagnose`", lacksCgroupIO, "boot with systemd.unified_cgroup_hierarchy=1, and let the io controller be used", "echo +io > /sys/fs/cgroup/cgroup.subtree_control", nil},
+		{"psi", "how long tasks wait for I/O and memory: `pando diagnose`", func() string {
+			if _, err := os.ReadFile("/proc/pressure/io"); err != nil {
+				return "/proc/pressure/io cannot be read"
+			}
+			return ""
+		}, "boot with psi=1", "", nil},
+	}
+}
+
+// lacksFilesystem says whether a type of filesystem is neither there nor a module.
+func lacksFilesystem(name string) string {
+	for line := range strings.Lines(readText("/proc/filesystems")) {
+		if f := strings.Fields(line); len(f) > 0 && f[len(f)-1] == name {
+			return ""
+		}
+	}
+	if hasModule(name) {
+		return ""
+	}
+	return "not in the kernel, and no module of it"
+}
+
+// hasModule reports whether the running kernel has a module, built in or not.
+func hasModule(name string) bool {
+	if _, err := os.Stat("/sys/module/" + name); err == nil {
+		return true
+	}
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return false
+	}
+	dir := filepath.Join("/lib/modules", unix.ByteSliceToString(u.Release[:]))
+	for _, list := range []string{"modules.builtin", "modules.dep"} {
+		for line := range strings.Lines(readText(filepath.Join(dir, list))) {
+			path, _, _ := strings.Cut(strings.TrimSpace(line), ":")
+			base, _, _ := strings.Cut(filepath.Base(path), ".ko")
+			if base == name {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func lacksLoop() string {
+	if _, err := os.Stat("/dev/loop-control"); err == nil || hasModule("loop") {
+		return ""
+	}
+	return "not in the kernel, and no module of it"
+}
+
+func lacksFsopen() string {
+	fd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err == nil {
+		unix.Close(fd)
+		return ""
+	}
+	if errors.Is(err, unix.ENOSYS) {
+		return "the kernel does not have it"
+	}
+	if errors.Is(err, unix.EPERM) && !isRoot() {
+		return "" // it is there, and root may
+	}
+	return err.Error()
+}
+
+func lacksCgroupIO() string {
+	table, err := mount.Table("self")
+	if err != nil {
+		return err.Error()
+	}
+	for _, m := range table {
+		if m.FSType == "cgroup2" && slices.Contains(strings.Fields(readText(filepath.Join(m.Point, "cgroup.controllers"))), "io") {
+			return ""
+		}
+	}
+	return "no cgroup v2 with the controller io is mounted"
+}
+
+// lacksReflink asks the filesystem of a directory, without writing to it.
+func lacksReflink(dir string) string {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return err.Error()
+	}
+	const bcachefs = 0xca451a4e
+	switch uint32(st.Type) {
+	case unix.BTRFS_SUPER_MAGIC, bcachefs, unix.OCFS2_SUPER_MAGIC:
+		return ""
+	case unix.XFS_SUPER_MAGIC:
+		f, err := os.Open(dir)
+		if err != nil {
+			return err.Error()
+		}
+		defer f.Close()
+		ok, err := kernel.XFSReflinks(f)
+		if err != nil || ok {
+			return ""
+		}
+		return "this XFS was made without reflink=1"
+	}
+	return fmt.Sprintf("the pool lies on a filesystem (of type %#x) whose files cannot share blocks", st.Type)
+}

@@ -1,0 +1,276 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/zfs"
+	"pando/internal/observe/blockdev"
+
+	"golang.org/x/sys/unix"
+)
+
+// pageBytes is in what a file's page cache writes, which is what lies below a loop
+// device without direct I/O.
+const pageBytes = 4096
+
+// smallPartition is what holds boot loaders, and other partitions: where they begin
+// does not matter.
+const smallPartition = 8 << 20
+
+// checkAlignment finds writes that the disk can only do by reading first.
+func checkAlignment(ctx context.Context, _ *HostRequest, c *Checked) error {
+	devices, err := blockdev.List()
+	if err != nil {
+		return err
+	}
+	g := grains{}
+	parts := 0
+	for _, d := range devices {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		switch d.Kind {
+		case blockdev.Partition:
+			parts++
+			c.partition(d, g)
+		case blockdev.Mapper, blockdev.RAID:
+			// The kernel writes -1 if what it is made of does not fit together.
+			if off, ok := sysNumber("/sys/dev/block", d.ID(), "alignment_offset"); ok && off != 0 {
+				c.find(misaligned(d, fmt.Sprintf("%s is not aligned to the disks it is made of", d.Path()),
+					words("alignment_offset", "the kernel's alignment_offset", fmt.Sprint(off))))
+			}
+		}
+	}
+	all, err := ownFilesystems()
+	if err != nil {
+		return err
+	}
+	looked := 0
+	for _, m := range all {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if c.filesystemBlocks(m, g) {
+			looked++
+		}
+	}
+	pools, why := zpools(ctx)
+	for _, p := range pools {
+		if err := c.ashift(ctx, p, g); err != nil {
+			why = fmt.Sprintf("the block sizes of zpool %s: %v", p, err)
+		}
+	}
+	c.Measured = append(c.Measured, figure("partitions", "partitions", Count, int64(parts)), figure("filesystems", "filesystems on devices", Count, int64(looked)))
+	zfsText := ""
+	if len(pools) > 0 {
+		zfsText = counted(len(pools), "zpool")
+	}
+	c.Summary = sentence(counted(parts, "partition"), counted(looked, "filesystem"), zfsText, why)
+	return nil
+}
+
+// grains finds, and remembers, the smallest writes that devices do without reading.
+type grains map[grainKey]int
+
+type grainKey struct {
+	dev     uint64
+	through bool
+}
+
+// of is the largest of the physical blocks of d and of what it lies on. The page
+// cache below a loop device without direct I/O writes whole pages, so what is below
+// that does not see how d is written: unless through, which is for writes that lie
+// across two pages instead of in one.
+func (g grains) of(d blockdev.Device, through bool) int {
+	k := grainKey{d.Number, through}
+	if n, ok := g[k]; ok {
+		return n
+	}
+	n := max(d.PhysicalBytes, d.LogicalBytes, 512)
+	g[k] = n // what lies on itself ends here
+	switch d.Kind {
+	case blockdev.Loop:
+		if !through && !d.DirectIO {
+			break
+		}
+		var st unix.Stat_t
+		var sf unix.Statfs_t
+		if unix.Stat(d.Backing, &st) != nil || unix.Statfs(d.Backing, &sf) != nil {
+			break
+		}
+		if through {
+			n = max(n, min(int(sf.Bsize), pageBytes))
+		}
+		if below, err := blockdev.Lookup(st.Dev); err == nil {
+			n = max(n, g.of(below, through))
+		}
+	case blockdev.Mapper, blockdev.RAID, blockdev.Partition:
+		below, err := d.Below()
+		if err != nil {
+			break
+		}
+		for _, x := range below {
+			n = max(n, g.of(x, through))
+		}
+	}
+	g[k] = n
+	return n
+}
+
+// partition is about one that does not begin where a block does.
+func (c *Checked) partition(d blockdev.Device, g grains) {
+	grain := g.of(d, true)
+	off := d.StartBytes % int64(grain)
+	if off == 0 && d.AlignOffset <= 0 || d.SizeBytes < smallPartition {
+		return
+	}
+	c.find(misaligned(d, fmt.Sprintf("the partition %s begins in the middle of a block of its disk", d.Path()),
+		figure("start", "it begins at", Bytes, d.StartBytes),
+		figure("physical", "blocks of what is below", Bytes, int64(grain)),
+		figure("off", "behind the beginning of a block", Bytes, max(off, int64(d.AlignOffset)))))
+}
+
+func misaligned(d blockdev.Device, title string, measured ...Figure) Finding {
+	return Finding{
+		Code: "alignment-partition", Severity: Warning, Subject: d.Path(), Title: title, Measured: measured,
+		Why: "Each block that a filesystem writes lies in two of the disk: it must read both, change them and write both. Small writes cost twice or more.",
+		Do: []Step{{"copy the data elsewhere, make the partition anew from a multiple of 1 MiB, which is what programs do by themselves now, and copy it back. It cannot be moved in place",
+			[]string{"lsblk -o NAME,START,PHY-SEC,MOUNTPOINTS", "sfdisk -d " + d.Path()}}},
+	}
+}
+
+// filesystemBlocks is about a filesystem with blocks smaller than those of its disk. It
+// reports whether there was something to look at.
+func (c *Checked) filesystemBlocks(m mounted, g grains) bool {
+	if m.FSType != "xfs" && !strings.HasPrefix(m.FSType, "ext") {
+		return false
+	}
+	d, err := blockdev.Lookup(m.Dev)
+	if err != nil || d.ReadOnly {
+		return false
+	}
+	sf, ok := m.onTop()
+	if !ok {
+		return false
+	}
+	grain := g.of(d, false)
+	if int(sf.Bsize) < grain {
+		c.find(Finding{
+			Code: "alignment-filesystem", Severity: Warning, Subject: m.Point,
+			Title:    fmt.Sprintf("the %s at %s has blocks of %d bytes on a disk with blocks of %d", m.FSType, m.Point, sf.Bsize, grain),
+			Measured: []Figure{figure("block", "blocks of the filesystem", Bytes, sf.Bsize), figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
+			Why:      "The disk can write such a block only by reading the larger one around it first.",
+			Do:       []Step{{"make the filesystem anew with larger blocks, and copy the files", []string{fmt.Sprintf("mkfs.%s -b %s%d DEVICE", m.FSType, map[bool]string{true: "size="}[m.FSType == "xfs"], grain)}}},
+		})
+		return true
+	}
+	if m.FSType != "xfs" {
+		return true
+	}
+	dir, err := os.Open(m.Point)
+	if err != nil {
+		return true
+	}
+	defer dir.Close()
+	sector, err := kernel.XFSSectorBytes(dir)
+	if err != nil || sector >= grain {
+		return true
+	}
+	c.find(Finding{
+		Code: "alignment-xfs-sector", Severity: Note, Subject: m.Point,
+		Title:    fmt.Sprintf("the XFS at %s writes its log in units of %d bytes to a disk with blocks of %d", m.Point, sector, grain),
+		Measured: []Figure{figure("sector", "sectors of the XFS", Bytes, int64(sector)), figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
+		Why:      "Each sync writes to the log. A write that begins or ends inside a block of the disk makes it read that block first, before the sync is done.",
+		Do:       []Step{{"when it is made anew: by itself mkfs.xfs takes the disk's blocks, but cannot see them through a file", []string{fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain)}}},
+	})
+	return true
+}
+
+// tooSmall is how `zpool status` marks a vdev whose blocks are smaller than those of
+// its disk.
+var tooSmall = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`block size: ([0-9]+)B configured, ([0-9]+)B native`)
+})
+
+// ashift is about vdevs whose blocks are smaller than those of their disks.
+func (c *Checked) ashift(ctx context.Context, pool string, g grains) error {
+	vdevs, err := vdevsOf(ctx, pool)
+	if err != nil {
+		return err
+	}
+	shifts, err := ashifts(ctx, pool)
+	done := map[string]bool{}
+	for _, v := range vdevs {
+		if v.path == "" || v.class == "cache" || v.class == "spares" || done[v.top] {
+			continue
+		}
+		block, native := 0, 0
+		if m := tooSmall().FindStringSubmatch(v.note); m != nil {
+			block, _ = strconv.Atoi(m[1])
+			native, _ = strconv.Atoi(m[2])
+		} else if shift := shifts[filepath.Base(v.top)]; shift > 0 {
+			block = 1 << shift
+			native = nativeBytes(v.path, g)
+		}
+		if block == 0 || native <= block {
+			continue
+		}
+		done[v.top] = true
+		c.find(Finding{
+			Code: "alignment-ashift", Severity: Warning, Subject: pool,
+			Title:    fmt.Sprintf("zpool %s writes blocks of %d bytes to %s, whose blocks have %d", pool, block, v.path, native),
+			Measured: []Figure{words("vdev", "vdev", v.top), figure("block", "blocks of the vdev (2^ashift)", Bytes, int64(block)), figure("physical", "blocks of what is below", Bytes, int64(native))},
+			Why:      "The disk reads a block before it changes a part of it: small writes, and so syncs, cost several times what they should. The ashift of a vdev never changes.",
+			Do: []Step{
+				{"make a pool on other disks with a larger ashift, and send everything there", []string{fmt.Sprintf("zpool create -o ashift=%d NEWPOOL DISK", log2(native)), "zfs snapshot -r " + word(pool) + "@move", "zfs send -R " + word(pool) + "@move | zfs receive -F NEWPOOL/moved"}},
+				{Text: "a disk that is added or attached takes the ashift of -o ashift=N, or of its vdev: say it then"},
+			},
+		})
+	}
+	return err
+}
+
+// nativeBytes is the size of the blocks of a leaf of a zpool: a device, or a file.
+func nativeBytes(path string, g grains) int {
+	d, err := blockdev.LookupPath(path)
+	if err == nil {
+		return g.of(d, true)
+	}
+	var sf unix.Statfs_t
+	if unix.Statfs(path, &sf) != nil {
+		return 0
+	}
+	return min(int(sf.Bsize), pageBytes)
+}
+
+func log2(n int) (bits int) {
+	for ; n > 1; n >>= 1 {
+		bits++
+	}
+	return bits
+}
+
+// ashifts are those of the vdevs right below a pool, by the last part of their names.
+// OpenZFS before 2.2 does not tell: then there are none, and only what zpool
+// status marks is found.
+func ashifts(ctx context.Context, pool string) (map[string]int, error) {
+	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "name,value", "ashift", pool, "all-vdevs")
+	if err != nil {
+		return nil, fmt.Errorf("their ashift is known only from what `zpool status` marks: %w", err)
+	}
+	out := map[string]int{}
+	for _, r := range rows {
+		if n, err := strconv.Atoi(r[1]); err == nil {
+			out[filepath.Base(r[0])] = n
+		}
+	}
+	return out, nil
+}

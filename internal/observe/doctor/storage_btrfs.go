@@ -1,0 +1,272 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"pando/internal/linux/kernel"
+	"pando/internal/observe/blockdev"
+)
+
+// Of btrfs' metadata, in percent of its chunks when no more can be made, with the
+// kernel's reserve, which is for what must not fail, such as deleting. And in bytes
+// that are left: on two small ones no file could be made any more when it was 4 MiB.
+const (
+	metadataNote          = 75
+	metadataWarning       = 85
+	metadataWarningBytes  = 16 << 20
+	metadataCritical      = 95
+	metadataCriticalBytes = 8 << 20
+)
+
+// Subvolumes with quotas counted for each: whoever changes a shared extent makes
+// the kernel walk to all that share it.
+const (
+	qgroupsNote    = 16
+	qgroupsWarning = 100
+)
+
+// btrfsFS is a mounted btrfs.
+type btrfsFS struct {
+	uuid  string
+	dir   string // in sysfs
+	point string // one of its mount points that this process sees; "" if there is none
+}
+
+// subject is what findings call it.
+func (b btrfsFS) subject() string {
+	if b.point != "" {
+		return b.point
+	}
+	return b.uuid
+}
+
+// btrfsAll are all mounted btrfs of this kernel.
+func btrfsAll() ([]btrfsFS, error) {
+	dirs, err := filepath.Glob("/sys/fs/btrfs/*/allocation")
+	if err != nil {
+		return nil, err
+	}
+	all, err := ownFilesystems()
+	if err != nil {
+		return nil, err
+	}
+	var out []btrfsFS
+	for _, d := range dirs {
+		b := btrfsFS{dir: filepath.Dir(d)}
+		b.uuid = filepath.Base(b.dir)
+		for _, m := range all {
+			if m.FSType != "btrfs" {
+				continue
+			}
+			dev, err := blockdev.LookupPath(m.Source)
+			if err != nil {
+				continue
+			}
+			if _, err := os.Lstat(filepath.Join(b.dir, "devices", dev.Name)); err == nil {
+				b.point = m.Point
+			}
+		}
+		out = append(out, b)
+	}
+	return out, nil
+}
+
+// eachBtrfs does a check of each mounted btrfs.
+func (c *Checked) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
+	all, err := btrfsAll()
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		c.Summary = "no btrfs is mounted"
+		return nil
+	}
+	for _, b := range all {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		one(b)
+	}
+	c.Measured = append(c.Measured, figure("btrfs", "btrfs filesystems", Count, int64(len(all))))
+	c.Summary = counted(len(all), "btrfs filesystem")
+	return nil
+}
+
+// checkBtrfsMetadata finds btrfs that will say that they are full while df shows room.
+func checkBtrfsMetadata(ctx context.Context, _ *HostRequest, c *Checked) error {
+	return c.eachBtrfs(ctx, c.metadata)
+}
+
+// metadata is about one.
+func (c *Checked) metadata(b btrfsFS) {
+	number := func(parts ...string) int64 {
+		n, _ := sysNumber(append([]string{b.dir, "allocation"}, parts...)...)
+		return n
+	}
+	total, onDisk := number("metadata/total_bytes"), number("metadata/disk_total")
+	if total == 0 {
+		return // data and metadata in the same chunks: how full it is says all
+	}
+	reserve := number("global_rsv_size")
+	used := number("metadata/bytes_used") + number("metadata/bytes_pinned") + number("metadata/bytes_reserved")
+	unallocated, ok := b.unallocated(onDisk + number("data/disk_total") + number("system/disk_total"))
+	copies := max(onDisk/total, 1)
+	// A chunk is chunk_size, or a tenth of a small filesystem.
+	size := unallocated + onDisk + number("data/disk_total")
+	chunk := min(number("metadata/chunk_size"), size/10)
+	if !ok || unallocated >= copies*chunk {
+		return // it takes another chunk when it needs one
+	}
+	percent := 100 * float64(used+reserve) / float64(total)
+	left := max(total-used-reserve, 0)
+	s := Severity("")
+	switch {
+	case percent >= metadataCritical || left <= metadataCriticalBytes:
+		s = Critical
+	case percent >= metadataWarning || left <= metadataWarningBytes:
+		s = Warning
+	case percent >= metadataNote:
+		s = Note
+	default:
+		return
+	}
+	data, dataUsed := number("data/total_bytes"), number("data/bytes_used")
+	f := Finding{
+		Code: "btrfs-metadata-full", Severity: s, Subject: b.subject(),
+		Title: fmt.Sprintf("the metadata of the btrfs at %s is nearly full, and there is no room for more of it", b.subject()),
+		Measured: []Figure{
+			known("metadata_percent", "of its metadata chunks in use", Percent, percent, percent).noted("with the kernel's reserve"),
+			figure("metadata", "metadata chunks hold", Bytes, total),
+			figure("metadata_used", "used", Bytes, used),
+			figure("reserve", "reserve for what must not fail", Bytes, reserve),
+			figure("left", "left for what is new", Bytes, left),
+			figure("unallocated", "not in any chunk", Bytes, unallocated).noted(fmt.Sprintf("one chunk more would take %s", bytesText(copies*chunk))),
+			figure("data", "data chunks hold", Bytes, data),
+			figure("data_free", "free in them", Bytes, data-dataUsed),
+		},
+		Why: "All space is in chunks, of data or of metadata, and free space in those of data is no use to metadata. When it is full writes fail with \"no space\" while df shows room, " +
+			"snapshots and even deleting fail, and the filesystem may go read-only.",
+	}
+	at := b.point
+	if at == "" {
+		at = "MOUNTPOINT"
+	}
+	at = word(at)
+	f.Do = []Step{
+		{"give nearly empty data chunks back. This moves what is in them: begin with few, and raise the number until some is freed", []string{"btrfs balance start -dusage=5 " + at, "btrfs balance start -dusage=20 " + at, "btrfs filesystem usage " + at}},
+		{"delete snapshots and small files; if nothing works any more, lend it a disk for the balance", []string{"btrfs device add DISK " + at, "btrfs balance start -dusage=20 " + at, "btrfs device remove DISK " + at}},
+	}
+	if data-dataUsed < data/20 {
+		f.Do = append(f.Do[1:2:2], Step{Text: "data chunks are full, too: a balance has nothing to give back. It needs a larger disk, or less in it"})
+	}
+	c.find(f)
+}
+
+// unallocated is what is in no chunk, given what chunks take of the devices. ok is
+// false if the devices' sizes are not known.
+func (b btrfsFS) unallocated(inChunks int64) (n int64, ok bool) {
+	if b.point != "" {
+		if n, ok := b.unallocatedOf(); ok {
+			return n, true
+		}
+	}
+	devs, err := filepath.Glob(filepath.Join(b.dir, "devices/*/size"))
+	if err != nil || len(devs) == 0 {
+		return 0, false
+	}
+	for _, d := range devs {
+		sectors, ok := sysNumber(d)
+		if !ok {
+			return 0, false
+		}
+		n += sectors * 512
+	}
+	return max(n-inChunks, 0), true
+}
+
+// unallocatedOf asks the filesystem, which may use less than its devices have.
+func (b btrfsFS) unallocatedOf() (n int64, ok bool) {
+	f, err := os.Open(b.point)
+	if err != nil {
+		return 0, false
+	}
+	defer f.Close()
+	ids, err := os.ReadDir(filepath.Join(b.dir, "devinfo"))
+	if err != nil || len(ids) == 0 {
+		return 0, false
+	}
+	for _, id := range ids {
+		i, err := strconv.ParseUint(id.Name(), 10, 64)
+		if err != nil {
+			return 0, false
+		}
+		total, allocated, err := kernel.BtrfsDeviceBytes(f, i)
+		if err != nil {
+			return 0, false
+		}
+		n += total - allocated
+	}
+	return n, true
+}
+
+// bytesText is a number of bytes for people, in words that go into a note.
+func bytesText(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%d KiB", n>>10)
+}
+
+// checkBtrfsQgroups finds btrfs with quotas and many subvolumes.
+func checkBtrfsQgroups(ctx context.Context, _ *HostRequest, c *Checked) error {
+	return c.eachBtrfs(ctx, c.qgroups)
+}
+
+// qgroups is about one.
+func (c *Checked) qgroups(b btrfsFS) {
+	dir := filepath.Join(b.dir, "qgroups")
+	if sysText(dir, "enabled") != "1" {
+		return
+	}
+	mode := sysText(dir, "mode") // since Linux 6.7
+	if mode == "squota" {
+		return // it counts for whoever wrote an extent first, and walks nowhere
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return
+	}
+	// A group of level 0 for each subvolume.
+	n := len(slices.DeleteFunc(entries, func(e os.DirEntry) bool { return !strings.HasPrefix(e.Name(), "0_") }))
+	s := Note
+	switch {
+	case n >= qgroupsWarning:
+		s = Warning
+	case n < qgroupsNote:
+		return
+	}
+	f := Finding{
+		Code: "btrfs-qgroups-many", Severity: s, Subject: b.subject(),
+		Title:    fmt.Sprintf("the btrfs at %s counts quotas for %d subvolumes", b.subject(), n),
+		Measured: []Figure{figure("subvolumes", "subvolumes and snapshots with a quota group", Count, int64(n)), words("mode", "mode", mode)},
+		Why: "For each extent that changes hands the kernel finds out which of them share it: at each commit, and for a whole tree at once when a snapshot is deleted. " +
+			"Commits, and so syncs, then take seconds, the more snapshots the longer.",
+		Do: []Step{{Text: "turn quotas off, unless somebody needs the figures; Pando does not", Commands: []string{"btrfs quota disable " + word(b.subject())}}},
+	}
+	if mode != "" {
+		f.Do = append(f.Do, Step{"or count in the simple way, which walks nowhere (Linux 6.7, btrfs-progs 6.7)", []string{"btrfs quota disable " + word(b.subject()), "btrfs quota enable --simple " + word(b.subject())}})
+	}
+	if sysText(dir, "inconsistent") == "1" {
+		f.Measured = append(f.Measured, words("inconsistent", "its figures", "out of date: a rescan is needed or running"))
+	}
+	c.find(f)
+}

@@ -1,0 +1,409 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/zfs"
+	"pando/internal/observe/blockdev"
+)
+
+// scrubDays is when a scrub is overdue: distributions do it once a month, and one may
+// be missed.
+const scrubDays = 60
+
+// checkScrub finds what is damaged, or may be without anybody having looked.
+func checkScrub(ctx context.Context, _ *HostRequest, c *Checked) error {
+	pools, why := zpools(ctx)
+	for _, p := range pools {
+		if err := c.zpoolHealth(ctx, p); err != nil {
+			why = fmt.Sprintf("zpool %s could not be looked at: %v", p, err)
+		}
+	}
+	all, err := btrfsAll()
+	if err != nil {
+		return err
+	}
+	rootless := ""
+	for _, b := range all {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := c.btrfsHealth(b); err != nil {
+			rootless = fmt.Sprintf("whether the btrfs at %s is being scrubbed is not known: %v", b.subject(), err)
+		}
+	}
+	raids, _ := filepath.Glob("/sys/block/*/md")
+	for _, dir := range raids {
+		c.raidHealth("/dev/"+filepath.Base(filepath.Dir(dir)), readRAID(dir))
+	}
+	own, err := ownFilesystems()
+	if err != nil {
+		return err
+	}
+	ext4 := 0
+	for _, m := range own {
+		if m.FSType == "ext4" {
+			ext4++
+			c.ext4Errors(m)
+		}
+	}
+	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))), figure("btrfs", "btrfs filesystems", Count, int64(len(all))),
+		figure("raids", "md arrays", Count, int64(len(raids))), figure("ext4", "ext4 filesystems", Count, int64(ext4)))
+	c.Summary = sentence(fmt.Sprintf("%s, %s, %s, %s", counted(len(pools), "zpool"), counted(len(all), "btrfs filesystem"), counted(len(raids), "md array"), counted(ext4, "ext4 filesystem")), rootless, why)
+	return nil
+}
+
+// zpoolHealth is about one zpool.
+func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
+	// A pool that is suspended may let its programs hang: the kernel says so itself.
+	if state, err := zfs.PoolState(pool); err == nil && state == "SUSPENDED" {
+		c.find(Finding{
+			Code: "scrub-zpool-state", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s is suspended: whoever writes to it waits", pool),
+			Measured: []Figure{words("state", "state", state)}, Why: "Too many of its disks do not answer.",
+			Do: []Step{{"bring the disks back, then let it go on", []string{"dmesg | tail -50", "zpool clear " + word(pool)}}},
+		})
+		return nil
+	}
+	s, err := statusOf(ctx, pool)
+	if err != nil {
+		return err
+	}
+	look := Step{"look what it is", []string{"zpool status -v " + word(pool)}}
+	if s.state != "ONLINE" {
+		sev, why := Critical, "It cannot be used, or not all of it."
+		if s.state == "DEGRADED" {
+			sev, why = Warning, "It works, with less redundancy than it was made with, or none: the next disk that fails may lose data. And it is slower."
+		}
+		f := Finding{Code: "scrub-zpool-state", Severity: sev, Subject: pool, Title: fmt.Sprintf("zpool %s is %s", pool, s.state),
+			Measured: []Figure{words("state", "state", s.state), words("status", "zpool says", s.status)}, Why: why,
+			Do: []Step{look, {"bring the disk back or put another in its place", []string{"zpool online " + word(pool) + " DISK", "zpool replace " + word(pool) + " OLD NEW"}}}}
+		c.find(f)
+	}
+	if s.errors != "" && s.errors != "No known data errors" {
+		c.find(Finding{
+			Code: "scrub-zpool-data", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s has lost data", pool),
+			Measured: []Figure{words("errors", "errors", s.errors)},
+			Why:      "Blocks could not be read back as they were written, and no copy of them was right.",
+			Do:       []Step{{"see which files it is, and take them from a backup", []string{"zpool status -v " + word(pool)}}, {"then look at everything, and forget the errors that are gone", []string{"zpool scrub -w " + word(pool), "zpool clear " + word(pool)}}},
+		})
+	}
+	for _, v := range s.vdevs {
+		if v.errors == [3]int64{} {
+			continue
+		}
+		c.find(Finding{
+			Code: "scrub-zpool-errors", Severity: Warning, Subject: v.name, Title: fmt.Sprintf("%s of zpool %s has had errors", v.name, pool),
+			Measured: []Figure{figure("read", "reads that failed", Count, v.errors[0]), figure("write", "writes that failed", Count, v.errors[1]), figure("checksum", "blocks that were not what was written", Count, v.errors[2])},
+			Why:      "ZFS has put right what it could. A disk that begins like this, or its cable, often goes on.",
+			Do:       []Step{{"look at the disk and at its cable", []string{"smartctl -a " + v.name, "dmesg | grep -i error | tail"}}, look},
+		})
+	}
+	created, err := creation(ctx, pool)
+	if err != nil {
+		return err
+	}
+	c.scanned(pool, "zpool "+pool, parseScan(s.scan), created, "zpool scrub "+word(pool), "zpool status "+word(pool))
+	return nil
+}
+
+// creation is when a zpool was made.
+func creation(ctx context.Context, pool string) (time.Time, error) {
+	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "creation", pool)
+	if err != nil || len(rows) != 1 {
+		return time.Time{}, err
+	}
+	n, err := zfs.Number(rows[0][0])
+	return time.Unix(n, 0), err
+}
+
+// scan is the last scrub, or what goes on.
+type scan struct {
+	what string    // "scrub", "resilver"; "" if there was none
+	how  string    // "running", "paused", "done", "canceled"
+	at   time.Time // it began, if it goes on; it ended, if not
+}
+
+// parseScan reads the line "scan:" of zpool status.
+func parseScan(s string) scan {
+	var out scan
+	switch {
+	case strings.HasPrefix(s, "scrub"):
+		out.what = "scrub"
+	case strings.HasPrefix(s, "resilver"):
+		out.what = "resilver"
+	default:
+		return out
+	}
+	date := ""
+	for _, k := range []struct{ word, how string }{{" in progress since ", "running"}, {" paused since ", "paused"}, {" canceled on ", "canceled"}, {" errors on ", "done"}} {
+		if _, after, ok := strings.Cut(s, k.word); ok {
+			out.how, date = k.how, after
+			break
+		}
+	}
+	const layout = "Mon Jan _2 15:04:05 2006"
+	if len(date) >= len(layout) {
+		out.at, _ = time.ParseInLocation(layout, date[:len(layout)], time.Local)
+	}
+	return out
+}
+
+// scanned is about a scrub that goes on, or should have been.
+func (c *Checked) scanned(subject, name string, s scan, created time.Time, start, look string) {
+	switch s.how {
+	case "running", "paused":
+		since := unknown("since", "since", Text, "it is not written down yet")
+		if !s.at.IsZero() {
+			since = words("since", "since", s.at.Format(time.DateTime))
+		}
+		c.find(Finding{
+			Code: "scrub-running", Severity: Note, Subject: subject, Title: fmt.Sprintf("a %s of %s is %s", s.what, name, s.how),
+			Measured: []Figure{since},
+			Why:      "It reads everything: syncs and reads are slower until it ends, and what is measured now is not what the pool can do. A resilver must end before the pool is redundant again.",
+			Do:       []Step{{"watch it", []string{look}}},
+		})
+		return
+	}
+	last := s.at
+	if s.what != "scrub" || s.how != "done" || last.IsZero() {
+		if s.what == "resilver" && s.how == "done" {
+			return // it hides when the last scrub was
+		}
+		last = created
+	}
+	days := int64(time.Since(last).Hours() / 24)
+	if last.IsZero() || days < scrubDays {
+		return
+	}
+	title := fmt.Sprintf("%s was scrubbed %d days ago", name, days)
+	if last.Equal(created) {
+		title = fmt.Sprintf("%s, made %d days ago, was never scrubbed to the end", name, days)
+	}
+	c.find(Finding{
+		Code: "scrub-overdue", Severity: Note, Subject: subject, Title: title, Measured: []Figure{figure("days", "days since", Count, days)},
+		Why: "Blocks that nobody reads can rot unseen. A scrub finds them while there is a good copy; later there may be none.",
+		Do:  []Step{{"scrub it when there is little to do, and then each month", []string{start}}},
+	})
+}
+
+// btrfsErrors are the counters of a device, in the words of the kernel.
+var btrfsErrors = []struct{ name, label string }{
+	{"write_errs", "writes that failed"}, {"read_errs", "reads that failed"}, {"flush_errs", "flushes that failed"},
+	{"corruption_errs", "blocks that were not what was written"}, {"generation_errs", "blocks of an older time than they should be"},
+}
+
+// btrfsHealth is about one btrfs. The error says why it is not known whether it is
+// being scrubbed.
+func (c *Checked) btrfsHealth(b btrfsFS) error {
+	infos, err := filepath.Glob(filepath.Join(b.dir, "devinfo/*"))
+	if err != nil {
+		return err
+	}
+	at := b.point
+	if at == "" {
+		at = "MOUNTPOINT"
+	}
+	at = word(at)
+	missing, running := 0, false
+	var rootless error
+	for _, dir := range infos {
+		id := filepath.Base(dir)
+		if sysText(dir, "missing") == "1" {
+			missing++
+		}
+		var bad []Figure
+		counts := map[string]int64{}
+		for line := range strings.Lines(sysText(dir, "error_stats")) { // since Linux 5.14
+			if f := strings.Fields(line); len(f) == 2 {
+				counts[f[0]], _ = strconv.ParseInt(f[1], 10, 64)
+			}
+		}
+		for _, e := range btrfsErrors {
+			if counts[e.name] > 0 {
+				bad = append(bad, figure(e.name, e.label, Count, counts[e.name]))
+			}
+		}
+		if len(bad) > 0 {
+			c.find(Finding{
+				Code: "scrub-btrfs-errors", Severity: Warning, Subject: b.subject(),
+				Title: fmt.Sprintf("device %s of the btrfs at %s has had errors", id, b.subject()), Measured: bad,
+				Why: "The numbers count since the filesystem was made or they were reset. With one copy of the data, what was damaged is lost; with two, a scrub puts it right.",
+				Do: []Step{{"see which device it is, and which files", []string{"btrfs device stats " + at, "dmesg | grep -i 'BTRFS.*\\(csum\\|error\\)' | tail"}},
+					{"read everything and repair what has another copy; then set the numbers back, to see new ones", []string{"btrfs scrub start -B " + at, "btrfs device stats --reset " + at}}},
+			})
+		}
+		if b.point == "" {
+			continue
+		}
+		n, err := strconv.ParseUint(id, 10, 64)
+		if err != nil {
+			continue
+		}
+		is, err := b.scrubbing(n)
+		if err != nil {
+			rootless = err
+		}
+		running = running || is
+	}
+	if missing > 0 {
+		c.find(Finding{
+			Code: "scrub-btrfs-missing", Severity: Warning, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s lacks %s", b.subject(), counted(missing, "device")),
+			Measured: []Figure{figure("missing", "devices missing", Count, int64(missing))},
+			Why:      "It is mounted degraded: the next device that fails loses data, and what is written now may have one copy only.",
+			Do:       []Step{{"put another in its place, then make copies of what has one", []string{"btrfs device usage " + at, "btrfs replace start ID NEWDISK " + at, "btrfs balance start -dconvert=raid1,soft -mconvert=raid1,soft " + at}}},
+		})
+	}
+	if op := sysText(b.dir, "exclusive_operation"); op != "" && op != "none" {
+		c.find(Finding{
+			Code: "scrub-btrfs-operation", Severity: Note, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s is busy with: %s", b.subject(), op),
+			Measured: []Figure{words("operation", "operation", op)},
+			Why:      "It moves data: syncs and reads are slower until it ends, and commits take longer.",
+			Do:       []Step{{"watch it; a balance can wait", []string{"btrfs balance status " + at, "btrfs balance pause " + at}}},
+		})
+	}
+	s := scan{what: "scrub"}
+	created := b.created()
+	last, finished, err := lastScrub(b.uuid)
+	switch {
+	case running:
+		s.how, s.at = "running", last
+	case err != nil:
+		created = time.Time{} // nobody knows that there was none
+	case finished:
+		s.how, s.at = "done", last
+	}
+	c.scanned(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at, "btrfs scrub status "+at)
+	return rootless
+}
+
+// scrubbing reports whether a device is being scrubbed.
+func (b btrfsFS) scrubbing(device uint64) (bool, error) {
+	f, err := os.Open(b.point)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	return kernel.BtrfsScrubbing(f, device)
+}
+
+// created is when the filesystem was made; zero if it does not say.
+func (b btrfsFS) created() time.Time {
+	f, err := os.Open(b.point)
+	if err != nil {
+		return time.Time{}
+	}
+	defer f.Close()
+	// Of the top subvolume only it is the time of mkfs.
+	if i, err := kernel.SubvolInfoOf(f); err == nil && i.ID == 5 && i.Created.Unix() > 0 {
+		return i.Created
+	}
+	return time.Time{}
+}
+
+// scrubStatus is where btrfs-progs write down what they have scrubbed, as root.
+const scrubStatus = "/var/lib/btrfs/scrub.status."
+
+// lastScrub is when a device of a btrfs began to be scrubbed last, and whether that
+// came to its end; what was cancelled does not count. Zero if nobody wrote one
+// down, an error if it cannot be read.
+func lastScrub(uuid string) (last time.Time, finished bool, err error) {
+	b, err := os.ReadFile(scrubStatus + uuid)
+	if errors.Is(err, fs.ErrNotExist) {
+		return last, false, nil
+	}
+	if err != nil {
+		return last, false, err
+	}
+	for line := range strings.Lines(string(b)) {
+		values := map[string]string{}
+		for p := range strings.SplitSeq(strings.TrimSpace(line), "|") {
+			if k, v, ok := strings.Cut(p, ":"); ok {
+				values[k] = v
+			}
+		}
+		t, err := strconv.ParseInt(values["t_start"], 10, 64)
+		if err != nil || t <= 0 || values["canceled"] == "1" {
+			continue
+		}
+		if at := time.Unix(t, 0); at.After(last) {
+			last, finished = at, values["finished"] == "1"
+		}
+	}
+	return last, finished, nil
+}
+
+// raid is what md says of an array.
+type raid struct {
+	level, state, action string // "raid1"; "clean"; "idle", "check", "resync"
+	degraded, mismatches int64
+}
+
+func readRAID(dir string) raid {
+	r := raid{level: sysText(dir, "level"), state: sysText(dir, "array_state"), action: sysText(dir, "sync_action")}
+	r.degraded, _ = sysNumber(dir, "degraded")
+	r.mismatches, _ = sysNumber(dir, "mismatch_cnt")
+	return r
+}
+
+// raidHealth is about an md array.
+func (c *Checked) raidHealth(device string, r raid) {
+	look := Step{"look at it", []string{"mdadm --detail " + device, "cat /proc/mdstat"}}
+	if r.degraded > 0 {
+		c.find(Finding{
+			Code: "scrub-md-degraded", Severity: Warning, Subject: device, Title: fmt.Sprintf("the array %s lacks %s", device, counted(int(r.degraded), "disk")),
+			Measured: []Figure{words("level", "level", r.level), figure("degraded", "disks missing", Count, r.degraded)},
+			Why:      "The next disk that fails loses data.",
+			Do:       []Step{look, {"put a disk in its place", []string{"mdadm --manage " + device + " --add DISK"}}},
+		})
+	}
+	if r.action != "" && r.action != "idle" && r.action != "frozen" {
+		c.find(Finding{
+			Code: "scrub-running", Severity: Note, Subject: device, Title: fmt.Sprintf("the array %s is busy with: %s", device, r.action), Measured: []Figure{words("action", "action", r.action)},
+			Why: "It reads or writes everything: syncs and reads are slower until it ends.", Do: []Step{look},
+		})
+	}
+	// RAID 1 and 10 count what changes in memory while it is written, too.
+	if r.mismatches > 0 && r.level != "raid1" && r.level != "raid10" {
+		c.find(Finding{
+			Code: "scrub-md-mismatch", Severity: Warning, Subject: device, Title: fmt.Sprintf("the last check of the array %s found parity that does not fit its data", device),
+			Measured: []Figure{words("level", "level", r.level), figure("mismatches", "sectors", Count, r.mismatches)},
+			Why:      "Something wrote only a part of a stripe, or a disk returns what was not written. md cannot know which is right.",
+			Do:       []Step{look, {"check the files, then write parity anew", []string{"echo repair > /sys/block/" + filepath.Base(device) + "/md/sync_action"}}},
+		})
+	}
+}
+
+// ext4Errors is about an ext4 that has noticed damage.
+func (c *Checked) ext4Errors(m mounted) {
+	d, err := blockdev.Lookup(m.Dev)
+	if err != nil {
+		return
+	}
+	dir := filepath.Join("/sys/fs/ext4", filepath.Base(strings.ReplaceAll(d.Name, "/", "!")))
+	n, _ := sysNumber(dir, "errors_count")
+	if n == 0 {
+		return
+	}
+	f := Finding{
+		Code: "scrub-ext4-errors", Severity: Warning, Subject: m.Point, Title: fmt.Sprintf("the ext4 at %s has noticed errors in itself", m.Point),
+		Measured: []Figure{figure("errors", "errors", Count, n)},
+		Why:      "It goes on as it was told to (errors=), on damaged structures. The number is kept until e2fsck has looked.",
+		Do:       []Step{{"look what it was, then check it, unmounted", []string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
+	}
+	if t, ok := sysNumber(dir, "last_error_time"); ok && t > 0 {
+		f.Measured = append(f.Measured, words("last", "the last at", time.Unix(t, 0).Format(time.DateTime)))
+	}
+	if fn := sysText(dir, "last_error_func"); fn != "" {
+		f.Measured = append(f.Measured, words("function", "in the kernel's", fn))
+	}
+	c.find(f)
+}

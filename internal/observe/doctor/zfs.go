@@ -1,0 +1,369 @@
+package doctor
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/linux/zfs"
+)
+
+// Facts are what is known of a zpool.
+type Facts struct {
+	Pool           string            `json:"pool"`
+	Version        string            `json:"version"` // of the module
+	SizeBytes      int64             `json:"size_bytes"`
+	AllocatedBytes int64             `json:"allocated_bytes"`
+	FreeBytes      int64             `json:"free_bytes"`
+	Datasets       []Dataset         `json:"datasets"`              // with dedup other than off
+	DatasetsTotal  int               `json:"datasets_total"`        // filesystems and volumes of the pool
+	DDT            *DDT              `json:"ddt"`                   // null: unknown
+	DDTUnknown     string            `json:"ddt_unknown,omitempty"` // why
+	Quota          string            `json:"dedup_table_quota,omitempty"`
+	MemoryBytes    int64             `json:"memory_bytes"`   // of the host; 0: unknown
+	ARCMaxBytes    int64             `json:"arc_max_bytes"`  // 0: unknown
+	Media          Media             `json:"media"`          //
+	Cloning        Cloning           `json:"block_cloning"`  //
+	Copies         *Copies           `json:"copies"`         // null: nothing was saved, so nothing was looked for
+	Features       map[string]string `json:"features"`       // of those that matter here: disabled, enabled or active
+	WrittenBytes   int64             `json:"written_bytes"`  // of all datasets and snapshots, each block as often as it was written
+	UnsharedBytes  Range             `json:"unshared_bytes"` // of WrittenBytes, what has no entry in the DDT; metadata too
+	datasets       []Dataset         // all
+}
+
+// Dataset is a filesystem or a volume.
+type Dataset struct {
+	Name            string `json:"name"`
+	Type            string `json:"type"` // filesystem or volume
+	Dedup           string `json:"dedup"`
+	From            string `json:"dedup_from"` // "local", "received", "default", or the dataset that it is inherited from
+	ReferencedBytes int64  `json:"referenced_bytes"`
+	LogicalBytes    int64  `json:"logical_bytes"`    // referenced, not compressed
+	Origin          string `json:"origin,omitempty"` // the snapshot that it is a clone of
+	writtenBytes    int64  // by itself and its snapshots, without what it shares with its origin
+	volumeBytes     int64
+	blockBytes      int64 // of a volume
+}
+
+// Media is where the pool's dedup table lies.
+type Media struct {
+	Rotating int      `json:"rotating"` // disks that the kernel says rotate
+	Solid    int      `json:"solid"`
+	Unknown  int      `json:"unknown"`           // files, and what is not there
+	Helpers  []string `json:"classes,omitempty"` // "special", "dedup": what the table is on instead
+}
+
+// Cloning is block cloning (the BRT): what `cp --reflink` shares.
+type Cloning struct {
+	Known      bool   `json:"known"`       // false: this OpenZFS has none
+	Feature    string `json:"feature"`     // disabled, enabled or active
+	Enabled    string `json:"zfs_enabled"` // the module's zfs_bclone_enabled: "1", "0", or "" without such a switch
+	UsedBytes  int64  `json:"used_bytes"`
+	SavedBytes int64  `json:"saved_bytes"`
+	Ratio      string `json:"ratio"`
+}
+
+// Shares reports whether `cp --reflink` shares blocks between filesystems here.
+func (c Cloning) Shares() bool {
+	return c.Known && (c.Feature == "enabled" || c.Feature == "active") && c.Enabled != "0"
+}
+
+// ZFSRequest says what to look at.
+type ZFSRequest struct {
+	Pool    string        // name of an imported zpool
+	Limit   time.Duration // for looking for copies; the rest takes what it takes
+	Tracker *progress.Tracker
+}
+
+// Pools are the names of the imported zpools. Unsupported, with a hint, if this
+// host has no ZFS.
+func Pools(ctx context.Context) ([]string, error) {
+	if err := zfs.Available(); err != nil {
+		return nil, err
+	}
+	rows, err := zfs.Zpool.Rows(ctx, 1, "list", "-Hp", "-o", "name")
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, r := range rows {
+		out = append(out, r[0])
+	}
+	return out, nil
+}
+
+// ZFS looks at dedup and block cloning of a zpool. It writes nothing to it, and
+// what it reads leaves no trace in access times. NotFound, with the names of
+// those that are there, if there is no such pool; Unsupported without ZFS;
+// Damaged if the tools print what cannot be understood, but for the dedup table,
+// which then is unknown.
+func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
+	pools, err := Pools(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.Contains(pools, q.Pool) {
+		e := errs.New(errs.NotFound, "doctor", strconv.Quote(q.Pool), "there is no such zpool")
+		if len(pools) == 0 {
+			return nil, e.WithHint("no zpool is imported: `zpool import` lists those that could be")
+		}
+		return nil, e.WithHint("there is: %s", strings.Join(pools, ", "))
+	}
+	f := &Facts{Pool: q.Pool, Version: zfs.Version(), Features: map[string]string{}}
+	for _, look := range []func(context.Context) error{f.readPool, f.readDatasets, f.readDDT, f.readMedia} {
+		if err := look(ctx); err != nil {
+			return nil, err
+		}
+	}
+	f.MemoryBytes = readTable("/proc/meminfo", "MemTotal:", 1) << 10
+	f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
+	if f.DDT != nil {
+		f.UnsharedBytes = exactly(f.WrittenBytes).minus(f.DDT.Referenced)
+		if f.DDT.Saved().High > 0 {
+			if f.Copies, err = f.findCopies(ctx, q.Limit, q.Tracker); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return f.report(), nil
+}
+
+// unsharedIf is what has no entry in the dedup table of the datasets with dedup, if
+// no other has anything in the table.
+func (f *Facts) unsharedIf() Range {
+	written := int64(0)
+	for _, d := range f.Datasets {
+		written += d.writtenBytes
+	}
+	return exactly(written).minus(f.DDT.Referenced)
+}
+
+// readPool reads what `zpool get` knows. Versions differ in which properties there
+// are, so all are asked for.
+func (f *Facts) readPool(ctx context.Context) error {
+	rows, err := zfs.Zpool.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "all", f.Pool)
+	if err != nil {
+		return err
+	}
+	p := map[string]string{}
+	for _, r := range rows {
+		p[r[0]] = r[1]
+	}
+	for name, to := range map[string]*int64{
+		"size": &f.SizeBytes, "allocated": &f.AllocatedBytes, "free": &f.FreeBytes,
+		"bcloneused": &f.Cloning.UsedBytes, "bclonesaved": &f.Cloning.SavedBytes,
+	} {
+		if *to, err = zfs.Number(p[name]); err != nil {
+			return err
+		}
+	}
+	f.Quota = p["dedup_table_quota"]
+	_, f.Cloning.Known = p["bcloneused"]
+	f.Cloning.Ratio, f.Cloning.Feature = p["bcloneratio"], p["feature@block_cloning"]
+	b, err := os.ReadFile("/sys/module/zfs/parameters/zfs_bclone_enabled")
+	if err == nil {
+		f.Cloning.Enabled = strings.TrimSpace(string(b))
+	}
+	for _, name := range []string{"block_cloning", "fast_dedup", "allocation_classes"} {
+		if v, ok := p["feature@"+name]; ok {
+			f.Features[name] = v
+		}
+	}
+	return nil
+}
+
+// datasetProperties are what readDatasets asks for.
+var datasetProperties = []string{"type", "dedup", "referenced", "logicalreferenced", "usedbydataset", "usedbysnapshots", "origin", "volsize", "volblocksize"}
+
+func (f *Facts) readDatasets(ctx context.Context) error {
+	rows, err := zfs.ZFS.Rows(ctx, 4, "get", "-Hpr", "-t", "filesystem,volume",
+		"-o", "name,property,value,source", strings.Join(datasetProperties, ","), f.Pool)
+	if err != nil {
+		return err
+	}
+	f.datasets, err = parseDatasets(rows)
+	if err != nil {
+		return err
+	}
+	f.DatasetsTotal = len(f.datasets)
+	f.Datasets = []Dataset{} // not null in JSON
+	for _, d := range f.datasets {
+		f.WrittenBytes += d.writtenBytes
+		if d.Dedup != "off" {
+			f.Datasets = append(f.Datasets, d)
+		}
+	}
+	return nil
+}
+
+// parseDatasets puts the rows of `zfs get` together: name, property, value,
+// source.
+func parseDatasets(rows [][]string) ([]Dataset, error) {
+	var out []Dataset
+	for _, r := range rows {
+		name, property, value, source := r[0], r[1], r[2], r[3]
+		if len(out) == 0 || out[len(out)-1].Name != name {
+			out = append(out, Dataset{Name: name})
+		}
+		d := &out[len(out)-1]
+		var to *int64
+		switch property {
+		case "type":
+			d.Type = value
+		case "dedup":
+			d.Dedup, d.From = value, strings.TrimPrefix(source, "inherited from ")
+		case "origin":
+			if value != "-" {
+				d.Origin = value
+			}
+		case "referenced":
+			to = &d.ReferencedBytes
+		case "logicalreferenced":
+			to = &d.LogicalBytes
+		case "usedbydataset", "usedbysnapshots":
+			n, err := zfs.Number(value)
+			if err != nil {
+				return nil, err
+			}
+			d.writtenBytes += n
+		case "volsize":
+			to = &d.volumeBytes
+		case "volblocksize":
+			to = &d.blockBytes
+		}
+		if to != nil {
+			var err error
+			if *to, err = zfs.Number(value); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, d := range out {
+		if d.Type == "" || d.Dedup == "" {
+			return nil, errs.New(errs.Damaged, "zfs get", d.Name, "it has no type or no dedup property")
+		}
+	}
+	return out, nil
+}
+
+// readDDT reads the dedup table's figures: exactly where zpool can print JSON, to
+// three digits where it cannot.
+func (f *Facts) readDDT(ctx context.Context) error {
+	out, err := zfs.Zpool.Output(ctx, "status", "-D", "-j", "-p", "--json-int", f.Pool)
+	switch {
+	case err == nil:
+		f.DDT, err = parseDDTJSON(out, f.Pool)
+	case errs.Is(err, errs.Unsupported): // it has no -j: before 2.3
+		if out, err = zfs.Zpool.Output(ctx, "status", "-D", f.Pool); err != nil {
+			return err
+		}
+		f.DDT, err = parseDDTText(string(out))
+	default:
+		return err
+	}
+	if err == nil && f.DDT.OnDisk.Low > f.AllocatedBytes {
+		err = errs.New(errs.Damaged, "zpool status", f.Pool, "the dedup table would be larger than all that the pool holds")
+	}
+	if err != nil {
+		f.DDT, f.DDTUnknown = nil, "`zpool status -D` prints what this pando does not understand: "+err.Error()
+	}
+	if f.DDT != nil {
+		f.DDT.InLog = inLog(f.Pool)
+	}
+	return nil
+}
+
+// inLog is how many entries are in the log of the dedup table, which fast_dedup
+// has: the sum over the tables of all checksums. Nil where the kernel does not say.
+func inLog(pool string) *int64 {
+	files, err := filepath.Glob(filepath.Join("/proc/spl/kstat/zfs", pool, "ddt_stats_*"))
+	if err != nil || len(files) == 0 {
+		return nil
+	}
+	sum := int64(0)
+	for _, f := range files {
+		sum += readTable(f, "log_active_entries", 2) + readTable(f, "log_flushing_entries", 2)
+	}
+	return &sum
+}
+
+func (f *Facts) readMedia(ctx context.Context) error {
+	out, err := zfs.Zpool.Output(ctx, "list", "-HvP", f.Pool)
+	if err != nil {
+		return err
+	}
+	f.Media = parseMedia(string(out), rotates)
+	return nil
+}
+
+// parseMedia reads `zpool list -HvP`: the pool, then its vdevs, indented by a tab,
+// and classes of vdevs as headings in between.
+func parseMedia(out string, rotates func(disk string) (bool, error)) (m Media) {
+	class, first := "", true
+	for line := range strings.Lines(out) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) == 0:
+		case first:
+			first = false // the pool itself
+		case !strings.HasPrefix(line, "\t"): // a heading
+			if class = f[0]; class == "special" || class == "dedup" {
+				m.Helpers = append(m.Helpers, class)
+			}
+		case class == "" && strings.HasPrefix(f[0], "/"):
+			turns, err := rotates(f[0])
+			switch {
+			case err != nil:
+				m.Unknown++
+			case turns:
+				m.Rotating++
+			default:
+				m.Solid++
+			}
+		}
+	}
+	return m
+}
+
+// rotates asks the kernel whether a disk, or the disk of a partition, rotates.
+func rotates(path string) (bool, error) {
+	path, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return false, err
+	}
+	dir, err := filepath.EvalSymlinks(filepath.Join("/sys/class/block", filepath.Base(path)))
+	if err != nil {
+		return false, err
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "queue/rotational"))
+	if err != nil {
+		b, err = os.ReadFile(filepath.Join(filepath.Dir(dir), "queue/rotational"))
+	}
+	return strings.TrimSpace(string(b)) == "1", err
+}
+
+// readTable reads a number from a table of the kernel: the column of the row that
+// begins with a name. 0 if it is not there.
+func readTable(path, name string, column int) int64 {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0
+	}
+	defer file.Close()
+	s := bufio.NewScanner(file)
+	for s.Scan() {
+		f := strings.Fields(s.Text())
+		if len(f) > column && f[0] == name {
+			n, _ := strconv.ParseInt(f[column], 10, 64)
+			return max(n, 0)
+		}
+	}
+	return 0
+}

@@ -1,0 +1,449 @@
+package proof
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"pando/internal/observe/blockdev"
+	"pando/internal/observe/stack"
+)
+
+// Load is what the load generator says that it has done.
+type Load struct {
+	Call          string  // "fdatasync", "fsync", "msync", "write (O_DSYNC)"
+	Syncs         int64   //
+	Writers       int     // programs or threads that synced at the same time
+	P50           float64 // the median of a sync, in seconds; 0: not known
+	WritesPerSync int     // 0: not known
+}
+
+// Above these rates of others, a second, a device is not quiet.
+const (
+	noisyBytes   = 1e6
+	noisyFlushes = 20
+)
+
+// dsync is the Call of writes to files that were opened with O_DSYNC.
+const dsync = "write (O_DSYNC)"
+
+// tolerated is the part of the flushes needed by which the estimate of what others
+// have flushed may be wrong.
+const tolerated = 0.05
+
+// Judge compares what arrived with what the load's syncs need.
+//
+// A flush serves all syncs that wait when it begins, so that of several writers every one
+// may have to wait for it, but no more: filesystems commit in groups (jbd2, the log of
+// XFS, ZFS's ZIL), and the kernel merges flushes that wait. So that ceil(syncs/writers)
+// is what the syncs need at the least, on every layer. Syncs that the load reports and
+// only began (callSlack) need nothing.
+func (e *Evidence) Judge(load Load) Proof {
+	load.Writers = max(1, load.Writers)
+	j := &judge{Evidence: e, load: load}
+	writers := int64(load.Writers)
+	j.needed = (j.syncs() + writers - 1) / writers
+	j.proof = Proof{Method: e.method, NoTraces: e.noTraces, Sample: e.sample, Hidden: e.stack.Hidden, Seconds: e.seconds, Layers: []LayerProof{}, Reasons: []string{}}
+	for _, l := range e.stack.Layers {
+		j.proof.Layers = append(j.proof.Layers, LayerProof{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, Device: l.Device != nil, Flushes: -1, FUA: -1})
+	}
+	j.remedies = make([]string, len(e.stack.Layers))
+	j.labels = make([]string, len(e.stack.Layers))
+	j.derived = make([]string, len(e.stack.Layers))
+	for i := range e.stack.Layers {
+		if x, ok := j.at(i); ok {
+			j.device(i, x)
+		}
+	}
+	for i, l := range e.stack.Layers {
+		if l.Kind == stack.Zpool {
+			j.pool(i)
+		}
+	}
+	// What a layer without counts says itself explains what is missing under it.
+	for _, f := range e.facts {
+		if _, ok := j.at(f.layer); !ok {
+			j.fact(f)
+		}
+	}
+	// From the bottom up: a layer without counts stands by those right under it.
+	for i := len(e.stack.Layers) - 1; i >= 0; i-- {
+		if j.proof.Layers[i].Result == "" {
+			j.through(i)
+		}
+	}
+	j.sampled()
+	for _, f := range e.facts {
+		if _, ok := j.at(f.layer); ok {
+			j.fact(f)
+		}
+	}
+	j.hidden()
+	j.calls()
+	j.speed()
+	j.conclude()
+	return j.proof
+}
+
+type judge struct {
+	*Evidence
+	load   Load
+	needed int64
+	proof  Proof
+
+	remedies []string // by layer
+	derived  []string // the same, of a layer that fails by what is under it
+	labels   []string // by layer: another name for it
+	words    []string // to add at the end
+}
+
+func (j *judge) at(i int) (evidence, bool) {
+	l := j.stack.Layers[i]
+	if l.Device == nil {
+		return evidence{}, false
+	}
+	x, ok := j.devices[l.Name]
+	return x, ok
+}
+
+// arrived is what counts for the load at a device: of flushes and FUA writes, or, where
+// there is no volatile cache, of writes.
+type arrived struct {
+	total   int64 // of everybody
+	others  int64 // surely of others
+	perhaps int64 // of the rest, at most so many are of others
+	blind   string
+}
+
+func (a arrived) most() int64  { return max(0, a.total-a.others) }
+func (a arrived) least() int64 { return max(0, a.most()-a.perhaps) }
+
+// flushes counts for the load.
+//
+// What programs send themselves is told apart by who they are. What kernel threads send
+// is not: it is for the load, or for others. At a device further down, where all that
+// arrives comes out of one filesystem or one device above, that does not matter:
+// if that did not pass flushes on, it would do so for nobody, and none would arrive.
+// So only others beside it count: other partitions and volumes on the disk. At the
+// topmost device there may be others, too, who sync files of the same filesystem.
+func (j *judge) flushes(x evidence) arrived {
+	if j.method == Tracepoints {
+		a := arrived{total: x.flush + x.fua}
+		a.others = max(0, a.total-x.kernel-x.own)
+		a.perhaps = x.beside
+		if x.dev.top {
+			// No more than others have synced; and whoever syncs has written.
+			more := max(0, j.othersSyncs-a.others)
+			if x.dev.direct {
+				more = min(more, max(0, x.userWrites-x.ownWrites))
+			}
+			a.perhaps += more
+		}
+		a.perhaps = min(a.perhaps, max(0, a.most()-x.own))
+		return a
+	}
+	if !statisticsHaveFlushes(x.dev.dev) || x.stat.Flushes < 0 {
+		return arrived{blind: "the block statistics of " + x.dev.name + " do not count flushes"}
+	}
+	a := arrived{total: x.stat.Flushes, perhaps: int64(x.rate.flushes * j.seconds)}
+	if !x.dev.top {
+		a.perhaps = min(a.perhaps, x.beside)
+	}
+	if a.total < j.needed && x.dev.dev.FUA {
+		a.blind = "forced writes (FUA), which " + x.dev.name + " can do, are not in the block statistics"
+	}
+	return a
+}
+
+// writes counts for the load.
+func (j *judge) writes(x evidence) arrived {
+	a := arrived{total: x.stat.Writes}
+	a.perhaps = min(int64(x.rate.writes*j.seconds), max(0, a.total-x.ownWrites))
+	if !x.dev.top {
+		a.perhaps = min(a.perhaps, x.beside)
+	}
+	return a
+}
+
+func (j *judge) device(i int, x evidence) {
+	p := &j.proof.Layers[i]
+	p.Writes, p.WrittenBytes = x.stat.Writes, x.stat.WrittenBytes
+	p.OthersBytesPerSecond = x.rate.bytes
+	p.VolatileCache = x.dev.dev.VolatileCache
+	if x.rate.bytes > noisyBytes || x.rate.flushes > noisyFlushes {
+		j.words = append(j.words, fmt.Sprintf("%s was not quiet before the run: others wrote %.1f MB/s there and flushed it %.0f times a second, so that the figures are those of a shared device", x.dev.name, x.rate.bytes/1e6, x.rate.flushes))
+	}
+	f := j.flushes(x)
+	switch {
+	case j.method == Tracepoints:
+		p.Flushes, p.FUA, p.OthersFlushes = x.flush, x.fua, f.others
+	case f.blind == "" || x.stat.Flushes > 0:
+		p.Flushes, p.OthersFlushes = x.stat.Flushes, min(f.perhaps, x.stat.Flushes)
+	}
+	if x.stat.Flushes > 0 && statisticsHaveFlushes(x.dev.dev) {
+		p.FlushSeconds = x.stat.FlushTime.Seconds() / float64(x.stat.Flushes)
+	}
+	if k, inPool := poolOf(j.stack.Layers, i); inPool && len(leaves(j.stack.Layers, k)) > 1 {
+		return // judged with its pool
+	}
+	if p.VolatileCache {
+		p.Needed = j.needed
+		if f.blind != "" {
+			p.Words = f.blind
+			if !statisticsHaveFlushes(x.dev.dev) && len(below(j.stack.Layers, i)) > 0 {
+				return // what is below has it
+			}
+			p.Result = Unknown
+			j.remedies[i] = "run it as root, where tracepoints count them"
+			return
+		}
+		p.Result, p.Words = j.enough(f, "flushes and forced writes")
+		return
+	}
+	p.Result, p.Words = j.enough(j.writes(x), "writes")
+	if p.Result == OK {
+		p.Result, p.Words = NotNeeded, "no volatile cache: nothing to flush; "+p.Words
+	}
+}
+
+// enough compares.
+func (j *judge) enough(a arrived, what string) (Result, string) {
+	text := fmt.Sprintf("%s %s arrived, %s needed", count(a.total), what, count(j.needed))
+	if a.others > 0 {
+		text += fmt.Sprintf("; %s are of other programs", count(a.others))
+	}
+	switch {
+	case j.needed == 0:
+		return Unknown, fmt.Sprintf("%s %s arrived, but there were no syncs", count(a.total), what)
+	case a.most() < j.needed:
+		return Fail, text
+	case float64(a.least()) < float64(j.needed)*(1-tolerated):
+		return Unknown, text + fmt.Sprintf("; up to %s may be of others who sync at the same time", count(a.perhaps))
+	}
+	return OK, text
+}
+
+// through judges a layer without counts of its own: a filesystem, a partition. What
+// comes out of it is what arrives right under it.
+func (j *judge) through(i int) {
+	p := &j.proof.Layers[i]
+	l := j.stack.Layers[i]
+	under := children(j.stack.Layers, i)
+	if len(under) == 0 {
+		p.Result = Unknown
+		if p.Words == "" {
+			p.Words = "nothing could be counted below it"
+		}
+		return
+	}
+	worst, at := NotNeeded, under[0]
+	for _, k := range under {
+		if r := j.proof.Layers[k].Result; rank(r) > rank(worst) {
+			worst, at = r, k
+		}
+	}
+	if l.Kind == stack.Kind(blockdev.Partition) {
+		p.Result, p.Words = worst, "flushes are counted for its disk, "+j.proof.Layers[at].Name
+		p.VolatileCache = l.Device.VolatileCache
+		return
+	}
+	p.Result = worst
+	if worst == NotNeeded {
+		p.Result = OK
+	}
+	if j.explained(at) {
+		p.Result, p.Words = OK, "what it passes on is lost at "+j.proof.Layers[at].Name
+		return
+	}
+	for !j.counted(at) { // down to where the figures are
+		more := children(j.stack.Layers, at)
+		k := slices.IndexFunc(more, func(k int) bool { return j.proof.Layers[k].Result == worst })
+		if k < 0 {
+			break
+		}
+		at = more[k]
+	}
+	first := j.proof.Layers[at]
+	switch p.Result {
+	case OK:
+		p.Words = "what it has to pass on arrived at " + first.Name
+	case Fail:
+		if k, ok := j.above(i); ok && j.proof.Layers[k].Result == Fail {
+			p.Result, p.Words = Unknown, fmt.Sprintf("too little came to it from %s to tell what it passes on", j.proof.Layers[k].Name)
+			return
+		}
+		p.Words = fmt.Sprintf("it does not pass syncs on: at %s, %s", first.Name, first.Words)
+		j.derived[i] = "look at how it is mounted and set up"
+	default:
+		p.Words = fmt.Sprintf("at %s, %s", first.Name, first.Words)
+	}
+}
+
+// above is the next layer above one that has counts.
+func (j *judge) above(i int) (int, bool) {
+	depth := j.stack.Layers[i].Depth
+	for k := i - 1; k >= 0; k-- {
+		if j.stack.Layers[k].Depth >= depth {
+			continue
+		}
+		depth = j.stack.Layers[k].Depth
+		if _, ok := j.at(k); ok {
+			return k, true
+		}
+	}
+	return 0, false
+}
+
+// counted reports whether a layer has figures of its own.
+func (j *judge) counted(i int) bool {
+	_, ok := j.at(i)
+	return ok || j.stack.Layers[i].Kind == stack.Zpool && j.proof.Layers[i].Needed > 0
+}
+
+// explained reports whether a layer without counts, or one of those under it down to
+// the first with counts, says itself that it fails.
+func (j *judge) explained(i int) bool {
+	if slices.ContainsFunc(j.facts, func(f fact) bool { return f.layer == i && f.result == Fail }) {
+		_, counted := j.at(i)
+		return !counted
+	}
+	if j.counted(i) {
+		return false
+	}
+	return slices.ContainsFunc(children(j.stack.Layers, i), j.explained)
+}
+
+// rank orders results from good to bad; a layer that surely fails is worse than one that
+// is not known.
+func rank(r Result) int {
+	return slices.Index([]Result{"", NotNeeded, OK, Unknown, Fail}, r)
+}
+
+// fact puts in what a layer says of itself.
+func (j *judge) fact(f fact) {
+	p := &j.proof.Layers[f.layer]
+	if f.result == "" {
+		j.words = append(j.words, f.words)
+		return
+	}
+	// Of two failures what the layer says itself is the better explanation.
+	if rank(f.result) >= rank(p.Result) {
+		p.Result, p.Words = f.result, f.words
+		j.remedies[f.layer], j.labels[f.layer] = f.remedy, f.label
+	}
+}
+
+// hidden puts in that the stack ends before it is at a disk.
+func (j *judge) hidden() {
+	n := len(j.proof.Layers)
+	if j.stack.Hidden == "" || n == 0 {
+		return
+	}
+	for _, f := range j.facts {
+		if f.result != "" {
+			return // said already
+		}
+	}
+	p := &j.proof.Layers[n-1]
+	if rank(Unknown) > rank(p.Result) {
+		p.Result, p.Words = Unknown, j.stack.Hidden
+	}
+}
+
+// uncoveredPart is how many of the sampled syncs may lack a flush: the clocks of
+// processors and the order of events are not perfect.
+const uncoveredPart = 0.02
+
+// sampled puts in what single syncs have shown.
+func (j *judge) sampled() {
+	s := j.sample
+	if s == nil || s.Syncs == 0 {
+		return
+	}
+	for i := range j.proof.Layers {
+		p := &j.proof.Layers[i]
+		n := s.Uncovered[p.Name]
+		if n == 0 || float64(n) <= max(2, uncoveredPart*float64(s.Syncs)) || rank(p.Result) >= rank(Fail) {
+			continue
+		}
+		p.Result = Fail
+		p.Words += fmt.Sprintf("; but of %s syncs looked at one by one, %s were answered though no flush or forced write had come to it in time", count(s.Syncs), count(n))
+	}
+}
+
+// conclude makes one of all.
+func (j *judge) conclude() {
+	p := &j.proof
+	worst := OK
+	note := func(r Result) {
+		if r != NotNeeded && rank(r) > rank(worst) {
+			worst = r
+		}
+	}
+	note(p.Calls.Result)
+	for _, l := range p.Layers {
+		note(l.Result)
+	}
+	p.Result = OK
+	if worst == OK {
+		p.Reasons = append(p.Reasons, j.praise())
+		p.Reasons = append(p.Reasons, j.words...)
+		return
+	}
+	p.Result = Fail
+	if p.Calls.Result == worst {
+		p.Layer = "system call"
+		p.Reasons = append(p.Reasons, p.Calls.Words)
+	}
+	for i, l := range p.Layers {
+		if l.Result != worst && (l.Result != Unknown || p.Layer != "") {
+			continue
+		}
+		name := l.Name
+		if j.labels[i] != "" {
+			name = j.labels[i]
+		}
+		if p.Layer == "" && l.Result == worst {
+			p.Layer = name
+		} else if j.labels[i] == "" && j.remedies[i] == "" && worst == Fail {
+			continue // it only suffers from what is above it
+		}
+		text := name + ": " + l.Words
+		if l.Result == Unknown {
+			text = name + ": it cannot be shown that syncs get through: " + l.Words
+		}
+		if r := j.remedies[i] + j.derived[i]; r != "" {
+			text += ": " + r
+		}
+		p.Reasons = append(p.Reasons, text)
+	}
+	p.Reasons = append(p.Reasons, j.words...)
+}
+
+// praise says what has been shown.
+func (j *judge) praise() string {
+	var at []string
+	for i, l := range j.proof.Layers {
+		if l.Device && (l.Result == OK || l.Result == NotNeeded) && len(children(j.stack.Layers, i)) == 0 {
+			at = append(at, l.Name)
+		}
+	}
+	return fmt.Sprintf("what %s syncs of %s need reached %s", count(j.load.Syncs), plural(j.load.Writers, "writer"), strings.Join(at, ", "))
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// count writes a number with commas.
+func count(n int64) string {
+	s := strconv.FormatInt(n, 10)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

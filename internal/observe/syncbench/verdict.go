@@ -1,0 +1,88 @@
+package syncbench
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"pando/internal/observe/proof"
+)
+
+// writeback is the longest of the usual cycles in which kernels write what was left in memory: 30 s of
+// the page cache (dirty_expire_centisecs) and of btrfs, 5 s of ext4's journal and of ZFS.
+const writeback = 30 * time.Second
+
+// tailSyncs is how many syncs a p99.9 needs to rest on 10 of them.
+const tailSyncs = 10_000
+
+// verdict says what the runs come to. note is of the search.
+func verdict(r *Report, note string) Verdict {
+	v := Verdict{Result: Pass, Words: []string{}}
+	for i, run := range r.Runs {
+		if run.Proof.Result == proof.OK {
+			continue
+		}
+		prefix := ""
+		if len(r.Runs) > 1 {
+			prefix = fmt.Sprintf("run %d: ", i+1)
+		}
+		if v.Result == Pass {
+			v.Layer = run.Proof.Layer
+		}
+		v.Result = Failed
+		if len(run.Proof.Reasons) == 0 {
+			v.Words = append(v.Words, prefix+"it cannot be shown that its syncs reached the disk")
+		}
+		for _, reason := range run.Proof.Reasons {
+			v.Words = append(v.Words, prefix+reason)
+		}
+	}
+	if v.Result == Pass {
+		for _, run := range r.Runs {
+			for _, reason := range run.Proof.Reasons {
+				if !slices.Contains(v.Words, reason) {
+					v.Words = append(v.Words, reason)
+				}
+			}
+		}
+		if len(v.Words) == 0 {
+			v.Words = append(v.Words, "every sync reached the disk")
+		}
+	}
+	v.Words = append(v.Words, figures(r)...)
+	if note != "" {
+		v.Words = append(v.Words, note)
+	}
+	return v
+}
+
+// figures is what to know about the figures.
+func figures(r *Report) []string {
+	var out []string
+	length := words(r.Seconds)
+	switch {
+	case r.Quick:
+		out = append(out, fmt.Sprintf("a quick run of %s is not a verdict on speed: shorter than a writeback cycle", length))
+	case r.Seconds < 2*writeback.Seconds():
+		out = append(out, fmt.Sprintf("runs of %s are not a verdict on speed: shorter than two writeback cycles of %s", length, words(writeback.Seconds())))
+	}
+	few, stalled := int64(-1), 0
+	for _, run := range r.Runs {
+		if run.Syncs < tailSyncs && (few < 0 || run.Syncs < few) {
+			few = run.Syncs
+		}
+		stalled += len(run.Stalls)
+	}
+	switch {
+	case few >= 0 && few < 1000:
+		out = append(out, fmt.Sprintf("p99 and p99.9 rest on few syncs (%d in a run)", few))
+	case few >= 0:
+		out = append(out, fmt.Sprintf("p99.9 rests on fewer than 10 syncs of %d in a run", few))
+	}
+	if stalled == 1 {
+		out = append(out, "it stalled once: see the time line")
+	} else if stalled > 1 {
+		out = append(out, fmt.Sprintf("it stalled %d times: see the time line", stalled))
+	}
+	return out
+}

@@ -1,0 +1,215 @@
+package file
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path"
+	"syscall"
+	"time"
+
+	"pando/internal/base/errs"
+
+	"golang.org/x/sys/unix"
+)
+
+// lock is held while names are looked at and changed, never while data is written
+// or synced. Closing it lets go of it, as does the end of the process.
+type lock struct{ f *os.File }
+
+func (l *lock) release() { _ = l.f.Close() }
+
+// lockPatience is how long the lock may be held by others without a break. Nobody
+// who runs holds it for more than an instant.
+var lockPatience = time.Minute
+
+// lock takes the lock of the store for changing names.
+func (s *Store) lock(ctx context.Context) (*lock, error) {
+	for {
+		f, err := s.root.OpenFile(lockName, os.O_RDWR|os.O_CREATE, s.perm&0o666)
+		if errors.Is(err, syscall.ENOENT) {
+			if err := s.makeDirs(ownDir); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		if st, err := f.Stat(); err == nil && st.Size() == 0 && st.Mode().Perm() != s.perm&0o666 {
+			_ = f.Chmod(s.perm & 0o666) // its owner does it
+		}
+		return s.wait(ctx, f, unix.LOCK_EX)
+	}
+}
+
+// lockShared takes it for reading names; nil if nobody has ever written.
+func (s *Store) lockShared(ctx context.Context) (*lock, error) {
+	f, err := s.root.OpenFile(lockName, os.O_RDONLY, 0)
+	if absent(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return s.wait(ctx, f, unix.LOCK_SH)
+}
+
+// wait asks again and again: a call that waits in the kernel does not notice the
+// end of a context.
+func (s *Store) wait(ctx context.Context, f *os.File, how int) (*lock, error) {
+	pause := 50 * time.Microsecond
+	for start := time.Now(); ; {
+		err := flock(f, how|unix.LOCK_NB)
+		if err == nil {
+			return &lock{f}, nil
+		}
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = nil
+			if time.Since(start) > lockPatience {
+				err = errs.New(errs.InUse, "lock remote", s.url, "another process has held %s for %s", lockName, lockPatience).
+					WithHint("is there a stopped or hung pando, here or on another host? `fuser -v` on that file tells")
+			}
+		}
+		if err == nil {
+			timer := time.NewTimer(pause/2 + rand.N(pause))
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+				timer.Stop()
+				err = ctx.Err()
+			}
+			pause = min(2*pause, 5*time.Millisecond)
+		}
+		if err != nil {
+			_ = f.Close()
+			return nil, err
+		}
+	}
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		err := unix.Flock(int(f.Fd()), how)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+			continue
+		case errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS), errors.Is(err, syscall.EINVAL):
+			return errs.New(errs.Unsupported, "lock remote", f.Name(), "%w", os.NewSyscallError("flock", err)).
+				WithHint("the filesystem of the remote must have locks; on NFS, do not mount it with nolock")
+		}
+		if err != nil {
+			return os.NewSyscallError("flock", err)
+		}
+		return nil
+	}
+}
+
+// refresh makes what this host remembers of the names in a directory, and of those
+// above it, that of the server.
+func (s *Store) refresh(dir string) {
+	if !s.shared {
+		return
+	}
+	root, err := s.root.Open(".")
+	if err != nil {
+		return // who looks at something in it will fail as well, and say it
+	}
+	defer root.Close()
+	// From the top: what is below is looked up by what is known of what is above.
+	var chain []string
+	for ; dir != "."; dir = path.Dir(dir) {
+		chain = append(chain, dir)
+	}
+	chain = append(chain, ".")
+	for i := len(chain) - 1; i >= 0; i-- {
+		var st unix.Statx_t
+		_ = unix.Statx(int(root.Fd()), chain[i], unix.AT_STATX_FORCE_SYNC|unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MTIME|unix.STATX_CTIME, &st)
+	}
+}
+
+// clean removes what killed writers have left, once in the life of a store, before
+// it writes itself. See the package on why it syncs directories.
+func (s *Store) clean(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cleaned {
+		return nil
+	}
+	entries, err := s.readNames(tmpDir)
+	if err != nil && !absent(err) {
+		return err
+	}
+	var stale []*temp
+	defer func() {
+		for _, t := range stale {
+			_ = t.f.Close()
+		}
+	}()
+	for _, e := range entries {
+		if !e.Type().IsRegular() {
+			continue
+		}
+		name := tmpDir + "/" + e.Name()
+		f, err := s.root.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
+		if absent(err) {
+			continue // its writer is done with it
+		}
+		if err != nil {
+			return err
+		}
+		err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			_ = f.Close()
+			continue
+		}
+		if err != nil {
+			_ = f.Close()
+			return err
+		}
+		if _, err := s.root.Lstat(name); absent(err) {
+			_ = f.Close() // its writer came to its end just now
+			continue
+		}
+		stale = append(stale, &temp{s: s, f: f, name: name})
+	}
+	if len(stale) > 0 {
+		if err := s.syncAll(ctx, "."); err != nil {
+			return err
+		}
+	}
+	for _, t := range stale {
+		if err := s.root.Remove(t.name); err != nil && !absent(err) {
+			return err
+		}
+	}
+	s.cleaned = true
+	return nil
+}
+
+// syncAll makes all names below a directory durable.
+func (s *Store) syncAll(ctx context.Context, dir string) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	entries, err := s.readNames(dir)
+	if err == nil {
+		_, err = s.syncDir(dir)
+	}
+	if dir != "." && absent(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if e.IsDir() && e.Name() != ownDir && e.Name() != "lost+found" {
+			if err := s.syncAll(ctx, path.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrPermission) {
+				return err
+			}
+		}
+	}
+	return nil
+}

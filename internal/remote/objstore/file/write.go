@@ -1,0 +1,458 @@
+package file
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"syscall"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+
+	"golang.org/x/sys/unix"
+)
+
+// Own files of the store. No key begins with a dot.
+const (
+	ownDir   = ".pando"
+	tmpDir   = ownDir + "/tmp"
+	lockName = ownDir + "/lock"
+)
+
+// hashBytes is up to which size an object's content is a part of its version.
+// Whatever Pando replaces is mostly smaller, and what it lists by the thousand is
+// mostly larger.
+const hashBytes = 64 << 10
+
+// versionOf is the version of the object that f is, see the package.
+func versionOf(f *os.File, changed time.Time, size int64) (objstore.Version, error) {
+	v := fmt.Sprintf("%x-%x", changed.UnixNano(), size)
+	// A time that ends in zeros is one of a filesystem that keeps no better.
+	if size <= hashBytes || changed.Nanosecond()%coarse == 0 {
+		h := sha256.New()
+		if _, err := io.Copy(h, io.NewSectionReader(f, 0, size)); err != nil {
+			return "", err
+		}
+		v += "-" + hex.EncodeToString(h.Sum(nil)[:16])
+	}
+	return objstore.Version(v), nil
+}
+
+// coarse divides the nanoseconds of every time that a filesystem keeps in units of
+// 100 ns or larger, and of none that [stamp] makes.
+const coarse = 100
+
+// stamp makes the time of an object that replaces one of the time old: later than
+// that, and else about now, with digits below the second that nobody else draws.
+func stamp(old time.Time) time.Time {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	drawn := int64(binary.LittleEndian.Uint64(b[:]) >> 1)
+	t := time.Unix(time.Now().Unix(), drawn%1e9)
+	if !t.After(old) {
+		t = old.Add(1 + time.Duration(drawn%1e6))
+	}
+	if t.Nanosecond()%coarse == 0 {
+		t = t.Add(1)
+	}
+	return t
+}
+
+// Put implements objstore.Store.
+func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+	if err := objstore.CheckPut(key, data); err != nil {
+		return "", err
+	}
+	if err := s.begin(ctx, writing, key); err != nil {
+		return "", err
+	}
+	v, err := s.put(ctx, key, data, c)
+	if err != nil {
+		return "", s.fail(writing, key, err)
+	}
+	return v, nil
+}
+
+func (s *Store) put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+	if err := s.clean(ctx); err != nil {
+		return "", err
+	}
+	// What cannot succeed need not be written. It is looked at again below.
+	old, _, err := s.check(key, c)
+	if err != nil {
+		return "", err
+	}
+	t, err := s.writeTemp(ctx, data, stamp(old))
+	if err != nil {
+		return "", err
+	}
+	defer t.discard()
+	if err := s.place(ctx, t, key, c); err != nil {
+		return "", err
+	}
+	// From here on the object is there. A failure to make that durable is no
+	// temporary one: a further try would find the object and take it for durable.
+	if err := s.settle(path.Dir(key)); err != nil {
+		return "", errs.New(errs.IO, writing, s.ref(key), "it is there, but may not survive a power cut: %w", err)
+	}
+	return versionOf(t.f, t.changed, int64(len(data)))
+}
+
+// check returns when the object of the key was written, whether there is one, and
+// Conflict if that is not what c wants.
+func (s *Store) check(key string, c objstore.Condition) (changed time.Time, there bool, err error) {
+	o, err := s.look(key)
+	switch {
+	case errors.Is(err, errDirectory):
+		return changed, false, errs.New(errs.Invalid, writing, s.ref(key), "%w", err)
+	case err == nil:
+		_ = o.f.Close()
+	case !absent(err):
+		return changed, false, err
+	}
+	there = err == nil
+	switch {
+	case c.Absent() && there:
+		err = errs.New(errs.Conflict, writing, s.ref(key), "it is there already")
+	case c.Version() != "" && !there:
+		err = errs.New(errs.Conflict, writing, s.ref(key), "it is not there any more")
+	case c.Version() != "" && o.info.Version != c.Version():
+		err = errs.New(errs.Conflict, writing, s.ref(key), "somebody else has changed it")
+	default:
+		err = nil
+	}
+	return o.changed, there, err
+}
+
+// temp is an object on its way.
+type temp struct {
+	s       *Store
+	f       *os.File // open and locked: its writer is alive
+	name    string   // "" once it has been renamed
+	changed time.Time
+}
+
+// writeTemp writes a file in .pando/tmp and waits until it is durable.
+func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (*temp, error) {
+	t, err := s.newTemp(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err = t.fill(ctx, data); err == nil {
+		err = t.stamp(changed)
+	}
+	if err != nil {
+		t.discard()
+		return nil, err
+	}
+	return t, nil
+}
+
+// fill writes the content, and gives the file the mode that all of the store has.
+func (t *temp) fill(ctx context.Context, data []byte) error {
+	st, err := t.f.Stat()
+	if err != nil {
+		return err
+	}
+	if want := t.s.perm & 0o666; st.Mode().Perm() != want {
+		if err := t.f.Chmod(want); err != nil {
+			return err
+		}
+	}
+	for rest := data; len(rest) > 0; {
+		n := objstore.PaceChunk(ctx, min(len(rest), ioBytes))
+		if _, err := t.f.Write(rest[:n]); err != nil {
+			return err
+		}
+		if err := objstore.Pace(ctx, n); err != nil {
+			return err
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		rest = rest[n:]
+	}
+	return nil
+}
+
+// newTemp makes an empty file that only this process writes.
+func (s *Store) newTemp(ctx context.Context) (*temp, error) {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		name := tmpDir + "/" + rand.Text()
+		f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, s.perm&0o666)
+		if errors.Is(err, syscall.ENOENT) {
+			if err := s.makeDirs(tmpDir); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		t := &temp{s: s, f: f, name: name}
+		err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, syscall.EWOULDBLOCK) { // taken for a dead writer's
+			_ = f.Close()
+			continue
+		}
+		if err != nil {
+			t.discard()
+			return nil, err
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			t.discard()
+			return nil, os.NewSyscallError("fstat", err)
+		}
+		if st.Nlink > 0 {
+			return t, nil
+		}
+		_ = f.Close() // it was removed before it was locked
+	}
+}
+
+// stamp sets the file's time and makes all of it durable.
+func (t *temp) stamp(changed time.Time) error {
+	ts := unix.NsecToTimespec(changed.UnixNano())
+	if err := unix.UtimesNanoAt(int(t.f.Fd()), "", []unix.Timespec{ts, ts}, unix.AT_EMPTY_PATH); err != nil {
+		// Before Linux 5.8 there is no utimensat of a descriptor but by /proc.
+		p := fmt.Sprintf("/proc/self/fd/%d", t.f.Fd())
+		if unix.UtimesNanoAt(unix.AT_FDCWD, p, []unix.Timespec{ts, ts}, 0) != nil {
+			return os.NewSyscallError("utimensat", err)
+		}
+	}
+	if err := t.f.Sync(); err != nil {
+		return err
+	}
+	// The filesystem may keep less of it.
+	st, err := t.f.Stat()
+	if err != nil {
+		return err
+	}
+	t.changed = st.ModTime()
+	return nil
+}
+
+// discard removes the file, if it still is in .pando/tmp, and lets go of it. What
+// is not removed because of an error will be by who comes next.
+func (t *temp) discard() {
+	if t.name != "" {
+		_ = t.s.root.Remove(t.name)
+	}
+	_ = t.f.Close()
+}
+
+// place gives a durable file its name, if the condition holds.
+func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condition) error {
+	l, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	// Directories may go away meanwhile, when another object in them is deleted
+	// by somebody without this lock: a person.
+	for range 100 {
+		old, there, err := s.check(key, c)
+		if err != nil {
+			return err
+		}
+		if there && !t.changed.After(old) && t.changed.Nanosecond()%coarse != 0 {
+			if err := t.stamp(stamp(old)); err != nil {
+				return err
+			}
+		}
+		if there {
+			err = s.rename(t, key)
+		} else if err = s.root.Link(t.name, key); cannotLink(err) {
+			err = s.rename(t, key)
+		}
+		switch {
+		case err == nil:
+			return nil
+		case errors.Is(err, syscall.ENOENT):
+			err = s.makeDirs(path.Dir(key))
+		case errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.EISDIR):
+			err = nil // somebody without the lock: look again
+		}
+		switch {
+		case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST):
+			return errs.New(errs.Invalid, writing, s.ref(key), "a part of its key is that of another object")
+		case err != nil:
+			return err
+		}
+	}
+	return errs.New(errs.IO, writing, s.ref(key), "something else keeps changing the directory of the remote")
+}
+
+func (s *Store) rename(t *temp, key string) error {
+	err := s.root.Rename(t.name, key)
+	if err == nil {
+		t.name = ""
+	}
+	return err
+}
+
+// cannotLink reports whether the filesystem has no hard links. (FAT, some of FUSE.)
+// Renaming then is as good while all writers hold the lock. What is lost is the trace
+// that a writer leaves who is killed between this and the sync of the directory.
+func cannotLink(err error) bool {
+	for _, no := range []syscall.Errno{syscall.EPERM, syscall.EOPNOTSUPP, syscall.ENOSYS, syscall.EMLINK} {
+		if errors.Is(err, no) {
+			return true
+		}
+	}
+	return false
+}
+
+// makeDirs makes a directory and those above it. settle makes them durable. On
+// return they may be gone again: Delete removes empty ones.
+func (s *Store) makeDirs(dir string) error {
+	err := s.root.MkdirAll(dir, s.perm)
+	// The umask is not asked: others who may write to the store must be able to
+	// write to all of it.
+	for ; err == nil && dir != "."; dir = path.Dir(dir) {
+		var st os.FileInfo
+		if st, err = s.root.Lstat(dir); err != nil || st.Mode().Perm() == s.perm {
+			continue
+		}
+		inherited := st.Mode() & (os.ModeSetgid | os.ModeSticky)
+		if err = s.root.Chmod(dir, s.perm|inherited); errors.Is(err, syscall.EPERM) {
+			err = nil // somebody else has made it
+		}
+	}
+	if errors.Is(err, syscall.ENOENT) {
+		return s.vanished(writing, dir)
+	}
+	return err
+}
+
+// settle makes the names in a directory durable, and those of the directory and of
+// all above it where that is not known.
+func (s *Store) settle(dir string) error {
+	fresh := map[string]identity{}
+	for {
+		id, err := s.syncDir(dir)
+		if errors.Is(err, syscall.ENOENT) {
+			return nil // somebody has deleted the object and its directory already
+		}
+		if err != nil {
+			return err
+		}
+		s.mu.Lock()
+		known := s.durable[dir] == id
+		s.mu.Unlock()
+		if known || dir == "." {
+			break
+		}
+		fresh[dir] = id
+		dir = path.Dir(dir)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for d, id := range fresh {
+		if len(s.durable) >= maxDurable {
+			clear(s.durable)
+		}
+		s.durable[d] = id
+	}
+	return nil
+}
+
+// maxDurable bounds what a store remembers; each session has a directory.
+const maxDurable = 10_000
+
+func (s *Store) syncDir(dir string) (identity, error) {
+	f, err := s.root.Open(dir)
+	if err != nil {
+		return identity{}, err
+	}
+	defer f.Close()
+	var st unix.Statx_t
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &st); err != nil {
+		return identity{}, os.NewSyscallError("statx", err)
+	}
+	return identity{st.Ino, st.Btime}, f.Sync()
+}
+
+// Delete implements objstore.Store.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	if err := objstore.CheckKey(key); err != nil {
+		return err
+	}
+	if err := s.begin(ctx, deleting, key); err != nil {
+		return err
+	}
+	if err := s.remove(ctx, key); err != nil {
+		return s.fail(deleting, key, err)
+	}
+	return nil
+}
+
+func (s *Store) remove(ctx context.Context, key string) error {
+	s.refresh(path.Dir(key))
+	st, err := s.root.Lstat(key)
+	if err == nil && !st.IsDir() {
+		// Only now anything is written: a store in which nothing is may be read-only.
+		if err := s.clean(ctx); err != nil {
+			return err
+		}
+		if err := s.unlink(ctx, key); err != nil {
+			return err
+		}
+	} else if err != nil && !absent(err) {
+		return err
+	}
+	dir := path.Dir(key)
+	// Also if it was absent: who deleted it may have been killed before this.
+	if _, err := s.syncDir(dir); absent(err) {
+		return s.vanished(deleting, key)
+	} else if err != nil {
+		return err
+	}
+	// Directories of sessions would pile up. Those at the top are used again.
+	for ; path.Dir(dir) != "."; dir = path.Dir(dir) {
+		if !s.removeDir(dir) {
+			break
+		}
+	}
+	return nil
+}
+
+// unlink holds the lock, so that no Put has found the object there and then
+// puts another in place of it.
+func (s *Store) unlink(ctx context.Context, key string) error {
+	l, err := s.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer l.release()
+	st, err := s.root.Lstat(key)
+	if err == nil && !st.IsDir() {
+		err = s.root.Remove(key)
+	}
+	if absent(err) {
+		return nil
+	}
+	return err
+}
+
+// removeDir removes a directory if it is empty, and says whether it has.
+func (s *Store) removeDir(dir string) bool {
+	above, err := s.root.Open(path.Dir(dir))
+	if err != nil {
+		return false
+	}
+	defer above.Close()
+	return unix.Unlinkat(int(above.Fd()), path.Base(dir), unix.AT_REMOVEDIR) == nil
+}

@@ -1,0 +1,136 @@
+package gcs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+	"pando/internal/remote/objstore/web"
+
+	"golang.org/x/oauth2"
+)
+
+// refusal is an answer of the server that is no success.
+type refusal struct {
+	status int
+	reason string // Google's word for it, "" if it gave none
+	text   string
+}
+
+func (r *refusal) Error() string {
+	if r.text == "" {
+		return fmt.Sprintf("HTTP %d %s", r.status, http.StatusText(r.status))
+	}
+	return fmt.Sprintf("%s (HTTP %d)", r.text, r.status)
+}
+
+// ofBucket reports whether the bucket is not there, not the object.
+func (r *refusal) ofBucket() bool { return strings.Contains(strings.ToLower(r.text), "bucket") }
+
+// readRefusal reads what the server says. Its downloads refuse with plain text.
+func readRefusal(answer *http.Response) error {
+	r := &refusal{status: answer.StatusCode}
+	text, err := io.ReadAll(io.LimitReader(answer.Body, 64<<10))
+	if err != nil {
+		return r // the status alone says enough
+	}
+	var j struct {
+		Error struct {
+			Message string `json:"message"`
+			Errors  []struct {
+				Reason string `json:"reason"`
+			} `json:"errors"`
+		} `json:"error"`
+	}
+	if json.Unmarshal(text, &j) == nil && j.Error.Message != "" {
+		r.text = j.Error.Message
+		if len(j.Error.Errors) > 0 {
+			r.reason = j.Error.Errors[0].Reason
+		}
+		return r
+	}
+	if line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n"); len(line) < 300 && !strings.HasPrefix(line, "<") {
+		r.text = line
+	}
+	return r
+}
+
+// fail makes the error of an operation. ofBucket says that the answer "not found"
+// cannot be about an object.
+func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err error) error {
+	if ended := objstore.Ended(ctx, op, key); ended != nil {
+		return ended
+	}
+	var known *errs.Error
+	if errors.As(err, &known) {
+		if known.Op == "" {
+			known.Op, known.Ref = op, key
+		}
+		return err
+	}
+	var token *oauth2.RetrieveError
+	if errors.As(err, &token) {
+		return s.noToken(op, key, token)
+	}
+	var r *refusal
+	if !errors.As(err, &r) {
+		return web.Error(ctx, op, key, s.l.server(), err)
+	}
+	e := &errs.Error{Kind: errs.IO, Op: op, Ref: key, Err: r}
+	switch {
+	case r.status == http.StatusNotFound && (ofBucket || r.ofBucket()):
+		e.Kind, e.Ref = errs.NotFound, s.l.bucket
+		return e.WithHint("there is no such bucket: make it first, or correct the remote's URL")
+	case r.status == http.StatusNotFound:
+		e.Kind, e.Err = errs.NotFound, errors.New("there is no such object")
+		return e
+	case r.status == http.StatusPreconditionFailed:
+		e.Kind, e.Err = errs.Conflict, errors.New("it has been written meanwhile")
+		return e
+	case r.status == http.StatusConflict:
+		return objstore.TransientAnswer(e, objstore.Status(r.status))
+	case r.status == http.StatusTooManyRequests, r.reason == "rateLimitExceeded", r.reason == "userRateLimitExceeded":
+		e.WithHint("too many requests, or too many writes of one object: it takes one a second")
+		return objstore.TransientAnswer(e, objstore.Status(r.status))
+	case r.status == http.StatusUnauthorized:
+		e.Kind = errs.Permission
+		return e.WithHint("the credentials are not accepted: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
+	case r.status == http.StatusForbidden:
+		e.Kind = errs.Permission
+		return e.WithHint("these credentials may not do this in bucket %s: give them the role Storage Object User (roles/storage.objectUser) on it", s.l.bucket)
+	case r.status/100 == 3:
+		return e.WithHint("%s sends elsewhere: check endpoint= of the remote's URL", s.l.server())
+	case r.status == http.StatusNotImplemented:
+		e.Kind = errs.Unsupported
+		return e
+	case r.status == http.StatusInsufficientStorage:
+		e.Kind = errs.NoSpace
+		return e
+	case r.status == http.StatusBadRequest && (strings.Contains(r.text, "CRC32C") || strings.Contains(r.text, "crc32c")):
+		return objstore.TransientAnswer(e, objstore.Status(r.status)) // what has arrived there is not what was sent
+	case web.Temporary(r.status):
+		e.WithHint("%s is not well, or has too much to do: try again later", s.l.server())
+		return objstore.TransientAnswer(e, objstore.Status(r.status))
+	}
+	return e
+}
+
+// noToken is the error of credentials for which there is no token.
+func (s *Store) noToken(op, key string, token *oauth2.RetrieveError) error {
+	e := &errs.Error{Kind: errs.Permission, Op: op, Ref: key, Err: token}
+	if status := token.Response.StatusCode; web.Temporary(status) {
+		e.Kind = errs.IO
+		e.WithHint("the server that gives tokens is not well: try again later")
+		return objstore.TransientAnswer(e, objstore.Status(status))
+	}
+	if text := string(token.Body); strings.Contains(text, "iat") || strings.Contains(text, "reasonable timeframe") {
+		return e.WithHint("%s", s.web.ClockHint())
+	}
+	return e.WithHint("the key is wrong, or has been revoked: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
+}

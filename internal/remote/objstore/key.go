@@ -1,0 +1,91 @@
+package objstore
+
+import (
+	"strings"
+
+	"pando/internal/base/errs"
+)
+
+// CheckKey says what is wrong with a key, as an error of kind Invalid. Every Store
+// calls it before it does anything, so that a key that one of them cannot hold is
+// refused by all.
+func CheckKey(key string) error {
+	why := ""
+	switch {
+	case key == "":
+		why = "it is empty"
+	case len(key) > MaxKeyBytes:
+		why = "it is too long"
+	default:
+		for word := range strings.SplitSeq(key, "/") {
+			if why = wrongWord(word); why != "" {
+				break
+			}
+		}
+	}
+	if why != "" {
+		return errs.New(errs.Invalid, "name an object", clip(key), "%s", why)
+	}
+	return nil
+}
+
+func wrongWord(word string) string {
+	switch {
+	case word == "":
+		return "it begins or ends with a slash, or has two of them in a row"
+	case len(word) > MaxWordBytes:
+		return "a word of it is too long"
+	case word[0] == '.':
+		return "a word of it begins with a dot" // "..", and the own files of a store in a directory
+	}
+	for _, c := range []byte(word) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' && c != '.' && c != '-' {
+			return "it has other characters than a-z, 0-9, '_', '.', '-' and '/'"
+		}
+	}
+	return ""
+}
+
+// CheckPrefix is [CheckKey] for what a listing may be asked for: the beginning of
+// a key, "" included.
+func CheckPrefix(prefix string) error {
+	if prefix == "" {
+		return nil
+	}
+	// What "a/" begins must have one more character.
+	if strings.HasSuffix(prefix, "/") {
+		return CheckKey(prefix + "x")
+	}
+	return CheckKey(prefix)
+}
+
+// CheckPut checks what is the same for the Put of every Store: the key, and the
+// size of the object.
+func CheckPut(key string, data []byte) error {
+	if err := CheckKey(key); err != nil {
+		return err
+	}
+	if len(data) > MaxObjectBytes {
+		return errs.New(errs.Invalid, "write object", key, "it has %d bytes, the most is %d", len(data), MaxObjectBytes)
+	}
+	return nil
+}
+
+// CheckGet checks what is the same for the Get of every Store.
+func CheckGet(key string, offset int64) error {
+	if err := CheckKey(key); err != nil {
+		return err
+	}
+	if offset < 0 {
+		return errs.New(errs.Invalid, "read object", key, "the offset %d is before its beginning", offset)
+	}
+	return nil
+}
+
+// clip keeps a wrong key from filling the screen.
+func clip(s string) string {
+	if len(s) > 100 {
+		return s[:100] + "..."
+	}
+	return s
+}

@@ -1,0 +1,227 @@
+package objstore
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// ProbePrefix is where [Probe] writes.
+const ProbePrefix = "probe/"
+
+// probeRacers is how many writers of one object Probe lets race, probeRounds how often.
+const (
+	probeRacers = 3
+	probeRounds = 3
+)
+
+// Probe tries on objects of its own whether a store keeps what the contract
+// promises: conditions, with several writers at once, ranges, listings, deleting. It
+// removes what it has made, also when it fails or is canceled. Unsupported if the
+// store does not keep a promise; Permission if this user may not do all of it;
+// else what the store returned. s should be one that tries again ([Retry]).
+func Probe(ctx context.Context, s Store) (err error) {
+	p := &probe{s: s, prefix: ProbePrefix + strings.ToLower(rand.Text()) + "."}
+	defer func() {
+		if cerr := p.clean(ctx); err == nil {
+			err = cerr
+		}
+		var e *errs.Error
+		if errs.Is(err, errs.Permission) && errors.As(err, &e) && e.Hint == "" {
+			e.Hint = "a remote must allow this user to write, read, list and delete"
+		}
+	}()
+	for _, step := range []func(context.Context) error{p.conditions, p.races, p.reading, p.removing} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type probe struct {
+	s      Store
+	prefix string
+}
+
+func (p *probe) key(name string) string { return p.prefix + name }
+
+// broken says which promise is not kept.
+func (p *probe) broken(format string, args ...any) error {
+	return errs.New(errs.Unsupported, "try out remote", p.s.String(), format, args...).
+		WithHint("use another store, or a newer version of its server: without this, two hosts could destroy each other's data")
+}
+
+// put writes under a condition and says whether the store accepted it.
+func (p *probe) put(ctx context.Context, name, data string, c Condition) (v Version, accepted bool, err error) {
+	v, err = p.s.Put(ctx, p.key(name), []byte(data), c)
+	if errs.Is(err, errs.Conflict) && !Temporary(err) {
+		return "", false, nil
+	}
+	return v, err == nil, err
+}
+
+func (p *probe) conditions(ctx context.Context) error {
+	first, ok, err := p.put(ctx, "one", "first", IfAbsent)
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return p.broken("it says that an object is there already whose name nobody ever used")
+	}
+	if first == "" {
+		return p.broken("it does not tell the version of what was written")
+	}
+	if _, ok, err := p.put(ctx, "one", "again", IfAbsent); err != nil {
+		return err
+	} else if ok {
+		return p.broken("it ignores the condition that an object must not exist")
+	}
+	second, ok, err := p.put(ctx, "one", "second", IfVersion(first))
+	if err != nil {
+		return err
+	}
+	if !ok {
+		return p.broken("it refuses to replace an object by its version")
+	}
+	if second == first {
+		return p.broken("an object has the same version after a change")
+	}
+	if _, ok, err := p.put(ctx, "one", "third", IfVersion(first)); err != nil {
+		return err
+	} else if ok {
+		return p.broken("it ignores the condition that an object must have a version")
+	}
+	if _, ok, err := p.put(ctx, "none", "fourth", IfVersion(first)); err != nil {
+		return err
+	} else if ok {
+		return p.broken("it ignores the condition that an object must have a version if there is no object")
+	}
+	data, info, err := p.s.Get(ctx, p.key("one"), 0, -1)
+	if err != nil {
+		return err
+	}
+	if string(data) != "second" || info.Version != second {
+		return p.broken("it does not return what was written last")
+	}
+	return nil
+}
+
+// races lets several write at once: exactly one may succeed.
+func (p *probe) races(ctx context.Context) error {
+	version := Version("")
+	for range probeRounds {
+		c := IfAbsent
+		if version != "" {
+			c = IfVersion(version)
+		}
+		var won [probeRacers]bool
+		var versions [probeRacers]Version
+		g, gctx := errgroup.WithContext(ctx)
+		for i := range probeRacers {
+			g.Go(func() (err error) {
+				versions[i], won[i], err = p.put(gctx, "race", rand.Text(), c)
+				return err
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		winners := 0
+		for i, w := range won {
+			if w {
+				winners++
+				version = versions[i]
+			}
+		}
+		if winners != 1 {
+			return p.broken("of %d who wrote the same object at once under a condition, %d were told that they succeeded", probeRacers, winners)
+		}
+	}
+	return nil
+}
+
+func (p *probe) reading(ctx context.Context) error {
+	want := []byte(rand.Text() + rand.Text())
+	if _, _, err := p.put(ctx, "read", string(want), Always); err != nil {
+		return err
+	}
+	for _, r := range [][2]int64{{0, -1}, {0, 5}, {7, 9}, {40, -1}, {50, 100}, {int64(len(want)), 10}} {
+		got, info, err := p.s.Get(ctx, p.key("read"), r[0], r[1])
+		if err != nil {
+			return err
+		}
+		end := int64(len(want))
+		if r[1] >= 0 {
+			end = min(end, r[0]+r[1])
+		}
+		if !bytes.Equal(got, want[r[0]:end]) || info.Bytes != int64(len(want)) {
+			return p.broken("it does not return the range of an object that was asked for")
+		}
+	}
+	return nil
+}
+
+// removing checks that listings show what is there, and what is not any more.
+func (p *probe) removing(ctx context.Context) error {
+	keys, err := p.list(ctx)
+	if err != nil {
+		return err
+	}
+	if want := []string{p.key("one"), p.key("race"), p.key("read")}; !equal(keys, want) {
+		return p.broken("it lists %d objects where %d were written", len(keys), len(want))
+	}
+	if err := p.s.Delete(ctx, p.key("one")); err != nil {
+		return err
+	}
+	if err := p.s.Delete(ctx, p.key("one")); err != nil {
+		return err
+	}
+	_, _, err = p.s.Get(ctx, p.key("one"), 0, -1)
+	if err == nil {
+		return p.broken("an object can be read after it was deleted")
+	}
+	if !errs.Is(err, errs.NotFound) {
+		return err
+	}
+	if keys, err = p.list(ctx); err != nil {
+		return err
+	}
+	if !equal(keys, []string{p.key("race"), p.key("read")}) {
+		return p.broken("an object is listed after it was deleted")
+	}
+	return nil
+}
+
+func (p *probe) list(ctx context.Context) (keys []string, err error) {
+	for info, err := range p.s.List(ctx, p.prefix) {
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, info.Key)
+	}
+	return keys, nil
+}
+
+func equal(a, b []string) bool { return strings.Join(a, " ") == strings.Join(b, " ") }
+
+// clean removes what a probe may have made, by name: a store that cannot be
+// listed is cleaned, too.
+func (p *probe) clean(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	var first error
+	for _, name := range []string{"one", "none", "race", "read"} {
+		if err := p.s.Delete(ctx, p.key(name)); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}

@@ -1,0 +1,307 @@
+package objstore
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"sync/atomic"
+	"time"
+
+	"pando/internal/base/errs"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+// DefaultAttempts is how often an operation is tried if nobody says otherwise.
+const DefaultAttempts = 10
+
+// DefaultTotal is how long after its beginning an operation is still tried again, if nobody says otherwise. With the
+// two minutes after which a connection with next to no progress is cut, no operation of which none gets on fails later
+// than five minutes after it began.
+const DefaultTotal = 3 * time.Minute
+
+// RetryOptions say how often and when. The zero value is good.
+type RetryOptions struct {
+	// Attempts is how often an operation is tried in all. 0: DefaultAttempts, which
+	// with the other defaults rides out about 45 seconds.
+	Attempts int
+	// First is the pause after the first failure; each further one is twice as
+	// long, up to Longest. 0: 200 ms, 15 s. Each is shortened by up to a half by
+	// chance, so that many clients do not come back at the same moment.
+	First, Longest time.Duration
+	// Total is how long after the beginning of the first attempt another one may begin. 0: DefaultTotal.
+	Total time.Duration
+	// Reach is Total for a store to which no connection could be made so far: the address may be wrong. 0: as Total.
+	Reach time.Duration
+	// OnRetry is called before each pause, and OnAnswer when an operation that was retried got its answer. They may be
+	// called by several goroutines at once.
+	OnRetry  func(Waiting)
+	OnAnswer func()
+}
+
+// Waiting is a pause before an operation is tried again.
+type Waiting struct {
+	Err         error  // of the last attempt, a Temporary one
+	Answer      Answer // what the store did
+	Attempt, Of int    // attempts so far, and how many there are at most
+	Pause       time.Duration
+}
+
+// String is for people: "server answers 503, attempt 4 of 10, next in 6 s".
+func (w Waiting) String() string {
+	return fmt.Sprintf(
+		"%s, attempt %d of %d, next in %d s",
+		w.Answer.Words,
+		w.Attempt,
+		w.Of,
+		(w.Pause+time.Second-1)/time.Second,
+	)
+}
+
+// Retry is s with operations that fail with a [Temporary] error tried again. Other
+// errors are returned at once, and so is the end of the context, also during a
+// pause.
+//
+// A Put with a condition whose answer was lost may have been done, so that its
+// next try gets Conflict by itself. That is settled by reading the object: with the
+// same bytes it was ours, and Put returns its version. This is right for objects
+// that no two writers would write the same (a random write ID, or encrypted with
+// a random nonce). If somebody has replaced our write already, the result is
+// Conflict although it was done: who gets a Conflict must look at what is there.
+//
+// When it gives up, the last error is returned, still a Temporary one. It is an io.Closer, which closes s.
+func Retry(s Store, o RetryOptions) Store {
+	if o.Attempts <= 0 {
+		o.Attempts = DefaultAttempts
+	}
+	if o.First <= 0 {
+		o.First = 200 * time.Millisecond
+	}
+	if o.Longest <= 0 {
+		o.Longest = 15 * time.Second
+	}
+	if o.Total <= 0 {
+		o.Total = DefaultTotal
+	}
+	if o.Reach <= 0 {
+		o.Reach = o.Total
+	}
+	return &retried{s: s, o: o}
+}
+
+type retried struct {
+	s       Store
+	o       RetryOptions
+	reached atomic.Bool // the store has answered, well or not
+}
+
+func (r *retried) String() string { return r.s.String() }
+
+// Close is of io.Closer.
+func (r *retried) Close() error { return Close(r.s) }
+
+// attempts counts those at one operation, and says how long to pause. It is a backoff.BackOff.
+type attempts struct {
+	r     *retried
+	wait  backoff.ExponentialBackOff
+	n     int
+	since time.Time // when the first began
+	err   error     // of the last one
+	spent bool      // there is no other
+	told  bool      // somebody was told of a pause
+}
+
+// attempts are those of a new operation. Pauses are drawn from a third below to a third above what they double from:
+// from a half of First to First at first.
+func (r *retried) attempts() *attempts {
+	return &attempts{r: r, wait: backoff.ExponentialBackOff{
+		InitialInterval: max(
+			r.o.First*3/4,
+			1,
+		), MaxInterval: max(r.o.Longest*3/4, 1), Multiplier: 2, RandomizationFactor: 1. / 3,
+	}}
+}
+
+// Reset is of backoff.BackOff: the next attempt is the first.
+func (a *attempts) Reset() {
+	a.n, a.since = 0, time.Now()
+	a.wait.Reset()
+}
+
+// NextBackOff is of backoff.BackOff, called after an attempt that failed.
+func (a *attempts) NextBackOff() time.Duration {
+	a.n++
+	total := a.r.o.Total
+	if AnswerOf(a.err).Unreached && !a.r.reached.Load() {
+		total = a.r.o.Reach
+	}
+	pause := a.wait.NextBackOff()
+	if a.n >= a.r.o.Attempts || time.Since(a.since)+pause > total {
+		a.spent = true
+		return backoff.Stop
+	}
+	return pause
+}
+
+// tell is of backoff.Notify.
+func (a *attempts) tell(err error, pause time.Duration) {
+	a.told = true
+	if a.r.o.OnRetry != nil {
+		a.r.o.OnRetry(Waiting{Err: err, Answer: AnswerOf(err), Attempt: a.n, Of: a.r.o.Attempts, Pause: pause})
+	}
+}
+
+// run makes an operation until it succeeds, or another attempt is of no use.
+func (a *attempts) run(ctx context.Context, try func() error) error {
+	_, err := backoff.Retry(ctx, func() (struct{}, error) {
+		a.err = try()
+		if !AnswerOf(a.err).Unreached {
+			a.r.reached.Store(true)
+		}
+		if a.err != nil && !Temporary(a.err) {
+			return struct{}{}, backoff.Permanent(a.err)
+		}
+		return struct{}{}, a.err
+	}, backoff.WithBackOff(a), backoff.WithMaxElapsedTime(0), backoff.WithNotify(a.tell))
+
+	var final *backoff.PermanentError
+	switch {
+	case a.spent:
+		return a.gaveUp()
+	case ctx.Err() != nil && Temporary(a.err) && !errors.As(a.err, &final):
+		return a.interrupted(ctx.Err())
+	}
+	if ctx.Err() == nil && !Temporary(err) {
+		a.answered()
+	}
+	return err
+}
+
+// answered tells that the pauses that were told of have ended well.
+func (a *attempts) answered() {
+	if a.told && a.r.o.OnAnswer != nil {
+		a.r.o.OnAnswer()
+	}
+	a.told = false
+}
+
+// interrupted is the error of an operation that was still to be tried again. Its cause is kept for people: why it was
+// waiting at all.
+func (a *attempts) interrupted(ended error) error {
+	out := &errs.Error{Kind: errs.Canceled, Err: fmt.Errorf("%w, after: %w", ended, a.err)}
+	var e *errs.Error
+	if errors.As(a.err, &e) {
+		out.Op, out.Ref, out.Err = e.Op, e.Ref, fmt.Errorf("%w, after: %w", ended, e.Err)
+	}
+	return out
+}
+
+// gaveUp is the last error, with how often and how long was tried.
+func (a *attempts) gaveUp() error {
+	var e *errs.Error
+	if a.n == 1 || !errors.As(a.err, &e) {
+		return a.err
+	}
+	out := *e
+	cause := e.Err
+	if cause == nil {
+		cause = errors.New(string(e.Kind))
+	}
+	out.Err = fmt.Errorf("%w (tried %d times in %s)", cause, a.n, time.Since(a.since).Round(100*time.Millisecond))
+	return TransientAnswer(&out, AnswerOf(a.err))
+}
+
+func (r *retried) Put(ctx context.Context, key string, data []byte, c Condition) (Version, error) {
+	var v Version
+	lost := false
+	err := r.attempts().run(ctx, func() (err error) {
+		v, err = r.s.Put(ctx, key, data, c)
+		if lost && c != Always && errs.Is(err, errs.Conflict) && !Temporary(err) {
+			if v, err = r.settle(ctx, key, data, err); err != nil {
+				return backoff.Permanent(err) // reading it was tried often enough
+			}
+			return nil
+		}
+		lost = lost || Temporary(err)
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	return v, nil
+}
+
+// settle finds out whether the object is what an earlier try has written, whose
+// answer was lost.
+func (r *retried) settle(ctx context.Context, key string, data []byte, conflict error) (Version, error) {
+	there, info, err := r.Get(ctx, key, 0, -1)
+	switch {
+	case errs.Is(err, errs.NotFound):
+		return "", conflict // whoever wrote it, it is gone
+	case err != nil:
+		return "", err // Temporary, or the context has ended: nobody knows
+	case bytes.Equal(there, data):
+		return info.Version, nil
+	}
+	return "", conflict
+}
+
+func (r *retried) Get(ctx context.Context, key string, offset, length int64) ([]byte, Info, error) {
+	var data []byte
+	var info Info
+	err := r.attempts().run(ctx, func() (err error) {
+		data, info, err = r.s.Get(ctx, key, offset, length)
+		return err
+	})
+	if err != nil {
+		return nil, Info{}, err
+	}
+	return data, info, nil
+}
+
+func (r *retried) Stat(ctx context.Context, key string) (Info, error) {
+	var info Info
+	err := r.attempts().run(ctx, func() (err error) {
+		info, err = r.s.Stat(ctx, key)
+		return err
+	})
+	if err != nil {
+		return Info{}, err
+	}
+	return info, nil
+}
+
+func (r *retried) Delete(ctx context.Context, key string) error {
+	return r.attempts().run(ctx, func() error { return r.s.Delete(ctx, key) })
+}
+
+// List begins again after an error and leaves out what it has yielded, which it
+// can as keys come in order. Attempts are counted from the last key on.
+func (r *retried) List(ctx context.Context, prefix string) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		last := ""
+		a := r.attempts()
+		err := a.run(ctx, func() error {
+			for info, err := range r.s.List(ctx, prefix) {
+				if err != nil {
+					return err
+				}
+				if last != "" && info.Key <= last {
+					continue
+				}
+				last = info.Key
+				a.answered()
+				a.Reset()
+				if !yield(info, nil) {
+					return nil
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			yield(Info{}, err)
+		}
+	}
+}

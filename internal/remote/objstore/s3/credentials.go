@@ -1,0 +1,144 @@
+package s3
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// roleWait is how long a host is asked for credentials of a role that it may not
+// have: where nothing answers, this is a host that has none.
+const roleWait = 3 * time.Second
+
+// chain finds credentials where the programs of Amazon look for them, in this order:
+//
+//   - the settings AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN;
+//   - if what is ambient may be used, a section of ~/.aws/credentials and ~/.aws/config (or of the files that
+//     AWS_SHARED_CREDENTIALS_FILE and AWS_CONFIG_FILE name), or the program that it names: that of the URL's profile,
+//     that of AWS_PROFILE, or "default";
+//   - the role of a container, of a web identity, or of the machine (EC2).
+//
+// A profile of the URL is the only place that is looked at. The library's own chain
+// goes on when one of these fails, and ends without credentials: then people are told
+// that the bucket is not theirs, when in truth a name in a file is wrong.
+type chain struct {
+	profile string // of the URL, or ""
+	access  objstore.Access
+	machine string // URL of a machine's service for roles, "" for the usual one
+	used    credentials.Provider
+}
+
+func newCredentials(profile string, access objstore.Access) *credentials.Credentials {
+	return credentials.New(&chain{profile: profile, access: access})
+}
+
+// RetrieveWithCredContext is of credentials.Provider. The library calls it with a
+// lock held, and again when the credentials have expired.
+func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credentials.Value, error) {
+	const op = "find credentials"
+	c.used = nil
+	profile := c.profile
+	if profile == "" {
+		v := credentials.Value{
+			AccessKeyID:     cmp.Or(c.access.Get("AWS_ACCESS_KEY_ID"), c.access.Get("AWS_ACCESS_KEY")),
+			SecretAccessKey: cmp.Or(c.access.Get("AWS_SECRET_ACCESS_KEY"), c.access.Get("AWS_SECRET_KEY")),
+			SessionToken:    c.access.Get("AWS_SESSION_TOKEN"),
+			SignerType:      credentials.SignatureV4,
+		}
+		switch {
+		case v.AccessKeyID != "" && v.SecretAccessKey != "":
+			c.used = &credentials.Static{Value: v}
+			return v, nil
+		case v.AccessKeyID != "" || v.SecretAccessKey != "":
+			return credentials.Value{}, errs.New(errs.Permission, op, "", "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
+				WithHint("set both, or none of them")
+		}
+		profile = c.access.Get("AWS_PROFILE")
+	}
+	if !c.access.Ambient {
+		return credentials.Value{}, errs.New(errs.Permission, op, profile, "there are none for S3").
+			WithHint("give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: files and roles are not looked at here")
+	}
+	var file credentials.Provider = &credentials.FileAWSCredentials{Profile: cmp.Or(profile, "default")}
+	if p := newProcess(c.access.Get, cmp.Or(profile, "default")); p != nil {
+		file = p
+	}
+	v, err := file.RetrieveWithCredContext(cc)
+	if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
+		c.used = file
+		return v, nil
+	}
+	if profile != "" { // somebody wants this one
+		if err == nil {
+			err = errors.New("there are no credentials in it")
+		}
+		return v, errs.New(errs.Permission, op, profile, "%w", err).
+			WithHint("look at this section of ~/.aws/credentials and ~/.aws/config")
+	}
+	fileErr := err
+	if os.IsNotExist(fileErr) || noSection(fileErr) {
+		fileErr = nil
+	}
+	if fileErr == nil && !strings.EqualFold(c.access.Get("AWS_EC2_METADATA_DISABLED"), "true") || c.hasRole() {
+		role := &credentials.IAM{Endpoint: c.machine}
+		asked := *cc
+		ctx := cc.Context
+		if ctx == nil {
+			ctx = context.Background()
+		}
+		ctx, cancel := context.WithTimeout(ctx, roleWait)
+		defer cancel()
+		asked.Context = ctx
+		v, err := role.RetrieveWithCredContext(&asked)
+		if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
+			c.used = role
+			return v, nil
+		}
+		if c.hasRole() {
+			if err == nil {
+				err = errors.New("its answer has none")
+			}
+			return v, errs.New(errs.Permission, op, "", "the role of this container or web identity gives none: %w", err).
+				WithHint("look at the variables AWS_CONTAINER_CREDENTIALS_*, AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN")
+		}
+	}
+	if cc.Context != nil && cc.Context.Err() != nil {
+		return credentials.Value{}, errs.Wrap(op, "", cc.Context.Err())
+	}
+	e := errs.New(errs.Permission, op, "", "there are none for S3")
+	if fileErr != nil {
+		e = errs.New(errs.Permission, op, "", "%w", fileErr)
+	}
+	return credentials.Value{}, e.WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials; under sudo look at whose variables and files are used")
+}
+
+// Retrieve is of credentials.Provider.
+func (c *chain) Retrieve() (credentials.Value, error) {
+	return c.RetrieveWithCredContext(&credentials.CredContext{})
+}
+
+// IsExpired is of credentials.Provider.
+func (c *chain) IsExpired() bool { return c.used == nil || c.used.IsExpired() }
+
+// hasRole reports whether it is set that there is a role to ask for.
+func (c *chain) hasRole() bool {
+	for _, name := range []string{"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_WEB_IDENTITY_TOKEN_FILE"} {
+		if c.access.Get(name) != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// noSection is an error of a file that has no section of the name "default".
+func noSection(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "does not exist")
+}

@@ -1,0 +1,133 @@
+package s3
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+	"pando/internal/remote/objstore/web"
+
+	"github.com/minio/minio-go/v7"
+)
+
+// conflict says that the condition of a Put does not hold.
+func (s *Store) conflict(op, key string) error {
+	return errs.New(errs.Conflict, op, key, "it has been written meanwhile")
+}
+
+func (s *Store) noETag(op, key string) error {
+	return errs.New(errs.Unsupported, op, key, "%s gave no ETag for it", s.l.host).
+		WithHint("without ETags there is no writing under conditions: use another store")
+}
+
+// fail makes the error of an operation of what the library returned. key is the
+// object, or the prefix of a listing.
+func (s *Store) fail(ctx context.Context, op, key string, err error) error {
+	if ended := objstore.Ended(ctx, op, key); ended != nil {
+		return ended
+	}
+	var known *errs.Error // of finding credentials, or of reading the answer
+	if errors.As(err, &known) {
+		if known.Op == "" {
+			known.Op, known.Ref = op, key
+		}
+		return err
+	}
+	var a minio.ErrorResponse
+	if !errors.As(err, &a) {
+		return web.Error(ctx, op, key, s.l.host, err)
+	}
+	e := &errs.Error{Kind: errs.IO, Op: op, Ref: key, Err: errors.New(said(a))}
+	switch a.Code {
+	case minio.NoSuchBucket:
+		e.Kind, e.Ref = errs.NotFound, s.l.bucket
+		return e.WithHint("there is no such bucket on %s: make it first, or correct the remote's URL", s.l.host)
+	case minio.NoSuchKey, "NotFound":
+		e.Kind, e.Err = errs.NotFound, errors.New("there is no such object")
+		return e
+	case minio.PreconditionFailed:
+		return s.conflict(op, key)
+	case "ConditionalRequestConflict", "OperationAborted", minio.Conflict:
+		// Another request for this object is under way: nobody knows who wins.
+		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
+	case "RequestTimeTooSkewed", "RequestExpired":
+		e.Kind = errs.Permission
+		return e.WithHint("%s", s.web.ClockHint())
+	case "InvalidAccessKeyId":
+		e.Kind = errs.Permission
+		return e.WithHint("%s does not know this access key: check AWS_ACCESS_KEY_ID, or the profile in ~/.aws/credentials", s.l.host)
+	case "SignatureDoesNotMatch":
+		e.Kind = errs.Permission
+		return e.WithHint("the secret key does not belong to the access key: check AWS_SECRET_ACCESS_KEY, or the profile in ~/.aws/credentials; a proxy that changes requests also does this")
+	case "ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired":
+		e.Kind = errs.Permission
+		return e.WithHint("the credentials are temporary and have expired: get new ones")
+	case "AuthorizationHeaderMalformed", "InvalidRegion", "PermanentRedirect", "TemporaryRedirect":
+		e.Kind = errs.Invalid
+		if a.Region != "" {
+			return e.WithHint("the bucket is in the region %s: add region=%s to the remote's URL", a.Region, a.Region)
+		}
+		return e.WithHint("the bucket is in another region: add region= to the remote's URL")
+	case "BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "RequestTimeout",
+		"SlowDown", "SlowDownRead", "SlowDownWrite", "Throttling", "ThrottlingException", "RequestLimitExceeded",
+		"RequestThrottled", "ServiceUnavailable", "InternalError", "TooManyRequests":
+		e.WithHint("%s is not well, or has too much to do: try again later", s.l.host)
+		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
+	case "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "StorageFull":
+		e.Kind = errs.NoSpace
+		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
+	case "NotImplemented":
+		e.Kind = errs.Unsupported
+		return e.WithHint("%s cannot do this; a remote must be able to write under conditions (If-Match, If-None-Match)", s.l.host)
+	case "InvalidBucketName", "EntityTooLarge", "KeyTooLongError":
+		e.Kind = errs.Invalid
+		return e
+	}
+	switch status := a.StatusCode; {
+	case status == http.StatusUnauthorized, status == http.StatusForbidden:
+		e.Kind = errs.Permission
+		return e.WithHint("these credentials may not do this in bucket %s: they need s3:ListBucket on it, and s3:GetObject, s3:PutObject and s3:DeleteObject on what is in it", s.l.bucket)
+	case status == http.StatusNotFound:
+		e.Kind = errs.NotFound
+		return e
+	case status == http.StatusConflict:
+		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
+	case status == http.StatusPreconditionFailed:
+		return s.conflict(op, key)
+	case status == http.StatusInsufficientStorage:
+		e.Kind = errs.NoSpace
+		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
+	case status == http.StatusNotImplemented:
+		e.Kind = errs.Unsupported
+		return e
+	case status/100 == 3 || a.Region != "" && status == http.StatusBadRequest:
+		e.Kind = errs.Invalid
+		if a.Region != "" {
+			return e.WithHint("the bucket is in the region %s: add region=%s to the remote's URL", a.Region, a.Region)
+		}
+		return e.WithHint("%s answers that the bucket is elsewhere: check endpoint= and region= of the remote's URL", s.l.host)
+	case web.Temporary(status):
+		e.WithHint("%s is not well, or has too much to do: try again later", s.l.host)
+		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
+	}
+	return e
+}
+
+// said is what a server has said, in one line.
+func said(a minio.ErrorResponse) string {
+	text := a.Error()
+	switch {
+	case a.Code == "" || a.Code == text:
+	case text == "":
+		text = a.Code
+	default:
+		text = fmt.Sprintf("%s: %s", a.Code, text)
+	}
+	if a.StatusCode != 0 {
+		text = fmt.Sprintf("%s (HTTP %d)", text, a.StatusCode)
+	}
+	return text
+}

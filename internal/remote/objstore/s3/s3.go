@@ -1,0 +1,299 @@
+// Package s3 keeps objects in a bucket of S3, of Amazon or of any other server that
+// speaks its protocol.
+//
+// # URL
+//
+//	s3://BUCKET/PREFIX?endpoint=https://HOST:PORT&region=REGION
+//
+// Without endpoint it is that of AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, or Amazon's. Without region it is found by
+// asking. Further parameters: profile=NAME is the section of the files of credentials; path-style=true|false says
+// whether the bucket is in the path of requests or in the name of the host, if the usual way for this server is
+// wrong; ca-file=FILE has certificates to trust besides those of the system; insecure-skip-verify=true trusts any.
+// Credentials are never in the URL: see credentials.go.
+//
+// # What is asked of the server
+//
+// Strong consistency, and conditions of PUT: If-None-Match: * and If-Match. Amazon
+// has both since November 2024. The versions of objects are their ETags. An object is
+// always written by one PUT, never in parts, so that its condition holds for all of
+// it. Each request is signed with the hash (SHA-256) of its body, also over TLS: every
+// server checks it, while the newer headers with checksums are refused by some.
+//
+// # Trying again
+//
+// This package tries once, and turns off what the library under it would do: its
+// second attempt at a conditional PUT whose first answer was lost gets 412, and
+// nobody would know that the object is there as wanted. See objstore.Retry.
+package s3
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"iter"
+	"net/http"
+	"strings"
+	"sync"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+	"pando/internal/remote/objstore/web"
+
+	"github.com/minio/minio-go/v7"
+	"github.com/minio/minio-go/v7/pkg/credentials"
+)
+
+// Store is a part of a bucket. It may be used by several goroutines at once.
+type Store struct {
+	l     location
+	web   *web.Client
+	creds *credentials.Credentials
+
+	mu     sync.Mutex
+	client *minio.Core // for region
+	region string
+	sure   bool // a person has said it, or the server
+}
+
+var _ objstore.Store = (*Store)(nil)
+
+func (s *Store) String() string { return s.l.String() }
+
+// Close is of io.Closer: it closes idle connections.
+func (s *Store) Close() error {
+	s.web.Close()
+	return nil
+}
+
+// The library pauses after a failed attempt, by chance up to this long, also if it
+// was the only one.
+func init() { minio.DefaultRetryUnit = 0 }
+
+// core is the client for the region as far as it is known.
+func (s *Store) core() (*minio.Core, string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.client, s.region
+}
+
+// connect makes the client for a region. s.mu is held, or nobody knows s yet.
+func (s *Store) connect(region string) error {
+	c, err := minio.NewCore(s.l.host, &minio.Options{
+		Creds:        s.creds,
+		Secure:       s.l.secure,
+		Transport:    s.web,
+		Region:       region,
+		BucketLookup: s.l.lookup,
+		MaxRetries:   1,
+	})
+	if err != nil {
+		return errs.New(errs.Invalid, "open remote", s.l.String(), "%w", err)
+	}
+	s.client, s.region = c, region
+	return nil
+}
+
+// follow goes on in the region that the server has named. It reports whether that is
+// another one than used.
+func (s *Store) follow(used string, answer minio.ErrorResponse) bool {
+	wrongRegion := answer.Code == "AuthorizationHeaderMalformed" || answer.Code == "InvalidRegion" ||
+		answer.Code == "PermanentRedirect" || answer.Code == "TemporaryRedirect" ||
+		answer.StatusCode == http.StatusMovedPermanently || answer.StatusCode == http.StatusTemporaryRedirect ||
+		answer.StatusCode == http.StatusBadRequest // of HEAD, whose answer has no code
+	if !wrongRegion || answer.Region == "" || answer.Region == used {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.region != used {
+		return true // somebody was faster
+	}
+	if s.sure {
+		return false // it was given, or this would go round in circles
+	}
+	if s.connect(answer.Region) != nil {
+		return false
+	}
+	s.sure = true
+	return true
+}
+
+// do makes a request, again if it was refused for having gone to a wrong region: then
+// it had no effect. Its error is that of the library.
+func (s *Store) do(request func(*minio.Core) error) error {
+	for {
+		c, region := s.core()
+		err := request(c)
+		var answer minio.ErrorResponse
+		if err == nil || !errors.As(err, &answer) || !s.follow(region, answer) {
+			return err
+		}
+	}
+}
+
+// Put is of objstore.Store.
+func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+	const op = "write object"
+	if err := objstore.CheckPut(key, data); err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(data)
+	options := minio.PutObjectOptions{DisableContentSha256: true} // not by pieces: it is known
+	switch {
+	case c.Absent():
+		options.SetMatchETagExcept("*")
+	case c.Version() != "":
+		options.SetMatchETag(string(c.Version()))
+	}
+	var info minio.UploadInfo
+	err := s.do(func(client *minio.Core) (err error) {
+		body := objstore.PacedReader(ctx, bytes.NewReader(data))
+		info, err = client.PutObject(ctx, s.l.bucket, s.l.prefix+key, body, int64(len(data)), "", hex.EncodeToString(sum[:]), options)
+		return err
+	})
+	var answer minio.ErrorResponse
+	if c.Version() != "" && errors.As(err, &answer) && answer.Code == minio.NoSuchKey {
+		return "", s.conflict(op, key) // Amazon's answer if nothing is there
+	}
+	if err != nil {
+		return "", s.fail(ctx, op, key, err)
+	}
+	if info.ETag == "" {
+		return "", s.noETag(op, key)
+	}
+	return objstore.Version(info.ETag), nil
+}
+
+// Get is of objstore.Store.
+func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]byte, objstore.Info, error) {
+	const op = "read object"
+	if err := objstore.CheckGet(key, offset); err != nil {
+		return nil, objstore.Info{}, err
+	}
+	if length == 0 {
+		return s.nothing(ctx, key)
+	}
+	var data []byte
+	var info objstore.Info
+	err := s.do(func(client *minio.Core) error {
+		var options minio.GetObjectOptions
+		if r := web.Range(offset, length); r != "" {
+			options.Set("Range", r)
+		}
+		body, stat, header, err := client.GetObject(ctx, s.l.bucket, s.l.prefix+key, options)
+		if err != nil {
+			return err
+		}
+		defer body.Close()
+		span, err := web.SpanOf(header, offset, length)
+		if err != nil {
+			return err
+		}
+		if data, err = web.ReadBody(ctx, body, span.Length); err != nil {
+			return err
+		}
+		if span.Total < 0 {
+			span.Total = int64(len(data))
+		}
+		data = span.Cut(data, offset, length)
+		info = objstore.Info{Key: key, Bytes: span.Total, Version: objstore.Version(stat.ETag)}
+		return nil
+	})
+	var answer minio.ErrorResponse
+	if errors.As(err, &answer) && (answer.Code == minio.InvalidRange || answer.StatusCode == http.StatusRequestedRangeNotSatisfiable) {
+		return s.nothing(ctx, key)
+	}
+	if err != nil {
+		return nil, objstore.Info{}, s.fail(ctx, op, key, err)
+	}
+	if info.Version == "" {
+		return nil, objstore.Info{}, s.noETag(op, key)
+	}
+	return data, info, nil
+}
+
+// nothing is the answer to who reads no byte of an object that may be there.
+func (s *Store) nothing(ctx context.Context, key string) ([]byte, objstore.Info, error) {
+	info, err := s.Stat(ctx, key)
+	return nil, info, err
+}
+
+// Stat is of objstore.Store.
+func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
+	const op = "look for object"
+	if err := objstore.CheckKey(key); err != nil {
+		return objstore.Info{}, err
+	}
+	var stat minio.ObjectInfo
+	err := s.do(func(client *minio.Core) (err error) {
+		stat, err = client.StatObject(ctx, s.l.bucket, s.l.prefix+key, minio.StatObjectOptions{})
+		return err
+	})
+	switch {
+	case err != nil:
+		return objstore.Info{}, s.fail(ctx, op, key, err)
+	case stat.ETag == "":
+		return objstore.Info{}, s.noETag(op, key)
+	}
+	return objstore.Info{Key: key, Bytes: stat.Size, Version: objstore.Version(stat.ETag)}, nil
+}
+
+// Delete is of objstore.Store.
+func (s *Store) Delete(ctx context.Context, key string) error {
+	if err := objstore.CheckKey(key); err != nil {
+		return err
+	}
+	err := s.do(func(client *minio.Core) error {
+		return client.RemoveObject(ctx, s.l.bucket, s.l.prefix+key, minio.RemoveObjectOptions{})
+	})
+	var answer minio.ErrorResponse
+	if errors.As(err, &answer) && (answer.Code == minio.NoSuchKey || answer.StatusCode == http.StatusOK) {
+		return nil // some servers say so where Amazon says 204
+	}
+	if err != nil {
+		return s.fail(ctx, "remove object", key, err)
+	}
+	return nil
+}
+
+// List is of objstore.Store. It asks for a thousand objects at a time.
+func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info, error] {
+	const op = "list objects"
+	return func(yield func(objstore.Info, error) bool) {
+		if err := objstore.CheckPrefix(prefix); err != nil {
+			yield(objstore.Info{}, err)
+			return
+		}
+		last, any, stopped := "", false, false
+		err := s.do(func(client *minio.Core) error {
+			for o := range client.ListObjectsIter(ctx, s.l.bucket, minio.ListObjectsOptions{Prefix: s.l.prefix + prefix, Recursive: true}) {
+				if o.Err != nil {
+					return o.Err
+				}
+				key, ours := strings.CutPrefix(o.Key, s.l.prefix)
+				if !ours || !strings.HasPrefix(key, prefix) {
+					return fmt.Errorf("the server lists %q, which was not asked for", o.Key)
+				}
+				if key == "" || strings.HasSuffix(key, "/") {
+					continue // a "directory" that somebody's program has made
+				}
+				// Who deletes what is not listed relies on seeing all.
+				if any && key <= last {
+					return fmt.Errorf("the server lists %q after %q", key, last)
+				}
+				last, any = key, true
+				if !yield(objstore.Info{Key: key, Bytes: o.Size, Version: objstore.Version(o.ETag)}, nil) {
+					stopped = true
+					return nil
+				}
+			}
+			return ctx.Err() // of which the library says nothing
+		})
+		if err != nil && !stopped {
+			yield(objstore.Info{}, s.fail(ctx, op, prefix, err))
+		}
+	}
+}

@@ -1,0 +1,104 @@
+package web
+
+import (
+	"net/url"
+	"strings"
+	"unicode/utf8"
+
+	"pando/internal/base/errs"
+)
+
+// Scheme is how the URLs of one kind of store are written.
+type Scheme struct {
+	Name        string // before the "://"
+	Of          string // what it stands for, for people
+	Write       string // hint: how such a URL is written
+	Credentials string // hint: where they belong
+	Bucket      func(name string) error
+	// Set takes a parameter. known: there is one of this name; wrong: what is wrong
+	// with its value.
+	Set func(name, value string) (known bool, wrong string)
+}
+
+// Location is what every URL of a bucket says.
+type Location struct {
+	Bucket string
+	Prefix string // "" or with a slash at the end
+	Text   string // the URL as it is shown
+}
+
+// Parse reads SCHEME://BUCKET/PREFIX?PARAMETERS. Invalid, without repeating what may
+// be a secret.
+func (s Scheme) Parse(u *url.URL) (Location, error) {
+	invalid := func(hint, format string, args ...any) (Location, error) {
+		return Location{}, errs.New(errs.Invalid, "open remote", Name(u), format, args...).WithHint("%s", hint)
+	}
+	switch {
+	case u.Scheme != s.Name:
+		return invalid(s.Write, "it is not a URL of %s", s.Of)
+	case u.User != nil:
+		return invalid(s.Credentials, "credentials do not belong into the URL")
+	case u.Opaque != "" || u.Host == "":
+		return invalid(s.Write, "it names no bucket")
+	case u.Fragment != "" || u.RawFragment != "":
+		return invalid(s.Write, "it has a part after #")
+	}
+	if err := s.Bucket(u.Host); err != nil {
+		return invalid(s.Write, "%q is no name of a bucket: %w", u.Host, err)
+	}
+	prefix, wrong := Prefix(u.Path)
+	if wrong != "" {
+		return invalid(s.Write, "%s", wrong)
+	}
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return invalid(s.Write, "%w", err)
+	}
+	for name, values := range query {
+		if len(values) != 1 {
+			return invalid(s.Write, "it has the parameter %s more than once", name)
+		}
+		known, wrong := s.Set(name, values[0])
+		if !known {
+			return invalid(s.Write, "there is no parameter %q", name)
+		}
+		if wrong != "" {
+			return invalid(s.Write, "its parameter %s: %s", name, wrong)
+		}
+	}
+	text := url.URL{Scheme: s.Name, Host: u.Host, RawQuery: u.RawQuery}
+	if prefix != "" {
+		text.Path = "/" + strings.TrimSuffix(prefix, "/")
+	}
+	return Location{Bucket: u.Host, Prefix: prefix, Text: text.String()}, nil
+}
+
+// maxPrefix is in bytes. With a key it stays below the 1,024 that buckets permit.
+const maxPrefix = 256
+
+// Prefix is the beginning of all names in a bucket that the path of a URL stands
+// for: "" or words, with a slash at the end. The second result is what is wrong with
+// the path, "" if nothing.
+func Prefix(path string) (prefix, wrong string) {
+	path = strings.Trim(path, "/")
+	if path == "" {
+		return "", ""
+	}
+	if len(path) > maxPrefix {
+		return "", "its prefix is too long"
+	}
+	if !utf8.ValidString(path) {
+		return "", "its prefix is not UTF-8"
+	}
+	for word := range strings.SplitSeq(path, "/") {
+		if word == "" || word == "." || word == ".." || strings.ContainsFunc(word, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\\' }) {
+			return "", "its prefix has a word that is empty, \".\", \"..\", or has control characters or backslashes"
+		}
+	}
+	return path + "/", ""
+}
+
+// Name is what a URL is called that may be wrong: without what could be a secret.
+func Name(u *url.URL) string {
+	return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
+}

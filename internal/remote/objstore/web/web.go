@@ -1,0 +1,277 @@
+// Package web is how the stores that are reached by HTTP reach their servers: with
+// time-outs that follow progress, so that no transfer hangs and none is cut off for
+// being long, and with errors that say what a person can do.
+package web
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+)
+
+// Stall is how long a connection may be without any progress, in either direction.
+const Stall = 60 * time.Second
+
+// Floor is how many bytes must move on a connection in two times [Stall] of waiting for the server, so that none that
+// sends a byte now and then holds a request for days. It lets lines pass of 300 bytes a second for each connection.
+const Floor = 32 << 10
+
+// dialWait is how long a host may take to accept a connection: enough for three packets to be lost.
+const dialWait = 8 * time.Second
+
+// Options of a Client. The zero value is good.
+type Options struct {
+	InsecureSkipVerify bool                                  // takes any certificate
+	CAFile             string                                // certificates (PEM) to trust besides those of the system
+	Stall              time.Duration                         // 0: the constant
+	Floor              int64                                 // 0: the constant
+	Proxy              func(*http.Request) (*url.URL, error) // nil: none
+}
+
+// Set takes a parameter of a remote's URL. known is false if it is none of these;
+// wrong says what is wrong with the value.
+func (o *Options) Set(name, value string) (known bool, wrong string) {
+	var err error
+	switch name {
+	case "insecure-skip-verify":
+		if o.InsecureSkipVerify, err = strconv.ParseBool(value); err != nil {
+			return true, "it must be true or false"
+		}
+	case "ca-file":
+		if o.CAFile = value; !filepath.IsAbs(value) {
+			return true, "it must be the whole path of a file"
+		}
+	default:
+		return false, ""
+	}
+	return true, ""
+}
+
+// Endpoint takes the URL of a server, of a scheme and a host only. wrong says what is
+// wrong with it.
+func Endpoint(text string) (host string, secure bool, wrong string) {
+	e, err := url.Parse(text)
+	switch {
+	case err != nil:
+		return "", false, "it is no URL"
+	case e.Scheme != "http" && e.Scheme != "https":
+		return "", false, "it must begin with https:// or http://"
+	case e.User != nil:
+		return "", false, "credentials do not belong into the URL"
+	case e.Hostname() == "":
+		return "", false, "it names no host"
+	case strings.Trim(e.Path, "/") != "" || e.RawQuery != "" || e.Fragment != "":
+		return "", false, "it must be of a scheme, a host and a port only"
+	}
+	return e.Host, e.Scheme == "https", ""
+}
+
+// Client is an http.RoundTripper over HTTP/1.1: many connections are faster than one
+// that all transfers share. It may be used by several goroutines at once. It never
+// sends a request a second time of which the server could have seen anything.
+type Client struct {
+	t    *http.Transport
+	skew atomic.Int64 // how far this host's clock is ahead of the server's, in nanoseconds
+}
+
+// New makes a Client. Errors: Invalid for a file of certificates that has none.
+func New(o Options) (*Client, error) {
+	if o.Stall <= 0 {
+		o.Stall = Stall
+	}
+	if o.Floor <= 0 {
+		o.Floor = Floor
+	}
+	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: o.InsecureSkipVerify}
+	if o.CAFile != "" {
+		pem, err := os.ReadFile(o.CAFile)
+		if err != nil {
+			return nil, errs.Wrap("read certificates", o.CAFile, err)
+		}
+		pool, err := x509.SystemCertPool()
+		if err != nil {
+			pool = x509.NewCertPool()
+		}
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, errs.New(errs.Invalid, "read certificates", o.CAFile, "there is no certificate in it").
+				WithHint("it must be a file of certificates in PEM")
+		}
+		config.RootCAs = pool
+	}
+	dialer := &net.Dialer{Timeout: dialWait, KeepAlive: 15 * time.Second}
+	return &Client{t: &http.Transport{
+		Proxy: o.Proxy,
+		DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			c, err := dialer.DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return watch(c, o.Stall, o.Floor), nil
+		},
+		TLSClientConfig:     config,
+		TLSHandshakeTimeout: 15 * time.Second,
+		MaxIdleConnsPerHost: 64,
+		IdleConnTimeout:     o.Stall / 2, // before the connection itself gives up
+		// Objects come as they are stored.
+		DisableCompression: true,
+		TLSNextProto:       map[string]func(string, *tls.Conn) http.RoundTripper{}, // no HTTP/2
+	}}, nil
+}
+
+// RoundTrip is of http.RoundTripper.
+func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
+	answer, err := c.t.RoundTrip(watchRequest(r))
+	if err != nil {
+		// Some libraries replace errors whose text has "EOF" in it by a text.
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = &closed{err}
+		}
+		return nil, err
+	}
+	if date, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
+		c.skew.Store(int64(time.Since(date)))
+	}
+	return answer, nil
+}
+
+// Close closes the connections that nothing uses at the moment. The Client can
+// still be used.
+func (c *Client) Close() { c.t.CloseIdleConnections() }
+
+// ClockHint is what to do about a clock that the server does not agree with.
+func (c *Client) ClockHint() string {
+	hint := "set the clock of this host: signatures hold for some minutes only"
+	skew := time.Duration(c.skew.Load()).Round(time.Second)
+	switch {
+	case skew >= time.Minute:
+		hint += fmt.Sprintf("; it is %s ahead of the server's", skew)
+	case skew <= -time.Minute:
+		hint += fmt.Sprintf("; it is %s behind the server's", -skew)
+	}
+	return hint
+}
+
+// closed is the end of a connection in the middle of something.
+type closed struct{ err error }
+
+func (c *closed) Error() string { return "the server has closed the connection" }
+func (c *closed) Unwrap() error { return c.err }
+
+// Error makes an error of what a request or the reading of its answer has failed
+// with, when there was no answer that says it. Most such errors are temporary.
+// server is what a person knows the server by.
+func Error(ctx context.Context, op, ref, server string, err error) error {
+	if ended := objstore.Ended(ctx, op, ref); ended != nil {
+		return ended
+	}
+	var known *errs.Error
+	if errors.As(err, &known) {
+		return err
+	}
+	e := &errs.Error{Kind: errs.IO, Op: op, Ref: ref, Err: inner(err)}
+	var (
+		unknown x509.UnknownAuthorityError
+		invalid x509.CertificateInvalidError
+		host    x509.HostnameError
+		check   *tls.CertificateVerificationError
+		noTLS   tls.RecordHeaderError
+		dns     *net.DNSError
+	)
+	switch {
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return e.WithHint("the certificate of %s has expired, or the clock of this host is wrong", server)
+	case errors.As(err, &unknown), errors.As(err, &invalid), errors.As(err, &host), errors.As(err, &check):
+		return e.WithHint("the certificate of %s is not one that this host trusts for it: add its authority to those of the system, or name its file with ca-file=", server)
+	case errors.As(err, &noTLS), strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
+		return e.WithHint("%s does not speak TLS: is its URL one with http:// ?", server)
+	case errors.As(err, &dns) && dns.IsNotFound:
+		return e.WithHint("there is no host of this name: check the remote's URL, and the network of this host")
+	}
+	e.WithHint("%s could not be reached, or did not answer: check the network, and that it runs", server)
+	return objstore.TransientAnswer(e, answer(err))
+}
+
+// answer puts an error without an answer into a few words.
+func answer(err error) objstore.Answer {
+	var op *net.OpError
+	var dns *net.DNSError
+	var timeout net.Error
+	var slow *tooSlow
+	switch {
+	case errors.As(err, &dns):
+		return objstore.Answer{Words: "the server's name cannot be resolved", Unreached: true}
+	case errors.As(err, &op) && op.Op == "dial" && errors.Is(err, syscall.ECONNREFUSED):
+		return objstore.Answer{Words: "server refuses connections", Unreached: true}
+	case errors.As(err, &op) && op.Op == "dial":
+		return objstore.Answer{Words: "server cannot be reached", Unreached: true}
+	case errors.As(err, &slow):
+		return objstore.Answer{Words: "server answers too slowly"}
+	case errors.As(err, &timeout) && timeout.Timeout():
+		return objstore.Answer{Words: "server does not answer"}
+	}
+	return objstore.Answer{Words: "connection broke off"}
+}
+
+// inner leaves out the URL of a request, which is long and not for people.
+func inner(err error) error {
+	var u *url.Error
+	if errors.As(err, &u) {
+		return u.Err
+	}
+	return err
+}
+
+// Temporary reports whether a server that has answered with a status may answer
+// with another one the next time.
+func Temporary(status int) bool {
+	switch status {
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests,
+		499, // nginx: it thinks that the client went away
+		http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		return true
+	case http.StatusNotImplemented, http.StatusHTTPVersionNotSupported, http.StatusInsufficientStorage:
+		return false
+	}
+	return status >= 500
+}
+
+// ReadBody reads what a server sends of an object of which it wants to send length
+// bytes, -1 if it did not say how many, as fast as ctx permits. An answer that ends
+// before is an error.
+func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error) {
+	if length > objstore.MaxObjectBytes {
+		return nil, errs.New(errs.Damaged, "", "", "it has %d bytes, and no object of a repository has more than %d", length, objstore.MaxObjectBytes)
+	}
+	body = objstore.PacedReader(ctx, body)
+	if length < 0 {
+		data, err := io.ReadAll(io.LimitReader(body, objstore.MaxObjectBytes+1))
+		if err == nil && len(data) > objstore.MaxObjectBytes {
+			err = errs.New(errs.Damaged, "", "", "it is larger than any object of a repository: %d bytes", objstore.MaxObjectBytes)
+		}
+		return data, err
+	}
+	data := make([]byte, length)
+	if n, err := io.ReadFull(body, data); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return nil, fmt.Errorf("the answer ended after %d of %d bytes", n, length)
+		}
+		return nil, err
+	}
+	return data, nil
+}

@@ -1,0 +1,166 @@
+package replicate
+
+import (
+	"context"
+	"sync"
+
+	"pando/internal/remote/repo"
+)
+
+// pageAhead reads regions of a map, or cells of one of version 2, before they are needed, a few at once, and keeps
+// what it has read until it is dropped. Methods may be called concurrently.
+type pageAhead struct {
+	ctx  context.Context
+	read func(context.Context, uint32) ([]repo.Piece, error)
+
+	mu      sync.Mutex
+	known   map[uint32]*aheadRegion
+	queue   []uint32
+	running int // regions that were begun and not dropped
+	most    int // of these
+
+	room chan struct{} // a token for each region that reserve may still let in
+}
+
+type aheadRegion struct {
+	begun    bool
+	reserved bool
+	done     chan struct{}
+	pieces   []repo.Piece
+	err      error
+}
+
+// newPageAhead reads the regions of a manifest of version 1, or the cells of one of version 2, until ctx ends.
+func newPageAhead(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest) *pageAhead {
+	a := &pageAhead{ctx: ctx, known: map[uint32]*aheadRegion{}, most: regionAhead}
+	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) { return readRegion(ctx, r, m, region) }
+	if m.Version == 2 {
+		a.most = cellAhead
+		a.read = func(ctx context.Context, cell uint32) ([]repo.Piece, error) { return readCell(ctx, nodes, m, cell) }
+	}
+	a.room = make(chan struct{}, 2*a.most)
+	for range cap(a.room) {
+		a.room <- struct{}{}
+	}
+	return a
+}
+
+// reserve bounds how many regions the reader may get before they are dropped. If there
+// are as many, it calls full, so that those who drop them have what they need for that,
+// and waits.
+func (a *pageAhead) reserve(ctx context.Context, region uint32, full func() error) error {
+	a.mu.Lock()
+	r := a.known[region]
+	if r == nil {
+		r = &aheadRegion{done: make(chan struct{})}
+		a.known[region] = r
+	}
+	has := r.reserved
+	r.reserved = true
+	a.mu.Unlock()
+	if has {
+		return nil
+	}
+	select {
+	case <-a.room:
+		return nil
+	default:
+	}
+	if err := full(); err != nil {
+		return err
+	}
+	select {
+	case <-a.room:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// want says that a region will be asked for. It does not wait. Regions are wanted in
+// the order in which they will be dropped.
+func (a *pageAhead) want(region uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.known[region] == nil {
+		a.known[region] = &aheadRegion{done: make(chan struct{})}
+		a.queue = append(a.queue, region)
+		a.pump()
+	}
+}
+
+// get returns the pieces of a region, which stay known until they are dropped.
+func (a *pageAhead) get(ctx context.Context, region uint32) ([]repo.Piece, error) {
+	a.mu.Lock()
+	r := a.known[region]
+	if r == nil {
+		r = &aheadRegion{done: make(chan struct{})}
+		a.known[region] = r
+	}
+	a.begin(region, r) // at once, whatever else is being read
+	a.mu.Unlock()
+	select {
+	case <-r.done:
+		return r.pieces, r.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// drop forgets a region.
+func (a *pageAhead) drop(region uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.dropLocked(region)
+}
+
+// dropBetween forgets regions, the last included.
+func (a *pageAhead) dropBetween(first, last uint32) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for region := range a.known {
+		if region >= first && region <= last {
+			a.dropLocked(region)
+		}
+	}
+}
+
+// dropLocked is drop for who holds mu.
+func (a *pageAhead) dropLocked(region uint32) {
+	r := a.known[region]
+	if r == nil {
+		return
+	}
+	delete(a.known, region)
+	if r.begun {
+		a.running--
+	}
+	if r.reserved {
+		a.room <- struct{}{}
+	}
+	a.pump()
+}
+
+// pump begins what may be begun; the caller holds mu.
+func (a *pageAhead) pump() {
+	for len(a.queue) > 0 && a.running < a.most {
+		region := a.queue[0]
+		a.queue = a.queue[1:]
+		if r := a.known[region]; r != nil {
+			a.begin(region, r)
+		}
+	}
+}
+
+// begin reads a region; the caller holds mu.
+func (a *pageAhead) begin(region uint32, r *aheadRegion) {
+	if r.begun {
+		return
+	}
+	r.begun = true
+	a.running++
+	go func() {
+		defer close(r.done)
+		r.pieces, r.err = a.read(a.ctx, region)
+	}()
+}

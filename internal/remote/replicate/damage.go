@@ -1,0 +1,183 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"hash/fnv"
+	"slices"
+	"sync"
+
+	"pando/internal/base/errs"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+)
+
+// DamagedHead is a head that cannot be read. Its points are not known, but their manifests may be whole: see [Repair].
+type DamagedHead struct {
+	Object string `json:"object"`           // of the remote: "heads/...", or "points/..." if only a part of it cannot be read
+	Volume string `json:"volume,omitempty"` // its name, if this pool, or something on the remote, tells it
+	Reason string `json:"reason"`
+
+	id  repo.ID
+	err error
+}
+
+// String names the volume, or the object if its name is not known.
+func (d DamagedHead) String() string { return cmp.Or(d.Volume, d.Object) }
+
+// headset is all heads of a remote.
+type headset struct {
+	good []repo.HeadState // by name
+	bad  []DamagedHead    // by ID
+}
+
+// readHeads reads all heads. One that cannot be read does not hide the others.
+func readHeads(ctx context.Context, r *repo.Repo) (headset, error) {
+	var ids []repo.ID
+	for id, err := range r.HeadIDs(ctx) {
+		if err != nil {
+			return headset{}, err
+		}
+		ids = append(ids, id)
+	}
+
+	var mu sync.Mutex
+	var out headset
+	err := eachOf(ctx, ids, func(ctx context.Context, id repo.ID) error {
+		h, err := r.HeadByID(ctx, id)
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case broken(err):
+			out.bad = append(out.bad, DamagedHead{Object: "heads/" + id.String(), Reason: err.Error(), id: id, err: err})
+		case err != nil:
+			return err
+		default:
+			out.good = append(out.good, h)
+		}
+		return nil
+	})
+	slices.SortFunc(out.good, func(a, b repo.HeadState) int { return cmp.Compare(a.Head.Name, b.Head.Name) })
+	slices.SortFunc(out.bad, func(a, b DamagedHead) int { return slices.Compare(a.id[:], b.id[:]) })
+	return out, err
+}
+
+// same reports whether no head was written between two readings.
+func (s headset) same(o headset) bool {
+	return slices.EqualFunc(s.good, o.good, func(a, b repo.HeadState) bool {
+		return a.Head.Name == b.Head.Name && a.Head.WriteID == b.Head.WriteID
+	}) && slices.EqualFunc(s.bad, o.bad, func(a, b DamagedHead) bool { return a.id == b.id })
+}
+
+// isBad reports whether the head of a volume is one of those that cannot be read.
+func (s headset) isBad(r *repo.Repo, volume string) bool {
+	if len(s.bad) == 0 {
+		return false
+	}
+	id, err := r.HeadID(volume)
+	return err == nil && slices.ContainsFunc(s.bad, func(d DamagedHead) bool { return d.id == id })
+}
+
+// damagedVolume is the error of a command that needs a head that cannot be read.
+func damagedVolume(op, name string, err error) error {
+	return errs.New(errs.KindOf(err), op, name, "the list of its points on the remote cannot be read: %w", err).
+		WithHint("rebuild it from what its points say: %s", errs.Run("remote repair", "REMOTE"))
+}
+
+// readSessions reads all sessions, and notes those that cannot be read: only their IDs are known.
+func readSessions(ctx context.Context, r *repo.Repo) (good, bad []repo.SessionState, err error) {
+	var ids []repo.ID
+	for id, err := range r.SessionIDs(ctx) {
+		if err != nil {
+			return nil, nil, err
+		}
+		ids = append(ids, id)
+	}
+
+	var mu sync.Mutex
+	err = eachOf(ctx, ids, func(ctx context.Context, id repo.ID) error {
+		s, err := r.Session(ctx, id)
+		unread := errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew)
+		if unread {
+			s, err = r.RawSession(ctx, id)
+		}
+		if err != nil {
+			if errs.Is(err, errs.NotFound) {
+				return nil // it has just ended
+			}
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if unread {
+			s.Session.Beat = stateNumber(string(s.Version))
+			bad = append(bad, s)
+		} else {
+			good = append(good, s)
+		}
+		return nil
+	})
+	for _, all := range [][]repo.SessionState{good, bad} {
+		slices.SortFunc(all, func(a, b repo.SessionState) int { return slices.Compare(a.Session.ID[:], b.Session.ID[:]) })
+	}
+	return good, bad, err
+}
+
+// stateNumber stands for the beat of a session that cannot be read: it is the same as long as nobody writes it.
+func stateNumber(version string) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(version))
+	return h.Sum64()
+}
+
+// KnowNames gives the remote a way to tell the names of volumes and goldens that it may hold, which is asked only when
+// something that is damaged shall be named.
+func (r *Remote) KnowNames(names func(context.Context) ([]string, error)) { r.names = names }
+
+// NamesOf are the names under which volumes and goldens of this pool may be on a remote: their own, and those that the
+// pool remembers to have pushed or pulled.
+func NamesOf(ctx context.Context, e *engine.Engine, r *Remote) ([]string, error) {
+	var out []string
+	heads, err := e.RemoteHeads(ctx, r.Mark.ID.String())
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range heads {
+		out = append(out, h.Name)
+	}
+	volumes, err := e.Volumes(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range volumes {
+		out = append(out, v.Name)
+	}
+	goldens, err := e.Goldens(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range goldens {
+		out = append(out, g.Golden)
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// nameDamaged calls set with the names of heads, by what their objects are called. Names are hints: without them
+// objects are named by their keys.
+func (r *Remote) nameDamaged(ctx context.Context, rp *repo.Repo, set func(byObject map[string]string)) {
+	if r.names == nil {
+		return
+	}
+	names, err := r.names(ctx)
+	if err != nil {
+		return
+	}
+	out := map[string]string{}
+	for _, n := range names {
+		if id, err := rp.HeadID(n); err == nil {
+			out["heads/"+id.String()] = n
+		}
+	}
+	set(out)
+}

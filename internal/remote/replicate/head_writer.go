@@ -1,0 +1,333 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/engine"
+	"pando/internal/remote/objstore"
+	"pando/internal/remote/repo"
+)
+
+// headWriter is this pool as a writer of heads. Whatever adds a point to a head, or changes
+// who may do that, goes through it, so that the rules of fencing are in one place:
+//
+//   - A head has one writer, and an epoch that grows whenever that changes.
+//   - A push keeps to the epoch at which it first read the head: it commits only while the
+//     head has that epoch and this writer. So a take-over ends all pushes under way, also
+//     those of a pool that takes the volume back.
+//   - A head has a token of its writer's last commit. A pool that has the writer's ID and does
+//     not know the token is a copy of the writer, or was put back to an older state.
+//   - All changes are compare-and-swap.
+//
+// Methods may be called concurrently.
+type headWriter struct {
+	repo   *repo.Repo
+	remote string // its name, for hints
+	me     repo.Writer
+
+	tokens  tokenLog          // of this pool's writes
+	free    *sync.Map         // by reference there: pages of points in which the name is not
+	replace map[string]uint64 // by reference there: the number of a point that is pushed once more; see inPlace
+
+	memory         headMemory // what this pool remembers of heads
+	acceptRollback bool       // go on with a head that is older than that
+}
+
+// headState is a head as it was read.
+type headState struct {
+	repo.Head
+	version objstore.Version // "" if there is no head
+	own     ownership        // whose its last write is
+}
+
+// claim is the right to write a head, as it was when that was first read.
+type claim struct{ epoch uint64 }
+
+func (h headState) claim() claim { return claim{h.Epoch} }
+
+// listed finds the point of a manifest that was pushed just now: it is a recent one, or in the place of an older one.
+func (w *headWriter) listed(ctx context.Context, h headState, m *repo.Manifest) (repo.Point, bool, error) {
+	seq := w.replace[h.Name+"@"+m.Point]
+	return findPoint(ctx, w.repo, h.Head, holding(seq), func(x repo.Point) bool { return x.Manifest == m.ID })
+}
+
+// readHead reads a head; one that is not there is a zero one.
+func (w *headWriter) readHead(ctx context.Context, name string) (headState, error) {
+	before, err := w.tokens.load(name)
+	if err != nil {
+		return headState{}, err
+	}
+	h, v, err := w.repo.Head(ctx, name)
+	if errs.Is(err, errs.NotFound) {
+		return headState{Head: repo.Head{Name: name, NextSeq: 1}}, nil
+	}
+	if errs.Is(err, errs.Damaged) {
+		err = damagedVolume(opPush, name, err)
+	}
+	if err != nil {
+		return headState{}, err
+	}
+	own, err := w.judge(before, &h)
+	return headState{h, v, own}, err
+}
+
+// unclaimed reports whether a head is there, but nobody's: removed, or only made to
+// tell sessions that they are too late.
+func (h headState) unclaimed() bool { return h.Gone || h.Writer.Pool == "" }
+
+// mayWrite is nil if this pool may write the head. Conflict.
+func (w *headWriter) mayWrite(h headState) error {
+	if h.version == "" || h.unclaimed() {
+		return nil
+	}
+	if h.Writer.Pool == w.me.Pool {
+		if h.own == foreignWrite && w.older(h) == "" {
+			return w.copied(opPush, h.Head)
+		}
+		return nil
+	}
+	return errs.New(errs.Conflict, opPush, h.Name,
+		"pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
+		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over "+
+			"with %s, which keeps what it is here as a snapshot", errs.Param("as", "NAME"),
+			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")))
+}
+
+// copied is the error of a pool that has the ID of a head's writer and has not written it last. Conflict.
+func (w *headWriter) copied(op string, h repo.Head) error {
+	return errs.New(errs.Conflict, op, h.Name,
+		"another pool with the ID of this one has pushed this volume since: "+
+			"one is a copy of the other, or this one was restored from a backup").
+		WithHint("decide which pool pushes it; to be that one, give this pool an identity of its own with %s, "+
+			"and take the volume over with %s; or push it under another name with `%s`",
+			errs.Run("remote writer", errs.Param("new")),
+			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")), errs.Param("as", "NAME"))
+}
+
+// holds is nil if this pool may go on with what it began under a claim. Conflict.
+func (w *headWriter) holds(h headState, c claim) error {
+	if err := w.mayWrite(h); err != nil {
+		return err
+	}
+	if h.Epoch == c.epoch {
+		return nil
+	}
+	return errs.New(errs.Conflict, opPush, h.Name, "the volume was taken over during this push (epoch %d, it was %d)", h.Epoch, c.epoch).
+		WithHint("push again; %s lists who writes it", errs.Run("remote ls", w.remote))
+}
+
+// notOlder is nil if a head is as new as the one that this pool remembers. Damaged.
+func (w *headWriter) notOlder(h headState) error {
+	why := w.older(h)
+	if why == "" || w.acceptRollback {
+		return nil
+	}
+	e := errs.New(errs.Damaged, opPush, h.Name, "%s", why)
+	if h.version == "" {
+		return e.WithHint(
+			"rebuild it from what its points say: %s; to begin a new one without those points, push with %s",
+			errs.Run("remote repair", w.remote),
+			errs.Param("accept-rollback"),
+		)
+	}
+	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s", errs.Param("accept-rollback"))
+}
+
+// older says in which way a head is older than this pool remembers; "" if it is not.
+func (w *headWriter) older(h headState) string {
+	why := w.memory.older(&h.Head, h.version != "")
+	if why == "" && h.own == retiredWrite {
+		why = retiredReason
+	}
+	return why
+}
+
+// fits is nil if a point can go into a head. Conflict, Exists, Damaged.
+func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) error {
+	if err := cmp.Or(w.mayWrite(h), w.notOlder(h)); err != nil {
+		return err
+	}
+	if h.version == "" || h.unclaimed() {
+		return nil
+	}
+	is := map[bool]string{true: "golden", false: "volume"}
+	if h.Golden != pt.Golden {
+		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden], is[pt.Golden]).
+			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
+	}
+	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
+		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
+			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"), errs.Run("remote delete", w.remote, h.Name))
+	}
+	another := func(x repo.Point) bool { return x.Name == pt.Name && x.Source != string(pt.ID) }
+	_, taken, err := findPoint(ctx, w.repo, h.Head, w.mayName(h.Name, pt.Name), another)
+	if taken {
+		return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
+			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
+	}
+	if err == nil && w.free != nil {
+		w.free.Store(h.Name+"@"+pt.Name, h.Pages)
+	}
+	return err
+}
+
+// mayName selects the pages of a head in which a point of a name can be. Names that pushes make tell when that was, so
+// that an ordinary push reads no page; for others each page is read once.
+func (w *headWriter) mayName(head, name string) pageFilter {
+	made, auto := pushTime(name)
+	var free []repo.PointPage
+	if w.free != nil {
+		known, _ := w.free.Load(head + "@" + name)
+		free, _ = known.([]repo.PointPage)
+	}
+	return func(p repo.PointPage) bool {
+		if auto && p.To.Before(made.Add(-time.Second)) {
+			return false
+		}
+		return !slices.ContainsFunc(free, func(x repo.PointPage) bool { return x.ID == p.ID })
+	}
+}
+
+// commit adds a manifest to the head, if this session and this pool may still do so: h is as
+// it was read after the session had begun, c the claim of when it was first read. A manifest
+// that is listed already is a commit whose answer was lost. errEnded, and the kinds of holds
+// and fits.
+func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point, error) {
+	for again := false; ; again = true {
+		if again {
+			var err error
+			if h, err = w.readHead(ctx, h.Name); err != nil {
+				return h, repo.Point{}, err
+			}
+			if at, ok, err := w.listed(ctx, h, m); ok || err != nil {
+				return h, at, err
+			}
+			// Somebody else wrote it: it may have been a prune that has given this session
+			// up. It says so in the head before it takes the session away.
+			if err := l.beat(ctx); err != nil {
+				return h, repo.Point{}, err
+			}
+		}
+		if err := w.holds(h, c); err != nil {
+			return h, repo.Point{}, err
+		}
+		if err := w.fits(ctx, h, pt); err != nil {
+			return h, repo.Point{}, err
+		}
+		if slices.Contains(h.Fenced, l.id) {
+			return h, repo.Point{}, errEnded
+		}
+
+		next, at, err := w.withPoint(ctx, l, h, pt, m)
+		if err != nil {
+			return h, repo.Point{}, err
+		}
+		next, err = w.putHead(ctx, next)
+		if err == nil {
+			return next, at, nil
+		}
+		if !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
+			return h, repo.Point{}, err
+		}
+	}
+}
+
+// withPoint is the head with one more point; what is too much for the head is in pages then. Only a head that is
+// nobody's gets a writer by this: see holds.
+func (w *headWriter) withPoint(
+	ctx context.Context, l *lease, h headState, pt engine.Point, m *repo.Manifest,
+) (headState, repo.Point, error) {
+	back := w.older(h) != ""
+	switch {
+	case h.Gone:
+		h.Writer = w.me
+		h.Epoch++
+	case h.version == "" || h.unclaimed():
+		h.Writer = w.me
+		h.Epoch = max(h.Epoch, 1)
+	}
+	if back { // and accepted: no epoch is used twice
+		h.Epoch = max(h.Epoch, w.memory[h.Name].Epoch) + 1
+	}
+	h.Gone, h.Golden, h.Lineage = false, pt.Golden, string(pt.Lineage)
+	h.NextSeq = max(h.NextSeq, 1)
+	at := repo.Point{
+		Seq: h.NextSeq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
+		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
+	}
+	if m.Content.Chained() {
+		at.Parent = m.Parent
+	}
+	if o := m.Origin; o != nil {
+		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
+	}
+	pages := repo.PagePutter{Repo: w.repo, Session: func(context.Context) (repo.ID, error) { return l.id, nil }}
+	if is, err := w.inPlace(ctx, pages, &h, &at); is || err != nil {
+		return h, at, err
+	}
+	h.NextSeq++
+	// An older generation, or snapshot, that is pushed later is not what the golden or
+	// volume is now.
+	now, any, err := newestOf(ctx, w.repo, h.Head)
+	if err != nil {
+		return h, at, err
+	}
+	if h.Latest = 0; any && older(pt, now) {
+		h.Latest = now.Seq
+	}
+	h.Recent = append(slices.Clone(h.Recent), at)
+	return h, at, pages.Shrink(ctx, &h.Head)
+}
+
+// older reports whether a point is an older state than the newest that a head has. The
+// snapshot that a push has taken never is, whatever the clocks say.
+func older(pt engine.Point, newest repo.Point) bool {
+	if pt.Golden {
+		n, _ := strconv.Atoi(pt.Name)
+		return n < generationOf(newest)
+	}
+	return !pushNames().MatchString(pt.Name) && pt.CreatedAt.Before(newest.CreatedAt)
+}
+
+// takeOver makes this pool the writer of a head, unless it is that already. admit says whether
+// a head can be taken over; it may be called several times. took: it was another's before.
+// NotFound, Conflict (others do not stop writing it; this pool is a copy of the writer), Damaged
+// (the head is older than this pool remembers, which a new epoch would hide), and admit's errors.
+func (w *headWriter) takeOver(ctx context.Context, name string, admit func(repo.Head) error) (h repo.Head, took bool, err error) {
+	before, err := w.tokens.load(name)
+	if err != nil {
+		return repo.Head{}, false, err
+	}
+	h, err = changeHead(ctx, w.repo, opPull, name, func(h *repo.Head) (bool, error) {
+		if err := admit(*h); err != nil {
+			return false, err
+		}
+		if why := w.memory.older(h, true); why != "" {
+			return false, errs.New(errs.Damaged, opPull, name, "%s", why).
+				WithHint("restore the remote if you can; to go on with what is there: %s",
+					errs.Run("remote prune", w.remote, errs.Param("accept-rollback")))
+		}
+		if h.Writer.Pool == w.me.Pool {
+			own, err := w.judge(before, h)
+			if err == nil && own == foreignWrite {
+				err = w.copied(opPull, *h)
+			}
+			return false, err // even if an earlier try took effect and only its answer was lost
+		}
+		// Which volume of this pool it is, is known when that is here.
+		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, w.me, ""
+		h.Token, err = w.tokens.pend(name)
+		took = true
+		return true, err
+	})
+	if err == nil && took {
+		_ = w.tokens.confirm(name, h.Token) // else it is pending, which is as good
+	}
+	return h, took, err
+}

@@ -1,0 +1,132 @@
+package replicate
+
+import (
+	"context"
+	"errors"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/remote/repo"
+)
+
+// headTries is how often a change of a head is tried that others write, too.
+const headTries = 20
+
+// changeHead changes a head by compare-and-swap: it reads, changes and writes, and
+// begins again if somebody else was faster. change returns false if there is
+// nothing to do; it may be called several times. The head is returned as it is
+// then. NotFound, Conflict (others do not stop writing), and change's errors.
+func changeHead(ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head) (bool, error)) (repo.Head, error) {
+	return changePoints(ctx, r, op, name, func(h *repo.Head, _ repo.PagePutter) (bool, error) { return change(h) })
+}
+
+// changePoints is changeHead for changes that may rewrite pages of points.
+func changePoints(
+	ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head, repo.PagePutter) (bool, error),
+) (repo.Head, error) {
+	pages := newPageWriter(r, name)
+	defer pages.end(ctx)
+	for range headTries {
+		h, v, err := r.Head(ctx, name)
+		if err != nil {
+			return repo.Head{}, noVolume(err, r, op, name)
+		}
+		read := h
+		do, err := change(&h, pages.putter())
+		var fault *pageFault
+		if errs.Is(err, errs.NotFound) && errors.As(err, &fault) {
+			if now, _, herr := r.Head(ctx, name); herr == nil && now.WriteID != read.WriteID {
+				continue // somebody has replaced the page
+			}
+		}
+		if err != nil || !do {
+			return h, damagedPage(op, name, err)
+		}
+		if err := pages.admits(read); err != nil {
+			return repo.Head{}, err
+		}
+		_, err = r.PutHead(ctx, h, v)
+		pages.wrote(err)
+		if err == nil {
+			return h, nil
+		}
+		if !errs.Is(err, errs.Conflict) {
+			return repo.Head{}, errs.Wrap(op, name, err)
+		}
+	}
+	return repo.Head{}, errs.New(errs.Conflict, op, name, "others keep writing it at the same time").
+		WithHint("try again")
+}
+
+// damagedPage words the error of reading a page of points; others it leaves as they are.
+func damagedPage(op, name string, err error) error {
+	var fault *pageFault
+	if !errors.As(err, &fault) || !broken(err) {
+		return err
+	}
+	kind := errs.KindOf(err)
+	if kind == errs.NotFound {
+		kind = errs.Damaged
+	}
+	return errs.New(kind, op, name, "a part of the list of its points on the remote cannot be read: %w", err).
+		WithHint("rebuild it from what its points say: %s", errs.Run("remote repair", "REMOTE"))
+}
+
+// noVolume words the error of reading a head.
+func noVolume(err error, r *repo.Repo, op, name string) error {
+	if errs.Is(err, errs.NotFound) {
+		return errs.New(errs.NotFound, op, name, "no volume of this name is in %s", r.Store()).
+			WithHint("see %s", errs.Run("remote ls"))
+	}
+	if errs.Is(err, errs.Damaged) {
+		return damagedVolume(op, name, err)
+	}
+	return errs.Wrap(op, name, err)
+}
+
+// newestOf is the newest point of a head. False: it has none.
+func newestOf(ctx context.Context, r *repo.Repo, h repo.Head) (repo.Point, bool, error) {
+	pt, ok, err := r.Newest(ctx, h)
+	var fault *pageFault
+	if errors.As(err, &fault) && broken(err) {
+		// What was pushed last is the best that is known.
+		if n := len(h.Recent); n > 0 {
+			return h.Recent[n-1], true, nil
+		}
+	}
+	return pt, ok, err
+}
+
+// pointOf finds what a reference names in a head: the newest point, or the newest
+// of that name. NotFound, Damaged.
+func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Ref) (repo.Point, error) {
+	if h.Gone {
+		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
+			WithHint("see %s", errs.Run("remote ls"))
+	}
+	newest, any, err := newestOf(ctx, r, h)
+	switch {
+	case err != nil:
+		return repo.Point{}, damagedPage(op, q.Name, err)
+	case !any:
+		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no point of %s", h.Name).
+			WithHint("push it again")
+	case q.At == "":
+		return newest, nil
+	}
+
+	var bad []*pageFault
+	for x, err := range newestFirst(ctx, r, h, nil, &bad) {
+		if err != nil {
+			return repo.Point{}, err
+		}
+		if x.Name == q.At {
+			return x, nil
+		}
+	}
+	if len(bad) > 0 {
+		return repo.Point{}, damagedPage(op, q.String(), bad[0])
+	}
+	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %s in the remote", h.Name, q.At).
+		WithHint("the newest is %s; see %s", newest.Name, errs.Run("remote ls"))
+}

@@ -1,0 +1,190 @@
+package replicate
+
+import (
+	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/durable"
+	"pando/internal/remote/repo"
+)
+
+const (
+	opKit = "remote key export"
+
+	kitConfig = "PANDO REPOSITORY CONFIG"
+	kitKey    = "AGE ENCRYPTED FILE" // as the tools of age write and read it
+
+	// KitLabel begins the labels of keys of recovery kits.
+	KitLabel = "recovery kit"
+
+	maxKitBytes = 8 << 20
+)
+
+// KitRequest asks for a recovery kit. Exactly one of Passphrase and Recipient is set.
+type KitRequest struct {
+	File       string
+	Passphrase string // that opens the kit
+	Recipient  string // of age: whose identity opens it
+	Force      bool   // write over a file that is there
+
+	// Instructions say to people what the kit is, and what they do with it.
+	Instructions func(KitFacts) string
+}
+
+// ExportedKit is the result of ExportKit.
+type ExportedKit struct {
+	File string `json:"file"`
+	Key  Key    `json:"key"` // that the kit holds
+}
+
+// ExportKit writes a recovery kit: a text file with instructions, a copy of the repository's config, and a key to it
+// that a passphrase or an age identity opens. The key is added to the repository, so that the kit opens it also
+// after its keys were rotated, and so that it can be taken away. The file has mode 0600, and is durable on return.
+// Exists: there is such a file.
+func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, err error) {
+	if _, err := os.Lstat(q.File); err == nil && !q.Force {
+		return out, errs.New(errs.Exists, opKit, q.File, "there is such a file already").
+			WithHint("choose another, or write over it with %s", errs.Param("force"))
+	}
+	if i, err := os.Stat(filepath.Dir(q.File)); err != nil || !i.IsDir() {
+		return out, errs.New(errs.NotFound, opKit, q.File, "its directory does not exist")
+	}
+	identity, recipient, err := repo.NewIdentity()
+	if err != nil {
+		return out, err
+	}
+	// What can fail because of what was asked for does so before anything is changed.
+	sealed, err := repo.SealText(recipientComment+recipient+"\n"+identity+"\n",
+		repo.NewSlot{Label: KitLabel, Passphrase: q.Passphrase, Recipient: q.Recipient})
+	if err != nil {
+		return out, err
+	}
+	err = r.withRepo(ctx, func(rp *repo.Repo) error {
+		now := time.Now().UTC().Truncate(time.Second)
+		slot := repo.NewSlot{Label: KitLabel + " " + now.Format(time.DateOnly), Recipient: recipient}
+		if err := addSlot(ctx, rp, slot); err != nil {
+			return err
+		}
+		all, err := keys(ctx, r, rp)
+		if err != nil {
+			return err
+		}
+		if out.Key, err = findKey(all, r.Name, recipient); err != nil {
+			return err
+		}
+		err = writeKit(q, q.text(r, rp, out.Key, now, sealed))
+		if err != nil { // nobody has the key then
+			if id, perr := repo.ParseID(out.Key.ID); perr == nil {
+				_ = rp.RemoveSlot(context.WithoutCancel(ctx), id)
+			}
+		}
+		return err
+	})
+	out.File = q.File
+	return out, err
+}
+
+// writeKit writes the file, whole or not at all. Nothing is written over unless that was asked for.
+func writeKit(q KitRequest, text string) error {
+	if q.Force {
+		return errs.Wrap(opKit, q.File, durable.WriteFile(q.File, []byte(text)))
+	}
+	f, err := os.OpenFile(q.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return errs.New(errs.Exists, opKit, q.File, "there is such a file already")
+	}
+	if err == nil {
+		_, err = f.WriteString(text)
+		err = errors.Join(err, f.Sync(), f.Close())
+		if err == nil {
+			err = durable.SyncDir(filepath.Dir(q.File))
+		}
+		if err != nil {
+			err = errors.Join(err, os.Remove(q.File))
+		}
+	}
+	return errs.Wrap(opKit, q.File, err)
+}
+
+// KitFacts are what a recovery kit tells people of itself.
+type KitFacts struct {
+	URL        string
+	Repository string
+	Key        Key // that the kit holds
+	Made       time.Time
+}
+
+// text is the kit: what people read, and the two blocks that count.
+func (q KitRequest) text(r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte) string {
+	facts := KitFacts{URL: r.URL, Repository: rp.ID().String(), Key: k, Made: made}
+	config := pem.EncodeToMemory(&pem.Block{Type: kitConfig, Bytes: rp.Config(), Headers: map[string]string{
+		"URL": facts.URL, "Repository": facts.Repository,
+		"Serial": fmt.Sprint(rp.Mark().Serial), "Made": made.Format(time.RFC3339),
+	}})
+	key := pem.EncodeToMemory(&pem.Block{Type: kitKey, Bytes: sealed})
+	return q.Instructions(facts) + "\n" + string(config) + "\n" + string(key)
+}
+
+// Kit is a recovery kit that was read.
+type Kit struct {
+	URL    string // where the repository was
+	config []byte
+	key    []byte // age file of an identity
+}
+
+// ParseKit reads a recovery kit. Text around what it needs may have changed. Invalid.
+func ParseKit(text []byte) (Kit, error) {
+	var k Kit
+	rest := []byte(strings.ReplaceAll(string(text[:min(len(text), maxKitBytes)]), "\r\n", "\n"))
+	for {
+		var b *pem.Block
+		if b, rest = pem.Decode(rest); b == nil {
+			break
+		}
+		switch b.Type {
+		case kitConfig:
+			k.config, k.URL = b.Bytes, b.Headers["URL"]
+		case kitKey:
+			k.key = b.Bytes
+		}
+	}
+	if len(k.config) == 0 || len(k.key) == 0 {
+		return k, errs.New(errs.Invalid, opAdd, "", "it is not a recovery kit, or not all of it").
+			WithHint("a kit is what %s writes; it ends with a line -----END %s-----", errs.Run("remote key export"), kitKey)
+	}
+	return k, nil
+}
+
+// Open decrypts the key of a kit with a passphrase, or the text of an age identity, and makes the request one that
+// opens the repository with it. Permission: it does not fit.
+func (k Kit) Open(q *AddRequest, passphrase, identity string) error {
+	var secrets []repo.Secret
+	if identity != "" {
+		s, err := repo.Identity(identity)
+		if err != nil {
+			return err
+		}
+		secrets = append(secrets, s)
+	}
+	if passphrase != "" {
+		secrets = append(secrets, repo.Passphrase(passphrase))
+	}
+	text, err := repo.OpenText(k.key, secrets...)
+	if err != nil {
+		return errs.New(errs.Permission, opAdd, "the recovery kit", "%w", err).
+			WithHint("give the passphrase, or with %s the identity, that the kit was made for", errs.Param("identity", "FILE"))
+	}
+	q.Identity, q.Passphrase, q.Config, q.MustExist = text, "", k.config, true
+	if q.URL == "" {
+		q.URL = k.URL
+	}
+	return nil
+}

@@ -1,0 +1,244 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"slices"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+)
+
+const opList = "remote ls"
+
+// Listed is a volume or golden in a remote.
+type Listed struct {
+	Name         string        `json:"name"`
+	Kind         string        `json:"kind"` // volume, golden
+	FS           string        `json:"fs"`
+	SizeBytes    int64         `json:"size_bytes"`    // of the newest point
+	LogicalBytes int64         `json:"logical_bytes"` // of content in the newest point, zeros left out
+	StoredBytes  int64         `json:"stored_bytes"`  // that were stored for its points, compressed
+	Writer       string        `json:"writer"`        // host that may push it
+	WriterPool   string        `json:"writer_pool"`   // and its pool
+	Epoch        uint64        `json:"epoch"`
+	Newest       string        `json:"newest"`   // name of the point that is its newest state; "" if there is none
+	Points       []ListedPoint `json:"points"`   // in the order in which they were pushed: see [Listing.Points]
+	Sessions     []ListedWork  `json:"sessions"` // who is at work on it now, or has died at it
+
+	// Problem is why nothing else is known of it: the list of its points cannot be read. Object is that list. Name is
+	// "" then, if nothing tells it. With Incomplete it is only a part of the list, with so many points, that cannot be
+	// read, and Points are the others.
+	Problem string `json:"problem,omitempty"`
+	Object  string `json:"object,omitempty"`
+
+	Incomplete int `json:"incomplete,omitempty"`
+
+	Count       int         `json:"-"` // of its points
+	NewestPoint ListedPoint `json:"-"`
+}
+
+// ListedPoint is a point of a volume in a remote: a snapshot or a generation.
+type ListedPoint struct {
+	Name         string    `json:"name"`
+	CreatedAt    time.Time `json:"created_at"`
+	Consistency  string    `json:"consistency,omitempty"`
+	Content      string    `json:"content"` // block, stream, tree
+	SizeBytes    int64     `json:"size_bytes"`
+	LogicalBytes int64     `json:"logical_bytes"`
+	StoredBytes  int64     `json:"stored_bytes"`     // that were stored for it, besides what was there
+	Origin       string    `json:"origin,omitempty"` // what it was cloned from
+	Keep         bool      `json:"keep,omitempty"`   // never pruned
+}
+
+// ListedWork is a session that writes or reads a volume. Times are those of the
+// worker's own clock.
+type ListedWork struct {
+	Kind      string    `json:"kind"` // push, pull
+	Host      string    `json:"host"`
+	Pool      string    `json:"pool"`
+	PID       int       `json:"pid"`
+	StartedAt time.Time `json:"started_at"`
+	RenewedAt time.Time `json:"renewed_at"`
+}
+
+// Listing is what a remote has.
+type Listing struct {
+	Volumes []Listed // by name, also what cannot be read; without their points
+
+	repo  *repo.Repo
+	heads map[string]repo.Head
+}
+
+// Volumes lists what a remote has. Its cost grows with the number of volumes, not with that of their points, which can
+// be read then. The caller closes the listing.
+func Volumes(ctx context.Context, r *Remote) (*Listing, error) {
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l, err := volumes(ctx, rp)
+	if err != nil {
+		rp.Close()
+		return nil, err
+	}
+	if slices.ContainsFunc(l.Volumes, func(v Listed) bool { return v.Problem != "" }) {
+		r.nameDamaged(ctx, rp, func(names map[string]string) {
+			for i := range l.Volumes {
+				l.Volumes[i].Name = cmp.Or(l.Volumes[i].Name, names[l.Volumes[i].Object])
+			}
+		})
+	}
+	return l, nil
+}
+
+// Close closes the listing. Idempotent.
+func (l *Listing) Close() { l.repo.Close() }
+
+// Points yields the points of a volume that is listed, in the order in which they were pushed. What cannot be read is
+// passed over, and noted in v at the end. An error ends it.
+func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[ListedPoint, error] {
+	return func(yield func(ListedPoint, error) bool) {
+		var bad []*pageFault
+		h, ok := l.heads[v.Name]
+		if !ok {
+			return
+		}
+		for p, err := range allPoints(ctx, l.repo, h, &bad) {
+			if err != nil {
+				yield(ListedPoint{}, err)
+				return
+			}
+			if !yield(listedPoint(p), nil) {
+				return
+			}
+		}
+		for _, f := range bad {
+			v.Incomplete += f.Page.Count
+			v.Problem, v.Object = cmp.Or(v.Problem, f.Error()), cmp.Or(v.Object, f.Page.Object())
+		}
+	}
+}
+
+func listedPoint(p repo.Point) ListedPoint {
+	return ListedPoint{
+		Name: p.Name, CreatedAt: p.CreatedAt, Consistency: p.Consistency, Content: string(p.Content), SizeBytes: p.SizeBytes,
+		LogicalBytes: p.Logical, StoredBytes: p.Added, Origin: p.OriginRef, Keep: p.Keep,
+	}
+}
+
+func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
+	sessions, _, err := readSessions(ctx, r) // of one that cannot be read nothing is to be shown
+	if err != nil {
+		return nil, errs.Wrap(opList, "", err)
+	}
+	work := map[string][]ListedWork{}
+	pins := map[repo.ID][]ListedWork{}
+	for _, state := range sessions {
+		s := state.Session
+		w := workOf(s)
+		if s.Kind == repo.Pull { // it commits nothing: it is at what it pins
+			for _, id := range s.Pins {
+				pins[id] = append(pins[id], w)
+			}
+			continue
+		}
+		for _, h := range s.Heads {
+			work[h] = append(work[h], w)
+		}
+	}
+	out := []Listed{}
+	all := map[string]repo.Head{}
+	heads, err := readHeads(ctx, r)
+	if err != nil {
+		return nil, errs.Wrap(opList, "", err)
+	}
+	for _, d := range heads.bad {
+		out = append(out, Listed{Kind: "volume", Points: []ListedPoint{}, Sessions: []ListedWork{}, Problem: d.Reason, Object: d.Object})
+	}
+	for _, state := range heads.good {
+		h := state.Head
+		if h.Gone || h.Count() == 0 {
+			continue
+		}
+		l, err := listed(ctx, r, h, work[h.Name], pins)
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range h.Recent {
+			delete(pins, p.Manifest)
+		}
+		out = append(out, l)
+		all[h.Name] = h
+		delete(work, h.Name)
+	}
+	for name, w := range work { // their first push is under way
+		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool, Points: []ListedPoint{}, Sessions: w})
+	}
+	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
+	if err := pinnedInPages(ctx, r, out, all, pins); err != nil {
+		return nil, err
+	}
+	return &Listing{Volumes: out, repo: r, heads: all}, nil
+}
+
+func listed(
+	ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork,
+) (Listed, error) {
+	l := Listed{
+		Name: h.Name, Kind: "volume", Writer: h.Writer.Host, WriterPool: h.Writer.Pool, Epoch: h.Epoch,
+		Points: []ListedPoint{}, Sessions: append([]ListedWork{}, work...),
+	}
+	if h.Golden {
+		l.Kind = "golden"
+	}
+	newest, _, err := newestOf(ctx, r, h)
+	if err != nil {
+		return l, damagedPage(opList, h.Name, err)
+	}
+	l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = newest.Name, newest.FS, newest.SizeBytes, newest.Logical
+	l.Count, l.NewestPoint = h.Count(), listedPoint(newest)
+	for _, p := range h.Pages {
+		l.StoredBytes += p.Added
+	}
+	for _, p := range h.Recent {
+		l.StoredBytes += p.Added
+		l.pinned(pins[p.Manifest])
+	}
+	return l, nil
+}
+
+// pinnedInPages notes who reads points that are in pages: their manifests say of which volume they are.
+func pinnedInPages(
+	ctx context.Context, r *repo.Repo, out []Listed, heads map[string]repo.Head, pins map[repo.ID][]ListedWork,
+) error {
+	for id, work := range pins {
+		m, err := r.Manifest(ctx, id)
+		if broken(err) {
+			continue
+		}
+		if err != nil {
+			return errs.Wrap(opList, "", err)
+		}
+		i := slices.IndexFunc(out, func(l Listed) bool { return l.Name == m.Volume })
+		if i >= 0 && len(heads[m.Volume].Pages) > 0 {
+			out[i].pinned(work)
+		}
+	}
+	return nil
+}
+
+// pinned notes who reads a point of the volume.
+func (l *Listed) pinned(all []ListedWork) {
+	for _, w := range all {
+		if !slices.Contains(l.Sessions, w) {
+			l.Sessions = append(l.Sessions, w)
+		}
+	}
+}
+
+func workOf(s repo.Session) ListedWork {
+	return ListedWork{Kind: string(s.Kind), Host: s.Writer.Host, Pool: s.Writer.Pool, PID: s.PID, StartedAt: s.Started, RenewedAt: s.Renewed}
+}

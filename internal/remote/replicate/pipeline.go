@@ -1,0 +1,465 @@
+package replicate
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// The pipeline: one reader takes what is to be stored in order of offset and packs it
+// into batches, each of at most one frame of data; workers compress and hash them; a
+// sealer takes them in their order again, puts frames into segments, and turns what
+// they say of the volume into pages of its map; segments are uploaded several at once.
+//
+// What it needs of memory is bounded, however large the volume: by the number of
+// buffers (batchBuffers), of uploads, and of regions whose pages are read ahead.
+const (
+	uploads     = 4    // at once
+	regionAhead = 8    // pages of the base that are read ahead
+	cellAhead   = 64   // or cells of it
+	batchItems  = 4096 // in one batch, at most
+	minHole     = 4 * repo.BlockBytes
+)
+
+// batchBuffers is how many frames may be between reader and sealer.
+func batchBuffers() int { return 2*runtime.GOMAXPROCS(0) + 4 }
+
+// item is what a batch says of one range of the volume.
+type item struct {
+	kind   itemKind
+	offset int64
+	length int64
+	within uint32     // of fresh: where in the batch's data it is
+	sum    repo.Sum   // of fresh: computed by a worker
+	piece  repo.Piece // of placed
+}
+
+type itemKind uint8
+
+const (
+	zeroItem   itemKind = iota // reads as zero
+	freshItem                  // data that goes into the batch's frame
+	placedItem                 // data that is on the remote already
+)
+
+// batch is the unit of work: what is to be known of the volume in [from, to).
+type batch struct {
+	from, to int64
+	items    []item
+	buf      *buffer // nil: no data
+	plain    []byte  // the data, in buf
+	replayed bool    // from the journal, where it need not go again
+
+	packed []byte // by a worker
+	codec  repo.Codec
+	done   chan struct{}
+}
+
+// buffer is room for one frame, as it is and compressed.
+type buffer struct {
+	plain  []byte
+	packed []byte
+}
+
+// stats is what a push has moved.
+type stats struct {
+	mu    sync.Mutex
+	sizes map[repo.Segment]uint32 // of segments that were uploaded
+
+	read     atomic.Int64 // bytes of the volume
+	uploaded atomic.Int64 // bytes of objects
+	segments atomic.Int64
+}
+
+func (s *stats) size(seg repo.Segment, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sizes == nil {
+		s.sizes = map[repo.Segment]uint32{}
+	}
+	s.sizes[seg] = uint32(n)
+}
+
+// fill says of each use how large its segment is, as far as that is known: from what was uploaded, and from what was
+// built upon.
+func (s *stats) fill(uses []repo.Use, was []repo.Use) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := make(map[repo.Segment]uint32, len(was))
+	for _, u := range was {
+		before[u.Segment] = u.Size
+	}
+	for i, u := range uses {
+		if uses[i].Size = s.sizes[u.Segment]; uses[i].Size == 0 {
+			uses[i].Size = before[u.Segment]
+		}
+	}
+}
+
+// toldSizes is of how many older segments a manifest says how large they are.
+const toldSizes = 128
+
+// uses lists the segments that a manifest of version 2 says how large they are: those that were uploaded, that of the
+// root, and of what was built upon as many as it has room for.
+func (s *stats) uses(root repo.NodeRef, was []repo.Use) []repo.Use {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make([]repo.Use, 0, len(s.sizes)+1)
+	for seg, n := range s.sizes {
+		out = append(out, repo.Use{Segment: seg, Size: n})
+	}
+	older, rooted := 0, root.IsZero() || s.sizes[root.Frame.Segment] != 0
+	for _, u := range was {
+		if s.sizes[u.Segment] == 0 && u.Size != 0 && older < toldSizes {
+			older++
+			rooted = rooted || u.Segment == root.Frame.Segment
+			out = append(out, repo.Use{Segment: u.Segment, Size: u.Size})
+		}
+	}
+	if !rooted {
+		out = append(out, repo.Use{Segment: root.Frame.Segment})
+	}
+	slices.SortFunc(out, func(a, b repo.Use) int { return compareSegment(a.Segment, b.Segment) })
+	return out
+}
+
+// pipeline stores one point of a volume. It is used once.
+type pipeline struct {
+	repo    *repo.Repo
+	session repo.ID
+	first   uint32 // number of the first segment
+	ready   func(context.Context) error
+	journal *journal // nil: none
+	mapper  *mapper  // nil: of a stream
+	stats   *stats
+
+	frames []repo.Frame // of a stream, in order
+	root   repo.NodeRef // of the map of a block image
+
+	free    chan *buffer
+	work    chan *batch
+	ordered chan *batch
+	uploads *errgroup.Group
+
+	whole bool // the reader has passed on everything; set before ordered is closed
+
+	n   uint32 // of the segment in the making
+	seg *repo.SegmentWriter
+	rec segmentRecord // what the segment in the making will have finished
+}
+
+// run reads with produce, stores, and returns when all segments are on the remote.
+// ready is waited for before the first of them is uploaded: the session must be there.
+func (p *pipeline) run(ctx context.Context, produce func(context.Context, *batcher) error) error {
+	n := batchBuffers()
+	p.free, p.work, p.ordered = make(chan *buffer, n), make(chan *batch, n), make(chan *batch, n)
+	for range n {
+		p.free <- &buffer{plain: make([]byte, 0, repo.FrameBytes)}
+	}
+	p.n = p.first
+	g, ctx := errgroup.WithContext(ctx)
+	up, uctx := errgroup.WithContext(ctx)
+	up.SetLimit(uploads)
+	p.uploads = up
+	g.Go(func() error {
+		defer close(p.work)
+		defer close(p.ordered)
+		b := &batcher{p: p}
+		err := produce(ctx, b)
+		if err == nil {
+			err = b.flush(ctx, b.pos)
+		}
+		p.whole = err == nil
+		return err
+	})
+	for range runtime.GOMAXPROCS(0) {
+		g.Go(func() error {
+			for b := range p.work {
+				p.pack(b)
+			}
+			return nil
+		})
+	}
+	g.Go(func() error {
+		err := p.seal(uctx)
+		if uerr := up.Wait(); uerr != nil { // it is why the sealer's context has ended
+			err = uerr
+		}
+		return err
+	})
+	return g.Wait()
+}
+
+// pack compresses the data of a batch and hashes its pieces.
+func (p *pipeline) pack(b *batch) {
+	defer close(b.done)
+	if p.mapper != nil {
+		for i, it := range b.items {
+			if it.kind == freshItem {
+				b.items[i].sum = p.repo.Sum(b.plain[it.within : int64(it.within)+it.length])
+			}
+		}
+	}
+	b.packed, b.codec = repo.Compress(b.buf.packed[:0], b.plain)
+	if b.codec != repo.Raw {
+		b.buf.packed = b.packed[:0] // it may have grown
+	}
+}
+
+// seal takes batches in order.
+func (p *pipeline) seal(ctx context.Context) error {
+	for {
+		var b *batch
+		select {
+		case b = <-p.ordered:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if b == nil {
+			break
+		}
+		if err := p.sealBatch(ctx, b); err != nil {
+			return err
+		}
+	}
+	if !p.whole {
+		return nil // the reader knows why
+	}
+	if p.mapper != nil {
+		var err error
+		if p.root, err = p.mapper.finish(ctx, p.addFrame); err != nil {
+			return err
+		}
+	}
+	return p.closeSegment(ctx, true)
+}
+
+func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
+	var f repo.Frame
+	if b.buf != nil {
+		select {
+		case <-b.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if len(b.plain) > 0 { // else all that was read is zero
+			var err error
+			if f, err = p.addFrame(ctx, b.packed, b.codec, len(b.plain)); err != nil {
+				return err
+			}
+		}
+		b.buf.plain = b.buf.plain[:0]
+		p.free <- b.buf // it has room for all
+		if p.mapper == nil {
+			p.frames = append(p.frames, f)
+			return nil
+		}
+	}
+	for i := range b.items {
+		it := &b.items[i]
+		if it.kind == freshItem {
+			it.kind = placedItem
+			it.piece = repo.Piece{Offset: it.offset, Length: it.length, Frame: f, Within: it.within, Sum: it.sum}
+		}
+	}
+	if b.replayed {
+		p.rec.gap()
+	} else {
+		p.rec.add(b)
+	}
+	for _, it := range b.items {
+		l := zeroLayer(it.offset, it.length)
+		if it.kind == placedItem {
+			l = pieceLayer(it.piece)
+		}
+		if err := p.mapper.put(ctx, l, p.addFrame); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addFrame puts a frame into the segment in the making, or a new one if it is full.
+func (p *pipeline) addFrame(ctx context.Context, content []byte, codec repo.Codec, plain int) (repo.Frame, error) {
+	if p.seg != nil && (p.seg.Bytes()+len(content) > repo.SegmentBytes || !p.seg.Fits(len(content))) {
+		if err := p.closeSegment(ctx, false); err != nil {
+			return repo.Frame{}, err
+		}
+	}
+	if p.seg == nil {
+		var err error
+		if p.seg, err = p.repo.NewSegment(p.session, p.n); err != nil {
+			return repo.Frame{}, err
+		}
+	}
+	return p.seg.Add(content, codec, plain)
+}
+
+// closeSegment hands the segment in the making to an upload, and waits for room to do
+// so.
+func (p *pipeline) closeSegment(ctx context.Context, last bool) error {
+	if p.seg == nil {
+		return nil
+	}
+	seg := repo.Segment{Session: p.session, N: p.n}
+	data, rec := p.seg.Finish(), p.rec
+	p.seg, p.rec = nil, segmentRecord{}
+	if p.n++; p.n == 0 {
+		return errs.New(errs.Internal, "push", "", "a session has too many segments")
+	}
+	rec.n, rec.bytes = seg.N, int64(len(data))
+	p.uploads.Go(func() error {
+		if err := p.ready(ctx); err != nil {
+			return err
+		}
+		if err := p.repo.PutSegment(ctx, seg, data); err != nil {
+			return err
+		}
+		p.stats.uploaded.Add(int64(len(data)))
+		p.stats.segments.Add(1)
+		p.stats.size(seg, len(data))
+		if p.journal == nil {
+			return nil
+		}
+		// What comes after the last segment is two small writes: if the power fails
+		// just then, it is uploaded again.
+		return p.journal.segment(rec, !last)
+	})
+	return nil
+}
+
+// batcher is what the reader fills.
+type batcher struct {
+	p   *pipeline
+	pos int64 // all before it is in batches
+	n   int   // items so far
+	cur *batch
+}
+
+// room makes the current batch one that can take n more bytes of data, and returns
+// where they go.
+func (b *batcher) room(ctx context.Context, n int) ([]byte, error) {
+	if b.cur != nil && (len(b.cur.items) >= batchItems || b.cur.buf != nil && len(b.cur.plain)+n > repo.FrameBytes) {
+		if err := b.flush(ctx, b.pos); err != nil {
+			return nil, err
+		}
+	}
+	b.open()
+	if n == 0 {
+		return nil, nil
+	}
+	if b.cur.buf == nil {
+		select {
+		case b.cur.buf = <-b.p.free:
+			b.cur.plain = b.cur.buf.plain[:0]
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	have := len(b.cur.plain)
+	return b.cur.plain[have : have+n : have+n], nil
+}
+
+func (b *batcher) open() {
+	if b.cur == nil {
+		b.cur = &batch{from: b.pos, done: make(chan struct{})}
+	}
+}
+
+// fresh adds n bytes of data, of which the parts lie behind each other in what room
+// has returned.
+func (b *batcher) fresh(parts ...item) {
+	for _, it := range parts {
+		it.kind, it.within = freshItem, uint32(len(b.cur.plain))
+		b.cur.plain = b.cur.plain[:len(b.cur.plain)+int(it.length)]
+		b.cur.items = append(b.cur.items, it)
+		b.n++
+		b.pos = it.offset + it.length
+	}
+}
+
+// zero adds a range that reads as zero.
+func (b *batcher) zero(ctx context.Context, offset, length int64) error {
+	if _, err := b.room(ctx, 0); err != nil {
+		return err
+	}
+	b.hole(offset, length)
+	return nil
+}
+
+// raw adds n bytes of a stream that were copied into what room has returned.
+func (b *batcher) raw(n int) { b.cur.plain = b.cur.plain[:len(b.cur.plain)+n] }
+
+// pending is how much data the current batch has.
+func (b *batcher) pending() int {
+	if b.cur == nil {
+		return 0
+	}
+	return len(b.cur.plain)
+}
+
+// hole is zero within what room was made for.
+func (b *batcher) hole(offset, length int64) {
+	items := b.cur.items
+	b.n++
+	if n := len(items); n > 0 && items[n-1].kind == zeroItem && items[n-1].offset+items[n-1].length == offset {
+		items[n-1].length += length
+	} else {
+		b.cur.items = append(items, item{kind: zeroItem, offset: offset, length: length})
+	}
+	b.pos = offset + length
+}
+
+// placed adds a piece that is on the remote.
+func (b *batcher) placed(ctx context.Context, p repo.Piece) error {
+	if _, err := b.room(ctx, 0); err != nil {
+		return err
+	}
+	b.cur.items = append(b.cur.items, item{kind: placedItem, offset: p.Offset, length: p.Length, piece: p})
+	b.n++
+	b.pos = p.End()
+	return nil
+}
+
+// replay passes on what the journal says of [from, to).
+func (b *batcher) replay(ctx context.Context, from, to int64, items []item) error {
+	if err := b.flush(ctx, from); err != nil {
+		return err
+	}
+	b.pos = to
+	return b.pass(ctx, &batch{from: from, to: to, items: items, replayed: true})
+}
+
+// flush passes the current batch on. All of the volume before to is dealt with.
+func (b *batcher) flush(ctx context.Context, to int64) error {
+	c := b.cur
+	if c == nil {
+		b.pos = max(b.pos, to)
+		return nil
+	}
+	b.cur, b.pos = nil, max(b.pos, to)
+	c.to = b.pos
+	return b.pass(ctx, c)
+}
+
+func (b *batcher) pass(ctx context.Context, c *batch) error {
+	queues := []chan *batch{b.p.ordered}
+	if c.buf != nil {
+		queues = []chan *batch{b.p.work, b.p.ordered}
+	}
+	for _, q := range queues {
+		select {
+		case q <- c:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}

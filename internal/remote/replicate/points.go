@@ -1,0 +1,265 @@
+package replicate
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+	"pando/internal/remote/repo"
+)
+
+// A head lists its newest points; older ones are in pages, which change only by being replaced. Who reads a page may
+// find that somebody has rewritten the head since, and that a prune has removed the page: then the head is read again,
+// and reading goes on where it was. Pages that cannot be read are passed over: what that means is for the caller to
+// say.
+
+// pageFault is a page of points that cannot be read.
+type pageFault = repo.PageError
+
+// pageFilter selects pages of points; nil: all.
+type pageFilter func(repo.PointPage) bool
+
+// holding selects the page in which the point of a number is.
+func holding(seq uint64) pageFilter {
+	return func(p repo.PointPage) bool { return p.First <= seq && seq <= p.Last }
+}
+
+// near selects pages in which a point can be that was made at a time.
+func near(at time.Time) pageFilter {
+	return func(p repo.PointPage) bool { return p.Near(at) }
+}
+
+// pointSeq is how points are given: an error ends it.
+type pointSeq = iter.Seq2[repo.Point, error]
+
+// olderPoints yields the points in the pages of a head that want selects, newest first. What is wrong with pages is
+// added to bad, if that is not nil.
+func olderPoints(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, bad *[]*pageFault) pointSeq {
+	return func(yield func(repo.Point, error) bool) {
+		below := uint64(math.MaxUint64)
+		left := func() (out []repo.PointPage) {
+			for _, p := range slices.Backward(h.Pages) {
+				if p.First < below && (want == nil || want(p)) {
+					out = append(out, p)
+				}
+			}
+			return out
+		}
+		_, err := followPages(ctx, r, &h, left, bad, func(read repo.PageRead) bool {
+			for _, x := range slices.Backward(read.Points) {
+				if x.Seq < below && !yield(x, nil) {
+					return false
+				}
+			}
+			below = min(below, read.Page.First)
+			return true
+		})
+		if err != nil {
+			yield(repo.Point{}, err)
+		}
+	}
+}
+
+// allPoints yields all points of a head, oldest first. What is wrong with pages is added to bad, if that is not nil.
+func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault) pointSeq {
+	return func(yield func(repo.Point, error) bool) {
+		above := uint64(0)
+		left := func() []repo.PointPage {
+			return slices.DeleteFunc(slices.Clone(h.Pages), func(p repo.PointPage) bool { return p.Last <= above })
+		}
+		give := func(points []repo.Point) bool {
+			for _, x := range points {
+				if x.Seq > above {
+					above = x.Seq
+					if !yield(x, nil) {
+						return false
+					}
+				}
+			}
+			return true
+		}
+		whole, err := followPages(ctx, r, &h, left, bad, func(read repo.PageRead) bool {
+			if !give(read.Points) {
+				return false
+			}
+			above = max(above, read.Page.Last)
+			return true
+		})
+		switch {
+		case err != nil:
+			yield(repo.Point{}, err)
+		case whole:
+			give(h.Recent)
+		}
+	}
+}
+
+// followPages reads the pages that left names, which are some of those of h, until fn returns false; then whole is
+// false. If a page is gone because the head was changed, it goes on with the head as it is then. A page that is missing
+// in one head after the other is damage: a store can answer with two old heads in turn for ever.
+func followPages(
+	ctx context.Context, r *repo.Repo, h *repo.Head, left func() []repo.PointPage, bad *[]*pageFault,
+	fn func(repo.PageRead) bool,
+) (whole bool, err error) {
+	for again, heads := true, 0; again; heads++ {
+		again = false
+		for read := range r.ReadPages(ctx, *h, left()) {
+			if read.Err != nil {
+				now, is, err := moved(ctx, r, *h, read)
+				if err != nil {
+					return false, err
+				}
+				if is && heads < headTries {
+					*h, again = now, true
+					break
+				}
+				note(bad, read.Err)
+			}
+			if !fn(read) {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// moved finds out why a page could not be read. True: the head does not name it any more; now is the head as it is.
+func moved(ctx context.Context, r *repo.Repo, h repo.Head, read repo.PageRead) (now repo.Head, is bool, err error) {
+	if ctx.Err() != nil {
+		return h, false, ctx.Err()
+	}
+	if !broken(read.Err) {
+		return h, false, read.Err
+	}
+	if !errs.Is(read.Err, errs.NotFound) {
+		return h, false, nil
+	}
+	now, _, err = r.Head(ctx, h.Name)
+	switch {
+	case broken(err):
+		return h, false, nil
+	case err != nil:
+		return h, false, err
+	}
+	return now, !names(now, read.Page.ID), nil
+}
+
+// names reports whether a head names a page.
+func names(h repo.Head, page repo.ID) bool {
+	return slices.ContainsFunc(h.Pages, func(p repo.PointPage) bool { return p.ID == page })
+}
+
+func note(bad *[]*pageFault, err error) {
+	var f *pageFault
+	if bad != nil && errors.As(err, &f) {
+		*bad = append(*bad, f)
+	}
+}
+
+// newestFirst yields all points of a head, newest first, as far as they can be read. Pages are read when they are
+// needed.
+func newestFirst(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, bad *[]*pageFault) pointSeq {
+	return func(yield func(repo.Point, error) bool) {
+		for _, x := range slices.Backward(h.Recent) {
+			if !yield(x, nil) {
+				return
+			}
+		}
+		for x, err := range olderPoints(ctx, r, h, want, bad) {
+			if !yield(x, err) {
+				return
+			}
+		}
+	}
+}
+
+// findPoint finds the newest point of a head that is as it should be. Only pages that want selects are read. False:
+// there is none in what can be read.
+func findPoint(
+	ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter, is func(repo.Point) bool,
+) (repo.Point, bool, error) {
+	for x, err := range newestFirst(ctx, r, h, want, nil) {
+		if err != nil {
+			return repo.Point{}, false, err
+		}
+		if is(x) {
+			return x, true, nil
+		}
+	}
+	return repo.Point{}, false, nil
+}
+
+// lists reports whether a head lists a point as it was read before. It reads at most one page; one that cannot be read
+// does not count.
+func lists(ctx context.Context, r *repo.Repo, h repo.Head, pt repo.Point) (bool, error) {
+	if h.Gone {
+		return false, nil
+	}
+	if slices.ContainsFunc(h.Recent, func(x repo.Point) bool { return x.Manifest == pt.Manifest }) {
+		return true, nil
+	}
+	_, is, err := findPoint(ctx, r, h, holding(pt.Seq), func(x repo.Point) bool { return x.Manifest == pt.Manifest })
+	return is, err
+}
+
+// pageWriter writes pages of points of one head, under a session of its own that it begins when there is something to
+// write. Who commits what names them calls admits first: a prune may have ended the session.
+type pageWriter struct {
+	repo   *repo.Repo
+	head   string
+	writer repo.Writer
+
+	mu     sync.Mutex
+	lease  *lease
+	unsure bool // nobody knows whether the head that names the pages was written, or is about to be
+}
+
+func newPageWriter(r *repo.Repo, head string) *pageWriter {
+	return &pageWriter{repo: r, head: head, writer: repo.Writer{Host: hostLabel()}}
+}
+
+func (w *pageWriter) putter() repo.PagePutter {
+	return repo.PagePutter{Repo: w.repo, Session: func(ctx context.Context) (repo.ID, error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if w.lease == nil {
+			_, l, err := begin(context.WithoutCancel(ctx), w.repo, repo.Push, []string{w.head}, w.writer)
+			if err != nil {
+				return repo.ID{}, err
+			}
+			w.lease = l
+		}
+		return w.lease.id, nil
+	}}
+}
+
+// admits is nil if what was written may be committed over a head. errEnded.
+func (w *pageWriter) admits(h repo.Head) error {
+	if w.lease != nil && slices.Contains(h.Fenced, w.lease.id) {
+		return errEnded
+	}
+	return nil
+}
+
+// wrote notes what came of writing the head that names the pages.
+func (w *pageWriter) wrote(err error) {
+	w.unsure = err != nil && (objstore.Temporary(err) || !errs.Is(err, errs.Conflict))
+}
+
+// end ends the session, if there is one. What is left of it, a prune ends; so it does that of a head of which nobody
+// knows whether it was written: the pages must stay until that head cannot be written any more.
+func (w *pageWriter) end(ctx context.Context) {
+	switch {
+	case w.lease == nil:
+	case w.unsure:
+		w.lease.abandon()
+	default:
+		_ = w.lease.end(ctx)
+	}
+}

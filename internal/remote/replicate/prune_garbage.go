@@ -1,0 +1,137 @@
+package replicate
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+)
+
+// objects are those that a prune may delete, as they were listed.
+type objects struct {
+	segments  map[repo.Segment]int64 // bytes
+	manifests []repo.ID
+	moved     repo.Moved                  // tables, and packs
+	places    map[repo.Segment]repo.Place // where moved segments are
+	unsound   map[repo.Segment]bool       // that cannot be read there, and of which there is an older copy
+}
+
+// listObjects lists segments and manifests, and then what was moved: a segment that is moved at that time is found in
+// one of them, at least.
+func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
+	o := objects{segments: map[repo.Segment]int64{}}
+	for s, err := range r.Segments(ctx) {
+		if err != nil {
+			return o, err
+		}
+		o.segments[s.Segment] = s.Bytes
+	}
+	for id, err := range r.Manifests(ctx) {
+		if err != nil {
+			return o, err
+		}
+		o.manifests = append(o.manifests, id)
+	}
+	var err error
+	o.moved, err = r.MovedAndPacks(ctx)
+	o.places = o.moved.Places()
+	return o, err
+}
+
+// present are the segments whose frames can be read, with the bytes of their objects: of moved ones those that they
+// had.
+func (o objects) present() map[repo.Segment]int64 {
+	out := maps.Clone(o.segments)
+	for s, at := range o.places {
+		if _, there := out[s]; !there {
+			out[s] = at.Bytes
+		}
+	}
+	return out
+}
+
+// presentSegments lists the segments whose frames can be read, with the bytes of their objects.
+func presentSegments(ctx context.Context, r *repo.Repo) (map[repo.Segment]int64, error) {
+	o := objects{segments: map[repo.Segment]int64{}}
+	for s, err := range r.Segments(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		o.segments[s.Segment] = s.Bytes
+	}
+	moved, err := r.Moved(ctx)
+	o.places = moved.Places()
+	return o.present(), err
+}
+
+// garbage says what of the listed objects goes.
+func (p *pruner) garbage(
+	ctx context.Context,
+	o objects,
+	now scene,
+	n need,
+) (manifests []repo.ID, segments []repo.Segment, err error) {
+	writing := slices.ContainsFunc(now.sessions, func(s repo.SessionState) bool { return s.Session.Kind == repo.Push })
+	var maybe []repo.ID
+	for _, id := range o.manifests {
+		if n.manifests[id] {
+			continue
+		}
+		if writing {
+			maybe = append(maybe, id) // a session may be about to commit it
+		} else {
+			manifests = append(manifests, id)
+		}
+	}
+	err = readManifests(ctx, p.repo, maybe, func(m repo.Manifest) {
+		if !now.works(m.Session) {
+			manifests = append(manifests, m.ID)
+		}
+	}, func(_ repo.ID, err error) error {
+		if k := errs.KindOf(err); k == errs.NotFound || k == errs.Damaged {
+			return nil // gone, or nobody knows whose it is: it stays until nobody is at work
+		}
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	for s, size := range o.segments {
+		used, is := n.segments[s], n.has(s)
+		switch {
+		case is && o.places[s].Generation > 0 && !o.unsound[s]: // it was moved, by who did not get as far as to delete it
+			segments = append(segments, s)
+			p.out.Segments++
+			p.out.FreedBytes += size
+		case is:
+			p.out.UsedBytes += size
+			p.out.PartlyUsedBytes += size - n.bytes(s, size, used)
+		case now.works(s.Session):
+			p.out.HeldBytes += size
+		default:
+			segments = append(segments, s)
+			p.out.Segments++
+			p.out.FreedBytes += size
+		}
+	}
+	p.out.Manifests = len(manifests)
+	return manifests, segments, nil
+}
+
+// remove deletes manifests first, so that none is there whose segments are not.
+func (p *pruner) remove(ctx context.Context, manifests []repo.ID, segments []repo.Segment) error {
+	p.Tracker.Start("deleting", int64(len(manifests)+len(segments)), 0)
+	err := eachOf(ctx, manifests, func(ctx context.Context, id repo.ID) error {
+		p.Tracker.Add(1, 0)
+		return p.repo.DeleteManifest(ctx, id)
+	})
+	if err != nil {
+		return err
+	}
+	return eachOf(ctx, segments, func(ctx context.Context, s repo.Segment) error {
+		p.Tracker.Add(1, 0)
+		return p.repo.DeleteSegment(ctx, s)
+	})
+}

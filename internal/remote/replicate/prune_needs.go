@@ -1,0 +1,355 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+)
+
+// scene is what the remote's heads and sessions were at one moment.
+type scene struct {
+	heads     []repo.HeadState
+	damaged   []DamagedHead
+	sessions  []repo.SessionState
+	manifests []repo.ID // that heads name
+}
+
+// works reports whether a session is there.
+func (s scene) works(id repo.ID) bool {
+	return slices.ContainsFunc(s.sessions, func(x repo.SessionState) bool { return x.Session.ID == id })
+}
+
+// same reports whether no head was written between two scenes.
+func (s scene) same(o scene) bool {
+	return (headset{s.heads, s.damaged}).same(headset{o.heads, o.damaged})
+}
+
+// lookForNeeds finds what is there and what of it must stay. If something that must stay is
+// gone, somebody may have removed it just then: it looks again, as long as the heads change.
+func (p *pruner) lookForNeeds(ctx context.Context) (scene, need, error) {
+	damaged := p.out.Damaged
+	now, err := p.look(ctx)
+	for range headTries {
+		if err != nil {
+			return now, need{}, err
+		}
+		n, err := p.needed(ctx, now)
+		if err == nil || !errs.Is(err, errs.Damaged) {
+			return now, n, err
+		}
+		p.out.Damaged = damaged
+		again, lerr := p.look(ctx)
+		if lerr != nil || now.same(again) {
+			return now, n, cmp.Or(lerr, err)
+		}
+		now = again
+	}
+	return now, need{}, tooBusy()
+}
+
+// allNeeds is lookForNeeds, and what damaged heads and maps need. If a map cannot be read, somebody may have removed it
+// just then: it looks again, as long as the heads change. If it is damaged, nobody knows what it needs, and everything
+// is kept.
+func (p *pruner) allNeeds(ctx context.Context, o objects) (scene, need, error) {
+	damaged, kept := p.out.Damaged, p.out.KeptAll
+	for try := 0; ; try++ {
+		p.out.Damaged, p.out.KeptAll = damaged, kept
+		now, n, err := p.lookForNeeds(ctx)
+		if err == nil {
+			err = p.needOfDamaged(ctx, o, now, &n)
+		}
+		if err == nil {
+			p.Tracker.Start("reading maps", 0, 0)
+			err = n.walk(ctx)
+		}
+		if err != nil {
+			return now, n, err
+		}
+		why := n.marks.complete()
+		if why == nil {
+			return now, n, nil
+		}
+		was := p.out.Damaged
+		again, err := p.look(ctx)
+		p.out.Damaged = was
+		if err != nil {
+			return now, n, err
+		}
+		if (headset{now.heads, now.damaged}).same(headset{again.heads, again.damaged}) || try == headTries {
+			if err := p.nameUnreadable(ctx, now, n.marks.lost); err != nil {
+				return now, n, err
+			}
+			p.out.KeptAll = cmp.Or(p.out.KeptAll, p.out.whyUnreadable(why))
+			return now, n, nil
+		}
+	}
+}
+
+// nameUnreadable notes which points have nodes that cannot be read: of each node one of them.
+func (p *pruner) nameUnreadable(ctx context.Context, now scene, lost []lostNode) error {
+	owners := map[repo.ID]UnreadablePoint{}
+	for _, n := range lost {
+		owners[n.of] = UnreadablePoint{}
+	}
+	for _, h := range now.heads {
+		for pt, err := range allPoints(ctx, p.repo, h.Head, nil) {
+			if err != nil {
+				return err
+			}
+			if _, is := owners[pt.Manifest]; is {
+				owners[pt.Manifest] = UnreadablePoint{Volume: h.Head.Name, Point: pt.Name}
+			}
+		}
+	}
+	p.out.Unreadable = nil
+	for _, n := range lost {
+		x := owners[n.of]
+		x.Object, x.Reason = "segments/"+n.Frame.Segment.String(), n.why.Error()
+		p.out.Unreadable = append(p.out.Unreadable, x)
+	}
+	slices.SortStableFunc(p.out.Unreadable, func(a, b UnreadablePoint) int {
+		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point))
+	})
+	return nil
+}
+
+// whyUnreadable says whose maps cannot be read.
+func (out *Pruned) whyUnreadable(why error) string {
+	var points []string
+	for _, x := range out.Unreadable {
+		if name := x.Volume + "@" + x.Point; x.Volume != "" && !slices.Contains(points, name) {
+			points = append(points, name)
+		}
+	}
+	whose := "a point"
+	if len(points) > 0 {
+		whose = strings.Join(points[:min(len(points), 3)], ", ")
+	}
+	if n := len(points) - 3; n > 0 {
+		whose += fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("a part of the map of %s cannot be read, so that nobody knows what it needs (%v)", whose, why)
+}
+
+// tooBusy is why a prune gives up.
+func tooBusy() error {
+	return errs.New(errs.Conflict, opRemotePrune, "", "volumes are being pushed all the time, so nothing was deleted").
+		WithHint("points have been removed; run it again for the space")
+}
+
+// look reads sessions between two readings of the heads that are the same.
+func (p *pruner) look(ctx context.Context) (scene, error) {
+	heads, err := readHeads(ctx, p.repo)
+	if err != nil {
+		return scene{}, err
+	}
+	for range headTries {
+		sessions, unread, err := readSessions(ctx, p.repo)
+		if err != nil {
+			return scene{}, err
+		}
+		again, err := readHeads(ctx, p.repo)
+		if err != nil {
+			return scene{}, err
+		}
+		if err := p.refuseRollback(ctx, again); err != nil {
+			return scene{}, err
+		}
+		now := scene{heads: again.good, damaged: again.bad, sessions: append(sessions, unread...)}
+		same := heads.same(again)
+		if same {
+			if same, err = p.readPoints(ctx, &now); err != nil {
+				return scene{}, err
+			}
+		}
+		if same {
+			if len(unread) > 0 {
+				p.out.KeptAll = "a session cannot be read, so that nobody knows what it needs"
+			}
+			p.out.Damaged = append(p.out.Damaged, now.damaged...)
+			p.out.Working = len(now.sessions)
+			return now, nil
+		}
+		heads = again
+	}
+	return scene{}, tooBusy()
+}
+
+// need is what must stay.
+type need struct {
+	manifests map[repo.ID]bool
+	segments  map[repo.Segment]int64 // at least so many bytes of it are needed
+	marks     *marker                // what of them is needed, exactly
+
+	todo []repo.ID // manifests whose own needs are not yet noted
+}
+
+// add adds a manifest that must stay.
+func (n *need) add(id repo.ID) {
+	if !id.IsZero() && !n.manifests[id] {
+		n.manifests[id] = true
+		n.todo = append(n.todo, id)
+	}
+}
+
+// uses notes what a manifest needs.
+func (n *need) uses(m *repo.Manifest) {
+	if m.Version < 2 { // else it is marked
+		for _, u := range m.Uses {
+			n.segments[u.Segment] = max(n.segments[u.Segment], u.Bytes)
+		}
+	}
+	n.marks.add(m)
+	if m.Content.Chained() {
+		n.add(m.Parent)
+	}
+}
+
+// has reports whether something of a segment is needed.
+func (n *need) has(s repo.Segment) bool { return n.segments[s] > 0 || n.marks.has(s) }
+
+// walk reads the maps of what must stay.
+func (n *need) walk(ctx context.Context) error {
+	if err := n.marks.walk(ctx); err != nil {
+		return err
+	}
+	for s := range n.marks.segments {
+		if _, is := n.segments[s]; !is {
+			n.segments[s] = 0
+		}
+	}
+	return nil
+}
+
+// bytes is how many of the bytes of a segment are needed. If not all maps could be read it is what manifests say, used.
+func (n *need) bytes(s repo.Segment, size, used int64) int64 {
+	if n.marks.exact() != nil {
+		return min(size, used)
+	}
+	return n.marks.needed(s, size)
+}
+
+// needed reads the manifests that must stay and notes the segments that they name:
+// those in heads, those that sessions pin, and whatever a stream among them is the
+// difference from.
+func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
+	n := need{manifests: map[repo.ID]bool{}, segments: map[repo.Segment]int64{}, marks: newMarker(p.repo)}
+	p.Tracker.Start("reading manifests", 0, 0)
+
+	// What heads name must be there.
+	for _, id := range now.manifests {
+		if !p.DryRun || !p.retired[id] {
+			n.add(id)
+		}
+	}
+	if err := p.readNeeds(ctx, &n, func(id repo.ID, err error) error { return p.unreadable(ctx, now, id, err) }); err != nil {
+		return n, err
+	}
+
+	// What only sessions have pinned may be gone already, and so may what that was the difference
+	// from: who has pinned it finds that out.
+	for _, s := range now.sessions {
+		for _, id := range s.Session.Pins {
+			n.add(id)
+		}
+	}
+	return n, p.readNeeds(ctx, &n, func(id repo.ID, err error) error {
+		if errs.Is(err, errs.NotFound) {
+			return nil
+		}
+		return p.unreadable(ctx, now, id, err)
+	})
+}
+
+// readNeeds reads the manifests that were added, and notes what they need, also of others.
+func (p *pruner) readNeeds(ctx context.Context, n *need, failed func(repo.ID, error) error) error {
+	for len(n.todo) > 0 {
+		batch := n.todo
+		n.todo = nil
+		err := readManifests(ctx, p.repo, batch, func(m repo.Manifest) {
+			p.Tracker.Add(1, 0)
+			n.uses(&m)
+		}, failed)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// needOfDamaged adds what volumes need whose heads cannot be read, or are lost: all manifests of them that are there.
+// Heads are never deleted, so one is lost if a manifest names its volume and nobody is about to make it.
+func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *need) error {
+	damaged := map[repo.ID]int{}
+	for i, d := range now.damaged {
+		damaged[d.id] = i
+	}
+	there := map[repo.ID]bool{}
+	for _, h := range now.heads {
+		if id, err := p.repo.HeadID(h.Head.Name); err == nil {
+			there[id] = true
+		}
+	}
+
+	unnamed := slices.DeleteFunc(
+		slices.Clone(o.manifests),
+		func(id repo.ID) bool { return n.manifests[id] || p.retired[id] },
+	)
+	kept := ""
+	unread := func(id repo.ID, err error) error {
+		if broken(err) {
+			kept = "manifest " + id.String() + " cannot be read, and may be of a volume whose list of points is damaged or lost"
+			return nil
+		}
+		return err
+	}
+	err := readManifests(ctx, p.repo, unnamed, func(m repo.Manifest) {
+		id, err := p.repo.HeadID(m.Volume)
+		if err != nil || there[id] {
+			return
+		}
+		i, is := damaged[id]
+		if !is && now.works(m.Session) {
+			return // the first push of a volume, which is about to make its head
+		}
+		if !is {
+			i = len(p.out.Damaged)
+			damaged[id] = i
+			p.out.Damaged = append(p.out.Damaged, DamagedHead{Object: "heads/" + id.String(), Reason: "it is missing", id: id})
+		}
+		p.out.Damaged[i].Volume = m.Volume
+		n.manifests[m.ID] = true
+		n.uses(&m)
+	}, unread)
+	if err != nil {
+		return err
+	}
+	if err := p.readNeeds(ctx, n, unread); err != nil {
+		return err
+	}
+	if len(damaged) > 0 {
+		p.out.KeptAll = cmp.Or(p.out.KeptAll, kept)
+	}
+	return nil
+}
+
+// unreadable words why nothing is deleted.
+func (p *pruner) unreadable(ctx context.Context, now scene, id repo.ID, err error) error {
+	what := id.String()
+	for _, h := range now.heads {
+		pt, is, ferr := findPoint(ctx, p.repo, h.Head, nil, func(x repo.Point) bool { return x.Manifest == id })
+		if is && ferr == nil {
+			what = h.Head.Name + "@" + pt.Name
+		}
+	}
+	if k := errs.KindOf(err); k != errs.NotFound && k != errs.Damaged {
+		return err
+	}
+	return errs.New(errs.Damaged, opRemotePrune, what, "its manifest cannot be read, so nobody knows what it needs, and nothing was deleted: %w", err).
+		WithHint("see %s; if the point is lost, remove it with %s, and prune again", errs.Run("verify"), errs.Run("remote delete"))
+}

@@ -1,0 +1,177 @@
+package replicate
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+)
+
+// packGarbage says which of the listed packs go, and counts the others. Those that no table names go only after
+// fencePack.
+func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []repo.Pack) {
+	in, lost := packsOf(o), p.lacks(o, n)
+	for _, pk := range slices.SortedFunc(maps.Keys(o.moved.Packs), repo.Pack.Compare) {
+		size := o.moved.Packs[pk]
+		live, needed, known := int64(0), false, false
+		for _, m := range in[pk] {
+			known = true
+			for _, s := range m.Segments {
+				at, placed := o.places[s.Segment]
+				if !n.has(s.Segment) || placed && at.Pack != pk && !o.unsound[s.Segment] {
+					continue
+				}
+				needed = true // even if the pack is damaged: something of it may be saved
+				live += n.marks.needed(s.Segment, s.Bytes)
+			}
+		}
+		switch {
+		case needed:
+			p.out.UsedBytes += size
+			p.out.PartlyUsedBytes += max(0, size-live)
+		case !known && (now.works(pk.Session) || lost):
+			p.out.HeldBytes += size
+		case known:
+			named = append(named, pk)
+			p.out.FreedBytes += size
+		default:
+			unnamed = append(unnamed, pk)
+			p.out.FreedBytes += size
+		}
+	}
+	return named, unnamed
+}
+
+// checkCopies reads what is needed and was moved of which an older copy is there, as a prune that was killed leaves it:
+// that stays if the newer one is damaged.
+func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
+	older := map[repo.Segment]bool{}
+	for s := range o.segments {
+		older[s] = true
+	}
+	for pk, named := range packsOf(*o) {
+		if _, there := o.moved.Packs[pk]; !there {
+			continue
+		}
+		for _, m := range named {
+			for _, s := range m.Segments {
+				older[s.Segment] = older[s.Segment] || o.places[s.Segment].Pack != pk
+			}
+		}
+	}
+
+	var todo []repo.Segment
+	for s := range o.places {
+		if older[s] && n.has(s) {
+			todo = append(todo, s)
+		}
+	}
+	slices.SortFunc(todo, compareSegment)
+	o.unsound = map[repo.Segment]bool{}
+	var mu sync.Mutex
+	return eachOf(ctx, todo, func(ctx context.Context, s repo.Segment) error {
+		err := p.repo.CheckPlace(ctx, s, o.places[s])
+		if !broken(err) {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		o.unsound[s] = true
+		return nil
+	})
+}
+
+// lacks reports whether a table may be damaged or lost: then a pack that no table names may be needed, until a repair.
+func (p *pruner) lacks(o objects, n need) bool {
+	if len(o.moved.Damaged) > 0 {
+		return true
+	}
+	missing := func(s repo.Segment) bool {
+		_, there := o.segments[s]
+		_, moved := o.places[s]
+		return !there && !moved
+	}
+	for s := range n.segments {
+		if missing(s) {
+			return true
+		}
+	}
+	for s := range n.marks.segments {
+		if missing(s) {
+			return true
+		}
+	}
+	return false
+}
+
+// packsOf is what tables say of each pack. Several may name one.
+func packsOf(o objects) map[repo.Pack][]repo.MovedPack {
+	out := map[repo.Pack][]repo.MovedPack{}
+	for _, packs := range o.moved.Tables {
+		for _, m := range packs {
+			out[m.Pack] = append(out[m.Pack], m)
+		}
+	}
+	return out
+}
+
+// removePacks deletes packs.
+func (p *pruner) removePacks(ctx context.Context, named, unnamed []repo.Pack) error {
+	err := eachOf(ctx, unnamed, func(ctx context.Context, pk repo.Pack) error {
+		fenced, err := p.fencePack(ctx, pk)
+		if err != nil {
+			return err
+		}
+		if !fenced { // it has just been named: the next prune counts it
+			return nil
+		}
+		return p.repo.DeletePack(ctx, pk)
+	})
+	if err != nil {
+		return err
+	}
+	return eachOf(ctx, named, func(ctx context.Context, pk repo.Pack) error { return p.repo.DeletePack(ctx, pk) })
+}
+
+// fencePack makes sure that no table will ever name a pack. False: its table names it.
+func (p *pruner) fencePack(ctx context.Context, pk repo.Pack) (bool, error) {
+	err := p.repo.PutTable(ctx, pk.Table(), nil)
+	if !errs.Is(err, errs.Exists) {
+		return err == nil, err
+	}
+	packs, err := p.repo.ReadTable(ctx, pk.Table())
+	if broken(err) {
+		return false, nil // nobody knows; the next prune tries again
+	}
+	return err == nil && !slices.ContainsFunc(packs, func(m repo.MovedPack) bool { return m.Pack == pk }), err
+}
+
+// staleTables are the tables that say nothing any more: none of their packs were listed, which was after they were read,
+// and nothing is needed that only these had. A table of a pack that is lost says what is lost, and is needed if the pack
+// comes back.
+//
+// An empty table is never one of them. It keeps the prune that had put its packs from naming them, which may still be
+// about to do so, however long ago that was; others may be about to delete these packs, because it cannot. Only a prune
+// that died leaves one.
+func staleTables(m repo.Moved, o objects, n need) (out []repo.Table) {
+	live := map[repo.Table]bool{}
+	for pk := range m.Packs {
+		live[pk.Table()] = true
+	}
+	places := m.Places()
+	only := func(s repo.SegmentState) bool {
+		_, there := o.segments[s.Segment]
+		_, moved := places[s.Segment]
+		return n.has(s.Segment) && !there && !moved
+	}
+	for t, packs := range m.Tables {
+		tells := slices.ContainsFunc(packs, func(p repo.MovedPack) bool { return slices.ContainsFunc(p.Segments, only) })
+		if len(packs) > 0 && !live[t] && !tells {
+			out = append(out, t)
+		}
+	}
+	return out
+}

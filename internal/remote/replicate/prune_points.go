@@ -1,0 +1,227 @@
+package replicate
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+)
+
+// prunedVolume is what retire knows of a volume.
+type prunedVolume struct {
+	head   repo.Head // pages and recent points left out
+	write  repo.ID   // the state of the head that points are of
+	points []retained
+	newest uint64
+	keep   []bool
+	parent map[repo.ID]repo.ID // what points cannot be read without, by manifest
+
+	fragmented bool // its pages are to be merged
+}
+
+// readVolume reads the points of a volume. A page that cannot be read is a *pageFault.
+func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, error) {
+	v := &prunedVolume{head: h, write: h.WriteID, points: make([]retained, 0, h.Count()), fragmented: h.Fragmented()}
+	v.head.Pages, v.head.Recent, v.parent = nil, nil, map[repo.ID]repo.ID{}
+	var bad []*pageFault
+	for pt, err := range allPoints(ctx, p.repo, h, &bad) {
+		if err != nil {
+			return nil, err
+		}
+		v.points = append(v.points, retainedOf(pt))
+		if pt.Content.Chained() && !pt.Parent.IsZero() {
+			v.parent[pt.Manifest] = pt.Parent
+		}
+	}
+	if len(bad) > 0 {
+		return nil, bad[0]
+	}
+	newest, _, err := p.repo.Newest(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	v.newest = newest.Seq
+	v.keep = p.Policy.keeps(v.points, v.newest, h.Golden)
+	if len(p.Names) > 0 && !slices.Contains(p.Names, h.Name) {
+		for i := range v.keep {
+			v.keep[i] = true
+		}
+	}
+	return v, nil
+}
+
+// going takes the points that are not kept, in order, in the place of all: there may be millions. kept is how many the
+// others are.
+func (v *prunedVolume) going() (gone []retained, kept int) {
+	gone = v.points[:0]
+	for i, pt := range v.points {
+		if !v.keep[i] {
+			gone = append(gone, pt)
+		}
+	}
+	kept = len(v.points) - len(gone)
+	v.points, v.keep = nil, nil
+	return gone, kept
+}
+
+// retire takes points out of the heads. A dry run only notes them.
+func (p *pruner) retire(ctx context.Context) error {
+	all, err := readHeads(ctx, p.repo)
+	if err != nil {
+		return err
+	}
+	if p.AcceptRollback {
+		err = p.acceptRollback(ctx, all)
+	} else {
+		err = p.refuseRollback(ctx, all)
+	}
+	if err != nil {
+		return err
+	}
+	if err := p.witness.see(ctx, all); err != nil {
+		return err
+	}
+	for _, n := range p.Names {
+		if all.isBad(p.repo, n) {
+			return damagedVolume(opRemotePrune, n, errs.New(errs.Damaged, "", "", "it is damaged"))
+		}
+		if !slices.ContainsFunc(all.good, func(h repo.HeadState) bool { return h.Head.Name == n && !h.Head.Gone }) {
+			return noVolume(errs.New(errs.NotFound, "", "", ""), p.repo, opRemotePrune, n)
+		}
+	}
+
+	p.retired = map[repo.ID]bool{}
+	var volumes []*prunedVolume
+	for _, s := range all.good {
+		if s.Head.Gone {
+			continue
+		}
+		v, err := p.readVolume(ctx, s.Head)
+		var fault *pageFault
+		switch {
+		case errors.As(err, &fault) && broken(err) && !slices.Contains(p.Names, s.Head.Name):
+			p.out.Kept += s.Head.Count() // none of its points goes: see look
+			continue
+		case err != nil:
+			return damagedPage(opRemotePrune, s.Head.Name, err)
+		}
+		volumes = append(volumes, v)
+	}
+	keepParents(volumes)
+	for _, v := range volumes {
+		if err := p.retireOf(ctx, v); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// keepParents keeps what points that stay cannot be read without.
+func keepParents(volumes []*prunedVolume) {
+	parent := map[repo.ID]repo.ID{}
+	for _, v := range volumes {
+		maps.Copy(parent, v.parent)
+	}
+	if len(parent) == 0 {
+		return
+	}
+	needed := map[repo.ID]bool{}
+	for _, v := range volumes {
+		for i, pt := range v.points {
+			if !v.keep[i] {
+				continue
+			}
+			for id := parent[pt.manifest]; !id.IsZero() && !needed[id]; id = parent[id] {
+				needed[id] = true
+			}
+		}
+	}
+	for _, v := range volumes {
+		for i, pt := range v.points {
+			v.keep[i] = v.keep[i] || needed[pt.manifest]
+		}
+	}
+}
+
+// retireOf takes the points of a volume out of its head that are not kept. The newest never is one of them, so what a
+// push adds makes no difference but to be kept.
+func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
+	gone, kept := v.going()
+	if len(gone) == 0 && !v.fragmented || p.DryRun {
+		p.out.Kept += kept
+		p.noteRetired(v.head.Name, gone)
+		return nil
+	}
+	planned := v.write
+	name := v.head.Name
+	left, err := changePoints(ctx, p.repo, opRemotePrune, name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
+		if h.WriteID != planned {
+			// Others may have removed points: what is the newest now stays.
+			var err error
+			if gone, err = p.stillGoing(ctx, *h, gone); err != nil {
+				return false, err
+			}
+			planned = h.WriteID
+		}
+		if len(gone) == 0 && !h.Fragmented() {
+			return false, nil
+		}
+		return true, withoutPoints(ctx, h, pages, gone)
+	})
+	if err != nil {
+		return err
+	}
+	p.noteRetired(name, gone)
+	p.out.Kept += left.Count()
+	return nil
+}
+
+// stillGoing is what of points that were to go still may, as a head is now.
+func (p *pruner) stillGoing(ctx context.Context, h repo.Head, gone []retained) ([]retained, error) {
+	if h.Gone {
+		return nil, nil
+	}
+	now, err := p.readVolume(ctx, h)
+	if err != nil {
+		return nil, err
+	}
+	planned := map[repo.ID]bool{}
+	for _, pt := range gone {
+		planned[pt.manifest] = true
+	}
+	left, _ := now.going()
+	return slices.DeleteFunc(left, func(pt retained) bool { return !planned[pt.manifest] }), nil
+}
+
+// withoutPoints takes points, which are in order, out of a head.
+func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gone []retained) error {
+	from := func(seq uint64) int { // place of the first that is not before seq
+		i, _ := slices.BinarySearchFunc(gone, seq, func(x retained, seq uint64) int {
+			switch {
+			case x.seq < seq:
+				return -1
+			case x.seq > seq:
+				return 1
+			}
+			return 0
+		})
+		return i
+	}
+	has := func(seq uint64) bool { i := from(seq); return i < len(gone) && gone[i].seq == seq }
+	touched := func(x repo.PointPage) bool { i := from(x.First); return i < len(gone) && gone[i].seq <= x.Last }
+	return pages.Edit(ctx, h, touched, func(points []repo.Point) []repo.Point {
+		return slices.DeleteFunc(points, func(x repo.Point) bool { return has(x.Seq) })
+	})
+}
+
+// noteRetired notes points that are gone.
+func (p *pruner) noteRetired(volume string, gone []retained) {
+	p.out.Points = slices.Grow(p.out.Points, len(gone))
+	for _, pt := range gone {
+		p.out.Points = append(p.out.Points, PrunedPoint{volume, pt.name, pt.at})
+		p.retired[pt.manifest] = true
+	}
+}

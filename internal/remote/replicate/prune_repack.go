@@ -1,0 +1,459 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+)
+
+// What a prune leaves may be needed in small part only: segments are written once, and a point that overwrites a volume
+// here and there leaves a little of everything. Prune moves what is needed into packs, then, and deletes the rest.
+
+// How a remote is kept.
+const (
+	mostStored = 1.5  // times what is needed: more is repacked
+	goalStored = 1.25 // times what is needed, which is what it is repacked to
+	smallBytes = repo.SegmentBytes / 4
+	mostSmall  = 16 // objects of less than smallBytes; more become one
+)
+
+// unit is an object that may be repacked: a segment, or a pack.
+type unit struct {
+	segment repo.Segment // zero: it is a pack
+	pack    repo.Pack
+	gen     uint64 // of a pack
+	size    int64
+	live    int64
+	parts   []repo.Segment // that are needed from it, in order
+}
+
+// isPack reports whether the unit is a pack.
+func (u *unit) isPack() bool { return u.gen > 0 }
+
+// units are the objects that may be repacked: those that are needed, and that no session is still writing.
+func (p *pruner) units(o objects, now scene, n need) (out []unit) {
+	for s, size := range o.segments {
+		if _, moved := o.places[s]; moved || !n.marks.has(s) || now.works(s.Session) {
+			continue
+		}
+		out = append(out, unit{segment: s, size: size, live: n.marks.needed(s, size), parts: []repo.Segment{s}})
+	}
+	packs := map[repo.Pack]*unit{}
+	for s, at := range o.places {
+		if !n.marks.has(s) {
+			continue
+		}
+		u := packs[at.Pack]
+		if u == nil {
+			u = &unit{pack: at.Pack, gen: at.Generation, size: at.PackBytes}
+			packs[at.Pack] = u
+		}
+		u.live += n.marks.needed(s, at.Bytes)
+		u.parts = append(u.parts, s)
+	}
+	for _, u := range packs {
+		u.live = min(u.live, u.size)
+		slices.SortFunc(u.parts, compareSegment)
+		out = append(out, *u)
+	}
+	return out
+}
+
+// wasteful reports whether units take so much more than is needed of them that they are repacked.
+func wasteful(all []unit) bool {
+	stored, live := int64(0), int64(0)
+	for _, u := range all {
+		stored, live = stored+u.size, live+u.live
+	}
+	return float64(stored) > mostStored*float64(live)
+}
+
+// weighPacks says exactly how much of packs is needed, of those that seem to be wasteful. Until then it is the share of
+// what the frames took in their segments; but a part of a frame may not pack as well as all of it did, and would be
+// rewritten each time.
+func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
+	var mu sync.Mutex
+	var packs []*unit
+	for i := range all {
+		if u := &all[i]; u.isPack() && float64(u.live)*goalStored < float64(u.size) {
+			packs = append(packs, u)
+		}
+	}
+	return eachOf(ctx, packs, func(ctx context.Context, u *unit) error {
+		parts := map[repo.Segment]bool{}
+		for _, s := range u.parts {
+			parts[s] = true
+		}
+		live, err := p.repo.PackShare(ctx, repo.PackState{Pack: u.pack, Bytes: u.size}, func(f repo.Frame) repo.BlockSet {
+			if !parts[f.Segment] {
+				return repo.BlockSet{}
+			}
+			return n.marks.blocks(f)
+		})
+		if err != nil && !broken(err) {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if err == nil && live > u.live {
+			p.out.NeededBytes += live - u.live
+			p.out.PartlyUsedBytes = max(0, p.out.PartlyUsedBytes-(live-u.live))
+			u.live = live
+		}
+		return nil
+	})
+}
+
+// choose says which of the units are repacked: those with the least that is needed first, until all together have at
+// most goalStored of that, if they have more than mostStored; and small ones, if there are many. It ends when it has
+// chosen most bytes; negative: it does not.
+func choose(all []unit, most int64) []unit {
+	stored, live, small, much := int64(0), int64(0), 0, wasteful(all)
+	for _, u := range all {
+		stored, live = stored+u.size, live+u.live
+		if u.size < smallBytes {
+			small++
+		}
+	}
+	slices.SortFunc(all, func(a, b unit) int {
+		return cmp.Or(
+			cmp.Compare(float64(a.live)/float64(a.size), float64(b.live)/float64(b.size)),
+			compareSegment(a.segment, b.segment), a.pack.Compare(b.pack))
+	})
+
+	var out []unit
+	for _, u := range all {
+		waste := much && u.live < u.size && float64(stored) > goalStored*float64(live)
+		merge := small > mostSmall && u.size < smallBytes
+		if !waste && !merge {
+			continue
+		}
+		if most >= 0 && u.size > most {
+			continue
+		}
+		if most >= 0 {
+			most -= u.size
+		}
+		stored -= u.size - u.live
+		out = append(out, u)
+	}
+	if len(out) == 1 && out[0].live == out[0].size { // it would only be written again
+		return nil
+	}
+
+	// What lies together stays together.
+	slices.SortFunc(out, func(a, b unit) int { return compareSegment(a.parts[0], b.parts[0]) })
+	return out
+}
+
+// repack moves what is needed out of objects of which little is.
+func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error {
+	units := p.units(o, now, n)
+	if p.MaxRepack != 0 && wasteful(units) {
+		if err := p.weighPacks(ctx, units, n); err != nil {
+			return err
+		}
+	}
+	if p.MaxRepack == 0 || n.marks.exact() != nil || len(o.moved.Damaged) > 0 {
+		return nil
+	}
+	chosen := choose(units, p.MaxRepack)
+	if len(chosen) == 0 {
+		return nil
+	}
+	if p.DryRun {
+		for _, u := range chosen {
+			p.out.repacked(u.size, u.live)
+			p.out.RepackedObjects++
+		}
+		return nil
+	}
+
+	// (1) Older programs must not read what is here any more: they do not know packs. One that is still at work would take
+	// what it does not find for damage.
+	version, err := p.repo.Version()
+	if err != nil {
+		return err
+	}
+	if err := p.repo.Upgrade(ctx); err != nil {
+		return err
+	}
+	if now, verr := p.repo.Version(); verr != nil || now != version && p.out.Working > 0 {
+		return verr
+	}
+
+	// (2) A session tells other prunes to leave the packs alone which no table names yet. Only that: see Prune.
+	host, _ := os.Hostname()
+	sctx, l, err := begin(ctx, p.repo, repo.Repack, nil, repo.Writer{Host: host})
+	if err != nil {
+		return err
+	}
+	x := &repacker{pruner: p, marks: n.marks, session: l.id, places: o.places}
+	err = x.run(sctx, chosen)
+	if cause := context.Cause(sctx); errors.Is(cause, errEnded) {
+		err = errs.New(errs.Conflict, opRemotePrune, "", "another prune ended this one, as it gave no sign of life").
+			WithHint("run it again")
+	}
+	if eerr := l.end(ctx); err == nil {
+		err = eerr
+	}
+	return err
+}
+
+// repacked counts what was moved.
+func (out *Pruned) repacked(was, is int64) {
+	out.RepackedBytes += was
+	out.PackedBytes += is
+	out.FreedBytes += was - is
+	out.UsedBytes -= was - is
+	out.PartlyUsedBytes = max(0, out.PartlyUsedBytes-(was-is))
+}
+
+// repacker moves frames.
+type repacker struct {
+	*pruner
+	marks   *marker
+	session repo.ID
+	places  map[repo.Segment]repo.Place
+
+	n       uint32 // of the next pack
+	pack    *repo.PackWriter
+	gen     uint64 // of what is in it, at most
+	written []repo.MovedPack
+	sources []source // that are in packs, or skipped, since the last table
+}
+
+// source is a unit that was read, and how much of it still is to be written into packs.
+type source struct {
+	unit
+	whole bool // all that is needed was moved
+}
+
+// run moves what is needed of units, and deletes them.
+func (x *repacker) run(ctx context.Context, units []unit) error {
+	total := int64(0)
+	for _, u := range units {
+		total += u.size
+	}
+	x.Tracker.Start("repacking", int64(len(units)), total)
+	for _, u := range units {
+		if err := x.move(ctx, u); err != nil {
+			return err
+		}
+		x.Tracker.Add(1, u.size)
+	}
+	return x.commit(ctx)
+}
+
+// move moves what is needed of one unit. What is damaged stays as it is.
+func (x *repacker) move(ctx context.Context, u unit) error {
+	var src *repo.Source
+	var err error
+	if u.isPack() {
+		src, err = x.repo.OpenPack(ctx, u.pack)
+	} else {
+		src, err = x.repo.OpenSegment(ctx, u.segment)
+	}
+	if broken(err) { // or another prune was faster
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	has := map[repo.Segment][]repo.Frame{}
+	for _, s := range src.Segments() {
+		has[s.Segment] = s.Frames
+	}
+	whole := true
+	for _, s := range u.parts {
+		if !x.marks.within(s, has[s]) {
+			whole = false // something is needed of it that it does not have: verify says what
+			continue
+		}
+		err := x.add(ctx, src, s, u.gen)
+		if broken(err) {
+			whole = false
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	x.sources = append(x.sources, source{u, whole})
+	return nil
+}
+
+// add moves what is needed of one segment, into the pack in the making or a new one.
+func (x *repacker) add(ctx context.Context, src *repo.Source, s repo.Segment, gen uint64) error {
+	keep := func(f repo.Frame) repo.BlockSet { return x.marks.blocks(f) }
+	for range 2 {
+		if x.pack == nil {
+			var err error
+			if x.pack, err = x.repo.NewPack(x.session, x.n); err != nil {
+				return err
+			}
+			x.n++
+		}
+		ok, err := x.pack.Add(src, s, keep)
+		if err != nil {
+			return err
+		}
+		if ok {
+			x.gen = max(x.gen, gen)
+			if x.pack.Bytes() >= repo.SegmentBytes {
+				return x.closePack(ctx)
+			}
+			return nil
+		}
+		if err := x.closePack(ctx); err != nil {
+			return err
+		}
+	}
+	return errs.New(errs.Damaged, "repack", s.String(), "what is needed of it does not fit into a pack")
+}
+
+// closePack writes the pack in the making, and its table if that is full.
+func (x *repacker) closePack(ctx context.Context) error {
+	w := x.pack
+	if w == nil {
+		return nil
+	}
+	x.pack = nil
+	object, err := w.Finish(x.gen + 1)
+	if err != nil || object == nil {
+		return err
+	}
+	if err := x.repo.PutPack(ctx, w.Pack(), object); err != nil {
+		return err
+	}
+	x.written = append(x.written, repo.MovedPack{
+		Pack: w.Pack(), Generation: x.gen + 1, Bytes: int64(len(object)), Segments: w.Segments(),
+	})
+	x.gen = 0
+	if w.Pack().N%repo.PacksPerTable == repo.PacksPerTable-1 {
+		return x.commitTable(ctx)
+	}
+	return nil
+}
+
+// commit writes what is not yet written, and deletes what was moved.
+func (x *repacker) commit(ctx context.Context) error {
+	if err := x.closePack(ctx); err != nil {
+		return err
+	}
+	if err := x.commitTable(ctx); err != nil {
+		return err
+	}
+	return x.deleteSources(ctx)
+}
+
+// commitTable writes the table of the packs that were written since the last one. From then on they are to be used, and
+// nobody deletes them while they are needed.
+func (x *repacker) commitTable(ctx context.Context) error {
+	if len(x.written) == 0 {
+		return nil
+	}
+	packs := x.written
+	x.written = nil
+	table := packs[0].Table()
+	x.n = (table.N + 1) * repo.PacksPerTable
+	if err := x.repo.PutTable(ctx, table, packs); err != nil {
+		if errs.Is(err, errs.Exists) {
+			return errEnded
+		}
+		return err
+	}
+
+	// One that took this session for dead may have deleted packs before.
+	err := eachOf(ctx, packs, func(ctx context.Context, m repo.MovedPack) error { return x.repo.CheckPack(ctx, m) })
+	if err != nil {
+		return err
+	}
+	for _, m := range packs {
+		x.out.Packs++
+		x.out.repacked(0, m.Bytes)
+		for _, s := range m.Segments {
+			x.places[s.Segment] = repo.Place{Pack: m.Pack, Generation: m.Generation, PackBytes: m.Bytes, Bytes: s.Bytes}
+		}
+	}
+	return x.deleteSources(ctx)
+}
+
+// deleteSources deletes the sources of which all that is needed is in packs that a table names.
+func (x *repacker) deleteSources(ctx context.Context) error {
+	var left, gone []source
+	for _, s := range x.sources {
+		switch {
+		case !s.whole:
+		case slices.ContainsFunc(s.parts, func(part repo.Segment) bool { return x.places[part].Generation <= s.gen }):
+			left = append(left, s)
+		default:
+			gone = append(gone, s)
+		}
+	}
+	x.sources = left
+	for _, s := range gone {
+		x.out.repacked(s.size, 0)
+		x.out.RepackedObjects++
+	}
+	return eachOf(ctx, gone, func(ctx context.Context, s source) error {
+		if s.isPack() {
+			return x.repo.DeletePack(ctx, s.pack)
+		}
+		return x.repo.DeleteSegment(ctx, s.segment)
+	})
+}
+
+// tidy deletes the tables that say nothing any more.
+func (p *pruner) tidy(ctx context.Context, o objects, n need) error {
+	m, err := p.repo.MovedAndPacks(ctx)
+	if err != nil {
+		return err
+	}
+	return eachOf(ctx, staleTables(m, o, n), p.repo.DeleteTable)
+}
+
+// within reports whether all that is needed of a segment is in these frames.
+func (k *marker) within(s repo.Segment, frames []repo.Frame) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	m := k.segments[s]
+	if m == nil {
+		return false
+	}
+	at := maps.Collect(func(yield func(uint32, repo.Frame) bool) {
+		for _, f := range frames {
+			if !yield(f.Index, f) {
+				return
+			}
+		}
+	})
+	for _, f := range m.frames {
+		has, there := at[f.index]
+		if !there || has.Stored != f.stored || uint32(has.Blocks()) != f.total {
+			return false
+		}
+	}
+	return true
+}
+
+// blocks is what is needed of a frame.
+func (k *marker) blocks(f repo.Frame) repo.BlockSet {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	m := k.segments[f.Segment]
+	if m == nil {
+		return repo.BlockSet{}
+	}
+	if i, found := m.find(f.Index); found {
+		return m.frames[i].blocks
+	}
+	return repo.BlockSet{}
+}

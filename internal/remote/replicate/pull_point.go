@@ -1,0 +1,439 @@
+package replicate
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+)
+
+// maxDepth is how long a chain of origins, or of streams, may be.
+const maxDepth = 10000
+
+// dest is where a point goes.
+type dest struct {
+	name   ref.Name
+	golden bool
+	exists bool // there is something of that name
+	update bool // which becomes the point; of a volume: otherwise the snapshot is added to it
+}
+
+// point makes a point of a head what it is to be here, and before that all that it
+// needs.
+func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
+	if depth > maxDepth {
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d others", maxDepth)
+	}
+	m, err := p.repo.Manifest(ctx, pt.Manifest)
+	if err != nil {
+		return engine.Info{}, err
+	}
+	if m.ID != pt.Manifest || m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS {
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest is of something else").
+			WithHint("see %s", errs.Run("verify"))
+	}
+	if err := p.readsRaw(h, pt, m); err != nil {
+		return engine.Info{}, err
+	}
+	q := engine.ReceiveRequest{
+		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,
+		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef, Tracker: p.Tracker,
+		Links: []engine.Link{{Repo: p.repo.ID().String(), Manifest: m.ID.String()}},
+	}
+	if m.Content.Chained() {
+		if q.Base, err = p.parent(ctx, h, m, &d, depth); err != nil {
+			return engine.Info{}, err
+		}
+	}
+	var base *repo.Manifest
+	if m.Content == repo.Block {
+		if base, q.Base, err = p.base(ctx, h, pt, &m, depth); err != nil {
+			return engine.Info{}, err
+		}
+	}
+	if d.golden {
+		q.Golden, q.Generation, q.Update = true, generationOf(pt), d.exists
+	} else {
+		if q.Snapshot, err = ref.ParseName(opPull, pt.Name); err != nil {
+			return engine.Info{}, err
+		}
+		q.Update, q.SnapshotOnly = d.exists && d.update, d.exists && !d.update
+	}
+	if err := p.origin(ctx, &q, pt); err != nil {
+		return engine.Info{}, err
+	}
+	if depth == 0 && q.Base != "" {
+		if b, err := p.e.PointByID(ctx, q.Base); err == nil {
+			p.out.Base = b.Ref
+		}
+	}
+	var info engine.Info
+	if m.Content.Chained() {
+		total := int64(0)
+		for _, f := range m.Stream {
+			total += int64(f.Plain)
+		}
+		p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
+		s := openStream(ctx, p.repo, m.Stream, &p.read, &p.written, p.Tracker)
+		defer s.Close()
+		q.Stream, q.Tree = s, m.Content == repo.Tree
+		if q.Tree {
+			q.NeedBytes = total
+		}
+		info, err = p.e.Receive(ctx, q)
+	} else {
+		x := &restore{repo: p.repo, base: base, now: &m, tracker: p.Tracker}
+		q.NeedBytes = p.estimate(ctx, base, &m)
+		total := int64(0)
+		if base == nil {
+			total = m.Logical
+		}
+		q.Image = func(ctx context.Context, t engine.Target) error {
+			p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
+			x.to = t
+			return x.run(ctx)
+		}
+		info, err = p.e.Receive(ctx, q)
+		p.read.Add(x.read.Load())
+		p.written.Add(x.written.Load())
+	}
+	if err != nil {
+		return engine.Info{}, err
+	}
+	if err := p.known(ctx); err != nil {
+		return engine.Info{}, err
+	}
+	if m.Raw && depth == 0 {
+		p.noteKey(ctx, m.ID)
+	}
+	return info, nil
+}
+
+// noteKey says what must be done before what was pulled raw can be mounted.
+func (p *puller) noteKey(ctx context.Context, id repo.ID) {
+	k, err := p.e.Key(ctx, p.links[id])
+	if err == nil && k.Root != "" && !k.Loaded {
+		p.note(
+			"its files are encrypted with the key that they had where they were pushed: before it can be mounted, load that "+
+				"with `zfs load-key %s`",
+			k.Root,
+		)
+	}
+}
+
+// estimate is how much of the pool a point will take, about.
+func (p *puller) estimate(ctx context.Context, base, m *repo.Manifest) int64 {
+	if base == nil {
+		return m.Logical
+	}
+	n, err := p.shared(ctx, base, m)
+	if err != nil {
+		n = 0 // then it takes at most all of it
+	}
+	return max(0, stored(m)-n)
+}
+
+// origin fills in what a volume was cloned from, in the words of this pool.
+func (p *puller) origin(ctx context.Context, q *engine.ReceiveRequest, pt repo.Point) error {
+	id, ok := p.links[pt.OriginID]
+	if !ok {
+		return nil
+	}
+	o, err := p.e.PointByID(ctx, id)
+	if errs.Is(err, errs.NotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	q.OriginRef, q.OriginID = o.Ref, o.ID
+	if o.Golden && !q.Golden {
+		q.BaseGolden, q.BaseGeneration = o.Volume, generationOf(repo.Point{Name: o.Name})
+	}
+	return nil
+}
+
+// base chooses what a point of a block volume begins as: of those that are here, or
+// can be brought here, what has most in common with it. No base is no error.
+func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.Manifest, depth int) (*repo.Manifest, driver.ObjectID, error) {
+	if id := p.links[m.ID]; p.usable(ctx, id, m, m) {
+		return m, id, nil // the same, under another name
+	}
+	var best *repo.Manifest
+	var object driver.ObjectID
+	most := int64(0)
+	try := func(id repo.ID) {
+		o, ok := p.links[id]
+		if !ok {
+			return
+		}
+		// What is linked is only a help: if its map cannot be read, it is none.
+		b, err := p.repo.Manifest(ctx, id)
+		if err != nil || !p.usable(ctx, o, &b, m) {
+			return
+		}
+		if n, err := p.shared(ctx, &b, m); err == nil && n > most {
+			best, object, most = &b, o, n
+		}
+	}
+	earlier, later := repo.ID{}, repo.ID{}
+	around, err := p.around(ctx, h, pt)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, x := range around {
+		_, here := p.links[x.Manifest]
+		switch {
+		case here && x.Seq < pt.Seq:
+			earlier = x.Manifest
+		case here && x.Seq > pt.Seq && later.IsZero():
+			later = x.Manifest
+		}
+	}
+	try(earlier)
+	try(later)
+	try(pt.OriginID)
+	// Else what other volumes have that are here: it may have shared more with them.
+	enough := stored(m) - stored(m)/16
+	for _, id := range p.others(m, earlier, later, pt.OriginID) {
+		if most >= enough || ctx.Err() != nil {
+			break
+		}
+		try(id)
+	}
+	if pt.OriginID.IsZero() || ctx.Err() != nil {
+		return best, object, ctx.Err()
+	}
+	if _, here := p.links[pt.OriginID]; here || p.NoOrigin {
+		return best, object, nil
+	}
+	oh, opt, err := p.findOrigin(ctx, pt)
+	if err != nil || opt.Manifest.IsZero() {
+		return best, object, err
+	}
+	if err := p.recognise(ctx, oh, opt); err != nil {
+		return nil, "", err
+	}
+	if _, here := p.links[pt.OriginID]; here {
+		try(pt.OriginID)
+		return best, object, nil
+	}
+	// It is worth bringing here if it has more in common than anything that is, and
+	// not next to nothing.
+	o, err := p.repo.Manifest(ctx, opt.Manifest)
+	if err != nil {
+		if broken(err) {
+			p.note("%s, from which it was cloned, cannot be read: what they have in common is not shared here", pt.OriginRef)
+			return best, object, nil
+		}
+		return nil, "", err
+	}
+	n, err := p.shared(ctx, &o, m)
+	if err != nil {
+		return nil, "", err
+	}
+	if o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < stored(m)/16 {
+		return best, object, nil
+	}
+	if err := p.bring(ctx, oh, opt, depth+1); err != nil {
+		return nil, "", err
+	}
+	try(pt.OriginID)
+	return best, object, nil
+}
+
+// around are the points of a head among which one to share with a point is looked for: its recent ones, and those near
+// the point.
+func (p *puller) around(ctx context.Context, h repo.Head, pt repo.Point) ([]repo.Point, error) {
+	var out []repo.Point
+	page, _ := h.Page(pt.Seq)
+	for x, err := range olderPoints(ctx, p.repo, h, func(x repo.PointPage) bool { return x.ID == page.ID }, nil) {
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, x)
+	}
+	slices.Reverse(out)
+	return append(out, h.Recent...), nil
+}
+
+// mostOthers is how many manifests of other volumes a pull reads to find one to share with.
+const mostOthers = 8
+
+// others are manifests to share with besides those of the same volume, which were tried: what it was compared with when
+// it was pushed, and what was last pulled or pushed of each volume.
+func (p *puller) others(m *repo.Manifest, tried ...repo.ID) []repo.ID {
+	heads := slices.SortedFunc(maps.Values(p.heads), func(a, b engine.RemoteHead) int { return b.At.Compare(a.At) })
+	out := []repo.ID{m.Parent}
+	for _, h := range heads {
+		if id, err := repo.ParseID(h.Manifest); err == nil && id != m.Parent {
+			out = append(out, id)
+		}
+	}
+	out = slices.DeleteFunc(out, func(id repo.ID) bool {
+		_, here := p.links[id]
+		return !here || slices.Contains(tried, id)
+	})
+	return out[:min(len(out), mostOthers)]
+}
+
+// usable reports whether an object that is linked to manifest b can be cloned to
+// begin a volume like m.
+func (p *puller) usable(ctx context.Context, id driver.ObjectID, b, m *repo.Manifest) bool {
+	if id == "" || b.Content != repo.Block || b.SizeBytes > m.SizeBytes {
+		return false
+	}
+	o, err := p.e.PointByID(ctx, id)
+	return err == nil && o.FS.IsImage() && o.SizeBytes == b.SizeBytes && (m.Sector == 0 || o.Sector == m.Sector)
+}
+
+// findOrigin finds what a point was cloned from in the remote, and pins it. Without
+// it, the point is zero, and there is a note.
+func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo.Point, error) {
+	if p.lease != nil {
+		if err := p.lease.pin(ctx, pt.OriginID); err != nil {
+			return repo.Head{}, repo.Point{}, err
+		}
+	}
+	oh, _, err := p.repo.Head(ctx, pt.OriginVol)
+	if err != nil && !broken(err) {
+		return oh, repo.Point{}, err
+	}
+	if err == nil && !oh.Gone {
+		x, is, err := findPoint(ctx, p.repo, oh, nil, func(x repo.Point) bool { return x.Manifest == pt.OriginID })
+		if is || err != nil {
+			return oh, x, err
+		}
+	}
+	p.note("%s, from which it was cloned, is not in the remote any more: what they have in common is not shared here", pt.OriginRef)
+	return oh, repo.Point{}, nil
+}
+
+// bring restores a point that others were cloned from.
+func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth int) error {
+	d, err := p.place(ctx, h, pt)
+	if err != nil {
+		return err
+	}
+	if _, err := p.point(ctx, h, pt, d, depth); err != nil {
+		return err
+	}
+	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
+	if err != nil {
+		return err
+	}
+	p.out.Origins = append(p.out.Origins, point.Ref)
+	if p.heads[h.Name].Lineage == point.Lineage || d.exists && !h.Golden {
+		return nil
+	}
+	err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
+		Repo: p.repo.ID().String(), Name: h.Name,
+		Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
+	})
+	if err != nil {
+		return err
+	}
+	return p.known(ctx)
+}
+
+// place finds a name for what is restored because others need it: its own if that is
+// free, or what has it came from this remote; otherwise one with the remote's name.
+func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, error) {
+	for i := 0; ; i++ {
+		name := h.Name
+		switch {
+		case i == 1:
+			name = h.Name + "." + p.remote
+		case i > 1:
+			name = fmt.Sprintf("%s.%s-%d", h.Name, p.remote, i)
+		}
+		free, err := ref.ParseName(opPull, name)
+		if err != nil || i > 1000 {
+			return dest{}, errs.New(errs.Exists, opPull, h.Name, "no name is free for what the volume was cloned from").
+				WithHint("free the name %s, or use %s", h.Name, errs.Param("no-origin"))
+		}
+		if free == p.local {
+			continue // that is for what was asked for
+		}
+		l, err := p.lookHere(ctx, free)
+		switch {
+		case err != nil:
+			return dest{}, err
+		case !l.exists:
+			return dest{name: free, golden: h.Golden}, nil
+		case l.named(pt.Name) || len(l.points) == 0 || l.points[0].Golden != h.Golden:
+			continue
+		}
+		is, err := p.fromHere(ctx, l, h)
+		if err != nil {
+			return dest{}, err
+		}
+		if is {
+			return dest{name: free, golden: h.Golden, exists: true}, nil
+		}
+	}
+}
+
+// fromHere reports whether a point that is here is linked to one of a head: so they
+// are of one history.
+func (p *puller) fromHere(ctx context.Context, l local, h repo.Head) (bool, error) {
+	if p.heads[h.Name].Lineage == l.lineage() {
+		return true, nil
+	}
+	_, is, err := findPoint(ctx, p.repo, h, nil, func(x repo.Point) bool { return l.has(p.links[x.Manifest]) })
+	return is, err
+}
+
+// parent returns what a stream is the difference from, which is restored first if it
+// is not here. The destination exists from then on, if that is of the same volume.
+func (p *puller) parent(ctx context.Context, h repo.Head, m repo.Manifest, d *dest, depth int) (driver.ObjectID, error) {
+	if m.Parent.IsZero() {
+		return "", nil
+	}
+	if id, ok := p.links[m.Parent]; ok {
+		if _, err := p.e.PointByID(ctx, id); err == nil {
+			return id, nil
+		}
+	}
+	// As long as the stream is there, so is its parent, whether or not a head names it.
+	pm, err := p.repo.Manifest(ctx, m.Parent)
+	if err != nil {
+		return "", err
+	}
+	pt := repo.Point{
+		Name: pm.Point, Manifest: pm.ID, Content: pm.Content, FS: pm.FS, SizeBytes: pm.SizeBytes, CreatedAt: pm.CreatedAt,
+		Consistency: pm.Consistency, Parent: pm.Parent,
+	}
+	if pm.Origin != nil {
+		pt.OriginRef, pt.OriginVol, pt.OriginID = pm.Origin.Ref, pm.Origin.Volume, pm.Origin.Manifest
+	}
+	if pm.Volume != h.Name {
+		oh, _, err := p.repo.Head(ctx, pm.Volume)
+		if errs.Is(err, errs.NotFound) {
+			oh, err = repo.Head{Name: pm.Volume}, nil
+		}
+		if err == nil {
+			err = p.bring(ctx, oh, pt, depth+1)
+		}
+		return p.links[m.Parent], err
+	}
+	// The same volume: it is made of its oldest state, and goes on from there; or
+	// it is here, and the states on the way become snapshots of it.
+	pd := *d
+	if d.exists && !d.golden {
+		pd.update = false
+	}
+	if _, err := p.point(ctx, h, pt, pd, depth+1); err != nil {
+		return "", err
+	}
+	if !d.exists {
+		d.exists, d.update = true, true
+	}
+	return p.links[m.Parent], nil
+}

@@ -1,0 +1,88 @@
+package replicate
+
+import (
+	"context"
+	"errors"
+
+	"pando/internal/remote/repo"
+)
+
+// stored is how many bytes a manifest refers to, about: of the remote, or of content if only that is known.
+func stored(m *repo.Manifest) (n int64) {
+	if m.Version == 2 {
+		return m.Map.Bytes
+	}
+	for _, u := range m.Uses {
+		n += u.Bytes
+	}
+	return n
+}
+
+// shared is how many of the bytes that b refers to a has as well, about. What is damaged is not shared.
+func (p *puller) shared(ctx context.Context, a, b *repo.Manifest) (n int64, err error) {
+	if a.Version < 2 && b.Version < 2 {
+		uses := useMap(a.Uses)
+		for _, u := range b.Uses {
+			n += min(u.Bytes, uses[u.Segment])
+		}
+		return n, nil
+	}
+	key := [2]repo.ID{a.ID, b.ID}
+	if n, known := p.sharedBytes[key]; known {
+		return n, nil
+	}
+	differ, err := differing(ctx, p.repo, a, b)
+	if err != nil && !broken(err) {
+		return 0, err
+	}
+	if err == nil && b.Logical > 0 {
+		n = int64(float64(stored(b)) * (1 - min(1, float64(differ)/float64(b.Logical))))
+	}
+	if p.sharedBytes == nil {
+		p.sharedBytes = map[[2]repo.ID]int64{}
+	}
+	p.sharedBytes[key] = n
+	return n, nil
+}
+
+// comparedNodes is how many nodes are read to find out how much two maps have in common.
+const comparedNodes = 2048
+
+var errEnough = errors.New("enough was read")
+
+// differing is how many bytes of the content of a manifest another does not share, about: of large maps only a part is
+// compared, and of the rest half is taken to differ.
+func differing(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64, err error) {
+	add := func(p part) error {
+		for _, l := range changes(p.old, p.now) {
+			if l.Piece != nil {
+				n += l.Length
+			}
+		}
+		return nil
+	}
+	if a.Version != b.Version { // once, after an upgrade
+		x := &restore{repo: r, base: a, now: b}
+		return n, x.parts(ctx, add)
+	}
+	read := 0
+	d := &treeDiff{
+		nodes: func(ctx context.Context, nodes []repo.NodeAt) ([]repo.ReadNode, error) {
+			if read += len(nodes); read > comparedNodes {
+				return nil, errEnough
+			}
+			return r.ReadNodes(ctx, nodes)
+		},
+		old: a, now: b,
+		broken: func(_ repo.NodeAt, _ bool, err error) error { return err },
+	}
+	if err = d.each(ctx, add); !errors.Is(err, errEnough) {
+		return n, err
+	}
+	for _, p := range d.todo {
+		if n += p.now.node.Bytes / 2; p.now.node.IsZero() {
+			n += pageLogical(p.now.pieces) / 2
+		}
+	}
+	return n, nil
+}

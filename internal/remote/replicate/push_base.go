@@ -1,0 +1,305 @@
+package replicate
+
+import (
+	"context"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+)
+
+// links are the links into this repository: objects here, by manifest there, and the
+// other way round.
+type links struct {
+	object   map[repo.ID]driver.ObjectID
+	manifest map[driver.ObjectID][]repo.ID
+	objects  []driver.ObjectID // each once, the newest link last
+}
+
+func (p *pusher) links(ctx context.Context) (links, error) {
+	all, err := p.e.Links(ctx, p.repoID)
+	out := links{object: map[repo.ID]driver.ObjectID{}, manifest: map[driver.ObjectID][]repo.ID{}}
+	for _, l := range all {
+		if id, err := repo.ParseID(l.Manifest); err == nil {
+			out.object[id] = l.Object
+			if _, is := out.manifest[l.Object]; !is {
+				out.objects = append(out.objects, l.Object)
+			}
+			out.manifest[l.Object] = append(out.manifest[l.Object], id)
+		}
+	}
+	return out, err
+}
+
+// alreadyThere finds a point in a head: by where it came from, or by a link.
+func (p *pusher) alreadyThere(ctx context.Context, h headState, pt engine.Point, l links) (repo.Point, bool, error) {
+	return findPoint(ctx, p.repo, h.Head, near(pt.CreatedAt), func(x repo.Point) bool {
+		return x.Source == string(pt.ID) || slices.Contains(l.manifest[pt.ID], x.Manifest)
+	})
+}
+
+// base is what a push builds upon.
+type base struct {
+	point  repo.Point
+	head   string                // that lists it
+	object driver.ObjectID       // what it is here; "": nothing
+	newest bool                  // it is the newest point of the head that is pushed to
+	lost   map[repo.Segment]bool // of the remote: what it needs and is not there as it was pushed
+}
+
+func (b base) ref() string {
+	if b.head == "" {
+		return ""
+	}
+	return b.head + "@" + b.point.Name
+}
+
+// known finds the newest point of a head that is here, too.
+func (p *pusher) known(ctx context.Context, h headState, l links, content repo.Content) (base, bool, error) {
+	newest, _, err := newestOf(ctx, p.repo, h.Head)
+	if err != nil {
+		return base{}, false, err
+	}
+	first := uint64(0) // of the recent points
+	if len(h.Recent) > 0 {
+		first = h.Recent[0].Seq
+	}
+	var linked pageFilter // pages matter only if something of this repository is linked
+	if len(l.object) == 0 {
+		linked = func(repo.PointPage) bool { return false }
+	}
+	for x, err := range newestFirst(ctx, p.repo, h.Head, linked, nil) {
+		if err != nil {
+			return base{}, false, err
+		}
+		if x.Content != content {
+			continue
+		}
+		id, ok := l.object[x.Manifest]
+		if !ok && h.Writer.Pool == p.me.Pool && x.Seq >= first {
+			id = driver.ObjectID(x.Source) // from here; the link may be lost
+		}
+		if id == "" {
+			continue
+		}
+		if _, err := p.e.PointByID(ctx, id); err == nil {
+			return base{point: x, head: h.Name, object: id, newest: x.Seq == newest.Seq}, true, nil
+		}
+	}
+	return base{}, false, nil
+}
+
+// find finds one object, which is here, in a head.
+func (p *pusher) find(
+	ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content,
+) (base, bool, error) {
+	pt, err := p.e.PointByID(ctx, id)
+	if err != nil {
+		return base{}, false, nil
+	}
+	x, ok, err := findPoint(ctx, p.repo, h.Head, near(pt.CreatedAt), func(x repo.Point) bool {
+		return x.Content == content && (x.Source == string(id) || slices.Contains(l.manifest[id], x.Manifest))
+	})
+	if !ok || err != nil {
+		return base{}, false, err
+	}
+	return base{point: x, head: h.Name, object: id}, true, nil
+}
+
+// chooseBase finds what to build upon: the newest point of the same head; else what the volume was cloned from, whose
+// golden is pushed first if it is not there, or whatever else of this pool is there and shares more. With object "" in
+// the result it can only be compared with. origin is set if the volume descends from something that is there.
+func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin, err error) {
+	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.kind()
+	if b, ok, err := p.known(ctx, h, l, content); ok || err != nil {
+		return b, originOf(b.point), err
+	}
+
+	var from base
+	if !pt.Golden {
+		if from, err = x.clonedFrom(ctx); err != nil {
+			return base{}, nil, err
+		}
+	}
+	near, err := x.nearest(ctx, from)
+	if err != nil {
+		return base{}, nil, err
+	}
+	switch {
+	case near.head == "":
+	case near.head == h.Name:
+		return near, originOf(near.point), nil
+	case pt.Golden:
+		return near, nil, nil
+	case from.head == "" || content.Chained(): // which can be read only with what it is the difference from
+		from = near
+	}
+	if near.head != "" {
+		return near, &repo.Origin{Ref: from.ref(), Volume: from.head, Manifest: from.point.Manifest}, nil
+	}
+
+	if content != repo.Block {
+		return base{}, nil, nil
+	}
+	at, ok, err := findPoint(ctx, p.repo, h.Head, nil, func(at repo.Point) bool { return at.Content == content })
+	if !ok || err != nil {
+		return base{}, nil, err
+	}
+	return base{point: at, head: h.Name}, originOf(at), nil
+}
+
+func originOf(x repo.Point) *repo.Origin {
+	if x.OriginID.IsZero() {
+		return nil
+	}
+	return &repo.Origin{Ref: x.OriginRef, Volume: x.OriginVol, Manifest: x.OriginID}
+}
+
+// clonedFrom finds what a volume was cloned from, there: head "" if it is not.
+func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
+	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.kind()
+	tried, unread := map[string]headState{h.Name: h}, map[string]bool{}
+	head := func(name string) (headState, error) {
+		if h, ok := tried[name]; ok {
+			return h, nil
+		}
+		h, err := p.readHead(ctx, name)
+		if broken(err) { // what is wrong with another volume must not keep this one from being pushed
+			x.note = "the list of points of " + name + " on the remote cannot be read, so that nothing is shared with it"
+			unread[name], err = true, nil
+		}
+		tried[name] = h
+		return h, err
+	}
+	if pt.Volume != h.Name { // a fork: what was pushed under the old name
+		was, err := head(pt.Volume)
+		if err != nil {
+			return base{}, err
+		}
+		if b, ok, err := p.known(ctx, was, l, content); ok || err != nil {
+			return b, err
+		}
+	}
+	if name, _, _ := strings.Cut(pt.OriginRef, "@"); name != "" {
+		from, err := head(name)
+		if err != nil {
+			return base{}, err
+		}
+		b, ok, err := p.find(ctx, from, l, pt.OriginID, content)
+		if err != nil {
+			return base{}, err
+		}
+		if ok {
+			return b, p.tidyOrigin(ctx, b, from)
+		}
+	}
+	if pt.BaseID == "" {
+		return base{}, nil
+	}
+	r, err := ref.Parse(opPush, pt.BaseRef)
+	if err != nil {
+		return base{}, err
+	}
+	golden, err := head(r.Name)
+	if err != nil {
+		return base{}, err
+	}
+	b, ok, err := p.find(ctx, golden, l, pt.BaseID, content)
+	if err != nil {
+		return base{}, err
+	}
+	if ok || p.q.NoOrigin || r.Name == x.name {
+		if ok {
+			err = p.tidyOrigin(ctx, b, golden)
+		}
+		return b, err
+	}
+	gp, err := p.e.PointByID(ctx, pt.BaseID)
+	if errs.Is(err, errs.NotFound) || unread[r.Name] {
+		return base{}, nil
+	}
+	if err != nil {
+		return base{}, err
+	}
+	if err := p.fits(ctx, golden, gp); err != nil {
+		x.note = "its golden " + pt.BaseRef + " was not pushed, so that the volume was pushed whole: " + err.Error()
+		return base{}, nil
+	}
+	if golden, err = p.pushOrigin(ctx, gp, golden); err != nil {
+		return base{}, err
+	}
+	b, _, err = p.find(ctx, golden, l, pt.BaseID, content)
+	return b, err
+}
+
+// pushOrigin pushes a generation, and returns its head. If another process is doing
+// that, it waits.
+func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (headState, error) {
+	j, err := waitJournal(ctx, p.r.dir, pt.Volume)
+	if err != nil {
+		return h, err
+	}
+	defer j.close()
+	if h, err = p.readHead(ctx, pt.Volume); err != nil {
+		return h, err
+	}
+	if err := p.immutable(ctx, pt, h, j, time.Now()); err != nil {
+		return h, err
+	}
+	return p.readHead(ctx, pt.Volume)
+}
+
+// tidyOrigin finishes the push of a generation that was interrupted after its commit:
+// nobody may ever push it again.
+func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
+	if !h.Golden {
+		return nil
+	}
+	if _, err := os.Lstat(journalPath(p.r.dir, h.Name)); err != nil {
+		return nil
+	}
+	j, err := openJournal(ctx, p.r.dir, h.Name)
+	if errs.Is(err, errs.InUse) {
+		return nil // somebody is at it
+	}
+	if err != nil {
+		return err
+	}
+	defer j.close()
+	if j.plan == nil || j.plan.Object != string(b.object) {
+		return nil
+	}
+	pt, err := p.e.PointByID(ctx, b.object)
+	if err != nil {
+		return err
+	}
+	before := len(p.pushed)
+	err = p.immutable(ctx, pt, h, j, time.Now())
+	p.pushed = p.pushed[:before] // it was, then
+	return err
+}
+
+// verify reads heads again once their manifests are pinned, and says whether a base is
+// still listed. It returns the head that is pushed to. Conflict if that was taken over.
+func (p *pusher) verify(ctx context.Context, x *pointPush, b base) (h headState, listed bool, err error) {
+	if h, err = p.readHead(ctx, x.name); err != nil {
+		return h, false, err
+	}
+	if err := p.holds(h, x.claim); err != nil || b.head == "" {
+		return h, true, err
+	}
+	of := h
+	if b.head != x.name {
+		if of, err = p.readHead(ctx, b.head); err != nil {
+			return h, false, err
+		}
+	}
+	listed, err = lists(ctx, p.repo, of.Head, b.point)
+	return h, listed, err
+}

@@ -1,0 +1,241 @@
+package replicate
+
+import (
+	"context"
+	"iter"
+	"slices"
+	"sync"
+
+	"pando/internal/base/errs"
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// imageContent is the content of a block image: pieces in a map, which is that of the base with what has changed.
+type imageContent struct {
+	*pointPush
+
+	img  *engine.Image
+	r    *imageReader
+	stop func()        // of r.next
+	was  repo.Manifest // of the base
+	root repo.NodeRef  // of the new map
+}
+
+func (c *imageContent) kind() repo.Content { return repo.Block }
+
+// open opens the image, and finds out whether its changes can be laid over the map of the base.
+func (c *imageContent) open(ctx context.Context) (unchanged bool, err error) {
+	c.img, err = c.p.e.OpenImage(ctx, engine.ReadRequest{Point: c.pt.ID, Base: c.base.object})
+	if errs.Is(err, errs.NotFound) && c.base.object != "" {
+		if _, gone := c.p.e.PointByID(ctx, c.base.object); errs.Is(gone, errs.NotFound) {
+			return false, errBaseGone
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+
+	merge := c.img.Exact && c.base.object != "" && mergeable(c.base.point.SizeBytes, c.img.SizeBytes)
+	if c.resume != nil && merge != c.merge {
+		return false, errStale
+	}
+	c.merge, c.img.Ranges = merge, keepRanges(c.img.Ranges)
+	c.r = &imageReader{
+		img: *c.img, what: c.pt.Ref, merge: merge, hasSum: c.p.repo.HasSum, stats: c.stats, track: c.p.q.Tracker,
+	}
+	next, stop := iter.Pull2(c.img.Ranges)
+	c.r.ranges, c.stop = newReadAhead(c.img.R, next), stop
+	return c.isIdle()
+}
+
+func (c *imageContent) close() error {
+	if c.stop != nil {
+		c.stop()
+	}
+	if c.img == nil {
+		return nil
+	}
+	return c.img.Close()
+}
+
+// describe names the root of the new map, and the segments whose sizes are known.
+func (c *imageContent) describe(m *repo.Manifest) error {
+	intact := slices.DeleteFunc(slices.Clone(c.was.Uses), func(u repo.Use) bool { return c.base.lost[u.Segment] })
+	m.Version, m.Map, m.Logical, m.Uses = 2, c.root, c.root.Bytes, c.stats.uses(c.root, intact)
+	return nil
+}
+
+func (c *imageContent) report(out *Pushed) { out.Full = !c.merge }
+
+// store runs the pipeline over the image.
+func (c *imageContent) store(ctx context.Context) error {
+	nodes, err := c.readBase(ctx)
+	if err != nil {
+		return err
+	}
+	p, r, j := c.p, c.r, c.j
+	first := uint32(0)
+	if c.resume != nil {
+		for _, f := range j.finished {
+			c.stats.size(repo.Segment{Session: c.session.ID, N: f.n}, int(f.bytes))
+		}
+		r.have, r.replay, first = j.finishedParts(), j.items, j.next
+		if err := j.run(first); err != nil {
+			return err
+		}
+	}
+	scratch := c.damaged || len(c.base.lost) > 0
+	pages := newMapper(nodes.Read, r.base, r.merge, scratch, r.img.SizeBytes, r.ahead)
+	p.q.Tracker.Start("pushing "+c.pt.Ref, 0, 0)
+	if p.q.Tracker != nil {
+		ectx, cancel := context.WithCancel(ctx)
+		var counting sync.WaitGroup
+		counting.Go(func() { p.expect(ectx, r.img) })
+		defer counting.Wait()
+		defer cancel()
+	}
+	pl := &pipeline{
+		repo: p.repo, session: c.session.ID, first: first, journal: j, mapper: pages, stats: c.stats,
+		ready: c.lease.ready,
+	}
+	err = pl.run(ctx, r.produce)
+	c.root = pl.root
+	return err
+}
+
+// readBase reads the manifest of the base, and prepares to read its map.
+func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err error) {
+	p, r := c.p, c.r
+	switch id := c.base.point.Manifest; {
+	case p.base != nil && p.base.ID == id:
+		c.was = *p.base
+	case !id.IsZero():
+		c.was, err = p.repo.Manifest(ctx, id)
+	}
+	if broken(err) {
+		err = errBaseGone
+	}
+	if err != nil {
+		return nil, err
+	}
+
+	if nodes = p.nodes; nodes == nil {
+		nodes = p.repo.NewNodeCache(cachedNodes)
+	}
+	if !c.was.ID.IsZero() {
+		if c.was.Content != repo.Block {
+			return nil, errs.New(errs.Damaged, opPush, c.base.ref(),
+				"the head says that it is a block image, its manifest says %q", c.was.Content)
+		}
+		r.base = &c.was
+		r.ahead = newPageAhead(ctx, p.repo, nodes.Read, r.base)
+		if r.merge {
+			r.ahead.mustBeWhole()
+		} else {
+			r.ahead.withoutLost(c.base.lost)
+		}
+	}
+	r.unit = unitOf(r.base)
+	return nodes, nil
+}
+
+// mergeable reports whether changes of a volume can be laid over the map of one of
+// another size: pieces end within it only at whole blocks.
+func mergeable(was, is int64) bool {
+	return was == is || was%repo.BlockBytes == 0 && is%repo.BlockBytes == 0
+}
+
+// expect tells the tracker how much there is to do.
+func (p *pusher) expect(ctx context.Context, img engine.Image) {
+	total := int64(0)
+	for g, err := range img.Ranges {
+		if err != nil || ctx.Err() != nil {
+			return
+		}
+		if !g.Zero {
+			total += g.Length
+		}
+	}
+	p.q.Tracker.Expect(0, total)
+}
+
+// findSession finds the session of an interrupted push. errStale if it cannot be gone on with.
+func (x *pointPush) findSession(ctx context.Context) error {
+	s, err := x.p.repo.Session(ctx, x.j.plan.Session)
+	switch {
+	case errs.Is(err, errs.NotFound):
+		return errStale
+	case err != nil:
+		return err
+	case slices.Contains(x.head.Fenced, x.j.plan.Session):
+		return errStale // a prune has given it up, and died before it removed it
+	case !x.j.owns(s.Session):
+		return errStale // a copy of this pool goes on with it
+	}
+	x.resume, x.wrote = &s, true
+	return nil
+}
+
+// plannedBase finds what an interrupted push builds upon, and what it has uploaded. errStale if it cannot be gone on
+// with.
+func (x *pointPush) plannedBase(ctx context.Context) error {
+	p, pl := x.p, x.j.plan
+	x.base = base{object: driver.ObjectID(pl.Base), head: pl.Head}
+	x.origin, x.merge = pl.Origin, pl.Merge
+	if !pl.Manifest.IsZero() {
+		of := x.head
+		var err error
+		if pl.Head != x.name {
+			if of, err = p.readHead(ctx, pl.Head); err != nil {
+				return err
+			}
+		}
+		is := func(at repo.Point) bool { return at.Manifest == pl.Manifest }
+		var found bool
+		if x.base.point, found, err = findPoint(ctx, p.repo, of.Head, nil, is); err != nil {
+			return err
+		}
+		if !found {
+			return errStale
+		}
+	}
+	if gone, err := p.lostOf(ctx, pl.Manifest); err != nil {
+		return err
+	} else if gone.any() {
+		return errStale
+	}
+	return p.stillThere(ctx, x.j)
+}
+
+// stillThere makes sure of what the journal says was uploaded: what is not there, as it
+// was, is uploaded again.
+func (p *pusher) stillThere(ctx context.Context, j *journal) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(2 * uploads)
+	good := make([]bool, len(j.finished))
+	for i, f := range j.finished {
+		g.Go(func() error {
+			s, err := p.repo.StatSegment(ctx, repo.Segment{Session: j.plan.Session, N: f.n})
+			if errs.Is(err, errs.NotFound) {
+				return nil
+			}
+			good[i] = err == nil && s.Bytes == f.bytes
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	var kept []finishedSegment
+	for i, f := range j.finished {
+		if good[i] {
+			kept = append(kept, f)
+		}
+	}
+	j.finished = kept
+	return nil
+}

@@ -1,0 +1,155 @@
+package replicate
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+)
+
+// pushName is the name of a snapshot that a push takes.
+func pushName(t time.Time) string { return "push-" + t.UTC().Format("20060102T150405.000Z") }
+
+var pushNames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^push-[0-9]{8}T[0-9]{6}\.[0-9]{3}Z$`) })
+
+// pushTime is when a push has made a name. False: none did.
+func pushTime(name string) (time.Time, bool) {
+	if !pushNames().MatchString(name) {
+		return time.Time{}, false
+	}
+	t, err := time.Parse("20060102T150405.000Z", strings.TrimPrefix(name, "push-"))
+	return t, err == nil
+}
+
+// cleanSnapshots destroys the snapshots of earlier pushes of a volume. Of each
+// repository the newest point that is known here stays, since the next push there
+// builds upon it; of a tree, which can build upon its own head only, the newest of each
+// head. So do snapshots that an unfinished push is of.
+func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headState) error {
+	name, err := ref.ParseName(opPush, pt.Volume)
+	if err != nil {
+		return err
+	}
+	points, err := p.e.Points(ctx, name)
+	if err != nil {
+		return err
+	}
+	var old []engine.Point
+	for _, x := range points {
+		if x.ID != pt.ID && !x.Golden && pushNames().MatchString(x.Name) && !x.CreatedAt.After(pt.CreatedAt) {
+			old = append(old, x)
+		}
+	}
+	if len(old) == 0 {
+		return nil
+	}
+	// After the list of snapshots: a push that took one of them is in its journal now,
+	// or has made its link.
+	planned, err := plannedSnapshots(p.e.Dir())
+	if err != nil {
+		return errs.Wrap(opPush, pt.Ref, err)
+	}
+	needed, err := p.bases(ctx, points)
+	if err != nil {
+		return err
+	}
+	needed[pt.ID] = true
+	if !pt.FS.IsImage() {
+		if err := p.headBases(ctx, needed); err != nil {
+			return err
+		}
+	}
+	for _, x := range old {
+		if planned[x.Ref] || needed[x.ID] {
+			continue
+		}
+		err = errors.Join(err, p.destroy(ctx, x.Ref))
+	}
+	return err
+}
+
+// bases are the points among these that are the newest that a repository has.
+func (p *pusher) bases(ctx context.Context, points []engine.Point) (map[driver.ObjectID]bool, error) {
+	out := map[driver.ObjectID]bool{}
+	repos, err := repositories(p.e.Dir())
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range repos {
+		links, err := p.e.Links(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		linked := map[driver.ObjectID]bool{}
+		for _, l := range links {
+			linked[l.Object] = true
+		}
+		for i := len(points) - 1; i >= 0; i-- { // the newest is the last
+			if linked[points[i].ID] {
+				out[points[i].ID] = true
+				break
+			}
+		}
+	}
+	return out, nil
+}
+
+// headBases adds what was last pushed to, or pulled from, each head of this repository.
+func (p *pusher) headBases(ctx context.Context, needed map[driver.ObjectID]bool) error {
+	l, err := p.links(ctx)
+	if err != nil {
+		return err
+	}
+	heads, err := p.e.RemoteHeads(ctx, p.repoID)
+	if err != nil {
+		return err
+	}
+	for _, h := range heads {
+		if id, err := repo.ParseID(h.Manifest); err == nil {
+			needed[l.object[id]] = true
+		}
+	}
+	return nil
+}
+
+// repositories are the IDs of the repositories of a pool's remotes.
+func repositories(pool string) ([]string, error) {
+	names, err := List(pool)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, n := range names {
+		r, err := Load(pool, n, Access{})
+		if err != nil {
+			return nil, err // what it needs is not known
+		}
+		out = append(out, r.Mark.ID.String())
+	}
+	return out, nil
+}
+
+// destroy destroys a snapshot that a push took. Absent is success; so is one that is
+// being read: the next push comes back to it.
+func (p *pusher) destroy(ctx context.Context, snapshot string) error {
+	what, err := ref.ParsePatterns(opPush, snapshot)
+	if err != nil {
+		return err
+	}
+	report, err := p.e.Destroy(context.WithoutCancel(ctx), engine.DestroyRequest{What: what})
+	if err == nil {
+		err = errors.Join(report.Failed...)
+	}
+	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.InUse) {
+		return nil
+	}
+	return err
+}

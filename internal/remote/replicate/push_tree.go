@@ -1,0 +1,145 @@
+package replicate
+
+import (
+	"context"
+	"io"
+
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+)
+
+// treeContent is in which form trees are pushed: as a stream of their driver, or in the one that every driver with
+// trees can read, which drivers without a stream of their own always use.
+func (p *pusher) treeContent(x *pointPush) repo.Content {
+	if p.q.Portable || x.portable || !p.e.SendsStreams() {
+		return repo.Tree
+	}
+	return repo.Stream
+}
+
+// otherForm reports whether a point is there as a stream that only its driver can read, and should be there for all.
+func (p *pusher) otherForm(at repo.Point) bool { return p.q.Portable && at.Content == repo.Stream }
+
+// filesContent is the content of a tree of files: a stream, of all of it or of what differs from the base.
+type filesContent struct {
+	*pointPush
+
+	form     repo.Content
+	expected driver.StreamPlan
+	frames   []repo.Frame
+}
+
+// contentOf is what a push is to store.
+func contentOf(x *pointPush) contentPush {
+	if x.pt.FS.IsImage() {
+		return &imageContent{pointPush: x}
+	}
+	return &filesContent{pointPush: x, form: x.p.treeContent(x)}
+}
+
+func (c *filesContent) kind() repo.Content { return c.form }
+
+// open opens nothing, as a stream is read in one go. A base serves if it is here, as a stream cannot be compared, and
+// if its chain bears one more difference.
+func (c *filesContent) open(ctx context.Context) (unchanged bool, err error) {
+	if idle, err := c.p.isIdleTree(ctx, c.pointPush, c.base); err != nil || idle {
+		return idle, err
+	}
+	if c.base.object == "" {
+		c.base = base{}
+	} else if bears, err := c.p.chainBears(ctx, c.head, c.base); err != nil {
+		return false, err
+	} else if !bears {
+		if same, err := c.p.isSameTree(ctx, c.pointPush, c.base); err != nil || same {
+			return same, err
+		}
+		c.base = base{}
+	}
+	c.base, c.expected, err = c.p.planTree(ctx, c.pointPush, c.base)
+	return false, err
+}
+
+func (c *filesContent) close() error { return nil }
+
+// describe lists the frames of the stream.
+func (c *filesContent) describe(m *repo.Manifest) (err error) {
+	m.Raw, m.Stream = c.expected.Raw, c.frames
+	if c.base.object == "" {
+		m.Logical = c.stats.read.Load()
+	}
+	uses := map[repo.Segment]int64{}
+	for _, f := range c.frames {
+		uses[f.Segment] += int64(f.Stored)
+	}
+	if m.Uses, err = usesOf(uses); err == nil {
+		c.stats.fill(m.Uses, nil)
+	}
+	return err
+}
+
+func (c *filesContent) report(out *Pushed) {
+	out.Full, out.Raw, out.ExpectedBytes = c.base.object == "", c.expected.Raw, c.expected.Bytes
+}
+
+// store runs the pipeline over the stream.
+func (c *filesContent) store(ctx context.Context) error {
+	pl := &pipeline{repo: c.p.repo, session: c.session.ID, stats: c.stats, ready: c.lease.ready}
+	c.p.q.Tracker.Start("pushing "+c.pt.Ref, 0, c.expected.Bytes)
+	err := pl.run(ctx, c.produce)
+	c.frames = pl.frames
+	return err
+}
+
+func (c *filesContent) produce(ctx context.Context, to *batcher) error {
+	w := &streamWriter{ctx: ctx, b: to, p: c.p, stats: c.stats}
+	err := c.send(ctx, w)
+	if w.err != nil { // it is why the stream has ended
+		return w.err
+	}
+	return err
+}
+
+// send writes the stream. ErrUnchanged: it is a snapshot that was taken for this push, and holds what the
+// newest point of the volume does.
+func (c *filesContent) send(ctx context.Context, w io.Writer) error {
+	q := engine.ReadRequest{Point: c.pt.ID, Base: c.base.object}
+	if c.form == repo.Stream {
+		return c.p.e.SendStream(ctx, q, w)
+	}
+	q.IfChanged = c.p.mayBeIdle(c.pointPush, c.base)
+	return c.p.e.SendTree(ctx, q, w)
+}
+
+// streamWriter cuts a stream into frames.
+type streamWriter struct {
+	ctx   context.Context
+	b     *batcher
+	p     *pusher
+	stats *stats
+	err   error
+}
+
+func (w *streamWriter) Write(b []byte) (int, error) {
+	done := 0
+	for done < len(b) {
+		n := min(len(b)-done, repo.FrameBytes-w.b.pending())
+		if n == 0 {
+			if w.err = w.b.flush(w.ctx, 0); w.err != nil {
+				return done, w.err
+			}
+			continue
+		}
+		to, err := w.b.room(w.ctx, n)
+		if err != nil {
+			w.err = err
+			return done, err
+		}
+		copy(to, b[done:])
+		w.b.raw(n)
+		done += n
+		w.stats.read.Add(int64(n))
+		w.p.q.Tracker.Add(0, int64(n))
+	}
+	return done, nil
+}

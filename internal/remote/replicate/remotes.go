@@ -1,0 +1,640 @@
+// Package replicate carries volumes to remotes and back: push, pull, verify, prune.
+// A remote is an encrypted repository (package repo) in an object store; its address
+// and this host's key to it lie in the pool.
+//
+// # Files
+//
+//	POOL/remotes/NAME/remote.json   what the remote is
+//	POOL/remotes/NAME/identity      this host's key: an age X25519 identity
+//	POOL/remotes/NAME/config        copy of the repository's config, which holds its keys, sealed
+//	POOL/remotes/NAME/push/HEAD     journal of a push that is not finished
+//
+// Directories have mode 0700, files 0600.
+package replicate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/ref"
+	"pando/internal/engine"
+	"pando/internal/linux/durable"
+	"pando/internal/remote/objstore"
+	"pando/internal/remote/repo"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	opAdd    = "remote add"
+	opRemove = "remote rm"
+	opOpen   = "open remote"
+
+	remoteName   = "remote.json"
+	identityName = "identity"
+	journalDir   = "push"
+	addingPrefix = ".adding-"   // a remote that is just being added; no name begins with a dot
+	removePrefix = ".removing-" // and one that is being removed
+
+	remoteFormat = 1
+)
+
+// Remote is a remote that a pool knows. Its JSON form lies in the pool.
+type Remote struct {
+	Format    int       `json:"format"`
+	Name      string    `json:"name"`
+	URL       string    `json:"url"`
+	Mark      repo.Mark `json:"mark"`                // what the repository was when it was last opened
+	Recipient string    `json:"recipient,omitempty"` // of this host's key, if that was made for it
+	AddedAt   time.Time `json:"added_at"`
+
+	dir      string                              // its directory
+	restored bool                                // its config was put back
+	identity string                              // text of the age identity
+	wrap     func(objstore.Store) objstore.Store // for tests: goes between the store and its retries
+	retry    objstore.RetryOptions
+	access   Access
+	names    func(context.Context) ([]string, error) // see KnowNames
+}
+
+// AddRequest says which remote to add, and how it is opened.
+type AddRequest struct {
+	Name string
+	URL  string
+
+	// Identity is the text of an age identity (AGE-SECRET-KEY-1...), as age-keygen
+	// writes it, that opens the repository there, to give this host's new key access.
+	// It is not kept.
+	Identity string
+	// Passphrase does the same; a new repository opens with it, too.
+	Passphrase string
+	// Config is a copy of the repository's config: it is put back if that is missing or damaged. See Kit.
+	Config []byte
+	// Recipients are more age recipients (age1...) that the repository shall open for.
+	Recipients []string
+	// MustExist refuses to make a new repository, MustCreate to open one.
+	MustExist, MustCreate bool
+	// Access is how the store is reached.
+	Access Access
+}
+
+// Added is the result of Add.
+type Added struct {
+	Remote
+	Created bool `json:"created"` // there was no repository; now there is
+
+	ConfigRestored bool `json:"config_restored"` // its config was missing or damaged, and was put back
+}
+
+// Add makes a remote known to the pool. The store is tried first: whether it honours
+// conditions, which everything rests on. If there is a repository at the URL, this
+// host is given access with the secret of the request; if there is none, one is made
+// which opens for this host's key and what else the request names.
+//
+// Either the remote is there, durably, or it is not; an interrupted Add is repeated.
+// The host's key is durable before a repository depends on it. Exists, Invalid,
+// Permission (no key opens the repository; the store refuses), Unsupported (the store
+// does not honour conditions), and the kinds of the store.
+func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
+	if err := ref.CheckName(opAdd, q.Name); err != nil {
+		return Added{}, err
+	}
+	if _, err := parseURL(q.URL); err != nil {
+		return Added{}, err
+	}
+	for _, to := range q.Recipients {
+		if err := repo.CheckRecipient(to); err != nil {
+			return Added{}, err
+		}
+	}
+	top := remotesDir(e.Dir())
+	unlock, err := lockRemotes(ctx, opAdd, top)
+	if err != nil {
+		return Added{}, err
+	}
+	defer unlock()
+	if _, err := os.Lstat(filepath.Join(top, q.Name)); err == nil {
+		return Added{}, errs.New(errs.Exists, opAdd, q.Name, "there is a remote of this name already").
+			WithHint("choose another, or %s", errs.Run("remote rm", q.Name))
+	}
+	adding := filepath.Join(top, addingPrefix+q.Name)
+	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding, access: q.Access}
+	fresh, err := r.hostIdentity()
+	if err != nil {
+		return Added{}, errs.Wrap(opAdd, q.Name, err)
+	}
+	rp, created, needed, err := r.establish(ctx, q, hostLabel()+" "+e.PoolID()[:8], fresh)
+	if err != nil {
+		// A repository may depend on the key, or on one that an interrupted Add has
+		// left: then the next Add takes it up.
+		if fresh && !needed {
+			_ = os.RemoveAll(adding)
+		}
+		return Added{}, err
+	}
+	defer rp.Close()
+	r.Mark = rp.Mark()
+	if err = r.keepConfig(rp); err == nil {
+		err = r.save()
+	}
+	if err == nil {
+		err = os.Rename(adding, filepath.Join(top, q.Name))
+	}
+	if err == nil {
+		err = durable.SyncDir(top)
+	}
+	r.dir = filepath.Join(top, q.Name)
+	return Added{Remote: r, Created: created, ConfigRestored: r.restored}, errs.Wrap(opAdd, q.Name, err)
+}
+
+// save writes remote.json.
+func (r *Remote) save() error {
+	b, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(filepath.Join(r.dir, remoteName), append(b, '\n'))
+}
+
+// hostIdentity sets this host's key for a remote that is being added, durable in its
+// directory: one that an interrupted Add has left there, or a new one. fresh: nothing
+// was there.
+func (r *Remote) hostIdentity() (fresh bool, err error) {
+	path := filepath.Join(r.dir, identityName)
+	left, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false, err
+	}
+	if old := strings.TrimSpace(string(left)); old != "" {
+		r.identity, r.Recipient = old, recipientOf(old)
+		if _, err := repo.Identity(old); err != nil || r.Recipient == "" {
+			return false, errs.New(errs.Damaged, opAdd, r.Name, "an interrupted add has left a key that cannot be read: %s", path).
+				WithHint("remove that file")
+		}
+		return false, nil
+	}
+	text, recipient, err := repo.NewIdentity()
+	if err != nil {
+		return false, err
+	}
+	r.identity, r.Recipient = recipientComment+recipient+"\n"+text, recipient
+	if err := os.MkdirAll(r.dir, 0o700); err != nil {
+		return false, err
+	}
+	if err := durable.WriteFile(path, []byte(r.identity+"\n")); err != nil {
+		return false, err
+	}
+	return true, durable.SyncDir(filepath.Dir(r.dir))
+}
+
+// recipientComment is before the recipient in the file of an identity, as age-keygen
+// writes it.
+const recipientComment = "# public key: "
+
+// recipientOf finds the recipient that the comment of an identity names.
+func recipientOf(identity string) string {
+	for line := range strings.Lines(identity) {
+		if after, ok := strings.CutPrefix(line, recipientComment); ok {
+			return strings.TrimSpace(after)
+		}
+	}
+	return ""
+}
+
+var errNoKey = errors.New("this pool has no key to it")
+
+// NoKey reports whether an Add failed for want of a key, which a passphrase may mend.
+func NoKey(err error) bool { return errors.Is(err, errNoKey) }
+
+// establish opens the repository of a remote that is being added, or makes it. The
+// key opens it afterwards, and is called label there. fresh: the key was not there
+// before. needed, also with an error: a repository may have the key now.
+func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fresh bool) (rp *repo.Repo, created, needed bool, err error) {
+	own, err := repo.Identity(r.identity)
+	if err != nil {
+		return nil, false, false, err
+	}
+	given, err := q.secrets()
+	if err != nil {
+		return nil, false, false, err
+	}
+	store, err := r.store(ctx, 0, !q.MustExist)
+	if err != nil {
+		return nil, false, false, err
+	}
+	defer func() {
+		if err != nil {
+			_ = objstore.Close(store) // of what failed
+		}
+	}()
+	// What only reads comes first: who is refused leaves nothing there.
+	rp, err = repo.Open(ctx, store, own)
+	if configLost(err) && len(q.Config) > 0 {
+		keep := filepath.Join(r.dir, damagedDir)
+		r.restored, err = putConfigBack(ctx, store, q.Config, repo.Mark{}, keep, false, given...)
+		if err != nil {
+			return nil, false, false, err
+		}
+		rp, err = repo.Open(ctx, store, own)
+	}
+	switch {
+	case err == nil && !fresh: // an interrupted Add had made it, perhaps not with all keys
+		if err = objstore.Probe(ctx, store); err == nil {
+			err = addSlots(ctx, rp, q)
+		}
+	case err == nil:
+		err = objstore.Probe(ctx, store)
+	case repo.Locked(err) && q.MustCreate:
+		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "there is a repository at %s already", store).
+			WithHint("leave out %s to open it, or use another prefix or directory", errs.Param("create"))
+	case repo.Locked(err) && len(given) > 0:
+		if rp, err = repo.Open(ctx, store, given...); err != nil {
+			return nil, false, false, err
+		}
+		if err = objstore.Probe(ctx, store); err == nil {
+			needed = true
+			err = addSlot(ctx, rp, repo.NewSlot{Label: label, Recipient: r.Recipient})
+		}
+		if err == nil {
+			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
+		}
+	case repo.Locked(err):
+		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and %w", store, errNoKey).
+			WithHint("give a key with %s, or the repository's passphrase with %s or %s", errs.Param("identity", "FILE"), errs.Param("passphrase"), errs.Param("passphrase-file", "FILE"))
+	case !errs.Is(err, errs.NotFound):
+		return nil, false, false, err
+	case q.MustExist:
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
+			WithHint("check the URL; without %s a new repository is made", errs.Param("no-create"))
+	case q.Identity != "":
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the identity could open", store).
+			WithHint("check the URL; without %s a new repository is made", errs.Param("identity"))
+	default:
+		if err := empty(ctx, store, q.Name); err != nil {
+			return nil, false, false, err
+		}
+		if err := objstore.Probe(ctx, store); err != nil {
+			return nil, false, false, err
+		}
+		if rp, err = repo.Create(ctx, store, repo.NewSlot{Label: label, Recipient: r.Recipient}); err != nil {
+			return nil, false, errs.KindOf(err) != errs.Exists && errs.KindOf(err) != errs.Invalid, err
+		}
+		created, needed = true, true
+		err = addSlots(ctx, rp, q)
+	}
+	if err != nil {
+		rp.Close()
+		return nil, created, needed, err
+	}
+	rp.OwnStore()
+	return rp, created, needed, nil
+}
+
+// empty is Exists if something else than leftovers of a probe is in a store.
+func empty(ctx context.Context, s objstore.Store, name string) error {
+	for o, err := range s.List(ctx, "") {
+		if err != nil {
+			return err
+		}
+		if !strings.HasPrefix(o.Key, "probe/") {
+			return notEmpty(s, name, o.Key)
+		}
+	}
+	return nil
+}
+
+// notEmpty is the error for a store that holds something, but no config of a repository.
+func notEmpty(s objstore.Store, name, key string) error {
+	dir, _, _ := strings.Cut(key, "/")
+	if slices.Contains([]string{"heads", "manifests", "segments"}, dir) {
+		return errs.New(errs.Damaged, opAdd, name, "%s holds a repository that has lost its config", s).
+			WithHint("put the config back from a recovery kit with %s, or from a pool that knows this remote: run %s there",
+				errs.Param("kit", "FILE"), errs.Run("remote repair", "REMOTE"))
+	}
+	return errs.New(errs.Exists, opAdd, name, "%s is not empty and holds no repository: it has %q", s, key).
+		WithHint("use an empty directory or bucket, or another prefix in it")
+}
+
+// secrets are what may open a repository that is there.
+func (q AddRequest) secrets() (out []repo.Secret, err error) {
+	if q.Identity != "" {
+		s, err := repo.Identity(q.Identity)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, s)
+	}
+	if q.Passphrase != "" {
+		out = append(out, repo.Passphrase(q.Passphrase))
+	}
+	return out, nil
+}
+
+// addSlots adds what else shall open a new repository.
+func addSlots(ctx context.Context, rp *repo.Repo, q AddRequest) error {
+	var slots []repo.NewSlot
+	if q.Passphrase != "" {
+		slots = append(slots, repo.NewSlot{Label: PassphraseLabel, Passphrase: q.Passphrase})
+	}
+	for _, to := range q.Recipients {
+		slots = append(slots, repo.NewSlot{Label: RecipientLabel(to), Recipient: to})
+	}
+	for _, s := range slots {
+		if err := addSlot(ctx, rp, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addSlot adds a slot under its label, or one like it if that is taken, unless there is
+// one for the same.
+func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
+	there, err := rp.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	labels := map[string]bool{}
+	for _, i := range there {
+		if i.Recipient == s.Recipient && (s.Recipient != "" || i.Kind == repo.SlotPassphrase) {
+			return nil
+		}
+		labels[i.Label] = true
+	}
+	for n, label := 2, s.Label; labels[s.Label]; n++ {
+		s.Label = fmt.Sprintf("%s %d", label, n)
+	}
+	return rp.AddSlot(ctx, s)
+}
+
+// Load reads a remote of a pool. NotFound, Damaged, TooNew, Permission.
+func Load(pool, name string, access Access) (*Remote, error) {
+	if err := ref.CheckName(opOpen, name); err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(remotesDir(pool), name)
+	b, err := os.ReadFile(filepath.Join(dir, remoteName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errs.New(errs.NotFound, opOpen, name, "there is no such remote").
+			WithHint("see %s, or add it with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
+	}
+	if err != nil {
+		return nil, errs.Wrap(opOpen, name, err)
+	}
+	damaged := func(file, format string, args ...any) error {
+		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
+			WithHint("restore %s from a copy, or remove the remote with %s and add it again with a key", filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
+	}
+	r := &Remote{dir: dir, access: access}
+	var v struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		return nil, damaged(remoteName, "%w", err)
+	}
+	if v.Format > remoteFormat {
+		return nil, errs.New(errs.TooNew, opOpen, name, "the remote was added by a newer pando (format %d)", v.Format).
+			WithHint("upgrade pando")
+	}
+	if err := json.Unmarshal(b, r); err != nil {
+		return nil, damaged(remoteName, "%w", err)
+	}
+	if r.Name != name || r.URL == "" || r.Mark.ID.IsZero() || r.Format < 1 {
+		return nil, damaged(remoteName, "values are missing or of another remote")
+	}
+	key, err := os.ReadFile(filepath.Join(dir, identityName))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, damaged(identityName, "this host's key is gone")
+	}
+	if err != nil {
+		return nil, errs.Wrap(opOpen, name, err)
+	}
+	r.identity = strings.TrimSpace(string(key))
+	if _, err := repo.Identity(r.identity); err != nil {
+		return nil, damaged(identityName, "%v", err)
+	}
+	return r, nil
+}
+
+// List lists the names of a pool's remotes, in order.
+func List(pool string) ([]string, error) {
+	entries, err := os.ReadDir(remotesDir(pool))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
+			out = append(out, e.Name())
+		}
+	}
+	slices.Sort(out)
+	return out, errs.Wrap("list remotes", pool, err)
+}
+
+// RemoveRequest says which remote to forget.
+type RemoveRequest struct {
+	Name   string
+	Access Access // how the store is reached
+	Force  bool   // also if nothing else opens the repository, or it cannot be asked
+}
+
+// Remove makes the pool forget a remote: its address, this host's key, what was
+// recorded of pushes. The repository stays as it is, and so does this host's slot in
+// it. NotFound; Conflict if this host's key is the only one that opens the
+// repository, unless Force.
+func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
+	top := remotesDir(e.Dir())
+	if err := ref.CheckName(opRemove, q.Name); err != nil {
+		return err
+	}
+	unlock, err := lockRemotes(ctx, opRemove, top)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	dir := filepath.Join(top, q.Name)
+	r, err := Load(e.Dir(), q.Name, q.Access)
+	if errs.Is(err, errs.NotFound) {
+		return err
+	}
+	if !q.Force {
+		if err == nil {
+			err = r.otherKeys(ctx)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	// The name goes first, in one step.
+	away := filepath.Join(top, removePrefix+q.Name)
+	if err := os.RemoveAll(away); err != nil {
+		return errs.Wrap(opRemove, q.Name, err)
+	}
+	if err := os.Rename(dir, away); err != nil {
+		return errs.Wrap(opRemove, q.Name, err)
+	}
+	if err := durable.SyncDir(top); err != nil {
+		return errs.Wrap(opRemove, q.Name, err)
+	}
+	if err := os.RemoveAll(away); err != nil {
+		return errs.Wrap(opRemove, q.Name, err)
+	}
+	if r == nil || r.sharedRepo(e.Dir()) {
+		return nil
+	}
+	return e.DropLinks(ctx, r.Mark.ID.String())
+}
+
+// sharedRepo reports whether another remote of the pool is of the same repository.
+func (r *Remote) sharedRepo(pool string) bool {
+	names, _ := List(pool)
+	for _, n := range names {
+		if o, err := Load(pool, n, Access{}); err == nil && n != r.Name && o.Mark.ID == r.Mark.ID {
+			return true
+		}
+	}
+	return false
+}
+
+// otherKeys is nil if something besides this host's key opens the repository.
+func (r *Remote) otherKeys(ctx context.Context) error {
+	if r.Recipient == "" {
+		return nil // the key was given to us: somebody else has it
+	}
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return err
+	}
+	defer rp.Close()
+	slots, err := rp.Slots(ctx)
+	if err != nil {
+		return err
+	}
+	for _, s := range slots {
+		if s.Recipient != r.Recipient {
+			return nil
+		}
+	}
+	return errs.New(errs.Conflict, opRemove, r.Name, "this host's key is the only one that opens the repository: without it nobody can read it any more").
+		WithHint("add another with %s, keep a copy of %s, or use %s", errs.Run("remote key add", r.Name), filepath.Join(r.dir, identityName), errs.Param("force"))
+}
+
+// IdentityFile is where this host's key lies.
+func (r *Remote) IdentityFile() string { return filepath.Join(r.dir, identityName) }
+
+// Open opens the repository, with retries. The caller closes it. NotFound,
+// Permission, Conflict (another repository is there than when the remote was added),
+// Damaged (its keys were put back to an older state), and the kinds of the store.
+func (r *Remote) Open(ctx context.Context) (*repo.Repo, error) { return r.OpenLimited(ctx, 0) }
+
+// OpenLimited is Open with a bound of bytes a second for what is uploaded and
+// downloaded; 0: none.
+func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.Repo, error) {
+	store, err := r.store(ctx, bytesPerSecond, false)
+	if err != nil {
+		return nil, err
+	}
+	id, err := repo.Identity(r.identity)
+	if err != nil {
+		_ = objstore.Close(store) // of what failed
+		return nil, err
+	}
+	rp, err := repo.Open(ctx, store, id)
+	if err != nil {
+		_ = objstore.Close(store) // of what failed
+		return nil, r.hintCopy(ctx, err)
+	}
+	rp.OwnStore()
+	if err := rp.Check(r.Mark); err != nil {
+		rp.Close()
+		return nil, r.hintCopy(ctx, err)
+	}
+	r.remember(rp)
+	return rp, nil
+}
+
+// remember keeps what was seen of a repository. What was seen once is not to be taken back. If it cannot be written
+// down, only a later check is weaker, and the copy of config an older one.
+func (r *Remote) remember(rp *repo.Repo) {
+	_ = r.keepConfig(rp)
+	if m := rp.Mark(); m != r.Mark {
+		r.Mark = m
+		_ = r.save()
+	}
+}
+
+// store opens the store of the remote's URL, with retries and a limit.
+func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (objstore.Store, error) {
+	s, err := OpenStore(ctx, r.URL, r.access, create)
+	if err != nil {
+		return nil, err
+	}
+	if r.wrap != nil {
+		s = r.wrap(s)
+	}
+	if bytesPerSecond > 0 {
+		s = objstore.Limit(s, bytesPerSecond)
+	}
+	o := r.retry
+	if r.access.Attempts > 0 {
+		o.Attempts = r.access.Attempts
+	}
+	o.OnRetry, o.OnAnswer = r.access.OnRetry, r.access.OnAnswer
+	if !strings.HasPrefix(r.URL, "file:") {
+		o.Reach = reach
+	}
+	return objstore.Retry(s, o), nil
+}
+
+// hostLabel is this host's name, for people.
+func hostLabel() string {
+	h, err := os.Hostname()
+	if err != nil || h == "" {
+		return "unknown host"
+	}
+	return h
+}
+
+func remotesDir(pool string) string { return filepath.Join(pool, "remotes") }
+
+// lockRemotes makes the directory of remotes and locks it against other commands that
+// add and remove.
+func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, errs.Wrap(op, dir, err)
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, errs.Wrap(op, dir, err)
+	}
+	for wait, begun := time.Millisecond, time.Now(); ; wait = min(2*wait, 100*time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Since(begun) > 15*time.Second {
+			_ = f.Close()
+			if errors.Is(err, unix.EWOULDBLOCK) {
+				return nil, errs.New(errs.InUse, op, dir, "another pando is just adding or removing a remote").
+					WithHint("wait until it is done")
+			}
+			return nil, errs.Wrap(op, dir, err)
+		}
+		select {
+		case <-ctx.Done():
+			_ = f.Close()
+			return nil, errs.Wrap(op, dir, ctx.Err())
+		case <-time.After(wait):
+		}
+	}
+}

@@ -1,0 +1,523 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/base/progress"
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/linux/durable"
+	"pando/internal/remote/repo"
+)
+
+const opRepair = "remote repair"
+
+// damagedDir is where copies of damaged heads are kept that a repair has written over.
+const damagedDir = "damaged"
+
+// repairedPool is the writer of a repaired head whose writer is not known: no pool, so that one has to take it over.
+const repairedPool = "repaired"
+
+// RepairRequest says what to repair.
+type RepairRequest struct {
+	DryRun  bool // only say what would be done
+	Tracker *progress.Tracker
+}
+
+// Repaired is what Repair did, or would do.
+type Repaired struct {
+	Volumes []RepairedVolume `json:"volumes"` // that were damaged or missing, by name
+	// Lost are manifests that cannot be read. A point that is damaged so is lost; which volume it was of is not known.
+	Lost    []string `json:"lost"`
+	Checked int      `json:"checked"` // heads that are as they should be
+	DryRun  bool     `json:"dry_run"`
+	// Tables are those of what prunes have moved that were damaged or lost, and were made anew: "moved/...".
+	Tables []string `json:"tables"`
+	// ConfigRestored: the repository's config was missing or damaged, and this pool's copy was put back, or would be. A
+	// dry run looks no further then.
+	ConfigRestored bool `json:"config_restored"`
+}
+
+// RepairedVolume is a volume or golden whose list of points was made anew.
+type RepairedVolume struct {
+	Volume   string   `json:"volume"`         // "" if nothing tells it
+	Object   string   `json:"object"`         // its list of points: "heads/...", or the part of it: "points/..."
+	Part     bool     `json:"part,omitempty"` // only a part of the list was damaged or missing: the rest is as it was, also the writer
+	Missing  bool     `json:"missing"`        // the list was not there; else it was damaged
+	Repaired bool     `json:"repaired"`       // it is there again; of a dry run: it would be
+	Points   []string `json:"points"`         // that are whole, the oldest first
+	Broken   []string `json:"broken"`         // that are listed, too, but lack something that they need
+	Writer   bool     `json:"writer"`         // this pool may push it; else a pool has to take it over
+	Reason   string   `json:"reason"`         // why the list could not be used, or not be made anew
+	Copy     string   `json:"copy,omitempty"` // file in which the damaged list was kept
+}
+
+// Repair puts the config of the repository back, of which this pool has a copy, if that is missing or damaged. Then it
+// makes the lists of points of volumes anew that are damaged or gone, from the manifests that are there: all
+// points come back whose manifests and segments are whole. Points that were removed and not yet pruned come back as
+// well. It needs nothing but a key to the remote; e may be nil, which says that no pool has pushed there.
+//
+// It makes nothing worse: it writes only what cannot be read, twice, over just that state, of which it keeps a copy in
+// the pool, and what is not there. Points of which something is missing are listed as well, so that no prune removes what
+// is left of them, but the newest point is one that is whole. The epoch of a repaired head is above all that were, and
+// its writer is this pool if the newest point is of an object that is here; else a pool has to take the volume over.
+//
+// It may run beside pushes, pulls and prunes. Conflict: somebody has written a head meanwhile.
+func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (*Repaired, error) {
+	rp, err := r.Open(ctx)
+	restored := false
+	if configLost(err) {
+		var rerr error
+		if restored, rerr = r.restoreConfig(ctx, q.DryRun); rerr != nil {
+			return nil, rerr
+		}
+		if restored && q.DryRun {
+			return &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, DryRun: true, ConfigRestored: true}, nil
+		}
+		if restored {
+			rp, err = r.Open(ctx)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer rp.Close()
+	x := &repairer{RepairRequest: q, e: e, repo: rp, keep: filepath.Join(r.dir, damagedDir)}
+	if e != nil {
+		if x.writer, err = writer(e); err != nil {
+			return nil, err
+		}
+		if x.names, err = NamesOf(ctx, e, r); err != nil {
+			return nil, err
+		}
+	}
+	out, err := x.run(ctx)
+	if out != nil {
+		out.ConfigRestored = restored
+	}
+	return out, errs.Wrap(opRepair, r.Name, err)
+}
+
+type repairer struct {
+	RepairRequest
+	e      *engine.Engine // nil: no pool
+	repo   *repo.Repo
+	writer repo.Writer
+	names  []string // that heads may have
+	keep   string   // directory for copies; "": none
+
+	objects   objects                // as they were listed, once
+	segments  map[repo.Segment]int64 // that are there: bytes
+	faults    []pointsFault          // pages of points that cannot be read
+	manifests map[repo.ID]*repo.Manifest
+	whole     map[repo.ID]bool // all that a manifest needs is there
+	out       *Repaired
+}
+
+func (x *repairer) run(ctx context.Context) (*Repaired, error) {
+	x.out = &Repaired{Volumes: []RepairedVolume{}, Lost: []string{}, Tables: []string{}, DryRun: x.DryRun}
+
+	// Sessions before and after manifests: whose session was there when its manifest was found is still at work, and what
+	// of it is not yet listed is its own matter.
+	sessions, _, err := readSessions(ctx, x.repo)
+	if err != nil {
+		return nil, err
+	}
+	heads, err := readHeads(ctx, x.repo)
+	if err != nil {
+		return nil, err
+	}
+	x.out.Checked = len(heads.good)
+	if err := x.repairTables(ctx); err != nil {
+		return nil, err
+	}
+	if err := x.read(ctx, heads); err != nil {
+		return nil, err
+	}
+	later, _, err := readSessions(ctx, x.repo)
+	if err != nil {
+		return nil, err
+	}
+	now := scene{sessions: append(sessions, later...)}
+	for _, f := range x.faults {
+		done, err := x.points(ctx, f, now)
+		if err != nil {
+			return nil, err
+		}
+		x.out.Volumes = append(x.out.Volumes, done)
+	}
+	volumes := x.volumes(heads, now)
+	for _, v := range volumes {
+		done, is, err := x.volume(ctx, v)
+		if err != nil {
+			return nil, err
+		}
+		if !is {
+			x.out.Checked++
+			continue
+		}
+		x.out.Volumes = append(x.out.Volumes, done)
+	}
+	return x.out, nil
+}
+
+// read reads the manifests, of those that were listed, that no readable head names.
+func (x *repairer) read(ctx context.Context, heads headset) error {
+	x.Tracker.Start("reading manifests", 0, 0)
+	named := map[repo.ID]bool{}
+	for _, h := range heads.good {
+		var bad []*pageFault
+		for pt, err := range allPoints(ctx, x.repo, h.Head, &bad) {
+			if err != nil {
+				return err
+			}
+			named[pt.Manifest] = true
+		}
+		x.note(h.Head, bad)
+	}
+	o := x.objects
+	x.segments, x.manifests, x.whole = o.present(), map[repo.ID]*repo.Manifest{}, map[repo.ID]bool{}
+	unnamed := slices.DeleteFunc(o.manifests, func(id repo.ID) bool { return named[id] })
+	err := readManifests(ctx, x.repo, unnamed, func(m repo.Manifest) {
+		x.Tracker.Add(1, 0)
+		x.whole[m.ID] = x.hasSegments(&m)
+		m.Pages, m.Stream, m.Uses = nil, nil, nil // a million of them fit into memory without these
+		x.manifests[m.ID] = &m
+	}, func(id repo.ID, err error) error {
+		if errs.Is(err, errs.NotFound) {
+			return nil // pruned meanwhile
+		}
+		if broken(err) {
+			x.out.Lost = append(x.out.Lost, "manifests/"+id.String())
+			return nil
+		}
+		return err
+	})
+	if err == nil {
+		err = x.wholeMaps(ctx)
+	}
+	slices.Sort(x.out.Lost)
+	for id, m := range x.manifests { // a stream needs what it is the difference from
+		for p, depth := m, 0; x.whole[id] && p.Content.Chained() && !p.Parent.IsZero() && !named[p.Parent]; depth++ {
+			parent := x.manifests[p.Parent]
+			if parent == nil || !x.whole[p.Parent] || depth > len(x.manifests) {
+				x.whole[id] = false
+				break
+			}
+			p = parent
+		}
+	}
+	return err
+}
+
+// hasSegments reports whether all segments of a manifest are there, and as long as it knows that they must be. Of
+// version 2 it says nothing of the map: see wholeMaps.
+func (x *repairer) hasSegments(m *repo.Manifest) bool {
+	if m.Version < 2 {
+		for _, u := range m.Uses {
+			if _, there := x.segments[u.Segment]; !there {
+				return false
+			}
+		}
+	}
+	for _, p := range m.Pages {
+		if !x.has(p.Frame) {
+			return false
+		}
+	}
+	for _, f := range m.Stream {
+		if !x.has(f) {
+			return false
+		}
+	}
+	return true
+}
+
+// has reports whether the segment of a frame is there, and long enough.
+func (x *repairer) has(f repo.Frame) bool {
+	return x.segments[f.Segment] >= int64(f.Offset)+int64(f.Stored)
+}
+
+// wholeMaps finds out of which manifests of version 2 all that their maps need is there. Of maps of one volume only
+// what differs is read.
+func (x *repairer) wholeMaps(ctx context.Context) error {
+	var all []*repo.Manifest
+	for _, m := range x.manifests {
+		if m.Version == 2 && m.Content == repo.Block {
+			all = append(all, m)
+		}
+	}
+	slices.SortFunc(all, func(a, b *repo.Manifest) int {
+		return cmp.Or(cmp.Compare(a.Volume, b.Volume), a.CreatedAt.Compare(b.CreatedAt), slices.Compare(a.ID[:], b.ID[:]))
+	})
+	var last *repo.Manifest // that is whole
+	for _, m := range all {
+		if last != nil && last.Volume != m.Volume {
+			last = nil
+		}
+		whole := m.Map.IsZero() || x.has(m.Map.Frame)
+		d := &treeDiff{
+			nodes: x.repo.ReadNodes, old: last, now: m, leaf: noLeaf,
+			broken: func(_ repo.NodeAt, old bool, _ error) error {
+				whole = whole && old
+				return nil
+			},
+		}
+		err := d.each(ctx, func(p part) error {
+			for _, y := range p.now {
+				whole = whole && x.has(y.Frame)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		if x.whole[m.ID] = whole; whole {
+			last = m
+		}
+	}
+	return nil
+}
+
+// lostHead is a head that is damaged or missing, and what there is to make it of.
+type lostHead struct {
+	id        repo.ID
+	name      string // "" if nothing tells it
+	damaged   error  // nil: it is missing
+	manifests []*repo.Manifest
+}
+
+// volumes finds the heads that are to be made anew, by name.
+func (x *repairer) volumes(heads headset, now scene) []lostHead {
+	lost := map[repo.ID]*lostHead{}
+	for _, d := range heads.bad {
+		if errs.Is(d.err, errs.TooNew) {
+			x.out.Volumes = append(x.out.Volumes, RepairedVolume{Object: d.Object, Points: []string{}, Broken: []string{}, Reason: d.Reason})
+			continue // a newer pando reads it
+		}
+		lost[d.id] = &lostHead{id: d.id, damaged: d.err}
+	}
+	there := map[repo.ID]bool{}
+	for _, h := range heads.good {
+		if id, err := x.repo.HeadID(h.Head.Name); err == nil {
+			there[id] = true
+		}
+	}
+	for _, d := range heads.bad {
+		there[d.id] = lost[d.id] == nil
+	}
+
+	// What the pool knows names heads of which nothing is left.
+	for _, n := range x.names {
+		if id, err := x.repo.HeadID(n); err == nil && lost[id] != nil {
+			lost[id].name = n
+		}
+	}
+	for _, m := range x.manifests {
+		id, err := x.repo.HeadID(m.Volume)
+		if err != nil || there[id] {
+			continue
+		}
+		if lost[id] == nil {
+			if now.works(m.Session) {
+				continue // the first push of a volume, which is about to make its head
+			}
+			lost[id] = &lostHead{id: id}
+		}
+		lost[id].name = m.Volume
+		lost[id].manifests = append(lost[id].manifests, m)
+	}
+	var out []lostHead
+	for _, h := range lost {
+		out = append(out, *h)
+	}
+	slices.SortFunc(out, func(a, b lostHead) int { return cmp.Or(cmp.Compare(a.name, b.name), slices.Compare(a.id[:], b.id[:])) })
+	return out
+}
+
+// volume makes one head anew. is is false if that can be read now: a push that was under way has made it, say.
+func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, is bool, err error) {
+	out = RepairedVolume{
+		Volume: l.name, Object: "heads/" + l.id.String(), Missing: l.damaged == nil, Points: []string{}, Broken: []string{}, Reason: "it is missing",
+	}
+	if l.damaged != nil {
+		out.Reason = l.damaged.Error()
+	}
+	if l.name == "" {
+		out.Reason = "nothing of it is left, not even its name: " + out.Reason
+		return out, true, nil
+	}
+	head := x.head(ctx, l, &out)
+	if err := x.remembered(ctx, &head); err != nil {
+		return out, true, err
+	}
+	if x.DryRun {
+		out.Repaired = true
+		return out, true, nil
+	}
+
+	// Only what cannot be read now is written over, and just that state.
+	object, version, err := x.repo.RawHead(ctx, l.id)
+	switch {
+	case errs.Is(err, errs.NotFound):
+		version = ""
+	case err != nil:
+		return out, true, err
+	default:
+		if _, err := x.repo.HeadByID(ctx, l.id); !errs.Is(err, errs.Damaged) {
+			return out, false, err
+		}
+		if out.Copy, err = x.copy(l.id, object); err != nil {
+			return out, true, err
+		}
+	}
+	pages := newPageWriter(x.repo, l.name)
+	defer pages.end(ctx)
+	if err := pages.putter().Shrink(ctx, &head); err != nil {
+		return out, true, err
+	}
+	_, err = x.repo.PutHead(ctx, head, version)
+	pages.wrote(err)
+	if err != nil {
+		return out, true, err
+	}
+	out.Repaired = true
+	return out, true, nil
+}
+
+// copy keeps a damaged head.
+func (x *repairer) copy(id repo.ID, object []byte) (string, error) {
+	if x.keep == "" {
+		return "", nil
+	}
+	path := filepath.Join(x.keep, "head-"+id.String()+"-"+strconv.FormatInt(time.Now().Unix(), 10))
+	if err := os.MkdirAll(x.keep, 0o700); err != nil {
+		return "", errs.Wrap(opRepair, x.keep, err)
+	}
+	return path, errs.Wrap(opRepair, path, durable.WriteFile(path, object))
+}
+
+// head is what a head must have been, as far as manifests tell.
+func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) repo.Head {
+	h := repo.Head{Name: l.name, NextSeq: 1, Golden: len(l.manifests) > 0, Epoch: uint64(time.Now().Unix()), Gone: len(l.manifests) == 0}
+	for _, m := range l.manifests {
+		if _, ok := (ref.Ref{Name: l.name, At: m.Point}).Generation(); !ok || m.Consistency != "" { // of snapshots only
+			h.Golden = false
+		}
+	}
+	for _, m := range x.inOrder(l.manifests, h.Golden) {
+		pt := pointFrom(m, h.NextSeq)
+		h.NextSeq++
+		h.Recent = append(h.Recent, pt)
+		if !x.whole[m.ID] {
+			out.Broken = append(out.Broken, pt.Name)
+			continue
+		}
+		out.Points = append(out.Points, pt.Name)
+		h.Latest = pt.Seq
+	}
+
+	// Whoever has the object of the newest point pushed it.
+	h.Writer = repo.Writer{Pool: repairedPool, Host: "nobody (repaired)"}
+	if i := slices.IndexFunc(h.Recent, func(p repo.Point) bool { return p.Seq == h.Latest }); x.e != nil &&
+		len(h.Recent) > 0 {
+		if i < 0 {
+			i = len(h.Recent) - 1
+		}
+		if o, err := x.e.PointByID(ctx, driver.ObjectID(h.Recent[i].Source)); err == nil {
+			h.Writer, h.Lineage, out.Writer = x.writer, string(o.Lineage), true
+		}
+	}
+	return h
+}
+
+// remembered raises the epoch above the one that this pool has seen.
+func (x *repairer) remembered(ctx context.Context, h *repo.Head) error {
+	if x.e == nil {
+		return nil
+	}
+	seen, err := x.e.RemoteHeads(ctx, x.repo.ID().String())
+	for _, s := range seen {
+		if s.Name == h.Name {
+			h.Epoch = max(h.Epoch, s.Epoch+1)
+		}
+	}
+	return err
+}
+
+// pointFrom is a point as a head lists it, from its manifest.
+func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
+	at := repo.Point{
+		Seq: seq, Name: m.Point, Manifest: m.ID, Source: m.Source, Content: m.Content, FS: m.FS, SizeBytes: m.SizeBytes,
+		CreatedAt: m.CreatedAt, Consistency: m.Consistency, Logical: m.Logical, Added: m.Added,
+	}
+	if m.Content.Chained() {
+		at.Parent = m.Parent
+	}
+	if o := m.Origin; o != nil {
+		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
+	}
+	return at
+}
+
+// inOrder is the manifests of one volume, each point once, in the order in which they were pushed, as far as that can be
+// told: by generation or by time, and none before what it was compared with.
+func (x *repairer) inOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
+	slices.SortFunc(all, func(a, b *repo.Manifest) int {
+		if golden {
+			an, _ := strconv.Atoi(a.Point)
+			bn, _ := strconv.Atoi(b.Point)
+			if an != bn {
+				return cmp.Compare(an, bn)
+			}
+		}
+		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.Point, b.Point), slices.Compare(a.ID[:], b.ID[:]))
+	})
+
+	// A push that was interrupted between its manifest and the head has written a second one.
+	type key struct{ point, source string }
+	children := map[repo.ID]int{}
+	for _, m := range all {
+		children[m.Parent]++
+	}
+	best := map[key]*repo.Manifest{}
+	rank := func(m *repo.Manifest) int {
+		n := min(children[m.ID], 1)
+		if x.whole[m.ID] {
+			n += 2
+		}
+		return n
+	}
+	for _, m := range all {
+		k := key{m.Point, m.Source}
+		if was := best[k]; was == nil || rank(m) > rank(was) {
+			best[k] = m
+		}
+	}
+
+	byID := map[repo.ID]*repo.Manifest{}
+	for _, m := range best {
+		byID[m.ID] = m
+	}
+	done := map[repo.ID]bool{}
+	var out []*repo.Manifest
+	for _, m := range all {
+		var line []*repo.Manifest // m and what must come before it, the youngest first
+		for p := byID[m.ID]; p != nil && !done[p.ID] && !slices.Contains(line, p); p = byID[p.Parent] {
+			line = append(line, p)
+		}
+		for _, p := range slices.Backward(line) {
+			done[p.ID] = true
+			out = append(out, p)
+		}
+	}
+	return out
+}

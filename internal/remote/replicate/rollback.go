@@ -1,0 +1,248 @@
+package replicate
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+)
+
+// headMemory is what this pool remembers of the heads of a repository, by name. It is read before the heads are: what
+// another process pushes in between makes them newer, never older.
+//
+// Heads are never deleted, their epochs never go back, and neither does the number of their next point while the
+// epoch stays the same. So a head that is missing, or has lower numbers, was lost or put back to an older state. A
+// head that another pool has taken over, or that was made anew by a repair, has a higher epoch. A pool that was
+// killed between the write of a head and its own record remembers less than there is, which is no rollback.
+type headMemory map[string]engine.RemoteHead
+
+// witness is what a pool can say of the heads of a repository that others may have put back. The zero value knows
+// nothing.
+type witness struct {
+	e      *engine.Engine
+	repo   *repo.Repo
+	memory headMemory
+	own    headWriter // to know what this pool has replaced
+
+	accepted map[string]bool // heads that count as they are
+}
+
+// newWitness reads what a pool remembers; e may be nil.
+func newWitness(ctx context.Context, e *engine.Engine, r *repo.Repo) (w witness, err error) {
+	w = witness{e: e, repo: r, memory: headMemory{}}
+	if e == nil {
+		return w, nil
+	}
+	w.own = headWriter{repo: r, tokens: newTokenFiles(e.Dir(), r)}
+	if w.own.me, err = writer(e); err != nil {
+		return w, err
+	}
+	w.memory, err = remembered(ctx, e, r)
+	return w, err
+}
+
+// remembered reads what a pool remembers of a repository; a nil engine remembers nothing.
+func remembered(ctx context.Context, e *engine.Engine, r *repo.Repo) (headMemory, error) {
+	out := headMemory{}
+	if e == nil {
+		return out, nil
+	}
+	heads, err := e.RemoteHeads(ctx, r.ID().String())
+	for _, h := range heads {
+		out[h.Name] = h
+	}
+	return out, err
+}
+
+// older says in which way a head is older than the one that is remembered; "" if it is not. there: the head exists.
+func (m headMemory) older(h *repo.Head, there bool) string {
+	known := m[h.Name]
+	switch {
+	case known.Epoch == 0:
+		return ""
+	case !there:
+		return fmt.Sprintf("the remote has lost its list of points, which this pool has seen with epoch %d", known.Epoch)
+	case h.Epoch < known.Epoch:
+		return fmt.Sprintf("%s: the volume has epoch %d there, and this pool has seen epoch %d",
+			wasPutBack, h.Epoch, known.Epoch)
+	case h.Epoch == known.Epoch && h.NextSeq < known.NextSeq:
+		return fmt.Sprintf("%s: the next point of the volume would be number %d there, and this pool has seen number %d",
+			wasPutBack, h.NextSeq, known.NextSeq)
+	}
+	return ""
+}
+
+// rollback is a head that is older than the one that a pool remembers.
+type rollback struct {
+	volume string
+	object string  // "heads/..."
+	lost   bool    // it is missing
+	token  repo.ID // it has this one, which this pool has replaced; zero: it is older by its numbers
+	reason string
+}
+
+// rollbacks lists heads that are missing or older than remembered, by name. One that cannot be read is neither.
+func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error) {
+	r, m := w.repo, w.memory
+	out, err := w.retired(ctx, all)
+	if err != nil {
+		return nil, err
+	}
+	there := map[repo.ID]*repo.Head{}
+	for i := range all.good {
+		h := &all.good[i].Head
+		id, err := r.HeadID(h.Name)
+		if err != nil {
+			return nil, err
+		}
+		there[id] = h
+	}
+	for _, d := range all.bad {
+		there[d.id] = nil
+	}
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		id, err := r.HeadID(name)
+		if err != nil {
+			return nil, err
+		}
+		h, is := there[id]
+		if is && h == nil {
+			continue // damaged, which is said of it
+		}
+		if !is {
+			h = &repo.Head{Name: name}
+		}
+		if why := m.older(h, is); why != "" {
+			out = slices.DeleteFunc(out, func(b rollback) bool { return b.volume == name })
+			out = append(out, rollback{volume: name, object: "heads/" + id.String(), lost: !is, reason: why})
+		}
+	}
+	slices.SortFunc(out, func(a, b rollback) int { return strings.Compare(a.volume, b.volume) })
+	return out, nil
+}
+
+func (w *witness) accept(name string) {
+	if w.accepted == nil {
+		w.accepted = map[string]bool{}
+	}
+	w.accepted[name] = true
+}
+
+// retired lists heads with a token that this pool has replaced. They are read again: another process of this pool may
+// have replaced it after they were read.
+func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err error) {
+	for _, s := range all.good {
+		h := s.Head
+		if w.e == nil || w.accepted[h.Name] || h.Token.IsZero() || h.Gone || h.Writer.Pool != w.own.me.Pool {
+			continue
+		}
+		known, err := w.own.tokens.load(h.Name)
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(known.retired, h.Token) {
+			continue
+		}
+		now, _, err := w.repo.Head(ctx, h.Name)
+		if broken(err) || err == nil && now.Token != h.Token {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		id, err := w.repo.HeadID(h.Name)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, rollback{volume: h.Name, object: "heads/" + id.String(), token: h.Token, reason: retiredReason})
+	}
+	return out, nil
+}
+
+const (
+	wasPutBack    = "the remote was put back to an older state"
+	retiredReason = wasPutBack + ": this pool has written the volume's list of points again since"
+)
+
+// see remembers heads that were read and are newer than what is remembered, also in the pool unless that is nil.
+func (w *witness) see(ctx context.Context, all headset) error {
+	id, m := w.repo.ID().String(), w.memory
+	var fresh []engine.RemoteHead
+	for _, s := range all.good {
+		h, known := s.Head, m[s.Head.Name]
+		if h.Epoch > known.Epoch || h.Epoch == known.Epoch && h.NextSeq > known.NextSeq {
+			known.Repo, known.Name, known.Epoch, known.NextSeq = id, h.Name, h.Epoch, h.NextSeq
+			m[h.Name] = known
+			fresh = append(fresh, known)
+		}
+	}
+	if w.e == nil {
+		return nil
+	}
+	return w.e.SeeRemoteHeads(ctx, id, fresh)
+}
+
+// refuseRollback is Damaged if a head is missing or older than this pool remembers: what only the newer one names would
+// be deleted as garbage.
+func (p *pruner) refuseRollback(ctx context.Context, all headset) error {
+	back, err := p.witness.rollbacks(ctx, all)
+	if err != nil || len(back) == 0 {
+		return err
+	}
+	first, more := back[0], ""
+	if n := len(back) - 1; n > 0 {
+		more = fmt.Sprintf(" (and %d more)", n)
+	}
+	e := errs.New(errs.Damaged, opRemotePrune, first.volume, "%s%s, so nothing was removed", first.reason, more)
+	accept := errs.Run("remote prune", p.remoteName(), errs.Param("accept-rollback"))
+	if first.lost {
+		return e.WithHint("rebuild it from what its points say: %s; to forget that it was there: %s",
+			errs.Run("remote repair", p.remoteName()), accept)
+	}
+	return e.WithHint("restore the remote if you can; to go on with what is there, push the volume with %s, "+
+		"or accept what is lost with %s", errs.Param("accept-rollback"), accept)
+}
+
+// acceptRollback makes what is there the state that counts: a head that is older gets an epoch above all that were
+// seen, so that no epoch is used twice, and heads that are missing are forgotten.
+func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
+	back, err := p.witness.rollbacks(ctx, all)
+	if err != nil {
+		return err
+	}
+	for _, b := range back {
+		p.out.Accepted = append(p.out.Accepted, b.volume)
+		known := p.witness.memory[b.volume]
+		delete(p.witness.memory, b.volume)
+		p.witness.accept(b.volume)
+		switch {
+		case p.DryRun:
+		case b.lost:
+			err = p.Pool.DropRemoteHead(ctx, known.Repo, b.volume)
+		default:
+			_, err = changeHead(ctx, p.repo, opRemotePrune, b.volume, func(h *repo.Head) (bool, error) {
+				if (headMemory{b.volume: known}).older(h, true) == "" && (b.token.IsZero() || h.Token != b.token) {
+					return false, nil
+				}
+				h.Epoch, h.Token = max(h.Epoch, known.Epoch)+1, repo.ID{} // which the writer may have replaced since
+				return true, nil
+			})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *pruner) remoteName() string {
+	if p.remote == "" {
+		return "REMOTE"
+	}
+	return p.remote
+}

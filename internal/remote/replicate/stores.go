@@ -1,0 +1,93 @@
+package replicate
+
+import (
+	"context"
+	"net/url"
+	"strings"
+	"time"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+	"pando/internal/remote/objstore/file"
+	"pando/internal/remote/objstore/gcs"
+	"pando/internal/remote/objstore/s3"
+)
+
+// Access is how the store of a remote is reached besides by its URL: credentials, a proxy, how
+// often requests are tried. A front end says it.
+type Access = objstore.Access
+
+// Waiting is a pause before a request to a store is made again.
+type Waiting = objstore.Waiting
+
+// reach is how long is tried to connect to a server that has never answered: its address may be wrong.
+const reach = 8 * time.Second
+
+// Outage reports whether a command, or a part of it, failed because the store does not answer as it should, so that the
+// same may succeed later.
+func Outage(err error) bool { return objstore.Temporary(err) }
+
+// DefaultAttempts is how often a request is tried if Access does not say.
+const DefaultAttempts = objstore.DefaultAttempts
+
+// storeSchemes is what people may write, for messages.
+const storeSchemes = "file:/DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
+
+// OpenStore opens the object store of a URL: file:/DIR, s3://BUCKET/PREFIX or
+// gs://BUCKET/PREFIX. It tries once and is not limited; see objstore.Retry and Limit.
+// access has the credentials of buckets. create: a directory that is not there is made; buckets never are. Invalid for a URL
+// that means nothing, and the kinds of the store.
+func OpenStore(ctx context.Context, raw string, access Access, create bool) (objstore.Store, error) {
+	u, err := parseURL(raw)
+	if err != nil {
+		return nil, err
+	}
+	switch {
+	case u.Scheme == "s3":
+		return s3.Open(ctx, u, access)
+	case u.Scheme == "gs":
+		return gcs.Open(ctx, u, access)
+	case create:
+		return file.Create(ctx, u)
+	}
+	return file.Open(ctx, u)
+}
+
+// parseURL reads the URL of a store. Invalid.
+func parseURL(raw string) (*url.URL, error) {
+	bad := func(format string, args ...any) error {
+		return errs.New(errs.Invalid, "open remote", raw, format, args...).
+			WithHint("a remote is one of %s", storeSchemes)
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, bad("it is not a URL: %w", err)
+	}
+	if u.User != nil {
+		u.User = nil
+		raw = u.String()
+		return nil, bad("a URL must not hold a user or a password: it is shown to people").(*errs.Error).
+			WithHint("give credentials by the environment or the files of the store's own tools")
+	}
+	switch {
+	case u.Scheme == "":
+		return nil, bad("it has no scheme")
+	case u.Fragment != "":
+		return nil, bad("it has a fragment %q", u.Fragment)
+	case u.Scheme == "file":
+		path := u.Path
+		if u.Opaque != "" {
+			path = u.Opaque
+		}
+		if u.Host != "" && u.Host != "localhost" || !strings.HasPrefix(path, "/") {
+			return nil, bad("a directory is named by its absolute path")
+		}
+	case u.Scheme == "s3" || u.Scheme == "gs":
+		if u.Host == "" {
+			return nil, bad("it names no bucket")
+		}
+	default:
+		return nil, bad("%q is not a kind of store", u.Scheme)
+	}
+	return u, nil
+}

@@ -1,0 +1,387 @@
+package replicate
+
+import (
+	"context"
+	"slices"
+
+	"pando/internal/remote/repo"
+)
+
+// tree is a map of version 2 that is changed in order of offset. It has in memory what is changed, and writes it when
+// it becomes much; what is not changed stays where it is, unread.
+//
+// Nodes are written in one go, level by level, so that those that are read together lie together.
+type tree struct {
+	nodes readNodes
+	level int
+	root  treeKid
+	held  int // about how many pieces and children are in memory
+}
+
+// treeKid is a node in its parent: where it is stored, or as it is in memory. The zero treeKid is none.
+type treeKid struct {
+	ref  repo.NodeRef
+	node *treeNode
+}
+
+func (k *treeKid) empty() bool { return k.node == nil && k.ref.IsZero() }
+
+// treeNode is a node in memory: a leaf with at most LeafPieces pieces, or an inner node, which may have too few.
+type treeNode struct {
+	was    repo.NodeRef // where it is stored, as long as it is as it was; zero: it is to be written
+	pieces []repo.Piece
+	kids   *[repo.NodeChildren]treeKid // of an inner node
+}
+
+// heldInTree is how much of a tree is in memory before it is written: some 5 MiB.
+const heldInTree = 48 << 10
+
+// newTree begins with the map of base, which may be nil, for a volume of size bytes. Of a smaller one, what is behind
+// its end goes.
+func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int64) (*tree, error) {
+	t := &tree{nodes: nodes, level: repo.RootLevel(size)}
+	if base == nil || base.Map.IsZero() {
+		return t, nil
+	}
+	at := base.Root()
+	for at.Level > t.level { // what is left is in the first part
+		n, err := t.read(ctx, at)
+		if err != nil {
+			return nil, err
+		}
+		if n.kids == nil {
+			t.root.node = &treeNode{pieces: piecesIn(n.pieces, 0, repo.LevelBytes(t.level))}
+			if len(t.root.node.pieces) == 0 {
+				t.root = treeKid{}
+			}
+			return t, nil
+		}
+		if at = at.Child(0, n.kids[0].ref); at.IsZero() {
+			return t, nil
+		}
+	}
+	t.root.ref = at.NodeRef
+	for level := at.Level; level < t.level; level++ {
+		if !at.IsLeaf() {
+			t.root = treeKid{node: &treeNode{kids: &[repo.NodeChildren]treeKid{0: t.root}}}
+			continue
+		}
+		if t.root.node == nil {
+			n, err := t.read(ctx, at)
+			if err != nil {
+				return nil, err
+			}
+			t.root = treeKid{node: &treeNode{pieces: n.pieces}}
+		}
+	}
+	return t, nil
+}
+
+// read reads a stored node.
+func (t *tree) read(ctx context.Context, at repo.NodeAt) (*treeNode, error) {
+	got, err := t.nodes(ctx, []repo.NodeAt{at})
+	if err == nil {
+		err = got[0].Err
+	}
+	if err != nil {
+		return nil, err
+	}
+	n := &treeNode{was: at.NodeRef, pieces: got[0].Pieces} // which are shared: they are never changed in place
+	if got[0].Children != nil {
+		n.kids = &[repo.NodeChildren]treeKid{}
+		for i, ref := range got[0].Children {
+			n.kids[i].ref = ref
+		}
+	}
+	t.held += len(n.pieces) + repo.NodeChildren
+	return n, nil
+}
+
+// load makes sure that a node that is not empty is in memory.
+func (t *tree) load(ctx context.Context, k *treeKid, at repo.NodeAt) (err error) {
+	if k.node == nil {
+		at.NodeRef = k.ref
+		k.node, err = t.read(ctx, at)
+	}
+	return err
+}
+
+func (t *tree) at() repo.NodeAt { return repo.NodeAt{Level: t.level} }
+
+// get returns the pieces of one cell, which must not be changed.
+func (t *tree) get(ctx context.Context, cell int64) ([]repo.Piece, error) {
+	k, at := &t.root, t.at()
+	from := cell * repo.CellBytes
+	for !k.empty() {
+		if err := t.load(ctx, k, at); err != nil {
+			return nil, err
+		}
+		if k.node.kids == nil {
+			return piecesIn(k.node.pieces, from, from+repo.CellBytes), nil
+		}
+		slot := int((from - at.From()) / repo.LevelBytes(at.Level-1))
+		k, at = &k.node.kids[slot], at.Child(slot, repo.NodeRef{})
+	}
+	return nil, nil
+}
+
+// replace makes pieces all that there is in [from, to), which begins and ends with cells.
+func (t *tree) replace(ctx context.Context, from, to int64, pieces []repo.Piece) error {
+	if from >= to {
+		return nil
+	}
+	_, err := t.replaceIn(ctx, &t.root, t.at(), from, to, pieces)
+	return err
+}
+
+// replaceIn is replace in the range of one node. It reports whether anything changed.
+func (t *tree) replaceIn(
+	ctx context.Context,
+	k *treeKid,
+	at repo.NodeAt,
+	from, to int64,
+	pieces []repo.Piece,
+) (bool, error) {
+	if from, to = max(from, at.From()), min(to, at.To()); from >= to {
+		return false, nil
+	}
+	pieces = piecesIn(pieces, from, to)
+	switch {
+	case k.empty() && len(pieces) == 0:
+		return false, nil
+	case len(pieces) == 0 && from == at.From() && to == at.To():
+		*k = treeKid{}
+		return true, nil
+	case k.empty():
+		k.node = t.leaf(at, slices.Clone(pieces))
+		return true, nil
+	}
+	if err := t.load(ctx, k, at); err != nil {
+		return false, err
+	}
+	n := k.node
+	changed := false
+	if n.kids == nil {
+		if slices.Equal(piecesIn(n.pieces, from, to), pieces) {
+			return false, nil
+		}
+		all := slices.Concat(piecesIn(n.pieces, at.From(), from), pieces, piecesIn(n.pieces, to, at.To()))
+		if len(all) == 0 {
+			*k = treeKid{}
+			return true, nil
+		}
+		k.node = t.leaf(at, all)
+		return true, nil
+	}
+	size := repo.LevelBytes(at.Level - 1)
+	for slot := int((from - at.From()) / size); slot <= int((to-1-at.From())/size); slot++ {
+		c, err := t.replaceIn(ctx, &n.kids[slot], at.Child(slot, repo.NodeRef{}), from, to, pieces)
+		if err != nil {
+			return false, err
+		}
+		changed = changed || c
+	}
+	if changed {
+		n.was = repo.NodeRef{}
+	}
+	return changed, nil
+}
+
+// leaf is a node with pieces: an inner node with leaves, if they are too many for one.
+func (t *tree) leaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
+	t.held += len(pieces)
+	if len(pieces) <= repo.LeafPieces {
+		return &treeNode{pieces: pieces}
+	}
+	n := &treeNode{kids: &[repo.NodeChildren]treeKid{}}
+	for slot := range n.kids {
+		child := at.Child(slot, repo.NodeRef{})
+		if some := piecesIn(pieces, child.From(), child.To()); len(some) > 0 {
+			n.kids[slot].node = t.leaf(child, some)
+		}
+	}
+	return n
+}
+
+// written is a node that is to be written, in its parent.
+type written struct {
+	kid *treeKid
+	at  repo.NodeAt
+}
+
+// flush writes what has changed before an offset, behind which all further changes are.
+func (t *tree) flush(ctx context.Context, before int64, add frameAdder) error {
+	var out [8][]written // by level
+	if err := t.ready(ctx, &t.root, t.at(), before, &out); err != nil {
+		return err
+	}
+	for _, level := range out {
+		for _, w := range level {
+			if err := w.write(ctx, add); err != nil {
+				return err
+			}
+		}
+	}
+	t.held = 0
+	return nil
+}
+
+// finish writes all that has changed, and returns the root.
+func (t *tree) finish(ctx context.Context, add frameAdder) (repo.NodeRef, error) {
+	err := t.flush(ctx, repo.LevelBytes(t.level), add)
+	return t.root.ref, err
+}
+
+// ready collects what can be written: nodes that nothing can change any more. A node whose parent may become a leaf yet
+// is not written, as it would have to be read again for that, before it is on the remote.
+func (t *tree) ready(ctx context.Context, k *treeKid, at repo.NodeAt, before int64, out *[8][]written) error {
+	if k.node == nil {
+		return nil
+	}
+	if at.To() <= before {
+		if _, err := t.settle(ctx, k, at); err != nil {
+			return err
+		}
+		k.collect(at, out)
+		return nil
+	}
+	if k.node.kids == nil {
+		return nil
+	}
+	sure := int64(0)
+	var done []int
+	for slot := range k.node.kids {
+		kid, child := &k.node.kids[slot], at.Child(slot, repo.NodeRef{})
+		if child.To() > before {
+			if err := t.ready(ctx, kid, child, before, out); err != nil {
+				return err
+			}
+			break
+		}
+		n, err := t.settle(ctx, kid, child)
+		if err != nil {
+			return err
+		}
+		sure += n
+		done = append(done, slot)
+	}
+	if sure > repo.LeafPieces {
+		for _, slot := range done {
+			k.node.kids[slot].collect(at.Child(slot, repo.NodeRef{}), out)
+		}
+	}
+	return nil
+}
+
+// settle gives a node that nothing changes any more the form that it must have: one that is as it was is forgotten, and
+// one with few pieces is a leaf. It returns how many pieces are in its range.
+func (t *tree) settle(ctx context.Context, k *treeKid, at repo.NodeAt) (int64, error) {
+	switch {
+	case k.node == nil:
+		return k.ref.Pieces, nil
+	case !k.node.was.IsZero():
+		*k = treeKid{ref: k.node.was}
+		return k.ref.Pieces, nil
+	case k.node.kids == nil:
+		return int64(len(k.node.pieces)), nil
+	}
+	total := int64(0)
+	for slot := range k.node.kids {
+		n, err := t.settle(ctx, &k.node.kids[slot], at.Child(slot, repo.NodeRef{}))
+		if err != nil {
+			return 0, err
+		}
+		total += n
+	}
+	switch {
+	case total == 0:
+		*k = treeKid{}
+	case total <= repo.LeafPieces:
+		return total, t.join(ctx, k, at)
+	}
+	return total, nil
+}
+
+// join makes an inner node whose children are leaves a leaf.
+func (t *tree) join(ctx context.Context, k *treeKid, at repo.NodeAt) error {
+	var pieces []repo.Piece
+	for slot := range k.node.kids {
+		kid := &k.node.kids[slot]
+		if kid.empty() {
+			continue
+		}
+		if err := t.load(ctx, kid, at.Child(slot, repo.NodeRef{})); err != nil {
+			return err
+		}
+		pieces = append(pieces, kid.node.pieces...)
+	}
+	*k = treeKid{node: &treeNode{pieces: pieces}}
+	return nil
+}
+
+// collect adds a settled node and those below it that are to be written, by level and in order.
+func (k *treeKid) collect(at repo.NodeAt, out *[8][]written) {
+	if k.node == nil {
+		return
+	}
+	out[at.Level] = append(out[at.Level], written{k, at})
+	if k.node.kids != nil {
+		for slot := range k.node.kids {
+			k.node.kids[slot].collect(at.Child(slot, repo.NodeRef{}), out)
+		}
+	}
+}
+
+// write writes a node whose children are written.
+func (w written) write(ctx context.Context, add frameAdder) error {
+	n := &repo.Node{Level: w.at.Level, Index: w.at.Index, Pieces: w.kid.node.pieces}
+	if w.kid.node.kids != nil {
+		n.Children = &[repo.NodeChildren]repo.NodeRef{}
+		for slot, kid := range w.kid.node.kids {
+			n.Children[slot] = kid.ref
+		}
+	}
+	b, err := repo.EncodeNode(n)
+	if err != nil {
+		return err
+	}
+	packed, codec := repo.Compress(nil, b)
+	f, err := add(ctx, packed, codec, len(b))
+	if err != nil {
+		return err
+	}
+	pieces, bytes := n.Count()
+	*w.kid = treeKid{ref: repo.NodeRef{Frame: f, Pieces: pieces, Bytes: bytes}}
+	return nil
+}
+
+// fillCells puts pieces, in order, into the cells of a tree that are theirs. A piece that crosses the border of a
+// cell is cut.
+func fillCells(ctx context.Context, t *tree, pieces []repo.Piece) error {
+	var cell []repo.Piece
+	put := func() error {
+		if len(cell) == 0 {
+			return nil
+		}
+		from := cell[0].Offset / repo.CellBytes * repo.CellBytes
+		err := t.replace(ctx, from, from+repo.CellBytes, cell)
+		cell = cell[:0]
+		return err
+	}
+	for _, p := range pieces {
+		for p.Length > 0 {
+			end := min(p.End(), (p.Offset/repo.CellBytes+1)*repo.CellBytes)
+			if len(cell) > 0 && cell[0].Offset/repo.CellBytes != p.Offset/repo.CellBytes {
+				if err := put(); err != nil {
+					return err
+				}
+			}
+			cell = append(cell, cut(p, p.Offset, end))
+			if end == p.End() {
+				break
+			}
+			p = cut(p, end, p.End())
+		}
+	}
+	return put()
+}

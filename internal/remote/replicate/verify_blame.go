@@ -1,0 +1,281 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+)
+
+// What is wrong is found by segment, page and frame. Whom it affects is looked for only then, in a second pass over
+// the points, which in a remote without damage is never needed.
+
+// maxFaults bounds each list of what is wrong; a segment in which more is wrong counts as damaged whole.
+const maxFaults = 32 << 10
+
+// segmentState is a segment that points need.
+type segmentState struct {
+	repo.Segment
+	end   uint32 // it must be longer than that
+	size  uint32 // of it, as manifests say; 0: they do not
+	cut   bool   // it does not end as a segment of its size
+	fault string // why nothing of it can be read
+	read  bool   // and checked
+}
+
+// noteUses notes the segments that a manifest lists, and which sizes they must have.
+func (v *verifier) noteUses(m *repo.Manifest) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, u := range m.Uses {
+		if m.Version == 2 { // the map says which are needed
+			v.sizes[u.Segment] = max(v.sizes[u.Segment], u.Size)
+			continue
+		}
+		s := &v.segments[v.place(u.Segment)]
+		s.size = max(s.size, u.Size)
+	}
+}
+
+// findSizes finds out how large segments must be of which no manifest that lists them says it, because the one that
+// their session wrote is gone: their own ends say it.
+func (v *verifier) findSizes(ctx context.Context) error {
+	var unknown []int
+	for i := range v.segments {
+		s := &v.segments[i]
+		if s.size == 0 {
+			s.size = v.sizes[s.Segment]
+		}
+		_, there := v.listed[s.Segment]
+		if _, moved := v.moved[s.Segment]; s.size == 0 && there && !moved { // the table of a pack knows what it had
+			unknown = append(unknown, i)
+		}
+	}
+	return eachOf(ctx, unknown, func(ctx context.Context, i int) error {
+		s := &v.segments[i]
+		err := v.repo.CheckSegmentSize(ctx, s.Segment, v.listed[s.Segment])
+		switch {
+		case errs.Is(err, errs.Damaged):
+			v.mu.Lock()
+			defer v.mu.Unlock()
+			s.cut, v.damaged = true, true
+			return nil
+		case broken(err): // it was listed: somebody has just removed it
+			return nil
+		}
+		return err
+	})
+}
+
+// present notes which of the segments that are needed are missing or have another size.
+func (v *verifier) present() {
+	packs := map[repo.Pack]bool{}
+	for i := range v.segments {
+		s := &v.segments[i]
+		n, ok := v.listed[s.Segment]
+		if ok {
+			v.out.Segments++
+			v.out.SegmentBytes += v.storedBytes(s.Segment, n, packs)
+		}
+		v.damaged = v.damaged || v.lost(s.Segment) != ""
+	}
+}
+
+// lost says why a segment is not as it was written, by the list of what there is; "" if it is.
+func (v *verifier) lost(s repo.Segment) string {
+	n, ok := v.listed[s]
+	if at, moved := v.lostPacks[s]; !ok && moved {
+		return fmt.Sprintf("the segment was moved to packs/%s, which is missing or cut", at.Pack)
+	}
+	if !ok && v.unreadTables {
+		return "the segment is missing, or was moved, and the table of that cannot be read"
+	}
+	if !ok {
+		return "the segment is missing"
+	}
+	place, ok := v.number[s]
+	if !ok {
+		return "" // of a point that was pushed meanwhile
+	}
+	switch state := v.segments[place]; {
+	case state.size != 0 && int64(state.size) != n:
+		return fmt.Sprintf("the segment has %d bytes and should have %d", n, state.size)
+	case state.cut:
+		return fmt.Sprintf("the segment has %d bytes and does not end where it should", n)
+	case int64(state.end) > n:
+		return fmt.Sprintf("the segment has %d bytes and should have more than %d", n, state.end)
+	}
+	return ""
+}
+
+// lacks says why a frame cannot be in its segment.
+func (v *verifier) lacks(f repo.Frame) string {
+	if n, ok := v.listed[f.Segment]; ok && int64(f.Offset)+int64(f.Stored) <= n {
+		return ""
+	}
+	return v.lost(f.Segment)
+}
+
+// wrong says what is wrong with a frame, or with what is expected of it; "" if nothing is known. whole: with all of
+// its segment.
+func (v *verifier) wrong(f repo.Frame, within, length uint32, sum repo.Sum) (why string, whole bool) {
+	if why := v.lacks(f); why != "" {
+		return why, true
+	}
+	n, ok := v.number[f.Segment]
+	if !ok {
+		return "", false // of a point that was pushed meanwhile
+	}
+	if s := v.segments[n]; s.fault != "" {
+		return cmp.Or(v.lost(f.Segment), s.fault), true
+	}
+	if len(v.faults) == 0 {
+		return "", false
+	}
+	return v.faults[expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}], false
+}
+
+// blame reports what is wrong, for all points that it affects.
+func (v *verifier) blame(ctx context.Context) error {
+	if !v.damaged && len(v.broken) == 0 && len(v.faults) == 0 && !v.usesWrong {
+		return nil
+	}
+	v.Tracker.Start("looking for what is affected", 0, 0)
+	return eachOf(ctx, v.spans, v.blameSpan)
+}
+
+// blameSpan reports what is wrong with the points of a span.
+func (v *verifier) blameSpan(ctx context.Context, s span) error {
+	known := map[uint32]blamed{} // of the point before
+	trees := newTreeBlame(v)
+	for _, c := range s.points {
+		m, err := v.repo.Manifest(ctx, c.manifest)
+		v.Tracker.Add(1, 0)
+		switch {
+		case broken(err):
+			continue // that was said before, or somebody has removed it
+		case err != nil:
+			return err
+		}
+		v.blameUses(c.owner, &m)
+		if m.Version == 2 && m.Content == repo.Block {
+			if err := v.blameTree(ctx, c.owner, &m, trees); err != nil {
+				return err
+			}
+			continue
+		}
+		if m.Content.Chained() {
+			v.blameStream(c.owner, &m)
+			continue
+		}
+		now := make(map[uint32]blamed, len(m.Pages))
+		for _, p := range m.Pages {
+			b, same := known[p.Region]
+			if !same || b.page != p {
+				if b, err = v.blamePage(ctx, &m, p); err != nil {
+					return err
+				}
+			}
+			now[p.Region] = b
+			v.blamePoint(c.owner, &m, b)
+		}
+		known = now
+	}
+	return nil
+}
+
+// blamed is what is wrong with a page, whomever it affects.
+type blamed struct {
+	page     repo.Page
+	ranges   []Problem
+	segments []repo.Segment // that it needs, if manifests are wrong about that
+}
+
+// blamePage looks for what is wrong with a page.
+func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Page) (blamed, error) {
+	b := blamed{page: page}
+	object := "segments/" + page.Frame.Segment.String()
+	unread := func(why string, whole bool) (blamed, error) {
+		start := regionStart(page.Region)
+		if !whole {
+			why = "its map cannot be read: " + why
+		}
+		b.ranges = []Problem{{
+			Offset: start, Length: regionEnd(page.Region, m.SizeBytes) - start, Object: object, Message: why, whole: whole,
+		}}
+		return b, nil
+	}
+	if why, whole := v.wrong(page.Frame, 0, 0, repo.Sum{}); whole {
+		return unread(why, true)
+	} else if why = cmp.Or(v.broken[repo.NodeRef{Frame: page.Frame}], why); why != "" {
+		return unread(why, false)
+	}
+
+	room := pageRoom(page)
+	if err := v.room.Acquire(ctx, room); err != nil {
+		return b, err
+	}
+	defer v.room.Release(room)
+	pieces, err := readRegion(ctx, v.repo, m, page.Region)
+	switch {
+	case broken(err): // it could be read before: somebody has removed it, or it was damaged just now
+		return unread(err.Error(), false)
+	case err != nil:
+		return b, err
+	}
+	b.ranges = v.wrongPieces(pieces)
+	if v.usesWrong {
+		b.segments = unlisted(&repo.Manifest{}, page, pieces) // all of them
+	}
+	return b, nil
+}
+
+// wrongPieces lists the ranges of pieces with which something is wrong.
+func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
+	for _, x := range pieces {
+		why, whole := v.wrong(x.Frame, x.Within, uint32(x.Length), x.Sum)
+		if why == "" {
+			continue
+		}
+		object := "segments/" + x.Frame.Segment.String()
+		if n := len(ranges); n > 0 {
+			last := &ranges[n-1]
+			if last.Offset+last.Length == x.Offset && last.Object == object && last.Message == why {
+				last.Length += x.Length
+				continue
+			}
+		}
+		if len(ranges) < maxProblems {
+			ranges = append(ranges, Problem{Offset: x.Offset, Length: x.Length, Object: object, Message: why, whole: whole})
+		}
+	}
+	return ranges
+}
+
+// blamePoint reports what is wrong with a page of a point.
+func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
+	for _, r := range b.ranges {
+		r.Volume, r.Point, r.manifest = o.volume, o.point, o.manifest
+		v.problem(r)
+	}
+	for _, s := range b.segments {
+		if !uses(m, s) {
+			v.problem(o.problem("segments/"+s.String(), "the manifest does not say that it needs this segment, so that a prune may remove it"))
+		}
+	}
+}
+
+// blameStream reports what is wrong with a stream. Its offsets are those of the stream.
+func (v *verifier) blameStream(o owner, m *repo.Manifest) {
+	at := int64(0)
+	for _, f := range m.Stream {
+		if why, whole := v.wrong(f, 0, f.Plain, repo.Sum{}); why != "" {
+			p := o.problem("segments/"+f.Segment.String(), "%s", why)
+			p.Offset, p.Length, p.whole = at, int64(f.Plain), whole
+			v.problem(p)
+		}
+		at += int64(f.Plain)
+	}
+}

@@ -1,0 +1,69 @@
+package replicate
+
+import (
+	"maps"
+	"slices"
+
+	"pando/internal/remote/repo"
+)
+
+// A stream can be read only with all that it is the difference from. So what is wrong with one affects all that follow
+// it in its chain.
+
+// blameChains adds the points that follow in chains to what is wrong with manifests and segments: those of the
+// manifests that are still named.
+func (v *verifier) blameChains(named map[repo.ID]bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.chained) == 0 {
+		return
+	}
+	for _, f := range v.findings {
+		for _, id := range slices.Collect(maps.Keys(f.points)) {
+			first := f.points[id]
+			for _, o := range v.followers(id, named) {
+				if _, known := f.points[o.manifest]; known || v.affected >= maxAffected {
+					continue
+				}
+				p := first
+				p.Volume, p.Point, p.manifest, p.Offset, p.Length = o.volume, o.point, o.manifest, 0, 0
+				f.points[o.manifest] = p
+				v.affected++
+			}
+		}
+	}
+
+	for i := range v.problems {
+		p := &v.problems[i]
+		if p.manifest.IsZero() || p.Point == "" || len(p.Affected) > 0 {
+			continue
+		}
+		volumes, affected := map[string]bool{p.Volume: true}, []string{p.Volume + "@" + p.Point}
+		for _, o := range v.followers(p.manifest, named) {
+			if ref := o.volume + "@" + o.point; !slices.Contains(affected, ref) {
+				volumes[o.volume], affected = true, append(affected, ref)
+			}
+		}
+		if len(affected) > 1 {
+			slices.Sort(affected)
+			p.Volumes, p.Points, p.Affected = len(volumes), len(affected), affected[:min(len(affected), maxProblems)]
+		}
+	}
+}
+
+// followers are the streams that need a manifest because of what they are the difference from. The caller holds the
+// lock.
+func (v *verifier) followers(id repo.ID, named map[repo.ID]bool) (out []owner) {
+	seen := map[repo.ID]bool{id: true}
+	for todo := []repo.ID{id}; len(todo) > 0; {
+		next := v.chained[todo[0]]
+		todo = todo[1:]
+		for _, o := range next {
+			if named[o.manifest] && !seen[o.manifest] {
+				seen[o.manifest] = true
+				out, todo = append(out, o), append(todo, o.manifest)
+			}
+		}
+	}
+	return out
+}

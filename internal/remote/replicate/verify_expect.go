@@ -1,0 +1,228 @@
+package replicate
+
+import (
+	"bufio"
+	"cmp"
+	"container/heap"
+	"encoding/binary"
+	"errors"
+	"io"
+	"iter"
+	"os"
+	"slices"
+	"sync"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/repo"
+)
+
+// expected is what a page, a stream or a manifest expects of a frame: where it is, and what a part of its content is.
+// It does not say for whom: many points expect the same.
+type expected struct {
+	segment uint32 // place in verifier.segments
+	index   uint32
+	offset  uint32
+	stored  uint32
+	packed  uint32 // twice the length of the content, plus the codec
+	within  uint32 // of the part
+	length  uint32 // of the part; 0: nothing of the content in particular
+	sum     repo.Sum
+}
+
+const expectedBytes = 7*4 + repo.SumBytes
+
+func (x expected) compare(y expected) int {
+	return cmp.Or(
+		cmp.Compare(x.segment, y.segment), cmp.Compare(x.index, y.index), cmp.Compare(x.within, y.within),
+		cmp.Compare(x.length, y.length), cmp.Compare(x.offset, y.offset), cmp.Compare(x.stored, y.stored),
+		cmp.Compare(x.packed, y.packed), slices.Compare(x.sum[:], y.sum[:]))
+}
+
+// is reports whether a frame is at the place and of the length that is expected.
+func (x expected) is(f repo.Frame) bool {
+	return x.index == f.Index && x.offset == f.Offset && x.stored == f.Stored && x.packed == f.Plain<<1|uint32(f.Codec)
+}
+
+// appendTo writes it as fixed numbers.
+func (x expected) appendTo(b []byte) []byte {
+	for _, n := range [...]uint32{x.segment, x.index, x.offset, x.stored, x.packed, x.within, x.length} {
+		b = binary.LittleEndian.AppendUint32(b, n)
+	}
+	return append(b, x.sum[:]...)
+}
+
+func decodeExpected(b []byte) (x expected) {
+	for i, n := range [...]*uint32{&x.segment, &x.index, &x.offset, &x.stored, &x.packed, &x.within, &x.length} {
+		*n = binary.LittleEndian.Uint32(b[4*i:])
+	}
+	copy(x.sum[:], b[7*4:])
+	return x
+}
+
+// expectedInMemory is how many expectations are kept in memory, some 22 MiB.
+const expectedInMemory = 512 << 10
+
+// expectations collects what is expected of segments, each expectation once, and gives it in order of segments. What
+// does not fit into memory goes into a file without a name, in sorted runs, which are merged. Adding is safe for
+// concurrent use.
+type expectations struct {
+	dir   string // for the file
+	limit int    // in memory
+
+	mu     sync.Mutex
+	memory []expected
+	file   *os.File
+	runs   []int64 // where each ends in file, in bytes
+}
+
+// add adds what is expected.
+func (e *expectations) add(all []expected) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(all) > 0 {
+		n := min(len(all), max(e.limit-len(e.memory), 1))
+		e.memory, all = append(e.memory, all[:n]...), all[n:]
+		if len(e.memory) < e.limit {
+			continue
+		}
+		e.sort()
+		if len(e.memory) > e.limit/2 { // else it was mostly the same again
+			if err := e.spill(); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// sort sorts what is in memory and drops what is there twice. The caller holds the lock.
+func (e *expectations) sort() {
+	slices.SortFunc(e.memory, expected.compare)
+	e.memory = slices.Compact(e.memory)
+}
+
+// spill writes what is in memory, sorted, behind what is in the file. The caller holds the lock.
+func (e *expectations) spill() error {
+	if e.file == nil {
+		f, err := os.CreateTemp(e.dir, ".verify-*")
+		if err != nil {
+			return errs.New(errs.KindOf(err), opVerify, "", "cannot make a temporary file: %w", err)
+		}
+		e.file = f
+		if err := os.Remove(f.Name()); err != nil {
+			return errs.Wrap(opVerify, "", err)
+		}
+	}
+	w := bufio.NewWriterSize(io.NewOffsetWriter(e.file, e.spilled()), runBuffer)
+	var b [expectedBytes]byte
+	for _, x := range e.memory {
+		if _, err := w.Write(x.appendTo(b[:0])); err != nil {
+			return errs.Wrap(opVerify, "", err)
+		}
+	}
+	if err := w.Flush(); err != nil {
+		return errs.Wrap(opVerify, "", err)
+	}
+	e.runs = append(e.runs, e.spilled()+int64(len(e.memory))*expectedBytes)
+	e.memory = e.memory[:0]
+	return nil
+}
+
+// spilled is how many bytes are in the file.
+func (e *expectations) spilled() int64 {
+	if len(e.runs) == 0 {
+		return 0
+	}
+	return e.runs[len(e.runs)-1]
+}
+
+// close gives the file back.
+func (e *expectations) close() {
+	if e.file != nil {
+		_ = e.file.Close()
+	}
+}
+
+// runBuffer is what of each run is in memory when they are merged.
+const runBuffer = 64 << 10
+
+// sorted yields what was added, each expectation once, in order of segment, frame and part. Nothing may be added any
+// more. An error ends it.
+func (e *expectations) sorted() iter.Seq2[expected, error] {
+	return func(yield func(expected, error) bool) {
+		e.sort()
+		var merge cursors
+		if len(e.memory) > 0 {
+			merge = append(merge, &cursor{memory: e.memory})
+		}
+		begin := int64(0)
+		for _, end := range e.runs {
+			merge = append(merge, &cursor{r: bufio.NewReaderSize(io.NewSectionReader(e.file, begin, end-begin), runBuffer)})
+			begin = end
+		}
+		for _, c := range merge {
+			if err := c.advance(); err != nil {
+				yield(expected{}, errs.Wrap(opVerify, "", err))
+				return
+			}
+		}
+
+		heap.Init(&merge)
+		var last expected
+		for first := true; len(merge) > 0; {
+			c := merge[0]
+			if x := c.at; first || x != last {
+				if !yield(x, nil) {
+					return
+				}
+				last, first = x, false
+			}
+			switch err := c.advance(); {
+			case errors.Is(err, io.EOF):
+				heap.Pop(&merge)
+			case err != nil:
+				yield(expected{}, errs.Wrap(opVerify, "", err))
+				return
+			default:
+				heap.Fix(&merge, 0)
+			}
+		}
+	}
+}
+
+// cursor is a place in a sorted run, in memory or in the file.
+type cursor struct {
+	at     expected
+	memory []expected
+	r      *bufio.Reader
+}
+
+// advance goes to the next one. io.EOF: there is none.
+func (c *cursor) advance() error {
+	if c.r == nil {
+		if len(c.memory) == 0 {
+			return io.EOF
+		}
+		c.at, c.memory = c.memory[0], c.memory[1:]
+		return nil
+	}
+	var b [expectedBytes]byte
+	if _, err := io.ReadFull(c.r, b[:]); err != nil {
+		return err
+	}
+	c.at = decodeExpected(b[:])
+	return nil
+}
+
+// cursors is a heap: the least is the first.
+type cursors []*cursor
+
+func (c cursors) Len() int           { return len(c) }
+func (c cursors) Less(i, j int) bool { return c[i].at.compare(c[j].at) < 0 }
+func (c cursors) Swap(i, j int)      { c[i], c[j] = c[j], c[i] }
+func (c *cursors) Push(x any)        { *c = append(*c, x.(*cursor)) }
+func (c *cursors) Pop() any {
+	last := (*c)[len(*c)-1]
+	*c = (*c)[:len(*c)-1]
+	return last
+}

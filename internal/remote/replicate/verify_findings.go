@@ -1,0 +1,93 @@
+package replicate
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"pando/internal/remote/repo"
+)
+
+// maxAffected bounds the points that are remembered with findings, all findings together: some 50 MiB. If there are
+// more, their number is that of those that are remembered.
+const maxAffected = 1 << 20
+
+// findingKey is what problems of one finding have in common.
+type findingKey struct {
+	object         string
+	offset, length int64
+	message        string
+}
+
+// finding is something that is wrong with a segment, and the points that it affects.
+type finding struct {
+	points map[repo.ID]Problem // by manifest: the first range of each
+}
+
+// addFinding adds a problem of a point to the finding that it is part of: one for each segment that is lost, and for
+// each range of a volume that is damaged. The caller holds the lock.
+func (v *verifier) addFinding(p Problem) {
+	key := findingKey{p.Object, p.Offset, p.Length, p.Message}
+	if p.whole {
+		key = findingKey{object: p.Object}
+	}
+	f := v.findings[key]
+	if f == nil {
+		if len(v.findings) >= 8*maxProblems {
+			v.over++
+			return
+		}
+		f = &finding{points: map[repo.ID]Problem{}}
+		v.findings[key] = f
+	}
+	was, known := f.points[p.manifest]
+	switch {
+	case !known && v.affected >= maxAffected:
+		return
+	case !known:
+		v.affected++
+	case p.Length == 0, was.Length > 0 && was.Offset <= p.Offset:
+		return
+	}
+	f.points[p.manifest] = p
+}
+
+// found lists the findings that affect points which are still named, each with the first of these and their number.
+func (v *verifier) found(named map[repo.ID]bool) (out []Problem) {
+	for _, f := range v.findings {
+		maps.DeleteFunc(f.points, func(id repo.ID, _ Problem) bool { return !named[id] })
+		if len(f.points) == 0 {
+			continue
+		}
+		volumes := map[string]bool{}
+		for _, p := range f.points {
+			volumes[p.Volume] = true
+		}
+		first := slices.MinFunc(slices.Collect(maps.Values(f.points)), func(a, b Problem) int {
+			// One whose range is known says more.
+			return cmp.Or(cmp.Compare(min(b.Length, 1), min(a.Length, 1)), cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point))
+		})
+		first.Volumes, first.Points = len(volumes), len(f.points)
+		for _, p := range f.points {
+			first.Affected = append(first.Affected, p.Volume+"@"+p.Point)
+		}
+		slices.Sort(first.Affected)
+		first.Affected = first.Affected[:min(len(first.Affected), maxProblems)]
+		out = append(out, first)
+	}
+	return out
+}
+
+// blameUses reports the segments that a point needs and that are missing or have another size.
+func (v *verifier) blameUses(o owner, m *repo.Manifest) {
+	if m.Version == 2 {
+		return // the map says what it needs
+	}
+	for _, u := range m.Uses {
+		if why := v.lost(u.Segment); why != "" {
+			p := o.problem("segments/"+u.Segment.String(), "%s", why)
+			p.whole = true
+			v.problem(p)
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package replicate
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"pando/internal/remote/repo"
+)
+
+// lostTable is a table of what was moved that is damaged or missing, and of which segments it said where they are.
+type lostTable struct {
+	object, why string
+}
+
+// listMoved adds the segments that were moved to those that were listed. Tables are read after the listing: a segment
+// that is moved at that time is in one of them, at least.
+func (v *verifier) listMoved(ctx context.Context, tables int) error {
+	v.moved, v.packsRead = map[repo.Segment]repo.Place{}, map[repo.Pack]bool{}
+	if tables == 0 && !v.lacksSegments() {
+		return nil
+	}
+	m, err := v.repo.MovedAndPacks(ctx)
+	if err != nil {
+		return err
+	}
+	for t, err := range m.Damaged {
+		v.unreadTables = true
+		why := fmt.Sprintf("nobody knows what it says was moved: %v", err)
+		v.problem(Problem{Object: "moved/" + t.String(), Message: why})
+	}
+	for s, at := range m.Places() {
+		n, there := v.listed[s]
+		if there && n == at.Bytes {
+			continue
+		}
+		if there {
+			v.spoilt["segments/"+s.String()] = fmt.Sprintf("the segment has %d bytes and should have %d", n, at.Bytes)
+		}
+		v.listed[s], v.moved[s] = at.Bytes, at
+	}
+	v.cutPacks(m)
+	if !v.lacksSegments() {
+		return nil
+	}
+	return v.findTables(ctx, m)
+}
+
+// lacksSegments reports whether segments that are needed are neither listed nor moved.
+func (v *verifier) lacksSegments() bool {
+	return slices.ContainsFunc(v.segments, func(s segmentState) bool {
+		_, there := v.listed[s.Segment]
+		return !there
+	})
+}
+
+// cutPacks reports packs which have something that is needed, and are not as they were written.
+func (v *verifier) cutPacks(m repo.Moved) {
+	reported := map[repo.Pack]bool{}
+	for _, packs := range m.Tables {
+		for _, p := range packs {
+			bytes, there := m.Packs[p.Pack]
+			if !there || bytes == p.Bytes || reported[p.Pack] || !slices.ContainsFunc(p.Segments, v.needs) {
+				continue
+			}
+			reported[p.Pack] = true
+			v.spoilt["packs/"+p.Pack.String()] = fmt.Sprintf("the pack has %d bytes and should have %d", bytes, p.Bytes)
+		}
+	}
+}
+
+// needs reports whether points need something of a segment.
+func (v *verifier) needs(s repo.SegmentState) bool {
+	_, is := v.number[s.Segment]
+	return is
+}
+
+// findTables finds out which of the segments that seem to be missing are in packs that no table names: what is missing
+// is the table, then, and can be made anew.
+func (v *verifier) findTables(ctx context.Context, m repo.Moved) error {
+	v.findLostPacks(m)
+	named := packsOf(objects{moved: m})
+	var unnamed []repo.PackState
+	for p, n := range m.Packs {
+		if named[p] == nil {
+			unnamed = append(unnamed, repo.PackState{Pack: p, Bytes: n})
+		}
+	}
+	v.tables = map[repo.Segment]lostTable{}
+	return eachOf(ctx, unnamed, func(ctx context.Context, p repo.PackState) error {
+		described, err := v.repo.DescribePack(ctx, p)
+		if broken(err) {
+			return nil // then its segments are missing
+		}
+		if err != nil {
+			return err
+		}
+		table := tableOf(m, p.Pack)
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		for _, s := range described.Segments {
+			if _, there := v.listed[s.Segment]; !there && v.needs(s) {
+				v.tables[s.Segment] = table
+			}
+		}
+		return nil
+	})
+}
+
+// findLostPacks notes which of the segments that seem to be missing were in packs that are missing, or cut.
+func (v *verifier) findLostPacks(m repo.Moved) {
+	v.lostPacks = map[repo.Segment]repo.Place{}
+	for _, packs := range m.Tables {
+		for _, p := range packs {
+			for _, s := range p.Segments {
+				at := repo.Place{Pack: p.Pack, Generation: p.Generation}
+				if _, there := v.listed[s.Segment]; !there && v.needs(s) && v.lostPacks[s.Segment].Compare(at) < 0 {
+					v.lostPacks[s.Segment] = at
+				}
+			}
+		}
+	}
+}
+
+// tableOf is the table that should name a pack.
+func tableOf(m repo.Moved, p repo.Pack) lostTable {
+	const effect = "so that nothing says in which packs what these points need is: it can be made anew from the packs"
+	t := p.Table()
+	why := "the table of what was moved is missing, "
+	if err := m.Damaged[t]; err != nil {
+		why = fmt.Sprintf("the table of what was moved cannot be read (%v), ", err)
+	}
+	return lostTable{"moved/" + t.String(), why + effect}
+}
+
+// ofTable makes a problem with a segment that is missing one with the table that says where it is.
+func (v *verifier) ofTable(p Problem) Problem {
+	s, is := segmentOf(p.Object)
+	if t, lost := v.tables[s]; is && lost {
+		p.Object, p.Message, p.Offset, p.Length, p.whole = t.object, t.why, 0, 0, true
+	}
+	return p
+}
+
+// noteSpoilt notes which copies were found to be damaged while another one was read.
+func (v *verifier) noteSpoilt() {
+	for object, err := range v.repo.Spoilt() {
+		if v.spoilt[object] == "" {
+			v.spoilt[object] = err.Error()
+		}
+	}
+}
+
+// spoiltCopies are problems with objects that are still there. What they hold may be in another copy: then they affect
+// no point.
+func (v *verifier) spoiltCopies(ctx context.Context) (out []Problem, err error) {
+	for object, why := range v.spoilt {
+		_, err := v.repo.Store().Stat(ctx, object)
+		if broken(err) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, Problem{Object: object, Message: why + "; what another copy has is read from that"})
+	}
+	return out, nil
+}
+
+// storedBytes is what a segment of n bytes takes: of one that was moved all of its pack, but only once for all that are
+// in it, which counted tells.
+func (v *verifier) storedBytes(s repo.Segment, n int64, counted map[repo.Pack]bool) int64 {
+	at, moved := v.moved[s]
+	if !moved {
+		return n
+	}
+	if counted[at.Pack] {
+		return 0
+	}
+	counted[at.Pack] = true
+	return at.PackBytes
+}
+
+// packGarbage counts the packs that nothing needs.
+func (v *verifier) packGarbage(packs map[repo.Pack]int64, used map[repo.Segment]bool, sessions map[repo.ID]bool) {
+	needed := map[repo.Pack]bool{}
+	for s, at := range v.moved {
+		needed[at.Pack] = needed[at.Pack] || used[s]
+	}
+	for p, n := range packs {
+		switch {
+		case needed[p] || v.unreadTables:
+		case sessions[p.Session]:
+			v.out.WorkingBytes += n
+		default:
+			v.out.GarbageCount++
+			v.out.GarbageBytes += n
+		}
+	}
+}

@@ -1,0 +1,161 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"pando/internal/remote/repo"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// readers is how many segments are read at once, and are in memory.
+const readers = 4
+
+// maxGroup is how much is expected of one segment at a time. There is never more, unless somebody has made maps for it.
+const maxGroup = 128 << 10
+
+// readData reads segments that volumes need, all or a sample of them, each once, and compares them with what the
+// volumes expect.
+func (v *verifier) readData(ctx context.Context) error {
+	chosen := v.choose()
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(readers)
+	var group []expected
+	read := func() {
+		if len(group) == 0 {
+			return
+		}
+		n, all := group[0].segment, group
+		group = nil
+		g.Go(func() error { return v.readSegment(gctx, n, all) })
+	}
+	for x, err := range v.expectations.sorted() {
+		if err == nil {
+			err = gctx.Err()
+		}
+		if err != nil {
+			return cmp.Or(g.Wait(), err)
+		}
+		if !chosen[x.segment] {
+			continue
+		}
+		if len(group) > 0 && group[0].segment != x.segment || len(group) == maxGroup {
+			read()
+		}
+		group = append(group, x)
+	}
+	read()
+	return g.Wait()
+}
+
+// choose says which segments are read.
+func (v *verifier) choose() []bool {
+	var all []int
+	for i, s := range v.segments {
+		if _, ok := v.listed[s.Segment]; ok { // of others it is said that they are missing
+			all = append(all, i)
+		}
+	}
+	// The numbers depend on who was faster, the choice only on the seed.
+	slices.SortFunc(all, func(a, b int) int { return compareSegment(v.segments[a].Segment, v.segments[b].Segment) })
+	if v.ReadPercent < 100 {
+		v.out.Seed = v.Seed
+		rnd := rand.New(rand.NewPCG(v.Seed, 0))
+		rnd.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		all = all[:int(math.Ceil(float64(len(all))*v.ReadPercent/100))]
+	}
+
+	chosen, total := make([]bool, len(v.segments)), int64(0)
+	packs := map[repo.Pack]bool{}
+	for _, i := range all {
+		chosen[i] = true
+		total += v.storedBytes(v.segments[i].Segment, v.listed[v.segments[i].Segment], packs)
+	}
+	v.Tracker.Start("reading data", int64(len(all)), total)
+	return chosen
+}
+
+// readSegment checks one segment and what is expected of it, in order of frames.
+func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) error {
+	s := v.segments[n].Segment
+	left, blamed := all, false
+	fail := func(x expected, why string) {
+		blamed = true
+		v.fault(x, why)
+	}
+	err := v.repo.ScanSegment(ctx, s, func(f repo.Frame, content repo.FrameContent, err error) error {
+		for ; len(left) > 0 && left[0].index <= f.Index; left = left[1:] {
+			x := left[0]
+			switch {
+			case x.index < f.Index:
+				fail(x, "the segment has no such frame")
+			case !x.is(f):
+				fail(x, "the map says something else of the frame than its segment")
+			case err != nil:
+				fail(x, err.Error())
+			default:
+				if why := v.differs(x, content); why != "" {
+					fail(x, why)
+				}
+			}
+		}
+		if err != nil && !blamed && v.lost(s) == "" {
+			blamed = true
+			v.problem(Problem{Object: "segments/" + s.String(), Message: "in a part that was not looked for: " + err.Error()})
+		}
+		return nil
+	})
+	switch {
+	case broken(err):
+		v.mu.Lock()
+		v.segments[n].fault, v.damaged = err.Error(), true
+		v.mu.Unlock()
+	case err != nil:
+		return err
+	default:
+		for _, x := range left {
+			fail(x, "the segment has no such frame")
+		}
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.segments[n].read { // more is expected of it than is looked at in one go
+		size := v.storedBytes(s, v.listed[s], v.packsRead)
+		v.Tracker.Add(1, size)
+		v.segments[n].read = true
+		v.out.ReadSegments++
+		v.out.ReadBytes += size
+	}
+	return nil
+}
+
+// differs says why the content of a frame is not what is expected of it, "" if it is.
+func (v *verifier) differs(x expected, c repo.FrameContent) string {
+	length := int64(x.length)
+	if length == 0 { // all of a page
+		length = int64(c.Frame.Plain) - int64(x.within)
+	}
+	part, err := c.Part(x.within, length)
+	switch {
+	case err != nil:
+		return err.Error()
+	case x.sum != repo.Sum{} && !v.repo.HasSum(part, x.sum):
+		return "the frame holds something else than was pushed there"
+	}
+	return ""
+}
+
+// fault notes that something is not as it is expected.
+func (v *verifier) fault(x expected, why string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(v.faults) >= maxFaults {
+		v.segments[x.segment].fault, v.damaged = why, true
+		return
+	}
+	v.faults[x] = why
+}

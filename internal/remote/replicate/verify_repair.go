@@ -1,0 +1,238 @@
+package replicate
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"pando/internal/base/ref"
+	"pando/internal/driver"
+	"pando/internal/engine"
+	"pando/internal/remote/repo"
+)
+
+// RepairedPoint is a point of which something was missing or damaged.
+type RepairedPoint struct {
+	Volume        string `json:"volume"`
+	Point         string `json:"point"`
+	Repaired      bool   `json:"repaired"`         // it is whole again
+	Ref           string `json:"ref,omitempty"`    // from what of this pool
+	UploadedBytes int64  `json:"uploaded_bytes"`   // that were sent for it
+	Host          string `json:"host,omitempty"`   // that writes the volume: if anything can bring the point back, that can
+	Reason        string `json:"reason,omitempty"` // why it is not whole
+}
+
+// VerifyRepair is Verify, and sends again what points lack whose snapshots or generations are in this pool: they are
+// pushed once more, in their places. Then it verifies again; what is left is in the result, with what was done.
+//
+// What no object of this pool has is named with the host that writes the volume. Lists of points are for [Repair].
+func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest) (*Verified, error) {
+	out, err := Verify(ctx, r, q)
+	if err != nil || out.TotalProblems == 0 {
+		return out, err
+	}
+	q.Tracker.Start("repairing", 0, 0)
+	q.Seed = out.Seed // of the same sample
+	var found []RepairedPoint
+	if out, found, err = verifyTables(ctx, r, q, out); err != nil {
+		return nil, err
+	}
+	done, err := repairPoints(ctx, e, r, q, out.Problems)
+	if err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(done, func(d RepairedPoint) bool { return d.Repaired }) {
+		if out, err = Verify(ctx, r, q); err != nil {
+			return nil, err
+		}
+	}
+	done = append(found, done...)
+
+	left := affectedPoints(out.Problems)
+	for i, d := range done {
+		if d.Repaired && slices.Contains(left[d.Volume], d.Point) {
+			done[i].Repaired, done[i].Reason = false, "it was sent again, and is still not whole"
+		}
+	}
+	out.Repaired = done
+	return out, nil
+}
+
+// verifyTables makes tables of what was moved anew, if verify has found that some are damaged or missing: what they
+// would say need not be sent again. It returns what a verify finds then, and the points that are whole by that.
+func verifyTables(
+	ctx context.Context, r *Remote, q VerifyRequest, was *Verified,
+) (now *Verified, whole []RepairedPoint, err error) {
+	ofTable := slices.DeleteFunc(slices.Clone(was.Problems), func(p Problem) bool {
+		return !strings.HasPrefix(p.Object, "moved/")
+	})
+	if len(ofTable) == 0 {
+		return was, nil, nil
+	}
+	rp, err := r.Open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer rp.Close()
+	if err := (&repairer{repo: rp, out: &Repaired{}}).repairTables(ctx); err != nil {
+		return nil, nil, err
+	}
+	if now, err = Verify(ctx, r, q); err != nil {
+		return nil, nil, err
+	}
+	left, affected := affectedPoints(now.Problems), affectedPoints(ofTable)
+	for _, volume := range slices.Sorted(maps.Keys(affected)) {
+		for _, point := range affected[volume] {
+			if !slices.Contains(left[volume], point) {
+				whole = append(whole, RepairedPoint{Volume: volume, Point: point, Repaired: true})
+			}
+		}
+	}
+	return now, whole, nil
+}
+
+// affectedPoints are the names of the points that problems affect, by volume, in order.
+func affectedPoints(problems []Problem) map[string][]string {
+	out := map[string][]string{}
+	add := func(volume, point string) {
+		if volume != "" && point != "" && !slices.Contains(out[volume], point) {
+			out[volume] = append(out[volume], point)
+		}
+	}
+	for _, p := range problems {
+		add(p.Volume, p.Point)
+		for _, name := range p.Affected {
+			volume, point, _ := strings.Cut(name, "@")
+			add(volume, point)
+		}
+	}
+	for _, points := range out {
+		slices.Sort(points)
+	}
+	return out
+}
+
+// repairPoints pushes again what problems affect and this pool has.
+func repairPoints(
+	ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest, problems []Problem,
+) ([]RepairedPoint, error) {
+	p := &pusher{e: e, r: r, q: PushRequest{NoOrigin: true, Tracker: q.Tracker}, bad: map[repo.Segment]bool{}}
+	if err := p.open(ctx); err != nil {
+		return nil, err
+	}
+	defer p.repo.Close()
+	for _, x := range problems {
+		if s, is := segmentOf(x.Object); is {
+			p.bad[s] = true
+		}
+	}
+
+	affected := affectedPoints(problems)
+	out := []RepairedPoint{}
+	for _, volume := range slices.Sorted(maps.Keys(affected)) {
+		done, err := p.repairVolume(ctx, volume, affected[volume])
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, done...)
+	}
+	return out, nil
+}
+
+// segmentOf is the segment whose object a problem names.
+func segmentOf(object string) (repo.Segment, bool) {
+	name, is := strings.CutPrefix(object, "segments/")
+	session, number, cut := strings.Cut(name, "/")
+	id, err := repo.ParseID(session)
+	n, nerr := strconv.ParseUint(number, 10, 32)
+	return repo.Segment{Session: id, N: uint32(n)}, is && cut && err == nil && nerr == nil
+}
+
+// repairVolume pushes points of one volume again, the oldest first, so that newer ones can build upon them.
+func (p *pusher) repairVolume(ctx context.Context, volume string, names []string) (out []RepairedPoint, err error) {
+	h, err := p.readHead(ctx, volume)
+	if err != nil {
+		for _, n := range names {
+			out = append(out, RepairedPoint{Volume: volume, Point: n, Reason: err.Error()})
+		}
+		return out, ctx.Err()
+	}
+	links, err := p.links(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var unread []*pageFault // which verify has reported
+	for at, err := range allPoints(ctx, p.repo, h.Head, &unread) {
+		if err != nil {
+			return nil, err
+		}
+		if !slices.Contains(names, at.Name) {
+			continue
+		}
+		d := p.repairPoint(ctx, h, at, links)
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		out = append(out, d)
+	}
+	return out, nil
+}
+
+// repairPoint pushes a point again from the object of this pool that it was made from, or from one that was made
+// from it.
+func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l links) RepairedPoint {
+	out := RepairedPoint{Volume: h.Name, Point: at.Name, Host: h.Writer.Host, Reason: "this pool does not have its data"}
+	if h.Writer.Pool == p.me.Pool {
+		out.Host, out.Reason = "", "this pool, which writes the volume, does not have its data any more"
+	}
+	objects := []driver.ObjectID{driver.ObjectID(at.Source)}
+	for _, o := range l.objects {
+		if slices.Contains(l.manifest[o], at.Manifest) && o != objects[0] {
+			objects = append(objects, o)
+		}
+	}
+	for _, o := range objects {
+		pt, err := p.e.PointByID(ctx, o)
+		if err != nil {
+			continue // it is not here
+		}
+		sent, err := p.pushAgain(ctx, h.Name, pt)
+		out.UploadedBytes += sent
+		if err == nil {
+			out.Repaired, out.Ref, out.Host, out.Reason = true, pt.Ref, "", ""
+			return out
+		}
+		if out.Ref == "" { // the first knows best
+			out.Ref, out.Reason = pt.Ref, err.Error()
+		}
+	}
+	return out
+}
+
+// pushAgain pushes an object to a head that lists it already, and says how many bytes were sent.
+func (p *pusher) pushAgain(ctx context.Context, head string, pt engine.Point) (sent int64, err error) {
+	what, err := ref.Parse(opVerify, pt.Ref)
+	if err != nil {
+		return 0, err
+	}
+	if p.q.As, err = ref.ParseName(opVerify, head); err != nil {
+		return 0, err
+	}
+	before := len(p.pushed)
+	err = p.target(ctx, target{ref: what})
+	for _, d := range p.pushed[before:] {
+		sent += d.UploadedBytes
+	}
+	return sent, err
+}
+
+// Left says in a line why a point is not whole, and what could help.
+func (d RepairedPoint) Left() string {
+	if d.Host == "" {
+		return d.Reason
+	}
+	return fmt.Sprintf("%s; only %s could bring it back, which writes the volume", d.Reason, d.Host)
+}

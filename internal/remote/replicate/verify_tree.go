@@ -1,0 +1,186 @@
+package replicate
+
+import (
+	"cmp"
+	"context"
+
+	"pando/internal/remote/repo"
+)
+
+// treeRoom is about how much memory going over a tree takes.
+const treeRoom = 8 << 20
+
+// checkTree reads the nodes of a manifest that its base does not have, notes what they expect, and makes the manifest
+// the next base.
+func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
+	v := w.v
+	if err := v.room.Acquire(ctx, treeRoom); err != nil {
+		return err
+	}
+	defer v.room.Release(treeRoom)
+	if w.nodes == nil {
+		w.nodes = v.repo.NewNodeCache(nodeBatch)
+	}
+	if m.Map.Bytes > 0 { // else nothing says that it must be there
+		if err := v.noteNode(m.Root()); err != nil {
+			return err
+		}
+	}
+	d := &treeDiff{
+		nodes: w.nodes.Read, old: w.base, now: m,
+		leaf: func(f repo.Frame) bool { return v.ReadPercent > 0 && w.nodes.Has(f) }, // else the same is noted again
+		broken: func(n repo.NodeAt, old bool, err error) error {
+			if !broken(err) {
+				return err
+			}
+			if !old { // of the base that was said
+				v.nodeBroken(n.NodeRef, err)
+			}
+			return nil
+		},
+	}
+	var failed error
+	d.read = func(n repo.NodeAt, old bool) {
+		if !old {
+			failed = cmp.Or(failed, v.noteNode(n))
+		}
+	}
+	err := d.each(ctx, func(p part) error {
+		if n := len(p.now); n > 0 && p.now[n-1].End() > m.SizeBytes {
+			v.problem(Problem{
+				Volume: m.Volume, Point: m.Point, Object: "manifests/" + m.ID.String(), manifest: m.ID,
+				Message: "its map describes bytes behind the end of the volume",
+			})
+		}
+		return v.notePieces(repo.Page{}, p.now, p.old)
+	})
+	w.base = m
+	return cmp.Or(err, failed)
+}
+
+// noteNode notes what is expected of the frame of a node.
+func (v *verifier) noteNode(n repo.NodeAt) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.note([]expected{v.expect(n.Frame, 0, 0, repo.Sum{})})
+}
+
+// treeBlame remembers of the inner nodes of points that are looked at one after the other below which of them nothing
+// is wrong.
+type treeBlame struct {
+	v     *verifier
+	clean map[repo.NodeRef]bool
+}
+
+// maxClean bounds what a treeBlame remembers.
+const maxClean = 64 << 10
+
+func newTreeBlame(v *verifier) *treeBlame { return &treeBlame{v: v, clean: map[repo.NodeRef]bool{}} }
+
+// blameTree reports what is wrong with the map of a point of version 2, and with what that needs.
+func (v *verifier) blameTree(ctx context.Context, o owner, m *repo.Manifest, t *treeBlame) error {
+	if m.Map.IsZero() {
+		return nil
+	}
+	if err := v.room.Acquire(ctx, treeRoom); err != nil {
+		return err
+	}
+	defer v.room.Release(treeRoom)
+	_, err := t.nodes(ctx, o, m, []repo.NodeAt{m.Root()})
+	return err
+}
+
+// nodes reports what is wrong with nodes and what is below them, which are of one level. It returns for each whether
+// nothing is.
+func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []repo.NodeAt) ([]bool, error) {
+	clean := make([]bool, len(all))
+	var todo []repo.NodeAt
+	var place []int
+	for i, n := range all {
+		if clean[i] = t.clean[n.NodeRef]; clean[i] {
+			continue
+		}
+		why, whole := t.v.wrong(n.Frame, 0, 0, repo.Sum{})
+		if why = cmp.Or(why, t.v.broken[n.NodeRef]); why != "" {
+			t.report(o, m, n, why, whole)
+			continue
+		}
+		todo, place = append(todo, n), append(place, i)
+	}
+	got, err := t.v.repo.ReadNodes(ctx, todo)
+	if err != nil {
+		return nil, err
+	}
+	for i, r := range got {
+		n := todo[i]
+		if r.Err != nil { // it could be read before: somebody has removed it, or it was damaged just now
+			t.report(o, m, n, r.Err.Error(), false)
+			continue
+		}
+		if clean[place[i]], err = t.below(ctx, o, m, n, r.Node); err != nil {
+			return nil, err
+		}
+		if t.lost(o, n.Frame.Segment) {
+			clean[place[i]] = false
+		}
+		if clean[place[i]] && !n.IsLeaf() && len(t.clean) < maxClean {
+			t.clean[n.NodeRef] = true
+		}
+	}
+	return clean, nil
+}
+
+// below reports what is wrong with what a node says.
+func (t *treeBlame) below(
+	ctx context.Context,
+	o owner,
+	m *repo.Manifest,
+	at repo.NodeAt,
+	n *repo.Node,
+) (clean bool, err error) {
+	if n.Children == nil {
+		ranges := t.v.wrongPieces(n.Pieces)
+		t.v.blamePoint(o, m, blamed{ranges: ranges})
+		clean, last := len(ranges) == 0, repo.Segment{}
+		for _, x := range n.Pieces {
+			if x.Frame.Segment != last {
+				last = x.Frame.Segment
+				clean = !t.lost(o, last) && clean
+			}
+		}
+		return clean, nil
+	}
+	var children []repo.NodeAt
+	for slot, ref := range n.Children {
+		if !ref.IsZero() {
+			children = append(children, at.Child(slot, ref))
+		}
+	}
+	each, err := t.nodes(ctx, o, m, children)
+	clean = err == nil
+	for _, c := range each {
+		clean = clean && c
+	}
+	return clean, err
+}
+
+// lost reports that a segment is missing or has another size, and whether that is so.
+func (t *treeBlame) lost(o owner, s repo.Segment) bool {
+	why := t.v.lost(s)
+	if why != "" {
+		p := o.problem("segments/"+s.String(), "%s", why)
+		p.whole = true
+		t.v.problem(p)
+	}
+	return why != ""
+}
+
+// report reports that a node cannot be read.
+func (t *treeBlame) report(o owner, m *repo.Manifest, n repo.NodeAt, why string, whole bool) {
+	if !whole {
+		why = "its map cannot be read: " + why
+	}
+	p := o.problem("segments/"+n.Frame.Segment.String(), "%s", why)
+	p.Offset, p.Length, p.whole = n.From(), max(0, min(n.To(), m.SizeBytes)-n.From()), whole
+	t.v.problem(p)
+}

@@ -1,0 +1,367 @@
+package repo
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"pando/internal/base/errs"
+)
+
+// Limits of config. They bound what a hostile one can ask for.
+const (
+	maxConfigBytes = 4 << 20
+	maxSlots       = 256
+	maxSlotBytes   = 8 << 10
+	maxKeys        = 1024
+)
+
+// keyring is all that is in config, open: config is the public part, and the rest
+// sealed under the ring key, which each slot wraps for one recipient.
+type keyring struct {
+	version byte // of the repository: what objects may be there
+	id      ID   // of the repository: derived from its first key
+	serial  uint64
+	ringKey []byte      // keySize; fresh at every rotation
+	keys    []masterKey // at least one; the last is current
+	slots   []slot
+}
+
+type masterKey struct {
+	id     ID
+	secret []byte // keySize
+	at     time.Time
+}
+
+type slot struct {
+	SlotInfo
+	wrapped []byte // age file of the ring key
+}
+
+func newMasterKey(secret []byte, at time.Time) masterKey {
+	return masterKey{id: derivedID(secret, infoKeyID), secret: secret, at: at}
+}
+
+func (k *keyring) current() *masterKey { return &k.keys[len(k.keys)-1] }
+
+func (k *keyring) find(id ID) *masterKey {
+	for i := range k.keys {
+		if k.keys[i].id == id {
+			return &k.keys[i]
+		}
+	}
+	return nil
+}
+
+// wipe forgets the keys, as far as Go permits.
+func (k *keyring) wipe() {
+	clear(k.ringKey)
+	for _, m := range k.keys {
+		clear(m.secret)
+	}
+}
+
+// publicSlot is a slot as anybody can read it in config.
+type publicSlot struct {
+	id      ID
+	kind    SlotKind
+	wrapped []byte
+}
+
+// publicConfig is what anybody can read in config.
+type publicConfig struct {
+	version byte
+	id      ID
+	serial  uint64
+	slots   []publicSlot
+	salt    []byte
+	aad     []byte // all before the sealed part, which is bound to it
+	sealed  []byte
+}
+
+var slotKinds = map[byte]SlotKind{1: SlotRecipient, 2: SlotPassphrase}
+
+func slotCode(k SlotKind) byte {
+	if k == SlotRecipient {
+		return 1
+	}
+	return 2
+}
+
+const (
+	configFixed = preambleSize + 16 + 8 + 4 // before the slots
+	slotFixed   = 16 + 1 + 1 + 2            // before a slot's age file
+)
+
+// decodeConfig reads the public part. All is checked for form only: what it says is
+// true if the sealed part opens.
+func decodeConfig(b []byte) (publicConfig, error) {
+	var c publicConfig
+	if err := checkPreamble(b, typeConfig); err != nil {
+		return c, err
+	}
+	if len(b) < configFixed || len(b) > maxConfigBytes {
+		return c, damaged("it has %d bytes", len(b))
+	}
+	c.version = b[versionAt]
+	copy(c.id[:], b[preambleSize:])
+	c.serial = binary.LittleEndian.Uint64(b[preambleSize+16:])
+	count := int(binary.LittleEndian.Uint16(b[preambleSize+24:]))
+	if b[configFixed-2] != 0 || b[configFixed-1] != 0 {
+		return c, damaged("bytes that must be zero are not")
+	}
+	if count == 0 || count > maxSlots {
+		return c, damaged("it is said to have %d keys", count)
+	}
+	rest := b[configFixed:]
+	for range count {
+		if len(rest) < slotFixed {
+			return c, damaged("it ends in a key")
+		}
+		s := publicSlot{id: ID(rest[:16])}
+		kind, known := slotKinds[rest[16]]
+		size := int(binary.LittleEndian.Uint16(rest[18:]))
+		switch {
+		case !known:
+			return c, damaged("a key is of unknown kind %d", rest[16])
+		case rest[17] != 0:
+			return c, damaged("bytes that must be zero are not")
+		case size > maxSlotBytes || size > len(rest)-slotFixed:
+			return c, damaged("a key is said to have %d bytes", size)
+		}
+		s.kind = kind
+		s.wrapped = rest[slotFixed : slotFixed+size]
+		rest = rest[slotFixed+size:]
+		c.slots = append(c.slots, s)
+	}
+	if len(rest) < saltSize+tagSize {
+		return c, damaged("it ends before its sealed part")
+	}
+	c.salt = rest[:saltSize]
+	c.sealed = rest[saltSize:]
+	c.aad = b[:len(b)-len(c.sealed)]
+	return c, nil
+}
+
+// decodeConfigFor is decodeConfig that does not take one for newer whose version was changed after it was written:
+// opens reports whether a config opens.
+func decodeConfigFor(raw []byte, opens func(publicConfig) bool) (publicConfig, error) {
+	c, err := decodeConfig(raw)
+	if !errs.Is(err, errs.TooNew) {
+		return c, err
+	}
+	for version := range byte(configVersion) {
+		if older, derr := decodeConfig(withVersion(raw, version+1)); derr == nil && opens(older) {
+			return c, changedVersion(raw)
+		}
+	}
+	return c, err
+}
+
+// sealedConfig is the JSON in the sealed part.
+type sealedConfig struct {
+	Keys  []sealedKey  `json:"keys"`
+	Slots []sealedSlot `json:"slots"`
+}
+
+type sealedKey struct {
+	Secret []byte    `json:"key"`
+	At     time.Time `json:"at"`
+}
+
+type sealedSlot struct {
+	ID        ID        `json:"id"`
+	Label     string    `json:"label"`
+	Recipient string    `json:"recipient,omitempty"`
+	At        time.Time `json:"at"`
+}
+
+// encode makes the object. salt must be fresh.
+func (k *keyring) encode(salt []byte) ([]byte, error) {
+	if len(k.slots) == 0 || len(k.slots) > maxSlots {
+		return nil, errs.New(errs.Invalid, "", "", "a repository has 1 to %d keys", maxSlots)
+	}
+	if len(k.keys) > maxKeys {
+		return nil, errs.New(errs.Invalid, "", "", "a repository cannot be rotated more than %d times", maxKeys-1).
+			WithHint("push into a new remote")
+	}
+	b := putPreamble(nil, typeConfig, k.version)
+	b = append(b, k.id[:]...)
+	b = binary.LittleEndian.AppendUint64(b, k.serial)
+	b = binary.LittleEndian.AppendUint16(b, uint16(len(k.slots)))
+	b = append(b, 0, 0)
+	var private sealedConfig
+	for _, s := range k.slots {
+		if len(s.wrapped) > maxSlotBytes {
+			return nil, errs.New(errs.Internal, "", "", "the key %q takes %d bytes", s.Label, len(s.wrapped))
+		}
+		b = append(b, s.ID[:]...)
+		b = append(b, slotCode(s.Kind), 0)
+		b = binary.LittleEndian.AppendUint16(b, uint16(len(s.wrapped)))
+		b = append(b, s.wrapped...)
+		private.Slots = append(private.Slots, sealedSlot{ID: s.ID, Label: s.Label, Recipient: s.Recipient, At: s.CreatedAt})
+	}
+	for _, m := range k.keys {
+		private.Keys = append(private.Keys, sealedKey{Secret: m.secret, At: m.at})
+	}
+	plain, err := json.Marshal(private)
+	if err != nil {
+		return nil, errs.New(errs.Internal, "", "", "%v", err)
+	}
+	b = append(b, salt...)
+	b = newAEAD(derive(k.ringKey, salt, infoConfig, keySize)).Seal(b, zeroNonce, plain, b)
+	clear(plain)
+	if len(b) > maxConfigBytes {
+		return nil, errs.New(errs.Invalid, "", "", "its keys would take %d bytes, more than %d", len(b), maxConfigBytes)
+	}
+	return b, nil
+}
+
+// open reads the sealed part with the ring key, which it keeps.
+func (c publicConfig) open(ringKey []byte) (*keyring, error) {
+	plain, err := newAEAD(derive(ringKey, c.salt, infoConfig, keySize)).Open(nil, zeroNonce, c.sealed, c.aad)
+	if err != nil {
+		return nil, damaged("it is not what was written there: authentication failed")
+	}
+	defer clear(plain)
+	var private sealedConfig
+	if err := json.Unmarshal(plain, &private); err != nil {
+		return nil, damaged("its sealed part cannot be read: %v", err)
+	}
+	k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: ringKey}
+	if err := k.fill(c, private); err != nil {
+		for _, key := range private.Keys {
+			clear(key.Secret)
+		}
+		return nil, err
+	}
+	return k, nil
+}
+
+// fill takes over what was sealed, if it is as a writer would have left it.
+func (k *keyring) fill(c publicConfig, private sealedConfig) error {
+	if len(private.Keys) == 0 || len(private.Keys) > maxKeys {
+		return damaged("it has %d master keys", len(private.Keys))
+	}
+	for _, key := range private.Keys {
+		if len(key.Secret) != keySize {
+			return damaged("a master key has %d bytes", len(key.Secret))
+		}
+		m := newMasterKey(key.Secret, key.At)
+		if k.find(m.id) != nil {
+			return damaged("a master key is there twice")
+		}
+		k.keys = append(k.keys, m)
+	}
+	// Who has no first key cannot make a config for this ID: an ID that was noted
+	// when the remote was added can be trusted to mean these keys.
+	if derivedID(k.keys[0].secret, infoRepoID) != k.id {
+		return damaged("its keys are not those of repository %s", k.id)
+	}
+	if len(private.Slots) != len(c.slots) {
+		return damaged("it has %d keys, and describes %d", len(c.slots), len(private.Slots))
+	}
+	seen := map[ID]bool{}
+	for i, s := range private.Slots {
+		public := c.slots[i]
+		if s.ID != public.id || seen[s.ID] || (s.Recipient != "") != (public.kind == SlotRecipient) {
+			return damaged("key %d is not the one that is described", i)
+		}
+		seen[s.ID] = true
+		k.slots = append(k.slots, slot{
+			SlotInfo: SlotInfo{ID: s.ID, Label: s.Label, Kind: public.kind, Recipient: s.Recipient, CreatedAt: s.At},
+			wrapped:  append([]byte(nil), public.wrapped...),
+		})
+	}
+	return nil
+}
+
+// unlock finds a slot that one of the secrets opens. Permission if there is none.
+func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring, error) {
+	kinds := map[SlotKind]bool{}
+	for _, s := range secrets {
+		if len(s.identities) > 0 {
+			kinds[SlotRecipient] = true
+		}
+		if s.passphrase != "" {
+			kinds[SlotPassphrase] = true
+		}
+	}
+	// Identities first: they cost a fraction of a millisecond.
+	for _, kind := range []SlotKind{SlotRecipient, SlotPassphrase} {
+		if !kinds[kind] {
+			continue
+		}
+		for _, s := range c.slots {
+			if s.kind != kind {
+				continue
+			}
+			if err := canceled(); err != nil {
+				return nil, err
+			}
+			ringKey, err := unwrap(s.wrapped, s.kind, secrets, keySize)
+			if err != nil {
+				return nil, err
+			}
+			if ringKey == nil {
+				continue
+			}
+			k, err := c.open(ringKey)
+			if err != nil {
+				clear(ringKey)
+			}
+			return k, err
+		}
+	}
+	return nil, errs.New(errs.Permission, "", "", "%w", &locked{whyLocked(c, kinds)}).
+		WithHint("ask somebody who can open it to run %s for the recipient of this host, or use the right passphrase", errs.Run("remote key add"))
+}
+
+// opensWith reports whether one of the secrets, or a ring key, if there is one, opens a config.
+func (c publicConfig) opensWith(ctx context.Context, ringKey []byte, secrets []Secret) bool {
+	k, err := (*keyring)(nil), error(nil)
+	if ringKey != nil {
+		k, err = c.open(bytes.Clone(ringKey))
+	}
+	if k == nil {
+		k, err = c.unlock(secrets, ctx.Err)
+	}
+	if err != nil {
+		return false
+	}
+	k.wipe()
+	return true
+}
+
+// locked is the cause of an error about a repository that no secret opens.
+type locked struct{ why string }
+
+func (l *locked) Error() string { return l.why }
+
+// Locked reports whether err says that a repository is there which none of the given
+// secrets opens. The store itself also refuses people with Permission.
+func Locked(err error) bool {
+	var l *locked
+	return errors.As(err, &l)
+}
+
+func whyLocked(c publicConfig, tried map[SlotKind]bool) string {
+	has := map[SlotKind]int{}
+	for _, s := range c.slots {
+		has[s.kind]++
+	}
+	keys := fmt.Sprintf("it has %d keys of recipients and %d passphrases", has[SlotRecipient], has[SlotPassphrase])
+	switch {
+	case len(tried) == 0:
+		return "no identity and no passphrase was given; " + keys
+	case len(tried) == 1 && tried[SlotRecipient]:
+		return "no key of it is for this identity; " + keys
+	case len(tried) == 1:
+		return "the passphrase is not one of its; " + keys
+	}
+	return "neither the identity nor the passphrase opens it; " + keys
+}

@@ -1,0 +1,155 @@
+package repo
+
+import (
+	"context"
+	"iter"
+	"strings"
+
+	"pando/internal/remote/objstore"
+)
+
+// What verifies a repository looks at objects one by one, so that one that cannot be
+// read does not hide the others.
+
+// HeadIDs yields what the keys of all heads end with: keyed hashes of names. An error
+// ends it.
+func (r *Repo) HeadIDs(ctx context.Context) iter.Seq2[ID, error] { return r.names(ctx, headPrefix) }
+
+// HeadByID reads a head without knowing its name. NotFound, Damaged, TooNew.
+func (r *Repo) HeadByID(ctx context.Context, id ID) (HeadState, error) {
+	key := headPrefix + id.String()
+	h, version, err := r.head(ctx, key)
+	return HeadState{Head: h, Version: version}, about("read head", key, err)
+}
+
+// HeadID is what the key of a head ends with: a keyed hash of the name.
+func (r *Repo) HeadID(name string) (ID, error) {
+	key, err := r.headKey(name)
+	if err != nil {
+		return ID{}, err
+	}
+	return ParseID(strings.TrimPrefix(key, headPrefix))
+}
+
+// RawHead is the object of a head as it is, which may be damaged: to keep a copy of it, and to write over just this
+// state. Of one that is longer than a head can be it is the beginning. NotFound.
+func (r *Repo) RawHead(ctx context.Context, id ID) ([]byte, objstore.Version, error) {
+	key := headPrefix + id.String()
+	object, info, err := r.store.Get(ctx, key, 0, maxHeadBytes+headerSize+metaSize+tagSize)
+	return object, info.Version, about("read head", key, err)
+}
+
+// RawSession is a session of which only the key can be read: its ID and its state in the store. NotFound.
+func (r *Repo) RawSession(ctx context.Context, id ID) (SessionState, error) {
+	info, err := r.store.Stat(ctx, sessionPrefix+id.String())
+	return SessionState{Session: Session{ID: id, Kind: Push}, Version: info.Version}, about("read session", id.String(), err)
+}
+
+// SessionIDs yields the IDs of all sessions. An error ends it.
+func (r *Repo) SessionIDs(ctx context.Context) iter.Seq2[ID, error] {
+	return r.names(ctx, sessionPrefix)
+}
+
+// DropSeen removes what prunes have left for each other, if it cannot be read any more.
+// Absent is success.
+func (r *Repo) DropSeen(ctx context.Context) error {
+	return about("remove what was seen in", r.store.String(), r.store.Delete(ctx, seenKey))
+}
+
+// ObjectKind is what an object is by its key.
+type ObjectKind string
+
+// The kinds of objects; the zero ObjectKind is what no repository writes.
+const (
+	ConfigObject   ObjectKind = "config"
+	HeadObject     ObjectKind = "head"
+	ManifestObject ObjectKind = "manifest"
+	SegmentObject  ObjectKind = "segment"
+	PackObject     ObjectKind = "pack"
+	TableObject    ObjectKind = "table"
+	SessionObject  ObjectKind = "session"
+	PointsObject   ObjectKind = "points"
+	SeenObject     ObjectKind = "seen"
+	ProbeObject    ObjectKind = "probe" // what objstore.Probe has left
+)
+
+// ListedObject is an object of the store as a listing shows it.
+type ListedObject struct {
+	objstore.Info
+	Kind    ObjectKind
+	ID      ID      // of a head, manifest, session or page of points
+	Segment Segment // of a segment
+	Pack    Pack    // of a pack
+	Table   Table   // of a table
+}
+
+// Objects yields everything that is in the store, in order of key, also what no
+// repository has written. An error ends it.
+func (r *Repo) Objects(ctx context.Context) iter.Seq2[ListedObject, error] {
+	return func(yield func(ListedObject, error) bool) {
+		for o, err := range r.store.List(ctx, "") {
+			if err != nil {
+				yield(ListedObject{}, about("list", r.store.String(), err))
+				return
+			}
+			if !yield(classify(o), nil) {
+				return
+			}
+		}
+	}
+}
+
+func classify(o objstore.Info) ListedObject {
+	l := ListedObject{Info: o}
+	switch {
+	case o.Key == configKey:
+		l.Kind = ConfigObject
+	case o.Key == seenKey:
+		l.Kind = SeenObject
+	case strings.HasPrefix(o.Key, probePrefix):
+		l.Kind = ProbeObject
+	case strings.HasPrefix(o.Key, segmentPrefix):
+		if s, ok := parseSegment(strings.TrimPrefix(o.Key, segmentPrefix)); ok {
+			l.Kind, l.Segment = SegmentObject, s
+		}
+	case strings.HasPrefix(o.Key, packPrefix):
+		if s, ok := parseSegment(strings.TrimPrefix(o.Key, packPrefix)); ok {
+			l.Kind, l.Pack = PackObject, Pack(s)
+		}
+	case strings.HasPrefix(o.Key, movedPrefix):
+		if s, ok := parseSegment(strings.TrimPrefix(o.Key, movedPrefix)); ok {
+			l.Kind, l.Table = TableObject, Table(s)
+		}
+	default:
+		for prefix, kind := range map[string]ObjectKind{
+			headPrefix: HeadObject, manifestPrefix: ManifestObject, sessionPrefix: SessionObject, pagePrefix: PointsObject,
+		} {
+			if text, is := strings.CutPrefix(o.Key, prefix); is {
+				if id, err := ParseID(text); err == nil {
+					l.Kind, l.ID = kind, id
+				}
+			}
+		}
+	}
+	return l
+}
+
+// CheckSegmentSize reports whether a segment of which a listing says that it has so many bytes ends as one of that size
+// does. It reads the end only. Damaged if it does not, NotFound.
+func (r *Repo) CheckSegmentSize(ctx context.Context, s Segment, size int64) error {
+	const op = "check segment"
+	if size < headerSize+footerSize || size > MaxSegment {
+		return about(op, s.String(), damaged("it has %d bytes", size))
+	}
+	var err error
+	for range 2 { // a bit may have flipped on its way
+		b, _, gerr := r.store.Get(ctx, s.key(), size-footerSize, footerSize)
+		if gerr != nil {
+			return about(op, s.String(), gerr)
+		}
+		if _, _, err = parseFooter(b, int(size)); err == nil {
+			break
+		}
+	}
+	return about(op, s.String(), err)
+}

@@ -1,0 +1,190 @@
+package repo
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"slices"
+	"strings"
+
+	"pando/internal/base/errs"
+)
+
+// A manifest of version 2 has the root of a map instead of pages, and of segments only those that it names itself and
+// those that its session has written: what it takes does not grow with the volume or with its history.
+
+// Limits of extensions.
+const (
+	maxExtensions     = 256
+	maxExtensionName  = 64
+	maxExtensionBytes = 1 << 20 // of all of them
+)
+
+// knownExtensions are those that this package knows.
+var knownExtensions = map[string]bool{}
+
+// checkVersion says what is wrong with what is only in one of the versions.
+func (m *Manifest) checkVersion() error {
+	switch {
+	case m.Version < 0 || m.Version > manifestVersion:
+		return damaged("it is of version %d", m.Version)
+	case m.Version < 2 && (m.Map != NodeRef{} || len(m.Extensions) > 0):
+		return damaged("it has what version 1 does not")
+	case m.Version < 2:
+		return nil
+	case len(m.Pages) > 0:
+		return damaged("it has pages, which version 2 does not")
+	case len(m.Extensions) > maxExtensions:
+		return damaged("it has %d extensions", len(m.Extensions))
+	}
+	for _, u := range m.Uses {
+		if u.Size > MaxSegment {
+			return damaged("segment %s is said to have %d bytes", u.Segment, u.Size)
+		}
+	}
+	total := 0
+	for i, x := range m.Extensions {
+		if err := checkExtensionName(x.Name); err != nil {
+			return err
+		}
+		if i > 0 && m.Extensions[i-1].Name >= x.Name {
+			return damaged("its extensions are not in order")
+		}
+		if total += len(x.Data); total > maxExtensionBytes {
+			return damaged("its extensions have more than %d bytes", maxExtensionBytes)
+		}
+	}
+	return nil
+}
+
+func checkExtensionName(name string) error {
+	if len(name) == 0 || len(name) > maxExtensionName ||
+		strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") != "" {
+		return damaged("an extension is called %q", name)
+	}
+	return nil
+}
+
+// encode2 makes the content of a manifest of version 2.
+func (m *Manifest) encode2() ([]byte, error) {
+	uses := slices.Clone(m.Uses)
+	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
+	out := *m
+	out.Sizes = nil
+	fields, err := encodeJSON(out)
+	if err != nil {
+		return nil, err
+	}
+	table := newSegmentTable(func(yield func(Segment)) {
+		for _, u := range uses {
+			yield(u.Segment)
+		}
+	})
+	b := binary.AppendUvarint(nil, uint64(len(fields)))
+	b = append(b, fields...)
+	b = table.append(b)
+	for _, u := range uses {
+		b = binary.AppendUvarint(b, uint64(u.Size))
+	}
+	last := looseFrame{offset: headerSize}
+	if m.Map == (NodeRef{}) {
+		b = append(b, 0)
+	} else {
+		b = append(b, 1)
+		b = appendNodeRef(b, table, &last, m.Map)
+	}
+	b = binary.AppendUvarint(b, uint64(len(m.Stream)))
+	for _, f := range m.Stream {
+		b = last.append(b, table, f)
+	}
+	b = binary.AppendUvarint(b, uint64(len(m.Extensions)))
+	for _, x := range m.Extensions {
+		critical := byte(0)
+		if x.Critical {
+			critical = 1
+		}
+		b = binary.AppendUvarint(b, uint64(len(x.Name)))
+		b = append(b, x.Name...)
+		b = append(b, critical)
+		b = binary.AppendUvarint(b, uint64(len(x.Data)))
+		b = append(b, x.Data...)
+	}
+	return b, nil
+}
+
+func decodeManifest2(b []byte) (Manifest, error) {
+	m := Manifest{}
+	r := &reader{b: b}
+	fields := r.take("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
+	if r.err != nil {
+		return Manifest{}, r.err
+	}
+	if err := json.Unmarshal(fields, &m); err != nil {
+		return Manifest{}, damaged("its fields cannot be read: %v", err)
+	}
+	m.Version, m.Sizes = 2, nil
+	segments := r.segmentTable(maxUses)
+	if r.err == nil && len(segments) > len(r.b) { // a size of each follows
+		r.fail("it lists %d segments", len(segments))
+	}
+	if r.err != nil {
+		return Manifest{}, r.err
+	}
+	for _, s := range segments {
+		m.Uses = append(m.Uses, Use{Segment: s, Size: uint32(r.uvarint("the bytes of a segment", MaxSegment))})
+	}
+	last := looseFrame{offset: headerSize}
+	switch r.uvarint("whether it has a map", 1) {
+	case 1:
+		m.Map = r.nodeRef(segments, &last, nil)
+	}
+	frames := r.count("frames", 4)
+	if frames > maxStream {
+		r.fail("it lists %d frames", frames)
+	}
+	for range frames {
+		if r.err != nil {
+			break
+		}
+		m.Stream = append(m.Stream, last.read(r, segments, FrameBytes))
+	}
+	unknown := r.extensions(&m)
+	if err := r.end(); err != nil {
+		return Manifest{}, err
+	}
+	if err := m.check(); err != nil {
+		return Manifest{}, err
+	}
+	if unknown != "" {
+		return Manifest{}, errs.New(errs.TooNew, "", "", "it has the extension %q, which this pando does not know", unknown).
+			WithHint("use a newer pando")
+	}
+	return m, nil
+}
+
+// extensions reads extensions, and returns the name of a critical one that is not known.
+func (r *reader) extensions(m *Manifest) (unknown string) {
+	count := r.count("extensions", 3)
+	if count > maxExtensions {
+		r.fail("it has %d extensions", count)
+	}
+	for range count {
+		if r.err != nil {
+			return ""
+		}
+		x := Extension{Name: string(r.take("an extension's name", int(r.uvarint("the length of a name", maxExtensionName))))}
+		flags := r.take("an extension's flags", 1)
+		data := r.take("an extension", int(r.uvarint("the length of an extension", maxExtensionBytes)))
+		if r.err != nil {
+			return ""
+		}
+		if flags[0] > 1 {
+			r.fail("an extension has the flags %d", flags[0])
+		}
+		x.Critical, x.Data = flags[0] == 1, slices.Clone(data)
+		if x.Critical && !knownExtensions[x.Name] && unknown == "" {
+			unknown = x.Name
+		}
+		m.Extensions = append(m.Extensions, x)
+	}
+	return unknown
+}

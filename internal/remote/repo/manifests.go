@@ -1,0 +1,314 @@
+package repo
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"iter"
+	"slices"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+)
+
+// Limits of a manifest: what a reader makes room for. They suffice for 64 TiB in
+// segments of 16 MiB, and for a stream of 1 TiB in whole frames.
+const (
+	maxUses   = 4 << 20
+	maxStream = 4 << 20
+	maxPages  = MaxVolumeBytes / RegionBytes
+
+	// A frame counts once for every page that refers to it.
+	maxUseBytes = int64(MaxSegment) * maxPages
+)
+
+func (m *Manifest) check() error {
+	if err := checkName(m.Volume); err != nil {
+		return err
+	}
+	switch {
+	case m.ID.IsZero() || m.Session.IsZero():
+		return damaged("it does not say its ID or that of its session")
+	case m.SizeBytes < 0 || m.SizeBytes > MaxVolumeBytes:
+		return damaged("its volume has %d bytes", m.SizeBytes)
+	case !m.Content.known():
+		return damaged("its content is of unknown kind %q", m.Content)
+	case m.Content == Block && len(m.Stream) > 0, m.Content.Chained() && (len(m.Pages) > 0 || m.Map != NodeRef{}):
+		return damaged("its content is not all of kind %q", m.Content)
+	case len(m.Uses) > maxUses || len(m.Stream) > maxStream || len(m.Pages) > maxPages:
+		return damaged("it lists %d pages, %d frames and %d segments", len(m.Pages), len(m.Stream), len(m.Uses))
+	}
+	if err := m.checkVersion(); err != nil {
+		return err
+	}
+	uses := m.Uses
+	byPlace := func(a, b Use) int { return compareSegments(a.Segment, b.Segment) }
+	if !slices.IsSortedFunc(uses, byPlace) { // as a reader has them, always
+		uses = slices.SortedFunc(slices.Values(uses), byPlace)
+	}
+	for i, u := range uses {
+		if m.Version < 2 && (u.Bytes <= 0 || u.Bytes > maxUseBytes) {
+			return damaged("it uses %d bytes of segment %s", u.Bytes, u.Segment)
+		}
+		if i > 0 && uses[i-1].Segment == u.Segment {
+			return damaged("it lists segment %s twice", u.Segment)
+		}
+	}
+	next := int64(0)
+	for _, p := range m.Pages {
+		if int64(p.Region) < next || int64(p.Region)*RegionBytes >= m.SizeBytes {
+			return damaged("its page of region %d is not in order, or behind the end", p.Region)
+		}
+		next = int64(p.Region) + 1
+		if err := checkUsed(p.Frame, MaxPageBytes, uses); err != nil {
+			return err
+		}
+	}
+	for _, f := range m.Stream {
+		if err := checkUsed(f, FrameBytes, uses); err != nil {
+			return err
+		}
+	}
+	if m.Map == (NodeRef{}) {
+		return nil
+	}
+	if err := m.Map.check(m.Root()); err != nil {
+		return err
+	}
+	return checkUsed(m.Map.Frame, MaxNodeBytes, uses)
+}
+
+// Root is the root of the map of a manifest of version 2.
+func (m *Manifest) Root() NodeAt { return NodeAt{NodeRef: m.Map, Level: RootLevel(m.SizeBytes)} }
+
+func checkUsed(f Frame, limit uint32, uses []Use) error {
+	_, listed := slices.BinarySearchFunc(uses, f.Segment, func(u Use, s Segment) int { return compareSegments(u.Segment, s) })
+	if !listed {
+		return damaged("a frame is in segment %s, which it does not list", f.Segment)
+	}
+	return f.check(limit)
+}
+
+// encode makes the content of a manifest's object: its fields as JSON, then the
+// segments, pages and frames in binary.
+func (m *Manifest) encode() ([]byte, error) {
+	if m.Version == 2 {
+		return m.encode2()
+	}
+	uses := slices.Clone(m.Uses)
+	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
+	out := *m
+	out.Sizes = sizesOf(uses)
+	fields, err := encodeJSON(out)
+	if err != nil {
+		return nil, err
+	}
+	table := newSegmentTable(func(yield func(Segment)) {
+		for _, u := range uses {
+			yield(u.Segment)
+		}
+	})
+	b := binary.AppendUvarint(nil, uint64(len(fields)))
+	b = append(b, fields...)
+	b = table.append(b)
+	for _, u := range uses {
+		b = binary.AppendUvarint(b, uint64(u.Bytes))
+	}
+	last := looseFrame{offset: headerSize}
+	b = binary.AppendUvarint(b, uint64(len(m.Pages)))
+	next := uint64(0)
+	for _, p := range m.Pages {
+		b = binary.AppendUvarint(b, uint64(p.Region)-next)
+		b = last.append(b, table, p.Frame)
+		next = uint64(p.Region) + 1
+	}
+	b = binary.AppendUvarint(b, uint64(len(m.Stream)))
+	for _, f := range m.Stream {
+		b = last.append(b, table, f)
+	}
+	return b, nil
+}
+
+// maxSizes is of how many segments a manifest says how large they are: beyond that it would become too large itself.
+const maxSizes = 1 << 20
+
+// sizesOf lists the sizes of segments; nil if none is known.
+func sizesOf(uses []Use) []uint32 {
+	out := make([]uint32, len(uses))
+	known := false
+	for i, u := range uses {
+		out[i] = u.Size
+		known = known || u.Size != 0
+	}
+	if !known || len(uses) > maxSizes {
+		return nil
+	}
+	return out
+}
+
+// looseFrame is where the next frame would be if frames came in order. They may come
+// in any: as the content needs them.
+type looseFrame struct{ segment, index, offset int64 }
+
+func (l *looseFrame) append(b []byte, t *segmentTable, f Frame) []byte {
+	s := int64(t.index[f.Segment])
+	b = binary.AppendVarint(b, s-l.segment)
+	if s != l.segment {
+		*l = looseFrame{segment: s, offset: headerSize}
+	}
+	b = binary.AppendVarint(b, int64(f.Index)-l.index)
+	b = binary.AppendVarint(b, int64(f.Offset)-l.offset)
+	b = binary.AppendUvarint(b, uint64(f.Plain)<<1|uint64(f.Codec))
+	if f.Codec == Zstd {
+		b = binary.AppendUvarint(b, uint64(f.Plain+tagSize-f.Stored))
+	}
+	l.index, l.offset = int64(f.Index)+1, int64(f.Offset)+int64(f.Stored)
+	return b
+}
+
+func (l *looseFrame) read(r *reader, segments []Segment, limit uint32) Frame {
+	step := r.varint("a frame's segment")
+	if step != 0 {
+		*l = looseFrame{segment: l.segment + step, offset: headerSize}
+	}
+	index, offset := l.index+r.varint("a frame's index"), l.offset+r.varint("a frame's offset")
+	packed := r.uvarint("a frame's length", uint64(limit)<<1|1)
+	if r.err == nil && (l.segment < 0 || l.segment >= int64(len(segments)) || index < 0 || index >= maxFrames || offset < 0 || offset > MaxSegment) {
+		r.fail("a frame is where none can be")
+	}
+	f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}
+	saved := uint64(0)
+	if f.Codec == Zstd {
+		saved = r.uvarint("a frame's stored length", uint64(f.Plain))
+	}
+	if r.err != nil {
+		return Frame{}
+	}
+	f.Stored = uint32(uint64(f.Plain) + tagSize - saved)
+	f.Segment = segments[l.segment]
+	l.index, l.offset = index+1, offset+int64(f.Stored)
+	return f
+}
+
+func decodeManifest(b []byte, version byte) (Manifest, error) {
+	if version == 2 {
+		return decodeManifest2(b)
+	}
+	var m Manifest
+	r := &reader{b: b}
+	fields := r.take("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
+	if r.err != nil {
+		return Manifest{}, r.err
+	}
+	if err := json.Unmarshal(fields, &m); err != nil {
+		return Manifest{}, damaged("its fields cannot be read: %v", err)
+	}
+	segments := r.segmentTable(maxUses)
+	if r.err == nil && len(segments) > 0 {
+		m.Uses = make([]Use, 0, len(segments))
+		for _, s := range segments {
+			m.Uses = append(m.Uses, Use{Segment: s, Bytes: int64(r.uvarint("the bytes that it uses", uint64(maxUseBytes)))})
+		}
+	}
+	if len(m.Sizes) == len(m.Uses) {
+		for i := range m.Uses {
+			m.Uses[i].Size = m.Sizes[i]
+		}
+	}
+	m.Sizes = nil
+	last := looseFrame{offset: headerSize}
+	next := uint64(0)
+	for range r.count("pages", 5) {
+		region := next + r.uvarint("a region", maxPages)
+		if r.err != nil || region >= maxPages {
+			r.fail("a page is of region %d", region)
+			break
+		}
+		m.Pages = append(m.Pages, Page{Region: uint32(region), Frame: last.read(r, segments, MaxPageBytes)})
+		next = region + 1
+	}
+	frames := r.count("frames", 4)
+	if frames > maxStream {
+		r.fail("it lists %d frames", frames)
+	}
+	for range frames {
+		if r.err != nil {
+			break
+		}
+		m.Stream = append(m.Stream, last.read(r, segments, FrameBytes))
+	}
+	if err := r.end(); err != nil {
+		return Manifest{}, err
+	}
+	if err := m.check(); err != nil {
+		return Manifest{}, err
+	}
+	return m, nil
+}
+
+func manifestKey(id ID) string { return manifestPrefix + id.String() }
+
+// PutManifest writes a manifest. Exists: there is one of this ID, which is never
+// replaced. Invalid if its parts do not fit together, or there are too many. All that
+// it refers to must be there. Durable on return.
+func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
+	const op = "write manifest"
+	if err := m.check(); err != nil {
+		return about(op, m.ID.String(), invalid(err))
+	}
+	version := byte(objectVersion)
+	if m.Version == 2 {
+		if now, err := r.Version(); err != nil || now < 2 { // a program of version 1 must not find it
+			return errs.New(errs.Internal, op, m.ID.String(), "the repository is of version %d, not 2", now)
+		}
+		version = 2
+	}
+	content, err := m.encode()
+	if err != nil {
+		return about(op, m.ID.String(), err)
+	}
+	key := manifestKey(m.ID)
+	object, err := r.sealVersion(typeManifest, version, key, content, maxManifestBytes)
+	if err != nil {
+		return about(op, m.ID.String(), err)
+	}
+	return about(op, m.ID.String(), r.putNew(ctx, key, object))
+}
+
+// putNew writes what must not be there yet.
+func (r *Repo) putNew(ctx context.Context, key string, object []byte) error {
+	_, err := r.store.Put(ctx, key, object, objstore.IfAbsent)
+	if errs.Is(err, errs.Conflict) {
+		return errs.New(errs.Exists, "", "", "%w", err)
+	}
+	return err
+}
+
+// Manifest reads a manifest. Its Uses are in order of segment. NotFound, Damaged,
+// TooNew.
+func (r *Repo) Manifest(ctx context.Context, id ID) (Manifest, error) {
+	const op = "read manifest"
+	o, err := r.getObject(ctx, typeManifest, manifestKey(id), maxManifestBytes)
+	if err != nil {
+		return Manifest{}, about(op, id.String(), err)
+	}
+	m, err := decodeManifest(o.content, o.format)
+	if err == nil && m.ID != id {
+		err = damaged("it is manifest %s", m.ID)
+	}
+	if err != nil {
+		return Manifest{}, about(op, id.String(), err)
+	}
+	return m, nil
+}
+
+// DeleteManifest removes a manifest that nothing names. Absent is success. Durable on
+// return.
+func (r *Repo) DeleteManifest(ctx context.Context, id ID) error {
+	return about("delete manifest", id.String(), r.store.Delete(ctx, manifestKey(id)))
+}
+
+// Manifests yields the IDs of all manifests, in order of their text. An error ends it.
+func (r *Repo) Manifests(ctx context.Context) iter.Seq2[ID, error] {
+	return r.names(ctx, manifestPrefix)
+}

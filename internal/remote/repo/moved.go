@@ -1,0 +1,355 @@
+package repo
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"iter"
+	"slices"
+	"strings"
+
+	"pando/internal/base/errs"
+	"pando/internal/remote/objstore"
+)
+
+// Tables of what was moved. The packs of a session belong to tables by their numbers: table n to packs 16n to 16n+15.
+// It says which of these are to be used, and frames of which segments each holds. Until there is a table its packs are
+// nothing; it is written once. So whoever wants to remove a pack that no table names writes an empty table first, and
+// who moves frames finds that out.
+//
+// Several packs may hold frames of one segment. The one of the highest generation is the one to use, and of several of
+// these the one with the greatest name. That is an order of all packs: whoever removes a pack because of a greater one,
+// and whoever removes that because of a still greater one, leave the greatest.
+
+// PacksPerTable is how many packs belong to one table.
+const PacksPerTable = 16
+
+// Limits of tables.
+const (
+	maxMovedBytes = 32 << 20 // content, before compression
+	maxGeneration = 1<<32 - 1
+)
+
+// MovedPack is a pack, as its table names it.
+type MovedPack struct {
+	Pack
+	Generation uint64         // from 1; above those of all packs that its frames come from
+	Bytes      int64          // of the object
+	Segments   []SegmentState // that frames of are in it, in order, with the bytes that their objects had
+}
+
+// Place says where the frames of a segment are.
+type Place struct {
+	Pack       Pack
+	Generation uint64
+	PackBytes  int64 // of the pack's object
+	Bytes      int64 // of the segment's object, when it was there
+}
+
+// Compare orders places of one segment: the greatest is the one to use.
+func (p Place) Compare(o Place) int {
+	switch {
+	case p.Generation < o.Generation:
+		return -1
+	case p.Generation > o.Generation:
+		return 1
+	}
+	return p.Pack.Compare(o.Pack)
+}
+
+// Table names a table of what was moved: the N-th of a session.
+type Table struct {
+	Session ID
+	N       uint32
+}
+
+// String is "<session>/<n>".
+func (t Table) String() string { return Segment(t).String() }
+
+func (t Table) key() string { return movedPrefix + t.String() }
+
+// Table is the table that a pack belongs to.
+func (p Pack) Table() Table { return Table{p.Session, p.N / PacksPerTable} }
+
+// encodeMoved makes the content of a table. Packs and their segments are in order.
+func encodeMoved(packs []MovedPack) []byte {
+	b := binary.AppendUvarint(nil, uint64(len(packs)))
+	next := uint32(0)
+	for _, p := range packs {
+		b = binary.AppendUvarint(b, uint64(p.N%PacksPerTable-next))
+		next = p.N%PacksPerTable + 1
+		b = binary.AppendUvarint(b, p.Generation)
+		b = binary.AppendUvarint(b, uint64(p.Bytes))
+		table := newSegmentTable(func(yield func(Segment)) {
+			for _, s := range p.Segments {
+				yield(s.Segment)
+			}
+		})
+		b = table.append(b)
+		for _, s := range p.Segments {
+			b = binary.AppendUvarint(b, uint64(s.Bytes))
+		}
+	}
+	return b
+}
+
+// decodeMoved reads the content of a table.
+func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
+	if t.N > (1<<32-1)/PacksPerTable {
+		return nil, damaged("no packs belong to it")
+	}
+	r := &reader{b: b}
+	n := r.uvarint("the number of packs", PacksPerTable)
+	out := make([]MovedPack, 0, n)
+	next := uint64(0)
+	for range n {
+		slot := next + r.uvarint("the number of a pack", PacksPerTable)
+		if r.err == nil && slot >= PacksPerTable {
+			r.fail("pack %d does not belong to it", slot)
+		}
+		next = slot + 1
+		p := MovedPack{Pack: Pack{Session: t.Session, N: t.N*PacksPerTable + uint32(slot)}}
+		p.Generation = r.uvarint("a generation", maxGeneration)
+		p.Bytes = int64(r.uvarint("the bytes of a pack", MaxSegment))
+		segments := r.segmentTable(maxPackFrames)
+		if r.err == nil && (p.Generation == 0 || len(segments) == 0) {
+			r.fail("pack %s is of generation %d and has %d segments", p.Pack, p.Generation, len(segments))
+		}
+		if r.err != nil {
+			return nil, r.err
+		}
+		p.Segments = make([]SegmentState, 0, len(segments))
+		for _, s := range segments {
+			n := r.uvarint("the bytes of a segment", MaxSegment)
+			p.Segments = append(p.Segments, SegmentState{Segment: s, Bytes: int64(n)})
+		}
+		out = append(out, p)
+	}
+	return out, r.end()
+}
+
+// PutTable writes the table of packs that are there: none means that there will be none. Nothing else may have been
+// written there: Exists. If that is what was to be written, because an answer was lost, it is success. Durable on
+// return.
+func (r *Repo) PutTable(ctx context.Context, t Table, packs []MovedPack) error {
+	return about("write table", t.String(), r.putTable(ctx, t, packs))
+}
+
+func (r *Repo) putTable(ctx context.Context, t Table, packs []MovedPack) error {
+	object, err := r.sealTable(t, packs)
+	if err != nil {
+		return err
+	}
+	err = r.putNew(ctx, t.key(), object)
+	if !errs.Is(err, errs.Exists) {
+		return err
+	}
+	was, _, rerr := r.get(ctx, typeMoved, t.key(), maxMovedBytes)
+	want, uerr := r.unseal(ctx, typeMoved, t.key(), object, maxMovedBytes)
+	if rerr == nil && uerr == nil && bytes.Equal(was, want.content) {
+		return nil
+	}
+	return err
+}
+
+// sealTable makes the object of a table.
+func (r *Repo) sealTable(t Table, packs []MovedPack) ([]byte, error) {
+	packs = slices.SortedFunc(slices.Values(packs), func(a, b MovedPack) int { return a.Pack.Compare(b.Pack) })
+	for i := range packs {
+		if packs[i].Table() != t || i > 0 && packs[i].Pack == packs[i-1].Pack {
+			return nil, errs.New(errs.Invalid, "", "", "pack %s does not belong to it, or is there twice", packs[i].Pack)
+		}
+		packs[i].Segments = slices.SortedFunc(slices.Values(packs[i].Segments), func(a, b SegmentState) int {
+			return compareSegments(a.Segment, b.Segment)
+		})
+	}
+	content := encodeMoved(packs)
+	if _, err := decodeMoved(t, content); err != nil {
+		return nil, invalid(err)
+	}
+	return r.seal(typeMoved, t.key(), content, maxMovedBytes)
+}
+
+// ReplaceTable writes a table over one that is damaged, and only over that state. False: it is not damaged any more.
+func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bool, error) {
+	const op = "replace table"
+	_, info, err := r.store.Get(ctx, t.key(), 0, 0)
+	if err != nil {
+		return false, about(op, t.String(), err)
+	}
+	if _, err := r.ReadTable(ctx, t); !errs.Is(err, errs.Damaged) {
+		return false, err
+	}
+	object, err := r.sealTable(t, packs)
+	if err == nil {
+		_, err = r.store.Put(ctx, t.key(), object, objstore.IfVersion(info.Version))
+	}
+	return err == nil, about(op, t.String(), err)
+}
+
+// DescribePack reads what a table says of a pack from the pack itself. NotFound, Damaged, TooNew.
+func (r *Repo) DescribePack(ctx context.Context, p PackState) (MovedPack, error) {
+	m := MovedPack{Pack: p.Pack, Bytes: p.Bytes}
+	err := r.inPack(Place{Pack: p.Pack}, func() error {
+		x, err := r.packIndex(ctx, p.Pack, p.Bytes)
+		if err != nil {
+			return err
+		}
+		m.Generation, m.Segments = x.generation, nil
+		for _, s := range x.segments {
+			m.Segments = append(m.Segments, SegmentState{Segment: s.Segment, Bytes: int64(s.bytes)})
+		}
+		return nil
+	})
+	return m, err
+}
+
+// ReadTable reads a table. NotFound, Damaged, TooNew.
+func (r *Repo) ReadTable(ctx context.Context, t Table) ([]MovedPack, error) {
+	content, _, err := r.get(ctx, typeMoved, t.key(), maxMovedBytes)
+	if err != nil {
+		return nil, about("read table", t.String(), err)
+	}
+	packs, err := decodeMoved(t, content)
+	return packs, about("read table", t.String(), err)
+}
+
+// Tables yields all tables, in order of their keys. An error ends it.
+func (r *Repo) Tables(ctx context.Context) iter.Seq2[Table, error] {
+	return func(yield func(Table, error) bool) {
+		for o, err := range r.store.List(ctx, movedPrefix) {
+			if err != nil {
+				yield(Table{}, about("list the tables of", r.store.String(), err))
+				return
+			}
+			s, ok := parseSegment(strings.TrimPrefix(o.Key, movedPrefix))
+			if ok && !yield(Table(s), nil) {
+				return
+			}
+		}
+	}
+}
+
+// DeleteTable removes a table none of whose packs are there. Absent is success. Durable on return.
+func (r *Repo) DeleteTable(ctx context.Context, t Table) error {
+	return about("delete table", t.String(), r.store.Delete(ctx, t.key()))
+}
+
+// Moved is what tables say of a repository.
+type Moved struct {
+	Tables  map[Table][]MovedPack // all that can be read
+	Damaged map[Table]error       // those that cannot
+	Packs   map[Pack]int64        // that are there, and their bytes
+}
+
+// Moved reads all tables and, if there are any, lists the packs. It begins anew when a table, or a pack that is the
+// place of something, goes away while it reads, as others replace them.
+func (r *Repo) Moved(ctx context.Context) (Moved, error) {
+	var last Moved
+	for try := 0; ; try++ {
+		m, err := r.readTables(ctx)
+		if err != nil {
+			return Moved{}, err
+		}
+		if len(m.Tables)+len(m.Damaged) > 0 {
+			if err := r.listPacks(ctx, &m); err != nil {
+				return Moved{}, err
+			}
+		}
+		lacks := m.lacks()
+		if lacks == 0 || try > 0 && sameTables(last, m) || try == 4 {
+			return m, nil
+		}
+		last = m
+	}
+}
+
+// MovedAndPacks is Moved, but lists the packs even if no table names any: one may be the beginning of something.
+func (r *Repo) MovedAndPacks(ctx context.Context) (Moved, error) {
+	m, err := r.Moved(ctx)
+	if err == nil && len(m.Tables)+len(m.Damaged) == 0 {
+		err = r.listPacks(ctx, &m)
+	}
+	return m, err
+}
+
+func (r *Repo) listPacks(ctx context.Context, m *Moved) error {
+	for p, err := range r.Packs(ctx) {
+		if err != nil {
+			return err
+		}
+		m.Packs[p.Pack] = p.Bytes
+	}
+	return nil
+}
+
+func sameTables(a, b Moved) bool {
+	for t := range a.Tables {
+		if _, there := b.Tables[t]; !there {
+			return false
+		}
+	}
+	return len(a.Tables) == len(b.Tables)
+}
+
+// lacks is how many packs the tables name that are not there as they were written.
+func (m *Moved) lacks() (n int) {
+	for _, packs := range m.Tables {
+		for _, p := range packs {
+			if bytes, there := m.Packs[p.Pack]; !there || bytes != p.Bytes {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// readTables reads the tables that there are, those that were read before from memory.
+func (r *Repo) readTables(ctx context.Context) (Moved, error) {
+	for try := 0; ; try++ {
+		m := Moved{Tables: map[Table][]MovedPack{}, Damaged: map[Table]error{}, Packs: map[Pack]int64{}}
+		gone := false
+		for t, err := range r.Tables(ctx) {
+			if err != nil {
+				return Moved{}, err
+			}
+			packs, known := r.moves.table(t)
+			if !known {
+				packs, err = r.ReadTable(ctx, t)
+			}
+			switch {
+			case errs.Is(err, errs.NotFound):
+				gone = true
+			case errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew):
+				m.Damaged[t] = err
+			case err != nil:
+				return Moved{}, err
+			default:
+				m.Tables[t] = packs
+			}
+		}
+		if !gone || try == 8 {
+			r.moves.set(m)
+			return m, nil
+		}
+	}
+}
+
+// Places says where moved segments are: only in packs that are there as they were written, and each in the greatest.
+func (m *Moved) Places() map[Segment]Place {
+	out := map[Segment]Place{}
+	for _, packs := range m.Tables {
+		for _, p := range packs {
+			if bytes, there := m.Packs[p.Pack]; !there || bytes != p.Bytes {
+				continue
+			}
+			for _, s := range p.Segments {
+				at := Place{p.Pack, p.Generation, p.Bytes, s.Bytes}
+				if was, known := out[s.Segment]; !known || was.Compare(at) < 0 {
+					out[s.Segment] = at
+				}
+			}
+		}
+	}
+	return out
+}

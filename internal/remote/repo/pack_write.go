@@ -1,0 +1,248 @@
+package repo
+
+import (
+	"context"
+	"crypto/cipher"
+	"encoding/binary"
+	"slices"
+
+	"pando/internal/base/errs"
+)
+
+// Source is a segment, or a pack, that was read whole, to move frames out of it. What it holds is authenticated frame
+// by frame when that is done.
+type Source struct {
+	repo     *Repo
+	object   []byte
+	pack     cipher.AEAD // of partial frames; nil: a segment
+	segments []movedSegment
+}
+
+// SourceSegment is what a source has of one segment.
+type SourceSegment struct {
+	Segment Segment
+	Bytes   uint32  // of the segment's object, when it was there
+	Frames  []Frame // in order of index
+}
+
+// Segments are those that a source has something of, in order.
+func (s *Source) Segments() []SourceSegment {
+	out := make([]SourceSegment, 0, len(s.segments))
+	for _, m := range s.segments {
+		x := SourceSegment{Segment: m.Segment, Bytes: m.bytes}
+		for _, f := range m.frames {
+			x.Frames = append(x.Frames, f.Frame)
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// OpenSegment reads a segment whole. NotFound, Damaged, TooNew.
+func (r *Repo) OpenSegment(ctx context.Context, s Segment) (*Source, error) {
+	x, err := r.openSegment(ctx, s)
+	return x, about("read segment", s.String(), err)
+}
+
+func (r *Repo) openSegment(ctx context.Context, s Segment) (*Source, error) {
+	object, _, err := r.store.Get(ctx, s.key(), 0, MaxSegment+1)
+	if err != nil {
+		return nil, err
+	}
+	h, err := parseHeader(object, typeSegment)
+	if err != nil {
+		return nil, err
+	}
+	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
+		return nil, damaged("it has %d bytes", len(object))
+	}
+	aead, err := r.cipher(ctx, h, infoSegment)
+	if err != nil {
+		return nil, err
+	}
+	frames, err := openIndex(aead, r.id, s, object)
+	if err != nil {
+		return nil, err
+	}
+	m := movedSegment{Segment: s, header: h, bytes: uint32(len(object))}
+	for _, f := range frames {
+		m.frames = append(m.frames, movedFrame{Frame: f, at: f.Offset, stored: f.Stored, codec: f.Codec, blocks: AllBlocks})
+	}
+	return &Source{repo: r, object: object, segments: []movedSegment{m}}, nil
+}
+
+// OpenPack reads a pack whole. NotFound, Damaged, TooNew.
+func (r *Repo) OpenPack(ctx context.Context, p Pack) (*Source, error) {
+	object, _, err := r.store.Get(ctx, p.key(), 0, MaxSegment+1)
+	if err != nil {
+		return nil, about("read pack", p.String(), err)
+	}
+	x, _, err := r.parsePack(ctx, p, object, object, len(object))
+	if err != nil {
+		return nil, about("read pack", p.String(), err)
+	}
+	return &Source{repo: r, object: object, pack: x.aead, segments: x.segments}, nil
+}
+
+// stored is a copy of the stored bytes of a frame.
+func (s *Source) stored(f *movedFrame) []byte { return slices.Clone(s.object[f.at : f.at+f.stored]) }
+
+// PackWriter collects moved frames into one pack, in memory. It is for one goroutine.
+type PackWriter struct {
+	repo  *Repo
+	pack  Pack
+	aead  cipher.AEAD
+	b     []byte
+	index packIndex
+	room  int // that the index takes, at most, before compression
+	n     uint32
+	added map[Segment]bool
+}
+
+// NewPack begins the n-th pack of a session.
+func (r *Repo) NewPack(session ID, n uint32) (*PackWriter, error) {
+	h, aead, err := r.fresh(infoPack)
+	if err != nil {
+		return nil, err
+	}
+	w := &PackWriter{repo: r, pack: Pack{session, n}, aead: aead, added: map[Segment]bool{}}
+	w.b = h.append(make([]byte, 0, firstRoom), typePack)
+	return w, nil
+}
+
+// Pack is which pack it is.
+func (w *PackWriter) Pack() Pack { return w.pack }
+
+// Bytes is at most how large the object would be if it were finished now.
+func (w *PackWriter) Bytes() int { return len(w.b) + w.room + metaSize + tagSize + footerSize }
+
+// Sizes of entries in the index, at most.
+const (
+	packSegmentRoom = 16 + 16 + saltSize + 20
+	packFrameRoom   = 25 + 1 + 16 + 6
+)
+
+// Add moves what is needed of one segment from a source. keep says which blocks of a frame are needed; of frames of
+// which none are, nothing is moved. Every frame is authenticated before. False: it does not fit any more, or nothing of
+// it is needed, and nothing was moved. Damaged: a frame is not what was written, or was dropped and is needed.
+func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (bool, error) {
+	const op = "move frames of segment"
+	i, ok := slices.BinarySearchFunc(src.segments, s, movedSegment.compare)
+	if !ok {
+		return false, badInput(op, s.String(), "the source has nothing of it")
+	}
+	from := src.segments[i]
+	if w.added[s] {
+		return false, badInput(op, s.String(), "it was added before")
+	}
+	aead, err := w.repo.cipher(context.Background(), from.header, infoSegment)
+	if err != nil {
+		return false, about(op, s.String(), err)
+	}
+	was, room, n := len(w.b), w.room, w.n
+	to := movedSegment{Segment: s, header: from.header, bytes: from.bytes}
+	w.room += packSegmentRoom
+	for j := range from.frames {
+		f := &from.frames[j]
+		blocks := keep(f.Frame)
+		if blocks.Count(f.Blocks()) == 0 {
+			continue
+		}
+		moved, err := w.move(src, f, aead, blocks)
+		if err != nil {
+			w.b, w.room, w.n = w.b[:was], room, n
+			if errs.Is(err, errs.Invalid) {
+				return false, nil
+			}
+			return false, about(op, s.String(), err)
+		}
+		to.frames = append(to.frames, moved)
+	}
+	if len(to.frames) == 0 {
+		w.room = room
+		return false, nil
+	}
+	w.index.segments = append(w.index.segments, to)
+	w.added[s] = true
+	return true, nil
+}
+
+// move adds one frame.
+func (w *PackWriter) move(src *Source, f *movedFrame, aead cipher.AEAD, blocks BlockSet) (movedFrame, error) {
+	total := f.Blocks()
+	if !blocks.within(&f.blocks, total) {
+		return movedFrame{}, damaged("a part of frame %d was dropped by a prune, and is needed", f.Index)
+	}
+	if f.part {
+		aead = src.pack
+	}
+	to := *f
+	to.at, to.number = uint32(len(w.b)), w.n
+	stored := src.stored(f)
+	c, err := f.content(aead, w.repo.id, slices.Clone(stored))
+	if err != nil {
+		return movedFrame{}, err
+	}
+	verbatim := !f.part && (f.Plain > FrameBytes || blocks.Count(total)*verbatimShare >= total*(verbatimShare-1))
+	if !verbatim {
+		to.part = true
+		for i := range to.blocks {
+			to.blocks[i] = blocks.first(i, total)
+		}
+		var kept []byte
+		to.blocks.runs(len(c.bytes), func(from, end int) { kept = append(kept, c.bytes[from:end]...) })
+		packed, codec := w.repo.env.pack(nil, kept)
+		to.codec, to.stored = codec, uint32(len(packed)+tagSize)
+		stored = packed
+	}
+	if w.n >= maxPackFrames || w.room+packFrameRoom > maxPackIndex || w.Bytes()+int(to.stored)+packFrameRoom > MaxSegment {
+		return movedFrame{}, errPackFull
+	}
+	if verbatim {
+		w.b = append(w.b, stored...)
+	} else {
+		w.b = w.aead.Seal(w.b, frameNonce(to.number), stored, partAAD(w.repo.id, &to))
+	}
+	w.n++
+	w.room += packFrameRoom
+	return to, nil
+}
+
+// Segments are those of which something was added, and how large they were.
+func (w *PackWriter) Segments() []SegmentState {
+	var out []SegmentState
+	for _, s := range w.index.segments {
+		out = append(out, SegmentState{Segment: s.Segment, Bytes: int64(s.bytes)})
+	}
+	slices.SortFunc(out, func(a, b SegmentState) int { return compareSegments(a.Segment, b.Segment) })
+	return out
+}
+
+// Finish returns the object, for [Repo.PutPack], of a pack of a generation: nil if nothing was added.
+func (w *PackWriter) Finish(generation uint64) ([]byte, error) {
+	const op = "finish pack"
+	if generation == 0 || generation > maxGeneration {
+		return nil, badInput(op, w.pack.String(), "there is no generation %d", generation)
+	}
+	if len(w.index.segments) == 0 {
+		return nil, nil
+	}
+	w.index.generation = generation
+	content := w.index.encode()
+	if len(content) > maxPackIndex {
+		return nil, badInput(op, w.pack.String(), "its index takes %d bytes", len(content))
+	}
+	packed, codec := w.repo.env.pack(nil, content)
+	plain := make([]byte, 0, metaSize+len(packed))
+	plain = append(plain, byte(codec))
+	plain = binary.LittleEndian.AppendUint32(plain, uint32(len(content)))
+	plain = append(plain, packed...)
+	at := len(w.b)
+	b := w.aead.Seal(w.b, indexNonce, plain, metaAAD(w.b[:headerSize], w.repo.id, w.pack.key()))
+	sealed := len(b) - at
+	b = binary.LittleEndian.AppendUint32(b, uint32(at))
+	b = binary.LittleEndian.AppendUint32(b, uint32(sealed))
+	b = append(b, packFootMagic...)
+	w.b = nil
+	return b, nil
+}

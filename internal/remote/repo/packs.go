@@ -1,0 +1,408 @@
+package repo
+
+import (
+	"context"
+	"crypto/cipher"
+	"encoding/binary"
+	"iter"
+	"slices"
+	"strings"
+
+	"pando/internal/base/errs"
+)
+
+// A pack holds frames that were moved out of segments, of which little was needed any more. Maps and manifests still
+// name the segments; tables of what was moved (see moved.go) say in which pack these are to be looked for. Frames of
+// one segment are in one pack, all that is needed of them.
+//
+// A frame is moved as it is, under the key of its segment. One of which only some blocks are needed becomes *partial*:
+// these blocks, one behind the other, sealed under the key of the pack. What was dropped cannot be read any more: who
+// asks for it gets an error, and no zeros.
+
+// Limits of packs.
+const (
+	maxPackIndex  = 8 << 20 // content of an index, before compression
+	maxPackFrames = 1 << 18
+
+	packSegmentLeast = 16 + 1 + 16 + saltSize + 2 // bytes of a segment's entry, without its frames
+	packFootMagic    = "PNDOPEND"
+
+	// verbatimShare: a frame is moved as it is if at least 7 of 8 blocks are needed.
+	verbatimShare = 8
+)
+
+// Pack names an object that holds moved frames: the N-th of what a session wrote.
+type Pack struct {
+	Session ID
+	N       uint32
+}
+
+// String is "<session>/<n>".
+func (p Pack) String() string { return Segment(p).String() }
+
+func (p Pack) key() string { return packPrefix + p.String() }
+
+// Compare orders packs by session and number.
+func (p Pack) Compare(o Pack) int { return compareSegments(Segment(p), Segment(o)) }
+
+// movedFrame is a frame in a pack.
+type movedFrame struct {
+	Frame           // as maps know it
+	at     uint32   // in the pack
+	stored uint32   // bytes there
+	number uint32   // of all frames of the pack, from 0
+	part   bool     // partial: what follows counts
+	codec  Codec    // of what is stored
+	blocks BlockSet // that are there
+}
+
+// kept is how many bytes of content a partial frame still has.
+func (f *movedFrame) kept() (n int) {
+	f.blocks.runs(int(f.Plain), func(from, to int) { n += to - from })
+	return n
+}
+
+// movedSegment is what of a segment is in a pack.
+type movedSegment struct {
+	Segment
+	header header // of the segment: its key
+	bytes  uint32 // of the segment's object, when it was there
+	frames []movedFrame
+}
+
+// find is the frame with an index; nil if there is none.
+func (s *movedSegment) find(index uint32) *movedFrame {
+	i, ok := slices.BinarySearchFunc(s.frames, index, func(f movedFrame, i uint32) int { return int(f.Index) - int(i) })
+	if !ok {
+		return nil
+	}
+	return &s.frames[i]
+}
+
+// span is where in the pack the frames lie.
+func (s *movedSegment) span() (start, end uint32) {
+	last := s.frames[len(s.frames)-1]
+	return s.frames[0].at, last.at + last.stored
+}
+
+// packIndex is what a pack says of itself.
+type packIndex struct {
+	aead       cipher.AEAD // of partial frames
+	generation uint64      // as in its table
+	segments   []movedSegment
+	object     []byte // all of a small pack: nil of others
+}
+
+func (s movedSegment) compare(to Segment) int { return compareSegments(s.Segment, to) }
+
+func (x *packIndex) find(s Segment) *movedSegment {
+	i, ok := slices.BinarySearchFunc(x.segments, s, movedSegment.compare)
+	if !ok {
+		return nil
+	}
+	return &x.segments[i]
+}
+
+// encode makes the content of the index. The segments are in the order in which their frames lie in the pack.
+func (x *packIndex) encode() []byte {
+	b := binary.AppendUvarint(nil, x.generation)
+	b = binary.AppendUvarint(b, uint64(len(x.segments)))
+	for _, s := range x.segments {
+		b = append(b, s.Session[:]...)
+		b = binary.AppendUvarint(b, uint64(s.N))
+		b = append(b, s.header.key[:]...)
+		b = append(b, s.header.salt[:]...)
+		b = binary.AppendUvarint(b, uint64(s.bytes))
+		b = binary.AppendUvarint(b, uint64(len(s.frames)))
+		index, offset := uint64(0), uint64(headerSize)
+		for _, f := range s.frames {
+			b = binary.AppendUvarint(b, uint64(f.Index)-index)
+			b = binary.AppendUvarint(b, uint64(f.Offset)-offset)
+			b = appendLength(b, f.Plain, f.Stored, f.Codec)
+			index, offset = uint64(f.Index)+1, uint64(f.Offset)+uint64(f.Stored)
+			if !f.part {
+				b = append(b, 0)
+				continue
+			}
+			b = append(b, 1)
+			for _, w := range f.blocks {
+				b = binary.LittleEndian.AppendUint64(b, w)
+			}
+			b = append(b, byte(f.codec))
+			if f.codec == Zstd {
+				b = binary.AppendUvarint(b, uint64(f.kept()+tagSize-int(f.stored)))
+			}
+		}
+	}
+	return b
+}
+
+// appendLength writes how long a frame's content is, and what it takes.
+func appendLength(b []byte, plain, stored uint32, codec Codec) []byte {
+	b = binary.AppendUvarint(b, uint64(plain)<<1|uint64(codec))
+	if codec == Zstd {
+		b = binary.AppendUvarint(b, uint64(plain+tagSize-stored))
+	}
+	return b
+}
+
+// decodePackIndex reads what encode wrote, of a pack whose frames end at end.
+func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
+	r := &reader{b: b}
+	generation := r.uvarint("a generation", maxGeneration)
+	if r.err == nil && generation == 0 {
+		r.fail("it is of generation 0")
+	}
+	segments := r.count("segments", packSegmentLeast)
+	if r.err == nil && segments == 0 {
+		r.fail("a pack has no segments")
+	}
+	if r.err != nil {
+		return nil, r.err
+	}
+	out := make([]movedSegment, 0, segments)
+	at, number := uint32(headerSize), uint32(0)
+	for range segments {
+		s := Segment{Session: r.id("a session"), N: uint32(r.uvarint("a segment", 1<<32-1))}
+		m := movedSegment{Segment: s}
+		m.header.key = r.id("a key")
+		copy(m.header.salt[:], r.take("a salt", saltSize))
+		m.bytes = uint32(r.uvarint("the bytes of a segment", MaxSegment))
+		count := r.count("frames", 4)
+		if r.err == nil && (count == 0 || count > maxPackFrames-int(number)) {
+			r.fail("a segment has %d frames", count)
+		}
+		if r.err != nil {
+			return nil, r.err
+		}
+		m.frames = make([]movedFrame, 0, count)
+		index, offset := uint64(0), uint64(headerSize)
+		for range count {
+			f := r.movedFrame(s, index, offset)
+			f.at, f.number = at, number
+			if r.err == nil && (f.stored > end || at > end-f.stored) {
+				r.fail("its frames go on behind %d", end)
+			}
+			if r.err != nil {
+				return nil, r.err
+			}
+			m.frames = append(m.frames, f)
+			index, offset = uint64(f.Index)+1, uint64(f.Offset)+uint64(f.Stored)
+			at, number = at+f.stored, number+1
+		}
+		out = append(out, m)
+	}
+	if at != end {
+		r.fail("its frames end at %d, not %d", at, end)
+	}
+	slices.SortFunc(out, func(a, b movedSegment) int { return compareSegments(a.Segment, b.Segment) })
+	for i := range out {
+		if i > 0 && out[i].Segment == out[i-1].Segment {
+			r.fail("it lists segment %s twice", out[i].Segment)
+		}
+	}
+	return &packIndex{generation: generation, segments: out}, r.end()
+}
+
+// movedFrame reads one frame: at least index and offset.
+func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
+	index += r.uvarint("a frame's index", maxFrames)
+	offset += r.uvarint("a frame's offset", MaxSegment)
+	f.Frame = Frame{Segment: s, Index: uint32(index), Offset: uint32(offset)}
+	f.Plain, f.Stored, f.Codec = r.length(MaxPageBytes)
+	f.stored, f.codec, f.blocks = f.Stored, f.Codec, AllBlocks
+	if r.err == nil {
+		if err := f.check(MaxPageBytes); err != nil {
+			r.fail("%v", err)
+		}
+	}
+	switch r.uvarint("whether a frame is partial", 1) {
+	case 0:
+		return f
+	case 1:
+		f.part = true
+	}
+	for i := range f.blocks {
+		if w := r.take("the blocks of a frame", 8); w != nil {
+			f.blocks[i] = binary.LittleEndian.Uint64(w)
+		}
+	}
+	f.codec = Codec(r.uvarint("a codec", uint64(Zstd)))
+	if r.err != nil {
+		return f
+	}
+	total := f.Blocks()
+	if n := f.blocks.Count(total); f.Plain > FrameBytes || n == 0 || n == total || f.blocks.Count(frameBlocks) != n {
+		r.fail("a partial frame has %d of %d blocks", n, total)
+		return f
+	}
+	kept, saved := f.kept(), 0
+	if f.codec == Zstd {
+		saved = int(r.uvarint("a frame's stored length", uint64(kept-1)))
+		if saved == 0 {
+			r.fail("a frame is packed although that saves nothing")
+		}
+	}
+	f.stored = uint32(kept + tagSize - saved)
+	return f
+}
+
+// length reads what appendLength wrote.
+func (r *reader) length(limit uint32) (plain, stored uint32, codec Codec) {
+	packed := r.uvarint("a frame's length", uint64(limit)<<1|1)
+	plain, codec = uint32(packed>>1), Codec(packed&1)
+	saved := uint64(0)
+	if codec == Zstd {
+		saved = r.uvarint("a frame's stored length", uint64(plain))
+	}
+	return plain, uint32(uint64(plain) + tagSize - saved), codec
+}
+
+// partAAD is what a partial frame is bound to besides the key of its pack: which frame it is a part of, and which part.
+func partAAD(repository ID, f *movedFrame) []byte {
+	b := frameAAD(repository, f.Segment, f.Index, f.Plain, f.Codec)
+	for _, w := range f.blocks {
+		b = binary.LittleEndian.AppendUint64(b, w)
+	}
+	return append(b, byte(f.codec))
+}
+
+// content is a moved frame, opened: aead is that of its segment, or of the pack if the frame is partial. stored is
+// overwritten.
+func (f *movedFrame) content(aead cipher.AEAD, repository ID, stored []byte) (FrameContent, error) {
+	if !f.part {
+		b, err := openFrame(aead, repository, f.Frame, stored)
+		return FrameContent{Frame: f.Frame, bytes: b, blocks: AllBlocks}, err
+	}
+	packed, err := aead.Open(stored[:0], frameNonce(f.number), stored, partAAD(repository, f))
+	if err != nil {
+		return FrameContent{}, damaged("frame %d is not what was written there: authentication failed", f.Index)
+	}
+	kept, err := unpack(f.codec, packed, uint32(f.kept()))
+	if err != nil {
+		return FrameContent{}, damaged("frame %d: %v", f.Index, err)
+	}
+	b := make([]byte, f.Plain)
+	f.blocks.runs(len(b), func(from, to int) {
+		copy(b[from:to], kept)
+		kept = kept[to-from:]
+	})
+	return FrameContent{Frame: f.Frame, bytes: b, blocks: f.blocks}, nil
+}
+
+// FrameContent is the content of a frame, of which a part may have been dropped.
+type FrameContent struct {
+	Frame  Frame
+	bytes  []byte // Frame.Plain; zeros where something was dropped
+	blocks BlockSet
+}
+
+// Part is a part of the content. Damaged: the frame does not reach as far, or some of it was dropped, as nothing needed
+// it.
+func (c FrameContent) Part(within uint32, length int64) ([]byte, error) {
+	end := int64(within) + length
+	switch {
+	case length < 0 || end > int64(len(c.bytes)):
+		return nil, damaged("%d bytes at %d of frame %d are wanted, which has %d",
+			length, within, c.Frame.Index, len(c.bytes))
+	case !c.blocks.covers(int64(within), end):
+		return nil, damaged("%d bytes at %d of frame %d were dropped by a prune", length, within, c.Frame.Index)
+	}
+	return c.bytes[within:end:end], nil
+}
+
+// Whole is all of the content. Damaged: some of it was dropped.
+func (c FrameContent) Whole() ([]byte, error) {
+	if !c.blocks.covers(0, int64(min(len(c.bytes), FrameBytes))) {
+		return nil, damaged("a part of frame %d was dropped by a prune", c.Frame.Index)
+	}
+	return c.bytes, nil
+}
+
+// parsePack reads footer and index of a pack. tail ends the object, of which it may be all, and size is that of the
+// object. need > 0: the tail must have so many bytes.
+func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size int) (x *packIndex, need int, err error) {
+	h, err := parseHeader(head, typePack)
+	if err != nil {
+		return nil, 0, err
+	}
+	if size > MaxSegment || len(tail) < footerSize || string(tail[len(tail)-8:]) != packFootMagic {
+		return nil, 0, damaged("it does not end as a pack")
+	}
+	foot := tail[len(tail)-footerSize:]
+	at, length := uint64(binary.LittleEndian.Uint32(foot)), uint64(binary.LittleEndian.Uint32(foot[4:]))
+	if at < headerSize || length < tagSize+metaSize || length > maxPackIndex+tagSize+metaSize ||
+		at+length+footerSize != uint64(size) {
+		return nil, 0, damaged("its index is said to be at [%d, +%d) of %d bytes", at, length, size)
+	}
+	if n := int(length) + footerSize; n > len(tail) {
+		return nil, n, nil
+	}
+	aead, err := r.cipher(ctx, h, infoPack)
+	if err != nil {
+		return nil, 0, err
+	}
+	sealed := tail[len(tail)-footerSize-int(length) : len(tail)-footerSize]
+	plain, err := aead.Open(nil, indexNonce, sealed, metaAAD(head[:headerSize], r.id, p.key()))
+	if err != nil {
+		return nil, 0, damaged("its index is not what was written there: authentication failed")
+	}
+	content, err := openContent(plain, maxPackIndex)
+	if err != nil {
+		return nil, 0, err
+	}
+	if x, err = decodePackIndex(content, uint32(at)); err != nil {
+		return nil, 0, err
+	}
+	x.aead = aead
+	return x, 0, nil
+}
+
+// PackState is a pack as a listing shows it.
+type PackState struct {
+	Pack
+	Bytes int64
+}
+
+// Packs yields all packs, in order of their keys. An error ends it.
+func (r *Repo) Packs(ctx context.Context) iter.Seq2[PackState, error] {
+	return func(yield func(PackState, error) bool) {
+		for o, err := range r.store.List(ctx, packPrefix) {
+			if err != nil {
+				yield(PackState{}, about("list the packs of", r.store.String(), err))
+				return
+			}
+			s, ok := parseSegment(strings.TrimPrefix(o.Key, packPrefix))
+			if ok && !yield(PackState{Pack(s), o.Bytes}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// PutPack writes what [PackWriter.Finish] returned. Exists: there is a pack of this number. Durable on return.
+func (r *Repo) PutPack(ctx context.Context, p Pack, object []byte) error {
+	if len(object) <= headerSize+footerSize || len(object) > MaxSegment {
+		return badInput("write pack", p.String(), "it has %d bytes", len(object))
+	}
+	return about("write pack", p.String(), r.putNew(ctx, p.key(), object))
+}
+
+// CheckPack looks whether a pack is there, as its table says. NotFound if it is not.
+func (r *Repo) CheckPack(ctx context.Context, m MovedPack) error {
+	const op = "look at pack"
+	o, err := r.store.Stat(ctx, m.Pack.key())
+	if err == nil && o.Bytes != m.Bytes {
+		err = errs.New(errs.NotFound, "", "", "it has %d bytes and should have %d", o.Bytes, m.Bytes)
+	}
+	return about(op, m.Pack.String(), err)
+}
+
+// DeletePack removes a pack in which nothing is looked for. Absent is success. Durable on return.
+func (r *Repo) DeletePack(ctx context.Context, p Pack) error {
+	r.moves.forget(p)
+	return about("delete pack", p.String(), r.store.Delete(ctx, p.key()))
+}
+
+// errPackFull is of what does not fit.
+var errPackFull = errs.New(errs.Invalid, "add to a pack", "", "it does not fit any more")

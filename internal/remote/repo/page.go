@@ -1,0 +1,204 @@
+package repo
+
+import (
+	"context"
+	"encoding/binary"
+	"slices"
+
+	"pando/internal/base/errs"
+)
+
+const pageVersion = 1
+
+// maxPieces in a page: one for each block of a region.
+const maxPieces = RegionBytes / BlockBytes
+
+// checkPieces says what is wrong with pieces that are to lie in [from, to), in order.
+func checkPieces(pieces []Piece, from, to int64) error {
+	next := from
+	for i, p := range pieces {
+		switch {
+		case p.Offset < next || p.Offset >= MaxVolumeBytes:
+			return damaged("a piece at %d comes after one that ends at %d", p.Offset, next)
+		case p.Offset%BlockBytes != 0:
+			return damaged("a piece at %d is not at a multiple of %d", p.Offset, BlockBytes)
+		case p.Length <= 0 || p.Length > FrameBytes:
+			return damaged("the piece at %d has %d bytes", p.Offset, p.Length)
+		case p.Length%BlockBytes != 0 && i != len(pieces)-1:
+			return damaged("the piece at %d has %d bytes, not a multiple of %d", p.Offset, p.Length, BlockBytes)
+		case p.Offset >= to || p.End() > to:
+			return damaged("the piece at %d is not in [%d, %d)", p.Offset, from, to)
+		case int64(p.Within)+p.Length > int64(p.Frame.Plain):
+			return damaged("the piece at %d is not inside its frame", p.Offset)
+		}
+		if err := p.Frame.check(FrameBytes); err != nil {
+			return err
+		}
+		next = p.End()
+	}
+	return nil
+}
+
+// checkPage says what is wrong with the pieces of a page.
+func checkPage(pieces []Piece) error {
+	if len(pieces) == 0 {
+		return damaged("a page lists nothing")
+	}
+	from := pieces[0].Offset / RegionBytes * RegionBytes
+	return checkPieces(pieces, max(from, 0), from+RegionBytes)
+}
+
+// EncodePage lists pieces, of one region and in order, in at most MaxPageBytes.
+// Invalid if they are not that.
+func EncodePage(pieces []Piece) ([]byte, error) {
+	const op = "write a page"
+	if err := checkPage(pieces); err != nil {
+		return nil, about(op, "", invalid(err))
+	}
+	region := pieces[0].Offset / RegionBytes
+	b := binary.AppendUvarint([]byte{pageVersion}, uint64(region))
+	b, err := appendPieces(b, region*RegionBytes, pieces)
+	if err != nil {
+		return nil, about(op, "", err)
+	}
+	if len(b) > MaxPageBytes {
+		return nil, badInput(op, "", "a page would take %d bytes, more than %d", len(b), MaxPageBytes)
+	}
+	return b, nil
+}
+
+// appendPieces lists the segments and frames that pieces are in, and the pieces, which were checked. from is where the
+// first of them may begin.
+func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
+	table := newSegmentTable(func(yield func(Segment)) {
+		for _, p := range pieces {
+			yield(p.Frame.Segment)
+		}
+	})
+	frames := make([]Frame, 0, len(pieces))
+	for _, p := range pieces {
+		frames = append(frames, p.Frame)
+	}
+	slices.SortFunc(frames, compareFrames)
+	frames = slices.Compact(frames)
+	number := make(map[Frame]uint64, len(frames))
+	for i, f := range frames {
+		if i > 0 && f.Segment == frames[i-1].Segment && (f.Index == frames[i-1].Index || f.Offset < frames[i-1].Offset+frames[i-1].Stored) {
+			return nil, badInput("", "", "frames %d and %d of segment %s overlap", frames[i-1].Index, f.Index, f.Segment)
+		}
+		number[f] = uint64(i)
+	}
+
+	b = table.append(b)
+	b = table.appendFrames(b, frames)
+	b = binary.AppendUvarint(b, uint64(len(pieces)))
+	next, expect := from, uint64(0)
+	for _, p := range pieces {
+		n := number[p.Frame]
+		has := uint64(0)
+		if p.Sum != (Sum{}) {
+			has = 1
+		}
+		b = binary.AppendUvarint(b, uint64(p.Offset-next)/BlockBytes<<1|has)
+		b = binary.AppendUvarint(b, uint64(p.Length))
+		b = binary.AppendVarint(b, int64(n)-int64(expect))
+		b = binary.AppendUvarint(b, uint64(p.Within))
+		if has == 1 {
+			b = append(b, p.Sum[:]...)
+		}
+		next, expect = p.End(), n+1
+	}
+	return b, nil
+}
+
+// pieces reads what appendPieces wrote, at most so many, in a range of so many blocks. Whether they are in order and
+// inside of it is to be checked.
+func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
+	frames := r.frames(r.segmentTable(most), FrameBytes, most)
+	count := r.count("pieces", 4)
+	if r.err == nil && count > most {
+		r.fail("it lists %d pieces", count)
+	}
+	if r.err != nil {
+		return nil
+	}
+	pieces := make([]Piece, 0, count)
+	used := make([]bool, len(frames))
+	next, expect := from, uint64(0)
+	for range count {
+		gap := r.uvarint("a piece's offset", blocks<<1|1)
+		p := Piece{Offset: next + int64(gap>>1)*BlockBytes, Length: int64(r.uvarint("a piece's length", FrameBytes))}
+		n := expect + uint64(r.varint("a piece's frame"))
+		p.Within = uint32(r.uvarint("a piece's place in its frame", FrameBytes))
+		if gap&1 == 1 {
+			copy(p.Sum[:], r.take("a sum", SumBytes))
+			if r.err == nil && p.Sum == (Sum{}) {
+				r.fail("a sum is zero")
+			}
+		}
+		if r.err == nil && n >= uint64(len(frames)) {
+			r.fail("a piece is in a frame that is not listed")
+		}
+		if r.err != nil {
+			return nil
+		}
+		p.Frame = frames[n]
+		used[n] = true
+		pieces = append(pieces, p)
+		next, expect = p.End(), n+1
+	}
+	if slices.Contains(used, false) {
+		r.fail("it lists a frame that nothing is in")
+	}
+	return pieces
+}
+
+// DecodePage reads what EncodePage wrote. Damaged, TooNew. What it gives is in order,
+// in one region, and within the limits of the format; whether the pieces are inside
+// their volume is for the caller to see.
+func DecodePage(b []byte) ([]Piece, error) {
+	_, pieces, err := decodePage(b)
+	return pieces, about("read a page", "", err)
+}
+
+func decodePage(b []byte) (region uint32, pieces []Piece, err error) {
+	if len(b) == 0 || len(b) > MaxPageBytes {
+		return 0, nil, damaged("it has %d bytes", len(b))
+	}
+	if b[0] == 0 {
+		return 0, nil, damaged("it says version 0")
+	}
+	if b[0] > pageVersion {
+		return 0, nil, errs.New(errs.TooNew, "", "", "it is of version %d; this pando reads up to %d", b[0], pageVersion).
+			WithHint("use a newer pando")
+	}
+	r := &reader{b: b[1:]}
+	at := r.uvarint("the region", MaxVolumeBytes/RegionBytes-1)
+	pieces = r.pieces(int64(at)*RegionBytes, maxPieces, maxPieces)
+	if err := r.end(); err != nil {
+		return 0, nil, err
+	}
+	if err := checkPage(pieces); err != nil {
+		return 0, nil, err
+	}
+	if pieces[0].Offset/RegionBytes != int64(at) {
+		return 0, nil, damaged("its pieces are not in its region")
+	}
+	return uint32(at), pieces, nil
+}
+
+// ReadPage reads and decodes a page. Damaged, NotFound if its segment is gone.
+func (r *Repo) ReadPage(ctx context.Context, p Page) ([]Piece, error) {
+	content, err := r.ReadFrames(ctx, []Frame{p.Frame})
+	if err != nil {
+		return nil, err
+	}
+	region, pieces, err := decodePage(content[0])
+	if err == nil && region != p.Region {
+		err = damaged("it is of region %d, not %d", region, p.Region)
+	}
+	if err != nil {
+		return nil, about("read a page", frameRef(p.Frame), err)
+	}
+	return pieces, nil
+}

@@ -1,0 +1,375 @@
+package repo
+
+import (
+	"context"
+	"errors"
+	"iter"
+	"slices"
+	"time"
+
+	"pando/internal/base/errs"
+)
+
+// A head lists its newest points itself. Older ones are in pages: objects of their own, written once, which the head
+// names. So what a push writes does not grow with the history of a volume, and one that changes nothing of old points
+// does not read them.
+//
+// A page that no head names is garbage, which a prune removes; one that is written is not named yet. So pages are
+// written under a session, like manifests, and say under which.
+
+// Bounds of points.
+const (
+	maxRecent    = 768     // in a head; with more, all but keepRecent go into pages
+	keepRecent   = 256     // which are more than a chain of streams may have
+	maxPaged     = 4096    // in a page
+	maxPageBytes = 4 << 20 // of a page, unpacked
+)
+
+// PointPage is where a head has older points: an object of its own that lists them.
+type PointPage struct {
+	ID    ID        `json:"id"`
+	Count int       `json:"count"`
+	First uint64    `json:"first"` // Seq of its first point
+	Last  uint64    `json:"last"`  // Seq of its last point
+	From  time.Time `json:"from"`  // when the oldest of its points was made
+	To    time.Time `json:"to"`    // when the newest was
+	Added int64     `json:"added"` // bytes that were stored for its points
+}
+
+// pagedPoints is the content of a page.
+type pagedPoints struct {
+	Head    string  `json:"head"`    // name of the head that it was written for
+	Session ID      `json:"session"` // under which it was written
+	Points  []Point `json:"points"`
+}
+
+func (p *PointPage) check(last uint64) error {
+	switch {
+	case p.ID.IsZero():
+		return damaged("a page of points has no ID")
+	case p.First <= last || p.Last < p.First:
+		return damaged("its pages of points are not in order: %d to %d after %d", p.First, p.Last, last)
+	case p.Count < 1 || p.Count > maxPaged || uint64(p.Count-1) > p.Last-p.First:
+		return damaged("a page from point %d to %d has %d points", p.First, p.Last, p.Count)
+	}
+	return nil
+}
+
+// pageOf describes a page that has not been written yet.
+func pageOf(points []Point) PointPage {
+	p := PointPage{
+		Count: len(points), First: points[0].Seq, Last: points[len(points)-1].Seq,
+		From: points[0].CreatedAt, To: points[0].CreatedAt,
+	}
+	for _, x := range points {
+		if x.CreatedAt.Before(p.From) {
+			p.From = x.CreatedAt
+		}
+		if x.CreatedAt.After(p.To) {
+			p.To = x.CreatedAt
+		}
+		p.Added += x.Added
+	}
+	return p
+}
+
+// has reports whether the point of a number is in the page, if it is anywhere.
+func (p *PointPage) has(seq uint64) bool { return p.First <= seq && seq <= p.Last }
+
+// Near reports whether a point that was made at a time can be in the page. Clocks of different precision are one.
+func (p *PointPage) Near(at time.Time) bool {
+	return !at.Before(p.From.Add(-time.Second)) && !at.After(p.To.Add(time.Second))
+}
+
+// Count is how many points a head has, in pages and itself.
+func (h *Head) Count() int {
+	n := len(h.Recent)
+	for _, p := range h.Pages {
+		n += p.Count
+	}
+	return n
+}
+
+// Unpaged reports whether a head can be written as it is: it lists no more points itself than it should.
+func (h *Head) Unpaged() bool { return len(h.Recent) <= maxRecent }
+
+// Page is the page in which the point of a number is, if it is in one.
+func (h *Head) Page(seq uint64) (PointPage, bool) {
+	for _, p := range h.Pages {
+		if p.has(seq) {
+			return p, true
+		}
+	}
+	return PointPage{}, false
+}
+
+// Point finds the point of a number. It reads at most one page. NotFound: the head has none; and the errors of
+// [Repo.PagePoints].
+func (r *Repo) Point(ctx context.Context, h Head, seq uint64) (Point, error) {
+	for _, p := range h.Recent {
+		if p.Seq == seq {
+			return p, nil
+		}
+	}
+	if page, ok := h.Page(seq); ok {
+		points, err := r.PagePoints(ctx, h, page)
+		if err != nil {
+			return Point{}, err
+		}
+		for _, p := range points {
+			if p.Seq == seq {
+				return p, nil
+			}
+		}
+	}
+	return Point{}, errs.New(errs.NotFound, "find point", h.Name, "it has no point with the number %d", seq)
+}
+
+// Newest finds the point that is the newest state of a volume or golden: the last one, unless an older snapshot or
+// generation was pushed after it. It nearly always reads nothing. False: the head has no points.
+func (r *Repo) Newest(ctx context.Context, h Head) (Point, bool, error) {
+	if h.Latest != 0 {
+		p, err := r.Point(ctx, h, h.Latest)
+		var unread *PageError
+		if !errs.Is(err, errs.NotFound) || errors.As(err, &unread) {
+			return p, err == nil, err
+		}
+	}
+	if n := len(h.Recent); n > 0 {
+		return h.Recent[n-1], true, nil
+	}
+	if n := len(h.Pages); n > 0 {
+		p, err := r.Point(ctx, h, h.Pages[n-1].Last)
+		return p, err == nil, err
+	}
+	return Point{}, false, nil
+}
+
+// PageError is that a page of points cannot be read. It has the kind of what is wrong.
+type PageError struct {
+	Page PointPage
+	Err  error
+}
+
+func (e *PageError) Error() string { return e.Err.Error() }
+func (e *PageError) Unwrap() error { return e.Err }
+
+// Object is the key of a page.
+func (p *PointPage) Object() string { return pagePrefix + p.ID.String() }
+
+// PagePoints reads the points of a page of a head, oldest first. *[PageError]: NotFound (it is lost, or somebody has
+// rewritten the head since it was read, and a prune has removed the page), Damaged, TooNew, and the kinds of the store.
+func (r *Repo) PagePoints(ctx context.Context, h Head, page PointPage) ([]Point, error) {
+	content, err := r.page(ctx, page.ID)
+	if err == nil {
+		err = content.matches(h, page)
+	}
+	if err != nil {
+		return nil, &PageError{page, about("read points", page.Object(), err)}
+	}
+	return content.Points, nil
+}
+
+func (c *pagedPoints) matches(h Head, page PointPage) error {
+	want := pageOf(c.Points)
+	switch {
+	case c.Head != h.Name:
+		return damaged("it has points of another volume")
+	case want.Count != page.Count || want.First != page.First || want.Last != page.Last:
+		return damaged("it has %d points from %d to %d; its head says %d from %d to %d",
+			want.Count, want.First, want.Last, page.Count, page.First, page.Last)
+	}
+	return nil
+}
+
+func (r *Repo) page(ctx context.Context, id ID) (pagedPoints, error) {
+	content, _, err := r.get(ctx, typePoints, pagePrefix+id.String(), maxPageBytes)
+	if err != nil {
+		return pagedPoints{}, err
+	}
+	return decodePoints(content)
+}
+
+func decodePoints(b []byte) (pagedPoints, error) {
+	var fields struct {
+		pagedPoints
+		Points pointList `json:"points"`
+	}
+	if err := decodeJSON(b, &fields); err != nil {
+		return pagedPoints{}, err
+	}
+	p := fields.pagedPoints
+	p.Points = fields.Points
+	if len(p.Points) == 0 || len(p.Points) > maxPaged || p.Session.IsZero() {
+		return pagedPoints{}, damaged("it has %d points, and was written under session %s", len(p.Points), p.Session)
+	}
+	return p, checkName(p.Head)
+}
+
+// PageRead is a page as it was read.
+type PageRead struct {
+	Page   PointPage
+	Points []Point
+	Err    error // as of [Repo.PagePoints]
+}
+
+// ReadPages reads pages of a head, several at once, and yields them in order, also those that cannot be read.
+func (r *Repo) ReadPages(ctx context.Context, h Head, pages []PointPage) iter.Seq[PageRead] {
+	ids := func(yield func(PointPage, error) bool) {
+		for _, p := range pages {
+			if !yield(p, nil) {
+				return
+			}
+		}
+	}
+	return func(yield func(PageRead) bool) {
+		for read := range inOrder(ctx, ids, func(ctx context.Context, p PointPage) (PageRead, error) {
+			points, err := r.PagePoints(ctx, h, p)
+			return PageRead{p, points, err}, nil
+		}) {
+			if !yield(read) {
+				return
+			}
+		}
+	}
+}
+
+// PagePutter writes pages of points. Session gives the session under which that is done, which must be there until the
+// head that names them is written; it is asked only if there is something to write.
+type PagePutter struct {
+	Repo    *Repo
+	Session func(context.Context) (ID, error)
+}
+
+// PutPages writes points into pages, as many as they take. They must be in order. Durable on return.
+func (w PagePutter) PutPages(ctx context.Context, head string, points []Point) ([]PointPage, error) {
+	var out []PointPage
+	for most := maxPaged; len(points) > 0; {
+		n := min(most, len(points))
+		page, fits, err := w.putPage(ctx, head, points[:n])
+		switch {
+		case err != nil:
+			return nil, err
+		case !fits:
+			most = n / 2
+			continue
+		}
+		out, points = append(out, page), points[n:]
+	}
+	return out, nil
+}
+
+// putPage writes one page. False: it would have too many bytes.
+func (w PagePutter) putPage(ctx context.Context, head string, points []Point) (PointPage, bool, error) {
+	const op = "write points"
+	page := pageOf(points)
+	page.ID = w.Repo.env.newID()
+	session, err := w.Session(ctx)
+	if err != nil {
+		return page, false, err
+	}
+	content, err := encodeJSON(pagedPoints{Head: head, Session: session, Points: points})
+	if err != nil {
+		return page, false, about(op, head, err)
+	}
+	if len(content) > maxPageBytes && len(points) > 1 {
+		return page, false, nil
+	}
+	object, err := w.Repo.seal(typePoints, page.Object(), content, maxPageBytes)
+	if err == nil {
+		err = w.Repo.putNew(ctx, page.Object(), object)
+	}
+	return page, true, about(op, head, err)
+}
+
+// Shrink writes the oldest of the points that a head lists itself into pages, if there are too many: then the head
+// names these. Nothing is changed on an error.
+func (w PagePutter) Shrink(ctx context.Context, h *Head) error {
+	if h.Unpaged() {
+		return nil
+	}
+	n := len(h.Recent) - keepRecent
+	pages, err := w.PutPages(ctx, h.Name, h.Recent[:n])
+	if err != nil {
+		return err
+	}
+	h.Pages = append(slices.Clone(h.Pages), pages...)
+	h.Recent = slices.Clone(h.Recent[n:])
+	return nil
+}
+
+// Edit changes points of a head: edit is called with those of the pages that touched selects, and with the recent ones,
+// and returns what is to be in their place, in the same order. Other pages stay as they are, unless several fit into
+// one. A page that must be read and cannot be is a *[PageError]. Nothing is changed on an error.
+func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) bool, edit func([]Point) []Point) error {
+	var pages []PointPage
+	var rest []Point // of pages that are rewritten
+	put := func(full bool) error {
+		n := len(rest)
+		if full {
+			n -= n % maxPaged
+		}
+		more, err := w.PutPages(ctx, h.Name, rest[:n])
+		pages, rest = append(pages, more...), slices.Clone(rest[n:])
+		return err
+	}
+	for i, p := range h.Pages {
+		if !touched(p) && !h.merges(i, len(rest)) {
+			if err := put(false); err != nil {
+				return err
+			}
+			pages = append(pages, p)
+			continue
+		}
+		points, err := w.Repo.PagePoints(ctx, *h, p)
+		if err != nil {
+			return err
+		}
+		if touched(p) {
+			points = edit(points)
+		}
+		rest = append(rest, points...)
+		if err := put(true); err != nil {
+			return err
+		}
+	}
+	if err := put(false); err != nil {
+		return err
+	}
+	h.Pages, h.Recent = pages, edit(slices.Clone(h.Recent))
+	return nil
+}
+
+// PageSession says under which session a page was written. NotFound, Damaged, TooNew.
+func (r *Repo) PageSession(ctx context.Context, id ID) (ID, error) {
+	p, err := r.page(ctx, id)
+	return p.Session, about("read points", pagePrefix+id.String(), err)
+}
+
+// PageIDs yields the IDs of all pages of points. An error ends it.
+func (r *Repo) PageIDs(ctx context.Context) iter.Seq2[ID, error] { return r.names(ctx, pagePrefix) }
+
+// DeletePage removes a page that no head names. Absent is success. Durable on return.
+func (r *Repo) DeletePage(ctx context.Context, id ID) error {
+	return about("delete points", pagePrefix+id.String(), r.store.Delete(ctx, pagePrefix+id.String()))
+}
+
+// merges reports whether a page goes into one with the points that are before it, or with those of the next page.
+func (h *Head) merges(i, before int) bool {
+	n := h.Pages[i].Count
+	if before > 0 {
+		return before+n <= maxPaged
+	}
+	return i+1 < len(h.Pages) && n+h.Pages[i+1].Count <= maxPaged
+}
+
+// Fragmented reports whether many pages could be merged: see [PagePutter.Edit].
+func (h *Head) Fragmented() bool {
+	n := 0
+	for i := range h.Pages {
+		if h.merges(i, 0) {
+			n++
+		}
+	}
+	return n >= 8
+}

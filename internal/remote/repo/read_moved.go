@@ -1,0 +1,492 @@
+package repo
+
+import (
+	"cmp"
+	"context"
+	"crypto/cipher"
+	"maps"
+	"slices"
+	"sync"
+
+	"pando/internal/base/errs"
+)
+
+// moves remembers tables, which are never replaced, and indexes of packs. The zero value is empty.
+type moves struct {
+	mu     sync.Mutex
+	tables map[Table][]MovedPack
+	places map[Segment][]Place // the greatest first
+	failed error               // why a table could not be read
+	packs  map[Pack]*packIndex
+	order  []Pack           // of packs, by when they were read
+	spoilt map[string]error // objects that are damaged, but what was wanted of them is in others as well
+}
+
+// maxPackIndexes is how many indexes of packs are kept.
+const maxPackIndexes = 32
+
+// table is a table that was read before.
+func (c *moves) table(t Table) ([]MovedPack, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p, known := c.tables[t]
+	return p, known
+}
+
+// set remembers the tables that there are now.
+func (c *moves) set(m Moved) {
+	places := map[Segment][]Place{}
+	for _, packs := range m.Tables {
+		for _, p := range packs {
+			for _, s := range p.Segments {
+				at := Place{p.Pack, p.Generation, p.Bytes, s.Bytes}
+				if !slices.Contains(places[s.Segment], at) { // a table was copied into another
+					places[s.Segment] = append(places[s.Segment], at)
+				}
+			}
+		}
+	}
+	for _, all := range places {
+		slices.SortFunc(all, func(a, b Place) int { return b.Compare(a) })
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tables, c.places, c.failed = m.Tables, places, nil
+	for _, err := range m.Damaged {
+		c.failed = err
+	}
+}
+
+// of is where the frames of a segment may be, the best first.
+func (c *moves) of(s Segment) ([]Place, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.places[s], c.failed
+}
+
+func (c *moves) index(p Pack) *packIndex {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.packs[p]
+}
+
+func (c *moves) keep(p Pack, x *packIndex) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.packs == nil {
+		c.packs = map[Pack]*packIndex{}
+	}
+	if c.packs[p] != nil {
+		return
+	}
+	if len(c.order) >= maxPackIndexes {
+		delete(c.packs, c.order[0])
+		c.order = c.order[1:]
+	}
+	c.packs[p], c.order = x, append(c.order, p)
+}
+
+func (c *moves) forget(p Pack) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.packs, p)
+	c.order = slices.DeleteFunc(c.order, func(o Pack) bool { return o == p })
+}
+
+func (c *moves) drop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.tables, c.places, c.packs, c.order = nil, nil, nil, nil
+}
+
+// spoil notes that objects are damaged of which others have what was wanted.
+func (c *moves) spoil(all map[string]error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.spoilt == nil {
+		c.spoilt = map[string]error{}
+	}
+	maps.Copy(c.spoilt, all)
+}
+
+// Spoilt are the segments and packs that were found to be damaged, though all that was wanted of them could be read
+// from another copy, and what is wrong with them.
+func (r *Repo) Spoilt() map[string]error {
+	r.moves.mu.Lock()
+	defer r.moves.mu.Unlock()
+	return maps.Clone(r.moves.spoilt)
+}
+
+// own is the object of a segment as a place of its frames: the least.
+func (p Place) own() bool { return p.Generation == 0 }
+
+// object is the key of what is at a place of a segment.
+func (p Place) object(s Segment) string {
+	if p.own() {
+		return s.key()
+	}
+	return p.Pack.key()
+}
+
+// findFrames calls read with the places where frames of a segment may be, until one has them: the packs that are known,
+// the greatest first, and the segment's own object. A pack that is gone was replaced by one that a table named before:
+// so it reads the tables again, as often as they name a place that was not tried. A place that is damaged does not end
+// it, as there may be an older copy; that is noted: see Spoilt.
+//
+// Damaged: no place has them, and this one is damaged. NotFound: none is there.
+func (r *Repo) findFrames(ctx context.Context, s Segment, read func(Place) error) error {
+	x := &placeSearch{read: read, segment: s, bad: map[string]error{}}
+	places, _ := r.moves.of(s)
+	if x.try(places) || x.try([]Place{{}}) {
+		return x.end(r)
+	}
+	for {
+		if _, err := r.readTables(ctx); err != nil {
+			return err
+		}
+		places, failed := r.moves.of(s)
+		before := len(x.tried)
+		switch {
+		case x.try(places):
+			return x.end(r)
+		case len(x.tried) > before:
+		case x.damage != nil:
+			return x.damage
+		case failed != nil:
+			return damaged("it was moved, or is missing: %v", failed)
+		case before > 1:
+			return errs.New(errs.NotFound, "", "", "pack %s, which its frames were moved to, is missing", x.pack)
+		default:
+			return x.missing
+		}
+	}
+}
+
+// placeSearch looks for frames in one place after the other.
+type placeSearch struct {
+	read    func(Place) error
+	segment Segment
+	tried   []Place
+	bad     map[string]error // places that are damaged
+	damage  error            // of the first of them
+	missing error            // of the segment's own object
+	pack    Pack             // that is missing
+	err     error            // that is none of a place
+}
+
+// try reads from places until one has what is wanted, or an error says that no other is to be tried. False: go on.
+func (x *placeSearch) try(places []Place) bool {
+	for _, p := range places {
+		if slices.Contains(x.tried, p) {
+			continue
+		}
+		x.tried = append(x.tried, p)
+		err := x.read(p)
+		switch {
+		case errs.Is(err, errs.NotFound):
+			if p.own() {
+				x.missing = err
+			} else if x.pack == (Pack{}) {
+				x.pack = p.Pack
+			}
+		case unreadable(err):
+			x.damage = cmp.Or(x.damage, err)
+			x.bad[p.object(x.segment)] = err
+		default:
+			x.err = err
+			return true
+		}
+	}
+	return false
+}
+
+// end notes what was damaged, if frames were found, and returns the error if there is one.
+func (x *placeSearch) end(r *Repo) error {
+	if x.err == nil && len(x.bad) > 0 {
+		r.moves.spoil(x.bad)
+	}
+	return x.err
+}
+
+// packIndex reads the index of a pack, which has so many bytes.
+func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, error) {
+	if x := r.moves.index(p); x != nil {
+		return x, nil
+	}
+	if size <= smallPack {
+		object, err := r.packRange(ctx, p, 0, size)
+		if err != nil {
+			return nil, err
+		}
+		x, _, err := r.parsePack(ctx, p, object, object, int(size))
+		if err != nil {
+			return nil, err
+		}
+		x.object = object
+		r.moves.keep(p, x)
+		return x, nil
+	}
+	const tailBytes = 128 << 10
+	from := max(0, size-tailBytes)
+	head, err := r.packRange(ctx, p, 0, headerSize)
+	if err != nil {
+		return nil, err
+	}
+	tail, err := r.packRange(ctx, p, from, size)
+	if err != nil {
+		return nil, err
+	}
+	x, need, err := r.parsePack(ctx, p, head, tail, int(size))
+	if err == nil && need > 0 {
+		if tail, err = r.packRange(ctx, p, size-int64(need), size); err != nil {
+			return nil, err
+		}
+		x, _, err = r.parsePack(ctx, p, head, tail, int(size))
+	}
+	if err != nil {
+		return nil, err
+	}
+	r.moves.keep(p, x)
+	return x, nil
+}
+
+// smallPack is up to which size a pack is read whole, and kept, when something of it is wanted: it may hold what many
+// segments had, each of which would take a request.
+const smallPack = 1 << 20
+
+// stored reads [start, end) of a pack. The caller owns the bytes.
+func (x *packIndex) stored(ctx context.Context, r *Repo, p Pack, start, end uint32) ([]byte, error) {
+	if x.object != nil {
+		return slices.Clone(x.object[start:end]), nil
+	}
+	return r.packRange(ctx, p, int64(start), int64(end))
+}
+
+func (r *Repo) packRange(ctx context.Context, p Pack, start, end int64) ([]byte, error) {
+	b, info, err := r.store.Get(ctx, p.key(), start, end-start)
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(b)) != end-start {
+		return nil, damaged("it has %d bytes; [%d, %d) was to be read", info.Bytes, start, end)
+	}
+	return b, nil
+}
+
+// inPack gives the errors of fn, which reads a pack, its name. What is damaged is read once more.
+func (r *Repo) inPack(p Place, fn func() error) error {
+	err := fn()
+	if errs.Is(err, errs.Damaged) {
+		r.moves.forget(p.Pack)
+		err = fn()
+	}
+	return about("read pack", p.Pack.String(), err)
+}
+
+func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Frame) ([]FrameContent, error) {
+	x, err := r.packIndex(ctx, p.Pack, p.PackBytes)
+	if err != nil {
+		return nil, err
+	}
+	m := x.find(s)
+	if m == nil {
+		return nil, damaged("it has nothing of segment %s", s)
+	}
+	found := make([]*movedFrame, len(frames))
+	start, end := uint32(MaxSegment), uint32(0)
+	for i, f := range frames {
+		at := m.find(f.Index)
+		switch {
+		case f.Segment != s:
+			return nil, badInput("read frames", s.String(), "one is of segment %s", f.Segment)
+		case at == nil:
+			return nil, damaged("frame %d of segment %s was dropped by a prune", f.Index, s)
+		case at.Frame != f:
+			return nil, damaged("frame %d of segment %s is another one", f.Index, s)
+		}
+		found[i] = at
+		start, end = min(start, at.at), max(end, at.at+at.stored)
+	}
+	b, err := x.stored(ctx, r, p.Pack, start, end)
+	if err != nil {
+		return nil, err
+	}
+	aead, err := r.cipher(ctx, m.header, infoSegment)
+	if err != nil {
+		return nil, err
+	}
+	done := map[uint32]FrameContent{}
+	out := make([]FrameContent, len(frames))
+	for i, f := range found {
+		c, is := done[f.Index] // opening it in place has used it up
+		if !is {
+			if c, err = openMoved(aead, x, r.id, f, b[f.at-start:][:f.stored:f.stored]); err != nil {
+				return nil, err
+			}
+			done[f.Index] = c
+		}
+		out[i] = c
+	}
+	return out, ctx.Err()
+}
+
+// openMoved opens a frame with the key of its segment, or of the pack.
+func openMoved(segment cipher.AEAD, x *packIndex, repository ID, f *movedFrame, stored []byte) (FrameContent, error) {
+	if f.part {
+		segment = x.aead
+	}
+	return f.content(segment, repository, stored)
+}
+
+// ScanSegment reads all of a segment, checks header and index, and calls fn for every
+// frame, in order, with its content or with what is wrong with it (Damaged). The
+// content is valid until fn returns; an error of fn ends it. Damaged if the segment
+// cannot be read at all, NotFound, TooNew. Of a segment that was moved there are the frames that were needed then. What
+// is damaged in one copy is read from another one, if there is one: see Spoilt.
+func (r *Repo) ScanSegment(
+	ctx context.Context,
+	s Segment,
+	fn func(f Frame, content FrameContent, err error) error,
+) error {
+	const op = "check segment"
+	var scan *frameScan
+	var at Place
+	err := r.findFrames(ctx, s, func(p Place) (err error) {
+		at = p
+		if p.own() {
+			scan, err = r.scanOwn(ctx, s)
+		} else {
+			scan, err = r.scanPacked(ctx, s, p)
+		}
+		return err
+	})
+	if err != nil {
+		return about(op, s.String(), err)
+	}
+	for i := range scan.frames {
+		if err := ctx.Err(); err != nil {
+			return about(op, s.String(), err)
+		}
+		f := &scan.frames[i]
+		c, err := scan.open(f)
+		if errs.Is(err, errs.Damaged) {
+			c, err = r.readElsewhere(ctx, s, at, f.Frame, err)
+		}
+		if err != nil && !unreadable(err) {
+			return about(op, s.String(), err)
+		}
+		if err := fn(f.Frame, c, about(op, s.String(), err)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// frameScan is what one place has of a segment.
+type frameScan struct {
+	frames []movedFrame
+	open   func(*movedFrame) (FrameContent, error)
+}
+
+// scanOwn reads a segment's own object.
+func (r *Repo) scanOwn(ctx context.Context, s Segment) (*frameScan, error) {
+	x, err := r.openSegment(ctx, s)
+	if err != nil {
+		return nil, err
+	}
+	m := &x.segments[0]
+	aead, err := r.cipher(ctx, m.header, infoSegment)
+	if err != nil {
+		return nil, err
+	}
+	return &frameScan{m.frames, func(f *movedFrame) (FrameContent, error) {
+		return f.content(aead, r.id, x.object[f.at:f.at+f.stored:f.at+f.stored])
+	}}, nil
+}
+
+// scanPacked reads what a pack has of a segment.
+func (r *Repo) scanPacked(ctx context.Context, s Segment, p Place) (out *frameScan, err error) {
+	err = r.inPack(p, func() error {
+		x, err := r.packIndex(ctx, p.Pack, p.PackBytes)
+		if err != nil {
+			return err
+		}
+		m := x.find(s)
+		if m == nil {
+			return damaged("it has nothing of segment %s", s)
+		}
+		start, end := m.span()
+		b, err := x.stored(ctx, r, p.Pack, start, end)
+		if err != nil {
+			return err
+		}
+		aead, err := r.cipher(ctx, m.header, infoSegment)
+		if err != nil {
+			return err
+		}
+		out = &frameScan{m.frames, func(f *movedFrame) (FrameContent, error) {
+			c, err := openMoved(aead, x, r.id, f, b[f.at-start:][:f.stored:f.stored])
+			return c, about("read pack", p.Pack.String(), err)
+		}}
+		return nil
+	})
+	return out, err
+}
+
+// CheckPlace reads all that a pack has of a segment, and authenticates it. NotFound, Damaged, TooNew.
+func (r *Repo) CheckPlace(ctx context.Context, s Segment, p Place) error {
+	const op = "check segment"
+	scan, err := r.scanPacked(ctx, s, p)
+	if err != nil {
+		return about(op, s.String(), err)
+	}
+	for i := range scan.frames {
+		if _, err := scan.open(&scan.frames[i]); err != nil {
+			return about(op, s.String(), err)
+		}
+	}
+	return nil
+}
+
+// readElsewhere reads a frame that is damaged at one place from another one. If none has it, the damage stays what it
+// was.
+func (r *Repo) readElsewhere(ctx context.Context, s Segment, not Place, f Frame, damage error) (FrameContent, error) {
+	var out []FrameContent
+	err := r.findFrames(ctx, s, func(p Place) (err error) {
+		if p == not {
+			return damage
+		}
+		out, err = r.readAt(ctx, p, s, []Frame{f})
+		return err
+	})
+	switch {
+	case unreadable(err):
+		return FrameContent{}, damage
+	case err != nil:
+		return FrameContent{}, err
+	}
+	return out[0], nil
+}
+
+// PackShare is how many bytes of a pack are needed: keep says which blocks of a frame are. NotFound, Damaged, TooNew.
+func (r *Repo) PackShare(ctx context.Context, p PackState, keep func(Frame) BlockSet) (n int64, err error) {
+	err = r.inPack(Place{Pack: p.Pack}, func() error {
+		x, err := r.packIndex(ctx, p.Pack, p.Bytes)
+		if err != nil {
+			return err
+		}
+		n = 0
+		for i := range x.segments {
+			for j := range x.segments[i].frames {
+				f := &x.segments[i].frames[j]
+				blocks, total := keep(f.Frame), f.Blocks()
+				has, need := int64(f.blocks.Count(total)), int64(blocks.Count(total))
+				if need > 0 {
+					n += FrameOverhead + (int64(f.stored)*min(need, has)+has-1)/has
+				}
+			}
+		}
+		return nil
+	})
+	return min(n+SegmentOverhead, p.Bytes), err
+}

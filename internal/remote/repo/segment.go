@@ -1,0 +1,323 @@
+package repo
+
+import (
+	"context"
+	"crypto/cipher"
+	"encoding/binary"
+	"iter"
+	"strings"
+
+	"pando/internal/base/errs"
+)
+
+const (
+	entrySize  = 4 + 4 + 1 // of a frame, in the index of a segment
+	footerSize = 4 + 4 + 8
+	footMagic  = "PNDOGEND"
+)
+
+// What a segment takes besides its frames, and a frame besides its stored bytes.
+const (
+	SegmentOverhead = headerSize + tagSize + footerSize
+	FrameOverhead   = entrySize
+)
+
+// frameNonce counts the frames of a segment, whose key is its own.
+func frameNonce(index uint32) []byte {
+	return binary.BigEndian.AppendUint64(make([]byte, 4, 12), uint64(index))
+}
+
+// indexNonce is one that no frame has.
+var indexNonce = []byte{1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+
+// frameAAD is what a frame is bound to: where it is, and what it unpacks to. The
+// index of a segment has what no frame can have: a codec that does not exist.
+func frameAAD(repository ID, s Segment, index, plain uint32, codec Codec) []byte {
+	b := make([]byte, 0, 16+16+4+4+4+1)
+	b = append(b, repository[:]...)
+	b = append(b, s.Session[:]...)
+	b = binary.LittleEndian.AppendUint32(b, s.N)
+	b = binary.LittleEndian.AppendUint32(b, index)
+	b = binary.LittleEndian.AppendUint32(b, plain)
+	return append(b, byte(codec))
+}
+
+const indexCodec Codec = 0xff
+
+// SegmentWriter collects frames into one segment, in memory. It is for one goroutine.
+type SegmentWriter struct {
+	segment    Segment
+	repository ID
+	aead       cipher.AEAD
+	b          []byte // the object so far
+	index      []byte // an entry for each frame
+	frames     uint32
+	done       bool
+}
+
+// NewSegment begins the n-th segment of a session. Its key comes from a random salt,
+// so that a segment that is begun again under the same number has another.
+//
+// It holds the segment in memory, in room that grows with it up to MaxSegment.
+func (r *Repo) NewSegment(session ID, n uint32) (*SegmentWriter, error) {
+	h, aead, err := r.fresh(infoSegment)
+	if err != nil {
+		return nil, err
+	}
+	w := &SegmentWriter{segment: Segment{Session: session, N: n}, repository: r.id, aead: aead}
+	w.b = h.append(make([]byte, 0, firstRoom), typeSegment)
+	return w, nil
+}
+
+// firstRoom is for pushes of little: 16 MiB of zeros for each would take longer than
+// the push.
+const firstRoom = 1 << 20
+
+// fullRoom is for a segment of which the last frame goes beyond SegmentBytes.
+const fullRoom = SegmentBytes + FrameBytes + 64<<10
+
+// Segment is which segment it is.
+func (w *SegmentWriter) Segment() Segment { return w.segment }
+
+// Bytes is how large the object would be if it were finished now. A segment of
+// SegmentBytes is full.
+func (w *SegmentWriter) Bytes() int {
+	return len(w.b) + len(w.index) + tagSize + footerSize
+}
+
+// Frames is how many there are.
+func (w *SegmentWriter) Frames() int { return int(w.frames) }
+
+// Fits reports whether a frame of so many bytes, as [Compress] returned them, can be
+// added.
+func (w *SegmentWriter) Fits(content int) bool {
+	return w.frames < maxFrames && w.Bytes()+content+tagSize+entrySize <= MaxSegment
+}
+
+// Add appends a frame: content is what [Compress] has made of plain bytes, up to
+// FrameBytes of data or MaxPageBytes of a page. It is encrypted into the segment, not
+// kept. Invalid: nothing fits any more, or the sizes cannot be. The frame can be read
+// once the segment was put.
+func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, error) {
+	const op = "add a frame to segment"
+	if plain <= 0 || plain > MaxPageBytes || len(content) > plain {
+		return Frame{}, badInput(op, w.segment.String(), "%d bytes cannot stand for %d", len(content), plain)
+	}
+	f := Frame{
+		Segment: w.segment, Index: w.frames, Offset: uint32(len(w.b)),
+		Stored: uint32(len(content) + tagSize), Plain: uint32(plain), Codec: codec,
+	}
+	switch {
+	case w.done:
+		return Frame{}, errs.New(errs.Internal, op, w.segment.String(), "it is finished")
+	case !w.Fits(len(content)):
+		return Frame{}, badInput(op, w.segment.String(), "%d bytes do not fit after %d", len(content), len(w.b))
+	}
+	if err := f.check(MaxPageBytes); err != nil {
+		return Frame{}, about(op, w.segment.String(), invalid(err))
+	}
+	w.grow(len(content) + tagSize)
+	w.b = w.aead.Seal(w.b, frameNonce(f.Index), content, frameAAD(w.repository, w.segment, f.Index, f.Plain, codec))
+	w.index = binary.LittleEndian.AppendUint32(w.index, f.Stored)
+	w.index = binary.LittleEndian.AppendUint32(w.index, f.Plain)
+	w.index = append(w.index, byte(codec))
+	w.frames++
+	return f, nil
+}
+
+// grow makes room for n more bytes: double what there was, so that what append would
+// copy many times is copied once.
+func (w *SegmentWriter) grow(n int) {
+	need := len(w.b) + n
+	if need <= cap(w.b) {
+		return
+	}
+	room := max(2*cap(w.b), need)
+	if room >= SegmentBytes && need <= fullRoom {
+		room = fullRoom
+	}
+	w.b = append(make([]byte, 0, room), w.b...)
+}
+
+// Finish returns the object, for [Repo.PutSegment]: nil if there are no frames. Nothing can be added any more.
+func (w *SegmentWriter) Finish() []byte {
+	if w.done || w.frames == 0 {
+		return nil
+	}
+	w.done = true
+	at := len(w.b)
+	w.b = w.aead.Seal(w.b, indexNonce, w.index, frameAAD(w.repository, w.segment, w.frames, 0, indexCodec))
+	sealed := len(w.b) - at
+	w.b = binary.LittleEndian.AppendUint32(w.b, uint32(at))
+	w.b = binary.LittleEndian.AppendUint32(w.b, uint32(sealed))
+	w.b = append(w.b, footMagic...)
+	b := w.b
+	w.b = nil
+	return b
+}
+
+// PutSegment writes what [SegmentWriter.Finish] returned. Exists: there is a segment of
+// this number, which is never replaced. Durable on return.
+func (r *Repo) PutSegment(ctx context.Context, s Segment, object []byte) error {
+	const op = "write segment"
+	if len(object) <= headerSize+tagSize+footerSize || len(object) > MaxSegment {
+		return badInput(op, s.String(), "it has %d bytes", len(object))
+	}
+	return about(op, s.String(), r.putNew(ctx, s.key(), object))
+}
+
+// SegmentState is a segment as a listing shows it.
+type SegmentState struct {
+	Segment
+	Bytes int64
+}
+
+// Segments yields all segments, in order of their keys. An error ends it.
+func (r *Repo) Segments(ctx context.Context) iter.Seq2[SegmentState, error] {
+	return func(yield func(SegmentState, error) bool) {
+		for o, err := range r.store.List(ctx, segmentPrefix) {
+			if err != nil {
+				yield(SegmentState{}, about("list the segments of", r.store.String(), err))
+				return
+			}
+			s, ok := parseSegment(strings.TrimPrefix(o.Key, segmentPrefix))
+			if ok && !yield(SegmentState{Segment: s, Bytes: o.Bytes}, nil) {
+				return
+			}
+		}
+	}
+}
+
+// StatSegment describes a segment without reading it: one that was moved as it was, if the pack that it is in is there.
+// NotFound.
+func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error) {
+	state := SegmentState{Segment: s}
+	err := r.findFrames(ctx, s, func(p Place) error {
+		o, err := r.store.Stat(ctx, p.object(s))
+		switch {
+		case err != nil:
+			return err
+		case p.own():
+			state.Bytes = o.Bytes
+		case o.Bytes != p.PackBytes:
+			return errs.New(errs.NotFound, "", "", "pack %s has %d bytes and should have %d", p.Pack, o.Bytes, p.PackBytes)
+		default:
+			state.Bytes = p.Bytes
+		}
+		return nil
+	})
+	if err != nil {
+		return SegmentState{}, about("look at segment", s.String(), err)
+	}
+	return state, nil
+}
+
+// DeleteSegment removes a segment that nothing names. Absent is success. Durable on
+// return.
+func (r *Repo) DeleteSegment(ctx context.Context, s Segment) error {
+	r.segments.forget(s)
+	return about("delete segment", s.String(), r.store.Delete(ctx, s.key()))
+}
+
+// parseFooter says where the sealed index is in an object of size bytes.
+func parseFooter(footer []byte, size int) (offset, length int, err error) {
+	if len(footer) != footerSize || string(footer[8:]) != footMagic {
+		return 0, 0, damaged("it does not end as a segment")
+	}
+	offset = int(binary.LittleEndian.Uint32(footer))
+	length = int(binary.LittleEndian.Uint32(footer[4:]))
+	if offset < headerSize || length < tagSize+entrySize || offset > size || length > size || offset+length+footerSize != size {
+		return 0, 0, damaged("its index is said to be at [%d, +%d) of %d bytes", offset, length, size)
+	}
+	if (length-tagSize)%entrySize != 0 || (length-tagSize)/entrySize > maxFrames {
+		return 0, 0, damaged("its index is said to have %d bytes", length)
+	}
+	return offset, length, nil
+}
+
+// parseIndex reads the index, opened, of frames that end at end.
+func parseIndex(b []byte, s Segment, end int) ([]Frame, error) {
+	frames := make([]Frame, 0, len(b)/entrySize)
+	offset := uint32(headerSize)
+	for i := 0; i < len(b); i += entrySize {
+		f := Frame{
+			Segment: s, Index: uint32(len(frames)), Offset: offset,
+			Stored: binary.LittleEndian.Uint32(b[i:]), Plain: binary.LittleEndian.Uint32(b[i+4:]), Codec: Codec(b[i+8]),
+		}
+		if err := f.check(MaxPageBytes); err != nil {
+			return nil, err
+		}
+		frames = append(frames, f)
+		offset += f.Stored
+	}
+	if int(offset) != end {
+		return nil, damaged("its frames end at %d, not %d", offset, end)
+	}
+	return frames, nil
+}
+
+// CheckSegment reads a segment whole and checks every byte of it: header, frames, their
+// content, index. It returns how many frames there are. Damaged, NotFound, TooNew.
+func (r *Repo) CheckSegment(ctx context.Context, s Segment) (frames int, err error) {
+	const op = "check segment"
+	object, _, err := r.store.Get(ctx, s.key(), 0, MaxSegment+1)
+	if err != nil {
+		return 0, about(op, s.String(), err)
+	}
+	frames, err = r.checkSegment(ctx, s, object)
+	return frames, about(op, s.String(), err)
+}
+
+func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int, error) {
+	h, err := parseHeader(object, typeSegment)
+	if err != nil {
+		return 0, err
+	}
+	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
+		return 0, damaged("it has %d bytes", len(object))
+	}
+	aead, err := r.cipher(ctx, h, infoSegment)
+	if err != nil {
+		return 0, err
+	}
+	frames, err := openIndex(aead, r.id, s, object)
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range frames {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		if _, err := openFrame(aead, r.id, f, object[f.Offset:f.Offset+f.Stored]); err != nil {
+			return 0, err
+		}
+	}
+	return len(frames), nil
+}
+
+// openIndex lists the frames of a whole segment.
+func openIndex(aead cipher.AEAD, repository ID, s Segment, object []byte) ([]Frame, error) {
+	at, length, err := parseFooter(object[len(object)-footerSize:], len(object))
+	if err != nil {
+		return nil, err
+	}
+	count := uint32((length - tagSize) / entrySize)
+	index, err := aead.Open(nil, indexNonce, object[at:at+length], frameAAD(repository, s, count, 0, indexCodec))
+	if err != nil {
+		return nil, damaged("its index is not what was written there: authentication failed")
+	}
+	return parseIndex(index, s, at)
+}
+
+// openFrame is the content of a frame. stored is overwritten.
+func openFrame(aead cipher.AEAD, repository ID, f Frame, stored []byte) ([]byte, error) {
+	packed, err := aead.Open(stored[:0], frameNonce(f.Index), stored, frameAAD(repository, f.Segment, f.Index, f.Plain, f.Codec))
+	if err != nil {
+		return nil, damaged("frame %d is not what was written there: authentication failed", f.Index)
+	}
+	content, err := unpack(f.Codec, packed, f.Plain)
+	if err != nil {
+		return nil, damaged("frame %d: %v", f.Index, err)
+	}
+	return content, nil
+}

@@ -1,0 +1,219 @@
+package treecopy
+
+import (
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/linux/kernel"
+)
+
+// Attributes is what a file has besides its names and its content.
+type Attributes struct {
+	Mode         uint32 // as st_mode, with the type
+	UID, GID     uint32
+	Atime, Mtime unix.Timespec
+	Flags        uint32 // of kernel.Flag...: those that copies keep, and hints
+	Project      uint32
+	Hints        Hints
+	Xattrs       []Xattr // ACLs are among them
+}
+
+// Hints say how the source's filesystem stores a file. Another stores in another way.
+type Hints struct{ XFlags, ExtentSize, CowExtentSize uint32 }
+
+// Xattr is an extended attribute.
+type Xattr struct {
+	Name  string
+	Value []byte
+}
+
+func (a *Attributes) fileFlags() fileFlags {
+	return fileFlags{flags: a.Flags & (keepMask | hintFlags | storedFlags), project: a.Project, hints: kernel.FSXAttr{
+		XFlags: a.Hints.XFlags & hintXFlags, ExtentSize: a.Hints.ExtentSize, CowExtentSize: a.Hints.CowExtentSize,
+	}}
+}
+
+func (a *Attributes) setFlags(f fileFlags) {
+	a.Flags, a.Project = f.flags, f.project
+	a.Hints = Hints{f.hints.XFlags, f.hints.ExtentSize, f.hints.CowExtentSize}
+}
+
+// HasFlags reports whether there is something that SetFlags would set.
+func (a *Attributes) HasFlags() bool {
+	return a.Flags&(keepMask|storedFlags) != 0 || a.Project != 0
+}
+
+// Protected reports whether a file with these attributes cannot be changed, renamed or removed.
+func (a *Attributes) Protected() bool { return a.Flags&protectFlags != 0 }
+
+// WithoutFlags is a without what SetFlags sets.
+func (a Attributes) WithoutFlags() Attributes {
+	a.Flags &= hintFlags
+	a.Project = 0
+	return a
+}
+
+// AttributeReader reads the attributes of files, one after the other.
+type AttributeReader struct {
+	c *copier
+	w *worker
+}
+
+// NewAttributeReader makes a reader. Of the options, Unprivileged counts.
+func NewAttributeReader(opt Options) *AttributeReader {
+	return &AttributeReader{c: newCopier(opt), w: &worker{}}
+}
+
+// Skipped counts what was not read: attributes that only root can read, or that mean something on their filesystem
+// only.
+func (r *AttributeReader) Skipped() Skipped { return r.c.n.totals().Skipped }
+
+// Read reads the attributes of name in dir ("": dir itself), and what stat says of it. Symbolic links are not
+// followed. Errors as CopyDir.
+func (r *AttributeReader) Read(dir *os.File, name string) (a Attributes, st unix.Stat_t, err error) {
+	o := in(dir, name)
+	path := func() string { return dir.Name() + "/" + name }
+	if err = o.stat(&st); err != nil {
+		return a, st, srcErr(path(), "stat", err)
+	}
+	var flags fileFlags
+	switch fd, err := kernel.OpenForFlags(o.dirAndName()); err {
+	case nil:
+		flags = readFlags(fd)
+		unix.Close(fd)
+	case unix.EOPNOTSUPP:
+		flags = readSpecialFlags(int(dir.Fd()), name)
+	}
+	a, err = r.read(o, path, &st)
+	a.setFlags(flags)
+	return a, st, err
+}
+
+// ReadFile is Read of an open file or directory; path is for messages.
+func (r *AttributeReader) ReadFile(f *os.File, path string) (a Attributes, st unix.Stat_t, err error) {
+	o := opened(int(f.Fd()))
+	if err = o.stat(&st); err != nil {
+		return a, st, srcErr(path, "stat", err)
+	}
+	a, err = r.read(o, func() string { return path }, &st)
+	a.setFlags(readFlags(o.fd))
+	return a, st, err
+}
+
+func (r *AttributeReader) read(o object, path func() string, st *unix.Stat_t) (Attributes, error) {
+	a := Attributes{Mode: st.Mode, UID: st.Uid, GID: st.Gid, Atime: st.Atim, Mtime: st.Mtim}
+	xs, err := r.c.readXattrs(r.w, o, path)
+	for _, x := range xs {
+		a.Xattrs = append(a.Xattrs, Xattr{x.name, x.value})
+	}
+	return a, err
+}
+
+// AttributeWriter makes files that need attributes, and sets these, one after the other. It follows no symbolic links.
+type AttributeWriter struct {
+	c *copier
+	w *worker
+}
+
+// NewAttributeWriter makes a writer. Of the options, Unprivileged counts.
+func NewAttributeWriter(opt Options) *AttributeWriter {
+	return &AttributeWriter{c: newCopier(opt), w: &worker{}}
+}
+
+// Totals counts what could not be set. Its other figures are not counted.
+func (s *AttributeWriter) Totals() Totals { return s.c.n.totals() }
+
+// Set gives name in dir ("": dir itself), which is of the type of a, exactly these attributes: owner, mode, times,
+// extended attributes, and takes other extended attributes away. Flags and the project are set as far as there are any,
+// and not taken away: see SetFlags. path is for messages. Errors as CopyDir.
+func (s *AttributeWriter) Set(dir *os.File, name, path string, a Attributes) error {
+	at := attrs{mode: a.Mode, uid: a.UID, gid: a.GID, atime: a.Atime, mtime: a.Mtime, flags: a.fileFlags()}
+	var xs []xattr
+	for _, x := range a.Xattrs {
+		if !foreign(x.Name) && !double(x.Name) {
+			xs = append(xs, xattr{x.Name, x.Value})
+		}
+	}
+	return s.c.replaceAttributes(s.w, in(dir, name), func() string { return path }, at, xs)
+}
+
+// SetFlags gives name in dir exactly the flags and the project of a, as far as its filesystem and the caller can. It is
+// the last thing to do to a file.
+func (s *AttributeWriter) SetFlags(dir *os.File, name, path string, a Attributes) error {
+	return s.c.replaceFlags(in(dir, name), func() string { return path }, a.fileFlags())
+}
+
+// SetHints gives an empty file, or a directory, the hints among flags.
+func (s *AttributeWriter) SetHints(f *os.File, flags uint32, h Hints) {
+	a := Attributes{Flags: flags & hintFlags, Hints: h}
+	setHints(int(f.Fd()), a.fileFlags())
+}
+
+// Symlink makes a symbolic link. False without an error: the filesystem cannot hold so long a target, which is counted.
+func (s *AttributeWriter) Symlink(target string, dir *os.File, name, path string) (bool, error) {
+	err := s.c.set.symlink(target, named(int(dir.Fd()), name), func() string { return path })
+	return err == nil, skipped(err)
+}
+
+// Mknod makes a device node, fifo or socket. False without an error: the filesystem cannot hold its number, or without
+// root it cannot be made, which is counted.
+func (s *AttributeWriter) Mknod(mode uint32, rdev uint64, dir *os.File, name, path string) (bool, error) {
+	err := s.c.set.mknod(named(int(dir.Fd()), name), mode, rdev, func() string { return path })
+	return err == nil, skipped(err)
+}
+
+// replaceAttributes gives a file attributes, and takes away those that it has besides.
+func (c *copier) replaceAttributes(w *worker, to object, path func() string, a attrs, want []xattr) error {
+	have, err := c.xattrNames(w, to, path)
+	if err != nil {
+		return err
+	}
+	for _, name := range have {
+		if slices.ContainsFunc(want, func(x xattr) bool { return x.name == name }) || name == "security.selinux" {
+			continue // the label is the system's own to give
+		}
+		if err := to.removexattr(name); err != nil && err != unix.ENODATA {
+			return dstErr(path(), "removing attribute "+quote(name), err)
+		}
+	}
+	return c.set.apply(to, path, a, want)
+}
+
+// replaceFlags gives a file flags and a project, and takes away those that it has besides.
+func (c *copier) replaceFlags(to object, path func() string, want fileFlags) error {
+	fd, err := kernel.OpenForFlags(to.dirAndName())
+	if err == unix.EOPNOTSUPP { // it only has a project
+		return c.set.setFlags(to, path, want)
+	}
+	if err != nil {
+		return sysErr(path(), "open", err)
+	}
+	defer unix.Close(fd)
+	have := readFlags(fd)
+	if have.flags&keepMask&^want.flags != 0 || have.project != 0 && have.project != want.project {
+		if err := clearFlags(fd); err != nil {
+			return dstErr(path(), "clearing flags", err)
+		}
+	}
+	return c.set.setFlags(opened(fd), path, want)
+}
+
+// NextData returns the first range of data of an open file at or after off; it is empty, and at size, if there is none.
+func NextData(f *os.File, off, size int64) (from, to int64, err error) {
+	return nextData(int(f.Fd()), off, size)
+}
+
+// OpenFile opens the regular file name in dir for reading, if possible without changing its time of access. What else
+// may be there by now is not waited for. Errors as CopyDir.
+func OpenFile(dir *os.File, name, path string) (*os.File, error) {
+	fd, err := openNoAtime(int(dir.Fd()), name, unix.O_NONBLOCK)
+	if err != nil {
+		return nil, srcErr(path, "open", err)
+	}
+	return os.NewFile(uintptr(fd), path), nil
+}
+
+// Changed reports that a file was changed while it was read.
+func Changed(path string) error { return changed(path) }

@@ -1,0 +1,446 @@
+package treecopy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+)
+
+// CopyDir copies what is below the directory src into the empty directory dst,
+// and the attributes of src itself except its mode. Other filesystems mounted
+// below src are copied too, except those of the kernel (see Skipped).
+//
+// src itself may be a path through symbolic links.
+//
+// After an error or a cancellation dst holds part of the tree. On return all
+// work has stopped. Data is not synced.
+func CopyDir(ctx context.Context, src string, dst *os.File, opt Options) (Totals, error) {
+	return copyTree(ctx, src, dst, opt, nil)
+}
+
+// copyTree is CopyDir. With spare, what changes meanwhile is no error: its
+// directory is noted there, and what is in the copy of it is not to be relied on.
+func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare *dirtySet) (Totals, error) {
+	c := newCopier(opt)
+	c.links.m = make(map[Inode]link)
+	defer runtime.KeepAlive(dst)
+	rootFD, err := openRoot(dst)
+	if err != nil {
+		return Totals{}, err
+	}
+	defer unix.Close(rootFD)
+	var st unix.Stat_t
+	if err := unix.Fstat(rootFD, &st); err != nil {
+		return Totals{}, dstErr(dst.Name(), "stat", err)
+	}
+	c.dstID = inode(&st)
+
+	root, err := openSource(src, opt)
+	if err != nil {
+		return Totals{}, err
+	}
+	if err := c.exclude(root); err != nil {
+		root.unpin()
+		return Totals{}, err
+	}
+	xattrs, err := c.readXattrs(&worker{}, opened(root.src), root.path)
+	if err != nil {
+		root.unpin()
+		return Totals{}, err
+	}
+	stage, err := openStage(rootFD, opt)
+	if err != nil {
+		root.unpin()
+		return Totals{}, err
+	}
+	root.flags = readFlags(root.src)
+	root.dst, c.staged = stage.fd, stage.name != "" // the descriptor is the walk's now
+	if err = newWalk(c, true, opt).sparing(spare).run(ctx, root); err == nil {
+		err = stage.finish()
+	}
+	if err == nil {
+		err = c.late.apply(ctx, &c.set, dst, func(i lateItem) string { return i.dir.(*dir).join(i.name) })
+	}
+	if err == nil {
+		err = c.set.applyRoot(rootFD, root.path, root.attrs, xattrs)
+	}
+	return c.n.totals(), err
+}
+
+// applyRoot gives the root of a volume its attributes. Unless it is to be like the
+// source's in everything, others must be able to enter it and to make files in it.
+func (s *setter) applyRoot(fd int, path func() string, a attrs, xs []xattr) error {
+	o := opened(fd).in(rootKey)
+	setHints(fd, a.flags)
+	if !s.ownRoot {
+		a.mode = unix.S_IFDIR | 0o755
+		if a.flags.flags&protectFlags != 0 {
+			s.n.lost(LostRootFlags, o, path)
+		}
+		a.flags.flags &^= protectFlags
+	}
+	return s.apply(o, path, a, xs)
+}
+
+// openSource opens the root of a source, with one pin and one pending part.
+func openSource(src string, opt Options) (*dir, error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS}
+	by, err := retry(func() (int, error) {
+		if opt.Resolved {
+			return unix.Openat2(unix.AT_FDCWD, src, &how)
+		}
+		return unix.Open(src, int(how.Flags), 0)
+	})
+	fd := -1
+	if err == nil {
+		fd, err = openDir(by, ".")
+		unix.Close(by)
+	}
+	if err == unix.ENOTDIR {
+		return nil, errs.New(errs.Invalid, op, quote(src), "it is not a directory")
+	}
+	if err == unix.ELOOP && opt.Resolved {
+		return nil, errs.New(errs.Conflict, op, quote(src), "somebody put a symbolic link in the place of this directory, or of one above it").
+			WithHint("find out who can write to the directories above it, then try again")
+	}
+	if err != nil {
+		return nil, sysErr(src, "open", err)
+	}
+	d := &dir{name: strings.TrimRight(src, "/"), key: rootKey, src: fd, dst: -1, pins: 1, pending: 1}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		d.unpin()
+		return nil, srcErr(src, "stat", err)
+	}
+	d.setStat(&st)
+	return d, nil
+}
+
+func (d *dir) setStat(st *unix.Stat_t) {
+	d.id, d.attrs, d.ctime = inode(st), attrsOf(st), st.Ctim
+}
+
+// common is what Measure and CopyDir know of a source.
+type common struct {
+	n        *counters
+	excluded map[Inode]bool
+}
+
+func newCommon(opt Options) common {
+	c := common{n: newCounters(opt), excluded: make(map[Inode]bool)}
+	for _, id := range opt.Exclude {
+		c.excluded[id] = true
+	}
+	return c
+}
+
+func (c *common) exclude(root *dir) error {
+	if c.excluded[root.id] {
+		return errs.New(errs.Invalid, op, quote(root.path()), "it is to be left out, being where volumes are kept")
+	}
+	return nil
+}
+
+// enterSource opens a subdirectory of the source, nil if it is excluded.
+func (c *common) enterSource(parent *dir, e entry) (*dir, error) {
+	fd, err := openDir(parent.src, e.name)
+	if err != nil {
+		return nil, srcErr(parent.join(e.name), "open", err)
+	}
+	d := &dir{parent: parent, name: e.name, key: childKey(parent, e.name), src: fd, dst: -1, pins: 1, pending: 1}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		d.unpin()
+		return nil, srcErr(d.path(), "stat", err)
+	}
+	d.setStat(&st)
+	if c.excluded[d.id] {
+		d.unpin()
+		return nil, nil
+	}
+	if d.id.Dev != parent.id.Dev && kernelFS(fd) {
+		d.kernel = true
+		c.n.kernelDirs.Add(1)
+	}
+	return d, nil
+}
+
+// kernelFS reports whether fd is on a filesystem whose files are not data but
+// views into the running kernel.
+func kernelFS(fd int) bool {
+	var st unix.Statfs_t
+	if unix.Fstatfs(fd, &st) != nil {
+		return false
+	}
+	switch uint32(st.Type) {
+	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC,
+		unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.SELINUX_MAGIC, unix.SMACK_MAGIC,
+		unix.BPF_FS_MAGIC, unix.PSTOREFS_MAGIC, unix.EFIVARFS_MAGIC, unix.DEVPTS_SUPER_MAGIC,
+		unix.BINFMTFS_MAGIC, unix.NSFS_MAGIC, unix.RDTGROUP_SUPER_MAGIC, unix.AUTOFS_SUPER_MAGIC,
+		0x62656570 /* configfs */, 0x19800202 /* mqueue */, 0x65735543 /* fusectl */, 0x67596969 /* rpc_pipefs */ :
+		return true
+	}
+	return false
+}
+
+// copier is the visitor of CopyDir.
+type copier struct {
+	common
+	set     setter
+	dstID   Inode
+	links   links
+	staged  bool // the entries of the root are moved at the end
+	noFlags bool // but hints
+
+	mu   sync.Mutex
+	late lateFlags
+}
+
+func newCopier(opt Options) *copier {
+	c := &copier{common: newCommon(opt)}
+	c.set = setter{n: c.n, unprivileged: opt.Unprivileged, ownRoot: opt.OwnRoot}
+	return c
+}
+
+// later takes flags out of the attributes of name in d, to be set at the end, if they
+// would be in the way until then. nlink is the number of names that it has.
+func (c *copier) later(d *dir, name string, nlink uint64, a *attrs) {
+	if a.flags.none() || nlink <= 1 && !(c.staged && d.parent == nil) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.late.items = append(c.late.items, lateItem{d, d.key, name, a.flags})
+	a.flags = fileFlags{}
+}
+
+func (c *copier) enter(w *worker, parent *dir, e entry) (*dir, error) {
+	d, err := c.enterSource(parent, e)
+	if d == nil {
+		return nil, err
+	}
+	err = c.makeDir(w, parent, d)
+	if err != nil {
+		d.unpin()
+		return nil, err
+	}
+	c.n.add(1, 0)
+	return d, nil
+}
+
+func (c *copier) makeDir(w *worker, parent, d *dir) error {
+	if d.id == c.dstID {
+		return errs.New(errs.Invalid, op, quote(d.path()), "the source contains the destination")
+	}
+	var err error
+	if d.xattrs, err = c.readXattrs(w, opened(d.src), d.path); err != nil {
+		return err
+	}
+	d.flags = readFlags(d.src)
+	err = retry0(func() error { return unix.Mkdirat(parent.dst, d.name, 0o700) })
+	if err == unix.EEXIST && parent.parent == nil && d.name == lostFound {
+		err = nil // a fresh ext4 has it
+	}
+	if err != nil {
+		return dstErr(d.path(), "mkdir", err)
+	}
+	if d.dst, err = openDir(parent.dst, d.name); err != nil {
+		return dstErr(d.path(), "open", err)
+	}
+	return nil
+}
+
+func (c *copier) leave(w *worker, d *dir) error {
+	if d.parent == nil {
+		return nil // CopyDir does the root, after the staging
+	}
+	setHints(d.dst, d.flags)
+	c.later(d.parent, d.name, 1, &d.attrs)
+	return c.set.apply(opened(d.dst).in(d.key), d.path, d.attrs, d.xattrs)
+}
+
+func (c *copier) file(w *worker, d *dir, e entry) error {
+	if e.typ == unix.DT_REG {
+		return c.regular(w, d, e)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return srcErr(d.join(e.name), "stat", err)
+	}
+	if uint8(st.Mode&unix.S_IFMT>>12) != e.typ {
+		return changed(d.join(e.name))
+	}
+	if st.Nlink > 1 {
+		linked, err := c.links.create(d, e.name, &st, func() error { return c.special(d, e.name, &st) })
+		if linked || err != nil {
+			c.n.add(1, 0)
+			return skipped(err)
+		}
+	} else if err := c.special(d, e.name, &st); err != nil {
+		c.n.add(1, 0)
+		return skipped(err)
+	}
+	path := func() string { return d.join(e.name) }
+	xs, err := c.readXattrs(w, named(d.src, e.name), path)
+	if err != nil {
+		return err
+	}
+	c.n.add(1, 0)
+	a := attrsOf(&st)
+	if !c.noFlags {
+		a.flags = readSpecialFlags(d.src, e.name)
+	}
+	c.later(d, e.name, uint64(st.Nlink), &a)
+	return c.set.apply(named(d.dst, e.name).in(d.key), path, a, xs)
+}
+
+// errSkipped says that a file is left out and counted.
+var errSkipped = errors.New("left out")
+
+func skipped(err error) error {
+	if err == errSkipped {
+		return nil
+	}
+	return err
+}
+
+// special makes a symbolic link, device node, fifo or socket.
+func (c *copier) special(d *dir, name string, st *unix.Stat_t) error {
+	if st.Mode&unix.S_IFMT == unix.S_IFLNK {
+		buf := make([]byte, max(int(st.Size)+1, 256))
+		n, err := retry(func() (int, error) { return unix.Readlinkat(d.src, name, buf) })
+		if err != nil {
+			return srcErr(d.join(name), "readlink", err)
+		}
+		if n == len(buf) {
+			return changed(d.join(name))
+		}
+		return c.set.symlink(string(buf[:n]), named(d.dst, name).in(d.key), func() string { return d.join(name) })
+	}
+	return c.set.mknod(named(d.dst, name).in(d.key), st.Mode, st.Rdev, func() string { return d.join(name) })
+}
+
+// symlink makes a symbolic link. If its target is longer than the filesystem can
+// hold, it is left out, and counted.
+func (s *setter) symlink(target string, o object, path func() string) error {
+	err := unix.Symlinkat(target, o.at, o.name)
+	switch {
+	case err == unix.ENAMETOOLONG && len(target) > len(o.name): // XFS takes 1023 bytes
+		s.n.lost(LostSymlinks, o, path)
+		return errSkipped
+	case err != nil:
+		return dstErr(path(), "symlink", err)
+	}
+	return nil
+}
+
+// mknod makes a device node, fifo or socket that only the owner can use yet.
+// One whose number the filesystem cannot hold is left out, and counted.
+func (s *setter) mknod(o object, mode uint32, rdev uint64, path func() string) error {
+	err := unix.Mknodat(o.at, o.name, mode&unix.S_IFMT|0o600, int(rdev))
+	isDevice := mode&unix.S_IFMT == unix.S_IFBLK || mode&unix.S_IFMT == unix.S_IFCHR
+	switch {
+	case err == unix.EPERM && s.unprivileged:
+		s.n.devices.Add(1)
+		return errSkipped
+	case err == unix.EINVAL && isDevice: // XFS takes 14 and 18 bits
+		s.n.lost(LostDevices, o, path)
+		return errSkipped
+	case err != nil:
+		return dstErr(path(), "mknod", err)
+	}
+	return nil
+}
+
+// links remembers where the first of several hard links to a file is. An
+// entry goes away with the file's last link; there may be half a million, so
+// they are small.
+type links struct {
+	mu sync.Mutex
+	m  map[Inode]link
+}
+
+type link struct {
+	d    *dir
+	name uint32 // where it begins in d.linkNames
+	left uint32 // links not seen yet
+}
+
+// create makes name in d, which stands for the source's inode st: with makeIt,
+// if it is the first of the inode's links, else as a hard link to the first.
+// The content may still be under way then.
+func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error) (linked bool, err error) {
+	id := inode(st)
+	l.mu.Lock()
+	first, ok := l.m[id]
+	if !ok {
+		defer l.mu.Unlock()
+		if err := makeIt(); err != nil {
+			return false, err
+		}
+		l.m[id] = link{d, uint32(len(d.linkNames)), uint32(st.Nlink - 1)}
+		d.linkNames = append(append(d.linkNames, name...), 0)
+		return false, nil
+	}
+	rest := first.d.linkNames[first.name:]
+	old := string(rest[:bytes.IndexByte(rest, 0)])
+	first.left--
+	if first.left == 0 {
+		delete(l.m, id)
+	} else {
+		l.m[id] = first
+	}
+	l.mu.Unlock()
+	err = linkTo(first.d, old, d, name)
+	if err == unix.EMLINK {
+		return true, errs.New(errs.Unsupported, op, quote(d.join(name)), "%w", err).
+			WithHint("the volume's filesystem does not support so many hard links to one file; choose another %s", errs.Param("fs"))
+	}
+	if err != nil {
+		return true, dstErr(d.join(name), "link", err)
+	}
+	return true, nil
+}
+
+// linkTo makes name in d a hard link to old in from.
+func linkTo(from *dir, old string, d *dir, name string) error {
+	if from == d {
+		return unix.Linkat(d.dst, old, d.dst, name, 0)
+	}
+	// From the nearest open directory above it down to it: all of that is ours,
+	// so no component is a symbolic link.
+	var down []string
+	for ; !from.tryPin(); from = from.parent { // the root is open to the end
+		down = append(down, from.name)
+	}
+	defer from.unpin()
+	at, rel := from.dst, ""
+	for _, n := range slices.Backward(down) {
+		rel += n + "/"
+		if len(rel) <= unix.PathMax-2*256 {
+			continue
+		}
+		next, err := unix.Openat(at, rel, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if at != from.dst {
+			unix.Close(at)
+		}
+		if err != nil {
+			return err
+		}
+		at, rel = next, ""
+	}
+	err := unix.Linkat(at, rel+old, d.dst, name, 0)
+	if at != from.dst {
+		unix.Close(at)
+	}
+	return err
+}

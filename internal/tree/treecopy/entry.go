@@ -1,0 +1,118 @@
+package treecopy
+
+import (
+	"context"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
+)
+
+// single is a copier for one entry, which keeps everything as root can, but flags.
+func single(ctx context.Context) (*copier, *worker) {
+	c := newCopier(Options{})
+	c.noFlags = true
+	return c, &worker{t: &walk{ctx: ctx}}
+}
+
+// CopyEntry copies the file, symbolic link or special file called name from the
+// open directory src into the open directory dst, where nothing has that name:
+// content, holes, owner, mode, times and attributes, but not flags: see CopyFlags. It
+// does not look for other hard links: the copy is a file of its own. Errors as CopyDir, Exists if the
+// name is taken. May be called concurrently.
+func CopyEntry(ctx context.Context, src, dst *os.File, name string) error {
+	c, w := single(ctx)
+	c.links.m = make(map[Inode]link)
+	d := &dir{name: src.Name(), src: int(src.Fd()), dst: int(dst.Fd()), pins: 1, pending: 1}
+	var st unix.Stat_t
+	if err := unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return srcErr(d.join(name), "stat", err)
+	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return errs.New(errs.Invalid, op, quote(d.join(name)), "it is a directory")
+	}
+	return c.file(w, d, entry{name: name, ino: st.Ino, typ: uint8(st.Mode & unix.S_IFMT >> 12)})
+}
+
+// CopyAttributes gives the file dstName in the open directory dst ("": dst
+// itself) the owner, mode, times, attributes and ACLs of srcName in src, and
+// takes away the attributes that the other does not have, and what makes it immutable
+// or append-only: see CopyFlags. Symbolic links are not followed. Errors as CopyDir, Conflict if dstName is not there or of another
+// type: what one type can have another cannot. May be called concurrently, also
+// for several names of one file that all get the attributes of one other.
+func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.File, dstName string) error {
+	c, w := single(ctx)
+	from, to := in(src, srcName), in(dst, dstName)
+	path := func() string { return dst.Name() + "/" + dstName }
+	var st, now unix.Stat_t
+	if err := from.stat(&st); err != nil {
+		return srcErr(path(), "stat", err)
+	}
+	if err := to.stat(&now); err != nil {
+		return srcErr(path(), "stat", err)
+	}
+	if st.Mode&unix.S_IFMT != now.Mode&unix.S_IFMT {
+		return errs.New(errs.Conflict, op, quote(path()), "it is of another type than what has the attributes that it is to get")
+	}
+
+	kernel.Unprotect(to.dirAndName())
+	want, err := c.readXattrs(w, from, path)
+	if err != nil {
+		return err
+	}
+	return c.replaceAttributes(w, to, path, attrsOf(&st), want)
+}
+
+// CopyFlags gives the file dstName in the open directory dst ("": dst itself) the
+// flags and the project of srcName in src, and takes the others away, as far as its
+// filesystem and the caller can: it is the last thing to do to a file. Nothing happens
+// if they are of different types. Errors as CopyDir, NotFound if one is not there.
+func CopyFlags(ctx context.Context, src *os.File, srcName string, dst *os.File, dstName string) error {
+	c, _ := single(ctx)
+	path := func() string { return dst.Name() + "/" + dstName }
+	var st, now unix.Stat_t
+	from, to := in(src, srcName), in(dst, dstName)
+	if err := from.stat(&st); err != nil {
+		return sysErr(path(), "stat", err)
+	}
+	if err := to.stat(&now); err != nil {
+		return sysErr(path(), "stat", err)
+	}
+	if st.Mode&unix.S_IFMT != now.Mode&unix.S_IFMT {
+		return nil
+	}
+
+	srcFD, err := kernel.OpenForFlags(from.dirAndName())
+	if err == unix.EOPNOTSUPP { // it only has a project
+		return c.set.setFlags(to, path, readSpecialFlags(from.at, from.name))
+	}
+	if err != nil {
+		return sysErr(path(), "open", err)
+	}
+	defer unix.Close(srcFD)
+	return c.replaceFlags(to, path, readFlags(srcFD))
+}
+
+func in(dir *os.File, name string) object {
+	if name == "" {
+		return opened(int(dir.Fd()))
+	}
+	return named(int(dir.Fd()), name)
+}
+
+// dirAndName are as package kernel wants them.
+func (o object) dirAndName() (at int, name string) {
+	if o.fd >= 0 {
+		return o.fd, ""
+	}
+	return o.at, o.name
+}
+
+func (o object) removexattr(name string) error {
+	if o.fd >= 0 {
+		return unix.Fremovexattr(o.fd, name)
+	}
+	return unix.Lremovexattr(o.procPath(), name)
+}

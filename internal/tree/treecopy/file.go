@@ -1,0 +1,326 @@
+package treecopy
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+)
+
+const (
+	bufferSize = 256 << 10 // of a worker; files up to this size take one read and one write
+	cloneMin   = 64 << 10  // smaller files are copied: cloning first forces their dirty pages to disk, one file after the other
+	rangeSize  = 8 << 20   // of one copy_file_range; cancellation waits for at most that much
+)
+
+func (w *worker) buffer() []byte {
+	if w.data == nil {
+		w.data = make([]byte, bufferSize)
+	}
+	return w.data
+}
+
+// regular copies a regular file.
+func (c *copier) regular(w *worker, d *dir, e entry) error {
+	path := func() string { return d.join(e.name) }
+	// O_NONBLOCK: should it have become a fifo meanwhile, do not wait for a writer.
+	src, err := openNoAtime(d.src, e.name, unix.O_NONBLOCK)
+	if err != nil {
+		return srcErr(path(), "open", err)
+	}
+	defer unix.Close(src)
+	var st unix.Stat_t
+	if err := unix.Fstat(src, &st); err != nil {
+		return srcErr(path(), "stat", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return changed(path())
+	}
+
+	dst := -1
+	create := func() error {
+		// Never setuid before it has its owner; apply does the rest of the mode.
+		mode := st.Mode & 0o777
+		if c.set.unprivileged {
+			mode |= 0o200 // to set attributes
+		}
+		dst, err = retry(func() (int, error) {
+			return unix.Openat(d.dst, e.name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, mode)
+		})
+		if err != nil {
+			return dstErr(path(), "create", err)
+		}
+		return nil
+	}
+	if st.Nlink > 1 {
+		linked, err := c.links.create(d, e.name, &st, create)
+		if err != nil {
+			return err
+		}
+		if linked {
+			c.n.add(1, 0)
+			return nil
+		}
+	} else if err := create(); err != nil {
+		return err
+	}
+
+	a := attrsOf(&st)
+	a.flags = readFlags(src)
+	setHints(dst, a.flags)
+	if c.noFlags {
+		a.flags = fileFlags{}
+	}
+	f := file{w: w, n: c.n, src: src, dst: dst, st: &st, path: path}
+	err = f.copy()
+	if err == nil {
+		err = f.check()
+	}
+	var xs []xattr
+	if err == nil {
+		xs, err = c.readXattrs(w, opened(src), path)
+	}
+	if err == nil {
+		c.later(d, e.name, uint64(st.Nlink), &a)
+		err = c.set.apply(opened(dst).in(d.key), path, a, xs)
+	}
+	// Some filesystems report a write error no earlier than this.
+	if cerr := unix.Close(dst); cerr != nil && cerr != unix.EINTR && err == nil {
+		err = dstErr(path(), "close", cerr)
+	}
+	if err == nil {
+		c.n.add(1, f.remaining())
+	}
+	return err
+}
+
+// file is the copying of one regular file's data.
+type file struct {
+	w        *worker
+	n        *counters
+	src, dst int
+	st       *unix.Stat_t
+	path     func() string
+
+	expect  int64 // what Measure says; Progress gets exactly that
+	counted int64 // of it
+}
+
+// add counts n bytes as copied.
+func (f *file) add(n int64) {
+	if n = min(n, f.expect-f.counted); n > 0 {
+		f.counted += n
+		f.n.add(0, n)
+	}
+}
+
+func (f *file) remaining() int64 { return f.expect - f.counted }
+
+// check returns an error if the source has changed since it was opened.
+func (f *file) check() error {
+	var now unix.Stat_t
+	if err := unix.Fstat(f.src, &now); err != nil {
+		return srcErr(f.path(), "stat", err)
+	}
+	var how []string
+	if now.Size != f.st.Size {
+		how = append(how, fmt.Sprintf("its size from %d to %d", f.st.Size, now.Size))
+	}
+	if now.Mtim != f.st.Mtim {
+		how = append(how, "its content")
+	}
+	if now.Ctim != f.st.Ctim {
+		how = append(how, "its inode")
+	}
+	if how != nil {
+		return changed(f.path(), how...)
+	}
+	return nil
+}
+
+// full reports whether all of a file is allocated, as far as stat can tell.
+// Files that are compressed or kept in their inode look sparse at first.
+func full(st *unix.Stat_t) bool { return st.Blocks*512 >= st.Size }
+
+func (f *file) copy() error {
+	size := f.st.Size
+	f.expect = size
+	if !full(f.st) {
+		n, err := dataBytes(f.src, size)
+		if err != nil {
+			return srcErr(f.path(), "seek", err)
+		}
+		f.expect = n
+	}
+	if size >= cloneMin {
+		if done, err := f.clone(); done || err != nil {
+			return err
+		}
+	}
+	if size < bufferSize && f.expect == size { // smaller, so that the buffer shows that it has grown
+		return f.small()
+	}
+	return f.extents()
+}
+
+// small copies a file that fits into the buffer.
+func (f *file) small() error {
+	buf := f.w.buffer()
+	size := int(f.st.Size)
+	n, err := retry(func() (int, error) { return unix.Pread(f.src, buf[:size+1], 0) })
+	if err != nil {
+		return srcErr(f.path(), "read", err)
+	}
+	if n != size {
+		return changed(f.path(), fmt.Sprintf("%d bytes of %d", n, size))
+	}
+	return f.write(buf[:n], 0)
+}
+
+func (f *file) write(p []byte, off int64) error {
+	return writeAt(f.dst, p, off, f.path)
+}
+
+// writeAt writes all of p, or returns a dstErr.
+func writeAt(fd int, p []byte, off int64, path func() string) error {
+	for len(p) > 0 {
+		n, err := retry(func() (int, error) { return unix.Pwrite(fd, p, off) })
+		if err == nil && n == 0 {
+			err = unix.EIO
+		}
+		if err != nil {
+			return dstErr(path(), "write", err)
+		}
+		p, off = p[n:], off+int64(n)
+	}
+	return nil
+}
+
+// clone shares the source's blocks if both are on one filesystem that can.
+func (f *file) clone() (bool, error) {
+	if f.w.cloneDev != uint64(f.st.Dev) {
+		f.w.cloneDev, f.w.noClone, f.w.noRange = uint64(f.st.Dev), false, false
+	}
+	if f.w.noClone {
+		return false, nil
+	}
+	err := retry0(func() error { return unix.IoctlFileClone(f.dst, f.src) })
+	switch err {
+	case nil:
+		return true, nil
+	case unix.ENOSPC, unix.EDQUOT, unix.EIO:
+		return false, dstErr(f.path(), "clone", err)
+	}
+	f.w.noClone = true
+	return false, nil
+}
+
+// extents copies the data of the file and leaves out its holes.
+func (f *file) extents() error {
+	size := f.st.Size
+	var end int64 // of the last data
+	for off := int64(0); off < size; {
+		from, to, err := nextData(f.src, off, size)
+		if err != nil {
+			return srcErr(f.path(), "seek", err)
+		}
+		if from < to {
+			if err := f.copyRange(from, to); err != nil {
+				return err
+			}
+			end = to
+		}
+		off = to
+	}
+	if end < size {
+		if err := retry0(func() error { return unix.Ftruncate(f.dst, size) }); err != nil {
+			return dstErr(f.path(), "truncate", err)
+		}
+	}
+	return nil
+}
+
+// nextData returns the first range of data at or after off; it is empty, and
+// at size, if there is none.
+func nextData(fd int, off, size int64) (from, to int64, err error) {
+	from, err = unix.Seek(fd, off, unix.SEEK_DATA)
+	if err == unix.ENXIO {
+		return size, size, nil
+	}
+	if err == unix.EINVAL || err == unix.EOPNOTSUPP { // it knows nothing of holes
+		return off, size, nil
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
+	if err != nil && err != unix.ENXIO {
+		return 0, 0, err
+	}
+	if err != nil || to > size {
+		to = size
+	}
+	return min(from, size), max(to, min(from, size)), nil
+}
+
+// dataBytes is how much of a file is data.
+func dataBytes(fd int, size int64) (int64, error) {
+	var sum int64
+	for off := int64(0); off < size; {
+		from, to, err := nextData(fd, off, size)
+		if err != nil {
+			return 0, err
+		}
+		sum += to - from
+		off = to
+	}
+	return sum, nil
+}
+
+// copyRange copies the bytes from..to.
+func (f *file) copyRange(from, to int64) error {
+	for from < to {
+		if f.w.t.stopped() {
+			return errs.New(errs.Canceled, op, quote(f.path()), "stopped") // the walk has its error already
+		}
+		n, err := f.step(from, to-from)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return changed(f.path()) // it is shorter now
+		}
+		from += n
+		f.add(n)
+	}
+	return nil
+}
+
+// step copies up to n bytes at off and returns how many; 0 means end of file.
+func (f *file) step(off, n int64) (int64, error) {
+	if !f.w.noRange && n >= bufferSize {
+		roff, woff := off, off
+		done, err := retry(func() (int, error) {
+			return unix.CopyFileRange(f.src, &roff, f.dst, &woff, int(min(n, rangeSize)), 0)
+		})
+		switch err {
+		case nil:
+			if done > 0 {
+				return int64(done), nil
+			}
+			// Some filesystems say 0 for what they cannot do.
+		case unix.ENOSPC, unix.EDQUOT, unix.EFBIG:
+			return 0, dstErr(f.path(), "copy_file_range", err)
+		default:
+			f.w.noRange = true
+		}
+	}
+	buf := f.w.buffer()
+	buf = buf[:min(int64(len(buf)), n)]
+	done, err := retry(func() (int, error) { return unix.Pread(f.src, buf, off) })
+	if err != nil {
+		return 0, srcErr(f.path(), "read", err)
+	}
+	return int64(done), f.write(buf[:done], off)
+}

@@ -1,0 +1,114 @@
+package treecopy
+
+import (
+	"cmp"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/linux/treewalk"
+)
+
+const (
+	stageName = ".pando-import"
+	lostFound = "lost+found"
+)
+
+// stage is where a tree is made: the root of the destination or a temporary
+// directory in it.
+type stage struct {
+	root int    // of the destination
+	fd   int    // the directory to fill: for the taker, who closes it
+	name string // of fd in root; "" if fd is the root
+}
+
+func openStage(root int, opt Options) (*stage, error) {
+	s := &stage{root: root, name: stageName}
+	if !opt.Staging || opt.Unprivileged {
+		s.name = ""
+	} else if err := retry0(func() error { return unix.Mkdirat(root, stageName, 0o700) }); err != nil {
+		return nil, dstErr(stageName, "mkdir", err)
+	}
+	var err error
+	if s.fd, err = openDir(root, cmp.Or(s.name, ".")); err != nil {
+		return nil, dstErr(stageName, "open", err)
+	}
+	return s, nil
+}
+
+// finish moves everything up into the root and removes the temporary directory.
+func (s *stage) finish() error {
+	if s.name == "" {
+		return nil
+	}
+	fd, err := openDir(s.root, s.name)
+	if err != nil {
+		return dstErr(s.name, "open", err)
+	}
+	defer unix.Close(fd)
+	// The tree may have an entry of the temporary directory's name.
+	for {
+		var st unix.Stat_t
+		err := unix.Fstatat(fd, s.name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		if err == unix.ENOENT {
+			break
+		}
+		if err != nil {
+			return dstErr(s.name, "stat", err)
+		}
+		other := s.name + "+"
+		if err := unix.Renameat2(s.root, s.name, s.root, other, unix.RENAME_NOREPLACE); err != nil {
+			return dstErr(s.name, "rename", err)
+		}
+		s.name = other
+	}
+	// Moving entries away may hide others from a reader, so read until nothing
+	// is left.
+	buf := make([]byte, 32<<10)
+	for moved := -1; moved != 0; {
+		moved = 0
+		if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
+			return dstErr(s.name, "seek", err)
+		}
+		for {
+			n, err := retry(func() (int, error) { return unix.Getdents(fd, buf) })
+			if err != nil {
+				return dstErr(s.name, "getdents", err)
+			}
+			if n == 0 {
+				break
+			}
+			for e := range treewalk.Dirents(buf[:n]) {
+				if e.Name == "." || e.Name == ".." {
+					continue
+				}
+				if err := s.moveUp(fd, e.Name); err != nil {
+					return dstErr(e.Name, "rename", err)
+				}
+				moved++
+			}
+		}
+	}
+	if err := unix.Unlinkat(s.root, s.name, unix.AT_REMOVEDIR); err != nil {
+		return dstErr(s.name, "rmdir", err)
+	}
+	return nil
+}
+
+func (s *stage) moveUp(fd int, name string) error {
+	err := unix.Renameat2(fd, name, s.root, name, unix.RENAME_NOREPLACE)
+	if err == unix.EINVAL { // a filesystem without NOREPLACE
+		var st unix.Stat_t
+		if err = unix.Fstatat(s.root, name, &st, unix.AT_SYMLINK_NOFOLLOW); err == unix.ENOENT {
+			return unix.Renameat(fd, name, s.root, name)
+		} else if err == nil {
+			err = unix.EEXIST
+		}
+	}
+	if err == unix.EEXIST && name == lostFound {
+		// A fresh ext4 has one. It must be empty.
+		if err = unix.Unlinkat(s.root, name, unix.AT_REMOVEDIR); err == nil {
+			err = unix.Renameat(fd, name, s.root, name)
+		}
+	}
+	return err
+}

@@ -1,0 +1,277 @@
+// Package treecopy fills a fresh, private filesystem from a source: a
+// directory ([CopyDir], or [CopyStable] for one that may be written to) or a tar
+// stream ([Untar]). It keeps everything the source says about a file, and it is
+// fast, because importing is the one step of a golden's life whose cost grows
+// with the number of its files.
+//
+// # The destination
+//
+// The destination is the open root directory of an empty filesystem or
+// directory that nobody else writes to meanwhile. It need not have a path: a
+// detached mount is fine. Every access is relative to directory descriptors,
+// and no symbolic link is ever followed, neither in the source nor in the
+// destination. Extended attributes of objects that cannot be opened go through
+// /proc/self/fd, so /proc must be mounted.
+//
+// Nothing is made durable and, on failure, nothing is removed: both are up to
+// the caller, who owns the filesystem (it syncs it, or destroys it).
+//
+// # What is kept
+//
+// Owners, all mode bits, modification and access times in nanoseconds (of
+// directories too), symbolic links with their owners, times and attributes,
+// hard links, extended attributes of every namespace, POSIX ACLs, holes,
+// device nodes, fifos and sockets; flags (chattr: immutable, append-only, no-dump,
+// no-atime, sync, dirsync, inherited projects) and project IDs; and as far as the
+// destination knows them, hints about storage (no copy-on-write, compression, sizes
+// of extents). The root directory keeps its owner, times and attributes but always
+// has mode 0755 and is never immutable: it will be a mount point.
+//
+// What the destination cannot hold of flags, project IDs, dates, device numbers and
+// long targets of symbolic links is no error: [Totals.NotKept] counts it. Not copied,
+// and not counted, are times of birth.
+//
+// # Errors
+//
+// All errors are [*errs.Error] with operation "import" and the file as
+// reference. The kinds that callers may rely on: Conflict (the source changed
+// while it was read), NoSpace (the volume is too small), Invalid (not a tar,
+// or a hostile one), Damaged (a truncated or corrupt archive), Permission,
+// Unsupported (an attribute the destination cannot hold), Canceled.
+package treecopy
+
+import (
+	"errors"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"unicode"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+)
+
+const op = "import"
+
+// The hints a person sees.
+const hintChanged = "it changed while it was read; stop what writes to it, or import a snapshot"
+
+var hintNoSpace = errs.Messagef("the volume is too small: use a larger %s", errs.Param("size"))
+
+// Inode names a file or directory of this host, as stat(2) does.
+type Inode struct {
+	Dev, Ino uint64
+}
+
+// Options say how to copy. The zero value is the usual way for root.
+type Options struct {
+	// Progress, if set, is told about every finished piece of work: files are
+	// entries of any type, bytes are data bytes. The sum of all calls of a
+	// successful CopyDir is what Measure returns for the same tree. It is
+	// called concurrently and must be cheap.
+	Progress func(files, bytes int64)
+
+	// Resolved is for a source whose path is absolute and has no symbolic links: one that
+	// comes into it is an error (Conflict), and does not lead to another directory.
+	Resolved bool
+
+	// Exclude lists directories of the source that are left out altogether,
+	// wherever they are mounted: the pool itself, for example.
+	Exclude []Inode
+
+	// Unprivileged is for callers without root. The owner of everything becomes
+	// the caller, and what only root can make is left out; Totals.Skipped
+	// counts both. Without it each of these is an error.
+	Unprivileged bool
+
+	// OwnRoot keeps the mode of the root directory, and whether it is immutable or
+	// append-only: the destination is the root of a volume as the source is.
+	OwnRoot bool
+
+	// Staging makes the tree below one temporary directory of the root and
+	// moves it up at the end. ext4 spreads the directories made directly in its
+	// root over the whole device and keeps everything below them close by, so
+	// this gives a compact image. Ignored when Unprivileged.
+	Staging bool
+
+	// Before, if set, is a Stamp of the source that CopyStable shall take for
+	// the one before its first copy.
+	Before *Stamp
+
+	// Pass, if set, is told by CopyStable when it begins to copy again what has
+	// changed: the number of the copy, from 2, and how many directories.
+	Pass func(pass int, changed int64)
+
+	// Workers is the number of concurrent workers; 0 means twice the
+	// processors, within reason. Untar has a single writer whatever this says.
+	Workers int
+
+	losses *losses // of several copies together; nil: of this one
+}
+
+// Totals counts a tree, without its root directory.
+type Totals struct {
+	// Files is the number of directory entries of every type; each of several
+	// hard links counts.
+	Files int64
+	// Bytes is the amount of data in regular files, holes left out, each
+	// hard-linked file once.
+	Bytes int64
+	// Inodes is the number of distinct files and directories. Only Measure sets it.
+	Inodes int64
+	// Allocated is a lower bound of the space that the tree takes on a
+	// filesystem with blocks of 4 KiB, in bytes: whole blocks of data and of
+	// directories, but neither inodes nor extended attributes. Only Measure
+	// sets it.
+	Allocated int64
+	// Skipped is what was not copied.
+	Skipped Skipped
+	// NotKept is what the destination could not hold, sorted by What.
+	NotKept []NotKept
+}
+
+// Skipped counts what a copy leaves out. Only KernelDirs and foreign
+// attributes (see Xattrs) can be left out without Options.Unprivileged.
+type Skipped struct {
+	Owners  int64 // files that now belong to the caller instead of their owner; they lose setuid and setgid too
+	Devices int64 // device nodes, and other special files that only root can make
+	// Xattrs is the number of attributes: those that only root can set, those
+	// that the destination does not support, and those that only have a meaning
+	// on the source's filesystem (NFSv4 and CIFS ACLs, btrfs properties, EVM signatures).
+	Xattrs int64
+	// KernelDirs is the number of mount points of kernel filesystems (proc,
+	// sysfs, cgroup, ...) in the source. They become empty directories.
+	KernelDirs int64
+}
+
+// Any reports whether anything was left out.
+func (s Skipped) Any() bool { return s != Skipped{} }
+
+// counters is Totals for concurrent use.
+type counters struct {
+	files, bytes, inodes, allocated     atomic.Int64
+	owners, devices, xattrs, kernelDirs atomic.Int64
+	progress                            func(files, bytes int64)
+	losses                              *losses
+}
+
+// lost counts that o is not in the copy as it is in the source.
+func (c *counters) lost(what string, o object, path func() string) { c.losses.add(what, o.key, path()) }
+
+func (c *counters) add(files, bytes int64) {
+	if files != 0 {
+		c.files.Add(files)
+	}
+	if bytes != 0 {
+		c.bytes.Add(bytes)
+	}
+	if c.progress != nil {
+		c.progress(files, bytes)
+	}
+}
+
+func (c *counters) totals() Totals {
+	return Totals{
+		Files: c.files.Load(), Bytes: c.bytes.Load(),
+		Inodes: c.inodes.Load(), Allocated: c.allocated.Load(),
+		Skipped: Skipped{
+			Owners: c.owners.Load(), Devices: c.devices.Load(),
+			Xattrs: c.xattrs.Load(), KernelDirs: c.kernelDirs.Load(),
+		},
+		NotKept: c.losses.list(nil),
+	}
+}
+
+func newCounters(opt Options) *counters {
+	c := &counters{progress: opt.Progress, losses: opt.losses}
+	if c.losses == nil {
+		c.losses = &losses{}
+	}
+	return c
+}
+
+// quote makes a path fit for a message: names may hold anything but NUL and
+// may be longer than a person wants to read.
+func quote(path string) string {
+	const most = 4096
+	if len(path) > most {
+		path = "..." + path[len(path)-most:]
+	}
+	if !utf8.ValidString(path) || strings.ContainsFunc(path, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return strconv.Quote(path)
+	}
+	return path
+}
+
+// srcErr reports that a system call on the source failed. What was there a
+// moment ago and is no longer, or is of another type now, is a conflict.
+func srcErr(path, call string, err error) error {
+	switch {
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
+		errors.Is(err, unix.ESTALE), errors.Is(err, unix.ENXIO), errors.Is(err, unix.EINVAL) && call == "readlink":
+		e := errs.New(errs.Conflict, op, quote(path), "%s: %w", call, err)
+		return e.WithHint("%s", hintChanged)
+	}
+	return sysErr(path, "reading: "+call, err)
+}
+
+// changed reports that the source was modified while it was read; how, if that is known.
+func changed(path string, how ...string) error {
+	text := "it changed while it was read"
+	if len(how) > 0 {
+		text += " (" + strings.Join(how, ", ") + ")"
+	}
+	return errs.New(errs.Conflict, op, quote(path), "%s", text).WithHint("%s", hintChanged)
+}
+
+// dstErr reports that a system call on the destination failed.
+func dstErr(path, call string, err error) error {
+	e := sysErr(path, "writing: "+call, err)
+	switch e.Kind {
+	case errs.NoSpace:
+		e.Hint = hintNoSpace
+	case errs.Exists:
+		e.Hint = "the destination must be empty, and tell all names of the source apart"
+	case errs.NotFound:
+		e.Kind = errs.Internal // nobody else has the destination open
+	}
+	return e
+}
+
+func sysErr(path, call string, err error) *errs.Error {
+	e := errs.New(errs.KindOf(err), op, quote(path), "%s: %w", call, err)
+	if e.Kind == errs.Permission && !errors.Is(err, unix.EROFS) {
+		e.Hint = "run it as root"
+	}
+	return e
+}
+
+// retry repeats f while a signal interrupts it.
+func retry[T any](f func() (T, error)) (T, error) {
+	for {
+		v, err := f()
+		if err != unix.EINTR {
+			return v, err
+		}
+	}
+}
+
+// retry0 is retry for calls that return nothing.
+func retry0(f func() error) error {
+	_, err := retry(func() (struct{}, error) { return struct{}{}, f() })
+	return err
+}
+
+// openRoot returns a descriptor of its own for the directory dst.
+func openRoot(dst *os.File) (int, error) {
+	fd, err := retry(func() (int, error) {
+		return unix.Openat(int(dst.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	})
+	if err != nil {
+		return -1, dstErr(dst.Name(), "open", err)
+	}
+	return fd, nil
+}

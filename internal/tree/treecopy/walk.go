@@ -1,0 +1,551 @@
+package treecopy
+
+import (
+	"cmp"
+	"context"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/treewalk"
+)
+
+// This file is the parallel walk that Measure and CopyDir share.
+//
+// Each worker goes depth first through a subtree with a stack of its own. It
+// gives work away only when another worker has nothing to do: a directory from
+// as near the root as possible, or some of the files of the directory it is in.
+// So there is no queue that could grow, and memory is bounded by the depth of
+// the tree times the entries of a getdents buffer or two.
+//
+// A directory is over when all its parts are: its own reading and copying, the
+// files given away, each subdirectory. Whoever ends the last part leaves it
+// (which sets its times) and so ends a part of its parent.
+//
+// Descriptors are bounded too, whatever the depth: a directory has open
+// descriptors only while somebody pins it, and a worker pins only the top of
+// its stack. What was closed is opened again through ".." of a child.
+
+// entry is one name in a directory of the source.
+type entry struct {
+	name string
+	ino  uint64
+	typ  uint8 // DT_*; never DT_UNKNOWN or DT_DIR for a file
+}
+
+// dir is a directory being walked. The fields above mu never change once the
+// directory is known to more than one worker, except that leaving it drops xattrs.
+type dir struct {
+	parent *dir
+	name   string // within parent; of the root, its path
+	id     Inode
+	attrs
+	ctime  unix.Timespec
+	xattrs []xattr
+	kernel bool   // the root of a kernel filesystem: not read
+	key    uint64 // of its path; see Stamp
+	dirty  bool   // in an update: what is in it is copied again
+	whole  bool   // in an update: it is new, with all that is below it
+
+	sum  atomic.Uint64 // of the digests of its entries; for a stamper
+	torn atomic.Bool   // it changed while it was read; for a stamper
+
+	cookie    int64  // where reading goes on; only its reader uses it
+	nameBytes int64  // what its entries take in a directory block; only its reader writes it
+	linkNames []byte // of its first hard links, each with a NUL; for links, under its lock
+
+	mu       sync.Mutex
+	src, dst int   // descriptors; -1: closed, or (dst) there is no destination
+	pins     int32 // users of the descriptors
+	pending  int32 // parts that are not over
+}
+
+// path is d's path for messages.
+func (d *dir) path() string {
+	var names []string
+	for ; d != nil; d = d.parent {
+		names = append(names, d.name)
+	}
+	slices.Reverse(names)
+	if len(names) == 1 && names[0] == "" {
+		return "/"
+	}
+	return strings.Join(names, "/")
+}
+
+func (d *dir) join(name string) string { return strings.TrimSuffix(d.path(), "/") + "/" + name }
+
+// tryPin pins d if its descriptors are open.
+func (d *dir) tryPin() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.dst < 0 {
+		return false
+	}
+	d.pins++
+	return true
+}
+
+func (d *dir) unpin() {
+	d.mu.Lock()
+	d.unpinLocked()
+	d.mu.Unlock()
+}
+
+func (d *dir) unpinLocked() {
+	d.pins--
+	if d.pins == 0 {
+		d.closeLocked()
+	}
+}
+
+func (d *dir) closeLocked() {
+	if d.src >= 0 {
+		unix.Close(d.src)
+		d.src = -1
+	}
+	if d.dst >= 0 {
+		unix.Close(d.dst)
+		d.dst = -1
+	}
+}
+
+// visitor is what a walk does. Its methods are called concurrently. While one
+// runs, the descriptors of the directories it is given are open.
+type visitor interface {
+	// enter opens a subdirectory, with one pin and one pending part; nil if it
+	// is to be left out.
+	enter(w *worker, parent *dir, e entry) (*dir, error)
+	// file deals with an entry that is not a directory.
+	file(w *worker, d *dir, e entry) error
+	// leave is called once everything below d is done.
+	leave(w *worker, d *dir) error
+}
+
+// task is work that one worker gives another: the files of d or, without
+// files, the whole of d. One pin and one part of d go with it.
+type task struct {
+	d     *dir
+	files []entry
+}
+
+type walk struct {
+	ctx     context.Context
+	root    string // for messages
+	v       visitor
+	hasDst  bool
+	spare   func(*dir) // if set, what changed in a directory is noted and no error
+	workers int
+	open    int // pinned directories a worker may have on its stack
+
+	work chan task
+	idle atomic.Int32 // workers that wait for work and that nobody has claimed
+	quit chan struct{}
+
+	stop atomic.Bool // set by the first error
+	once sync.Once
+	err  error
+}
+
+func newWalk(v visitor, hasDst bool, opt Options) *walk {
+	n := opt.Workers
+	if n <= 0 {
+		n = min(max(2*runtime.GOMAXPROCS(0), 4), 16)
+	}
+	open := 32
+	var lim unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &lim) == nil {
+		open = max(2, min(open, int(min(lim.Cur, 1<<20))/(8*n)))
+	}
+	return &walk{v: v, hasDst: hasDst, workers: n, open: open, work: make(chan task), quit: make(chan struct{})}
+}
+
+// run walks root, which has one pin and one pending part, and returns the
+// first error once every worker has stopped and every descriptor is closed.
+func (t *walk) run(ctx context.Context, root *dir) error {
+	t.ctx, t.root = ctx, root.path()
+	root.pins++ // it stays open to the end, for hard links
+	var wg sync.WaitGroup
+	for i := range t.workers {
+		wg.Go(func() {
+			w := &worker{t: t, dents: make([]byte, 32<<10)}
+			if i == 0 {
+				w.walk(root)
+			}
+			w.serve()
+		})
+	}
+	wg.Wait()
+	return t.err
+}
+
+// stopped reports whether to stop, because of an error or a cancellation.
+func (t *walk) stopped() bool {
+	if t.stop.Load() {
+		return true
+	}
+	err := t.ctx.Err()
+	t.fail(errs.Wrap(op, quote(t.root), err))
+	return err != nil
+}
+
+// fail records the first error and stops the walk.
+func (t *walk) fail(err error) {
+	if err == nil {
+		return
+	}
+	t.once.Do(func() {
+		t.err = err
+		t.stop.Store(true)
+	})
+}
+
+// failIn is fail for what went wrong in d: the walk may be one that goes on when
+// the source changes.
+func (t *walk) failIn(d *dir, err error) {
+	// A directory that is being written to may list a name twice: then the copy
+	// has it already.
+	if t.spare != nil && (errs.Is(err, errs.Conflict) || errs.Is(err, errs.Exists)) {
+		t.spare(d)
+		return
+	}
+	t.fail(err)
+}
+
+// claim reserves an idle worker: the caller must send a task (or unclaim).
+func (t *walk) claim() bool {
+	for {
+		n := t.idle.Load()
+		if n <= 0 {
+			return false
+		}
+		if t.idle.CompareAndSwap(n, n-1) {
+			return true
+		}
+	}
+}
+
+func (t *walk) unclaim() { t.idle.Add(1) }
+
+// worker is one goroutine of a walk, with its buffers.
+type worker struct {
+	t     *walk
+	stack []frame
+	dents []byte // for getdents
+	data  []byte // for file contents; see buffer
+	names []byte // for attribute names
+	value []byte // for an attribute value
+	hash  []byte // for digests
+
+	cloneDev uint64 // the source device that the next two are about
+	noClone  bool   // FICLONE does not work from there
+	noRange  bool   // copy_file_range does not work from there
+}
+
+// frame is a directory on a worker's stack.
+type frame struct {
+	d        *dir
+	subs     []entry // subdirectories that were read but not walked yet
+	eof      bool
+	unpinned bool
+}
+
+func (w *worker) serve() {
+	for {
+		w.t.idle.Add(1)
+		select {
+		case k := <-w.t.work:
+			if k.files != nil {
+				for _, e := range k.files {
+					w.file(k.d, e)
+				}
+				w.done(k.d)
+			} else {
+				w.walk(k.d)
+			}
+		case <-w.t.quit:
+			return
+		}
+	}
+}
+
+// walk goes through the subtree d, of which it takes over a pin and a part.
+func (w *worker) walk(d *dir) {
+	w.stack = append(w.stack[:0], frame{d: d, eof: d.kernel})
+	for len(w.stack) > 0 {
+		w.share()
+		f := &w.stack[len(w.stack)-1]
+		switch {
+		case w.t.stopped():
+			w.pop()
+		case len(f.subs) > 0:
+			if child := w.enter(f); child != nil {
+				w.push(child)
+			}
+		case !f.eof:
+			w.read(f)
+		default:
+			w.pop()
+		}
+	}
+}
+
+// enter opens the next subdirectory of f.
+func (w *worker) enter(f *frame) *dir {
+	last := len(f.subs) - 1
+	e := f.subs[last]
+	f.subs = f.subs[:last]
+	child, err := w.t.v.enter(w, f.d, e)
+	if err != nil {
+		w.t.failIn(f.d, err)
+		return nil
+	}
+	if child != nil {
+		f.d.mu.Lock()
+		f.d.pending++
+		f.d.mu.Unlock()
+	}
+	return child
+}
+
+func (w *worker) push(d *dir) {
+	w.stack = append(w.stack, frame{d: d, eof: d.kernel})
+	if i := len(w.stack) - 1 - w.t.open; i >= 0 && !w.stack[i].unpinned {
+		w.stack[i].unpinned = true
+		w.stack[i].d.unpin()
+	}
+}
+
+func (w *worker) pop() {
+	top := len(w.stack) - 1
+	d := w.stack[top].d
+	w.stack[top] = frame{}
+	w.stack = w.stack[:top]
+	if top > 0 {
+		if below := &w.stack[top-1]; below.unpinned {
+			below.unpinned = false
+			w.t.fail(w.t.pin(below.d, d, true)) // with its source, for those below it
+		}
+	}
+	w.done(d)
+}
+
+// share gives subtrees to idle workers, the ones nearest the root first.
+func (w *worker) share() {
+	for i := 0; i < len(w.stack) && w.t.idle.Load() > 0 && !w.t.stopped(); i++ {
+		f := &w.stack[i]
+		for !f.unpinned && len(f.subs) > 0 {
+			if i == len(w.stack)-1 && len(f.subs) == 1 && f.eof {
+				return // it is all that is left to do here
+			}
+			if !w.t.claim() {
+				return
+			}
+			child := w.enter(f)
+			if child == nil {
+				w.t.unclaim()
+				continue
+			}
+			w.t.work <- task{d: child}
+		}
+	}
+}
+
+// read takes one buffer of entries from f, deals with the files among them and
+// leaves the subdirectories in f.subs.
+func (w *worker) read(f *frame) {
+	d := f.d
+	var files []entry
+	for {
+		n, err := retry(func() (int, error) { return unix.Getdents(d.src, w.dents) })
+		if err != nil {
+			f.eof = true
+			w.t.failIn(d, srcErr(d.path(), "getdents", err))
+			break
+		}
+		if n == 0 {
+			f.eof = true
+			w.t.failIn(d, d.check())
+			break
+		}
+		if files, err = w.parse(f, w.dents[:n], files); err != nil {
+			f.eof = true
+			w.t.failIn(d, err)
+			break
+		}
+		// A buffer that is far from full is most likely the last: get the end of
+		// the directory over with, so that share knows what is left.
+		if n > len(w.dents)/2 || len(files)+len(f.subs) > 1024 {
+			break
+		}
+	}
+	// In order of inode numbers a disk is read sequentially, more or less.
+	slices.SortFunc(files, func(a, b entry) int { return cmp.Compare(a.ino, b.ino) })
+	for len(files) > 0 && !w.t.stopped() {
+		w.share()
+		if len(files) >= 16 && w.t.claim() {
+			n := max(8, min(len(files)/2, 128))
+			d.mu.Lock()
+			d.pins++
+			d.pending++
+			d.mu.Unlock()
+			w.t.work <- task{d: d, files: files[:n]}
+			files = files[n:]
+			continue
+		}
+		n := min(8, len(files))
+		for _, e := range files[:n] {
+			w.file(d, e)
+		}
+		files = files[n:]
+	}
+}
+
+func (w *worker) file(d *dir, e entry) {
+	if !w.t.stopped() {
+		w.t.failIn(d, w.t.v.file(w, d, e))
+	}
+}
+
+// parse sorts the entries of a getdents buffer into files and f.subs.
+func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
+	d := f.d
+	for e := range treewalk.Dirents(buf) {
+		d.cookie = e.Off
+		name, typ := e.Name, e.Type
+		if name == "." || name == ".." {
+			continue
+		}
+		if typ == unix.DT_UNKNOWN {
+			var st unix.Stat_t
+			if err := unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+				return files, srcErr(d.join(name), "stat", err)
+			}
+			typ = uint8(st.Mode & unix.S_IFMT >> 12)
+		}
+		d.nameBytes += int64(8 + (len(name)+3)&^3)
+		if e := (entry{name, e.Ino, typ}); typ == unix.DT_DIR {
+			f.subs = append(f.subs, e)
+		} else {
+			files = append(files, e)
+		}
+	}
+	return files, nil
+}
+
+// check returns an error if d has changed since it was opened.
+func (d *dir) check() error {
+	var st unix.Stat_t
+	if err := unix.Fstat(d.src, &st); err != nil {
+		return srcErr(d.path(), "stat", err)
+	}
+	if st.Mtim != d.mtime || st.Ctim != d.ctime {
+		return changed(d.path())
+	}
+	return nil
+}
+
+// pin pins d, a closed directory perhaps, through its child, which is open.
+// The pin counts even if there is an error.
+func (t *walk) pin(d, child *dir, source bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.pins++
+	if t.stopped() {
+		return nil // the child may be closed, and nobody will use d
+	}
+	if t.hasDst && d.dst < 0 {
+		fd, err := openDir(child.dst, "..")
+		if err != nil {
+			return dstErr(d.path(), "open", err)
+		}
+		d.dst = fd
+	}
+	if source && d.src < 0 {
+		fd, err := openDir(child.src, "..")
+		if err != nil {
+			return srcErr(d.path(), "open", err)
+		}
+		d.src = fd
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return srcErr(d.path(), "stat", err)
+		}
+		if inode(&st) != d.id {
+			return changed(d.path())
+		}
+		if d.cookie != 0 {
+			if _, err := unix.Seek(fd, d.cookie, unix.SEEK_SET); err != nil {
+				return srcErr(d.path(), "seek", err)
+			}
+		}
+	}
+	return nil
+}
+
+// done ends one part of d and gives up a pin. If it was the last part, it
+// leaves d and ends a part of d's parent, and so on.
+func (w *worker) done(d *dir) {
+	for {
+		d.mu.Lock()
+		d.pending--
+		last := d.pending == 0
+		if !last {
+			d.unpinLocked()
+		}
+		d.mu.Unlock()
+		if !last {
+			return
+		}
+		p := d.parent
+		if p != nil {
+			// Before d gets its final mode, which may forbid the way to "..".
+			w.t.fail(w.t.pin(p, d, false))
+		}
+		if !w.t.stopped() {
+			w.t.fail(w.t.v.leave(w, d))
+		}
+		d.xattrs = nil
+		d.unpin()
+		if p == nil {
+			d.unpin() // run's
+			close(w.t.quit)
+			return
+		}
+		d = p
+	}
+}
+
+// openDir opens a directory in a directory, never a symbolic link.
+func openDir(at int, name string) (int, error) {
+	return openNoAtime(at, name, unix.O_DIRECTORY)
+}
+
+// openNoAtime opens name in at for reading, if possible without changing its
+// access time.
+func openNoAtime(at int, name string, flags int) (int, error) {
+	flags |= unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := retry(func() (int, error) { return unix.Openat(at, name, flags|unix.O_NOATIME, 0) })
+	if err == unix.EPERM { // it is somebody else's
+		fd, err = retry(func() (int, error) { return unix.Openat(at, name, flags, 0) })
+	}
+	return fd, err
+}
+
+func inode(st *unix.Stat_t) Inode { return Inode{Dev: uint64(st.Dev), Ino: st.Ino} }
+
+// futimens sets both times of an open file.
+func futimens(fd int, atime, mtime unix.Timespec) error {
+	ts := [2]unix.Timespec{atime, mtime}
+	_, _, errno := unix.Syscall6(unix.SYS_UTIMENSAT, uintptr(fd), 0, uintptr(unsafe.Pointer(&ts)), 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

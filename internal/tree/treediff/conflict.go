@@ -1,0 +1,370 @@
+package treediff
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"sort"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/linux/treewalk"
+)
+
+// Conflict is a path that both sides have changed, each in its own way.
+type Conflict struct {
+	Path   string
+	Mine   string // what one side did, in words for people
+	Theirs string // what the other did
+}
+
+// Merge is what is left to do when two sides have changed one base.
+type Merge struct {
+	Conflicts []Conflict // in order of path
+	Changes   []Change   // mine, but what theirs has done in the same way
+	changes   []bool     // which of them are part of a conflict
+}
+
+// Clean is those of Changes that are in no conflict, and do not need one that is:
+// the other side's choice stands for the rest. A new name of a file whose own
+// change is left out becomes a file of its own.
+func (m *Merge) Clean() []Change {
+	drop := slices.Clone(m.changes)
+	var missing []string // paths that do not come to be
+	for again := true; again; {
+		again = false
+		var stays map[string]bool
+		missing, stays = m.without(drop)
+		for i, ch := range m.Changes {
+			if drop[i] {
+				continue
+			}
+			comes := ch.Op == Added || ch.Op == Renamed
+			if comes && stays[ch.Path] || ch.Op != Deleted && belowAny(ch.Path, missing) {
+				drop[i], again = true, true
+			}
+		}
+	}
+
+	var out []Change
+	left := map[string]bool{}
+	for i, ch := range m.Changes {
+		switch {
+		case !drop[i]:
+			out = append(out, ch)
+		case ch.Op != Deleted:
+			left[ch.Path] = true
+		}
+	}
+	ownFiles(out, func(path string) bool { return left[path] || belowAny(path, missing) })
+	return out
+}
+
+// without finds what comes of leaving out some of the changes: the paths that do
+// not come to be, and those at which something stays.
+func (m *Merge) without(drop []bool) (missing []string, stays map[string]bool) {
+	stays = map[string]bool{}
+	for i, ch := range m.Changes {
+		if !drop[i] {
+			continue
+		}
+		if ch.Op == Added || ch.Op == Renamed || ch.Type == Dir && (ch.replaced || ch.TypeBefore != "") {
+			missing = append(missing, ch.Path)
+		}
+		// With what stays, the directories stay that it is in.
+		switch ch.Op {
+		case Renamed:
+			staysWithin(stays, ch.From)
+		case Deleted:
+			staysWithin(stays, ch.Path)
+		}
+	}
+	return missing, stays
+}
+
+func belowAny(path string, dirs []string) bool {
+	return slices.ContainsFunc(dirs, func(dir string) bool { return below(path, dir) })
+}
+
+func staysWithin(stays map[string]bool, path string) {
+	for ; path != ""; path, _ = split(path) {
+		stays[path] = true
+	}
+}
+
+// Conflicts finds what cannot be had of both: mine and theirs are the changes,
+// as Compare found them from one base, of two trees whose roots are given.
+// Changes that come to the same are no conflict, nor are changes of nothing but
+// times. Conflicts are paths that both sides have changed differently, paths
+// renamed differently, and paths below a directory that the other side has
+// deleted, renamed or replaced.
+//
+// A new name of a file is no conflict. It becomes one more name of theirs if they
+// have changed the file, and a file of its own if they have another in its place.
+func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot *os.File) (*Merge, error) {
+	m := &Merge{}
+	t := newTouched(theirs)
+	own := newTouched(mine)
+	found := map[string]Conflict{}
+	eq := &comparer{ctx: ctx, a: theirsRoot, b: mineRoot}
+	for _, ch := range mine {
+		if err := ctx.Err(); err != nil {
+			return nil, failed("", "compare", err)
+		}
+		if ch.TimesOnly() {
+			if _, gone := t.gone(ch.Path); gone == nil && t.of(ch.Path) == nil {
+				m.Changes, m.changes = append(m.Changes, ch), append(m.changes, false)
+			}
+			continue
+		}
+		cs, same, err := conflictsOf(eq, &ch, t, own)
+		if err != nil {
+			return nil, err
+		}
+		if same {
+			continue
+		}
+		for _, c := range cs {
+			if _, ok := found[c.Path]; !ok {
+				found[c.Path] = c
+			}
+		}
+		if len(cs) > 0 {
+			ch.whole()
+		}
+		m.Changes, m.changes = append(m.Changes, ch), append(m.changes, len(cs) > 0)
+	}
+	// Of what both sides have changed, one side's is taken as a whole, names included.
+	ownFiles(m.Changes, func(path string) bool { return own.of(path) == nil && t.another(own.before(path)) })
+
+	for _, p := range slices.Sorted(maps.Keys(found)) {
+		m.Conflicts = append(m.Conflicts, found[p])
+	}
+	return m, nil
+}
+
+// touched finds the changes of one side by path.
+type touched struct {
+	at    map[string]*Change // by the path of what is there now
+	left  map[string]*Change // by the path of what is not there any more
+	paths []string           // of both, sorted
+}
+
+func newTouched(changes []Change) *touched {
+	t := &touched{at: map[string]*Change{}, left: map[string]*Change{}}
+	for i := range changes {
+		ch := &changes[i]
+		if ch.TimesOnly() {
+			continue
+		}
+		if ch.Op != Deleted {
+			t.at[ch.Path] = ch
+		}
+		switch {
+		case ch.Op == Renamed:
+			t.left[ch.From] = ch
+		case ch.leaves(ch.Path):
+			t.left[ch.Path] = ch
+		}
+	}
+	for p := range t.at {
+		t.paths = append(t.paths, p)
+	}
+	for p := range t.left {
+		if t.at[p] == nil {
+			t.paths = append(t.paths, p)
+		}
+	}
+	slices.Sort(t.paths)
+	return t
+}
+
+// of returns the changes that concern a path: one, or two if what was there is
+// somewhere else and something else is there now.
+func (t *touched) of(path string) []*Change {
+	at, left := t.at[path], t.left[path]
+	switch {
+	case at == nil && left == nil:
+		return nil
+	case at == nil || at == left:
+		return []*Change{left}
+	case left == nil:
+		return []*Change{at}
+	}
+	return []*Change{left, at}
+}
+
+// gone returns the change by which a directory above path went away, and the
+// path of that.
+func (t *touched) gone(path string) (string, *Change) {
+	for dir, _ := split(path); dir != ""; dir, _ = split(dir) {
+		if ch := t.left[dir]; ch != nil && ch.wasDir() {
+			return dir, ch
+		}
+	}
+	return "", nil
+}
+
+// another reports whether what is at path, if anything, is another file than before.
+func (t *touched) another(path string) bool {
+	if _, gone := t.gone(path); gone != nil || t.left[path] != nil {
+		return true
+	}
+	at := t.at[path]
+	return at != nil && (at.Op != Modified || at.replaced)
+}
+
+// before is where something was that is at path only as a directory above it was
+// renamed.
+func (t *touched) before(path string) string {
+	for dir, _ := split(path); dir != ""; dir, _ = split(dir) {
+		if ch := t.at[dir]; ch != nil && ch.Op == Renamed {
+			return ch.From + strings.TrimPrefix(path, dir)
+		}
+	}
+	return path
+}
+
+// whole makes a change one of everything. The other side has changed the file too:
+// if this side is chosen, it is not enough to make what this side has changed in it.
+func (ch *Change) whole() {
+	switch {
+	case ch.Op == Deleted:
+	case ch.Type == Dir:
+		ch.Metadata = true
+	case ch.Type == File || ch.Op == Renamed:
+		ch.Content, ch.Metadata = true, true
+	default:
+		ch.Content, ch.replaced = true, true // the others cannot be changed, only replaced
+	}
+}
+
+// leaves reports whether what was at path is no longer there.
+func (ch *Change) leaves(path string) bool {
+	return ch.Op == Deleted || ch.Op == Renamed && ch.From == path || ch.TypeBefore != ""
+}
+
+func (ch *Change) wasDir() bool { return ch.Type == Dir || ch.TypeBefore == Dir }
+
+// inside returns the paths below a directory at which something has been changed
+// and is there; with left also those at which nothing is any more.
+func (t *touched) inside(dir string, left bool) []string {
+	var out []string
+	for i := sort.SearchStrings(t.paths, dir+"/"); i < len(t.paths) && below(t.paths[i], dir); i++ {
+		if p := t.paths[i]; left || t.at[p] != nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// words say what a change did at a path.
+func (ch *Change) words(path string) string {
+	switch {
+	case ch.Op == Renamed && ch.From == path:
+		return "renamed to " + quote(ch.Path)
+	case ch.Op == Renamed:
+		return "renamed from " + quote(ch.From)
+	case ch.TypeBefore != "":
+		return "replaced by a " + string(ch.Type)
+	}
+	return string(ch.Op)
+}
+
+// conflictsOf finds what one of my changes is in the way of. same: the other side
+// has done the same.
+func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, same bool, err error) {
+	paths := []string{ch.Path}
+	if ch.From != "" {
+		paths = append(paths, ch.From)
+	}
+	agreed := 0
+	for _, p := range paths {
+		others := t.of(p)
+		ok := len(others) > 0
+		for _, o := range others {
+			same, err := agrees(eq, ch, o, p)
+			if err != nil {
+				return nil, false, err
+			}
+			if !same {
+				ok = false
+				out = append(out, Conflict{p, ch.words(p), o.words(p)})
+				break
+			}
+		}
+		if ok {
+			agreed++
+			continue
+		}
+		// A directory above has gone away on the other side, unless all that I did
+		// is to take away what was in it, or have taken that directory away too.
+		dir, o := t.gone(p)
+		_, mine := own.gone(p)
+		if o != nil && !(ch.Op == Deleted && o.Op == Deleted) && (mine == nil || p == ch.Path && ch.Op != Deleted) {
+			out = append(out, Conflict{p, ch.words(p), "the directory " + quote(dir) + " was " + o.words(dir)})
+		}
+	}
+	if old := paths[len(paths)-1]; ch.leaves(old) && ch.wasDir() {
+		for _, p := range t.inside(old, ch.Op == Renamed) {
+			o := t.of(p)[0]
+			if l := own.left[p]; l != nil && o.Op == Modified {
+				continue // reported by that change
+			}
+			out = append(out, Conflict{p, "the directory " + quote(old) + " was " + ch.words(old), o.words(p)})
+		}
+	}
+	return out, len(out) == 0 && agreed == len(paths), nil
+}
+
+// agrees reports whether two changes that both concern a path come to the same
+// there.
+func agrees(eq *comparer, mine, theirs *Change, path string) (bool, error) {
+	if (mine.Op == Renamed && mine.From == path) || (theirs.Op == Renamed && theirs.From == path) {
+		if mine.Op != Renamed || theirs.Op != Renamed || mine.From != theirs.From || mine.Path != theirs.Path {
+			return false, nil
+		}
+		return true, nil // what is at the new path is looked at there
+	}
+	if mine.Op == Deleted || theirs.Op == Deleted {
+		return mine.Op == theirs.Op, nil
+	}
+	if mine.Type == Dir && (mine.Op == Renamed || theirs.Op == Renamed) && mine.From != theirs.From {
+		return false, nil // what is in a directory that was moved comes with it
+	}
+	return eq.samePath(path)
+}
+
+// samePath reports whether both trees have the same at a path, but for times. Of
+// directories that does not include what is in them.
+func (c *comparer) samePath(path string) (bool, error) {
+	if path == "." {
+		path = ""
+	}
+	dir, name := split(path)
+	fa, err := treewalk.Open(c.a, dir)
+	if err != nil {
+		return false, failed(dir, "open", err)
+	}
+	defer fa.Close()
+	fb, err := treewalk.Open(c.b, dir)
+	if err != nil {
+		return false, failed(dir, "open", err)
+	}
+	defer fb.Close()
+	a, err := c.stat(fa, name, path)
+	if err != nil {
+		return false, err
+	}
+	b, err := c.stat(fb, name, path)
+	if err != nil {
+		return false, err
+	}
+	if a.mode&unix.S_IFMT != b.mode&unix.S_IFMT {
+		return false, nil
+	}
+	d, err := c.compare(place{fa, name, path}, place{fb, name, path}, &a, &b)
+	return err == nil && !d.content && !d.metadata, err
+}

@@ -1,0 +1,219 @@
+package treediff
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/treewalk"
+	"pando/internal/tree/treecopy"
+)
+
+// This file deals with flags (chattr) and project IDs. They count as metadata. What is
+// immutable or append-only cannot be changed, linked to, renamed or deleted, so Apply
+// takes those flags away first from all that it works on, and sets flags last.
+
+// comparedFlags are those that a person gives a file; the others say how a
+// filesystem stores it.
+const comparedFlags = kernel.FlagSync | kernel.FlagImmutable | kernel.FlagAppend | kernel.FlagNoDump |
+	kernel.FlagNoAtime | kernel.FlagDirSync | kernel.FlagProjectInherit
+
+// fileFlags are the flags and the project of a file, zero where there are none.
+type fileFlags struct{ flags, project uint32 }
+
+// flagsAt asks a file or directory. Other types are not opened and have none.
+func flagsAt(p place) (f fileFlags, err error) {
+	fd, err := kernel.OpenForFlags(int(p.dir.Fd()), p.name)
+	if err == unix.EOPNOTSUPP {
+		return f, nil
+	}
+	if err != nil {
+		return f, failed(p.path, "open", err)
+	}
+	defer unix.Close(fd)
+	if flags, err := kernel.GetFlags(fd); err == nil {
+		f.flags = flags & comparedFlags
+	}
+	if x, err := kernel.GetFSXAttr(fd); err == nil {
+		f.project = x.Project
+	}
+	return f, nil
+}
+
+// softened is a file whose protection was taken away.
+type softened struct {
+	path     string // before renames
+	flags    uint32 // that it had
+	dev, ino uint64
+	file     *os.File // if it has other names, by which it may be there in the end; else nil
+}
+
+// unprotect makes everything that the changes are about changeable, and remembers
+// what had to be. What is not there is left to the steps that miss it.
+func (a *applier) unprotect(changes []Change) error {
+	seen := map[string]bool{}
+	for i := range changes {
+		ch := &changes[i]
+		for _, p := range []string{ch.Path, ch.From, ch.Link} {
+			for ; p != "" && p != "." && !seen[p]; p, _ = split(p) {
+				if err := a.ctx.Err(); err != nil {
+					return err
+				}
+				seen[p] = true
+				if err := a.soften(p); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return a.soften("")
+}
+
+// soften takes away what protects a path of onto.
+func (a *applier) soften(path string) error {
+	dirPath, name := split(path)
+	dir, err := treewalk.Open(a.onto, dirPath)
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	fd, err := kernel.OpenForFlags(int(dir.Fd()), name)
+	if err != nil {
+		return nil
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer func() { closeUnlessNil(f) }()
+	taken := kernel.UnprotectFile(fd)
+	if taken == 0 {
+		return nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return failed(path, "stat", err)
+	}
+	s := softened{path: path, flags: taken, dev: uint64(st.Dev), ino: st.Ino}
+	if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 {
+		s.file, f = f, nil
+	}
+	a.softened = append(a.softened, s)
+	return nil
+}
+
+func closeUnlessNil(f *os.File) {
+	if f != nil {
+		f.Close()
+	}
+}
+
+// closeSoftened closes what unprotect has left open.
+func (a *applier) closeSoftened() {
+	for _, s := range a.softened {
+		closeUnlessNil(s.file)
+	}
+}
+
+// flags gives what was softened the flags back that it had, and then all that was made
+// or changed those of from.
+func (a *applier) flags(changes []Change) error {
+	moved := map[string]string{} // from their old path to their new one
+	for _, ch := range changes {
+		if ch.Op == Renamed {
+			moved[ch.From] = ch.Path
+		}
+	}
+	for _, s := range a.softened {
+		if err := a.protect(s, movedTo(moved, s.path)); err != nil {
+			return err
+		}
+	}
+	for path := range a.copied {
+		if err := a.copyFlags(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// movedTo is where something is after it, or a directory above it, was renamed.
+func movedTo(moved map[string]string, path string) string {
+	for p := path; p != ""; p, _ = split(p) {
+		if to, ok := moved[p]; ok {
+			return to + strings.TrimPrefix(path, p)
+		}
+	}
+	return path
+}
+
+// copyFlags copies the flags of a path. It need not be there any more: with Force and
+// Keep, something else may have taken its place.
+func (a *applier) copyFlags(path string) error {
+	dirPath, name := split(path)
+	src, err := treewalk.Open(a.from, dirPath)
+	if err != nil {
+		return ignoreGone(path, err)
+	}
+	defer src.Close()
+	dst, err := treewalk.Open(a.onto, dirPath)
+	if err != nil {
+		return ignoreGone(path, err)
+	}
+	defer dst.Close()
+	return ignoreGone(path, treecopy.CopyFlags(a.ctx, src, name, dst, name))
+}
+
+// protect gives a file, which is at a path of onto now if it is still there, the flags
+// back that soften took away.
+func (a *applier) protect(s softened, path string) error {
+	if s.file != nil {
+		return failed(path, "setting flags", kernel.Protect(int(s.file.Fd()), s.flags))
+	}
+	dirPath, name := split(path)
+	dir, err := treewalk.Open(a.onto, dirPath)
+	if err != nil {
+		return ignoreGone(path, err)
+	}
+	defer dir.Close()
+	fd, err := kernel.OpenForFlags(int(dir.Fd()), name)
+	if err != nil {
+		return ignoreGone(path, err)
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return failed(path, "stat", err)
+	}
+	if uint64(st.Dev) != s.dev || st.Ino != s.ino {
+		return nil // it is gone, and this is another
+	}
+	return failed(path, "setting flags", kernel.Protect(fd, s.flags))
+}
+
+func ignoreGone(path string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) ||
+		errors.Is(err, unix.ELOOP) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	return failed(path, "setting flags", err)
+}
+
+// note remembers a path whose attributes were copied, so that flags copies its flags.
+func (a *applier) note(path string) {
+	if path == "." {
+		path = ""
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.copied == nil {
+		a.copied = map[string]bool{}
+	}
+	a.copied[path] = true
+}
+
+// unlinkAt is unlinkat(2), also of what is protected.
+func unlinkAt(dir *os.File, name string, flags int) error {
+	return treewalk.Unlink(int(dir.Fd()), name, flags)
+}

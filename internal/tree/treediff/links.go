@@ -1,0 +1,173 @@
+package treediff
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/treewalk"
+)
+
+// This file makes the changes of files with several names. That two names are one
+// file is so in the tree that the changes were found in (from). In the tree that
+// they are made in, a name may be another file's by now, so each is looked at.
+
+// isNew reports whether a change makes a file where there is none any more.
+func (ch *Change) isNew() bool {
+	return ch.Op == Added || ch.Op == Modified && (ch.replaced || ch.TypeBefore != "")
+}
+
+// newName reports whether a change makes one more name of a file.
+func (ch *Change) newName() bool { return ch.Link != "" && ch.isNew() }
+
+// relinked reports whether a change replaces a name, of what is no regular file, by
+// one of another file.
+func (ch *Change) relinked() bool {
+	return ch.Link != "" && ch.Op == Modified && ch.Content && ch.Type != File && !ch.isNew()
+}
+
+// ownFiles makes files of their own of the new names of files that are not to be
+// had. Several names of one such file become names of one.
+func ownFiles(changes []Change, missing func(path string) bool) {
+	first := map[string]string{} // by the path of the missing file: the new one's
+	for i := range changes {
+		ch := &changes[i]
+		if !ch.newName() || !missing(ch.Link) {
+			continue
+		}
+		if path, ok := first[ch.Link]; ok {
+			ch.Link = path
+			continue
+		}
+		first[ch.Link] = ch.Path
+		ch.Link, ch.Content = "", true
+	}
+}
+
+// links makes the hard links.
+func (a *applier) links(changes []Change) error {
+	for i := range changes {
+		ch := &changes[i]
+		if !ch.newName() && !ch.relinked() {
+			continue
+		}
+		err := a.link(ch)
+		if err != nil && a.taken(ch, err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		a.done(1, 0)
+	}
+	return nil
+}
+
+// link makes the path of a change a name of the file that it says. If that file is
+// not there it becomes a copy.
+func (a *applier) link(ch *Change) error {
+	dir, name, err := a.parent(ch.Path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+
+	// Of what has replaced something else, out has removed that, unless it stays.
+	if ch.relinked() || a.o.Force {
+		err = a.unlink(dir, name)
+	}
+
+	linked := false
+	if err == nil {
+		linked, err = a.linkTo(ch, dir, name)
+	}
+	if err == nil && !linked {
+		err = a.copyFile(ch.Path)
+	}
+	return failed(ch.Path, "link", err)
+}
+
+// unlink removes a file, and with Force also a directory. Not there is success.
+func (a *applier) unlink(dir *os.File, name string) error {
+	err := unlinkAt(dir, name, 0)
+	if err == unix.EISDIR && a.o.Force {
+		err = a.remove(dir, name)
+	}
+	if err == unix.ENOENT {
+		return nil
+	}
+	return err
+}
+
+// linkTo makes name in dir one more name of what is at ch.Link. It is false if
+// nothing is there, or something else than the changes are about.
+func (a *applier) linkTo(ch *Change, dir *os.File, name string) (bool, error) {
+	if a.skipped[ch.Link] {
+		return false, nil
+	}
+	old, st, err := lookUp(a.onto, ch.Link)
+	if err == nil {
+		defer old.Close()
+		if typeOf(uint8(st.Mode&unix.S_IFMT>>12)) != ch.Type {
+			return false, nil
+		}
+		_, oldName := split(ch.Link)
+		err = unix.Linkat(int(old.Fd()), oldName, int(dir.Fd()), name, 0)
+	}
+	switch err {
+	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EPERM:
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// otherNames brings files up to date whose content was changed under another name,
+// and that are files of their own in this tree. One after the other: several may
+// be names of one.
+func (a *applier) otherNames(changes []Change) error {
+	for i := range changes {
+		ch := &changes[i]
+		if !ch.Content || ch.Link == "" || ch.isNew() || ch.Type != File {
+			continue
+		}
+		if err := a.ctx.Err(); err != nil {
+			return errs.Wrap("apply", "", err)
+		}
+		if a.oneFile(ch.Path, ch.Link) {
+			continue // that name's change was for both
+		}
+		if err := a.contentUnlessKept(ch); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// oneFile reports whether two paths are names of one file.
+func (a *applier) oneFile(x, y string) bool {
+	stX, errX := fileAt(a.onto, x)
+	stY, errY := fileAt(a.onto, y)
+	return errX == nil && errY == nil && stX.Dev == stY.Dev && stX.Ino == stY.Ino
+}
+
+func fileAt(root *os.File, path string) (unix.Stat_t, error) {
+	dir, st, err := lookUp(root, path)
+	if err == nil {
+		dir.Close()
+	}
+	return st, err
+}
+
+// lookUp opens the directory of a path, and asks what is there.
+func lookUp(root *os.File, path string) (dir *os.File, st unix.Stat_t, err error) {
+	dirPath, name := split(path)
+	if dir, err = treewalk.Open(root, dirPath); err != nil {
+		return nil, st, err
+	}
+	if err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		dir.Close()
+		return nil, st, err
+	}
+	return dir, st, nil
+}

@@ -1,0 +1,629 @@
+package treediff
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/treewalk"
+)
+
+// This file is the first half of a comparison: directories that are in both
+// trees are read side by side. Files whose names are the same on both sides are
+// compared there and then. Names that only one side has are kept, for match.go:
+// only what differs takes memory.
+
+// How far the clock that files get their times from may be behind: it goes on with the
+// ticks of a processor, which come late under load and in virtual machines. slack is for
+// content, where too much costs reading a file; slackOfBirth for files that were moved,
+// where too much means that a new one is not recognised.
+const (
+	slack        = time.Second
+	slackOfBirth = 20 * time.Millisecond
+)
+
+type comparer struct {
+	ctx         context.Context
+	a, b        *os.File
+	devA, devB  uint64
+	o           Options
+	racy        time.Time // equal times of change prove nothing from here on; zero: they always do
+	parted      time.Time // what was made from here on may be in one tree only; zero: unknown
+	generations generationKind
+	sem         chan struct{}
+
+	dirsRead, statted, filesRead, bytesRead atomic.Int64
+	leftA, leftB                            atomic.Int64 // names of changed inodes not seen yet
+
+	mu           sync.Mutex
+	changes      []Change
+	lost, gained []*node
+	linked       map[uint64]*linked
+}
+
+// linked is a changed file with several names, some of which are in the same
+// place in both trees.
+type linked struct {
+	stA, stB inode
+	kept     []string // paths in B
+	delta    delta
+}
+
+// racySince is from when on equal times of change prove nothing; zero: they always do.
+func racySince(younger time.Time) time.Time {
+	if younger.IsZero() {
+		return younger
+	}
+	return younger.Add(-slack)
+}
+
+func newComparer(ctx context.Context, a, b *os.File, o Options) (*comparer, error) {
+	c := &comparer{ctx: ctx, a: a, b: b, o: o, sem: make(chan struct{}, treewalk.Workers()), linked: map[uint64]*linked{}}
+	if !o.SameOrigin {
+		c.o.Hints = nil
+	}
+	if !o.Younger.IsZero() {
+		c.racy, c.parted = racySince(o.Younger), o.Younger.Add(-slackOfBirth)
+	}
+	if o.SameOrigin {
+		var err error
+		if c.generations, err = generationsOf(a); err != nil {
+			return nil, err
+		}
+	}
+	stA, err := c.stat(a, "", "")
+	if err != nil {
+		return nil, err
+	}
+	stB, err := c.stat(b, "", "")
+	if err != nil {
+		return nil, err
+	}
+	c.devA, c.devB = stA.dev, stB.dev
+	if h := c.o.Hints; h != nil {
+		var inA, inB int64
+		for _, l := range h.Changed {
+			inA, inB = inA+int64(l.A), inB+int64(l.B)
+		}
+		c.leftA.Store(inA)
+		c.leftB.Store(inB)
+	}
+	return c, nil
+}
+
+func (c *comparer) run() (Result, error) {
+	method := "walk"
+	var err error
+	switch h := c.o.Hints; {
+	case h == nil:
+	case len(h.Changed) == 0:
+		return Result{Stats: Stats{Method: h.Method, Statted: c.statted.Load()}}, nil
+	default:
+		method = h.Method
+	}
+	if err := c.root(); err != nil {
+		return Result{}, err
+	}
+	if c.o.Hints != nil && c.o.Hints.Index != nil {
+		err = c.byIndex(c.o.Hints.Index)
+	} else {
+		err = c.sideBySide("", "")
+	}
+	if err == nil {
+		err = c.match()
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	slices.SortFunc(c.changes, func(x, y Change) int {
+		return cmp.Or(cmp.Compare(x.Path, y.Path), cmp.Compare(x.Op, y.Op), cmp.Compare(x.From, y.From))
+	})
+	return Result{Changes: c.changes, Stats: Stats{
+		Method: method, DirsRead: c.dirsRead.Load(), Statted: c.statted.Load(),
+		FilesRead: c.filesRead.Load(), BytesRead: c.bytesRead.Load(),
+	}}, nil
+}
+
+// root compares the root directories themselves.
+func (c *comparer) root() error {
+	stA, err := c.stat(c.a, "", "")
+	if err != nil {
+		return err
+	}
+	stB, err := c.stat(c.b, "", "")
+	if err != nil {
+		return err
+	}
+	if h := c.o.Hints; h != nil {
+		c.seen(stB.ino, true, true)
+	}
+	d, err := c.compare(place{c.a, "", ""}, place{c.b, "", ""}, &stA, &stB)
+	if err == nil {
+		c.modified("", &stA, &stB, d, "")
+	}
+	return err
+}
+
+// sideBySide reads the directory that is at pathA in one tree and at pathB in
+// the other, and all below it.
+func (c *comparer) sideBySide(pathA, pathB string) error {
+	rootA, err := treewalk.Open(c.a, pathA)
+	if err != nil {
+		return failed(pathA, "open", err)
+	}
+	defer rootA.Close()
+	rootB, err := treewalk.Open(c.b, pathB)
+	if err != nil {
+		return failed(pathB, "open", err)
+	}
+	defer rootB.Close()
+	return treewalk.Walk(c.ctx, rootB, treewalk.Funcs{
+		Open: func(d *treewalk.Dir) (*os.File, error) {
+			if c.o.Hints != nil && d.Path() != "" && c.leftA.Load() <= 0 && c.leftB.Load() <= 0 {
+				return nil, nil // all names that could differ have been seen
+			}
+			f, err := treewalk.Open(rootB, d.Path())
+			if errors.Is(err, unix.EXDEV) {
+				return nil, nil // a mount
+			}
+			return f, failed(under(pathB, d.Path()), "open", err)
+		},
+		Visit: func(d *treewalk.Dir, fb *os.File) ([]string, error) {
+			rel := d.Path()
+			return c.visit(rootA, rel, fb, under(pathA, rel), under(pathB, rel))
+		},
+	})
+}
+
+func under(root, rel string) string {
+	if rel == "" {
+		return root
+	}
+	return join(root, rel)
+}
+
+// mayDiffer reports whether an inode of the main subvolume may have changed.
+func (c *comparer) mayDiffer(ino uint64) bool {
+	if c.o.Hints == nil {
+		return true
+	}
+	_, ok := c.o.Hints.Changed[ino]
+	return ok
+}
+
+// unchanged reports whether two inodes of one object are the same for certain.
+// What the hints name has changed, also if times are too coarse to show it.
+func (c *comparer) unchanged(a, b *inode) bool {
+	if c.o.Hints != nil && a.dev == c.devA && c.mayDiffer(a.ino) {
+		return false
+	}
+	return unchanged(a, b, c.racy)
+}
+
+// seen counts names of changed inodes, so that the walk can end early.
+func (c *comparer) seen(ino uint64, inA, inB bool) {
+	if c.o.Hints == nil || !c.mayDiffer(ino) {
+		return
+	}
+	if inA {
+		c.leftA.Add(-1)
+	}
+	if inB {
+		c.leftB.Add(-1)
+	}
+}
+
+// visit compares one directory; fb is the second tree's. It returns the
+// subdirectories to go into.
+func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB string) ([]string, error) {
+	var fa *os.File
+	openA := func() (err error) {
+		if fa != nil {
+			return nil
+		}
+		fa, err = treewalk.Open(rootA, rel)
+		return failed(pathA, "open", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(fb.Fd()), &st); err != nil {
+		return nil, failed(pathB, "stat", err)
+	}
+	if c.o.Hints == nil || c.mayDiffer(st.Ino) {
+		err := openA()
+		if errors.Is(err, unix.EXDEV) {
+			return nil, nil // a mount
+		}
+		if err != nil {
+			return nil, err
+		}
+		defer fa.Close()
+		return c.merge(fa, fb, pathA, pathB, true)
+	}
+	// The directory has not changed, so it says the same in both trees.
+	entries, err := c.read(fb, pathB)
+	if err != nil {
+		return nil, err
+	}
+	t := c.tasks()
+	var subdirs []string
+	for _, e := range entries {
+		if e.Type == unix.DT_DIR {
+			subdirs = append(subdirs, e.Name)
+		}
+		if !c.mayDiffer(e.Ino) {
+			continue
+		}
+		c.seen(e.Ino, true, true)
+		if err = openA(); err != nil {
+			break
+		}
+		t.do(func() error {
+			return c.both(place{fa, e.Name, join(pathA, e.Name)}, place{fb, e.Name, join(pathB, e.Name)}, true)
+		})
+	}
+	err = cmp.Or(t.wait(), err)
+	if fa != nil {
+		fa.Close()
+	}
+	return subdirs, err
+}
+
+func (c *comparer) read(f *os.File, path string) ([]treewalk.Dirent, error) {
+	c.dirsRead.Add(1)
+	entries, err := treewalk.ReadDirents(f)
+	if err != nil {
+		return nil, failed(path, "getdents", err)
+	}
+	slices.SortFunc(entries, func(x, y treewalk.Dirent) int { return strings.Compare(x.Name, y.Name) })
+	return entries, nil
+}
+
+// merge compares the entries of one directory in both trees. common: files that
+// both have under one name are to be compared too.
+func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (subdirs []string, err error) {
+	var stA, stB unix.Stat_t
+	if err := unix.Fstat(int(fa.Fd()), &stA); err != nil {
+		return nil, failed(pathA, "stat", err)
+	}
+	if err := unix.Fstat(int(fb.Fd()), &stB); err != nil {
+		return nil, failed(pathB, "stat", err)
+	}
+	trusted := c.o.SameOrigin && uint64(stA.Dev) == c.devA && uint64(stB.Dev) == c.devB
+	as, err := c.read(fa, pathA)
+	if err != nil {
+		return nil, err
+	}
+	bs, err := c.read(fb, pathB)
+	if err != nil {
+		return nil, err
+	}
+	t := c.tasks()
+	var lost, gained []*node
+	lose := func(e treewalk.Dirent) {
+		c.seen(e.Ino, true, false)
+		lost = append(lost, &node{dir: pathB, path: join(pathA, e.Name), name: e.Name, ino: e.Ino, typ: e.Type, trusted: trusted})
+	}
+	gain := func(e treewalk.Dirent) {
+		c.seen(e.Ino, false, true)
+		gained = append(gained, &node{dir: pathB, path: join(pathB, e.Name), name: e.Name, ino: e.Ino, typ: e.Type, trusted: trusted})
+	}
+	for len(as) > 0 || len(bs) > 0 {
+		switch {
+		case len(bs) == 0 || len(as) > 0 && as[0].Name < bs[0].Name:
+			lose(as[0])
+			as = as[1:]
+			continue
+		case len(as) == 0 || as[0].Name > bs[0].Name:
+			gain(bs[0])
+			bs = bs[1:]
+			continue
+		}
+		ea, eb := as[0], bs[0]
+		as, bs = as[1:], bs[1:]
+		at, bt := place{fa, ea.Name, join(pathA, ea.Name)}, place{fb, eb.Name, join(pathB, eb.Name)}
+		same := ea.Type == eb.Type && (!trusted || ea.Ino == eb.Ino)
+		if !same && trusted && ea.Type == unix.DT_DIR && eb.Type == unix.DT_DIR {
+			if same, err = c.bothSubvolumes(at, bt); err != nil {
+				break
+			}
+		}
+		switch {
+		case !same:
+			lose(ea)
+			gain(eb)
+		case ea.Type == unix.DT_DIR:
+			subdirs = append(subdirs, ea.Name)
+			fallthrough
+		default:
+			c.seen(ea.Ino, true, true)
+			if trusted && ea.Ino == eb.Ino && (!common || !c.mayDiffer(ea.Ino)) {
+				continue
+			}
+			t.do(func() error { return c.both(at, bt, trusted) })
+		}
+	}
+	err = cmp.Or(t.wait(), err)
+	c.mu.Lock()
+	c.lost, c.gained = append(c.lost, lost...), append(c.gained, gained...)
+	c.mu.Unlock()
+	return subdirs, err
+}
+
+// bothSubvolumes reports whether two directories are roots of subvolumes, whose
+// entries have numbers that differ between snapshots.
+func (c *comparer) bothSubvolumes(at, bt place) (bool, error) {
+	a, err := c.stat(at.dir, at.name, at.path)
+	if err != nil {
+		return false, err
+	}
+	b, err := c.stat(bt.dir, bt.name, bt.path)
+	return kernel.IsSubvolRoot(a.ino) && kernel.IsSubvolRoot(b.ino) && a.dev != c.devA && b.dev != c.devB, err
+}
+
+// place is a file in an open directory.
+type place struct {
+	dir  *os.File
+	name string // "": the directory itself
+	path string // in its tree
+}
+
+// both compares what has one name in both trees.
+func (c *comparer) both(at, bt place, trusted bool) error {
+	stA, err := c.stat(at.dir, at.name, at.path)
+	if err != nil {
+		return err
+	}
+	stB, err := c.stat(bt.dir, bt.name, bt.path)
+	if err != nil {
+		return err
+	}
+	if stA.mount || stB.mount {
+		return nil // it hides what is in the tree
+	}
+	if stA.typ() != stB.typ() {
+		return failed(bt.path, "statx", unix.ESTALE)
+	}
+	// In a nested subvolume times and numbers still prove that nothing has
+	// changed, but a file is not recognised elsewhere.
+	known := c.o.SameOrigin && c.sameObject(&stA, &stB)
+	if known && c.unchanged(&stA, &stB) {
+		return nil
+	}
+	if !stA.isDir() && (stA.nlink > 1 || stB.nlink > 1) {
+		if !trusted || !known {
+			// Which names belong together is seen when all are known.
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			d, _ := split(bt.path)
+			c.lost = append(c.lost, &node{dir: d, path: at.path, name: at.name, ino: stA.ino, typ: stA.typ(), st: &stA, trusted: trusted})
+			c.gained = append(c.gained, &node{dir: d, path: bt.path, name: bt.name, ino: stB.ino, typ: stB.typ(), st: &stB, trusted: trusted})
+			return nil
+		}
+		c.mu.Lock()
+		l := c.linked[stB.ino]
+		first := l == nil
+		if first {
+			l = &linked{stA: stA, stB: stB}
+			c.linked[stB.ino] = l
+		}
+		l.kept = append(l.kept, bt.path)
+		c.mu.Unlock()
+		if first {
+			l.delta, err = c.compare(at, bt, &stA, &stB) // read only when the walk is over
+		}
+		return err
+	}
+	d, err := c.compare(at, bt, &stA, &stB)
+	if err == nil {
+		c.modified(bt.path, &stA, &stB, d, "")
+	}
+	return err
+}
+
+// modified records a change of something that is still where it was.
+func (c *comparer) modified(path string, stA, stB *inode, d delta, link string) {
+	if !d.content && !d.metadata && !(d.times && c.o.Times) {
+		return
+	}
+	ch := Change{Op: Modified, Path: shown(path), Link: link, SizeBefore: stA.bytes(), SizeAfter: stB.bytes(), Type: typeOf(stB.typ())}
+	ch.take(d)
+	c.add(ch)
+}
+
+func (ch *Change) take(d delta) {
+	ch.Content, ch.Metadata, ch.Times = d.content, d.metadata, d.times
+	if ch.Link == "" {
+		ch.ChangedBytes, ch.ranges = d.bytes, d.ranges
+	}
+}
+
+func (c *comparer) add(ch Change) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changes = append(c.changes, ch)
+}
+
+// tasks runs comparisons at once, as many as there are workers in all, and the
+// rest in the goroutine that asks for them.
+func (c *comparer) tasks() *tasks { return &tasks{c: c} }
+
+type tasks struct {
+	c   *comparer
+	wg  sync.WaitGroup
+	mu  sync.Mutex
+	err error
+}
+
+func (t *tasks) do(fn func() error) {
+	run := func() {
+		err := t.c.ctx.Err()
+		if err == nil {
+			err = fn()
+		}
+		if err != nil {
+			t.mu.Lock()
+			t.err = cmp.Or(t.err, err)
+			t.mu.Unlock()
+		}
+	}
+	select {
+	case t.c.sem <- struct{}{}:
+		t.wg.Go(func() {
+			defer func() { <-t.c.sem }()
+			run()
+		})
+	default:
+		run()
+	}
+}
+
+func (t *tasks) wait() error {
+	t.wg.Wait()
+	return t.err
+}
+
+// byIndex compares the changed inodes without reading anything else.
+func (c *comparer) byIndex(ix Index) error {
+	t := c.tasks()
+	err := func() error {
+		for ino := range c.o.Hints.Changed {
+			if err := c.ctx.Err(); err != nil {
+				return err
+			}
+			pa, inA, err := ix.DirPath(false, ino)
+			if err != nil {
+				return failed("", "looking for a directory", err)
+			}
+			pb, inB, err := ix.DirPath(true, ino)
+			if err != nil {
+				return failed("", "looking for a directory", err)
+			}
+			if inA && inB {
+				t.do(func() error { return c.changedDir(pa, pb) })
+				continue
+			}
+			if inA || inB {
+				continue // in one tree only: found through its directory
+			}
+			if err := c.changedFile(t, ix, ino); err != nil {
+				return err
+			}
+		}
+		return nil
+	}()
+	return cmp.Or(t.wait(), err)
+}
+
+// changedDir compares a directory, and the names in it.
+func (c *comparer) changedDir(pathA, pathB string) error {
+	fa, err := treewalk.Open(c.a, pathA)
+	if err != nil {
+		return failed(pathA, "open", err)
+	}
+	defer fa.Close()
+	fb, err := treewalk.Open(c.b, pathB)
+	if err != nil {
+		return failed(pathB, "open", err)
+	}
+	defer fb.Close()
+	if _, err = c.merge(fa, fb, pathA, pathB, false); err != nil || pathB == "" {
+		return err // the root has been compared
+	}
+	stA, err := c.stat(fa, "", pathA)
+	if err != nil {
+		return err
+	}
+	stB, err := c.stat(fb, "", pathB)
+	if err != nil {
+		return err
+	}
+	if pathA != pathB {
+		// Moved itself, or something above it: the matching knows which.
+		dirA, _ := split(pathA)
+		dirB, _ := split(pathB)
+		if moved, err := c.movedDir(dirA, dirB, pathA, pathB); err != nil || moved {
+			return err
+		}
+	}
+	d, err := c.compare(place{fa, "", pathA}, place{fb, "", pathB}, &stA, &stB)
+	if err == nil {
+		c.modified(pathB, &stA, &stB, d, "")
+	}
+	return err
+}
+
+// movedDir reports whether a directory that is in both trees has another name or
+// another directory above it: then it is among the lost and gained.
+func (c *comparer) movedDir(dirA, dirB, pathA, pathB string) (bool, error) {
+	_, nameA := split(pathA)
+	_, nameB := split(pathB)
+	if nameA != nameB {
+		return true, nil
+	}
+	ino := func(root *os.File, path string) (uint64, error) {
+		f, err := treewalk.Open(root, path)
+		if err != nil {
+			return 0, failed(path, "open", err)
+		}
+		defer f.Close()
+		st, err := c.stat(f, "", path)
+		return st.ino, err
+	}
+	x, err := ino(c.a, dirA)
+	if err != nil {
+		return false, err
+	}
+	y, err := ino(c.b, dirB)
+	return x != y, err
+}
+
+// changedFile compares a file under the names that it has in both trees.
+func (c *comparer) changedFile(t *tasks, ix Index, ino uint64) error {
+	as, err := ix.Names(false, ino)
+	if err != nil {
+		return failed("", "looking for a file", err)
+	}
+	bs, err := ix.Names(true, ino)
+	if err != nil {
+		return failed("", "looking for a file", err)
+	}
+	for _, n := range as {
+		if !slices.Contains(bs, n) {
+			continue
+		}
+		pa, okA, err := ix.DirPath(false, n.Dir)
+		if err != nil {
+			return failed("", "looking for a directory", err)
+		}
+		pb, okB, err := ix.DirPath(true, n.Dir)
+		if err != nil {
+			return failed("", "looking for a directory", err)
+		}
+		if !okA || !okB {
+			continue
+		}
+		t.do(func() error {
+			fa, err := treewalk.Open(c.a, pa)
+			if err != nil {
+				return failed(pa, "open", err)
+			}
+			defer fa.Close()
+			fb, err := treewalk.Open(c.b, pb)
+			if err != nil {
+				return failed(pb, "open", err)
+			}
+			defer fb.Close()
+			return c.both(place{fa, n.Name, join(pa, n.Name)}, place{fb, n.Name, join(pb, n.Name)}, true)
+		})
+	}
+	return nil
+}

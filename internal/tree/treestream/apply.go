@@ -1,0 +1,599 @@
+package treestream
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"io"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/kernel"
+	"pando/internal/linux/treewalk"
+	"pando/internal/tree/treecopy"
+)
+
+const opReceive = "receive"
+
+// ApplyOptions say how a tree is made.
+type ApplyOptions struct {
+	// Diff: the stream must be what differs from another tree, of which root has a copy. Else it must be a whole one.
+	Diff bool
+	// Unprivileged is for callers without root: everything becomes theirs, and what only root can make is left out.
+	Unprivileged bool
+	// Progress, if set, is told of files and bytes of content that were made.
+	Progress func(files, bytes int64)
+}
+
+// maxMissing is how many renamed files may be missing in a copy that could not hold them.
+const maxMissing = 1 << 20
+
+// Apply does what a stream says in the open directory root, which is empty, or a copy of what the stream is the
+// difference to, and which nobody else uses. It reads r to its end. The Totals are of what the filesystem could not
+// hold, or the caller not set. Nothing is made durable, and after an error the tree is in between.
+//
+// Damaged: the stream is not one, was cut short, or does not fit the tree. Conflict: it is a difference and should be
+// whole, or the other way round; nothing was done then. TooNew, NoSpace, IO, errors of r, and ctx's end.
+func Apply(ctx context.Context, r io.Reader, root *os.File, o ApplyOptions) (treecopy.Totals, error) {
+	d, err := newDecoder(r)
+	if err != nil {
+		return treecopy.Totals{}, receiveErr(err)
+	}
+	switch {
+	case d.diff && !o.Diff:
+		err = errs.New(errs.Conflict, opReceive, "", "the stream is only what differs from another tree").
+			WithHint("receive that one first")
+	case !d.diff && o.Diff:
+		err = errs.New(errs.Conflict, opReceive, "", "the stream is a tree of its own, not what differs from another")
+	}
+	if err != nil {
+		return treecopy.Totals{}, err
+	}
+	a := &applier{
+		ctx: ctx, root: root, o: o, dec: d, missing: map[uint64]bool{},
+		attrs: treecopy.NewAttributeWriter(treecopy.Options{Unprivileged: o.Unprivileged}),
+	}
+	err = a.run()
+	a.close()
+	return a.attrs.Totals(), receiveErr(err)
+}
+
+// receiveErr gives errors of others this package's operation, and a hint that fits.
+func receiveErr(err error) error {
+	var e *errs.Error
+	if !errors.As(err, &e) {
+		return err
+	}
+	known := *e
+	if known.Op == "import" || known.Op == "" {
+		known.Op = opReceive
+	}
+	if known.Kind == errs.NoSpace {
+		known.Hint = ""
+	}
+	return &known
+}
+
+// applier makes one tree.
+type applier struct {
+	ctx   context.Context
+	root  *os.File
+	o     ApplyOptions
+	dec   *decoder
+	attrs *treecopy.AttributeWriter
+
+	dir     *os.File // the directory that was used last; nil: none
+	dirPath string
+
+	file     *os.File // the file that gets content; nil: none
+	filePath string
+	fileSize int64
+
+	xattrs    []treecopy.Xattr // of the next attributes
+	xattrSize int
+
+	stage     *os.File // through which goes what is renamed; nil: nothing was yet
+	stageName string
+	missing   map[uint64]bool // what was to be renamed and is not there
+
+	held []held
+}
+
+// held is a protected file with several names, one of which may be left.
+type held struct {
+	file  *os.File
+	flags uint32
+}
+
+func (a *applier) close() {
+	a.leaveDir()
+	for _, f := range []*os.File{a.file, a.stage} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	for _, h := range a.held {
+		h.file.Close()
+	}
+}
+
+// run does all records.
+func (a *applier) run() error {
+	for {
+		if err := a.ctx.Err(); err != nil {
+			return errs.Wrap(opReceive, "", err)
+		}
+		r, err := a.dec.next()
+		if err != nil {
+			return err
+		}
+		if r.kind == kindEnd {
+			return a.end()
+		}
+		if r.kind != kindData && r.kind != kindZero {
+			if err := a.closeFile(); err != nil {
+				return err
+			}
+		}
+		if len(a.xattrs) > 0 && r.kind != kindXattr && r.kind != kindAttrs {
+			return damaged("extended attributes of nothing")
+		}
+		if err := a.step(&r); err != nil {
+			return err
+		}
+	}
+}
+
+// step does one record.
+func (a *applier) step(r *record) error {
+	switch r.kind {
+	case kindRemove, kindOut, kindIn, kindChange, kindUnprotect:
+		if !a.o.Diff {
+			return damaged("a tree of its own that changes what was there")
+		}
+	}
+	switch r.kind {
+	case kindData:
+		return a.data(r)
+	case kindZero:
+		return a.zero(r)
+	case kindXattr:
+		return a.xattr(r)
+	case kindUnprotect:
+		return a.unprotect(r)
+	case kindAttrs, kindFlags:
+		return a.attributes(r)
+	}
+	dir, name, err := a.parent(r.path)
+	if err != nil {
+		return err
+	}
+	switch r.kind {
+	case kindDir:
+		err = unix.Mkdirat(int(dir.Fd()), name, 0o700)
+		a.done(1, 0)
+	case kindFile:
+		err = a.create(r, dir, name)
+	case kindSymlink:
+		_, err = a.attrs.Symlink(r.target, dir, name, r.path)
+		a.done(1, 0)
+	case kindNode:
+		_, err = a.attrs.Mknod(r.typ, r.rdev, dir, name, r.path)
+		a.done(1, 0)
+	case kindLink:
+		err = a.link(r, dir, name)
+		a.done(1, 0)
+	case kindRemove:
+		err = a.remove(r, dir, name)
+	case kindOut:
+		err = a.out(r, dir, name)
+	case kindIn:
+		err = a.in(r, dir, name)
+	case kindChange:
+		err = a.change(r, dir, name)
+	}
+	return misfit(r.path, err)
+}
+
+func (a *applier) done(files, bytes int64) {
+	if a.o.Progress != nil {
+		a.o.Progress(files, bytes)
+	}
+}
+
+// misfit reports that a step could not be done. What is there and should not be, or the other way round, is damage:
+// the stream is about another tree.
+func misfit(path string, err error) error {
+	var known *errs.Error
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &known) && known.Kind != errs.Exists && known.Kind != errs.Internal && known.Kind != errs.NotFound:
+		return err
+	case errors.Is(err, unix.EEXIST), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR),
+		errors.Is(err, unix.ELOOP),
+		errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EXDEV), errors.Is(err, unix.EINVAL):
+		return errs.New(errs.Damaged, opReceive, quote(path), "the stream does not fit the tree: %w", err)
+	}
+	return errs.Wrap(opReceive, quote(path), err)
+}
+
+// mayLack reports whether a file of this type may be missing in a tree: the filesystem could not hold it, or the caller
+// could not make it.
+func mayLack(typ uint32) bool { return typ != unix.S_IFREG && typ != unix.S_IFDIR }
+
+// parent opens the directory of a path, which stays open until another is, or leaveDir.
+func (a *applier) parent(path string) (*os.File, string, error) {
+	dirPath, name := split(path)
+	if a.dir != nil && a.dirPath == dirPath {
+		return a.dir, name, nil
+	}
+	a.leaveDir()
+	dir, err := treewalk.Open(a.root, dirPath)
+	if err != nil {
+		return nil, "", misfit(dirPath, err)
+	}
+	if a.o.Unprivileged && a.o.Diff { // it gets its mode again in the end
+		err = widen(int(dir.Fd()), 0o700)
+	}
+	if err != nil {
+		dir.Close()
+		return nil, "", misfit(dirPath, err)
+	}
+	a.dir, a.dirPath = dir, dirPath
+	return dir, name, nil
+}
+
+// leaveDir forgets the directory that is open: paths may mean something else now.
+func (a *applier) leaveDir() {
+	if a.dir != nil {
+		a.dir.Close()
+		a.dir = nil
+	}
+}
+
+// widen gives the caller rights that he has taken from himself.
+func widen(fd int, bits uint32) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil || st.Mode&bits == bits {
+		return err
+	}
+	return unix.Fchmod(fd, st.Mode&0o7777|bits)
+}
+
+func (a *applier) create(r *record, dir *os.File, name string) error {
+	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_EXCL | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Openat(int(dir.Fd()), name, flags, 0o600)
+	if err != nil {
+		return err
+	}
+	a.file, a.filePath, a.fileSize = os.NewFile(uintptr(fd), r.path), r.path, r.size
+	a.attrs.SetHints(a.file, r.attrs.Flags, r.attrs.Hints)
+	a.done(1, 0)
+	if r.size == 0 {
+		return nil
+	}
+	return unix.Ftruncate(fd, r.size)
+}
+
+// change opens a file that is there. What is no regular file is not opened, as a device may do something then.
+func (a *applier) change(r *record, dir *os.File, name string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != r.before {
+		return errs.New(errs.Damaged, opReceive, quote(r.path),
+			"the stream does not fit the tree: it is not a file of %d bytes", r.before)
+	}
+	if a.o.Unprivileged && st.Mode&0o200 == 0 {
+		if err := unix.Fchmodat(int(dir.Fd()), name, st.Mode&0o7777|0o200, 0); err != nil {
+			return err
+		}
+	}
+	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	a.file, a.filePath, a.fileSize = os.NewFile(uintptr(fd), r.path), r.path, r.size
+	a.done(1, 0)
+	if r.size == r.before {
+		return nil
+	}
+	return unix.Ftruncate(fd, r.size)
+}
+
+// closeFile ends a file's content. Some filesystems report a write error no earlier than this.
+func (a *applier) closeFile() error {
+	if a.file == nil {
+		return nil
+	}
+	err := a.file.Close()
+	a.file = nil
+	return misfit(a.filePath, err)
+}
+
+func (a *applier) inFile(off, n int64) error {
+	switch {
+	case a.file == nil:
+		return damaged("content of nothing")
+	case off > a.fileSize-n:
+		return damaged("content behind the end of %s", quote(a.filePath))
+	}
+	return nil
+}
+
+func (a *applier) data(r *record) error {
+	if err := a.inFile(r.off, int64(len(r.data))); err != nil {
+		return err
+	}
+	_, err := a.file.WriteAt(r.data, r.off)
+	a.done(0, int64(len(r.data)))
+	return misfit(a.filePath, err)
+}
+
+var zeros [128 << 10]byte
+
+// zero makes a hole, or writes zeros where there can be none.
+func (a *applier) zero(r *record) error {
+	if err := a.inFile(r.off, r.size); err != nil || r.size == 0 {
+		return err
+	}
+	err := unix.Fallocate(int(a.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.off, r.size)
+	if err != unix.EOPNOTSUPP && err != unix.ENOSYS {
+		return misfit(a.filePath, err)
+	}
+	for off, end := r.off, r.off+r.size; off < end; {
+		if err := a.ctx.Err(); err != nil {
+			return errs.Wrap(opReceive, "", err)
+		}
+		n, err := a.file.WriteAt(zeros[:min(int64(len(zeros)), end-off)], off)
+		if err != nil {
+			return misfit(a.filePath, err)
+		}
+		off += int64(n)
+	}
+	return nil
+}
+
+// link makes one more name of a file. If that was left out, so is the name.
+func (a *applier) link(r *record, dir *os.File, name string) error {
+	fromPath, fromName := split(r.target)
+	from, err := treewalk.OpenFlags(a.root, fromPath, unix.O_PATH|unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	var st unix.Stat_t
+	err = unix.Fstatat(int(from.Fd()), fromName, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == unix.ENOENT && mayLack(r.typ) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != r.typ {
+		return unix.EINVAL
+	}
+	err = unix.Linkat(int(from.Fd()), fromName, int(dir.Fd()), name, 0)
+	if err == unix.EMLINK {
+		return errs.New(errs.Unsupported, opReceive, quote(r.path),
+			"the pool's filesystem does not support so many hard links to one file: %w", err)
+	}
+	return err
+}
+
+func (a *applier) remove(r *record, dir *os.File, name string) error {
+	a.leaveDirAfter(r.typ)
+	flags := 0
+	if r.typ == unix.S_IFDIR {
+		flags = unix.AT_REMOVEDIR
+	}
+	err := treewalk.Unlink(int(dir.Fd()), name, flags)
+	if err == unix.ENOENT && mayLack(r.typ) {
+		return nil
+	}
+	return err
+}
+
+// leaveDirAfter makes the next step open its directory anew if one of this type goes away or comes.
+func (a *applier) leaveDirAfter(typ uint32) {
+	if typ == unix.S_IFDIR {
+		a.dirPath = "/" // no directory has this path
+	}
+}
+
+// out takes something out of its place, to be put into another.
+func (a *applier) out(r *record, dir *os.File, name string) error {
+	if a.stage == nil {
+		if err := a.makeStage(); err != nil {
+			return err
+		}
+	}
+	a.leaveDirAfter(r.typ)
+	err := unix.Renameat2(int(dir.Fd()), name, int(a.stage.Fd()), slotName(r.slot), unix.RENAME_NOREPLACE)
+	if err == unix.EINVAL { // the filesystem does not know the flag, and slots are named once
+		err = unix.Renameat(int(dir.Fd()), name, int(a.stage.Fd()), slotName(r.slot))
+	}
+	if err == unix.ENOENT && mayLack(r.typ) && len(a.missing) < maxMissing {
+		a.missing[r.slot] = true
+		return nil
+	}
+	return err
+}
+
+func slotName(slot uint64) string { return strconv.FormatUint(slot, 10) }
+
+// makeStage makes a directory in the root with a name that nothing has.
+func (a *applier) makeStage() error {
+	var b [16]byte
+	if _, err := rand.Read(b[:]); err != nil {
+		return err
+	}
+	a.stageName = ".pando-" + hex.EncodeToString(b[:])
+	if err := unix.Mkdirat(int(a.root.Fd()), a.stageName, 0o700); err != nil {
+		return err
+	}
+	var err error
+	a.stage, err = treewalk.Open(a.root, a.stageName)
+	return err
+}
+
+// in puts what was taken out into its place.
+func (a *applier) in(r *record, dir *os.File, name string) error {
+	if a.missing[r.slot] {
+		delete(a.missing, r.slot)
+		return nil
+	}
+	if a.stage == nil {
+		return unix.ENOENT
+	}
+	a.leaveDirAfter(r.typ)
+	err := unix.Renameat2(int(a.stage.Fd()), slotName(r.slot), int(dir.Fd()), name, unix.RENAME_NOREPLACE)
+	if err == unix.EINVAL {
+		var st unix.Stat_t
+		if unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil {
+			return unix.EEXIST
+		}
+		err = unix.Renameat(int(a.stage.Fd()), slotName(r.slot), int(dir.Fd()), name)
+	}
+	return err
+}
+
+// removeStage is done before the attributes of the root, whose times it changes.
+func (a *applier) removeStage() error {
+	if a.stage == nil {
+		return nil
+	}
+	a.stage.Close()
+	a.stage = nil
+	err := unix.Unlinkat(int(a.root.Fd()), a.stageName, unix.AT_REMOVEDIR)
+	if err == unix.ENOTEMPTY || err == unix.EEXIST {
+		return damaged("what was renamed got no place")
+	}
+	return misfit("", err)
+}
+
+func (a *applier) xattr(r *record) error {
+	if a.xattrSize += len(r.target) + len(r.data) + 64; a.xattrSize > 2*maxXattrs {
+		return damaged("%d bytes of extended attributes of one file", a.xattrSize)
+	}
+	a.xattrs = append(a.xattrs, treecopy.Xattr{Name: r.target, Value: append([]byte{}, r.data...)})
+	return nil
+}
+
+// attributes sets attributes, or flags.
+func (a *applier) attributes(r *record) error {
+	r.attrs.Xattrs = a.xattrs
+	a.xattrs, a.xattrSize = nil, 0
+	if r.kind == kindFlags {
+		if err := a.protectHeld(); err != nil {
+			return err
+		}
+	}
+	if r.path == "" {
+		if err := a.removeStage(); err != nil {
+			return err
+		}
+		return a.set(r, a.root, "")
+	}
+	dir, name, err := a.parentOf(r)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+	if err == unix.ENOENT && mayLack(r.typ) {
+		return nil
+	}
+	if err != nil {
+		return misfit(r.path, err)
+	}
+	if st.Mode&unix.S_IFMT != r.typ {
+		return misfit(r.path, unix.EINVAL)
+	}
+	return a.set(r, dir, name)
+}
+
+// parentOf opens the directory of what gets attributes, and does not change its mode, which may be set already.
+func (a *applier) parentOf(r *record) (*os.File, string, error) {
+	dirPath, name := split(r.path)
+	if a.dir != nil && a.dirPath == dirPath {
+		fd, err := unix.FcntlInt(a.dir.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		return os.NewFile(uintptr(fd), dirPath), name, misfit(dirPath, err)
+	}
+	dir, err := treewalk.OpenFlags(a.root, dirPath, unix.O_PATH|unix.O_DIRECTORY)
+	return dir, name, misfit(dirPath, err)
+}
+
+func (a *applier) set(r *record, dir *os.File, name string) error {
+	if r.kind == kindFlags {
+		return misfit(r.path, a.attrs.SetFlags(dir, name, r.path, r.attrs))
+	}
+	return misfit(r.path, a.attrs.Set(dir, name, r.path, r.attrs))
+}
+
+// unprotect makes something changeable that may be immutable or append-only.
+func (a *applier) unprotect(r *record) error {
+	if r.path == "" {
+		kernel.UnprotectFile(int(a.root.Fd()))
+		return nil
+	}
+	dir, name, err := a.parentOf(r)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	fd, err := kernel.OpenForFlags(int(dir.Fd()), name)
+	if err != nil {
+		return misfit(r.path, err)
+	}
+	f := os.NewFile(uintptr(fd), r.path)
+	flags := kernel.UnprotectFile(fd)
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	if err != nil || flags == 0 || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Nlink < 2 {
+		f.Close()
+		return misfit(r.path, err)
+	}
+	if a.held = append(a.held, held{f, flags}); len(a.held) > 2*maxHeld {
+		return damaged("too many protected files with several names")
+	}
+	return nil
+}
+
+// protectHeld gives protected files with several names their flags back. Those that have others now get them after it.
+func (a *applier) protectHeld() error {
+	for _, h := range a.held {
+		err := kernel.Protect(int(h.file.Fd()), h.flags)
+		h.file.Close()
+		if err != nil {
+			a.held = nil
+			return misfit(h.file.Name(), err)
+		}
+	}
+	a.held = nil
+	return nil
+}
+
+// end checks what a complete stream has left.
+func (a *applier) end() error {
+	if len(a.missing) > 0 {
+		return damaged("what was renamed got no place")
+	}
+	if len(a.xattrs) > 0 {
+		return damaged("extended attributes of nothing")
+	}
+	if err := a.closeFile(); err != nil {
+		return err
+	}
+	if err := a.removeStage(); err != nil {
+		return err
+	}
+	return a.protectHeld()
+}

@@ -1,0 +1,452 @@
+package treestream
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/treewalk"
+	"pando/internal/tree/treecopy"
+	"pando/internal/tree/treediff"
+)
+
+// SendDiff writes the stream of what makes a copy of the tree base the tree root, neither of which anybody changes. how
+// says what is known of the two; its Times are always looked at. Memory grows with what differs. Errors as Send;
+// Unsupported also if the difference cannot be said: then the tree can be sent whole.
+func SendDiff(ctx context.Context, w io.Writer, base, root *os.File, how treediff.Options, o SendOptions) error {
+	how.Times = true
+	res, err := treediff.Compare(ctx, base, root, how)
+	if err != nil {
+		return sendErr(err)
+	}
+	s, err := newSender(ctx, w, root, o, true)
+	if err != nil {
+		return err
+	}
+	d := &diffSender{
+		sender: s, base: base, changes: res.Changes,
+		from: map[string]string{}, to: map[string]string{}, touched: map[string]bool{},
+	}
+	return sendErr(d.run())
+}
+
+// diffSender writes the stream of a difference: the steps of treediff.Apply, in the same order.
+type diffSender struct {
+	*sender
+	base    *os.File
+	changes []treediff.Change
+	from    map[string]string // of what was renamed: its old path, by its new one
+	to      map[string]string // and the other way round
+	touched map[string]bool   // directories, by their path in the tree, in which something is done
+	flagged []string          // paths in the tree whose flags are to be set in the end
+}
+
+func (d *diffSender) run() error {
+	for i := range d.changes {
+		ch := &d.changes[i]
+		if ch.Path == "." {
+			ch.Path = ""
+		}
+		if ch.Op == treediff.Renamed {
+			d.from[ch.Path], d.to[ch.From] = ch.From, ch.Path
+		}
+	}
+	steps := []func() error{d.unprotect, d.out, d.in, d.files, d.names, d.contents, d.metadata, d.dirs, d.flags, d.enc.end}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// movedTo is where something of the base is in the tree, after it, or a directory above it, was renamed.
+func (d *diffSender) movedTo(path string) string { return moved(d.to, path) }
+
+// cameFrom is where something of the tree was in the base.
+func (d *diffSender) cameFrom(path string) string { return moved(d.from, path) }
+
+func moved(renames map[string]string, path string) string {
+	for p := path; p != ""; p, _ = split(p) {
+		if to, ok := renames[p]; ok {
+			return to + strings.TrimPrefix(path, p)
+		}
+	}
+	return path
+}
+
+// at opens the directory of a path.
+func at(root *os.File, path string) (*os.File, string, error) {
+	dirPath, name := split(path)
+	dir, err := treewalk.Open(root, dirPath)
+	return dir, name, readErr(dirPath, "open", err)
+}
+
+// read is the attributes of a path of a tree.
+func (d *diffSender) read(root *os.File, path string) (a treecopy.Attributes, st unix.Stat_t, err error) {
+	if path == "" {
+		return d.attrs.ReadFile(root, path)
+	}
+	dir, name, err := at(root, path)
+	if err != nil {
+		return a, st, err
+	}
+	defer dir.Close()
+	return d.attrs.Read(dir, name)
+}
+
+// unprotect says what must be made changeable first.
+func (d *diffSender) unprotect() error {
+	if len(d.changes) == 0 {
+		return nil
+	}
+	seen, held := map[string]bool{}, 0
+	look := func(path string) error {
+		for p := path; !seen[p]; p, _ = split(p) {
+			seen[p] = true
+			a, st, err := d.read(d.base, p)
+			if errs.Is(err, errs.Conflict) || err == nil && !a.Protected() {
+				continue // it is not in the base
+			}
+			if err != nil {
+				return err
+			}
+			if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 {
+				if held++; held > maxHeld {
+					return errs.New(errs.Unsupported, opSend, "",
+						"more than %d protected files with several names have changed", maxHeld)
+				}
+			}
+			if err := d.put(record{kind: kindUnprotect, path: p}); err != nil {
+				return err
+			}
+			d.flagged = append(d.flagged, d.movedTo(p))
+		}
+		return nil
+	}
+	for i := range d.changes {
+		ch := &d.changes[i]
+		for _, p := range []string{ch.Path, d.cameFrom(ch.Path), ch.From, ch.Link, d.cameFrom(ch.Link)} {
+			if err := look(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+var modes = map[treediff.Type]uint32{
+	treediff.File: unix.S_IFREG, treediff.Dir: unix.S_IFDIR, treediff.Symlink: unix.S_IFLNK, treediff.Char: unix.S_IFCHR,
+	treediff.Block: unix.S_IFBLK, treediff.Fifo: unix.S_IFIFO, treediff.Socket: unix.S_IFSOCK,
+}
+
+func depth(path string) int { return strings.Count(path, "/") }
+
+// levels is how many directories are above a path, the root among them.
+func levels(path string) int {
+	if path == "" {
+		return 0
+	}
+	return depth(path) + 1
+}
+
+// out removes what goes, and takes out of its place what is renamed: what is deeper in the tree comes first.
+func (d *diffSender) out() error {
+	var all []record
+	for i := range d.changes {
+		ch := &d.changes[i]
+		typ, replaces := ch.Replaces()
+		switch {
+		case ch.Op == treediff.Renamed:
+			all = append(all, record{kind: kindOut, path: ch.From, typ: modes[ch.Type], slot: uint64(i)})
+			d.touch(ch.From)
+		case ch.Op == treediff.Deleted:
+			all = append(all, record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]})
+			d.touch(ch.Path)
+		case replaces:
+			all = append(all, record{kind: kindRemove, path: ch.Path, typ: modes[typ]})
+			d.touch(ch.Path)
+		}
+	}
+	slices.SortFunc(all, func(x, y record) int {
+		return cmp.Or(-cmp.Compare(depth(x.path), depth(y.path)), cmp.Compare(x.path, y.path))
+	})
+	return d.all(all)
+}
+
+func (d *diffSender) all(records []record) error {
+	for _, r := range records {
+		if err := d.put(r); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// touch notes that something is done in the directory of a path of the base, wherever that is in the tree.
+func (d *diffSender) touch(path string) {
+	dir, _ := split(path)
+	d.touched[dir], d.touched[d.movedTo(dir)] = true, true
+}
+
+// in makes new directories, and puts what was renamed in its place.
+func (d *diffSender) in() error {
+	var all []record
+	for i := range d.changes {
+		ch := &d.changes[i]
+		dir, _ := split(ch.Path)
+		switch {
+		case ch.Op == treediff.Renamed:
+			all = append(all, record{kind: kindIn, path: ch.Path, typ: modes[ch.Type], slot: uint64(i)})
+			d.touched[dir], d.touched[""] = true, true // and the root, through which it goes
+		case ch.IsNew() && ch.Type == treediff.Dir:
+			all = append(all, record{kind: kindDir, path: ch.Path})
+			d.touched[dir], d.touched[ch.Path] = true, true
+		}
+	}
+	slices.SortFunc(all, func(x, y record) int {
+		return cmp.Or(cmp.Compare(depth(x.path), depth(y.path)), cmp.Compare(x.path, y.path))
+	})
+	return d.all(all)
+}
+
+// files sends the new files with their content and attributes.
+func (d *diffSender) files() error {
+	for i := range d.changes {
+		ch := &d.changes[i]
+		if !ch.IsNew() || ch.Type == treediff.Dir || ch.Link != "" {
+			continue
+		}
+		if err := d.newFile(ch.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *diffSender) newFile(path string) error {
+	dir, name, err := at(d.root, path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	a, err := d.file(dir, name, path)
+	if err != nil {
+		return err
+	}
+	d.flagged = append(d.flagged, path) // also if it has none: it may have inherited some
+	up, _ := split(path)
+	d.touched[up] = true
+	d.done(1, 0)
+	return d.attributes(path, a.WithoutFlags())
+}
+
+// names sends the new names of files that have others.
+func (d *diffSender) names() error {
+	for i := range d.changes {
+		ch := &d.changes[i]
+		if !ch.MakesName() {
+			continue
+		}
+		if !ch.IsNew() { // it is another's name still
+			if err := d.put(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
+				return err
+			}
+		}
+		if err := d.put(record{kind: kindLink, path: ch.Path, typ: modes[ch.Type], target: ch.Link}); err != nil {
+			return err
+		}
+		up, _ := split(ch.Path)
+		d.touched[up] = true
+	}
+	return nil
+}
+
+// contents sends what has changed in files that were there.
+func (d *diffSender) contents() error {
+	for i := range d.changes {
+		ch := &d.changes[i]
+		if !ch.Content || ch.Link != "" || ch.IsNew() || ch.Op == treediff.Deleted || ch.Type == treediff.Dir {
+			continue
+		}
+		if ch.Type == treediff.File {
+			if err := d.content(ch); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := d.put(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
+			return err
+		}
+		if err := d.newFile(ch.Path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *diffSender) content(ch *treediff.Change) error {
+	dir, name, err := at(d.root, ch.Path)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	f, err := treecopy.OpenFile(dir, name, ch.Path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return readErr(ch.Path, "stat", err)
+	}
+	if st.Size != ch.SizeAfter {
+		return treecopy.Changed(ch.Path)
+	}
+	if err := d.put(record{kind: kindChange, path: ch.Path, before: ch.SizeBefore, size: ch.SizeAfter}); err != nil {
+		return err
+	}
+	ranges, known := ch.Ranges()
+	if !known {
+		err = d.compared(f, ch)
+	}
+	for _, r := range ranges {
+		if err == nil {
+			err = d.ranges(f, ch.Path, r.From, min(r.To, ch.SizeAfter), ch.SizeAfter, true)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return unchanged(f, ch.Path, &st)
+}
+
+// blockSize is in what units differences are sent.
+const blockSize = 4096
+
+// compared sends in what a file differs from what it was, which is read again: too much for a list has changed.
+func (d *diffSender) compared(f *os.File, ch *treediff.Change) error {
+	was := d.cameFrom(ch.Path)
+	dir, name, err := at(d.base, was)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	old, err := treecopy.OpenFile(dir, name, was)
+	if err != nil {
+		return err
+	}
+	defer old.Close()
+	x, y := make([]byte, maxData), make([]byte, maxData)
+	common := min(ch.SizeBefore, ch.SizeAfter)
+	for off := int64(0); off < common; {
+		n := min(int64(len(x)), common-off)
+		if err := readFull(old, was, x[:n], off); err != nil {
+			return err
+		}
+		if err := readFull(f, ch.Path, y[:n], off); err != nil {
+			return err
+		}
+		for _, r := range differing(x[:n], y[:n]) {
+			if err := d.ranges(f, ch.Path, off+int64(r[0]), off+int64(r[1]), ch.SizeAfter, true); err != nil {
+				return err
+			}
+		}
+		off += n
+	}
+	return d.ranges(f, ch.Path, common, ch.SizeAfter, ch.SizeAfter, false)
+}
+
+// differing lists the ranges of blocks in which two pieces of the same length differ.
+func differing(x, y []byte) (out [][2]int) {
+	for i := 0; i < len(x); i += blockSize {
+		to := min(len(x), i+blockSize)
+		if bytes.Equal(x[i:to], y[i:to]) {
+			continue
+		}
+		if n := len(out); n > 0 && out[n-1][1] == i {
+			out[n-1][1] = to
+			continue
+		}
+		out = append(out, [2]int{i, to})
+	}
+	return out
+}
+
+// metadata sends the attributes of files that were there and have changed.
+func (d *diffSender) metadata() error {
+	for i := range d.changes {
+		ch := &d.changes[i]
+		if ch.Op == treediff.Deleted || ch.Link != "" || ch.IsNew() || !ch.Metadata && !ch.Times && !ch.Content {
+			continue
+		}
+		d.flagged = append(d.flagged, ch.Path)
+		if ch.Type == treediff.Dir {
+			d.touched[ch.Path] = true
+			continue
+		}
+		a, _, err := d.read(d.root, ch.Path)
+		if err != nil {
+			return err
+		}
+		if err := d.attributes(ch.Path, a.WithoutFlags()); err != nil {
+			return err
+		}
+		d.done(1, 0)
+	}
+	return nil
+}
+
+// dirs sends the attributes of all directories in which something was done, the deepest first, as doing it has changed
+// their times.
+func (d *diffSender) dirs() error {
+	var all []string
+	for path := range d.touched {
+		all = append(all, path)
+	}
+	slices.SortFunc(all, func(x, y string) int {
+		return cmp.Or(-cmp.Compare(levels(x), levels(y)), cmp.Compare(x, y))
+	})
+	for _, path := range all {
+		a, st, err := d.read(d.root, path)
+		if errs.Is(err, errs.Conflict) || err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
+			continue // the directory of the base is not there any more
+		}
+		if err != nil {
+			return err
+		}
+		d.flagged = append(d.flagged, path)
+		if err := d.attributes(path, a.WithoutFlags()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flags sends the flags of all that has, or had, some.
+func (d *diffSender) flags() error {
+	slices.Sort(d.flagged)
+	for _, path := range slices.Compact(d.flagged) {
+		a, _, err := d.read(d.root, path)
+		if errs.Is(err, errs.Conflict) {
+			continue // it is not there any more
+		}
+		if err != nil {
+			return err
+		}
+		if typ := a.Mode & unix.S_IFMT; typ != unix.S_IFREG && typ != unix.S_IFDIR && !a.HasFlags() {
+			continue
+		}
+		if err := d.put(record{kind: kindFlags, path: path, attrs: a}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,340 @@
+package treestream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"pando/internal/base/errs"
+	"pando/internal/linux/treewalk"
+	"pando/internal/tree/treecopy"
+)
+
+const opSend = "send"
+
+// SendOptions say how a tree is read.
+type SendOptions struct {
+	// Unprivileged is for callers without root: what only root can read of extended attributes is left out.
+	Unprivileged bool
+	// Progress, if set, is told of files and bytes of content that were sent.
+	Progress func(files, bytes int64)
+}
+
+// Send writes the stream of the tree below the open directory root, which nobody else changes: Conflict if that is
+// noticed. Memory is what the names of files with several names take. Other errors are those of w, Unsupported (paths
+// or attributes beyond the limits of the format), IO, and ctx's end.
+func Send(ctx context.Context, w io.Writer, root *os.File, o SendOptions) error {
+	s, err := newSender(ctx, w, root, o, false)
+	if err == nil {
+		err = s.dir("")
+	}
+	for i := 0; err == nil && i < len(s.late); i++ {
+		err = s.put(s.late[i])
+	}
+	if err == nil {
+		err = s.enc.end()
+	}
+	return sendErr(err)
+}
+
+// sender writes one stream.
+type sender struct {
+	ctx   context.Context
+	root  *os.File
+	enc   *encoder
+	attrs *treecopy.AttributeReader
+	o     SendOptions
+	buf   []byte
+	links map[[2]uint64]*firstLink
+	late  []record // flags of files with several names: they forbid making another
+}
+
+// firstLink is where the first of several names of a file is.
+type firstLink struct {
+	path string
+	left uint64 // names not seen yet
+}
+
+func newSender(ctx context.Context, w io.Writer, root *os.File, o SendOptions, diff bool) (*sender, error) {
+	enc, err := newEncoder(w, diff)
+	return &sender{
+		ctx: ctx, root: root, enc: enc, o: o, buf: make([]byte, maxData), links: map[[2]uint64]*firstLink{},
+		attrs: treecopy.NewAttributeReader(treecopy.Options{Unprivileged: o.Unprivileged}),
+	}, err
+}
+
+// sendErr gives errors of others this package's operation.
+func sendErr(err error) error {
+	var e *errs.Error
+	if errors.As(err, &e) && (e.Op == "import" || e.Op == "compare") {
+		known := *e
+		known.Op = opSend
+		if known.Kind == errs.Conflict {
+			known.Hint = errs.Messagef("stop what writes to it, then try again")
+		}
+		return &known
+	}
+	return err
+}
+
+// quote makes a path fit for a message.
+func quote(path string) string {
+	q := strconv.Quote(path)
+	if len(q) > 4096 {
+		q = q[:4096] + "..."
+	}
+	if q[1:len(q)-1] == path && path != "" {
+		return path
+	}
+	return q
+}
+
+func join(dir, name string) string {
+	if dir == "" {
+		return name
+	}
+	return dir + "/" + name
+}
+
+// split cuts a path into its directory and its last component.
+func split(path string) (dir, name string) {
+	if i := strings.LastIndexByte(path, '/'); i >= 0 {
+		return path[:i], path[i+1:]
+	}
+	return "", path
+}
+
+// readErr reports that a file of the tree could not be read; what is not there any more was changed by somebody.
+func readErr(path, call string, err error) error {
+	var known *errs.Error
+	switch {
+	case err == nil || errors.As(err, &known):
+		return err
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
+		errors.Is(err, unix.ESTALE):
+		return treecopy.Changed(path)
+	}
+	return errs.New(errs.KindOf(err), opSend, quote(path), "%s: %w", call, err)
+}
+
+func (s *sender) put(r record) error {
+	if err := s.ctx.Err(); err != nil {
+		return err
+	}
+	return s.enc.write(r)
+}
+
+func (s *sender) done(files, bytes int64) {
+	if s.o.Progress != nil {
+		s.o.Progress(files, bytes)
+	}
+}
+
+// dir sends what is in a directory, and then its attributes: nothing may change it after those.
+func (s *sender) dir(path string) error {
+	f, err := treewalk.Open(s.root, path)
+	if err != nil {
+		return readErr(path, "open", err)
+	}
+	a, subdirs, err := s.entries(f, path)
+	f.Close()
+	if err != nil {
+		return err
+	}
+	for _, name := range subdirs {
+		p := join(path, name)
+		if err := s.put(record{kind: kindDir, path: p}); err != nil {
+			return err
+		}
+		if err := s.dir(p); err != nil {
+			return err
+		}
+	}
+	s.done(1, 0)
+	return s.attributes(path, a)
+}
+
+// entries sends what is in an open directory but for directories, whose names it returns.
+func (s *sender) entries(f *os.File, path string) (a treecopy.Attributes, subdirs []string, err error) {
+	if a, _, err = s.attrs.ReadFile(f, path); err != nil {
+		return a, nil, err
+	}
+	all, err := treewalk.ReadDirents(f)
+	if err != nil {
+		return a, nil, readErr(path, "getdents", err)
+	}
+	slices.SortFunc(all, func(x, y treewalk.Dirent) int { return strings.Compare(x.Name, y.Name) })
+	for _, e := range all {
+		if e.Type == unix.DT_DIR {
+			subdirs = append(subdirs, e.Name)
+			continue
+		}
+		if err := s.entry(f, e.Name, join(path, e.Name)); err != nil {
+			return a, nil, err
+		}
+	}
+	return a, subdirs, nil
+}
+
+// entry sends a file that is no directory: as one more name of a file that was sent, or whole.
+func (s *sender) entry(dir *os.File, name, path string) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return readErr(path, "stat", err)
+	}
+	if st.Nlink > 1 {
+		id := [2]uint64{st.Dev, st.Ino}
+		if l := s.links[id]; l != nil {
+			if l.left--; l.left == 0 {
+				delete(s.links, id)
+			}
+			s.done(1, 0)
+			return s.put(record{kind: kindLink, path: path, typ: st.Mode & unix.S_IFMT, target: l.path})
+		}
+		s.links[id] = &firstLink{path: path, left: uint64(st.Nlink) - 1}
+	}
+	a, err := s.file(dir, name, path)
+	if err != nil {
+		return err
+	}
+	if st.Nlink > 1 && a.HasFlags() {
+		s.late = append(s.late, record{kind: kindFlags, path: path, attrs: a})
+		a = a.WithoutFlags()
+	}
+	s.done(1, 0)
+	return s.attributes(path, a)
+}
+
+// file sends a file that is no directory, with its content, and returns its attributes.
+func (s *sender) file(dir *os.File, name, path string) (treecopy.Attributes, error) {
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return treecopy.Attributes{}, readErr(path, "stat", err)
+	}
+	typ := st.Mode & unix.S_IFMT
+	if typ == unix.S_IFREG {
+		return s.regular(dir, name, path)
+	}
+	a, st, err := s.attrs.Read(dir, name)
+	if err != nil {
+		return a, err
+	}
+	switch typ {
+	case st.Mode & unix.S_IFMT:
+	default:
+		return a, treecopy.Changed(path)
+	}
+	if typ != unix.S_IFLNK {
+		return a, s.put(record{kind: kindNode, path: path, typ: typ, rdev: st.Rdev})
+	}
+	buf := make([]byte, maxTarget+1)
+	n, err := unix.Readlinkat(int(dir.Fd()), name, buf)
+	if err != nil {
+		return a, readErr(path, "readlink", err)
+	}
+	return a, s.put(record{kind: kindSymlink, path: path, target: string(buf[:n])})
+}
+
+// regular sends a regular file.
+func (s *sender) regular(dir *os.File, name, path string) (a treecopy.Attributes, err error) {
+	f, err := treecopy.OpenFile(dir, name, path)
+	if err != nil {
+		return a, err
+	}
+	defer f.Close()
+	a, st, err := s.attrs.ReadFile(f, path)
+	if err != nil {
+		return a, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return a, treecopy.Changed(path)
+	}
+	if err := s.put(record{kind: kindFile, path: path, size: st.Size, attrs: a}); err != nil {
+		return a, err
+	}
+	if err := s.ranges(f, path, 0, st.Size, st.Size, false); err != nil {
+		return a, err
+	}
+	return a, unchanged(f, path, &st)
+}
+
+// unchanged returns an error if a file is not what it was.
+func unchanged(f *os.File, path string, was *unix.Stat_t) error {
+	var now unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &now); err != nil {
+		return readErr(path, "stat", err)
+	}
+	if now.Size != was.Size || now.Mtim != was.Mtim || now.Ctim != was.Ctim {
+		return treecopy.Changed(path)
+	}
+	return nil
+}
+
+// ranges sends what is data in a range of a file, and with holes also what is none.
+func (s *sender) ranges(f *os.File, path string, off, end, size int64, holes bool) error {
+	for off < end {
+		from, to, err := treecopy.NextData(f, off, size)
+		if err != nil {
+			return readErr(path, "seek", err)
+		}
+		from, to = min(from, end), min(to, end)
+		if holes && from > off {
+			if err := s.put(record{kind: kindZero, off: off, size: from - off}); err != nil {
+				return err
+			}
+		}
+		if err := s.data(f, path, from, to); err != nil {
+			return err
+		}
+		off = max(from, to)
+	}
+	return nil
+}
+
+// data sends a range of a file as it is.
+func (s *sender) data(f *os.File, path string, from, to int64) error {
+	for from < to {
+		p := s.buf[:min(int64(len(s.buf)), to-from)]
+		if err := readFull(f, path, p, from); err != nil {
+			return err
+		}
+		if err := s.put(record{kind: kindData, off: from, data: p}); err != nil {
+			return err
+		}
+		s.done(0, int64(len(p)))
+		from += int64(len(p))
+	}
+	return nil
+}
+
+func readFull(f *os.File, path string, p []byte, off int64) error {
+	n, err := f.ReadAt(p, off)
+	if n == len(p) {
+		return nil
+	}
+	if errors.Is(err, io.EOF) {
+		return treecopy.Changed(path) // it is shorter now
+	}
+	return readErr(path, "read", err)
+}
+
+// attributes sends the attributes of a file that was made or changed.
+func (s *sender) attributes(path string, a treecopy.Attributes) error {
+	sum := 0
+	for _, x := range a.Xattrs {
+		if sum += len(x.Name) + len(x.Value); sum > maxXattrs || len(x.Value) > maxData {
+			return errs.New(errs.Unsupported, opSend, quote(path), "its extended attributes are too large to be sent").
+				WithHint("remove some of them")
+		}
+		if err := s.put(record{kind: kindXattr, target: x.Name, data: x.Value}); err != nil {
+			return err
+		}
+	}
+	return s.put(record{kind: kindAttrs, path: path, attrs: a})
+}
