@@ -203,7 +203,8 @@ func (r *run) describe(ctx context.Context) error {
 	if err := unix.Sysinfo(&si); err != nil {
 		return err
 	}
-	r.rep.Host = HostReport{CPUs: runtime.NumCPU(), MemoryBytes: int64(si.Totalram) * int64(si.Unit), Kernel: unix.ByteSliceToString(u.Release[:])}
+	r.rep.Host = HostReport{CPUs: runtime.NumCPU(), MemoryBytes: int64(si.Totalram) * int64(si.Unit),
+		Kernel: unix.ByteSliceToString(u.Release[:])}
 	r.rep.Clones, r.rep.Rounds = r.Clones, r.Rounds
 	return nil
 }

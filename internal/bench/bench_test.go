@@ -40,7 +40,8 @@ func TestSample(t *testing.T) {
 		s.Add(time.Duration(i) * time.Millisecond)
 	}
 	want := Dist{Count: 100, Mean: 0.0505, P50: 0.050, P99: 0.099, Max: 0.100}
-	if got := s.Dist(); math.Abs(got.Mean-want.Mean) > 1e-12 || got.Count != want.Count || got.P50 != want.P50 || got.P99 != want.P99 || got.Max != want.Max {
+	if got := s.Dist(); math.Abs(got.Mean-want.Mean) > 1e-12 || got.Count != want.Count || got.P50 != want.P50 ||
+		got.P99 != want.P99 || got.Max != want.Max {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	var none *Sample
@@ -141,10 +142,12 @@ func at(ms float64) Dist { return sampleOf(ms).Dist() }
 
 func goodReport() *Report {
 	series := func(volumes int, clone float64) Series {
-		return Series{Volumes: volumes, FloorClone: at(4), PandoClone: at(clone), FloorDestroy: at(2), PandoDestroy: at(2.5), pando: sampleOf(clone)}
+		return Series{Volumes: volumes, FloorClone: at(4), PandoClone: at(clone), FloorDestroy: at(2), PandoDestroy: at(2.5),
+			pando: sampleOf(clone)}
 	}
 	r := &Report{
-		Pool:   PoolReport{LoopBacked: true, Devices: []Device{{Name: "loop0", VolatileCache: true}, {Name: "vda", VolatileCache: true}}},
+		Pool: PoolReport{LoopBacked: true, Devices: []Device{{Name: "loop0", VolatileCache: true},
+			{Name: "vda", VolatileCache: true}}},
 		Source: SourceReport{Files: 250_000},
 		Operations: []Operation{
 			{Name: OpCopy, Synced: at(9000)},
@@ -152,10 +155,12 @@ func goodReport() *Report {
 			{Name: OpReflink, Wall: at(11000)},
 			{Name: OpPando, TailOf: 20, Devices: []DeviceBytes{{Device: "loop0", Flushes: 3}, {Device: "vda", Flushes: 4}}},
 		},
-		Series:    []Series{series(10, 4.9), series(47_000, 5), series(10, 5.1)},
-		Neighbour: []Phase{{While: WhileIdle, Write: at(1)}, {While: WhilePando, Write: at(1.4)}, {While: WhileFloor, Write: at(1.3)}},
+		Series: []Series{series(10, 4.9), series(47_000, 5), series(10, 5.1)},
+		Neighbour: []Phase{{While: WhileIdle, Write: at(1)}, {While: WhilePando, Write: at(1.4)},
+			{While: WhileFloor, Write: at(1.3)}},
 	}
-	for _, line := range []string{"pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json", "pando show VOLUME"} {
+	for _, line := range []string{"pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json",
+		"pando show VOLUME"} {
 		r.Commands = append(r.Commands, Command{Line: line, Volumes: 47_000, Wall: at(15), MaxRSS: 30 << 20})
 	}
 	return r
@@ -194,34 +199,68 @@ func TestJudge(t *testing.T) {
 		{func(r *Report) { r.Series[1].FloorClone = at(3.8) }, map[string]string{"clone + mount / raw floor, p50": Fail}},
 		{func(r *Report) { r.Series[1].PandoClone, r.Series[1].FloorClone = at(11), at(11) }, map[string]string{
 			"clone + mount on a loop-backed pool, p50": Fail, "clone + mount, many volumes / few, p50": Fail}},
-		{func(r *Report) { r.Pool.LoopBacked = false }, map[string]string{"clone + mount on a loop-backed pool, p50": NotMeasured}},
-		{func(r *Report) { r.Series[2].FloorClone = at(4.9) }, map[string]string{"clone + mount, many volumes / few, p50": NotMeasured}},
-		{func(r *Report) { r.Series = r.Series[:1] }, map[string]string{"clone + mount, many volumes / few, p50": NotMeasured}},
+		{func(r *Report) {
+			r.Pool.LoopBacked = false
+		}, map[string]string{"clone + mount on a loop-backed pool, p50": NotMeasured}},
+		{func(r *Report) {
+			r.Series[2].FloorClone = at(4.9)
+		}, map[string]string{"clone + mount, many volumes / few, p50": NotMeasured}},
+		{func(r *Report) {
+			r.Series = r.Series[:1]
+		}, map[string]string{"clone + mount, many volumes / few, p50": NotMeasured}},
 		{func(r *Report) { r.NoFloor = "plain" }, map[string]string{
 			"clone + mount / raw floor, p50": NotMeasured, "destroy / umount + unlink, p50": NotMeasured}},
 		{func(r *Report) { r.Series[1].PandoDestroy = at(2.7) }, map[string]string{"destroy / umount + unlink, p50": Fail}},
-		{func(r *Report) { r.Operations[3].Devices[1].Flushes = 0 }, map[string]string{"a clone is on the disk when it returns": Fail}},
-		{func(r *Report) { r.Pool.Devices[1].VolatileCache = false }, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
-		{func(r *Report) { r.Operations[3].Devices[0].Flushes = 0.5 }, map[string]string{"a clone is on the disk when it returns": Fail}},
-		{func(r *Report) { r.Operations[3].Devices[0].Flushes = -1 }, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
-		{func(r *Report) { r.Operations[3].NoDevices = "tmpfs" }, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
-		{func(r *Report) { setVolumes(r, 1000); r.Commands[0].Wall = at(20) }, map[string]string{"`pando clone GOLDEN VOLUME --mount`, p50": Fail}},
-		{func(r *Report) { r.Commands[0].Wall = at(20) }, map[string]string{"`pando clone GOLDEN VOLUME --mount`, p50": NotMeasured}},
+		{func(r *Report) {
+			r.Operations[3].Devices[1].Flushes = 0
+		}, map[string]string{"a clone is on the disk when it returns": Fail}},
+		{func(r *Report) {
+			r.Pool.Devices[1].VolatileCache = false
+		}, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
+		{func(r *Report) {
+			r.Operations[3].Devices[0].Flushes = 0.5
+		}, map[string]string{"a clone is on the disk when it returns": Fail}},
+		{func(r *Report) {
+			r.Operations[3].Devices[0].Flushes = -1
+		}, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
+		{func(r *Report) {
+			r.Operations[3].NoDevices = "tmpfs"
+		}, map[string]string{"a clone is on the disk when it returns": NotMeasured}},
+		{func(r *Report) {
+			setVolumes(r, 1000)
+			r.Commands[0].Wall = at(20)
+		}, map[string]string{"`pando clone GOLDEN VOLUME --mount`, p50": Fail}},
+		{func(r *Report) {
+			r.Commands[0].Wall = at(20)
+		}, map[string]string{"`pando clone GOLDEN VOLUME --mount`, p50": NotMeasured}},
 		{func(r *Report) { r.Commands[2].Wall = at(301) }, map[string]string{"`pando ls --json`, p50": Fail}},
-		{func(r *Report) { setVolumes(r, 1050); r.Commands[1].MaxRSS = 41 << 20 }, map[string]string{"peak memory of a command": Fail}},
+		{func(r *Report) {
+			setVolumes(r, 1050)
+			r.Commands[1].MaxRSS = 41 << 20
+		}, map[string]string{"peak memory of a command": Fail}},
 		{func(r *Report) { r.Commands[1].MaxRSS = 41 << 20 }, map[string]string{"peak memory of a command": NotMeasured}},
 		{func(r *Report) { r.Operations[1].MaxRSS = 200 << 20 }, map[string]string{"peak memory of import": Fail}},
-		{func(r *Report) { r.Operations[1].Synced = at(12000) }, map[string]string{"import, speed over that of `cp -a`": Fail}},
-		{func(r *Report) { r.Operations[0].NotMeasured = "no cp" }, map[string]string{"import, speed over that of `cp -a`": NotMeasured}},
-		{func(r *Report) { r.Operations[2].Wall = at(1000) }, map[string]string{"clone + mount, times faster than `cp -a --reflink`": Fail}},
+		{func(r *Report) {
+			r.Operations[1].Synced = at(12000)
+		}, map[string]string{"import, speed over that of `cp -a`": Fail}},
+		{func(r *Report) {
+			r.Operations[0].NotMeasured = "no cp"
+		}, map[string]string{"import, speed over that of `cp -a`": NotMeasured}},
+		{func(r *Report) {
+			r.Operations[2].Wall = at(1000)
+		}, map[string]string{"clone + mount, times faster than `cp -a --reflink`": Fail}},
 		{func(r *Report) { r.Operations[2].Wall = at(1000); r.Source.Files = 100 }, map[string]string{
 			"clone + mount, times faster than `cp -a --reflink`": NotMeasured}},
 		{func(r *Report) { r.Source.Files = 100 }, nil}, // faster than wanted with fewer files: good enough
-		{func(r *Report) { r.Neighbour[1].Write = at(1.6) }, map[string]string{"a neighbour's p99 sync write, during clones / idle": Fail}},
+		{func(r *Report) {
+			r.Neighbour[1].Write = at(1.6)
+		}, map[string]string{"a neighbour's p99 sync write, during clones / idle": Fail}},
 		{func(r *Report) { r.Neighbour[1].Write.Count = 99 }, map[string]string{
 			"a neighbour's p99 sync write, during clones / idle":        NotMeasured,
 			"a neighbour's p99 sync write, during clones / the floor's": NotMeasured}},
-		{func(r *Report) { r.Neighbour[2].Write = at(1) }, map[string]string{"a neighbour's p99 sync write, during clones / the floor's": Fail}},
+		{func(r *Report) {
+			r.Neighbour[2].Write = at(1)
+		}, map[string]string{"a neighbour's p99 sync write, during clones / the floor's": Fail}},
 		{func(r *Report) { r.Neighbour[2].NotMeasured = "no floor" }, map[string]string{
 			"a neighbour's p99 sync write, during clones / the floor's": NotMeasured}},
 	}

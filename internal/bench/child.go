@@ -109,7 +109,8 @@ func (r *run) output(ctx context.Context, args ...string) ([]byte, error) {
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, errs.New(errs.Internal, "bench", "pando "+strings.Join(args, " "), "%w: %s", err, lastLines(stderr.String(), 3))
+		return nil, errs.New(errs.Internal, "bench", "pando "+strings.Join(args, " "), "%w: %s", err,
+			lastLines(stderr.String(), 3))
 	}
 	return out, nil
 }

@@ -114,7 +114,9 @@ type Tail struct {
 // around runs fn, which does n operations of one kind, and measures what they
 // write, during and after, each divided by n. reason says why nothing could be
 // measured; fn has run nevertheless.
-func (m *meter) around(ctx context.Context, fn func() (n int, err error)) (devs []DeviceBytes, tail *Tail, reason string, err error) {
+func (m *meter) around(
+	ctx context.Context, fn func() (n int, err error),
+) (devs []DeviceBytes, tail *Tail, reason string, err error) {
 	if err := m.settle(ctx); err != nil {
 		return nil, nil, "", err
 	}

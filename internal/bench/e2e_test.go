@@ -68,7 +68,8 @@ func (h *host) run(args ...string) []byte {
 }
 
 // small numbers: what is measured is worth nothing, but all of it is.
-var small = []string{"--clones", "3", "--volumes", "13", "--rounds", "1", "--tail", "100ms", "--idle", "100ms", "--no-progress"}
+var small = []string{"--clones", "3", "--volumes", "13", "--rounds", "1", "--tail", "100ms", "--idle", "100ms",
+	"--no-progress"}
 
 func (h *host) bench(args ...string) *bench.Report {
 	h.t.Helper()
@@ -85,9 +86,11 @@ func (h *host) bench(args ...string) *bench.Report {
 // clean fails the test if anything of a benchmark is left.
 func (h *host) clean() {
 	h.t.Helper()
-	for _, dir := range []string{h.pool, filepath.Join(h.pool, "data"), filepath.Join(h.pool, "mnt"), filepath.Join(h.pool, "live"), h.tmp} {
+	for _, dir := range []string{h.pool, filepath.Join(h.pool, "data"), filepath.Join(h.pool, "mnt"),
+		filepath.Join(h.pool, "live"), h.tmp} {
 		for _, e := range entries(h.t, dir) {
-			if strings.Contains(e, "bench-") || filepath.Base(dir) == "mnt" || filepath.Base(dir) == "live" && !strings.HasPrefix(e, "spare-") {
+			if strings.Contains(e, "bench-") || filepath.Base(dir) == "mnt" || filepath.Base(dir) == "live" &&
+				!strings.HasPrefix(e, "spare-") {
 				h.t.Errorf("left behind: %s in %s", e, dir)
 			}
 		}
@@ -157,7 +160,8 @@ func complete(t *testing.T, r *bench.Report, missing ...string) {
 			t.Errorf("%s: written to %v, reason %q", op.Name, op.Devices, op.NoDevices)
 		}
 	}
-	check("operations", names, []string{bench.OpCopy, bench.OpReflink, bench.OpImport, bench.OpFloor, bench.OpPando, bench.OpFloorDestroy, bench.OpPandoDestroy})
+	check("operations", names, []string{bench.OpCopy, bench.OpReflink, bench.OpImport, bench.OpFloor, bench.OpPando,
+		bench.OpFloorDestroy, bench.OpPandoDestroy})
 	names = nil
 	for _, p := range r.Neighbour {
 		names = append(names, p.While)
@@ -165,7 +169,8 @@ func complete(t *testing.T, r *bench.Report, missing ...string) {
 			row(p.While, p.Write.Count > 0, p.NotMeasured)
 		}
 	}
-	check("neighbour", names, []string{bench.WhileIdle, bench.WhilePando, bench.WhileSnapped, bench.WhileFrozen, bench.WhileThawed, bench.WhileFloor, bench.WhileReflink, bench.WhileCopy})
+	check("neighbour", names, []string{bench.WhileIdle, bench.WhilePando, bench.WhileSnapped, bench.WhileFrozen,
+		bench.WhileThawed, bench.WhileFloor, bench.WhileReflink, bench.WhileCopy})
 	names = nil
 	for _, c := range r.Commands {
 		names = append(names, c.Line)
@@ -173,12 +178,14 @@ func complete(t *testing.T, r *bench.Report, missing ...string) {
 			t.Errorf("%s: %+v", c.Line, c)
 		}
 	}
-	check("commands", names, []string{"pando version", "pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json", "pando show VOLUME", "pando destroy VOLUME"})
+	check("commands", names, []string{"pando version", "pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json",
+		"pando show VOLUME", "pando destroy VOLUME"})
 	if len(r.Series) != 3 || r.Series[0].Volumes != 10 || r.Series[1].Volumes < 13 || r.Series[2].Volumes != 10 {
 		t.Errorf("series %+v", r.Series)
 	}
 	for _, s := range r.Series {
-		if s.PandoClone.Count != 3 || s.PandoDestroy.Count != 3 || (s.FloorClone.Count == 3) != (r.NoFloor == "") || (len(s.Steps) > 2) != (r.NoFloor == "") {
+		if s.PandoClone.Count != 3 || s.PandoDestroy.Count != 3 || (s.FloorClone.Count == 3) != (r.NoFloor == "") ||
+			(len(s.Steps) > 2) != (r.NoFloor == "") {
 			t.Errorf("series %+v", s)
 		}
 	}
@@ -257,7 +264,8 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 	})
 	t.Run("errors", func(t *testing.T) {
 		h.t = t
-		for _, args := range [][]string{{"no-such-golden"}, {"/no/such/directory"}, {""}, {"--clones", "0"}, {"--clean", "x"}} {
+		for _, args := range [][]string{{"no-such-golden"}, {"/no/such/directory"}, {""}, {"--clones", "0"},
+			{"--clean", "x"}} {
 			cmd := h.command(append([]string{"bench", "clone"}, args...)...)
 			if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "pando: ") {
 				t.Errorf("bench clone %q: %v, %s", args, err, out)
@@ -316,7 +324,8 @@ func TestBenchOnLoopBackedPool(t *testing.T) {
 // name begins with that of the run and then part.
 func (h *host) startUntil(part string) *exec.Cmd {
 	h.t.Helper()
-	cmd := h.command(append([]string{"bench", "clone", "--files", "60"}, append(small, "--clones", "20", "--idle", "5s")...)...)
+	cmd := h.command(append([]string{"bench", "clone", "--files", "60"},
+		append(small, "--clones", "20", "--idle", "5s")...)...)
 	cmd.Stderr = &bytes.Buffer{}
 	if err := cmd.Start(); err != nil {
 		h.t.Fatal(err)
@@ -362,7 +371,8 @@ func TestBenchOnPlainPool(t *testing.T) {
 	}
 	h := newHost(t, dir, "--driver", "plain")
 	r := h.bench("--files", "60")
-	complete(t, r, bench.OpReflink, bench.OpFloor, bench.OpFloorDestroy, bench.WhileFloor, bench.WhileReflink, bench.WhileSnapped, bench.WhileFrozen, bench.WhileThawed)
+	complete(t, r, bench.OpReflink, bench.OpFloor, bench.OpFloorDestroy, bench.WhileFloor, bench.WhileReflink,
+		bench.WhileSnapped, bench.WhileFrozen, bench.WhileThawed)
 	h.clean()
 	if r.NoFloor == "" {
 		t.Error("a plain pool has a raw floor")
@@ -377,7 +387,8 @@ func TestReplicate(t *testing.T) {
 	}
 	dir := t.TempDir()
 	testfs.LeakCheck(t, dir)
-	cmd := exec.Command(program, "bench", "replicate", "--dir", dir, "--size", "8M+1M", "--appends", "2", "--json", "--no-progress")
+	cmd := exec.Command(program, "bench", "replicate", "--dir", dir, "--size", "8M+1M", "--appends", "2", "--json",
+		"--no-progress")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
@@ -396,7 +407,8 @@ func TestReplicate(t *testing.T) {
 			continue
 		}
 		// The records become several times smaller, and a growth much smaller.
-		if !x.Verified || x.Push <= 0 || x.RestoreAll <= 0 || len(x.Appends) != 2 || x.PushBytes < 200<<10 || x.PushBytes > 8<<20 || x.AppendBytes < 20<<10 || x.AppendBytes > x.PushBytes {
+		if !x.Verified || x.Push <= 0 || x.RestoreAll <= 0 || len(x.Appends) != 2 || x.PushBytes < 200<<10 ||
+			x.PushBytes > 8<<20 || x.AppendBytes < 20<<10 || x.AppendBytes > x.PushBytes {
 			t.Errorf("%s: figures that cannot be: %+v", x.Name, x)
 		}
 		if x.Name == "pando" && len(x.Refreshes) != 2 {

@@ -254,7 +254,8 @@ func (f *subvolFloor) clone(ctx context.Context, i int, step func(string)) error
 		return err
 	}
 	step("BTRFS_IOC_SNAP_CREATE_V2")
-	mfd, err := unix.OpenTree(unix.AT_FDCWD, filepath.Join(f.dir, strconv.Itoa(i)), unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	mfd, err := unix.OpenTree(unix.AT_FDCWD, filepath.Join(f.dir, strconv.Itoa(i)),
+		unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("open_tree: %w", err)
 	}
@@ -276,7 +277,8 @@ type rows struct {
 }
 
 func openRows(path string) (*rows, error) {
-	db, err := sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+"?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)")
+	db, err := sql.Open("sqlite",
+		"file:"+(&url.URL{Path: path}).EscapedPath()+"?_pragma=journal_mode(WAL)&_pragma=synchronous(FULL)")
 	if err != nil {
 		return nil, err
 	}

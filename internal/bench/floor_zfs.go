@@ -39,7 +39,8 @@ func newZFSFloor(att driver.Attachment, b base, copies string) *zfsFloor {
 	if att.Block {
 		source = strings.TrimPrefix(att.Image, "/dev/zvol/")
 	}
-	return &zfsFloor{base: b, snapshot: source + "@" + filepath.Base(source), prefix: copies + "-", fs: att.FS, options: att.Options}
+	return &zfsFloor{base: b, snapshot: source + "@" + filepath.Base(source), prefix: copies + "-", fs: att.FS,
+		options: att.Options}
 }
 
 func (f *zfsFloor) name(i int) string { return f.prefix + strconv.Itoa(i) }
@@ -110,7 +111,8 @@ func (s *scratch) removeDatasets(ctx context.Context) error {
 	if err := mount.Unmount(s.inner); err != nil && !errs.Is(err, errs.NotFound) {
 		return err
 	}
-	rows, err := zfs.ZFS.Rows(ctx, 1, "list", "-H", "-d", "1", "-t", "filesystem,volume", "-o", "name", filepath.Dir(s.dataset))
+	rows, err := zfs.ZFS.Rows(ctx, 1, "list", "-H", "-d", "1", "-t", "filesystem,volume", "-o", "name",
+		filepath.Dir(s.dataset))
 	if err != nil {
 		return err
 	}

@@ -72,7 +72,9 @@ func (r *run) copies(ctx context.Context) error {
 	// Once more, without the sync, to see what is written and when.
 	r.Tracker.Start("what cp -a and import write", 0, 0)
 	if cp.op.NotMeasured == "" {
-		if err := r.tail(ctx, &cp.op, func() (int, error) { return 1, r.copyOnce(ctx, cp, "never", r.source, "copy", false) }); err != nil {
+		if err := r.tail(ctx, &cp.op, func() (int, error) {
+			return 1, r.copyOnce(ctx, cp, "never", r.source, "copy", false)
+		}); err != nil {
 			return err
 		}
 		r.copyDir = filepath.Join(r.scratch.inner, "copy") // reflinks are made of it
@@ -157,7 +159,9 @@ func (r *run) reflinks(ctx context.Context) error {
 	}
 	if t.op.NotMeasured == "" {
 		r.Tracker.Start("what cp -a --reflink writes", 0, 0)
-		if err := r.tail(ctx, &t.op, func() (int, error) { return 1, r.copyOnce(ctx, t, "always", r.copyDir, "reflink", false) }); err != nil {
+		if err := r.tail(ctx, &t.op, func() (int, error) {
+			return 1, r.copyOnce(ctx, t, "always", r.copyDir, "reflink", false)
+		}); err != nil {
 			return err
 		}
 		if err := treewalk.Remove(ctx, filepath.Join(r.scratch.inner, "reflink")); err != nil {
@@ -355,7 +359,8 @@ func (r *run) commands(ctx context.Context) error {
 		{"show", shown},
 		{"destroy", name},
 	}
-	labels := []string{"pando version", "pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json", "pando show VOLUME", "pando destroy VOLUME"}
+	labels := []string{"pando version", "pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json",
+		"pando show VOLUME", "pando destroy VOLUME"}
 	type figures struct {
 		wall      Sample
 		user, sys int64
@@ -510,7 +515,8 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 	snapshots := func(freeze engine.Freeze) func() error {
 		return func() error {
 			for i := range nbSnapshots {
-				if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName(vol), Name: ref.MustName("s" + itoa(i)), Freeze: freeze}); err != nil {
+				if _, err := r.eng.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName(vol),
+					Name: ref.MustName("s" + itoa(i)), Freeze: freeze}); err != nil {
 					return err
 				}
 				if err := sleep(ctx, 25*time.Millisecond); err != nil {

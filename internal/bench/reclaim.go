@@ -78,7 +78,8 @@ func Reclaim(ctx context.Context, c ReclaimConfig) (_ *ReclaimReport, err error)
 	for _, n := range []struct {
 		name string
 		n    int
-	}{{"--clones", c.Clones}, {"--files", c.Files}, {"--goldens", c.Goldens}, {"--generations", c.Generations}, {"--volumes", c.Volumes}} {
+	}{{"--clones", c.Clones}, {"--files", c.Files}, {"--goldens", c.Goldens}, {"--generations",
+		c.Generations}, {"--volumes", c.Volumes}} {
 		if n.n < 1 || n.n > MaxVolumes {
 			return nil, errs.New(errs.Invalid, "bench", n.name, "%d is not between 1 and %d", n.n, MaxVolumes)
 		}
@@ -91,7 +92,8 @@ func Reclaim(ctx context.Context, c ReclaimConfig) (_ *ReclaimReport, err error)
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, r.end(ctx)) }()
-	out := &ReclaimReport{Driver: r.pool.Config.Driver, Clones: c.Clones, Goldens: c.Goldens, Generations: c.Generations, Volumes: c.Volumes}
+	out := &ReclaimReport{Driver: r.pool.Config.Driver, Clones: c.Clones, Goldens: c.Goldens, Generations: c.Generations,
+		Volumes: c.Volumes}
 	im := &timed{}
 	steps := []func() error{
 		func() error { return r.findSource(ctx) },
@@ -166,7 +168,8 @@ func (r *run) busyClones(ctx context.Context, what string, n int, bytes int64) e
 	for done := 0; done < n; {
 		batch := min(100, n-done)
 		name := r.name(what) + "-" + itoa(done)
-		infos, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(name), Count: batch, Mount: true})
+		infos, err := r.eng.Clone(ctx, engine.CloneRequest{From: r.golden, Name: ref.MustName(name), Count: batch,
+			Mount: true})
 		if err != nil {
 			return err
 		}
@@ -289,7 +292,8 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 	total := c.Goldens*c.Generations + c.Volumes
 	r.Tracker.Start("making goldens, generations and volumes", int64(total), 0)
 	now := time.Now().UTC()
-	base := driver.Identity{FS: driver.FS(origin.FS), SizeBytes: origin.SizeBytes, CreatedAt: now, BootID: bootID(), OriginID: from, Origin: r.golden.String()}
+	base := driver.Identity{FS: driver.FS(origin.FS), SizeBytes: origin.SizeBytes, CreatedAt: now, BootID: bootID(),
+		OriginID: from, Origin: r.golden.String()}
 	var rows []catalog.Row
 	var goldens []catalog.Golden
 	put := func() error {
@@ -320,7 +324,8 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 		if g := i / c.Generations; g < c.Goldens {
 			id.Kind, id.Golden, id.Generation = driver.Generation, r.name("decide-"+itoa(g)), i%c.Generations+1
 			if id.Generation == c.Generations {
-				goldens = append(goldens, catalog.Golden{Name: id.Golden, Current: id.Generation, Next: id.Generation + 1, CreatedAt: now})
+				goldens = append(goldens, catalog.Golden{Name: id.Golden, Current: id.Generation, Next: id.Generation + 1,
+					CreatedAt: now})
 			}
 			err = r.quick(ctx, from, id, true)
 		} else {
@@ -382,12 +387,14 @@ func bootID() string {
 func (o *ReclaimReport) judge() {
 	rep := &Report{}
 	back := float64(o.UsedPeak - o.UsedAfter)
-	rep.target("space returned / space taken", AtLeast, 0.99, Ratio, itoa(o.Clones)+" clones destroyed", over(back, float64(o.UsedPeak-o.UsedBefore)), "")
+	rep.target("space returned / space taken", AtLeast, 0.99, Ratio, itoa(o.Clones)+" clones destroyed",
+		over(back, float64(o.UsedPeak-o.UsedBefore)), "")
 	var before, after int64
 	for _, s := range o.Slabs {
 		before, after = before+s.Before, after+s.After
 	}
-	rep.target("kernel memory of inodes and names, after / before", AtMost, 1.10, Ratio, itoa(o.Clones)+" clones of "+itoa(o.Files)+" files", over(float64(after), float64(before)), o.NoSlabs)
+	rep.target("kernel memory of inodes and names, after / before", AtMost, 1.10, Ratio,
+		itoa(o.Clones)+" clones of "+itoa(o.Files)+" files", over(float64(after), float64(before)), o.NoSlabs)
 	slices.Sort(o.GCDecides)
 	slices.Sort(o.GCCommand)
 	at := itoa(o.Goldens) + " goldens with " + itoa(o.Generations) + " generations, " + itoa(o.Volumes) + " volumes"

@@ -28,7 +28,8 @@ func TestReclaim(t *testing.T) {
 			}
 			h := newHost(t, pool.dir(), pool.args...)
 			var r bench.ReclaimReport
-			out := h.run("bench", "reclaim", "--clones", "12", "--files", "40", "--write", "256K", "--goldens", "3", "--generations", "2", "--volumes", "5", "--json")
+			out := h.run("bench", "reclaim", "--clones", "12", "--files", "40", "--write", "256K", "--goldens", "3",
+				"--generations", "2", "--volumes", "5", "--json")
 			if err := json.Unmarshal(out, &r); err != nil {
 				t.Fatalf("%v: %s", err, out)
 			}
@@ -39,10 +40,12 @@ func TestReclaim(t *testing.T) {
 			if left := r.UsedAfter - r.UsedBefore; left > 1<<20 {
 				t.Errorf("LEAK: %d bytes did not come back", left)
 			}
-			if r.Clones != 12 || r.Files != 40 || len(r.GCDecides) != 3 || r.GCDecides[0] <= 0 || len(r.Targets) != 3 || r.NoSlabs == "" && len(r.Slabs) < 2 {
+			if r.Clones != 12 || r.Files != 40 || len(r.GCDecides) != 3 || r.GCDecides[0] <= 0 || len(r.Targets) != 3 ||
+				r.NoSlabs == "" && len(r.Slabs) < 2 {
 				t.Errorf("the report lacks something: %+v", r)
 			}
-			text := string(h.run("bench", "reclaim", "--clones", "2", "--files", "10", "--goldens", "1", "--generations", "1", "--volumes", "1"))
+			text := string(h.run("bench", "reclaim", "--clones", "2", "--files", "10", "--goldens", "1", "--generations", "1",
+				"--volumes", "1"))
 			for _, want := range []string{"used space of the pool", "gc decides", "kernel memory"} {
 				if !strings.Contains(text, want) {
 					t.Errorf("no %q in:\n%s", want, text)

@@ -150,7 +150,8 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 		out.Scenarios = append(out.Scenarios, sc)
 	}
 	if !measured {
-		return nil, errs.New(errs.NoSpace, "bench", c.Dir, "there is no room for any of the scenarios: %s", out.Scenarios[0].Skipped).
+		return nil, errs.New(errs.NoSpace, "bench", c.Dir, "there is no room for any of the scenarios: %s",
+			out.Scenarios[0].Skipped).
 			WithHint("use %s for less data, or %s for another disk", errs.Param("size"), errs.Param("dir"))
 	}
 	out.judge()
@@ -164,7 +165,8 @@ func (c *ReplicateConfig) checkReplicate() error {
 	}
 	for _, s := range c.Scenarios {
 		if s.Base < 1<<20 || s.Append < 4096 || s.Base > 1<<42 || s.Append > s.Base {
-			return errs.New(errs.Invalid, "bench", "--size", "%d bytes that grow by %d are not at least 1M that grow by 4K, and by no more than they are", s.Base, s.Append)
+			return errs.New(errs.Invalid, "bench", "--size",
+				"%d bytes that grow by %d are not at least 1M that grow by 4K, and by no more than they are", s.Base, s.Append)
 		}
 	}
 	if len(c.Scenarios) == 0 || c.Appends < 1 || c.Appends > 1000 {

@@ -54,7 +54,8 @@ func program(ctx context.Context, dir, path string, args ...string) (string, err
 		if ctx.Err() != nil {
 			return "", ctx.Err()
 		}
-		return "", errs.New(errs.IO, "bench", filepath.Base(path)+" "+strings.Join(args, " "), "%w: %s", err, lastLines(stderr.String(), 3))
+		return "", errs.New(errs.IO, "bench", filepath.Base(path)+" "+strings.Join(args, " "), "%w: %s", err,
+			lastLines(stderr.String(), 3))
 	}
 	return stdout.String(), nil
 }
@@ -91,7 +92,8 @@ func (p *pandoContender) initPool(ctx context.Context, pool string, remote ...st
 	if err := os.WriteFile(key, []byte("only for a benchmark\n"), 0o600); err != nil {
 		return err
 	}
-	_, err := p.pando(ctx, pool, append([]string{"remote", "add", benchRemote, "file:" + p.repository(), "--passphrase-file", key}, remote...)...)
+	_, err := p.pando(ctx, pool,
+		append([]string{"remote", "add", benchRemote, "file:" + p.repository(), "--passphrase-file", key}, remote...)...)
 	return err
 }
 
@@ -245,13 +247,17 @@ func (p *pipeline) close(context.Context) error { return nil }
 // parts measures the halves of a restore: to decrypt and decompress everything and
 // write nothing, and to write everything as it is.
 func (p *pipeline) parts(ctx context.Context) (decode, disk float64, err error) {
-	if decode, err = timedSync(func() error { return openFiles(ctx, p.pieces, p.key, os.DevNull) }, p.restored()); err != nil {
+	if decode, err = timedSync(func() error {
+		return openFiles(ctx, p.pieces, p.key, os.DevNull)
+	}, p.restored()); err != nil {
 		return 0, 0, err
 	}
 	if err := p.forget(ctx); err != nil {
 		return 0, 0, err
 	}
-	disk, err = timedSync(func() error { return plainCopy(p.source(), filepath.Join(p.restored(), benchFile)) }, p.restored())
+	disk, err = timedSync(func() error {
+		return plainCopy(p.source(), filepath.Join(p.restored(), benchFile))
+	}, p.restored())
 	return decode, disk, err
 }
 

@@ -38,7 +38,9 @@ func (x *restic) repository() string { return filepath.Join(x.dir, "repository")
 func (x *restic) restored() string   { return filepath.Join(x.dir, "restored") }
 
 func (x *restic) run(ctx context.Context, args ...string) error {
-	_, err := program(ctx, x.dir, x.program, append([]string{"-q", "--repo", x.repository(), "--password-file", filepath.Join(x.dir, "password"), "--cache-dir", filepath.Join(x.dir, "cache")}, args...)...)
+	_, err := program(ctx, x.dir, x.program,
+		append([]string{"-q", "--repo", x.repository(), "--password-file", filepath.Join(x.dir, "password"), "--cache-dir",
+			filepath.Join(x.dir, "cache")}, args...)...)
 	return err
 }
 
@@ -104,7 +106,8 @@ func (x *litestream) open(ctx context.Context, dir string, _ int64) (err error) 
 			return err
 		}
 	}
-	if x.db, err = sql.Open("sqlite", "file:"+x.database()+"?_pragma=journal_mode(wal)&_pragma=synchronous(full)&_pragma=busy_timeout(10000)"); err != nil {
+	if x.db, err = sql.Open("sqlite",
+		"file:"+x.database()+"?_pragma=journal_mode(wal)&_pragma=synchronous(full)&_pragma=busy_timeout(10000)"); err != nil {
 		return err
 	}
 	x.db.SetMaxOpenConns(1)
@@ -270,7 +273,9 @@ func (x *sendStream) push(ctx context.Context) error {
 	if x.pushed > 0 {
 		parent = "-p from/s" + strconv.Itoa(x.pushed-1)
 	}
-	if err := x.shell(ctx, fmt.Sprintf("btrfs -q subvolume snapshot -r from/data from/s%s; btrfs -q send %s from/s%s | zstd -q -3 -T0 -o repository/%06d", n, parent, n, x.pushed)); err != nil {
+	if err := x.shell(ctx,
+		fmt.Sprintf("btrfs -q subvolume snapshot -r from/data from/s%s; btrfs -q send %s from/s%s | zstd -q -3 -T0 -o "+
+			"repository/%06d", n, parent, n, x.pushed)); err != nil {
 		return err
 	}
 	x.pushed++
@@ -293,7 +298,8 @@ func (x *sendStream) refresh(ctx context.Context) (bool, error) {
 
 func (x *sendStream) forget(ctx context.Context) error {
 	for ; x.have > 0; x.have-- {
-		if _, err := runs.Program(ctx, "btrfs", "subvolume", "delete", "-c", filepath.Join(x.restored(), "s"+strconv.Itoa(x.have-1))); err != nil {
+		if _, err := runs.Program(ctx, "btrfs", "subvolume", "delete", "-c",
+			filepath.Join(x.restored(), "s"+strconv.Itoa(x.have-1))); err != nil {
 			return err
 		}
 	}

@@ -12,7 +12,8 @@ const (
 	minOverLitestream  = 12
 	minOverRestic      = 1
 	minOverSlowestPart = 0.8
-	maxGrowth          = 1.3 // of the time of a small push from the smallest to the largest volume: flat, with the noise of the figures
+	// of the time of a small push from the smallest to the largest volume: flat, with the noise of the figures
+	maxGrowth = 1.3
 )
 
 // Median is the middle of some durations, 0 of none.
@@ -61,13 +62,15 @@ func (r *ReplicateReport) judge() {
 	if large == nil {
 		return
 	}
-	own, at := large.transfer("pando"), fmt.Sprintf("%d MiB and %d growths", large.Base>>20, len(large.transfer("pando").Appends))
+	own, at := large.transfer("pando"), fmt.Sprintf("%d MiB and %d growths", large.Base>>20,
+		len(large.transfer("pando").Appends))
 	beside := func(name string, least float64) {
 		measured, reason := 0.0, name+" was not measured"
 		if t := large.transfer(name); t != nil {
 			measured, reason = over(t.RestoreAll, own.RestoreAll), ""
 		}
-		r.Targets = append(r.Targets, newTarget("restore by "+name+" / by pando", MoreThan, least, Ratio, at, measured, reason))
+		r.Targets = append(r.Targets, newTarget("restore by "+name+" / by pando", MoreThan, least, Ratio, at, measured,
+			reason))
 	}
 	beside("litestream", minOverLitestream)
 	beside("restic", minOverRestic)
@@ -75,7 +78,8 @@ func (r *ReplicateReport) judge() {
 	if large.transfer("pipeline") == nil {
 		reason = "the pipeline was not measured"
 	}
-	r.Targets = append(r.Targets, newTarget("the slower of disk write and decode / restore by pando", AtLeast, minOverSlowestPart, Ratio, at,
+	r.Targets = append(r.Targets, newTarget("the slower of disk write and decode / restore by pando", AtLeast,
+		minOverSlowestPart, Ratio, at,
 		over(max(large.Decode, large.Disk), own.RestoreAll), reason))
 }
 
@@ -85,7 +89,8 @@ func judgeSmall(least, small *ReplicateScenario) []Target {
 		return []Target{newTarget("push of 1 MiB more, p50", LessThan, maxSmallPush, Seconds, "", 0, reason)}
 	}
 	p50 := Median(small.transfer("pando").Appends)
-	out := []Target{newTarget("push of 1 MiB more, p50", LessThan, maxSmallPush, Seconds, fmt.Sprintf("a volume with %d MiB", small.Base>>20), p50, "")}
+	out := []Target{newTarget("push of 1 MiB more, p50", LessThan, maxSmallPush, Seconds,
+		fmt.Sprintf("a volume with %d MiB", small.Base>>20), p50, "")}
 	if least.Base < small.Base {
 		out = append(out, newTarget("push of 1 MiB more, large volume / small, p50", AtMost, maxGrowth, Ratio,
 			fmt.Sprintf("%d / %d MiB", small.Base>>20, least.Base>>20), over(p50, Median(least.transfer("pando").Appends)), ""))

@@ -93,7 +93,8 @@ func TestReplicateTargets(t *testing.T) {
 	}
 	r := ReplicateReport{Scenarios: []ReplicateScenario{
 		{Scenario: Scenario{1 << 30, 1 << 20}, Transfers: []Transfer{of("pando", 0.05, 1)}},
-		{Scenario: Scenario{10 << 30, 1 << 20}, Transfers: []Transfer{of("pando", 0.055, 2), of("litestream", 1, 30), of("restic", 1, 1), of("pipeline", 1, 1)}, Decode: 1, Disk: 1.9},
+		{Scenario: Scenario{10 << 30, 1 << 20}, Transfers: []Transfer{of("pando", 0.055, 2), of("litestream", 1, 30),
+			of("restic", 1, 1), of("pipeline", 1, 1)}, Decode: 1, Disk: 1.9},
 		{Scenario: Scenario{50 << 30, 1 << 20}, Skipped: "no room"},
 	}}
 	r.judge()
@@ -104,7 +105,8 @@ func TestReplicateTargets(t *testing.T) {
 	if want := []string{Pass, Pass, Pass, Fail, Pass}; !slices.Equal(got, want) {
 		t.Errorf("%q instead of %q: %+v", got, want, r.Targets)
 	}
-	none := ReplicateReport{Scenarios: []ReplicateScenario{{Scenario: Scenario{10 << 30, 50 << 20}, Transfers: []Transfer{of("pando", 1, 1)}}}}
+	none := ReplicateReport{Scenarios: []ReplicateScenario{{Scenario: Scenario{10 << 30, 50 << 20},
+		Transfers: []Transfer{of("pando", 1, 1)}}}}
 	none.judge()
 	for _, x := range none.Targets {
 		if x.Verdict != NotMeasured || x.Reason == "" {

@@ -11,11 +11,13 @@ type Report struct {
 	NoFloor    string       `json:"floor_not_measured,omitempty"` // why there is no raw floor
 	Operations []Operation  `json:"operations"`
 	Series     []Series     `json:"series"`
-	Drift      float64      `json:"drift"` // the floor's slower p50 over its faster one in the two series with few volumes: about 1 if the machine was calm; 0: no floor
-	Commands   []Command    `json:"commands"`
-	Neighbour  []Phase      `json:"neighbour"`
-	Targets    []Target     `json:"targets"`
-	Kept       string       `json:"kept,omitempty"` // begins the names of what was left
+	// the floor's slower p50 over its faster one in the two series with few volumes: about 1 if the machine was calm; 0:
+	// no floor
+	Drift     float64   `json:"drift"`
+	Commands  []Command `json:"commands"`
+	Neighbour []Phase   `json:"neighbour"`
+	Targets   []Target  `json:"targets"`
+	Kept      string    `json:"kept,omitempty"` // begins the names of what was left
 }
 
 // PoolReport describes the pool.
@@ -62,16 +64,18 @@ const (
 
 // Operation is a row of the table of what things cost.
 type Operation struct {
-	Name        string        `json:"name"`
-	NotMeasured string        `json:"not_measured,omitempty"` // why there are no figures
-	Wall        Dist          `json:"wall_seconds"`           // until it returned
-	Synced      Dist          `json:"synced_seconds"`         // until a syncfs after it returned; count 0: it is durable by itself
-	Sys         float64       `json:"sys_seconds"`            // of the processor in the kernel, for one, mean; not that of kernel threads
-	MaxRSS      int64         `json:"max_rss_bytes"`          // 0: it runs inside this process
-	Devices     []DeviceBytes `json:"devices"`
-	Tail        *Tail         `json:"tail"`
-	TailOf      int           `json:"tail_of"` // operations that Tail and Devices were measured over, one after the other
-	NoDevices   string        `json:"devices_not_measured,omitempty"`
+	Name        string `json:"name"`
+	NotMeasured string `json:"not_measured,omitempty"` // why there are no figures
+	Wall        Dist   `json:"wall_seconds"`           // until it returned
+	// until a syncfs after it returned; count 0: it is durable by itself
+	Synced Dist `json:"synced_seconds"`
+	// of the processor in the kernel, for one, mean; not that of kernel threads
+	Sys       float64       `json:"sys_seconds"`
+	MaxRSS    int64         `json:"max_rss_bytes"` // 0: it runs inside this process
+	Devices   []DeviceBytes `json:"devices"`
+	Tail      *Tail         `json:"tail"`
+	TailOf    int           `json:"tail_of"` // operations that Tail and Devices were measured over, one after the other
+	NoDevices string        `json:"devices_not_measured,omitempty"`
 }
 
 // OthersBytes is the most that other programs wrote a second to one of the disks

@@ -86,7 +86,8 @@ func newScratch(ctx context.Context, p *pool.Pool) (*scratch, error) {
 }
 
 func scratchAt(p *pool.Pool, name string) *scratch {
-	return &scratch{name: name, outer: filepath.Join(p.Dir, name), inner: filepath.Join(p.DataDir(), name), dataset: datasetOf(p, name)}
+	return &scratch{name: name, outer: filepath.Join(p.Dir, name), inner: filepath.Join(p.DataDir(), name),
+		dataset: datasetOf(p, name)}
 }
 
 // abandon takes back what newScratch has made so far.
@@ -125,7 +126,8 @@ func (s *scratch) remove(ctx context.Context) error {
 			all = append(all, err)
 		}
 	}
-	if target, err := os.Readlink(filepath.Join(s.outer, sourceName)); err == nil && filepath.Base(target) == tempPrefix+s.name {
+	if target, err := os.Readlink(filepath.Join(s.outer, sourceName)); err == nil &&
+		filepath.Base(target) == tempPrefix+s.name {
 		all = append(all, treewalk.Remove(ctx, target))
 	}
 	if s.dataset != "" {

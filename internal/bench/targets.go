@@ -127,7 +127,8 @@ func (r *Report) judge() {
 	if !r.Pool.LoopBacked {
 		reason = "the target is for a loop-backed pool, and this is none"
 	}
-	r.target("clone + mount on a loop-backed pool, p50", LessThan, maxCloneSeconds, Seconds, at, full.PandoClone.P50, reason)
+	r.target("clone + mount on a loop-backed pool, p50", LessThan, maxCloneSeconds, Seconds, at, full.PandoClone.P50,
+		reason)
 	ratio, few, many, ok := r.flatness()
 	reason = ""
 	r.Drift = r.drift()
@@ -135,10 +136,13 @@ func (r *Report) judge() {
 	case !ok:
 		reason = "the pool held as many volumes before: use a larger --volumes"
 	case r.Drift > calmDrift:
-		reason = fmt.Sprintf("the machine was not calm: with few volumes the raw floor took %.2fx as long at one time as at another", r.Drift)
+		reason = fmt.Sprintf("the machine was not calm: with few volumes the raw floor took %.2fx as long at one time as "+
+			"at another", r.Drift)
 	}
-	r.target("clone + mount, many volumes / few, p50", AtMost, maxFlatness, Ratio, fmt.Sprintf("%d / %d volumes; the target is for 47,000 / 10", many, few), ratio, reason)
-	r.target("destroy / umount + unlink, p50", AtMost, maxDestroyRatio, Ratio, at, over(full.PandoDestroy.P50, full.FloorDestroy.P50), r.NoFloor)
+	r.target("clone + mount, many volumes / few, p50", AtMost, maxFlatness, Ratio,
+		fmt.Sprintf("%d / %d volumes; the target is for 47,000 / 10", many, few), ratio, reason)
+	r.target("destroy / umount + unlink, p50", AtMost, maxDestroyRatio, Ratio, at,
+		over(full.PandoDestroy.P50, full.FloorDestroy.P50), r.NoFloor)
 	r.judgeDurable()
 	r.judgeCommands()
 	r.judgeCopies(full)
@@ -241,15 +245,18 @@ func (r *Report) judgeCopies(full *Series) {
 			noReflink = "the source is too small for a verdict"
 		}
 	}
-	r.target("clone + mount, times faster than `cp -a --reflink`", MoreThan, minReflinkSpeedup, Ratio, at, faster, noReflink)
-	r.target("import, speed over that of `cp -a`", AtLeast, minImportRatio, Ratio, files+", both until synced", speed, noSpeed)
+	r.target("clone + mount, times faster than `cp -a --reflink`", MoreThan, minReflinkSpeedup, Ratio, at, faster,
+		noReflink)
+	r.target("import, speed over that of `cp -a`", AtLeast, minImportRatio, Ratio, files+", both until synced", speed,
+		noSpeed)
 	r.target("peak memory of import", LessThan, maxImportRSS, Bytes, files+"; the target is for 1000000", rss, noImport)
 }
 
 func (r *Report) judgeNeighbour() {
 	clones := r.phase(WhilePando)
 	r.judgePhases("a neighbour's p99 sync write, during clones / idle", maxNeighbour, clones, r.phase(WhileIdle))
-	r.judgePhases("a neighbour's p99 sync write, during clones / the floor's", maxNeighbourFloor, clones, r.phase(WhileFloor))
+	r.judgePhases("a neighbour's p99 sync write, during clones / the floor's", maxNeighbourFloor, clones,
+		r.phase(WhileFloor))
 }
 
 // judgePhases compares what the neighbour felt in two phases.

@@ -21,7 +21,8 @@ func (a *App) benchCommand() *cobra.Command {
 		Args:    usage(cobra.NoArgs),
 		RunE:    func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(a.benchCloneCommand(), a.benchReclaimCommand(), a.benchReplicateCommand(), a.benchSyncCommand(), a.benchReportCommand(), a.benchCompareCommand(), a.benchExecCommand())
+	c.AddCommand(a.benchCloneCommand(), a.benchReclaimCommand(), a.benchReplicateCommand(), a.benchSyncCommand(),
+		a.benchReportCommand(), a.benchCompareCommand(), a.benchExecCommand())
 	return c
 }
 
@@ -107,7 +108,8 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 	case clean:
 		return nil
 	case report.Kept != "":
-		a.note("kept the volumes and goldens whose names begin with %s: `pando destroy '%s-*'`, `pando golden rm`", report.Kept, report.Kept)
+		a.note("kept the volumes and goldens whose names begin with %s: `pando destroy '%s-*'`, `pando golden rm`",
+			report.Kept, report.Kept)
 	}
 	if a.json {
 		return a.printJSON(report)

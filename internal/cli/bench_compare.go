@@ -28,8 +28,9 @@ Reports of other profiles, writers, block or file sizes are refused without --fo
 different kernels, hosts or layers are told, and so is a report that failed its proof,
 first of all: figures of syncs that did not reach the disk are no basis. The exit code
 does not tell what changed; --json does.`,
-		Example: "  pando bench sync /srv --runs 3 --json > before.json\n  pando bench sync /srv --runs 3 --json > after.json\n  pando bench compare before.json after.json",
-		Args:    usage(cobra.ExactArgs(2)),
+		Example: "  pando bench sync /srv --runs 3 --json > before.json\n  pando bench sync /srv --runs 3 --json > " +
+			"after.json\n  pando bench compare before.json after.json",
+		Args: usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
 			if len(args) > 1 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
@@ -126,7 +127,8 @@ func noiseText(v float64) string {
 }
 
 func sideText(s syncbench.Side) string {
-	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, plural(s.Runs, "run"), duration(s.Seconds), s.Path, s.Host, s.Verdict)
+	return fmt.Sprintf("%s: %s of %s on %s, %s, %s", s.Name, plural(s.Runs, "run"), duration(s.Seconds), s.Path, s.Host,
+		s.Verdict)
 }
 
 // perSecond writes a rate.

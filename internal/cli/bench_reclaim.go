@@ -68,9 +68,12 @@ end; if it is killed, ` + "`pando bench clone --clean`" + ` removes what is left
 func (a *App) printReclaim(r *bench.ReclaimReport) error {
 	if err := a.fields(
 		"driver", r.Driver,
-		"clones", fmt.Sprintf("%d of a tree of %d files, each mounted, walked and written to, in %s", r.Clones, r.Files, duration(r.MakeSeconds)),
-		"destroyed", fmt.Sprintf("in %s, %s each; settled %s later", duration(r.Destroy), duration(r.Destroy/float64(r.Clones)), duration(r.Settle)),
-		"gc", fmt.Sprintf("the whole command %s, with %d goldens of %d generations and %d volumes", duration(r.GCCommand[len(r.GCCommand)/2]), r.Goldens, r.Generations, r.Volumes),
+		"clones", fmt.Sprintf("%d of a tree of %d files, each mounted, walked and written to, in %s", r.Clones, r.Files,
+			duration(r.MakeSeconds)),
+		"destroyed", fmt.Sprintf("in %s, %s each; settled %s later", duration(r.Destroy),
+			duration(r.Destroy/float64(r.Clones)), duration(r.Settle)),
+		"gc", fmt.Sprintf("the whole command %s, with %d goldens of %d generations and %d volumes",
+			duration(r.GCCommand[len(r.GCCommand)/2]), r.Goldens, r.Generations, r.Volumes),
 	); err != nil {
 		return err
 	}

@@ -34,13 +34,15 @@ as rows of an SQLite database): each where it is installed, one after the other.
 A --size is DATA+GROWTH, such as 10G+1M. What there is no room for is left out,
 and the report says so. Everything is removed at the end; what a killed run has
 left, the next one in the same DIR removes.`,
-		Example: "  pando bench replicate\n  pando bench replicate --size 1G+1M --size 10G+1M --alone\n  pando bench replicate --dir /mnt/fast --json > replicate.json",
-		Args:    usage(cobra.NoArgs),
+		Example: "  pando bench replicate\n  pando bench replicate --size 1G+1M --size 10G+1M --alone\n  pando bench " +
+			"replicate --dir /mnt/fast --json > replicate.json",
+		Args: usage(cobra.NoArgs),
 	}
 	f := c.Flags()
 	f.StringVar(&q.Dir, "dir", "", "work in `DIR` (default $TMPDIR)")
 	f.StringVar(&q.Driver, "driver", "auto", "driver of the pools")
-	f.StringArrayVar(&sizes, "size", nil, "data and growth, `DATA+GROWTH`; repeatable (default 100M+1M, 500M+5M, 2G+10M, 10G+50M)")
+	f.StringArrayVar(&sizes, "size", nil,
+		"data and growth, `DATA+GROWTH`; repeatable (default 100M+1M, 500M+5M, 2G+10M, 10G+50M)")
 	f.IntVar(&q.Appends, "appends", 5, "how often the data grows")
 	f.BoolVar(&q.Freeze, "freeze", false, "let each push freeze the filesystem for its snapshot (push --freeze)")
 	f.BoolVar(&alone, "alone", false, "leave the other tools out, not the pipeline")
@@ -112,7 +114,8 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 		if err := a.heading(head); err != nil {
 			return err
 		}
-		t := a.table("", "PUSH", "STORED", "RESTORE", "PUSH GROWTH", "STORED", "REFRESH", "PUSH NOTHING", "RESTORE ALL", "/ PANDO")
+		t := a.table("", "PUSH", "STORED", "RESTORE", "PUSH GROWTH", "STORED", "REFRESH", "PUSH NOTHING", "RESTORE ALL",
+			"/ PANDO")
 		var own *bench.Transfer
 		for i := range s.Transfers {
 			x := &s.Transfers[i]
@@ -131,14 +134,16 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 			if len(x.Refreshes) > 0 {
 				refresh = duration(bench.Median(x.Refreshes))
 			}
-			t.row(x.Name, duration(x.Push), size(x.PushBytes), duration(x.Restore), duration(bench.Median(x.Appends)), size(x.AppendBytes),
+			t.row(x.Name, duration(x.Push), size(x.PushBytes), duration(x.Restore), duration(bench.Median(x.Appends)),
+				size(x.AppendBytes),
 				refresh, duration(bench.Median(x.Idle)), duration(x.RestoreAll), against)
 		}
 		if err := t.flush(); err != nil {
 			return err
 		}
 		if s.Decode > 0 {
-			if err := a.printf("only to decrypt and decompress all: %s; only to write all: %s\n", duration(s.Decode), duration(s.Disk)); err != nil {
+			if err := a.printf("only to decrypt and decompress all: %s; only to write all: %s\n", duration(s.Decode),
+				duration(s.Disk)); err != nil {
 				return err
 			}
 		}

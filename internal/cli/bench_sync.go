@@ -72,7 +72,8 @@ them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on spe
 	f.StringVar(&q.p99, "p99", "", "find the most syncs a second whose p99 is at most this `DURATION`")
 	f.StringVar(&q.html, "html", "", "also write the report into `FILE`, as a page")
 	_ = c.MarkFlagFilename("html", "html", "htm")
-	_ = c.RegisterFlagCompletionFunc("profile", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	_ = c.RegisterFlagCompletionFunc("profile", func(*cobra.Command, []string, string) ([]string,
+		cobra.ShellCompDirective) {
 		var out []string
 		for _, p := range syncbench.Profiles() {
 			out = append(out, p.Name+"\t"+p.Title)
@@ -148,12 +149,14 @@ func suggestProfile(name string) string {
 	best := ""
 	for _, p := range syncbench.Profiles() {
 		names = append(names, p.Name)
-		if best == "" && name != "" && (strings.HasPrefix(p.Name, strings.ToLower(name)) || strings.HasPrefix(strings.ToLower(name), p.Name)) {
+		if best == "" && name != "" && (strings.HasPrefix(p.Name, strings.ToLower(name)) ||
+			strings.HasPrefix(strings.ToLower(name), p.Name)) {
 			best = p.Name
 		}
 	}
 	hint := "the profiles are " + strings.Join(names, ", ") + "; `pando bench sync --list` says what they stand for"
-	for _, alias := range [][2]string{{"mysql", "innodb"}, {"maria", "innodb"}, {"pg", "postgres"}, {"psql", "postgres"}, {"sqlite", "sqlite-full"}} {
+	for _, alias := range [][2]string{{"mysql", "innodb"}, {"maria", "innodb"}, {"pg", "postgres"}, {"psql", "postgres"},
+		{"sqlite", "sqlite-full"}} {
 		if best == "" && strings.HasPrefix(strings.ToLower(name), alias[0]) {
 			best = alias[1]
 		}
@@ -236,7 +239,8 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		e.Close()
 		return word, "", nothing, err
 	case fs == "none":
-		err = errs.New(errs.Invalid, "bench sync", word, "it has no filesystem: it is a block device, and measuring it would overwrite it").
+		err = errs.New(errs.Invalid, "bench sync", word,
+			"it has no filesystem: it is a block device, and measuring it would overwrite it").
 			WithHint("measure a volume with a filesystem")
 	}
 	if err != nil {
@@ -266,7 +270,8 @@ func (a *App) noDirectory(word string, missing error, e *engine.Engine) error {
 	case missing == nil:
 		return nil
 	case e == nil:
-		return errs.New(errs.NotFound, "bench sync", word, "there is no such directory, and no pool at %s in which it could be a volume", a.poolDir()).
+		return errs.New(errs.NotFound, "bench sync", word,
+			"there is no such directory, and no pool at %s in which it could be a volume", a.poolDir()).
 			WithHint("name a directory")
 	}
 	return errs.New(errs.NotFound, "bench sync", word, "there is no volume and no directory of this name").

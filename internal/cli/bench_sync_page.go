@@ -22,7 +22,8 @@ func pagePath(op, path string) (string, error) {
 	}
 	dir := filepath.Dir(path)
 	if st, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return "", errs.New(errs.NotFound, op, path, "there is no directory %s", dir).WithHint("make it first: mkdir -p %s", shellWord(dir))
+		return "", errs.New(errs.NotFound, op, path, "there is no directory %s", dir).WithHint("make it first: mkdir -p %s",
+			shellWord(dir))
 	} else if err != nil {
 		return "", errs.Wrap(op, path, err)
 	} else if !st.IsDir() {
@@ -33,7 +34,8 @@ func pagePath(op, path string) (string, error) {
 	case err != nil:
 		return "", errs.Wrap(op, path, err)
 	case st.IsDir():
-		return "", errs.New(errs.Invalid, op, path, "it is a directory").WithHint("name a file in it: --html %s", shellWord(filepath.Join(path, "report.html")))
+		return "", errs.New(errs.Invalid, op, path, "it is a directory").WithHint("name a file in it: --html %s",
+			shellWord(filepath.Join(path, "report.html")))
 	case !st.Mode().IsRegular():
 		return "", errs.New(errs.Invalid, op, path, "it is no file, and cannot be replaced by one")
 	}

@@ -60,7 +60,8 @@ func TestBenchSyncOfALiar(t *testing.T) {
 		t.Error(err)
 	}
 	b, err := os.ReadFile(page)
-	if err != nil || !bytes.Contains(b, []byte("✗ FAIL at ext4 on "+dir)) || !bytes.Contains(b, []byte("A quick run, no verdict on speed")) {
+	if err != nil || !bytes.Contains(b, []byte("✗ FAIL at ext4 on "+dir)) ||
+		!bytes.Contains(b, []byte("A quick run, no verdict on speed")) {
 		t.Errorf("the page: %v", err)
 	}
 	if st, err := os.Stat(page); err != nil || st.Mode().Perm() != 0o600 {
@@ -98,7 +99,8 @@ func TestBenchSyncOfALiar(t *testing.T) {
 	if code, out, errors = benchSync(t, "report", saved); code != 0 || !strings.Contains(out, "\n"+good.Verdict.Result) {
 		t.Errorf("report: exit code %d\n%s%s", code, out, errors)
 	}
-	if code, out, errors = benchSync(t, "compare", saved, saved); code != 0 || !strings.Contains(out, "Result: no change beyond noise") {
+	if code, out, errors = benchSync(t, "compare", saved, saved); code != 0 ||
+		!strings.Contains(out, "Result: no change beyond noise") {
 		t.Errorf("compare: exit code %d\n%s%s", code, out, errors)
 	}
 	for l := range strings.Lines(out) {
@@ -126,7 +128,8 @@ func TestBenchReportText(t *testing.T) {
 			t.Fatalf("%d: %s", code, errors)
 		}
 		for _, want := range []string{
-			"path     /srv/db\nlayers   ext4 on / > vda\n", "1    5,533    5,533     120 us   268 us  1.25 ms  4.55 ms  53.3 ms\n",
+			"path     /srv/db\nlayers   ext4 on / > vda\n", "1    5,533    5,533     120 us   268 us  1.25 ms  4.55 ms  53.3 " +
+				"ms\n",
 			"run 1   " + bars, "        !!!!!!\n", "        0 to 1 s: 1 s at 11 % of the median rate",
 			" vda       700,229  700,265  0    36       700,229  5.3 GiB  ok\n", "\nPASS: every sync reached the disk vda\n",
 		} {

@@ -47,7 +47,8 @@ func (a *App) printProfiles(all []syncbench.Profile) error {
 				return err
 			}
 		}
-		if err := a.printf("%s\n%s%s", p.Name, wrap(p.Title, "  ", syncWidth), wrap(workText(p)+".", "  ", syncWidth)); err != nil {
+		if err := a.printf("%s\n%s%s", p.Name, wrap(p.Title, "  ", syncWidth),
+			wrap(workText(p)+".", "  ", syncWidth)); err != nil {
 			return err
 		}
 		if p.Models != "" {
@@ -111,8 +112,10 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 		quick = "shorter than the cycles of writeback: no verdict on speed"
 	}
 	for _, f := range [][2]string{
-		{"path", path}, {"layers", strings.Join(chain, " > ")}, {"profile", r.Profile.Name + ": " + r.Profile.Title}, {"work", workText(r.Profile)},
-		{"host", fmt.Sprintf("%s, %s, %s, Linux %s, %s", r.Host.Name, plural(r.Host.CPUs, "processor"), size(r.Host.MemoryBytes), r.Host.Kernel, r.Host.Fio)},
+		{"path", path}, {"layers", strings.Join(chain, " > ")}, {"profile", r.Profile.Name + ": " + r.Profile.Title}, {"work",
+			workText(r.Profile)},
+		{"host", fmt.Sprintf("%s, %s, %s, Linux %s, %s", r.Host.Name, plural(r.Host.CPUs, "processor"),
+			size(r.Host.MemoryBytes), r.Host.Kernel, r.Host.Fio)},
 		{"command", strings.Join(words, " ")}, {"quick", quick},
 	} {
 		if f[1] == "" {
@@ -140,7 +143,8 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 	t := a.table("RUN", "SYNCS/S", "WRITES/S", "P50", "P95", "P99", "P99.9", "MAX")
 	writes := false
 	for i, x := range r.Runs {
-		t.row(append([]string{itoa(i + 1), perSecond(x.SyncsPerSecond), perSecond(x.WritesPerSecond)}, latencyCells(x.Sync)...)...)
+		t.row(append([]string{itoa(i + 1), perSecond(x.SyncsPerSecond), perSecond(x.WritesPerSecond)},
+			latencyCells(x.Sync)...)...)
 		writes = writes || x.Write != nil
 	}
 	if err := t.flush(); err != nil || !writes {
@@ -275,7 +279,8 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 				break
 			}
 			line := fmt.Sprintf("%*s%.0f to %.0f s: ", len(head), "", s.From, s.To)
-			if err := a.printf("%s", line+strings.TrimLeft(wrap(s.Words, strings.Repeat(" ", len(line)), syncWidth), " ")); err != nil {
+			if err := a.printf("%s", line+strings.TrimLeft(wrap(s.Words, strings.Repeat(" ", len(line)), syncWidth),
+				" ")); err != nil {
 				return err
 			}
 		}

@@ -42,7 +42,8 @@ func (a *App) printBenchHead(r *bench.Report) error {
 		source = "a generated tree"
 	}
 	source += fmt.Sprintf(": %d files, %s of data", r.Source.Files, size(r.Source.Bytes))
-	golden := fmt.Sprintf("%s, %s in %s", r.Source.FS, size(r.Source.LogicalBytes), plural(int(r.Source.Extents), "extent"))
+	golden := fmt.Sprintf("%s, %s in %s", r.Source.FS, size(r.Source.LogicalBytes),
+		plural(int(r.Source.Extents), "extent"))
 	return a.fields(
 		"pool", pool, "devices", devices,
 		"host", fmt.Sprintf("%s, %s, Linux %s", plural(r.Host.CPUs, "processor"), size(r.Host.MemoryBytes), r.Host.Kernel),
@@ -60,7 +61,8 @@ func orMissing(s, reason string) string {
 func (a *App) heading(s string) error { return a.printf("\n%s\n", s) }
 
 func (a *App) printOperations(r *bench.Report) error {
-	if err := a.heading("What operations cost, and what they write (SYS is processor time in the kernel; bytes are for one\noperation; AFTER is what is written from its return until the disk is quiet)"); err != nil {
+	if err := a.heading("What operations cost, and what they write (SYS is processor time in the kernel; bytes are for " +
+		"one\noperation; AFTER is what is written from its return until the disk is quiet)"); err != nil {
 		return err
 	}
 	heads := []string{"OPERATION", "WALL P50", "+SYNCFS", "SYS"}
@@ -149,7 +151,8 @@ func (a *App) printSeries(r *bench.Report) error {
 		return nil
 	}
 	if r.Drift > loudDrift {
-		if err := a.printf("The machine was not calm: between the first series and the last the raw floor itself changed by %s. Run it again.\n", ratio(r.Drift)); err != nil {
+		if err := a.printf("The machine was not calm: between the first series and the last the raw floor itself changed "+
+			"by %s. Run it again.\n", ratio(r.Drift)); err != nil {
 			return err
 		}
 	}
@@ -181,7 +184,8 @@ func (a *App) printCommands(r *bench.Report) error {
 	}
 	t := a.table("VOLUMES", "COMMAND", "TIMES", "P50", "P99", "MAX", "USER", "SYS", "PEAK MEMORY")
 	for _, c := range r.Commands {
-		t.row(append(append([]string{itoa(c.Volumes), c.Line}, distCells(c.Wall)...), duration(c.User), duration(c.Sys), size(c.MaxRSS))...)
+		t.row(append(append([]string{itoa(c.Volumes), c.Line}, distCells(c.Wall)...), duration(c.User), duration(c.Sys),
+			size(c.MaxRSS))...)
 	}
 	return t.flush()
 }
@@ -229,7 +233,8 @@ func (a *App) printVerdicts(targets []bench.Target) error {
 				at += " (" + g.At + ")"
 			}
 		}
-		relation := map[string]string{bench.AtMost: "at most ", bench.LessThan: "under ", bench.AtLeast: "at least ", bench.MoreThan: "over "}[g.Relation]
+		relation := map[string]string{bench.AtMost: "at most ", bench.LessThan: "under ", bench.AtLeast: "at least ",
+			bench.MoreThan: "over "}[g.Relation]
 		t.row(g.Name, relation+quantity(g.Target, g.Unit), measured, verdict, at)
 	}
 	return t.flush()

@@ -178,7 +178,8 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 		a.note("destroyed %s whose time was over", plural(r.Expired, "volume"))
 	}
 	if r.Swept != nil && r.Swept.Garbage > 0 {
-		a.note("first use since the host started: removed %s that had not been finished or were ephemeral", plural(r.Swept.Garbage, "object"))
+		a.note("first use since the host started: removed %s that had not been finished or were ephemeral",
+			plural(r.Swept.Garbage, "object"))
 	}
 	if r.Swept != nil {
 		for _, s := range r.Swept.Missing {
@@ -205,7 +206,9 @@ func (a *App) reporting(ctx context.Context) (_ context.Context, tell func()) {
 }
 
 // with opens the pool, calls fn and closes it.
-func (a *App) with(fn func(ctx context.Context, e *engine.Engine, args []string) error) func(*cobra.Command, []string) error {
+func (a *App) with(
+	fn func(ctx context.Context, e *engine.Engine, args []string) error,
+) func(*cobra.Command, []string) error {
 	return func(c *cobra.Command, args []string) error {
 		e, err := a.open(c.Context())
 		if err != nil {

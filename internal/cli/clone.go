@@ -49,7 +49,9 @@ again, and if it never comes to rest the fork is refused (conflict).`,
 }
 
 // cloning adds to a command what clone and fork have in common.
-func (a *App) cloning(c *cobra.Command, op string, run func(*engine.Engine, context.Context, engine.CloneRequest) ([]engine.Info, error)) *cobra.Command {
+func (a *App) cloning(
+	c *cobra.Command, op string, run func(*engine.Engine, context.Context, engine.CloneRequest) ([]engine.Info, error),
+) *cobra.Command {
 	var q engine.CloneRequest
 	var sizeFlag, ttl string
 	c.Args = usage(cobra.ExactArgs(2))

@@ -37,7 +37,8 @@ sees the most; without it, it says what it could not see. Interrupted, it prints
 it has found so far, and exits with 130.
 
 The exit code is 0 whatever it finds.`,
-		Example:           "  pando diagnose /var/lib/postgresql\n  pando diagnose job-17 --for 2m\n  pando diagnose /srv/db --json | jq '.causes[] | {rank, code, share}'",
+		Example: "  pando diagnose /var/lib/postgresql\n  pando diagnose job-17 --for 2m\n  pando diagnose " +
+			"/srv/db --json | jq '.causes[] | {rank, code, share}'",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumeOrPath,
 	}
@@ -232,7 +233,8 @@ func (a *App) printDiagnosedProcesses(all []diagnose.Process) error {
 	}
 	t := a.table("WHO SYNCS", "PID", "WHERE", "CALL", "PER S", "P50", "P99", "MAX", "CGROUP", "FILE")
 	for _, p := range all[:min(len(all), shownDiagnosed)] {
-		t.row(oneLine(p.Command), fmt.Sprint(p.PID), string(p.Relation), p.Call, fmt.Sprintf("%.0f", p.PerSecond), latency(p.P50), latency(p.P99), latency(p.Max), oneLine(orDash(p.CGroup)), oneLine(p.File))
+		t.row(oneLine(p.Command), fmt.Sprint(p.PID), string(p.Relation), p.Call, fmt.Sprintf("%.0f", p.PerSecond),
+			latency(p.P50), latency(p.P99), latency(p.Max), oneLine(orDash(p.CGroup)), oneLine(p.File))
 	}
 	return a.endShort(t, len(all))
 }
@@ -257,8 +259,10 @@ func (a *App) printDiagnosedDevices(all []diagnose.Device) error {
 		if d.FlushesPerSecond >= 0 {
 			flushes = fmt.Sprintf("%.0f", d.FlushesPerSecond)
 		}
-		t.row(d.Name, orDash(d.Role), fmt.Sprintf("%.0f", d.WritesPerSecond), flushes, latency(d.WriteAwait), latency(d.FlushAwait), fmt.Sprintf("%.1f", d.Queue),
-			fmt.Sprintf("%.0f %%", 100*d.Busy), fmt.Sprintf("%.0f %%", 100*d.SyncShare), fmt.Sprintf("%.0f %%", 100*d.OthersShare))
+		t.row(d.Name, orDash(d.Role), fmt.Sprintf("%.0f", d.WritesPerSecond), flushes, latency(d.WriteAwait),
+			latency(d.FlushAwait), fmt.Sprintf("%.1f", d.Queue),
+			fmt.Sprintf("%.0f %%", 100*d.Busy), fmt.Sprintf("%.0f %%", 100*d.SyncShare), fmt.Sprintf("%.0f %%",
+				100*d.OthersShare))
 	}
 	return t.flush()
 }
@@ -276,7 +280,8 @@ func (a *App) printDiagnosedWriters(all []diagnose.Writer) error {
 		if w.PID > 0 {
 			pid = fmt.Sprint(w.PID)
 		}
-		t.row(oneLine(w.Name), w.Kind, pid, size(w.WrittenBytes), fmt.Sprintf("%.0f", w.Requests), fmt.Sprintf("%.0f", w.Flushes), fmt.Sprintf("%.0f", w.Syncs), orDash(w.Device))
+		t.row(oneLine(w.Name), w.Kind, pid, size(w.WrittenBytes), fmt.Sprintf("%.0f", w.Requests),
+			fmt.Sprintf("%.0f", w.Flushes), fmt.Sprintf("%.0f", w.Syncs), orDash(w.Device))
 	}
 	return a.endShort(t, len(all))
 }
@@ -286,7 +291,8 @@ func (a *App) printCause(c diagnose.Cause) error {
 	if c.Share >= 0 {
 		share = fmt.Sprintf(", %.0f %% of the time of the syncs", 100*c.Share)
 	}
-	if err := a.printf("\n%d. %s (%s%s)\n%s", c.Rank, c.Code, c.Confidence, share, wrap(oneLine(c.Title), "   ", doctorWidth)); err != nil {
+	if err := a.printf("\n%d. %s (%s%s)\n%s", c.Rank, c.Code, c.Confidence, share,
+		wrap(oneLine(c.Title), "   ", doctorWidth)); err != nil {
 		return err
 	}
 	for _, e := range c.Evidence {
@@ -299,7 +305,8 @@ func (a *App) printCause(c diagnose.Cause) error {
 		if i == 0 {
 			head = "   next: "
 		}
-		if err := a.printf("%s%s", head, strings.TrimPrefix(wrap(oneLine(n), "         ", doctorWidth), "         ")); err != nil {
+		if err := a.printf("%s%s", head, strings.TrimPrefix(wrap(oneLine(n), "         ", doctorWidth),
+			"         ")); err != nil {
 			return err
 		}
 	}

@@ -26,7 +26,8 @@ func (s *started) Write(b []byte) (int, error) {
 // the exit code says so.
 func TestDiagnoseInterrupted(t *testing.T) {
 	t.Setenv("PANDO_POOL", t.TempDir())
-	for _, args := range [][]string{{"diagnose", t.TempDir(), "--for", "1h"}, {"diagnose", t.TempDir(), "--for", "1h", "--json"}} {
+	for _, args := range [][]string{{"diagnose", t.TempDir(), "--for", "1h"},
+		{"diagnose", t.TempDir(), "--for", "1h", "--json"}} {
 		ctx, cancel := context.WithCancel(t.Context())
 		var out bytes.Buffer
 		progress := &started{call: cancel}

@@ -33,7 +33,8 @@ Times alone are no difference, nor is a file that was written again with the
 same bytes. Of raw volumes (--fs none) it lists ranges of bytes.
 
 Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths only.`,
-		Example:           "  pando diff web job-17\n  pando diff web@1 web@2 --stat\n  pando diff job-17@before job-17 --json",
+		Example: "  pando diff web job-17\n  pando diff web@1 web@2 --stat\n  pando diff job-17@before job-17 " +
+			"--json",
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
 	}
@@ -73,7 +74,8 @@ Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths o
 
 func (a *App) printDiffStat(d engine.Difference) error {
 	s := d.Stat
-	return a.printf("%d added, %d modified, %d deleted, %d renamed; %s changed\n", s.Added, s.Modified, s.Deleted, s.Renamed, size(s.ChangedBytes))
+	return a.printf("%d added, %d modified, %d deleted, %d renamed; %s changed\n", s.Added, s.Modified, s.Deleted,
+		s.Renamed, size(s.ChangedBytes))
 }
 
 func (a *App) printDiff(d engine.Difference) error {
@@ -149,7 +151,9 @@ func changeLine(c engine.DiffChange) string {
 // showPath quotes what would not fit on a line, or not be what it seems.
 func showPath(p engine.Path) string {
 	s := string(p)
-	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) || r == '"' || r == '\\' }) {
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool {
+		return !unicode.IsPrint(r) || r == '"' || r == '\\'
+	}) {
 		return strconv.Quote(s)
 	}
 	return s

@@ -142,7 +142,9 @@ func pandoCommands(line string) [][]string {
 			continue
 		}
 		words = words[1:]
-		if i := slices.IndexFunc(words, func(w string) bool { return strings.HasPrefix(w, ">") || strings.HasPrefix(w, "2>") || w == "<" }); i >= 0 {
+		if i := slices.IndexFunc(words, func(w string) bool {
+			return strings.HasPrefix(w, ">") || strings.HasPrefix(w, "2>") || w == "<"
+		}); i >= 0 {
 			words = words[:i]
 		}
 		for i, w := range words {
@@ -350,7 +352,8 @@ func runPage(t *testing.T, page string, lines, setup []string, bin string, zfs b
 		}
 		want := lines[s.from:s.to]
 		if !same(want, got) && !*update {
-			t.Errorf("%s:%d: $ %s\nprints\n  %s\nand not\n  %s\n(to write it into the page: go test ./internal/cli -run Documentation -update)",
+			t.Errorf("%s:%d: $ %s\nprints\n  %s\nand not\n  %s\n(to write it into the page: go test ./internal/cli -run "+
+				"Documentation -update)",
 				page, s.from, s.command, strings.Join(got, "\n  "), strings.Join(want, "\n  "))
 		}
 		fresh = append(append(fresh, lines[done:s.from]...), abridge(want, got)...)

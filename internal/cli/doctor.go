@@ -47,15 +47,17 @@ Copies are looked for during --time, in filesystems that are mounted and volumes
 that have a device; as root, for without it they cannot be opened safely. What is
 not known exactly is printed as a range, and what is not known at all as unknown.
 That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
-		Example: "  pando doctor\n  pando doctor --only mount-leaks,loop-leaks\n  pando doctor --json | jq '.checks[].findings[] | {code, severity, title}'\n  pando doctor --zfs tank --time 5m",
-		Args:    usage(cobra.NoArgs),
+		Example: "  pando doctor\n  pando doctor --only mount-leaks,loop-leaks\n  pando doctor --json | jq " +
+			"'.checks[].findings[] | {code, severity, title}'\n  pando doctor --zfs tank --time 5m",
+		Args: usage(cobra.NoArgs),
 	}
 	f := c.Flags()
 	f.StringVar(&q.Pool, "zfs", "", "look at this `ZPOOL`'s dedup instead")
 	f.StringSliceVar(&h.Only, "only", nil, "do these `CHECKS` only")
 	f.BoolVar(&list, "list", false, "list the checks, and do none")
 	f.StringVar(&limit, "time", limit, "give each check at most this `DURATION`; with --zfs: look for copies no longer")
-	_ = c.RegisterFlagCompletionFunc("zfs", func(c *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+	_ = c.RegisterFlagCompletionFunc("zfs", func(c *cobra.Command, _ []string, _ string) ([]string,
+		cobra.ShellCompDirective) {
 		ctx := c.Context()
 		if ctx == nil {
 			ctx = context.Background()
@@ -82,7 +84,8 @@ That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
 		zpool := c.Flags().Changed("zfs")
 		switch {
 		case zpool && (list || h.Only != nil):
-			return errs.New(errs.Invalid, "doctor", q.Pool, "--zfs is an examination of its own").WithHint("leave out --only and --list, or --zfs")
+			return errs.New(errs.Invalid, "doctor", q.Pool,
+				"--zfs is an examination of its own").WithHint("leave out --only and --list, or --zfs")
 		case zpool && q.Pool == "":
 			return errs.New(errs.Invalid, "doctor", "", "nothing to look at").WithHint("name a zpool: `pando doctor --zfs POOL`")
 		case c.Flags().Changed("only") && len(h.Only) == 0:

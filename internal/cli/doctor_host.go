@@ -49,7 +49,8 @@ func (a *App) poolFacts(ctx context.Context) (*doctor.PoolFacts, error) {
 	default: // damaged, or of another user
 		return &doctor.PoolFacts{Dir: a.poolDir(), Trouble: err}, nil
 	}
-	f := &doctor.PoolFacts{Dir: v.Dir, Driver: v.Driver, Loop: v.Loop, Data: v.Data, Attached: v.Attached, Mounts: v.Mounts, Working: v.Working, Trouble: v.Trouble}
+	f := &doctor.PoolFacts{Dir: v.Dir, Driver: v.Driver, Loop: v.Loop, Data: v.Data, Attached: v.Attached,
+		Mounts: v.Mounts, Working: v.Working, Trouble: v.Trouble}
 	for _, g := range v.Goldens {
 		image := g.Image
 		if g.Tree {
@@ -119,7 +120,8 @@ func (a *App) printExamination(e *doctor.Examination) error {
 			skipped++
 		}
 		indent := strings.Repeat(" ", width+12)
-		if err := a.printf("%-8s  %-*s  %s", c.Status, width, c.Check, strings.TrimPrefix(wrap(text, indent, doctorWidth+12), indent)); err != nil {
+		if err := a.printf("%-8s  %-*s  %s", c.Status, width, c.Check,
+			strings.TrimPrefix(wrap(text, indent, doctorWidth+12), indent)); err != nil {
 			return err
 		}
 	}

@@ -32,7 +32,8 @@ its snapshot before-flatten-TIME, until that is destroyed.`,
 			}
 			q.Plan = func(f engine.Flatten) {
 				if !a.json {
-					a.note("flattening %s reads and writes up to %s; the pool has %s free", args[0], size(f.CostBytes), size(f.FreeBytes))
+					a.note("flattening %s reads and writes up to %s; the pool has %s free", args[0], size(f.CostBytes),
+						size(f.FreeBytes))
 				}
 			}
 			var out engine.Flatten

@@ -67,11 +67,13 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 		untied = plural(r.Untied, "thing") + " that others needed when it was destroyed"
 	}
 	if r.Expired+r.Retired > 0 {
-		expired = fmt.Sprintf("%s whose time was over, %s not kept any more", plural(r.Expired, "volume"), plural(r.Retired, "generation"))
+		expired = fmt.Sprintf("%s whose time was over, %s not kept any more", plural(r.Expired, "volume"),
+			plural(r.Retired, "generation"))
 	}
 	if err := a.fields(
 		"looked at", plural(r.Objects, "object"),
-		"removed", fmt.Sprintf("%s half made or half destroyed, %d destroyed earlier", plural(r.Garbage, "object"), r.Reclaimed),
+		"removed", fmt.Sprintf("%s half made or half destroyed, %d destroyed earlier", plural(r.Garbage, "object"),
+			r.Reclaimed),
 		"expired", expired, "untied", untied,
 		"detached", fmt.Sprintf("%s, %d stale attachments forgotten", plural(r.Loops, "block device"), r.Detached),
 		"returned", size(r.FreedBytes)+" in the pool",

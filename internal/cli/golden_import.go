@@ -52,15 +52,18 @@ directory beside it.`,
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&fs, "fs", "", "what volumes hold: native, ext4, xfs or none (default: the driver's, or what an image holds)")
+	f.StringVar(&fs, "fs", "",
+		"what volumes hold: native, ext4, xfs or none (default: the driver's, or what an image holds)")
 	f.StringVar(&sizeFlag, "size", "", "room in each volume, for example 64G (default: 32G, more for larger trees)")
 	f.BoolVar(&q.Update, "update", false, "make the next generation of a golden that exists")
 	keepFlag(f, &keep)
 	f.BoolVar(&q.Force, "force", false, "import an image as it is, although it is truncated, damaged or in use")
 	f.BoolVar(&q.Adopt, "adopt", false, "SOURCE is a directory in use: copy again what changes during the import")
-	f.BoolVar(&q.Replace, "replace", false, "with --adopt: put a volume of the golden in the place of SOURCE, which is kept beside it")
+	f.BoolVar(&q.Replace, "replace", false,
+		"with --adopt: put a volume of the golden in the place of SOURCE, which is kept beside it")
 	f.StringVar(&as, "as", "", "with --replace: name of the volume (default: NAME-live)")
-	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("fs", cobra.FixedCompletions([]string{"native", "ext4", "xfs", "none"},
+		cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.Name, err = ref.ParseName("import", args[0]); err != nil {
 			return err
@@ -72,12 +75,14 @@ directory beside it.`,
 		}
 		q.Source, q.Stdin = args[1], a.Stdin
 		if q.Source == "-" && term.IsTerminal(int(a.Stdin.Fd())) {
-			return errs.New(errs.Invalid, "import", "-", "standard input is a terminal").WithHint("pipe an archive into it: tar c . | pando golden import %s -", q.Name)
+			return errs.New(errs.Invalid, "import", "-",
+				"standard input is a terminal").WithHint("pipe an archive into it: tar c . | pando golden import %s -", q.Name)
 		}
 		switch q.FS = driver.FS(fs); q.FS {
 		case "", driver.Native, driver.Ext4, driver.XFS, driver.None:
 		default:
-			return errs.New(errs.Invalid, "import", fs, "there is no such kind of filesystem").WithHint("choose --fs native, ext4, xfs or none")
+			return errs.New(errs.Invalid, "import", fs,
+				"there is no such kind of filesystem").WithHint("choose --fs native, ext4, xfs or none")
 		}
 		if c.Flags().Changed("size") {
 			if q.SizeBytes, err = parseSize("import", sizeFlag); err != nil {
@@ -87,7 +92,9 @@ directory beside it.`,
 		if q.Keep, err = parseKeep("import", keep); err != nil {
 			return err
 		}
-		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error { return a.importGolden(ctx, e, q) })(c, args)
+		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
+			return a.importGolden(ctx, e, q)
+		})(c, args)
 	}
 	return c
 }
@@ -112,7 +119,8 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 	if out.Waited {
 		a.note("another pando was importing it: this is what it made")
 	} else if out.Files > 0 {
-		a.note("%s, %s, in %s on disk", plural(int(out.Files), "file"), size(out.LogicalBytes), plural(int(out.Extents), "extent"))
+		a.note("%s, %s, in %s on disk", plural(int(out.Files), "file"), size(out.LogicalBytes),
+			plural(int(out.Extents), "extent"))
 	}
 	if out.Changed > 0 {
 		a.note("what changed during the import was copied again: directories %d, passes %d", out.Changed, out.Passes)

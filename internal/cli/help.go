@@ -67,7 +67,8 @@ var verdicts = []struct {
 
 func (a *App) exitCodesTopic() *cobra.Command {
 	var b strings.Builder
-	b.WriteString("The exit code says what kind of error ended a command (`pando run` exits as its\ncommand does):\n\n     0  success\n")
+	b.WriteString("The exit code says what kind of error ended a command (`pando run` exits as its\ncommand does):\n\n " +
+		"    0  success\n")
 	for _, k := range errs.Kinds() {
 		fmt.Fprintf(&b, "  %4d  %-12s %s\n", k.Codes().Exit, k, meanings[k])
 	}
@@ -75,7 +76,8 @@ func (a *App) exitCodesTopic() *cobra.Command {
 	for _, v := range verdicts {
 		fmt.Fprintf(&b, "  %4d  %-12s %s\n", v.exit, v.verb, v.means)
 	}
-	b.WriteString("\nWith --json the kind is in the error on standard error:\n  {\"error\":{\"kind\":\"not_found\",\"op\":\"show\",\"ref\":\"web\",\"message\":\"...\",\"hint\":\"...\"}}")
+	b.WriteString("\nWith --json the kind is in the error on standard error:\n  " +
+		"{\"error\":{\"kind\":\"not_found\",\"op\":\"show\",\"ref\":\"web\",\"message\":\"...\",\"hint\":\"...\"}}")
 	return &cobra.Command{Use: "exit-codes", Short: "What exit codes mean", Long: b.String()}
 }
 

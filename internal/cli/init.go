@@ -35,12 +35,15 @@ so that those that run do not meet a full disk.`, pool.DefaultMinFreePercent),
 	}
 	f := c.Flags()
 	f.StringVar(&q.Driver, "driver", engine.Auto, "auto, zfs, btrfs, reflink or plain")
-	f.StringVar(&sizeFlag, "size", "", "of a pool in a sparse file, for example 200G (default: 100G, at most 90 % of what is free)")
+	f.StringVar(&sizeFlag, "size", "",
+		"of a pool in a sparse file, for example 200G (default: 100G, at most 90 % of what is free)")
 	f.StringVar(&zfsDataset, "zfs-dataset", "", "dataset for the zfs driver, for example tank/pando")
 	f.BoolVar(&q.Loop, "loop", false, "make a pool in a sparse file even where the filesystem could hold it")
-	f.StringVar(&minFree, "min-free", strconv.Itoa(pool.DefaultMinFreePercent)+"%", "part of the pool that new clones must leave free")
+	f.StringVar(&minFree, "min-free", strconv.Itoa(pool.DefaultMinFreePercent)+"%",
+		"part of the pool that new clones must leave free")
 	f.BoolVar(&rebuild, "rebuild", false, "make the catalogue of an existing pool anew")
-	_ = c.RegisterFlagCompletionFunc("driver", cobra.FixedCompletions([]string{"auto", "zfs", "btrfs", "reflink", "plain"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = c.RegisterFlagCompletionFunc("driver", cobra.FixedCompletions([]string{"auto", "zfs", "btrfs", "reflink", "plain"},
+		cobra.ShellCompDirectiveNoFileComp))
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
 		q.Dir = a.poolDir()
 		if rebuild {
@@ -92,7 +95,8 @@ func (a *App) rebuild(c *cobra.Command) error {
 	for _, n := range r.Notes {
 		a.note("%s", n)
 	}
-	if err := a.printf("rebuilt the catalogue of %s: %s, %s, %s with %s\n", r.Dir, plural(r.Volumes, "volume"), plural(r.Snapshots, "snapshot"),
+	if err := a.printf("rebuilt the catalogue of %s: %s, %s, %s with %s\n", r.Dir, plural(r.Volumes, "volume"),
+		plural(r.Snapshots, "snapshot"),
 		plural(r.Goldens, "golden"), plural(r.Generations, "generation")); err != nil {
 		return err
 	}

@@ -53,8 +53,9 @@ other way round. The exit code is the command's. The filesystems watched are
 synced before, so that earlier writes do not count.
 
 What is counted, and what cannot be told apart, is in docs/iostat.md.`,
-		Example: "  pando iostat\n  pando iostat job --interval 5s --count 12\n  pando iostat --path /var/lib/postgresql --json\n  pando iostat job -- make -C /mnt/job",
-		Args:    usage(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),
+		Example: "  pando iostat\n  pando iostat job --interval 5s --count 12\n  pando iostat --path /var/lib/postgresql " +
+			"--json\n  pando iostat job -- make -C /mnt/job",
+		Args: usage(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),
 	}
 	f := c.Flags()
 	f.StringArrayVar(&q.paths, "path", nil, "watch the filesystem that `DIR` is on; may be given several times")
@@ -80,7 +81,8 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 		case q.tail < 0:
 			return errs.New(errs.Invalid, "watch", "", "--tail must not be negative (got %s)", q.tail)
 		case len(q.command) > 0 && (f.Changed("interval") || f.Changed("count")):
-			return errs.New(errs.Invalid, "watch", "", "--interval and --count cannot be combined with a command, which is measured as a whole").
+			return errs.New(errs.Invalid, "watch", "",
+				"--interval and --count cannot be combined with a command, which is measured as a whole").
 				WithHint("remove them; --tail sets how long to wait for writes after the command")
 		case len(q.command) == 0 && f.Changed("tail"):
 			return errs.New(errs.Invalid, "watch", "", "--tail needs a command").

@@ -26,7 +26,8 @@ type iostatText struct {
 // headerEvery is how many lines follow a header where they are not drawn over.
 const headerEvery = 20
 
-var iostatHeads = []string{"APP/s", "WRITE/s", "REQ/s", "FLUSH/s", "SYNC/s", "P50", "P99", "MAX", "OTHERS/s", "REST/s", "AMP"}
+var iostatHeads = []string{"APP/s", "WRITE/s", "REQ/s", "FLUSH/s", "SYNC/s", "P50", "P99", "MAX", "OTHERS/s", "REST/s",
+	"AMP"}
 
 // iostatRow is a line: a name and figures.
 type iostatRow struct {
@@ -203,7 +204,8 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 	}
 	to := *a
 	to.Stdout = a.Stderr
-	if err := to.printf("\npando: %s ran for %s, exit code %d; it and what it waited for wrote %s, on whatever filesystem\n",
+	if err := to.printf("\npando: %s ran for %s, exit code %d; it and what it waited for wrote %s, on whatever "+
+		"filesystem\n",
 		oneLine(o.Command[0]), duration(o.Seconds), o.Exit, size(o.DirtiedBytes)); err != nil {
 		return err
 	}
@@ -216,12 +218,14 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		if o.Tail.Scope == "host" {
 			of = "of the whole host"
 		}
-		tail = fmt.Sprintf("pando: writing had not died down after %s; %s %s were still in memory", duration(o.After.Seconds), size(o.Tail.UnwrittenBytes), of)
+		tail = fmt.Sprintf("pando: writing had not died down after %s; %s %s were still in memory", duration(o.After.Seconds),
+			size(o.Tail.UnwrittenBytes), of)
 	}
 	if err := to.printf("%s\n", tail); err != nil {
 		return err
 	}
-	t := to.table("VOLUME", "APP", "DURING", "AFTER", "WRITTEN", "FLUSHES", "SYNCS", "P50", "P99", "MAX", "BEFORE/s", "OTHERS", "REST", "AMP")
+	t := to.table("VOLUME", "APP", "DURING", "AFTER", "WRITTEN", "FLUSHES", "SYNCS", "P50", "P99", "MAX", "BEFORE/s",
+		"OTHERS", "REST", "AMP")
 	layer := func(s *iostat.Sample, name string) iostat.LayerSample {
 		for _, l := range s.Layers {
 			if l.Name == name {
@@ -262,7 +266,8 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 	for _, l := range o.Total.Layers {
 		row := slices.Repeat([]string{"-"}, 14)
 		row[0] = "  " + l.Name
-		row[2], row[3], row[4] = size(layer(o.During, l.Name).WrittenBytes), size(layer(o.After, l.Name).WrittenBytes), size(l.WrittenBytes)
+		row[2], row[3], row[4] = size(layer(o.During, l.Name).WrittenBytes), size(layer(o.After,
+			l.Name).WrittenBytes), size(l.WrittenBytes)
 		row[10] = size(int64(float64(layer(o.Before, l.Name).WrittenBytes) / max(o.Before.Seconds, 0.001)))
 		if l.Flushes != nil {
 			row[5] = strconv.FormatInt(*l.Flushes, 10)

@@ -58,7 +58,8 @@ are as last measured (at creation, umount and show); --exact measures all.`,
 func (a *App) printVolumes(vols []engine.Info) error {
 	t := a.table("NAME", "ORIGIN", "FS", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED", "MOUNTPOINT")
 	for _, v := range vols {
-		t.row(v.Name, orDash(v.Origin), v.FS, stateWords(v), size(v.LogicalBytes), size(v.ExclusiveBytes), size(v.SharedBytes), ago(v.CreatedAt), orDash(v.Mountpoint))
+		t.row(v.Name, orDash(v.Origin), v.FS, stateWords(v), size(v.LogicalBytes), size(v.ExclusiveBytes),
+			size(v.SharedBytes), ago(v.CreatedAt), orDash(v.Mountpoint))
 	}
 	return t.flush()
 }
@@ -116,7 +117,8 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 		return nil
 	}
 	for _, g := range goldens {
-		if err := a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, plural(g.Generations, "generation"), size(g.LogicalBytes)); err != nil {
+		if err := a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, plural(g.Generations, "generation"),
+			size(g.LogicalBytes)); err != nil {
 			return err
 		}
 		if err := walk(g.Name, ""); err != nil {

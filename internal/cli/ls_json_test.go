@@ -15,7 +15,8 @@ import (
 func TestWriteInfos(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	text := func() string {
-		pool := []string{"", "web", "web@3", "/var/lib/pando/mnt/a b", "/srv/\"x\"", `/a\b`, "/ä/ö", "/new\nline", "/<a>&", "/bad\xffutf8", "/\u2028"}
+		pool := []string{"", "web", "web@3", "/var/lib/pando/mnt/a b", "/srv/\"x\"", `/a\b`, "/ä/ö", "/new\nline", "/<a>&",
+			"/bad\xffutf8", "/\u2028"}
 		return pool[rng.IntN(len(pool))]
 	}
 	at := func() time.Time { return time.Unix(rng.Int64N(1<<33), rng.Int64N(1e9)).UTC() }
@@ -53,8 +54,9 @@ func BenchmarkInfosOfManyVolumes(b *testing.B) {
 	vols := make([]engine.Info, 47_000)
 	now := time.Now().UTC()
 	for i := range vols {
-		vols[i] = engine.Info{Name: fmt.Sprint("agent-", i), ID: "q3161k9bcjkrnpl094of2g36bo", Kind: "volume", FS: "ext4", Driver: "reflink",
-			State: "idle", Origin: "web@1", Golden: "web", Generation: 1, CreatedAt: now, LastUsedAt: now, MeasuredAt: &now, SizeBytes: 32 << 30}
+		vols[i] = engine.Info{Name: fmt.Sprint("agent-", i), ID: "q3161k9bcjkrnpl094of2g36bo", Kind: "volume", FS: "ext4",
+			Driver: "reflink",
+			State:  "idle", Origin: "web@1", Golden: "web", Generation: 1, CreatedAt: now, LastUsedAt: now, MeasuredAt: &now, SizeBytes: 32 << 30}
 	}
 	var out bytes.Buffer
 	a := &App{Stdout: &out}

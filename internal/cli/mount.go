@@ -29,7 +29,8 @@ Without root a volume of the plain driver is not mounted but linked.
 Where users other than root can get to the mount point, the volume is mounted nosuid
 and nodev: its content could give them this host. --suid and --dev allow that, for
 root filesystems and Docker's data. The place below the pool is root's alone.`,
-		Example:           "  cd $(pando mount -q job-17)\n  pando mount job-17 /srv/job-17\n  pando mount --dev --suid rootfs /srv/rootfs",
+		Example: "  cd $(pando mount -q job-17)\n  pando mount job-17 /srv/job-17\n  pando mount --dev --suid " +
+			"rootfs /srv/rootfs",
 		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: a.completeVolumes(1),
 		RunE: a.with(func(ctx context.Context, e *engine.Engine, args []string) error {

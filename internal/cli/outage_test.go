@@ -28,7 +28,8 @@ func TestStalledProgress(t *testing.T) {
 		t.Errorf("no time left in %q", got)
 	}
 	s.Stalled = &progress.Stall{Answer: "server answers 503", Attempt: 4, Of: 10, Next: time.Now().Add(6 * time.Second)}
-	if got, want := describe(s, time.Second), "pushing, 1.0 MiB of 2.0 MiB: server answers 503, attempt 4 of 10, next in 6 s"; got != want {
+	if got, want := describe(s,
+		time.Second), "pushing, 1.0 MiB of 2.0 MiB: server answers 503, attempt 4 of 10, next in 6 s"; got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
 	var got map[string]map[string]any
@@ -81,7 +82,8 @@ func TestOutageLines(t *testing.T) {
 	}
 	short := w
 	short.Pause = 400 * time.Millisecond
-	if got, want := said(func(*App) {}, short, w, w, w), "pando: server answers 503, attempt 4 of 10, next in 6 s\n"; got != want {
+	if got, want := said(func(*App) {}, short, w, w,
+		w), "pando: server answers 503, attempt 4 of 10, next in 6 s\n"; got != want {
 		t.Errorf("%q, not %q", got, want)
 	}
 	for _, change := range []func(*App){

@@ -95,7 +95,8 @@ type stallEvent struct {
 // event is a state as one JSON object, d after its stage began.
 func event(s progress.State, d time.Duration) string {
 	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
-	e := progressEvent{Stage: s.Stage, Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes, TotalBytes: s.TotalBytes, BytesPerSecond: int64(rate)}
+	e := progressEvent{Stage: s.Stage, Files: s.Files, TotalFiles: s.TotalFiles, Bytes: s.Bytes, TotalBytes: s.TotalBytes,
+		BytesPerSecond: int64(rate)}
 	if x := s.Stalled; x != nil && x.Of == 0 {
 		e.Stalled = &stallEvent{Answer: x.Answer}
 	} else if x != nil {

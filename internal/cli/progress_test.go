@@ -15,7 +15,8 @@ func TestEvent(t *testing.T) {
 	if err := json.Unmarshal([]byte(line), &got); err != nil {
 		t.Fatalf("%s: %v", line, err)
 	}
-	want := map[string]any{"stage": "pushing v@s", "files": 0.0, "bytes": float64(30 << 20), "total_bytes": float64(90 << 20), "bytes_per_second": float64(10 << 20), "seconds_left": 6.0}
+	want := map[string]any{"stage": "pushing v@s", "files": 0.0, "bytes": float64(30 << 20),
+		"total_bytes": float64(90 << 20), "bytes_per_second": float64(10 << 20), "seconds_left": 6.0}
 	p := got["progress"]
 	for k, v := range want {
 		if p[k] != v {

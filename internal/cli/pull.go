@@ -135,7 +135,8 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 		}
 		return a.printf("%s\n", name)
 	}
-	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, size(p.ReadBytes), size(p.WrittenBytes), took(p.Seconds))
+	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, size(p.ReadBytes),
+		size(p.WrittenBytes), took(p.Seconds))
 	if p.Unchanged {
 		words = fmt.Sprintf("%s@%s is here already", p.Volume, p.Point)
 	}

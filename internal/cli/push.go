@@ -166,7 +166,8 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 		return err
 	})
 	if err != nil && ctx.Err() != nil {
-		err = &errs.Error{Kind: errs.Canceled, Op: "push", Err: errors.New("interrupted; what was sent is kept, and the next push goes on with it")}
+		err = &errs.Error{Kind: errs.Canceled, Op: "push",
+			Err: errors.New("interrupted; what was sent is kept, and the next push goes on with it")}
 	}
 	return out, err
 }

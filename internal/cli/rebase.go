@@ -64,7 +64,8 @@ be there.`,
 			if n := len(out.Conflicts); n > 0 {
 				note = ", " + plural(n, "conflict") + " decided"
 			}
-			return a.printf("%s comes from %s now: %d added, %d modified, %d deleted, %d renamed again%s; before: %s\n", out.Name,
+			return a.printf("%s comes from %s now: %d added, %d modified, %d deleted, %d renamed again%s; before: %s\n",
+				out.Name,
 				ref.Generation(out.Golden, out.Generation), s.Added, s.Modified, s.Deleted, s.Renamed, note, out.Before)
 		}),
 	}

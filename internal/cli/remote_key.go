@@ -88,7 +88,8 @@ func (a *App) remoteKeyAddCommand() *cobra.Command {
 open REMOTE, and read all that is there.
 
 ` + passphraseSources,
-		Example:           "  pando remote key add backup --passphrase\n  pando remote key add backup --recipient age1... --label rescue",
+		Example: "  pando remote key add backup --passphrase\n  pando remote key add backup --recipient age1... " +
+			"--label rescue",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 	}
@@ -109,7 +110,8 @@ open REMOTE, and read all that is there.
 				return errs.New(errs.Invalid, "remote key", args[0], "neither a passphrase nor a recipient is given").
 					WithHint("use --passphrase, --passphrase-file FILE or --recipient age1...")
 			}
-			if n.Passphrase, err = a.needPassphrase(c.Context(), "remote key", passphraseFile, "new passphrase for "+r.Name, true); err != nil {
+			if n.Passphrase, err = a.needPassphrase(c.Context(), "remote key", passphraseFile, "new passphrase for "+r.Name,
+				true); err != nil {
 				return err
 			}
 		}
@@ -182,11 +184,13 @@ have kept a copy of the master key. Other hosts need not be told.
 The passphrase of each key that is one is needed: on a terminal, from
 --passphrase-file [KEY=]FILE (KEY is an ID or a label, needed if there are several),
 or from the environment.`,
-		Example:           "  pando remote key rotate backup\n  pando remote key rotate backup --passphrase-file rescue=/root/pass",
+		Example: "  pando remote key rotate backup\n  pando remote key rotate backup --passphrase-file " +
+			"rescue=/root/pass",
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 	}
-	c.Flags().StringArrayVar(&files, "passphrase-file", nil, "read the passphrase of a key from a file: `[KEY=]FILE`; may be repeated")
+	c.Flags().StringArrayVar(&files, "passphrase-file", nil,
+		"read the passphrase of a key from a file: `[KEY=]FILE`; may be repeated")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		r, err := a.remote("remote key", args[0])
 		if err != nil {

@@ -52,7 +52,8 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 			}
 			for _, v := range l.Volumes {
 				if v.Name == args[1] && v.Problem != "" {
-					return errs.New(errs.Damaged, "remote ls", v.Name, "the list of its points on %s cannot be read: %s", r.Name, v.Problem).
+					return errs.New(errs.Damaged, "remote ls", v.Name, "the list of its points on %s cannot be read: %s", r.Name,
+						v.Problem).
 						WithHint("make it anew with `pando remote repair %s`", r.Name)
 				}
 				if v.Name == args[1] {

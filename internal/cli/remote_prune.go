@@ -51,7 +51,9 @@ has seen, or has an older one: what only the newer one names would be removed.
 	f := c.Flags()
 	keep := retentionFlags(f)
 	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
-	f.StringVar(&patience, "patience", "", fmt.Sprintf("believe that who gives no sign of life for this `DURATION` is dead (default %v)", replicate.DefaultPatience))
+	f.StringVar(&patience, "patience", "",
+		fmt.Sprintf("believe that who gives no sign of life for this `DURATION` is dead (default %v)",
+			replicate.DefaultPatience))
 	f.BoolVar(&q.AcceptRollback, "accept-rollback", false,
 		"go on if the remote has lost lists of points, or was put back to older ones")
 	f.StringVar(&maxRepack, "max-repack", "",
@@ -78,7 +80,9 @@ has seen, or has an older one: what only the newer one names would be removed.
 			}
 		}
 		if len(args) > 1 && q.Policy.IsZero() {
-			return errs.New(errs.Invalid, "remote prune", args[1], "no --keep rule says which of its points stay").WithHint("for example --keep-last 10; see `pando remote prune --help`")
+			return errs.New(errs.Invalid, "remote prune", args[1],
+				"no --keep rule says which of its points stay").WithHint("for example --keep-last 10; see `pando remote prune " +
+				"--help`")
 		}
 		q.Names = args[1:]
 		r, err := a.remote("remote prune", args[0])
@@ -128,7 +132,8 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 			remote, remote)
 	}
 	for _, w := range p.Ended {
-		a.note("ended a %s of %s (pid %d), which gave no sign of life since %s", w.Kind, w.Host, w.PID, w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
+		a.note("ended a %s of %s (pid %d), which gave no sign of life since %s", w.Kind, w.Host, w.PID,
+			w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
 	}
 	if a.quiet {
 		for _, x := range p.Points {

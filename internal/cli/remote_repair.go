@@ -79,7 +79,8 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 	if len(out.Volumes) > 0 {
 		t := a.table("VOLUME", "WAS", "POINTS", "NOT WHOLE", "RESULT")
 		for _, v := range out.Volumes {
-			t.row(cmp.Or(v.Volume, v.Object), wasLost(v), itoa(len(v.Points)), orDash(strings.Join(v.Broken, ", ")), repairResult(v, out.DryRun))
+			t.row(cmp.Or(v.Volume, v.Object), wasLost(v), itoa(len(v.Points)), orDash(strings.Join(v.Broken, ", ")),
+				repairResult(v, out.DryRun))
 		}
 		if err := t.flush(); err != nil {
 			return err

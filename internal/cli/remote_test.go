@@ -46,11 +46,14 @@ func TestRetention(t *testing.T) {
 	if err != nil || !p.IsZero() {
 		t.Errorf("nothing said: %+v, %v", p, err)
 	}
-	p, err = parse("--keep-last=1", "--keep-hourly=2", "--keep-daily=3", "--keep-weekly=4", "--keep-monthly=5", "--keep-yearly=6", "--keep-within=2d")
-	if want := (replicate.Policy{Last: 1, Hourly: 2, Daily: 3, Weekly: 4, Monthly: 5, Yearly: 6, Within: 48 * time.Hour}); err != nil || p != want {
+	p, err = parse("--keep-last=1", "--keep-hourly=2", "--keep-daily=3", "--keep-weekly=4", "--keep-monthly=5",
+		"--keep-yearly=6", "--keep-within=2d")
+	if want := (replicate.Policy{Last: 1, Hourly: 2, Daily: 3, Weekly: 4, Monthly: 5, Yearly: 6,
+		Within: 48 * time.Hour}); err != nil || p != want {
 		t.Errorf("%+v, %v", p, err)
 	}
-	for _, bad := range []string{"--keep-last=0", "--keep-hourly=-1", "--keep-daily=0", "--keep-weekly=0", "--keep-monthly=0", "--keep-yearly=0", "--keep-within=0s", "--keep-within=x"} {
+	for _, bad := range []string{"--keep-last=0", "--keep-hourly=-1", "--keep-daily=0", "--keep-weekly=0",
+		"--keep-monthly=0", "--keep-yearly=0", "--keep-within=0s", "--keep-within=x"} {
 		if p, err := parse(bad); !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" {
 			t.Errorf("%s: %+v, %v", bad, p, err)
 		}
@@ -94,7 +97,8 @@ func TestParseSample(t *testing.T) {
 func TestAllButLast(t *testing.T) {
 	var out strings.Builder
 	a := &App{Stderr: &out}
-	one, two := errs.New(errs.NotFound, "push", "one", "gone"), errs.New(errs.Conflict, "push", "two", "taken").WithHint("wait")
+	one, two := errs.New(errs.NotFound, "push", "one", "gone"), errs.New(errs.Conflict, "push", "two",
+		"taken").WithHint("wait")
 	if err := a.allButLast(nil); err != nil || out.Len() > 0 {
 		t.Errorf("%v, %q", err, out.String())
 	}

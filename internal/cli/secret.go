@@ -121,7 +121,8 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 		return nil, unreadable(op, file, err)
 	}
 	if len(b) > maxSecretBytes {
-		return nil, errs.New(errs.Invalid, op, file, "more than %s is neither a passphrase nor an identity", size(maxSecretBytes)).WithHint("is this the right file?")
+		return nil, errs.New(errs.Invalid, op, file, "more than %s is neither a passphrase nor an identity",
+			size(maxSecretBytes)).WithHint("is this the right file?")
 	}
 	return b, nil
 }

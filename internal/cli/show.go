@@ -119,7 +119,8 @@ func (a *App) printDetail(d engine.Detail) error {
 	}[d.CloneCost]
 	stall := ""
 	if d.StallSeconds > 0 {
-		stall = fmt.Sprintf("up to %v while a copy is made of it in use", time.Duration(d.StallSeconds*float64(time.Second)).Round(time.Millisecond))
+		stall = fmt.Sprintf("up to %v while a copy is made of it in use",
+			time.Duration(d.StallSeconds*float64(time.Second)).Round(time.Millisecond))
 	}
 	key := ""
 	if d.Key != nil {
@@ -143,7 +144,8 @@ func (a *App) printDetail(d engine.Detail) error {
 	}
 	t := a.table("GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED")
 	for _, g := range d.Generations {
-		t.row(ref.Generation(g.Golden, g.Generation), g.State, size(g.LogicalBytes), size(g.ExclusiveBytes), size(g.SharedBytes), ago(g.CreatedAt))
+		t.row(ref.Generation(g.Golden, g.Generation), g.State, size(g.LogicalBytes), size(g.ExclusiveBytes),
+			size(g.SharedBytes), ago(g.CreatedAt))
 	}
 	if len(d.Snapshots) > 0 {
 		t = a.table("SNAPSHOT", "CONSISTENCY", "LOGICAL", "EXCLUSIVE", "CREATED")
@@ -164,14 +166,16 @@ func (a *App) printPool(p engine.PoolInfo) error {
 	}
 	ties := ""
 	if p.Ties > 0 {
-		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", size(p.TiedBytes), plural(p.Ties, "thing"))
+		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", size(p.TiedBytes),
+			plural(p.Ties, "thing"))
 	}
 	if p.SavedRatio > 0 {
 		saved = fmt.Sprintf("%s of data in %s: %.1fx", size(p.LogicalBytes), size(p.PhysicalBytes), p.SavedRatio)
 	}
 	return a.fields(
 		"pool", p.Dir, "driver", p.Driver, "why", p.Why, "backing", backing,
-		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", size(p.FreeBytes), size(p.TotalBytes), p.MinFreePercent),
+		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", size(p.FreeBytes), size(p.TotalBytes),
+			p.MinFreePercent),
 		"holds", strings.Join([]string{
 			plural(p.Goldens, "golden") + " with " + plural(p.Generations, "generation"),
 			plural(p.Volumes, "volume") + " (" + fmt.Sprint(p.Mounted) + " mounted)", plural(p.Snapshots, "snapshot"),

@@ -139,7 +139,8 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 		read = fmt.Sprintf("a sample: %s in %s", size(v.ReadBytes), plural(v.ReadSegments, "segment"))
 	}
 	if v.GarbageCount > 0 {
-		garbage = fmt.Sprintf("%s in %s, which the next `pando remote prune` removes", size(v.GarbageBytes), plural(v.GarbageCount, "object"))
+		garbage = fmt.Sprintf("%s in %s, which the next `pando remote prune` removes", size(v.GarbageBytes),
+			plural(v.GarbageCount, "object"))
 	}
 	if v.WorkingBytes > 0 {
 		working = size(v.WorkingBytes) + " of who is at work"
@@ -148,7 +149,8 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 		unknown = fmt.Sprintf("%s that Pando did not write, for example %s", plural(n, "object"), v.Unknown[0])
 	}
 	return a.fields(
-		"checked", fmt.Sprintf("%s with %s, in %s (%s)", plural(v.Volumes, "volume"), plural(v.Points, "point"), plural(v.Segments, "segment"), size(v.SegmentBytes)),
+		"checked", fmt.Sprintf("%s with %s, in %s (%s)", plural(v.Volumes, "volume"), plural(v.Points, "point"),
+			plural(v.Segments, "segment"), size(v.SegmentBytes)),
 		"read", read, "not needed", garbage, "in work", working, "unknown", unknown, "problems", problems,
 	)
 }
@@ -180,7 +182,8 @@ func parseSample(s string) (float64, error) {
 	}
 	p, err := parsePercent("verify", s)
 	if err != nil || p == 0 {
-		return 0, errs.New(errs.Invalid, "verify", s, "not a percentage above 0 and up to 100").WithHint("write for example --read-data=5%%, or --read-data for everything")
+		return 0, errs.New(errs.Invalid, "verify", s,
+			"not a percentage above 0 and up to 100").WithHint("write for example --read-data=5%%, or --read-data for everything")
 	}
 	return p, nil
 }

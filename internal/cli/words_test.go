@@ -17,7 +17,8 @@ func TestWords(t *testing.T) {
 	}{
 		{"", ""},
 		{errs.Messagef("%s first", errs.Run("umount", "web")), "`pando umount web` first"},
-		{errs.Messagef("%s", errs.Run("golden import", errs.Param("update"), errs.Param("fs", "xfs"), "web", "...")), "`pando golden import --update --fs xfs web ...`"},
+		{errs.Messagef("%s", errs.Run("golden import", errs.Param("update"), errs.Param("fs", "xfs"), "web", "...")),
+			"`pando golden import --update --fs xfs web ...`"},
 		{errs.Messagef("leave %s out", errs.Param("size")), "leave --size out"},
 		{errs.Messagef("%s or %s", errs.Param("pool", "DIR"), errs.Variable("PANDO_POOL")), "--pool DIR or PANDO_POOL"},
 	} {
@@ -40,7 +41,8 @@ func TestResultsAreRendered(t *testing.T) {
 		Left  errs.Message `json:",omitempty"`
 		own   errs.Message
 	}
-	in := []deep{{Plain: "x", M: m, Any: map[string]any{"m": m, "nil": nil}, Map: map[string]errs.Message{"k": m}, P: &check.Finding{Repair: m}, own: m}}
+	in := []deep{{Plain: "x", M: m, Any: map[string]any{"m": m, "nil": nil}, Map: map[string]errs.Message{"k": m},
+		P: &check.Finding{Repair: m}, own: m}}
 	var out, stderr bytes.Buffer
 	a := &App{Stdout: &out, Stderr: &stderr}
 	if err := a.printJSON(map[string]any{"all": in}); err != nil {
@@ -57,7 +59,8 @@ func TestResultsAreRendered(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.All) != 1 {
 		t.Fatalf("%v: %s", err, out.Bytes())
 	}
-	if d := got.All[0]; d.M != want || d.Any["m"] != want || d.Map["k"] != want || d.P.Repair != want || bytes.Contains(out.Bytes(), []byte("Left")) {
+	if d := got.All[0]; d.M != want || d.Any["m"] != want || d.Map["k"] != want || d.P.Repair != want ||
+		bytes.Contains(out.Bytes(), []byte("Left")) {
 		t.Errorf("%s", out.Bytes())
 	}
 

@@ -65,14 +65,15 @@ func (f FS) IsImage() bool { return f != Native }
 // when the object becomes whole, and holds everything that a catalogue needs
 // but last-use times. Its JSON form is an on-disk format: see FORMAT.md.
 type Identity struct {
-	Version    int       `json:"v"`                // IdentityVersion
-	Pool       string    `json:"pool"`             // ID of the pool
-	ID         ObjectID  `json:"id"`               //
-	Kind       Kind      `json:"kind"`             //
-	Name       string    `json:"name,omitempty"`   // of a volume, or of a snapshot within its volume
-	Golden     string    `json:"golden,omitempty"` // of a volume or snapshot: of the generation that it descends from, its base
-	Generation int       `json:"gen,omitempty"`    // from 1
-	Volume     ObjectID  `json:"vol,omitempty"`    // of a snapshot: its volume's lineage; of a volume: see Lineage
+	Version int      `json:"v"`              // IdentityVersion
+	Pool    string   `json:"pool"`           // ID of the pool
+	ID      ObjectID `json:"id"`             //
+	Kind    Kind     `json:"kind"`           //
+	Name    string   `json:"name,omitempty"` // of a volume, or of a snapshot within its volume
+	// of a volume or snapshot: of the generation that it descends from, its base
+	Golden     string    `json:"golden,omitempty"`
+	Generation int       `json:"gen,omitempty"` // from 1
+	Volume     ObjectID  `json:"vol,omitempty"` // of a snapshot: its volume's lineage; of a volume: see Lineage
 	FS         FS        `json:"fs"`
 	SizeBytes  int64     `json:"size"`                // of the block device; 0 for native
 	Sector     uint32    `json:"sector,omitempty"`    // logical sector size of the block device, bytes; 0 for native
@@ -161,7 +162,8 @@ type Usage struct {
 	ExclusiveBytes int64 // what destroying it would return
 	SharedBytes    int64 // also reachable from another object
 	Extents        int64 // pieces on disk: what a clone must duplicate where CloneCost is "extents"
-	TiedBytes      int64 // besides: of things that are destroyed, kept because the driver ties them to this object; see Tied
+	// besides: of things that are destroyed, kept because the driver ties them to this object; see Tied
+	TiedBytes int64
 }
 
 // Object is a row of List.

@@ -108,7 +108,9 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return errs.New(errs.Exists, opAdopt, q.Name.String(), "the golden and the volume cannot have one name").
 			WithHint("choose another with %s", errs.Param("as"))
 	}
-	if err := e.cat.View(ctx, func(tx *catalog.Tx) error { return tx.CheckFree(opAdopt, q.ReplaceVolume.String()) }); err != nil {
+	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
+		return tx.CheckFree(opAdopt, q.ReplaceVolume.String())
+	}); err != nil {
 		return err
 	}
 	if err := e.checkReplace(src.path); err != nil {
@@ -142,7 +144,8 @@ func (e *Engine) checkReplace(dir string) error {
 	}
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if kernel.IsImmutable(unix.AT_FDCWD, d) {
-			return errs.New(errs.Permission, opAdopt, dir, "%s is immutable or append-only, so the directory cannot be renamed aside", d).
+			return errs.New(errs.Permission, opAdopt, dir,
+				"%s is immutable or append-only, so the directory cannot be renamed aside", d).
 				WithHint("`chattr -ia %s`, or leave %s out", errs.ShellWord(d), errs.Param("replace"))
 		}
 	}
@@ -205,7 +208,8 @@ func (e *Engine) changedError(ctx context.Context, dir string, err error) error 
 	if len(users) == 0 {
 		return err
 	}
-	return errs.New(errs.KindOf(err), opAdopt, dir, "%s; it is being written to: %s", aboutDir(err, dir), mount.FormatHolders(users)).
+	return errs.New(errs.KindOf(err), opAdopt, dir, "%s; it is being written to: %s", aboutDir(err, dir),
+		mount.FormatHolders(users)).
 		WithHint("end what writes there, then try again: nothing was changed")
 }
 
@@ -219,7 +223,9 @@ func aboutDir(err error, dir string) string {
 }
 
 // copyAdopted is the copying of an adopted directory.
-func (e *Engine) copyAdopted(ctx context.Context, src *source, root *os.File, opt treecopy.Options, q ImportRequest, out *Imported) (treecopy.Totals, error) {
+func (e *Engine) copyAdopted(
+	ctx context.Context, src *source, root *os.File, opt treecopy.Options, q ImportRequest, out *Imported,
+) (treecopy.Totals, error) {
 	opt.Before = src.stamp
 	opt.Pass = func(pass int, changed int64) {
 		q.Tracker.Start(fmt.Sprintf("copying %d directories again, which have changed", changed), 0, 0)
@@ -277,7 +283,8 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 		return nil
 	}
 	if done {
-		return errs.New(errs.KindOf(err), opAdopt, src.path, "the volume is in its place and the old directory is %s, but that could not be recorded: %w", out.Aside, err).
+		return errs.New(errs.KindOf(err), opAdopt, src.path,
+			"the volume is in its place and the old directory is %s, but that could not be recorded: %w", out.Aside, err).
 			WithHint("mend the cause: the next command records it")
 	}
 	kind, hint := errs.KindOf(err), errs.HintIn(err)
@@ -286,7 +293,8 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 	if hint != "" {
 		again = errs.Messagef("%s; then %s", hint, again)
 	}
-	return errs.New(kind, opAdopt, src.path, "the golden %s is ready, but the directory was not replaced: %s", ref.Generation(out.Golden, out.Generation), aboutDir(err, src.path)).
+	return errs.New(kind, opAdopt, src.path, "the golden %s is ready, but the directory was not replaced: %s",
+		ref.Generation(out.Golden, out.Generation), aboutDir(err, src.path)).
 		WithHint("%s", again)
 }
 
@@ -326,9 +334,11 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 		return true, err
 	}
 	// Between the last look at it and the exchange somebody may have written.
-	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.sourceOptions(src, nil)); err == nil && after.Changed() > 0 {
-		out.Warnings = append(out.Warnings, errs.Messagef("something changed in the moment of the replacement, and is only in the old directory: %s",
-			strings.Join(after.Paths(stamp, 5), ", ")))
+	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.sourceOptions(src, nil)); err == nil &&
+		after.Changed() > 0 {
+		out.Warnings = append(out.Warnings,
+			errs.Messagef("something changed in the moment of the replacement, and is only in the old directory: %s",
+				strings.Join(after.Paths(stamp, 5), ", ")))
 	}
 	return true, nil
 }
@@ -348,9 +358,11 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume.String(), origin.FS, origin.SizeBytes, origin.Sector
 		id.Origin, id.OriginID = tx.RefOf(origin), origin.ID
 		id.Golden, id.Generation = origin.Golden, origin.Generation
-		r.row = catalog.Row{Identity: id, UsedAt: time.Now().UTC(), Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
+		r.row = catalog.Row{Identity: id, UsedAt: time.Now().UTC(), Usage: cloneUsage(e.caps, origin),
+			MeasuredAt: origin.MeasuredAt}
 		r.aside = asidePath(r.dir, id.ID)
-		return []catalog.Mark{{ID: id.ID, Op: opAdopt, Name: id.Name, Reads: origin.ID, Mountpoint: r.aside, MadeDir: true}}, nil
+		return []catalog.Mark{{ID: id.ID, Op: opAdopt, Name: id.Name, Reads: origin.ID, Mountpoint: r.aside, MadeDir: true}},
+			nil
 	})
 }
 
@@ -385,7 +397,8 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 		return nil, err
 	}
 	if stamp.Changed() > 0 {
-		return nil, e.changedError(ctx, r.dir, errs.New(errs.Conflict, opAdopt, r.dir, "it has changed since it was copied: %s", strings.Join(stamp.Paths(src.stamp, 5), ", ")).
+		return nil, e.changedError(ctx, r.dir, errs.New(errs.Conflict, opAdopt, r.dir,
+			"it has changed since it was copied: %s", strings.Join(stamp.Paths(src.stamp, 5), ", ")).
 			WithHint("stop what writes there"))
 	}
 	if err := e.checkUnused(ctx, r.dir); err != nil {
@@ -398,7 +411,8 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 		return nil, err
 	}
 	if m, ok := r.old.Mounted(); !ok || m.ID != r.att.MountID { // never seen
-		return nil, errs.New(errs.Internal, opAdopt, r.dir, "the volume is not in its place after the exchange with %s", r.aside)
+		return nil, errs.New(errs.Internal, opAdopt, r.dir, "the volume is not in its place after the exchange with %s",
+			r.aside)
 	}
 	return stamp, nil
 }
@@ -490,7 +504,8 @@ func (e *Engine) awaitSeeing(ctx context.Context, r *replacement) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return errs.New(errs.InUse, opAdopt, r.dir, "it would be empty for others, whose mount namespace does not take over mounts: %s", mount.FormatHolders(blind)).
+			return errs.New(errs.InUse, opAdopt, r.dir,
+				"it would be empty for others, whose mount namespace does not take over mounts: %s", mount.FormatHolders(blind)).
 				WithHint("end them, or give them a mount namespace that takes over mounts (MS_SLAVE)")
 		}
 		select {
@@ -538,13 +553,16 @@ func (r *replacement) removeBare() {
 // recorded to its end, or takes it back if the exchange had not happened. It
 // errs on the side of keeping: a volume is destroyed only if it provably never
 // was in the place of the directory.
-func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Row, att catalog.Attached, has bool) error {
+func (e *Engine) finishAdopt(
+	ctx context.Context, m catalog.Mark, row catalog.Row, att catalog.Attached, has bool,
+) error {
 	aside := m.Mountpoint
 	dir := adoptedDir(aside)
 	sameBoot := has && !kernel.EarlierBoot(att.BootID, att.At)
 	if sameBoot {
 		if ns, err := kernel.MountNamespace(); err != nil || ns != att.MountNS {
-			return errs.New(errs.InUse, "recover", row.Name, "it was to replace %s in another mount namespace (%d): a command there can tell whether it did", dir, att.MountNS)
+			return errs.New(errs.InUse, "recover", row.Name,
+				"it was to replace %s in another mount namespace (%d): a command there can tell whether it did", dir, att.MountNS)
 		}
 	}
 	switch {
@@ -581,7 +599,8 @@ func (e *Engine) finishAdopt(ctx context.Context, m catalog.Mark, row catalog.Ro
 		return tx.Unmark(m.ID)
 	})
 	if err == nil {
-		warnings.Add(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: %s", row.Name, dir, aside, errs.Run("mount", row.Name, dir))
+		warnings.Add(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: %s", row.Name,
+			dir, aside, errs.Run("mount", row.Name, dir))
 	}
 	return err
 }

@@ -52,7 +52,8 @@ func liveTree(t *testing.T, top string) string {
 	if err := os.WriteFile(filepath.Join(dir, "sub", "file"), []byte("content"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Chown(dir, 12, 34), os.Chmod(dir, 0o2750), unix.Setxattr(dir, "user.k", []byte("v"), 0)); err != nil {
+	if err := errors.Join(os.Chown(dir, 12, 34), os.Chmod(dir, 0o2750),
+		unix.Setxattr(dir, "user.k", []byte("v"), 0)); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -125,7 +126,8 @@ func TestReplaceLeavesNoGap(t *testing.T) {
 			if err := errors.Join(unix.Stat(dir, &st), unix.Stat(out.Aside, &old)); err != nil {
 				t.Fatal(err)
 			}
-			if st.Dev == old.Dev && st.Ino == old.Ino || st.Mode != old.Mode || st.Uid != 12 || st.Gid != 34 || st.Mtim != old.Mtim {
+			if st.Dev == old.Dev && st.Ino == old.Ino || st.Mode != old.Mode || st.Uid != 12 || st.Gid != 34 ||
+				st.Mtim != old.Mtim {
 				t.Errorf("was %+v, is %+v", old, st)
 			}
 			if b, err := os.ReadFile(filepath.Join(out.Aside, "sub", "file")); err != nil || string(b) != "content" {
@@ -231,7 +233,8 @@ func TestReplaceRefuses(t *testing.T) {
 			t.Errorf("and then: %v", err)
 		}
 		// Its volume has the name.
-		_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("h"), Source: filepath.Join(dir, "sub"), Adopt: true, Replace: true, ReplaceVolume: ref.MustName("g-live")})
+		_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("h"), Source: filepath.Join(dir, "sub"),
+			Adopt: true, Replace: true, ReplaceVolume: ref.MustName("g-live")})
 		wantKind(t, err, errs.Exists, "g-live")
 	})
 }
@@ -292,7 +295,8 @@ func TestAdoptImmutable(t *testing.T) {
 			setImmutable(t, d, true)
 			_, err := adopt(t, e, "g", dir, true)
 			setImmutable(t, d, false)
-			if !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "chattr -ia") || !strings.Contains(err.Error(), d+" is immutable") {
+			if !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "chattr -ia") ||
+				!strings.Contains(err.Error(), d+" is immutable") {
 				t.Errorf("%s immutable: %v (%s)", d, err, errs.HintOf(err))
 			}
 			if _, err := e.Show(t.Context(), ref.Ref{Name: "g"}); !errs.Is(err, errs.NotFound) {

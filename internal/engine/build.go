@@ -24,7 +24,9 @@ import (
 // the others wait. waited says that somebody else held it first. The lock is a
 // byte of one file, chosen by the name, and ends with the process. A build takes the time that it
 // takes, so there is no limit, but InUse if who holds it is stopped.
-func (e *Engine) lockGolden(ctx context.Context, name string, t *progress.Tracker) (unlock func(), waited bool, err error) {
+func (e *Engine) lockGolden(
+	ctx context.Context, name string, t *progress.Tracker,
+) (unlock func(), waited bool, err error) {
 	path := filepath.Join(e.pool.Dir, "locks", "goldens")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -125,7 +127,8 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now()}
 		} else if q.mustBeNew {
 			return nil, errs.New(errs.Exists, op, name, "there is a golden of this name").
-				WithHint("make its next generation with %s or %s", errs.Run("golden import", errs.Param("update"), name, "..."), errs.Run("golden publish", name, "VOLUME"))
+				WithHint("make its next generation with %s or %s", errs.Run("golden import", errs.Param("update"), name, "..."),
+					errs.Run("golden publish", name, "VOLUME"))
 		}
 		if q.keep != nil {
 			g.Keep = *q.keep
@@ -142,8 +145,10 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 				return nil, errs.New(errs.NotFound, op, q.reads.Name, "it has just been destroyed")
 			}
 			if exists && row.Golden == name && row.Generation != g.Current && !q.force {
-				return nil, errs.New(errs.Conflict, op, name, "volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).
-					WithHint("bring it up to date with %s, or publish it all the same with %s", errs.Run("rebase", row.Name, name), errs.Param("force"))
+				return nil, errs.New(errs.Conflict, op, name,
+					"volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).
+					WithHint("bring it up to date with %s, or publish it all the same with %s", errs.Run("rebase", row.Name, name),
+						errs.Param("force"))
 			}
 			if b.reads, err = e.content.LookLive(tx, row, q.freeze); err != nil {
 				return nil, err
@@ -301,7 +306,8 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 		return Published{}, err
 	}
 	defer unlock()
-	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze, keep: q.Keep})
+	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze,
+		keep: q.Keep})
 	if err != nil {
 		return Published{}, err
 	}
@@ -325,7 +331,9 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 		return Info{}, err
 	}
 	// The copy is all that is needed: the volume is free from here on.
-	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.StopReading(b.scratch.ID) }); err != nil {
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		return tx.StopReading(b.scratch.ID)
+	}); err != nil {
 		return Info{}, err
 	}
 	if vol.FS == driver.Ext4 || vol.FS == driver.XFS {

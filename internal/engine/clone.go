@@ -134,7 +134,8 @@ func cloneNames(q CloneRequest) ([]string, error) {
 		return []string{q.Name.String()}, nil
 	}
 	if q.Count < 0 || q.Count > maxClones {
-		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a count of %d is not between 1 and %d", q.Count, maxClones)
+		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a count of %d is not between 1 and %d", q.Count,
+			maxClones)
 	}
 	names := make([]string, q.Count)
 	for i := range names {
@@ -207,7 +208,8 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			}
 			p := &clonePlan{target: targets[i]}
 			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
-			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].Path, MadeDir: targets[i].Made, Freezes: l.Freezes()}
+			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].Path,
+				MadeDir: targets[i].Made, Freezes: l.Freezes()}
 			plans = append(plans, p)
 			marks = append(marks, p.mark)
 		}
@@ -238,12 +240,14 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 		return origin.SizeBytes, nil
 	}
 	if !origin.FS.IsImage() {
-		return 0, errs.New(errs.Unsupported, "clone", q.From.String(), "%s volumes of the %s driver have no size: they share the room of the pool", origin.FS, e.caps.Name).
+		return 0, errs.New(errs.Unsupported, "clone", q.From.String(),
+			"%s volumes of the %s driver have no size: they share the room of the pool", origin.FS, e.caps.Name).
 			WithHint("leave %s out", errs.Param("size"))
 	}
 	size := roundUp(q.SizeBytes)
 	if size < origin.SizeBytes {
-		return 0, errs.New(errs.Invalid, "clone", q.From.String(), "a size of %s is smaller than its origin's %s", errs.FormatBytes(q.SizeBytes), errs.FormatBytes(origin.SizeBytes)).
+		return 0, errs.New(errs.Invalid, "clone", q.From.String(), "a size of %s is smaller than its origin's %s",
+			errs.FormatBytes(q.SizeBytes), errs.FormatBytes(origin.SizeBytes)).
 			WithHint("a volume can grow but not shrink")
 	}
 	return size, nil
@@ -267,7 +271,9 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live,
 }
 
 // cloneRest makes clones of an object that is not in use, and is or is like origin.
-func (e *Engine) cloneRest(ctx context.Context, q CloneRequest, from driver.ObjectID, origin catalog.Row, plans []*clonePlan) error {
+func (e *Engine) cloneRest(
+	ctx context.Context, q CloneRequest, from driver.ObjectID, origin catalog.Row, plans []*clonePlan,
+) error {
 	if len(plans) == 0 {
 		return nil
 	}

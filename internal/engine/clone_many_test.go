@@ -15,7 +15,8 @@ import (
 // TestManyClonesShareFlushes: clones made in one call do not wait for the disk one by one.
 func TestManyClonesShareFlushes(t *testing.T) {
 	const count = 60
-	for _, pool := range []struct{ driver, fs string }{{"reflink", "xfs"}, {"reflink", "btrfs"}, {"plain", "ext4"}, {"plain", "btrfs"}} {
+	for _, pool := range []struct{ driver, fs string }{{"reflink", "xfs"}, {"reflink", "btrfs"}, {"plain", "ext4"},
+		{"plain", "btrfs"}} {
 		t.Run(pool.driver+" on "+pool.fs, func(t *testing.T) {
 			fs := testfs.New(t, pool.fs, 1<<30)
 			e := newPool(t, fs.Dir(), engine.InitRequest{Driver: pool.driver})

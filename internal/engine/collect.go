@@ -24,16 +24,18 @@ import (
 
 // Freed is something that gc removed.
 type Freed struct {
-	Ref   string `json:"ref"`
-	ID    string `json:"id"`
-	Why   string `json:"why"`
-	Bytes int64  `json:"returned_bytes"` // used space of the pool before and after, when it had settled; -1: not measured by itself
+	Ref string `json:"ref"`
+	ID  string `json:"id"`
+	Why string `json:"why"`
+	// used space of the pool before and after, when it had settled; -1: not measured by itself
+	Bytes int64 `json:"returned_bytes"`
 }
 
 // Kept is something that gc left, and why.
 type Kept struct {
-	Ref  string         `json:"ref"`
-	Kind string         `json:"kind"` // volume, snapshot, golden; trash: destroyed, to be removed; tie: destroyed, and needed by others
+	Ref string `json:"ref"`
+	// volume, snapshot, golden; trash: destroyed, to be removed; tie: destroyed, and needed by others
+	Kind string         `json:"kind"`
 	Why  []errs.Message `json:"why"`
 
 	Bytes int64 `json:"tied_bytes,omitempty"` // of a tie: what would return without it
@@ -42,12 +44,14 @@ type Kept struct {
 // GCReport is what gc did.
 type GCReport struct {
 	Sweep
-	Reclaimed    int            `json:"reclaimed"`        // destroyed earlier, returned now
-	Undone       int            `json:"undone"`           // interrupted operations cleaned up
-	Expired      int            `json:"expired"`          // volumes and snapshots whose time was over
-	Untied       int            `json:"untied"`           // kept when they were destroyed, as the driver had tied them to others, removed now
-	Retired      int            `json:"retired"`          // generations that their golden's retention does not keep
-	FreedBytes   int64          `json:"freed_bytes"`      // used space of the pool, before minus after, when it had settled; other writers count
+	Reclaimed int `json:"reclaimed"` // destroyed earlier, returned now
+	Undone    int `json:"undone"`    // interrupted operations cleaned up
+	Expired   int `json:"expired"`   // volumes and snapshots whose time was over
+	// kept when they were destroyed, as the driver had tied them to others, removed now
+	Untied  int `json:"untied"`
+	Retired int `json:"retired"` // generations that their golden's retention does not keep
+	// used space of the pool, before minus after, when it had settled; other writers count
+	FreedBytes   int64          `json:"freed_bytes"`
 	TrimmedBytes int64          `json:"trimmed_bytes"`    // of a loop-backed pool: free ranges reported to the file below
 	HostFreed    int64          `json:"host_freed_bytes"` // of a loop-backed pool: disk space that the file gave back
 	Decided      float64        `json:"decided_seconds"`  // time to compare the pool with the catalogue
@@ -266,7 +270,9 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 		}
 		out = append(out, k)
 	}
-	slices.SortStableFunc(out, func(a, b Kept) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref)) })
+	slices.SortStableFunc(out, func(a, b Kept) int {
+		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref))
+	})
 	for _, g := range graves {
 		why := "destroyed, but the driver could not remove it yet"
 		if who := e.content.MountHolders(ctx, g.ID); who != "" {
@@ -323,10 +329,12 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 			if n > tiesNamed {
 				by = append(by[:tiesNamed], itoa(n-tiesNamed)+" more")
 			}
-			k.Why = append(k.Why, errs.Messagef("until these are destroyed or flattened (%s): %s", errs.Run("flatten"), strings.Join(by, ", ")))
+			k.Why = append(k.Why, errs.Messagef("until these are destroyed or flattened (%s): %s", errs.Run("flatten"),
+				strings.Join(by, ", ")))
 		}
 		if len(tie.Foreign) > 0 {
-			k.Why = append(k.Why, errs.Messagef("until somebody removes what is not Pando's: %s", strings.Join(tie.Foreign, ", ")))
+			k.Why = append(k.Why, errs.Messagef("until somebody removes what is not Pando's: %s",
+				strings.Join(tie.Foreign, ", ")))
 		}
 		out = append(out, k)
 	}
@@ -377,7 +385,8 @@ func whyGeneration(u *uses, r catalog.Row) []errs.Message {
 	case g.Current == r.Generation:
 		return []errs.Message{"the current generation"}
 	case n > 0:
-		return []errs.Message{errs.Messagef("%d volumes or snapshots were made from it: rebase and diff need it, they themselves do not", n)}
+		return []errs.Message{errs.Messagef("%d volumes or snapshots were made from it: rebase and diff need it, they "+
+			"themselves do not", n)}
 	case g.Keep > 0:
 		return []errs.Message{errs.Messagef("the golden keeps %d generations", g.Keep)}
 	}

@@ -55,7 +55,8 @@ func TestCopiedPool(t *testing.T) {
 				t.Error(err)
 			}
 			mounted("umount")
-			if info, err := c.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("a")}); err != nil || info.Mountpoint != filepath.Join(copied, "mnt", "a") {
+			if info, err := c.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("a")}); err != nil ||
+				info.Mountpoint != filepath.Join(copied, "mnt", "a") {
 				t.Errorf("mount: %+v, %v", info, err)
 			}
 			destroy(t, c, "a", "b")

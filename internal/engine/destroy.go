@@ -154,7 +154,9 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 			lineages[d.row.Lineage()] = true
 		}
 	}
-	return slices.DeleteFunc(out, func(d doomed) bool { return d.row.Kind == driver.Snapshot && lineages[d.row.Volume] }), err
+	return slices.DeleteFunc(out, func(d doomed) bool {
+		return d.row.Kind == driver.Snapshot && lineages[d.row.Volume]
+	}), err
 }
 
 func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row) error) error {
@@ -231,7 +233,8 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	e.refuseUsed(ctx, items, o)
 	parallel(items, func(it *destroyOne) {
 		if it.has {
-			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID && !it.row.FS.IsImage() {
+			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID &&
+				!it.row.FS.IsImage() {
 				it.dev = m.Dev
 			}
 			it.failed = e.content.Detach(ctx, reasonFor(cmp.Or(o.op, "destroy")), it.row, it.att, false)
@@ -451,7 +454,8 @@ func parallel(items []*destroyOne, fn func(*destroyOne)) {
 // process, or a dead one whose grave it holds, has a mark already, or which
 // nobody can be working on. Pins do not count.
 func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
-	if err := e.content.InUse(ctx, reasonFor("destroy"), []content.Volume{{Row: row, Attached: att, Has: has}})[0]; err != nil {
+	if err := e.content.InUse(ctx, reasonFor("destroy"),
+		[]content.Volume{{Row: row, Attached: att, Has: has}})[0]; err != nil {
 		return err
 	}
 	return e.destroyUnused(ctx, row, att, has)
@@ -486,7 +490,8 @@ func (it *destroyOne) bury(tx *catalog.Tx) error {
 		if err := tx.Delete(r.ID); err != nil {
 			return err
 		}
-		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: it.refOf(r), Bytes: r.Usage.ExclusiveBytes, At: time.Now()}); err != nil {
+		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: it.refOf(r), Bytes: r.Usage.ExclusiveBytes,
+			At: time.Now()}); err != nil {
 			return err
 		}
 	}

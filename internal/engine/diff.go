@@ -364,7 +364,9 @@ func (v *view) knownOfTrees(ctx context.Context, a, b *side, rootA, rootB *os.Fi
 // related reports whether two objects come from one origin, the nearest one's
 // ID, and when the first copy was made of it that one of them is or comes from,
 // or a little before.
-func (e *Engine) related(ctx context.Context, a, b catalog.Row) (common driver.ObjectID, since time.Time, same bool, err error) {
+func (e *Engine) related(
+	ctx context.Context, a, b catalog.Row,
+) (common driver.ObjectID, since time.Time, same bool, err error) {
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		as, err := ancestry(tx, a)
 		if err != nil {

@@ -43,7 +43,8 @@ func TestDiffOfTwins(t *testing.T) {
 		for try := 0; ; try++ {
 			x, y := fmt.Sprint("x", try), fmt.Sprint("y", try)
 			want += "m >" + x + "\n"
-			for i, names := range [][]string{{"d0/0", x, y, fmt.Sprint("z", try, "a")}, {"d0/0", y, x, fmt.Sprint("z", try, "b")}} {
+			for i, names := range [][]string{{"d0/0", x, y, fmt.Sprint("z", try, "a")},
+				{"d0/0", y, x, fmt.Sprint("z", try, "b")}} {
 				for _, name := range names {
 					// Nobody looks at the directory in between: then the next time of it is exact.
 					if err := os.WriteFile(filepath.Join(at[i], name), []byte(fmt.Sprint(name, i)), 0o644); err != nil {
@@ -88,7 +89,8 @@ func (c copyClock) Clone(ctx context.Context, from driver.ObjectID, id driver.Id
 // generation is not in it, and diff tells by the time which files may have changed.
 func TestGenerationIsAsOldAsItsContent(t *testing.T) {
 	var began time.Time
-	drivers := engine.Drivers{btrfs.Name: func(ctx context.Context, dir, poolID string, create bool) (driver.Driver, error) {
+	drivers := engine.Drivers{btrfs.Name: func(ctx context.Context, dir, poolID string, create bool) (driver.Driver,
+		error) {
 		d, err := btrfs.Open(ctx, dir, poolID, create)
 		if err != nil {
 			return nil, err

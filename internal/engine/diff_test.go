@@ -105,7 +105,8 @@ func edit(t *testing.T, e *engine.Engine, volume string, fn func(dir string)) {
 
 func publish(t *testing.T, e *engine.Engine, golden, volume string) {
 	t.Helper()
-	if _, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(golden), Volume: ref.MustName(volume)}); err != nil {
+	if _, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(golden),
+		Volume: ref.MustName(volume)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -145,7 +146,8 @@ func TestDiff(t *testing.T) {
 		}
 		want := "m >d0/0\nd >d1/1\na >new\nr d2>new/d2\na >new/deeper\na >new/deeper/file\n"
 		if e.Caps().Name == plain.Name { // nothing tells that it is the same directory
-			want = "m >d0/0\nd >d1/1\nd >d2\nd >d2/10\nd >d2/14\nd >d2/18\nd >d2/2\nd >d2/6\na >new\na >new/d2\na >new/d2/10\na >new/d2/14\na >new/d2/18\na >new/d2/2\na >new/d2/6\na >new/deeper\na >new/deeper/file\n"
+			want = "m >d0/0\nd >d1/1\nd >d2\nd >d2/10\nd >d2/14\nd >d2/18\nd >d2/2\nd >d2/6\na >new\na >new/d2\na " +
+				">new/d2/10\na >new/d2/14\na >new/d2/18\na >new/d2/2\na >new/d2/6\na >new/deeper\na >new/deeper/file\n"
 		}
 		check := func(when string) {
 			t.Helper()
@@ -169,7 +171,8 @@ func TestDiff(t *testing.T) {
 		if d := diff(t, e, "v", "web@2"); len(d.Changes) > 0 {
 			t.Errorf("what was published differs: %s", list(d))
 		}
-		if _, err := e.Diff(t.Context(), engine.DiffRequest{A: reference(t, "web"), B: reference(t, "no")}); !errs.Is(err, errs.NotFound) || errs.HintOf(err) == "" {
+		if _, err := e.Diff(t.Context(), engine.DiffRequest{A: reference(t, "web"), B: reference(t, "no")}); !errs.Is(err,
+			errs.NotFound) || errs.HintOf(err) == "" {
 			t.Errorf("%v, wanted NotFound with a hint", err)
 		}
 		nothingLeft(t, e)
@@ -238,14 +241,16 @@ func TestRebase(t *testing.T) {
 			t.Fatal(err)
 		}
 		content("v", "mine")
-		if _, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("v2"), Onto: ref.Ref{Name: "web"}, Theirs: true}); err != nil {
+		if _, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("v2"), Onto: ref.Ref{Name: "web"},
+			Theirs: true}); err != nil {
 			t.Fatal(err)
 		}
 		content("v2", "theirs")
 		nothingLeft(t, e)
 
 		// What it came from is gone.
-		if _, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "web@1"), Name: ref.MustName("old")}); err != nil {
+		if _, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "web@1"),
+			Name: ref.MustName("old")}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := e.RemoveGolden(t.Context(), reference(t, "web@1")); err != nil {
@@ -307,7 +312,8 @@ func TestRebaseInFullPool(t *testing.T) {
 				t.Errorf("it differs by\n%s\nwanted\n%s", got, own)
 			}
 			nothingLeft(t, e)
-			if _, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("v"), Onto: ref.Ref{Name: "web"}}); err != nil {
+			if _, err := e.Rebase(t.Context(), engine.RebaseRequest{Volume: ref.MustName("v"),
+				Onto: ref.Ref{Name: "web"}}); err != nil {
 				t.Error(err)
 			}
 		})

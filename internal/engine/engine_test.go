@@ -90,7 +90,8 @@ func importTree(t *testing.T, e *engine.Engine, name, src string) {
 
 func clone(t *testing.T, e *engine.Engine, from, name string, mount bool) engine.Info {
 	t.Helper()
-	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name), Mount: mount})
+	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name),
+		Mount: mount})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +129,8 @@ func TestDestroyInFullPool(t *testing.T) {
 			v := clone(t, e, "g", "v", true)
 			fill(t, filepath.Join(v.Mountpoint, "big"))
 			fill(t, filepath.Join(filepath.Dir(e.Dir()), "filler"))
-			if _, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("w")}); errs.KindOf(err) != errs.NoSpace || errs.HintOf(err) == "" {
+			if _, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"},
+				Name: ref.MustName("w")}); errs.KindOf(err) != errs.NoSpace || errs.HintOf(err) == "" {
 				t.Errorf("clone in a full pool: %v, wanted NoSpace with a hint", err)
 			}
 			again := open(t, e.Dir())
@@ -225,7 +227,8 @@ func TestCloneWaitsForGolden(t *testing.T) {
 	tracker := &progress.Tracker{}
 	cloned := make(chan error, 1)
 	go func() {
-		_, err := own.Clone(context.Background(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"), Tracker: tracker})
+		_, err := own.Clone(context.Background(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("v"),
+			Tracker: tracker})
 		cloned <- err
 	}()
 	for !strings.HasPrefix(tracker.State().Stage, "waiting") {
@@ -415,7 +418,8 @@ func TestImportInTightPool(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src, SizeBytes: 512 << 20}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src,
+		SizeBytes: 512 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	v := clone(t, e, "g", "v", true)
@@ -426,7 +430,8 @@ func TestImportInTightPool(t *testing.T) {
 		}
 	}
 	// What cannot fit at all is refused, and leaves the rest alone.
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("h"), Source: src, SizeBytes: 512 << 20}); !errs.Is(err, errs.NoSpace) {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("h"), Source: src,
+		SizeBytes: 512 << 20}); !errs.Is(err, errs.NoSpace) {
 		t.Errorf("a second one: %v, wanted NoSpace", err)
 	}
 	if g, err := e.Goldens(t.Context()); err != nil || len(g) != 1 {

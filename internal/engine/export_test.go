@@ -52,7 +52,8 @@ func SnapshotStopped(dir string, drivers Drivers) error {
 			stop()
 		}
 	}
-	_, err = e.Snapshot(context.Background(), SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s"), Freeze: FreezeAlways})
+	_, err = e.Snapshot(context.Background(), SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s"),
+		Freeze: FreezeAlways})
 	return err
 }
 

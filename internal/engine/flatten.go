@@ -24,7 +24,8 @@ type FlattenRequest struct {
 // Flatten is the result of Engine.Flatten.
 type Flatten struct {
 	Info
-	Tied      bool    `json:"tied"`       // this driver ties volumes to what they were cloned from; if not, nothing is done
+	// this driver ties volumes to what they were cloned from; if not, nothing is done
+	Tied      bool    `json:"tied"`
 	CostBytes int64   `json:"cost_bytes"` // to be read, and written
 	FreeBytes int64   `json:"free_bytes"` // in the pool, before
 	Done      bool    `json:"done"`       // the volume has been copied and replaced
@@ -101,7 +102,9 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 
 // replaceByCopy puts an independent copy in a volume's place, and destroys what it
 // was.
-func (e *Engine) replaceByCopy(ctx context.Context, q FlattenRequest, fl driver.Flattener, look func(*catalog.Tx) (catalog.Row, catalog.Row, error)) (catalog.Row, error) {
+func (e *Engine) replaceByCopy(
+	ctx context.Context, q FlattenRequest, fl driver.Flattener, look func(*catalog.Tx) (catalog.Row, catalog.Row, error),
+) (catalog.Row, error) {
 	s := &succession{e: e, op: opFlatten, next: e.identity(driver.Volume)}
 	if err := s.claim(ctx, look); err != nil {
 		return catalog.Row{}, err

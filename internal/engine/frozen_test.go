@@ -86,7 +86,8 @@ func (v frozenVolume) unchanged(what string) {
 	if b, err := os.ReadFile(filepath.Join(v.mountpoint, "written")); err != nil || string(b) != "before" {
 		v.Errorf("%s: the volume holds %q, %v", what, b, err)
 	}
-	if again, err := v.e.Mount(v.Context(), engine.MountRequest{Volume: ref.MustName("v")}); err != nil || again.Mountpoint != v.mountpoint {
+	if again, err := v.e.Mount(v.Context(), engine.MountRequest{Volume: ref.MustName("v")}); err != nil ||
+		again.Mountpoint != v.mountpoint {
 		v.Errorf("%s: mounted at %q, %v", what, again.Mountpoint, err)
 	}
 }
@@ -109,7 +110,8 @@ func eachFrozen(t *testing.T, test func(v frozenVolume)) {
 	}
 }
 
-// TestFrozenVolumeStays: the kernel unmounts a frozen filesystem, and keeps it. Nothing that takes a volume away does so,
+// TestFrozenVolumeStays: the kernel unmounts a frozen filesystem, and keeps it. Nothing that takes a volume away does
+// so,
 // or waits for it.
 func TestFrozenVolumeStays(t *testing.T) {
 	eachFrozen(t, func(v frozenVolume) {
@@ -123,7 +125,8 @@ func TestFrozenVolumeStays(t *testing.T) {
 		v.refused("deinit", err)
 		_, err = v.e.Snapshot(v.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")})
 		must(v.T, err)
-		_, err = v.e.Rewind(v.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"), Detach: true})
+		_, err = v.e.Rewind(v.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"),
+			Detach: true})
 		v.refused("rewind", err)
 
 		// Somebody else unmounts it.

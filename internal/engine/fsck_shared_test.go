@@ -26,7 +26,8 @@ func sharingPool(t *testing.T, kind string) *broken {
 // cloneMany makes clones called NAME-1 to NAME-n.
 func (b *broken) cloneMany(from, name string, n int) {
 	b.t.Helper()
-	out, err := b.e.Clone(b.t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name), Count: n})
+	out, err := b.e.Clone(b.t.Context(), engine.CloneRequest{From: ref.Ref{Name: from}, Name: ref.MustName(name),
+		Count: n})
 	b.must(err)
 	for _, v := range out {
 		b.ids[v.Name] = v.ID

@@ -50,7 +50,8 @@ func fsck(t *testing.T, dir string, repair bool, refs ...string) *check.Report {
 func findings(r *check.Report) string {
 	var b strings.Builder
 	for _, f := range r.Findings {
-		fmt.Fprintf(&b, "%s %s %s: %s | %s | %s%s | %s\n", f.Severity, f.Code, f.Ref, f.Message, f.Repair, f.Repaired, f.Failed, f.Detail)
+		fmt.Fprintf(&b, "%s %s %s: %s | %s | %s%s | %s\n", f.Severity, f.Code, f.Ref, f.Message, f.Repair, f.Repaired,
+			f.Failed, f.Detail)
 	}
 	return b.String()
 }
@@ -216,34 +217,58 @@ var fsckFaults = []struct {
 	{name: "identity-edited", code: "identity-differs", spoil: func(b *broken) {
 		b.meta("v", func(s string) string { return strings.Replace(s, `"name":"v"`, `"name":"other"`, 1) })
 	}},
-	{name: "identity-of-golden-keep", code: "identity-differs", spoil: func(b *broken) { b.sql("UPDATE goldens SET keep = 7 WHERE name = 'g'") }, gains: true},
-	{name: "identity-pin-only-in-catalogue", code: "identity-differs", spoil: func(b *broken) { b.sql("UPDATE objects SET pinned = 4102444800000000000 WHERE name = 's'") }, gains: true},
-	{name: "identity-garbage", code: "identity-unreadable", spoil: func(b *broken) { b.meta("v", func(string) string { return "{nonsense" }) }},
+	{name: "identity-of-golden-keep", code: "identity-differs", spoil: func(b *broken) {
+		b.sql("UPDATE goldens SET keep = 7 WHERE name = 'g'")
+	}, gains: true},
+	{name: "identity-pin-only-in-catalogue", code: "identity-differs", spoil: func(b *broken) {
+		b.sql("UPDATE objects SET pinned = 4102444800000000000 WHERE name = 's'")
+	}, gains: true},
+	{name: "identity-garbage", code: "identity-unreadable", spoil: func(b *broken) {
+		b.meta("v", func(string) string { return "{nonsense" })
+	}},
 	{name: "identity-foreign", code: "identity-unreadable", spoil: func(b *broken) {
 		b.meta("v@s", func(s string) string { return strings.Replace(s, `"pool":"`, `"pool":"x`, 1) })
 	}},
 	{name: "identity-too-new", code: "identity-too-new", left: true, spoil: func(b *broken) {
 		b.meta("v", func(s string) string { return strings.Replace(s, `"v":2`, `"v":9`, 1) })
 	}},
-	{name: "identity-gone", code: "identity-missing", spoil: func(b *broken) { b.must(os.Remove(b.path("g@1", ".meta"))) }},
+	{name: "identity-gone", code: "identity-missing", spoil: func(b *broken) {
+		b.must(os.Remove(b.path("g@1", ".meta")))
+	}},
 	{name: "identity-is-a-link", code: "identity-unreadable", spoil: func(b *broken) {
 		b.must(os.Remove(b.path("v", ".meta")))
 		b.must(os.Symlink("x", b.path("v", ".meta")))
 	}},
 	{name: "identity-bit-flipped", code: "identity-unreadable", spoil: func(b *broken) {
-		b.must(drivertest.WriteMeta(b.path("v", ".meta"), strings.Replace(drivertest.ReadMeta(b.path("v", ".meta")), `"name":"v"`, `"name":"w"`, 1)))
+		b.must(drivertest.WriteMeta(b.path("v", ".meta"),
+			strings.Replace(drivertest.ReadMeta(b.path("v", ".meta")), `"name":"v"`, `"name":"w"`, 1)))
 	}},
-	{name: "identity-leftover", code: "identity-leftover", note: true, spoil: func(b *broken) { b.must(os.Symlink("x", b.path("v", ".meta.new"))) }},
+	{name: "identity-leftover", code: "identity-leftover", note: true, spoil: func(b *broken) {
+		b.must(os.Symlink("x", b.path("v", ".meta.new")))
+	}},
 	{name: "predecessor", code: "predecessor", spoil: func(b *broken) {
 		b.meta("v@s", func(s string) string { return strings.Replace(s, `"kind":"snapshot"`, `"kind":"volume"`, 1) })
 	}},
 	{name: "volume-data-gone", code: "object-missing", loses: "w", spoil: func(b *broken) { b.removeData("w") }},
-	{name: "volume-all-gone", code: "object-missing", loses: "w", spoil: func(b *broken) { b.removeData("w"); b.must(os.Remove(b.path("w", ".meta"))) }},
-	{name: "current-generation-gone", code: "object-missing", loses: "g|2", gains: true, spoil: func(b *broken) { b.removeData("g@2") }},
-	{name: "row-of-volume-gone", code: "object-unknown", spoil: func(b *broken) { b.sql("DELETE FROM objects WHERE name = 'w'") }},
-	{name: "row-of-snapshot-gone", code: "object-unknown", spoil: func(b *broken) { b.sql("DELETE FROM objects WHERE name = 's'") }},
-	{name: "row-of-volume-with-snapshot-gone", code: "object-unknown", spoil: func(b *broken) { b.sql("DELETE FROM objects WHERE name = 'v'") }},
-	{name: "row-of-generation-gone", code: "object-unknown", spoil: func(b *broken) { b.sql("DELETE FROM objects WHERE kind = 'generation' AND generation = 2") }},
+	{name: "volume-all-gone", code: "object-missing", loses: "w", spoil: func(b *broken) {
+		b.removeData("w")
+		b.must(os.Remove(b.path("w", ".meta")))
+	}},
+	{name: "current-generation-gone", code: "object-missing", loses: "g|2", gains: true, spoil: func(b *broken) {
+		b.removeData("g@2")
+	}},
+	{name: "row-of-volume-gone", code: "object-unknown", spoil: func(b *broken) {
+		b.sql("DELETE FROM objects WHERE name = 'w'")
+	}},
+	{name: "row-of-snapshot-gone", code: "object-unknown", spoil: func(b *broken) {
+		b.sql("DELETE FROM objects WHERE name = 's'")
+	}},
+	{name: "row-of-volume-with-snapshot-gone", code: "object-unknown", spoil: func(b *broken) {
+		b.sql("DELETE FROM objects WHERE name = 'v'")
+	}},
+	{name: "row-of-generation-gone", code: "object-unknown", spoil: func(b *broken) {
+		b.sql("DELETE FROM objects WHERE kind = 'generation' AND generation = 2")
+	}},
 	{name: "row-of-golden-gone", code: "golden-missing", spoil: func(b *broken) { b.sql("DELETE FROM goldens") }},
 	{name: "row-gone-name-taken", code: "object-unknown", gains: true, loses: "w", spoil: func(b *broken) {
 		b.sql("DELETE FROM objects WHERE name = 'w'")
@@ -262,8 +287,12 @@ var fsckFaults = []struct {
 	}},
 	{name: "golden-current", code: "golden-current", spoil: func(b *broken) { b.sql("UPDATE goldens SET current = 5") }},
 	{name: "golden-next", code: "golden-next", spoil: func(b *broken) { b.sql("UPDATE goldens SET next = 2") }},
-	{name: "golden-empty", code: "golden-empty", spoil: func(b *broken) { b.sql("INSERT INTO goldens VALUES ('empty', 1, 2, 3, 0)") }},
-	{name: "two-of-a-name", code: "catalogue", left: true, spoil: func(b *broken) { b.sql("UPDATE objects SET name = 'g' WHERE name = 'w'") }},
+	{name: "golden-empty", code: "golden-empty", spoil: func(b *broken) {
+		b.sql("INSERT INTO goldens VALUES ('empty', 1, 2, 3, 0)")
+	}},
+	{name: "two-of-a-name", code: "catalogue", left: true, spoil: func(b *broken) {
+		b.sql("UPDATE objects SET name = 'g' WHERE name = 'w'")
+	}},
 	{name: "index-gone", code: "catalogue", left: true, spoil: func(b *broken) { b.sql("DROP INDEX volume_name") }},
 	{name: "attachment-gone", code: "attachment-gone", note: true, spoil: func(b *broken) {
 		b.sql("INSERT INTO attachments VALUES (?, '/nowhere', -1, 77, 0, 0, 1, 0, 'another boot', 1)", b.ids["v"])
@@ -276,23 +305,42 @@ var fsckFaults = []struct {
 		b.sql("DELETE FROM objects WHERE id = ?", b.ids["w"])
 	}},
 	{name: "current-generation-at-work", code: "mark", note: true, spoil: func(b *broken) {
-		b.sql("INSERT INTO marks SELECT id, 'pin', '', '', '', 0, 0, 'p-dead', 1, 1, 'x', 1 FROM objects WHERE golden = 'g' AND generation = 2 AND kind = 'generation'")
+		b.sql("INSERT INTO marks SELECT id, 'pin', '', '', '', 0, 0, 'p-dead', 1, 1, 'x', 1 FROM objects WHERE golden = " +
+			"'g' AND generation = 2 AND kind = 'generation'")
 	}},
 	{name: "mark-of-dead", code: "mark", note: true, spoil: func(b *broken) {
 		b.sql("INSERT INTO marks VALUES (?, 'pin', '', '', '', 0, 0, 'p-dead', 1, 1, 'x', 1)", b.ids["v"])
 	}},
-	{name: "live-file-of-dead", code: "live", note: true, spoil: func(b *broken) { b.must(os.WriteFile(filepath.Join(b.dir, "live", "p-stale"), nil, 0o600)) }},
-	{name: "pool-mode", code: "pool-mode", spoil: func(b *broken) { b.must(os.Chmod(filepath.Join(b.dir, "mnt"), 0o777)) }},
-	{name: "catalogue-mode", code: "pool-mode", spoil: func(b *broken) { b.must(os.Chmod(filepath.Join(b.dir, "catalog.db"), 0o644)) }},
-	{name: "pool-missing", code: "pool-missing", spoil: func(b *broken) { b.must(os.Remove(filepath.Join(b.dir, "mnt"))) }},
+	{name: "live-file-of-dead", code: "live", note: true, spoil: func(b *broken) {
+		b.must(os.WriteFile(filepath.Join(b.dir, "live", "p-stale"), nil, 0o600))
+	}},
+	{name: "pool-mode", code: "pool-mode", spoil: func(b *broken) {
+		b.must(os.Chmod(filepath.Join(b.dir, "mnt"), 0o777))
+	}},
+	{name: "catalogue-mode", code: "pool-mode", spoil: func(b *broken) {
+		b.must(os.Chmod(filepath.Join(b.dir, "catalog.db"), 0o644))
+	}},
+	{name: "pool-missing", code: "pool-missing", spoil: func(b *broken) {
+		b.must(os.Remove(filepath.Join(b.dir, "mnt")))
+	}},
 
 	{name: "subvolume-writable", only: "btrfs", code: "object-mode", spoil: func(b *broken) { b.readOnly("v@s", false) }},
 	{name: "subvolume-read-only", only: "btrfs", code: "object-mode", spoil: func(b *broken) { b.readOnly("v", true) }},
-	{name: "image-writable", only: "reflink", code: "object-mode", spoil: func(b *broken) { b.must(os.Chmod(b.data("g@1"), 0o600)) }},
-	{name: "image-open-to-all", only: "reflink", code: "object-mode", spoil: func(b *broken) { b.must(os.Chmod(b.data("v"), 0o666)) }},
-	{name: "image-long", only: "reflink", code: "image-long", gains: true, loses: "v|g", spoil: func(b *broken) { b.must(os.Truncate(b.data("v"), 80<<20)) }},
-	{name: "volume-short", only: "reflink", code: "image-short", gains: true, loses: "v|g", spoil: func(b *broken) { b.must(os.Truncate(b.data("w"), 60<<20)) }},
-	{name: "snapshot-short", only: "reflink", code: "image-short", left: true, spoil: func(b *broken) { b.must(os.Truncate(b.data("v@s"), 60<<20)) }},
+	{name: "image-writable", only: "reflink", code: "object-mode", spoil: func(b *broken) {
+		b.must(os.Chmod(b.data("g@1"), 0o600))
+	}},
+	{name: "image-open-to-all", only: "reflink", code: "object-mode", spoil: func(b *broken) {
+		b.must(os.Chmod(b.data("v"), 0o666))
+	}},
+	{name: "image-long", only: "reflink", code: "image-long", gains: true, loses: "v|g", spoil: func(b *broken) {
+		b.must(os.Truncate(b.data("v"), 80<<20))
+	}},
+	{name: "volume-short", only: "reflink", code: "image-short", gains: true, loses: "v|g", spoil: func(b *broken) {
+		b.must(os.Truncate(b.data("w"), 60<<20))
+	}},
+	{name: "snapshot-short", only: "reflink", code: "image-short", left: true, spoil: func(b *broken) {
+		b.must(os.Truncate(b.data("v@s"), 60<<20))
+	}},
 	{name: "loop-by-hand", only: "reflink", code: "loop", spoil: func(b *broken) {
 		f, err := os.OpenFile(b.data("v"), os.O_RDWR, 0)
 		b.must(err)
@@ -301,14 +349,30 @@ var fsckFaults = []struct {
 		b.must(err)
 		b.must(d.Close())
 	}},
-	{name: "ext4-inode-table", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) { b.debugfs("w", "sif <2> links_count 7") }},
-	{name: "ext4-bitmap", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) { b.debugfs("w", "freeb 1 400") }},
-	{name: "ext4-superblock", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) { b.flip("big", 1024, make([]byte, 1024)) }},
-	{name: "ext4-superblock-without-backup", only: "reflink", code: "filesystem", left: true, spoil: func(b *broken) { b.flip("w", 1024, make([]byte, 1024)) }},
-	{name: "ext4-of-snapshot", only: "reflink", code: "filesystem", left: true, spoil: func(b *broken) { b.debugfs("v@s", "freeb 1 400") }},
-	{name: "ext4-of-generation", only: "reflink", code: "filesystem", left: true, spoil: func(b *broken) { b.flip("g@1", 1024, make([]byte, 1024)) }},
-	{name: "xfs-agf", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) { b.flip("xv", 4096+16, bytes.Repeat([]byte{0x5a}, 64)) }},
-	{name: "xfs-superblock", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) { b.flip("xv", 0, make([]byte, 512)) }},
+	{name: "ext4-inode-table", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) {
+		b.debugfs("w", "sif <2> links_count 7")
+	}},
+	{name: "ext4-bitmap", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) {
+		b.debugfs("w", "freeb 1 400")
+	}},
+	{name: "ext4-superblock", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) {
+		b.flip("big", 1024, make([]byte, 1024))
+	}},
+	{name: "ext4-superblock-without-backup", only: "reflink", code: "filesystem", left: true, spoil: func(b *broken) {
+		b.flip("w", 1024, make([]byte, 1024))
+	}},
+	{name: "ext4-of-snapshot", only: "reflink", code: "filesystem", left: true, spoil: func(b *broken) {
+		b.debugfs("v@s", "freeb 1 400")
+	}},
+	{name: "ext4-of-generation", only: "reflink", code: "filesystem", left: true, spoil: func(b *broken) {
+		b.flip("g@1", 1024, make([]byte, 1024))
+	}},
+	{name: "xfs-agf", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) {
+		b.flip("xv", 4096+16, bytes.Repeat([]byte{0x5a}, 64))
+	}},
+	{name: "xfs-superblock", only: "reflink", code: "filesystem", gains: true, spoil: func(b *broken) {
+		b.flip("xv", 0, make([]byte, 512))
+	}},
 }
 
 func (b *broken) readOnly(ref string, ro bool) {
@@ -347,10 +411,13 @@ func newBroken(t *testing.T, e *engine.Engine) *broken {
 	_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")})
 	b.must(err)
 	if images {
-		_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("x"), Source: src, FS: driver.XFS, SizeBytes: 320 << 20})
+		_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("x"), Source: src, FS: driver.XFS,
+			SizeBytes: 320 << 20})
 		b.must(err)
 		clone(t, e, "x", "xv", false)
-		_, err = e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("big"), SizeBytes: 256 << 20}) // has a second superblock
+		// has a second superblock
+		_, err = e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("big"),
+			SizeBytes: 256 << 20})
 		b.must(err)
 	}
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(b.dir, "catalog.db")+"?mode=ro")
@@ -406,7 +473,9 @@ func TestFsckFinds(t *testing.T) {
 						t.Errorf("repaired, ok %v:\n%s", r.OK, findings(r))
 					}
 					again := fsck(t, b.dir, false)
-					if again.OK != !f.left || !f.left && slices.ContainsFunc(again.Findings, func(x check.Finding) bool { return x.Severity != "note" || x.Code == f.code && f.note }) {
+					if again.OK != !f.left || !f.left && slices.ContainsFunc(again.Findings, func(x check.Finding) bool {
+						return x.Severity != "note" || x.Code == f.code && f.note
+					}) {
 						t.Errorf("after the repair\n%s\nfound again:\n%s", findings(r), findings(again))
 					}
 					after := dump(t, b.dir)
@@ -484,14 +553,16 @@ func TestFsckOfDamagedCatalog(t *testing.T) {
 	}
 	page := bytes.Clone(good)
 	copy(page[len(page)-8192:], bytes.Repeat([]byte{0xa5}, 8000)) // the last two pages
-	for what, content := range map[string][]byte{"not a database": bytes.Repeat([]byte("garbage "), 1000), "pages overwritten": page, "empty": nil} {
+	for what, content := range map[string][]byte{"not a database": bytes.Repeat([]byte("garbage "), 1000),
+		"pages overwritten": page, "empty": nil} {
 		t.Run(what, func(t *testing.T) {
 			if err := os.WriteFile(path, content, 0o600); err != nil {
 				t.Fatal(err)
 			}
 			for _, repair := range []bool{false, true} {
 				r := fsck(t, e.Dir(), repair)
-				if r.OK || len(r.Findings) == 0 || r.Findings[0].Code != "catalogue" || !strings.Contains(r.Findings[0].Repair.String(), `operation "init" with parameter "rebuild"`) {
+				if r.OK || len(r.Findings) == 0 || r.Findings[0].Code != "catalogue" ||
+					!strings.Contains(r.Findings[0].Repair.String(), `operation "init" with parameter "rebuild"`) {
 					t.Errorf("found %v:\n%s", r.OK, findings(r))
 				}
 			}
@@ -518,7 +589,8 @@ func TestFsckLeavesWhatIsInUse(t *testing.T) {
 	b.must(err)
 	before := dump(t, b.dir)
 	r := fsck(t, b.dir, true)
-	if r.OK || len(r.Findings) != 1 || r.Findings[0].Code != "filesystem" || !strings.Contains(r.Findings[0].Failed, "mounted") {
+	if r.OK || len(r.Findings) != 1 || r.Findings[0].Code != "filesystem" ||
+		!strings.Contains(r.Findings[0].Failed, "mounted") {
 		t.Errorf("found\n%s", findings(r))
 	}
 	sameDump(t, "mounted", before, dump(t, b.dir))
@@ -531,7 +603,8 @@ func TestFsckLeavesWhatIsInUse(t *testing.T) {
 		t.Errorf("unmounted:\n%s", findings(r))
 	}
 	b.readable("w")
-	if _, err := engine.Fsck(t.Context(), b.dir, check.Request{Refs: []ref.Ref{{Name: "nobody"}}}, drivers); !errs.Is(err, errs.NotFound) {
+	if _, err := engine.Fsck(t.Context(), b.dir, check.Request{Refs: []ref.Ref{{Name: "nobody"}}}, drivers); !errs.Is(err,
+		errs.NotFound) {
 		t.Errorf("of a volume that is not there: %v", err)
 	}
 }
@@ -550,7 +623,8 @@ func TestFsckWithoutPrograms(t *testing.T) {
 	}
 	engine.HideProgram(t, "e2fsck")
 	r := fsck(t, e.Dir(), false)
-	if r.OK || r.Checked.Images+r.Checked.Shared != 2 || len(r.Findings) != 6 || r.Findings[0].Code != "skipped" || !strings.Contains(r.Findings[0].Repair.String(), "e2fsprogs") {
+	if r.OK || r.Checked.Images+r.Checked.Shared != 2 || len(r.Findings) != 6 || r.Findings[0].Code != "skipped" ||
+		!strings.Contains(r.Findings[0].Repair.String(), "e2fsprogs") {
 		t.Errorf("%+v\n%s", r.Checked, findings(r))
 	}
 }
@@ -583,7 +657,8 @@ func TestFsckWhileOthersWork(t *testing.T) {
 							// A child that the others have forked, and that has not come to
 							// exec, holds what this process has open: real ones do not share.
 							for again := true; again; again = errs.Is(err, errs.InUse) {
-								_, err = own.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName(name), Snapshot: ref.MustName("s"), Detach: true})
+								_, err = own.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName(name), Snapshot: ref.MustName("s"),
+									Detach: true})
 							}
 						}
 						if err == nil {
@@ -615,7 +690,9 @@ func TestFsckWhileOthersWork(t *testing.T) {
 			for i := range 12 {
 				r := fsck(t, e.Dir(), i%2 > 0)
 				looked += r.Checked.Objects
-				if !r.OK || slices.ContainsFunc(r.Findings, func(f check.Finding) bool { return f.Severity != "note" || f.Repaired != "" }) {
+				if !r.OK || slices.ContainsFunc(r.Findings, func(f check.Finding) bool {
+					return f.Severity != "note" || f.Repaired != ""
+				}) {
 					t.Errorf("found\n%s", findings(r))
 				}
 			}
@@ -673,10 +750,12 @@ func TestFsckAfterBoot(t *testing.T) {
 			b.must(os.Chmod(b.path("w", ".meta"), c.mode))
 
 			r := fsck(t, b.dir, false)
-			if len(r.Findings) != 1 || r.Findings[0].Code != c.code || len(r.Notes) == 0 || r.OK != (c.code != "object-unknown") {
+			if len(r.Findings) != 1 || r.Findings[0].Code != c.code || len(r.Notes) == 0 ||
+				r.OK != (c.code != "object-unknown") {
 				t.Errorf("notes %q, found\n%s", r.Notes, findings(r))
 			}
-			if r = fsck(t, b.dir, true); !r.OK || c.gone && (len(r.Findings) > 0 || !strings.Contains(r.Notes[0], "1 objects removed")) {
+			if r = fsck(t, b.dir, true); !r.OK || c.gone &&
+				(len(r.Findings) > 0 || !strings.Contains(r.Notes[0], "1 objects removed")) {
 				t.Errorf("repaired: notes %q, found\n%s", r.Notes, findings(r))
 			}
 			if _, err := os.Lstat(b.path("w", ".tree")); (err != nil) != c.gone {

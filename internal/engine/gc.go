@@ -113,7 +113,8 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		}
 		garbage := e.ledger.IsGarbage(o, buried[o.ID])
 		if garbage && !buried[o.ID] && e.objectInUse(ctx, o) {
-			s.Kept = append(s.Kept, errs.Messagef("%s %s is not in the catalogue, and in use", string(o.Identity.Kind), ledger.Describe(o.Identity)))
+			s.Kept = append(s.Kept, errs.Messagef("%s %s is not in the catalogue, and in use", string(o.Identity.Kind),
+				ledger.Describe(o.Identity)))
 			continue
 		}
 		if !garbage {
@@ -123,7 +124,8 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			s.Kept = append(s.Kept, e.ledger.StrayText(o))
 			continue
 		}
-		if err := e.remove(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)), "left by an interrupted operation or an earlier boot"); err != nil {
+		if err := e.remove(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
+			"left by an interrupted operation or an earlier boot"); err != nil {
 			s.Kept = append(s.Kept, errs.Messagef("garbage %s: %v", string(o.ID), err))
 			continue
 		}
@@ -149,7 +151,9 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 
 // sweepEphemeral destroys the ephemeral objects of earlier boots, but those that somebody uses,
 // and takes them out of rows and attached.
-func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) {
+func (e *Engine) sweepEphemeral(
+	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached,
+) {
 	var going []content.Volume
 	for id, r := range rows {
 		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !marked[id] {
@@ -179,12 +183,15 @@ func (e *Engine) sweepEphemeral(ctx context.Context, s *Sweep, rows map[driver.O
 func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
 	id := o.Identity
 	id.Kind = driver.Volume // whatever it was to become
-	return o.Whole && e.content.InUse(ctx, reasonFor(opExpire), []content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
+	return o.Whole && e.content.InUse(ctx, reasonFor(opExpire),
+		[]content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
 }
 
 // sweepAttachments forgets attachments that are gone, and detaches block
 // devices that no attachment and no working process accounts for.
-func (e *Engine) sweepAttachments(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
+func (e *Engine) sweepAttachments(
+	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached,
+) error {
 	used := map[string]bool{}
 	for id, a := range attached {
 		row := rows[id]

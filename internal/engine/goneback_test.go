@@ -94,7 +94,8 @@ func TestCatalogueGoesBack(t *testing.T) {
 
 				e = open(t, dir)
 				clone(t, e, "g", "after", false)
-				if _, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("after"), Name: ref.MustName("s")}); err != nil {
+				if _, err := e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("after"),
+					Name: ref.MustName("s")}); err != nil {
 					t.Fatal(err)
 				}
 				now := catalogFiles(t, dir, "catalog.db", "catalog.db-wal")
@@ -103,7 +104,8 @@ func TestCatalogueGoesBack(t *testing.T) {
 				c.spoil(t, dir, before)
 
 				e, recovered := maintained(t, dir)
-				if w := fmt.Sprint(recovered.Warnings); !strings.Contains(w, "it lost its last") || !strings.Contains(w, `operation "init" with parameter "rebuild"`) {
+				if w := fmt.Sprint(recovered.Warnings); !strings.Contains(w, "it lost its last") ||
+					!strings.Contains(w, `operation "init" with parameter "rebuild"`) {
 					t.Errorf("warnings %q", w)
 				}
 				if got := volumeNames(t, e); got != "before" {
@@ -111,7 +113,8 @@ func TestCatalogueGoesBack(t *testing.T) {
 				}
 				refused := func(what string, err error) {
 					t.Helper()
-					if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), `operation "init" with parameter "rebuild"`) {
+					if !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err),
+						`operation "init" with parameter "rebuild"`) {
 						t.Errorf("%s: %v (hint %q)", what, err, errs.HintOf(err))
 					}
 				}
@@ -126,7 +129,8 @@ func TestCatalogueGoesBack(t *testing.T) {
 				refused("destroy", report.Failed[0])
 				e.Close()
 				r := fsck(t, dir, true)
-				if got := findings(r); r.OK || !strings.Contains(got, "catalogue-lost") || !strings.Contains(got, "object-unknown") {
+				if got := findings(r); r.OK || !strings.Contains(got, "catalogue-lost") ||
+					!strings.Contains(got, "object-unknown") {
 					t.Errorf("fsck found\n%s", got)
 				}
 
@@ -137,7 +141,8 @@ func TestCatalogueGoesBack(t *testing.T) {
 				if got := volumeNames(t, e); got != "after before" || len(recovered.Warnings) > 0 {
 					t.Errorf("rebuilt: volumes %q, warnings %q", got, recovered.Warnings)
 				}
-				if _, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "after", At: "s"}, Name: ref.MustName("again")}); err != nil {
+				if _, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "after", At: "s"},
+					Name: ref.MustName("again")}); err != nil {
 					t.Error(err)
 				}
 				e.Close()
@@ -188,7 +193,8 @@ func TestRestoredCatalogueAfterBoot(t *testing.T) {
 			db.Close()
 
 			e, recovered := maintained(t, dir)
-			if s := recovered.Swept; s == nil || s.Garbage > 0 || len(s.Kept) != 1 || !strings.Contains(s.Kept[0].String(), `operation "init" with parameter "rebuild"`) {
+			if s := recovered.Swept; s == nil || s.Garbage > 0 || len(s.Kept) != 1 ||
+				!strings.Contains(s.Kept[0].String(), `operation "init" with parameter "rebuild"`) {
 				t.Errorf("the sweep: %+v", s)
 			}
 			e.Close()

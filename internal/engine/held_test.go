@@ -48,7 +48,8 @@ func TestMountedAgain(t *testing.T) {
 	}
 	m.Close()
 	held.Close()
-	if again, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v")}); err != nil || again.Mountpoint != v.Mountpoint {
+	if again, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v")}); err != nil ||
+		again.Mountpoint != v.Mountpoint {
 		t.Errorf("it is mounted, but %+v, %v", again, err)
 	}
 	if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
@@ -67,7 +68,8 @@ func TestRawDeviceInUse(t *testing.T) {
 	if err := os.WriteFile(image, make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("raw"), Source: image, FS: driver.None}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("raw"), Source: image,
+		FS: driver.None}); err != nil {
 		t.Fatal(err)
 	}
 	v := clone(t, e, "raw", "v", true)

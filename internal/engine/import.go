@@ -169,7 +169,8 @@ func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 		}
 		if !q.Update {
 			return errs.New(errs.Exists, opImport, q.Name.String(), "there is a golden of this name").
-				WithHint("make its next generation with %s", errs.Run("golden import", errs.Param("update"), q.Name.String(), "..."))
+				WithHint("make its next generation with %s",
+					errs.Run("golden import", errs.Param("update"), q.Name.String(), "..."))
 		}
 		return nil
 	})
@@ -267,7 +268,8 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			id.SizeBytes = roundUp(max(src.bytes, src.probed.Bytes))
 		}
 		if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
-			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s", errs.FormatBytes(q.SizeBytes), errs.FormatBytes(id.SizeBytes)).
+			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s",
+				errs.FormatBytes(q.SizeBytes), errs.FormatBytes(id.SizeBytes)).
 				WithHint("use a larger %s, or leave it out", errs.Param("size"))
 		}
 		id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
@@ -303,7 +305,8 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequest, src *source) error {
 	if !id.FS.IsImage() {
 		if q.SizeBytes > 0 {
-			return errs.New(errs.Unsupported, opImport, q.Name.String(), "%s volumes of the %s driver have no size: they share the room of the pool", id.FS, e.caps.Name).
+			return errs.New(errs.Unsupported, opImport, q.Name.String(),
+				"%s volumes of the %s driver have no size: they share the room of the pool", id.FS, e.caps.Name).
 				WithHint("leave %s out", errs.Param("size"))
 		}
 		return nil

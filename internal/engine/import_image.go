@@ -31,8 +31,10 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 	}
 	f, err := os.OpenFile(path, flags, 0)
 	if device && errors.Is(err, unix.EBUSY) {
-		return nil, errs.New(errs.InUse, opImport, q.Source, "the block device is mounted or part of another device, so its content may change").
-			WithHint("unmount it, or import the directory that it is mounted on with %s; %s copies it as it is", errs.Param("adopt"), errs.Param("force"))
+		return nil, errs.New(errs.InUse, opImport, q.Source,
+			"the block device is mounted or part of another device, so its content may change").
+			WithHint("unmount it, or import the directory that it is mounted on with %s; %s copies it as it is",
+				errs.Param("adopt"), errs.Param("force"))
 	}
 	if err != nil {
 		return nil, err
@@ -71,7 +73,8 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 }
 
 // decompressors are the programs that undo a compression.
-var decompressors = map[string]string{"gzip": "gunzip", "zstd": "unzstd", "xz": "unxz", "lzip": "lzip -d", "lz4": "unlz4", "bzip2": "bunzip2"}
+var decompressors = map[string]string{"gzip": "gunzip", "zstd": "unzstd", "xz": "unxz", "lzip": "lzip -d",
+	"lz4": "unlz4", "bzip2": "bunzip2"}
 
 func refuseCompressed(f *os.File, name string) error {
 	head := make([]byte, 16)
@@ -116,7 +119,8 @@ func checkSuperblock(s *source, q ImportRequest) error {
 	p := s.probed
 	switch {
 	case p.Backup > 0:
-		return errs.New(errs.Damaged, opImport, q.Source, "the %s superblock is gone, but a backup of it is at byte %d", p.Type, p.Backup).
+		return errs.New(errs.Damaged, opImport, q.Source, "the %s superblock is gone, but a backup of it is at byte %d",
+			p.Type, p.Backup).
 			WithHint("%s", hintRepair(p.Type))
 	case p.Damage != "":
 		return errs.New(errs.Damaged, opImport, q.Source, "the image holds %s, but %s", p.Type, p.Damage).
@@ -127,7 +131,8 @@ func checkSuperblock(s *source, q ImportRequest) error {
 			WithHint("copy or download it again; %s imports it with zeros for the missing part", errs.Param("force"))
 	case p.Elsewhere != "":
 		return errs.New(errs.Unsupported, opImport, q.Source, "the %s of its %s is on another device", p.Elsewhere, p.Type).
-			WithHint("mount it together with that device, and import the directory; %s imports the image alone", errs.Param("force"))
+			WithHint("mount it together with that device, and import the directory; %s imports the image alone",
+				errs.Param("force"))
 	}
 	return nil
 }
@@ -144,14 +149,17 @@ func missing(n int64) string {
 
 func hintRepair(fs string) errs.Message {
 	command := map[string]string{"ext4": "e2fsck -f -y COPY", "xfs": "xfs_repair COPY"}[fs]
-	return errs.Messagef("repair a copy with `%s` and import that, or import it as it is with %s", command, errs.Param("force"))
+	return errs.Messagef("repair a copy with `%s` and import that, or import it as it is with %s", command,
+		errs.Param("force"))
 }
 
 // checkRaw checks an image that --fs none takes, and in which Probe found nothing.
 func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 	if s.bytes%512 != 0 {
-		return errs.New(errs.Invalid, opImport, q.Source, "its size of %d bytes is not a multiple of 512: it is not a whole disk image", s.bytes).
-			WithHint("copy or download it again, or import it with %s, with zeros up to the next 4 KiB", errs.Param("force")), nil
+		return errs.New(errs.Invalid, opImport, q.Source,
+			"its size of %d bytes is not a multiple of 512: it is not a whole disk image", s.bytes).
+			WithHint("copy or download it again, or import it with %s, with zeros up to the next 4 KiB",
+				errs.Param("force")), nil
 	}
 	c, err := fsprobe.Identify(s.f, s.bytes)
 	if err == nil && (c.Class == fsprobe.VirtualDisk || c.Class == fsprobe.SparseImage) {
@@ -176,14 +184,16 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	switch c.Class {
 	case fsprobe.VirtualDisk:
 		raw = false
-		hint = fmt.Sprintf("convert it with `qemu-img convert -f %s -O raw %s %s`, and import the result", c.Name, file, errs.ShellWord(q.Source+".raw"))
+		hint = fmt.Sprintf("convert it with `qemu-img convert -f %s -O raw %s %s`, and import the result", c.Name, file,
+			errs.ShellWord(q.Source+".raw"))
 	case fsprobe.SparseImage:
 		raw = false
 		hint = fmt.Sprintf("convert it with `simg2img %s %s`, and import the result", file, errs.ShellWord(q.Source+".raw"))
 	case fsprobe.Filesystem:
 		hint = fmt.Sprintf("mount it with `mount -o ro %s /mnt`, and import /mnt", file)
 	case fsprobe.Partitions:
-		hint = fmt.Sprintf("attach its partitions with `losetup -r -P -f --show %s`, and import one of them, for example /dev/loop0p1", file)
+		hint = fmt.Sprintf("attach its partitions with `losetup -r -P -f --show %s`, and import one of them, for example "+
+			"/dev/loop0p1", file)
 		if s.isDevice() {
 			hint = fmt.Sprintf("list its partitions with `lsblk %s`, and import one of them", file)
 		}
@@ -209,7 +219,9 @@ const accepted = "give a directory, a tar archive (plain, gzip or zstd), or an i
 // and no damage: the copy is mounted once, so that no clone has to replay it. An
 // image without such a log stays as it is, bit by bit. warnings say what could
 // not be checked. Damaged; others if the host cannot replay the log.
-func (e *Engine) checkCopied(ctx context.Context, id driver.ObjectID, s *source, q ImportRequest) (warnings []errs.Message, err error) {
+func (e *Engine) checkCopied(
+	ctx context.Context, id driver.ObjectID, s *source, q ImportRequest,
+) (warnings []errs.Message, err error) {
 	kind := driver.FS(s.probed.Type)
 	q.Tracker.Start("checking the filesystem", 0, 0)
 	_, missing := lookProgram(check.Checker(kind))
@@ -321,7 +333,8 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 		}
 	}
 	after, err := src.Stat()
-	if err == nil && before.Mode().IsRegular() && (!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
+	if err == nil && before.Mode().IsRegular() &&
+		(!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
 		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").
 			WithHint("stop what writes to it")
 	}

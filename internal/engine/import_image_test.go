@@ -131,7 +131,8 @@ func TestImportRefusesDamaged(t *testing.T) {
 		{"short XFS", imageOf(t, xfs, 200<<20), "120 MiB is missing", errs.Damaged},
 		{"superblock of ext4", imageWith(t, ext4, 1024+8, junk[:4]), "checksum of its superblock", errs.Damaged},
 		{"superblock of XFS", imageWith(t, xfs, 140, junk[:4]), "checksum of its superblock", errs.Damaged},
-		{"no superblock of ext4", imageWith(t, backed, 1024, zeros[:1024]), "a backup of it is at byte 8389632", errs.Damaged},
+		{"no superblock of ext4", imageWith(t, backed, 1024, zeros[:1024]), "a backup of it is at byte 8389632",
+			errs.Damaged},
 		{"no superblock of XFS", imageWith(t, xfs, 0, zeros), "a backup of it is at byte", errs.Damaged},
 		{"groups of ext4", imageWith(t, ext4, 4096, junk), "filesystem is damaged: ", errs.Damaged},
 		{"free space of XFS", imageWith(t, xfs, 512, junk), "filesystem is damaged: ", errs.Damaged},
@@ -139,7 +140,8 @@ func TestImportRefusesDamaged(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			files, rows := objects(t, e), dump(t, e.Dir())
 			_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: c.image})
-			if !errs.Is(err, c.kind) || !strings.Contains(err.Error(), c.text) || !strings.Contains(errs.HintOf(err), `parameter "force"`) {
+			if !errs.Is(err, c.kind) || !strings.Contains(err.Error(), c.text) ||
+				!strings.Contains(errs.HintOf(err), `parameter "force"`) {
 				t.Errorf("%v (hint %q), wanted %s with %q", err, errs.HintOf(err), c.kind, c.text)
 			}
 			if got := objects(t, e); !slices.Equal(got, files) {
@@ -171,7 +173,8 @@ func TestImportOfCrash(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs"} {
 		t.Run(kind, func(t *testing.T) {
 			e := imagePool(t, "xfs", 2<<30)
-			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: imageSource(t, kind)}); err != nil {
+			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"),
+				Source: imageSource(t, kind)}); err != nil {
 				t.Fatal(err)
 			}
 			v := clone(t, e, "g", "v", true)
@@ -205,7 +208,8 @@ func TestImportOfCrash(t *testing.T) {
 			}
 			w := clone(t, e, "crashed", "w", true)
 			for i := range 100 {
-				if b, err := os.ReadFile(filepath.Join(w.Mountpoint, strings.Repeat("x", i+1))); err != nil || string(b) != "content" {
+				if b, err := os.ReadFile(filepath.Join(w.Mountpoint, strings.Repeat("x", i+1))); err != nil ||
+					string(b) != "content" {
 					t.Fatalf("file %d: %q, %v", i, b, err)
 				}
 			}
@@ -236,7 +240,8 @@ func TestImportWithoutChecker(t *testing.T) {
 		t.Fatal(err)
 	}
 	out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("future"), Source: future})
-	if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0].String(), "e2fsck does not know all features") {
+	if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0].String(),
+		"e2fsck does not know all features") {
 		t.Errorf("with a feature that nobody knows: %q, %v", out.Warnings, err)
 	}
 	engine.HideProgram(t, "e2fsck")
@@ -244,15 +249,18 @@ func TestImportWithoutChecker(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs"} {
 		image := imageSource(t, kind)
 		out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(kind), Source: image})
-		if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0].String(), "was not checked") || !strings.Contains(out.Warnings[0].String(), "apt-get install") {
+		if err != nil || len(out.Warnings) != 1 || !strings.Contains(out.Warnings[0].String(), "was not checked") ||
+			!strings.Contains(out.Warnings[0].String(), "apt-get install") {
 			t.Errorf("%s: %q, %v", kind, out.Warnings, err)
 		}
-		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("short"), Source: imageOf(t, image, 32<<20)}); !errs.Is(err, errs.Damaged) {
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("short"),
+			Source: imageOf(t, image, 32<<20)}); !errs.Is(err, errs.Damaged) {
 			t.Errorf("a short %s: %v", kind, err)
 		}
 	}
 	broken := imageWith(t, imageSource(t, "xfs"), 512, bytes.Repeat([]byte{0x5a}, 512))
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("broken"), Source: broken}); !errs.Is(err, errs.Damaged) {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("broken"), Source: broken}); !errs.Is(err,
+		errs.Damaged) {
 		t.Errorf("an XFS that cannot be mounted: %v", err)
 	}
 }
@@ -294,14 +302,16 @@ func TestImportUnknown(t *testing.T) {
 	file := func(name, content string, size int64) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), os.Truncate(path, max(size, int64(len(content))))); err != nil {
+		if err := errors.Join(os.WriteFile(path, []byte(content), 0o600),
+			os.Truncate(path, max(size, int64(len(content))))); err != nil {
 			t.Fatal(err)
 		}
 		return path
 	}
 	btrfs := strings.Repeat("\x00", 65536+64) + "_BHRfS_M"
 	for _, c := range []struct{ path, text, hint string }{
-		{file("vm image.qcow2", "QFI\xfb\x00\x00\x00\x03", 1<<20), "a qcow2 disk image", "qemu-img convert -f qcow2 -O raw '"},
+		{file("vm image.qcow2", "QFI\xfb\x00\x00\x00\x03", 1<<20), "a qcow2 disk image",
+			"qemu-img convert -f qcow2 -O raw '"},
 		{file("btrfs", btrfs, 1<<20), "a btrfs image", "mount -o ro "},
 		{file("gpt", strings.Repeat("\x00", 512)+"EFI PART", 1<<20), "GPT partition table", "losetup -r -P -f --show "},
 		{file("luks", "LUKS\xba\xbe", 1<<20), "encrypted with LUKS", "open it with"},
@@ -312,7 +322,8 @@ func TestImportUnknown(t *testing.T) {
 		files := objects(t, e)
 		for _, force := range []bool{false, true} {
 			_, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: c.path, Force: force})
-			if hint := errs.HintOf(err); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), c.text) || !strings.Contains(hint, c.hint) ||
+			if hint := errs.HintOf(err); !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), c.text) ||
+				!strings.Contains(hint, c.hint) ||
 				strings.Contains(hint, `parameter "fs" set to none`) == strings.Contains(c.text, "qcow2") {
 				t.Errorf("%s: %v (hint %q)", c.path, err, hint)
 			}
@@ -320,8 +331,11 @@ func TestImportUnknown(t *testing.T) {
 		if got := objects(t, e); !slices.Equal(got, files) {
 			t.Errorf("%s: left %v", c.path, got)
 		}
-		out, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(filepath.Base(strings.ReplaceAll(c.path, " ", ""))), Source: c.path, FS: driver.None})
-		if st, serr := os.Stat(c.path); err != nil || serr != nil || out.FS != string(driver.None) || out.SizeBytes != (st.Size()+4095)/4096*4096 ||
+		out, err := e.Import(t.Context(),
+			engine.ImportRequest{Name: ref.MustName(filepath.Base(strings.ReplaceAll(c.path, " ", ""))), Source: c.path,
+				FS: driver.None})
+		if st, serr := os.Stat(c.path); err != nil || serr != nil || out.FS != string(driver.None) ||
+			out.SizeBytes != (st.Size()+4095)/4096*4096 ||
 			(len(out.Warnings) == 1) != strings.Contains(c.text, "qcow2") {
 			t.Errorf("%s: %+v, %v", c.path, out, err)
 		}

@@ -48,6 +48,7 @@ func (h *headReader) refuse() error {
 	if what == "" {
 		return nil
 	}
-	return errs.New(errs.Invalid, opImport, "-", "standard input must be a tar archive (plain, gzip or zstd), and this is %s", what).
+	return errs.New(errs.Invalid, opImport, "-",
+		"standard input must be a tar archive (plain, gzip or zstd), and this is %s", what).
 		WithHint("write it to a file, and import that")
 }

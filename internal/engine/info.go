@@ -271,7 +271,8 @@ type Detail struct {
 	// How long a copy of this volume may stop its writers while it is mounted, in seconds, if that is noticeable.
 	StallSeconds float64 `json:"stall_seconds,omitempty"`
 
-	TiedBytes int64 `json:"tied_bytes,omitempty"` // of things destroyed, which stay as long as this does or others need them
+	// of things destroyed, which stay as long as this does or others need them
+	TiedBytes int64 `json:"tied_bytes,omitempty"`
 
 	Key *driver.Key `json:"key,omitempty"` // that the pool's filesystem encrypts it with; none: it does not
 }
@@ -330,7 +331,9 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	if row.Kind != driver.Generation && row.Golden != "" {
 		d.Base = ref.Generation(row.Golden, row.Generation)
 	}
-	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.SetUsage(row.ID, row.Usage, row.MeasuredAt) }); err != nil {
+	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		return tx.SetUsage(row.ID, row.Usage, row.MeasuredAt)
+	}); err != nil {
 		return Detail{}, err
 	}
 	switch row.Kind {

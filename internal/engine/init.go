@@ -89,7 +89,8 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 			WithHint("choose one of: auto, %s", drivers.names())
 	case q.Driver == driverZFS && q.Dataset == "":
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").
-			WithHint("name one that does not exist yet: %s (`zpool list` shows the pools)", errs.Param("zfs-dataset", "POOL/pando"))
+			WithHint("name one that does not exist yet: %s (`zpool list` shows the pools)",
+				errs.Param("zfs-dataset", "POOL/pando"))
 	case q.Driver != driverZFS && q.Dataset != "":
 		return nil, errs.New(errs.Invalid, "init", q.Dataset, "a dataset is for the zfs driver").
 			WithHint("add %s", errs.Param("driver", "zfs"))
@@ -123,12 +124,15 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	info, err := e.Pool(ctx, false)
 	report.PoolInfo = info
 	if at := pool.Renamable(dir); at != "" {
-		report.Notes = append(report.Notes, errs.Messagef("others can write to %s, and so put another directory in the place of the pool", at))
+		report.Notes = append(report.Notes,
+			errs.Messagef("others can write to %s, and so put another directory in the place of the pool", at))
 	}
 	return report, err
 }
 
-func makePool(ctx context.Context, q InitRequest, dir string, madeDir bool, drivers Drivers) (*pool.Pool, *InitReport, error) {
+func makePool(
+	ctx context.Context, q InitRequest, dir string, madeDir bool, drivers Drivers,
+) (*pool.Pool, *InitReport, error) {
 	plan, report, err := choose(ctx, q, dir, drivers)
 	if err != nil {
 		return nil, nil, err
@@ -165,10 +169,13 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 	r := &InitReport{}
 	own := func(name, why string) (pool.Plan, *InitReport, error) {
 		if q.SizeBytes > 0 && name == driverZFS {
-			r.Notes = append(r.Notes, errs.Messagef("%s does not apply: limit the pool with `zfs set quota=%d %s`", errs.Param("size"), q.SizeBytes, q.Dataset))
+			r.Notes = append(r.Notes, errs.Messagef("%s does not apply: limit the pool with `zfs set quota=%d %s`",
+				errs.Param("size"), q.SizeBytes, q.Dataset))
 		} else if q.SizeBytes > 0 {
-			r.Notes = append(r.Notes, errs.Messagef("%s does not apply: the pool shares the room of the filesystem it is on (%s makes a pool of its own size)",
-				errs.Param("size"), errs.Param("loop")))
+			r.Notes = append(r.Notes,
+				errs.Messagef("%s does not apply: the pool shares the room of the filesystem it is on (%s makes a pool of its "+
+					"own size)",
+					errs.Param("size"), errs.Param("loop")))
 		}
 		return pool.Plan{Driver: name, Outside: q.Dataset, Unmake: drivers.unmake, Open: drivers[name], Why: why}, r, nil
 	}
@@ -184,7 +191,8 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 	switch {
 	case q.Driver == driverPlain:
 		if q.Loop {
-			return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "only the reflink driver makes pools in a file of their own")
+			return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir,
+				"only the reflink driver makes pools in a file of their own")
 		}
 		r.Faster = errs.Messagef("clones are full copies here: a pool on XFS, btrfs or ZFS, or %s as root, makes them instant", errs.Run("init"))
 		return own(driverPlain, "asked for")
@@ -192,43 +200,54 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 		return pool.Plan{}, nil, errs.New(errs.Permission, "init", dir, "instant clones need root, to mount volumes").
 			WithHint("run it as root, or choose %s, whose clones are full copies", errs.Param("driver", "plain"))
 	case q.Driver == driverBtrfs && q.Loop:
-		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "only the reflink driver makes pools in a file of their own")
+		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir,
+			"only the reflink driver makes pools in a file of their own")
 	case q.Driver == driverBtrfs:
 		return own(driverBtrfs, "asked for") // its opener checks
 	case q.Driver == Auto && onBtrfs && !q.Loop && drivers[driverBtrfs] != nil:
 		return own(driverBtrfs, "the directory is on btrfs: volumes are subvolumes, clones are snapshots")
 	case q.Driver == Auto && onZFS && !q.Loop && drivers[driverZFS] != nil:
-		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir, "the directory is on ZFS, where volumes want a dataset of their own").
-			WithHint("name one that does not exist yet: %s %s; or choose %s, which is slower", errs.Param("driver", "zfs"), errs.Param("zfs-dataset", "POOL/pando"), errs.Param("loop"))
+		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir,
+			"the directory is on ZFS, where volumes want a dataset of their own").
+			WithHint("name one that does not exist yet: %s %s; or choose %s, which is slower", errs.Param("driver", "zfs"),
+				errs.Param("zfs-dataset", "POOL/pando"), errs.Param("loop"))
 	case q.Driver != Auto && q.Driver != driverReflink:
 		return own(q.Driver, "asked for")
 	case reflinkErr == nil:
-		return own(driverReflink, "files on this "+fsName(int64(st.Type))+" can share blocks: volumes are images, clones are reflinks")
+		return own(driverReflink,
+			"files on this "+fsName(int64(st.Type))+" can share blocks: volumes are images, clones are reflinks")
 	}
 	return chooseLoop(q, dir, &st, r, drivers)
 }
 
 // chooseLoop plans a pool in a sparse file.
-func chooseLoop(q InitRequest, dir string, st *unix.Statfs_t, r *InitReport, drivers Drivers) (pool.Plan, *InitReport, error) {
+func chooseLoop(
+	q InitRequest, dir string, st *unix.Statfs_t, r *InitReport, drivers Drivers,
+) (pool.Plan, *InitReport, error) {
 	free := int64(st.Bavail) * st.Bsize
 	size := q.SizeBytes >> 20 << 20
 	if size == 0 {
 		size = min(defaultBackingBytes, free/10*9>>20<<20)
 		if size < pool.MinBackingBytes {
-			return pool.Plan{}, nil, errs.New(errs.NoSpace, "init", dir, "the filesystem has %d MiB free, a pool needs at least %d", free>>20, pool.MinBackingBytes>>20).
+			return pool.Plan{}, nil, errs.New(errs.NoSpace, "init", dir,
+				"the filesystem has %d MiB free, a pool needs at least %d", free>>20, pool.MinBackingBytes>>20).
 				WithHint("free space, or name a directory on another filesystem")
 		}
 	} else if size > free {
-		r.Notes = append(r.Notes, errs.Messagef("the pool of %s is larger than the %s that are free below it: new clones are refused when that runs low", errs.FormatBytes(size), errs.FormatBytes(free)))
+		r.Notes = append(r.Notes,
+			errs.Messagef("the pool of %s is larger than the %s that are free below it: new clones are refused when that "+
+				"runs low", errs.FormatBytes(size), errs.FormatBytes(free)))
 	}
 	if int64(st.Type) == magicTmpfs {
 		r.Notes = append(r.Notes, "the directory is on tmpfs: the pool is gone after a reboot")
 	}
-	why := fmt.Sprintf("files on this %s cannot share blocks, so the pool is an XFS in a sparse file", fsName(int64(st.Type)))
+	why := fmt.Sprintf("files on this %s cannot share blocks, so the pool is an XFS in a sparse file",
+		fsName(int64(st.Type)))
 	if q.Loop {
 		why = "as requested, the pool is an XFS in a sparse file"
 	}
-	r.Faster = "a pool directly on an XFS, btrfs or ZFS disk: writes that wait for the disk go through one filesystem and one loop device less"
+	r.Faster = "a pool directly on an XFS, btrfs or ZFS disk: writes that wait for the disk go through one filesystem " +
+		"and one loop device less"
 	return pool.Plan{Driver: driverReflink, Open: drivers[driverReflink], BackingBytes: size, Why: why}, r, nil
 }
 
@@ -329,8 +348,10 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	if remotes, err := e.pool.Remotes(); err != nil {
 		return err
 	} else if len(remotes) > 0 && !force {
-		return errs.New(errs.InUse, "deinit", dir, "the pool has keys to remotes, which may be the only ones: %s", strings.Join(remotes, ", ")).
-			WithHint("remove them with %s, or remove everything with %s", errs.Run("remote rm", "NAME"), errs.Run("deinit", errs.Param("force")))
+		return errs.New(errs.InUse, "deinit", dir, "the pool has keys to remotes, which may be the only ones: %s",
+			strings.Join(remotes, ", ")).
+			WithHint("remove them with %s, or remove everything with %s", errs.Run("remote rm", "NAME"),
+				errs.Run("deinit", errs.Param("force")))
 	}
 	var rows []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -488,7 +509,8 @@ func destroyAll(ctx context.Context, d driver.Driver, force bool) (int, error) {
 		}
 		if !force {
 			return n, errs.New(errs.InUse, "deinit", string(o.ID), "the pool holds objects that the catalogue does not know").
-				WithHint("bring them back with %s, or remove everything with %s", errs.Run("init", errs.Param("rebuild")), errs.Run("deinit", errs.Param("force")))
+				WithHint("bring them back with %s, or remove everything with %s", errs.Run("init", errs.Param("rebuild")),
+					errs.Run("deinit", errs.Param("force")))
 		}
 		if err := d.Destroy(ctx, o.ID); err != nil {
 			return n, err

@@ -27,7 +27,8 @@ import (
 func livePool(t *testing.T, pool string, fs driver.FS) *engine.Engine {
 	t.Helper()
 	e := newPool(t, testfs.New(t, pool, 1<<30).Dir(), engine.InitRequest{Driver: "reflink"})
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), FS: fs,
+		SizeBytes: 320 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	return e
@@ -109,7 +110,8 @@ func startWriters(t *testing.T, dir string) *writers {
 	forever(func(n uint64) error { // keeps the log busy
 		sub := filepath.Join(dir, fmt.Sprint("dir", n%8))
 		return errors.Join(os.MkdirAll(sub, 0o755), os.WriteFile(filepath.Join(sub, "f"), make([]byte, n%16<<10), 0o644),
-			os.Rename(filepath.Join(sub, "f"), filepath.Join(sub, "g")), os.RemoveAll(filepath.Join(dir, fmt.Sprint("dir", (n+4)%8))))
+			os.Rename(filepath.Join(sub, "f"), filepath.Join(sub, "g")), os.RemoveAll(filepath.Join(dir,
+				fmt.Sprint("dir", (n+4)%8))))
 	})
 	w.stop = sync.OnceFunc(func() {
 		close(done)
@@ -158,7 +160,8 @@ func TestCopiesOfBusyVolume(t *testing.T) {
 				}
 				a, b, loose := w.a.done.Load(), w.b.done.Load(), w.loose.done.Load()
 				name := fmt.Sprint("s", i)
-				s, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(name), Freeze: freeze})
+				s, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(name),
+					Freeze: freeze})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -166,7 +169,8 @@ func TestCopiesOfBusyVolume(t *testing.T) {
 					t.Errorf("consistency %q", s.Consistency)
 				}
 				checkImage(t, e, c.fs, driver.ObjectID(s.ID))
-				out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v", At: name}, Name: ref.MustName("c"), Mount: true})
+				out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v", At: name}, Name: ref.MustName("c"),
+					Mount: true})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -195,19 +199,23 @@ func TestCopiesAtOnce(t *testing.T) {
 	for i := range each {
 		for name, do := range map[string]func() error{
 			"snapshot": func() error {
-				_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(fmt.Sprint("s", i)), Freeze: engine.FreezeAlways})
+				_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"),
+					Name: ref.MustName(fmt.Sprint("s", i)), Freeze: engine.FreezeAlways})
 				return err
 			},
 			"fork": func() error {
-				_, err := e.Fork(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v"}, Name: ref.MustName(fmt.Sprint("f", i)), Freeze: engine.FreezeAlways})
+				_, err := e.Fork(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v"}, Name: ref.MustName(fmt.Sprint("f", i)),
+					Freeze: engine.FreezeAlways})
 				return err
 			},
 			"diff": func() error {
-				_, err := e.Diff(t.Context(), engine.DiffRequest{A: ref.Ref{Name: "g"}, B: ref.Ref{Name: "v"}, Freeze: engine.FreezeAlways})
+				_, err := e.Diff(t.Context(), engine.DiffRequest{A: ref.Ref{Name: "g"}, B: ref.Ref{Name: "v"},
+					Freeze: engine.FreezeAlways})
 				return err
 			},
 			"publish": func() error {
-				_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(fmt.Sprint("p", i)), Volume: ref.MustName("v"), Freeze: engine.FreezeAlways})
+				_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(fmt.Sprint("p", i)),
+					Volume: ref.MustName("v"), Freeze: engine.FreezeAlways})
 				return err
 			},
 		} {
@@ -221,7 +229,8 @@ func TestCopiesAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// TestWithoutLogIsFrozen: an ext2 is frozen, as a copy of it would not be consistent; an ext4 is not. Somebody else has frozen
+// TestWithoutLogIsFrozen: an ext2 is frozen, as a copy of it would not be consistent; an ext4 is not. Somebody else has
+// frozen
 // both here, which is in the way of another freeze only.
 func TestWithoutLogIsFrozen(t *testing.T) {
 	e := livePool(t, "xfs", driver.Ext4)
@@ -238,7 +247,8 @@ func TestWithoutLogIsFrozen(t *testing.T) {
 	for golden, frozen := range map[string]bool{"g": false, "old": true} {
 		v := clone(t, e, golden, "v-"+golden, true)
 		snapshot := func(name string, freeze engine.Freeze) (engine.Info, error) {
-			return e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v-" + golden), Name: ref.MustName(name), Freeze: freeze})
+			return e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v-" + golden), Name: ref.MustName(name),
+				Freeze: freeze})
 		}
 		root, err := os.Open(v.Mountpoint)
 		if err != nil {
@@ -286,7 +296,8 @@ func TestThawedTooEarly(t *testing.T) {
 				}
 			}
 		})
-		s, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(fmt.Sprint("s", often)), Freeze: engine.FreezeAlways})
+		s, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"),
+			Name: ref.MustName(fmt.Sprint("s", often)), Freeze: engine.FreezeAlways})
 		switch {
 		case works && (err != nil || s.Consistency != "clean" || freezes != often+1):
 			t.Errorf("thawed %d times: %+v, %v, frozen %d times", often, s, err, freezes)
@@ -300,7 +311,8 @@ func TestThawedTooEarly(t *testing.T) {
 	}
 }
 
-// TestStoppedSnapshot stops a process that has frozen a volume: others can write again, and the snapshot that it makes when it goes on
+// TestStoppedSnapshot stops a process that has frozen a volume: others can write again, and the snapshot that it makes
+// when it goes on
 // is of a later freeze.
 func TestStoppedSnapshot(t *testing.T) {
 	testfs.NotShort(t, "it waits for a guard")
@@ -329,7 +341,8 @@ func TestStoppedSnapshot(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the snapshot: %v", err)
 	}
-	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v", At: "s"}, Name: ref.MustName("c"), Mount: true})
+	out, err := e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "v", At: "s"}, Name: ref.MustName("c"),
+		Mount: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -369,7 +382,8 @@ func TestShowPredictsStall(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if d := show(); d.StallSeconds < float64(d.Extents)*20e-6 || d.StallSeconds > float64(d.Extents)*100e-6 || d.Extents < 200 {
+	if d := show(); d.StallSeconds < float64(d.Extents)*20e-6 || d.StallSeconds > float64(d.Extents)*100e-6 ||
+		d.Extents < 200 {
 		t.Errorf("of %d extents it predicts %v s", d.Extents, d.StallSeconds)
 	}
 }

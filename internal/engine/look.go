@@ -49,7 +49,8 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := &View{Dir: p.Dir, Driver: p.Config.Driver, Loop: p.Config.Backing != nil, Data: p.DataDir(), Attached: map[string]string{}, Mounts: map[string]string{}}
+	v := &View{Dir: p.Dir, Driver: p.Config.Driver, Loop: p.Config.Backing != nil, Data: p.DataDir(),
+		Attached: map[string]string{}, Mounts: map[string]string{}}
 	e, err := openPool(ctx, p, drivers, ReadOnly)
 	if err == nil {
 		err = v.fill(ctx, e)

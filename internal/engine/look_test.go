@@ -28,7 +28,8 @@ func state(t *testing.T, dir string) string {
 			return fs.SkipDir
 		}
 		fmt.Fprint(&b, p, " ", d.Type())
-		if d.Type().IsRegular() && !strings.HasSuffix(p, "-shm") && !strings.HasSuffix(p, ".xfs") && !strings.HasSuffix(p, "reserve") {
+		if d.Type().IsRegular() && !strings.HasSuffix(p, "-shm") && !strings.HasSuffix(p, ".xfs") &&
+			!strings.HasSuffix(p, "reserve") {
 			content, err := os.ReadFile(p)
 			if err != nil {
 				return err

@@ -114,7 +114,8 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string,
 	if dir == "" || samePath(dir, a.Mountpoint) {
 		has := content.RightsOf(a)
 		if may.Dev && !has.Dev || may.SUID && !has.SUID {
-			return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s already, without these rights", a.Mountpoint).
+			return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s already, without these rights",
+				a.Mountpoint).
 				WithHint("%s first", errs.Run("umount", row.Name))
 		}
 		return true, nil
@@ -159,7 +160,8 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	if err != nil || !has {
 		return volumeInfo(row, e.caps.Name, ""), err
 	}
-	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 && e.content.Look(row, att) == content.Elsewhere {
+	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 &&
+		e.content.Look(row, att) == content.Elsewhere {
 		_ = e.ledger.Unmark(ctx, row.ID)
 		return Info{}, e.content.HeldError(ctx, reasonFor("umount"), row, att)
 	}

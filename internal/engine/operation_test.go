@@ -40,7 +40,8 @@ func failToUndo(t *testing.T, e *engine.Engine, volume string) {
 
 // receiveRaw asks for a raw volume with a snapshot s.
 func receiveRaw(volume string, image func(context.Context, engine.Target) error) engine.ReceiveRequest {
-	return engine.ReceiveRequest{Volume: ref.MustName(volume), Snapshot: ref.MustName("s"), FS: driver.None, SizeBytes: 1 << 20, Sector: 512, CreatedAt: time.Now(),
+	return engine.ReceiveRequest{Volume: ref.MustName(volume), Snapshot: ref.MustName("s"), FS: driver.None,
+		SizeBytes: 1 << 20, Sector: 512, CreatedAt: time.Now(),
 		Consistency: driver.Clean, Image: image}
 }
 

@@ -76,7 +76,9 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 // the pool says of it. If this process dies between the two, the mark that it
 // leaves makes the next command do the second. find looks the object up, change
 // writes.
-func (e *Engine) changeRow(ctx context.Context, op string, find func(*catalog.Tx) (driver.ObjectID, error), change func(*catalog.Tx) error) error {
+func (e *Engine) changeRow(
+	ctx context.Context, op string, find func(*catalog.Tx) (driver.ObjectID, error), change func(*catalog.Tx) error,
+) error {
 	var id driver.ObjectID
 	if err := e.ledger.Claim(ctx, op, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
 		if id, err = find(tx); err != nil {

@@ -44,9 +44,10 @@ type PruneReport struct {
 	FreeBefore  int64       `json:"free_bytes_before"`
 	FreeAfter   int64       `json:"free_bytes_after"`
 	TargetBytes int64       `json:"target_free_bytes"` // 0: none
-	FreedBytes  int64       `json:"freed_bytes"`       // used space of the pool, before minus after, when it had settled; other writers count
-	Reached     bool        `json:"reached"`           // the target, or there was none
-	DryRun      bool        `json:"dry_run"`
+	// used space of the pool, before minus after, when it had settled; other writers count
+	FreedBytes int64 `json:"freed_bytes"`
+	Reached    bool  `json:"reached"` // the target, or there was none
+	DryRun     bool  `json:"dry_run"`
 }
 
 const opPrune = "prune"
@@ -183,7 +184,9 @@ func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
 }
 
 // prunable lists what may go, the least recently used first.
-func (e *Engine) prunable(ctx context.Context, q PruneRequest) (out []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, err error) {
+func (e *Engine) prunable(
+	ctx context.Context, q PruneRequest,
+) (out []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, err error) {
 	now := time.Now()
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		u, err := e.uses(tx)
@@ -207,7 +210,9 @@ func (e *Engine) prunable(ctx context.Context, q PruneRequest) (out []catalog.Ro
 // cutToTarget leaves as many rows as are needed to reach the target by what they
 // hold alone, measured now, and enters them in the report. Of trees, which would
 // have to be walked, nothing is known: all of them stay on the list.
-func (e *Engine) cutToTarget(ctx context.Context, rows []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, r *PruneReport) ([]catalog.Row, error) {
+func (e *Engine) cutToTarget(
+	ctx context.Context, rows []catalog.Row, snaps map[driver.ObjectID][]catalog.Row, r *PruneReport,
+) ([]catalog.Row, error) {
 	expected := r.FreeBefore
 	for i, row := range rows {
 		if r.TargetBytes > 0 && expected >= r.TargetBytes {

@@ -39,8 +39,9 @@ type RebaseConflict struct {
 // Rebased is the result of Rebase. Its JSON form is stable.
 type Rebased struct {
 	Info
-	Base      string           `json:"base"`      // reference of the generation that it came from before
-	Before    string           `json:"before"`    // reference of the snapshot that keeps the state before; "": nothing had to be done
+	Base string `json:"base"` // reference of the generation that it came from before
+	// reference of the snapshot that keeps the state before; "": nothing had to be done
+	Before    string           `json:"before"`
 	Stat      DiffStat         `json:"stat"`      // of the volume's own changes that it has kept
 	Conflicts []RebaseConflict `json:"conflicts"` // those that Ours or Theirs decided
 }
@@ -123,7 +124,8 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 		return errs.New(errs.Invalid, opRebase, name, "the volume does not come from a golden").
 			WithHint("see %s", errs.Run("show", name))
 	case r.vol.Golden != r.target.Golden:
-		return errs.New(errs.Invalid, opRebase, name, "the volume comes from %s, and %s is unrelated", r.vol.Golden, r.q.Onto).
+		return errs.New(errs.Invalid, opRebase, name, "the volume comes from %s, and %s is unrelated", r.vol.Golden,
+			r.q.Onto).
 			WithHint("rebase it onto a generation of %s: see %s", r.vol.Golden, errs.Run("golden show", r.vol.Golden))
 	case r.vol.FS == driver.None || r.target.FS == driver.None:
 		return errs.New(errs.Unsupported, opRebase, name, "a raw volume has no files whose changes could be made again").
@@ -132,8 +134,10 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 	var ok bool
 	if r.base, ok, err = tx.Generation(r.vol.Golden, r.vol.Generation); err == nil && !ok {
 		gone := ref.Generation(r.vol.Golden, r.vol.Generation)
-		err = errs.New(errs.NotFound, opRebase, name, "%s, which the volume was made from, has been removed: what the volume changed cannot be told any more", gone).
-			WithHint("make a new volume with %s, and see %s for what to carry over", errs.Run("clone", r.q.Onto, "NEW"), errs.Run("diff", r.q.Onto, name))
+		err = errs.New(errs.NotFound, opRebase, name,
+			"%s, which the volume was made from, has been removed: what the volume changed cannot be told any more", gone).
+			WithHint("make a new volume with %s, and see %s for what to carry over", errs.Run("clone", r.q.Onto, "NEW"),
+				errs.Run("diff", r.q.Onto, name))
 	}
 	return err
 }
@@ -185,9 +189,11 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 			if n == 1 {
 				paths = "path has"
 			}
-			return errs.New(errs.Conflict, opRebase, r.q.Volume.String(), "%d %s been changed both in the volume and between %s and %s; nothing was changed",
+			return errs.New(errs.Conflict, opRebase, r.q.Volume.String(),
+				"%d %s been changed both in the volume and between %s and %s; nothing was changed",
 				n, paths, rowRef(r.base), rowRef(r.target)).
-				WithHint("keep the volume's version of them with %s, or the golden's with %s", errs.Param("ours"), errs.Param("theirs"))
+				WithHint("keep the volume's version of them with %s, or the golden's with %s", errs.Param("ours"),
+					errs.Param("theirs"))
 		}
 	}
 	for _, c := range changes {
@@ -226,7 +232,9 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	s.copy.Ephemeral = true
 	s.copy.FS, s.copy.Sector, s.copy.SizeBytes = r.vol.FS, r.vol.Sector, r.vol.SizeBytes
 	s.copy.Origin, s.copy.OriginID = r.vol.Name, r.vol.ID
-	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opLook}) })
+	err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
+		return tx.Mark(catalog.Mark{ID: s.copy.ID, Op: opLook})
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -73,7 +73,8 @@ func richPool(t *testing.T, e *engine.Engine) {
 	_, err := e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("made"), Volume: ref.MustName("job")})
 	must(err)
 	for range 3 { // the base of job is g's; that of "moved" moves
-		_, err = e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("made"), Volume: ref.MustName("job"), Force: true, Keep: &keep})
+		_, err = e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("made"), Volume: ref.MustName("job"), Force: true,
+			Keep: &keep})
 		must(err)
 	}
 	clone(t, e, "made", "moved", false)
@@ -105,7 +106,8 @@ func richPool(t *testing.T, e *engine.Engine) {
 	must(err)
 	clone(t, e, "g", "busy", true)
 	for _, freeze := range []engine.Freeze{engine.FreezeIfNeeded, engine.FreezeAlways, engine.FreezeNever} {
-		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("busy"), Name: ref.MustName(fmt.Sprint("s", freeze)), Freeze: freeze})
+		_, err = e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("busy"),
+			Name: ref.MustName(fmt.Sprint("s", freeze)), Freeze: freeze})
 		must(err)
 	}
 	_, err = e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName("job"), Snapshot: ref.MustName("one")})
@@ -116,7 +118,8 @@ func richPool(t *testing.T, e *engine.Engine) {
 	if !e.Caps().FS[0].IsImage() {
 		return
 	}
-	_, err = e.Import(ctx, engine.ImportRequest{Name: ref.MustName("x"), Source: src, FS: driver.XFS, SizeBytes: 320 << 20})
+	_, err = e.Import(ctx, engine.ImportRequest{Name: ref.MustName("x"), Source: src, FS: driver.XFS,
+		SizeBytes: 320 << 20})
 	must(err)
 	clone(t, e, "x", "xjob", false)
 	image := filepath.Join(t.TempDir(), "raw.img")
@@ -240,7 +243,8 @@ func TestRebuildFindsOldBases(t *testing.T) {
 	importTree(t, e, "g", source(t))
 	clone(t, e, "g", "v", false)
 	clone(t, e, "v", "w", false)
-	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("w"), Name: ref.MustName("s")}); err != nil {
+	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("w"),
+		Name: ref.MustName("s")}); err != nil {
 		t.Fatal(err)
 	}
 	before := dump(t, e.Dir())
@@ -290,7 +294,8 @@ func TestRebuildGoesOn(t *testing.T) {
 	if _, err := os.Lstat(path("catalog.db-wal")); err != nil {
 		t.Fatalf("the catalogue has no log: this shows nothing: %v", err)
 	}
-	if _, err := engine.Open(t.Context(), e.Dir(), drivers); err == nil || !strings.Contains(fmt.Sprintf("%+v", err), "missing") {
+	if _, err := engine.Open(t.Context(), e.Dir(), drivers); err == nil ||
+		!strings.Contains(fmt.Sprintf("%+v", err), "missing") {
 		t.Errorf("opened without a catalogue: %v", err)
 	}
 	r, err := engine.Rebuild(t.Context(), e.Dir(), drivers)

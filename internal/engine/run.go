@@ -74,7 +74,8 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	if q.Name.IsZero() {
 		q.Name = ref.MustName("run-" + string(e.identity("").ID[:10]))
 	}
-	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep, Tracker: q.Tracker, op: opRun})
+	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep,
+		Tracker: q.Tracker, op: opRun})
 	if err != nil {
 		return RunResult{}, err
 	}

@@ -55,7 +55,8 @@ func benchPool(b *testing.B) *engine.Engine {
 	if err := os.WriteFile(filepath.Join(src, "file"), make([]byte, 1<<20), 0o644); err != nil {
 		b.Fatal(err)
 	}
-	if _, err := e.Import(b.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src, SizeBytes: 256 << 20}); err != nil {
+	if _, err := e.Import(b.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src,
+		SizeBytes: 256 << 20}); err != nil {
 		b.Fatal(err)
 	}
 	return e

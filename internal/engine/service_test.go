@@ -141,11 +141,13 @@ var serviceCalls = []struct {
 	do   func(ctx context.Context, e *engine.Engine, r *rand.Rand) error
 }{
 	{"clone", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(someVolume(r)), Mount: r.IntN(2) == 0, Ephemeral: r.IntN(3) == 0})
+		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(someVolume(r)),
+			Mount: r.IntN(2) == 0, Ephemeral: r.IntN(3) == 0})
 		return err
 	}},
 	{"clone for a moment", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(someVolume(r)), TTL: time.Millisecond})
+		_, err := e.Clone(ctx, engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName(someVolume(r)),
+			TTL: time.Millisecond})
 		return err
 	}},
 	{"clone of nothing", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
@@ -169,7 +171,8 @@ var serviceCalls = []struct {
 		return err
 	}},
 	{"rewind", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName(someVolume(r)), Snapshot: ref.MustName("s"), Detach: r.IntN(2) == 0})
+		_, err := e.Rewind(ctx, engine.RewindRequest{Volume: ref.MustName(someVolume(r)), Snapshot: ref.MustName("s"),
+			Detach: r.IntN(2) == 0})
 		return err
 	}},
 	{"destroy", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
@@ -198,7 +201,8 @@ var serviceCalls = []struct {
 		return err
 	}},
 	{"publish", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {
-		_, err := e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("of-" + someVolume(r)), Volume: ref.MustName(someVolume(r))})
+		_, err := e.Publish(ctx, engine.PublishRequest{Golden: ref.MustName("of-" + someVolume(r)),
+			Volume: ref.MustName(someVolume(r))})
 		return err
 	}},
 	{"remove golden", func(ctx context.Context, e *engine.Engine, r *rand.Rand) error {

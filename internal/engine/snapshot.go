@@ -208,7 +208,9 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	return out, err
 }
 
-func (e *Engine) rewindIdle(ctx context.Context, q RewindRequest, look func(*catalog.Tx) error, vol, snap *catalog.Row, mounted *bool) (Rewound, error) {
+func (e *Engine) rewindIdle(
+	ctx context.Context, q RewindRequest, look func(*catalog.Tx) error, vol, snap *catalog.Row, mounted *bool,
+) (Rewound, error) {
 	s := &succession{e: e, op: opRewind, next: e.identity(driver.Volume)}
 	err := s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := look(tx)

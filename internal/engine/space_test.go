@@ -30,7 +30,8 @@ func TestUmountReturnsDeleted(t *testing.T) {
 	for _, fs := range []driver.FS{driver.Ext4, driver.XFS} {
 		t.Run(string(fs), func(t *testing.T) {
 			name := "g" + string(fs)
-			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
+			if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: source(t), FS: fs,
+				SizeBytes: 320 << 20}); err != nil {
 				t.Fatal(err)
 			}
 			v := clone(t, e, name, "v"+string(fs), true)
@@ -121,11 +122,13 @@ func TestDeadAreNotBlamed(t *testing.T) {
 		must(t, err)
 
 		var said warnings.List
-		_, err = e.Umount(warnings.Collect(t.Context(), &said), engine.UmountRequest{Volume: ref.MustName("v")}) // which takes no mark
+		// which takes no mark
+		_, err = e.Umount(warnings.Collect(t.Context(), &said), engine.UmountRequest{Volume: ref.MustName("v")})
 		must(t, err)
 		r, err := e.Destroy(warnings.Collect(t.Context(), &said), toDestroy("v"))
 		must(t, err)
-		if len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.Permission) || !strings.Contains(r.Failed[0].Error(), "an interrupted pin of it could not be cleaned up") {
+		if len(r.Failed) != 1 || !errs.Is(r.Failed[0], errs.Permission) ||
+			!strings.Contains(r.Failed[0].Error(), "an interrupted pin of it could not be cleaned up") {
 			t.Errorf("failed: %v", r.Failed)
 		}
 		if w := said.Messages(); len(w) > 1 {

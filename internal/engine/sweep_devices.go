@@ -47,7 +47,8 @@ func (e *Engine) sweepDevice(ctx context.Context, s *Sweep, d content.StrayDevic
 // opSweep is the operation of marks on what a sweep takes a device from.
 const opSweep = "gc"
 
-// ifUnaccounted calls fn if no attachment and nobody at work accounts for a block device. Until it returns nobody begins
+// ifUnaccounted calls fn if no attachment and nobody at work accounts for a block device. Until it returns nobody
+// begins
 // to work on the object, as a device could come and go with every look at it.
 func (e *Engine) ifUnaccounted(ctx context.Context, d content.StrayDevice, fn func() error) error {
 	attached := false

@@ -9,7 +9,8 @@ import (
 func emptyTar(size int) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
-	if err := w.WriteHeader(&tar.Header{Name: "zeros", Mode: 0o644, Size: int64(size), Typeflag: tar.TypeReg}); err != nil {
+	if err := w.WriteHeader(&tar.Header{Name: "zeros", Mode: 0o644, Size: int64(size),
+		Typeflag: tar.TypeReg}); err != nil {
 		panic(err)
 	}
 	if _, err := w.Write(make([]byte, size)); err != nil {

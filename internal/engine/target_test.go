@@ -253,7 +253,8 @@ func TestMountIsNotLedAstray(t *testing.T) {
 				}
 			}
 		}
-		if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(d.dir, "m")}); err != nil {
+		if _, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"),
+			Dir: filepath.Join(d.dir, "m")}); err != nil {
 			t.Errorf("without all that: %v", err)
 		}
 	})
@@ -375,13 +376,15 @@ func hostile(t *testing.T) (dir string) {
 	program, err := os.ReadFile("/usr/bin/id")
 	must(t, err, testfs.WriteProgram(filepath.Join(dir, "id"), program))
 	must(t, os.Chmod(filepath.Join(dir, "id"), 0o755|os.ModeSetuid))
-	must(t, unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))), os.Chmod(filepath.Join(dir, "null"), 0o666))
+	must(t, unix.Mknod(filepath.Join(dir, "null"), unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))),
+		os.Chmod(filepath.Join(dir, "null"), 0o666))
 	return dir
 }
 
 // asNobody runs a program as a user without any rights.
 func asNobody(args ...string) (string, error) {
-	out, err := exec.Command("setpriv", append([]string{"--reuid=65534", "--regid=65534", "--clear-groups", "--"}, args...)...).Output()
+	out, err := exec.Command("setpriv", append([]string{"--reuid=65534", "--regid=65534", "--clear-groups", "--"},
+		args...)...).Output()
 	return strings.TrimSpace(string(out)), err
 }
 
@@ -395,7 +398,8 @@ func TestMountGivesNobodyTheHost(t *testing.T) {
 		open := filepath.Join(top, "open")
 		must(t, os.Mkdir(open, 0o755))
 		for _, may := range []engine.Rights{{}, {SUID: true}, {Dev: true}, {Dev: true, SUID: true}} {
-			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(open, "v"), May: may})
+			v, err := e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(open, "v"),
+				May: may})
 			must(t, err)
 			id, err := asNobody(filepath.Join(v.Mountpoint, "id"), "-u")
 			if want := map[bool]string{false: "65534", true: "0"}[may.SUID]; err != nil || id != want {
@@ -404,7 +408,8 @@ func TestMountGivesNobodyTheHost(t *testing.T) {
 			if _, err = asNobody("sh", "-c", `: >"$0"`, filepath.Join(v.Mountpoint, "null")); (err == nil) != may.Dev {
 				t.Errorf("%+v: the device can be written to: %v", may, err)
 			}
-			_, err = e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(open, "v"), May: engine.Rights{Dev: true, SUID: true}})
+			_, err = e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(open, "v"),
+				May: engine.Rights{Dev: true, SUID: true}})
 			if (err == nil) != (may == engine.Rights{Dev: true, SUID: true}) || err != nil && !errs.Is(err, errs.InUse) {
 				t.Errorf("%+v: asking for more while it is mounted: %v", may, err)
 			}
@@ -459,7 +464,8 @@ func aclForUser(uid uint32) []byte {
 		tag, perm uint16
 		id        uint32
 	}{{1, 7, 1<<32 - 1}, {2, 1, uid}, {4, 0, 1<<32 - 1}, {16, 1, 1<<32 - 1}, {32, 0, 1<<32 - 1}} {
-		b.Write([]byte{byte(entry.tag), 0, byte(entry.perm), 0, byte(entry.id), byte(entry.id >> 8), byte(entry.id >> 16), byte(entry.id >> 24)})
+		b.Write([]byte{byte(entry.tag), 0, byte(entry.perm), 0, byte(entry.id), byte(entry.id >> 8), byte(entry.id >> 16),
+			byte(entry.id >> 24)})
 	}
 	return b.Bytes()
 }
@@ -476,9 +482,11 @@ func TestRewindKeepsRights(t *testing.T) {
 	clone(t, e, "g", "v", false)
 	_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")})
 	must(t, err)
-	_, err = e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(top, "v"), May: engine.Rights{Dev: true}})
+	_, err = e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName("v"), Dir: filepath.Join(top, "v"),
+		May: engine.Rights{Dev: true}})
 	must(t, err)
-	r, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"), Detach: true})
+	r, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s"),
+		Detach: true})
 	must(t, err)
 	var st unix.Statfs_t
 	must(t, unix.Statfs(r.Mountpoint, &st))

@@ -43,10 +43,11 @@ type Point struct {
 	Sector      uint32 // logical sector size of the block device, bytes; 0 of native
 	CreatedAt   time.Time
 	Consistency driver.Consistency // of a snapshot
-	OriginRef   string             // what the volume of a snapshot was cloned from, what a generation was published from; "" if that was imported
-	OriginID    driver.ObjectID    // of that; it may be gone
-	BaseRef     string             // of a snapshot: the generation that it descends from, "web@3"; "" if none
-	BaseID      driver.ObjectID    // of that; "" if it is gone
+	// what the volume of a snapshot was cloned from, what a generation was published from; "" if that was imported
+	OriginRef string
+	OriginID  driver.ObjectID // of that; it may be gone
+	BaseRef   string          // of a snapshot: the generation that it descends from, "web@3"; "" if none
+	BaseID    driver.ObjectID // of that; "" if it is gone
 }
 
 // Point describes a snapshot or generation; the name of a golden is its current

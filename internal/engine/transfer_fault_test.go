@@ -26,10 +26,11 @@ func TestReceiveRefuses(t *testing.T) {
 	clone(t, e, "g", "busy", true)
 	g := point(t, e, "g")
 	before := dump(t, e.Dir())
-	ok := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("s"), FS: driver.None, SizeBytes: 1 << 20, Image: func(context.Context, engine.Target) error {
-		t.Error("it was asked for content")
-		return nil
-	}}
+	ok := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("s"), FS: driver.None,
+		SizeBytes: 1 << 20, Image: func(context.Context, engine.Target) error {
+			t.Error("it was asked for content")
+			return nil
+		}}
 	golden := func(q *engine.ReceiveRequest) {
 		q.Volume, q.Snapshot, q.Golden, q.Generation = ref.MustName("new"), ref.Name{}, true, 1
 	}
@@ -37,34 +38,59 @@ func TestReceiveRefuses(t *testing.T) {
 		kind   errs.Kind
 		change func(q *engine.ReceiveRequest)
 	}{
-		"no name":                   {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume = ref.Name{} }},
-		"no snapshot":               {errs.Invalid, func(q *engine.ReceiveRequest) { q.Snapshot = ref.Name{} }},
-		"no content":                {errs.Invalid, func(q *engine.ReceiveRequest) { q.Image = nil }},
-		"content twice":             {errs.Invalid, func(q *engine.ReceiveRequest) { q.Stream = strings.NewReader("") }},
-		"an image of a tree":        {errs.Invalid, func(q *engine.ReceiveRequest) { q.FS = driver.Native }},
-		"a stream of an image":      {errs.Invalid, func(q *engine.ReceiveRequest) { q.Image, q.Stream = nil, strings.NewReader("") }},
-		"a stream":                  {errs.Unsupported, func(q *engine.ReceiveRequest) { q.Image, q.Stream, q.FS = nil, strings.NewReader(""), driver.Native }},
-		"an unknown kind":           {errs.Unsupported, func(q *engine.ReceiveRequest) { q.FS = "ntfs" }},
-		"no size":                   {errs.Invalid, func(q *engine.ReceiveRequest) { q.SizeBytes = 0 }},
-		"volume taken":              {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = ref.MustName("v") }},
-		"volume taken by a golden":  {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = ref.MustName("g") }},
-		"no volume to update":       {errs.NotFound, func(q *engine.ReceiveRequest) { q.Update = true }},
-		"a golden to update":        {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume, q.Update = ref.MustName("g"), true }},
-		"snapshot taken":            {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume, q.Update = ref.MustName("v"), true }},
-		"snapshot taken, history":   {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume, q.SnapshotOnly = ref.MustName("v"), true }},
-		"no volume for history":     {errs.NotFound, func(q *engine.ReceiveRequest) { q.SnapshotOnly = true }},
-		"both":                      {errs.Invalid, func(q *engine.ReceiveRequest) { q.Update, q.SnapshotOnly = true, true }},
-		"mounted":                   {errs.InUse, func(q *engine.ReceiveRequest) { q.Volume, q.Update = ref.MustName("busy"), true }},
-		"no such base":              {errs.NotFound, func(q *engine.ReceiveRequest) { q.Base = driver.NewID() }},
-		"a larger base":             {errs.Invalid, func(q *engine.ReceiveRequest) { q.Base, q.SizeBytes = g.ID, 1<<19 }},
-		"no room":                   {errs.NoSpace, func(q *engine.ReceiveRequest) { q.NeedBytes = 1 << 40 }},
-		"generation 0":              {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.Generation = 0 }},
-		"golden with a snapshot":    {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.Snapshot = ref.MustName("s") }},
+		"no name":            {errs.Invalid, func(q *engine.ReceiveRequest) { q.Volume = ref.Name{} }},
+		"no snapshot":        {errs.Invalid, func(q *engine.ReceiveRequest) { q.Snapshot = ref.Name{} }},
+		"no content":         {errs.Invalid, func(q *engine.ReceiveRequest) { q.Image = nil }},
+		"content twice":      {errs.Invalid, func(q *engine.ReceiveRequest) { q.Stream = strings.NewReader("") }},
+		"an image of a tree": {errs.Invalid, func(q *engine.ReceiveRequest) { q.FS = driver.Native }},
+		"a stream of an image": {errs.Invalid, func(q *engine.ReceiveRequest) {
+			q.Image, q.Stream = nil, strings.NewReader("")
+		}},
+		"a stream": {errs.Unsupported, func(q *engine.ReceiveRequest) {
+			q.Image, q.Stream, q.FS = nil, strings.NewReader(""), driver.Native
+		}},
+		"an unknown kind":          {errs.Unsupported, func(q *engine.ReceiveRequest) { q.FS = "ntfs" }},
+		"no size":                  {errs.Invalid, func(q *engine.ReceiveRequest) { q.SizeBytes = 0 }},
+		"volume taken":             {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = ref.MustName("v") }},
+		"volume taken by a golden": {errs.Exists, func(q *engine.ReceiveRequest) { q.Volume = ref.MustName("g") }},
+		"no volume to update":      {errs.NotFound, func(q *engine.ReceiveRequest) { q.Update = true }},
+		"a golden to update": {errs.Invalid, func(q *engine.ReceiveRequest) {
+			q.Volume, q.Update = ref.MustName("g"), true
+		}},
+		"snapshot taken": {errs.Exists, func(q *engine.ReceiveRequest) {
+			q.Volume, q.Update = ref.MustName("v"), true
+		}},
+		"snapshot taken, history": {errs.Exists, func(q *engine.ReceiveRequest) {
+			q.Volume, q.SnapshotOnly = ref.MustName("v"), true
+		}},
+		"no volume for history": {errs.NotFound, func(q *engine.ReceiveRequest) { q.SnapshotOnly = true }},
+		"both":                  {errs.Invalid, func(q *engine.ReceiveRequest) { q.Update, q.SnapshotOnly = true, true }},
+		"mounted": {errs.InUse, func(q *engine.ReceiveRequest) {
+			q.Volume, q.Update = ref.MustName("busy"), true
+		}},
+		"no such base":  {errs.NotFound, func(q *engine.ReceiveRequest) { q.Base = driver.NewID() }},
+		"a larger base": {errs.Invalid, func(q *engine.ReceiveRequest) { q.Base, q.SizeBytes = g.ID, 1<<19 }},
+		"no room":       {errs.NoSpace, func(q *engine.ReceiveRequest) { q.NeedBytes = 1 << 40 }},
+		"generation 0":  {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.Generation = 0 }},
+		"golden with a snapshot": {errs.Invalid, func(q *engine.ReceiveRequest) {
+			golden(q)
+			q.Snapshot = ref.MustName("s")
+		}},
 		"golden without generation": {errs.Invalid, func(q *engine.ReceiveRequest) { golden(q); q.SnapshotOnly = true }},
-		"golden taken":              {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume = ref.MustName("g"); q.Generation = 2 }},
-		"golden taken by a volume":  {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume = ref.MustName("v") }},
-		"generation taken":          {errs.Exists, func(q *engine.ReceiveRequest) { golden(q); q.Volume, q.Update = ref.MustName("g"), true }},
-		"a link to nothing":         {errs.Invalid, func(q *engine.ReceiveRequest) { q.Links = []engine.Link{{Repo: "r"}} }},
+		"golden taken": {errs.Exists, func(q *engine.ReceiveRequest) {
+			golden(q)
+			q.Volume = ref.MustName("g")
+			q.Generation = 2
+		}},
+		"golden taken by a volume": {errs.Exists, func(q *engine.ReceiveRequest) {
+			golden(q)
+			q.Volume = ref.MustName("v")
+		}},
+		"generation taken": {errs.Exists, func(q *engine.ReceiveRequest) {
+			golden(q)
+			q.Volume, q.Update = ref.MustName("g"), true
+		}},
+		"a link to nothing": {errs.Invalid, func(q *engine.ReceiveRequest) { q.Links = []engine.Link{{Repo: "r"}} }},
 	} {
 		q := ok
 		c.change(&q)
@@ -81,10 +107,12 @@ func TestReceiveRefuses(t *testing.T) {
 		t.Errorf("an image in a pool of trees: %v", err)
 	}
 	importTree(t, p, "g", source(t))
-	if err := p.SendStream(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}, io.Discard); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+	if err := p.SendStream(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}, io.Discard); !errs.Is(err,
+		errs.Unsupported) || errs.HintOf(err) == "" {
 		t.Errorf("the stream of a driver that has none: %v", err)
 	}
-	if _, err := p.OpenImage(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}); !errs.Is(err, errs.Unsupported) {
+	if _, err := p.OpenImage(t.Context(), engine.ReadRequest{Point: point(t, p, "g").ID}); !errs.Is(err,
+		errs.Unsupported) {
 		t.Errorf("the image of a tree: %v", err)
 	}
 	healthy(t, p)
@@ -97,7 +125,9 @@ var receipts = map[string]func(q *engine.ReceiveRequest, base driver.ObjectID){
 	"update": func(q *engine.ReceiveRequest, base driver.ObjectID) {
 		q.Volume, q.Base, q.Update = ref.MustName("v"), base, true
 	},
-	"update of another": func(q *engine.ReceiveRequest, _ driver.ObjectID) { q.Volume, q.Update = ref.MustName("v"), true },
+	"update of another": func(q *engine.ReceiveRequest, _ driver.ObjectID) {
+		q.Volume, q.Update = ref.MustName("v"), true
+	},
 	"snapshot only": func(q *engine.ReceiveRequest, base driver.ObjectID) {
 		q.Volume, q.Base, q.SnapshotOnly = ref.MustName("v"), base, true
 	},
@@ -148,10 +178,13 @@ func TestReceiveFails(t *testing.T) {
 				}, want: func(err error) bool { return errs.Is(err, errs.Invalid) }},
 				"a link to nothing": {image: func(_ context.Context, to engine.Target) error { // found in the commit
 					return to.Zero(0, to.SizeBytes())
-				}, links: []engine.Link{{"r", "m", ""}, {"r", "m", driver.NewID()}}, want: func(err error) bool { return errs.Is(err, errs.NotFound) }},
+				}, links: []engine.Link{{"r", "m", ""}, {"r", "m", driver.NewID()}}, want: func(err error) bool {
+					return errs.Is(err, errs.NotFound)
+				}},
 			} {
 				before, sum := dump(t, e.Dir()), imageSum(t, e, "v")
-				q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.None, SizeBytes: size, Image: c.image, Links: c.links}
+				q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.None,
+					SizeBytes: size, Image: c.image, Links: c.links}
 				change(&q, base)
 				if c.ctx == nil {
 					c.ctx = t.Context()
@@ -186,16 +219,17 @@ func TestReceiveInFullPool(t *testing.T) {
 			before := dump(t, e.Dir())
 			for name, change := range receipts {
 				rng := rand.NewChaCha8([32]byte{9})
-				q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.None, SizeBytes: 1 << 30, Image: func(_ context.Context, to engine.Target) error {
-					b := make([]byte, 4<<20)
-					for off := int64(0); off < 1<<30; off += int64(len(b)) {
-						_, _ = rng.Read(b)
-						if _, err := to.WriteAt(b, off); err != nil {
-							return err
+				q := engine.ReceiveRequest{Volume: ref.MustName("new"), Snapshot: ref.MustName("n"), FS: driver.None,
+					SizeBytes: 1 << 30, Image: func(_ context.Context, to engine.Target) error {
+						b := make([]byte, 4<<20)
+						for off := int64(0); off < 1<<30; off += int64(len(b)) {
+							_, _ = rng.Read(b)
+							if _, err := to.WriteAt(b, off); err != nil {
+								return err
+							}
 						}
-					}
-					return nil
-				}}
+						return nil
+					}}
 				change(&q, base)
 				if _, err := e.Receive(t.Context(), q); !errs.Is(err, errs.NoSpace) || errs.HintOf(err) == "" {
 					t.Errorf("%s: %v, want NoSpace with a hint", name, err)

@@ -59,7 +59,8 @@ const childBytes = 2 << 20
 func childContent(name string) []byte { return bytes.Repeat([]byte(name+" "), 4096)[:4096] }
 
 func childRequest(way, name string, base driver.ObjectID) engine.ReceiveRequest {
-	q := engine.ReceiveRequest{Volume: ref.MustName("new-" + name), Snapshot: ref.MustName(name), FS: driver.None, SizeBytes: childBytes, Links: []engine.Link{{Repo: "r", Manifest: name}}}
+	q := engine.ReceiveRequest{Volume: ref.MustName("new-" + name), Snapshot: ref.MustName(name), FS: driver.None,
+		SizeBytes: childBytes, Links: []engine.Link{{Repo: "r", Manifest: name}}}
 	receipts[way](&q, base)
 	if q.Golden { // the current one cannot be removed: there is always a newer one
 		_, _ = fmt.Sscanf(name, "n%d", &q.Generation)
@@ -281,7 +282,8 @@ func (k *killed) check(res faulttest.Result) {
 			t.Errorf("%s does not hold what was received (%v)", w, err)
 		}
 	}
-	if l, err := e.Links(t.Context(), "r"); err != nil || !slices.Contains(l, engine.Link{Repo: "r", Manifest: k.name, Object: p.ID}) {
+	if l, err := e.Links(t.Context(), "r"); err != nil ||
+		!slices.Contains(l, engine.Link{Repo: "r", Manifest: k.name, Object: p.ID}) {
 		t.Errorf("links %v, %v", l, err)
 	}
 	k.reset(e, q)
@@ -303,7 +305,8 @@ func (k *killed) reset(e *engine.Engine, q engine.ReceiveRequest) {
 		destroy(t, e, q.Volume.String())
 		return
 	case q.Update:
-		if _, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"), Snapshot: ref.MustName("s")}); err != nil {
+		if _, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName("v"),
+			Snapshot: ref.MustName("s")}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -125,7 +125,8 @@ func TestTransferPortably(t *testing.T) {
 	}
 }
 
-// damagedStreams wants that receiving what is wrong leaves nothing, in whichever way of receiving: streams of a tree, and
+// damagedStreams wants that receiving what is wrong leaves nothing, in whichever way of receiving: streams of a tree,
+// and
 // of what differs from a base, into a pool with a golden g and a volume v.
 func damagedStreams(t *testing.T, e *engine.Engine, whole, part []byte, base driver.ObjectID) {
 	t.Helper()

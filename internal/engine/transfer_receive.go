@@ -42,9 +42,11 @@ type ReceiveRequest struct {
 	// grown to SizeBytes. "": zeros, or nothing.
 	Base driver.ObjectID
 
-	OriginRef      string          // what the volume was cloned from, for people; of Golden: what it was published from
-	OriginID       driver.ObjectID // of that, if it is here
-	BaseGolden     string          // generation that volume and snapshot descend from, if it is here and is that; "": that of Base, of the volume as it was, or of OriginID
+	OriginRef string          // what the volume was cloned from, for people; of Golden: what it was published from
+	OriginID  driver.ObjectID // of that, if it is here
+	// generation that volume and snapshot descend from, if it is here and is that; "": that of Base, of the volume as it
+	// was, or of OriginID
+	BaseGolden     string
 	BaseGeneration int
 
 	// Exactly one of the two. Image writes what differs from Base; it may use the
@@ -405,7 +407,10 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 	case q.Golden:
 		return r.commitGeneration(ctx, row)
 	case q.SnapshotOnly:
-		return snapshotInfo(row, q.Volume.String(), e.caps.Name), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return r.record(tx, row) })
+		return snapshotInfo(row, q.Volume.String(), e.caps.Name),
+			e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
+				return r.record(tx, row)
+			})
 	case r.next != nil:
 		r.next.also = func(tx *catalog.Tx) error { return r.record(tx, row) }
 		if err := r.next.commit(ctx); err != nil {
@@ -511,7 +516,8 @@ func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, 
 // snapshot of it that the new content begins as: then nobody misses its state.
 func (r *receive) unchanged(ctx context.Context) (bool, error) {
 	e, vol := r.e, r.next.vol
-	if r.base.Kind != driver.Snapshot || r.base.Volume != vol.Lineage() || !e.caps.Sharing || !vol.FS.IsImage() || vol.SizeBytes != r.base.SizeBytes {
+	if r.base.Kind != driver.Snapshot || r.base.Volume != vol.Lineage() || !e.caps.Sharing || !vol.FS.IsImage() ||
+		vol.SizeBytes != r.base.SizeBytes {
 		return false, nil
 	}
 	var files [2]*os.File

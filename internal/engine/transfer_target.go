@@ -62,7 +62,8 @@ func (r *receive) fill(ctx context.Context, path string) error {
 		err = f.Sync()
 	}
 	// What the page cache took and the full pool does not hold is an I/O error.
-	if errors.Is(err, unix.EIO) && errs.Is(r.e.pool.Admit(context.WithoutCancel(ctx), opPull, r.ref, fullPool), errs.NoSpace) {
+	if errors.Is(err, unix.EIO) && errs.Is(r.e.pool.Admit(context.WithoutCancel(ctx), opPull, r.ref, fullPool),
+		errs.NoSpace) {
 		err = unix.ENOSPC
 	}
 	return errs.Wrap(opPull, r.ref, err)

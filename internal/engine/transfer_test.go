@@ -41,7 +41,8 @@ func rawGolden(t *testing.T, e *engine.Engine, name string, size int64) {
 	if err := errors.Join(os.WriteFile(path, b, 0o600), os.Truncate(path, size)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: path, FS: driver.None}); err != nil {
+	if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: path,
+		FS: driver.None}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -71,7 +72,8 @@ func imageFile(t *testing.T, e *engine.Engine, what string) string {
 
 func snapshot(t *testing.T, e *engine.Engine, volume, name string) {
 	t.Helper()
-	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(volume), Name: ref.MustName(name)}); err != nil {
+	if _, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(volume),
+		Name: ref.MustName(name)}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -118,7 +120,9 @@ func readImage(ctx context.Context, e *engine.Engine, q engine.ReadRequest, fn f
 
 // copyImage writes what OpenImage says of p and base into a target whose content
 // begins as base.
-func copyImage(ctx context.Context, from *engine.Engine, p engine.Point, base driver.ObjectID, fresh bool, to engine.Target, c *carried) error {
+func copyImage(
+	ctx context.Context, from *engine.Engine, p engine.Point, base driver.ObjectID, fresh bool, to engine.Target, c *carried,
+) error {
 	return readImage(ctx, from, engine.ReadRequest{Point: p.ID, Base: base}, func(m *engine.Image) error {
 		c.exact = m.Exact
 		buf := make([]byte, 64<<10)
@@ -174,7 +178,9 @@ func request(p engine.Point) engine.ReceiveRequest {
 
 // carry moves a point from one pool to another, as the difference to base, which is
 // baseThere there.
-func carry(t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID, change func(*engine.ReceiveRequest)) (engine.Info, carried) {
+func carry(
+	t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID, change func(*engine.ReceiveRequest),
+) (engine.Info, carried) {
 	t.Helper()
 	var c carried
 	q := request(p)
@@ -219,7 +225,8 @@ func TestTransfer(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(src, "big"), big, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := a.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src, SizeBytes: 48 << 20}); err != nil {
+			if _, err := a.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: src,
+				SizeBytes: 48 << 20}); err != nil {
 				t.Fatal(err)
 			}
 			clone(t, a, "g", "job", false)
@@ -233,14 +240,16 @@ func TestTransfer(t *testing.T) {
 			})
 			snapshot(t, a, "job", "two")
 			g, one, two := point(t, a, "g"), point(t, a, "job@one"), point(t, a, "job@two")
-			if one.BaseRef != "g@1" || one.BaseID != g.ID || one.OriginRef != "g@1" || one.Lineage != two.Lineage || g.Lineage == one.Lineage || !driver.ValidID(string(g.Lineage)) {
+			if one.BaseRef != "g@1" || one.BaseID != g.ID || one.OriginRef != "g@1" || one.Lineage != two.Lineage ||
+				g.Lineage == one.Lineage || !driver.ValidID(string(g.Lineage)) {
 				t.Errorf("%+v\n%+v\n%+v", g, one, two)
 			}
 
 			info, c := carry(t, a, b, g, "", "", func(q *engine.ReceiveRequest) {
 				q.Links = []engine.Link{{Repo: "r", Manifest: "mg"}}
 			})
-			if info.Golden != "g" || info.Generation != 1 || info.State != "current" || c.exact || c.data < int64(len(big)) || c.data > int64(len(big))+8<<20 {
+			if info.Golden != "g" || info.Generation != 1 || info.State != "current" || c.exact || c.data < int64(len(big)) ||
+				c.data > int64(len(big))+8<<20 {
 				t.Errorf("golden: %+v, %+v", info, c)
 			}
 			gThere := point(t, b, "g")
@@ -248,7 +257,8 @@ func TestTransfer(t *testing.T) {
 				q.OriginID, q.BaseGolden, q.BaseGeneration = gThere.ID, "g", 1
 				q.Links = []engine.Link{{Repo: "r", Manifest: "m1"}, {Repo: "r", Manifest: "mg2", Object: gThere.ID}}
 			})
-			if info.Kind != "volume" || info.Name != "job" || info.Golden != "g" || info.Origin != "g@1" || !c.exact || c.data > 4<<20 {
+			if info.Kind != "volume" || info.Name != "job" || info.Golden != "g" || info.Origin != "g@1" || !c.exact ||
+				c.data > 4<<20 {
 				t.Errorf("volume: %+v, %+v", info, c)
 			}
 			oneThere := point(t, b, "job@one")
@@ -277,7 +287,8 @@ func TestTransfer(t *testing.T) {
 				t.Error("the volume is not its last snapshot")
 			}
 			links, err := b.Links(t.Context(), "r")
-			want := []engine.Link{{"r", "mg", gThere.ID}, {"r", "m1", oneThere.ID}, {"r", "mg2", gThere.ID}, {"r", "m2", point(t, b, "job@two").ID}}
+			want := []engine.Link{{"r", "mg", gThere.ID}, {"r", "m1", oneThere.ID}, {"r", "mg2", gThere.ID},
+				{"r", "m2", point(t, b, "job@two").ID}}
 			for _, l := range want {
 				if err != nil || !slices.Contains(links, l) || len(links) != len(want) {
 					t.Errorf("links %v, %v, want %v", links, err, want)
@@ -306,9 +317,13 @@ func TestTransfer(t *testing.T) {
 			edit(t, a, "job", func(dir string) { write(t, filepath.Join(dir, "file"), "third") })
 			snapshot(t, a, "job", "three")
 			mine := imageSum(t, b, "job")
-			carry(t, a, b, point(t, a, "job@three"), two.ID, point(t, b, "job@two").ID, func(q *engine.ReceiveRequest) { q.Update = true })
+			carry(t, a, b, point(t, a, "job@three"), two.ID, point(t, b, "job@two").ID, func(q *engine.ReceiveRequest) {
+				q.Update = true
+			})
 			names, err := b.SnapshotNames(t.Context(), ref.MustName("job"))
-			if err != nil || len(names) != 4 || !slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, "before-pull-") }) {
+			if err != nil || len(names) != 4 || !slices.ContainsFunc(names, func(n string) bool {
+				return strings.HasPrefix(n, "before-pull-")
+			}) {
 				t.Fatalf("snapshots %v, %v", names, err)
 			}
 			for _, n := range names {
@@ -334,11 +349,14 @@ func TestTransfer(t *testing.T) {
 				t.Errorf("%+v", p)
 			}
 			// The next number is free.
-			if p, err := b.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName("job"), Force: true}); err != nil || p.Generation != 4 {
+			if p, err := b.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName("job"),
+				Force: true}); err != nil || p.Generation != 4 {
 				t.Errorf("%+v, %v", p, err)
 			}
 			// History only.
-			carry(t, a, b, two, one.ID, oneThere.ID, func(q *engine.ReceiveRequest) { q.SnapshotOnly, q.Snapshot = true, ref.MustName("again") })
+			carry(t, a, b, two, one.ID, oneThere.ID, func(q *engine.ReceiveRequest) {
+				q.SnapshotOnly, q.Snapshot = true, ref.MustName("again")
+			})
 			if imageSum(t, b, "job@again") != imageSum(t, a, "job@two") || imageSum(t, b, "job") != imageSum(t, a, "job@three") {
 				t.Error("the snapshot, or the volume, is not what it should be")
 			}
@@ -395,13 +413,15 @@ func TestImageRanges(t *testing.T) {
 	snapshot(t, e, "v", "s0")
 	scribble(t, e, "v", "changed", 5<<20)
 	snapshot(t, e, "v", "s1")
-	if _, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "v@s1"), Name: ref.MustName("w"), SizeBytes: 2 * size}); err != nil {
+	if _, err := e.Clone(t.Context(), engine.CloneRequest{From: reference(t, "v@s1"), Name: ref.MustName("w"),
+		SizeBytes: 2 * size}); err != nil {
 		t.Fatal(err)
 	}
 	scribble(t, e, "w", "grown", 2*size-4096)
 	snapshot(t, e, "w", "s")
 	rawGolden(t, e, "h", size) // of the same content
-	g, s0, s1, w, h := point(t, e, "g").ID, point(t, e, "v@s0").ID, point(t, e, "v@s1").ID, point(t, e, "w@s").ID, point(t, e, "h").ID
+	g, s0, s1, w, h := point(t, e, "g").ID, point(t, e, "v@s0").ID, point(t, e, "v@s1").ID, point(t, e, "w@s").ID, point(t,
+		e, "h").ID
 	for _, c := range []struct {
 		name     string
 		id, base driver.ObjectID
@@ -447,8 +467,12 @@ func TestImageRanges(t *testing.T) {
 	for _, c := range []struct {
 		id, base driver.ObjectID
 		kind     errs.Kind
-	}{{driver.ObjectID(vol.ID), "", errs.Invalid}, {driver.NewID(), "", errs.NotFound}, {g, driver.NewID(), errs.NotFound}} {
-		err := readImage(t.Context(), e, engine.ReadRequest{Point: c.id, Base: c.base}, func(*engine.Image) error { t.Error("called"); return nil })
+	}{{driver.ObjectID(vol.ID), "", errs.Invalid}, {driver.NewID(), "", errs.NotFound}, {g, driver.NewID(),
+		errs.NotFound}} {
+		err := readImage(t.Context(), e, engine.ReadRequest{Point: c.id, Base: c.base}, func(*engine.Image) error {
+			t.Error("called")
+			return nil
+		})
 		if !errs.Is(err, c.kind) {
 			t.Errorf("%v, want %s", err, c.kind)
 		}
@@ -537,7 +561,9 @@ func TestReceivedGoldenIsQuickToClone(t *testing.T) {
 		}
 	}
 	shuffled := slices.Clone(pieces)
-	rand.New(rand.NewPCG(1, 2)).Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(shuffled), func(i, j int) {
+		shuffled[i], shuffled[j] = shuffled[j], shuffled[i]
+	})
 	sums := map[string]bool{}
 	for name, q := range map[string]engine.ReceiveRequest{
 		"in-order":  {Image: fill(pieces, false)},

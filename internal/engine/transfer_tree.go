@@ -40,7 +40,8 @@ func (w untilSame) Write(b []byte) (int, error) {
 }
 
 // SendTree writes a snapshot or generation that is a tree to w, in a form that every driver with trees can read (see
-// internal/tree/treestream): whole, or what differs from its base. Neither is destroyed before it returns. NotFound, Invalid
+// internal/tree/treestream): whole, or what differs from its base. Neither is destroyed before it returns. NotFound,
+// Invalid
 // (a volume), Unsupported (an image, or a difference that cannot be said: the tree can be sent whole), InUse,
 // ErrUnchanged, and w's error.
 func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error {

@@ -35,7 +35,9 @@ func stream(t *testing.T, e *engine.Engine, p engine.Point, base driver.ObjectID
 }
 
 // carryTree is carry of trees.
-func carryTree(t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID, change func(*engine.ReceiveRequest)) engine.Info {
+func carryTree(
+	t *testing.T, from, to *engine.Engine, p engine.Point, base, baseThere driver.ObjectID, change func(*engine.ReceiveRequest),
+) engine.Info {
 	t.Helper()
 	q := request(p)
 	q.Base, q.Stream = baseThere, bytes.NewReader(stream(t, from, p, base))
@@ -53,7 +55,8 @@ func carryTree(t *testing.T, from, to *engine.Engine, p engine.Point, base, base
 func TestTransferTrees(t *testing.T) {
 	a, b := treePool(t), treePool(t)
 	src := source(t)
-	if err := os.WriteFile(filepath.Join(src, "big"), bytes.Repeat([]byte("0123456789abcde\n"), 1<<18), 0o644); err != nil {
+	if err := os.WriteFile(filepath.Join(src, "big"), bytes.Repeat([]byte("0123456789abcde\n"), 1<<18),
+		0o644); err != nil {
 		t.Fatal(err)
 	}
 	importTree(t, a, "g", src)
@@ -67,7 +70,8 @@ func TestTransferTrees(t *testing.T) {
 		t.Helper()
 		edit(t, b, "job", func(dir string) {
 			got, err := os.ReadFile(filepath.Join(dir, "file"))
-			if st, serr := os.Stat(filepath.Join(dir, "big")); err != nil || serr != nil || string(got) != want || st.Size() != 4<<20 {
+			if st, serr := os.Stat(filepath.Join(dir, "big")); err != nil || serr != nil || string(got) != want ||
+				st.Size() != 4<<20 {
 				t.Errorf("%q, %v, %v, want %q", got, err, serr, want)
 			}
 		})
@@ -79,7 +83,9 @@ func TestTransferTrees(t *testing.T) {
 		t.Errorf("the difference takes %d bytes", n)
 	}
 	there := point(t, b, "g")
-	if i := carryTree(t, a, b, one, g.ID, there.ID, func(q *engine.ReceiveRequest) { q.OriginID = there.ID }); i.Name != "job" || i.Golden != "g" || i.Origin != "g@1" {
+	if i := carryTree(t, a, b, one, g.ID, there.ID, func(q *engine.ReceiveRequest) {
+		q.OriginID = there.ID
+	}); i.Name != "job" || i.Golden != "g" || i.Origin != "g@1" {
 		t.Errorf("%+v", i)
 	}
 	text("one")
@@ -113,9 +119,14 @@ func TestTransferTrees(t *testing.T) {
 			r    io.Reader
 			want func(error) bool
 		}{
-			"cut short":     {bytes.NewReader(data[:len(data)-40]), func(err error) bool { return errs.Is(err, errs.Damaged) }},
-			"no stream":     {strings.NewReader("this is no stream of a filesystem at all, whatever it says"), func(err error) bool { return errs.Is(err, errs.Damaged) || errs.Is(err, errs.Invalid) }},
-			"its own error": {io.MultiReader(bytes.NewReader(data[:len(data)/2]), iotest.ErrReader(mine)), func(err error) bool { return errors.Is(err, mine) }},
+			"cut short": {bytes.NewReader(data[:len(data)-40]), func(err error) bool { return errs.Is(err, errs.Damaged) }},
+			"no stream": {strings.NewReader("this is no stream of a filesystem at all, whatever it says"),
+				func(err error) bool {
+					return errs.Is(err, errs.Damaged) || errs.Is(err, errs.Invalid)
+				}},
+			"its own error": {io.MultiReader(bytes.NewReader(data[:len(data)/2]), iotest.ErrReader(mine)), func(err error) bool {
+				return errors.Is(err, mine)
+			}},
 		} {
 			q.Stream = c.r
 			if _, err := b.Receive(t.Context(), q); err == nil || !c.want(err) {

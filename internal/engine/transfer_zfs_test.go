@@ -47,7 +47,8 @@ func TestTransferZFS(t *testing.T) {
 			if !toZFS {
 				a, b = b, a
 			}
-			if _, err := a.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), SizeBytes: 48 << 20, FS: driver.Ext4}); err != nil {
+			if _, err := a.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t),
+				SizeBytes: 48 << 20, FS: driver.Ext4}); err != nil {
 				t.Fatal(err)
 			}
 			clone(t, a, "g", "job", false)
@@ -57,7 +58,9 @@ func TestTransferZFS(t *testing.T) {
 			}
 			g, one, two := point(t, a, "g"), point(t, a, "job@one"), point(t, a, "job@two")
 			carry(t, a, b, g, "", "", nil)
-			_, c := carry(t, a, b, one, g.ID, point(t, b, "g").ID, func(q *engine.ReceiveRequest) { q.OriginID = point(t, b, "g").ID })
+			_, c := carry(t, a, b, one, g.ID, point(t, b, "g").ID, func(q *engine.ReceiveRequest) {
+				q.OriginID = point(t, b, "g").ID
+			})
 			if c.exact != toZFS { // zvols cannot be compared without reading
 				t.Errorf("%+v", c)
 			}
@@ -86,7 +89,8 @@ func TestTransferZFS(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			if now, err := b.Pool(t.Context(), false); err != nil || now.Volumes != before.Volumes || now.Snapshots != before.Snapshots || now.Generations != before.Generations {
+			if now, err := b.Pool(t.Context(), false); err != nil || now.Volumes != before.Volumes ||
+				now.Snapshots != before.Snapshots || now.Generations != before.Generations {
 				t.Errorf("%+v was %+v (%v)", now, before, err)
 			}
 			carry(t, a, b, two, one.ID, point(t, b, "job@one").ID, func(q *engine.ReceiveRequest) { q.Update = true })

@@ -33,7 +33,8 @@ type fullable struct {
 
 func newFullable(t *testing.T, kind string) *fullable {
 	dir := testfs.New(t, kind, 800<<20).Dir()
-	return &fullable{t, newPool(t, dir, engine.InitRequest{Driver: reflink.Name, MinFreePercent: 1}), filepath.Join(dir, "filler")}
+	return &fullable{t, newPool(t, dir, engine.InitRequest{Driver: reflink.Name, MinFreePercent: 1}),
+		filepath.Join(dir, "filler")}
 }
 
 // fill leaves no room for anybody.
@@ -110,7 +111,8 @@ func TestLostWritesAreReported(t *testing.T) {
 	}{{"xfs", driver.Ext4}, {"xfs", driver.XFS}, {"btrfs", driver.Ext4}} {
 		t.Run(c.pool+"/"+string(c.fs), func(t *testing.T) {
 			p := newFullable(t, c.pool)
-			if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), FS: c.fs, SizeBytes: 320 << 20}); err != nil {
+			if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: source(t), FS: c.fs,
+				SizeBytes: 320 << 20}); err != nil {
 				t.Fatal(err)
 			}
 			for name, do := range map[string]func(e *engine.Engine, v string) error{
@@ -119,7 +121,8 @@ func TestLostWritesAreReported(t *testing.T) {
 					return err
 				},
 				"snapshot-live": func(e *engine.Engine, v string) error {
-					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName("s"), Freeze: engine.FreezeNever})
+					_, err := e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName("s"),
+						Freeze: engine.FreezeNever})
 					return err
 				},
 				"fork": func(e *engine.Engine, v string) error {
@@ -127,11 +130,13 @@ func TestLostWritesAreReported(t *testing.T) {
 					return err
 				},
 				"publish": func(e *engine.Engine, v string) error {
-					_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(v + "-golden"), Volume: ref.MustName(v)})
+					_, err := e.Publish(t.Context(), engine.PublishRequest{Golden: ref.MustName(v + "-golden"),
+						Volume: ref.MustName(v)})
 					return err
 				},
 				"rewind": func(e *engine.Engine, v string) error {
-					_, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName("before"), Detach: true})
+					_, err := e.Rewind(t.Context(), engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName("before"),
+						Detach: true})
 					return err
 				},
 				"umount": func(e *engine.Engine, v string) error {
@@ -151,7 +156,8 @@ func TestLostWritesAreReported(t *testing.T) {
 func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v string) error) {
 	p.t = t
 	info := clone(t, p.e, "g", v, false)
-	if _, err := p.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName("before")}); err != nil {
+	if _, err := p.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v),
+		Name: ref.MustName("before")}); err != nil {
 		t.Fatal(err)
 	}
 	info, err := p.e.Mount(t.Context(), engine.MountRequest{Volume: ref.MustName(v)})
@@ -162,7 +168,8 @@ func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v s
 
 	e := open(t, p.e.Dir())
 	defer e.Close()
-	if err := do(e, v); errs.KindOf(err) != errs.NoSpace || !strings.Contains(errs.HintOf(err), "copy what you need out of "+info.Mountpoint) {
+	if err := do(e, v); errs.KindOf(err) != errs.NoSpace ||
+		!strings.Contains(errs.HintOf(err), "copy what you need out of "+info.Mountpoint) {
 		t.Fatalf("%v (hint %q), wanted NoSpace with a hint", err, errs.HintOf(err))
 	}
 	d, err := e.Show(t.Context(), ref.Ref{Name: v})
@@ -174,10 +181,12 @@ func (p *fullable) refuses(t *testing.T, v string, do func(e *engine.Engine, v s
 	}
 	// The umount that fails says so, whoever has found out before.
 	ctx, warnings := listen(t)
-	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) && !strings.HasSuffix(v, "mount") && !strings.HasSuffix(v, "rewind") {
+	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); !errs.Is(err, errs.NoSpace) &&
+		!errs.Is(err, errs.IO) && !strings.HasSuffix(v, "mount") && !strings.HasSuffix(v, "rewind") {
 		t.Errorf("the first umount: %v", err)
 	}
-	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); err != nil || !strings.Contains(warnings(), v+" is unmounted without what was written to it before ") {
+	if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); err != nil ||
+		!strings.Contains(warnings(), v+" is unmounted without what was written to it before ") {
 		t.Errorf("the second umount: %v, warnings %q", err, warnings())
 	}
 	// Of the next mount nothing is known.
@@ -199,7 +208,8 @@ func TestLostWritesToRawVolume(t *testing.T) {
 	if err := errors.Join(os.WriteFile(image, []byte("raw"), 0o600), os.Truncate(image, 64<<20)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: image, FS: driver.None}); err != nil {
+	if _, err := p.e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName("g"), Source: image,
+		FS: driver.None}); err != nil {
 		t.Fatal(err)
 	}
 	dev := clone(t, p.e, "g", "raw", true).Mountpoint
@@ -225,7 +235,8 @@ func TestLostWritesToRawVolume(t *testing.T) {
 		t.Error(err)
 	}
 	ctx, warnings := listen(t)
-	if _, err := p.e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("raw")}); err != nil || !strings.Contains(warnings(), "raw is unmounted without") {
+	if _, err := p.e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName("raw")}); err != nil ||
+		!strings.Contains(warnings(), "raw is unmounted without") {
 		t.Errorf("the second umount: %v, warnings %q", err, warnings())
 	}
 }
@@ -241,13 +252,15 @@ func TestLostWritesOfTrees(t *testing.T) {
 	a, b := clone(t, e, "g", "a", true), clone(t, e, "g", "b", true)
 	p.lose(a.Mountpoint)
 	for _, v := range []string{b.Name, a.Name} {
-		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(v)}); !errs.Is(err, errs.NoSpace) && !errs.Is(err, errs.IO) {
+		if _, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(v)}); !errs.Is(err, errs.NoSpace) &&
+			!errs.Is(err, errs.IO) {
 			t.Errorf("umount of %s: %v", v, err)
 		}
 	}
 	for _, v := range []string{b.Name, a.Name} {
 		ctx, warnings := listen(t)
-		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); err != nil || !strings.Contains(warnings(), v+" is unmounted without") {
+		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v)}); err != nil ||
+			!strings.Contains(warnings(), v+" is unmounted without") {
 			t.Errorf("second umount of %s: %v, warnings %q", v, err, warnings())
 		}
 	}
@@ -262,15 +275,18 @@ func TestLostWritesAreShown(t *testing.T) {
 	v := clone(t, p.e, "g", "v", true)
 	p.lose(v.Mountpoint)
 	ctx, warnings := listen(t)
-	if _, err := p.e.Show(ctx, ref.Ref{Name: "v"}); err != nil || !strings.Contains(warnings(), "v: some of what was written to it") {
+	if _, err := p.e.Show(ctx, ref.Ref{Name: "v"}); err != nil ||
+		!strings.Contains(warnings(), "v: some of what was written to it") {
 		t.Errorf("show: %v, warnings %q", err, warnings())
 	}
 	// A copy is good for what has been written since.
 	ctx, warnings = listen(t)
-	if _, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")}); err != nil || !strings.Contains(warnings(), "the copy lacks them") {
+	if _, err := p.e.Snapshot(ctx, engine.SnapshotRequest{Volume: ref.MustName("v"),
+		Name: ref.MustName("s")}); err != nil || !strings.Contains(warnings(), "the copy lacks them") {
 		t.Errorf("snapshot: %v, warnings %q", err, warnings())
 	}
-	if _, err := p.e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err == nil || !strings.Contains(err.Error(), "writes failed before") {
+	if _, err := p.e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err == nil ||
+		!strings.Contains(err.Error(), "writes failed before") {
 		t.Errorf("umount: %v", err)
 	}
 	if _, err := p.e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName("v")}); err != nil {
@@ -284,20 +300,23 @@ func TestLostWritesOfStoppedFilesystem(t *testing.T) {
 	e := newPool(t, testfs.XFS(t, 800<<20), engine.InitRequest{MinFreePercent: 1})
 	for _, fs := range []driver.FS{driver.Ext4, driver.XFS} {
 		g := "g-" + string(fs)
-		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(g), Source: source(t), FS: fs, SizeBytes: 320 << 20}); err != nil {
+		if _, err := e.Import(t.Context(), engine.ImportRequest{Name: ref.MustName(g), Source: source(t), FS: fs,
+			SizeBytes: 320 << 20}); err != nil {
 			t.Fatal(err)
 		}
 		v := clone(t, e, g, string(fs), true)
 		stop(t, v.Mountpoint)
 		_, err := e.Umount(t.Context(), engine.UmountRequest{Volume: ref.MustName(v.Name)})
-		if !errs.Is(err, errs.IO) || !strings.Contains(err.Error(), "can no longer write") || !strings.Contains(errs.HintOf(err), `a second operation "umount"`) {
+		if !errs.Is(err, errs.IO) || !strings.Contains(err.Error(), "can no longer write") ||
+			!strings.Contains(errs.HintOf(err), `a second operation "umount"`) {
 			t.Errorf("%s: %v (hint %q)", fs, err, errs.HintOf(err))
 		}
 		if d, err := e.Show(t.Context(), ref.Ref{Name: v.Name}); err != nil || d.Mountpoint == "" {
 			t.Errorf("%s: mounted at %q, %v", fs, d.Mountpoint, err)
 		}
 		ctx, warnings := listen(t)
-		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v.Name)}); err != nil || !strings.Contains(warnings(), v.Name+" is unmounted without") {
+		if _, err := e.Umount(ctx, engine.UmountRequest{Volume: ref.MustName(v.Name)}); err != nil ||
+			!strings.Contains(warnings(), v.Name+" is unmounted without") {
 			t.Errorf("%s, the second umount: %v, warnings %q", fs, err, warnings())
 		}
 		// Nothing is to be saved of what is destroyed.

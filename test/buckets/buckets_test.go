@@ -254,7 +254,8 @@ func TestAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	// 80 MiB are six segments or so. The first at least had arrived, and been heard of.
-	if len(pushed) < 2 || pushed[0].Ref != "web@1" || !pushed[0].Resumed || pushed[0].Segments < 1 || pushed[0].Segments > 5 {
+	if len(pushed) < 2 || pushed[0].Ref != "web@1" || !pushed[0].Resumed || pushed[0].Segments < 1 ||
+		pushed[0].Segments > 5 {
 		t.Errorf("it did not go on where it was: %+v", pushed)
 	}
 	if out := h.ok("verify", "far", "--read-data"); !clean.MatchString(out) {

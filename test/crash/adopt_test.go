@@ -59,7 +59,8 @@ func (w *world) prepareLive() {
 // open to others.
 func (w *world) checkLive() {
 	w.t.Helper()
-	for name, want := range map[string]string{"a": "content of a", "sub/link": "content of a", "sub/b": strings.Repeat("content of b ", 1000)} {
+	for name, want := range map[string]string{"a": "content of a", "sub/link": "content of a",
+		"sub/b": strings.Repeat("content of b ", 1000)} {
 		if b, err := os.ReadFile(filepath.Join(w.live(), name)); err != nil || string(b) != want {
 			w.t.Errorf("%s/%s is %q, %v", w.live(), name, b, err)
 		}
@@ -132,7 +133,9 @@ func TestKillInRecoveryOfAdopt(t *testing.T) {
 				want string
 			}{
 				{"before the exchange", func() { w.dieBefore(w.swap, w.adoptArgs()...) }, golden},
-				{"after it", func() { w.dieAt(w.swap, w.adoptArgs()...) }, golden + "volume g2-live from g2@1 mounted at " + w.live() + "\n"},
+				{"after it", func() {
+					w.dieAt(w.swap, w.adoptArgs()...)
+				}, golden + "volume g2-live from g2@1 mounted at " + w.live() + "\n"},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					w.t = t
@@ -261,7 +264,8 @@ func TestClonesDoNotWaitForReplace(t *testing.T) {
 			for _, err := range failed {
 				t.Error(err)
 			}
-			if s := w.state(); strings.Count(s, "volume v") != 5 || !strings.Contains(s, "g2-live from g2@1 mounted at "+w.live()) {
+			if s := w.state(); strings.Count(s, "volume v") != 5 ||
+				!strings.Contains(s, "g2-live from g2@1 mounted at "+w.live()) {
 				t.Errorf("it came to:\n%s", s)
 			}
 			w.checkLive()
@@ -298,7 +302,8 @@ func TestChangeBeforeReplace(t *testing.T) {
 		return s.Name == "mkdirat" && strings.HasPrefix(s.Detail, w.live()+".pando-old-")
 	}
 	res := changing(beside, "early")
-	if res.ExitCode != 9 || !strings.Contains(string(res.Stderr), "golden g2@1 is ready") || !strings.Contains(string(res.Stderr), "sub/early") || !strings.Contains(string(res.Stderr), "--update g2 "+w.live()) {
+	if res.ExitCode != 9 || !strings.Contains(string(res.Stderr), "golden g2@1 is ready") ||
+		!strings.Contains(string(res.Stderr), "sub/early") || !strings.Contains(string(res.Stderr), "--update g2 "+w.live()) {
 		t.Errorf("exit code %d: %s", res.ExitCode, res.Stderr)
 	}
 	if s := w.state(); s != "golden g2@1 of 1\n" {
@@ -317,7 +322,8 @@ func TestChangeBeforeReplace(t *testing.T) {
 	w.check()
 
 	res = changing(w.swap, "late")
-	if res.ExitCode != 0 || !strings.Contains(string(res.Stderr), "is only in the old directory: "+w.asides()[0]+"/sub/late") {
+	if res.ExitCode != 0 || !strings.Contains(string(res.Stderr),
+		"is only in the old directory: "+w.asides()[0]+"/sub/late") {
 		t.Errorf("exit code %d: %s", res.ExitCode, res.Stderr)
 	}
 	if _, err := os.Stat(filepath.Join(w.asides()[0], "sub", "late")); err != nil {

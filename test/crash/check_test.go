@@ -142,13 +142,15 @@ func (w *world) objects() map[string]string {
 // checkIdentities compares what the pool says of each object with the catalogue.
 func (w *world) checkIdentities(column func(string) []string, objects map[string]string) {
 	w.t.Helper()
-	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' || consistency FROM objects") {
+	for _, row := range column("SELECT id || ' ' || kind || ' ' || name || ' ' || volume || ' ' || (pinned > 0) || ' ' " +
+		"|| consistency FROM objects") {
 		id, err := objdir.Decode([]byte(objects[row[:driver.IDLength]]))
 		pinned := "0"
 		if !id.Pinned.IsZero() {
 			pinned = "1"
 		}
-		if said := strings.Join([]string{string(id.ID), string(id.Kind), id.Name, string(id.Volume), pinned, string(id.Consistency)}, " "); err != nil || said != row {
+		if said := strings.Join([]string{string(id.ID), string(id.Kind), id.Name, string(id.Volume), pinned,
+			string(id.Consistency)}, " "); err != nil || said != row {
 			w.t.Errorf("the pool says %q, the catalogue %q, %v", said, row, err)
 		}
 	}

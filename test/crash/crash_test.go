@@ -33,7 +33,8 @@ import (
 
 var pando string // the binary
 
-var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open, zfs.Name: zfs.Open}
+var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open,
+	zfs.Name: zfs.Open}
 
 func TestMain(m *testing.M) {
 	if err := testfs.ShareMounts(); err != nil {
@@ -64,8 +65,12 @@ var kinds = []kind{
 		testfs.LeakCheck(t, top)
 		return filepath.Join(top, "pool")
 	}},
-	{name: "btrfs", init: []string{"--driver", "btrfs"}, dir: func(t *testing.T) string { return filepath.Join(testfs.Btrfs(t, 512<<20), "pool") }},
-	{name: "plain", init: []string{"--driver", "plain"}, dir: func(t *testing.T) string { return filepath.Join(t.TempDir(), "pool") }},
+	{name: "btrfs", init: []string{"--driver", "btrfs"}, dir: func(t *testing.T) string {
+		return filepath.Join(testfs.Btrfs(t, 512<<20), "pool")
+	}},
+	{name: "plain", init: []string{"--driver", "plain"}, dir: func(t *testing.T) string {
+		return filepath.Join(t.TempDir(), "pool")
+	}},
 }
 
 // world is a pool under test.
@@ -188,7 +193,8 @@ func (w *world) peek() string {
 		if v.PinnedUntil != nil {
 			pinned = "pinned "
 		}
-		fmt.Fprintf(&b, "volume %s from %s %s%s at %s\n", v.Name, v.Origin, pinned, v.State, strings.TrimPrefix(v.Mountpoint, w.dir))
+		fmt.Fprintf(&b, "volume %s from %s %s%s at %s\n", v.Name, v.Origin, pinned, v.State,
+			strings.TrimPrefix(v.Mountpoint, w.dir))
 	}
 	return b.String()
 }
@@ -273,7 +279,9 @@ var operations = []operation{
 		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "adopt-replace", root: true, command: func(w *world) []string { return w.adoptArgs() },
 		prepare: (*world).prepareLive, always: (*world).checkLive, every: 6},
-	{name: "publish", command: func(*world) []string { return []string{"golden", "publish", "g2", "base", "--no-progress"} },
+	{name: "publish", command: func(*world) []string {
+		return []string{"golden", "publish", "g2", "base", "--no-progress"}
+	},
 		prepare: func(w *world) { w.goldenGone("g2") }},
 	{name: "golden-rm", command: func(*world) []string { return []string{"golden", "rm", "g2"} },
 		prepare: func(w *world) {
@@ -387,7 +395,8 @@ func (w *world) sweep(t *testing.T, op operation, plan faulttest.Plan) {
 		before = w.peek()
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 		defer cancel()
-		res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, op.command(w)...), faulttest.Options{Plan: p, KillGroup: true, FollowProcesses: op.all})
+		res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, op.command(w)...),
+			faulttest.Options{Plan: p, KillGroup: true, FollowProcesses: op.all})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -467,7 +476,8 @@ func (w *world) outcome(op operation, before string) string {
 		lines := strings.SplitAfterN(before, "\n", 2)
 		return lines[0] + "golden g2@1 of 1\n" + lines[1]
 	case "import-update":
-		return strings.Replace(before, fmt.Sprintf("golden g@%d of %d\n", n, n), fmt.Sprintf("golden g@%d of %d\n", n+1, n+1), 1)
+		return strings.Replace(before, fmt.Sprintf("golden g@%d of %d\n", n, n), fmt.Sprintf("golden g@%d of %d\n", n+1, n+1),
+			1)
 	case "golden-rm":
 		return strings.Replace(before, "golden g2@1 of 1\n", "", 1)
 	}

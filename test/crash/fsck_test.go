@@ -171,7 +171,8 @@ func (w *world) traced(p faulttest.Plan, args ...string) faulttest.Result {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, args...), faulttest.Options{Plan: p, KillGroup: true})
+	res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, args...),
+		faulttest.Options{Plan: p, KillGroup: true})
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -260,7 +260,8 @@ func (w *fullWorld) strike(t *testing.T, op operation, at int) (res faulttest.Re
 		if at >= 0 && at < len(res.Steps) {
 			step = fmt.Sprint(res.Steps[at])
 		}
-		t.Fatalf("the disk was full from %s on; to repeat it: PANDO_SEED=%d %s=%d go test -run '^%s$'", step, faulttest.Seed(), faulttest.AtVariable, at, t.Name())
+		t.Fatalf("the disk was full from %s on; to repeat it: PANDO_SEED=%d %s=%d go test -run '^%s$'", step,
+			faulttest.Seed(), faulttest.AtVariable, at, t.Name())
 	}
 	return res
 }

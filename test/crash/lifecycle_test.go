@@ -25,7 +25,9 @@ var lifecycle = []operation{
 	{name: "fork-mounted", command: func(*world) []string { return []string{"fork", "base", "v", "--mount"} },
 		prepare: func(w *world) { w.gone("v"); w.scribble("base") },
 		want:    func(before string) string { return before + "volume v from base mounted at /mnt/v\n" }},
-	{name: "publish-mounted", command: func(*world) []string { return []string{"golden", "publish", "g2", "base", "--no-progress"} },
+	{name: "publish-mounted", command: func(*world) []string {
+		return []string{"golden", "publish", "g2", "base", "--no-progress"}
+	},
 		prepare: func(w *world) { w.goldenGone("g2"); w.scribble("base") },
 		want: func(before string) string {
 			lines := strings.SplitAfterN(before, "\n", 2)
@@ -39,7 +41,9 @@ var lifecycle = []operation{
 		want:    rewound, middle: rewoundUnmounted},
 	{name: "diff-mounted", command: func(*world) []string { return []string{"diff", "g@1", "base"} },
 		prepare: func(w *world) { w.scribble("base") }},
-	{name: "rebase", every: 2, command: func(*world) []string { return []string{"rebase", "base", "g@2", "--no-progress"} },
+	{name: "rebase", every: 2, command: func(*world) []string {
+		return []string{"rebase", "base", "g@2", "--no-progress"}
+	},
 		prepare: func(w *world) {
 			if !strings.Contains(w.peek(), "golden g@2") {
 				w.pando(append(w.importArgs("g"), "--update")...)
@@ -84,7 +88,9 @@ var lifecycle = []operation{
 		prepare: func(w *world) { w.pando("mount", "base") }},
 	{name: "fsck", every: 4, command: func(*world) []string { return []string{"fsck", "--no-progress"} },
 		prepare: func(w *world) { w.there("v"); w.scribble("base") }},
-	{name: "fsck-repair", every: 8, command: func(*world) []string { return []string{"fsck", "--repair", "--no-progress"} },
+	{name: "fsck-repair", every: 8, command: func(*world) []string {
+		return []string{"fsck", "--repair", "--no-progress"}
+	},
 		prepare: func(w *world) { w.fresh("base"); w.damage("base") },
 		wantOf: func(w *world, before string) string {
 			if w.kind.name == "reflink" { // its filesystem was damaged too
@@ -131,7 +137,8 @@ func rewoundUnmounted(before, after string) bool {
 func (w *world) scribble(volume string) {
 	w.t.Helper()
 	w.pando("mount", volume)
-	if err := os.WriteFile(filepath.Join(w.dir, "mnt", volume, "scribble"), []byte(strings.Repeat("x", 10000)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(w.dir, "mnt", volume, "scribble"), []byte(strings.Repeat("x", 10000)),
+		0o600); err != nil {
 		w.t.Fatal(err)
 	}
 }

@@ -103,7 +103,8 @@ func TestOtherBootID(t *testing.T) {
 					t.Fatalf("after pando %v there:\n%sbefore:\n%s", args, after, before)
 				}
 			}
-			refused := [][]string{{"destroy", "base", "eph"}, {"umount", "base"}, {"mount", "base"}, {"rewind", "base", "s", "--detach"}}
+			refused := [][]string{{"destroy", "base", "eph"}, {"umount", "base"}, {"mount", "base"},
+				{"rewind", "base", "s", "--detach"}}
 			w.pando("snapshot", "base", "s")
 			before = w.peek()
 			for _, args := range refused {
@@ -153,10 +154,12 @@ func TestRefusedKeepsMount(t *testing.T) {
 			before := w.state()
 
 			var wg sync.WaitGroup
-			for _, args := range [][]string{{"umount", "base1"}, {"destroy", "base2"}, {"rewind", "base3", "s", "--detach"}, {"ls"}, {"gc"}} {
+			for _, args := range [][]string{{"umount", "base1"}, {"destroy", "base2"}, {"rewind", "base3", "s", "--detach"},
+				{"ls"}, {"gc"}} {
 				wg.Go(func() {
 					_, err := w.try(args...)
-					if looks := len(args) == 1; looks == (err != nil) || !looks && !strings.Contains(err.Error(), "in mount namespace") {
+					if looks := len(args) == 1; looks == (err != nil) || !looks &&
+						!strings.Contains(err.Error(), "in mount namespace") {
 						t.Errorf("pando %v: %v", args, err)
 					}
 				})

@@ -141,7 +141,8 @@ func TestOldCatalogue(t *testing.T) {
 			// The copy was made in an earlier boot.
 			w.sql("UPDATE meta SET value = 'an earlier boot' WHERE key = 'boot'")
 			w.sql("UPDATE meta SET value = '0' WHERE key = 'boot_at'")
-			if _, err := w.try("gc"); err == nil || !strings.Contains(err.Error(), "it lost its last") || !strings.Contains(err.Error(), "init --rebuild") {
+			if _, err := w.try("gc"); err == nil || !strings.Contains(err.Error(), "it lost its last") ||
+				!strings.Contains(err.Error(), "init --rebuild") {
 				t.Errorf("gc with an old catalogue: %v", err)
 			}
 			// The same if nothing tells that it is old.

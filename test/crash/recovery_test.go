@@ -18,7 +18,8 @@ func (w *world) trace(p faulttest.Plan, args ...string) faulttest.Result {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, args...), faulttest.Options{Plan: p, KillGroup: true})
+	res, err := faulttest.Run(ctx, append([]string{pando, "--pool", w.dir}, args...),
+		faulttest.Options{Plan: p, KillGroup: true})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -87,16 +88,20 @@ func TestKillInRecovery(t *testing.T) {
 				}},
 				{name: "frozen", next: "ls", spoil: func() {
 					w.scribble("base")
-					res, err := faulttest.Run(t.Context(), []string{pando, "--pool", w.dir, "snapshot", "base", "s", "--freeze"}, faulttest.Options{
-						Plan: faulttest.Plan{Mode: faulttest.KillBefore, Match: func(s faulttest.Step) bool { return strings.Contains(s.Detail, "FITHAW") }},
-						// The guard dies too, or there would be nothing to recover.
-						KillGroup: true, FollowProcesses: true})
+					res, err := faulttest.Run(t.Context(), []string{pando, "--pool", w.dir, "snapshot", "base", "s", "--freeze"},
+						faulttest.Options{
+							Plan: faulttest.Plan{Mode: faulttest.KillBefore, Match: func(s faulttest.Step) bool {
+								return strings.Contains(s.Detail, "FITHAW")
+							}},
+							// The guard dies too, or there would be nothing to recover.
+							KillGroup: true, FollowProcesses: true})
 					if err != nil || !res.Fired {
 						t.Fatalf("it did not come to thaw: %v, %s", err, res.Stderr)
 					}
 				}},
 				{name: "half rewound", next: "ls", want: func(string) string {
-					return "golden g@1 of 1\nsnapshot base@before-rewind clean\nsnapshot base@s clean\nvolume base from base@s idle at \n"
+					return "golden g@1 of 1\nsnapshot base@before-rewind clean\nsnapshot base@s clean\nvolume base from base@s " +
+						"idle at \n"
 				}, spoil: func() {
 					w.onlySnapshot("base", "s")
 					w.dieAtIdentity(1, "rewind", "base", "s") // the second: that of what was replaced

@@ -212,7 +212,8 @@ func onB(v *travel) *world { return v.b }
 var transports = []transport{
 	{name: "push", pool: onA, command: []string{"push", "base@s", "--to", "nas", "--no-progress"},
 		prepare: func(v *travel) {
-			if _, err := v.a.try("remote", "delete", "nas", "base@s"); err != nil && !strings.Contains(err.Error(), "no point s") {
+			if _, err := v.a.try("remote", "delete", "nas", "base@s"); err != nil &&
+				!strings.Contains(err.Error(), "no point s") {
 				v.t.Fatal(err)
 			}
 			if _, err := v.a.try("destroy", "base@s"); err != nil && !strings.Contains(err.Error(), "no snapshot") {
@@ -232,7 +233,8 @@ var transports = []transport{
 	{name: "push-clone", pool: onA, command: []string{"push", "fresh", "--to", "nas", "--no-progress"},
 		prepare: func(v *travel) {
 			for _, n := range []string{"fresh", "h"} {
-				if _, err := v.a.try("remote", "delete", "nas", n); err != nil && !strings.Contains(err.Error(), "no volume of this name") && !strings.Contains(err.Error(), "has been removed") {
+				if _, err := v.a.try("remote", "delete", "nas", n); err != nil &&
+					!strings.Contains(err.Error(), "no volume of this name") && !strings.Contains(err.Error(), "has been removed") {
 					v.t.Fatal(err)
 				}
 			}
@@ -253,7 +255,8 @@ var transports = []transport{
 		want: func(before string) string {
 			return before + "golden g@1 of 1\nsnapshot base2@push clean\nvolume base2 from g@1 idle at \n"
 		},
-		middle: func(before, after string) bool { return after == before+"golden g@1 of 1\n" }, // what it was cloned from comes first
+		// what it was cloned from comes first
+		middle: func(before, after string) bool { return after == before+"golden g@1 of 1\n" },
 		after: func(v *travel) {
 			v.a.pando("mount", "base")
 			v.b.pando("mount", "base2")
@@ -336,7 +339,8 @@ var transports = []transport{
 		}},
 	{name: "remote-add", pool: onB, command: []string{"remote", "add", "two", "file:STORE.two"},
 		prepare: func(v *travel) {
-			if out, err := v.b.try("remote", "rm", "two", "--force"); err != nil && !strings.Contains(err.Error(), "no such remote") {
+			if out, err := v.b.try("remote", "rm", "two", "--force"); err != nil &&
+				!strings.Contains(err.Error(), "no such remote") {
 				v.t.Fatal(out, err)
 			}
 			if err := os.RemoveAll(v.store + ".two"); err != nil {

@@ -20,8 +20,10 @@ import (
 func init() {
 	if os.Getenv("PANDO_TEST_ZFS") != "" {
 		kinds = []kind{
-			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, left: zfsLeft, size: []string{"--fs", "ext4", "--size", "64M"}},
-			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects, left: zfsLeft},
+			{name: "zfs-zvol", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects,
+				left: zfsLeft, size: []string{"--fs", "ext4", "--size", "64M"}},
+			{name: "zfs-native", init: []string{"--driver", "zfs"}, dir: zfsDir, more: zfsDataset, objects: zfsObjects,
+				left: zfsLeft},
 		}
 		sparsely, initEvery, slow = 24, 4, true
 		drawn = drawSome
@@ -58,7 +60,8 @@ func zfsObjects(w *world) map[string]string {
 		w.t.Fatal(err)
 	}
 	// Not what is inherited: a snapshot without an identity would show its dataset's.
-	cmd := exec.Command("zfs", "get", "-Hp", "-r", "-t", "filesystem,volume,snapshot", "-o", "name,property,value,source", "pando:identity,defer_destroy", root)
+	cmd := exec.Command("zfs", "get", "-Hp", "-r", "-t", "filesystem,volume,snapshot", "-o", "name,property,value,source",
+		"pando:identity,defer_destroy", root)
 	out, err := cmd.Output()
 	if err != nil {
 		w.t.Fatalf("%v: %v", cmd, err)

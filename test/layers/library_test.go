@@ -51,8 +51,9 @@ var allowed = map[string][]string{
 	// Main calls it first: from there on the process is the guard's, and nothing else's.
 	"internal/linux/freeze/freeze.go": {"os/signal.Ignore", "os.Exit", "/proc/self/exe"},
 	// Access.Ambient permits it.
-	"internal/remote/objstore/gcs/open.go":       {"golang.org/x/oauth2/google.FindDefaultCredentials"},
-	"internal/remote/objstore/s3/credentials.go": {"github.com/minio/minio-go/v7/pkg/credentials.FileAWSCredentials", "github.com/minio/minio-go/v7/pkg/credentials.IAM"},
+	"internal/remote/objstore/gcs/open.go": {"golang.org/x/oauth2/google.FindDefaultCredentials"},
+	"internal/remote/objstore/s3/credentials.go": {"github.com/minio/minio-go/v7/pkg/credentials.FileAWSCredentials",
+		"github.com/minio/minio-go/v7/pkg/credentials.IAM"},
 }
 
 // frontEndUses lists what a file uses of these.
@@ -82,7 +83,8 @@ func frontEndUses(f *ast.File) []string {
 				}
 			}
 		case *ast.CallExpr: // a temporary file without a directory is wherever a variable says
-			if s, ok := n.Fun.(*ast.SelectorExpr); ok && len(n.Args) > 0 && (s.Sel.Name == "MkdirTemp" || s.Sel.Name == "CreateTemp") {
+			if s, ok := n.Fun.(*ast.SelectorExpr); ok && len(n.Args) > 0 &&
+				(s.Sel.Name == "MkdirTemp" || s.Sel.Name == "CreateTemp") {
 				if dir, ok := n.Args[0].(*ast.BasicLit); ok && dir.Value == `""` {
 					used = append(used, "os."+s.Sel.Name+`("")`)
 				}
@@ -99,7 +101,8 @@ func frontEndUses(f *ast.File) []string {
 
 // speakers may write words of the command line: they run pando's commands, or print what to type in a
 // shell, and are part of the command line for that.
-var speakers = []string{"internal/bench", "internal/observe/syncbench", "internal/observe/doctor", "internal/observe/diagnose", "internal/observe/iostat"}
+var speakers = []string{"internal/bench", "internal/observe/syncbench", "internal/observe/doctor",
+	"internal/observe/diagnose", "internal/observe/iostat"}
 
 // systemCalls are words of the kernel that look like flags.
 var systemCalls = []string{"mount --make-rprivate /"}
@@ -207,7 +210,8 @@ func TestLibrariesLeaveTheProcessAlone(t *testing.T) {
 		for _, use := range frontEndUses(f) {
 			delete(unused, path+": "+use)
 			if !slices.Contains(allowed[path], use) {
-				t.Errorf("%s uses %s, which belongs to the front end: let internal/cli do that, and pass on what is needed", path, use)
+				t.Errorf("%s uses %s, which belongs to the front end: let internal/cli do that, and pass on what is needed", path,
+					use)
 			}
 		}
 	})

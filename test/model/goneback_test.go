@@ -47,7 +47,8 @@ func (m *model) goBack() {
 		return
 	}
 	m.counts["went back"]++
-	_, err = e.Clone(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: pick(m, m.goldens)}, Name: ref.MustName("back")})
+	_, err = e.Clone(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: pick(m, m.goldens)},
+		Name: ref.MustName("back")})
 	m.refused(errs.Damaged, err)
 	e.Close()
 

@@ -52,7 +52,8 @@ func number(t *testing.T, name string, otherwise uint64) uint64 {
 	return n
 }
 
-var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open, zfs.Name: zfs.Open}
+var drivers = engine.Drivers{reflink.Name: reflink.Open, btrfs.Name: btrfs.Open, plain.Name: plain.Open,
+	zfs.Name: zfs.Open}
 
 // content is a tree: what is in each file, by path.
 type content map[string]string
@@ -116,7 +117,9 @@ func TestRandomOperations(t *testing.T) {
 	if os.Getenv("PANDO_TEST_ZFS") != "" { // in the guest of `make test-zfs`, which is slow
 		kinds, standard = map[string]kind{}, zfsOps
 		for _, fs := range []driver.FS{driver.Native, driver.Ext4} {
-			kinds["zfs-"+string(fs)] = kind{func(t *testing.T) string { return t.TempDir() }, engine.InitRequest{Driver: "zfs"}, fs}
+			kinds["zfs-"+string(fs)] = kind{func(t *testing.T) string {
+				return t.TempDir()
+			}, engine.InitRequest{Driver: "zfs"}, fs}
 		}
 	}
 	for name, pool := range kinds {
@@ -128,7 +131,8 @@ func TestRandomOperations(t *testing.T) {
 			if pool.init.Driver == "zfs" {
 				pool.init.Dataset = testfs.ZFS(t, 4<<30) + "/pando"
 			}
-			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), dir: filepath.Join(dir, "pool"), fs: pool.fs, source: t.TempDir(),
+			m := &model{t: t, r: rand.New(rand.NewPCG(seed, 0)), dir: filepath.Join(dir, "pool"), fs: pool.fs,
+				source:  t.TempDir(),
 				volumes: map[string]*volume{}, goldens: map[string]*golden{}, counts: map[string]int{}}
 			pool.init.Dir = m.dir
 			if _, err := engine.Init(t.Context(), pool.init, drivers); err != nil {
@@ -157,7 +161,8 @@ func (m *model) explain(seed uint64, ops int) {
 	for i, h := range m.history[first:] {
 		m.t.Logf("%5d %s", first+i, h)
 	}
-	m.t.Logf("repeat with PANDO_SEED=%d PANDO_TEST_OPS=%d, which after these operations said:\n%s", seed, ops, strings.Join(m.wrong, "\n"))
+	m.t.Logf("repeat with PANDO_SEED=%d PANDO_TEST_OPS=%d, which after these operations said:\n%s", seed, ops,
+		strings.Join(m.wrong, "\n"))
 }
 
 // errorf is that of testing.T; explain repeats it.
@@ -209,8 +214,10 @@ func (m *model) run(ops int) {
 	if lost := start.FreeBytes - end.FreeBytes; lost > allowed {
 		m.errorf("LEAK: %d MiB less are free than at the start", lost>>20)
 	}
-	m.t.Logf("%d operations in %v: %v; free space at the start %d MiB, at the end %d MiB", ops, took.Round(time.Second), m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
-	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy", "destroy snapshot",
+	m.t.Logf("%d operations in %v: %v; free space at the start %d MiB, at the end %d MiB", ops, took.Round(time.Second),
+		m.counts, start.FreeBytes>>20, end.FreeBytes>>20)
+	for _, verb := range []string{"import", "clone", "fork", "mount", "umount", "write", "snapshot", "rewind", "destroy",
+		"destroy snapshot",
 		"publish", "diff", "rebase", "keep", "golden rm", "pin", "prune", "gc", "reopen", "refused", "went back"} {
 		if ops >= 2000 && m.counts[verb] == 0 {
 			m.errorf("no %s was done: this run shows nothing of it", verb)
@@ -388,7 +395,8 @@ func (m *model) compare() {
 		if vol == nil {
 			continue
 		}
-		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || i.Origin != vol.origin || i.Golden != vol.golden || i.Generation != vol.gen {
+		if i.Mounted() != vol.mounted || (i.PinnedUntil != nil) != vol.pinned || i.Origin != vol.origin ||
+			i.Golden != vol.golden || i.Generation != vol.gen {
 			m.errorf("%+v\nwanted %+v", i, *vol)
 		}
 		if vol.mounted {
@@ -446,7 +454,8 @@ func (m *model) sameClone(from string, want content) {
 	m.t.Helper()
 	r, err := ref.Parse("", from)
 	m.must(err)
-	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: ref.MustName("look"), Mount: true, Ephemeral: true})
+	out, err := m.e.Clone(m.t.Context(), engine.CloneRequest{From: r, Name: ref.MustName("look"), Mount: true,
+		Ephemeral: true})
 	if err != nil {
 		m.errorf("%s: %v", from, err)
 		return

@@ -84,20 +84,24 @@ func (m *model) clone() {
 	if err == nil && out[0].Origin != from {
 		m.errorf("origin %s", out[0].Origin)
 	}
-	m.volumes[name] = &volume{content: maps.Clone(c.content), origin: from, golden: c.golden, gen: c.gen, mounted: mount, snaps: map[string]*snapshot{}}
+	m.volumes[name] = &volume{content: maps.Clone(c.content), origin: from, golden: c.golden, gen: c.gen, mounted: mount,
+		snaps: map[string]*snapshot{}}
 }
 
 // freeze chooses whether the writes to a volume are stopped while it is copied.
 func (m *model) freeze() engine.Freeze {
-	return []engine.Freeze{engine.FreezeIfNeeded, engine.FreezeIfNeeded, engine.FreezeAlways, engine.FreezeNever}[m.r.IntN(4)]
+	return []engine.Freeze{engine.FreezeIfNeeded, engine.FreezeIfNeeded, engine.FreezeAlways,
+		engine.FreezeNever}[m.r.IntN(4)]
 }
 
 func (m *model) fork(v string, vol *volume) {
 	name, freeze := m.fresh("v"), m.freeze()
 	m.note("fork", "%s %s freeze=%v", v, name, freeze)
-	_, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: ref.MustName(name), Freeze: freeze})
+	_, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: ref.MustName(name),
+		Freeze: freeze})
 	m.must(err)
-	m.volumes[name] = &volume{content: maps.Clone(vol.content), origin: v, golden: vol.golden, gen: vol.gen, snaps: map[string]*snapshot{}}
+	m.volumes[name] = &volume{content: maps.Clone(vol.content), origin: v, golden: vol.golden, gen: vol.gen,
+		snaps: map[string]*snapshot{}}
 }
 
 // write changes files of a volume that is mounted.
@@ -128,7 +132,8 @@ func (m *model) snapshot(v string, vol *volume) {
 	}
 	name, freeze := m.fresh("s"), m.freeze()
 	m.note("snapshot", "%s %s freeze=%v", v, name, freeze)
-	info, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName(name), Freeze: freeze})
+	info, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName(name),
+		Freeze: freeze})
 	m.must(err)
 	want := "clean"
 	if vol.mounted && freeze == engine.FreezeNever {
@@ -149,7 +154,8 @@ func (m *model) rewind(v string, vol *volume) {
 	}
 	detach := m.r.IntN(2) == 0
 	m.note("rewind", "%s %s detach=%v", v, s, detach)
-	out, err := m.e.Rewind(m.t.Context(), engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName(s), Detach: detach})
+	out, err := m.e.Rewind(m.t.Context(), engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName(s),
+		Detach: detach})
 	if vol.mounted && !detach {
 		m.refused(errs.InUse, err)
 		return
@@ -217,7 +223,8 @@ func (m *model) rebase(v string, vol *volume) {
 	gens := slices.Sorted(maps.Keys(g.gens))
 	n := gens[m.r.IntN(len(gens))]
 	mode := m.r.IntN(3)
-	q := engine.RebaseRequest{Volume: ref.MustName(v), Onto: ref.Ref{Name: vol.golden, At: fmt.Sprint(n)}, Ours: mode == 1, Theirs: mode == 2}
+	q := engine.RebaseRequest{Volume: ref.MustName(v), Onto: ref.Ref{Name: vol.golden, At: fmt.Sprint(n)}, Ours: mode == 1,
+		Theirs: mode == 2}
 	m.note("rebase", "%s %s ours=%v theirs=%v", v, q.Onto, q.Ours, q.Theirs)
 	out, err := m.e.Rebase(m.t.Context(), q)
 	switch {
@@ -325,7 +332,8 @@ func (m *model) publish(v string, vol *volume) {
 	gold := m.goldens[g]
 	stale := vol.golden == g && vol.gen != gold.current
 	m.note("publish", "%s %s force=%v stale=%v", g, v, force, stale)
-	out, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: ref.MustName(g), Volume: ref.MustName(v), Force: force})
+	out, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: ref.MustName(g), Volume: ref.MustName(v),
+		Force: force})
 	if stale && !force {
 		m.refused(errs.Conflict, err)
 		return

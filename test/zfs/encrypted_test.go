@@ -20,7 +20,9 @@ func TestEncrypted(t *testing.T) {
 	h.pando("golden", "import", "g", src, "--no-progress")
 	h.pando("clone", "g", "v", "--mount")
 	h.wantFile(filepath.Join(h.dir, "mnt/v/a"), "plain")
-	if on := h.zfs("get", "-H", "-o", "value", "encryption", strings.TrimSpace(h.run("findmnt", "-n", "-o", "SOURCE", filepath.Join(h.dir, "mnt/v")))); strings.TrimSpace(on) == "off" {
+	if on := h.zfs("get", "-H", "-o", "value", "encryption",
+		strings.TrimSpace(h.run("findmnt", "-n", "-o", "SOURCE",
+			filepath.Join(h.dir, "mnt/v")))); strings.TrimSpace(on) == "off" {
 		t.Error("a volume in an encrypted dataset is not encrypted")
 	}
 	h.pando("umount", "v")
@@ -32,7 +34,8 @@ func TestEncrypted(t *testing.T) {
 	// Somebody gives the volume a key of its own.
 	var d struct{ ID string }
 	h.json(&d, "show", "v")
-	h.zfs("change-key", "-o", "keyformat=passphrase", "-o", "keylocation=file://"+filepath.Join(h.tmp, "key"), h.dataset+"/"+d.ID)
+	h.zfs("change-key", "-o", "keyformat=passphrase", "-o", "keylocation=file://"+filepath.Join(h.tmp, "key"),
+		h.dataset+"/"+d.ID)
 	h.fails(exitPermission, "zfs change-key -i", "fork", "v", "w")
 	h.fails(exitPermission, "zfs change-key -i", "snapshot", "v")
 	h.zfs("change-key", "-i", h.dataset+"/"+d.ID)

@@ -280,7 +280,8 @@ func TestBusyElsewhere(t *testing.T) {
 	h.write(filepath.Join(src, "a"), "a")
 	h.pando("golden", "import", "g", src, "--no-progress")
 	h.pando("clone", "g", "v", "--mount")
-	holder := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c", "cd "+filepath.Join(h.dir, "mnt/v")+" && exec sleep 600")
+	holder := exec.Command("unshare", "-m", "--propagation", "private", "sh", "-c",
+		"cd "+filepath.Join(h.dir, "mnt/v")+" && exec sleep 600")
 	if err := holder.Start(); err != nil {
 		t.Fatal(err)
 	}

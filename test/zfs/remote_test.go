@@ -20,7 +20,8 @@ func TestRemote(t *testing.T) {
 	h.pando("push", "v", "--no-progress")
 	h.write(filepath.Join(h.dir, "mnt/v/own"), "second")
 	// No map says what has changed in a zvol: all of it is read, and little is sent.
-	if out := h.pando("push", "v", "--json"); !strings.Contains(out, `"full": true`) && !strings.Contains(out, `"full":true`) {
+	if out := h.pando("push", "v", "--json"); !strings.Contains(out, `"full": true`) &&
+		!strings.Contains(out, `"full":true`) {
 		t.Errorf("push: %s", out)
 	}
 

@@ -23,7 +23,8 @@ func TestMigration(t *testing.T) {
 	const dirs, files = 40, 25
 	for d := range dirs {
 		for f := range files {
-			h.write(filepath.Join(golden, fmt.Sprintf("layers/%02d/%02d", d, f)), strings.Repeat(fmt.Sprintf("%d/%d ", d, f), 2000))
+			h.write(filepath.Join(golden, fmt.Sprintf("layers/%02d/%02d", d, f)),
+				strings.Repeat(fmt.Sprintf("%d/%d ", d, f), 2000))
 		}
 	}
 	h.write(filepath.Join(golden, "index"), "first")
@@ -91,7 +92,8 @@ func TestMigration(t *testing.T) {
 	h.wantFile(filepath.Join(h.dir, "mnt/session-0/index"), "first")
 
 	// The directory itself becomes a volume; what it was is collected.
-	h.pando("golden", "import", "docker", golden, "--update", "--adopt", "--replace", "--as", "docker-live", "--fs", "xfs", "--size", "512M", "--no-progress")
+	h.pando("golden", "import", "docker", golden, "--update", "--adopt", "--replace", "--as", "docker-live", "--fs", "xfs",
+		"--size", "512M", "--no-progress")
 	asides, err := filepath.Glob(golden + ".pando-old-*")
 	if err != nil || len(asides) != 1 {
 		t.Fatalf("the old directory: %q, %v", asides, err)
@@ -113,7 +115,8 @@ func TestMigration(t *testing.T) {
 	h.pando("golden", "rm", "docker")
 	h.pando("gc")
 	if n := h.objects(); n != 0 {
-		t.Errorf("LEAK: %d objects are left after everything was destroyed:\n%s", n, h.zfs("list", "-r", "-t", "all", h.dataset))
+		t.Errorf("LEAK: %d objects are left after everything was destroyed:\n%s", n,
+			h.zfs("list", "-r", "-t", "all", h.dataset))
 	}
 	h.noDevices()
 }

@@ -104,7 +104,8 @@ func (h *host) fails(code int, says string, args ...string) {
 	cmd.Stderr = &stderr
 	err := cmd.Run()
 	if cmd.ProcessState.ExitCode() != code || !strings.Contains(stderr.String(), says) {
-		h.t.Errorf("pando %s: %v, wanted exit code %d and %q in: %s", strings.Join(args, " "), err, code, says, stderr.String())
+		h.t.Errorf("pando %s: %v, wanted exit code %d and %q in: %s", strings.Join(args, " "), err, code, says,
+			stderr.String())
 	}
 }
 

@@ -87,7 +87,9 @@ func detachOthers(dir string) error {
 		isNeeded := func(path string) bool {
 			return m.point == "/" || path == m.point || strings.HasPrefix(path, m.point+"/")
 		}
-		system := slices.ContainsFunc([]string{"/dev/", "/proc/", "/sys/", "/run/"}, func(top string) bool { return strings.HasPrefix(m.point, top) })
+		system := slices.ContainsFunc([]string{"/dev/", "/proc/", "/sys/", "/run/"}, func(top string) bool {
+			return strings.HasPrefix(m.point, top)
+		})
 		if system || slices.ContainsFunc(needed, isNeeded) {
 			continue
 		}

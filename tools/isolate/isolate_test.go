@@ -30,7 +30,8 @@ func isolated(t *testing.T, script string) (out string, status int, u usage) {
 	}
 
 	cmd := exec.Command(isolate, binary)
-	cmd.Env = append(os.Environ(), "PANDO_TEST_USAGE="+filepath.Join(top, "usage"), "TMPDIR="+top, "PANDO_TEST_PATIENCE=200ms")
+	cmd.Env = append(os.Environ(), "PANDO_TEST_USAGE="+filepath.Join(top, "usage"), "TMPDIR="+top,
+		"PANDO_TEST_PATIENCE=200ms")
 	text, _ := cmd.CombinedOutput()
 	line, err := os.ReadFile(filepath.Join(top, "usage"))
 	if err != nil {
@@ -53,12 +54,13 @@ func TestIsolated(t *testing.T) {
 	}{
 		"namespaces": {`findmnt -n -o FSTYPE -T "$TMPDIR"; tr '\0' ' ' </proc/1/cmdline; ls /sys/class/net`,
 			0, []string{"ext4", "exe", "lo"}},
-		"status":       {`exit 7`, 7, nil},
-		"signal":       {`kill -SEGV $$`, 128 + 11, nil},
-		"file":         {`touch "$TMPDIR/left"`, 1, []string{"LEAK: file ", "/left"}},
-		"mount":        {`mount -t tmpfs tmpfs /mnt`, 1, []string{"LEAK: tmpfs mounted at /mnt"}},
-		"mount below":  {`mkdir "$TMPDIR/m"; mount -t tmpfs tmpfs "$TMPDIR/m"`, 1, []string{"LEAK: tmpfs mounted at /"}},
-		"loop device":  {`truncate -s 1M "$TMPDIR/left-behind-loop"; losetup -f "$TMPDIR/left-behind-loop"`, 1, []string{"LEAK: loop"}},
+		"status":      {`exit 7`, 7, nil},
+		"signal":      {`kill -SEGV $$`, 128 + 11, nil},
+		"file":        {`touch "$TMPDIR/left"`, 1, []string{"LEAK: file ", "/left"}},
+		"mount":       {`mount -t tmpfs tmpfs /mnt`, 1, []string{"LEAK: tmpfs mounted at /mnt"}},
+		"mount below": {`mkdir "$TMPDIR/m"; mount -t tmpfs tmpfs "$TMPDIR/m"`, 1, []string{"LEAK: tmpfs mounted at /"}},
+		"loop device": {`truncate -s 1M "$TMPDIR/left-behind-loop"; losetup -f "$TMPDIR/left-behind-loop"`, 1,
+			[]string{"LEAK: loop"}},
 		"process":      {`sleep 1000 & disown`, 1, []string{"LEAK: process ", "sleep 1000"}},
 		"leak, status": {`touch "$TMPDIR/left"; exit 3`, 3, []string{"LEAK: file "}},
 	} {

@@ -45,10 +45,12 @@ const insideVariable = "PANDO_TEST_INSIDE"
 
 var (
 	// hostPIDs are packages that compare PIDs with those in events of the kernel, which are the host's.
-	hostPIDs = []string{"cmd/pando", "internal/observe/diagnose", "internal/observe/doctor", "internal/observe/iostat", "internal/observe/proof", "internal/observe/syncbench"}
+	hostPIDs = []string{"cmd/pando", "internal/observe/diagnose", "internal/observe/doctor", "internal/observe/iostat",
+		"internal/observe/proof", "internal/observe/syncbench"}
 
 	// hostDisk are packages whose tests are about a disk.
-	hostDisk = []string{"internal/observe/diagnose", "internal/observe/doctor", "internal/observe/iostat", "internal/observe/proof", "internal/observe/syncbench"}
+	hostDisk = []string{"internal/observe/diagnose", "internal/observe/doctor", "internal/observe/iostat",
+		"internal/observe/proof", "internal/observe/syncbench"}
 )
 
 func main() {

@@ -49,8 +49,10 @@ func TestReport(t *testing.T) {
 		want       string
 		contains   []string
 	}{
-		{false, "3 passed, 4 failed, 2 skipped\n", []string{"2 tests were SKIPPED", "mounting needs root", "keeps no images"}},
-		{true, "3 passed, 5 failed, 1 skipped\n", []string{"FAIL  a TestSub/y: SKIPPED: mounting needs root", "keeps no images"}},
+		{false, "3 passed, 4 failed, 2 skipped\n", []string{"2 tests were SKIPPED", "mounting needs root",
+			"keeps no images"}},
+		{true, "3 passed, 5 failed, 1 skipped\n", []string{"FAIL  a TestSub/y: SKIPPED: mounting needs root",
+			"keeps no images"}},
 	} {
 		r := newReport(c.requireAll)
 		if err := r.read(strings.NewReader(run)); err != nil {

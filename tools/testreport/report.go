@@ -165,7 +165,8 @@ func (r *report) endPackage(p *testPackage, failed bool) {
 // end counts as failed what has not come to its end: the machine that ran it may have died.
 func (r *report) end() {
 	for _, name := range slices.Sorted(maps.Keys(r.packages)) {
-		r.refused = append(r.refused, strings.TrimPrefix(name, "pando/")+": the tests of this package did not come to their end")
+		r.refused = append(r.refused, strings.TrimPrefix(name,
+			"pando/")+": the tests of this package did not come to their end")
 		r.endPackage(r.packages[name], true)
 	}
 	clear(r.packages)

@@ -44,7 +44,8 @@ func printUsage(w io.Writer, path string) error {
 
 func (u usage) print(w io.Writer) {
 	waiting := max(u.WallSeconds-u.UserSeconds-u.SystemSeconds, 0)
-	fmt.Fprintf(w, "%8.1f %8.1f %8.1f %8.1f %6d MiB  %s\n", u.WallSeconds, u.UserSeconds, u.SystemSeconds, waiting, u.WrittenBytes>>20, u.Package)
+	fmt.Fprintf(w, "%8.1f %8.1f %8.1f %8.1f %6d MiB  %s\n", u.WallSeconds, u.UserSeconds, u.SystemSeconds, waiting,
+		u.WrittenBytes>>20, u.Package)
 }
 
 // readUsage reads the lines. A missing file means no lines: isolate measures only as root.

@@ -61,7 +61,8 @@ var kinds = map[Kind]Codes{
 
 // Kinds lists every kind in order of exit code.
 func Kinds() []Kind {
-	return []Kind{Internal, Invalid, NotFound, Exists, InUse, NoSpace, Permission, Unsupported, Conflict, Damaged, TooNew, IO, Canceled}
+	return []Kind{Internal, Invalid, NotFound, Exists, InUse, NoSpace, Permission, Unsupported, Conflict, Damaged, TooNew,
+		IO, Canceled}
 }
 
 // Codes returns the numbers of k; an unknown kind has those of Internal.

@@ -159,7 +159,8 @@ func TestWrap(t *testing.T) {
 	nameless := (&errs.Error{Kind: errs.TooNew, Err: errors.New("format 9")}).WithHint("upgrade %s", "pando")
 	got := errs.Wrap("read identity", "abc", fmt.Errorf("line 3: %w", nameless))
 	var e *errs.Error
-	if !errors.As(got, &e) || e.Op != "read identity" || e.Ref != "abc" || e.Kind != errs.TooNew || e.Hint.String() != "upgrade pando" {
+	if !errors.As(got, &e) || e.Op != "read identity" || e.Ref != "abc" || e.Kind != errs.TooNew ||
+		e.Hint.String() != "upgrade pando" {
 		t.Errorf("%#v", got)
 	}
 	if want := "read identity abc: line 3: format 9"; got.Error() != want {
@@ -181,7 +182,8 @@ func TestErrorText(t *testing.T) {
 		err  errs.Error
 		want string
 	}{
-		{errs.Error{Kind: errs.IO, Op: "clone", Ref: "web", Hint: errs.Messagef("not part of it"), Err: cause}, "clone web: cause"},
+		{errs.Error{Kind: errs.IO, Op: "clone", Ref: "web", Hint: errs.Messagef("not part of it"), Err: cause},
+			"clone web: cause"},
 		{errs.Error{Kind: errs.IO, Op: "clone", Err: cause}, "clone: cause"},
 		{errs.Error{Kind: errs.IO, Ref: "web", Err: cause}, "web: cause"},
 		{errs.Error{Kind: errs.IO, Err: cause}, "cause"},
@@ -211,12 +213,14 @@ func TestHints(t *testing.T) {
 		{&errs.Error{Kind: errs.IO, Op: "destroy", Err: inner}, "end pid 7"},
 		{errs.New(errs.IO, "destroy", "web", "%w", inner).WithHint("outer"), "end pid 7"}, // who is nearest knows best
 		{errs.New(errs.IO, "destroy", "web", "x").WithHint("outer"), "outer"},
-		{errs.Wrap("clone", "", syscall.ENOSPC), `free space with operation "destroy" and operation "gc", or use a larger pool`},
+		{errs.Wrap("clone", "",
+			syscall.ENOSPC), `free space with operation "destroy" and operation "gc", or use a larger pool`},
 		{errs.Wrap("clone", "", syscall.EFBIG), "the filesystem cannot hold a file of this size"},
 		{errs.Wrap("clone", "", syscall.EDQUOT), "a disk quota is used up"},
 		{errs.Wrap("clone", "", syscall.EROFS), "the filesystem is mounted read-only"},
 		{errs.Wrap("clone", "", syscall.EINVAL), ""},
-		{errs.Wrap("clone", "", &errs.Error{Kind: errs.NoSpace, Hint: errs.Messagef("its own"), Err: syscall.ENOSPC}), "its own"},
+		{errs.Wrap("clone", "", &errs.Error{Kind: errs.NoSpace, Hint: errs.Messagef("its own"), Err: syscall.ENOSPC}),
+			"its own"},
 	} {
 		if got := errs.HintOf(c.err); got != c.want {
 			t.Errorf("hint of %v: %q, want %q", c.err, got, c.want)

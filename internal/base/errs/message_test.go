@@ -50,7 +50,8 @@ func TestRender(t *testing.T) {
 		{errs.Messagef("%s; or %s: %v", errs.Messagef("try %s", errs.Run("gc")), "wait", errors.New("busy")),
 			`try operation "gc"; or wait: busy`, "try GC; or wait: busy"},
 		// A name is never taken for a part, whatever it holds.
-		{errs.Messagef("%s and %s", errs.Run("gc"), "\x00oumount\x00"), `operation "gc" and \x00oumount\x00`, `GC and \x00oumount\x00`},
+		{errs.Messagef("%s and %s", errs.Run("gc"), "\x00oumount\x00"), `operation "gc" and \x00oumount\x00`,
+			`GC and \x00oumount\x00`},
 		{errs.Messagef("%s", errs.Run("gc", "a\x01b", errs.Param("c\x02", "d\x00"))),
 			`operation "gc" of a\x01b with parameter "c\\x02" set to d\x00`, `GC(a\x01b)[c\x02]`},
 	} {

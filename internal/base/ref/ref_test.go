@@ -20,7 +20,8 @@ func TestParse(t *testing.T) {
 			t.Errorf("Parse(%q) = %v, %v", s, got, err)
 		}
 	}
-	for _, s := range []string{"", "@", "web@", "@3", "a@b@c", "a/b", "..", "a..b", ".a", "-a", "_a", "a b", "a\x00b", "a\nb", "a\x7f", "ä",
+	for _, s := range []string{"", "@", "web@", "@3", "a@b@c", "a/b", "..", "a..b", ".a", "-a", "_a", "a b", "a\x00b",
+		"a\nb", "a\x7f", "ä",
 		"a*", "a?", "[a]", "a:b", "a\\b", strings.Repeat("x", MaxNameBytes+1)} {
 		if got, err := Parse("test", s); !errs.Is(err, errs.Invalid) || errs.HintOf(err) == "" {
 			t.Errorf("Parse(%q) = %v, %v; wanted Invalid with a hint", s, got, err)
@@ -59,7 +60,8 @@ func FuzzParse(f *testing.F) {
 			t.Errorf("%q came back as %q", s, r)
 		}
 		for _, name := range []string{r.Name, r.At} {
-			if strings.ContainsAny(name, "/\x00\n@ *?[") || strings.Contains(name, "..") || strings.HasPrefix(name, "-") || len(name) > MaxNameBytes {
+			if strings.ContainsAny(name, "/\x00\n@ *?[") || strings.Contains(name, "..") || strings.HasPrefix(name, "-") ||
+				len(name) > MaxNameBytes {
 				t.Errorf("%q is accepted", name)
 			}
 		}

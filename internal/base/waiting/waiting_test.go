@@ -88,7 +88,8 @@ func TestLockHolders(t *testing.T) {
 				stop(t, cmd)
 			}
 			got := LockHolders(path, 120)
-			if len(got) != 1 || got[0].PID != cmd.Process.Pid || got[0].Stopped != stopped || got[0].Since.IsZero() || got[0].Command != "exe" {
+			if len(got) != 1 || got[0].PID != cmd.Process.Pid || got[0].Stopped != stopped || got[0].Since.IsZero() ||
+				got[0].Command != "exe" {
 				t.Errorf("%s, look %d: %+v, wanted pid %d", how, i, got, cmd.Process.Pid)
 			}
 		}
@@ -111,13 +112,17 @@ func TestUntil(t *testing.T) {
 
 	var notes []string
 	ctx := WithNotes(t.Context(), func(text string) { notes = append(notes, text) })
-	w := Wait{Op: "mount", Ref: "job", What: "the lock", Limit: 300 * time.Millisecond, Holders: func() []Process { return LockHolders(path, 0) }}
+	w := Wait{Op: "mount", Ref: "job", What: "the lock", Limit: 300 * time.Millisecond, Holders: func() []Process {
+		return LockHolders(path, 0)
+	}}
 	err := w.Until(ctx, func() (bool, error) { return false, nil })
 	pid := Process{PID: cmd.Process.Pid}.pid()
-	if !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), "the lock, held by exe (pid "+pid) || !strings.Contains(errs.HintOf(err), "kill -CONT "+pid) {
+	if !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), "the lock, held by exe (pid "+pid) ||
+		!strings.Contains(errs.HintOf(err), "kill -CONT "+pid) {
 		t.Errorf("%v (hint %q)", err, errs.HintOf(err))
 	}
-	if len(notes) == 0 || !strings.Contains(notes[0], "waiting for the lock, held by exe (pid "+pid) || !strings.Contains(notes[0], "stopped") {
+	if len(notes) == 0 || !strings.Contains(notes[0], "waiting for the lock, held by exe (pid "+pid) ||
+		!strings.Contains(notes[0], "stopped") {
 		t.Errorf("notes %q", notes)
 	}
 

@@ -202,7 +202,9 @@ func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 	return d.snapshot(ctx, "snapshot", from, id, true)
 }
 
-func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, readOnly bool) error {
+func (d *Driver) snapshot(
+	ctx context.Context, op string, from driver.ObjectID, id driver.Identity, readOnly bool,
+) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
@@ -256,7 +258,9 @@ func (d *Driver) snapshot(ctx context.Context, op string, from driver.ObjectID, 
 // snapshotNested puts snapshots of the subvolumes inside src into its writable
 // snapshot at path to, in the place of the empty directories that btrfs left
 // there, and then makes to read-only if it shall be.
-func (d *Driver) snapshotNested(ctx context.Context, src *os.File, nested []kernel.SubvolChild, to string, readOnly bool) error {
+func (d *Driver) snapshotNested(
+	ctx context.Context, src *os.File, nested []kernel.SubvolChild, to string, readOnly bool,
+) error {
 	dst, err := os.Open(to)
 	if err != nil {
 		return err

@@ -228,7 +228,8 @@ func TestNested(t *testing.T) {
 		if got, want := readOnly(t, tree), id == snap.ID; got != want {
 			t.Errorf("read-only is %v of object %s, want %v", got, id, want)
 		}
-		if readOnly(t, filepath.Join(tree, "top")) || !readOnly(t, filepath.Join(tree, "top/a/b/middle")) || !readOnly(t, filepath.Join(tree, "top/a/b/middle/bottom")) {
+		if readOnly(t, filepath.Join(tree, "top")) || !readOnly(t, filepath.Join(tree, "top/a/b/middle")) ||
+			!readOnly(t, filepath.Join(tree, "top/a/b/middle/bottom")) {
 			t.Error("subvolumes inside are not as writable as they were")
 		}
 	}
@@ -302,7 +303,8 @@ func TestFailureLeavesNothing(t *testing.T) {
 	if err := errors.Join(os.Remove(tree), os.Symlink(filepath.Join(other, "elsewhere"), tree)); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Clone(t.Context(), vol, identity(driver.Volume)); !errs.Is(err, errs.Unsupported) || !errors.Is(err, unix.EXDEV) {
+	if err := d.Clone(t.Context(), vol, identity(driver.Volume)); !errs.Is(err, errs.Unsupported) ||
+		!errors.Is(err, unix.EXDEV) {
 		t.Errorf("clone to another filesystem: %v", err)
 	}
 	for o, err := range d.List(t.Context()) {
@@ -505,7 +507,8 @@ func TestImmutable(t *testing.T) {
 	for name, content := range want {
 		write(t, filepath.Join(tree, name), []byte(content))
 	}
-	flags := map[string]uint32{"file": kernel.FlagAppend, "grows/in": kernel.FlagImmutable, "grows": kernel.FlagAppend, "": kernel.FlagImmutable}
+	flags := map[string]uint32{"file": kernel.FlagAppend, "grows/in": kernel.FlagImmutable, "grows": kernel.FlagAppend,
+		"": kernel.FlagImmutable}
 	for _, name := range []string{"file", "grows/in", "grows", ""} {
 		f, err := os.Open(filepath.Join(tree, name))
 		if err != nil {

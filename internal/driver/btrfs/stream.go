@@ -46,8 +46,10 @@ func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.Subv
 	case !info.ReadOnly:
 		err = errs.New(errs.Invalid, op, string(id), "it is not immutable").WithHint("make a snapshot of it")
 	case len(nested) > 0:
-		err = errs.New(errs.Unsupported, op, string(id), "there are subvolumes of btrfs inside, %q among them, which streams cannot hold", nested[0].Dir+"/"+nested[0].Name).
-			WithHint("remove them in the volume with `btrfs subvolume delete`, or make them directories, and make another snapshot")
+		err = errs.New(errs.Unsupported, op, string(id),
+			"there are subvolumes of btrfs inside, %q among them, which streams cannot hold", nested[0].Dir+"/"+nested[0].Name).
+			WithHint("remove them in the volume with `btrfs subvolume delete`, or make them directories, and make another " +
+				"snapshot")
 	}
 	if err != nil {
 		f.Close()
@@ -120,7 +122,8 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 			continue
 		}
 		if errors.Is(err, unix.EAGAIN) {
-			return errs.New(errs.InUse, op, string(from), "its blocks are being deduplicated: %w", err).WithHint("try again when that has ended")
+			return errs.New(errs.InUse, op, string(from), "its blocks are being deduplicated: %w",
+				err).WithHint("try again when that has ended")
 		}
 		return errs.Wrap(op, string(from), err)
 	}
@@ -222,7 +225,9 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	return d.receive(ctx, op, id, nil, kernel.SubvolInfo{}, r)
 }
 
-func (d *Driver) receive(ctx context.Context, op string, id driver.Identity, base *os.File, info kernel.SubvolInfo, r io.Reader) (err error) {
+func (d *Driver) receive(
+	ctx context.Context, op string, id driver.Identity, base *os.File, info kernel.SubvolInfo, r io.Reader,
+) (err error) {
 	s, err := btrfsstream.NewReader(r)
 	if err != nil {
 		return errs.Wrap(op, id.Ref(), err)
@@ -233,7 +238,8 @@ func (d *Driver) receive(ctx context.Context, op string, id driver.Identity, bas
 	}
 	switch {
 	case begin.Diff && base == nil:
-		return errs.New(errs.Conflict, op, id.Ref(), "the stream is only what differs from another object").WithHint("receive that one first")
+		return errs.New(errs.Conflict, op, id.Ref(),
+			"the stream is only what differs from another object").WithHint("receive that one first")
 	case !begin.Diff && base != nil:
 		return errs.New(errs.Conflict, op, id.Ref(), "the stream is a whole object, not what differs from %s", base.Name())
 	case begin.Diff && !same(info, begin.Parent):

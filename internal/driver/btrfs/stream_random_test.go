@@ -96,12 +96,15 @@ func (t randomTree) step() {
 		t.withFile(func(src *os.File) {
 			t.withFile(func(dst *os.File) {
 				n := int64(1+t.r.IntN(8)) * 4096
-				_ = unix.IoctlFileCloneRange(int(dst.Fd()), &unix.FileCloneRange{Src_fd: int64(src.Fd()), Src_offset: uint64(t.r.IntN(4)) * 4096, Src_length: uint64(n), Dest_offset: uint64(t.r.IntN(16)) * 4096})
+				_ = unix.IoctlFileCloneRange(int(dst.Fd()),
+					&unix.FileCloneRange{Src_fd: int64(src.Fd()), Src_offset: uint64(t.r.IntN(4)) * 4096, Src_length: uint64(n),
+						Dest_offset: uint64(t.r.IntN(16)) * 4096})
 			})
 		})
 	case 20:
 		t.withFile(func(f *os.File) {
-			modes := []uint32{unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE, unix.FALLOC_FL_ZERO_RANGE, 0, unix.FALLOC_FL_KEEP_SIZE}
+			modes := []uint32{unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE, unix.FALLOC_FL_ZERO_RANGE, 0,
+				unix.FALLOC_FL_KEEP_SIZE}
 			_ = unix.Fallocate(int(f.Fd()), modes[t.r.IntN(len(modes))], int64(t.r.IntN(100_000)), int64(1+t.r.IntN(100_000)))
 		})
 	case 21:
@@ -125,7 +128,8 @@ func TestStreamRandom(t *testing.T) {
 		}
 	}
 	t.Logf("seed %d (repeat with PANDO_SEED=%d)", seed, seed)
-	a, b, c, d := pool(t, testfs.Btrfs(t, 512<<20)), pool(t, testfs.Btrfs(t, 512<<20)), pool(t, testfs.Btrfs(t, 512<<20)), pool(t, testfs.Btrfs(t, 512<<20))
+	a, b, c, d := pool(t, testfs.Btrfs(t, 512<<20)), pool(t, testfs.Btrfs(t, 512<<20)), pool(t,
+		testfs.Btrfs(t, 512<<20)), pool(t, testfs.Btrfs(t, 512<<20))
 	vol, root := create(t, a)
 	tree := randomTree{rand.New(rand.NewPCG(seed, 1)), root}
 	var as, bs, cs []driver.ObjectID

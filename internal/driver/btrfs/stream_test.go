@@ -196,7 +196,8 @@ func TestReceivedUUID(t *testing.T) {
 		if err := change(flipped); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Receive(t.Context(), identity(driver.Snapshot), flipped.ID, bytes.NewReader(diff)); !errs.Is(err, errs.Conflict) {
+		if err := b.Receive(t.Context(), identity(driver.Snapshot), flipped.ID, bytes.NewReader(diff)); !errs.Is(err,
+			errs.Conflict) {
 			t.Errorf("%s: an increment on what has changed: %v, want a conflict", name, err)
 		}
 	}
@@ -248,7 +249,8 @@ func TestStreamImmutableFlags(t *testing.T) {
 	}
 	ft := treeOf(t, b, fork.ID)
 	write(t, filepath.Join(ft, "dir/fixed"), []byte("changed"))
-	if err := errors.Join(os.Rename(filepath.Join(ft, "dir/log"), filepath.Join(ft, "log")), os.Remove(filepath.Join(ft, "log"))); err != nil {
+	if err := errors.Join(os.Rename(filepath.Join(ft, "dir/log"), filepath.Join(ft, "log")),
+		os.Remove(filepath.Join(ft, "log"))); err != nil {
 		t.Fatal(err)
 	}
 	stream := send(t, b, snapshot(t, b, fork.ID), r0)
@@ -298,7 +300,8 @@ func TestStreamCompressed(t *testing.T) {
 	s0 := snapshot(t, a, vol)
 	stream := send(t, a, s0, "")
 	if len(stream) > 2<<20 {
-		t.Skipf("SKIPPED: the stream of 13 MiB that compress well has %d bytes: this kernel cannot send compressed data", len(stream))
+		t.Skipf("SKIPPED: the stream of 13 MiB that compress well has %d bytes: this kernel cannot send compressed data",
+			len(stream))
 	}
 	r0 := receive(t, b, "", stream)
 	treetest.Compare(t, treeOf(t, a, s0), treeOf(t, b, r0), 0)
@@ -372,7 +375,8 @@ func TestReceiveKilled(t *testing.T) {
 	write(t, filepath.Join(tree, "dir/kept"), []byte("x"))
 	s0 := snapshot(t, a, vol)
 	write(t, filepath.Join(tree, "dir/new"), make([]byte, 100_000))
-	if err := errors.Join(os.Remove(filepath.Join(tree, "gone")), os.Chmod(filepath.Join(tree, "dir/kept"), 0o600), os.Symlink("x", filepath.Join(tree, "l"))); err != nil {
+	if err := errors.Join(os.Remove(filepath.Join(tree, "gone")), os.Chmod(filepath.Join(tree, "dir/kept"), 0o600),
+		os.Symlink("x", filepath.Join(tree, "l"))); err != nil {
 		t.Fatal(err)
 	}
 	s1 := snapshot(t, a, vol)
@@ -383,7 +387,8 @@ func TestReceiveKilled(t *testing.T) {
 	base := receive(t, b, "", whole)
 	before := count(t, dir)
 	for _, plan := range []faulttest.Plan{
-		{Mode: faulttest.KillBefore}, {Mode: faulttest.KillAfter}, {Mode: faulttest.Fail, Errno: unix.EIO}, {Mode: faulttest.Fail, Errno: unix.ENOSPC},
+		{Mode: faulttest.KillBefore}, {Mode: faulttest.KillAfter}, {Mode: faulttest.Fail,
+			Errno: unix.EIO}, {Mode: faulttest.Fail, Errno: unix.ENOSPC},
 	} {
 		plan.PathPrefix = []string{dir}
 		t.Run(plan.Mode.String()+" "+unix.ErrnoName(plan.Errno), func(t *testing.T) {
@@ -444,9 +449,11 @@ func TestReceiveKilled(t *testing.T) {
 			if err := b.Destroy(t.Context(), id.ID); err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("%d steps in all; whole objects were left %d times, halves %d, nothing %d", len(last.Steps), wholes, halves, nothings)
+			t.Logf("%d steps in all; whole objects were left %d times, halves %d, nothing %d", len(last.Steps), wholes, halves,
+				nothings)
 			kills := plan.Mode != faulttest.Fail
-			if len(last.Steps) < 20 || plan.Mode != faulttest.KillAfter && nothings == 0 || kills && (halves == 0 || wholes == 0) {
+			if len(last.Steps) < 20 || plan.Mode != faulttest.KillAfter && nothings == 0 || kills &&
+				(halves == 0 || wholes == 0) {
 				t.Error("that is not what a receive looks like")
 			}
 		})
@@ -578,7 +585,8 @@ func BenchmarkStream(b *testing.B) {
 		}
 		for i := range c.files {
 			dir := filepath.Join(a.Tree, fmt.Sprint(i%100))
-			if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), data, 0o644)); err != nil {
+			if err := errors.Join(os.MkdirAll(dir, 0o755),
+				os.WriteFile(filepath.Join(dir, fmt.Sprint(i)), data, 0o644)); err != nil {
 				b.Fatal(err)
 			}
 		}

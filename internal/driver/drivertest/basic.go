@@ -69,7 +69,8 @@ func testLifecycle(t *testing.T, s *suite) {
 
 // with is the suite for a subtest.
 func (s *suite) with(t *testing.T) *suite {
-	return &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: s.d, caps: s.caps, fast: s.fast, activated: s.activated, mounts: t.TempDir()}
+	return &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: s.d, caps: s.caps, fast: s.fast,
+		activated: s.activated, mounts: t.TempDir()}
 }
 
 // testIsolation writes everywhere and looks everywhere else.
@@ -286,7 +287,9 @@ func testRewriter(t *testing.T, s *suite) {
 	s.check("after becoming a generation", id.ID, m)
 
 	unknown := s.fullIdentity(s.fast)
-	s.unchanged(errs.NotFound, "SetIdentity of an unknown object", func() error { return rw.SetIdentity(s.ctx(), unknown) })
+	s.unchanged(errs.NotFound, "SetIdentity of an unknown object", func() error {
+		return rw.SetIdentity(s.ctx(), unknown)
+	})
 }
 
 func testFinisher(t *testing.T, s *suite) {
@@ -392,7 +395,9 @@ func testErrors(t *testing.T, s *suite) {
 	s.unchanged(errs.Exists, "clone onto an existing volume", func() error { return s.d.Clone(ctx, snap, taken(vol)) })
 	s.unchanged(errs.Exists, "clone onto its own origin", func() error { return s.d.Clone(ctx, vol, taken(vol)) })
 	s.unchanged(errs.Exists, "clone onto an existing snapshot", func() error { return s.d.Clone(ctx, vol, taken(snap)) })
-	s.unchanged(errs.Exists, "snapshot onto an existing volume", func() error { return s.d.Snapshot(ctx, snap, taken(vol)) })
+	s.unchanged(errs.Exists, "snapshot onto an existing volume", func() error {
+		return s.d.Snapshot(ctx, snap, taken(vol))
+	})
 	s.check("after it was refused", vol, m)
 	s.check("after it was refused", snap, m)
 
@@ -441,7 +446,9 @@ func testSizes(t *testing.T, s *suite) {
 		tiny := s.identity(driver.Volume, fs)
 		for _, n := range []int64{0, 1, -1} {
 			tiny.SizeBytes = n
-			s.unchanged(errs.Invalid, fmt.Sprintf("create a %s volume of %d bytes", fs, n), func() error { return s.d.Create(s.ctx(), tiny) })
+			s.unchanged(errs.Invalid, fmt.Sprintf("create a %s volume of %d bytes", fs, n), func() error {
+				return s.d.Create(s.ctx(), tiny)
+			})
 		}
 	}
 	if images == 0 {

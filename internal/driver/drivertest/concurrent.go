@@ -36,7 +36,8 @@ func testConcurrency(t *testing.T, s *suite) {
 				return err
 			}
 		}
-		s := &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: d, caps: s.caps, fast: s.fast, activated: s.activated, mounts: mounts}
+		s := &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: d, caps: s.caps, fast: s.fast,
+			activated: s.activated, mounts: mounts}
 		for round := range rounds {
 			id := s.identity(driver.Volume, s.fast)
 			if worker%4 == 3 {

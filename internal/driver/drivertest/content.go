@@ -249,7 +249,8 @@ func (s *suite) attached(id driver.ObjectID, fn func(c content) error) error {
 	if err != nil {
 		return err
 	}
-	if len(a.Image)+len(a.Tree)+len(a.Source) != max(len(a.Image), len(a.Tree), len(a.Source)) || a.Image+a.Tree+a.Source == "" {
+	if len(a.Image)+len(a.Tree)+len(a.Source) != max(len(a.Image), len(a.Tree), len(a.Source)) ||
+		a.Image+a.Tree+a.Source == "" {
 		return fmt.Errorf("attachment %+v: exactly one of Image, Tree and Source must be set", a)
 	}
 	switch {
@@ -268,7 +269,8 @@ func (s *suite) attached(id driver.ObjectID, fn func(c content) error) error {
 	if a.FS == driver.None {
 		return fn(raw{f})
 	}
-	dev, err := loopdev.Attach(s.ctx(), f, loopdev.Options{ReadOnly: a.ReadOnly, DirectIO: true, SectorBytes: a.SectorBytes})
+	dev, err := loopdev.Attach(s.ctx(), f, loopdev.Options{ReadOnly: a.ReadOnly, DirectIO: true,
+		SectorBytes: a.SectorBytes})
 	if err != nil {
 		return err
 	}

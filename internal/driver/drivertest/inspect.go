@@ -25,7 +25,8 @@ func testInspector(t *testing.T, s *suite) {
 	inspect := func(what string, want driver.Condition) {
 		t.Helper()
 		got, err := ins.Inspect(s.ctx(), id)
-		if err != nil || got.Data != want.Data || (got.Mode == "") != (want.Mode == "") || got.Leftover != want.Leftover || got.Err != nil {
+		if err != nil || got.Data != want.Data || (got.Mode == "") != (want.Mode == "") || got.Leftover != want.Leftover ||
+			got.Err != nil {
 			t.Errorf("%s: %+v, %v; wanted %+v", what, got, err, want)
 		}
 		if got.Data && got.SizeBytes != id.SizeBytes && s.fast.IsImage() {

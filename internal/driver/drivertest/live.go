@@ -57,14 +57,17 @@ func testLive(t *testing.T, s *suite) {
 		s.check("a live copy without quiet", without.ID, m)
 	}
 	unknown := s.fullIdentity(s.fast)
-	s.unchanged(errs.NotFound, "CopyLive of an unknown object", func() error { return lc.CopyLive(s.ctx(), unknown.ID, s.derived(vol, driver.Volume), false, nil) })
+	s.unchanged(errs.NotFound, "CopyLive of an unknown object", func() error {
+		return lc.CopyLive(s.ctx(), unknown.ID, s.derived(vol, driver.Volume), false, nil)
+	})
 	if s.caps.Atomic {
 		refused := errs.New(errs.Conflict, "freeze", "", "refused")
 		s.unchanged(errs.Conflict, "CopyLive that is not let", func() error {
 			return lc.CopyLive(s.ctx(), vol, s.derived(vol, driver.Volume), false, func(func() error) error { return refused })
 		})
 		s.unchanged(errs.Conflict, "CopyLive that is told afterwards", func() error {
-			return lc.CopyLive(s.ctx(), vol, s.derived(vol, driver.Volume), false, func(take func() error) error { return errors.Join(take(), refused) })
+			return lc.CopyLive(s.ctx(), vol, s.derived(vol, driver.Volume), false,
+				func(take func() error) error { return errors.Join(take(), refused) })
 		})
 		return
 	}

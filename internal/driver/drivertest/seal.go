@@ -111,7 +111,9 @@ func testSeal(t *testing.T, s *suite) {
 	s.check("a sealed empty volume", sealed.ID, model{})
 
 	unknown := s.identity(driver.Generation, driver.None)
-	s.unchanged(errs.NotFound, "seal of an unknown object", func() error { return sealer.Seal(s.ctx(), driver.NewID(), unknown, nil) })
+	s.unchanged(errs.NotFound, "seal of an unknown object", func() error {
+		return sealer.Seal(s.ctx(), driver.NewID(), unknown, nil)
+	})
 	taken := s.derived(vol, driver.Generation)
 	taken.ID = clone
 	s.unchanged(errs.Exists, "seal onto an existing object", func() error { return sealer.Seal(s.ctx(), vol, taken, nil) })

@@ -203,7 +203,8 @@ func testFull(t *testing.T, s *suite) {
 			}
 			failures++
 			if !errs.Is(err, errs.NoSpace) || errs.HintOf(err) == "" {
-				t.Errorf("%s in a full pool: %v of kind %q with hint %q; want no_space and a hint", what, err, errs.KindOf(err), errs.HintOf(err))
+				t.Errorf("%s in a full pool: %v of kind %q with hint %q; want no_space and a hint", what, err, errs.KindOf(err),
+					errs.HintOf(err))
 			}
 			break
 		}

@@ -75,7 +75,9 @@ func (s *suite) tree(id driver.ObjectID) map[string]treetest.Entry {
 }
 
 // sameTree checks that two objects, of two pools, hold the same.
-func (s *suite) sameTree(what string, id driver.ObjectID, other *suite, otherID driver.ObjectID, ignore treetest.Field) {
+func (s *suite) sameTree(
+	what string, id driver.ObjectID, other *suite, otherID driver.ObjectID, ignore treetest.Field,
+) {
 	s.t.Helper()
 	for i, d := range treetest.Diff(s.tree(id), other.tree(otherID), ignore) {
 		if i == 20 {
@@ -153,7 +155,9 @@ var treeEdits = []treeEdit{
 			os.Chown(p("owner/setuid0"), 1234, 5678), os.Chmod(p("owner/setuid0"), 0o6755),
 			os.Lchown(p("links/owned"), 99, 98),
 			unix.Setxattr(p("size/4097"), "user.new", []byte("value"), 0), unix.Setxattr(p(""), "user.new", []byte("root's"), 0),
-			unix.Setxattr(p(""), "system.posix_acl_default", []byte(treetest.ACL([3]uint32{1, 7, ^uint32(0)}, [3]uint32{2, 5, 77}, [3]uint32{4, 5, ^uint32(0)}, [3]uint32{16, 7, ^uint32(0)}, [3]uint32{32, 5, ^uint32(0)})), 0),
+			unix.Setxattr(p(""), "system.posix_acl_default",
+				[]byte(treetest.ACL([3]uint32{1, 7, ^uint32(0)}, [3]uint32{2, 5, 77}, [3]uint32{4, 5, ^uint32(0)},
+					[3]uint32{16, 7, ^uint32(0)}, [3]uint32{32, 5, ^uint32(0)})), 0),
 			os.WriteFile(p("inherits"), []byte("ACL"), 0o644),
 			unix.Lremovexattr(p("xattr/symlink"), "trusted.on a symlink"),
 			os.Truncate(p("size/3145733"), 1<<20+1), os.Truncate(p("size/0"), 1<<20),
@@ -356,27 +360,33 @@ func testStreamErrors(t *testing.T, a *suite) {
 		base   driver.ObjectID
 	}{"a whole object": {whole, ""}, "a difference": {diff2, r1}} {
 		n := len(c.stream)
-		cuts, changes, ends := []int{0, 1, 16, 17, 30, 100, n / 3, n / 2, n * 9 / 10, n - 11, n - 10, n - 1}, []int{5, 20, 200, n / 2, n - 2}, []int{0, 1, 1000, n / 2, n - 1}
+		cuts, changes, ends := []int{0, 1, 16, 17, 30, 100, n / 3, n / 2, n * 9 / 10, n - 11, n - 10, n - 1}, []int{5, 20,
+			200, n / 2, n - 2}, []int{0, 1, 1000, n / 2, n - 1}
 		if a.target.Slow {
 			cuts, changes, ends = []int{0, n / 2, n - 1}, []int{200, n / 2}, []int{0, n / 2, n - 1}
 		}
 		for _, cut := range cuts {
-			b.unchanged(errs.Damaged, fmt.Sprintf("receive of %d of the %d bytes of %s", cut, n, what), receive(c.stream[:cut], c.base))
+			b.unchanged(errs.Damaged, fmt.Sprintf("receive of %d of the %d bytes of %s", cut, n, what),
+				receive(c.stream[:cut], c.base))
 		}
 		b.unchanged(errs.Damaged, "receive of more than "+what, receive(append(bytes.Clone(c.stream), 0), c.base))
 		for _, pos := range changes {
 			bad := bytes.Clone(c.stream)
 			bad[pos] ^= 4
-			b.unchanged(errs.Damaged, fmt.Sprintf("receive of %s with byte %d of %d changed", what, pos, n), receive(bad, c.base))
+			b.unchanged(errs.Damaged, fmt.Sprintf("receive of %s with byte %d of %d changed", what, pos, n),
+				receive(bad, c.base))
 		}
 		for _, at := range ends {
 			sub, cancel := context.WithCancel(ctx)
 			b.unchanged(errs.Canceled, fmt.Sprintf("receive of %s, cancelled after %d bytes", what, at), func() error {
-				return bs.Receive(sub, b.received(), c.base, io.MultiReader(bytes.NewReader(c.stream[:at]), &stopReader{sub, cancel}))
+				return bs.Receive(sub, b.received(), c.base,
+					io.MultiReader(bytes.NewReader(c.stream[:at]), &stopReader{sub, cancel}))
 			})
 			broken := errors.New("the network is down")
 			b.unchanged(errs.IO, fmt.Sprintf("receive of %s from a reader that fails after %d bytes", what, at), func() error {
-				return bs.Receive(ctx, b.received(), c.base, io.MultiReader(bytes.NewReader(c.stream[:at]), failReader{errs.Wrap("download", "", &errs.Error{Kind: errs.IO, Err: broken})}))
+				return bs.Receive(ctx, b.received(), c.base,
+					io.MultiReader(bytes.NewReader(c.stream[:at]),
+						failReader{errs.Wrap("download", "", &errs.Error{Kind: errs.IO, Err: broken})}))
 			})
 		}
 	}
@@ -476,7 +486,9 @@ func testStreamFull(t *testing.T, target Target) {
 	})
 	b.eventually("after what did not fit was removed, there is no room for a little", func() bool {
 		b.sync()
-		err := b.attached(again.ID, func(c content) error { return os.WriteFile(at(c)("new"), file{9, 16 << 20}.bytes(), 0o600) })
+		err := b.attached(again.ID, func(c content) error {
+			return os.WriteFile(at(c)("new"), file{9, 16 << 20}.bytes(), 0o600)
+		})
 		if err != nil && !errors.Is(err, unix.ENOSPC) {
 			t.Fatal(err)
 		}

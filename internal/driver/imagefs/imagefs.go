@@ -38,7 +38,8 @@ func MinBytes(fs driver.FS) int64 {
 // CheckSize refuses an image that is too small for its filesystem: Invalid.
 func CheckSize(id driver.Identity) error {
 	if least := MinBytes(id.FS); id.SizeBytes < least {
-		return errs.New(errs.Invalid, "create", id.Name, "%d bytes is too small for %s: at least %d", id.SizeBytes, id.FS, least).
+		return errs.New(errs.Invalid, "create", id.Name, "%d bytes is too small for %s: at least %d", id.SizeBytes, id.FS,
+			least).
 			WithHint("use a larger %s", errs.Param("size"))
 	}
 	return nil
@@ -60,7 +61,8 @@ func Make(ctx context.Context, kind driver.FS, path string, size int64) error {
 		}
 		_, err = run.Program(ctx, "mkfs.ext4", append(args, path)...)
 	case driver.XFS:
-		_, err = run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", "size="+strconv.Itoa(SectorBytes), path)
+		_, err = run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", "size="+strconv.Itoa(SectorBytes),
+			path)
 	}
 	return err
 }

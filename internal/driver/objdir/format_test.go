@@ -128,7 +128,8 @@ func FuzzDecode(f *testing.F) {
 		f.Add(bytes.Replace(b, []byte(`"v":1`), []byte(`"v":3`), 1))
 		f.Add(bytes.ToUpper(b))
 	}
-	for _, s := range []string{"", "{}", "null", "[]", `{"v":1}`, `{"v":1e0}`, `{"v":99999999999999999999}`, `{"v":1,"id":"\u0000"}`, `{"v":2,"V":1}`} {
+	for _, s := range []string{"", "{}", "null", "[]", `{"v":1}`, `{"v":1e0}`, `{"v":99999999999999999999}`,
+		`{"v":1,"id":"\u0000"}`, `{"v":2,"V":1}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -142,7 +143,8 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
-		if !driver.ValidID(string(id.ID)) || id.SizeBytes < 0 || id.Generation < 0 || id.Version < 1 || id.Version > driver.IdentityVersion {
+		if !driver.ValidID(string(id.ID)) || id.SizeBytes < 0 || id.Generation < 0 || id.Version < 1 ||
+			id.Version > driver.IdentityVersion {
 			t.Errorf("accepted %+v", id)
 		}
 		again, err := objdir.Encode(id, id.Pool)

@@ -45,7 +45,8 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 	}
 	b = fmt.Appendf(b, sumFormat, crc32.Checksum(b, castagnoli))
 	if len(b) > MaxIdentityBytes {
-		return nil, errs.New(errs.Invalid, op, string(id.ID), "%d bytes of identity, at most %d fit", len(b), MaxIdentityBytes)
+		return nil, errs.New(errs.Invalid, op, string(id.ID), "%d bytes of identity, at most %d fit", len(b),
+			MaxIdentityBytes)
 	}
 
 	// Nothing is written that could not be read: it would be found damaged.

@@ -37,7 +37,8 @@ type Until int
 const (
 	InMemory Until = iota // it survives the process, but maybe not a power loss
 	InNext                // the next commit of the filesystem makes it durable, content and name
-	OnDisk                // it is durable, and so is all that was made before in the same directory, but data of other files
+	// it is durable, and so is all that was made before in the same directory, but data of other files
+	OnDisk
 )
 
 // Put writes the identity, which makes the object whole. The caller has made the

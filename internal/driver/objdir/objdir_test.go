@@ -144,7 +144,8 @@ func TestPutGetReplaceRemove(t *testing.T) {
 	if got, err := d.Get(id.ID); err != nil || !reflect.DeepEqual(got, written(id)) {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if o := list(t, d); len(o) != 1 || !o[id.ID].Whole || !reflect.DeepEqual(o[id.ID].Identity, written(id)) || o[id.ID].Err != nil {
+	if o := list(t, d); len(o) != 1 || !o[id.ID].Whole || !reflect.DeepEqual(o[id.ID].Identity, written(id)) ||
+		o[id.ID].Err != nil {
 		t.Errorf("%+v", o)
 	}
 
@@ -394,7 +395,9 @@ func TestDamagedIdentities(t *testing.T) {
 		{"too new", swap(`"v":2,`, `"v":3,`), errs.TooNew},
 		{"another byte", func(s string) string { return strings.Replace(s, "web", "wec", 1) }, errs.Damaged},
 		{"without its checksum", func(s string) string { return s[:len(s)-len(`,"sum":"01234567"}`)] + "}" }, errs.Damaged},
-		{"too new, of another shape", func(string) string { return `{"v":7,"kind":["any","thing"],"size":"huge"}` }, errs.TooNew},
+		{"too new, of another shape", func(string) string {
+			return `{"v":7,"kind":["any","thing"],"size":"huge"}`
+		}, errs.TooNew},
 		{"another pool", swap(pool, "pool1111111111111111111111"), errs.Damaged},
 		{"no pool", swap(pool, ""), errs.Damaged},
 		{"unknown kind", swap(`"volume"`, `"hologram"`), errs.Damaged},
@@ -512,7 +515,8 @@ func TestSizeLimit(t *testing.T) {
 			d := open(t, mk(t, 16<<20))
 			id := largest()
 			put(t, d, id)
-			if got, err := d.Get(id.ID); err != nil || got.Name != id.Name || got.Origin != id.Origin || !got.CreatedAt.Equal(id.CreatedAt) {
+			if got, err := d.Get(id.ID); err != nil || got.Name != id.Name || got.Origin != id.Origin ||
+				!got.CreatedAt.Equal(id.CreatedAt) {
 				t.Errorf("%+v, %v", got, err)
 			}
 			// As long as fits, to the byte.
@@ -580,12 +584,15 @@ func TestIDs(t *testing.T) {
 		seen[id] = true
 	}
 	good := string(driver.NewID())
-	for _, bad := range []string{"", good[1:], good + "0", strings.ToUpper("a" + good[1:]), good[1:] + "w", good[1:] + "/", good[1:] + "\xff"} {
+	for _, bad := range []string{"", good[1:], good + "0", strings.ToUpper("a" + good[1:]), good[1:] + "w", good[1:] + "/",
+		good[1:] + "\xff"} {
 		if driver.ValidID(bad) {
 			t.Errorf("%q is valid", bad)
 		}
 	}
-	if fs := []driver.FS{driver.Ext4, driver.XFS, driver.None}; slices.ContainsFunc(fs, func(f driver.FS) bool { return !f.IsImage() }) || driver.Native.IsImage() {
+	if fs := []driver.FS{driver.Ext4, driver.XFS, driver.None}; slices.ContainsFunc(fs, func(f driver.FS) bool {
+		return !f.IsImage()
+	}) || driver.Native.IsImage() {
 		t.Error("IsImage")
 	}
 }

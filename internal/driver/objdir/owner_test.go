@@ -48,7 +48,8 @@ func TestOddModes(t *testing.T) {
 	d := open(t, t.TempDir())
 	id := volume("web")
 	put(t, d, id)
-	for mode, want := range map[os.FileMode]bool{0o600: false, 0o400: true, 0o644: true, 0o700: true, 0o444: true, 0o660: true} {
+	for mode, want := range map[os.FileMode]bool{0o600: false, 0o400: true, 0o644: true, 0o700: true, 0o444: true,
+		0o660: true} {
 		if err := os.Chmod(metaPath(d, id.ID), mode); err != nil {
 			t.Fatal(err)
 		}

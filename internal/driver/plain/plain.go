@@ -112,7 +112,9 @@ func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 const livePasses = 6
 
 // CopyLive implements driver.LiveCopier.
-func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, _ func(func() error) error) error {
+func (d *Driver) CopyLive(
+	ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, _ func(func() error) error,
+) error {
 	op := "clone"
 	if immutable {
 		op = "snapshot"
@@ -147,7 +149,9 @@ func (d *Driver) checkOrigin(from driver.ObjectID) error {
 }
 
 // copy makes a copy of an object under id's ID, and calls finish when its content is there.
-func (d *Driver) copy(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, copyTree copier, finish func() error) error {
+func (d *Driver) copy(
+	ctx context.Context, op string, from driver.ObjectID, id driver.Identity, copyTree copier, finish func() error,
+) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
@@ -177,7 +181,9 @@ func (d *Driver) finish(id driver.Identity) func() error {
 
 // make creates the directory of id, lets fill fill it, and calls finish, which makes it whole. On error nothing
 // remains.
-func (d *Driver) make(ctx context.Context, op string, id driver.Identity, fill func(*os.File) error, finish func() error) error {
+func (d *Driver) make(
+	ctx context.Context, op string, id driver.Identity, fill func(*os.File) error, finish func() error,
+) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}

@@ -294,7 +294,8 @@ func TestErrorNamesFile(t *testing.T) {
 	write(t, filepath.Join(tree, "some/large"), strings.Repeat("x", 16<<20))
 	before := objects(t, dir)
 	err := d.Clone(t.Context(), vol, identity(driver.Volume))
-	if !errs.Is(err, errs.NoSpace) || !strings.HasPrefix(err.Error(), "clone ") || !strings.Contains(err.Error(), "some/large") ||
+	if !errs.Is(err, errs.NoSpace) || !strings.HasPrefix(err.Error(), "clone ") ||
+		!strings.Contains(err.Error(), "some/large") ||
 		!strings.Contains(errs.HintOf(err), `operation "destroy"`) {
 		t.Errorf("clone without room: %v with hint %q", err, errs.HintOf(err))
 	}

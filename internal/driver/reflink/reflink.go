@@ -70,7 +70,8 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 // Probe tries whether files in dir can share blocks. Unsupported if not.
 func Probe(dir string) error {
 	unsupported := func(err error) error {
-		return (&errs.Error{Kind: errs.Unsupported, Op: "init", Ref: dir, Err: fmt.Errorf("this filesystem cannot share blocks between files: %w", err)}).
+		return (&errs.Error{Kind: errs.Unsupported, Op: "init", Ref: dir,
+			Err: fmt.Errorf("this filesystem cannot share blocks between files: %w", err)}).
 			WithHint("use a directory on XFS (reflink=1) or btrfs, or let %s make a loop-backed XFS pool here", errs.Run("init"))
 	}
 	var f [2]*os.File
@@ -140,14 +141,18 @@ func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 
 // CopyLive implements driver.LiveCopier. Only the reflink itself needs quiet:
 // making it durable does not.
-func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, quiet func(func() error) error) error {
+func (d *Driver) CopyLive(
+	ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, quiet func(func() error) error,
+) error {
 	if immutable {
 		return d.clone(ctx, "snapshot", from, id, 0o400, quiet)
 	}
 	return d.clone(ctx, "clone", from, id, 0o600, quiet)
 }
 
-func (d *Driver) clone(ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode, quiet func(func() error) error) error {
+func (d *Driver) clone(
+	ctx context.Context, op string, from driver.ObjectID, id driver.Identity, mode fs.FileMode, quiet func(func() error) error,
+) error {
 	src, err := d.openOrigin(from)
 	if err != nil {
 		return errs.Wrap(op, id.Origin, err)
@@ -203,7 +208,9 @@ func until(id driver.Identity) objdir.Until {
 // make creates the image of id, lets fill fill it, and makes it whole, and as durable
 // as until says. fill reports whether it wrote data, rather than only shared what was on
 // the disk already. On error nothing remains.
-func (d *Driver) make(id driver.Identity, mode fs.FileMode, until objdir.Until, fill func(*os.File) (wrote bool, err error)) error {
+func (d *Driver) make(
+	id driver.Identity, mode fs.FileMode, until objdir.Until, fill func(*os.File) (wrote bool, err error),
+) error {
 	path := d.dir.Data(id.ID)
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, mode)
 	if err != nil {

@@ -41,7 +41,9 @@ type piece struct {
 // fragmented are copied in order into preallocated space. Holes between pieces
 // that lie close together are filled with zeros, at most 1/16 of the data or
 // 16 MiB, whichever is more.
-func (d *Driver) Seal(ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64)) error {
+func (d *Driver) Seal(
+	ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64),
+) error {
 	origin, err := d.openOrigin(from)
 	if err != nil {
 		return errs.Wrap("seal", id.Name, err)
@@ -100,7 +102,8 @@ func (d *Driver) Seal(ctx context.Context, from driver.ObjectID, id driver.Ident
 }
 
 func shareRange(dst, src *os.File, s span) error {
-	r := unix.FileCloneRange{Src_fd: int64(src.Fd()), Src_offset: uint64(s.off), Src_length: uint64(s.len()), Dest_offset: uint64(s.off)}
+	r := unix.FileCloneRange{Src_fd: int64(src.Fd()), Src_offset: uint64(s.off), Src_length: uint64(s.len()),
+		Dest_offset: uint64(s.off)}
 	if err := unix.IoctlFileCloneRange(int(dst.Fd()), &r); err != nil {
 		return fmt.Errorf("FICLONERANGE: %w", err)
 	}

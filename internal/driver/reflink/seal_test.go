@@ -61,7 +61,8 @@ func TestPlanPieces(t *testing.T) {
 		if covered != total {
 			t.Fatalf("seed %d: covers %d of %d bytes of data", seed, covered, total)
 		}
-		if limit := int(sealedExtents + total/bytesAnExtent); len(plan) > limit && copied-total > max(minFillBytes, total/maxFillPart) {
+		if limit := int(sealedExtents + total/bytesAnExtent); len(plan) > limit &&
+			copied-total > max(minFillBytes, total/maxFillPart) {
 			t.Fatalf("seed %d: %d pieces, %d allowed, and %d bytes of holes filled", seed, len(plan), limit, copied-total)
 		}
 	}

@@ -33,7 +33,9 @@ func (d *Driver) vacant(ctx context.Context, id driver.Identity) error {
 // Flatten implements driver.Flattener: `zfs send` into `zfs receive`. The copy has
 // the key of the pool, whatever key its origin has, which must be loaded. What a
 // killed one leaves has no identity.
-func (d *Driver) Flatten(ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64)) error {
+func (d *Driver) Flatten(
+	ctx context.Context, from driver.ObjectID, id driver.Identity, progress func(done, total int64),
+) error {
 	const op = "flatten"
 	o, err := d.origin(ctx, op, from, &id, false)
 	if err != nil {
@@ -53,7 +55,9 @@ func (d *Driver) Flatten(ctx context.Context, from driver.ObjectID, id driver.Id
 	return d.finish(ctx, id, "", d.flatten(ctx, o, id, prop, progress), done)
 }
 
-func (d *Driver) flatten(ctx context.Context, o object, id driver.Identity, prop string, progress func(done, total int64)) error {
+func (d *Driver) flatten(
+	ctx context.Context, o object, id driver.Identity, prop string, progress func(done, total int64),
+) error {
 	const op = "flatten"
 	at := d.own(o.ID)
 	if !o.immutable {

@@ -26,7 +26,8 @@ var draws = sync.OnceValue(func() *rand.Rand { return rand.New(rand.NewPCG(fault
 
 // drawn chooses one of four, as an emulated machine is slow, unless all are to run.
 func drawn() bool {
-	return os.Getenv("PANDO_TEST_FULL") != "" || strings.Contains(flag.Lookup("test.run").Value.String(), "/") || draws().IntN(4) == 0
+	return os.Getenv("PANDO_TEST_FULL") != "" || strings.Contains(flag.Lookup("test.run").Value.String(), "/") ||
+		draws().IntN(4) == 0
 }
 
 // TestKilledBetweenSteps dies before the i-th program of each operation, for all i,
@@ -49,10 +50,16 @@ func TestKilledBetweenSteps(t *testing.T) {
 			id.FS, id.SizeBytes = driver.Ext4, 32<<20
 			return p.d.Create(p.ctx(), id)
 		}, nil, true},
-		{"clone of a snapshot", func(f family, id driver.Identity) error { return p.d.Clone(p.ctx(), f.snap, id) }, nil, false},
+		{"clone of a snapshot", func(f family, id driver.Identity) error {
+			return p.d.Clone(p.ctx(), f.snap, id)
+		}, nil, false},
 		{"clone of a volume", func(f family, id driver.Identity) error { return p.d.Clone(p.ctx(), f.vol, id) }, nil, false},
-		{"snapshot of a volume", func(f family, id driver.Identity) error { return p.d.Snapshot(p.ctx(), f.child, id) }, nil, false},
-		{"snapshot of a snapshot", func(f family, id driver.Identity) error { return p.d.Snapshot(p.ctx(), f.snap, id) }, nil, false},
+		{"snapshot of a volume", func(f family, id driver.Identity) error {
+			return p.d.Snapshot(p.ctx(), f.child, id)
+		}, nil, false},
+		{"snapshot of a snapshot", func(f family, id driver.Identity) error {
+			return p.d.Snapshot(p.ctx(), f.snap, id)
+		}, nil, false},
 		{"flatten", func(f family, id driver.Identity) error { return p.d.Flatten(p.ctx(), f.vol, id, nil) }, nil, false},
 		{"receive", func(f family, id driver.Identity) error {
 			var b bytes.Buffer
@@ -62,9 +69,15 @@ func TestKilledBetweenSteps(t *testing.T) {
 			id.Kind = driver.Snapshot
 			return p.d.Receive(p.ctx(), id, "", &b)
 		}, nil, false},
-		{"destroy a volume", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.vol) }, func(f family) driver.ObjectID { return f.vol }, false},
-		{"destroy what has a clone", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.child) }, func(f family) driver.ObjectID { return f.child }, false},
-		{"destroy a snapshot", func(f family, _ driver.Identity) error { return p.d.Destroy(p.ctx(), f.snap) }, func(f family) driver.ObjectID { return f.snap }, false},
+		{"destroy a volume", func(f family, _ driver.Identity) error {
+			return p.d.Destroy(p.ctx(), f.vol)
+		}, func(f family) driver.ObjectID { return f.vol }, false},
+		{"destroy what has a clone", func(f family, _ driver.Identity) error {
+			return p.d.Destroy(p.ctx(), f.child)
+		}, func(f family) driver.ObjectID { return f.child }, false},
+		{"destroy a snapshot", func(f family, _ driver.Identity) error {
+			return p.d.Destroy(p.ctx(), f.snap)
+		}, func(f family) driver.ObjectID { return f.snap }, false},
 	} {
 		t.Run(o.name, func(t *testing.T) {
 			if !drawn() {
@@ -89,7 +102,9 @@ func TestKilledBetweenSteps(t *testing.T) {
 					victim = o.gone(f)
 					left = slices.DeleteFunc(all, func(x driver.ObjectID) bool { return x == victim })
 				}
-				if whole, half := p.list(); len(slices.DeleteFunc(append(whole, half...), func(x driver.ObjectID) bool { return x == victim || slices.Contains(left, x) })) > 0 {
+				if whole, half := p.list(); len(slices.DeleteFunc(append(whole, half...), func(x driver.ObjectID) bool {
+					return x == victim || slices.Contains(left, x)
+				})) > 0 {
 					t.Errorf("%s: there is something that nobody made: %q, %q", what, whole, half)
 				}
 				p.must(p.d.Destroy(p.ctx(), victim))

@@ -159,7 +159,9 @@ func (d *Driver) Snapshot(ctx context.Context, from driver.ObjectID, id driver.I
 }
 
 // CopyLive implements driver.LiveCopier. Only `zfs snapshot` needs quiet.
-func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, quiet func(func() error) error) error {
+func (d *Driver) CopyLive(
+	ctx context.Context, from driver.ObjectID, id driver.Identity, immutable bool, quiet func(func() error) error,
+) error {
 	if immutable {
 		return d.snapshot(ctx, from, id, quiet)
 	}
@@ -169,7 +171,9 @@ func (d *Driver) CopyLive(ctx context.Context, from driver.ObjectID, id driver.I
 // origin reads the object that id is to be made from, fills in what id takes over
 // from it, and refuses what cannot be; if the copy will be tied to it also what
 // has another key.
-func (d *Driver) origin(ctx context.Context, op string, from driver.ObjectID, id *driver.Identity, tied bool) (object, error) {
+func (d *Driver) origin(
+	ctx context.Context, op string, from driver.ObjectID, id *driver.Identity, tied bool,
+) (object, error) {
 	if err := ctx.Err(); err != nil {
 		return object{}, errs.Wrap(op, id.Ref(), err)
 	}
@@ -195,7 +199,8 @@ func (d *Driver) fits(op string, o object, id *driver.Identity, tied bool) error
 		id.SizeBytes, id.Sector = 0, 0
 	}
 	if id.SizeBytes < o.node.size {
-		return errs.New(errs.Invalid, op, id.Ref(), "%d bytes is smaller than its origin's %d", id.SizeBytes, o.node.size).WithHint("a volume can grow but not shrink")
+		return errs.New(errs.Invalid, op, id.Ref(), "%d bytes is smaller than its origin's %d", id.SizeBytes,
+			o.node.size).WithHint("a volume can grow but not shrink")
 	}
 	if !tied {
 		return nil
@@ -217,7 +222,8 @@ func (d *Driver) sameKey(op string, o object, id driver.Identity) error {
 	if o.node.ownKey || !d.foreignKey(o) {
 		return nil
 	}
-	return errs.New(errs.Permission, op, id.Ref(), "its origin has an encryption key of its own (encryption root %s), under which the copy would stay", r).
+	return errs.New(errs.Permission, op, id.Ref(),
+		"its origin has an encryption key of its own (encryption root %s), under which the copy would stay", r).
 		WithHint("give it the pool's key first: `zfs change-key -i %s`", r)
 }
 
@@ -299,7 +305,9 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 }
 
 // clone makes a clone, with quiet around what takes the content.
-func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error) error {
+func (d *Driver) clone(
+	ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error,
+) error {
 	const op = "clone"
 	if quiet == nil {
 		if done, err := d.cloneAhead(ctx, from, id); done || err != nil {
@@ -350,7 +358,9 @@ func (d *Driver) clone(ctx context.Context, from driver.ObjectID, id driver.Iden
 
 // take runs the program that takes the content of an object, within quiet. It
 // returns the last of args, which that makes, if it did: quiet may refuse afterwards.
-func (d *Driver) take(ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string) (made string, err error) {
+func (d *Driver) take(
+	ctx context.Context, op string, from driver.ObjectID, quiet func(func() error) error, args ...string,
+) (made string, err error) {
 	run := func() error {
 		err := d.do(ctx, args...)
 		if err == nil {
@@ -394,7 +404,9 @@ func (d *Driver) finish(ctx context.Context, id driver.Identity, made string, er
 }
 
 // snapshot makes an immutable copy, with quiet around what takes the content.
-func (d *Driver) snapshot(ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error) error {
+func (d *Driver) snapshot(
+	ctx context.Context, from driver.ObjectID, id driver.Identity, quiet func(func() error) error,
+) error {
 	const op = "snapshot"
 	o, err := d.origin(ctx, op, from, &id, true)
 	if err != nil {

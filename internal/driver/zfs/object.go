@@ -53,7 +53,8 @@ var columnCount = strings.Count(columns, ",") + 1
 // read lists datasets with their snapshots, by `zfs list` with args, in the order
 // in which they are printed.
 func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
-	rows, err := zfs.ZFS.TextRows(ctx, columnCount, append([]string{"list", "-Hp", "-t", "filesystem,volume,snapshot", "-o", columns}, args...)...)
+	rows, err := zfs.ZFS.TextRows(ctx, columnCount,
+		append([]string{"list", "-Hp", "-t", "filesystem,volume,snapshot", "-o", columns}, args...)...)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +78,8 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 				// Its dataset went, or came, while the list was made.
 				continue
 			}
-			s := &snap{name: name, deferred: r[11] == "on", text: text, used: used, written: written, created: created, holds: holds}
+			s := &snap{name: name, deferred: r[11] == "on", text: text, used: used, written: written, created: created,
+				holds: holds}
 			if r[13] != "" && r[13] != "-" {
 				s.clones = strings.Split(r[13], ",")
 			}

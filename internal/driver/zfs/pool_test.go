@@ -55,7 +55,8 @@ func (p *pool) must(err error) {
 
 func identity(kind driver.Kind, fs driver.FS) driver.Identity {
 	id := driver.NewID()
-	i := driver.Identity{Version: driver.IdentityVersion, Pool: poolID, ID: id, Kind: kind, Name: "n" + string(id[:6]), FS: fs,
+	i := driver.Identity{Version: driver.IdentityVersion, Pool: poolID, ID: id, Kind: kind, Name: "n" + string(id[:6]),
+		FS:        fs,
 		CreatedAt: time.Now().UTC().Truncate(time.Second), BootID: "test-boot"}
 	if fs.IsImage() {
 		i.SizeBytes = 32 << 20

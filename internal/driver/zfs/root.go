@@ -176,7 +176,8 @@ func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	// The graveyard goes if nobody has put anything there.
-	if err := zfs.ZFS.Do(ctx, "destroy", d.yard()); err != nil && !zfs.Is(err, zfs.Absent, zfs.HasChildren, zfs.HasClones) {
+	if err := zfs.ZFS.Do(ctx, "destroy", d.yard()); err != nil &&
+		!zfs.Is(err, zfs.Absent, zfs.HasChildren, zfs.HasClones) {
 		return nil, err
 	}
 	return d.contents(ctx)

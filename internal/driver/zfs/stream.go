@@ -113,7 +113,8 @@ func (u *unframer) begin() error {
 		return damaged("it is not a stream of ZFS as Pando writes it")
 	}
 	if v := binary.LittleEndian.Uint32(head[len(streamMagic):]); v != streamVersion {
-		return errs.New(errs.Unsupported, "", "", "the stream is of version %d, this Pando knows %d", v, streamVersion).WithHint("upgrade pando")
+		return errs.New(errs.Unsupported, "", "", "the stream is of version %d, this Pando knows %d", v,
+			streamVersion).WithHint("upgrade pando")
 	}
 	return nil
 }
@@ -296,7 +297,8 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		return err
 	}
 	if !immutable(id.Kind) || id.FS.IsImage() {
-		return errs.New(errs.Invalid, op, id.Ref(), "a %s %s cannot be received: what is received is an immutable tree", id.FS, id.Kind)
+		return errs.New(errs.Invalid, op, id.Ref(), "a %s %s cannot be received: what is received is an immutable tree",
+			id.FS, id.Kind)
 	}
 	id.SizeBytes, id.Sector = 0, 0
 	prop, err := d.encode(id)

@@ -205,7 +205,8 @@ func TestTies(t *testing.T) {
 	p.must(p.d.Destroy(p.ctx(), snap))
 	p.must(p.d.Sync(p.ctx()))
 	ties, err := p.d.Ties(p.ctx())
-	if err != nil || len(ties) != 1 || ties[0].ID != snap || ties[0].Bytes < 4*mib || ties[0].Bytes > 5*mib || len(ties[0].HeldBy) != 1 || len(ties[0].Foreign) > 0 {
+	if err != nil || len(ties) != 1 || ties[0].ID != snap || ties[0].Bytes < 4*mib || ties[0].Bytes > 5*mib ||
+		len(ties[0].HeldBy) != 1 || len(ties[0].Foreign) > 0 {
 		t.Fatalf("ties %+v, %v", ties, err)
 	}
 	holder, other := ties[0].Holder, ties[0].HeldBy[0]
@@ -215,7 +216,8 @@ func TestTies(t *testing.T) {
 	if u, err := p.d.Usage(p.ctx(), holder); err != nil || u.TiedBytes < 4*mib || u.TiedBytes > 5*mib {
 		t.Errorf("usage of the holder %+v, %v", u, err)
 	}
-	if all, err := p.d.Usages(p.ctx()); err != nil || len(all) != 2 || all[holder].TiedBytes < 4*mib || all[other].TiedBytes != 0 {
+	if all, err := p.d.Usages(p.ctx()); err != nil || len(all) != 2 || all[holder].TiedBytes < 4*mib ||
+		all[other].TiedBytes != 0 {
 		t.Errorf("usages %+v, %v", all, err)
 	}
 	if n, err := p.d.Reap(p.ctx()); n != 0 || err != nil {
@@ -237,10 +239,12 @@ func TestTies(t *testing.T) {
 	p.wantExactly("destroyed")
 	p.must(p.d.Sync(p.ctx()))
 	ties, err = p.d.Ties(p.ctx())
-	if err != nil || len(ties) != 1 || ties[0].ID != holder || ties[0].Holder != "" || ties[0].Bytes > mib || !slices.Equal(ties[0].Foreign, []string{p.root + "/graveyard/" + string(holder) + "@sanoid"}) {
+	if err != nil || len(ties) != 1 || ties[0].ID != holder || ties[0].Holder != "" || ties[0].Bytes > mib ||
+		!slices.Equal(ties[0].Foreign, []string{p.root + "/graveyard/" + string(holder) + "@sanoid"}) {
 		t.Fatalf("ties %+v, %v", ties, err)
 	}
-	if err := p.d.Unmake(p.ctx()); !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), "@sanoid") && !strings.Contains(err.Error(), "graveyard") || errs.HintOf(err) == "" {
+	if err := p.d.Unmake(p.ctx()); !errs.Is(err, errs.InUse) || !strings.Contains(err.Error(), "@sanoid") &&
+		!strings.Contains(err.Error(), "graveyard") || errs.HintOf(err) == "" {
 		t.Errorf("Unmake with somebody else's snapshot: %v", err)
 	}
 	if n, err := p.d.Reap(p.ctx()); n != 0 || err != nil {
@@ -267,7 +271,8 @@ func TestHolds(t *testing.T) {
 	p.must(p.d.Destroy(p.ctx(), snap))
 	p.wantExactly("destroyed")
 	ties, err := p.d.Ties(p.ctx())
-	if err != nil || len(ties) != 1 || ties[0].ID != snap || len(ties[0].Foreign) != 1 || !strings.Contains(ties[0].Foreign[0], "hold") {
+	if err != nil || len(ties) != 1 || ties[0].ID != snap || len(ties[0].Foreign) != 1 ||
+		!strings.Contains(ties[0].Foreign[0], "hold") {
 		t.Errorf("ties %+v, %v", ties, err)
 	}
 	zdo(t, "release", "mine", ties[0].Name+"@"+string(snap))

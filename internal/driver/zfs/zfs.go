@@ -143,7 +143,8 @@ func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, 
 func (d *Driver) imported() error {
 	_, err := zfs.PoolState(d.zp)
 	if errs.Is(err, errs.NotFound) {
-		return &errs.Error{Kind: errs.IO, Op: "open zpool", Ref: d.zp, Hint: errs.HintIn(err), Err: errors.New("it is not imported")}
+		return &errs.Error{Kind: errs.IO, Op: "open zpool", Ref: d.zp, Hint: errs.HintIn(err),
+			Err: errors.New("it is not imported")}
 	}
 	return err
 }
@@ -186,7 +187,8 @@ func (d *Driver) alive(ctx context.Context) error {
 		return err
 	}
 	if len(rows) != 1 || rows[0][0] != d.pool || rows[0][1] != "local" {
-		return errs.New(errs.Damaged, "open dataset", d.root, "it is not the dataset of this pool: its %s is %q", propPool, rows[0][0]).
+		return errs.New(errs.Damaged, "open dataset", d.root, "it is not the dataset of this pool: its %s is %q", propPool,
+			rows[0][0]).
 			WithHint("`zfs get -r pando:pool` shows whose datasets there are")
 	}
 	return nil

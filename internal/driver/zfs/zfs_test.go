@@ -27,7 +27,8 @@ func TestNoZFS(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, create := range []bool{false, true} {
-		if _, err := driverzfs.Open(t.Context(), dir, poolID, create); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+		if _, err := driverzfs.Open(t.Context(), dir, poolID, create); !errs.Is(err, errs.Unsupported) ||
+			errs.HintOf(err) == "" {
 			t.Errorf("create %v: %v (hint %q)", create, err, errs.HintOf(err))
 		}
 	}
@@ -56,7 +57,8 @@ func TestOpen(t *testing.T) {
 			t.Errorf("%q: %v of kind %q with hint %q, wanted %q", root, err, errs.KindOf(err), errs.HintOf(err), kind)
 		}
 	}
-	if _, err := open("nosuchpool/pando", false); !errs.Is(err, errs.IO) || !strings.Contains(errs.HintOf(err), "zpool import nosuchpool") {
+	if _, err := open("nosuchpool/pando", false); !errs.Is(err, errs.IO) ||
+		!strings.Contains(errs.HintOf(err), "zpool import nosuchpool") {
 		t.Errorf("not imported: %v (hint %q)", err, errs.HintOf(err))
 	}
 	before := zfs.Runs()
@@ -92,7 +94,8 @@ func TestOpen(t *testing.T) {
 	// Interrupted after the dataset was made: the same pool goes on.
 	p := newPool(t, zpool+"/pando")
 	p.open(true)
-	rows, err = zfs.ZFS.Rows(t.Context(), 2, "get", "-Hp", "-o", "property,value", "mountpoint,canmount,dedup,atime,compression,volmode,snapdev,acltype,xattr,pando:pool,pando:made", p.root)
+	rows, err = zfs.ZFS.Rows(t.Context(), 2, "get", "-Hp", "-o", "property,value",
+		"mountpoint,canmount,dedup,atime,compression,volmode,snapdev,acltype,xattr,pando:pool,pando:made", p.root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +104,8 @@ func TestOpen(t *testing.T) {
 		got += r[0] + "=" + r[1] + " "
 	}
 	got = strings.Replace(got, "xattr=on", "xattr=sa", 1) // what "on" means since 2.3
-	if want := "mountpoint=legacy canmount=noauto dedup=off atime=off compression=on volmode=none snapdev=hidden acltype=posix xattr=sa pando:pool=test-pool pando:made=on "; got != want {
+	if want := "mountpoint=legacy canmount=noauto dedup=off atime=off compression=on volmode=none snapdev=hidden " +
+		"acltype=posix xattr=sa pando:pool=test-pool pando:made=on "; got != want {
 		t.Errorf("properties\n%s, wanted\n%s", got, want)
 	}
 	if n := p.names(); len(n) > 0 {
@@ -138,7 +142,8 @@ func TestNotImported(t *testing.T) {
 	if err := os.Truncate(file, 256<<20); err != nil {
 		t.Fatal(err)
 	}
-	if err := zfs.Zpool.Do(t.Context(), "create", "-o", "cachefile=none", "-O", "mountpoint=none", zpool, file); err != nil {
+	if err := zfs.Zpool.Do(t.Context(), "create", "-o", "cachefile=none", "-O", "mountpoint=none", zpool,
+		file); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -234,7 +239,8 @@ func TestEncryption(t *testing.T) {
 	}
 	// With the key away, what needs it says so.
 	zdo(t, "unload-key", p.ds(own))
-	if err := p.d.Flatten(p.ctx(), own, identity(driver.Volume, driver.Native), nil); !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "zfs load-key") {
+	if err := p.d.Flatten(p.ctx(), own, identity(driver.Volume, driver.Native), nil); !errs.Is(err, errs.Permission) ||
+		!strings.Contains(errs.HintOf(err), "zfs load-key") {
 		t.Errorf("flatten without the key: %v (hint %q)", err, errs.HintOf(err))
 	}
 	p.must(p.d.Destroy(p.ctx(), own))
@@ -375,7 +381,9 @@ func TestCosts(t *testing.T) {
 		vol := p.create(fs)
 		snap := p.snapshot(vol, fs)
 		bare := p.root + "/bare" + string(fs)
-		programs("bare zfs clone", 1, func() error { return zfs.ZFS.Do(t.Context(), "clone", p.ds(snap)+"@"+string(snap), bare) })
+		programs("bare zfs clone", 1, func() error {
+			return zfs.ZFS.Do(t.Context(), "clone", p.ds(snap)+"@"+string(snap), bare)
+		})
 		programs("bare zfs destroy", 1, func() error { return zfs.ZFS.Do(t.Context(), "destroy", bare) })
 		p.open(false)
 		first := identity(driver.Volume, fs)

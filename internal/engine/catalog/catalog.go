@@ -194,7 +194,8 @@ const busyTimeout = 20 * time.Second
 func dsn(path string) string {
 	// A checkpoint every 128 pages keeps the log short, which the first
 	// process to open the catalogue must read whole.
-	return "file:" + (&url.URL{Path: path}).EscapedPath() + fmt.Sprintf("?_pragma=busy_timeout(%d)", busyTimeout.Milliseconds()) +
+	return "file:" + (&url.URL{Path: path}).EscapedPath() + fmt.Sprintf("?_pragma=busy_timeout(%d)",
+		busyTimeout.Milliseconds()) +
 		fmt.Sprintf("&_pragma=wal_autocheckpoint(128)&_pragma=journal_size_limit(%d)&_txlock=immediate", logBytes)
 }
 
@@ -237,7 +238,8 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		err = errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).
 			WithHint("upgrade pando")
 	case version > 0 && version < Version:
-		err = errs.New(errs.Unsupported, "open catalogue", path, "it has format %d, and the next command that works with the pool makes it %d", version, Version)
+		err = errs.New(errs.Unsupported, "open catalogue", path,
+			"it has format %d, and the next command that works with the pool makes it %d", version, Version)
 	default:
 		if version == Version {
 			err = db.QueryRowContext(ctx, poolQuery).Scan(&pool, &commits)
@@ -293,7 +295,8 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 	}
 	if version > Version {
 		_ = c.Close()
-		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version, Version).
+		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version,
+			Version).
 			WithHint("upgrade pando")
 	}
 	if version > 0 && version < Version {
@@ -492,7 +495,8 @@ func wrap(op, path string, err error) error {
 	case sqliteCorrupt, sqliteNotADB:
 		e.Kind, e.Hint = errs.Damaged, damagedHint
 	case sqliteFull:
-		e.Kind, e.Hint = errs.NoSpace, errs.Messagef("free space with %s and %s, or on the filesystem of the pool directory", errs.Run("destroy"), errs.Run("gc"))
+		e.Kind, e.Hint = errs.NoSpace, errs.Messagef("free space with %s and %s, or on the filesystem of the pool directory",
+			errs.Run("destroy"), errs.Run("gc"))
 	case sqliteBusy:
 		e.Kind, e.Hint = errs.InUse, "another pando works on this pool; try again"
 	case sqliteReadonly, sqlitePerm, sqliteCantOpen:

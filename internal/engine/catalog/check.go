@@ -16,7 +16,9 @@ import (
 )
 
 // schemaNames finds the tables and indexes of the schema.
-var schemaNames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`(?m)^CREATE (?:UNIQUE )?(?:TABLE|INDEX) (\w+)`) })
+var schemaNames = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`(?m)^CREATE (?:UNIQUE )?(?:TABLE|INDEX) (\w+)`)
+})
 
 // Check reads the whole database and says what is wrong with it as one, in
 // SQLite's words; nil if nothing is. The error is that of not being able to.

@@ -67,7 +67,8 @@ func (o *Operation) isClean() bool {
 }
 
 // beginCounting counts the marks that a transaction makes and removes for the operation of ctx. ended must be called
-// when it has ended, with their difference if it was committed, or else 0, and the error of ending it: then nobody knows
+// when it has ended, with their difference if it was committed, or else 0, and the error of ending it: then nobody
+// knows
 // whether it was committed.
 func beginCounting(ctx context.Context) (ended func(marked int, err error)) {
 	at, _ := ctx.Value(workerKey{}).(workerAt)

@@ -192,7 +192,9 @@ func TestRolledBackMarksDoNotCount(t *testing.T) {
 	c := openNew(t)
 	op := c.Begin()
 	broken := errors.New("broken")
-	err := c.Update(op.In(t.Context()), Soft, func(tx *Tx) error { return errors.Join(tx.Mark(Mark{ID: driver.NewID()}), broken) })
+	err := c.Update(op.In(t.Context()), Soft, func(tx *Tx) error {
+		return errors.Join(tx.Mark(Mark{ID: driver.NewID()}), broken)
+	})
 	if !errors.Is(err, broken) {
 		t.Fatal(err)
 	}
@@ -218,7 +220,10 @@ func TestEndedTakesNoMarkOfTheNext(t *testing.T) {
 
 	op.update(t, unmarkOf(id))
 	var marks []Mark
-	if err := c.View(t.Context(), func(tx *Tx) (err error) { marks, err = tx.Marks(); return err }); err != nil || len(marks) != 1 {
+	if err := c.View(t.Context(), func(tx *Tx) (err error) {
+		marks, err = tx.Marks()
+		return err
+	}); err != nil || len(marks) != 1 {
 		t.Errorf("marks: %v, %v", marks, err)
 	}
 	if err := c.Update(op.In(t.Context()), Soft, markOf(driver.NewID())); err == nil {

@@ -12,7 +12,8 @@ const markColumns = `id, op, name, reads, mountpoint, made_dir, freezes, owner, 
 func scanMark(s scanner) (Mark, error) {
 	var m Mark
 	var start, at int64
-	err := s.Scan(&m.ID, &m.Op, &m.Name, &m.Reads, &m.Mountpoint, &m.MadeDir, &m.Freezes, &m.Owner, &m.PID, &start, &m.BootID, &at)
+	err := s.Scan(&m.ID, &m.Op, &m.Name, &m.Reads, &m.Mountpoint, &m.MadeDir, &m.Freezes, &m.Owner, &m.PID, &start,
+		&m.BootID, &at)
 	m.Start, m.At = uint64(start), fromNano(at)
 	return m, err
 }
@@ -78,7 +79,8 @@ func (t *Tx) Marks() ([]Mark, error) { return t.marks(`1`) }
 // Blocking lists the marks that work on object id, read it, or reserve name.
 // Either may be "".
 func (t *Tx) Blocking(id driver.ObjectID, name string, readers bool) ([]Mark, error) {
-	return t.marks(`(id = ?1 AND ?1 <> '') OR (name = ?2 AND ?2 <> '') OR (?3 AND reads = ?1 AND ?1 <> '')`, id, name, readers)
+	return t.marks(`(id = ?1 AND ?1 <> '') OR (name = ?2 AND ?2 <> '') OR (?3 AND reads = ?1 AND ?1 <> '')`, id, name,
+		readers)
 }
 
 func (t *Tx) marks(where string, args ...any) ([]Mark, error) {

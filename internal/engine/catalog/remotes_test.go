@@ -47,12 +47,14 @@ func TestRemotes(t *testing.T) {
 				return err
 			}
 		}
-		for i, p := range []RemotePoint{{"r", "m1", "a", at}, {"r", "m2", "b", at.Add(-1)}, {"r", "m1", "b", at}, {"other", "m1", "a", at}, {"r", "m1", "a", at.Add(time.Duration(1))}} {
+		for i, p := range []RemotePoint{{"r", "m1", "a", at}, {"r", "m2", "b", at.Add(-1)}, {"r", "m1", "b", at},
+			{"other", "m1", "a", at}, {"r", "m1", "a", at.Add(time.Duration(1))}} {
 			if err := tx.PutRemotePoint(p); err != nil {
 				t.Errorf("%d: %v", i, err)
 			}
 		}
-		for _, h := range []RemoteHead{{"r", "web", "l", 1, "m1", at, 2}, {"r", "web", "l", math.MaxUint64, "m2", at, 0}, {"other", "web", "l", 2, "m3", at, 1}} {
+		for _, h := range []RemoteHead{{"r", "web", "l", 1, "m1", at, 2}, {"r", "web", "l", math.MaxUint64, "m2", at, 0},
+			{"other", "web", "l", 2, "m3", at, 1}} {
 			if err := tx.PutRemoteHead(h); err != nil {
 				t.Error(err)
 			}
@@ -66,7 +68,9 @@ func TestRemotes(t *testing.T) {
 	if len(h) == 1 && (h[0] != RemoteHead{"r", "web", "l", math.MaxUint64, "m2", at, 0}) {
 		t.Errorf("%v", h)
 	}
-	if err := c.Update(ctx, Soft, func(tx *Tx) error { return tx.PutRemotePoint(RemotePoint{"r", "m9", "none", at}) }); !errs.Is(err, errs.NotFound) {
+	if err := c.Update(ctx, Soft, func(tx *Tx) error {
+		return tx.PutRemotePoint(RemotePoint{"r", "m9", "none", at})
+	}); !errs.Is(err, errs.NotFound) {
 		t.Errorf("a row about no object: %v", err)
 	}
 	update(func(tx *Tx) error { return tx.Delete("b") })

@@ -75,7 +75,8 @@ type scanner interface{ Scan(...any) error }
 func scanRow(s scanner) (Row, error) {
 	var r Row
 	var created, expires, used, measured, pinned int64
-	err := s.Scan(&r.ID, &r.Kind, &r.Name, &r.Golden, &r.Generation, &r.Volume, &r.FS, &r.SizeBytes, &r.Sector, &r.Origin, &r.OriginID,
+	err := s.Scan(&r.ID, &r.Kind, &r.Name, &r.Golden, &r.Generation, &r.Volume, &r.FS, &r.SizeBytes, &r.Sector, &r.Origin,
+		&r.OriginID,
 		&created, &expires, &r.Ephemeral, &r.BootID, &used,
 		&r.Usage.LogicalBytes, &r.Usage.ExclusiveBytes, &r.Usage.SharedBytes, &r.Usage.Extents, &measured, &pinned, &r.Consistency)
 	r.CreatedAt, r.ExpiresAt, r.UsedAt, r.MeasuredAt, r.Pinned = fromNano(created), fromNano(expires), fromNano(used), fromNano(measured), fromNano(pinned)
@@ -242,7 +243,8 @@ func (t *Tx) mostlyVolumes() (bool, error) {
 }
 
 // scanVolumes calls fn for every volume in order of name. It reads the table as it lies and
-// sorts in memory (the + keeps SQLite from the index): looking up tens of thousands of rows in the order of an index takes
+// sorts in memory (the + keeps SQLite from the index): looking up tens of thousands of rows in the order of an index
+// takes
 // twice as long.
 func (t *Tx) scanVolumes(fn func(Row) error) error {
 	type named struct{ name, text string }
@@ -325,22 +327,24 @@ func (t *Tx) Expired(now time.Time, limit int) ([]Row, error) {
 // Generations lists the generations of a golden in order.
 func (t *Tx) Generations(golden string) ([]Row, error) {
 	var out []Row
-	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'generation' AND golden = ? ORDER BY generation`, []any{golden}, func(s scanner) error {
-		r, err := scanRow(s)
-		out = append(out, r)
-		return wrap("read catalogue", t.c.path, err)
-	})
+	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'generation' AND golden = ? ORDER BY generation`,
+		[]any{golden}, func(s scanner) error {
+			r, err := scanRow(s)
+			out = append(out, r)
+			return wrap("read catalogue", t.c.path, err)
+		})
 	return out, err
 }
 
 // Snapshots lists the snapshots of a volume, given its lineage, oldest first.
 func (t *Tx) Snapshots(volume driver.ObjectID) ([]Row, error) {
 	var out []Row
-	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY created_at`, []any{volume}, func(s scanner) error {
-		r, err := scanRow(s)
-		out = append(out, r)
-		return wrap("read catalogue", t.c.path, err)
-	})
+	err := t.each(`SELECT `+objectColumns+` FROM objects WHERE kind = 'snapshot' AND volume = ? ORDER BY created_at`,
+		[]any{volume}, func(s scanner) error {
+			r, err := scanRow(s)
+			out = append(out, r)
+			return wrap("read catalogue", t.c.path, err)
+		})
 	return out, err
 }
 
@@ -363,7 +367,8 @@ func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
 func (t *Tx) Golden(name string) (Golden, bool, error) {
 	g := Golden{Name: name}
 	var created int64
-	err := t.row(`SELECT current, next, created_at, keep FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next, &created, &g.Keep)
+	err := t.row(`SELECT current, next, created_at, keep FROM goldens WHERE name = ?`, name).Scan(&g.Current, &g.Next,
+		&created, &g.Keep)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Golden{}, false, nil
 	}
@@ -449,7 +454,8 @@ func (t *Tx) AllAttached() (map[driver.ObjectID]Attached, error) {
 
 // Bury adds a tombstone.
 func (t *Tx) Bury(b Tombstone) error {
-	_, err := t.exec(`INSERT OR IGNORE INTO tombstones (id, ref, bytes, at, reclaimed) VALUES (?,?,?,?,0)`, b.ID, b.Ref, b.Bytes, toNano(b.At))
+	_, err := t.exec(`INSERT OR IGNORE INTO tombstones (id, ref, bytes, at, reclaimed) VALUES (?,?,?,?,0)`, b.ID, b.Ref,
+		b.Bytes, toNano(b.At))
 	return err
 }
 
@@ -466,14 +472,15 @@ func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 		limit = -1
 	}
 	var out []Tombstone
-	err := t.each(`SELECT id, ref, bytes, at FROM tombstones WHERE reclaimed = 0 LIMIT ?`, []any{limit}, func(s scanner) error {
-		var b Tombstone
-		var at int64
-		err := s.Scan(&b.ID, &b.Ref, &b.Bytes, &at)
-		b.At = fromNano(at)
-		out = append(out, b)
-		return wrap("read catalogue", t.c.path, err)
-	})
+	err := t.each(`SELECT id, ref, bytes, at FROM tombstones WHERE reclaimed = 0 LIMIT ?`, []any{limit},
+		func(s scanner) error {
+			var b Tombstone
+			var at int64
+			err := s.Scan(&b.ID, &b.Ref, &b.Bytes, &at)
+			b.At = fromNano(at)
+			out = append(out, b)
+			return wrap("read catalogue", t.c.path, err)
+		})
 	return out, err
 }
 
@@ -557,20 +564,22 @@ func (t *Tx) Count() (Counts, error) {
 // Based counts the volumes and snapshots that descend from a generation.
 func (t *Tx) Based(golden string, generation int) (int, error) {
 	var n int
-	err := t.row(`SELECT count(*) FROM objects WHERE kind <> 'generation' AND golden = ? AND generation = ?`, golden, generation).Scan(&n)
+	err := t.row(`SELECT count(*) FROM objects WHERE kind <> 'generation' AND golden = ? AND generation = ?`, golden,
+		generation).Scan(&n)
 	return n, wrap("read catalogue", t.c.path, err)
 }
 
 // ClonesByOrigin counts the volumes of each origin.
 func (t *Tx) ClonesByOrigin() (map[driver.ObjectID]int, error) {
 	out := map[driver.ObjectID]int{}
-	err := t.each(`SELECT origin_id, count(*) FROM objects WHERE kind = 'volume' GROUP BY origin_id`, nil, func(s scanner) error {
-		var id driver.ObjectID
-		var n int
-		err := s.Scan(&id, &n)
-		out[id] = n
-		return wrap("read catalogue", t.c.path, err)
-	})
+	err := t.each(`SELECT origin_id, count(*) FROM objects WHERE kind = 'volume' GROUP BY origin_id`, nil,
+		func(s scanner) error {
+			var id driver.ObjectID
+			var n int
+			err := s.Scan(&id, &n)
+			out[id] = n
+			return wrap("read catalogue", t.c.path, err)
+		})
 	return out, err
 }
 

@@ -19,7 +19,8 @@ func TestManyVolumesInOrder(t *testing.T) {
 		if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
 			for range n {
 				name := fmt.Sprintf("v%d", rand.Int64())
-				r := Row{Identity: driver.Identity{ID: driver.NewID(), Kind: kind, Name: name, FS: driver.Ext4, SizeBytes: rand.Int64()}}
+				r := Row{Identity: driver.Identity{ID: driver.NewID(), Kind: kind, Name: name, FS: driver.Ext4,
+					SizeBytes: rand.Int64()}}
 				if kind == driver.Volume {
 					want = append(want, r)
 				}

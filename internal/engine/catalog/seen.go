@@ -153,7 +153,8 @@ func (c *Catalog) LostError() error {
 		return nil
 	}
 	return errs.New(errs.Damaged, "open catalogue", c.path,
-		"it lost its last %s on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until it is mended", changes(c.lost)).
+		"it lost its last %s on the disk: its log was damaged, or it is an old copy. Nothing is made or destroyed until "+
+			"it is mended", changes(c.lost)).
 		WithHint("%s brings back what it lacks; %s lists that", errs.Run("init", errs.Param("rebuild")), errs.Run("fsck"))
 }
 

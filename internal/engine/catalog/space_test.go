@@ -136,7 +136,10 @@ func TestSparesAreNotDead(t *testing.T) {
 	c := openFull(t, dir)
 	op := mark(t, c, driver.NewID())
 	var marks []catalog.Mark
-	if err := c.View(t.Context(), func(tx *catalog.Tx) (err error) { marks, err = tx.Marks(); return err }); err != nil || len(marks) != 1 {
+	if err := c.View(t.Context(), func(tx *catalog.Tx) (err error) {
+		marks, err = tx.Marks()
+		return err
+	}); err != nil || len(marks) != 1 {
 		t.Fatal(marks, err)
 	}
 	if g, err := c.Claim(marks[0].Owner); err != nil || g != nil {
@@ -186,7 +189,9 @@ func TestOpenAlone(t *testing.T) {
 		}
 		id := driver.NewID()
 		op := mark(t, c, id)
-		if err := c.Update(op.In(t.Context()), catalog.Durable, func(tx *catalog.Tx) error { return tx.Unmark(id) }); err != nil {
+		if err := c.Update(op.In(t.Context()), catalog.Durable, func(tx *catalog.Tx) error {
+			return tx.Unmark(id)
+		}); err != nil {
 			t.Error(err)
 		}
 		op.End()

@@ -33,7 +33,8 @@ func putVolumes(t *testing.T, c *Catalog, n int) {
 	t.Helper()
 	for i := range n {
 		if err := c.Update(t.Context(), Soft, func(tx *Tx) error {
-			return tx.Put(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: fmt.Sprintf("v%03d", i), FS: driver.Ext4}})
+			return tx.Put(Row{Identity: driver.Identity{ID: driver.NewID(), Kind: driver.Volume, Name: fmt.Sprintf("v%03d", i),
+				FS: driver.Ext4}})
 		}); err != nil {
 			t.Fatal(err)
 		}
@@ -159,9 +160,11 @@ func TestRowsAreAsLookedUp(t *testing.T) {
 	now := time.Unix(1_700_000_000, 123).UTC()
 	for i, r := range []Row{
 		{Identity: driver.Identity{Kind: driver.Volume, Name: "a"}},
-		{Identity: driver.Identity{Kind: driver.Volume, Name: "b", FS: driver.XFS, SizeBytes: 1 << 40, Sector: 4096, Origin: "web@3", OriginID: driver.NewID(),
+		{Identity: driver.Identity{Kind: driver.Volume, Name: "b", FS: driver.XFS, SizeBytes: 1 << 40, Sector: 4096,
+			Origin: "web@3", OriginID: driver.NewID(),
 			CreatedAt: now, ExpiresAt: now.Add(time.Hour), Ephemeral: true, BootID: "boot"}, UsedAt: now.Add(time.Minute),
-			Usage: driver.Usage{LogicalBytes: 7, ExclusiveBytes: 3, SharedBytes: 4, Extents: 9}, MeasuredAt: now.Add(time.Second)},
+			Usage: driver.Usage{LogicalBytes: 7, ExclusiveBytes: 3, SharedBytes: 4,
+				Extents: 9}, MeasuredAt: now.Add(time.Second)},
 		{Identity: driver.Identity{Kind: driver.Generation, Golden: "web", Generation: 3, FS: driver.Ext4}},
 		{Identity: driver.Identity{Kind: driver.Snapshot, Name: "s", Volume: driver.NewID(), FS: driver.Native}},
 	} {
@@ -201,10 +204,12 @@ func TestRowsAreAsLookedUp(t *testing.T) {
 
 func TestParseRow(t *testing.T) {
 	good := "id\x1fvolume\x1fname\x1f\x1f0\x1f\x1fext4\x1f1\x1f2\x1fo\x1foid\x1f0\x1f0\x1f1\x1fb\x1f0\x1f1\x1f2\x1f3\x1f4\x1f0\x1f7\x1fcrash"
-	if r, err := parseRow(good); err != nil || r.Name != "name" || !r.Ephemeral || r.Usage.Extents != 4 || r.Sector != 2 || r.Pinned.UnixNano() != 7 || r.Consistency != driver.Crash {
+	if r, err := parseRow(good); err != nil || r.Name != "name" || !r.Ephemeral || r.Usage.Extents != 4 || r.Sector != 2 ||
+		r.Pinned.UnixNano() != 7 || r.Consistency != driver.Crash {
 		t.Errorf("got %+v, %v", r, err)
 	}
-	for _, bad := range []string{"", "id", good + "\x1f0", strings.TrimSuffix(good, "\x1fcrash"), strings.Replace(good, "ext4\x1f1", "ext4\x1fx", 1)} {
+	for _, bad := range []string{"", "id", good + "\x1f0", strings.TrimSuffix(good, "\x1fcrash"),
+		strings.Replace(good, "ext4\x1f1", "ext4\x1fx", 1)} {
 		if r, err := parseRow(bad); err == nil {
 			t.Errorf("parseRow(%q) = %+v", bad, r)
 		}

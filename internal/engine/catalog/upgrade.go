@@ -26,7 +26,8 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 		WHERE kind = 'volume' AND golden = '' AND origin_id IN (SELECT id FROM objects WHERE kind = 'generation')`)
 	return err
 }, func(t *Tx) error {
-	again := strings.NewReplacer("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", "CREATE INDEX", "CREATE INDEX IF NOT EXISTS")
+	again := strings.NewReplacer("CREATE TABLE", "CREATE TABLE IF NOT EXISTS", "CREATE INDEX",
+		"CREATE INDEX IF NOT EXISTS")
 	_, err := t.exec(again.Replace(remoteSchema))
 	return err
 }, func(t *Tx) error {
@@ -37,7 +38,8 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 func (t *Tx) addColumn(table, definition string) error {
 	name, _, _ := strings.Cut(definition, " ")
 	var n int
-	if err := t.row(`SELECT count(*) FROM pragma_table_info(?) WHERE name = ?`, table, name).Scan(&n); err != nil || n > 0 {
+	if err := t.row(`SELECT count(*) FROM pragma_table_info(?) WHERE name = ?`, table, name).Scan(&n); err != nil ||
+		n > 0 {
 		return wrap("upgrade catalogue", t.c.path, err)
 	}
 	_, err := t.exec(`ALTER TABLE ` + table + ` ADD COLUMN ` + definition)

@@ -19,9 +19,12 @@ func oldCatalog(t *testing.T) string {
 	t.Helper()
 	return catalogOf(t, 1,
 		"INSERT INTO goldens VALUES ('g', 4, 5, 7)",
-		"INSERT INTO objects VALUES ('gen', 'generation', '', 'g', 4, '', 'ext4', 1, 2, '', '', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
-		"INSERT INTO objects VALUES ('vol', 'volume', 'v', '', 0, '', 'ext4', 1, 2, 'g@4', 'gen', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
-		"INSERT INTO objects VALUES ('lone', 'volume', 'w', '', 0, '', 'ext4', 1, 2, 'h@1', 'gone', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9)",
+		"INSERT INTO objects VALUES ('gen', 'generation', '', 'g', 4, '', 'ext4', 1, 2, '', '', 3, 0, 0, 'b', 4, 5, 6, 7, "+
+			"8, 9)",
+		"INSERT INTO objects VALUES ('vol', 'volume', 'v', '', 0, '', 'ext4', 1, 2, 'g@4', 'gen', 3, 0, 0, 'b', 4, 5, 6, "+
+			"7, 8, 9)",
+		"INSERT INTO objects VALUES ('lone', 'volume', 'w', '', 0, '', 'ext4', 1, 2, 'h@1', 'gone', 3, 0, 0, 'b', 4, 5, "+
+			"6, 7, 8, 9)",
 		"INSERT INTO marks VALUES ('m', 'clone', 'x', 'gen', '', 0, 'p-1', 1, 2, 'b', 3)")
 }
 
@@ -30,9 +33,12 @@ func secondCatalog(t *testing.T) string {
 	t.Helper()
 	return catalogOf(t, 2,
 		"INSERT INTO goldens VALUES ('g', 4, 5, 7, 6)",
-		"INSERT INTO objects VALUES ('gen', 'generation', '', 'g', 4, '', 'ext4', 1, 2, '', '', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9, 0, '')",
-		"INSERT INTO objects VALUES ('vol', 'volume', 'v', 'h', 2, '', 'ext4', 1, 2, 'g@4', 'gen', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9, 10, '')",
-		"INSERT INTO objects VALUES ('snap', 'snapshot', 's', 'h', 2, 'vol', 'ext4', 1, 2, 'v', 'vol', 3, 0, 0, 'b', 4, 5, 6, 7, 8, 9, 0, 'clean')",
+		"INSERT INTO objects VALUES ('gen', 'generation', '', 'g', 4, '', 'ext4', 1, 2, '', '', 3, 0, 0, 'b', 4, 5, 6, 7, "+
+			"8, 9, 0, '')",
+		"INSERT INTO objects VALUES ('vol', 'volume', 'v', 'h', 2, '', 'ext4', 1, 2, 'g@4', 'gen', 3, 0, 0, 'b', 4, 5, 6, "+
+			"7, 8, 9, 10, '')",
+		"INSERT INTO objects VALUES ('snap', 'snapshot', 's', 'h', 2, 'vol', 'ext4', 1, 2, 'v', 'vol', 3, 0, 0, 'b', 4, "+
+			"5, 6, 7, 8, 9, 0, 'clean')",
 		"INSERT INTO marks VALUES ('m', 'clone', 'x', 'gen', '', 0, 1, 'p-1', 1, 2, 'b', 3)")
 }
 
@@ -55,7 +61,8 @@ func catalogOf(t *testing.T, version int, rows ...string) string {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	for _, stmt := range append([]string{"PRAGMA journal_mode=WAL", string(schema), fmt.Sprintf("PRAGMA user_version=%d", version),
+	for _, stmt := range append([]string{"PRAGMA journal_mode=WAL", string(schema),
+		fmt.Sprintf("PRAGMA user_version=%d", version),
 		"INSERT INTO meta VALUES ('pool', 'p')"}, rows...) {
 		if _, err := db.Exec(stmt); err != nil {
 			t.Fatalf("%s: %v", stmt, err)

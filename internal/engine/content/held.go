@@ -207,7 +207,8 @@ func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver
 	if err != nil || len(on) == 0 {
 		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: -1}, w) // the driver's own device, or gone by now
 	}
-	if holders, err := mount.Holders(ctx, mount.Query{Dev: loopdev.DeviceNumber(on[0].Index)}); err != nil || len(holders) > 0 {
+	if holders, err := mount.Holders(ctx, mount.Query{Dev: loopdev.DeviceNumber(on[0].Index)}); err != nil ||
+		len(holders) > 0 {
 		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: on[0].Index}, w)
 	}
 	return errs.New(errs.InUse, why.Op, v.Row.Name, "it is in use: %s is attached to its image", on[0].Path).
@@ -249,7 +250,9 @@ func (acc *Access) copiesEnd(ctx context.Context, a catalog.Attached, w driver.A
 // mountAgain puts a volume back that Detach has unmounted, but that another mount namespace
 // keeps: the same device at the same place, with the same options. If this process is killed
 // before it has recorded the new mount, Look recognizes it.
-func (acc *Access) mountAgain(ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes) error {
+func (acc *Access) mountAgain(
+	ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes,
+) error {
 	ctx = context.WithoutCancel(ctx)
 	m, err := acc.openAgain(ctx, row, *a, w, attrs.ReadOnly())
 	if err != nil {
@@ -261,7 +264,9 @@ func (acc *Access) mountAgain(ctx context.Context, row catalog.Row, a *catalog.A
 
 // openAgain mounts the filesystem of an attached image once more, where nobody sees it. maybeReadOnly: it may be
 // read-only as a whole, and is then mounted so. NotFound: its block device is gone.
-func (acc *Access) openAgain(ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, maybeReadOnly bool) (*mount.Detached, error) {
+func (acc *Access) openAgain(
+	ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, maybeReadOnly bool,
+) (*mount.Detached, error) {
 	// The open device keeps its number, and what is behind it, until the mount holds it.
 	var f *os.File
 	var err error

@@ -53,16 +53,20 @@ func (acc *Access) putBackFrozen(
 	defer m.Close()
 
 	if err := acc.putBack(ctx, m, a, attrs); err != nil {
-		return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen; it could not be mounted at %s again: %w", a.Mountpoint, err).
+		return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen; it could not be mounted at %s again: %w",
+			a.Mountpoint, err).
 			WithHint("%s", thawElsewhere(row.FS, deviceOf(*a, w)))
 	}
 	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen").
-		WithHint("thaw it with `fsfreeze --unfreeze %s`, unless whoever froze it does, and try again", errs.ShellWord(a.Mountpoint))
+		WithHint("thaw it with `fsfreeze --unfreeze %s`, unless whoever froze it does, and try again",
+			errs.ShellWord(a.Mountpoint))
 }
 
 // openFrozen mounts the filesystem of an attached image once more, where nobody sees it, if it is frozen. nil if it is
 // not, or has gone, or the caller finds out better what it is.
-func (acc *Access) openFrozen(ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment) *mount.Detached {
+func (acc *Access) openFrozen(
+	ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment,
+) *mount.Detached {
 	if w.Image == "" || !filesystemStays(row.FS, deviceOf(a, w)) {
 		return nil
 	}
@@ -79,13 +83,16 @@ func (acc *Access) openFrozen(ctx context.Context, row catalog.Row, a catalog.At
 }
 
 // frozenAside is the error that a volume's frozen filesystem is not mounted where it was, nil if it is not frozen.
-func (acc *Access) frozenAside(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment) error {
+func (acc *Access) frozenAside(
+	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
+) error {
 	m := acc.openFrozen(ctx, row, a, w)
 	if m == nil {
 		return nil
 	}
 	m.Close()
-	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen, and not mounted at %s any more", a.Mountpoint).
+	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen, and not mounted at %s any more",
+		a.Mountpoint).
 		WithHint("%s", thawElsewhere(row.FS, deviceOf(a, w)))
 }
 

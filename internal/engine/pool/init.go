@@ -53,13 +53,16 @@ type Unmake func(ctx context.Context, data, poolID string) error
 // missing, empty, or left by an interrupted init or deinit, whose remains are
 // removed. It returns with the lock held, and abort, which undoes all that was
 // made. Exists if there is a pool, Invalid if there is anything else.
-func Prepare(ctx context.Context, dir string, unmake Unmake) (abs string, madeDir bool, unlock func(), abort func(), err error) {
+func Prepare(
+	ctx context.Context, dir string, unmake Unmake,
+) (abs string, madeDir bool, unlock func(), abort func(), err error) {
 	abs, err = filepath.Abs(dir)
 	if err != nil {
 		return "", false, nil, nil, errs.Wrap("init", dir, err)
 	}
 	if p, err := Read(abs); err == nil {
-		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "there is a pool already (driver %s)", p.Config.Driver).
+		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "there is a pool already (driver %s)",
+			p.Config.Driver).
 			WithHint("use it, or remove it with %s", errs.Run("deinit"))
 	} else if k := errs.KindOf(err); k == errs.TooNew || k == errs.Damaged {
 		return "", false, nil, nil, err
@@ -88,7 +91,8 @@ func Prepare(ctx context.Context, dir string, unmake Unmake) (abs string, madeDi
 		// mkfs of a whole disk leaves lost+found; a lock alone is a race with
 		// another init.
 		if !left && e.Name() != "lost+found" && e.Name() != "lock" {
-			return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "the directory is not empty (it holds %q)", e.Name()).
+			return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "the directory is not empty (it holds %q)",
+				e.Name()).
 				WithHint("name an empty or new directory with %s", errs.Param("pool"))
 		}
 	}
@@ -112,7 +116,8 @@ func Prepare(ctx context.Context, dir string, unmake Unmake) (abs string, madeDi
 	}
 	abort = func() {
 		// pool.json goes first: it may be there, but not be known to be durable.
-		if removeOne(filepath.Join(abs, configName)) != nil || removeRemains(context.WithoutCancel(ctx), abs, unmake) != nil ||
+		if removeOne(filepath.Join(abs, configName)) != nil ||
+			removeRemains(context.WithoutCancel(ctx), abs, unmake) != nil ||
 			removeMarkers(abs) != nil {
 			return // the marker is still there: the next init finishes
 		}
@@ -229,7 +234,8 @@ func (p *Pool) makeBacking(ctx context.Context) (*mount.Detached, error) {
 	if err := f.Truncate(p.Config.Backing.SizeBytes); err != nil {
 		return nil, errs.Wrap("init", p.Dir, err)
 	}
-	if _, err := run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", "size="+strconv.Itoa(backingSectorBytes), path); err != nil {
+	if _, err := run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s",
+		"size="+strconv.Itoa(backingSectorBytes), path); err != nil {
 		return nil, err
 	}
 	if err := f.Sync(); err != nil {
@@ -303,7 +309,8 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			return err
 		}
 		if !gone {
-			return errs.New(errs.InUse, "deinit", dir, "%s is still mounted, in another mount namespace or below another path", b)
+			return errs.New(errs.InUse, "deinit", dir, "%s is still mounted, in another mount namespace or below another path",
+				b)
 		}
 	}
 	// Nothing here descends: what is mounted on mnt/NAME, and files that are
@@ -340,7 +347,8 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			return err
 		}
 	}
-	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal", "catalog.seen", reserveName, configName + ".new",
+	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal",
+		"catalog.seen", reserveName, configName + ".new",
 		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + outsideName, "data/" + markerName, "data"} {
 		if err := removeOne(filepath.Join(dir, name)); err != nil {
 			return err

@@ -17,7 +17,8 @@ func TestLockIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Lock(t.Context(), dir); !errs.Is(err, errs.InUse) || errs.HintOf(err) == "" || !strings.Contains(err.Error(), "the lock of the pool") {
+	if _, err := Lock(t.Context(), dir); !errs.Is(err, errs.InUse) || errs.HintOf(err) == "" ||
+		!strings.Contains(err.Error(), "the lock of the pool") {
 		t.Errorf("got %v (hint %q)", err, errs.HintOf(err))
 	}
 	unlock()

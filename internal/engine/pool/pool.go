@@ -133,7 +133,8 @@ func Read(dir string) (*Pool, error) {
 		case exists(filepath.Join(dir, initingName)):
 			return nil, e.WithHint("its making was interrupted: run %s again", errs.Run("init"))
 		}
-		return nil, e.WithHint("make one with %s, or name another with %s or %s", errs.Run("init"), errs.Param("pool", "DIR"), errs.Variable("PANDO_POOL"))
+		return nil, e.WithHint("make one with %s, or name another with %s or %s", errs.Run("init"), errs.Param("pool", "DIR"),
+			errs.Variable("PANDO_POOL"))
 	}
 	p := &Pool{Dir: dir}
 	var v struct {
@@ -144,7 +145,8 @@ func Read(dir string) (*Pool, error) {
 			WithHint("restore %s from a copy: it is needed to find the pool's driver", configName)
 	}
 	if v.Format > Format {
-		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, this pando knows up to %d", v.Format, Format).
+		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, this pando knows up to %d", v.Format,
+			Format).
 			WithHint("upgrade pando")
 	}
 	if err := json.Unmarshal(b, &p.Config); err != nil || v.Format < 1 || p.Config.ID == "" || p.Config.Driver == "" {
@@ -349,9 +351,11 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 	if s.HostFree < least+need && p.Config.Backing != nil {
 		hint = errs.Messagef("%s, or on the filesystem below the pool, which has %d MiB left", hint, s.HostFree>>20)
 	}
-	msg := fmt.Errorf("the pool has %d MiB free, and %.4g %% (%d MiB) must stay free for what runs", s.FreeBytes>>20, p.Config.MinFreePercent, least>>20)
+	msg := fmt.Errorf("the pool has %d MiB free, and %.4g %% (%d MiB) must stay free for what runs", s.FreeBytes>>20,
+		p.Config.MinFreePercent, least>>20)
 	if need > 0 {
-		msg = fmt.Errorf("this needs about %d MiB, the pool has %d MiB free, of which %.4g %% (%d MiB) must stay free for what runs",
+		msg = fmt.Errorf("this needs about %d MiB, the pool has %d MiB free, of which %.4g %% (%d MiB) must stay free for "+
+			"what runs",
 			need>>20, s.FreeBytes>>20, p.Config.MinFreePercent, least>>20)
 	}
 	return (&errs.Error{Kind: errs.NoSpace, Op: op, Ref: what, Err: msg}).WithHint("%s", hint)

@@ -25,7 +25,8 @@ func checkSite(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(dir, &st); err == nil && int(st.Uid) != os.Geteuid() {
 		return errs.New(errs.Invalid, "init", dir, "the directory belongs to somebody else (user ID %d)", st.Uid).
-			WithHint("name a new directory with %s, or make this one yours: `chown %d %s`", errs.Param("pool"), os.Geteuid(), dir)
+			WithHint("name a new directory with %s, or make this one yours: `chown %d %s`", errs.Param("pool"), os.Geteuid(),
+				dir)
 	}
 	real, err := existing(dir)
 	if err != nil {
@@ -41,7 +42,8 @@ func checkSite(dir string) error {
 		}
 	}
 	if volume := volumeAt(real); volume != "" {
-		return errs.New(errs.Invalid, "init", dir, "the directory is inside a volume of another pool, which is mounted on %s", volume).
+		return errs.New(errs.Invalid, "init", dir, "the directory is inside a volume of another pool, which is mounted on %s",
+			volume).
 			WithHint("name a directory outside of it with %s", errs.Param("pool"))
 	}
 	return nil

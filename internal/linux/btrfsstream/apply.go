@@ -105,7 +105,8 @@ func explain(c *command, err error) error {
 	}
 	var n unix.Errno
 	if errors.As(err, &n) {
-		return &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("the stream does not fit what it builds on: %s %q: %w", c.name(), path, err)}
+		return &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("the stream does not fit what it builds on: %s %q: %w",
+			c.name(), path, err)}
 	}
 	return fmt.Errorf("%s %q: %w", c.name(), path, err)
 }
@@ -151,10 +152,14 @@ func (t *tree) do(c *command) error {
 		return t.in(c.entry(attrPath), c, func(at int, name string) error { return unix.Unlinkat(at, name, flags) })
 	case cmdSetXattr:
 		name, value := c.text(attrXattrName), c.bytes(attrXattrData)
-		return t.in(c.path(attrPath), c, func(at int, file string) error { return unix.Lsetxattr(procPath(at, file), name, value, 0) })
+		return t.in(c.path(attrPath), c, func(at int, file string) error {
+			return unix.Lsetxattr(procPath(at, file), name, value, 0)
+		})
 	case cmdRemoveXattr:
 		name := c.text(attrXattrName)
-		return t.in(c.path(attrPath), c, func(at int, file string) error { return unix.Lremovexattr(procPath(at, file), name) })
+		return t.in(c.path(attrPath), c, func(at int, file string) error {
+			return unix.Lremovexattr(procPath(at, file), name)
+		})
 	case cmdChmod:
 		mode := c.u64(attrMode)
 		return t.in(c.path(attrPath), c, func(at int, name string) error { return chmod(at, name, uint32(mode)&0o7777) })
@@ -249,7 +254,8 @@ func (t *tree) make(c *command) error {
 		target = c.text(attrPathLink)
 	case cmdMknod:
 		mode, rdev = c.u64(attrMode), c.u64(attrRdev)
-		if k := uint32(mode) & unix.S_IFMT; k != unix.S_IFCHR && k != unix.S_IFBLK && k != unix.S_IFIFO && k != unix.S_IFSOCK {
+		if k := uint32(mode) & unix.S_IFMT; k != unix.S_IFCHR && k != unix.S_IFBLK && k != unix.S_IFIFO &&
+			k != unix.S_IFSOCK {
 			return damaged("mknod of the mode %o", mode)
 		}
 	}
@@ -258,7 +264,8 @@ func (t *tree) make(c *command) error {
 		switch c.typ {
 		case cmdMkfile:
 			var fd int
-			if fd, err = unix.Openat(at, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600); err == nil {
+			if fd, err = unix.Openat(at, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC,
+				0o600); err == nil {
 				err = unix.Close(fd)
 			}
 		case cmdMkdir:
@@ -334,7 +341,8 @@ func chown(at int, name string, uid, gid uint64) error {
 	if err := unix.Fchownat(at, name, int(uid), int(gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	if kind := st.Mode & unix.S_IFMT; kind == unix.S_IFLNK || kind == unix.S_IFDIR || st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 {
+	if kind := st.Mode & unix.S_IFMT; kind == unix.S_IFLNK || kind == unix.S_IFDIR ||
+		st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 {
 		return nil
 	}
 	return unix.Fchmodat(at, name, st.Mode&0o7777, 0)

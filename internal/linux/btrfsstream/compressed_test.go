@@ -80,7 +80,8 @@ func TestCompressed(t *testing.T) {
 			must(t, unix.Setxattr(tree, "btrfs.compression", []byte(how), 0))
 			for _, n := range []int{1, 100, 4095, 4096, 4097, 100_000, 128 << 10, 128<<10 + 1, 3<<20 + 777} {
 				must(t, os.WriteFile(filepath.Join(tree, fmt.Sprint("half", n)), halfRandom(n), 0o644))
-				must(t, os.WriteFile(filepath.Join(tree, fmt.Sprint("text", n)), bytes.Repeat([]byte("all the same "), n/13+1)[:n], 0o644))
+				must(t, os.WriteFile(filepath.Join(tree, fmt.Sprint("text", n)), bytes.Repeat([]byte("all the same "), n/13+1)[:n],
+					0o644))
 			}
 			f := open(t, tree)
 			must(t, kernel.BtrfsSync(f))

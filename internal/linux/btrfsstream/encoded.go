@@ -47,7 +47,8 @@ func (t *tree) encodedWrite(c *command) error {
 	if e.Encryption != 0 {
 		return unknown("the stream has encrypted files")
 	}
-	if e.UnencodedLen > maxUnencoded || len(data) > maxUnencoded || e.FileLen > e.UnencodedLen || e.UnencodedOffset > e.UnencodedLen-e.FileLen {
+	if e.UnencodedLen > maxUnencoded || len(data) > maxUnencoded || e.FileLen > e.UnencodedLen ||
+		e.UnencodedOffset > e.UnencodedLen-e.FileLen {
 		return damaged("compressed data of impossible lengths")
 	}
 	if !t.noEncoded {
@@ -103,7 +104,8 @@ func (d *decoder) decode(data []byte, compression uint32, n int) ([]byte, error)
 		}
 	case compression == compressionZstd:
 		if d.zstd == nil {
-			if d.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(8<<20)); err != nil {
+			if d.zstd, err = zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true),
+				zstd.WithDecoderMaxWindow(8<<20)); err != nil {
 				return nil, fmt.Errorf("zstd: %w", err)
 			}
 		}

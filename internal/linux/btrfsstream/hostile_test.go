@@ -65,7 +65,8 @@ func header(version int) []byte {
 // stream is a whole one, of a difference to baseUUID.
 func stream(version int, commands ...[]byte) []byte {
 	out := header(version)
-	out = append(out, cmd(version, cmdSnapshot, path("x"), attr{attrUUID, ownUUID}, number(attrCtransid, 7), attr{attrCloneUUID, baseUUID}, number(attrCloneCtransid, 3))...)
+	out = append(out, cmd(version, cmdSnapshot, path("x"), attr{attrUUID, ownUUID}, number(attrCtransid, 7),
+		attr{attrCloneUUID, baseUUID}, number(attrCloneCtransid, 3))...)
 	for _, c := range commands {
 		out = append(out, c...)
 	}
@@ -166,13 +167,15 @@ func TestHostile(t *testing.T) {
 			number(attrCloneCtransid, 1), text(attrClonePath, from), number(attrCloneOffset, 0))
 	}
 	streams := map[string][][]byte{
-		"a second subvolume":           {cmd(1, cmdSubvol, path("y"), attr{attrUUID, ownUUID}, number(attrCtransid, 8))},
-		"a write to a pipe":            {write("fifo")},
-		"a write to a directory":       {write("dir")},
-		"a write through a link":       {write("leak")},
-		"a write to the root":          {write("")},
-		"a write to a device":          {cmd(1, cmdMknod, path("dev"), number(attrMode, unix.S_IFBLK|0o600), number(attrRdev, 7<<8)), write("dev")},
-		"a regular mknod":              {cmd(1, cmdMknod, path("new"), number(attrMode, unix.S_IFREG|0o600), number(attrRdev, 0))},
+		"a second subvolume":     {cmd(1, cmdSubvol, path("y"), attr{attrUUID, ownUUID}, number(attrCtransid, 8))},
+		"a write to a pipe":      {write("fifo")},
+		"a write to a directory": {write("dir")},
+		"a write through a link": {write("leak")},
+		"a write to the root":    {write("")},
+		"a write to a device": {cmd(1, cmdMknod, path("dev"), number(attrMode, unix.S_IFBLK|0o600),
+			number(attrRdev, 7<<8)), write("dev")},
+		"a regular mknod": {cmd(1, cmdMknod, path("new"), number(attrMode, unix.S_IFREG|0o600),
+			number(attrRdev, 0))},
 		"chmod through a link":         {cmd(1, cmdChmod, path("leak"), number(attrMode, 0o777))},
 		"content of another subvolume": {clone(bytes.Repeat([]byte{9}, 16), "file")},
 		"content from outside":         {clone(baseUUID, "../outside/secret")},
@@ -187,30 +190,36 @@ func TestHostile(t *testing.T) {
 		"to rename out":                {cmd(1, cmdRename, path("file"), text(attrPathTo, "../outside/file"))},
 		"to rename out by a link":      {cmd(1, cmdRename, path("file"), text(attrPathTo, "up/file"))},
 		"to rename in":                 {cmd(1, cmdRename, path("up/secret"), text(attrPathTo, "mine"))},
-		"a link, then through it":      {cmd(1, cmdSymlink, path("l"), text(attrPathLink, "../outside")), cmd(1, cmdMkfile, path("l/new"))},
-		"times of what is outside":     {cmd(1, cmdUtimes, path("up/secret"), stamp(attrAtime, 1, 0), stamp(attrMtime, 1, 0))},
-		"an impossible time":           {cmd(1, cmdUtimes, path("file"), stamp(attrAtime, 1, 0), stamp(attrMtime, 1, 1e9))},
-		"an attribute from outside":    {cmd(1, cmdSetXattr, path("up/secret"), text(attrXattrName, "user.x"), text(attrXattrData, "y"))},
-		"an owner that is none":        {cmd(1, cmdChown, path("file"), number(attrUID, 1<<33), number(attrGID, 0))},
-		"a name that is too long":      {cmd(1, cmdMkfile, path(long))},
-		"a path that is too deep":      {cmd(1, cmdMkfile, path(deep))},
-		"an offset that is too large":  {cmd(1, cmdWrite, path("file"), number(attrFileOffset, 1<<63), text(attrData, "x"))},
-		"a size that is too large":     {cmd(1, cmdTruncate, path("file"), number(attrSize, 1<<63))},
-		"no content":                   {cmd(1, cmdUpdateExtent, path("file"), number(attrFileOffset, 0), number(attrSize, 5))},
-		"no path":                      {cmd(1, cmdMkfile)},
-		"two paths":                    {cmd(1, cmdMkfile, path("n"), path("m"))},
-		"a short number":               {cmd(1, cmdTruncate, path("file"), attr{attrSize, []byte{1, 2}})},
-		"a command that is none":       {cmd(1, 99)},
-		"a command 0":                  {cmd(1, 0)},
-		"a command of version 2":       {cmd(1, cmdFallocate, path("file"), number(attrFallocateMode, 0), number(attrFileOffset, 0), number(attrSize, 5))},
-		"an attribute that is none":    {cmd(1, cmdMkfile, path("n"), text(77, "x"))},
-		"an attribute cut short":       {frame(cmdMkfile, []byte{attrPath, 0, 9, 0, 'x'})},
-		"half an attribute":            {frame(cmdMkfile, []byte{attrPath})},
-		"two ends":                     {cmd(1, cmdEnd)},
-		"what is there":                {cmd(1, cmdMkfile, path("file"))},
-		"a change of what is not":      {cmd(1, cmdTruncate, path("nowhere"), number(attrSize, 5))},
+		"a link, then through it": {cmd(1, cmdSymlink, path("l"), text(attrPathLink, "../outside")),
+			cmd(1, cmdMkfile, path("l/new"))},
+		"times of what is outside": {cmd(1, cmdUtimes, path("up/secret"), stamp(attrAtime, 1, 0),
+			stamp(attrMtime, 1, 0))},
+		"an impossible time": {cmd(1, cmdUtimes, path("file"), stamp(attrAtime, 1, 0), stamp(attrMtime, 1, 1e9))},
+		"an attribute from outside": {cmd(1, cmdSetXattr, path("up/secret"), text(attrXattrName, "user.x"),
+			text(attrXattrData, "y"))},
+		"an owner that is none":       {cmd(1, cmdChown, path("file"), number(attrUID, 1<<33), number(attrGID, 0))},
+		"a name that is too long":     {cmd(1, cmdMkfile, path(long))},
+		"a path that is too deep":     {cmd(1, cmdMkfile, path(deep))},
+		"an offset that is too large": {cmd(1, cmdWrite, path("file"), number(attrFileOffset, 1<<63), text(attrData, "x"))},
+		"a size that is too large":    {cmd(1, cmdTruncate, path("file"), number(attrSize, 1<<63))},
+		"no content": {cmd(1, cmdUpdateExtent, path("file"), number(attrFileOffset, 0),
+			number(attrSize, 5))},
+		"no path":                {cmd(1, cmdMkfile)},
+		"two paths":              {cmd(1, cmdMkfile, path("n"), path("m"))},
+		"a short number":         {cmd(1, cmdTruncate, path("file"), attr{attrSize, []byte{1, 2}})},
+		"a command that is none": {cmd(1, 99)},
+		"a command 0":            {cmd(1, 0)},
+		"a command of version 2": {cmd(1, cmdFallocate, path("file"), number(attrFallocateMode, 0),
+			number(attrFileOffset, 0), number(attrSize, 5))},
+		"an attribute that is none": {cmd(1, cmdMkfile, path("n"), text(77, "x"))},
+		"an attribute cut short":    {frame(cmdMkfile, []byte{attrPath, 0, 9, 0, 'x'})},
+		"half an attribute":         {frame(cmdMkfile, []byte{attrPath})},
+		"two ends":                  {cmd(1, cmdEnd)},
+		"what is there":             {cmd(1, cmdMkfile, path("file"))},
+		"a change of what is not":   {cmd(1, cmdTruncate, path("nowhere"), number(attrSize, 5))},
 	}
-	for _, p := range []string{"..", ".", "/", "//", "../outside/new", "/etc/new", "dir/../../outside/new", "dir/./new", "dir//new", "dir/", "/", "a\x00b", "up/new", "abs/new", "leak", "file/new"} {
+	for _, p := range []string{"..", ".", "/", "//", "../outside/new", "/etc/new", "dir/../../outside/new", "dir/./new",
+		"dir//new", "dir/", "/", "a\x00b", "up/new", "abs/new", "leak", "file/new"} {
 		streams[fmt.Sprintf("a file at %q", p)] = [][]byte{cmd(1, cmdMkfile, path(p))}
 		streams[fmt.Sprintf("a directory at %q", p)] = [][]byte{cmd(1, cmdMkdir, path(p))}
 		streams[fmt.Sprintf("the removal of %q", p+"secret")] = [][]byte{cmd(1, cmdUnlink, path(p+"secret"))}
@@ -224,18 +233,23 @@ func TestHostile(t *testing.T) {
 		w.intact(name)
 	}
 	for name, b := range map[string][]byte{
-		"a large command":  append(stream(1)[:17], 0xff, 0xff, 0xff, 0x7f, 3, 0, 0, 0, 0, 0),
-		"another format":   []byte("zfs-stream----------------------"),
-		"a newer version":  header(3),
-		"version 0":        header(0),
-		"no beginning":     append(header(1), cmd(1, cmdMkfile, path("x"))...),
-		"no UUID":          append(header(1), cmd(1, cmdSubvol, path("x"), attr{attrUUID, make([]byte, 16)}, number(attrCtransid, 1))...),
+		"a large command": append(stream(1)[:17], 0xff, 0xff, 0xff, 0x7f, 3, 0, 0, 0, 0, 0),
+		"another format":  []byte("zfs-stream----------------------"),
+		"a newer version": header(3),
+		"version 0":       header(0),
+		"no beginning":    append(header(1), cmd(1, cmdMkfile, path("x"))...),
+		"no UUID": append(header(1), cmd(1, cmdSubvol, path("x"), attr{attrUUID, make([]byte, 16)},
+			number(attrCtransid, 1))...),
 		"only a beginning": header(1),
-		"compressed data too long": stream(2, cmd(2, cmdEncodedWrite, path("file"), number(attrFileOffset, 0), number(attrUnencodedFile, 1<<40),
+		"compressed data too long": stream(2, cmd(2, cmdEncodedWrite, path("file"), number(attrFileOffset, 0),
+			number(attrUnencodedFile, 1<<40),
 			number(attrUnencodedLen, 1<<40), number(attrUnencodedOffset, 0), number(attrCompression, 2), text(attrData, "x"))),
-		"a piece beyond compressed data": stream(2, cmd(2, cmdEncodedWrite, path("file"), number(attrFileOffset, 0), number(attrUnencodedFile, 10),
-			number(attrUnencodedLen, 4096), number(attrUnencodedOffset, 1<<64-5), number(attrCompression, 1), text(attrData, "x"))),
-		"encrypted data": stream(2, cmd(2, cmdEncodedWrite, path("file"), number(attrFileOffset, 0), number(attrUnencodedFile, 1),
+		"a piece beyond compressed data": stream(2,
+			cmd(2, cmdEncodedWrite, path("file"), number(attrFileOffset, 0), number(attrUnencodedFile, 10),
+				number(attrUnencodedLen, 4096), number(attrUnencodedOffset, 1<<64-5), number(attrCompression, 1), text(attrData,
+					"x"))),
+		"encrypted data": stream(2, cmd(2, cmdEncodedWrite, path("file"), number(attrFileOffset, 0),
+			number(attrUnencodedFile, 1),
 			number(attrUnencodedLen, 1), number(attrUnencodedOffset, 0), number(attrEncryption, 1), text(attrData, "x"))),
 	} {
 		w := newWorld(t)
@@ -279,7 +293,8 @@ func TestHarmless(t *testing.T) {
 func FuzzApply(f *testing.F) {
 	f.Add(uint8(1), []byte{cmdMkfile, attrPath, 3, 'a', '/', 'b'})
 	f.Add(uint8(2), []byte{cmdRename, attrPath, 4, 'f', 'i', 'l', 'e', attrPathTo, 2, '.', '.'})
-	f.Add(uint8(2), []byte{cmdSymlink, attrPath, 1, 'x', attrPathLink, 2, '.', '.', 0, cmdMkfile, attrPath, 3, 'x', '/', 'y'})
+	f.Add(uint8(2), []byte{cmdSymlink, attrPath, 1, 'x', attrPathLink, 2, '.', '.', 0, cmdMkfile, attrPath, 3, 'x', '/',
+		'y'})
 	f.Add(uint8(1), []byte{cmdUnlink, attrPath, 9, 'u', 'p', '/', 's', 'e', 'c', 'r', 'e', 't'})
 	f.Fuzz(func(t *testing.T, version uint8, program []byte) {
 		// Bytes become commands: a type, then attributes of a type, a length and a

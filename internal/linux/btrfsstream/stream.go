@@ -68,7 +68,8 @@ const (
 	cmdEncodedWrite = 25
 )
 
-var cmdNames = [...]string{"", "subvol", "snapshot", "mkfile", "mkdir", "mknod", "mkfifo", "mksock", "symlink", "rename", "link", "unlink",
+var cmdNames = [...]string{"", "subvol", "snapshot", "mkfile", "mkdir", "mknod", "mkfifo", "mksock", "symlink",
+	"rename", "link", "unlink",
 	"rmdir", "set_xattr", "remove_xattr", "write", "clone", "truncate", "chmod", "chown", "utimes", "end", "update_extent",
 	"fallocate", "fileattr", "encoded_write"}
 

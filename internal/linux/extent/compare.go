@@ -275,7 +275,8 @@ func (c *cursor) at(off int64) (piece, error) {
 			break
 		}
 		if x.Logical < c.x.End() || x.Length <= 0 || x.Logical > math.MaxInt64-x.Length {
-			return piece{}, fmt.Errorf("FIEMAP: an extent of %d bytes at %d behind one that ends at %d", x.Length, x.Logical, c.x.End())
+			return piece{}, fmt.Errorf("FIEMAP: an extent of %d bytes at %d behind one that ends at %d", x.Length, x.Logical,
+				c.x.End())
 		}
 		c.x = x
 	}

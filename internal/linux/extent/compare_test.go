@@ -206,12 +206,14 @@ func randomRound(t *testing.T, dir string, seed uint64) {
 	old, now := content(t, a), content(t, b)
 	ranges := collect(t, extent.Compare(t.Context(), a, b), int64(len(now)))
 	if got := rebuild(t, old, now, ranges); !bytes.Equal(got, now) {
-		t.Fatalf("seed %d: what it says makes another file: %s\nranges %v\nfirst %q\nthen %q", seed, firstDifference(got, now), ranges, base.log, next.log)
+		t.Fatalf("seed %d: what it says makes another file: %s\nranges %v\nfirst %q\nthen %q", seed,
+			firstDifference(got, now), ranges, base.log, next.log)
 	}
 	// The other way round, too.
 	back := collect(t, extent.Compare(t.Context(), b, a), int64(len(old)))
 	if got := rebuild(t, now, old, back); !bytes.Equal(got, old) {
-		t.Fatalf("seed %d: backwards: what it says makes another file: %s\n%v\nfirst %q\nthen %q", seed, firstDifference(got, old), back, base.log, next.log)
+		t.Fatalf("seed %d: backwards: what it says makes another file: %s\n%v\nfirst %q\nthen %q", seed,
+			firstDifference(got, old), back, base.log, next.log)
 	}
 	for _, f := range []struct {
 		f    *os.File
@@ -233,7 +235,8 @@ func randomRound(t *testing.T, dir string, seed uint64) {
 		}
 	}
 	if most := int64(32 * (1 + len(next.log))); idle > most {
-		t.Errorf("seed %d: %d untouched blocks are listed, more than %d: %v\nfirst %q\nthen %q", seed, idle, most, ranges, base.log, next.log)
+		t.Errorf("seed %d: %d untouched blocks are listed, more than %d: %v\nfirst %q\nthen %q", seed, idle, most, ranges,
+			base.log, next.log)
 	}
 }
 
@@ -295,7 +298,8 @@ func TestCompareZeros(t *testing.T) {
 			if r := collect(t, extent.Compare(t.Context(), b, a), 16*mib); fmt.Sprint(r) != "[{1048576 1048576 false}]" {
 				t.Errorf("the other way round: %v", r)
 			}
-			if r := collect(t, extent.Data(t.Context(), b), 16*mib); fmt.Sprint(r) != "[{0 1048576 false} {2097152 2097152 false}]" {
+			if r := collect(t, extent.Data(t.Context(), b),
+				16*mib); fmt.Sprint(r) != "[{0 1048576 false} {2097152 2097152 false}]" {
 				t.Errorf("data: %v", r)
 			}
 		})
@@ -358,7 +362,8 @@ func TestComparePages(t *testing.T) {
 			}
 			// The very last extent: who does not read all pages misses it.
 			fill(t, b, 2*(n-1)*block, 100)
-			if r := collect(t, extent.Compare(t.Context(), a, b), 2*n*block); len(r) != 1 || r[0].Offset != 2*(n-1)*block || r[0].Length != block {
+			if r := collect(t, extent.Compare(t.Context(), a, b), 2*n*block); len(r) != 1 || r[0].Offset != 2*(n-1)*block ||
+				r[0].Length != block {
 				t.Errorf("got %v", r)
 			}
 			for i := range int64(n / 2) {
@@ -402,7 +407,8 @@ func TestCompareSplits(t *testing.T) {
 		t.Fatal(err)
 	}
 	for off := int64(0); off < 8*mib; off += 96 * 1024 {
-		r := unix.FileCloneRange{Src_fd: int64(a.Fd()), Src_offset: uint64(off), Src_length: uint64(min(96*1024, 8*mib-off)), Dest_offset: uint64(off)}
+		r := unix.FileCloneRange{Src_fd: int64(a.Fd()), Src_offset: uint64(off), Src_length: uint64(min(96*1024, 8*mib-off)),
+			Dest_offset: uint64(off)}
 		if err := unix.IoctlFileCloneRange(int(b.Fd()), &r); err != nil {
 			t.Fatal(err)
 		}

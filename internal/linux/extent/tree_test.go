@@ -106,7 +106,8 @@ func TestMeasureTree(t *testing.T) {
 			if _, err := extent.MeasureTree(ctx, dir, extent.TreeOptions{}); !errors.Is(err, context.Canceled) {
 				t.Errorf("with a cancelled context: %v", err)
 			}
-			if _, err := extent.MeasureTree(t.Context(), filepath.Join(dir, "nowhere"), extent.TreeOptions{}); !errors.Is(err, fs.ErrNotExist) {
+			if _, err := extent.MeasureTree(t.Context(), filepath.Join(dir, "nowhere"), extent.TreeOptions{}); !errors.Is(err,
+				fs.ErrNotExist) {
 				t.Errorf("of what is not there: %v", err)
 			}
 		})

@@ -184,7 +184,8 @@ func startGuard(ctx context.Context, dir *os.File, limit time.Duration) (*guardP
 		return nil, err
 	}
 	if !served.Load() {
-		return nil, errs.New(errs.Internal, "freeze", dir.Name(), "this program cannot start a guard, which thaws the filesystem if the program dies").
+		return nil, errs.New(errs.Internal, "freeze", dir.Name(),
+			"this program cannot start a guard, which thaws the filesystem if the program dies").
 			WithHint("call engine.Helper(os.Args) first in the main function of this program")
 	}
 	controlR, controlW, err := os.Pipe()

@@ -149,7 +149,9 @@ func TestCannotBeFrozen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if err := Do(context.Background(), f, 0, func() error { return nil }); !errs.Is(err, errs.Unsupported) && !errs.Is(err, errs.Permission) {
+	if err := Do(context.Background(), f, 0, func() error {
+		return nil
+	}); !errs.Is(err, errs.Unsupported) && !errs.Is(err, errs.Permission) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -201,7 +203,8 @@ func TestBroken(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer f.Close()
-		written := func() error { return os.WriteFile(filepath.Join(dir, "late"), []byte("x"), 0o600) } // waits until it is thawed
+		// waits until it is thawed
+		written := func() error { return os.WriteFile(filepath.Join(dir, "late"), []byte("x"), 0o600) }
 		refrozen := func() error { return errors.Join(written(), kernel.Freeze(f)) }
 		for name, c := range map[string]struct {
 			limit time.Duration

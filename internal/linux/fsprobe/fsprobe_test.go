@@ -57,7 +57,8 @@ var filesystems = []struct {
 	{"ext4", 256 << 20, []string{"mkfs.ext4", "-q", "-b", "4096"}, "ext4", 4096, 32768 * 4096},
 	{"ext4, 1 KiB blocks", 32 << 20, []string{"mkfs.ext4", "-q", "-b", "1024"}, "ext4", 1024, 8193 * 1024},
 	{"ext4, 2 KiB blocks", 64 << 20, []string{"mkfs.ext4", "-q", "-b", "2048"}, "ext4", 2048, 16384 * 2048},
-	{"ext4 without checksums", 256 << 20, []string{"mkfs.ext4", "-q", "-b", "4096", "-O", "^metadata_csum"}, "ext4", 4096, 32768 * 4096},
+	{"ext4 without checksums", 256 << 20, []string{"mkfs.ext4", "-q", "-b", "4096", "-O", "^metadata_csum"}, "ext4", 4096,
+		32768 * 4096},
 	{"ext4 with clusters", 256 << 20, []string{"mkfs.ext4", "-q", "-b", "4096", "-O", "bigalloc"}, "ext4", 4096, 0},
 	{"ext3", 64 << 20, []string{"mkfs.ext3", "-q", "-b", "1024"}, "ext4", 1024, 8193 * 1024},
 	{"ext2", 16 << 20, []string{"mkfs.ext2", "-q", "-b", "1024"}, "ext4", 1024, 8193 * 1024},
@@ -265,7 +266,8 @@ func TestIdentify(t *testing.T) {
 		{[]byte{0, 1, 2, 3}, ""},
 	} {
 		got, err := Identify(bytes.NewReader(c.b), int64(len(c.b)))
-		if err != nil || got.Name != c.want || (got.Class == Unknown) != (c.want == "") || (got.Phrase == "") != (c.want == "") {
+		if err != nil || got.Name != c.want || (got.Class == Unknown) != (c.want == "") ||
+			(got.Phrase == "") != (c.want == "") {
 			t.Errorf("%+v, %v; wanted %q", got, err, c.want)
 		}
 		if res, err := Probe(bytes.NewReader(c.b), int64(len(c.b))); err != nil || res.Type != "" {
@@ -320,7 +322,8 @@ func FuzzProbe(f *testing.F) {
 	f.Add(append(append(make([]byte, 1024+56), 0x53, 0xef), noise...))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		res, err := Probe(bytes.NewReader(b), int64(len(b)))
-		if err != nil || res.Bytes < 0 || res.Type != "" && !powerOfTwo(res.SectorBytes, 512, 32<<10) || res.Damage != "" && res.Bytes != 0 {
+		if err != nil || res.Bytes < 0 || res.Type != "" && !powerOfTwo(res.SectorBytes, 512, 32<<10) || res.Damage != "" &&
+			res.Bytes != 0 {
 			t.Errorf("%+v, %v", res, err)
 		}
 		if _, err := Identify(bytes.NewReader(b), int64(len(b))); err != nil {

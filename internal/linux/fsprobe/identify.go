@@ -61,9 +61,11 @@ var signatures = []signature{
 	{1536, "LABELONE", Content{Container, "LVM", "a physical volume of LVM"}},
 	{4096, "\xfc\x4e\x2b\xa9", Content{Container, "MD", "a member of an MD RAID"}},
 	{0, "\xfc\x4e\x2b\xa9", Content{Container, "MD", "a member of an MD RAID"}},
-	{4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", Content{Container, "bcache", "a bcache device"}},
+	{4096 + 24, "\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81",
+		Content{Container, "bcache", "a bcache device"}},
 
-	{4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef", Content{Filesystem, "bcachefs", "a bcachefs image"}},
+	{4096 + 24, "\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef",
+		Content{Filesystem, "bcachefs", "a bcachefs image"}},
 	{65536 + 64, "_BHRfS_M", Content{Filesystem, "btrfs", "a btrfs image"}},
 	{32769, "CD001", Content{Filesystem, "iso9660", "an ISO 9660 image"}},
 	{32769, "BEA01", Content{Filesystem, "udf", "a UDF image"}},

@@ -76,7 +76,8 @@ func btrfsSearch(f *os.File, from, to btrfsKey, minTrans uint64, fn func(key btr
 			if off+btrfsItemHead > len(b) {
 				return errShortItem
 			}
-			last = btrfsKey{binary.NativeEndian.Uint64(b[off+8:]), binary.NativeEndian.Uint32(b[off+24:]), binary.NativeEndian.Uint64(b[off+16:])}
+			last = btrfsKey{binary.NativeEndian.Uint64(b[off+8:]), binary.NativeEndian.Uint32(b[off+24:]),
+				binary.NativeEndian.Uint64(b[off+16:])}
 			size := int(binary.NativeEndian.Uint32(b[off+28:]))
 			off += btrfsItemHead
 			if size > len(b)-off {

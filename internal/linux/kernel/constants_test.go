@@ -39,9 +39,10 @@ func TestConstants(t *testing.T) {
 			"STATX_MNT_ID": statxMntID, "STATX_ATTR_MOUNT_ROOT": statxAttrMountRoot,
 		}},
 		// Not every system has the headers of these: this is their text.
-		{"ext4", "#include <linux/ioctl.h>\n#include <linux/types.h>\n#define EXT4_IOC_RESIZE_FS _IOW('f', 16, __u64)", map[string]uint64{
-			"EXT4_IOC_RESIZE_FS": ext4IocResizeFS,
-		}},
+		{"ext4", "#include <linux/ioctl.h>\n#include <linux/types.h>\n#define EXT4_IOC_RESIZE_FS _IOW('f', 16, __u64)",
+			map[string]uint64{
+				"EXT4_IOC_RESIZE_FS": ext4IocResizeFS,
+			}},
 		{"xfs", `#include <linux/ioctl.h>
 #include <linux/types.h>
 struct xfs_growfs_data { __u64 newblocks; __u32 imaxpct; };
@@ -57,7 +58,8 @@ struct xfs_fsop_geom { char bytes[256]; };
 			"BTRFS_IOC_GET_SUBVOL_INFO": btrfsIocGetSubvolInfo, "BTRFS_IOC_SNAP_DESTROY_V2": btrfsIocSnapDestroyV2,
 			"BTRFS_IOC_SCRUB_PROGRESS": btrfsIocScrubProgress, "sizeof(struct btrfs_ioctl_scrub_args)": 1024,
 			"BTRFS_IOC_DEV_INFO": btrfsIocDevInfo,
-			"offsetof(struct btrfs_ioctl_dev_info_args, bytes_used)": 24, "offsetof(struct btrfs_ioctl_dev_info_args, total_bytes)": 32,
+			"offsetof(struct btrfs_ioctl_dev_info_args, bytes_used)": 24, "offsetof(struct btrfs_ioctl_dev_info_args, " +
+				"total_bytes)": 32,
 			"BTRFS_IOC_SEND": btrfsIocSend, "BTRFS_IOC_SET_RECEIVED_SUBVOL": btrfsIocSetReceived, "BTRFS_IOC_ENCODED_WRITE": btrfsIocEncodedWrite,
 			"BTRFS_SEND_FLAG_VERSION": btrfsSendVersion, "BTRFS_SEND_FLAG_COMPRESSED": btrfsSendCompressed,
 			"BTRFS_UUID_TREE_OBJECTID": btrfsUUIDTreeID, "BTRFS_UUID_KEY_RECEIVED_SUBVOL": btrfsUUIDReceivedKey,
@@ -77,7 +79,8 @@ struct xfs_fsop_geom { char bytes[256]; };
 			if err := os.WriteFile(filepath.Join(dir, "c.c"), []byte(src), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if out, err := exec.Command(cc, "-o", filepath.Join(dir, "c"), filepath.Join(dir, "c.c")).CombinedOutput(); err != nil {
+			if out, err := exec.Command(cc, "-o", filepath.Join(dir, "c"),
+				filepath.Join(dir, "c.c")).CombinedOutput(); err != nil {
 				t.Skipf("SKIPPED: the headers of this system do not know them: %s", out)
 			}
 			out, err := exec.Command(filepath.Join(dir, "c")).Output()

@@ -119,7 +119,9 @@ func IsXFS(path string) bool {
 
 // GrowXFS enlarges the mounted XFS that dir is on to size bytes.
 func GrowXFS(dir *os.File, size int64) error {
-	var geom [256]byte // struct xfs_fsop_geom: blocksize u32, rtextsize, agblocks, agcount, logblocks, sectsize, inodesize, imaxpct, datablocks u64...
+	// struct xfs_fsop_geom: blocksize u32, rtextsize, agblocks, agcount, logblocks, sectsize, inodesize, imaxpct,
+	// datablocks u64...
+	var geom [256]byte
 	if err := ioctl(dir, xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
 		return fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
 	}
@@ -189,7 +191,8 @@ func MountAt(fd int, path string) (MountInfo, error) {
 // if f does not allow direct I/O or the kernel does not say (before Linux 6.1).
 func DirectIOAlign(f *os.File) uint32 {
 	var st unix.Statx_t
-	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err != nil ||
+		st.Mask&unix.STATX_DIOALIGN == 0 {
 		return 0
 	}
 	return st.Dio_offset_align

@@ -369,7 +369,8 @@ func TestMountAt(t *testing.T) {
 	if err := unix.Stat(sub, &st); err != nil {
 		t.Fatal(err)
 	}
-	if !root.Root || below.Root || root.ID != below.ID || root.ID == parent.ID || below.Dev != st.Dev || below.Ino != st.Ino {
+	if !root.Root || below.Root || root.ID != below.ID || root.ID == parent.ID || below.Dev != st.Dev ||
+		below.Ino != st.Ino {
 		t.Errorf("root %+v, below %+v, parent %+v", root, below, parent)
 	}
 	f := openDir(t, sub)
@@ -612,7 +613,8 @@ func TestMountNamespace(t *testing.T) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	cmd.WaitDelay = time.Minute
 	out, err := cmd.Output()
-	if err != nil || !strings.Contains(string(out), "namespace ") || strings.Contains(string(out), fmt.Sprintf("namespace %d\n", mine)) {
+	if err != nil || !strings.Contains(string(out), "namespace ") ||
+		strings.Contains(string(out), fmt.Sprintf("namespace %d\n", mine)) {
 		t.Errorf("a child in another namespace says %q, %v; mine is %d", out, err, mine)
 	}
 }

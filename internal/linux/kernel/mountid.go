@@ -51,7 +51,8 @@ func shortMountID(id uint64) (uint64, error) {
 		short, above uint32
 		_            [512 - 64]byte
 	}
-	_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&request)), uintptr(unsafe.Pointer(&answer)), unsafe.Sizeof(answer), 0, 0, 0)
+	_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&request)), uintptr(unsafe.Pointer(&answer)),
+		unsafe.Sizeof(answer), 0, 0, 0)
 	switch {
 	case errno == unix.ENOSYS: // before Linux 6.8 there were only short ones
 		return id, nil

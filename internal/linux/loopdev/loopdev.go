@@ -71,7 +71,8 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 	ctl, err := os.OpenFile(ctlPath, os.O_RDWR, 0)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
-			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(), "%w", err).WithHint("the kernel has no loop devices: `modprobe loop`")
+			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(), "%w",
+				err).WithHint("the kernel has no loop devices: `modprobe loop`")
 		}
 		return nil, errs.Wrap("attach loop device", image.Name(), err)
 	}
@@ -106,7 +107,8 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 			noNode = 0
 		}
 		if noNode == noNodeTries {
-			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(), "the kernel offers %s, but there is no such file", DevicePath(n)).
+			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(),
+				"the kernel offers %s, but there is no such file", DevicePath(n)).
 				WithHint("make it: `mknod %s b 7 %d`; in a container, share the host's /dev", DevicePath(n), n)
 		}
 		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) {

@@ -129,7 +129,8 @@ func TestAttach(t *testing.T) {
 				t.Fatal(err)
 			}
 			back := make([]byte, 4096)
-			if _, err := open(t, path, os.O_RDONLY).ReadAt(back, 8192); err != nil || !bytes.Equal(back, bytes.Repeat([]byte("W"), 4096)) {
+			if _, err := open(t, path, os.O_RDONLY).ReadAt(back, 8192); err != nil ||
+				!bytes.Equal(back, bytes.Repeat([]byte("W"), 4096)) {
 				t.Errorf("what was written to the device is not in the image: %.16q, %v", back, err)
 			}
 			sector, err := unix.IoctlGetInt(int(dev.Fd()), unix.BLKSSZGET)
@@ -557,10 +558,12 @@ func TestLookupAndList(t *testing.T) {
 		return found
 	}
 	st := stat(t, path)
-	if l := listed(); len(l) != 1 || l[0].File != path || l[0].Index != d.Index || l[0].Path != d.Path || !l[0].SameFile(st) || !l[0].Auto {
+	if l := listed(); len(l) != 1 || l[0].File != path || l[0].Index != d.Index || l[0].Path != d.Path ||
+		!l[0].SameFile(st) || !l[0].Auto {
 		t.Errorf("%+v", l)
 	}
-	if b, err := loopdev.Lookup(d.Index); err != nil || !strings.HasPrefix(path, b.File) || b.File == "" || b.Path != d.Path {
+	if b, err := loopdev.Lookup(d.Index); err != nil || !strings.HasPrefix(path, b.File) || b.File == "" ||
+		b.Path != d.Path {
 		t.Errorf("%+v, %v", b, err)
 	}
 	if b, err := loopdev.LookupNumber(loopdev.DeviceNumber(d.Index)); err != nil || b.Index != d.Index || !b.SameFile(st) {

@@ -133,7 +133,8 @@ type search struct {
 }
 
 func newSearch(ctx context.Context, q Query) *search {
-	return &search{q: q, ctx: ctx, dev: q.Dev, mounts: map[uint64]struct{}{}, spaces: map[space]struct{}{}, known: map[uint64]struct{}{}}
+	return &search{q: q, ctx: ctx, dev: q.Dev, mounts: map[uint64]struct{}{}, spaces: map[space]struct{}{},
+		known: map[uint64]struct{}{}}
 }
 
 // space is one view of a mount table: a process sees only what is below its
@@ -150,7 +151,8 @@ type node struct {
 // have no name in this mount namespace.
 func look(path string) (node, error) {
 	var st unix.Statx_t
-	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE|unix.STATX_INO|unix.STATX_MNT_ID, &st)
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC,
+		unix.STATX_TYPE|unix.STATX_INO|unix.STATX_MNT_ID, &st)
 	if err != nil {
 		return node{}, err
 	}

@@ -31,7 +31,8 @@ func init() {
 		}
 		// At an address that /proc/PID/maps writes with a leading zero.
 		const addr, n = 0x8000000, 4096
-		if _, _, e := unix.Syscall6(unix.SYS_MMAP, addr, n, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_FIXED_NOREPLACE, f.Fd(), 0); e != 0 {
+		if _, _, e := unix.Syscall6(unix.SYS_MMAP, addr, n, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_FIXED_NOREPLACE, f.Fd(),
+			0); e != 0 {
 			return e
 		}
 		f.Close()
@@ -540,7 +541,8 @@ func TestHoldersNotPermitted(t *testing.T) {
 		c.Path = self
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 1234, Gid: 1234}}
 	}, strconv.FormatUint(v.dev, 10))
-	if !strings.HasPrefix(c.said, "permission ") || !strings.Contains(c.said, fmt.Sprintf(" %s:cwd", visible)) || strings.Contains(c.said, fmt.Sprintf(" %s:", hidden)) {
+	if !strings.HasPrefix(c.said, "permission ") || !strings.Contains(c.said, fmt.Sprintf(" %s:cwd", visible)) ||
+		strings.Contains(c.said, fmt.Sprintf(" %s:", hidden)) {
 		t.Errorf("it found %q, want pid %s, not %s, and an error of kind permission", c.said, visible, hidden)
 	}
 	if !strings.Contains(c.said, "mounted at "+v.dir) {

@@ -95,7 +95,8 @@ func Tree(path string, readOnly bool) (*Detached, error) {
 	if err != nil {
 		return nil, errs.Wrap("mount", path, fmt.Errorf("open_tree: %w", err))
 	}
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOATIME, Attr_clr: unix.MOUNT_ATTR__ATIME, Propagation: unix.MS_PRIVATE}
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOATIME, Attr_clr: unix.MOUNT_ATTR__ATIME,
+		Propagation: unix.MS_PRIVATE}
 	if readOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}

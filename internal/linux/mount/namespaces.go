@@ -138,7 +138,8 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 		for _, fd := range fds {
 			to, _ := os.Readlink(base + "/fd/" + fd.Name())
 			if id, ok := namespaceFile(to); ok {
-				pins = append(pins, pin{path: base + "/fd/" + fd.Name(), ns: id, pid: pid, by: fmt.Sprintf("fd %s of pid %d, %s", fd.Name(), pid, command(base))})
+				pins = append(pins, pin{path: base + "/fd/" + fd.Name(), ns: id, pid: pid,
+					by: fmt.Sprintf("fd %s of pid %d, %s", fd.Name(), pid, command(base))})
 			}
 		}
 	}

@@ -79,7 +79,8 @@ func TestNamespaces(t *testing.T) {
 	p := keepable(t, pin)
 	id := namespace(t, p.String())
 	n, ok := find(t, id, dir)
-	if !ok || n.Own || n.Living != 1 || len(n.Processes) != 1 || n.Processes[0].PID != p.pid() || n.Processes[0].Command == "" || len(n.Kept) != 0 {
+	if !ok || n.Own || n.Living != 1 || len(n.Processes) != 1 || n.Processes[0].PID != p.pid() ||
+		n.Processes[0].Command == "" || len(n.Kept) != 0 {
 		t.Errorf("of a process: %v, %+v", ok, n.Processes)
 	}
 	if own, ok := find(t, namespace(t, "self"), dir); !ok || own.Living < 1 {
@@ -105,7 +106,8 @@ func TestNamespaces(t *testing.T) {
 	p.stop()
 	n, ok = find(t, id, dir)
 	kept := strings.Join(n.Kept, "; ")
-	if !ok || n.Living != 0 || !strings.Contains(kept, pin) || !strings.Contains(kept, fmt.Sprintf("of pid %d", os.Getpid())) {
+	if !ok || n.Living != 0 || !strings.Contains(kept, pin) ||
+		!strings.Contains(kept, fmt.Sprintf("of pid %d", os.Getpid())) {
 		t.Errorf("kept: %v, %d, %s", ok, n.Living, kept)
 	}
 	if own := namespace(t, "thread-self"); own != namespace(t, "self") {

@@ -27,11 +27,13 @@ func TestParseMountTable(t *testing.T) {
 	if len(got) != 4 {
 		t.Fatalf("%d entries, want 4: %+v", len(got), got)
 	}
-	if m := got[0]; m.id != 36 || m.parent != 35 || m.dev != unix.Mkdev(98, 3) || m.root != "/" || m.point != "/" || m.fstype != "ext3" || m.groups != nil {
+	if m := got[0]; m.id != 36 || m.parent != 35 || m.dev != unix.Mkdev(98, 3) || m.root != "/" || m.point != "/" ||
+		m.fstype != "ext3" || m.groups != nil {
 		t.Errorf("%+v", m)
 	}
 	m := got[1]
-	if m.dev != unix.Mkdev(0, 2567) || m.root != "/a b" || m.point != "/mnt/c\\d\te" || m.fstype != "fuse.sshfs" || m.super != "rw" {
+	if m.dev != unix.Mkdev(0, 2567) || m.root != "/a b" || m.point != "/mnt/c\\d\te" || m.fstype != "fuse.sshfs" ||
+		m.super != "rw" {
 		t.Errorf("%+v", m)
 	}
 	groups := []string{}
@@ -65,8 +67,10 @@ func TestParseKernelMessage(t *testing.T) {
 		record, want string
 		ok           bool
 	}{
-		{"3,437,2047102345,-;EXT4-fs (loop0): VFS: Can't find ext4 filesystem\n SUBSYSTEM=block\n", "VFS: Can't find ext4 filesystem", true},
-		{"28,1,2,-;XFS (loop0): Invalid superblock magic number\n", "Invalid superblock magic number", true}, // facility 3, level 4
+		{"3,437,2047102345,-;EXT4-fs (loop0): VFS: Can't find ext4 filesystem\n SUBSYSTEM=block\n",
+			"VFS: Can't find ext4 filesystem", true},
+		// facility 3, level 4
+		{"28,1,2,-;XFS (loop0): Invalid superblock magic number\n", "Invalid superblock magic number", true},
 		{"5,1,2,-;XFS (loop0): Mounting V5 Filesystem\n", "", false},
 		{"30,1,2,-;XFS (loop0): Ending clean mount\n", "", false},
 		{"3,1,2,-;EXT4-fs (loop01): other device\n", "", false},
@@ -114,9 +118,11 @@ func TestFormatHolders(t *testing.T) {
 			[]Holder{
 				{PID: 4242, Command: "bash", UID: 1000, How: []string{"cwd"}, MountNS: 1},
 				{PID: 4300, Command: "postgres", How: []string{"fd 3 /x/base/1", "fd 4 /x/base/2", "fd 9 /x/base/3"}},
-				{PID: 77, Command: "containerd", Mountpoint: "/y", MountNS: 4026532617, How: []string{"mounted at /y in mount namespace 4026532617 (pid 77, containerd)"}},
+				{PID: 77, Command: "containerd", Mountpoint: "/y", MountNS: 4026532617,
+					How: []string{"mounted at /y in mount namespace 4026532617 (pid 77, containerd)"}},
 			},
-			"held by pid 4242 (bash, uid 1000): cwd; pid 4300 (postgres): 3 open files, e.g. /x/base/1; mounted at /y in mount namespace 4026532617 (pid 77, containerd)",
+			"held by pid 4242 (bash, uid 1000): cwd; pid 4300 (postgres): 3 open files, e.g. /x/base/1; mounted at /y in " +
+				"mount namespace 4026532617 (pid 77, containerd)",
 		},
 		{
 			[]Holder{process(1, "cwd", "root", "exe", "fd 3 /x/a b", "mmap /x/lib.so")},
@@ -128,14 +134,17 @@ func TestFormatHolders(t *testing.T) {
 		},
 		{
 			// What other people named must not spoil the line.
-			[]Holder{{PID: 1, Command: "a?b", How: []string{"fd 3 /x/new\nline\x1b[31m"}}, {How: []string{"swap file /x/\u202eswap"}}},
+			[]Holder{{PID: 1, Command: "a?b", How: []string{"fd 3 /x/new\nline\x1b[31m"}},
+				{How: []string{"swap file /x/\u202eswap"}}},
 			"held by pid 1 (a?b): fd 3 /x/new?line?[31m; swap file /x/?swap",
 		},
 		{
 			append(slices.Clone(many), Holder{How: []string{"mount at /x/y below it"}, Mountpoint: "/x/y"}),
-			"held by pid 100 (sh): cwd; pid 101 (sh): cwd; pid 102 (sh): cwd; pid 103 (sh): cwd; pid 104 (sh): cwd; 4 more processes; mount at /x/y below it",
+			"held by pid 100 (sh): cwd; pid 101 (sh): cwd; pid 102 (sh): cwd; pid 103 (sh): cwd; pid 104 (sh): cwd; 4 more " +
+				"processes; mount at /x/y below it",
 		},
-		{many[:6], "held by pid 100 (sh): cwd; pid 101 (sh): cwd; pid 102 (sh): cwd; pid 103 (sh): cwd; pid 104 (sh): cwd; pid 105 (sh): cwd"},
+		{many[:6], "held by pid 100 (sh): cwd; pid 101 (sh): cwd; pid 102 (sh): cwd; pid 103 (sh): cwd; pid 104 (sh): " +
+			"cwd; pid 105 (sh): cwd"},
 	} {
 		if got := FormatHolders(c.holders); got != c.want {
 			t.Errorf("got  %s\nwant %s", got, c.want)

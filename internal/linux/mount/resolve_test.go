@@ -22,8 +22,10 @@ func TestResolveTrusts(t *testing.T) {
 	}
 	in := func(path string) string { return filepath.Join(top, path) }
 	err = errors.Join(
-		os.MkdirAll(in("a/b"), 0o755), os.Mkdir(in("theirs"), 0o755), os.Mkdir(in("shared"), 0o755), os.Mkdir(in("tmp"), 0o755),
-		os.Symlink("a", in("link")), os.Symlink(in("link/b"), in("far")), os.Symlink("../a/b/../b", in("a/up")), os.Symlink("loop", in("loop")),
+		os.MkdirAll(in("a/b"), 0o755), os.Mkdir(in("theirs"), 0o755), os.Mkdir(in("shared"), 0o755), os.Mkdir(in("tmp"),
+			0o755),
+		os.Symlink("a", in("link")), os.Symlink(in("link/b"), in("far")), os.Symlink("../a/b/../b",
+			in("a/up")), os.Symlink("loop", in("loop")),
 		os.Symlink("missing", in("dangling")), os.WriteFile(in("file"), nil, 0o600),
 		os.Symlink("../a", in("theirs/link")), os.Symlink("../a", in("shared/link")),
 		os.Symlink("../a", in("tmp/ours")), os.Symlink("../a", in("tmp/theirs")), os.Lchown(in("tmp/theirs"), 12, 34),
@@ -64,7 +66,8 @@ func TestAttachByDescriptor(t *testing.T) {
 	needRoot(t)
 	top := t.TempDir()
 	in := func(path string) string { return filepath.Join(top, path) }
-	if err := errors.Join(os.MkdirAll(in("home/m"), 0o755), os.MkdirAll(in("other/m"), 0o755), os.Mkdir(in("tree"), 0o755)); err != nil {
+	if err := errors.Join(os.MkdirAll(in("home/m"), 0o755), os.MkdirAll(in("other/m"), 0o755),
+		os.Mkdir(in("tree"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	parent, err := mount.OpenDir(in("home"))

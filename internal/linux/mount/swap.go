@@ -50,8 +50,10 @@ func Swap(parent *os.File, name, beside string) error {
 			return fail("umount "+beside, err)
 		}
 		err = unix.Renameat2(int(here.Fd()), beside, int(here.Fd()), name, unix.RENAME_EXCHANGE)
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
-			return errs.New(errs.Unsupported, "replace", dir, "the filesystem of %s cannot exchange two directories: %w", filepath.Dir(dir), err).
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EOPNOTSUPP) ||
+			errors.Is(err, unix.ENOSYS) {
+			return errs.New(errs.Unsupported, "replace", dir, "the filesystem of %s cannot exchange two directories: %w",
+				filepath.Dir(dir), err).
 				WithHint("adopt it without %s, and put a clone there when nobody uses the directory", errs.Param("replace"))
 		}
 		if err != nil {

@@ -246,7 +246,8 @@ func TestTreeUsers(t *testing.T) {
 func TestBlind(t *testing.T) {
 	needRoot(t)
 	top := t.TempDir()
-	if err := errors.Join(unix.Mount(top, top, "", unix.MS_BIND, ""), unix.Mount("", top, "", unix.MS_SHARED, "")); err != nil {
+	if err := errors.Join(unix.Mount(top, top, "", unix.MS_BIND, ""),
+		unix.Mount("", top, "", unix.MS_SHARED, "")); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unmount(t, top) })

@@ -76,7 +76,8 @@ func ParseTable(r io.Reader) ([]Entry, error) {
 func exported(t []tableEntry) []Entry {
 	out := make([]Entry, len(t))
 	for i, m := range t {
-		out[i] = Entry{ID: m.id, Parent: m.parent, Dev: m.dev, Root: m.root, Point: m.point, Options: m.options, FSType: m.fstype, Source: m.source, Super: m.super}
+		out[i] = Entry{ID: m.id, Parent: m.parent, Dev: m.dev, Root: m.root, Point: m.point, Options: m.options,
+			FSType: m.fstype, Source: m.source, Super: m.super}
 	}
 	return out
 }
@@ -101,7 +102,8 @@ func At(table []Entry, path string) (Entry, bool) {
 func mountID(path string) (uint64, error) {
 	var st unix.Statx_t
 	// The old kind of ID: the unique one is not in the table.
-	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID, &st); err != nil {
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID,
+		&st); err != nil {
 		return 0, err
 	}
 	if st.Mask&unix.STATX_MNT_ID == 0 { // before Linux 5.8

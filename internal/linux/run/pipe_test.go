@@ -48,10 +48,12 @@ func TestPipeFails(t *testing.T) {
 			t.Errorf("%s: %v, wanted %q", name, err, c.want)
 		}
 	}
-	if err := run.Pipe(t.Context(), []string{"pando-no-such-program"}, []string{"cat"}, nil); !errs.Is(err, errs.Unsupported) {
+	if err := run.Pipe(t.Context(), []string{"pando-no-such-program"}, []string{"cat"}, nil); !errs.Is(err,
+		errs.Unsupported) {
 		t.Errorf("%v", err)
 	}
-	if err := run.Pipe(t.Context(), []string{"sh", "-c", "exit 0"}, []string{"pando-no-such-program"}, nil); !errs.Is(err, errs.Unsupported) {
+	if err := run.Pipe(t.Context(), []string{"sh", "-c", "exit 0"}, []string{"pando-no-such-program"}, nil); !errs.Is(err,
+		errs.Unsupported) {
 		t.Errorf("%v", err)
 	}
 }

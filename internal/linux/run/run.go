@@ -107,7 +107,8 @@ func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err 
 		if !errors.As(err, &exit) {
 			kind = errs.KindOf(err)
 		}
-		return stdout.Bytes(), stderr.Bytes(), &errs.Error{Kind: kind, Op: name, Err: &Failure{Err: err, Stderr: stderr.String()}}
+		return stdout.Bytes(), stderr.Bytes(), &errs.Error{Kind: kind, Op: name,
+			Err: &Failure{Err: err, Stderr: stderr.String()}}
 	}
 	return stdout.Bytes(), stderr.Bytes(), nil
 }

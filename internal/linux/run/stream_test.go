@@ -32,10 +32,12 @@ func TestInto(t *testing.T) {
 		t.Errorf("a program that does not want all: %v", err)
 	}
 	var f *run.Failure
-	if err := into(ctx, "cat >/dev/null; echo refused >&2; exit 4", much()); !errs.Is(err, errs.IO) || !errors.As(err, &f) || !strings.Contains(err.Error(), "exit status 4: refused") {
+	if err := into(ctx, "cat >/dev/null; echo refused >&2; exit 4", much()); !errs.Is(err, errs.IO) ||
+		!errors.As(err, &f) || !strings.Contains(err.Error(), "exit status 4: refused") {
 		t.Errorf("a program that fails at the end: %v", err)
 	}
-	if err := into(ctx, "echo refused >&2; exit 4", much()); !errors.As(err, &f) || !strings.Contains(err.Error(), "refused") {
+	if err := into(ctx, "echo refused >&2; exit 4", much()); !errors.As(err, &f) ||
+		!strings.Contains(err.Error(), "refused") {
 		t.Errorf("a program that fails at once: %v", err)
 	}
 	mine := errors.New("mine")
@@ -56,7 +58,8 @@ func TestOutOf(t *testing.T) {
 		t.Errorf("%v, %d bytes", err, out.Len())
 	}
 	var f *run.Failure
-	if err := outOf(ctx, "echo some; echo broken >&2; exit 3", &out); !errors.As(err, &f) || !strings.Contains(err.Error(), "exit status 3: broken") {
+	if err := outOf(ctx, "echo some; echo broken >&2; exit 3", &out); !errors.As(err, &f) ||
+		!strings.Contains(err.Error(), "exit status 3: broken") {
 		t.Errorf("a program that fails: %v", err)
 	}
 	mine := errors.New("mine")

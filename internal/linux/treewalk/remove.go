@@ -218,11 +218,13 @@ func (r *remover) explain(at int, name, path string, err error) error {
 				WithHint("`chattr -ia %s`", path)
 		}
 		if parent := filepath.Dir(path); kernel.IsImmutable(at, "") {
-			return (&errs.Error{Kind: errs.Permission, Op: opRemove, Ref: path, Err: fmt.Errorf("its directory is immutable: %w", err)}).
+			return (&errs.Error{Kind: errs.Permission, Op: opRemove, Ref: path,
+				Err: fmt.Errorf("its directory is immutable: %w", err)}).
 				WithHint("`chattr -ia %s`", parent)
 		}
 	case errors.Is(err, unix.ENOTEMPTY):
-		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path, Err: fmt.Errorf("something still writes to it: %w", err)}).
+		return (&errs.Error{Kind: errs.InUse, Op: opRemove, Ref: path,
+			Err: fmt.Errorf("something still writes to it: %w", err)}).
 			WithHint("stop what uses it, then try again")
 	}
 	return errs.Wrap(opRemove, path, err)

@@ -144,7 +144,9 @@ func TestWalk(t *testing.T) {
 	// So does the end of the context.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err = treewalk.Walk(ctx, root, treewalk.Funcs{Visit: func(*treewalk.Dir, *os.File) ([]string, error) { return nil, nil }})
+	err = treewalk.Walk(ctx, root, treewalk.Funcs{Visit: func(*treewalk.Dir, *os.File) ([]string, error) {
+		return nil, nil
+	}})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("with a cancelled context: %v", err)
 	}
@@ -222,7 +224,8 @@ func TestDeep(t *testing.T) {
 func TestOpenStaysInside(t *testing.T) {
 	dir := t.TempDir()
 	build(t, dir, "root/sub/inner/", "outside/file")
-	for link, to := range map[string]string{"root/abs": filepath.Join(dir, "outside"), "root/rel": "../outside", "root/sub/here": "."} {
+	for link, to := range map[string]string{"root/abs": filepath.Join(dir, "outside"), "root/rel": "../outside",
+		"root/sub/here": "."} {
 		if err := os.Symlink(to, filepath.Join(dir, link)); err != nil {
 			t.Fatal(err)
 		}
@@ -260,7 +263,8 @@ func TestRemove(t *testing.T) {
 	}
 	build(t, victim, names...)
 	build(t, dir, "outside/file", "outside/dir/file")
-	for link, to := range map[string]string{"abs": filepath.Join(dir, "outside"), "rel": "../outside", "dangling": "nowhere", "dirs/up": "../../outside"} {
+	for link, to := range map[string]string{"abs": filepath.Join(dir, "outside"), "rel": "../outside",
+		"dangling": "nowhere", "dirs/up": "../../outside"} {
 		if err := os.Symlink(to, filepath.Join(victim, link)); err != nil {
 			t.Fatal(err)
 		}
@@ -289,7 +293,8 @@ func TestRemove(t *testing.T) {
 	if err := os.Symlink("outside", link); err != nil {
 		t.Fatal(err)
 	}
-	if err := treewalk.Remove(t.Context(), link); err != nil || exists(link) || !exists(filepath.Join(dir, "outside/file")) {
+	if err := treewalk.Remove(t.Context(), link); err != nil || exists(link) ||
+		!exists(filepath.Join(dir, "outside/file")) {
 		t.Errorf("removing a symbolic link: %v", err)
 	}
 	file := filepath.Join(dir, "outside/file")
@@ -343,7 +348,8 @@ func TestRemoveCanceled(t *testing.T) {
 // wherever it is mounted in the tree.
 func TestRemoveMounts(t *testing.T) {
 	dir := testfs.Tmpfs(t, 16<<20)
-	build(t, dir, "victim/a/b/point/", "victim/a/file", "victim/other/file", "victim/filepoint", "precious/file", "precious/dir/file")
+	build(t, dir, "victim/a/b/point/", "victim/a/file", "victim/other/file", "victim/filepoint", "precious/file",
+		"precious/dir/file")
 	mountAt := func(from, to string) func() {
 		t.Helper()
 		// The same filesystem: only the mount tells them apart.
@@ -382,7 +388,8 @@ func TestRemoveMounts(t *testing.T) {
 			}
 		}
 	}
-	if err := treewalk.Remove(t.Context(), filepath.Join(dir, "victim")); err != nil || exists(filepath.Join(dir, "victim")) {
+	if err := treewalk.Remove(t.Context(), filepath.Join(dir, "victim")); err != nil ||
+		exists(filepath.Join(dir, "victim")) {
 		t.Errorf("when nothing is mounted any more: %v", err)
 	}
 }
@@ -407,7 +414,8 @@ func setFlags(t *testing.T, path string, flags uint32) {
 // TestRemoveImmutable removes files and directories with flags that forbid it.
 func TestRemoveImmutable(t *testing.T) {
 	dir := testfs.Ext4(t, 16<<20)
-	build(t, dir, "outside/victim/a/fixed", "outside/victim/a/log", "outside/victim/b/c/", "outside/victim/locked/inside", "outside/victim/grows/sub/x")
+	build(t, dir, "outside/victim/a/fixed", "outside/victim/a/log", "outside/victim/b/c/", "outside/victim/locked/inside",
+		"outside/victim/grows/sub/x")
 	victim := filepath.Join(dir, "outside/victim")
 	for name, flags := range map[string]uint32{
 		"a/fixed": kernel.FlagImmutable, "a/log": kernel.FlagAppend, "b/c": kernel.FlagImmutable, "locked": kernel.FlagImmutable,

@@ -20,7 +20,9 @@ func TestCopy(t *testing.T) {
 	do(t, zfs.ZFS, "create", p+"/a")
 	do(t, zfs.ZFS, "snapshot", p+"/a@s")
 	var got int64
-	if err := zfs.Copy(t.Context(), []string{p + "/a@s"}, []string{"-u", p + "/b@x"}, func(n int64) { got = n }); err != nil || got == 0 {
+	if err := zfs.Copy(t.Context(), []string{p + "/a@s"}, []string{"-u", p + "/b@x"}, func(n int64) {
+		got = n
+	}); err != nil || got == 0 {
 		t.Errorf("%v, %d bytes", err, got)
 	}
 	do(t, zfs.ZFS, "list", p+"/b@x")
@@ -32,7 +34,8 @@ func TestCopy(t *testing.T) {
 		{zfs.Absent, errs.NotFound, p + "/a@nothing", p + "/c@x"},
 		{zfs.Taken, errs.Exists, p + "/a@s", p + "/b@x"},
 	} {
-		if err := zfs.Copy(t.Context(), []string{c.from}, []string{"-u", c.to}, nil); !zfs.Is(err, c.reason) || !errs.Is(err, c.kind) {
+		if err := zfs.Copy(t.Context(), []string{c.from}, []string{"-u", c.to}, nil); !zfs.Is(err, c.reason) ||
+			!errs.Is(err, c.kind) {
 			t.Errorf("from %s to %s: %q of kind %q: %v", c.from, c.to, zfs.ReasonOf(err), errs.KindOf(err), err)
 		}
 	}
@@ -42,7 +45,8 @@ func TestCopy(t *testing.T) {
 		t.Errorf("canceled: %v", err)
 	}
 	// What is no stream.
-	err := run.Pipe(t.Context(), []string{"sh", "-c", "head -c 100000 /dev/urandom"}, []string{"zfs", "receive", "-u", p + "/e"}, nil)
+	err := run.Pipe(t.Context(), []string{"sh", "-c", "head -c 100000 /dev/urandom"},
+		[]string{"zfs", "receive", "-u", p + "/e"}, nil)
 	var f *run.Failure
 	if !errors.As(err, &f) {
 		t.Fatal(err)
@@ -60,7 +64,8 @@ func TestDevice(t *testing.T) {
 	if _, err := zfs.OpenDevice(ds); !errs.Is(err, errs.NotFound) {
 		t.Errorf("without volmode: %v", err)
 	}
-	if _, err := zfs.AwaitDevice(t.Context(), ds, 50*time.Millisecond); !errs.Is(err, errs.Unsupported) || errs.HintOf(err) == "" {
+	if _, err := zfs.AwaitDevice(t.Context(), ds, 50*time.Millisecond); !errs.Is(err, errs.Unsupported) ||
+		errs.HintOf(err) == "" {
 		t.Errorf("a device that does not come: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

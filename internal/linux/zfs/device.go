@@ -59,7 +59,8 @@ func udev() bool {
 
 func noDevice(dataset string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENODEV) {
-		return &errs.Error{Kind: errs.NotFound, Op: "open device", Ref: dataset, Err: errors.New("it has no block device now")}
+		return &errs.Error{Kind: errs.NotFound, Op: "open device", Ref: dataset,
+			Err: errors.New("it has no block device now")}
 	}
 	return errs.Wrap("open device", dataset, err)
 }
@@ -158,7 +159,8 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 			return nil, errs.Wrap("open device", dataset, ctx.Err())
 		case time.Now().After(deadline):
 			return nil, errs.New(errs.Unsupported, "open device", dataset, "its block device did not come in %v", limit).
-				WithHint("look whether udev runs, whether /dev is that of the host, and whether the module parameter zvol_inhibit_dev is 0")
+				WithHint("look whether udev runs, whether /dev is that of the host, and whether the module parameter " +
+					"zvol_inhibit_dev is 0")
 		}
 		w.wait(min(slowPoll, time.Until(deadline)))
 	}
@@ -287,7 +289,8 @@ func (w *watch) on(dir string) {
 		if w.dir == dir {
 			return
 		}
-		if _, err := unix.InotifyAddWatch(w.fd, dir, unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_ONLYDIR); err == nil {
+		if _, err := unix.InotifyAddWatch(w.fd, dir,
+			unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_DELETE|unix.IN_ONLYDIR); err == nil {
 			w.dir = dir
 			return
 		}

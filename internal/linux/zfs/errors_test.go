@@ -126,7 +126,8 @@ func TestTable(t *testing.T) {
 			// 2.1 does not tell them apart: "cannot destroy snapshot X: dataset is busy".
 			seen[zfs.Held] = true
 		} else if zfs.ReasonOf(err) != c.reason || errs.KindOf(err) != c.kind {
-			t.Errorf("%s %s: %q of kind %q, wanted %q of kind %q:\n%v", c.tool, c.args, zfs.ReasonOf(err), errs.KindOf(err), c.reason, c.kind, err)
+			t.Errorf("%s %s: %q of kind %q, wanted %q of kind %q:\n%v", c.tool, c.args, zfs.ReasonOf(err), errs.KindOf(err),
+				c.reason, c.kind, err)
 		} else if testing.Verbose() {
 			t.Logf("%s %.60s: %.150v", c.tool, c.args, err)
 		}
@@ -162,7 +163,8 @@ func TestTable(t *testing.T) {
 	if err := os.Rename("/dev/zfs.away", "/dev/zfs"); err != nil {
 		t.Fatal(err)
 	}
-	if !zfs.Is(err, zfs.NoModules) || !errs.Is(err, errs.Unsupported) || !strings.Contains(errs.HintOf(err), "modprobe zfs") {
+	if !zfs.Is(err, zfs.NoModules) || !errs.Is(err, errs.Unsupported) ||
+		!strings.Contains(errs.HintOf(err), "modprobe zfs") {
 		t.Errorf("without /dev/zfs: %q, %v", zfs.ReasonOf(err), err)
 	}
 	seen[zfs.ReasonOf(err)] = true

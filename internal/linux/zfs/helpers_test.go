@@ -63,7 +63,9 @@ func do(t *testing.T, tool zfs.Tool, args ...string) {
 }
 
 // as runs a command with another user's rights.
-func as(t *testing.T, uid uint32, tool zfs.Tool, args ...string) (reason zfs.Reason, kind errs.Kind, hint, text string) {
+func as(
+	t *testing.T, uid uint32, tool zfs.Tool, args ...string,
+) (reason zfs.Reason, kind errs.Kind, hint, text string) {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {

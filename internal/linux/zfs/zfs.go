@@ -142,7 +142,9 @@ func (t Tool) run(ctx context.Context, limit time.Duration, args []string) ([]by
 
 // bounded runs fn, which runs a program, and comes back after limit even if the
 // program cannot be killed.
-func bounded(ctx context.Context, limit time.Duration, op string, fn func(context.Context) ([]byte, error)) ([]byte, error) {
+func bounded(
+	ctx context.Context, limit time.Duration, op string, fn func(context.Context) ([]byte, error),
+) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, errs.Wrap(op, "", err)
 	}
@@ -166,7 +168,8 @@ func bounded(ctx context.Context, limit time.Duration, op string, fn func(contex
 		select {
 		case r = <-done:
 		case <-time.After(killWait):
-			r.err = &errs.Error{Kind: errs.IO, Op: op, Hint: suspendedHint, Err: errors.New("it hangs in the kernel, where it cannot be killed")}
+			r.err = &errs.Error{Kind: errs.IO, Op: op, Hint: suspendedHint,
+				Err: errors.New("it hangs in the kernel, where it cannot be killed")}
 		}
 	}
 	if r.err == nil {
@@ -212,7 +215,8 @@ func PoolState(pool string) (string, error) {
 		return "", errs.New(errs.Unsupported, "open zpool", pool, "this kernel has no ZFS loaded").WithHint(modulesHint)
 	}
 	if errors.Is(err, os.ErrNotExist) {
-		return "", errs.New(errs.NotFound, "open zpool", pool, "it is not imported").WithHint("`zpool import %s`; `zpool list` shows those that are", pool)
+		return "", errs.New(errs.NotFound, "open zpool", pool,
+			"it is not imported").WithHint("`zpool import %s`; `zpool list` shows those that are", pool)
 	}
 	return "", errs.Wrap("open zpool", pool, err)
 }
@@ -276,12 +280,13 @@ func Copy(ctx context.Context, send, receive []string, progress func(n int64)) e
 	const op = "zfs send"
 	// Not bounded by time: what the kernel does at the end of a stream ends too.
 	_, err := bounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) {
-		return nil, run.Pipe(ctx, append([]string{string(ZFS), "send"}, send...), append([]string{string(ZFS), "receive"}, receive...), func(n int64) {
-			timer.Reset(copyLimit)
-			if progress != nil {
-				progress(n)
-			}
-		})
+		return nil, run.Pipe(ctx, append([]string{string(ZFS), "send"}, send...),
+			append([]string{string(ZFS), "receive"}, receive...), func(n int64) {
+				timer.Reset(copyLimit)
+				if progress != nil {
+					progress(n)
+				}
+			})
 	})
 	if err != nil && context.Cause(ctx) == error(stuck) {
 		return stuck

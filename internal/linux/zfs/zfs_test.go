@@ -60,8 +60,10 @@ func TestCheckDataset(t *testing.T) {
 			t.Errorf("%q: %v", s, err)
 		}
 	}
-	for _, s := range []string{"", "/", "tank/", "/tank", "tank//x", "-r", "tank/-r", "1tank", "tank/..", "tank/.", "tank@s", "tank/x@s", "tank#b",
-		"tank/%", "tank/x\ty", "tank/x\n", "tank/ x", "tank/x ", "tank/ü", "tank/" + strings.Repeat("x", 260), "tank/\x00", "tank/a,b"} {
+	for _, s := range []string{"", "/", "tank/", "/tank", "tank//x", "-r", "tank/-r", "1tank", "tank/..", "tank/.",
+		"tank@s", "tank/x@s", "tank#b",
+		"tank/%", "tank/x\ty", "tank/x\n", "tank/ x", "tank/x ", "tank/ü", "tank/" + strings.Repeat("x",
+			260), "tank/\x00", "tank/a,b"} {
 		if err := zfs.CheckDataset(s); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%q: %v", s, err)
 		}
@@ -113,7 +115,10 @@ func TestPatiently(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	calls = 0
-	if err := zfs.Patiently(t.Context(), time.Hour, func() error { calls++; return errs.New(errs.NotFound, "x", "", "gone") }); !errs.Is(err, errs.NotFound) || calls != 1 {
+	if err := zfs.Patiently(t.Context(), time.Hour, func() error {
+		calls++
+		return errs.New(errs.NotFound, "x", "", "gone")
+	}); !errs.Is(err, errs.NotFound) || calls != 1 {
 		t.Errorf("%v after %d calls", err, calls)
 	}
 }
@@ -127,7 +132,8 @@ func TestAvailable(t *testing.T) {
 	if s, err := zfs.PoolState(p); s != "ONLINE" || err != nil {
 		t.Errorf("%q, %v", s, err)
 	}
-	if s, err := zfs.PoolState("nosuchpool"); !errs.Is(err, errs.NotFound) || !strings.Contains(errs.HintOf(err), "zpool import nosuchpool") {
+	if s, err := zfs.PoolState("nosuchpool"); !errs.Is(err, errs.NotFound) ||
+		!strings.Contains(errs.HintOf(err), "zpool import nosuchpool") {
 		t.Errorf("%q, %v (hint %q)", s, err, errs.HintOf(err))
 	}
 	f, err := zfs.Features(t.Context(), p)

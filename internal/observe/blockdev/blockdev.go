@@ -155,7 +155,8 @@ func describe(dir string, number uint64) (Device, error) {
 		d.Kind = RAID
 	case strings.HasPrefix(d.Name, "zd"):
 		d.Kind = Zvol
-	case strings.HasPrefix(d.Name, "zram"), strings.HasPrefix(d.Name, "ram"), strings.HasPrefix(d.Name, "nullb"), strings.HasPrefix(d.Name, "pmem"):
+	case strings.HasPrefix(d.Name, "zram"), strings.HasPrefix(d.Name, "ram"), strings.HasPrefix(d.Name, "nullb"),
+		strings.HasPrefix(d.Name, "pmem"):
 		d.Kind = Memory
 	case d.Transport != "":
 		d.Kind = Disk
@@ -172,7 +173,8 @@ func transport(dir string) string {
 		real = dir
 	}
 	for _, t := range []struct{ part, name string }{
-		{"/nvme", "nvme"}, {"/virtio", "virtio"}, {"/mmc", "mmc"}, {"/ata", "ata"}, {"/usb", "usb"}, {"/xen", "xen"}, {"/vbd-", "xen"},
+		{"/nvme", "nvme"}, {"/virtio", "virtio"}, {"/mmc", "mmc"}, {"/ata", "ata"}, {"/usb", "usb"}, {"/xen",
+			"xen"}, {"/vbd-", "xen"},
 		{"/host", "scsi"}, {"/target", "scsi"},
 	} {
 		if strings.Contains(real, t.part) {

@@ -44,7 +44,9 @@ func TestDisk(t *testing.T) {
 	if got := d.ID(); got != text("dev") {
 		t.Errorf("%s is %s", d.Name, got)
 	}
-	if d.VolatileCache != (text("queue/write_cache") == "write back") || d.Rotational != (text("queue/rotational") == "1") || d.Transport == "" || d.LogicalBytes < 512 || d.PhysicalBytes < d.LogicalBytes {
+	if d.VolatileCache != (text("queue/write_cache") == "write back") ||
+		d.Rotational != (text("queue/rotational") == "1") || d.Transport == "" || d.LogicalBytes < 512 ||
+		d.PhysicalBytes < d.LogicalBytes {
 		t.Errorf("%+v", d)
 	}
 	if !strings.Contains(text("queue/scheduler"), d.Scheduler) || d.Scheduler == "" {
@@ -93,7 +95,8 @@ func TestLoop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d.Kind != blockdev.Loop || d.Backing != image || d.SizeBytes != 64<<20 || !d.VolatileCache || d.ReadOnly || d.DirectIO || d.Path() != node {
+	if d.Kind != blockdev.Loop || d.Backing != image || d.SizeBytes != 64<<20 || !d.VolatileCache || d.ReadOnly ||
+		d.DirectIO || d.Path() != node {
 		t.Errorf("%+v", d)
 	}
 
@@ -125,7 +128,8 @@ func TestLoop(t *testing.T) {
 		t.Fatal(err)
 	}
 	did := after.Minus(before)
-	if did.WrittenBytes != n*64<<10 || did.Writes < n || did.Flushes != n || did.Discards != 0 || did.WriteTime < 0 || did.FlushTime < 0 {
+	if did.WrittenBytes != n*64<<10 || did.Writes < n || did.Flushes != n || did.Discards != 0 || did.WriteTime < 0 ||
+		did.FlushTime < 0 {
 		t.Errorf("%+v", did)
 	}
 
@@ -138,7 +142,8 @@ func TestLoop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.Kind != blockdev.Partition || p.StartBytes != 1<<20 || p.SizeBytes != 32<<20 || !p.VolatileCache || p.Backing != "" {
+	if p.Kind != blockdev.Partition || p.StartBytes != 1<<20 || p.SizeBytes != 32<<20 || !p.VolatileCache ||
+		p.Backing != "" {
 		t.Errorf("%+v", p)
 	}
 	if s, err := p.Stat(); err != nil || s.Flushes != -1 {

@@ -41,7 +41,8 @@ func FuzzParseStat(f *testing.F) {
 }
 
 func TestChosen(t *testing.T) {
-	for text, want := range map[string]string{"[none] mq-deadline": "none", "none [mq-deadline] kyber": "mq-deadline", "none": "none", "": ""} {
+	for text, want := range map[string]string{"[none] mq-deadline": "none", "none [mq-deadline] kyber": "mq-deadline",
+		"none": "none", "": ""} {
 		if got := chosen(text); got != want {
 			t.Errorf("%q: %q", text, got)
 		}

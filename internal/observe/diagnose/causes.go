@@ -176,13 +176,15 @@ func (w *watch) throttled() {
 				share = 1 - w.share(t.flight.of(place, sumBusy))
 			}
 			w.measured(Cause{
-				Code: "cgroup-limit", Share: share, Title: fmt.Sprintf("%s is held back by a limit on its control group: %d %s a second to %s", p.command, l.perSecond, l.what, device.Name),
+				Code: "cgroup-limit", Share: share, Title: fmt.Sprintf("%s is held back by a limit on its control group: %d %s "+
+					"a second to %s", p.command, l.perSecond, l.what, device.Name),
 				Evidence: []string{
 					filepath.Join(l.dir, l.setting) + ": " + fmt.Sprintf("%s %d", l.device, l.perSecond),
 					fmt.Sprintf("it used %.0f of them a second", used),
 					fmt.Sprintf("in %s of the time of the syncs %s had nothing to do", percent(share), device.Name),
 				},
-				Next: []string{"`cat " + filepath.Join(l.dir, l.setting) + "`", "raise the limit, or write less: what waits is the limit, not the disk"},
+				Next: []string{"`cat " + filepath.Join(l.dir, l.setting) + "`",
+					"raise the limit, or write less: what waits is the limit, not the disk"},
 			})
 		}
 	}
@@ -224,18 +226,23 @@ func (w *watch) heldBack() {
 	here := time.Duration(0)
 	for _, x := range list {
 		if len(evidence) < 5 {
-			evidence = append(evidence, fmt.Sprintf("%s (pid %d) was made to wait %d times while it wrote to %s, %s in all, %s at most", x.command, x.key.pid, x.n,
-				w.dirty.layers[x.key.bdi], x.total.Round(time.Millisecond), x.most))
+			evidence = append(evidence,
+				fmt.Sprintf("%s (pid %d) was made to wait %d times while it wrote to %s, %s in all, %s at most", x.command,
+					x.key.pid, x.n,
+					w.dirty.layers[x.key.bdi], x.total.Round(time.Millisecond), x.most))
 		}
 		if w.tracer != nil && w.tracer.procs[procKey{x.key.pid, Here}] != nil {
 			here += x.total
 		}
 	}
 	const page = 4096
-	evidence = append(evidence, fmt.Sprintf("when it waited last, %d MiB of what is dirty were for this device, and the kernel aims for %d MiB; on the whole host the most was %d MiB", list[0].dirty*page>>20, list[0].aim*page>>20, w.report.Host.DirtyBytes>>20))
+	evidence = append(evidence,
+		fmt.Sprintf("when it waited last, %d MiB of what is dirty were for this device, and the kernel aims for %d MiB; "+
+			"on the whole host the most was %d MiB", list[0].dirty*page>>20, list[0].aim*page>>20, w.report.Host.DirtyBytes>>20))
 	c := Cause{
 		Code: "dirty-throttle", Title: "writers are held back: more is written to memory than the device takes", Evidence: evidence,
-		Next: []string{"`grep -E 'Dirty|Writeback' /proc/meminfo`", "`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio", "sync the writer more often, so that less piles up, or write with direct I/O"},
+		Next: []string{"`grep -E 'Dirty|Writeback' /proc/meminfo`",
+			"`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio", "sync the writer more often, so that less piles up, or write with direct I/O"},
 	}
 	syncs := time.Duration(w.report.Syncs.Mean * float64(w.report.Syncs.Count) * 1e9)
 	switch {
@@ -254,7 +261,8 @@ func (w *watch) heldBack() {
 func (w *watch) heldBackZFS(z *zfsFacts) {
 	now := kstat("/proc/spl/kstat/zfs/dmu_tx")
 	var evidence []string
-	for _, name := range []string{"dmu_tx_dirty_throttle", "dmu_tx_dirty_delay", "dmu_tx_dirty_over_max", "dmu_tx_memory_reserve", "dmu_tx_memory_reclaim"} {
+	for _, name := range []string{"dmu_tx_dirty_throttle", "dmu_tx_dirty_delay", "dmu_tx_dirty_over_max",
+		"dmu_tx_memory_reserve", "dmu_tx_memory_reclaim"} {
 		if n := now[name] - z.tx[name]; n > 0 {
 			evidence = append(evidence, fmt.Sprintf("%s grew by %d (of all zpools)", name, n))
 		}
@@ -262,7 +270,8 @@ func (w *watch) heldBackZFS(z *zfsFacts) {
 	if evidence != nil {
 		w.possible(Cause{
 			Code: "dirty-throttle", Title: "ZFS holds writers back: more is dirty than its limits want", Evidence: evidence, score: scoreHeld,
-			Next: []string{"`cat /proc/spl/kstat/zfs/dmu_tx`", "`cat /sys/module/zfs/parameters/zfs_dirty_data_max`", "`zpool iostat -vl " + z.pool + " 5`: are the data disks slow?"},
+			Next: []string{"`cat /proc/spl/kstat/zfs/dmu_tx`", "`cat /sys/module/zfs/parameters/zfs_dirty_data_max`",
+				"`zpool iostat -vl " + z.pool + " 5`: are the data disks slow?"},
 		})
 	}
 }
@@ -330,7 +339,8 @@ func (w *watch) neighbours() {
 	evidence = append(evidence, fmt.Sprintf("%s of the time of the syncs %s worked for others", percent(share), d.name))
 	w.measured(Cause{
 		Code: "neighbour", Share: share, Title: "others keep " + d.name + " busy: " + who, Evidence: evidence,
-		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or give it another disk", "`pando iostat` shows what each volume writes"},
+		Next: []string{"limit its control group (io.max, or blkio.throttle.write_iops_device), or give it another disk",
+			"`pando iostat` shows what each volume writes"},
 	})
 }
 
@@ -355,12 +365,15 @@ func (w *watch) crowd() {
 	}
 	part := float64(groups[busiest.CGroup]) / float64(all)
 	c := Cause{
-		Code: "crowd", Title: fmt.Sprintf("%d control groups sync here; %s of the syncs are those of %s", len(groups), percent(part), busiest.CGroup), score: scoreCrowd * part,
+		Code: "crowd", Title: fmt.Sprintf("%d control groups sync here; %s of the syncs are those of %s", len(groups),
+			percent(part), busiest.CGroup), score: scoreCrowd * part,
 		Next: []string{"`pando diagnose` of the directory of one of them says what the others cost it"},
 	}
 	for _, p := range w.report.Syncs.Processes {
 		if p.Relation == Here && len(c.Evidence) < 5 {
-			c.Evidence = append(c.Evidence, fmt.Sprintf("%s (pid %d, control group %s) syncs %s %.0f times a second, within %s on average", p.Command, p.PID, p.CGroup, p.File, p.PerSecond, seconds(p.Mean)))
+			c.Evidence = append(c.Evidence,
+				fmt.Sprintf("%s (pid %d, control group %s) syncs %s %.0f times a second, within %s on average", p.Command, p.PID,
+					p.CGroup, p.File, p.PerSecond, seconds(p.Mean)))
 		}
 	}
 	w.possible(c)
@@ -389,9 +402,12 @@ func (w *watch) discards() {
 	took := w.stop.devices[best].Minus(w.start.devices[best]).DiscardTime
 	busy := took.Seconds() / max(w.elapsed.Seconds(), 1e-3)
 	c := Cause{
-		Code: "discard", Share: share, Title: "free space is being given back on " + best + " (fstrim, or the mount option discard)",
-		Evidence: []string{fmt.Sprintf("%.0f discards a second, %d MiB in all; together they took %s", d.DiscardsPerSecond, d.DiscardedBytes>>20, took.Round(time.Millisecond))},
-		Next:     []string{"`fstrim` at a quiet time, instead of now or of the mount option discard", "`systemctl list-timers fstrim.timer`"},
+		Code: "discard", Share: share, Title: "free space is being given back on " + best + " (fstrim, or the mount " +
+			"option discard)",
+		Evidence: []string{fmt.Sprintf("%.0f discards a second, %d MiB in all; together they took %s", d.DiscardsPerSecond,
+			d.DiscardedBytes>>20, took.Round(time.Millisecond))},
+		Next: []string{"`fstrim` at a quiet time, instead of now or of the mount option discard",
+			"`systemctl list-timers fstrim.timer`"},
 	}
 	if t != nil {
 		var keys []senderKey
@@ -403,7 +419,8 @@ func (w *watch) discards() {
 		slices.SortFunc(keys, func(a, b senderKey) int { return cmp.Compare(t.senders[b].discards, t.senders[a].discards) })
 		for _, key := range keys[:min(len(keys), 4)] {
 			s := t.senders[key]
-			c.Evidence = append(c.Evidence, fmt.Sprintf("%s (pid %d) sent %d of them while events were recorded", s.command, key.pid, s.discards))
+			c.Evidence = append(c.Evidence, fmt.Sprintf("%s (pid %d) sent %d of them while events were recorded", s.command,
+				key.pid, s.discards))
 		}
 	}
 	switch {
@@ -426,7 +443,9 @@ func (w *watch) running() {
 		if part < least {
 			continue
 		}
-		w.possible(Cause{Code: o.code, Title: o.title, Evidence: []string{fmt.Sprintf("it was running at %s of the looks", percent(part)), o.detail}, Next: o.next, score: scoreRunning * part})
+		w.possible(Cause{Code: o.code, Title: o.title,
+			Evidence: []string{fmt.Sprintf("it was running at %s of the looks", percent(part)),
+				o.detail}, Next: o.next, score: scoreRunning * part})
 	}
 }
 
@@ -447,7 +466,8 @@ func (w *watch) slowParts() {
 		device, r := w.stack.Devices()[l].Device, w.report.Devices[x]
 		busy := w.share(t.flight.of(i, sumBusy))
 		at := min(busy, w.share(placeDepths+d.depth)) // and nothing was waiting further down
-		flush := fmt.Sprintf("in %s of that a flush was at it; its flushes take %s on average, its writes %s", percent(part(w.share(t.flight.of(i, sumFlush)), busy)), seconds(r.FlushAwait), seconds(r.WriteAwait))
+		flush := fmt.Sprintf("in %s of that a flush was at it; its flushes take %s on average, its writes %s",
+			percent(part(w.share(t.flight.of(i, sumFlush)), busy)), seconds(r.FlushAwait), seconds(r.WriteAwait))
 		long := slowSync
 		if device.Rotational && device.Kind == blockdev.Disk && device.Transport != "virtio" {
 			long = slowSpinning
@@ -457,33 +477,44 @@ func (w *watch) slowParts() {
 			w.measured(Cause{
 				Code: "log-device", Share: busy, Title: "the log device " + d.name + " takes the time, not the pool",
 				Evidence: []string{fmt.Sprintf("in %s of the time of the syncs a request was at %s", percent(busy), d.name), flush},
-				Next:     []string{"`zpool iostat -vl " + w.poolName() + " 5`", "a log device with power-loss protection, and mirrored"},
+				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`",
+					"a log device with power-loss protection, and mirrored"},
 			})
 		case logs && r.Role == "" && mean >= slowLayer && busy >= 0.3 && w.bottom(d.name):
 			w.measured(Cause{
-				Code: "pool-devices", Share: busy * 0.9, Title: "a data disk of the pool, " + d.name + ", is busy during the syncs, although there are log devices",
-				Evidence: []string{fmt.Sprintf("in %s of the time of the syncs a request was at %s; it is busy %s of all time", percent(busy), d.name, percent(r.Busy)), flush},
-				Next:     []string{"`zpool iostat -vl " + w.poolName() + " 5`", "look for what else writes to the pool"},
+				Code: "pool-devices", Share: busy * 0.9, Title: "a data disk of the pool, " + d.name + ", is busy during the " +
+					"syncs, although there are log devices",
+				Evidence: []string{fmt.Sprintf("in %s of the time of the syncs a request was at %s; it is busy %s of all time",
+					percent(busy), d.name, percent(r.Busy)), flush},
+				Next: []string{"`zpool iostat -vl " + w.poolName() + " 5`", "look for what else writes to the pool"},
 			})
 		case w.bottom(d.name) && mean >= long && r.Queue < deepQueue:
 			w.measured(Cause{
-				Code: "slow-device", Share: at * (1 - w.share(t.flight.of(i, sumOthers))), Title: "the device " + d.name + " itself is slow to write or to flush",
-				Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that it waits for %s", seconds(mean), percent(at), d.name), flush},
-				Next:     []string{"`cat /sys/block/" + d.name + "/queue/scheduler`", "`pando doctor` looks at its caches and alignment", "disks with power-loss protection need not write their cache at each flush"},
+				Code: "slow-device", Share: at * (1 - w.share(t.flight.of(i,
+					sumOthers))), Title: "the device " + d.name + " itself is slow to write or to flush",
+				Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that it waits for %s", seconds(mean), percent(at),
+					d.name), flush},
+				Next: []string{"`cat /sys/block/" + d.name + "/queue/scheduler`",
+					"`pando doctor` looks at its caches and alignment", "disks with power-loss protection need not write their " +
+						"cache at each flush"},
 			})
 		case !w.bottom(d.name) && mean >= slowLayer && at >= 0.4:
 			w.measured(Cause{
-				Code: "slow-layer", Share: at, Title: "the time is lost in " + d.name + ": a request is at it, and nothing at what is below",
+				Code: "slow-layer", Share: at, Title: "the time is lost in " + d.name + ": a request is at it, and nothing at " +
+					"what is below",
 				Evidence: []string{fmt.Sprintf("a sync takes %s on average, %s of it so", seconds(mean), percent(at)), flush},
-				Next:     []string{"`losetup -l`: direct I/O saves a second cache", "look at the limits and at the processor time of who works for " + d.name},
+				Next: []string{"`losetup -l`: direct I/O saves a second cache",
+					"look at the limits and at the processor time of who works for " + d.name},
 			})
 		}
 	}
 	if above := w.share(placeNowhere); mean >= 5*slowLayer && above >= 0.5 {
 		w.measured(Cause{
-			Code: "above-devices", Share: above * 0.6, Title: "syncs wait above the devices: for the journal, for each other, for a limit or for a processor",
-			Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that nothing was at any device", seconds(mean), percent(above))},
-			Next:     []string{"look at the other causes; `cat /proc/PID/stack` of the process that waits shows where"},
+			Code: "above-devices", Share: above * 0.6, Title: "syncs wait above the devices: for the journal, for each " +
+				"other, for a limit or for a processor",
+			Evidence: []string{fmt.Sprintf("a sync takes %s on average; %s of that nothing was at any device", seconds(mean),
+				percent(above))},
+			Next: []string{"look at the other causes; `cat /proc/PID/stack` of the process that waits shows where"},
 		})
 	}
 }
@@ -521,12 +552,16 @@ func (w *watch) queues() {
 			continue
 		}
 		best = &Cause{
-			Code: "deep-queue", Share: share, Title: fmt.Sprintf("the queue of %s is deep: a sync waits behind %.0f other requests", d.Name, d.Queue),
+			Code: "deep-queue", Share: share, Title: fmt.Sprintf("the queue of %s is deep: a sync waits behind %.0f other "+
+				"requests", d.Name, d.Queue),
 			Evidence: []string{
-				fmt.Sprintf("%.1f requests in flight on average, %d at most, of %d; busy %s of the time", d.Queue, d.MostQueued, d.NrRequests, percent(d.Busy)),
-				fmt.Sprintf("a write takes %s, a flush %s on average; %s of the time of the syncs is at %s", seconds(d.WriteAwait), seconds(d.FlushAwait), percent(d.SyncShare), d.Name),
+				fmt.Sprintf("%.1f requests in flight on average, %d at most, of %d; busy %s of the time", d.Queue, d.MostQueued,
+					d.NrRequests, percent(d.Busy)),
+				fmt.Sprintf("a write takes %s, a flush %s on average; %s of the time of the syncs is at %s", seconds(d.WriteAwait),
+					seconds(d.FlushAwait), percent(d.SyncShare), d.Name),
 			},
-			Next: []string{"`cat /sys/block/" + d.Name + "/queue/{scheduler,nr_requests,wbt_lat_usec}`", "give bulk work fewer requests at once, or the idle class: `ionice -c 3`"},
+			Next: []string{"`cat /sys/block/" + d.Name + "/queue/{scheduler,nr_requests,wbt_lat_usec}`",
+				"give bulk work fewer requests at once, or the idle class: `ionice -c 3`"},
 		}
 	}
 	switch {
@@ -548,8 +583,10 @@ func (w *watch) commits() {
 		if (mean >= slowCommit || float64(c.most)/1e9 >= 10*slowCommit) && busy >= leastShare {
 			w.possible(Cause{
 				Code: "slow-commits", Title: "commits of the journal take long, and syncs wait for them", score: busy / 2,
-				Evidence: []string{fmt.Sprintf("%d commits, %s on average, %s at most: %s of the time", c.n, seconds(mean), seconds(float64(c.most)/1e9), percent(busy))},
-				Next:     []string{"write less metadata beside what is synced: fewer new files, less appending", "a filesystem of its own for what is synced"},
+				Evidence: []string{fmt.Sprintf("%d commits, %s on average, %s at most: %s of the time", c.n, seconds(mean),
+					seconds(float64(c.most)/1e9), percent(busy))},
+				Next: []string{"write less metadata beside what is synced: fewer new files, less appending",
+					"a filesystem of its own for what is synced"},
 			})
 		}
 	}
@@ -569,9 +606,12 @@ func (w *watch) commits() {
 	if time.Duration(most) >= slowTxg {
 		busy := min(1, float64(sum)/float64(max(w.elapsed, 1)))
 		w.possible(Cause{
-			Code: "slow-commits", Title: "transaction groups of zpool " + z.pool + " take long to write, and syncs stall behind them", score: 0.2 + 0.6*busy,
-			Evidence: []string{fmt.Sprintf("%d transaction groups, the longest was written for %s; the largest had %d MiB", n, seconds(float64(most)/1e9), dirty>>20)},
-			Next:     []string{"`cat /proc/spl/kstat/zfs/" + z.pool + "/txgs`", "`zpool iostat -vl " + z.pool + " 5`: are the data disks slow, or is too much written?"},
+			Code: "slow-commits", Title: "transaction groups of zpool " + z.pool + " take long to write, and syncs stall " +
+				"behind them", score: 0.2 + 0.6*busy,
+			Evidence: []string{fmt.Sprintf("%d transaction groups, the longest was written for %s; the largest had %d MiB", n,
+				seconds(float64(most)/1e9), dirty>>20)},
+			Next: []string{"`cat /proc/spl/kstat/zfs/" + z.pool + "/txgs`",
+				"`zpool iostat -vl " + z.pool + " 5`: are the data disks slow, or is too much written?"},
 		})
 	}
 }
@@ -587,14 +627,16 @@ func (w *watch) starved() {
 		share := float64(delay) / float64(whole)
 		w.measured(Cause{
 			Code: "cpu", Share: share, Title: "the processes that sync wait for a processor",
-			Evidence: []string{fmt.Sprintf("their %d threads were ready to run and did not for %s of the time", len(w.cpu), percent(share)), fmt.Sprintf("pressure on processors: %s of the time", known(w.report.Host.CPUPressure))},
-			Next:     []string{"`cat /proc/pressure/cpu`", "`uptime`: more runs here than there are processors for"},
+			Evidence: []string{fmt.Sprintf("their %d threads were ready to run and did not for %s of the time", len(w.cpu),
+				percent(share)), fmt.Sprintf("pressure on processors: %s of the time", known(w.report.Host.CPUPressure))},
+			Next: []string{"`cat /proc/pressure/cpu`", "`uptime`: more runs here than there are processors for"},
 		})
 	}
 	if s := w.report.Host.Steal; s >= leastShare {
 		w.measured(Cause{
 			Code: "steal", Share: s, Title: "the hypervisor gives this machine's processors to others",
-			Evidence: []string{fmt.Sprintf("steal: %s of processor time", percent(s))}, Next: []string{"`vmstat 1 5` (column st)", "ask for a host that is less full"},
+			Evidence: []string{fmt.Sprintf("steal: %s of processor time",
+				percent(s))}, Next: []string{"`vmstat 1 5` (column st)", "ask for a host that is less full"},
 		})
 	}
 	share := w.report.Host.MemoryPressure
@@ -604,7 +646,8 @@ func (w *watch) starved() {
 	}
 	for _, p := range w.report.Syncs.Processes {
 		if p.Relation == Here && p.MemoryPressure > 0 {
-			evidence = append(evidence, fmt.Sprintf("tasks of control group %s waited for memory %s of the time", p.CGroup, percent(p.MemoryPressure)))
+			evidence = append(evidence, fmt.Sprintf("tasks of control group %s waited for memory %s of the time", p.CGroup,
+				percent(p.MemoryPressure)))
 			share = max(share, p.MemoryPressure)
 		}
 	}
@@ -618,9 +661,11 @@ func (w *watch) starved() {
 	}
 	switch {
 	case share >= leastShare:
-		w.measured(Cause{Code: "memory", Share: share, Title: "memory is short", Evidence: evidence, Next: []string{"`cat /proc/pressure/memory`", "`free -m`"}})
+		w.measured(Cause{Code: "memory", Share: share, Title: "memory is short", Evidence: evidence,
+			Next: []string{"`cat /proc/pressure/memory`", "`free -m`"}})
 	case grown:
-		w.possible(Cause{Code: "memory", Title: "the control group of a process that syncs is at its limit of memory", Evidence: evidence, Next: []string{"raise its limit of memory"}, score: scoreFull})
+		w.possible(Cause{Code: "memory", Title: "the control group of a process that syncs is at its limit of memory",
+			Evidence: evidence, Next: []string{"raise its limit of memory"}, score: scoreFull})
 	}
 }
 
@@ -635,13 +680,16 @@ func known(share float64) string {
 func (w *watch) verdict() {
 	r := w.report
 	s := r.Syncs
-	look := []string{"`pando bench sync " + w.benchPath() + "` measures what a sync costs here with a load of its own", "`pando doctor` looks at the host's settings"}
-	figures := fmt.Sprintf("%d syncs, half of them within %s, 99 %% within %s, the longest %s", s.Count, seconds(s.P50), seconds(s.P99), seconds(s.Max))
+	look := []string{"`pando bench sync " + w.benchPath() + "` measures what a sync costs here with a load of its own",
+		"`pando doctor` looks at the host's settings"}
+	figures := fmt.Sprintf("%d syncs, half of them within %s, 99 %% within %s, the longest %s", s.Count, seconds(s.P50),
+		seconds(s.P99), seconds(s.Max))
 	switch {
 	case s.Sampled == 0 && w.tracer != nil && s.Pending > 0:
 		r.Verdict = fmt.Sprintf("a sync has been waiting for %s, and none has ended", seconds(s.Pending))
 	case s.Count == 0 && w.tracer != nil:
-		r.Verdict = fmt.Sprintf("no sync of a file here happened in %.0f s: start the load, or use `pando bench sync`", w.elapsed.Seconds())
+		r.Verdict = fmt.Sprintf("no sync of a file here happened in %.0f s: start the load, or use `pando bench sync`",
+			w.elapsed.Seconds())
 		for _, p := range s.Processes {
 			if p.Relation == Filesystem {
 				r.Verdict += "; on the same filesystem, " + p.Command + " synced " + p.File

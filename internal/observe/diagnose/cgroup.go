@@ -197,7 +197,8 @@ func limitsOf(g cgroups) (out []limit) {
 	}
 	each(h.unified, g.unified, func(dir string) { out = append(out, parseIOMax(dir, slurp(dir+"/io.max"))...) })
 	each(h.blkio, g.blkio, func(dir string) {
-		for _, k := range [][2]string{{"blkio.throttle.write_bps_device", "bytes"}, {"blkio.throttle.write_iops_device", "requests"}} {
+		for _, k := range [][2]string{{"blkio.throttle.write_bps_device", "bytes"},
+			{"blkio.throttle.write_iops_device", "requests"}} {
 			for line := range strings.Lines(slurp(dir + "/" + k[0])) {
 				f := strings.Fields(line)
 				if len(f) != 2 {

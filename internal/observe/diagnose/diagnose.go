@@ -292,7 +292,8 @@ func newWatch(q Request, s *stack.Stack) *watch {
 	for _, l := range s.Layers {
 		r.Layers = append(r.Layers, Layer{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, FSType: l.FSType})
 	}
-	return &watch{q: q, stack: s, report: r, errors: map[string]*tracepoint.Counter{}, ops: map[string]*operation{}, most: map[string]int64{}}
+	return &watch{q: q, stack: s, report: r, errors: map[string]*tracepoint.Counter{}, ops: map[string]*operation{},
+		most: map[string]int64{}}
 }
 
 // missing notes what could not be looked at, once.
@@ -336,7 +337,8 @@ func (w *watch) run(ctx context.Context) {
 	end := begin.Add(w.q.For)
 	total := int64(w.q.For / time.Second)
 	for {
-		w.q.Tracker.Start(fmt.Sprintf("watching %s, %d of %d s", w.stack.Path, int64(time.Since(begin)/time.Second), total), 0, 0)
+		w.q.Tracker.Start(fmt.Sprintf("watching %s, %d of %d s", w.stack.Path, int64(time.Since(begin)/time.Second), total),
+			0, 0)
 		select {
 		case <-ctx.Done():
 			w.report.Interrupted = true

@@ -30,7 +30,8 @@ const (
 )
 
 func syncLoad(dir string, more ...string) []string {
-	return append([]string{"--filename=" + filepath.Join(dir, "log"), "--size=16m", "--bs=8k", "--rw=write", "--ioengine=psync", "--overwrite=1", "--fdatasync=1"}, more...)
+	return append([]string{"--filename=" + filepath.Join(dir, "log"), "--size=16m", "--bs=8k", "--rw=write",
+		"--ioengine=psync", "--overwrite=1", "--fdatasync=1"}, more...)
 }
 
 // TestQuiet: a load alone on a healthy filesystem: it is seen for what it is, and none
@@ -41,20 +42,23 @@ func TestQuiet(t *testing.T) {
 	l := startFio(t, "", syncLoad(f.dir)...)
 	f.writing(t, 50)
 	r := watched(t, f.dir, long)
-	for _, code := range []string{"barrier-off", "sync-disabled", "cache-lie", "memory-only", "flushes-missing", "device-errors", "cgroup-limit", "dirty-throttle",
+	for _, code := range []string{"barrier-off", "sync-disabled", "cache-lie", "memory-only", "flushes-missing",
+		"device-errors", "cgroup-limit", "dirty-throttle",
 		"discard", "scrub", "balance", "rebuild", "log-device", "pool-devices", "near-full", "metadata-full", "fragmented", "logbias", "crowd"} {
 		// Others give space back on the disk.
 		if c := cause(r, code); c != nil && (code != "discard" || strings.Contains(c.Title, f.dev.Name)) {
 			t.Errorf("%s is there, and was not made: %+v", code, c)
 		}
 	}
-	if r.Syncs.Count < 10 || r.Syncs.Sampled < 10 || r.Syncs.P50 <= 0 || r.Syncs.P99 < r.Syncs.P50 || r.Syncs.Max < r.Syncs.P99*0.95 {
+	if r.Syncs.Count < 10 || r.Syncs.Sampled < 10 || r.Syncs.P50 <= 0 || r.Syncs.P99 < r.Syncs.P50 ||
+		r.Syncs.Max < r.Syncs.P99*0.95 {
 		t.Errorf("syncs %+v", r.Syncs)
 	}
 	if len(r.Syncs.Processes) == 0 {
 		t.Fatal("no process")
 	}
-	if p := r.Syncs.Processes[0]; p.PID != l.pid() || p.Command != "fio" || p.Call != "fdatasync" || p.Relation != Here || p.File != filepath.Join(f.dir, "log") {
+	if p := r.Syncs.Processes[0]; p.PID != l.pid() || p.Command != "fio" || p.Call != "fdatasync" || p.Relation != Here ||
+		p.File != filepath.Join(f.dir, "log") {
 		t.Errorf("process %+v, of pid %d", p, l.pid())
 	}
 	// A sync of this file is one write and one flush at the loop device.
@@ -82,7 +86,8 @@ func TestNoSync(t *testing.T) {
 	needTraces(t)
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil)
 	r := watched(t, f.dir, time.Second)
-	if r.Syncs.Count != 0 || !strings.Contains(r.Verdict, "no sync of a file here happened in 1 s") || len(r.Next) == 0 || len(r.Causes) > 0 {
+	if r.Syncs.Count != 0 || !strings.Contains(r.Verdict, "no sync of a file here happened in 1 s") || len(r.Next) == 0 ||
+		len(r.Causes) > 0 {
 		t.Errorf("%s: %+v, %+v", r.Verdict, r.Syncs, r.Causes)
 	}
 }
@@ -92,14 +97,17 @@ func TestSyncedWrites(t *testing.T) {
 	needTraces(t)
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil)
 	group := unifiedGroup(t)
-	l := startFio(t, group, "--filename="+filepath.Join(f.dir, "log"), "--size=16m", "--bs=8k", "--rw=write", "--ioengine=psync", "--overwrite=1", "--sync=dsync")
+	l := startFio(t, group, "--filename="+filepath.Join(f.dir, "log"), "--size=16m", "--bs=8k", "--rw=write",
+		"--ioengine=psync", "--overwrite=1", "--sync=dsync")
 	f.writing(t, 500) // fio lays the file out without O_DSYNC
 	r := watched(t, f.dir, long)
-	if len(r.Syncs.Processes) == 0 || r.Syncs.Processes[0].PID != l.pid() || r.Syncs.Processes[0].Call != "pwrite64 (O_DSYNC)" || r.Syncs.Count < 10 {
+	if len(r.Syncs.Processes) == 0 || r.Syncs.Processes[0].PID != l.pid() ||
+		r.Syncs.Processes[0].Call != "pwrite64 (O_DSYNC)" || r.Syncs.Count < 10 {
 		t.Fatalf("syncs %+v", r.Syncs)
 	}
 	// It does nothing but wait for storage, in a control group of its own.
-	if p := r.Syncs.Processes[0]; pressureDir(groupsOf(l.pid())) != "" && (p.IOPressure <= 0 || p.CGroup != "/"+filepath.Base(group)) {
+	if p := r.Syncs.Processes[0]; pressureDir(groupsOf(l.pid())) != "" &&
+		(p.IOPressure <= 0 || p.CGroup != "/"+filepath.Base(group)) {
 		t.Errorf("%+v", p)
 	}
 }
@@ -150,14 +158,17 @@ func TestNeighbour(t *testing.T) {
 	group := blkioGroup(t)
 	// The kernel counts by group only where there is some limit: one that limits nothing.
 	setting(t, group+"/blkio.throttle.read_iops_device", f.dev.ID()+" 1000000000")
-	n := startFio(t, group, "--directory="+other, "--size=16m", "--bs=64k", "--rw=write", "--ioengine=psync", "--overwrite=1", "--fsync=1", "--numjobs=4")
+	n := startFio(t, group, "--directory="+other, "--size=16m", "--bs=64k", "--rw=write", "--ioengine=psync",
+		"--overwrite=1", "--fsync=1", "--numjobs=4")
 	startFio(t, "", syncLoad(mine, "--thinktime=2ms")...)
 	f.writing(t, 1000)
 	r := watched(t, mine, long, "neighbour")
 	c := first(t, r, "neighbour")
 	says(t, c, "pid "+strconv.Itoa(n.pid()))
 	says(t, c, filepath.Base(group))
-	if !slices.ContainsFunc(r.Syncs.Processes, func(p Process) bool { return p.PID == n.pid() && p.Relation == Filesystem }) {
+	if !slices.ContainsFunc(r.Syncs.Processes, func(p Process) bool {
+		return p.PID == n.pid() && p.Relation == Filesystem
+	}) {
 		t.Errorf("processes %+v", r.Syncs.Processes)
 	}
 	if !slices.ContainsFunc(r.Writers, func(w Writer) bool {
@@ -219,7 +230,8 @@ func TestDirtyThrottle(t *testing.T) {
 		setting(t, bdi+s, "1")
 		t.Cleanup(func() { setting(t, bdi+s, was) })
 	}
-	l := startFio(t, "", "--filename="+filepath.Join(f.dir, "data"), "--size=400m", "--bs=1m", "--rw=write", "--ioengine=psync", "--fallocate=none", "--overwrite=0")
+	l := startFio(t, "", "--filename="+filepath.Join(f.dir, "data"), "--size=400m", "--bs=1m", "--rw=write",
+		"--ioengine=psync", "--fallocate=none", "--overwrite=0")
 	f.writing(t, 100)
 	r := watched(t, f.dir, long+time.Second, "dirty-throttle")
 	c := first(t, r, "dirty-throttle")
@@ -343,7 +355,8 @@ func TestFragmented(t *testing.T) {
 func TestDeepQueue(t *testing.T) {
 	needTraces(t)
 	f := makeFresh(t, "ext4", t.TempDir(), 256*mib, nil)
-	startFio(t, "", "--filename="+filepath.Join(f.dir, "bulk"), "--size=128m", "--bs=256k", "--rw=randwrite", "--ioengine=libaio", "--direct=1", "--iodepth=64", "--overwrite=1")
+	startFio(t, "", "--filename="+filepath.Join(f.dir, "bulk"), "--size=128m", "--bs=256k", "--rw=randwrite",
+		"--ioengine=libaio", "--direct=1", "--iodepth=64", "--overwrite=1")
 	startFio(t, "", syncLoad(f.dir)...)
 	f.writing(t, 2000)
 	r := watched(t, filepath.Join(f.dir, "log"), long, "deep-queue", "neighbour")
@@ -419,7 +432,8 @@ func TestExternalLog(t *testing.T) {
 	root := groupRoots().blkio + "/blkio.throttle.write_iops_device"
 	setting(t, root, slow.dev.ID()+" 200")
 	t.Cleanup(func() { setting(t, root, slow.dev.ID()+" 0") })
-	startFio(t, "", "--directory="+f.dir, "--size=64m", "--bs=8k", "--rw=write", "--ioengine=psync", "--fallocate=none", "--overwrite=0", "--fsync=1")
+	startFio(t, "", "--directory="+f.dir, "--size=64m", "--bs=8k", "--rw=write", "--ioengine=psync", "--fallocate=none",
+		"--overwrite=0", "--fsync=1")
 	f.writing(t, 20)
 	r := watched(t, f.dir, long, "log-device", "cgroup-limit")
 	if d := device0(t, r, filepath.Base(log.Path)); d.Role != "log" || d.SyncShare < 0.3 {
@@ -442,7 +456,8 @@ func TestOtherPlaces(t *testing.T) {
 	if c := first(t, r, "memory-only"); c.Rank != 1 || r.Hidden == "" {
 		t.Errorf("%+v", r)
 	}
-	if _, err := Watch(t.Context(), Request{Path: filepath.Join(dir, "none"), For: time.Second}); !errs.Is(err, errs.NotFound) {
+	if _, err := Watch(t.Context(), Request{Path: filepath.Join(dir, "none"), For: time.Second}); !errs.Is(err,
+		errs.NotFound) {
 		t.Errorf("no such path: %v", err)
 	}
 	if _, err := Watch(t.Context(), Request{Path: "/dev/null", For: time.Second}); !errs.Is(err, errs.Unsupported) {
@@ -463,7 +478,8 @@ func TestOverlay(t *testing.T) {
 		}
 		dirs = append(dirs, d)
 	}
-	m, err := mount.Device("overlay", "overlay", []string{"lowerdir=" + dirs[0], "upperdir=" + dirs[1], "workdir=" + dirs[2], "volatile"}, false)
+	m, err := mount.Device("overlay", "overlay",
+		[]string{"lowerdir=" + dirs[0], "upperdir=" + dirs[1], "workdir=" + dirs[2], "volatile"}, false)
 	if err != nil {
 		skip(t, "%v", err)
 	}
@@ -525,7 +541,8 @@ func TestInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	sane(t, r)
-	if !r.Interrupted || r.Seconds <= 0 || r.Seconds > 600 || r.Syncs.Count == 0 || !strings.HasPrefix(r.Verdict, "interrupted after") {
+	if !r.Interrupted || r.Seconds <= 0 || r.Seconds > 600 || r.Syncs.Count == 0 ||
+		!strings.HasPrefix(r.Verdict, "interrupted after") {
 		t.Errorf("%s %+v", r.Verdict, r.Syncs)
 	}
 }

@@ -25,11 +25,13 @@ func (w *watch) finish(ctx context.Context) {
 	w.hostFigures()
 	if w.uring != nil {
 		if n, err := w.uring.Read(); err == nil && n > 0 {
-			w.missing("syncs through io_uring", "there were %d on this host; they have no system call of their own, so that who waits how long is not seen", n)
+			w.missing("syncs through io_uring",
+				"there were %d on this host; they have no system call of their own, so that who waits how long is not seen", n)
 		}
 	}
 	if t := w.tracer; t != nil && t.unknown > 0 {
-		w.missing("some syncs", "%d of those recorded were by processes that had ended, or of files that were closed, before they could be looked at", t.unknown)
+		w.missing("some syncs",
+			"%d of those recorded were by processes that had ended, or of files that were closed, before they could be looked at", t.unknown)
 	}
 	if w.zfs != nil {
 		w.lookScan(ctx, w.zfs.pool)
@@ -109,7 +111,8 @@ func (w *watch) syncFigures() {
 	}
 	order := map[Relation]int{Here: 0, Filesystem: 1, Devices: 2}
 	slices.SortFunc(s.Processes, func(a, b Process) int {
-		return cmp.Or(cmp.Compare(order[a.Relation], order[b.Relation]), cmp.Compare(b.Sampled, a.Sampled), cmp.Compare(a.PID, b.PID))
+		return cmp.Or(cmp.Compare(order[a.Relation], order[b.Relation]), cmp.Compare(b.Sampled, a.Sampled),
+			cmp.Compare(a.PID, b.PID))
 	})
 	s.Processes = s.Processes[:min(len(s.Processes), 3*mostListed)]
 }
@@ -204,7 +207,8 @@ func most(m map[string]int) string {
 func (w *watch) deviceFigures() {
 	seconds := max(w.elapsed.Seconds(), 1e-3)
 	for _, l := range w.stack.Devices() {
-		d := Device{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, NrRequests: l.Device.QueueRequests, MostQueued: w.most[l.Name], Errors: -1, FlushesPerSecond: -1}
+		d := Device{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, NrRequests: l.Device.QueueRequests,
+			MostQueued: w.most[l.Name], Errors: -1, FlushesPerSecond: -1}
 		a, ok1 := w.start.devices[l.Name]
 		b, ok2 := w.stop.devices[l.Name]
 		if ok1 && ok2 {
@@ -224,7 +228,8 @@ func (w *watch) deviceFigures() {
 		}
 		if t := w.tracer; t != nil {
 			if i, _ := t.deviceOf(l.Device.Number); i >= 0 {
-				d.SyncShare, d.FlushShare, d.OthersShare = w.share(t.flight.of(i, sumBusy)), w.share(t.flight.of(i, sumFlush)), w.share(t.flight.of(i, sumOthers))
+				d.SyncShare, d.FlushShare, d.OthersShare = w.share(t.flight.of(i, sumBusy)), w.share(t.flight.of(i,
+					sumFlush)), w.share(t.flight.of(i, sumOthers))
 			}
 		}
 		w.report.Devices = append(w.report.Devices, d)
@@ -364,7 +369,8 @@ func (w *watch) groupWriters(seconds float64) (out []Writer) {
 		})
 	}
 	slices.SortFunc(out, func(a, b Writer) int {
-		return cmp.Or(cmp.Compare(b.WrittenBytes, a.WrittenBytes), strings.Compare(a.Name, b.Name), strings.Compare(a.Device, b.Device))
+		return cmp.Or(cmp.Compare(b.WrittenBytes, a.WrittenBytes), strings.Compare(a.Name, b.Name),
+			strings.Compare(a.Device, b.Device))
 	})
 	return out[:min(len(out), mostListed)]
 }

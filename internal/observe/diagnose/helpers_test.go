@@ -62,7 +62,9 @@ func makeFresh(t testing.TB, kind, dir string, size int64, mkfs []string, option
 	return makeFreshOn(t, loopdev.Options{}, kind, dir, size, mkfs, options...)
 }
 
-func makeFreshOn(t testing.TB, how loopdev.Options, kind, dir string, size int64, mkfs []string, options ...string) *fresh {
+func makeFreshOn(
+	t testing.TB, how loopdev.Options, kind, dir string, size int64, mkfs []string, options ...string,
+) *fresh {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: mounting needs root: run the tests as root")
@@ -73,7 +75,8 @@ func makeFreshOn(t testing.TB, how loopdev.Options, kind, dir string, size int64
 	testfs.LeakCheck(t, dir)
 	f := &fresh{dir: filepath.Join(dir, "mnt")}
 	f.loop = makeLoop(t, filepath.Join(dir, "image"), size, how)
-	args := map[string][]string{"ext4": {"-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"}, "xfs": {"-q", "-K"}, "btrfs": {"-q", "-K"}}[kind]
+	args := map[string][]string{"ext4": {"-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard"},
+		"xfs": {"-q", "-K"}, "btrfs": {"-q", "-K"}}[kind]
 	if _, err := run.Program(t.Context(), "mkfs."+kind, append(append(args, mkfs...), f.loop.Path)...); err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +144,9 @@ func startFio(t testing.TB, group string, args ...string) *load {
 	}
 	l := &load{t: t}
 	// The shell puts itself into the group, and becomes fio.
-	l.cmd = exec.Command("sh", append([]string{"-c", `[ -z "$0" ] || echo $$ >"$0/cgroup.procs" && exec "$@"`, group, fio, "--thread", "--name=load", "--time_based", "--runtime=600", "--eta=never"}, args...)...)
+	l.cmd = exec.Command("sh",
+		append([]string{"-c", `[ -z "$0" ] || echo $$ >"$0/cgroup.procs" && exec "$@"`, group, fio, "--thread", "--name=load",
+			"--time_based", "--runtime=600", "--eta=never"}, args...)...)
 	l.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	l.cmd.Stdout, l.cmd.Stderr = &l.out, &l.out
 	l.cmd.Dir = t.TempDir()
@@ -262,7 +267,8 @@ func watched(t testing.TB, path string, d time.Duration, expect ...string) *Repo
 func sane(t testing.TB, r *Report) {
 	t.Helper()
 	for i, c := range r.Causes {
-		if c.Rank != i+1 || c.Code == "" || c.Title == "" || len(c.Evidence) == 0 || len(c.Next) == 0 || c.Share > 1 || c.Share < -1 {
+		if c.Rank != i+1 || c.Code == "" || c.Title == "" || len(c.Evidence) == 0 || len(c.Next) == 0 || c.Share > 1 ||
+			c.Share < -1 {
 			t.Errorf("cause %+v", c)
 		}
 		if i > 0 && c.score > r.Causes[i-1].score {
@@ -284,7 +290,8 @@ func sane(t testing.TB, r *Report) {
 }
 
 // ofTheHost are causes that what else runs on this machine brings about.
-var ofTheHost = []string{"cpu", "steal", "memory", "slow-device", "slow-layer", "above-devices", "deep-queue", "slow-commits"}
+var ofTheHost = []string{"cpu", "steal", "memory", "slow-device", "slow-layer", "above-devices", "deep-queue",
+	"slow-commits"}
 
 func cause(r *Report, code string) *Cause {
 	for i := range r.Causes {
@@ -314,7 +321,8 @@ func first(t testing.TB, r *Report, code string, host ...string) *Cause {
 func list(r *Report) string {
 	var b strings.Builder
 	for _, c := range r.Causes {
-		fmt.Fprintf(&b, "%d. %s share %.2f score %.2f: %s\n   %s\n", c.Rank, c.Code, c.Share, c.score, c.Title, strings.Join(c.Evidence, "\n   "))
+		fmt.Fprintf(&b, "%d. %s share %.2f score %.2f: %s\n   %s\n", c.Rank, c.Code, c.Share, c.score, c.Title,
+			strings.Join(c.Evidence, "\n   "))
 	}
 	for _, d := range r.Devices {
 		fmt.Fprintf(&b, "%+v\n", d)

@@ -71,8 +71,9 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 		if now == "" || now == "none" || strings.Contains(now, "paused") {
 			return nil
 		}
-		return &operation{code: "balance", title: "btrfs is at work on itself: " + now, detail: dir + "/exclusive_operation says " + strconv.Quote(now),
-			next: []string{"`btrfs balance status " + point + "`", "`btrfs balance pause " + point + "` until a quieter time"}}
+		return &operation{code: "balance", title: "btrfs is at work on itself: " + now,
+			detail: dir + "/exclusive_operation says " + strconv.Quote(now),
+			next:   []string{"`btrfs balance status " + point + "`", "`btrfs balance pause " + point + "` until a quieter time"}}
 	}})
 	f, err := os.Open(point)
 	if err != nil {
@@ -94,8 +95,10 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 				return nil
 			}
 			if running {
-				return &operation{code: "scrub", title: "a scrub of " + l.Name + " is reading everything", detail: fmt.Sprintf("the kernel says so of device %d", id),
-					next: []string{"`btrfs scrub status " + point + "`", "`btrfs scrub cancel " + point + "`; it goes on with `btrfs scrub resume`"}}
+				return &operation{code: "scrub", title: "a scrub of " + l.Name + " is reading everything",
+					detail: fmt.Sprintf("the kernel says so of device %d", id),
+					next: []string{"`btrfs scrub status " + point + "`",
+						"`btrfs scrub cancel " + point + "`; it goes on with `btrfs scrub resume`"}}
 			}
 		}
 		return nil

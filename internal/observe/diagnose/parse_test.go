@@ -15,7 +15,8 @@ func TestParseGroups(t *testing.T) {
 	for _, c := range []struct {
 		in   cgroups
 		want string
-	}{{cgroups{"/", "/b", "/m"}, "/b"}, {cgroups{"/u", "/b", ""}, "/u"}, {cgroups{}, "/"}, {cgroups{"/", "/", "/m"}, "/m"}} {
+	}{{cgroups{"/", "/b", "/m"}, "/b"}, {cgroups{"/u", "/b", ""}, "/u"}, {cgroups{}, "/"}, {cgroups{"/", "/", "/m"},
+		"/m"}} {
 		if got := c.in.name(); got != c.want {
 			t.Errorf("%+v: %s", c.in, got)
 		}
@@ -30,7 +31,8 @@ func TestParseGroupFiles(t *testing.T) {
 	if b := parseBlkio("254:0 Read 1\n254:0 Write 2\n254:0 Total 3\nTotal 3\n"); len(b) != 1 || b["254:0"] != 2 {
 		t.Errorf("%+v", b)
 	}
-	limits := parseIOMax("/g", "254:0 rbps=max wbps=1048576 riops=max wiops=100\n7:0 rbps=5 wbps=max riops=max wiops=max\n\n")
+	limits := parseIOMax("/g",
+		"254:0 rbps=max wbps=1048576 riops=max wiops=100\n7:0 rbps=5 wbps=max riops=max wiops=max\n\n")
 	want := []limit{{"/g", "254:0", "bytes", 1 << 20, "io.max"}, {"/g", "254:0", "requests", 100, "io.max"}}
 	if !slices.Equal(limits, want) {
 		t.Errorf("%+v", limits)

@@ -32,7 +32,8 @@ type besideStat struct {
 }
 
 func (w *watch) sample() sample {
-	s := sample{devices: map[string]blockdev.Stat{}, beside: map[string]besideStat{}, procs: map[int]int64{}, leaders: map[int]int{}}
+	s := sample{devices: map[string]blockdev.Stat{}, beside: map[string]besideStat{}, procs: map[int]int64{},
+		leaders: map[int]int{}}
 	numbers := map[string]bool{}
 	for _, l := range w.stack.Devices() {
 		numbers[l.Device.ID()] = true
@@ -71,7 +72,8 @@ func (w *watch) sample() sample {
 		}
 	}
 	if denied > 0 {
-		w.missing("what processes of other users write", "/proc/PID/io of %d processes cannot be read (as root it could)", denied)
+		w.missing("what processes of other users write", "/proc/PID/io of %d processes cannot be read (as root it could)",
+			denied)
 	}
 	s.groups = readGroupIO(numbers)
 	for line := range strings.Lines(slurp("/proc/stat")) {
@@ -100,7 +102,9 @@ func (w *watch) besides() (out []blockdev.Device) {
 	}
 	below := w.stack.Devices()
 	for _, d := range all {
-		if d.Kind != blockdev.Loop || slices.ContainsFunc(below, func(l stack.Layer) bool { return l.Device.Number == d.Number }) {
+		if d.Kind != blockdev.Loop || slices.ContainsFunc(below, func(l stack.Layer) bool {
+			return l.Device.Number == d.Number
+		}) {
 			continue
 		}
 		const most = 1000
@@ -305,7 +309,8 @@ func (w *watch) watchDirty() {
 	if len(terms) == 0 {
 		return
 	}
-	r, err := tracepoint.NewRecorder(tracepoint.Spec{Event: "writeback:balance_dirty_pages", Filter: "pause > 0 && (" + strings.Join(terms, " || ") + ")"})
+	r, err := tracepoint.NewRecorder(tracepoint.Spec{Event: "writeback:balance_dirty_pages",
+		Filter: "pause > 0 && (" + strings.Join(terms, " || ") + ")"})
 	if err != nil {
 		w.missing("writers that are held back because too much is dirty", "%v", err)
 		return
@@ -346,7 +351,8 @@ func (w *watch) countErrors() {
 		if l.Device.Kind == blockdev.Partition {
 			continue
 		}
-		c, err := tracepoint.Count("block:block_rq_error", "dev == "+strconv.FormatUint(tracepoint.KernelDev(l.Device.Number), 10), tracepoint.Everything)
+		c, err := tracepoint.Count("block:block_rq_error",
+			"dev == "+strconv.FormatUint(tracepoint.KernelDev(l.Device.Number), 10), tracepoint.Everything)
 		if err != nil {
 			w.missing("failed requests", "%v", err)
 			return

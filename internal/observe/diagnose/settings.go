@@ -28,7 +28,8 @@ func (w *watch) settings(ctx context.Context) error {
 		case l.Kind == stack.Network:
 			w.missing("what lies below "+l.Name, "it is on another machine (%s): diagnose it there", l.Mount.Source)
 		case l.Kind == stack.FUSE:
-			w.missing("what lies below "+l.Name, "it is a program (%s): only it knows whether it passes syncs on", l.Mount.Source)
+			w.missing("what lies below "+l.Name, "it is a program (%s): only it knows whether it passes syncs on",
+				l.Mount.Source)
 		}
 		if o := l.Mount.DropsSyncs(); o != "" {
 			next := "mount it without " + o
@@ -36,17 +37,20 @@ func (w *watch) settings(ctx context.Context) error {
 				next = "`mount -o remount," + withBarriers(o) + " " + l.Mount.Point + "`"
 			}
 			w.lie("barrier-off", l.Name+" does not pass syncs on to its device: it is mounted with "+o,
-				[]string{"mount option " + o + " of " + l.Mount.Source, "what was synced is lost with the power as long as it is in a cache"},
+				[]string{"mount option " + o + " of " + l.Mount.Source,
+					"what was synced is lost with the power as long as it is in a cache"},
 				next, "speed is not the question until then")
 		}
 		if d := l.Device; d != nil {
 			if why := d.HiddenCache(); why != "" {
 				w.lie("cache-lie", l.Name+" is said to have no volatile write cache, but "+why+": the kernel drops the flushes",
-					[]string{l.Name + ": write through"}, "`cat /sys/block/"+l.Name+"/queue/write_cache`", "`echo 'write back' > /sys/block/"+l.Name+"/queue/write_cache`")
+					[]string{l.Name + ": write through"}, "`cat /sys/block/"+l.Name+"/queue/write_cache`", "`echo 'write back' > "+
+						"/sys/block/"+l.Name+"/queue/write_cache`")
 			}
 		}
 		if l.Device != nil && l.Device.Kind == blockdev.Memory {
-			w.lie("memory-only", l.Name+" is memory: what is synced there is gone with the power", []string{"the device is " + l.Name}, "put the data on a disk, or do without syncs")
+			w.lie("memory-only", l.Name+" is memory: what is synced there is gone with the power",
+				[]string{"the device is " + l.Name}, "put the data on a disk, or do without syncs")
 		}
 	}
 	if w.stack.Hidden != "" {
@@ -65,7 +69,8 @@ func withBarriers(o string) string {
 
 // lie adds a cause that is certain, whatever the time says.
 func (w *watch) lie(code, title string, evidence []string, next ...string) {
-	w.report.Causes = append(w.report.Causes, Cause{Code: code, Share: -1, Confidence: Certain, Title: title, Evidence: evidence, Next: next, score: scoreLie})
+	w.report.Causes = append(w.report.Causes, Cause{Code: code, Share: -1, Confidence: Certain, Title: title,
+		Evidence: evidence, Next: next, score: scoreLie})
 }
 
 // How full a filesystem is before it counts, in percent.
@@ -111,7 +116,8 @@ func (w *watch) nearFull(name string, percent float64, left int64, from float64,
 		evidence = append(evidence, fmt.Sprintf("its free space is fragmented to %d %%", z.fragmentation))
 	}
 	w.report.Causes = append(w.report.Causes, Cause{
-		Code: "near-full", Share: -1, Confidence: Possible, Title: name + " is nearly full: it takes longer to find room, and what is written is scattered",
+		Code: "near-full", Share: -1, Confidence: Possible, Title: name + " is nearly full: it takes longer to find room, " +
+			"and what is written is scattered",
 		Evidence: evidence, Next: []string{look, "free space, or make it larger"},
 		score: scoreFull + (scoreFullest-scoreFull)*(percent-from)/(100-from),
 	})
@@ -148,10 +154,13 @@ func (w *watch) btrfsMetadata(l stack.Layer) {
 		return
 	}
 	w.report.Causes = append(w.report.Causes, Cause{
-		Code: "metadata-full", Share: -1, Confidence: Possible, Title: l.Name + " has hardly any room for metadata: syncs wait until some is free",
-		Evidence: []string{fmt.Sprintf("%.0f %% of %d MiB for metadata are used or reserved, and %d MiB of the devices are not allocated", percent, total>>20, (size-allocated)>>20)},
-		Next:     []string{"`btrfs filesystem usage " + l.Mount.Point + "`", "`btrfs balance start -dusage=10 " + l.Mount.Point + "`: it gives nearly empty data chunks back"},
-		score:    scoreMetadata,
+		Code: "metadata-full", Share: -1, Confidence: Possible, Title: l.Name + " has hardly any room for metadata: syncs " +
+			"wait until some is free",
+		Evidence: []string{fmt.Sprintf("%.0f %% of %d MiB for metadata are used or reserved, and %d MiB of the devices "+
+			"are not allocated", percent, total>>20, (size-allocated)>>20)},
+		Next: []string{"`btrfs filesystem usage " + l.Mount.Point + "`",
+			"`btrfs balance start -dusage=10 " + l.Mount.Point + "`: it gives nearly empty data chunks back"},
+		score: scoreMetadata,
 	})
 }
 
@@ -183,12 +192,15 @@ func (w *watch) fragments(files []string, requestsPerSync float64) {
 			continue
 		}
 		c := Cause{
-			Code: "fragmented", Share: -1, Confidence: Possible, Title: name + " is in many pieces: a sync has many places to write to",
+			Code: "fragmented", Share: -1, Confidence: Possible, Title: name + " is in many pieces: a sync has many places " +
+				"to write to",
 			Evidence: []string{fmt.Sprintf("%d extents, %d KiB each on average", pieces, bytes/pieces>>10)},
-			Next:     []string{"`filefrag -v " + name + " | head`", "rewrite it in one go: copy it within the filesystem and rename the copy over it"}, score: scoreFragments,
+			Next: []string{"`filefrag -v " + name + " | head`",
+				"rewrite it in one go: copy it within the filesystem and rename the copy over it"}, score: scoreFragments,
 		}
 		if requestsPerSync > 0 {
-			c.Evidence = append(c.Evidence, fmt.Sprintf("%.1f requests reach the uppermost device for each sync", requestsPerSync))
+			c.Evidence = append(c.Evidence, fmt.Sprintf("%.1f requests reach the uppermost device for each sync",
+				requestsPerSync))
 		}
 		w.report.Causes = append(w.report.Causes, c)
 	}
@@ -258,11 +270,14 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 		for _, r := range rows {
 			switch {
 			case r[0] == "sync" && r[1] == "disabled":
-				w.lie("sync-disabled", l.Dataset+" does not sync: sync=disabled", []string{"sync=disabled (" + r[2] + ")", "what was synced in the last seconds is lost with the power"},
-					"`zfs inherit sync "+l.Dataset+"`, or `zfs set sync=standard "+l.Dataset+"`", "speed is not the question until then")
+				w.lie("sync-disabled", l.Dataset+" does not sync: sync=disabled",
+					[]string{"sync=disabled (" + r[2] + ")", "what was synced in the last seconds is lost with the power"},
+					"`zfs inherit sync "+l.Dataset+"`, or `zfs set sync=standard "+l.Dataset+"`", "speed is not the question until "+
+						"then")
 			case r[0] == "logbias" && r[1] == "throughput":
 				w.report.Causes = append(w.report.Causes, Cause{
-					Code: "logbias", Share: -1, Confidence: Possible, Title: l.Dataset + " has logbias=throughput: its syncs go past the log devices",
+					Code: "logbias", Share: -1, Confidence: Possible, Title: l.Dataset + " has logbias=throughput: its syncs go " +
+						"past the log devices",
 					Evidence: []string{"logbias=throughput (" + r[2] + ")"}, Next: []string{"`zfs set logbias=latency " + l.Dataset + "`"}, score: scoreFull,
 				})
 			}
@@ -313,7 +328,8 @@ func parseScan(text, pool string) *operation {
 		return &operation{code: "scrub", title: "a scrub of zpool " + pool + " is reading everything", detail: line,
 			next: []string{"`zpool status " + pool + "`", "`zpool scrub -p " + pool + "` pauses it"}}
 	case strings.HasPrefix(line, "resilver in progress"):
-		return &operation{code: "rebuild", title: "zpool " + pool + " is writing a disk anew", detail: line, next: []string{"`zpool status " + pool + "`"}}
+		return &operation{code: "rebuild", title: "zpool " + pool + " is writing a disk anew", detail: line,
+			next: []string{"`zpool status " + pool + "`"}}
 	}
 	return nil
 }

@@ -130,7 +130,9 @@ func (w *watch) shares(dev uint64, name string) bool {
 	defer cancel()
 	if s, err := stack.Of(ctx, path); err == nil {
 		for _, l := range s.Devices() {
-			yes = yes || slices.ContainsFunc(w.stack.Devices(), func(m stack.Layer) bool { return m.Device.Number == l.Device.Number })
+			yes = yes || slices.ContainsFunc(w.stack.Devices(), func(m stack.Layer) bool {
+				return m.Device.Number == l.Device.Number
+			})
 		}
 	}
 	w.shared[dev] = sharing{yes, time.Now()}
@@ -218,7 +220,8 @@ func (d *dsyncTracer) scan(now time.Time) {
 	}
 	var specs []tracepoint.Spec
 	for _, c := range writeCalls {
-		specs = append(specs, tracepoint.Spec{Event: "syscalls:sys_enter_" + c, Filter: filter}, tracepoint.Spec{Event: "syscalls:sys_exit_" + c, Filter: d.exits()})
+		specs = append(specs, tracepoint.Spec{Event: "syscalls:sys_enter_" + c, Filter: filter},
+			tracepoint.Spec{Event: "syscalls:sys_exit_" + c, Filter: d.exits()})
 	}
 	r, err := tracepoint.NewRecorder(specs...)
 	if err != nil {

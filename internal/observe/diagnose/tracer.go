@@ -171,7 +171,8 @@ func (w *watch) trace() {
 	w.countErrors()
 	if _, err := tracepoint.Lookup("io_uring:io_uring_submit_req"); err == nil {
 		const opFsync = 3
-		if c, err := tracepoint.Count("io_uring:io_uring_submit_req", fmt.Sprintf("opcode == %d", opFsync), tracepoint.Everything); err == nil {
+		if c, err := tracepoint.Count("io_uring:io_uring_submit_req", fmt.Sprintf("opcode == %d", opFsync),
+			tracepoint.Everything); err == nil {
 			w.uring = c
 		}
 	}
@@ -401,7 +402,8 @@ func (t *tracer) queued(r *tracepoint.Record, d *device, sector, count uint64) {
 			s.discards++
 		}
 	}
-	d.queue(request{at: r.Time, kernel: who.kernel, sector: sector, count: count, others: t.others(who, r.PID, d, flush)}, rwbs)
+	d.queue(request{at: r.Time, kernel: who.kernel, sector: sector, count: count, others: t.others(who, r.PID, d, flush)},
+		rwbs)
 }
 
 // others is which part of a request is for others than those whose syncs are
@@ -455,7 +457,8 @@ func (t *tracer) enter(r *tracepoint.Record, call string) {
 		seen[2]++
 	}
 	t.callSeen[call] = seen
-	if target.rel == "" || (call == "write" || strings.HasPrefix(call, "pwrite")) && !target.durable && call != "pwritev2" {
+	if target.rel == "" || (call == "write" || strings.HasPrefix(call, "pwrite")) && !target.durable &&
+		call != "pwritev2" {
 		return
 	}
 	t.flight.advance(r.Time)
@@ -481,7 +484,8 @@ func (t *tracer) exit(r *tracepoint.Record, s *syncing) {
 		if len(t.procs) >= mostProcesses {
 			return
 		}
-		p = &process{identity: t.identity(s.pid), pid: s.pid, rel: s.t.rel, files: map[string]int{}, calls: map[string]int{}, tids: map[int]bool{}}
+		p = &process{identity: t.identity(s.pid), pid: s.pid, rel: s.t.rel, files: map[string]int{}, calls: map[string]int{},
+			tids: map[int]bool{}}
 		t.procs[key] = p
 	}
 	p.hist.add(took)

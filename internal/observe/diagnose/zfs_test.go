@@ -149,7 +149,8 @@ func TestZFS(t *testing.T) {
 	if slow := cause(r, "slow-commits") != nil; slow && longest < slowTxg {
 		t.Error("slow transaction groups are named, and there are none")
 	}
-	if cause(r, "slow-commits") == nil && longest >= slowTxg && len(groups) > 0 && time.Duration(groups[len(groups)-1].sync) < slowTxg {
+	if cause(r, "slow-commits") == nil && longest >= slowTxg && len(groups) > 0 &&
+		time.Duration(groups[len(groups)-1].sync) < slowTxg {
 		t.Error("slow transaction groups are not named")
 	}
 	if longest == 0 {
@@ -190,7 +191,8 @@ func TestCgroupLimitUnified(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := makeFresh(t, "ext4", t.TempDir(), 128*mib, nil)
-	cmd := exec.Command("sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group, "dd", "if=/dev/zero", "of="+filepath.Join(f.dir, "log"), "bs=8k", "count=100000", "oflag=dsync")
+	cmd := exec.Command("sh", "-c", `echo $$ >"$0/cgroup.procs" && exec "$@"`, group, "dd", "if=/dev/zero",
+		"of="+filepath.Join(f.dir, "log"), "bs=8k", "count=100000", "oflag=dsync")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -208,10 +210,13 @@ func TestCgroupLimitUnified(t *testing.T) {
 	c := first(t, r, "cgroup-limit", "memory-only")
 	says(t, c, "20 requests a second to "+f.dev.Name)
 	says(t, c, filepath.Join(group, "io.max"))
-	if !slices.ContainsFunc(r.Writers, func(w Writer) bool { return w.Kind == "cgroup" && w.Name == "/"+filepath.Base(group) && w.Here }) {
+	if !slices.ContainsFunc(r.Writers, func(w Writer) bool {
+		return w.Kind == "cgroup" && w.Name == "/"+filepath.Base(group) && w.Here
+	}) {
 		t.Errorf("writers %+v", r.Writers)
 	}
-	if p := r.Syncs.Processes; len(p) == 0 || p[0].Command != "dd" || p[0].Call != "write (O_DSYNC)" || p[0].CGroup != "/"+filepath.Base(group) {
+	if p := r.Syncs.Processes; len(p) == 0 || p[0].Command != "dd" || p[0].Call != "write (O_DSYNC)" ||
+		p[0].CGroup != "/"+filepath.Base(group) {
 		t.Errorf("processes %+v", p)
 	}
 }

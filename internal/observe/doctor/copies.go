@@ -18,20 +18,22 @@ import (
 // Blocks of such files, drawn at random by size, are then read and compared.
 // Volumes are compared at places drawn at random.
 type Copies struct {
-	LimitSeconds float64       `json:"limit_seconds"`
-	TookSeconds  float64       `json:"took_seconds"`
-	Complete     bool          `json:"complete"`    // false: time ran out
-	Directories  int64         `json:"directories"` // that were listed
-	Files        int64         `json:"files"`       // that were compared
-	Trees        []TreeCopies  `json:"trees"`
-	CopiedBytes  int64         `json:"copied_bytes"`   // on disk, of files in Trees that are copies, each counted once
-	InsideBytes  int64         `json:"inside_bytes"`   // of files that are copies, in filesystems inside volumes: dedup may or may not share them
+	LimitSeconds float64      `json:"limit_seconds"`
+	TookSeconds  float64      `json:"took_seconds"`
+	Complete     bool         `json:"complete"`    // false: time ran out
+	Directories  int64        `json:"directories"` // that were listed
+	Files        int64        `json:"files"`       // that were compared
+	Trees        []TreeCopies `json:"trees"`
+	CopiedBytes  int64        `json:"copied_bytes"` // on disk, of files in Trees that are copies, each counted once
+	// of files that are copies, in filesystems inside volumes: dedup may or may not share them
+	InsideBytes  int64         `json:"inside_bytes"`
 	Sampled      int           `json:"sampled_blocks"` // of files that are copies: read and compared
 	SampledEqual int           `json:"sampled_equal"`
 	Volumes      []VolumeGroup `json:"volumes"`
 	NotLookedAt  []string      `json:"not_looked_at,omitempty"` // and why
 	Explained    Range         `json:"explained_bytes"`         // of the bytes that dedup saves
-	ExplainedIf  Range         `json:"explained_bytes_if"`      // the same, if datasets whose dedup is off now never had it on
+	// the same, if datasets whose dedup is off now never had it on
+	ExplainedIf Range `json:"explained_bytes_if"`
 }
 
 // TreeCopies is a tree and its copies.

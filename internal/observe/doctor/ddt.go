@@ -16,7 +16,8 @@ import (
 // with dedup, and how many times the block is referenced. Sizes are what ZFS
 // calls DSIZE: on the disks, compressed, with copies, less what parity costs.
 type DDT struct {
-	Entries    int64    `json:"entries"`          // in the table and in its log: while a log is being written back, blocks count twice
+	// in the table and in its log: while a log is being written back, blocks count twice
+	Entries    int64    `json:"entries"`
 	InLog      *int64   `json:"in_log,omitempty"` // of these, in the log; before 2.3 there is none
 	OnDisk     Range    `json:"on_disk_bytes"`    //
 	InCore     Range    `json:"in_core_bytes"`    // what it takes in memory, when all of it is there
@@ -108,7 +109,8 @@ func parseDDTJSON(out []byte, pool string) (*DDT, error) {
 	d.OnDisk, d.InCore = exactly(int64(*s.OnDisk)), exactly(int64(*s.InCore))
 	for key, b := range s.DDT.Histogram {
 		h, err := strconv.Atoi(key)
-		if err != nil || h < 0 || h > 62 || strconv.Itoa(h) != key || b.Blocks == nil || b.Allocated == nil || b.Referenced == nil {
+		if err != nil || h < 0 || h > 62 || strconv.Itoa(h) != key || b.Blocks == nil || b.Allocated == nil ||
+			b.Referenced == nil {
 			return nil, fmt.Errorf("a bucket %q of the histogram that is not understood", key)
 		}
 		d.Buckets = append(d.Buckets, Bucket{
@@ -238,7 +240,9 @@ func (r Range) times(n int64) (Range, error) {
 	return Range{r.Low * n, r.High * n}, nil
 }
 
-var niceNumber = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^([0-9]{1,4})(?:\.([0-9]{1,2}))?([BKMGTPE]?)$`) })
+var niceNumber = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^([0-9]{1,4})(?:\.([0-9]{1,2}))?([BKMGTPE]?)$`)
+})
 
 // parseNice reads a number as zfs_nicenum of libzfs writes it: at most five
 // characters, with a unit of powers of 1024. What was rounded becomes a range.

@@ -25,7 +25,8 @@ func TestDDTOfJSON(t *testing.T) {
 		}
 		if d.Entries != 2204 || d.OnDisk != exactly(586752) || d.InCore != exactly(317376) || d.Blocks != exactly(2203) ||
 			d.Allocated != exactly(35855872) || d.Referenced != exactly(97326592) ||
-			d.Once().Blocks != exactly(313) || d.Once().Allocated != exactly(5120512) || d.Saved() != exactly(92206080-30735360) {
+			d.Once().Blocks != exactly(313) || d.Once().Allocated != exactly(5120512) ||
+			d.Saved() != exactly(92206080-30735360) {
 			t.Errorf("%s: %+v", name, d)
 		}
 	}
@@ -129,7 +130,8 @@ func TestDDTOfTextThatIsNotUnderstood(t *testing.T) {
 		}
 	}
 	for i := range good {
-		if d, err := parseDDTText(good[:i]); err == nil && !strings.Contains(good[:i], " Total    1.91K   30.6M   30.6M   30.6M    5.60K   89.7M   89.7M   8") {
+		if d, err := parseDDTText(good[:i]); err == nil &&
+			!strings.Contains(good[:i], " Total    1.91K   30.6M   30.6M   30.6M    5.60K   89.7M   89.7M   8") {
 			t.Fatalf("cut after %d: %+v", i, d)
 		}
 	}
@@ -150,7 +152,8 @@ func TestNiceNumbers(t *testing.T) {
 			t.Errorf("%s: %v, not %v; %v", s, got, want, err)
 		}
 	}
-	for _, s := range []string{"", "-", "K", "1.5", "1.234K", "12345", "1,5K", "-1K", "1KB", "1k", "0x10", "NaN", "Inf", "1e3", " 1K", "4E"} {
+	for _, s := range []string{"", "-", "K", "1.5", "1.234K", "12345", "1,5K", "-1K", "1KB", "1k", "0x10", "NaN", "Inf",
+		"1e3", " 1K", "4E"} {
 		if got, err := parseNice(s); err == nil {
 			t.Errorf("%q: %v", s, got)
 		}
@@ -170,7 +173,8 @@ func FuzzDDTText(f *testing.F) {
 }
 
 func FuzzDDTJSON(f *testing.F) {
-	for _, name := range []string{"2.3-fast.json", "2.3-fast-strings.json", "2.3-freed.json", "2.3-none.json", "2.3-shrinking.json"} {
+	for _, name := range []string{"2.3-fast.json", "2.3-fast-strings.json", "2.3-freed.json", "2.3-none.json",
+		"2.3-shrinking.json"} {
 		f.Add(testdata(f, name))
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -54,15 +54,22 @@ func TestExplained(t *testing.T) {
 		saved, unshared Range
 		want            Range
 	}{
-		"nothing found":        {Copies{}, exactly(100), exactly(0), exactly(0)},
-		"not read":             {Copies{CopiedBytes: 50}, exactly(100), exactly(0), Range{0, 50}},
-		"read, few":            {Copies{CopiedBytes: 1000, Sampled: 10, SampledEqual: 10}, exactly(2000), exactly(0), Range{722, 1000}},
-		"some differ":          {Copies{CopiedBytes: 1000, Sampled: 100, SampledEqual: 50}, exactly(2000), exactly(0), Range{403, 596}},
-		"not all in the table": {Copies{CopiedBytes: 1000, Sampled: 10, SampledEqual: 10}, exactly(2000), exactly(700), Range{22, 1000}},
-		"less in the table":    {Copies{CopiedBytes: 1000, Sampled: 10, SampledEqual: 10}, exactly(2000), exactly(5000), Range{0, 1000}},
-		"more than is saved":   {Copies{CopiedBytes: 1000, Sampled: 10, SampledEqual: 10}, Range{90, 110}, exactly(0), Range{90, 110}},
-		"inside volumes":       {Copies{InsideBytes: 1000, Sampled: 10, SampledEqual: 10}, exactly(2000), exactly(0), Range{0, 1000}},
-		"volumes":              {Copies{Volumes: []VolumeGroup{{Explained: Range{200, 300}}}}, exactly(2000), exactly(50), Range{150, 300}},
+		"nothing found": {Copies{}, exactly(100), exactly(0), exactly(0)},
+		"not read":      {Copies{CopiedBytes: 50}, exactly(100), exactly(0), Range{0, 50}},
+		"read, few": {Copies{CopiedBytes: 1000, Sampled: 10, SampledEqual: 10}, exactly(2000), exactly(0),
+			Range{722, 1000}},
+		"some differ": {Copies{CopiedBytes: 1000, Sampled: 100, SampledEqual: 50}, exactly(2000), exactly(0),
+			Range{403, 596}},
+		"not all in the table": {Copies{CopiedBytes: 1000, Sampled: 10, SampledEqual: 10}, exactly(2000), exactly(700),
+			Range{22, 1000}},
+		"less in the table": {Copies{CopiedBytes: 1000, Sampled: 10, SampledEqual: 10}, exactly(2000), exactly(5000),
+			Range{0, 1000}},
+		"more than is saved": {Copies{CopiedBytes: 1000, Sampled: 10, SampledEqual: 10}, Range{90, 110}, exactly(0),
+			Range{90, 110}},
+		"inside volumes": {Copies{InsideBytes: 1000, Sampled: 10, SampledEqual: 10}, exactly(2000), exactly(0),
+			Range{0, 1000}},
+		"volumes": {Copies{Volumes: []VolumeGroup{{Explained: Range{200, 300}}}}, exactly(2000), exactly(50),
+			Range{150, 300}},
 	} {
 		if got := c.copies.explain(c.saved, c.unshared); got != c.want {
 			t.Errorf("%s: %+v, not %+v", what, got, c.want)
@@ -92,8 +99,10 @@ func TestDatasets(t *testing.T) {
 		t/a b|volsize|1048576|local
 		t/a b|volblocksize|16384|-`))
 	want := []Dataset{
-		{Name: "t", Type: "filesystem", Dedup: "on", From: "local", ReferencedBytes: 100, LogicalBytes: 200, writtenBytes: 111},
-		{Name: "t/a b", Type: "volume", Dedup: "sha256,verify", From: "t", Origin: "t/x@s", volumeBytes: 1 << 20, blockBytes: 16384},
+		{Name: "t", Type: "filesystem", Dedup: "on", From: "local", ReferencedBytes: 100, LogicalBytes: 200,
+			writtenBytes: 111},
+		{Name: "t/a b", Type: "volume", Dedup: "sha256,verify", From: "t", Origin: "t/x@s", volumeBytes: 1 << 20,
+			blockBytes: 16384},
 	}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%+v, %v", got, err)
@@ -128,7 +137,9 @@ func TestMedia(t *testing.T) {
 
 func TestTables(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "table")
-	if err := os.WriteFile(file, []byte("MemTotal:       2021696 kB\nc                               4    239151104\nc_max                           4    1293885440\n"), 0o600); err != nil {
+	if err := os.WriteFile(file,
+		[]byte("MemTotal:       2021696 kB\nc                               4    239151104\nc_max                         "+
+			"  4    1293885440\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -154,7 +165,8 @@ func TestGoldenNames(t *testing.T) {
 	if _, names := f.goldens(); !slices.Equal(names, []string{"g", "g-2", "g-3"}) {
 		t.Error(names)
 	}
-	for s, want := range map[string]string{"/tank/g": "/tank/g", "/tank/a b": "'/tank/a b'", "/t/it's": `'/t/it'\''s'`, "/t/$x": "'/t/$x'"} {
+	for s, want := range map[string]string{"/tank/g": "/tank/g", "/tank/a b": "'/tank/a b'", "/t/it's": `'/t/it'\''s'`,
+		"/t/$x": "'/t/$x'"} {
 		if got := word(s); got != want {
 			t.Errorf("%s: %s", s, got)
 		}
@@ -177,10 +189,11 @@ func codes(f *Facts) (out []string) {
 func tableOf(t *testing.T, once, twice int64) *DDT {
 	t.Helper()
 	const block = 16 << 10
-	d := &DDT{Entries: once + twice, OnDisk: exactly(300 * (once + twice)), InCore: exactly(200 * (once + twice)), Buckets: []Bucket{
-		{Refs: 1, Blocks: exactly(once), Allocated: exactly(once * block), Referenced: exactly(once * block)},
-		{Refs: 2, Blocks: exactly(twice), Allocated: exactly(twice * block), Referenced: exactly(2 * twice * block)},
-	}}
+	d := &DDT{Entries: once + twice, OnDisk: exactly(300 * (once + twice)), InCore: exactly(200 * (once + twice)),
+		Buckets: []Bucket{
+			{Refs: 1, Blocks: exactly(once), Allocated: exactly(once * block), Referenced: exactly(once * block)},
+			{Refs: 2, Blocks: exactly(twice), Allocated: exactly(twice * block), Referenced: exactly(2 * twice * block)},
+		}}
 	if err := d.sum(); err != nil {
 		t.Fatal(err)
 	}
@@ -188,10 +201,13 @@ func tableOf(t *testing.T, once, twice int64) *DDT {
 }
 
 func TestFindings(t *testing.T) {
-	on := []Dataset{{Name: "t", Type: "filesystem", Dedup: "on", From: "local"}, {Name: "t/a", Type: "filesystem", Dedup: "on", From: "t"}}
+	on := []Dataset{{Name: "t", Type: "filesystem", Dedup: "on", From: "local"},
+		{Name: "t/a", Type: "filesystem", Dedup: "on", From: "t"}}
 	with := func(change func(*Facts)) *Facts {
-		f := &Facts{Pool: "t", Datasets: on, DDT: tableOf(t, 10, 1000), MemoryBytes: 64 << 30, ARCMaxBytes: 32 << 30, FreeBytes: 1 << 40,
-			Cloning: Cloning{Known: true, Feature: "active", Enabled: "1"}, Media: Media{Solid: 1}, Features: map[string]string{}}
+		f := &Facts{Pool: "t", Datasets: on, DDT: tableOf(t, 10, 1000), MemoryBytes: 64 << 30, ARCMaxBytes: 32 << 30,
+			FreeBytes: 1 << 40,
+			Cloning: Cloning{Known: true, Feature: "active",
+				Enabled: "1"}, Media: Media{Solid: 1}, Features: map[string]string{}}
 		change(f)
 		return f
 	}
@@ -204,27 +220,44 @@ func TestFindings(t *testing.T) {
 		facts *Facts
 		want  []string
 	}{
-		"as it is":         {with(func(*Facts) {}), base},
-		"no dedup":         {with(func(f *Facts) { f.Datasets, f.DDT = nil, &DDT{} }), nil},
-		"clones only":      {with(func(f *Facts) { f.Datasets, f.DDT, f.Cloning.SavedBytes = nil, &DDT{}, 5 }), []string{"block-cloning"}},
-		"not used yet":     {with(func(f *Facts) { f.DDT = &DDT{} }), []string{"dedup-datasets", "block-cloning", "dedup-migrate"}},
+		"as it is": {with(func(*Facts) {}), base},
+		"no dedup": {with(func(f *Facts) { f.Datasets, f.DDT = nil, &DDT{} }), nil},
+		"clones only": {with(func(f *Facts) {
+			f.Datasets, f.DDT, f.Cloning.SavedBytes = nil, &DDT{}, 5
+		}), []string{"block-cloning"}},
+		"not used yet": {with(func(f *Facts) {
+			f.DDT = &DDT{}
+		}), []string{"dedup-datasets", "block-cloning", "dedup-migrate"}},
 		"off, still there": {with(func(f *Facts) { f.Datasets = nil }), base[1:]},
-		"unknown":          {with(func(f *Facts) { f.DDT, f.DDTUnknown = nil, "why" }), []string{"!ddt-unknown", "dedup-datasets", "block-cloning"}},
-		"larger than ARC":  {with(func(f *Facts) { f.ARCMaxBytes = 1 << 10 }), replaced("ddt-memory", "!ddt-memory")},
-		"a third of ARC":   {with(func(f *Facts) { f.ARCMaxBytes = 606_000 }), replaced("ddt-memory", "!ddt-memory")},
-		"mostly once":      {with(func(f *Facts) { f.DDT = tableOf(t, 1000, 10) }), replaced("ddt-once", "!ddt-once")},
-		"only once":        {with(func(f *Facts) { f.DDT = tableOf(t, 1000, 0) }), []string{"dedup-datasets", "ddt-memory", "!ddt-once", "!dedup-saved", "block-cloning", "dedup-migrate"}},
-		"quota":            {with(func(f *Facts) { f.Quota = "300000" }), replaced("block-cloning", "!ddt-quota", "block-cloning")},
-		"quota far":        {with(func(f *Facts) { f.Quota = "3000000" }), base},
-		"quota auto":       {with(func(f *Facts) { f.Quota = "auto" }), base},
-		"slow disks":       {with(func(f *Facts) { f.Media.Rotating = 2 }), replaced("block-cloning", "!ddt-media", "block-cloning")},
-		"special vdev":     {with(func(f *Facts) { f.Media = Media{Rotating: 2, Helpers: []string{"special"}} }), base},
-		"send expands":     {with(func(f *Facts) { f.Cloning.SavedBytes = 2 << 40 }), replaced("block-cloning", "!block-cloning")},
+		"unknown": {with(func(f *Facts) {
+			f.DDT, f.DDTUnknown = nil, "why"
+		}), []string{"!ddt-unknown", "dedup-datasets", "block-cloning"}},
+		"larger than ARC": {with(func(f *Facts) { f.ARCMaxBytes = 1 << 10 }), replaced("ddt-memory", "!ddt-memory")},
+		"a third of ARC":  {with(func(f *Facts) { f.ARCMaxBytes = 606_000 }), replaced("ddt-memory", "!ddt-memory")},
+		"mostly once":     {with(func(f *Facts) { f.DDT = tableOf(t, 1000, 10) }), replaced("ddt-once", "!ddt-once")},
+		"only once": {with(func(f *Facts) {
+			f.DDT = tableOf(t, 1000, 0)
+		}), []string{"dedup-datasets", "ddt-memory", "!ddt-once", "!dedup-saved", "block-cloning", "dedup-migrate"}},
+		"quota": {with(func(f *Facts) {
+			f.Quota = "300000"
+		}), replaced("block-cloning", "!ddt-quota", "block-cloning")},
+		"quota far":  {with(func(f *Facts) { f.Quota = "3000000" }), base},
+		"quota auto": {with(func(f *Facts) { f.Quota = "auto" }), base},
+		"slow disks": {with(func(f *Facts) {
+			f.Media.Rotating = 2
+		}), replaced("block-cloning", "!ddt-media", "block-cloning")},
+		"special vdev": {with(func(f *Facts) { f.Media = Media{Rotating: 2, Helpers: []string{"special"}} }), base},
+		"send expands": {with(func(f *Facts) {
+			f.Cloning.SavedBytes = 2 << 40
+		}), replaced("block-cloning", "!block-cloning")},
 		"copies, no room": {with(func(f *Facts) {
 			f.FreeBytes = 1000
-			f.Copies = &Copies{Explained: exactly(0), Trees: []TreeCopies{{Original: "/g", Copies: []TreeCopy{{CopiedBytes: 2000}, {CopiedBytes: 1500}}}}}
+			f.Copies = &Copies{Explained: exactly(0),
+				Trees: []TreeCopies{{Original: "/g", Copies: []TreeCopy{{CopiedBytes: 2000}, {CopiedBytes: 1500}}}}}
 		}), []string{"dedup-datasets", "ddt-memory", "ddt-once", "dedup-saved", "dedup-copies", "block-cloning", "!dedup-migrate"}},
-		"copies, much": {with(func(f *Facts) { f.Copies = &Copies{Explained: exactly(900 * 16 << 10)} }), replaced("dedup-saved", "dedup-saved", "!dedup-copies")},
+		"copies, much": {with(func(f *Facts) {
+			f.Copies = &Copies{Explained: exactly(900 * 16 << 10)}
+		}), replaced("dedup-saved", "dedup-saved", "!dedup-copies")},
 	} {
 		if got := codes(c.facts); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, not %v", what, got, c.want)
@@ -235,8 +268,9 @@ func TestFindings(t *testing.T) {
 // The order matters: clones come before dedup goes off, and that before copies go.
 func TestStepsOfMigration(t *testing.T) {
 	f := &Facts{Pool: "tank", DDT: tableOf(t, 10, 1000), Features: map[string]string{"fast_dedup": "active"},
-		Datasets: []Dataset{{Name: "tank/a b", Dedup: "on", From: "local"}, {Name: "tank/a b/c", Dedup: "on", From: "tank/a b"}, {Name: "tank/v", Dedup: "verify", From: "received"}},
-		Copies:   &Copies{Trees: []TreeCopies{{Original: "/srv/the golden", Copies: []TreeCopy{{CopiedBytes: 5}}}}}}
+		Datasets: []Dataset{{Name: "tank/a b", Dedup: "on", From: "local"},
+			{Name: "tank/a b/c", Dedup: "on", From: "tank/a b"}, {Name: "tank/v", Dedup: "verify", From: "received"}},
+		Copies: &Copies{Trees: []TreeCopies{{Original: "/srv/the golden", Copies: []TreeCopy{{CopiedBytes: 5}}}}}}
 	x, ok := f.migration()
 	var commands []string
 	for _, s := range x.Do {

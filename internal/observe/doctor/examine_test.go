@@ -26,11 +26,13 @@ func TestPoolCheck(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	pool.Trouble = errs.New(errs.Damaged, "open catalogue", "x", "torn")
-	if s, text := checkNow(t, poolCheck, q).about("pool-damaged", "/a pool"); s != Critical || !strings.Contains(text, "pando --pool '/a pool' fsck") {
+	if s, text := checkNow(t, poolCheck, q).about("pool-damaged", "/a pool"); s != Critical ||
+		!strings.Contains(text, "pando --pool '/a pool' fsck") {
 		t.Errorf("%q %s", s, text)
 	}
 	pool.Trouble = errs.New(errs.Unsupported, "look", "x", "not mounted").WithHint("`pando ls` mounts it")
-	if s, text := checkNow(t, poolCheck, q).about("pool-unknown", "/a pool"); s != Note || !strings.Contains(text, "pando ls") {
+	if s, text := checkNow(t, poolCheck, q).about("pool-unknown", "/a pool"); s != Note ||
+		!strings.Contains(text, "pando ls") {
 		t.Errorf("%q %s", s, text)
 	}
 	var c Checked
@@ -97,7 +99,8 @@ func TestWithoutRoot(t *testing.T) {
 			t.Errorf("%s: %s", name, got[name])
 		}
 	}
-	for _, name := range []string{"loop-direct-io", "mount-count", "slab", "limits", "programs", "clock", "dirty-memory", "stuck"} {
+	for _, name := range []string{"loop-direct-io", "mount-count", "slab", "limits", "programs", "clock", "dirty-memory",
+		"stuck"} {
 		if got[name] == "" || strings.HasPrefix(got[name], "skipped") {
 			t.Errorf("%s: %s", name, got[name])
 		}
@@ -116,7 +119,8 @@ func TestLoopNodes(t *testing.T) {
 	c := startRole(t, "bare-dev", inOwnMounts, t.TempDir())
 	defer c.end()
 	r := decode(t, []byte(c.said))
-	for code, want := range map[string]string{"loop-control-missing": "mknod -m 660 /dev/loop-control c 10 237", "loop-nodes-missing": "mknod -m 660 /dev/loop"} {
+	for code, want := range map[string]string{"loop-control-missing": "mknod -m 660 /dev/loop-control c 10 237",
+		"loop-nodes-missing": "mknod -m 660 /dev/loop"} {
 		if s, text := r.about(code, ""); s != Warning || !strings.Contains(text, want) {
 			t.Errorf("%s: %q %s", code, s, text)
 		}

@@ -21,7 +21,8 @@ func (f *Facts) report() *Report {
 			r.Findings = append(r.Findings, x)
 		}
 	}
-	for _, of := range []func() (Finding, bool){f.unreadable, f.dedupOn, f.memory, f.once, f.savings, f.copies, f.quota, f.media, f.cloning, f.migration} {
+	for _, of := range []func() (Finding, bool){f.unreadable, f.dedupOn, f.memory, f.once, f.savings, f.copies, f.quota,
+		f.media, f.cloning, f.migration} {
 		add(of())
 	}
 	r.Summary = f.summary()
@@ -58,7 +59,8 @@ func (f *Facts) unreadable() (Finding, bool) {
 		Title:    unknownDDT,
 		Measured: []Figure{unknown("ddt_entries", "entries", Count, f.DDTUnknown)},
 		Why:      "What the table costs and saves cannot be said. Nothing below is guessed instead.",
-		Do:       []Step{{"look at the table yourself, and report what it prints as a bug of pando", []string{"zpool status -D " + word(f.Pool)}}},
+		Do: []Step{{"look at the table yourself, and report what it prints as a bug of pando",
+			[]string{"zpool status -D " + word(f.Pool)}}},
 	}, true
 }
 
@@ -76,13 +78,15 @@ func (f *Facts) dedupOn() (Finding, bool) {
 	}
 	return Finding{
 		Code: "zfs-dedup-datasets", Severity: Note,
-		Title: fmt.Sprintf("%d of %d datasets have dedup on, %d of them by their own setting", len(f.Datasets), f.DatasetsTotal, local),
+		Title: fmt.Sprintf("%d of %d datasets have dedup on, %d of them by their own setting", len(f.Datasets),
+			f.DatasetsTotal, local),
 		Measured: []Figure{
 			figure("dedup_datasets", "datasets with dedup", Count, int64(len(f.Datasets))),
 			figure("dedup_referenced", "they reference", Bytes, referenced).noted("each counted in full"),
 			figure("dedup_logical", "uncompressed", Bytes, logical),
 		},
-		Why: "Every block that is written there is looked up in the dedup table, and gets an entry if it is new. Other datasets pay nothing of this.",
+		Why: "Every block that is written there is looked up in the dedup table, and gets an entry if it is new. Other " +
+			"datasets pay nothing of this.",
 	}, true
 }
 
@@ -98,10 +102,13 @@ func (f *Facts) memory() (Finding, bool) {
 			ranged("ddt_on_disk", "on disk", Bytes, d.OnDisk),
 			ranged("ddt_in_core", "in memory, all of it", Bytes, d.InCore),
 		},
-		Why: "Every write with dedup, and every free of a block written with it, needs its entry. While the table is in memory that costs memory which caches nothing else; what is not in memory is read from the disks, at random, before the write can go on.",
+		Why: "Every write with dedup, and every free of a block written with it, needs its entry. While the table is in " +
+			"memory that costs memory which caches nothing else; what is not in memory is read from the disks, at random, " +
+			"before the write can go on.",
 	}
 	if d.InLog != nil {
-		x.Measured = append(x.Measured, figure("ddt_in_log", "entries in its log", Count, *d.InLog).noted("not written back yet: these may count twice"))
+		x.Measured = append(x.Measured, figure("ddt_in_log", "entries in its log", Count,
+			*d.InLog).noted("not written back yet: these may count twice"))
 	}
 	if f.Quota != "" {
 		x.Measured = append(x.Measured, words("ddt_quota", "dedup_table_quota", f.Quota))
@@ -111,7 +118,8 @@ func (f *Facts) memory() (Finding, bool) {
 			x.Measured = append(x.Measured, unknown(name, label, Percent, "this host does not tell"))
 			return 0
 		}
-		x.Measured = append(x.Measured, known(name, label, Percent, 100*float64(d.InCore.Low)/float64(of), 100*float64(d.InCore.High)/float64(of)))
+		x.Measured = append(x.Measured, known(name, label, Percent, 100*float64(d.InCore.Low)/float64(of),
+			100*float64(d.InCore.High)/float64(of)))
 		return 100 * float64(d.InCore.Mid()) / float64(of)
 	}
 	percent("ddt_of_memory", "of this host's memory", f.MemoryBytes)
@@ -159,10 +167,12 @@ func (f *Facts) once() (Finding, bool) {
 // prune is how entries of blocks without duplicates are dropped.
 func (f *Facts) prune() []Step {
 	if f.Features["fast_dedup"] == "active" {
-		return []Step{{"drop the entries of blocks that are referenced once; the blocks stay, and a later duplicate of them takes space of its own",
+		return []Step{{"drop the entries of blocks that are referenced once; the blocks stay, and a later duplicate of " +
+			"them takes space of its own",
 			[]string{"zpool ddtprune -p 100 " + word(f.Pool)}}}
 	}
-	return []Step{{Text: "this table is of the old kind, which `zpool ddtprune` cannot prune: its entries go when their blocks are freed"}}
+	return []Step{{Text: "this table is of the old kind, which `zpool ddtprune` cannot prune: its entries go when " +
+		"their blocks are freed"}}
 }
 
 func (f *Facts) savings() (Finding, bool) {
@@ -223,17 +233,21 @@ func (f *Facts) copies() (Finding, bool) {
 			figure("copied_trees", "trees that are copies", Count, int64(copies)).noted("same paths, sizes and times"),
 			figure("copied_bytes", "files in them that are copies", Bytes, c.CopiedBytes),
 		},
-		Why: "Copies of a tree or of a volume share every block with their original if they are clones: without a table, whatever their number. What is left is duplication that only dedup finds.",
+		Why: "Copies of a tree or of a volume share every block with their original if they are clones: without a table, " +
+			"whatever their number. What is left is duplication that only dedup finds.",
 	}
 	if c.InsideBytes > 0 {
-		x.Measured = append(x.Measured, figure("copied_inside_bytes", "copies in filesystems inside volumes", Bytes, c.InsideBytes).noted("dedup shares them only where they lie alike"))
+		x.Measured = append(x.Measured, figure("copied_inside_bytes", "copies in filesystems inside volumes", Bytes,
+			c.InsideBytes).noted("dedup shares them only where they lie alike"))
 	}
 	for _, g := range c.Volumes {
-		x.Measured = append(x.Measured, ranged("copied_volume_bytes", "copies in "+strconv.Itoa(len(g.Volumes))+" volumes", Bytes, g.Explained).
+		x.Measured = append(x.Measured, ranged("copied_volume_bytes", "copies in "+strconv.Itoa(len(g.Volumes))+" volumes",
+			Bytes, g.Explained).
 			noted(fmt.Sprintf("%d of %d blocks at %d places drawn at random; 95 %% confidence", g.Equal, g.Blocks, g.Places)))
 	}
 	if c.Sampled > 0 {
-		x.Measured = append(x.Measured, words("copied_sample", "of these, read and equal", fmt.Sprintf("%d of %d blocks drawn at random", c.SampledEqual, c.Sampled)))
+		x.Measured = append(x.Measured, words("copied_sample", "of these, read and equal",
+			fmt.Sprintf("%d of %d blocks drawn at random", c.SampledEqual, c.Sampled)))
 	}
 	x.Measured = append(x.Measured,
 		known("explained_percent", "of what dedup saves, copies are", Percent, low, high).noted(explainedNote(low)))
@@ -242,18 +256,21 @@ func (f *Facts) copies() (Finding, bool) {
 			noted("if datasets whose dedup is off now never had it on"))
 	}
 	x.Measured = append(x.Measured,
-		words("looked_at", "looked at", fmt.Sprintf("%d directories, %d files, in %.1f s of %.0f s; %s", c.Directories, c.Files, c.TookSeconds, c.LimitSeconds, looked)),
+		words("looked_at", "looked at", fmt.Sprintf("%d directories, %d files, in %.1f s of %.0f s; %s", c.Directories,
+			c.Files, c.TookSeconds, c.LimitSeconds, looked)),
 	)
 	if len(c.NotLookedAt) > 0 {
 		x.Measured = append(x.Measured, words("not_looked_at", "not looked at", strings.Join(c.NotLookedAt, "; ")))
 	}
 	switch {
 	case low >= 50:
-		x.Severity, x.Title = Warning, fmt.Sprintf("at least %.0f %% of what dedup saves are copies, which clones would share for nothing", low)
+		x.Severity, x.Title = Warning, fmt.Sprintf("at least %.0f %% of what dedup saves are copies, which clones would "+
+			"share for nothing", low)
 	case low >= 1:
 		x.Title = fmt.Sprintf("at least %.0f %% of what dedup saves are copies, which clones would share for nothing", low)
 	case lowIf >= 1:
-		x.Title = fmt.Sprintf("copies were found: %.0f to %.0f %% of what dedup saves, if what has dedup off now never had it on", lowIf, highIf)
+		x.Title = fmt.Sprintf("copies were found: %.0f to %.0f %% of what dedup saves, if what has dedup off now never "+
+			"had it on", lowIf, highIf)
 	case high >= 1:
 		x.Title = fmt.Sprintf("copies were found; how much of what dedup saves they are, 0 to %.0f %%, cannot be told", high)
 	default:
@@ -264,7 +281,8 @@ func (f *Facts) copies() (Finding, bool) {
 
 func explainedNote(low float64) string {
 	if low > 0 {
-		return "the lower bound, with 95 % confidence in what was drawn, holds even if all that has no entry in the table belongs to the copies"
+		return "the lower bound, with 95 % confidence in what was drawn, holds even if all that has no entry in the table " +
+			"belongs to the copies"
 	}
 	return "no lower bound: as much as was found may have been written without dedup"
 }
@@ -281,8 +299,9 @@ func (f *Facts) quota() (Finding, bool) {
 			ranged("ddt_on_disk", "on disk", Bytes, f.DDT.OnDisk),
 			figure("ddt_quota", "dedup_table_quota", Bytes, limit),
 		},
-		Why: "New copies take their full size, while the table goes on costing what it does: the pool may run full where it did not before.",
-		Do:  f.prune(),
+		Why: "New copies take their full size, while the table goes on costing what it does: the pool may run full where " +
+			"it did not before.",
+		Do: f.prune(),
 	}, true
 }
 
@@ -295,11 +314,14 @@ func (f *Facts) media() (Finding, bool) {
 		Code: "zfs-ddt-media", Severity: Warning,
 		Title: "the dedup table is on disks that rotate",
 		Measured: []Figure{
-			figure("rotating_disks", "disks that the kernel says rotate", Count, int64(m.Rotating)).noted("virtual disks often say so and do not"),
+			figure("rotating_disks", "disks that the kernel says rotate", Count,
+				int64(m.Rotating)).noted("virtual disks often say so and do not"),
 			figure("solid_disks", "others", Count, int64(m.Solid+m.Unknown)),
 		},
-		Why: "Entries lie at random places by nature: each that is not in memory costs a seek, and so does each that is written back.",
-		Do:  []Step{{Text: "a mirrored special or dedup vdev on flash would hold the table; it can hardly be taken out again. Needing no table is better: see below"}},
+		Why: "Entries lie at random places by nature: each that is not in memory costs a seek, and so does each that is " +
+			"written back.",
+		Do: []Step{{Text: "a mirrored special or dedup vdev on flash would hold the table; it can hardly be taken out " +
+			"again. Needing no table is better: see below"}},
 	}, true
 }
 
@@ -327,8 +349,11 @@ func (f *Facts) cloning() (Finding, bool) {
 	if !c.Shares() {
 		x.Title = "`cp --reflink` shares nothing here: block cloning is off"
 	}
-	x.Why = "Blocks that are shared so, need no dedup table. But the sharing is lost in `zfs send`: a stream carries every copy in full, and receiving it can need many times the space (as it does for dedup). " +
-		"And each file is still copied one by one, with an inode of its own. What is freed or shared counts only when its transaction group is written: a loop of copies can fail for want of space that is there (`zpool sync` between them)."
+	x.Why = "Blocks that are shared so, need no dedup table. But the sharing is lost in `zfs send`: a stream carries " +
+		"every copy in full, and receiving it can need many times the space (as it does for dedup). " +
+		"And each file is still copied one by one, with an inode of its own. What is freed or shared counts only when its " +
+		"transaction group is written: a loop of copies can fail for want of space that is there (`zpool sync` between " +
+		"them)."
 	if c.SavedBytes > 0 && c.SavedBytes > f.FreeBytes {
 		x.Severity = Warning
 		x.Title += "; sent back here, what it saves would not fit"
@@ -401,10 +426,13 @@ func (f *Facts) migration() (Finding, bool) {
 		Title: "how to do without dedup, in an order in which nothing runs full",
 		Measured: []Figure{
 			figure("free", "free in the pool", Bytes, f.FreeBytes),
-			ranged("returns_memory", "memory that comes back", Bytes, f.DDT.InCore).noted("the whole table's, when its last entry is gone"),
-			ranged("returns_disk", "space that comes back", Bytes, f.DDT.OnDisk).noted("the whole table's; the data takes what it takes now, as clones share what dedup did"),
+			ranged("returns_memory", "memory that comes back", Bytes,
+				f.DDT.InCore).noted("the whole table's, when its last entry is gone"),
+			ranged("returns_disk", "space that comes back", Bytes,
+				f.DDT.OnDisk).noted("the whole table's; the data takes what it takes now, as clones share what dedup did"),
 		},
-		Why: "Dedup hides that the copies do not fit. So clones come first, then no new copies, then dedup goes off, and the old copies last.",
+		Why: "Dedup hides that the copies do not fit. So clones come first, then no new copies, then dedup goes off, and " +
+			"the old copies last.",
 	}
 	dirs, names := f.goldens()
 	if len(dirs) > 0 {
@@ -412,7 +440,8 @@ func (f *Facts) migration() (Finding, bool) {
 		for _, t := range dirs {
 			room += t.largest()
 		}
-		x.Measured = append(x.Measured, figure("import_room", "one copy of each tree takes", Bytes, room).noted("at least: what was found of it in its largest copy"))
+		x.Measured = append(x.Measured, figure("import_room", "one copy of each tree takes", Bytes,
+			room).noted("at least: what was found of it in its largest copy"))
 		if room > f.FreeBytes {
 			x.Severity = Warning
 			x.Title = "how to do without dedup; there is not room enough for that yet"
@@ -439,20 +468,24 @@ func (f *Facts) migration() (Finding, bool) {
 		if len(dirs) == 0 {
 			imports, clones = []string{"pando golden import NAME DIR --adopt"}, []string{"pando clone NAME JOB --mount"}
 		}
-		step("make a pool of Pando's beside what is there; its datasets have dedup off", "pando init --driver zfs --zfs-dataset "+word(f.Pool+"/pando"))
-		text := "import what is copied, each tree once. This takes the size of one copy (not of all): it must be free. What runs on the old copies goes on"
+		step("make a pool of Pando's beside what is there; its datasets have dedup off",
+			"pando init --driver zfs --zfs-dataset "+word(f.Pool+"/pando"))
+		text := "import what is copied, each tree once. This takes the size of one copy (not of all): it must be free. " +
+			"What runs on the old copies goes on"
 		if f.Copies != nil && slices.ContainsFunc(f.Copies.Volumes, func(g VolumeGroup) bool { return g.Equal > 0 }) {
 			text += ". Of volumes that are copies of each other, import one: the directory where it is mounted"
 		}
 		step(text, imports...)
 		step("give out clones where copies were made (JOB is a name of yours)", clones...)
-		step("when nothing copies any more, turn dedup off. Earlier, new copies would take their full size. This does not shrink the table: it stops its growth. Blocks there stay shared until they are overwritten", off...)
+		step("when nothing copies any more, turn dedup off. Earlier, new copies would take their full size. This does not "+
+			"shrink the table: it stops its growth. Blocks there stay shared until they are overwritten", off...)
 	}
 	warm := []string{}
 	if _, ok := f.Features["fast_dedup"]; ok { // the same version brought it
 		warm = append(warm, "zpool prefetch -t ddt "+word(f.Pool))
 	}
-	step("delete old copies, oldest first, some at a time, and their snapshots: each block that is freed needs its entry, so this is slow if the table is not in memory. The space of a block comes back with its last copy, not before",
+	step("delete old copies, oldest first, some at a time, and their snapshots: each block that is freed needs its "+
+		"entry, so this is slow if the table is not in memory. The space of a block comes back with its last copy, not before",
 		append(warm, "rm -r --one-file-system COPY", "zpool wait -t free "+word(f.Pool), "zpool sync "+word(f.Pool))...)
 	watch := []string{"zpool status -D " + word(f.Pool)}
 	text := "watch the table shrink"

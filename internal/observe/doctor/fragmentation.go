@@ -76,11 +76,15 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
 				figure("extents", "extents", Count, g.Extents),
 				figure("allocated", "they hold", Bytes, g.Exclusive+g.Shared),
 				figure("average", "each, on average", Bytes, (g.Exclusive+g.Shared)/max(g.Extents, 1)),
-				words("clone", "that makes a clone slower by", fmt.Sprintf("%s to %s", nsText(g.Extents*extentLowNS), nsText(g.Extents*extentHighNS))).noted("computed from the number, not measured here"),
+				words("clone", "that makes a clone slower by",
+					fmt.Sprintf("%s to %s", nsText(g.Extents*extentLowNS),
+						nsText(g.Extents*extentHighNS))).noted("computed from the number, not measured here"),
 			},
-			Why: "A clone shares the blocks, but its map of them is copied extent by extent, while the golden cannot be written. Writes to a clone then split extents further, " +
+			Why: "A clone shares the blocks, but its map of them is copied extent by extent, while the golden cannot be " +
+				"written. Writes to a clone then split extents further, " +
 				"and comparing and pushing goldens read these maps, too.",
-			Do: []Step{{"import what is in it anew: that writes its files one after the other. The present generation stays for those that run on it",
+			Do: []Step{{"import what is in it anew: that writes its files one after the other. The present generation stays " +
+				"for those that run on it",
 				[]string{"pando clone " + word(g.Ref) + " JOB --mount DIR", "pando golden import " + word(name) + " DIR"}}},
 		})
 	}

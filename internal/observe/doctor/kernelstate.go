@@ -41,7 +41,8 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 		return skip("there is no pool on this host")
 	}
 	c.Measured = append(c.Measured, words("pool", "pool", q.Pool.Dir), words("driver", "driver", q.Pool.Driver),
-		figure("goldens", "goldens", Count, int64(len(q.Pool.Goldens))), figure("mounted", "mounted", Count, int64(len(q.Pool.Mounts))))
+		figure("goldens", "goldens", Count, int64(len(q.Pool.Goldens))), figure("mounted", "mounted", Count,
+			int64(len(q.Pool.Mounts))))
 	err := q.Pool.Trouble
 	if err == nil {
 		c.Summary = fmt.Sprintf("the record of pool %s can be read", q.Pool.Dir)
@@ -55,14 +56,16 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 	f := Finding{
 		Code: "pool-unknown", Severity: Warning, Subject: q.Pool.Dir,
 		Title: fmt.Sprintf("what pool %s has cannot be read: %v", q.Pool.Dir, why),
-		Why:   "What is attached and mounted of it cannot be compared with what should be, and its goldens were not looked at.",
+		Why: "What is attached and mounted of it cannot be compared with what should be, and its goldens were not " +
+			"looked at.",
 	}
 	switch errs.KindOf(err) {
 	case errs.Damaged:
 		f.Code, f.Severity = "pool-damaged", Critical
 		f.Do = []Step{
 			{"see what is wrong", []string{"pando --pool " + word(q.Pool.Dir) + " fsck"}},
-			{"a catalogue that cannot be read is made anew from the pool, which loses nothing", []string{"pando --pool " + word(q.Pool.Dir) + " init --rebuild"}},
+			{"a catalogue that cannot be read is made anew from the pool, which loses nothing",
+				[]string{"pando --pool " + word(q.Pool.Dir) + " init --rebuild"}},
 		}
 	default:
 		f.Severity = Note

@@ -49,7 +49,8 @@ func readClock() clockState {
 	return s
 }
 
-const whyClock = "Stores of remotes refuse requests whose time differs from theirs by more than some minutes (S3: 15), certificates seem not yet valid or expired, and volumes with a time to live end too early or too late."
+const whyClock = "Stores of remotes refuse requests whose time differs from theirs by more than some minutes (S3: " +
+	"15), certificates seem not yet valid or expired, and volumes with a time to live end too early or too late."
 
 func clockCheck(_ context.Context, _ *HostRequest, c *Checked) error {
 	s := readClock()
@@ -66,23 +67,32 @@ func (s clockState) report(c *Checked) {
 		}
 		return known(name, label+", microseconds", Count, float64(d.Microseconds()), float64(d.Microseconds()))
 	}
-	c.Measured = append(c.Measured, micro("offset_us", "being corrected", s.offset), micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError))
+	c.Measured = append(c.Measured, micro("offset_us", "being corrected", s.offset),
+		micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError))
 	keep := []Step{
-		{"see what keeps the clock, and whether it reaches a server", []string{"timedatectl status", "chronyc tracking || ntpq -p"}},
+		{"see what keeps the clock, and whether it reaches a server",
+			[]string{"timedatectl status", "chronyc tracking || ntpq -p"}},
 		{"let something keep it", []string{"timedatectl set-ntp true"}},
-		{Text: "in a virtual machine the host's clock will do: chrony with `refclock PHC /dev/ptp0` takes it (ptp_kvm, hv_utils, AWS, Google Cloud)"},
+		{Text: "in a virtual machine the host's clock will do: chrony with `refclock PHC /dev/ptp0` takes it (ptp_kvm, " +
+			"hv_utils, AWS, Google Cloud)"},
 	}
 	if y := s.now.UTC().Year(); y < builtYear || y > builtYear+50 {
-		c.find(Finding{Code: "clock-implausible", Severity: Warning, Title: fmt.Sprintf("the clock says that it is the year %d", y), Why: whyClock, Do: append([]Step{{"set it", []string{"date -u -s 'YYYY-MM-DD hh:mm:ss'"}}}, keep...)})
+		c.find(Finding{Code: "clock-implausible", Severity: Warning,
+			Title: fmt.Sprintf("the clock says that it is the year %d",
+				y), Why: whyClock, Do: append([]Step{{"set it", []string{"date -u -s 'YYYY-MM-DD hh:mm:ss'"}}}, keep...)})
 	}
 	if s.kernel == "" && !s.synced {
 		c.find(Finding{
-			Code: "clock-unsynchronised", Severity: Warning, Title: "nothing keeps the clock right: the kernel has it as not synchronised", Why: "It drifts, by some seconds a week or more, in a virtual machine also by jumps when that is paused. " + whyClock,
+			Code: "clock-unsynchronised", Severity: Warning, Title: "nothing keeps the clock right: the kernel has it as not " +
+				"synchronised", Why: "It drifts, by some seconds a week or more, in a virtual machine also by jumps when that " +
+				"is paused. " + whyClock,
 			Measured: []Figure{micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError)}, Do: keep,
 		})
 	}
 	if d := s.offset.Abs(); s.kernel == "" && d > 500*time.Millisecond {
-		c.find(Finding{Code: "clock-offset", Severity: Warning, Title: fmt.Sprintf("the clock is wrong by %s, and being corrected", d.Round(time.Millisecond)), Why: whyClock, Do: keep[:1]})
+		c.find(Finding{Code: "clock-offset", Severity: Warning,
+			Title: fmt.Sprintf("the clock is wrong by %s, and being corrected",
+				d.Round(time.Millisecond)), Why: whyClock, Do: keep[:1]})
 	}
 	switch diff := s.now.Sub(s.rtc).Abs(); {
 	case s.rtc.IsZero():
@@ -95,9 +105,16 @@ func (s clockState) report(c *Checked) {
 		local := diff < 15*time.Hour && min(rest, 15*time.Minute-rest) < 30*time.Second && diff > time.Minute
 		switch {
 		case local:
-			c.find(Finding{Code: "clock-rtc-local", Severity: Note, Title: "the hardware clock seems to be kept in local time", Measured: []Figure{f}, Why: "After a boot the clock is wrong until it is corrected, and by an hour when summer time begins or ends.", Do: []Step{{"keep it in UTC", []string{"timedatectl set-local-rtc 0", "hwclock --systohc --utc"}}}})
+			c.find(Finding{Code: "clock-rtc-local", Severity: Note, Title: "the hardware clock seems to be kept in local time",
+				Measured: []Figure{f}, Why: "After a boot the clock is wrong until it is corrected, and by an hour when summer " +
+					"time begins or ends.", Do: []Step{{"keep it in UTC",
+					[]string{"timedatectl set-local-rtc 0", "hwclock --systohc --utc"}}}})
 		case diff > 5*time.Minute:
-			c.find(Finding{Code: "clock-rtc", Severity: Warning, Title: fmt.Sprintf("clock and hardware clock differ by %s", diff.Round(time.Second)), Measured: []Figure{f}, Why: "One of them is wrong; at the next boot it is the hardware's that counts until something corrects it. " + whyClock, Do: append(keep[:1:1], Step{"when the clock is right", []string{"hwclock --systohc --utc"}})})
+			c.find(Finding{Code: "clock-rtc", Severity: Warning,
+				Title: fmt.Sprintf("clock and hardware clock differ by %s",
+					diff.Round(time.Second)), Measured: []Figure{f}, Why: "One of them is wrong; at the next boot it is the " +
+					"hardware's that counts until something corrects it. " + whyClock, Do: append(keep[:1:1],
+					Step{"when the clock is right", []string{"hwclock --systohc --utc"}})})
 		}
 	}
 	state := "synchronised"

@@ -28,7 +28,8 @@ func TestClock(t *testing.T) {
 		t.Errorf("synchronised %v: %q %s", s.synced, severity, text)
 	}
 
-	good := clockState{now: time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC), synced: true, offset: 3 * time.Millisecond, maxError: 20 * time.Millisecond, rtc: time.Date(2026, 6, 1, 12, 0, 1, 0, time.UTC)}
+	good := clockState{now: time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC), synced: true, offset: 3 * time.Millisecond,
+		maxError: 20 * time.Millisecond, rtc: time.Date(2026, 6, 1, 12, 0, 1, 0, time.UTC)}
 	for _, c := range []struct {
 		what, code string
 		change     func(*clockState)

@@ -81,7 +81,8 @@ func (l loopDevice) open(flags int) (*os.File, error) {
 // to bypass the page cache of the file's filesystem; 0: it cannot be bypassed.
 func directAlign(f *os.File, l loopDevice) int {
 	var st unix.Statx_t
-	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil && st.Mask&unix.STATX_DIOALIGN != 0 {
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil &&
+		st.Mask&unix.STATX_DIOALIGN != 0 {
 		return int(st.Dio_offset_align)
 	}
 	// Before Linux 6.1, and filesystems that do not say.
@@ -118,7 +119,9 @@ func keepsInMemory(f *os.File) bool {
 	return st.Type == unix.TMPFS_MAGIC || st.Type == unix.RAMFS_MAGIC
 }
 
-const whyBuffered = "What is read through the device is kept in memory twice, by the filesystem on it and by the filesystem of its file, and what is written is copied twice. Writes gather in the lower cache until the kernel flushes them all at once, so that a sync through the device waits for much that is not its own."
+const whyBuffered = "What is read through the device is kept in memory twice, by the filesystem on it and by the " +
+	"filesystem of its file, and what is written is copied twice. Writes gather in the lower cache until the kernel " +
+	"flushes them all at once, so that a sync through the device waits for much that is not its own."
 
 // loopDirectIO finds loop devices that go through the page cache of their files'
 // filesystems although they need not.
@@ -159,15 +162,18 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
 			inCache = figure("cached", "of its file in the page cache", Bytes, cached)
 		}
 		measured := []Figure{words("file", "file", printable(l.file)), figure("size", "size", Bytes, l.SizeBytes), inCache,
-			figure("sector", "sectors of the device", Bytes, int64(l.LogicalBytes)), figure("needed", "that direct I/O needs", Bytes, int64(align))}
+			figure("sector", "sectors of the device", Bytes, int64(l.LogicalBytes)), figure("needed", "that direct I/O needs",
+				Bytes, int64(align))}
 		switch {
 		case l.LogicalBytes < align:
 			c.find(Finding{
 				Code: "loop-sector", Severity: Note, Subject: l.Path(), Measured: measured,
 				Title: fmt.Sprintf("%s cannot use direct I/O: its sectors are smaller than those below its file", l.Path()),
 				Why:   whyBuffered,
-				Do: []Step{{"when it is not in use: attach it again with larger sectors, if what is on it was made for such (a filesystem with smaller sectors cannot be mounted then)",
-					[]string{"losetup -d " + l.Path(), fmt.Sprintf("losetup --find --show --direct-io=on --sector-size %d %s", align, word(l.file))}}},
+				Do: []Step{{"when it is not in use: attach it again with larger sectors, if what is on it was made for such (a " +
+					"filesystem with smaller sectors cannot be mounted then)",
+					[]string{"losetup -d " + l.Path(), fmt.Sprintf("losetup --find --show --direct-io=on --sector-size %d %s", align,
+						word(l.file))}}},
 			})
 		case l.ReadOnly:
 			readOnly++
@@ -178,25 +184,29 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
 				Code: "loop-buffered", Severity: Warning, Subject: l.Path(), Measured: measured,
 				Title: fmt.Sprintf("%s does not use direct I/O, although its file's filesystem can", l.Path()),
 				Why:   whyBuffered,
-				Do:    []Step{{"switch it over, also while it is mounted; and give whoever attaches it the option --direct-io=on", []string{"losetup --direct-io=on " + l.Path()}}},
+				Do: []Step{{"switch it over, also while it is mounted; and give whoever attaches it the option --direct-io=on",
+					[]string{"losetup --direct-io=on " + l.Path()}}},
 			})
 		}
 	}
 	if readOnly > 0 {
 		c.find(Finding{
 			Code: "loop-buffered-readonly", Severity: Note,
-			Title:    fmt.Sprintf("%s without direct I/O", plural(readOnly, "read-only loop device")),
-			Measured: []Figure{figure("devices", "devices", Count, int64(readOnly)), figure("cached", "of their files in the page cache", Bytes, readOnlyCached)},
-			Why:      "What is read through them is kept in memory twice. They write nothing, so that is all it costs.",
-			Do:       []Step{{"if that memory matters", readOnlySteps[:min(len(readOnlySteps), 20)]}},
+			Title: fmt.Sprintf("%s without direct I/O", plural(readOnly, "read-only loop device")),
+			Measured: []Figure{figure("devices", "devices", Count, int64(readOnly)),
+				figure("cached", "of their files in the page cache", Bytes, readOnlyCached)},
+			Why: "What is read through them is kept in memory twice. They write nothing, so that is all it costs.",
+			Do:  []Step{{"if that memory matters", readOnlySteps[:min(len(readOnlySteps), 20)]}},
 		})
 	}
-	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))), figure("direct", "with direct I/O", Count, int64(direct)))
+	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
+		figure("direct", "with direct I/O", Count, int64(direct)))
 	c.Summary = fmt.Sprintf("%s: %d with direct I/O", plural(len(loops), "loop device"), direct)
 	for _, k := range []struct {
 		n    int
 		what string
-	}{{memory, "on files in memory"}, {cannot, "on filesystems without direct I/O"}, {hidden, "whose file has no name here"}} {
+	}{{memory, "on files in memory"}, {cannot, "on filesystems without direct I/O"}, {hidden,
+		"whose file has no name here"}} {
 		if k.n > 0 {
 			c.Summary += fmt.Sprintf(", %d %s", k.n, k.what)
 		}
@@ -250,7 +260,8 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 		}
 	}
 	for _, l := range loops {
-		for _, pattern := range []string{"/sys/block/" + l.Name + "/holders/*", "/sys/block/" + l.Name + "/" + l.Name + "p*/holders/*"} {
+		for _, pattern := range []string{"/sys/block/" + l.Name + "/holders/*",
+			"/sys/block/" + l.Name + "/" + l.Name + "p*/holders/*"} {
 			found, _ := filepath.Glob(pattern)
 			for _, h := range found {
 				use(l.Name, "part of block device %s", filepath.Base(h))
@@ -375,8 +386,12 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool
 	used := 0
 	for _, l := range loops {
 		inside, volume := l.inPool(q.Pool)
-		if len(uses[l.Name]) > 0 && (!l.deleted || slices.ContainsFunc(uses[l.Name], func(s string) bool { return strings.HasPrefix(s, "mounted") })) {
-			opened = opened || !slices.ContainsFunc(uses[l.Name], func(s string) bool { return !strings.HasPrefix(s, "open in") })
+		if len(uses[l.Name]) > 0 && (!l.deleted || slices.ContainsFunc(uses[l.Name], func(s string) bool {
+			return strings.HasPrefix(s, "mounted")
+		})) {
+			opened = opened || !slices.ContainsFunc(uses[l.Name], func(s string) bool {
+				return !strings.HasPrefix(s, "open in")
+			})
 			used++ // of those that are mounted without a file, or of no volume, see mount-leaks
 			continue
 		}
@@ -386,7 +401,8 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool
 		if now, err := loopdev.Lookup(l.bound.Index); err != nil || now.Ino != l.bound.Ino || now.Dev != l.bound.Dev {
 			continue
 		}
-		f := Finding{Subject: l.Path(), Measured: []Figure{words("file", "file", printable(l.file)), figure("size", "size", Bytes, l.SizeBytes)}}
+		f := Finding{Subject: l.Path(), Measured: []Figure{words("file", "file", printable(l.file)),
+			figure("size", "size", Bytes, l.SizeBytes)}}
 		for _, u := range uses[l.Name] {
 			f.Measured = append(f.Measured, words("used_by", "used by", u))
 		}
@@ -396,12 +412,15 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool
 			f.Code, f.Severity = "loop-deleted", Warning
 			f.Title = fmt.Sprintf("%s is attached to a file that has been deleted", l.Path())
 			f.Why = "The space of the file returns only when the device is detached, and no list of files shows it."
-			f.Do = []Step{{"its content is still there: copy it, if it is needed", []string{"dd if=" + l.Path() + " of=FILE bs=1M conv=sparse"}}, {"detach it", detach}}
+			f.Do = []Step{{"its content is still there: copy it, if it is needed",
+				[]string{"dd if=" + l.Path() + " of=FILE bs=1M conv=sparse"}}, {"detach it", detach}}
 		case inside && volume == "":
 			f.Code, f.Severity = "loop-lost", Warning
 			f.Title = fmt.Sprintf("%s is attached to an image of Pando's pool, and no volume has it", l.Path())
 			f.Why = "What the image belongs to cannot be attached again or destroyed while it is there."
-			f.Do = []Step{{"let Pando find out what it is", []string{"pando --pool " + word(q.Pool.Dir) + " gc", "pando --pool " + word(q.Pool.Dir) + " fsck"}}, {"if it stays", detach}}
+			f.Do = []Step{{"let Pando find out what it is",
+				[]string{"pando --pool " + word(q.Pool.Dir) + " gc",
+					"pando --pool " + word(q.Pool.Dir) + " fsck"}}, {"if it stays", detach}}
 			if q.Pool.Working > 0 {
 				f.Severity = Note
 				f.Why += fmt.Sprintf(" But commands are at work on %s, and it may be theirs.", plural(q.Pool.Working, "thing"))
@@ -415,14 +434,17 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool
 		default:
 			f.Code, f.Severity = "loop-unused", Note
 			f.Title = fmt.Sprintf("%s is attached, but nothing mounts it or has it open", l.Path())
-			f.Why = "Whoever attached it may have forgotten it: its file cannot be replaced safely, and deleting it frees no space."
+			f.Why = "Whoever attached it may have forgotten it: its file cannot be replaced safely, and deleting it frees no " +
+				"space."
 			f.Do = []Step{{"if nobody needs it any more", detach}}
 		}
 		c.find(f)
 	}
-	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))), figure("used", "in use", Count, int64(used)),
+	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
+		figure("used", "in use", Count, int64(used)),
 		figure("namespaces", "mount namespaces looked at", Count, int64(len(spaces))))
-	c.Summary = fmt.Sprintf("%d of %s in use, by the mounts of %s and the open files of all processes%s", used, plural(len(loops), "loop device"), plural(len(spaces), "mount namespace"), unseen)
+	c.Summary = fmt.Sprintf("%d of %s in use, by the mounts of %s and the open files of all processes%s", used,
+		plural(len(loops), "loop device"), plural(len(spaces), "mount namespace"), unseen)
 	if unseen.String() == "" {
 		c.Summary += missed
 	}

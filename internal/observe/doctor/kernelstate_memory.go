@@ -93,8 +93,10 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 		}
 		now := mem["Dirty"] + mem["Writeback"]
 		c.Measured = append(c.Measured,
-			figure("dirty", "written but not on disk, now", Bytes, now), figure("background", "the kernel begins to write it out at", Bytes, background),
-			figure("threshold", "and makes writers wait at", Bytes, threshold), known("share", "that is, of memory", Percent, 100*float64(threshold)/float64(max(mem["MemTotal"], 1)), 100*float64(threshold)/float64(max(mem["MemTotal"], 1))))
+			figure("dirty", "written but not on disk, now", Bytes, now), figure("background",
+				"the kernel begins to write it out at", Bytes, background),
+			figure("threshold", "and makes writers wait at", Bytes, threshold), known("share", "that is, of memory", Percent,
+				100*float64(threshold)/float64(max(mem["MemTotal"], 1)), 100*float64(threshold)/float64(max(mem["MemTotal"], 1))))
 		devices, err := blockdev.List()
 		if err != nil {
 			return errs.Wrap("list block devices", "/sys", err)
@@ -105,24 +107,31 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 				continue
 			}
 			seconds := float64(threshold) / rate
-			measured := []Figure{figure("rate", "it writes a second while busy, at least", Bytes, int64(rate)).noted("on average since the boot, reads included"),
-				figure("threshold", "that may be dirty", Bytes, threshold), known("seconds", "seconds to write that, at most", Count, seconds, seconds)}
-			c.Measured = append(c.Measured, figure("rate_"+d.Name, d.Name+" writes a second while busy, at least", Bytes, int64(rate)))
+			measured := []Figure{figure("rate", "it writes a second while busy, at least", Bytes,
+				int64(rate)).noted("on average since the boot, reads included"),
+				figure("threshold", "that may be dirty", Bytes, threshold), known("seconds", "seconds to write that, at most",
+					Count, seconds, seconds)}
+			c.Measured = append(c.Measured, figure("rate_"+d.Name, d.Name+" writes a second while busy, at least", Bytes,
+				int64(rate)))
 			if seconds <= t.flush.Seconds() {
 				continue
 			}
 			want := max(int64(rate*2), 64<<20)
 			c.find(Finding{
 				Code: "dirty-threshold", Severity: Note, Subject: d.Path(), Measured: measured,
-				Title: fmt.Sprintf("%s may gather in memory before writers wait: up to %.0f seconds of %s's work", mib(threshold), seconds, d.Path()),
-				Why:   "A sync, an unmount or a reboot then waits until all of it is written that is ahead in the queue; writers that reach the threshold are stopped until it is lower.",
-				Do: []Step{{"let it begin sooner, and bound it by what the disk writes in a few seconds; watch throughput afterwards, for programs that overwrite the same data profit from a large one",
+				Title: fmt.Sprintf("%s may gather in memory before writers wait: up to %.0f seconds of %s's work", mib(threshold),
+					seconds, d.Path()),
+				Why: "A sync, an unmount or a reboot then waits until all of it is written that is ahead in the queue; " +
+					"writers that reach the threshold are stopped until it is lower.",
+				Do: []Step{{"let it begin sooner, and bound it by what the disk writes in a few seconds; watch throughput " +
+					"afterwards, for programs that overwrite the same data profit from a large one",
 					[]string{fmt.Sprintf("sysctl -w vm.dirty_background_bytes=%d vm.dirty_bytes=%d", want/4, want)}}},
 			})
 		}
 		if share := float64(now) / float64(threshold); share > t.throttle {
 			c.find(Finding{
-				Code: "dirty-throttling", Severity: Warning, Title: fmt.Sprintf("%.0f %% of what may be dirty is dirty now: writers are being slowed down", 100*share), Measured: c.Measured[:3:3],
+				Code: "dirty-throttling", Severity: Warning, Title: fmt.Sprintf("%.0f %% of what may be dirty is dirty now: "+
+					"writers are being slowed down", 100*share), Measured: c.Measured[:3:3],
 				Why: "From half way between both marks on the kernel stops each writer for a while at each write.",
 				Do:  []Step{{"see who writes, and what the disk does", []string{"pando diagnose PATH"}}},
 			})
@@ -133,20 +142,27 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 				c.Measured = append(c.Measured, unknown(code, "waiting for "+what, Percent, "the kernel does not tell (psi)"))
 				return
 			}
-			f := []Figure{known(code+"_some", "of the last minute some task waited for "+what, Percent, p.some, p.some), known(code+"_full", "and all tasks", Percent, p.full, p.full)}
+			f := []Figure{known(code+"_some", "of the last minute some task waited for "+what, Percent, p.some, p.some),
+				known(code+"_full", "and all tasks", Percent, p.full, p.full)}
 			c.Measured = append(c.Measured, f...)
 			if p.full > most {
-				c.find(Finding{Code: code, Severity: Warning, Title: fmt.Sprintf("in %.0f %% of the last minute nothing went on, for all waited for %s", p.full, what), Measured: f,
+				c.find(Finding{Code: code, Severity: Warning,
+					Title: fmt.Sprintf("in %.0f %% of the last minute nothing went on, for all waited for %s", p.full,
+						what), Measured: f,
 					Why: "What is measured or benchmarked now says more about this than about what it is to say.", Do: []Step{do}})
 			}
 		}
-		pressed("io-pressure", "I/O", io, t.ioFull, Step{"see what the disks do, and for whom", []string{"pando diagnose PATH"}})
-		pressed("memory-pressure", "memory", memory, t.memFull, Step{"see which cgroups press", []string{"find /sys/fs/cgroup -name memory.pressure | xargs grep -H full | sort -t= -k3 -rn | head"}})
+		pressed("io-pressure", "I/O", io, t.ioFull,
+			Step{"see what the disks do, and for whom", []string{"pando diagnose PATH"}})
+		pressed("memory-pressure", "memory", memory, t.memFull,
+			Step{"see which cgroups press",
+				[]string{"find /sys/fs/cgroup -name memory.pressure | xargs grep -H full | sort -t= -k3 -rn | head"}})
 		spaces := swaps()
 		for _, s := range spaces {
 			swapFinding(ctx, c, s)
 		}
-		c.Summary = fmt.Sprintf("%s of %s that may be dirty is dirty; all tasks waited for I/O in %.1f %% of the last minute; %s", mib(now), mib(threshold), io.full, plural(len(spaces), "swap space"))
+		c.Summary = fmt.Sprintf("%s of %s that may be dirty is dirty; all tasks waited for I/O in %.1f %% of the last "+
+			"minute; %s", mib(now), mib(threshold), io.full, plural(len(spaces), "swap space"))
 		return nil
 	}
 }
@@ -179,8 +195,10 @@ func swapFinding(ctx context.Context, c *Checked, s swapSpace) {
 			Code: "swap-on-volume", Severity: Warning, Subject: s.path,
 			Title:    fmt.Sprintf("swap space %s lies on %s", printable(s.path), what),
 			Measured: []Figure{figure("size", "size", Bytes, s.size), figure("used", "in use", Bytes, s.used)},
-			Why:      "To write there the kernel needs memory for what is in between, and it swaps because it has none: under pressure the host can hang for good.",
-			Do:       []Step{{"take it away, and swap to a partition, a file on the disk's own filesystem, or zram", []string{"swapoff " + word(s.path)}}},
+			Why: "To write there the kernel needs memory for what is in between, and it swaps because it has none: " +
+				"under pressure the host can hang for good.",
+			Do: []Step{{"take it away, and swap to a partition, a file on the disk's own filesystem, or zram",
+				[]string{"swapoff " + word(s.path)}}},
 		})
 		return
 	}

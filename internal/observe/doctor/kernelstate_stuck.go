@@ -108,13 +108,17 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Checke
 			c.Measured = append(c.Measured, f)
 			if n > 0 {
 				limit, _ := sysctl("kernel.hung_task_timeout_secs")
-				c.find(Finding{Code: "hung-tasks", Severity: Warning, Title: fmt.Sprintf("the kernel found a task hanging for more than %d seconds, %d times since the boot", limit, n), Measured: []Figure{f},
+				c.find(Finding{Code: "hung-tasks", Severity: Warning,
+					Title: fmt.Sprintf("the kernel found a task hanging for more than %d seconds, %d times since the boot", limit,
+						n), Measured: []Figure{f},
 					Why: "Something did not answer for minutes: a disk, a server, or a lock that was never released.", Do: []Step{{"see where", []string{"dmesg | grep -A 20 'blocked for more than'"}}}})
 			}
 		}
-		c.Measured = append(c.Measured, figure("waiting", "tasks that cannot be interrupted, at one moment", Count, int64(len(first))), figure("stuck", fmt.Sprintf("that did nothing for %s", pause), Count, int64(stuck)),
+		c.Measured = append(c.Measured, figure("waiting", "tasks that cannot be interrupted, at one moment", Count,
+			int64(len(first))), figure("stuck", fmt.Sprintf("that did nothing for %s", pause), Count, int64(stuck)),
 			figure("kernel_threads", "and threads of the kernel", Count, int64(kernelThreads)))
-		c.Summary = fmt.Sprintf("%s without a sign of life for %s; filesystems and the kernel's log looked at", plural(stuck, "task"), pause)
+		c.Summary = fmt.Sprintf("%s without a sign of life for %s; filesystems and the kernel's log looked at",
+			plural(stuck, "task"), pause)
 		return nil
 	}
 }
@@ -124,9 +128,11 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 	base := fmt.Sprintf("/proc/%d/task/%d", w.pid, w.tid)
 	f := Finding{
 		Code: "task-stuck", Severity: Warning, Subject: fmt.Sprintf("pid %d", w.pid),
-		Title:    fmt.Sprintf("pid %d (%s) waits for the kernel without a sign of life for at least %s", w.pid, commandOf(w.pid), pause),
+		Title: fmt.Sprintf("pid %d (%s) waits for the kernel without a sign of life for at least %s", w.pid,
+			commandOf(w.pid), pause),
 		Measured: []Figure{},
-		Why:      "It can be neither interrupted nor killed until what it waits for happens. What it holds (locks, mounts, devices) stays held.",
+		Why: "It can be neither interrupted nor killed until what it waits for happens. What it holds (locks, " +
+			"mounts, devices) stays held.",
 	}
 	stack := readText(base + "/stack")
 	var frames []string
@@ -154,17 +160,20 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 	}
 	point := mountOf(w.pid, file)
 	for _, frame := range frames {
-		if strings.Contains(frame, "percpu_rwsem_wait") || strings.Contains(frame, "sb_start_write") || strings.Contains(frame, "percpu_down_read") {
+		if strings.Contains(frame, "percpu_rwsem_wait") || strings.Contains(frame, "sb_start_write") ||
+			strings.Contains(frame, "percpu_down_read") {
 			f.Code, f.Title = "filesystem-frozen", f.Title+": its filesystem seems to be frozen"
 			target := "MOUNTPOINT"
 			if point != "" {
 				f.Subject, target = point, word(point)
 			}
-			f.Do = append(f.Do, Step{"if no snapshot or backup is being made that thaws it by itself: thaw it", []string{"fsfreeze --unfreeze " + target}})
+			f.Do = append(f.Do, Step{"if no snapshot or backup is being made that thaws it by itself: thaw it",
+				[]string{"fsfreeze --unfreeze " + target}})
 			break
 		}
 	}
-	f.Do = append(f.Do, Step{"see what else waits, and for what", []string{"ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'", "dmesg | tail -50"}})
+	f.Do = append(f.Do, Step{"see what else waits, and for what",
+		[]string{"ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'", "dmesg | tail -50"}})
 	return f
 }
 
@@ -212,18 +221,26 @@ func failedFilesystems(ctx context.Context, c *Checked) error {
 			filesystems++
 			f := Finding{
 				Severity: Critical, Subject: m.Point,
-				Measured: []Figure{words("fs", "filesystem", m.FSType+" of "+printable(m.Source)), words("options", "options", m.Options+" / "+m.Super)},
-				Do:       []Step{{"find out why: the first message counts", []string{"dmesg | grep -i " + word(filepath.Base(m.Source))}}, {Text: "unmount it, check it with the filesystem's own tool (e2fsck, xfs_repair, btrfs check), and look whether its device is well; then mount it again"}},
+				Measured: []Figure{words("fs", "filesystem", m.FSType+" of "+printable(m.Source)),
+					words("options", "options", m.Options+" / "+m.Super)},
+				Do: []Step{{"find out why: the first message counts",
+					[]string{"dmesg | grep -i " + word(filepath.Base(m.Source))}}, {Text: "unmount it, check it with the " +
+					"filesystem's own tool (e2fsck, xfs_repair, btrfs check), and look whether its device is well; then mount it " +
+					"again"}},
 			}
 			switch {
 			case m.Has("shutdown") || m.Has("emergency_ro"):
-				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the filesystem at %s%s has shut itself down after an error", printable(m.Point), where(n))
+				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the filesystem at %s%s has shut itself down after an error",
+					printable(m.Point), where(n))
 				f.Why = "It takes no more writes; what was not on disk yet may be lost."
 			case hasOption(m.Super, "ro") && hasOption(m.Options, "rw") && !alwaysReadOnly[m.FSType]:
-				f.Code, f.Title = "filesystem-readonly", fmt.Sprintf("the filesystem at %s%s was mounted for writing and has gone over to reading only", printable(m.Point), where(n))
-				f.Why = "So filesystems do that find an error in themselves or below. Nothing can be written any more, and what was not on disk yet may be lost."
+				f.Code, f.Title = "filesystem-readonly", fmt.Sprintf("the filesystem at %s%s was mounted for writing and has "+
+					"gone over to reading only", printable(m.Point), where(n))
+				f.Why = "So filesystems do that find an error in themselves or below. Nothing can be written any more, and what " +
+					"was not on disk yet may be lost."
 			case m.FSType == "xfs" && xfsDown(ctx, n, m):
-				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the XFS at %s%s has shut itself down after an error", printable(m.Point), where(n))
+				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the XFS at %s%s has shut itself down after an error",
+					printable(m.Point), where(n))
 				f.Why = "Every access fails; what was not on disk yet may be lost."
 			default:
 				continue
@@ -236,7 +253,8 @@ func failedFilesystems(ctx context.Context, c *Checked) error {
 }
 
 // alwaysReadOnly are types of filesystems that cannot be written.
-var alwaysReadOnly = map[string]bool{"squashfs": true, "erofs": true, "iso9660": true, "udf": true, "cramfs": true, "romfs": true}
+var alwaysReadOnly = map[string]bool{"squashfs": true, "erofs": true, "iso9660": true, "udf": true, "cramfs": true,
+	"romfs": true}
 
 func hasOption(list, opt string) bool { return slices.Contains(strings.Split(list, ","), opt) }
 
@@ -330,10 +348,12 @@ const recent = 24 * time.Hour
 func ioErrors(c *Checked) {
 	found, err := readKernelLog()
 	if err != nil {
-		c.Measured = append(c.Measured, unknown("io_errors", "devices with errors in the kernel's log", Count, "only root may read it"))
+		c.Measured = append(c.Measured, unknown("io_errors", "devices with errors in the kernel's log", Count,
+			"only root may read it"))
 		return
 	}
-	c.Measured = append(c.Measured, figure("io_errors", "devices with errors in the kernel's log", Count, int64(len(found))))
+	c.Measured = append(c.Measured, figure("io_errors", "devices with errors in the kernel's log", Count,
+		int64(len(found))))
 	var up unix.Sysinfo_t
 	_ = unix.Sysinfo(&up)
 	names := make([]string, 0, len(found))
@@ -351,13 +371,17 @@ func ioErrors(c *Checked) {
 		}
 		age := time.Duration(up.Uptime)*time.Second - e.last
 		f := Finding{
-			Code: "io-errors", Severity: Note, Subject: "/dev/" + name, Title: fmt.Sprintf("the kernel reported %s of /dev/%s", plural(e.count, "I/O error"), name),
-			Measured: []Figure{figure("errors", "in what is left of its log", Count, int64(e.count)), words("last", "the last, "+age.Round(time.Second).String()+" ago", e.line)},
-			Why:      "What could not be read is lost or late; what could not be written is lost, unless something above has a second copy.",
-			Do:       []Step{{"see what the device says of itself", []string{"smartctl -a /dev/" + name}}},
+			Code: "io-errors", Severity: Note, Subject: "/dev/" + name, Title: fmt.Sprintf("the kernel reported %s of /dev/%s",
+				plural(e.count, "I/O error"), name),
+			Measured: []Figure{figure("errors", "in what is left of its log", Count, int64(e.count)),
+				words("last", "the last, "+age.Round(time.Second).String()+" ago", e.line)},
+			Why: "What could not be read is lost or late; what could not be written is lost, unless something above has " +
+				"a second copy.",
+			Do: []Step{{"see what the device says of itself", []string{"smartctl -a /dev/" + name}}},
 		}
 		if strings.HasPrefix(name, "loop") {
-			f.Do = []Step{{"see whether the file behind it was cut short, or its filesystem is full or has errors", []string{"losetup -l /dev/" + name, "dmesg | tail -50"}}}
+			f.Do = []Step{{"see whether the file behind it was cut short, or its filesystem is full or has errors",
+				[]string{"losetup -l /dev/" + name, "dmesg | tail -50"}}}
 		}
 		if age < recent {
 			f.Severity = Warning

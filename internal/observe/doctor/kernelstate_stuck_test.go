@@ -103,7 +103,8 @@ func TestFailedFilesystems(t *testing.T) {
 	if err := unix.Mount("", ext4, "", unix.MS_REMOUNT, "errors=remount-ro"); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile("/sys/fs/ext4/"+filepath.Base(e.Source)+"/trigger_fs_error", []byte("made by a test"), 0o200); err != nil {
+	if err := os.WriteFile("/sys/fs/ext4/"+filepath.Base(e.Source)+"/trigger_fs_error", []byte("made by a test"),
+		0o200); err != nil {
 		t.Skipf("SKIPPED: this kernel cannot make an error: %v", err)
 	}
 	r := checkNow(t, stuckQuickly, nil)
@@ -114,7 +115,8 @@ func TestFailedFilesystems(t *testing.T) {
 	if s == "" {
 		s, text = r.about("filesystem-shutdown", ext4)
 	}
-	if release := kernelRelease(); s == "" && (strings.HasPrefix(release, "6.12.") || strings.HasPrefix(release, "6.13.") || strings.HasPrefix(release, "6.14.")) {
+	if release := kernelRelease(); s == "" && (strings.HasPrefix(release, "6.12.") ||
+		strings.HasPrefix(release, "6.13.") || strings.HasPrefix(release, "6.14.")) {
 		t.Logf("Linux %s does not show that an ext4 has gone over to reading only", release)
 	} else if s != Critical || !strings.Contains(text, "dmesg") {
 		t.Errorf("ext4: %q %s; %s", s, text, readText("/proc/self/mountinfo"))
@@ -171,7 +173,8 @@ func TestIOErrors(t *testing.T) {
 				t.Fatal("the kernel does not write the error into its log")
 			}
 		}
-		if s, text := checkNow(t, stuckQuickly, nil).about("io-errors", d); s != Warning || !strings.Contains(text, "losetup -l "+d) {
+		if s, text := checkNow(t, stuckQuickly, nil).about("io-errors", d); s != Warning ||
+			!strings.Contains(text, "losetup -l "+d) {
 			t.Errorf("%q %s", s, text)
 		}
 		if err := os.Truncate(path, 8<<20); err != nil {
@@ -196,7 +199,8 @@ func TestIOErrors(t *testing.T) {
 func TestKernelLog(t *testing.T) {
 	out := map[string]deviceErrors{}
 	for _, r := range []string{
-		"3,437,1000000,-;I/O error, dev loop7, sector 8192 op 0x0:(READ) flags 0x800 phys_seg 1 prio class 2\n SUBSYSTEM=block\n",
+		"3,437,1000000,-;I/O error, dev loop7, sector 8192 op 0x0:(READ) flags 0x800 phys_seg 1 prio class 2\n " +
+			"SUBSYSTEM=block\n",
 		"3,438,2000000,-;blk_update_request: I/O error, dev sda, sector 17",
 		"6,439,3000000,-;loop7: detected capacity change from 0 to 262144",
 		"3,440,4000000,-;critical medium error, dev sdb, sector 1",
@@ -205,7 +209,8 @@ func TestKernelLog(t *testing.T) {
 	} {
 		noteRecord(out, r)
 	}
-	if e := out["sda"]; len(out) != 1 || e.count != 2 || e.last != 5*time.Second || !strings.Contains(e.line, "sector 18") {
+	if e := out["sda"]; len(out) != 1 || e.count != 2 || e.last != 5*time.Second ||
+		!strings.Contains(e.line, "sector 18") {
 		t.Errorf("%+v", out)
 	}
 }

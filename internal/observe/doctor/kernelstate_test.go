@@ -315,7 +315,8 @@ func TestLoopLeaks(t *testing.T) {
 	if err := os.Remove(filepath.Join(dir, "deleted")); err != nil {
 		t.Fatal(err)
 	}
-	pool := &PoolFacts{Dir: filepath.Join(dir, "pool"), Data: filepath.Join(dir, "pool", "data"), Driver: "reflink", Attached: map[string]string{}}
+	pool := &PoolFacts{Dir: filepath.Join(dir, "pool"), Data: filepath.Join(dir, "pool", "data"), Driver: "reflink",
+		Attached: map[string]string{}}
 	if err := os.MkdirAll(pool.Data, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +466,8 @@ func TestLoopUsers(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := startRole(t, "mount", inOwnMounts, d, dir)
-	if got := uses(d); !strings.Contains(got, "mounted at "+dir+" in mount namespace") || !strings.Contains(got, fmt.Sprintf("pid %d", c.pid())) {
+	if got := uses(d); !strings.Contains(got, "mounted at "+dir+" in mount namespace") ||
+		!strings.Contains(got, fmt.Sprintf("pid %d", c.pid())) {
 		t.Errorf("in another namespace: %s", got)
 	}
 	c.end()

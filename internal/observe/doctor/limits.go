@@ -31,7 +31,8 @@ type limit struct {
 func raise(name string, to int64) []Step {
 	return []Step{
 		{"find out who uses so many first: a leak fills any limit", nil},
-		{"raise it, now and after a reboot", []string{fmt.Sprintf("sysctl -w %s=%d", name, to), fmt.Sprintf("echo '%s = %d' > /etc/sysctl.d/90-%s.conf", name, to, strings.ReplaceAll(name, ".", "-"))}},
+		{"raise it, now and after a reboot", []string{fmt.Sprintf("sysctl -w %s=%d", name, to),
+			fmt.Sprintf("echo '%s = %d' > /etc/sysctl.d/90-%s.conf", name, to, strings.ReplaceAll(name, ".", "-"))}},
 	}
 }
 
@@ -72,14 +73,17 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Checked) er
 			}
 			c.find(Finding{
 				Code: l.code, Severity: Warning, Subject: l.subject, Title: title, Why: l.why, Do: l.do,
-				Measured: []Figure{figure("used", "in use", Count, l.used), figure("limit", "limit", Count, l.max), known("share", "share", Percent, 100*used, 100*used)},
+				Measured: []Figure{figure("used", "in use", Count, l.used), figure("limit", "limit", Count, l.max),
+					known("share", "share", Percent, 100*used, 100*used)},
 			})
 		}
 		if near > maxNamed {
-			c.find(Finding{Code: "limit-more", Severity: Warning, Title: fmt.Sprintf("%d more limits are nearly reached", near-maxNamed), Why: "Only the first are listed."})
+			c.find(Finding{Code: "limit-more", Severity: Warning,
+				Title: fmt.Sprintf("%d more limits are nearly reached", near-maxNamed), Why: "Only the first are listed."})
 		}
 		loopNodes(q, c)
-		c.Summary = fmt.Sprintf("%d limits looked at; the nearest is %s", len(all), worst.name()) + fmt.Sprintf(" with %d of %d in use%s", worst.used, worst.max, unseen)
+		c.Summary = fmt.Sprintf("%d limits looked at; the nearest is %s", len(all),
+			worst.name()) + fmt.Sprintf(" with %d of %d in use%s", worst.used, worst.max, unseen)
 		if !isRoot() {
 			c.Summary += "; of other users' processes nothing is known without root"
 		}
@@ -105,10 +109,13 @@ func systemLimits() []limit {
 	files := strings.Fields(readText("/proc/sys/fs/file-nr"))
 	if len(files) == 3 {
 		used, err := strconv.ParseInt(files[0], 10, 64)
-		add("limit-files", "open files of the host", used, err == nil, "fs.file-max", "When it is reached nobody but root can open a file, anywhere.")
+		add("limit-files", "open files of the host", used, err == nil, "fs.file-max",
+			"When it is reached nobody but root can open a file, anywhere.")
 	}
 	aio, ok := sysctl("fs.aio-nr")
-	add("limit-aio", "asynchronous I/O requests set up", aio, ok, "fs.aio-max-nr", "When it is reached databases and fio cannot set up asynchronous I/O (EAGAIN), or go over to slower ways without a word.")
+	add("limit-aio", "asynchronous I/O requests set up", aio, ok, "fs.aio-max-nr",
+		"When it is reached databases and fio cannot set up asynchronous I/O (EAGAIN), or go over to slower ways without "+
+			"a word.")
 	// running/existing tasks
 	if f := strings.Fields(readText("/proc/loadavg")); len(f) > 3 {
 		_, n, _ := strings.Cut(f[3], "/")
@@ -118,7 +125,8 @@ func systemLimits() []limit {
 		add("limit-threads", "processes and threads", tasks, err == nil, "kernel.threads-max", why)
 	}
 	if table, err := mount.Table("self"); err == nil {
-		add("limit-mounts", "mounts of this namespace", int64(len(table)), true, "fs.mount-max", "When it is reached nothing can be mounted (ENOSPC), and no container started that copies the mounts.")
+		add("limit-mounts", "mounts of this namespace", int64(len(table)), true, "fs.mount-max",
+			"When it is reached nothing can be mounted (ENOSPC), and no container started that copies the mounts.")
 	}
 	return out
 }
@@ -150,7 +158,9 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 			out = append(out, limit{
 				code: "limit-open-files", label: "open files", subject: who, used: int64(len(fds)), max: top,
 				why: "When it is reached the process cannot open files or connections any more (EMFILE).",
-				do:  []Step{{"see what it has open, and whether that grows", []string{fmt.Sprintf("ls -l /proc/%d/fd | tail -20", pid)}}, {"raise it for the running process", []string{fmt.Sprintf("prlimit --pid %d --nofile=%d", pid, 2*top)}}},
+				do: []Step{{"see what it has open, and whether that grows",
+					[]string{fmt.Sprintf("ls -l /proc/%d/fd | tail -20",
+						pid)}}, {"raise it for the running process", []string{fmt.Sprintf("prlimit --pid %d --nofile=%d", pid, 2*top)}}},
 			})
 		}
 		if n := mappings(base); n > 0 && mapCount > 0 {
@@ -162,7 +172,8 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 		}
 		uid := -1
 		for _, fd := range fds {
-			if to, err := os.Readlink(filepath.Join(base, "fd", fd.Name())); err != nil || to != "anon_inode:inotify" && to != "inotify" {
+			if to, err := os.Readlink(filepath.Join(base, "fd", fd.Name())); err != nil || to != "anon_inode:inotify" &&
+				to != "inotify" {
 				continue
 			}
 			if uid < 0 {
@@ -184,16 +195,22 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 			watches += i.watches
 		}
 		who := fmt.Sprintf("uid %d", uid)
-		find := Step{"see whose they are", []string{"find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null | cut -d/ -f3 | sort | uniq -c | sort -rn | head"}}
+		find := Step{"see whose they are",
+			[]string{"find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null | cut -d/ -f3 | sort | uniq -c | sort -rn | " +
+				"head"}}
 		if ok1 {
-			out = append(out, limit{code: "limit-inotify-instances", label: "inotify instances", subject: who, used: int64(len(all)), max: maxInstances,
-				why: "When it is reached `tail -f`, containers, build tools and editors of this user fail with \"too many open files\".",
-				do:  append([]Step{find}, raise("fs.inotify.max_user_instances", 4*maxInstances)[1:]...)})
+			out = append(out, limit{code: "limit-inotify-instances", label: "inotify instances", subject: who,
+				used: int64(len(all)), max: maxInstances,
+				why: "When it is reached `tail -f`, containers, build tools and editors of this user fail with \"too many open " +
+					"files\".",
+				do: append([]Step{find}, raise("fs.inotify.max_user_instances", 4*maxInstances)[1:]...)})
 		}
 		if ok2 {
-			out = append(out, limit{code: "limit-inotify-watches", label: "inotify watches", subject: who, used: watches, max: maxWatches,
-				why: "When it is reached nothing more can be watched (\"no space left on device\"). Each clone that is watched as a whole takes one for each directory.",
-				do:  append([]Step{find}, raise("fs.inotify.max_user_watches", 2*maxWatches)[1:]...)})
+			out = append(out, limit{code: "limit-inotify-watches", label: "inotify watches", subject: who, used: watches,
+				max: maxWatches,
+				why: "When it is reached nothing more can be watched (\"no space left on device\"). Each clone that is watched " +
+					"as a whole takes one for each directory.",
+				do: append([]Step{find}, raise("fs.inotify.max_user_watches", 2*maxWatches)[1:]...)})
 		}
 	}
 	return out, unseen, nil
@@ -206,7 +223,8 @@ func distinct(all []inotifyFile) []inotifyFile {
 	byFD := map[int][]inotifyFile{}
 	for _, i := range all {
 		if !slices.ContainsFunc(byFD[i.fd], func(o inotifyFile) bool {
-			order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(o.pid), uintptr(i.pid), kcmpFile, uintptr(o.fd), uintptr(i.fd), 0)
+			order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(o.pid), uintptr(i.pid), kcmpFile, uintptr(o.fd),
+				uintptr(i.fd), 0)
 			return errno == 0 && order == 0
 		}) {
 			byFD[i.fd] = append(byFD[i.fd], i)
@@ -272,14 +290,17 @@ func loopNodes(q *HostRequest, c *Checked) {
 	found, _ := filepath.Glob("/sys/block/loop*")
 	c.Measured = append(c.Measured, figure("loop_devices", "loop devices", Count, int64(len(found))))
 	if n, ok := readNumber("/sys/module/loop/parameters/max_loop"); ok && n > 0 {
-		c.Measured = append(c.Measured, figure("max_loop", "loop devices made beforehand (max_loop)", Count, n).noted("more are made when they are asked for"))
+		c.Measured = append(c.Measured, figure("max_loop", "loop devices made beforehand (max_loop)", Count,
+			n).noted("more are made when they are asked for"))
 	}
 	if len(found) == 0 {
 		return // the kernel may have no loop devices: see programs
 	}
-	const why = "The kernel has or makes the device, but whoever asks for it does not find its file. So it is in containers that do not share the host's /dev."
+	const why = "The kernel has or makes the device, but whoever asks for it does not find its file. So it is in " +
+		"containers that do not share the host's /dev."
 	if _, err := os.Stat("/dev/loop-control"); errors.Is(err, fs.ErrNotExist) {
-		c.find(Finding{Code: "loop-control-missing", Severity: severity, Title: "/dev/loop-control is missing: no loop device can be made", Why: why,
+		c.find(Finding{Code: "loop-control-missing", Severity: severity,
+			Title: "/dev/loop-control is missing: no loop device can be made", Why: why,
 			Do: []Step{{"make it; in a container, share the host's /dev", []string{"mknod -m 660 /dev/loop-control c 10 237"}}}})
 	}
 	var missing, commands []string
@@ -287,7 +308,8 @@ func loopNodes(q *HostRequest, c *Checked) {
 		node := "/dev/" + filepath.Base(d)
 		if _, err := os.Stat(node); errors.Is(err, fs.ErrNotExist) {
 			missing = append(missing, node)
-			commands = append(commands, fmt.Sprintf("mknod -m 660 %s b %s", node, strings.ReplaceAll(readText(d+"/dev"), ":", " ")))
+			commands = append(commands, fmt.Sprintf("mknod -m 660 %s b %s", node,
+				strings.ReplaceAll(readText(d+"/dev"), ":", " ")))
 		}
 	}
 	if len(missing) > 0 {

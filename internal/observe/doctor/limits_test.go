@@ -232,7 +232,8 @@ func init() {
 	}
 	roles["aio"] = func(args []string, ready func(string)) error {
 		var ctx uintptr
-		if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, uintptr(number(args, 0)), uintptr(unsafe.Pointer(&ctx)), 0); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IO_SETUP, uintptr(number(args, 0)), uintptr(unsafe.Pointer(&ctx)),
+			0); errno != 0 {
 			return errno
 		}
 		ready("")

@@ -67,7 +67,8 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 				named++
 				continue
 			}
-			measured := []Figure{words("mount", "mounted at", printable(m.Point)+where(n)), words("fs", "filesystem", m.FSType+" of "+printable(m.Source))}
+			measured := []Figure{words("mount", "mounted at", printable(m.Point)+where(n)),
+				words("fs", "filesystem", m.FSType+" of "+printable(m.Source))}
 			for _, p := range n.Processes[:min(len(n.Processes), 5)] {
 				if !n.Own {
 					measured = append(measured, words("process", "process there", fmt.Sprintf("pid %d (%s)", p.PID, p.Command)))
@@ -80,9 +81,10 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 			if lost {
 				f := Finding{
 					Code: "mount-lost", Severity: Warning, Subject: m.Point, Measured: measured,
-					Title: fmt.Sprintf("something of Pando's pool is mounted at %s%s, and no volume is attached there", printable(m.Point), where(n)),
-					Why:   "What it belongs to cannot be attached elsewhere, destroyed, or its space returned, while it is mounted.",
-					Do:    steps,
+					Title: fmt.Sprintf("something of Pando's pool is mounted at %s%s, and no volume is attached there",
+						printable(m.Point), where(n)),
+					Why: "What it belongs to cannot be attached elsewhere, destroyed, or its space returned, while it is mounted.",
+					Do:  steps,
 				}
 				if q.Pool.Working > 0 {
 					f.Severity = Note
@@ -92,18 +94,23 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 			} else {
 				find(Finding{
 					Code: "mount-deleted-image", Severity: Warning, Subject: m.Point,
-					Measured: append(measured, words("file", "image", printable(l.file)+" (deleted)"), figure("size", "size", Bytes, l.SizeBytes)),
-					Title:    fmt.Sprintf("the image that is mounted at %s%s has been deleted", printable(m.Point), where(n)),
-					Why:      "It takes its space until it is unmounted, no list of files shows it, and with the mount its content is gone.",
-					Do:       append([]Step{{Text: "copy out what is still needed"}}, steps...),
+					Measured: append(measured, words("file", "image", printable(l.file)+" (deleted)"),
+						figure("size", "size", Bytes, l.SizeBytes)),
+					Title: fmt.Sprintf("the image that is mounted at %s%s has been deleted", printable(m.Point), where(n)),
+					Why: "It takes its space until it is unmounted, no list of files shows it, and with the mount its content " +
+						"is gone.",
+					Do: append([]Step{{Text: "copy out what is still needed"}}, steps...),
 				})
 			}
 		}
 	}
 	if named > maxNamed {
-		c.find(Finding{Code: "mount-more", Severity: Warning, Title: fmt.Sprintf("%d more mounts or namespaces are left over", named-maxNamed), Why: "Only the first are listed."})
+		c.find(Finding{Code: "mount-more", Severity: Warning,
+			Title: fmt.Sprintf("%d more mounts or namespaces are left over", named-maxNamed), Why: "Only the first are listed."})
 	}
-	c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))), figure("kept", "of them without a process", Count, int64(kept)), figure("mounts", "mounts in all", Count, int64(total)))
+	c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
+		figure("kept", "of them without a process", Count, int64(kept)), figure("mounts", "mounts in all", Count,
+			int64(total)))
 	c.Summary = fmt.Sprintf("%s in %s looked at", plural(total, "mount"), plural(len(spaces), "mount namespace"))
 	if q.Pool != nil && q.Pool.Trouble != nil {
 		c.Summary += "; the pool's own could not be told from others'"
@@ -118,7 +125,8 @@ func keptNamespace(n mount.Namespace) Finding {
 		Code: "namespace-kept", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID),
 		Title:    fmt.Sprintf("a mount namespace in which no process lives is kept, with %s", plural(len(n.Table), "mount")),
 		Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
-		Why:      "Filesystems that are mounted there stay in use, with their devices, though `mount` and `fuser` show nothing.",
+		Why: "Filesystems that are mounted there stay in use, with their devices, though `mount` and `fuser` show " +
+			"nothing.",
 	}
 	var unmount []string
 	for _, k := range n.Kept {
@@ -139,7 +147,8 @@ func keptNamespace(n mount.Namespace) Finding {
 func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step {
 	var steps []Step
 	// Of a mount that is in another namespace only, that namespace's processes tell.
-	if holders, _ := mount.Holders(ctx, mount.Query{Dev: m.Dev, At: m.Point}); m.FSType != "btrfs" && len(holders) > 0 { // with an error there may be more
+	// with an error there may be more
+	if holders, _ := mount.Holders(ctx, mount.Query{Dev: m.Dev, At: m.Point}); m.FSType != "btrfs" && len(holders) > 0 {
 		steps = append(steps, Step{Text: printable(mount.FormatHolders(holders[:min(len(holders), 8)]))})
 	}
 	if cmd := inside(n, "umount "+word(m.Point)); cmd != "" {
@@ -147,7 +156,9 @@ func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step 
 	}
 	if !n.Own && len(n.Processes) > 0 {
 		p := n.Processes[0]
-		steps = append(steps, Step{fmt.Sprintf("or end what lives there, if it is not needed any more (%s in all)", plural(n.Living, "process")), []string{fmt.Sprintf("ps -f -p %d", p.PID)}})
+		steps = append(steps,
+			Step{fmt.Sprintf("or end what lives there, if it is not needed any more (%s in all)", plural(n.Living, "process")),
+				[]string{fmt.Sprintf("ps -f -p %d", p.PID)}})
 	}
 	return steps
 }
@@ -288,7 +299,9 @@ func mountTmpfs(at string) error {
 	return nil
 }
 
-const whyMounts = "Each container, sandbox and `unshare -m` copies all mounts of its namespace, and takes them away again; systemd, and each `mount` and `df`, reads the whole table, systemd at every change of it. With some ten thousands that has made jobs ten times slower."
+const whyMounts = "Each container, sandbox and `unshare -m` copies all mounts of its namespace, and takes them away " +
+	"again; systemd, and each `mount` and `df`, reads the whole table, systemd at every change of it. With some ten " +
+	"thousands that has made jobs ten times slower."
 
 // mountCount counts the mounts of all namespaces and measures what they cost.
 func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked) error {
@@ -303,7 +316,8 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 			if terr != nil {
 				return errors.Join(err, terr)
 			}
-			spaces, missed = []mount.Namespace{{Own: true, Table: table}}, "; only this process's mounts can be seen without root"
+			spaces, missed = []mount.Namespace{{Own: true,
+				Table: table}}, "; only this process's mounts can be seen without root"
 		}
 		cost := measureMounts()
 		measured := cost.figures()
@@ -321,7 +335,8 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 				Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
 			}
 			if len(n.Shared) > 0 {
-				f.Measured = append(f.Measured, figure("shared", "of them shared", Count, int64(len(n.Shared))).noted("a mount there is made in each namespace that shares it"))
+				f.Measured = append(f.Measured, figure("shared", "of them shared", Count,
+					int64(len(n.Shared))).noted("a mount there is made in each namespace that shares it"))
 			}
 			f.Measured = append(f.Measured, mountKinds(n.Table)...)
 			if n.Own {
@@ -331,8 +346,11 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 				f.Severity = Warning
 			}
 			f.Do = []Step{
-				{"see what they are", []string{strings.TrimSpace(inside(n, "findmnt -rn -o FSTYPE,SOURCE")) + " | cut -d/ -f1-4 | sort | uniq -c | sort -rn | head"}},
-				{Text: "unmount what is idle: a dataset, subvolume or volume need not be mounted to exist (`pando umount VOLUME`; of ZFS `zfs set canmount=noauto DATASET`)"},
+				{"see what they are",
+					[]string{strings.TrimSpace(inside(n,
+						"findmnt -rn -o FSTYPE,SOURCE")) + " | cut -d/ -f1-4 | sort | uniq -c | sort -rn | head"}},
+				{Text: "unmount what is idle: a dataset, subvolume or volume need not be mounted to exist (`pando umount " +
+					"VOLUME`; of ZFS `zfs set canmount=noauto DATASET`)"},
 			}
 			c.find(f)
 		}
@@ -340,12 +358,15 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 			c.find(Finding{
 				Code: "mounts-slow", Severity: Warning, Measured: measured, Why: whyMounts,
 				Title: fmt.Sprintf("the %d mounts of this namespace are slow to read or to copy", most),
-				Do:    []Step{{"see whether something holds the lock of all mounts", []string{"cat /proc/pressure/cpu", "ps -eo pid,stat,wchan:32,comm | grep -w D"}}},
+				Do: []Step{{"see whether something holds the lock of all mounts",
+					[]string{"cat /proc/pressure/cpu", "ps -eo pid,stat,wchan:32,comm | grep -w D"}}},
 			})
 		}
-		c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))), figure("mounts", "mounts in all", Count, int64(total)), figure("most", "in one", Count, int64(most)))
+		c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
+			figure("mounts", "mounts in all", Count, int64(total)), figure("most", "in one", Count, int64(most)))
 		c.Measured = append(c.Measured, measured...)
-		c.Summary = fmt.Sprintf("%s in %s, at most %d in one; reading the own table takes %s, copying it for a container %s", plural(total, "mount"), plural(len(spaces), "namespace"), most,
+		c.Summary = fmt.Sprintf("%s in %s, at most %d in one; reading the own table takes %s, copying it for a container %s",
+			plural(total, "mount"), plural(len(spaces), "namespace"), most,
 			cost.read.Round(time.Microsecond), durationOr(cost.copy, cost.copyErr)) + missed
 		return nil
 	}

@@ -37,7 +37,8 @@ func privateDir(t *testing.T) string {
 func TestMountLeaks(t *testing.T) {
 	rootOnly(t)
 	dir := t.TempDir()
-	pool := &PoolFacts{Dir: filepath.Join(dir, "pool"), Data: filepath.Join(dir, "pool", "data"), Driver: "reflink", Loop: true, Attached: map[string]string{}}
+	pool := &PoolFacts{Dir: filepath.Join(dir, "pool"), Data: filepath.Join(dir, "pool", "data"), Driver: "reflink",
+		Loop: true, Attached: map[string]string{}}
 	if err := os.MkdirAll(pool.Data, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +69,8 @@ func TestMountLeaks(t *testing.T) {
 
 	r := checkNow(t, mountLeaks, q)
 	s, text := r.about("mount-lost", lost)
-	if s != Warning || !strings.Contains(text, fmt.Sprintf("pid %d", child.pid())) || !strings.Contains(text, fmt.Sprintf("nsenter -m -t %d umount %s", child.pid(), lost)) {
+	if s != Warning || !strings.Contains(text, fmt.Sprintf("pid %d", child.pid())) ||
+		!strings.Contains(text, fmt.Sprintf("nsenter -m -t %d umount %s", child.pid(), lost)) {
 		t.Errorf("lost: %q %s", s, text)
 	}
 	for _, p := range []string{known, gone} {
@@ -202,7 +204,8 @@ func TestMountCount(t *testing.T) {
 		t.Errorf("2,000 mounts, where 1,900 are too many: %q", got)
 	}
 	for _, f := range many.Findings {
-		if value(f.Measured, "copy_us") >= 0 && (value(f.Measured, "mounts") < 2000 || value(f.Measured, "type_tmpfs") < 2000) {
+		if value(f.Measured, "copy_us") >= 0 && (value(f.Measured, "mounts") < 2000 ||
+			value(f.Measured, "type_tmpfs") < 2000) {
 			t.Errorf("counted %v", f.Measured)
 		}
 	}
@@ -246,7 +249,8 @@ func TestMeasuringLeavesNothing(t *testing.T) {
 	own := readlink("/proc/thread-self/ns/mnt")
 	table := readText("/proc/self/mountinfo")
 	c := measureMounts()
-	if c.copyErr != nil || c.mountErr != nil || c.read <= 0 || c.copy <= 0 || c.mount <= 0 || c.unmount <= 0 || c.bytes == 0 {
+	if c.copyErr != nil || c.mountErr != nil || c.read <= 0 || c.copy <= 0 || c.mount <= 0 || c.unmount <= 0 ||
+		c.bytes == 0 {
 		t.Fatalf("%+v", c)
 	}
 	if now := readlink("/proc/thread-self/ns/mnt"); now != own {
@@ -277,7 +281,8 @@ func TestLimitOfMounts(t *testing.T) {
 	}
 	c := startRole(t, "mounts-limit", inOwnMounts, t.TempDir(), strconv.FormatInt(top*85/100, 10))
 	defer c.end()
-	if s, text := decode(t, []byte(c.said)).about("limit-mounts", ""); s != Warning || !strings.Contains(text, "sysctl -w fs.mount-max=") {
+	if s, text := decode(t, []byte(c.said)).about("limit-mounts", ""); s != Warning ||
+		!strings.Contains(text, "sysctl -w fs.mount-max=") {
 		t.Errorf("%q %s", s, text)
 	}
 	if s, text := checkNow(t, limitsCheck(0.8), nil).about("limit-mounts", ""); s != "" {

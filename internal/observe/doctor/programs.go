@@ -38,7 +38,8 @@ const (
 )
 
 // installers are the commands that install packages.
-var installers = map[family]string{debian: "apt-get install", fedora: "dnf install", arch: "pacman -S", alpine: "apk add", suse: "zypper install"}
+var installers = map[family]string{debian: "apt-get install", fedora: "dnf install", arch: "pacman -S",
+	alpine: "apk add", suse: "zypper install"}
 
 // packageNames are those that differ from Debian's.
 var packageNames = map[string]map[family]string{
@@ -161,11 +162,14 @@ func programsCheck(_ context.Context, q *HostRequest, c *Checked) error {
 		}
 	}
 	if len(needed.pkgs) > 0 {
-		c.find(Finding{Code: "programs-needed", Severity: Warning, Subject: q.Pool.Dir, Title: "programs are missing that the pool needs", Measured: needed.figures,
+		c.find(Finding{Code: "programs-needed", Severity: Warning, Subject: q.Pool.Dir,
+			Title: "programs are missing that the pool needs", Measured: needed.figures,
 			Why: "Commands that run them fail.", Do: install(fam, needed.pkgs)})
 	}
 	if len(other.pkgs) > 0 {
-		c.find(Finding{Code: "programs-missing", Severity: Note, Title: fmt.Sprintf("%s missing that some commands would run", plural(len(other.figures), "program")), Measured: other.figures,
+		c.find(Finding{Code: "programs-missing", Severity: Note,
+			Title: fmt.Sprintf("%s missing that some commands would run",
+				plural(len(other.figures), "program")), Measured: other.figures,
 			Why: "Only what they are for cannot be done.", Do: install(fam, other.pkgs)})
 	}
 	have := 0
@@ -191,20 +195,29 @@ func programsCheck(_ context.Context, q *HostRequest, c *Checked) error {
 	if q.Pool != nil && q.Pool.Driver == "reflink" && q.Pool.Trouble == nil {
 		if why := lacksReflink(q.Pool.Data); why != "" {
 			lacksNeeded = append(lacksNeeded, words("reflink", "FICLONE", why))
-			stepsNeeded = append(stepsNeeded, Step{Text: "FICLONE: the pool's filesystem must be XFS made with reflink=1, btrfs or bcachefs; move the pool (push it to a remote, and pull it into a new one)"})
+			stepsNeeded = append(stepsNeeded,
+				Step{Text: "FICLONE: the pool's filesystem must be XFS made with reflink=1, btrfs or bcachefs; move the pool " +
+					"(push it to a remote, and pull it into a new one)"})
 		}
 	}
 	if len(lacksNeeded) > 0 {
-		c.find(Finding{Code: "features-needed", Severity: Warning, Subject: q.Pool.Dir, Title: "features of the kernel are missing that the pool needs", Measured: lacksNeeded, Why: "Commands that use them fail.", Do: stepsNeeded})
+		c.find(Finding{Code: "features-needed", Severity: Warning, Subject: q.Pool.Dir,
+			Title: "features of the kernel are missing that the pool needs", Measured: lacksNeeded, Why: "Commands that use " +
+				"them fail.", Do: stepsNeeded})
 	}
 	if len(lacks) > 0 {
-		c.find(Finding{Code: "features-missing", Severity: Note, Title: fmt.Sprintf("%s of the kernel missing that some commands would use", plural(len(lacks), "feature")), Measured: lacks, Why: "Only what they are for cannot be done, or is told less exactly.", Do: steps})
+		c.find(Finding{Code: "features-missing", Severity: Note,
+			Title: fmt.Sprintf("%s of the kernel missing that some commands would use",
+				plural(len(lacks), "feature")), Measured: lacks, Why: "Only what they are for cannot be done, or is told less " +
+				"exactly.", Do: steps})
 	}
 	var u unix.Utsname
 	_ = unix.Uname(&u)
-	c.Measured = append(c.Measured, words("system", "system", pretty), words("kernel", "kernel", unix.ByteSliceToString(u.Release[:])),
+	c.Measured = append(c.Measured, words("system", "system", pretty),
+		words("kernel", "kernel", unix.ByteSliceToString(u.Release[:])),
 		figure("programs", "programs found", Count, int64(found)), figure("features", "features found", Count, int64(have)))
-	c.Summary = fmt.Sprintf("%d of %d programs and %d of %d features of the kernel are there", found, len(programs), have, len(features()))
+	c.Summary = fmt.Sprintf("%d of %d programs and %d of %d features of the kernel are there", found, len(programs), have,
+		len(features()))
 	return nil
 }
 
@@ -220,7 +233,9 @@ type feature struct {
 
 func features() []feature {
 	fsFeature := func(fs, use string, pool func(*PoolFacts) bool) feature {
-		return feature{name: fs, use: use, lacks: func() string { return lacksFilesystem(fs) }, remedy: "load the module, or use a kernel that has it", command: "modprobe " + fs, pool: pool}
+		return feature{name: fs, use: use, lacks: func() string {
+			return lacksFilesystem(fs)
+		}, remedy: "load the module, or use a kernel that has it", command: "modprobe " + fs, pool: pool}
 	}
 	return []feature{
 		fsFeature("ext4", "volumes with ext4 inside", onImages),
@@ -233,14 +248,18 @@ func features() []feature {
 			return "the module is not there"
 		}, "install the module that fits this kernel, and load it", "modprobe zfs", onZFS},
 		{"loop", "volumes on image files", lacksLoop, "load the module", "modprobe loop", onReflink},
-		{"fsopen", "mounting without reading the mount table", lacksFsopen, "use Linux 5.2 or newer; in a container, its seccomp profile may forbid the call", "", func(*PoolFacts) bool { return true }},
+		{"fsopen", "mounting without reading the mount table", lacksFsopen,
+			"use Linux 5.2 or newer; in a container, its seccomp profile may forbid the call", "", func(*PoolFacts) bool {
+				return true
+			}},
 		{"tracepoints", "counting flushes at each layer: `pando bench sync`, `pando iostat`", func() string {
 			if err := tracepoint.Available(); err != nil {
 				return err.Error()
 			}
 			return ""
 		}, "run as root, on a kernel with CONFIG_PERF_EVENTS and block tracepoints", "", nil},
-		{"cgroup-io", "who writes, by cgroup: `pando diagnose`", lacksCgroupIO, "boot with systemd.unified_cgroup_hierarchy=1, and let the io controller be used", "echo +io > /sys/fs/cgroup/cgroup.subtree_control", nil},
+		{"cgroup-io", "who writes, by cgroup: `pando diagnose`", lacksCgroupIO,
+			"boot with systemd.unified_cgroup_hierarchy=1, and let the io controller be used", "echo +io > /sys/fs/cgroup/cgroup.subtree_control", nil},
 		{"psi", "how long tasks wait for I/O and memory: `pando diagnose`", func() string {
 			if _, err := os.ReadFile("/proc/pressure/io"); err != nil {
 				return "/proc/pressure/io cannot be read"
@@ -313,7 +332,8 @@ func lacksCgroupIO() string {
 		return err.Error()
 	}
 	for _, m := range table {
-		if m.FSType == "cgroup2" && slices.Contains(strings.Fields(readText(filepath.Join(m.Point, "cgroup.controllers"))), "io") {
+		if m.FSType == "cgroup2" && slices.Contains(strings.Fields(readText(filepath.Join(m.Point, "cgroup.controllers"))),
+			"io") {
 			return ""
 		}
 	}

@@ -40,7 +40,8 @@ func TestProgramsMissing(t *testing.T) {
 			}
 		}
 	}
-	r := checkNow(t, programsCheck, &HostRequest{Pool: &PoolFacts{Dir: "/pool", Driver: "reflink", Data: testfs.XFS(t, 1)}})
+	r := checkNow(t, programsCheck,
+		&HostRequest{Pool: &PoolFacts{Dir: "/pool", Driver: "reflink", Data: testfs.XFS(t, 1)}})
 	if s, text := r.about("programs-needed", ""); s != "" {
 		t.Errorf("here: %s", text)
 	}
@@ -59,7 +60,8 @@ func TestFeaturesMissing(t *testing.T) {
 	for _, c := range []struct {
 		dir  string
 		want bool
-	}{{testfs.Ext4(t, 16<<20), false}, {testfs.Tmpfs(t, 1<<20), false}, {testfs.XFS(t, 1), true}, {testfs.Btrfs(t, 1), true}} {
+	}{{testfs.Ext4(t, 16<<20), false}, {testfs.Tmpfs(t, 1<<20), false}, {testfs.XFS(t, 1), true}, {testfs.Btrfs(t, 1),
+		true}} {
 		q := &HostRequest{Pool: &PoolFacts{Dir: c.dir, Driver: "reflink", Data: c.dir}}
 		s, text := checkNow(t, programsCheck, q).about("features-needed", c.dir)
 		if (s == "") != c.want {
@@ -69,7 +71,8 @@ func TestFeaturesMissing(t *testing.T) {
 	if why := lacksFilesystem("no-such-filesystem"); why == "" {
 		t.Error("the kernel has a filesystem that there is not")
 	}
-	for name, why := range map[string]string{"ext4": lacksFilesystem("ext4"), "xfs": lacksFilesystem("xfs"), "loop": lacksLoop(), "fsopen": lacksFsopen()} {
+	for name, why := range map[string]string{"ext4": lacksFilesystem("ext4"), "xfs": lacksFilesystem("xfs"),
+		"loop": lacksLoop(), "fsopen": lacksFsopen()} {
 		if why != "" {
 			t.Errorf("%s: %s, but the tests use it", name, why)
 		}

@@ -177,8 +177,10 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) e
 		share := float64(sum) / float64(total)
 		measured := []Figure{
 			figure("inodes", by, Bytes, sum), known("share", "of this host's memory", Percent, 100*share, 100*share),
-			figure("slab", "all memory of the kernel's objects", Bytes, mem["Slab"]), figure("reclaimable", "of it reclaimable", Bytes, mem["SReclaimable"]),
-			figure("available", "memory available to programs", Bytes, mem["MemAvailable"]).noted("it counts most of what is reclaimable"),
+			figure("slab", "all memory of the kernel's objects", Bytes, mem["Slab"]), figure("reclaimable", "of it reclaimable",
+				Bytes, mem["SReclaimable"]),
+			figure("available", "memory available to programs", Bytes,
+				mem["MemAvailable"]).noted("it counts most of what is reclaimable"),
 		}
 		if from == "" {
 			measured[0] = measured[0].noted("by filesystem it is known to root only")
@@ -210,7 +212,9 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) e
 		f := Finding{
 			Code: "slab-large", Severity: Note, Measured: measured,
 			Title: fmt.Sprintf("%.0f %% of this host's memory keeps inodes and names of files", 100*share),
-			Why:   "The kernel keeps what was looked at until memory runs short, and then frees it bit by bit while programs wait. Clones of one golden share blocks on disk but not this: the same tree, walked in a hundred clones, is kept a hundred times. It is charged to the cgroup that looked first.",
+			Why: "The kernel keeps what was looked at until memory runs short, and then frees it bit by bit while programs " +
+				"wait. Clones of one golden share blocks on disk but not this: the same tree, walked in a hundred clones, is " +
+				"kept a hundred times. It is charged to the cgroup that looked first.",
 			Do: []Step{
 				{"see which caches grow", []string{"slabtop -o -s c | head -20"}},
 				{
@@ -224,7 +228,8 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) e
 					},
 				},
 				{
-					Text: "give what walks whole trees (backup, search, checks) a cgroup with memory.high, so that it fills up its own share only",
+					Text: "give what walks whole trees (backup, search, checks) a cgroup with memory.high, so that it fills up its " +
+						"own share only",
 				},
 			},
 		}

@@ -48,8 +48,10 @@ func TestSlabGrows(t *testing.T) {
 	for _, c := range []struct {
 		t    slabThresholds
 		want Severity
-	}{{slabThresholds{note: share / 4, warn: share / 2}, Warning}, {slabThresholds{note: share / 2, warn: share * 4}, Note}, {slabThresholds{note: share * 4, warn: share * 8}, ""}} {
-		if s, text := checkNow(t, slabCheck(c.t), nil).about("slab-large", ""); s != c.want || c.want != "" && !strings.Contains(text, "fs_xfs") {
+	}{{slabThresholds{note: share / 4, warn: share / 2}, Warning}, {slabThresholds{note: share / 2, warn: share * 4},
+		Note}, {slabThresholds{note: share * 4, warn: share * 8}, ""}} {
+		if s, text := checkNow(t, slabCheck(c.t), nil).about("slab-large", ""); s != c.want || c.want != "" &&
+			!strings.Contains(text, "fs_xfs") {
 			t.Errorf("%+v of %f: %q %s", c.t, share, s, text)
 		}
 	}
@@ -85,13 +87,17 @@ func TestSlabSources(t *testing.T) {
 	}
 	// OpenZFS's list, as it prints it: a cache of its own, and one of the kernel's.
 	spl := parseSPL("--------------------- cache ---\n" +
-		"name                                    flags      size     alloc slabsize  objsize  total alloc   max  total alloc   max  dlock alloc   max\n" +
-		"zfs_znode_cache                       0x00100         -   1114112        -     1088      -     -     -      -  1024     -      -     -     -\n" +
-		"dnode_t                               0x00200   4194304   3145728    65536      896     64    48    64   4096  3510  4096      0     0     0\n")
+		"name                                    flags      size     alloc slabsize  objsize  total alloc   max  total " +
+		"alloc   max  dlock alloc   max\n" +
+		"zfs_znode_cache                       0x00100         -   1114112        -     1088      -     -     -      -  " +
+		"1024     -      -     -     -\n" +
+		"dnode_t                               0x00200   4194304   3145728    65536      896     64    48    64   4096  " +
+		"3510  4096      0     0     0\n")
 	if len(spl) != 1 || spl[0] != (slabCache{"dnode_t", 3510, 4194304}) {
 		t.Errorf("%+v", spl)
 	}
-	for cache, want := range map[string]string{"ext4_inode_cache": "ext4", "xfs_inode": "xfs", "btrfs_inode": "btrfs", "ovl_inode": "overlay", "fuse_inode": "fuse", "dentry": "names of files", "zfs_znode_cache": "zfs", "kmalloc-64": "", "inode_cache": "others", "jfs_inode_cache": "jfs"} {
+	for cache, want := range map[string]string{"ext4_inode_cache": "ext4", "xfs_inode": "xfs", "btrfs_inode": "btrfs",
+		"ovl_inode": "overlay", "fuse_inode": "fuse", "dentry": "names of files", "zfs_znode_cache": "zfs", "kmalloc-64": "", "inode_cache": "others", "jfs_inode_cache": "jfs"} {
 		if got := fsOf(cache); got != want {
 			t.Errorf("%s is of %q, not %q", cache, got, want)
 		}

@@ -68,7 +68,8 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Checked) error {
 			why = fmt.Sprintf("the block sizes of zpool %s: %v", p, err)
 		}
 	}
-	c.Measured = append(c.Measured, figure("partitions", "partitions", Count, int64(parts)), figure("filesystems", "filesystems on devices", Count, int64(looked)))
+	c.Measured = append(c.Measured, figure("partitions", "partitions", Count, int64(parts)),
+		figure("filesystems", "filesystems on devices", Count, int64(looked)))
 	zfsText := ""
 	if len(pools) > 0 {
 		zfsText = counted(len(pools), "zpool")
@@ -141,8 +142,10 @@ func (c *Checked) partition(d blockdev.Device, g grains) {
 func misaligned(d blockdev.Device, title string, measured ...Figure) Finding {
 	return Finding{
 		Code: "alignment-partition", Severity: Warning, Subject: d.Path(), Title: title, Measured: measured,
-		Why: "Each block that a filesystem writes lies in two of the disk: it must read both, change them and write both. Small writes cost twice or more.",
-		Do: []Step{{"copy the data elsewhere, make the partition anew from a multiple of 1 MiB, which is what programs do by themselves now, and copy it back. It cannot be moved in place",
+		Why: "Each block that a filesystem writes lies in two of the disk: it must read both, change them and write both. " +
+			"Small writes cost twice or more.",
+		Do: []Step{{"copy the data elsewhere, make the partition anew from a multiple of 1 MiB, which is what programs do " +
+			"by themselves now, and copy it back. It cannot be moved in place",
 			[]string{"lsblk -o NAME,START,PHY-SEC,MOUNTPOINTS", "sfdisk -d " + d.Path()}}},
 	}
 }
@@ -165,10 +168,14 @@ func (c *Checked) filesystemBlocks(m mounted, g grains) bool {
 	if int(sf.Bsize) < grain {
 		c.find(Finding{
 			Code: "alignment-filesystem", Severity: Warning, Subject: m.Point,
-			Title:    fmt.Sprintf("the %s at %s has blocks of %d bytes on a disk with blocks of %d", m.FSType, m.Point, sf.Bsize, grain),
-			Measured: []Figure{figure("block", "blocks of the filesystem", Bytes, sf.Bsize), figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
-			Why:      "The disk can write such a block only by reading the larger one around it first.",
-			Do:       []Step{{"make the filesystem anew with larger blocks, and copy the files", []string{fmt.Sprintf("mkfs.%s -b %s%d DEVICE", m.FSType, map[bool]string{true: "size="}[m.FSType == "xfs"], grain)}}},
+			Title: fmt.Sprintf("the %s at %s has blocks of %d bytes on a disk with blocks of %d", m.FSType, m.Point, sf.Bsize,
+				grain),
+			Measured: []Figure{figure("block", "blocks of the filesystem", Bytes, sf.Bsize),
+				figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
+			Why: "The disk can write such a block only by reading the larger one around it first.",
+			Do: []Step{{"make the filesystem anew with larger blocks, and copy the files",
+				[]string{fmt.Sprintf("mkfs.%s -b %s%d DEVICE", m.FSType, map[bool]string{true: "size="}[m.FSType == "xfs"],
+					grain)}}},
 		})
 		return true
 	}
@@ -186,10 +193,14 @@ func (c *Checked) filesystemBlocks(m mounted, g grains) bool {
 	}
 	c.find(Finding{
 		Code: "alignment-xfs-sector", Severity: Note, Subject: m.Point,
-		Title:    fmt.Sprintf("the XFS at %s writes its log in units of %d bytes to a disk with blocks of %d", m.Point, sector, grain),
-		Measured: []Figure{figure("sector", "sectors of the XFS", Bytes, int64(sector)), figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
-		Why:      "Each sync writes to the log. A write that begins or ends inside a block of the disk makes it read that block first, before the sync is done.",
-		Do:       []Step{{"when it is made anew: by itself mkfs.xfs takes the disk's blocks, but cannot see them through a file", []string{fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain)}}},
+		Title: fmt.Sprintf("the XFS at %s writes its log in units of %d bytes to a disk with blocks of %d", m.Point,
+			sector, grain),
+		Measured: []Figure{figure("sector", "sectors of the XFS", Bytes, int64(sector)),
+			figure("physical", "blocks of the disk", Bytes, int64(grain)), words("device", "device", d.Path())},
+		Why: "Each sync writes to the log. A write that begins or ends inside a block of the disk makes it read that " +
+			"block first, before the sync is done.",
+		Do: []Step{{"when it is made anew: by itself mkfs.xfs takes the disk's blocks, but cannot see them through " +
+			"a file", []string{fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain)}}},
 	})
 	return true
 }
@@ -226,11 +237,16 @@ func (c *Checked) ashift(ctx context.Context, pool string, g grains) error {
 		done[v.top] = true
 		c.find(Finding{
 			Code: "alignment-ashift", Severity: Warning, Subject: pool,
-			Title:    fmt.Sprintf("zpool %s writes blocks of %d bytes to %s, whose blocks have %d", pool, block, v.path, native),
-			Measured: []Figure{words("vdev", "vdev", v.top), figure("block", "blocks of the vdev (2^ashift)", Bytes, int64(block)), figure("physical", "blocks of what is below", Bytes, int64(native))},
-			Why:      "The disk reads a block before it changes a part of it: small writes, and so syncs, cost several times what they should. The ashift of a vdev never changes.",
+			Title: fmt.Sprintf("zpool %s writes blocks of %d bytes to %s, whose blocks have %d", pool, block, v.path, native),
+			Measured: []Figure{words("vdev", "vdev", v.top),
+				figure("block", "blocks of the vdev (2^ashift)", Bytes, int64(block)), figure("physical", "blocks of what is below",
+					Bytes, int64(native))},
+			Why: "The disk reads a block before it changes a part of it: small writes, and so syncs, cost several times " +
+				"what they should. The ashift of a vdev never changes.",
 			Do: []Step{
-				{"make a pool on other disks with a larger ashift, and send everything there", []string{fmt.Sprintf("zpool create -o ashift=%d NEWPOOL DISK", log2(native)), "zfs snapshot -r " + word(pool) + "@move", "zfs send -R " + word(pool) + "@move | zfs receive -F NEWPOOL/moved"}},
+				{"make a pool on other disks with a larger ashift, and send everything there",
+					[]string{fmt.Sprintf("zpool create -o ashift=%d NEWPOOL DISK", log2(native)),
+						"zfs snapshot -r " + word(pool) + "@move", "zfs send -R " + word(pool) + "@move | zfs receive -F NEWPOOL/moved"}},
 				{Text: "a disk that is added or attached takes the ashift of -o ashift=N, or of its vdev: say it then"},
 			},
 		})

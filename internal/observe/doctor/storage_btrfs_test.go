@@ -70,8 +70,10 @@ func TestBtrfsMetadata(t *testing.T) {
 	if !slices.Equal(seen, []Severity{Warning, Critical}) || f.Code != "btrfs-metadata-full" {
 		t.Errorf("it went through %q to %s", seen, f.Code)
 	}
-	total, used, reserve, left := measured(t, f, "metadata"), measured(t, f, "metadata_used"), measured(t, f, "reserve"), measured(t, f, "left")
-	if written := float64(files) * 1800; used.Low < written || used.Low > 2*written || total.Low-used.Low-reserve.Low != left.Low {
+	total, used, reserve, left := measured(t, f, "metadata"), measured(t, f, "metadata_used"), measured(t, f,
+		"reserve"), measured(t, f, "left")
+	if written := float64(files) * 1800; used.Low < written || used.Low > 2*written ||
+		total.Low-used.Low-reserve.Low != left.Low {
 		t.Errorf("with %d files: %s", files, asJSON(f.Measured))
 	}
 	if m := measured(t, f, "unallocated"); m.Low > total.Low/4 {
@@ -277,7 +279,8 @@ func TestBtrfsScrub(t *testing.T) {
 	_, after, _ := strings.Cut(string(b), "|t_start:")
 	start, _, _ := strings.Cut(after, "|")
 	old := strconv.FormatInt(time.Now().Add(-61*24*time.Hour).Unix(), 10)
-	if err := os.WriteFile(scrubStatus+uuid, []byte(strings.Replace(string(b), "|t_start:"+start, "|t_start:"+old, 1)), 0o600); err != nil {
+	if err := os.WriteFile(scrubStatus+uuid, []byte(strings.Replace(string(b), "|t_start:"+start, "|t_start:"+old, 1)),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	if m := measured(t, only(t, examine(t, "scrub", nil), dir, "scrub-overdue", Note), "days"); m.Low != 61 {
@@ -354,12 +357,17 @@ func TestRAID(t *testing.T) {
 		files map[string]string
 		want  []string
 	}{
-		"well":       {map[string]string{"level": "raid5", "array_state": "active", "sync_action": "idle", "degraded": "0", "mismatch_cnt": "0"}, nil},
-		"RAID 0":     {map[string]string{"level": "raid0", "array_state": "clean"}, nil},
-		"degraded":   {map[string]string{"level": "raid1", "degraded": "1", "sync_action": "recover"}, []string{"scrub-md-degraded", "scrub-running"}},
-		"parity":     {map[string]string{"level": "raid6", "degraded": "0", "sync_action": "idle", "mismatch_cnt": "128"}, []string{"scrub-md-mismatch"}},
-		"memory":     {map[string]string{"level": "raid1", "degraded": "0", "sync_action": "idle", "mismatch_cnt": "128"}, nil},
-		"being read": {map[string]string{"level": "raid1", "degraded": "0", "sync_action": "check"}, []string{"scrub-running"}},
+		"well": {map[string]string{"level": "raid5", "array_state": "active", "sync_action": "idle", "degraded": "0",
+			"mismatch_cnt": "0"}, nil},
+		"RAID 0": {map[string]string{"level": "raid0", "array_state": "clean"}, nil},
+		"degraded": {map[string]string{"level": "raid1", "degraded": "1", "sync_action": "recover"},
+			[]string{"scrub-md-degraded", "scrub-running"}},
+		"parity": {map[string]string{"level": "raid6", "degraded": "0", "sync_action": "idle", "mismatch_cnt": "128"},
+			[]string{"scrub-md-mismatch"}},
+		"memory": {map[string]string{"level": "raid1", "degraded": "0", "sync_action": "idle", "mismatch_cnt": "128"},
+			nil},
+		"being read": {map[string]string{"level": "raid1", "degraded": "0", "sync_action": "check"},
+			[]string{"scrub-running"}},
 	} {
 		md := filepath.Join(dir, what)
 		if err := os.Mkdir(md, 0o700); err != nil {

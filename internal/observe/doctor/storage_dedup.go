@@ -43,9 +43,11 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Checked) error {
 		}
 		c.find(Finding{
 			Code: "dedup-program", Severity: Note, Subject: fmt.Sprint(pid),
-			Title:    fmt.Sprintf("%s is running (process %d): it reads what is written, and has the filesystem share what is equal", name, pid),
+			Title: fmt.Sprintf("%s is running (process %d): it reads what is written, and has the filesystem share what "+
+				"is equal", name, pid),
 			Measured: []Figure{words("program", "program", exe)},
-			Why: "It competes with everything else for the disk, locks the files it compares, and splits extents: images become slow to clone. " +
+			Why: "It competes with everything else for the disk, locks the files it compares, and splits extents: images " +
+				"become slow to clone. " +
 				"Clones of a golden share their blocks without it.",
 			Do: []Step{{Text: "keep it away from Pando's pool; check fragmentation says what it has done to goldens"}},
 		})
@@ -53,7 +55,8 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Checked) error {
 	if err != nil {
 		return err
 	}
-	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))), figure("programs", "programs that deduplicate", Count, int64(running)))
+	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
+		figure("programs", "programs that deduplicate", Count, int64(running)))
 	c.Summary = sentence(counted(len(pools), "zpool"), counted(running, "program")+" that deduplicate", why)
 	if running == 1 {
 		c.Summary = sentence(counted(len(pools), "zpool"), "1 program that deduplicates", why)

@@ -56,9 +56,11 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Checked) error {
 			c.ext4Errors(m)
 		}
 	}
-	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))), figure("btrfs", "btrfs filesystems", Count, int64(len(all))),
+	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
+		figure("btrfs", "btrfs filesystems", Count, int64(len(all))),
 		figure("raids", "md arrays", Count, int64(len(raids))), figure("ext4", "ext4 filesystems", Count, int64(ext4)))
-	c.Summary = sentence(fmt.Sprintf("%s, %s, %s, %s", counted(len(pools), "zpool"), counted(len(all), "btrfs filesystem"), counted(len(raids), "md array"), counted(ext4, "ext4 filesystem")), rootless, why)
+	c.Summary = sentence(fmt.Sprintf("%s, %s, %s, %s", counted(len(pools), "zpool"), counted(len(all), "btrfs filesystem"),
+		counted(len(raids), "md array"), counted(ext4, "ext4 filesystem")), rootless, why)
 	return nil
 }
 
@@ -67,7 +69,8 @@ func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
 	// A pool that is suspended may let its programs hang: the kernel says so itself.
 	if state, err := zfs.PoolState(pool); err == nil && state == "SUSPENDED" {
 		c.find(Finding{
-			Code: "scrub-zpool-state", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s is suspended: whoever writes to it waits", pool),
+			Code: "scrub-zpool-state", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s is suspended: whoever "+
+				"writes to it waits", pool),
 			Measured: []Figure{words("state", "state", state)}, Why: "Too many of its disks do not answer.",
 			Do: []Step{{"bring the disks back, then let it go on", []string{"dmesg | tail -50", "zpool clear " + word(pool)}}},
 		})
@@ -81,11 +84,14 @@ func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
 	if s.state != "ONLINE" {
 		sev, why := Critical, "It cannot be used, or not all of it."
 		if s.state == "DEGRADED" {
-			sev, why = Warning, "It works, with less redundancy than it was made with, or none: the next disk that fails may lose data. And it is slower."
+			sev, why = Warning, "It works, with less redundancy than it was made with, or none: the next disk that fails may "+
+				"lose data. And it is slower."
 		}
-		f := Finding{Code: "scrub-zpool-state", Severity: sev, Subject: pool, Title: fmt.Sprintf("zpool %s is %s", pool, s.state),
+		f := Finding{Code: "scrub-zpool-state", Severity: sev, Subject: pool,
+			Title:    fmt.Sprintf("zpool %s is %s", pool, s.state),
 			Measured: []Figure{words("state", "state", s.state), words("status", "zpool says", s.status)}, Why: why,
-			Do: []Step{look, {"bring the disk back or put another in its place", []string{"zpool online " + word(pool) + " DISK", "zpool replace " + word(pool) + " OLD NEW"}}}}
+			Do: []Step{look, {"bring the disk back or put another in its place",
+				[]string{"zpool online " + word(pool) + " DISK", "zpool replace " + word(pool) + " OLD NEW"}}}}
 		c.find(f)
 	}
 	if s.errors != "" && s.errors != "No known data errors" {
@@ -93,7 +99,9 @@ func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
 			Code: "scrub-zpool-data", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s has lost data", pool),
 			Measured: []Figure{words("errors", "errors", s.errors)},
 			Why:      "Blocks could not be read back as they were written, and no copy of them was right.",
-			Do:       []Step{{"see which files it is, and take them from a backup", []string{"zpool status -v " + word(pool)}}, {"then look at everything, and forget the errors that are gone", []string{"zpool scrub -w " + word(pool), "zpool clear " + word(pool)}}},
+			Do: []Step{{"see which files it is, and take them from a backup", []string{"zpool status -v " + word(pool)}},
+				{"then look at everything, and forget the errors that are gone",
+					[]string{"zpool scrub -w " + word(pool), "zpool clear " + word(pool)}}},
 		})
 	}
 	for _, v := range s.vdevs {
@@ -101,10 +109,14 @@ func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
 			continue
 		}
 		c.find(Finding{
-			Code: "scrub-zpool-errors", Severity: Warning, Subject: v.name, Title: fmt.Sprintf("%s of zpool %s has had errors", v.name, pool),
-			Measured: []Figure{figure("read", "reads that failed", Count, v.errors[0]), figure("write", "writes that failed", Count, v.errors[1]), figure("checksum", "blocks that were not what was written", Count, v.errors[2])},
-			Why:      "ZFS has put right what it could. A disk that begins like this, or its cable, often goes on.",
-			Do:       []Step{{"look at the disk and at its cable", []string{"smartctl -a " + v.name, "dmesg | grep -i error | tail"}}, look},
+			Code: "scrub-zpool-errors", Severity: Warning, Subject: v.name, Title: fmt.Sprintf("%s of zpool %s has had errors",
+				v.name, pool),
+			Measured: []Figure{figure("read", "reads that failed", Count, v.errors[0]),
+				figure("write", "writes that failed", Count, v.errors[1]), figure("checksum",
+					"blocks that were not what was written", Count, v.errors[2])},
+			Why: "ZFS has put right what it could. A disk that begins like this, or its cable, often goes on.",
+			Do: []Step{{"look at the disk and at its cable",
+				[]string{"smartctl -a " + v.name, "dmesg | grep -i error | tail"}}, look},
 		})
 	}
 	created, err := creation(ctx, pool)
@@ -144,7 +156,8 @@ func parseScan(s string) scan {
 		return out
 	}
 	date := ""
-	for _, k := range []struct{ word, how string }{{" in progress since ", "running"}, {" paused since ", "paused"}, {" canceled on ", "canceled"}, {" errors on ", "done"}} {
+	for _, k := range []struct{ word, how string }{{" in progress since ", "running"}, {" paused since ", "paused"},
+		{" canceled on ", "canceled"}, {" errors on ", "done"}} {
 		if _, after, ok := strings.Cut(s, k.word); ok {
 			out.how, date = k.how, after
 			break
@@ -168,8 +181,9 @@ func (c *Checked) scanned(subject, name string, s scan, created time.Time, start
 		c.find(Finding{
 			Code: "scrub-running", Severity: Note, Subject: subject, Title: fmt.Sprintf("a %s of %s is %s", s.what, name, s.how),
 			Measured: []Figure{since},
-			Why:      "It reads everything: syncs and reads are slower until it ends, and what is measured now is not what the pool can do. A resilver must end before the pool is redundant again.",
-			Do:       []Step{{"watch it", []string{look}}},
+			Why: "It reads everything: syncs and reads are slower until it ends, and what is measured now is not what " +
+				"the pool can do. A resilver must end before the pool is redundant again.",
+			Do: []Step{{"watch it", []string{look}}},
 		})
 		return
 	}
@@ -189,16 +203,19 @@ func (c *Checked) scanned(subject, name string, s scan, created time.Time, start
 		title = fmt.Sprintf("%s, made %d days ago, was never scrubbed to the end", name, days)
 	}
 	c.find(Finding{
-		Code: "scrub-overdue", Severity: Note, Subject: subject, Title: title, Measured: []Figure{figure("days", "days since", Count, days)},
-		Why: "Blocks that nobody reads can rot unseen. A scrub finds them while there is a good copy; later there may be none.",
-		Do:  []Step{{"scrub it when there is little to do, and then each month", []string{start}}},
+		Code: "scrub-overdue", Severity: Note, Subject: subject, Title: title, Measured: []Figure{figure("days", "days since",
+			Count, days)},
+		Why: "Blocks that nobody reads can rot unseen. A scrub finds them while there is a good copy; later there may be " +
+			"none.",
+		Do: []Step{{"scrub it when there is little to do, and then each month", []string{start}}},
 	})
 }
 
 // btrfsErrors are the counters of a device, in the words of the kernel.
 var btrfsErrors = []struct{ name, label string }{
 	{"write_errs", "writes that failed"}, {"read_errs", "reads that failed"}, {"flush_errs", "flushes that failed"},
-	{"corruption_errs", "blocks that were not what was written"}, {"generation_errs", "blocks of an older time than they should be"},
+	{"corruption_errs", "blocks that were not what was written"}, {"generation_errs",
+		"blocks of an older time than they should be"},
 }
 
 // btrfsHealth is about one btrfs. The error says why it is not known whether it is
@@ -236,9 +253,12 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 			c.find(Finding{
 				Code: "scrub-btrfs-errors", Severity: Warning, Subject: b.subject(),
 				Title: fmt.Sprintf("device %s of the btrfs at %s has had errors", id, b.subject()), Measured: bad,
-				Why: "The numbers count since the filesystem was made or they were reset. With one copy of the data, what was damaged is lost; with two, a scrub puts it right.",
-				Do: []Step{{"see which device it is, and which files", []string{"btrfs device stats " + at, "dmesg | grep -i 'BTRFS.*\\(csum\\|error\\)' | tail"}},
-					{"read everything and repair what has another copy; then set the numbers back, to see new ones", []string{"btrfs scrub start -B " + at, "btrfs device stats --reset " + at}}},
+				Why: "The numbers count since the filesystem was made or they were reset. With one copy of the data, what was " +
+					"damaged is lost; with two, a scrub puts it right.",
+				Do: []Step{{"see which device it is, and which files",
+					[]string{"btrfs device stats " + at, "dmesg | grep -i 'BTRFS.*\\(csum\\|error\\)' | tail"}},
+					{"read everything and repair what has another copy; then set the numbers back, to see new ones",
+						[]string{"btrfs scrub start -B " + at, "btrfs device stats --reset " + at}}},
 			})
 		}
 		if b.point == "" {
@@ -256,18 +276,24 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 	}
 	if missing > 0 {
 		c.find(Finding{
-			Code: "scrub-btrfs-missing", Severity: Warning, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s lacks %s", b.subject(), counted(missing, "device")),
+			Code: "scrub-btrfs-missing", Severity: Warning, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s lacks %s",
+				b.subject(), counted(missing, "device")),
 			Measured: []Figure{figure("missing", "devices missing", Count, int64(missing))},
-			Why:      "It is mounted degraded: the next device that fails loses data, and what is written now may have one copy only.",
-			Do:       []Step{{"put another in its place, then make copies of what has one", []string{"btrfs device usage " + at, "btrfs replace start ID NEWDISK " + at, "btrfs balance start -dconvert=raid1,soft -mconvert=raid1,soft " + at}}},
+			Why: "It is mounted degraded: the next device that fails loses data, and what is written now may have one " +
+				"copy only.",
+			Do: []Step{{"put another in its place, then make copies of what has one",
+				[]string{"btrfs device usage " + at, "btrfs replace start ID NEWDISK " + at,
+					"btrfs balance start -dconvert=raid1,soft -mconvert=raid1,soft " + at}}},
 		})
 	}
 	if op := sysText(b.dir, "exclusive_operation"); op != "" && op != "none" {
 		c.find(Finding{
-			Code: "scrub-btrfs-operation", Severity: Note, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s is busy with: %s", b.subject(), op),
+			Code: "scrub-btrfs-operation", Severity: Note, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s is busy "+
+				"with: %s", b.subject(), op),
 			Measured: []Figure{words("operation", "operation", op)},
 			Why:      "It moves data: syncs and reads are slower until it ends, and commits take longer.",
-			Do:       []Step{{"watch it; a balance can wait", []string{"btrfs balance status " + at, "btrfs balance pause " + at}}},
+			Do: []Step{{"watch it; a balance can wait",
+				[]string{"btrfs balance status " + at, "btrfs balance pause " + at}}},
 		})
 	}
 	s := scan{what: "scrub"}
@@ -359,7 +385,8 @@ func (c *Checked) raidHealth(device string, r raid) {
 	look := Step{"look at it", []string{"mdadm --detail " + device, "cat /proc/mdstat"}}
 	if r.degraded > 0 {
 		c.find(Finding{
-			Code: "scrub-md-degraded", Severity: Warning, Subject: device, Title: fmt.Sprintf("the array %s lacks %s", device, counted(int(r.degraded), "disk")),
+			Code: "scrub-md-degraded", Severity: Warning, Subject: device, Title: fmt.Sprintf("the array %s lacks %s", device,
+				counted(int(r.degraded), "disk")),
 			Measured: []Figure{words("level", "level", r.level), figure("degraded", "disks missing", Count, r.degraded)},
 			Why:      "The next disk that fails loses data.",
 			Do:       []Step{look, {"put a disk in its place", []string{"mdadm --manage " + device + " --add DISK"}}},
@@ -367,17 +394,21 @@ func (c *Checked) raidHealth(device string, r raid) {
 	}
 	if r.action != "" && r.action != "idle" && r.action != "frozen" {
 		c.find(Finding{
-			Code: "scrub-running", Severity: Note, Subject: device, Title: fmt.Sprintf("the array %s is busy with: %s", device, r.action), Measured: []Figure{words("action", "action", r.action)},
+			Code: "scrub-running", Severity: Note, Subject: device, Title: fmt.Sprintf("the array %s is busy with: %s", device,
+				r.action), Measured: []Figure{words("action", "action", r.action)},
 			Why: "It reads or writes everything: syncs and reads are slower until it ends.", Do: []Step{look},
 		})
 	}
 	// RAID 1 and 10 count what changes in memory while it is written, too.
 	if r.mismatches > 0 && r.level != "raid1" && r.level != "raid10" {
 		c.find(Finding{
-			Code: "scrub-md-mismatch", Severity: Warning, Subject: device, Title: fmt.Sprintf("the last check of the array %s found parity that does not fit its data", device),
+			Code: "scrub-md-mismatch", Severity: Warning, Subject: device, Title: fmt.Sprintf("the last check of the array "+
+				"%s found parity that does not fit its data", device),
 			Measured: []Figure{words("level", "level", r.level), figure("mismatches", "sectors", Count, r.mismatches)},
-			Why:      "Something wrote only a part of a stripe, or a disk returns what was not written. md cannot know which is right.",
-			Do:       []Step{look, {"check the files, then write parity anew", []string{"echo repair > /sys/block/" + filepath.Base(device) + "/md/sync_action"}}},
+			Why: "Something wrote only a part of a stripe, or a disk returns what was not written. md cannot know which " +
+				"is right.",
+			Do: []Step{look, {"check the files, then write parity anew",
+				[]string{"echo repair > /sys/block/" + filepath.Base(device) + "/md/sync_action"}}},
 		})
 	}
 }
@@ -394,10 +425,12 @@ func (c *Checked) ext4Errors(m mounted) {
 		return
 	}
 	f := Finding{
-		Code: "scrub-ext4-errors", Severity: Warning, Subject: m.Point, Title: fmt.Sprintf("the ext4 at %s has noticed errors in itself", m.Point),
+		Code: "scrub-ext4-errors", Severity: Warning, Subject: m.Point, Title: fmt.Sprintf("the ext4 at %s has noticed "+
+			"errors in itself", m.Point),
 		Measured: []Figure{figure("errors", "errors", Count, n)},
 		Why:      "It goes on as it was told to (errors=), on damaged structures. The number is kept until e2fsck has looked.",
-		Do:       []Step{{"look what it was, then check it, unmounted", []string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
+		Do: []Step{{"look what it was, then check it, unmounted",
+			[]string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
 	}
 	if t, ok := sysNumber(dir, "last_error_time"); ok && t > 0 {
 		f.Measured = append(f.Measured, words("last", "the last at", time.Unix(t, 0).Format(time.DateTime)))

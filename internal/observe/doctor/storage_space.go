@@ -58,7 +58,8 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Checked) error {
 			return err
 		}
 		// Of ZFS the pool is looked at; a tmpfs of a few pages is somebody's marker.
-		if !onDevices[m.FSType] && m.FSType != "tmpfs" || strings.HasPrefix(m.Options, "ro") || strings.HasPrefix(m.Super, "ro") {
+		if !onDevices[m.FSType] && m.FSType != "tmpfs" || strings.HasPrefix(m.Options, "ro") ||
+			strings.HasPrefix(m.Super, "ro") {
 			continue
 		}
 		sf, ok := m.onTop()
@@ -78,12 +79,14 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Checked) error {
 	if err := c.overcommit(ctx, q); err != nil {
 		return err
 	}
-	c.Measured = append(c.Measured, figure("filesystems", "filesystems", Count, int64(looked)), figure("zpools", "zpools", Count, int64(len(pools))))
+	c.Measured = append(c.Measured, figure("filesystems", "filesystems", Count, int64(looked)),
+		figure("zpools", "zpools", Count, int64(len(pools))))
 	zfsText := ""
 	if len(pools) > 0 {
 		zfsText = counted(len(pools), "zpool")
 	}
-	c.Summary = sentence(counted(looked, "filesystem"), zfsText, fmt.Sprintf("full means %d %% or more of what users can have", fullNote), why)
+	c.Summary = sentence(counted(looked, "filesystem"), zfsText,
+		fmt.Sprintf("full means %d %% or more of what users can have", fullNote), why)
 	return nil
 }
 
@@ -105,16 +108,20 @@ func (c *Checked) full(m mounted, sf unix.Statfs_t) {
 	}
 	f := Finding{
 		Code: "space-full", Severity: s, Subject: m.Point,
-		Title:    fmt.Sprintf("the %s at %s is %.0f %% full", m.FSType, m.Point, percent),
-		Measured: []Figure{known("used_percent", "full", Percent, percent, percent), figure("used", "used", Bytes, used), figure("free", "free for users", Bytes, avail)},
-		Why:      "Free space is in smaller and smaller pieces: files are written in more extents, and syncs wait longer for space to be found. At the end writes fail, and what a database has not synced yet is lost.",
-		Do:       []Step{{"look what takes it, deleted files that are still open too", []string{"du -xh --max-depth=2 " + word(m.Point) + " | sort -h | tail", "lsof +L1 " + word(m.Point)}}},
+		Title: fmt.Sprintf("the %s at %s is %.0f %% full", m.FSType, m.Point, percent),
+		Measured: []Figure{known("used_percent", "full", Percent, percent, percent), figure("used", "used", Bytes, used),
+			figure("free", "free for users", Bytes, avail)},
+		Why: "Free space is in smaller and smaller pieces: files are written in more extents, and syncs wait longer " +
+			"for space to be found. At the end writes fail, and what a database has not synced yet is lost.",
+		Do: []Step{{"look what takes it, deleted files that are still open too",
+			[]string{"du -xh --max-depth=2 " + word(m.Point) + " | sort -h | tail", "lsof +L1 " + word(m.Point)}}},
 	}
 	switch m.FSType {
 	case "btrfs":
 		f.Measured[2].Note = "an estimate of the kernel's: it depends on how what comes is stored"
 		f.Why = "btrfs never overwrites in place: it needs free space even to delete. " + f.Why
-		f.Do = append(f.Do, Step{"look at what snapshots hold, and delete some", []string{"btrfs filesystem usage " + word(m.Point), "btrfs subvolume list -s " + word(m.Point)}})
+		f.Do = append(f.Do, Step{"look at what snapshots hold, and delete some",
+			[]string{"btrfs filesystem usage " + word(m.Point), "btrfs subvolume list -s " + word(m.Point)}})
 	case "tmpfs":
 		f.Why = "It is memory. At the end writes fail."
 	}
@@ -134,12 +141,15 @@ func (c *Checked) inodes(m mounted, sf unix.Statfs_t) {
 	f := Finding{
 		Code: "space-inodes", Severity: s, Subject: m.Point,
 		Title: fmt.Sprintf("the %s at %s has used %.0f %% of its inodes", m.FSType, m.Point, percent),
-		Measured: []Figure{known("inodes_percent", "inodes in use", Percent, percent, percent), figure("inodes", "inodes", Count, int64(sf.Files)),
+		Measured: []Figure{known("inodes_percent", "inodes in use", Percent, percent, percent),
+			figure("inodes", "inodes", Count, int64(sf.Files)),
 			figure("inodes_free", "free", Count, int64(sf.Ffree))},
-		Why: "When none is left no file can be made, however much space is free. Their number was fixed when the filesystem was made.",
+		Why: "When none is left no file can be made, however much space is free. Their number was fixed when the " +
+			"filesystem was made.",
 		Do: []Step{
 			{"look where the many files are", []string{"du -x --inodes --max-depth=2 " + word(m.Point) + " | sort -n | tail"}},
-			{Text: "give them a filesystem of their own that has more (mkfs.ext4 -i BYTES-PER-INODE) or makes them as needed (XFS, btrfs, ZFS)"},
+			{Text: "give them a filesystem of their own that has more (mkfs.ext4 -i BYTES-PER-INODE) or makes them as needed " +
+				"(XFS, btrfs, ZFS)"},
 		},
 	}
 	if m.FSType == "tmpfs" {
@@ -162,14 +172,19 @@ func (c *Checked) zpoolSpace(ctx context.Context) error {
 			n[i], _ = strconv.ParseInt(strings.TrimSuffix(r[i], "%"), 10, 64) // "-": not known
 		}
 		name, free, capacity, frag := r[0], n[3], float64(n[4]), float64(n[5])
-		measured := []Figure{known("used_percent", "full", Percent, capacity, capacity), figure("used", "used", Bytes, n[2]), figure("free", "free", Bytes, free).noted("parity and what ZFS keeps to itself included"),
+		measured := []Figure{known("used_percent", "full", Percent, capacity, capacity), figure("used", "used", Bytes, n[2]),
+			figure("free", "free", Bytes, free).noted("parity and what ZFS keeps to itself included"),
 			known("fragmentation", "fragmentation of the free space", Percent, frag, frag)}
 		if s := fullness(capacity); s != "" {
 			c.find(Finding{
-				Code: "space-zpool", Severity: s, Subject: name, Title: fmt.Sprintf("zpool %s is %.0f %% full", name, capacity), Measured: measured,
-				Why: "ZFS never overwrites in place. The fuller a pool, the longer each write looks for space and the smaller the pieces: syncs and transaction groups slow down long before the end, " +
+				Code: "space-zpool", Severity: s, Subject: name, Title: fmt.Sprintf("zpool %s is %.0f %% full", name,
+					capacity), Measured: measured,
+				Why: "ZFS never overwrites in place. The fuller a pool, the longer each write looks for space and the smaller " +
+					"the pieces: syncs and transaction groups slow down long before the end, " +
 					"and files that were written then stay in pieces.",
-				Do: []Step{{"look what takes it: snapshots, and what Pando keeps", []string{"zfs list -r -o space " + word(name), "zfs list -t snapshot -s used -r " + word(name), "pando gc --explain"}},
+				Do: []Step{{"look what takes it: snapshots, and what Pando keeps",
+					[]string{"zfs list -r -o space " + word(name), "zfs list -t snapshot -s used -r " + word(name),
+						"pando gc --explain"}},
 					{"or give it disks", []string{"zpool add " + word(name) + " DISK"}}},
 			})
 		}
@@ -183,10 +198,13 @@ func (c *Checked) zpoolSpace(ctx context.Context) error {
 			continue
 		}
 		c.find(Finding{
-			Code: "space-zpool-fragmented", Severity: s, Subject: name, Title: fmt.Sprintf("the free space of zpool %s is in small pieces (%.0f %%)", name, frag),
+			Code: "space-zpool-fragmented", Severity: s, Subject: name, Title: fmt.Sprintf("the free space of zpool %s is in "+
+				"small pieces (%.0f %%)", name, frag),
 			Measured: append(measured, known("limit", "from where on ZFS avoids a metaslab", Percent, limit, limit)),
-			Why:      "What is written is put where there is room: in small pieces, each an operation of its own, and parts of large blocks as gang blocks.",
-			Do:       []Step{{Text: "free space: what is freed in one piece is one piece. What is left stays as it is until it is written anew, by zfs send to another pool"}},
+			Why: "What is written is put where there is room: in small pieces, each an operation of its own, and parts " +
+				"of large blocks as gang blocks.",
+			Do: []Step{{Text: "free space: what is freed in one piece is one piece. What is left stays as it is until " +
+				"it is written anew, by zfs send to another pool"}},
 		})
 	}
 	return nil
@@ -215,7 +233,8 @@ func (c *Checked) overcommit(ctx context.Context, q *HostRequest) error {
 		}
 		var st unix.Stat_t
 		var sf unix.Statfs_t
-		if unix.Stat(d.Backing, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || unix.Statfs(d.Backing, &sf) != nil || seen[[2]uint64{st.Dev, st.Ino}] {
+		if unix.Stat(d.Backing, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || unix.Statfs(d.Backing, &sf) != nil ||
+			seen[[2]uint64{st.Dev, st.Ino}] {
 			continue
 		}
 		seen[[2]uint64{st.Dev, st.Ino}] = true
@@ -235,9 +254,11 @@ func (c *Checked) overcommit(ctx context.Context, q *HostRequest) error {
 		c.find(Finding{
 			Code: "space-pool-file", Severity: Warning, Subject: pool,
 			Title: "the file of Pando's pool may grow to more than there is room for",
-			Measured: []Figure{figure("size", "its size", Bytes, st.Size), figure("allocated", "it takes now", Bytes, st.Blocks*512), figure("missing", "it may still take", Bytes, missing),
+			Measured: []Figure{figure("size", "its size", Bytes, st.Size),
+				figure("allocated", "it takes now", Bytes, st.Blocks*512), figure("missing", "it may still take", Bytes, missing),
 				figure("free", "free where it lies", Bytes, avail)},
-			Why: "The pool believes that it has the space. When the filesystem below is full, writes in the pool fail with I/O errors, in every volume at once, and its filesystem may go read-only.",
+			Why: "The pool believes that it has the space. When the filesystem below is full, writes in the pool fail with " +
+				"I/O errors, in every volume at once, and its filesystem may go read-only.",
 			Do: []Step{
 				{"free space where the file lies, or move it to a larger filesystem", []string{"df -h " + word(pool)}},
 				{"let the pool give back what it does not use", []string{"fstrim " + word(q.Pool.Data)}},
@@ -251,11 +272,15 @@ func (c *Checked) overcommit(ctx context.Context, q *HostRequest) error {
 		slices.Sort(t.files)
 		c.find(Finding{
 			Code: "space-thin", Severity: Note, Subject: t.files[0],
-			Title: fmt.Sprintf("%s behind loop devices may grow to more than there is room for (%s%s)", counted(len(t.files), "file"), t.files[0], map[bool]string{true: ", ..."}[len(t.files) > 1]),
-			Measured: []Figure{figure("files", "files on one filesystem", Count, int64(len(t.files))), figure("missing", "they may still take", Bytes, t.missing).noted("at least: what they share with others is written anew, too"),
+			Title: fmt.Sprintf("%s behind loop devices may grow to more than there is room for (%s%s)",
+				counted(len(t.files), "file"), t.files[0], map[bool]string{true: ", ..."}[len(t.files) > 1]),
+			Measured: []Figure{figure("files", "files on one filesystem", Count, int64(len(t.files))),
+				figure("missing", "they may still take", Bytes,
+					t.missing).noted("at least: what they share with others is written anew, too"),
 				figure("free", "free where they lie", Bytes, t.avail)},
-			Why: "So it is meant with thin volumes and clones, as long as somebody watches the space: when it ends, writes fail in all of them at once.",
-			Do:  []Step{{"watch the space there", []string{"df -h " + word(t.files[0])}}},
+			Why: "So it is meant with thin volumes and clones, as long as somebody watches the space: when it ends, writes " +
+				"fail in all of them at once.",
+			Do: []Step{{"watch the space there", []string{"df -h " + word(t.files[0])}}},
 		})
 	}
 	return ctx.Err()

@@ -41,7 +41,8 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
 			note += ": run this as root"
 		}
 	}
-	c.Summary = sentence(fmt.Sprintf("%s, %s, running programs and what the linker preloads", counted(len(all), "mounted filesystem"), counted(len(pools), "zpool")), note, why)
+	c.Summary = sentence(fmt.Sprintf("%s, %s, running programs and what the linker preloads",
+		counted(len(all), "mounted filesystem"), counted(len(pools), "zpool")), note, why)
 	return nil
 }
 
@@ -56,17 +57,22 @@ func (c *Checked) barrier(m mounted) {
 	}
 	f := Finding{
 		Code: "sync-nobarrier", Severity: Critical, Subject: m.Point,
-		Title:    fmt.Sprintf("%s at %s does not flush its disk's cache: what was synced can be lost with the power", m.FSType, m.where()),
+		Title: fmt.Sprintf("%s at %s does not flush its disk's cache: what was synced can be lost with the power",
+			m.FSType, m.where()),
 		Measured: []Figure{words("option", "mount option", option), words("source", "on", m.Source)},
-		Why: "fsync() returns before the disk has the data. When the power fails, so may the journal: not only the last writes are lost, " +
+		Why: "fsync() returns before the disk has the data. When the power fails, so may the journal: not only the last " +
+			"writes are lost, " +
 			"the filesystem itself can be damaged. And benchmarks of syncs measure the cache.",
-		Do: []Step{{"let it flush again, and take the option out of /etc/fstab or of what mounts it", []string{m.command("mount -o remount,barrier %s", word(m.Point))}}},
+		Do: []Step{{"let it flush again, and take the option out of /etc/fstab or of what mounts it",
+			[]string{m.command("mount -o remount,barrier %s", word(m.Point))}}},
 	}
 	if d, err := blockdev.Lookup(m.Dev); err == nil && !d.VolatileCache {
 		f.Severity = Warning
-		f.Title = fmt.Sprintf("%s at %s does not flush its disk's cache; the kernel says that the disk has none that is volatile", m.FSType, m.where())
+		f.Title = fmt.Sprintf("%s at %s does not flush its disk's cache; the kernel says that the disk has none that is "+
+			"volatile", m.FSType, m.where())
 		f.Measured = append(f.Measured, words("write_cache", "write cache of "+d.Name, "write through"))
-		f.Why = "While the disk keeps what it has been given, the option gains nothing. When the filesystem is moved to another disk, it loses data."
+		f.Why = "While the disk keeps what it has been given, the option gains nothing. When the filesystem is moved to " +
+			"another disk, it loses data."
 	}
 	c.find(f)
 }
@@ -80,8 +86,10 @@ func (c *Checked) volatileOverlay(m mounted) {
 		Code: "sync-overlay-volatile", Severity: Warning, Subject: m.Point,
 		Title:    fmt.Sprintf("the overlay at %s is volatile: syncs in it do nothing", m.where()),
 		Measured: []Figure{words("option", "mount option", "volatile")},
-		Why:      "It is meant for what is thrown away after a crash, such as the build of a container's image: the kernel does not mount it again after one. A database must not be in it.",
-		Do:       []Step{{Text: "if its files must survive a crash, have it mounted without the option volatile; else leave it"}},
+		Why: "It is meant for what is thrown away after a crash, such as the build of a container's image: the " +
+			"kernel does not mount it again after one. A database must not be in it.",
+		Do: []Step{{Text: "if its files must survive a crash, have it mounted without the option volatile; else " +
+			"leave it"}},
 	})
 }
 
@@ -102,8 +110,9 @@ func (c *Checked) preload() {
 				Code: "sync-preload", Severity: Critical, Subject: lib,
 				Title:    fmt.Sprintf("%s puts %s into every program: no sync of any of them is done", path, lib),
 				Measured: []Figure{words("library", "library", lib)},
-				Why:      "It replaces fsync() and its like by functions that do nothing. Whatever any program on this host has synced since can be lost with the power.",
-				Do:       []Step{{Text: "take the line out of " + path + ", and restart all services"}},
+				Why: "It replaces fsync() and its like by functions that do nothing. Whatever any program on this host has " +
+					"synced since can be lost with the power.",
+				Do: []Step{{Text: "take the line out of " + path + ", and restart all services"}},
 			})
 		}
 	}
@@ -134,8 +143,10 @@ func (c *Checked) liars(ctx context.Context) error {
 				Code: "sync-preloaded", Severity: Critical, Subject: fmt.Sprint(pid),
 				Title:    fmt.Sprintf("process %d (%s) runs with %s: its syncs do nothing", pid, name, filepath.Base(lib)),
 				Measured: []Figure{words("library", "library", lib), words("program", "program", name)},
-				Why:      "Fine for what is thrown away, such as a test or the build of an image. What anything else has synced can be lost with the power.",
-				Do:       []Step{{Text: "if its data matters, start it again without LD_PRELOAD and without eatmydata before its command"}},
+				Why: "Fine for what is thrown away, such as a test or the build of an image. What anything else has synced " +
+					"can be lost with the power.",
+				Do: []Step{{Text: "if its data matters, start it again without LD_PRELOAD and without eatmydata before " +
+					"its command"}},
 			})
 		}
 		if how := unsafeCache(strings.Split(string(args), "\x00")); how != "" {
@@ -144,7 +155,8 @@ func (c *Checked) liars(ctx context.Context) error {
 				Title:    fmt.Sprintf("the virtual machine of process %d (%s) drops the flushes of its guest", pid, name),
 				Measured: []Figure{words("option", "option", how)},
 				Why:      "What its guest has synced is only in the memory of this host. Fine for what is thrown away.",
-				Do:       []Step{{Text: "if its data matters, give the disk cache=none or cache=writeback instead, and start it again"}},
+				Do: []Step{{Text: "if its data matters, give the disk cache=none or cache=writeback instead, and start it " +
+					"again"}},
 			})
 		}
 	})
@@ -193,12 +205,16 @@ func (c *Checked) syncDisabled(ctx context.Context) error {
 	for _, s := range disabledSyncs(rows) {
 		c.find(Finding{
 			Code: "sync-zfs-disabled", Severity: Critical, Subject: s.dataset,
-			Title:    fmt.Sprintf("sync=disabled is set on %s: what was synced in the last seconds is lost with the power", s.dataset),
-			Measured: []Figure{figure("datasets", "datasets that it holds for, with this one", Count, int64(s.datasets)), words("source", "set by", s.source)},
-			Why: "fsync() returns at once; the data goes to the disks with the next transaction group, 5 seconds later by default. The pool itself stays whole, " +
+			Title: fmt.Sprintf("sync=disabled is set on %s: what was synced in the last seconds is lost with the power",
+				s.dataset),
+			Measured: []Figure{figure("datasets", "datasets that it holds for, with this one", Count, int64(s.datasets)),
+				words("source", "set by", s.source)},
+			Why: "fsync() returns at once; the data goes to the disks with the next transaction group, 5 seconds later by " +
+				"default. The pool itself stays whole, " +
 				"but databases lose transactions that they have confirmed. And benchmarks of syncs measure memory.",
 			Do: []Step{
-				{"let it sync again; if that is too slow, a log device is the remedy, not this", []string{"zfs inherit sync " + word(s.dataset)}},
+				{"let it sync again; if that is too slow, a log device is the remedy, not this",
+					[]string{"zfs inherit sync " + word(s.dataset)}},
 				{"look what it is now: a parent may have it, too", []string{"zfs get -r sync " + word(s.dataset)}},
 			},
 		})
@@ -254,8 +270,10 @@ func (c *Checked) noCacheFlush() {
 			Code: "sync-zfs-nocacheflush", Severity: Critical, Subject: p.name,
 			Title:    fmt.Sprintf("the ZFS parameter %s is %s: ZFS %s", p.name, value, p.what),
 			Measured: []Figure{words("parameter", p.name, value)},
-			Why:      "This is safe only if every disk of every pool keeps its cache without power. It holds for all pools of this host.",
-			Do:       []Step{{"turn it off, and take it out of /etc/modprobe.d", []string{"echo 0 > " + path, "grep -r " + p.name + " /etc/modprobe.d"}}},
+			Why: "This is safe only if every disk of every pool keeps its cache without power. It holds for all pools " +
+				"of this host.",
+			Do: []Step{{"turn it off, and take it out of /etc/modprobe.d",
+				[]string{"echo 0 > " + path, "grep -r " + p.name + " /etc/modprobe.d"}}},
 		})
 	}
 }

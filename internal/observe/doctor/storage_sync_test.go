@@ -56,9 +56,11 @@ func TestNoBarrierElsewhere(t *testing.T) {
 	}
 	d := attach(t, image, 16<<20, loopdev.Options{})
 	tool(t, "mkfs.ext4", "-q", d.Path())
-	pid := child(t, exec.Command("unshare", "-m", "sh", "-c", "mount -o barrier=0 "+d.Path()+" "+point+" && echo ready && read end"), true)
+	pid := child(t, exec.Command("unshare", "-m", "sh", "-c",
+		"mount -o barrier=0 "+d.Path()+" "+point+" && echo ready && read end"), true)
 	f := only(t, examine(t, "sync-honoured", nil), point, "sync-nobarrier", Critical)
-	if want := fmt.Sprintf("as process %d sees it", pid); !strings.Contains(f.Title, want) && !strings.Contains(f.Title, "as process") {
+	if want := fmt.Sprintf("as process %d sees it", pid); !strings.Contains(f.Title, want) &&
+		!strings.Contains(f.Title, "as process") {
 		t.Errorf("%q does not say %q", f.Title, want)
 	}
 	sh(t, f.Do[0].Commands[0])
@@ -76,7 +78,8 @@ func TestVolatileOverlay(t *testing.T) {
 			}
 		}
 		merged := filepath.Join(dir, "merged")
-		tool(t, "mount", "-t", "overlay", "-o", fmt.Sprintf("%slowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", options, dir, dir, dir), "overlay", merged)
+		tool(t, "mount", "-t", "overlay", "-o", fmt.Sprintf("%slowerdir=%s/lower,upperdir=%s/upper,workdir=%s/work", options,
+			dir, dir, dir), "overlay", merged)
 		t.Cleanup(func() { sh(t, "umount "+merged) })
 		if c := examine(t, "sync-honoured", nil); options == "" {
 			nothing(t, c, merged)
@@ -94,7 +97,8 @@ func TestPreload(t *testing.T) {
 	}
 	needRoot(t)
 	const lib = "/usr/lib/libeatmydata.so.1"
-	for content, want := range map[string]string{"# a comment\n/usr/lib/libother.so " + lib + "\n": lib, "/usr/lib/libother.so # " + lib + "\n": ""} {
+	for content, want := range map[string]string{"# a comment\n/usr/lib/libother.so " + lib + "\n": lib,
+		"/usr/lib/libother.so # " + lib + "\n": ""} {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "ld.so.preload"), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
@@ -103,7 +107,8 @@ func TestPreload(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		cmd := exec.Command("unshare", "-m", "sh", "-c", `mount -t overlay -o lowerdir="$1":/etc overlay /etc && exec "$2" -test.run='^TestPreload$'`, "sh", dir, self)
+		cmd := exec.Command("unshare", "-m", "sh", "-c",
+			`mount -t overlay -o lowerdir="$1":/etc overlay /etc && exec "$2" -test.run='^TestPreload$'`, "sh", dir, self)
 		cmd.Env = append(os.Environ(), "PANDO_TEST_PRELOAD=1")
 		out, err := cmd.Output()
 		if err != nil {
@@ -164,7 +169,8 @@ func TestPreloaded(t *testing.T) {
 
 func TestUnsafeVirtualMachine(t *testing.T) {
 	vm := func(disk string) string {
-		return fmt.Sprint(child(t, &exec.Cmd{Path: "/bin/sh", Args: []string{"qemu-system-x86_64", "-c", "echo ready; read end", "-drive", disk}}, true))
+		return fmt.Sprint(child(t, &exec.Cmd{Path: "/bin/sh",
+			Args: []string{"qemu-system-x86_64", "-c", "echo ready; read end", "-drive", disk}}, true))
 	}
 	old, json, safe := vm("file=disk.img,cache=unsafe"), vm(`{"driver": "qcow2", "cache": {"direct": false, "no-flush": true}}`), vm("file=disk.img,cache=none")
 	c := examine(t, "sync-honoured", nil)
@@ -252,11 +258,13 @@ func TestOverridden(t *testing.T) {
 		d  blockdev.Device
 		is bool
 	}{
-		"nvme, overridden":   {blockdev.Device{Name: "nvme9n1", Kind: blockdev.Disk, Transport: "nvme", FUA: true}, true},
-		"nvme, flushed":      {blockdev.Device{Name: "nvme9n1", Kind: blockdev.Disk, Transport: "nvme", FUA: true, VolatileCache: true}, false},
-		"nvme, no cache":     {blockdev.Device{Name: "nvme9n1", Kind: blockdev.Disk, Transport: "nvme"}, false},
-		"read-only loop":     {blockdev.Device{Name: "loop999", Kind: blockdev.Loop, Backing: "/x", ReadOnly: true}, false},
-		"loop that flushes":  {blockdev.Device{Name: "loop999", Kind: blockdev.Loop, Backing: "/x", VolatileCache: true}, false},
+		"nvme, overridden": {blockdev.Device{Name: "nvme9n1", Kind: blockdev.Disk, Transport: "nvme", FUA: true}, true},
+		"nvme, flushed": {blockdev.Device{Name: "nvme9n1", Kind: blockdev.Disk, Transport: "nvme", FUA: true,
+			VolatileCache: true}, false},
+		"nvme, no cache": {blockdev.Device{Name: "nvme9n1", Kind: blockdev.Disk, Transport: "nvme"}, false},
+		"read-only loop": {blockdev.Device{Name: "loop999", Kind: blockdev.Loop, Backing: "/x", ReadOnly: true}, false},
+		"loop that flushes": {blockdev.Device{Name: "loop999", Kind: blockdev.Loop, Backing: "/x", VolatileCache: true},
+			false},
 		"loop that does not": {blockdev.Device{Name: "loop999", Kind: blockdev.Loop, Backing: "/x"}, true},
 	} {
 		var r Checked
@@ -265,7 +273,8 @@ func TestOverridden(t *testing.T) {
 			t.Errorf("%s: %s", what, asJSON(r.Findings))
 		}
 	}
-	if got := cacheCommands(blockdev.Device{Name: "nvme10n1", Transport: "nvme"})[0]; got != "nvme id-ctrl /dev/nvme10 | grep -w vwc" {
+	if got := cacheCommands(blockdev.Device{Name: "nvme10n1",
+		Transport: "nvme"})[0]; got != "nvme id-ctrl /dev/nvme10 | grep -w vwc" {
 		t.Error(got)
 	}
 }
@@ -318,13 +327,15 @@ func TestAlignmentOfFilesystems(t *testing.T) {
 		}
 		below, err := blockdev.Lookup(st.Dev)
 		if err != nil || below.PhysicalBytes != 4096 || below.LogicalBytes != 512 || direct && !d.DirectIO {
-			t.Skipf("does not apply: %s is not on a disk with blocks of 4096 bytes that takes 512, or that without direct I/O", dir)
+			t.Skipf("does not apply: %s is not on a disk with blocks of 4096 bytes that takes 512, or that without direct I/O",
+				dir)
 		}
 		return mkfs(t, fstype, d.Path(), append(args, "-q")...)
 	}
 	sector := mk("xfs", true, "-s", "size=512")
 	small := mk("ext4", true, "-b", "1024")
-	good := []string{mk("xfs", true, "-s", "size=4096"), mk("ext4", true, "-b", "4096"), mk("xfs", false, "-s", "size=512"), mk("ext4", false, "-b", "1024")}
+	good := []string{mk("xfs", true, "-s", "size=4096"), mk("ext4", true, "-b", "4096"),
+		mk("xfs", false, "-s", "size=512"), mk("ext4", false, "-b", "1024")}
 	c := examine(t, "alignment", nil)
 	only(t, c, sector, "alignment-xfs-sector", Note)
 	only(t, c, small, "alignment-filesystem", Warning)

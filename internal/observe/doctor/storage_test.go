@@ -41,7 +41,8 @@ func examine(t *testing.T, check string, pool *PoolFacts) *Checked {
 		t.Errorf("%s says nothing of what it has looked at", check)
 	}
 	for _, f := range c.Findings {
-		if f.Subject == "" || f.Title == "" || f.Why == "" || len(f.Do) == 0 || len(f.Measured) == 0 || strings.HasSuffix(f.Title, ".") {
+		if f.Subject == "" || f.Title == "" || f.Why == "" || len(f.Do) == 0 || len(f.Measured) == 0 ||
+			strings.HasSuffix(f.Title, ".") {
 			t.Errorf("a finding lacks something: %+v", f)
 		}
 	}
@@ -264,7 +265,8 @@ func TestSpace(t *testing.T) {
 		dir := testfs.Btrfs(t, 512<<20)
 		nothing(t, examine(t, "space", nil), dir)
 		fillTo(t, dir, 95)
-		if f := about(examine(t, "space", nil), dir); len(f) != 1 || f[0].Code != "space-full" || rank(f[0].Severity) < rank(Warning) {
+		if f := about(examine(t, "space", nil), dir); len(f) != 1 || f[0].Code != "space-full" ||
+			rank(f[0].Severity) < rank(Warning) {
 			t.Errorf("found %s", asJSON(f))
 		}
 	})
@@ -304,7 +306,8 @@ func TestOvercommit(t *testing.T) {
 	pool := mkfs(t, "ext4", attach(t, file, 128<<20, loopdev.Options{}).Path(), "-q")
 	facts := &PoolFacts{Dir: outer, Data: pool, Loop: true}
 	f := only(t, examine(t, "space", facts), file, "space-pool-file", Warning)
-	if size, left, free := measured(t, f, "size"), measured(t, f, "missing"), measured(t, f, "free"); size.Low != 128<<20 || left.Low <= free.Low || left.Low >= size.Low {
+	if size, left, free := measured(t, f, "size"), measured(t, f, "missing"), measured(t, f,
+		"free"); size.Low != 128<<20 || left.Low <= free.Low || left.Low >= size.Low {
 		t.Errorf("figures that cannot be: %s", asJSON(f))
 	}
 	only(t, examine(t, "space", nil), file, "space-thin", Note) // it is not known to be the pool
@@ -349,7 +352,8 @@ func TestFragmentation(t *testing.T) {
 				fragmented(t, g.Image, n)
 				facts.Goldens = append(facts.Goldens, g)
 			}
-			facts.Goldens = append(facts.Goldens, GoldenFacts{Ref: "none@1"}, GoldenFacts{Ref: "gone@1", Image: filepath.Join(dir, "gone")})
+			facts.Goldens = append(facts.Goldens, GoldenFacts{Ref: "none@1"},
+				GoldenFacts{Ref: "gone@1", Image: filepath.Join(dir, "gone")})
 			c := examine(t, "fragmentation", facts)
 			f := only(t, c, "bad@1", "fragmentation-golden", Warning)
 			if m := measured(t, f, "extents"); m.Low != 12000 {
@@ -394,7 +398,9 @@ func TestDedupProgram(t *testing.T) {
 // What root has made is found without root, but for what is said to be missing.
 func TestStorageWithoutRoot(t *testing.T) {
 	if os.Getenv("PANDO_TEST_NOBODY") != "" { // the child
-		e, err := Examine(t.Context(), HostRequest{Only: []string{"sync-honoured", "write-cache", "alignment", "space", "btrfs-metadata", "btrfs-qgroups", "dedup", "scrub"}})
+		e, err := Examine(t.Context(),
+			HostRequest{Only: []string{"sync-honoured", "write-cache", "alignment", "space", "btrfs-metadata", "btrfs-qgroups",
+				"dedup", "scrub"}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -427,7 +433,8 @@ func TestStorageWithoutRoot(t *testing.T) {
 	if err := testfs.WriteProgram(copied, self); err != nil {
 		t.Fatal(err)
 	}
-	for d := filepath.Dir(copied); d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // the directories of both are this test's own
+	// the directories of both are this test's own
+	for d := filepath.Dir(copied); d != os.TempDir() && d != "/"; d = filepath.Dir(d) {
 		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -441,7 +448,8 @@ func TestStorageWithoutRoot(t *testing.T) {
 		t.Fatalf("the child: %v: %s", err, b)
 	}
 	out := string(b)
-	for _, want := range []string{"FOUND sync-nobarrier " + dir, "FOUND space-full " + dir, "FOUND btrfs-qgroups-many " + btrfs, "run this as root"} {
+	for _, want := range []string{"FOUND sync-nobarrier " + dir, "FOUND space-full " + dir,
+		"FOUND btrfs-qgroups-many " + btrfs, "run this as root"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("without root there is no %q", want)
 		}

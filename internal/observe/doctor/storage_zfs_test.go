@@ -44,12 +44,14 @@ errors: 2 data errors, use '-v' for a list
 
 func TestParsePoolStatus(t *testing.T) {
 	s := parsePoolStatus(poolStatusText, "tank")
-	if s.state != "DEGRADED" || !strings.HasPrefix(s.status, "One or more devices") || !strings.HasSuffix(s.status, "a degraded state.") || !strings.HasPrefix(s.errors, "2 data errors") {
+	if s.state != "DEGRADED" || !strings.HasPrefix(s.status, "One or more devices") ||
+		!strings.HasSuffix(s.status, "a degraded state.") || !strings.HasPrefix(s.errors, "2 data errors") {
 		t.Errorf("%+v", s)
 	}
 	want := []vdev{
 		{name: "mirror-0", top: "mirror-0", state: "DEGRADED"},
-		{name: "/dev/sda1", path: "/dev/sda1", top: "mirror-0", state: "ONLINE", note: "block size: 512B configured, 4096B native"},
+		{name: "/dev/sda1", path: "/dev/sda1", top: "mirror-0", state: "ONLINE",
+			note: "block size: 512B configured, 4096B native"},
 		{name: "/dev/sdb1", path: "/dev/sdb1", top: "mirror-0", state: "OFFLINE", errors: [3]int64{1, 2, 3}},
 		{name: "/var/tmp/file", path: "/var/tmp/file", top: "/var/tmp/file", state: "ONLINE"},
 		{name: "/dev/nvme0n1p1", path: "/dev/nvme0n1p1", top: "/dev/nvme0n1p1", class: "logs", state: "ONLINE"},
@@ -290,7 +292,9 @@ func TestZFSHealth(t *testing.T) {
 	damage(t, both, pattern)
 	tool(t, "zpool", "scrub", "-w", p)
 	found := about(examine(t, "scrub", nil), p)
-	if i := slices.IndexFunc(found, func(f Finding) bool { return f.Code == "scrub-zpool-data" && f.Severity == Critical }); i < 0 {
+	if i := slices.IndexFunc(found, func(f Finding) bool {
+		return f.Code == "scrub-zpool-data" && f.Severity == Critical
+	}); i < 0 {
 		t.Errorf("data is lost, and there is %s", asJSON(found))
 	}
 }

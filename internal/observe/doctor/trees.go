@@ -484,14 +484,16 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 			r.Files++
 			t.c.Files++
 			t.tracker.Add(1, y.Blocks*512)
-			if unix.Fstatat(int(a.Fd()), e.Name, &x, unix.AT_SYMLINK_NOFOLLOW) != nil || x.Mode&unix.S_IFMT != unix.S_IFREG || !sameFile(&x, &y) {
+			if unix.Fstatat(int(a.Fd()), e.Name, &x, unix.AT_SYMLINK_NOFOLLOW) != nil || x.Mode&unix.S_IFMT != unix.S_IFREG ||
+				!sameFile(&x, &y) {
 				continue
 			}
 			r.CopiedFiles++
 			n := min(x.Blocks, y.Blocks) * 512
 			r.CopiedBytes += n
 			path := join(rel, e.Name)
-			found = append(found, match{p.original.place, p.copied.place, join(p.original.path, path), join(p.copied.path, path), y.Size,
+			found = append(found, match{p.original.place, p.copied.place, join(p.original.path, path), join(p.copied.path, path),
+				y.Size,
 				fileID{x.Dev, x.Ino}, fileID{y.Dev, y.Ino}})
 			weights = append(weights, n)
 		}

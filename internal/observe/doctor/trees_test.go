@@ -141,7 +141,8 @@ func TestCopiesOfFilesystems(t *testing.T) {
 	}
 	copyTree(t, a+"/.", b)
 	c := look(t, time.Minute, a, b)
-	if len(c.Trees) != 1 || len(c.Trees[0].Copies) != 1 || c.Trees[0].Copies[0].CopiedFiles != 3 || c.CopiedBytes != 3*64<<10 {
+	if len(c.Trees) != 1 || len(c.Trees[0].Copies) != 1 || c.Trees[0].Copies[0].CopiedFiles != 3 ||
+		c.CopiedBytes != 3*64<<10 {
 		t.Errorf("%+v", c)
 	}
 }
@@ -310,10 +311,14 @@ func TestEqualVolumes(t *testing.T) {
 		volumes  []openVolume
 		fraction float64 // of all that is there, which is a copy
 	}{
-		"two equal":        {[]openVolume{volume("a1", same), volume("a2", same)}, 0.5},
-		"four equal":       {[]openVolume{volume("b1", same), volume("b2", same), volume("b3", same), volume("b4", same)}, 0.75},
-		"a half equal":     {[]openVolume{volume("c1", same), volume("c2", half)}, 0.25},
-		"all differ":       {[]openVolume{volume("d1", same), volume("d2", func(b []byte) { half(b); copy(b, noise(len(b)/2)) })}, 0},
+		"two equal": {[]openVolume{volume("a1", same), volume("a2", same)}, 0.5},
+		"four equal": {[]openVolume{volume("b1", same), volume("b2", same), volume("b3", same), volume("b4", same)},
+			0.75},
+		"a half equal": {[]openVolume{volume("c1", same), volume("c2", half)}, 0.25},
+		"all differ": {[]openVolume{volume("d1", same), volume("d2", func(b []byte) {
+			half(b)
+			copy(b, noise(len(b)/2))
+		})}, 0},
 		"two equal, empty": {[]openVolume{volume("e1", same), volume("e2", same), volume("e3", empty)}, 0.5},
 	} {
 		report := &Copies{}
@@ -330,7 +335,8 @@ func TestEqualVolumes(t *testing.T) {
 	}
 	// Nothing is concluded from little.
 	report := &Copies{}
-	g, err := report.compareGroup(t.Context(), []openVolume{volume("f1", empty), volume("f2", empty)}, block, time.Now().Add(time.Minute))
+	g, err := report.compareGroup(t.Context(), []openVolume{volume("f1", empty), volume("f2", empty)}, block,
+		time.Now().Add(time.Minute))
 	if err != nil || g.Places != 0 || g.Explained != (Range{0, g.PresentBytes}) || len(report.NotLookedAt) == 0 {
 		t.Errorf("empty: %+v, %v", g, err)
 	}

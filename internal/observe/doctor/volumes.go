@@ -75,7 +75,9 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 	return nil
 }
 
-func (c *Copies) compareGroup(ctx context.Context, volumes []openVolume, block int64, deadline time.Time) (VolumeGroup, error) {
+func (c *Copies) compareGroup(
+	ctx context.Context, volumes []openVolume, block int64, deadline time.Time,
+) (VolumeGroup, error) {
 	var g VolumeGroup
 	longest := int64(0)
 	for _, v := range volumes {

@@ -27,15 +27,16 @@ type Facts struct {
 	DDT            *DDT              `json:"ddt"`                   // null: unknown
 	DDTUnknown     string            `json:"ddt_unknown,omitempty"` // why
 	Quota          string            `json:"dedup_table_quota,omitempty"`
-	MemoryBytes    int64             `json:"memory_bytes"`   // of the host; 0: unknown
-	ARCMaxBytes    int64             `json:"arc_max_bytes"`  // 0: unknown
-	Media          Media             `json:"media"`          //
-	Cloning        Cloning           `json:"block_cloning"`  //
-	Copies         *Copies           `json:"copies"`         // null: nothing was saved, so nothing was looked for
-	Features       map[string]string `json:"features"`       // of those that matter here: disabled, enabled or active
-	WrittenBytes   int64             `json:"written_bytes"`  // of all datasets and snapshots, each block as often as it was written
-	UnsharedBytes  Range             `json:"unshared_bytes"` // of WrittenBytes, what has no entry in the DDT; metadata too
-	datasets       []Dataset         // all
+	MemoryBytes    int64             `json:"memory_bytes"`  // of the host; 0: unknown
+	ARCMaxBytes    int64             `json:"arc_max_bytes"` // 0: unknown
+	Media          Media             `json:"media"`         //
+	Cloning        Cloning           `json:"block_cloning"` //
+	Copies         *Copies           `json:"copies"`        // null: nothing was saved, so nothing was looked for
+	Features       map[string]string `json:"features"`      // of those that matter here: disabled, enabled or active
+	// of all datasets and snapshots, each block as often as it was written
+	WrittenBytes  int64     `json:"written_bytes"`
+	UnsharedBytes Range     `json:"unshared_bytes"` // of WrittenBytes, what has no entry in the DDT; metadata too
+	datasets      []Dataset // all
 }
 
 // Dataset is a filesystem or a volume.
@@ -180,7 +181,8 @@ func (f *Facts) readPool(ctx context.Context) error {
 }
 
 // datasetProperties are what readDatasets asks for.
-var datasetProperties = []string{"type", "dedup", "referenced", "logicalreferenced", "usedbydataset", "usedbysnapshots", "origin", "volsize", "volblocksize"}
+var datasetProperties = []string{"type", "dedup", "referenced", "logicalreferenced", "usedbydataset", "usedbysnapshots",
+	"origin", "volsize", "volblocksize"}
 
 func (f *Facts) readDatasets(ctx context.Context) error {
 	rows, err := zfs.ZFS.Rows(ctx, 4, "get", "-Hpr", "-t", "filesystem,volume",

@@ -34,7 +34,8 @@ func tool(t *testing.T, name string, args ...string) string {
 func filesystem(t *testing.T, dir, name string, options ...string) string {
 	t.Helper()
 	point := filepath.Join(dir, filepath.Base(name))
-	args := []string{"create", "-o", "recordsize=16k", "-o", "compression=off", "-o", "atime=on", "-o", "relatime=off", "-o", "mountpoint=" + point}
+	args := []string{"create", "-o", "recordsize=16k", "-o", "compression=off", "-o", "atime=on", "-o", "relatime=off",
+		"-o", "mountpoint=" + point}
 	for _, o := range options {
 		args = append(args, "-o", o)
 	}
@@ -49,7 +50,8 @@ func filesystem(t *testing.T, dir, name string, options ...string) string {
 
 func volume(t *testing.T, name string, content []byte) {
 	t.Helper()
-	tool(t, "zfs", "create", "-s", "-V", strconv.Itoa(len(content)), "-b", "16k", "-o", "compression=off", "-o", "dedup=on", name)
+	tool(t, "zfs", "create", "-s", "-V", strconv.Itoa(len(content)), "-b", "16k", "-o", "compression=off", "-o",
+		"dedup=on", name)
 	f, err := zfs.AwaitDevice(t.Context(), name, time.Minute)
 	if err != nil {
 		t.Fatal(err)
@@ -200,7 +202,8 @@ func TestPoolWithDedup(t *testing.T) {
 	for _, d := range f.Datasets {
 		on = append(on, strings.TrimPrefix(d.Name, pool+"/")+" "+d.Dedup+" "+d.From)
 	}
-	want := []string{"clone on local", "golden on local", "one sha256,verify local", "three sha256,verify local", "two sha256,verify local"}
+	want := []string{"clone on local", "golden on local", "one sha256,verify local", "three sha256,verify local",
+		"two sha256,verify local"}
 	if slices.Sort(on); !slices.Equal(on, want) || f.DatasetsTotal != 7 {
 		t.Errorf("%q of %d", on, f.DatasetsTotal)
 	}
@@ -211,7 +214,8 @@ func TestPoolWithDedup(t *testing.T) {
 		t.Fatal(f.DDTUnknown)
 	}
 	d, size, exact := settled(t, pool)
-	if !holds(d.Blocks, 11*mib/block) || !holds(d.Once().Blocks, 3*mib/block) || !holds(d.Saved(), 24*mib) || !holds(d.Allocated, 11*mib) || !holds(d.Referenced, 35*mib) {
+	if !holds(d.Blocks, 11*mib/block) || !holds(d.Once().Blocks, 3*mib/block) || !holds(d.Saved(), 24*mib) ||
+		!holds(d.Allocated, 11*mib) || !holds(d.Referenced, 35*mib) {
 		t.Errorf("%+v", d)
 	}
 	if d.OnDisk.Low <= 0 || d.InCore.Low <= 0 || d.OnDisk.High > 16*mib {
@@ -240,7 +244,8 @@ func TestPoolWithDedup(t *testing.T) {
 		t.Fatalf("%v: %s", err, text)
 	}
 	for i, b := range old.Buckets {
-		if c := d.Buckets[i]; b.Refs != c.Refs || !b.Blocks.overlaps(c.Blocks) || !b.Allocated.overlaps(c.Allocated) || !b.Referenced.overlaps(c.Referenced) {
+		if c := d.Buckets[i]; b.Refs != c.Refs || !b.Blocks.overlaps(c.Blocks) || !b.Allocated.overlaps(c.Allocated) ||
+			!b.Referenced.overlaps(c.Referenced) {
 			t.Errorf("text %+v, JSON %+v", b, c)
 		}
 	}
@@ -263,7 +268,8 @@ func TestPoolWithDedup(t *testing.T) {
 
 	// It has left no trace.
 	tool(t, "zpool", "sync", pool)
-	for l := range strings.Lines(tool(t, "zfs", "get", "-Hpr", "-t", "filesystem", "-o", "value", "written@before", pool)) {
+	for l := range strings.Lines(tool(t, "zfs", "get", "-Hpr", "-t", "filesystem", "-o", "value", "written@before",
+		pool)) {
 		if strings.TrimSpace(l) != "0" {
 			t.Errorf("%s bytes were written to a dataset", strings.TrimSpace(l))
 		}
@@ -338,12 +344,14 @@ func TestPoolWithoutDedup(t *testing.T) {
 	// Dedup that nothing was written with.
 	tool(t, "zfs", "set", "dedup=on", pool+"/a")
 	out, _, code = pando(t, "doctor", "--zfs", pool)
-	if code != 0 || !strings.Contains(out, "best time to turn it off") || !strings.Contains(out, "zfs set dedup=off "+pool+"/a") {
+	if code != 0 || !strings.Contains(out, "best time to turn it off") ||
+		!strings.Contains(out, "zfs set dedup=off "+pool+"/a") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 	// Names that are not there; those that are, for the shell.
 	_, stderr, code := pando(t, "doctor", "--zfs", pool+"x")
-	if code != errs.NotFound.Codes().Exit || !strings.Contains(stderr, "no such zpool") || !strings.Contains(stderr, "hint: there is: ") || !strings.Contains(stderr, pool) {
+	if code != errs.NotFound.Codes().Exit || !strings.Contains(stderr, "no such zpool") ||
+		!strings.Contains(stderr, "hint: there is: ") || !strings.Contains(stderr, pool) {
 		t.Errorf("exit code %d: %s", code, stderr)
 	}
 	_, stderr, code = pando(t, "doctor", "--zfs", pool+"/a")
@@ -366,7 +374,8 @@ func pando(t *testing.T, args ...string) (stdout, stderr string, code int) {
 	exe := os.Getenv("PANDO_TEST_BINARY")
 	if exe == "" {
 		exe = filepath.Join(t.TempDir(), "pando")
-		if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", exe, "pando/cmd/pando").CombinedOutput(); err != nil {
+		if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", exe,
+			"pando/cmd/pando").CombinedOutput(); err != nil {
 			t.Fatalf("go build: %v: %s", err, out)
 		}
 	}

@@ -67,7 +67,8 @@ func (w *Watcher) Around(ctx context.Context, limit time.Duration, fn func() err
 	failure := fn()
 	end := w.state()
 	o.During = w.between(begin, end)
-	tail, err := UntilQuiet(ctx, Quiet{Written: w.written, Idle: idle, Limit: limit, Dirty: unwritten, DirtyBefore: dirty, DirtySlack: slack(scope)})
+	tail, err := UntilQuiet(ctx, Quiet{Written: w.written, Idle: idle, Limit: limit, Dirty: unwritten, DirtyBefore: dirty,
+		DirtySlack: slack(scope)})
 	if err != nil && ctx.Err() == nil {
 		return nil, err
 	}
@@ -92,7 +93,9 @@ type Outcome struct {
 
 // AroundCommand is Around a command, which has the standard streams that are given, and gets the signals. That it
 // exits with another status than 0 is no error. NotFound if there is no such program.
-func (w *Watcher) AroundCommand(ctx context.Context, limit time.Duration, argv []string, signals run.Signals, stdin, stdout, stderr *os.File) (*Outcome, error) {
+func (w *Watcher) AroundCommand(
+	ctx context.Context, limit time.Duration, argv []string, signals run.Signals, stdin, stdout, stderr *os.File,
+) (*Outcome, error) {
 	path, err := exec.LookPath(argv[0])
 	if err != nil {
 		return nil, errs.New(errs.NotFound, op, argv[0], "no such program")

@@ -22,7 +22,8 @@ func TestAgreesWithFio(t *testing.T) {
 	dir := volume(t, pool, "ext4", "v")
 	write(t, dir+"/data", 16*mib, true)
 	w := watcher(t, Target{Name: "v", Path: dir})
-	out, err := run.Program(t.Context(), "fio", "--name=x", "--filename="+dir+"/data", "--size=16M", "--bs=8k", "--rw=randwrite", "--overwrite=1",
+	out, err := run.Program(t.Context(), "fio", "--name=x", "--filename="+dir+"/data", "--size=16M", "--bs=8k",
+		"--rw=randwrite", "--overwrite=1",
 		"--fdatasync=1", "--number_ios=1500", "--output-format=json")
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +57,8 @@ func TestAgreesWithFio(t *testing.T) {
 	// fio's times have the way into the kernel and back in them, and what takes the
 	// processor from it there; both sides have classes a few percent wide.
 	for name, pair := range map[string][2]float64{
-		"mean": {l.Mean, j.Sync.Latency.Mean}, "p50": {*l.P50, j.Sync.Latency.Percentile["50.000000"]}, "max": {*l.Max, j.Sync.Latency.Max},
+		"mean": {l.Mean, j.Sync.Latency.Mean}, "p50": {*l.P50, j.Sync.Latency.Percentile["50.000000"]}, "max": {*l.Max,
+			j.Sync.Latency.Max},
 	} {
 		if here, there := pair[0], pair[1]/1e9; here > there*1.06 || here < there*0.6 {
 			t.Errorf("%s: %g s here, %g s by fio", name, here, there)

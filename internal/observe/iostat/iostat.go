@@ -186,5 +186,6 @@ func (w *Watcher) between(from, to *state) *Sample {
 
 // unsupported is an error about a path that nothing can be measured of.
 func unsupported(path, why string) error {
-	return errs.New(errs.Unsupported, op, path, "%s", why).WithHint("only what is on block devices of this host can be watched")
+	return errs.New(errs.Unsupported, op, path, "%s",
+		why).WithHint("only what is on block devices of this host can be watched")
 }

@@ -185,7 +185,8 @@ func TestKnownBytes(t *testing.T) {
 				t.Errorf("through the pool's filesystem: %+v", pool)
 			}
 			// What else the host's disk does is not ours: it may be too much to tell.
-			if a := v.Amplification; a == nil && !strings.HasPrefix(v.NoAmplification, "others have passed") || a != nil && (*a < 1 || math.IsInf(*a, 0) || math.IsNaN(*a)) {
+			if a := v.Amplification; a == nil && !strings.HasPrefix(v.NoAmplification, "others have passed") || a != nil &&
+				(*a < 1 || math.IsInf(*a, 0) || math.IsNaN(*a)) {
 				t.Errorf("through to the disk: %v %s", a, v.NoAmplification)
 			}
 			// Each shared layer once, and its parts are the whole.
@@ -236,7 +237,8 @@ func TestSyncs(t *testing.T) {
 				t.Errorf("flushes: %v", *v.Own.Flushes)
 			}
 			l := v.Syncs.Latency
-			if l.Mean <= 0 || l.Mean*n > took.Seconds() || *l.P50 > *l.P95 || *l.P95 > *l.P99 || *l.P99 > *l.Max || *l.Max < l.Mean || *l.Max > took.Seconds()*1.04 {
+			if l.Mean <= 0 || l.Mean*n > took.Seconds() || *l.P50 > *l.P95 || *l.P95 > *l.P99 || *l.P99 > *l.Max ||
+				*l.Max < l.Mean || *l.Max > took.Seconds()*1.04 {
 				t.Errorf("latency in %v: %+v", took, l)
 			}
 			// Writes that sync by themselves.
@@ -275,7 +277,9 @@ func TestNeighbour(t *testing.T) {
 	if p := x.Steps[1]; p.OthersBytes < 64*mib || p.OthersBytes > p.WrittenBytes {
 		t.Errorf("others: %+v", p)
 	}
-	if !slices.ContainsFunc(s.Layers[0].From, func(f From) bool { return !f.Watched && f.Target == "" && f.WrittenBytes >= 64*mib }) {
+	if !slices.ContainsFunc(s.Layers[0].From, func(f From) bool {
+		return !f.Watched && f.Target == "" && f.WrittenBytes >= 64*mib
+	}) {
 		t.Errorf("the neighbour is not named: %+v", s.Layers[0].From)
 	}
 	write(t, filepath.Join(b, "g"), 64*mib, true)
@@ -311,7 +315,8 @@ func TestSamplesAddUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := after.Minus(before); sum.WrittenBytes != d.WrittenBytes || sum.Writes != d.Writes || flushes != d.Flushes || sum.WrittenBytes < 100*8<<10 {
+	if d := after.Minus(before); sum.WrittenBytes != d.WrittenBytes || sum.Writes != d.Writes || flushes != d.Flushes ||
+		sum.WrittenBytes < 100*8<<10 {
 		t.Errorf("%+v and %d flushes in parts, %+v in all", sum, flushes, d)
 	}
 	if syncs < 100 {
@@ -335,7 +340,8 @@ func TestTail(t *testing.T) {
 		t.Fatal(err)
 	}
 	during, after, total := target(t, o.During, "v"), target(t, o.After, "v"), target(t, o.Total, "v")
-	if during.Own.WrittenBytes > size/2 || after.Own.WrittenBytes < size/2 || total.Own.WrittenBytes < size || total.Own.WrittenBytes > size+2*mib {
+	if during.Own.WrittenBytes > size/2 || after.Own.WrittenBytes < size/2 || total.Own.WrittenBytes < size ||
+		total.Own.WrittenBytes > size+2*mib {
 		t.Errorf("during %d, after %d, in all %d", during.Own.WrittenBytes, after.Own.WrittenBytes, total.Own.WrittenBytes)
 	}
 	if during.Own.WrittenBytes+after.Own.WrittenBytes != total.Own.WrittenBytes {
@@ -349,7 +355,10 @@ func TestTail(t *testing.T) {
 	}
 	// A limit that comes first is said.
 	write(t, filepath.Join(dir, "g"), mib, true)
-	o, err = w.Around(t.Context(), 10*time.Millisecond, func() error { write(t, filepath.Join(dir, "g"), size, false); return nil })
+	o, err = w.Around(t.Context(), 10*time.Millisecond, func() error {
+		write(t, filepath.Join(dir, "g"), size, false)
+		return nil
+	})
 	if err != nil || o.Tail.Quiet || o.Tail.UnwrittenBytes < size/2 {
 		t.Errorf("cut short: %v %+v", err, o.Tail)
 	}
@@ -374,7 +383,8 @@ func TestBtrfsSubvolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	at["dir"] = bind(t, filepath.Join(top, "dir"))
-	w := watcher(t, Target{Name: "a", Path: at["a"]}, Target{Name: "b", Path: at["b"]}, Target{Name: "dir", Path: at["dir"]}, Target{Name: "all", Path: top})
+	w := watcher(t, Target{Name: "a", Path: at["a"]}, Target{Name: "b", Path: at["b"]},
+		Target{Name: "dir", Path: at["dir"]}, Target{Name: "all", Path: top})
 	write(t, filepath.Join(at["a"], "f"), mib, true)
 	write(t, filepath.Join(at["a"], "g"), mib, true)
 	write(t, filepath.Join(at["b"], "f"), mib, true)
@@ -442,7 +452,8 @@ func TestMountsComeAndGo(t *testing.T) {
 	if len(s.Targets) != 1 || s.Targets[0].Name != "a" {
 		t.Errorf("targets: %+v", s.Targets)
 	}
-	if all := w.Set(t.Context(), []Target{{Name: "a", Path: a}, {Name: "gone", Path: filepath.Join(b, "gone")}}); len(all) != 1 || !errs.Is(all[0], errs.NotFound) {
+	if all := w.Set(t.Context(), []Target{{Name: "a", Path: a},
+		{Name: "gone", Path: filepath.Join(b, "gone")}}); len(all) != 1 || !errs.Is(all[0], errs.NotFound) {
 		t.Errorf("set: %v", all)
 	}
 	write(t, filepath.Join(a, "f"), mib, true)
@@ -527,7 +538,8 @@ func TestWithoutTracing(t *testing.T) {
 	overwrite(t, f, 50)
 	s := w.Sample()
 	v := target(t, s, "v")
-	if v.Syncs == nil || v.Syncs.Source != "flushes" || v.Syncs.Count != *v.Own.Flushes || v.Syncs.Count < 50 || v.Syncs.Latency == nil || v.Syncs.Latency.P50 != nil {
+	if v.Syncs == nil || v.Syncs.Source != "flushes" || v.Syncs.Count != *v.Own.Flushes || v.Syncs.Count < 50 ||
+		v.Syncs.Latency == nil || v.Syncs.Latency.P50 != nil {
 		t.Errorf("%+v", v.Syncs)
 	}
 	if !slices.ContainsFunc(s.Missing, func(m string) bool { return strings.Contains(m, "root only") }) {
@@ -564,10 +576,12 @@ func TestDrowned(t *testing.T) {
 	others := func(n int64) map[*group][]From {
 		return map[*group][]From{g: {{Name: "other", WrittenBytes: n}}}
 	}
-	if s, _ := w.layout.target(from, to, x, others(mib)); s.Steps[0].Amplification == nil || s.Steps[1].Amplification != nil {
+	if s, _ := w.layout.target(from, to, x, others(mib)); s.Steps[0].Amplification == nil ||
+		s.Steps[1].Amplification != nil {
 		t.Errorf("a neighbour's MiB that did not arrive: %+v", s.Steps)
 	}
-	if s, _ := w.layout.target(from, to, x, others(1<<40)); s.Amplification != nil || !strings.Contains(s.NoAmplification, "others") {
+	if s, _ := w.layout.target(from, to, x, others(1<<40)); s.Amplification != nil ||
+		!strings.Contains(s.NoAmplification, "others") {
 		t.Errorf("a neighbour's TiB that did not arrive: %v %q", s.Amplification, s.NoAmplification)
 	}
 	if s, _ := w.layout.target(from, to, x, nil); s.Amplification == nil {

@@ -22,7 +22,8 @@ type state struct {
 }
 
 func (w *Watcher) state() *state {
-	s := &state{devs: map[uint64]blockdev.Stat{}, objs: map[string]objset{}, xfs: map[string]int64{}, absent: map[string]bool{}}
+	s := &state{devs: map[uint64]blockdev.Stat{}, objs: map[string]objset{}, xfs: map[string]int64{},
+		absent: map[string]bool{}}
 	s.syncs = w.syncs.read()
 	s.at = time.Now()
 	for n, d := range w.layout.devs {
@@ -133,7 +134,8 @@ func (l *layout) diff(from, to *state) *Sample {
 		s.Targets = append(s.Targets, x)
 		if x.ApplicationBytes == nil && !uncounted[x.FSType] && x.FSType != "" {
 			uncounted[x.FSType] = true
-			s.Missing = append(s.Missing, x.FSType+" does not count what programs write: what its filesystem writes is at its device")
+			s.Missing = append(s.Missing,
+				x.FSType+" does not count what programs write: what its filesystem writes is at its device")
 		}
 	}
 	return s

@@ -87,7 +87,8 @@ func (t *tally) minus(o *tally) *Syncs {
 	s := &Syncs{Source: "calls", Count: t.count - o.count, Timed: t.timed - o.timed}
 	if s.Timed > 0 {
 		h := t.hist.minus(o.hist)
-		s.Latency = &Latency{Mean: (t.sum - o.sum).Seconds() / float64(s.Timed), P50: h.at(0.5), P95: h.at(0.95), P99: h.at(0.99), Max: h.at(1)}
+		s.Latency = &Latency{Mean: (t.sum - o.sum).Seconds() / float64(s.Timed), P50: h.at(0.5), P95: h.at(0.95),
+			P99: h.at(0.99), Max: h.at(1)}
 	}
 	return s
 }
@@ -207,7 +208,8 @@ func (s *syncTracer) set(l *layout) {
 		// These have no event at the end: that of the system call is taken. A call is begun
 		// before the filesystem says which it is.
 		for _, c := range []string{"fsync", "fdatasync", "msync"} {
-			specs = append(specs, tracepoint.Spec{Event: "syscalls:sys_enter_" + c}, tracepoint.Spec{Event: "syscalls:sys_exit_" + c})
+			specs = append(specs, tracepoint.Spec{Event: "syscalls:sys_enter_" + c},
+				tracepoint.Spec{Event: "syscalls:sys_exit_" + c})
 		}
 	}
 	s.mu.Lock()

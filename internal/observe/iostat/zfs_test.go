@@ -23,7 +23,8 @@ func TestZFSDatasets(t *testing.T) {
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := run.Program(t.Context(), "zfs", "create", "-o", "compression=off", "-o", "mountpoint="+dir, pool+"/"+name); err != nil {
+		if _, err := run.Program(t.Context(), "zfs", "create", "-o", "compression=off", "-o", "mountpoint="+dir,
+			pool+"/"+name); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
@@ -63,7 +64,8 @@ func TestZFSDatasets(t *testing.T) {
 // TestZvol: a volume's own device is what its filesystem writes to.
 func TestZvol(t *testing.T) {
 	pool := testfs.NewZpool(t, 512*mib).Name()
-	if _, err := run.Program(t.Context(), "zfs", "create", "-s", "-V", "128M", "-b", "16k", "-o", "compression=off", pool+"/vol"); err != nil {
+	if _, err := run.Program(t.Context(), "zfs", "create", "-s", "-V", "128M", "-b", "16k", "-o", "compression=off",
+		pool+"/vol"); err != nil {
 		t.Fatal(err)
 	}
 	f, err := zfs.AwaitDevice(t.Context(), pool+"/vol", time.Minute)
@@ -82,10 +84,13 @@ func TestZvol(t *testing.T) {
 	}
 	s := w.Sample()
 	x := target(t, s, "vol")
-	if x.Own == nil || x.Own.WrittenBytes != size || x.Steps[len(x.Steps)-1].WrittenBytes < size || x.Steps[0].Amplification == nil {
+	if x.Own == nil || x.Own.WrittenBytes != size || x.Steps[len(x.Steps)-1].WrittenBytes < size ||
+		x.Steps[0].Amplification == nil {
 		t.Errorf("%+v %+v %s", x.Own, x.Steps, x.NoAmplification)
 	}
-	if !slices.ContainsFunc(s.Layers[0].From, func(f From) bool { return f.Name == pool+"/vol" && f.Watched && f.Target == "vol" }) {
+	if !slices.ContainsFunc(s.Layers[0].From, func(f From) bool {
+		return f.Name == pool+"/vol" && f.Watched && f.Target == "vol"
+	}) {
 		t.Errorf("from: %+v", s.Layers[0].From)
 	}
 }

@@ -61,7 +61,8 @@ func BenchmarkCounters(b *testing.B) {
 		if err := json.Unmarshal(out.Bytes(), &l); err != nil {
 			b.Fatal(err)
 		}
-		return float64(l.Syncs), (cmd.ProcessState.SystemTime() + cmd.ProcessState.UserTime()).Seconds() / float64(l.Syncs) * 1e6
+		return float64(l.Syncs),
+			(cmd.ProcessState.SystemTime() + cmd.ProcessState.UserTime()).Seconds() / float64(l.Syncs) * 1e6
 	}
 	kinds := []struct {
 		name  string

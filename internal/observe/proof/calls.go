@@ -15,7 +15,8 @@ func (j *judge) calls() {
 	*c = Calls{Reported: j.load.Syncs, Counted: -1, Call: j.load.Call}
 	if j.load.Syncs == 0 {
 		c.Result = Fail
-		c.Words = "the load has synced nothing: it was buffered, and its figures are those of memory: use fsync, fdatasync or O_DSYNC"
+		c.Words = "the load has synced nothing: it was buffered, and its figures are those of memory: use fsync, " +
+			"fdatasync or O_DSYNC"
 		if j.Evidence.calls != nil {
 			c.Counted = j.called()
 		}
@@ -27,7 +28,8 @@ func (j *judge) calls() {
 	}
 	c.Counted = j.called()
 	short := j.short()
-	saw := fmt.Sprintf("the kernel saw %s of the %s calls of %s that the load reports", count(min(c.Counted, c.Reported)), count(c.Reported), c.Call)
+	saw := fmt.Sprintf("the kernel saw %s of the %s calls of %s that the load reports", count(min(c.Counted, c.Reported)),
+		count(c.Reported), c.Call)
 	switch {
 	case short && (j.Evidence.calls["io_uring"] > 0 || j.Evidence.calls["aio"] > 0):
 		c.Result = Unknown
@@ -46,9 +48,11 @@ func (j *judge) calls() {
 		}
 	default:
 		c.Result = OK
-		c.Words = fmt.Sprintf("the kernel saw %s calls of %s, the load reports %s", count(c.Counted), c.Call, count(c.Reported))
+		c.Words = fmt.Sprintf("the kernel saw %s calls of %s, the load reports %s", count(c.Counted), c.Call,
+			count(c.Reported))
 		if n := j.Evidence.calls["sync_file_range"]; n > 0 {
-			j.words = append(j.words, fmt.Sprintf("%s calls of sync_file_range make nothing durable, and are not counted", count(n)))
+			j.words = append(j.words, fmt.Sprintf("%s calls of sync_file_range make nothing durable, and are not counted",
+				count(n)))
 		}
 	}
 }

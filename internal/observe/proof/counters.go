@@ -33,7 +33,8 @@ const (
 var (
 	kernelThreads = []string{"kworker/*", "ksoftirqd/*", "kswapd*", "loop[0-9]*"}
 	threadsOf     = map[string][]string{
-		"ext3": {"jbd2/*"}, "ext4": {"jbd2/*"}, "ocfs2": {"jbd2/*", "ocfs2*"}, "xfs": {"xfsaild/*", "xfs-*"}, "btrfs": {"btrfs-*"},
+		"ext3": {"jbd2/*"}, "ext4": {"jbd2/*"}, "ocfs2": {"jbd2/*", "ocfs2*"}, "xfs": {"xfsaild/*",
+			"xfs-*"}, "btrfs": {"btrfs-*"},
 		"f2fs": {"f2fs_*"}, "jfs": {"jfsCommit"}, "nilfs2": {"segctord"}, "gfs2": {"gfs2_*"}, "bcachefs": {"bch-*"},
 		string(stack.Zpool): {"z_*", "zvol*", "txg_*", "dp_*"}, string(blockdev.RAID): {"md[0-9]*", "raid*_*"},
 		string(blockdev.Mapper): {"dmcrypt*", "kcopyd", "dm-*"}, string(blockdev.Other): {"bcache*", "drbd*"},
@@ -323,7 +324,8 @@ func (w *Watch) read() (*reading, error) {
 		if err != nil {
 			return nil, err
 		}
-		r.devices[d.name] = counts{stat: s, flush: n["flush"], fua: n["fua"], kernel: n["kernel"], own: n["own"], userWrites: n["user writes"], ownWrites: n["own writes"], beside: d.besideWrites()}
+		r.devices[d.name] = counts{stat: s, flush: n["flush"], fua: n["fua"], kernel: n["kernel"], own: n["own"],
+			userWrites: n["user writes"], ownWrites: n["own writes"], beside: d.besideWrites()}
 	}
 	var err error
 	if r.calls, err = w.calls.read(); err != nil {
@@ -343,7 +345,8 @@ func (r *reading) minus(o *reading) *reading {
 	d := &reading{took: r.at.Sub(o.at), devices: map[string]counts{}, calls: map[string]int64{}, all: r.all - o.all}
 	for name, a := range r.devices {
 		b := o.devices[name]
-		d.devices[name] = counts{stat: a.stat.Minus(b.stat), flush: a.flush - b.flush, fua: a.fua - b.fua, kernel: a.kernel - b.kernel, own: a.own - b.own,
+		d.devices[name] = counts{stat: a.stat.Minus(b.stat), flush: a.flush - b.flush, fua: a.fua - b.fua,
+			kernel: a.kernel - b.kernel, own: a.own - b.own,
 			userWrites: a.userWrites - b.userWrites, ownWrites: a.ownWrites - b.ownWrites, beside: max(0, a.beside-b.beside)}
 	}
 	for name, n := range r.calls {
@@ -359,5 +362,6 @@ func (c counts) per(seconds float64) perSecond {
 	if seconds <= 0 {
 		return perSecond{}
 	}
-	return perSecond{float64(max(0, c.stat.Flushes)) / seconds, float64(c.stat.Writes) / seconds, float64(c.stat.WrittenBytes) / seconds}
+	return perSecond{float64(max(0, c.stat.Flushes)) / seconds, float64(c.stat.Writes) / seconds,
+		float64(c.stat.WrittenBytes) / seconds}
 }

@@ -35,17 +35,24 @@ func look(ctx context.Context, s *stack.Stack, i int, l stack.Layer) []fact {
 	switch l.Kind {
 	case stack.InMemory: // a filesystem or a device
 		if l.Device != nil {
-			return []fact{{result: Fail, label: "memory (" + l.Name + ")", words: l.Name + " is memory: what it holds is gone with the power", remedy: "measure a path on a disk"}}
+			return []fact{{result: Fail, label: "memory (" + l.Name + ")",
+				words: l.Name + " is memory: what it holds is gone with the power", remedy: "measure a path on a disk"}}
 		}
-		return []fact{{result: Fail, label: "memory (" + l.Name + ")", words: l.FSType + " keeps its files in memory: with the power they are gone", remedy: "measure a path on a disk"}}
+		return []fact{{result: Fail, label: "memory (" + l.Name + ")",
+			words: l.FSType + " keeps its files in memory: with the power they are gone", remedy: "measure a path on a disk"}}
 	case stack.FUSE:
-		return []fact{{result: Unknown, words: fmt.Sprintf("%s is a program (%s): what it does with a sync cannot be shown", l.FSType, l.Mount.Source), remedy: "measure the path below it"}}
+		return []fact{{result: Unknown, words: fmt.Sprintf("%s is a program (%s): what it does with a sync cannot be shown",
+			l.FSType, l.Mount.Source), remedy: "measure the path below it"}}
 	case stack.Network:
-		return []fact{{result: Unknown, words: fmt.Sprintf("what %s does with a sync is decided on another machine: it cannot be shown from here", l.Mount.Source), remedy: "measure there"}}
+		return []fact{{result: Unknown,
+			words: fmt.Sprintf("what %s does with a sync is decided on another machine: it cannot be shown from here",
+				l.Mount.Source), remedy: "measure there"}}
 	case stack.Unknown:
-		return []fact{{result: Unknown, words: "it is on no block device that can be seen, so that nothing can be counted below it"}}
+		return []fact{{result: Unknown,
+			words: "it is on no block device that can be seen, so that nothing can be counted below it"}}
 	case stack.Kind(blockdev.Other):
-		return []fact{{result: Unknown, words: "what is below it cannot be seen from here", remedy: "measure where its data is"}}
+		return []fact{{result: Unknown, words: "what is below it cannot be seen from here",
+			remedy: "measure where its data is"}}
 	case stack.Zpool:
 		return zpoolFacts(s, i)
 	case stack.Filesystem, stack.Overlay:
@@ -71,7 +78,9 @@ func mountFacts(l stack.Layer) []fact {
 	if strings.HasSuffix(o, "nobarrier") || strings.HasPrefix(o, "barrier") {
 		remedy = "`mount -o remount,barrier " + l.Mount.Point + "`, and mend /etc/fstab"
 	}
-	return []fact{{result: Fail, words: fmt.Sprintf("%s at %s is mounted with %s: it answers syncs without flushing the disk", l.FSType, l.Mount.Point, o), remedy: remedy}}
+	return []fact{{result: Fail,
+		words: fmt.Sprintf("%s at %s is mounted with %s: it answers syncs without flushing the disk", l.FSType, l.Mount.Point,
+			o), remedy: remedy}}
 }
 
 // datasetFacts asks for the properties of a dataset.
@@ -99,7 +108,8 @@ func propertyFacts(what, dataset string, rows [][]string) (out []fact) {
 				words:  fmt.Sprintf("sync=disabled on %s%s: ZFS answers syncs before anything is written", dataset, from),
 				remedy: "`zfs set sync=standard " + at + "`"})
 		case property == "sync" && value == "always":
-			out = append(out, fact{words: "sync=always on " + dataset + from + ": every write is a sync, also those that a database does not wait for"})
+			out = append(out, fact{words: "sync=always on " + dataset + from + ": every write is a sync, also those that a " +
+				"database does not wait for"})
 		case property == "logbias" && value == "throughput":
 			out = append(out, fact{words: "logbias=throughput on " + dataset + from + ": syncs do not use the log device"})
 		}
@@ -118,7 +128,8 @@ func zpoolFacts(s *stack.Stack, i int) (out []fact) {
 		if text("/sys/module/zfs/parameters/"+name) != "1" {
 			continue
 		}
-		f := fact{words: name + "=1: ZFS does not flush its disks after it has written its log; their caches are not volatile, so that nothing is lost"}
+		f := fact{words: name + "=1: ZFS does not flush its disks after it has written its log; their caches are not " +
+			"volatile, so that nothing is lost"}
 		if volatile {
 			f = fact{result: Fail, label: fmt.Sprintf("%s (%s=1)", s.Layers[i].Name, name),
 				words:  name + "=1: ZFS does not flush its disks after it has written its log, but they have volatile caches",
@@ -138,7 +149,8 @@ func deviceFacts(l stack.Layer) []fact {
 		return nil
 	}
 	return []fact{{result: Fail, label: l.Name + " (write through)",
-		words:  fmt.Sprintf("queue/write_cache of %s is set to `write through`, but %s: the kernel drops the flushes that it gets", d.Name, why),
+		words: fmt.Sprintf("queue/write_cache of %s is set to `write through`, but %s: the kernel drops the flushes that "+
+			"it gets", d.Name, why),
 		remedy: "`echo 'write back' > /sys/block/" + d.Name + "/queue/write_cache`"}}
 }
 

@@ -30,7 +30,8 @@ type options struct {
 }
 
 // calls are the names of Load.Call.
-var calls = map[string]string{"fdatasync": "fdatasync", "fsync": "fsync", "dsync": "write (O_DSYNC)", "none": "fdatasync", "grow": "fsync"}
+var calls = map[string]string{"fdatasync": "fdatasync", "fsync": "fsync", "dsync": "write (O_DSYNC)",
+	"none": "fdatasync", "grow": "fsync"}
 
 // watch runs a load in dir and proves it.
 func watch(t *testing.T, dir string, o options) proof.Proof {

@@ -44,9 +44,11 @@ func (e *Evidence) Judge(load Load) Proof {
 	j := &judge{Evidence: e, load: load}
 	writers := int64(load.Writers)
 	j.needed = (j.syncs() + writers - 1) / writers
-	j.proof = Proof{Method: e.method, NoTraces: e.noTraces, Sample: e.sample, Hidden: e.stack.Hidden, Seconds: e.seconds, Layers: []LayerProof{}, Reasons: []string{}}
+	j.proof = Proof{Method: e.method, NoTraces: e.noTraces, Sample: e.sample, Hidden: e.stack.Hidden, Seconds: e.seconds,
+		Layers: []LayerProof{}, Reasons: []string{}}
 	for _, l := range e.stack.Layers {
-		j.proof.Layers = append(j.proof.Layers, LayerProof{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, Device: l.Device != nil, Flushes: -1, FUA: -1})
+		j.proof.Layers = append(j.proof.Layers, LayerProof{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role,
+			Device: l.Device != nil, Flushes: -1, FUA: -1})
 	}
 	j.remedies = make([]string, len(e.stack.Layers))
 	j.labels = make([]string, len(e.stack.Layers))
@@ -172,7 +174,9 @@ func (j *judge) device(i int, x evidence) {
 	p.OthersBytesPerSecond = x.rate.bytes
 	p.VolatileCache = x.dev.dev.VolatileCache
 	if x.rate.bytes > noisyBytes || x.rate.flushes > noisyFlushes {
-		j.words = append(j.words, fmt.Sprintf("%s was not quiet before the run: others wrote %.1f MB/s there and flushed it %.0f times a second, so that the figures are those of a shared device", x.dev.name, x.rate.bytes/1e6, x.rate.flushes))
+		j.words = append(j.words,
+			fmt.Sprintf("%s was not quiet before the run: others wrote %.1f MB/s there and flushed it %.0f times a second, "+
+				"so that the figures are those of a shared device", x.dev.name, x.rate.bytes/1e6, x.rate.flushes))
 	}
 	f := j.flushes(x)
 	switch {
@@ -270,7 +274,8 @@ func (j *judge) through(i int) {
 		p.Words = "what it has to pass on arrived at " + first.Name
 	case Fail:
 		if k, ok := j.above(i); ok && j.proof.Layers[k].Result == Fail {
-			p.Result, p.Words = Unknown, fmt.Sprintf("too little came to it from %s to tell what it passes on", j.proof.Layers[k].Name)
+			p.Result, p.Words = Unknown, fmt.Sprintf("too little came to it from %s to tell what it passes on",
+				j.proof.Layers[k].Name)
 			return
 		}
 		p.Words = fmt.Sprintf("it does not pass syncs on: at %s, %s", first.Name, first.Words)
@@ -368,7 +373,8 @@ func (j *judge) sampled() {
 			continue
 		}
 		p.Result = Fail
-		p.Words += fmt.Sprintf("; but of %s syncs looked at one by one, %s were answered though no flush or forced write had come to it in time", count(s.Syncs), count(n))
+		p.Words += fmt.Sprintf("; but of %s syncs looked at one by one, %s were answered though no flush or forced write "+
+			"had come to it in time", count(s.Syncs), count(n))
 	}
 }
 
@@ -429,7 +435,8 @@ func (j *judge) praise() string {
 			at = append(at, l.Name)
 		}
 	}
-	return fmt.Sprintf("what %s syncs of %s need reached %s", count(j.load.Syncs), plural(j.load.Writers, "writer"), strings.Join(at, ", "))
+	return fmt.Sprintf("what %s syncs of %s need reached %s", count(j.load.Syncs), plural(j.load.Writers, "writer"),
+		strings.Join(at, ", "))
 }
 
 func plural(n int, what string) string {

@@ -48,7 +48,8 @@ func TestNeeded(t *testing.T) {
 			p := evidenceOf(c.flushes, c.calls).Judge(Load{Call: "fdatasync", Syncs: 1000, Writers: c.writers})
 			l := p.Layers[0]
 			if l.Needed != c.needed || l.Result != c.disk || p.Calls.Result != c.onCalls {
-				t.Errorf("needed %d, calls %s, disk %s (%s); wanted %d, %s, %s", l.Needed, p.Calls.Result, l.Result, l.Words, c.needed, c.onCalls, c.disk)
+				t.Errorf("needed %d, calls %s, disk %s (%s); wanted %d, %s, %s", l.Needed, p.Calls.Result, l.Result, l.Words,
+					c.needed, c.onCalls, c.disk)
 			}
 		})
 	}

@@ -24,7 +24,8 @@ func TestNoBarrier(t *testing.T) {
 	name := "ext4 on " + fs.Dir()
 	p := watch(t, fs.Dir(), options{sample: 200 * time.Millisecond})
 	wantFail(t, p, name, "mounted with nobarrier")
-	if l := layer(t, p, fs.Device()); l.Result != proof.Fail || l.Flushes+l.FUA > l.Needed/20 || l.Needed < 10 || l.Writes == 0 {
+	if l := layer(t, p, fs.Device()); l.Result != proof.Fail || l.Flushes+l.FUA > l.Needed/20 || l.Needed < 10 ||
+		l.Writes == 0 {
 		t.Errorf("%+v", l)
 	}
 	if n := p.Sample.Uncovered[fs.Device()]; p.Sample.Syncs < 3 || n < p.Sample.Syncs*9/10 {

@@ -48,7 +48,8 @@ var held []*tracepoint.Counter
 // guest dies of "int3".
 func holdEvents() {
 	events := []string{"block:block_bio_queue"}
-	for _, call := range []string{"fsync", "fdatasync", "msync", "syncfs", "sync", "write", "pwrite64", "writev", "pwritev", "pwritev2", "open", "openat", "sync_file_range", "io_uring_enter", "io_submit"} {
+	for _, call := range []string{"fsync", "fdatasync", "msync", "syncfs", "sync", "write", "pwrite64", "writev",
+		"pwritev", "pwritev2", "open", "openat", "sync_file_range", "io_uring_enter", "io_submit"} {
 		events = append(events, "syscalls:sys_enter_"+call, "syscalls:sys_exit_"+call)
 	}
 	for _, e := range events {

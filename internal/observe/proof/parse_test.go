@@ -44,10 +44,12 @@ func FuzzParse(f *testing.F) {
 func TestPropertyFacts(t *testing.T) {
 	rows := [][]string{{"sync", "disabled", "inherited from tank/a b"}, {"logbias", "throughput", "local"}}
 	got := propertyFacts("zfs", "tank/a b/db", rows)
-	if len(got) != 2 || got[0].result != Fail || got[0].label != "zfs tank/a b/db (sync=disabled)" || got[0].remedy != "`zfs set sync=standard tank/a b`" || got[1].result != "" {
+	if len(got) != 2 || got[0].result != Fail || got[0].label != "zfs tank/a b/db (sync=disabled)" ||
+		got[0].remedy != "`zfs set sync=standard tank/a b`" || got[1].result != "" {
 		t.Errorf("%+v", got)
 	}
-	if got := propertyFacts("zfs", "tank", [][]string{{"sync", "standard", "default"}, {"logbias", "latency", "default"}}); got != nil {
+	if got := propertyFacts("zfs", "tank", [][]string{{"sync", "standard", "default"},
+		{"logbias", "latency", "default"}}); got != nil {
 		t.Errorf("%+v", got)
 	}
 }
@@ -84,25 +86,29 @@ func TestClasses(t *testing.T) {
 func TestTooFast(t *testing.T) {
 	disk := blockdev.Device{Name: "nosuch", Kind: blockdev.Disk, Transport: "ata", Rotational: true, VolatileCache: true}
 	s := &stack.Stack{Path: "/x", Layers: []stack.Layer{{Kind: stack.Kind(disk.Kind), Name: disk.Name, Device: &disk}}}
-	e := &Evidence{stack: s, method: Tracepoints, seconds: 1, calls: map[string]int64{"fdatasync": 1000}, devices: map[string]evidence{
-		disk.Name: {counts: counts{flush: 1000, own: 1000}, dev: newDevice(s, 0)},
-	}}
+	e := &Evidence{stack: s, method: Tracepoints, seconds: 1, calls: map[string]int64{"fdatasync": 1000},
+		devices: map[string]evidence{
+			disk.Name: {counts: counts{flush: 1000, own: 1000}, dev: newDevice(s, 0)},
+		}}
 	at := func(p50 time.Duration) Proof {
 		return e.Judge(Load{Call: "fdatasync", Syncs: 1000, Writers: 1, P50: p50.Seconds()})
 	}
 	if p := at(8 * time.Millisecond); p.Result != OK || len(p.Reasons) != 1 {
 		t.Errorf("%+v", p)
 	}
-	if p := at(time.Millisecond); p.Result != OK || len(p.Reasons) != 2 || !strings.Contains(p.Reasons[1], "only honest if its cache outlives the power") {
+	if p := at(time.Millisecond); p.Result != OK || len(p.Reasons) != 2 ||
+		!strings.Contains(p.Reasons[1], "only honest if its cache outlives the power") {
 		t.Errorf("%+v", p)
 	}
-	if p := at(20 * time.Microsecond); p.Result != Fail || p.Layer != "nosuch" || !strings.Contains(p.Reasons[0], "a spinning disk cannot do one in less than 100µs") {
+	if p := at(20 * time.Microsecond); p.Result != Fail || p.Layer != "nosuch" ||
+		!strings.Contains(p.Reasons[0], "a spinning disk cannot do one in less than 100µs") {
 		t.Errorf("%+v", p)
 	}
 }
 
 func TestCount(t *testing.T) {
-	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 27059: "27,059", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
+	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 27059: "27,059", 1234567: "1,234,567",
+		-1000: "-1,000", -100: "-100"} {
 		if got := count(n); got != want {
 			t.Errorf("%d: %s", n, got)
 		}

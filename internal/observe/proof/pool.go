@@ -112,7 +112,8 @@ func (j *judge) pool(i int) {
 	if logs {
 		p.Words += fmt.Sprintf("; %s of them on the log", count(log.total))
 		if log.most() < j.needed/2 && p.Result == OK {
-			j.words = append(j.words, p.Name+": most syncs did not go to the log device: logbias=throughput, or more at once than it takes")
+			j.words = append(j.words,
+				p.Name+": most syncs did not go to the log device: logbias=throughput, or more at once than it takes")
 		}
 	}
 	for _, leaf := range children(j.stack.Layers, i) {

@@ -47,7 +47,9 @@ func (n *forgetfulNode) Open(ctx context.Context, flags uint32) (fs.FileHandle, 
 	return &forgetful{f}, out, errno
 }
 
-func (n *forgetfulNode) Create(ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
+func (n *forgetfulNode) Create(
+	ctx context.Context, name string, flags, mode uint32, out *fuse.EntryOut,
+) (*fs.Inode, fs.FileHandle, uint32, syscall.Errno) {
 	in, f, o, errno := n.LoopbackNode.Create(ctx, name, flags, mode, out)
 	return in, &forgetful{f}, o, errno
 }
@@ -69,7 +71,8 @@ func mountFUSE(t *testing.T, dir string) string {
 	root := &forgetfulNode{loopback.(*fs.LoopbackNode)}
 	root.RootData.RootNode = root
 	at := t.TempDir()
-	server, err := fs.Mount(at, root, &fs.Options{MountOptions: fuse.MountOptions{DirectMount: true, FsName: "forgetful", Name: "forgetful"}})
+	server, err := fs.Mount(at, root,
+		&fs.Options{MountOptions: fuse.MountOptions{DirectMount: true, FsName: "forgetful", Name: "forgetful"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +119,8 @@ func fio(t *testing.T, dir string, env []string, call string, more ...string) pr
 	}
 	defer w.Close()
 	var out bytes.Buffer
-	args := append([]string{"--name=x", "--directory=" + dir, "--size=2m", "--bs=8k", "--rw=write", "--ioengine=psync", "--overwrite=1",
+	args := append([]string{"--name=x", "--directory=" + dir, "--size=2m", "--bs=8k", "--rw=write", "--ioengine=psync",
+		"--overwrite=1",
 		"--time_based=1", "--runtime=1", "--output-format=json", "--group_reporting=1"}, more...)
 	cmd := exec.Command("fio", args...)
 	cmd.Env = append(os.Environ(), env...)
@@ -195,7 +199,8 @@ func TestIOUring(t *testing.T) {
 	onDisk(t)
 	needTracepoints(t)
 	need(t, "fio", "fio")
-	if out, err := exec.Command("fio", "--name=x", "--filename="+filepath.Join(t.TempDir(), "f"), "--size=64k", "--rw=write", "--ioengine=io_uring").CombinedOutput(); err != nil {
+	if out, err := exec.Command("fio", "--name=x", "--filename="+filepath.Join(t.TempDir(), "f"), "--size=64k",
+		"--rw=write", "--ioengine=io_uring").CombinedOutput(); err != nil {
 		skip(t, "fio has no io_uring here: %s", out)
 	}
 	p := fio(t, testfs.Ext4(t, 64<<20), nil, "fdatasync", "--ioengine=io_uring", "--fdatasync=1")
@@ -214,7 +219,8 @@ func TestNoRoot(t *testing.T) {
 	dir := testfs.Ext4(t, 64<<20)
 	p := asNobody(t, dir)
 	wantOK(t, p)
-	if p.Method != proof.Statistics || !strings.Contains(p.NoTraces, "trace the kernel") || p.Calls.Counted != -1 || p.Calls.Result != proof.OK {
+	if p.Method != proof.Statistics || !strings.Contains(p.NoTraces, "trace the kernel") || p.Calls.Counted != -1 ||
+		p.Calls.Result != proof.OK {
 		t.Errorf("%s %q %+v", p.Method, p.NoTraces, p.Calls)
 	}
 	remount(t, dir, "nobarrier")
@@ -314,5 +320,6 @@ func watchHere(ctx context.Context, args []string) error {
 	if err := json.Unmarshal(out.Bytes(), &l); err != nil {
 		return fmt.Errorf("%w: %s", err, out.String())
 	}
-	return json.NewEncoder(os.Stdout).Encode(e.Judge(proof.Load{Call: "fdatasync", Syncs: l.Syncs, Writers: 1, P50: l.P50}))
+	return json.NewEncoder(os.Stdout).Encode(e.Judge(proof.Load{Call: "fdatasync", Syncs: l.Syncs, Writers: 1,
+		P50: l.P50}))
 }

@@ -58,15 +58,17 @@ type LayerProof struct {
 	Role   string `json:"role,omitempty"`
 	Device bool   `json:"device"` // it is a block device, so that something could be counted
 
-	Flushes      int64 `json:"flushes"` // -1: not counted; with those before a FUA write
-	FUA          int64 `json:"fua"`     // writes that go through the cache by themselves, without a flush before; -1: not counted
+	Flushes int64 `json:"flushes"` // -1: not counted; with those before a FUA write
+	// writes that go through the cache by themselves, without a flush before; -1: not counted
+	FUA          int64 `json:"fua"`
 	Writes       int64 `json:"writes"`
 	WrittenBytes int64 `json:"written_bytes"`
 	// OthersFlushes is how many of Flushes and FUA are surely of other programs
 	// (tracepoints), or would be at the rate before the run (statistics).
 	OthersFlushes        int64   `json:"others_flushes"`
 	OthersBytesPerSecond float64 `json:"others_bytes_per_second"` // written before the run
-	Needed               int64   `json:"needed"`                  // flushes that the syncs need at the least here; 0 if none
+	// flushes that the syncs need at the least here; 0 if none
+	Needed int64 `json:"needed"`
 	// FlushSeconds is how long the device took for a flush on average, by the block
 	// statistics; 0: not known. A figure too good to be true shows here.
 	FlushSeconds  float64 `json:"flush_seconds,omitempty"`

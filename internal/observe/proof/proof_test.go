@@ -14,7 +14,8 @@ func TestHonest(t *testing.T) {
 	for _, kind := range []string{"ext4", "xfs", "btrfs"} {
 		t.Run(kind, func(t *testing.T) {
 			dir := testfs.New(t, kind, 128<<20).Dir()
-			for _, o := range []options{{}, {writers: 4}, {call: "fsync"}, {call: "dsync"}, {call: "dsync", writers: 4}, {call: "grow"}} {
+			for _, o := range []options{{}, {writers: 4}, {call: "fsync"}, {call: "dsync"}, {call: "dsync", writers: 4},
+				{call: "grow"}} {
 				t.Run(fmt.Sprintf("%s %d", o.call, o.writers), func(t *testing.T) {
 					o.sample = 200 * time.Millisecond
 					p := watch(t, dir, o)

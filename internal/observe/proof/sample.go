@@ -31,7 +31,8 @@ const (
 // flush or forced write was sent to every device that needs one between its start and its
 // end, and at the topmost device after the sync's own data. It waits for the load's first
 // sync, no longer than d. It costs the load a few percent while it lasts, so that it
-// should be short, and may be called several times. Without tracepoints it does nothing. Canceled: what was seen until then is kept.
+// should be short, and may be called several times. Without tracepoints it does nothing. Canceled: what was seen until
+// then is kept.
 func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 	if w.method != Tracepoints || w.started == nil || w.cmd.Process == nil {
 		return nil
@@ -169,10 +170,12 @@ func (w *Watch) sampler() (*sampler, []tracepoint.Spec, error) {
 		{Event: "syscalls:sys_enter_msync", Filter: msyncSync}, {Event: "syscalls:sys_exit_msync"},
 	}
 	if len(flushes) > 0 {
-		specs = append(specs, tracepoint.Spec{Event: queued, Filter: "(" + strings.Join(flushes, " || ") + ") && " + isEither})
+		specs = append(specs, tracepoint.Spec{Event: queued,
+			Filter: "(" + strings.Join(flushes, " || ") + ") && " + isEither})
 	}
 	if len(plain) > 0 {
-		specs = append(specs, tracepoint.Spec{Event: queued, Filter: "(" + strings.Join(plain, " || ") + ") && " + `rwbs ~ "W*" && !(` + isEither + ")"})
+		specs = append(specs, tracepoint.Spec{Event: queued,
+			Filter: "(" + strings.Join(plain, " || ") + ") && " + `rwbs ~ "W*" && !(` + isEither + ")"})
 	}
 	for _, l := range w.stack.Layers {
 		s.early = s.early || l.Kind == stack.Zpool

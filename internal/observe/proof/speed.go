@@ -58,7 +58,8 @@ func identity(name string) string {
 
 // isVirtual tells disks of hypervisors and clouds by their names.
 func isVirtual(identity string) bool {
-	for _, n := range []string{"QEMU", "VMware", "VBOX", "VirtualBox", "Msft", "Virtual Disk", "Google", "PersistentDisk", "nvme_card", "Amazon", "Elastic Block", "Xen", "Nutanix", "IBM 2145", "iSCSI", "LIO-ORG", "BlockVolume"} {
+	for _, n := range []string{"QEMU", "VMware", "VBOX", "VirtualBox", "Msft", "Virtual Disk", "Google", "PersistentDisk",
+		"nvme_card", "Amazon", "Elastic Block", "Xen", "Nutanix", "IBM 2145", "iSCSI", "LIO-ORG", "BlockVolume"} {
 		if strings.Contains(identity, n) {
 			return true
 		}
@@ -97,16 +98,19 @@ func (j *judge) tooFast(p *LayerProof, i int, c class) {
 	switch {
 	case took > 0 && took < c.impossible && p.Result == OK:
 		p.Result = Fail
-		p.Words += fmt.Sprintf("; but half of the syncs took less than %v, and %s cannot do one in less than %v%s", max(took.Round(100*time.Nanosecond), 100*time.Nanosecond), c.name, c.impossible, seen)
+		p.Words += fmt.Sprintf("; but half of the syncs took less than %v, and %s cannot do one in less than %v%s",
+			max(took.Round(100*time.Nanosecond), 100*time.Nanosecond), c.name, c.impossible, seen)
 		j.remedies[i] = "something above the disk answers: look at its controller or its hypervisor (QEMU: cache=unsafe)"
 	case took > 0 && took < c.doubtful, flush > 0 && flush < c.doubtful/4:
 		which := fmt.Sprintf("half of the syncs took less than %v", took.Round(100*time.Nanosecond))
 		if took <= 0 || took >= c.doubtful {
 			which = "its flushes are very quick"
 		}
-		word := fmt.Sprintf("%s: %s%s, which for %s is only honest if its cache outlives the power (capacitors, a battery)", p.Name, which, seen, c.name)
+		word := fmt.Sprintf("%s: %s%s, which for %s is only honest if its cache outlives the power (capacitors, a battery)",
+			p.Name, which, seen, c.name)
 		if c == virtual {
-			word = fmt.Sprintf("%s: %s%s: make sure that the hypervisor passes flushes on (QEMU: not cache=unsafe): it cannot be seen from inside", p.Name, which, seen)
+			word = fmt.Sprintf("%s: %s%s: make sure that the hypervisor passes flushes on (QEMU: not cache=unsafe): it "+
+				"cannot be seen from inside", p.Name, which, seen)
 		}
 		j.words = append(j.words, word)
 	}

@@ -215,7 +215,8 @@ func (w *Watch) Stop() (*Evidence, error) {
 	}
 	if w.method == Tracepoints {
 		e.calls = run.calls
-		e.othersSyncs = max(0, run.all-run.calls["fsync"]-run.calls["fdatasync"]-run.calls["msync"]-run.calls["syncfs"]-run.calls["sync"])
+		e.othersSyncs = max(0,
+			run.all-run.calls["fsync"]-run.calls["fdatasync"]-run.calls["msync"]-run.calls["syncfs"]-run.calls["sync"])
 	}
 	var quiet *reading
 	if w.quiet != nil {

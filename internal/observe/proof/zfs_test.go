@@ -21,7 +21,8 @@ import (
 func pool(t *testing.T, vdevs ...string) (name, dir string) {
 	t.Helper()
 	name = "pandotest-" + strings.ToLower(rand.Text()[:12])
-	do(t, "zpool", append([]string{"create", "-f", "-o", "cachefile=none", "-o", "ashift=12", "-O", "mountpoint=none", "-O", "atime=off", name}, vdevs...)...)
+	do(t, "zpool", append([]string{"create", "-f", "-o", "cachefile=none", "-o", "ashift=12", "-O", "mountpoint=none",
+		"-O", "atime=off", name}, vdevs...)...)
 	t.Cleanup(func() { do(t, "zpool", "destroy", "-f", name) })
 	do(t, "zfs", "create", "-o", "mountpoint=legacy", "-o", "recordsize=8k", name+"/db")
 	dir = t.TempDir()
@@ -92,7 +93,8 @@ func TestZFSLog(t *testing.T) {
 	wantOK(t, p)
 	log := layer(t, p, filepath.Base(disks[2]))
 	zpool := layer(t, p, "zpool "+name)
-	if layer(t, p, log.Name+"1").Role != "log" || log.Flushes+log.FUA < zpool.Needed || zpool.Result != proof.OK || zpool.Needed < 5 {
+	if layer(t, p, log.Name+"1").Role != "log" || log.Flushes+log.FUA < zpool.Needed || zpool.Result != proof.OK ||
+		zpool.Needed < 5 {
 		t.Errorf("the log %+v of %+v", log, zpool)
 	}
 	if data := layer(t, p, filepath.Base(disks[0])); data.Flushes+data.FUA >= zpool.Needed {
@@ -198,7 +200,8 @@ func TestDisk(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			wantFail(t, watch(t, dir, slowly(options{})), name+" (write through)", "the device says that it has a volatile cache")
+			wantFail(t, watch(t, dir, slowly(options{})), name+" (write through)",
+				"the device says that it has a volatile cache")
 			// By the counts it is a disk without a cache: there is nothing to flush, and
 			// writes arrive.
 			p := watch(t, dir, slowly(options{counts: true}))

@@ -174,7 +174,8 @@ func (b *builder) add(l Layer) bool {
 // a block device of this host.
 var (
 	inMemory    = words("tmpfs ramfs hugetlbfs devtmpfs rootfs")
-	overNetwork = words("nfs nfs4 cifs smb3 ceph 9p virtiofs afs lustre gpfs glusterfs beegfs orangefs ocfs2 gfs2 vboxsf fuse.sshfs fuse.glusterfs fuse.s3fs fuse.rclone fuse.ceph")
+	overNetwork = words("nfs nfs4 cifs smb3 ceph 9p virtiofs afs lustre gpfs glusterfs beegfs orangefs ocfs2 gfs2 " +
+		"vboxsf fuse.sshfs fuse.glusterfs fuse.s3fs fuse.rclone fuse.ceph")
 )
 
 func words(s string) map[string]bool {
@@ -192,7 +193,8 @@ func (b *builder) path(path string, depth int) {
 		b.hide("the mount table does not show what %s is on", path)
 		return
 	}
-	l := Layer{Kind: Filesystem, Name: m.FSType + " on " + m.Point, Depth: depth, Group: b.group, FSType: m.FSType, Mount: m}
+	l := Layer{Kind: Filesystem, Name: m.FSType + " on " + m.Point, Depth: depth, Group: b.group, FSType: m.FSType,
+		Mount: m}
 	b.group = ""
 	switch {
 	case inMemory[m.FSType]:

@@ -201,14 +201,17 @@ func TestElsewhere(t *testing.T) {
 		}
 	}
 	merged := t.TempDir()
-	if err := unix.Mount("overlay", merged, "overlay", 0, fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", base.Dir())); err != nil {
+	if err := unix.Mount("overlay", merged, "overlay", 0,
+		fmt.Sprintf("lowerdir=%[1]s/lower,upperdir=%[1]s/upper,workdir=%[1]s/work", base.Dir())); err != nil {
 		skip(t, "no overlay: %v", err)
 	}
 	defer unmount(t, merged)
-	want(t, of(t, merged), []string{"overlay overlay on " + merged, "filesystem ext4 on " + base.Dir(), "loop " + base.Device()}, filepath.Dir(base.Dir()))
+	want(t, of(t, merged), []string{"overlay overlay on " + merged, "filesystem ext4 on " + base.Dir(),
+		"loop " + base.Device()}, filepath.Dir(base.Dir()))
 
 	lower := t.TempDir()
-	if err := unix.Mount("overlay", lower, "overlay", unix.MS_RDONLY, fmt.Sprintf("lowerdir=%[1]s/lower:%[1]s/upper", base.Dir())); err != nil {
+	if err := unix.Mount("overlay", lower, "overlay", unix.MS_RDONLY,
+		fmt.Sprintf("lowerdir=%[1]s/lower:%[1]s/upper", base.Dir())); err != nil {
 		t.Fatal(err)
 	}
 	defer unmount(t, lower)
@@ -227,7 +230,8 @@ func TestFUSE(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := t.TempDir()
-	server, err := fs.Mount(at, root, &fs.Options{MountOptions: fuse.MountOptions{DirectMount: true, FsName: "some program", Name: "passthrough"}})
+	server, err := fs.Mount(at, root,
+		&fs.Options{MountOptions: fuse.MountOptions{DirectMount: true, FsName: "some program", Name: "passthrough"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +321,8 @@ func TestHidden(t *testing.T) {
 func inNamespace(t *testing.T, path, cover, other string) *stack.Stack {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), "PANDO_TEST_STACK_OF="+path, "PANDO_TEST_STACK_COVER="+cover, "PANDO_TEST_STACK_OTHER="+other)
+	cmd.Env = append(os.Environ(), "PANDO_TEST_STACK_OF="+path, "PANDO_TEST_STACK_COVER="+cover,
+		"PANDO_TEST_STACK_OTHER="+other)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()

@@ -37,7 +37,8 @@ errors: No known data errors
 
 func TestParseStatus(t *testing.T) {
 	want := []vdev{
-		{node: "/dev/sda1", group: "mirror-0"}, {node: "/dev/sdb1", group: "mirror-0"}, {node: "/dev/sdc1", group: "mirror-0"},
+		{node: "/dev/sda1", group: "mirror-0"}, {node: "/dev/sdb1", group: "mirror-0"}, {node: "/dev/sdc1",
+			group: "mirror-0"},
 		{node: "/dev/sdd1", group: "mirror-1"}, {file: "/srv/a", group: "mirror-1"},
 		{node: "/dev/sde1", group: "/dev/sde1"},
 		{node: "/dev/nvme1n1p1", role: "special", group: "/dev/nvme1n1p1"},

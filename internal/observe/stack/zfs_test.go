@@ -16,7 +16,8 @@ import (
 func TestZFS(t *testing.T) {
 	disks := testfs.Disks(t, 3)
 	pool := "pandotest-" + strings.ToLower(rand.Text()[:12])
-	do(t, "zpool", "create", "-f", "-o", "cachefile=none", "-O", "mountpoint=none", pool, "mirror", disks[0], disks[1], "log", disks[2])
+	do(t, "zpool", "create", "-f", "-o", "cachefile=none", "-O", "mountpoint=none", pool, "mirror", disks[0], disks[1],
+		"log", disks[2])
 	defer do(t, "zpool", "destroy", "-f", pool)
 	do(t, "zfs", "create", "-o", "mountpoint=legacy", pool+"/db")
 	dir := t.TempDir()

@@ -82,7 +82,8 @@ func BenchmarkOverhead(b *testing.B) {
 				kind := (i + round) % len(benchKinds)
 				r := x.take(b, p, kind)
 				runs[kind] = append(runs[kind], r)
-				line += fmt.Sprintf(" [%s: %.0f writes/s, p50 %s, p99 %s, %.1f µs of processor time each]", benchKinds[kind], r.writes, words(r.p50), words(r.p99), r.cpu*1e6)
+				line += fmt.Sprintf(" [%s: %.0f writes/s, p50 %s, p99 %s, %.1f µs of processor time each]", benchKinds[kind],
+					r.writes, words(r.p50), words(r.p99), r.cpu*1e6)
 			}
 			fmt.Fprintln(os.Stderr, line)
 		}
@@ -104,10 +105,15 @@ func BenchmarkOverhead(b *testing.B) {
 			return v
 		}
 		for kind, name := range benchKinds {
-			fmt.Fprintf(os.Stderr, "%s: the least disturbed: p50 %s (%.3f), %.1f µs of processor time each\n", name, words(least(kind, p50)), least(kind, p50)/least(0, p50), 1e6*least(kind, cpu))
-			fmt.Fprintf(os.Stderr, "%s: median of %d: %.0f writes/s (ratio %.3f), p50 %s (%.3f), %.1f µs of processor time each (%+.1f µs: %+.1f %% of the time of a write)\n", name, *benchRounds,
-				median(kind, writes), median(kind, writes)/median(0, writes), words(median(kind, p50)), median(kind, p50)/median(0, p50),
-				1e6*median(kind, cpu), 1e6*(median(kind, cpu)-median(0, cpu)), 100*(median(kind, cpu)-median(0, cpu))*median(0, writes)/float64(p.Writers))
+			fmt.Fprintf(os.Stderr, "%s: the least disturbed: p50 %s (%.3f), %.1f µs of processor time each\n", name,
+				words(least(kind, p50)), least(kind, p50)/least(0, p50), 1e6*least(kind, cpu))
+			fmt.Fprintf(os.Stderr,
+				"%s: median of %d: %.0f writes/s (ratio %.3f), p50 %s (%.3f), %.1f µs of processor time each (%+.1f µs: %+.1f "+
+					"%% of the time of a write)\n", name, *benchRounds,
+				median(kind, writes), median(kind, writes)/median(0, writes), words(median(kind, p50)), median(kind, p50)/median(0,
+					p50),
+				1e6*median(kind, cpu), 1e6*(median(kind, cpu)-median(0, cpu)), 100*(median(kind, cpu)-median(0, cpu))*median(0,
+					writes)/float64(p.Writers))
 		}
 		b.ReportMetric(median(2, writes)/median(0, writes), "ratio")
 		b.ReportMetric(100*(median(2, cpu)-median(0, cpu))*median(0, writes)/float64(p.Writers), "%-by-processor-time")

@@ -102,13 +102,25 @@ type figure struct {
 }
 
 var compared = []figure{
-	{name: "syncs/s", unit: "1/s", of: func(r *Run) float64 { return r.SyncsPerSecond }, moment: func(m *Moment) float64 { return m.Syncs }},
-	{name: "p50", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 { return r.Sync.P50 }, moment: func(m *Moment) float64 { return m.P50 }},
+	{name: "syncs/s", unit: "1/s", of: func(r *Run) float64 {
+		return r.SyncsPerSecond
+	}, moment: func(m *Moment) float64 { return m.Syncs }},
+	{name: "p50", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 {
+		return r.Sync.P50
+	}, moment: func(m *Moment) float64 { return m.P50 }},
 	// A time line has no p95. It moves less than p99, so this errs on the safe side.
-	{name: "p95", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 { return r.Sync.P95 }, moment: func(m *Moment) float64 { return m.P99 }},
-	{name: "p99", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 { return r.Sync.P99 }, moment: func(m *Moment) float64 { return m.P99 }},
-	{name: "p99.9", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 { return r.Sync.P999 }, why: "one run does not show how much it varies"},
-	{name: "max", unit: "s", higherIsBad: true, of: func(r *Run) float64 { return r.Sync.Max }, why: "one run does not show how much it varies"},
+	{name: "p95", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 {
+		return r.Sync.P95
+	}, moment: func(m *Moment) float64 { return m.P99 }},
+	{name: "p99", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 {
+		return r.Sync.P99
+	}, moment: func(m *Moment) float64 { return m.P99 }},
+	{name: "p99.9", unit: "s", higherIsBad: true, binned: true, of: func(r *Run) float64 {
+		return r.Sync.P999
+	}, why: "one run does not show how much it varies"},
+	{name: "max", unit: "s", higherIsBad: true, of: func(r *Run) float64 {
+		return r.Sync.Max
+	}, why: "one run does not show how much it varies"},
 }
 
 // Compare says what changed from a to b beyond the noise of their runs; names are what
@@ -125,7 +137,8 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 		Basis: BetweenRuns, Confidence: confidence,
 	}
 	if len(c.Differences) > 0 && !force {
-		return nil, errs.New(errs.Invalid, "compare", nameB, "it is not of the same work as %s: %s", nameA, strings.Join(c.Differences, "; ")).
+		return nil, errs.New(errs.Invalid, "compare", nameB, "it is not of the same work as %s: %s", nameA,
+			strings.Join(c.Differences, "; ")).
 			WithHint("measure both in the same way; %s compares them all the same", errs.Param("force"))
 	}
 	for _, s := range []struct {
@@ -139,7 +152,9 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 		if s.r.Verdict.Layer != "" {
 			where = " at " + s.r.Verdict.Layer
 		}
-		c.Unproven = append(c.Unproven, fmt.Sprintf("%s failed its proof%s: not all of what it synced is shown to have reached the disk, and its figures are no basis for anything", s.word, where))
+		c.Unproven = append(c.Unproven,
+			fmt.Sprintf("%s failed its proof%s: not all of what it synced is shown to have reached the disk, and its figures "+
+				"are no basis for anything", s.word, where))
 	}
 	if len(a.Runs) < 2 || len(b.Runs) < 2 {
 		c.Basis = InsideRuns
@@ -152,7 +167,8 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 }
 
 func side(r *Report, name string) Side {
-	return Side{Name: name, Started: r.Started.Format("2006-01-02 15:04:05Z07:00"), Host: r.Host.Name, Path: r.Path, Runs: len(r.Runs), Seconds: r.Seconds, Verdict: r.Verdict.Result}
+	return Side{Name: name, Started: r.Started.Format("2006-01-02 15:04:05Z07:00"), Host: r.Host.Name, Path: r.Path,
+		Runs: len(r.Runs), Seconds: r.Seconds, Verdict: r.Verdict.Result}
 }
 
 // differences are those of the work that was done.
@@ -213,12 +229,14 @@ func warnings(a, b *Report) []string {
 			}
 		}
 		if n > 0 {
-			out = append(out, fmt.Sprintf("%s stalled in %d of its %d runs: look at its time line before its percentiles", s.word, n, len(s.r.Runs)))
+			out = append(out, fmt.Sprintf("%s stalled in %d of its %d runs: look at its time line before its percentiles",
+				s.word, n, len(s.r.Runs)))
 		}
 	}
 	switch n := min(len(a.Runs), len(b.Runs)); {
 	case n == 1:
-		out = append(out, "a report of one run does not show how much runs differ: no change below 25 % counts, and p99.9 and max cannot be compared; use --runs 3 or more")
+		out = append(out, "a report of one run does not show how much runs differ: no change below 25 % counts, and p99.9 "+
+			"and max cannot be compared; use --runs 3 or more")
 	case n == 2:
 		out = append(out, "two runs show little of how much runs differ: the noise is large; use --runs 3 or more")
 	}

@@ -93,7 +93,8 @@ func slower(r *Report, factor float64) *Report {
 		x := &r.Runs[i]
 		x.SyncsPerSecond /= factor
 		x.WritesPerSecond /= factor
-		for _, v := range []*float64{&x.Sync.Min, &x.Sync.Mean, &x.Sync.P50, &x.Sync.P95, &x.Sync.P99, &x.Sync.P999, &x.Sync.Max} {
+		for _, v := range []*float64{&x.Sync.Min, &x.Sync.Mean, &x.Sync.P50, &x.Sync.P95, &x.Sync.P99, &x.Sync.P999,
+			&x.Sync.Max} {
 			*v *= factor
 		}
 		for j := range x.Sync.Histogram {
@@ -218,7 +219,8 @@ func TestCompareRarelyErrs(t *testing.T) {
 		like          *Report
 		runs, seconds int
 		spread        float64
-	}{{quiet, 3, 30, 0.05}, {noisy, 3, 30, 0.05}, {noisy, 5, 30, 0.05}, {quiet, 3, 30, 0.2}, {noisy, 2, 30, 0}, {quiet, 1, 60, 0.05}} {
+	}{{quiet, 3, 30, 0.05}, {noisy, 3, 30, 0.05}, {noisy, 5, 30, 0.05}, {quiet, 3, 30, 0.2}, {noisy, 2, 30, 0}, {quiet, 1,
+		60, 0.05}} {
 		t.Run(fmt.Sprintf("%d runs like %d, spread %g", c.runs, len(c.like.Runs), c.spread), func(t *testing.T) {
 			rnd := seeded(t)
 			wrong := 0
@@ -252,8 +254,10 @@ func TestCompareRarelyErrs(t *testing.T) {
 
 func TestCompareRefusesOtherWork(t *testing.T) {
 	for want, change := range map[string]func(*Report){
-		"profile: postgres and etcd":               func(r *Report) { r.Profile.Name = "etcd" },
-		"writers: 1 and 4":                         func(r *Report) { r.Runs[0].Writers, r.Runs[1].Writers, r.Runs[2].Writers = 4, 4, 4 },
+		"profile: postgres and etcd": func(r *Report) { r.Profile.Name = "etcd" },
+		"writers: 1 and 4": func(r *Report) {
+			r.Runs[0].Writers, r.Runs[1].Writers, r.Runs[2].Writers = 4, 4, 4
+		},
 		"bytes of a write: 8192 and 4096":          func(r *Report) { r.Profile.Bytes = 4096 },
 		"bytes of the files: 67108864 and 1048576": func(r *Report) { r.Profile.File = 1 << 20 },
 		"writes for each sync: 1 and 8":            func(r *Report) { r.Profile.PerSync = 8 },
@@ -262,7 +266,8 @@ func TestCompareRefusesOtherWork(t *testing.T) {
 		b := fixture(t)
 		change(b)
 		_, err := Compare(fixture(t), b, "A.json", "B.json", false)
-		if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), want) || !strings.Contains(errs.HintOf(err), `parameter "force"`) {
+		if !errs.Is(err, errs.Invalid) || !strings.Contains(err.Error(), want) ||
+			!strings.Contains(errs.HintOf(err), `parameter "force"`) {
 			t.Errorf("%s: %v", want, err)
 		}
 		c, err := Compare(fixture(t), b, "A.json", "B.json", true)
@@ -288,12 +293,14 @@ func TestCompareWarns(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, text)
 		}
 	}
-	if len(c.Unproven) != 1 || !strings.HasPrefix(c.Unproven[0], "B failed its proof at vda") || !strings.Contains(c.Summary, "not all of what was synced") {
+	if len(c.Unproven) != 1 || !strings.HasPrefix(c.Unproven[0], "B failed its proof at vda") ||
+		!strings.Contains(c.Summary, "not all of what was synced") {
 		t.Errorf("%+v", c)
 	}
 	b = fixture(t)
 	b.Layers = b.Layers[:1]
-	if text := strings.Join(compare(t, fixture(t), b).Warnings, "\n"); !strings.Contains(text, "different layers: ext4 on / > vda in A, ext4 on / in B") {
+	if text := strings.Join(compare(t, fixture(t), b).Warnings, "\n"); !strings.Contains(text,
+		"different layers: ext4 on / > vda in A, ext4 on / in B") {
 		t.Error(text)
 	}
 }

@@ -33,7 +33,8 @@ func host(fio string) Host {
 func layers(ctx context.Context, s *stack.Stack) []Layer {
 	out := []Layer{}
 	for _, l := range s.Layers {
-		out = append(out, Layer{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role, Details: join(details(l), properties(ctx, l))})
+		out = append(out, Layer{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role,
+			Details: join(details(l), properties(ctx, l))})
 	}
 	if s.Hidden != "" && len(out) > 0 {
 		last := &out[len(out)-1]

@@ -17,7 +17,9 @@ import (
 var pageText string
 
 var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
-	"seconds": secondsText, "bytes": bytesText, "count": countText, "rate": rateText, "inc": func(i int) int { return i + 1 },
+	"seconds": secondsText, "bytes": bytesText, "count": countText, "rate": rateText, "inc": func(i int) int {
+		return i + 1
+	},
 	"prose": prose,
 	"plural": func(n int, what string) string {
 		if n == 1 {
@@ -27,7 +29,8 @@ var pageTemplate = template.Must(template.New("report").Funcs(template.FuncMap{
 	},
 	"sentence": sentence,
 	"resultClass": func(r proof.Result) string {
-		return map[proof.Result]string{proof.OK: "ok", proof.Fail: "fail", proof.NotNeeded: "none", proof.Unknown: "unknown"}[r]
+		return map[proof.Result]string{proof.OK: "ok", proof.Fail: "fail", proof.NotNeeded: "none",
+			proof.Unknown: "unknown"}[r]
 	},
 	"indent": func(depth int) int { return min(max(depth, 0), 12) * 14 },
 }).Parse(pageText))
@@ -96,7 +99,8 @@ func HTML(r *Report) ([]byte, error) {
 		for i, n := range cols.counts {
 			if n > 0 {
 				sum += n
-				p.HistRows = append(p.HistRows, histRow{secondsText(cols.edge(i)), secondsText(cols.edge(i + 1)), n, percent(sum, p.Merged)})
+				p.HistRows = append(p.HistRows, histRow{secondsText(cols.edge(i)), secondsText(cols.edge(i + 1)), n,
+					percent(sum, p.Merged)})
 			}
 		}
 	}

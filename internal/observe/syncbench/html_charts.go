@@ -91,7 +91,8 @@ func histogramChart(bins []Bin, call string) template.HTML {
 		name  string
 		value float64
 	}{
-		{"p50", quantile(bins, 0.50)}, {"p95", quantile(bins, 0.95)}, {"p99", quantile(bins, 0.99)}, {"p99.9", quantile(bins, 0.999)},
+		{"p50", quantile(bins, 0.50)}, {"p95", quantile(bins, 0.95)}, {"p99", quantile(bins, 0.99)}, {"p99.9",
+			quantile(bins, 0.999)},
 		{"max", bins[len(bins)-1].Value},
 	}
 	cols := columnsOf(bins)
@@ -105,7 +106,8 @@ func histogramChart(bins []Bin, call string) template.HTML {
 	}
 	y := scale{math.Log10(0.7), math.Log10(float64(most) * 1.3), bottom, top, true}
 	s := newSVG(chartWidth, bottom+40, "hist", "Histogram of the latency of "+call,
-		fmt.Sprintf("%s syncs. Half took at most %s, 99 %% at most %s, the longest about %s.", countText(total(bins)), secondsText(marks[0].value), secondsText(marks[2].value), secondsText(marks[4].value)))
+		fmt.Sprintf("%s syncs. Half took at most %s, 99 %% at most %s, the longest about %s.", countText(total(bins)),
+			secondsText(marks[0].value), secondsText(marks[2].value), secondsText(marks[4].value)))
 	for _, t := range y.logTicks(roundText) {
 		if t.value < 1 || t.text[0] != '1' && most > 50 {
 			continue
@@ -146,7 +148,8 @@ var percentiles = []struct {
 	name string
 	p    float64
 }{
-	{"p50", 0.5}, {"p75", 0.75}, {"p90", 0.9}, {"p95", 0.95}, {"p99", 0.99}, {"p99.5", 0.995}, {"p99.9", 0.999}, {"p99.95", 0.9995}, {"p99.99", 0.9999},
+	{"p50", 0.5}, {"p75", 0.75}, {"p90", 0.9}, {"p95", 0.95}, {"p99", 0.99}, {"p99.5", 0.995}, {"p99.9", 0.999}, {"p99.95",
+		0.9995}, {"p99.99", 0.9999},
 }
 
 // nines is where a percentile lies on an axis on which each further nine is as far as
@@ -188,7 +191,8 @@ func percentileChart(runs []Run, call string) template.HTML {
 		s.line(chartLeft, y.at(t.value), chartLeft+plotWidth, y.at(t.value), "grid")
 		s.text(chartLeft-7, y.at(t.value)+4, "end", "label", t.text)
 	}
-	for _, t := range []tick{{0, "0"}, {0.5, "50"}, {0.75, "75"}, {0.9, "90"}, {0.99, "99"}, {0.999, "99.9"}, {0.9999, "99.99"}, {0.99999, "99.999"}, {0.999999, "99.9999"}, {0.9999999, "99.99999"}} {
+	for _, t := range []tick{{0, "0"}, {0.5, "50"}, {0.75, "75"}, {0.9, "90"}, {0.99, "99"}, {0.999, "99.9"},
+		{0.9999, "99.99"}, {0.99999, "99.999"}, {0.999999, "99.9999"}, {0.9999999, "99.99999"}} {
 		if nines(t.value) > right+1e-6 {
 			break
 		}
@@ -228,14 +232,16 @@ func percentileChart(runs []Run, call string) template.HTML {
 		}
 		s.text(chartLeft+plotWidth+6, at+4, "start", fmt.Sprintf("end ink%d", names[k]%6), fmt.Sprintf("run %d", names[k]+1))
 	}
-	s.text(chartLeft+plotWidth/2, bottom+35, "middle", "title", "percent of syncs that took at most this long (each further nine has the same width)")
+	s.text(chartLeft+plotWidth/2, bottom+35, "middle", "title",
+		"percent of syncs that took at most this long (each further nine has the same width)")
 	return s.done()
 }
 
 func percentileWords(runs []Run) string {
 	var b strings.Builder
 	for i, r := range runs {
-		fmt.Fprintf(&b, "Run %d: half at most %s, 99 %% at most %s, 99.9 %% at most %s, longest %s. ", i+1, secondsText(r.Sync.P50), secondsText(r.Sync.P99), secondsText(r.Sync.P999), secondsText(r.Sync.Max))
+		fmt.Fprintf(&b, "Run %d: half at most %s, 99 %% at most %s, 99.9 %% at most %s, longest %s. ", i+1,
+			secondsText(r.Sync.P50), secondsText(r.Sync.P99), secondsText(r.Sync.P999), secondsText(r.Sync.Max))
 	}
 	return strings.TrimSpace(b.String())
 }
@@ -327,7 +333,8 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 		line = append(line, point{x0, y}, point{x1, y})
 		mid := (x0 + x1) / 2
 		if m.Max > 0 {
-			p50, p99, longest = append(p50, point{mid, lat.at(m.P50)}), append(p99, point{mid, lat.at(m.P99)}), append(longest, point{mid, lat.at(m.Max)})
+			p50, p99, longest = append(p50, point{mid, lat.at(m.P50)}), append(p99, point{mid, lat.at(m.P99)}), append(longest,
+				point{mid, lat.at(m.Max)})
 		}
 	}
 	area = append(append(append(area, point{line[0].x, middle}), line...), point{line[len(line)-1].x, middle})

@@ -53,7 +53,8 @@ func (s *svg) rect(x, y, w, h float64, class, tip string) {
 
 // text is anchored at "start", "middle" or "end".
 func (s *svg) text(x, y float64, anchor, class, text string) {
-	fmt.Fprintf(s, `<text x="%s" y="%s" text-anchor="%s" class="%s">%s</text>`, num(x), num(y), anchor, class, html.EscapeString(text))
+	fmt.Fprintf(s, `<text x="%s" y="%s" text-anchor="%s" class="%s">%s</text>`, num(x), num(y), anchor, class,
+		html.EscapeString(text))
 }
 
 type point struct{ x, y float64 }

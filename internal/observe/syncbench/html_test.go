@@ -41,7 +41,8 @@ func TestHTML(t *testing.T) {
 			t.Errorf("the page does not say %q", want)
 		}
 	}
-	for _, never := range []string{"<script", "href=", "src=", "url(", "@import", "http", "<img", "<link", "✗", "A quick run"} {
+	for _, never := range []string{"<script", "href=", "src=", "url(", "@import", "http", "<img", "<link", "✗",
+		"A quick run"} {
 		if strings.Contains(p, never) {
 			t.Errorf("the page has %q", never)
 		}
@@ -77,12 +78,15 @@ func TestHTML(t *testing.T) {
 func TestHTMLOfAFailure(t *testing.T) {
 	r := fixture(t)
 	r.Quick = true
-	r.Verdict = Verdict{Result: Failed, Layer: "loop3", Words: []string{"loop3: no flush arrived: `mount -o remount,barrier /x`"}}
+	r.Verdict = Verdict{Result: Failed, Layer: "loop3",
+		Words: []string{"loop3: no flush arrived: `mount -o remount,barrier /x`"}}
 	r.Runs[1].Proof.Result = proof.Fail
 	r.Runs[1].Proof.Layers[1].Result = proof.Fail
-	r.Target = &Target{P99: 0.002, Best: 7000, Writers: 2, Steps: []Step{{1, 5000, 0.001, true}, {2, 7000, 0.0015, true}, {4, 9000, 0.004, false}}}
+	r.Target = &Target{P99: 0.002, Best: 7000, Writers: 2,
+		Steps: []Step{{1, 5000, 0.001, true}, {2, 7000, 0.0015, true}, {4, 9000, 0.004, false}}}
 	p := page1(t, r)
-	for _, want := range []string{"✗ FAIL at loop3", "A quick run, no verdict on speed", "<code>mount -o remount,barrier /x</code>.", `<span class="badge fail">fail</span>`,
+	for _, want := range []string{"✗ FAIL at loop3", "A quick run, no verdict on speed",
+		"<code>mount -o remount,barrier /x</code>.", `<span class="badge fail">fail</span>`,
 		"a p99 of at most 2.00 ms", "7,000 syncs/s", "<title>FAIL: syncs on /srv/db</title>"} {
 		if !strings.Contains(p, want) {
 			t.Errorf("the page does not say %q", want)
@@ -93,7 +97,8 @@ func TestHTMLOfAFailure(t *testing.T) {
 		r.Runs[i].Write, r.Runs[i].Sync, r.Runs[i].Timeline, r.Runs[i].Stalls, r.Runs[i].SyncsPerSecond = nil, Latency{}, nil, nil, 0
 	}
 	r.Profile.Sync = "write (O_DSYNC)"
-	if p = page1(t, r); !strings.Contains(p, "There was no sync") || !strings.Contains(p, "each of which waits for the disk") {
+	if p = page1(t, r); !strings.Contains(p, "There was no sync") ||
+		!strings.Contains(p, "each of which waits for the disk") {
 		t.Error("the page does not say that there was no sync")
 	}
 }
@@ -157,7 +162,8 @@ func TestHTMLOfExtremes(t *testing.T) {
 	for name, change := range map[string]func(*Report){
 		"one sync": func(r *Report) {
 			for i := range r.Runs {
-				r.Runs[i].Sync = Latency{Count: 1, Min: 1, Mean: 1, P50: 1, P95: 1, P99: 1, P999: 1, Max: 1, Histogram: []Bin{{1, 1}}}
+				r.Runs[i].Sync = Latency{Count: 1, Min: 1, Mean: 1, P50: 1, P95: 1, P99: 1, P999: 1, Max: 1,
+					Histogram: []Bin{{1, 1}}}
 				r.Runs[i].Timeline = []Moment{{At: 1, Length: 1, Syncs: 1, P50: 1, P99: 1, Max: 1}}
 			}
 		},
@@ -165,7 +171,8 @@ func TestHTMLOfExtremes(t *testing.T) {
 		"a long time line": func(r *Report) {
 			m := r.Runs[0].Timeline
 			for i := range 20_000 {
-				r.Runs[0].Timeline = append(r.Runs[0].Timeline, Moment{At: m[len(m)-1].At + float64(i+1), Length: 1, Syncs: 100, P50: 1, P99: 2, Max: 3})
+				r.Runs[0].Timeline = append(r.Runs[0].Timeline,
+					Moment{At: m[len(m)-1].At + float64(i+1), Length: 1, Syncs: 100, P50: 1, P99: 2, Max: 3})
 			}
 			r.Runs[0].Stalls = slices.Repeat(r.Runs[0].Stalls, 100)
 		},

@@ -129,7 +129,8 @@ func TestJobsAreSummed(t *testing.T) {
 			"sync":{"lat_ns":{"min":%d, "max":%d, "mean":1500, "N":99, "bins":{"1000":%d, "2000":%d}}}}`, ms, 8192*(n1+n2), n1+n2, 1000-n1, 2000+n2, n1, n2)
 	}
 	var got []*sample
-	notes, err := readSamples(strings.NewReader("fio: a note\n"+object(job(990, 3, 1), job(1000, 0, 2))+object(job(2000, 30, 10), job(2001, 0, 20))+"the end\n{\n \"jobs\" : [\n"), func(s *sample) error {
+	notes, err := readSamples(strings.NewReader("fio: a note\n"+object(job(990, 3, 1),
+		job(1000, 0, 2))+object(job(2000, 30, 10), job(2001, 0, 20))+"the end\n{\n \"jobs\" : [\n"), func(s *sample) error {
 		got = append(got, s)
 		return nil
 	})
@@ -137,7 +138,8 @@ func TestJobsAreSummed(t *testing.T) {
 		t.Fatalf("%d samples, %q, %v", len(got), notes, err)
 	}
 	s := got[1]
-	if s.ms != 2001 || s.writes != 60 || s.bytes != 60*8192 || s.iops != 21 || s.sync.n != 60 || s.sync.min != 970 || s.sync.max != 2020 || s.sync.sum != 60*1500 {
+	if s.ms != 2001 || s.writes != 60 || s.bytes != 60*8192 || s.iops != 21 || s.sync.n != 60 || s.sync.min != 970 ||
+		s.sync.max != 2020 || s.sync.sum != 60*1500 {
 		t.Errorf("%+v", s)
 	}
 	d := s.sync.since(&got[0].sync)
@@ -152,7 +154,9 @@ func TestJobsAreSummed(t *testing.T) {
 		{object(`{"job_runtime":"1"}`), "fio's output"},
 		{"{\n]\n}\n", "fio's output"},
 	} {
-		if _, err := readSamples(strings.NewReader(c.text), func(*sample) error { return nil }); err == nil || !strings.Contains(err.Error(), c.says) {
+		if _, err := readSamples(strings.NewReader(c.text), func(*sample) error {
+			return nil
+		}); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", c.text, err)
 		}
 	}
@@ -160,7 +164,8 @@ func TestJobsAreSummed(t *testing.T) {
 
 // FuzzSamples: whatever is read, what comes of it is a run that a report can hold.
 func FuzzSamples(f *testing.F) {
-	if out, err := exec.Command("fio", "--name=x", "--ioengine=null", "--size=1m", "--rw=write", "--bs=64k", "--fdatasync=1", "--output-format=json+", "--directory="+f.TempDir()).Output(); err == nil {
+	if out, err := exec.Command("fio", "--name=x", "--ioengine=null", "--size=1m", "--rw=write", "--bs=64k",
+		"--fdatasync=1", "--output-format=json+", "--directory="+f.TempDir()).Output(); err == nil {
 		f.Add(out)
 		f.Add(out[:len(out)/2])
 	}
@@ -218,11 +223,15 @@ func TestStalls(t *testing.T) {
 		want []string
 	}{
 		{"none", line(1000, 900, 1100, 260, 1000), nil},
-		{"a slow second", line(1000, 1000, 240, 1000, 1000), []string{"2-3 1.0 s at 24 % of the median rate; the longest sync took 2.0 ms"}},
-		{"a hang of two seconds", long(3, 2.2, line(1000, 1000, 0, 20, 1000, 1000)), []string{"2-4 2.0 s at 1 % of the median rate; the longest sync took 2.2 s"}},
+		{"a slow second", line(1000, 1000, 240, 1000, 1000),
+			[]string{"2-3 1.0 s at 24 % of the median rate; the longest sync took 2.0 ms"}},
+		{"a hang of two seconds", long(3, 2.2, line(1000, 1000, 0, 20, 1000, 1000)),
+			[]string{"2-4 2.0 s at 1 % of the median rate; the longest sync took 2.2 s"}},
 		{"one long sync", long(1, 0.06, line(1000, 1000, 1000)), []string{"1-2 the longest sync took 60 ms"}},
 		{"long, but not for this run", long(1, 0.049, line(1000, 1000, 1000)), nil},
-		{"two stalls", line(1000, 0, 1000, 0, 1000), []string{"1-2 1.0 s at 0 % of the median rate; the longest sync took 2.0 ms", "3-4 1.0 s at 0 % of the median rate; the longest sync took 2.0 ms"}},
+		{"two stalls", line(1000, 0, 1000, 0, 1000),
+			[]string{"1-2 1.0 s at 0 % of the median rate; the longest sync took 2.0 ms",
+				"3-4 1.0 s at 0 % of the median rate; the longest sync took 2.0 ms"}},
 		{"few syncs: chance", line(3, 2, 0, 4, 0, 3), nil},
 		{"too short", line(1000, 0), nil},
 		{"nothing", nil, nil},

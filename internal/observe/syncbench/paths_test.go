@@ -37,7 +37,8 @@ func TestRefused(t *testing.T) {
 	refused(quick(filepath.Join(dir, "none"), "postgres"), errs.NotFound, "no such directory")
 	refused(quick(file, "postgres"), errs.Invalid, "no directory", "name the directory: "+dir)
 	refused(quick("/dev/null", "postgres"), errs.Invalid, "no directory")
-	refused(quick(dir, "oracle"), errs.Invalid, "oracle", "postgres, postgres-dsync, innodb, sqlite-full, sqlite-normal, etcd, checkpoint")
+	refused(quick(dir, "oracle"), errs.Invalid, "oracle",
+		"postgres, postgres-dsync, innodb, sqlite-full, sqlite-normal, etcd, checkpoint")
 	with := func(change func(*Config)) Config {
 		c := quick(dir, "postgres")
 		change(&c)
@@ -49,7 +50,9 @@ func TestRefused(t *testing.T) {
 	refused(with(func(c *Config) { c.SizeBytes = -1 }), errs.Invalid, "size")
 	refused(with(func(c *Config) { c.SizeBytes = 1000 }), errs.Invalid, "too few", `parameter "size" set to 131072`)
 	refused(with(func(c *Config) { c.P99 = -1 }), errs.Invalid, "p99")
-	refused(with(func(c *Config) { c.Profile, c.Writers = "etcd", 2 }), errs.Invalid, "too few", `parameter "size" set to 96000000`)
+	refused(with(func(c *Config) {
+		c.Profile, c.Writers = "etcd", 2
+	}), errs.Invalid, "too few", `parameter "size" set to 96000000`)
 
 	if b, err := os.ReadFile(file); err != nil || string(b) != "mine" {
 		t.Errorf("%q, %v", b, err)
@@ -100,7 +103,8 @@ func TestOverlay(t *testing.T) {
 	lower, upper := testfs.Ext4(t, 32<<20), testfs.Ext4(t, 64<<20)
 	at := overlay(t, lower, upper)
 	r := measure(t, quick(at, "postgres"))
-	if len(r.Layers) < 3 || r.Layers[0].Kind != "overlay" || !strings.HasSuffix(r.Layers[1].Name, upper) || r.Layers[2].Kind != "loop" {
+	if len(r.Layers) < 3 || r.Layers[0].Kind != "overlay" || !strings.HasSuffix(r.Layers[1].Name, upper) ||
+		r.Layers[2].Kind != "loop" {
 		t.Errorf("%+v", r.Layers)
 	}
 	if r.Runs[0].Syncs == 0 {
@@ -303,13 +307,15 @@ func TestReport(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r.Kind != "pando bench sync" || r.Format != Format || r.Pando != "test" || r.Path != dir || r.Volume != "web" || !r.Quick || r.Seconds != 1 || len(r.Runs) != 2 {
+	if r.Kind != "pando bench sync" || r.Format != Format || r.Pando != "test" || r.Path != dir || r.Volume != "web" ||
+		!r.Quick || r.Seconds != 1 || len(r.Runs) != 2 {
 		t.Errorf("%+v", r)
 	}
 	if !strings.HasPrefix(r.Host.Fio, "fio-") || r.Host.Kernel == "" || r.Host.CPUs < 1 || r.Host.MemoryBytes < 1<<20 {
 		t.Errorf("%+v", r.Host)
 	}
-	if len(r.Layers) < 2 || r.Layers[0].Kind != "filesystem" || r.Layers[1].Kind != "loop" || !strings.Contains(r.Layers[1].Details, "direct I/O") {
+	if len(r.Layers) < 2 || r.Layers[0].Kind != "filesystem" || r.Layers[1].Kind != "loop" ||
+		!strings.Contains(r.Layers[1].Details, "direct I/O") {
 		t.Errorf("%+v", r.Layers)
 	}
 	want := Pass
@@ -318,10 +324,12 @@ func TestReport(t *testing.T) {
 		if run.Proof.Result != proof.OK {
 			want = Failed
 		}
-		if run.Proof.Layers[1].Result != proof.OK || run.Proof.Calls.Reported != run.Syncs || len(run.Proof.Layers) != len(r.Layers) {
+		if run.Proof.Layers[1].Result != proof.OK || run.Proof.Calls.Reported != run.Syncs ||
+			len(run.Proof.Layers) != len(r.Layers) {
 			t.Errorf("%+v", run.Proof)
 		}
-		if run.Syncs < 10 || len(run.Timeline) == 0 || run.Write == nil || run.Write.P50 <= 0 || run.Write.P50 >= run.Sync.P50 {
+		if run.Syncs < 10 || len(run.Timeline) == 0 || run.Write == nil || run.Write.P50 <= 0 ||
+			run.Write.P50 >= run.Sync.P50 {
 			t.Errorf("%+v", run)
 		}
 	}
@@ -329,10 +337,12 @@ func TestReport(t *testing.T) {
 	if r.Verdict.Result != want || !strings.Contains(said, "is not a verdict on speed: shorter than a writeback cycle") {
 		t.Errorf("%+v", r.Verdict)
 	}
-	if t1 := r.Target; t1 == nil || len(t1.Steps) != 4 || t1.Steps[3].Writers != 8 || !t1.Steps[3].Keeps || t1.Best <= 0 || !strings.Contains(said, "ended at 8 writers") {
+	if t1 := r.Target; t1 == nil || len(t1.Steps) != 4 || t1.Steps[3].Writers != 8 || !t1.Steps[3].Keeps || t1.Best <= 0 ||
+		!strings.Contains(said, "ended at 8 writers") {
 		t.Errorf("%+v, %s", r.Target, said)
 	}
-	if s := strings.Join(seen, "; "); !strings.Contains(s, "measure, run 2 of 2, seconds") || !strings.Contains(s, "search with 8 writers, seconds") {
+	if s := strings.Join(seen, "; "); !strings.Contains(s, "measure, run 2 of 2, seconds") ||
+		!strings.Contains(s, "search with 8 writers, seconds") {
 		t.Errorf("stages: %s", s)
 	}
 	empty(t, dir)
@@ -351,7 +361,8 @@ func TestReport(t *testing.T) {
 // TestVerdict: one run whose syncs did not arrive is enough to fail.
 func TestVerdict(t *testing.T) {
 	good := Run{Syncs: 20000, Proof: proof.Proof{Result: proof.OK, Reasons: []string{"all arrived"}}}
-	bad := Run{Syncs: 20000, Proof: proof.Proof{Result: proof.Fail, Layer: "loop3", Reasons: []string{"none arrived", "ask the disk"}}}
+	bad := Run{Syncs: 20000, Proof: proof.Proof{Result: proof.Fail, Layer: "loop3",
+		Reasons: []string{"none arrived", "ask the disk"}}}
 	unknown := Run{Syncs: 20000, Proof: proof.Proof{Result: proof.Unknown}}
 	for _, c := range []struct {
 		name    string
@@ -361,12 +372,19 @@ func TestVerdict(t *testing.T) {
 	}{
 		{"good", []Run{good, good}, 60, Verdict{Pass, "", []string{"all arrived"}}},
 		{"bad", []Run{bad}, 60, Verdict{Failed, "loop3", []string{"none arrived", "ask the disk"}}},
-		{"one of three", []Run{good, bad, unknown}, 60, Verdict{Failed, "loop3", []string{"run 2: none arrived", "run 2: ask the disk", "run 3: it cannot be shown that its syncs reached the disk"}}},
-		{"unknown", []Run{unknown}, 30, Verdict{Failed, "", []string{"it cannot be shown that its syncs reached the disk", "runs of 30.0 s are not a verdict on speed: shorter than two writeback cycles of 30.0 s"}}},
-		{"few", []Run{{Syncs: 500, Stalls: make([]Stall, 2), Proof: good.Proof}}, 60, Verdict{Pass, "", []string{"all arrived", "p99 and p99.9 rest on few syncs (500 in a run)", "it stalled 2 times: see the time line"}}},
+		{"one of three", []Run{good, bad, unknown}, 60,
+			Verdict{Failed, "loop3", []string{"run 2: none arrived", "run 2: ask the disk",
+				"run 3: it cannot be shown that its syncs reached the disk"}}},
+		{"unknown", []Run{unknown}, 30, Verdict{Failed, "",
+			[]string{"it cannot be shown that its syncs reached the disk",
+				"runs of 30.0 s are not a verdict on speed: shorter than two writeback cycles of 30.0 s"}}},
+		{"few", []Run{{Syncs: 500, Stalls: make([]Stall, 2), Proof: good.Proof}}, 60,
+			Verdict{Pass, "", []string{"all arrived", "p99 and p99.9 rest on few syncs (500 in a run)",
+				"it stalled 2 times: see the time line"}}},
 	} {
 		got := verdict(&Report{Runs: c.runs, Seconds: c.seconds}, "")
-		if got.Result != c.want.Result || got.Layer != c.want.Layer || strings.Join(got.Words, "|") != strings.Join(c.want.Words, "|") {
+		if got.Result != c.want.Result || got.Layer != c.want.Layer ||
+			strings.Join(got.Words, "|") != strings.Join(c.want.Words, "|") {
 			t.Errorf("%s: %+v, want %+v", c.name, got, c.want)
 		}
 	}

@@ -140,7 +140,8 @@ func (r *Report) check() error {
 	case r.Verdict.Result != Pass && r.Verdict.Result != Failed:
 		return fmt.Errorf("its verdict is %q, which is neither %s nor %s", r.Verdict.Result, Pass, Failed)
 	}
-	if err := numbers("the report", r.Seconds, float64(r.Host.CPUs), float64(r.Host.MemoryBytes), float64(r.Profile.Bytes), float64(r.Profile.File),
+	if err := numbers("the report", r.Seconds, float64(r.Host.CPUs), float64(r.Host.MemoryBytes), float64(r.Profile.Bytes),
+		float64(r.Profile.File),
 		float64(r.Profile.Writers), float64(r.Profile.PerSync)); err != nil {
 		return err
 	}
@@ -166,7 +167,8 @@ func (r *Report) check() error {
 }
 
 func (r *Run) check() error {
-	if err := numbers("its totals", r.Seconds, float64(r.Writers), float64(r.Writes), float64(r.Bytes), float64(r.Syncs), r.WritesPerSecond, r.SyncsPerSecond); err != nil {
+	if err := numbers("its totals", r.Seconds, float64(r.Writers), float64(r.Writes), float64(r.Bytes), float64(r.Syncs),
+		r.WritesPerSecond, r.SyncsPerSecond); err != nil {
 		return err
 	}
 	if r.Seconds == 0 {

@@ -56,7 +56,8 @@ func TestReadRefuses(t *testing.T) {
 		{"fio", `{"fio version":"fio-3.33","jobs":[]}`, errs.Invalid, "fio itself"},
 		{"fio each second", `{"fio version":"fio-3.33"}{"fio version":"fio-3.33"}`, errs.Invalid, "fio itself"},
 		{"error", `{"error":{"kind":"invalid"}}`, errs.Invalid, "error message"},
-		{"other kind", with(`"kind":"pando bench sync"`, `"kind":"pando bench compare"`), errs.Invalid, `"pando bench compare"`},
+		{"other kind", with(`"kind":"pando bench sync"`, `"kind":"pando bench compare"`), errs.Invalid,
+			`"pando bench compare"`},
 		{"kind of a number", with(`"kind":"pando bench sync"`, `"kind":7`), errs.Invalid, "its kind cannot be a number"},
 		{"no format", with(`"format":1,`, ``), errs.Damaged, "which format"},
 		{"newer", with(`"format":1,`, `"format":2,`), errs.TooNew, "format 2; this pando reads up to 1"},
@@ -68,8 +69,10 @@ func TestReadRefuses(t *testing.T) {
 		{"notes in it", "pando: cleaned up\n" + string(good), errs.Invalid, "not JSON"},
 		{"no runs", `{"kind":"pando bench sync","format":1,"verdict":{"result":"PASS"}}`, errs.Damaged, "no runs"},
 		{"no verdict", with(`"result":"PASS"`, `"result":"MAYBE"`), errs.Damaged, `"MAYBE"`},
-		{"a pass that is none", with(`"method":"tracepoints","result":"ok"`, `"method":"tracepoints","result":"fail"`), errs.Damaged, "the proof of run 1"},
-		{"a strange proof", with(`"method":"tracepoints","result":"ok"`, `"method":"tracepoints","result":"hm"`), errs.Damaged, `"hm"`},
+		{"a pass that is none", with(`"method":"tracepoints","result":"ok"`, `"method":"tracepoints","result":"fail"`),
+			errs.Damaged, "the proof of run 1"},
+		{"a strange proof", with(`"method":"tracepoints","result":"ok"`, `"method":"tracepoints","result":"hm"`),
+			errs.Damaged, `"hm"`},
 		{"negative", with(`"syncs_per_second":`, `"syncs_per_second":-`), errs.Damaged, "run 1"},
 		{"too large", with(`"p50":`, `"p50":1e200,"x":`), errs.Damaged, "cannot be"},
 		{"overflow", with(`"p50":`, `"p50":1e999,"x":`), errs.Invalid, "cannot be a number"},
@@ -130,7 +133,8 @@ func FuzzParse(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if bytes.Contains(page, []byte("NaN")) && !bytes.Contains(b, []byte("NaN")) || bytes.Contains(page, []byte("Inf")) && !bytes.Contains(b, []byte("Inf")) {
+		if bytes.Contains(page, []byte("NaN")) && !bytes.Contains(b, []byte("NaN")) || bytes.Contains(page, []byte("Inf")) &&
+			!bytes.Contains(b, []byte("Inf")) {
 			t.Fatal("the page has a figure that is no number")
 		}
 	})

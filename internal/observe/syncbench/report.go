@@ -150,7 +150,8 @@ type Step struct {
 
 // Verdict is what it comes to.
 type Verdict struct {
-	Result string   `json:"result"`          // PASS or FAIL
-	Layer  string   `json:"layer,omitempty"` // that fails
-	Words  []string `json:"words"`           // sentences without full stops: the reasons, then what to know about the figures
+	Result string `json:"result"`          // PASS or FAIL
+	Layer  string `json:"layer,omitempty"` // that fails
+	// sentences without full stops: the reasons, then what to know about the figures
+	Words []string `json:"words"`
 }

@@ -80,7 +80,8 @@ func Measure(ctx context.Context, c Config) (report *Report, err error) {
 	}()
 	r := &Report{
 		Kind: "pando bench sync", Format: Format, Pando: c.Version, Started: time.Now(), Path: path, Volume: c.Volume,
-		Quick: c.Quick, Seconds: c.Duration.Seconds(), Host: host(version), Profile: p.Profile, Layers: layers(ctx, below), Runs: []Run{},
+		Quick: c.Quick, Seconds: c.Duration.Seconds(), Host: host(version), Profile: p.Profile, Layers: layers(ctx,
+			below), Runs: []Run{},
 	}
 	r.Profile.Command = p.command(path, c.Duration)
 	b := &bench{Config: c, definition: d, scratch: s, stack: below}
@@ -170,7 +171,8 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 	}
 	for _, l := range below.Layers {
 		if l.Kind == stack.InMemory {
-			return "", nil, errs.New(errs.Unsupported, op, path, "it is on %s, which keeps its files in memory: a sync there does nothing, and nothing outlives the power", l.FSType).
+			return "", nil, errs.New(errs.Unsupported, op, path,
+				"it is on %s, which keeps its files in memory: a sync there does nothing, and nothing outlives the power", l.FSType).
 				WithHint("name a directory on a disk")
 		}
 		if l.Kind != stack.Overlay {
@@ -195,7 +197,9 @@ type bench struct {
 }
 
 // start starts fio for a plan whose files are laid out, and returns its samples at the end.
-func (b *bench) start(ctx context.Context, p *plan, d time.Duration, stage string, begin func(*exec.Cmd) error, during func(context.Context) error) ([]*sample, error) {
+func (b *bench) start(
+	ctx context.Context, p *plan, d time.Duration, stage string, begin func(*exec.Cmd) error, during func(context.Context) error,
+) ([]*sample, error) {
 	tasks := []func(context.Context) error{}
 	if during != nil {
 		tasks = append(tasks, during)

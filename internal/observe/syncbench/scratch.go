@@ -291,7 +291,8 @@ func (s *scratch) full(err error, need int64) error {
 	}
 	e := errs.New(errs.NoSpace, op, filepath.Dir(s.dir), "the filesystem is full: %w", err)
 	if need > 0 {
-		return e.WithHint("free space (%.1f MiB are needed), or measure with smaller files: %s", float64(need)/float64(mib), errs.Param("size"))
+		return e.WithHint("free space (%.1f MiB are needed), or measure with smaller files: %s", float64(need)/float64(mib),
+			errs.Param("size"))
 	}
 	return e.WithHint("free space, or measure with smaller files: %s", errs.Param("size"))
 }

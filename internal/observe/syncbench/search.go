@@ -39,7 +39,8 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 		}
 		if err != nil {
 			if writers > 1 && (errs.Is(err, errs.Invalid) || errs.Is(err, errs.NoSpace)) {
-				return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers, for more of which there is no room", words(t.P99), writers/2), nil
+				return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers, for more of which there is no room",
+					words(t.P99), writers/2), nil
 			}
 			return nil, "", err
 		}
@@ -48,7 +49,8 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 			return nil, "", err
 		}
 		r := p.result(samples)
-		s := Step{Writers: writers, SyncsPerSecond: r.SyncsPerSecond, P99: r.Sync.P99, Keeps: r.Syncs > 0 && r.Sync.P99 <= t.P99}
+		s := Step{Writers: writers, SyncsPerSecond: r.SyncsPerSecond, P99: r.Sync.P99, Keeps: r.Syncs > 0 &&
+			r.Sync.P99 <= t.P99}
 		t.Steps = append(t.Steps, s)
 		if !s.Keeps {
 			return t, "", nil

@@ -28,7 +28,8 @@ func SumLayers(runs []Run) (out []*LayerSum) {
 			} else {
 				out[at].add(l)
 			}
-			if (l.Result == proof.Fail || l.Result == proof.Unknown) && l.Words != "" && !slices.Contains(out[at].Failures, l.Words) {
+			if (l.Result == proof.Fail || l.Result == proof.Unknown) && l.Words != "" &&
+				!slices.Contains(out[at].Failures, l.Words) {
 				out[at].Failures = append(out[at].Failures, l.Words)
 			}
 		}
@@ -40,7 +41,8 @@ func (s *LayerSum) add(l proof.LayerProof) {
 	for _, v := range []struct {
 		sum  *int64
 		more int64
-	}{{&s.Flushes, l.Flushes}, {&s.FUA, l.FUA}, {&s.OthersFlushes, l.OthersFlushes}, {&s.Writes, l.Writes}, {&s.WrittenBytes, l.WrittenBytes}} {
+	}{{&s.Flushes, l.Flushes}, {&s.FUA, l.FUA}, {&s.OthersFlushes, l.OthersFlushes}, {&s.Writes,
+		l.Writes}, {&s.WrittenBytes, l.WrittenBytes}} {
 		if *v.sum < 0 || v.more < 0 {
 			*v.sum = -1
 		} else {

@@ -15,7 +15,8 @@ func TestSumLayers(t *testing.T) {
 		flushes += x.Proof.Layers[1].Flushes
 		writes += x.Proof.Layers[1].Writes
 	}
-	if disk.Name != "vda" || disk.Flushes != flushes || disk.Writes != writes || disk.OthersFlushes != 36 || disk.Result != proof.OK || len(disk.Failures) != 0 {
+	if disk.Name != "vda" || disk.Flushes != flushes || disk.Writes != writes || disk.OthersFlushes != 36 ||
+		disk.Result != proof.OK || len(disk.Failures) != 0 {
 		t.Errorf("%+v", disk)
 	}
 	// What one run does not know, the sum does not; what fails once, fails.
@@ -25,7 +26,8 @@ func TestSumLayers(t *testing.T) {
 	}
 	r.Runs[1].Proof.Layers[1].Flushes = -1
 	all := SumLayers(r.Runs)
-	if disk = all[1]; len(all) != 2 || disk.Flushes != -1 || disk.Writes != writes || disk.Result != proof.Fail || !slices.Equal(disk.Failures, []string{"unknown", "fail"}) {
+	if disk = all[1]; len(all) != 2 || disk.Flushes != -1 || disk.Writes != writes || disk.Result != proof.Fail ||
+		!slices.Equal(disk.Failures, []string{"unknown", "fail"}) {
 		t.Errorf("%+v", disk)
 	}
 	if top := all[0]; top.Flushes != -1 || top.Writes != -1 || top.Result != proof.OK {
@@ -39,7 +41,8 @@ func TestVerdictShort(t *testing.T) {
 	if want := []string{"run 2: a", "run 2: b", "run out: never", "short"}; !slices.Equal(words, want) || more != 3 {
 		t.Errorf("%q, %d", words, more)
 	}
-	v.Words = []string{"what 1,234 syncs need reached vda", "what 999 syncs need reached vda", "no tracepoints", "what 56,789 syncs need reached vda", "short"}
+	v.Words = []string{"what 1,234 syncs need reached vda", "what 999 syncs need reached vda", "no tracepoints",
+		"what 56,789 syncs need reached vda", "short"}
 	if words, more = v.Short(); !slices.Equal(words, []string{v.Words[0], v.Words[2], v.Words[4]}) || more != 2 {
 		t.Errorf("%q, %d", words, more)
 	}

@@ -64,7 +64,8 @@ func figures(r *Report) []string {
 	case r.Quick:
 		out = append(out, fmt.Sprintf("a quick run of %s is not a verdict on speed: shorter than a writeback cycle", length))
 	case r.Seconds < 2*writeback.Seconds():
-		out = append(out, fmt.Sprintf("runs of %s are not a verdict on speed: shorter than two writeback cycles of %s", length, words(writeback.Seconds())))
+		out = append(out, fmt.Sprintf("runs of %s are not a verdict on speed: shorter than two writeback cycles of %s",
+			length, words(writeback.Seconds())))
 	}
 	few, stalled := int64(-1), 0
 	for _, run := range r.Runs {

@@ -37,7 +37,9 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 	if b.named {
 		begin = w.StartOne
 	}
-	samples, err := b.start(ctx, p, b.Duration, stage, begin, func(ctx context.Context) error { return look(ctx, w, b.Duration) })
+	samples, err := b.start(ctx, p, b.Duration, stage, begin, func(ctx context.Context) error {
+		return look(ctx, w, b.Duration)
+	})
 	if err != nil {
 		return nil, err
 	}

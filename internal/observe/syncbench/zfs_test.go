@@ -16,7 +16,8 @@ func TestZFSProperties(t *testing.T) {
 	pool := testfs.ZFS(t, 512<<20)
 	dir := filepath.Join(t.TempDir(), "db")
 	ctx := context.Background()
-	if err := zfs.ZFS.Do(ctx, "create", "-o", "recordsize=16K", "-o", "logbias=throughput", "-o", "mountpoint="+dir, pool+"/db"); err != nil {
+	if err := zfs.ZFS.Do(ctx, "create", "-o", "recordsize=16K", "-o", "logbias=throughput", "-o", "mountpoint="+dir,
+		pool+"/db"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -33,8 +34,9 @@ func TestZFSProperties(t *testing.T) {
 	}
 	got := layers(ctx, s)
 	wanted := map[string][]string{
-		string(stack.Filesystem): {"recordsize=16K,", "logbias=throughput,", "compression=lz4 (inherited)", "sync=standard", "primarycache=all", "atime="},
-		string(stack.Zpool):      {"ashift=", "capacity="},
+		string(stack.Filesystem): {"recordsize=16K,", "logbias=throughput,", "compression=lz4 (inherited)", "sync=standard",
+			"primarycache=all", "atime="},
+		string(stack.Zpool): {"ashift=", "capacity="},
 	}
 	for _, l := range got {
 		if l.Depth > 1 {

@@ -93,7 +93,8 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 				return fail(err)
 			}
 			var id uint64
-			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_ID, uintptr(unsafe.Pointer(&id))); errno != 0 {
+			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_ID,
+				uintptr(unsafe.Pointer(&id))); errno != 0 {
 				_ = unix.Close(fd)
 				return fail(errs.Wrap("trace the kernel", e.Name, fmt.Errorf("PERF_EVENT_IOC_ID: %w", errno)))
 			}

@@ -39,7 +39,8 @@ var root = sync.OnceValues(func() (string, error) {
 	if _, err := os.Stat(filepath.Join(dir, "events/block")); err == nil {
 		return dir, nil
 	} else if errors.Is(err, fs.ErrPermission) {
-		return "", errs.New(errs.Permission, "trace the kernel", "", "%s cannot be read: %w", dir, err).WithHint("run it as root")
+		return "", errs.New(errs.Permission, "trace the kernel", "", "%s cannot be read: %w", dir,
+			err).WithHint("run it as root")
 	}
 	d, err := mount.Device("tracefs", "tracefs", nil, true)
 	if err != nil {
@@ -236,7 +237,8 @@ func open(attr *unix.PerfEventAttr, scope Scope, cpu int, event, filter string) 
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		return 0, errs.New(errs.Permission, "trace the kernel", event, "perf_event_open: %w", err).WithHint("run it as root")
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT):
-		return 0, errs.New(errs.Unsupported, "trace the kernel", event, "perf_event_open: %w", err).WithHint("a kernel with CONFIG_PERF_EVENTS is needed")
+		return 0, errs.New(errs.Unsupported, "trace the kernel", event, "perf_event_open: %w",
+			err).WithHint("a kernel with CONFIG_PERF_EVENTS is needed")
 	case err != nil:
 		return 0, errs.Wrap("trace the kernel", event, fmt.Errorf("perf_event_open: %w", err))
 	}
@@ -245,7 +247,8 @@ func open(attr *unix.PerfEventAttr, scope Scope, cpu int, event, filter string) 
 	}
 	text, err := unix.BytePtrFromString(filter)
 	if err == nil {
-		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_SET_FILTER, uintptr(unsafe.Pointer(text))); errno != 0 {
+		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_SET_FILTER,
+			uintptr(unsafe.Pointer(text))); errno != 0 {
 			err = errno
 		}
 	}

@@ -146,7 +146,8 @@ func TestLimitHonoursContext(t *testing.T) {
 func TestLimitPaysForRetries(t *testing.T) {
 	inBubble(t, func(t *testing.T, s objstore.Store) {
 		f := storetest.Faulty(s, storetest.Fault{When: storetest.After, Times: 3})
-		r := objstore.Retry(objstore.Limit(f, 100_000), objstore.RetryOptions{First: time.Nanosecond, Longest: time.Nanosecond})
+		r := objstore.Retry(objstore.Limit(f, 100_000),
+			objstore.RetryOptions{First: time.Nanosecond, Longest: time.Nanosecond})
 		start := time.Now()
 		mustPut(t, r, "a", string(make([]byte, 200_000)), objstore.Always)
 		if got := time.Since(start).Seconds(); got < 7.8 || got > 8.2 {

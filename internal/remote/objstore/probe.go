@@ -56,7 +56,8 @@ func (p *probe) key(name string) string { return p.prefix + name }
 // broken says which promise is not kept.
 func (p *probe) broken(format string, args ...any) error {
 	return errs.New(errs.Unsupported, "try out remote", p.s.String(), format, args...).
-		WithHint("use another store, or a newer version of its server: without this, two hosts could destroy each other's data")
+		WithHint("use another store, or a newer version of its server: without this, two hosts could destroy each other's " +
+			"data")
 }
 
 // put writes under a condition and says whether the store accepted it.
@@ -142,7 +143,8 @@ func (p *probe) races(ctx context.Context) error {
 			}
 		}
 		if winners != 1 {
-			return p.broken("of %d who wrote the same object at once under a condition, %d were told that they succeeded", probeRacers, winners)
+			return p.broken("of %d who wrote the same object at once under a condition, %d were told that they succeeded",
+				probeRacers, winners)
 		}
 	}
 	return nil

@@ -16,7 +16,8 @@ import (
 // broken is a store that keeps a promise badly: the functions that are set do it.
 type broken struct {
 	objstore.Store
-	put  func(ctx context.Context, s objstore.Store, key string, data []byte, c objstore.Condition) (objstore.Version, error)
+	put func(ctx context.Context, s objstore.Store, key string, data []byte, c objstore.Condition) (objstore.Version,
+		error)
 	get  func(ctx context.Context, s objstore.Store, key string, offset, length int64) ([]byte, objstore.Info, error)
 	list func(ctx context.Context, s objstore.Store, prefix string) iter.Seq2[objstore.Info, error]
 	del  func(ctx context.Context, s objstore.Store, key string) error
@@ -53,25 +54,29 @@ func (b broken) Delete(ctx context.Context, key string) error {
 // TestProbeFindsBrokenStores: stores as there are in the world.
 func TestProbeFindsBrokenStores(t *testing.T) {
 	for name, b := range map[string]broken{
-		"ignores IfAbsent": {put: func(ctx context.Context, s objstore.Store, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+		"ignores IfAbsent": {put: func(ctx context.Context, s objstore.Store, key string, data []byte,
+			c objstore.Condition) (objstore.Version, error) {
 			if c.Absent() {
 				c = objstore.Always
 			}
 			return s.Put(ctx, key, data, c)
 		}},
-		"ignores IfVersion": {put: func(ctx context.Context, s objstore.Store, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+		"ignores IfVersion": {put: func(ctx context.Context, s objstore.Store, key string, data []byte,
+			c objstore.Condition) (objstore.Version, error) {
 			if c.Version() != "" {
 				c = objstore.Always
 			}
 			return s.Put(ctx, key, data, c)
 		}},
-		"ignores IfVersion where nothing is": {put: func(ctx context.Context, s objstore.Store, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+		"ignores IfVersion where nothing is": {put: func(ctx context.Context, s objstore.Store, key string, data []byte,
+			c objstore.Condition) (objstore.Version, error) {
 			if _, err := s.Stat(ctx, key); c.Version() != "" && errs.Is(err, errs.NotFound) {
 				c = objstore.Always
 			}
 			return s.Put(ctx, key, data, c)
 		}},
-		"looks, then writes": {put: func(ctx context.Context, s objstore.Store, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+		"looks, then writes": {put: func(ctx context.Context, s objstore.Store, key string, data []byte,
+			c objstore.Condition) (objstore.Version, error) {
 			info, err := s.Stat(ctx, key)
 			if c.Absent() && err == nil || c.Version() != "" && info.Version != c.Version() {
 				return "", errs.New(errs.Conflict, "write object", key, "412")
@@ -79,20 +84,24 @@ func TestProbeFindsBrokenStores(t *testing.T) {
 			time.Sleep(50 * time.Millisecond)
 			return s.Put(ctx, key, data, objstore.Always)
 		}},
-		"refuses every condition": {put: func(ctx context.Context, s objstore.Store, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+		"refuses every condition": {put: func(ctx context.Context, s objstore.Store, key string, data []byte,
+			c objstore.Condition) (objstore.Version, error) {
 			if c != objstore.Always {
 				return "", errs.New(errs.Conflict, "write object", key, "412")
 			}
 			return s.Put(ctx, key, data, c)
 		}},
-		"tells no version": {put: func(ctx context.Context, s objstore.Store, key string, data []byte, c objstore.Condition) (objstore.Version, error) {
+		"tells no version": {put: func(ctx context.Context, s objstore.Store, key string, data []byte,
+			c objstore.Condition) (objstore.Version, error) {
 			_, err := s.Put(ctx, key, data, c)
 			return "", err
 		}},
-		"ignores ranges": {get: func(ctx context.Context, s objstore.Store, key string, _, _ int64) ([]byte, objstore.Info, error) {
+		"ignores ranges": {get: func(ctx context.Context, s objstore.Store, key string, _, _ int64) ([]byte, objstore.Info,
+			error) {
 			return s.Get(ctx, key, 0, -1)
 		}},
-		"reads what was before": {get: func(ctx context.Context, s objstore.Store, key string, offset, length int64) ([]byte, objstore.Info, error) {
+		"reads what was before": {get: func(ctx context.Context, s objstore.Store, key string, offset, length int64) ([]byte,
+			objstore.Info, error) {
 			data, info, err := s.Get(ctx, key, offset, length)
 			return bytes.Replace(data, []byte("second"), []byte("first"), 1), info, err
 		}},
@@ -130,7 +139,8 @@ func TestProbeRefused(t *testing.T) {
 	for _, op := range []storetest.Op{storetest.Put, storetest.Get, storetest.List, storetest.Delete} {
 		s := newStore(t)
 		mustPut(t, s, "config", "somebody's", objstore.Always)
-		f := storetest.Faulty(s, storetest.Fault{Match: storetest.Ops(op), Times: -1, Err: storetest.Permanent(errs.Permission)})
+		f := storetest.Faulty(s, storetest.Fault{Match: storetest.Ops(op), Times: -1,
+			Err: storetest.Permanent(errs.Permission)})
 		err := objstore.Probe(t.Context(), objstore.Retry(f, objstore.RetryOptions{}))
 		if !errs.Is(err, errs.Permission) || !strings.Contains(errs.HintOf(err), "must allow") {
 			t.Errorf("without %s: %v, hint %q", op, err, errs.HintOf(err))

@@ -101,8 +101,9 @@ func TestRetryConflictsOfOthers(t *testing.T) {
 	inBubble(t, func(t *testing.T, s objstore.Store) {
 		v := mustPut(t, s, "a", "old", objstore.Always)
 		var theirs objstore.Version
-		f := storetest.Faulty(s, storetest.Fault{When: storetest.After, Err: objstore.Transient(errs.New(errs.IO, "put", "a", "lost")),
-			Do: func(storetest.Call) { theirs = mustPut(t, s, "a", "theirs", objstore.Always) }})
+		f := storetest.Faulty(s, storetest.Fault{When: storetest.After,
+			Err: objstore.Transient(errs.New(errs.IO, "put", "a", "lost")),
+			Do:  func(storetest.Call) { theirs = mustPut(t, s, "a", "theirs", objstore.Always) }})
 		_, err := objstore.Retry(f, objstore.RetryOptions{}).Put(t.Context(), "a", []byte("ours"), objstore.IfVersion(v))
 		if !errs.Is(err, errs.Conflict) || objstore.Temporary(err) {
 			t.Errorf("%v, want a conflict", err)
@@ -121,7 +122,8 @@ func TestRetryConflictsOfOthers(t *testing.T) {
 	// Our write is done, its answer lost, and somebody deletes it.
 	inBubble(t, func(t *testing.T, s objstore.Store) {
 		v := mustPut(t, s, "a", "old", objstore.Always)
-		f := storetest.Faulty(s, storetest.Fault{When: storetest.After, Err: objstore.Transient(errs.New(errs.IO, "put", "a", "lost")),
+		f := storetest.Faulty(s, storetest.Fault{When: storetest.After,
+			Err: objstore.Transient(errs.New(errs.IO, "put", "a", "lost")),
 			Do: func(storetest.Call) {
 				if err := s.Delete(t.Context(), "a"); err != nil {
 					t.Error(err)
@@ -267,7 +269,8 @@ func TestRetryHonoursContext(t *testing.T) {
 			start, before := time.Now(), f.Count()
 			err := operations(ctx, r)[op]()
 			cancel()
-			if !errs.Is(err, errs.Canceled) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "made to fail") {
+			if !errs.Is(err, errs.Canceled) || !errors.Is(err, context.DeadlineExceeded) ||
+				!strings.Contains(err.Error(), "made to fail") {
 				t.Errorf("%s: %v, want the end of the context and why it was waiting", op, err)
 			}
 			if time.Since(start) != time.Minute || f.Count() != before+1 {
@@ -318,7 +321,8 @@ func TestRetryList(t *testing.T) {
 func TestTemporary(t *testing.T) {
 	e := errs.New(errs.IO, "read object", "a", "time-out").WithHint("wait")
 	err := objstore.Transient(e)
-	if !objstore.Temporary(err) || !objstore.Temporary(fmt.Errorf("behind: %w", err)) || !objstore.Temporary(errs.Wrap("pull", "web", err)) {
+	if !objstore.Temporary(err) || !objstore.Temporary(fmt.Errorf("behind: %w", err)) ||
+		!objstore.Temporary(errs.Wrap("pull", "web", err)) {
 		t.Error("what was marked is not temporary")
 	}
 	if objstore.Temporary(e) || objstore.Temporary(nil) || objstore.Temporary(context.Canceled) {

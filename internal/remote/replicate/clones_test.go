@@ -65,7 +65,8 @@ func TestClonesStayClones(t *testing.T) {
 	}
 	pulled := time.Since(start)
 	took := o.used() - before
-	t.Logf("%d MiB with 10 clones, 3 of which differ by %d MiB: %d MiB in the pool, %d MiB in the remote (push %.1f s), %d MiB read and %d MiB in the pool of %d MiB afterwards (pull %.1f s)",
+	t.Logf("%d MiB with 10 clones, 3 of which differ by %d MiB: %d MiB in the pool, %d MiB in the remote (push %.1f "+
+		"s), %d MiB read and %d MiB in the pool of %d MiB afterwards (pull %.1f s)",
 		image/mib, diverged/mib, real/mib, v.SegmentBytes/mib, pushed.Seconds(), read/mib, took/mib, pool/mib, pulled.Seconds())
 	if d := float64(took-real) / float64(real); d > 0.05 || d < -0.05 {
 		t.Errorf("it takes %d bytes where it took %d: %+.1f %%", took, real, d*100)
@@ -131,7 +132,8 @@ func TestPullMemory(t *testing.T) {
 	took := time.Since(start)
 	close(stop)
 	n := <-most
-	t.Logf("%d MiB of a volume, %d MiB read, in %.2f s; at most %d MiB of memory, on %d processors", p.WrittenBytes/mib, p.ReadBytes/mib, took.Seconds(), n/mib, runtime.GOMAXPROCS(0))
+	t.Logf("%d MiB of a volume, %d MiB read, in %.2f s; at most %d MiB of memory, on %d processors", p.WrittenBytes/mib,
+		p.ReadBytes/mib, took.Seconds(), n/mib, runtime.GOMAXPROCS(0))
 	if n > 256*mib {
 		t.Errorf("it took %d MiB of memory", n/mib)
 	}
@@ -241,7 +243,8 @@ func TestPullTrees(t *testing.T) {
 	if _, err := Prune(t.Context(), w.r, PruneRequest{Policy: Policy{Last: 1}}); err != nil {
 		t.Fatal(err)
 	}
-	if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil || v.GarbageCount != 0 {
+	if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil ||
+		v.GarbageCount != 0 {
 		t.Fatalf("%v %+v", err, v)
 	}
 	o3 := fresh()

@@ -84,7 +84,8 @@ func TestConfigThatMayNotBeReplaced(t *testing.T) {
 	}
 }
 
-// TestAddWithoutConfig: a repository that has lost its config is not taken for something else that should be left alone.
+// TestAddWithoutConfig: a repository that has lost its config is not taken for something else that should be left
+// alone.
 func TestAddWithoutConfig(t *testing.T) {
 	url := "file:" + t.TempDir()
 	w := worldOn(t, t.TempDir(), plain.Name, url)

@@ -14,7 +14,8 @@ import (
 
 // DamagedHead is a head that cannot be read. Its points are not known, but their manifests may be whole: see [Repair].
 type DamagedHead struct {
-	Object string `json:"object"`           // of the remote: "heads/...", or "points/..." if only a part of it cannot be read
+	// of the remote: "heads/...", or "points/..." if only a part of it cannot be read
+	Object string `json:"object"`
 	Volume string `json:"volume,omitempty"` // its name, if this pool, or something on the remote, tells it
 	Reason string `json:"reason"`
 

@@ -126,7 +126,9 @@ func randomChange(r *rand.Rand, size int64, n int) change {
 // push makes a point, as the change of base (nil: of nothing), under a session of r.
 // It says in a map what it has made, if that came to be. origin: base is of another
 // volume.
-func (b *bench) push(ctx context.Context, r *repo.Repo, volume, point string, size int64, base *made, c change, origin bool) (*made, error) {
+func (b *bench) push(
+	ctx context.Context, r *repo.Repo, volume, point string, size int64, base *made, c change, origin bool,
+) (*made, error) {
 	var pins []repo.ID
 	if base != nil {
 		pins = append(pins, base.manifest.ID)
@@ -152,7 +154,8 @@ func (b *bench) push(ctx context.Context, r *repo.Repo, volume, point string, si
 		maps.Copy(m.content, base.content)
 		m.manifest.Origin = base.manifest.Origin
 		if origin {
-			m.manifest.Origin = &repo.Origin{Ref: base.volume + "@" + base.point, Volume: base.volume, Manifest: base.manifest.ID}
+			m.manifest.Origin = &repo.Origin{Ref: base.volume + "@" + base.point, Volume: base.volume,
+				Manifest: base.manifest.ID}
 		}
 	}
 	if err := b.write(sctx, r, l.id, m, base, c); err != nil {

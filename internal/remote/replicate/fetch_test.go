@@ -39,7 +39,8 @@ func TestRestoreAnyBase(t *testing.T) {
 			}
 			c := randomChange(rnd, sizes[p], 300)
 			c[sizes[p]-repo.BlockBytes] = block(rnd.Uint64())
-			last = b.must(fmt.Sprint("v", v), fmt.Sprint("p", p), sizes[p], last, c, last != nil && last.volume != fmt.Sprint("v", v))
+			last = b.must(fmt.Sprint("v", v), fmt.Sprint("p", p), sizes[p], last, c, last != nil &&
+				last.volume != fmt.Sprint("v", v))
 			all = append(all, last)
 		}
 	}

@@ -118,7 +118,8 @@ func (w *headWriter) holds(h headState, c claim) error {
 	if h.Epoch == c.epoch {
 		return nil
 	}
-	return errs.New(errs.Conflict, opPush, h.Name, "the volume was taken over during this push (epoch %d, it was %d)", h.Epoch, c.epoch).
+	return errs.New(errs.Conflict, opPush, h.Name, "the volume was taken over during this push (epoch %d, it was %d)",
+		h.Epoch, c.epoch).
 		WithHint("push again; %s lists who writes it", errs.Run("remote ls", w.remote))
 }
 
@@ -136,7 +137,8 @@ func (w *headWriter) notOlder(h headState) error {
 			errs.Param("accept-rollback"),
 		)
 	}
-	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s", errs.Param("accept-rollback"))
+	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s",
+		errs.Param("accept-rollback"))
 }
 
 // older says in which way a head is older than this pool remembers; "" if it is not.
@@ -158,12 +160,15 @@ func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) err
 	}
 	is := map[bool]string{true: "golden", false: "volume"}
 	if h.Golden != pt.Golden {
-		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden], is[pt.Golden]).
+		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden],
+			is[pt.Golden]).
 			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
 	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
-		return errs.New(errs.Conflict, opPush, pt.Ref, "on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
-			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"), errs.Run("remote delete", w.remote, h.Name))
+		return errs.New(errs.Conflict, opPush, pt.Ref,
+			"on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
+			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"),
+				errs.Run("remote delete", w.remote, h.Name))
 	}
 	another := func(x repo.Point) bool { return x.Name == pt.Name && x.Source != string(pt.ID) }
 	_, taken, err := findPoint(ctx, w.repo, h.Head, w.mayName(h.Name, pt.Name), another)
@@ -198,7 +203,9 @@ func (w *headWriter) mayName(head, name string) pageFilter {
 // it was read after the session had begun, c the claim of when it was first read. A manifest
 // that is listed already is a commit whose answer was lost. errEnded, and the kinds of holds
 // and fits.
-func (w *headWriter) commit(ctx context.Context, l *lease, c claim, h headState, pt engine.Point, m *repo.Manifest) (headState, repo.Point, error) {
+func (w *headWriter) commit(
+	ctx context.Context, l *lease, c claim, h headState, pt engine.Point, m *repo.Manifest,
+) (headState, repo.Point, error) {
 	for again := false; ; again = true {
 		if again {
 			var err error
@@ -299,7 +306,9 @@ func older(pt engine.Point, newest repo.Point) bool {
 // a head can be taken over; it may be called several times. took: it was another's before.
 // NotFound, Conflict (others do not stop writing it; this pool is a copy of the writer), Damaged
 // (the head is older than this pool remembers, which a new epoch would hide), and admit's errors.
-func (w *headWriter) takeOver(ctx context.Context, name string, admit func(repo.Head) error) (h repo.Head, took bool, err error) {
+func (w *headWriter) takeOver(
+	ctx context.Context, name string, admit func(repo.Head) error,
+) (h repo.Head, took bool, err error) {
 	before, err := w.tokens.load(name)
 	if err != nil {
 		return repo.Head{}, false, err

@@ -16,7 +16,9 @@ const headTries = 20
 // begins again if somebody else was faster. change returns false if there is
 // nothing to do; it may be called several times. The head is returned as it is
 // then. NotFound, Conflict (others do not stop writing), and change's errors.
-func changeHead(ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head) (bool, error)) (repo.Head, error) {
+func changeHead(
+	ctx context.Context, r *repo.Repo, op, name string, change func(*repo.Head) (bool, error),
+) (repo.Head, error) {
 	return changePoints(ctx, r, op, name, func(h *repo.Head, _ repo.PagePutter) (bool, error) { return change(h) })
 }
 

@@ -45,7 +45,8 @@ func writer(e *engine.Engine) (repo.Writer, error) {
 	err = json.Unmarshal(b, &id)
 	switch {
 	case err == nil && id.Format > identityFormat:
-		return me, errs.New(errs.TooNew, opWriter, path, "the pool's identity as a writer is of a newer pando (%d)", id.Format).
+		return me, errs.New(errs.TooNew, opWriter, path, "the pool's identity as a writer is of a newer pando (%d)",
+			id.Format).
 			WithHint("upgrade pando")
 	case err != nil || id.Format < 1 || id.ID == "":
 		return me, errs.New(errs.Damaged, opWriter, path, "the pool's identity as a writer cannot be read").

@@ -286,7 +286,10 @@ var errCut = errors.New("seen before")
 
 // all runs the hosts in every order. script is what host i does; check looks at the end of
 // each run; both are called with a fresh state made by setup.
-func (h *hosts) all(lost int, setup func() any, script func(ctx context.Context, state any, host int), check func(state any, history []repo.Head)) {
+func (h *hosts) all(
+	lost int, setup func() any, script func(ctx context.Context, state any, host int), check func(state any,
+		history []repo.Head),
+) {
 	h.t.Helper()
 	todo := [][]choice{nil}
 	for len(todo) > 0 && !h.t.Failed() {
@@ -298,11 +301,14 @@ func (h *hosts) all(lost int, setup func() any, script func(ctx context.Context,
 
 // one runs a prefix of choices and then the first that there is each time. It returns the
 // prefixes that have not been tried.
-func (h *hosts) one(prefix []choice, lost int, setup func() any, script func(context.Context, any, int), check func(any, []repo.Head)) (more [][]choice) {
+func (h *hosts) one(
+	prefix []choice, lost int, setup func() any, script func(context.Context, any, int), check func(any, []repo.Head),
+) (more [][]choice) {
 	n := len(h.repos) - 1
 	h.runs++
 	r := &modelRun{
-		objects: map[string]modelObject{}, writes: 100, tags: map[objstore.Version]string{}, turn: make([]chan choice, n), waiting: make([]bool, n),
+		objects: map[string]modelObject{}, writes: 100, tags: map[objstore.Version]string{}, turn: make([]chan choice,
+			n), waiting: make([]bool, n),
 		puts: make([]bool, n), arrived: make(chan int, n), trace: make([]string, n), lost: lost,
 	}
 	for k, o := range h.start {

@@ -158,13 +158,15 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			_ = f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, errs.New(errs.InUse, opPush, head, "another pando is pushing it to this remote").WithHint("wait until it is done, or end it")
+				return nil, errs.New(errs.InUse, opPush, head,
+					"another pando is pushing it to this remote").WithHint("wait until it is done, or end it")
 			}
 			return nil, errs.Wrap(opPush, head, err)
 		}
 		// Whoever had it may have removed it in between.
 		var mine, there unix.Stat_t
-		if unix.Fstat(int(f.Fd()), &mine) == nil && unix.Stat(j.path, &there) == nil && mine.Ino == there.Ino && mine.Dev == there.Dev {
+		if unix.Fstat(int(f.Fd()), &mine) == nil && unix.Stat(j.path, &there) == nil && mine.Ino == there.Ino &&
+			mine.Dev == there.Dev {
 			j.f = f
 			break
 		}

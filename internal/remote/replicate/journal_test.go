@@ -23,7 +23,8 @@ func drawRecord(r *rand.Rand, n uint32) segmentRecord {
 				it.kind = placedItem
 				it.piece = repo.Piece{
 					Offset: it.offset, Length: it.length, Within: r.Uint32(), Sum: repo.Sum{byte(r.IntN(256)), 2},
-					Frame: repo.Frame{Segment: repo.Segment{Session: repo.NewID(), N: r.Uint32()}, Index: r.Uint32(), Offset: r.Uint32(), Stored: r.Uint32(), Plain: r.Uint32(), Codec: repo.Zstd},
+					Frame: repo.Frame{Segment: repo.Segment{Session: repo.NewID(), N: r.Uint32()}, Index: r.Uint32(),
+						Offset: r.Uint32(), Stored: r.Uint32(), Plain: r.Uint32(), Codec: repo.Zstd},
 				}
 			}
 			p.items = append(p.items, it)
@@ -52,7 +53,8 @@ func TestJournal(t *testing.T) {
 	j := open()
 	_, err := openJournal(t.Context(), dir, "v")
 	wantKind(t, err, errs.InUse, "wait")
-	want := plan{Version: planVersion, Snapshot: "v@push-1", Took: true, Object: "o", Session: repo.NewID(), Base: "b", Head: "h", Manifest: repo.NewID(), Merge: true,
+	want := plan{Version: planVersion, Snapshot: "v@push-1", Took: true, Object: "o", Session: repo.NewID(), Base: "b",
+		Head: "h", Manifest: repo.NewID(), Merge: true,
 		Origin: &repo.Origin{Ref: "g@1", Volume: "g", Manifest: repo.NewID()}}
 	if err := j.begin(want, true); err != nil {
 		t.Fatal(err)
@@ -93,7 +95,8 @@ func TestJournal(t *testing.T) {
 					t.Fatal(err)
 				}
 				q := records[i].parts[k]
-				if p.from != q.from || p.to != q.to || len(items) != len(q.items) || len(items) > 0 && !reflect.DeepEqual(items, q.items) {
+				if p.from != q.from || p.to != q.to || len(items) != len(q.items) || len(items) > 0 &&
+					!reflect.DeepEqual(items, q.items) {
 					t.Fatalf("segment %d, part %d: %+v, wanted %+v", i, k, items, q.items)
 				}
 			}

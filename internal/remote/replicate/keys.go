@@ -72,7 +72,8 @@ func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 		var known *errs.Error
 		err := rp.AddSlot(ctx, repo.NewSlot(n))
 		if errs.Is(err, errs.Exists) && errors.As(err, &known) && known.Hint == "" {
-			return known.WithHint("see %s; another label is given with %s", errs.Run("remote key ls", r.Name), errs.Param("label"))
+			return known.WithHint("see %s; another label is given with %s", errs.Run("remote key ls", r.Name),
+				errs.Param("label"))
 		}
 		if err != nil {
 			return err
@@ -102,7 +103,8 @@ func RemoveKey(ctx context.Context, r *Remote, which string, force bool) (out Ke
 		}
 		if out.ThisPool && !force {
 			return errs.New(errs.Conflict, opKey, which, "it is the key of this pool, which could not use the remote any more").
-				WithHint("to forget the remote here use %s; to remove the key all the same, %s", errs.Run("remote rm", r.Name), errs.Param("force"))
+				WithHint("to forget the remote here use %s; to remove the key all the same, %s", errs.Run("remote rm", r.Name),
+					errs.Param("force"))
 		}
 		id, err := repo.ParseID(out.ID)
 		if err != nil {

@@ -156,7 +156,8 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 		return nil, errs.Wrap(opList, "", err)
 	}
 	for _, d := range heads.bad {
-		out = append(out, Listed{Kind: "volume", Points: []ListedPoint{}, Sessions: []ListedWork{}, Problem: d.Reason, Object: d.Object})
+		out = append(out, Listed{Kind: "volume", Points: []ListedPoint{}, Sessions: []ListedWork{}, Problem: d.Reason,
+			Object: d.Object})
 	}
 	for _, state := range heads.good {
 		h := state.Head
@@ -175,7 +176,8 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 		delete(work, h.Name)
 	}
 	for name, w := range work { // their first push is under way
-		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool, Points: []ListedPoint{}, Sessions: w})
+		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool,
+			Points: []ListedPoint{}, Sessions: w})
 	}
 	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
 	if err := pinnedInPages(ctx, r, out, all, pins); err != nil {
@@ -240,5 +242,6 @@ func (l *Listed) pinned(all []ListedWork) {
 }
 
 func workOf(s repo.Session) ListedWork {
-	return ListedWork{Kind: string(s.Kind), Host: s.Writer.Host, Pool: s.Writer.Pool, PID: s.PID, StartedAt: s.Started, RenewedAt: s.Renewed}
+	return ListedWork{Kind: string(s.Kind), Host: s.Writer.Host, Pool: s.Writer.Pool, PID: s.PID, StartedAt: s.Started,
+		RenewedAt: s.Renewed}
 }

@@ -191,8 +191,10 @@ func readRegion(ctx context.Context, r *repo.Repo, m *repo.Manifest, region uint
 	if err != nil {
 		return nil, err
 	}
-	if n := len(pieces); n > 0 && (pieces[0].Offset < regionStart(region) || pieces[n-1].End() > regionEnd(region, m.SizeBytes)) {
-		return nil, errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point, "the page of region %d describes bytes outside of it", region)
+	if n := len(pieces); n > 0 && (pieces[0].Offset < regionStart(region) ||
+		pieces[n-1].End() > regionEnd(region, m.SizeBytes)) {
+		return nil, errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point,
+			"the page of region %d describes bytes outside of it", region)
 	}
 	return pieces, nil
 }

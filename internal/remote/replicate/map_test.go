@@ -98,7 +98,8 @@ func TestOverlayAndChanges(t *testing.T) {
 			changed := map[int64]bool{}
 			last := int64(0)
 			for _, l := range diff {
-				if l.Offset < last || l.Length <= 0 || l.Piece != nil && (l.Piece.Offset != l.Offset || l.Piece.Length != l.Length) {
+				if l.Offset < last || l.Length <= 0 || l.Piece != nil &&
+					(l.Piece.Offset != l.Offset || l.Piece.Length != l.Length) {
 					t.Fatalf("changes are not in order at %d: %+v", last, l)
 				}
 				last = l.end()

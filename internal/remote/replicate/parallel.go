@@ -36,7 +36,9 @@ func eachOf[T any](ctx context.Context, items []T, fn func(context.Context, T) e
 
 // readManifests reads manifests, several at once, and gives each to fn, one at a time
 // and in any order. An error of reading goes to failed, which says whether it ends it.
-func readManifests(ctx context.Context, r *repo.Repo, ids []repo.ID, fn func(repo.Manifest), failed func(repo.ID, error) error) error {
+func readManifests(
+	ctx context.Context, r *repo.Repo, ids []repo.ID, fn func(repo.Manifest), failed func(repo.ID, error) error,
+) error {
 	var mu sync.Mutex
 	return eachOf(ctx, ids, func(ctx context.Context, id repo.ID) error {
 		m, err := r.Manifest(ctx, id)

@@ -82,7 +82,8 @@ func TestPolicyKeeps(t *testing.T) {
 }
 
 func TestPolicyCheck(t *testing.T) {
-	for _, p := range []Policy{{Last: -1}, {Hourly: -1}, {Daily: -1}, {Weekly: -1}, {Monthly: -1}, {Yearly: -1}, {Within: -1}} {
+	for _, p := range []Policy{{Last: -1}, {Hourly: -1}, {Daily: -1}, {Weekly: -1}, {Monthly: -1}, {Yearly: -1},
+		{Within: -1}} {
 		if err := p.Check("prune"); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%+v: %v, want it to be invalid", p, err)
 		}

@@ -63,7 +63,8 @@ type Pruned struct {
 	PackedBytes     int64 `json:"packed_bytes"`
 	DryRun          bool  `json:"dry_run"`
 
-	// Damaged are volumes whose list of points cannot be read, or is lost: none of their points went, and nothing that these need.
+	// Damaged are volumes whose list of points cannot be read, or is lost: none of their points went, and nothing that
+	// these need.
 	Damaged []DamagedHead `json:"damaged"`
 	// KeptAll says why nothing was deleted although it may be of no use; "" if that was not so.
 	KeptAll string `json:"kept_all,omitempty"`
@@ -137,7 +138,8 @@ type PrunedPoint struct {
 // # Damage
 //
 // A head that cannot be read, or is lost, names points that nobody knows. All manifests of its volume that are there
-// count as named by it, and what they need stays, until somebody repairs it. If a manifest that no other head names cannot be
+// count as named by it, and what they need stays, until somebody repairs it. If a manifest that no other head names
+// cannot be
 // read either, it may be of that volume, and nothing is deleted. Nor is anything while a session cannot be read,
 // whose pins are not known: it is ended like one that gives no sign of life, as its owner cannot renew it.
 //
@@ -176,7 +178,8 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 			return nil, err
 		}
 	}
-	p := &pruner{repo: r, PruneRequest: q, out: &Pruned{Points: []PrunedPoint{}, Ended: []ListedWork{}, Damaged: []DamagedHead{}, DryRun: q.DryRun}}
+	p := &pruner{repo: r, PruneRequest: q, out: &Pruned{Points: []PrunedPoint{}, Ended: []ListedWork{},
+		Damaged: []DamagedHead{}, DryRun: q.DryRun}}
 	if p.Patience == 0 {
 		p.Patience = DefaultPatience
 	}

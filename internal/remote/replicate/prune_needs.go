@@ -247,7 +247,9 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 			n.add(id)
 		}
 	}
-	if err := p.readNeeds(ctx, &n, func(id repo.ID, err error) error { return p.unreadable(ctx, now, id, err) }); err != nil {
+	if err := p.readNeeds(ctx, &n, func(id repo.ID, err error) error {
+		return p.unreadable(ctx, now, id, err)
+	}); err != nil {
 		return n, err
 	}
 
@@ -350,6 +352,8 @@ func (p *pruner) unreadable(ctx context.Context, now scene, id repo.ID, err erro
 	if k := errs.KindOf(err); k != errs.NotFound && k != errs.Damaged {
 		return err
 	}
-	return errs.New(errs.Damaged, opRemotePrune, what, "its manifest cannot be read, so nobody knows what it needs, and nothing was deleted: %w", err).
-		WithHint("see %s; if the point is lost, remove it with %s, and prune again", errs.Run("verify"), errs.Run("remote delete"))
+	return errs.New(errs.Damaged, opRemotePrune, what,
+		"its manifest cannot be read, so nobody knows what it needs, and nothing was deleted: %w", err).
+		WithHint("see %s; if the point is lost, remove it with %s, and prune again", errs.Run("verify"),
+			errs.Run("remote delete"))
 }

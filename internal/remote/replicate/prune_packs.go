@@ -149,8 +149,10 @@ func (p *pruner) fencePack(ctx context.Context, pk repo.Pack) (bool, error) {
 	return err == nil && !slices.ContainsFunc(packs, func(m repo.MovedPack) bool { return m.Pack == pk }), err
 }
 
-// staleTables are the tables that say nothing any more: none of their packs were listed, which was after they were read,
-// and nothing is needed that only these had. A table of a pack that is lost says what is lost, and is needed if the pack
+// staleTables are the tables that say nothing any more: none of their packs were listed, which was after they were
+// read,
+// and nothing is needed that only these had. A table of a pack that is lost says what is lost, and is needed if the
+// pack
 // comes back.
 //
 // An empty table is never one of them. It keeps the prune that had put its packs from naming them, which may still be

@@ -480,7 +480,8 @@ func cutPack(t *testing.T) (*bench, string) {
 	return nil, ""
 }
 
-// TestRepackCutCopy: a pack that was cut, of which what it was copied from is still there, costs nothing: everything can
+// TestRepackCutCopy: a pack that was cut, of which what it was copied from is still there, costs nothing: everything
+// can
 // be read and pushed upon, verify reports it, and a prune removes it.
 func TestRepackCutCopy(t *testing.T) {
 	b, key := cutPack(t)

@@ -82,12 +82,14 @@ func TestPrune(t *testing.T) {
 	if b.points("v") != "p5" || b.points("fork") != "p3" {
 		t.Fatalf("left %s and %s", b.points("v"), b.points("fork"))
 	}
-	if after := b.verified(100); after.GarbageCount != 0 || after.SegmentBytes != out.UsedBytes || len(after.Warnings) == 0 {
+	if after := b.verified(100); after.GarbageCount != 0 || after.SegmentBytes != out.UsedBytes ||
+		len(after.Warnings) == 0 {
 		t.Errorf("verify says %+v after %+v", after, out)
 	}
 	b.whole()
 	// What it frees is what a dry run had said: nothing was pushed.
-	if again := b.prune(PruneRequest{Policy: Policy{Last: 1}}); again.FreedBytes != 0 || again.Manifests != 0 || len(again.Points) != 0 {
+	if again := b.prune(PruneRequest{Policy: Policy{Last: 1}}); again.FreedBytes != 0 || again.Manifests != 0 ||
+		len(again.Points) != 0 {
 		t.Errorf("a second prune removed %+v", again)
 	}
 	if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v"}); err != nil {
@@ -176,7 +178,8 @@ func TestPruneKeepsWhatSessionsNeed(t *testing.T) {
 	last := b.history(rnd, "v", nil, 3)
 	first := b.truth["v"]["p1"]
 	ctx := t.Context()
-	_, l, err := begin(ctx, b.repo, repo.Push, []string{"v", "new"}, repo.Writer{Pool: "pool", Host: "host"}, first.manifest.ID)
+	_, l, err := begin(ctx, b.repo, repo.Push, []string{"v", "new"}, repo.Writer{Pool: "pool", Host: "host"},
+		first.manifest.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -250,7 +253,8 @@ func TestPruneFailsClosed(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := 0; ; i++ {
-		r, f := b.faulty(storetest.Fault{Match: storetest.Ops(storetest.Get, storetest.List), At: i, Change: nil, Err: storetest.Permanent(errs.IO)})
+		r, f := b.faulty(storetest.Fault{Match: storetest.Ops(storetest.Get, storetest.List), At: i, Change: nil,
+			Err: storetest.Permanent(errs.IO)})
 		before := b.count("")
 		_, err := prune(t.Context(), r, PruneRequest{DryRun: i%2 == 1})
 		if f.Fired() == 0 {
@@ -269,7 +273,9 @@ func TestPruneFailsClosed(t *testing.T) {
 	b.whole()
 	// The same of objects that were changed.
 	m := b.truth["w"]["p2"].manifest.ID
-	r, _ := b.faulty(storetest.Fault{Match: func(c storetest.Call) bool { return c.Op == storetest.Get && c.Key == "manifests/"+m.String() }, Times: -1, Change: storetest.Flip(90, 1)})
+	r, _ := b.faulty(storetest.Fault{Match: func(c storetest.Call) bool {
+		return c.Op == storetest.Get && c.Key == "manifests/"+m.String()
+	}, Times: -1, Change: storetest.Flip(90, 1)})
 	_, err = prune(t.Context(), r, PruneRequest{Policy: Policy{Last: 1}})
 	if !errs.Is(err, errs.Damaged) || !strings.Contains(err.Error(), "w@p2") || errs.HintOf(err) == "" {
 		t.Errorf("a damaged manifest: %v", err)
@@ -378,7 +384,8 @@ func TestPruneRaces(t *testing.T) {
 			i++
 			name := fmt.Sprint("v", w)
 			base := newest(r, fmt.Sprint("v", rnd.IntN(3)))
-			_, err := b.push(ctx, r, name, fmt.Sprint("w", i), small, base, randomChange(rnd, small, 5), base != nil && base.volume != name)
+			_, err := b.push(ctx, r, name, fmt.Sprint("w", i), small, base, randomChange(rnd, small, 5), base != nil &&
+				base.volume != name)
 			switch {
 			case err == nil:
 				pushes.Add(1)
@@ -516,7 +523,8 @@ func TestPruneBesideRemoval(t *testing.T) {
 	}
 }
 
-// TestPruneNamesWhatItCannotRead: while a node of a map is lost nothing is deleted, and it is said once whose map it is.
+// TestPruneNamesWhatItCannotRead: while a node of a map is lost nothing is deleted, and it is said once whose map it
+// is.
 // Sessions of the dead end, and points go out of lists.
 func TestPruneNamesWhatItCannotRead(t *testing.T) {
 	rnd := seed(t)

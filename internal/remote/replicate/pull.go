@@ -333,7 +333,8 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 				"remove the one here with %s, and pull again", errs.Param("as", "NAME"), errs.Run("golden rm", full))
 	case !p.Update && !p.follows(here, h.Name):
 		return errs.New(errs.Exists, opPull, p.local.String(), "it is here already").
-			WithHint("pull it under another name with %s, or with %s: then it becomes what is pulled, and its state stays as a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
+			WithHint("pull it under another name with %s, or with %s: then it becomes what is pulled, and its state stays as "+
+				"a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
 	case here.named(pt.Name):
 		return errs.New(errs.Exists, opPull, full, "the volume has a snapshot of this name, and on the remote is another").
 			WithHint("to have both, pull it under another name with `%s`; else destroy the one here with %s, and pull again",

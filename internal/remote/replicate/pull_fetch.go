@@ -274,7 +274,8 @@ func eachHaul(wants []want, send func(haul) error) error {
 		if c := slices.Compare(a.frame.Segment.Session[:], b.frame.Segment.Session[:]); c != 0 {
 			return c
 		}
-		return cmp.Or(cmp.Compare(a.frame.Segment.N, b.frame.Segment.N), cmp.Compare(a.frame.Offset, b.frame.Offset), cmp.Compare(a.offset, b.offset))
+		return cmp.Or(cmp.Compare(a.frame.Segment.N, b.frame.Segment.N), cmp.Compare(a.frame.Offset, b.frame.Offset),
+			cmp.Compare(a.offset, b.offset))
 	})
 	for len(wants) > 0 {
 		first := wants[0].frame
@@ -287,7 +288,8 @@ func eachHaul(wants []want, send func(haul) error) error {
 				continue
 			}
 			last := int64(f.Offset) + int64(f.Stored)
-			if f.Segment != first.Segment || int64(f.Offset)-end > fetchGap || last-int64(first.Offset) > fetchSpan || plain+int64(f.Plain) > fetchPlain {
+			if f.Segment != first.Segment || int64(f.Offset)-end > fetchGap || last-int64(first.Offset) > fetchSpan ||
+				plain+int64(f.Plain) > fetchPlain {
 				break
 			}
 			b.frames = append(b.frames, f)
@@ -399,7 +401,8 @@ func (x *restore) damaged(offset, length int64, err error) error {
 	if k != errs.Damaged && k != errs.NotFound {
 		return err
 	}
-	return errs.New(k, opPull, x.now.Volume+"@"+x.now.Point, "bytes %d to %d cannot be read: %w", offset, offset+length-1, err).
+	return errs.New(k, opPull, x.now.Volume+"@"+x.now.Point, "bytes %d to %d cannot be read: %w", offset, offset+length-1,
+		err).
 		WithHint("see %s; an older point may be whole", errs.Run("verify"))
 }
 
@@ -423,9 +426,12 @@ type chunk struct {
 }
 
 // openStream reads the frames in order.
-func openStream(ctx context.Context, r *repo.Repo, frames []repo.Frame, read, given *atomic.Int64, tracker *progress.Tracker) *stream {
+func openStream(
+	ctx context.Context, r *repo.Repo, frames []repo.Frame, read, given *atomic.Int64, tracker *progress.Tracker,
+) *stream {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &stream{ctx: ctx, cancel: cancel, queue: make(chan chan chunk, fetchers-1), read: read, given: given, tracker: tracker}
+	s := &stream{ctx: ctx, cancel: cancel, queue: make(chan chan chunk, fetchers-1), read: read, given: given,
+		tracker: tracker}
 	go func() {
 		defer close(s.queue)
 		for len(frames) > 0 {

@@ -128,7 +128,8 @@ func TestPullKilled(t *testing.T) {
 		}
 	}
 	w.noSessions(rp)
-	if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil || v.GarbageCount != 0 {
+	if v, err := Verify(t.Context(), w.r, VerifyRequest{ReadPercent: 100}); err != nil || v.Err() != nil ||
+		v.GarbageCount != 0 {
 		t.Errorf("%v, %+v", err, v)
 	}
 }

@@ -28,7 +28,8 @@ type dest struct {
 // needs.
 func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
 	if depth > maxDepth {
-		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d others", maxDepth)
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d others",
+			maxDepth)
 	}
 	m, err := p.repo.Manifest(ctx, pt.Manifest)
 	if err != nil {
@@ -161,7 +162,9 @@ func (p *puller) origin(ctx context.Context, q *engine.ReceiveRequest, pt repo.P
 
 // base chooses what a point of a block volume begins as: of those that are here, or
 // can be brought here, what has most in common with it. No base is no error.
-func (p *puller) base(ctx context.Context, h repo.Head, pt repo.Point, m *repo.Manifest, depth int) (*repo.Manifest, driver.ObjectID, error) {
+func (p *puller) base(
+	ctx context.Context, h repo.Head, pt repo.Point, m *repo.Manifest, depth int,
+) (*repo.Manifest, driver.ObjectID, error) {
 	if id := p.links[m.ID]; p.usable(ctx, id, m, m) {
 		return m, id, nil // the same, under another name
 	}
@@ -311,7 +314,8 @@ func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo
 			return oh, x, err
 		}
 	}
-	p.note("%s, from which it was cloned, is not in the remote any more: what they have in common is not shared here", pt.OriginRef)
+	p.note("%s, from which it was cloned, is not in the remote any more: what they have in common is not shared here",
+		pt.OriginRef)
 	return oh, repo.Point{}, nil
 }
 
@@ -392,7 +396,9 @@ func (p *puller) fromHere(ctx context.Context, l local, h repo.Head) (bool, erro
 
 // parent returns what a stream is the difference from, which is restored first if it
 // is not here. The destination exists from then on, if that is of the same volume.
-func (p *puller) parent(ctx context.Context, h repo.Head, m repo.Manifest, d *dest, depth int) (driver.ObjectID, error) {
+func (p *puller) parent(
+	ctx context.Context, h repo.Head, m repo.Manifest, d *dest, depth int,
+) (driver.ObjectID, error) {
 	if m.Parent.IsZero() {
 		return "", nil
 	}

@@ -37,7 +37,8 @@ func (w *world) otherIn(t *testing.T, dir, driverName string) *world {
 func (w *world) otherOf(t *testing.T, e *engine.Engine) *world {
 	t.Helper()
 	o := &world{t: t, e: e, dir: e.Dir()}
-	if _, err := Add(w.t.Context(), o.e, AddRequest{Name: "r", URL: w.r.URL, Identity: w.r.identity, MustExist: true}); err != nil {
+	if _, err := Add(w.t.Context(), o.e, AddRequest{Name: "r", URL: w.r.URL, Identity: w.r.identity,
+		MustExist: true}); err != nil {
 		w.t.Fatal(err)
 	}
 	o.load()
@@ -213,7 +214,9 @@ func TestPullRestores(t *testing.T) {
 			if got := o.sum("v"); got != want["v2"] {
 				t.Error("the volume is not what was pushed")
 			}
-			if p.Volume != "v" || "v@"+p.Point != points[2] || p.Snapshot != points[2] || !slices.Equal(p.Origins, []string{"g@1"}) || p.Base != "g@1" || p.Golden != "g" || p.Generation != 1 || p.Origin != "g@1" || p.FS != "none" || p.SizeBytes != shaped || len(p.Notes) != 0 {
+			if p.Volume != "v" || "v@"+p.Point != points[2] || p.Snapshot != points[2] ||
+				!slices.Equal(p.Origins, []string{"g@1"}) || p.Base != "g@1" || p.Golden != "g" || p.Generation != 1 ||
+				p.Origin != "g@1" || p.FS != "none" || p.SizeBytes != shaped || len(p.Notes) != 0 {
 				t.Errorf("it says %+v", p)
 			}
 			if got := o.sum("g@1"); got != want["g@1"] {
@@ -330,11 +333,13 @@ func TestPullIntoTaken(t *testing.T) {
 	// A snapshot of the same name that is another.
 	w.e.Destroy(t.Context(), toDestroy("w"))
 	o.clone("base", "z")
-	if _, err := o.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("z"), Name: ref.MustName(p.Point)}); err != nil {
+	if _, err := o.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("z"),
+		Name: ref.MustName(p.Point)}); err != nil {
 		t.Fatal(err)
 	}
 	before = o.state()
-	if _, err := Pull(t.Context(), o.e, o.r, PullRequest{Ref: refs(t, "v"), As: ref.MustName("z"), Update: true}); !errs.Is(err, errs.Exists) {
+	if _, err := Pull(t.Context(), o.e, o.r, PullRequest{Ref: refs(t, "v"), As: ref.MustName("z"),
+		Update: true}); !errs.Is(err, errs.Exists) {
 		t.Errorf("a snapshot of the name is there: %v", err)
 	}
 	if after := o.state(); after != before {
@@ -471,7 +476,8 @@ func TestPullEveryFault(t *testing.T) {
 			case err != nil && !struck:
 				t.Fatal(err)
 			case err != nil:
-				if after := o.state(); after != before && !strings.Contains(after, "golden g 1 1") || strings.Contains(after, "volume") {
+				if after := o.state(); after != before && !strings.Contains(after, "golden g 1 1") ||
+					strings.Contains(after, "volume") {
 					t.Fatalf("fault %d left something:\n%s", i, after)
 				}
 				if p, err = o.tryPull("v", PullRequest{}); err != nil || o.sum("v") != want {
@@ -563,7 +569,8 @@ func TestPullWithoutWriting(t *testing.T) {
 	w.push("v")
 	o := w.other(testfs.XFS(t, 1<<30), reflink.Name)
 	rp := o.open()
-	readOnly := storetest.Fault{Match: storetest.Ops(storetest.Put, storetest.Delete), Times: -1, Err: storetest.Permanent(errs.Permission)}
+	readOnly := storetest.Fault{Match: storetest.Ops(storetest.Put, storetest.Delete), Times: -1,
+		Err: storetest.Permanent(errs.Permission)}
 	o.store.Add(readOnly)
 	p := o.pull("v", PullRequest{As: ref.MustName("x")})
 	if len(p.Notes) != 1 || !strings.Contains(p.Notes[0], "cannot be written") || o.sum("x") != w.sum("v") {

@@ -32,7 +32,8 @@ func (w *world) mounted(volume string) (out map[string]treetest.Entry) {
 	return out
 }
 
-// TestTreesIntoImages: a pool of images pulls trees of files, as clones of what they were cloned from, and then what has
+// TestTreesIntoImages: a pool of images pulls trees of files, as clones of what they were cloned from, and then what
+// has
 // changed. What it pushes itself are images, which a pool of trees refuses with a hint, and nothing of what was there
 // suffers.
 func TestTreesIntoImages(t *testing.T) {

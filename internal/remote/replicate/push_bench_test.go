@@ -41,7 +41,8 @@ func TestIncrementDoesNotGrow(t *testing.T) {
 			seconds = append(seconds, out.Seconds)
 		}
 		slices.Sort(seconds)
-		t.Logf("%2d GiB: %d KiB read, %d KiB uploaded, %d requests, median %.1f ms, best %.1f ms", gib, c.read>>10, c.up>>10, c.requests, seconds[2]*1000, seconds[0]*1000)
+		t.Logf("%2d GiB: %d KiB read, %d KiB uploaded, %d requests, median %.1f ms, best %.1f ms", gib, c.read>>10, c.up>>10,
+			c.requests, seconds[2]*1000, seconds[0]*1000)
 		costs = append(costs, c)
 	}
 	for _, c := range costs {
@@ -51,7 +52,8 @@ func TestIncrementDoesNotGrow(t *testing.T) {
 	}
 }
 
-// TestOneBlockOverFloor measures pushes of one block beside pushes of nothing, in a volume with scattered writes: what is
+// TestOneBlockOverFloor measures pushes of one block beside pushes of nothing, in a volume with scattered writes: what
+// is
 // over the floor is the cost of the push, and the floor is that of a snapshot and of comparing two extent maps.
 func TestOneBlockOverFloor(t *testing.T) {
 	const rounds = 5

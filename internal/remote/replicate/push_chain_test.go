@@ -12,7 +12,8 @@ import (
 	"pando/internal/testing/storetest"
 )
 
-// pageOut adds points before the newest one of a head, which have nothing to do with it, until all that are older are in
+// pageOut adds points before the newest one of a head, which have nothing to do with it, until all that are older are
+// in
 // pages.
 func pageOut(t *testing.T, rp *repo.Repo, name string) {
 	t.Helper()

@@ -18,7 +18,9 @@ import (
 // pushName is the name of a snapshot that a push takes.
 func pushName(t time.Time) string { return "push-" + t.UTC().Format("20060102T150405.000Z") }
 
-var pushNames = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^push-[0-9]{8}T[0-9]{6}\.[0-9]{3}Z$`) })
+var pushNames = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^push-[0-9]{8}T[0-9]{6}\.[0-9]{3}Z$`)
+})
 
 // pushTime is when a push has made a name. False: none did.
 func pushTime(name string) (time.Time, bool) {

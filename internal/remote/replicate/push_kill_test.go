@@ -208,7 +208,8 @@ func TestPushMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := r.Pushed[0]
-	t.Logf("%d MiB of data in a volume of %d GiB, %d MiB uploaded in %.1f s: at most %d MiB of memory", p.LogicalBytes/mib, gib, p.UploadedBytes/mib, p.Seconds, r.PeakBytes/mib)
+	t.Logf("%d MiB of data in a volume of %d GiB, %d MiB uploaded in %.1f s: at most %d MiB of memory", p.LogicalBytes/mib,
+		gib, p.UploadedBytes/mib, p.Seconds, r.PeakBytes/mib)
 	if r.PeakBytes > 256*mib {
 		t.Errorf("a push took %d MiB of memory, more than 256", r.PeakBytes/mib)
 	}

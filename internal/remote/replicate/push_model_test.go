@@ -35,7 +35,8 @@ func TestPushModel(t *testing.T) {
 	for name, image := range m.kept {
 		m.checkKept(name, image)
 	}
-	t.Logf("%d pushes, %d failed first, %d of whole volumes, %d unchanged; %d MiB read, %d MiB uploaded", m.pushes, m.failed, m.full, m.same, m.read/mib, m.up/mib)
+	t.Logf("%d pushes, %d failed first, %d of whole volumes, %d unchanged; %d MiB read, %d MiB uploaded", m.pushes,
+		m.failed, m.full, m.same, m.read/mib, m.up/mib)
 	if m.pushes-m.same < 10 {
 		t.Error("hardly anything was pushed")
 	}
@@ -72,13 +73,15 @@ func (m *pushModel) one() {
 		from := []string{"g", v}[m.r.IntN(2)]
 		if from == "g" {
 			m.clone(from, name)
-		} else if _, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v}, Name: ref.MustName(name)}); err != nil {
+		} else if _, err := m.e.Fork(m.t.Context(), engine.CloneRequest{From: ref.Ref{Name: v},
+			Name: ref.MustName(name)}); err != nil {
 			m.t.Fatal(err)
 		}
 		m.volumes = append(m.volumes, name)
 	case n == 15:
 		snap := fmt.Sprintf("s%d", m.step)
-		if _, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v), Name: ref.MustName(snap)}); err != nil {
+		if _, err := m.e.Snapshot(m.t.Context(), engine.SnapshotRequest{Volume: ref.MustName(v),
+			Name: ref.MustName(snap)}); err != nil {
 			m.t.Fatal(err)
 		}
 		m.edit(v, m.scribble)
@@ -89,12 +92,14 @@ func (m *pushModel) one() {
 			m.t.Fatal(err)
 		}
 		if len(names) > 0 {
-			if _, err := m.e.Rewind(m.t.Context(), engine.RewindRequest{Volume: ref.MustName(v), Snapshot: ref.MustName(names[m.r.IntN(len(names))])}); err != nil {
+			if _, err := m.e.Rewind(m.t.Context(), engine.RewindRequest{Volume: ref.MustName(v),
+				Snapshot: ref.MustName(names[m.r.IntN(len(names))])}); err != nil {
 				m.t.Fatal(err)
 			}
 		}
 	case n == 17:
-		if _, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: ref.MustName("g"), Volume: ref.MustName(v)}); err != nil {
+		if _, err := m.e.Publish(m.t.Context(), engine.PublishRequest{Golden: ref.MustName("g"),
+			Volume: ref.MustName(v)}); err != nil {
 			m.t.Logf("publish: %v", err) // another one is the current generation meanwhile
 		}
 	case n == 18:

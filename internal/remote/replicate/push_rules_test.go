@@ -104,7 +104,8 @@ func TestPushTwoPools(t *testing.T) {
 		}
 		// The loser pushes it as a fork, of which nothing is lost.
 		l := worlds[1-won]
-		out, err := Push(t.Context(), l.e, l.r, PushRequest{Refs: []ref.Ref{{Name: name}}, As: ref.MustName(name + "-fork"), NoOrigin: true})
+		out, err := Push(t.Context(), l.e, l.r, PushRequest{Refs: []ref.Ref{{Name: name}}, As: ref.MustName(name + "-fork"),
+			NoOrigin: true})
 		if err != nil || out[0].Volume != name+"-fork" {
 			t.Fatalf("%+v, %v", out, err)
 		}
@@ -275,7 +276,8 @@ func TestPushOlder(t *testing.T) {
 	w := newWorld(t)
 	snap := func(name string) {
 		t.Helper()
-		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName(name)}); err != nil {
+		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"),
+			Name: ref.MustName(name)}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -344,10 +346,12 @@ func TestPushRefused(t *testing.T) {
 		t.Errorf("a refused push leaves %v", s)
 	}
 	// A volume over a golden.
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: ref.MustName("g")}), errs.Conflict, `parameter "as" set to NAME`)
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v"}}, As: ref.MustName("g")}), errs.Conflict,
+		`parameter "as" set to NAME`)
 	// Another point of the same name.
 	snap := func() {
-		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"), Name: ref.MustName("s")}); err != nil {
+		if _, err := w.e.Snapshot(t.Context(), engine.SnapshotRequest{Volume: ref.MustName("v"),
+			Name: ref.MustName("s")}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -359,7 +363,8 @@ func TestPushRefused(t *testing.T) {
 		t.Fatal(err, r)
 	}
 	snap()
-	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: ref.MustName("w")}), errs.Exists, `parameter "as" set to NAME`)
+	wantKind(t, push(PushRequest{Refs: []ref.Ref{{Name: "v", At: "s"}}, As: ref.MustName("w")}), errs.Exists,
+		`parameter "as" set to NAME`)
 	// Taken over by another pool.
 	h, ver, err := rp.Head(t.Context(), "w")
 	if err != nil {
@@ -386,7 +391,8 @@ func TestPushRefused(t *testing.T) {
 		t.Errorf("a head that was removed and pushed again: %+v", h)
 	}
 	// All, of which one fails.
-	if _, err := w.e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("e"), Ephemeral: true}); err != nil {
+	if _, err := w.e.Clone(t.Context(), engine.CloneRequest{From: ref.Ref{Name: "g"}, Name: ref.MustName("e"),
+		Ephemeral: true}); err != nil {
 		t.Fatal(err)
 	}
 	w.clone("g", "x")
@@ -412,7 +418,8 @@ func TestPushTwoRemotes(t *testing.T) {
 	w := newWorld(t)
 	w.importImage("g", 64*mib, func(f *os.File) { noise(t, f, 1, 0, 4*mib) })
 	w.clone("g", "v")
-	if _, err := Add(t.Context(), w.e, AddRequest{Name: "s", URL: "file:" + filepath.Join(t.TempDir(), "second")}); err != nil {
+	if _, err := Add(t.Context(), w.e, AddRequest{Name: "s",
+		URL: "file:" + filepath.Join(t.TempDir(), "second")}); err != nil {
 		t.Fatal(err)
 	}
 	var remotes []*Remote
@@ -489,7 +496,8 @@ func TestPushRollback(t *testing.T) {
 		if n := len(w.pushSnapshots("v")); n != before {
 			t.Errorf("a refused push leaves %d snapshots, there were %d", n, before)
 		}
-		if _, err := Push(t.Context(), w.e, w.r, PushRequest{Refs: []ref.Ref{{Name: "v"}}, AcceptRollback: true}); err != nil {
+		if _, err := Push(t.Context(), w.e, w.r, PushRequest{Refs: []ref.Ref{{Name: "v"}},
+			AcceptRollback: true}); err != nil {
 			t.Fatal(err)
 		}
 		if h := w.checkPoint(rp, "v", w.image("v")); h.Epoch != want {

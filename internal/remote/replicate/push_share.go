@@ -120,14 +120,17 @@ func (p *pusher) candidates(ctx context.Context, pt engine.Point, l links, conte
 	}
 	// Of those that are as near, those that were made at about the same time.
 	slices.SortStableFunc(out, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(b.kin, a.kin), cmp.Compare(a.CreatedAt.Sub(pt.CreatedAt).Abs(), b.CreatedAt.Sub(pt.CreatedAt).Abs()))
+		return cmp.Or(cmp.Compare(b.kin, a.kin), cmp.Compare(a.CreatedAt.Sub(pt.CreatedAt).Abs(),
+			b.CreatedAt.Sub(pt.CreatedAt).Abs()))
 	})
 	return out, nil
 }
 
 // compare measures what candidates share with a point, and sorts them: those that share most first. limit is what a
 // candidate must be below to be worth it.
-func (p *pusher) compare(ctx context.Context, pt engine.Point, all []candidate, from base) (out []candidate, limit int64, err error) {
+func (p *pusher) compare(
+	ctx context.Context, pt engine.Point, all []candidate, from base,
+) (out []candidate, limit int64, err error) {
 	if limit, _, err = p.differing(ctx, pt.ID, ""); err != nil {
 		return nil, 0, err
 	}

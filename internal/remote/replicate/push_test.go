@@ -62,7 +62,8 @@ func TestPushIncrement(t *testing.T) {
 	puts := w.store.Count(storetest.Put)
 	out = w.push("v")
 	if !out[0].Unchanged || w.store.Count(storetest.Put) != puts || len(w.pushSnapshots("v")) != 1 {
-		t.Errorf("a volume that did not change: %+v, %d writes, snapshots %v", out[0], w.store.Count(storetest.Put)-puts, w.pushSnapshots("v"))
+		t.Errorf("a volume that did not change: %+v, %d writes, snapshots %v", out[0], w.store.Count(storetest.Put)-puts,
+			w.pushSnapshots("v"))
 	}
 	w.noSessions(rp)
 }

@@ -28,7 +28,8 @@ func (w *world) importTree(name string, bytes int64) {
 	if err := f.Close(); err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := w.e.Import(w.t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: src, FS: driver.Native}); err != nil {
+	if _, err := w.e.Import(w.t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: src,
+		FS: driver.Native}); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -79,7 +80,8 @@ func TestPushTrees(t *testing.T) {
 	w.write("v", "new", 1, mib)
 	out := w.push("v")
 	rp := w.open()
-	if len(out) != 2 || out[0].Content != "stream" || !out[0].Full || out[1].Full || out[1].Base != "g@1" || out[1].UploadedBytes > 2*mib {
+	if len(out) != 2 || out[0].Content != "stream" || !out[0].Full || out[1].Full || out[1].Base != "g@1" ||
+		out[1].UploadedBytes > 2*mib {
 		t.Fatalf("%+v", out)
 	}
 	g, _, err := rp.Head(t.Context(), "g")
@@ -87,7 +89,8 @@ func TestPushTrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	gm, whole := w.stream(rp, g.Recent[0].Manifest)
-	if int64(len(whole)) < 30*mib || !gm.Parent.IsZero() || gm.Logical != int64(len(whole)) || !bytes.HasPrefix(whole, []byte("btrfs-stream\x00")) {
+	if int64(len(whole)) < 30*mib || !gm.Parent.IsZero() || gm.Logical != int64(len(whole)) ||
+		!bytes.HasPrefix(whole, []byte("btrfs-stream\x00")) {
 		t.Errorf("the golden's stream has %d bytes: %+v", len(whole), gm)
 	}
 	// What is there makes the tree again, on another filesystem.
@@ -96,7 +99,8 @@ func TestPushTrees(t *testing.T) {
 	receive := func(head string, p repo.Point) {
 		t.Helper()
 		m, stream := w.stream(rp, p.Manifest)
-		q := engine.ReceiveRequest{Volume: ref.MustName(head), Snapshot: ref.MustName(p.Name), FS: driver.Native, Base: last[m.Parent], Stream: bytes.NewReader(stream)}
+		q := engine.ReceiveRequest{Volume: ref.MustName(head), Snapshot: ref.MustName(p.Name), FS: driver.Native,
+			Base: last[m.Parent], Stream: bytes.NewReader(stream)}
 		if !m.Parent.IsZero() && q.Base == "" {
 			t.Fatalf("%s@%s needs what is not there", head, p.Name)
 		}

@@ -40,7 +40,8 @@ func (r *imageReader) peek() (engine.Range, bool, error) {
 			return engine.Range{}, false, err
 		}
 		if g.Offset < 0 || g.Length <= 0 || g.End() > r.img.SizeBytes {
-			return g, false, errs.New(errs.Internal, opPush, r.what, "a range is outside of the image: %d bytes at %d", g.Length, g.Offset)
+			return g, false, errs.New(errs.Internal, opPush, r.what, "a range is outside of the image: %d bytes at %d", g.Length,
+				g.Offset)
 		}
 		r.held = &g
 	}

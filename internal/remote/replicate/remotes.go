@@ -127,7 +127,8 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 			WithHint("choose another, or %s", errs.Run("remote rm", q.Name))
 	}
 	adding := filepath.Join(top, addingPrefix+q.Name)
-	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second), dir: adding, access: q.Access}
+	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second),
+		dir: adding, access: q.Access}
 	fresh, err := r.hostIdentity()
 	if err != nil {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
@@ -177,7 +178,8 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 	if old := strings.TrimSpace(string(left)); old != "" {
 		r.identity, r.Recipient = old, recipientOf(old)
 		if _, err := repo.Identity(old); err != nil || r.Recipient == "" {
-			return false, errs.New(errs.Damaged, opAdd, r.Name, "an interrupted add has left a key that cannot be read: %s", path).
+			return false, errs.New(errs.Damaged, opAdd, r.Name, "an interrupted add has left a key that cannot be read: %s",
+				path).
 				WithHint("remove that file")
 		}
 		return false, nil
@@ -218,7 +220,9 @@ func NoKey(err error) bool { return errors.Is(err, errNoKey) }
 // establish opens the repository of a remote that is being added, or makes it. The
 // key opens it afterwards, and is called label there. fresh: the key was not there
 // before. needed, also with an error: a repository may have the key now.
-func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fresh bool) (rp *repo.Repo, created, needed bool, err error) {
+func (r *Remote) establish(
+	ctx context.Context, q AddRequest, label string, fresh bool,
+) (rp *repo.Repo, created, needed bool, err error) {
 	own, err := repo.Identity(r.identity)
 	if err != nil {
 		return nil, false, false, err
@@ -268,15 +272,18 @@ func (r *Remote) establish(ctx context.Context, q AddRequest, label string, fres
 			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 		}
 	case repo.Locked(err):
-		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and %w", store, errNoKey).
-			WithHint("give a key with %s, or the repository's passphrase with %s or %s", errs.Param("identity", "FILE"), errs.Param("passphrase"), errs.Param("passphrase-file", "FILE"))
+		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and %w", store,
+			errNoKey).
+			WithHint("give a key with %s, or the repository's passphrase with %s or %s", errs.Param("identity", "FILE"),
+				errs.Param("passphrase"), errs.Param("passphrase-file", "FILE"))
 	case !errs.Is(err, errs.NotFound):
 		return nil, false, false, err
 	case q.MustExist:
 		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
 			WithHint("check the URL; without %s a new repository is made", errs.Param("no-create"))
 	case q.Identity != "":
-		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s that the identity could open", store).
+		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name,
+			"there is no repository at %s that the identity could open", store).
 			WithHint("check the URL; without %s a new repository is made", errs.Param("identity"))
 	default:
 		if err := empty(ctx, store, q.Name); err != nil {
@@ -392,7 +399,8 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	}
 	damaged := func(file, format string, args ...any) error {
 		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
-			WithHint("restore %s from a copy, or remove the remote with %s and add it again with a key", filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
+			WithHint("restore %s from a copy, or remove the remote with %s and add it again with a key",
+				filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
 	}
 	r := &Remote{dir: dir, access: access}
 	var v struct {
@@ -525,8 +533,10 @@ func (r *Remote) otherKeys(ctx context.Context) error {
 			return nil
 		}
 	}
-	return errs.New(errs.Conflict, opRemove, r.Name, "this host's key is the only one that opens the repository: without it nobody can read it any more").
-		WithHint("add another with %s, keep a copy of %s, or use %s", errs.Run("remote key add", r.Name), filepath.Join(r.dir, identityName), errs.Param("force"))
+	return errs.New(errs.Conflict, opRemove, r.Name,
+		"this host's key is the only one that opens the repository: without it nobody can read it any more").
+		WithHint("add another with %s, keep a copy of %s, or use %s", errs.Run("remote key add", r.Name),
+			filepath.Join(r.dir, identityName), errs.Param("force"))
 }
 
 // IdentityFile is where this host's key lies.

@@ -31,7 +31,8 @@ func TestRemoteAdd(t *testing.T) {
 	if err != nil || !added.Created || !strings.HasPrefix(added.Recipient, "age1") {
 		t.Fatalf("%+v, %v", added, err)
 	}
-	for path, mode := range map[string]os.FileMode{"": 0o700, "one": 0o700, "one/identity": 0o600, "one/remote.json": 0o600} {
+	for path, mode := range map[string]os.FileMode{"": 0o700, "one": 0o700, "one/identity": 0o600,
+		"one/remote.json": 0o600} {
 		st, err := os.Stat(filepath.Join(e.Dir(), "remotes", path))
 		if err != nil || st.Mode().Perm() != mode {
 			t.Errorf("%s: %v, %v", path, st.Mode(), err)
@@ -66,7 +67,8 @@ func TestRemoteAdd(t *testing.T) {
 	}
 	wantKind(t, add(AddRequest{Name: "one", URL: url}), errs.Exists, `operation "remote rm"`)
 	wantKind(t, add(AddRequest{Name: "a/b", URL: url}), errs.Invalid, "names have")
-	for _, bad := range []string{"", "store", "file:store", "ftp://host/x", "s3:///x", "https://host/x", "file:/a#b", "gs://"} {
+	for _, bad := range []string{"", "store", "file:store", "ftp://host/x", "s3:///x", "https://host/x", "file:/a#b",
+		"gs://"} {
 		wantKind(t, add(AddRequest{Name: "two", URL: bad}), errs.Invalid, "")
 	}
 	err = add(AddRequest{Name: "two", URL: "s3://key:secret@bucket/x"})
@@ -84,10 +86,12 @@ func TestRemoteAdd(t *testing.T) {
 	}
 
 	// A second way to it, by passphrase and by key.
-	if added, err = Add(t.Context(), e, AddRequest{Name: "two", URL: url, Passphrase: "a few good words"}); err != nil || added.Created {
+	if added, err = Add(t.Context(), e, AddRequest{Name: "two", URL: url, Passphrase: "a few good words"}); err != nil ||
+		added.Created {
 		t.Fatalf("%+v, %v", added, err)
 	}
-	if added, err = Add(t.Context(), e, AddRequest{Name: "three", URL: url, Identity: string(key)}); err != nil || added.Created || added.Mark.ID != r.Mark.ID {
+	if added, err = Add(t.Context(), e, AddRequest{Name: "three", URL: url, Identity: string(key)}); err != nil ||
+		added.Created || added.Mark.ID != r.Mark.ID {
 		t.Fatalf("%+v, %v", added, err)
 	}
 	if kept, err := os.ReadFile(added.IdentityFile()); err != nil || string(kept) == string(key) {
@@ -143,7 +147,8 @@ func TestRemoteInterruptedAdd(t *testing.T) {
 		t.Fatalf("%+v, %v", again, err)
 	}
 	// Removing is no better interrupted.
-	if err := os.Rename(filepath.Join(e.Dir(), "remotes", "r"), filepath.Join(e.Dir(), "remotes", removePrefix+"r")); err != nil {
+	if err := os.Rename(filepath.Join(e.Dir(), "remotes", "r"),
+		filepath.Join(e.Dir(), "remotes", removePrefix+"r")); err != nil {
 		t.Fatal(err)
 	}
 	if names, err := List(e.Dir()); err != nil || len(names) != 0 {

@@ -48,9 +48,10 @@ type Repaired struct {
 
 // RepairedVolume is a volume or golden whose list of points was made anew.
 type RepairedVolume struct {
-	Volume   string   `json:"volume"`         // "" if nothing tells it
-	Object   string   `json:"object"`         // its list of points: "heads/...", or the part of it: "points/..."
-	Part     bool     `json:"part,omitempty"` // only a part of the list was damaged or missing: the rest is as it was, also the writer
+	Volume string `json:"volume"` // "" if nothing tells it
+	Object string `json:"object"` // its list of points: "heads/...", or the part of it: "points/..."
+	// only a part of the list was damaged or missing: the rest is as it was, also the writer
+	Part     bool     `json:"part,omitempty"`
 	Missing  bool     `json:"missing"`        // the list was not there; else it was damaged
 	Repaired bool     `json:"repaired"`       // it is there again; of a dry run: it would be
 	Points   []string `json:"points"`         // that are whole, the oldest first
@@ -66,7 +67,8 @@ type RepairedVolume struct {
 // well. It needs nothing but a key to the remote; e may be nil, which says that no pool has pushed there.
 //
 // It makes nothing worse: it writes only what cannot be read, twice, over just that state, of which it keeps a copy in
-// the pool, and what is not there. Points of which something is missing are listed as well, so that no prune removes what
+// the pool, and what is not there. Points of which something is missing are listed as well, so that no prune removes
+// what
 // is left of them, but the newest point is one that is whole. The epoch of a repaired head is above all that were, and
 // its writer is this pool if the newest point is of an object that is here; else a pool has to take the volume over.
 //
@@ -300,7 +302,8 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 	lost := map[repo.ID]*lostHead{}
 	for _, d := range heads.bad {
 		if errs.Is(d.err, errs.TooNew) {
-			x.out.Volumes = append(x.out.Volumes, RepairedVolume{Object: d.Object, Points: []string{}, Broken: []string{}, Reason: d.Reason})
+			x.out.Volumes = append(x.out.Volumes, RepairedVolume{Object: d.Object, Points: []string{}, Broken: []string{},
+				Reason: d.Reason})
 			continue // a newer pando reads it
 		}
 		lost[d.id] = &lostHead{id: d.id, damaged: d.err}
@@ -339,7 +342,9 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 	for _, h := range lost {
 		out = append(out, *h)
 	}
-	slices.SortFunc(out, func(a, b lostHead) int { return cmp.Or(cmp.Compare(a.name, b.name), slices.Compare(a.id[:], b.id[:])) })
+	slices.SortFunc(out, func(a, b lostHead) int {
+		return cmp.Or(cmp.Compare(a.name, b.name), slices.Compare(a.id[:], b.id[:]))
+	})
 	return out
 }
 
@@ -407,7 +412,8 @@ func (x *repairer) copy(id repo.ID, object []byte) (string, error) {
 
 // head is what a head must have been, as far as manifests tell.
 func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) repo.Head {
-	h := repo.Head{Name: l.name, NextSeq: 1, Golden: len(l.manifests) > 0, Epoch: uint64(time.Now().Unix()), Gone: len(l.manifests) == 0}
+	h := repo.Head{Name: l.name, NextSeq: 1, Golden: len(l.manifests) > 0, Epoch: uint64(time.Now().Unix()),
+		Gone: len(l.manifests) == 0}
 	for _, m := range l.manifests {
 		if _, ok := (ref.Ref{Name: l.name, At: m.Point}).Generation(); !ok || m.Consistency != "" { // of snapshots only
 			h.Golden = false
@@ -468,7 +474,8 @@ func pointFrom(m *repo.Manifest, seq uint64) repo.Point {
 	return at
 }
 
-// inOrder is the manifests of one volume, each point once, in the order in which they were pushed, as far as that can be
+// inOrder is the manifests of one volume, each point once, in the order in which they were pushed, as far as that can
+// be
 // told: by generation or by time, and none before what it was compared with.
 func (x *repairer) inOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
 	slices.SortFunc(all, func(a, b *repo.Manifest) int {

@@ -70,13 +70,16 @@ func TestOneDamagedHead(t *testing.T) {
 		t.Fatal(err)
 	}
 	listed := listing.Volumes
-	if i := slices.IndexFunc(listed, func(l Listed) bool { return l.Problem != "" }); len(listed) != 3 || i < 0 || listed[i].Object != b.headKey("v") {
+	if i := slices.IndexFunc(listed, func(l Listed) bool {
+		return l.Problem != ""
+	}); len(listed) != 3 || i < 0 || listed[i].Object != b.headKey("v") {
 		t.Errorf("listed %+v", listed)
 	}
 	if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "fork", At: "p1"}); err != nil {
 		t.Errorf("delete of another volume: %v", err)
 	}
-	if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v"}); !errs.Is(err, errs.Damaged) || !strings.Contains(errs.HintOf(err), "repair") {
+	if _, err := removeVolume(t.Context(), b.repo, ref.Ref{Name: "v"}); !errs.Is(err, errs.Damaged) ||
+		!strings.Contains(errs.HintOf(err), "repair") {
 		t.Errorf("delete of the damaged volume: %v, hint %q", err, errs.HintOf(err))
 	}
 	checked, err := verify(t.Context(), b.repo, VerifyRequest{})
@@ -160,7 +163,8 @@ func TestRepairOfWhatIsGone(t *testing.T) {
 	}
 
 	done := b.repair(false)
-	if len(done.Volumes) != 1 || !slices.Equal(done.Volumes[0].Points, []string{"p1", "p2"}) || !slices.Equal(done.Volumes[0].Broken, []string{"p3"}) {
+	if len(done.Volumes) != 1 || !slices.Equal(done.Volumes[0].Points, []string{"p1", "p2"}) ||
+		!slices.Equal(done.Volumes[0].Broken, []string{"p3"}) {
 		t.Fatalf("%+v", done)
 	}
 	h, _, err := b.repo.Head(t.Context(), "v")
@@ -232,7 +236,8 @@ func TestPushAfterRepair(t *testing.T) {
 		t.Errorf("without a pool: %+v, %v", stranger, err)
 	}
 	done, err := Repair(t.Context(), w.e, w.r, RepairRequest{})
-	if err != nil || len(done.Volumes) != 2 || len(done.Volumes[0].Points) != 2 || !done.Volumes[0].Writer || !done.Volumes[1].Writer {
+	if err != nil || len(done.Volumes) != 2 || len(done.Volumes[0].Points) != 2 || !done.Volumes[0].Writer ||
+		!done.Volumes[1].Writer {
 		t.Fatalf("%+v, %v", done, err)
 	}
 	h, _, err := rp.Head(t.Context(), "web")
@@ -273,7 +278,8 @@ func TestLostHead(t *testing.T) {
 	}
 
 	checked, err := verify(t.Context(), b.repo, VerifyRequest{})
-	if err != nil || checked.TotalProblems != 1 || checked.Problems[0].Volume != "v" || checked.Problems[0].Object != b.headKey("v") {
+	if err != nil || checked.TotalProblems != 1 || checked.Problems[0].Volume != "v" ||
+		checked.Problems[0].Object != b.headKey("v") {
 		t.Errorf("verify: %+v, %v", checked, err)
 	}
 	for _, policy := range []Policy{{}, {Last: 1}} {

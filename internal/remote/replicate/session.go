@@ -46,7 +46,9 @@ type lease struct {
 // abandon, or the end of ctx. The context it returns ends with errEnded as its cause
 // when the session is found to be gone: nothing that was written under it may be
 // committed then.
-func begin(ctx context.Context, r *repo.Repo, kind repo.SessionKind, heads []string, w repo.Writer, pins ...repo.ID) (context.Context, *lease, error) {
+func begin(
+	ctx context.Context, r *repo.Repo, kind repo.SessionKind, heads []string, w repo.Writer, pins ...repo.ID,
+) (context.Context, *lease, error) {
 	s := r.NewSession(kind, heads, w)
 	s.Pins = slices.Clone(pins)
 	ctx, l := newLease(ctx, r, s)

@@ -35,7 +35,8 @@ const storeSchemes = "file:/DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
 
 // OpenStore opens the object store of a URL: file:/DIR, s3://BUCKET/PREFIX or
 // gs://BUCKET/PREFIX. It tries once and is not limited; see objstore.Retry and Limit.
-// access has the credentials of buckets. create: a directory that is not there is made; buckets never are. Invalid for a URL
+// access has the credentials of buckets. create: a directory that is not there is made; buckets never are. Invalid for
+// a URL
 // that means nothing, and the kinds of the store.
 func OpenStore(ctx context.Context, raw string, access Access, create bool) (objstore.Store, error) {
 	u, err := parseURL(raw)

@@ -138,7 +138,8 @@ func (v *Verified) Err() error {
 
 // Verify checks that everything in a remote that volumes need is there and fits
 // together: every head, manifest and page is read and authenticated, and every
-// segment must be there with exactly the size that it had when it was written. With ReadPercent, segments are read whole:
+// segment must be there with exactly the size that it had when it was written. With ReadPercent, segments are read
+// whole:
 // every frame is authenticated and unpacked, and compared with what volumes expect
 // in it.
 //
@@ -157,7 +158,9 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 	defer rp.Close()
 	q.scratch = r.dir
 	out, err := verify(ctx, rp, q)
-	if err == nil && slices.ContainsFunc(out.Problems, func(p Problem) bool { return strings.HasPrefix(p.Object, "heads/") }) {
+	if err == nil && slices.ContainsFunc(out.Problems, func(p Problem) bool {
+		return strings.HasPrefix(p.Object, "heads/")
+	}) {
 		r.nameDamaged(ctx, rp, func(names map[string]string) {
 			for i := range out.Problems {
 				out.Problems[i].Volume = cmp.Or(out.Problems[i].Volume, names[out.Problems[i].Object])
@@ -169,7 +172,8 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 
 func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, error) {
 	if math.IsNaN(q.ReadPercent) || q.ReadPercent < 0 || q.ReadPercent > 100 {
-		return nil, errs.New(errs.Invalid, opVerify, "", "%v is no percentage of the data", q.ReadPercent).WithHint("it is from 0 to 100")
+		return nil, errs.New(errs.Invalid, opVerify, "", "%v is no percentage of the data",
+			q.ReadPercent).WithHint("it is from 0 to 100")
 	}
 	for _, n := range q.Names {
 		if err := ref.CheckName(opVerify, n); err != nil {
@@ -255,7 +259,8 @@ func (v *verifier) run(ctx context.Context) error {
 		return err
 	}
 	if _, _, err := v.repo.Seen(ctx); broken(err) {
-		v.out.Warnings = append(v.out.Warnings, Problem{Object: "prune/seen", Message: fmt.Sprintf("the next prune makes it anew: %v", err)})
+		v.out.Warnings = append(v.out.Warnings, Problem{Object: "prune/seen",
+			Message: fmt.Sprintf("the next prune makes it anew: %v", err)})
 	} else if err != nil {
 		return err
 	}
@@ -509,7 +514,8 @@ func (v *verifier) lostHeads(ctx context.Context, unnamed []repo.ID, now headset
 			return
 		}
 		there[id] = true // it is said once
-		v.problem(Problem{Volume: m.Volume, Object: "heads/" + id.String(), Message: "the list of the volume's points is missing, and points of it are there"})
+		v.problem(Problem{Volume: m.Volume, Object: "heads/" + id.String(),
+			Message: "the list of the volume's points is missing, and points of it are there"})
 	}, func(_ repo.ID, err error) error {
 		if broken(err) {
 			return nil // no volume that is there needs it
@@ -531,7 +537,8 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 		switch {
 		case errs.Is(err, errs.NotFound):
 		case broken(err):
-			v.problem(Problem{Object: "sessions/" + id.String(), Message: fmt.Sprintf("nobody knows what it keeps, so no prune removes anything: %v", err)})
+			v.problem(Problem{Object: "sessions/" + id.String(),
+				Message: fmt.Sprintf("nobody knows what it keeps, so no prune removes anything: %v", err)})
 		case err != nil:
 			return err
 		default:
@@ -632,7 +639,8 @@ func (v *verifier) settle(ctx context.Context) error {
 		v.out.TotalProblems += v.over
 	}
 	slices.SortStableFunc(v.out.Problems, func(a, b Problem) int {
-		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point), cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Object, b.Object))
+		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point), cmp.Compare(a.Offset, b.Offset),
+			cmp.Compare(a.Object, b.Object))
 	})
 	return nil
 }

@@ -262,7 +262,8 @@ func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
 	}
 	for _, s := range b.segments {
 		if !uses(m, s) {
-			v.problem(o.problem("segments/"+s.String(), "the manifest does not say that it needs this segment, so that a prune may remove it"))
+			v.problem(o.problem("segments/"+s.String(),
+				"the manifest does not say that it needs this segment, so that a prune may remove it"))
 		}
 	}
 }

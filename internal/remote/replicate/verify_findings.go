@@ -65,7 +65,8 @@ func (v *verifier) found(named map[repo.ID]bool) (out []Problem) {
 		}
 		first := slices.MinFunc(slices.Collect(maps.Values(f.points)), func(a, b Problem) int {
 			// One whose range is known says more.
-			return cmp.Or(cmp.Compare(min(b.Length, 1), min(a.Length, 1)), cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point))
+			return cmp.Or(cmp.Compare(min(b.Length, 1), min(a.Length, 1)), cmp.Compare(a.Volume, b.Volume),
+				cmp.Compare(a.Point, b.Point))
 		})
 		first.Volumes, first.Points = len(volumes), len(f.points)
 		for _, p := range f.points {

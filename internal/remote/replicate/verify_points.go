@@ -25,7 +25,8 @@ type owner struct {
 func (o owner) of(id repo.ID) owner { o.manifest = id; return o }
 
 func (o owner) problem(object string, format string, args ...any) Problem {
-	return Problem{Volume: o.volume, Point: o.point, Object: object, Message: fmt.Sprintf(format, args...), manifest: o.manifest}
+	return Problem{Volume: o.volume, Point: o.point, Object: object, Message: fmt.Sprintf(format, args...),
+		manifest: o.manifest}
 }
 
 // checked is a point to check, with what its head says of it. There may be millions. The manifest that a stream is the
@@ -195,7 +196,9 @@ func (v *verifier) points(ctx context.Context) error {
 	for len(v.parents) > 0 {
 		todo := v.parents
 		v.parents = nil
-		err := eachOf(ctx, todo, func(ctx context.Context, c checked) error { return v.checkSpan(ctx, span{points: []checked{c}}) })
+		err := eachOf(ctx, todo, func(ctx context.Context, c checked) error {
+			return v.checkSpan(ctx, span{points: []checked{c}})
+		})
 		if err != nil {
 			return err
 		}
@@ -476,7 +479,9 @@ func unlisted(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (out []repo
 
 // uses reports whether a manifest lists a segment.
 func uses(m *repo.Manifest, s repo.Segment) bool {
-	_, has := slices.BinarySearchFunc(m.Uses, s, func(u repo.Use, s repo.Segment) int { return compareSegment(u.Segment, s) })
+	_, has := slices.BinarySearchFunc(m.Uses, s, func(u repo.Use, s repo.Segment) int {
+		return compareSegment(u.Segment, s)
+	})
 	return has
 }
 
@@ -499,7 +504,9 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 	gone := map[repo.Segment]int64{}
 	changed := differentRegions(w.base, m)
 	for _, region := range changed {
-		if err := w.withPage(ctx, w.base, region, func(p repo.Page, pieces []repo.Piece) { pageUses(gone, 1, p, pieces) }); err != nil {
+		if err := w.withPage(ctx, w.base, region, func(p repo.Page, pieces []repo.Piece) {
+			pageUses(gone, 1, p, pieces)
+		}); err != nil {
 			return err
 		}
 	}
@@ -514,7 +521,9 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 		if _, is := slices.BinarySearch(changed, p.Region); is {
 			continue
 		}
-		if err := w.withPage(ctx, m, p.Region, func(p repo.Page, pieces []repo.Piece) { w.v.countUses(m, p, pieces) }); err != nil {
+		if err := w.withPage(ctx, m, p.Region, func(p repo.Page, pieces []repo.Piece) {
+			w.v.countUses(m, p, pieces)
+		}); err != nil {
 			return err
 		}
 	}
@@ -522,7 +531,9 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 }
 
 // withPage gives a page of a manifest to fn, if it has one that can be read.
-func (w *pageWalk) withPage(ctx context.Context, m *repo.Manifest, region uint32, fn func(repo.Page, []repo.Piece)) error {
+func (w *pageWalk) withPage(
+	ctx context.Context, m *repo.Manifest, region uint32, fn func(repo.Page, []repo.Piece),
+) error {
 	page, ok := findPage(m, region)
 	if !ok {
 		return nil

@@ -18,11 +18,12 @@ import (
 type RepairedPoint struct {
 	Volume        string `json:"volume"`
 	Point         string `json:"point"`
-	Repaired      bool   `json:"repaired"`         // it is whole again
-	Ref           string `json:"ref,omitempty"`    // from what of this pool
-	UploadedBytes int64  `json:"uploaded_bytes"`   // that were sent for it
-	Host          string `json:"host,omitempty"`   // that writes the volume: if anything can bring the point back, that can
-	Reason        string `json:"reason,omitempty"` // why it is not whole
+	Repaired      bool   `json:"repaired"`       // it is whole again
+	Ref           string `json:"ref,omitempty"`  // from what of this pool
+	UploadedBytes int64  `json:"uploaded_bytes"` // that were sent for it
+	// that writes the volume: if anything can bring the point back, that can
+	Host   string `json:"host,omitempty"`
+	Reason string `json:"reason,omitempty"` // why it is not whole
 }
 
 // VerifyRepair is Verify, and sends again what points lack whose snapshots or generations are in this pool: they are

@@ -113,7 +113,8 @@ func TestEveryFlipIsNoticed(t *testing.T) {
 						to.same(t, what+", "+volume+"@"+point, m.content)
 					} else if kind != "segments" || !errs.Is(err, errs.Damaged) && !errs.Is(err, errs.TooNew) {
 						t.Errorf("%s: restore of %s@%s: %v", what, volume, point, err)
-					} else if errs.Is(err, errs.Damaged) && (!strings.Contains(err.Error(), volume+"@"+point) || !strings.Contains(err.Error(), "bytes ")) {
+					} else if errs.Is(err, errs.Damaged) && (!strings.Contains(err.Error(), volume+"@"+point) ||
+						!strings.Contains(err.Error(), "bytes ")) {
 						t.Errorf("%s: the error does not say what is affected: %v", what, err)
 					}
 				}
@@ -164,7 +165,9 @@ func TestVerifyFindsWhatIsMissing(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if !slices.ContainsFunc(out.Problems, func(p Problem) bool { return p.Object == o.Key && p.Volume != "" && p.Point != "" }) {
+			if !slices.ContainsFunc(out.Problems, func(p Problem) bool {
+				return p.Object == o.Key && p.Volume != "" && p.Point != ""
+			}) {
 				t.Errorf("%s is gone but for %d bytes, and verify says %v", o.Key, len(left), out.Problems)
 			}
 		}
@@ -179,7 +182,8 @@ func TestVerifyFindsWhatIsMissing(t *testing.T) {
 // written, which only the manifests' sizes show. That is one problem, with the number of the points.
 func TestVerifyReportsASegmentOnce(t *testing.T) {
 	b := newBench(t)
-	v := b.must("v", "p0", small, nil, change{0: block(1), repo.BlockBytes: block(2), 9 * repo.BlockBytes: block(3)}, false)
+	v := b.must("v", "p0", small, nil, change{0: block(1), repo.BlockBytes: block(2), 9 * repo.BlockBytes: block(3)},
+		false)
 	want := []string{"v@p0"}
 	for i := range 9 {
 		point := fmt.Sprintf("p%d", i+1)
@@ -234,7 +238,9 @@ func TestVerifyOfWhatIsRemovedMeanwhile(t *testing.T) {
 			anew[x] = block(rnd.Uint64())
 		}
 		b.must("v", "p3", small, v, anew, false)
-		r, f := b.faulty(storetest.Fault{At: at, Times: 0, Match: func(c storetest.Call) bool { return true }, Change: nil, When: storetest.Before, Err: nil})
+		r, f := b.faulty(storetest.Fault{At: at, Times: 0, Match: func(c storetest.Call) bool {
+			return true
+		}, Change: nil, When: storetest.Before, Err: nil})
 		f.Heal()
 		n, done := 0, false
 		f.Add(storetest.Fault{Times: -1, Match: func(storetest.Call) bool {
@@ -440,7 +446,8 @@ func TestVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = push.end(context.Background()) }()
-	_, pull, err := begin(t.Context(), b.repo, repo.Pull, nil, repo.Writer{Pool: "p", Host: "puller"}, b.truth["fork"]["p1"].manifest.ID)
+	_, pull, err := begin(t.Context(), b.repo, repo.Pull, nil, repo.Writer{Pool: "p", Host: "puller"},
+		b.truth["fork"]["p1"].manifest.ID)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -158,7 +158,8 @@ func (w *world) importImage(name string, size int64, fill func(f *os.File)) {
 	if err := f.Close(); err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := w.e.Import(w.t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: path, FS: driver.None, Update: true}); err != nil {
+	if _, err := w.e.Import(w.t.Context(), engine.ImportRequest{Name: ref.MustName(name), Source: path, FS: driver.None,
+		Update: true}); err != nil {
 		w.t.Fatal(err)
 	}
 	if err := os.Remove(path); err != nil {

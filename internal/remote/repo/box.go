@@ -183,7 +183,9 @@ func metaAAD(head []byte, repository ID, objectKey string) []byte {
 }
 
 // sealMeta makes a metadata object. aead must be of h, which must be fresh.
-func sealMeta(aead cipher.AEAD, h header, t objectType, repository ID, objectKey string, content []byte, pack compressor) []byte {
+func sealMeta(
+	aead cipher.AEAD, h header, t objectType, repository ID, objectKey string, content []byte, pack compressor,
+) []byte {
 	packed, codec := pack(nil, content)
 	plain := make([]byte, 0, metaSize+len(packed))
 	plain = append(plain, byte(codec))

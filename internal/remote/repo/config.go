@@ -318,7 +318,8 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 		}
 	}
 	return nil, errs.New(errs.Permission, "", "", "%w", &locked{whyLocked(c, kinds)}).
-		WithHint("ask somebody who can open it to run %s for the recipient of this host, or use the right passphrase", errs.Run("remote key add"))
+		WithHint("ask somebody who can open it to run %s for the recipient of this host, or use the right passphrase",
+			errs.Run("remote key add"))
 }
 
 // opensWith reports whether one of the secrets, or a ring key, if there is one, opens a config.

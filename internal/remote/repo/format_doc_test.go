@@ -63,7 +63,8 @@ func TestFormatIsDocumented(t *testing.T) {
 	if fields < 50 {
 		t.Errorf("only %d fields", fields)
 	}
-	for _, n := range []int{repo.FrameBytes >> 10, repo.SegmentBytes >> 20, repo.MaxSegment >> 20, repo.BlockBytes, repo.MaxPageBytes >> 20, repo.RegionBytes / repo.BlockBytes} {
+	for _, n := range []int{repo.FrameBytes >> 10, repo.SegmentBytes >> 20, repo.MaxSegment >> 20, repo.BlockBytes,
+		repo.MaxPageBytes >> 20, repo.RegionBytes / repo.BlockBytes} {
 		text := fmt.Sprint(n)
 		if n >= 1000 && n < 1_000_000 {
 			text = fmt.Sprintf("%d,%03d", n/1000, n%1000)

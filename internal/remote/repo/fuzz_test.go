@@ -92,7 +92,8 @@ func FuzzManifest(f *testing.F) {
 			return // a time that has no text
 		}
 		m2, err := decodeManifest(again, 1)
-		if err != nil || !sameJSON(m, m2) || !reflect.DeepEqual([]any{m.Pages, m.Stream, m.Uses}, []any{m2.Pages, m2.Stream, m2.Uses}) {
+		if err != nil || !sameJSON(m, m2) || !reflect.DeepEqual([]any{m.Pages, m.Stream, m.Uses},
+			[]any{m2.Pages, m2.Stream, m2.Uses}) {
 			t.Errorf("read as %+v, then as %+v, %v", m, m2, err)
 		}
 	})
@@ -248,7 +249,8 @@ func FuzzSegmentIndex(f *testing.F) {
 		must(f, err)
 		at, length, err := parseFooter(b[len(b)-footerSize:], len(b))
 		must(f, err)
-		index, err := aead.Open(nil, indexNonce, b[at:at+length], frameAAD(r.id, s, uint32((length-tagSize)/entrySize), 0, indexCodec))
+		index, err := aead.Open(nil, indexNonce, b[at:at+length],
+			frameAAD(r.id, s, uint32((length-tagSize)/entrySize), 0, indexCodec))
 		must(f, err)
 		f.Add(index, b[len(b)-footerSize:], at, len(b))
 		f.Add(index[:len(index)-1], b[len(b)-footerSize-1:], at+1, len(b)+1)

@@ -94,7 +94,8 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 		},
 	}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
-	for i, n := range []NewSlot{{Label: "host a", Recipient: testRecipient}, {Label: "paper", Passphrase: goldenPassphrase}} {
+	for i, n := range []NewSlot{{Label: "host a", Recipient: testRecipient},
+		{Label: "paper", Passphrase: goldenPassphrase}} {
 		s, err := k.newSlot(e.newID(), n, e)
 		must(t, err)
 		if wrapped != nil {
@@ -151,15 +152,18 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	g.block = Manifest{
 		ID: r.env.newID(), Volume: "web", Point: "before-upgrade", Content: Block, FS: "ext4", SizeBytes: RegionBytes + 101*BlockBytes + 100, Sector: 4096,
 		CreatedAt: e.stamp().Add(time.Second), Consistency: "crash", Source: "gckkeq0jo03rbeb4fuvt62o3qo", Session: g.session.ID, Parent: r.env.newID(),
-		Origin: &Origin{Ref: "golden@3", Volume: "golden", Manifest: r.env.newID()}, Logical: 5*BlockBytes + 100, Added: 12345,
-		Pages: []Page{{Region: 1, Frame: pf}}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999}, {Segment: b.Segment(), Bytes: 1}},
+		Origin: &Origin{Ref: "golden@3", Volume: "golden",
+			Manifest: r.env.newID()}, Logical: 5*BlockBytes + 100, Added: 12345,
+		Pages: []Page{{Region: 1, Frame: pf}}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999},
+			{Segment: b.Segment(), Bytes: 1}},
 	}
 	g.stream = Manifest{
 		ID: r.env.newID(), Volume: "db.main", Point: "7", Content: Stream, FS: "native", CreatedAt: e.stamp(), Consistency: "clean", Source: "s",
 		Session: g.session.ID, Logical: 1, Added: 1,
 		Stream: []Frame{f2, f0, f1, f1}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999}},
 	}
-	g.empty = Manifest{ID: r.env.newID(), Volume: "empty", Content: Block, Session: g.session.ID, CreatedAt: time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)}
+	g.empty = Manifest{ID: r.env.newID(), Volume: "empty", Content: Block, Session: g.session.ID,
+		CreatedAt: time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)}
 	for _, m := range []Manifest{g.block, g.stream, g.empty} {
 		must(t, r.PutManifest(ctx, m))
 	}
@@ -167,10 +171,12 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	g.head = Head{
 		Name: "web", Lineage: "0123456789abcdefghijklmnog", Epoch: 3, Writer: w, NextSeq: 18,
 		Recent: []Point{
-			{Seq: 3, Name: "before-upgrade", Manifest: g.block.ID, Source: g.block.Source, Content: Block, FS: "ext4", SizeBytes: g.block.SizeBytes,
+			{Seq: 3, Name: "before-upgrade", Manifest: g.block.ID, Source: g.block.Source, Content: Block, FS: "ext4",
+				SizeBytes: g.block.SizeBytes,
 				CreatedAt: g.block.CreatedAt, Consistency: "crash", Logical: g.block.Logical, Added: g.block.Added, Keep: true,
 				OriginRef: "golden@3", OriginVol: "golden", OriginID: g.block.Origin.Manifest},
-			{Seq: 17, Name: "s", Manifest: g.stream.ID, Source: "s", Content: Stream, FS: "native", CreatedAt: g.stream.CreatedAt, Parent: g.block.ID},
+			{Seq: 17, Name: "s", Manifest: g.stream.ID, Source: "s", Content: Stream, FS: "native",
+				CreatedAt: g.stream.CreatedAt, Parent: g.block.ID},
 		},
 		Fenced: []ID{r.env.newID()},
 	}
@@ -180,7 +186,8 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	_, err = r.PutSeen(ctx, g.seen, "")
 	must(t, err)
 
-	g.packed = Head{Name: "übergroß", Golden: true, Lineage: "l", Epoch: 1, NextSeq: 1, Gone: true, Writer: Writer{Host: strings.Repeat("long ", 100)}}
+	g.packed = Head{Name: "übergroß", Golden: true, Lineage: "l", Epoch: 1, NextSeq: 1, Gone: true,
+		Writer: Writer{Host: strings.Repeat("long ", 100)}}
 	r.env.pack = Compress
 	_, err = r.PutHead(ctx, g.packed, "")
 	must(t, err)

@@ -415,7 +415,10 @@ func TestHostileListsCostLittle(t *testing.T) {
 	}{
 		{typeHead, web, "points", maxHeadBytes, func() error { _, _, err := r.Head(ctx, "web"); return err }},
 		{typeHead, web, "pages", maxHeadBytes, func() error { _, _, err := r.Head(ctx, "web"); return err }},
-		{typePoints, points.Object(), "points", maxPageBytes, func() error { _, err := r.PagePoints(ctx, Head{Name: "web"}, points); return err }},
+		{typePoints, points.Object(), "points", maxPageBytes, func() error {
+			_, err := r.PagePoints(ctx, Head{Name: "web"}, points)
+			return err
+		}},
 		{typeHead, web, "fenced", maxHeadBytes, func() error { _, _, err := r.Head(ctx, "web"); return err }},
 		{typeSession, session, "pins", maxSessionBytes, func() error {
 			id, err := ParseID(strings.TrimPrefix(session, sessionPrefix))

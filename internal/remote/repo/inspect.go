@@ -42,7 +42,8 @@ func (r *Repo) RawHead(ctx context.Context, id ID) ([]byte, objstore.Version, er
 // RawSession is a session of which only the key can be read: its ID and its state in the store. NotFound.
 func (r *Repo) RawSession(ctx context.Context, id ID) (SessionState, error) {
 	info, err := r.store.Stat(ctx, sessionPrefix+id.String())
-	return SessionState{Session: Session{ID: id, Kind: Push}, Version: info.Version}, about("read session", id.String(), err)
+	return SessionState{Session: Session{ID: id, Kind: Push}, Version: info.Version},
+		about("read session", id.String(), err)
 }
 
 // SessionIDs yields the IDs of all sessions. An error ends it.

@@ -82,7 +82,9 @@ func (m *Manifest) check() error {
 func (m *Manifest) Root() NodeAt { return NodeAt{NodeRef: m.Map, Level: RootLevel(m.SizeBytes)} }
 
 func checkUsed(f Frame, limit uint32, uses []Use) error {
-	_, listed := slices.BinarySearchFunc(uses, f.Segment, func(u Use, s Segment) int { return compareSegments(u.Segment, s) })
+	_, listed := slices.BinarySearchFunc(uses, f.Segment, func(u Use, s Segment) int {
+		return compareSegments(u.Segment, s)
+	})
 	if !listed {
 		return damaged("a frame is in segment %s, which it does not list", f.Segment)
 	}
@@ -173,7 +175,8 @@ func (l *looseFrame) read(r *reader, segments []Segment, limit uint32) Frame {
 	}
 	index, offset := l.index+r.varint("a frame's index"), l.offset+r.varint("a frame's offset")
 	packed := r.uvarint("a frame's length", uint64(limit)<<1|1)
-	if r.err == nil && (l.segment < 0 || l.segment >= int64(len(segments)) || index < 0 || index >= maxFrames || offset < 0 || offset > MaxSegment) {
+	if r.err == nil && (l.segment < 0 || l.segment >= int64(len(segments)) || index < 0 || index >= maxFrames ||
+		offset < 0 || offset > MaxSegment) {
 		r.fail("a frame is where none can be")
 	}
 	f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}

@@ -136,7 +136,9 @@ func (r *Repo) names(ctx context.Context, prefix string) iter.Seq2[ID, error] {
 }
 
 // each is inOrder for the IDs under a prefix.
-func each[T any](ctx context.Context, r *Repo, prefix string, get func(context.Context, ID) (T, error)) iter.Seq2[T, error] {
+func each[T any](
+	ctx context.Context, r *Repo, prefix string, get func(context.Context, ID) (T, error),
+) iter.Seq2[T, error] {
 	return inOrder(ctx, r.names(ctx, prefix), get)
 }
 

@@ -33,7 +33,8 @@ type stretches struct {
 	all []stretch // the oldest first
 }
 
-// contents returns what nodes of one segment contain, from a stretch, or with one request that reads such a stretch. Nil
+// contents returns what nodes of one segment contain, from a stretch, or with one request that reads such a stretch.
+// Nil
 // without an error: they are not where they were written, or not whole there, and must be read as all frames are.
 func (s *stretches) contents(ctx context.Context, r *Repo, frames []Frame) ([][]byte, error) {
 	if s == nil {

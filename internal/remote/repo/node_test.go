@@ -13,7 +13,8 @@ import (
 )
 
 func TestLevels(t *testing.T) {
-	for size, want := range map[int64]int{0: 0, 1: 0, CellBytes: 0, CellBytes + 1: 1, 16 << 20: 1, 1 << 30: 3, 16 << 40: 5, MaxVolumeBytes: 7} {
+	for size, want := range map[int64]int{0: 0, 1: 0, CellBytes: 0, CellBytes + 1: 1, 16 << 20: 1, 1 << 30: 3, 16 << 40: 5,
+		MaxVolumeBytes: 7} {
 		if got := RootLevel(size); got != want || LevelBytes(got) < size || got > maxLevel {
 			t.Errorf("%d bytes: level %d, want %d", size, got, want)
 		}
@@ -36,24 +37,26 @@ func TestNodesThatCannotBe(t *testing.T) {
 	}
 	huge := NodeRef{Frame: big, Pieces: 100, Bytes: 100 * BlockBytes}
 	for what, n := range map[string]*Node{
-		"no pieces":                {},
-		"too many pieces":          {Level: 1, Pieces: many},
-		"a level below":            {Level: -1, Pieces: many[:1]},
-		"a level above":            {Level: maxLevel + 1, Pieces: many[:1]},
-		"behind the largest":       {Index: MaxVolumeBytes / CellBytes, Pieces: []Piece{piece(MaxVolumeBytes, BlockBytes)}},
-		"a negative place":         {Index: -1, Pieces: []Piece{piece(-CellBytes, BlockBytes)}},
-		"outside":                  {Index: 1, Pieces: many[:1]},
-		"over the border":          {Level: 1, Pieces: []Piece{{Offset: CellBytes - BlockBytes, Length: 2 * BlockBytes, Frame: big}}},
+		"no pieces":          {},
+		"too many pieces":    {Level: 1, Pieces: many},
+		"a level below":      {Level: -1, Pieces: many[:1]},
+		"a level above":      {Level: maxLevel + 1, Pieces: many[:1]},
+		"behind the largest": {Index: MaxVolumeBytes / CellBytes, Pieces: []Piece{piece(MaxVolumeBytes, BlockBytes)}},
+		"a negative place":   {Index: -1, Pieces: []Piece{piece(-CellBytes, BlockBytes)}},
+		"outside":            {Index: 1, Pieces: many[:1]},
+		"over the border": {Level: 1,
+			Pieces: []Piece{{Offset: CellBytes - BlockBytes, Length: 2 * BlockBytes, Frame: big}}},
 		"out of order":             {Pieces: []Piece{many[1], many[0]}},
 		"an inner node of level 0": {Children: &[NodeChildren]NodeRef{ref, ref}},
 		"few pieces below":         {Level: 1, Children: &[NodeChildren]NodeRef{ref}},
 		"no child":                 {Level: 1, Children: &[NodeChildren]NodeRef{}},
 		"both":                     {Level: 1, Pieces: many[:1], Children: &[NodeChildren]NodeRef{ref, ref}},
 		"more pieces than blocks":  {Level: 1, Children: &[NodeChildren]NodeRef{ref, {Frame: f, Pieces: 129, Bytes: 129}}},
-		"more bytes than pieces":   {Level: 2, Children: &[NodeChildren]NodeRef{ref, ref, {Frame: f, Pieces: 1, Bytes: FrameBytes + 1}}},
-		"a child without bytes":    {Level: 1, Children: &[NodeChildren]NodeRef{ref, ref, {Frame: f, Pieces: 1}}},
-		"a child without pieces":   {Level: 1, Children: &[NodeChildren]NodeRef{ref, ref, {Frame: f, Bytes: 1}}},
-		"a child that is too big":  {Level: 1, Children: &[NodeChildren]NodeRef{ref, huge}},
+		"more bytes than pieces": {Level: 2, Children: &[NodeChildren]NodeRef{ref, ref,
+			{Frame: f, Pieces: 1, Bytes: FrameBytes + 1}}},
+		"a child without bytes":   {Level: 1, Children: &[NodeChildren]NodeRef{ref, ref, {Frame: f, Pieces: 1}}},
+		"a child without pieces":  {Level: 1, Children: &[NodeChildren]NodeRef{ref, ref, {Frame: f, Bytes: 1}}},
+		"a child that is too big": {Level: 1, Children: &[NodeChildren]NodeRef{ref, huge}},
 	} {
 		if b, err := EncodeNode(n); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%s: %x, %v", what, b, err)
@@ -188,7 +191,8 @@ func TestExtensions(t *testing.T) {
 		t.Error(err)
 	}
 	for _, x := range [][]Extension{
-		{{Name: ""}}, {{Name: "A"}}, {{Name: strings.Repeat("x", maxExtensionName+1)}}, {{Name: "b"}, {Name: "a"}}, {{Name: "a"}, {Name: "a"}},
+		{{Name: ""}}, {{Name: "A"}}, {{Name: strings.Repeat("x", maxExtensionName+1)}}, {{Name: "b"},
+			{Name: "a"}}, {{Name: "a"}, {Name: "a"}},
 		{{Name: "a", Data: make([]byte, maxExtensionBytes)}, {Name: "b", Data: []byte{1}}},
 	} {
 		_, err := put(x...)
@@ -206,16 +210,31 @@ func TestHostileVersion2CostsLittle(t *testing.T) {
 	manifest := append([]byte{2}, "{}"...)
 	session := append(bytes.Repeat([]byte{1}, 16), binary.AppendUvarint(nil, maxUses)...)
 	for what, decode := range map[string]func() error{
-		"sessions of a leaf":     func() error { _, err := DecodeNode(append(node, much...)); return err },
-		"segments of a leaf":     func() error { _, err := DecodeNode(append(append(node, 1), session...)); return err },
-		"frames of a leaf":       func() error { _, err := DecodeNode(append(append(node, 0), much...)); return err },
-		"pieces of a leaf":       func() error { _, err := DecodeNode(append(append(node, 0, 0), much...)); return err },
-		"sessions of an inner":   func() error { _, err := DecodeNode(append([]byte{nodeVersion, 1, 3, 0}, much...)); return err },
-		"fields of a manifest":   func() error { _, err := decodeManifest2(much); return err },
-		"segments of a manifest": func() error { _, err := decodeManifest2(append(append(manifest, 1), session...)); return err },
-		"frames of a manifest":   func() error { _, err := decodeManifest2(append(append(manifest, 0, 0), much...)); return err },
-		"extensions":             func() error { _, err := decodeManifest2(append(append(manifest, 0, 0, 0), much...)); return err },
-		"a name of an extension": func() error { _, err := decodeManifest2(append(append(manifest, 0, 0, 0, 1), much...)); return err },
+		"sessions of a leaf": func() error { _, err := DecodeNode(append(node, much...)); return err },
+		"segments of a leaf": func() error { _, err := DecodeNode(append(append(node, 1), session...)); return err },
+		"frames of a leaf":   func() error { _, err := DecodeNode(append(append(node, 0), much...)); return err },
+		"pieces of a leaf":   func() error { _, err := DecodeNode(append(append(node, 0, 0), much...)); return err },
+		"sessions of an inner": func() error {
+			_, err := DecodeNode(append([]byte{nodeVersion, 1, 3, 0}, much...))
+			return err
+		},
+		"fields of a manifest": func() error { _, err := decodeManifest2(much); return err },
+		"segments of a manifest": func() error {
+			_, err := decodeManifest2(append(append(manifest, 1), session...))
+			return err
+		},
+		"frames of a manifest": func() error {
+			_, err := decodeManifest2(append(append(manifest, 0, 0), much...))
+			return err
+		},
+		"extensions": func() error {
+			_, err := decodeManifest2(append(append(manifest, 0, 0, 0), much...))
+			return err
+		},
+		"a name of an extension": func() error {
+			_, err := decodeManifest2(append(append(manifest, 0, 0, 0, 1), much...))
+			return err
+		},
 		"a large extension": func() error {
 			_, err := decodeManifest2(append(append(manifest, 0, 0, 0, 1, 1, 'a', 0), much...))
 			return err

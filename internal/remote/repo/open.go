@@ -274,8 +274,10 @@ func (k *keyring) follows(m Mark) error {
 		return errs.New(errs.Conflict, "", "", "it is repository %s, and was %s", k.id, m.ID).
 			WithHint("check the URL; if the repository was made anew on purpose, remove the remote and add it again")
 	case k.find(m.Key) == nil || k.serial < m.Serial:
-		return errs.New(errs.Damaged, "", "", "its keys were put back to an older state (serial %d, was %d)", k.serial, m.Serial).
-			WithHint("somebody with access to the store has put back an old config: nothing is written until you remove the remote and add it again")
+		return errs.New(errs.Damaged, "", "", "its keys were put back to an older state (serial %d, was %d)", k.serial,
+			m.Serial).
+			WithHint("somebody with access to the store has put back an old config: nothing is written until you remove the " +
+				"remote and add it again")
 	}
 	return nil
 }

@@ -83,7 +83,8 @@ func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
 	frames = slices.Compact(frames)
 	number := make(map[Frame]uint64, len(frames))
 	for i, f := range frames {
-		if i > 0 && f.Segment == frames[i-1].Segment && (f.Index == frames[i-1].Index || f.Offset < frames[i-1].Offset+frames[i-1].Stored) {
+		if i > 0 && f.Segment == frames[i-1].Segment &&
+			(f.Index == frames[i-1].Index || f.Offset < frames[i-1].Offset+frames[i-1].Stored) {
 			return nil, badInput("", "", "frames %d and %d of segment %s overlap", frames[i-1].Index, f.Index, f.Segment)
 		}
 		number[f] = uint64(i)

@@ -226,7 +226,8 @@ func parseFooter(footer []byte, size int) (offset, length int, err error) {
 	}
 	offset = int(binary.LittleEndian.Uint32(footer))
 	length = int(binary.LittleEndian.Uint32(footer[4:]))
-	if offset < headerSize || length < tagSize+entrySize || offset > size || length > size || offset+length+footerSize != size {
+	if offset < headerSize || length < tagSize+entrySize || offset > size || length > size ||
+		offset+length+footerSize != size {
 		return 0, 0, damaged("its index is said to be at [%d, +%d) of %d bytes", offset, length, size)
 	}
 	if (length-tagSize)%entrySize != 0 || (length-tagSize)/entrySize > maxFrames {
@@ -311,7 +312,8 @@ func openIndex(aead cipher.AEAD, repository ID, s Segment, object []byte) ([]Fra
 
 // openFrame is the content of a frame. stored is overwritten.
 func openFrame(aead cipher.AEAD, repository ID, f Frame, stored []byte) ([]byte, error) {
-	packed, err := aead.Open(stored[:0], frameNonce(f.Index), stored, frameAAD(repository, f.Segment, f.Index, f.Plain, f.Codec))
+	packed, err := aead.Open(stored[:0], frameNonce(f.Index), stored,
+		frameAAD(repository, f.Segment, f.Index, f.Plain, f.Codec))
 	if err != nil {
 		return nil, damaged("frame %d is not what was written there: authentication failed", f.Index)
 	}

@@ -52,7 +52,8 @@ func TestRequests(t *testing.T) {
 		want   []string
 	}{
 		{"near the header", frames[:2], false, []string{fmt.Sprint("0+", headerSize+2*stored)}},
-		{"far", frames[5:7], false, []string{fmt.Sprint("0+", headerSize), fmt.Sprintf("%d+%d", headerSize+5*stored, 2*stored)}},
+		{"far", frames[5:7], false, []string{fmt.Sprint("0+", headerSize),
+			fmt.Sprintf("%d+%d", headerSize+5*stored, 2*stored)}},
 		{"known", []Frame{frames[7], frames[6]}, true, []string{fmt.Sprintf("%d+%d", headerSize+6*stored, 2*stored)}},
 		{"known, near", frames[1:2], true, []string{fmt.Sprintf("%d+%d", headerSize+stored, stored)}},
 		{"none", nil, false, nil},
@@ -116,7 +117,8 @@ func TestSegmentWriter(t *testing.T) {
 		codec   Codec
 		plain   int
 	}{
-		{nil, Raw, 0}, {nil, Zstd, 10}, {make([]byte, 10), Raw, 11}, {make([]byte, 10), Zstd, 9}, {make([]byte, 10), Zstd, 10}, {make([]byte, 10), 2, 11},
+		{nil, Raw, 0}, {nil, Zstd, 10}, {make([]byte, 10), Raw, 11}, {make([]byte, 10), Zstd, 9}, {make([]byte, 10), Zstd,
+			10}, {make([]byte, 10), 2, 11},
 		{make([]byte, 10), Zstd, MaxPageBytes + 1}, {make([]byte, 10), Zstd, -1},
 	} {
 		if _, err := w.Add(x.content, x.codec, x.plain); !errs.Is(err, errs.Invalid) {
@@ -217,7 +219,8 @@ func TestCompress(t *testing.T) {
 		want Codec
 	}{
 		{nil, Raw}, {[]byte("x"), Raw}, {noise(1, 100), Raw}, {noise(1, FrameBytes), Raw}, {make([]byte, FrameBytes), Zstd},
-		{make([]byte, MaxPageBytes), Zstd}, {append(noise(1, 15<<10), make([]byte, 512)...), Raw}, {append(noise(1, 15<<10), make([]byte, 2<<10)...), Zstd},
+		{make([]byte, MaxPageBytes), Zstd}, {append(noise(1, 15<<10), make([]byte, 512)...),
+			Raw}, {append(noise(1, 15<<10), make([]byte, 2<<10)...), Zstd},
 	} {
 		room := make([]byte, 3, 100)
 		packed, codec := Compress(room, x.b)
@@ -308,7 +311,8 @@ func BenchmarkSegment(b *testing.B) {
 		b    []byte
 	}{{"text", mixed(size)}, {"noise", noise(1, size)}} {
 		r, _ := made(b)
-		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1), zstd.WithEncoderCRC(false))
+		e, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault), zstd.WithEncoderConcurrency(1),
+			zstd.WithEncoderCRC(false))
 		must(b, err)
 		block, err := aes.NewCipher(make([]byte, 32))
 		must(b, err)

@@ -88,8 +88,10 @@ func TestSlots(t *testing.T) {
 	// What is refused changes nothing.
 	before := m.data(configKey)
 	for _, n := range []NewSlot{
-		{}, {Label: "x"}, {Label: "x", Recipient: testRecipient, Passphrase: "both"}, {Recipient: a.recipient}, {Label: "x\n", Passphrase: "p"},
-		{Label: strings.Repeat("x", 129), Passphrase: "p"}, {Label: "x", Recipient: "age1nonsense"}, {Label: "x", Recipient: "ssh-ed25519 AAAA"},
+		{}, {Label: "x"}, {Label: "x", Recipient: testRecipient, Passphrase: "both"}, {Recipient: a.recipient}, {Label: "x\n",
+			Passphrase: "p"},
+		{Label: strings.Repeat("x", 129), Passphrase: "p"}, {Label: "x", Recipient: "age1nonsense"}, {Label: "x",
+			Recipient: "ssh-ed25519 AAAA"},
 		{Label: "x", Recipient: testIdentity}, {Label: "x", Recipient: a.recipient + " "},
 	} {
 		err := r.AddSlot(ctx, n)
@@ -223,7 +225,10 @@ func TestRotationIsNoticedBySessions(t *testing.T) {
 // faults runs change with each of its operations on the store failing, before and
 // after its effect. good says what must hold of the store then; the same again must
 // succeed, or say that it is done.
-func faults(t *testing.T, prepare func(*testing.T) *memory, change func(context.Context, objstore.Store) error, good func(t *testing.T, s objstore.Store, retried bool), done errs.Kind) {
+func faults(
+	t *testing.T, prepare func(*testing.T) *memory, change func(context.Context,
+		objstore.Store) error, good func(t *testing.T, s objstore.Store, retried bool), done errs.Kind,
+) {
 	t.Helper()
 	for _, when := range []storetest.When{storetest.Before, storetest.After} {
 		for i := 0; ; i++ {
@@ -291,7 +296,9 @@ func TestFaultsWhileKeysChange(t *testing.T) {
 		}
 	}
 	t.Run("add", func(t *testing.T) {
-		faults(t, prepare, by(func(ctx context.Context, r *Repo) error { return r.AddSlot(ctx, c.slot()) }), func(t *testing.T, s objstore.Store, retried bool) {
+		faults(t, prepare, by(func(ctx context.Context, r *Repo) error {
+			return r.AddSlot(ctx, c.slot())
+		}), func(t *testing.T, s objstore.Store, retried bool) {
 			who(t, s, a, b)
 			if retried && !c.opens(t, s) {
 				t.Error("c cannot open it")
@@ -318,7 +325,9 @@ func TestFaultsWhileKeysChange(t *testing.T) {
 		}, errs.NotFound)
 	})
 	t.Run("rotate", func(t *testing.T) {
-		faults(t, prepare, by(func(ctx context.Context, r *Repo) error { return r.Rotate(ctx, nil) }), func(t *testing.T, s objstore.Store, retried bool) {
+		faults(t, prepare, by(func(ctx context.Context, r *Repo) error {
+			return r.Rotate(ctx, nil)
+		}), func(t *testing.T, s objstore.Store, retried bool) {
 			who(t, s, a, b)
 			r, err := open(t.Context(), s, testEnv(), a.secret)
 			must(t, err)

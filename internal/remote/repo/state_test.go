@@ -194,11 +194,15 @@ func TestHeads(t *testing.T) {
 		"not UTF-8":      {Name: "\xff", NextSeq: 1},
 		"next":           {Name: "a"},
 		"next too small": {Name: "a", NextSeq: 1, Recent: []Point{{Seq: 1, Manifest: NewID(), Content: Block}}},
-		"order":          {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block}, {Seq: 2, Manifest: NewID(), Content: Block}}},
-		"no manifest":    {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Content: Block}}},
-		"no content":     {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID()}}},
-		"size":           {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block, SizeBytes: -1}}},
-		"time":           {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block, CreatedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}}},
+		"order": {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block},
+			{Seq: 2, Manifest: NewID(), Content: Block}}},
+		"no manifest": {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Content: Block}}},
+		"no content":  {Name: "a", NextSeq: 9, Recent: []Point{{Seq: 2, Manifest: NewID()}}},
+		"size": {Name: "a", NextSeq: 9,
+			Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block, SizeBytes: -1}}},
+		"time": {Name: "a", NextSeq: 9,
+			Recent: []Point{{Seq: 2, Manifest: NewID(), Content: Block,
+				CreatedAt: time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)}}},
 	} {
 		if _, err := r.PutHead(ctx, h, ""); !errs.Is(err, errs.Invalid) {
 			t.Errorf("%s: %v", what, err)
@@ -352,7 +356,8 @@ func TestIDs(t *testing.T) {
 		}
 		seen[id] = true
 	}
-	for _, text := range []string{"", "0", strings.Repeat("0", 25), strings.Repeat("0", 27), strings.Repeat("w", 26), strings.Repeat("V", 26), strings.Repeat("v", 26), "0000000000000000000000000\n"} {
+	for _, text := range []string{"", "0", strings.Repeat("0", 25), strings.Repeat("0", 27), strings.Repeat("w", 26),
+		strings.Repeat("V", 26), strings.Repeat("v", 26), "0000000000000000000000000\n"} {
 		_, err := ParseID(text)
 		kind(t, err, errs.Invalid)
 	}
@@ -413,7 +418,8 @@ func randomPieces(rnd *rand.Rand, n int) []Piece {
 	for range n {
 		f := frames[rnd.IntN(len(frames))]
 		blocks := 1 + rnd.IntN(int(f.Plain)/BlockBytes)
-		p := Piece{Offset: at, Length: int64(blocks) * BlockBytes, Frame: f, Within: uint32(rnd.IntN(int(f.Plain) - blocks*BlockBytes + 1))}
+		p := Piece{Offset: at, Length: int64(blocks) * BlockBytes, Frame: f,
+			Within: uint32(rnd.IntN(int(f.Plain) - blocks*BlockBytes + 1))}
 		if rnd.IntN(3) > 0 {
 			p.Sum = Sum(NewID())
 		}
@@ -440,7 +446,8 @@ func TestOnePageOneEncoding(t *testing.T) {
 func TestPagesThatCannotBe(t *testing.T) {
 	good := func() []Piece {
 		f := Frame{Offset: headerSize, Plain: 2 * BlockBytes, Stored: 2*BlockBytes + tagSize}
-		return []Piece{{Offset: 0, Length: BlockBytes, Frame: f}, {Offset: BlockBytes, Length: BlockBytes, Frame: f, Within: BlockBytes}}
+		return []Piece{{Offset: 0, Length: BlockBytes, Frame: f},
+			{Offset: BlockBytes, Length: BlockBytes, Frame: f, Within: BlockBytes}}
 	}
 	_, err := EncodePage(good())
 	must(t, err)
@@ -487,7 +494,8 @@ func TestFullestPage(t *testing.T) {
 	for i := range pieces {
 		pieces[i] = Piece{
 			Offset: 5*RegionBytes + int64(i)*BlockBytes, Length: BlockBytes, Sum: Sum(NewID()), Within: uint32(rnd.IntN(FrameBytes - BlockBytes)),
-			Frame: Frame{Segment: Segment{Session: session, N: uint32(place[i])<<14 + uint32(i)%(1<<14)}, Index: uint32(i) % maxFrames, Offset: MaxSegment - FrameBytes, Plain: FrameBytes, Stored: FrameBytes - 1000, Codec: Zstd},
+			Frame: Frame{Segment: Segment{Session: session, N: uint32(place[i])<<14 + uint32(i)%(1<<14)},
+				Index: uint32(i) % maxFrames, Offset: MaxSegment - FrameBytes, Plain: FrameBytes, Stored: FrameBytes - 1000, Codec: Zstd},
 		}
 	}
 	b, err := EncodePage(pieces)
@@ -540,11 +548,13 @@ func TestLargeManifest(t *testing.T) {
 	ctx := t.Context()
 	r, m := made(t)
 	rnd := rand.New(rand.NewPCG(3, 3))
-	want := Manifest{ID: NewID(), Volume: "big", Content: Block, SizeBytes: MaxVolumeBytes, Session: NewID(), CreatedAt: time.Unix(0, 0).UTC()}
+	want := Manifest{ID: NewID(), Volume: "big", Content: Block, SizeBytes: MaxVolumeBytes, Session: NewID(),
+		CreatedAt: time.Unix(0, 0).UTC()}
 	sessions := []ID{NewID(), NewID(), NewID()}
 	for _, s := range sessions {
 		for n := range 100_000 {
-			want.Uses = append(want.Uses, Use{Segment: Segment{Session: s, N: uint32(n * 3)}, Bytes: 1 + int64(rnd.IntN(MaxSegment))})
+			want.Uses = append(want.Uses, Use{Segment: Segment{Session: s, N: uint32(n * 3)},
+				Bytes: 1 + int64(rnd.IntN(MaxSegment))})
 		}
 	}
 	slices.SortFunc(want.Uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })

@@ -14,7 +14,8 @@ type Content string
 const (
 	Block  Content = "block"  // ranges of a block image
 	Stream Content = "stream" // a driver's own send stream, from Parent if that is set
-	Tree   Content = "tree"   // a stream of internal/tree/treestream, which every driver with trees can read, from Parent if that is set
+	// a stream of internal/tree/treestream, which every driver with trees can read, from Parent if that is set
+	Tree Content = "tree"
 )
 
 // Chained reports whether the content is one stream, which can be read only with what it is the difference from.
@@ -85,8 +86,9 @@ type Page struct {
 // Use is a segment that a manifest needs, and how much of it.
 type Use struct {
 	Segment Segment
-	Bytes   int64  // stored bytes of frames that the manifest refers to, once for every page that does (never 0); 0 in version 2
-	Size    uint32 // bytes of the object; 0: not known
+	// stored bytes of frames that the manifest refers to, once for every page that does (never 0); 0 in version 2
+	Bytes int64
+	Size  uint32 // bytes of the object; 0: not known
 }
 
 // Extension is something about a point that this version of the format does not describe.
@@ -118,10 +120,11 @@ type Manifest struct {
 	Session     ID        `json:"session"`
 	Parent      ID        `json:"parent,omitzero"` // what it was compared with; of a stream: what must be there to read it
 	Origin      *Origin   `json:"origin,omitempty"`
-	Raw         bool      `json:"raw,omitempty"`   // of a stream: its blocks are encrypted as they lay on the disk of the pool
-	Logical     int64     `json:"logical"`         // bytes of content, zeros left out
-	Added       int64     `json:"added"`           // bytes that were stored for it
-	Sizes       []uint32  `json:"sizes,omitempty"` // only in the object: of Uses, in their order
+	// of a stream: its blocks are encrypted as they lay on the disk of the pool
+	Raw     bool     `json:"raw,omitempty"`
+	Logical int64    `json:"logical"`         // bytes of content, zeros left out
+	Added   int64    `json:"added"`           // bytes that were stored for it
+	Sizes   []uint32 `json:"sizes,omitempty"` // only in the object: of Uses, in their order
 
 	Version    int         `json:"-"` // of the object: 2, or 1, which 0 also means
 	Stream     []Frame     `json:"-"` // of Stream, in order
@@ -169,13 +172,14 @@ type Head struct {
 	Epoch   uint64      `json:"epoch"`            // grows when another writer takes over; never goes back
 	Writer  Writer      `json:"writer"`
 	NextSeq uint64      `json:"next"`
-	Recent  []Point     `json:"points"`           // the newest points, oldest first; older ones are in Pages
-	Pages   []PointPage `json:"pages,omitempty"`  // where older points are, oldest first
-	Latest  uint64      `json:"latest,omitempty"` // Seq of the point that is the newest state, if an older one was pushed after it; see Newest
-	Gone    bool        `json:"gone,omitempty"`   // removed: kept so that its epoch is not used again
-	Fenced  []ID        `json:"fenced,omitempty"` // sessions that may not commit any more, the newest last
-	Token   ID          `json:"token,omitzero"`   // of the last commit of the writer, who knows it; zero: not checked
-	WriteID ID          `json:"write"`            // of this write, to know one's own
+	Recent  []Point     `json:"points"`          // the newest points, oldest first; older ones are in Pages
+	Pages   []PointPage `json:"pages,omitempty"` // where older points are, oldest first
+	// Seq of the point that is the newest state, if an older one was pushed after it; see Newest
+	Latest  uint64 `json:"latest,omitempty"`
+	Gone    bool   `json:"gone,omitempty"`   // removed: kept so that its epoch is not used again
+	Fenced  []ID   `json:"fenced,omitempty"` // sessions that may not commit any more, the newest last
+	Token   ID     `json:"token,omitzero"`   // of the last commit of the writer, who knows it; zero: not checked
+	WriteID ID     `json:"write"`            // of this write, to know one's own
 }
 
 // SessionKind is what a session does.

@@ -186,7 +186,8 @@ func TestStickyFailure(t *testing.T) {
 		}
 	}
 	if worked != 1 || failed != len(res.Steps)-1 || failed < 4 || res.ExitCode != 1 || res.FiredAt.Index != 1 {
-		t.Errorf("%d worked, %d failed of %v; fired at %v, exit code %d", worked, failed, res.Steps, res.FiredAt, res.ExitCode)
+		t.Errorf("%d worked, %d failed of %v; fired at %v, exit code %d", worked, failed, res.Steps, res.FiredAt,
+			res.ExitCode)
 	}
 	if got := tree(t, dir); len(got) != 1 {
 		t.Errorf("there is %q, want only the first directory", got)

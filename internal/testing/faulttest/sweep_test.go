@@ -154,7 +154,8 @@ func TestSweepSaysWhereItFailed(t *testing.T) {
 			}
 		})
 		logs := strings.Join(r.logs, "\n")
-		for _, want := range []string{"kill-after@3", "#3 mkdirat /dir3", "#0 mkdirat", AtVariable + "=3 go test -run '^TestRecorded$'"} {
+		for _, want := range []string{"kill-after@3", "#3 mkdirat /dir3", "#0 mkdirat",
+			AtVariable + "=3 go test -run '^TestRecorded$'"} {
 			if !strings.Contains(logs, want) {
 				t.Errorf("%s: %q is not in %q", name, want, logs)
 			}

@@ -255,12 +255,14 @@ func hangUp(w http.ResponseWriter) {
 // S3Error is a refusal as S3 writes it.
 func S3Error(status int, code string) *Fault {
 	return &Fault{Status: status, Type: "application/xml",
-		Body: fmt.Sprintf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>%s</Code><Message>made up</Message></Error>", code)}
+		Body: fmt.Sprintf("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>%s</Code><Message>made "+
+			"up</Message></Error>", code)}
 }
 
 // GCSError is a refusal as Google's JSON API writes it.
 func GCSError(status int, reason, message string) *Fault {
 	quoted := strings.ReplaceAll(message, `"`, `\"`)
 	return &Fault{Status: status, Type: "application/json",
-		Body: fmt.Sprintf(`{"error":{"code":%d,"message":"%s","errors":[{"reason":"%s","message":"%s"}]}}`, status, quoted, reason, quoted)}
+		Body: fmt.Sprintf(`{"error":{"code":%d,"message":"%s","errors":[{"reason":"%s","message":"%s"}]}}`, status, quoted,
+			reason, quoted)}
 }

@@ -102,7 +102,8 @@ func (s *Server) URL(prefix string) *url.URL { return s.URLOf(Bucket, prefix, s.
 // URLOf is that of a remote in any bucket, reached by an endpoint that may be that of
 // a Proxy.
 func (s *Server) URLOf(bucket, prefix, endpoint string) *url.URL {
-	return &url.URL{Scheme: s.scheme, Host: bucket, Path: "/" + prefix, RawQuery: url.Values{"endpoint": {endpoint}}.Encode()}
+	return &url.URL{Scheme: s.scheme, Host: bucket, Path: "/" + prefix,
+		RawQuery: url.Values{"endpoint": {endpoint}}.Encode()}
 }
 
 // Env are the variables under which a program has this server's credentials and no

@@ -227,7 +227,8 @@ func (x struck) at(ctx context.Context, when When) error {
 			continue
 		}
 		if failed = f.Err; failed == nil {
-			failed = objstore.Transient(errs.New(errs.IO, string(x.call.Op)+" object", x.call.Key, "made to fail by a test (call %s)", x.call))
+			failed = objstore.Transient(errs.New(errs.IO, string(x.call.Op)+" object", x.call.Key,
+				"made to fail by a test (call %s)", x.call))
 		}
 	}
 	return failed

@@ -19,7 +19,8 @@ import (
 
 // retried is the store as Pando uses it: a server may answer that it is busy.
 func (s *suite) retried() objstore.Store {
-	return objstore.Retry(s.Store, objstore.RetryOptions{First: time.Millisecond, Longest: 100 * time.Millisecond, Attempts: 20})
+	return objstore.Retry(s.Store, objstore.RetryOptions{First: time.Millisecond, Longest: 100 * time.Millisecond,
+		Attempts: 20})
 }
 
 func testOneCreator(t *testing.T, s *suite) {

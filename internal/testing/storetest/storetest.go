@@ -197,7 +197,8 @@ func testLargest(t *testing.T, s *suite) {
 func testKeys(t *testing.T, s *suite) {
 	word := strings.Repeat("w", objstore.MaxWordBytes)
 	long := strings.Join([]string{"l" + word[1:], word, word, word}, "/")[:objstore.MaxKeyBytes]
-	good := []string{"a", "0", "_", "-", "a.", "a..b", "-rf", "a-/-a", "_.-", "con", "q/w/e/r/t/y/u/i/o/p", "aux.txt", word, long}
+	good := []string{"a", "0", "_", "-", "a.", "a..b", "-rf", "a-/-a", "_.-", "con", "q/w/e/r/t/y/u/i/o/p", "aux.txt",
+		word, long}
 	for i, key := range good {
 		data := fmt.Appendf(nil, "content %d", i)
 		s.holds(key, data, s.put(key, data, objstore.IfAbsent))
@@ -248,7 +249,8 @@ func testRanges(t *testing.T, s *suite) {
 	v := s.put("r", data, objstore.Always)
 	empty := s.put("empty", nil, objstore.Always)
 	for _, r := range [][2]int64{
-		{0, -1}, {0, 0}, {0, 1}, {0, n}, {0, n + 1}, {1, n}, {n - 1, 1}, {n - 1, 100}, {n, 0}, {n, 1}, {n, -1}, {n + 5, 1}, {n + 5, -1},
+		{0, -1}, {0, 0}, {0, 1}, {0, n}, {0, n + 1}, {1, n}, {n - 1, 1}, {n - 1, 100}, {n, 0}, {n, 1}, {n, -1}, {n + 5,
+			1}, {n + 5, -1},
 		{12_345, 67_890}, {12_345, -1}, {1 << 40, 1 << 40}, {100, 1 << 62},
 	} {
 		got, info, err := s.Get(t.Context(), "r", r[0], r[1])
@@ -298,7 +300,8 @@ func testConditions(t *testing.T, s *suite) {
 		_, err := s.Put(t.Context(), key, random(100), c)
 		s.wants(errs.Conflict, what, err)
 	}
-	refused("IfVersion of something else, on nothing", "c", objstore.IfVersion(s.put("other", []byte("o"), objstore.Always)))
+	refused("IfVersion of something else, on nothing", "c",
+		objstore.IfVersion(s.put("other", []byte("o"), objstore.Always)))
 	s.absent("c")
 
 	a := random(100)
@@ -371,7 +374,8 @@ func testListOrder(t *testing.T, s *suite) {
 	for _, i := range rand.Perm(len(all)) {
 		s.put(all[i], []byte(all[i]), objstore.IfAbsent)
 	}
-	for _, prefix := range []string{"", "d", "d/", "d/1", "d/1-", "d/2", "d/2/", "d.", "d-1.", "d/x", "x", "x/y/z", "e", "e/", "dd", "d/2/b"} {
+	for _, prefix := range []string{"", "d", "d/", "d/1", "d/1-", "d/2", "d/2/", "d.", "d-1.", "d/x", "x", "x/y/z", "e",
+		"e/", "dd", "d/2/b"} {
 		var want []string
 		for _, k := range all {
 			if strings.HasPrefix(k, prefix) {

@@ -33,7 +33,8 @@ func OtherBoot(t testing.TB, name string, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	script := `mount --bind "$0" /proc/sys/kernel/random/boot_id && exec "$@"`
-	return exec.Command("unshare", append([]string{"-m", "--propagation", "slave", "sh", "-c", script, id, name}, args...)...)
+	return exec.Command("unshare", append([]string{"-m", "--propagation", "slave", "sh", "-c", script, id, name},
+		args...)...)
 }
 
 // Rebooted runs a command of OtherBoot in a time namespace in which the kernel has just booted:

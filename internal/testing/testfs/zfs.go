@@ -62,7 +62,8 @@ func NewZpool(t testing.TB, size int64) *Zpool {
 	dev := p.attach(f)
 	defer dev.Close() // the pool holds it now
 	// No cache file: a pool of a killed test must not come back after a reboot.
-	p.zpool("create", "-o", "cachefile=none", "-o", "ashift=12", "-O", "mountpoint=none", "-O", "atime=off", p.name, dev.Path)
+	p.zpool("create", "-o", "cachefile=none", "-o", "ashift=12", "-O", "mountpoint=none", "-O", "atime=off", p.name,
+		dev.Path)
 	return p
 }
 

@@ -64,7 +64,8 @@ func TestZFS(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "f"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	want := []string{p.Name() + "/tree mounted at " + dir, kstat(p.Name()), "/dev/zvol/" + p.Name(), node + " is " + p.Name() + "/volume"}
+	want := []string{p.Name() + "/tree mounted at " + dir, kstat(p.Name()), "/dev/zvol/" + p.Name(),
+		node + " is " + p.Name() + "/volume"}
 	if got := zpoolLeaks(t, p.Name()); !slices.Equal(got, want) {
 		t.Errorf("there is %q of the pool, want %q", got, want)
 	}

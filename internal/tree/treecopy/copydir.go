@@ -109,7 +109,8 @@ func openSource(src string, opt Options) (*dir, error) {
 		return nil, errs.New(errs.Invalid, op, quote(src), "it is not a directory")
 	}
 	if err == unix.ELOOP && opt.Resolved {
-		return nil, errs.New(errs.Conflict, op, quote(src), "somebody put a symbolic link in the place of this directory, or of one above it").
+		return nil, errs.New(errs.Conflict, op, quote(src),
+			"somebody put a symbolic link in the place of this directory, or of one above it").
 			WithHint("find out who can write to the directories above it, then try again")
 	}
 	if err != nil {
@@ -403,7 +404,8 @@ func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error
 	err = linkTo(first.d, old, d, name)
 	if err == unix.EMLINK {
 		return true, errs.New(errs.Unsupported, op, quote(d.join(name)), "%w", err).
-			WithHint("the volume's filesystem does not support so many hard links to one file; choose another %s", errs.Param("fs"))
+			WithHint("the volume's filesystem does not support so many hard links to one file; choose another %s",
+				errs.Param("fs"))
 	}
 	if err != nil {
 		return true, dstErr(d.join(name), "link", err)

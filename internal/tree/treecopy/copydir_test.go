@@ -79,7 +79,8 @@ func TestCompareSeesDifferences(t *testing.T) {
 		{"mode", func() { must(t, unix.Chmod(p("size/1"), 0o640)) }},
 		{"owner", func() { must(t, unix.Lchown(p("links/dir"), 5, 0)) }},
 		{"mtime", func() {
-			must(t, unix.UtimesNanoAt(unix.AT_FDCWD, p("size/4096"), []unix.Timespec{st.Atim, {Sec: st.Mtim.Sec, Nsec: st.Mtim.Nsec + 1}}, 0))
+			must(t, unix.UtimesNanoAt(unix.AT_FDCWD, p("size/4096"),
+				[]unix.Timespec{st.Atim, {Sec: st.Mtim.Sec, Nsec: st.Mtim.Nsec + 1}}, 0))
 		}},
 		{"atime", func() {
 			must(t, unix.UtimesNanoAt(unix.AT_FDCWD, p("size"), []unix.Timespec{{Sec: 2300000000}, {Nsec: unix.UTIME_OMIT}}, 0))
@@ -393,7 +394,9 @@ func TestChangeDuringCopy(t *testing.T) {
 				write(t, fmt.Sprintf("%s/many/%d", src, i), "x")
 			}
 			must(t, os.Link(src+"/big", src+"/../other")) // another way to it
-			_, err = CopyDir(bg, src, openFile(t, dst), Options{Workers: 1, Progress: at(c.files, c.bytes, func() { c.change(src) })})
+			_, err = CopyDir(bg, src, openFile(t, dst), Options{Workers: 1, Progress: at(c.files, c.bytes, func() {
+				c.change(src)
+			})})
 			wantErr(t, err, errs.Conflict, src, hintChanged)
 			if m, err := Measure(bg, src, Options{}); c.name != "all vanish" && err != nil {
 				t.Errorf("Measure: %+v, %v", m, err)

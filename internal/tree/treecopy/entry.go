@@ -39,7 +39,8 @@ func CopyEntry(ctx context.Context, src, dst *os.File, name string) error {
 // CopyAttributes gives the file dstName in the open directory dst ("": dst
 // itself) the owner, mode, times, attributes and ACLs of srcName in src, and
 // takes away the attributes that the other does not have, and what makes it immutable
-// or append-only: see CopyFlags. Symbolic links are not followed. Errors as CopyDir, Conflict if dstName is not there or of another
+// or append-only: see CopyFlags. Symbolic links are not followed. Errors as CopyDir, Conflict if dstName is not there
+// or of another
 // type: what one type can have another cannot. May be called concurrently, also
 // for several names of one file that all get the attributes of one other.
 func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.File, dstName string) error {
@@ -54,7 +55,8 @@ func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.F
 		return srcErr(path(), "stat", err)
 	}
 	if st.Mode&unix.S_IFMT != now.Mode&unix.S_IFMT {
-		return errs.New(errs.Conflict, op, quote(path()), "it is of another type than what has the attributes that it is to get")
+		return errs.New(errs.Conflict, op, quote(path()),
+			"it is of another type than what has the attributes that it is to get")
 	}
 
 	kernel.Unprotect(to.dirAndName())

@@ -10,8 +10,9 @@ import (
 
 const (
 	bufferSize = 256 << 10 // of a worker; files up to this size take one read and one write
-	cloneMin   = 64 << 10  // smaller files are copied: cloning first forces their dirty pages to disk, one file after the other
-	rangeSize  = 8 << 20   // of one copy_file_range; cancellation waits for at most that much
+	// smaller files are copied: cloning first forces their dirty pages to disk, one file after the other
+	cloneMin  = 64 << 10
+	rangeSize = 8 << 20 // of one copy_file_range; cancellation waits for at most that much
 )
 
 func (w *worker) buffer() []byte {

@@ -172,7 +172,8 @@ func noLeaks(t testing.TB) {
 			}
 			if i == 200 {
 				buf := make([]byte, 1<<16)
-				t.Errorf("%d descriptors and %d goroutines, %d and %d before\n%s", f, g, fds, routines, buf[:runtime.Stack(buf, true)])
+				t.Errorf("%d descriptors and %d goroutines, %d and %d before\n%s", f, g, fds, routines,
+					buf[:runtime.Stack(buf, true)])
 				return
 			}
 			time.Sleep(10 * time.Millisecond)

@@ -251,7 +251,8 @@ func (s *setter) setXattr(o object, path func() string, x xattr) error {
 	switch {
 	case err == unix.EOPNOTSUPP:
 		return errs.New(errs.Unsupported, op, quote(path()), "%s: %w", call, err).
-			WithHint("the volume's filesystem does not support it; remove it from the source, or choose another %s", errs.Param("fs"))
+			WithHint("the volume's filesystem does not support it; remove it from the source, or choose another %s",
+				errs.Param("fs"))
 	case err == unix.E2BIG, err == unix.ERANGE, err == unix.ENOSPC && roomy(o):
 		// ext4 says ENOSPC when a file's attributes do not fit into one block.
 		return errs.New(errs.Unsupported, op, quote(path()), "%s of %d bytes: %w", call, len(x.value), err).

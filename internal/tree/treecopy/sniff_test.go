@@ -72,9 +72,11 @@ func TestSniff(t *testing.T) {
 func TestUntarDisk(t *testing.T) {
 	disk := append(make([]byte, 1024), bytes.Repeat([]byte("data"), 4096)...)
 	for name, data := range map[string][]byte{
-		"disk": disk, "gzipped disk": compress(t, "gzip", disk), "long after": append(make([]byte, 100<<10), 1), "zeros": make([]byte, 1<<20),
+		"disk": disk, "gzipped disk": compress(t, "gzip", disk), "long after": append(make([]byte, 100<<10),
+			1), "zeros": make([]byte, 1<<20),
 	} {
-		if _, err := Untar(t.Context(), bytes.NewReader(data), openFile(t, t.TempDir()), Options{}); !errs.Is(err, errs.Invalid) {
+		if _, err := Untar(t.Context(), bytes.NewReader(data), openFile(t, t.TempDir()), Options{}); !errs.Is(err,
+			errs.Invalid) {
 			t.Errorf("%s: %v, wanted Invalid", name, err)
 		}
 	}

@@ -82,7 +82,8 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 		}
 		if r.Passes >= passes {
 			r.Changed = r.Stamp.Paths(before, 5)
-			return r, errs.New(errs.Conflict, op, quote(src), "it does not come to rest: of %d copies none was done without a change meanwhile, such as of %s",
+			return r, errs.New(errs.Conflict, op, quote(src),
+				"it does not come to rest: of %d copies none was done without a change meanwhile, such as of %s",
 				r.Passes, strings.Join(r.Changed, ", ")).WithHint("stop what writes there, or import a snapshot")
 		}
 	}
@@ -126,7 +127,9 @@ type updater struct {
 	s *Stamp
 }
 
-func copyChanged(ctx context.Context, src string, dst *os.File, opt Options, s *Stamp, spare *dirtySet) (Totals, error) {
+func copyChanged(
+	ctx context.Context, src string, dst *os.File, opt Options, s *Stamp, spare *dirtySet,
+) (Totals, error) {
 	if opt.Unprivileged {
 		return Totals{}, errAll // the modes of the copy keep its owner out, too
 	}
@@ -262,7 +265,8 @@ func (u *updater) clear(ctx context.Context, w *worker, d *dir) error {
 	}
 	return remove(ctx, d.dst, func(name string) bool {
 		var st unix.Stat_t
-		return !d.kernel && unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
+		return !d.kernel && unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil &&
+			st.Mode&unix.S_IFMT == unix.S_IFDIR
 	})
 }
 

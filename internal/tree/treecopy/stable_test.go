@@ -91,7 +91,8 @@ func TestStampSeesEveryChange(t *testing.T) {
 		after := stamp(t, dir, before)
 		paths := after.Paths(before, 10)
 		if after.Changed() != c.dirs || (c.dirs > 0 && !slices.Contains(paths, filepath.Join(dir, c.named))) {
-			t.Errorf("%s: %d directories changed, such as %v; wanted %d with %s", c.what, after.Changed(), paths, c.dirs, c.named)
+			t.Errorf("%s: %d directories changed, such as %v; wanted %d with %s", c.what, after.Changed(), paths, c.dirs,
+				c.named)
 		}
 		if again := stamp(t, dir, after); again.Changed() != 0 {
 			t.Errorf("%s: and once more, although nothing was done: %v", c.what, again.Paths(after, 10))
@@ -169,7 +170,9 @@ func TestCopyStableCatchesUp(t *testing.T) {
 		}, 0},
 		"attributes and inheritance": {func(t *testing.T, src string) {
 			d := filepath.Join(src, "plain/d1")
-			must(t, unix.Setxattr(d, aclDefault, []byte(treetest.ACL([3]uint32{1, 7, 0xffffffff}, [3]uint32{2, 7, 1234}, [3]uint32{4, 5, 0xffffffff}, [3]uint32{16, 7, 0xffffffff}, [3]uint32{32, 5, 0xffffffff})), 0))
+			must(t, unix.Setxattr(d, aclDefault,
+				[]byte(treetest.ACL([3]uint32{1, 7, 0xffffffff}, [3]uint32{2, 7, 1234}, [3]uint32{4, 5, 0xffffffff},
+					[3]uint32{16, 7, 0xffffffff}, [3]uint32{32, 5, 0xffffffff})), 0))
 			must(t, os.Chmod(d, 0o2751))
 			must(t, os.Chown(filepath.Join(d, "f"), 5, 6))
 		}, 1},

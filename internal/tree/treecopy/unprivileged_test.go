@@ -48,7 +48,8 @@ func TestUnprivileged(t *testing.T) {
 	must(t, unix.Chmod(src+"/setuid", 0o6755))
 	write(t, src+"/capable", "x")
 	must(t, os.Chown(src+"/capable", nobody, nobody))
-	must(t, unix.Setxattr(src+"/capable", "security.capability", []byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0))
+	must(t, unix.Setxattr(src+"/capable", "security.capability",
+		[]byte("\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), 0))
 	must(t, unix.Setxattr(src+"/capable", "user.colour", []byte("red"), 0))
 	must(t, unix.Mknod(src+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
 	must(t, os.Link(src+"/null", src+"/null2"))
@@ -64,7 +65,8 @@ func TestUnprivileged(t *testing.T) {
 	cmd := exec.Command(exe, "-test.run=^TestUnprivileged$", "-test.v")
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "TREECOPY_UNPRIVILEGED="+dir, "TMPDIR="+dir+"/tmp")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody, Groups: []uint32{4711}}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody,
+		Groups: []uint32{4711}}}
 	out, err := cmd.CombinedOutput()
 	if err != nil || !bytes.Contains(out, []byte("--- PASS: TestUnprivileged/untar")) {
 		t.Errorf("as nobody: %v\n%s", err, out)
@@ -185,7 +187,8 @@ func testUntarUnprivileged(t *testing.T) {
 		t.Errorf("mode %o", st.Mode())
 	}
 	must(t, os.Chmod(dst+"/noway", 0o700))
-	if st, err = os.Lstat(dst + "/noway/sub"); err != nil || st.Mode().Perm() != 0o711 || st.ModTime().Unix() != 1700000000 {
+	if st, err = os.Lstat(dst + "/noway/sub"); err != nil || st.Mode().Perm() != 0o711 ||
+		st.ModTime().Unix() != 1700000000 {
 		t.Errorf("%v, %v", st, err)
 	}
 

@@ -71,7 +71,8 @@ func folder(name string) ent {
 }
 
 func symlink(name, target string) ent {
-	return ent{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777, Uid: os.Geteuid(), Gid: os.Getegid()}, ""}
+	return ent{tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: target, Mode: 0o777, Uid: os.Geteuid(),
+		Gid: os.Getegid()}, ""}
 }
 
 func hardlink(name, target string) ent {
@@ -132,7 +133,8 @@ func newJail(t testing.TB) *jail {
 	must(t, os.Mkdir(j.dst, 0o755))
 	write(t, j.dir+"/outside/sentinel", "untouched")
 	must(t, os.Symlink("dst", j.dir+"/link"))
-	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, j.dir+"/link", []unix.Timespec{{Sec: 2200000000}, {Sec: 1}}, unix.AT_SYMLINK_NOFOLLOW))
+	must(t, unix.UtimesNanoAt(unix.AT_FDCWD, j.dir+"/link", []unix.Timespec{{Sec: 2200000000}, {Sec: 1}},
+		unix.AT_SYMLINK_NOFOLLOW))
 	j.before = j.outside()
 	return j
 }
@@ -177,7 +179,8 @@ func TestUntarKeepsEverything(t *testing.T) {
 		"/sparse/huge",    // it takes long
 	} {
 		must(t, os.Remove(src+name))
-		must(t, unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Dir(src+name), []unix.Timespec{{Sec: 2200000000}, {Sec: 7, Nsec: 8}}, 0))
+		must(t, unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Dir(src+name),
+			[]unix.Timespec{{Sec: 2200000000}, {Sec: 7, Nsec: 8}}, 0))
 	}
 	common := []string{"--create", "--file=-", "--numeric-owner", "--sparse", "--no-check-device"}
 	for _, c := range []struct {
@@ -187,8 +190,10 @@ func TestUntarKeepsEverything(t *testing.T) {
 		ignore treetest.Field
 	}{
 		{"pax", []string{"--format=posix", "--xattrs", "--xattrs-include=*", "--acls"}, Options{}, 0},
-		{"pax sparse 0.1", []string{"--format=posix", "--sparse-version=0.1", "--xattrs", "--xattrs-include=*"}, Options{Staging: true}, 0},
-		{"pax sparse 0.0", []string{"--format=posix", "--sparse-version=0.0", "--acls", "--xattrs", "--xattrs-include=*"}, Options{}, 0},
+		{"pax sparse 0.1", []string{"--format=posix", "--sparse-version=0.1", "--xattrs", "--xattrs-include=*"},
+			Options{Staging: true}, 0},
+		{"pax sparse 0.0", []string{"--format=posix", "--sparse-version=0.0", "--acls", "--xattrs", "--xattrs-include=*"},
+			Options{}, 0},
 		{"gnu gzip", []string{"--format=gnu", "--gzip"}, Options{Staging: true}, treetest.Times | treetest.Xattrs},
 		{"gnu zstd", []string{"--format=gnu", "--zstd"}, Options{}, treetest.Times | treetest.Xattrs},
 	} {
@@ -282,7 +287,8 @@ func TestUntarNotATar(t *testing.T) {
 		"bad gzip":     {append([]byte("\x1f\x8b\x08"), text...), errs.Damaged, "the compressed archive"},
 		"bad zstd":     {append([]byte("\x28\xb5\x2f\xfd\x20\x10\xff\xff"), text...), errs.Damaged, "the compressed archive"},
 		"huge window":  {append([]byte("\x28\xb5\x2f\xfd\x00\xa0"), text...), errs.Unsupported, "without `--long`"},
-		"two archives": {append(tarball(t, fileEnt("a", "x")), tarball(t, fileEnt("b", "x"))...), errs.Invalid, "another archive"},
+		"two archives": {append(tarball(t, fileEnt("a", "x")), tarball(t, fileEnt("b", "x"))...), errs.Invalid,
+			"another archive"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
@@ -306,49 +312,66 @@ func TestUntarHostile(t *testing.T) {
 		kind    errs.Kind
 		words   string
 	}{
-		"absolute":                  {entries: []ent{fileEnt("/etc/evil", "x")}, words: "/etc/evil"},
-		"absolute directory":        {entries: []ent{folder("/evil/")}, words: "absolute"},
-		"dotdot":                    {entries: []ent{fileEnt("../outside/evil", "x")}, words: "../outside/evil"},
-		"dotdot inside":             {entries: []ent{folder("a/"), fileEnt("a/../../outside/sentinel", "x")}, words: `".."`},
-		"dotdot at the end":         {entries: []ent{folder("a/..")}, words: `".."`},
-		"only dotdot":               {entries: []ent{folder("..")}, words: `".."`},
-		"harmless dotdot":           {entries: []ent{folder("a/"), fileEnt("a/../b", "x")}, words: `".."`},
-		"root is a file":            {entries: []ent{fileEnt(".", "x")}, words: "root"},
-		"root is a link":            {entries: []ent{symlink(".", "/etc")}, words: "root"},
-		"through a symlink":         {entries: []ent{symlink("l", "../outside"), fileEnt("l/sentinel", "x")}, words: `through "l", a symbolic link`},
-		"through an absolute one":   {entries: []ent{symlink("l", "/tmp"), folder("l/evil/")}, words: "symbolic link"},
-		"through a chain":           {entries: []ent{symlink("a", ".."), symlink("b", "a/outside"), fileEnt("b/sentinel", "x")}, words: "symbolic link"},
-		"a symlink in a symlink":    {entries: []ent{symlink("a", ".."), symlink("a/evil", "x")}, words: "symbolic link"},
-		"deep symlink":              {entries: []ent{folder("x/y/"), symlink("x/y/z", "../../../outside"), fileEnt("x/y/z/n/evil", "x")}, words: "symbolic link"},
-		"through a file":            {entries: []ent{fileEnt("f", "x"), fileEnt("f/g", "x")}, words: "not a directory"},
-		"hard link out":             {entries: []ent{hardlink("h", "../outside/sentinel")}, words: `".."`},
-		"hard link to absolute":     {entries: []ent{hardlink("h", "/etc/passwd")}, words: "absolute"},
-		"hard link via symlink":     {entries: []ent{symlink("l", "../outside"), hardlink("h", "l/sentinel")}, words: "does not have"},
-		"hard link to nothing":      {entries: []ent{hardlink("h", "nothing")}, words: `"nothing", which the archive does not have`},
-		"hard link to a directory":  {entries: []ent{folder("d/"), hardlink("h", "d")}, words: "a directory"},
-		"hard link to the root":     {entries: []ent{hardlink("h", ".")}, words: "does not have"},
-		"hard link in a symlink":    {entries: []ent{fileEnt("f", "x"), symlink("l", "../outside"), hardlink("l/h", "f")}, words: "symbolic link"},
-		"empty symlink":             {entries: []ent{symlink("l", "")}, words: "symbolic link"},
-		"long name":                 {entries: []ent{fileEnt(strings.Repeat("n", 256), "x")}, words: "nnn"},
-		"file over full directory":  {entries: []ent{fileEnt("d/f", "x"), fileEnt("d", "x")}, words: "not empty"},
-		"link over full directory":  {entries: []ent{fileEnt("d/f", "x"), symlink("d", "..")}, words: "not empty"},
-		"owner -1":                  {entries: []ent{{tar.Header{Name: "f", Typeflag: tar.TypeReg, Uid: 1<<32 - 1, Format: tar.FormatGNU}, ""}}, words: "owner"},
-		"negative owner":            {entries: []ent{{tar.Header{Name: "f", Typeflag: tar.TypeReg, Gid: -5, Format: tar.FormatGNU}, ""}}, words: "owner"},
-		"huge owner":                {entries: []ent{{tar.Header{Name: "f", Typeflag: tar.TypeReg, Gid: 1 << 40, Format: tar.FormatGNU}, ""}}, words: "owner"},
-		"impossible device":         {entries: []ent{{tar.Header{Name: "f", Typeflag: tar.TypeBlock, Devmajor: 1 << 13, Format: tar.FormatGNU}, ""}}, words: "device number"},
-		"bad ACL":                   {entries: []ent{acl("user:::rwx")}, words: "ACL"},
-		"ACL of nobody here":        {entries: []ent{acl("user::rw-,user:no-such-user:r--,group::r--,mask::r--,other::---")}, words: "--numeric-owner"},
-		"ACL the kernel refuses":    {entries: []ent{acl("user::rw-,user:5:r--")}, words: "system.posix_acl_access"},
-		"unknown type":              {entries: []ent{{tar.Header{Name: "f", Typeflag: 'Q'}, ""}}, kind: errs.Unsupported, words: "'Q'"},
-		"global header":             {raw: globalTar(t, "uid", "0"), kind: errs.Unsupported, words: "uid"},
-		"size of exabytes":          {raw: huge("f", "\x80\x00\x00\x00\x7f\xff\xff\xff\xff\xff\xff\xff"), kind: errs.Damaged, words: "truncated"},
-		"negative size":             {raw: huge("f", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), kind: errs.Damaged, words: "corrupt"},
-		"size of gibibytes":         {raw: huge("f", "77777777777\x00"), kind: errs.Damaged, words: "truncated"},
-		"sparse of exabytes":        {raw: sparseTar(t, 1<<62), words: "4611686018427387904 bytes"},
-		"sparse of tebibytes":       {raw: sparseTar(t, 63<<40), kind: errs.NoSpace, words: `parameter "size"`}, // ext4 takes 16
-		"checksum of a later entry": {raw: flip(tarball(t, fileEnt("a", "x"), fileEnt("b", "x")), 1024+3), kind: errs.Damaged, words: "corrupt"},
-		"no end marker":             {raw: tarball(t, fileEnt("a", "x"))[:1024], kind: errs.Damaged, words: "truncated"},
-		"zeros but no end marker":   {raw: tarball(t, fileEnt("a", strings.Repeat("\x00", 512)))[:1024], kind: errs.Damaged, words: "truncated"},
+		"absolute":           {entries: []ent{fileEnt("/etc/evil", "x")}, words: "/etc/evil"},
+		"absolute directory": {entries: []ent{folder("/evil/")}, words: "absolute"},
+		"dotdot":             {entries: []ent{fileEnt("../outside/evil", "x")}, words: "../outside/evil"},
+		"dotdot inside":      {entries: []ent{folder("a/"), fileEnt("a/../../outside/sentinel", "x")}, words: `".."`},
+		"dotdot at the end":  {entries: []ent{folder("a/..")}, words: `".."`},
+		"only dotdot":        {entries: []ent{folder("..")}, words: `".."`},
+		"harmless dotdot":    {entries: []ent{folder("a/"), fileEnt("a/../b", "x")}, words: `".."`},
+		"root is a file":     {entries: []ent{fileEnt(".", "x")}, words: "root"},
+		"root is a link":     {entries: []ent{symlink(".", "/etc")}, words: "root"},
+		"through a symlink": {entries: []ent{symlink("l", "../outside"), fileEnt("l/sentinel", "x")},
+			words: `through "l", a symbolic link`},
+		"through an absolute one": {entries: []ent{symlink("l", "/tmp"), folder("l/evil/")}, words: "symbolic link"},
+		"through a chain": {entries: []ent{symlink("a", ".."), symlink("b", "a/outside"),
+			fileEnt("b/sentinel", "x")}, words: "symbolic link"},
+		"a symlink in a symlink": {entries: []ent{symlink("a", ".."), symlink("a/evil", "x")}, words: "symbolic link"},
+		"deep symlink": {entries: []ent{folder("x/y/"), symlink("x/y/z", "../../../outside"),
+			fileEnt("x/y/z/n/evil", "x")}, words: "symbolic link"},
+		"through a file":        {entries: []ent{fileEnt("f", "x"), fileEnt("f/g", "x")}, words: "not a directory"},
+		"hard link out":         {entries: []ent{hardlink("h", "../outside/sentinel")}, words: `".."`},
+		"hard link to absolute": {entries: []ent{hardlink("h", "/etc/passwd")}, words: "absolute"},
+		"hard link via symlink": {entries: []ent{symlink("l", "../outside"), hardlink("h", "l/sentinel")},
+			words: "does not have"},
+		"hard link to nothing": {entries: []ent{hardlink("h", "nothing")},
+			words: `"nothing", which the archive does not have`},
+		"hard link to a directory": {entries: []ent{folder("d/"), hardlink("h", "d")}, words: "a directory"},
+		"hard link to the root":    {entries: []ent{hardlink("h", ".")}, words: "does not have"},
+		"hard link in a symlink": {entries: []ent{fileEnt("f", "x"), symlink("l", "../outside"), hardlink("l/h", "f")},
+			words: "symbolic link"},
+		"empty symlink":            {entries: []ent{symlink("l", "")}, words: "symbolic link"},
+		"long name":                {entries: []ent{fileEnt(strings.Repeat("n", 256), "x")}, words: "nnn"},
+		"file over full directory": {entries: []ent{fileEnt("d/f", "x"), fileEnt("d", "x")}, words: "not empty"},
+		"link over full directory": {entries: []ent{fileEnt("d/f", "x"), symlink("d", "..")}, words: "not empty"},
+		"owner -1": {entries: []ent{{tar.Header{Name: "f", Typeflag: tar.TypeReg, Uid: 1<<32 - 1,
+			Format: tar.FormatGNU}, ""}}, words: "owner"},
+		"negative owner": {entries: []ent{{tar.Header{Name: "f", Typeflag: tar.TypeReg, Gid: -5,
+			Format: tar.FormatGNU}, ""}}, words: "owner"},
+		"huge owner": {entries: []ent{{tar.Header{Name: "f", Typeflag: tar.TypeReg, Gid: 1 << 40,
+			Format: tar.FormatGNU}, ""}}, words: "owner"},
+		"impossible device": {entries: []ent{{tar.Header{Name: "f", Typeflag: tar.TypeBlock, Devmajor: 1 << 13,
+			Format: tar.FormatGNU}, ""}}, words: "device number"},
+		"bad ACL": {entries: []ent{acl("user:::rwx")}, words: "ACL"},
+		"ACL of nobody here": {entries: []ent{acl("user::rw-,user:no-such-user:r--,group::r--,mask::r--,other::---")},
+			words: "--numeric-owner"},
+		"ACL the kernel refuses": {entries: []ent{acl("user::rw-,user:5:r--")}, words: "system.posix_acl_access"},
+		"unknown type": {entries: []ent{{tar.Header{Name: "f", Typeflag: 'Q'}, ""}}, kind: errs.Unsupported,
+			words: "'Q'"},
+		"global header": {raw: globalTar(t, "uid", "0"), kind: errs.Unsupported, words: "uid"},
+		"size of exabytes": {raw: huge("f", "\x80\x00\x00\x00\x7f\xff\xff\xff\xff\xff\xff\xff"), kind: errs.Damaged,
+			words: "truncated"},
+		"negative size": {raw: huge("f", "\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"), kind: errs.Damaged,
+			words: "corrupt"},
+		"size of gibibytes":  {raw: huge("f", "77777777777\x00"), kind: errs.Damaged, words: "truncated"},
+		"sparse of exabytes": {raw: sparseTar(t, 1<<62), words: "4611686018427387904 bytes"},
+		// ext4 takes 16
+		"sparse of tebibytes": {raw: sparseTar(t, 63<<40), kind: errs.NoSpace, words: `parameter "size"`},
+		"checksum of a later entry": {raw: flip(tarball(t, fileEnt("a", "x"), fileEnt("b", "x")), 1024+3), kind: errs.Damaged,
+			words: "corrupt"},
+		"no end marker": {raw: tarball(t, fileEnt("a", "x"))[:1024], kind: errs.Damaged, words: "truncated"},
+		"zeros but no end marker": {raw: tarball(t, fileEnt("a", strings.Repeat("\x00", 512)))[:1024], kind: errs.Damaged,
+			words: "truncated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			noLeaks(t)
@@ -372,7 +395,8 @@ func acl(text string) ent {
 }
 
 func globalTar(t testing.TB, key, value string) []byte {
-	return tarball(t, ent{tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{key: value}}, ""}, fileEnt("f", "x"))
+	return tarball(t, ent{tar.Header{Typeflag: tar.TypeXGlobalHeader, PAXRecords: map[string]string{key: value}}, ""},
+		fileEnt("f", "x"))
 }
 
 // fixChecksum makes the first header valid again.
@@ -393,7 +417,8 @@ func flip(b []byte, i int) []byte {
 // sparseTar is a file that GNU tar calls sparse and size bytes long, with no
 // data but at its end.
 func sparseTar(t testing.TB, size int64) []byte {
-	b := tarball(t, ent{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Uid: os.Geteuid(), Gid: os.Getegid(), Format: tar.FormatGNU}, strings.Repeat("d", 512)})
+	b := tarball(t, ent{tar.Header{Name: "f", Typeflag: tar.TypeReg, Mode: 0o644, Uid: os.Geteuid(), Gid: os.Getegid(),
+		Format: tar.FormatGNU}, strings.Repeat("d", 512)})
 	b[156] = 'S'
 	number := func(off int, n int64) {
 		b[off] = 0x80
@@ -465,7 +490,8 @@ func TestUntarDuplicates(t *testing.T) {
 		f, err := treetest.Fingerprint(j.dst)
 		must(t, err)
 		for name, want := range map[string][2]uint32{
-			".": {0o40755, 99}, "d": {0o40700, 42}, "implicit": {0o40755, 0}, "implicit/a": {0o40711, 7}, "implicit/a/b": {0o40755, 0},
+			".": {0o40755, 99}, "d": {0o40700, 42}, "implicit": {0o40755, 0}, "implicit/a": {0o40711,
+				7}, "implicit/a/b": {0o40755, 0},
 			"was-file": {0o40755, 0}, "was-link": {0o40755, 0}, "fifo": {0o100644, 0}, "sl2": {0o120777, 0},
 		} {
 			if got := [2]uint32{f[name].Mode, f[name].UID}; got != want {
@@ -487,7 +513,8 @@ func TestUntarDuplicates(t *testing.T) {
 func TestUntarAttributes(t *testing.T) {
 	needRoot(t)
 	const none = 0xffffffff
-	binary := treetest.ACL([3]uint32{1, 7, none}, [3]uint32{2, 6, 1}, [3]uint32{4, 4, none}, [3]uint32{16, 7, none}, [3]uint32{32, 0, none})
+	binary := treetest.ACL([3]uint32{1, 7, none}, [3]uint32{2, 6, 1}, [3]uint32{4, 4, none}, [3]uint32{16, 7, none},
+		[3]uint32{32, 0, none})
 	j := newJail(t)
 	_, err := j.untar(tarball(t,
 		ent{tar.Header{Name: "d", Typeflag: tar.TypeDir, Mode: 0o750, Format: tar.FormatPAX, PAXRecords: map[string]string{
@@ -495,14 +522,16 @@ func TestUntarAttributes(t *testing.T) {
 			"SCHILY.xattr.user.x": "\x00\xff=\n",
 		}}, ""},
 		fileEnt("d/plain", "x"),
-		ent{tar.Header{Name: "d/text", Typeflag: tar.TypeReg, Mode: 0o670, Format: tar.FormatPAX, PAXRecords: map[string]string{
-			"SCHILY.acl.access": "user::rw-\nuser:root:rwx\t#effective:r-x\nuser:joe:r--:4711\ngroup::r--\ngroup:9:--x\nmask::rwx\nother::---\n",
-		}}, "x"},
-		ent{tar.Header{Name: "d/both", Typeflag: tar.TypeReg, Mode: 0o770, Format: tar.FormatPAX, PAXRecords: map[string]string{
-			"SCHILY.acl.access":                    "user::rw-,group::r--,other::---",
-			"SCHILY.xattr.system.posix_acl_access": binary,
-			"SCHILY.xattr.system.nfs4_acl":         "foreign",
-		}, AccessTime: time.Unix(12, 34), ModTime: time.Unix(-5, 67)}, "x"},
+		ent{tar.Header{Name: "d/text", Typeflag: tar.TypeReg, Mode: 0o670, Format: tar.FormatPAX,
+			PAXRecords: map[string]string{
+				"SCHILY.acl.access": "user::rw-\nuser:root:rwx\t#effective:r-x\nuser:joe:r--:4711\ngroup::r--\ngroup:9:--x\nmask::rwx\nother::---\n",
+			}}, "x"},
+		ent{tar.Header{Name: "d/both", Typeflag: tar.TypeReg, Mode: 0o770, Format: tar.FormatPAX,
+			PAXRecords: map[string]string{
+				"SCHILY.acl.access":                    "user::rw-,group::r--,other::---",
+				"SCHILY.xattr.system.posix_acl_access": binary,
+				"SCHILY.xattr.system.nfs4_acl":         "foreign",
+			}, AccessTime: time.Unix(12, 34), ModTime: time.Unix(-5, 67)}, "x"},
 	), Options{})
 	must(t, err)
 	f, err := treetest.Fingerprint(j.dst)
@@ -514,8 +543,10 @@ func TestUntarAttributes(t *testing.T) {
 		}
 	}
 	check("d", "user.x", "\x00\xff=\n")
-	check("d", aclDefault, treetest.ACL([3]uint32{1, 7, none}, [3]uint32{2, 5, 1000}, [3]uint32{4, 5, none}, [3]uint32{16, 5, none}, [3]uint32{32, 0, none}))
-	check("d/text", aclAccess, treetest.ACL([3]uint32{1, 6, none}, [3]uint32{2, 7, 0}, [3]uint32{2, 4, 4711}, [3]uint32{4, 4, none},
+	check("d", aclDefault, treetest.ACL([3]uint32{1, 7, none}, [3]uint32{2, 5, 1000}, [3]uint32{4, 5, none},
+		[3]uint32{16, 5, none}, [3]uint32{32, 0, none}))
+	check("d/text", aclAccess, treetest.ACL([3]uint32{1, 6, none}, [3]uint32{2, 7, 0}, [3]uint32{2, 4, 4711},
+		[3]uint32{4, 4, none},
 		[3]uint32{8, 1, 9}, [3]uint32{16, 7, none}, [3]uint32{32, 0, none}))
 	check("d/both", aclAccess, binary)
 	check("d/both", "system.nfs4_acl", "")
@@ -543,7 +574,8 @@ func TestUntarTruncated(t *testing.T) {
 	for i := range noise {
 		noise[i] = byte(rnd.Uint32())
 	}
-	plain := tarball(t, folder("d/"), fileEnt("d/"+strings.Repeat("long/", 40)+"name", "x"), fileEnt("zeros", strings.Repeat("\x00", 2048)),
+	plain := tarball(t, folder("d/"), fileEnt("d/"+strings.Repeat("long/", 40)+"name", "x"),
+		fileEnt("zeros", strings.Repeat("\x00", 2048)),
 		fileEnt("noise", string(noise)), symlink("l", "x"), acl("user::rw-,group::r--,other::---"), fileEnt("last", "x"))
 	tmp := mount(t, "tmpfs", "")
 	n := 0
@@ -669,7 +701,8 @@ func TestUntarDeep(t *testing.T) {
 		if i%3 == 0 {
 			want = 0o40755
 		}
-		if e.Mode&unix.S_IFMT == unix.S_IFDIR && p != "." && (e.Mode != want || want == 0o40711 && e.Mtime.Sec != 1700000000) {
+		if e.Mode&unix.S_IFMT == unix.S_IFDIR && p != "." &&
+			(e.Mode != want || want == 0o40711 && e.Mtime.Sec != 1700000000) {
 			t.Fatalf("level %d: mode %o, time %v", i, e.Mode, e.Mtime)
 		}
 	}
@@ -678,14 +711,16 @@ func TestUntarDeep(t *testing.T) {
 // No archive may write outside of the destination, panic, or leak.
 func FuzzUntar(f *testing.F) {
 	for _, how := range []string{"plain", "gzip", "zstd"} {
-		f.Add(compress(f, how, tarball(f, folder("d/"), fileEnt("d/f", "x"), symlink("l", "../outside"), hardlink("h", "d/f"))))
+		f.Add(compress(f, how, tarball(f, folder("d/"), fileEnt("d/f", "x"), symlink("l", "../outside"),
+			hardlink("h", "d/f"))))
 	}
 	f.Add(tarball(f, symlink("l", "../outside"), fileEnt("l/sentinel", "x")))
 	f.Add(tarball(f, fileEnt("../outside/sentinel", "x")))
 	f.Add(tarball(f, hardlink("h", "../outside/sentinel"), fileEnt("h", "x")))
 	f.Add(tarball(f, fileEnt("a", "x"), folder("a"), symlink("a/b", ".."), folder("a/b"), fileEnt("a", "y")))
 	f.Add(tarball(f, acl("user::rwx,user:5:r-x,group::r-x,mask::r-x,other::---")))
-	f.Add(tarball(f, ent{tar.Header{Name: "fifo", Typeflag: tar.TypeFifo}, ""}, ent{tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o7777, Uid: 5}, ""}))
+	f.Add(tarball(f, ent{tar.Header{Name: "fifo", Typeflag: tar.TypeFifo}, ""},
+		ent{tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o7777, Uid: 5}, ""}))
 	f.Add(tarball(f, folder(strings.Repeat("d/", 300)), fileEnt(strings.Repeat("d/", 300)+strings.Repeat("n", 200), "x")))
 	f.Add(sparseTar(f, 1<<20))
 	f.Add(globalTar(f, "comment", "x"))

@@ -154,7 +154,8 @@ func (a *applier) out(changes []Change) error {
 			dir.Close()
 		}
 		// With Keep, what was in a directory that the other side has replaced.
-		if (a.o.Force || a.o.Keep) && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)) {
+		if (a.o.Force || a.o.Keep) && (errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) ||
+			errors.Is(err, unix.ELOOP)) {
 			err = nil
 		}
 		if err != nil {
@@ -430,7 +431,9 @@ func (a *applier) parallel(changes []Change, is func(*Change) bool, fn func(*Cha
 // files copies the added files.
 func (a *applier) files(changes []Change) error {
 	var mu sync.Mutex // for making directories that are missing
-	return a.parallel(changes, func(ch *Change) bool { return ch.isNew() && ch.Type != Dir && ch.Link == "" }, func(ch *Change) error {
+	return a.parallel(changes, func(ch *Change) bool {
+		return ch.isNew() && ch.Type != Dir && ch.Link == ""
+	}, func(ch *Change) error {
 		if a.o.Force {
 			mu.Lock()
 			defer mu.Unlock()

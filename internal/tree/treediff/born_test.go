@@ -63,7 +63,8 @@ func twins(t *testing.T, w world) (a, b string, parted time.Time) {
 		change(a, "onlya", "text a", []string{"x", "y", "u", "v"})
 		change(b, "onlyb", "text b", []string{"y", "x", "v", "u"})
 		same := true
-		for x, y := range map[string]string{"x": "y", "y": "x", "u": "v", "v": "u", "onlya": "onlyb", "before": "before", ".": "."} {
+		for x, y := range map[string]string{"x": "y", "y": "x", "u": "v", "v": "u", "onlya": "onlyb", "before": "before",
+			".": "."} {
 			i, j := inodeAt(t, filepath.Join(a, x)), inodeAt(t, filepath.Join(b, y))
 			same = same && (i.ino == j.ino || x == ".") && i.btime == j.btime && i.ctime == j.ctime
 		}
@@ -90,7 +91,9 @@ func TestTwins(t *testing.T) {
 		{"btrfs by generation", "btrfs", snapshots, false, true},
 		{"btrfs without hints", "walk", snapshots, true, false},
 		{"ext4", "ext4", func(t *testing.T) world { return images(t, "ext4", blockArgs["ext4"]...) }, false, false},
-		{"ext4 without hints", "walk", func(t *testing.T) world { return images(t, "ext4", blockArgs["ext4"]...) }, true, false},
+		{"ext4 without hints", "walk", func(t *testing.T) world {
+			return images(t, "ext4", blockArgs["ext4"]...)
+		}, true, false},
 		{"xfs", "walk", func(t *testing.T) world { return images(t, "xfs", blockArgs["xfs"]...) }, true, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -108,7 +111,8 @@ func TestTwins(t *testing.T) {
 			for _, ch := range r.Changes {
 				got = append(got, fmt.Sprint(ch.Op, " ", ch.Path))
 			}
-			if want := []string{"modified before", "deleted onlya", "added onlyb", "modified x", "modified y"}; !slices.Equal(got, want) || r.Stats.Method != c.method {
+			if want := []string{"modified before", "deleted onlya", "added onlyb", "modified x",
+				"modified y"}; !slices.Equal(got, want) || r.Stats.Method != c.method {
 				t.Errorf("by %q: %q, wanted %q", r.Stats.Method, got, want)
 			}
 		})
@@ -153,7 +157,8 @@ func TestBornBefore(t *testing.T) {
 // TestGeneration: what file handles say is what the kernel says by another call.
 func TestGeneration(t *testing.T) {
 	const getVersion = 0x80087601 // FS_IOC_GETVERSION
-	for kind, want := range map[string]generationKind{"ext4": uniqueGenerations, "xfs": commonGenerations, "btrfs": commonGenerations, "tmpfs": noGenerations} {
+	for kind, want := range map[string]generationKind{"ext4": uniqueGenerations, "xfs": commonGenerations,
+		"btrfs": commonGenerations, "tmpfs": noGenerations} {
 		t.Run(kind, func(t *testing.T) {
 			top := testfs.New(t, kind, 320<<20).Dir()
 			if err := os.WriteFile(filepath.Join(top, "file"), nil, 0o644); err != nil {

@@ -69,7 +69,9 @@ func equalAt(x, y map[string]treetest.Entry, p string) bool {
 // inRenamed reports whether a path is in a directory that mine has renamed: that
 // takes along what theirs has changed in it.
 func inRenamed(m *Merge, path string) bool {
-	return slices.ContainsFunc(m.Changes, func(ch Change) bool { return ch.Op == Renamed && ch.Type == Dir && below(path, ch.Path) })
+	return slices.ContainsFunc(m.Changes, func(ch Change) bool {
+		return ch.Op == Renamed && ch.Type == Dir && below(path, ch.Path)
+	})
 }
 
 // TestRandomMerges: without conflicts, each path is what the side that changed it
@@ -215,9 +217,11 @@ func TestConflicts(t *testing.T) {
 		"file new, directory deleted": {[]Change{add}, []Change{dir, in}, []string{"d/new"}},
 		"directory moved, file new":   {[]Change{mv("d", "e", Dir)}, []Change{add}, []string{"d/new"}},
 		"file new, directory moved":   {[]Change{add}, []Change{mv("d", "e", Dir)}, []string{"d/new"}},
-		"moved and made again":        {[]Change{mod}, []Change{mv("d", "e", Dir), {Op: Added, Path: "d", Type: Dir}}, []string{"d/f"}},
-		"renamed twice":               {[]Change{mv("x", "y", File)}, []Change{mv("x", "z", File)}, []string{"x"}},
-		"renamed and deleted":         {[]Change{mv("x", "y", File)}, []Change{{Op: Deleted, Path: "x", Type: File}}, []string{"x"}},
+		"moved and made again": {[]Change{mod}, []Change{mv("d", "e", Dir), {Op: Added, Path: "d", Type: Dir}},
+			[]string{"d/f"}},
+		"renamed twice": {[]Change{mv("x", "y", File)}, []Change{mv("x", "z", File)}, []string{"x"}},
+		"renamed and deleted": {[]Change{mv("x", "y", File)}, []Change{{Op: Deleted, Path: "x", Type: File}},
+			[]string{"x"}},
 		"file and directory": {[]Change{{Op: Modified, Path: "d", Type: File, TypeBefore: Dir, Content: true}},
 			[]Change{mod}, []string{"d/f"}},
 	} {

@@ -101,7 +101,8 @@ func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
 		}
 	}
 	switch {
-	case l.blocks == 0 || l.blocks > uint64(size)/uint64(l.blockSize), l.firstBlock >= l.blocks, l.perGroup == 0, l.inodesPerGroup == 0:
+	case l.blocks == 0 || l.blocks > uint64(size)/uint64(l.blockSize), l.firstBlock >= l.blocks, l.perGroup == 0,
+		l.inodesPerGroup == 0:
 		return nil, nil
 	case l.inodeSize < ext4MinInodeSize, int64(l.inodeSize) > l.blockSize, l.inodeSize&(l.inodeSize-1) != 0:
 		return nil, nil
@@ -205,13 +206,16 @@ func (l *ext4Layout) hasSuper(group int) bool {
 // sameAs reports whether inodes are in the same places in both.
 func (l *ext4Layout) sameAs(o *ext4Layout) bool {
 	return l.uuid == o.uuid && l.incompat == o.incompat && l.inodes == o.inodes && l.inodesPerGroup == o.inodesPerGroup &&
-		l.inodeSize == o.inodeSize && l.firstInode == o.firstInode && l.orphanFile == o.orphanFile && l.blockSize == o.blockSize && l.blocks == o.blocks &&
+		l.inodeSize == o.inodeSize && l.firstInode == o.firstInode && l.orphanFile == o.orphanFile &&
+		l.blockSize == o.blockSize && l.blocks == o.blocks &&
 		slices.EqualFunc(l.groups, o.groups, func(x, y ext4Group) bool { return x.table == y.table })
 }
 
 // changed calls fn for each inode that differs, other than in its time of access, and for
 // each that was written in both images and was changed at or after racy, unless that is zero.
-func (l *ext4Layout) changed(ctx context.Context, o *ext4Layout, a, b io.ReaderAt, d *ImageDelta, racy time.Time, fn func(ino uint64, links Links)) error {
+func (l *ext4Layout) changed(
+	ctx context.Context, o *ext4Layout, a, b io.ReaderAt, d *ImageDelta, racy time.Time, fn func(ino uint64, links Links),
+) error {
 	size := int64(l.inodeSize)
 	x, y := make([]byte, chunkSize), make([]byte, chunkSize)
 	for i, g := range l.groups {
@@ -231,7 +235,8 @@ func (l *ext4Layout) changed(ctx context.Context, o *ext4Layout, a, b io.ReaderA
 				}
 				for at := int64(0); at < n; at += size {
 					index := uint64((from - g.table + at) / size)
-					l.inode(first+index+1, index < uint64(g.used), index < uint64(o.groups[i].used), x[at:at+size], y[at:at+size], racy, fn)
+					l.inode(first+index+1, index < uint64(g.used), index < uint64(o.groups[i].used), x[at:at+size], y[at:at+size],
+						racy, fn)
 				}
 				from += n
 			}

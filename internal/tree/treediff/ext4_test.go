@@ -44,7 +44,9 @@ func smallExt4(tb testing.TB, args ...string) []byte {
 	if err := os.Truncate(path, 1<<20); err != nil {
 		tb.Fatal(err)
 	}
-	if out, err := exec.Command("mkfs.ext4", append(append([]string{"-q", "-F", "-b", "1024", "-O", "^has_journal"}, args...), path)...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("mkfs.ext4",
+		append(append([]string{"-q", "-F", "-b", "1024", "-O", "^has_journal"}, args...),
+			path)...).CombinedOutput(); err != nil {
 		tb.Skipf("SKIPPED: mkfs.ext4: %v: %s", err, out)
 	}
 	b, err := os.ReadFile(path)
@@ -129,7 +131,8 @@ func TestImageDelta(t *testing.T) {
 		at, n int64
 		same  bool
 		bytes int64
-	}{{0, 50, true, 50}, {0, 150, true, 100}, {100, 10, false, 10}, {150, 100, false, 50}, {200, 500, true, 100}, {400, 9, true, 9}} {
+	}{{0, 50, true, 50}, {0, 150, true, 100}, {100, 10, false, 10}, {150, 100, false, 50}, {200, 500, true, 100}, {400, 9,
+		true, 9}} {
 		if same, n := d.SameBlocks(c.at, c.at, c.n); same != c.same || n != c.bytes {
 			t.Errorf("%d bytes at %d: %v for %d, wanted %v for %d", c.n, c.at, same, n, c.same, c.bytes)
 		}

@@ -87,7 +87,8 @@ func (d *ImageDelta) scan(xs, ys []extent.Extent, size int64) {
 		x, y := in(xs), in(ys)
 		same := x == nil && y == nil
 		if x != nil && y != nil {
-			same = (x.Flags|y.Flags)&untrusted == 0 && x.Flags&mustBeSame == y.Flags&mustBeSame && x.Physical-x.Logical == y.Physical-y.Logical
+			same = (x.Flags|y.Flags)&untrusted == 0 && x.Flags&mustBeSame == y.Flags&mustBeSame &&
+				x.Physical-x.Logical == y.Physical-y.Logical
 		}
 		if !same {
 			d.add(off, end)

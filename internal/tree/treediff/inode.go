@@ -29,7 +29,8 @@ func failed(path, call string, err error) error {
 	}
 	path = quote(shown(path))
 	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR), errors.Is(err, unix.ESTALE),
+	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
+		errors.Is(err, unix.ESTALE),
 		errors.Is(err, unix.ENODATA):
 		return errs.New(errs.Conflict, op, path, "%s: %w: it has just changed", call, err).
 			WithHint("stop what writes to it, then try again")

@@ -71,7 +71,9 @@ func TestKeptDirectoryInTheWayOfLink(t *testing.T) {
 	must(os.Mkdir(filepath.Join(base, "dir"), 0o700), os.Link(filepath.Join(mine, "fifo"), filepath.Join(mine, "dir")),
 		os.Mkdir(filepath.Join(theirs, "dir"), 0o700), os.WriteFile(filepath.Join(theirs, "dir/own"), nil, 0o600))
 	changes := compareTrees(t, base, mine, Options{}).Changes
-	if i := slices.IndexFunc(changes, func(ch Change) bool { return ch.Path == "dir" }); i < 0 || changes[i].TypeBefore != Dir || changes[i].Link != "fifo" {
+	if i := slices.IndexFunc(changes, func(ch Change) bool {
+		return ch.Path == "dir"
+	}); i < 0 || changes[i].TypeBefore != Dir || changes[i].Link != "fifo" {
 		t.Fatalf("the changes are %+v", changes)
 	}
 	applyTo(t, changes, mine, theirs, ApplyOptions{Keep: true})

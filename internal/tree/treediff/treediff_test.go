@@ -58,7 +58,8 @@ func TestRandomExt4Layouts(t *testing.T) {
 	for name, args := range map[string][]string{
 		"no flex_bg": {"-O", "^flex_bg,^resize_inode"}, "meta_bg": {"-O", "meta_bg,^resize_inode"},
 		"32 bit": {"-O", "^64bit"}, "no checksums": {"-O", "^metadata_csum,^uninit_bg"},
-		"many groups": {"-g", "1024", "-O", "meta_bg,^resize_inode"}, "large inodes": {"-I", "1024"}, "small inodes": {"-I", "128"},
+		"many groups": {"-g", "1024", "-O", "meta_bg,^resize_inode"}, "large inodes": {"-I", "1024"}, "small inodes": {"-I",
+			"128"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := images(t, "ext4", append(args, blockArgs["ext4"]...)...)

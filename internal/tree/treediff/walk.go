@@ -310,11 +310,13 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 	var lost, gained []*node
 	lose := func(e treewalk.Dirent) {
 		c.seen(e.Ino, true, false)
-		lost = append(lost, &node{dir: pathB, path: join(pathA, e.Name), name: e.Name, ino: e.Ino, typ: e.Type, trusted: trusted})
+		lost = append(lost, &node{dir: pathB, path: join(pathA, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
+			trusted: trusted})
 	}
 	gain := func(e treewalk.Dirent) {
 		c.seen(e.Ino, false, true)
-		gained = append(gained, &node{dir: pathB, path: join(pathB, e.Name), name: e.Name, ino: e.Ino, typ: e.Type, trusted: trusted})
+		gained = append(gained, &node{dir: pathB, path: join(pathB, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
+			trusted: trusted})
 	}
 	for len(as) > 0 || len(bs) > 0 {
 		switch {
@@ -404,8 +406,10 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			d, _ := split(bt.path)
-			c.lost = append(c.lost, &node{dir: d, path: at.path, name: at.name, ino: stA.ino, typ: stA.typ(), st: &stA, trusted: trusted})
-			c.gained = append(c.gained, &node{dir: d, path: bt.path, name: bt.name, ino: stB.ino, typ: stB.typ(), st: &stB, trusted: trusted})
+			c.lost = append(c.lost, &node{dir: d, path: at.path, name: at.name, ino: stA.ino, typ: stA.typ(), st: &stA,
+				trusted: trusted})
+			c.gained = append(c.gained, &node{dir: d, path: bt.path, name: bt.name, ino: stB.ino, typ: stB.typ(), st: &stB,
+				trusted: trusted})
 			return nil
 		}
 		c.mu.Lock()
@@ -434,7 +438,8 @@ func (c *comparer) modified(path string, stA, stB *inode, d delta, link string) 
 	if !d.content && !d.metadata && !(d.times && c.o.Times) {
 		return
 	}
-	ch := Change{Op: Modified, Path: shown(path), Link: link, SizeBefore: stA.bytes(), SizeAfter: stB.bytes(), Type: typeOf(stB.typ())}
+	ch := Change{Op: Modified, Path: shown(path), Link: link, SizeBefore: stA.bytes(), SizeAfter: stB.bytes(),
+		Type: typeOf(stB.typ())}
 	ch.take(d)
 	c.add(ch)
 }

@@ -42,7 +42,8 @@ func checkMoment(t *testing.T, got map[string]string) {
 	_, kept := got["segments/old/0"]
 	replaced := got["heads/h"] == newHead
 	if got["heads/h"] == "" || replaced && !made || !kept && !replaced {
-		t.Errorf("this is no moment of the story: head there %v, replaced %v, manifest made %v, old segment kept %v", got["heads/h"] != "", replaced, made, kept)
+		t.Errorf("this is no moment of the story: head there %v, replaced %v, manifest made %v, old segment kept %v",
+			got["heads/h"] != "", replaced, made, kept)
 	}
 }
 
@@ -183,42 +184,43 @@ func TestKilledThenPowerCut(t *testing.T) {
 			match := func(s faulttest.Step) bool {
 				return slices.Contains([]string{"linkat", "renameat", "renameat2", "fsync", "unlinkat", "mkdirat"}, s.Name)
 			}
-			faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillAfter, Match: match}}.Each(t, func(p faulttest.Plan) faulttest.Result {
-				fs = testfs.New(t, kind, 128<<20)
-				dir = filepath.Join(fs.Dir(), "store")
-				prepare(t, dir)
-				// The next writer must not make a directory: on btrfs that would make
-				// all durable by itself.
-				s := open(t, dir)
-				if _, err := s.Put(t.Context(), "sessions/0", []byte("0"), objstore.IfAbsent); err != nil {
-					t.Fatal(err)
-				}
-				closeStore(t, s)
-				return traced(t, "story", dir, 0, p)
-			}, func(faulttest.Result) {
-				s := open(t, dir)
-				if _, err := s.Put(t.Context(), "sessions/s", []byte("s"), objstore.IfAbsent); err != nil {
-					t.Fatal(err)
-				}
-				want := contents(t, s)
-				closeStore(t, s)
-				fs.Cut()
-				s = open(t, dir)
-				got := contents(t, s)
-				for key, data := range want {
-					if key == "segments/old/0" || key == "heads/h" {
-						continue // the deletion, and the head of the dead, were not answered
+			faulttest.Sweep{Plan: faulttest.Plan{Mode: faulttest.KillAfter, Match: match}}.Each(t,
+				func(p faulttest.Plan) faulttest.Result {
+					fs = testfs.New(t, kind, 128<<20)
+					dir = filepath.Join(fs.Dir(), "store")
+					prepare(t, dir)
+					// The next writer must not make a directory: on btrfs that would make
+					// all durable by itself.
+					s := open(t, dir)
+					if _, err := s.Put(t.Context(), "sessions/0", []byte("0"), objstore.IfAbsent); err != nil {
+						t.Fatal(err)
 					}
-					if got[key] != data {
-						t.Errorf("%s was seen and is not there after the power cut", key)
+					closeStore(t, s)
+					return traced(t, "story", dir, 0, p)
+				}, func(faulttest.Result) {
+					s := open(t, dir)
+					if _, err := s.Put(t.Context(), "sessions/s", []byte("s"), objstore.IfAbsent); err != nil {
+						t.Fatal(err)
 					}
-				}
-				delete(got, "sessions/s")
-				delete(got, "sessions/0")
-				checkMoment(t, got)
-				closeStore(t, s)
-				cuts++
-			})
+					want := contents(t, s)
+					closeStore(t, s)
+					fs.Cut()
+					s = open(t, dir)
+					got := contents(t, s)
+					for key, data := range want {
+						if key == "segments/old/0" || key == "heads/h" {
+							continue // the deletion, and the head of the dead, were not answered
+						}
+						if got[key] != data {
+							t.Errorf("%s was seen and is not there after the power cut", key)
+						}
+					}
+					delete(got, "sessions/s")
+					delete(got, "sessions/0")
+					checkMoment(t, got)
+					closeStore(t, s)
+					cuts++
+				})
 			if cuts < 10 {
 				t.Errorf("only %d cuts", cuts)
 			}
@@ -232,7 +234,9 @@ func TestSyncsOfAPut(t *testing.T) {
 	syncs := func(n int) int {
 		dir := filepath.Join(t.TempDir(), "store")
 		closeStore(t, open(t, dir))
-		res := traced(t, "puts", dir, n, faulttest.Plan{Match: func(s faulttest.Step) bool { return strings.Contains(s.Name, "sync") }})
+		res := traced(t, "puts", dir, n, faulttest.Plan{Match: func(s faulttest.Step) bool {
+			return strings.Contains(s.Name, "sync")
+		}})
 		if res.ExitCode != 0 {
 			t.Fatalf("%s", res.Stderr)
 		}

@@ -324,7 +324,8 @@ func TestStrangers(t *testing.T) {
 	at := func(name string) string { return filepath.Join(dir, name) }
 	for _, err := range []error{
 		os.Symlink(secret, at("heads/link")), os.Symlink(outside, at("out")), os.Symlink("heads", at("inside")),
-		unix.Mkfifo(at("heads/pipe"), 0o600), os.WriteFile(at("Read me.TXT"), nil, 0o600), os.WriteFile(at(".DS_Store"), nil, 0o600),
+		unix.Mkfifo(at("heads/pipe"), 0o600), os.WriteFile(at("Read me.TXT"), nil, 0o600), os.WriteFile(at(".DS_Store"), nil,
+			0o600),
 		os.Mkdir(at("lost+found"), 0o700), os.Mkdir(at("empty"), 0o700), os.WriteFile(at("foreign.txt"), []byte("f"), 0o600),
 	} {
 		if err != nil {
@@ -360,7 +361,8 @@ func TestStrangers(t *testing.T) {
 	if err := os.WriteFile(at("foreign.txt"), []byte("g"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Put(t.Context(), "foreign.txt", []byte("x"), objstore.IfVersion(info.Version)); !errs.Is(err, errs.Conflict) {
+	if _, err := s.Put(t.Context(), "foreign.txt", []byte("x"), objstore.IfVersion(info.Version)); !errs.Is(err,
+		errs.Conflict) {
 		t.Errorf("a file that was changed in place: %v", err)
 	}
 	// Keys that are in each other's way.

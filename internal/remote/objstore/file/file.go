@@ -252,12 +252,14 @@ func wrap(op, ref string, err error) error {
 	case out.Kind == errs.NoSpace && errors.Is(err, syscall.EDQUOT):
 		out.Hint = "a disk quota of the remote is used up"
 	case out.Kind == errs.NoSpace:
-		out.Hint = errs.Messagef("the remote's filesystem is full: make room there, or remove old points with %s", errs.Run("remote prune"))
+		out.Hint = errs.Messagef("the remote's filesystem is full: make room there, or remove old points with %s",
+			errs.Run("remote prune"))
 	case errors.Is(err, syscall.EROFS):
 		out.Hint = "the remote's filesystem is mounted read-only"
 	case out.Kind == errs.Permission:
 		out.Hint = "check the owner and the mode of the remote's directory"
-	case errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EINTR), errors.Is(err, syscall.EAGAIN):
+	case errors.Is(err, syscall.ESTALE), errors.Is(err, syscall.ETIMEDOUT), errors.Is(err, syscall.EINTR),
+		errors.Is(err, syscall.EAGAIN):
 		// A server that was away, or a file that another host has replaced.
 		out.Kind = errs.IO
 		return objstore.Transient(out)
@@ -357,7 +359,8 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		size = min(size, length)
 	}
 	if size > objstore.MaxObjectBytes {
-		return nil, none, errs.New(errs.Damaged, reading, s.ref(key), "it has %d bytes, the most that an object has is %d", o.info.Bytes, objstore.MaxObjectBytes)
+		return nil, none, errs.New(errs.Damaged, reading, s.ref(key), "it has %d bytes, the most that an object has is %d",
+			o.info.Bytes, objstore.MaxObjectBytes)
 	}
 	data := make([]byte, size)
 	for at := 0; at < len(data); {

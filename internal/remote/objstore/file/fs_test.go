@@ -68,7 +68,8 @@ func coarseExt4(t *testing.T) string {
 	if err := errors.Join(f.Truncate(1<<30), os.Mkdir(dir, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := run.Program(t.Context(), "mkfs.ext4", "-q", "-F", "-I", "128", "-E", "lazy_itable_init=1,lazy_journal_init=1,nodiscard", image); err != nil {
+	if _, err := run.Program(t.Context(), "mkfs.ext4", "-q", "-F", "-I", "128", "-E",
+		"lazy_itable_init=1,lazy_journal_init=1,nodiscard", image); err != nil {
 		t.Fatal(err)
 	}
 	dev, err := loopdev.Attach(t.Context(), f, loopdev.Options{})

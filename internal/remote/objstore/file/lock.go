@@ -96,7 +96,8 @@ func flock(f *os.File, how int) error {
 		switch {
 		case errors.Is(err, syscall.EINTR):
 			continue
-		case errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS), errors.Is(err, syscall.EINVAL):
+		case errors.Is(err, syscall.ENOLCK), errors.Is(err, syscall.EOPNOTSUPP), errors.Is(err, syscall.ENOSYS),
+			errors.Is(err, syscall.EINVAL):
 			return errs.New(errs.Unsupported, "lock remote", f.Name(), "%w", os.NewSyscallError("flock", err)).
 				WithHint("the filesystem of the remote must have locks; on NFS, do not mount it with nolock")
 		}
@@ -126,7 +127,8 @@ func (s *Store) refresh(dir string) {
 	chain = append(chain, ".")
 	for i := len(chain) - 1; i >= 0; i-- {
 		var st unix.Statx_t
-		_ = unix.Statx(int(root.Fd()), chain[i], unix.AT_STATX_FORCE_SYNC|unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MTIME|unix.STATX_CTIME, &st)
+		_ = unix.Statx(int(root.Fd()), chain[i], unix.AT_STATX_FORCE_SYNC|unix.AT_SYMLINK_NOFOLLOW,
+			unix.STATX_MTIME|unix.STATX_CTIME, &st)
 	}
 }
 

@@ -130,7 +130,8 @@ func createAll(ctx context.Context, s objstore.Store, n int) error {
 // writeForever makes, replaces and deletes objects until it is killed.
 func writeForever(ctx context.Context, s objstore.Store, n int) error {
 	for i := 0; ; i++ {
-		if _, err := s.Put(ctx, fmt.Sprintf("segments/%d/%d", n, i), sealed(rand.IntN(3<<20)), objstore.IfAbsent); err != nil {
+		if _, err := s.Put(ctx, fmt.Sprintf("segments/%d/%d", n, i), sealed(rand.IntN(3<<20)),
+			objstore.IfAbsent); err != nil {
 			return err
 		}
 		if _, err := s.Put(ctx, "heads/h", sealed(rand.IntN(100_000)), objstore.Always); err != nil {

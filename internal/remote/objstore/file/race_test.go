@@ -160,7 +160,8 @@ func TestCleaningSparesTheLiving(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		for i := range 60 {
-			if _, err := writer.Put(t.Context(), fmt.Sprintf("segments/s/%d", i), sealed(300_000), objstore.IfAbsent); err != nil {
+			if _, err := writer.Put(t.Context(), fmt.Sprintf("segments/s/%d", i), sealed(300_000),
+				objstore.IfAbsent); err != nil {
 				done <- err
 				return
 			}

@@ -100,10 +100,12 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	case r.status == http.StatusUnauthorized:
 		e.Kind = errs.Permission
-		return e.WithHint("the credentials are not accepted: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
+		return e.WithHint("the credentials are not accepted: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth " +
+			"application-default login`")
 	case r.status == http.StatusForbidden:
 		e.Kind = errs.Permission
-		return e.WithHint("these credentials may not do this in bucket %s: give them the role Storage Object User (roles/storage.objectUser) on it", s.l.bucket)
+		return e.WithHint("these credentials may not do this in bucket %s: give them the role Storage Object User "+
+			"(roles/storage.objectUser) on it", s.l.bucket)
 	case r.status/100 == 3:
 		return e.WithHint("%s sends elsewhere: check endpoint= of the remote's URL", s.l.server())
 	case r.status == http.StatusNotImplemented:
@@ -132,5 +134,6 @@ func (s *Store) noToken(op, key string, token *oauth2.RetrieveError) error {
 	if text := string(token.Body); strings.Contains(text, "iat") || strings.Contains(text, "reasonable timeframe") {
 		return e.WithHint("%s", s.web.ClockHint())
 	}
-	return e.WithHint("the key is wrong, or has been revoked: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`")
+	return e.WithHint("the key is wrong, or has been revoked: check GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud " +
+		"auth application-default login`")
 }

@@ -87,7 +87,8 @@ type resource struct {
 func (r resource) info(key string) (objstore.Info, error) {
 	size, err := strconv.ParseInt(r.Size, 10, 64)
 	if err != nil || size < 0 || r.Generation == "" {
-		return objstore.Info{}, fmt.Errorf("the server describes an object wrongly: size %q, generation %q", r.Size, r.Generation)
+		return objstore.Info{}, fmt.Errorf("the server describes an object wrongly: size %q, generation %q", r.Size,
+			r.Generation)
 	}
 	return objstore.Info{Key: key, Bytes: size, Version: objstore.Version(r.Generation)}, nil
 }
@@ -99,7 +100,9 @@ func (s *Store) object(key string) string {
 
 // send makes a request and returns its answer if that is a success. The caller closes
 // the body.
-func (s *Store) send(ctx context.Context, method, url string, header http.Header, body io.Reader, length int64) (*http.Response, error) {
+func (s *Store) send(
+	ctx context.Context, method, url string, header http.Header, body io.Reader, length int64,
+) (*http.Response, error) {
 	client, err := s.client(ctx)
 	if err != nil {
 		return nil, err
@@ -165,14 +168,17 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		}
 		query.Set("ifGenerationMatch", string(c.Version()))
 	}
-	about, err := json.Marshal(map[string]string{"name": s.l.prefix + key, "crc32c": sum(data), "contentType": "application/octet-stream"})
+	about, err := json.Marshal(map[string]string{"name": s.l.prefix + key, "crc32c": sum(data),
+		"contentType": "application/octet-stream"})
 	if err != nil {
 		return "", &errs.Error{Kind: errs.Internal, Op: op, Ref: key, Err: err}
 	}
 	boundary := rand.Text()
-	before := fmt.Sprintf("--%s\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%s\r\n--%s\r\nContent-Type: application/octet-stream\r\n\r\n", boundary, about, boundary)
+	before := fmt.Sprintf("--%s\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%s\r\n--%s\r\nContent-Type: "+
+		"application/octet-stream\r\n\r\n", boundary, about, boundary)
 	after := fmt.Sprintf("\r\n--%s--\r\n", boundary)
-	body := io.MultiReader(strings.NewReader(before), objstore.PacedReader(ctx, bytes.NewReader(data)), strings.NewReader(after))
+	body := io.MultiReader(strings.NewReader(before), objstore.PacedReader(ctx, bytes.NewReader(data)),
+		strings.NewReader(after))
 	answer, err := s.send(ctx, http.MethodPost, s.l.base+"/upload/storage/v1/b/"+s.l.bucket+"/o?"+query.Encode(),
 		http.Header{"Content-Type": {"multipart/related; boundary=" + boundary}}, body, int64(len(before)+len(data)+len(after)))
 	if err != nil {
@@ -247,7 +253,8 @@ func read(ctx context.Context, answer *http.Response, key string, offset, length
 			}
 		}
 	}
-	return span.Cut(data, offset, length), objstore.Info{Key: key, Bytes: span.Total, Version: objstore.Version(generation)}, nil
+	return span.Cut(data, offset, length), objstore.Info{Key: key, Bytes: span.Total,
+		Version: objstore.Version(generation)}, nil
 }
 
 // nothing is the answer to who reads no byte of an object that may be there.
@@ -302,7 +309,8 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 			yield(objstore.Info{}, err)
 			return
 		}
-		query := url.Values{"maxResults": {"1000"}, "fields": {"nextPageToken,items(name,size,generation)"}, "prefix": {s.l.prefix + prefix}}
+		query := url.Values{"maxResults": {"1000"}, "fields": {"nextPageToken,items(name,size,generation)"},
+			"prefix": {s.l.prefix + prefix}}
 		for last, any := "", false; ; {
 			var page struct {
 				Items         []resource `json:"items"`

@@ -113,11 +113,14 @@ func TestConformanceThroughABadNetwork(t *testing.T) {
 	every := func(k int) func(*http.Request) bool {
 		return func(*http.Request) bool { n++; return n%k == 0 } // the proxy asks one at a time
 	}
-	tooFast := servertest.GCSError(http.StatusTooManyRequests, "rateLimitExceeded", "The rate of change requests is too high")
+	tooFast := servertest.GCSError(http.StatusTooManyRequests, "rateLimitExceeded",
+		"The rate of change requests is too high")
 	tooFast.Match, tooFast.Times = every(37), -1
 	proxy := servertest.NewProxy(t, server,
 		&servertest.Fault{Match: every(29), Times: -1, Drop: true},
-		&servertest.Fault{Match: func(r *http.Request) bool { return r.Method == http.MethodGet && every(11)(r) }, Times: -1, Cut: 20}, tooFast)
+		&servertest.Fault{Match: func(r *http.Request) bool {
+			return r.Method == http.MethodGet && every(11)(r)
+		}, Times: -1, Cut: 20}, tooFast)
 	storetest.Run(t, func(t *testing.T) objstore.Store { return retried(behind(t, server, proxy, prefix(t))) })
 }
 
@@ -129,7 +132,8 @@ func TestURLs(t *testing.T) {
 		{"gs://bucket", "gs://bucket"},
 		{"gs://bucket/", "gs://bucket"},
 		{"gs://my_bucket.example.org/a/b/", "gs://my_bucket.example.org/a/b"},
-		{"gs://bucket/a?endpoint=https://storage-x.p.googleapis.com", "gs://bucket/a?endpoint=https://storage-x.p.googleapis.com"},
+		{"gs://bucket/a?endpoint=https://storage-x.p.googleapis.com",
+			"gs://bucket/a?endpoint=https://storage-x.p.googleapis.com"},
 		{"s3://bucket", ""},
 		{"gs:bucket", ""},
 		{"gs:///a", ""},
@@ -211,11 +215,14 @@ func TestAnswers(t *testing.T) {
 		{504, "", "", temporary},
 		{408, "", "", temporary},
 		{409, "conflict", "The metadata for object was edited during the operation", temporary},
-		{429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations", want{kind: errs.IO, temporary: true, hint: "one a second"}},
+		{429, "rateLimitExceeded", "The object exceeded the rate limit for object mutation operations",
+			want{kind: errs.IO, temporary: true, hint: "one a second"}},
 		{403, "rateLimitExceeded", "Too many requests", temporary},
 		{403, "userRateLimitExceeded", "Too many requests", temporary},
-		{403, "forbidden", "x@y does not have storage.objects.create access", want{kind: errs.Permission, hint: "roles/storage.objectUser"}},
-		{401, "required", "Anonymous caller does not have access", want{kind: errs.Permission, hint: "GOOGLE_APPLICATION_CREDENTIALS"}},
+		{403, "forbidden", "x@y does not have storage.objects.create access",
+			want{kind: errs.Permission, hint: "roles/storage.objectUser"}},
+		{401, "required", "Anonymous caller does not have access",
+			want{kind: errs.Permission, hint: "GOOGLE_APPLICATION_CREDENTIALS"}},
 		{401, "authError", "Invalid Credentials", want{kind: errs.Permission, hint: "GOOGLE_APPLICATION_CREDENTIALS"}},
 		{400, "invalid", "Invalid argument", want{kind: errs.IO}},
 		{400, "invalid", "Provided CRC32C \"AAAAAA==\" doesn't match calculated CRC32C \"BBBBBB==\"", temporary},
@@ -322,7 +329,10 @@ func TestFlippedBits(t *testing.T) {
 	proxy := servertest.NewProxy(t, server)
 	s := behind(t, server, proxy, prefix(t))
 	sending := func() {
-		proxy.Add(&servertest.Fault{Match: servertest.Method(http.MethodPost), Request: func(_ *http.Request, body []byte) []byte { return flip(body) }})
+		proxy.Add(&servertest.Fault{Match: servertest.Method(http.MethodPost),
+			Request: func(_ *http.Request, body []byte) []byte {
+				return flip(body)
+			}})
 	}
 	sending()
 	_, err := s.Put(t.Context(), "a", data, objstore.Always)
@@ -335,7 +345,10 @@ func TestFlippedBits(t *testing.T) {
 		t.Fatal(err)
 	}
 	reading := func() {
-		proxy.Add(&servertest.Fault{Match: servertest.Method(http.MethodGet), Answer: func(_ *http.Response, body []byte) []byte { return flip(body) }})
+		proxy.Add(&servertest.Fault{Match: servertest.Method(http.MethodGet),
+			Answer: func(_ *http.Response, body []byte) []byte {
+				return flip(body)
+			}})
 	}
 	reading()
 	_, _, err = s.Get(t.Context(), "a", 0, -1)

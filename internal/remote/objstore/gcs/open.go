@@ -37,7 +37,9 @@ type location struct {
 
 // bucketName also takes names that are domains. It is only there so that nothing else
 // gets into the URLs of requests.
-var bucketName = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`) })
+var bucketName = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]$`)
+})
 
 // Open opens the store that u, as above, names. It asks nobody: not even whether the
 // bucket is there. What the URL does not say is looked up in access, under the names of Google's
@@ -102,11 +104,13 @@ func (s *Store) client(ctx context.Context) (*http.Client, error) {
 	client := &http.Client{Transport: s.web, CheckRedirect: noRedirect}
 	if !s.l.emulator {
 		// Tokens are fetched long after this request, too.
-		ctx := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient, &http.Client{Transport: s.web, Timeout: tokenWait})
+		ctx := context.WithValue(context.WithoutCancel(ctx), oauth2.HTTPClient,
+			&http.Client{Transport: s.web, Timeout: tokenWait})
 		found, err := findCredentials(ctx, s.access)
 		if err != nil {
 			return nil, errs.New(errs.Permission, "find credentials", s.access.Get(keyFile), "%w", err).
-				WithHint("set GOOGLE_APPLICATION_CREDENTIALS to the file of a key, or run `gcloud auth application-default login`; under sudo look at whose are used")
+				WithHint("set GOOGLE_APPLICATION_CREDENTIALS to the file of a key, or run `gcloud auth application-default " +
+					"login`; under sudo look at whose are used")
 		}
 		client.Transport = &oauth2.Transport{Source: found.TokenSource, Base: s.web}
 	}

@@ -50,7 +50,8 @@ func TestTokens(t *testing.T) {
 	}
 	text, err := json.Marshal(map[string]string{
 		"type": "service_account", "client_email": "pando@example.org", "private_key_id": "1", "token_uri": tokens.URL,
-		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(private)})),
+		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY",
+			Bytes: x509.MarshalPKCS1PrivateKey(private)})),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -104,8 +105,10 @@ func TestTokens(t *testing.T) {
 		refuse func(http.ResponseWriter)
 		want   want
 	}{
-		"revoked": {answer(400, `{"error":"invalid_grant","error_description":"Invalid JWT Signature."}`), want{kind: errs.Permission, hint: "revoked"}},
-		"clock": {answer(400, `{"error":"invalid_grant","error_description":"Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe. Check your iat and exp values in the JWT claim."}`),
+		"revoked": {answer(400, `{"error":"invalid_grant","error_description":"Invalid JWT Signature."}`),
+			want{kind: errs.Permission, hint: "revoked"}},
+		"clock": {answer(400,
+			`{"error":"invalid_grant","error_description":"Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe. Check your iat and exp values in the JWT claim."}`),
 			want{kind: errs.Permission, hint: "behind the server's"}},
 		"not well": {answer(503, `{}`), want{kind: errs.IO, temporary: true}},
 		"no JSON":  {answer(200, `<html>`), want{kind: errs.IO, temporary: true}},

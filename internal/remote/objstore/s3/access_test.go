@@ -14,7 +14,8 @@ import (
 // What the process has in its environment and in files is used only if the front end says so.
 func TestOnlyWhatIsGiven(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(file, []byte("[default]\naws_access_key_id=FILE\naws_secret_access_key=S\n"), 0o600); err != nil {
+	if err := os.WriteFile(file, []byte("[default]\naws_access_key_id=FILE\naws_secret_access_key=S\n"),
+		0o600); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("AWS_CONFIG_FILE", os.DevNull)

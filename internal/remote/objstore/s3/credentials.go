@@ -58,7 +58,8 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 			c.used = &credentials.Static{Value: v}
 			return v, nil
 		case v.AccessKeyID != "" || v.SecretAccessKey != "":
-			return credentials.Value{}, errs.New(errs.Permission, op, "", "only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
+			return credentials.Value{}, errs.New(errs.Permission, op, "",
+				"only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
 				WithHint("set both, or none of them")
 		}
 		profile = c.access.Get("AWS_PROFILE")
@@ -117,7 +118,9 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 	if fileErr != nil {
 		e = errs.New(errs.Permission, op, "", "%w", fileErr)
 	}
-	return credentials.Value{}, e.WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials; under sudo look at whose variables and files are used")
+	return credentials.Value{},
+		e.WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials; under sudo look " +
+			"at whose variables and files are used")
 }
 
 // Retrieve is of credentials.Provider.
@@ -130,7 +133,8 @@ func (c *chain) IsExpired() bool { return c.used == nil || c.used.IsExpired() }
 
 // hasRole reports whether it is set that there is a role to ask for.
 func (c *chain) hasRole() bool {
-	for _, name := range []string{"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_WEB_IDENTITY_TOKEN_FILE"} {
+	for _, name := range []string{"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+		"AWS_WEB_IDENTITY_TOKEN_FILE"} {
 		if c.access.Get(name) != "" {
 			return true
 		}

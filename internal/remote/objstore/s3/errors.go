@@ -58,10 +58,12 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		return e.WithHint("%s", s.web.ClockHint())
 	case "InvalidAccessKeyId":
 		e.Kind = errs.Permission
-		return e.WithHint("%s does not know this access key: check AWS_ACCESS_KEY_ID, or the profile in ~/.aws/credentials", s.l.host)
+		return e.WithHint("%s does not know this access key: check AWS_ACCESS_KEY_ID, or the profile in ~/.aws/credentials",
+			s.l.host)
 	case "SignatureDoesNotMatch":
 		e.Kind = errs.Permission
-		return e.WithHint("the secret key does not belong to the access key: check AWS_SECRET_ACCESS_KEY, or the profile in ~/.aws/credentials; a proxy that changes requests also does this")
+		return e.WithHint("the secret key does not belong to the access key: check AWS_SECRET_ACCESS_KEY, or the profile " +
+			"in ~/.aws/credentials; a proxy that changes requests also does this")
 	case "ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired":
 		e.Kind = errs.Permission
 		return e.WithHint("the credentials are temporary and have expired: get new ones")
@@ -81,7 +83,8 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		return e.WithHint("make room there, raise the quota, or remove old points with %s", errs.Run("remote prune"))
 	case "NotImplemented":
 		e.Kind = errs.Unsupported
-		return e.WithHint("%s cannot do this; a remote must be able to write under conditions (If-Match, If-None-Match)", s.l.host)
+		return e.WithHint("%s cannot do this; a remote must be able to write under conditions (If-Match, If-None-Match)",
+			s.l.host)
 	case "InvalidBucketName", "EntityTooLarge", "KeyTooLongError":
 		e.Kind = errs.Invalid
 		return e
@@ -89,7 +92,8 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 	switch status := a.StatusCode; {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		e.Kind = errs.Permission
-		return e.WithHint("these credentials may not do this in bucket %s: they need s3:ListBucket on it, and s3:GetObject, s3:PutObject and s3:DeleteObject on what is in it", s.l.bucket)
+		return e.WithHint("these credentials may not do this in bucket %s: they need s3:ListBucket on it, and "+
+			"s3:GetObject, s3:PutObject and s3:DeleteObject on what is in it", s.l.bucket)
 	case status == http.StatusNotFound:
 		e.Kind = errs.NotFound
 		return e
@@ -108,7 +112,8 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		if a.Region != "" {
 			return e.WithHint("the bucket is in the region %s: add region=%s to the remote's URL", a.Region, a.Region)
 		}
-		return e.WithHint("%s answers that the bucket is elsewhere: check endpoint= and region= of the remote's URL", s.l.host)
+		return e.WithHint("%s answers that the bucket is elsewhere: check endpoint= and region= of the remote's URL",
+			s.l.host)
 	case web.Temporary(status):
 		e.WithHint("%s is not well, or has too much to do: try again later", s.l.host)
 		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))

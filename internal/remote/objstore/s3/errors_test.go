@@ -71,12 +71,13 @@ func TestRefused(t *testing.T) {
 			}
 			return want{kind: errs.Permission, hint: "AWS_SECRET_ACCESS_KEY"}
 		}},
-		{name: "wrong bucket", access: server.Access, secret: server.Secret, bucket: "no-such-bucket", want: func(call string) want {
-			if call == "stat" {
-				return want{kind: errs.NotFound}
-			}
-			return want{kind: errs.NotFound, hint: "no such bucket"}
-		}},
+		{name: "wrong bucket", access: server.Access, secret: server.Secret, bucket: "no-such-bucket",
+			want: func(call string) want {
+				if call == "stat" {
+					return want{kind: errs.NotFound}
+				}
+				return want{kind: errs.NotFound, hint: "no such bucket"}
+			}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("AWS_ACCESS_KEY_ID", c.access)
@@ -93,7 +94,8 @@ func TestRefused(t *testing.T) {
 				} else if w != good {
 					t.Run(call, func(t *testing.T) { w.check(t, err) })
 				}
-				if err != nil && (strings.Contains(err.Error(), c.secret) && len(c.secret) > 1 || strings.Contains(errs.HintOf(err), server.Secret)) {
+				if err != nil && (strings.Contains(err.Error(), c.secret) && len(c.secret) > 1 ||
+					strings.Contains(errs.HintOf(err), server.Secret)) {
 					t.Errorf("%s: there is a secret in the error: %v", call, err)
 				}
 			}
@@ -166,11 +168,12 @@ func TestRegionOfHead(t *testing.T) {
 	}
 	elsewhere := func(r *http.Request) bool { return !strings.Contains(r.Header.Get("Authorization"), "/eu-west-3/s3/") }
 	for _, status := range []int{http.StatusBadRequest, http.StatusMovedPermanently, http.StatusTemporaryRedirect} {
-		proxy := servertest.NewProxy(t, server, &servertest.Fault{Match: elsewhere, Times: -1, Answer: func(a *http.Response, _ []byte) []byte {
-			a.StatusCode = status
-			a.Header = http.Header{"X-Amz-Bucket-Region": {"eu-west-3"}}
-			return nil
-		}})
+		proxy := servertest.NewProxy(t, server, &servertest.Fault{Match: elsewhere, Times: -1,
+			Answer: func(a *http.Response, _ []byte) []byte {
+				a.StatusCode = status
+				a.Header = http.Header{"X-Amz-Bucket-Region": {"eu-west-3"}}
+				return nil
+			}})
 		s := open(t, server.URLOf(servertest.Bucket, strings.Trim(u.Path, "/"), proxy.URL))
 		for range 2 {
 			if _, err := s.Stat(t.Context(), "a/there"); err != nil {
@@ -369,7 +372,8 @@ func TestRidesOut(t *testing.T) {
 	proxy.Down(true)
 	time.AfterFunc(300*time.Millisecond, func() { proxy.Down(false) })
 	pauses := 0
-	again := objstore.Retry(s, objstore.RetryOptions{Attempts: 50, First: 20 * time.Millisecond, Longest: 40 * time.Millisecond,
+	again := objstore.Retry(s, objstore.RetryOptions{Attempts: 50, First: 20 * time.Millisecond,
+		Longest: 40 * time.Millisecond,
 		OnRetry: func(objstore.Waiting) { pauses++ }})
 	if _, err := again.Put(t.Context(), "a/b", []byte("x"), objstore.IfAbsent); err != nil {
 		t.Fatal(err)

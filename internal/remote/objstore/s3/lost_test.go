@@ -41,7 +41,8 @@ func TestLostAnswers(t *testing.T) {
 					return []*servertest.Fault{{Lose: true}}
 				}, mine, 2},
 				{"not done, then done", true, func(string) []*servertest.Fault {
-					return []*servertest.Fault{{Drop: true}, servertest.S3Error(http.StatusServiceUnavailable, "SlowDown"), servertest.S3Error(http.StatusConflict, "ConditionalRequestConflict")}
+					return []*servertest.Fault{{Drop: true}, servertest.S3Error(http.StatusServiceUnavailable, "SlowDown"),
+						servertest.S3Error(http.StatusConflict, "ConditionalRequestConflict")}
 				}, mine, 4},
 				{"done, but 500", true, func(string) []*servertest.Fault {
 					return []*servertest.Fault{{Answer: func(a *http.Response, _ []byte) []byte {
@@ -165,12 +166,14 @@ func TestServersThatIgnore(t *testing.T) {
 			}
 		}
 	})
-	for name, header := range map[string]string{"another range": "bytes 0-3/10", "no numbers": "bytes a-b/c", "too long": "bytes 3-9/10", "beyond": "bytes 3-6/5"} {
+	for name, header := range map[string]string{"another range": "bytes 0-3/10", "no numbers": "bytes a-b/c",
+		"too long": "bytes 3-9/10", "beyond": "bytes 3-6/5"} {
 		t.Run(name, func(t *testing.T) {
-			s := store(t, &servertest.Fault{Match: servertest.Method(http.MethodGet), Times: -1, Answer: func(a *http.Response, body []byte) []byte {
-				a.Header.Set("Content-Range", header)
-				return body
-			}})
+			s := store(t, &servertest.Fault{Match: servertest.Method(http.MethodGet), Times: -1,
+				Answer: func(a *http.Response, body []byte) []byte {
+					a.Header.Set("Content-Range", header)
+					return body
+				}})
 			if _, err := s.Put(t.Context(), "a", []byte("0123456789"), objstore.Always); err != nil {
 				t.Fatal(err)
 			}
@@ -193,9 +196,10 @@ func TestServersThatIgnore(t *testing.T) {
 		want{kind: errs.Unsupported, hint: "ETag"}.check(t, err)
 	})
 	t.Run("order", func(t *testing.T) {
-		s := store(t, &servertest.Fault{Match: servertest.Method(http.MethodGet), Times: -1, Answer: func(a *http.Response, body []byte) []byte {
-			return []byte(strings.ReplaceAll(string(body), "/b</Key>", "/z</Key>"))
-		}})
+		s := store(t, &servertest.Fault{Match: servertest.Method(http.MethodGet), Times: -1,
+			Answer: func(a *http.Response, body []byte) []byte {
+				return []byte(strings.ReplaceAll(string(body), "/b</Key>", "/z</Key>"))
+			}})
 		for _, key := range []string{"a", "b", "c"} {
 			if _, err := s.Put(t.Context(), key, []byte("x"), objstore.Always); err != nil {
 				t.Fatal(err)

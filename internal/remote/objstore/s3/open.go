@@ -52,7 +52,8 @@ func Open(ctx context.Context, u *url.URL, access objstore.Access) (objstore.Sto
 		return nil, err
 	}
 	s := &Store{l: l, web: client, creds: newCredentials(l.profile, access), sure: l.region != ""}
-	if err := s.connect(cmp.Or(l.region, access.Get("AWS_REGION"), access.Get("AWS_DEFAULT_REGION"), defaultRegion)); err != nil {
+	if err := s.connect(cmp.Or(l.region, access.Get("AWS_REGION"), access.Get("AWS_DEFAULT_REGION"),
+		defaultRegion)); err != nil {
 		return nil, err
 	}
 	return s, nil
@@ -62,7 +63,8 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 	l := location{host: amazonHost, secure: true}
 	l.options.Proxy = access.Proxy
 	at, err := web.Scheme{
-		Name: "s3", Of: "S3", Write: "write it as s3://BUCKET/PREFIX or s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION",
+		Name: "s3", Of: "S3", Write: "write it as s3://BUCKET/PREFIX or " +
+			"s3://BUCKET/PREFIX?endpoint=https://HOST&region=REGION",
 		Credentials: "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials",
 		Bucket:      s3utils.CheckValidBucketNameStrict,
 		Set:         l.set,
@@ -100,7 +102,9 @@ func (l *location) set(name, value string) (known bool, wrong string) {
 	case "endpoint":
 		l.host, l.secure, wrong = web.Endpoint(value)
 	case "region":
-		if l.region = value; value == "" || strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r == '/' || r > '~' }) {
+		if l.region = value; value == "" || strings.ContainsFunc(value, func(r rune) bool {
+			return r <= ' ' || r == '/' || r > '~'
+		}) {
 			wrong = "it is no name of a region"
 		}
 	case "profile":

@@ -30,8 +30,10 @@ func TestURLs(t *testing.T) {
 		{"s3://bucket//a/b//", "s3://bucket/a/b"},
 		{"s3://bucket/Some%20Where", "s3://bucket/Some%20Where"},
 		{"s3://my.bucket.example", "s3://my.bucket.example"},
-		{"s3://bucket/a?endpoint=http://10.0.0.1:9000&region=eu-west-1", "s3://bucket/a?endpoint=http://10.0.0.1:9000&region=eu-west-1"},
-		{"s3://bucket?endpoint=https://[::1]:9000/&path-style=false", "s3://bucket?endpoint=https://[::1]:9000/&path-style=false"},
+		{"s3://bucket/a?endpoint=http://10.0.0.1:9000&region=eu-west-1",
+			"s3://bucket/a?endpoint=http://10.0.0.1:9000&region=eu-west-1"},
+		{"s3://bucket?endpoint=https://[::1]:9000/&path-style=false",
+			"s3://bucket?endpoint=https://[::1]:9000/&path-style=false"},
 		{"s3://bucket?profile=backup&insecure-skip-verify=true", "s3://bucket?profile=backup&insecure-skip-verify=true"},
 		{"gs://bucket", ""},
 		{"s3:bucket", ""},
@@ -107,7 +109,8 @@ func TestTLS(t *testing.T) {
 		t.Error(err)
 	}
 	noName := strings.Replace(proxy.URL, "127.0.0.1", "localhost", 1) // the certificate is for 127.0.0.1 and example.com
-	want{kind: errs.IO, hint: "certificate"}.check(t, calls["put"](t, open(t, server.URLOf(servertest.Bucket, prefix(t), noName))))
+	want{kind: errs.IO, hint: "certificate"}.check(t,
+		calls["put"](t, open(t, server.URLOf(servertest.Bucket, prefix(t), noName))))
 	empty := filepath.Join(t.TempDir(), "empty.pem")
 	if err := os.WriteFile(empty, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -124,12 +127,15 @@ func TestCredentials(t *testing.T) {
 	server.Setenv(t)
 	u := server.URL(prefix(t))
 	file := filepath.Join(t.TempDir(), "credentials")
-	if err := os.WriteFile(file, fmt.Appendf(nil, "[default]\naws_access_key_id = nobody\naws_secret_access_key = nothing\n\n[good]\naws_access_key_id = %s\naws_secret_access_key = %s\n\n[empty]\nregion = x\n\n[half]\naws_access_key_id = a\n",
+	if err := os.WriteFile(file, fmt.Appendf(nil,
+		"[default]\naws_access_key_id = nobody\naws_secret_access_key = nothing\n\n[good]\naws_access_key_id = "+
+			"%s\naws_secret_access_key = %s\n\n[empty]\nregion = x\n\n[half]\naws_access_key_id = a\n",
 		server.Access, server.Secret), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	config := filepath.Join(filepath.Dir(file), "config")
-	if err := os.WriteFile(config, fmt.Appendf(nil, "[profile good]\naws_access_key_id = %s\naws_secret_access_key = %s\n", server.Access, server.Secret), 0o600); err != nil {
+	if err := os.WriteFile(config, fmt.Appendf(nil, "[profile good]\naws_access_key_id = %s\naws_secret_access_key = %s\n",
+		server.Access, server.Secret), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	program := filepath.Join(t.TempDir(), "get keys")
@@ -164,7 +170,8 @@ func TestCredentials(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 			return
 		}
-		_ = json.NewEncoder(w).Encode(map[string]any{"AccessKeyId": server.Access, "SecretAccessKey": server.Secret, "Token": "", "Expiration": time.Now().Add(expires)})
+		_ = json.NewEncoder(w).Encode(map[string]any{"AccessKeyId": server.Access, "SecretAccessKey": server.Secret,
+			"Token": "", "Expiration": time.Now().Add(expires)})
 	}))
 	defer role.Close()
 	for _, c := range []struct {
@@ -174,25 +181,41 @@ func TestCredentials(t *testing.T) {
 		want want // the zero value: it works
 	}{
 		{name: "environment"},
-		{name: "half of the environment", env: map[string]string{"AWS_SECRET_ACCESS_KEY": ""}, want: want{kind: errs.Permission, hint: "set both"}},
-		{name: "none", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, want: want{kind: errs.Permission, hint: "~/.aws/credentials"}},
-		{name: "default section", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": file}, want: want{kind: errs.Permission, hint: "AWS_ACCESS_KEY_ID"}},
-		{name: "AWS_PROFILE", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "good"}},
-		{name: "AWS_PROFILE that is not there", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "bad"}, want: want{kind: errs.Permission, hint: "this section"}},
-		{name: "AWS_PROFILE without keys", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "empty"}, want: want{kind: errs.Permission, hint: "this section"}},
-		{name: "AWS_PROFILE with one key", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "half"}, want: want{kind: errs.Permission, hint: "this section"}},
-		{name: "profile of the URL, before the environment", env: map[string]string{"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing", "AWS_SHARED_CREDENTIALS_FILE": file}, u: with(u, "profile", "good")},
-		{name: "profile of the URL that is not there", env: map[string]string{"AWS_SHARED_CREDENTIALS_FILE": file}, u: with(u, "profile", "bad"), want: want{kind: errs.Permission, hint: "this section"}},
-		{name: "config file", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONFIG_FILE": config, "AWS_PROFILE": "good"}},
+		{name: "half of the environment", env: map[string]string{"AWS_SECRET_ACCESS_KEY": ""},
+			want: want{kind: errs.Permission, hint: "set both"}},
+		{name: "none", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""},
+			want: want{kind: errs.Permission, hint: "~/.aws/credentials"}},
+		{name: "default section", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+			"AWS_SHARED_CREDENTIALS_FILE": file}, want: want{kind: errs.Permission, hint: "AWS_ACCESS_KEY_ID"}},
+		{name: "AWS_PROFILE", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "good"}},
+		{name: "AWS_PROFILE that is not there", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "bad"}, want: want{kind: errs.Permission, hint: "this section"}},
+		{name: "AWS_PROFILE without keys", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "empty"}, want: want{kind: errs.Permission, hint: "this section"}},
+		{name: "AWS_PROFILE with one key", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+			"AWS_SHARED_CREDENTIALS_FILE": file, "AWS_PROFILE": "half"}, want: want{kind: errs.Permission, hint: "this section"}},
+		{name: "profile of the URL, before the environment",
+			env: map[string]string{"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing",
+				"AWS_SHARED_CREDENTIALS_FILE": file}, u: with(u, "profile", "good")},
+		{name: "profile of the URL that is not there", env: map[string]string{"AWS_SHARED_CREDENTIALS_FILE": file},
+			u: with(u, "profile", "bad"), want: want{kind: errs.Permission, hint: "this section"}},
+		{name: "config file", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+			"AWS_CONFIG_FILE": config, "AWS_PROFILE": "good"}},
 		{name: "credential_process without arguments", env: byProcess("plain")},
 		{name: "credential_process with quotes", env: byProcess("quoted")},
-		{name: "credential_process that fails", env: byProcess("failing"), want: want{kind: errs.Permission, hint: "this section"}},
-		{name: "endpoint of the environment", env: map[string]string{"AWS_ENDPOINT_URL": server.Endpoint()}, u: without(u, "endpoint")},
+		{name: "credential_process that fails", env: byProcess("failing"),
+			want: want{kind: errs.Permission, hint: "this section"}},
+		{name: "endpoint of the environment", env: map[string]string{"AWS_ENDPOINT_URL": server.Endpoint()},
+			u: without(u, "endpoint")},
 		{name: "endpoint of the environment, for S3", u: without(u, "endpoint"),
 			env: map[string]string{"AWS_ENDPOINT_URL": servertest.Closed(t), "AWS_ENDPOINT_URL_S3": server.Endpoint()}},
-		{name: "endpoint of the URL, before the environment", env: map[string]string{"AWS_ENDPOINT_URL": servertest.Closed(t)}},
-		{name: "role of a container", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/role"}},
-		{name: "role that does not answer", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/broken"}, want: want{kind: errs.Permission, hint: "AWS_CONTAINER_CREDENTIALS"}},
+		{name: "endpoint of the URL, before the environment",
+			env: map[string]string{"AWS_ENDPOINT_URL": servertest.Closed(t)}},
+		{name: "role of a container", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+			"AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/role"}},
+		{name: "role that does not answer", env: map[string]string{"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "",
+			"AWS_CONTAINER_CREDENTIALS_FULL_URI": role.URL + "/broken"}, want: want{kind: errs.Permission, hint: "AWS_CONTAINER_CREDENTIALS"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			for name, value := range c.env {

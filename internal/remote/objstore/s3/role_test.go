@@ -35,7 +35,8 @@ func TestRoleOfTheMachine(t *testing.T) {
 		case r.URL.Path == "/latest/meta-data/iam/security-credentials/":
 			_, _ = w.Write([]byte("the-role"))
 		case r.URL.Path == "/latest/meta-data/iam/security-credentials/the-role":
-			_ = json.NewEncoder(w).Encode(map[string]any{"Code": "Success", "AccessKeyId": "A", "SecretAccessKey": "S", "Token": "T", "Expiration": time.Now().Add(time.Hour)})
+			_ = json.NewEncoder(w).Encode(map[string]any{"Code": "Success", "AccessKeyId": "A", "SecretAccessKey": "S",
+				"Token": "T", "Expiration": time.Now().Add(time.Hour)})
 		default:
 			w.WriteHeader(http.StatusNotFound)
 		}
@@ -48,7 +49,8 @@ func TestRoleOfTheMachine(t *testing.T) {
 	}
 
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "true")
-	if _, err := c.RetrieveWithCredContext(&credentials.CredContext{Client: http.DefaultClient}); !errs.Is(err, errs.Permission) {
+	if _, err := c.RetrieveWithCredContext(&credentials.CredContext{Client: http.DefaultClient}); !errs.Is(err,
+		errs.Permission) {
 		t.Errorf("asked although it is switched off: %v", err)
 	}
 	t.Setenv("AWS_EC2_METADATA_DISABLED", "")
@@ -57,7 +59,8 @@ func TestRoleOfTheMachine(t *testing.T) {
 	hang := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer hang.Close()
 	begin := time.Now()
-	_, err = (&chain{machine: hang.URL, access: ambient}).RetrieveWithCredContext(&credentials.CredContext{Client: http.DefaultClient})
+	_, err = (&chain{machine: hang.URL,
+		access: ambient}).RetrieveWithCredContext(&credentials.CredContext{Client: http.DefaultClient})
 	if !errs.Is(err, errs.Permission) || errs.HintOf(err) == "" {
 		t.Errorf("%v, hint %q", err, errs.HintOf(err))
 	}

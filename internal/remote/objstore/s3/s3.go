@@ -151,7 +151,8 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	var info minio.UploadInfo
 	err := s.do(func(client *minio.Core) (err error) {
 		body := objstore.PacedReader(ctx, bytes.NewReader(data))
-		info, err = client.PutObject(ctx, s.l.bucket, s.l.prefix+key, body, int64(len(data)), "", hex.EncodeToString(sum[:]), options)
+		info, err = client.PutObject(ctx, s.l.bucket, s.l.prefix+key, body, int64(len(data)), "", hex.EncodeToString(sum[:]),
+			options)
 		return err
 	})
 	var answer minio.ErrorResponse
@@ -203,7 +204,8 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		return nil
 	})
 	var answer minio.ErrorResponse
-	if errors.As(err, &answer) && (answer.Code == minio.InvalidRange || answer.StatusCode == http.StatusRequestedRangeNotSatisfiable) {
+	if errors.As(err, &answer) && (answer.Code == minio.InvalidRange ||
+		answer.StatusCode == http.StatusRequestedRangeNotSatisfiable) {
 		return s.nothing(ctx, key)
 	}
 	if err != nil {
@@ -269,7 +271,8 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 		}
 		last, any, stopped := "", false, false
 		err := s.do(func(client *minio.Core) error {
-			for o := range client.ListObjectsIter(ctx, s.l.bucket, minio.ListObjectsOptions{Prefix: s.l.prefix + prefix, Recursive: true}) {
+			for o := range client.ListObjectsIter(ctx, s.l.bucket,
+				minio.ListObjectsOptions{Prefix: s.l.prefix + prefix, Recursive: true}) {
 				if o.Err != nil {
 					return o.Err
 				}

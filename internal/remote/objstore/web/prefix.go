@@ -91,7 +91,9 @@ func Prefix(path string) (prefix, wrong string) {
 		return "", "its prefix is not UTF-8"
 	}
 	for word := range strings.SplitSeq(path, "/") {
-		if word == "" || word == "." || word == ".." || strings.ContainsFunc(word, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\\' }) {
+		if word == "" || word == "." || word == ".." || strings.ContainsFunc(word, func(r rune) bool {
+			return r < ' ' || r == 0x7f || r == '\\'
+		}) {
 			return "", "its prefix has a word that is empty, \".\", \"..\", or has control characters or backslashes"
 		}
 	}

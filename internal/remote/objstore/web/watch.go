@@ -116,18 +116,19 @@ func (w *watched) pause(n int) {
 func watchRequest(r *http.Request) *http.Request {
 	var mu sync.Mutex
 	var conn *watched
-	out := r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
-		c := i.Conn
-		if secure, is := c.(*tls.Conn); is {
-			c = secure.NetConn()
-		}
-		if w, is := c.(*watched); is {
-			w.begin()
-			mu.Lock()
-			conn = w
-			mu.Unlock()
-		}
-	}}))
+	out := r.WithContext(httptrace.WithClientTrace(r.Context(),
+		&httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) {
+			c := i.Conn
+			if secure, is := c.(*tls.Conn); is {
+				c = secure.NetConn()
+			}
+			if w, is := c.(*watched); is {
+				w.begin()
+				mu.Lock()
+				conn = w
+				mu.Unlock()
+			}
+		}}))
 	if r.Body == nil || r.Body == http.NoBody {
 		return out
 	}

@@ -197,7 +197,8 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return e.WithHint("the certificate of %s has expired, or the clock of this host is wrong", server)
 	case errors.As(err, &unknown), errors.As(err, &invalid), errors.As(err, &host), errors.As(err, &check):
-		return e.WithHint("the certificate of %s is not one that this host trusts for it: add its authority to those of the system, or name its file with ca-file=", server)
+		return e.WithHint("the certificate of %s is not one that this host trusts for it: add its authority to those of "+
+			"the system, or name its file with ca-file=", server)
 	case errors.As(err, &noTLS), strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		return e.WithHint("%s does not speak TLS: is its URL one with http:// ?", server)
 	case errors.As(err, &dns) && dns.IsNotFound:
@@ -256,13 +257,15 @@ func Temporary(status int) bool {
 // before is an error.
 func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error) {
 	if length > objstore.MaxObjectBytes {
-		return nil, errs.New(errs.Damaged, "", "", "it has %d bytes, and no object of a repository has more than %d", length, objstore.MaxObjectBytes)
+		return nil, errs.New(errs.Damaged, "", "", "it has %d bytes, and no object of a repository has more than %d", length,
+			objstore.MaxObjectBytes)
 	}
 	body = objstore.PacedReader(ctx, body)
 	if length < 0 {
 		data, err := io.ReadAll(io.LimitReader(body, objstore.MaxObjectBytes+1))
 		if err == nil && len(data) > objstore.MaxObjectBytes {
-			err = errs.New(errs.Damaged, "", "", "it is larger than any object of a repository: %d bytes", objstore.MaxObjectBytes)
+			err = errs.New(errs.Damaged, "", "", "it is larger than any object of a repository: %d bytes",
+				objstore.MaxObjectBytes)
 		}
 		return data, err
 	}

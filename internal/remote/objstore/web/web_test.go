@@ -316,10 +316,12 @@ func TestError(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := web.Error(ctx, "op", "ref", "server", io.ErrUnexpectedEOF); !errs.Is(err, errs.Canceled) || objstore.Temporary(err) {
+	if err := web.Error(ctx, "op", "ref", "server", io.ErrUnexpectedEOF); !errs.Is(err, errs.Canceled) ||
+		objstore.Temporary(err) {
 		t.Errorf("after the end of the context: %v", err)
 	}
-	if err := web.Error(t.Context(), "op", "ref", "server", &net.DNSError{IsNotFound: true}); objstore.Temporary(err) || errs.HintOf(err) == "" {
+	if err := web.Error(t.Context(), "op", "ref", "server", &net.DNSError{IsNotFound: true}); objstore.Temporary(err) ||
+		errs.HintOf(err) == "" {
 		t.Errorf("no such host: %v", err)
 	}
 	if err := web.Error(t.Context(), "op", "ref", "server", &net.DNSError{IsTemporary: true}); !objstore.Temporary(err) {
@@ -328,7 +330,8 @@ func TestError(t *testing.T) {
 }
 
 func TestTemporaryStatus(t *testing.T) {
-	for status, want := range map[int]bool{200: false, 400: false, 403: false, 404: false, 408: true, 409: false, 412: false, 425: true, 429: true, 499: true,
+	for status, want := range map[int]bool{200: false, 400: false, 403: false, 404: false, 408: true, 409: false,
+		412: false, 425: true, 429: true, 499: true,
 		500: true, 501: false, 502: true, 503: true, 504: true, 505: false, 507: false, 520: true, 529: true} {
 		if got := web.Temporary(status); got != want {
 			t.Errorf("%s: %v", strconv.Itoa(status), got)
