@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 STATICCHECK=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 MAX_LINES=800
 MAX_COLUMNS=120
-LONG_LINES=2193 # so many are older than this check: may only become less
+LONG_LINES=188 # so many are older than this check: may only become less
 
 failed=0
 check() { # NAME COMMAND...: a check is good if it prints nothing and exits with 0

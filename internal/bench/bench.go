@@ -77,6 +77,7 @@ func (c *Config) check() error {
 	case c.Tail < 0 || c.Idle < 0:
 		return errs.New(errs.Invalid, "bench", "", "a negative duration")
 	}
+
 	return nil
 }
 
@@ -106,10 +107,12 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
+
 	r, err := begin(ctx, c)
 	if err != nil {
 		return nil, err
 	}
+
 	defer func() { err = errors.Join(err, r.end(ctx)) }()
 	for _, phase := range []func(context.Context) error{
 		r.describe, r.findSource, r.copies, r.openGolden, r.reflinks,
@@ -120,9 +123,11 @@ func Run(ctx context.Context, c Config) (_ *Report, err error) {
 			return nil, errs.Wrap("bench", "", err)
 		}
 	}
+
 	if c.Keep {
 		r.rep.Kept = r.scratch.name
 	}
+
 	r.rep.judge()
 	return r.rep, nil
 }
@@ -134,19 +139,24 @@ func begin(ctx context.Context, c Config) (_ *run, err error) {
 		return nil, errs.New(errs.Permission, "bench", "", "the %s driver needs root for this", c.Engine.Caps().Name).
 			WithHint("run it as root")
 	}
+
 	if r.pool, err = pool.Read(r.eng.Dir()); err != nil {
 		return nil, err
 	}
+
 	if r.drv, err = c.Drivers[r.pool.Config.Driver](ctx, r.pool.DataDir(), r.pool.Config.ID, false); err != nil {
 		return nil, err
 	}
+
 	if s, ok := r.drv.(driver.Spacer); ok {
 		r.pool.Room = s
 	}
+
 	if r.scratch, err = newScratch(ctx, r.pool); err != nil {
 		r.closeDriver()
 		return nil, err
 	}
+
 	r.meter = newMeter(ctx, c.Tail, r.pool.DataDir(), r.pool.Dir)
 	return r, nil
 }
@@ -168,14 +178,17 @@ func (r *run) cleanUp(ctx context.Context) error {
 	if r.floor != nil {
 		r.floor.close()
 	}
+
 	var all []error
 	if !r.Keep {
 		all = append(all, destroyRun(ctx, r.eng, r.scratch.name))
 	}
+
 	if errors.Join(all...) != nil {
 		r.scratch.lock.Close() // the directory stays, so that Clean finds the rest
 		return errors.Join(all...)
 	}
+
 	return r.scratch.remove(ctx)
 }
 
@@ -188,6 +201,7 @@ func (r *run) describe(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	r.rep.Pool = PoolReport{
 		Dir: p.Dir, Driver: p.Driver, LoopBacked: p.Backing != "", TotalBytes: p.TotalBytes, FreeBytes: p.FreeBytes,
 		Volumes: p.Volumes, Devices: r.meter.devs,
@@ -195,14 +209,17 @@ func (r *run) describe(ctx context.Context) error {
 	if r.meter.err != nil {
 		r.rep.Pool.NoDevices = r.meter.err.Error()
 	}
+
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return err
 	}
+
 	var si unix.Sysinfo_t
 	if err := unix.Sysinfo(&si); err != nil {
 		return err
 	}
+
 	r.rep.Host = HostReport{CPUs: runtime.NumCPU(), MemoryBytes: int64(si.Totalram) * int64(si.Unit),
 		Kernel: unix.ByteSliceToString(u.Release[:])}
 	r.rep.Clones, r.rep.Rounds = r.Clones, r.Rounds
@@ -224,20 +241,24 @@ func (r *run) findSource(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if r.Source == "" {
 		src.Kind = "generated"
 		return r.generate(ctx)
 	}
+
 	src.Kind = "directory"
 	abs, err := filepath.Abs(r.Source)
 	if err != nil {
 		return err
 	}
+
 	st, err := os.Stat(abs)
 	if err != nil || !st.IsDir() {
 		return errs.New(errs.NotFound, "bench", r.Source, "neither a golden nor a directory").
 			WithHint("see %s, or leave it out to use a generated tree", errs.Run("golden ls"))
 	}
+
 	src.Name, r.source = abs, abs
 	src.Files, src.Bytes, err = readTree(ctx, abs, r.Tracker)
 	return err
@@ -245,19 +266,24 @@ func (r *run) findSource(ctx context.Context) error {
 
 func (r *run) generate(ctx context.Context) (err error) {
 	r.source = filepath.Join(r.TempDir, tempPrefix+r.scratch.name)
+
 	// The link first: it is how others find the tree if this process is killed.
 	if err := os.Symlink(r.source, filepath.Join(r.scratch.outer, sourceName)); err != nil {
 		return errs.Wrap("bench", r.source, err)
 	}
+
 	if err := os.Mkdir(r.source, 0o755); err != nil {
 		return errs.Wrap("bench", r.source, err)
 	}
+
 	if err := generate(ctx, r.source, r.Files, r.Tracker); err != nil {
 		return err
 	}
+
 	if err := durable.SyncFS(r.source); err != nil {
 		return err
 	}
+
 	src := &r.rep.Source
 	src.Files, src.Bytes, err = readTree(ctx, r.source, r.Tracker)
 	return err
@@ -269,11 +295,13 @@ func (r *run) mountSource(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	st, err := os.Stat(dir)
 	if err != nil || !st.IsDir() {
 		return errs.New(errs.Unsupported, "bench", r.Source, "the golden holds no filesystem that could be mounted").
 			WithHint("use another golden, or a directory")
 	}
+
 	r.source = dir
 	src := &r.rep.Source
 	src.Files, src.Bytes, err = readTree(ctx, dir, r.Tracker)
@@ -308,16 +336,19 @@ func (r *run) openGolden(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	src := &r.rep.Source
 	src.FS, src.Extents, src.SizeBytes, src.LogicalBytes = d.FS, d.Extents, d.SizeBytes, d.LogicalBytes
 	if r.att, err = r.drv.Attachment(ctx, driver.ObjectID(d.ID)); err != nil {
 		return err
 	}
+
 	f, err := newFloor(r.att, filepath.Join(r.scratch.inner, imagesName), r.scratch.outer, r.scratch.dataset)
 	if err != nil {
 		r.rep.NoFloor = err.Error()
 		return nil
 	}
+
 	r.floor = f
 	return nil
 }
@@ -328,6 +359,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
+
 	from := r.golden
 	if n > have && r.eng.Caps().CloneCost == driver.CostData {
 		// Full copies of the golden would fill the disk: small ones count as much.
@@ -335,6 +367,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 			return err
 		}
 	}
+
 	r.Tracker.Start("making volumes", int64(max(n-have, 0)), 0)
 	for have < n {
 		batch := min(fillBatch, n-have)
@@ -346,6 +379,7 @@ func (r *run) fill(ctx context.Context, n int) error {
 		have += batch
 		r.Tracker.Add(int64(batch), 0)
 	}
+
 	return nil
 }
 
@@ -356,22 +390,27 @@ func (r *run) tiny(ctx context.Context) (ref.Ref, error) {
 	if _, err := r.eng.Show(ctx, q); err == nil {
 		return q, nil
 	}
+
 	dir, err := os.MkdirTemp(r.scratch.outer, "tiny-")
 	if err != nil {
 		return q, errs.Wrap("bench", dir, err)
 	}
+
 	defer treewalk.Remove(context.WithoutCancel(ctx), dir)
 	f, err := os.Create(filepath.Join(dir, "empty.tar"))
 	if err != nil {
 		return q, errs.Wrap("bench", dir, err)
 	}
+
 	defer f.Close()
 	if _, err := f.Write(make([]byte, 10<<10)); err != nil { // a tar of nothing
 		return q, errs.Wrap("bench", dir, err)
 	}
+
 	if _, err := f.Seek(0, 0); err != nil {
 		return q, errs.Wrap("bench", dir, err)
 	}
+
 	_, err = r.eng.Import(ctx, engine.ImportRequest{Name: name, Source: "-", Stdin: f})
 	return q, err
 }
@@ -405,6 +444,7 @@ func (r *run) unfill(ctx context.Context) error {
 	if r.Keep {
 		return nil
 	}
+
 	r.Tracker.Start("destroying volumes", 0, 0)
 	for len(r.fillers) > 1 {
 		last := r.fillers[len(r.fillers)-1]
@@ -413,6 +453,7 @@ func (r *run) unfill(ctx context.Context) error {
 		}
 		r.fillers = r.fillers[:len(r.fillers)-1]
 	}
+
 	return r.rest(ctx)
 }
 

@@ -37,6 +37,7 @@ func Measure(ctx context.Context, argv []string) (Use, error) {
 	if err != nil {
 		return Use{}, errs.New(errs.Unsupported, "bench", argv[0], "program not found").WithHint("install it")
 	}
+
 	cmd := exec.CommandContext(ctx, path, argv[1:]...)
 	gentle(cmd)
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
@@ -48,14 +49,17 @@ func Measure(ctx context.Context, argv []string) (Use, error) {
 	if ctx.Err() != nil {
 		return Use{}, ctx.Err()
 	}
+
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
 		return Use{}, errs.Wrap("bench", argv[0], err)
 	}
+
 	ru, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage)
 	if !ok {
 		return Use{}, errs.New(errs.Unsupported, "bench", argv[0], "no account of what the process took")
 	}
+
 	return Use{
 		WallNano: int64(wall), UserNano: ru.Utime.Nano(), SysNano: ru.Stime.Nano(), MaxRSS: ru.Maxrss << 10,
 		Exit: cmd.ProcessState.ExitCode(), Stderr: lastLines(stderr.String(), 3),
@@ -80,6 +84,7 @@ func (r *run) child(ctx context.Context, argv ...string) (Use, error) {
 	if ctx.Err() != nil {
 		return Use{}, ctx.Err()
 	}
+
 	var u Use
 	if err == nil {
 		err = json.Unmarshal(stdout.Bytes(), &u)
@@ -87,6 +92,7 @@ func (r *run) child(ctx context.Context, argv ...string) (Use, error) {
 	if err != nil {
 		return Use{}, errs.New(errs.Internal, "bench", strings.Join(argv, " "), "%w: %s", err, lastLines(stderr.String(), 3))
 	}
+
 	return u, nil
 }
 

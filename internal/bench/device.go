@@ -33,6 +33,7 @@ func devicesBelow(ctx context.Context, dir string) ([]Device, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []Device
 	for i, l := range s.Layers {
 		above := s.Above(i)
@@ -47,9 +48,11 @@ func devicesBelow(ctx context.Context, dir string) ([]Device, error) {
 		}
 		out = append(out, d)
 	}
+
 	if len(out) == 0 {
 		return nil, fmt.Errorf("%s is on no block device: %s", dir, s.Hidden)
 	}
+
 	return out, nil
 }
 
@@ -73,6 +76,7 @@ func (m *meter) read() ([]blockdev.Stat, error) {
 	if m.err != nil {
 		return nil, m.err
 	}
+
 	out := make([]blockdev.Stat, len(m.devs))
 	for i, d := range m.devs {
 		c, err := d.dev.Stat()
@@ -81,6 +85,7 @@ func (m *meter) read() ([]blockdev.Stat, error) {
 		}
 		out[i] = c
 	}
+
 	return out, nil
 }
 
@@ -120,6 +125,7 @@ func (m *meter) around(
 	if err := m.settle(ctx); err != nil {
 		return nil, nil, "", err
 	}
+
 	dirty := iostat.DirtyBytes()
 	before, rerr := m.read()
 	n, err := fn()
@@ -129,18 +135,22 @@ func (m *meter) around(
 	if rerr != nil {
 		return nil, nil, rerr.Error(), nil
 	}
+
 	after, err := m.read()
 	if err != nil {
 		return nil, nil, err.Error(), nil
 	}
+
 	t, err := m.untilQuiet(ctx, dirty)
 	if err != nil {
 		return nil, nil, "", err
 	}
+
 	end, err := m.read()
 	if err != nil {
 		return nil, nil, err.Error(), nil
 	}
+
 	per := float64(max(n, 1))
 	for i, d := range m.devs {
 		b := DeviceBytes{
@@ -153,6 +163,7 @@ func (m *meter) around(
 		}
 		devs = append(devs, b)
 	}
+
 	return devs, &t, "", nil
 }
 

@@ -43,17 +43,20 @@ func newFloor(att driver.Attachment, imgDir, outDir, dataset string) (floor, err
 	if err != nil {
 		return nil, err
 	}
+
 	b := base{dir: imgDir, mounts: filepath.Join(outDir, "mnt"), rows: rows}
 	if b.f, err = os.Open(imgDir); err != nil {
 		b.close()
 		return nil, err
 	}
+
 	if dataset != "" {
 		return newZFSFloor(att, b, dataset), nil
 	}
 	if att.Image != "" {
 		return &imageFloor{base: b, source: att.Image, fs: string(att.FS), options: att.Options, sector: att.SectorBytes}, nil
 	}
+
 	is, err := kernel.IsBtrfs(b.f)
 	if err == nil && !is {
 		err = errors.New("clones are full copies here: the program `cp -a` is what there is to compare with")
@@ -62,6 +65,7 @@ func newFloor(att driver.Attachment, imgDir, outDir, dataset string) (floor, err
 		b.close()
 		return nil, err
 	}
+
 	return &subvolFloor{base: b, source: att.Tree}, nil
 }
 
@@ -130,25 +134,30 @@ func (f *imageFloor) clone(ctx context.Context, i int, step func(string)) error 
 	if err != nil {
 		return err
 	}
+
 	defer img.Close()
 	step("FICLONE")
 	if err := img.Sync(); err != nil {
 		return err
 	}
+
 	if err := f.f.Sync(); err != nil {
 		return err
 	}
+
 	step("fsync of file and directory")
 	dev, err := configureLoop(ctx, img, f.sector)
 	if err != nil {
 		return err
 	}
+
 	defer dev.Close()
 	step("LOOP_CONFIGURE")
 	mfd, err := mountDevice(f.fs, dev.Name(), f.options)
 	if err != nil {
 		return err
 	}
+
 	return f.finish(ctx, i, mfd, "mount", step)
 }
 
@@ -157,15 +166,18 @@ func (f *imageFloor) copy(i int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	defer src.Close()
 	dst, err := os.OpenFile(f.image(i), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
+
 	if err := kernel.Reflink(dst, src); err != nil {
 		dst.Close()
 		return nil, err
 	}
+
 	return dst, nil
 }
 
@@ -175,7 +187,9 @@ func configureLoop(ctx context.Context, img *os.File, sector uint32) (*os.File, 
 	if err != nil {
 		return nil, err
 	}
+
 	defer ctl.Close()
+
 	cfg := unix.LoopConfig{Fd: uint32(img.Fd()), Size: sector}
 	cfg.Info.Flags = unix.LO_FLAGS_AUTOCLEAR | unix.LO_FLAGS_DIRECT_IO
 	for {
@@ -183,6 +197,7 @@ func configureLoop(ctx context.Context, img *os.File, sector uint32) (*os.File, 
 		if err != nil {
 			return nil, fmt.Errorf("LOOP_CTL_GET_FREE: %w", err)
 		}
+
 		dev, err := os.OpenFile("/dev/loop"+strconv.Itoa(n), os.O_RDWR, 0)
 		if err == nil {
 			if err = unix.IoctlLoopConfigure(int(dev.Fd()), &cfg); err == nil {
@@ -190,10 +205,12 @@ func configureLoop(ctx context.Context, img *os.File, sector uint32) (*os.File, 
 			}
 			dev.Close()
 		}
+
 		// Others on this host take devices too.
 		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) {
 			return nil, fmt.Errorf("LOOP_CONFIGURE: %w", err)
 		}
+
 		if err := sleep(ctx, time.Millisecond); err != nil {
 			return nil, err
 		}
@@ -206,7 +223,9 @@ func mountDevice(fstype, source string, options []string) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("fsopen: %w", err)
 	}
+
 	defer unix.Close(fsfd)
+
 	err = unix.FsconfigSetString(fsfd, "source", source)
 	for _, o := range options {
 		if err != nil {
@@ -224,10 +243,12 @@ func mountDevice(fstype, source string, options []string) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("fsconfig: %w", err)
 	}
+
 	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOATIME)
 	if err != nil {
 		return -1, fmt.Errorf("fsmount: %w", err)
 	}
+
 	return mfd, nil
 }
 
@@ -249,16 +270,19 @@ func (f *subvolFloor) clone(ctx context.Context, i int, step func(string)) error
 	if err != nil {
 		return err
 	}
+
 	defer src.Close()
 	if err := kernel.SubvolSnapshot(f.f, strconv.Itoa(i), src, false); err != nil {
 		return err
 	}
+
 	step("BTRFS_IOC_SNAP_CREATE_V2")
 	mfd, err := unix.OpenTree(unix.AT_FDCWD, filepath.Join(f.dir, strconv.Itoa(i)),
 		unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("open_tree: %w", err)
 	}
+
 	return f.finish(ctx, i, mfd, "bind mount", step)
 }
 
@@ -282,6 +306,7 @@ func openRows(path string) (*rows, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	db.SetMaxOpenConns(1)
 	r := &rows{db: db}
 	if _, err = db.Exec(`CREATE TABLE volumes (name TEXT PRIMARY KEY, id TEXT NOT NULL, origin TEXT NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID`); err == nil {
@@ -293,6 +318,7 @@ func openRows(path string) (*rows, error) {
 		r.close()
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
+
 	return r, nil
 }
 

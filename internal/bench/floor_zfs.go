@@ -51,9 +51,11 @@ func (f *zfsFloor) clone(ctx context.Context, i int, step func(string)) error {
 	if f.fs.IsImage() {
 		property = "volmode=dev"
 	}
+
 	if err := zfs.ZFS.Do(ctx, "clone", "-o", property, f.snapshot, name); err != nil {
 		return err
 	}
+
 	step("zfs clone")
 	fstype, source := "zfs", name
 	if f.fs.IsImage() {
@@ -65,10 +67,12 @@ func (f *zfsFloor) clone(ctx context.Context, i int, step func(string)) error {
 		fstype, source = string(f.fs), dev.Name()
 		step("its device is there")
 	}
+
 	mfd, err := mountDevice(fstype, source, f.options)
 	if err != nil {
 		return err
 	}
+
 	return f.finish(ctx, i, mfd, "mount", step)
 }
 
@@ -108,19 +112,23 @@ func (s *scratch) removeDatasets(ctx context.Context) error {
 	if s.dataset == "" {
 		return nil
 	}
+
 	if err := mount.Unmount(s.inner); err != nil && !errs.Is(err, errs.NotFound) {
 		return err
 	}
+
 	rows, err := zfs.ZFS.Rows(ctx, 1, "list", "-H", "-d", "1", "-t", "filesystem,volume", "-o", "name",
 		filepath.Dir(s.dataset))
 	if err != nil {
 		return err
 	}
+
 	var all []error
 	for _, r := range rows {
 		if r[0] == s.dataset || strings.HasPrefix(r[0], s.dataset+"-") {
 			all = append(all, zfs.Patiently(ctx, deviceWait, func() error { return zfs.ZFS.Do(ctx, "destroy", r[0]) }))
 		}
 	}
+
 	return errors.Join(all...)
 }

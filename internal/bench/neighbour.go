@@ -35,6 +35,7 @@ func startNeighbour(dir string) (*neighbour, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	n := &neighbour{f: f, stop: make(chan struct{}), done: make(chan error, 1)}
 	if _, err = f.Write(make([]byte, neighbourRoom)); err == nil {
 		err = f.Sync()
@@ -43,6 +44,7 @@ func startNeighbour(dir string) (*neighbour, error) {
 		f.Close()
 		return nil, err
 	}
+
 	go func() { n.done <- n.loop() }()
 	return n, nil
 }
@@ -51,6 +53,7 @@ func (n *neighbour) loop() error {
 	// A thread of its own, as another program would have.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
 	buf := make([]byte, neighbourBytes)
 	for i := int64(0); ; i++ {
 		select {
@@ -58,20 +61,24 @@ func (n *neighbour) loop() error {
 			return nil
 		default:
 		}
+
 		buf[0] = byte(i)
 		before := n.current()
 		start := time.Now()
 		if _, err := unix.Pwrite(int(n.f.Fd()), buf, i*neighbourBytes%neighbourRoom); err != nil {
 			return fmt.Errorf("neighbour: %w", err)
 		}
+
 		if err := unix.Fdatasync(int(n.f.Fd())); err != nil {
 			return fmt.Errorf("neighbour: %w", err)
 		}
+
 		d := time.Since(start)
 		n.mu.Lock()
 		if n.sample != nil && n.sample == before {
 			n.sample.Add(d)
 		}
+
 		n.mu.Unlock()
 	}
 }

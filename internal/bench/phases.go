@@ -69,8 +69,10 @@ func (r *run) copies(ctx context.Context) error {
 			return err
 		}
 	}
+
 	// Once more, without the sync, to see what is written and when.
 	r.Tracker.Start("what cp -a and import write", 0, 0)
+
 	if cp.op.NotMeasured == "" {
 		if err := r.tail(ctx, &cp.op, func() (int, error) {
 			return 1, r.copyOnce(ctx, cp, "never", r.source, "copy", false)
@@ -79,11 +81,13 @@ func (r *run) copies(ctx context.Context) error {
 		}
 		r.copyDir = filepath.Join(r.scratch.inner, "copy") // reflinks are made of it
 	}
+
 	if im.op.NotMeasured == "" {
 		if err := r.tail(ctx, &im.op, func() (int, error) { return 1, r.importOnce(ctx, im, r.Rounds, false) }); err != nil {
 			return err
 		}
 	}
+
 	r.rep.Operations = append(r.rep.Operations, cp.done(), im.done())
 	return nil
 }
@@ -94,24 +98,29 @@ func (r *run) copyOnce(ctx context.Context, t *timed, reflink, from, to string, 
 	if t.op.NotMeasured != "" {
 		return nil
 	}
+
 	to = filepath.Join(r.scratch.inner, to)
 	if timing {
 		if err := r.meter.settle(ctx); err != nil {
 			return err
 		}
 	}
+
 	start := time.Now()
 	u, err := r.cp(ctx, reflink, from, to)
 	if msg, is := isCopyError(err); is {
 		t.op.NotMeasured = msg
 		return treewalk.Remove(ctx, to)
 	}
+
 	if err != nil || !timing {
 		return err
 	}
+
 	if err := durable.SyncFS(r.scratch.inner); err != nil {
 		return err
 	}
+
 	t.add(u, time.Since(start))
 	return treewalk.Remove(ctx, to)
 }
@@ -122,6 +131,7 @@ func (r *run) importOnce(ctx context.Context, t *timed, i int, timing bool) erro
 	if t.op.NotMeasured != "" {
 		return nil
 	}
+
 	name := r.name("golden" + itoa(i))
 	if timing {
 		if err := r.meter.settle(ctx); err != nil {
@@ -130,15 +140,18 @@ func (r *run) importOnce(ctx context.Context, t *timed, i int, timing bool) erro
 	} else {
 		r.golden = ref.Ref{Name: name}
 	}
+
 	start := time.Now()
 	u, err := r.pando(ctx, "golden", "import", name, r.source)
 	if err != nil || !timing {
 		t.op.MaxRSS = max(t.op.MaxRSS, u.MaxRSS)
 		return err
 	}
+
 	if err := durable.SyncFS(r.scratch.inner); err != nil {
 		return err
 	}
+
 	t.add(u, time.Since(start))
 	_, err = r.eng.RemoveGolden(ctx, ref.Ref{Name: name})
 	return err
@@ -151,12 +164,14 @@ func (r *run) reflinks(ctx context.Context) error {
 	if r.copyDir == "" {
 		t.op.NotMeasured = "there is no copy of the source in the pool's filesystem"
 	}
+
 	for i := range r.Rounds {
 		r.Tracker.Start("cp -a --reflink, round "+itoa(i+1)+" of "+itoa(r.Rounds), 0, 0)
 		if err := r.copyOnce(ctx, t, "always", r.copyDir, "reflink", true); err != nil {
 			return err
 		}
 	}
+
 	if t.op.NotMeasured == "" {
 		r.Tracker.Start("what cp -a --reflink writes", 0, 0)
 		if err := r.tail(ctx, &t.op, func() (int, error) {
@@ -168,6 +183,7 @@ func (r *run) reflinks(ctx context.Context) error {
 			return err
 		}
 	}
+
 	r.rep.Operations = append(r.rep.Operations, t.done())
 	return nil
 }
@@ -180,9 +196,11 @@ func (r *run) pairs(ctx context.Context) error {
 	if s.Volumes, err = r.count(ctx); err != nil {
 		return err
 	}
+
 	if err := r.meter.settle(ctx); err != nil {
 		return err
 	}
+
 	var floorClone, floorDestroy, floorForget, pandoDestroy Sample
 	var steps []*Sample
 	var stepNames []string
@@ -200,9 +218,11 @@ func (r *run) pairs(ctx context.Context) error {
 			i++
 		}
 	}
+
 	first := r.next
 	total := r.Clones + warmUps
 	r.Tracker.Start("cloning in a pool with "+itoa(s.Volumes)+" volumes", int64(total), 0)
+
 	err = r.inTurn(total, func(i int) error {
 		if r.floor == nil {
 			return nil
@@ -230,22 +250,27 @@ func (r *run) pairs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	err = r.inTurn(total, func(i int) error {
 		if r.floor == nil {
 			return nil
 		}
+
 		start := time.Now()
 		if err := r.floor.destroy(first + i); err != nil {
 			return errs.Wrap("bench", "raw floor", err)
 		}
+
 		destroyed := time.Since(start)
 		if err := r.floor.forget(ctx, first+i); err != nil {
 			return errs.Wrap("bench", "raw floor", err)
 		}
+
 		if i >= warmUps {
 			floorDestroy.Add(destroyed)
 			floorForget.Add(time.Since(start))
 		}
+
 		r.floor.sweep(first + i)
 		return nil
 	}, func(i int) error {
@@ -262,12 +287,14 @@ func (r *run) pairs(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	r.next += total
 	s.FloorClone, s.FloorDestroy, s.FloorForget = floorClone.Dist(), floorDestroy.Dist(), floorForget.Dist()
 	s.PandoClone, s.PandoDestroy = s.pando.Dist(), pandoDestroy.Dist()
 	for i, n := range stepNames {
 		s.Steps = append(s.Steps, Step{n, steps[i].Dist()})
 	}
+
 	r.rep.Series = append(r.rep.Series, s)
 	return nil
 }
@@ -287,6 +314,7 @@ func (r *run) inTurn(n int, a, b func(int) error) error {
 			a, b = b, a
 		}
 	}
+
 	return nil
 }
 
@@ -329,8 +357,10 @@ func (r *run) tails(ctx context.Context) error {
 				return err
 			}
 		}
+
 		r.rep.Operations = append(r.rep.Operations, t.done())
 	}
+
 	return nil
 }
 
@@ -342,13 +372,16 @@ func (r *run) commands(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if err := r.fill(ctx, 1); err != nil { // so that there is one to show
 		return err
 	}
+
 	vols, err := r.eng.Volumes(ctx, false)
 	if err != nil {
 		return err
 	}
+
 	shown := vols[len(vols)/2].Name
 	name := r.name("command")
 	lines := [][]string{
@@ -359,6 +392,7 @@ func (r *run) commands(ctx context.Context) error {
 		{"show", shown},
 		{"destroy", name},
 	}
+
 	labels := []string{"pando version", "pando clone GOLDEN VOLUME --mount", "pando ls", "pando ls --json",
 		"pando show VOLUME", "pando destroy VOLUME"}
 	type figures struct {
@@ -368,6 +402,7 @@ func (r *run) commands(ctx context.Context) error {
 	got := make([]figures, len(lines))
 	cmds := make([]Command, len(lines))
 	r.Tracker.Start("whole commands in a pool with "+itoa(volumes)+" volumes", int64(n), 0)
+
 	for i := range n + 1 { // the first does not count
 		for j, l := range lines {
 			u, err := r.pando(ctx, l...)
@@ -382,12 +417,15 @@ func (r *run) commands(ctx context.Context) error {
 			got[j].sys += u.SysNano
 			cmds[j].MaxRSS = max(cmds[j].MaxRSS, u.MaxRSS)
 		}
+
 		r.Tracker.Add(1, 0)
 	}
+
 	for j := range lines {
 		cmds[j].Line, cmds[j].Volumes, cmds[j].Wall = labels[j], volumes, got[j].wall.Dist()
 		cmds[j].User, cmds[j].Sys = seconds(got[j].user)/float64(n), seconds(got[j].sys)/float64(n)
 	}
+
 	r.rep.Commands = cmds
 	return nil
 }
@@ -415,15 +453,18 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+
 	nb, err := startNeighbour(dir)
 	if err != nil {
 		return errs.Wrap("bench", dir, err)
 	}
+
 	defer func() {
 		if nb != nil {
 			_ = nb.close() // another error is on its way
 		}
 	}()
+
 	phases := r.neighbourPhases(ctx, vol)
 	samples := make([]Sample, len(phases))
 	for round := range r.Rounds {
@@ -432,16 +473,19 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 			if p.missing != "" || p.once && round > 0 {
 				continue
 			}
+
 			r.Tracker.Start("a neighbour's writes while "+p.while, 0, 0)
 			if err := sleep(ctx, 500*time.Millisecond); err != nil { // what the phase before left
 				return err
 			}
+
 			err := nb.during(&samples[0], func() error { return sleep(ctx, r.Idle) })
 			if err == nil {
 				start := time.Now()
 				err = nb.during(&samples[i], p.do)
 				p.once = p.once || time.Since(start) > 10*time.Second
 			}
+
 			if msg, is := isCopyError(err); is {
 				p.missing, err = msg, nil
 			}
@@ -453,17 +497,20 @@ func (r *run) neighbours(ctx context.Context) (err error) {
 			}
 		}
 	}
+
 	err = nb.close()
 	nb = nil
 	if err != nil {
 		return errs.Wrap("bench", dir, err)
 	}
+
 	for i, p := range phases {
 		if p.missing == "" && samples[i].seen == 0 {
 			p.missing = "it was over before a single write was"
 		}
 		r.rep.Neighbour = append(r.rep.Neighbour, Phase{While: p.while, NotMeasured: p.missing, Write: samples[i].Dist()})
 	}
+
 	return r.destroy(ctx, vol)
 }
 
@@ -487,6 +534,7 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 			return ctx.Err()
 		}
 	}
+
 	remove := func(name string) func() error {
 		return func() error { return treewalk.Remove(ctx, filepath.Join(r.scratch.inner, name)) }
 	}
@@ -499,19 +547,23 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 			return err
 		}
 	}
+
 	nothing := func() error { return nil }
 	noCopy := ""
 	if r.copyDir == "" {
 		noCopy = "there is no copy of the source in the pool's filesystem"
 	}
+
 	noReflink := noCopy
 	if op := r.rep.operation(OpReflink); op != nil && op.NotMeasured != "" {
 		noReflink = op.NotMeasured
 	}
+
 	noSnapshot := ""
 	if !r.eng.Caps().Atomic {
 		noSnapshot = "this driver copies, and refuses a volume that does not come to rest"
 	}
+
 	snapshots := func(freeze engine.Freeze) func() error {
 		return func() error {
 			for i := range nbSnapshots {
@@ -526,6 +578,7 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 			return nil
 		}
 	}
+
 	forget := func() error {
 		var names []string
 		for i := range nbSnapshots {
@@ -533,6 +586,7 @@ func (r *run) neighbourPhases(ctx context.Context, vol string) []nbPhase {
 		}
 		return r.destroy(ctx, names...)
 	}
+
 	return []nbPhase{
 		{while: WhileIdle, do: nothing, after: nothing, once: true},
 		{while: WhilePando, do: clones(func(i int) error { _, err := r.clone(ctx, name(i)); return err }),

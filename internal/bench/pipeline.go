@@ -43,6 +43,7 @@ func inOrder(ctx context.Context, n int64, work func(i int64) ([]byte, error), u
 			case <-ctx.Done():
 				return errors.Join(ctx.Err(), inner.Wait())
 			}
+
 			inner.Go(func() error {
 				defer close(c)
 				b, err := work(i)
@@ -52,8 +53,10 @@ func inOrder(ctx context.Context, n int64, work func(i int64) ([]byte, error), u
 				return err
 			})
 		}
+
 		return inner.Wait()
 	})
+
 	g.Go(func() error {
 		for c := range out {
 			select {
@@ -68,8 +71,10 @@ func inOrder(ctx context.Context, n int64, work func(i int64) ([]byte, error), u
 				return ctx.Err()
 			}
 		}
+
 		return nil
 	})
+
 	return g.Wait()
 }
 
@@ -80,21 +85,27 @@ func sealFile(ctx context.Context, path string, offset, length int64, to string,
 	if err != nil {
 		return err
 	}
+
 	defer src.Close()
+
 	seal, err := pipelineSeal(key)
 	if err != nil {
 		return err
 	}
+
 	enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedDefault),
 		zstd.WithEncoderConcurrency(runtime.GOMAXPROCS(0)))
 	if err != nil {
 		return err
 	}
+
 	defer enc.Close()
+
 	dst, err := os.Create(to)
 	if err != nil {
 		return err
 	}
+
 	chunks := (length + pipelineChunk - 1) / pipelineChunk
 	err = inOrder(ctx, chunks, func(i int64) ([]byte, error) {
 		b := make([]byte, min(pipelineChunk, length-i*pipelineChunk))
@@ -112,6 +123,7 @@ func sealFile(ctx context.Context, path string, offset, length int64, to string,
 	if err == nil {
 		err = dst.Sync()
 	}
+
 	return errors.Join(err, dst.Close())
 }
 
@@ -126,21 +138,25 @@ func openFiles(ctx context.Context, pieces []string, key [32]byte, to string) (e
 	if err != nil {
 		return err
 	}
+
 	dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(runtime.GOMAXPROCS(0)))
 	if err != nil {
 		return err
 	}
+
 	defer dec.Close()
 	dst, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
+
 	defer func() { err = errors.Join(err, dst.Close()) }()
 	for number, path := range pieces {
 		if err := openPiece(ctx, path, number, seal, dec, dst); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -149,11 +165,14 @@ func openPiece(ctx context.Context, path string, number int, seal cipher.AEAD, d
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	var chunks []struct {
 		offset int64
 		length int
 	}
+
 	// Where they are: their lengths stand before them.
 	for offset := int64(0); ; {
 		var head [4]byte
@@ -169,6 +188,7 @@ func openPiece(ctx context.Context, path string, number int, seal cipher.AEAD, d
 		}{offset + 4, n})
 		offset += 4 + int64(n)
 	}
+
 	w := bufio.NewWriterSize(dst, 1<<20)
 	if err := inOrder(ctx, int64(len(chunks)), func(i int64) ([]byte, error) {
 		b := make([]byte, chunks[i].length)
@@ -186,5 +206,6 @@ func openPiece(ctx context.Context, path string, number int, seal cipher.AEAD, d
 	}); err != nil {
 		return err
 	}
+
 	return w.Flush()
 }

@@ -84,6 +84,7 @@ func Reclaim(ctx context.Context, c ReclaimConfig) (_ *ReclaimReport, err error)
 			return nil, errs.New(errs.Invalid, "bench", n.name, "%d is not between 1 and %d", n.n, MaxVolumes)
 		}
 	}
+
 	r, err := begin(ctx, Config{
 		Engine: c.Engine, Drivers: c.Drivers, Program: c.Program, TempDir: c.TempDir,
 		Files: c.Files, Tail: 20 * time.Second, Tracker: c.Tracker,
@@ -91,7 +92,9 @@ func Reclaim(ctx context.Context, c ReclaimConfig) (_ *ReclaimReport, err error)
 	if err != nil {
 		return nil, err
 	}
+
 	defer func() { err = errors.Join(err, r.end(ctx)) }()
+
 	out := &ReclaimReport{Driver: r.pool.Config.Driver, Clones: c.Clones, Goldens: c.Goldens, Generations: c.Generations,
 		Volumes: c.Volumes}
 	im := &timed{}
@@ -101,11 +104,13 @@ func Reclaim(ctx context.Context, c ReclaimConfig) (_ *ReclaimReport, err error)
 		func() error { return r.reclaimClones(ctx, c, out) },
 		func() error { return r.decide(ctx, c, out) },
 	}
+
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return nil, errs.Wrap("bench", "", err)
 		}
 	}
+
 	out.Files = int(r.rep.Source.Files)
 	out.judge()
 	return out, nil
@@ -118,36 +123,44 @@ func (r *run) reclaimClones(ctx context.Context, c ReclaimConfig, out *ReclaimRe
 	if err := r.busyClones(ctx, "warm", 1, 0); err != nil {
 		return err
 	}
+
 	if err := r.destroy(ctx, r.name("warm")+"-*"); err != nil {
 		return err
 	}
+
 	before, slabs, err := r.settledAll(ctx)
 	if err != nil {
 		out.NoSlabs = err.Error()
 	}
+
 	start := time.Now()
 	if err := r.busyClones(ctx, "many", c.Clones, c.WriteBytes); err != nil {
 		return err
 	}
+
 	if err := durable.SyncFS(r.pool.DataDir()); err != nil {
 		return err
 	}
+
 	out.MakeSeconds = time.Since(start).Seconds()
 	peak, err := r.pool.Space(ctx)
 	if err != nil {
 		return err
 	}
+
 	slabPeak, _ := readSlabs()
 	r.Tracker.Start("destroying", 0, 0)
 	start = time.Now()
 	if err := r.destroy(ctx, r.name("many")+"-*"); err != nil {
 		return err
 	}
+
 	out.Destroy = time.Since(start).Seconds()
 	after, slabAfter, err := r.settledAll(ctx)
 	if err != nil && out.NoSlabs == "" {
 		out.NoSlabs = err.Error()
 	}
+
 	out.Settle = time.Since(start).Seconds() - out.Destroy
 	out.UsedBefore, out.UsedPeak, out.UsedAfter = before.UsedBytes, peak.UsedBytes, after.UsedBytes
 	if out.NoSlabs == "" {
@@ -157,6 +170,7 @@ func (r *run) reclaimClones(ctx context.Context, c ReclaimConfig, out *ReclaimRe
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -173,10 +187,12 @@ func (r *run) busyClones(ctx context.Context, what string, n int, bytes int64) e
 		if err != nil {
 			return err
 		}
+
 		for _, v := range infos {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
+
 			if err := filepath.WalkDir(v.Mountpoint, func(_ string, d os.DirEntry, err error) error {
 				if err == nil {
 					_, err = d.Info()
@@ -185,15 +201,19 @@ func (r *run) busyClones(ctx context.Context, what string, n int, bytes int64) e
 			}); err != nil {
 				return err
 			}
+
 			if bytes > 0 {
 				if err := writeNoise(filepath.Join(v.Mountpoint, "noise"), noise, bytes); err != nil {
 					return err
 				}
 			}
+
 			r.Tracker.Add(1, 0)
 		}
+
 		done += batch
 	}
+
 	return nil
 }
 
@@ -211,10 +231,12 @@ func (r *run) settledAll(ctx context.Context) (pool.Space, map[string]int64, err
 	if err := r.eng.Sync(ctx); err != nil {
 		return pool.Space{}, nil, err
 	}
+
 	s, err := r.pool.Settle(ctx, 20*time.Second)
 	if err != nil {
 		return s, nil, err
 	}
+
 	last, err := readSlabs()
 	for still := 0; err == nil && still < 5; still++ {
 		if err := sleep(ctx, 100*time.Millisecond); err != nil {
@@ -226,6 +248,7 @@ func (r *run) settledAll(ctx context.Context) (pool.Space, map[string]int64, err
 		}
 		last = now
 	}
+
 	return s, last, err
 }
 
@@ -263,6 +286,7 @@ func parseSlabs(f io.Reader) (map[string]int64, error) {
 		}
 		out[f[0]] = pages * slabs * int64(os.Getpagesize())
 	}
+
 	return out, lines.Err()
 }
 
@@ -272,11 +296,14 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 	if err != nil {
 		return err
 	}
+
 	cat, err := catalog.Open(ctx, r.pool.Dir, r.pool.Config.ID)
 	if err != nil {
 		return err
 	}
+
 	defer cat.Close()
+
 	from := driver.ObjectID(origin.ID)
 	if r.eng.Caps().CloneCost == driver.CostData { // full copies would fill the disk
 		q, err := r.tiny(ctx)
@@ -289,6 +316,7 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 		}
 		from, origin = driver.ObjectID(d.ID), d
 	}
+
 	total := c.Goldens*c.Generations + c.Volumes
 	r.Tracker.Start("making goldens, generations and volumes", int64(total), 0)
 	now := time.Now().UTC()
@@ -312,13 +340,16 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 			}
 			return nil
 		})
+
 		rows, goldens = nil, nil
 		return err
 	}
+
 	for i := range total {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		id := base
 		id.ID = driver.NewID()
 		if g := i / c.Generations; g < c.Goldens {
@@ -336,17 +367,21 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 		if err != nil {
 			return errors.Join(err, put())
 		}
+
 		rows = append(rows, catalog.Row{Identity: id, UsedAt: now})
 		if len(rows) >= 256 {
 			if err := put(); err != nil {
 				return err
 			}
 		}
+
 		r.Tracker.Add(1, 0)
 	}
+
 	if err := put(); err != nil {
 		return err
 	}
+
 	for range 3 {
 		r.Tracker.Start("gc", 0, 0)
 		start := time.Now()
@@ -354,16 +389,20 @@ func (r *run) decide(ctx context.Context, c ReclaimConfig, out *ReclaimReport) e
 		if err != nil {
 			return err
 		}
+
 		out.GCCommand = append(out.GCCommand, time.Since(start).Seconds())
 		var rep engine.GCReport
 		if err := json.Unmarshal(text, &rep); err != nil {
 			return err
 		}
+
 		if rep.Objects < total {
 			return errs.New(errs.Internal, "bench", "gc", "it looked at %d objects, there are %d", rep.Objects, total)
 		}
+
 		out.GCDecides = append(out.GCDecides, rep.Decided)
 	}
+
 	return nil
 }
 
@@ -393,6 +432,7 @@ func (o *ReclaimReport) judge() {
 	for _, s := range o.Slabs {
 		before, after = before+s.Before, after+s.After
 	}
+
 	rep.target("kernel memory of inodes and names, after / before", AtMost, 1.10, Ratio,
 		itoa(o.Clones)+" clones of "+itoa(o.Files)+" files", over(float64(after), float64(before)), o.NoSlabs)
 	slices.Sort(o.GCDecides)
@@ -401,6 +441,7 @@ func (o *ReclaimReport) judge() {
 	if o.Goldens < 1000 || o.Generations < 10 || o.Volumes < 10_000 {
 		at += "; the target is for 1000 with 10, 10000"
 	}
+
 	rep.target("gc decides, p50", LessThan, 2, Seconds, at, o.GCDecides[len(o.GCDecides)/2], "")
 	o.Targets = rep.Targets
 }

@@ -39,6 +39,7 @@ func (r *records) next(b []byte) []byte {
 		b = strconv.AppendInt(b, n, 10)
 		b = append(b, '"')
 	}
+
 	b = append(b, `{"id":`...)
 	b = strconv.AppendInt(b, r.id, 10)
 	b = append(b, `,"ts":`...)
@@ -74,6 +75,7 @@ func (r *records) lines(n int64, fn func([]byte) error) error {
 			return err
 		}
 	}
+
 	return nil
 }
 

@@ -116,13 +116,16 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 	if err := c.checkReplicate(); err != nil {
 		return nil, err
 	}
+
 	if err := cleanReplicate(ctx, c); err != nil {
 		return nil, err
 	}
+
 	top, err := os.MkdirTemp(c.Dir, replicatePrefix)
 	if err != nil {
 		return nil, errs.Wrap("bench", c.Dir, err)
 	}
+
 	lock, err := tryLock(top)
 	if err == nil && lock == nil {
 		err = errs.New(errs.InUse, "bench", top, "it is locked already")
@@ -130,10 +133,12 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 	if err != nil {
 		return nil, errors.Join(err, os.RemoveAll(top))
 	}
+
 	defer func() {
 		err = errors.Join(err, treewalk.Remove(context.WithoutCancel(ctx), top))
 		lock.Close()
 	}()
+
 	out := &ReplicateReport{Dir: c.Dir, Driver: c.Driver}
 	measured := false
 	for _, s := range c.Scenarios {
@@ -149,11 +154,13 @@ func Replicate(ctx context.Context, c ReplicateConfig) (_ *ReplicateReport, err 
 		}
 		out.Scenarios = append(out.Scenarios, sc)
 	}
+
 	if !measured {
 		return nil, errs.New(errs.NoSpace, "bench", c.Dir, "there is no room for any of the scenarios: %s",
 			out.Scenarios[0].Skipped).
 			WithHint("use %s for less data, or %s for another disk", errs.Param("size"), errs.Param("dir"))
 	}
+
 	out.judge()
 	return out, nil
 }
@@ -163,15 +170,18 @@ func (c *ReplicateConfig) checkReplicate() error {
 		return errs.New(errs.Permission, "bench", "replicate", "making and mounting pools needs root").
 			WithHint("run it as root")
 	}
+
 	for _, s := range c.Scenarios {
 		if s.Base < 1<<20 || s.Append < 4096 || s.Base > 1<<42 || s.Append > s.Base {
 			return errs.New(errs.Invalid, "bench", "--size",
 				"%d bytes that grow by %d are not at least 1M that grow by 4K, and by no more than they are", s.Base, s.Append)
 		}
 	}
+
 	if len(c.Scenarios) == 0 || c.Appends < 1 || c.Appends > 1000 {
 		return errs.New(errs.Invalid, "bench", "--appends", "%d is not between 1 and 1000", c.Appends)
 	}
+
 	for _, n := range c.Only {
 		known := slices.ContainsFunc(contenders(c), func(x contender) bool { return x.name() == n })
 		if !known {
@@ -179,6 +189,7 @@ func (c *ReplicateConfig) checkReplicate() error {
 				WithHint("there are %s", strings.Join(contenderNames(c), ", "))
 		}
 	}
+
 	return nil
 }
 
@@ -215,15 +226,18 @@ func cleanReplicate(ctx context.Context, c ReplicateConfig) error {
 	if err != nil {
 		return errs.Wrap("bench", c.Dir, err)
 	}
+
 	for _, e := range entries {
 		if !e.IsDir() || !strings.HasPrefix(e.Name(), replicatePrefix) {
 			continue
 		}
+
 		top := filepath.Join(c.Dir, e.Name())
 		lock, err := tryLock(top)
 		if err != nil || lock == nil {
 			continue // it lives, or is being removed
 		}
+
 		for _, x := range contenders(&c) {
 			if l, ok := x.(interface {
 				clean(ctx context.Context, dir string) error
@@ -234,11 +248,13 @@ func cleanReplicate(ctx context.Context, c ReplicateConfig) error {
 		if err == nil {
 			err = treewalk.Remove(ctx, top)
 		}
+
 		lock.Close()
 		if err != nil {
 			return errs.Wrap("bench", top, err)
 		}
 	}
+
 	return nil
 }
 
@@ -249,6 +265,7 @@ func (c *ReplicateConfig) scenario(ctx context.Context, top string, sc *Replicat
 		if len(c.Only) > 0 && !slices.Contains(c.Only, x.name()) || !c.Peers && !own && !bare {
 			continue
 		}
+
 		c.Tracker.Start(fmt.Sprintf("%s, %d MiB", x.name(), sc.Base>>20), 0, 0)
 		t, err := c.transfer(ctx, x, filepath.Join(top, x.name()), sc.Scenario)
 		if err != nil && (!errs.Is(err, errs.Unsupported) || own) {
@@ -260,8 +277,10 @@ func (c *ReplicateConfig) scenario(ctx context.Context, top string, sc *Replicat
 		if bare {
 			sc.Decode, sc.Disk = t.decode, t.disk
 		}
+
 		sc.Transfers = append(sc.Transfers, t)
 	}
+
 	return nil
 }
 
@@ -271,15 +290,18 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return t, err
 	}
+
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
 		if err = errors.Join(err, x.close(ctx)); err == nil || !errs.Is(err, errs.InUse) {
 			err = errors.Join(err, treewalk.Remove(ctx, dir))
 		}
 	}()
+
 	if err := x.open(ctx, dir, s.Base+int64(c.Appends)*s.Append); err != nil {
 		return t, err
 	}
+
 	r := newRecords(1)
 	push := func() (float64, int64, error) {
 		before, err := treeBytes(x.repository())
@@ -293,23 +315,29 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 		after, err := treeBytes(x.repository())
 		return took, after - before, err
 	}
+
 	if err := x.grow(ctx, r, s.Base); err != nil {
 		return t, err
 	}
+
 	if t.Push, t.PushBytes, err = push(); err != nil {
 		return t, err
 	}
+
 	if t.Restore, err = timedSync(func() error { return x.restore(ctx) }, x.restored()); err != nil {
 		return t, err
 	}
+
 	for range c.Appends {
 		if err := x.grow(ctx, r, s.Append); err != nil {
 			return t, err
 		}
+
 		took, n, err := push()
 		if err != nil {
 			return t, err
 		}
+
 		t.Appends = append(t.Appends, took)
 		t.AppendBytes += n / int64(c.Appends)
 		can := false
@@ -321,6 +349,7 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 			t.Refreshes = append(t.Refreshes, took)
 		}
 	}
+
 	for spent := 0.0; len(t.Idle) < idlePushes && spent < idleSeconds; {
 		took, _, err := push()
 		if err != nil {
@@ -329,26 +358,32 @@ func (c *ReplicateConfig) transfer(ctx context.Context, x contender, dir string,
 		t.Idle = append(t.Idle, took)
 		spent += took
 	}
+
 	if len(t.Refreshes) > 0 {
 		if err := c.same(ctx, x, r, "refreshed"); err != nil {
 			return t, err
 		}
 	}
+
 	if err := x.forget(ctx); err != nil {
 		return t, err
 	}
+
 	if t.RestoreAll, err = timedSync(func() error { return x.restore(ctx) }, x.restored()); err != nil {
 		return t, err
 	}
+
 	if err := c.same(ctx, x, r, "restored"); err != nil {
 		return t, err
 	}
+
 	t.Verified = true
 	if p, ok := x.(*pipeline); ok {
 		if t.decode, t.disk, err = p.parts(ctx); err != nil {
 			return t, err
 		}
 	}
+
 	return t, nil
 }
 
@@ -390,5 +425,6 @@ func treeBytes(dir string) (n int64, err error) {
 		}
 		return err
 	})
+
 	return n, errs.Wrap("bench", dir, err)
 }

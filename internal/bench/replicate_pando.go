@@ -57,6 +57,7 @@ func program(ctx context.Context, dir, path string, args ...string) (string, err
 		return "", errs.New(errs.IO, "bench", filepath.Base(path)+" "+strings.Join(args, " "), "%w: %s", err,
 			lastLines(stderr.String(), 3))
 	}
+
 	return stdout.String(), nil
 }
 
@@ -65,18 +66,22 @@ func (p *pandoContender) open(ctx context.Context, dir string, room int64) error
 	if err := p.initPool(ctx, p.from, "--create"); err != nil {
 		return err
 	}
+
 	empty := filepath.Join(dir, "empty")
 	if err := os.Mkdir(empty, 0o700); err != nil {
 		return err
 	}
+
 	size := strconv.FormatInt(p.room+p.room/4+256<<20, 10)
 	if _, err := p.pando(ctx, p.from, "golden", "import", "empty", empty, "--fs", "ext4", "--size", size); err != nil {
 		return err
 	}
+
 	p.mount = filepath.Join(dir, "mnt")
 	if _, err := p.pando(ctx, p.from, "clone", "empty", benchVolume, "--mount", p.mount); err != nil {
 		return err
 	}
+
 	return p.initPool(ctx, p.to)
 }
 
@@ -85,13 +90,16 @@ func (p *pandoContender) initPool(ctx context.Context, pool string, remote ...st
 	if p.c.Driver == "auto" {
 		args = append(args, "--size", strconv.FormatInt(3*p.room+4<<30, 10))
 	}
+
 	if _, err := p.pando(ctx, pool, args...); err != nil {
 		return err
 	}
+
 	key := filepath.Join(p.dir, "passphrase")
 	if err := os.WriteFile(key, []byte("only for a benchmark\n"), 0o600); err != nil {
 		return err
 	}
+
 	_, err := p.pando(ctx, pool,
 		append([]string{"remote", "add", benchRemote, "file:" + p.repository(), "--passphrase-file", key}, remote...)...)
 	return err
@@ -183,6 +191,7 @@ func (p *pandoContender) clean(ctx context.Context, dir string) error {
 		}
 		all = append(all, err)
 	}
+
 	return errors.Join(all...)
 }
 
@@ -252,9 +261,11 @@ func (p *pipeline) parts(ctx context.Context) (decode, disk float64, err error) 
 	}, p.restored()); err != nil {
 		return 0, 0, err
 	}
+
 	if err := p.forget(ctx); err != nil {
 		return 0, 0, err
 	}
+
 	disk, err = timedSync(func() error {
 		return plainCopy(p.source(), filepath.Join(p.restored(), benchFile))
 	}, p.restored())
@@ -267,11 +278,13 @@ func plainCopy(from, to string) error {
 	if err != nil {
 		return err
 	}
+
 	defer src.Close()
 	dst, err := os.Create(to)
 	if err != nil {
 		return err
 	}
+
 	buf := make([]byte, 1<<20)
 	for {
 		n, rerr := src.Read(buf)

@@ -48,15 +48,18 @@ func (x *restic) open(ctx context.Context, dir string, _ int64) (err error) {
 	if x.program, err = installed("restic"); err != nil {
 		return err
 	}
+
 	x.dir = dir
 	for _, d := range []string{x.restored(), filepath.Join(dir, "source")} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			return err
 		}
 	}
+
 	if err := os.WriteFile(filepath.Join(dir, "password"), []byte("only for a benchmark\n"), 0o600); err != nil {
 		return err
 	}
+
 	return x.run(ctx, "init")
 }
 
@@ -100,16 +103,19 @@ func (x *litestream) open(ctx context.Context, dir string, _ int64) (err error) 
 	if x.program, err = installed("litestream"); err != nil {
 		return err
 	}
+
 	x.dir = dir
 	for _, d := range []string{x.repository(), x.restored(), filepath.Dir(x.database())} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			return err
 		}
 	}
+
 	if x.db, err = sql.Open("sqlite",
 		"file:"+x.database()+"?_pragma=journal_mode(wal)&_pragma=synchronous(full)&_pragma=busy_timeout(10000)"); err != nil {
 		return err
 	}
+
 	x.db.SetMaxOpenConns(1)
 	_, err = x.db.ExecContext(ctx, "CREATE TABLE records (id INTEGER PRIMARY KEY, line BLOB NOT NULL)")
 	return err
@@ -121,16 +127,20 @@ func (x *litestream) grow(ctx context.Context, r *records, n int64) error {
 		if err != nil {
 			return err
 		}
+
 		defer func() {
 			if err != nil {
 				err = errors.Join(err, tx.Rollback())
 			}
 		}()
+
 		stmt, err := tx.PrepareContext(ctx, "INSERT INTO records (line) VALUES (?)")
 		if err != nil {
 			return err
 		}
+
 		defer stmt.Close()
+
 		for len(b) > 0 {
 			end := 0
 			for b[end] != '\n' {
@@ -141,6 +151,7 @@ func (x *litestream) grow(ctx context.Context, r *records, n int64) error {
 			}
 			b = b[end+1:]
 		}
+
 		return tx.Commit()
 	})
 }
@@ -169,11 +180,13 @@ func (x *litestream) digest(ctx context.Context) (sum [32]byte, err error) {
 	if err != nil {
 		return sum, err
 	}
+
 	defer db.Close()
 	rows, err := db.QueryContext(ctx, "SELECT line FROM records ORDER BY id")
 	if err != nil {
 		return sum, err
 	}
+
 	defer rows.Close()
 	h := sha256.New()
 	for rows.Next() {
@@ -183,6 +196,7 @@ func (x *litestream) digest(ctx context.Context) (sum [32]byte, err error) {
 		}
 		h.Write(line)
 	}
+
 	return [32]byte(h.Sum(nil)), rows.Err()
 }
 
@@ -213,15 +227,18 @@ func (x *sendStream) open(ctx context.Context, dir string, room int64) error {
 			return err
 		}
 	}
+
 	x.dir = dir
 	if err := os.Mkdir(x.repository(), 0o700); err != nil {
 		return err
 	}
+
 	for _, at := range []string{x.source(), x.restored()} {
 		if err := x.mount(ctx, at, 2*room+2<<30); err != nil {
 			return err
 		}
 	}
+
 	_, err := runs.Program(ctx, "btrfs", "subvolume", "create", filepath.Join(x.source(), "data"))
 	return err
 }
@@ -232,29 +249,38 @@ func (x *sendStream) mount(ctx context.Context, at string, size int64) error {
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	if err := f.Truncate(size); err != nil {
 		return err
 	}
+
 	if _, err := runs.Program(ctx, "mkfs.btrfs", "-q", image); err != nil {
 		return err
 	}
+
 	if err := os.Mkdir(at, 0o700); err != nil {
 		return err
 	}
+
 	dev, err := loopdev.Attach(ctx, f, loopdev.Options{DirectIO: true})
 	if err != nil {
 		return err
 	}
+
 	defer dev.Close() // the mount holds it
+
 	m, err := mount.Device("btrfs", dev.Path, nil, false)
 	if err != nil {
 		return err
 	}
+
 	_, err = m.Attach(at)
 	if err == nil {
 		x.mounts = append(x.mounts, at)
 	}
+
 	return errors.Join(err, m.Close())
 }
 

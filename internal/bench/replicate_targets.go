@@ -46,6 +46,7 @@ func (r *ReplicateReport) judge() {
 		if s.Skipped != "" || s.transfer("pando") == nil {
 			continue
 		}
+
 		if s.Append == smallPush {
 			if small == nil || s.Base > small.Base {
 				small = s
@@ -54,14 +55,17 @@ func (r *ReplicateReport) judge() {
 				least = s
 			}
 		}
+
 		if large == nil || s.Base > large.Base {
 			large = s
 		}
 	}
+
 	r.Targets = append(r.Targets, judgeSmall(least, small)...)
 	if large == nil {
 		return
 	}
+
 	own, at := large.transfer("pando"), fmt.Sprintf("%d MiB and %d growths", large.Base>>20,
 		len(large.transfer("pando").Appends))
 	beside := func(name string, least float64) {
@@ -72,12 +76,14 @@ func (r *ReplicateReport) judge() {
 		r.Targets = append(r.Targets, newTarget("restore by "+name+" / by pando", MoreThan, least, Ratio, at, measured,
 			reason))
 	}
+
 	beside("litestream", minOverLitestream)
 	beside("restic", minOverRestic)
 	reason := ""
 	if large.transfer("pipeline") == nil {
 		reason = "the pipeline was not measured"
 	}
+
 	r.Targets = append(r.Targets, newTarget("the slower of disk write and decode / restore by pando", AtLeast,
 		minOverSlowestPart, Ratio, at,
 		over(max(large.Decode, large.Disk), own.RestoreAll), reason))
@@ -88,6 +94,7 @@ func judgeSmall(least, small *ReplicateScenario) []Target {
 		reason := "no scenario grows by 1 MiB: use --size 10G+1M"
 		return []Target{newTarget("push of 1 MiB more, p50", LessThan, maxSmallPush, Seconds, "", 0, reason)}
 	}
+
 	p50 := Median(small.transfer("pando").Appends)
 	out := []Target{newTarget("push of 1 MiB more, p50", LessThan, maxSmallPush, Seconds,
 		fmt.Sprintf("a volume with %d MiB", small.Base>>20), p50, "")}
@@ -95,5 +102,6 @@ func judgeSmall(least, small *ReplicateScenario) []Target {
 		out = append(out, newTarget("push of 1 MiB more, large volume / small, p50", AtMost, maxGrowth, Ratio,
 			fmt.Sprintf("%d / %d MiB", small.Base>>20, least.Base>>20), over(p50, Median(least.transfer("pando").Appends)), ""))
 	}
+
 	return out
 }

@@ -54,19 +54,23 @@ type scratch struct {
 // newScratch makes the directories of a new run.
 func newScratch(ctx context.Context, p *pool.Pool) (*scratch, error) {
 	s := scratchAt(p, Prefix+string(driver.NewID()[:6]))
+
 	// The pool's lock keeps those who clean up from taking the directory for a
 	// dead run's before it is locked.
 	unlock, err := pool.Lock(ctx, p.Dir)
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
+
 	for _, d := range []string{s.outer, s.inner, filepath.Join(s.outer, mountsName)} {
 		if err := os.Mkdir(d, 0o700); err != nil {
 			s.abandon()
 			return nil, errs.Wrap("bench", d, err)
 		}
 	}
+
 	if s.lock, err = tryLock(s.outer); err == nil && s.lock == nil {
 		err = errs.New(errs.InUse, "bench", s.outer, "it is locked already")
 	}
@@ -82,6 +86,7 @@ func newScratch(ctx context.Context, p *pool.Pool) (*scratch, error) {
 		s.abandon()
 		return nil, errs.Wrap("bench", s.outer, err)
 	}
+
 	return s, nil
 }
 
@@ -102,6 +107,7 @@ func tryLock(outer string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
@@ -109,6 +115,7 @@ func tryLock(outer string) (*os.File, error) {
 		}
 		return nil, err
 	}
+
 	return f, nil
 }
 
@@ -121,30 +128,36 @@ func (s *scratch) remove(ctx context.Context) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		all = append(all, err)
 	}
+
 	for _, e := range entries {
 		if err := mount.Unmount(filepath.Join(mounts, e.Name())); err != nil && !errs.Is(err, errs.NotFound) {
 			all = append(all, err)
 		}
 	}
+
 	if target, err := os.Readlink(filepath.Join(s.outer, sourceName)); err == nil &&
 		filepath.Base(target) == tempPrefix+s.name {
 		all = append(all, treewalk.Remove(ctx, target))
 	}
+
 	if s.dataset != "" {
 		all = append(all, s.removeDatasets(ctx))
 	} else {
 		all = append(all, s.removeCopies(ctx))
 	}
+
 	if errors.Join(all...) == nil {
 		all = append(all, treewalk.Remove(ctx, s.inner))
 	}
 	if errors.Join(all...) == nil { // else the lock file must stay: the next run tries again
 		all = append(all, treewalk.Remove(ctx, s.outer))
 	}
+
 	if s.lock != nil {
 		s.lock.Close()
 		s.lock = nil
 	}
+
 	return errors.Join(all...)
 }
 
@@ -158,11 +171,14 @@ func (s *scratch) removeCopies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	defer dir.Close()
+
 	entries, err := dir.ReadDir(-1)
 	if err != nil {
 		return err
 	}
+
 	var all []error
 	for _, e := range entries {
 		path := filepath.Join(dir.Name(), e.Name())
@@ -176,6 +192,7 @@ func (s *scratch) removeCopies(ctx context.Context) error {
 			all = append(all, errs.New(errs.InUse, "bench", path, "it is still a block device"))
 		}
 	}
+
 	return errors.Join(all...)
 }
 
@@ -187,10 +204,12 @@ func Clean(ctx context.Context, e *engine.Engine) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	dead, err := deadRuns(ctx, p)
 	if err != nil {
 		return nil, err
 	}
+
 	var names []string
 	var all []error
 	for _, s := range dead {
@@ -203,6 +222,7 @@ func Clean(ctx context.Context, e *engine.Engine) ([]string, error) {
 		}
 		all = append(all, err)
 	}
+
 	return names, errors.Join(all...)
 }
 
@@ -212,7 +232,9 @@ func deadRuns(ctx context.Context, p *pool.Pool) ([]*scratch, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
+
 	var names []string
 	for _, dir := range []string{p.Dir, p.DataDir()} {
 		entries, err := os.ReadDir(dir)
@@ -225,6 +247,7 @@ func deadRuns(ctx context.Context, p *pool.Pool) ([]*scratch, error) {
 			}
 		}
 	}
+
 	slices.Sort(names)
 	var out []*scratch
 	for _, n := range slices.Compact(names) {
@@ -239,6 +262,7 @@ func deadRuns(ctx context.Context, p *pool.Pool) ([]*scratch, error) {
 			out = append(out, s)
 		}
 	}
+
 	return out, nil
 }
 
@@ -258,10 +282,12 @@ func destroyRun(ctx context.Context, e *engine.Engine, name string) error {
 	if report != nil {
 		all = append(all, report.Failed...)
 	}
+
 	goldens, err := e.Goldens(ctx)
 	if err != nil {
 		all = append(all, err)
 	}
+
 	for _, g := range goldens {
 		if g.Name == name || strings.HasPrefix(g.Name, name+"-") {
 			report, err := e.RemoveGolden(ctx, ref.Ref{Name: g.Name})
@@ -271,5 +297,6 @@ func destroyRun(ctx context.Context, e *engine.Engine, name string) error {
 			}
 		}
 	}
+
 	return errors.Join(all...)
 }

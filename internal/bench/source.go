@@ -29,6 +29,7 @@ func generate(ctx context.Context, dir string, n int, t *progress.Tracker) error
 	for i := range text {
 		text[i] = " etaoinshrdlucmfwypvbgkjqxz\n"[rng.IntN(28)]
 	}
+
 	t.Start("making a source tree", int64(n), 0)
 	for i := range n {
 		if i%filesADir == 0 {
@@ -39,13 +40,16 @@ func generate(ctx context.Context, dir string, n int, t *progress.Tracker) error
 				return errs.Wrap("bench", dir, err)
 			}
 		}
+
 		size := min(int(medianBytes*math.Exp(rng.NormFloat64()*sizeSpread)), maxBytes)
 		path := filepath.Join(dir, generatedDir(i), fmt.Sprintf("file%d.txt", i%filesADir))
 		if err := os.WriteFile(path, text[rng.IntN(maxBytes):][:size], 0o644); err != nil {
 			return errs.Wrap("bench", path, err)
 		}
+
 		t.Add(1, int64(size))
 	}
+
 	return nil
 }
 
@@ -64,26 +68,32 @@ func readTree(ctx context.Context, dir string, t *progress.Tracker) (files, byte
 		if err != nil {
 			return err
 		}
+
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		if d.IsDir() {
 			return nil
 		}
+
 		files++
 		if !d.Type().IsRegular() {
 			return nil
 		}
+
 		f, err := os.Open(path)
 		if err != nil {
 			return err
 		}
+
 		defer f.Close()
 		n, err := io.CopyBuffer(onlyWriter{}, onlyReader{f}, buf)
 		bytes += n
 		t.Add(1, n)
 		return err
 	})
+
 	return files, bytes, errs.Wrap("bench", dir, err)
 }
 

@@ -30,9 +30,11 @@ func (s *Sample) Add(d time.Duration) {
 		s.ns = append(s.ns, int64(d))
 		return
 	}
+
 	if s.rng == nil {
 		s.rng = rand.New(rand.NewPCG(1, 2))
 	}
+
 	if i := s.rng.Int64N(s.seen); i < maxSample {
 		s.ns[i] = int64(d)
 	}

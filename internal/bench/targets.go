@@ -73,6 +73,7 @@ func (r *Report) flatness() (ratio float64, few, many int, ok bool) {
 	if full == nil {
 		return 0, 0, 0, false
 	}
+
 	var base Sample
 	few = -1
 	for i := range r.Series {
@@ -81,10 +82,12 @@ func (r *Report) flatness() (ratio float64, few, many int, ok bool) {
 			few = max(few, s.Volumes)
 		}
 	}
+
 	p50 := base.Dist().P50
 	if p50 == 0 {
 		return 0, few, full.Volumes, false
 	}
+
 	return full.PandoClone.P50 / p50, few, full.Volumes, true
 }
 
@@ -115,18 +118,21 @@ func (r *Report) judge() {
 	if full == nil {
 		full = &Series{}
 	}
+
 	at := fmt.Sprintf("%d clones in turn, with %d volumes", full.PandoClone.Count, full.Volumes)
 
 	most := maxCloneRatio
 	if r.Pool.Driver == "zfs" {
 		most = maxCloneRatioZFS
 	}
+
 	r.target("clone + mount / raw floor, p50", AtMost, most, Ratio, at,
 		over(full.PandoClone.P50, full.FloorClone.P50), r.NoFloor)
 	reason := ""
 	if !r.Pool.LoopBacked {
 		reason = "the target is for a loop-backed pool, and this is none"
 	}
+
 	r.target("clone + mount on a loop-backed pool, p50", LessThan, maxCloneSeconds, Seconds, at, full.PandoClone.P50,
 		reason)
 	ratio, few, many, ok := r.flatness()
@@ -139,6 +145,7 @@ func (r *Report) judge() {
 		reason = fmt.Sprintf("the machine was not calm: with few volumes the raw floor took %.2fx as long at one time as "+
 			"at another", r.Drift)
 	}
+
 	r.target("clone + mount, many volumes / few, p50", AtMost, maxFlatness, Ratio,
 		fmt.Sprintf("%d / %d volumes; the target is for 47,000 / 10", many, few), ratio, reason)
 	r.target("destroy / umount + unlink, p50", AtMost, maxDestroyRatio, Ratio, at,
@@ -157,6 +164,7 @@ func (r *Report) judgeDurable() {
 	if op == nil {
 		op = &Operation{NoDevices: "not run"}
 	}
+
 	reason, flushes, at := op.NoDevices, math.Inf(1), ""
 	for i, d := range op.Devices {
 		switch {
@@ -169,12 +177,14 @@ func (r *Report) judgeDurable() {
 			flushes, at = d.Flushes, fmt.Sprintf("flushes of %s for each of %d clones", d.Device, op.TailOf)
 		}
 	}
+
 	if math.IsInf(flushes, 1) {
 		flushes = 0
 		if reason == "" {
 			reason = "no device was measured"
 		}
 	}
+
 	r.target("a clone is on the disk when it returns", AtLeast, minFlushes, Count, at, flushes, reason)
 }
 
@@ -185,6 +195,7 @@ func (r *Report) judgeCommands() {
 		rss = max(rss, r.Commands[i].MaxRSS)
 		volumes = r.Commands[i].Volumes
 	}
+
 	for _, t := range []struct {
 		line   string
 		target float64
@@ -201,10 +212,12 @@ func (r *Report) judgeCommands() {
 		}
 		r.target("`"+t.line+"`, p50", LessThan, t.target, Seconds, atVolumes(volumes, t.want), wall, reason)
 	}
+
 	reason := tooMany(volumes, 1000, rss < maxCommandRSS)
 	if len(r.Commands) == 0 {
 		reason = "not run"
 	}
+
 	r.target("peak memory of a command", LessThan, maxCommandRSS, Bytes, atVolumes(volumes, 1000), float64(rss), reason)
 }
 
@@ -235,9 +248,11 @@ func (r *Report) judgeCopies(full *Series) {
 			speed, noSpeed = over(cp.Synced.P50, im.Synced.P50), cp.NotMeasured
 		}
 	}
+
 	if reflink != nil {
 		faster, noReflink = over(reflink.Wall.P50, full.PandoClone.P50), reflink.NotMeasured
 	}
+
 	at := files
 	if r.Source.Files < reflinkFiles {
 		at += fmt.Sprintf("; the target is for %d", reflinkFiles)
@@ -245,6 +260,7 @@ func (r *Report) judgeCopies(full *Series) {
 			noReflink = "the source is too small for a verdict"
 		}
 	}
+
 	r.target("clone + mount, times faster than `cp -a --reflink`", MoreThan, minReflinkSpeedup, Ratio, at, faster,
 		noReflink)
 	r.target("import, speed over that of `cp -a`", AtLeast, minImportRatio, Ratio, files+", both until synced", speed,
@@ -284,6 +300,7 @@ func newTarget(name, relation string, target float64, unit, at string, measured 
 	if measured > 0 || unit == Count && reason == "" {
 		t.Measured = &measured
 	}
+
 	switch {
 	case reason != "":
 	case t.Measured == nil:
@@ -293,6 +310,7 @@ func newTarget(name, relation string, target float64, unit, at string, measured 
 	default:
 		t.Verdict = Fail
 	}
+
 	return t
 }
 

@@ -28,6 +28,7 @@ func (a *App) remoteAccess() (replicate.Access, error) {
 		}
 		access.Attempts = n
 	}
+
 	return access, nil
 }
 
@@ -37,10 +38,12 @@ func (a *App) loadRemote(name string) (*replicate.Remote, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := replicate.Load(a.poolDir(), name, access)
 	if err != nil {
 		return nil, err
 	}
+
 	r.KnowNames(func(ctx context.Context) ([]string, error) {
 		e, err := a.open(ctx)
 		if err != nil {
@@ -49,5 +52,6 @@ func (a *App) loadRemote(name string) (*replicate.Remote, error) {
 		defer e.Close()
 		return replicate.NamesOf(ctx, e, r)
 	})
+
 	return r, nil
 }

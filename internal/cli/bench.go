@@ -57,6 +57,7 @@ at the end, also when it is interrupted or fails. If it is killed, the next
 			return names, d &^ cobra.ShellCompDirectiveNoFileComp
 		},
 	}
+
 	f := c.Flags()
 	f.IntVar(&q.Clones, "clones", 100, "clones in each series")
 	f.IntVar(&q.Volumes, "volumes", 1000, "volumes in the pool for the second half of the figures")
@@ -66,12 +67,14 @@ at the end, also when it is interrupted or fails. If it is killed, the next
 	f.DurationVar(&q.Idle, "idle", 3*time.Second, "`DURATION` of each phase in which the neighbour is alone")
 	f.BoolVar(&q.Keep, "keep", false, "leave the golden and the volumes")
 	f.BoolVar(&clean, "clean", false, "only remove what killed runs have left")
+
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 		q.Engine, q.Drivers, q.TempDir = e, a.Drivers, os.TempDir()
 		var err error
 		if q.Program, err = os.Executable(); err != nil {
 			return errs.Wrap("bench", "", err)
 		}
+
 		switch {
 		case clean && len(args) > 0:
 			return errs.New(errs.Invalid, "bench", args[0], "--clean takes no argument")
@@ -80,8 +83,10 @@ at the end, also when it is interrupted or fails. If it is killed, the next
 		case len(args) > 0:
 			q.Source = args[0]
 		}
+
 		return a.benchClone(ctx, q, clean)
 	})
+
 	return c
 }
 
@@ -97,9 +102,11 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 		report, err = bench.Run(ctx, q)
 		return err
 	})
+
 	for _, name := range removed {
 		a.note("removed what is left of %s, which was killed", name)
 	}
+
 	switch {
 	case err != nil:
 		return err
@@ -111,9 +118,11 @@ func (a *App) benchClone(ctx context.Context, q bench.Config, clean bool) error 
 		a.note("kept the volumes and goldens whose names begin with %s: `pando destroy '%s-*'`, `pando golden rm`",
 			report.Kept, report.Kept)
 	}
+
 	if a.json {
 		return a.printJSON(report)
 	}
+
 	return a.printBench(report)
 }
 

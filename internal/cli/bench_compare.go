@@ -38,7 +38,9 @@ does not tell what changed; --json does.`,
 			return []string{"json"}, cobra.ShellCompDirectiveFilterFileExt
 		},
 	}
+
 	c.Flags().BoolVar(&force, "force", false, "compare reports of different work")
+
 	c.RunE = func(_ *cobra.Command, args []string) error {
 		var r [2]*syncbench.Report
 		for i, path := range args {
@@ -47,6 +49,7 @@ does not tell what changed; --json does.`,
 				return err
 			}
 		}
+
 		cmp, err := syncbench.Compare(r[0], r[1], args[0], args[1], force)
 		if err != nil {
 			return err
@@ -54,8 +57,10 @@ does not tell what changed; --json does.`,
 		if a.json {
 			return a.printJSON(cmp)
 		}
+
 		return a.printComparison(cmp)
 	}
+
 	return c
 }
 
@@ -63,33 +68,40 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 	if a.quiet {
 		return a.printf("%s\n", c.Summary)
 	}
+
 	for _, s := range c.Unproven {
 		if err := a.printf("%s", hanging("FAIL: ", s+".")); err != nil {
 			return err
 		}
 	}
+
 	if err := a.fields("A", sideText(c.A), "B", sideText(c.B)); err != nil {
 		return err
 	}
+
 	for _, s := range c.Differences {
 		if err := a.printf("%s", hanging("not the same work: ", s)); err != nil {
 			return err
 		}
 	}
+
 	for _, s := range c.Warnings {
 		if err := a.printf("%s", hanging("note: ", s)); err != nil {
 			return err
 		}
 	}
+
 	if err := a.printf("\n"); err != nil {
 		return err
 	}
+
 	t := a.table("", "A", "B", "B / A", "NOISE", "VERDICT")
 	for _, x := range c.Changes {
 		value := duration
 		if x.Unit != "s" {
 			value = perSecond
 		}
+
 		over, noise, verdict := "-", "-", x.Verdict
 		if x.Ratio > 0 {
 			over = strconv.FormatFloat(x.Ratio, 'f', 2, 64) + "x"
@@ -97,21 +109,26 @@ func (a *App) printComparison(c *syncbench.Comparison) error {
 				over = strconv.FormatFloat(x.Ratio, 'g', 3, 64) + "x"
 			}
 		}
+
 		if x.Noise >= 0 {
 			noise = noiseText(x.Noise)
 		}
 		if x.Why != "" {
 			verdict += ": " + x.Why
 		}
+
 		t.row(x.Figure, value(x.A), value(x.B), over, noise, verdict)
 	}
+
 	if err := t.flush(); err != nil {
 		return err
 	}
+
 	basis := "NOISE is what a ratio has to exceed, either way, judged by how runs of a report differ."
 	if c.Basis == syncbench.InsideRuns {
 		basis = "NOISE is what a ratio has to exceed, either way, judged by the ups and downs inside a run."
 	}
+
 	return a.printf("%s\n%s", wrap(basis, "", syncWidth), hanging("Result: ", c.Summary+"."))
 }
 

@@ -31,6 +31,7 @@ end; if it is killed, ` + "`pando bench clone --clean`" + ` removes what is left
 		Example: "  pando bench reclaim\n  pando bench reclaim --goldens 1000 --volumes 10000",
 		Args:    usage(cobra.NoArgs),
 	}
+
 	f := c.Flags()
 	f.IntVar(&q.Clones, "clones", 1000, "clones that are made and destroyed")
 	f.IntVar(&q.Files, "files", 2000, "files in the tree that they are clones of")
@@ -38,30 +39,36 @@ end; if it is killed, ` + "`pando bench clone --clean`" + ` removes what is left
 	f.IntVar(&q.Goldens, "goldens", 100, "goldens that gc decides about")
 	f.IntVar(&q.Generations, "generations", 10, "generations of each")
 	f.IntVar(&q.Volumes, "volumes", 1000, "volumes that gc decides about")
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.WriteBytes, err = parseSize("bench", write); err != nil {
 			return err
 		}
+
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			q.Engine, q.Drivers, q.TempDir = e, a.Drivers, os.TempDir()
 			if q.Program, err = os.Executable(); err != nil {
 				return errs.Wrap("bench", "", err)
 			}
+
 			var report *bench.ReclaimReport
 			err := a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				report, err = bench.Reclaim(ctx, q)
 				return err
 			})
+
 			switch {
 			case err != nil:
 				return errs.Wrap("bench", "", err)
 			case a.json:
 				return a.printJSON(report)
 			}
+
 			return a.printReclaim(report)
 		})(c, args)
 	}
+
 	return c
 }
 
@@ -77,19 +84,24 @@ func (a *App) printReclaim(r *bench.ReclaimReport) error {
 	); err != nil {
 		return err
 	}
+
 	if err := a.heading("What they took, and what came back"); err != nil {
 		return err
 	}
+
 	t := a.table("", "BEFORE", "WITH ALL", "AFTER")
 	t.row("used space of the pool", size(r.UsedBefore), size(r.UsedPeak), size(r.UsedAfter))
 	for _, s := range r.Slabs {
 		t.row("kernel memory, "+s.Cache, size(s.Before), size(s.Peak), size(s.After))
 	}
+
 	if r.NoSlabs != "" {
 		t.row("kernel memory", "not measured: "+r.NoSlabs)
 	}
+
 	if err := t.flush(); err != nil {
 		return err
 	}
+
 	return a.printVerdicts(r.Targets)
 }

@@ -38,6 +38,7 @@ left, the next one in the same DIR removes.`,
 			"replicate --dir /mnt/fast --json > replicate.json",
 		Args: usage(cobra.NoArgs),
 	}
+
 	f := c.Flags()
 	f.StringVar(&q.Dir, "dir", "", "work in `DIR` (default $TMPDIR)")
 	f.StringVar(&q.Driver, "driver", "auto", "driver of the pools")
@@ -47,34 +48,42 @@ left, the next one in the same DIR removes.`,
 	f.BoolVar(&q.Freeze, "freeze", false, "let each push freeze the filesystem for its snapshot (push --freeze)")
 	f.BoolVar(&alone, "alone", false, "leave the other tools out, not the pipeline")
 	f.StringSliceVar(&q.Only, "only", nil, "only these `CONTENDERS`: pando, pipeline, btrfs-send, restic, litestream")
+
 	c.RunE = func(c *cobra.Command, _ []string) (err error) {
 		q.Peers = !alone
 		if q.Scenarios, err = parseScenarios(sizes); err != nil {
 			return err
 		}
+
 		if q.Program, err = os.Executable(); err != nil {
 			return errs.Wrap("bench", "", err)
 		}
+
 		if q.Dir == "" {
 			q.Dir = os.TempDir()
 		}
+
 		if q.Dir, err = filepath.Abs(q.Dir); err != nil {
 			return err
 		}
+
 		var report *bench.ReplicateReport
 		err = a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
 			report, err = bench.Replicate(c.Context(), q)
 			return err
 		})
+
 		switch {
 		case err != nil:
 			return err
 		case a.json:
 			return a.printJSON(report)
 		}
+
 		return a.printReplicate(report)
 	}
+
 	return c
 }
 
@@ -82,6 +91,7 @@ func parseScenarios(sizes []string) ([]bench.Scenario, error) {
 	if len(sizes) == 0 {
 		return bench.Scenarios, nil
 	}
+
 	var out []bench.Scenario
 	for _, s := range sizes {
 		data, growth, ok := strings.Cut(s, "+")
@@ -89,16 +99,20 @@ func parseScenarios(sizes []string) ([]bench.Scenario, error) {
 			return nil, errs.New(errs.Invalid, "bench", s, "it is not DATA+GROWTH").
 				WithHint("for example --size 10G+1M")
 		}
+
 		base, err := parseSize("bench", data)
 		if err != nil {
 			return nil, err
 		}
+
 		more, err := parseSize("bench", growth)
 		if err != nil {
 			return nil, err
 		}
+
 		out = append(out, bench.Scenario{Base: base, Append: more})
 	}
+
 	return out, nil
 }
 
@@ -111,9 +125,11 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 			}
 			continue
 		}
+
 		if err := a.heading(head); err != nil {
 			return err
 		}
+
 		t := a.table("", "PUSH", "STORED", "RESTORE", "PUSH GROWTH", "STORED", "REFRESH", "PUSH NOTHING", "RESTORE ALL",
 			"/ PANDO")
 		var own *bench.Transfer
@@ -122,25 +138,31 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 			if x.Name == "pando" {
 				own = x
 			}
+
 			if x.Skipped != "" {
 				t.row(x.Name, "not measured: "+x.Skipped)
 				continue
 			}
+
 			against := "-"
 			if own != nil && own.RestoreAll > 0 {
 				against = ratio(x.RestoreAll / own.RestoreAll)
 			}
+
 			refresh := "-"
 			if len(x.Refreshes) > 0 {
 				refresh = duration(bench.Median(x.Refreshes))
 			}
+
 			t.row(x.Name, duration(x.Push), size(x.PushBytes), duration(x.Restore), duration(bench.Median(x.Appends)),
 				size(x.AppendBytes),
 				refresh, duration(bench.Median(x.Idle)), duration(x.RestoreAll), against)
 		}
+
 		if err := t.flush(); err != nil {
 			return err
 		}
+
 		if s.Decode > 0 {
 			if err := a.printf("only to decrypt and decompress all: %s; only to write all: %s\n", duration(s.Decode),
 				duration(s.Disk)); err != nil {
@@ -148,5 +170,6 @@ func (a *App) printReplicate(r *bench.ReplicateReport) error {
 			}
 		}
 	}
+
 	return a.printVerdicts(r.Targets)
 }

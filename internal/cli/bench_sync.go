@@ -61,6 +61,7 @@ them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on spe
 			return append(names, dirs...), cobra.ShellCompDirectiveNoSpace | cobra.ShellCompDirectiveNoFileComp
 		},
 	}
+
 	f := c.Flags()
 	f.StringVar(&q.profile, "profile", "postgres", "write and sync as this `PROFILE` does: see --list")
 	f.BoolVar(&q.list, "list", false, "list the profiles and what they stand for, and measure nothing")
@@ -80,6 +81,7 @@ them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on spe
 		}
 		return out, cobra.ShellCompDirectiveNoFileComp
 	})
+
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if q.list {
 			if len(args) > 0 {
@@ -87,19 +89,23 @@ them. --quick (5 s) shows whether syncs reach the disk, and is no verdict on spe
 			}
 			return a.printProfiles(syncbench.Profiles())
 		}
+
 		config, err := q.config(c)
 		if err != nil {
 			return err
 		}
+
 		// Before the run, which takes minutes.
 		if q.html != "" {
 			if q.html, err = pagePath("bench sync", q.html); err != nil {
 				return err
 			}
 		}
+
 		config.Version = a.Version
 		return a.benchSync(c.Context(), config, args, q.html)
 	}
+
 	return c
 }
 
@@ -111,6 +117,7 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 	for _, p := range syncbench.Profiles() {
 		known = known || p.Name == q.profile
 	}
+
 	switch {
 	case !known:
 		return out, errs.New(errs.Invalid, op, q.profile, "there is no such profile").
@@ -124,22 +131,26 @@ func (q *syncFlags) config(c *cobra.Command) (out syncbench.Config, err error) {
 		return out, errs.New(errs.Invalid, op, "", "--writers is %d", q.writers).
 			WithHint("at least one has to write; leave --writers out for as many as the profile has")
 	}
+
 	if c.Flags().Changed("time") {
 		if out.Duration, err = parseTTL(op, q.length); err != nil {
 			return out, err
 		}
 	}
+
 	if c.Flags().Changed("size") {
 		if out.SizeBytes, err = parseSize(op, q.size); err != nil {
 			return out, err
 		}
 	}
+
 	if c.Flags().Changed("p99") {
 		if out.P99, err = time.ParseDuration(q.p99); err != nil || out.P99 <= 0 {
 			return out, errs.New(errs.Invalid, op, q.p99, "not a duration").
 				WithHint("write for example --p99 2ms or --p99 500us")
 		}
 	}
+
 	return out, nil
 }
 
@@ -154,6 +165,7 @@ func suggestProfile(name string) string {
 			best = p.Name
 		}
 	}
+
 	hint := "the profiles are " + strings.Join(names, ", ") + "; `pando bench sync --list` says what they stand for"
 	for _, alias := range [][2]string{{"mysql", "innodb"}, {"maria", "innodb"}, {"pg", "postgres"}, {"psql", "postgres"},
 		{"sqlite", "sqlite-full"}} {
@@ -161,9 +173,11 @@ func suggestProfile(name string) string {
 			best = alias[1]
 		}
 	}
+
 	if best != "" {
 		return "did you mean " + best + "? " + strings.ToUpper(hint[:1]) + hint[1:]
 	}
+
 	return hint
 }
 
@@ -173,6 +187,7 @@ func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, 
 	if err != nil {
 		return err
 	}
+
 	q.Path, q.Volume = path, volume
 	var report *syncbench.Report
 	err = a.track(func(t *progress.Tracker) (err error) {
@@ -180,6 +195,7 @@ func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, 
 		report, err = syncbench.Measure(ctx, q)
 		return err
 	})
+
 	// The figures are worth more than what goes wrong with the volume afterwards.
 	after := done()
 	if err != nil {
@@ -188,14 +204,17 @@ func (a *App) benchSync(ctx context.Context, q syncbench.Config, args []string, 
 	if report.Verdict.Result != syncbench.Pass {
 		a.exit = exitUnproven
 	}
+
 	if err := a.showSync(report); err != nil {
 		return err
 	}
+
 	if page != "" {
 		if err := a.writePage("bench sync", page, report); err != nil {
 			return err
 		}
 	}
+
 	return after
 }
 
@@ -206,14 +225,17 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 	if len(args) == 0 {
 		return ".", "", nothing, nil
 	}
+
 	word := args[0]
 	if word == "" {
 		return "", "", nil, errs.New(errs.Invalid, "bench sync", `""`, "the path is empty")
 	}
+
 	name, bad := ref.ParseName("bench sync", word)
 	if bad != nil {
 		return word, "", nothing, nil
 	}
+
 	_, missing := os.Stat(word)
 	e, err := a.open(ctx)
 	if err != nil {
@@ -225,6 +247,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		}
 		return "", "", nil, err
 	}
+
 	found, mounted, fs := false, false, ""
 	volumes, err := e.Volumes(ctx, false)
 	for _, v := range volumes {
@@ -232,6 +255,7 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 			found, mounted, fs = true, v.Mounted(), v.FS
 		}
 	}
+
 	switch {
 	case err != nil:
 	case !found:
@@ -247,12 +271,14 @@ func (a *App) syncTarget(ctx context.Context, args []string) (path, volume strin
 		e.Close()
 		return "", "", nil, err
 	}
+
 	ctx, tell := a.reporting(ctx)
 	v, err := e.Mount(ctx, engine.MountRequest{Volume: name})
 	if err != nil {
 		e.Close()
 		return "", "", nil, err
 	}
+
 	return v.Mountpoint, word, func() error {
 		defer e.Close()
 		defer tell()

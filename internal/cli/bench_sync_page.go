@@ -16,10 +16,12 @@ func pagePath(op, path string) (string, error) {
 	if path == "-" {
 		return "", errs.New(errs.Invalid, op, path, "a page goes into a file").WithHint("write --html FILE")
 	}
+
 	// What a link points at is replaced, not the link.
 	if to, err := filepath.EvalSymlinks(path); err == nil {
 		path = to
 	}
+
 	dir := filepath.Dir(path)
 	if st, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return "", errs.New(errs.NotFound, op, path, "there is no directory %s", dir).WithHint("make it first: mkdir -p %s",
@@ -29,6 +31,7 @@ func pagePath(op, path string) (string, error) {
 	} else if !st.IsDir() {
 		return "", errs.New(errs.Invalid, op, path, "%s is no directory", dir)
 	}
+
 	switch st, err := os.Lstat(path); {
 	case errors.Is(err, fs.ErrNotExist):
 	case err != nil:
@@ -39,14 +42,17 @@ func pagePath(op, path string) (string, error) {
 	case !st.Mode().IsRegular():
 		return "", errs.New(errs.Invalid, op, path, "it is no file, and cannot be replaced by one")
 	}
+
 	f, err := os.CreateTemp(dir, ".pando-*.html")
 	if err != nil {
 		return "", errs.Wrap(op, path, err)
 	}
+
 	err = f.Close()
 	if e := os.Remove(f.Name()); err == nil {
 		err = e
 	}
+
 	return path, errs.Wrap(op, path, err)
 }
 
@@ -57,15 +63,19 @@ func (a *App) writePage(op, path string, r *syncbench.Report) error {
 	if err != nil {
 		return err
 	}
+
 	mode := fs.FileMode(0o644)
 	if st, err := os.Stat(path); err == nil {
 		mode = st.Mode().Perm()
 	}
+
 	f, err := os.CreateTemp(filepath.Dir(path), ".pando-*.html")
 	if err != nil {
 		return errs.Wrap(op, path, err)
 	}
+
 	defer os.Remove(f.Name()) // once it has its name this finds nothing
+
 	_, err = f.Write(b)
 	if err == nil {
 		err = f.Chmod(mode)
@@ -73,6 +83,7 @@ func (a *App) writePage(op, path string, r *syncbench.Report) error {
 	if err == nil {
 		err = f.Sync()
 	}
+
 	if e := f.Close(); err == nil {
 		err = e
 	}
@@ -82,6 +93,7 @@ func (a *App) writePage(op, path string, r *syncbench.Report) error {
 	if err != nil {
 		return errs.Wrap(op, path, err)
 	}
+
 	a.note("wrote %s", path)
 	return nil
 }

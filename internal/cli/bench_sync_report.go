@@ -23,6 +23,7 @@ the verdict: it is 0 if FILE could be shown.`,
 			return []string{"json"}, cobra.ShellCompDirectiveFilterFileExt
 		},
 	}
+
 	c.Flags().StringVar(&page, "html", "", "also write it into `FILE`, as a page")
 	_ = c.MarkFlagFilename("html", "html", "htm")
 	c.RunE = func(_ *cobra.Command, args []string) (err error) {
@@ -30,15 +31,19 @@ the verdict: it is 0 if FILE could be shown.`,
 		if err != nil {
 			return err
 		}
+
 		if page != "" {
 			if page, err = pagePath("bench report", page); err != nil {
 				return err
 			}
 		}
+
 		if err := a.showSync(r); err != nil || page == "" {
 			return err
 		}
+
 		return a.writePage("bench report", page, r)
 	}
+
 	return c
 }

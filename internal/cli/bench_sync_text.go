@@ -21,6 +21,7 @@ func (a *App) showSync(r *syncbench.Report) error {
 	case a.quiet:
 		return a.printf("%s\n", r.Verdict.Result)
 	}
+
 	for _, print := range []func(*syncbench.Report) error{
 		a.printSyncHead, a.printSyncRuns, a.printTarget, a.printTimelines, a.printLayers, a.printSyncVerdict,
 	} {
@@ -28,6 +29,7 @@ func (a *App) showSync(r *syncbench.Report) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -35,6 +37,7 @@ func (a *App) printProfiles(all []syncbench.Profile) error {
 	if a.json {
 		return a.printJSON(all)
 	}
+
 	for i, p := range all {
 		if a.quiet {
 			if err := a.printf("%s\n", p.Name); err != nil {
@@ -42,21 +45,25 @@ func (a *App) printProfiles(all []syncbench.Profile) error {
 			}
 			continue
 		}
+
 		if i > 0 {
 			if err := a.printf("\n"); err != nil {
 				return err
 			}
 		}
+
 		if err := a.printf("%s\n%s%s", p.Name, wrap(p.Title, "  ", syncWidth),
 			wrap(workText(p)+".", "  ", syncWidth)); err != nil {
 			return err
 		}
+
 		if p.Models != "" {
 			if err := a.printf("%s", wrap(p.Models, "  ", syncWidth)); err != nil {
 				return err
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -66,15 +73,18 @@ func workText(p syncbench.Profile) string {
 	if p.Bytes > 0 {
 		out += ", writes of " + size(p.Bytes)
 	}
+
 	switch {
 	case p.PerSync == 1 && strings.HasPrefix(p.Sync, "write"):
 		out += ", each of which waits for the disk: " + p.Sync
 	case p.PerSync > 0:
 		out += ", " + plural(p.PerSync, "write") + " to each " + p.Sync
 	}
+
 	if p.File > 0 {
 		out += ", " + size(p.File) + " of files"
 	}
+
 	return out
 }
 
@@ -99,18 +109,22 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 		}
 		chain = append(chain, s)
 	}
+
 	var words []string
 	for _, w := range r.Profile.Command {
 		words = append(words, argument(w))
 	}
+
 	path := r.Path
 	if r.Volume != "" {
 		path += " (volume " + r.Volume + ")"
 	}
+
 	quick := ""
 	if r.Quick {
 		quick = "shorter than the cycles of writeback: no verdict on speed"
 	}
+
 	for _, f := range [][2]string{
 		{"path", path}, {"layers", strings.Join(chain, " > ")}, {"profile", r.Profile.Name + ": " + r.Profile.Title}, {"work",
 			workText(r.Profile)},
@@ -125,6 +139,7 @@ func (a *App) printSyncHead(r *syncbench.Report) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -140,6 +155,7 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 	if err := a.heading("How long a sync took: " + r.Profile.Sync); err != nil {
 		return err
 	}
+
 	t := a.table("RUN", "SYNCS/S", "WRITES/S", "P50", "P95", "P99", "P99.9", "MAX")
 	writes := false
 	for i, x := range r.Runs {
@@ -147,18 +163,22 @@ func (a *App) printSyncRuns(r *syncbench.Report) error {
 			latencyCells(x.Sync)...)...)
 		writes = writes || x.Write != nil
 	}
+
 	if err := t.flush(); err != nil || !writes {
 		return err
 	}
+
 	if err := a.heading("The write before it, which is only memory"); err != nil {
 		return err
 	}
+
 	t = a.table("RUN", "P50", "P95", "P99", "P99.9", "MAX")
 	for i, x := range r.Runs {
 		if x.Write != nil {
 			t.row(append([]string{itoa(i + 1)}, latencyCells(*x.Write)...)...)
 		}
 	}
+
 	return t.flush()
 }
 
@@ -171,9 +191,11 @@ func (a *App) printTarget(r *syncbench.Report) error {
 	if g == nil {
 		return nil
 	}
+
 	if err := a.heading("Most syncs a second with a p99 of at most " + duration(g.P99)); err != nil {
 		return err
 	}
+
 	t := a.table("WRITERS", "SYNCS/S", "P99", "KEEPS IT")
 	for _, s := range g.Steps {
 		keeps := "no"
@@ -182,12 +204,15 @@ func (a *App) printTarget(r *syncbench.Report) error {
 		}
 		t.row(itoa(s.Writers), perSecond(s.SyncsPerSecond), duration(s.P99), keeps)
 	}
+
 	if err := t.flush(); err != nil {
 		return err
 	}
+
 	if g.Best == 0 {
 		return a.printf("None keeps it.\n")
 	}
+
 	return a.printf("%s syncs/s, by %s\n", perSecond(g.Best), plural(g.Writers, "writer"))
 }
 
@@ -214,6 +239,7 @@ func spark(run *syncbench.Run, high float64, columns int, unicode bool) (bars, m
 	if unicode {
 		levels = []rune("▁▂▃▄▅▆▇█")
 	}
+
 	n := min(len(run.Timeline), columns)
 	for i := range n {
 		part := run.Timeline[i*len(run.Timeline)/n : (i+1)*len(run.Timeline)/n]
@@ -222,10 +248,12 @@ func spark(run *syncbench.Run, high float64, columns int, unicode bool) (bars, m
 			syncs += m.Syncs * m.Length
 			length += m.Length
 		}
+
 		level := 0
 		if high > 0 && length > 0 {
 			level = int(syncs / length / high * float64(len(levels)))
 		}
+
 		bars += string(levels[min(max(level, 0), len(levels)-1)])
 		from, to := part[0].At-part[0].Length, part[len(part)-1].At
 		const close = 1e-6 // edges meet
@@ -235,6 +263,7 @@ func spark(run *syncbench.Run, high float64, columns int, unicode bool) (bars, m
 			marks += " "
 		}
 	}
+
 	return bars, strings.TrimRight(marks, " ")
 }
 
@@ -246,31 +275,38 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 		}
 		stalled += len(r.Runs[i].Stalls)
 	}
+
 	if high == 0 {
 		return nil
 	}
+
 	title := fmt.Sprintf("Syncs a second over time, up to %s", perSecond(high))
 	if stalled > 0 {
 		title += " (!: a stall)"
 	}
+
 	if err := a.heading(title); err != nil {
 		return err
 	}
+
 	for i := range r.Runs {
 		x := &r.Runs[i]
 		if len(x.Timeline) == 0 {
 			continue
 		}
+
 		bars, marks := spark(x, high, sparkWidth, utf8Terminal())
 		head := fmt.Sprintf("run %-3d ", i+1)
 		if err := a.printf("%s%s %s\n", head, bars, duration(x.Timeline[len(x.Timeline)-1].At)); err != nil {
 			return err
 		}
+
 		if marks != "" {
 			if err := a.printf("%*s%s\n", len(head), "", marks); err != nil {
 				return err
 			}
 		}
+
 		for j, s := range x.Stalls {
 			if j == shownStalls {
 				if err := a.printf("%*sand %d more: see --json or --html\n", len(head), "", len(x.Stalls)-j); err != nil {
@@ -285,6 +321,7 @@ func (a *App) printTimelines(r *syncbench.Report) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -293,6 +330,7 @@ func (a *App) printLayers(r *syncbench.Report) error {
 	if len(r.Runs) > 1 {
 		title += ", all runs"
 	}
+
 	var methods []string
 	for _, x := range r.Runs {
 		s := string(x.Proof.Method)
@@ -303,44 +341,55 @@ func (a *App) printLayers(r *syncbench.Report) error {
 			methods = append(methods, s)
 		}
 	}
+
 	if len(methods) > 0 {
 		title += " (by " + strings.Join(methods, "; ") + ")"
 	}
+
 	if err := a.printf("\n%s", wrap(title, "", syncWidth)); err != nil {
 		return err
 	}
+
 	layers := syncbench.SumLayers(r.Runs)
 	if len(layers) == 0 {
 		return a.printf("Nothing was counted.\n")
 	}
+
 	others := slices.ContainsFunc(layers, func(l *syncbench.LayerSum) bool { return l.OthersFlushes > 0 })
 	heads := []string{"LAYER", "NEEDED", "FLUSHES", "FUA"}
 	if others {
 		heads = append(heads, "OTHERS'")
 	}
+
 	t := a.table(append(heads, "WRITES", "BYTES", "RESULT")...)
 	for _, l := range layers {
 		needed := "-"
 		if l.Needed > 0 {
 			needed = thousands(l.Needed)
 		}
+
 		name := strings.Repeat(" ", min(max(l.Depth, 0), 8)) + oneLine(l.Name)
 		if l.Role != "" {
 			name += " (" + l.Role + ")"
 		}
+
 		cells := []string{shorten(name, 24), needed, counted(l.Flushes), counted(l.FUA)}
 		if others {
 			cells = append(cells, counted(l.OthersFlushes))
 		}
+
 		bytes := "-"
 		if l.WrittenBytes >= 0 {
 			bytes = size(l.WrittenBytes)
 		}
+
 		t.row(append(cells, counted(l.Writes), bytes, string(l.Result))...)
 	}
+
 	if err := t.flush(); err != nil {
 		return err
 	}
+
 	for _, l := range layers {
 		for _, w := range l.Failures {
 			if err := a.printf("%s", hanging("  ", oneLine(l.Name)+": "+w)); err != nil {
@@ -348,6 +397,7 @@ func (a *App) printLayers(r *syncbench.Report) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -374,6 +424,7 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 	if r.Verdict.Layer != "" {
 		head += " at " + r.Verdict.Layer
 	}
+
 	rest, more := r.Verdict.Short()
 	reason := "could not prove that synced data reached the disk"
 	if r.Verdict.Result == syncbench.Pass {
@@ -382,16 +433,20 @@ func (a *App) printSyncVerdict(r *syncbench.Report) error {
 			reason, rest = rest[0], rest[1:]
 		}
 	}
+
 	if err := a.printf("\n%s", hanging(head+": ", reason)); err != nil {
 		return err
 	}
+
 	for _, w := range rest {
 		if err := a.printf("%s", hanging("  - ", w)); err != nil {
 			return err
 		}
 	}
+
 	if more > 0 {
 		return a.printf("  - of the other runs %s more: see --json\n", plural(more, "reason"))
 	}
+
 	return nil
 }

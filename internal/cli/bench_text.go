@@ -26,6 +26,7 @@ func (a *App) printBenchHead(r *bench.Report) error {
 	if p.LoopBacked {
 		pool += ", XFS in a sparse file"
 	}
+
 	devices := p.NoDevices
 	if devices == "" {
 		for i, d := range p.Devices {
@@ -37,10 +38,12 @@ func (a *App) printBenchHead(r *bench.Report) error {
 	} else {
 		devices = "not measured: " + devices
 	}
+
 	source := fmt.Sprintf("%s %s", r.Source.Kind, r.Source.Name)
 	if r.Source.Kind == "generated" {
 		source = "a generated tree"
 	}
+
 	source += fmt.Sprintf(": %d files, %s of data", r.Source.Files, size(r.Source.Bytes))
 	golden := fmt.Sprintf("%s, %s in %s", r.Source.FS, size(r.Source.LogicalBytes),
 		plural(int(r.Source.Extents), "extent"))
@@ -65,23 +68,28 @@ func (a *App) printOperations(r *bench.Report) error {
 		"one\noperation; AFTER is what is written from its return until the disk is quiet)"); err != nil {
 		return err
 	}
+
 	heads := []string{"OPERATION", "WALL P50", "+SYNCFS", "SYS"}
 	for _, d := range r.Pool.Devices {
 		heads = append(heads, d.Name+" DURING", "AFTER", "FLUSHES")
 	}
+
 	t := a.table(append(heads, "LAST WRITE", "PEAK MEMORY")...)
 	for _, op := range r.Operations {
 		if op.NotMeasured != "" {
 			t.row(op.Name, "not measured: "+op.NotMeasured)
 			continue
 		}
+
 		cells := []string{op.Name, duration(op.Wall.P50), "-", duration(op.Sys)}
 		if op.Synced.Count > 0 {
 			cells[2] = duration(op.Synced.P50)
 		}
+
 		for _, d := range op.Devices {
 			cells = append(cells, size(int64(d.During)), size(int64(d.After)), flushes(d.Flushes))
 		}
+
 		last := "-"
 		if op.Tail != nil {
 			last = "+" + duration(op.Tail.Seconds)
@@ -89,15 +97,19 @@ func (a *App) printOperations(r *bench.Report) error {
 				last += ", not quiet yet"
 			}
 		}
+
 		peak := "-"
 		if op.MaxRSS > 0 {
 			peak = size(op.MaxRSS)
 		}
+
 		t.row(append(cells, last, peak)...)
 	}
+
 	if err := t.flush(); err != nil || r.OthersBytes() < loudBytes {
 		return err
 	}
+
 	return a.printf(
 		"Other programs wrote up to %s a second at the same time: what is said of devices includes that.\n",
 		size(int64(r.OthersBytes())),
@@ -121,6 +133,7 @@ func (a *App) printSeries(r *bench.Report) error {
 	if err := a.heading("Clones and destroys inside one process, in turn with the raw floor"); err != nil {
 		return err
 	}
+
 	t := a.table("VOLUMES", "WHAT", "TIMES", "P50", "P99", "MAX", "P50 / FLOOR")
 	for _, s := range r.Series {
 		for _, row := range []struct {
@@ -144,25 +157,31 @@ func (a *App) printSeries(r *bench.Report) error {
 			t.row(append([]string{itoa(s.Volumes), row.what}, append(distCells(row.dist), over)...)...)
 		}
 	}
+
 	if err := t.flush(); err != nil {
 		return err
 	}
+
 	if r.NoFloor != "" {
 		return nil
 	}
+
 	if r.Drift > loudDrift {
 		if err := a.printf("The machine was not calm: between the first series and the last the raw floor itself changed "+
 			"by %s. Run it again.\n", ratio(r.Drift)); err != nil {
 			return err
 		}
 	}
+
 	if err := a.heading("Where the raw floor's time goes, p50"); err != nil {
 		return err
 	}
+
 	heads := []string{"VOLUMES"}
 	for _, s := range r.Series[0].Steps {
 		heads = append(heads, s.Name)
 	}
+
 	t = a.table(heads...)
 	for _, s := range r.Series {
 		cells := []string{itoa(s.Volumes)}
@@ -171,6 +190,7 @@ func (a *App) printSeries(r *bench.Report) error {
 		}
 		t.row(cells...)
 	}
+
 	return t.flush()
 }
 
@@ -194,6 +214,7 @@ func (a *App) printNeighbour(r *bench.Report) error {
 	if err := a.heading("A neighbour: 8 KiB write and fdatasync in another volume, over and over, while ..."); err != nil {
 		return err
 	}
+
 	t := a.table("WHILE", "WRITES", "P50", "P99", "MAX", "P99 / IDLE")
 	idle := 0.0
 	for _, p := range r.Neighbour {
@@ -210,6 +231,7 @@ func (a *App) printNeighbour(r *bench.Report) error {
 		}
 		t.row(append(append([]string{p.While}, distCells(p.Write)...), over)...)
 	}
+
 	return t.flush()
 }
 
@@ -219,12 +241,14 @@ func (a *App) printVerdicts(targets []bench.Target) error {
 	if err := a.heading("Targets"); err != nil {
 		return err
 	}
+
 	t := a.table("TARGET", "WANTED", "MEASURED", "VERDICT", "AT")
 	for _, g := range targets {
 		measured := "-"
 		if g.Measured != nil {
 			measured = quantity(*g.Measured, g.Unit)
 		}
+
 		verdict := map[string]string{bench.Pass: "PASS", bench.Fail: "FAIL", bench.NotMeasured: "not measured"}[g.Verdict]
 		at := g.At
 		if g.Reason != "" {
@@ -233,10 +257,12 @@ func (a *App) printVerdicts(targets []bench.Target) error {
 				at += " (" + g.At + ")"
 			}
 		}
+
 		relation := map[string]string{bench.AtMost: "at most ", bench.LessThan: "under ", bench.AtLeast: "at least ",
 			bench.MoreThan: "over "}[g.Relation]
 		t.row(g.Name, relation+quantity(g.Target, g.Unit), measured, verdict, at)
 	}
+
 	return t.flush()
 }
 

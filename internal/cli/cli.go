@@ -68,6 +68,7 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	if err == nil {
 		return a.exit
 	}
+
 	var known *errs.Error
 	switch {
 	case ctx.Err() != nil && errs.KindOf(err) == errs.Internal:
@@ -79,6 +80,7 @@ func (a *App) Run(ctx context.Context, args []string) int {
 		// cobra's complaint about a command line.
 		err = (&errs.Error{Kind: errs.Invalid, Err: err}).WithHint("see `pando --help`")
 	}
+
 	a.printError(err)
 	return errs.KindOf(err).Codes().Exit
 }
@@ -93,6 +95,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+
 	f := root.PersistentFlags()
 	f.StringVar(&a.dir, "pool", "", "directory of the pool (default $PANDO_POOL or "+pool.DefaultDir+")")
 	f.BoolVar(&a.json, "json", false, "print one JSON value")
@@ -106,10 +109,12 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		}
 		return nil
 	}
+
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return (&errs.Error{Kind: errs.Invalid, Op: c.CommandPath(), Err: err}).
 			WithHint("see `%s --help`", c.CommandPath())
 	})
+
 	root.AddGroup(
 		&cobra.Group{ID: "volumes", Title: "Volumes:"},
 		&cobra.Group{ID: "goldens", Title: "Goldens:"},
@@ -117,6 +122,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		&cobra.Group{ID: "pool", Title: "The pool:"},
 		&cobra.Group{ID: "tools", Title: "Tools:"},
 	)
+
 	root.AddCommand(
 		a.cloneCommand(), a.forkCommand(), a.runCommand(), a.mountCommand(), a.umountCommand(), a.lsCommand(), a.showCommand(), a.diffCommand(), a.rebaseCommand(), a.flattenCommand(), a.destroyCommand(),
 		a.snapshotCommand(), a.rewindCommand(), a.pinCommand(), a.unpinCommand(),
@@ -125,6 +131,7 @@ writable clone of it in milliseconds, and throw it away just as fast.`,
 		a.initCommand(), a.deinitCommand(), a.gcCommand(), a.pruneCommand(), a.fsckCommand(),
 		a.doctorCommand(), a.diagnoseCommand(), a.iostatCommand(), a.benchCommand(), a.versionCommand(), a.exitCodesTopic(),
 	)
+
 	root.CompletionOptions.HiddenDefaultCmd = false
 	return root
 }
@@ -162,25 +169,30 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 	if !a.lasting {
 		options = append(options, engine.ShortLived)
 	}
+
 	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, options...)
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := e.Maintain(ctx)
 	if err != nil {
 		e.Close()
 		return nil, err
 	}
+
 	if r.Undone > 0 {
 		a.note("cleaned up %s that had been interrupted", plural(r.Undone, "operation"))
 	}
 	if r.Expired > 0 {
 		a.note("destroyed %s whose time was over", plural(r.Expired, "volume"))
 	}
+
 	if r.Swept != nil && r.Swept.Garbage > 0 {
 		a.note("first use since the host started: removed %s that had not been finished or were ephemeral",
 			plural(r.Swept.Garbage, "object"))
 	}
+
 	if r.Swept != nil {
 		for _, s := range r.Swept.Missing {
 			a.warn("%s is in the catalogue, but its data is gone", s)
@@ -189,9 +201,11 @@ func (a *App) open(ctx context.Context) (*engine.Engine, error) {
 			a.warn("%s", s)
 		}
 	}
+
 	for _, w := range r.Warnings {
 		a.warn("%s", w)
 	}
+
 	return e, nil
 }
 
@@ -288,6 +302,7 @@ func (a *App) printError(err error) {
 		fmt.Fprintf(a.Stderr, "%s\n", b)
 		return
 	}
+
 	fmt.Fprintf(a.Stderr, "pando: %v\n", err)
 	if hint := hintOf(err); hint != "" {
 		fmt.Fprintf(a.Stderr, "hint: %s\n", hint)

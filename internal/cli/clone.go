@@ -63,31 +63,38 @@ func (a *App) cloning(
 	f.BoolVar(&q.Ephemeral, "ephemeral", false, "do not wait for the disk; the volume is gone after a reboot")
 	rightsFlags(f, &q.May)
 	freezeFlags(f, &q.Freeze)
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.From, err = ref.Parse(op, args[0]); err != nil {
 			return err
 		}
+
 		if q.Name, err = ref.ParseName("clone", args[1]); err != nil {
 			return err
 		}
+
 		q.Mount = c.Flags().Changed("mount")
 		if (q.May.Dev || q.May.SUID) && !q.Mount {
 			return errs.New(errs.Invalid, op, args[1], "--dev and --suid are about the mount").
 				WithHint("add --mount, or leave them for `pando mount`")
 		}
+
 		if c.Flags().Changed("count") && q.Count < 1 {
 			return errs.New(errs.Invalid, op, args[1], "a count of %d is not at least 1", q.Count)
 		}
+
 		if c.Flags().Changed("size") {
 			if q.SizeBytes, err = parseSize(op, sizeFlag); err != nil {
 				return err
 			}
 		}
+
 		if c.Flags().Changed("ttl") {
 			if q.TTL, err = parseTTL(op, ttl); err != nil {
 				return err
 			}
 		}
+
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			var out []engine.Info
 			err := a.track(func(t *progress.Tracker) (err error) {
@@ -101,6 +108,7 @@ func (a *App) cloning(
 			return a.printClones(out, c.Flags().Changed("count"))
 		})(c, args)
 	}
+
 	return c
 }
 
@@ -111,6 +119,7 @@ func (a *App) printClones(out []engine.Info, many bool) (err error) {
 		}
 		return a.printJSON(out[0])
 	}
+
 	for _, v := range out {
 		switch {
 		case a.quiet && v.Mounted():
@@ -126,5 +135,6 @@ func (a *App) printClones(out []engine.Info, many bool) (err error) {
 			return err
 		}
 	}
+
 	return nil
 }

@@ -30,6 +30,7 @@ destroyed.`,
 			if err != nil {
 				return err
 			}
+
 			var report *engine.DestroyReport
 			err = a.track(func(t *progress.Tracker) (err error) {
 				report, err = e.Destroy(ctx, engine.DestroyRequest{What: what, Tracker: t})
@@ -38,6 +39,7 @@ destroyed.`,
 			if report == nil {
 				return err
 			}
+
 			return errors.Join(a.printDestroyed(report), err)
 		}),
 	}
@@ -62,6 +64,7 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 			}
 		}
 	}
+
 	for _, d := range r.Destroyed {
 		if !d.Reclaimed {
 			if d.HeldBy != "" {
@@ -71,23 +74,28 @@ func (a *App) printDestroyed(r *engine.DestroyReport) error {
 			a.warn("%s is destroyed, its space will be returned by the next command", d.Ref)
 		}
 	}
+
 	switch len(r.Failed) {
 	case 0:
 		return nil
 	case 1:
 		return r.Failed[0]
 	}
+
 	// The last one is printed by the caller, and decides the exit code.
 	last := len(r.Failed) - 1
 	shown := r.Failed[:last]
 	if !a.json && len(r.Failed) > shownFailures {
 		shown = shown[:shownFailures-1]
 	}
+
 	for _, err := range shown {
 		a.printError(err)
 	}
+
 	if more := last - len(shown); more > 0 {
 		fmt.Fprintf(a.Stderr, "pando: and %d more could not be destroyed; the last one:\n", more) // with --quiet too
 	}
+
 	return r.Failed[last]
 }

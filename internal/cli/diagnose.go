@@ -42,21 +42,26 @@ The exit code is 0 whatever it finds.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeVolumeOrPath,
 	}
+
 	c.Flags().StringVar(&length, "for", length, "watch for this `DURATION`")
+
 	c.RunE = func(c *cobra.Command, args []string) error {
 		d, err := parseTTL("diagnose", length)
 		if err != nil {
 			return err
 		}
+
 		const least, most = time.Second, 24 * time.Hour
 		if d < least || d > most {
 			return errs.New(errs.Invalid, "diagnose", length, "it watches for a second to a day").
 				WithHint("the default, 30s, shows most")
 		}
+
 		q := diagnose.Request{For: d}
 		if q.Path, q.Volume, err = a.pathOrVolume(c.Context(), "diagnose", args[0]); err != nil {
 			return err
 		}
+
 		var r *diagnose.Report
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
@@ -65,11 +70,14 @@ The exit code is 0 whatever it finds.`,
 		}); err != nil {
 			return err
 		}
+
 		if r.Interrupted {
 			a.exit = errs.Canceled.Codes().Exit
 		}
+
 		return a.printDiagnosis(r)
 	}
+
 	return c
 }
 
@@ -79,10 +87,12 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 	if arg == "" {
 		return "", "", errs.New(errs.Invalid, op, `""`, "the path is empty")
 	}
+
 	_, bad := ref.Parse(op, arg)
 	if strings.Contains(arg, "/") || arg == "." || arg == ".." || bad != nil {
 		return arg, "", nil
 	}
+
 	_, missing := os.Stat(arg)
 	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 	if err == nil {
@@ -98,6 +108,7 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 			return found[0].Mountpoint, found[0].Name, nil
 		}
 	}
+
 	switch {
 	case missing == nil:
 		return arg, "", nil
@@ -105,6 +116,7 @@ func (a *App) pathOrVolume(ctx context.Context, op, arg string) (path, volume st
 		return "", "", errs.New(errs.NotFound, op, arg, "there is neither a volume nor a path of this name").
 			WithHint("`pando ls` shows the volumes")
 	}
+
 	return "", "", err
 }
 
@@ -118,6 +130,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 	if a.json {
 		return a.printJSON(r)
 	}
+
 	if a.quiet {
 		for _, c := range r.Causes {
 			if err := a.printf("%s\n", c.Code); err != nil {
@@ -126,10 +139,12 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 		}
 		return nil
 	}
+
 	name := r.Path
 	if r.Volume != "" {
 		name = r.Volume + " (" + r.Path + ")"
 	}
+
 	var layers []string
 	for _, l := range r.Layers {
 		s := l.Name
@@ -138,6 +153,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 		}
 		layers = append(layers, s)
 	}
+
 	if err := errors.Join(
 		a.printf("%s\n", wrap(oneLine(name)+": "+oneLine(r.Verdict)+".", "", doctorWidth)),
 		a.fields(
@@ -152,11 +168,13 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 	); err != nil {
 		return err
 	}
+
 	for _, c := range r.Causes {
 		if err := a.printCause(c); err != nil {
 			return err
 		}
 	}
+
 	if len(r.Next) > 0 {
 		if err := a.printf("\nNext\n"); err != nil {
 			return err
@@ -167,6 +185,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 			}
 		}
 	}
+
 	if len(r.NotLooked) > 0 {
 		if err := a.printf("\nNot looked at\n"); err != nil {
 			return err
@@ -177,6 +196,7 @@ func (a *App) printDiagnosis(r *diagnose.Report) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -188,10 +208,12 @@ func (a *App) diagnosedSyncs(s diagnose.Syncs) string {
 	if s.Count < 0 {
 		return "not known"
 	}
+
 	about := "about "
 	if s.Exact {
 		about = ""
 	}
+
 	out := fmt.Sprintf("%s%s, %.1f/s", about, thousands(s.Count), s.PerSecond)
 	if s.Sampled > 0 {
 		out += fmt.Sprintf("; p50 %s, p99 %s, max %s", latency(s.P50), latency(s.P99), latency(s.Max))
@@ -199,6 +221,7 @@ func (a *App) diagnosedSyncs(s diagnose.Syncs) string {
 	if s.Pending > 1 {
 		out += fmt.Sprintf("; one has been waiting for %s", latency(s.Pending))
 	}
+
 	return out
 }
 
@@ -228,14 +251,17 @@ func (a *App) printDiagnosedProcesses(all []diagnose.Process) error {
 	if len(all) == 0 {
 		return nil
 	}
+
 	if err := a.printf("\n"); err != nil {
 		return err
 	}
+
 	t := a.table("WHO SYNCS", "PID", "WHERE", "CALL", "PER S", "P50", "P99", "MAX", "CGROUP", "FILE")
 	for _, p := range all[:min(len(all), shownDiagnosed)] {
 		t.row(oneLine(p.Command), fmt.Sprint(p.PID), string(p.Relation), p.Call, fmt.Sprintf("%.0f", p.PerSecond),
 			latency(p.P50), latency(p.P99), latency(p.Max), oneLine(orDash(p.CGroup)), oneLine(p.File))
 	}
+
 	return a.endShort(t, len(all))
 }
 
@@ -250,9 +276,11 @@ func (a *App) printDiagnosedDevices(all []diagnose.Device) error {
 	if len(all) == 0 {
 		return nil
 	}
+
 	if err := a.printf("\n"); err != nil {
 		return err
 	}
+
 	t := a.table("DEVICE", "ROLE", "WRITES/S", "FLUSHES/S", "WRITE", "FLUSH", "QUEUE", "BUSY", "OF SYNCS", "FOR OTHERS")
 	for _, d := range all {
 		flushes := "-"
@@ -264,6 +292,7 @@ func (a *App) printDiagnosedDevices(all []diagnose.Device) error {
 			fmt.Sprintf("%.0f %%", 100*d.Busy), fmt.Sprintf("%.0f %%", 100*d.SyncShare), fmt.Sprintf("%.0f %%",
 				100*d.OthersShare))
 	}
+
 	return t.flush()
 }
 
@@ -271,9 +300,11 @@ func (a *App) printDiagnosedWriters(all []diagnose.Writer) error {
 	if len(all) == 0 {
 		return nil
 	}
+
 	if err := a.printf("\n"); err != nil {
 		return err
 	}
+
 	t := a.table("WHO WRITES", "KIND", "PID", "WRITTEN", "REQUESTS/S", "FLUSHES/S", "SYNCS/S", "DEVICE")
 	for _, w := range all[:min(len(all), shownDiagnosed)] {
 		pid := "-"
@@ -283,6 +314,7 @@ func (a *App) printDiagnosedWriters(all []diagnose.Writer) error {
 		t.row(oneLine(w.Name), w.Kind, pid, size(w.WrittenBytes), fmt.Sprintf("%.0f", w.Requests),
 			fmt.Sprintf("%.0f", w.Flushes), fmt.Sprintf("%.0f", w.Syncs), orDash(w.Device))
 	}
+
 	return a.endShort(t, len(all))
 }
 
@@ -291,15 +323,18 @@ func (a *App) printCause(c diagnose.Cause) error {
 	if c.Share >= 0 {
 		share = fmt.Sprintf(", %.0f %% of the time of the syncs", 100*c.Share)
 	}
+
 	if err := a.printf("\n%d. %s (%s%s)\n%s", c.Rank, c.Code, c.Confidence, share,
 		wrap(oneLine(c.Title), "   ", doctorWidth)); err != nil {
 		return err
 	}
+
 	for _, e := range c.Evidence {
 		if err := a.bullet(e); err != nil {
 			return err
 		}
 	}
+
 	for i, n := range c.Next {
 		head := "         "
 		if i == 0 {
@@ -310,5 +345,6 @@ func (a *App) printCause(c diagnose.Cause) error {
 			return err
 		}
 	}
+
 	return nil
 }

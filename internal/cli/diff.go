@@ -38,15 +38,19 @@ Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths o
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRefs(2),
 	}
+
 	freezeFlags(c.Flags(), &q.Freeze)
 	c.Flags().BoolVar(&stat, "stat", false, "only count changes and bytes")
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.A, err = ref.Parse("diff", args[0]); err != nil {
 			return err
 		}
+
 		if q.B, err = ref.Parse("diff", args[1]); err != nil {
 			return err
 		}
+
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			var out engine.Difference
 			err := a.track(func(t *progress.Tracker) (err error) {
@@ -57,6 +61,7 @@ Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths o
 			if err != nil {
 				return err
 			}
+
 			switch {
 			case a.json:
 				if stat {
@@ -66,9 +71,11 @@ Exit code 0, whether or not there are differences; ` + "`-q`" + ` prints paths o
 			case stat:
 				return a.printDiffStat(out)
 			}
+
 			return a.printDiff(out)
 		})(c, args)
 	}
+
 	return c
 }
 
@@ -82,6 +89,7 @@ func (a *App) printDiff(d engine.Difference) error {
 	if len(d.Changes) == 0 && d.Stat.ChangedBytes == 0 {
 		a.note("no differences")
 	}
+
 	for _, c := range d.Changes {
 		if a.quiet {
 			if err := a.printf("%s\n", showPath(c.Path)); err != nil {
@@ -93,14 +101,17 @@ func (a *App) printDiff(d engine.Difference) error {
 			return err
 		}
 	}
+
 	for _, r := range d.Ranges {
 		if err := a.printf("M  bytes %d to %d  (%s)\n", r.Offset, r.Offset+r.Length-1, size(r.Length)); err != nil {
 			return err
 		}
 	}
+
 	if d.Method == "extents" && d.Ranges == nil && d.Stat.ChangedBytes > 0 {
 		return a.printDiffStat(d) // too many ranges to list
 	}
+
 	return nil
 }
 
@@ -110,14 +121,17 @@ func changeLine(c engine.DiffChange) string {
 	if c.Op == "modified" && !c.Content {
 		letter = "m"
 	}
+
 	line := letter + "  "
 	if c.From != "" {
 		line += showPath(c.From) + " -> "
 	}
+
 	line += showPath(c.Path)
 	if c.Type == "directory" {
 		line += "/"
 	}
+
 	var notes []string
 	switch {
 	case c.TypeBefore != "":
@@ -125,6 +139,7 @@ func changeLine(c engine.DiffChange) string {
 	case c.Type != "file" && c.Type != "directory":
 		notes = append(notes, c.Type)
 	}
+
 	if c.Link != "" {
 		notes = append(notes, "same file as "+showPath(c.Link))
 	} else if c.Type == "file" || c.TypeBefore == "file" {
@@ -139,12 +154,14 @@ func changeLine(c engine.DiffChange) string {
 			notes = append(notes, size(c.SizeAfter), size(c.ChangedBytes)+" changed")
 		}
 	}
+
 	if c.Metadata {
 		notes = append(notes, "mode, owner or attributes")
 	}
 	if len(notes) == 0 {
 		return line
 	}
+
 	return line + "  (" + strings.Join(notes, ", ") + ")"
 }
 

@@ -51,11 +51,13 @@ That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
 			"'.checks[].findings[] | {code, severity, title}'\n  pando doctor --zfs tank --time 5m",
 		Args: usage(cobra.NoArgs),
 	}
+
 	f := c.Flags()
 	f.StringVar(&q.Pool, "zfs", "", "look at this `ZPOOL`'s dedup instead")
 	f.StringSliceVar(&h.Only, "only", nil, "do these `CHECKS` only")
 	f.BoolVar(&list, "list", false, "list the checks, and do none")
 	f.StringVar(&limit, "time", limit, "give each check at most this `DURATION`; with --zfs: look for copies no longer")
+
 	_ = c.RegisterFlagCompletionFunc("zfs", func(c *cobra.Command, _ []string, _ string) ([]string,
 		cobra.ShellCompDirective) {
 		ctx := c.Context()
@@ -68,6 +70,7 @@ That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
 		}
 		return pools, cobra.ShellCompDirectiveNoFileComp
 	})
+
 	_ = c.RegisterFlagCompletionFunc("only", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var names []string
 		for _, k := range doctor.Checks() {
@@ -75,11 +78,13 @@ That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
 		}
 		return names, cobra.ShellCompDirectiveNoFileComp
 	})
+
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		d, err := parseTTL("doctor", limit)
 		if err != nil {
 			return err
 		}
+
 		d = min(d, 24*time.Hour)
 		zpool := c.Flags().Changed("zfs")
 		switch {
@@ -95,9 +100,11 @@ That is advice, and the exit code 0. (Damage is what fsck looks for.)`,
 		case zpool:
 			return a.doctorZFS(c.Context(), q, d)
 		}
+
 		h.PatienceEach = d
 		return a.doctorHost(c.Context(), h)
 	}
+
 	return c
 }
 
@@ -119,6 +126,7 @@ func (a *App) printDoctor(r *doctor.Report) error {
 	if a.json {
 		return a.printJSON(r)
 	}
+
 	if a.quiet {
 		for _, f := range r.Findings {
 			if err := a.printf("%s\n", f.Code); err != nil {
@@ -127,18 +135,22 @@ func (a *App) printDoctor(r *doctor.Report) error {
 		}
 		return nil
 	}
+
 	version := ""
 	if r.ZFS.Version != "" {
 		version = " (OpenZFS " + r.ZFS.Version + ")"
 	}
+
 	if err := a.printf("zpool %s%s: %s.\n", r.Subject, version, r.Summary); err != nil {
 		return err
 	}
+
 	for _, f := range r.Findings {
 		if err := a.printFinding(f, r.ZFS); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -149,13 +161,16 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 	if f.Subject != "" {
 		head += " " + oneLine(f.Subject)
 	}
+
 	if err := a.printf("\n%s\n%s", head, wrap(f.Title, "  ", doctorWidth)); err != nil {
 		return err
 	}
+
 	width := 0
 	for _, m := range f.Measured {
 		width = max(width, len(m.Label))
 	}
+
 	for _, m := range f.Measured {
 		value := figureText(m)
 		if m.Note != "" {
@@ -167,6 +182,7 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 			return err
 		}
 	}
+
 	switch f.Code {
 	case "zfs-dedup-datasets":
 		if err := a.printDedupDatasets(facts.Datasets); err != nil {
@@ -177,11 +193,13 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 			return err
 		}
 	}
+
 	if f.Why != "" {
 		if err := a.printf("%s", wrap(f.Why, "  ", doctorWidth)); err != nil {
 			return err
 		}
 	}
+
 	for i, s := range f.Do {
 		head := "  - "
 		if len(f.Do) > 1 {
@@ -197,6 +215,7 @@ func (a *App) printFinding(f doctor.Finding, facts *doctor.Facts) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -215,6 +234,7 @@ func (a *App) printCopies(c *doctor.Copies) error {
 	if len(c.Trees) == 0 {
 		return nil
 	}
+
 	t := a.table("    ORIGINAL", "COPY", "COPIED", "FILES")
 	rows := 0
 	for _, g := range c.Trees {
@@ -229,6 +249,7 @@ func (a *App) printCopies(c *doctor.Copies) error {
 			t.row("    "+oneLine(g.Original), oneLine(k.Path), size(k.CopiedBytes), files)
 		}
 	}
+
 	return a.endTable(t, rows)
 }
 
@@ -247,6 +268,7 @@ func figureText(f doctor.Figure) string {
 	case f.Unit == doctor.Text:
 		return f.Text
 	}
+
 	one := func(v float64) string {
 		switch f.Unit {
 		case doctor.Bytes:
@@ -258,6 +280,7 @@ func figureText(f doctor.Figure) string {
 		}
 		return thousands(int64(v))
 	}
+
 	low, high := one(f.Low), one(f.High)
 	if low == high {
 		return low
@@ -265,6 +288,7 @@ func figureText(f doctor.Figure) string {
 	if f.Unit == doctor.Percent && math.Round(f.High*10) == 1000 {
 		return "at least " + low
 	}
+
 	return low + " to " + high
 }
 

@@ -17,6 +17,7 @@ func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
 	if err != nil {
 		return err
 	}
+
 	q.Pool, q.Words = facts, commandLine{}
 	var e *doctor.Examination
 	if err := a.track(func(t *progress.Tracker) (err error) {
@@ -26,12 +27,14 @@ func (a *App) doctorHost(ctx context.Context, q doctor.HostRequest) error {
 	}); err != nil {
 		return err
 	}
+
 	switch e.Worst {
 	case doctor.Critical:
 		a.exit = exitCritical
 	case doctor.Warning:
 		a.exit = exitWarning
 	}
+
 	return a.printExamination(e)
 }
 
@@ -49,6 +52,7 @@ func (a *App) poolFacts(ctx context.Context) (*doctor.PoolFacts, error) {
 	default: // damaged, or of another user
 		return &doctor.PoolFacts{Dir: a.poolDir(), Trouble: err}, nil
 	}
+
 	f := &doctor.PoolFacts{Dir: v.Dir, Driver: v.Driver, Loop: v.Loop, Data: v.Data, Attached: v.Attached,
 		Mounts: v.Mounts, Working: v.Working, Trouble: v.Trouble}
 	for _, g := range v.Goldens {
@@ -58,6 +62,7 @@ func (a *App) poolFacts(ctx context.Context) (*doctor.PoolFacts, error) {
 		}
 		f.Goldens = append(f.Goldens, doctor.GoldenFacts{Ref: g.Ref, Image: image})
 	}
+
 	return f, nil
 }
 
@@ -75,6 +80,7 @@ func (a *App) printChecks() error {
 		}
 		return a.printJSON(rows)
 	}
+
 	if a.quiet {
 		for _, c := range all {
 			if err := a.printf("%s\n", c[0]); err != nil {
@@ -83,10 +89,12 @@ func (a *App) printChecks() error {
 		}
 		return nil
 	}
+
 	t := a.table("CHECK", "LOOKS FOR")
 	for _, c := range all {
 		t.row(c[0], c[1])
 	}
+
 	return t.flush()
 }
 
@@ -96,6 +104,7 @@ func (a *App) printExamination(e *doctor.Examination) error {
 	if a.json {
 		return a.printJSON(e)
 	}
+
 	if a.quiet {
 		for _, c := range e.Checks {
 			for _, f := range c.Findings {
@@ -106,10 +115,12 @@ func (a *App) printExamination(e *doctor.Examination) error {
 		}
 		return nil
 	}
+
 	width := 0
 	for _, c := range e.Checks {
 		width = max(width, len(c.Check))
 	}
+
 	skipped := 0
 	for _, c := range e.Checks {
 		text := c.Summary
@@ -125,6 +136,7 @@ func (a *App) printExamination(e *doctor.Examination) error {
 			return err
 		}
 	}
+
 	counts := map[doctor.Severity]int{}
 	told := map[string]bool{} // why, which is the same for all of a code
 	for _, severity := range []doctor.Severity{doctor.Critical, doctor.Warning, doctor.Note} {
@@ -144,6 +156,7 @@ func (a *App) printExamination(e *doctor.Examination) error {
 			}
 		}
 	}
+
 	return a.printf("\n%s\n", examined(counts, skipped))
 }
 
@@ -153,21 +166,26 @@ func examined(counts map[doctor.Severity]int, skipped int) string {
 	if n := counts[doctor.Critical]; n > 0 {
 		parts = append(parts, fmt.Sprintf("%d critical", n))
 	}
+
 	if n := counts[doctor.Warning]; n > 0 {
 		parts = append(parts, plural(n, "warning"))
 	}
+
 	if n := counts[doctor.Note]; n > 0 {
 		parts = append(parts, plural(n, "note"))
 	}
+
 	text := strings.Join(parts, ", ")
 	if text == "" {
 		text = "nothing found"
 	}
+
 	switch {
 	case skipped == 1:
 		text += "; 1 check was skipped"
 	case skipped > 1:
 		text += fmt.Sprintf("; %d checks were skipped", skipped)
 	}
+
 	return text
 }

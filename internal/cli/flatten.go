@@ -30,18 +30,21 @@ its snapshot before-flatten-TIME, until that is destroyed.`,
 			if q.Volume, err = existingVolume("flatten", args[0]); err != nil {
 				return err
 			}
+
 			q.Plan = func(f engine.Flatten) {
 				if !a.json {
 					a.note("flattening %s reads and writes up to %s; the pool has %s free", args[0], size(f.CostBytes),
 						size(f.FreeBytes))
 				}
 			}
+
 			var out engine.Flatten
 			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
 				out, err = e.Flatten(ctx, q)
 				return err
 			})
+
 			switch {
 			case err != nil:
 				return err
@@ -54,9 +57,11 @@ its snapshot before-flatten-TIME, until that is destroyed.`,
 			case out.Done:
 				a.note("%s shares nothing any more", args[0])
 			}
+
 			return nil
 		}),
 	}
+
 	c.Flags().BoolVar(&q.DryRun, "dry-run", false, "only say what it would cost")
 	return c
 }

@@ -26,10 +26,12 @@ func parseSize(op, s string) (int64, error) {
 	if err != nil || !ok || f <= 0 || num == "" {
 		return bad()
 	}
+
 	v := f * float64(int64(1)<<shift)
 	if v >= 1<<62 {
 		return bad()
 	}
+
 	return int64(v), nil
 }
 
@@ -159,5 +161,6 @@ func (t *table) flush() error {
 		}
 		w.WriteByte('\n')
 	}
+
 	return writeError(w.Flush())
 }

@@ -36,6 +36,7 @@ func (v *freezeFlag) Set(s string) error {
 	case on:
 		*v.to = v.value
 	}
+
 	return nil
 }
 

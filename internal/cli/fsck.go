@@ -36,7 +36,9 @@ what the next command or gc cleans up by itself.`,
 		Example:           "  pando fsck\n  pando fsck job-17 --repair\n  pando fsck --json | jq '.findings[]'",
 		ValidArgsFunction: a.completeRefs(0),
 	}
+
 	c.Flags().BoolVar(&q.Repair, "repair", false, "mend what is found")
+
 	c.RunE = func(c *cobra.Command, args []string) error {
 		for _, s := range args {
 			r, err := ref.Parse("fsck", s)
@@ -45,6 +47,7 @@ what the next command or gc cleans up by itself.`,
 			}
 			q.Refs = append(q.Refs, r)
 		}
+
 		var r *check.Report
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
@@ -53,11 +56,14 @@ what the next command or gc cleans up by itself.`,
 		}); err != nil {
 			return err
 		}
+
 		if !r.OK {
 			a.exit = errs.Damaged.Codes().Exit
 		}
+
 		return a.printFsck(r, q.Repair)
 	}
+
 	return c
 }
 
@@ -65,11 +71,13 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 	if a.json {
 		return a.printJSON(r)
 	}
+
 	if len(r.Findings) > 0 {
 		last := "REPAIR"
 		if repair {
 			last = "RESULT"
 		}
+
 		t := a.table("SEVERITY", "CODE", "WHERE", "WHAT", last)
 		for _, f := range r.Findings {
 			result := words(f.Repair)
@@ -81,9 +89,11 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 			}
 			t.row(f.Severity, f.Code, f.Ref, oneLine(words(f.Message)), orDash(oneLine(result)))
 		}
+
 		if err := t.flush(); err != nil {
 			return err
 		}
+
 		for _, f := range r.Findings {
 			if f.Detail == "" || a.quiet {
 				continue
@@ -98,9 +108,11 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 			}
 		}
 	}
+
 	for _, n := range r.Notes {
 		a.note("%s", n)
 	}
+
 	k := r.Checked
 	inside := plural(k.Images, "filesystem")
 	if k.Trees > 0 {
@@ -112,6 +124,7 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 	if k.Busy > 0 {
 		a.note("%s left out: other commands are at work on them", plural(k.Busy, "object"))
 	}
+
 	left, repaired := 0, 0
 	for _, f := range r.Findings {
 		switch {
@@ -121,6 +134,7 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 			left++
 		}
 	}
+
 	verdict := "nothing is wrong"
 	switch {
 	case left > 0 && repaired > 0:
@@ -130,6 +144,7 @@ func (a *App) printFsck(r *check.Report, repair bool) error {
 	case repaired > 0:
 		verdict = fmt.Sprintf("%d repaired", repaired)
 	}
+
 	a.note("checked %s, %s and the catalogue: %s", plural(k.Objects, "object"), inside, verdict)
 	return nil
 }

@@ -38,6 +38,7 @@ by which process in which mount namespace, made from by what.`,
 			return a.printGC(r, explain)
 		},
 	}
+
 	c.Flags().BoolVar(&explain, "explain", false, "say why everything stays, and what each thing that goes returns")
 	return c
 }
@@ -46,30 +47,38 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 	if a.json {
 		return a.printJSON(r)
 	}
+
 	for _, w := range r.Warnings {
 		a.warn("%s", w)
 	}
+
 	for _, k := range r.Kept {
 		a.warn("%s", k)
 	}
+
 	for _, m := range r.Missing {
 		a.warn("%s is in the catalogue, but its data is gone", m)
 	}
+
 	if a.quiet {
 		return nil
 	}
+
 	host := ""
 	if r.TrimmedBytes > 0 {
 		host = fmt.Sprintf("%s given back by the pool's file", size(r.HostFreed))
 	}
+
 	expired, untied := "", ""
 	if r.Untied > 0 {
 		untied = plural(r.Untied, "thing") + " that others needed when it was destroyed"
 	}
+
 	if r.Expired+r.Retired > 0 {
 		expired = fmt.Sprintf("%s whose time was over, %s not kept any more", plural(r.Expired, "volume"),
 			plural(r.Retired, "generation"))
 	}
+
 	if err := a.fields(
 		"looked at", plural(r.Objects, "object"),
 		"removed", fmt.Sprintf("%s half made or half destroyed, %d destroyed earlier", plural(r.Garbage, "object"),
@@ -81,10 +90,12 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 	); err != nil || !explain {
 		return err
 	}
+
 	if len(r.Freed) > 0 {
 		if err := a.printf("\n"); err != nil {
 			return err
 		}
+
 		t := a.table("REMOVED", "RETURNED", "WHY")
 		for _, f := range r.Freed {
 			bytes := "-"
@@ -93,16 +104,20 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 			}
 			t.row(f.Ref, bytes, f.Why)
 		}
+
 		if err := t.flush(); err != nil {
 			return err
 		}
 	}
+
 	if len(r.KeptThings) == 0 {
 		return nil
 	}
+
 	if err := a.printf("\n"); err != nil {
 		return err
 	}
+
 	t := a.table("KEPT", "KIND", "WHY")
 	for _, k := range r.KeptThings {
 		for i, m := range k.Why {
@@ -117,5 +132,6 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 			}
 		}
 	}
+
 	return t.flush()
 }

@@ -16,6 +16,7 @@ numbered from 1; clones are made from the current one unless another is named
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+
 	c.AddCommand(
 		a.goldenImportCommand(),
 		a.goldenPublishCommand(),
@@ -24,5 +25,6 @@ numbered from 1; clones are made from the current one unless another is named
 		a.goldenKeepCommand(),
 		a.goldenRmCommand(),
 	)
+
 	return c
 }

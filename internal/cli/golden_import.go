@@ -51,6 +51,7 @@ directory beside it.`,
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
+
 	f := c.Flags()
 	f.StringVar(&fs, "fs", "",
 		"what volumes hold: native, ext4, xfs or none (default: the driver's, or what an image holds)")
@@ -68,34 +69,41 @@ directory beside it.`,
 		if q.Name, err = ref.ParseName("import", args[0]); err != nil {
 			return err
 		}
+
 		if as != "" {
 			if q.ReplaceVolume, err = ref.ParseName("adopt", as); err != nil {
 				return err
 			}
 		}
+
 		q.Source, q.Stdin = args[1], a.Stdin
 		if q.Source == "-" && term.IsTerminal(int(a.Stdin.Fd())) {
 			return errs.New(errs.Invalid, "import", "-",
 				"standard input is a terminal").WithHint("pipe an archive into it: tar c . | pando golden import %s -", q.Name)
 		}
+
 		switch q.FS = driver.FS(fs); q.FS {
 		case "", driver.Native, driver.Ext4, driver.XFS, driver.None:
 		default:
 			return errs.New(errs.Invalid, "import", fs,
 				"there is no such kind of filesystem").WithHint("choose --fs native, ext4, xfs or none")
 		}
+
 		if c.Flags().Changed("size") {
 			if q.SizeBytes, err = parseSize("import", sizeFlag); err != nil {
 				return err
 			}
 		}
+
 		if q.Keep, err = parseKeep("import", keep); err != nil {
 			return err
 		}
+
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			return a.importGolden(ctx, e, q)
 		})(c, args)
 	}
+
 	return c
 }
 
@@ -109,12 +117,15 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 	if err != nil {
 		return err
 	}
+
 	for _, w := range out.Warnings {
 		a.warn("%s", w)
 	}
+
 	if a.json {
 		return a.printJSON(out)
 	}
+
 	a.noteRemoved(out.Removed)
 	if out.Waited {
 		a.note("another pando was importing it: this is what it made")
@@ -122,12 +133,15 @@ func (a *App) importGolden(ctx context.Context, e *engine.Engine, q engine.Impor
 		a.note("%s, %s, in %s on disk", plural(int(out.Files), "file"), size(out.LogicalBytes),
 			plural(int(out.Extents), "extent"))
 	}
+
 	if out.Changed > 0 {
 		a.note("what changed during the import was copied again: directories %d, passes %d", out.Changed, out.Passes)
 	}
+
 	if out.Replaced != "" {
 		a.note("%s is volume %s now; the old directory is %s", out.Replaced, out.Volume, out.Aside)
 		a.note("when nobody needs that any more: rm -rf %s", shellWord(out.Aside))
 	}
+
 	return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))
 }

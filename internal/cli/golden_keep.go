@@ -24,24 +24,29 @@ but ` + "`pando rebase`" + ` needs the generation that a volume was made from.`,
 			if err != nil {
 				return err
 			}
+
 			if n == nil {
 				return errs.New(errs.Invalid, "keep", `""`, "not a number of generations").
 					WithHint("write a number from 1, or all")
 			}
+
 			golden, err := ref.ParseName("keep", args[0])
 			if err != nil {
 				return err
 			}
+
 			removed, err := e.Keep(ctx, engine.KeepRequest{Golden: golden, Generations: *n})
 			if err != nil {
 				return err
 			}
+
 			if a.json {
 				if removed == nil {
 					removed = []string{}
 				}
 				return a.printJSON(map[string]any{"golden": args[0], "keep": *n, "removed": removed})
 			}
+
 			a.noteRemoved(removed)
 			return nil
 		}),

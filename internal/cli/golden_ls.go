@@ -19,6 +19,7 @@ func (a *App) goldenLsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+
 			switch {
 			case a.json:
 				return a.printJSON(goldens)
@@ -33,6 +34,7 @@ func (a *App) goldenLsCommand() *cobra.Command {
 				a.note("no goldens; make one with `pando golden import NAME SOURCE`")
 				return nil
 			}
+
 			t := a.table("NAME", "CURRENT", "GENERATIONS", "VOLUMES", "FS", "LOGICAL", "EXTENTS", "PUBLISHED")
 			for _, g := range goldens {
 				t.row(
@@ -40,6 +42,7 @@ func (a *App) goldenLsCommand() *cobra.Command {
 					size(g.LogicalBytes), itoa(int(g.Extents)), ago(g.CreatedAt),
 				)
 			}
+
 			return t.flush()
 		}),
 	}

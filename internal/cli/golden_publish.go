@@ -34,12 +34,15 @@ refused (conflict): whoever publishes last must not undo what others published.`
 			if q.Golden, err = ref.ParseName("publish", args[0]); err != nil {
 				return err
 			}
+
 			if q.Volume, err = ref.ParseName("publish", args[1]); err != nil {
 				return err
 			}
+
 			if q.Keep, err = parseKeep("publish", keep); err != nil {
 				return err
 			}
+
 			var out engine.Published
 			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
@@ -52,10 +55,12 @@ refused (conflict): whoever publishes last must not undo what others published.`
 			if a.json {
 				return a.printJSON(out)
 			}
+
 			a.noteRemoved(out.Removed)
 			return a.printf("%s\n", ref.Generation(out.Golden, out.Generation))
 		}),
 	}
+
 	f := c.Flags()
 	freezeFlags(f, &q.Freeze)
 	f.BoolVar(&q.Force, "force", false, "publish although GOLDEN has moved on")
@@ -76,11 +81,13 @@ func parseKeep(op, s string) (*int, error) {
 	case "all":
 		return &n, nil
 	}
+
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 {
 		return nil, errs.New(errs.Invalid, op, s, "not a number of generations").
 			WithHint("write a number from 1, or all")
 	}
+
 	return &n, nil
 }
 

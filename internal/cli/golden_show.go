@@ -21,17 +21,21 @@ func (a *App) goldenShowCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+
 			d, err := e.Show(ctx, r)
 			if err != nil {
 				return err
 			}
+
 			if d.Kind != "golden" {
 				return errs.New(errs.NotFound, "golden show", args[0], "there is no such golden; it is a %s", d.Kind).
 					WithHint("see `pando show %s`", args[0])
 			}
+
 			if a.json {
 				return a.printJSON(d)
 			}
+
 			return a.printDetail(d)
 		}),
 	}

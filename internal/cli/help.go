@@ -72,10 +72,12 @@ func (a *App) exitCodesTopic() *cobra.Command {
 	for _, k := range errs.Kinds() {
 		fmt.Fprintf(&b, "  %4d  %-12s %s\n", k.Codes().Exit, k, meanings[k])
 	}
+
 	b.WriteString("\nA command that ran well says with its exit code what it found:\n\n")
 	for _, v := range verdicts {
 		fmt.Fprintf(&b, "  %4d  %-12s %s\n", v.exit, v.verb, v.means)
 	}
+
 	b.WriteString("\nWith --json the kind is in the error on standard error:\n  " +
 		"{\"error\":{\"kind\":\"not_found\",\"op\":\"show\",\"ref\":\"web\",\"message\":\"...\",\"hint\":\"...\"}}")
 	return &cobra.Command{Use: "exit-codes", Short: "What exit codes mean", Long: b.String()}
@@ -100,15 +102,19 @@ func (a *App) complete(n int, goldens, volumes bool) completer {
 		if n > 0 && len(args) >= n {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
+
 		ctx := c.Context()
 		if ctx == nil {
 			ctx = context.Background()
 		}
+
 		e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
+
 		defer e.Close()
+
 		var out []string
 		if goldens {
 			if gs, err := e.Goldens(ctx); err == nil {
@@ -117,11 +123,13 @@ func (a *App) complete(n int, goldens, volumes bool) completer {
 				}
 			}
 		}
+
 		if volumes {
 			if names, err := e.VolumeNames(ctx); err == nil {
 				out = append(out, names...)
 			}
 		}
+
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}
 }
@@ -132,22 +140,27 @@ func (a *App) completeSnapshots(c *cobra.Command, args []string, word string) ([
 	if len(args) != 1 {
 		return a.completeVolumes(1)(c, args, word)
 	}
+
 	volume, err := ref.ParseName("", args[0])
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
+
 	ctx := c.Context()
 	if ctx == nil {
 		ctx = context.Background()
 	}
+
 	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
+
 	defer e.Close()
 	names, err := e.SnapshotNames(ctx, volume)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
+
 	return names, cobra.ShellCompDirectiveNoFileComp
 }

@@ -33,6 +33,7 @@ so that those that run do not meet a full disk.`, pool.DefaultMinFreePercent),
 		Example: "  pando init\n  pando init --pool /srv/pando --size 200G\n  pando init --driver plain --pool ~/pando",
 		Args:    usage(cobra.NoArgs),
 	}
+
 	f := c.Flags()
 	f.StringVar(&q.Driver, "driver", engine.Auto, "auto, zfs, btrfs, reflink or plain")
 	f.StringVar(&sizeFlag, "size", "",
@@ -49,17 +50,21 @@ so that those that run do not meet a full disk.`, pool.DefaultMinFreePercent),
 		if rebuild {
 			return a.rebuild(c)
 		}
+
 		if c.Flags().Changed("size") {
 			if q.SizeBytes, err = parseSize("init", sizeFlag); err != nil {
 				return err
 			}
 		}
+
 		if q.Dataset = zfsDataset; zfsDataset != "" && q.Driver == engine.Auto {
 			q.Driver = "zfs"
 		}
+
 		if q.MinFreePercent, err = parsePercent("init", minFree); err != nil {
 			return err
 		}
+
 		r, err := engine.Init(c.Context(), q, a.Drivers)
 		if err != nil {
 			return err
@@ -67,20 +72,25 @@ so that those that run do not meet a full disk.`, pool.DefaultMinFreePercent),
 		if a.json {
 			return a.printJSON(r)
 		}
+
 		for _, n := range r.Notes {
 			a.note("%s", n)
 		}
+
 		if a.quiet {
 			return nil
 		}
+
 		faster := words(r.Faster)
 		if err := a.printf("pool %s, driver %s\n", r.Dir, r.Driver); err != nil {
 			return err
 		}
+
 		return a.fields("  why", r.Why, "  faster", faster,
 			"  room", fmt.Sprintf("%s free of %s", size(r.FreeBytes), size(r.TotalBytes)),
 			"  next", "pando golden import NAME SOURCE")
 	}
+
 	return c
 }
 
@@ -92,17 +102,21 @@ func (a *App) rebuild(c *cobra.Command) error {
 	if a.json {
 		return a.printJSON(r)
 	}
+
 	for _, n := range r.Notes {
 		a.note("%s", n)
 	}
+
 	if err := a.printf("rebuilt the catalogue of %s: %s, %s, %s with %s\n", r.Dir, plural(r.Volumes, "volume"),
 		plural(r.Snapshots, "snapshot"),
 		plural(r.Goldens, "golden"), plural(r.Generations, "generation")); err != nil {
 		return err
 	}
+
 	if r.Old != "" {
 		a.note("the old catalogue is kept as %s", r.Old)
 	}
+
 	return nil
 }
 
@@ -124,15 +138,19 @@ somebody's among the mount points, stops it before anything is destroyed.`,
 			if a.json {
 				return a.printJSON(r)
 			}
+
 			for _, w := range r.Warnings {
 				a.warn("%s", w)
 			}
+
 			if a.quiet {
 				return nil
 			}
+
 			return a.printf("removed the pool %s (%s destroyed)\n", r.Dir, plural(r.Destroyed, "object"))
 		},
 	}
+
 	c.Flags().BoolVar(&force, "force", false, "destroy everything in it")
 	return c
 }

@@ -57,6 +57,7 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 			"--json\n  pando iostat job -- make -C /mnt/job",
 		Args: usage(cobra.ArbitraryArgs), ValidArgsFunction: a.completeVolumes(0),
 	}
+
 	f := c.Flags()
 	f.StringArrayVar(&q.paths, "path", nil, "watch the filesystem that `DIR` is on; may be given several times")
 	f.DurationVar(&q.interval, "interval", q.interval, "show every `DURATION`")
@@ -71,6 +72,7 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 					WithHint("pando iostat VOLUME -- COMMAND")
 			}
 		}
+
 		switch {
 		case q.interval < shortestInterval:
 			return errs.New(errs.Invalid, "watch", "", "--interval %s is shorter than %s", q.interval, shortestInterval).
@@ -88,6 +90,7 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 			return errs.New(errs.Invalid, "watch", "", "--tail needs a command").
 				WithHint("pando iostat VOLUME -- COMMAND")
 		}
+
 		q.volumes = nil
 		for _, s := range args {
 			volume, err := existingVolume("watch", s)
@@ -96,8 +99,10 @@ What is counted, and what cannot be told apart, is in docs/iostat.md.`,
 			}
 			q.volumes = append(q.volumes, volume)
 		}
+
 		return a.iostat(c.Context(), q)
 	}
+
 	return c
 }
 
@@ -106,19 +111,25 @@ func (a *App) iostat(ctx context.Context, q iostatRequest) error {
 	if err != nil {
 		return err
 	}
+
 	w, err := iostat.New(ctx, targets)
 	if err != nil {
 		return err
 	}
+
 	defer w.Close()
+
 	if len(q.command) > 0 {
 		return a.iostatAround(ctx, w, q)
 	}
+
 	mounts, err := iostat.WatchMounts()
 	if err != nil {
 		return err
 	}
+
 	defer mounts.Close()
+
 	show := a.iostatPrinter()
 	next := time.Now()
 	for n := 1; ; n++ {
@@ -126,21 +137,25 @@ func (a *App) iostat(ctx context.Context, q iostatRequest) error {
 		if late := time.Until(next); late < 0 {
 			next = time.Now() // it was stopped, or the host asleep
 		}
+
 		select {
 		case <-ctx.Done():
 			return nil // that is how it ends
 		case <-time.After(time.Until(next)):
 		}
+
 		s := w.Sample()
 		if err := show(s); err != nil {
 			return err
 		}
+
 		if n == q.count {
 			return nil
 		}
 		if !mounts.Changed() {
 			continue
 		}
+
 		if targets, err = a.iostatTargets(ctx, q, false); err != nil {
 			if ctx.Err() != nil {
 				return nil
@@ -148,6 +163,7 @@ func (a *App) iostat(ctx context.Context, q iostatRequest) error {
 			a.warn("volumes that were mounted since the start are not seen: %v", err)
 			continue
 		}
+
 		// What cannot be watched any more comes back when it can.
 		w.Set(ctx, targets)
 	}
@@ -164,18 +180,23 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 		}
 		out = append(out, iostat.Target{Name: name, Path: name})
 	}
+
 	if len(q.volumes) == 0 && len(q.paths) > 0 {
 		return out, nil
 	}
+
 	e, err := engine.Open(ctx, a.poolDir(), a.Drivers, engine.ReadOnly)
 	if err != nil {
 		return nil, err
 	}
+
 	defer e.Close()
+
 	vols, err := e.Mountpoints(ctx, "watch", q.volumes...)
 	if err != nil && (first || !errs.Is(err, errs.NotFound)) {
 		return nil, err
 	}
+
 	for _, v := range vols {
 		if v.Mounted() {
 			out = append(out, iostat.Target{Name: v.Name, Path: v.Mountpoint, Only: true})
@@ -184,10 +205,12 @@ func (a *App) iostatTargets(ctx context.Context, q iostatRequest, first bool) ([
 				WithHint("mount it: `pando mount %s DIR`", v.Name)
 		}
 	}
+
 	if first && len(out) == 0 {
 		return nil, errs.New(errs.NotFound, "watch", "", "no volume is mounted").
 			WithHint("mount one with `pando mount VOLUME DIR`, or watch a directory with --path DIR")
 	}
+
 	return out, nil
 }
 
@@ -212,13 +235,16 @@ func (a *App) iostatAround(ctx context.Context, w *iostat.Watcher, q iostatReque
 	if a.json {
 		out = os.Stderr // standard output is for the one value
 	}
+
 	o, err := w.AroundCommand(ctx, q.tail, q.command, foregroundSignals, os.Stdin, out, os.Stderr)
 	if err != nil {
 		return err
 	}
+
 	a.exit = o.Exit
 	if a.json {
 		return a.printJSON(o)
 	}
+
 	return a.printOperation(o)
 }

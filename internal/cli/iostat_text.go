@@ -41,6 +41,7 @@ func (p *iostatText) show(s *iostat.Sample) error {
 	for _, r := range rows {
 		p.width = max(p.width, utf8.RuneCountInString(r.name))
 	}
+
 	p.width = max(p.width, len("VOLUME"))
 	var b strings.Builder
 	if p.terminal == nil {
@@ -56,27 +57,34 @@ func (p *iostatText) show(s *iostat.Sample) error {
 			b.WriteString(p.line(r))
 			p.since++
 		}
+
 		if len(rows) == 0 && !p.a.quiet {
 			b.WriteString(stamp + "  nothing is mounted\n")
 		}
+
 		return p.a.printf("%s", b.String())
 	}
+
 	lines := []string{p.line(iostatRow{"VOLUME", iostatHeads})}
 	for _, r := range rows {
 		lines = append(lines, p.line(r))
 	}
+
 	if len(rows) == 0 {
 		lines = append(lines, "nothing is mounted\n")
 	}
+
 	width, height, err := term.GetSize(int(p.terminal.Fd()))
 	known := err == nil && width > 0
 	if known && height > 2 && len(lines) > height-1 {
 		hidden := len(lines) - (height - 2)
 		lines = append(lines[:height-2], fmt.Sprintf("... and %d more\n", hidden))
 	}
+
 	if p.drawn > 0 {
 		fmt.Fprintf(&b, "\x1b[%dA", p.drawn) // up
 	}
+
 	b.WriteString("\x1b[J") // and empty from there
 	for _, l := range lines {
 		if l = strings.TrimSuffix(l, "\n"); known && utf8.RuneCountInString(l) > width {
@@ -84,6 +92,7 @@ func (p *iostatText) show(s *iostat.Sample) error {
 		}
 		b.WriteString(l + "\n")
 	}
+
 	p.drawn = len(lines)
 	return p.a.printf("%s", b.String())
 }
@@ -120,23 +129,28 @@ func iostatRows(s *iostat.Sample) []iostatRow {
 		if t.ApplicationBytes != nil {
 			c[0] = rate(*t.ApplicationBytes)
 		}
+
 		if t.Own != nil {
 			c[1], c[2] = rate(t.Own.WrittenBytes), often(t.Own.Writes)
 			if t.Own.Flushes != nil {
 				c[3] = often(*t.Own.Flushes)
 			}
 		}
+
 		if y := t.Syncs; y != nil && y.Source != "flushes" {
 			c[4] = often(y.Count)
 		}
+
 		if t.Syncs != nil {
 			c[5], c[6], c[7] = syncCells(t.Syncs.Latency)
 		}
 		if t.Amplification != nil {
 			c[10] = amplification(*t.Amplification)
 		}
+
 		rows = append(rows, iostatRow{oneLine(t.Name), c})
 	}
+
 	for _, l := range s.Layers {
 		c := slices.Repeat([]string{"-"}, len(iostatHeads))
 		c[1], c[2] = rate(l.WrittenBytes), often(l.Writes)
@@ -146,6 +160,7 @@ func iostatRows(s *iostat.Sample) []iostatRow {
 		c[8], c[9], c[10] = rate(othersBytes(l)), rate(l.RestBytes), layerAmplification(s, l.Name)
 		rows = append(rows, iostatRow{"  " + l.Name, c})
 	}
+
 	return rows
 }
 
@@ -170,9 +185,11 @@ func layerAmplification(s *iostat.Sample, layer string) string {
 			}
 		}
 	}
+
 	if n != 1 {
 		return "-"
 	}
+
 	return out
 }
 
@@ -202,6 +219,7 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 	if a.quiet {
 		return nil
 	}
+
 	to := *a
 	to.Stdout = a.Stderr
 	if err := to.printf("\npando: %s ran for %s, exit code %d; it and what it waited for wrote %s, on whatever "+
@@ -209,6 +227,7 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		oneLine(o.Command[0]), duration(o.Seconds), o.Exit, size(o.DirtiedBytes)); err != nil {
 		return err
 	}
+
 	tail := fmt.Sprintf("pando: writing went on for %s after it", duration(o.Tail.Seconds))
 	switch {
 	case o.Tail.Quiet && o.Tail.Seconds == 0:
@@ -221,9 +240,11 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		tail = fmt.Sprintf("pando: writing had not died down after %s; %s %s were still in memory", duration(o.After.Seconds),
 			size(o.Tail.UnwrittenBytes), of)
 	}
+
 	if err := to.printf("%s\n", tail); err != nil {
 		return err
 	}
+
 	t := to.table("VOLUME", "APP", "DURING", "AFTER", "WRITTEN", "FLUSHES", "SYNCS", "P50", "P99", "MAX", "BEFORE/s",
 		"OTHERS", "REST", "AMP")
 	layer := func(s *iostat.Sample, name string) iostat.LayerSample {
@@ -234,12 +255,14 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		}
 		return iostat.LayerSample{}
 	}
+
 	for _, x := range o.Total.Targets {
 		row := slices.Repeat([]string{"-"}, 14)
 		row[0] = oneLine(x.Name)
 		if x.ApplicationBytes != nil {
 			row[1] = size(*x.ApplicationBytes)
 		}
+
 		own := func(s *iostat.Sample) string {
 			for _, y := range s.Targets {
 				if y.Name == x.Name && y.Own != nil {
@@ -248,21 +271,26 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 			}
 			return "-"
 		}
+
 		row[2], row[3], row[4], row[10] = own(o.During), own(o.After), own(o.Total), own(o.Before)
 		if x.Own != nil && x.Own.Flushes != nil {
 			row[5] = strconv.FormatInt(*x.Own.Flushes, 10)
 		}
+
 		if y := x.Syncs; y != nil {
 			if y.Source != "flushes" {
 				row[6] = strconv.FormatInt(y.Count, 10)
 			}
 			row[7], row[8], row[9] = syncCells(y.Latency)
 		}
+
 		if x.Amplification != nil {
 			row[13] = amplification(*x.Amplification)
 		}
+
 		t.row(row...)
 	}
+
 	for _, l := range o.Total.Layers {
 		row := slices.Repeat([]string{"-"}, 14)
 		row[0] = "  " + l.Name
@@ -275,11 +303,14 @@ func (a *App) printOperation(o *iostat.Outcome) error {
 		row[11], row[12], row[13] = size(othersBytes(l)), size(max(l.RestBytes, 0)), layerAmplification(o.Total, l.Name)
 		t.row(row...)
 	}
+
 	if err := t.flush(); err != nil {
 		return err
 	}
+
 	for _, m := range o.Total.Missing {
 		a.note("%s", m)
 	}
+
 	return nil
 }

@@ -23,13 +23,16 @@ others have too. With more than 64 volumes, and for volumes that are trees, thes
 are as last measured (at creation, umount and show); --exact measures all.`,
 		Args: usage(cobra.NoArgs),
 	}
+
 	c.Flags().BoolVar(&tree, "tree", false, "show what was cloned from what")
 	c.Flags().BoolVar(&exact, "exact", false, "measure every volume now")
+
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 		vols, err := e.Volumes(ctx, exact)
 		if err != nil {
 			return err
 		}
+
 		switch {
 		case a.json:
 			return writeError(writeInfos(a.Stdout, vols))
@@ -50,8 +53,10 @@ are as last measured (at creation, umount and show); --exact measures all.`,
 			a.note("no volumes; make one with `pando clone GOLDEN VOLUME`")
 			return nil
 		}
+
 		return a.printVolumes(vols)
 	})
+
 	return c
 }
 
@@ -81,9 +86,11 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 	for _, g := range goldens {
 		known[g.Name] = true
 	}
+
 	for _, v := range vols {
 		known[v.Name] = true
 	}
+
 	for _, v := range vols {
 		name := ""
 		if r, err := ref.Parse("", v.Origin); err == nil {
@@ -94,6 +101,7 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 		}
 		below[name] = append(below[name], v)
 	}
+
 	shown := map[string]bool{}
 	var walk func(name, indent string) error
 	walk = func(name, indent string) error {
@@ -102,20 +110,25 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 			if shown[v.ID] {
 				continue // an origin's name that was given to one of its descendants
 			}
+
 			shown[v.ID] = true
 			branch, next := "├─ ", "│  "
 			if i == len(list)-1 {
 				branch, next = "└─ ", "   "
 			}
+
 			if err := a.printf("%s%s%s  %s\n", indent, branch, v.Name, volumeWords(v)); err != nil {
 				return err
 			}
+
 			if err := walk(v.Name, indent+next); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	}
+
 	for _, g := range goldens {
 		if err := a.printf("%s@%d  golden, %s, %s\n", g.Name, g.Generation, plural(g.Generations, "generation"),
 			size(g.LogicalBytes)); err != nil {
@@ -125,22 +138,27 @@ func (a *App) printTree(goldens []engine.GoldenInfo, vols []engine.Info) error {
 			return err
 		}
 	}
+
 	for _, v := range below[""] {
 		if shown[v.ID] {
 			continue
 		}
+
 		shown[v.ID] = true
 		from := "no origin"
 		if v.Origin != "" {
 			from = "origin " + v.Origin + " is gone"
 		}
+
 		if err := a.printf("%s  %s, %s\n", v.Name, volumeWords(v), from); err != nil {
 			return err
 		}
+
 		if err := walk(v.Name, ""); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 

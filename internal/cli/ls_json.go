@@ -19,6 +19,7 @@ func writeInfos(w io.Writer, vols []engine.Info) error {
 	if _, err := out.WriteString("["); err != nil {
 		return err
 	}
+
 	for i := range vols {
 		b = b[:0]
 		if i > 0 {
@@ -31,13 +32,16 @@ func writeInfos(w io.Writer, vols []engine.Info) error {
 			return err
 		}
 	}
+
 	end := "]\n"
 	if len(vols) > 0 {
 		end = "\n]\n"
 	}
+
 	if _, err := out.WriteString(end); err != nil {
 		return err
 	}
+
 	return out.Flush()
 }
 
@@ -52,6 +56,7 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 		b = append(b, k...)
 		b = append(b, "\": "...)
 	}
+
 	text := func(k, s string) { key(k); b = appendText(b, s) }
 	number := func(k string, n int64) { key(k); b = strconv.AppendInt(b, n, 10) }
 	moment := func(k string, t time.Time) {
@@ -60,6 +65,7 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 		b = t.AppendFormat(b, time.RFC3339Nano)
 		b = append(b, '"')
 	}
+
 	maybe := func(k string, t *time.Time) {
 		if t != nil {
 			moment(k, *t)
@@ -68,6 +74,7 @@ func appendInfo(b []byte, v *engine.Info) []byte {
 		key(k)
 		b = append(b, "null"...)
 	}
+
 	text("name", v.Name)
 	text("id", v.ID)
 	text("kind", v.Kind)
@@ -105,6 +112,7 @@ func appendText(b []byte, s string) []byte {
 			return append(b, quoted...)
 		}
 	}
+
 	b = append(b, '"')
 	b = append(b, s...)
 	return append(b, '"')

@@ -38,23 +38,28 @@ root filesystems and Docker's data. The place below the pool is root's alone.`,
 			if err != nil {
 				return err
 			}
+
 			q := engine.MountRequest{Volume: volume, May: may}
 			if len(args) > 1 {
 				q.Dir = args[1]
 			}
+
 			v, err := e.Mount(ctx, q)
 			if err != nil {
 				return err
 			}
+
 			switch {
 			case a.json:
 				return a.printJSON(v)
 			case a.quiet:
 				return a.printf("%s\n", v.Mountpoint)
 			}
+
 			return a.printf("%s  mounted at %s\n", v.Name, v.Mountpoint)
 		}),
 	}
+
 	rightsFlags(c.Flags(), &may)
 	return c
 }

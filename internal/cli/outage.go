@@ -35,6 +35,7 @@ func (o *outage) waiting(a *App, w replicate.Waiting) {
 	if o == nil || w.Pause < outagePause {
 		return
 	}
+
 	s := &progress.Stall{Answer: w.Answer.Words, Attempt: w.Attempt, Of: w.Of, Next: time.Now().Add(w.Pause)}
 
 	o.mu.Lock()
@@ -43,6 +44,7 @@ func (o *outage) waiting(a *App, w replicate.Waiting) {
 	if o.tracker != nil || a.quiet || a.noProgress || a.lasting || time.Since(o.said) < lineInterval {
 		return
 	}
+
 	o.said = time.Now()
 	if a.json {
 		fmt.Fprintln(a.Stderr, event(progress.State{Stalled: s}, 0))

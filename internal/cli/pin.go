@@ -22,18 +22,22 @@ func (a *App) pinCommand() *cobra.Command {
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
 	}
+
 	c.Flags().StringVar(&span, "for", "", "for this `DURATION`, for example 2h or 7d (default: until it is unpinned)")
+
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 		r, err := ref.Parse("pin", args[0])
 		if err != nil {
 			return err
 		}
+
 		var d time.Duration // 0: until it is unpinned
 		if c.Flags().Changed("for") {
 			if d, err = parseTTL("pin", span); err != nil {
 				return err
 			}
 		}
+
 		out, err := e.Pin(ctx, r, d)
 		if err != nil {
 			return err
@@ -41,13 +45,16 @@ func (a *App) pinCommand() *cobra.Command {
 		if a.json {
 			return a.printJSON(out)
 		}
+
 		if d == 0 {
 			a.note("%s is pinned until `pando unpin %s`", r, r)
 		} else {
 			a.note("%s is pinned until %s", r, out.PinnedUntil.Local().Format("2006-01-02 15:04:05 MST"))
 		}
+
 		return nil
 	})
+
 	return c
 }
 

@@ -25,6 +25,7 @@ func (a *App) track(fn func(*progress.Tracker) error) error {
 	if a.quiet || a.noProgress {
 		return fn(nil)
 	}
+
 	t := &progress.Tracker{}
 	a.outage.shownBy(t)
 	defer a.outage.shownBy(nil)
@@ -42,6 +43,7 @@ func (a *App) track(fn func(*progress.Tracker) error) error {
 			a.showLines(t, done, func(s progress.State, d time.Duration) string { return "pando: " + describe(s, d) })
 		}
 	}()
+
 	err := fn(t)
 	close(done)
 	<-finished
@@ -105,10 +107,12 @@ func event(s progress.State, d time.Duration) string {
 	} else if rate > 0 && s.TotalBytes > s.Bytes {
 		e.SecondsLeft = float64(s.TotalBytes-s.Bytes) / rate
 	}
+
 	b, err := json.Marshal(map[string]progressEvent{"progress": e})
 	if err != nil {
 		return "" // numbers and a text: it cannot be
 	}
+
 	return string(b)
 }
 
@@ -118,11 +122,13 @@ func describe(s progress.State, d time.Duration) string {
 	if stage, ok := strings.CutSuffix(out, ", seconds"); ok { // what a measurement counts
 		return fmt.Sprintf("%s, %d of %d s", stage, s.Files, s.TotalFiles)
 	}
+
 	if s.TotalFiles > 0 {
 		out += fmt.Sprintf(", %d of %d files", s.Files, s.TotalFiles)
 	} else if s.Files > 0 {
 		out += fmt.Sprintf(", %d files", s.Files)
 	}
+
 	rate := float64(s.Bytes) / max(d.Seconds(), 0.001)
 	switch {
 	case s.TotalBytes > 0:
@@ -137,15 +143,18 @@ func describe(s progress.State, d time.Duration) string {
 	case s.Bytes > 0:
 		out += ", " + size(s.Bytes)
 	}
+
 	if s.Stalled != nil {
 		out = strings.TrimPrefix(out+": "+stallWords(s.Stalled), ": ")
 	}
+
 	return out
 }
 
 func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 	tick := time.NewTicker(barInterval)
 	defer tick.Stop()
+
 	var bar *progressbar.ProgressBar
 	var still idle
 	stage, stalled := "", false
@@ -157,7 +166,9 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 			fmt.Fprint(a.Stderr, clearLine)
 		}
 	}
+
 	defer clear()
+
 	start := time.Now()
 	for {
 		select {
@@ -171,13 +182,16 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 				fmt.Fprint(a.Stderr, clearLine+a.fitting(describe(s, time.Since(start))))
 				continue
 			}
+
 			if stalled {
 				clear()
 				stalled = false
 			}
+
 			if s.Stage == "" {
 				continue
 			}
+
 			bytes := s.TotalBytes > 0 || s.Bytes > 0
 			total, at := s.TotalFiles, s.Files
 			if bytes {
@@ -186,6 +200,7 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 			if total == 0 {
 				total = -1 // a spinner
 			}
+
 			if s.Stage != stage || bar == nil {
 				clear()
 				stage = s.Stage
@@ -194,13 +209,16 @@ func (a *App) showBar(t *progress.Tracker, done <-chan struct{}) {
 					progressbar.OptionUseIECUnits(true), progressbar.OptionSetWidth(24), progressbar.OptionShowCount(), progressbar.OptionSetPredictTime(true),
 					progressbar.OptionSpinnerType(14), progressbar.OptionFullWidth(), progressbar.OptionClearOnFinish(), progressbar.OptionThrottle(barInterval))
 			}
+
 			if total > 0 && bar.GetMax64() != total {
 				bar.ChangeMax64(total)
 			}
+
 			desc := stage
 			if bytes && s.TotalFiles > 0 {
 				desc = fmt.Sprintf("%s %d/%d files", stage, s.Files, s.TotalFiles)
 			}
+
 			bar.Describe(desc)
 			_ = bar.Set64(at)
 		}

@@ -33,11 +33,13 @@ as soon as enough is free.`,
 			"  pando prune --older-than 30d --keep-free 15%",
 		Args: usage(cobra.NoArgs),
 	}
+
 	f := c.Flags()
 	f.StringVar(&keepFree, "keep-free", "", "remove until this `PERCENT` of the pool is free, for example 20%")
 	f.StringVar(&olderThan, "older-than", "", "only what was made longer than this `DURATION` ago, for example 7d")
 	f.StringVar(&idle, "idle", "", "only what was last used longer than this `DURATION` ago, for example 24h")
 	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if f.Changed("keep-free") {
 			if q.KeepFreePercent, err = parsePercent("prune", keepFree); err != nil {
@@ -48,19 +50,23 @@ as soon as enough is free.`,
 					WithHint("write for example --keep-free 20%%")
 			}
 		}
+
 		if f.Changed("older-than") {
 			if q.OlderThan, err = parseTTL("prune", olderThan); err != nil {
 				return err
 			}
 		}
+
 		if f.Changed("idle") {
 			if q.Idle, err = parseTTL("prune", idle); err != nil {
 				return err
 			}
 		}
+
 		if !f.Changed("keep-free") && !f.Changed("older-than") && !f.Changed("idle") {
 			q.KeepFreePercent = 10
 		}
+
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			var r *engine.PruneReport
 			err := a.track(func(t *progress.Tracker) (err error) {
@@ -74,6 +80,7 @@ as soon as enough is free.`,
 			return errors.Join(a.printPrune(q, r), err)
 		})(c, args)
 	}
+
 	return c
 }
 
@@ -81,6 +88,7 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 	if a.json {
 		return a.printJSON(r)
 	}
+
 	if len(r.Candidates) > 0 && !a.quiet {
 		t := a.table("REF", "KIND", "LAST USED", "CREATED", "EXCLUSIVE", "RESULT")
 		for _, c := range r.Candidates {
@@ -93,6 +101,7 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 			}
 			t.row(c.Ref, c.Kind, ago(c.LastUsedAt), ago(c.CreatedAt), size(c.ExclusiveBytes), result)
 		}
+
 		if err := t.flush(); err != nil {
 			return err
 		}
@@ -105,6 +114,7 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 			}
 		}
 	}
+
 	percent := func(n int64) string { return fmt.Sprintf("%.1f %%", 100*float64(n)/float64(max(r.TotalBytes, 1))) }
 	switch {
 	case len(r.Candidates) == 0 && r.TargetBytes > 0 && r.Reached:
@@ -115,6 +125,7 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 		a.note("returned %s: %s of the pool is free, %s before",
 			size(r.FreedBytes), percent(r.FreeAfter), percent(r.FreeBefore))
 	}
+
 	if !r.Reached && !r.DryRun {
 		young := ""
 		if q.Idle > 0 || q.OlderThan > 0 {
@@ -124,5 +135,6 @@ func (a *App) printPrune(q engine.PruneRequest, r *engine.PruneReport) error {
 			"what is left is pinned, mounted, or the current generation of a golden%s",
 			percent(r.FreeAfter), percent(r.TargetBytes), young)
 	}
+
 	return nil
 }

@@ -45,6 +45,7 @@ refused (conflict), and it loses nothing.`,
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
+
 	f := c.Flags()
 	f.StringVar(&as, "as", "", "call it `NAME` here")
 	f.BoolVar(&q.Update, "update", false, "bring a volume that is here already to the newest point")
@@ -58,24 +59,29 @@ refused (conflict), and it loses nothing.`,
 			return errs.New(errs.Unsupported, "pull", args[1], "--lazy is not there yet").
 				WithHint("leave it out: the volume is pulled whole")
 		}
+
 		if q.Ref, err = ref.Parse("pull", args[1]); err != nil {
 			return err
 		}
+
 		if as != "" {
 			if q.As, err = ref.ParseName("pull", as); err != nil {
 				return err
 			}
 		}
+
 		if limit != "" {
 			if q.LimitBytes, err = parseRate("pull", limit); err != nil {
 				return err
 			}
 		}
+
 		return a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 			r, err := a.remote("pull", args[0])
 			if err != nil {
 				return err
 			}
+
 			var out replicate.Pulled
 			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
@@ -85,13 +91,16 @@ refused (conflict), and it loses nothing.`,
 			if err != nil {
 				return err
 			}
+
 			var merr error
 			if c.Flags().Changed("mount") {
 				out.Info, merr = mountPulled(ctx, e, out.Info, mount)
 			}
+
 			return errors.Join(a.printPulled(r.Name, out), merr)
 		})(c, args)
 	}
+
 	return c
 }
 
@@ -102,14 +111,17 @@ func mountPulled(ctx context.Context, e *engine.Engine, v engine.Info, dir strin
 		return v, errs.New(errs.Invalid, "mount", v.Name, "it was pulled, but it is a %s, which cannot be mounted", v.Kind).
 			WithHint("make a volume of it: `pando clone %s NEW --mount`", v.Name)
 	}
+
 	name, err := ref.ParseName("mount", v.Name)
 	if err != nil {
 		return v, err
 	}
+
 	m, err := e.Mount(ctx, engine.MountRequest{Volume: name, Dir: dir})
 	if err != nil {
 		return v, err
 	}
+
 	return m, nil
 }
 
@@ -117,24 +129,29 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 	if a.json {
 		return a.printJSON(p)
 	}
+
 	for _, n := range p.Notes {
 		if !p.Unchanged {
 			a.note("%s", n)
 		}
 	}
+
 	if len(p.Origins) > 0 {
 		a.note("restored first, as it was cloned from it: %s", strings.Join(p.Origins, ", "))
 	}
+
 	name := p.Name
 	if p.Kind == "golden" {
 		name = ref.Generation(p.Golden, p.Generation)
 	}
+
 	if a.quiet {
 		if p.Mounted() {
 			name = p.Mountpoint
 		}
 		return a.printf("%s\n", name)
 	}
+
 	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, size(p.ReadBytes),
 		size(p.WrittenBytes), took(p.Seconds))
 	if p.Unchanged {
@@ -146,6 +163,7 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 	if p.Mounted() {
 		words += "; mounted at " + p.Mountpoint
 	}
+
 	return a.printf("%s  %s\n", name, words)
 }
 

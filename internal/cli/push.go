@@ -60,6 +60,7 @@ once when it is over. With --json there is one line of JSON for each thing pushe
   pando push --all --every 1m`,
 		ValidArgsFunction: a.completeRefs(0),
 	}
+
 	f := c.Flags()
 	f.StringVar(&to, "to", "", "the `REMOTE`; may be left out if there is one only")
 	f.StringVar(&as, "as", "", "call it `NAME` on the remote")
@@ -78,14 +79,17 @@ once when it is over. With --json there is one line of JSON for each thing pushe
 				return err
 			}
 		}
+
 		if q.Refs, err = pushRefs(args, q); err != nil {
 			return err
 		}
+
 		if limit != "" {
 			if q.LimitBytes, err = parseRate("push", limit); err != nil {
 				return err
 			}
 		}
+
 		var period time.Duration
 		if c.Flags().Changed("every") {
 			if period, err = parseTTL("push", every); err != nil {
@@ -98,15 +102,19 @@ once when it is over. With --json there is one line of JSON for each thing pushe
 			q.Checks = &replicate.Checks{Every: checkEvery}
 			return a.pushEvery(c.Context(), to, q, period)
 		}
+
 		out, err := a.pushRound(c.Context(), to, q)
 		if err != nil && len(out) == 0 {
 			return a.allButLast(err)
 		}
+
 		if perr := a.printPushed(out); perr != nil {
 			return errors.Join(perr, err)
 		}
+
 		return a.allButLast(err)
 	}
+
 	return c
 }
 
@@ -123,6 +131,7 @@ func pushRefs(args []string, q replicate.PushRequest) ([]ref.Ref, error) {
 	case !q.As.IsZero() && (q.All || len(args) > 1):
 		return nil, bad("--as gives a name to one thing only")
 	}
+
 	var out []ref.Ref
 	for _, s := range args {
 		r, err := ref.Parse("push", s)
@@ -131,6 +140,7 @@ func pushRefs(args []string, q replicate.PushRequest) ([]ref.Ref, error) {
 		}
 		out = append(out, r)
 	}
+
 	return out, nil
 }
 
@@ -150,6 +160,7 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	if err != nil {
 		return nil, err
 	}
+
 	defer e.Close()
 	ctx, tell := a.reporting(ctx)
 	defer tell()
@@ -157,6 +168,7 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 	if err != nil {
 		return nil, err
 	}
+
 	err = a.track(func(t *progress.Tracker) (err error) {
 		q.Tracker = t
 		if !a.json {
@@ -169,6 +181,7 @@ func (a *App) pushRound(ctx context.Context, to string, q replicate.PushRequest)
 		err = &errs.Error{Kind: errs.Canceled, Op: "push",
 			Err: errors.New("interrupted; what was sent is kept, and the next push goes on with it")}
 	}
+
 	return out, err
 }
 
@@ -179,6 +192,7 @@ func (a *App) printPushed(out []replicate.Pushed) error {
 		}
 		return a.printJSON(out)
 	}
+
 	for _, p := range out {
 		if p.Note != "" {
 			a.note("%s: %s", p.Ref, p.Note)
@@ -187,9 +201,11 @@ func (a *App) printPushed(out []replicate.Pushed) error {
 			return err
 		}
 	}
+
 	if len(out) == 0 {
 		a.note("there is nothing to push")
 	}
+
 	return nil
 }
 
@@ -216,6 +232,7 @@ func (a *App) pushedWords(p replicate.Pushed) string {
 	case p.Unchanged:
 		return fmt.Sprintf("%s  is there already", name)
 	}
+
 	how := "all of it"
 	switch {
 	case p.Resumed:
@@ -225,5 +242,6 @@ func (a *App) pushedWords(p replicate.Pushed) string {
 	case p.Origin != "":
 		how = "since " + p.Origin
 	}
+
 	return fmt.Sprintf("%s  %s sent, %s, in %s", name, size(p.UploadedBytes), how, took(p.Seconds))
 }

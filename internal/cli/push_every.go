@@ -26,9 +26,11 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 		if err := a.printRound(done); err != nil {
 			return err
 		}
+
 		if ctx.Err() != nil {
 			return nil
 		}
+
 		wait := period
 		if err != nil {
 			if first && len(done) == 0 && hopeless(err) {
@@ -40,6 +42,7 @@ func (a *App) pushEvery(ctx context.Context, to string, q replicate.PushRequest,
 			failed = 0
 			wait -= time.Since(start)
 		}
+
 		a.tellRound(&row, err, wait)
 		t := time.NewTimer(max(wait, 0))
 		select {
@@ -73,9 +76,11 @@ func (a *App) tellRound(f *failing, err error, wait time.Duration) {
 	if replicate.Outage(err) {
 		what = "outage" // however the remote fails to answer
 	}
+
 	if f.rounds++; f.rounds == 1 {
 		f.since = time.Now()
 	}
+
 	if what != f.said {
 		f.said = what
 		every := span(max(wait, maxPushBackoff))
@@ -117,13 +122,16 @@ func (a *App) printRound(out []replicate.Pushed) error {
 		}
 		return nil
 	}
+
 	if a.quiet || len(out) == 0 {
 		return nil
 	}
+
 	now := time.Now().Format(time.DateTime)
 	if len(out) == 1 {
 		return a.printf("%s  %s\n", now, a.pushedWords(out[0]))
 	}
+
 	var sent int64
 	secs, unchanged := 0.0, 0
 	for _, p := range out {
@@ -133,6 +141,7 @@ func (a *App) printRound(out []replicate.Pushed) error {
 			unchanged++
 		}
 	}
+
 	return a.printf("%s  %s pushed, %d unchanged, %s sent, in %s\n",
 		now, plural(len(out)-unchanged, "volume"), unchanged, size(sent), took(secs))
 }

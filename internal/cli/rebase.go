@@ -34,9 +34,11 @@ be there.`,
 			if q.Volume, err = ref.ParseName("rebase", args[0]); err != nil {
 				return err
 			}
+
 			if q.Onto, err = ref.Parse("rebase", args[1]); err != nil {
 				return err
 			}
+
 			var out engine.Rebased
 			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
@@ -51,6 +53,7 @@ be there.`,
 				}
 				return err
 			}
+
 			switch {
 			case a.json:
 				return a.printJSON(out)
@@ -59,16 +62,19 @@ be there.`,
 			case out.Before == "":
 				return a.printf("%s comes from %s already\n", out.Name, out.Base)
 			}
+
 			s := out.Stat
 			note := ""
 			if n := len(out.Conflicts); n > 0 {
 				note = ", " + plural(n, "conflict") + " decided"
 			}
+
 			return a.printf("%s comes from %s now: %d added, %d modified, %d deleted, %d renamed again%s; before: %s\n",
 				out.Name,
 				ref.Generation(out.Golden, out.Generation), s.Added, s.Modified, s.Deleted, s.Renamed, note, out.Before)
 		}),
 	}
+
 	c.Flags().BoolVar(&q.Ours, "ours", false, "of paths changed on both sides, keep the volume's version")
 	c.Flags().BoolVar(&q.Theirs, "theirs", false, "of paths changed on both sides, take the golden's version")
 	return c
@@ -79,6 +85,7 @@ func (a *App) printConflicts(cs []engine.RebaseConflict) error {
 	if a.json {
 		return a.printJSON(map[string]any{"conflicts": cs})
 	}
+
 	for _, c := range cs {
 		line := "C  " + showPath(c.Path)
 		if a.quiet {
@@ -90,5 +97,6 @@ func (a *App) printConflicts(cs []engine.RebaseConflict) error {
 			return err
 		}
 	}
+
 	return nil
 }

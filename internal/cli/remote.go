@@ -26,6 +26,7 @@ contents nor names.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+
 	c.AddCommand(
 		a.remoteAddCommand(),
 		a.remoteLsCommand(),
@@ -36,6 +37,7 @@ contents nor names.`,
 		a.remoteWriterCommand(),
 		a.remoteKeyCommand(),
 	)
+
 	return c
 }
 
@@ -48,10 +50,12 @@ func (a *App) remote(op, name string) (*replicate.Remote, error) {
 		r, err := a.loadRemote(name)
 		return r, a.knownRemotes(err)
 	}
+
 	all, err := replicate.List(a.poolDir())
 	if err != nil {
 		return nil, err
 	}
+
 	switch len(all) {
 	case 0:
 		return nil, errs.New(errs.NotFound, op, "", "this pool has no remote").
@@ -59,6 +63,7 @@ func (a *App) remote(op, name string) (*replicate.Remote, error) {
 	case 1:
 		return a.loadRemote(all[0])
 	}
+
 	return nil, errs.New(errs.Invalid, op, "", "this pool has %d remotes: name one of them", len(all)).
 		WithHint("choose one of: %s", strings.Join(all, ", "))
 }
@@ -103,21 +108,27 @@ func (a *App) completeOnRemote(n int) completer {
 		if n > 0 && len(args) >= n {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
+
 		ctx := c.Context()
 		if ctx == nil {
 			ctx = context.Background()
 		}
+
 		ctx, cancel := context.WithTimeout(ctx, completionTime)
 		defer cancel()
+
 		r, err := a.loadRemote(args[0])
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
+
 		l, err := replicate.Volumes(ctx, r)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}
+
 		defer l.Close()
+
 		var out []string
 		name, _, point := strings.Cut(word, "@")
 		for _, v := range l.Volumes {
@@ -131,6 +142,7 @@ func (a *App) completeOnRemote(n int) completer {
 				}
 			}
 		}
+
 		return out, cobra.ShellCompDirectiveNoFileComp
 	}
 }

@@ -50,6 +50,7 @@ config, which is then put back. URL may be left out: the kit has it.
 		Args:              usage(cobra.RangeArgs(1, 2)),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
+
 	f := c.Flags()
 	f.StringVar(&kitFile, "kit", "", "open it with the recovery kit in `FILE`")
 	f.BoolVar(&create, "create", false, "there must be no repository yet")
@@ -62,6 +63,7 @@ config, which is then put back. URL may be left out: the kit has it.
 	c.MarkFlagsMutuallyExclusive("create", "no-create")
 	c.MarkFlagsMutuallyExclusive("create", "kit")
 	c.MarkFlagsMutuallyExclusive("recipient", "kit")
+
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 		q.Name, q.MustExist, q.MustCreate = args[0], noCreate, create
 		switch {
@@ -70,9 +72,11 @@ config, which is then put back. URL may be left out: the kit has it.
 		case kitFile == "":
 			return errs.New(errs.Invalid, "remote add", q.Name, "a URL is needed").WithHint("see `pando remote add --help`")
 		}
+
 		if err := ref.CheckName("remote add", q.Name); err != nil {
 			return err
 		}
+
 		if identityFile != "" {
 			b, err := a.readSecret("remote add", identityFile)
 			if err != nil {
@@ -80,6 +84,7 @@ config, which is then put back. URL may be left out: the kit has it.
 			}
 			q.Identity = string(b)
 		}
+
 		if ask || passphraseGiven(passphraseFile) {
 			what := "passphrase of " + q.Name
 			if kitFile != "" {
@@ -90,14 +95,17 @@ config, which is then put back. URL may be left out: the kit has it.
 				return err
 			}
 		}
+
 		if kitFile != "" {
 			if err := a.openKit(ctx, &q, kitFile); err != nil {
 				return err
 			}
 		}
+
 		if q.Access, err = a.remoteAccess(); err != nil {
 			return err
 		}
+
 		out, err := replicate.Add(ctx, e, q)
 		if replicate.NoKey(err) && q.Passphrase == "" && q.Identity == "" && a.onTerminal() {
 			// There is a repository, and somebody who may know what opens it.
@@ -110,8 +118,10 @@ config, which is then put back. URL may be left out: the kit has it.
 		if err != nil {
 			return err
 		}
+
 		return a.printAdded(ctx, out)
 	})
+
 	return c
 }
 
@@ -122,20 +132,25 @@ func (a *App) printAdded(ctx context.Context, r replicate.Added) error {
 	if a.quiet {
 		return a.printf("%s\n", r.Name)
 	}
+
 	how := "opened the repository"
 	if r.Created {
 		how = "made a repository"
 	}
+
 	if err := a.printf("%s  %s at %s\n", r.Name, how, r.URL); err != nil {
 		return err
 	}
+
 	if r.ConfigRestored {
 		a.note("its config was missing or damaged: put back the copy that is in the recovery kit")
 	}
+
 	if name := endpointVariable(); name != "" && strings.HasPrefix(r.URL, "s3:") && !strings.Contains(r.URL, "endpoint=") {
 		a.note("%s says where the server is: it must be set for each command, "+
 			"or add the remote with ?endpoint= in its URL", name)
 	}
+
 	a.warnOnlyKey(ctx, &r.Remote)
 	return nil
 }

@@ -22,10 +22,12 @@ pulled as before. The space returns with the next ` + "`pando remote prune`" + `
 			if err != nil {
 				return err
 			}
+
 			r, err := a.remote("remote delete", args[0])
 			if err != nil {
 				return err
 			}
+
 			out, err := replicate.RemoveVolume(c.Context(), r, q)
 			if err != nil {
 				return err
@@ -36,13 +38,16 @@ pulled as before. The space returns with the next ` + "`pando remote prune`" + `
 			if a.quiet {
 				return nil
 			}
+
 			what := q.String()
 			if out.Whole {
 				what += " with " + plural(len(out.Points), "point")
 			}
+
 			if err := a.printf("deleted %s from %s\n", what, r.Name); err != nil {
 				return err
 			}
+
 			a.note("the space returns with `pando remote prune %s`", r.Name)
 			return nil
 		},

@@ -23,6 +23,7 @@ keys that ` + "`pando remote key`" + ` deals with. One of them is enough to read
 		Args: usage(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
+
 	c.AddCommand(
 		a.remoteKeyLsCommand(),
 		a.remoteKeyAddCommand(),
@@ -30,6 +31,7 @@ keys that ` + "`pando remote key`" + ` deals with. One of them is enough to read
 		a.remoteKeyRotateCommand(),
 		a.remoteKeyExportCommand(),
 	)
+
 	return c
 }
 
@@ -66,6 +68,7 @@ func (a *App) printKeys(keys []replicate.Key) error {
 		}
 		return nil
 	}
+
 	t := a.table("ID", "LABEL", "KIND", "RECIPIENT", "CREATED")
 	for _, k := range keys {
 		label := k.Label
@@ -74,6 +77,7 @@ func (a *App) printKeys(keys []replicate.Key) error {
 		}
 		t.row(k.ID, label, k.Kind, orDash(k.Recipient), k.CreatedAt.Local().Format(time.DateTime))
 	}
+
 	return t.flush()
 }
 
@@ -93,6 +97,7 @@ open REMOTE, and read all that is there.
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 	}
+
 	f := c.Flags()
 	f.StringVar(&n.Label, "label", "", "call the key this (default: passphrase, or the start of the recipient)")
 	f.StringVar(&n.Recipient, "recipient", "", "an age `RECIPIENT`: age1...")
@@ -100,11 +105,13 @@ open REMOTE, and read all that is there.
 	f.StringVar(&passphraseFile, "passphrase-file", "", "read the passphrase from `FILE` (- for standard input)")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
+
 	c.RunE = func(c *cobra.Command, args []string) error {
 		r, err := a.remote("remote key", args[0])
 		if err != nil {
 			return err
 		}
+
 		if n.Recipient == "" {
 			if !ask && !passphraseGiven(passphraseFile) {
 				return errs.New(errs.Invalid, "remote key", args[0], "neither a passphrase nor a recipient is given").
@@ -115,18 +122,22 @@ open REMOTE, and read all that is there.
 				return err
 			}
 		}
+
 		if n.Label == "" {
 			n.Label = replicate.PassphraseLabel
 			if n.Recipient != "" {
 				n.Label = replicate.RecipientLabel(n.Recipient)
 			}
 		}
+
 		k, err := replicate.AddKey(c.Context(), r, n)
 		if err != nil {
 			return err
 		}
+
 		return a.printKey("added", k)
 	}
+
 	return c
 }
 
@@ -157,6 +168,7 @@ last key cannot be removed.`,
 			return err
 		},
 	}
+
 	c.Flags().BoolVar(&force, "force", false, "also the key of this pool, which cannot use the remote then")
 	return c
 }
@@ -189,13 +201,16 @@ or from the environment.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 	}
+
 	c.Flags().StringArrayVar(&files, "passphrase-file", nil,
 		"read the passphrase of a key from a file: `[KEY=]FILE`; may be repeated")
+
 	c.RunE = func(c *cobra.Command, args []string) error {
 		r, err := a.remote("remote key", args[0])
 		if err != nil {
 			return err
 		}
+
 		keys, err := replicate.RotateKeys(c.Context(), r, func(k replicate.Key) (string, error) {
 			return a.needPassphrase(c.Context(), "remote key", fileOfKey(files, k), "passphrase of key "+k.Label, false)
 		})
@@ -211,8 +226,10 @@ or from the environment.`,
 		if slices.ContainsFunc(keys, func(k replicate.Key) bool { return strings.HasPrefix(k.Label, replicate.KitLabel) }) {
 			a.note("make a new recovery kit: the copy of the config in the old one lacks the new key")
 		}
+
 		return a.printf("rotated the key of %s, for %s\n", r.Name, plural(len(keys), "key"))
 	}
+
 	return c
 }
 

@@ -36,6 +36,7 @@ the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To 
 		Args:              usage(cobra.ExactArgs(2)),
 		ValidArgsFunction: a.completeRemotes,
 	}
+
 	f := c.Flags()
 	f.StringVar(&q.Recipient, "recipient", "", "encrypt it for an age `RECIPIENT`: age1...")
 	f.BoolVar(&ask, "passphrase", false, "encrypt it for a passphrase: ask for it")
@@ -43,12 +44,14 @@ the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To 
 	f.BoolVar(&q.Force, "force", false, "write over FILE if it is there")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase")
 	c.MarkFlagsMutuallyExclusive("recipient", "passphrase-file")
+
 	c.RunE = func(c *cobra.Command, args []string) error {
 		q.File, q.Instructions = args[1], kitInstructions
 		r, err := a.remote("remote key export", args[0])
 		if err != nil {
 			return err
 		}
+
 		if q.Recipient == "" {
 			if !ask && !passphraseGiven(passphraseFile) {
 				return errs.New(errs.Invalid, "remote key export", args[0], "neither a passphrase nor a recipient is given").
@@ -59,18 +62,22 @@ the kit worthless. Make a new kit after ` + "`pando remote key rotate`" + `. To 
 				return err
 			}
 		}
+
 		out, err := replicate.ExportKit(c.Context(), r, q)
 		if err != nil {
 			return err
 		}
+
 		switch {
 		case a.json:
 			return a.printJSON(out)
 		case a.quiet:
 			return a.printf("%s\n", out.File)
 		}
+
 		return a.printf("wrote %s, with key %s\n", out.File, out.Key.Label)
 	}
+
 	return c
 }
 
@@ -122,20 +129,24 @@ func (a *App) openKit(ctx context.Context, q *replicate.AddRequest, file string)
 	if err != nil {
 		return unreadable("remote add", file, err)
 	}
+
 	text, err := io.ReadAll(io.LimitReader(f, maxKitBytes))
 	_ = f.Close() // it was only read
 	if err != nil {
 		return unreadable("remote add", file, err)
 	}
+
 	kit, err := replicate.ParseKit(text)
 	if err != nil {
 		return err
 	}
+
 	if q.Passphrase == "" && q.Identity == "" {
 		what := "passphrase of the recovery kit"
 		if q.Passphrase, err = a.needPassphrase(ctx, "remote add", "", what, false); err != nil {
 			return err
 		}
 	}
+
 	return kit.Open(q, q.Passphrase, q.Identity)
 }

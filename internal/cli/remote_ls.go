@@ -33,23 +33,29 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 			if len(args) == 0 {
 				return a.listRemotes()
 			}
+
 			r, err := a.remote("remote ls", args[0])
 			if err != nil {
 				return err
 			}
+
 			if len(args) > 1 {
 				if err := ref.CheckName("remote ls", args[1]); err != nil {
 					return err
 				}
 			}
+
 			l, err := replicate.Volumes(c.Context(), r)
 			if err != nil {
 				return err
 			}
+
 			defer l.Close()
+
 			if len(args) == 1 {
 				return a.printListed(c.Context(), r, l)
 			}
+
 			for _, v := range l.Volumes {
 				if v.Name == args[1] && v.Problem != "" {
 					return errs.New(errs.Damaged, "remote ls", v.Name, "the list of its points on %s cannot be read: %s", r.Name,
@@ -60,6 +66,7 @@ which host writes it, and who is at work on it. With VOLUME it lists its points.
 					return a.printPoints(c.Context(), r, l, v)
 				}
 			}
+
 			return errs.New(errs.NotFound, "remote ls", args[1], "%s has no volume of this name", r.Name).
 				WithHint("see `pando remote ls %s`", r.Name)
 		},
@@ -77,6 +84,7 @@ func (a *App) listRemotes() error {
 	if err != nil {
 		return err
 	}
+
 	out := []remoteInfo{}
 	for _, n := range names {
 		r, err := a.loadRemote(n)
@@ -88,6 +96,7 @@ func (a *App) listRemotes() error {
 		}
 		out = append(out, remoteInfo{Remote: r})
 	}
+
 	switch {
 	case a.json:
 		return a.printJSON(out)
@@ -102,10 +111,12 @@ func (a *App) listRemotes() error {
 		a.note("no remotes; add one with `pando remote add NAME URL`")
 		return nil
 	}
+
 	t := a.table("NAME", "URL", "REPOSITORY", "ADDED")
 	for _, r := range out {
 		t.row(r.Name, orDash(r.URL), r.Mark.ID.String(), ago(r.AddedAt))
 	}
+
 	return t.flush()
 }
 
@@ -113,6 +124,7 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 	if a.json {
 		return a.printListing(ctx, l)
 	}
+
 	vols, all := l.Volumes, len(l.Volumes)
 	vols = slices.DeleteFunc(slices.Clone(vols), func(v replicate.Listed) bool {
 		if v.Problem != "" {
@@ -120,9 +132,11 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 		}
 		return v.Problem != ""
 	})
+
 	if len(vols) < all {
 		a.note("make it anew with `pando remote repair %s`", r.Name)
 	}
+
 	switch {
 	case a.quiet:
 		for _, v := range vols {
@@ -138,12 +152,14 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 		a.note("%s holds nothing; push something with `pando push REF --to %s`", r.Name, r.Name)
 		return nil
 	}
+
 	t := a.table("NAME", "KIND", "FS", "POINTS", "NEWEST", "FROM", "LOGICAL", "STORED", "WRITER", "AT WORK")
 	for _, v := range vols {
 		newest, when, origin := "-", "-", "-"
 		if p := v.NewestPoint; v.Count > 0 {
 			newest, when, origin = p.Name, ago(p.CreatedAt), orDash(p.Origin)
 		}
+
 		t.row(
 			v.Name,
 			v.Kind,
@@ -157,6 +173,7 @@ func (a *App) printListed(ctx context.Context, r *replicate.Remote, l *replicate
 			atWork(v.Sessions),
 		)
 	}
+
 	return t.flush()
 }
 
@@ -203,12 +220,15 @@ func (a *App) printPoints(
 				size(p.StoredBytes),
 			)
 		}
+
 		err = t.flush()
 	}
+
 	if v.Incomplete > 0 {
 		a.warn("%s of %s cannot be listed: %s", plural(v.Incomplete, "point"), v.Name, v.Problem)
 		a.note("make the list anew with `pando remote repair %s`", r.Name)
 	}
+
 	return err
 }
 
@@ -217,6 +237,7 @@ func (a *App) printListing(ctx context.Context, l *replicate.Listing) error {
 	if len(l.Volumes) == 0 {
 		return a.printJSON([]replicate.Listed{})
 	}
+
 	for i := range l.Volumes {
 		begin := ",\n  "
 		if i == 0 {
@@ -229,6 +250,7 @@ func (a *App) printListing(ctx context.Context, l *replicate.Listing) error {
 			return err
 		}
 	}
+
 	return a.printf("\n]\n")
 }
 
@@ -243,10 +265,12 @@ func (a *App) printVolume(v *replicate.Listed, points iter.Seq2[replicate.Listed
 		err := enc.Encode(x)
 		return strings.TrimSuffix(b.String(), "\n"), err
 	}
+
 	text, err := encode(v, indent)
 	if err != nil {
 		return err
 	}
+
 	before, _, _ := strings.Cut(text, list)
 	if err := a.printf("%s\"points\": [", before); err != nil {
 		return err
@@ -257,18 +281,22 @@ func (a *App) printVolume(v *replicate.Listed, points iter.Seq2[replicate.Listed
 		if err != nil {
 			return err
 		}
+
 		point, err := encode(p, indent+"    ")
 		if err != nil {
 			return err
 		}
+
 		comma := ","
 		if !some {
 			comma, some = "", true
 		}
+
 		if err := a.printf("%s\n%s    %s", comma, indent, point); err != nil {
 			return err
 		}
 	}
+
 	if some {
 		if err := a.printf("\n%s  ", indent); err != nil {
 			return err
@@ -278,9 +306,11 @@ func (a *App) printVolume(v *replicate.Listed, points iter.Seq2[replicate.Listed
 	if text, err = encode(v, indent); err != nil {
 		return err
 	}
+
 	_, after, _ := strings.Cut(text, list)
 	if indent == "" {
 		after += "\n"
 	}
+
 	return a.printf("]%s", after)
 }

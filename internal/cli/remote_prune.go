@@ -48,6 +48,7 @@ has seen, or has an older one: what only the newer one names would be removed.
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
+
 	f := c.Flags()
 	keep := retentionFlags(f)
 	f.BoolVar(&q.DryRun, "dry-run", false, "only show what would go")
@@ -58,37 +59,44 @@ has seen, or has an older one: what only the newer one names would be removed.
 		"go on if the remote has lost lists of points, or was put back to older ones")
 	f.StringVar(&maxRepack, "max-repack", "",
 		"rewrite at most `SIZE` of wasteful objects, for example 5G; 0 for none (default: no limit)")
+
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) (err error) {
 		q.Pool = e
 		if q.Policy, err = keep.parse("remote prune"); err != nil {
 			return err
 		}
+
 		if f.Changed("patience") {
 			if q.Patience, err = parseTTL("remote prune", patience); err != nil {
 				return err
 			}
 		}
+
 		q.MaxRepack = -1
 		if f.Changed("max-repack") {
 			if q.MaxRepack, err = parseMaxRepack(maxRepack); err != nil {
 				return err
 			}
 		}
+
 		for _, n := range args[1:] {
 			if err := ref.CheckName("remote prune", n); err != nil {
 				return err
 			}
 		}
+
 		if len(args) > 1 && q.Policy.IsZero() {
 			return errs.New(errs.Invalid, "remote prune", args[1],
 				"no --keep rule says which of its points stay").WithHint("for example --keep-last 10; see `pando remote prune " +
 				"--help`")
 		}
+
 		q.Names = args[1:]
 		r, err := a.remote("remote prune", args[0])
 		if err != nil {
 			return err
 		}
+
 		var out *replicate.Pruned
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
@@ -97,8 +105,10 @@ has seen, or has an older one: what only the newer one names would be removed.
 		}); err != nil {
 			return err
 		}
+
 		return a.printRemotePruned(r.Name, out)
 	})
+
 	return c
 }
 
@@ -114,27 +124,33 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 	if a.json {
 		return a.printJSON(p)
 	}
+
 	for _, v := range p.Accepted {
 		a.warn("the list of points of %s was lost or put back to an older one: what is there counts from now on", v)
 	}
+
 	for _, d := range p.Damaged {
 		a.warn("the list of points of %s is damaged or lost: they all stay, with what they need", d)
 	}
+
 	if len(p.Damaged) > 0 {
 		a.note("make it anew with `pando remote repair %s`", remote)
 	}
 	if p.KeptAll != "" {
 		a.warn("nothing was deleted: %s", p.KeptAll)
 	}
+
 	if len(p.Unreadable) > 0 {
 		a.note("send again what is missing with `pando verify %s --repair` or `pando push VOLUME --full` on the host that "+
 			"writes the volume; `pando remote repair %s` makes lost tables of what was moved anew; then prune again",
 			remote, remote)
 	}
+
 	for _, w := range p.Ended {
 		a.note("ended a %s of %s (pid %d), which gave no sign of life since %s", w.Kind, w.Host, w.PID,
 			w.RenewedAt.Local().Format("2006-01-02 15:04:05"))
 	}
+
 	if a.quiet {
 		for _, x := range p.Points {
 			if err := a.printf("%s@%s\n", x.Volume, x.Name); err != nil {
@@ -143,10 +159,12 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 		}
 		return nil
 	}
+
 	result := "removed"
 	if p.DryRun {
 		result = "would go"
 	}
+
 	if len(p.Points) > 0 {
 		t := a.table("POINT", "CREATED", "RESULT")
 		for _, x := range p.Points {
@@ -159,18 +177,22 @@ func (a *App) printRemotePruned(remote string, p *replicate.Pruned) error {
 			return err
 		}
 	}
+
 	freed := fmt.Sprintf("%s in %s", size(p.FreedBytes), plural(p.Segments, "segment"))
 	if p.DryRun {
 		freed = "would be " + freed
 	}
+
 	held, used := "", size(p.UsedBytes)
 	if p.HeldBytes > 0 {
 		held = size(p.HeldBytes) + " for who may still be at work"
 	}
+
 	if p.NeededBytes > 0 {
 		times := float64(p.UsedBytes) / float64(p.NeededBytes)
 		used += fmt.Sprintf(", %.2f times the %s that points need", times, size(p.NeededBytes))
 	}
+
 	return a.fields("kept", plural(p.Kept, "point"), "returned", freed, "repacked", repackedText(p),
 		"held", held, "used", used)
 }

@@ -39,12 +39,15 @@ made anew, or a point could not be brought back whole.`,
 		Args:              usage(cobra.ExactArgs(1)),
 		ValidArgsFunction: a.completeRemotes,
 	}
+
 	c.Flags().BoolVar(&q.DryRun, "dry-run", false, "only show what would be done")
+
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 		r, err := a.remote("remote repair", args[0])
 		if err != nil {
 			return err
 		}
+
 		var out *replicate.Repaired
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
@@ -53,8 +56,10 @@ made anew, or a point could not be brought back whole.`,
 		}); err != nil {
 			return err
 		}
+
 		return a.printRepaired(r.Name, out)
 	})
+
 	return c
 }
 
@@ -64,6 +69,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 			a.exit = errs.Damaged.Codes().Exit
 		}
 	}
+
 	switch {
 	case a.json:
 		return a.printJSON(out)
@@ -76,6 +82,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 			return err
 		}
 	}
+
 	if len(out.Volumes) > 0 {
 		t := a.table("VOLUME", "WAS", "POINTS", "NOT WHOLE", "RESULT")
 		for _, v := range out.Volumes {
@@ -89,6 +96,7 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 			return err
 		}
 	}
+
 	for _, v := range out.Volumes {
 		switch {
 		case !v.Repaired:
@@ -98,16 +106,19 @@ func (a *App) printRepaired(remote string, out *replicate.Repaired) error {
 				"`pando pull %s %s --take-over --update`", v.Volume, remote, v.Volume)
 		}
 	}
+
 	lost := ""
 	if n := len(out.Lost); n > 0 {
 		lost = plural(n, "point") + " of unknown volumes that cannot be read, for example " + out.Lost[0]
 	}
+
 	tables := ""
 	if n := len(out.Tables); n > 0 && out.DryRun {
 		tables = plural(n, "table") + " of what was moved would be made anew"
 	} else if n > 0 {
 		tables = plural(n, "table") + " of what was moved made anew"
 	}
+
 	return a.fields("good", plural(out.Checked, "list")+" of points", "packs", tables, "lost", lost)
 }
 

@@ -29,6 +29,7 @@ unreadable from then on. It refuses too if it cannot reach the repository to che
 			if err != nil {
 				return err
 			}
+
 			q.Name, q.Access = args[0], access
 			out, err := replicate.Forget(ctx, e, q)
 			if err != nil {
@@ -37,15 +38,18 @@ unreadable from then on. It refuses too if it cannot reach the repository to che
 			if out.KeyError != nil {
 				a.warn("this pool's key stays in the repository, where nobody can use it any more: %v", out.KeyError)
 			}
+
 			switch {
 			case a.json:
 				return a.printJSON(out)
 			case a.quiet:
 				return nil
 			}
+
 			return a.printf("forgot %s\n", out.Name)
 		}),
 	}
+
 	c.Flags().BoolVar(&q.Force, "force", false, "also if no other key opens the repository, or it cannot be reached")
 	return c
 }

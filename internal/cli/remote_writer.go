@@ -26,7 +26,9 @@ that were interrupted begin afresh. Nothing on remotes is changed.`,
 		Example: "  pando remote writer\n  pando remote writer --new",
 		Args:    usage(cobra.NoArgs),
 	}
+
 	c.Flags().BoolVar(&fresh, "new", false, "give this pool a new identity")
+
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, _ []string) error {
 		var out replicate.WriterIdentity
 		var err error
@@ -40,6 +42,7 @@ that were interrupted begin afresh. Nothing on remotes is changed.`,
 		}
 		return a.printWriter(out)
 	})
+
 	return c
 }
 
@@ -50,11 +53,14 @@ func (a *App) printWriter(w replicate.WriterIdentity) error {
 	case a.quiet:
 		return a.printf("%s\n", w.ID)
 	}
+
 	if err := a.fields("writer", w.ID, "was", w.Previous, "host", w.Host); err != nil {
 		return err
 	}
+
 	if w.New {
 		a.note("take over what this pool is to write with `pando pull REMOTE VOLUME --take-over --update`")
 	}
+
 	return nil
 }

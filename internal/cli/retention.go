@@ -42,6 +42,7 @@ func (r *retention) parse(op string) (p replicate.Policy, err error) {
 				n).WithHint("leave the flag out, or write a number from 1")
 		}
 	}
+
 	p = r.policy
 	if r.flags.Changed("keep-within") {
 		var d time.Duration
@@ -50,5 +51,6 @@ func (r *retention) parse(op string) (p replicate.Policy, err error) {
 		}
 		p.Within = d
 	}
+
 	return p, nil
 }

@@ -32,6 +32,7 @@ it, and mounted again after.`,
 			if err != nil {
 				return err
 			}
+
 			q.Detach = detach
 			var out engine.Rewound
 			err = a.track(func(t *progress.Tracker) (err error) {
@@ -48,9 +49,11 @@ it, and mounted again after.`,
 			if a.quiet {
 				return nil
 			}
+
 			return a.printf("%s is what it was; before: %s\n", out.Name, out.Before)
 		}),
 	}
+
 	c.Flags().BoolVar(&detach, "detach", false, "unmount it first, and mount it again where it was")
 	return c
 }
@@ -61,14 +64,17 @@ func rewindRequest(volume, snapshot string) (q engine.RewindRequest, err error) 
 	if err != nil {
 		return q, err
 	}
+
 	name := cmp.Or(r.At, r.Name)
 	if r.At != "" && r.Name != volume {
 		return q, errs.New(errs.Invalid, "rewind", volume, "%s is a snapshot of another volume", r).
 			WithHint("make a volume of it: `pando clone %s NEW`", r)
 	}
+
 	if q.Snapshot, err = ref.ParseName("rewind", name); err != nil {
 		return q, err
 	}
+
 	q.Volume, err = existingVolume("rewind", volume)
 	return q, err
 }

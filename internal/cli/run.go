@@ -36,23 +36,28 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		Args:              usage(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
 	}
+
 	c.Flags().BoolVar(&q.Keep, "keep", false, "keep the volume, unmounted")
 	c.Flags().StringVar(&name, "name", "", "`NAME` of the volume (default: made up)")
 	rightsFlags(c.Flags(), &q.May)
 	c.Flags().SetInterspersed(true)
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if q.From, err = ref.Parse("run", args[0]); err != nil {
 			return err
 		}
+
 		if c.ArgsLenAtDash() < 0 && len(args) > 1 {
 			return errs.New(errs.Invalid, "run", args[0], "the command must stand behind --").
 				WithHint("pando run %s -- COMMAND", args[0])
 		}
+
 		if name != "" {
 			if q.Name, err = ref.ParseName("clone", name); err != nil {
 				return err
 			}
 		}
+
 		q.Command = args[1:]
 		q.Stdin, q.Stdout, q.Stderr = os.Stdin, os.Stdout, os.Stderr
 		q.Env, q.Signals = withoutSecrets(os.Environ()), foregroundSignals
@@ -60,14 +65,18 @@ If pando itself is killed, the next pando command destroys the clone; with --kee
 		if err != nil {
 			return err
 		}
+
 		defer e.Close()
+
 		// While the command runs, signals go to it, and what it does with them
 		// decides when the run ends.
 		ctx, tell := a.reporting(c.Context())
 		defer tell()
+
 		r, err := e.Run(ctx, q)
 		return a.endRun(r, err)
 	}
+
 	return c
 }
 
@@ -97,6 +106,7 @@ func (a *App) endRun(r engine.RunResult, err error) error {
 		a.printError(err)
 		return nil
 	}
+
 	return err
 }
 

@@ -63,6 +63,7 @@ func (a *App) passphrase(ctx context.Context, op, file, what string, fresh bool)
 	if file == "" {
 		file = os.Getenv(passphraseFileVariable)
 	}
+
 	if file != "" {
 		b, err := a.readSecret(op, file)
 		if err != nil {
@@ -71,19 +72,24 @@ func (a *App) passphrase(ctx context.Context, op, file, what string, fresh bool)
 		// An editor ends a file with a newline; nobody types one.
 		return checkPassphrase(op, file, strings.TrimSuffix(strings.TrimSuffix(string(b), "\n"), "\r"))
 	}
+
 	if p, set := os.LookupEnv(passphraseVariable); set && p != "" {
 		return checkPassphrase(op, "$"+passphraseVariable, p)
 	}
+
 	if !a.onTerminal() {
 		return "", nil
 	}
+
 	p, err := a.ask(ctx, op, what)
 	if err != nil {
 		return "", err
 	}
+
 	if p, err = checkPassphrase(op, what, p); err != nil || !fresh {
 		return p, err
 	}
+
 	again, err := a.ask(ctx, op, what+", again")
 	if err != nil {
 		return "", err
@@ -91,6 +97,7 @@ func (a *App) passphrase(ctx context.Context, op, file, what string, fresh bool)
 	if again != p {
 		return "", errs.New(errs.Invalid, op, what, "the two are not the same").WithHint("nothing was changed; try again")
 	}
+
 	return p, nil
 }
 
@@ -117,13 +124,16 @@ func (a *App) readSecret(op, file string) (b []byte, err error) {
 			a.warn("%s can be read by others (mode %04o): `chmod 600 %s`", file, i.Mode().Perm(), shellWord(file))
 		}
 	}
+
 	if b, err = io.ReadAll(io.LimitReader(f, maxSecretBytes+1)); err != nil {
 		return nil, unreadable(op, file, err)
 	}
+
 	if len(b) > maxSecretBytes {
 		return nil, errs.New(errs.Invalid, op, file, "more than %s is neither a passphrase nor an identity",
 			size(maxSecretBytes)).WithHint("is this the right file?")
 	}
+
 	return b, nil
 }
 
@@ -140,6 +150,7 @@ func unreadable(op, file string, err error) error {
 		out.Kind = errs.Invalid
 		return out.WithHint("name a file in this directory: `ls -l %s` lists it", shellWord(file))
 	}
+
 	return errs.Wrap(op, file, err)
 }
 
@@ -153,6 +164,7 @@ func (a *App) ask(ctx context.Context, op, what string) (string, error) {
 	if err != nil {
 		return "", errs.Wrap(op, "terminal", err)
 	}
+
 	fmt.Fprintf(a.Stderr, "%s: ", what)
 	type answer struct {
 		line []byte
@@ -163,6 +175,7 @@ func (a *App) ask(ctx context.Context, op, what string) (string, error) {
 		line, err := term.ReadPassword(fd)
 		got <- answer{line, err}
 	}()
+
 	select {
 	case <-ctx.Done():
 		_ = term.Restore(fd, before)

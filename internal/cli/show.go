@@ -26,7 +26,9 @@ and how much sharing saves (--exact measures everything in it now).`,
 		Args:              usage(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: a.completeRefs(1),
 	}
+
 	c.Flags().BoolVar(&exact, "exact", false, "of the pool: measure everything in it now")
+
 	c.RunE = a.with(func(ctx context.Context, e *engine.Engine, args []string) error {
 		if len(args) == 0 {
 			p, err := e.Pool(ctx, exact)
@@ -38,10 +40,12 @@ and how much sharing saves (--exact measures everything in it now).`,
 			}
 			return a.printPool(p)
 		}
+
 		r, err := ref.Parse("show", args[0])
 		if err != nil {
 			return err
 		}
+
 		d, err := e.Show(ctx, r)
 		if err != nil {
 			return err
@@ -49,8 +53,10 @@ and how much sharing saves (--exact measures everything in it now).`,
 		if a.json {
 			return a.printJSON(d)
 		}
+
 		return a.printDetail(d)
 	})
+
 	return c
 }
 
@@ -61,6 +67,7 @@ func (a *App) fields(pairs ...string) error {
 			width = max(width, len(pairs[i]))
 		}
 	}
+
 	for i := 0; i < len(pairs); i += 2 {
 		if pairs[i+1] == "" {
 			continue
@@ -69,6 +76,7 @@ func (a *App) fields(pairs ...string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -80,14 +88,17 @@ func (a *App) printDetail(d engine.Detail) error {
 			pinned = "until it is unpinned"
 		}
 	}
+
 	base := d.Base
 	if base == d.Origin {
 		base = ""
 	}
+
 	tied := ""
 	if d.TiedBytes > 0 {
 		tied = size(d.TiedBytes) + " of what is destroyed, kept for others (`pando gc --explain`)"
 	}
+
 	keep := ""
 	if d.Keep > 0 {
 		keep = plural(d.Keep, "generation")
@@ -101,6 +112,7 @@ func (a *App) printDetail(d engine.Detail) error {
 	if d.MeasuredAt != nil {
 		measured = ago(*d.MeasuredAt)
 	}
+
 	state := stateWords(d.Info)
 	if d.Held {
 		state += " (in another mount namespace, or held by a process)"
@@ -108,20 +120,24 @@ func (a *App) printDetail(d engine.Detail) error {
 	if !d.Durable {
 		state += ", ephemeral"
 	}
+
 	name := d.Name
 	if d.Kind == "golden" {
 		name = ref.Generation(d.Golden, d.Generation)
 	}
+
 	cost := map[string]string{
 		"constant": "the same for any size",
 		"extents":  fmt.Sprintf("grows with the extents: %d", d.Extents),
 		"data":     "grows with files and bytes: every clone is a full copy",
 	}[d.CloneCost]
+
 	stall := ""
 	if d.StallSeconds > 0 {
 		stall = fmt.Sprintf("up to %v while a copy is made of it in use",
 			time.Duration(d.StallSeconds*float64(time.Second)).Round(time.Millisecond))
 	}
+
 	key := ""
 	if d.Key != nil {
 		key = "loaded"
@@ -129,6 +145,7 @@ func (a *App) printDetail(d engine.Detail) error {
 			key = "not loaded (`zfs load-key " + d.Key.Root + "`)"
 		}
 	}
+
 	err := a.fields(
 		"name", name, "kind", d.Kind, "id", d.ID, "fs", d.FS, "driver", d.Driver, "state", state,
 		"mountpoint", d.Mountpoint, "origin", d.Origin, "base", base, "consistency", d.Consistency, "keep", keep, "pinned", pinned, "size", sizeText,
@@ -139,20 +156,24 @@ func (a *App) printDetail(d engine.Detail) error {
 	if err != nil || len(d.Generations)+len(d.Snapshots) == 0 {
 		return err
 	}
+
 	if err := a.printf("\n"); err != nil {
 		return err
 	}
+
 	t := a.table("GENERATION", "STATE", "LOGICAL", "EXCLUSIVE", "SHARED", "CREATED")
 	for _, g := range d.Generations {
 		t.row(ref.Generation(g.Golden, g.Generation), g.State, size(g.LogicalBytes), size(g.ExclusiveBytes),
 			size(g.SharedBytes), ago(g.CreatedAt))
 	}
+
 	if len(d.Snapshots) > 0 {
 		t = a.table("SNAPSHOT", "CONSISTENCY", "LOGICAL", "EXCLUSIVE", "CREATED")
 		for _, s := range d.Snapshots {
 			t.row(s.Name, orDash(s.Consistency), size(s.LogicalBytes), size(s.ExclusiveBytes), ago(s.CreatedAt))
 		}
 	}
+
 	return t.flush()
 }
 
@@ -164,14 +185,17 @@ func (a *App) printPool(p engine.PoolInfo) error {
 	if p.TrashObjects > 0 {
 		trash = fmt.Sprintf("%s, %s still to return", plural(p.TrashObjects, "object"), size(p.TrashBytes))
 	}
+
 	ties := ""
 	if p.Ties > 0 {
 		ties = fmt.Sprintf("%s of %s, destroyed but needed by others (`pando gc --explain`)", size(p.TiedBytes),
 			plural(p.Ties, "thing"))
 	}
+
 	if p.SavedRatio > 0 {
 		saved = fmt.Sprintf("%s of data in %s: %.1fx", size(p.LogicalBytes), size(p.PhysicalBytes), p.SavedRatio)
 	}
+
 	return a.fields(
 		"pool", p.Dir, "driver", p.Driver, "why", p.Why, "backing", backing,
 		"room", fmt.Sprintf("%s free of %s (new clones need %.4g %% free)", size(p.FreeBytes), size(p.TotalBytes),

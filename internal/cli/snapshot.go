@@ -46,6 +46,7 @@ volume.`,
 			if q.Volume, err = ref.ParseName("snapshot", args[0]); err != nil {
 				return err
 			}
+
 			if len(args) > 1 {
 				if args[1] == "" {
 					return errs.New(errs.Invalid, "snapshot", `""`, "the name is empty").
@@ -55,6 +56,7 @@ volume.`,
 					return err
 				}
 			}
+
 			var out engine.Info
 			err = a.track(func(t *progress.Tracker) (err error) {
 				q.Tracker = t
@@ -70,9 +72,11 @@ volume.`,
 			if a.quiet {
 				return a.printf("%s\n", out.Name)
 			}
+
 			return a.printf("%s  %s\n", out.Name, out.Consistency)
 		}),
 	}
+
 	freezeFlags(c.Flags(), &q.Freeze)
 	return c
 }

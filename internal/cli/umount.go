@@ -27,16 +27,19 @@ second umount gives it up.`,
 			if err != nil {
 				return err
 			}
+
 			v, err := e.Umount(ctx, engine.UmountRequest{Volume: volume})
 			if err != nil {
 				return err
 			}
+
 			switch {
 			case a.json:
 				return a.printJSON(v)
 			case a.quiet:
 				return nil
 			}
+
 			return a.printf("%s  not mounted\n", v.Name)
 		}),
 	}

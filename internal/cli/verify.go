@@ -39,31 +39,38 @@ with --read-data. Lists of points are made anew by ` + "`pando remote repair`" +
 			"  pando verify backup --read-data --repair",
 		ValidArgsFunction: a.completeOnRemote(0),
 	}
+
 	c.Flags().StringVar(&read, "read-data", "", "read and check all data, or a `PERCENT` of it")
 	c.Flags().Lookup("read-data").NoOptDefVal = "100%"
 	c.Flags().BoolVar(&repair, "repair", false, "send again what is missing or damaged, if this pool has it")
+
 	c.RunE = func(c *cobra.Command, args []string) (err error) {
 		if c.Flags().Changed("read-data") {
 			if q.ReadPercent, err = parseSample(read); err != nil {
 				return err
 			}
 		}
+
 		name := ""
 		if len(args) > 0 {
 			name, args = args[0], args[1:]
 		}
+
 		for _, n := range args {
 			if err := ref.CheckName("verify", n); err != nil {
 				return err
 			}
 		}
+
 		q.Names = args
 		r, err := a.remote("verify", name)
 		if err != nil {
 			return err
 		}
+
 		ctx, tell := a.reporting(c.Context())
 		defer tell()
+
 		if e, err := a.open(ctx); err != nil && repair {
 			return err
 		} else if err != nil {
@@ -72,6 +79,7 @@ with --read-data. Lists of points are made anew by ` + "`pando remote repair`" +
 			defer e.Close()
 			q.Pool = e
 		}
+
 		var out *replicate.Verified
 		if err := a.track(func(t *progress.Tracker) (err error) {
 			q.Tracker = t
@@ -84,14 +92,18 @@ with --read-data. Lists of points are made anew by ` + "`pando remote repair`" +
 		}); err != nil {
 			return err
 		}
+
 		if err := a.printVerified(out, q.ReadPercent); err != nil {
 			return err
 		}
+
 		if out.TotalProblems > 0 {
 			a.exit = errs.Damaged.Codes().Exit
 		}
+
 		return nil
 	}
+
 	return c
 }
 
@@ -99,12 +111,15 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	if a.json {
 		return a.printJSON(v)
 	}
+
 	if err := a.printRepairedPoints(v.Repaired); err != nil {
 		return err
 	}
+
 	for _, w := range v.Warnings {
 		a.warn("%s", oneLine(w.String()))
 	}
+
 	if len(v.Problems) > 0 {
 		t := a.table("WHERE", "BYTES", "OBJECT", "PROBLEM")
 		for _, p := range v.Problems {
@@ -117,13 +132,16 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 			}
 			t.row(where, bytes, orDash(p.Object), oneLine(p.Message+p.Count()))
 		}
+
 		if err := t.flush(); err != nil {
 			return err
 		}
+
 		if err := a.printf("\n"); err != nil {
 			return err
 		}
 	}
+
 	problems := "none"
 	if v.TotalProblems > 0 {
 		problems = itoa(v.TotalProblems)
@@ -131,6 +149,7 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	if a.quiet && v.TotalProblems == 0 {
 		return nil
 	}
+
 	read, garbage, working, unknown := "nothing of the data (--read-data)", "", "", ""
 	switch {
 	case percent >= 100:
@@ -138,16 +157,20 @@ func (a *App) printVerified(v *replicate.Verified, percent float64) error {
 	case percent > 0:
 		read = fmt.Sprintf("a sample: %s in %s", size(v.ReadBytes), plural(v.ReadSegments, "segment"))
 	}
+
 	if v.GarbageCount > 0 {
 		garbage = fmt.Sprintf("%s in %s, which the next `pando remote prune` removes", size(v.GarbageBytes),
 			plural(v.GarbageCount, "object"))
 	}
+
 	if v.WorkingBytes > 0 {
 		working = size(v.WorkingBytes) + " of who is at work"
 	}
+
 	if n := len(v.Unknown); n > 0 {
 		unknown = fmt.Sprintf("%s that Pando did not write, for example %s", plural(n, "object"), v.Unknown[0])
 	}
+
 	return a.fields(
 		"checked", fmt.Sprintf("%s with %s, in %s (%s)", plural(v.Volumes, "volume"), plural(v.Points, "point"),
 			plural(v.Segments, "segment"), size(v.SegmentBytes)),
@@ -160,6 +183,7 @@ func (a *App) printRepairedPoints(points []replicate.RepairedPoint) error {
 	if len(points) == 0 || a.quiet {
 		return nil
 	}
+
 	t := a.table("POINT", "RESULT", "SENT", "FROM", "WHY")
 	for _, p := range points {
 		result := "repaired"
@@ -168,9 +192,11 @@ func (a *App) printRepairedPoints(points []replicate.RepairedPoint) error {
 		}
 		t.row(p.Volume+"@"+p.Point, result, size(p.UploadedBytes), orDash(p.Ref), orDash(oneLine(p.Left())))
 	}
+
 	if err := t.flush(); err != nil {
 		return err
 	}
+
 	return a.printf("\n")
 }
 

@@ -73,6 +73,7 @@ func render(v reflect.Value) {
 	if !holdsMessages(v.Type()) {
 		return
 	}
+
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(words(v.Interface().(errs.Message)))
@@ -119,6 +120,7 @@ func looksForMessages(t reflect.Type, seen map[reflect.Type]bool) bool {
 	if seen[t] {
 		return false
 	}
+
 	seen[t] = true
 	switch t.Kind() {
 	case reflect.String:
@@ -134,5 +136,6 @@ func looksForMessages(t reflect.Type, seen map[reflect.Type]bool) bool {
 			}
 		}
 	}
+
 	return false
 }

@@ -17,9 +17,11 @@ func (c Caps) Check(ctx context.Context, op string, id Identity) error {
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	if !ValidID(string(id.ID)) {
 		return errs.New(errs.Invalid, op, id.Ref(), "%q is not an object's ID", id.ID)
 	}
+
 	if !c.Supports(id.FS) {
 		var kinds []string
 		for _, f := range c.FS {
@@ -28,5 +30,6 @@ func (c Caps) Check(ctx context.Context, op string, id Identity) error {
 		return errs.New(errs.Unsupported, op, id.Ref(), "a %s pool cannot hold %s volumes", c.Name, id.FS).
 			WithHint("this pool holds: %s", strings.Join(kinds, ", "))
 	}
+
 	return nil
 }

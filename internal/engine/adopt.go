@@ -76,20 +76,25 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume is only made to replace the directory").
 			WithHint("use %s with %s", errs.Param("replace"), errs.Param("as"))
 	}
+
 	if q.Replace && !q.Adopt {
 		return errs.New(errs.Invalid, opAdopt, q.Source, "only what is adopted is replaced").
 			WithHint("use %s with %s", errs.Param("adopt"), errs.Param("replace"))
 	}
+
 	if !q.Adopt {
 		return nil
 	}
+
 	if src.kind != "directory" {
 		return errs.New(errs.Invalid, opAdopt, q.Source, "it is no directory").
 			WithHint("import it without %s", errs.Param("adopt"))
 	}
+
 	if !q.Replace {
 		return nil
 	}
+
 	// What has its place taken must not be chosen by others.
 	dir, err := mount.Resolve(q.Source)
 	if err != nil {
@@ -98,24 +103,29 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 	if dir != src.path { // it was resolved before by rules that trust everybody
 		return content.MovedError(src.path)
 	}
+
 	src.resolved = true
 	if q.ReplaceVolume.IsZero() {
 		if q.ReplaceVolume, err = ref.ParseName(opAdopt, q.Name.String()+"-live"); err != nil { // too long
 			return err
 		}
 	}
+
 	if q.ReplaceVolume == q.Name {
 		return errs.New(errs.Exists, opAdopt, q.Name.String(), "the golden and the volume cannot have one name").
 			WithHint("choose another with %s", errs.Param("as"))
 	}
+
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		return tx.CheckFree(opAdopt, q.ReplaceVolume.String())
 	}); err != nil {
 		return err
 	}
+
 	if err := e.checkReplace(src.path); err != nil {
 		return err
 	}
+
 	return e.checkUnused(ctx, src.path)
 }
 
@@ -125,23 +135,28 @@ func (e *Engine) checkReplace(dir string) error {
 		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").
 			WithHint("run it as root, or leave %s out", errs.Param("replace"))
 	}
+
 	if dir == "/" {
 		return errs.New(errs.Invalid, opAdopt, dir, "the root directory cannot be replaced")
 	}
 	if len(filepath.Base(dir))+len(asideInfix)+asideIDLength > unix.NAME_MAX {
 		return errs.New(errs.Invalid, opAdopt, dir, "its name is too long to be kept aside with %s behind it", asideInfix)
 	}
+
 	if err := e.content.CheckOutside(opAdopt, dir); err != nil {
 		return err
 	}
+
 	m, err := kernel.MountAt(unix.AT_FDCWD, dir)
 	if err != nil {
 		return errs.Wrap(opAdopt, dir, err)
 	}
+
 	if m.Root {
 		return errs.New(errs.Invalid, opAdopt, dir, "it is a mount point itself, which cannot be renamed aside").
 			WithHint("adopt it without %s; then unmount it, and mount a clone there", errs.Param("replace"))
 	}
+
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if kernel.IsImmutable(unix.AT_FDCWD, d) {
 			return errs.New(errs.Permission, opAdopt, dir,
@@ -149,22 +164,27 @@ func (e *Engine) checkReplace(dir string) error {
 				WithHint("`chattr -ia %s`, or leave %s out", errs.ShellWord(d), errs.Param("replace"))
 		}
 	}
+
 	below, err := mount.Below(dir)
 	if err != nil {
 		return err
 	}
+
 	if len(below) > 0 {
 		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).
 			WithHint("unmount it first, or leave %s out", errs.Param("replace"))
 	}
+
 	full, err := hasEntries(dir)
 	if err != nil {
 		return errs.Wrap(opAdopt, dir, err)
 	}
+
 	if !full {
 		return errs.New(errs.Invalid, opAdopt, dir, "it is empty: there is nothing to replace").
 			WithHint("%s mounts a volume there", errs.Run("mount", "VOLUME", dir))
 	}
+
 	return nil
 }
 
@@ -189,6 +209,7 @@ func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 		more, err = mount.Holders(ctx, mount.Query{Tree: dir})
 		users = append(users, more...)
 	}
+
 	if len(users) == 0 {
 		// In a container there is nearly always a process that may not be looked
 		// at, such as the one that started it.
@@ -197,6 +218,7 @@ func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 		}
 		return err
 	}
+
 	return errs.New(errs.InUse, opAdopt, dir, "it is in use: %s", mount.FormatHolders(users)).
 		WithHint("end what uses it, which would go on with the old directory, or leave %s out", errs.Param("replace"))
 }
@@ -282,17 +304,20 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 	if err == nil {
 		return nil
 	}
+
 	if done {
 		return errs.New(errs.KindOf(err), opAdopt, src.path,
 			"the volume is in its place and the old directory is %s, but that could not be recorded: %w", out.Aside, err).
 			WithHint("mend the cause: the next command records it")
 	}
+
 	kind, hint := errs.KindOf(err), errs.HintIn(err)
 	again := errs.Messagef("%s tries again",
 		errs.Run("golden import", errs.Param("update"), q.Name, src.path, errs.Param("adopt"), errs.Param("replace")))
 	if hint != "" {
 		again = errs.Messagef("%s; then %s", hint, again)
 	}
+
 	return errs.New(kind, opAdopt, src.path, "the golden %s is ready, but the directory was not replaced: %s",
 		ref.Generation(out.Golden, out.Generation), aboutDir(err, src.path)).
 		WithHint("%s", again)
@@ -303,25 +328,32 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, out *Imported) (done bool, err error) {
 	r := &replacement{dir: src.path}
 	defer r.close()
+
 	if err := e.checkReplace(r.dir); err != nil {
 		return false, err
 	}
+
 	if err := e.planReplace(ctx, r, q, out); err != nil {
 		return false, err
 	}
+
 	stamp, err := e.exchange(ctx, r, src)
 	if err != nil {
 		e.undoReplace(ctx, r)
 		return false, err
 	}
+
 	out.Replaced, out.Aside, out.Volume = r.dir, r.aside, r.row.Name
 	mountpoint.ForgetMadeFor(r.bare) // it stands for the directory of the user's from now on
+
 	// Nothing below may be left undone because somebody presses Ctrl-C.
 	ctx = context.WithoutCancel(ctx)
+
 	// Before the catalogue says so.
 	if err := durable.SyncDir(filepath.Dir(r.dir)); err != nil {
 		return true, errs.Wrap(opAdopt, filepath.Dir(r.dir), err)
 	}
+
 	a := r.att
 	a.Mountpoint, a.MadeDir = r.dir, false
 	err = e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
@@ -333,6 +365,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 	if err != nil {
 		return true, err
 	}
+
 	// Between the last look at it and the exchange somebody may have written.
 	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.sourceOptions(src, nil)); err == nil &&
 		after.Changed() > 0 {
@@ -340,6 +373,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 			errs.Messagef("something changed in the moment of the replacement, and is only in the old directory: %s",
 				strings.Join(after.Paths(stamp, 5), ", ")))
 	}
+
 	return true, nil
 }
 
@@ -351,9 +385,11 @@ func (e *Engine) planReplace(ctx context.Context, r *replacement, q ImportReques
 		if err != nil {
 			return nil, err
 		}
+
 		if err := tx.CheckFree(opAdopt, q.ReplaceVolume.String()); err != nil {
 			return nil, err
 		}
+
 		id := e.identity(driver.Volume)
 		id.Name, id.FS, id.SizeBytes, id.Sector = q.ReplaceVolume.String(), origin.FS, origin.SizeBytes, origin.Sector
 		id.Origin, id.OriginID = tx.RefOf(origin), origin.ID
@@ -371,14 +407,17 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	if err := e.drv.Clone(ctx, r.row.OriginID, r.row.Identity); err != nil {
 		return nil, err
 	}
+
 	t, err := e.makeAside(r)
 	if err != nil {
 		return nil, err
 	}
+
 	if r.att, err = e.content.Attach(ctx, r.row, t); err != nil {
 		r.att = catalog.Attached{}
 		return nil, err
 	}
+
 	r.att.MadeDir = true
 	if err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := tx.Put(r.row); err != nil {
@@ -388,32 +427,40 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	}); err != nil {
 		return nil, err
 	}
+
 	r.recorded = true
 	if err := e.awaitSeeing(ctx, r); err != nil {
 		return nil, err
 	}
+
 	stamp, _, err := treecopy.TakeStamp(ctx, r.dir, src.stamp, e.sourceOptions(src, nil))
 	if err != nil {
 		return nil, err
 	}
+
 	if stamp.Changed() > 0 {
 		return nil, e.changedError(ctx, r.dir, errs.New(errs.Conflict, opAdopt, r.dir,
 			"it has changed since it was copied: %s", strings.Join(stamp.Paths(src.stamp, 5), ", ")).
 			WithHint("stop what writes there"))
 	}
+
 	if err := e.checkUnused(ctx, r.dir); err != nil {
 		return nil, err
 	}
+
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+
 	if err := mount.Swap(r.old.Parent(), r.old.Name(), r.place.Name()); err != nil {
 		return nil, err
 	}
+
 	if m, ok := r.old.Mounted(); !ok || m.ID != r.att.MountID { // never seen
 		return nil, errs.New(errs.Internal, opAdopt, r.dir, "the volume is not in its place after the exchange with %s",
 			r.aside)
 	}
+
 	return stamp, nil
 }
 
@@ -424,11 +471,14 @@ func (e *Engine) makeAside(r *replacement) (content.Target, error) {
 	if err := r.open(e); err != nil {
 		return content.Target{}, err
 	}
+
 	dir, err := r.old.OpenDir()
 	if err != nil {
 		return content.Target{}, errs.Wrap(opAdopt, r.dir, err)
 	}
+
 	defer dir.Close()
+
 	var st unix.Stat_t
 	if err := unix.Fstat(int(dir.Fd()), &st); err != nil || mountpoint.InodeOf(&st) != r.oldDir {
 		return content.Target{}, cmp.Or(errs.Wrap(opAdopt, r.dir, err), error(content.MovedError(r.dir)))
@@ -441,14 +491,17 @@ func (e *Engine) makeAside(r *replacement) (content.Target, error) {
 	if err != nil {
 		return content.Target{}, errs.Wrap(opAdopt, r.aside, err)
 	}
+
 	content.AtStep("aside made")
 	if r.bare, err = r.place.OpenDir(); err != nil {
 		return content.Target{}, errs.Wrap(opAdopt, r.aside, err)
 	}
+
 	at, err := checkFresh(r.bare)
 	if err != nil {
 		return content.Target{}, err
 	}
+
 	if err := e.copyBare(r, dir); err != nil {
 		return content.Target{}, err
 	}
@@ -457,6 +510,7 @@ func (e *Engine) makeAside(r *replacement) (content.Target, error) {
 	t := content.Target{Path: r.aside, Own: true, At: at, Prepare: func(root *os.File) error {
 		return errs.Wrap(opAdopt, r.dir, unix.Fchmod(int(root.Fd()), st.Mode&0o7777))
 	}}
+
 	// What is in the directory may what it could before.
 	t.May, err = content.RightsIn(dir)
 	return t, errs.Wrap(opAdopt, r.dir, err)
@@ -470,13 +524,16 @@ func (e *Engine) copyBare(r *replacement, dir *os.File) error {
 		}
 		return nil
 	}
+
 	// First, so that a command that cleans up knows it; and again, as dir may have a note, too.
 	if err := note(); err != nil {
 		return err
 	}
+
 	if err := treecopy.CopyAttrs("/proc/self/fd/"+itoa(int(dir.Fd())), r.bare, e.copyOptions(nil)); err != nil {
 		return err
 	}
+
 	return note()
 }
 
@@ -503,11 +560,13 @@ func (e *Engine) awaitSeeing(ctx context.Context, r *replacement) error {
 		if err != nil || len(blind) == 0 {
 			return err
 		}
+
 		if time.Now().After(deadline) {
 			return errs.New(errs.InUse, opAdopt, r.dir,
 				"it would be empty for others, whose mount namespace does not take over mounts: %s", mount.FormatHolders(blind)).
 				WithHint("end them, or give them a mount namespace that takes over mounts (MS_SLAVE)")
 		}
+
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -529,9 +588,11 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 		}
 		return
 	}
+
 	if r.att.ID != "" && e.content.Detach(ctx, reasonFor(opAdopt), r.row, r.att, false) != nil {
 		return
 	}
+
 	r.removeBare()
 	e.ledger.Undo(ctx, r.row.ID)
 }
@@ -565,6 +626,7 @@ func (e *Engine) finishAdopt(
 				"it was to replace %s in another mount namespace (%d): a command there can tell whether it did", dir, att.MountNS)
 		}
 	}
+
 	switch {
 	case sameBoot && mount.IsMounted(dir, att.MountID):
 		att.Mountpoint, att.MadeDir = dir, false
@@ -577,6 +639,7 @@ func (e *Engine) finishAdopt(
 	case sameBoot && mount.IsMounted(aside, att.MountID):
 		return e.destroyRow(ctx, row, att, true)
 	}
+
 	// Nothing is mounted any more: the power went, or somebody unmounted it. The
 	// old content tells: it was not empty when it began.
 	if full, err := hasEntries(dir); err == nil && full {
@@ -584,6 +647,7 @@ func (e *Engine) finishAdopt(
 			return e.destroyRow(ctx, row, att, has)
 		}
 	}
+
 	err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if has {
 			att.Mountpoint, att.MadeDir = dir, false
@@ -596,12 +660,14 @@ func (e *Engine) finishAdopt(
 				}
 			}
 		}
+
 		return tx.Unmark(m.ID)
 	})
 	if err == nil {
 		warnings.Add(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: %s", row.Name,
 			dir, aside, errs.Run("mount", row.Name, dir))
 	}
+
 	return err
 }
 

@@ -32,6 +32,7 @@ func (e *Engine) lockGolden(
 	if err != nil {
 		return nil, false, errs.Wrap("lock golden", name, err)
 	}
+
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(name))
 	lock := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(h.Sum64() >> 2), Len: 1}
@@ -55,6 +56,7 @@ func (e *Engine) lockGolden(
 		f.Close()
 		return nil, false, err
 	}
+
 	return func() { f.Close() }, waited, nil
 }
 
@@ -72,10 +74,12 @@ func (e *Engine) awaitGolden(ctx context.Context, name string, t *progress.Track
 	if err != nil || !building {
 		return false, err
 	}
+
 	unlock, _, err := e.lockGolden(ctx, name, t)
 	if err != nil {
 		return false, err
 	}
+
 	unlock()
 	return true, nil
 }
@@ -112,6 +116,7 @@ type buildRequest struct {
 func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error) {
 	op, name := q.op, q.name
 	b := &build{e: e, op: op, scratch: e.identity(driver.Scratch), gen: e.identity(driver.Generation)}
+
 	// Nobody needs the scratch volume after a power loss, so nothing waits for it.
 	b.scratch.Ephemeral = true
 	b.ids = []driver.ObjectID{b.scratch.ID, b.gen.ID}
@@ -120,6 +125,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 		if err != nil {
 			return nil, err
 		}
+
 		if !exists {
 			if err := tx.CheckFree(op, name); err != nil {
 				return nil, err
@@ -130,9 +136,11 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 				WithHint("make its next generation with %s or %s", errs.Run("golden import", errs.Param("update"), name, "..."),
 					errs.Run("golden publish", name, "VOLUME"))
 		}
+
 		if q.keep != nil {
 			g.Keep = *q.keep
 		}
+
 		b.golden, b.fresh = g, !exists
 		b.gen.Golden, b.gen.Generation, b.gen.Keep = name, g.Next, g.Keep
 		marks := []catalog.Mark{{ID: b.scratch.ID, Op: op, Name: name}, {ID: b.gen.ID, Op: op}}
@@ -144,19 +152,24 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			if !ok {
 				return nil, errs.New(errs.NotFound, op, q.reads.Name, "it has just been destroyed")
 			}
+
 			if exists && row.Golden == name && row.Generation != g.Current && !q.force {
 				return nil, errs.New(errs.Conflict, op, name,
 					"volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).
 					WithHint("bring it up to date with %s, or publish it all the same with %s", errs.Run("rebase", row.Name, name),
 						errs.Param("force"))
 			}
+
 			if b.reads, err = e.content.LookLive(tx, row, q.freeze); err != nil {
 				return nil, err
 			}
+
 			marks[0].Reads, marks[0].Freezes = row.ID, b.reads.Freezes()
 		}
+
 		return marks, nil
 	})
+
 	return b, err
 }
 
@@ -170,11 +183,13 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	if b.reads.Row.ID == "" {
 		b.gen.CreatedAt = time.Now().UTC()
 	}
+
 	if b.fresh {
 		b.golden.CreatedAt = b.gen.CreatedAt
 	} else {
 		b.gen.Since = b.golden.CreatedAt // its first generation, which says it too, may go
 	}
+
 	from := b.scratch.ID
 	var err error
 	switch d := e.drv.(type) {
@@ -192,15 +207,18 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	if err != nil {
 		return Info{}, err
 	}
+
 	if b.gen.ID != from {
 		if err := e.drv.Destroy(ctx, from); err != nil {
 			return Info{}, err
 		}
 	}
+
 	now := time.Now()
 	if b.gen, err = e.fillSector(ctx, b.gen); err != nil {
 		return Info{}, err
 	}
+
 	row := catalog.Row{Identity: b.gen, UsedAt: now}
 	if e.cheapUsage(row.FS) || b.reads.Row.ID == "" {
 		if row.Usage, err = e.drv.Usage(ctx, row.ID); err != nil {
@@ -210,6 +228,7 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	} else { // a tree would have to be walked
 		row.Usage, row.MeasuredAt = cloneUsage(e.caps, b.reads.Row), b.reads.Row.MeasuredAt
 	}
+
 	g := b.golden
 	g.Current, g.Next = b.gen.Generation, b.gen.Generation+1
 	based := driver.ObjectID("")
@@ -217,9 +236,11 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 		if err := tx.Put(row); err != nil {
 			return err
 		}
+
 		if err := tx.PutGolden(g); err != nil {
 			return err
 		}
+
 		// What it was published from now is based on it, as its content is.
 		if from := b.reads.Row; from.ID != "" && (from.Golden == "" || from.Golden == g.Name) {
 			if err := tx.SetBase(from.ID, g.Name, g.Current); err != nil {
@@ -227,11 +248,13 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 			}
 			based = from.ID
 		}
+
 		for _, id := range b.ids {
 			if err := tx.Unmark(id); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	})
 	if err != nil {
@@ -240,6 +263,7 @@ func (b *build) publish(ctx context.Context, t *progress.Tracker) (Info, error) 
 	if based != "" {
 		e.noteBase(context.WithoutCancel(ctx), based)
 	}
+
 	return generationInfo(row, g, e.caps.Name), nil
 }
 
@@ -287,10 +311,12 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	if err := q.Golden.Required(opPublish); err != nil {
 		return Published{}, err
 	}
+
 	golden := q.Golden.String()
 	if err := e.needRoot(opPublish, golden); err != nil {
 		return Published{}, err
 	}
+
 	var vol catalog.Row
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		vol, err = tx.ResolveVolume(opPublish, q.Volume.String())
@@ -298,24 +324,30 @@ func (e *Engine) Publish(ctx context.Context, q PublishRequest) (Published, erro
 	}); err != nil {
 		return Published{}, err
 	}
+
 	if err := e.pool.Admit(ctx, opPublish, golden, 0); err != nil {
 		return Published{}, err
 	}
+
 	unlock, _, err := e.lockGolden(ctx, golden, q.Tracker)
 	if err != nil {
 		return Published{}, err
 	}
+
 	defer unlock()
+
 	b, err := e.startBuild(ctx, buildRequest{op: opPublish, name: golden, reads: &vol, force: q.Force, freeze: q.Freeze,
 		keep: q.Keep})
 	if err != nil {
 		return Published{}, err
 	}
+
 	info, err := e.publishVolume(ctx, b, q.Tracker)
 	if err != nil {
 		b.abandon(ctx)
 		return Published{}, errs.Wrap(opPublish, golden, err)
 	}
+
 	return Published{info, e.retired(ctx, golden)}, nil
 }
 
@@ -324,18 +356,21 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = vol.FS, vol.SizeBytes, vol.Sector
 	b.scratch.Origin, b.scratch.OriginID = vol.Name, vol.ID
 	b.gen.Origin, b.gen.OriginID = vol.Name, vol.ID
+
 	// Not when it is done: what the volume writes from here on is not in the generation,
 	// and diff goes by that.
 	b.gen.CreatedAt = time.Now().UTC()
 	if err := e.copyLive(ctx, b.reads, b.scratch, false); err != nil {
 		return Info{}, err
 	}
+
 	// The copy is all that is needed: the volume is free from here on.
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.StopReading(b.scratch.ID)
 	}); err != nil {
 		return Info{}, err
 	}
+
 	if vol.FS == driver.Ext4 || vol.FS == driver.XFS {
 		// Mounting replays what an unclean end left in the log, once and not
 		// in every clone; trimming keeps deleted data out of the golden.
@@ -347,5 +382,6 @@ func (e *Engine) publishVolume(ctx context.Context, b *build, t *progress.Tracke
 			return Info{}, err
 		}
 	}
+
 	return b.publish(ctx, t)
 }

@@ -31,6 +31,7 @@ func Fsck(ctx context.Context, dir string, q check.Request, drivers Drivers) (*c
 		}
 		return check.Unreadable(p, err), nil
 	}
+
 	defer e.Close()
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
@@ -38,6 +39,7 @@ func Fsck(ctx context.Context, dir string, q check.Request, drivers Drivers) (*c
 	if err := e.needRoot(opFsck, dir); err != nil {
 		return nil, err
 	}
+
 	return check.Run(ctx, check.Pool{
 		Pool: e.pool, Catalog: e.cat, Driver: e.drv, Ledger: e.ledger,
 		Content: e.content, Verbs: repairs{work{e}}, Look: lookProgram,
@@ -51,23 +53,28 @@ func Rebuild(ctx context.Context, dir string, drivers Drivers) (*check.Rebuilt, 
 	if err != nil {
 		return nil, err
 	}
+
 	unlock, err := pool.Lock(ctx, p.Dir)
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
 
 	d, err := openDriver(ctx, p, drivers)
 	if err != nil {
 		return nil, err
 	}
+
 	if c, ok := d.(io.Closer); ok {
 		defer c.Close()
 	}
+
 	if d.Caps().NeedsRoot && os.Geteuid() != 0 {
 		return nil, errs.New(errs.Permission, "rebuild", dir, "the %s driver needs root for this", d.Caps().Name).
 			WithHint("run it as root")
 	}
+
 	return check.Rebuild(ctx, p, d)
 }
 
@@ -122,5 +129,6 @@ func (r repairs) Succeed(ctx context.Context, op string, find func(*catalog.Tx) 
 		_ = e.ledger.Unmark(ctx, s.vol.ID)
 		return "", errs.Wrap(op, s.vol.Name, err)
 	}
+
 	return s.next.Before, nil
 }

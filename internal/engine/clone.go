@@ -72,22 +72,27 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	if q.op == "" {
 		q.op = opClone
 	}
+
 	names, err := cloneNames(q)
 	if err != nil {
 		return nil, err
 	}
+
 	if err := e.needRoot(q.op, q.From.String()); err != nil {
 		return nil, err
 	}
+
 	switch {
 	case q.TTL < 0:
 		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a ttl of %s is in the past", q.TTL)
 	case q.SizeBytes < 0:
 		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a negative size")
 	}
+
 	if err := e.pool.Admit(ctx, q.op, q.From.String(), 0); err != nil {
 		return nil, err
 	}
+
 	plans, l, err := e.planClones(ctx, q, names)
 	if errs.Is(err, errs.NotFound) {
 		waited, werr := e.awaitGolden(ctx, q.From.Name, q.Tracker)
@@ -101,6 +106,7 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	q.Tracker.Start("cloning", int64(len(plans)), 0)
 	err = e.makeClones(ctx, q, l, plans)
 	if err == nil {
@@ -110,10 +116,12 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 		e.undoClones(ctx, plans)
 		return nil, errs.Wrap(q.op, q.From.String(), err)
 	}
+
 	out := make([]Info, len(plans))
 	for i, p := range plans {
 		out[i] = volumeInfo(p.row, e.caps.Name, p.att.Mountpoint)
 	}
+
 	return out, nil
 }
 
@@ -130,17 +138,21 @@ func cloneNames(q CloneRequest) ([]string, error) {
 	if err := q.Name.Required("clone"); err != nil {
 		return nil, err
 	}
+
 	if q.Count == 0 {
 		return []string{q.Name.String()}, nil
 	}
+
 	if q.Count < 0 || q.Count > maxClones {
 		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a count of %d is not between 1 and %d", q.Count,
 			maxClones)
 	}
+
 	names := make([]string, q.Count)
 	for i := range names {
 		names[i] = fmt.Sprintf("%s-%d", q.Name, i+1)
 	}
+
 	return names, ref.CheckName("clone", names[len(names)-1]) // which the number may have made too long
 }
 
@@ -148,6 +160,7 @@ func cloneNames(q CloneRequest) ([]string, error) {
 func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string) ([]*clonePlan, content.Live, error) {
 	targets := make([]content.Target, len(names))
 	var l content.Live
+
 	// The kind of filesystem decides how it is mounted, so look once before: a
 	// directory of the user's is not looked at inside a transaction.
 	if q.Mount && q.MountDir != "" {
@@ -157,6 +170,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 		}); err != nil {
 			return nil, l, err
 		}
+
 		for i, n := range names {
 			dir := q.MountDir
 			if dir != "" && q.Count > 0 {
@@ -169,23 +183,28 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			targets[i] = t
 		}
 	}
+
 	var plans []*clonePlan
 	err := e.ledger.Claim(ctx, q.op, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		origin, err := tx.Resolve(q.op, q.From)
 		if err != nil {
 			return nil, err
 		}
+
 		if q.op == opFork && origin.Kind != driver.Volume {
 			return nil, errs.New(errs.Invalid, opFork, q.From.String(), "it is a %s, not a volume", kindName(origin.Kind)).
 				WithHint("use %s", errs.Run("clone", q.From, q.Name))
 		}
+
 		size, err := e.cloneSize(q, origin)
 		if err != nil {
 			return nil, err
 		}
+
 		if l, err = e.content.LookLive(tx, origin, q.Freeze); err != nil {
 			return nil, err
 		}
+
 		now := time.Now().UTC()
 		plans = plans[:0]
 		marks := make([]catalog.Mark, 0, len(names))
@@ -193,6 +212,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			if err := tx.CheckFree(q.op, n); err != nil {
 				return nil, err
 			}
+
 			id := e.identity(driver.Volume)
 			id.Name, id.FS, id.SizeBytes, id.Sector = n, origin.FS, size, origin.Sector
 			id.Origin, id.OriginID, id.Ephemeral = tx.RefOf(origin), origin.ID, q.Ephemeral
@@ -201,11 +221,13 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			if q.TTL > 0 {
 				id.ExpiresAt = now.Add(q.TTL)
 			}
+
 			if q.Mount && q.MountDir == "" {
 				if targets[i], err = e.content.CheckTarget("clone", n, origin.FS, "", q.May); err != nil {
 					return nil, err
 				}
 			}
+
 			p := &clonePlan{target: targets[i]}
 			p.row = catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, origin), MeasuredAt: origin.MeasuredAt}
 			p.mark = catalog.Mark{ID: id.ID, Op: q.op, Name: n, Reads: origin.ID, Mountpoint: targets[i].Path,
@@ -213,8 +235,10 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			plans = append(plans, p)
 			marks = append(marks, p.mark)
 		}
+
 		return marks, nil
 	})
+
 	return plans, l, err
 }
 
@@ -239,17 +263,20 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 	if q.SizeBytes == 0 {
 		return origin.SizeBytes, nil
 	}
+
 	if !origin.FS.IsImage() {
 		return 0, errs.New(errs.Unsupported, "clone", q.From.String(),
 			"%s volumes of the %s driver have no size: they share the room of the pool", origin.FS, e.caps.Name).
 			WithHint("leave %s out", errs.Param("size"))
 	}
+
 	size := roundUp(q.SizeBytes)
 	if size < origin.SizeBytes {
 		return 0, errs.New(errs.Invalid, "clone", q.From.String(), "a size of %s is smaller than its origin's %s",
 			errs.FormatBytes(q.SizeBytes), errs.FormatBytes(origin.SizeBytes)).
 			WithHint("a volume can grow but not shrink")
 	}
+
 	return size, nil
 }
 
@@ -267,6 +294,7 @@ func (e *Engine) makeClones(ctx context.Context, q CloneRequest, l content.Live,
 		defer q.Tracker.Add(1, 0)
 		return e.readyClone(ctx, l.Row, first, q.Mount)
 	}
+
 	return e.cloneRest(ctx, q, l.Row.ID, l.Row, plans)
 }
 
@@ -277,10 +305,12 @@ func (e *Engine) cloneRest(
 	if len(plans) == 0 {
 		return nil
 	}
+
 	b, err := e.beginBatch(ctx, from, len(plans))
 	if err != nil {
 		return cloneError(err, plans[0])
 	}
+
 	defer b.Close()
 
 	if err := forClones(ctx, plans, func(ctx context.Context, p *clonePlan) error {
@@ -289,11 +319,13 @@ func (e *Engine) cloneRest(
 	}); err != nil {
 		return err
 	}
+
 	if !q.Ephemeral {
 		if err := b.Flush(ctx); err != nil {
 			return err
 		}
 	}
+
 	return forClones(ctx, plans, func(ctx context.Context, p *clonePlan) error {
 		return e.readyClone(ctx, origin, p, q.Mount)
 	})
@@ -304,6 +336,7 @@ func forClones(ctx context.Context, plans []*clonePlan, fn func(context.Context,
 	if len(plans) == 1 {
 		return fn(ctx, plans[0])
 	}
+
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(cloneWorkers)
 	for _, p := range plans {
@@ -314,6 +347,7 @@ func forClones(ctx context.Context, plans []*clonePlan, fn func(context.Context,
 			return fn(gctx, p)
 		})
 	}
+
 	return g.Wait()
 }
 
@@ -353,13 +387,16 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 			return err
 		}
 	}
+
 	if !mountIt {
 		return nil
 	}
+
 	a, err := e.content.Attach(ctx, p.row, p.target)
 	if err != nil {
 		return err
 	}
+
 	p.att = a
 	return nil
 }
@@ -369,6 +406,7 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 	if row.FS == driver.None {
 		return nil
 	}
+
 	err := e.content.WithImage(ctx, row.ID, content.ImageOptions{}, func(root *os.File) error {
 		if row.FS == driver.XFS {
 			return kernel.GrowXFS(root, row.SizeBytes)
@@ -383,6 +421,7 @@ func (e *Engine) growInside(ctx context.Context, row catalog.Row) error {
 			return err
 		})
 	}
+
 	return err
 }
 
@@ -393,11 +432,13 @@ func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalo
 			if err := tx.Put(p.row); err != nil {
 				return err
 			}
+
 			if q.Mount {
 				if err := tx.Attach(p.att); err != nil {
 					return err
 				}
 			}
+
 			if q.op == opRun {
 				// The mark stays until the program has ended; its golden may go.
 				if err := tx.StopReading(p.row.ID); err != nil {
@@ -405,10 +446,12 @@ func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalo
 				}
 				continue
 			}
+
 			if err := tx.Unmark(p.row.ID); err != nil {
 				return err
 			}
 		}
+
 		return tx.SetUsed(origin.ID, time.Now())
 	})
 }

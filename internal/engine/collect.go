@@ -87,8 +87,10 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 	if f == nil {
 		return e.destroyObject(ctx, destroy)
 	}
+
 	f.mu.Lock()
 	defer f.mu.Unlock()
+
 	measure := f.measure && len(f.things) < freedMost
 	var before, after pool.Space
 	var err error
@@ -97,15 +99,18 @@ func (e *Engine) remove(ctx context.Context, id driver.ObjectID, ref, why string
 			return err
 		}
 	}
+
 	if err := e.destroyObject(ctx, destroy); err != nil {
 		return err
 	}
+
 	thing := Freed{Ref: ref, ID: string(id), Why: why, Bytes: -1}
 	if measure {
 		if after, err = e.settled(ctx); err == nil {
 			thing.Bytes = max(0, before.UsedBytes-after.UsedBytes)
 		}
 	}
+
 	f.things = append(f.things, thing)
 	return nil
 }
@@ -125,30 +130,37 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	ctx = warnings.Collect(withCall(ctx, c), said)
 	ctx = ledger.ReclaimUntil(freeing(ctx), time.Time{})
 	defer e.refill()
+
 	before, err := e.settled(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	recovered, err := e.Maintain(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	if err := e.cat.LostError(); err != nil {
 		return nil, err
 	}
+
 	r := &GCReport{}
 	if r.Retired, err = e.retainAll(ctx); err != nil {
 		return nil, err
 	}
+
 	if t, ok := e.drv.(driver.Tied); ok {
 		if r.Untied, err = t.Reap(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	deciding := time.Now()
 	if err := e.compare(ctx, r); err != nil {
 		return nil, err
 	}
+
 	r.Decided = time.Since(deciding).Seconds()
 	r.Reclaimed, r.Undone, r.Expired = recovered.Reclaimed, recovered.Undone, recovered.Expired
 	r.Sweep.add(recovered.Swept)
@@ -157,20 +169,24 @@ func (e *Engine) GC(ctx context.Context, explain bool) (*GCReport, error) {
 	if err := e.trimBacking(r); err != nil {
 		return nil, err
 	}
+
 	if explain {
 		if r.KeptThings, err = e.explain(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	after, err := e.settled(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	r.FreedBytes = max(0, before.UsedBytes-after.UsedBytes)
 	var sum int64 // what programs had written, but nobody yet to the pool, is only in this
 	for _, f := range r.Freed {
 		sum += max(0, f.Bytes)
 	}
+
 	r.FreedBytes = max(r.FreedBytes, sum)
 	r.Duration = time.Since(start).Seconds()
 	return r, nil
@@ -208,6 +224,7 @@ func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
 	}); err != nil {
 		return 0, err
 	}
+
 	for _, g := range goldens {
 		if g.Keep == 0 {
 			continue
@@ -223,6 +240,7 @@ func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
 			return n, err
 		}
 	}
+
 	return n, nil
 }
 
@@ -240,21 +258,25 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 	}); err != nil {
 		return nil, err
 	}
+
 	out := []Kept{}
 	for _, r := range u.rows {
 		if r.Kind == driver.Volume {
 			names[r.Lineage()] = r.Name
 		}
 	}
+
 	clones := map[driver.ObjectID]int{}
 	for _, r := range u.rows {
 		clones[r.OriginID]++
 	}
+
 	for _, r := range u.rows {
 		k := Kept{Ref: r.Name, Kind: kindName(r.Kind)}
 		if r.Pinned.After(time.Now()) {
 			k.Why = append(k.Why, errs.Messagef("pinned%s", until(r.Pinned)))
 		}
+
 		switch r.Kind {
 		case driver.Volume:
 			k.Why = append(k.Why, e.whyVolume(ctx, u, r)...)
@@ -265,14 +287,18 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 			k.Ref = ref.Generation(r.Golden, r.Generation)
 			k.Why = append(k.Why, whyGeneration(u, r)...)
 		}
+
 		if n := clones[r.ID]; n > 0 && e.caps.Sharing {
 			k.Why = append(k.Why, errs.Messagef("origin of %d more, which would stay without it: they share its blocks", n))
 		}
+
 		out = append(out, k)
 	}
+
 	slices.SortStableFunc(out, func(a, b Kept) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref))
 	})
+
 	for _, g := range graves {
 		why := "destroyed, but the driver could not remove it yet"
 		if who := e.content.MountHolders(ctx, g.ID); who != "" {
@@ -280,6 +306,7 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 		}
 		out = append(out, Kept{Ref: g.Ref, Kind: "trash", Why: []errs.Message{errs.Messagef("%s", why)}})
 	}
+
 	ties, err := e.ties(ctx, u)
 	return append(out, ties...), err
 }
@@ -291,10 +318,12 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 	if !ok {
 		return nil, nil
 	}
+
 	all, err := t.Ties(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	refs := map[driver.ObjectID]string{}
 	volumes := map[driver.ObjectID]string{}
 	for _, r := range u.rows {
@@ -302,6 +331,7 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 			volumes[r.Lineage()] = r.Name
 		}
 	}
+
 	for _, r := range u.rows {
 		switch r.Kind {
 		case driver.Generation:
@@ -312,6 +342,7 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 			refs[r.ID] = r.Name
 		}
 	}
+
 	out := make([]Kept, 0, len(all))
 	for _, tie := range all {
 		k := Kept{Ref: tie.Name, Kind: "tie", Bytes: tie.Bytes}
@@ -319,11 +350,13 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 		if tie.Holder != "" {
 			why += ", and lie with " + cmp.Or(refs[tie.Holder], string(tie.Holder))
 		}
+
 		k.Why = append(k.Why, errs.Messagef("%s", why))
 		var by []string
 		for _, id := range tie.HeldBy {
 			by = append(by, cmp.Or(refs[id], string(id)))
 		}
+
 		if n := len(by); n > 0 {
 			slices.Sort(by)
 			if n > tiesNamed {
@@ -332,12 +365,15 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 			k.Why = append(k.Why, errs.Messagef("until these are destroyed or flattened (%s): %s", errs.Run("flatten"),
 				strings.Join(by, ", ")))
 		}
+
 		if len(tie.Foreign) > 0 {
 			k.Why = append(k.Why, errs.Messagef("until somebody removes what is not Pando's: %s",
 				strings.Join(tie.Foreign, ", ")))
 		}
+
 		out = append(out, k)
 	}
+
 	slices.SortFunc(out, func(a, b Kept) int { return cmp.Or(cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.Ref, b.Ref)) })
 	return out, nil
 }
@@ -350,22 +386,26 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.M
 	if u.pinned[r.Lineage()] {
 		why = append(why, "one of its snapshots is pinned")
 	}
+
 	a, has := u.attached[r.ID]
 	state := content.Gone
 	if has {
 		state = e.content.Look(r, a)
 	}
+
 	switch state {
 	case content.Here:
 		why = append(why, errs.Messagef("mounted at %s", a.Mountpoint))
 	case content.Elsewhere:
 		why = append(why, errs.Messagef("mounted elsewhere than at %s, where Pando put it", a.Mountpoint))
 	}
+
 	if state != content.Gone {
 		if who := e.content.Holders(ctx, r, a); who != "" {
 			why = append(why, errs.Messagef("%s", who))
 		}
 	}
+
 	switch {
 	case u.marked[r.ID]:
 		why = append(why, "a pando is at work on it")
@@ -376,6 +416,7 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.M
 	default:
 		why = append(why, "its time is over: it goes when nothing above holds it")
 	}
+
 	return why
 }
 
@@ -402,10 +443,12 @@ func (e *Engine) trimBacking(r *GCReport) error {
 	if e.pool.Config.Backing == nil {
 		return nil
 	}
+
 	dir, err := os.Open(e.pool.DataDir())
 	if err != nil {
 		return errs.Wrap("gc", e.pool.Dir, err)
 	}
+
 	defer dir.Close()
 	blocks := func() int64 {
 		var st unix.Stat_t
@@ -414,12 +457,14 @@ func (e *Engine) trimBacking(r *GCReport) error {
 		}
 		return st.Blocks * 512
 	}
+
 	before := blocks()
 	r.TrimmedBytes, err = kernel.Trim(dir, 64<<10)
 	if err != nil {
 		r.Warnings = append(r.Warnings, errs.Messagef("free space could not be returned to the host: %v", err))
 		return nil
 	}
+
 	r.HostFreed = max(0, before-blocks())
 	return nil
 }

@@ -127,6 +127,7 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 			}
 			return nil
 		}
+
 		for _, p := range what {
 			if p.Glob != "" {
 				if err := e.addMatches(tx, p.Glob, add); err != nil {
@@ -134,26 +135,32 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 				}
 				continue
 			}
+
 			row, err := tx.Resolve("destroy", p.Ref)
 			if err != nil {
 				return err
 			}
+
 			if row.Kind == driver.Generation {
 				return errs.New(errs.Invalid, "destroy", p.String(), "it is a golden, not a volume").
 					WithHint("remove it with %s", errs.Run("golden rm", p))
 			}
+
 			if err := add(row); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	})
+
 	lineages := map[driver.ObjectID]bool{}
 	for _, d := range out {
 		if d.row.Kind == driver.Volume {
 			lineages[d.row.Lineage()] = true
 		}
 	}
+
 	return slices.DeleteFunc(out, func(d doomed) bool {
 		return d.row.Kind == driver.Snapshot && lineages[d.row.Volume]
 	}), err
@@ -163,6 +170,7 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	if _, err := path.Match(pattern, ""); err != nil {
 		return errs.New(errs.Invalid, "destroy", pattern, "the pattern is malformed").WithHint("use * ? and [a-z]")
 	}
+
 	var matched []catalog.Row
 	if err := tx.Rows(driver.Volume, func(r catalog.Row) error {
 		if ok, _ := path.Match(pattern, r.Name); ok {
@@ -172,14 +180,17 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	}); err != nil {
 		return err
 	}
+
 	if len(matched) == 0 {
 		return errs.New(errs.NotFound, "destroy", pattern, "no volume matches").WithHint("see %s", errs.Run("ls"))
 	}
+
 	for _, r := range matched {
 		if err := add(r); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -219,6 +230,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	for i, d := range batch {
 		items[i] = &destroyOne{doomed: d}
 	}
+
 	// What is in the way of one must not hold up the rest, so they are claimed
 	// one by one if together does not work at once.
 	if err := e.claimDestroy(ctx, items, o); err != nil {
@@ -230,7 +242,9 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 			}
 		}
 	}
+
 	e.refuseUsed(ctx, items, o)
+
 	parallel(items, func(it *destroyOne) {
 		if it.has {
 			if m, err := kernel.MountAt(unix.AT_FDCWD, it.att.Mountpoint); err == nil && m.Root && m.ID == it.att.MountID &&
@@ -240,6 +254,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 			it.failed = e.content.Detach(ctx, reasonFor(cmp.Or(o.op, "destroy")), it.row, it.att, false)
 		}
 	})
+
 	var going []*destroyOne
 	for _, it := range items {
 		switch {
@@ -253,13 +268,16 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 			going = append(going, it)
 		}
 	}
+
 	if len(going) == 0 {
 		return
 	}
+
 	durable := catalog.Soft // an ephemeral volume that a power loss brings back is destroyed again
 	for _, it := range going {
 		durable = durable || catalog.Durability(!it.row.Ephemeral)
 	}
+
 	err := e.cat.Update(ctx, durable, func(tx *catalog.Tx) error {
 		for _, it := range going {
 			if err := it.bury(tx); err != nil {
@@ -277,6 +295,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 		}
 		return
 	}
+
 	// From here on they do not exist, whatever happens.
 	e.reclaimNow(ctx, going, report)
 }
@@ -289,7 +308,9 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 	if callOf(ctx).freed == nil { // else it is measured, which takes its time
 		bounded, cancel = context.WithTimeout(ctx, report.budget)
 	}
+
 	defer cancel()
+
 	start := time.Now()
 	parallel(going, func(it *destroyOne) {
 		for _, r := range it.rows() {
@@ -303,6 +324,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 			}
 		}
 	})
+
 	report.budget -= time.Since(start)
 	_ = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { // else the next command does it again
 		for _, it := range going {
@@ -317,8 +339,10 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 				}
 			}
 		}
+
 		return nil
 	})
+
 	for _, it := range going {
 		for _, r := range it.rows() {
 			report.Destroyed = append(report.Destroyed, Destroyed{
@@ -353,6 +377,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 	if o.op != "" {
 		claim = e.ledger.ClaimNow
 	}
+
 	return claim(ctx, "destroy", true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		var marks []catalog.Mark
 		for _, it := range items {
@@ -361,20 +386,24 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 			if err != nil {
 				return nil, err
 			}
+
 			if ok && it.row.Kind == driver.Volume && row.Kind != driver.Volume {
 				row, ok, err = tx.LineageHolder(it.row.Lineage()) // it was rewound, and this is what it was before
 				if err != nil {
 					return nil, err
 				}
 			}
+
 			if !ok {
 				it.skip = true // somebody else was faster
 				continue
 			}
+
 			it.row = row
 			if it.att, it.has, err = tx.Attached(row.ID); err != nil {
 				return nil, err
 			}
+
 			if o.still != nil {
 				if ok, err = o.still(tx, row, it.has); err != nil {
 					return nil, err
@@ -384,17 +413,20 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 					continue
 				}
 			}
+
 			if row.Kind == driver.Volume {
 				if it.with, err = tx.Snapshots(row.Lineage()); err != nil {
 					return nil, err
 				}
 			}
+
 			if it.whole {
 				if it.with, err = tx.Generations(row.Golden); err != nil {
 					return nil, err
 				}
 				it.with = slices.DeleteFunc(it.with, func(r catalog.Row) bool { return r.ID == row.ID })
 			}
+
 			for _, r := range it.rows() {
 				if err := checkPin(r, it.refOf(r)); err != nil && !o.force {
 					return nil, err
@@ -402,6 +434,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 				marks = append(marks, catalog.Mark{ID: r.ID, Op: "destroy"})
 			}
 		}
+
 		return marks, nil
 	})
 }
@@ -439,6 +472,7 @@ func parallel(items []*destroyOne, fn func(*destroyOne)) {
 		}
 		return
 	}
+
 	var g errgroup.Group
 	g.SetLimit(destroyWorkers)
 	for _, it := range items {
@@ -447,6 +481,7 @@ func parallel(items []*destroyOne, fn func(*destroyOne)) {
 		}
 		g.Go(func() error { fn(it); return nil })
 	}
+
 	_ = g.Wait()
 }
 
@@ -468,6 +503,7 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 			return err
 		}
 	}
+
 	it := &destroyOne{doomed: doomed{row: row, ref: row.Name}}
 	err := e.cat.Update(ctx, catalog.Durability(!row.Ephemeral), func(tx *catalog.Tx) (err error) {
 		if row.Kind == driver.Volume {
@@ -480,6 +516,7 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 	if err != nil {
 		return err
 	}
+
 	e.reclaimNow(ctx, []*destroyOne{it}, &DestroyReport{budget: reclaimBound})
 	return nil
 }
@@ -495,8 +532,10 @@ func (it *destroyOne) bury(tx *catalog.Tx) error {
 			return err
 		}
 	}
+
 	if it.row.Kind == driver.Generation {
 		return tx.DeleteEmptyGolden(it.row.Golden)
 	}
+
 	return nil
 }

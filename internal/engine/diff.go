@@ -35,6 +35,7 @@ func (p Path) Escaped() string {
 	if utf8.ValidString(string(p)) && !strings.Contains(string(p), `\`) {
 		return string(p)
 	}
+
 	var b strings.Builder
 	for s := string(p); s != ""; {
 		r, n := utf8.DecodeRuneInString(s)
@@ -48,6 +49,7 @@ func (p Path) Escaped() string {
 		}
 		s = s[n:]
 	}
+
 	return b.String()
 }
 
@@ -119,31 +121,38 @@ func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 	if err := e.needRoot(opDiff, out.A); err != nil {
 		return out, err
 	}
+
 	v, err := e.openSides(ctx, opDiff, q.Freeze, q.A, q.B)
 	if err != nil {
 		return out, err
 	}
+
 	defer v.close(ctx)
+
 	a, b := v.sides[0], v.sides[1]
 	if (a.row().FS == driver.None) != (b.row().FS == driver.None) {
 		return out, errs.New(errs.Invalid, opDiff, out.B, "one of the two is a raw volume, the other holds files").
 			WithHint("compare two of a kind; see %s", errs.Run("show"))
 	}
+
 	q.Tracker.Start("comparing", 0, 0)
 	if a.row().FS == driver.None {
 		err = v.diffRaw(ctx, &out)
 		return out, errs.Wrap(opDiff, out.A, err)
 	}
+
 	res, err := v.compare(ctx, a, b, false, q.Tracker)
 	if err != nil {
 		return out, errs.Wrap(opDiff, out.A+" "+out.B, err)
 	}
+
 	out.Method = res.Stats.Method
 	out.Cost = DiffCost{res.Stats.DirsRead, res.Stats.Statted, res.Stats.FilesRead, res.Stats.BytesRead}
 	for _, c := range res.Changes {
 		out.Changes = append(out.Changes, diffChange(c))
 		out.Stat.count(c)
 	}
+
 	return out, nil
 }
 
@@ -205,10 +214,12 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 			if err != nil {
 				return nil, err
 			}
+
 			l, err := e.content.LookLive(tx, row, freeze)
 			if err != nil {
 				return nil, err
 			}
+
 			s := &side{ref: r, live: l, copy: e.identity(driver.Scratch)}
 			s.copy.Ephemeral = true
 			s.copy.FS, s.copy.Sector, s.copy.SizeBytes = row.FS, row.Sector, row.SizeBytes
@@ -216,11 +227,13 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 			v.sides = append(v.sides, s)
 			marks = append(marks, catalog.Mark{ID: s.copy.ID, Op: opLook, Reads: row.ID, Freezes: l.Freezes()})
 		}
+
 		return marks, nil
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	for _, s := range v.sides {
 		l := s.live
 		hasFiles := l.Row.FS == driver.Ext4 || l.Row.FS == driver.XFS
@@ -233,6 +246,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 		}
 		s.made = true
 	}
+
 	return v, nil
 }
 
@@ -257,10 +271,12 @@ func (v *view) compare(ctx context.Context, a, b *side, times bool, t *progress.
 	if err != nil {
 		return treediff.Result{}, err
 	}
+
 	defer release()
 	if done {
 		return treediff.Result{Stats: treediff.Stats{Method: o.Hints.Method}}, nil
 	}
+
 	o.Times, o.Progress = times, t.Add
 	var res treediff.Result
 	err = v.with(ctx, func(roots []*os.File) (err error) {
@@ -272,6 +288,7 @@ func (v *view) compare(ctx context.Context, a, b *side, times bool, t *progress.
 		res, err = treediff.Compare(ctx, roots[0], roots[1], o)
 		return err
 	}, a, b)
+
 	return res, err
 }
 
@@ -295,18 +312,22 @@ func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done 
 	if err != nil {
 		return o, false, release, err
 	}
+
 	if o.SameOrigin = same && v.e.caps.Sharing; o.SameOrigin {
 		o.Younger = since
 	}
+
 	if !a.row().FS.IsImage() || !b.row().FS.IsImage() {
 		return o, false, release, nil
 	}
+
 	var files []*os.File
 	release = func() {
 		for _, f := range files {
 			f.Close()
 		}
 	}
+
 	for _, s := range []*side{a, b} {
 		w, err := v.e.drv.Attachment(ctx, s.id())
 		if err != nil || w.Block { // a device has no map of its extents
@@ -318,14 +339,17 @@ func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done 
 		}
 		files = append(files, f)
 	}
+
 	delta, ok, err := treediff.CompareImages(files[0], files[1])
 	if err != nil || !ok {
 		return o, false, release, err
 	}
+
 	if delta.Empty() {
 		o.Hints = &treediff.Hints{Method: "extents"}
 		return o, true, release, nil
 	}
+
 	if a.row().FS == driver.Ext4 && b.row().FS == driver.Ext4 {
 		h, err := treediff.Ext4Hints(ctx, files[0], files[1], delta, o.Younger)
 		if err != nil || h == nil {
@@ -336,6 +360,7 @@ func (v *view) known(ctx context.Context, a, b *side) (o treediff.Options, done 
 			o.Hints, done = h, len(h.Changed) == 0
 		}
 	}
+
 	o.SameBlocks = delta.SameBlocks
 	return o, done, release, nil
 }
@@ -346,10 +371,12 @@ func (v *view) knownOfTrees(ctx context.Context, a, b *side, rootA, rootB *os.Fi
 	if !o.SameOrigin {
 		return nil
 	}
+
 	common, _, _, err := v.e.related(ctx, a.row(), b.row())
 	if err != nil {
 		return err
 	}
+
 	var origin *os.File
 	if w, err := v.e.drv.Attachment(ctx, common); err == nil && w.Tree != "" {
 		if f, err := os.Open(w.Tree); err == nil {
@@ -357,6 +384,7 @@ func (v *view) knownOfTrees(ctx context.Context, a, b *side, rootA, rootB *os.Fi
 			origin = f
 		}
 	}
+
 	o.Hints, err = treediff.BtrfsHints(ctx, rootA, rootB, origin)
 	return err
 }
@@ -372,10 +400,12 @@ func (e *Engine) related(
 		if err != nil {
 			return err
 		}
+
 		bs, err := ancestry(tx, b)
 		if err != nil {
 			return err
 		}
+
 		for i, x := range as {
 			for j, y := range bs {
 				if x.ID != y.ID || x.ID == "" {
@@ -393,8 +423,10 @@ func (e *Engine) related(
 				return nil
 			}
 		}
+
 		return nil
 	})
+
 	return common, since, same, err
 }
 
@@ -424,6 +456,7 @@ func ancestry(tx *catalog.Tx, r catalog.Row) ([]catalog.Row, error) {
 		out = append(out, next)
 		r = next
 	}
+
 	return out, nil
 }
 
@@ -438,6 +471,7 @@ func (v *view) diffRaw(ctx context.Context, out *Difference) error {
 			ranges, changed, stats, err = treediff.CompareFiles(ctx, files[0], files[1])
 			return err
 		}
+
 		return v.e.content.WithPath(ctx, v.sides[i].id(), func(path string) error {
 			f, err := os.Open(path)
 			if err != nil {
@@ -447,17 +481,21 @@ func (v *view) diffRaw(ctx context.Context, out *Difference) error {
 			return open(i+1, append(files, f))
 		})
 	}
+
 	if err := open(0, nil); err != nil {
 		return err
 	}
+
 	for _, r := range ranges {
 		out.Ranges = append(out.Ranges, DiffRange{r.From, r.To - r.From})
 	}
+
 	out.Method, out.Cost = stats.Method, DiffCost{Files: stats.FilesRead, Bytes: stats.BytesRead}
 	out.Stat.ChangedBytes = changed
 	a, b := v.sides[0].row(), v.sides[1].row()
 	if changed > 0 || a.SizeBytes != b.SizeBytes {
 		out.Stat.Modified = 1
 	}
+
 	return nil
 }

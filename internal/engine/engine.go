@@ -88,10 +88,12 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 	if err != nil {
 		return nil, err
 	}
+
 	if e.drv, err = openDriver(ctx, p, drivers); err != nil {
 		_ = e.cat.Close()
 		return nil, err
 	}
+
 	e.caps, e.content = e.drv.Caps(), content.New(p, e.drv, e.cat)
 	e.ledger = ledger.New(e.cat, e.drv, work{e})
 	if readOnly {
@@ -104,6 +106,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 			p.Hurry = s.Sync
 		}
 	}
+
 	e.cat.OnCommit(func(ids []driver.ObjectID) { ledger.NoteCommitted(e.drv, ids...) })
 	e.cat.OnFull(e.spendReserve)
 	if p.Config.Format < pool.Format {
@@ -112,6 +115,7 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 			return nil, err
 		}
 	}
+
 	return e, nil
 }
 

@@ -47,6 +47,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	if err := e.needRoot(opFlatten, name); err != nil {
 		return out, err
 	}
+
 	var vol catalog.Row
 	look := func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		row, err := tx.ResolveVolume(opFlatten, name)
@@ -61,6 +62,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		vol = row
 		return row, row, err
 	}
+
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		if _, _, err := look(tx); err != nil {
 			return err
@@ -71,31 +73,38 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 	}); err != nil {
 		return out, err
 	}
+
 	out.Info = volumeInfo(vol, e.caps.Name, "")
 	if !tied {
 		return out, nil
 	}
+
 	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return out, err
 	}
+
 	out.FreeBytes = s.FreeBytes
 	if out.CostBytes, err = fl.FlattenCost(ctx, vol.ID); err != nil {
 		return out, err
 	}
+
 	if q.Plan != nil {
 		q.Plan(out)
 	}
 	if q.DryRun {
 		return out, nil
 	}
+
 	if err := e.pool.Admit(ctx, opFlatten, name, out.CostBytes); err != nil {
 		return out, err
 	}
+
 	row, err := e.replaceByCopy(ctx, q, fl, look)
 	if err != nil {
 		return out, err
 	}
+
 	out.Info, out.Done, out.Seconds = volumeInfo(row, e.caps.Name, ""), true, time.Since(start).Seconds()
 	return out, nil
 }
@@ -109,6 +118,7 @@ func (e *Engine) replaceByCopy(
 	if err := s.claim(ctx, look); err != nil {
 		return catalog.Row{}, err
 	}
+
 	// It is what it was: only its blocks are its own.
 	s.next.Origin, s.next.OriginID = s.vol.Origin, s.vol.OriginID
 	q.Tracker.Start("copying", 0, 0)
@@ -128,6 +138,7 @@ func (e *Engine) replaceByCopy(
 		_ = e.ledger.Unmark(ctx, s.vol.ID)
 		return catalog.Row{}, errs.Wrap(opFlatten, q.Volume.String(), err)
 	}
+
 	e.dropPredecessor(ctx, s)
 	return s.row, nil
 }

@@ -74,5 +74,6 @@ func (e *Engine) thawFor(ctx context.Context, id driver.ObjectID) error {
 	if err != nil {
 		return err
 	}
+
 	return e.content.Thaw(ctx, l)
 }

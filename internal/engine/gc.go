@@ -34,6 +34,7 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
 	var last catalog.Swept
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
@@ -42,13 +43,16 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 	}); err != nil {
 		return nil, err
 	}
+
 	if !last.BeforeBoot() {
 		return nil, nil // another process was first
 	}
+
 	s, err := e.sweep(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	return s, e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
 }
 
@@ -57,6 +61,7 @@ func (e *Engine) sweepAfterBoot(ctx context.Context) (*Sweep, error) {
 // unknown is kept and reported.
 func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	s := &Sweep{}
+
 	// First the pool, then the catalogue: whatever is made meanwhile has its
 	// mark or row by then.
 	var objects []driver.Object
@@ -66,6 +71,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		}
 		objects = append(objects, o)
 	}
+
 	s.Objects = len(objects)
 	rows := make(map[driver.ObjectID]catalog.Row, len(objects))
 	marked := map[driver.ObjectID]bool{}
@@ -87,6 +93,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for _, m := range marks {
 		marked[m.ID] = true
 	}
@@ -96,6 +103,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+
 		_, known := rows[o.ID]
 		if known || marked[o.ID] {
 			whole[o.ID] = o.Whole
@@ -107,16 +115,19 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			}
 			continue
 		}
+
 		if o.Err != nil {
 			s.Kept = append(s.Kept, errs.Messagef("object %s: %v", string(o.ID), o.Err))
 			continue
 		}
+
 		garbage := e.ledger.IsGarbage(o, buried[o.ID])
 		if garbage && !buried[o.ID] && e.objectInUse(ctx, o) {
 			s.Kept = append(s.Kept, errs.Messagef("%s %s is not in the catalogue, and in use", string(o.Identity.Kind),
 				ledger.Describe(o.Identity)))
 			continue
 		}
+
 		if !garbage {
 			if _, err := e.drv.Attachment(ctx, o.ID); errs.Is(err, errs.NotFound) {
 				continue // destroyed and forgotten since it was listed
@@ -124,14 +135,18 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			s.Kept = append(s.Kept, e.ledger.StrayText(o))
 			continue
 		}
+
 		if err := e.remove(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
 			"left by an interrupted operation or an earlier boot"); err != nil {
 			s.Kept = append(s.Kept, errs.Messagef("garbage %s: %v", string(o.ID), err))
 			continue
 		}
+
 		s.Garbage++
 	}
+
 	e.sweepEphemeral(ctx, s, rows, marked, attached)
+
 	for id := range rows {
 		if !whole[id] {
 			// Made after the list was read, maybe: look again.
@@ -140,12 +155,15 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			}
 		}
 	}
+
 	if err := e.sweepAttachments(ctx, s, rows, marked, attached); err != nil {
 		return nil, err
 	}
+
 	if err := e.cat.RemoveStaleOwners(marks); err != nil {
 		return nil, err
 	}
+
 	return s, e.ledger.ForgetReclaimed(ctx)
 }
 
@@ -161,9 +179,11 @@ func (e *Engine) sweepEphemeral(
 			going = append(going, content.Volume{Row: r, Attached: a, Has: has})
 		}
 	}
+
 	if len(going) == 0 {
 		return
 	}
+
 	for i, err := range e.content.InUse(ctx, reasonFor(opExpire), going) {
 		v := going[i]
 		if err == nil {
@@ -200,22 +220,28 @@ func (e *Engine) sweepAttachments(
 			used[e.pool.DefaultMountpoint(row.Name)] = true
 			continue
 		}
+
 		if err := e.content.RemoveTarget(ctx, row.Name, a); err != nil {
 			return err
 		}
+
 		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) }); err != nil {
 			return err
 		}
+
 		delete(attached, id)
 		s.Detached++
 	}
+
 	if err := e.sweepDevices(ctx, s, rows, marked, attached); err != nil {
 		return err
 	}
+
 	// Marks may have come since; a mount point that is being made is only
 	// removed if it is empty and unused, and mounting makes it again.
 	if len(marked) == 0 {
 		return e.content.RemoveStaleTargets(used)
 	}
+
 	return nil
 }

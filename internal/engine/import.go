@@ -99,42 +99,54 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	if err := q.Name.Required(opImport); err != nil {
 		return Imported{}, err
 	}
+
 	name := q.Name.String()
 	if err := e.needRoot(opImport, name); err != nil {
 		return Imported{}, err
 	}
+
 	if q.SizeBytes < 0 {
 		return Imported{}, errs.New(errs.Invalid, opImport, name, "a negative size")
 	}
+
 	src, err := e.openSource(q)
 	if err != nil {
 		return Imported{}, errs.Wrap(opImport, q.Source, err)
 	}
+
 	defer src.close()
+
 	if err := e.checkAdopt(ctx, &q, src); err != nil {
 		return Imported{}, err
 	}
+
 	unlock, waited, err := e.lockGolden(ctx, name, q.Tracker)
 	if err != nil {
 		return Imported{}, err
 	}
+
 	defer unlock()
+
 	if waited && !q.Update && !q.Replace { // what others built need not be what is in the source
 		if info, ok, err := e.current(ctx, name); err != nil || ok {
 			return Imported{Info: info, Waited: true}, err
 		}
 	}
+
 	if err := e.checkNew(ctx, q); err != nil {
 		return Imported{}, err
 	}
+
 	id, err := e.planImport(ctx, q, src)
 	if err != nil {
 		return Imported{}, err
 	}
+
 	b, err := e.startBuild(ctx, buildRequest{op: opImport, name: name, mustBeNew: !q.Update, keep: q.Keep})
 	if err != nil {
 		return Imported{}, err
 	}
+
 	b.scratch.FS, b.scratch.SizeBytes, b.scratch.Sector = id.FS, id.SizeBytes, id.Sector
 	b.gen.Origin = "" // a source is not a reference
 	out, err := e.fill(ctx, b, src, q)
@@ -148,12 +160,14 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 		b.abandon(ctx)
 		return Imported{}, errs.Wrap(opImport, name, err)
 	}
+
 	out.Source = src.kind
 	out.Removed = e.retired(ctx, name)
 	if q.Replace {
 		unlock() // those who wait for the golden have it
 		err = e.replace(ctx, q, src, &out)
 	}
+
 	return out, err
 }
 
@@ -167,11 +181,13 @@ func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 		if !exists {
 			return tx.CheckFree(opImport, q.Name.String())
 		}
+
 		if !q.Update {
 			return errs.New(errs.Exists, opImport, q.Name.String(), "there is a golden of this name").
 				WithHint("make its next generation with %s",
 					errs.Run("golden import", errs.Param("update"), q.Name.String(), "..."))
 		}
+
 		return nil
 	})
 }
@@ -189,6 +205,7 @@ func (e *Engine) current(ctx context.Context, name string) (info Info, ok bool, 
 		info, ok = generationInfo(row, g, e.caps.Name), true
 		return nil
 	})
+
 	return info, ok, err
 }
 
@@ -202,18 +219,22 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		head := &headReader{r: q.Stdin}
 		return &source{kind: "tar", r: bufio.NewReaderSize(head, 1<<20), head: head, close: nothing}, nil
 	}
+
 	if q.Source == "" {
 		return nil, errs.New(errs.Invalid, opImport, `""`, "the source is empty").
 			WithHint("name a directory, an archive, a disk image, or - for a tar on standard input")
 	}
+
 	if strings.Contains(q.Source, "://") || strings.HasPrefix(q.Source, "git@") {
 		return nil, errs.New(errs.Unsupported, opImport, q.Source, "importing from a URL is not there yet").
 			WithHint("fetch it into a directory, and import that")
 	}
+
 	abs, err := filepath.Abs(q.Source)
 	if err != nil {
 		return nil, err
 	}
+
 	real, err := filepath.EvalSymlinks(abs)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errs.New(errs.NotFound, opImport, q.Source, "it does not exist")
@@ -221,18 +242,22 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	dir, err := filepath.EvalSymlinks(e.pool.Dir)
 	if err != nil {
 		return nil, err
 	}
+
 	if real == dir || strings.HasPrefix(real, dir+"/") {
 		return nil, errs.New(errs.Invalid, opImport, q.Source, "it is inside the pool").
 			WithHint("to make a golden of a volume use %s", errs.Run("golden publish"))
 	}
+
 	st, err := os.Stat(real)
 	if err != nil {
 		return nil, err
 	}
+
 	switch {
 	case st.IsDir():
 		f, err := os.Open(real) // unreadable: say so before anything is made
@@ -244,6 +269,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 	case st.Mode().IsRegular() || st.Mode()&(fs.ModeDevice|fs.ModeCharDevice) == fs.ModeDevice:
 		return e.openFile(real, st, q)
 	}
+
 	return nil, errs.New(errs.Invalid, opImport, q.Source, "it is neither a directory nor a file nor a block device")
 }
 
@@ -258,35 +284,43 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		if id.FS == "" {
 			id.FS = found
 		}
+
 		if id.FS != found && id.FS != driver.None {
 			return id, errs.New(errs.Invalid, opImport, q.Source, "the image holds %s, not %s", src.probed.Type, id.FS).
 				WithHint("remove %s", errs.Param("fs"))
 		}
+
 		id.Sector = sectorFor(src)
 		id.SizeBytes = roundUp(src.bytes)
 		if id.FS != driver.None { // only with --force is the image the smaller one
 			id.SizeBytes = roundUp(max(src.bytes, src.probed.Bytes))
 		}
+
 		if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
 			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s",
 				errs.FormatBytes(q.SizeBytes), errs.FormatBytes(id.SizeBytes)).
 				WithHint("use a larger %s, or leave it out", errs.Param("size"))
 		}
+
 		id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
 		src.alloc = allocated(src.f)
 	}
+
 	if id.FS == "" {
 		id.FS = e.caps.FS[0]
 	}
+
 	probe := driver.Identity{ID: driver.NewID(), Name: q.Name.String(), FS: id.FS}
 	if err := e.caps.Check(ctx, opImport, probe); err != nil {
 		return id, err
 	}
+
 	if src.kind != "image" {
 		if id.FS == driver.None {
 			return id, errs.New(errs.Invalid, opImport, q.Name.String(), "a raw volume cannot hold a tree").
 				WithHint("use %s or xfs", errs.Param("fs", "ext4"))
 		}
+
 		if src.kind == "directory" {
 			n, err := e.count(ctx, q, src)
 			if err != nil {
@@ -294,10 +328,12 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 			}
 			src.files, src.bytes, src.alloc = n.Files, n.Bytes, n.Allocated
 		}
+
 		if err := e.treeSize(ctx, &id, q, src); err != nil {
 			return id, err
 		}
 	}
+
 	return id, e.pool.Admit(ctx, opImport, q.Name.String(), src.alloc)
 }
 
@@ -311,6 +347,7 @@ func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequ
 		}
 		return nil
 	}
+
 	if id.SizeBytes = roundUp(q.SizeBytes); id.SizeBytes > 0 {
 		if src.alloc > id.SizeBytes {
 			return errs.New(errs.Invalid, opImport, q.Name.String(), "the tree takes at least %s, more than the size of %s",
@@ -319,6 +356,7 @@ func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequ
 		}
 		return nil
 	}
+
 	s, err := e.pool.Space(ctx)
 	id.SizeBytes = imageBytes(s, src.alloc)
 	return err
@@ -363,9 +401,11 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 		b.scratch.FS = kind
 		return e.fillImage(ctx, b, src, q)
 	}
+
 	if err := e.drv.Create(ctx, b.scratch); err != nil {
 		return Imported{}, err
 	}
+
 	var totals treecopy.Totals
 	var out Imported
 	put := func(root *os.File) (err error) {
@@ -381,14 +421,17 @@ func (e *Engine) fill(ctx context.Context, b *build, src *source, q ImportReques
 			totals, err = treecopy.CopyDir(ctx, src.path, root, opt)
 			return err
 		}
+
 		opt.Staging = b.scratch.FS == driver.Ext4
 		q.Tracker.Start("unpacking", 0, 0)
 		totals, err = treecopy.Untar(ctx, src.r, root, opt)
 		if src.head != nil && errs.Is(err, errs.Invalid) {
 			err = cmp.Or(src.head.refuse(), err)
 		}
+
 		return err
 	}
+
 	err := e.fillTree(ctx, b.scratch, put)
 	out.Files, out.Bytes, out.Warnings = totals.Files, totals.Bytes, leftOut(totals.Skipped)
 	out.NotKept, out.Warnings = totals.NotKept, append(out.Warnings, notKept(totals.NotKept)...)
@@ -406,6 +449,7 @@ func (e *Engine) fillImage(ctx context.Context, b *build, src *source, q ImportR
 	if err != nil || q.Force || b.scratch.FS == driver.None {
 		return out, err
 	}
+
 	warnings, err := e.checkCopied(ctx, b.scratch.ID, src, q)
 	out.Warnings = append(out.Warnings, warnings...)
 	return out, err
@@ -415,12 +459,14 @@ func (e *Engine) fillTree(ctx context.Context, id driver.Identity, put func(*os.
 	if id.FS == driver.Native {
 		return e.content.WithTree(ctx, id.ID, false, put)
 	}
+
 	// Nobody needs this image after a power loss: no barriers. Through the page
 	// cache: sealing reads it again at once, and most of it never gets to disk.
 	o := content.ImageOptions{Buffered: true}
 	if id.FS == driver.Ext4 {
 		o.Extra = []string{"barrier=0", "noauto_da_alloc"}
 	}
+
 	return e.content.WithImage(ctx, id.ID, o, func(root *os.File) error {
 		// An empty volume is empty; e2fsck makes it again when it needs one.
 		if err := unix.Unlinkat(int(root.Fd()), "lost+found", unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -444,22 +490,27 @@ func (e *Engine) settle(ctx context.Context, scratch driver.ObjectID) error {
 	if _, ok := e.drv.(driver.Sealer); !ok {
 		return nil
 	}
+
 	w, err := e.drv.Attachment(ctx, scratch)
 	if err != nil || w.Image == "" {
 		return err
 	}
+
 	f, err := os.Open(w.Image)
 	if err != nil {
 		return errs.Wrap(opImport, w.Image, err)
 	}
+
 	defer f.Close()
 	s, err := e.pool.Space(ctx)
 	if err != nil {
 		return err
 	}
+
 	if least := int64(float64(s.TotalBytes) * e.pool.Config.MinFreePercent / 100); s.FreeBytes-allocated(f) >= least {
 		return nil
 	}
+
 	return errs.Wrap(opImport, w.Image, f.Sync())
 }
 

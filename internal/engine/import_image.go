@@ -29,6 +29,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 	if device && !q.Force {
 		flags |= os.O_EXCL // nobody has it mounted, and nobody can mount it now
 	}
+
 	f, err := os.OpenFile(path, flags, 0)
 	if device && errors.Is(err, unix.EBUSY) {
 		return nil, errs.New(errs.InUse, opImport, q.Source,
@@ -36,30 +37,37 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 			WithHint("unmount it, or import the directory that it is mounted on with %s; %s copies it as it is",
 				errs.Param("adopt"), errs.Param("force"))
 	}
+
 	if err != nil {
 		return nil, err
 	}
+
 	defer func() {
 		if err != nil {
 			f.Close()
 		}
 	}()
+
 	s := &source{path: path, f: f, close: func() { f.Close() }}
 	if s.bytes, err = f.Seek(0, io.SeekEnd); err != nil { // of a block device too
 		return nil, err
 	}
+
 	if _, err = f.Seek(0, io.SeekStart); err != nil {
 		return nil, err
 	}
+
 	if s.bytes == 0 {
 		return nil, errs.New(errs.Invalid, opImport, q.Source, "the file is empty")
 	}
+
 	format := treecopy.Unknown
 	if !device {
 		if format, err = treecopy.SniffFile(f); err != nil {
 			return nil, err
 		}
 	}
+
 	switch {
 	case format == treecopy.Compressed:
 		return nil, refuseCompressed(f, q.Source)
@@ -68,6 +76,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 		s.kind, s.r = "tar", bufio.NewReaderSize(f, 1<<20)
 		return s, nil
 	}
+
 	s.kind = "image"
 	return s, e.checkImage(s, q)
 }
@@ -94,6 +103,7 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 	if s.probed, err = fsprobe.Probe(s.f, s.bytes); err != nil {
 		return err
 	}
+
 	var wrong error
 	switch {
 	case s.probed.Type != "":
@@ -105,11 +115,13 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 			return err
 		}
 	}
+
 	// Raw volumes hold any bytes: nothing is made up, so a warning is enough.
 	if wrong != nil && (q.Force || q.FS == driver.None && s.probed.Type != "") {
 		s.warnings = append(s.warnings, errs.Messagef("imported as it is: %s", errs.Reason(wrong)))
 		return nil
 	}
+
 	return wrong
 }
 
@@ -134,6 +146,7 @@ func checkSuperblock(s *source, q ImportRequest) error {
 			WithHint("mount it together with that device, and import the directory; %s imports the image alone",
 				errs.Param("force"))
 	}
+
 	return nil
 }
 
@@ -175,10 +188,12 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	if err != nil {
 		return err
 	}
+
 	what, hint := "it holds no archive and no filesystem that Pando knows", accepted
 	if c.Phrase != "" {
 		what = "it is " + c.Phrase
 	}
+
 	file := errs.ShellWord(q.Source)
 	raw := slices.Contains(e.caps.FS, driver.None)
 	switch c.Class {
@@ -204,10 +219,12 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 	case fsprobe.Archive:
 		hint = "unpack it, and import the directory"
 	}
+
 	refused := errs.New(errs.Invalid, opImport, q.Source, "%s", what)
 	if raw {
 		return refused.WithHint("%s; %s makes raw block volumes of any content", hint, errs.Param("fs", "none"))
 	}
+
 	return refused.WithHint("%s", hint)
 }
 
@@ -234,6 +251,7 @@ func (e *Engine) checkCopied(
 			return nil, err
 		}
 	}
+
 	if missing != nil {
 		if wrong != "" {
 			return nil, refuseDamaged(q, s.probed.Type, wrong, "")
@@ -247,6 +265,7 @@ func (e *Engine) checkCopied(
 			found, err = check.RunChecker(ctx, e.content, id, kind)
 		}
 	}
+
 	switch {
 	case errs.Is(err, errs.Unsupported) && wrong == "" && ctx.Err() == nil:
 		return []errs.Message{notChecked(err)}, nil
@@ -255,9 +274,11 @@ func (e *Engine) checkCopied(
 	case found.Damaged:
 		wrong = "its filesystem is damaged"
 	}
+
 	if wrong != "" {
 		return nil, refuseDamaged(q, s.probed.Type, wrong, found.Detail)
 	}
+
 	return nil, nil
 }
 
@@ -290,11 +311,14 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 	if err != nil {
 		return 0, errs.Wrap(opImport, path, err)
 	}
+
 	defer dst.Close()
+
 	before, err := src.Stat()
 	if err != nil {
 		return 0, errs.Wrap(opImport, src.Name(), err)
 	}
+
 	buf := make([]byte, 4<<20)
 	var copied int64
 	for off := int64(0); off < size; {
@@ -307,37 +331,44 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 				return copied, errs.Wrap(opImport, src.Name(), err)
 			}
 		}
+
 		for off < end {
 			if err := ctx.Err(); err != nil {
 				return copied, err
 			}
+
 			b := buf[:min(int64(len(buf)), end-off)]
 			n, err := src.ReadAt(b, off)
 			if n == 0 && err != nil {
 				return copied, errs.Wrap(opImport, src.Name(), fmt.Errorf("at byte %d: %w", off, err))
 			}
+
 			if !allZero(b[:n]) {
 				if _, err := dst.WriteAt(b[:n], off); err != nil {
 					return copied, errs.Wrap(opImport, path, err)
 				}
 			}
+
 			off += int64(n)
 			copied += int64(n)
 			t.Add(0, int64(n))
 		}
 	}
+
 	// A driver's block device has a cache that the driver does not see.
 	if st, err := dst.Stat(); err == nil && st.Mode()&os.ModeDevice != 0 {
 		if err := dst.Sync(); err != nil {
 			return copied, errs.Wrap(opImport, path, err)
 		}
 	}
+
 	after, err := src.Stat()
 	if err == nil && before.Mode().IsRegular() &&
 		(!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
 		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").
 			WithHint("stop what writes to it")
 	}
+
 	return copied, errs.Wrap(opImport, src.Name(), err)
 }
 

@@ -38,6 +38,7 @@ func (h *headReader) refuse() error {
 	if treecopy.Sniff(head) != treecopy.Unknown {
 		return nil // it is an archive, and something in it is wrong
 	}
+
 	what := ""
 	r := bytes.NewReader(head)
 	if p, err := fsprobe.Probe(r, r.Size()); err == nil && p.Type != "" {
@@ -45,9 +46,11 @@ func (h *headReader) refuse() error {
 	} else if c, err := fsprobe.Identify(r, r.Size()); err == nil && c.Class != fsprobe.Text {
 		what = c.Phrase
 	}
+
 	if what == "" {
 		return nil
 	}
+
 	return errs.New(errs.Invalid, opImport, "-",
 		"standard input must be a tar archive (plain, gzip or zstd), and this is %s", what).
 		WithHint("write it to a file, and import that")

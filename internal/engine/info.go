@@ -60,6 +60,7 @@ func rowInfo(r catalog.Row, driverName string) Info {
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
 		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency),
 	}
+
 	if !r.ExpiresAt.IsZero() {
 		i.ExpiresAt = &r.ExpiresAt
 	}
@@ -69,6 +70,7 @@ func rowInfo(r catalog.Row, driverName string) Info {
 	if r.Pinned.After(time.Now()) {
 		i.PinnedUntil = &r.Pinned
 	}
+
 	return i
 }
 
@@ -120,16 +122,19 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if exact || len(rows) <= exactUpTo && e.cheapUsage(e.caps.FS[0]) {
 		if err := e.measure(ctx, rows, exact); err != nil {
 			return nil, err
 		}
 	}
+
 	out := make([]Info, len(rows))
 	for i, r := range rows {
 		a, has := attached[r.ID]
 		out[i] = e.volumeNow(r, a, has)
 	}
+
 	return out, nil
 }
 
@@ -144,6 +149,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 		if err != nil {
 			return err
 		}
+
 		for _, n := range names {
 			r, err := tx.ResolveVolume(op, n.String())
 			if err != nil {
@@ -152,9 +158,11 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 			a, has := attached[r.ID]
 			out = append(out, e.volumeNow(r, a, has))
 		}
+
 		if len(names) > 0 {
 			return nil
 		}
+
 		return tx.Rows(driver.Volume, func(r catalog.Row) error {
 			if a, has := attached[r.ID]; has {
 				out = append(out, e.volumeNow(r, a, has))
@@ -162,6 +170,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 			return nil
 		})
 	})
+
 	return out, err
 }
 
@@ -189,14 +198,17 @@ func (e *Engine) measure(ctx context.Context, rows []catalog.Row, record bool) e
 	if m, ok := e.drv.(driver.Measurer); ok && len(rows) > 1 {
 		return e.measureAll(ctx, m, rows, record)
 	}
+
 	now := time.Now().UTC()
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
+
 	for i := range rows {
 		g.Go(func() error {
 			if err := gctx.Err(); err != nil {
 				return err
 			}
+
 			u, err := e.drv.Usage(gctx, rows[i].ID)
 			if errs.Is(err, errs.NotFound) {
 				return nil // destroyed meanwhile
@@ -204,13 +216,16 @@ func (e *Engine) measure(ctx context.Context, rows []catalog.Row, record bool) e
 			if err != nil {
 				return err
 			}
+
 			rows[i].Usage, rows[i].MeasuredAt = u, now
 			return nil
 		})
 	}
+
 	if err := g.Wait(); err != nil || !record {
 		return err
 	}
+
 	return e.record(ctx, rows)
 }
 
@@ -228,19 +243,23 @@ func (e *Engine) measureAll(ctx context.Context, m driver.Measurer, rows []catal
 			return err
 		}
 	}
+
 	now := time.Now().UTC()
 	all, err := m.Usages(ctx)
 	if err != nil {
 		return err
 	}
+
 	for i := range rows {
 		if u, ok := all[rows[i].ID]; ok {
 			rows[i].Usage, rows[i].MeasuredAt = u, now
 		}
 	}
+
 	if !record {
 		return nil
 	}
+
 	return e.record(ctx, rows)
 }
 
@@ -290,6 +309,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		if row, err = tx.Resolve("show", r); err != nil {
 			return err
 		}
+
 		switch row.Kind {
 		case driver.Generation:
 			if golden, _, err = tx.Golden(row.Golden); err != nil {
@@ -304,11 +324,13 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 			}
 			snaps, err = tx.Snapshots(row.Lineage())
 		}
+
 		return err
 	})
 	if err != nil {
 		return Detail{}, err
 	}
+
 	d := Detail{OriginID: string(row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !row.Ephemeral}
 	state := content.Gone
 	if has {
@@ -318,24 +340,29 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 			e.content.FlushToMeasure(ctx, row, att)
 		}
 	}
+
 	one := []catalog.Row{row}
 	if err := e.measure(ctx, one, false); err != nil {
 		return Detail{}, errs.Wrap("show", r.String(), err)
 	}
+
 	row = one[0]
 	d.TiedBytes = row.Usage.TiedBytes
 	d.StallSeconds = e.content.Stall(row).Seconds()
 	if k, err := e.Key(ctx, row.ID); err == nil && k.Root != "" {
 		d.Key = &k
 	}
+
 	if row.Kind != driver.Generation && row.Golden != "" {
 		d.Base = ref.Generation(row.Golden, row.Generation)
 	}
+
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.SetUsage(row.ID, row.Usage, row.MeasuredAt)
 	}); err != nil {
 		return Detail{}, err
 	}
+
 	switch row.Kind {
 	case driver.Generation:
 		d.Info = generationInfo(row, golden, e.caps.Name)
@@ -358,6 +385,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 			d.Snapshots = append(d.Snapshots, snapshotInfo(s, r.Name, e.caps.Name))
 		}
 	}
+
 	return d, nil
 }
 
@@ -376,11 +404,13 @@ func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 		if err != nil {
 			return err
 		}
+
 		at := map[string]int{}
 		byName := map[string]catalog.Golden{}
 		for i, g := range goldens {
 			at[g.Name], byName[g.Name] = i, g
 		}
+
 		out = make([]GoldenInfo, len(goldens))
 		owner := map[driver.ObjectID]int{}
 		if err := tx.Rows(driver.Generation, func(r catalog.Row) error {
@@ -398,17 +428,21 @@ func (e *Engine) Goldens(ctx context.Context) ([]GoldenInfo, error) {
 		}); err != nil {
 			return err
 		}
+
 		counts, err := tx.ClonesByOrigin()
 		if err != nil {
 			return err
 		}
+
 		for id, n := range counts {
 			if i, ok := owner[id]; ok {
 				out[i].Volumes += n
 			}
 		}
+
 		return nil
 	})
+
 	return out, err
 }
 
@@ -422,33 +456,41 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 	if err := e.needRoot("golden rm", r.String()); err != nil {
 		return nil, err
 	}
+
 	unlock, _, err := e.lockGolden(ctx, r.Name, nil)
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
+
 	var going []doomed
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, err := tx.Resolve("golden rm", r)
 		if err != nil {
 			return err
 		}
+
 		if row.Kind != driver.Generation {
 			return errs.New(errs.Invalid, "golden rm", r.String(), "it is a volume, not a golden").
 				WithHint("remove it with %s", errs.Run("destroy", r.String()))
 		}
+
 		gens, err := tx.Generations(r.Name)
 		if err != nil {
 			return err
 		}
+
 		g, _, err := tx.Golden(r.Name)
 		if err != nil {
 			return err
 		}
+
 		if r.At != "" && row.Generation == g.Current && len(gens) > 1 {
 			return errs.New(errs.Invalid, "golden rm", r.String(), "it is the current generation").
 				WithHint("publish another first, or remove the whole golden: %s", errs.Run("golden rm", r.Name))
 		}
+
 		// A golden goes as a whole or not at all, in one commit.
 		d := doomed{row: row, ref: ref.Generation(row.Golden, row.Generation), whole: r.At == "" || len(gens) == 1}
 		going = []doomed{d}
@@ -457,6 +499,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 	if err != nil {
 		return nil, err
 	}
+
 	return e.destroyRows(ctx, going, destroyOptions{}), ctx.Err()
 }
 
@@ -507,6 +550,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	if err != nil {
 		return PoolInfo{}, err
 	}
+
 	c := e.pool.Config
 	p := PoolInfo{
 		Dir: e.pool.Dir, ID: c.ID, Driver: c.Driver, Why: c.Why, CloneCost: string(e.caps.CloneCost),
@@ -515,6 +559,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	if c.Backing != nil {
 		p.Backing, p.BackingBytes = e.pool.BackingFile(), c.Backing.SizeBytes
 	}
+
 	var physical int64
 	exactBytes := false
 	if exact {
@@ -531,40 +576,49 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 			return p, err
 		}
 	}
+
 	var attached map[driver.ObjectID]catalog.Attached
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		n, err := tx.Count()
 		if err != nil {
 			return err
 		}
+
 		p.Volumes, p.Snapshots, p.Goldens, p.Generations = n.Volumes, n.Snapshots, n.Goldens, n.Generations
 		if attached, err = tx.AllAttached(); err != nil {
 			return err
 		}
+
 		graves, err := tx.Unreclaimed(0)
 		if err != nil {
 			return err
 		}
+
 		for _, g := range graves {
 			p.TrashObjects++
 			p.TrashBytes += g.Bytes
 		}
+
 		p.LogicalBytes, p.PhysicalBytes, err = tx.TotalUsage()
 		return err
 	})
+
 	if !exact {
 		p.PhysicalBytes = e.plausibleBytes(p.PhysicalBytes, s)
 	}
+
 	if exactBytes {
 		p.PhysicalBytes = physical
 	} else if _, own := e.drv.(driver.Spacer); own && exact {
 		p.PhysicalBytes = s.UsedBytes // by nothing but the pool
 	}
+
 	for _, a := range attached {
 		if !kernel.EarlierBoot(a.BootID, a.At) {
 			p.Mounted++
 		}
 	}
+
 	if t, ok := e.drv.(driver.Tied); ok && exact && err == nil { // it looks at everything
 		var ties []driver.Tie
 		if ties, err = t.Ties(ctx); err != nil {
@@ -575,8 +629,10 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 			p.TiedBytes += t.Bytes
 		}
 	}
+
 	if p.PhysicalBytes > 0 {
 		p.SavedRatio = float64(p.LogicalBytes) / float64(p.PhysicalBytes)
 	}
+
 	return p, err
 }

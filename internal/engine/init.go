@@ -49,16 +49,20 @@ func (d Drivers) unmake(ctx context.Context, data, poolID string) error {
 	if !ok {
 		return errs.New(errs.Unsupported, "deinit", data, "this pando has no driver %q", driverZFS)
 	}
+
 	drv, err := open(ctx, data, poolID, false)
 	if err != nil {
 		return err
 	}
+
 	if c, ok := drv.(io.Closer); ok {
 		defer c.Close()
 	}
+
 	if u, ok := drv.(driver.Unmaker); ok {
 		return u.Unmake(ctx)
 	}
+
 	return nil
 }
 
@@ -83,6 +87,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	if q.Driver == "" {
 		q.Driver = Auto
 	}
+
 	switch {
 	case q.Driver != Auto && drivers[q.Driver] == nil:
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "there is no driver %q", q.Driver).
@@ -102,24 +107,31 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "a pool of %s is too small", errs.FormatBytes(q.SizeBytes)).
 			WithHint("%s must be at least %d MiB", errs.Param("size"), pool.MinBackingBytes>>20)
 	}
+
 	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir, drivers.unmake)
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
+
 	p, report, err := makePool(ctx, q, dir, madeDir, drivers)
 	if err != nil {
 		abort()
 		return nil, errs.Wrap("init", dir, err)
 	}
+
 	if err := p.Activate(ctx); err != nil {
 		return nil, err // the pool is there; the next command tries again
 	}
+
 	e, err := Open(ctx, dir, drivers)
 	if err != nil {
 		return nil, err
 	}
+
 	defer e.Close()
+
 	e.refill() // of a pool in a file, which is mounted only now
 	info, err := e.Pool(ctx, false)
 	report.PoolInfo = info
@@ -127,6 +139,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 		report.Notes = append(report.Notes,
 			errs.Messagef("others can write to %s, and so put another directory in the place of the pool", at))
 	}
+
 	return report, err
 }
 
@@ -137,15 +150,18 @@ func makePool(
 	if err != nil {
 		return nil, nil, err
 	}
+
 	plan.MinFree = q.MinFreePercent
 	plan.Extra = func(ctx context.Context, dir, poolID string) error {
 		if err := catalog.Create(ctx, dir, poolID); err != nil {
 			return err
 		}
+
 		c, err := catalog.Open(ctx, dir, poolID)
 		if err != nil {
 			return err
 		}
+
 		err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error { return tx.SetSwept() })
 		if cerr := c.Close(); err == nil {
 			err = cerr
@@ -153,8 +169,10 @@ func makePool(
 		if err == nil {
 			err = catalog.MakeSpares(dir)
 		}
+
 		return err
 	}
+
 	p, err := pool.Make(ctx, dir, madeDir, plan)
 	return p, report, err
 }
@@ -166,6 +184,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 	if err := unix.Statfs(dir, &st); err != nil {
 		return pool.Plan{}, nil, err
 	}
+
 	r := &InitReport{}
 	own := func(name, why string) (pool.Plan, *InitReport, error) {
 		if q.SizeBytes > 0 && name == driverZFS {
@@ -179,6 +198,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 		}
 		return pool.Plan{Driver: name, Outside: q.Dataset, Unmake: drivers.unmake, Open: drivers[name], Why: why}, r, nil
 	}
+
 	root := os.Geteuid() == 0
 	onBtrfs, onZFS := int64(st.Type) == magicBtrfs, int64(st.Type) == magicZFS
 	reflinkErr := errors.New("not tried")
@@ -188,6 +208,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 			return pool.Plan{}, nil, reflinkErr
 		}
 	}
+
 	switch {
 	case q.Driver == driverPlain:
 		if q.Loop {
@@ -217,6 +238,7 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 		return own(driverReflink,
 			"files on this "+fsName(int64(st.Type))+" can share blocks: volumes are images, clones are reflinks")
 	}
+
 	return chooseLoop(q, dir, &st, r, drivers)
 }
 
@@ -238,14 +260,17 @@ func chooseLoop(
 			errs.Messagef("the pool of %s is larger than the %s that are free below it: new clones are refused when that "+
 				"runs low", errs.FormatBytes(size), errs.FormatBytes(free)))
 	}
+
 	if int64(st.Type) == magicTmpfs {
 		r.Notes = append(r.Notes, "the directory is on tmpfs: the pool is gone after a reboot")
 	}
+
 	why := fmt.Sprintf("files on this %s cannot share blocks, so the pool is an XFS in a sparse file",
 		fsName(int64(st.Type)))
 	if q.Loop {
 		why = "as requested, the pool is an XFS in a sparse file"
 	}
+
 	r.Faster = "a pool directly on an XFS, btrfs or ZFS disk: writes that wait for the disk go through one filesystem " +
 		"and one loop device less"
 	return pool.Plan{Driver: driverReflink, Open: drivers[driverReflink], BackingBytes: size, Why: why}, r, nil
@@ -256,16 +281,19 @@ func tryDriver(ctx context.Context, open driver.Opener, dir string) error {
 	if open == nil {
 		return errs.New(errs.Unsupported, "init", dir, "not part of this pando")
 	}
+
 	tmp := filepath.Join(dir, "data")
 	if err := os.Mkdir(tmp, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
+
 	d, err := open(ctx, tmp, "probe", true)
 	if err == nil {
 		if c, ok := d.(io.Closer); ok {
 			err = c.Close()
 		}
 	}
+
 	return err
 }
 
@@ -296,16 +324,19 @@ func Deinit(ctx context.Context, dir string, force bool, drivers Drivers) (*Dein
 	if err != nil {
 		return nil, errs.Wrap("deinit", dir, err)
 	}
+
 	report := &DeinitReport{Dir: abs}
 	if !pool.Interrupted(abs) {
 		if err = emptyPool(ctx, abs, force, drivers, report); err != nil {
 			return nil, err
 		}
 	}
+
 	unlock, err := pool.Lock(ctx, abs)
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
 	return report, pool.Remove(ctx, abs, drivers.unmake)
 }
@@ -325,19 +356,24 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		report.Destroyed, err = forceEmpty(ctx, dir, drivers)
 		return err
 	}
+
 	if err != nil {
 		return err
 	}
+
 	defer e.Close()
+
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 
 	said := &warnings.List{}
 	ctx = warnings.Collect(ctx, said)
 	defer func() { report.Warnings = said.Messages() }()
+
 	if err := e.needRoot("deinit", dir); err != nil {
 		return err
 	}
+
 	// What the catalogue has lost is in the pool, maybe attached, and nobody's garbage.
 	if err := e.cat.LostError(); err != nil && force {
 		report.Destroyed, err = forceEmpty(ctx, dir, drivers)
@@ -345,6 +381,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	} else if err != nil {
 		return err
 	}
+
 	if remotes, err := e.pool.Remotes(); err != nil {
 		return err
 	} else if len(remotes) > 0 && !force {
@@ -353,6 +390,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 			WithHint("remove them with %s, or remove everything with %s", errs.Run("remote rm", "NAME"),
 				errs.Run("deinit", errs.Param("force")))
 	}
+
 	var rows []doomed
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		lineages := map[driver.ObjectID]bool{}
@@ -366,22 +404,27 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 		}); err != nil {
 			return err
 		}
+
 		for _, r := range all {
 			if r.Kind != driver.Snapshot || !lineages[r.Volume] { // else it goes with its volume
 				rows = append(rows, doomed{row: r, ref: cmp.Or(r.Name, r.Golden)})
 			}
 		}
+
 		return nil
 	}); err != nil {
 		return err
 	}
+
 	if len(rows) > 0 && !force {
 		return errs.New(errs.InUse, "deinit", dir, "the pool holds %d volumes, snapshots and generations", len(rows)).
 			WithHint("destroy them first, or remove everything with %s", errs.Run("deinit", errs.Param("force")))
 	}
+
 	if err := e.pool.OnlyMountPoints(); err != nil {
 		return err
 	}
+
 	if err := e.umountAll(ctx); err != nil {
 		return err
 	}
@@ -392,18 +435,22 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	if len(destroyed.Failed) > 0 {
 		return destroyed.Failed[0]
 	}
+
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	if _, err := e.sweep(ctx); err != nil {
 		return err
 	}
+
 	// What the catalogue does not know goes too, if this was forced.
 	n, err := destroyAll(ctx, e.drv, force)
 	report.Destroyed += n
 	if err != nil {
 		return err
 	}
+
 	return onlyOurs(ctx, e.drv, dir)
 }
 
@@ -417,21 +464,25 @@ func (e *Engine) umountAll(ctx context.Context) error {
 		}); err != nil {
 			return err
 		}
+
 		for i := range all {
 			var err error
 			if all[i].Attached, all[i].Has, err = tx.Attached(all[i].Row.ID); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	}); err != nil {
 		return err
 	}
+
 	for _, err := range e.content.InUse(ctx, reasonFor(opDeinit), all) {
 		if err != nil {
 			return err
 		}
 	}
+
 	for _, v := range all {
 		if !v.Has {
 			continue
@@ -440,6 +491,7 @@ func (e *Engine) umountAll(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -455,10 +507,12 @@ func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 	}); err != nil || !has {
 		return err
 	}
+
 	if err := e.content.Detach(ctx, reasonFor(opDeinit), row, att, false); err != nil {
 		e.ledger.LetGo(ctx, row.ID, err)
 		return errs.Wrap(opDeinit, row.Name, err)
 	}
+
 	return e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
 		return errors.Join(tx.Detach(row.ID), tx.Unmark(row.ID))
 	})
@@ -486,16 +540,20 @@ func forceEmpty(ctx context.Context, dir string, drivers Drivers) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	d, err := openDriver(ctx, p, drivers)
 	if err != nil {
 		return 0, err
 	}
+
 	if c, ok := d.(io.Closer); ok {
 		defer c.Close()
 	}
+
 	if err := check.DetachAll(ctx, p, d); err != nil {
 		return 0, err
 	}
+
 	return destroyAll(ctx, d, true)
 }
 
@@ -517,5 +575,6 @@ func destroyAll(ctx context.Context, d driver.Driver, force bool) (int, error) {
 		}
 		n++
 	}
+
 	return n, nil
 }

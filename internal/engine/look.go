@@ -49,6 +49,7 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	v := &View{Dir: p.Dir, Driver: p.Config.Driver, Loop: p.Config.Backing != nil, Data: p.DataDir(),
 		Attached: map[string]string{}, Mounts: map[string]string{}}
 	e, err := openPool(ctx, p, drivers, ReadOnly)
@@ -56,10 +57,12 @@ func Look(ctx context.Context, dir string, drivers Drivers) (*View, error) {
 		err = v.fill(ctx, e)
 		e.Close()
 	}
+
 	v.Trouble = err
 	if ctx.Err() != nil {
 		return nil, errs.Wrap("look", dir, ctx.Err())
 	}
+
 	return v, nil
 }
 
@@ -73,10 +76,12 @@ func (v *View) fill(ctx context.Context, e *Engine) error {
 		if err != nil {
 			return err
 		}
+
 		v.Working = len(marks)
 		if attached, err = tx.AllAttached(); err != nil {
 			return err
 		}
+
 		if err := tx.Rows("", func(r catalog.Row) error {
 			if _, ok := attached[r.ID]; ok {
 				names[r.ID] = r.Ref()
@@ -85,10 +90,12 @@ func (v *View) fill(ctx context.Context, e *Engine) error {
 		}); err != nil {
 			return err
 		}
+
 		goldens, err := tx.Goldens()
 		if err != nil {
 			return err
 		}
+
 		for _, g := range goldens {
 			r, ok, err := tx.Generation(g.Name, g.Current)
 			if err != nil {
@@ -98,10 +105,12 @@ func (v *View) fill(ctx context.Context, e *Engine) error {
 				current = append(current, r)
 			}
 		}
+
 		return nil
 	}); err != nil {
 		return err
 	}
+
 	for _, r := range current {
 		w, err := e.drv.Attachment(ctx, r.ID)
 		if err != nil {
@@ -116,11 +125,13 @@ func (v *View) fill(ctx context.Context, e *Engine) error {
 		}
 		v.Goldens = append(v.Goldens, g)
 	}
+
 	for id, a := range attached {
 		name := names[id]
 		if name == "" {
 			name = string(id)
 		}
+
 		w, err := e.drv.Attachment(ctx, id)
 		if err == nil && w.Image != "" && !w.Block {
 			v.Attached[w.Image] = name
@@ -128,6 +139,7 @@ func (v *View) fill(ctx context.Context, e *Engine) error {
 		if a.Mountpoint == "" {
 			continue
 		}
+
 		// Mount points of raw volumes are symbolic links to devices.
 		point := a.Mountpoint
 		if fi, err := os.Lstat(point); err == nil && fi.Mode()&fs.ModeSymlink == 0 {
@@ -137,7 +149,9 @@ func (v *View) fill(ctx context.Context, e *Engine) error {
 		} else if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
+
 		v.Mounts[point] = name
 	}
+
 	return nil
 }

@@ -30,11 +30,13 @@ type MountRequest struct {
 func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
+
 	name, dir, may := q.Volume.String(), q.Dir, q.May
 
 	if err := e.needRoot("mount", name); err != nil {
 		return Info{}, err
 	}
+
 	var row catalog.Row
 	var att catalog.Attached
 	var has bool
@@ -47,23 +49,28 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	}); err != nil {
 		return Info{}, err
 	}
+
 	if has {
 		if done, err := e.alreadyMounted(row, att, dir, may); done || err != nil {
 			return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 		}
 	}
+
 	t, err := e.content.CheckTarget("mount", name, row.FS, dir, may)
 	if err != nil {
 		return Info{}, err
 	}
+
 	already := false
 	err = e.ledger.Claim(ctx, ledger.OpMount, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if row, err = tx.ResolveVolume("mount", name); err != nil {
 			return nil, err
 		}
+
 		if att, has, err = tx.Attached(row.ID); err != nil {
 			return nil, err
 		}
+
 		if has {
 			if already, err = e.alreadyMounted(row, att, dir, may); already || err != nil {
 				return nil, err
@@ -73,17 +80,20 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 				return nil, err
 			}
 		}
+
 		return []catalog.Mark{{ID: row.ID, Op: "mount", Mountpoint: t.Path, MadeDir: t.Made}}, nil
 	})
 	if err != nil || already {
 		return volumeInfo(row, e.caps.Name, att.Mountpoint), err
 	}
+
 	ledger.NoteCommitted(e.drv, row.ID) // should its maker have died before
 	att, err = e.content.Attach(ctx, row, t)
 	if err != nil {
 		e.ledger.LetGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("mount", name, err)
 	}
+
 	err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		if err := tx.Attach(att); err != nil {
 			return err
@@ -99,6 +109,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		}
 		return Info{}, errs.Wrap("mount", name, err)
 	}
+
 	return volumeInfo(row, e.caps.Name, att.Mountpoint), nil
 }
 
@@ -111,6 +122,7 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string,
 	case content.Elsewhere:
 		return false, e.content.HeldError(context.Background(), reasonFor("mount"), row, a)
 	}
+
 	if dir == "" || samePath(dir, a.Mountpoint) {
 		has := content.RightsOf(a)
 		if may.Dev && !has.Dev || may.SUID && !has.SUID {
@@ -120,6 +132,7 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string,
 		}
 		return true, nil
 	}
+
 	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).
 		WithHint("%s first", errs.Run("umount", row.Name))
 }
@@ -144,6 +157,7 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	if err := e.needRoot("umount", name); err != nil {
 		return Info{}, err
 	}
+
 	ctx = freeing(ctx) // what stays in memory for want of space would, for ever
 	var row catalog.Row
 	var att catalog.Attached
@@ -160,11 +174,13 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	if err != nil || !has {
 		return volumeInfo(row, e.caps.Name, ""), err
 	}
+
 	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 &&
 		e.content.Look(row, att) == content.Elsewhere {
 		_ = e.ledger.Unmark(ctx, row.ID)
 		return Info{}, e.content.HeldError(ctx, reasonFor("umount"), row, att)
 	}
+
 	err = e.content.InUse(ctx, reasonFor("umount"), []content.Volume{{Row: row, Attached: att, Has: true}})[0]
 	if err == nil && e.content.LookOwn(row, att) == content.Here {
 		if err := e.content.UmountWriteBack(ctx, row, att); err != nil {
@@ -179,11 +195,13 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 		e.ledger.LetGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("umount", name, err)
 	}
+
 	usage, uerr := driver.Usage{}, error(nil)
 	measured := row.FS.IsImage() && e.cheapAtUmount() // a tree would have to be walked
 	if measured {
 		usage, uerr = e.drv.Usage(ctx, row.ID)
 	}
+
 	err = e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
 		if measured && uerr == nil {
 			row.Usage, row.MeasuredAt = usage, time.Now()
@@ -191,17 +209,22 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 				return err
 			}
 		}
+
 		if err := tx.Detach(row.ID); err != nil {
 			return err
 		}
+
 		if err := tx.ForgetLost(row.ID); err != nil {
 			return err
 		}
+
 		if err := tx.SetUsed(row.ID, time.Now()); err != nil {
 			return err
 		}
+
 		return tx.Unmark(row.ID)
 	})
+
 	return volumeInfo(row, e.caps.Name, ""), err
 }
 

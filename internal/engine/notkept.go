@@ -22,6 +22,7 @@ func lossWords(n treecopy.NotKept) string {
 	if n.Count == 1 {
 		have, their, are = "has", "its own", "is"
 	}
+
 	switch n.What {
 	case treecopy.LostSymlinks:
 		if n.Count == 1 {
@@ -51,6 +52,7 @@ func lossWords(n treecopy.NotKept) string {
 	case treecopy.LostOtherFlags:
 		return fmt.Sprintf("%s %s flags in the archive that Linux does not have", files, have)
 	}
+
 	return fmt.Sprintf("%s lost the flag %s, which the volume's filesystem cannot hold or this process may not set",
 		files, n.What)
 }

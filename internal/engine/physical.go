@@ -21,6 +21,7 @@ func (e *Engine) physicalBytes(ctx context.Context, rows []catalog.Row) (total i
 	if !e.caps.Sharing {
 		return 0, false, nil
 	}
+
 	s := &spaceSum{inline: map[inlineFile]struct{}{}}
 	for _, r := range rows {
 		if err := ctx.Err(); err != nil {
@@ -37,6 +38,7 @@ func (e *Engine) physicalBytes(ctx context.Context, rows []catalog.Row) (total i
 			return 0, false, err
 		}
 	}
+
 	return s.total(), true, nil
 }
 
@@ -61,10 +63,12 @@ func (s *spaceSum) object(ctx context.Context, w driver.Attachment) error {
 		_, err := extent.MeasureTree(ctx, w.Tree, extent.TreeOptions{Nested: true, Each: s.addOfTree})
 		return err
 	}
+
 	f, err := os.Open(w.Image)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
 	return extent.Scan(f, false, func(x extent.Extent) error {
 		s.add(x)

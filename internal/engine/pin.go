@@ -41,6 +41,7 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 	if err := e.needRoot(opPin, r.String()); err != nil {
 		return Info{}, err
 	}
+
 	var row catalog.Row
 	var golden catalog.Golden
 	var att catalog.Attached
@@ -63,12 +64,14 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 	if err != nil {
 		return Info{}, err
 	}
+
 	switch row.Kind {
 	case driver.Generation:
 		return generationInfo(row, golden, e.caps.Name), nil
 	case driver.Snapshot:
 		return snapshotInfo(row, r.Name, e.caps.Name), nil
 	}
+
 	return e.volumeNow(row, att, has), nil
 }
 
@@ -88,15 +91,18 @@ func (e *Engine) changeRow(
 	}); err != nil {
 		return err
 	}
+
 	err := e.cat.Update(ctx, catalog.Durable, change)
 	if err == nil {
 		if err = e.matchIdentity(context.WithoutCancel(ctx), id); err != nil {
 			return err // the mark stays: the catalogue has changed, and the pool follows
 		}
 	}
+
 	if uerr := e.ledger.Unmark(ctx, id); err == nil {
 		err = uerr
 	}
+
 	return err
 }
 
@@ -113,10 +119,12 @@ func (e *Engine) matchIdentity(ctx context.Context, id driver.ObjectID) error {
 	}); err != nil || !ok {
 		return err
 	}
+
 	i, err := e.fillSector(ctx, row.Identity)
 	if err != nil {
 		return err
 	}
+
 	return e.writeIdentity(ctx, i)
 }
 
@@ -127,6 +135,7 @@ func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error 
 	if !ok {
 		return e.matchIdentity(ctx, id)
 	}
+
 	var want driver.Identity
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Get(id)
@@ -140,9 +149,11 @@ func (e *Engine) restoreIdentity(ctx context.Context, id driver.ObjectID) error 
 	}); err != nil {
 		return err
 	}
+
 	if filled, err := e.fillSector(ctx, want); err == nil { // without an identity: what every device can do
 		want = filled
 	}
+
 	return ins.Restore(ctx, want)
 }
 
@@ -172,5 +183,6 @@ func wholeIdentity(tx *catalog.Tx, r catalog.Row) (driver.Identity, error) {
 			id.Since = g.CreatedAt
 		}
 	}
+
 	return id, nil
 }

@@ -70,15 +70,18 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		return nil, errs.New(errs.Invalid, opPrune, "", "nothing says what may go").
 			WithHint("use %s, %s or %s", errs.Param("keep-free"), errs.Param("older-than"), errs.Param("idle"))
 	}
+
 	if !q.DryRun {
 		if err := e.needRoot(opPrune, ""); err != nil {
 			return nil, err
 		}
 	}
+
 	s, err := e.settled(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	r := &PruneReport{
 		Candidates: []Candidate{}, TotalBytes: s.TotalBytes, FreeBefore: s.FreeBytes, FreeAfter: s.FreeBytes, DryRun: q.DryRun,
 		TargetBytes: int64(float64(s.TotalBytes) * q.KeepFreePercent / 100),
@@ -87,20 +90,24 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 		r.Reached = true
 		return r, nil
 	}
+
 	rows, snaps, err := e.prunable(ctx, q)
 	if err != nil {
 		return nil, err
 	}
+
 	if rows, err = e.cutToTarget(ctx, rows, snaps, r); err != nil || q.DryRun {
 		r.Reached = r.TargetBytes == 0
 		return r, err
 	}
+
 	perr := e.pruneList(ctx, q, rows, r)
 	e.returnToHost()
 	after, err := e.settled(ctx)
 	if err != nil {
 		return r, err
 	}
+
 	r.FreeAfter, r.FreedBytes = after.FreeBytes, max(0, s.UsedBytes-after.UsedBytes)
 	r.Reached = r.TargetBytes == 0 || r.FreeAfter >= r.TargetBytes
 	return r, errors.Join(perr, ctx.Err())
@@ -124,20 +131,25 @@ func (e *Engine) uses(tx *catalog.Tx) (*uses, error) {
 	if u.attached, err = tx.AllAttached(); err != nil {
 		return nil, err
 	}
+
 	marks, err := tx.Marks()
 	if err != nil {
 		return nil, err
 	}
+
 	for _, m := range marks {
 		u.marked[m.ID], u.marked[m.Reads] = true, true
 	}
+
 	goldens, err := tx.Goldens()
 	if err != nil {
 		return nil, err
 	}
+
 	for _, g := range goldens {
 		u.goldens[g.Name] = g
 	}
+
 	now := time.Now()
 	return u, tx.Rows("", func(r catalog.Row) error {
 		if r.Kind != driver.Generation && r.Golden != "" {
@@ -162,6 +174,7 @@ func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
 	case u.marked[r.ID]:
 		return false, "another pando is at work on it"
 	}
+
 	switch r.Kind {
 	case driver.Volume:
 		if u.pinned[r.Lineage()] {
@@ -180,6 +193,7 @@ func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
 		}
 		return true, ""
 	}
+
 	return false, "it goes with its volume"
 }
 
@@ -201,6 +215,7 @@ func (e *Engine) prunable(
 		}
 		return nil
 	})
+
 	slices.SortStableFunc(out, func(a, b catalog.Row) int {
 		return cmp.Or(a.UsedAt.Compare(b.UsedAt), a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
@@ -218,27 +233,34 @@ func (e *Engine) cutToTarget(
 		if r.TargetBytes > 0 && expected >= r.TargetBytes {
 			return rows[:i], nil
 		}
+
 		own := []catalog.Row{row}
 		if row.Kind == driver.Volume {
 			own = append(own, snaps[row.Lineage()]...)
 		}
+
 		if e.cheapUsage(row.FS) {
 			if err := e.measure(ctx, own, false); err != nil {
 				return nil, err
 			}
 		}
+
 		c := Candidate{Ref: row.Name, Kind: kindName(row.Kind), CreatedAt: row.CreatedAt, LastUsedAt: row.UsedAt}
 		if row.Kind == driver.Generation {
 			c.Ref = ref.Generation(row.Golden, row.Generation)
 		}
+
 		for _, o := range own {
 			c.ExclusiveBytes += o.Usage.ExclusiveBytes
 		}
+
 		if e.cheapUsage(row.FS) {
 			expected += c.ExclusiveBytes
 		}
+
 		r.Candidates = append(r.Candidates, c)
 	}
+
 	return rows, nil
 }
 
@@ -253,6 +275,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 	for i, row := range rows {
 		used[row.ID], at[row.ID] = row.UsedAt, i
 	}
+
 	still := func(tx *catalog.Tx, row catalog.Row, attached bool) (bool, error) {
 		i := at[row.ID]
 		switch {
@@ -281,8 +304,10 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 				r.Candidates[i].Kept = "it is in use now"
 			}
 		}
+
 		return r.Candidates[i].Kept == "", nil
 	}
+
 	q.Tracker.Start("pruning", int64(len(rows)), 0)
 	free := r.FreeBefore
 	for from, n := 0, 1; from < len(rows) && ctx.Err() == nil; from += n {
@@ -295,25 +320,30 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 				return failed
 			}
 		}
+
 		n = min(n, len(rows)-from)
 		var batch []doomed
 		for i := from; i < from+n; i++ {
 			batch = append(batch, doomed{row: rows[i], ref: r.Candidates[i].Ref})
 		}
+
 		report := e.destroyRows(ctx, batch, destroyOptions{op: opPrune, still: still})
 		if err := report.failure(); failed == nil {
 			failed = err // the others may go all the same
 		}
+
 		gone := map[string]bool{}
 		for _, d := range report.Destroyed {
 			gone[d.Ref] = true
 		}
+
 		for i := from; i < from+n; i++ {
 			c := &r.Candidates[i]
 			if c.Destroyed = gone[c.Ref]; !c.Destroyed && c.Kept == "" {
 				c.Kept = "it is in use now, or gone"
 			}
 		}
+
 		q.Tracker.Add(int64(n), 0)
 		if r.TargetBytes > 0 {
 			e.returnToHost()
@@ -324,6 +354,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 			free = s.FreeBytes
 		}
 	}
+
 	return failed
 }
 

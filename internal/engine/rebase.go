@@ -62,12 +62,15 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 		return out, errs.New(errs.Invalid, opRebase, name, "both sides cannot win").
 			WithHint("use one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
 	}
+
 	if err := e.needRoot(opRebase, name); err != nil {
 		return out, err
 	}
+
 	if err := e.pool.Admit(ctx, opRebase, name, 0); err != nil {
 		return out, err
 	}
+
 	r := &rebase{e: e, q: q, s: &succession{e: e, op: opRebase, next: e.identity(driver.Volume)}}
 	err := r.s.claim(ctx, func(tx *catalog.Tx) (catalog.Row, catalog.Row, error) {
 		err := r.look(tx)
@@ -76,16 +79,19 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 	if err != nil {
 		return out, err
 	}
+
 	out.Base = ref.Generation(r.base.Golden, r.base.Generation)
 	if r.base.ID == r.target.ID {
 		out.Info = volumeInfo(r.vol, e.caps.Name, "")
 		return out, e.ledger.Unmark(ctx, r.vol.ID, r.s.next.ID)
 	}
+
 	if err := r.run(ctx, &out); err != nil {
 		e.ledger.Undo(ctx, r.s.next.ID)
 		_ = e.ledger.Unmark(ctx, r.vol.ID)
 		return out, r.explain(err)
 	}
+
 	out.Info = volumeInfo(r.s.row, e.caps.Name, "")
 	out.Before = name + "@" + r.s.next.Before
 	return out, nil
@@ -104,17 +110,21 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 	if r.vol, err = tx.ResolveVolume(opRebase, r.q.Volume.String()); err != nil {
 		return err
 	}
+
 	l, err := r.e.content.LookLive(tx, r.vol, FreezeIfNeeded)
 	if err != nil {
 		return err
 	}
+
 	if l.InUse() {
 		return errs.New(errs.InUse, opRebase, r.q.Volume.String(), "the volume is mounted at %s", l.Attached.Mountpoint).
 			WithHint("%s first", errs.Run("umount", r.q.Volume.String()))
 	}
+
 	if r.target, err = tx.Resolve(opRebase, r.q.Onto); err != nil {
 		return err
 	}
+
 	name := r.q.Volume.String()
 	switch {
 	case r.target.Kind != driver.Generation:
@@ -131,6 +141,7 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 		return errs.New(errs.Unsupported, opRebase, name, "a raw volume has no files whose changes could be made again").
 			WithHint("see what is different with %s", errs.Run("diff", r.q.Onto, name))
 	}
+
 	var ok bool
 	if r.base, ok, err = tx.Generation(r.vol.Golden, r.vol.Generation); err == nil && !ok {
 		gone := ref.Generation(r.vol.Golden, r.vol.Generation)
@@ -139,6 +150,7 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 			WithHint("make a new volume with %s, and see %s for what to carry over", errs.Run("clone", r.q.Onto, "NEW"),
 				errs.Run("diff", r.q.Onto, name))
 	}
+
 	return err
 }
 
@@ -148,23 +160,28 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 	if err != nil {
 		return err
 	}
+
 	defer v.close(ctx)
+
 	base, target := v.sides[0], v.sides[1]
 	vol, err := r.addVolume(ctx, v)
 	if err != nil {
 		return err
 	}
+
 	t := r.q.Tracker
 	t.Start("looking for the volume's changes", 0, 0)
 	mine, err := v.compare(ctx, base, vol, true, t)
 	if err != nil {
 		return err
 	}
+
 	t.Start("looking for the golden's changes", 0, 0)
 	theirs, err := v.compare(ctx, base, target, true, t)
 	if err != nil {
 		return err
 	}
+
 	var m *treediff.Merge
 	err = v.with(ctx, func(roots []*os.File) (err error) {
 		m, err = treediff.Conflicts(ctx, mine.Changes, theirs.Changes, roots[0], roots[1])
@@ -173,9 +190,11 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 	if err != nil {
 		return err
 	}
+
 	for _, c := range m.Conflicts {
 		out.Conflicts = append(out.Conflicts, RebaseConflict{Path(c.Path), c.Mine, c.Theirs})
 	}
+
 	changes, how := m.Changes, treediff.ApplyOptions{Progress: t.Add}
 	if n := len(m.Conflicts); n > 0 {
 		switch {
@@ -196,26 +215,31 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 					errs.Param("theirs"))
 		}
 	}
+
 	for _, c := range changes {
 		if !c.TimesOnly() {
 			out.Stat.count(c)
 		}
 	}
+
 	t.Start("making the volume's changes again", int64(len(changes)), 0)
 	if err := e.drv.Clone(ctx, r.target.ID, r.s.draft()); err != nil {
 		return err
 	}
+
 	if r.s.next.SizeBytes > r.target.SizeBytes {
 		if err := e.growInside(ctx, catalog.Row{Identity: r.s.next}); err != nil {
 			return err
 		}
 	}
+
 	err = v.with(ctx, func(roots []*os.File) error {
 		return r.inSuccessor(ctx, func(onto *os.File) error { return treediff.Apply(ctx, changes, roots[0], onto, how) })
 	}, vol)
 	if err != nil {
 		return err
 	}
+
 	return r.s.commit(ctx)
 }
 
@@ -229,6 +253,7 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	if !r.vol.FS.IsImage() {
 		return s, nil
 	}
+
 	s.copy.Ephemeral = true
 	s.copy.FS, s.copy.Sector, s.copy.SizeBytes = r.vol.FS, r.vol.Sector, r.vol.SizeBytes
 	s.copy.Origin, s.copy.OriginID = r.vol.Name, r.vol.ID
@@ -238,6 +263,7 @@ func (r *rebase) addVolume(ctx context.Context, v *view) (*side, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	v.sides = append(v.sides, s)
 	s.made = true
 	return s, e.drv.Clone(ctx, r.vol.ID, s.copy)
@@ -259,12 +285,15 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 		}
 		return errs.Wrap(opRebase, r.q.Volume.String(), err)
 	}
+
 	if !r.s.next.FS.IsImage() {
 		return e.content.WithTree(ctx, id, false, sync)
 	}
+
 	if err := e.content.WithImage(ctx, id, content.ImageOptions{}, sync); err != nil || r.s.next.Ephemeral {
 		return err
 	}
+
 	return e.content.WithPath(ctx, id, func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {

@@ -39,12 +39,14 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 	if callOf(ctx).freed == nil { // a gc takes the time it needs
 		ctx = ledger.ReclaimUntil(ctx, time.Now().Add(ledger.ReclaimBound))
 	}
+
 	err = e.maintain(ctx, &r)
 	if errs.Is(err, errs.NoSpace) {
 		// Else no command could free any.
 		warnings.Add(ctx, "could not clean up what was interrupted: %v", err)
 		err = nil
 	}
+
 	r.Warnings = said.Messages()
 	return r, err
 }
@@ -58,23 +60,28 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		warnings.Add(ctx, "%v (%s)", err, errs.HintIn(err))
 		return nil
 	}
+
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if s, err = tx.Summary(); err != nil {
 			return err
 		}
+
 		if s.Marks > 0 {
 			if marks, err = tx.Marks(); err != nil {
 				return err
 			}
 		}
+
 		if s.Unreclaimed > 0 {
 			graves, err = tx.Unreclaimed(0)
 		}
+
 		return err
 	})
 	if err != nil {
 		return err
 	}
+
 	if s.Swept.BeforeBoot() {
 		sweep, err := e.sweepAfterBoot(ctx)
 		if err != nil {
@@ -82,6 +89,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		}
 		r.Swept = sweep
 	}
+
 	if len(marks) > 0 {
 		done, err := e.ledger.CleanUp(ctx, marks)
 		r.Undone += done.Marks
@@ -89,6 +97,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 			return err
 		}
 	}
+
 	if len(graves) > 0 {
 		r.Reclaimed += e.ledger.Reclaim(ctx, graves)
 	}
@@ -98,6 +107,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	if s.Reclaimed >= forgetAt {
 		return e.ledger.ForgetReclaimed(ctx)
 	}
+
 	return nil
 }
 
@@ -116,6 +126,7 @@ func (e *Engine) expire(ctx context.Context) int {
 	}); err != nil || len(due) == 0 || e.needRoot("expire", "") != nil {
 		return 0 // whoever can, will
 	}
+
 	isDue := func(_ *catalog.Tx, r catalog.Row, _ bool) (bool, error) {
 		now := time.Now()
 		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(now) && !r.Pinned.After(now), nil
@@ -126,6 +137,7 @@ func (e *Engine) expire(ctx context.Context) int {
 			warnings.Add(ctx, "a volume whose time is over could not be destroyed: %v", err)
 		}
 	}
+
 	return len(report.Destroyed)
 }
 

@@ -29,28 +29,35 @@ func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 		return nil, errs.New(errs.Invalid, opKeep, golden, "it cannot keep %d generations", n).
 			WithHint("0 keeps all, 1 only the current one")
 	}
+
 	if err := e.needRoot(opKeep, golden); err != nil {
 		return nil, err
 	}
+
 	unlock, _, err := e.lockGolden(ctx, golden, nil)
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
+
 	if err := e.changeRow(ctx, opKeep, func(tx *catalog.Tx) (driver.ObjectID, error) {
 		g, ok, err := tx.Golden(golden)
 		if err != nil {
 			return "", err
 		}
+
 		if !ok {
 			return "", errs.New(errs.NotFound, opKeep, golden, "there is no such golden").
 				WithHint("see %s", errs.Run("golden ls"))
 		}
+
 		row, ok, err := tx.Generation(golden, g.Current)
 		if err == nil && !ok {
 			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing in the catalogue", g.Current).
 				WithHint("see %s", errs.Run("fsck"))
 		}
+
 		return row.ID, err
 	}, func(tx *catalog.Tx) error {
 		g, _, err := tx.Golden(golden)
@@ -62,6 +69,7 @@ func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 	}); err != nil {
 		return nil, err
 	}
+
 	return e.retain(ctx, golden)
 }
 
@@ -86,11 +94,13 @@ func (e *Engine) retain(ctx context.Context, golden string) ([]string, error) {
 	if err != nil || len(going) == 0 {
 		return nil, err
 	}
+
 	report := e.destroyRows(ctx, going, destroyOptions{why: "its golden does not keep it"})
 	var out []string
 	for _, d := range report.Destroyed {
 		out = append(out, d.Ref)
 	}
+
 	return out, report.failure()
 }
 

@@ -62,6 +62,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").
 			WithHint("pando run %s -- COMMAND", q.From)
 	}
+
 	// A path is the program's inside the clone; a bare name is looked for as a
 	// shell would, in the PATH that the program gets, before anything is made.
 	path := q.Command[0]
@@ -71,14 +72,17 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 			return RunResult{}, errs.New(errs.NotFound, opRun, q.Command[0], "no such program")
 		}
 	}
+
 	if q.Name.IsZero() {
 		q.Name = ref.MustName("run-" + string(e.identity("").ID[:10]))
 	}
+
 	infos, err := e.Clone(ctx, CloneRequest{From: q.From, Name: q.Name, Mount: true, May: q.May, Ephemeral: !q.Keep,
 		Tracker: q.Tracker, op: opRun})
 	if err != nil {
 		return RunResult{}, err
 	}
+
 	vol := infos[0]
 	result := RunResult{Volume: vol.Name, Mountpoint: vol.Mountpoint}
 	runErr := ctx.Err() // a signal that came before the program could get it
@@ -86,6 +90,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 	if runErr == nil {
 		result.Exit, runErr = runIn(q, path, vol)
 	}
+
 	result.Ran = runErr == nil
 	return result, errors.Join(runErr, e.endRun(context.WithoutCancel(ctx), keep, &result, driver.ObjectID(vol.ID)))
 }
@@ -103,6 +108,7 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 		att, has, err = tx.Attached(id)
 		return err
 	})
+
 	switch {
 	case err != nil:
 		return err
@@ -118,11 +124,13 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 		}
 		return err
 	}
+
 	err = e.destroyRow(ctx, row, att, has)
 	if errs.Is(err, errs.InUse) {
 		r.Held = err
 		return e.destroyWhenFree(ctx, id)
 	}
+
 	return errs.Wrap("destroy", row.Name, err) // the mark stays, and the next command destroys it
 }
 

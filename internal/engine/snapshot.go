@@ -51,13 +51,16 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 	if q.Name.IsZero() {
 		q.Name = ref.MustName(stamp(now))
 	}
+
 	full := q.Volume.At(q.Name).String()
 	if err := e.needRoot(opSnapshot, full); err != nil {
 		return Info{}, err
 	}
+
 	if err := e.pool.Admit(ctx, opSnapshot, full, 0); err != nil {
 		return Info{}, err
 	}
+
 	var l content.Live
 	id := e.identity(driver.Snapshot)
 	err := e.ledger.Claim(ctx, opSnapshot, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
@@ -65,21 +68,25 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		if err != nil {
 			return nil, err
 		}
+
 		if _, taken, err := tx.Snapshot(vol.Lineage(), q.Name.String()); err != nil {
 			return nil, err
 		} else if taken {
 			return nil, errs.New(errs.Exists, opSnapshot, full, "the volume has a snapshot of this name").
 				WithHint("choose another, or leave it out to get the time")
 		}
+
 		if l, err = e.content.LookLive(tx, vol, q.Freeze); err != nil {
 			return nil, err
 		}
+
 		id = id.SnapshotOf(vol.Identity, q.Name.String(), l.Worth())
 		return []catalog.Mark{{ID: id.ID, Op: opSnapshot, Name: full, Reads: vol.ID, Freezes: l.Freezes()}}, nil
 	})
 	if err != nil {
 		return Info{}, err
 	}
+
 	q.Tracker.Start("snapshotting", 0, 0)
 	row := catalog.Row{Identity: id, UsedAt: now, Usage: cloneUsage(e.caps, l.Row), MeasuredAt: l.Row.MeasuredAt}
 	if err = e.copyLive(ctx, l, id, true); err == nil {
@@ -94,6 +101,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		e.ledger.Undo(ctx, id.ID)
 		return Info{}, errs.Wrap(opSnapshot, full, err)
 	}
+
 	return snapshotInfo(row, q.Volume.String(), e.caps.Name), nil
 }
 
@@ -111,6 +119,7 @@ func (e *Engine) SnapshotNames(ctx context.Context, volume ref.Name) ([]string, 
 		}
 		return err
 	})
+
 	return out, err
 }
 
@@ -150,9 +159,11 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	if err := e.needRoot(opRewind, full); err != nil {
 		return Rewound{}, err
 	}
+
 	if err := e.pool.Admit(ctx, opRewind, full, 0); err != nil {
 		return Rewound{}, err
 	}
+
 	var vol, snap catalog.Row
 	var att catalog.Attached
 	mounted := false
@@ -160,25 +171,32 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 		if vol, err = tx.ResolveVolume(opRewind, name); err != nil {
 			return err
 		}
+
 		if snap, err = tx.Resolve(opRewind, q.Volume.At(q.Snapshot)); err != nil {
 			return err
 		}
+
 		a, has, err := tx.Attached(vol.ID)
 		if err != nil {
 			return err
 		}
+
 		mounted = has && e.content.Look(vol, a) != content.Gone
 		if mounted {
 			att = a
 		}
+
 		return nil
 	}
+
 	if err := q.Snapshot.Required(opRewind); err != nil { // without it, it is the volume itself
 		return Rewound{}, err
 	}
+
 	if err := e.cat.View(ctx, look); err != nil {
 		return Rewound{}, err
 	}
+
 	again, may := "", Rights{}
 	if mounted {
 		if !q.Detach {
@@ -193,10 +211,12 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 			return Rewound{}, err
 		}
 	}
+
 	out, err := e.rewindIdle(ctx, q, look, &vol, &snap, &mounted)
 	if att.ID == "" || err != nil && ctx.Err() != nil {
 		return out, err
 	}
+
 	// Where it was mounted, also if it is as it was.
 	info, merr := e.Mount(ctx, MountRequest{Volume: q.Volume, Dir: again, May: may})
 	if err == nil && merr == nil {
@@ -205,6 +225,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	if err == nil {
 		err = merr
 	}
+
 	return out, err
 }
 
@@ -223,6 +244,7 @@ func (e *Engine) rewindIdle(
 	if err != nil {
 		return Rewound{}, err
 	}
+
 	q.Tracker.Start("rewinding", 0, 0)
 	if err = e.drv.Clone(ctx, snap.ID, s.draft()); err == nil {
 		if s.next.SizeBytes > snap.SizeBytes { // it has grown since
@@ -237,5 +259,6 @@ func (e *Engine) rewindIdle(
 		_ = e.ledger.Unmark(ctx, vol.ID)
 		return Rewound{}, errs.Wrap(opRewind, q.Volume.At(q.Snapshot).String(), err)
 	}
+
 	return Rewound{volumeInfo(s.row, e.caps.Name, ""), s.row.Name + "@" + s.next.Before}, nil
 }

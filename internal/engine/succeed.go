@@ -37,6 +37,7 @@ func (s *succession) claim(ctx context.Context, look func(*catalog.Tx) (vol, ori
 		if err != nil {
 			return nil, err
 		}
+
 		n := fresh
 		n.Name, n.Volume, n.Replaces = vol.Name, vol.Lineage(), vol.ID
 		n.Before = "before-" + s.op + "-" + stamp(time.Now())
@@ -72,9 +73,11 @@ func (s *succession) commit(ctx context.Context) error {
 		}
 		s.row.Usage, s.row.MeasuredAt = u, now
 	}
+
 	if err := e.writeIdentity(ctx, s.next); err != nil {
 		return err
 	}
+
 	old := catalog.Row{Identity: s.vol.Identity.Predecessor(s.next.Before)}
 	if err := e.cat.Update(ctx, catalog.Durability(!s.next.Ephemeral), func(tx *catalog.Tx) error {
 		if err := tx.Replace(s.vol.ID, old, s.row); err != nil {
@@ -89,6 +92,7 @@ func (s *succession) commit(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
+
 	// What is left is the old object's identity. If this process dies before
 	// that is written, its mark stays, and the next command writes it.
 	ctx = context.WithoutCancel(ctx)
@@ -97,10 +101,12 @@ func (s *succession) commit(ctx context.Context) error {
 			err)
 		return nil
 	}
+
 	if err := e.ledger.Unmark(ctx, s.vol.ID); err != nil {
 		warnings.Add(ctx, "%s: %v", s.vol.Name, err)
 		return nil
 	}
+
 	s.settled = true
 	return nil
 }
@@ -111,6 +117,7 @@ func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 	if !s.settled {
 		return // its mark must stay; whoever commits has warned of it
 	}
+
 	before := s.vol.Name + "@" + s.next.Before
 	var old catalog.Row
 	var ok bool

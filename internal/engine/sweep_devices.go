@@ -18,6 +18,7 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 	if err != nil {
 		return err
 	}
+
 	for _, d := range strays {
 		if marked[d.ID] {
 			continue
@@ -26,6 +27,7 @@ func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.Obj
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -70,5 +72,6 @@ func (e *Engine) ifUnaccounted(ctx context.Context, d content.StrayDevice, fn fu
 	if uerr := e.ledger.Unmark(ctx, d.ID); err == nil {
 		err = uerr
 	}
+
 	return err
 }

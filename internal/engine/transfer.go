@@ -88,6 +88,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 		if err != nil {
 			return err
 		}
+
 		var rows []catalog.Row
 		if isGolden {
 			rows, err = tx.Generations(name)
@@ -97,6 +98,7 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 				rows, err = tx.Snapshots(vol.Lineage())
 			}
 		}
+
 		for _, row := range rows {
 			p, err := e.point(tx, row)
 			if err != nil {
@@ -104,8 +106,10 @@ func (e *Engine) Points(ctx context.Context, volume ref.Name) ([]Point, error) {
 			}
 			out = append(out, p)
 		}
+
 		return err
 	})
+
 	return out, err
 }
 
@@ -132,15 +136,18 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 		if err != nil {
 			return p, err
 		}
+
 		if !ok {
 			return p, errs.New(errs.Damaged, opPush, p.Ref, "its volume is missing in the catalogue").
 				WithHint("see %s", errs.Run("fsck"))
 		}
+
 		p.Volume, p.Lineage = vol.Name, row.Volume
 		p.OriginRef, p.OriginID = vol.Origin, vol.OriginID
 		if row.Golden == "" {
 			break
 		}
+
 		p.BaseRef = ref.Generation(row.Golden, row.Generation)
 		base, ok, err := tx.Generation(row.Golden, row.Generation)
 		if err != nil {
@@ -153,6 +160,7 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 		return p, errs.New(errs.Invalid, opPush, p.Ref, "it is a volume, which changes").
 			WithHint("take a snapshot of it: %s", errs.Run("snapshot", p.Ref))
 	}
+
 	return p, nil
 }
 
@@ -216,10 +224,12 @@ func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 	if err := e.needRoot(opPush, string(q.Point)); err != nil {
 		return err
 	}
+
 	h, err := e.ledger.Hold(ctx, opPush, q.Point, q.Base)
 	if err != nil {
 		return err
 	}
+
 	m.onClose(func() error { h.Release(ctx); return nil })
 	if !h.Rows[0].FS.IsImage() {
 		return errs.New(errs.Unsupported, opPush, h.Refs[0], "it is a tree of files, not an image")
@@ -229,25 +239,30 @@ func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 	if err != nil {
 		return err
 	}
+
 	m.onClose(closePath)
 	f, err := os.Open(path)
 	if err != nil {
 		return errs.Wrap(opPush, path, err)
 	}
+
 	m.onClose(f.Close)
 	m.R, m.SizeBytes, m.Ranges = f, h.Rows[0].SizeBytes, rangesOf(ctx, h.Refs[0], extent.Data(ctx, f))
 
 	if q.Base == "" || !h.Rows[1].FS.IsImage() || !e.caps.Sharing {
 		return nil
 	}
+
 	w, err := e.drv.Attachment(ctx, q.Base)
 	if err != nil || w.Block {
 		return err
 	}
+
 	b, err := os.Open(w.Image)
 	if err != nil {
 		return errs.Wrap(opPush, h.Refs[1], err)
 	}
+
 	m.onClose(b.Close)
 	err = extent.Comparable(b, f)
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EXDEV) {
@@ -256,6 +271,7 @@ func (e *Engine) openImage(ctx context.Context, q ReadRequest, m *Image) error {
 	if err != nil {
 		return errs.Wrap(opPush, h.Refs[0], err)
 	}
+
 	m.Ranges, m.Exact, m.Base = rangesOf(ctx, h.Refs[0], extent.Compare(ctx, b, f)), true, b
 	return nil
 }
@@ -298,20 +314,24 @@ func (e *Engine) SendStream(ctx context.Context, q ReadRequest, w io.Writer) err
 	if err := e.needRoot(opPush, string(id)); err != nil {
 		return err
 	}
+
 	s, err := e.streamer(opPush, string(id))
 	if err != nil {
 		return err
 	}
+
 	h, err := e.ledger.Hold(ctx, opPush, id, base)
 	if err != nil {
 		return err
 	}
+
 	defer h.Release(ctx)
 	for i, row := range h.Rows {
 		if row.FS.IsImage() {
 			return errs.New(errs.Unsupported, opPush, h.Refs[i], "it is an image, not a tree of files")
 		}
 	}
+
 	return s.Send(ctx, id, base, w)
 }
 
@@ -349,12 +369,14 @@ func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (bool, error) {
 	if !ok || q.Base == "" || q.Base == q.Point {
 		return false, nil
 	}
+
 	ctx, end := e.ledger.Begin(ctx)
 	defer end()
 	h, err := e.ledger.Hold(ctx, opPush, q.Point, q.Base)
 	if err != nil {
 		return false, err
 	}
+
 	defer h.Release(ctx)
 	return c.Same(ctx, q.Point, q.Base)
 }
@@ -457,6 +479,7 @@ func (e *Engine) SeeRemoteHeads(ctx context.Context, repo string, heads []Remote
 	if len(heads) == 0 {
 		return nil
 	}
+
 	now := time.Now()
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, h := range heads {

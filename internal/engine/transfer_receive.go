@@ -89,12 +89,15 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 	if err := r.check(); err != nil {
 		return Info{}, err
 	}
+
 	if err := e.needRoot(opPull, r.ref); err != nil {
 		return Info{}, err
 	}
+
 	if err := e.pool.Admit(ctx, opPull, r.ref, q.NeedBytes); err != nil {
 		return Info{}, err
 	}
+
 	if q.Golden {
 		unlock, _, err := e.lockGolden(ctx, q.Volume.String(), q.Tracker)
 		if err != nil {
@@ -102,9 +105,11 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 		}
 		defer unlock()
 	}
+
 	if err := r.plan(ctx); err != nil {
 		return Info{}, err
 	}
+
 	info, err := r.run(ctx)
 	if err != nil {
 		e.ledger.Undo(ctx, r.made...)
@@ -113,6 +118,7 @@ func (e *Engine) Receive(ctx context.Context, q ReceiveRequest) (Info, error) {
 		}
 		return Info{}, errs.Wrap(opPull, r.ref, err)
 	}
+
 	return info, nil
 }
 
@@ -139,10 +145,12 @@ func (r *receive) check() error {
 	if err := q.Volume.Required(opPull); err != nil {
 		return err
 	}
+
 	r.ref = q.Volume.At(q.Snapshot).String()
 	if q.Golden {
 		r.ref = ref.Generation(q.Volume.String(), q.Generation)
 	}
+
 	bad := func(format string, args ...any) error { return errs.New(errs.Invalid, opPull, r.ref, format, args...) }
 	switch {
 	case q.Golden && q.Generation < 1:
@@ -160,28 +168,34 @@ func (r *receive) check() error {
 	case q.FS.IsImage() && q.SizeBytes <= 0:
 		return bad("an image of %d bytes", q.SizeBytes)
 	}
+
 	if !q.Golden {
 		if err := q.Snapshot.Required(opPull); err != nil {
 			return err
 		}
 	}
+
 	if q.Stream != nil {
 		if err := r.checkStream(); err != nil {
 			return err
 		}
 		q.SizeBytes, q.Sector = 0, 0
 	}
+
 	if fs := receivable(r.e.caps); q.Tree && fs.IsImage() {
 		r.inside, q.FS = true, fs
 	}
+
 	for _, l := range q.Links {
 		if l.Repo == "" || l.Manifest == "" {
 			return bad("a link without repository or manifest")
 		}
 	}
+
 	if q.CreatedAt.IsZero() {
 		q.CreatedAt = time.Now()
 	}
+
 	q.CreatedAt = q.CreatedAt.UTC()
 	return r.e.holds(r.ref, q.FS)
 }
@@ -193,10 +207,12 @@ func (r *receive) plan(ctx context.Context) error {
 	if q.Golden {
 		r.kind = driver.Generation
 	}
+
 	room, err := r.e.pool.Space(ctx)
 	if err != nil {
 		return err
 	}
+
 	return r.e.ledger.Claim(ctx, opPull, q.Update, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		r.base, r.volume, r.next, r.spare = catalog.Row{}, driver.Identity{}, nil, driver.Identity{}
 		r.point = r.e.identity(r.kind)
@@ -205,6 +221,7 @@ func (r *receive) plan(ctx context.Context) error {
 		if err := r.planBase(tx, room); err != nil {
 			return nil, err
 		}
+
 		marks := []catalog.Mark{{ID: p.ID, Op: opPull, Name: r.ref, Reads: q.Base}}
 		var more []catalog.Mark
 		var err error
@@ -213,21 +230,25 @@ func (r *receive) plan(ctx context.Context) error {
 		if inPlace = inPlace || r.inside; inPlace {
 			r.draft.ID = p.ID
 		}
+
 		if q.Golden {
 			marks[0].Name = q.Volume.String()
 			more, err = r.planGeneration(tx)
 		} else {
 			more, err = r.planVolume(tx)
 		}
+
 		if q.Tree && !inPlace {
 			more = append(more, catalog.Mark{ID: r.draft.ID, Op: opPull})
 		}
+
 		r.made = []driver.ObjectID{p.ID}
 		for _, m := range more {
 			if r.next == nil || m.ID != r.next.vol.ID {
 				r.made = append(r.made, m.ID)
 			}
 		}
+
 		return append(marks, more...), err
 	})
 }
@@ -240,16 +261,19 @@ func (r *receive) planBase(tx *catalog.Tx, room pool.Space) (err error) {
 			return err
 		}
 	}
+
 	if r.inside {
 		r.planInside(room)
 	}
 	if q.Base == "" {
 		return nil
 	}
+
 	if r.base.FS.IsImage() != p.FS.IsImage() || r.base.FS == driver.None && r.inside || r.base.SizeBytes > p.SizeBytes {
 		return errs.New(errs.Invalid, opPull, r.ref, "%s is no image of at most %d bytes, so it cannot be made of that",
 			tx.RefOf(r.base), p.SizeBytes)
 	}
+
 	p.Sector = cmp.Or(p.Sector, r.base.Sector)
 	return nil
 }
@@ -262,6 +286,7 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if !exists {
 		if err := tx.CheckFree(opPull, q.Volume.String()); err != nil {
 			return nil, err
@@ -282,12 +307,14 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 			p.Since = g.CreatedAt
 		}
 	}
+
 	r.golden = g
 	p.Golden, p.Generation = q.Volume.String(), q.Generation
 	p.Origin, p.OriginID = q.OriginRef, q.OriginID
 	if q.Generation > g.Current {
 		p.Keep = g.Keep
 	}
+
 	r.spare = r.e.identity(r.kind)
 	return []catalog.Mark{{ID: r.spare.ID, Op: opPull}}, nil
 }
@@ -314,25 +341,30 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 		r.volume = fresh
 		return []catalog.Mark{{ID: fresh.ID, Op: opPull, Name: q.Volume.String()}}, nil
 	}
+
 	vol, err := tx.ResolveVolume(opPull, q.Volume.String())
 	if err != nil {
 		return nil, err
 	}
+
 	if _, taken, err := tx.Snapshot(vol.Lineage(), q.Snapshot.String()); err != nil {
 		return nil, err
 	} else if taken {
 		return nil, errs.New(errs.Exists, opPull, r.ref, "the volume has a snapshot of this name").
 			WithHint("destroy it first, or pull another")
 	}
+
 	p.Volume, p.OriginID = vol.Lineage(), vol.ID
 	p.Golden, p.Generation = r.descends(vol)
 	if q.SnapshotOnly {
 		// The volume must stay, or its snapshot would be nobody's.
 		return []catalog.Mark{{ID: driver.NewID(), Op: opPull, Reads: vol.ID}}, nil
 	}
+
 	if err := e.notMounted(tx, vol); err != nil {
 		return nil, err
 	}
+
 	n := fresh
 	n.Name, n.Volume, n.Replaces, n.Before = vol.Name, vol.Lineage(), vol.ID, "before-"+opPull+"-"+stamp(time.Now())
 	n.Origin, n.OriginID = r.ref, p.ID
@@ -382,6 +414,7 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 	if err := r.content(ctx); err != nil {
 		return Info{}, err
 	}
+
 	unchanged := false
 	if r.volume.ID != "" {
 		v := &r.volume
@@ -395,14 +428,17 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 				return Info{}, err
 			}
 		}
+
 		if err := e.drv.Clone(ctx, r.point.ID, draft); err != nil {
 			return Info{}, err
 		}
 	}
+
 	row, err := r.measured(ctx, r.point)
 	if err != nil {
 		return Info{}, err
 	}
+
 	switch {
 	case q.Golden:
 		return r.commitGeneration(ctx, row)
@@ -421,6 +457,7 @@ func (r *receive) run(ctx context.Context) (Info, error) {
 		}
 		return volumeInfo(r.next.row, e.caps.Name, ""), nil
 	}
+
 	vol := catalog.Row{Identity: r.volume, UsedAt: time.Now(), Usage: cloneUsage(e.caps, row), MeasuredAt: row.MeasuredAt}
 	return volumeInfo(vol, e.caps.Name, ""), e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := tx.Put(vol); err != nil {
@@ -444,6 +481,7 @@ func (r *receive) content(ctx context.Context) error {
 		}
 		return s.Receive(ctx, r.point, q.Base, q.Stream)
 	}
+
 	return r.image(ctx)
 }
 
@@ -464,17 +502,20 @@ func (r *receive) record(tx *catalog.Tx, row catalog.Row) error {
 	if err := tx.Put(row); err != nil {
 		return err
 	}
+
 	for _, l := range r.q.Links {
 		l.Object = cmp.Or(l.Object, row.ID)
 		if err := putLink(tx, l); err != nil {
 			return err
 		}
 	}
+
 	for _, id := range r.made {
 		if err := tx.Unmark(id); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -484,31 +525,38 @@ func (r *receive) commitGeneration(ctx context.Context, row catalog.Row) (Info, 
 	g := r.golden
 	if err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		g = r.golden
+
 		// It may have been destroyed meanwhile: then it begins again with this one.
 		now, exists, err := tx.Golden(g.Name)
 		if err != nil {
 			return err
 		}
+
 		if exists {
 			g = now
 		} else {
 			g.Current, g.Next = 0, 0
 		}
+
 		if row.Generation > g.Current {
 			g.Current = row.Generation
 		}
+
 		g.Next = max(g.Next, row.Generation+1)
 		if err := tx.PutGolden(g); err != nil {
 			return err
 		}
+
 		return r.record(tx, row)
 	}); err != nil {
 		return Info{}, err
 	}
+
 	info := generationInfo(row, g, e.caps.Name)
 	if g.Current == row.Generation {
 		e.retired(ctx, g.Name)
 	}
+
 	return info, nil
 }
 
@@ -520,6 +568,7 @@ func (r *receive) unchanged(ctx context.Context) (bool, error) {
 		vol.SizeBytes != r.base.SizeBytes {
 		return false, nil
 	}
+
 	var files [2]*os.File
 	for i, id := range []driver.ObjectID{r.base.ID, vol.ID} {
 		w, err := e.drv.Attachment(ctx, id)
@@ -533,11 +582,14 @@ func (r *receive) unchanged(ctx context.Context) (bool, error) {
 		defer f.Close()
 		files[i] = f
 	}
+
 	if extent.Comparable(files[0], files[1]) != nil {
 		return false, nil
 	}
+
 	for _, err := range extent.Compare(ctx, files[0], files[1]) {
 		return false, errs.Wrap(opPull, r.ref, err)
 	}
+
 	return true, nil
 }

@@ -16,6 +16,7 @@ func (r *receive) image(ctx context.Context) error {
 	e, q := r.e, r.q
 	draft := e.identity(driver.Scratch)
 	draft.ID, draft.FS, draft.SizeBytes, draft.Sector = r.point.ID, r.point.FS, r.point.SizeBytes, r.point.Sector
+
 	// Nobody needs it after a power loss before it is the point; and it is written
 	// to at once.
 	draft.Ephemeral, draft.Soon = true, true
@@ -29,9 +30,11 @@ func (r *receive) image(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if err := e.content.WithPath(ctx, draft.ID, func(path string) error { return r.fill(ctx, path) }); err != nil {
 		return err
 	}
+
 	return r.finishImage(ctx)
 }
 
@@ -52,6 +55,7 @@ func (r *receive) fill(ctx context.Context, path string) error {
 	if err != nil {
 		return errs.Wrap(opPull, r.ref, err)
 	}
+
 	defer f.Close()
 	t := &imageTarget{f: f, ref: r.ref, size: r.q.SizeBytes}
 	err = r.q.Image(ctx, t)
@@ -61,11 +65,13 @@ func (r *receive) fill(ctx context.Context, path string) error {
 	if err == nil {
 		err = f.Sync()
 	}
+
 	// What the page cache took and the full pool does not hold is an I/O error.
 	if errors.Is(err, unix.EIO) && errs.Is(r.e.pool.Admit(context.WithoutCancel(ctx), opPull, r.ref, fullPool),
 		errs.NoSpace) {
 		err = unix.ENOSPC
 	}
+
 	return errs.Wrap(opPull, r.ref, err)
 }
 
@@ -86,6 +92,7 @@ func (r *receive) seal(ctx context.Context) (bool, error) {
 	if !ok || !q.Golden {
 		return false, nil
 	}
+
 	u, err := e.drv.Usage(ctx, r.point.ID)
 	if err != nil {
 		return false, err
@@ -93,12 +100,14 @@ func (r *receive) seal(ctx context.Context) (bool, error) {
 	if u.Extents <= sealAbove+r.point.SizeBytes/bytesAnExtent {
 		return false, nil
 	}
+
 	if err := e.pool.Admit(ctx, opPull, r.ref, u.LogicalBytes); err != nil {
 		if errs.Is(err, errs.NoSpace) {
 			return false, nil
 		}
 		return false, err
 	}
+
 	sealed := r.point
 	sealed.ID = r.spare.ID
 	q.Tracker.Start("sealing", 0, 0)
@@ -109,9 +118,11 @@ func (r *receive) seal(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+
 	if err := e.drv.Destroy(ctx, r.point.ID); err != nil {
 		return false, err
 	}
+
 	r.point = sealed
 	return true, nil
 }
@@ -147,6 +158,7 @@ func (t *imageTarget) Zero(off, length int64) error {
 	if err := t.check(off, length); err != nil || length == 0 {
 		return err
 	}
+
 	for {
 		err := unix.Fallocate(int(t.f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, off, length)
 		switch {
@@ -159,6 +171,7 @@ func (t *imageTarget) Zero(off, length int64) error {
 		}
 		break
 	}
+
 	for length > 0 {
 		n, err := t.f.WriteAt(zeros[:min(length, int64(len(zeros)))], off)
 		if err != nil {
@@ -166,5 +179,6 @@ func (t *imageTarget) Zero(off, length int64) error {
 		}
 		off, length = off+int64(n), length-int64(n)
 	}
+
 	return nil
 }

@@ -51,11 +51,14 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error
 	if err := e.needRoot(opPush, string(q.Point)); err != nil {
 		return err
 	}
+
 	h, err := e.ledger.Hold(ctx, opPush, q.Point, q.Base)
 	if err != nil {
 		return err
 	}
+
 	defer h.Release(ctx)
+
 	for i, row := range h.Rows {
 		if row.FS.IsImage() {
 			return errs.New(errs.Unsupported, opPush, h.Refs[i], "it is an image, not a tree of files")
@@ -65,6 +68,7 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error
 	if q.IfChanged {
 		w = untilSame{w}
 	}
+
 	buffered := bufio.NewWriterSize(w, 256<<10) // so a short stream is one call of w
 	o := treestream.SendOptions{Unprivileged: os.Geteuid() != 0}
 	err = e.content.WithTree(ctx, q.Point, true, func(root *os.File) error {
@@ -82,6 +86,7 @@ func (e *Engine) SendTree(ctx context.Context, q ReadRequest, w io.Writer) error
 	if err == nil {
 		err = buffered.Flush()
 	}
+
 	return errs.Wrap(opPush, h.Refs[0], err)
 }
 
@@ -113,16 +118,20 @@ func (r *receive) tree(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	err = e.content.WithTree(ctx, d.ID, false, func(root *os.File) error { return r.fillTree(ctx, root) })
 	if err != nil {
 		return err
 	}
+
 	if f, ok := e.drv.(driver.Finisher); ok {
 		return f.Finish(ctx, r.point)
 	}
+
 	if err := e.drv.Snapshot(ctx, d.ID, r.point); err != nil {
 		return err
 	}
+
 	return e.drv.Destroy(ctx, d.ID)
 }
 
@@ -136,9 +145,11 @@ func (r *receive) fillTree(ctx context.Context, root *os.File) error {
 	if err != nil {
 		return errs.Wrap(opPull, r.ref, err)
 	}
+
 	for _, m := range append(leftOut(totals.Skipped), notKept(totals.NotKept)...) {
 		warnings.AddEach(ctx, "%s: %s", r.ref, string(m))
 	}
+
 	return nil
 }
 
@@ -170,6 +181,7 @@ func (r *receive) checkStream() error {
 	if q.Tree {
 		return nil // files can be put into whatever the pool keeps
 	}
+
 	in := bufio.NewReaderSize(q.Stream, 64<<10)
 	q.Stream = in
 	for _, s := range streamsOf {
@@ -184,6 +196,7 @@ func (r *receive) checkStream() error {
 				s.driver, errs.Run("push", errs.Param("portable")))
 		}
 	}
+
 	_, err := e.streamer(opPull, r.ref)
 	return err
 }

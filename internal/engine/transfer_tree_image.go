@@ -41,6 +41,7 @@ func (r *receive) treeImage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if r.base.ID != "" && d.SizeBytes > r.base.SizeBytes {
 		if err := e.growInside(ctx, catalog.Row{Identity: d}); err != nil {
 			return err
@@ -50,9 +51,11 @@ func (r *receive) treeImage(ctx context.Context) error {
 	if err := e.content.WithImage(ctx, d.ID, content.ImageOptions{}, r.fillMounted(ctx)); err != nil {
 		return r.blameImage(err)
 	}
+
 	if err := e.content.WithPath(ctx, d.ID, syncPath); err != nil {
 		return errs.Wrap(opPull, r.ref, err)
 	}
+
 	return r.finishImage(ctx)
 }
 

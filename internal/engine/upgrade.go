@@ -14,7 +14,9 @@ func (e *Engine) upgradePool(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	defer unlock()
+
 	now, err := pool.Read(e.pool.Dir)
 	if err != nil || now.Config.Format >= pool.Format {
 		return err // another process was faster
@@ -37,13 +39,16 @@ func (e *Engine) upgradePool(ctx context.Context) error {
 		}); err != nil {
 			return err
 		}
+
 		if err := up.Upgrade(ctx, func(id driver.ObjectID) bool { return !making[id] }); err != nil {
 			return err
 		}
 	}
+
 	// From here on commits are counted.
 	if err := e.cat.Update(ctx, catalog.Durable, func(*catalog.Tx) error { return nil }); err != nil {
 		return err
 	}
+
 	return now.SetFormat(pool.Format)
 }

@@ -30,21 +30,26 @@ func inside(dir string) (status int, err error) {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return 0, fmt.Errorf("making mounts private: %w", err)
 	}
+
 	if err := detachOthers(dir); err != nil {
 		return 0, err
 	}
+
 	if os.Getpid() == 1 {
 		if err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 			return 0, fmt.Errorf("mounting /proc: %w", err)
 		}
 	}
+
 	// Orphans come to this process, as they do anyway if it is process 1.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 0, err
 	}
+
 	if err := loopbackUp(); err != nil {
 		return 0, err
 	}
+
 	if err := makeScratch(dir); err != nil {
 		return 0, err
 	}
@@ -53,6 +58,7 @@ func inside(dir string) (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
+
 	status, interrupted, err := runBinary()
 	if err != nil {
 		return 0, err
@@ -65,9 +71,11 @@ func inside(dir string) (status int, err error) {
 	for _, l := range left {
 		fmt.Printf("LEAK: %s\n", l)
 	}
+
 	if len(left) > 0 && status == 0 {
 		status = 1
 	}
+
 	return status, nil
 }
 
@@ -83,6 +91,7 @@ func detachOthers(dir string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, m := range slices.Backward(all) {
 		isNeeded := func(path string) bool {
 			return m.point == "/" || path == m.point || strings.HasPrefix(path, m.point+"/")
@@ -97,6 +106,7 @@ func detachOthers(dir string) error {
 			return fmt.Errorf("detaching %s: %w", m.point, err)
 		}
 	}
+
 	return nil
 }
 
@@ -106,16 +116,19 @@ func loopbackUp() error {
 	if err != nil {
 		return err
 	}
+
 	defer unix.Close(fd)
 
 	request, err := unix.NewIfreq("lo")
 	if err != nil {
 		return err
 	}
+
 	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request); err != nil {
 		return fmt.Errorf("turning on the loopback device: %w", err)
 	}
+
 	return nil
 }
 
@@ -127,6 +140,7 @@ func runBinary() (status int, interrupted bool, err error) {
 	if err != nil {
 		return 0, false, fmt.Errorf("starting %s: %w", os.Args[1], err)
 	}
+
 	go passOn(signals, pid)
 
 	for {
@@ -162,6 +176,7 @@ func leftBehind(tmp string, before []mounted) []string {
 	if err != nil {
 		return append(left, err.Error())
 	}
+
 	for _, m := range now {
 		if !slices.Contains(before, m) && !strings.HasPrefix(m.point, tmp+"/") { // Leaks has named those below tmp
 			left = append(left, fmt.Sprintf("%s mounted at %s", m.kind, m.point))
@@ -172,11 +187,13 @@ func leftBehind(tmp string, before []mounted) []string {
 	if err != nil {
 		left = append(left, err.Error())
 	}
+
 	for _, e := range entries {
 		if e.Name() != "lost+found" {
 			left = append(left, "file "+filepath.Join(tmp, e.Name()))
 		}
 	}
+
 	return append(processes, left...)
 }
 
@@ -234,6 +251,7 @@ func waitForProcesses(deadline time.Time) []string {
 				break
 			}
 		}
+
 		left, err := children()
 		if err != nil {
 			return append(named, err.Error())
@@ -244,6 +262,7 @@ func waitForProcesses(deadline time.Time) []string {
 		if len(named) > 0 && time.Now().After(deadline.Add(patience())) {
 			return named // some do not even die
 		}
+
 		if time.Now().After(deadline) {
 			for _, pid := range left {
 				if line := fmt.Sprintf("process %d: %s", pid, commandLine(pid)); !slices.Contains(named, line) {
@@ -252,6 +271,7 @@ func waitForProcesses(deadline time.Time) []string {
 				_ = syscall.Kill(pid, syscall.SIGKILL) // its own children come here next
 			}
 		}
+
 		time.Sleep(5 * time.Millisecond) // waiting for the event, by wait4, has no time limit
 	}
 }
@@ -262,6 +282,7 @@ func children() ([]int, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []int
 	for _, list := range lists {
 		b, err := os.ReadFile(list)
@@ -276,6 +297,7 @@ func children() ([]int, error) {
 			out = append(out, pid)
 		}
 	}
+
 	return out, nil
 }
 

@@ -78,6 +78,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "isolate:", err)
 		os.Exit(1)
 	}
+
 	os.Exit(status)
 }
 
@@ -87,6 +88,7 @@ func outside() (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
+
 	defer func() { err = errors.Join(err, os.RemoveAll(dir), os.RemoveAll(memoryOf(dir))) }()
 
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
@@ -103,6 +105,7 @@ func outside() (status int, err error) {
 	if slices.Contains(hostPIDs, name) {
 		cmd.SysProcAttr.Cloneflags &^= unix.CLONE_NEWPID
 	}
+
 	if slices.Contains(hostDisk, name) {
 		cmd.Env = append(cmd.Env, "PANDO_TEST_SCRATCH=disk")
 		unlock, err := lockDisk()
@@ -123,6 +126,7 @@ func outside() (status int, err error) {
 	if err != nil {
 		return 0, err
 	}
+
 	go passOn(signals, cmd.Process.Pid)
 	if err := endWithParent(cmd.Process); err != nil {
 		return 0, err
@@ -134,15 +138,19 @@ func outside() (status int, err error) {
 	if rerr := reaper.end(well); rerr != nil {
 		return 0, fmt.Errorf("cleaning up: %w", rerr)
 	}
+
 	if err != nil && !errors.As(err, &exit) {
 		return 0, err
 	}
+
 	if err := record(name, cmd.ProcessState, time.Since(start)); err != nil {
 		return 0, err
 	}
+
 	if ws := cmd.ProcessState.Sys().(syscall.WaitStatus); ws.Signaled() {
 		return 128 + int(ws.Signal()), nil
 	}
+
 	return cmd.ProcessState.ExitCode(), nil
 }
 
@@ -181,6 +189,7 @@ func endWithParent(p *os.Process) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGUSR1), 0, 0, 0); err != nil {
 		return err
 	}
+
 	go func() {
 		for range gone { // it also comes when only a thread of the parent has ended
 			if os.Getppid() != parent {
@@ -188,6 +197,7 @@ func endWithParent(p *os.Process) error {
 			}
 		}
 	}()
+
 	return nil
 }
 
@@ -223,6 +233,7 @@ func record(name string, state *os.ProcessState, wall time.Duration) error {
 	if path == "" {
 		return nil
 	}
+
 	rusage := state.SysUsage().(*syscall.Rusage)
 	line, err := json.Marshal(usage{
 		Package:       name,
@@ -234,10 +245,12 @@ func record(name string, state *os.ProcessState, wall time.Duration) error {
 	if err != nil {
 		return err
 	}
+
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return err
 	}
+
 	_, err = f.Write(append(line, '\n'))
 	return errors.Join(err, f.Close())
 }

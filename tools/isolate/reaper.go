@@ -41,6 +41,7 @@ func startWithReaper(cmd *exec.Cmd, dir string) (*reaper, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	defer goOn.Close()
 	cmd.ExtraFiles = []*os.File{wait}
 	err = cmd.Start()
@@ -48,10 +49,12 @@ func startWithReaper(cmd *exec.Cmd, dir string) (*reaper, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := startReaper(dir, cmd.Process.Pid)
 	if err != nil {
 		return nil, errors.Join(err, cmd.Process.Kill(), cmd.Wait())
 	}
+
 	return r, nil
 }
 
@@ -72,10 +75,12 @@ func startReaper(dir string, pid int) (*reaper, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	say, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
 	}
+
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
@@ -84,6 +89,7 @@ func startReaper(dir string, pid int) (*reaper, error) {
 	if _, err := io.ReadFull(ready, make([]byte, 1)); err != nil {
 		return nil, errors.Join(fmt.Errorf("starting the reaper: %w", err), say.Close(), cmd.Wait())
 	}
+
 	return &reaper{cmd, say}, nil
 }
 
@@ -103,9 +109,11 @@ func reap(dir, first string) error {
 	} else if !errors.Is(err, os.ErrNotExist) { // it has ended already, and its namespaces with it
 		return err
 	}
+
 	if _, err := os.Stdout.Write([]byte{1}); err != nil {
 		return err
 	}
+
 	if n, _ := os.Stdin.Read(make([]byte, 1)); n > 0 {
 		return nil
 	}
@@ -117,6 +125,7 @@ func reap(dir, first string) error {
 		go func() { cleaned <- cleanInside(namespace, dir) }()
 		err = errors.Join(<-cleaned, namespace.Close())
 	}
+
 	return errors.Join(err, os.RemoveAll(dir), os.RemoveAll(memoryOf(dir)))
 }
 
@@ -126,6 +135,7 @@ func killAllIn(namespace *os.File) {
 	if err := unix.Fstat(int(namespace.Fd()), &want); err != nil {
 		return
 	}
+
 	for deadline := time.Now().Add(patience()); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		found := false
 		paths, _ := filepath.Glob("/proc/[0-9]*/ns/mnt") // the pattern is a good one
@@ -139,6 +149,7 @@ func killAllIn(namespace *os.File) {
 				_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
 			}
 		}
+
 		if !found {
 			return
 		}
@@ -149,16 +160,20 @@ func killAllIn(namespace *os.File) {
 // files there. It uses up its thread, which joins the namespace.
 func cleanInside(namespace *os.File, dir string) error {
 	runtime.LockOSThread()
+
 	// The namespace's own /proc ended with its first process.
 	table := fmt.Sprintf("%d/task/%d/mountinfo", os.Getpid(), unix.Gettid())
 	proc, err := os.OpenRoot("/proc")
 	if err != nil {
 		return err
 	}
+
 	defer proc.Close()
+
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}
+
 	if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNS); err != nil {
 		return err
 	}
@@ -167,26 +182,33 @@ func cleanInside(namespace *os.File, dir string) error {
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	all, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
 		return !isBelow(m.Mountpoint, dir) && !isBelow(m.Mountpoint, memoryOf(dir)), false
 	})
 	if err != nil {
 		return err
 	}
+
 	for _, m := range all { // those below others first
 		thaw(m.Mountpoint)
 	}
+
 	loops, err := loopsBelow(dir)
 	if err != nil {
 		return err
 	}
+
 	for _, m := range slices.Backward(all) {
 		err = errors.Join(err, unix.Unmount(m.Mountpoint, unix.MNT_DETACH))
 	}
+
 	for _, path := range loops {
 		err = errors.Join(err, detach(path))
 	}
+
 	return err
 }
 

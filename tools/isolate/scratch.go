@@ -27,15 +27,18 @@ func makeScratch(dir string) error {
 	if err := os.Setenv("TMPDIR", dir); err != nil {
 		return err
 	}
+
 	inMemory, err := wantsMemory()
 	if err != nil {
 		return err
 	}
+
 	if inMemory {
 		if err := mountInMemory(dir); err != nil {
 			return err
 		}
 	}
+
 	return os.Chmod(dir, 0o777|os.ModeSticky)
 }
 
@@ -59,6 +62,7 @@ func freeMemory() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		if fields := strings.Fields(lines.Text()); len(fields) > 1 && fields[0] == "MemAvailable:" {
@@ -66,6 +70,7 @@ func freeMemory() (int64, error) {
 			return kib << 10, err
 		}
 	}
+
 	return 0, errors.New("/proc/meminfo does not say how much memory is available")
 }
 
@@ -78,9 +83,11 @@ func mountInMemory(dir string) error {
 	if err := os.Mkdir(memoryOf(dir), 0o700); err != nil {
 		return err
 	}
+
 	if err := unix.Mount("tmpfs", memoryOf(dir), "tmpfs", 0, "size=100%"); err != nil {
 		return fmt.Errorf("mounting a tmpfs: %w", err)
 	}
+
 	image := filepath.Join(memoryOf(dir), "image")
 	if err := errors.Join(os.WriteFile(image, nil, 0o600), os.Truncate(image, scratchBytes)); err != nil {
 		return err
@@ -95,5 +102,6 @@ func mountInMemory(dir string) error {
 			return fmt.Errorf("%s: %w\n%s", strings.Join(words, " "), err, out)
 		}
 	}
+
 	return nil
 }

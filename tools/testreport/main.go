@@ -60,6 +60,7 @@ func main() {
 			r.failed++
 		}
 	}
+
 	fmt.Printf("\n%s", r.counts())
 	if path := os.Getenv("PANDO_TEST_COUNTS"); path != "" {
 		if err := os.WriteFile(path, []byte(r.counts()), 0o666); err != nil {
@@ -67,6 +68,7 @@ func main() {
 			os.Exit(1)
 		}
 	}
+
 	if r.failed > 0 {
 		os.Exit(1)
 	}
@@ -88,6 +90,7 @@ func (r *report) readFiles(paths []string) error {
 	if len(paths) == 0 {
 		return errors.New("no files with events are named: testreport [-usage FILE] EVENTS")
 	}
+
 	for _, path := range paths {
 		f, err := os.Open(path)
 		if err != nil {
@@ -104,6 +107,7 @@ func (r *report) readFiles(paths []string) error {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
+
 	return nil
 }
 

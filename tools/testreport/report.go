@@ -86,6 +86,7 @@ func (r *report) addTest(p *testPackage, e event) {
 	default:
 		return
 	}
+
 	name := strings.TrimPrefix(e.Package, "pando/") + " " + e.Test
 	if !t.parent {
 		r.times = append(r.times, duration{name, e.Elapsed})
@@ -131,6 +132,7 @@ func (r *report) skip(p *testPackage, test, name, why string) {
 		i = len(r.skips)
 		r.skips = append(r.skips, &skip{reason: why})
 	}
+
 	r.skips[i].names = append(r.skips[i].names, name)
 }
 
@@ -159,6 +161,7 @@ func (r *report) endPackage(p *testPackage, failed bool) {
 			p.failed = 1 // the build, or something outside of tests
 		}
 	}
+
 	r.failed += p.failed
 }
 
@@ -177,6 +180,7 @@ func (r *report) printSkips(w io.Writer) {
 	if len(r.skips) > 0 {
 		fmt.Fprintf(w, "\n%d tests were SKIPPED:\n", r.skipped)
 	}
+
 	for _, k := range r.skips {
 		fmt.Fprintf(w, "  %s\n", k.reason)
 		names := k.names
@@ -194,6 +198,7 @@ func (r *report) printSkips(w io.Writer) {
 	for _, line := range r.refused {
 		fmt.Fprintf(w, "FAIL  %s\n", line)
 	}
+
 	if r.requireAll && len(r.refused) > 0 {
 		fmt.Fprintln(w, "      PANDO_TEST_REQUIRE_ALL=1: this run must not skip what this host can run")
 	}

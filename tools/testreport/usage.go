@@ -24,6 +24,7 @@ func printUsage(w io.Writer, path string) error {
 	if err != nil || len(all) == 0 {
 		return err
 	}
+
 	slices.SortStableFunc(all, func(a, b usage) int { return cmp.Compare(b.WallSeconds, a.WallSeconds) })
 
 	const shown = 10
@@ -38,6 +39,7 @@ func printUsage(w io.Writer, path string) error {
 		sum.SystemSeconds += u.SystemSeconds
 		sum.WrittenBytes += u.WrittenBytes
 	}
+
 	sum.print(w)
 	return nil
 }
@@ -57,6 +59,7 @@ func readUsage(path string) ([]usage, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	defer f.Close()
 
 	var all []usage

@@ -93,15 +93,18 @@ func (e *Error) Error() string {
 		}
 		b.WriteString(e.Ref)
 	}
+
 	if e.Err != nil {
 		if b.Len() > 0 {
 			b.WriteString(": ")
 		}
 		b.WriteString(e.Err.Error())
 	}
+
 	if b.Len() == 0 {
 		return string(e.Kind)
 	}
+
 	return b.String()
 }
 
@@ -126,10 +129,12 @@ func Wrap(op, ref string, err error) error {
 	if err == nil {
 		return nil
 	}
+
 	var e *Error
 	if errors.As(err, &e) && e.Op != "" {
 		return err
 	}
+
 	out := &Error{Kind: KindOf(err), Op: op, Ref: ref, Err: err}
 	if e != nil {
 		out.Hint = e.Hint
@@ -137,9 +142,11 @@ func Wrap(op, ref string, err error) error {
 			out.Ref = e.Ref
 		}
 	}
+
 	if out.Hint == "" {
 		out.Hint = defaultHint(err, out.Kind)
 	}
+
 	return out
 }
 
@@ -156,6 +163,7 @@ func defaultHint(err error, k Kind) Message {
 	case k == Permission && os.Geteuid() != 0:
 		return "run it as root"
 	}
+
 	return ""
 }
 
@@ -165,10 +173,12 @@ func KindOf(err error) Kind {
 	if err == nil {
 		return ""
 	}
+
 	var e *Error
 	if errors.As(err, &e) && e.Kind != "" {
 		return e.Kind
 	}
+
 	var n syscall.Errno
 	if errors.As(err, &n) {
 		switch n {
@@ -194,6 +204,7 @@ func KindOf(err error) Kind {
 			return Canceled
 		}
 	}
+
 	switch {
 	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
 		return Canceled
@@ -204,6 +215,7 @@ func KindOf(err error) Kind {
 	case errors.Is(err, fs.ErrPermission):
 		return Permission
 	}
+
 	return Internal
 }
 
@@ -227,6 +239,7 @@ func HintIn(err error) Message {
 		}
 		err = e.Err
 	}
+
 	return hint
 }
 

@@ -97,6 +97,7 @@ func encode(p Part) string {
 	case Text:
 		return quoteMarks.Replace(string(p))
 	}
+
 	return ""
 }
 
@@ -112,6 +113,7 @@ func decode(s string) Part {
 	if s == "" {
 		return Text("")
 	}
+
 	switch kind, rest := s[:1], s[1:]; kind {
 	case kindOp:
 		fields := strings.Split(rest, fieldMark)
@@ -136,6 +138,7 @@ func Messagef(format string, args ...any) Message {
 	if false {
 		_ = fmt.Sprintf(format, args...) // so that vet looks at the formats
 	}
+
 	plain := make([]any, len(args))
 	for i, a := range args {
 		switch a := a.(type) {
@@ -151,6 +154,7 @@ func Messagef(format string, args ...any) Message {
 			plain[i] = a
 		}
 	}
+
 	return Message(fmt.Sprintf(format, plain...))
 }
 
@@ -183,6 +187,7 @@ func (m Message) Render(r Renderer) string {
 			b.WriteString(string(p))
 		}
 	}
+
 	return b.String()
 }
 
@@ -207,6 +212,7 @@ func (n Neutral) Operation(o Operation) string {
 			of = append(of, string(a))
 		}
 	}
+
 	out := "operation " + strconv.Quote(o.Name)
 	if len(of) > 0 {
 		out += " of " + strings.Join(of, ", ")
@@ -214,6 +220,7 @@ func (n Neutral) Operation(o Operation) string {
 	if len(with) > 0 {
 		out += " with " + strings.Join(with, " and ")
 	}
+
 	return out
 }
 

@@ -89,6 +89,7 @@ func (t *Tracker) State() State {
 	if t == nil {
 		return State{}
 	}
+
 	s := State{
 		Files:      t.files.Load(),
 		Bytes:      t.bytes.Load(),
@@ -96,8 +97,10 @@ func (t *Tracker) State() State {
 		TotalBytes: t.totalBytes.Load(),
 		Stalled:    t.stall.Load(),
 	}
+
 	if p := t.stage.Load(); p != nil {
 		s.Stage = *p
 	}
+
 	return s
 }

@@ -146,6 +146,7 @@ func CheckName(op, name string) error {
 	case strings.Contains(name, ".."):
 		return bad("a name cannot contain %q", "..")
 	}
+
 	for i, c := range []byte(name) {
 		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 		if letter || i > 0 && (c == '.' || c == '_' || c == '-') {
@@ -159,6 +160,7 @@ func CheckName(op, name string) error {
 		}
 		return bad("a name cannot contain %q", string(rune(c)))
 	}
+
 	return nil
 }
 

@@ -33,6 +33,7 @@ func (p Process) String() string {
 	if name == "" {
 		name = "a process"
 	}
+
 	s := name + " (pid " + p.pid()
 	if !p.Since.IsZero() {
 		s += fmt.Sprintf(", for %v", time.Since(p.Since).Round(time.Second))
@@ -40,6 +41,7 @@ func (p Process) String() string {
 	if p.Stopped {
 		s += ", stopped"
 	}
+
 	return s + ")"
 }
 
@@ -64,12 +66,14 @@ func Lookup(pid int) Process {
 		words[0] = filepath.Base(words[0])
 		p.Command = strings.Join(words[:min(len(words), commandWords)], " ")
 	}
+
 	if b, err := os.ReadFile(filepath.Join(dir, "stat")); err == nil {
 		// The name in parentheses may hold anything.
 		if _, rest, ok := bytes.Cut(b[bytes.LastIndexByte(b, ')')+1:], []byte(" ")); ok {
 			p.Stopped = len(rest) > 0 && (rest[0] == 'T' || rest[0] == 't')
 		}
 	}
+
 	// A process's directory is as old as the first look at it: the time in stat counts from the boot.
 	p.Since = startedAt(dir)
 	return p
@@ -81,19 +85,23 @@ func startedAt(dir string) time.Time {
 	if err != nil {
 		return time.Time{}
 	}
+
 	fields := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
 	const startField = 19 // field 22, counted from the state, which is field 3
 	if len(fields) <= startField {
 		return time.Time{}
 	}
+
 	ticks, err := strconv.ParseInt(fields[startField], 10, 64)
 	if err != nil {
 		return time.Time{}
 	}
+
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
 		return time.Time{}
 	}
+
 	const ticksPerSecond = 100 // USER_HZ, the same on all architectures of Linux that Go knows
 	age := time.Duration(now.Nano()) - time.Duration(ticks)*time.Second/ticksPerSecond
 	return time.Now().Add(-age)
@@ -107,6 +115,7 @@ func LockHolders(path string, at int64) []Process {
 	if unix.Stat(path, &st) != nil {
 		return nil
 	}
+
 	pids, _ := filepath.Glob("/proc/[0-9]*")
 	var out []Process
 	for _, dir := range pids {
@@ -122,6 +131,7 @@ func LockHolders(path string, at int64) []Process {
 			}
 		}
 	}
+
 	return out
 }
 
@@ -134,6 +144,7 @@ func locks(info []byte, ino uint64, at int64) bool {
 		if !ok || len(f) != 8 {
 			continue
 		}
+
 		file := strings.Split(f[5], ":")
 		first, err1 := strconv.ParseInt(f[6], 10, 64)
 		last, err2 := strconv.ParseInt(f[7], 10, 64)
@@ -144,5 +155,6 @@ func locks(info []byte, ino uint64, at int64) bool {
 			return true
 		}
 	}
+
 	return false
 }

@@ -59,10 +59,12 @@ func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) erro
 		if done, err := try(); done || err != nil {
 			return err
 		}
+
 		waited := time.Since(begun)
 		if w.Limit > 0 && waited >= w.Limit {
 			return w.giveUp(waited)
 		}
+
 		if time.Now().After(noteAt) {
 			who := w.holders()
 			if waited >= Limit && anyStopped(who) {
@@ -71,6 +73,7 @@ func (w Wait) Until(ctx context.Context, try func() (done bool, err error)) erro
 			Note(ctx, "waiting for "+w.held(who))
 			noteAt = time.Now().Add(min(again, max(Limit-waited, visible)))
 		}
+
 		timer := time.NewTimer(d)
 		select {
 		case <-ctx.Done():

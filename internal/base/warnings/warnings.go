@@ -60,6 +60,7 @@ func (l *List) add(kind string, text errs.Message) {
 	if l.seen == nil {
 		l.seen = map[errs.Message]bool{}
 	}
+
 	l.seen[text] = true
 
 	at := slices.IndexFunc(l.lines, func(x line) bool { return kind != "" && x.kind == kind })
@@ -67,6 +68,7 @@ func (l *List) add(kind string, text errs.Message) {
 		l.lines = append(l.lines, line{kind: kind, text: text})
 		return
 	}
+
 	l.lines[at].more++
 }
 

@@ -86,20 +86,24 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 			return nil, err
 		}
 	}
+
 	d, err := objdir.Open(dir, poolID, ext, create)
 	if err != nil {
 		return nil, err
 	}
+
 	f, err := os.Open(d.Path())
 	if err != nil {
 		d.Close()
 		return nil, errs.Wrap("open pool", d.Path(), err)
 	}
+
 	if err := checkMagic("open pool", f); err != nil {
 		f.Close()
 		d.Close()
 		return nil, err
 	}
+
 	return &Driver{dir: d, f: f}, nil
 }
 
@@ -122,21 +126,26 @@ func Probe(dir string) error {
 	if err != nil {
 		return errs.Wrap("init", dir, err)
 	}
+
 	defer f.Close()
 	if err := checkMagic("init", f); err != nil {
 		return err
 	}
+
 	// Always the same name: what a process that died here left goes first.
 	const name = ".pando-probe"
 	if err := kernel.SubvolDestroy(f, name); err != nil && !errors.Is(err, unix.ENOENT) {
 		return probeError(dir, err)
 	}
+
 	if err := kernel.SubvolCreate(f, name); err != nil {
 		return probeError(dir, err)
 	}
+
 	if err := kernel.SubvolDestroy(f, name); err != nil {
 		return probeError(dir, err)
 	}
+
 	return nil
 }
 
@@ -167,9 +176,11 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	if err := kernel.SubvolCreate(d.f, d.name(id.ID)); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	err := os.Chmod(d.dir.Data(id.ID), 0o755) // the umask has taken part of it
 	if err == nil {
 		err = d.dir.Put(id, until(id))
@@ -179,6 +190,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		_ = d.destroyTree(d.name(id.ID))
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	return nil
 }
 
@@ -208,28 +220,35 @@ func (d *Driver) snapshot(
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	src, err := d.open(from)
 	if err != nil {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
+
 	defer src.Close()
+
 	// Without an identity it may be half a snapshot of nested subvolumes.
 	if _, err := d.dir.Get(from); errs.Is(err, errs.NotFound) {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
+
 	// Data that a dead process left under this ID must not become whole by
 	// the identity that is written first.
 	if _, err := os.Lstat(d.dir.Data(id.ID)); err == nil {
 		return errs.Wrap(op, id.Ref(), unix.EEXIST)
 	}
+
 	info, err := kernel.SubvolInfoOf(src)
 	if err != nil {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
+
 	nested, err := kernel.SubvolChildren(d.f, info.ID)
 	if err != nil {
 		return errs.Wrap(op, cmp.Or(id.Origin, string(from)), err)
 	}
+
 	if len(nested) == 0 {
 		// Identity first: see the package's comment. It also reserves the ID.
 		if err := d.dir.Put(id, objdir.InNext); err != nil {
@@ -241,9 +260,11 @@ func (d *Driver) snapshot(
 		}
 		return nil
 	}
+
 	if err := kernel.SubvolSnapshot(d.f, d.name(id.ID), src, false); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	err = d.snapshotNested(ctx, src, nested, d.dir.Data(id.ID), readOnly)
 	if err == nil {
 		err = d.dir.Put(id, objdir.OnDisk)
@@ -252,6 +273,7 @@ func (d *Driver) snapshot(
 		_ = d.destroyTree(d.name(id.ID))
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	return nil
 }
 
@@ -265,6 +287,7 @@ func (d *Driver) snapshotNested(
 	if err != nil {
 		return err
 	}
+
 	defer dst.Close()
 	for _, c := range nested {
 		if err := ctx.Err(); err != nil {
@@ -274,9 +297,11 @@ func (d *Driver) snapshotNested(
 			return fmt.Errorf("subvolume %s: %w", filepath.Join(c.Dir, c.Name), err)
 		}
 	}
+
 	if readOnly {
 		return kernel.SubvolSetReadOnly(dst, true)
 	}
+
 	return nil
 }
 
@@ -289,7 +314,9 @@ func (d *Driver) snapshotChild(ctx context.Context, src *os.File, c kernel.Subvo
 	if err != nil {
 		return err
 	}
+
 	defer child.Close()
+
 	info, err := kernel.SubvolInfoOf(child)
 	if err != nil {
 		return err
@@ -297,29 +324,37 @@ func (d *Driver) snapshotChild(ctx context.Context, src *os.File, c kernel.Subvo
 	if info.ID != c.ID {
 		return nil // another one by now: made after the snapshot
 	}
+
 	grandchildren, err := kernel.SubvolChildren(d.f, c.ID)
 	if err != nil {
 		return err
 	}
+
 	parent, err := treewalk.Open(dst, c.Dir)
 	if err != nil {
 		return err
 	}
+
 	defer parent.Close()
+
 	// The directory may be immutable, as it is in the origin.
 	taken := kernel.UnprotectFile(int(parent.Fd()))
 	if err := unix.Unlinkat(int(parent.Fd()), c.Name, unix.AT_REMOVEDIR); err != nil && !errors.Is(err, unix.ENOENT) {
 		return err
 	}
+
 	if err := kernel.SubvolSnapshot(parent, c.Name, child, info.ReadOnly && len(grandchildren) == 0); err != nil {
 		return err
 	}
+
 	if err := kernel.Protect(int(parent.Fd()), taken); err != nil {
 		return err
 	}
+
 	if len(grandchildren) == 0 {
 		return nil
 	}
+
 	return d.snapshotNested(ctx, child, grandchildren, filepath.Join(to, rel), info.ReadOnly)
 }
 
@@ -361,21 +396,26 @@ func (d *Driver) destroyTree(name string) error {
 	case !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EPERM):
 		return err
 	}
+
 	f, err := treewalk.Open(d.f, name)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
 	if err := release(f); err != nil {
 		return err
 	}
+
 	info, err := kernel.SubvolInfoOf(f)
 	if err != nil {
 		return err
 	}
+
 	if err := d.destroyNested(f, info.ID); err != nil {
 		return err
 	}
+
 	return kernel.SubvolDestroy(d.f, name)
 }
 
@@ -396,14 +436,17 @@ func (d *Driver) destroyNested(f *os.File, id uint64) error {
 	if err != nil {
 		return err
 	}
+
 	for _, c := range nested {
 		child, err := treewalk.Open(f, filepath.Join(c.Dir, c.Name))
 		if err != nil {
 			return fmt.Errorf("subvolume %s: %w", filepath.Join(c.Dir, c.Name), err)
 		}
+
 		if err = release(child); err == nil {
 			err = d.destroyNested(child, c.ID)
 		}
+
 		child.Close()
 		if parent, e := treewalk.Open(f, c.Dir); e == nil {
 			kernel.UnprotectFile(int(parent.Fd()))
@@ -416,6 +459,7 @@ func (d *Driver) destroyNested(f *os.File, id uint64) error {
 			return fmt.Errorf("subvolume %s: %w", filepath.Join(c.Dir, c.Name), err)
 		}
 	}
+
 	return nil
 }
 
@@ -427,6 +471,7 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 	if err != nil {
 		return driver.Usage{}, err
 	}
+
 	defer f.Close()
 	u, err := d.measure(ctx, f, d.dir.Data(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -435,6 +480,7 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 	if err != nil {
 		return driver.Usage{}, errs.Wrap("measure", string(id), err)
 	}
+
 	return driver.Usage{
 		LogicalBytes:   u.Exclusive + u.Shared,
 		ExclusiveBytes: u.Exclusive,
@@ -448,18 +494,22 @@ func (d *Driver) measure(ctx context.Context, f *os.File, path string) (extent.U
 	if err != nil {
 		return extent.Usage{}, err
 	}
+
 	var o extent.TreeOptions
 	if info.Snapshot {
 		o.InlineSharedUntil = info.Created
 	}
+
 	sum, err := extent.MeasureTree(ctx, path, o)
 	if err != nil {
 		return extent.Usage{}, err
 	}
+
 	nested, err := kernel.SubvolChildren(d.f, info.ID)
 	if err != nil {
 		return extent.Usage{}, err
 	}
+
 	for _, c := range nested {
 		rel := filepath.Join(c.Dir, c.Name)
 		child, err := treewalk.Open(f, rel)
@@ -473,6 +523,7 @@ func (d *Driver) measure(ctx context.Context, f *os.File, path string) (extent.U
 		}
 		sum.Add(u)
 	}
+
 	return sum, nil
 }
 
@@ -485,15 +536,18 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 	if err != nil {
 		return driver.Attachment{}, err
 	}
+
 	defer f.Close()
 	i, err := d.dir.Get(id)
 	if err != nil {
 		return driver.Attachment{}, err
 	}
+
 	info, err := kernel.SubvolInfoOf(f)
 	if err != nil {
 		return driver.Attachment{}, errs.Wrap("attach", string(id), err)
 	}
+
 	return driver.Attachment{
 		FS:       driver.Native,
 		Tree:     d.dir.Data(id),
@@ -509,16 +563,20 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	f, err := d.open(id.ID)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	// In this order: after a crash between the two, the identity alone keeps it
 	// from being attached writable.
 	if err := d.dir.Replace(id); err != nil {
 		return err
 	}
+
 	return errs.Wrap(op, string(id.ID), setMode(f, id.Kind))
 }
 
@@ -546,6 +604,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 	if err != nil || st == nil {
 		return c, err
 	}
+
 	f, err := d.open(id.ID)
 	if err == nil {
 		defer f.Close()
@@ -564,6 +623,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 	if err != nil && !errors.Is(err, io.EOF) {
 		c.Err = errs.Wrap("open", string(id.ID), err)
 	}
+
 	return c, nil
 }
 

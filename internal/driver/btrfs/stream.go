@@ -34,6 +34,7 @@ func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.Subv
 	if err != nil {
 		return nil, kernel.SubvolInfo{}, err
 	}
+
 	var info kernel.SubvolInfo
 	var nested []kernel.SubvolChild
 	if _, err = d.dir.Get(id); err == nil {
@@ -41,6 +42,7 @@ func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.Subv
 			nested, err = kernel.SubvolChildren(d.f, info.ID)
 		}
 	}
+
 	switch {
 	case err != nil:
 	case !info.ReadOnly:
@@ -55,6 +57,7 @@ func (d *Driver) immutable(op string, id driver.ObjectID) (*os.File, kernel.Subv
 		f.Close()
 		return nil, info, errs.Wrap(op, string(id), err)
 	}
+
 	return f, info, nil
 }
 
@@ -65,15 +68,18 @@ func (d *Driver) Same(_ context.Context, id, base driver.ObjectID) (bool, error)
 	if err != nil {
 		return false, notComparable(err)
 	}
+
 	defer later.Close()
 	earlier, was, err := d.immutable(op, base)
 	if err != nil {
 		return false, notComparable(err)
 	}
+
 	defer earlier.Close()
 	if !was.Snapshot || was.ParentUUID != now.ParentUUID || was.MadeBy >= now.MadeBy {
 		return false, nil
 	}
+
 	same, err := kernel.BtrfsSame(earlier, later, was.MadeBy, now.MadeBy)
 	return same, errs.Wrap(op, string(id), err)
 }
@@ -94,11 +100,14 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(op, string(from), err)
 	}
+
 	f, _, err := d.immutable(op, from)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	var o kernel.BtrfsSendOptions
 	if base != "" {
 		if base == from {
@@ -111,20 +120,24 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 		defer b.Close()
 		o.Parent = info.ID
 	}
+
 	for o.Version = btrfsstream.MaxVersion; ; o.Version-- {
 		written, err := send(ctx, f, o, w)
 		if err == nil {
 			return nil
 		}
+
 		// What a kernel says to a version that it does not know.
 		unknown := errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTO) || errors.Is(err, unix.EOPNOTSUPP)
 		if unknown && !written && o.Version > 1 {
 			continue
 		}
+
 		if errors.Is(err, unix.EAGAIN) {
 			return errs.New(errs.InUse, op, string(from), "its blocks are being deduplicated: %w",
 				err).WithHint("try again when that has ended")
 		}
+
 		return errs.Wrap(op, string(from), err)
 	}
 }
@@ -135,12 +148,15 @@ func send(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io.Write
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return false, err
 	}
+
 	in := os.NewFile(uintptr(p[1]), "pipe")
 	_, _ = unix.FcntlInt(uintptr(p[1]), unix.F_SETPIPE_SZ, 1<<20) // only faster
+
 	// Only the end for reading is non-blocking: closing it must wake its reader.
 	if err := unix.SetNonblock(p[0], true); err != nil {
 		return false, errors.Join(err, in.Close(), unix.Close(p[0]))
 	}
+
 	out := os.NewFile(uintptr(p[0]), "pipe")
 	defer out.Close()
 	defer context.AfterFunc(ctx, func() { out.Close() })()
@@ -151,15 +167,18 @@ func send(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io.Write
 		sent <- errors.Join(err, in.Close())
 	}()
 	t := &tee{r: out, w: w}
+
 	// The form of the stream is looked at on its way: half a one, or two in one
 	// (see BtrfsSend), must not pass for whole.
 	s, err := btrfsstream.NewReader(t)
 	if err == nil {
 		err = s.Drain()
 	}
+
 	out.Close() // the kernel must not wait for somebody to read
 	kernelErr := <-sent
 	runtime.KeepAlive(f)
+
 	switch {
 	case ctx.Err() != nil:
 		return t.written, ctx.Err()
@@ -171,6 +190,7 @@ func send(ctx context.Context, f *os.File, o kernel.BtrfsSendOptions, w io.Write
 		return t.written, errs.New(errs.IO, "send", "", "what the kernel has sent is no stream: %w", err).
 			WithHint("try again; it must not be stopped (Ctrl-Z) while it runs")
 	}
+
 	return t.written, kernelErr
 }
 
@@ -200,18 +220,23 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	if id.Kind != driver.Snapshot && id.Kind != driver.Generation {
 		return errs.New(errs.Invalid, op, id.Ref(), "a %s cannot be received: what is received is immutable", id.Kind)
 	}
+
 	if err := d.dir.Check(id); err != nil { // before much is read
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	if c, _, err := d.dir.Inspect(id.ID); err != nil || c.Data {
 		return errs.Wrap(op, id.Ref(), cmp.Or(err, error(unix.EEXIST)))
 	}
+
 	if _, err := d.dir.Get(id.ID); !errs.Is(err, errs.NotFound) {
 		return errs.Wrap(op, id.Ref(), unix.EEXIST)
 	}
+
 	var parent *os.File
 	if base != "" {
 		f, info, err := d.immutable(op, base)
@@ -222,6 +247,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		parent = f
 		return d.receive(ctx, op, id, parent, info, r)
 	}
+
 	return d.receive(ctx, op, id, nil, kernel.SubvolInfo{}, r)
 }
 
@@ -232,10 +258,12 @@ func (d *Driver) receive(
 	if err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	begin, err := s.Begin()
 	if err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	switch {
 	case begin.Diff && base == nil:
 		return errs.New(errs.Conflict, op, id.Ref(),
@@ -255,23 +283,29 @@ func (d *Driver) receive(
 	if err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	defer func() {
 		if err != nil {
 			// Should this fail too, what is left has no identity.
 			_ = d.destroyTree(d.name(id.ID))
 		}
 	}()
+
 	f, err := d.open(id.ID)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	if err := btrfsstream.Apply(ctx, s, begin, f, base); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	if err := d.seal(f, begin, id.Ephemeral); err != nil {
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	return errs.Wrap(op, id.Ref(), d.dir.Put(id, until(id)))
 }
 
@@ -291,11 +325,13 @@ func (d *Driver) seal(f *os.File, begin btrfsstream.Begin, ephemeral bool) error
 	if err != nil {
 		return err
 	}
+
 	if n < maxReceived {
 		if err := kernel.SubvolSetReceived(f, begin.UUID, begin.TransID); err != nil {
 			return err
 		}
 	}
+
 	// All content before the identity. f is open since before the first write, so
 	// that every error of writing is reported.
 	if !ephemeral {
@@ -303,5 +339,6 @@ func (d *Driver) seal(f *os.File, begin btrfsstream.Begin, ephemeral bool) error
 			return os.NewSyscallError("syncfs", err)
 		}
 	}
+
 	return kernel.SubvolSetReadOnly(f, true)
 }

@@ -39,12 +39,14 @@ func testLifecycle(t *testing.T, s *suite) {
 				}
 				return c.put("a", file{1, 100_000}.bytes())
 			})
+
 			want := s.fingerprint(vol)
 
 			snap := s.snapshot(vol)
 			fromSnap := s.clone(snap)
 			fromVol := s.clone(vol)
 			s.wantExactly(vol, snap, fromSnap, fromVol)
+
 			for what, id := range map[string]driver.ObjectID{
 				"volume": vol, "snapshot": snap, "clone of snapshot": fromSnap, "clone of volume": fromVol,
 			} {
@@ -59,9 +61,11 @@ func testLifecycle(t *testing.T, s *suite) {
 					t.Errorf("attachment of the %s is %+v", what, a)
 				}
 			}
+
 			for _, id := range []driver.ObjectID{vol, snap, fromSnap, fromVol} {
 				s.destroy(id)
 			}
+
 			s.wantExactly()
 		})
 	}
@@ -79,6 +83,7 @@ func testIsolation(t *testing.T, s *suite) {
 		if s.target.Slow && (fs == driver.Ext4 || fs == driver.XFS) {
 			continue // to the driver they are as raw images
 		}
+
 		t.Run(string(fs), func(t *testing.T) {
 			s := s.with(t)
 			vol, m := s.create(fs), model{}
@@ -94,6 +99,7 @@ func testIsolation(t *testing.T, s *suite) {
 					s.check(fmt.Sprintf("%s, object %s", after, id), id, m)
 				}
 			}
+
 			checkAll("at first")
 			s.put(first, models[first], "a", file{3, 300_000}) // in place
 			checkAll("after writing to a clone")
@@ -119,11 +125,13 @@ func testDestroyOrder(t *testing.T, s *suite) {
 	if s.target.Slow {
 		every = 5 // no divisor of anything here
 	}
+
 	n := newRand(t).IntN(every)
 	for order := range permutations(members) {
 		if n++; n%every != 0 {
 			continue
 		}
+
 		vol, m := s.create(s.fast), model{}
 		s.put(vol, m, "a", file{1, 50_000})
 		snap := s.snapshot(vol)
@@ -162,6 +170,7 @@ func permutations(n int) func(yield func([]int) bool) {
 			}
 			return true
 		}
+
 		rec(nil)
 	}
 }
@@ -219,6 +228,7 @@ func testIdentity(t *testing.T, s *suite) {
 	if err := s.d.Create(s.ctx(), id); err != nil {
 		t.Fatal(err)
 	}
+
 	s.wantIdentity(id)
 
 	clone := s.fullIdentity(s.fast)
@@ -226,6 +236,7 @@ func testIdentity(t *testing.T, s *suite) {
 	if err := s.d.Clone(s.ctx(), id.ID, clone); err != nil {
 		t.Fatal(err)
 	}
+
 	s.wantIdentity(clone)
 
 	gen := s.fullIdentity(s.fast)
@@ -233,6 +244,7 @@ func testIdentity(t *testing.T, s *suite) {
 	if err := s.d.Snapshot(s.ctx(), id.ID, gen); err != nil {
 		t.Fatal(err)
 	}
+
 	s.wantIdentity(gen)
 
 	eph := s.fullIdentity(s.fast)
@@ -240,6 +252,7 @@ func testIdentity(t *testing.T, s *suite) {
 	if err := s.d.Clone(s.ctx(), gen.ID, eph); err != nil {
 		t.Fatal(err)
 	}
+
 	s.wantIdentity(eph)
 	s.wantExactly(id.ID, clone.ID, gen.ID, eph.ID)
 	if a, err := s.d.Attachment(s.ctx(), gen.ID); err != nil || !a.ReadOnly {
@@ -258,10 +271,12 @@ func testRewriter(t *testing.T, s *suite) {
 	if !ok {
 		t.Skip("the driver is no Rewriter")
 	}
+
 	id := s.fullIdentity(s.fast)
 	if err := s.d.Create(s.ctx(), id); err != nil {
 		t.Fatal(err)
 	}
+
 	m := model{}
 	s.put(id.ID, m, "a", file{1, 5_000})
 	other := s.create(s.fast)
@@ -274,6 +289,7 @@ func testRewriter(t *testing.T, s *suite) {
 		s.wantIdentity(id)
 		s.wantExactly(id.ID, other)
 	}
+
 	s.check("after SetIdentity", id.ID, m)
 
 	// What is being made becomes what it is for.
@@ -281,9 +297,11 @@ func testRewriter(t *testing.T, s *suite) {
 	if err := rw.SetIdentity(s.ctx(), id); err != nil {
 		t.Fatal(err)
 	}
+
 	if a, err := s.d.Attachment(s.ctx(), id.ID); err != nil || !a.ReadOnly {
 		t.Errorf("attachment of what became a generation: %+v, %v; must be read-only", a, err)
 	}
+
 	s.check("after becoming a generation", id.ID, m)
 
 	unknown := s.fullIdentity(s.fast)
@@ -297,6 +315,7 @@ func testFinisher(t *testing.T, s *suite) {
 	if !ok {
 		t.Skip("the driver is no Finisher")
 	}
+
 	vol, m := s.create(s.fast), model{}
 	s.put(vol, m, "a", file{1, 5_000})
 	gen := s.list()[vol].Identity
@@ -304,11 +323,13 @@ func testFinisher(t *testing.T, s *suite) {
 	if err := fin.Finish(s.ctx(), gen); err != nil {
 		t.Fatal(err)
 	}
+
 	s.wantIdentity(gen)
 	s.wantExactly(vol)
 	if a, err := s.d.Attachment(s.ctx(), vol); err != nil || !a.ReadOnly {
 		t.Errorf("attachment of a finished object: %+v, %v; must be read-only", a, err)
 	}
+
 	s.check("after Finish", vol, m)
 	s.check("clone of a finished object", s.clone(vol), m)
 	unknown := s.fullIdentity(s.fast)
@@ -326,6 +347,7 @@ func testReopen(t *testing.T, s *suite) {
 	if after := s.list(); !reflect.DeepEqual(before, after) {
 		t.Errorf("opened again, List yields\n%+v, before\n%+v", after, before)
 	}
+
 	s.check("opened again", snap, m)
 
 	// create on what exists changes nothing.
@@ -333,6 +355,7 @@ func testReopen(t *testing.T, s *suite) {
 	if err != nil {
 		t.Fatalf("open with create on an existing pool: %v", err)
 	}
+
 	closeDriver(t, again)
 	s.wantExactly(vol, snap)
 
@@ -341,10 +364,13 @@ func testReopen(t *testing.T, s *suite) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer closeDriver(t, foreign)
+
 	if _, err := foreign.Attachment(s.ctx(), vol); !errs.Is(err, errs.Damaged) {
 		t.Errorf("attachment of an object of another pool: %v, want kind damaged", err)
 	}
+
 	if d, err := s.open(s.ctx(), t.TempDir(), poolID, false); err == nil {
 		closeDriver(t, d)
 		t.Error("opening a directory without a pool succeeded")
@@ -363,6 +389,7 @@ func testErrors(t *testing.T, s *suite) {
 			t.Errorf("destroy of what never existed: %v", err)
 		}
 	}
+
 	gone := s.clone(vol)
 	for range 3 {
 		s.destroy(gone)
@@ -391,6 +418,7 @@ func testErrors(t *testing.T, s *suite) {
 		id.ID = existing
 		return id
 	}
+
 	s.unchanged(errs.Exists, "create of an existing volume", func() error { return s.d.Create(ctx, taken(vol)) })
 	s.unchanged(errs.Exists, "clone onto an existing volume", func() error { return s.d.Clone(ctx, snap, taken(vol)) })
 	s.unchanged(errs.Exists, "clone onto its own origin", func() error { return s.d.Clone(ctx, vol, taken(vol)) })
@@ -407,6 +435,7 @@ func testErrors(t *testing.T, s *suite) {
 			s.unchanged(errs.Unsupported, "create of a "+string(fs)+" volume", func() error { return s.d.Create(ctx, id) })
 		}
 	}
+
 	s.wantExactly(vol, snap)
 }
 
@@ -417,6 +446,7 @@ func testSizes(t *testing.T, s *suite) {
 		if !fs.IsImage() {
 			continue
 		}
+
 		images++
 		vol, m := s.create(fs), model{}
 		s.put(vol, m, "a", file{1, 100_000})
@@ -427,6 +457,7 @@ func testSizes(t *testing.T, s *suite) {
 		if err := s.d.Clone(s.ctx(), vol, larger); err != nil {
 			t.Fatalf("clone a %s volume with a larger size: %v", fs, err)
 		}
+
 		s.wantIdentity(larger)
 		s.check("larger clone", larger.ID, m)
 
@@ -435,6 +466,7 @@ func testSizes(t *testing.T, s *suite) {
 		if err := s.d.Clone(s.ctx(), vol, same); err != nil {
 			t.Fatalf("clone a %s volume without a size: %v", fs, err)
 		}
+
 		if got := s.list()[same.ID].Identity.SizeBytes; got != size {
 			t.Errorf("a clone made without a size says %d bytes, its origin has %d", got, size)
 		}
@@ -451,6 +483,7 @@ func testSizes(t *testing.T, s *suite) {
 			})
 		}
 	}
+
 	if images == 0 {
 		t.Skip("the driver keeps no images")
 	}

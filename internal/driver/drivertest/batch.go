@@ -33,6 +33,7 @@ func (s *suite) cloneBatch(from driver.ObjectID, n int) []driver.ObjectID {
 		ids[i] = id.ID
 		g.Go(func() error { return b.Clone(s.ctx(), id) })
 	}
+
 	if err := g.Wait(); err != nil {
 		s.t.Fatal(err)
 	}
@@ -40,9 +41,11 @@ func (s *suite) cloneBatch(from driver.ObjectID, n int) []driver.ObjectID {
 	if err := b.Flush(s.ctx()); err != nil {
 		s.t.Fatal(err)
 	}
+
 	if err := b.Close(); err != nil {
 		s.t.Fatal(err)
 	}
+
 	return ids
 }
 
@@ -53,15 +56,18 @@ func testBatch(t *testing.T, s *suite) {
 	for _, id := range ids {
 		s.check("in a batch", id, m)
 	}
+
 	s.wantExactly(append(ids, from)...)
 
 	b := s.batch(from)
 	defer b.Close()
+
 	s.unchanged(errs.Exists, "a clone under an ID that is taken", func() error {
 		again := s.derived(from, driver.Volume)
 		again.ID = ids[0]
 		return b.Clone(s.ctx(), again)
 	})
+
 	s.unchanged(errs.NotFound, "a batch of nothing", func() error {
 		_, err := s.d.(driver.Batcher).Batch(s.ctx(), driver.NewID())
 		return err

@@ -96,6 +96,7 @@ func (o objdirSpoiler) Foreign(vol driver.ObjectID) func() {
 		o.must(os.MkdirAll(filepath.Dir(p), 0o755))
 		o.must(os.WriteFile(p, []byte(name), 0o600))
 	}
+
 	return func() {
 		for _, name := range foreign {
 			if b, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(b) != name {
@@ -138,6 +139,7 @@ func testIncomplete(t *testing.T, s *suite) {
 			s.destroy(id)
 		}
 	}
+
 	s.reopen() // as whoever comes after the dead
 	got := s.list()
 	for _, id := range incomplete {
@@ -145,6 +147,7 @@ func testIncomplete(t *testing.T, s *suite) {
 		if !ok || o.Whole || o.Err != nil || o.Identity.ID != "" {
 			t.Errorf("List yields %+v (%v) for an incomplete object; want it there, not whole, without an error", o, ok)
 		}
+
 		s.unchanged(errs.NotFound, "attachment of an incomplete object", func() error {
 			_, err := s.d.Attachment(ctx, id)
 			return err
@@ -157,11 +160,13 @@ func testIncomplete(t *testing.T, s *suite) {
 		s.unchanged(errs.Exists, "create over an incomplete object", func() error { return s.d.Create(ctx, taken) })
 		s.unchanged(errs.Exists, "clone over an incomplete object", func() error { return s.d.Clone(ctx, vol, taken) })
 	}
+
 	for _, id := range incomplete {
 		for range 2 {
 			s.destroy(id)
 		}
 	}
+
 	s.wantExactly(vol)
 	s.check("after others were cleaned up", vol, m)
 }
@@ -193,6 +198,7 @@ func testDamaged(t *testing.T, s *suite) {
 		}
 		s.destroy(id)
 	}
+
 	s.wantExactly(vol)
 	s.check("after others were damaged", vol, m)
 }
@@ -213,8 +219,10 @@ func testCanceled(t *testing.T, s *suite) {
 				}
 			}
 		}
+
 		return nil
 	})
+
 	s.put(vol, m, "a", file{1, 1 << 20})
 	want := s.fingerprint(vol)
 
@@ -223,6 +231,7 @@ func testCanceled(t *testing.T, s *suite) {
 		"clone":    func(ctx context.Context, id driver.Identity) error { return s.d.Clone(ctx, vol, id) },
 		"snapshot": func(ctx context.Context, id driver.Identity) error { return s.d.Snapshot(ctx, vol, id) },
 	}
+
 	for name, op := range ops {
 		var took time.Duration
 		for _, part := range []int{-1, 0, 1, 2, 3, 5, 8} { // of the time it takes, in tenths; -1 measures it
@@ -234,6 +243,7 @@ func testCanceled(t *testing.T, s *suite) {
 			default:
 				time.AfterFunc(took*time.Duration(part)/10, cancel)
 			}
+
 			id := s.identity(driver.Volume, s.fast)
 			id.Ephemeral = part != 8 // what syncing costs is up to the neighbours
 			before := s.names()
@@ -242,6 +252,7 @@ func testCanceled(t *testing.T, s *suite) {
 			if part < 0 {
 				took = time.Since(start)
 			}
+
 			cancel()
 			switch {
 			case err == nil && part == 0 && s.caps.CloneCost == driver.CostData:
@@ -257,11 +268,13 @@ func testCanceled(t *testing.T, s *suite) {
 			case !errs.Is(err, errs.Canceled) || !errors.Is(err, context.Canceled):
 				t.Errorf("%s, cancelled after %d/10 of its time: %v of kind %q", name, part, err, errs.KindOf(err))
 			}
+
 			if after := s.names(); !slices.Equal(before, after) {
 				t.Fatalf("after %s, cancelled after %d/10 of its time, %s", name, part, difference(before, after))
 			}
 		}
 	}
+
 	// Destroying with a context that has ended may refuse, but must not lie.
 	ctx, cancel := context.WithCancel(s.ctx())
 	cancel()
@@ -271,6 +284,7 @@ func testCanceled(t *testing.T, s *suite) {
 	if _, there := data[id]; err == nil && there {
 		t.Error("Destroy with a cancelled context says that it succeeded, but the object is there")
 	}
+
 	s.destroy(id)
 	s.wantExactly(vol)
 }

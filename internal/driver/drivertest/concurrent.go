@@ -18,6 +18,7 @@ func testConcurrency(t *testing.T, s *suite) {
 	if s.target.Slow {
 		workers, rounds = 8, 2
 	}
+
 	vol, m := s.create(s.fast), model{}
 	s.put(vol, m, "a", file{1, 200_000})
 	origin := s.snapshot(vol)
@@ -25,6 +26,7 @@ func testConcurrency(t *testing.T, s *suite) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer closeDriver(t, other)
 
 	want := m["a"].bytes()
@@ -36,6 +38,7 @@ func testConcurrency(t *testing.T, s *suite) {
 				return err
 			}
 		}
+
 		s := &suite{t: t, open: s.open, target: s.target, dir: s.dir, d: d, caps: s.caps, fast: s.fast,
 			activated: s.activated, mounts: mounts}
 		for round := range rounds {
@@ -43,9 +46,11 @@ func testConcurrency(t *testing.T, s *suite) {
 			if worker%4 == 3 {
 				id.Ephemeral = true
 			}
+
 			if err := d.Clone(s.ctx(), origin, id); err != nil {
 				return err
 			}
+
 			mine := file{uint64(worker*rounds + round), 10_000}
 			if err := s.attached(id.ID, func(c content) error {
 				if b, err := c.get("a"); err != nil || !bytes.Equal(b, want) {
@@ -55,18 +60,22 @@ func testConcurrency(t *testing.T, s *suite) {
 			}); err != nil {
 				return err
 			}
+
 			snap := s.identity(driver.Snapshot, s.fast)
 			if err := d.Snapshot(s.ctx(), id.ID, snap); err != nil {
 				return err
 			}
+
 			for _, err := range d.List(s.ctx()) {
 				if err != nil {
 					return err
 				}
 			}
+
 			if err := d.Destroy(s.ctx(), id.ID); err != nil {
 				return err
 			}
+
 			if err := s.attached(snap.ID, func(c content) error {
 				if b, err := c.get("b"); err != nil || !bytes.Equal(b, mine.bytes()) {
 					return fmt.Errorf("a snapshot does not have its volume's content (%w)", err)
@@ -75,12 +84,15 @@ func testConcurrency(t *testing.T, s *suite) {
 			}); err != nil {
 				return err
 			}
+
 			if err := d.Destroy(s.ctx(), snap.ID); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	}
+
 	var wg sync.WaitGroup
 	for worker := range workers {
 		wg.Go(func() {
@@ -93,6 +105,7 @@ func testConcurrency(t *testing.T, s *suite) {
 			}
 		})
 	}
+
 	wg.Wait()
 	s.wantExactly(vol, origin)
 	s.check("the origin of many clones", origin, m)
@@ -105,6 +118,7 @@ func testConcurrency(t *testing.T, s *suite) {
 			_ = s.d.Destroy(s.ctx(), victim)
 		})
 	}
+
 	wg.Wait()
 	s.destroy(victim)
 	s.wantExactly(vol, origin)

@@ -75,6 +75,7 @@ func (r tree) fingerprint() (string, error) {
 		if err != nil {
 			return err
 		}
+
 		rel, err := filepath.Rel(string(r), p)
 		if err != nil {
 			return err
@@ -82,11 +83,14 @@ func (r tree) fingerprint() (string, error) {
 		if rel == "lost+found" {
 			return fs.SkipDir
 		}
+
 		var st unix.Stat_t
 		if err := unix.Lstat(p, &st); err != nil {
 			return err
 		}
+
 		fmt.Fprintf(&out, "%q %o %d:%d", rel, st.Mode, st.Uid, st.Gid)
+
 		switch e.Type() {
 		case fs.ModeDir:
 			fmt.Fprintf(&out, " %d", st.Mtim.Nano())
@@ -101,20 +105,24 @@ func (r tree) fingerprint() (string, error) {
 			if err != nil {
 				return err
 			}
+
 			fmt.Fprintf(&out, " %d %d %x", st.Mtim.Nano(), st.Nlink, sha256.Sum256(b))
 			if first, ok := links[st.Ino]; ok {
 				fmt.Fprintf(&out, " same as %q", first)
 			} else {
 				links[st.Ino] = rel
 			}
+
 			var value [256]byte
 			if n, err := unix.Lgetxattr(p, testXattr, value[:]); err == nil {
 				fmt.Fprintf(&out, " xattr %q", value[:n])
 			}
 		}
+
 		out.WriteByte('\n')
 		return nil
 	})
+
 	return out.String(), err
 }
 
@@ -128,11 +136,13 @@ func (r tree) fillTree() error {
 			return err
 		}
 	}
+
 	for i := range 40 {
 		if err := os.WriteFile(p(fmt.Sprintf("dir/sub/file%d", i)), file{uint64(i), i * 997}.bytes(), 0o640); err != nil {
 			return err
 		}
 	}
+
 	past := time.Unix(1_000_000_000, 123_456_789)
 	if err := errors.Join(
 		os.Symlink("dir/nowhere", p("dangling")),
@@ -150,18 +160,23 @@ func (r tree) fillTree() error {
 	); err != nil {
 		return err
 	}
+
 	if err := unix.Setxattr(p("script"), testXattr, []byte("value"), 0); err != nil && !errors.Is(err, unix.EOPNOTSUPP) {
 		return err
 	}
+
 	// A file with a hole.
 	f, err := os.Create(p("sparse"))
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	if _, err := f.WriteAt([]byte("end"), 8<<20); err != nil {
 		return err
 	}
+
 	return f.Close()
 }
 
@@ -186,12 +201,14 @@ func (r raw) put(name string, data []byte) error {
 	if len(data) > maxFileBytes {
 		return fmt.Errorf("%d bytes do not fit a slot", len(data))
 	}
+
 	h := make([]byte, slotHeader)
 	copy(h, slotMagic)
 	binary.LittleEndian.PutUint64(h[8:], uint64(len(data)))
 	if _, err := r.f.WriteAt(data, off+slotHeader); err != nil {
 		return err
 	}
+
 	_, err = r.f.WriteAt(h, off)
 	return err
 }
@@ -201,13 +218,16 @@ func (r raw) get(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	h := make([]byte, slotHeader)
 	if _, err := r.f.ReadAt(h, off); err != nil {
 		return nil, err
 	}
+
 	if !bytes.HasPrefix(h, slotMagic) {
 		return nil, fs.ErrNotExist
 	}
+
 	b := make([]byte, binary.LittleEndian.Uint64(h[8:]))
 	_, err = r.f.ReadAt(b, off+slotHeader)
 	return b, err
@@ -249,10 +269,12 @@ func (s *suite) attached(id driver.ObjectID, fn func(c content) error) error {
 	if err != nil {
 		return err
 	}
+
 	if len(a.Image)+len(a.Tree)+len(a.Source) != max(len(a.Image), len(a.Tree), len(a.Source)) ||
 		a.Image+a.Tree+a.Source == "" {
 		return fmt.Errorf("attachment %+v: exactly one of Image, Tree and Source must be set", a)
 	}
+
 	switch {
 	case a.Tree != "":
 		return fn(tree(a.Tree))
@@ -261,22 +283,28 @@ func (s *suite) attached(id driver.ObjectID, fn func(c content) error) error {
 	case a.Block:
 		return s.active(id, a, fn)
 	}
+
 	f, err := os.OpenFile(a.Image, openMode(a), 0)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	if a.FS == driver.None {
 		return fn(raw{f})
 	}
+
 	dev, err := loopdev.Attach(s.ctx(), f, loopdev.Options{ReadOnly: a.ReadOnly, DirectIO: true,
 		SectorBytes: a.SectorBytes})
 	if err != nil {
 		return err
 	}
+
 	f.Close() // it is locked for as long as anyone but the device has it
 	defer func() { _, _ = loopdev.WaitDetached(s.ctx(), a.Image, 5*time.Second) }()
 	defer dev.Close()
+
 	return s.mounted(a, string(a.FS), dev.Path, fn)
 }
 
@@ -293,14 +321,17 @@ func (s *suite) mounted(a driver.Attachment, kind, source string, fn func(c cont
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
+
 	m, err := mount.Device(kind, source, a.Options, a.ReadOnly)
 	if err != nil {
 		return err
 	}
+
 	defer m.Close()
 	if _, err := m.Attach(dir); err != nil {
 		return err
 	}
+
 	return errors.Join(fn(tree(dir)), m.Close(), mount.Unmount(dir))
 }
 
@@ -311,23 +342,28 @@ func (s *suite) active(id driver.ObjectID, a driver.Attachment, fn func(c conten
 	if !ok {
 		return fmt.Errorf("attachment %+v is a block device, but the driver is no Activator", a)
 	}
+
 	dev, err := act.Activate(s.ctx(), id)
 	if err != nil {
 		return err
 	}
+
 	defer dev.Close()
 	s.activated.Store(id, true)
 	if a.FS != driver.None {
 		return s.mounted(a, string(a.FS), dev.Name(), fn)
 	}
+
 	f, err := os.OpenFile(dev.Name(), openMode(a), 0)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
 	if err := fn(raw{f}); err != nil || a.ReadOnly {
 		return err
 	}
+
 	return f.Sync()
 }
 
@@ -369,6 +405,7 @@ func (s *suite) compare(id driver.ObjectID, m model) error {
 				return fmt.Errorf("file %q has other content than was written", name)
 			}
 		}
+
 		return nil
 	})
 }

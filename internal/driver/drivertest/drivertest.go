@@ -120,6 +120,7 @@ func Run(t *testing.T, target Target) {
 			s.finish()
 		})
 	}
+
 	drawn := draw(t, target)
 	some := func(name string, fn func(t *testing.T, s *suite)) {
 		if drawn(name) {
@@ -130,6 +131,7 @@ func Run(t *testing.T, target Target) {
 			t.Skip("not drawn this time: PANDO_TEST_FULL=1, or a pattern that names it, runs it")
 		})
 	}
+
 	sub("Caps", testCaps)
 	sub("Lifecycle", testLifecycle)
 	some("Isolation", testIsolation)
@@ -158,6 +160,7 @@ func Run(t *testing.T, target Target) {
 	t.Run("StreamFull", func(t *testing.T) { testStreamFull(t, target) })
 	some("Concurrency", testConcurrency)
 	some("Random", testRandom)
+
 	t.Run("FullPool", func(t *testing.T) {
 		if target.Small == nil {
 			t.Skip("this target has no small filesystem to fill")
@@ -166,6 +169,7 @@ func Run(t *testing.T, target Target) {
 		testFull(t, s)
 		s.finish()
 	})
+
 	t.Run("PowerCut", func(t *testing.T) { testPower(t, target) })
 }
 
@@ -210,16 +214,20 @@ func newSuite(t *testing.T, target Target, dir string) *suite {
 	if err != nil {
 		t.Fatalf("open: %v", err)
 	}
+
 	s.use(d)
 	s.fast = s.caps.FS[0]
+
 	// A raw image needs no mount, unless its block device must be made first.
 	if _, ok := d.(driver.Activator); !ok && s.caps.Supports(driver.None) {
 		s.fast = driver.None
 	}
+
 	if slices.ContainsFunc(s.caps.FS, driver.FS.IsImage) {
 		s.mounts = t.TempDir()
 		testfs.LeakCheck(t, s.mounts)
 	}
+
 	// Whatever happens, the filesystem must be free to be unmounted.
 	t.Cleanup(func() { s.close() })
 	return s
@@ -260,12 +268,15 @@ func (s *suite) finish() {
 	if s.t.Failed() || s.t.Skipped() {
 		return
 	}
+
 	for id := range s.list() {
 		s.destroy(id)
 	}
+
 	if left := s.list(); len(left) != 0 {
 		s.t.Errorf("after destroying everything, List still sees %v", left)
 	}
+
 	if names := s.names(); len(names) != 0 {
 		s.t.Errorf("LEAK: after destroying everything, the pool still holds %q", names)
 	}
@@ -332,12 +343,14 @@ func (s *suite) derived(from driver.ObjectID, kind driver.Kind) driver.Identity 
 	if !ok {
 		s.t.Fatalf("origin %s is not listed", from)
 	}
+
 	id := s.identity(kind, o.Identity.FS)
 	id.SizeBytes, id.Sector = o.Identity.SizeBytes, o.Identity.Sector
 	id.Origin, id.OriginID = o.Identity.Name, from
 	if kind == driver.Snapshot {
 		id.Volume = from
 	}
+
 	return id
 }
 
@@ -366,6 +379,7 @@ func (s *suite) list() map[driver.ObjectID]driver.Object {
 		}
 		out[o.ID] = o
 	}
+
 	return out
 }
 
@@ -381,6 +395,7 @@ func (s *suite) wantExactly(ids ...driver.ObjectID) {
 		}
 		delete(got, id)
 	}
+
 	for _, o := range got {
 		s.t.Errorf("List yields %+v, which should not be there", o)
 	}
@@ -390,6 +405,7 @@ func (s *suite) wantExactly(ids ...driver.ObjectID) {
 // shows also what List does not.
 func (s *suite) names() []string {
 	s.t.Helper()
+
 	if s.target.Names != nil {
 		out, err := s.target.Names(s.dir)
 		if err != nil {
@@ -397,27 +413,33 @@ func (s *suite) names() []string {
 		}
 		return out
 	}
+
 	var out []string
 	top, err := os.ReadDir(s.dir)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	for _, e := range top {
 		if e.Name() == "lost+found" {
 			continue
 		}
+
 		if !e.IsDir() {
 			out = append(out, e.Name())
 			continue
 		}
+
 		in, err := os.ReadDir(filepath.Join(s.dir, e.Name()))
 		if err != nil {
 			s.t.Fatal(err)
 		}
+
 		for _, f := range in {
 			out = append(out, filepath.Join(e.Name(), f.Name()))
 		}
 	}
+
 	return out
 }
 
@@ -472,6 +494,7 @@ func newRand(t *testing.T) *rand.Rand {
 	if text == "" {
 		text = os.Getenv("PANDO_SEED")
 	}
+
 	seed := uint64(time.Now().UnixNano())
 	if text != "" {
 		n, err := strconv.ParseUint(text, 0, 64)
@@ -480,6 +503,7 @@ func newRand(t *testing.T) *rand.Rand {
 		}
 		seed = n
 	}
+
 	t.Logf("seed %d (repeat with PANDO_SEED=%d)", seed, seed)
 	h := fnv.New64a()
 	_, _ = io.WriteString(h, t.Name()) // never fails

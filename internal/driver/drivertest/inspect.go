@@ -14,10 +14,12 @@ func testInspector(t *testing.T, s *suite) {
 	if !ok {
 		t.Skip("the driver is no Inspector")
 	}
+
 	id := s.fullIdentity(s.fast)
 	if err := s.d.Create(s.ctx(), id); err != nil {
 		t.Fatal(err)
 	}
+
 	m := model{}
 	s.put(id.ID, m, "a", file{1, 5_000})
 	id = s.list()[id.ID].Identity
@@ -33,6 +35,7 @@ func testInspector(t *testing.T, s *suite) {
 			t.Errorf("%s: %d bytes, wanted %d", what, got.SizeBytes, id.SizeBytes)
 		}
 	}
+
 	inspect("whole", driver.Condition{Data: true})
 	spoil := sp.More()
 	spoil["its identity is gone"] = func(id driver.ObjectID) bool { sp.Remove(id); return false }
@@ -48,6 +51,7 @@ func testInspector(t *testing.T, s *suite) {
 			inspect("restored", driver.Condition{Data: true})
 		}
 	}
+
 	s.check("after Restore", id.ID, m)
 
 	// What is called a generation must be one.
@@ -55,13 +59,16 @@ func testInspector(t *testing.T, s *suite) {
 	if got, err := ins.Inspect(s.ctx(), id); err != nil || (got.Mode == "") != (s.caps.Name == "plain") {
 		t.Errorf("a writable generation: %+v, %v", got, err)
 	}
+
 	if err := ins.Restore(s.ctx(), id); err != nil {
 		t.Fatal(err)
 	}
+
 	inspect("a restored generation", driver.Condition{Data: true})
 	if a, err := s.d.Attachment(s.ctx(), id.ID); err != nil || !a.ReadOnly {
 		t.Errorf("attachment: %+v, %v; must be read-only", a, err)
 	}
+
 	s.check("after becoming a generation", id.ID, m)
 	s.destroy(id.ID)
 	inspect("destroyed", driver.Condition{})

@@ -12,6 +12,7 @@ func testPower(t *testing.T, target Target) {
 	if target.Power == nil {
 		t.Skip("this target has no filesystem whose power can be cut")
 	}
+
 	for name, op := range map[string]func(s *suite, m model) driver.ObjectID{
 		"Create": func(s *suite, m model) driver.ObjectID {
 			clear(m)
@@ -60,10 +61,12 @@ func testPower(t *testing.T, target Target) {
 			m := model{}
 			flushes := p.Flushes()
 			id := op(s, m)
+
 			// An effect that reached the device only by luck was not flushed.
 			if p.Flushes() == flushes {
 				t.Error("the device was given no flush")
 			}
+
 			want := s.list()[id].Identity
 			s.close()
 			s.dir = p.Cut()
@@ -71,6 +74,7 @@ func testPower(t *testing.T, target Target) {
 			if err != nil {
 				t.Fatalf("open after the power cut: %v", err)
 			}
+
 			s.use(d)
 			o, ok := s.list()[id]
 			if !ok || !o.Whole {
@@ -79,6 +83,7 @@ func testPower(t *testing.T, target Target) {
 			if o.Identity != want {
 				t.Errorf("after the power cut the identity is %+v, was %+v", o.Identity, want)
 			}
+
 			s.check("after the power cut", id, m)
 			s.finish()
 		})

@@ -26,6 +26,7 @@ func testRandom(t *testing.T, s *suite) {
 		content  model
 	}
 	objects := map[driver.ObjectID]*object{}
+
 	// pick returns a random object, in an order that depends on the seed only.
 	var order []driver.ObjectID
 	pick := func(writable bool) *object {
@@ -40,6 +41,7 @@ func testRandom(t *testing.T, s *suite) {
 		}
 		return objects[from[r.IntN(len(from))]]
 	}
+
 	add := func(id driver.Identity, m model) {
 		objects[id.ID] = &object{identity: id, content: m}
 		order = append(order, id.ID)
@@ -57,6 +59,7 @@ func testRandom(t *testing.T, s *suite) {
 			}
 		}
 	}()
+
 	derive := func(o *object, kind driver.Kind) driver.Identity {
 		id := s.identity(kind, s.fast)
 		id.Origin, id.OriginID = o.identity.Name, o.identity.ID
@@ -68,10 +71,12 @@ func testRandom(t *testing.T, s *suite) {
 	if s.target.Slow {
 		steps /= 3
 	}
+
 	for range steps {
 		if t.Failed() {
 			return
 		}
+
 		n := r.IntN(100)
 		full := len(objects) >= randomMost
 		switch {
@@ -105,6 +110,7 @@ func testRandom(t *testing.T, s *suite) {
 					t.Fatalf("snapshot: %v", err)
 				}
 			}
+
 			add(id, o.content.copy())
 		case n < 46:
 			o := pick(false)
@@ -148,8 +154,10 @@ func testRandom(t *testing.T, s *suite) {
 			note("check %s", o.identity.ID)
 			s.check("in between", o.identity.ID, o.content)
 		}
+
 		s.wantExactly(order...)
 	}
+
 	for id, o := range objects {
 		s.check("at the end", id, o.content)
 		if got := s.list()[id].Identity; got.Name != o.identity.Name || got.Kind != o.identity.Kind {

@@ -19,6 +19,7 @@ func testSame(t *testing.T, s *suite) {
 	if !ok {
 		t.Skip("the driver is no Comparer")
 	}
+
 	same := func(what string, id, base driver.ObjectID, want bool) {
 		t.Helper()
 		if got, err := d.Same(s.ctx(), id, base); err != nil || got != want {
@@ -30,6 +31,7 @@ func testSame(t *testing.T, s *suite) {
 	if s.target.Slow {
 		sizes = sizes[:1]
 	}
+
 	for _, big := range sizes {
 		what := func(text string) string { return fmt.Sprintf("%s (big %v)", text, big) }
 		vol := s.create(driver.Native)
@@ -43,11 +45,14 @@ func testSame(t *testing.T, s *suite) {
 					}
 				}
 			}
+
 			return errors.Join(os.Mkdir(p("dir"), 0o755), os.WriteFile(p("a"), file{1, 200_000}.bytes(), 0o600),
 				os.WriteFile(p("b"), []byte("b"), 0o600), os.WriteFile(p("dir/stays"), nil, 0o600),
 				os.Symlink("a", p("link")))
 		})
+
 		s.snapshot(vol)
+
 		// A mount may note something once.
 		s.edit(vol, func(content) error { return nil })
 		base := s.snapshot(vol)
@@ -55,6 +60,7 @@ func testSame(t *testing.T, s *suite) {
 		for range 2 {
 			s.edit(vol, func(c content) error { _, err := os.ReadFile(at(c)("a")); return err })
 		}
+
 		if !s.target.Slow { // ZFS writes something at each mount
 			same(what("only read"), s.snapshot(vol), base, true)
 		}
@@ -75,9 +81,11 @@ func testSame(t *testing.T, s *suite) {
 			{"a file less", func(p func(string) string) error { return os.Remove(p("a")) }},
 			{"an empty directory", func(p func(string) string) error { return os.Mkdir(p("empty"), 0o700) }},
 		}
+
 		if s.target.Slow {
 			edits = edits[:3]
 		}
+
 		for _, c := range edits {
 			s.edit(vol, func(x content) error { return c.edit(at(x)) })
 			now := s.snapshot(vol)
@@ -85,6 +93,7 @@ func testSame(t *testing.T, s *suite) {
 			base = s.snapshot(vol)
 			same(what("nothing after "+c.what), base, now, true)
 		}
+
 		if big == sizes[len(sizes)-1] {
 			testNotComparable(s, d, vol, base, same)
 		}
@@ -104,6 +113,7 @@ func testNotComparable(
 	for i, vol := range []driver.ObjectID{one, two} {
 		s.edit(vol, func(c content) error { return writeAt(at(c)("dir/stays"), []byte{byte(i)}, 0) })
 	}
+
 	was := s.snapshot(two)
 	same("a sibling", s.snapshot(one), was, false)
 
@@ -114,6 +124,7 @@ func testNotComparable(
 			s.t.Errorf("%s: %v, %v", what, got, err)
 		}
 	}
+
 	same("a volume", vol, base, false)
 	same("with a volume", base, vol, false)
 	same("the wrong way round", base, s.snapshot(vol), false)

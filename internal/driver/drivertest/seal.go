@@ -20,21 +20,25 @@ func (s *suite) fragment(id driver.ObjectID) int {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	f, err := os.OpenFile(a.Image, os.O_RDWR|unix.O_DSYNC, 0)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	defer f.Close()
 	const block, blocks = 4096, 1024
 	order := make([]int64, 0, blocks)
 	for i := range int64(blocks) {
 		order = append(order, i*37%blocks*2*block)
 	}
+
 	for i, off := range order {
 		if _, err := f.WriteAt(file{uint64(i), block}.bytes(), off); err != nil {
 			s.t.Fatal(err)
 		}
 	}
+
 	return blocks
 }
 
@@ -60,6 +64,7 @@ func testSeal(t *testing.T, s *suite) {
 	if u := s.usage(vol); u.Extents < int64(pieces)/2 {
 		t.Fatalf("usage %+v after writing %d separate blocks: this test does not fragment", u, pieces)
 	}
+
 	want := s.fingerprint(vol)
 
 	id := s.derived(vol, driver.Generation)
@@ -78,36 +83,45 @@ func testSeal(t *testing.T, s *suite) {
 	if calls == 0 || last != all || all == 0 {
 		t.Errorf("progress ended at %d of %d after %d calls", last, all, calls)
 	}
+
 	s.wantIdentity(id)
 	if a, err := s.d.Attachment(s.ctx(), id.ID); err != nil || !a.ReadOnly {
 		t.Errorf("attachment of a sealed generation: %+v, %v; must be read-only", a, err)
 	}
+
 	if s.fingerprint(id.ID) != want || s.fingerprint(vol) != want {
 		t.Error("sealing changed the content")
 	}
+
 	if u := s.usage(id.ID); u.Extents > fewExtents {
 		t.Errorf("a sealed image lies in %d extents, want at most %d", u.Extents, fewExtents)
 	}
+
 	clone := s.clone(id.ID)
 	if u := s.usage(clone); u.Extents > fewExtents || u.ExclusiveBytes != 0 {
 		t.Errorf("usage of a clone of a sealed image is %+v, want at most %d extents, all shared", u, fewExtents)
 	}
+
 	if s.fingerprint(clone) != want {
 		t.Error("the clone of a sealed image differs from it")
 	}
+
 	// Sealing what is sealed, and what is empty, is nothing special.
 	again := s.derived(id.ID, driver.Generation)
 	if err := sealer.Seal(s.ctx(), id.ID, again, nil); err != nil {
 		t.Fatal(err)
 	}
+
 	if s.fingerprint(again.ID) != want {
 		t.Error("sealing a sealed image changed the content")
 	}
+
 	empty := s.create(driver.None)
 	sealed := s.derived(empty, driver.Generation)
 	if err := sealer.Seal(s.ctx(), empty, sealed, nil); err != nil {
 		t.Fatal(err)
 	}
+
 	s.check("a sealed empty volume", sealed.ID, model{})
 
 	unknown := s.identity(driver.Generation, driver.None)
@@ -134,11 +148,13 @@ func testSealCanceled(t *testing.T, s *suite) {
 		if after == 0 {
 			cancel()
 		}
+
 		err := sealer.Seal(ctx, vol, id, func(done, total int64) {
 			if done >= after {
 				cancel()
 			}
 		})
+
 		cancel()
 		if err == nil {
 			// It was done before it noticed, and must be whole.
@@ -152,6 +168,7 @@ func testSealCanceled(t *testing.T, s *suite) {
 		if after == 0 && err == nil {
 			t.Error("Seal with a cancelled context did all the work")
 		}
+
 		if names := s.names(); !slices.Equal(names, before) {
 			t.Fatalf("after Seal, cancelled after %d bytes, %s", after, difference(before, names))
 		}

@@ -33,6 +33,7 @@ func (s *suite) usage(id driver.ObjectID) driver.Usage {
 	if (u.LogicalBytes == 0) != (u.Extents == 0) {
 		s.t.Errorf("usage %+v: bytes and extents disagree", u)
 	}
+
 	return u
 }
 
@@ -63,6 +64,7 @@ func testUsage(t *testing.T, s *suite) {
 	second := s.clone(vol)
 	cu := s.usage(clone)
 	s.between("a fresh clone, logically,", cu.LogicalBytes, 4*mib)
+
 	if s.caps.Sharing {
 		if cu.ExclusiveBytes != 0 || cu.SharedBytes != cu.LogicalBytes {
 			t.Errorf("usage of a fresh clone is %+v, want all of it shared", cu)
@@ -84,6 +86,7 @@ func testUsage(t *testing.T, s *suite) {
 
 	s.destroy(second)
 	s.destroy(vol)
+
 	if s.caps.Sharing {
 		// Space may return later: until then it counts as shared.
 		s.eventually("after destroying all others, a clone still shares data", func() bool {
@@ -92,6 +95,7 @@ func testUsage(t *testing.T, s *suite) {
 			return cu.SharedBytes == 0
 		})
 	}
+
 	s.between("the last clone", cu.LogicalBytes, 6*mib)
 	s.check("the last clone", clone, cm)
 }
@@ -142,6 +146,7 @@ func testCloneSpace(t *testing.T, s *suite) {
 	if s.caps.CloneCost == driver.CostData {
 		t.Skip("clones are copies here")
 	}
+
 	const clones = 8
 	cost := func(files int) int64 {
 		vol, m := s.create(s.fast), model{}
@@ -155,10 +160,12 @@ func testCloneSpace(t *testing.T, s *suite) {
 		}
 		return before - s.free()
 	}
+
 	files := 10
 	if s.target.Slow {
 		files = 3
 	}
+
 	small, large := cost(1), cost(files)
 	t.Logf("%d clones took %d bytes for 3 MiB, %d bytes for %d MiB", clones, small, large, 3*files)
 	if large > small+4<<20 {
@@ -172,17 +179,20 @@ func testFull(t *testing.T, s *suite) {
 	for i := range 4 {
 		s.put(vol, m, fileNames[i], file{uint64(i), 2 << 20})
 	}
+
 	// Sealing copies what is fragmented.
 	fragments, pieces := s.create(s.fast), 0
 	if _, ok := s.d.(driver.Sealer); ok && s.fast == driver.None {
 		pieces = s.fragment(fragments)
 	}
+
 	s.sync()
 	before := s.names()
 	fillPool := s.target.Fill
 	if fillPool == nil {
 		fillPool = fillDir
 	}
+
 	empty, err := fillPool(s.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -208,18 +218,22 @@ func testFull(t *testing.T, s *suite) {
 			}
 			break
 		}
+
 		if must && len(made) > 0 {
 			t.Errorf("%s in a full pool succeeded %d times, although it copies the data", what, len(made))
 		}
+
 		t.Logf("%s in a full pool: %d fitted", what, len(made))
 		for _, id := range made {
 			s.destroy(id)
 		}
+
 		s.wantExactly(vol, fragments)
 		if after := s.namesBut("filler/"); !slices.Equal(after, before) {
 			t.Fatalf("after %s in a full pool %s", what, difference(before, after))
 		}
 	}
+
 	copies := s.caps.CloneCost == driver.CostData
 	tries("clone", copies, func(id driver.Identity) error { return s.d.Clone(s.ctx(), vol, id) })
 	tries("snapshot", copies, func(id driver.Identity) error { return s.d.Snapshot(s.ctx(), vol, id) })
@@ -227,14 +241,17 @@ func testFull(t *testing.T, s *suite) {
 	if sealer, ok := s.d.(driver.Sealer); ok {
 		tries("seal", pieces > 0, func(id driver.Identity) error { return sealer.Seal(s.ctx(), fragments, id, nil) })
 	}
+
 	if failures == 0 {
 		t.Log("nothing failed: objects take so little here that a full pool has room for them")
 	}
+
 	s.check("in a full pool", vol, m)
 
 	if err := empty(); err != nil {
 		t.Fatal(err)
 	}
+
 	again := s.derived(vol, driver.Volume)
 	s.eventually("with the space returned, there is still no room for a clone", func() bool {
 		s.sync()
@@ -244,6 +261,7 @@ func testFull(t *testing.T, s *suite) {
 		}
 		return err == nil
 	})
+
 	if !t.Failed() {
 		s.check("clone when there is space again", again.ID, m)
 		s.check("origin when there is space again", vol, m)
@@ -267,11 +285,14 @@ func fill(dir string) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err
 	}
+
 	f, err := os.Create(filepath.Join(dir, "data"))
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	var off int64
 	for size := int64(64 << 20); size >= 4096; {
 		err := unix.Fallocate(int(f.Fd()), 0, off, size)
@@ -284,9 +305,11 @@ func fill(dir string) error {
 			return fmt.Errorf("fallocate: %w", err)
 		}
 	}
+
 	if err := f.Sync(); err != nil && !errors.Is(err, unix.ENOSPC) {
 		return err
 	}
+
 	// Small files fill what a filesystem keeps apart for metadata. Part of that
 	// is only reserved when it says that it is full, and comes back by a sync.
 	small := make([]byte, 2000)
@@ -305,5 +328,6 @@ func fill(dir string) error {
 			return err
 		}
 	}
+
 	return nil
 }

@@ -146,6 +146,7 @@ var treeEdits = []treeEdit{
 			os.Remove(p("hard/first")), os.Link(p("hard/second"), p("turn/fifth")), os.Remove(p("hard/z/big7")),
 			os.Link(p("size/4097"), p("hard/another")),
 		)
+
 		return 3 * 4096, err
 	}},
 	{"attributes", treetest.Holes, func(p func(string) string) (int64, error) {
@@ -163,6 +164,7 @@ var treeEdits = []treeEdit{
 			os.Truncate(p("size/3145733"), 1<<20+1), os.Truncate(p("size/0"), 1<<20),
 			punch(p("big"), 2<<20, 1<<20), writeAt(p("big"), file{78, 4096}.bytes(), 5<<20),
 		)
+
 		// What was made while the root had no default ACL has none.
 		return 4 * 4096, errors.Join(err, unix.Removexattr(p("inherits"), "system.posix_acl_access"))
 	}},
@@ -222,8 +224,10 @@ func testStream(t *testing.T, a *suite) {
 	if len(stream) < bigBytes {
 		t.Fatalf("the stream has %d bytes, the tree more than %d", len(stream), bigBytes)
 	}
+
 	bIDs := []driver.ObjectID{b.receive(stream, "")}
 	b.sameTree("whole object", bIDs[0], a, aIDs[0], 0)
+
 	// What was received is as good as the origin, to a third pool.
 	cIDs := []driver.ObjectID{c.receive(b.send(bIDs[0], ""), "")}
 	c.sameTree("whole object, sent on", cIDs[0], a, aIDs[0], 0)
@@ -232,6 +236,7 @@ func testStream(t *testing.T, a *suite) {
 	if a.target.Slow {
 		edits = slowEdits
 	}
+
 	var ignore treetest.Field
 	for i, e := range edits {
 		ignore |= e.ignore
@@ -242,6 +247,7 @@ func testStream(t *testing.T, a *suite) {
 		if len(stream) > bigBytes/2 {
 			t.Errorf("%s: the stream of the difference has %d bytes, about %d were written", e.name, len(stream), written)
 		}
+
 		bIDs = append(bIDs, b.receive(stream, bIDs[i]))
 		b.sameTree(e.name, bIDs[i+1], a, aIDs[i+1], ignore)
 		if a.caps.Sharing {
@@ -250,6 +256,7 @@ func testStream(t *testing.T, a *suite) {
 				t.Errorf("%s: usage of the increment is %+v, about %d bytes were written", e.name, u, written)
 			}
 		}
+
 		cIDs = append(cIDs, c.receive(b.send(bIDs[i+1], bIDs[i]), cIDs[i]))
 		c.sameTree(e.name+", sent on", cIDs[i+1], a, aIDs[i+1], ignore)
 	}
@@ -266,6 +273,7 @@ func testStream(t *testing.T, a *suite) {
 	a.sameTree("a fork, sent back", back, c, forked, ignore)
 	viaB := b.receive(stream, bIDs[last])
 	b.sameTree("a fork, sent to the one between", viaB, c, forked, ignore)
+
 	// And on from there, in a pool that has both only received.
 	again := b.clone(viaB)
 	b.edit(again, func(c content) error { return os.Remove(at(c)("fork")) })
@@ -278,10 +286,12 @@ func testStream(t *testing.T, a *suite) {
 	b.sameTree("several steps at once", b.receive(skip, bIDs[0]), a, aIDs[last], ignore)
 	a.sameTree("into its own pool", a.receive(skip, aIDs[0]), a, aIDs[last], ignore)
 	a.sameTree("twice into its own pool", a.receive(skip, aIDs[0]), a, aIDs[last], ignore)
+
 	// Nothing that was built on has changed.
 	for i := range bIDs {
 		b.sameTree("an older one, afterwards", bIDs[i], a, aIDs[i], treetest.Holes)
 	}
+
 	b.finish()
 	c.finish()
 }
@@ -317,6 +327,7 @@ func testStreamErrors(t *testing.T, a *suite) {
 			t.Errorf("send to a writer that fails after %d bytes: %v", room, err)
 		}
 	}
+
 	for _, room := range []int{-1, 10, 4000, 200_000} {
 		sub, cancel := context.WithCancel(ctx)
 		if room < 0 {
@@ -339,6 +350,7 @@ func testStreamErrors(t *testing.T, a *suite) {
 	b.unchanged(errs.Conflict, "receive of a difference to another base", receive(diff2, r0))
 	r1 = b.receive(diff, r0)
 	b.unchanged(errs.Conflict, "receive of a difference to an older base", receive(diff, r1))
+
 	// A clone has the same content, but may change at any time.
 	b.unchanged(errs.Invalid, "receive with a volume as its base", receive(diff, b.clone(r0)))
 	b.unchanged(errs.Exists, "receive onto an existing object", func() error {
@@ -346,6 +358,7 @@ func testStreamErrors(t *testing.T, a *suite) {
 		id.ID = r0
 		return bs.Receive(ctx, id, "", bytes.NewReader(whole))
 	})
+
 	b.unchanged(errs.Invalid, "receive of a volume", func() error {
 		return bs.Receive(ctx, b.identity(driver.Volume, driver.Native), "", bytes.NewReader(whole))
 	})
@@ -365,10 +378,12 @@ func testStreamErrors(t *testing.T, a *suite) {
 		if a.target.Slow {
 			cuts, changes, ends = []int{0, n / 2, n - 1}, []int{200, n / 2}, []int{0, n / 2, n - 1}
 		}
+
 		for _, cut := range cuts {
 			b.unchanged(errs.Damaged, fmt.Sprintf("receive of %d of the %d bytes of %s", cut, n, what),
 				receive(c.stream[:cut], c.base))
 		}
+
 		b.unchanged(errs.Damaged, "receive of more than "+what, receive(append(bytes.Clone(c.stream), 0), c.base))
 		for _, pos := range changes {
 			bad := bytes.Clone(c.stream)
@@ -376,6 +391,7 @@ func testStreamErrors(t *testing.T, a *suite) {
 			b.unchanged(errs.Damaged, fmt.Sprintf("receive of %s with byte %d of %d changed", what, pos, n),
 				receive(bad, c.base))
 		}
+
 		for _, at := range ends {
 			sub, cancel := context.WithCancel(ctx)
 			b.unchanged(errs.Canceled, fmt.Sprintf("receive of %s, cancelled after %d bytes", what, at), func() error {
@@ -390,6 +406,7 @@ func testStreamErrors(t *testing.T, a *suite) {
 			})
 		}
 	}
+
 	// None of this is in the way of the right thing.
 	b.sameTree("after others were refused", b.receive(diff2, r1), a, s2, 0)
 	b.finish()
@@ -433,6 +450,7 @@ func testStreamFull(t *testing.T, target Target) {
 	if target.Small == nil {
 		t.Skip("this target has no small filesystem to fill")
 	}
+
 	b := newSuite(t, target, target.Small(t))
 	b.streamer()
 	a := b.another(t)
@@ -440,10 +458,12 @@ func testStreamFull(t *testing.T, target Target) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	pieces := room>>24 + 2
 	if target.Fill != nil { // there will be no room at all
 		pieces = 2
 	}
+
 	vol := a.create(driver.Native)
 	a.edit(vol, func(c content) error { return os.WriteFile(at(c)("small"), file{1, 100_000}.bytes(), 0o600) })
 	s0 := a.snapshot(vol)
@@ -455,6 +475,7 @@ func testStreamFull(t *testing.T, target Target) {
 		}
 		return nil
 	})
+
 	s1 := a.snapshot(vol)
 	base := b.receive(a.send(s0, ""), "")
 	empty := func() error { return nil }
@@ -463,6 +484,7 @@ func testStreamFull(t *testing.T, target Target) {
 			t.Fatal(err)
 		}
 	}
+
 	for what, parent := range map[string][2]driver.ObjectID{"a whole object": {"", ""}, "a difference": {s0, base}} {
 		r, w := io.Pipe()
 		go func() { w.CloseWithError(a.streamer().Send(a.ctx(), s1, parent[0], w)) }()
@@ -471,9 +493,11 @@ func testStreamFull(t *testing.T, target Target) {
 		})
 		r.Close()
 	}
+
 	if err := empty(); err != nil {
 		t.Fatal(err)
 	}
+
 	// The room returns. A full filesystem has none for an identity either.
 	again := b.identity(driver.Volume, driver.Native)
 	b.eventually("after what did not fit was removed, there is no room for a clone", func() bool {
@@ -484,6 +508,7 @@ func testStreamFull(t *testing.T, target Target) {
 		}
 		return err == nil
 	})
+
 	b.eventually("after what did not fit was removed, there is no room for a little", func() bool {
 		b.sync()
 		err := b.attached(again.ID, func(c content) error {
@@ -494,6 +519,7 @@ func testStreamFull(t *testing.T, target Target) {
 		}
 		return err == nil
 	})
+
 	b.sameTree("after the pool was full", base, a, s0, 0)
 	a.finish()
 	b.finish()

@@ -64,6 +64,7 @@ func Make(ctx context.Context, kind driver.FS, path string, size int64) error {
 		_, err = run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s", "size="+strconv.Itoa(SectorBytes),
 			path)
 	}
+
 	return err
 }
 

@@ -43,6 +43,7 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 	if id.Extra != "" {
 		b = append(append(b, ','), id.Extra...)
 	}
+
 	b = fmt.Appendf(b, sumFormat, crc32.Checksum(b, castagnoli))
 	if len(b) > MaxIdentityBytes {
 		return nil, errs.New(errs.Invalid, op, string(id.ID), "%d bytes of identity, at most %d fit", len(b),
@@ -53,6 +54,7 @@ func Encode(id driver.Identity, pool string) ([]byte, error) {
 	if err := readable(id, b); err != nil {
 		return nil, &errs.Error{Kind: errs.Invalid, Op: op, Ref: string(id.ID), Err: err}
 	}
+
 	return b, nil
 }
 
@@ -80,6 +82,7 @@ func Decode(b []byte) (driver.Identity, error) {
 	if err != nil {
 		return driver.Identity{}, damaged("%w", err)
 	}
+
 	if version > driver.IdentityVersion {
 		return driver.Identity{}, (&errs.Error{Kind: errs.TooNew,
 			Err: fmt.Errorf("identity of format %d, this Pando knows up to %d", version, driver.IdentityVersion)}).
@@ -92,6 +95,7 @@ func Decode(b []byte) (driver.Identity, error) {
 			return driver.Identity{}, err
 		}
 	}
+
 	i, err := parse(b)
 	if err == nil && i.Version != version {
 		err = errors.New("an identity with two versions")
@@ -99,9 +103,11 @@ func Decode(b []byte) (driver.Identity, error) {
 	if err != nil {
 		return driver.Identity{}, damaged("%w", err)
 	}
+
 	if err := check(i); err != nil {
 		return driver.Identity{}, err
 	}
+
 	return i, nil
 }
 
@@ -149,15 +155,18 @@ func parse(b []byte) (driver.Identity, error) {
 	if err := json.Unmarshal(b, &i); err != nil {
 		return driver.Identity{}, err
 	}
+
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(b, &all); err != nil {
 		return driver.Identity{}, err
 	}
+
 	for name := range all {
 		if isKnown(name) {
 			delete(all, name)
 		}
 	}
+
 	if len(all) > 0 {
 		extra, err := json.Marshal(all) // in the order of their names
 		if err != nil {
@@ -165,6 +174,7 @@ func parse(b []byte) (driver.Identity, error) {
 		}
 		i.Extra = string(extra[1 : len(extra)-1])
 	}
+
 	return i, nil
 }
 
@@ -189,20 +199,24 @@ func check(i driver.Identity) error {
 		!optional(i.Volume), !optional(i.Replaces), !optional(i.OriginID):
 		return damaged("identity with impossible values")
 	}
+
 	switch i.Kind {
 	case driver.Volume, driver.Snapshot, driver.Generation, driver.Scratch:
 	default:
 		return damaged("unknown kind of object %q", i.Kind)
 	}
+
 	switch i.Consistency {
 	case "", driver.Clean, driver.Crash:
 	default:
 		return damaged("unknown consistency %q", i.Consistency)
 	}
+
 	switch i.FS {
 	case driver.Native, driver.Ext4, driver.XFS, driver.None:
 	default:
 		return damaged("unknown filesystem %q", i.FS)
 	}
+
 	return nil
 }

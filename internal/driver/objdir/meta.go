@@ -49,6 +49,7 @@ func (d *Dir) Put(id driver.Identity, until Until) error {
 	if err != nil {
 		return errs.Wrap("write identity", string(id.ID), err)
 	}
+
 	defer f.Close()
 
 	err = d.rename(id.ID)
@@ -56,6 +57,7 @@ func (d *Dir) Put(id driver.Identity, until Until) error {
 		_ = os.Remove(f.Name())
 		return errs.Wrap("write identity", string(id.ID), err)
 	}
+
 	switch until {
 	case InNext:
 		if !logged {
@@ -72,6 +74,7 @@ func (d *Dir) Put(id driver.Identity, until Until) error {
 	if err != nil {
 		_ = os.Remove(d.meta(id.ID))
 	}
+
 	return errs.Wrap("write identity", string(id.ID), err)
 }
 
@@ -90,6 +93,7 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged
 	if err != nil {
 		return nil, false, err
 	}
+
 	path := d.meta(id.ID) + newExt
 	f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, mode)
 	if errors.Is(err, fs.ErrExist) { // left by a process that was killed
@@ -100,6 +104,7 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged
 	if err != nil {
 		return nil, false, err
 	}
+
 	// The pool's owner owns it, even if root writes it.
 	if err = durable.KeepOwner(f, d.st); err == nil {
 		logged = d.logs && unix.Fsetxattr(int(f.Fd()), attrName, b, 0) == nil
@@ -110,6 +115,7 @@ func (d *Dir) writeNew(id driver.Identity, mode fs.FileMode) (f *os.File, logged
 		_ = os.Remove(path)
 		return nil, false, err
 	}
+
 	return f, logged, nil
 }
 
@@ -147,10 +153,12 @@ func (d *Dir) Force(id driver.Identity) error {
 			id.Extra = old.Extra
 		}
 	}
+
 	f, logged, err := d.writeNew(id, mode)
 	if err != nil {
 		return errs.Wrap("write identity", string(id.ID), err)
 	}
+
 	defer f.Close()
 
 	// Content before name: after a power loss it is the old or the new one.
@@ -164,6 +172,7 @@ func (d *Dir) Force(id driver.Identity) error {
 		_ = os.Remove(f.Name())
 		return errs.Wrap("write identity", string(id.ID), err)
 	}
+
 	return d.Sync()
 }
 
@@ -229,14 +238,18 @@ func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err er
 		}
 		return i, false, err
 	}
+
 	if err != nil {
 		return i, false, err
 	}
+
 	defer unix.Close(fd)
+
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return i, false, err
 	}
+
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > MaxIdentityBytes+1 {
 		return i, false, damaged("%s is not a file with an identity", path)
 	}
@@ -247,15 +260,18 @@ func (d *Dir) readMeta(path string) (i driver.Identity, isCommitted bool, err er
 	if err != nil {
 		return i, false, err
 	}
+
 	if i, err = Decode(text); !errs.Is(err, errs.Damaged) {
 		return i, isCommitted, err
 	}
+
 	attr := make([]byte, MaxIdentityBytes)
 	if n, _ := unix.Fgetxattr(fd, attrName, attr); n > 0 {
 		i, err = Decode(attr[:n]) // a power loss took the content, or damaged it
 	} else if len(text) == 0 {
 		err = fs.ErrNotExist // its name came to the disk before its content: it was never said to be there
 	}
+
 	return i, isCommitted, err
 }
 
@@ -273,6 +289,7 @@ func readAll(fd int, size int64) ([]byte, error) {
 		case got == 0:
 			return b[:n], nil
 		}
+
 		n += got
 		if n > MaxIdentityBytes+1 {
 			return b[:n], nil
@@ -303,15 +320,18 @@ func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) boo
 	if err != nil {
 		return errs.Wrap("upgrade", d.path, err)
 	}
+
 	var made []driver.ObjectID
 	for _, n := range names {
 		name, ok := strings.CutSuffix(n, metaExt)
 		if !ok || !driver.ValidID(name) {
 			continue
 		}
+
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		id := driver.ObjectID(name)
 		was, err := d.upgradeOne(id, isCommitted(id))
 		if err != nil {
@@ -326,11 +346,13 @@ func (d *Dir) Upgrade(ctx context.Context, isCommitted func(driver.ObjectID) boo
 	if err := unix.Syncfs(int(d.f.Fd())); err != nil {
 		return errs.Wrap("upgrade", d.path, fmt.Errorf("syncfs: %w", err))
 	}
+
 	for _, id := range made {
 		if err := os.Rename(d.meta(id)+newExt, d.meta(id)); err != nil {
 			return errs.Wrap("upgrade", string(id), err)
 		}
 	}
+
 	return d.Sync()
 }
 
@@ -339,6 +361,7 @@ func (d *Dir) upgradeOne(id driver.ObjectID, isCommitted bool) (made bool, err e
 	if st, err := os.Lstat(d.meta(id)); err != nil || st.Mode()&fs.ModeSymlink == 0 {
 		return false, err
 	}
+
 	i, err := d.Get(id)
 	if errs.Is(err, errs.Damaged) || errs.Is(err, errs.TooNew) {
 		return false, nil // fsck says so
@@ -346,13 +369,16 @@ func (d *Dir) upgradeOne(id driver.ObjectID, isCommitted bool) (made bool, err e
 	if err != nil {
 		return false, err
 	}
+
 	mode := uncommitted
 	if isCommitted {
 		mode = committed
 	}
+
 	f, _, err := d.writeNew(i, mode)
 	if err != nil {
 		return false, err
 	}
+
 	return true, f.Close()
 }

@@ -58,15 +58,18 @@ func Open(dir, poolID, ext string, create bool) (*Dir, error) {
 			return nil, errs.Wrap("open pool", p, err)
 		}
 	}
+
 	f, err := os.OpenFile(p, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return nil, errs.Wrap("open pool", p, err)
 	}
+
 	st, err := f.Stat()
 	if err != nil {
 		f.Close()
 		return nil, errs.Wrap("open pool", p, err)
 	}
+
 	return &Dir{path: p, pool: poolID, ext: ext, f: f, st: st}, nil
 }
 
@@ -85,6 +88,7 @@ func (d *Dir) Inspect(id driver.ObjectID) (driver.Condition, fs.FileInfo, error)
 	if _, err := os.Lstat(d.meta(id) + newExt); err == nil {
 		c.Leftover = true
 	}
+
 	st, err := os.Lstat(d.Data(id))
 	if errors.Is(err, fs.ErrNotExist) {
 		return c, nil, nil
@@ -92,6 +96,7 @@ func (d *Dir) Inspect(id driver.ObjectID) (driver.Condition, fs.FileInfo, error)
 	if err != nil {
 		return c, nil, errs.Wrap("inspect", string(id), err)
 	}
+
 	c.Data = true
 	return c, st, nil
 }
@@ -113,6 +118,7 @@ func (d *Dir) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 			yield(driver.Object{}, err)
 			return
 		}
+
 		for batch := range slices.Chunk(all, listBatch) {
 			for _, o := range d.objects(batch) {
 				if ctx.Err() != nil {
@@ -146,7 +152,9 @@ func (d *Dir) entries(ctx context.Context) ([]entry, error) {
 	if err != nil {
 		return nil, errs.Wrap("list", d.path, err)
 	}
+
 	defer f.Close()
+
 	var out []entry
 	at := map[driver.ObjectID]int{} // an object has two names
 	for {
@@ -164,6 +172,7 @@ func (d *Dir) entries(ctx context.Context) ([]entry, error) {
 			}
 			out[i].data = out[i].data || n[driver.IDLength:] == d.ext
 		}
+
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
@@ -199,6 +208,7 @@ func (d *Dir) object(e entry) driver.Object {
 	if err == nil && !e.data {
 		_, err = os.Lstat(d.Data(e.id))
 	}
+
 	switch {
 	case err == nil:
 		o.Whole = true
@@ -206,6 +216,7 @@ func (d *Dir) object(e entry) driver.Object {
 	case errors.Is(err, fs.ErrNotExist), errs.Is(err, errs.NotFound):
 		return driver.Object{ID: e.id}
 	}
+
 	// What cannot be looked at is not garbage.
 	return driver.Object{ID: e.id, Err: errs.Wrap("list", string(e.id), err)}
 }

@@ -49,6 +49,7 @@ func (b *batch) Flush(ctx context.Context) error {
 	if err := unix.Syncfs(int(b.d.f.Fd())); err != nil {
 		return errs.Wrap("clone", b.d.dir.Path(), err)
 	}
+
 	for len(b.ready) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -58,6 +59,7 @@ func (b *batch) Flush(ctx context.Context) error {
 		}
 		b.ready = b.ready[1:]
 	}
+
 	return b.d.Sync(ctx)
 }
 

@@ -89,6 +89,7 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		}
 		return dst.Sync()
 	}
+
 	return d.make(ctx, "create", id, empty, func() error {
 		if id.Ephemeral {
 			return d.dir.Put(id, objdir.InMemory)
@@ -119,6 +120,7 @@ func (d *Driver) CopyLive(
 	if immutable {
 		op = "snapshot"
 	}
+
 	return d.copy(ctx, op, from, id, func(ctx context.Context, src string, dst *os.File, o treecopy.Options) error {
 		_, err := treecopy.CopyStable(ctx, src, dst, o, livePasses)
 		var e *errs.Error
@@ -187,10 +189,12 @@ func (d *Driver) make(
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	path := d.dir.Data(id.ID)
 	if err := os.Mkdir(path, 0o700); err != nil {
 		return wrap(op, id.Ref(), err)
 	}
+
 	err := d.fill(ctx, path, fill, finish)
 	if err != nil {
 		// Should this fail, what is left has no identity, and is garbage to the
@@ -198,6 +202,7 @@ func (d *Driver) make(
 		_ = treewalk.Remove(context.WithoutCancel(ctx), path)
 		return wrap(op, id.Ref(), err)
 	}
+
 	return nil
 }
 
@@ -206,16 +211,20 @@ func (d *Driver) fill(ctx context.Context, path string, fill func(*os.File) erro
 	if err != nil {
 		return err
 	}
+
 	defer dst.Close()
 	if err := dst.Chmod(0o755); err != nil { // Mkdir's mode is subject to the umask
 		return err
 	}
+
 	if err := fill(dst); err != nil {
 		return err
 	}
+
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	return finish()
 }
 
@@ -266,10 +275,12 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 	if _, err := d.find(id); err != nil {
 		return driver.Usage{}, err
 	}
+
 	u, err := extent.MeasureTree(ctx, d.dir.Data(id), extent.TreeOptions{})
 	if err != nil {
 		return driver.Usage{}, errs.Wrap("measure", string(id), err)
 	}
+
 	return driver.Usage{
 		LogicalBytes:   u.Exclusive + u.Shared,
 		ExclusiveBytes: u.Exclusive,
@@ -286,10 +297,12 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 	if _, err := d.find(id); err != nil {
 		return driver.Attachment{}, err
 	}
+
 	i, err := d.dir.Get(id)
 	if err != nil {
 		return driver.Attachment{}, err
 	}
+
 	return driver.Attachment{
 		FS:       driver.Native,
 		Tree:     d.dir.Data(id),
@@ -314,6 +327,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 	if err != nil || st == nil {
 		return c, err
 	}
+
 	f, err := os.Open(d.dir.Data(id.ID))
 	if err == nil {
 		_, err = f.Readdirnames(1)
@@ -325,6 +339,7 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 	if err != nil && !errors.Is(err, io.EOF) {
 		c.Err = errs.Wrap("open", string(id.ID), err)
 	}
+
 	return c, nil
 }
 

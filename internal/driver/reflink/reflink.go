@@ -56,14 +56,17 @@ func Open(_ context.Context, dir, poolID string, create bool) (driver.Driver, er
 			return nil, err
 		}
 	}
+
 	d, err := objdir.Open(dir, poolID, ".img", create)
 	if err != nil {
 		return nil, err
 	}
+
 	ordered := kernel.IsXFS(d.Path())
 	if ordered {
 		d.Logs()
 	}
+
 	return &Driver{dir: d, ordered: ordered}, nil
 }
 
@@ -74,6 +77,7 @@ func Probe(dir string) error {
 			Err: fmt.Errorf("this filesystem cannot share blocks between files: %w", err)}).
 			WithHint("use a directory on XFS (reflink=1) or btrfs, or let %s make a loop-backed XFS pool here", errs.Run("init"))
 	}
+
 	var f [2]*os.File
 	for i := range f {
 		fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
@@ -86,15 +90,18 @@ func Probe(dir string) error {
 		f[i] = os.NewFile(uintptr(fd), filepath.Join(dir, "probe"))
 		defer f[i].Close()
 	}
+
 	if _, err := f[0].Write(make([]byte, 64<<10)); err != nil {
 		return errs.Wrap("init", dir, err)
 	}
+
 	if err := kernel.Reflink(f[1], f[0]); err != nil {
 		if errs.KindOf(err) == errs.NoSpace {
 			return errs.Wrap("init", dir, err)
 		}
 		return unsupported(err)
 	}
+
 	return nil
 }
 
@@ -115,12 +122,15 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	if err := d.Caps().Check(ctx, "create", id); err != nil {
 		return err
 	}
+
 	if err := imagefs.CheckSize(id); err != nil {
 		return err
 	}
+
 	if id.Sector == 0 {
 		id.Sector = imagefs.SectorBytes
 	}
+
 	return d.make(id, 0o600, until(id), func(f *os.File) (bool, error) {
 		if err := f.Truncate(id.SizeBytes); err != nil {
 			return true, err
@@ -174,6 +184,7 @@ func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	if id.SizeBytes < src.size {
 		return errs.New(errs.Invalid, op, id.Name, "%d bytes is smaller than its origin's %d", id.SizeBytes, src.size).
 			WithHint("a volume can grow but not shrink")
@@ -193,6 +204,7 @@ func (d *Driver) cloneOf(ctx context.Context, op string, src *origin, id driver.
 		if id.SizeBytes > src.size {
 			return false, f.Truncate(id.SizeBytes)
 		}
+
 		return false, nil
 	})
 }
@@ -216,6 +228,7 @@ func (d *Driver) make(
 	if err != nil {
 		return errs.Wrap("create", id.Name, err)
 	}
+
 	defer f.Close()
 
 	wrote, err := fill(f)
@@ -229,6 +242,7 @@ func (d *Driver) make(
 		_ = os.Remove(path) // should this fail too, what is left is garbage to the caller's record
 		return errs.Wrap("create", id.Name, err)
 	}
+
 	return nil
 }
 
@@ -272,11 +286,13 @@ func (d *Driver) open(id driver.ObjectID) (*os.File, int64, error) {
 	if err != nil {
 		return nil, 0, errs.Wrap("open", string(id), err)
 	}
+
 	st, err := f.Stat()
 	if err != nil {
 		f.Close()
 		return nil, 0, errs.Wrap("open", string(id), err)
 	}
+
 	return f, st.Size(), nil
 }
 
@@ -297,11 +313,13 @@ func (d *Driver) Usage(_ context.Context, id driver.ObjectID) (driver.Usage, err
 	if err != nil {
 		return driver.Usage{}, err
 	}
+
 	defer f.Close()
 	u, err := extent.Measure(f, true)
 	if err != nil {
 		return driver.Usage{}, errs.Wrap("measure", string(id), err)
 	}
+
 	return driver.Usage{
 		LogicalBytes:   u.Exclusive + u.Shared,
 		ExclusiveBytes: u.Exclusive,
@@ -330,9 +348,11 @@ func (d *Driver) Attachment(_ context.Context, id driver.ObjectID) (driver.Attac
 	if err != nil {
 		return driver.Attachment{}, err
 	}
+
 	if _, err := os.Lstat(d.dir.Data(id)); err != nil {
 		return driver.Attachment{}, errs.Wrap("open", string(id), err)
 	}
+
 	return driver.Attachment{
 		Image:       d.dir.Data(id),
 		FS:          i.FS,
@@ -366,14 +386,17 @@ func (d *Driver) Inspect(_ context.Context, id driver.Identity) (driver.Conditio
 	if err != nil || st == nil {
 		return c, err
 	}
+
 	if !st.Mode().IsRegular() {
 		c.Err = errs.New(errs.Damaged, "open", string(id.ID), "its image is not a regular file")
 		return c, nil
 	}
+
 	c.SizeBytes = st.Size()
 	if want := modeOf(id.Kind); st.Mode().Perm() != want {
 		c.Mode = fmt.Sprintf("its image has mode %04o, not %04o", st.Mode().Perm(), want)
 	}
+
 	return c, nil
 }
 
@@ -383,13 +406,16 @@ func (d *Driver) Restore(_ context.Context, id driver.Identity) error {
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
 	if err := f.Chmod(modeOf(id.Kind)); err != nil {
 		return errs.Wrap("write identity", id.Ref(), err)
 	}
+
 	if err := f.Sync(); err != nil {
 		return errs.Wrap("write identity", id.Ref(), err)
 	}
+
 	return d.dir.Force(id)
 }
 

@@ -48,30 +48,37 @@ func (d *Driver) Seal(
 	if err != nil {
 		return errs.Wrap("seal", id.Name, err)
 	}
+
 	defer origin.Close()
+
 	origin.complete(&id)
 	src, size := origin.File, origin.size
 	if id.SizeBytes != size {
 		return errs.New(errs.Invalid, "seal", id.Name, "%d bytes, but its origin has %d", id.SizeBytes, size)
 	}
+
 	plan, err := sealPlan(src, size)
 	if err != nil {
 		return errs.Wrap("seal", id.Name, err)
 	}
+
 	var total, done int64
 	for _, p := range plan {
 		total += p.len()
 	}
+
 	report := func(n int64) {
 		done += n
 		if progress != nil {
 			progress(done, total)
 		}
 	}
+
 	return d.make(id, 0o400, until(id), func(dst *os.File) (bool, error) {
 		if err := dst.Truncate(size); err != nil {
 			return true, err
 		}
+
 		// All space first: a pool that is too full says so at once, and the
 		// allocator sees the whole of each piece.
 		for _, p := range plan {
@@ -81,6 +88,7 @@ func (d *Driver) Seal(
 				}
 			}
 		}
+
 		buf := make([]byte, copyBufferSize)
 		for _, p := range plan {
 			if err := ctx.Err(); err != nil {
@@ -97,6 +105,7 @@ func (d *Driver) Seal(
 				return true, err
 			}
 		}
+
 		return true, nil
 	})
 }
@@ -118,6 +127,7 @@ func copyRange(ctx context.Context, dst, src *os.File, s span, buf []byte, repor
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		b := buf[:min(int64(len(buf)), s.end-off)]
 		n, err := src.ReadAt(b, off)
 		if err == io.EOF && n > 0 {
@@ -126,12 +136,15 @@ func copyRange(ctx context.Context, dst, src *os.File, s span, buf []byte, repor
 		if err != nil {
 			return err
 		}
+
 		if _, err := dst.WriteAt(b[:n], off); err != nil {
 			return err
 		}
+
 		off += int64(n)
 		report(int64(n))
 	}
+
 	return nil
 }
 
@@ -142,6 +155,7 @@ func sealPlan(src *os.File, size int64) ([]piece, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var fixed []span // has a stable place on disk
 	err = extent.Scan(src, false, func(x extent.Extent) error {
 		const unstable = extent.Delalloc | extent.Unknown | extent.Encoded | extent.Inline | extent.Tail | extent.NotAligned | extent.Unwritten
@@ -156,6 +170,7 @@ func sealPlan(src *os.File, size int64) ([]piece, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	return planPieces(data, fixed, size), nil
 }
 
@@ -166,8 +181,10 @@ func planPieces(data, fixed []span, size int64) []piece {
 	for _, s := range data {
 		total += s.len()
 	}
+
 	limit := int(sealedExtents + total/bytesAnExtent)
 	pieces := cut(data, fixed)
+
 	// Share extents down to ever longer ones, until few enough pieces are left.
 	for shortest := int64(0); ; {
 		plan := join(pieces, shortest, max(minFillBytes, total/maxFillPart), limit)
@@ -200,6 +217,7 @@ func cut(data, fixed []span) []piece {
 			off = end
 		}
 	}
+
 	return out
 }
 
@@ -216,6 +234,7 @@ func join(pieces []piece, shortest, fill int64, limit int) []piece {
 		}
 		out = append(out, p)
 	}
+
 	for gap := int64(64 << 10); len(out) > limit && gap <= fill; gap *= 2 {
 		merged := out[:1:1]
 		for _, p := range out[1:] {
@@ -229,6 +248,7 @@ func join(pieces []piece, shortest, fill int64, limit int) []piece {
 		}
 		out = merged
 	}
+
 	return out
 }
 
@@ -246,10 +266,12 @@ func dataSpans(f *os.File, size int64) ([]span, error) {
 		if err != nil {
 			return nil, fmt.Errorf("SEEK_DATA: %w", err)
 		}
+
 		end, err := unix.Seek(int(f.Fd()), start, unix.SEEK_HOLE)
 		if err != nil {
 			return nil, fmt.Errorf("SEEK_HOLE: %w", err)
 		}
+
 		start = start / block * block
 		end = min((end+block-1)/block*block, size)
 		if n := len(out); n > 0 && start <= out[n-1].end {
@@ -257,7 +279,9 @@ func dataSpans(f *os.File, size int64) ([]span, error) {
 		} else {
 			out = append(out, span{start, end})
 		}
+
 		off = end
 	}
+
 	return out, nil
 }

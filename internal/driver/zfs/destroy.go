@@ -21,6 +21,7 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	if !driver.ValidID(string(id)) {
 		return errs.New(errs.Invalid, op, string(id), "not an object's ID")
 	}
+
 	d.memo.drop(id)
 	d.unnote(id)
 	half := d.wasBegun(id)
@@ -31,12 +32,15 @@ func (d *Driver) Destroy(ctx context.Context, id driver.ObjectID) error {
 	if err != nil && !errs.Is(err, errs.NotFound) {
 		return err
 	}
+
 	if err := d.destroyHalves(ctx, id); err != nil {
 		return err
 	}
+
 	if half {
 		d.forget(id)
 	}
+
 	return nil
 }
 
@@ -54,6 +58,7 @@ func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
 		case !zfs.Is(err, zfs.HasChildren, zfs.HasClones):
 			return err
 		}
+
 		nodes, err := d.read(ctx, "-r", ds)
 		if zfs.Is(err, zfs.Absent) {
 			return d.absent(ctx, op, id)
@@ -61,12 +66,14 @@ func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
 		if err != nil {
 			return err
 		}
+
 		if again, err := d.untie(ctx, nodes); err != nil {
 			return err
 		} else if !again {
 			return d.bury(ctx, nodes[0])
 		}
 	}
+
 	return errs.New(errs.Conflict, op, string(id), "others keep cloning it").WithHint("try again")
 }
 
@@ -81,6 +88,7 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 			ours = append(ours, s.name)
 		}
 	}
+
 	if len(ours) > 0 {
 		// Those that nobody needs go at once, the others with the last who does.
 		err := d.do(ctx, "destroy", "-d", n.name+"@"+strings.Join(ours, ","))
@@ -88,9 +96,11 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 			return false, err
 		}
 	}
+
 	if len(nodes) > 1 {
 		return false, nil // somebody has put a dataset into it
 	}
+
 	for _, s := range slices.Backward(n.snaps) {
 		if len(s.clones) == 0 {
 			continue
@@ -98,6 +108,7 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 		// All older ones move with it.
 		return d.promoteOne(ctx, s)
 	}
+
 	// No clones: only a snapshot of somebody else, or a hold, can be in the way.
 	return !slices.ContainsFunc(n.snaps, func(s *snap) bool { return !d.mine(s) || s.holds > 0 }), nil
 }
@@ -120,6 +131,7 @@ func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 			return false, err
 		}
 	}
+
 	return false, nil
 }
 
@@ -129,6 +141,7 @@ func (d *Driver) bury(ctx context.Context, n *node) error {
 	if err := d.inUse(ctx, n); err != nil {
 		return err
 	}
+
 	id, _ := n.id()
 	to := d.yard() + "/" + string(id)
 	err := d.do(ctx, "rename", n.name, to)
@@ -141,11 +154,13 @@ func (d *Driver) bury(ctx context.Context, n *node) error {
 	if err != nil {
 		return err
 	}
+
 	if len(n.snaps) > 0 && n.written > 0 && n.children == 0 {
 		// Only the snapshots must stay, not what was written after the last. Should
 		// somebody use one that hinders it, the bytes come back later.
 		_ = zfs.ZFS.Do(ctx, "rollback", to+"@"+n.snaps[len(n.snaps)-1].name)
 	}
+
 	return nil
 }
 
@@ -170,6 +185,7 @@ func (d *Driver) destroyHalves(ctx context.Context, id driver.ObjectID) error {
 	if err != nil {
 		return err
 	}
+
 	for _, n := range append(live, buried...) {
 		for _, s := range n.snaps {
 			if s.name != string(id) || s.deferred || !d.mine(s) {
@@ -180,6 +196,7 @@ func (d *Driver) destroyHalves(ctx context.Context, id driver.ObjectID) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -190,6 +207,7 @@ func (d *Driver) Reap(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	gone := 0
 	for _, n := range buried {
 		ok, err := d.reapOne(ctx, n.name)
@@ -200,12 +218,14 @@ func (d *Driver) Reap(ctx context.Context) (int, error) {
 			gone++
 		}
 	}
+
 	// A snapshot for a clone that is whole was to go with the clone.
 	whole := map[string]bool{}
 	for _, n := range live {
 		o := d.assess(n)
 		whole[string(o.ID)] = o.Whole
 	}
+
 	for _, n := range live {
 		for _, s := range n.snaps {
 			id, _ := n.id()
@@ -218,6 +238,7 @@ func (d *Driver) Reap(ctx context.Context) (int, error) {
 			gone++
 		}
 	}
+
 	return gone, nil
 }
 
@@ -235,6 +256,7 @@ func (d *Driver) reapOne(ctx context.Context, ds string) (bool, error) {
 		case !zfs.Is(err, zfs.HasChildren, zfs.HasClones):
 			return false, err
 		}
+
 		nodes, err := d.read(ctx, "-r", ds)
 		if zfs.Is(err, zfs.Absent) {
 			return false, nil
@@ -242,9 +264,11 @@ func (d *Driver) reapOne(ctx context.Context, ds string) (bool, error) {
 		if err != nil {
 			return false, err
 		}
+
 		if again, err := d.untie(ctx, nodes); err != nil || !again {
 			return false, err
 		}
 	}
+
 	return false, nil
 }

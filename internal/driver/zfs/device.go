@@ -42,12 +42,14 @@ func (d *Driver) lockDevice(ctx context.Context, op string, id driver.ObjectID, 
 	if err != nil {
 		return nil, errs.Wrap(op, string(id), err)
 	}
+
 	h := fnv.New32a()
 	_, _ = io.WriteString(h, string(id)) // never fails
 	l := unix.Flock_t{Type: unix.F_RDLCK, Start: int64(h.Sum32()), Len: 1}
 	if exclusive {
 		l.Type = unix.F_WRLCK
 	}
+
 	w := waiting.Wait{
 		Op: op, Ref: string(id), What: "the block device of " + string(id), Limit: lockLimit,
 		Holders: func() []waiting.Process { return waiting.LockHolders(f.Name(), l.Start) },
@@ -64,6 +66,7 @@ func (d *Driver) lockDevice(ctx context.Context, op string, id driver.ObjectID, 
 		f.Close()
 		return nil, err
 	}
+
 	return func() { f.Close() }, nil
 }
 
@@ -75,15 +78,19 @@ func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	if !driver.ValidID(string(id)) {
 		return nil, errs.New(errs.NotFound, op, string(id), "no such object in the pool")
 	}
+
 	unlock, err := d.lockDevice(ctx, op, id, false)
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
+
 	f, err := d.activate(ctx, id)
 	if err != nil {
 		return nil, err
 	}
+
 	w := waiting.Wait{
 		Op: op, Ref: string(id), What: "the block device " + f.Name(), Limit: lockLimit,
 		Holders: func() []waiting.Process { return waiting.LockHolders(f.Name(), 0) },
@@ -99,6 +106,7 @@ func (d *Driver) Activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 		f.Close()
 		return nil, err
 	}
+
 	return f, nil
 }
 
@@ -109,12 +117,14 @@ func (d *Driver) activate(ctx context.Context, id driver.ObjectID) (*os.File, er
 	if !errs.Is(err, errs.NotFound) {
 		return f, err
 	}
+
 	deadline := time.Now().Add(deviceLimit)
 	if o, ok := d.memo.get(id); ok && o.Identity.Soon {
 		if f, err := zfs.AwaitDevice(ctx, ds, comingLimit); !errs.Is(err, errs.Unsupported) {
 			return f, err
 		}
 	}
+
 	for {
 		err := d.do(ctx, "set", "volmode=dev", ds)
 		if zfs.Is(err, zfs.Absent) {
@@ -140,11 +150,14 @@ func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 	if !driver.ValidID(string(id)) {
 		return errs.New(errs.Invalid, op, string(id), "not an object's ID")
 	}
+
 	unlock, err := d.lockDevice(ctx, op, id, true)
 	if err != nil {
 		return err
 	}
+
 	defer unlock()
+
 	ds := d.dataset(id)
 	inUse := errs.New(errs.InUse, op, string(id), "its block device %s is in use", zfs.Device(ds))
 	path := ""
@@ -161,6 +174,7 @@ func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 		}
 		time.Sleep(30 * time.Millisecond)
 	}
+
 	err = d.do(ctx, "set", "volmode=none", ds)
 	if zfs.Is(err, zfs.Absent) {
 		return d.alive(ctx)
@@ -168,10 +182,12 @@ func (d *Driver) Deactivate(ctx context.Context, id driver.ObjectID) error {
 	if err != nil {
 		return err
 	}
+
 	d.memo.drop(id)
 	if path == "" || zfs.AwaitNoDevice(ctx, ds, path, leaveLimit) {
 		return nil
 	}
+
 	return inUse
 }
 
@@ -202,6 +218,7 @@ func (d *Driver) device(id driver.ObjectID, locks bool) (path string, held bool,
 	if !driver.ValidID(string(id)) {
 		return "", false, nil
 	}
+
 	f, err := zfs.OpenDevice(d.dataset(id))
 	if errs.Is(err, errs.NotFound) {
 		return "", false, nil
@@ -209,12 +226,14 @@ func (d *Driver) device(id driver.ObjectID, locks bool) (path string, held bool,
 	if err != nil {
 		return "", false, err
 	}
+
 	defer f.Close()
 	if locks {
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			return f.Name(), true, nil
 		}
 	}
+
 	held, err = zfs.HeldExclusively(f)
 	return f.Name(), held, err
 }

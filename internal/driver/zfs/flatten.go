@@ -41,17 +41,21 @@ func (d *Driver) Flatten(
 	if err != nil {
 		return err
 	}
+
 	prop, err := d.encode(id)
 	if err != nil {
 		return err
 	}
+
 	if err := d.vacant(ctx, id); err != nil {
 		return err
 	}
+
 	done, err := d.begin(id.ID)
 	if err != nil {
 		return err
 	}
+
 	return d.finish(ctx, id, "", d.flatten(ctx, o, id, prop, progress), done)
 }
 
@@ -66,33 +70,40 @@ func (d *Driver) flatten(
 			return err
 		}
 	}
+
 	total := max(o.node.refer, 1)
 	var report func(int64)
 	if progress != nil {
 		report = func(n int64) { progress(min(n, total), total) }
 	}
+
 	// Without -p the stream carries no properties, so the copy has those of the
 	// root. It comes with a snapshot, which must be gone when the identity is set.
 	ds, came := d.dataset(id.ID), d.own(id.ID)
 	if d.step != nil {
 		d.step([]string{"send"})
 	}
+
 	err := zfs.Copy(ctx, []string{"-L", "-c", at}, []string{"-u", came}, report)
 	if zfs.Is(err, zfs.Absent) {
 		d.memo.drop(o.ID)
 		return d.absent(ctx, op, o.ID)
 	}
+
 	if err != nil {
 		return err
 	}
+
 	if err := d.do(ctx, "destroy", came); err != nil {
 		return err
 	}
+
 	if !o.immutable {
 		if err := d.do(ctx, "destroy", "-d", at); err != nil && !zfs.Is(err, zfs.Absent) {
 			return err
 		}
 	}
+
 	args := []string{"set", prop}
 	if id.FS.IsImage() {
 		if id.SizeBytes > o.node.size {
@@ -104,11 +115,14 @@ func (d *Driver) flatten(
 			args = append(args, "volmode=dev")
 		}
 	}
+
 	if err := d.created(ctx, id, d.do(ctx, append(args, ds)...)); err != nil {
 		return err
 	}
+
 	if progress != nil {
 		progress(total, total)
 	}
+
 	return nil
 }

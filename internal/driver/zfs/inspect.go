@@ -17,6 +17,7 @@ func (d *Driver) Inspect(ctx context.Context, id driver.Identity) (driver.Condit
 	if err != nil {
 		return c, err
 	}
+
 	c.Data, c.SizeBytes = true, o.node.size
 	own := o.node.ownSnap() != nil
 	switch to := immutable(id.Kind); {
@@ -31,6 +32,7 @@ func (d *Driver) Inspect(ctx context.Context, id driver.Identity) (driver.Condit
 	case !to && o.node.readOnly:
 		c.Mode = "its dataset is read-only"
 	}
+
 	return c, nil
 }
 

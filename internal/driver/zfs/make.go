@@ -62,22 +62,27 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	if !id.FS.IsImage() {
 		id.SizeBytes, id.Sector = 0, 0
 		return d.createNative(ctx, id)
 	}
+
 	if err := imagefs.CheckSize(id); err != nil {
 		return err
 	}
+
 	id.Sector = cmp.Or(id.Sector, sectorBytes)
 	block, err := blockSize(id)
 	if err != nil {
 		return err
 	}
+
 	prop, err := d.encode(id)
 	if err != nil {
 		return err
 	}
+
 	args := []string{"create", "-s", "-b", strconv.FormatInt(block, 10), "-V", strconv.FormatInt(id.SizeBytes, 10)}
 	if id.FS == driver.None {
 		args = append(args, "-o", prop)
@@ -86,13 +91,16 @@ func (d *Driver) Create(ctx context.Context, id driver.Identity) error {
 		}
 		return d.created(ctx, id, d.do(ctx, append(args, d.dataset(id.ID))...))
 	}
+
 	if err := d.do(ctx, append(args, "-o", "volmode=dev", d.dataset(id.ID))...); err != nil {
 		return d.created(ctx, id, err)
 	}
+
 	if err := d.fillNew(ctx, id, prop); err != nil {
 		d.undo(ctx, id.ID)
 		return err
 	}
+
 	return d.created(ctx, id, nil)
 }
 
@@ -120,6 +128,7 @@ func (d *Driver) created(ctx context.Context, id driver.Identity, err error) err
 	case errs.Is(err, errs.Canceled), errs.Is(err, errs.IO):
 		d.undo(ctx, id.ID)
 	}
+
 	return err
 }
 
@@ -137,14 +146,17 @@ func (d *Driver) fillNew(ctx context.Context, id driver.Identity, prop string) e
 	if err != nil {
 		return err
 	}
+
 	err = imagefs.Make(ctx, id.FS, f.Name(), id.SizeBytes)
 	f.Close()
 	if err != nil {
 		return errs.Wrap("create", id.Ref(), err)
 	}
+
 	if err := d.do(ctx, "set", prop, d.dataset(id.ID)); err != nil || id.Soon {
 		return err
 	}
+
 	return d.Deactivate(ctx, id.ID)
 }
 
@@ -192,19 +204,23 @@ func (d *Driver) fits(op string, o object, id *driver.Identity, tied bool) error
 	if id.FS.IsImage() != o.node.volume {
 		return errs.New(errs.Invalid, op, id.Ref(), "its origin is %s, it cannot become %s", o.Identity.FS, id.FS)
 	}
+
 	if o.node.volume {
 		id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
 		id.Sector = cmp.Or(id.Sector, o.Identity.Sector)
 	} else {
 		id.SizeBytes, id.Sector = 0, 0
 	}
+
 	if id.SizeBytes < o.node.size {
 		return errs.New(errs.Invalid, op, id.Ref(), "%d bytes is smaller than its origin's %d", id.SizeBytes,
 			o.node.size).WithHint("a volume can grow but not shrink")
 	}
+
 	if !tied {
 		return nil
 	}
+
 	return d.sameKey(op, o, *id)
 }
 
@@ -242,6 +258,7 @@ func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, er
 	if err != nil {
 		return nil, err
 	}
+
 	args := append([]string{"clone", "-o", prop}, n.keyArgs()...)
 	if id.FS.IsImage() {
 		if id.SizeBytes != n.size { // saying what it is anyhow takes time
@@ -251,6 +268,7 @@ func (d *Driver) cloneArgs(of string, n *node, id driver.Identity) ([]string, er
 			args = append(args, "-o", "volmode=dev")
 		}
 	}
+
 	return append(args, of, d.dataset(id.ID)), nil
 }
 
@@ -262,20 +280,24 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 	if _, read := d.memo.get(from); read || d.Caps().Check(ctx, op, id) != nil || !driver.ValidID(string(from)) {
 		return false, nil
 	}
+
 	if id.FS.IsImage() && (id.SizeBytes < imagefs.MinBytes(id.FS) || id.Sector == 0) {
 		return false, nil // only the origin tells
 	}
 	if !id.FS.IsImage() {
 		id.SizeBytes, id.Sector = 0, 0
 	}
+
 	n, known := d.noted(from)
 	if known = known && n.FS == id.FS && n.Size <= id.SizeBytes; !known {
 		n.Size = -1
 	}
+
 	args, err := d.cloneArgs(d.own(from), &node{size: n.Size}, id)
 	if err != nil {
 		return false, nil
 	}
+
 	if known {
 		err := d.do(ctx, args...)
 		if !zfs.Is(err, zfs.Absent) {
@@ -283,6 +305,7 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 		}
 		d.unnote(from)
 	}
+
 	var o object
 	var wrong error
 	read := make(chan struct{})
@@ -292,15 +315,18 @@ func (d *Driver) cloneAhead(ctx context.Context, from driver.ObjectID, id driver
 			wrong = d.fits(op, o, &id, true)
 		}
 	}()
+
 	err = d.do(ctx, args...)
 	<-read
 	if wrong == nil && o.immutable && !o.node.ownKey && !zfs.Is(err, zfs.Absent) {
 		d.note(o)
 		return true, d.created(ctx, id, err)
 	}
+
 	if err == nil || errs.Is(err, errs.Canceled) || errs.Is(err, errs.IO) {
 		d.undo(ctx, id.ID)
 	}
+
 	return wrong != nil, wrong
 }
 
@@ -314,18 +340,22 @@ func (d *Driver) clone(
 			return err
 		}
 	}
+
 	o, err := d.origin(ctx, op, from, &id, true)
 	if err != nil {
 		return err
 	}
+
 	at := d.own(from)
 	if !o.immutable {
 		at = d.dataset(from) + "@" + string(id.ID)
 	}
+
 	args, err := d.cloneArgs(at, o.node, id)
 	if err != nil {
 		return err
 	}
+
 	if o.immutable {
 		made, err := d.take(ctx, op, from, quiet, args...)
 		switch {
@@ -346,6 +376,7 @@ func (d *Driver) clone(
 	if err != nil {
 		return err
 	}
+
 	made, err := d.take(ctx, op, from, quiet, "snapshot", at)
 	if err == nil {
 		err = d.do(ctx, args...)
@@ -353,6 +384,7 @@ func (d *Driver) clone(
 	if err == nil {
 		err = d.do(ctx, "destroy", "-d", at)
 	}
+
 	return d.finish(ctx, id, made, err, done)
 }
 
@@ -368,6 +400,7 @@ func (d *Driver) take(
 		}
 		return err
 	}
+
 	if quiet != nil {
 		err = quiet(run)
 	} else {
@@ -377,6 +410,7 @@ func (d *Driver) take(
 		d.memo.drop(from)
 		err = d.absent(ctx, op, from)
 	}
+
 	return made, err
 }
 
@@ -400,6 +434,7 @@ func (d *Driver) finish(ctx context.Context, id driver.Identity, made string, er
 			done()
 		}
 	}
+
 	return err
 }
 
@@ -415,14 +450,17 @@ func (d *Driver) snapshot(
 	if id.SizeBytes != o.node.size {
 		return errs.New(errs.Invalid, op, id.Ref(), "a snapshot has the size of its volume")
 	}
+
 	prop, err := d.encode(id)
 	if err != nil {
 		return err
 	}
+
 	done, err := d.begin(id.ID)
 	if err != nil {
 		return err
 	}
+
 	asOrigin := append([]string{"clone", "-o", "readonly=on"}, o.node.keyArgs()...)
 	if o.immutable {
 		// A clone of it with a snapshot of its own: a promotion would take its own
@@ -433,6 +471,7 @@ func (d *Driver) snapshot(
 		}
 		return d.finish(ctx, id, "", err, done)
 	}
+
 	at := d.dataset(from) + "@" + string(id.ID)
 	made, err := d.take(ctx, op, from, quiet, "snapshot", "-o", prop, at)
 	if err == nil {
@@ -441,6 +480,7 @@ func (d *Driver) snapshot(
 	if err == nil {
 		err = d.do(ctx, "promote", d.dataset(id.ID))
 	}
+
 	return d.finish(ctx, id, made, err, done)
 }
 
@@ -452,6 +492,7 @@ func (d *Driver) attachment(o object) driver.Attachment {
 	if !o.node.volume {
 		return driver.Attachment{FS: driver.Native, Source: d.dataset(o.ID), Type: "zfs", ReadOnly: ro}
 	}
+
 	return driver.Attachment{
 		Image:       zfs.Device(d.dataset(o.ID)),
 		Block:       true,
@@ -472,10 +513,12 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	o, err := d.look(ctx, op, id.ID)
 	if err != nil {
 		return err
 	}
+
 	switch {
 	case o.Whole, errs.Is(o.Err, errs.Damaged):
 	case o.Err != nil:
@@ -483,9 +526,11 @@ func (d *Driver) SetIdentity(ctx context.Context, id driver.Identity) error {
 	default:
 		return errs.New(errs.NotFound, op, string(id.ID), "it is only half there")
 	}
+
 	if id.FS.IsImage() != o.node.volume {
 		return errs.New(errs.Invalid, op, id.Ref(), "it is not %s", id.FS)
 	}
+
 	id.Extra = cmp.Or(id.Extra, o.Identity.Extra)
 	return d.write(ctx, o, id)
 }
@@ -496,11 +541,14 @@ func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error 
 		id.SizeBytes = cmp.Or(id.SizeBytes, o.node.size)
 		id.Sector = cmp.Or(id.Sector, o.Identity.Sector, sectorBytes)
 	}
+
 	prop, err := d.encode(id)
 	if err != nil {
 		return err
 	}
+
 	defer d.memo.drop(id.ID)
+
 	d.unnote(id.ID)
 	ds, own := d.dataset(id.ID), d.own(id.ID)
 	switch to := immutable(id.Kind); {
@@ -530,11 +578,13 @@ func (d *Driver) write(ctx context.Context, o object, id driver.Identity) error 
 			}
 		}
 	}
+
 	if o.node.readOnly == immutable(id.Kind) {
 		return nil
 	}
 	if immutable(id.Kind) {
 		return d.do(ctx, "set", "readonly=on", ds)
 	}
+
 	return d.do(ctx, "inherit", "readonly", ds)
 }

@@ -58,6 +58,7 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []*node
 	byName := map[string]*node{}
 	for _, r := range rows {
@@ -67,11 +68,13 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 				return nil, err
 			}
 		}
+
 		size, used, refer, inSnaps, written, created, holds := nums[0], nums[1], nums[2], nums[3], nums[4], nums[5], nums[6]
 		text := r[16]
 		if text == "-" {
 			text = ""
 		}
+
 		if ds, name, ok := strings.Cut(r[0], "@"); ok {
 			n := byName[ds]
 			if n == nil {
@@ -86,6 +89,7 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 			n.snaps = append(n.snaps, s)
 			continue
 		}
+
 		n := &node{
 			name:     r[0],
 			volume:   r[1] == "volume",
@@ -99,18 +103,22 @@ func (d *Driver) read(ctx context.Context, args ...string) ([]*node, error) {
 			pool:     r[14],
 			ownKey:   r[15] == keyOwn,
 		}
+
 		if r[2] != "-" {
 			n.origin = r[2]
 		}
 		if r[5] != "-" {
 			n.encRoot = r[5]
 		}
+
 		byName[n.name] = n
 		if p := byName[zfs.ParentOf(n.name)]; p != nil {
 			p.children++
 		}
+
 		out = append(out, n)
 	}
+
 	return out, nil
 }
 
@@ -156,9 +164,11 @@ func (d *Driver) assess(n *node) object {
 	if s := n.ownSnap(); s != nil {
 		text, o.immutable = s.text, true
 	}
+
 	if text == "" {
 		return o
 	}
+
 	i, err := objdir.Decode([]byte(text))
 	if err == nil && (i.ID != id || i.Pool != d.pool) {
 		err = errs.New(errs.Damaged, "read identity", string(id), "it says object %q of pool %q", i.ID, i.Pool)
@@ -170,6 +180,7 @@ func (d *Driver) assess(n *node) object {
 		o.Err = errs.Wrap("read identity", string(id), err)
 		return o
 	}
+
 	o.Whole, o.Identity = true, i
 	return o
 }
@@ -180,6 +191,7 @@ func (d *Driver) look(ctx context.Context, op string, id driver.ObjectID) (objec
 	if !driver.ValidID(string(id)) {
 		return object{}, errs.New(errs.NotFound, op, string(id), "no such object in the pool")
 	}
+
 	nodes, err := d.read(ctx, "-d", "1", d.dataset(id))
 	if zfs.Is(err, zfs.Absent) || err == nil && len(nodes) == 0 {
 		return object{}, d.absent(ctx, op, id)
@@ -187,10 +199,12 @@ func (d *Driver) look(ctx context.Context, op string, id driver.ObjectID) (objec
 	if err != nil {
 		return object{}, err
 	}
+
 	o := d.assess(nodes[0])
 	if o.Whole {
 		d.memo.put(o)
 	}
+
 	return o, nil
 }
 
@@ -202,6 +216,7 @@ func (d *Driver) whole(ctx context.Context, op string, id driver.ObjectID, fresh
 			return o, nil
 		}
 	}
+
 	o, err := d.look(ctx, op, id)
 	switch {
 	case err != nil:
@@ -211,6 +226,7 @@ func (d *Driver) whole(ctx context.Context, op string, id driver.ObjectID, fresh
 	case !o.Whole:
 		return o, errs.New(errs.NotFound, op, string(id), "it is only half there")
 	}
+
 	return o, nil
 }
 
@@ -232,12 +248,14 @@ func (d *Driver) all(ctx context.Context) (live, buried []*node, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if len(nodes) == 0 || nodes[0].name != d.root || nodes[0].pool != d.pool {
 		// Another one under its name: that it is empty says nothing.
 		if err := d.alive(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
+
 	for _, n := range nodes {
 		switch _, ok := n.id(); {
 		case !ok:
@@ -247,6 +265,7 @@ func (d *Driver) all(ctx context.Context) (live, buried []*node, err error) {
 			buried = append(buried, n)
 		}
 	}
+
 	return live, buried, nil
 }
 
@@ -258,6 +277,7 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 			yield(driver.Object{}, errs.Wrap("list", d.root, err))
 			return
 		}
+
 		there := map[string]bool{}
 		for _, n := range live {
 			o := d.assess(n)
@@ -269,6 +289,7 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 				return
 			}
 		}
+
 		// Snapshots of objects that were not finished, or not destroyed to the end.
 		for _, n := range append(live, buried...) {
 			for _, s := range n.snaps {

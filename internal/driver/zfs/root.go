@@ -34,19 +34,23 @@ func (d *Driver) layOut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	// Among those that came with 2.1.
 	if _, ok := features["draid"]; !ok {
 		return errs.New(errs.Unsupported, op, d.zp, "this OpenZFS (%s) is older than 2.1", zfs.Version()).
 			WithHint("upgrade OpenZFS, both programs and module")
 	}
+
 	compression, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "compression", parent)
 	if zfs.Is(err, zfs.Absent) {
 		return errs.New(errs.NotFound, op, parent, "no such dataset").
 			WithHint("make the parent dataset first: `zfs create %s`", parent)
 	}
+
 	if err != nil {
 		return err
 	}
+
 	props := append([]string(nil), rootProps...)
 	if len(compression) == 1 && compression[0][0] == "off" {
 		switch {
@@ -58,12 +62,14 @@ func (d *Driver) layOut(ctx context.Context) error {
 			props = append(props, "compression=on")
 		}
 	}
+
 	props = append(props, propPool+"="+d.pool)
 
 	args := []string{"create"}
 	for _, p := range append(props, propMade+"=on") {
 		args = append(args, "-o", p)
 	}
+
 	err = zfs.ZFS.Do(ctx, append(args, d.root)...)
 	if zfs.Is(err, zfs.Taken) {
 		err = d.takeOver(ctx, props)
@@ -71,6 +77,7 @@ func (d *Driver) layOut(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	return d.try(ctx)
 }
 
@@ -84,6 +91,7 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 	if err != nil {
 		return err
 	}
+
 	mine := len(owner) == 1 && owner[0][1] == "local" && owner[0][0] == d.pool
 	if !mine {
 		if len(owner) == 1 && owner[0][1] == "local" {
@@ -97,6 +105,7 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 				WithHint("choose a name that is not there, or an empty dataset")
 		}
 	}
+
 	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "type", d.root)
 	if err != nil {
 		return err
@@ -104,6 +113,7 @@ func (d *Driver) takeOver(ctx context.Context, props []string) error {
 	if len(rows) != 1 || rows[0][0] != "filesystem" {
 		return errs.New(errs.Invalid, op, d.root, "it is not a filesystem").WithHint("choose a name that is not there")
 	}
+
 	return zfs.ZFS.Do(ctx, append(append([]string{"set"}, props...), d.root)...)
 }
 
@@ -143,6 +153,7 @@ func (d *Driver) try(ctx context.Context) (err error) {
 			}
 		}
 	}()
+
 	for _, args := range [][]string{
 		{"create", d.dataset(a)},
 		{"snapshot", "-o", propIdentity + "={}", d.dataset(a) + "@" + string(b)},
@@ -154,6 +165,7 @@ func (d *Driver) try(ctx context.Context) (err error) {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -172,14 +184,17 @@ func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
 			return nil, err
 		}
 	}
+
 	if _, err := d.Reap(ctx); err != nil {
 		return nil, err
 	}
+
 	// The graveyard goes if nobody has put anything there.
 	if err := zfs.ZFS.Do(ctx, "destroy", d.yard()); err != nil &&
 		!zfs.Is(err, zfs.Absent, zfs.HasChildren, zfs.HasClones) {
 		return nil, err
 	}
+
 	return d.contents(ctx)
 }
 
@@ -203,6 +218,7 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 	if err := d.imported(); err != nil {
 		return err
 	}
+
 	rows, err := zfs.ZFS.Rows(ctx, 3, "get", "-Hp", "-o", "property,value,source", propPool+","+propMade, d.root)
 	if zfs.Is(err, zfs.Absent) {
 		return nil
@@ -210,23 +226,28 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	local := map[string]string{}
 	for _, r := range rows {
 		if r[2] == "local" {
 			local[r[0]] = r[1]
 		}
 	}
+
 	if local[propPool] != d.pool {
 		return nil // given up before, or never this pool's
 	}
+
 	found, err := d.Foreign(ctx)
 	if err != nil {
 		return err
 	}
+
 	if len(found) > 0 {
 		return errs.New(errs.InUse, op, d.root, "there is something in it that is not Pando's: %s", some(found)).
 			WithHint("look with `zfs list -r -t all %s`, and move or destroy it", d.root)
 	}
+
 	if local[propMade] == "on" {
 		err := zfs.Patiently(ctx, patience, func() error { return zfs.ZFS.Do(ctx, "destroy", d.root) })
 		if zfs.Is(err, zfs.Absent) {
@@ -234,6 +255,7 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 		}
 		return err
 	}
+
 	// The mark of the pool goes last.
 	for _, p := range append(append([]string(nil), rootProps...), "compression", propPool) {
 		name, _, _ := strings.Cut(p, "=")
@@ -245,5 +267,6 @@ func (d *Driver) unmakeRoot(ctx context.Context) error {
 			return err
 		}
 	}
+
 	return nil
 }

@@ -70,6 +70,7 @@ func (f *framer) Write(b []byte) (int, error) {
 		f.n += uint64(len(part))
 		done += len(part)
 	}
+
 	return len(b), nil
 }
 
@@ -109,13 +110,16 @@ func (u *unframer) begin() error {
 	if err := u.full(head[:]); err != nil {
 		return err
 	}
+
 	if string(head[:len(streamMagic)]) != streamMagic {
 		return damaged("it is not a stream of ZFS as Pando writes it")
 	}
+
 	if v := binary.LittleEndian.Uint32(head[len(streamMagic):]); v != streamVersion {
 		return errs.New(errs.Unsupported, "", "", "the stream is of version %d, this Pando knows %d", v,
 			streamVersion).WithHint("upgrade pando")
 	}
+
 	return nil
 }
 
@@ -137,10 +141,12 @@ func (u *unframer) next() error {
 	if err := u.full(head[:]); err != nil {
 		return err
 	}
+
 	n, crc := binary.LittleEndian.Uint32(head[:]), binary.LittleEndian.Uint32(head[4:])
 	if n > maxFrame {
 		return damaged("a piece of %d bytes", n)
 	}
+
 	if n == 0 {
 		var total [8]byte
 		if err := u.full(total[:]); err != nil {
@@ -156,16 +162,20 @@ func (u *unframer) next() error {
 		}
 		return io.EOF
 	}
+
 	if u.buf == nil {
 		u.buf = make([]byte, maxFrame)
 	}
+
 	frame := u.buf[:n]
 	if err := u.full(frame); err != nil {
 		return err
 	}
+
 	if crc32.Checksum(frame, castagnoli) != crc {
 		return damaged("a checksum is wrong")
 	}
+
 	u.crc = crc32.Update(u.crc, castagnoli, frame)
 	u.n += uint64(n)
 	u.frame = frame
@@ -198,6 +208,7 @@ func parseBegin(b []byte) (beginRecord, error) {
 	if order.Uint64(b[8:]) != beginMagic || order.Uint32(b) != beginType {
 		return beginRecord{}, damaged("what is in it is not of ZFS")
 	}
+
 	info := order.Uint64(b[16:])
 	return beginRecord{
 		kind: order.Uint32(b[32:]), single: info&3 == headSingle, features: info >> 2 & (1<<30 - 1),
@@ -240,10 +251,12 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(op, string(from), err)
 	}
+
 	o, err := d.immutableTree(ctx, op, from)
 	if err != nil {
 		return err
 	}
+
 	if base != "" {
 		if base == from {
 			return errs.New(errs.Invalid, op, string(from), "an object cannot be its own base")
@@ -252,10 +265,12 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 			return err
 		}
 	}
+
 	f := &framer{w: w}
 	if err := f.begin(); err != nil {
 		return err
 	}
+
 	err = zfs.Send(ctx, d.sendArgs(o, base), f)
 	switch {
 	case f.err != nil:
@@ -269,6 +284,7 @@ func (d *Driver) Send(ctx context.Context, from, base driver.ObjectID, w io.Writ
 	case err != nil:
 		return err
 	}
+
 	// Only now: a stream without its end is none.
 	return f.end()
 }
@@ -283,10 +299,12 @@ func (d *Driver) Same(ctx context.Context, id, base driver.ObjectID) (bool, erro
 			return false, err
 		}
 	}
+
 	rows, err := zfs.ZFS.Rows(ctx, 1, "get", "-Hp", "-o", "value", "written@"+d.own(base), d.own(id))
 	if err != nil {
 		return false, err
 	}
+
 	return len(rows) == 1 && rows[0][0] == "0", nil // "-" if it does not descend from it
 }
 
@@ -296,18 +314,22 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	if err := d.Caps().Check(ctx, op, id); err != nil {
 		return err
 	}
+
 	if !immutable(id.Kind) || id.FS.IsImage() {
 		return errs.New(errs.Invalid, op, id.Ref(), "a %s %s cannot be received: what is received is an immutable tree",
 			id.FS, id.Kind)
 	}
+
 	id.SizeBytes, id.Sector = 0, 0
 	prop, err := d.encode(id)
 	if err != nil {
 		return err
 	}
+
 	if err := d.vacant(ctx, id); err != nil {
 		return err
 	}
+
 	args := []string{"-u", "-o", "readonly=on"}
 	var on object
 	var guid uint64
@@ -323,6 +345,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 		}
 		args = append(args, "-o", "origin="+d.own(base))
 	}
+
 	u := &unframer{r: bufio.NewReaderSize(r, maxFrame)}
 	first, raw, err := d.firstRecord(u, guid)
 	if err == nil && raw && base != "" && !on.raw() {
@@ -339,6 +362,7 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	if d.step != nil {
 		d.step([]string{"receive"})
 	}
+
 	err = zfs.Receive(ctx, append(args, d.own(id.ID)), io.MultiReader(first, u))
 	if raw && base != "" && zfs.Is(err, zfs.OtherKey) {
 		err = errs.New(errs.Conflict, "", "",
@@ -355,10 +379,12 @@ func (d *Driver) Receive(ctx context.Context, id driver.Identity, base driver.Ob
 	if zfs.Is(err, zfs.Taken) { // since it was looked for
 		return errs.New(errs.Exists, op, id.Ref(), "its dataset %s is there already", d.dataset(id.ID))
 	}
+
 	if err != nil {
 		d.undo(ctx, id.ID)
 		return errs.Wrap(op, id.Ref(), err)
 	}
+
 	d.memo.drop(id.ID)
 	return nil
 }
@@ -372,14 +398,17 @@ func (d *Driver) Plan(ctx context.Context, from, base driver.ObjectID) (driver.S
 	if err != nil {
 		return driver.StreamPlan{}, err
 	}
+
 	p := driver.StreamPlan{Raw: o.raw()}
 	out, err := zfs.ZFS.Output(ctx, append([]string{"send", "-nP"}, d.sendArgs(o, base)...)...)
 	if err != nil {
 		return p, ctx.Err() // it is only an estimate
 	}
+
 	if p.Bytes = estimate(string(out)); p.Bytes > 0 {
 		p.SavedBytes = min(p.Bytes, d.saved(ctx))
 	}
+
 	return p, ctx.Err()
 }
 
@@ -440,10 +469,12 @@ func (d *Driver) guid(ctx context.Context, id driver.ObjectID) (uint64, error) {
 	if len(out) != 1 {
 		return 0, errs.New(errs.Damaged, "receive", string(id), "it has %d GUIDs", len(out))
 	}
+
 	guid, err := strconv.ParseUint(out[0][0], 10, 64)
 	if err != nil {
 		return 0, &errs.Error{Kind: errs.Damaged, Op: "receive", Ref: string(id), Err: err}
 	}
+
 	return guid, nil
 }
 
@@ -454,6 +485,7 @@ func (d *Driver) firstRecord(u *unframer, base uint64) (first io.Reader, raw boo
 	if err := u.begin(); err != nil {
 		return nil, false, err
 	}
+
 	head := make([]byte, beginBytes)
 	if _, err := io.ReadFull(u, head); err != nil {
 		if err == io.EOF || err == io.ErrUnexpectedEOF {
@@ -461,6 +493,7 @@ func (d *Driver) firstRecord(u *unframer, base uint64) (first io.Reader, raw boo
 		}
 		return nil, false, err
 	}
+
 	b, err := parseBegin(head)
 	switch {
 	case err != nil:
@@ -479,5 +512,6 @@ func (d *Driver) firstRecord(u *unframer, base uint64) (first io.Reader, raw boo
 			"the stream is what differs from another object than the one given").
 			WithHint("it builds on the snapshot with the GUID %d", b.from)
 	}
+
 	return bytes.NewReader(head), b.features&featureRaw != 0, nil
 }

@@ -54,12 +54,14 @@ func measure(o object) driver.Usage {
 	if u.LogicalBytes > 0 {
 		u.Extents = 1
 	}
+
 	var newest *snap // that has clones
 	for _, s := range n.snaps {
 		if len(s.clones) > 0 {
 			newest = s
 		}
 	}
+
 	switch own := n.ownSnap(); {
 	case newest == nil && len(n.snaps) > 0 && own != nil:
 		u.ExclusiveBytes = n.used // all of it would go
@@ -70,15 +72,18 @@ func measure(o object) driver.Usage {
 	default:
 		u.ExclusiveBytes = n.written // since the last snapshot, or its origin
 	}
+
 	if u.ExclusiveBytes = min(u.ExclusiveBytes, u.LogicalBytes); u.ExclusiveBytes <= headerBytes && n.origin != "" {
 		u.ExclusiveBytes = 0
 	}
+
 	u.SharedBytes = u.LogicalBytes - u.ExclusiveBytes
 	for _, s := range n.snaps {
 		if id, _ := n.id(); s.name != string(id) || s.deferred {
 			u.TiedBytes = n.inSnaps // its own is all that its dataset has, so it adds nothing
 		}
 	}
+
 	return u
 }
 
@@ -89,11 +94,13 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	there := map[string]bool{}
 	for _, n := range live {
 		id, _ := n.id()
 		there[string(id)] = true
 	}
+
 	var out []driver.Tie
 	for _, n := range live {
 		var hidden []*snap
@@ -111,12 +118,14 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 				rest -= s.used
 			}
 		}
+
 		for i, s := range hidden {
 			t := d.tie(n, s)
 			if there[s.name] {
 				// The point at which a volume was cloned: nothing was destroyed.
 				t.ID = ""
 			}
+
 			id, _ := n.id()
 			t.Holder = id
 			t.Bytes = s.used
@@ -128,6 +137,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 			}
 		}
 	}
+
 	for _, n := range buried {
 		id, _ := n.id()
 		t := driver.Tie{Name: n.name, ID: id, Bytes: n.used}
@@ -141,6 +151,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 		}
 		out = append(out, t)
 	}
+
 	return out, nil
 }
 
@@ -150,6 +161,7 @@ func (d *Driver) tie(n *node, s *snap) driver.Tie {
 	if !d.mine(s) {
 		t.Foreign = append(t.Foreign, t.Name)
 	}
+
 	for _, c := range s.clones {
 		if id, ok := strings.CutPrefix(c, d.root+"/"); ok && driver.ValidID(id) {
 			t.HeldBy = append(t.HeldBy, driver.ObjectID(id))
@@ -157,9 +169,11 @@ func (d *Driver) tie(n *node, s *snap) driver.Tie {
 			t.Foreign = append(t.Foreign, c)
 		}
 	}
+
 	if s.holds > 0 {
 		t.Foreign = append(t.Foreign, "a hold on "+t.Name)
 	}
+
 	return t
 }
 
@@ -189,6 +203,7 @@ func (d *Driver) Space(ctx context.Context, rough bool) (driver.Space, error) {
 			}
 		}
 	}
+
 	rows, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "property,value", "available,used", d.root)
 	if zfs.Is(err, zfs.Absent) {
 		err = d.absentOr(ctx, err)
@@ -196,6 +211,7 @@ func (d *Driver) Space(ctx context.Context, rough bool) (driver.Space, error) {
 	if err != nil {
 		return driver.Space{}, err
 	}
+
 	var s driver.Space
 	for _, r := range rows {
 		n, err := zfs.Number(r[1])
@@ -208,6 +224,7 @@ func (d *Driver) Space(ctx context.Context, rough bool) (driver.Space, error) {
 			s.UsedBytes = n
 		}
 	}
+
 	s.TotalBytes = s.FreeBytes + s.UsedBytes
 	if note := (spaceNote{time.Now(), s.TotalBytes, s.FreeBytes}); note.plenty() {
 		if b, err := json.Marshal(note); err == nil {
@@ -217,6 +234,7 @@ func (d *Driver) Space(ctx context.Context, rough bool) (driver.Space, error) {
 			}
 		}
 	}
+
 	return s, nil
 }
 

@@ -114,27 +114,33 @@ func Open(ctx context.Context, dir, poolID string, create bool) (driver.Driver, 
 	if err != nil {
 		return nil, errs.Wrap(op, dir, err)
 	}
+
 	if err := zfs.CheckDataset(root); err != nil {
 		return nil, err
 	}
+
 	if zfs.ParentOf(root) == "" {
 		return nil, errs.New(errs.Invalid, op, root, "it is a zpool, not a dataset in one").
 			WithHint("give Pando a dataset of its own: %s/pando", root)
 	}
+
 	d := &Driver{dir: dir, root: root, zp: zfs.PoolOf(root), pool: poolID}
 	if create {
 		if err := zfs.Available(); err != nil {
 			return nil, err
 		}
 	}
+
 	if err := d.imported(); err != nil {
 		return nil, err
 	}
+
 	if create {
 		if err := d.layOut(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	return d, nil
 }
 
@@ -178,19 +184,23 @@ func (d *Driver) alive(ctx context.Context) error {
 	if err := d.imported(); err != nil {
 		return err
 	}
+
 	rows, err := zfs.ZFS.Rows(ctx, 2, "get", "-Hp", "-o", "value,source", propPool, d.root)
 	if zfs.Is(err, zfs.Absent) {
 		return errs.New(errs.IO, "open dataset", d.root, "the dataset of the pool is not there").
 			WithHint("was it renamed? `zfs get -r pando:pool` finds it; then change the link %s", filepath.Join(d.dir, Link))
 	}
+
 	if err != nil {
 		return err
 	}
+
 	if len(rows) != 1 || rows[0][0] != d.pool || rows[0][1] != "local" {
 		return errs.New(errs.Damaged, "open dataset", d.root, "it is not the dataset of this pool: its %s is %q", propPool,
 			rows[0][0]).
 			WithHint("`zfs get -r pando:pool` shows whose datasets there are")
 	}
+
 	return nil
 }
 
@@ -220,6 +230,7 @@ func (d *Driver) begin(id driver.ObjectID) (func(), error) {
 	if err != nil {
 		return nil, errs.Wrap("create", string(id), err)
 	}
+
 	f.Close()
 	return func() { d.forget(id) }, nil
 }

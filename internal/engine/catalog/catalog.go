@@ -162,22 +162,27 @@ func Create(ctx context.Context, dir, poolID string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return errs.New(errs.Exists, "create catalogue", path, "it is there already")
 	}
+
 	for _, d := range []string{"live", "locks"} {
 		if err := os.Mkdir(filepath.Join(dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return errs.Wrap("create catalogue", dir, err)
 		}
 	}
+
 	// SQLite gives its files the mode of the database file.
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return errs.Wrap("create catalogue", path, err)
 	}
+
 	f.Close()
 	db, err := openDatabase(path, dsn(path))
 	if err != nil {
 		return wrap("create catalogue", path, err)
 	}
+
 	defer db.Close()
+
 	for _, stmt := range []string{"PRAGMA journal_mode=WAL", "PRAGMA synchronous=FULL", "BEGIN IMMEDIATE", schema,
 		fmt.Sprintf("PRAGMA user_version=%d", Version),
 		"INSERT INTO meta VALUES ('pool', '" + poolID + "')", "COMMIT"} {
@@ -185,6 +190,7 @@ func Create(ctx context.Context, dir, poolID string) error {
 			return wrap("create catalogue", path, err)
 		}
 	}
+
 	return nil
 }
 
@@ -213,6 +219,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		}
 		return nil, errs.Wrap("open catalogue", path, err)
 	}
+
 	// Before it is known whether there is a log: what is seen by then is in the database, or
 	// in a log that is there.
 	seen := seenOf(dir)
@@ -223,10 +230,12 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		// write at this moment writes to a log first.
 		source += "&immutable=1"
 	}
+
 	db, err := openDatabase(path, source)
 	if err != nil {
 		return nil, wrap("open catalogue", path, err)
 	}
+
 	var version int
 	var pool string
 	var commits int64
@@ -256,6 +265,7 @@ func OpenReadOnly(ctx context.Context, dir, poolID string) (*Catalog, error) {
 		db.Close()
 		return nil, err
 	}
+
 	c := &Catalog{db: db, path: path, dir: dir, seen: seen}
 	c.checkSeen(noted, commits)
 	return c, nil
@@ -282,23 +292,27 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 		}
 		return nil, errs.Wrap("open catalogue", path, err)
 	}
+
 	Preallocate(dir)
 	db, err := openDatabase(path, dsn(path)+more)
 	if err != nil {
 		return nil, wrap("open catalogue", path, err)
 	}
+
 	c := &Catalog{db: db, path: path, dir: dir, seen: seenOf(dir)}
 	var version int
 	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&version); err != nil {
 		_ = c.Close()
 		return nil, wrap("open catalogue", path, err)
 	}
+
 	if version > Version {
 		_ = c.Close()
 		return nil, errs.New(errs.TooNew, "open catalogue", path, "it has format %d, this pando knows up to %d", version,
 			Version).
 			WithHint("upgrade pando")
 	}
+
 	if version > 0 && version < Version {
 		if err := c.upgrade(ctx, version); err != nil {
 			_ = c.Close()
@@ -306,6 +320,7 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 		}
 		version = Version
 	}
+
 	var pool string
 	noted := c.seen.read() // first: other processes may commit before the catalogue is read
 	if version == Version {
@@ -317,11 +332,13 @@ func open(ctx context.Context, dir, poolID, more string) (*Catalog, error) {
 		_ = c.Close()
 		return nil, wrap("open catalogue", path, err)
 	}
+
 	if pool != poolID {
 		_ = c.Close()
 		return nil, errs.New(errs.Damaged, "open catalogue", path, "it is not the catalogue of this pool").
 			WithHint("%s", damagedHint)
 	}
+
 	return c, nil
 }
 
@@ -367,15 +384,19 @@ func (c *Catalog) update(ctx context.Context, d Durability, fn func(*Tx) error) 
 	if err != nil {
 		return wrap("open catalogue", c.path, err)
 	}
+
 	defer c.prepare(ctx) // when the connection is free again
 	defer conn.Close()
+
 	sync := "PRAGMA synchronous=NORMAL"
 	if d == Durable {
 		sync = "PRAGMA synchronous=FULL"
 	}
+
 	if _, err := conn.ExecContext(ctx, sync); err != nil {
 		return wrap("write catalogue", c.path, err)
 	}
+
 	var commits int64
 	var put []driver.ObjectID
 	if err := c.transact(ctx, conn, nil, func(tx *Tx) (err error) {
@@ -387,12 +408,14 @@ func (c *Catalog) update(ctx context.Context, d Durability, fn func(*Tx) error) 
 	}); err != nil {
 		return err
 	}
+
 	if d == Durable {
 		c.seen.note(commits)
 	}
 	if len(put) > 0 && c.onCommit != nil {
 		c.onCommit(put)
 	}
+
 	return nil
 }
 
@@ -412,6 +435,7 @@ func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions
 	if err != nil {
 		return err
 	}
+
 	t := &Tx{ctx: ctx, tx: tx, c: c}
 	ended := beginCounting(ctx)
 	done := false
@@ -420,9 +444,11 @@ func (c *Catalog) transact(ctx context.Context, conn *sql.Conn, o *sql.TxOptions
 			ended(0, tx.Rollback()) // fn's error, or its panic, says what went wrong
 		}
 	}()
+
 	if err := fn(t); err != nil {
 		return err
 	}
+
 	done = true
 	err = tx.Commit()
 	ended(t.marked, err)
@@ -446,6 +472,7 @@ func (c *Catalog) begin(ctx context.Context, conn *sql.Conn, o *sql.TxOptions) (
 	if errors.As(err, &busy) && busy.Code()&0xff == sqliteBusy {
 		return nil, w.Error(time.Since(begun))
 	}
+
 	return tx, wrap("write catalogue", c.path, err)
 }
 
@@ -460,6 +487,7 @@ func (t *Tx) exec(query string, args ...any) (int64, error) {
 	if err != nil {
 		return 0, wrap("write catalogue", t.c.path, err)
 	}
+
 	n, err := r.RowsAffected()
 	return n, wrap("write catalogue", t.c.path, err)
 }
@@ -482,15 +510,18 @@ func wrap(op, path string, err error) error {
 	if err == nil {
 		return nil
 	}
+
 	var se *sqlite.Error
 	if !errors.As(err, &se) {
 		return errs.Wrap(op, path, err)
 	}
+
 	e := &errs.Error{Op: op, Ref: path, Err: err}
 	code := se.Code() & 0xff
 	if (code == sqliteIOErr || code == sqliteCantOpen) && isFull(path) {
 		code = sqliteFull // writing to a mapped file, or making one, has failed
 	}
+
 	switch code {
 	case sqliteCorrupt, sqliteNotADB:
 		e.Kind, e.Hint = errs.Damaged, damagedHint
@@ -511,5 +542,6 @@ func wrap(op, path string, err error) error {
 			e.Kind, e.Hint = errs.Damaged, damagedHint
 		}
 	}
+
 	return e
 }

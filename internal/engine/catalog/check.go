@@ -35,6 +35,7 @@ func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 		}); err != nil {
 			return err
 		}
+
 		have := map[string]bool{}
 		if err := tx.each(`SELECT name FROM sqlite_schema`, nil, func(s scanner) error {
 			var name string
@@ -44,16 +45,19 @@ func (c *Catalog) Check(ctx context.Context) ([]string, error) {
 		}); err != nil {
 			return err
 		}
+
 		for _, m := range schemaNames().FindAllStringSubmatch(schema, -1) {
 			if !have[m[1]] {
 				out = append(out, m[1]+" is missing in the schema")
 			}
 		}
+
 		return nil
 	})
 	if errs.Is(err, errs.Damaged) {
 		return append(out, err.Error()), nil
 	}
+
 	return out, err
 }
 
@@ -77,11 +81,13 @@ func (c *Catalog) Living(owner string) (bool, error) {
 	if err != nil {
 		return false, errs.Wrap("check", path, err)
 	}
+
 	defer f.Close()
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return true, nil
 	}
+
 	return false, errs.Wrap("check", path, err)
 }
 
@@ -91,11 +97,13 @@ func (c *Catalog) StaleOwners(marks []Mark) ([]string, error) {
 	for _, m := range marks {
 		named[m.Owner] = true
 	}
+
 	live := filepath.Join(c.dir, "live")
 	entries, err := os.ReadDir(live)
 	if err != nil {
 		return nil, errs.Wrap("check", live, err)
 	}
+
 	var out []string
 	for _, e := range entries {
 		if named[e.Name()] || isSpare(e.Name()) {
@@ -107,5 +115,6 @@ func (c *Catalog) StaleOwners(marks []Mark) ([]string, error) {
 			out = append(out, e.Name())
 		}
 	}
+
 	return out, nil
 }

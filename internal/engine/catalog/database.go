@@ -33,6 +33,7 @@ func openDatabase(path, source string) (*database, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	opened.Lock()
 	opened.count[in]++
 	opened.Unlock()
@@ -42,6 +43,7 @@ func openDatabase(path, source string) (*database, error) {
 		d.forget()
 		return nil, err
 	}
+
 	// One connection: some pragmas belong to it, and commands do one thing at a time in the
 	// catalogue anyway.
 	d.SetMaxOpenConns(1)

@@ -47,6 +47,7 @@ func (i *idle) take() *os.File {
 		}
 		unlock(f)
 	}
+
 	return nil
 }
 
@@ -76,6 +77,7 @@ func beginCounting(ctx context.Context) (ended func(marked int, err error)) {
 	if !ok {
 		return func(int, error) {}
 	}
+
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.running++

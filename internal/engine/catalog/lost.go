@@ -81,14 +81,17 @@ func (c *Catalog) NoteLostWrites(ctx context.Context, a Attached, l Loss) error 
 		}
 		return tx.SetLost(x, Lost{At: now, Told: l.Told && x.ID == a.ID})
 	}
+
 	return c.Update(ctx, Soft, func(tx *Tx) error {
 		if l.Shared == nil {
 			return note(tx, a)
 		}
+
 		all, err := tx.AllAttached()
 		if err != nil {
 			return err
 		}
+
 		for _, x := range all {
 			if !l.Shared(x) {
 				continue
@@ -97,6 +100,7 @@ func (c *Catalog) NoteLostWrites(ctx context.Context, a Attached, l Loss) error 
 				return err
 			}
 		}
+
 		return nil
 	})
 }

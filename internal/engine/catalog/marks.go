@@ -28,16 +28,19 @@ func (t *Tx) Mark(m Mark) error {
 	if err != nil {
 		return err
 	}
+
 	token, err := w.owner()
 	if err != nil {
 		return err
 	}
+
 	p := self()
 	_, err = t.exec(`INSERT INTO marks (`+markColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`,
 		m.ID, m.Op, m.Name, m.Reads, m.Mountpoint, m.MadeDir, m.Freezes, token, p.PID, int64(p.Start), p.BootID, toNano(time.Now()))
 	if err == nil {
 		t.marked++
 	}
+
 	return err
 }
 

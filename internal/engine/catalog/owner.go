@@ -75,16 +75,19 @@ func (o *Operation) named() string {
 func (o *Operation) owner() (string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+
 	if o.ended {
 		return "", errs.New(errs.Internal, "mark", "", "the operation has ended")
 	}
 	if o.f != nil {
 		return o.token, nil
 	}
+
 	if f := o.c.idle.take(); f != nil {
 		o.f, o.token = f, filepath.Base(f.Name())
 		return o.token, nil
 	}
+
 	live := filepath.Join(o.c.dir, "live")
 	for {
 		f, err := os.CreateTemp(live, "p-")
@@ -94,6 +97,7 @@ func (o *Operation) owner() (string, error) {
 		if err != nil {
 			return "", errs.Wrap("mark", live, err)
 		}
+
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			// Between the two calls a clean-up may have taken the file for a
 			// dead process's and removed it: then our lock proves nothing.
@@ -111,6 +115,7 @@ func (o *Operation) owner() (string, error) {
 			_ = os.Remove(f.Name())
 			return "", errs.Wrap("mark", live, err)
 		}
+
 		f.Close()
 	}
 }
@@ -145,16 +150,19 @@ func (o *Operation) End() {
 	if o.f == nil {
 		return
 	}
+
 	f := o.f
 	o.f = nil
 	if o.isClean() && o.c.idle.put(f) {
 		o.token = "" // marks of that name are the next one's
 		return
 	}
+
 	path := filepath.Join(o.c.dir, "live", o.token)
 	if !o.spare || !returnSpare(path) {
 		_ = os.Remove(path) // a file that stays is nobody's when it is not locked, and collected
 	}
+
 	unlock(f)
 }
 
@@ -196,9 +204,11 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 			}
 			return &Grave{f, path, true, c.dir}, nil
 		}
+
 		if err != nil {
 			return nil, errs.Wrap("recover", path, err)
 		}
+
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
@@ -206,11 +216,13 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 			}
 			return nil, errs.Wrap("recover", path, err)
 		}
+
 		// Whoever had it locked may have removed it since it was opened: then others lock another file.
 		same, err := isFile(f)
 		if err == nil && same {
 			return &Grave{f, path, false, c.dir}, nil
 		}
+
 		f.Close()
 		if err != nil {
 			return nil, errs.Wrap("recover", path, err)
@@ -241,6 +253,7 @@ func (c *Catalog) removeStaleOwners(named map[string]bool) error {
 	if err != nil {
 		return errs.Wrap("recover", live, err)
 	}
+
 	for _, e := range entries {
 		if named[e.Name()] || isSpare(e.Name()) {
 			continue
@@ -255,6 +268,7 @@ func (c *Catalog) removeStaleOwners(named map[string]bool) error {
 			}
 		}
 	}
+
 	return nil
 }
 

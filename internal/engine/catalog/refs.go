@@ -23,10 +23,12 @@ func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
 	if err != nil {
 		return Row{}, err
 	}
+
 	if !ok {
 		return Row{}, errs.New(errs.NotFound, op, r.String(), "no volume or golden has this name").
 			WithHint("see %s and %s", errs.Run("ls"), errs.Run("golden ls"))
 	}
+
 	if r.At == "" {
 		return vol, nil
 	}
@@ -36,6 +38,7 @@ func (t *Tx) Resolve(op string, r ref.Ref) (Row, error) {
 		err = errs.New(errs.NotFound, op, r.String(), "volume %s has no snapshot %s", r.Name, r.At).
 			WithHint("see %s", errs.Run("show", r.Name))
 	}
+
 	return snap, err
 }
 
@@ -49,11 +52,13 @@ func (t *Tx) resolveGeneration(op string, r ref.Ref, golden Golden) (Row, error)
 				WithHint("see %s", errs.Run("golden show", r.Name))
 		}
 	}
+
 	row, ok, err := t.Generation(r.Name, n)
 	if err == nil && !ok {
 		err = errs.New(errs.NotFound, op, r.String(), "golden %s has no generation %d", r.Name, n).
 			WithHint("see %s", errs.Run("golden show", r.Name))
 	}
+
 	return row, err
 }
 
@@ -80,11 +85,13 @@ func (t *Tx) CheckFree(op, name string) error {
 		return errs.New(errs.Exists, op, name, "a volume has this name already").
 			WithHint("choose another, or %s", errs.Run("destroy", name))
 	}
+
 	if _, ok, err := t.Golden(name); err != nil {
 		return err
 	} else if ok {
 		return errs.New(errs.Exists, op, name, "a golden has this name already").WithHint("choose another name")
 	}
+
 	return nil
 }
 

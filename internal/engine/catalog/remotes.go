@@ -112,6 +112,7 @@ func (t *Tx) RemoteHeads(repo string) ([]RemoteHead, error) {
 			return wrap("read catalogue", t.c.path, err)
 		},
 	)
+
 	return out, err
 }
 

@@ -217,6 +217,7 @@ func (t *Tx) Rows(kind driver.Kind, fn func(Row) error) error {
 	case driver.Snapshot:
 		q += ` WHERE kind = 'snapshot' ORDER BY volume, created_at`
 	}
+
 	return t.each(q, args, func(s scanner) error {
 		var text string
 		if err := s.Scan(&text); err != nil {
@@ -257,12 +258,14 @@ func (t *Tx) scanVolumes(fn func(Row) error) error {
 	}); err != nil {
 		return err
 	}
+
 	slices.SortFunc(all, func(a, b named) int { return strings.Compare(a.name, b.name) })
 	for _, v := range all {
 		if err := t.parsed(v.text, fn); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -287,6 +290,7 @@ func parseRow(text string) (Row, error) {
 		f, rest, more = strings.Cut(rest, rowSeparator)
 		return f
 	}
+
 	number := func() int64 {
 		f := next()
 		n, err := strconv.ParseInt(f, 10, 64)
@@ -295,6 +299,7 @@ func parseRow(text string) (Row, error) {
 		}
 		return n
 	}
+
 	moment := func() time.Time { return fromNano(number()) }
 	r.ID, r.Kind, r.Name = driver.ObjectID(next()), driver.Kind(next()), next()
 	r.Golden, r.Generation, r.Volume = next(), int(number()), driver.ObjectID(next())
@@ -309,6 +314,7 @@ func parseRow(text string) (Row, error) {
 	if bad == nil && more {
 		bad = errors.New("a row with too many columns")
 	}
+
 	return r, bad
 }
 
@@ -353,6 +359,7 @@ func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
 	if err != nil {
 		return wrap("read catalogue", t.c.path, err)
 	}
+
 	defer release()
 	defer rows.Close()
 	for rows.Next() {
@@ -360,6 +367,7 @@ func (t *Tx) each(q string, args []any, fn func(scanner) error) error {
 			return err
 		}
 	}
+
 	return wrap("read catalogue", t.c.path, rows.Err())
 }
 
@@ -471,6 +479,7 @@ func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 	if limit <= 0 {
 		limit = -1
 	}
+
 	var out []Tombstone
 	err := t.each(`SELECT id, ref, bytes, at FROM tombstones WHERE reclaimed = 0 LIMIT ?`, []any{limit},
 		func(s scanner) error {
@@ -481,6 +490,7 @@ func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 			out = append(out, b)
 			return wrap("read catalogue", t.c.path, err)
 		})
+
 	return out, err
 }
 
@@ -601,5 +611,6 @@ func (t *Tx) TotalUsage() (logical, physical int64, err error) {
 		(SELECT coalesce(sum(exclusive + max(0, shared - known)), 0) FROM o WHERE known IS NOT NULL) +
 		(SELECT coalesce(sum(e + s), 0) FROM (SELECT sum(exclusive) e, max(shared) s FROM o WHERE known IS NULL
 			GROUP BY CASE WHEN origin_id = '' THEN id ELSE origin_id END))`).Scan(&logical, &physical)
+
 	return logical, physical, wrap("read catalogue", t.c.path, err)
 }

@@ -46,14 +46,17 @@ func (s *seen) read() int64 {
 	if err != nil {
 		return 0
 	}
+
 	defer f.Close()
 	if n := readSeen(f); n > 0 {
 		return n
 	}
+
 	// Perhaps it was half written at that moment.
 	if !lockSeen(f, unix.LOCK_SH, time.Now().Add(seenWait)) {
 		return 0
 	}
+
 	return readSeen(f)
 }
 
@@ -82,10 +85,12 @@ func (s *seen) note(n int64) {
 		}
 		s.f = f
 	}
+
 	// One at a time, or a slower process would put back what a faster one has written.
 	if !lockSeen(s.f, unix.LOCK_EX, deadline) {
 		return
 	}
+
 	defer func() { _ = unix.Flock(int(s.f.Fd()), unix.LOCK_UN) }()
 	if readSeen(s.f) < n {
 		_, _ = s.f.WriteAt(formatSeen(n), 0)
@@ -125,10 +130,12 @@ func openSeen(path string) (*os.File, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
+
 	f, err = os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err // another process is writing the first one
 	}
+
 	// The pool's owner owns it, even if root writes it first.
 	var dir unix.Stat_t
 	err = unix.Stat(filepath.Dir(path), &dir)
@@ -139,6 +146,7 @@ func openSeen(path string) (*os.File, error) {
 		f.Close()
 		return nil, err
 	}
+
 	return f, nil
 }
 

@@ -47,10 +47,12 @@ func Preallocate(dir string) {
 	if unix.Stat(path, &st) == nil && st.Blocks*512 >= logBytes {
 		return
 	}
+
 	like, err := os.Lstat(filepath.Join(dir, "catalog.db"))
 	if err != nil {
 		return
 	}
+
 	allocate(path, like, logBytes) // SQLite has no lock on the log
 
 	ifClosed(dir, func() { allocate(filepath.Join(dir, "catalog.db-shm"), like, indexBytes) })
@@ -76,13 +78,16 @@ func openInPlace(path string, like fs.FileInfo) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := durable.KeepOwner(f, like); err != nil {
 		f.Close()
 		return nil, err
 	}
+
 	if flags, err := kernel.GetFlags(int(f.Fd())); err == nil {
 		_ = kernel.SetFlags(int(f.Fd()), flags|kernel.FlagNoCow) // only btrfs knows it
 	}
+
 	return f, nil
 }
 
@@ -93,15 +98,18 @@ func MakeSpares(dir string) error {
 	if err != nil {
 		return errs.Wrap("make spares", dir, err)
 	}
+
 	for n := range spares {
 		path := sparePath(dir, n)
 		if _, err := os.Lstat(path); err == nil {
 			continue
 		}
+
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 		if errors.Is(err, fs.ErrExist) {
 			continue // another process was faster
 		}
+
 		if err == nil {
 			err = durable.KeepOwner(f, like)
 			f.Close()
@@ -110,6 +118,7 @@ func MakeSpares(dir string) error {
 			return errs.Wrap("make spares", dir, err)
 		}
 	}
+
 	return nil
 }
 
@@ -139,6 +148,7 @@ func trySpare(dir string, n int, token string) (*os.File, error) {
 	if err != nil {
 		return nil, nil // in use, under another name
 	}
+
 	free := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
 	if free {
 		free, err = isFile(f) // else somebody had it, and it is another by now
@@ -147,12 +157,14 @@ func trySpare(dir string, n int, token string) (*os.File, error) {
 		f.Close()
 		return nil, errs.Wrap("mark", path, err)
 	}
+
 	to := filepath.Join(dir, "live", token)
 	err = unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	if err != nil {
 		f.Close()
 		return nil, errs.Wrap("mark", to, err)
 	}
+
 	return f, nil
 }
 

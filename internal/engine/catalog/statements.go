@@ -38,15 +38,19 @@ func (t *Tx) prepared(query string, hold bool) (stmt *sql.Stmt, release func()) 
 		}
 		s.known[query] = k
 	}
+
 	if k.stmt != nil {
 		return k.take(&s.mu, hold, func() *sql.Stmt { return t.tx.StmtContext(t.ctx, k.stmt) })
 	}
+
 	if k.runs++; k.runs == prepareAt {
 		s.due = append(s.due, query)
 	}
+
 	if k.runs < prepareAt {
 		return nil, func() {}
 	}
+
 	own := t.prepareHere(query)
 	return own.take(&s.mu, hold, func() *sql.Stmt { return own.stmt })
 }
@@ -59,6 +63,7 @@ func (k *statement) take(mu *sync.Mutex, hold bool, get func() *sql.Stmt) (stmt 
 	if !hold {
 		return get(), func() {}
 	}
+
 	k.busy = true
 	return get(), func() {
 		mu.Lock()
@@ -73,13 +78,16 @@ func (t *Tx) prepareHere(query string) *statement {
 	if k := t.own[query]; k != nil {
 		return k
 	}
+
 	k := &statement{}
 	if stmt, err := t.tx.PrepareContext(t.ctx, query); err == nil { // else running it says why
 		k.stmt = stmt // the end of the transaction closes it
 	}
+
 	if t.own == nil {
 		t.own = map[string]*statement{}
 	}
+
 	t.own[query] = k
 	return k
 }

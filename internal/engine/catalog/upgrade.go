@@ -18,9 +18,11 @@ var upgrades = []func(*Tx) error{func(t *Tx) error {
 			return err
 		}
 	}
+
 	if _, err := t.exec(`CREATE INDEX IF NOT EXISTS lineage ON objects(volume) WHERE volume <> ''`); err != nil {
 		return err
 	}
+
 	// Volumes did not record the generation that they descend from.
 	_, err := t.exec(`UPDATE objects SET (golden, generation) = (SELECT g.golden, g.generation FROM objects g WHERE g.id = objects.origin_id)
 		WHERE kind = 'volume' AND golden = '' AND origin_id IN (SELECT id FROM objects WHERE kind = 'generation')`)

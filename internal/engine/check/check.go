@@ -159,9 +159,11 @@ func Run(ctx context.Context, p Pool, q Request) (*Report, error) {
 	if err != nil || !whole {
 		return c.done(), err
 	}
+
 	if err := c.checkInside(ctx); err != nil {
 		return nil, err
 	}
+
 	return c.done(), ctx.Err()
 }
 
@@ -207,18 +209,23 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+
 	defer unlock()
+
 	c.q.Tracker.Start("checking the catalogue", 0, 0)
 	bad, err := c.Catalog.Check(ctx)
 	if err != nil {
 		return false, err
 	}
+
 	for _, why := range bad {
 		c.damagedCatalog(why)
 	}
+
 	if len(bad) > 0 {
 		return false, nil
 	}
+
 	var last catalog.Swept
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
 		last, err = tx.Swept()
@@ -226,6 +233,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 	}); err != nil {
 		return false, err
 	}
+
 	if c.Catalog.Lost() > 0 {
 		c.lostCommits()
 	} else if last.BeforeBoot() {
@@ -244,7 +252,9 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 			c.note("this is the first use since the host started: what the next command cleans up is reported here")
 		}
 	}
+
 	c.q.Tracker.Start("comparing the pool with the catalogue", 0, 0)
+
 	for range passes {
 		found, err := c.compareTwice(ctx)
 		if errs.Is(err, errs.Damaged) {
@@ -258,6 +268,7 @@ func (c *fsck) checkPool(ctx context.Context) (bool, error) {
 			return true, nil
 		}
 	}
+
 	return true, nil
 }
 
@@ -278,6 +289,7 @@ func (c *fsck) take(ctx context.Context, found []Finding) (repaired int) {
 		if c.seen[f.key()] {
 			continue
 		}
+
 		c.seen[f.key()] = true
 		if c.q.Repair && f.fix != nil && ctx.Err() == nil {
 			done, err := f.fix(ctx)
@@ -289,8 +301,10 @@ func (c *fsck) take(ctx context.Context, found []Finding) (repaired int) {
 				repaired++
 			}
 		}
+
 		c.report.Findings = append(c.report.Findings, f)
 	}
+
 	return repaired
 }
 
@@ -301,20 +315,24 @@ func (c *fsck) compareTwice(ctx context.Context) ([]Finding, error) {
 	if err != nil || len(first) == 0 {
 		return nil, err
 	}
+
 	second, err := c.compareAll(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	keys := map[string]bool{}
 	for _, f := range first {
 		keys[f.key()] = true
 	}
+
 	var out []Finding
 	for _, f := range second {
 		if keys[f.key()] {
 			out = append(out, f)
 		}
 	}
+
 	return out, nil
 }
 
@@ -332,6 +350,7 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 		if outside && d == "data/objects" {
 			continue // the objects are not in the directory
 		}
+
 		path := filepath.Join(c.Dir, d)
 		st, err := os.Lstat(path)
 		switch {
@@ -353,6 +372,7 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 			out = append(out, wrongMode(path, st, 0o700)...)
 		}
 	}
+
 	for _, n := range poolFiles {
 		path := filepath.Join(c.Dir, n)
 		if st, err := os.Lstat(path); err == nil {
@@ -361,6 +381,7 @@ func (c *fsck) checkDirs() ([]Finding, error) {
 			return nil, errs.Wrap(opFsck, path, err)
 		}
 	}
+
 	return out, nil
 }
 

@@ -41,42 +41,52 @@ func (c *fsck) read(ctx context.Context) (*poolView, error) {
 		wants: map[driver.ObjectID]driver.Identity{},
 		refs:  map[driver.ObjectID]string{}, goldens: map[string]catalog.Golden{}, busy: map[driver.ObjectID]bool{},
 	}
+
 	for o, err := range c.Driver.List(ctx) {
 		if err != nil {
 			return nil, err
 		}
 		v.objects[o.ID] = o
 	}
+
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
 		if v.marks, err = tx.Marks(); err != nil {
 			return err
 		}
+
 		if v.buried, err = tx.Buried(); err != nil {
 			return err
 		}
+
 		if v.graves, err = tx.Unreclaimed(0); err != nil {
 			return err
 		}
+
 		if v.attached, err = tx.AllAttached(); err != nil {
 			return err
 		}
+
 		goldens, err := tx.Goldens()
 		if err != nil {
 			return err
 		}
+
 		for _, g := range goldens {
 			v.goldens[g.Name] = g
 		}
+
 		return tx.Rows("", func(r catalog.Row) error { v.rows[r.ID] = r; return nil })
 	}); err != nil {
 		return nil, err
 	}
+
 	names := map[driver.ObjectID]string{}
 	for _, r := range v.rows {
 		if r.Kind == driver.Volume {
 			names[r.Lineage()] = r.Name
 		}
 	}
+
 	for id, r := range v.rows {
 		want := r.Identity
 		switch r.Kind {
@@ -94,8 +104,10 @@ func (c *fsck) read(ctx context.Context) (*poolView, error) {
 		default:
 			v.refs[id] = r.Name
 		}
+
 		v.wants[id] = want
 	}
+
 	living := map[string]bool{}
 	for _, m := range v.marks {
 		alive, known := living[m.Owner]
@@ -106,6 +118,7 @@ func (c *fsck) read(ctx context.Context) (*poolView, error) {
 			}
 			living[m.Owner] = alive
 		}
+
 		if !alive {
 			v.dead = append(v.dead, m)
 		}
@@ -113,6 +126,7 @@ func (c *fsck) read(ctx context.Context) (*poolView, error) {
 			v.busy[m.ID] = true
 		}
 	}
+
 	return v, nil
 }
 
@@ -123,10 +137,12 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	v, err := c.read(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	n := &c.report.Checked
 	n.Objects, n.Rows, n.Attachments = len(v.objects), len(v.rows), len(v.attached)
 	n.Busy = len(v.busy) - len(v.dead)
@@ -138,6 +154,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 		f.fix = func(ctx context.Context) (string, error) { return c.fixMark(ctx, m) }
 		out = append(out, f)
 	}
+
 	for _, id := range sortedIDs(v.objects) {
 		if v.busy[id] {
 			continue
@@ -148,6 +165,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 		}
 		out = append(out, fs...)
 	}
+
 	for _, id := range sortedIDs(v.rows) {
 		if _, there := v.objects[id]; there || v.busy[id] {
 			continue
@@ -156,23 +174,27 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 			out = append(out, c.missing(v, v.rows[id]))
 		}
 	}
+
 	out = append(out, c.compareNames(v)...)
 	out = append(out, c.compareGraves(v)...)
 	fs, err := c.compareAttached(ctx, v)
 	if err != nil {
 		return nil, err
 	}
+
 	out = append(out, fs...)
 	stale, err := c.Catalog.StaleOwners(v.marks)
 	if err != nil && !errs.Is(err, errs.NotFound) { // a missing directory has been found above
 		return nil, err
 	}
+
 	for _, s := range stale {
 		f := Finding{Ref: "live/" + s}
 		f.say(sevNote, "live", "its process is dead and left nothing else", "remove it")
 		f.fix = func(context.Context) (string, error) { return "removed", c.Catalog.RemoveStaleOwners(v.marks) }
 		out = append(out, f)
 	}
+
 	return out, nil
 }
 
@@ -194,6 +216,7 @@ func (c *fsck) missing(v *poolView, r catalog.Row) Finding {
 	} else {
 		lost += " from the pool: " + errs.FormatBytes(r.Usage.LogicalBytes) + " when last measured"
 	}
+
 	return Finding{
 		Severity: sevError, Code: "object-missing", Ref: name, ID: string(r.ID), Message: errs.Messagef("%s", lost),
 		Repair: "forget it: its data CANNOT be brought back",
@@ -207,10 +230,12 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	if !known {
 		return c.compareUnknown(v, o), nil
 	}
+
 	ins, ok := c.Driver.(driver.Inspector)
 	if !ok {
 		return nil, nil
 	}
+
 	cond, err := ins.Inspect(ctx, row.Identity)
 	if err != nil {
 		return nil, err
@@ -225,6 +250,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 		f.say(severity, code, message, repair)
 		out = append(out, f)
 	}
+
 	const rewrite = "write it anew, from the catalogue"
 	restore := func(ctx context.Context) (string, error) { return c.fixIdentity(ctx, row.ID) }
 	diff := v.differences(o.Identity, v.wants[o.ID])
@@ -255,6 +281,7 @@ func (c *fsck) compareObject(ctx context.Context, v *poolView, o driver.Object) 
 	if row.FS.IsImage() && cond.Err == nil {
 		c.compareSize(row, cond.SizeBytes, add)
 	}
+
 	return out, nil
 }
 
@@ -288,6 +315,7 @@ func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 			"add it to the catalogue")
 		f.fix = func(ctx context.Context) (string, error) { return c.fixUnknown(ctx, o.Identity) }
 	}
+
 	return []Finding{f}
 }
 
@@ -337,6 +365,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 			out = append(out, fmt.Sprintf("%s is %q, not %q", field, fmt.Sprint(is), fmt.Sprint(should)))
 		}
 	}
+
 	add("kind", got.Kind == want.Kind, got.Kind, want.Kind)
 	add("name", got.Name == want.Name, got.Name, want.Name)
 	add("golden", v.baseIsSame(got, want),
@@ -344,6 +373,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	add("vol", got.Volume == want.Volume, got.Volume, want.Volume)
 	add("fs", got.FS == want.FS, got.FS, want.FS)
 	add("size", got.SizeBytes == want.SizeBytes, got.SizeBytes, want.SizeBytes)
+
 	// Rows of earlier versions have no sector size, and identities of them do not tell since when.
 	add("sector", got.Sector == want.Sector || want.Sector == 0, got.Sector, want.Sector)
 	add("origin", got.Origin == want.Origin, got.Origin, want.Origin)
@@ -357,6 +387,7 @@ func (v *poolView) differences(got, want driver.Identity) []string {
 	if g := v.goldens[want.Golden]; want.Kind == driver.Generation && g.Current == want.Generation {
 		add("keep", got.Keep == want.Keep, got.Keep, want.Keep) // older ones say what was when they were current
 	}
+
 	since := got.Since.IsZero() || got.Since.Equal(want.Since) || got.Since.Equal(want.CreatedAt)
 	add("since", since, got.Since, want.Since)
 	return out
@@ -377,11 +408,13 @@ func (v *poolView) baseIsSame(got, want driver.Identity) bool {
 	if want.Kind != driver.Volume || got.Golden != want.Golden || got.Generation > want.Generation {
 		return false
 	}
+
 	for _, r := range v.rows {
 		if r.Kind == driver.Generation && r.Golden == want.Golden && r.Generation == want.Generation {
 			return r.OriginID == want.ID
 		}
 	}
+
 	return false
 }
 
@@ -400,12 +433,14 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 			generations[ref.Generation(r.Golden, r.Generation)] = true
 		}
 	}
+
 	names := map[string]driver.ObjectID{}
 	for _, id := range sortedIDs(v.rows) {
 		r := v.rows[id]
 		if v.busy[id] {
 			continue
 		}
+
 		f := Finding{ID: string(id), Ref: v.refs[id]}
 		switch {
 		case r.Kind == driver.Snapshot && !lineages[r.Volume]:
@@ -417,14 +452,17 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 				byHandRebuild)
 			out = append(out, f)
 		}
+
 		name := v.refs[id]
 		if _, twice := names[name]; twice || r.Kind == driver.Volume && v.goldens[name].Name != "" {
 			f.say(sevError, "catalogue", "two things have this name", byHandRebuild+" gives one another")
 			f.fix = nil
 			out = append(out, f)
 		}
+
 		names[name] = id
 	}
+
 	for name, top := range highest {
 		g, ok := v.goldens[name]
 		f := Finding{Ref: name}
@@ -442,8 +480,10 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 		default:
 			continue
 		}
+
 		out = append(out, f)
 	}
+
 	for name := range v.goldens {
 		if _, has := highest[name]; !has {
 			f := Finding{Ref: name}
@@ -452,6 +492,7 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 			out = append(out, f)
 		}
 	}
+
 	slices.SortFunc(out, func(a, b Finding) int { return cmp.Or(cmp.Compare(a.Code, b.Code), cmp.Compare(a.Ref, b.Ref)) })
 	return out
 }
@@ -463,6 +504,7 @@ func (c *fsck) compareGraves(v *poolView) []Finding {
 	for _, g := range v.graves {
 		refs[g.ID] = g.Ref
 	}
+
 	for _, id := range sortedIDs(v.buried) {
 		_, there := v.objects[id]
 		name, waiting := refs[id]
@@ -474,6 +516,7 @@ func (c *fsck) compareGraves(v *poolView) []Finding {
 		f.fix = func(ctx context.Context) (string, error) { return c.fixGrave(ctx, id) }
 		out = append(out, f)
 	}
+
 	return out
 }
 
@@ -505,10 +548,12 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 			out = append(out, f)
 		}
 	}
+
 	if a, ok := c.Driver.(driver.Activator); ok {
 		more, err := c.activeDevices(ctx, a, v)
 		return append(out, more...), err
 	}
+
 	loops, err := loopdev.List()
 	if errs.Is(err, errs.Permission) {
 		return out, nil // not root: then this pool has no loop devices
@@ -516,6 +561,7 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 	if err != nil {
 		return nil, err
 	}
+
 	type inode struct{ dev, ino uint64 }
 	images := map[inode]driver.ObjectID{}
 	for id, r := range v.rows {
@@ -529,6 +575,7 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 			}
 		}
 	}
+
 	for _, b := range loops {
 		id, ours := images[inode{b.Dev, b.Ino}]
 		if a, ok := v.attached[id]; !ours || v.busy[id] || ok && a.Loop == b.Index {
@@ -544,6 +591,7 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 		}
 		out = append(out, f)
 	}
+
 	return out, nil
 }
 
@@ -554,6 +602,7 @@ func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolVie
 	if err != nil {
 		return nil, err
 	}
+
 	var out []Finding
 	for _, id := range active {
 		if _, has := v.attached[id]; has || v.busy[id] {
@@ -564,5 +613,6 @@ func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolVie
 		f.fix = func(ctx context.Context) (string, error) { return c.fixActive(ctx, a, id) }
 		out = append(out, f)
 	}
+
 	return out, nil
 }

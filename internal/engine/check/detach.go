@@ -42,32 +42,40 @@ func DetachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errs.Wrap("detach", p.MountDir(), err)
 	}
+
 	for _, e := range entries {
 		if err := clearPlace(p, filepath.Join(p.MountDir(), e.Name())); err != nil {
 			return err
 		}
 	}
+
 	if err := unmountTrees(ctx, d); err != nil {
 		return err
 	}
+
 	if a, ok := d.(driver.Activator); ok {
 		return detachOwn(ctx, d, a)
 	}
+
 	loops, err := loopdev.List()
 	if err != nil {
 		return err
 	}
+
 	objects := filepath.Join(p.DataDir(), "objects") + "/"
 	for _, b := range loops {
 		if !strings.HasPrefix(b.File, objects) {
 			continue
 		}
+
 		if err := unmountDevice(b); err != nil {
 			return err
 		}
+
 		if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		}
+
 		if free, err := loopdev.WaitDetached(ctx, b.File, content.ReleaseWait); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		} else if err == nil && !free {
@@ -75,6 +83,7 @@ func DetachAll(ctx context.Context, p *pool.Pool, d driver.Driver) error {
 				WithHint("unmount it, then try again")
 		}
 	}
+
 	return nil
 }
 
@@ -84,26 +93,32 @@ func unmountTrees(ctx context.Context, d driver.Driver) error {
 	if err != nil {
 		return errs.Wrap("detach", "", err)
 	}
+
 	for _, m := range table {
 		name := filepath.Base(m.Root) // of the directory that is mounted, in its filesystem
 		if len(name) <= driver.IDLength || !driver.ValidID(name[:driver.IDLength]) {
 			continue
 		}
+
 		w, err := d.Attachment(ctx, driver.ObjectID(name[:driver.IDLength]))
 		if err != nil || w.Tree == "" {
 			continue // another pool's, or nothing that a row will be made of
 		}
+
 		tree, err := os.Stat(w.Tree)
 		if err != nil {
 			continue
 		}
+
 		if there, err := os.Stat(m.Point); err != nil || !os.SameFile(tree, there) {
 			continue
 		}
+
 		if err := mount.Unmount(m.Point); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -119,13 +134,16 @@ func detachOwn(ctx context.Context, d driver.Driver, a driver.Activator) error {
 			sources[w.Source] = true
 		}
 	}
+
 	if err := unmountWhere(func(m mount.Entry) bool { return sources[m.Source] }); err != nil {
 		return err
 	}
+
 	active, err := a.Active(ctx)
 	if err != nil {
 		return err
 	}
+
 	for _, id := range active {
 		f, err := a.Activate(ctx, id)
 		if errs.Is(err, errs.NotFound) {
@@ -134,19 +152,23 @@ func detachOwn(ctx context.Context, d driver.Driver, a driver.Activator) error {
 		if err != nil {
 			return err
 		}
+
 		var st unix.Stat_t
 		err = unix.Fstat(int(f.Fd()), &st)
 		f.Close()
 		if err != nil {
 			return errs.Wrap("detach", f.Name(), err)
 		}
+
 		if err := unmountWhere(func(m mount.Entry) bool { return m.Dev == st.Rdev }); err != nil {
 			return err
 		}
+
 		if err := a.Deactivate(ctx, id); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -157,6 +179,7 @@ func unmountWhere(fits func(mount.Entry) bool) error {
 	if err != nil {
 		return errs.Wrap("detach", "", err)
 	}
+
 	for _, m := range table {
 		if !fits(m) {
 			continue
@@ -165,6 +188,7 @@ func unmountWhere(fits func(mount.Entry) bool) error {
 			return err
 		}
 	}
+
 	return nil
 }
 

@@ -25,6 +25,7 @@ func (c *fsck) checkInside(ctx context.Context) error {
 			}
 			return nil
 		}
+
 		for _, r := range c.q.Refs {
 			row, err := tx.Resolve(opFsck, r)
 			if errs.Is(err, errs.NotFound) {
@@ -35,21 +36,25 @@ func (c *fsck) checkInside(ctx context.Context) error {
 			}
 			_ = add(row) // which cannot fail
 		}
+
 		if len(c.q.Refs) == 0 {
 			if err := tx.Rows("", add); err != nil {
 				return err
 			}
 		}
+
 		for _, r := range rows { // not while rows are being read: one connection
 			names[r.ID] = tx.RefOf(r)
 			if r.Kind == driver.Generation {
 				names[r.ID] = fmt.Sprintf("%s@%d", r.Golden, r.Generation)
 			}
 		}
+
 		return nil
 	}); err != nil {
 		return err
 	}
+
 	var images []catalog.Row
 	for _, row := range rows {
 		switch {
@@ -61,10 +66,12 @@ func (c *fsck) checkInside(ctx context.Context) error {
 			images = append(images, row)
 		}
 	}
+
 	found, err := c.checkImages(ctx, images, names)
 	if err != nil {
 		return err
 	}
+
 	if c.report.Checked.Trees > 0 {
 		note := "volumes are trees in a filesystem of the host, which only its own fsck can check"
 		if c.Driver.Caps().Sharing {
@@ -76,16 +83,19 @@ func (c *fsck) checkInside(ctx context.Context) error {
 		}
 		c.report.Notes = append(c.report.Notes, note)
 	}
+
 	byRef := map[string]Finding{}
 	for _, f := range found {
 		byRef[f.ID] = *f
 	}
+
 	for _, row := range rows { // in order, and one after the other
 		if f, ok := byRef[string(row.ID)]; ok {
 			c.q.Tracker.Start("repairing "+f.Ref, 0, 0)
 			c.take(ctx, []Finding{f})
 		}
 	}
+
 	return ctx.Err()
 }
 
@@ -111,12 +121,14 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 	if _, err := c.Look(Checker(row.FS)); err != nil {
 		return "", skipped(f, err), nil
 	}
+
 	if ins, ok := c.Driver.(driver.Inspector); ok {
 		cond, err := ins.Inspect(ctx, row.Identity)
 		if err != nil || !cond.Data || cond.Err != nil || cond.SizeBytes < row.SizeBytes {
 			return "", nil, err // found before
 		}
 	}
+
 	scratch := c.scratchOf(row, name)
 	err := c.Ledger.ClaimNow(ctx, opFsck, false, func(tx *catalog.Tx) ([]catalog.Mark, error) {
 		if _, ok, err := tx.Get(row.ID); err != nil || !ok {
@@ -125,6 +137,7 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		reads, err := c.unlessDead(tx, row.ID)
 		return []catalog.Mark{{ID: scratch.ID, Op: opFsck, Reads: reads}}, err
 	})
+
 	switch {
 	case ctx.Err() != nil:
 		return "", nil, ctx.Err()
@@ -149,12 +162,14 @@ func (c *fsck) copyToCheck(ctx context.Context, row catalog.Row, name string) (d
 		}
 		return "", skipped(f, err), nil
 	}
+
 	if err := c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		return tx.StopReading(scratch.ID)
 	}); err != nil {
 		c.Ledger.Undo(ctx, scratch.ID)
 		return "", nil, err
 	}
+
 	return scratch.ID, nil, nil
 }
 
@@ -187,6 +202,7 @@ func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
 	case v.wrong == "":
 		return nil
 	}
+
 	f.Severity, f.Code, f.Message, f.Detail = sevError, "filesystem", errs.Messagef("%s", v.wrong), v.detail
 	switch {
 	case row.Kind == driver.Volume:
@@ -200,6 +216,7 @@ func (c *fsck) finding(row catalog.Row, name string, v verdict) *Finding {
 	default:
 		f.Repair = adviceImmutable(row)
 	}
+
 	return f
 }
 
@@ -247,12 +264,14 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 		}
 		return vol, err
 	}
+
 	before, err := c.Verbs.Succeed(ctx, opFsck, find, func(ctx context.Context, copied driver.ObjectID) error {
 		return c.mend(ctx, copied, row.FS)
 	})
 	if err != nil {
 		return "", err
 	}
+
 	return "repaired; as it was: " + row.Name + "@" + before, nil
 }
 
@@ -263,19 +282,23 @@ func (c *fsck) mend(ctx context.Context, id driver.ObjectID, fs driver.FS) error
 		if _, err := c.Look(Checker(fs)); err != nil {
 			return err
 		}
+
 		_, _ = Replay(ctx, c.Content, id, fs) // what cannot be replayed is thrown away below
 		if err := c.Content.WithPath(ctx, id, func(path string) error { return c.runMender(ctx, fs, path) }); err != nil {
 			return err
 		}
+
 		wrong, detail, err := verify(ctx, c.Content, id, fs)
 		if err != nil {
 			return err
 		}
+
 		if wrong != "" {
 			return errs.New(errs.Damaged, opFsck, string(id), "it is still damaged after the repair: %s: %s", wrong, detail).
 				WithHint("clone it and save what can be read, or go back to a snapshot with %s", errs.Run("rewind"))
 		}
 	}
+
 	return c.Content.WithPath(ctx, id, func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {
@@ -293,6 +316,7 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 	if fs == driver.XFS {
 		tries, good = [][]string{xfsRepair(image), xfsRepair(image, "-L")}, 0
 	}
+
 	var out string
 	for _, args := range tries {
 		stdout, stderr, code, err := program(ctx, Checker(fs), args...)
@@ -304,6 +328,7 @@ func (c *fsck) runMender(ctx context.Context, fs driver.FS, image string) error 
 			return nil
 		}
 	}
+
 	return errs.New(errs.Damaged, opFsck, image, "%s gave up: %s", Checker(fs), essence(out, image)).
 		WithHint("clone it and save what can be read, or go back to a snapshot with %s", errs.Run("rewind"))
 }

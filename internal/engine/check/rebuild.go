@@ -43,6 +43,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 	if err := DetachAll(ctx, p, d); err != nil {
 		return nil, err
 	}
+
 	var whole []driver.Identity
 	for o, err := range d.List(ctx) {
 		switch {
@@ -59,6 +60,7 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 			whole = append(whole, o.Identity)
 		}
 	}
+
 	slices.SortFunc(whole, func(a, b driver.Identity) int {
 		return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), cmp.Compare(a.ID, b.ID))
 	})
@@ -66,37 +68,47 @@ func Rebuild(ctx context.Context, p *pool.Pool, d driver.Driver) (*Rebuilt, erro
 	if err := settleIdentities(ctx, d, whole, r); err != nil {
 		return nil, err
 	}
+
 	findBases(whole)
+
 	// The new catalogue is made beside the old one, and takes its place whole.
 	making := filepath.Join(p.Dir, rebuildingName)
 	if err := os.RemoveAll(making); err != nil {
 		return nil, errs.Wrap("rebuild", making, err)
 	}
+
 	if err := os.Mkdir(making, 0o700); err != nil {
 		return nil, errs.Wrap("rebuild", making, err)
 	}
+
 	if err := writeCatalog(ctx, p, making, d, whole, r); err != nil {
 		_ = os.RemoveAll(making) // else the next rebuild does
 		return nil, err
 	}
+
 	for _, d := range []string{"live", "locks", "mnt"} { // should they be what was lost
 		if err := os.Mkdir(filepath.Join(p.Dir, d), 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, errs.Wrap("rebuild", p.Dir, err)
 		}
 	}
+
 	var err error
 	if r.Old, err = setAside(p.Dir); err != nil {
 		return nil, err
 	}
+
 	if err := os.Rename(filepath.Join(making, "catalog.db"), filepath.Join(p.Dir, "catalog.db")); err != nil {
 		return nil, errs.Wrap("rebuild", p.Dir, err)
 	}
+
 	if err := p.Sync(); err != nil {
 		return nil, err
 	}
+
 	for _, id := range whole {
 		ledger.NoteCommitted(d, id.ID)
 	}
+
 	return r, errs.Wrap("rebuild", making, os.RemoveAll(making))
 }
 
@@ -107,10 +119,12 @@ func writeCatalog(
 	if err := catalog.Create(ctx, dir, p.Config.ID); err != nil {
 		return err
 	}
+
 	c, err := catalog.Open(ctx, dir, p.Config.ID)
 	if err != nil {
 		return err
 	}
+
 	err = c.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := fillCatalog(ctx, tx, d, whole, r); err != nil {
 			return err
@@ -120,6 +134,7 @@ func writeCatalog(
 		}
 		return tx.SetSwept()
 	})
+
 	// Closing writes the log back into the file and removes it.
 	if cerr := c.Close(); err == nil {
 		err = cerr
@@ -127,9 +142,11 @@ func writeCatalog(
 	if err != nil {
 		return err
 	}
+
 	if _, err := os.Lstat(filepath.Join(dir, "catalog.db-wal")); err == nil {
 		return errs.New(errs.Internal, "rebuild", dir, "the log of the new catalogue was not written back")
 	}
+
 	return nil
 }
 
@@ -151,6 +168,7 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 			taken[id.Golden] = true // goldens and volumes share one space of names
 		}
 	}
+
 	rename := func(name string, id driver.ObjectID) string {
 		if taken[name] {
 			name = freeName(name, string(id))
@@ -158,6 +176,7 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 		taken[name] = true
 		return name
 	}
+
 	for i, id := range whole {
 		was := id
 		next, replaced := successors[id.ID]
@@ -176,6 +195,7 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 			id.Name = rename(id.Name, id.ID)
 			r.Notes = append(r.Notes, "the volume of snapshot "+was.Origin+"@"+was.Name+" is gone: it is now volume "+id.Name)
 		}
+
 		// Whoever wrote an identity may have died before it set the mode, and the
 		// mark that told of it goes with the old catalogue.
 		if ins, ok := d.(driver.Inspector); ok && id == was {
@@ -187,18 +207,23 @@ func settleIdentities(ctx context.Context, d driver.Driver, whole []driver.Ident
 				}
 			}
 		}
+
 		if id == was {
 			continue
 		}
+
 		rw, ok := d.(driver.Rewriter)
 		if !ok {
 			return errs.New(errs.Unsupported, "rebuild", string(id.ID), "the driver cannot change what it has written")
 		}
+
 		if err := rw.SetIdentity(ctx, id); err != nil {
 			return err
 		}
+
 		whole[i] = id
 	}
+
 	return nil
 }
 
@@ -245,11 +270,13 @@ func findBases(whole []driver.Identity) {
 			published[id.OriginID] = id
 		}
 	}
+
 	for i := range whole {
 		id := &whole[i]
 		if id.Kind == driver.Generation {
 			continue
 		}
+
 		if id.Golden == "" {
 			at := id
 			for range whole { // origins could lead in a circle
@@ -261,6 +288,7 @@ func findBases(whole []driver.Identity) {
 				id.Golden, id.Generation = at.Golden, at.Generation
 			}
 		}
+
 		if g := published[id.ID]; g != nil && (id.Golden == "" || id.Golden == g.Golden && id.Generation < g.Generation) {
 			id.Golden, id.Generation = g.Golden, g.Generation // as Publish says
 		}
@@ -288,12 +316,14 @@ func setAside(dir string) (string, error) {
 			stamp, old = last, name(last, "")
 		}
 	}
+
 	for _, ext := range []string{"-wal", "-shm"} {
 		err := os.Rename(filepath.Join(dir, "catalog.db"+ext), name(stamp, ext))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return "", errs.Wrap("rebuild", dir, err)
 		}
 	}
+
 	return old, nil
 }
 
@@ -307,6 +337,7 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 			return err
 		}
 	}
+
 	now := time.Now()
 	for _, id := range whole {
 		row := catalog.Row{Identity: id, UsedAt: now, MeasuredAt: now}
@@ -321,6 +352,7 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 		} else {
 			row.MeasuredAt = time.Time{}
 		}
+
 		switch id.Kind {
 		case driver.Volume:
 			r.Volumes++
@@ -335,16 +367,19 @@ func fillCatalog(ctx context.Context, tx *catalog.Tx, d driver.Driver, whole []d
 			}
 			addGeneration(g, id)
 		}
+
 		if err := tx.Put(row); err != nil {
 			return err
 		}
 	}
+
 	r.Goldens = len(goldens)
 	for _, g := range goldens {
 		if err := tx.PutGolden(*g); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 

@@ -38,10 +38,12 @@ func (c *fsck) holding(
 	}); err != nil {
 		return err
 	}
+
 	err := do()
 	if uerr := c.Ledger.Unmark(ctx, id); err == nil {
 		err = uerr
 	}
+
 	return err
 }
 
@@ -102,32 +104,40 @@ func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (stri
 			return nothingToDo, err
 		}
 	}
+
 	err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Get(r.ID)
 		if err != nil || !ok {
 			return err
 		}
+
 		if err := notMarked(tx, r.ID); err != nil {
 			return err
 		}
+
 		// The image of a mounted volume can be unlinked and still be in use.
 		if err := c.notAttached(tx, row); err != nil {
 			return err
 		}
+
 		if err := tx.Delete(r.ID); err != nil {
 			return err
 		}
+
 		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: name, At: time.Now()}); err != nil {
 			return err
 		}
+
 		if r.Kind == driver.Generation {
 			return tx.DeleteEmptyGolden(r.Golden)
 		}
+
 		return nil
 	})
 	if err != nil {
 		return "", err
 	}
+
 	_, err = c.fixGrave(ctx, r.ID)
 	return "forgotten", err
 }
@@ -166,11 +176,13 @@ func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, erro
 	}); err != nil {
 		return "", err
 	}
+
 	if id != was {
 		if err := c.Verbs.WriteIdentity(ctx, id); err != nil {
 			return "", err
 		}
 	}
+
 	row := catalog.Row{Identity: id, UsedAt: time.Now()}
 	if id.FS.IsImage() {
 		u, err := c.Driver.Usage(ctx, id.ID)
@@ -179,29 +191,36 @@ func (c *fsck) fixUnknown(ctx context.Context, id driver.Identity) (string, erro
 		}
 		row.Usage, row.MeasuredAt = u, time.Now()
 	}
+
 	err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if err := notMarked(tx, id.ID); err != nil {
 			return err
 		}
+
 		if id.Kind == driver.Volume {
 			if err := tx.CheckFree(opFsck, id.Name); err != nil {
 				return err
 			}
 		}
+
 		if err := tx.Put(row); err != nil {
 			return err
 		}
+
 		if id.Kind != driver.Generation {
 			return nil
 		}
+
 		g, _, err := tx.Golden(id.Golden)
 		if err != nil {
 			return err
 		}
+
 		g.Name = id.Golden
 		addGeneration(&g, id)
 		return tx.PutGolden(g)
 	})
+
 	return "added as " + what, err
 }
 
@@ -210,6 +229,7 @@ func placeFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, erro
 	if id.Kind == driver.Generation {
 		return id, "golden " + ledger.Describe(id), nil
 	}
+
 	if id.Kind == driver.Snapshot {
 		vol, ok, err := tx.LineageHolder(id.Volume)
 		if err != nil {
@@ -225,16 +245,19 @@ func placeFor(tx *catalog.Tx, id driver.Identity) (driver.Identity, string, erro
 		}
 		id = orphanVolume(id)
 	}
+
 	if err := tx.CheckFree(opFsck, id.Name); errs.Is(err, errs.Exists) {
 		id.Name = freeName(id.Name, string(id.ID))
 	} else if err != nil {
 		return id, "", err
 	}
+
 	if _, taken, err := tx.LineageHolder(id.Lineage()); err != nil {
 		return id, "", err
 	} else if taken {
 		id.Volume = "" // another volume has its snapshots
 	}
+
 	id.Replaces, id.Before = "", ""
 	return id, "volume " + id.Name, nil
 }
@@ -258,9 +281,11 @@ func (c *fsck) fixOrphan(ctx context.Context, r catalog.Row) (string, error) {
 		}
 		return c.Verbs.RestoreIdentity(ctx, r.ID)
 	})
+
 	if back {
 		return nothingToDo, err
 	}
+
 	return "it is now volume " + id.Name, err
 }
 
@@ -270,21 +295,26 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 	if err != nil {
 		return "", err
 	}
+
 	defer unlock()
+
 	done := ""
 	return done, c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		gens, err := tx.Generations(name)
 		if err != nil {
 			return err
 		}
+
 		if len(gens) == 0 {
 			done = "forgotten"
 			return tx.DeleteEmptyGolden(name)
 		}
+
 		g, known, err := tx.Golden(name)
 		if err != nil {
 			return err
 		}
+
 		was := g
 		g.Name, g.Current = name, 0
 		for _, r := range gens {
@@ -294,12 +324,15 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 			}
 			addGeneration(&g, id)
 		}
+
 		if known {
 			g.Keep, g.CreatedAt = was.Keep, was.CreatedAt
 		}
+
 		if done = "set"; g == was {
 			done = nothingToDo
 		}
+
 		return tx.PutGolden(g)
 	})
 }
@@ -316,17 +349,21 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 	}); err != nil || !has {
 		return nothingToDo, err
 	}
+
 	forget := func() error {
 		if err := c.Content.RemoveTarget(ctx, name, a); err != nil {
 			return err
 		}
 		return c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) })
 	}
+
 	if !known {
 		name = string(id) // of no default mount point
 		return "forgotten", forget()
 	}
+
 	done := "forgotten"
+
 	// A mark of an umount: if this process dies, the next goes on as after one.
 	err := c.holding(ctx, "umount", id, nil, func() error {
 		row := catalog.Row{Identity: driver.Identity{ID: id, Name: name}}
@@ -336,6 +373,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 		}
 		return forget()
 	})
+
 	return done, err
 }
 
@@ -364,5 +402,6 @@ func (c *fsck) fixLoop(ctx context.Context, id driver.ObjectID, b loopdev.Bound)
 		}
 		return err
 	})
+
 	return done, err
 }

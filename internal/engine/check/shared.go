@@ -41,6 +41,7 @@ func (c *fsck) checkImages(
 	for _, group := range groups {
 		g.Go(func() error { return k.group(gctx, group) })
 	}
+
 	return k.found, g.Wait()
 }
 
@@ -60,24 +61,30 @@ func (k *imageCheck) groups(ctx context.Context, images []catalog.Row) ([][]cata
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+
 		k.q.Tracker.Add(1, 0)
 		address := ""
 		if can && !inUse[row.ID] {
 			address, _ = a.Address(ctx, row.ID) // its own check says what is wrong
 		}
+
 		key := contentKey{row.FS, row.SizeBytes, address}
 		if i, ok := at[key]; ok {
 			out[i] = append(out[i], row)
 			continue
 		}
+
 		if address != "" {
 			at[key] = len(out)
 		}
+
 		out = append(out, []catalog.Row{row})
 	}
+
 	for _, group := range out {
 		slices.SortStableFunc(group, func(a, b catalog.Row) int { return cmp.Compare(rank(a), rank(b)) })
 	}
+
 	return out, nil
 }
 
@@ -89,15 +96,19 @@ func (k *imageCheck) inUseNow(ctx context.Context) (map[driver.ObjectID]bool, er
 		if err != nil {
 			return err
 		}
+
 		for id := range attached {
 			out[id] = true
 		}
+
 		marks, err := tx.Marks()
 		for _, m := range marks {
 			out[m.ID] = true
 		}
+
 		return err
 	})
+
 	return out, err
 }
 
@@ -131,11 +142,13 @@ func (k *imageCheck) group(ctx context.Context, group []catalog.Row) error {
 		}
 		group = group[1:]
 	}
+
 	for _, row := range group {
 		if err := k.one(ctx, row); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -168,15 +181,19 @@ func (k *imageCheck) sharedCheck(
 	if reference == "" {
 		return nil, false, err
 	}
+
 	defer k.Ledger.Undo(ctx, reference)
+
 	address, err := k.Driver.(driver.Addresser).Address(ctx, reference)
 	if err != nil || address == "" {
 		return nil, false, ctx.Err()
 	}
+
 	v, err := k.judgeCopy(ctx, reference, first, name)
 	if err != nil || v.err != nil {
 		return nil, false, err
 	}
+
 	k.add(k.finding(first, name, v), func(n *Counts) { n.Images++ })
 
 	for _, row := range others {
@@ -193,6 +210,7 @@ func (k *imageCheck) sharedCheck(
 		}
 		k.add(k.finding(row, k.names[row.ID], v), func(n *Counts) { n.Shared++ })
 	}
+
 	return rest, true, nil
 }
 

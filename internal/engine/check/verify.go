@@ -47,19 +47,23 @@ func Replay(ctx context.Context, acc *content.Access, id driver.ObjectID, fs dri
 	case driver.XFS:
 		o.Extra = []string{"nouuid"} // another copy may be mounted
 	}
+
 	err = acc.WithImage(ctx, id, o, func(*os.File) error { return nil })
 	if err == nil {
 		return "", nil
 	}
+
 	switch errs.KindOf(err) {
 	case errs.Unsupported, errs.InUse, errs.NoSpace, errs.Permission, errs.Canceled, errs.NotFound:
 		return "", err
 	}
+
 	// Without the device, which is another every time.
 	var outer *errs.Error
 	if errors.As(err, &outer) && outer.Err != nil {
 		err = outer.Err
 	}
+
 	return "its filesystem cannot be mounted: " + err.Error(), nil
 }
 
@@ -78,22 +82,27 @@ func RunChecker(ctx context.Context, acc *content.Access, id driver.ObjectID, fs
 		if fs == driver.XFS {
 			args = xfsRepair(path, "-n")
 		}
+
 		stdout, stderr, code, err := program(ctx, Checker(fs), args...)
 		if err != nil {
 			return err
 		}
+
 		out := stdout + stderr
 		if code != 0 && tooOld(out) {
 			return errs.New(errs.Unsupported, "check", "", "%s does not know all features of the filesystem", Checker(fs)).
 				WithHint("install a newer %s, and check the filesystem with it", Checker(fs))
 		}
+
 		found.Damaged = code != 0
 		found.DirtyLog = strings.Contains(out, "valuable metadata changes in a log") ||
 			strings.Contains(out, "cannot find log head")
+
 		// e2fsck writes what it found to standard output, xfs_repair to the other.
 		found.Detail = cmp.Or(essence(stdout, path), essence(stderr, path))
 		return nil
 	})
+
 	return found, err
 }
 
@@ -164,5 +173,6 @@ func essence(out, path string) string {
 		}
 		lines = append(lines, l)
 	}
+
 	return strings.Join(lines, "\n")
 }

@@ -43,20 +43,25 @@ func (acc *Access) openDevice(
 		}
 		return &blockDevice{path: f.Name(), loop: -1, dev: st.Rdev, close: f.Close}, nil
 	}
+
 	f, err := os.OpenFile(w.Image, os.O_RDWR, 0)
 	if err != nil {
 		return nil, errs.Wrap("mount", w.Image, err)
 	}
+
 	defer f.Close()
+
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errs.Wrap("mount", w.Image, err)
 	}
+
 	o.SectorBytes = w.SectorBytes
 	d, err := loopdev.Attach(ctx, f, o)
 	if err != nil {
 		return nil, err
 	}
+
 	return &blockDevice{path: d.Path, loop: d.Index, dev: st.Dev, ino: st.Ino, close: d.Close}, nil
 }
 
@@ -79,6 +84,7 @@ func (acc *Access) releaseDevice(
 	if !w.Block {
 		return loopdev.WaitDetached(ctx, w.Image, most)
 	}
+
 	a, ok := acc.drv.(driver.Activator)
 	if !ok {
 		return true, nil
@@ -86,10 +92,12 @@ func (acc *Access) releaseDevice(
 	if going {
 		return acc.waitUnheld(ctx, a, id, most)
 	}
+
 	err := a.Deactivate(ctx, id)
 	if errs.Is(err, errs.InUse) {
 		return false, nil
 	}
+
 	return err == nil, err
 }
 
@@ -123,10 +131,12 @@ func (acc *Access) OpenPath(ctx context.Context, id driver.ObjectID) (path strin
 	if !w.Block {
 		return w.Image, func() error { return nil }, nil
 	}
+
 	f, err := acc.activate(ctx, id)
 	if err != nil {
 		return "", nil, err
 	}
+
 	return f.Name(), func() error {
 		err := f.Close()
 		// Others may use it too: the last one takes it away.
@@ -156,10 +166,12 @@ func (acc *Access) WithImage(
 	if err != nil {
 		return err
 	}
+
 	dev, err := acc.openDevice(ctx, id, w, loopdev.Options{DirectIO: !o.Buffered})
 	if err != nil {
 		return err
 	}
+
 	options := append(slices.Clone(w.Options), o.Extra...)
 	m, err := mount.Device(string(cmp.Or(o.FS, w.FS)), dev.path, options, w.Block && w.ReadOnly)
 	if cerr := dev.close(); err == nil && cerr != nil {
@@ -169,6 +181,7 @@ func (acc *Access) WithImage(
 	if err == nil {
 		err = insideMount(m, !w.ReadOnly, fn)
 	}
+
 	free, werr := acc.releaseDevice(context.WithoutCancel(ctx), id, w, 30*time.Second, false)
 	if err == nil {
 		err = werr
@@ -176,6 +189,7 @@ func (acc *Access) WithImage(
 	if err == nil && !free {
 		err = errs.New(errs.InUse, "umount", w.Image, "something else has mounted %s", dev.path)
 	}
+
 	return acc.blameFull(ctx, err)
 }
 
@@ -195,6 +209,7 @@ func (acc *Access) WithTree(
 	if err != nil {
 		return err
 	}
+
 	var m *mount.Detached
 	switch {
 	case w.Source != "":
@@ -213,6 +228,7 @@ func (acc *Access) WithTree(
 	if err != nil {
 		return err
 	}
+
 	return insideMount(m, w.Source != "" && !readOnly, fn)
 }
 
@@ -307,10 +323,12 @@ func (acc *Access) clearLoops(image string) error {
 	if err := unix.Stat(image, &st); err != nil {
 		return nil
 	}
+
 	all, err := loopdev.List()
 	if err != nil {
 		return err
 	}
+
 	for _, b := range all {
 		if b.SameFile(&st) {
 			if err := b.Clear(); err != nil && !errs.Is(err, errs.NotFound) {
@@ -318,6 +336,7 @@ func (acc *Access) clearLoops(image string) error {
 			}
 		}
 	}
+
 	return nil
 }
 

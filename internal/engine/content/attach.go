@@ -30,13 +30,16 @@ func (acc *Access) Attach(ctx context.Context, row catalog.Row, t Target) (catal
 	if err != nil {
 		return a, err
 	}
+
 	if what.ReadOnly {
 		return a, errs.New(errs.Invalid, "mount", row.Name, "generations and snapshots are never attached").
 			WithHint("make a volume of it with %s", errs.Run("clone"))
 	}
+
 	if a.MountNS, err = kernel.MountNamespace(); err != nil {
 		return a, errs.Wrap("mount", row.Name, err)
 	}
+
 	switch {
 	case what.Tree != "":
 		return acc.attachTree(a, what, t)
@@ -44,6 +47,7 @@ func (acc *Access) Attach(ctx context.Context, row catalog.Row, t Target) (catal
 		a, err := acc.attachSource(a, what, t)
 		return a, acc.blameKey(ctx, row.ID, row.Name, err)
 	}
+
 	return acc.attachImage(ctx, a, what, t)
 }
 
@@ -77,6 +81,7 @@ func (acc *Access) attachImage(
 	if err != nil {
 		return a, err
 	}
+
 	defer dev.close() // a mount holds it by then, or it vanishes
 	a.Loop, a.Dev, a.Ino = dev.loop, dev.dev, dev.ino
 	if raw {
@@ -89,10 +94,12 @@ func (acc *Access) attachImage(
 		}
 		return a, nil
 	}
+
 	m, err := mount.Device(string(what.FS), dev.path, what.Options, false)
 	if err != nil {
 		return a, acc.blameFull(ctx, err)
 	}
+
 	defer m.Close()
 	return a, acc.putAt(m, &a, t)
 }
@@ -140,6 +147,7 @@ func (acc *Access) Look(row catalog.Row, a catalog.Attached) State {
 	case before, sameNS:
 		return Gone
 	}
+
 	return acc.lookTree(row, a)
 }
 
@@ -165,6 +173,7 @@ func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a ca
 	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
 		return err
 	}
+
 	switch acc.LookOwn(row, a) {
 	case Gone:
 		return acc.RemoveTarget(ctx, row.Name, a)
@@ -174,6 +183,7 @@ func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a ca
 		}
 		return acc.heldError(ctx, why, row, a, w)
 	}
+
 	if a.MountID == 0 {
 		if a.Loop >= 0 || a.Dev != 0 {
 			if err := acc.clearRaw(ctx, why, row, a, w); err != nil {
@@ -182,6 +192,7 @@ func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a ca
 		}
 		return acc.RemoveTarget(ctx, row.Name, a)
 	}
+
 	copied, err := acc.unmount(ctx, why, row, &a, w, stays)
 	if copied && !why.Gentle && acc.copiesEnd(ctx, a, w) {
 		_, err = acc.unmount(ctx, why, row, &a, w, stays)
@@ -189,6 +200,7 @@ func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a ca
 	if err != nil {
 		return err
 	}
+
 	return acc.RemoveTarget(ctx, row.Name, a)
 }
 
@@ -204,10 +216,12 @@ func (acc *Access) unmount(
 			a.MountID = m.ID // it may have been mounted again by a process that was killed: see Look
 		}
 	}
+
 	attrs := mount.AttributesOf(a.Mountpoint)
 	if stays && w.Image != "" {
 		Trim(a.Mountpoint)
 	}
+
 	// Each command tries what is expired, and must not be slower for that.
 	err = acc.unmountAt(a.Mountpoint, a.MountID, why.Gentle)
 	if errs.Is(err, errs.InUse) {
@@ -219,14 +233,17 @@ func (acc *Access) unmount(
 	if w.Image == "" {
 		return false, nil
 	}
+
 	AtStep("unmounted")
 	if err := acc.putBackFrozen(ctx, why, row, a, w, attrs); err != nil {
 		return false, err
 	}
+
 	free, err := acc.releaseUnheld(ctx, row, *a, w, dev, !stays)
 	if free && err == nil {
 		return false, nil
 	}
+
 	failed := acc.mountAgain(ctx, row, a, w, attrs)
 	if errs.Is(failed, errs.NotFound) {
 		return false, nil // it has been released after all
@@ -234,12 +251,14 @@ func (acc *Access) unmount(
 	if err != nil { // interrupted, for one
 		return false, errors.Join(err, failed)
 	}
+
 	held := acc.heldBy(ctx, why, row, *a, w, dev)
 	if failed != nil {
 		return false, errs.New(errs.InUse, why.Op, row.Name, "%w; it could not be mounted at %s again: %w",
 			errors.Unwrap(held), a.Mountpoint, failed).
 			WithHint("%s", errs.HintIn(held))
 	}
+
 	return true, held
 }
 
@@ -305,22 +324,26 @@ func (acc *Access) clearRaw(
 			return err
 		}
 	}
+
 	if w.Block {
 		// ZFS takes a device away from under those who have it open.
 		if holders, _ := mount.Holders(ctx, mount.Query{Dev: a.Dev}); len(holders) > 0 {
 			return acc.heldError(ctx, why, row, a, w)
 		}
 	}
+
 	free, err := acc.releaseUnheld(ctx, row, a, w, deviceOf(a, w), false)
 	if err != nil {
 		return err
 	}
+
 	if !free {
 		if b, err := loopdev.Lookup(a.Loop); err == nil && !w.Block && acc.isImage(row.ID, b) {
 			_ = b.Keep() // it would vanish with who holds it now
 		}
 		return acc.heldError(ctx, why, row, a, w)
 	}
+
 	return nil
 }
 
@@ -372,6 +395,7 @@ func (acc *Access) heldBy(
 	if dev == 0 {
 		dev = deviceOf(a, w)
 	}
+
 	holders, herr := mount.Holders(ctx, queryFor(a, w, dev))
 	msg := "it is in use"
 	if len(holders) > 0 {
@@ -380,6 +404,7 @@ func (acc *Access) heldBy(
 	if herr != nil && len(holders) == 0 {
 		msg += fmt.Sprintf(" (not everything could be looked at: %v)", herr)
 	}
+
 	return errs.New(errs.InUse, why.Op, row.Name, "%s", msg).WithHint("end what holds it, then try again")
 }
 
@@ -397,20 +422,24 @@ func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.Attac
 	if err != nil {
 		return ""
 	}
+
 	dev := uint64(0)
 	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil && m.Root && m.ID == a.MountID {
 		dev = m.Dev
 	} else {
 		dev = deviceOf(a, w)
 	}
+
 	if dev == 0 && w.Tree == "" {
 		return ""
 	}
+
 	q := queryFor(a, w, dev)
 	holders, _ := mount.Holders(ctx, q) // those that could be found
 	if len(holders) == 0 {
 		return ""
 	}
+
 	return mount.FormatHolders(holders)
 }
 
@@ -421,6 +450,7 @@ func (acc *Access) MountHolders(ctx context.Context, id driver.ObjectID) string 
 	if err != nil || w.Source == "" {
 		return ""
 	}
+
 	dev, err := sourceDevice(w)
 	switch {
 	case err == nil:
@@ -428,6 +458,7 @@ func (acc *Access) MountHolders(ctx context.Context, id driver.ObjectID) string 
 	case errs.Is(err, errs.InUse):
 		return "something has a file of it open, or is in it"
 	}
+
 	return ""
 }
 

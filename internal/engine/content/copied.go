@@ -28,10 +28,12 @@ func (acc *Access) isOriginals(row catalog.Row, a catalog.Attached) bool {
 	if err != nil || w.Block || w.Image+w.Tree == "" {
 		return false
 	}
+
 	var own unix.Stat_t
 	if err := unix.Stat(w.Image+w.Tree, &own); err != nil { // an object has one of them
 		return false
 	}
+
 	switch {
 	case w.Image != "":
 		return a.Loop >= 0 && (own.Dev != a.Dev || own.Ino != a.Ino)
@@ -39,6 +41,7 @@ func (acc *Access) isOriginals(row catalog.Row, a catalog.Attached) bool {
 		m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint)
 		return err == nil && m.Root && (own.Dev != m.Dev || own.Ino != m.Ino)
 	}
+
 	there, err := os.Stat(a.Mountpoint) // where the link leads
 	tree, terr := os.Stat(w.Tree)
 	return err == nil && terr == nil && !os.SameFile(there, tree)

@@ -54,6 +54,7 @@ func (acc *Access) lockFreeze(ctx context.Context, row catalog.Row) (unlock func
 	if err != nil {
 		return nil, errs.Wrap("freeze", row.Name, err)
 	}
+
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(row.ID)) // never fails
 	at := int64(h.Sum64() >> 2)
@@ -73,6 +74,7 @@ func (acc *Access) lockFreeze(ctx context.Context, row catalog.Row) (unlock func
 		f.Close()
 		return nil, err
 	}
+
 	return func() { f.Close() }, nil
 }
 
@@ -85,6 +87,7 @@ func (acc *Access) copyFrozen(
 	if err := others.Note(ctx); err != nil {
 		return err
 	}
+
 	limit := freeze.Limit + time.Duration(l.Row.Usage.Extents)*extentTime
 	quiet := func(take func() error) error {
 		unlock, err := acc.lockFreeze(ctx, l.Row)
@@ -120,9 +123,11 @@ func (acc *Access) copyFrozen(
 			foreign = time.Time{}
 			return false, err
 		}
+
 		if foreign.IsZero() {
 			foreign = time.Now()
 		}
+
 		return false, failIf(time.Since(foreign) > foreignWait, frozenError(l))
 	})
 }
@@ -147,19 +152,23 @@ func (acc *Access) Thaw(ctx context.Context, l Live) error {
 	if !l.mounted() {
 		return nil
 	}
+
 	unlock, err := acc.lockFreeze(ctx, l.Row)
 	if err != nil {
 		return err
 	}
+
 	defer unlock()
 
 	root, release, err := acc.openMounted(ctx, l)
 	if err != nil {
 		return err
 	}
+
 	defer release()
 	if err := kernel.Thaw(root); err != nil && !errors.Is(err, unix.EINVAL) { // not frozen
 		return errs.Wrap("thaw", l.Row.Name, err)
 	}
+
 	return nil
 }

@@ -72,13 +72,16 @@ func (acc *Access) lookTree(row catalog.Row, a catalog.Attached) State {
 	if err != nil || w.Tree == "" {
 		return Elsewhere // its driver would have to run a program to tell more
 	}
+
 	t, err := acc.tables.recent()
 	if err != nil {
 		return Elsewhere
 	}
+
 	if found, err := mountsOf(t, a, w); err != nil || len(found) > 0 || !t.Complete() {
 		return Elsewhere
 	}
+
 	return Gone
 }
 
@@ -88,6 +91,7 @@ func mountsOf(t *mount.Tables, a catalog.Attached, w driver.Attachment) ([]mount
 	if ns, err := kernel.MountNamespace(); err == nil && ns == a.MountNS {
 		q.At = a.Mountpoint
 	}
+
 	if w.Tree == "" && w.Image != "" {
 		q.Dev = deviceOf(a, w)
 	} else if w.Tree == "" { // mounted by name
@@ -95,13 +99,16 @@ func mountsOf(t *mount.Tables, a catalog.Attached, w driver.Attachment) ([]mount
 			q.Dev = m.Dev
 		}
 	}
+
 	if q.Tree == "" && q.Dev == 0 {
 		return nil, nil // it is mounted nowhere, or its driver does not destroy what is
 	}
+
 	found, err := t.Mounts(q)
 	if errs.Is(err, errs.NotFound) {
 		return nil, nil // the tree is not there
 	}
+
 	return found, err
 }
 
@@ -157,10 +164,12 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 		if v.Row.Kind != driver.Volume {
 			continue
 		}
+
 		w, err := acc.attachmentOf(ctx, v.Row)
 		if err != nil {
 			continue // it is damaged or gone: nothing of it can be mounted by a path
 		}
+
 		image := v.Row.FS.IsImage()
 		used := false
 		switch {
@@ -190,10 +199,12 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 			}
 			used = len(found) > 0 && (why.Gentle || !acc.copiesEnd(ctx, v.Attached, w))
 		}
+
 		if used {
 			out[i] = acc.usedError(ctx, why, v, w)
 		}
 	}
+
 	return out
 }
 
@@ -207,10 +218,12 @@ func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver
 	if err != nil || len(on) == 0 {
 		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: -1}, w) // the driver's own device, or gone by now
 	}
+
 	if holders, err := mount.Holders(ctx, mount.Query{Dev: loopdev.DeviceNumber(on[0].Index)}); err != nil ||
 		len(holders) > 0 {
 		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: on[0].Index}, w)
 	}
+
 	return errs.New(errs.InUse, why.Op, v.Row.Name, "it is in use: %s is attached to its image", on[0].Path).
 		WithHint("if nobody needs the device any more, detach it: losetup -d %s", on[0].Path)
 }
@@ -279,16 +292,19 @@ func (acc *Access) openAgain(
 	if err != nil {
 		return nil, errs.Wrap("mount", row.Name, err)
 	}
+
 	defer f.Close()
 	if w.Block { // the driver was not asked before
 		if w, err = acc.drv.Attachment(ctx, row.ID); err != nil {
 			return nil, err
 		}
 	}
+
 	m, err := mount.Device(string(w.FS), f.Name(), w.Options, false)
 	if errors.Is(err, unix.EBUSY) && maybeReadOnly {
 		m, err = mount.Device(string(w.FS), f.Name(), w.Options, true)
 	}
+
 	return m, err
 }
 

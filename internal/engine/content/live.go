@@ -105,7 +105,9 @@ func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, imm
 		}
 		return acc.drv.Clone(ctx, l.Row.ID, id)
 	}
+
 	warnLost(ctx, l)
+
 	switch {
 	case !l.InUse():
 		return simple()
@@ -122,6 +124,7 @@ func (acc *Access) CopyLive(ctx context.Context, l Live, id driver.Identity, imm
 	case canLive && !acc.caps.Atomic:
 		return lc.CopyLive(ctx, l.Row.ID, id, immutable, nil)
 	}
+
 	return simple()
 }
 
@@ -134,17 +137,20 @@ func (acc *Access) copyMounted(
 	if err != nil {
 		return err
 	}
+
 	defer release()
 
 	freezes, err := acc.mustFreeze(ctx, l, immutable)
 	if err != nil {
 		return err
 	}
+
 	// All that was written before the command began is in the copy. Also if it is frozen: what is
 	// written now need not be written while others wait.
 	if err := acc.copyWriteBack(ctx, l, root); err != nil {
 		return err
 	}
+
 	if !freezes {
 		err = lc.CopyLive(ctx, l.Row.ID, id, immutable, nil)
 	} else if err = acc.copyFrozen(ctx, l, root, others, func(quiet func(func() error) error) error {
@@ -152,10 +158,12 @@ func (acc *Access) copyMounted(
 	}); err == nil {
 		err = acc.checkFrozenCopy(ctx, l, root)
 	}
+
 	// A frozen ext4 has nothing in its log; a frozen XFS has. A volume is mounted before anybody reads it.
 	if err != nil || id.Kind == driver.Volume || freezes && l.Row.FS == driver.Ext4 {
 		return err
 	}
+
 	return acc.replayCopy(ctx, l, id.ID)
 }
 
@@ -164,6 +172,7 @@ func (acc *Access) mustFreeze(ctx context.Context, l Live, immutable bool) (bool
 	if l.freeze == FreezeAlways {
 		return true, nil
 	}
+
 	w, err := acc.drv.Attachment(ctx, l.Row.ID)
 	if err != nil {
 		return false, err
@@ -181,11 +190,14 @@ func (acc *Access) mustFreeze(ctx context.Context, l Live, immutable bool) (bool
 		defer dev.Close() // it stays, as it is mounted
 		path = dev.Name()
 	}
+
 	f, err := os.Open(path)
 	if err != nil {
 		return false, errs.Wrap("freeze", l.Row.Name, err)
 	}
+
 	defer f.Close()
+
 	logged, err := fsprobe.Logged(f)
 	return !logged, errs.Wrap("freeze", l.Row.Name, err)
 }
@@ -196,15 +208,18 @@ func (acc *Access) replayCopy(ctx context.Context, l Live, id driver.ObjectID) e
 	if w, err := acc.drv.Attachment(ctx, id); err != nil || w.Block && w.ReadOnly {
 		return err // nothing can be written to a snapshot of a device; it was frozen
 	}
+
 	err := acc.WithImage(ctx, id, ImageOptions{}, func(*os.File) error { return nil })
 	if err == nil || ctx.Err() != nil {
 		return err
 	}
+
 	var known *errs.Error
 	if errors.As(err, &known) && known.Hint == "" {
 		return (&errs.Error{Kind: known.Kind, Op: "replay the log of a copy of", Ref: l.Row.Name, Err: err}).
 			WithHint("retry with %s, which leaves nothing to replay, or with %s", errs.Param("freeze"), errs.Param("no-freeze"))
 	}
+
 	return err
 }
 
@@ -224,15 +239,18 @@ func (acc *Access) flush(ctx context.Context, l Live) error {
 	if l.Row.FS != driver.None && l.state != Here {
 		return nil
 	}
+
 	root, err := os.Open(l.Attached.Mountpoint)
 	if err != nil {
 		return nil // it was unmounted just now, or is used where it cannot be seen
 	}
+
 	defer root.Close()
 	m, err := kernel.MountAt(int(root.Fd()), "")
 	if l.Attached.MountID != 0 && (err != nil || m.ID != l.Attached.MountID) {
 		return nil
 	}
+
 	return acc.copyWriteBack(ctx, l, root)
 }
 
@@ -244,6 +262,7 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 		if err != nil {
 			return nil, nil, errs.Wrap("freeze", l.Row.Name, err)
 		}
+
 		// If it has been unmounted just now, this is another filesystem: the
 		// pool's, or the host's, which must not be frozen.
 		if m, err := kernel.MountAt(int(f.Fd()), ""); err != nil || m.ID != l.Attached.MountID {
@@ -253,25 +272,30 @@ func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), e
 		}
 		return f, func() { f.Close() }, nil
 	}
+
 	// The same block device again is the same filesystem.
 	w, err := acc.drv.Attachment(ctx, l.Row.ID)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	dev, done, err := acc.deviceAgain(ctx, l, w)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	m, err := mount.Device(string(w.FS), dev, w.Options, false)
 	done()
 	if err != nil {
 		return nil, nil, acc.blameFull(ctx, err)
 	}
+
 	f, err := m.Open()
 	if err != nil {
 		m.Close()
 		return nil, nil, err
 	}
+
 	return f, func() { f.Close(); m.Close() }, nil
 }
 
@@ -285,10 +309,12 @@ func (acc *Access) deviceAgain(ctx context.Context, l Live, w driver.Attachment)
 		}
 		return f.Name(), func() { f.Close() }, nil
 	}
+
 	b, err := loopdev.Lookup(l.Attached.Loop)
 	if err != nil || !acc.isImage(l.Row.ID, b) {
 		return "", nil, errs.New(errs.InUse, "freeze", l.Row.Name, "it is attached, but not as it was mounted").
 			WithHint("take it as it is with %s", errs.Param("no-freeze"))
 	}
+
 	return b.Path, func() {}, nil
 }

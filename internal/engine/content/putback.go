@@ -35,10 +35,12 @@ func (acc *Access) PutBackFrozen(ctx context.Context, why Reason, row catalog.Ro
 	if acc.LookOwn(row, a) != Elsewhere {
 		return nil
 	}
+
 	w, err := acc.attachmentOf(ctx, row)
 	if err != nil {
 		return nil // it is damaged or gone
 	}
+
 	return acc.putBackFrozen(ctx, why, row, &a, w, restricted)
 }
 
@@ -50,6 +52,7 @@ func (acc *Access) putBackFrozen(
 	if m == nil {
 		return nil
 	}
+
 	defer m.Close()
 
 	if err := acc.putBack(ctx, m, a, attrs); err != nil {
@@ -57,6 +60,7 @@ func (acc *Access) putBackFrozen(
 			a.Mountpoint, err).
 			WithHint("%s", thawElsewhere(row.FS, deviceOf(*a, w)))
 	}
+
 	return errs.New(errs.InUse, why.Op, row.Name, "its filesystem is frozen").
 		WithHint("thaw it with `fsfreeze --unfreeze %s`, unless whoever froze it does, and try again",
 			errs.ShellWord(a.Mountpoint))
@@ -75,10 +79,12 @@ func (acc *Access) openFrozen(
 	if err != nil {
 		return nil
 	}
+
 	if frozen, err := m.Frozen(); err != nil || !frozen {
 		m.Close()
 		return nil
 	}
+
 	return m
 }
 

@@ -46,15 +46,18 @@ func (acc *Access) StrayDevices(ctx context.Context, rows map[driver.ObjectID]ca
 	if !ok {
 		return acc.strayLoops(ctx, rows, attached)
 	}
+
 	active, err := a.Active(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, id := range active {
 		if _, has := attached[id]; !has {
 			strays = append(strays, StrayDevice{ID: id})
 		}
 	}
+
 	return strays, nil
 }
 
@@ -83,6 +86,7 @@ func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]cata
 		}
 		strays = append(strays, StrayDevice{ID: id, loop: &b})
 	}
+
 	return strays, nil
 }
 
@@ -112,6 +116,7 @@ func takeLoop(b loopdev.Bound) (gone bool, err error) {
 	if errs.Is(err, errs.NotFound) {
 		return false, nil
 	}
+
 	return err == nil, err
 }
 
@@ -168,5 +173,6 @@ func (acc *Access) imagesByFile(ctx context.Context, rows map[driver.ObjectID]ca
 			images[fileID{st.Dev, st.Ino}] = id
 		}
 	}
+
 	return images
 }

@@ -47,18 +47,22 @@ func (acc *Access) CheckTarget(op, name string, kind driver.FS, dir string, may 
 	if dir == "" || dir == def {
 		return Target{Path: def, link: kind == driver.None || !CanMount(), May: may}, nil
 	}
+
 	if kind == driver.None {
 		return Target{}, errs.New(errs.Invalid, op, name, "a raw volume has no filesystem to mount on %s", dir).
 			WithHint("attach it without a directory: it becomes a block device")
 	}
+
 	if !CanMount() {
 		return Target{}, errs.New(errs.Permission, op, name, "mounting on %s needs root", dir).
 			WithHint("run it as root, or leave the directory out to get a path below the pool")
 	}
+
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return Target{}, errs.Wrap(op, dir, err)
 	}
+
 	t := Target{Own: true, May: may}
 	t.Path, err = mount.Resolve(abs)
 	switch {
@@ -77,9 +81,11 @@ func (acc *Access) CheckTarget(op, name string, kind driver.FS, dir string, may 
 	case err != nil:
 		return t, err
 	}
+
 	if err := acc.CheckOutside(op, t.Path); err != nil {
 		return t, err
 	}
+
 	err = acc.inspectTarget(op, dir, &t)
 	return t, err
 }
@@ -92,11 +98,14 @@ func (acc *Access) inspectTarget(op, given string, t *Target) error {
 		return errs.New(errs.InUse, op, given, "something is mounted there already").
 			WithHint("choose another directory")
 	}
+
 	p, err := acc.OpenPlace(t.Path)
 	if err != nil {
 		return err
 	}
+
 	defer p.Close()
+
 	if t.Made {
 		t.At, err = mountpoint.FileInode(p.Parent())
 		return errs.Wrap(op, given, err)
@@ -106,14 +115,18 @@ func (acc *Access) inspectTarget(op, given string, t *Target) error {
 	if err != nil {
 		return errs.Wrap(op, given, err)
 	}
+
 	defer dir.Close()
+
 	if t.At, err = mountpoint.FileInode(dir); err != nil {
 		return errs.Wrap(op, given, err)
 	}
+
 	if names, _ := dir.Readdirnames(1); len(names) > 0 {
 		return errs.New(errs.Invalid, op, given, "the mount point is not empty").
 			WithHint("what is in it would be hidden: choose an empty directory")
 	}
+
 	return nil
 }
 
@@ -137,16 +150,20 @@ func (acc *Access) putAt(m *mount.Detached, a *catalog.Attached, t Target) error
 	if err != nil {
 		return err
 	}
+
 	defer p.Close()
+
 	AtStep("place opened")
 	if err := restrict(m, p, t.May); err != nil {
 		return err
 	}
+
 	if t.Prepare != nil {
 		if err := withRoot(m, t.Prepare); err != nil {
 			return err
 		}
 	}
+
 	made, err := acc.attachAt(m, p, a.ID, t)
 	if errs.Is(err, errs.NotFound) && !t.Own {
 		// A clean-up took the empty directory for a leftover: make it again.
@@ -158,10 +175,12 @@ func (acc *Access) putAt(m *mount.Detached, a *catalog.Attached, t Target) error
 		}
 		return err
 	}
+
 	info, err := m.Info()
 	if err != nil {
 		return errs.Wrap("mount", t.Path, err)
 	}
+
 	if !mount.IsMounted(t.Path, info.ID) {
 		if err := m.TakeBack(); err != nil {
 			return err // for recovery
@@ -171,6 +190,7 @@ func (acc *Access) putAt(m *mount.Detached, a *catalog.Attached, t Target) error
 		}
 		return MovedError(t.Path)
 	}
+
 	a.MountID, a.MadeDir = info.ID, made && t.Own
 	return nil
 }
@@ -195,6 +215,7 @@ func (acc *Access) attachAt(
 	if made, err = acc.makeTarget(p, t); err != nil {
 		return made, err
 	}
+
 	AtStep("directory made")
 	dir, err := p.OpenDir()
 	switch {
@@ -206,6 +227,7 @@ func (acc *Access) attachAt(
 	case err != nil:
 		return made, errs.Wrap("mount", t.Path, err)
 	}
+
 	defer dir.Close()
 
 	switch {
@@ -221,6 +243,7 @@ func (acc *Access) attachAt(
 			return made, err
 		}
 	}
+
 	AtStep("directory checked")
 	_, err = m.AttachTo(dir)
 	AtStep("mounted")
@@ -238,9 +261,11 @@ func (acc *Access) makeTarget(p *mountpoint.Place, t Target) (made bool, err err
 		}
 		return p.MakeDir(0o755)
 	}
+
 	if err := p.RemoveLink(pool.IsMountLink); err != nil { // left by a command that was killed
 		return false, err
 	}
+
 	return p.MakeDir(0o700)
 }
 
@@ -294,14 +319,17 @@ func (acc *Access) linkTo(to, path string) error {
 	if err != nil {
 		return err
 	}
+
 	defer p.Close()
 	if err := p.RemoveLeftover(pool.IsMountLink); err != nil {
 		return err
 	}
+
 	err = unix.Symlinkat(to, p.Fd(), p.Name())
 	if errors.Is(err, fs.ErrExist) {
 		return notOursError(path, "something is there")
 	}
+
 	return errs.Wrap("mount", path, err)
 }
 
@@ -344,9 +372,11 @@ func (acc *Access) removeTargets(
 			return err
 		}
 	}
+
 	if made {
 		acc.removeMade(ctx, path, ours)
 	}
+
 	return nil
 }
 
@@ -358,6 +388,7 @@ func (acc *Access) removeMade(ctx context.Context, path string, ours func(dir *o
 	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Conflict) {
 		return // gone, or somewhere where it cannot be found
 	}
+
 	if err == nil {
 		defer p.Close()
 		err = p.RemoveDir(ours)
@@ -375,6 +406,7 @@ func (acc *Access) RemoveStaleTargets(used map[string]bool) error {
 	if err != nil {
 		return errs.Wrap("gc", acc.pool.MountDir(), err)
 	}
+
 	for _, d := range entries {
 		path := acc.pool.DefaultMountpoint(d.Name())
 		if used[path] {
@@ -387,6 +419,7 @@ func (acc *Access) RemoveStaleTargets(used map[string]bool) error {
 		_ = p.RemoveLeftover(pool.IsMountLink) // what cannot be removed stays, for the next time
 		p.Close()
 	}
+
 	return nil
 }
 

@@ -29,6 +29,7 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 	if err != nil {
 		return err
 	}
+
 	at, err := kernel.MountAt(unix.AT_FDCWD, m.Mountpoint)
 	mounted := err == nil && at.Root
 	if w.Tree != "" {
@@ -38,6 +39,7 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 		}
 		return acc.unmountQuietly(m.Mountpoint, at.ID)
 	}
+
 	if w.Source != "" {
 		// Mounted again, it has the same number as where it is mounted already.
 		if !mounted {
@@ -48,9 +50,11 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 		}
 		return acc.unmountQuietly(m.Mountpoint, at.ID)
 	}
+
 	if on, err := acc.imageAttached(m.ID); err != nil || !on && !w.Block {
 		return err
 	}
+
 	if mounted {
 		if is, err := acc.deviceIs(ctx, m.ID, w, at.Dev); err != nil {
 			return err
@@ -64,14 +68,17 @@ func (acc *Access) undoMount(ctx context.Context, m catalog.Mark, name string) e
 			}
 		}
 	}
+
 	if !w.Block {
 		if err := acc.clearLoops(w.Image); err != nil {
 			return err
 		}
 	}
+
 	if free, err := acc.releaseDevice(ctx, m.ID, w, ReleaseWait, false); err != nil || free {
 		return err
 	}
+
 	return errs.New(errs.InUse, "recover", name, "its image is still attached")
 }
 
@@ -86,10 +93,12 @@ func (acc *Access) deviceIs(ctx context.Context, id driver.ObjectID, w driver.At
 		var st unix.Stat_t
 		return unix.Fstat(int(f.Fd()), &st) == nil && st.Rdev == dev, nil
 	}
+
 	b, err := loopdev.LookupNumber(dev)
 	if errs.Is(err, errs.NotFound) {
 		return false, nil
 	}
+
 	return err == nil && acc.isImage(id, b), err
 }
 

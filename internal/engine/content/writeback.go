@@ -32,9 +32,11 @@ func writeBack(root *os.File, raw bool) (u unwritten) {
 		}
 		return unix.Syncfs(int(root.Fd()))
 	}
+
 	if u.cause = flush(); u.cause == nil {
 		return u
 	}
+
 	// Nothing is left to fail again, unless nothing can be written at all: ext4 that has
 	// aborted its journal, XFS that has shut down.
 	u.stopped = flush() != nil
@@ -47,6 +49,7 @@ func (acc *Access) writeBackAttached(a catalog.Attached) unwritten {
 	if raw && a.Loop < 0 && a.Dev == 0 {
 		return unwritten{} // a link to a tree, which no umount takes away
 	}
+
 	root, err := os.Open(a.Mountpoint)
 	if errors.Is(err, unix.EIO) {
 		return unwritten{cause: err, stopped: true} // an XFS that has shut down is not even opened
@@ -54,10 +57,12 @@ func (acc *Access) writeBackAttached(a catalog.Attached) unwritten {
 	if err != nil {
 		return unwritten{} // gone, or taken away by somebody
 	}
+
 	defer root.Close()
 	if m, err := kernel.MountAt(int(root.Fd()), ""); !raw && (err != nil || m.ID != a.MountID) {
 		return unwritten{} // unmounted just now: this is another filesystem
 	}
+
 	return writeBack(root, raw)
 }
 
@@ -70,6 +75,7 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 	if err != nil {
 		return err
 	}
+
 	switch {
 	case u.cause == nil && !known:
 		return nil
@@ -83,6 +89,7 @@ func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catal
 	default:
 		acc.noteLost(ctx, a, u, true)
 	}
+
 	then := errs.Messagef("a second %s gives up the rest", errs.Run("umount", row.Name))
 	return errs.Wrap("umount", row.Name, acc.lostError(ctx, a, u, then))
 }

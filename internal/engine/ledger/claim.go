@@ -73,6 +73,7 @@ func (c *claim) try(ctx context.Context) (bool, error) {
 		if c.done, err = c.CleanUp(ctx, c.blocking); err != nil {
 			return false, err
 		}
+
 		if c.done.Marks > 0 {
 			continue
 		}
@@ -81,6 +82,7 @@ func (c *claim) try(ctx context.Context) (bool, error) {
 		if err := c.stuck(ctx); err != nil && !errs.Is(err, errs.InUse) {
 			return false, err
 		}
+
 		return false, nil
 	}
 }
@@ -99,13 +101,16 @@ func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 		if err != nil {
 			return err
 		}
+
 		c.blocking = append(c.blocking, b...)
 		if m.Reads == "" {
 			continue
 		}
+
 		if b, err = tx.Blocking(m.Reads, "", false); err != nil {
 			return err
 		}
+
 		for _, x := range b {
 			// A volume in which a program runs can be read.
 			if x.Op != OpRun {
@@ -113,6 +118,7 @@ func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 			}
 		}
 	}
+
 	if len(c.blocking) > 0 {
 		return errBlocked
 	}
@@ -122,6 +128,7 @@ func (c *claim) markUnlessBlocked(tx *catalog.Tx) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -133,10 +140,12 @@ func (c *claim) giveUp(ctx context.Context) error {
 
 	b := c.blocking[0]
 	who := "another pando"
+
 	// Only a process that lives is named, as far as that can be seen from here.
 	if !kernel.EarlierBoot(b.BootID, b.At) && b.Start != 0 && kernel.ProcStart(b.PID) == b.Start {
 		who += fmt.Sprintf(" (pid %d)", b.PID)
 	}
+
 	return errs.New(errs.InUse, c.op, cmp.Or(b.Name, c.cat.RefOf(ctx, b.ID)), "%s is at work on it: %s", who, b.Op).
 		WithHint("wait until it is done, or end it")
 }
@@ -230,11 +239,13 @@ func (l *Ledger) Hold(ctx context.Context, op string, ids ...driver.ObjectID) (*
 			h.Rows, h.Refs = append(h.Rows, row), append(h.Refs, tx.RefOf(row))
 			h.marks, marks = append(h.marks, m.ID), append(marks, m)
 		}
+
 		return marks, nil
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	return h, nil
 }
 

@@ -32,6 +32,7 @@ func (l *Ledger) CleanUp(ctx context.Context, marks []catalog.Mark) (Cleaned, er
 			return done, err
 		}
 	}
+
 	return done, nil
 }
 
@@ -41,12 +42,14 @@ func (l *Ledger) bury(ctx context.Context, owner string, done *Cleaned) (err err
 	if err != nil || grave == nil {
 		return err
 	}
+
 	all := false
 	defer func() {
 		if cerr := grave.Close(all); err == nil {
 			err = cerr
 		}
 	}()
+
 	ctx = grave.In(ctx)
 
 	// What was read before the claim may have been cleaned up by somebody else.
@@ -74,6 +77,7 @@ func (l *Ledger) bury(ctx context.Context, owner string, done *Cleaned) (err err
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -92,6 +96,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 		}
 		return failed
 	}
+
 	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
 		for _, m := range marks {
 			row, exists, err := tx.Get(m.ID)
@@ -105,6 +110,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 				return err
 			}
 		}
+
 		return nil
 	}); err != nil {
 		return fail(marks, err)
@@ -116,6 +122,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 		if err := ctx.Err(); err != nil {
 			return fail(marks, err)
 		}
+
 		row, exists := rows[m.ID]
 		remove, err := l.prepare(ctx, m, buried[m.ID], exists)
 		switch {
@@ -132,6 +139,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 			}
 		}
 	}
+
 	if len(ready) == 0 {
 		return failed
 	}
@@ -142,6 +150,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 		ref := cmp.Or(m.Name, "what an interrupted "+m.Op+" left")
 		graves[i] = catalog.Tombstone{ID: m.ID, Ref: ref, At: time.Now()}
 	}
+
 	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, g := range graves {
 			if err := tx.Bury(g); err != nil { // unless it is buried already
@@ -172,6 +181,7 @@ func (l *Ledger) prepare(ctx context.Context, m catalog.Mark, buried, exists boo
 			return false, err
 		}
 	}
+
 	if exists {
 		return false, nil
 	}
@@ -189,8 +199,10 @@ func (l *Ledger) prepare(ctx context.Context, m catalog.Mark, buried, exists boo
 			return false, nil
 		}
 	}
+
 	if m.Mountpoint == "" {
 		return true, nil
 	}
+
 	return true, l.work.Detach(ctx, m)
 }

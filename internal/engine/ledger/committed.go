@@ -48,6 +48,7 @@ func (l *Ledger) neverCommitted(ctx context.Context, m catalog.Mark) (bool, erro
 	if kernel.EarlierBoot(m.BootID, m.At) {
 		return false, nil
 	}
+
 	c, ok := l.drv.(driver.Committer)
 	if !ok {
 		return l.cat.Continuous(), nil
@@ -60,6 +61,7 @@ func (l *Ledger) neverCommitted(ctx context.Context, m catalog.Mark) (bool, erro
 	case errs.Is(err, errs.Damaged), errs.Is(err, errs.TooNew):
 		return false, nil
 	}
+
 	return err == nil && !was, err
 }
 
@@ -100,6 +102,7 @@ func (l *Ledger) StrayText(o driver.Object) errs.Message {
 	if !l.notesCommits() {
 		return text
 	}
+
 	until := o.Identity.CreatedAt.Add(strayAge).Local().Format("2006-01-02 15:04")
 	return errs.Messagef("%s, until %s", text, until)
 }

@@ -79,6 +79,7 @@ func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tomb
 	var gone []catalog.Tombstone
 	var g errgroup.Group
 	g.SetLimit(removeWorkers)
+
 	for _, grave := range free {
 		if bounded.Err() != nil {
 			break // the next command goes on
@@ -94,11 +95,13 @@ func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tomb
 			return nil
 		})
 	}
+
 	_ = g.Wait() // each has reported
 
 	if len(gone) == 0 {
 		return 0
 	}
+
 	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
 		for _, grave := range gone {
 			if err := tx.Reclaimed(grave.ID); err != nil {
@@ -110,6 +113,7 @@ func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tomb
 		reportUnreclaimed(ctx, bounded, gone[0], err) // the next command finds them gone
 		return 0
 	}
+
 	return len(gone)
 }
 

@@ -114,7 +114,9 @@ func (p *Place) RemoveDir(ours func(dir *os.File) bool) error {
 	if err != nil {
 		return errs.Wrap("remove mount point", p.path, err)
 	}
+
 	defer dir.Close()
+
 	if !ours(dir) {
 		return nil
 	}
@@ -126,15 +128,18 @@ func (p *Place) RemoveDir(ours func(dir *os.File) bool) error {
 			return nil
 		}
 	}
+
 	if thawed {
 		_, _ = kernel.SetImmutable(dir, true) // else it is as any directory
 	}
+
 	switch {
 	case errors.Is(err, unix.EBUSY): // mounted on in the meantime
 		return nil
 	case ferr != nil:
 		err = ferr
 	}
+
 	return errs.Wrap("remove mount point", p.path, err)
 }
 
@@ -211,23 +216,27 @@ func OthersCanEnter(fd int) (bool, error) {
 	if err != nil {
 		return false, errs.Wrap("mount", "", err)
 	}
+
 	defer func() { unix.Close(fd) }()
 	for last := (Inode{}); ; {
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
 			return false, errs.Wrap("mount", "", err)
 		}
+
 		if InodeOf(&st) == last { // the root, which is above itself
 			return true, nil
 		}
 		if !admitsOthers(fd, &st) {
 			return false, nil
 		}
+
 		last = InodeOf(&st)
 		up, err := unix.Openat(fd, "..", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return false, errs.Wrap("mount", "", err)
 		}
+
 		unix.Close(fd)
 		fd = up
 	}

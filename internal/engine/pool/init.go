@@ -60,6 +60,7 @@ func Prepare(
 	if err != nil {
 		return "", false, nil, nil, errs.Wrap("init", dir, err)
 	}
+
 	if p, err := Read(abs); err == nil {
 		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "there is a pool already (driver %s)",
 			p.Config.Driver).
@@ -67,9 +68,11 @@ func Prepare(
 	} else if k := errs.KindOf(err); k == errs.TooNew || k == errs.Damaged {
 		return "", false, nil, nil, err
 	}
+
 	if err := checkSite(abs); err != nil {
 		return "", false, nil, nil, err
 	}
+
 	st, err := os.Stat(abs)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -82,10 +85,12 @@ func Prepare(
 	case !st.IsDir():
 		return "", false, nil, nil, errs.New(errs.Invalid, "init", abs, "it is not a directory")
 	}
+
 	entries, err := os.ReadDir(abs)
 	if err != nil {
 		return "", false, nil, nil, errs.Wrap("init", abs, err)
 	}
+
 	left := exists(filepath.Join(abs, initingName)) || exists(filepath.Join(abs, removingName))
 	for _, e := range entries {
 		// mkfs of a whole disk leaves lost+found; a lock alone is a race with
@@ -96,14 +101,17 @@ func Prepare(
 				WithHint("name an empty or new directory with %s", errs.Param("pool"))
 		}
 	}
+
 	unlock, err = Lock(ctx, abs)
 	if err != nil {
 		return "", false, nil, nil, err
 	}
+
 	if exists(filepath.Join(abs, configName)) {
 		unlock()
 		return "", false, nil, nil, errs.New(errs.Exists, "init", abs, "another process has just made a pool here")
 	}
+
 	if left {
 		if err := removeRemains(ctx, abs, unmake); err != nil {
 			unlock()
@@ -114,6 +122,7 @@ func Prepare(
 			return "", false, nil, nil, err
 		}
 	}
+
 	abort = func() {
 		// pool.json goes first: it may be there, but not be known to be durable.
 		if removeOne(filepath.Join(abs, configName)) != nil ||
@@ -125,6 +134,7 @@ func Prepare(
 			_ = os.Remove(abs)
 		}
 	}
+
 	if err = os.Chmod(abs, 0o700); err == nil {
 		err = os.WriteFile(filepath.Join(abs, initingName), nil, 0o600)
 	}
@@ -133,6 +143,7 @@ func Prepare(
 		unlock()
 		return "", false, nil, nil, errs.Wrap("init", abs, err)
 	}
+
 	return abs, madeDir, unlock, abort, nil
 }
 
@@ -148,6 +159,7 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 			return nil, errs.Wrap("init", dir, err)
 		}
 	}
+
 	data := p.DataDir()
 	if plan.BackingBytes > 0 {
 		p.Config.Backing = &Backing{FS: "xfs", SizeBytes: plan.BackingBytes}
@@ -155,28 +167,34 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		if err != nil {
 			return nil, err
 		}
+
 		defer m.Close()
 		root, err := m.Open()
 		if err != nil {
 			return nil, err
 		}
+
 		defer root.Close()
 		if err := root.Chmod(0o700); err != nil {
 			return nil, errs.Wrap("init", dir, err)
 		}
+
 		// The mount is not in the namespace yet, so that a kill leaves only
 		// files; its descriptor gives it a path for this process.
 		data = fmt.Sprintf("/proc/self/fd/%d/.", root.Fd())
 	}
+
 	if err := os.Symlink(p.Config.ID, filepath.Join(data, markerName)); err != nil {
 		return nil, errs.Wrap("init", dir, err)
 	}
+
 	if plan.Outside != "" {
 		// Before there is anything there: an interrupted init is undone by it.
 		if err := os.Symlink(plan.Outside, filepath.Join(data, outsideName)); err != nil {
 			return nil, errs.Wrap("init", dir, err)
 		}
 	}
+
 	drv, err := plan.Open(ctx, data, p.Config.ID, true)
 	if err != nil {
 		if plan.Outside != "" {
@@ -187,9 +205,11 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 		}
 		return nil, err
 	}
+
 	if s, ok := drv.(driver.Syncer); ok {
 		err = s.Sync(ctx)
 	}
+
 	if c, ok := drv.(io.Closer); ok { // in any case: an open directory keeps the mount
 		if cerr := c.Close(); err == nil {
 			err = cerr
@@ -198,21 +218,27 @@ func Make(ctx context.Context, dir string, madeDir bool, plan Plan) (*Pool, erro
 	if err != nil {
 		return nil, errs.Wrap("init", dir, err)
 	}
+
 	if err := syncFS(data); err != nil {
 		return nil, errs.Wrap("init", dir, err)
 	}
+
 	if err := plan.Extra(ctx, dir, p.Config.ID); err != nil {
 		return nil, err
 	}
+
 	if err := p.MakeReserve(); err != nil {
 		return nil, err
 	}
+
 	if err := p.writeConfig(); err != nil {
 		return nil, errs.Wrap("init", dir, err)
 	}
+
 	if err := os.Remove(filepath.Join(dir, initingName)); err != nil {
 		return nil, errs.Wrap("init", dir, err)
 	}
+
 	return p, nil
 }
 
@@ -230,17 +256,21 @@ func (p *Pool) makeBacking(ctx context.Context) (*mount.Detached, error) {
 	if err != nil {
 		return nil, errs.Wrap("init", p.Dir, err)
 	}
+
 	defer f.Close()
 	if err := f.Truncate(p.Config.Backing.SizeBytes); err != nil {
 		return nil, errs.Wrap("init", p.Dir, err)
 	}
+
 	if _, err := run.Program(ctx, "mkfs.xfs", "-q", "-f", "-K", "-m", "reflink=1", "-s",
 		"size="+strconv.Itoa(backingSectorBytes), path); err != nil {
 		return nil, err
 	}
+
 	if err := f.Sync(); err != nil {
 		return nil, errs.Wrap("init", p.Dir, err)
 	}
+
 	return p.mountBacking(ctx)
 }
 
@@ -252,6 +282,7 @@ func Remove(ctx context.Context, dir string, unmake Unmake) error {
 	if err != nil {
 		return errs.Wrap("deinit", dir, err)
 	}
+
 	madeDir := false
 	if p, err := Read(dir); err == nil {
 		madeDir = p.Config.MadeDir
@@ -267,17 +298,21 @@ func Remove(ctx context.Context, dir string, unmake Unmake) error {
 	} else {
 		return err
 	}
+
 	if err := removeRemains(ctx, dir, unmake); err != nil {
 		return err
 	}
+
 	if err := removeMarkers(dir); err != nil {
 		return err
 	}
+
 	if madeDir {
 		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
 			return errs.Wrap("deinit", dir, err)
 		}
 	}
+
 	return nil
 }
 
@@ -297,12 +332,14 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			return err
 		}
 	}
+
 	// Only if there is a mount: without root umount(2) does not even look.
 	if m, err := kernel.MountAt(unix.AT_FDCWD, data); err == nil && m.Root {
 		if err := mount.Unmount(data); err != nil && !errs.Is(err, errs.NotFound) {
 			return err
 		}
 	}
+
 	if b := filepath.Join(dir, backingName); exists(b) {
 		gone, err := loopdev.WaitDetached(ctx, b, 5*time.Second)
 		if err != nil {
@@ -313,6 +350,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 				b)
 		}
 	}
+
 	// Nothing here descends: what is mounted on mnt/NAME, and files that are
 	// not Pando's in data/, make it stop instead of vanishing.
 	for _, name := range []string{"live", "locks", "mnt"} {
@@ -330,6 +368,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			}
 		}
 	}
+
 	// Addresses of remotes, keys to them, and what was written there: all of it is Pando's, and nothing is
 	// mounted there.
 	for _, name := range []string{remotesName, writerName} {
@@ -337,16 +376,19 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			return errs.Wrap("deinit", dir, err)
 		}
 	}
+
 	// Catalogues that a rebuild has set aside.
 	old, err := filepath.Glob(filepath.Join(escapeGlob(dir), "catalog.damaged-*"))
 	if err != nil {
 		return errs.Wrap("deinit", dir, err)
 	}
+
 	for _, path := range old {
 		if err := removeOne(path); err != nil {
 			return err
 		}
 	}
+
 	for _, name := range []string{backingName, "catalog.db", "catalog.db-wal", "catalog.db-shm", "catalog.db-journal",
 		"catalog.seen", reserveName, configName + ".new",
 		"live", "locks", "mnt", "data/.pando-probe", "data/objects", "data/" + outsideName, "data/" + markerName, "data"} {
@@ -354,6 +396,7 @@ func removeRemains(ctx context.Context, dir string, unmake Unmake) error {
 			return err
 		}
 	}
+
 	return nil
 }
 

@@ -29,6 +29,7 @@ func (p *Pool) OnlyMountPoints() error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return errs.Wrap("deinit", p.MountDir(), err)
 	}
+
 	for _, d := range entries {
 		path := filepath.Join(p.MountDir(), d.Name())
 		if to, err := os.Readlink(path); err == nil && IsMountLink(to) {
@@ -42,6 +43,7 @@ func (p *Pool) OnlyMountPoints() error {
 			return foreign(path)
 		}
 	}
+
 	return nil
 }
 
@@ -55,6 +57,7 @@ func removeMountPoint(dir, name string) error {
 		}
 		return foreign(path)
 	}
+
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -64,13 +67,16 @@ func removeMountPoint(dir, name string) error {
 	case err != nil:
 		return errs.Wrap("deinit", path, err)
 	}
+
 	defer f.Close()
 	if m, err := kernel.MountAt(unix.AT_FDCWD, path); err == nil && m.Root {
 		return foreign(path) // not even a flag of what is mounted there is ours
 	}
+
 	if _, err := kernel.SetImmutable(f, false); err != nil {
 		return errs.Wrap("deinit", path, err)
 	}
+
 	return removeOne(path)
 }
 

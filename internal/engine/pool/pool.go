@@ -121,6 +121,7 @@ func Read(dir string) (*Pool, error) {
 	if err != nil {
 		return nil, errs.Wrap("open pool", dir, err)
 	}
+
 	b, err := os.ReadFile(filepath.Join(dir, configName))
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) {
@@ -136,6 +137,7 @@ func Read(dir string) (*Pool, error) {
 		return nil, e.WithHint("make one with %s, or name another with %s or %s", errs.Run("init"), errs.Param("pool", "DIR"),
 			errs.Variable("PANDO_POOL"))
 	}
+
 	p := &Pool{Dir: dir}
 	var v struct {
 		Format int `json:"format"`
@@ -144,11 +146,13 @@ func Read(dir string) (*Pool, error) {
 		return nil, errs.New(errs.Damaged, "open pool", dir, "%s: %w", configName, err).
 			WithHint("restore %s from a copy: it is needed to find the pool's driver", configName)
 	}
+
 	if v.Format > Format {
 		return nil, errs.New(errs.TooNew, "open pool", dir, "the pool has format %d, this pando knows up to %d", v.Format,
 			Format).
 			WithHint("upgrade pando")
 	}
+
 	if err := json.Unmarshal(b, &p.Config); err != nil || v.Format < 1 || p.Config.ID == "" || p.Config.Driver == "" {
 		if err == nil {
 			err = errors.New("values are missing")
@@ -156,6 +160,7 @@ func Read(dir string) (*Pool, error) {
 		return nil, errs.New(errs.Damaged, "open pool", dir, "%s: %w", configName, err).
 			WithHint("restore %s from a copy: it is needed to find the pool's driver", configName)
 	}
+
 	return p, nil
 }
 
@@ -169,17 +174,21 @@ func Open(ctx context.Context, dir string) (*Pool, error) {
 	if p.Config.Backing == nil || p.active() {
 		return p, nil
 	}
+
 	unlock, err := Lock(ctx, p.Dir)
 	if err != nil {
 		return nil, err
 	}
+
 	defer unlock()
 	if p.active() {
 		return p, nil
 	}
+
 	if err := p.activate(ctx); err != nil {
 		return nil, err
 	}
+
 	return p, nil
 }
 
@@ -199,14 +208,17 @@ func (p *Pool) activate(ctx context.Context) error {
 		return errs.New(errs.Permission, "open pool", p.Dir, "the pool is not mounted, and mounting it needs root").
 			WithHint("run it as root")
 	}
+
 	if m, err := kernel.MountAt(unix.AT_FDCWD, p.DataDir()); err == nil && m.Root {
 		return errs.New(errs.Damaged, "open pool", p.Dir, "something that is not this pool is mounted on %s", p.DataDir()).
 			WithHint("unmount it")
 	}
+
 	d, err := p.mountBacking(ctx)
 	if err != nil {
 		return err
 	}
+
 	defer d.Close()
 	_, err = d.Attach(p.DataDir())
 	return err
@@ -224,6 +236,7 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 		}
 		return nil, e
 	}
+
 	defer f.Close()
 
 	// A device that is just being detached is no device any more, but its file is still locked.
@@ -233,6 +246,7 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 			defer dev.Close()
 			return mount.Device(p.Config.Backing.FS, dev.Path, nil, false)
 		}
+
 		if !errs.Is(err, errs.InUse) {
 			return nil, err
 		}
@@ -240,9 +254,11 @@ func (p *Pool) mountBacking(ctx context.Context) (*mount.Detached, error) {
 		if d, err := p.mountElsewhere(f); d != nil || err != nil {
 			return d, err
 		}
+
 		if _, err := loopdev.WaitDetached(ctx, p.BackingFile(), 10*time.Millisecond); err != nil {
 			return nil, err
 		}
+
 		if time.Now().After(deadline) {
 			return nil, errs.New(errs.InUse, "open pool", p.Dir, "another process has locked %s", p.BackingFile())
 		}
@@ -258,15 +274,18 @@ func (p *Pool) mountElsewhere(f *os.File) (*mount.Detached, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, errs.Wrap("open pool", p.Dir, err)
 	}
+
 	all, err := loopdev.List()
 	if err != nil {
 		return nil, err
 	}
+
 	for _, b := range all {
 		if b.SameFile(&st) {
 			return mount.Device(p.Config.Backing.FS, b.Path, nil, false)
 		}
 	}
+
 	return nil, nil
 }
 
@@ -288,15 +307,18 @@ func (p *Pool) space(ctx context.Context, rough bool) (Space, error) {
 		r, err := p.Room.Space(ctx, rough)
 		return Space{TotalBytes: r.TotalBytes, FreeBytes: r.FreeBytes, UsedBytes: r.UsedBytes, HostFree: r.FreeBytes}, err
 	}
+
 	var st unix.Statfs_t
 	if err := unix.Statfs(p.DataDir(), &st); err != nil {
 		return Space{}, errs.Wrap("measure pool", p.Dir, err)
 	}
+
 	s := Space{
 		TotalBytes: int64(st.Blocks) * st.Bsize,
 		FreeBytes:  int64(st.Bavail) * st.Bsize,
 		UsedBytes:  int64(st.Blocks-st.Bfree) * st.Bsize,
 	}
+
 	s.HostFree = s.FreeBytes
 	if p.Config.Backing != nil {
 		var err error
@@ -305,6 +327,7 @@ func (p *Pool) space(ctx context.Context, rough bool) (Space, error) {
 		}
 		s.FreeBytes = min(s.FreeBytes, s.HostFree)
 	}
+
 	return s, nil
 }
 
@@ -332,6 +355,7 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 		if s, err = p.space(ctx, try == 0); err != nil {
 			return err
 		}
+
 		least = int64(float64(s.TotalBytes) * p.Config.MinFreePercent / 100)
 		if s.FreeBytes-need >= least {
 			return nil
@@ -342,15 +366,18 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 		if try%4 == 0 {
 			p.hurryFrees(ctx)
 		}
+
 		select {
 		case <-ctx.Done():
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
+
 	hint := errs.Messagef("free space with %s and %s", errs.Run("destroy"), errs.Run("gc"))
 	if s.HostFree < least+need && p.Config.Backing != nil {
 		hint = errs.Messagef("%s, or on the filesystem below the pool, which has %d MiB left", hint, s.HostFree>>20)
 	}
+
 	msg := fmt.Errorf("the pool has %d MiB free, and %.4g %% (%d MiB) must stay free for what runs", s.FreeBytes>>20,
 		p.Config.MinFreePercent, least>>20)
 	if need > 0 {
@@ -358,6 +385,7 @@ func (p *Pool) Admit(ctx context.Context, op, what string, need int64) error {
 			"what runs",
 			need>>20, s.FreeBytes>>20, p.Config.MinFreePercent, least>>20)
 	}
+
 	return (&errs.Error{Kind: errs.NoSpace, Op: op, Ref: what, Err: msg}).WithHint("%s", hint)
 }
 
@@ -372,10 +400,12 @@ func (p *Pool) hurryFrees(ctx context.Context) bool {
 		more, err := p.Room.Reclaiming(ctx)
 		return err == nil && more
 	}
+
 	f, err := os.Open(p.DataDir())
 	if err != nil {
 		return false
 	}
+
 	defer f.Close()
 	_ = kernel.BtrfsSync(f)
 	more, err := kernel.BtrfsDeleting(f)
@@ -395,6 +425,7 @@ func (p *Pool) Settle(ctx context.Context, patience time.Duration) (Space, error
 			return least, nil
 		case <-time.After(step):
 		}
+
 		was := more
 		more = p.hurryFrees(ctx)
 		var s Space
@@ -405,6 +436,7 @@ func (p *Pool) Settle(ctx context.Context, patience time.Duration) (Space, error
 			least = s
 		}
 	}
+
 	return least, err
 }
 
@@ -419,6 +451,7 @@ func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 	if err != nil {
 		return nil, errs.Wrap("lock pool", dir, err)
 	}
+
 	w := waiting.Wait{
 		Op: "lock pool", Ref: dir, What: "the lock of the pool", Limit: lockLimit,
 		Holders: func() []waiting.Process { return waiting.LockHolders(path, 0) },
@@ -434,6 +467,7 @@ func Lock(ctx context.Context, dir string) (unlock func(), err error) {
 		f.Close()
 		return nil, err
 	}
+
 	return func() { f.Close() }, nil
 }
 

@@ -67,26 +67,32 @@ func (r reserve) make() error {
 	if has >= r.bytes {
 		return nil
 	}
+
 	var room unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(r.path), &room); err != nil || int64(room.Bavail)*room.Bsize < most {
 		return err
 	}
+
 	f, err := os.OpenFile(r.path, os.O_CREATE|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	if !r.inner {
 		err = unix.Fallocate(int(f.Fd()), 0, has, r.bytes-has)
 		if !errors.Is(err, unix.EOPNOTSUPP) {
 			return err
 		}
 	}
+
 	// Inside, what is only allocated is a hole on the host.
 	_, err = f.WriteAt(make([]byte, r.bytes-has), has)
 	if err == nil {
 		err = f.Sync()
 	}
+
 	return err
 }
 

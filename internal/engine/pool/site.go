@@ -28,10 +28,12 @@ func checkSite(dir string) error {
 			WithHint("name a new directory with %s, or make this one yours: `chown %d %s`", errs.Param("pool"), os.Geteuid(),
 				dir)
 	}
+
 	real, err := existing(dir)
 	if err != nil {
 		return errs.Wrap("init", dir, err)
 	}
+
 	for d := real; ; d = filepath.Dir(d) {
 		if d != dir && isPool(d) {
 			return errs.New(errs.Invalid, "init", dir, "the directory is inside another pool (%s)", d).
@@ -41,11 +43,13 @@ func checkSite(dir string) error {
 			break
 		}
 	}
+
 	if volume := volumeAt(real); volume != "" {
 		return errs.New(errs.Invalid, "init", dir, "the directory is inside a volume of another pool, which is mounted on %s",
 			volume).
 			WithHint("name a directory outside of it with %s", errs.Param("pool"))
 	}
+
 	return nil
 }
 
@@ -75,6 +79,7 @@ func volumeAt(path string) string {
 	if err != nil {
 		return ""
 	}
+
 	on, ok := mount.At(all, path)
 	if !ok {
 		return ""
@@ -82,12 +87,14 @@ func volumeAt(path string) string {
 	if objectFile.MatchString(on.Root) {
 		return on.Point
 	}
+
 	if loop, ok := strings.CutPrefix(on.Source, "/dev/loop"); ok {
 		file, err := os.ReadFile("/sys/block/loop" + loop + "/loop/backing_file")
 		if err == nil && objectFile.Match(bytes.TrimSpace(file)) {
 			return on.Point
 		}
 	}
+
 	return ""
 }
 
@@ -99,6 +106,7 @@ func Renamable(dir string) string {
 	if err != nil {
 		return ""
 	}
+
 	for d := real; d != "/"; {
 		d = filepath.Dir(d)
 		var st unix.Stat_t
@@ -110,5 +118,6 @@ func Renamable(dir string) string {
 			return d
 		}
 	}
+
 	return ""
 }

@@ -51,14 +51,17 @@ func Apply(ctx context.Context, s *Reader, begin Begin, root, base *os.File) err
 	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
 		return err
 	}
+
 	t.times = []unix.Timespec{st.Atim, st.Mtim}
 	err := t.all(ctx, s)
 	if err == nil {
 		err = unix.UtimesNanoAt(int(root.Fd()), ".", t.times, 0)
 	}
+
 	if cerr := t.closeFile(); err == nil {
 		err = cerr
 	}
+
 	t.decoder.close()
 	return err
 }
@@ -68,6 +71,7 @@ func (t *tree) all(ctx context.Context, s *Reader) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		c, err := s.next()
 		if err != nil {
 			return err
@@ -75,6 +79,7 @@ func (t *tree) all(ctx context.Context, s *Reader) error {
 		if c.typ == cmdEnd {
 			return s.end()
 		}
+
 		err = t.do(c)
 		if errors.Is(err, unix.EPERM) && c.err == nil && t.soften(c) {
 			err = t.do(c)
@@ -94,6 +99,7 @@ func explain(c *command, err error) error {
 	if errors.As(err, &e) {
 		return err
 	}
+
 	path := string(c.attr[attrPath])
 	kind := errs.KindOf(err)
 	switch kind {
@@ -103,11 +109,13 @@ func explain(c *command, err error) error {
 			return fmt.Errorf("%s %q: %w", c.name(), path, err)
 		}
 	}
+
 	var n unix.Errno
 	if errors.As(err, &n) {
 		return &errs.Error{Kind: errs.Damaged, Err: fmt.Errorf("the stream does not fit what it builds on: %s %q: %w",
 			c.name(), path, err)}
 	}
+
 	return fmt.Errorf("%s %q: %w", c.name(), path, err)
 }
 
@@ -130,11 +138,13 @@ func (t *tree) do(c *command) error {
 	case cmdFallocate:
 		return t.fallocate(c)
 	}
+
 	// Whatever the rest may change: the path of the open file may mean another one
 	// afterwards.
 	if err := t.closeFile(); err != nil {
 		return err
 	}
+
 	switch c.typ {
 	case cmdMkfile, cmdMkdir, cmdMknod, cmdMkfifo, cmdMksock, cmdSymlink:
 		return t.make(c)
@@ -180,6 +190,7 @@ func (t *tree) do(c *command) error {
 	case cmdUpdateExtent:
 		return damaged("it is without the content of files")
 	}
+
 	return damaged("%s in its middle", c.name())
 }
 
@@ -203,6 +214,7 @@ func (t *tree) soften(c *command) (some bool) {
 			})
 		}
 	}
+
 	return some
 }
 
@@ -224,16 +236,19 @@ func below(root *os.File, path string, fn func(at int, name string) error) error
 	if i := strings.LastIndexByte(path, '/'); i >= 0 {
 		dir, name = path[:i], path[i+1:]
 	}
+
 	if name == "" {
 		name = "."
 	}
 	if dir == "" {
 		return fn(int(root.Fd()), name)
 	}
+
 	d, err := treewalk.OpenFlags(root, dir, unix.O_PATH|unix.O_DIRECTORY)
 	if err != nil {
 		return err
 	}
+
 	defer d.Close()
 	return fn(int(d.Fd()), name)
 }
@@ -259,6 +274,7 @@ func (t *tree) make(c *command) error {
 			return damaged("mknod of the mode %o", mode)
 		}
 	}
+
 	return t.in(c.entry(attrPath), c, func(at int, name string) error {
 		var err error
 		switch c.typ {
@@ -282,6 +298,7 @@ func (t *tree) make(c *command) error {
 		if err != nil {
 			return err
 		}
+
 		return bare(at, name)
 	})
 }
@@ -304,6 +321,7 @@ func bare(at int, name string) error {
 	if err != nil {
 		return err
 	}
+
 	for attr := range bytes.SplitSeq(names[:n], []byte{0}) {
 		// The labels of security modules come by their rules, and go by these.
 		if len(attr) == 0 || bytes.HasPrefix(attr, []byte("security.")) {
@@ -313,6 +331,7 @@ func bare(at int, name string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -334,17 +353,21 @@ func chown(at int, name string, uid, gid uint64) error {
 	if uid > 1<<32-1 || gid > 1<<32-1 {
 		return unix.EINVAL
 	}
+
 	var st unix.Stat_t
 	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
+
 	if err := unix.Fchownat(at, name, int(uid), int(gid), unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
+
 	if kind := st.Mode & unix.S_IFMT; kind == unix.S_IFLNK || kind == unix.S_IFDIR ||
 		st.Mode&(unix.S_ISUID|unix.S_ISGID) == 0 {
 		return nil
 	}
+
 	return unix.Fchmodat(at, name, st.Mode&0o7777, 0)
 }
 
@@ -357,16 +380,20 @@ func openFile(root *os.File, path string, flags int) (*os.File, error) {
 		if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}
+
 		if st.Mode&unix.S_IFMT != unix.S_IFREG {
 			return unix.EINVAL
 		}
+
 		fd, err := unix.Openat(at, name, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return err
 		}
+
 		f = os.NewFile(uintptr(fd), path)
 		return nil
 	})
+
 	return f, err
 }
 
@@ -379,13 +406,16 @@ func (t *tree) file(c *command) (*os.File, error) {
 	if t.f != nil && t.path == path {
 		return t.f, nil
 	}
+
 	if err := t.closeFile(); err != nil {
 		return nil, err
 	}
+
 	f, err := openFile(t.root, path, unix.O_RDWR)
 	if err != nil {
 		return nil, err
 	}
+
 	t.f, t.path = f, path
 	return f, nil
 }
@@ -427,6 +457,7 @@ func (t *tree) clone(c *command) error {
 	if err != nil {
 		return err
 	}
+
 	root := t.root
 	switch {
 	case uuid == t.begin.UUID:
@@ -435,14 +466,18 @@ func (t *tree) clone(c *command) error {
 	default:
 		return damaged("it takes content from a subvolume that is not its base")
 	}
+
 	if n == 0 {
 		return nil
 	}
+
 	src, err := openFile(root, path, unix.O_RDONLY)
 	if err != nil {
 		return err
 	}
+
 	defer src.Close()
+
 	err = unix.IoctlFileCloneRange(int(dst.Fd()), &unix.FileCloneRange{
 		Src_fd: int64(src.Fd()), Src_offset: uint64(from), Src_length: uint64(n), Dest_offset: uint64(off),
 	})
@@ -454,5 +489,6 @@ func (t *tree) clone(c *command) error {
 			err = unix.EINVAL
 		}
 	}
+
 	return err
 }

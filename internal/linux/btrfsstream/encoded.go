@@ -40,6 +40,7 @@ func (t *tree) encodedWrite(c *command) error {
 	if c.have&(1<<attrEncryption) != 0 {
 		e.Encryption = c.u32(attrEncryption)
 	}
+
 	f, err := t.file(c)
 	if err != nil {
 		return err
@@ -47,10 +48,12 @@ func (t *tree) encodedWrite(c *command) error {
 	if e.Encryption != 0 {
 		return unknown("the stream has encrypted files")
 	}
+
 	if e.UnencodedLen > maxUnencoded || len(data) > maxUnencoded || e.FileLen > e.UnencodedLen ||
 		e.UnencodedOffset > e.UnencodedLen-e.FileLen {
 		return damaged("compressed data of impossible lengths")
 	}
+
 	if !t.noEncoded {
 		err := kernel.BtrfsEncodedWrite(f, off, e, data)
 		switch {
@@ -65,10 +68,12 @@ func (t *tree) encodedWrite(c *command) error {
 			return err
 		}
 	}
+
 	plain, err := t.decoder.decode(data, e.Compression, int(e.UnencodedLen))
 	if err != nil {
 		return err
 	}
+
 	_, err = f.WriteAt(plain[e.UnencodedOffset:e.UnencodedOffset+e.FileLen], off)
 	return err
 }
@@ -91,6 +96,7 @@ func (d *decoder) decode(data []byte, compression uint32, n int) ([]byte, error)
 	if cap(d.out) < maxUnencoded {
 		d.out = make([]byte, maxUnencoded)
 	}
+
 	out := d.out[:n]
 	clear(out)
 	var err error
@@ -123,6 +129,7 @@ func (d *decoder) decode(data []byte, compression uint32, n int) ([]byte, error)
 	if err != nil {
 		return nil, damaged("compressed data: %w", err)
 	}
+
 	return out, nil
 }
 

@@ -14,30 +14,37 @@ func decodeLZO(out, in []byte, sector int) error {
 	if len(in) < 4 {
 		return errLZO
 	}
+
 	total := int(binary.LittleEndian.Uint32(in))
 	if total < 4 || total > len(in) {
 		return errLZO
 	}
+
 	in = in[:total]
 	for pos := 4; pos < len(in) && len(out) > 0; {
 		if left := sector - pos%sector; left < 4 {
 			pos += left
 		}
+
 		if len(in)-pos < 4 {
 			return errLZO
 		}
+
 		n := int(binary.LittleEndian.Uint32(in[pos:]))
 		pos += 4
 		if n > len(in)-pos {
 			return errLZO
 		}
+
 		m := min(len(out), sector)
 		if err := lzo1x(out[:m], in[pos:pos+n]); err != nil {
 			return err
 		}
+
 		out = out[m:]
 		pos += n
 	}
+
 	return nil
 }
 
@@ -53,6 +60,7 @@ func lzo1x(out, in []byte) error {
 		ip++
 		return int(in[ip-1]), true
 	}
+
 	literals := func(n int) bool {
 		if n > len(in)-ip || n > len(out)-op {
 			return false
@@ -61,6 +69,7 @@ func lzo1x(out, in []byte) error {
 		ip, op = ip+n, op+n
 		return true
 	}
+
 	// long is a length that goes on in the bytes that follow.
 	long := func(n int) (int, bool) {
 		for {
@@ -74,6 +83,7 @@ func lzo1x(out, in []byte) error {
 			n += 255
 		}
 	}
+
 	// state is how many literals came with the last instruction: 4 for a run of
 	// them.
 	state := 0
@@ -85,11 +95,13 @@ func lzo1x(out, in []byte) error {
 		}
 		state = min(n, 4)
 	}
+
 	for {
 		t, ok := next()
 		if !ok {
 			return errLZO
 		}
+
 		var distance, length, trailing int
 		switch {
 		case t < 16 && state == 0:
@@ -125,15 +137,18 @@ func lzo1x(out, in []byte) error {
 			if t < 32 {
 				bits = 7
 			}
+
 			if length = t & bits; length == 0 {
 				if length, ok = long(bits); !ok {
 					return errLZO
 				}
 			}
+
 			length += 2
 			if len(in)-ip < 2 {
 				return errLZO
 			}
+
 			d := int(binary.LittleEndian.Uint16(in[ip:]))
 			ip += 2
 			trailing = d & 3
@@ -151,16 +166,20 @@ func lzo1x(out, in []byte) error {
 				distance += 0x4000
 			}
 		}
+
 		if distance > op || length > len(out)-op {
 			return errLZO
 		}
+
 		for range length { // they may overlap
 			out[op] = out[op-distance]
 			op++
 		}
+
 		if !literals(trailing) {
 			return errLZO
 		}
+
 		state = trailing
 	}
 }

@@ -150,13 +150,16 @@ func NewReader(r io.Reader) (*Reader, error) {
 	if _, err := io.ReadFull(s.r, head[:]); err != nil {
 		return nil, readError(err)
 	}
+
 	if string(head[:len(magic)]) != magic {
 		return nil, damaged("it is not a stream of btrfs")
 	}
+
 	s.version = binary.LittleEndian.Uint32(head[len(magic):])
 	if s.version < 1 || s.version > MaxVersion {
 		return nil, unknown("the stream is of version %d, this Pando knows up to %d", s.version, MaxVersion)
 	}
+
 	return s, nil
 }
 
@@ -199,6 +202,7 @@ func (s *Reader) next() (*command, error) {
 	if _, err := io.ReadFull(s.r, head[:]); err != nil {
 		return nil, readError(err)
 	}
+
 	n := binary.LittleEndian.Uint32(head[0:])
 	typ := binary.LittleEndian.Uint16(head[4:])
 	want := binary.LittleEndian.Uint32(head[6:])
@@ -208,10 +212,12 @@ func (s *Reader) next() (*command, error) {
 	if int(n) > cap(s.body) {
 		s.body = make([]byte, n)
 	}
+
 	s.body = s.body[:n]
 	if _, err := io.ReadFull(s.r, s.body); err != nil {
 		return nil, readError(err)
 	}
+
 	clear(head[6:])
 	if checksum(checksum(0, head[:]), s.body) != want {
 		return nil, damaged("the checksum of a command is wrong")
@@ -219,12 +225,14 @@ func (s *Reader) next() (*command, error) {
 	if typ == 0 || int(typ) >= len(cmdNames) || s.version < 2 && typ >= cmdFallocate {
 		return nil, unknown("the stream has a command of type %d, which is not known", typ)
 	}
+
 	c := &s.cmd
 	*c = command{typ: typ}
 	for b := s.body; len(b) > 0; {
 		if len(b) < 2 {
 			return nil, damaged("an attribute is cut short")
 		}
+
 		a := binary.LittleEndian.Uint16(b)
 		b = b[2:]
 		var value []byte
@@ -237,15 +245,18 @@ func (s *Reader) next() (*command, error) {
 			n := int(binary.LittleEndian.Uint16(b))
 			value, b = b[2:2+n], b[2+n:]
 		}
+
 		if a == 0 || a >= attrs {
 			return nil, unknown("the stream has an attribute of type %d, which is not known", a)
 		}
 		if c.have&(1<<a) != 0 {
 			return nil, damaged("a command has the attribute %d twice", a)
 		}
+
 		c.have |= 1 << a
 		c.attr[a] = value
 	}
+
 	return c, nil
 }
 
@@ -356,6 +367,7 @@ func (s *Reader) Begin() (Begin, error) {
 	if err != nil {
 		return Begin{}, err
 	}
+
 	b := Begin{UUID: c.uuid(attrUUID), TransID: c.u64(attrCtransid)}
 	switch c.typ {
 	case cmdSubvol:
@@ -370,5 +382,6 @@ func (s *Reader) Begin() (Begin, error) {
 	if b.UUID == [16]byte{} || b.Diff && b.Parent == [16]byte{} {
 		return Begin{}, damaged("it names no subvolume")
 	}
+
 	return b, nil
 }

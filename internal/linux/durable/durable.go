@@ -24,10 +24,12 @@ func WriteFile(path string, b []byte) error {
 	if err := os.Remove(fresh); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
+
 	f, err := os.OpenFile(fresh, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
+
 	if old, serr := os.Lstat(path); serr == nil {
 		err = KeepOwner(f, old)
 	}
@@ -37,6 +39,7 @@ func WriteFile(path string, b []byte) error {
 	if err == nil {
 		err = f.Sync()
 	}
+
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
@@ -47,6 +50,7 @@ func WriteFile(path string, b []byte) error {
 		_ = os.Remove(fresh) // of no use, and maybe what the disk is full of
 		return err
 	}
+
 	return SyncDir(filepath.Dir(path))
 }
 
@@ -81,13 +85,16 @@ func SyncFS(path string) error {
 	if err != nil {
 		return err
 	}
+
 	err = unix.Syncfs(int(f.Fd()))
 	if err != nil {
 		err = fmt.Errorf("syncfs %s: %w", path, err)
 	}
+
 	if cerr := f.Close(); err == nil {
 		err = cerr
 	}
+
 	return err
 }
 
@@ -107,6 +114,7 @@ type fiemapHead struct {
 // the names that were made before. It commits nothing itself.
 func WriteOut(f *os.File) error {
 	defer runtime.KeepAlive(f)
+
 	// To be able to say where the content lies, the filesystem must have put it there:
 	// btrfs waits until its trees know (btrfs_fiemap in the kernel's fs/btrfs/fiemap.c).
 	head := fiemapHead{length: 1<<64 - 1, flags: fiemapFlagSync}
@@ -117,5 +125,6 @@ func WriteOut(f *os.File) error {
 	case unix.EOPNOTSUPP, unix.ENOTTY:
 		return f.Sync()
 	}
+
 	return os.NewSyscallError("FS_IOC_FIEMAP", e)
 }

@@ -24,6 +24,7 @@ func Address(f *os.File) (string, error) {
 	if err != nil {
 		return "", unlessUnsupported(err)
 	}
+
 	realtime := false
 	if isXFS(f) {
 		if realtime, err = onRealtime(f); err != nil {
@@ -52,6 +53,7 @@ func Address(f *os.File) (string, error) {
 	if err != nil || !known {
 		return "", err
 	}
+
 	write(last)
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }

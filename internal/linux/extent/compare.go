@@ -76,22 +76,27 @@ func compare(ctx context.Context, a, b *os.File, j *joiner) error {
 	if err != nil {
 		return err
 	}
+
 	j.size = sizeB
 	x, y := cursor{p: newPager(a, true)}, cursor{p: newPager(b, true)}
+
 	// Behind the end of a are zeros. In the block in which it ends that is no
 	// promise of the filesystem's, so it differs if b goes on.
 	endA, zerosFrom := sizeA, sizeA
 	if sizeA < sizeB {
 		endA, zerosFrom = down(sizeA), up(sizeA)
 	}
+
 	for off := int64(0); off < sizeB && !j.stopped; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		q, err := y.at(off)
 		if err != nil {
 			return fmt.Errorf("%s: %w", b.Name(), err)
 		}
+
 		end := min(q.end, sizeB)
 		same := false
 		switch {
@@ -107,11 +112,14 @@ func compare(ctx context.Context, a, b *os.File, j *joiner) error {
 		default:
 			same = q.zero
 		}
+
 		if !same {
 			j.add(off, end, q.zero)
 		}
+
 		off = end
 	}
+
 	j.flush()
 	return nil
 }
@@ -126,25 +134,30 @@ func bothSizes(a, b *os.File) (sizeA, sizeB int64, err error) {
 		if err := unix.Fstat(int(f.Fd()), &st[i]); err != nil {
 			return 0, 0, fmt.Errorf("%s: stat: %w", f.Name(), err)
 		}
+
 		if err := unix.Fstatfs(int(f.Fd()), &sf); err != nil {
 			return 0, 0, fmt.Errorf("%s: statfs: %w", f.Name(), err)
 		}
+
 		magic[i] = int64(sf.Type) // its type is not the same everywhere
 		if st[i].Mode&unix.S_IFMT != unix.S_IFREG || magic[i] != xfsMagic && magic[i] != btrfsMagic {
 			return 0, 0, fmt.Errorf("%s: comparing by address: %w", f.Name(), unix.EOPNOTSUPP)
 		}
+
 		if magic[i] == xfsMagic {
 			if realtime[i], err = onRealtime(f); err != nil {
 				return 0, 0, fmt.Errorf("%s: FSGETXATTR: %w", f.Name(), err)
 			}
 		}
 	}
+
 	if st[0].Dev != st[1].Dev {
 		return 0, 0, fmt.Errorf("%s and %s: %w", a.Name(), b.Name(), unix.EXDEV)
 	}
 	if realtime[0] != realtime[1] { // two devices, each with addresses of its own
 		return 0, 0, fmt.Errorf("%s and %s: comparing by address: %w", a.Name(), b.Name(), unix.EOPNOTSUPP)
 	}
+
 	return st[0].Size, st[1].Size, nil
 }
 
@@ -177,11 +190,13 @@ func data(ctx context.Context, f *os.File, j *joiner) error {
 	if j.size, err = sizeOf(f); err != nil {
 		return fmt.Errorf("%s: %w", f.Name(), err)
 	}
+
 	c := cursor{p: newPager(f, true)}
 	for off := int64(0); off < j.size && !j.stopped; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		p, err := c.at(off)
 		if off == 0 && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOTTY)) {
 			return seekData(ctx, f, j)
@@ -189,12 +204,15 @@ func data(ctx context.Context, f *os.File, j *joiner) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", f.Name(), err)
 		}
+
 		end := min(p.end, j.size)
 		if !p.zero {
 			j.add(off, end, false)
 		}
+
 		off = end
 	}
+
 	j.flush()
 	return nil
 }
@@ -213,17 +231,21 @@ func seekData(ctx context.Context, f *os.File, j *joiner) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		from, err := unix.Seek(int(f.Fd()), off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
 			break // nothing but a hole
 		}
+
 		if off == 0 && errors.Is(err, unix.EINVAL) { // a block device, or a filesystem that cannot tell
 			j.add(0, j.size, false)
 			break
 		}
+
 		if err != nil {
 			return fmt.Errorf("%s: SEEK_DATA: %w", f.Name(), err)
 		}
+
 		to, err := unix.Seek(int(f.Fd()), from, unix.SEEK_HOLE)
 		if err != nil {
 			return fmt.Errorf("%s: SEEK_HOLE: %w", f.Name(), err)
@@ -231,9 +253,11 @@ func seekData(ctx context.Context, f *os.File, j *joiner) error {
 		if from < off || to <= from {
 			return fmt.Errorf("%s: the filesystem repeats itself at byte %d", f.Name(), off)
 		}
+
 		j.add(from, min(to, j.size), false)
 		off = to
 	}
+
 	j.flush()
 	return nil
 }
@@ -280,6 +304,7 @@ func (c *cursor) at(off int64) (piece, error) {
 		}
 		c.x = x
 	}
+
 	switch {
 	case c.done:
 		return piece{end: math.MaxInt64, zero: true}, nil
@@ -288,6 +313,7 @@ func (c *cursor) at(off int64) (piece, error) {
 	case c.x.Flags&noAddress == 0 && c.x.Flags&Unwritten != 0:
 		return piece{end: c.x.End(), zero: true}, nil
 	}
+
 	return piece{end: c.x.End(), trusted: c.x.Flags&noAddress == 0, distance: c.x.Physical - c.x.Logical}, nil
 }
 
@@ -305,17 +331,21 @@ func (j *joiner) add(from, to int64, zero bool) {
 		j.put(down(from), min(up(to), j.size), false)
 		return
 	}
+
 	first, last := up(from), down(to)
 	if to == j.size {
 		last = to
 	}
+
 	if first >= last {
 		j.put(down(from), min(up(to), j.size), false)
 		return
 	}
+
 	if from < first {
 		j.put(down(from), first, false)
 	}
+
 	j.put(first, last, true)
 	if last < to {
 		j.put(last, min(up(to), j.size), false)

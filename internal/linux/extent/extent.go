@@ -84,6 +84,7 @@ func (p *pager) next() (Extent, bool, error) {
 			return Extent{}, false, err
 		}
 	}
+
 	o := fiemapHeader + p.i*fiemapExtent
 	p.i++
 	return Extent{
@@ -104,6 +105,7 @@ func (p *pager) page() error {
 		if p.sync {
 			*p.u32(16) = fiemapSync
 		}
+
 		*p.u32(24) = pageExtents
 		_, _, e := unix.Syscall(unix.SYS_IOCTL, p.f.Fd(), fsIocFIEMAP, uintptr(unsafe.Pointer(&p.buf[0])))
 		if e == unix.EINTR {
@@ -112,21 +114,25 @@ func (p *pager) page() error {
 		if e != 0 {
 			return fmt.Errorf("FIEMAP: %w", e)
 		}
+
 		p.sync = false // once is enough
 		n := int(*p.u32(20))
 		if n == 0 {
 			p.done = true
 			return nil
 		}
+
 		last := fiemapHeader + (n-1)*fiemapExtent
 		end := *p.u64(last) + *p.u64(last + 16)
 		p.done = Flags(*p.u32(last + 40))&Last != 0
 		if end <= p.start && !p.done {
 			return fmt.Errorf("FIEMAP: the filesystem repeats itself at byte %d", p.start)
 		}
+
 		p.n, p.start = n, end
 		return nil
 	}
+
 	return nil
 }
 

@@ -54,15 +54,18 @@ func MeasureTree(ctx context.Context, dir string, o TreeOptions) (Usage, error) 
 	if err != nil {
 		return Usage{}, err
 	}
+
 	defer root.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
 		return Usage{}, &fs.PathError{Op: "stat", Path: dir, Err: err}
 	}
+
 	m := &treeMeter{dir: dir, dev: st.Dev, opt: o, linked: map[fileID]struct{}{}}
 	if err := treewalk.Walk(ctx, root, treewalk.Funcs{Open: m.open, Visit: m.visit}); err != nil {
 		return Usage{}, err
 	}
+
 	return m.sum, nil
 }
 
@@ -95,9 +98,11 @@ func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return nil, &fs.PathError{Op: "stat", Path: m.dir + "/" + d.Path(), Err: err}
 	}
+
 	if st.Dev != m.dev && !m.opt.Nested {
 		return nil, nil // a subvolume
 	}
+
 	var subdirs []string
 	var sum Usage
 	for {
@@ -121,6 +126,7 @@ func (m *treeMeter) visit(d *treewalk.Dir, f *os.File) ([]string, error) {
 			return nil, &fs.PathError{Op: "read", Path: m.dir + "/" + d.Path(), Err: err}
 		}
 	}
+
 	m.mu.Lock()
 	m.sum.Add(sum)
 	m.mu.Unlock()
@@ -139,6 +145,7 @@ func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Dev != dev || st.Blocks == 0 {
 		return Usage{}, nil // exchanged meanwhile, a file mounted over it, or nothing in it
 	}
+
 	if st.Nlink > 1 {
 		m.mu.Lock()
 		id := fileID{st.Dev, st.Ino}
@@ -149,10 +156,12 @@ func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 			return Usage{}, nil
 		}
 	}
+
 	allocated := Usage{Exclusive: st.Blocks * 512, Extents: 1}
 	if m.noMap.Load() {
 		return allocated, nil
 	}
+
 	// O_NONBLOCK: should it be a fifo by now, this must not wait for a writer.
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ELOOP) {
@@ -161,8 +170,10 @@ func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 	if err != nil {
 		return Usage{}, fmt.Errorf("open: %w", err)
 	}
+
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
+
 	var u Usage
 	err = Scan(f, true, func(x Extent) error {
 		u.Extents++
@@ -179,6 +190,7 @@ func (m *treeMeter) file(dir *os.File, dev uint64, name string) (Usage, error) {
 		m.noMap.Store(true)
 		return allocated, nil
 	}
+
 	return u, err
 }
 

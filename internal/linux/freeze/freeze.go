@@ -83,16 +83,19 @@ func guard(limit string) {
 	if err != nil {
 		os.Exit(guardFailed)
 	}
+
 	// The kernel kills a guard last when memory is short; without the right to
 	// say so it is one process among others.
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0)
 	if _, err := unix.Write(guardReady, []byte{1}); err != nil {
 		os.Exit(guardFailed) // nobody waits for it any more
 	}
+
 	dir := os.NewFile(guardDir, "filesystem")
 	if awaitDismissal(time.Now().Add(d), func() bool { return kernel.Thaw(dir) == nil }) {
 		os.Exit(guardThawed)
 	}
+
 	os.Exit(guardDismissed)
 }
 
@@ -105,6 +108,7 @@ func awaitDismissal(deadline time.Time, thaw func() bool) (thawed bool) {
 		if thawed {
 			timeout = -1
 		}
+
 		n, err := unix.Poll([]unix.PollFd{{Fd: guardControl, Events: unix.POLLIN}}, timeout)
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -133,10 +137,12 @@ func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error)
 	if limit <= 0 {
 		limit = Limit
 	}
+
 	g, err := startGuard(ctx, dir, limit)
 	if err != nil {
 		return errs.Wrap("freeze", dir.Name(), err)
 	}
+
 	if err := kernel.Freeze(dir); err != nil {
 		g.dismiss()
 		switch {
@@ -149,6 +155,7 @@ func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error)
 		}
 		return errs.Wrap("freeze", dir.Name(), err)
 	}
+
 	defer func() {
 		terr := kernel.Thaw(dir)
 		switch {
@@ -166,6 +173,7 @@ func Do(ctx context.Context, dir *os.File, limit time.Duration, fn func() error)
 			err = errors.Join(err, errs.Wrap("thaw", dir.Name(), terr))
 		}
 	}()
+
 	return fn()
 }
 
@@ -183,39 +191,48 @@ func startGuard(ctx context.Context, dir *os.File, limit time.Duration) (*guardP
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+
 	if !served.Load() {
 		return nil, errs.New(errs.Internal, "freeze", dir.Name(),
 			"this program cannot start a guard, which thaws the filesystem if the program dies").
 			WithHint("call engine.Helper(os.Args) first in the main function of this program")
 	}
+
 	controlR, controlW, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
+
 	defer controlR.Close()
+
 	readyR, readyW, err := os.Pipe()
 	if err != nil {
 		controlW.Close()
 		return nil, err
 	}
+
 	defer readyR.Close()
+
 	// Not bound to ctx: a guard that is killed guards nothing.
 	cmd := &exec.Cmd{
 		Path: "/proc/self/exe", Args: []string{guardName, limit.String()}, Dir: "/", Env: []string{"GOMAXPROCS=1"},
 		ExtraFiles:  []*os.File{dir, controlR, readyW},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
+
 	err = cmd.Start()
 	readyW.Close()
 	if err != nil {
 		controlW.Close()
 		return nil, fmt.Errorf("start a guard: %w", err)
 	}
+
 	g := &guardProcess{cmd, controlW}
 	if n, err := readyR.Read(make([]byte, 1)); n != 1 {
 		g.abandon()
 		return nil, fmt.Errorf("the guard did not start: %w", err)
 	}
+
 	return g, nil
 }
 

@@ -35,6 +35,7 @@ func OnlyBookkeeping(was, is io.ReaderAt, size int64, changed iter.Seq2[Span, er
 	if err != nil || a == nil {
 		return false, err
 	}
+
 	b, err := ownFieldsOf(is, size)
 	if err != nil || b == nil || !a.sameAs(b) {
 		return false, err
@@ -54,6 +55,7 @@ func OnlyBookkeeping(was, is io.ReaderAt, size int64, changed iter.Seq2[Span, er
 			}
 		}
 	}
+
 	return true, nil
 }
 
@@ -84,6 +86,7 @@ func (f *ownFields) outside(r Span) []Span {
 		}
 		out = left
 	}
+
 	return out
 }
 
@@ -103,16 +106,19 @@ func ownFieldsOf(r io.ReaderAt, size int64) (*ownFields, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if res := probeXFS(b); res.Type != "" {
 		if res.Damage != "" || res.Elsewhere != "" {
 			return nil, nil
 		}
 		return xfsSuper(b[:res.SectorBytes]).ownFields(size), nil
 	}
+
 	res := probeExt(b, extOffset)
 	if res.Type == "" || res.Damage != "" || res.Elsewhere != "" || res.Dirty {
 		return nil, nil
 	}
+
 	return extSuper(b[extOffset:extOffset+extBytes]).ownFields(r, b[:extOffset+extBytes], size)
 }
 
@@ -123,6 +129,7 @@ func (s extSuper) ownFields(r io.ReaderAt, b []byte, size int64) (*ownFields, er
 	if err != nil || len(log) == 0 {
 		return nil, err
 	}
+
 	f := &ownFields{superblock: b, log: log}
 	for _, own := range []Span{
 		{44, 54},     // s_mtime, s_wtime, s_mnt_count
@@ -133,6 +140,7 @@ func (s extSuper) ownFields(r io.ReaderAt, b []byte, size int64) (*ownFields, er
 	} {
 		f.fields = append(f.fields, Span{extOffset + own.From, extOffset + own.To})
 	}
+
 	return f, nil
 }
 
@@ -151,11 +159,13 @@ func (s extSuper) journal(r io.ReaderAt, size int64) ([]Span, error) {
 	if s.u32(92)&extCompatJournal == 0 || s.u32(224) != extJournalInode || s.u32(76) < extRevisionWithSize {
 		return nil, nil
 	}
+
 	block := s.blockBytes()
 	desc, err := readAt(r, (int64(s.u32(20))+1)*block, extDescBytes)
 	if err != nil || len(desc) < extDescBytes {
 		return nil, err
 	}
+
 	table := uint64(extSuper(desc).u32(8))
 	if s.incompat()&extIncompat64 != 0 {
 		table |= uint64(extSuper(desc).u32(40)) << 32
@@ -168,16 +178,19 @@ func (s extSuper) journal(r io.ReaderAt, size int64) ([]Span, error) {
 	if err != nil || len(b) < extOldInodeBytes {
 		return nil, err
 	}
+
 	inode := extSuper(b)
 	if inode.u32(32)&extInodeExtents == 0 {
 		return nil, nil
 	}
+
 	log, err := s.extents(r, inode[40:40+extMapBytes], true)
 	for _, l := range log {
 		if l.To > size {
 			return nil, nil
 		}
 	}
+
 	return log, err
 }
 
@@ -189,6 +202,7 @@ func (s extSuper) extents(r io.ReaderAt, node extSuper, root bool) (out []Span, 
 	if node.u16(0) != extExtentMagic || count == 0 || header+count*entry > len(node) || depth > 1 || depth == 1 && !root {
 		return nil, nil
 	}
+
 	block := s.blockBytes()
 	for i := range count {
 		e := node[header+i*entry:]
@@ -197,23 +211,29 @@ func (s extSuper) extents(r io.ReaderAt, node extSuper, root bool) (out []Span, 
 			if leaf == 0 || leaf >= s.blocks() {
 				return nil, nil
 			}
+
 			b, err := readAt(r, int64(leaf)*block, int(block))
 			if err != nil || len(b) < int(block) {
 				return nil, err
 			}
+
 			below, err := s.extents(r, b, false)
 			if err != nil || below == nil {
 				return nil, err
 			}
+
 			out = append(out, below...)
 			continue
 		}
+
 		blocks, start := int64(e.u16(4)), uint64(e.u16(6))<<32|uint64(e.u32(8))
 		if blocks == 0 || blocks > extMaxLength || start == 0 || start >= s.blocks() {
 			return nil, nil
 		}
+
 		out = append(out, Span{int64(start) * block, (int64(start) + blocks) * block})
 	}
+
 	return out, nil
 }
 
@@ -223,17 +243,20 @@ func (s xfsSuper) ownFields(size int64) *ownFields {
 	if s.version() < 5 {
 		return nil
 	}
+
 	// A block's number has its group in the high bits.
 	group, start := s.u64(48)>>s[124], s.u64(48)&(1<<s[124]-1)
 	blocks, block := s.u32(96), int64(s.u32(4))
 	if group >= uint64(s.u32(88)) || start >= uint64(s.u32(84)) || blocks == 0 || blocks > s.u32(84) {
 		return nil
 	}
+
 	from := (int64(group)*int64(s.u32(84)) + int64(start)) * block
 	log := Span{from, from + int64(blocks)*block}
 	if log.To > size {
 		return nil
 	}
+
 	return &ownFields{superblock: s, log: []Span{log}, fields: []Span{
 		{128, 152}, // sb_icount, sb_ifree, sb_fdblocks
 		{224, 228}, // sb_crc

@@ -65,22 +65,26 @@ func probeExt(b []byte, off int) Result {
 	if len(b) < off+extBytes {
 		return Result{}
 	}
+
 	s := extSuper(b[off : off+extBytes])
 	if s.u16(56) != extMagic || s.incompat()&extIncompatDevice != 0 || s.u32(24) > extMaxBlockShift {
 		return Result{}
 	}
+
 	res := Result{
 		Type:        "ext4",
 		SectorBytes: uint32(min(s.blockBytes(), 4096)),
 		Damage:      s.damage(),
 		Dirty:       s.incompat()&extIncompatReplay != 0 || s.roCompat()&extROOrphans != 0 || s.u32(232) != 0,
 	}
+
 	if res.Damage == "" {
 		res.Bytes = s.blockBytes() * int64(s.blocks())
 	}
 	if s.u32(92)&extCompatJournal != 0 && s.u32(224) == 0 {
 		res.Elsewhere = "journal"
 	}
+
 	return res
 }
 
@@ -93,6 +97,7 @@ func (s extSuper) damage() string {
 			return "the checksum of its superblock is wrong"
 		}
 	}
+
 	var (
 		block     = s.blockBytes()
 		first     = uint64(s.u32(20))
@@ -103,6 +108,7 @@ func (s extSuper) damage() string {
 	if s.u32(76) < extRevisionWithSize {
 		inodeSize = extOldInodeBytes
 	}
+
 	switch {
 	case s.blocks() == 0 || s.blocks() > uint64(maxBytes/block):
 		return fmt.Sprintf("its superblock counts %d blocks", s.blocks())
@@ -115,10 +121,12 @@ func (s extSuper) damage() string {
 	case inodes == 0 || inodes > uint64(block)*extClustersPerByte:
 		return fmt.Sprintf("its superblock has a wrong number of inodes in a group, %d", inodes)
 	}
+
 	groups := (s.blocks() - first + perGroup - 1) / perGroup
 	if groups*inodes != uint64(s.u32(0)) {
 		return fmt.Sprintf("its superblock counts %d inodes instead of %d", s.u32(0), groups*inodes)
 	}
+
 	return ""
 }
 
@@ -140,5 +148,6 @@ func backupExt(r io.ReaderAt) (Result, error) {
 			return lost(res, off), nil
 		}
 	}
+
 	return Result{}, nil
 }

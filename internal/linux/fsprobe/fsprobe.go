@@ -36,20 +36,25 @@ func Probe(r io.ReaderAt, size int64) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+
 	if res := probeXFS(b); res.Type != "" {
 		return res, nil
 	}
+
 	if res := probeExt(b, extOffset); res.Type != "" {
 		return res, nil
 	}
+
 	c, err := Identify(r, size)
 	if err != nil || c.Class != Unknown {
 		return Result{}, err
 	}
+
 	res, err := backupExt(r)
 	if err != nil || res.Type != "" {
 		return res, err
 	}
+
 	return backupXFS(r, size)
 }
 

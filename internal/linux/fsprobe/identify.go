@@ -118,11 +118,13 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 	if err != nil {
 		return Content{}, err
 	}
+
 	for _, s := range signatures {
 		if hasAt(b, s.off, s.magic) {
 			return s.Content, nil
 		}
 	}
+
 	switch {
 	case hasAt(b, extOffset+56, "\x53\xef") && extSuper(b[extOffset:]).incompat()&extIncompatDevice != 0:
 		return Content{Container, "ext4 journal", "the external journal of an ext4"}, nil
@@ -133,6 +135,7 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 	case isText(b):
 		return Content{Text, "text", "a text file"}, nil
 	}
+
 	// The footer of a VHD of a fixed size. Before it is the plain disk.
 	if size >= 512 {
 		foot, err := readAt(r, size-512, 8)
@@ -143,6 +146,7 @@ func Identify(r io.ReaderAt, size int64) (Content, error) {
 			return Content{VirtualDisk, "vpc", "a VHD disk image"}, nil
 		}
 	}
+
 	return Content{}, nil
 }
 
@@ -168,6 +172,7 @@ func isMBR(b []byte) bool {
 	if !hasAt(b, 510, "\x55\xaa") {
 		return false
 	}
+
 	used := 0
 	for e := 446; e < 510; e += 16 {
 		kind, sectors := b[e+4], binary.LittleEndian.Uint32(b[e+12:])
@@ -178,6 +183,7 @@ func isMBR(b []byte) bool {
 			used++
 		}
 	}
+
 	return used > 0
 }
 
@@ -193,6 +199,7 @@ func isText(b []byte) bool {
 			}
 		}
 	}
+
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)
 		if r == utf8.RuneError && n == 1 || !unicode.IsPrint(r) && !unicode.IsSpace(r) && r != '\x1b' {
@@ -200,5 +207,6 @@ func isText(b []byte) bool {
 		}
 		b = b[n:]
 	}
+
 	return true
 }

@@ -46,10 +46,12 @@ func probeAnyXFS(b []byte) Result {
 	if len(b) < xfsBytes {
 		return Result{}
 	}
+
 	s := xfsSuper(b)
 	if s.u32(0) != xfsMagic {
 		return Result{}
 	}
+
 	res := Result{Type: "xfs", SectorBytes: uint32(s.u16(102)), Damage: s.damage()}
 	if !powerOfTwo(res.SectorBytes, xfsMinSector, xfsMaxSector) {
 		res.SectorBytes = xfsMinSector
@@ -57,12 +59,14 @@ func probeAnyXFS(b []byte) Result {
 	if res.Damage == "" {
 		res.Bytes = int64(s.u32(4)) * int64(s.u64(8))
 	}
+
 	switch {
 	case s.u64(48) == 0:
 		res.Elsewhere = "log"
 	case s.u64(16) != 0 && (s.version() < 5 || s.u32(216)&xfsZoned == 0):
 		res.Elsewhere = "realtime section"
 	}
+
 	return res
 }
 
@@ -84,6 +88,7 @@ func (s xfsSuper) damage() string {
 	case !powerOfTwo(inode, xfsMinInode, xfsMaxInode):
 		return fmt.Sprintf("its superblock has a wrong size of inodes, %d bytes", inode)
 	}
+
 	blocks, groupBlocks, groups := s.u64(8), uint64(s.u32(84)), uint64(s.u32(88))
 	switch {
 	case blocks == 0 || blocks > maxBytes/uint64(block):
@@ -91,6 +96,7 @@ func (s xfsSuper) damage() string {
 	case groups == 0 || groupBlocks == 0 || blocks > groups*groupBlocks || blocks <= (groups-1)*groupBlocks:
 		return fmt.Sprintf("its superblock counts %d blocks in %d groups of %d", blocks, groups, groupBlocks)
 	}
+
 	return ""
 }
 
@@ -118,5 +124,6 @@ func backupXFS(r io.ReaderAt, size int64) (Result, error) {
 			}
 		}
 	}
+
 	return Result{}, nil
 }

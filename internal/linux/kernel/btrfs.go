@@ -137,6 +137,7 @@ func SubvolInfoOf(f *os.File) (SubvolInfo, error) {
 	if err := ioctl(f, btrfsIocGetSubvolInfo, unsafe.Pointer(&b)); err != nil {
 		return SubvolInfo{}, fmt.Errorf("BTRFS_IOC_GET_SUBVOL_INFO: %w", err)
 	}
+
 	const treeID, flags, uuid, parentUUID, receivedUUID, ctransid, otransid, otime = 0, 288, 296, 312, 328, 344, 352, 392
 	return SubvolInfo{
 		ID:       binary.NativeEndian.Uint64(b[treeID:]),
@@ -155,13 +156,16 @@ func SubvolSetReadOnly(f *os.File, readOnly bool) error {
 	if err := ioctl(f, btrfsIocGetFlags, unsafe.Pointer(&flags)); err != nil {
 		return fmt.Errorf("BTRFS_IOC_SUBVOL_GETFLAGS: %w", err)
 	}
+
 	if flags&btrfsSubvolReadOnly != 0 == readOnly {
 		return nil
 	}
+
 	flags ^= btrfsSubvolReadOnly
 	if err := ioctl(f, btrfsIocSetFlags, unsafe.Pointer(&flags)); err != nil {
 		return fmt.Errorf("BTRFS_IOC_SUBVOL_SETFLAGS: %w", err)
 	}
+
 	return nil
 }
 
@@ -195,22 +199,26 @@ func SubvolChildren(f *os.File, parent uint64) ([]SubvolChild, error) {
 		if err := ioctl(f, btrfsIocTreeSearch, unsafe.Pointer(&b)); err != nil {
 			return nil, fmt.Errorf("BTRFS_IOC_TREE_SEARCH: %w", err)
 		}
+
 		n := binary.NativeEndian.Uint32(b[64:])
 		if n == 0 {
 			return out, nil
 		}
+
 		off := 104
 		for range n {
 			const header = 32 // struct btrfs_ioctl_search_header
 			if off+header > len(b) {
 				return nil, errShortItem
 			}
+
 			child := binary.NativeEndian.Uint64(b[off+16:])
 			size := int(binary.NativeEndian.Uint32(b[off+28:]))
 			off += header
 			if size < 18 || off+size > len(b) {
 				return nil, errShortItem
 			}
+
 			item := b[off : off+size] // struct btrfs_root_ref (little endian, packed), then the name
 			off += size
 			ino := binary.LittleEndian.Uint64(item)
@@ -218,6 +226,7 @@ func SubvolChildren(f *os.File, parent uint64) ([]SubvolChild, error) {
 			if 18+nameLen > size {
 				return nil, errShortItem
 			}
+
 			dir, ok := dirs[ino]
 			if !ok {
 				var err error
@@ -226,10 +235,12 @@ func SubvolChildren(f *os.File, parent uint64) ([]SubvolChild, error) {
 				}
 				dirs[ino] = dir
 			}
+
 			out = append(out, SubvolChild{ID: child, Dir: dir, Name: string(item[18 : 18+nameLen])})
 			if child == ^uint64(0) {
 				return out, nil
 			}
+
 			next = child + 1
 		}
 	}
@@ -243,16 +254,19 @@ func subvolInodePath(f *os.File, tree, ino uint64) (string, error) {
 	if ino == btrfsFirstFreeObjID {
 		return "", nil
 	}
+
 	var b [btrfsArgBytes]byte // struct btrfs_ioctl_ino_lookup_args
 	binary.NativeEndian.PutUint64(b[0:], tree)
 	binary.NativeEndian.PutUint64(b[8:], ino)
 	if err := ioctl(f, btrfsIocInoLookup, unsafe.Pointer(&b)); err != nil {
 		return "", fmt.Errorf("BTRFS_IOC_INO_LOOKUP: %w", err)
 	}
+
 	path := unix.ByteSliceToString(b[16:])
 	if n := len(path); n > 0 && path[n-1] == '/' {
 		path = path[:n-1]
 	}
+
 	return path, nil
 }
 
@@ -276,6 +290,7 @@ func BtrfsDeleting(f *os.File) (bool, error) {
 	if err := ioctl(f, btrfsIocTreeSearch, unsafe.Pointer(&b)); err != nil {
 		return false, fmt.Errorf("BTRFS_IOC_TREE_SEARCH: %w", err)
 	}
+
 	return binary.NativeEndian.Uint32(b[64:]) > 0, nil
 }
 

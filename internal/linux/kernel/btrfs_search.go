@@ -66,16 +66,19 @@ func btrfsSearch(f *os.File, from, to btrfsKey, minTrans uint64, fn func(key btr
 		if err := ioctl(f, btrfsIocTreeSearchV2, unsafe.Pointer(&b[0])); err != nil {
 			return fmt.Errorf("BTRFS_IOC_TREE_SEARCH_V2: %w", err)
 		}
+
 		n := binary.NativeEndian.Uint32(b[64:])
 		if n == 0 {
 			return nil
 		}
+
 		off := btrfsSearchHead
 		var last btrfsKey
 		for range n {
 			if off+btrfsItemHead > len(b) {
 				return errShortItem
 			}
+
 			last = btrfsKey{binary.NativeEndian.Uint64(b[off+8:]), binary.NativeEndian.Uint32(b[off+24:]),
 				binary.NativeEndian.Uint64(b[off+16:])}
 			size := int(binary.NativeEndian.Uint32(b[off+28:]))
@@ -83,11 +86,14 @@ func btrfsSearch(f *os.File, from, to btrfsKey, minTrans uint64, fn func(key btr
 			if size > len(b)-off {
 				return errShortItem
 			}
+
 			if err := fn(last, b[off:off+size]); err != nil {
 				return err
 			}
+
 			off += size
 		}
+
 		from = last
 		if from.offset++; from.offset == 0 {
 			if from.typ++; from.typ > 255 {
@@ -97,6 +103,7 @@ func btrfsSearch(f *os.File, from, to btrfsKey, minTrans uint64, fn func(key btr
 				}
 			}
 		}
+
 		if from.objectid > to.objectid {
 			return nil
 		}
@@ -188,6 +195,7 @@ func BtrfsSame(a, b *os.File, madeA, madeB uint64) (bool, error) {
 		}
 		return nil
 	})
+
 	return err == nil && same == len(fresh), ifNot(err, errEnough)
 }
 
@@ -219,6 +227,7 @@ func BtrfsNames(f *os.File, ino uint64) ([]BtrfsName, error) {
 		if k.typ == btrfsInodeExtrefKey {
 			head = 18 // and before them the directory
 		}
+
 		for len(item) > 0 {
 			if len(item) < head {
 				return errShortItem
@@ -233,8 +242,10 @@ func BtrfsNames(f *os.File, ino uint64) ([]BtrfsName, error) {
 			out = append(out, BtrfsName{dir, string(item[head : head+n])})
 			item = item[head+n:]
 		}
+
 		return nil
 	})
+
 	return out, err
 }
 

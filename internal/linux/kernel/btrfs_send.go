@@ -58,20 +58,24 @@ func BtrfsSend(f *os.File, o BtrfsSendOptions, w *os.File) error {
 		for i := range all.Val {
 			all.Val[i] = ^all.Val[i]
 		}
+
 		if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, nil); err != nil {
 			done <- fmt.Errorf("pthread_sigmask: %w", err)
 			return
 		}
+
 		a := btrfsSendArgs{fd: int64(w.Fd())}
 		if o.Version >= 2 {
 			a.flags, a.version = btrfsSendVersion|btrfsSendCompressed, o.Version
 		}
+
 		if o.Parent != 0 {
 			// As a source of clones, too: what moved from one file of it to another
 			// stays shared.
 			parent := o.Parent
 			a.parent, a.count, a.sources = o.Parent, 1, &parent
 		}
+
 		_, _, e := unix.Syscall(unix.SYS_IOCTL, f.Fd(), btrfsIocSend, uintptr(unsafe.Pointer(&a)))
 		runtime.KeepAlive(f)
 		runtime.KeepAlive(w)
@@ -79,8 +83,10 @@ func BtrfsSend(f *os.File, o BtrfsSendOptions, w *os.File) error {
 			done <- fmt.Errorf("BTRFS_IOC_SEND: %w", e)
 			return
 		}
+
 		done <- nil
 	}()
+
 	return <-done
 }
 
@@ -123,6 +129,7 @@ func BtrfsReceivedCount(f *os.File, uuid [16]byte) (int, error) {
 	if binary.NativeEndian.Uint32(b[64:]) == 0 {
 		return 0, nil
 	}
+
 	return int(binary.NativeEndian.Uint32(b[104+28:])) / 8, nil // the length of the item: a number for each
 }
 
@@ -155,6 +162,7 @@ func BtrfsEncodedWrite(f *os.File, offset int64, e BtrfsEncoded, data []byte) er
 	if len(data) == 0 {
 		return fmt.Errorf("BTRFS_IOC_ENCODED_WRITE: %w", unix.EINVAL)
 	}
+
 	iov := unix.Iovec{Base: &data[0]}
 	iov.SetLen(len(data))
 	a := btrfsEncodedArgs{
@@ -162,10 +170,12 @@ func BtrfsEncodedWrite(f *os.File, offset int64, e BtrfsEncoded, data []byte) er
 		fileLen: e.FileLen, unencodedLen: e.UnencodedLen, unencodedOffset: e.UnencodedOffset,
 		compression: e.Compression, encryption: e.Encryption,
 	}
+
 	err := ioctl(f, btrfsIocEncodedWrite, unsafe.Pointer(&a))
 	runtime.KeepAlive(data)
 	if err != nil {
 		return fmt.Errorf("BTRFS_IOC_ENCODED_WRITE: %w", err)
 	}
+
 	return nil
 }

@@ -140,19 +140,23 @@ func OpenForFlags(at int, name string) (int, error) {
 	if name == "" {
 		name = "."
 	}
+
 	var st unix.Stat_t
 	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return -1, err
 	}
+
 	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFDIR {
 		return -1, unix.EOPNOTSUPP
 	}
+
 	// Should it have become a fifo or a device since then, nothing waits or happens.
 	flags := unix.O_RDONLY | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
 	fd, err := unix.Openat(at, name, flags|unix.O_NOATIME, 0)
 	if err == unix.EPERM { // it is somebody else's
 		fd, err = unix.Openat(at, name, flags, 0)
 	}
+
 	return fd, err
 }
 
@@ -203,6 +207,7 @@ func SetImmutable(f *os.File, on bool) (changed bool, err error) {
 	if err != nil {
 		return false, flagsError("FS_IOC_GETFLAGS", err)
 	}
+
 	flags := was &^ FlagImmutable
 	if on {
 		flags |= FlagImmutable
@@ -210,9 +215,11 @@ func SetImmutable(f *os.File, on bool) (changed bool, err error) {
 	if flags == was {
 		return false, nil
 	}
+
 	if err := SetFlags(int(f.Fd()), flags); err != nil {
 		return false, flagsError("FS_IOC_SETFLAGS", err)
 	}
+
 	return true, nil
 }
 

@@ -95,6 +95,7 @@ func GrowExt4(dir *os.File, size int64) error {
 	if err := unix.Fstatfs(int(dir.Fd()), &st); err != nil {
 		return fmt.Errorf("fstatfs: %w", err)
 	}
+
 	blocks := uint64(size / int64(st.Bsize))
 	if err := ioctl(dir, ext4IocResizeFS, unsafe.Pointer(&blocks)); err != nil {
 		if errors.Is(err, unix.EPERM) {
@@ -102,6 +103,7 @@ func GrowExt4(dir *os.File, size int64) error {
 		}
 		return fmt.Errorf("EXT4_IOC_RESIZE_FS: %w", err)
 	}
+
 	return nil
 }
 
@@ -125,6 +127,7 @@ func GrowXFS(dir *os.File, size int64) error {
 	if err := ioctl(dir, xfsIocFSGEOM, unsafe.Pointer(&geom[0])); err != nil {
 		return fmt.Errorf("XFS_IOC_FSGEOMETRY: %w", err)
 	}
+
 	blockSize := int64(binary.NativeEndian.Uint32(geom[0:]))
 	imaxpct := binary.NativeEndian.Uint32(geom[28:])
 	have := int64(binary.NativeEndian.Uint64(geom[32:]))
@@ -132,10 +135,12 @@ func GrowXFS(dir *os.File, size int64) error {
 	if want <= have {
 		return nil
 	}
+
 	g := xfsGrowData{newBlocks: uint64(want), imaxpct: imaxpct}
 	if err := ioctl(dir, xfsIocFSGROWFS, unsafe.Pointer(&g)); err != nil {
 		return fmt.Errorf("XFS_IOC_FSGROWFSDATA: %w", err)
 	}
+
 	return nil
 }
 
@@ -175,9 +180,11 @@ func MountAt(fd int, path string) (MountInfo, error) {
 	if path == "" {
 		flags |= unix.AT_EMPTY_PATH
 	}
+
 	if err := unix.Statx(fd, path, flags, unix.STATX_INO|statxMntIDUnique|statxMntID, &st); err != nil {
 		return MountInfo{}, fmt.Errorf("statx: %w", err)
 	}
+
 	return MountInfo{
 		ID:     st.Mnt_id,
 		Unique: st.Mask&statxMntIDUnique != 0,
@@ -215,20 +222,24 @@ func ProcStart(pid int) uint64 {
 	if err != nil {
 		return 0
 	}
+
 	// The command, in parentheses, may hold anything: fields count from the last ')'.
 	i := strings.LastIndexByte(string(b), ')')
 	if i < 0 {
 		return 0
 	}
+
 	fields := strings.Fields(string(b[i+1:]))
 	const state, threads, start = 0, 17, 19 // proc(5) counts from 3 here
 	if len(fields) <= start {
 		return 0
 	}
+
 	// The first thread may be dead while others live.
 	if (fields[state] == "Z" || fields[state] == "X") && (fields[threads] == "0" || fields[threads] == "1") {
 		return 0
 	}
+
 	var n uint64
 	_, _ = fmt.Sscan(fields[start], &n)
 	return n

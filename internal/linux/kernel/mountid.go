@@ -18,21 +18,26 @@ func OnMount(path string, id uint64) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("open: %w", err)
 	}
+
 	defer unix.Close(fd)
+
 	// The ID here is the short one, which the kernel reuses.
 	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
 	if err != nil {
 		return false, err
 	}
+
 	_, rest, _ := strings.Cut(string(b), "mnt_id:")
 	var there uint64
 	if n, _ := fmt.Sscan(rest, &there); n != 1 {
 		return false, errors.New("fdinfo does not tell the mount")
 	}
+
 	short, err := shortMountID(id)
 	if errors.Is(err, unix.ENOENT) { // no mount has this ID any more
 		return false, nil
 	}
+
 	return err == nil && short == there, err
 }
 
@@ -61,5 +66,6 @@ func shortMountID(id uint64) (uint64, error) {
 	case answer.mask&statmountMntBasic == 0:
 		return 0, errors.New("statmount does not tell the ID")
 	}
+
 	return uint64(answer.short), nil
 }

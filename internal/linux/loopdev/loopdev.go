@@ -60,14 +60,17 @@ const (
 // on one image would corrupt the filesystem inside. On error nothing is locked.
 func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err error) {
 	defer runtime.KeepAlive(image)
+
 	if err := lock(image, o.ReadOnly); err != nil {
 		return nil, err
 	}
+
 	defer func() {
 		if err != nil {
 			_ = unix.FcntlFlock(image.Fd(), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_UNLCK})
 		}
 	}()
+
 	ctl, err := os.OpenFile(ctlPath, os.O_RDWR, 0)
 	if err != nil {
 		if errors.Is(err, os.ErrNotExist) {
@@ -76,6 +79,7 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 		}
 		return nil, errs.Wrap("attach loop device", image.Name(), err)
 	}
+
 	defer ctl.Close()
 
 	noNode := 0 // tries in a row that found no device node
@@ -89,31 +93,38 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 	if o.DirectIO {
 		cfg.Info.Flags |= unix.LO_FLAGS_DIRECT_IO
 	}
+
 	copy(cfg.Info.File_name[:len(cfg.Info.File_name)-1], image.Name())
 
 	for try := range attachTries {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+
 		n, err := unix.IoctlRetInt(int(ctl.Fd()), unix.LOOP_CTL_GET_FREE)
 		if err != nil {
 			return nil, errs.Wrap("attach loop device", image.Name(), fmt.Errorf("LOOP_CTL_GET_FREE: %w", err))
 		}
+
 		d, err := configure(n, &cfg)
 		if err == nil {
 			return d, nil
 		}
+
 		if noNode++; !errors.Is(err, os.ErrNotExist) {
 			noNode = 0
 		}
+
 		if noNode == noNodeTries {
 			return nil, errs.New(errs.Unsupported, "attach loop device", image.Name(),
 				"the kernel offers %s, but there is no such file", DevicePath(n)).
 				WithHint("make it: `mknod %s b 7 %d`; in a container, share the host's /dev", DevicePath(n), n)
 		}
+
 		if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENXIO) && !errors.Is(err, os.ErrNotExist) {
 			return nil, errs.Wrap("attach loop device", image.Name(), err)
 		}
+
 		// Somebody else took it between the two calls: they all get the same
 		// answer from GET_FREE, so spread out before asking again.
 		if try > 2 {
@@ -124,6 +135,7 @@ func Attach(ctx context.Context, image *os.File, o Options) (_ *Device, err erro
 			}
 		}
 	}
+
 	return nil, errs.New(errs.InUse, "attach loop device", image.Name(), "no free loop device after %d tries", attachTries)
 }
 
@@ -134,6 +146,7 @@ func lock(image *os.File, readOnly bool) error {
 	if readOnly {
 		l.Type = unix.F_RDLCK
 	}
+
 	err := unix.FcntlFlock(image.Fd(), unix.F_OFD_SETLK, &l)
 	switch {
 	case err == nil:
@@ -143,6 +156,7 @@ func lock(image *os.File, readOnly bool) error {
 	case errors.Is(err, unix.EBADF):
 		return errs.New(errs.Invalid, "attach loop device", image.Name(), "the image is not open for writing")
 	}
+
 	return errs.Wrap("attach loop device", image.Name(), fmt.Errorf("F_OFD_SETLK: %w", err))
 }
 
@@ -152,18 +166,22 @@ func configure(n int, cfg *unix.LoopConfig) (*Device, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := unix.IoctlLoopConfigure(int(f.Fd()), cfg); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("LOOP_CONFIGURE %s: %w", d.Path, err)
 	}
+
 	if cfg.Info.Flags&unix.LO_FLAGS_READ_ONLY == 0 {
 		keepFlushes(n)
 	}
+
 	if cfg.Info.Flags&unix.LO_FLAGS_DIRECT_IO != 0 {
 		// The kernel falls back to buffered I/O without an error.
 		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 		d.DirectIO = err == nil && info.Flags&unix.LO_FLAGS_DIRECT_IO != 0
 	}
+
 	d.f = f
 	return d, nil
 }
@@ -212,6 +230,7 @@ func Lookup(n int) (Bound, error) {
 	if err != nil {
 		return Bound{}, errs.Wrap("look up loop device", DevicePath(n), err)
 	}
+
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if errors.Is(err, unix.ENXIO) {
@@ -220,6 +239,7 @@ func Lookup(n int) (Bound, error) {
 	if err != nil {
 		return Bound{}, errs.Wrap("look up loop device", DevicePath(n), err)
 	}
+
 	return Bound{
 		Index: n, Path: DevicePath(n), Dev: info.Device, Ino: info.Inode,
 		File: strings.TrimRight(string(info.File_name[:]), "\x00"),
@@ -241,6 +261,7 @@ func LookupNumber(dev uint64) (Bound, error) {
 	if !ok || err != nil {
 		return Bound{}, errs.New(errs.NotFound, op, number, "not a loop device")
 	}
+
 	return Lookup(n)
 }
 
@@ -251,6 +272,7 @@ func List() ([]Bound, error) {
 	if err != nil {
 		return nil, errs.Wrap("list loop devices", "", err)
 	}
+
 	var out []Bound
 	for _, p := range files {
 		name := strings.Split(p, "/")[3]
@@ -258,6 +280,7 @@ func List() ([]Bound, error) {
 		if err != nil {
 			continue
 		}
+
 		b, err := Lookup(n)
 		if errs.Is(err, errs.NotFound) {
 			continue // gone meanwhile
@@ -265,11 +288,14 @@ func List() ([]Bound, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		if path, err := os.ReadFile(p); err == nil {
 			b.File = strings.TrimSuffix(string(path), "\n") // not cut at 64 bytes as the ioctl's is
 		}
+
 		out = append(out, b)
 	}
+
 	return out, nil
 }
 
@@ -297,15 +323,18 @@ func (b Bound) Keep() error {
 	if err != nil {
 		return errs.Wrap(op, b.Path, err)
 	}
+
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if errors.Is(err, unix.ENXIO) || err == nil && (info.Device != b.Dev || info.Inode != b.Ino) {
 		return errs.New(errs.NotFound, op, b.Path, "it has another file behind it by now, or none")
 	}
+
 	if err == nil && info.Flags&unix.LO_FLAGS_AUTOCLEAR != 0 {
 		info.Flags &^= unix.LO_FLAGS_AUTOCLEAR
 		err = unix.IoctlLoopSetStatus64(int(f.Fd()), info)
 	}
+
 	return errs.Wrap(op, b.Path, err)
 }
 
@@ -317,6 +346,7 @@ func detach(n int, is func(*unix.LoopInfo64) bool) error {
 	if err != nil {
 		return errs.Wrap("detach loop device", DevicePath(n), err)
 	}
+
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	if err == nil && !is(info) {
@@ -328,6 +358,7 @@ func detach(n int, is func(*unix.LoopInfo64) bool) error {
 	if errors.Is(err, unix.ENXIO) {
 		return errs.New(errs.NotFound, "detach loop device", DevicePath(n), "not attached")
 	}
+
 	return errs.Wrap("detach loop device", DevicePath(n), err)
 }
 

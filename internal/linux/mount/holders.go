@@ -71,10 +71,12 @@ func Holders(ctx context.Context, q Query) ([]Holder, error) {
 	if (q.Dev == 0) == (q.Tree == "") {
 		return nil, errs.New(errs.Invalid, "find holders", "", "exactly one of Dev and Tree says of what")
 	}
+
 	s := newSearch(ctx, q)
 	if err := s.prepare(); err != nil {
 		return nil, errs.Wrap("find holders", q.Tree, err)
 	}
+
 	// A process that hangs in the kernel can make those hang who look at it;
 	// no context ends that, so the search may be left behind.
 	done := make(chan struct{})
@@ -86,14 +88,17 @@ func Holders(ctx context.Context, q Query) ([]Holder, error) {
 	case <-done:
 	case <-ctx.Done():
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	s.closed = true
 	out := append(s.processes, s.others...)
 	if len(out) > maxHolders {
 		out = append(s.processes[:max(0, maxHolders-len(s.others))], s.others...)
 		out = out[:min(len(out), maxHolders)]
 	}
+
 	switch {
 	case ctx.Err() != nil:
 		return out, errs.Wrap("find holders", "", ctx.Err())
@@ -104,6 +109,7 @@ func Holders(ctx context.Context, q Query) ([]Holder, error) {
 		}
 		return out, e
 	}
+
 	return out, nil
 }
 
@@ -156,15 +162,18 @@ func look(path string) (node, error) {
 	if err != nil {
 		return node{}, err
 	}
+
 	n := node{
 		dev:   unix.Mkdev(st.Dev_major, st.Dev_minor),
 		rdev:  unix.Mkdev(st.Rdev_major, st.Rdev_minor),
 		ino:   st.Ino,
 		block: st.Mode&unix.S_IFMT == unix.S_IFBLK,
 	}
+
 	if st.Mask&unix.STATX_MNT_ID != 0 { // Linux 5.8
 		n.mount = st.Mnt_id
 	}
+
 	return n, nil
 }
 
@@ -198,6 +207,7 @@ func (s *search) locate(own []tableEntry) error {
 			return err
 		}
 	}
+
 	if s.q.At != "" {
 		if m, err := kernel.MountAt(unix.AT_FDCWD, s.q.At); err == nil && m.Root {
 			if n, err := look(s.q.At); err == nil {
@@ -205,6 +215,7 @@ func (s *search) locate(own []tableEntry) error {
 			}
 		}
 	}
+
 	for _, m := range own {
 		if m.id == s.at && !s.isMountOf(m) {
 			s.at = 0 // something else is there by now
@@ -212,6 +223,7 @@ func (s *search) locate(own []tableEntry) error {
 			s.group = m.peers
 		}
 	}
+
 	return nil
 }
 
@@ -222,13 +234,16 @@ func (s *search) locateTree(own []tableEntry) error {
 	if err != nil {
 		return err
 	}
+
 	if path, err = filepath.Abs(path); err != nil {
 		return err
 	}
+
 	n, err := look(path)
 	if err != nil {
 		return &fs.PathError{Op: "stat", Path: path, Err: err}
 	}
+
 	for _, m := range own {
 		if m.id != n.mount {
 			continue
@@ -240,6 +255,7 @@ func (s *search) locateTree(own []tableEntry) error {
 		s.dev, s.root = m.dev, filepath.Join(m.root, rel)
 		return nil
 	}
+
 	return fmt.Errorf("the mount that %s is on is not in the mount table", path)
 }
 
@@ -258,6 +274,7 @@ func (s *search) run() {
 	if !slices.Contains(pids, 1) {
 		s.note(0, fs.ErrPermission) // /proc is mounted with hidepid
 	}
+
 	for _, pid := range pids {
 		if s.stop() {
 			return
@@ -270,12 +287,14 @@ func (s *search) run() {
 			}
 		}
 	}
+
 	for _, pid := range pids {
 		if s.stop() {
 			return
 		}
 		s.readProcess(pid)
 	}
+
 	if !s.stop() {
 		s.readPins()
 		s.readSwaps()
@@ -335,6 +354,7 @@ func numbers(dir string) []int {
 	if err != nil {
 		return nil
 	}
+
 	defer f.Close()
 	names, _ := f.Readdirnames(-1)
 	var out []int
@@ -343,6 +363,7 @@ func numbers(dir string) []int {
 			out = append(out, n)
 		}
 	}
+
 	return out
 }
 
@@ -362,6 +383,7 @@ func (s *search) readProcess(pid int) {
 			}
 		}
 	}
+
 	// Threads may have directories of their own.
 	if len(how) == 0 {
 		for _, tid := range numbers(base + "/task") {
@@ -373,19 +395,23 @@ func (s *search) readProcess(pid int) {
 			}
 		}
 	}
+
 	how = append(how, s.readFiles(base, pid)...)
 	how = append(how, s.readMaps(base, pid, exe)...)
 	if len(how) == 0 {
 		return
 	}
+
 	h := Holder{PID: pid, Command: command(base), How: how[:min(len(how), maxHow)]}
 	var st unix.Stat_t
 	if unix.Stat(base, &st) == nil {
 		h.UID = int(st.Uid)
 	}
+
 	if n, err := look(base + "/ns/mnt"); err == nil {
 		h.MountNS = n.ino
 	}
+
 	s.add(h)
 }
 
@@ -396,6 +422,7 @@ func (s *search) readFiles(base string, pid int) (how []string) {
 		s.note(pid, err)
 		return nil
 	}
+
 	defer f.Close()
 	names, err := f.Readdirnames(-1)
 	s.note(pid, err)
@@ -413,6 +440,7 @@ func (s *search) readFiles(base string, pid int) (how []string) {
 			how = append(how, "fd "+name+" "+to)
 		}
 	}
+
 	return how
 }
 
@@ -423,7 +451,9 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 		s.note(pid, err)
 		return nil
 	}
+
 	defer f.Close()
+
 	seen := map[string]struct{}{exe: {}}
 	sc := bufio.NewScanner(f)
 	for sc.Scan() {
@@ -432,13 +462,16 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 		if len(fields) < 6 || !strings.HasPrefix(fields[5], "/") {
 			continue
 		}
+
 		if dev, ok := parseDev(fields[3], 16); !ok || dev != s.dev {
 			continue
 		}
+
 		path := sc.Text()[strings.IndexByte(sc.Text(), '/'):]
 		if _, dup := seen[path]; dup {
 			continue
 		}
+
 		if s.q.Tree != "" {
 			// The same addresses, but here without leading zeros.
 			from, to, _ := strings.Cut(fields[0], "-")
@@ -448,12 +481,14 @@ func (s *search) readMaps(base string, pid int, exe string) (how []string) {
 				continue
 			}
 		}
+
 		seen[path] = struct{}{}
 		how = append(how, "mmap "+path)
 		if len(how) >= maxHow {
 			break
 		}
 	}
+
 	s.note(pid, sc.Err())
 	return how
 }
@@ -465,6 +500,7 @@ func (s *search) readSwaps() {
 		s.note(0, err)
 		return
 	}
+
 	for line := range strings.Lines(string(b)) {
 		name, _, _ := strings.Cut(line, " ")
 		path := Unescape(name)
@@ -489,6 +525,7 @@ func (s *search) readDevices() {
 			s.add(Holder{How: []string{"loop device " + dev + " on " + path}})
 		}
 	}
+
 	if s.q.Tree == "" {
 		dir := fmt.Sprintf("/sys/dev/block/%d:%d/holders", unix.Major(s.dev), unix.Minor(s.dev))
 		entries, _ := os.ReadDir(dir)
@@ -505,11 +542,13 @@ func (s *search) hasBehind(dev, path string) bool {
 		n, err := look(path)
 		return err == nil && s.isVolume(n)
 	}
+
 	f, err := os.Open(dev)
 	if err != nil {
 		s.note(0, err)
 		return false
 	}
+
 	defer f.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
 	return err == nil && (info.Device == s.dev || info.Rdevice == s.dev)

@@ -27,14 +27,17 @@ func FormatHolders(holders []Holder) string {
 		}
 		processes = append(processes, who+"): "+formatHow(h.How))
 	}
+
 	parts := append(firstFew(processes, "processes"), firstFew(others, "mounts or devices")...)
 	if len(parts) == 0 {
 		return ""
 	}
+
 	text := strings.Join(parts, "; ")
 	if !strings.HasPrefix(text, "mounted at ") {
 		text = "held by " + text
 	}
+
 	return printable(text)
 }
 
@@ -58,6 +61,7 @@ func formatHow(how []string) string {
 			out = append(out, h)
 		}
 	}
+
 	switch len(open) {
 	case 0:
 	case 1:
@@ -66,6 +70,7 @@ func formatHow(how []string) string {
 		_, path, _ := strings.Cut(strings.TrimPrefix(open[0], "fd "), " ")
 		out = append(out, fmt.Sprintf("%d open files, e.g. %s", len(open), path))
 	}
+
 	switch len(mapped) {
 	case 0:
 	case 1:
@@ -73,6 +78,7 @@ func formatHow(how []string) string {
 	default:
 		out = append(out, fmt.Sprintf("%d mapped files, e.g. %s", len(mapped), mapped[0]))
 	}
+
 	return strings.Join(out, ", ")
 }
 

@@ -62,12 +62,14 @@ func parseMountLine(line string) (tableEntry, bool) {
 	if len(f) < 7 {
 		return tableEntry{}, false
 	}
+
 	id, err1 := strconv.ParseUint(f[0], 10, 64)
 	parent, err2 := strconv.ParseUint(f[1], 10, 64)
 	dev, ok := parseDev(f[2], 10)
 	if err1 != nil || err2 != nil || !ok {
 		return tableEntry{}, false
 	}
+
 	m := tableEntry{id: id, parent: parent, dev: dev, root: Unescape(f[3]), point: Unescape(f[4]), options: f[5]}
 	rest := f[6:]
 	for len(rest) > 0 && rest[0] != "-" {
@@ -82,9 +84,11 @@ func parseMountLine(line string) (tableEntry, bool) {
 		}
 		rest = rest[1:]
 	}
+
 	if len(rest) >= 4 {
 		m.fstype, m.source, m.super = rest[1], Unescape(rest[2]), Unescape(rest[3])
 	}
+
 	return m, true
 }
 
@@ -101,6 +105,7 @@ func Unescape(s string) string {
 	if strings.IndexByte(s, '\\') < 0 {
 		return s
 	}
+
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
 		if s[i] == '\\' && i+3 < len(s) {
@@ -112,6 +117,7 @@ func Unescape(s string) string {
 		}
 		b.WriteByte(s[i])
 	}
+
 	return b.String()
 }
 
@@ -123,20 +129,24 @@ func (s *search) readSpace(base string, pid int) {
 		s.note(pid, err)
 		return
 	}
+
 	root, err := look(base + "/root")
 	if err != nil {
 		s.note(pid, err)
 		return
 	}
+
 	key := space{ns.ino, root.mount, root.ino}
 	if _, dup := s.spaces[key]; dup {
 		return
 	}
+
 	table, err := readMountTable(base + "/mountinfo")
 	if err != nil {
 		s.note(pid, err)
 		return // the next process of this namespace will do
 	}
+
 	s.spaces[key] = struct{}{}
 	s.known[ns.ino] = struct{}{}
 	s.readTable(table, ns.ino, Holder{PID: pid, Command: command(base)}, "")
@@ -157,28 +167,34 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 	default:
 		where = fmt.Sprintf(" in mount namespace %d (kept by %s)", ns, by)
 	}
+
 	who.MountNS = ns
 	var points []string // where the volume is or was
 	if s.q.At != "" {
 		points = append(points, s.q.At)
 	}
+
 	for _, m := range table {
 		if !s.isMountOf(m) {
 			continue
 		}
+
 		points = append(points, m.point)
 		if _, dup := s.mounts[m.id]; dup {
 			continue // seen from another root directory
 		}
+
 		s.mounts[m.id] = struct{}{}
 		if m.id == s.at || s.at != 0 && ns != s.ns && s.follows(m) {
 			continue // it goes when the one at s.at goes
 		}
+
 		h := who
 		h.Mountpoint = m.point
 		h.How = []string{"mounted at " + m.point + where}
 		s.add(h)
 	}
+
 	for _, m := range table {
 		_, on := s.mounts[m.parent]
 		_, self := s.mounts[m.id]
@@ -188,12 +204,14 @@ func (s *search) readTable(table []tableEntry, ns uint64, who Holder, by string)
 			h.How = []string{"mount at " + m.point + " below it" + where}
 			s.add(h)
 		}
+
 		if dir := layerIn(m, points); dir != "" && !on {
 			h := who
 			h.Mountpoint = m.point
 			h.How = []string{"overlay at " + m.point + " with layers in " + dir + where}
 			s.add(h)
 		}
+
 		if m.fstype == "nsfs" && ns == s.ns {
 			if n, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimPrefix(m.root, "mnt:["), "]"), 10, 64); err == nil {
 				s.pins = append(s.pins, pin{path: m.point, ns: n})
@@ -215,6 +233,7 @@ func layerIn(m tableEntry, points []string) string {
 	if m.fstype != "overlay" {
 		return ""
 	}
+
 	for o := range strings.SplitSeq(m.super, ",") {
 		k, v, _ := strings.Cut(o, "=")
 		switch k {
@@ -228,6 +247,7 @@ func layerIn(m tableEntry, points []string) string {
 			}
 		}
 	}
+
 	return ""
 }
 
@@ -246,6 +266,7 @@ func (s *search) readPins() {
 		if _, dup := s.known[p.ns]; dup {
 			continue
 		}
+
 		by := p.path
 		if p.pid != 0 {
 			to, _ := os.Readlink(p.path)
@@ -254,6 +275,7 @@ func (s *search) readPins() {
 			}
 			by = fmt.Sprintf("pid %d, %s", p.pid, command("/proc/"+strconv.Itoa(p.pid)))
 		}
+
 		table, err := tableOf(p.path)
 		s.note(p.pid, err)
 		if err == nil {
@@ -270,12 +292,16 @@ func tableOf(path string) (table []tableEntry, err error) {
 	if err != nil {
 		return nil, err
 	}
+
 	defer ns.Close()
+
 	proc, err := os.Open("/proc") // the other namespace may have none
 	if err != nil {
 		return nil, err
 	}
+
 	defer proc.Close()
+
 	onSpareThread(func() {
 		if err = unix.Unshare(unix.CLONE_FS); err != nil {
 			return
@@ -287,6 +313,7 @@ func tableOf(path string) (table []tableEntry, err error) {
 		if home, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
 			return
 		}
+
 		defer home.Close()
 		defer func() {
 			if e := unix.Setns(int(home.Fd()), unix.CLONE_NEWNS); err == nil {
@@ -297,17 +324,21 @@ func tableOf(path string) (table []tableEntry, err error) {
 		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNS); err != nil {
 			return
 		}
+
 		var fd int
 		if fd, err = unix.Openat(int(proc.Fd()), "thread-self/mountinfo", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 			return
 		}
+
 		f := os.NewFile(uintptr(fd), "mountinfo")
 		defer f.Close()
+
 		table, err = parseMountTable(f)
 	})
 	if errors.Is(err, unix.EINVAL) {
 		err = nil // not a mount namespace
 	}
+
 	return table, err
 }
 
@@ -325,5 +356,6 @@ func onSpareThread(f func()) {
 		}
 		f()
 	}()
+
 	<-done
 }

@@ -55,6 +55,7 @@ func (l kernelLog) messages() (out []string) {
 			out = append(out, msg)
 		}
 	}
+
 	return out
 }
 
@@ -67,12 +68,14 @@ func parseKernelMessage(record, tag string) (string, bool) {
 	if !ok {
 		return "", false
 	}
+
 	priority, _, _ := strings.Cut(head, ",")
 	n, err := strconv.Atoi(priority)
 	const levels, warning = 8, 4
 	if err != nil || n%levels > warning {
 		return "", false
 	}
+
 	text, _, _ = strings.Cut(text, "\n") // what follows are fields for programs
 	_, msg, ok := strings.Cut(text, tag)
 	return strings.TrimSpace(msg), ok
@@ -83,6 +86,7 @@ func contextMessages(fsfd int) (out []string) {
 	if fsfd < 0 {
 		return nil
 	}
+
 	buf := make([]byte, 4096)
 	for range 16 {
 		n, err := unix.Read(fsfd, buf)
@@ -95,5 +99,6 @@ func contextMessages(fsfd int) (out []string) {
 		}
 		out = append(out, msg)
 	}
+
 	return out
 }

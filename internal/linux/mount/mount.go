@@ -33,11 +33,13 @@ type Detached struct {
 func Device(fstype, source string, options []string, readOnly bool) (*Detached, error) {
 	log := newKernelLog(source)
 	defer log.close()
+
 	fail := func(call string, fsfd int, err error) error {
 		detail := fmt.Errorf("%s: %w", call, err)
 		if msgs := append(contextMessages(fsfd), log.messages()...); len(msgs) > 0 {
 			detail = fmt.Errorf("%s: %w (%s)", call, err, strings.Join(msgs, "; "))
 		}
+
 		e := &errs.Error{Kind: errs.KindOf(err), Op: "mount " + fstype, Ref: source, Err: detail}
 		switch {
 		case fsfd < 0 && errors.Is(err, unix.ENODEV):
@@ -50,19 +52,25 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 		case errors.Is(err, unix.EACCES) && !readOnly:
 			e.Hint = "the block device is read-only"
 		}
+
 		return e
 	}
+
 	fsfd, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return nil, fail("fsopen", -1, err)
 	}
+
 	defer unix.Close(fsfd)
+
 	if err := unix.FsconfigSetString(fsfd, "source", source); err != nil {
 		return nil, fail("fsconfig source", fsfd, err)
 	}
+
 	if readOnly {
 		options = append([]string{"ro"}, options...)
 	}
+
 	for _, o := range options {
 		k, v, has := strings.Cut(o, "=")
 		if has {
@@ -74,17 +82,21 @@ func Device(fstype, source string, options []string, readOnly bool) (*Detached, 
 			return nil, fail("fsconfig "+o, fsfd, err)
 		}
 	}
+
 	if err := unix.FsconfigCreate(fsfd); err != nil {
 		return nil, fail("fsconfig create", fsfd, err)
 	}
+
 	attr := unix.MOUNT_ATTR_NOATIME
 	if readOnly {
 		attr |= unix.MOUNT_ATTR_RDONLY
 	}
+
 	mfd, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, attr)
 	if err != nil {
 		return nil, fail("fsmount", fsfd, err)
 	}
+
 	return detached(mfd, source)
 }
 
@@ -95,15 +107,18 @@ func Tree(path string, readOnly bool) (*Detached, error) {
 	if err != nil {
 		return nil, errs.Wrap("mount", path, fmt.Errorf("open_tree: %w", err))
 	}
+
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NOATIME, Attr_clr: unix.MOUNT_ATTR__ATIME,
 		Propagation: unix.MS_PRIVATE}
 	if readOnly {
 		attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 	}
+
 	if err := unix.MountSetattr(mfd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		unix.Close(mfd)
 		return nil, errs.Wrap("mount", path, fmt.Errorf("mount_setattr: %w", err))
 	}
+
 	return detached(mfd, path)
 }
 
@@ -132,6 +147,7 @@ func (d *Detached) Attach(target string) (kernel.MountInfo, error) {
 	if err != nil {
 		return kernel.MountInfo{}, errs.Wrap("mount", target, err)
 	}
+
 	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		var st unix.Stat_t
 		if errors.Is(err, unix.EINVAL) && unix.Lstat(target, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
@@ -139,6 +155,7 @@ func (d *Detached) Attach(target string) (kernel.MountInfo, error) {
 		}
 		return kernel.MountInfo{}, errs.Wrap("mount", target, fmt.Errorf("move_mount: %w", err))
 	}
+
 	runtime.KeepAlive(d)
 	return info, nil
 }
@@ -157,6 +174,7 @@ func AttributesOf(path string) Attributes {
 	if err := unix.Statfs(path, &st); err != nil {
 		return unix.MOUNT_ATTR_NOATIME
 	}
+
 	a := Attributes(unix.MOUNT_ATTR_STRICTATIME)
 	switch {
 	case st.Flags&unix.ST_NOATIME != 0:
@@ -164,6 +182,7 @@ func AttributesOf(path string) Attributes {
 	case st.Flags&unix.ST_RELATIME != 0:
 		a = unix.MOUNT_ATTR_RELATIME
 	}
+
 	for flag, attr := range map[int64]Attributes{
 		unix.ST_RDONLY: unix.MOUNT_ATTR_RDONLY, unix.ST_NOSUID: unix.MOUNT_ATTR_NOSUID, unix.ST_NODEV: unix.MOUNT_ATTR_NODEV,
 		unix.ST_NOEXEC: unix.MOUNT_ATTR_NOEXEC, unix.ST_NODIRATIME: unix.MOUNT_ATTR_NODIRATIME,
@@ -173,6 +192,7 @@ func AttributesOf(path string) Attributes {
 			a |= attr
 		}
 	}
+
 	return a
 }
 
@@ -198,10 +218,12 @@ func (d *Detached) AttachTo(dir *os.File) (kernel.MountInfo, error) {
 	if err != nil {
 		return kernel.MountInfo{}, errs.Wrap("mount", dir.Name(), err)
 	}
+
 	const byDescriptor = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 	if err := unix.MoveMount(fd, "", int(dir.Fd()), "", byDescriptor); err != nil {
 		return kernel.MountInfo{}, errs.Wrap("mount", dir.Name(), fmt.Errorf("move_mount: %w", err))
 	}
+
 	return info, nil
 }
 
@@ -226,6 +248,7 @@ func (d *Detached) Restrict(noSUID, noDev bool) error {
 	if attr.Attr_set == 0 {
 		return nil
 	}
+
 	err := unix.MountSetattr(int(d.root.Fd()), "", unix.AT_EMPTY_PATH, &attr)
 	switch {
 	case errors.Is(err, unix.ENOSYS):
@@ -234,6 +257,7 @@ func (d *Detached) Restrict(noSUID, noDev bool) error {
 	case err != nil:
 		return errs.Wrap("mount", d.root.Name(), fmt.Errorf("mount_setattr: %w", err))
 	}
+
 	return nil
 }
 
@@ -302,6 +326,7 @@ func unmount(target, known string, patience time.Duration) error {
 			wait *= 2
 			continue
 		}
+
 		switch {
 		case err == nil:
 			return nil
@@ -310,6 +335,7 @@ func unmount(target, known string, patience time.Duration) error {
 		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
 			return &errs.Error{Kind: errs.NotFound, Op: "umount", Ref: known, Err: errors.New("not mounted")}
 		}
+
 		return errs.Wrap("umount", known, err)
 	}
 }

@@ -50,6 +50,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 	if err != nil {
 		return nil, errs.Wrap("find mount namespaces", "", err)
 	}
+
 	s := &search{ctx: ctx, nsDev: self.dev, ns: self.ino}
 	found := map[uint64]*Namespace{}
 	seen := map[space]struct{}{}
@@ -66,6 +67,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 			}
 		}
 	}
+
 	get := func(id uint64) *Namespace {
 		n := found[id]
 		if n == nil {
@@ -74,27 +76,32 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 		}
 		return n
 	}
+
 	var pins []pin
 	for _, pid := range numbers("/proc") {
 		if ctx.Err() != nil {
 			break
 		}
+
 		base := "/proc/" + strconv.Itoa(pid)
 		ns, err := look(base + "/ns/mnt")
 		if err != nil {
 			s.note(pid, err)
 			continue
 		}
+
 		n := get(ns.ino)
 		n.Living++
 		if len(n.Processes) < maxProcesses {
 			n.Processes = append(n.Processes, Process{PID: pid, Command: command(base)})
 		}
+
 		root, err := look(base + "/root")
 		if err != nil {
 			s.note(pid, err)
 			continue
 		}
+
 		key := space{ns.ino, root.mount, root.ino}
 		if _, dup := seen[key]; !dup {
 			table, err := readMountTable(base + "/mountinfo")
@@ -102,6 +109,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 				s.note(pid, err)
 				continue // the next process of this namespace will do
 			}
+
 			seen[key] = struct{}{}
 			take(n, table)
 			for _, m := range table {
@@ -115,6 +123,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 				}
 			}
 		}
+
 		// Threads may live in a namespace of their own.
 		for _, tid := range numbers(base + "/task") {
 			task := base + "/task/" + strconv.Itoa(tid)
@@ -131,10 +140,12 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 				take(other, table)
 			}
 		}
+
 		fds, err := os.ReadDir(base + "/fd")
 		if err != nil {
 			s.note(pid, err)
 		}
+
 		for _, fd := range fds {
 			to, _ := os.Readlink(base + "/fd/" + fd.Name())
 			if id, ok := namespaceFile(to); ok {
@@ -143,6 +154,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 			}
 		}
 	}
+
 	for _, p := range pins {
 		n := get(p.ns)
 		if !slices.Contains(n.Kept, p.by) {
@@ -154,11 +166,13 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 			take(n, table)
 		}
 	}
+
 	var out []Namespace
 	for _, n := range found {
 		slices.SortFunc(n.Processes, func(a, b Process) int { return a.PID - b.PID })
 		out = append(out, *n)
 	}
+
 	slices.SortFunc(out, func(a, b Namespace) int {
 		switch {
 		case a.Own != b.Own && a.Own, a.Own == b.Own && a.ID < b.ID:
@@ -166,6 +180,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 		}
 		return 1
 	})
+
 	switch {
 	case ctx.Err() != nil:
 		return out, errs.Wrap("find mount namespaces", "", ctx.Err())
@@ -176,6 +191,7 @@ func Namespaces(ctx context.Context) ([]Namespace, error) {
 		}
 		return out, e
 	}
+
 	return out, nil
 }
 

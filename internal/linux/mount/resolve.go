@@ -39,10 +39,12 @@ func Resolve(path string) (string, error) {
 	if err != nil {
 		return "", errs.Wrap("resolve", path, err)
 	}
+
 	w, err := newPathWalk()
 	if err != nil {
 		return "", errs.Wrap("resolve", path, err)
 	}
+
 	defer w.close()
 
 	todo := strings.Split(abs, "/")
@@ -56,16 +58,20 @@ func Resolve(path string) (string, error) {
 		if to == "" {
 			continue
 		}
+
 		if links++; links > maxLinks {
 			return "", errs.Wrap("resolve", path, unix.ELOOP)
 		}
+
 		if strings.HasPrefix(to, "/") {
 			if err := w.restart(); err != nil {
 				return "", errs.Wrap("resolve", path, err)
 			}
 		}
+
 		todo = append(strings.Split(to, "/"), todo...)
 	}
+
 	return w.path, nil
 }
 
@@ -104,16 +110,19 @@ func (w *pathWalk) step(name string) (link string, err error) {
 	if name == "" || name == "." {
 		return "", nil
 	}
+
 	next := filepath.Join(w.path, name)
 	fd, err := unix.Openat(w.fd, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return "", &os.PathError{Op: "open", Path: next, Err: err}
 	}
+
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		unix.Close(fd)
 		return "", &os.PathError{Op: "stat", Path: next, Err: err}
 	}
+
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
 		w.move(fd, next)
@@ -122,6 +131,7 @@ func (w *pathWalk) step(name string) (link string, err error) {
 		defer unix.Close(fd)
 		return w.readLink(fd, &st, next)
 	}
+
 	unix.Close(fd)
 	return "", errs.New(errs.Invalid, "resolve", next, "not a directory")
 }
@@ -133,11 +143,13 @@ func (w *pathWalk) readLink(fd int, link *unix.Stat_t, path string) (string, err
 	if err := unix.Fstat(w.fd, &dir); err != nil {
 		return "", &os.PathError{Op: "stat", Path: w.path, Err: err}
 	}
+
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(fd, "", buf)
 	if err != nil {
 		return "", &os.PathError{Op: "readlink", Path: path, Err: err}
 	}
+
 	to := string(buf[:n])
 	shared := dir.Mode&0o022 != 0
 	sticky := dir.Mode&unix.S_ISVTX != 0
@@ -145,6 +157,7 @@ func (w *pathWalk) readLink(fd int, link *unix.Stat_t, path string) (string, err
 		return "", errs.New(errs.Permission, "resolve", path, "it is a symbolic link, which others than root can change").
 			WithHint("name the directory that it leads to: %s", to)
 	}
+
 	return to, nil
 }
 

@@ -24,12 +24,14 @@ import (
 // parent does not lead to it any more. On any error nothing was exchanged.
 func Swap(parent *os.File, name, beside string) error {
 	defer runtime.KeepAlive(parent)
+
 	dir := filepath.Join(parent.Name(), name)
 	return onOwnThread(func() error {
 		fail := func(call string, err error) error { return errs.Wrap("replace", dir, fmt.Errorf("%s: %w", call, err)) }
 		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 			return fail("unshare", err)
 		}
+
 		// Else the umount would take the mount away from everybody.
 		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 			if errors.Is(err, unix.EINVAL) {
@@ -38,17 +40,21 @@ func Swap(parent *os.File, name, beside string) error {
 			}
 			return fail("mount --make-rprivate /", err)
 		}
+
 		// The mount on beside is to be found in this namespace's tree.
 		here, err := reopen(parent)
 		if err != nil {
 			return err
 		}
+
 		defer here.Close()
+
 		// Lazily: that somebody uses it does not matter here.
 		at := fmt.Sprintf("/proc/thread-self/fd/%d/%s", here.Fd(), beside)
 		if err := unix.Unmount(at, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fail("umount "+beside, err)
 		}
+
 		err = unix.Renameat2(int(here.Fd()), beside, int(here.Fd()), name, unix.RENAME_EXCHANGE)
 		if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EXDEV) || errors.Is(err, unix.EOPNOTSUPP) ||
 			errors.Is(err, unix.ENOSYS) {
@@ -56,9 +62,11 @@ func Swap(parent *os.File, name, beside string) error {
 				filepath.Dir(dir), err).
 				WithHint("adopt it without %s, and put a clone there when nobody uses the directory", errs.Param("replace"))
 		}
+
 		if err != nil {
 			return fail("renameat2", err)
 		}
+
 		return nil
 	})
 }
@@ -69,16 +77,19 @@ func reopen(dir *os.File) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var was, is unix.Stat_t
 	if err := errors.Join(unix.Fstat(int(dir.Fd()), &was), unix.Fstat(int(again.Fd()), &is)); err != nil {
 		again.Close()
 		return nil, errs.Wrap("open", dir.Name(), err)
 	}
+
 	if was.Dev != is.Dev || was.Ino != is.Ino {
 		again.Close()
 		return nil, errs.New(errs.Conflict, "open", dir.Name(), "somebody replaced this directory in the meantime").
 			WithHint("find out who can write to the directories above it, then try again")
 	}
+
 	return again, nil
 }
 
@@ -98,5 +109,6 @@ func onOwnThread(fn func() error) error {
 		done <- fn()
 		// Not unlocked: the thread ends with the goroutine.
 	}()
+
 	return <-done
 }

@@ -79,7 +79,9 @@ func (t *Tables) readListed(ctx context.Context) bool {
 	if err != nil {
 		return false
 	}
+
 	defer own.Close()
+
 	all := true
 	for _, request := range []uintptr{nsMntGetNext, nsMntGetPrev} {
 		for at := own; ctx.Err() == nil; {
@@ -96,9 +98,11 @@ func (t *Tables) readListed(ctx context.Context) bool {
 			if !t.visit(next) {
 				all = false
 			}
+
 			at = next
 		}
 	}
+
 	return all && ctx.Err() == nil
 }
 
@@ -137,29 +141,35 @@ func (t *Tables) readLiving(ctx context.Context) {
 	for _, v := range t.views {
 		listed[v.ns], known[v.ns] = true, true
 	}
+
 	take := func(base string, pid int) {
 		ns, err := look(base + "/ns/mnt")
 		if err != nil || listed[ns.ino] {
 			return
 		}
+
 		root, err := look(base + "/root")
 		key := space{ns.ino, root.mount, root.ino}
 		if err != nil || seen[key] {
 			return
 		}
+
 		table, err := readMountTable(base + "/mountinfo")
 		if err != nil {
 			return // the next process of this namespace will do
 		}
+
 		seen[key], known[ns.ino] = true, true
 		t.views = append(t.views, tableView{ns: ns.ino, table: table, who: Holder{PID: pid, Command: command(base)}})
 	}
+
 	for _, pid := range numbers("/proc") {
 		if ctx.Err() != nil {
 			return
 		}
 		take("/proc/"+strconv.Itoa(pid), pid)
 	}
+
 	for _, m := range t.ownTable {
 		id, ok := namespaceFile(m.root)
 		if !ok || m.fstype != "nsfs" || known[id] {
@@ -179,13 +189,16 @@ func (t *Tables) Mounts(q Query) ([]Holder, error) {
 	if (q.Dev == 0) == (q.Tree == "") {
 		return nil, errs.New(errs.Invalid, "find mounts", "", "exactly one of Dev and Tree says of what")
 	}
+
 	s := newSearch(context.Background(), q)
 	s.ns = t.own
 	if err := s.locate(t.ownTable); err != nil {
 		return nil, errs.Wrap("find mounts", q.Tree, err)
 	}
+
 	for _, v := range t.views {
 		s.readTable(v.table, v.ns, v.who, "")
 	}
+
 	return append(s.processes, s.others...), nil
 }

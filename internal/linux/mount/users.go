@@ -31,9 +31,11 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 		if err := ctx.Err(); err != nil {
 			return out, errs.Wrap(opFind, dir, err)
 		}
+
 		if len(out) >= maxHolders {
 			break
 		}
+
 		base := "/proc/" + strconv.Itoa(pid)
 		own := pid == os.Getpid()
 		h := Holder{PID: pid, Command: command(base)}
@@ -51,21 +53,26 @@ func TreeUsers(ctx context.Context, dir string, writing bool) ([]Holder, error) 
 				h.How = append(h.How, mappedBelow(base, inside)...)
 			}
 		}
+
 		if !own {
 			h.How = append(h.How, openBelow(base, inside, writing)...)
 		}
 		if len(h.How) == 0 {
 			continue
 		}
+
 		var st unix.Stat_t
 		if unix.Stat(base, &st) == nil {
 			h.UID = int(st.Uid)
 		}
+
 		out = append(out, h)
 	}
+
 	if len(denied) > 0 {
 		return out, errs.New(errs.Permission, opFind, dir, "not allowed to look at %s", denied)
 	}
+
 	return out, nil
 }
 
@@ -82,6 +89,7 @@ func openBelow(base string, inside func(string) bool, writing bool) (how []strin
 		}
 		how = append(how, "fd "+name+" "+to)
 	}
+
 	return how
 }
 
@@ -105,6 +113,7 @@ func mappedBelow(base string, inside func(string) bool) (how []string) {
 	if err != nil {
 		return nil
 	}
+
 	defer f.Close()
 	last := ""
 	for sc := bufio.NewScanner(f); sc.Scan() && len(how) < maxHow; {
@@ -117,6 +126,7 @@ func mappedBelow(base string, inside func(string) bool) (how []string) {
 			last = path
 		}
 	}
+
 	return how
 }
 
@@ -145,54 +155,66 @@ func Blind(ctx context.Context, dir, beside string) ([]Holder, error) {
 	if err != nil {
 		return nil, errs.Wrap(opFind, dir, err)
 	}
+
 	mounted, err := look(beside)
 	if err != nil {
 		return nil, errs.Wrap(opFind, beside, err)
 	}
+
 	own, err := readMountTable("/proc/self/mountinfo")
 	if err != nil {
 		return nil, errs.Wrap(opFind, dir, err)
 	}
+
 	s := &search{q: Query{Tree: dir}}
 	if err := s.locateTree(own); err != nil {
 		return nil, errs.Wrap(opFind, dir, err)
 	}
+
 	var out []Holder
 	seen := map[space]bool{}
 	for _, pid := range numbers("/proc") {
 		if err := ctx.Err(); err != nil {
 			return out, errs.Wrap(opFind, dir, err)
 		}
+
 		base := "/proc/" + strconv.Itoa(pid)
 		ns, err := look(base + "/ns/mnt")
 		if err != nil {
 			continue
 		}
+
 		root, err := look(base + "/root")
 		if err != nil || seen[space{ns.ino, root.mount, root.ino}] {
 			continue
 		}
+
 		table, err := readMountTable(base + "/mountinfo")
 		if err != nil {
 			continue // it has ended: the next one of this namespace will do
 		}
+
 		seen[space{ns.ino, root.mount, root.ino}] = true
 		for _, m := range table {
 			rel, err := filepath.Rel(m.root, s.root)
 			if m.dev != s.dev || err != nil || rel == "." || rel == ".." || strings.HasPrefix(rel, "../") {
 				continue
 			}
+
 			at := filepath.Join(m.point, rel)
 			if n, err := look(base + "/root" + at); err != nil || n.dev != old.dev || n.ino != old.ino {
 				continue // hidden by another mount
 			}
+
 			n, err := look(base + "/root" + filepath.Join(filepath.Dir(at), filepath.Base(beside)))
 			if err == nil && n.dev == mounted.dev && n.ino == mounted.ino {
 				continue
 			}
+
 			out = append(out, Holder{PID: pid, Command: command(base), MountNS: ns.ino, Mountpoint: at,
 				How: []string{fmt.Sprintf("seen at %s by pid %d (%s)", at, pid, command(base))}})
 		}
 	}
+
 	return out, nil
 }

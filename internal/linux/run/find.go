@@ -22,6 +22,7 @@ func Find(name string, env []string) (string, error) {
 			path = value // the last one counts
 		}
 	}
+
 	var unusable error
 	for _, dir := range filepath.SplitList(path) {
 		if !filepath.IsAbs(dir) {
@@ -35,8 +36,10 @@ func Find(name string, env []string) (string, error) {
 			unusable = err
 		}
 	}
+
 	if unusable == nil {
 		unusable = &exec.Error{Name: name, Err: exec.ErrNotFound}
 	}
+
 	return "", unusable
 }

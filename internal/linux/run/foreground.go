@@ -23,11 +23,14 @@ func Foreground(cmd *exec.Cmd, signals Signals) (int, error) {
 		arriving, stop = signals()
 		defer stop()
 	}
+
 	if err := cmd.Start(); err != nil {
 		return 126, err
 	}
+
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
+
 	for {
 		select {
 		case s := <-arriving:

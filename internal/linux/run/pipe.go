@@ -24,51 +24,62 @@ const pipeBytes = 1 << 20
 func Pipe(ctx context.Context, from, to []string, progress func(n int64)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	// The death signal comes when the thread ends that started the programs.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
 	first, firstErr, err := command(ctx, from)
 	if err != nil {
 		return err
 	}
+
 	second, secondErr, err := command(ctx, to)
 	if err != nil {
 		return err
 	}
+
 	out, err := first.StdoutPipe()
 	if err != nil {
 		return errs.Wrap(from[0], "", err)
 	}
+
 	in, err := second.StdinPipe()
 	if err != nil {
 		return errs.Wrap(to[0], "", err)
 	}
+
 	enlarge(out)
 	enlarge(in)
 	if err := second.Start(); err != nil {
 		return errs.Wrap(to[0], "", err)
 	}
+
 	if err := first.Start(); err != nil {
 		cancel()
 		_ = second.Wait()
 		return errs.Wrap(from[0], "", err)
 	}
+
 	copied := pump(in, out, progress)
 	closed := in.Close()
 	if copied != nil {
 		out.Close() // the first must not wait for somebody to read
 	}
+
 	firstEnd := ended(from[0], first.Wait(), firstErr)
 	secondEnd := ended(to[0], second.Wait(), secondErr)
 	if err := ctx.Err(); err != nil {
 		return errs.Wrap(from[0], "", err)
 	}
+
 	if secondEnd == nil && firstEnd == nil {
 		return errs.Wrap(to[0], "", errors.Join(copied, closed))
 	}
 	if copied != nil && secondEnd != nil {
 		return secondEnd // it did not take all
 	}
+
 	return errors.Join(firstEnd, secondEnd)
 }
 
@@ -77,6 +88,7 @@ func command(ctx context.Context, args []string) (*exec.Cmd, *bytes.Buffer, erro
 	if err != nil {
 		return nil, nil, err
 	}
+
 	cmd := exec.CommandContext(ctx, path, args[1:]...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

@@ -39,15 +39,18 @@ func Look(name string) (string, error) {
 	if err == nil {
 		return p, nil
 	}
+
 	for _, dir := range sbin {
 		if p, err := exec.LookPath(dir + name); err == nil {
 			return p, nil
 		}
 	}
+
 	e := errs.New(errs.Unsupported, "run", name, "program not found")
 	if pkg := packages[name]; pkg != "" {
 		e = e.WithHint("install it: `apt-get install %s`", pkg)
 	}
+
 	return "", e
 }
 
@@ -88,13 +91,16 @@ func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err 
 	if err != nil {
 		return nil, nil, err
 	}
+
 	cmd := exec.CommandContext(ctx, path, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setsid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.WaitDelay = killWait
+
 	// The death signal comes when the thread ends that started the program.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+
 	cmd.Env = append(cmd.Environ(), "LC_ALL=C")
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -110,6 +116,7 @@ func Output(ctx context.Context, name string, args ...string) (_, _ []byte, err 
 		return stdout.Bytes(), stderr.Bytes(), &errs.Error{Kind: kind, Op: name,
 			Err: &Failure{Err: err, Stderr: stderr.String()}}
 	}
+
 	return stdout.Bytes(), stderr.Bytes(), nil
 }
 

@@ -19,18 +19,22 @@ import (
 func Into(ctx context.Context, r io.Reader, args ...string) error {
 	runtime.LockOSThread() // see Pipe
 	defer runtime.UnlockOSThread()
+
 	cmd, stderr, err := command(ctx, args)
 	if err != nil {
 		return err
 	}
+
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return errs.Wrap(args[0], "", err)
 	}
+
 	enlarge(in)
 	if err := cmd.Start(); err != nil {
 		return errs.Wrap(args[0], "", err)
 	}
+
 	src := &source{r: r}
 	copied := pump(in, src, nil)
 	closed := in.Close()
@@ -45,6 +49,7 @@ func Into(ctx context.Context, r io.Reader, args ...string) error {
 	case errors.Is(copied, unix.EPIPE):
 		return ErrMore
 	}
+
 	return errs.Wrap(args[0], "", errors.Join(copied, closed))
 }
 
@@ -71,25 +76,31 @@ func (s *source) Read(b []byte) (int, error) {
 func OutOf(ctx context.Context, w io.Writer, args ...string) error {
 	ctx2, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	runtime.LockOSThread() // see Pipe
 	defer runtime.UnlockOSThread()
+
 	cmd, stderr, err := command(ctx2, args)
 	if err != nil {
 		return err
 	}
+
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return errs.Wrap(args[0], "", err)
 	}
+
 	enlarge(out)
 	if err := cmd.Start(); err != nil {
 		return errs.Wrap(args[0], "", err)
 	}
+
 	dst := &sink{w: w}
 	copied := pump(dst, out, nil)
 	if copied != nil {
 		cancel()
 	}
+
 	end := ended(args[0], cmd.Wait(), stderr)
 	switch {
 	case ctx.Err() != nil:
@@ -99,6 +110,7 @@ func OutOf(ctx context.Context, w io.Writer, args ...string) error {
 	case end != nil:
 		return end
 	}
+
 	return errs.Wrap(args[0], "", copied)
 }
 

@@ -27,19 +27,23 @@ func Dirents(buf []byte) iter.Seq[Dirent] {
 			if size < header || size > len(buf) {
 				return
 			}
+
 			raw := buf[header:size]
 			if i := bytes.IndexByte(raw, 0); i >= 0 {
 				raw = raw[:i]
 			}
+
 			e := Dirent{
 				Ino:  binary.NativeEndian.Uint64(buf),
 				Off:  int64(binary.NativeEndian.Uint64(buf[8:])),
 				Type: buf[18],
 				Name: string(raw),
 			}
+
 			if !yield(e) {
 				return
 			}
+
 			buf = buf[size:]
 		}
 	}
@@ -64,6 +68,7 @@ func ReadDirents(f *os.File) ([]Dirent, error) {
 		if n == 0 {
 			return out, nil
 		}
+
 		for e := range Dirents(buf[:n]) {
 			if e.Name == "." || e.Name == ".." {
 				continue

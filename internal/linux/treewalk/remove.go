@@ -38,7 +38,9 @@ func Remove(ctx context.Context, path string) error {
 	if err != nil {
 		return errs.Wrap(opRemove, path, err)
 	}
+
 	defer dir.Close()
+
 	name := filepath.Base(path)
 	r := &remover{base: path, fixModes: os.Geteuid() != 0}
 	root, err := r.open(dir, name)
@@ -54,17 +56,21 @@ func Remove(ctx context.Context, path string) error {
 	case err != nil:
 		return r.explain(int(dir.Fd()), name, path, err)
 	}
+
 	defer root.Close()
 
 	if err := Walk(ctx, root, Funcs{Open: r.openDir, Visit: r.visit, Leave: r.leave}); err != nil {
 		return errs.Wrap(opRemove, path, err)
 	}
+
 	if r.first != nil {
 		return r.first
 	}
+
 	if err := unlink(int(dir.Fd()), name, unix.AT_REMOVEDIR, false); err != nil && !errors.Is(err, unix.ENOENT) {
 		return r.explain(int(dir.Fd()), name, path, err)
 	}
+
 	return nil
 }
 
@@ -78,6 +84,7 @@ func unlink(at int, name string, flags int, own bool) error {
 	if err != unix.EPERM {
 		return err
 	}
+
 	taken := kernel.Unprotect(at, name)
 	if own {
 		taken |= kernel.Unprotect(at, "")
@@ -85,6 +92,7 @@ func unlink(at int, name string, flags int, own bool) error {
 	if taken == 0 {
 		return err
 	}
+
 	return unix.Unlinkat(at, name, flags)
 }
 
@@ -126,6 +134,7 @@ func (r *remover) open(at *os.File, path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if r.fixModes {
 		var st unix.Stat_t
 		if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Mode&0o700 != 0o700 {
@@ -133,6 +142,7 @@ func (r *remover) open(at *os.File, path string) (*os.File, error) {
 			_ = unix.Fchmod(int(f.Fd()), 0o700)
 		}
 	}
+
 	return f, nil
 }
 
@@ -166,6 +176,7 @@ func (r *remover) visit(d *Dir, f *os.File) ([]string, error) {
 		if err == io.EOF || errors.Is(err, unix.ENOENT) { // or another Remove has deleted the directory
 			return subdirs, nil
 		}
+
 		if err != nil {
 			r.fail(errs.Wrap(opRemove, r.path(d.Path()), err))
 			return subdirs, nil
@@ -179,10 +190,12 @@ func (r *remover) leave(d *Dir, subdirs []string) error {
 	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
+
 	if err != nil {
 		r.fail(r.explain(-1, "", r.path(d.Path()), err))
 		return nil
 	}
+
 	defer f.Close()
 	for _, name := range subdirs {
 		err := Unlink(int(f.Fd()), name, unix.AT_REMOVEDIR)
@@ -194,6 +207,7 @@ func (r *remover) leave(d *Dir, subdirs []string) error {
 			r.fail(r.explain(int(f.Fd()), name, r.path(d.Join(name)), err))
 		}
 	}
+
 	return nil
 }
 
@@ -227,5 +241,6 @@ func (r *remover) explain(at int, name, path string, err error) error {
 			Err: fmt.Errorf("something still writes to it: %w", err)}).
 			WithHint("stop what uses it, then try again")
 	}
+
 	return errs.Wrap(opRemove, path, err)
 }

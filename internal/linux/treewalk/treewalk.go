@@ -33,9 +33,11 @@ func (d *Dir) Path() string {
 	for p := d; p.parent != nil; p = p.parent {
 		n += len(p.name) + 1
 	}
+
 	if n == 0 {
 		return ""
 	}
+
 	b := make([]byte, n-1)
 	for p := d; p.parent != nil; p = p.parent {
 		n -= len(p.name) + 1
@@ -44,6 +46,7 @@ func (d *Dir) Path() string {
 			b[n-1] = '/'
 		}
 	}
+
 	return string(b)
 }
 
@@ -81,9 +84,11 @@ func Walk(ctx context.Context, root *os.File, fn Funcs) error {
 	if err := ctx.Err(); err != nil {
 		return err // a small tree could be done before the workers hear of it
 	}
+
 	if fn.Open == nil {
 		fn.Open = func(d *Dir) (*os.File, error) { return Open(d.root, d.Path()) }
 	}
+
 	w := &walker{fn: fn, stack: []*Dir{{root: root}}, open: 1}
 	w.cond.L = &w.mu
 	stop := context.AfterFunc(ctx, func() { w.fail(ctx.Err()) })
@@ -92,6 +97,7 @@ func Walk(ctx context.Context, root *os.File, fn Funcs) error {
 	for range Workers() {
 		wg.Go(w.work)
 	}
+
 	wg.Wait()
 	return w.err
 }
@@ -125,6 +131,7 @@ func (w *walker) work() {
 			w.mu.Unlock()
 			return
 		}
+
 		d := w.stack[len(w.stack)-1]
 		w.stack = w.stack[:len(w.stack)-1]
 		w.mu.Unlock()
@@ -141,6 +148,7 @@ func (w *walker) visit(d *Dir) error {
 	if err != nil {
 		return err
 	}
+
 	if f != nil {
 		d.subdirs, err = w.fn.Visit(d, f)
 		f.Close()
@@ -148,15 +156,18 @@ func (w *walker) visit(d *Dir) error {
 			return err
 		}
 	}
+
 	if len(d.subdirs) == 0 {
 		return w.leave(d)
 	}
+
 	w.mu.Lock()
 	d.pending = len(d.subdirs)
 	w.open += len(d.subdirs)
 	for _, name := range d.subdirs {
 		w.stack = append(w.stack, &Dir{root: d.root, parent: d, name: name})
 	}
+
 	w.mu.Unlock()
 	w.cond.Broadcast()
 	return nil
@@ -170,6 +181,7 @@ func (w *walker) leave(d *Dir) error {
 				return err
 			}
 		}
+
 		d.subdirs = nil
 		w.mu.Lock()
 		w.open--
@@ -181,6 +193,7 @@ func (w *walker) leave(d *Dir) error {
 				up = nil
 			}
 		}
+
 		w.mu.Unlock()
 		if done {
 			w.cond.Broadcast()
@@ -188,6 +201,7 @@ func (w *walker) leave(d *Dir) error {
 		if up == nil {
 			return nil
 		}
+
 		d = up
 	}
 }
@@ -210,9 +224,11 @@ func Open(root *os.File, path string) (*os.File, error) {
 func OpenFlags(root *os.File, path string, flags uint64) (*os.File, error) {
 	at := int(root.Fd())
 	defer runtime.KeepAlive(root)
+
 	if path == "" {
 		path = "."
 	}
+
 	for len(path) > maxPath {
 		cut := strings.LastIndexByte(path[:maxPath], '/')
 		if cut <= 0 {
@@ -227,6 +243,7 @@ func OpenFlags(root *os.File, path string, flags uint64) (*os.File, error) {
 		}
 		at, path = next, path[cut+1:]
 	}
+
 	fd, err := openat2(at, path, flags)
 	if at != int(root.Fd()) {
 		unix.Close(at)
@@ -234,6 +251,7 @@ func OpenFlags(root *os.File, path string, flags uint64) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	return os.NewFile(uintptr(fd), path), nil
 }
 

@@ -41,6 +41,7 @@ func OpenDevice(dataset string) (*os.File, error) {
 		}
 		return nil, noDevice(dataset, err)
 	}
+
 	f, err := openIf(path, dataset)
 	if err != nil {
 		return nil, err
@@ -48,6 +49,7 @@ func OpenDevice(dataset string) (*os.File, error) {
 	if f == nil {
 		return nil, errs.New(errs.NotFound, "open device", dataset, "%s is a link to another zvol's device", Device(dataset))
 	}
+
 	return f, nil
 }
 
@@ -142,6 +144,7 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 	deadline := time.Now().Add(limit)
 	w := newWatch()
 	defer w.close()
+
 	nextScan := time.Now().Add(slowPoll)
 	for {
 		w.on(filepath.Dir(Device(dataset))) // before looking, so that nothing is missed
@@ -150,6 +153,7 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 			f, err = FindDevice(dataset)
 			nextScan = time.Now().Add(slowPoll)
 		}
+
 		switch {
 		case err == nil:
 			return f, nil
@@ -162,6 +166,7 @@ func AwaitDevice(ctx context.Context, dataset string, limit time.Duration) (*os.
 				WithHint("look whether udev runs, whether /dev is that of the host, and whether the module parameter " +
 					"zvol_inhibit_dev is 0")
 		}
+
 		w.wait(min(slowPoll, time.Until(deadline)))
 	}
 }
@@ -178,18 +183,21 @@ func AwaitNoDevice(ctx context.Context, dataset, path string, limit time.Duratio
 		if err == nil && f == nil {
 			return true // another's by now
 		}
+
 		if errs.Is(err, errs.NotFound) {
 			// Who has it open keeps a node that nobody else can open any more.
 			if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 				return true
 			}
 		}
+
 		if f != nil {
 			f.Close()
 		}
 		if ctx.Err() != nil || time.Now().After(deadline) {
 			return false
 		}
+
 		w.wait(min(50*time.Millisecond, time.Until(deadline)))
 	}
 }
@@ -220,6 +228,7 @@ func Devices(parent string) ([]string, error) {
 			out = append(out, c)
 		}
 	}
+
 	names, err := readNames(Device(parent))
 	if err == nil {
 		for _, n := range names {
@@ -231,18 +240,22 @@ func Devices(parent string) ([]string, error) {
 		}
 		return out, nil
 	}
+
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, errs.Wrap("list devices", parent, err)
 	}
+
 	paths, err := zdPaths()
 	if err != nil {
 		return nil, errs.Wrap("list devices", parent, err)
 	}
+
 	for _, p := range paths {
 		if name, err := nameAt(p); err == nil { // else gone meanwhile
 			add(name)
 		}
 	}
+
 	return out, nil
 }
 
@@ -285,6 +298,7 @@ func (w *watch) on(dir string) {
 	if w.fd < 0 || w.dir == dir {
 		return
 	}
+
 	for ; dir != "/"; dir = filepath.Dir(dir) {
 		if w.dir == dir {
 			return
@@ -302,14 +316,17 @@ func (w *watch) wait(d time.Duration) {
 	if d <= 0 {
 		return
 	}
+
 	if w.fd < 0 {
 		time.Sleep(min(d, 20*time.Millisecond))
 		return
 	}
+
 	fds := []unix.PollFd{{Fd: int32(w.fd), Events: unix.POLLIN}}
 	if n, err := unix.Poll(fds, int(max(d.Milliseconds(), 1))); err != nil || n == 0 {
 		return
 	}
+
 	var buf [4096]byte
 	for {
 		if n, err := unix.Read(w.fd, buf[:]); err != nil || n < len(buf) {

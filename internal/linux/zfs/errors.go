@@ -141,15 +141,18 @@ func Classify(op string, f *run.Failure) error {
 			break
 		}
 	}
+
 	// The usage that follows a complaint about options is long.
 	if head, _, ok := strings.Cut(text, "\nusage:"); ok {
 		text = head
 	}
+
 	c.text = (&run.Failure{Err: f.Err, Stderr: text}).Error()
 	if text != "" {
 		lines := strings.Split(text, "\n")
 		c.text = strings.Join(lines[:min(len(lines), 3)], "; ")
 	}
+
 	e.Err = c
 	return e
 }

@@ -23,6 +23,7 @@ func CheckDataset(name string) error {
 	case !letter(name[0]):
 		return bad("a pool's name begins with a letter")
 	}
+
 	for c := range strings.SplitSeq(name, "/") {
 		if c == "" || c == "." || c == ".." {
 			return bad("%q is not a part of a dataset's name", c)
@@ -34,6 +35,7 @@ func CheckDataset(name string) error {
 			return bad("%q cannot be in a dataset's name", c[i:])
 		}
 	}
+
 	return nil
 }
 

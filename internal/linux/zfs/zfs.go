@@ -110,6 +110,7 @@ func parseTextRows(op, out string, columns int) ([][]string, error) {
 			return nil, errs.New(errs.Damaged, op, "", "a row has %d columns, not %d: %q", len(row), columns, line)
 		}
 	}
+
 	return rows, nil
 }
 
@@ -148,6 +149,7 @@ func bounded(
 	if err := ctx.Err(); err != nil {
 		return nil, errs.Wrap(op, "", err)
 	}
+
 	runs.Add(1)
 	limited, cancel := context.WithTimeout(ctx, limit)
 	type result struct {
@@ -160,6 +162,7 @@ func bounded(
 		out, err := fn(limited)
 		done <- result{out, err}
 	}()
+
 	var r result
 	select {
 	case r = <-done:
@@ -175,6 +178,7 @@ func bounded(
 	if r.err == nil {
 		return r.out, nil
 	}
+
 	var f *run.Failure
 	switch {
 	case errors.As(r.err, &f):
@@ -184,6 +188,7 @@ func bounded(
 	case errs.Is(r.err, errs.Canceled) && ctx.Err() != nil:
 		return nil, &errs.Error{Kind: errs.Canceled, Op: op, Err: ctx.Err()}
 	}
+
 	return nil, r.err
 }
 
@@ -211,13 +216,16 @@ func PoolState(pool string) (string, error) {
 	if err == nil {
 		return strings.TrimSpace(string(b)), nil
 	}
+
 	if _, err := os.Stat("/proc/spl/kstat/zfs"); err != nil {
 		return "", errs.New(errs.Unsupported, "open zpool", pool, "this kernel has no ZFS loaded").WithHint(modulesHint)
 	}
+
 	if errors.Is(err, os.ErrNotExist) {
 		return "", errs.New(errs.NotFound, "open zpool", pool,
 			"it is not imported").WithHint("`zpool import %s`; `zpool list` shows those that are", pool)
 	}
+
 	return "", errs.Wrap("open zpool", pool, err)
 }
 
@@ -278,6 +286,7 @@ func Copy(ctx context.Context, send, receive []string, progress func(n int64)) e
 	defer timer.Stop()
 	runs.Add(1) // bounded counts the other
 	const op = "zfs send"
+
 	// Not bounded by time: what the kernel does at the end of a stream ends too.
 	_, err := bounded(ctx, 1<<62, op, func(ctx context.Context) ([]byte, error) {
 		return nil, run.Pipe(ctx, append([]string{string(ZFS), "send"}, send...),
@@ -291,6 +300,7 @@ func Copy(ctx context.Context, send, receive []string, progress func(n int64)) e
 	if err != nil && context.Cause(ctx) == error(stuck) {
 		return stuck
 	}
+
 	return err
 }
 

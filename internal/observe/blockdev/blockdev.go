@@ -98,6 +98,7 @@ func List() ([]Device, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []Device
 	for _, link := range dirs {
 		var major, minor uint32
@@ -110,6 +111,7 @@ func List() ([]Device, error) {
 		}
 		out = append(out, d)
 	}
+
 	slices.SortFunc(out, func(a, b Device) int { return strings.Compare(a.Name, b.Name) })
 	return out, nil
 }
@@ -119,12 +121,14 @@ func describe(dir string, number uint64) (Device, error) {
 	if _, err := os.Stat(filepath.Join(dir, "stat")); err != nil {
 		return Device{}, err
 	}
+
 	queue := dir
 	if _, err := os.Stat(filepath.Join(dir, "partition")); err == nil {
 		d.Kind = Partition
 		d.StartBytes = d.number("start") * sectorBytes
 		queue = filepath.Dir(dir) // a partition's queue is its disk's
 	}
+
 	q := Device{dir: queue}
 	d.VolatileCache = q.text("queue/write_cache") == "write back"
 	d.FUA = q.text("queue/fua") == "1"
@@ -140,10 +144,12 @@ func describe(dir string, number uint64) (Device, error) {
 			d.AlignOffset = n
 		}
 	}
+
 	d.Transport = transport(queue)
 	if d.Kind == Partition {
 		return d, nil
 	}
+
 	switch {
 	case strings.HasPrefix(d.Name, "loop"):
 		d.Kind = Loop
@@ -163,6 +169,7 @@ func describe(dir string, number uint64) (Device, error) {
 	default:
 		d.Kind = Other
 	}
+
 	return d, nil
 }
 
@@ -172,6 +179,7 @@ func transport(dir string) string {
 	if err != nil {
 		real = dir
 	}
+
 	for _, t := range []struct{ part, name string }{
 		{"/nvme", "nvme"}, {"/virtio", "virtio"}, {"/mmc", "mmc"}, {"/ata", "ata"}, {"/usb", "usb"}, {"/xen",
 			"xen"}, {"/vbd-", "xen"},
@@ -181,6 +189,7 @@ func transport(dir string) string {
 			return t.name
 		}
 	}
+
 	return ""
 }
 
@@ -227,6 +236,7 @@ func (d Device) Below() ([]Device, error) {
 		}
 		return []Device{x}, nil
 	}
+
 	slaves, err := os.ReadDir(filepath.Join(d.dir, "slaves"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
@@ -234,6 +244,7 @@ func (d Device) Below() ([]Device, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []Device
 	for _, s := range slaves {
 		x := Device{dir: filepath.Join(d.dir, "slaves", s.Name())}
@@ -246,6 +257,7 @@ func (d Device) Below() ([]Device, error) {
 		}
 		out = append(out, x)
 	}
+
 	return out, nil
 }
 
@@ -262,6 +274,7 @@ func (d Device) Above() ([]Device, error) {
 			dirs = append(dirs, strings.TrimSuffix(f, "/partition"))
 		}
 	}
+
 	var out []Device
 	for _, dir := range dirs {
 		var major, minor uint32
@@ -277,6 +290,7 @@ func (d Device) Above() ([]Device, error) {
 		}
 		out = append(out, x)
 	}
+
 	return out, nil
 }
 
@@ -292,16 +306,19 @@ func (d Device) HiddenCache() string {
 		// The driver claims a volatile cache for every file that can be synced (drivers/block/loop.c).
 		return "what is written to its file stays in memory until it is flushed"
 	}
+
 	claims, _ := filepath.Glob(filepath.Join(d.dir, "device/scsi_disk/*/cache_type"))
 	for _, name := range append(claims, filepath.Join(d.dir, "cache_type")) { // the last: virtio
 		if text, err := os.ReadFile(name); err == nil && strings.HasPrefix(string(text), "write back") {
 			return "the device says that it has a volatile cache (cache_type " + strings.TrimSpace(string(text)) + ")"
 		}
 	}
+
 	if d.FUA && d.Kind == Disk {
 		// The kernel gives FUA only to what has a cache to write through, and keeps it when the cache is overridden.
 		return "it can write through a volatile cache (FUA)"
 	}
+
 	return ""
 }
 
@@ -339,6 +356,7 @@ func parseStat(text string) (Stat, error) {
 	if len(f) < 11 {
 		return Stat{}, fmt.Errorf("%d fields of block statistics, at least 11 expected", len(f))
 	}
+
 	n := make([]int64, 17)
 	for i := range min(len(f), len(n)) {
 		v, err := strconv.ParseUint(f[i], 10, 64)
@@ -347,6 +365,7 @@ func parseStat(text string) (Stat, error) {
 		}
 		n[i] = int64(v)
 	}
+
 	ms := func(v int64) time.Duration { return time.Duration(v) * time.Millisecond }
 	s := Stat{
 		Reads: n[0], ReadBytes: n[2] * sectorBytes, ReadTime: ms(n[3]),
@@ -355,9 +374,11 @@ func parseStat(text string) (Stat, error) {
 		Discards: n[11], DiscardedBytes: n[13] * sectorBytes, DiscardTime: ms(n[14]),
 		Flushes: n[15], FlushTime: ms(n[16]),
 	}
+
 	if len(f) < 16 {
 		s.Flushes = -1
 	}
+
 	return s, nil
 }
 

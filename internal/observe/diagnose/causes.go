@@ -81,9 +81,11 @@ func (w *watch) causes() {
 			perSync = float64(f.requests) / float64(t.here.n)
 		}
 	}
+
 	if w.file != 0 && !slices.Contains(files, w.stack.Path) {
 		files = append(files, w.stack.Path)
 	}
+
 	w.fragments(files, perSync)
 	slices.SortStableFunc(w.report.Causes, func(a, b Cause) int { return cmp.Compare(b.score, a.score) })
 	for i := range w.report.Causes {
@@ -97,6 +99,7 @@ func (w *watch) arrival() {
 	if t == nil || len(t.flight.devices) == 0 || t.here.n < 50 {
 		return
 	}
+
 	top, f := t.top()
 	line := fmt.Sprintf("while %d syncs of files here were recorded, %s was given %d flushes", t.here.n, top, f.flushes)
 	for i, c := range w.report.Causes {
@@ -104,19 +107,23 @@ func (w *watch) arrival() {
 			w.report.Causes[i].Evidence = append(c.Evidence, line)
 		}
 	}
+
 	threads := 0
 	for key, p := range t.procs {
 		if key.rel == Here {
 			threads += len(p.tids)
 		}
 	}
+
 	volatile := slices.ContainsFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Device.VolatileCache })
+
 	// Threads that sync at once share a flush; f.bytes: what has nothing to write
 	// needs none.
 	if !volatile || slices.ContainsFunc(w.report.Causes, func(c Cause) bool { return c.score == scoreLie }) ||
 		f.bytes == 0 || float64(f.flushes) >= 0.05*float64(t.here.n)/float64(max(threads, 1)) {
 		return
 	}
+
 	w.report.Causes = append(w.report.Causes, Cause{
 		Code: "flushes-missing", Share: -1, Confidence: Likely, Title: "syncs end, and hardly a flush reaches " + top + ": what was synced may be lost with the power",
 		Evidence: []string{line}, Next: []string{"`pando bench sync " + w.benchPath() + "` shows at which layer they end"}, score: scoreLie,
@@ -149,32 +156,38 @@ func (w *watch) throttled() {
 	if t == nil {
 		return
 	}
+
 	seen := map[limit]bool{}
 	for key, p := range t.procs {
 		if key.rel != Here {
 			continue
 		}
+
 		for _, l := range limitsOf(p.groups) {
 			i := slices.IndexFunc(w.stack.Devices(), func(x stackLayer) bool { return x.Device.ID() == l.device })
 			if i < 0 || seen[l] {
 				continue
 			}
+
 			seen[l] = true
 			io, was := w.stop.groups[ioKey{l.dir, l.device}], w.start.groups[ioKey{l.dir, l.device}]
 			used := float64(io.bytes - was.bytes)
 			if l.what == "requests" {
 				used = float64(io.requests - was.requests)
 			}
+
 			used /= max(w.elapsed.Seconds(), 1e-3)
 			const close = 0.7
 			if used < close*float64(l.perSecond) {
 				continue
 			}
+
 			device := w.stack.Devices()[i]
 			share := 1.0
 			if place, _ := t.deviceOf(device.Device.Number); place >= 0 {
 				share = 1 - w.share(t.flight.of(place, sumBusy))
 			}
+
 			w.measured(Cause{
 				Code: "cgroup-limit", Share: share, Title: fmt.Sprintf("%s is held back by a limit on its control group: %d %s "+
 					"a second to %s", p.command, l.perSecond, l.what, device.Name),
@@ -207,9 +220,11 @@ func (w *watch) heldBack() {
 	if z := w.zfs; z != nil {
 		w.heldBackZFS(z)
 	}
+
 	if w.dirty == nil {
 		return
 	}
+
 	type one struct {
 		key dirtyKey
 		*pauses
@@ -218,10 +233,12 @@ func (w *watch) heldBack() {
 	for key, p := range w.dirty.paused {
 		list = append(list, one{key, p})
 	}
+
 	slices.SortFunc(list, func(a, b one) int { return cmp.Compare(b.total, a.total) })
 	if len(list) == 0 {
 		return
 	}
+
 	var evidence []string
 	here := time.Duration(0)
 	for _, x := range list {
@@ -235,6 +252,7 @@ func (w *watch) heldBack() {
 			here += x.total
 		}
 	}
+
 	const page = 4096
 	evidence = append(evidence,
 		fmt.Sprintf("when it waited last, %d MiB of what is dirty were for this device, and the kernel aims for %d MiB; "+
@@ -244,6 +262,7 @@ func (w *watch) heldBack() {
 		Next: []string{"`grep -E 'Dirty|Writeback' /proc/meminfo`",
 			"`sysctl vm.dirty_ratio vm.dirty_background_ratio`, and /sys/class/bdi/" + list[0].key.bdi + "/max_ratio", "sync the writer more often, so that less piles up, or write with direct I/O"},
 	}
+
 	syncs := time.Duration(w.report.Syncs.Mean * float64(w.report.Syncs.Count) * 1e9)
 	switch {
 	case here > 0 && w.report.Syncs.Count > 0:
@@ -267,6 +286,7 @@ func (w *watch) heldBackZFS(z *zfsFacts) {
 			evidence = append(evidence, fmt.Sprintf("%s grew by %d (of all zpools)", name, n))
 		}
 	}
+
 	if evidence != nil {
 		w.possible(Cause{
 			Code: "dirty-throttle", Title: "ZFS holds writers back: more is dirty than its limits want", Evidence: evidence, score: scoreHeld,
@@ -282,15 +302,18 @@ func (w *watch) neighbours() {
 	if t == nil {
 		return
 	}
+
 	best, share := -1, 0.0
 	for i := range t.flight.devices {
 		if s := w.share(t.flight.of(i, sumOthers)); s > share {
 			best, share = i, s
 		}
 	}
+
 	if best < 0 {
 		return
 	}
+
 	d := t.flight.devices[best]
 	var evidence []string
 	who := ""
@@ -301,6 +324,7 @@ func (w *watch) neighbours() {
 		}
 		return s + ")"
 	}
+
 	for _, p := range w.report.Syncs.Processes {
 		if p.Relation == Here || len(evidence) >= 4 {
 			continue
@@ -311,10 +335,12 @@ func (w *watch) neighbours() {
 		}
 		evidence = append(evidence, fmt.Sprintf("%s syncs %s %.0f times a second", n, p.File, p.PerSecond))
 	}
+
 	for _, x := range w.report.Writers {
 		if x.Here || len(evidence) >= 8 || x.Requests < 1 {
 			continue
 		}
+
 		n := x.Name
 		switch x.Kind {
 		case "process":
@@ -328,14 +354,18 @@ func (w *watch) neighbours() {
 			}
 			n = "control group " + x.Name
 		}
+
 		if who == "" {
 			who = n
 		}
+
 		evidence = append(evidence, fmt.Sprintf("%s: %.0f requests and %.0f flushes a second", n, x.Requests, x.Flushes))
 	}
+
 	if who == "" {
 		who = "others"
 	}
+
 	evidence = append(evidence, fmt.Sprintf("%s of the time of the syncs %s worked for others", percent(share), d.name))
 	w.measured(Cause{
 		Code: "neighbour", Share: share, Title: "others keep " + d.name + " busy: " + who, Evidence: evidence,
@@ -359,16 +389,19 @@ func (w *watch) crowd() {
 		groups[p.CGroup] += p.Sampled
 		all += p.Sampled
 	}
+
 	const most = 0.5
 	if len(groups) < 2 || all == 0 || float64(groups[busiest.CGroup]) < most*float64(all) {
 		return
 	}
+
 	part := float64(groups[busiest.CGroup]) / float64(all)
 	c := Cause{
 		Code: "crowd", Title: fmt.Sprintf("%d control groups sync here; %s of the syncs are those of %s", len(groups),
 			percent(part), busiest.CGroup), score: scoreCrowd * part,
 		Next: []string{"`pando diagnose` of the directory of one of them says what the others cost it"},
 	}
+
 	for _, p := range w.report.Syncs.Processes {
 		if p.Relation == Here && len(c.Evidence) < 5 {
 			c.Evidence = append(c.Evidence,
@@ -376,6 +409,7 @@ func (w *watch) crowd() {
 					p.CGroup, p.File, p.PerSecond, seconds(p.Mean)))
 		}
 	}
+
 	w.possible(c)
 }
 
@@ -396,9 +430,11 @@ func (w *watch) discards() {
 			best, share, d = x.Name, s, x
 		}
 	}
+
 	if best == "" {
 		return
 	}
+
 	took := w.stop.devices[best].Minus(w.start.devices[best]).DiscardTime
 	busy := took.Seconds() / max(w.elapsed.Seconds(), 1e-3)
 	c := Cause{
@@ -409,6 +445,7 @@ func (w *watch) discards() {
 		Next: []string{"`fstrim` at a quiet time, instead of now or of the mount option discard",
 			"`systemctl list-timers fstrim.timer`"},
 	}
+
 	if t != nil {
 		var keys []senderKey
 		for key, s := range t.senders {
@@ -423,6 +460,7 @@ func (w *watch) discards() {
 				key.pid, s.discards))
 		}
 	}
+
 	switch {
 	case share >= leastShare:
 		w.measured(c)
@@ -455,6 +493,7 @@ func (w *watch) slowParts() {
 	if t == nil || t.here.n == 0 {
 		return
 	}
+
 	mean := t.here.mean()
 	logs := slices.ContainsFunc(w.stack.Devices(), func(l stackLayer) bool { return l.Role == "log" })
 	for i, d := range t.flight.devices {
@@ -463,6 +502,7 @@ func (w *watch) slowParts() {
 		if x < 0 || l < 0 {
 			continue
 		}
+
 		device, r := w.stack.Devices()[l].Device, w.report.Devices[x]
 		busy := w.share(t.flight.of(i, sumBusy))
 		at := min(busy, w.share(placeDepths+d.depth)) // and nothing was waiting further down
@@ -472,6 +512,7 @@ func (w *watch) slowParts() {
 		if device.Rotational && device.Kind == blockdev.Disk && device.Transport != "virtio" {
 			long = slowSpinning
 		}
+
 		switch {
 		case logs && r.Role == "log" && mean >= slowLayer && busy >= 0.3:
 			w.measured(Cause{
@@ -508,6 +549,7 @@ func (w *watch) slowParts() {
 			})
 		}
 	}
+
 	if above := w.share(placeNowhere); mean >= 5*slowLayer && above >= 0.5 {
 		w.measured(Cause{
 			Code: "above-devices", Share: above * 0.6, Title: "syncs wait above the devices: for the journal, for each " +
@@ -544,6 +586,7 @@ func (w *watch) queues() {
 		if d.Queue < deepQueue || d.Busy < 0.6 || d.Kind == string(blockdev.Partition) {
 			continue
 		}
+
 		share := 0.0
 		if t != nil {
 			share = d.SyncShare * (1 - 1/d.Queue)
@@ -551,6 +594,7 @@ func (w *watch) queues() {
 		if best != nil && share <= best.Share {
 			continue
 		}
+
 		best = &Cause{
 			Code: "deep-queue", Share: share, Title: fmt.Sprintf("the queue of %s is deep: a sync waits behind %.0f other "+
 				"requests", d.Name, d.Queue),
@@ -564,6 +608,7 @@ func (w *watch) queues() {
 				"give bulk work fewer requests at once, or the idle class: `ionice -c 3`"},
 		}
 	}
+
 	switch {
 	case best == nil:
 	case w.total() > 0:
@@ -590,10 +635,12 @@ func (w *watch) commits() {
 			})
 		}
 	}
+
 	z := w.zfs
 	if z == nil {
 		return
 	}
+
 	var n int
 	var most, sum, dirty int64
 	for _, t := range readTxgs(z.pool) {
@@ -603,6 +650,7 @@ func (w *watch) commits() {
 		n++
 		most, sum, dirty = max(most, t.sync), sum+t.sync, max(dirty, t.dirty)
 	}
+
 	if time.Duration(most) >= slowTxg {
 		busy := min(1, float64(sum)/float64(max(w.elapsed, 1)))
 		w.possible(Cause{
@@ -623,6 +671,7 @@ func (w *watch) starved() {
 		delay += d.last - d.first
 		whole += d.till.Sub(d.since)
 	}
+
 	if whole > 0 {
 		share := float64(delay) / float64(whole)
 		w.measured(Cause{
@@ -632,6 +681,7 @@ func (w *watch) starved() {
 			Next: []string{"`cat /proc/pressure/cpu`", "`uptime`: more runs here than there are processors for"},
 		})
 	}
+
 	if s := w.report.Host.Steal; s >= leastShare {
 		w.measured(Cause{
 			Code: "steal", Share: s, Title: "the hypervisor gives this machine's processors to others",
@@ -639,11 +689,13 @@ func (w *watch) starved() {
 				percent(s))}, Next: []string{"`vmstat 1 5` (column st)", "ask for a host that is less full"},
 		})
 	}
+
 	share := w.report.Host.MemoryPressure
 	var evidence []string
 	if share > 0 {
 		evidence = append(evidence, "some task waited for memory "+percent(share)+" of the time")
 	}
+
 	for _, p := range w.report.Syncs.Processes {
 		if p.Relation == Here && p.MemoryPressure > 0 {
 			evidence = append(evidence, fmt.Sprintf("tasks of control group %s waited for memory %s of the time", p.CGroup,
@@ -651,6 +703,7 @@ func (w *watch) starved() {
 			share = max(share, p.MemoryPressure)
 		}
 	}
+
 	grown := false
 	for path, was := range w.start.fails {
 		var n int64
@@ -659,6 +712,7 @@ func (w *watch) starved() {
 			evidence = append(evidence, fmt.Sprintf("%s grew by %d", path, n-was))
 		}
 	}
+
 	switch {
 	case share >= leastShare:
 		w.measured(Cause{Code: "memory", Share: share, Title: "memory is short", Evidence: evidence,
@@ -702,6 +756,7 @@ func (w *watch) verdict() {
 	default:
 		r.Verdict = figures
 	}
+
 	if len(r.Causes) == 0 {
 		if s.Count > 0 || w.tracer == nil {
 			r.Verdict += "; nothing stands out"
@@ -710,6 +765,7 @@ func (w *watch) verdict() {
 	} else {
 		r.Verdict += "; first: " + r.Causes[0].Title
 	}
+
 	if r.Interrupted {
 		r.Verdict = fmt.Sprintf("interrupted after %.1f s: %s", w.elapsed.Seconds(), r.Verdict)
 	}

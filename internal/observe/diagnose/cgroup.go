@@ -44,6 +44,7 @@ func parseGroups(text string) (g cgroups) {
 		if f[0] == "0" && f[1] == "" {
 			g.unified = f[2]
 		}
+
 		for c := range strings.SplitSeq(f[1], ",") {
 			switch c {
 			case "blkio":
@@ -53,6 +54,7 @@ func parseGroups(text string) (g cgroups) {
 			}
 		}
 	}
+
 	return g
 }
 
@@ -64,6 +66,7 @@ var groupRoots = sync.OnceValue(func() (h hierarchies) {
 	if err != nil {
 		return h
 	}
+
 	for _, m := range table {
 		switch {
 		case m.FSType == "cgroup2" && h.unified == "":
@@ -74,6 +77,7 @@ var groupRoots = sync.OnceValue(func() (h hierarchies) {
 			h.memory = m.Point
 		}
 	}
+
 	return h
 })
 
@@ -96,6 +100,7 @@ func readGroupIO(devices map[string]bool) map[ioKey]groupIO {
 		if root == "" {
 			return
 		}
+
 		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || !d.IsDir() {
 				return nil // gone meanwhile
@@ -107,6 +112,7 @@ func readGroupIO(devices map[string]bool) map[ioKey]groupIO {
 			return nil
 		})
 	}
+
 	walk(h.unified, func(dir string) {
 		for dev, io := range parseIOStat(slurp(dir + "/io.stat")) {
 			if devices[dev] {
@@ -114,6 +120,7 @@ func readGroupIO(devices map[string]bool) map[ioKey]groupIO {
 			}
 		}
 	})
+
 	walk(h.blkio, func(dir string) {
 		bytes := parseBlkio(slurp(dir + "/blkio.throttle.io_service_bytes"))
 		requests := parseBlkio(slurp(dir + "/blkio.throttle.io_serviced"))
@@ -123,6 +130,7 @@ func readGroupIO(devices map[string]bool) map[ioKey]groupIO {
 			}
 		}
 	})
+
 	return out
 }
 
@@ -151,10 +159,12 @@ func parseIOStat(text string) map[string]groupIO {
 				io.requests = n
 			}
 		}
+
 		if len(f) > 1 {
 			out[f[0]] = io
 		}
 	}
+
 	return out
 }
 
@@ -195,7 +205,9 @@ func limitsOf(g cgroups) (out []limit) {
 			}
 		}
 	}
+
 	each(h.unified, g.unified, func(dir string) { out = append(out, parseIOMax(dir, slurp(dir+"/io.max"))...) })
+
 	each(h.blkio, g.blkio, func(dir string) {
 		for _, k := range [][2]string{{"blkio.throttle.write_bps_device", "bytes"},
 			{"blkio.throttle.write_iops_device", "requests"}} {
@@ -210,6 +222,7 @@ func limitsOf(g cgroups) (out []limit) {
 			}
 		}
 	})
+
 	return out
 }
 
@@ -226,6 +239,7 @@ func parseIOMax(dir, text string) (out []limit) {
 			}
 		}
 	}
+
 	return out
 }
 

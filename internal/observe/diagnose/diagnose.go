@@ -225,18 +225,22 @@ func Watch(ctx context.Context, q Request) (*Report, error) {
 	if q.For <= 0 {
 		q.For = 30 * time.Second
 	}
+
 	q.Tracker.Start("finding what is below "+q.Path, 0, 0)
 	s, err := stack.Of(ctx, q.Path)
 	if err != nil {
 		return nil, err
 	}
+
 	w := newWatch(q, s)
 	if err := w.identify(); err != nil {
 		return nil, err
 	}
+
 	if err := w.settings(ctx); err != nil {
 		return nil, err
 	}
+
 	defer w.close()
 	w.observe(ctx)
 	return w.report, nil
@@ -313,6 +317,7 @@ func (w *watch) identify() error {
 	if err := unix.Stat(w.stack.Path, &st); err != nil {
 		return errs.Wrap("diagnose", w.stack.Path, &os.PathError{Op: "stat", Path: w.stack.Path, Err: err})
 	}
+
 	w.fsDev = st.Dev
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFBLK:
@@ -321,10 +326,12 @@ func (w *watch) identify() error {
 	case unix.S_IFREG:
 		w.file = st.Ino
 	}
+
 	top := w.stack.Layers
 	if len(top) == 0 || top[0].FSType == "" {
 		return errs.New(errs.Unsupported, "diagnose", w.q.Path, "%s", w.stack.Hidden)
 	}
+
 	w.entry, w.fsType = top[0].Mount, top[0].FSType
 	return nil
 }
@@ -365,12 +372,15 @@ func (w *watch) close() {
 	if w.dirty != nil {
 		_ = w.dirty.recorder.Close()
 	}
+
 	for _, c := range w.errors {
 		_ = c.Close()
 	}
+
 	if w.uring != nil {
 		_ = w.uring.Close()
 	}
+
 	for _, s := range w.scans {
 		_ = s.dir.Close()
 	}

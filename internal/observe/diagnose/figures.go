@@ -29,13 +29,16 @@ func (w *watch) finish(ctx context.Context) {
 				"there were %d on this host; they have no system call of their own, so that who waits how long is not seen", n)
 		}
 	}
+
 	if t := w.tracer; t != nil && t.unknown > 0 {
 		w.missing("some syncs",
 			"%d of those recorded were by processes that had ended, or of files that were closed, before they could be looked at", t.unknown)
 	}
+
 	if w.zfs != nil {
 		w.lookScan(ctx, w.zfs.pool)
 	}
+
 	w.causes()
 	w.verdict()
 }
@@ -61,6 +64,7 @@ func (w *watch) syncFigures() {
 	if t == nil {
 		return
 	}
+
 	seconds, traced := w.elapsed.Seconds(), t.traced.Seconds()
 	w.report.Traced = min(seconds, traced)
 	s.Sampled, s.Mean, s.P50, s.P99, s.Max = t.here.n, t.here.mean(), t.here.quantile(0.5), t.here.quantile(0.99), float64(t.here.most)/1e9
@@ -70,14 +74,17 @@ func (w *watch) syncFigures() {
 	} else {
 		s.Count = t.estimate(traced, seconds)
 	}
+
 	if seconds > 0 {
 		s.PerSecond = float64(s.Count) / seconds
 	}
+
 	if t.here.n > 0 {
 		first := "the devices"
 		if len(t.flight.devices) > 0 {
 			first, _ = t.top()
 		}
+
 		s.Where = append(s.Where, Part{"above " + first, w.share(placeNowhere)})
 		for depth := range t.flight.depths {
 			var names []string
@@ -91,12 +98,14 @@ func (w *watch) syncFigures() {
 			}
 		}
 	}
+
 	scale := 1.0
 	if t.here.n > 0 {
 		scale = float64(s.Count) / float64(t.here.n)
 	} else if traced > 0 {
 		scale = seconds / traced
 	}
+
 	for _, p := range t.procs {
 		io, memory := -1.0, -1.0
 		if g := w.pressures[pressureDir(p.groups)]; g != nil {
@@ -109,6 +118,7 @@ func (w *watch) syncFigures() {
 			Mean:      p.hist.mean(), P50: p.hist.quantile(0.5), P99: p.hist.quantile(0.99), Max: float64(p.hist.most) / 1e9,
 		})
 	}
+
 	order := map[Relation]int{Here: 0, Filesystem: 1, Devices: 2}
 	slices.SortFunc(s.Processes, func(a, b Process) int {
 		return cmp.Or(cmp.Compare(order[a.Relation], order[b.Relation]), cmp.Compare(b.Sampled, a.Sampled),
@@ -129,6 +139,7 @@ func (t *tracer) estimate(traced, seconds float64) int64 {
 	if !t.counting.IsZero() {
 		since += time.Since(t.counting).Seconds()
 	}
+
 	for call, seen := range t.callSeen {
 		switch {
 		case seen[1] == 0:
@@ -138,6 +149,7 @@ func (t *tracer) estimate(traced, seconds float64) int64 {
 			n += float64(seen[1]) * seconds / traced
 		}
 	}
+
 	return int64(n)
 }
 
@@ -153,18 +165,22 @@ func (t *tracer) countHere() {
 			}
 		}
 	}
+
 	if len(tids) == 0 || len(tids) > mostThreads {
 		return
 	}
+
 	filter := anyOf("common_pid", tids)
 	if filter == t.countFilter {
 		return
 	}
+
 	t.countFilter = filter
 	t.counted(false)
 	if !t.counting.IsZero() {
 		t.since += time.Since(t.counting)
 	}
+
 	t.closeCounters()
 	t.counting = time.Now()
 	for _, c := range syncCalls {
@@ -188,9 +204,11 @@ func (t *tracer) counted(peek bool) map[string]int64 {
 		}
 		out[c] = t.countedSoFar[c] + n
 	}
+
 	if !peek {
 		t.countedSoFar = out
 	}
+
 	return out
 }
 
@@ -221,17 +239,20 @@ func (w *watch) deviceFigures() {
 			}
 			d.Busy, d.Queue = min(1, s.BusyTime.Seconds()/seconds), s.QueueTime.Seconds()/seconds
 		}
+
 		if c := w.errors[l.Name]; c != nil {
 			if n, err := c.Read(); err == nil {
 				d.Errors = int64(n)
 			}
 		}
+
 		if t := w.tracer; t != nil {
 			if i, _ := t.deviceOf(l.Device.Number); i >= 0 {
 				d.SyncShare, d.FlushShare, d.OthersShare = w.share(t.flight.of(i, sumBusy)), w.share(t.flight.of(i,
 					sumFlush)), w.share(t.flight.of(i, sumOthers))
 			}
 		}
+
 		w.report.Devices = append(w.report.Devices, d)
 	}
 }
@@ -260,6 +281,7 @@ func (w *watch) bottom(name string) bool {
 		}
 		return true
 	}
+
 	return false
 }
 
@@ -288,6 +310,7 @@ func (w *watch) writerFigures() {
 		}
 		return x
 	}
+
 	for tid, n := range w.stop.procs {
 		pid := w.stop.leaders[tid]
 		if more := n - w.start.procs[tid]; more > 0 && pid != os.Getpid() {
@@ -300,6 +323,7 @@ func (w *watch) writerFigures() {
 			}
 		}
 	}
+
 	if t := w.tracer; t != nil {
 		traced := max(t.traced.Seconds(), 1e-3)
 		for key, s := range t.senders {
@@ -311,16 +335,19 @@ func (w *watch) writerFigures() {
 			x.Flushes += float64(s.flushes) / traced
 			x.Device = key.dev.name
 		}
+
 		for _, p := range w.report.Syncs.Processes {
 			x := at(p.PID, &identity{command: p.Command, cgroup: p.CGroup})
 			x.Syncs += p.PerSecond
 			x.Here = x.Here || p.Relation == Here
 		}
 	}
+
 	var list []Writer
 	for _, x := range byPID {
 		list = append(list, *x)
 	}
+
 	weight := func(x Writer) float64 {
 		return x.Requests + x.Flushes + x.Syncs + float64(x.WrittenBytes)/seconds/4096
 	}
@@ -350,10 +377,12 @@ func (w *watch) groupWriters(seconds float64) (out []Writer) {
 			}
 		}
 	}
+
 	names := map[string]string{}
 	for _, l := range w.stack.Devices() {
 		names[l.Device.ID()] = l.Name
 	}
+
 	for key, io := range w.stop.groups {
 		was := w.start.groups[key]
 		if io.bytes <= was.bytes && io.requests <= was.requests {
@@ -368,6 +397,7 @@ func (w *watch) groupWriters(seconds float64) (out []Writer) {
 			Requests: float64(io.requests-was.requests) / seconds, Here: here[key.dir],
 		})
 	}
+
 	slices.SortFunc(out, func(a, b Writer) int {
 		return cmp.Or(cmp.Compare(b.WrittenBytes, a.WrittenBytes), strings.Compare(a.Name, b.Name),
 			strings.Compare(a.Device, b.Device))

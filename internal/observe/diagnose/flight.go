@@ -71,6 +71,7 @@ func newFlight(devices []*device) *flight {
 			}
 		}
 	}
+
 	f.sums = make([]float64, placeDepths+f.depths+sumPlaces*len(devices))
 	return f
 }
@@ -93,6 +94,7 @@ func (f *flight) advance(t uint64) {
 	if t <= f.now { // events of two processors, a little out of order
 		return
 	}
+
 	dt := float64(t - f.now)
 	f.now = t
 	deepest := -1
@@ -102,10 +104,12 @@ func (f *flight) advance(t uint64) {
 			d.settleAt(d.idle)
 			d.idle = 0
 		}
+
 		n, others := float64(len(d.inFlight)), d.othersLoad
 		if n == 0 {
 			continue
 		}
+
 		if d.above >= 0 {
 			// One of what threads of the kernel have sent is of the device above, which
 			// waits for it.
@@ -118,6 +122,7 @@ func (f *flight) advance(t uint64) {
 		} else if n-others < leastOwn {
 			continue
 		}
+
 		active |= 1 << d.depth
 		deepest = max(deepest, d.depth)
 		f.sums[f.of(i, sumBusy)] += dt
@@ -127,6 +132,7 @@ func (f *flight) advance(t uint64) {
 			f.sums[f.of(i, sumFlush)] += dt
 		}
 	}
+
 	f.sums[placeDepths+deepest] += dt // -1: placeNowhere
 }
 
@@ -137,6 +143,7 @@ func (d *device) queue(r request, rwbs string) {
 	if len(d.inFlight) >= maxInFlight {
 		d.drop(0)
 	}
+
 	d.inFlight = append(d.inFlight, r)
 	d.othersLoad += r.others
 	if r.flush {

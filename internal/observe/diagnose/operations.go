@@ -47,6 +47,7 @@ func (w *watch) prepareOperations() {
 		if l.Device == nil || l.Device.Kind != blockdev.RAID {
 			continue
 		}
+
 		path := "/sys/block/" + l.Name + "/md/"
 		w.scans = append(w.scans, scanner{ask: func() *operation {
 			action := strings.TrimSpace(slurp(path + "sync_action"))
@@ -65,6 +66,7 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 		w.missing("balance and scrub of "+l.Name, "it is not in /sys/fs/btrfs")
 		return
 	}
+
 	point := l.Mount.Point
 	w.scans = append(w.scans, scanner{ask: func() *operation {
 		now := strings.TrimSpace(slurp(dir + "/exclusive_operation"))
@@ -75,11 +77,13 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 			detail: dir + "/exclusive_operation says " + strconv.Quote(now),
 			next:   []string{"`btrfs balance status " + point + "`", "`btrfs balance pause " + point + "` until a quieter time"}}
 	}})
+
 	f, err := os.Open(point)
 	if err != nil {
 		w.missing("scrub of "+l.Name, "%v", err)
 		return
 	}
+
 	ids, _ := filepath.Glob(dir + "/devinfo/*") // the pattern is good
 	var devids []uint64
 	for _, p := range ids {
@@ -87,6 +91,7 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 			devids = append(devids, n)
 		}
 	}
+
 	w.scans = append(w.scans, scanner{dir: f, ask: func() *operation {
 		for _, id := range devids {
 			running, err := kernel.BtrfsScrubbing(f, id)
@@ -101,6 +106,7 @@ func (w *watch) prepareBtrfs(l stack.Layer) {
 						"`btrfs scrub cancel " + point + "`; it goes on with `btrfs scrub resume`"}}
 			}
 		}
+
 		return nil
 	}})
 }

@@ -43,11 +43,13 @@ func (w *watch) sample() sample {
 			w.missing("the statistics of "+l.Name, "%v", err)
 		}
 	}
+
 	for _, d := range w.besides() {
 		if st, err := d.Stat(); err == nil {
 			s.beside[d.Name] = besideStat{st, d.Backing}
 		}
 	}
+
 	denied := 0
 	for _, pid := range processes() {
 		// By thread: what a process shows has in it all of the children that it has
@@ -57,6 +59,7 @@ func (w *watch) sample() sample {
 		if err != nil {
 			continue
 		}
+
 		for _, n := range tasks {
 			b, err := os.ReadFile(dir + "/" + n.Name() + "/io")
 			if os.IsPermission(err) {
@@ -71,10 +74,12 @@ func (w *watch) sample() sample {
 			}
 		}
 	}
+
 	if denied > 0 {
 		w.missing("what processes of other users write", "/proc/PID/io of %d processes cannot be read (as root it could)",
 			denied)
 	}
+
 	s.groups = readGroupIO(numbers)
 	for line := range strings.Lines(slurp("/proc/stat")) {
 		if f := strings.Fields(line); len(f) > 8 && f[0] == "cpu" {
@@ -87,9 +92,11 @@ func (w *watch) sample() sample {
 			}
 		}
 	}
+
 	for i, what := range []string{"io", "cpu", "memory"} {
 		s.psi[i] = pressure("/proc/pressure/" + what)
 	}
+
 	return s
 }
 
@@ -100,6 +107,7 @@ func (w *watch) besides() (out []blockdev.Device) {
 	if err != nil {
 		return nil
 	}
+
 	below := w.stack.Devices()
 	for _, d := range all {
 		if d.Kind != blockdev.Loop || slices.ContainsFunc(below, func(l stack.Layer) bool {
@@ -112,6 +120,7 @@ func (w *watch) besides() (out []blockdev.Device) {
 			out = append(out, d)
 		}
 	}
+
 	return out
 }
 
@@ -156,6 +165,7 @@ func (w *watch) look() {
 			}
 		}
 	}
+
 	w.lookOperations()
 	w.readDirty()
 	if w.looks%10 == 1 {
@@ -179,19 +189,23 @@ func (w *watch) lookSeldom() {
 			h.WritebackBytes = max(h.WritebackBytes, n<<10)
 		}
 	}
+
 	if w.tracer == nil {
 		return
 	}
+
 	for key, p := range w.tracer.procs {
 		if key.rel != Here {
 			continue
 		}
+
 		const most = 256
 		for tid := range p.tids {
 			if len(w.cpu) < most || w.cpu[tid] != nil {
 				w.readDelay(p.pid, tid)
 			}
 		}
+
 		w.readPressure(pressureDir(p.groups))
 		for _, path := range memoryFails(p.groups) {
 			n, err := strconv.ParseInt(strings.TrimSpace(slurp(path)), 10, 64)
@@ -237,15 +251,18 @@ func (w *watch) readDelay(pid, tid int) {
 	if len(f) < 2 {
 		return
 	}
+
 	n, err := strconv.ParseInt(f[1], 10, 64)
 	if err != nil {
 		return
 	}
+
 	d := w.cpu[tid]
 	if d == nil {
 		d = &runDelay{first: time.Duration(n), since: time.Now()}
 		w.cpu[tid] = d
 	}
+
 	d.last, d.till = time.Duration(n), time.Now()
 }
 
@@ -282,15 +299,18 @@ func bdiName(l stack.Layer) string {
 		}
 		return ""
 	}
+
 	d, err := blockdev.Lookup(l.Mount.Dev)
 	if err != nil {
 		return ""
 	}
+
 	if d.Kind == blockdev.Partition { // writeback is the disk's
 		if below, err := d.Below(); err == nil && len(below) == 1 {
 			d = below[0]
 		}
 	}
+
 	return d.ID()
 }
 
@@ -306,15 +326,18 @@ func (w *watch) watchDirty() {
 			terms = append(terms, `bdi == "`+name+`"`)
 		}
 	}
+
 	if len(terms) == 0 {
 		return
 	}
+
 	r, err := tracepoint.NewRecorder(tracepoint.Spec{Event: "writeback:balance_dirty_pages",
 		Filter: "pause > 0 && (" + strings.Join(terms, " || ") + ")"})
 	if err != nil {
 		w.missing("writers that are held back because too much is dirty", "%v", err)
 		return
 	}
+
 	d.recorder = r
 	w.dirty = d
 }
@@ -323,10 +346,12 @@ func (w *watch) readDirty() {
 	if w.dirty == nil {
 		return
 	}
+
 	records, _, err := w.dirty.recorder.Read()
 	if err != nil {
 		return
 	}
+
 	for _, r := range records {
 		key := dirtyKey{r.PID, r.Event.String(r.Raw, "bdi")}
 		p := w.dirty.paused[key]
@@ -337,6 +362,7 @@ func (w *watch) readDirty() {
 			p = &pauses{identity: identify(r.PID)}
 			w.dirty.paused[key] = p
 		}
+
 		d := time.Duration(r.Event.Int(r.Raw, "pause")) * time.Millisecond
 		p.n++
 		p.total += d

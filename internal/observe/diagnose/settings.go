@@ -31,6 +31,7 @@ func (w *watch) settings(ctx context.Context) error {
 			w.missing("what lies below "+l.Name, "it is a program (%s): only it knows whether it passes syncs on",
 				l.Mount.Source)
 		}
+
 		if o := l.Mount.DropsSyncs(); o != "" {
 			next := "mount it without " + o
 			if strings.Contains(o, "barrier") {
@@ -41,6 +42,7 @@ func (w *watch) settings(ctx context.Context) error {
 					"what was synced is lost with the power as long as it is in a cache"},
 				next, "speed is not the question until then")
 		}
+
 		if d := l.Device; d != nil {
 			if why := d.HiddenCache(); why != "" {
 				w.lie("cache-lie", l.Name+" is said to have no volatile write cache, but "+why+": the kernel drops the flushes",
@@ -48,14 +50,17 @@ func (w *watch) settings(ctx context.Context) error {
 						"/sys/block/"+l.Name+"/queue/write_cache`")
 			}
 		}
+
 		if l.Device != nil && l.Device.Kind == blockdev.Memory {
 			w.lie("memory-only", l.Name+" is memory: what is synced there is gone with the power",
 				[]string{"the device is " + l.Name}, "put the data on a disk, or do without syncs")
 		}
 	}
+
 	if w.stack.Hidden != "" {
 		w.missing("what lies below", "%s", w.stack.Hidden)
 	}
+
 	w.zfs = w.lookZFS(ctx)
 	return ctx.Err()
 }
@@ -85,23 +90,28 @@ func (w *watch) full() {
 		if l.FSType == "" || l.Kind == stack.Network {
 			continue
 		}
+
 		var st unix.Statfs_t
 		path := l.Mount.Point
 		if l.Depth == 0 {
 			path = w.stack.Path
 		}
+
 		if err := unix.Statfs(path, &st); err != nil {
 			w.missing("the room in "+l.Name, "%v", err)
 			continue
 		}
+
 		used := st.Blocks - st.Bfree
 		if all := used + st.Bavail; all > 0 {
 			w.nearFull(l.Name, 100*float64(used)/float64(all), int64(st.Bavail)*st.Bsize, fullFrom, "`df -h "+path+"`")
 		}
+
 		if l.FSType == "btrfs" {
 			w.btrfsMetadata(l)
 		}
 	}
+
 	if z := w.zfs; z != nil && z.capacity >= 0 {
 		w.nearFull("zpool "+z.pool, float64(z.capacity), z.free, fullPoolFrom, "`zpool list -v "+z.pool+"`")
 	}
@@ -111,10 +121,12 @@ func (w *watch) nearFull(name string, percent float64, left int64, from float64,
 	if percent < from {
 		return
 	}
+
 	evidence := []string{fmt.Sprintf("%.1f %% are used, %d MiB are left", percent, left>>20)}
 	if z := w.zfs; z != nil && name == "zpool "+z.pool && z.fragmentation >= 0 {
 		evidence = append(evidence, fmt.Sprintf("its free space is fragmented to %d %%", z.fragmentation))
 	}
+
 	w.report.Causes = append(w.report.Causes, Cause{
 		Code: "near-full", Share: -1, Confidence: Possible, Title: name + " is nearly full: it takes longer to find room, " +
 			"and what is written is scattered",
@@ -130,6 +142,7 @@ func (w *watch) btrfsMetadata(l stack.Layer) {
 	if dir == "" {
 		return
 	}
+
 	number := func(name string) int64 {
 		n, _ := strconv.ParseInt(strings.TrimSpace(slurp(dir+"/allocation/"+name)), 10, 64)
 		return n
@@ -138,21 +151,25 @@ func (w *watch) btrfsMetadata(l stack.Layer) {
 	if total == 0 {
 		return
 	}
+
 	var size, allocated int64
 	for _, m := range w.stack.Layers {
 		if m.Device != nil && m.Depth == l.Depth+1 {
 			size += m.Device.SizeBytes
 		}
 	}
+
 	for _, k := range []string{"data", "metadata", "system"} {
 		allocated += number(k + "/disk_total")
 	}
+
 	reserve := number("global_rsv_size")
 	const chunk = 256 << 20
 	percent := 100 * float64(used+reserve) / float64(total)
 	if percent < 85 || size-allocated > chunk {
 		return
 	}
+
 	w.report.Causes = append(w.report.Causes, Cause{
 		Code: "metadata-full", Share: -1, Confidence: Possible, Title: l.Name + " has hardly any room for metadata: syncs " +
 			"wait until some is free",
@@ -180,6 +197,7 @@ func (w *watch) fragments(files []string, requestsPerSync float64) {
 			names = append(names, l.Device.Backing)
 		}
 	}
+
 	for _, name := range names {
 		pieces, bytes, err := piecesOf(name)
 		if err != nil {
@@ -188,9 +206,11 @@ func (w *watch) fragments(files []string, requestsPerSync float64) {
 			}
 			continue
 		}
+
 		if pieces < fragmentsFrom || bytes/pieces >= fragmentBytesFrom {
 			continue
 		}
+
 		c := Cause{
 			Code: "fragmented", Share: -1, Confidence: Possible, Title: name + " is in many pieces: a sync has many places " +
 				"to write to",
@@ -198,10 +218,12 @@ func (w *watch) fragments(files []string, requestsPerSync float64) {
 			Next: []string{"`filefrag -v " + name + " | head`",
 				"rewrite it in one go: copy it within the filesystem and rename the copy over it"}, score: scoreFragments,
 		}
+
 		if requestsPerSync > 0 {
 			c.Evidence = append(c.Evidence, fmt.Sprintf("%.1f requests reach the uppermost device for each sync",
 				requestsPerSync))
 		}
+
 		w.report.Causes = append(w.report.Causes, c)
 	}
 }
@@ -212,10 +234,13 @@ func piecesOf(name string) (pieces, bytes int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
+
 	defer f.Close()
+
 	if st, err := f.Stat(); err != nil || !st.Mode().IsRegular() {
 		return 0, 0, err
 	}
+
 	stop := errors.New("enough")
 	var end int64 = -1
 	err = extent.Scan(f, false, func(x extent.Extent) error {
@@ -225,16 +250,19 @@ func piecesOf(name string) (pieces, bytes int64, err error) {
 		if x.Physical != end {
 			pieces++
 		}
+
 		end = x.Physical + x.Length
 		bytes += x.Length
 		if pieces >= mostExtents {
 			return stop
 		}
+
 		return nil
 	})
 	if errors.Is(err, stop) {
 		err = nil
 	}
+
 	return pieces, bytes, err
 }
 
@@ -262,11 +290,13 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 		if l.Kind == stack.Zpool {
 			continue
 		}
+
 		rows, err := zfs.ZFS.Rows(ctx, 3, "get", "-Hp", "-o", "property,value,source", "sync,logbias", l.Dataset)
 		if err != nil {
 			w.missing("the settings of "+l.Dataset, "%v", err)
 			continue
 		}
+
 		for _, r := range rows {
 			switch {
 			case r[0] == "sync" && r[1] == "disabled":
@@ -283,9 +313,11 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 			}
 		}
 	}
+
 	if z == nil {
 		return nil
 	}
+
 	rows, err := zfs.Zpool.Rows(ctx, 3, "list", "-Hp", "-o", "capacity,fragmentation,free", z.pool)
 	if err != nil || len(rows) != 1 {
 		w.missing("the room in zpool "+z.pool, "%v", err)
@@ -296,9 +328,11 @@ func (w *watch) lookZFS(ctx context.Context) *zfsFacts {
 			}
 		}
 	}
+
 	for _, t := range readTxgs(z.pool) {
 		z.lastTxg = max(z.lastTxg, t.txg)
 	}
+
 	z.tx = kstat("/proc/spl/kstat/zfs/dmu_tx")
 	w.lookScan(ctx, z.pool)
 	return z
@@ -322,6 +356,7 @@ func parseScan(text, pool string) *operation {
 	if !ok {
 		return nil
 	}
+
 	line, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
 	switch {
 	case strings.HasPrefix(line, "scrub in progress"):
@@ -331,6 +366,7 @@ func parseScan(text, pool string) *operation {
 		return &operation{code: "rebuild", title: "zpool " + pool + " is writing a disk anew", detail: line,
 			next: []string{"`zpool status " + pool + "`"}}
 	}
+
 	return nil
 }
 
@@ -352,9 +388,11 @@ func parseTxgs(text string) (out []txg) {
 			head = f
 			continue
 		}
+
 		if head == nil || len(f) != len(head) {
 			continue
 		}
+
 		var t txg
 		committed := false
 		for i, h := range head {
@@ -376,10 +414,12 @@ func parseTxgs(text string) (out []txg) {
 				t.sync = n
 			}
 		}
+
 		if committed {
 			out = append(out, t)
 		}
 	}
+
 	return out
 }
 

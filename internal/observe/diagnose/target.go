@@ -35,6 +35,7 @@ func (t *tracer) target(pid, fd int) *target {
 	if x := t.targets[key]; x != nil && now.Sub(x.asked) < targetAge {
 		return x
 	}
+
 	x := t.w.target(pid, fd)
 	if x != nil {
 		x.asked = now
@@ -42,6 +43,7 @@ func (t *tracer) target(pid, fd int) *target {
 	} else {
 		delete(t.targets, key)
 	}
+
 	return x
 }
 
@@ -77,9 +79,11 @@ func (w *watch) relation(pid, fd int, name string, st *unix.Stat_t) Relation {
 			return Filesystem
 		}
 	}
+
 	if kind != unix.S_IFREG && kind != unix.S_IFDIR && kind != unix.S_IFBLK {
 		return ""
 	}
+
 	dev := st.Dev
 	if kind == unix.S_IFBLK {
 		dev = st.Rdev
@@ -87,6 +91,7 @@ func (w *watch) relation(pid, fd int, name string, st *unix.Stat_t) Relation {
 	if w.shares(dev, name) {
 		return Devices
 	}
+
 	return ""
 }
 
@@ -115,19 +120,24 @@ func (w *watch) shares(dev uint64, name string) bool {
 	if w.shared == nil {
 		w.shared = map[uint64]sharing{}
 	}
+
 	if s, known := w.shared[dev]; known && time.Since(s.asked) < sharingAge {
 		return s.yes
 	}
+
 	if len(w.shared) > 4096 {
 		clear(w.shared)
 	}
+
 	path := name
 	if d, err := blockdev.Lookup(dev); err == nil {
 		path = d.Path()
 	}
+
 	yes := false
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
+
 	if s, err := stack.Of(ctx, path); err == nil {
 		for _, l := range s.Devices() {
 			yes = yes || slices.ContainsFunc(w.stack.Devices(), func(m stack.Layer) bool {
@@ -135,6 +145,7 @@ func (w *watch) shares(dev uint64, name string) bool {
 			})
 		}
 	}
+
 	w.shared[dev] = sharing{yes, time.Now()}
 	return yes
 }
@@ -146,15 +157,18 @@ func mountDev(pid, fd int) uint64 {
 	if err != nil {
 		return 0
 	}
+
 	table, err := mount.Table(strconv.Itoa(pid))
 	if err != nil {
 		return 0
 	}
+
 	for _, m := range table {
 		if m.ID == id {
 			return m.Dev
 		}
 	}
+
 	return 0
 }
 
@@ -206,6 +220,7 @@ func (d *dsyncTracer) scan(now time.Time) {
 	if now.Before(d.next) {
 		return
 	}
+
 	begin := time.Now()
 	filter := d.find()
 	took := time.Since(begin)
@@ -213,21 +228,25 @@ func (d *dsyncTracer) scan(now time.Time) {
 	if filter == d.filter {
 		return
 	}
+
 	d.filter = filter
 	d.close()
 	if filter == "" {
 		return
 	}
+
 	var specs []tracepoint.Spec
 	for _, c := range writeCalls {
 		specs = append(specs, tracepoint.Spec{Event: "syscalls:sys_enter_" + c, Filter: filter},
 			tracepoint.Spec{Event: "syscalls:sys_exit_" + c, Filter: d.exits()})
 	}
+
 	r, err := tracepoint.NewRecorder(specs...)
 	if err != nil {
 		d.w.missing("writes to files opened with O_DSYNC or O_SYNC", "%v", err)
 		return
 	}
+
 	d.recorder = r
 	if d.off {
 		_ = r.Pause()
@@ -250,29 +269,35 @@ func (d *dsyncTracer) find() string {
 		if pid == os.Getpid() {
 			continue
 		}
+
 		dir := fmt.Sprintf("/proc/%d/fd", pid)
 		names, err := os.ReadDir(dir)
 		if err != nil {
 			continue
 		}
+
 		mine := false
 		for _, n := range names {
 			fd, err := strconv.Atoi(n.Name())
 			if err != nil {
 				continue
 			}
+
 			var st unix.Stat_t
 			if unix.Stat(dir+"/"+n.Name(), &st) != nil {
 				continue
 			}
+
 			kind := st.Mode & unix.S_IFMT
 			if kind != unix.S_IFREG && kind != unix.S_IFBLK || openFlags(pid, fd)&unix.O_DSYNC == 0 {
 				continue
 			}
+
 			if x := d.w.target(pid, fd); x != nil && x.rel != "" {
 				fds[fd], mine = true, true
 			}
 		}
+
 		if mine {
 			tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 			if err != nil {
@@ -285,9 +310,11 @@ func (d *dsyncTracer) find() string {
 			}
 		}
 	}
+
 	if len(fds) == 0 {
 		return ""
 	}
+
 	const mostTerms = 64
 	filter := anyOf("fd", fds)
 	if len(fds) > mostTerms {
@@ -296,6 +323,7 @@ func (d *dsyncTracer) find() string {
 	if len(tids) <= mostTerms {
 		return filter + " && " + anyOf("common_pid", tids)
 	}
+
 	return filter
 }
 
@@ -350,16 +378,19 @@ func processes() []int {
 	if err != nil {
 		return nil
 	}
+
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return nil
 	}
+
 	var out []int
 	for _, n := range names {
 		if pid, err := strconv.Atoi(n); err == nil {
 			out = append(out, pid)
 		}
 	}
+
 	return out
 }

@@ -125,11 +125,13 @@ func (w *watch) trace() {
 		w.missing("writers that are held back because too much is dirty; failed requests", "%v", err)
 		return
 	}
+
 	t := &tracer{
 		w: w, counters: map[string]*tracepoint.Counter{}, byNumber: map[uint64]*device{}, always: true, credit: mostCredit,
 		pending: map[int]*syncing{}, targets: map[[2]int]*target{}, pids: map[int]*identity{}, procs: map[procKey]*process{},
 		senders: map[senderKey]*sender{}, callSeen: map[string][3]int64{}, traffic: map[*device]*traffic{},
 	}
+
 	filter := t.devices()
 	var specs []tracepoint.Spec
 	add := func(name, filter string) {
@@ -139,10 +141,12 @@ func (w *watch) trace() {
 		}
 		specs = append(specs, tracepoint.Spec{Event: name, Filter: filter})
 	}
+
 	for _, c := range syncCalls {
 		add("syscalls:sys_enter_"+c, "")
 		add("syscalls:sys_exit_"+c, "")
 	}
+
 	add("syscalls:sys_enter_pwritev2", fmt.Sprintf("flags & %d", unix.RWF_DSYNC|unix.RWF_SYNC))
 	add("syscalls:sys_exit_pwritev2", "")
 	if filter != "" {
@@ -150,16 +154,19 @@ func (w *watch) trace() {
 		add("block:block_rq_complete", filter)
 		add("block:block_bio_complete", filter)
 	}
+
 	if n := w.entry.Dev; w.fsType == "ext4" && n != 0 {
 		for _, name := range []string{"jbd2:jbd2_start_commit", "jbd2:jbd2_end_commit"} {
 			add(name, fmt.Sprintf("dev == %d", tracepoint.KernelDev(n)))
 		}
 	}
+
 	r, err := tracepoint.NewRecorder(specs...)
 	if err != nil {
 		w.missing("who syncs here, how long syncs take, and where that time goes", "%v", err)
 		return
 	}
+
 	t.recorder = r
 	t.on, t.last = true, time.Now()
 	t.from = monotonic()
@@ -169,6 +176,7 @@ func (w *watch) trace() {
 	w.tracer = t
 	w.watchDirty()
 	w.countErrors()
+
 	if _, err := tracepoint.Lookup("io_uring:io_uring_submit_req"); err == nil {
 		const opFsync = 3
 		if c, err := tracepoint.Count("io_uring:io_uring_submit_req", fmt.Sprintf("opcode == %d", opFsync),
@@ -190,14 +198,17 @@ func (t *tracer) devices() string {
 			terms = append(terms, fmt.Sprintf("dev == %d", k))
 		}
 	}
+
 	all, err := blockdev.List()
 	if err != nil {
 		t.w.missing("partitions beside those below the path", "%v", err)
 	}
+
 	for _, l := range t.w.stack.Devices() {
 		if l.Device.Kind == blockdev.Partition {
 			continue
 		}
+
 		d := &device{name: l.Name, depth: l.Depth}
 		list = append(list, d)
 		t.traffic[d] = &traffic{}
@@ -211,6 +222,7 @@ func (t *tracer) devices() string {
 			}
 		}
 	}
+
 	t.flight = newFlight(list)
 	return strings.Join(terms, " || ")
 }
@@ -238,6 +250,7 @@ func (t *tracer) step(now time.Time) {
 		t.traced += now.Sub(t.last)
 		t.read(false)
 	}
+
 	t.last = now
 	switch {
 	case t.on && t.credit < 0 && (!t.waiting() || t.held >= mostHold):
@@ -285,17 +298,20 @@ func (t *tracer) read(all bool) {
 		t.w.missing("part of the events", "%v", err)
 		return
 	}
+
 	if lost > t.lost { // what is open may have ended unseen
 		t.lost = lost
 		clear(t.pending)
 		t.flight.reset(t.flight.now)
 	}
+
 	t.credit -= float64(len(records))
 	if more := t.dsync.read(); len(more)+len(t.young) > 0 {
 		t.credit -= float64(len(more))
 		records = slices.Concat(t.young, records, more)
 		slices.SortStableFunc(records, func(a, b tracepoint.Record) int { return cmp.Compare(a.Time, b.Time) })
 	}
+
 	t.young = nil
 	for i := range records {
 		if records[i].Time < t.from {
@@ -307,6 +323,7 @@ func (t *tracer) read(all bool) {
 		}
 		t.take(&records[i])
 	}
+
 	t.forget()
 }
 
@@ -335,15 +352,19 @@ func (t *tracer) take(r *tracepoint.Record) {
 		}
 		return
 	}
+
 	if t.commits.take(r) {
 		return
 	}
+
 	d := t.byNumber[uint64(e.Int(r.Raw, "dev"))]
 	if d == nil {
 		return
 	}
+
 	sector, count := uint64(e.Int(r.Raw, "sector")), uint64(uint32(e.Int(r.Raw, "nr_sector")))
 	t.flight.advance(r.Time)
+
 	switch name {
 	case "block_bio_queue":
 		t.queued(r, d, sector, count)
@@ -363,6 +384,7 @@ func (t *tracer) queued(r *tracepoint.Record, d *device, sector, count uint64) {
 	if who.command == "" {
 		who.command = r.Event.String(r.Raw, "comm")
 	}
+
 	f := t.traffic[d]
 	flush, write := strings.Contains(rwbs, "F"), strings.Contains(rwbs, "W")
 	f.requests++
@@ -370,20 +392,24 @@ func (t *tracer) queued(r *tracepoint.Record, d *device, sector, count uint64) {
 	if write {
 		bytes = int64(count) * 512
 	}
+
 	f.bytes += bytes
 	if flush {
 		f.flushes++
 	}
+
 	if who.kernel {
 		f.kernelBytes += bytes
 		if flush {
 			f.kernelFlushes++
 		}
 	}
+
 	key := senderKey{r.PID, d}
 	if who.kernel {
 		key.pid = 0
 	}
+
 	s := t.senders[key]
 	if s == nil && len(t.senders) < mostSenders {
 		s = &sender{identity: who}
@@ -392,6 +418,7 @@ func (t *tracer) queued(r *tracepoint.Record, d *device, sector, count uint64) {
 		}
 		t.senders[key] = s
 	}
+
 	if s != nil {
 		s.requests++
 		s.bytes += bytes
@@ -402,6 +429,7 @@ func (t *tracer) queued(r *tracepoint.Record, d *device, sector, count uint64) {
 			s.discards++
 		}
 	}
+
 	d.queue(request{at: r.Time, kernel: who.kernel, sector: sector, count: count, others: t.others(who, r.PID, d, flush)},
 		rwbs)
 }
@@ -418,12 +446,14 @@ func (t *tracer) others(who *identity, pid int, d *device, flush bool) float64 {
 		}
 		return 1
 	}
+
 	var above *traffic
 	for _, x := range t.flight.devices {
 		if x.depth < d.depth && (above == nil || t.traffic[x].bytes > above.bytes) {
 			above = t.traffic[x]
 		}
 	}
+
 	f := t.traffic[d]
 	switch {
 	case above == nil:
@@ -438,6 +468,7 @@ func (t *tracer) others(who *identity, pid int, d *device, flush bool) float64 {
 	case f.kernelBytes > 0:
 		return max(0, 1-float64(above.bytes)/float64(f.kernelBytes))
 	}
+
 	return 0
 }
 
@@ -451,21 +482,25 @@ func (t *tracer) enter(r *tracepoint.Record, call string) {
 		t.callSeen[call] = seen
 		return
 	}
+
 	if target.rel == Here {
 		seen[1]++
 	} else if t.procs[procKey{r.PID, Here}] != nil {
 		seen[2]++
 	}
+
 	t.callSeen[call] = seen
 	if target.rel == "" || (call == "write" || strings.HasPrefix(call, "pwrite")) && !target.durable &&
 		call != "pwritev2" {
 		return
 	}
+
 	t.flight.advance(r.Time)
 	s := &syncing{call: call, start: r.Time, t: target, pid: r.PID}
 	if target.rel == Here {
 		s.sums = slices.Clone(t.flight.sums)
 	}
+
 	t.pending[r.TID] = s
 }
 
@@ -473,10 +508,12 @@ func (t *tracer) exit(r *tracepoint.Record, s *syncing) {
 	if strings.TrimPrefix(r.Event.Name, "syscalls:sys_exit_") != s.call {
 		return
 	}
+
 	delete(t.pending, r.TID)
 	if r.Time < s.start {
 		return
 	}
+
 	took := r.Time - s.start
 	key := procKey{s.pid, s.t.rel}
 	p := t.procs[key]
@@ -488,14 +525,18 @@ func (t *tracer) exit(r *tracepoint.Record, s *syncing) {
 			tids: map[int]bool{}}
 		t.procs[key] = p
 	}
+
 	p.hist.add(took)
 	if len(p.tids) < 1024 {
 		p.tids[r.TID] = true
 	}
+
 	if n, known := p.files[s.t.file]; known || len(p.files) < 64 {
 		p.files[s.t.file] = n + 1
 	}
+
 	p.calls[callName(s.call)]++
+
 	switch s.t.rel {
 	case Here:
 		t.related[0]++
@@ -567,17 +608,20 @@ func identify(pid int) *identity {
 	if pid <= 0 {
 		return &identity{command: "the kernel", kernel: true}
 	}
+
 	i := &identity{}
 	dir := "/proc/" + strconv.Itoa(pid)
 	b, err := os.ReadFile(dir + "/stat")
 	if err != nil {
 		return i
 	}
+
 	text := string(b)
 	from, to := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
 	if from < 0 || to < from {
 		return i
 	}
+
 	i.command = text[from+1 : to]
 	f := strings.Fields(text[to+1:])
 	const pfKthread = 0x00200000
@@ -585,6 +629,7 @@ func identify(pid int) *identity {
 		flags, _ := strconv.ParseUint(f[6], 10, 64)
 		i.kernel = flags&pfKthread != 0
 	}
+
 	i.groups = groupsOf(pid)
 	i.cgroup = i.groups.name()
 	return i

@@ -90,31 +90,38 @@ func (f *Facts) findCopies(ctx context.Context, limit time.Duration, tracker *pr
 	if len(candidates) == 0 {
 		candidates = f.datasets
 	}
+
 	// Volumes first: they are quick, and their share of the time is bounded.
 	tracker.Start("comparing volumes", 0, 0)
 	if err := c.compareVolumes(ctx, candidates, part(0.25)); err != nil {
 		return nil, err
 	}
+
 	t := newTrees(c)
 	t.tracker = tracker
 	defer t.close()
+
 	t.open(candidates, part(0.3))
 	tracker.Start("listing directories", 0, 0)
 	if err := t.list(ctx, part(0.5)); err != nil {
 		return nil, err
 	}
+
 	tracker.Start("comparing trees", 0, 0)
 	if err := t.compare(ctx, part(0.85)); err != nil {
 		return nil, err
 	}
+
 	if err := t.sample(ctx, part(1)); err != nil {
 		return nil, err
 	}
+
 	c.Explained = c.explain(f.DDT.Saved(), f.UnsharedBytes)
 	c.ExplainedIf = c.Explained
 	if len(f.Datasets) > 0 {
 		c.ExplainedIf = c.explain(f.DDT.Saved(), f.unsharedIf())
 	}
+
 	c.TookSeconds = time.Since(began).Seconds()
 	return c, nil
 }
@@ -131,9 +138,11 @@ func (c *Copies) explain(saved, unshared Range) Range {
 	} else {
 		high = float64(c.CopiedBytes + c.InsideBytes) // nothing was read: nothing is proved
 	}
+
 	for _, v := range c.Volumes {
 		low, high = low+float64(v.Explained.Low), high+float64(v.Explained.High)
 	}
+
 	low = max(low-float64(unshared.High), 0)
 	return Range{min(int64(low), saved.Low), min(int64(high), saved.High)}
 }
@@ -150,17 +159,20 @@ func (r *reservoir) offer(m match, weight int64) {
 	if weight <= 0 {
 		return
 	}
+
 	key := math.Log(1-rand.Float64()) / float64(weight)
 	if len(r.kept) < r.size {
 		r.keys, r.kept = append(r.keys, key), append(r.kept, m)
 		return
 	}
+
 	least := 0
 	for i, k := range r.keys {
 		if k < r.keys[least] {
 			least = i
 		}
 	}
+
 	if key > r.keys[least] {
 		r.keys[least], r.kept[least] = key, m
 	}

@@ -94,10 +94,12 @@ func parseDDTJSON(out []byte, pool string) (*DDT, error) {
 	if err := json.Unmarshal(out, &top); err != nil {
 		return nil, err
 	}
+
 	p, ok := top.Pools[pool]
 	if !ok || p.Stats == nil || p.Stats.Entries == nil {
 		return nil, fmt.Errorf("no dedup_stats of the pool %q with an obj_count", pool)
 	}
+
 	s := p.Stats
 	d := &DDT{Entries: int64(*s.Entries)}
 	if d.Entries == 0 {
@@ -106,6 +108,7 @@ func parseDDTJSON(out []byte, pool string) (*DDT, error) {
 	if s.OnDisk == nil || s.InCore == nil || s.DDT == nil {
 		return nil, fmt.Errorf("dedup_stats without dspace, mspace or ddt_stats")
 	}
+
 	d.OnDisk, d.InCore = exactly(int64(*s.OnDisk)), exactly(int64(*s.InCore))
 	for key, b := range s.DDT.Histogram {
 		h, err := strconv.Atoi(key)
@@ -118,6 +121,7 @@ func parseDDTJSON(out []byte, pool string) (*DDT, error) {
 			Allocated: exactly(int64(*b.Allocated)), Referenced: exactly(int64(*b.Referenced)),
 		})
 	}
+
 	slices.SortFunc(d.Buckets, func(a, b Bucket) int { return cmp.Compare(a.Refs, b.Refs) })
 	return d, d.sum()
 }
@@ -139,6 +143,7 @@ func (d *DDT) sum() error {
 		}
 		d.Blocks, d.Allocated, d.Referenced = d.Blocks.plus(b.Blocks), d.Allocated.plus(b.Allocated), d.Referenced.plus(b.Referenced)
 	}
+
 	return nil
 }
 
@@ -165,19 +170,23 @@ func parseDDTText(out string) (*DDT, error) {
 	if at < 0 {
 		return nil, fmt.Errorf("no line that begins with \" dedup: \"")
 	}
+
 	first := strings.TrimPrefix(lines[at], " dedup: ")
 	if first == "no DDT entries" {
 		return &DDT{}, nil
 	}
+
 	m := sizeLine().FindStringSubmatch(first)
 	if m == nil {
 		return nil, fmt.Errorf("%q is not understood", first)
 	}
+
 	d := &DDT{}
 	var err error
 	if d.Entries, err = strconv.ParseInt(m[1], 10, 64); err != nil || d.Entries == 0 {
 		return nil, fmt.Errorf("%q is no number of entries", m[1])
 	}
+
 	for i, to := range []*Range{&d.OnDisk, &d.InCore} {
 		each, err := parseNice(m[2+i])
 		if err != nil {
@@ -189,24 +198,29 @@ func parseDDTText(out string) (*DDT, error) {
 		}
 		to.High += d.Entries - 1
 	}
+
 	rest := lines[at+1:]
 	for len(rest) > 0 && rest[0] == "" {
 		rest = rest[1:]
 	}
+
 	if len(rest) < len(heads) {
 		return nil, fmt.Errorf("no histogram")
 	}
+
 	for i, want := range heads {
 		got := strings.Fields(rest[i])
 		if want != nil && !slices.Equal(got, want) || want == nil && strings.Trim(rest[i], "_- ") != "" {
 			return nil, fmt.Errorf("the head of the histogram %q is not understood", rest[i])
 		}
 	}
+
 	for _, l := range rest[len(heads):] {
 		f := strings.Fields(l)
 		if len(f) != 9 {
 			return nil, fmt.Errorf("a line of the histogram has %d columns, not 9: %q", len(f), l)
 		}
+
 		var r [9]Range
 		for i, s := range f {
 			if i == 0 && s == "Total" {
@@ -216,6 +230,7 @@ func parseDDTText(out string) (*DDT, error) {
 				return nil, err
 			}
 		}
+
 		if f[0] == "Total" {
 			if err := d.sum(); err != nil {
 				return nil, err
@@ -225,11 +240,14 @@ func parseDDTText(out string) (*DDT, error) {
 			}
 			return d, nil
 		}
+
 		if !r[0].Exact() || r[0].Low&(r[0].Low-1) != 0 || r[0].Low == 0 {
 			return nil, fmt.Errorf("%q is not a power of two", f[0])
 		}
+
 		d.Buckets = append(d.Buckets, Bucket{Refs: r[0].Low, Blocks: r[1], Allocated: r[4], Referenced: r[8]})
 	}
+
 	return nil, fmt.Errorf("the histogram has no total")
 }
 
@@ -253,18 +271,22 @@ func parseNice(s string) (Range, error) {
 	if m == nil {
 		return Range{}, fmt.Errorf("%q is not a number as ZFS writes them", s)
 	}
+
 	shift := 10 * strings.Index("BKMGTPE", m[3]) // "" is at 0, too
 	if shift == 0 && m[2] != "" {
 		return Range{}, fmt.Errorf("%q has decimals and no unit", s)
 	}
+
 	v, err := strconv.ParseFloat(strings.TrimRight(s, "BKMGTPE"), 64)
 	if err != nil {
 		return Range{}, err
 	}
+
 	unit := float64(int64(1) << shift)
 	if v*unit >= 1<<61 {
 		return Range{}, fmt.Errorf("%q is too large", s)
 	}
+
 	half := 0.0
 	switch {
 	case shift == 0 || m[2] == "" && len(m[1]) < 3:
@@ -273,5 +295,6 @@ func parseNice(s string) (Range, error) {
 	default:
 		half = 0.5 * math.Pow10(-len(m[2]))
 	}
+
 	return Range{int64(math.Ceil((v - half) * unit)), int64(math.Floor((v + half) * unit))}, nil
 }

@@ -85,9 +85,11 @@ func (f Figure) MarshalJSON() ([]byte, error) {
 	default:
 		m["low"], m["high"] = f.Low, f.High
 	}
+
 	if f.Note != "" {
 		m["note"] = f.Note
 	}
+
 	return json.Marshal(m)
 }
 

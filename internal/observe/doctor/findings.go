@@ -21,10 +21,12 @@ func (f *Facts) report() *Report {
 			r.Findings = append(r.Findings, x)
 		}
 	}
+
 	for _, of := range []func() (Finding, bool){f.unreadable, f.dedupOn, f.memory, f.once, f.savings, f.copies, f.quota,
 		f.media, f.cloning, f.migration} {
 		add(of())
 	}
+
 	r.Summary = f.summary()
 	return r
 }
@@ -68,6 +70,7 @@ func (f *Facts) dedupOn() (Finding, bool) {
 	if len(f.Datasets) == 0 {
 		return Finding{}, false
 	}
+
 	var referenced, logical int64
 	local := 0
 	for _, d := range f.Datasets {
@@ -76,6 +79,7 @@ func (f *Facts) dedupOn() (Finding, bool) {
 			local++
 		}
 	}
+
 	return Finding{
 		Code: "zfs-dedup-datasets", Severity: Note,
 		Title: fmt.Sprintf("%d of %d datasets have dedup on, %d of them by their own setting", len(f.Datasets),
@@ -95,6 +99,7 @@ func (f *Facts) memory() (Finding, bool) {
 	if d == nil || d.Entries == 0 {
 		return Finding{}, false
 	}
+
 	x := Finding{
 		Code: "zfs-ddt-memory", Severity: Note,
 		Measured: []Figure{
@@ -106,13 +111,16 @@ func (f *Facts) memory() (Finding, bool) {
 			"memory that costs memory which caches nothing else; what is not in memory is read from the disks, at random, " +
 			"before the write can go on.",
 	}
+
 	if d.InLog != nil {
 		x.Measured = append(x.Measured, figure("ddt_in_log", "entries in its log", Count,
 			*d.InLog).noted("not written back yet: these may count twice"))
 	}
+
 	if f.Quota != "" {
 		x.Measured = append(x.Measured, words("ddt_quota", "dedup_table_quota", f.Quota))
 	}
+
 	percent := func(name, label string, of int64) (of100 float64) {
 		if of <= 0 {
 			x.Measured = append(x.Measured, unknown(name, label, Percent, "this host does not tell"))
@@ -122,6 +130,7 @@ func (f *Facts) memory() (Finding, bool) {
 			100*float64(d.InCore.High)/float64(of)))
 		return 100 * float64(d.InCore.Mid()) / float64(of)
 	}
+
 	percent("ddt_of_memory", "of this host's memory", f.MemoryBytes)
 	arc := percent("ddt_of_arc", "of what the ARC may take", f.ARCMaxBytes)
 	switch {
@@ -132,6 +141,7 @@ func (f *Facts) memory() (Finding, bool) {
 	default:
 		x.Title = "the dedup table fits in the ARC"
 	}
+
 	return x, true
 }
 
@@ -140,11 +150,13 @@ func (f *Facts) once() (Finding, bool) {
 	if d == nil || d.Blocks.Mid() == 0 {
 		return Finding{}, false
 	}
+
 	b := d.Once()
 	share := Range{b.Blocks.Low * 1000 / max(d.Blocks.High, 1), b.Blocks.High * 1000 / max(d.Blocks.Low, 1)}
 	if share.High == 0 {
 		return Finding{}, false
 	}
+
 	share.High = min(share.High, 1000)
 	x := Finding{
 		Code: "zfs-ddt-once", Severity: Note,
@@ -157,9 +169,11 @@ func (f *Facts) once() (Finding, bool) {
 		},
 		Why: "They are pure cost: an entry each, in memory and on disk, for a block that has no duplicate.",
 	}
+
 	if share.Mid() >= 500 {
 		x.Severity, x.Title = Warning, "most blocks in the dedup table are referenced once: their entries save nothing"
 	}
+
 	x.Do = f.prune()
 	return x, true
 }
@@ -180,6 +194,7 @@ func (f *Facts) savings() (Finding, bool) {
 	if d == nil || d.Entries == 0 {
 		return Finding{}, false
 	}
+
 	saved := d.Saved()
 	x := Finding{
 		Code: "zfs-dedup-saved", Severity: Note,
@@ -190,10 +205,12 @@ func (f *Facts) savings() (Finding, bool) {
 		},
 		Why: "The saving is what these blocks would take more if each reference had its own. It is bought with the table.",
 	}
+
 	if d.Allocated.Low > 0 {
 		x.Measured = append(x.Measured, known("dedup_ratio", "ratio of these blocks", Ratio,
 			float64(d.Referenced.Low)/float64(d.Allocated.High), float64(d.Referenced.High)/float64(d.Allocated.Low)))
 	}
+
 	if saved.Low > 0 {
 		const gib = 1 << 30
 		x.Measured = append(x.Measured, known("memory_per_gib_saved", "memory for each GiB saved", Bytes,
@@ -201,6 +218,7 @@ func (f *Facts) savings() (Finding, bool) {
 	} else {
 		x.Severity, x.Title = Warning, "dedup saves nothing here"
 	}
+
 	return x, true
 }
 
@@ -217,16 +235,19 @@ func (f *Facts) copies() (Finding, bool) {
 	if c == nil || f.DDT == nil {
 		return Finding{}, false
 	}
+
 	low, high := f.ofSaved(c.Explained)
 	lowIf, highIf := f.ofSaved(c.ExplainedIf)
 	copies := 0
 	for _, t := range c.Trees {
 		copies += len(t.Copies)
 	}
+
 	looked := "everything that could be was looked at"
 	if !c.Complete {
 		looked = "time ran out: --time gives more"
 	}
+
 	x := Finding{
 		Code: "zfs-dedup-copies", Severity: Note,
 		Measured: []Figure{
@@ -236,25 +257,30 @@ func (f *Facts) copies() (Finding, bool) {
 		Why: "Copies of a tree or of a volume share every block with their original if they are clones: without a table, " +
 			"whatever their number. What is left is duplication that only dedup finds.",
 	}
+
 	if c.InsideBytes > 0 {
 		x.Measured = append(x.Measured, figure("copied_inside_bytes", "copies in filesystems inside volumes", Bytes,
 			c.InsideBytes).noted("dedup shares them only where they lie alike"))
 	}
+
 	for _, g := range c.Volumes {
 		x.Measured = append(x.Measured, ranged("copied_volume_bytes", "copies in "+strconv.Itoa(len(g.Volumes))+" volumes",
 			Bytes, g.Explained).
 			noted(fmt.Sprintf("%d of %d blocks at %d places drawn at random; 95 %% confidence", g.Equal, g.Blocks, g.Places)))
 	}
+
 	if c.Sampled > 0 {
 		x.Measured = append(x.Measured, words("copied_sample", "of these, read and equal",
 			fmt.Sprintf("%d of %d blocks drawn at random", c.SampledEqual, c.Sampled)))
 	}
+
 	x.Measured = append(x.Measured,
 		known("explained_percent", "of what dedup saves, copies are", Percent, low, high).noted(explainedNote(low)))
 	if lowIf > low {
 		x.Measured = append(x.Measured, known("explained_percent_if", "the same, on a condition", Percent, lowIf, highIf).
 			noted("if datasets whose dedup is off now never had it on"))
 	}
+
 	x.Measured = append(x.Measured,
 		words("looked_at", "looked at", fmt.Sprintf("%d directories, %d files, in %.1f s of %.0f s; %s", c.Directories,
 			c.Files, c.TookSeconds, c.LimitSeconds, looked)),
@@ -262,6 +288,7 @@ func (f *Facts) copies() (Finding, bool) {
 	if len(c.NotLookedAt) > 0 {
 		x.Measured = append(x.Measured, words("not_looked_at", "not looked at", strings.Join(c.NotLookedAt, "; ")))
 	}
+
 	switch {
 	case low >= 50:
 		x.Severity, x.Title = Warning, fmt.Sprintf("at least %.0f %% of what dedup saves are copies, which clones would "+
@@ -276,6 +303,7 @@ func (f *Facts) copies() (Finding, bool) {
 	default:
 		x.Title = "no copies were found that clones would share"
 	}
+
 	return x, true
 }
 
@@ -292,6 +320,7 @@ func (f *Facts) quota() (Finding, bool) {
 	if err != nil || limit <= 0 || f.DDT == nil || f.DDT.OnDisk.High < limit/10*9 {
 		return Finding{}, false
 	}
+
 	return Finding{
 		Code: "zfs-ddt-quota", Severity: Warning,
 		Title: "the dedup table has reached its quota: new blocks are not deduplicated",
@@ -310,6 +339,7 @@ func (f *Facts) media() (Finding, bool) {
 	if f.DDT == nil || f.DDT.Entries == 0 || m.Rotating == 0 || len(m.Helpers) > 0 {
 		return Finding{}, false
 	}
+
 	return Finding{
 		Code: "zfs-ddt-media", Severity: Warning,
 		Title: "the dedup table is on disks that rotate",
@@ -330,6 +360,7 @@ func (f *Facts) cloning() (Finding, bool) {
 	if !f.dedups() && c.SavedBytes == 0 {
 		return Finding{}, false
 	}
+
 	x := Finding{Code: "zfs-block-cloning", Severity: Note}
 	if !c.Known {
 		x.Title = "this OpenZFS has no block cloning: `cp --reflink` copies"
@@ -337,6 +368,7 @@ func (f *Facts) cloning() (Finding, bool) {
 		x.Why = "Clones of datasets and volumes need no block cloning, and share on every version."
 		return x, true
 	}
+
 	enabled := map[string]string{"1": "on", "0": "off", "": "no such switch in this version"}[c.Enabled]
 	x.Measured = []Figure{
 		figure("bclone_used", "bcloneused", Bytes, c.UsedBytes),
@@ -345,19 +377,23 @@ func (f *Facts) cloning() (Finding, bool) {
 		words("bclone_feature", "feature block_cloning", c.Feature),
 		words("bclone_enabled", "zfs_bclone_enabled", enabled),
 	}
+
 	x.Title = "`cp --reflink` shares blocks here, within and between filesystems of the pool, but not in volumes"
 	if !c.Shares() {
 		x.Title = "`cp --reflink` shares nothing here: block cloning is off"
 	}
+
 	x.Why = "Blocks that are shared so, need no dedup table. But the sharing is lost in `zfs send`: a stream carries " +
 		"every copy in full, and receiving it can need many times the space (as it does for dedup). " +
 		"And each file is still copied one by one, with an inode of its own. What is freed or shared counts only when its " +
 		"transaction group is written: a loop of copies can fail for want of space that is there (`zpool sync` between " +
 		"them)."
+
 	if c.SavedBytes > 0 && c.SavedBytes > f.FreeBytes {
 		x.Severity = Warning
 		x.Title += "; sent back here, what it saves would not fit"
 	}
+
 	return x, true
 }
 
@@ -366,6 +402,7 @@ func (f *Facts) goldens() (dirs []TreeCopies, names []string) {
 	if f.Copies == nil {
 		return nil, nil
 	}
+
 	taken := map[string]bool{}
 	for _, t := range f.Copies.Trees { // the largest first
 		if len(dirs) > 0 && t.bytes() < dirs[0].bytes()/20 {
@@ -381,6 +418,7 @@ func (f *Facts) goldens() (dirs []TreeCopies, names []string) {
 			break
 		}
 	}
+
 	return dirs, names
 }
 
@@ -421,6 +459,7 @@ func (f *Facts) migration() (Finding, bool) {
 	if !f.dedups() || f.DDT == nil {
 		return Finding{}, false
 	}
+
 	x := Finding{
 		Code: "zfs-dedup-migrate", Severity: Note,
 		Title: "how to do without dedup, in an order in which nothing runs full",
@@ -434,6 +473,7 @@ func (f *Facts) migration() (Finding, bool) {
 		Why: "Dedup hides that the copies do not fit. So clones come first, then no new copies, then dedup goes off, and " +
 			"the old copies last.",
 	}
+
 	dirs, names := f.goldens()
 	if len(dirs) > 0 {
 		var room int64
@@ -447,6 +487,7 @@ func (f *Facts) migration() (Finding, bool) {
 			x.Title = "how to do without dedup; there is not room enough for that yet"
 		}
 	}
+
 	step := func(text string, commands ...string) { x.Do = append(x.Do, Step{text, commands}) }
 	var off []string
 	for _, d := range f.Datasets {
@@ -454,20 +495,24 @@ func (f *Facts) migration() (Finding, bool) {
 			off = append(off, "zfs set dedup=off "+word(d.Name))
 		}
 	}
+
 	if len(f.Datasets) > 0 && f.DDT.Entries == 0 {
 		x.Title = "how to do without dedup: turn it off"
 		step("turn it off: there are no copies yet that need it", off...)
 		return x, true
 	}
+
 	if len(f.Datasets) > 0 {
 		var imports, clones []string
 		for i, t := range dirs {
 			imports = append(imports, fmt.Sprintf("pando golden import %s %s --adopt", names[i], word(t.Original)))
 			clones = append(clones, fmt.Sprintf("pando clone %s JOB --mount", names[i]))
 		}
+
 		if len(dirs) == 0 {
 			imports, clones = []string{"pando golden import NAME DIR --adopt"}, []string{"pando clone NAME JOB --mount"}
 		}
+
 		step("make a pool of Pando's beside what is there; its datasets have dedup off",
 			"pando init --driver zfs --zfs-dataset "+word(f.Pool+"/pando"))
 		text := "import what is copied, each tree once. This takes the size of one copy (not of all): it must be free. " +
@@ -475,15 +520,18 @@ func (f *Facts) migration() (Finding, bool) {
 		if f.Copies != nil && slices.ContainsFunc(f.Copies.Volumes, func(g VolumeGroup) bool { return g.Equal > 0 }) {
 			text += ". Of volumes that are copies of each other, import one: the directory where it is mounted"
 		}
+
 		step(text, imports...)
 		step("give out clones where copies were made (JOB is a name of yours)", clones...)
 		step("when nothing copies any more, turn dedup off. Earlier, new copies would take their full size. This does not "+
 			"shrink the table: it stops its growth. Blocks there stay shared until they are overwritten", off...)
 	}
+
 	warm := []string{}
 	if _, ok := f.Features["fast_dedup"]; ok { // the same version brought it
 		warm = append(warm, "zpool prefetch -t ddt "+word(f.Pool))
 	}
+
 	step("delete old copies, oldest first, some at a time, and their snapshots: each block that is freed needs its "+
 		"entry, so this is slow if the table is not in memory. The space of a block comes back with its last copy, not before",
 		append(warm, "rm -r --one-file-system COPY", "zpool wait -t free "+word(f.Pool), "zpool sync "+word(f.Pool))...)
@@ -495,6 +543,7 @@ func (f *Facts) migration() (Finding, bool) {
 	} else {
 		text += "; entries of blocks of which one copy is left stay until that is gone, too"
 	}
+
 	step(text, watch...)
 	return x, true
 }

@@ -30,6 +30,7 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
 	if q.Pool == nil {
 		return skip("this host has no pool of Pando's")
 	}
+
 	type golden struct {
 		GoldenFacts
 		extent.Usage
@@ -41,19 +42,24 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		if g.Image == "" { // with this driver a clone copies no extents
 			continue
 		}
+
 		u, err := extentsOf(ctx, g.Image)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
+
 		if err != nil {
 			unread, cause = unread+1, err
 			continue
 		}
+
 		all = append(all, golden{g, u})
 	}
+
 	slices.SortFunc(all, func(a, b golden) int { return int(b.Extents - a.Extents) })
 	more := 0
 	for i, g := range all {
@@ -65,10 +71,12 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
 		case g.Extents < extentsNote:
 			continue
 		}
+
 		if i >= mostGoldens {
 			more++
 			continue
 		}
+
 		c.find(Finding{
 			Code: "fragmentation-golden", Severity: s, Subject: g.Ref,
 			Title: fmt.Sprintf("the image of golden %s is in %d extents, each of which every clone copies", g.Ref, g.Extents),
@@ -88,10 +96,12 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
 				[]string{"pando clone " + word(g.Ref) + " JOB --mount DIR", "pando golden import " + word(name) + " DIR"}}},
 		})
 	}
+
 	c.Measured = append(c.Measured, figure("goldens", "goldens with an image", Count, int64(len(all))))
 	if len(all) > 0 {
 		c.Measured = append(c.Measured, figure("most", "extents of the one with the most", Count, all[0].Extents))
 	}
+
 	text, moreText, unreadText := fmt.Sprintf("%s with an image", counted(len(all), "golden")), "", ""
 	if len(all) == 0 && unread == 0 {
 		text = "no golden has an image: with this driver clones copy no extents"
@@ -99,15 +109,18 @@ func checkFragmentation(ctx context.Context, q *HostRequest, c *Checked) error {
 			text = "there are no goldens"
 		}
 	}
+
 	if more > 0 {
 		moreText = fmt.Sprintf("%d more have many extents", more)
 	}
+
 	if unread > 0 {
 		unreadText = fmt.Sprintf("%d could not be read: %v", unread, cause)
 		if len(all) == 0 {
 			return skip("no golden's image could be read: %v", cause)
 		}
 	}
+
 	c.Summary = sentence(text, moreText, unreadText)
 	return nil
 }
@@ -119,6 +132,7 @@ func extentsOf(ctx context.Context, path string) (u extent.Usage, err error) {
 	if err != nil {
 		return u, err
 	}
+
 	defer f.Close()
 	err = extent.Scan(f, false, func(x extent.Extent) error {
 		u.Extents++
@@ -132,6 +146,7 @@ func extentsOf(ctx context.Context, path string) (u extent.Usage, err error) {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return u, fmt.Errorf("%s: its filesystem does not say where files lie", path)
 	}
+
 	return u, err
 }
 

@@ -147,11 +147,13 @@ func (c check) do(ctx context.Context, q *HostRequest, empty Checked) (Checked, 
 		err := c.run(mine, q, &own)
 		done <- result{own, err}
 	}()
+
 	select {
 	case x := <-done:
 		return x.r, x.err
 	case <-mine.Done():
 	}
+
 	select {
 	case x := <-done:
 		return x.r, x.err
@@ -171,14 +173,17 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 				WithHint("%s shows them", errs.Run("doctor", errs.Param("list")))
 		}
 	}
+
 	if q.PatienceEach == 0 {
 		q.PatienceEach = 20 * time.Second
 	}
+
 	e := &Examination{Started: time.Now().UTC(), Worst: OK, Checks: []Checked{}}
 	for _, c := range all {
 		if q.Only != nil && !slices.Contains(q.Only, c.name) {
 			continue
 		}
+
 		q.Tracker.Start("looking at "+c.title, 0, 0)
 		r := Checked{Check: c.name, Title: c.title, Status: OK, Measured: []Figure{}, Findings: []Finding{}}
 		start := time.Now()
@@ -186,6 +191,7 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 		if ctx.Err() != nil {
 			return nil, errs.Wrap("doctor", "", ctx.Err())
 		}
+
 		for _, f := range r.Findings {
 			if rank(f.Severity) > rank(r.Status) {
 				r.Status = f.Severity
@@ -200,12 +206,15 @@ func Examine(ctx context.Context, q HostRequest) (*Examination, error) {
 				r.Summary = fmt.Sprintf("it took longer than %s: give it more with --time", q.PatienceEach)
 			}
 		}
+
 		r.Seconds = time.Since(start).Seconds()
 		if rank(r.Status) > rank(e.Worst) {
 			e.Worst = r.Status
 		}
+
 		e.Checks = append(e.Checks, r)
 	}
+
 	e.Seconds = time.Since(e.Started).Seconds()
 	return e, nil
 }

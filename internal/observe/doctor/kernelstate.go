@@ -40,6 +40,7 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 	if q.Pool == nil {
 		return skip("there is no pool on this host")
 	}
+
 	c.Measured = append(c.Measured, words("pool", "pool", q.Pool.Dir), words("driver", "driver", q.Pool.Driver),
 		figure("goldens", "goldens", Count, int64(len(q.Pool.Goldens))), figure("mounted", "mounted", Count,
 			int64(len(q.Pool.Mounts))))
@@ -48,10 +49,12 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 		c.Summary = fmt.Sprintf("the record of pool %s can be read", q.Pool.Dir)
 		return nil
 	}
+
 	why := err
 	if e := (*errs.Error)(nil); errors.As(err, &e) && e.Err != nil {
 		why = e.Err // without what was being done, which people did not ask for
 	}
+
 	c.Summary = fmt.Sprintf("what the pool has is not known: %v", why)
 	f := Finding{
 		Code: "pool-unknown", Severity: Warning, Subject: q.Pool.Dir,
@@ -59,6 +62,7 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 		Why: "What is attached and mounted of it cannot be compared with what should be, and its goldens were not " +
 			"looked at.",
 	}
+
 	switch errs.KindOf(err) {
 	case errs.Damaged:
 		f.Code, f.Severity = "pool-damaged", Critical
@@ -73,6 +77,7 @@ func poolCheck(_ context.Context, q *HostRequest, c *Checked) error {
 			f.Do = []Step{{Text: h.Render(q.renderer())}}
 		}
 	}
+
 	c.find(f)
 	return nil
 }
@@ -103,12 +108,14 @@ func pids() []int {
 	if err != nil {
 		return nil
 	}
+
 	var out []int
 	for _, n := range names {
 		if pid, err := strconv.Atoi(filepath.Base(n)); err == nil {
 			out = append(out, pid)
 		}
 	}
+
 	slices.Sort(out)
 	return out
 }
@@ -186,6 +193,7 @@ func namespaces(ctx context.Context) ([]mount.Namespace, string, error) {
 		}
 		return all, "; some processes could not be looked at", nil
 	}
+
 	return nil, "", err
 }
 
@@ -204,6 +212,7 @@ func where(n mount.Namespace) string {
 	case len(n.Kept) > 0:
 		return fmt.Sprintf(" in mount namespace %d (kept by %s)", n.ID, n.Kept[0])
 	}
+
 	return fmt.Sprintf(" in mount namespace %d", n.ID)
 }
 

@@ -43,9 +43,11 @@ func readClock() clockState {
 		s.offset = time.Duration(t.Offset) * unit
 		s.maxError = time.Duration(t.Maxerror) * time.Microsecond
 	}
+
 	if n, ok := readNumber("/sys/class/rtc/rtc0/since_epoch"); ok {
 		s.rtc = time.Unix(n, 0)
 	}
+
 	return s
 }
 
@@ -67,6 +69,7 @@ func (s clockState) report(c *Checked) {
 		}
 		return known(name, label+", microseconds", Count, float64(d.Microseconds()), float64(d.Microseconds()))
 	}
+
 	c.Measured = append(c.Measured, micro("offset_us", "being corrected", s.offset),
 		micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError))
 	keep := []Step{
@@ -76,11 +79,13 @@ func (s clockState) report(c *Checked) {
 		{Text: "in a virtual machine the host's clock will do: chrony with `refclock PHC /dev/ptp0` takes it (ptp_kvm, " +
 			"hv_utils, AWS, Google Cloud)"},
 	}
+
 	if y := s.now.UTC().Year(); y < builtYear || y > builtYear+50 {
 		c.find(Finding{Code: "clock-implausible", Severity: Warning,
 			Title: fmt.Sprintf("the clock says that it is the year %d",
 				y), Why: whyClock, Do: append([]Step{{"set it", []string{"date -u -s 'YYYY-MM-DD hh:mm:ss'"}}}, keep...)})
 	}
+
 	if s.kernel == "" && !s.synced {
 		c.find(Finding{
 			Code: "clock-unsynchronised", Severity: Warning, Title: "nothing keeps the clock right: the kernel has it as not " +
@@ -89,17 +94,20 @@ func (s clockState) report(c *Checked) {
 			Measured: []Figure{micro("max_error_us", "wrong by at most, as the kernel was told", s.maxError)}, Do: keep,
 		})
 	}
+
 	if d := s.offset.Abs(); s.kernel == "" && d > 500*time.Millisecond {
 		c.find(Finding{Code: "clock-offset", Severity: Warning,
 			Title: fmt.Sprintf("the clock is wrong by %s, and being corrected",
 				d.Round(time.Millisecond)), Why: whyClock, Do: keep[:1]})
 	}
+
 	switch diff := s.now.Sub(s.rtc).Abs(); {
 	case s.rtc.IsZero():
 		c.Measured = append(c.Measured, unknown("rtc", "hardware clock", Text, "there is none"))
 	default:
 		f := words("rtc", "hardware clock", s.rtc.UTC().Format(time.RFC3339))
 		c.Measured = append(c.Measured, f)
+
 		// It may be kept in local time, which differs by a multiple of a quarter of an hour.
 		rest := diff % (15 * time.Minute)
 		local := diff < 15*time.Hour && min(rest, 15*time.Minute-rest) < 30*time.Second && diff > time.Minute
@@ -117,6 +125,7 @@ func (s clockState) report(c *Checked) {
 					Step{"when the clock is right", []string{"hwclock --systohc --utc"}})})
 		}
 	}
+
 	state := "synchronised"
 	switch {
 	case s.kernel != "":
@@ -124,5 +133,6 @@ func (s clockState) report(c *Checked) {
 	case !s.synced:
 		state = "not synchronised"
 	}
+
 	c.Summary = fmt.Sprintf("the clock says %s: %s", s.now.UTC().Format("2006-01-02 15:04:05 MST"), state)
 }

@@ -37,11 +37,13 @@ func loopDevices() ([]loopDevice, error) {
 	if err != nil {
 		return nil, errs.Wrap("list block devices", "/sys", err)
 	}
+
 	var out []loopDevice
 	for _, d := range all {
 		if d.Kind != blockdev.Loop {
 			continue
 		}
+
 		l := loopDevice{Device: d, numbers: []uint64{d.Number}}
 		l.file, l.deleted = strings.CutSuffix(d.Backing, " (deleted)")
 		if n, err := strconv.Atoi(strings.TrimPrefix(d.Name, "loop")); err == nil {
@@ -49,13 +51,16 @@ func loopDevices() ([]loopDevice, error) {
 				l.bound = &b
 			}
 		}
+
 		for _, p := range all {
 			if p.Kind == blockdev.Partition && strings.HasPrefix(p.Name, d.Name+"p") {
 				l.numbers = append(l.numbers, p.Number)
 			}
 		}
+
 		out = append(out, l)
 	}
+
 	return out, nil
 }
 
@@ -64,16 +69,19 @@ func (l loopDevice) open(flags int) (*os.File, error) {
 	if l.deleted {
 		return nil, fs.ErrNotExist
 	}
+
 	fd, err := unix.Open(l.file, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY|flags, 0)
 	if err != nil {
 		return nil, err
 	}
+
 	f := os.NewFile(uintptr(fd), l.file)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil || l.bound != nil && !l.bound.SameFile(&st) {
 		f.Close()
 		return nil, fs.ErrNotExist // another one has the name here
 	}
+
 	return f, nil
 }
 
@@ -85,11 +93,13 @@ func directAlign(f *os.File, l loopDevice) int {
 		st.Mask&unix.STATX_DIOALIGN != 0 {
 		return int(st.Dio_offset_align)
 	}
+
 	// Before Linux 6.1, and filesystems that do not say.
 	direct, err := l.open(unix.O_DIRECT)
 	if err != nil {
 		return 0
 	}
+
 	direct.Close()
 	var s unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &s) == nil {
@@ -97,6 +107,7 @@ func directAlign(f *os.File, l loopDevice) int {
 			return d.LogicalBytes
 		}
 	}
+
 	return 512
 }
 
@@ -130,6 +141,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
 	if err != nil {
 		return err
 	}
+
 	direct, memory, cannot, hidden, readOnly := 0, 0, 0, 0, 0
 	var readOnlyCached int64
 	var readOnlySteps []string
@@ -137,15 +149,18 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
 		if ctx.Err() != nil {
 			return errs.Wrap("look at loop devices", "", ctx.Err())
 		}
+
 		if l.DirectIO {
 			direct++
 			continue
 		}
+
 		f, err := l.open(0)
 		if err != nil {
 			hidden++
 			continue
 		}
+
 		align, inMemory := directAlign(f, l), keepsInMemory(f)
 		cached, cachedKnown := cachedBytes(f)
 		f.Close()
@@ -157,10 +172,12 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
 			cannot++
 			continue
 		}
+
 		inCache := unknown("cached", "of its file in the page cache", Bytes, "the kernel does not tell")
 		if cachedKnown {
 			inCache = figure("cached", "of its file in the page cache", Bytes, cached)
 		}
+
 		measured := []Figure{words("file", "file", printable(l.file)), figure("size", "size", Bytes, l.SizeBytes), inCache,
 			figure("sector", "sectors of the device", Bytes, int64(l.LogicalBytes)), figure("needed", "that direct I/O needs",
 				Bytes, int64(align))}
@@ -189,6 +206,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
 			})
 		}
 	}
+
 	if readOnly > 0 {
 		c.find(Finding{
 			Code: "loop-buffered-readonly", Severity: Note,
@@ -199,6 +217,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
 			Do:  []Step{{"if that memory matters", readOnlySteps[:min(len(readOnlySteps), 20)]}},
 		})
 	}
+
 	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
 		figure("direct", "with direct I/O", Count, int64(direct)))
 	c.Summary = fmt.Sprintf("%s: %d with direct I/O", plural(len(loops), "loop device"), direct)
@@ -211,6 +230,7 @@ func loopDirectIO(ctx context.Context, q *HostRequest, c *Checked) error {
 			c.Summary += fmt.Sprintf(", %d %s", k.n, k.what)
 		}
 	}
+
 	return nil
 }
 
@@ -224,11 +244,13 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 			byNumber[n] = l.Name
 		}
 	}
+
 	use := func(name, format string, args ...any) {
 		if len(uses[name]) < 20 {
 			uses[name] = append(uses[name], fmt.Sprintf(format, args...))
 		}
 	}
+
 	// Of a path of a device or of a partition: whose it is.
 	named := func(path string) string {
 		name := strings.TrimPrefix(path, "/dev/")
@@ -239,6 +261,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 		}
 		return ""
 	}
+
 	for _, n := range spaces {
 		for _, m := range n.Table {
 			name := byNumber[m.Dev]
@@ -250,6 +273,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 			}
 		}
 	}
+
 	// Filesystems that are in use, also if no mount of them can be seen.
 	for _, pattern := range []string{"/sys/fs/*/loop*", "/sys/fs/btrfs/*/devices/loop*"} {
 		found, _ := filepath.Glob(pattern) // the patterns are good
@@ -259,6 +283,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 			}
 		}
 	}
+
 	for _, l := range loops {
 		for _, pattern := range []string{"/sys/block/" + l.Name + "/holders/*",
 			"/sys/block/" + l.Name + "/" + l.Name + "p*/holders/*"} {
@@ -271,6 +296,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 			use(name, "behind %s", l.Path())
 		}
 	}
+
 	for _, s := range swaps() {
 		var st unix.Stat_t
 		if unix.Stat(s.path, &st) == nil {
@@ -279,6 +305,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 			}
 		}
 	}
+
 	if zfs.Available() == nil {
 		out, err := run.Program(ctx, "zpool", "list", "-vHP")
 		if err != nil {
@@ -290,17 +317,20 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 			}
 		}
 	}
+
 	unseen := blind{}
 	for _, pid := range pids() {
 		if ctx.Err() != nil {
 			return nil, nil, errs.Wrap("look for users of loop devices", "", ctx.Err())
 		}
+
 		base := "/proc/" + strconv.Itoa(pid) + "/fd"
 		fds, err := os.ReadDir(base)
 		if err != nil {
 			unseen.note(pid, err)
 			continue
 		}
+
 		for _, fd := range fds {
 			path := filepath.Join(base, fd.Name())
 			to, err := os.Readlink(path)
@@ -315,6 +345,7 @@ func loopUses(ctx context.Context, loops []loopDevice, spaces []mount.Namespace)
 			}
 		}
 	}
+
 	return uses, unseen, nil
 }
 
@@ -324,6 +355,7 @@ func (l loopDevice) inPool(p *PoolFacts) (inside bool, name string) {
 	if p == nil || p.Trouble != nil {
 		return false, ""
 	}
+
 	for path, name := range p.Attached {
 		if path == l.file || real(path) == l.file {
 			return true, name
@@ -333,6 +365,7 @@ func (l loopDevice) inPool(p *PoolFacts) (inside bool, name string) {
 			return true, name
 		}
 	}
+
 	return below(l.file, real(p.Data)), ""
 }
 
@@ -343,6 +376,7 @@ func loopLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 	if !isRoot() {
 		return notRoot("finding out who uses a loop device")
 	}
+
 	opened, err := findLoopLeaks(ctx, q, c)
 	if err != nil || len(c.Findings) == 0 && !opened {
 		return err
@@ -375,14 +409,17 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool
 	if q.looked != nil {
 		defer q.looked()
 	}
+
 	spaces, missed, err := namespaces(ctx)
 	if err != nil {
 		return false, err
 	}
+
 	uses, unseen, err := loopUses(ctx, loops, spaces)
 	if err != nil {
 		return false, err
 	}
+
 	used := 0
 	for _, l := range loops {
 		inside, volume := l.inPool(q.Pool)
@@ -395,17 +432,21 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool
 			used++ // of those that are mounted without a file, or of no volume, see mount-leaks
 			continue
 		}
+
 		if l.bound == nil {
 			continue // it went away
 		}
+
 		if now, err := loopdev.Lookup(l.bound.Index); err != nil || now.Ino != l.bound.Ino || now.Dev != l.bound.Dev {
 			continue
 		}
+
 		f := Finding{Subject: l.Path(), Measured: []Figure{words("file", "file", printable(l.file)),
 			figure("size", "size", Bytes, l.SizeBytes)}}
 		for _, u := range uses[l.Name] {
 			f.Measured = append(f.Measured, words("used_by", "used by", u))
 		}
+
 		detach := []string{"losetup -d " + l.Path()}
 		switch {
 		case l.deleted:
@@ -438,8 +479,10 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool
 				"space."
 			f.Do = []Step{{"if nobody needs it any more", detach}}
 		}
+
 		c.find(f)
 	}
+
 	c.Measured = append(c.Measured, figure("loops", "loop devices attached", Count, int64(len(loops))),
 		figure("used", "in use", Count, int64(used)),
 		figure("namespaces", "mount namespaces looked at", Count, int64(len(spaces))))
@@ -448,6 +491,7 @@ func findLoopLeaks(ctx context.Context, q *HostRequest, c *Checked) (opened bool
 	if unseen.String() == "" {
 		c.Summary += missed
 	}
+
 	c.Summary += outside()
 	return opened, nil
 }
@@ -472,5 +516,6 @@ func swaps() []swapSpace {
 			out = append(out, swapSpace{mount.Unescape(f[0]), size << 10, used << 10})
 		}
 	}
+
 	return out
 }

@@ -40,10 +40,12 @@ func parsePressure(text string) pressure {
 			if !ok {
 				continue
 			}
+
 			x, err := strconv.ParseFloat(n, 64)
 			if err != nil {
 				continue
 			}
+
 			switch f[0] {
 			case "some":
 				p.some, p.known = x, true
@@ -52,6 +54,7 @@ func parsePressure(text string) pressure {
 			}
 		}
 	}
+
 	return p
 }
 
@@ -91,21 +94,25 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 		if threshold == 0 {
 			return skip("/proc/vmstat does not say when writes are throttled")
 		}
+
 		now := mem["Dirty"] + mem["Writeback"]
 		c.Measured = append(c.Measured,
 			figure("dirty", "written but not on disk, now", Bytes, now), figure("background",
 				"the kernel begins to write it out at", Bytes, background),
 			figure("threshold", "and makes writers wait at", Bytes, threshold), known("share", "that is, of memory", Percent,
 				100*float64(threshold)/float64(max(mem["MemTotal"], 1)), 100*float64(threshold)/float64(max(mem["MemTotal"], 1))))
+
 		devices, err := blockdev.List()
 		if err != nil {
 			return errs.Wrap("list block devices", "/sys", err)
 		}
+
 		for _, d := range devices {
 			rate := writeRate(d)
 			if d.Kind != blockdev.Disk || rate == 0 {
 				continue
 			}
+
 			seconds := float64(threshold) / rate
 			measured := []Figure{figure("rate", "it writes a second while busy, at least", Bytes,
 				int64(rate)).noted("on average since the boot, reads included"),
@@ -116,6 +123,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 			if seconds <= t.flush.Seconds() {
 				continue
 			}
+
 			want := max(int64(rate*2), 64<<20)
 			c.find(Finding{
 				Code: "dirty-threshold", Severity: Note, Subject: d.Path(), Measured: measured,
@@ -128,6 +136,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 					[]string{fmt.Sprintf("sysctl -w vm.dirty_background_bytes=%d vm.dirty_bytes=%d", want/4, want)}}},
 			})
 		}
+
 		if share := float64(now) / float64(threshold); share > t.throttle {
 			c.find(Finding{
 				Code: "dirty-throttling", Severity: Warning, Title: fmt.Sprintf("%.0f %% of what may be dirty is dirty now: "+
@@ -136,12 +145,14 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 				Do:  []Step{{"see who writes, and what the disk does", []string{"pando diagnose PATH"}}},
 			})
 		}
+
 		io, memory := parsePressure(readText("/proc/pressure/io")), parsePressure(readText("/proc/pressure/memory"))
 		pressed := func(code, what string, p pressure, most float64, do Step) {
 			if !p.known {
 				c.Measured = append(c.Measured, unknown(code, "waiting for "+what, Percent, "the kernel does not tell (psi)"))
 				return
 			}
+
 			f := []Figure{known(code+"_some", "of the last minute some task waited for "+what, Percent, p.some, p.some),
 				known(code+"_full", "and all tasks", Percent, p.full, p.full)}
 			c.Measured = append(c.Measured, f...)
@@ -152,6 +163,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 					Why: "What is measured or benchmarked now says more about this than about what it is to say.", Do: []Step{do}})
 			}
 		}
+
 		pressed("io-pressure", "I/O", io, t.ioFull,
 			Step{"see what the disks do, and for whom", []string{"pando diagnose PATH"}})
 		pressed("memory-pressure", "memory", memory, t.memFull,
@@ -161,6 +173,7 @@ func dirtyCheck(t dirtyThresholds) func(context.Context, *HostRequest, *Checked)
 		for _, s := range spaces {
 			swapFinding(ctx, c, s)
 		}
+
 		c.Summary = fmt.Sprintf("%s of %s that may be dirty is dirty; all tasks waited for I/O in %.1f %% of the last "+
 			"minute; %s", mib(now), mib(threshold), io.full, plural(len(spaces), "swap space"))
 		return nil
@@ -173,6 +186,7 @@ func swapFinding(ctx context.Context, c *Checked, s swapSpace) {
 	if err != nil {
 		return // deleted, or in another namespace
 	}
+
 	for _, l := range st.Layers {
 		what := ""
 		switch {
@@ -182,15 +196,18 @@ func swapFinding(ctx context.Context, c *Checked, s swapSpace) {
 		case l.Device.Kind == blockdev.Loop:
 			what = "the loop device " + l.Device.Path()
 		}
+
 		if l.Kind == stack.FUSE || l.Kind == stack.Network || l.Kind == stack.Zpool {
 			what = "a filesystem of type " + l.FSType
 			if l.Kind == stack.Zpool {
 				what = "a zpool"
 			}
 		}
+
 		if what == "" {
 			continue
 		}
+
 		c.find(Finding{
 			Code: "swap-on-volume", Severity: Warning, Subject: s.path,
 			Title:    fmt.Sprintf("swap space %s lies on %s", printable(s.path), what),
@@ -200,6 +217,7 @@ func swapFinding(ctx context.Context, c *Checked, s swapSpace) {
 			Do: []Step{{"take it away, and swap to a partition, a file on the disk's own filesystem, or zram",
 				[]string{"swapoff " + word(s.path)}}},
 		})
+
 		return
 	}
 }

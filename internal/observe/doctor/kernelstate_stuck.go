@@ -34,17 +34,20 @@ func waitingTasks() map[int]waiting {
 	dirs, _ := filepath.Glob("/proc/[0-9]*/task/[0-9]*") // the pattern is good
 	for _, d := range dirs {
 		stat := readText(d + "/stat")
+
 		// The command, in parentheses, may hold anything.
 		i := strings.LastIndexByte(stat, ')')
 		if i < 0 || !strings.HasPrefix(stat[i:], ") D") {
 			continue
 		}
+
 		parts := strings.Split(d, "/")
 		pid, err1 := strconv.Atoi(parts[2])
 		tid, err2 := strconv.Atoi(parts[4])
 		if errors.Join(err1, err2) != nil {
 			continue
 		}
+
 		// Nothing is read here that waits for the task, as its command line does.
 		w := waiting{pid: pid, tid: tid}
 		if f := strings.Fields(stat[i+1:]); len(f) > 6 { // from the state on; the seventh are flags
@@ -52,13 +55,16 @@ func waitingTasks() map[int]waiting {
 			flags, err := strconv.ParseUint(f[6], 10, 64)
 			w.kernel = err == nil && flags&pfKthread != 0
 		}
+
 		for line := range strings.Lines(readText(d + "/status")) {
 			if strings.Contains(line, "ctxt_switches") {
 				w.switches += line
 			}
 		}
+
 		out[tid] = w
 	}
+
 	return out
 }
 
@@ -78,7 +84,9 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Checke
 		if err := failedFilesystems(ctx, c); err != nil {
 			return err
 		}
+
 		ioErrors(c)
+
 		if len(first) > 0 {
 			select {
 			case <-time.After(pause - time.Since(start)):
@@ -86,11 +94,13 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Checke
 				return errs.Wrap("watch tasks", "", ctx.Err())
 			}
 		}
+
 		stuck, kernelThreads := 0, 0
 		second := map[int]waiting{}
 		if len(first) > 0 {
 			second = waitingTasks()
 		}
+
 		for tid, w := range second {
 			if before, ok := first[tid]; !ok || before != w || w.switches == "" {
 				continue
@@ -103,6 +113,7 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Checke
 				c.find(stuckTask(w, pause))
 			}
 		}
+
 		if n, ok := sysctl("kernel.hung_task_detect_count"); ok {
 			f := figure("hung", "tasks that the kernel found hanging since the boot", Count, n)
 			c.Measured = append(c.Measured, f)
@@ -114,6 +125,7 @@ func stuckCheck(pause time.Duration) func(context.Context, *HostRequest, *Checke
 					Why: "Something did not answer for minutes: a disk, a server, or a lock that was never released.", Do: []Step{{"see where", []string{"dmesg | grep -A 20 'blocked for more than'"}}}})
 			}
 		}
+
 		c.Measured = append(c.Measured, figure("waiting", "tasks that cannot be interrupted, at one moment", Count,
 			int64(len(first))), figure("stuck", fmt.Sprintf("that did nothing for %s", pause), Count, int64(stuck)),
 			figure("kernel_threads", "and threads of the kernel", Count, int64(kernelThreads)))
@@ -134,6 +146,7 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 		Why: "It can be neither interrupted nor killed until what it waits for happens. What it holds (locks, " +
 			"mounts, devices) stays held.",
 	}
+
 	stack := readText(base + "/stack")
 	var frames []string
 	for line := range strings.Lines(stack) {
@@ -144,10 +157,13 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 			frames = append(frames, strings.TrimSpace(name))
 		}
 	}
+
 	if len(frames) == 0 {
 		frames = append(frames, readText(base+"/wchan"))
 	}
+
 	f.Measured = append(f.Measured, words("in", "in", strings.Join(frames, " < ")))
+
 	// Of a call that takes a file first, which: "1 0x3 0x7ffc... ..."
 	file := ""
 	if call := strings.Fields(readText(base + "/syscall")); len(call) > 1 {
@@ -155,9 +171,11 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 			file = readlink(fmt.Sprintf("/proc/%d/fd/%d", w.pid, fd))
 		}
 	}
+
 	if strings.HasPrefix(file, "/") {
 		f.Measured = append(f.Measured, words("file", "perhaps on", printable(file)))
 	}
+
 	point := mountOf(w.pid, file)
 	for _, frame := range frames {
 		if strings.Contains(frame, "percpu_rwsem_wait") || strings.Contains(frame, "sb_start_write") ||
@@ -172,6 +190,7 @@ func stuckTask(w waiting, pause time.Duration) Finding {
 			break
 		}
 	}
+
 	f.Do = append(f.Do, Step{"see what else waits, and for what",
 		[]string{"ps -eo pid,stat,wchan:32,args | awk '$2 ~ /D/'", "dmesg | tail -50"}})
 	return f
@@ -183,16 +202,19 @@ func mountOf(pid int, file string) string {
 	if !strings.HasPrefix(file, "/") {
 		return ""
 	}
+
 	table, err := mount.Table(strconv.Itoa(pid))
 	if err != nil {
 		return ""
 	}
+
 	best := ""
 	for _, m := range table {
 		if below(file, m.Point) && len(m.Point) >= len(best) {
 			best = m.Point
 		}
 	}
+
 	return best
 }
 
@@ -207,6 +229,7 @@ func failedFilesystems(ctx context.Context, c *Checked) error {
 		}
 		spaces = []mount.Namespace{{Own: true, Table: table}}
 	}
+
 	seen := map[uint64]bool{}
 	filesystems := 0
 	for _, n := range spaces {
@@ -217,6 +240,7 @@ func failedFilesystems(ctx context.Context, c *Checked) error {
 			if !strings.HasPrefix(m.Source, "/dev/") {
 				continue
 			}
+
 			seen[m.Dev] = true
 			filesystems++
 			f := Finding{
@@ -228,6 +252,7 @@ func failedFilesystems(ctx context.Context, c *Checked) error {
 					"filesystem's own tool (e2fsck, xfs_repair, btrfs check), and look whether its device is well; then mount it " +
 					"again"}},
 			}
+
 			switch {
 			case m.Has("shutdown") || m.Has("emergency_ro"):
 				f.Code, f.Title = "filesystem-shutdown", fmt.Sprintf("the filesystem at %s%s has shut itself down after an error",
@@ -245,9 +270,11 @@ func failedFilesystems(ctx context.Context, c *Checked) error {
 			default:
 				continue
 			}
+
 			c.find(f)
 		}
 	}
+
 	c.Measured = append(c.Measured, figure("filesystems", "filesystems on devices", Count, int64(filesystems)))
 	return nil
 }
@@ -268,6 +295,7 @@ func xfsDown(ctx context.Context, n mount.Namespace, m mount.Entry) bool {
 		}
 		path = fmt.Sprintf("/proc/%d/root%s", n.Processes[0].PID, m.Point)
 	}
+
 	answer := make(chan error, 1)
 	go func() {
 		fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -276,6 +304,7 @@ func xfsDown(ctx context.Context, n mount.Namespace, m mount.Entry) bool {
 		}
 		answer <- err
 	}()
+
 	select {
 	case err := <-answer:
 		return errors.Is(err, unix.EIO)
@@ -303,6 +332,7 @@ func readKernelLog() (map[string]deviceErrors, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	defer unix.Close(fd)
 	out := map[string]deviceErrors{}
 	buf := make([]byte, 8192)
@@ -316,6 +346,7 @@ func readKernelLog() (map[string]deviceErrors, error) {
 		}
 		noteRecord(out, string(buf[:n]))
 	}
+
 	return out, nil
 }
 
@@ -327,10 +358,12 @@ func noteRecord(out map[string]deviceErrors, record string) {
 		delete(out, m[1]) // what was before was about another file
 		return
 	}
+
 	m := ioErrorLine.FindStringSubmatch(text)
 	if m == nil {
 		return
 	}
+
 	e := out[m[1]]
 	e.count++
 	e.line = printable(text)
@@ -339,6 +372,7 @@ func noteRecord(out map[string]deviceErrors, record string) {
 			e.last = time.Duration(us) * time.Microsecond
 		}
 	}
+
 	out[m[1]] = e
 }
 
@@ -352,6 +386,7 @@ func ioErrors(c *Checked) {
 			"only root may read it"))
 		return
 	}
+
 	c.Measured = append(c.Measured, figure("io_errors", "devices with errors in the kernel's log", Count,
 		int64(len(found))))
 	var up unix.Sysinfo_t
@@ -360,15 +395,19 @@ func ioErrors(c *Checked) {
 	for n := range found {
 		names = append(names, n)
 	}
+
 	slices.Sort(names)
+
 	for _, name := range names {
 		e := found[name]
 		if _, err := os.Stat("/sys/class/block/" + name); err != nil {
 			continue // it is gone
 		}
+
 		if strings.HasPrefix(name, "loop") && readText("/sys/class/block/"+name+"/loop/backing_file") == "" {
 			continue // nothing is attached to it any more
 		}
+
 		age := time.Duration(up.Uptime)*time.Second - e.last
 		f := Finding{
 			Code: "io-errors", Severity: Note, Subject: "/dev/" + name, Title: fmt.Sprintf("the kernel reported %s of /dev/%s",
@@ -379,13 +418,16 @@ func ioErrors(c *Checked) {
 				"a second copy.",
 			Do: []Step{{"see what the device says of itself", []string{"smartctl -a /dev/" + name}}},
 		}
+
 		if strings.HasPrefix(name, "loop") {
 			f.Do = []Step{{"see whether the file behind it was cut short, or its filesystem is full or has errors",
 				[]string{"losetup -l /dev/" + name, "dmesg | tail -50"}}}
 		}
+
 		if age < recent {
 			f.Severity = Warning
 		}
+
 		c.find(f)
 	}
 }

@@ -48,12 +48,14 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Checked) er
 		if err != nil {
 			return err
 		}
+
 		all = append(all, per...)
 		near, worst := 0, limit{max: 1}
 		for _, l := range all {
 			if l.max <= 0 {
 				continue
 			}
+
 			used := float64(l.used) / float64(l.max)
 			if l.subject == "" || used > float64(worst.used)/float64(worst.max) {
 				worst = larger(worst, l)
@@ -64,29 +66,35 @@ func limitsCheck(share float64) func(context.Context, *HostRequest, *Checked) er
 			if used <= share {
 				continue
 			}
+
 			if near++; near > maxNamed {
 				continue
 			}
+
 			title := fmt.Sprintf("%s: %d of %d in use", l.label, l.used, l.max)
 			if l.subject != "" {
 				title = fmt.Sprintf("%s of %s: %d of %d in use", l.label, l.subject, l.used, l.max)
 			}
+
 			c.find(Finding{
 				Code: l.code, Severity: Warning, Subject: l.subject, Title: title, Why: l.why, Do: l.do,
 				Measured: []Figure{figure("used", "in use", Count, l.used), figure("limit", "limit", Count, l.max),
 					known("share", "share", Percent, 100*used, 100*used)},
 			})
 		}
+
 		if near > maxNamed {
 			c.find(Finding{Code: "limit-more", Severity: Warning,
 				Title: fmt.Sprintf("%d more limits are nearly reached", near-maxNamed), Why: "Only the first are listed."})
 		}
+
 		loopNodes(q, c)
 		c.Summary = fmt.Sprintf("%d limits looked at; the nearest is %s", len(all),
 			worst.name()) + fmt.Sprintf(" with %d of %d in use%s", worst.used, worst.max, unseen)
 		if !isRoot() {
 			c.Summary += "; of other users' processes nothing is known without root"
 		}
+
 		return nil
 	}
 }
@@ -106,16 +114,19 @@ func systemLimits() []limit {
 			out = append(out, limit{code: code, label: label, used: used, max: top, why: why, do: raise(setting, 2*top)})
 		}
 	}
+
 	files := strings.Fields(readText("/proc/sys/fs/file-nr"))
 	if len(files) == 3 {
 		used, err := strconv.ParseInt(files[0], 10, 64)
 		add("limit-files", "open files of the host", used, err == nil, "fs.file-max",
 			"When it is reached nobody but root can open a file, anywhere.")
 	}
+
 	aio, ok := sysctl("fs.aio-nr")
 	add("limit-aio", "asynchronous I/O requests set up", aio, ok, "fs.aio-max-nr",
 		"When it is reached databases and fio cannot set up asynchronous I/O (EAGAIN), or go over to slower ways without "+
 			"a word.")
+
 	// running/existing tasks
 	if f := strings.Fields(readText("/proc/loadavg")); len(f) > 3 {
 		_, n, _ := strings.Cut(f[3], "/")
@@ -124,10 +135,12 @@ func systemLimits() []limit {
 		add("limit-pids", "numbers of processes and threads", tasks, err == nil, "kernel.pid_max", why)
 		add("limit-threads", "processes and threads", tasks, err == nil, "kernel.threads-max", why)
 	}
+
 	if table, err := mount.Table("self"); err == nil {
 		add("limit-mounts", "mounts of this namespace", int64(len(table)), true, "fs.mount-max",
 			"When it is reached nothing can be mounted (ENOSPC), and no container started that copies the mounts.")
 	}
+
 	return out
 }
 
@@ -147,12 +160,14 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 		if ctx.Err() != nil {
 			return nil, nil, errs.Wrap("look at limits", "", ctx.Err())
 		}
+
 		base := "/proc/" + strconv.Itoa(pid)
 		fds, err := os.ReadDir(base + "/fd")
 		if err != nil {
 			unseen.note(pid, err)
 			continue
 		}
+
 		who := fmt.Sprintf("pid %d (%s)", pid, commandOf(pid))
 		if top := openFilesLimit(base); top > 0 {
 			out = append(out, limit{
@@ -163,6 +178,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 						pid)}}, {"raise it for the running process", []string{fmt.Sprintf("prlimit --pid %d --nofile=%d", pid, 2*top)}}},
 			})
 		}
+
 		if n := mappings(base); n > 0 && mapCount > 0 {
 			out = append(out, limit{
 				code: "limit-maps", label: "memory mappings", subject: who, used: n, max: mapCount,
@@ -170,6 +186,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 				do:  raise("vm.max_map_count", 2*mapCount),
 			})
 		}
+
 		uid := -1
 		for _, fd := range fds {
 			if to, err := os.Readlink(filepath.Join(base, "fd", fd.Name())); err != nil || to != "anon_inode:inotify" &&
@@ -186,6 +203,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 			}
 		}
 	}
+
 	maxInstances, ok1 := sysctl("fs.inotify.max_user_instances")
 	maxWatches, ok2 := sysctl("fs.inotify.max_user_watches")
 	for uid, all := range instances {
@@ -194,6 +212,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 		for _, i := range all {
 			watches += i.watches
 		}
+
 		who := fmt.Sprintf("uid %d", uid)
 		find := Step{"see whose they are",
 			[]string{"find /proc/[0-9]*/fd -lname anon_inode:inotify 2>/dev/null | cut -d/ -f3 | sort | uniq -c | sort -rn | " +
@@ -205,6 +224,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 					"files\".",
 				do: append([]Step{find}, raise("fs.inotify.max_user_instances", 4*maxInstances)[1:]...)})
 		}
+
 		if ok2 {
 			out = append(out, limit{code: "limit-inotify-watches", label: "inotify watches", subject: who, used: watches,
 				max: maxWatches,
@@ -213,6 +233,7 @@ func processLimits(ctx context.Context) ([]limit, blind, error) {
 				do: append([]Step{find}, raise("fs.inotify.max_user_watches", 2*maxWatches)[1:]...)})
 		}
 	}
+
 	return out, unseen, nil
 }
 
@@ -231,6 +252,7 @@ func distinct(all []inotifyFile) []inotifyFile {
 			out = append(out, i)
 		}
 	}
+
 	return out
 }
 
@@ -264,10 +286,12 @@ func mappings(base string) int64 {
 	if i := strings.LastIndexByte(stat, ')'); i < 0 || strings.HasPrefix(stat[i:], ") D") {
 		return 0
 	}
+
 	f, err := os.Open(base + "/maps")
 	if err != nil {
 		return 0
 	}
+
 	defer f.Close()
 	var n int64
 	buf := make([]byte, 64<<10)
@@ -287,15 +311,18 @@ func loopNodes(q *HostRequest, c *Checked) {
 	if needed {
 		severity = Warning
 	}
+
 	found, _ := filepath.Glob("/sys/block/loop*")
 	c.Measured = append(c.Measured, figure("loop_devices", "loop devices", Count, int64(len(found))))
 	if n, ok := readNumber("/sys/module/loop/parameters/max_loop"); ok && n > 0 {
 		c.Measured = append(c.Measured, figure("max_loop", "loop devices made beforehand (max_loop)", Count,
 			n).noted("more are made when they are asked for"))
 	}
+
 	if len(found) == 0 {
 		return // the kernel may have no loop devices: see programs
 	}
+
 	const why = "The kernel has or makes the device, but whoever asks for it does not find its file. So it is in " +
 		"containers that do not share the host's /dev."
 	if _, err := os.Stat("/dev/loop-control"); errors.Is(err, fs.ErrNotExist) {
@@ -303,6 +330,7 @@ func loopNodes(q *HostRequest, c *Checked) {
 			Title: "/dev/loop-control is missing: no loop device can be made", Why: why,
 			Do: []Step{{"make it; in a container, share the host's /dev", []string{"mknod -m 660 /dev/loop-control c 10 237"}}}})
 	}
+
 	var missing, commands []string
 	for _, d := range found {
 		node := "/dev/" + filepath.Base(d)
@@ -312,6 +340,7 @@ func loopNodes(q *HostRequest, c *Checked) {
 				strings.ReplaceAll(readText(d+"/dev"), ":", " ")))
 		}
 	}
+
 	if len(missing) > 0 {
 		c.find(Finding{Code: "loop-nodes-missing", Severity: severity, Why: why,
 			Title:    fmt.Sprintf("%s have no file in /dev, e.g. %s", plural(len(missing), "loop device"), missing[0]),

@@ -24,20 +24,24 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 	if !isRoot() {
 		return notRoot("looking into mount namespaces")
 	}
+
 	loops, err := loopDevices()
 	if err != nil {
 		return err
 	}
+
 	spaces, missed, err := namespaces(ctx)
 	if err != nil {
 		return err
 	}
+
 	byNumber := map[uint64]loopDevice{}
 	for _, l := range loops {
 		for _, n := range l.numbers {
 			byNumber[n] = l
 		}
 	}
+
 	trees := poolTrees(q.Pool, spaces)
 	total, kept, named := 0, 0, 0
 	find := func(f Finding) {
@@ -45,12 +49,14 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 			c.find(f)
 		}
 	}
+
 	for _, n := range spaces {
 		total += len(n.Table)
 		if n.Living == 0 && len(n.Kept) > 0 {
 			kept++
 			find(keptNamespace(n))
 		}
+
 		for _, m := range n.Table {
 			l, isLoop := byNumber[m.Dev]
 			inside, volume := false, ""
@@ -59,14 +65,17 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 			} else if t := trees.of(m); t != "" {
 				inside, volume = true, trees.volume(t, q.Pool)
 			}
+
 			lost, gone := inside && volume == "", isLoop && l.deleted
 			if !lost && !gone {
 				continue
 			}
+
 			if named >= maxNamed {
 				named++
 				continue
 			}
+
 			measured := []Figure{words("mount", "mounted at", printable(m.Point)+where(n)),
 				words("fs", "filesystem", m.FSType+" of "+printable(m.Source))}
 			for _, p := range n.Processes[:min(len(n.Processes), 5)] {
@@ -74,9 +83,11 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 					measured = append(measured, words("process", "process there", fmt.Sprintf("pid %d (%s)", p.PID, p.Command)))
 				}
 			}
+
 			if t := trees.of(m); t != "" {
 				measured = append(measured, words("tree", "of the pool", t))
 			}
+
 			steps := unmountSteps(ctx, n, m)
 			if lost {
 				f := Finding{
@@ -104,10 +115,12 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 			}
 		}
 	}
+
 	if named > maxNamed {
 		c.find(Finding{Code: "mount-more", Severity: Warning,
 			Title: fmt.Sprintf("%d more mounts or namespaces are left over", named-maxNamed), Why: "Only the first are listed."})
 	}
+
 	c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
 		figure("kept", "of them without a process", Count, int64(kept)), figure("mounts", "mounts in all", Count,
 			int64(total)))
@@ -115,6 +128,7 @@ func mountLeaks(ctx context.Context, q *HostRequest, c *Checked) error {
 	if q.Pool != nil && q.Pool.Trouble != nil {
 		c.Summary += "; the pool's own could not be told from others'"
 	}
+
 	c.Summary += missed + outside()
 	return nil
 }
@@ -128,6 +142,7 @@ func keptNamespace(n mount.Namespace) Finding {
 		Why: "Filesystems that are mounted there stay in use, with their devices, though `mount` and `fuser` show " +
 			"nothing.",
 	}
+
 	var unmount []string
 	for _, k := range n.Kept {
 		f.Measured = append(f.Measured, words("kept_by", "kept by", printable(k)))
@@ -135,31 +150,37 @@ func keptNamespace(n mount.Namespace) Finding {
 			unmount = append(unmount, "umount "+word(k))
 		}
 	}
+
 	if len(unmount) > 0 {
 		f.Do = []Step{{"if nobody needs it: it ends when nothing keeps it any more", unmount}}
 	} else {
 		f.Do = []Step{{Text: "if nobody needs it: end the process that has it open"}}
 	}
+
 	return f
 }
 
 // unmountSteps says who uses a mount and how it goes.
 func unmountSteps(ctx context.Context, n mount.Namespace, m mount.Entry) []Step {
 	var steps []Step
+
 	// Of a mount that is in another namespace only, that namespace's processes tell.
 	// with an error there may be more
 	if holders, _ := mount.Holders(ctx, mount.Query{Dev: m.Dev, At: m.Point}); m.FSType != "btrfs" && len(holders) > 0 {
 		steps = append(steps, Step{Text: printable(mount.FormatHolders(holders[:min(len(holders), 8)]))})
 	}
+
 	if cmd := inside(n, "umount "+word(m.Point)); cmd != "" {
 		steps = append(steps, Step{"unmount it there", []string{cmd}})
 	}
+
 	if !n.Own && len(n.Processes) > 0 {
 		p := n.Processes[0]
 		steps = append(steps,
 			Step{fmt.Sprintf("or end what lives there, if it is not needed any more (%s in all)", plural(n.Living, "process")),
 				[]string{fmt.Sprintf("ps -f -p %d", p.PID)}})
 	}
+
 	return steps
 }
 
@@ -175,15 +196,18 @@ func poolTrees(p *PoolFacts, spaces []mount.Namespace) poolPart {
 	if p == nil || p.Trouble != nil || len(spaces) == 0 {
 		return poolPart{}
 	}
+
 	dir := filepath.Join(real(p.Data), "objects")
 	e, ok := mount.At(spaces[0].Table, dir)
 	if !ok {
 		return poolPart{}
 	}
+
 	rel, err := filepath.Rel(e.Point, dir)
 	if err != nil || strings.HasPrefix(rel, "..") {
 		return poolPart{}
 	}
+
 	return poolPart{e.Dev, filepath.Join(e.Root, rel)}
 }
 
@@ -207,6 +231,7 @@ func (t poolPart) volume(object string, p *PoolFacts) string {
 	if err != nil {
 		return "?" // then nothing can be called lost
 	}
+
 	for _, e := range table {
 		if name := p.Mounts[e.Point]; name != "" {
 			if o, _, _ := strings.Cut(t.of(e), "/"); o == first {
@@ -214,6 +239,7 @@ func (t poolPart) volume(object string, p *PoolFacts) string {
 			}
 		}
 	}
+
 	return ""
 }
 
@@ -245,6 +271,7 @@ func measureMounts() mountCost {
 			*to = d
 		}
 	}
+
 	var c mountCost
 	for range tries {
 		start := time.Now()
@@ -253,28 +280,35 @@ func measureMounts() mountCost {
 			best(&c.read, time.Since(start))
 			c.bytes = int64(len(b))
 		}
+
 		_ = onThread(func() error {
 			start := time.Now()
 			if c.copyErr = unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); c.copyErr != nil {
 				return nil
 			}
+
 			best(&c.copy, time.Since(start))
+
 			// From here on nothing that is mounted goes over into other namespaces.
 			if c.mountErr = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); c.mountErr != nil {
 				return nil
 			}
+
 			start = time.Now()
 			if c.mountErr = mountTmpfs("/proc"); c.mountErr != nil {
 				return nil
 			}
+
 			best(&c.mount, time.Since(start))
 			start = time.Now()
 			if c.mountErr = unix.Unmount("/proc", 0); c.mountErr == nil {
 				best(&c.unmount, time.Since(start))
 			}
+
 			return nil
 		})
 	}
+
 	return c
 }
 
@@ -284,18 +318,22 @@ func mountTmpfs(at string) error {
 	if err != nil {
 		return fmt.Errorf("fsopen: %w", err)
 	}
+
 	defer unix.Close(fsfd)
 	if err := unix.FsconfigCreate(fsfd); err != nil {
 		return fmt.Errorf("fsconfig: %w", err)
 	}
+
 	m, err := unix.Fsmount(fsfd, unix.FSMOUNT_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("fsmount: %w", err)
 	}
+
 	defer unix.Close(m)
 	if err := unix.MoveMount(m, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("move_mount: %w", err)
 	}
+
 	return nil
 }
 
@@ -310,6 +348,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 		if ctx.Err() != nil {
 			return errs.Wrap("count mounts", "", ctx.Err())
 		}
+
 		if err != nil {
 			// Without root our own is still known.
 			table, terr := mount.Table("self")
@@ -319,25 +358,30 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 			spaces, missed = []mount.Namespace{{Own: true,
 				Table: table}}, "; only this process's mounts can be seen without root"
 		}
+
 		cost := measureMounts()
 		measured := cost.figures()
 		total, most := 0, 0
 		slices.SortStableFunc(spaces, func(a, b mount.Namespace) int { return len(b.Table) - len(a.Table) })
+
 		for i, n := range spaces {
 			total += len(n.Table)
 			most = max(most, len(n.Table))
 			if len(n.Table) < t.note || i >= maxNamed {
 				continue
 			}
+
 			f := Finding{
 				Code: "mounts-many", Severity: Note, Subject: fmt.Sprintf("mnt:[%d]", n.ID), Why: whyMounts,
 				Title:    fmt.Sprintf("%d mounts%s", len(n.Table), where(n)),
 				Measured: []Figure{figure("mounts", "mounts", Count, int64(len(n.Table)))},
 			}
+
 			if len(n.Shared) > 0 {
 				f.Measured = append(f.Measured, figure("shared", "of them shared", Count,
 					int64(len(n.Shared))).noted("a mount there is made in each namespace that shares it"))
 			}
+
 			f.Measured = append(f.Measured, mountKinds(n.Table)...)
 			if n.Own {
 				f.Measured = append(f.Measured, measured...)
@@ -345,6 +389,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 			if len(n.Table) >= t.warn || n.Own && (cost.read > t.read || cost.copy > t.copy) {
 				f.Severity = Warning
 			}
+
 			f.Do = []Step{
 				{"see what they are",
 					[]string{strings.TrimSpace(inside(n,
@@ -352,8 +397,10 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 				{Text: "unmount what is idle: a dataset, subvolume or volume need not be mounted to exist (`pando umount " +
 					"VOLUME`; of ZFS `zfs set canmount=noauto DATASET`)"},
 			}
+
 			c.find(f)
 		}
+
 		if len(c.Findings) == 0 && (cost.read > t.read || cost.copy > t.copy) {
 			c.find(Finding{
 				Code: "mounts-slow", Severity: Warning, Measured: measured, Why: whyMounts,
@@ -362,6 +409,7 @@ func mountCount(t mountThresholds) func(context.Context, *HostRequest, *Checked)
 					[]string{"cat /proc/pressure/cpu", "ps -eo pid,stat,wchan:32,comm | grep -w D"}}},
 			})
 		}
+
 		c.Measured = append(c.Measured, figure("namespaces", "mount namespaces", Count, int64(len(spaces))),
 			figure("mounts", "mounts in all", Count, int64(total)), figure("most", "in one", Count, int64(most)))
 		c.Measured = append(c.Measured, measured...)
@@ -386,6 +434,7 @@ func (m mountCost) figures() []Figure {
 		}
 		return known(name, label+", microseconds", Count, float64(d.Microseconds()), float64(d.Microseconds()))
 	}
+
 	return []Figure{
 		micro("read_us", "reading the mount table", m.read, nil),
 		figure("table", "size of the mount table", Bytes, m.bytes),
@@ -401,19 +450,23 @@ func mountKinds(table []mount.Entry) []Figure {
 	for _, m := range table {
 		n[m.FSType]++
 	}
+
 	var kinds []string
 	for k := range n {
 		kinds = append(kinds, k)
 	}
+
 	slices.SortFunc(kinds, func(a, b string) int {
 		if n[a] != n[b] {
 			return n[b] - n[a]
 		}
 		return strings.Compare(a, b)
 	})
+
 	var out []Figure
 	for _, k := range kinds[:min(len(kinds), 4)] {
 		out = append(out, figure("type_"+k, "of type "+k, Count, int64(n[k])))
 	}
+
 	return out
 }

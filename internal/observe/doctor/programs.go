@@ -90,6 +90,7 @@ func distribution(text string) (family, string) {
 			v[k] = strings.Trim(val, `"'`)
 		}
 	}
+
 	for _, id := range append([]string{v["ID"]}, strings.Fields(v["ID_LIKE"])...) {
 		switch id {
 		case "debian", "ubuntu":
@@ -104,6 +105,7 @@ func distribution(text string) (family, string) {
 			return suse, v["PRETTY_NAME"]
 		}
 	}
+
 	return "", v["PRETTY_NAME"]
 }
 
@@ -112,6 +114,7 @@ func install(f family, pkgs []string) []Step {
 	if installers[f] == "" {
 		return []Step{{Text: "install, under the names that they have on this system: " + strings.Join(pkgs, ", ")}}
 	}
+
 	var names, notes []string
 	for _, p := range pkgs {
 		name := p
@@ -123,10 +126,12 @@ func install(f family, pkgs []string) []Step {
 			notes = append(notes, name+": "+n)
 		}
 	}
+
 	text := "install them"
 	if len(notes) > 0 {
 		text += " (" + strings.Join(notes, "; ") + ")"
 	}
+
 	return []Step{{text, []string{installers[f] + " " + strings.Join(names, " ")}}}
 }
 
@@ -161,17 +166,20 @@ func programsCheck(_ context.Context, q *HostRequest, c *Checked) error {
 			g.pkgs = append(g.pkgs, p.pkg)
 		}
 	}
+
 	if len(needed.pkgs) > 0 {
 		c.find(Finding{Code: "programs-needed", Severity: Warning, Subject: q.Pool.Dir,
 			Title: "programs are missing that the pool needs", Measured: needed.figures,
 			Why: "Commands that run them fail.", Do: install(fam, needed.pkgs)})
 	}
+
 	if len(other.pkgs) > 0 {
 		c.find(Finding{Code: "programs-missing", Severity: Note,
 			Title: fmt.Sprintf("%s missing that some commands would run",
 				plural(len(other.figures), "program")), Measured: other.figures,
 			Why: "Only what they are for cannot be done.", Do: install(fam, other.pkgs)})
 	}
+
 	have := 0
 	var lacksNeeded, lacks []Figure
 	var steps, stepsNeeded []Step
@@ -181,17 +189,20 @@ func programsCheck(_ context.Context, q *HostRequest, c *Checked) error {
 			have++
 			continue
 		}
+
 		fig := words(f.name, f.name, fmt.Sprintf("%s: for %s", why, f.use))
 		step := Step{Text: f.name + ": " + f.remedy}
 		if f.command != "" {
 			step.Commands = []string{f.command}
 		}
+
 		if f.pool != nil && q.Pool != nil && f.pool(q.Pool) {
 			lacksNeeded, stepsNeeded = append(lacksNeeded, fig), append(stepsNeeded, step)
 		} else {
 			lacks, steps = append(lacks, fig), append(steps, step)
 		}
 	}
+
 	if q.Pool != nil && q.Pool.Driver == "reflink" && q.Pool.Trouble == nil {
 		if why := lacksReflink(q.Pool.Data); why != "" {
 			lacksNeeded = append(lacksNeeded, words("reflink", "FICLONE", why))
@@ -200,17 +211,20 @@ func programsCheck(_ context.Context, q *HostRequest, c *Checked) error {
 					"(push it to a remote, and pull it into a new one)"})
 		}
 	}
+
 	if len(lacksNeeded) > 0 {
 		c.find(Finding{Code: "features-needed", Severity: Warning, Subject: q.Pool.Dir,
 			Title: "features of the kernel are missing that the pool needs", Measured: lacksNeeded, Why: "Commands that use " +
 				"them fail.", Do: stepsNeeded})
 	}
+
 	if len(lacks) > 0 {
 		c.find(Finding{Code: "features-missing", Severity: Note,
 			Title: fmt.Sprintf("%s of the kernel missing that some commands would use",
 				plural(len(lacks), "feature")), Measured: lacks, Why: "Only what they are for cannot be done, or is told less " +
 				"exactly.", Do: steps})
 	}
+
 	var u unix.Utsname
 	_ = unix.Uname(&u)
 	c.Measured = append(c.Measured, words("system", "system", pretty),
@@ -237,6 +251,7 @@ func features() []feature {
 			return lacksFilesystem(fs)
 		}, remedy: "load the module, or use a kernel that has it", command: "modprobe " + fs, pool: pool}
 	}
+
 	return []feature{
 		fsFeature("ext4", "volumes with ext4 inside", onImages),
 		fsFeature("xfs", "loop-backed pools, volumes with XFS inside", onLoop),
@@ -287,10 +302,12 @@ func hasModule(name string) bool {
 	if _, err := os.Stat("/sys/module/" + name); err == nil {
 		return true
 	}
+
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
 		return false
 	}
+
 	dir := filepath.Join("/lib/modules", unix.ByteSliceToString(u.Release[:]))
 	for _, list := range []string{"modules.builtin", "modules.dep"} {
 		for line := range strings.Lines(readText(filepath.Join(dir, list))) {
@@ -301,6 +318,7 @@ func hasModule(name string) bool {
 			}
 		}
 	}
+
 	return false
 }
 
@@ -317,12 +335,14 @@ func lacksFsopen() string {
 		unix.Close(fd)
 		return ""
 	}
+
 	if errors.Is(err, unix.ENOSYS) {
 		return "the kernel does not have it"
 	}
 	if errors.Is(err, unix.EPERM) && !isRoot() {
 		return "" // it is there, and root may
 	}
+
 	return err.Error()
 }
 
@@ -346,6 +366,7 @@ func lacksReflink(dir string) string {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return err.Error()
 	}
+
 	const bcachefs = 0xca451a4e
 	switch uint32(st.Type) {
 	case unix.BTRFS_SUPER_MAGIC, bcachefs, unix.OCFS2_SUPER_MAGIC:
@@ -362,5 +383,6 @@ func lacksReflink(dir string) string {
 		}
 		return "this XFS was made without reflink=1"
 	}
+
 	return fmt.Sprintf("the pool lies on a filesystem (of type %#x) whose files cannot share blocks", st.Type)
 }

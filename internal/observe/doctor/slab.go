@@ -52,11 +52,13 @@ func parseSlabinfo(r io.Reader) ([]slabCache, error) {
 		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, "slabinfo") {
 			continue
 		}
+
 		// name active total size perslab pagesperslab : tunables ... : slabdata active_slabs slabs shared
 		f := strings.Fields(line)
 		if len(f) < 15 || f[6] != ":" || f[12] != "slabdata" {
 			continue
 		}
+
 		active, err1 := strconv.ParseInt(f[1], 10, 64)
 		pages, err2 := strconv.ParseInt(f[5], 10, 64)
 		slabs, err3 := strconv.ParseInt(f[14], 10, 64)
@@ -64,6 +66,7 @@ func parseSlabinfo(r io.Reader) ([]slabCache, error) {
 			out = append(out, slabCache{f[0], active, slabs * pages * page})
 		}
 	}
+
 	return out, sc.Err()
 }
 
@@ -83,6 +86,7 @@ func parseSPL(text string) []slabCache {
 			out = append(out, slabCache{f[0], objects, size})
 		}
 	}
+
 	return out
 }
 
@@ -101,6 +105,7 @@ func slabsFromSys(root string) []slabCache {
 			out = append(out, slabCache{filepath.Base(d), objects, slabs << order * int64(os.Getpagesize())})
 		}
 	}
+
 	return out
 }
 
@@ -120,6 +125,7 @@ func meminfo() map[string]int64 {
 			out[name] = n
 		}
 	}
+
 	return out
 }
 
@@ -134,14 +140,17 @@ func readSlabs() ([]slabCache, string) {
 			from = "/proc/slabinfo"
 		}
 	}
+
 	if from == "" {
 		if out = slabsFromSys("/sys/kernel/slab"); len(out) > 0 {
 			from = "/sys/kernel/slab"
 		}
 	}
+
 	if spl := parseSPL(readText("/proc/spl/kmem/slab")); len(spl) > 0 {
 		out, from = append(out, spl...), strings.TrimPrefix(from+" and /proc/spl/kmem/slab", " and ")
 	}
+
 	return out, from
 }
 
@@ -158,6 +167,7 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) e
 		if total <= 0 {
 			return skip("/proc/meminfo cannot be read")
 		}
+
 		caches, from := readSlabs()
 		var sum, objects int64
 		bytes, count := map[string]int64{}, map[string]int64{}
@@ -169,11 +179,13 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) e
 				objects += k.objects
 			}
 		}
+
 		by := "inodes and names of files"
 		if from == "" {
 			// Of what can be freed, nearly all is theirs.
 			sum, by = mem["SReclaimable"], "reclaimable memory of the kernel, nearly all of it inodes and names of files"
 		}
+
 		share := float64(sum) / float64(total)
 		measured := []Figure{
 			figure("inodes", by, Bytes, sum), known("share", "of this host's memory", Percent, 100*share, 100*share),
@@ -182,33 +194,40 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) e
 			figure("available", "memory available to programs", Bytes,
 				mem["MemAvailable"]).noted("it counts most of what is reclaimable"),
 		}
+
 		if from == "" {
 			measured[0] = measured[0].noted("by filesystem it is known to root only")
 		}
+
 		var kinds []string
 		for fs := range bytes {
 			if bytes[fs] > 0 {
 				kinds = append(kinds, fs)
 			}
 		}
+
 		slices.SortFunc(kinds, func(a, b string) int {
 			if bytes[a] != bytes[b] {
 				return int(max(min(bytes[b]-bytes[a], 1), -1))
 			}
 			return strings.Compare(a, b)
 		})
+
 		for _, fs := range kinds {
 			measured = append(measured, figure("fs_"+fs, fs, Bytes, bytes[fs]).noted(fmt.Sprintf("%d in use", count[fs])))
 		}
+
 		c.Measured = measured
 		what := "unknown by filesystem"
 		if len(kinds) > 0 {
 			what = fmt.Sprintf("most of it of %s", kinds[0])
 		}
+
 		c.Summary = fmt.Sprintf("%s of %s of memory is %s: %.1f %%, %s", mib(sum), mib(total), by, 100*share, what)
 		if share < t.note {
 			return nil
 		}
+
 		f := Finding{
 			Code: "slab-large", Severity: Note, Measured: measured,
 			Title: fmt.Sprintf("%.0f %% of this host's memory keeps inodes and names of files", 100*share),
@@ -233,9 +252,11 @@ func slabCheck(t slabThresholds) func(context.Context, *HostRequest, *Checked) e
 				},
 			},
 		}
+
 		if share >= t.warn {
 			f.Severity = Warning
 		}
+
 		c.find(f)
 		return nil
 	}

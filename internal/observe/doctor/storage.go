@@ -60,10 +60,12 @@ func ownFilesystems() ([]mounted, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	top := map[string]uint64{} // the last mount at a place hides those before
 	for _, e := range table {
 		top[e.Point] = e.ID
 	}
+
 	worth := func(e mount.Entry) (n int) {
 		if top[e.Point] == e.ID {
 			n += 2
@@ -73,6 +75,7 @@ func ownFilesystems() ([]mounted, error) {
 		}
 		return n
 	}
+
 	var out []mounted
 	at := map[string]int{}
 	for _, e := range table {
@@ -85,6 +88,7 @@ func ownFilesystems() ([]mounted, error) {
 			out[i].Entry = e
 		}
 	}
+
 	return out, nil
 }
 
@@ -96,13 +100,16 @@ func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error)
 	if out, err = ownFilesystems(); err != nil {
 		return nil, 0, err
 	}
+
 	known, spaces := map[string]bool{}, map[string]bool{}
 	for _, m := range out {
 		known[superblock(m.Entry)] = true
 	}
+
 	if own, err := os.Readlink("/proc/self/ns/mnt"); err == nil {
 		spaces[own] = true
 	}
+
 	err = processes(ctx, func(pid int, dir string) {
 		space, err := os.Readlink(filepath.Join(dir, "ns/mnt"))
 		switch {
@@ -112,10 +119,12 @@ func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error)
 		case err != nil || space == "" || spaces[space]:
 			return
 		}
+
 		table, err := mount.Table(strconv.Itoa(pid))
 		if err != nil {
 			return // it is gone
 		}
+
 		spaces[space] = true
 		for _, e := range table {
 			if k := superblock(e); !known[k] {
@@ -124,6 +133,7 @@ func hostFilesystems(ctx context.Context) (out []mounted, unseen int, err error)
 			}
 		}
 	})
+
 	return out, unseen, err
 }
 
@@ -134,11 +144,13 @@ func processes(ctx context.Context, fn func(pid int, dir string)) error {
 	if err != nil {
 		return err
 	}
+
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return err
 	}
+
 	for _, n := range names {
 		pid, err := strconv.Atoi(n)
 		if err != nil {
@@ -149,6 +161,7 @@ func processes(ctx context.Context, fn func(pid int, dir string)) error {
 		}
 		fn(pid, filepath.Join("/proc", n))
 	}
+
 	return nil
 }
 

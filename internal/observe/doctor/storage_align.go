@@ -31,12 +31,14 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Checked) error {
 	if err != nil {
 		return err
 	}
+
 	g := grains{}
 	parts := 0
 	for _, d := range devices {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		switch d.Kind {
 		case blockdev.Partition:
 			parts++
@@ -49,10 +51,12 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Checked) error {
 			}
 		}
 	}
+
 	all, err := ownFilesystems()
 	if err != nil {
 		return err
 	}
+
 	looked := 0
 	for _, m := range all {
 		if err := ctx.Err(); err != nil {
@@ -62,18 +66,21 @@ func checkAlignment(ctx context.Context, _ *HostRequest, c *Checked) error {
 			looked++
 		}
 	}
+
 	pools, why := zpools(ctx)
 	for _, p := range pools {
 		if err := c.ashift(ctx, p, g); err != nil {
 			why = fmt.Sprintf("the block sizes of zpool %s: %v", p, err)
 		}
 	}
+
 	c.Measured = append(c.Measured, figure("partitions", "partitions", Count, int64(parts)),
 		figure("filesystems", "filesystems on devices", Count, int64(looked)))
 	zfsText := ""
 	if len(pools) > 0 {
 		zfsText = counted(len(pools), "zpool")
 	}
+
 	c.Summary = sentence(counted(parts, "partition"), counted(looked, "filesystem"), zfsText, why)
 	return nil
 }
@@ -95,6 +102,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 	if n, ok := g[k]; ok {
 		return n
 	}
+
 	n := max(d.PhysicalBytes, d.LogicalBytes, 512)
 	g[k] = n // what lies on itself ends here
 	switch d.Kind {
@@ -102,6 +110,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 		if !through && !d.DirectIO {
 			break
 		}
+
 		var st unix.Stat_t
 		var sf unix.Statfs_t
 		if unix.Stat(d.Backing, &st) != nil || unix.Statfs(d.Backing, &sf) != nil {
@@ -110,6 +119,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 		if through {
 			n = max(n, min(int(sf.Bsize), pageBytes))
 		}
+
 		if below, err := blockdev.Lookup(st.Dev); err == nil {
 			n = max(n, g.of(below, through))
 		}
@@ -122,6 +132,7 @@ func (g grains) of(d blockdev.Device, through bool) int {
 			n = max(n, g.of(x, through))
 		}
 	}
+
 	g[k] = n
 	return n
 }
@@ -156,14 +167,17 @@ func (c *Checked) filesystemBlocks(m mounted, g grains) bool {
 	if m.FSType != "xfs" && !strings.HasPrefix(m.FSType, "ext") {
 		return false
 	}
+
 	d, err := blockdev.Lookup(m.Dev)
 	if err != nil || d.ReadOnly {
 		return false
 	}
+
 	sf, ok := m.onTop()
 	if !ok {
 		return false
 	}
+
 	grain := g.of(d, false)
 	if int(sf.Bsize) < grain {
 		c.find(Finding{
@@ -179,18 +193,23 @@ func (c *Checked) filesystemBlocks(m mounted, g grains) bool {
 		})
 		return true
 	}
+
 	if m.FSType != "xfs" {
 		return true
 	}
+
 	dir, err := os.Open(m.Point)
 	if err != nil {
 		return true
 	}
+
 	defer dir.Close()
+
 	sector, err := kernel.XFSSectorBytes(dir)
 	if err != nil || sector >= grain {
 		return true
 	}
+
 	c.find(Finding{
 		Code: "alignment-xfs-sector", Severity: Note, Subject: m.Point,
 		Title: fmt.Sprintf("the XFS at %s writes its log in units of %d bytes to a disk with blocks of %d", m.Point,
@@ -202,6 +221,7 @@ func (c *Checked) filesystemBlocks(m mounted, g grains) bool {
 		Do: []Step{{"when it is made anew: by itself mkfs.xfs takes the disk's blocks, but cannot see them through " +
 			"a file", []string{fmt.Sprintf("mkfs.xfs -s size=%d DEVICE", grain)}}},
 	})
+
 	return true
 }
 
@@ -217,12 +237,14 @@ func (c *Checked) ashift(ctx context.Context, pool string, g grains) error {
 	if err != nil {
 		return err
 	}
+
 	shifts, err := ashifts(ctx, pool)
 	done := map[string]bool{}
 	for _, v := range vdevs {
 		if v.path == "" || v.class == "cache" || v.class == "spares" || done[v.top] {
 			continue
 		}
+
 		block, native := 0, 0
 		if m := tooSmall().FindStringSubmatch(v.note); m != nil {
 			block, _ = strconv.Atoi(m[1])
@@ -231,9 +253,11 @@ func (c *Checked) ashift(ctx context.Context, pool string, g grains) error {
 			block = 1 << shift
 			native = nativeBytes(v.path, g)
 		}
+
 		if block == 0 || native <= block {
 			continue
 		}
+
 		done[v.top] = true
 		c.find(Finding{
 			Code: "alignment-ashift", Severity: Warning, Subject: pool,
@@ -251,6 +275,7 @@ func (c *Checked) ashift(ctx context.Context, pool string, g grains) error {
 			},
 		})
 	}
+
 	return err
 }
 

@@ -52,10 +52,12 @@ func btrfsAll() ([]btrfsFS, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	all, err := ownFilesystems()
 	if err != nil {
 		return nil, err
 	}
+
 	var out []btrfsFS
 	for _, d := range dirs {
 		b := btrfsFS{dir: filepath.Dir(d)}
@@ -72,8 +74,10 @@ func btrfsAll() ([]btrfsFS, error) {
 				b.point = m.Point
 			}
 		}
+
 		out = append(out, b)
 	}
+
 	return out, nil
 }
 
@@ -83,16 +87,19 @@ func (c *Checked) eachBtrfs(ctx context.Context, one func(btrfsFS)) error {
 	if err != nil {
 		return err
 	}
+
 	if len(all) == 0 {
 		c.Summary = "no btrfs is mounted"
 		return nil
 	}
+
 	for _, b := range all {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		one(b)
 	}
+
 	c.Measured = append(c.Measured, figure("btrfs", "btrfs filesystems", Count, int64(len(all))))
 	c.Summary = counted(len(all), "btrfs filesystem")
 	return nil
@@ -113,16 +120,19 @@ func (c *Checked) metadata(b btrfsFS) {
 	if total == 0 {
 		return // data and metadata in the same chunks: how full it is says all
 	}
+
 	reserve := number("global_rsv_size")
 	used := number("metadata/bytes_used") + number("metadata/bytes_pinned") + number("metadata/bytes_reserved")
 	unallocated, ok := b.unallocated(onDisk + number("data/disk_total") + number("system/disk_total"))
 	copies := max(onDisk/total, 1)
+
 	// A chunk is chunk_size, or a tenth of a small filesystem.
 	size := unallocated + onDisk + number("data/disk_total")
 	chunk := min(number("metadata/chunk_size"), size/10)
 	if !ok || unallocated >= copies*chunk {
 		return // it takes another chunk when it needs one
 	}
+
 	percent := 100 * float64(used+reserve) / float64(total)
 	left := max(total-used-reserve, 0)
 	s := Severity("")
@@ -136,6 +146,7 @@ func (c *Checked) metadata(b btrfsFS) {
 	default:
 		return
 	}
+
 	data, dataUsed := number("data/total_bytes"), number("data/bytes_used")
 	f := Finding{
 		Code: "btrfs-metadata-full", Severity: s, Subject: b.subject(),
@@ -157,10 +168,12 @@ func (c *Checked) metadata(b btrfsFS) {
 			"it is full writes fail with \"no space\" while df shows room, " +
 			"snapshots and even deleting fail, and the filesystem may go read-only.",
 	}
+
 	at := b.point
 	if at == "" {
 		at = "MOUNTPOINT"
 	}
+
 	at = word(at)
 	f.Do = []Step{
 		{"give nearly empty data chunks back. This moves what is in them: begin with few, and raise the number until some " +
@@ -169,10 +182,12 @@ func (c *Checked) metadata(b btrfsFS) {
 		{"delete snapshots and small files; if nothing works any more, lend it a disk for the balance",
 			[]string{"btrfs device add DISK " + at, "btrfs balance start -dusage=20 " + at, "btrfs device remove DISK " + at}},
 	}
+
 	if data-dataUsed < data/20 {
 		f.Do = append(f.Do[1:2:2],
 			Step{Text: "data chunks are full, too: a balance has nothing to give back. It needs a larger disk, or less in it"})
 	}
+
 	c.find(f)
 }
 
@@ -184,10 +199,12 @@ func (b btrfsFS) unallocated(inChunks int64) (n int64, ok bool) {
 			return n, true
 		}
 	}
+
 	devs, err := filepath.Glob(filepath.Join(b.dir, "devices/*/size"))
 	if err != nil || len(devs) == 0 {
 		return 0, false
 	}
+
 	for _, d := range devs {
 		sectors, ok := sysNumber(d)
 		if !ok {
@@ -195,6 +212,7 @@ func (b btrfsFS) unallocated(inChunks int64) (n int64, ok bool) {
 		}
 		n += sectors * 512
 	}
+
 	return max(n-inChunks, 0), true
 }
 
@@ -204,11 +222,13 @@ func (b btrfsFS) unallocatedOf() (n int64, ok bool) {
 	if err != nil {
 		return 0, false
 	}
+
 	defer f.Close()
 	ids, err := os.ReadDir(filepath.Join(b.dir, "devinfo"))
 	if err != nil || len(ids) == 0 {
 		return 0, false
 	}
+
 	for _, id := range ids {
 		i, err := strconv.ParseUint(id.Name(), 10, 64)
 		if err != nil {
@@ -220,6 +240,7 @@ func (b btrfsFS) unallocatedOf() (n int64, ok bool) {
 		}
 		n += total - allocated
 	}
+
 	return n, true
 }
 
@@ -245,14 +266,17 @@ func (c *Checked) qgroups(b btrfsFS) {
 	if sysText(dir, "enabled") != "1" {
 		return
 	}
+
 	mode := sysText(dir, "mode") // since Linux 6.7
 	if mode == "squota" {
 		return // it counts for whoever wrote an extent first, and walks nowhere
 	}
+
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return
 	}
+
 	// A group of level 0 for each subvolume.
 	n := len(slices.DeleteFunc(entries, func(e os.DirEntry) bool { return !strings.HasPrefix(e.Name(), "0_") }))
 	s := Note
@@ -262,6 +286,7 @@ func (c *Checked) qgroups(b btrfsFS) {
 	case n < qgroupsNote:
 		return
 	}
+
 	f := Finding{
 		Code: "btrfs-qgroups-many", Severity: s, Subject: b.subject(),
 		Title: fmt.Sprintf("the btrfs at %s counts quotas for %d subvolumes", b.subject(), n),
@@ -273,12 +298,15 @@ func (c *Checked) qgroups(b btrfsFS) {
 		Do: []Step{{Text: "turn quotas off, unless somebody needs the figures; Pando does not",
 			Commands: []string{"btrfs quota disable " + word(b.subject())}}},
 	}
+
 	if mode != "" {
 		f.Do = append(f.Do, Step{"or count in the simple way, which walks nowhere (Linux 6.7, btrfs-progs 6.7)",
 			[]string{"btrfs quota disable " + word(b.subject()), "btrfs quota enable --simple " + word(b.subject())}})
 	}
+
 	if sysText(dir, "inconsistent") == "1" {
 		f.Measured = append(f.Measured, words("inconsistent", "its figures", "out of date: a rescan is needed or running"))
 	}
+
 	c.find(f)
 }

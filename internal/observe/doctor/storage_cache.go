@@ -16,6 +16,7 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Checked) error {
 	if err != nil {
 		return err
 	}
+
 	whole, volatile := 0, 0
 	for _, d := range devices {
 		if d.Kind == blockdev.Partition {
@@ -27,12 +28,14 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Checked) error {
 		}
 		c.overridden(d)
 	}
+
 	c.Measured = append(c.Measured,
 		figure("devices", "block devices", Count, int64(whole)),
 		figure("volatile", "with a volatile cache, which is flushed", Count, int64(volatile)))
 	if err := c.inMemory(ctx, q); err != nil {
 		return err
 	}
+
 	pools, why := zpools(ctx)
 	logs := 0
 	for _, p := range pools {
@@ -42,10 +45,12 @@ func checkWriteCache(ctx context.Context, q *HostRequest, c *Checked) error {
 		}
 		logs += n
 	}
+
 	logText := ""
 	if len(pools) > 0 {
 		logText = counted(logs, "log device") + " of ZFS"
 	}
+
 	c.Summary = sentence(fmt.Sprintf("%s, %d with a volatile cache that is flushed", counted(whole, "block device"),
 		volatile), logText, why)
 	return ctx.Err()
@@ -57,6 +62,7 @@ func (c *Checked) overridden(d blockdev.Device) {
 	if hardware == "" {
 		return
 	}
+
 	set := "/sys/block/" + filepath.Base(strings.ReplaceAll(d.Name, "/", "!")) + "/queue/write_cache"
 	f := Finding{
 		Code: "write-cache-overridden", Severity: Warning, Subject: d.Path(),
@@ -74,6 +80,7 @@ func (c *Checked) overridden(d blockdev.Device) {
 				[]string{"echo 'write back' > " + set, "grep -r write_cache /etc/udev/rules.d /lib/udev/rules.d"}},
 		},
 	}
+
 	if d.Kind == blockdev.Loop {
 		f.Code, f.Severity = "write-cache-loop", Critical
 		f.Title = fmt.Sprintf("%s does not pass syncs on to its file: the kernel was told that it has no cache", d.Path())
@@ -83,6 +90,7 @@ func (c *Checked) overridden(d blockdev.Device) {
 			"The setting stays when the file is detached: the next file on this device has it, too."
 		f.Do = []Step{{"let the kernel flush again", []string{"echo 'write back' > " + set}}}
 	}
+
 	c.find(f)
 }
 
@@ -107,22 +115,27 @@ func (c *Checked) inMemory(ctx context.Context, q *HostRequest) error {
 	if err != nil {
 		return err
 	}
+
 	for _, m := range all {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		if !onDevices[m.FSType] {
 			continue
 		}
+
 		d, err := blockdev.Lookup(m.Dev)
 		if err != nil { // btrfs
 			if d, err = blockdev.LookupPath(m.Source); err != nil {
 				continue
 			}
 		}
+
 		if d.Kind != blockdev.Memory {
 			continue
 		}
+
 		f := Finding{
 			Code: "write-cache-memory", Severity: Note, Subject: m.Point,
 			Title: fmt.Sprintf("the %s at %s is in memory (%s): it is gone with the power, synced or not", m.FSType, m.Point,
@@ -131,15 +144,19 @@ func (c *Checked) inMemory(ctx context.Context, q *HostRequest) error {
 			Why:      "Flushes of it are done and save nothing. For what may be lost, that is as good as tmpfs.",
 			Do:       []Step{{Text: "keep nothing in it that must survive"}},
 		}
+
 		c.find(f)
 	}
+
 	if q.Pool == nil || q.Pool.Data == "" {
 		return nil
 	}
+
 	s, err := stack.Of(ctx, q.Pool.Data)
 	if err != nil {
 		return nil // other checks say that the pool is not there
 	}
+
 	for _, l := range s.Layers {
 		if l.Kind == stack.InMemory || l.Device != nil && l.Device.Kind == blockdev.Memory {
 			c.find(Finding{
@@ -153,6 +170,7 @@ func (c *Checked) inMemory(ctx context.Context, q *HostRequest) error {
 			break
 		}
 	}
+
 	return nil
 }
 
@@ -162,11 +180,13 @@ func (c *Checked) logDevices(ctx context.Context, pool string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+
 	n := 0
 	for _, v := range vdevs {
 		if v.class != "logs" || !strings.HasPrefix(v.path, "/dev/") {
 			continue
 		}
+
 		n++
 		d, err := blockdev.LookupPath(v.path)
 		if err != nil {
@@ -175,6 +195,7 @@ func (c *Checked) logDevices(ctx context.Context, pool string) (int, error) {
 		if !d.VolatileCache {
 			continue
 		}
+
 		c.find(Finding{
 			Code: "write-cache-log", Severity: Note, Subject: v.path,
 			Title: fmt.Sprintf("the log device %s of zpool %s has a volatile cache; whether it survives a power failure "+
@@ -192,5 +213,6 @@ func (c *Checked) logDevices(ctx context.Context, pool string) (int, error) {
 			},
 		})
 	}
+
 	return n, nil
 }

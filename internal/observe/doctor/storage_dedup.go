@@ -20,6 +20,7 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Checked) error {
 			why = fmt.Sprintf("the dedup table of zpool %s: %v", p, err)
 			continue
 		}
+
 		f.MemoryBytes = readTable("/proc/meminfo", "MemTotal:", 1) << 10
 		f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
 		for _, of := range []func() (Finding, bool){f.unreadable, f.memory} {
@@ -30,17 +31,20 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Checked) error {
 			}
 		}
 	}
+
 	running := 0
 	err := processes(ctx, func(pid int, dir string) {
 		name := sysText(dir, "comm")
 		if !slices.Contains(deduplicators, name) {
 			return
 		}
+
 		running++
 		exe, err := os.Readlink(filepath.Join(dir, "exe"))
 		if err != nil {
 			exe = name
 		}
+
 		c.find(Finding{
 			Code: "dedup-program", Severity: Note, Subject: fmt.Sprint(pid),
 			Title: fmt.Sprintf("%s is running (process %d): it reads what is written, and has the filesystem share what "+
@@ -55,11 +59,13 @@ func checkDedup(ctx context.Context, _ *HostRequest, c *Checked) error {
 	if err != nil {
 		return err
 	}
+
 	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
 		figure("programs", "programs that deduplicate", Count, int64(running)))
 	c.Summary = sentence(counted(len(pools), "zpool"), counted(running, "program")+" that deduplicate", why)
 	if running == 1 {
 		c.Summary = sentence(counted(len(pools), "zpool"), "1 program that deduplicates", why)
 	}
+
 	return nil
 }

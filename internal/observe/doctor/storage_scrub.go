@@ -28,10 +28,12 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Checked) error {
 			why = fmt.Sprintf("zpool %s could not be looked at: %v", p, err)
 		}
 	}
+
 	all, err := btrfsAll()
 	if err != nil {
 		return err
 	}
+
 	rootless := ""
 	for _, b := range all {
 		if err := ctx.Err(); err != nil {
@@ -41,14 +43,17 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Checked) error {
 			rootless = fmt.Sprintf("whether the btrfs at %s is being scrubbed is not known: %v", b.subject(), err)
 		}
 	}
+
 	raids, _ := filepath.Glob("/sys/block/*/md")
 	for _, dir := range raids {
 		c.raidHealth("/dev/"+filepath.Base(filepath.Dir(dir)), readRAID(dir))
 	}
+
 	own, err := ownFilesystems()
 	if err != nil {
 		return err
 	}
+
 	ext4 := 0
 	for _, m := range own {
 		if m.FSType == "ext4" {
@@ -56,6 +61,7 @@ func checkScrub(ctx context.Context, _ *HostRequest, c *Checked) error {
 			c.ext4Errors(m)
 		}
 	}
+
 	c.Measured = append(c.Measured, figure("zpools", "zpools", Count, int64(len(pools))),
 		figure("btrfs", "btrfs filesystems", Count, int64(len(all))),
 		figure("raids", "md arrays", Count, int64(len(raids))), figure("ext4", "ext4 filesystems", Count, int64(ext4)))
@@ -76,10 +82,12 @@ func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
 		})
 		return nil
 	}
+
 	s, err := statusOf(ctx, pool)
 	if err != nil {
 		return err
 	}
+
 	look := Step{"look what it is", []string{"zpool status -v " + word(pool)}}
 	if s.state != "ONLINE" {
 		sev, why := Critical, "It cannot be used, or not all of it."
@@ -94,6 +102,7 @@ func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
 				[]string{"zpool online " + word(pool) + " DISK", "zpool replace " + word(pool) + " OLD NEW"}}}}
 		c.find(f)
 	}
+
 	if s.errors != "" && s.errors != "No known data errors" {
 		c.find(Finding{
 			Code: "scrub-zpool-data", Severity: Critical, Subject: pool, Title: fmt.Sprintf("zpool %s has lost data", pool),
@@ -104,6 +113,7 @@ func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
 					[]string{"zpool scrub -w " + word(pool), "zpool clear " + word(pool)}}},
 		})
 	}
+
 	for _, v := range s.vdevs {
 		if v.errors == [3]int64{} {
 			continue
@@ -119,10 +129,12 @@ func (c *Checked) zpoolHealth(ctx context.Context, pool string) error {
 				[]string{"smartctl -a " + v.name, "dmesg | grep -i error | tail"}}, look},
 		})
 	}
+
 	created, err := creation(ctx, pool)
 	if err != nil {
 		return err
 	}
+
 	c.scanned(pool, "zpool "+pool, parseScan(s.scan), created, "zpool scrub "+word(pool), "zpool status "+word(pool))
 	return nil
 }
@@ -155,6 +167,7 @@ func parseScan(s string) scan {
 	default:
 		return out
 	}
+
 	date := ""
 	for _, k := range []struct{ word, how string }{{" in progress since ", "running"}, {" paused since ", "paused"},
 		{" canceled on ", "canceled"}, {" errors on ", "done"}} {
@@ -163,10 +176,12 @@ func parseScan(s string) scan {
 			break
 		}
 	}
+
 	const layout = "Mon Jan _2 15:04:05 2006"
 	if len(date) >= len(layout) {
 		out.at, _ = time.ParseInLocation(layout, date[:len(layout)], time.Local)
 	}
+
 	return out
 }
 
@@ -187,6 +202,7 @@ func (c *Checked) scanned(subject, name string, s scan, created time.Time, start
 		})
 		return
 	}
+
 	last := s.at
 	if s.what != "scrub" || s.how != "done" || last.IsZero() {
 		if s.what == "resilver" && s.how == "done" {
@@ -194,14 +210,17 @@ func (c *Checked) scanned(subject, name string, s scan, created time.Time, start
 		}
 		last = created
 	}
+
 	days := int64(time.Since(last).Hours() / 24)
 	if last.IsZero() || days < scrubDays {
 		return
 	}
+
 	title := fmt.Sprintf("%s was scrubbed %d days ago", name, days)
 	if last.Equal(created) {
 		title = fmt.Sprintf("%s, made %d days ago, was never scrubbed to the end", name, days)
 	}
+
 	c.find(Finding{
 		Code: "scrub-overdue", Severity: Note, Subject: subject, Title: title, Measured: []Figure{figure("days", "days since",
 			Count, days)},
@@ -225,10 +244,12 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 	if err != nil {
 		return err
 	}
+
 	at := b.point
 	if at == "" {
 		at = "MOUNTPOINT"
 	}
+
 	at = word(at)
 	missing, running := 0, false
 	var rootless error
@@ -237,6 +258,7 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 		if sysText(dir, "missing") == "1" {
 			missing++
 		}
+
 		var bad []Figure
 		counts := map[string]int64{}
 		for line := range strings.Lines(sysText(dir, "error_stats")) { // since Linux 5.14
@@ -244,11 +266,13 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 				counts[f[0]], _ = strconv.ParseInt(f[1], 10, 64)
 			}
 		}
+
 		for _, e := range btrfsErrors {
 			if counts[e.name] > 0 {
 				bad = append(bad, figure(e.name, e.label, Count, counts[e.name]))
 			}
 		}
+
 		if len(bad) > 0 {
 			c.find(Finding{
 				Code: "scrub-btrfs-errors", Severity: Warning, Subject: b.subject(),
@@ -261,19 +285,24 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 						[]string{"btrfs scrub start -B " + at, "btrfs device stats --reset " + at}}},
 			})
 		}
+
 		if b.point == "" {
 			continue
 		}
+
 		n, err := strconv.ParseUint(id, 10, 64)
 		if err != nil {
 			continue
 		}
+
 		is, err := b.scrubbing(n)
 		if err != nil {
 			rootless = err
 		}
+
 		running = running || is
 	}
+
 	if missing > 0 {
 		c.find(Finding{
 			Code: "scrub-btrfs-missing", Severity: Warning, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s lacks %s",
@@ -286,6 +315,7 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 					"btrfs balance start -dconvert=raid1,soft -mconvert=raid1,soft " + at}}},
 		})
 	}
+
 	if op := sysText(b.dir, "exclusive_operation"); op != "" && op != "none" {
 		c.find(Finding{
 			Code: "scrub-btrfs-operation", Severity: Note, Subject: b.subject(), Title: fmt.Sprintf("the btrfs at %s is busy "+
@@ -296,6 +326,7 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 				[]string{"btrfs balance status " + at, "btrfs balance pause " + at}}},
 		})
 	}
+
 	s := scan{what: "scrub"}
 	created := b.created()
 	last, finished, err := lastScrub(b.uuid)
@@ -307,6 +338,7 @@ func (c *Checked) btrfsHealth(b btrfsFS) error {
 	case finished:
 		s.how, s.at = "done", last
 	}
+
 	c.scanned(b.subject(), "the btrfs at "+b.subject(), s, created, "btrfs scrub start "+at, "btrfs scrub status "+at)
 	return rootless
 }
@@ -349,6 +381,7 @@ func lastScrub(uuid string) (last time.Time, finished bool, err error) {
 	if err != nil {
 		return last, false, err
 	}
+
 	for line := range strings.Lines(string(b)) {
 		values := map[string]string{}
 		for p := range strings.SplitSeq(strings.TrimSpace(line), "|") {
@@ -364,6 +397,7 @@ func lastScrub(uuid string) (last time.Time, finished bool, err error) {
 			last, finished = at, values["finished"] == "1"
 		}
 	}
+
 	return last, finished, nil
 }
 
@@ -392,6 +426,7 @@ func (c *Checked) raidHealth(device string, r raid) {
 			Do:       []Step{look, {"put a disk in its place", []string{"mdadm --manage " + device + " --add DISK"}}},
 		})
 	}
+
 	if r.action != "" && r.action != "idle" && r.action != "frozen" {
 		c.find(Finding{
 			Code: "scrub-running", Severity: Note, Subject: device, Title: fmt.Sprintf("the array %s is busy with: %s", device,
@@ -399,6 +434,7 @@ func (c *Checked) raidHealth(device string, r raid) {
 			Why: "It reads or writes everything: syncs and reads are slower until it ends.", Do: []Step{look},
 		})
 	}
+
 	// RAID 1 and 10 count what changes in memory while it is written, too.
 	if r.mismatches > 0 && r.level != "raid1" && r.level != "raid10" {
 		c.find(Finding{
@@ -419,11 +455,13 @@ func (c *Checked) ext4Errors(m mounted) {
 	if err != nil {
 		return
 	}
+
 	dir := filepath.Join("/sys/fs/ext4", filepath.Base(strings.ReplaceAll(d.Name, "/", "!")))
 	n, _ := sysNumber(dir, "errors_count")
 	if n == 0 {
 		return
 	}
+
 	f := Finding{
 		Code: "scrub-ext4-errors", Severity: Warning, Subject: m.Point, Title: fmt.Sprintf("the ext4 at %s has noticed "+
 			"errors in itself", m.Point),
@@ -432,11 +470,14 @@ func (c *Checked) ext4Errors(m mounted) {
 		Do: []Step{{"look what it was, then check it, unmounted",
 			[]string{"dmesg | grep 'EXT4-fs error' | tail", "e2fsck -f " + d.Path()}}},
 	}
+
 	if t, ok := sysNumber(dir, "last_error_time"); ok && t > 0 {
 		f.Measured = append(f.Measured, words("last", "the last at", time.Unix(t, 0).Format(time.DateTime)))
 	}
+
 	if fn := sysText(dir, "last_error_func"); fn != "" {
 		f.Measured = append(f.Measured, words("function", "in the kernel's", fn))
 	}
+
 	c.find(f)
 }

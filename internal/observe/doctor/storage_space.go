@@ -52,39 +52,47 @@ func checkSpace(ctx context.Context, q *HostRequest, c *Checked) error {
 	if err != nil {
 		return err
 	}
+
 	looked := 0
 	for _, m := range all {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		// Of ZFS the pool is looked at; a tmpfs of a few pages is somebody's marker.
 		if !onDevices[m.FSType] && m.FSType != "tmpfs" || strings.HasPrefix(m.Options, "ro") ||
 			strings.HasPrefix(m.Super, "ro") {
 			continue
 		}
+
 		sf, ok := m.onTop()
 		if !ok || sf.Blocks*uint64(sf.Bsize) < 1<<20 {
 			continue
 		}
+
 		looked++
 		c.full(m, sf)
 		c.inodes(m, sf)
 	}
+
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
 		if err := c.zpoolSpace(ctx); err != nil {
 			why = "the zpools could not be looked at: " + err.Error()
 		}
 	}
+
 	if err := c.overcommit(ctx, q); err != nil {
 		return err
 	}
+
 	c.Measured = append(c.Measured, figure("filesystems", "filesystems", Count, int64(looked)),
 		figure("zpools", "zpools", Count, int64(len(pools))))
 	zfsText := ""
 	if len(pools) > 0 {
 		zfsText = counted(len(pools), "zpool")
 	}
+
 	c.Summary = sentence(counted(looked, "filesystem"), zfsText,
 		fmt.Sprintf("full means %d %% or more of what users can have", fullNote), why)
 	return nil
@@ -97,15 +105,18 @@ func (c *Checked) full(m mounted, sf unix.Statfs_t) {
 	if sf.Frsize > 0 {
 		size = int64(sf.Frsize)
 	}
+
 	used, avail := int64(sf.Blocks-sf.Bfree)*size, int64(sf.Bavail)*size
 	if used+avail <= 0 {
 		return
 	}
+
 	percent := 100 * float64(used) / float64(used+avail)
 	s := fullness(percent)
 	if s == "" {
 		return
 	}
+
 	f := Finding{
 		Code: "space-full", Severity: s, Subject: m.Point,
 		Title: fmt.Sprintf("the %s at %s is %.0f %% full", m.FSType, m.Point, percent),
@@ -116,6 +127,7 @@ func (c *Checked) full(m mounted, sf unix.Statfs_t) {
 		Do: []Step{{"look what takes it, deleted files that are still open too",
 			[]string{"du -xh --max-depth=2 " + word(m.Point) + " | sort -h | tail", "lsof +L1 " + word(m.Point)}}},
 	}
+
 	switch m.FSType {
 	case "btrfs":
 		f.Measured[2].Note = "an estimate of the kernel's: it depends on how what comes is stored"
@@ -125,6 +137,7 @@ func (c *Checked) full(m mounted, sf unix.Statfs_t) {
 	case "tmpfs":
 		f.Why = "It is memory. At the end writes fail."
 	}
+
 	c.find(f)
 }
 
@@ -133,11 +146,13 @@ func (c *Checked) inodes(m mounted, sf unix.Statfs_t) {
 	if sf.Files == 0 || !strings.HasPrefix(m.FSType, "ext") && m.FSType != "tmpfs" && m.FSType != "f2fs" {
 		return // the others make inodes as they need them, of the space that full is about
 	}
+
 	percent := 100 * float64(sf.Files-sf.Ffree) / float64(sf.Files)
 	s := fullness(percent)
 	if s == "" {
 		return
 	}
+
 	f := Finding{
 		Code: "space-inodes", Severity: s, Subject: m.Point,
 		Title: fmt.Sprintf("the %s at %s has used %.0f %% of its inodes", m.FSType, m.Point, percent),
@@ -152,10 +167,12 @@ func (c *Checked) inodes(m mounted, sf unix.Statfs_t) {
 				"(XFS, btrfs, ZFS)"},
 		},
 	}
+
 	if m.FSType == "tmpfs" {
 		f.Why = "When none is left no file can be made, however much memory is free."
 		f.Do[1] = Step{"allow more", []string{"mount -o remount,nr_inodes=NUMBER " + word(m.Point)}}
 	}
+
 	c.find(f)
 }
 
@@ -165,12 +182,14 @@ func (c *Checked) zpoolSpace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	limit := float64(fragmentationLimit())
 	for _, r := range rows {
 		var n [6]int64
 		for i := 1; i < 6; i++ {
 			n[i], _ = strconv.ParseInt(strings.TrimSuffix(r[i], "%"), 10, 64) // "-": not known
 		}
+
 		name, free, capacity, frag := r[0], n[3], float64(n[4]), float64(n[5])
 		measured := []Figure{known("used_percent", "full", Percent, capacity, capacity), figure("used", "used", Bytes, n[2]),
 			figure("free", "free", Bytes, free).noted("parity and what ZFS keeps to itself included"),
@@ -188,6 +207,7 @@ func (c *Checked) zpoolSpace(ctx context.Context) error {
 					{"or give it disks", []string{"zpool add " + word(name) + " DISK"}}},
 			})
 		}
+
 		var s Severity
 		switch {
 		case frag >= limit:
@@ -197,6 +217,7 @@ func (c *Checked) zpoolSpace(ctx context.Context) error {
 		default:
 			continue
 		}
+
 		c.find(Finding{
 			Code: "space-zpool-fragmented", Severity: s, Subject: name, Title: fmt.Sprintf("the free space of zpool %s is in "+
 				"small pieces (%.0f %%)", name, frag),
@@ -207,6 +228,7 @@ func (c *Checked) zpoolSpace(ctx context.Context) error {
 				"it is written anew, by zfs send to another pool"}},
 		})
 	}
+
 	return nil
 }
 
@@ -225,32 +247,38 @@ func (c *Checked) overcommit(ctx context.Context, q *HostRequest) error {
 	if err != nil {
 		return err
 	}
+
 	on := map[uint64]*thin{}
 	seen := map[[2]uint64]bool{}
 	for _, d := range devices {
 		if d.Kind != blockdev.Loop || d.ReadOnly {
 			continue
 		}
+
 		var st unix.Stat_t
 		var sf unix.Statfs_t
 		if unix.Stat(d.Backing, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || unix.Statfs(d.Backing, &sf) != nil ||
 			seen[[2]uint64{st.Dev, st.Ino}] {
 			continue
 		}
+
 		seen[[2]uint64{st.Dev, st.Ino}] = true
 		missing, avail := st.Size-st.Blocks*512, int64(sf.Bavail)*int64(sf.Bsize)
 		if missing <= 0 {
 			continue
 		}
+
 		t := on[st.Dev]
 		if t == nil {
 			t = &thin{}
 			on[st.Dev] = t
 		}
+
 		t.avail, t.missing, t.files = avail, t.missing+missing, append(t.files, d.Backing)
 		if d.Backing != pool || missing <= avail {
 			continue
 		}
+
 		c.find(Finding{
 			Code: "space-pool-file", Severity: Warning, Subject: pool,
 			Title: "the file of Pando's pool may grow to more than there is room for",
@@ -265,10 +293,12 @@ func (c *Checked) overcommit(ctx context.Context, q *HostRequest) error {
 			},
 		})
 	}
+
 	for _, t := range on {
 		if t.missing <= t.avail || slices.Equal(t.files, []string{pool}) {
 			continue
 		}
+
 		slices.Sort(t.files)
 		c.find(Finding{
 			Code: "space-thin", Severity: Note, Subject: t.files[0],
@@ -283,6 +313,7 @@ func (c *Checked) overcommit(ctx context.Context, q *HostRequest) error {
 			Do: []Step{{"watch the space there", []string{"df -h " + word(t.files[0])}}},
 		})
 	}
+
 	return ctx.Err()
 }
 
@@ -291,10 +322,12 @@ func poolFile(ctx context.Context, q *HostRequest) string {
 	if q.Pool == nil || !q.Pool.Loop {
 		return ""
 	}
+
 	s, err := stack.Of(ctx, q.Pool.Data)
 	if err != nil {
 		return ""
 	}
+
 	for _, l := range s.Layers {
 		if l.Device != nil && l.Device.Kind == blockdev.Loop {
 			if _, err := os.Stat(l.Device.Backing); err == nil {
@@ -302,5 +335,6 @@ func poolFile(ctx context.Context, q *HostRequest) string {
 			}
 		}
 	}
+
 	return ""
 }

@@ -18,15 +18,18 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
 	if err != nil {
 		return err
 	}
+
 	c.Measured = append(c.Measured, figure("filesystems", "mounted filesystems looked at", Count, int64(len(all))))
 	for _, m := range all {
 		c.barrier(m)
 		c.volatileOverlay(m)
 	}
+
 	c.preload()
 	if err := c.liars(ctx); err != nil {
 		return err
 	}
+
 	pools, why := zpools(ctx)
 	if len(pools) > 0 {
 		if err := c.syncDisabled(ctx); err != nil {
@@ -34,6 +37,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
 		}
 		c.noCacheFlush()
 	}
+
 	note := ""
 	if unseen > 0 {
 		note = fmt.Sprintf("what %s may see elsewhere was not looked at", counted(unseen, "process"))
@@ -41,6 +45,7 @@ func checkSyncHonoured(ctx context.Context, _ *HostRequest, c *Checked) error {
 			note += ": run this as root"
 		}
 	}
+
 	c.Summary = sentence(fmt.Sprintf("%s, %s, running programs and what the linker preloads",
 		counted(len(all), "mounted filesystem"), counted(len(pools), "zpool")), note, why)
 	return nil
@@ -51,10 +56,12 @@ func (c *Checked) barrier(m mounted) {
 	if !onDevices[m.FSType] {
 		return
 	}
+
 	option := m.DropsSyncs()
 	if option == "" {
 		return
 	}
+
 	f := Finding{
 		Code: "sync-nobarrier", Severity: Critical, Subject: m.Point,
 		Title: fmt.Sprintf("%s at %s does not flush its disk's cache: what was synced can be lost with the power",
@@ -66,6 +73,7 @@ func (c *Checked) barrier(m mounted) {
 		Do: []Step{{"let it flush again, and take the option out of /etc/fstab or of what mounts it",
 			[]string{m.command("mount -o remount,barrier %s", word(m.Point))}}},
 	}
+
 	if d, err := blockdev.Lookup(m.Dev); err == nil && !d.VolatileCache {
 		f.Severity = Warning
 		f.Title = fmt.Sprintf("%s at %s does not flush its disk's cache; the kernel says that the disk has none that is "+
@@ -74,6 +82,7 @@ func (c *Checked) barrier(m mounted) {
 		f.Why = "While the disk keeps what it has been given, the option gains nothing. When the filesystem is moved to " +
 			"another disk, it loses data."
 	}
+
 	c.find(f)
 }
 
@@ -82,6 +91,7 @@ func (c *Checked) volatileOverlay(m mounted) {
 	if m.FSType != "overlay" || m.DropsSyncs() == "" {
 		return
 	}
+
 	c.find(Finding{
 		Code: "sync-overlay-volatile", Severity: Warning, Subject: m.Point,
 		Title:    fmt.Sprintf("the overlay at %s is volatile: syncs in it do nothing", m.where()),
@@ -100,6 +110,7 @@ func (c *Checked) preload() {
 	if err != nil {
 		return // most hosts have none
 	}
+
 	for line := range strings.Lines(string(b)) {
 		line, _, _ = strings.Cut(line, "#")
 		for _, lib := range strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(" \t\n:", r) }) {
@@ -137,6 +148,7 @@ func (c *Checked) liars(ctx context.Context) error {
 		if err != nil || len(args) == 0 { // of the kernel
 			return
 		}
+
 		name := sysText(dir, "comm")
 		if lib := mappedLiar(filepath.Join(dir, "maps")); lib != "" {
 			c.find(Finding{
@@ -149,6 +161,7 @@ func (c *Checked) liars(ctx context.Context) error {
 					"its command"}},
 			})
 		}
+
 		if how := unsafeCache(strings.Split(string(args), "\x00")); how != "" {
 			c.find(Finding{
 				Code: "sync-vm-unsafe", Severity: Warning, Subject: fmt.Sprint(pid),
@@ -168,6 +181,7 @@ func mappedLiar(maps string) string {
 	if err != nil {
 		return ""
 	}
+
 	defer f.Close()
 	s := bufio.NewScanner(f)
 	s.Buffer(nil, 1<<20)
@@ -176,6 +190,7 @@ func mappedLiar(maps string) string {
 			return s.Text()[i:]
 		}
 	}
+
 	return ""
 }
 
@@ -184,6 +199,7 @@ func unsafeCache(args []string) string {
 	if len(args) == 0 || !strings.Contains(filepath.Base(args[0]), "qemu") && filepath.Base(args[0]) != "kvm" {
 		return ""
 	}
+
 	for _, a := range args[1:] {
 		plain := strings.ReplaceAll(a, " ", "")
 		for _, bad := range []string{"cache=unsafe", "cache.no-flush=on", `"no-flush":true`} {
@@ -192,6 +208,7 @@ func unsafeCache(args []string) string {
 			}
 		}
 	}
+
 	return ""
 }
 
@@ -201,6 +218,7 @@ func (c *Checked) syncDisabled(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	c.Measured = append(c.Measured, figure("datasets", "ZFS filesystems and volumes looked at", Count, int64(len(rows))))
 	for _, s := range disabledSyncs(rows) {
 		c.find(Finding{
@@ -219,6 +237,7 @@ func (c *Checked) syncDisabled(ctx context.Context) error {
 			},
 		})
 	}
+
 	return nil
 }
 
@@ -240,17 +259,21 @@ func disabledSyncs(rows [][]string) (out []disabledSync) {
 		if !inherited {
 			from = r[0]
 		}
+
 		i, ok := at[from]
 		if !ok {
 			i = len(out)
 			at[from] = i
 			out = append(out, disabledSync{dataset: from, source: "local"})
 		}
+
 		if !inherited {
 			out[i].source = r[2]
 		}
+
 		out[i].datasets++
 	}
+
 	return out
 }
 
@@ -266,6 +289,7 @@ func (c *Checked) noCacheFlush() {
 		if err != nil || value == "0" { // versions differ in which there are
 			continue
 		}
+
 		c.find(Finding{
 			Code: "sync-zfs-nocacheflush", Severity: Critical, Subject: p.name,
 			Title:    fmt.Sprintf("the ZFS parameter %s is %s: ZFS %s", p.name, value, p.what),

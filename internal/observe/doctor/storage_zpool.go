@@ -76,10 +76,12 @@ func parsePoolStatus(text, pool string) *poolStatus {
 			}
 			continue
 		}
+
 		rest, tabbed := strings.CutPrefix(line, "\t")
 		if !tabbed {
 			continue
 		}
+
 		switch head {
 		case "status":
 			s.status += " " + strings.TrimSpace(rest)
@@ -100,6 +102,7 @@ func parsePoolStatus(text, pool string) *poolStatus {
 			}
 		}
 	}
+
 	return s
 }
 
@@ -111,6 +114,7 @@ func parseVdev(f []string, top, class string) vdev {
 	if len(f) > 1 {
 		v.state = f[1]
 	}
+
 	n := 2
 	for ; n < len(f) && n < 5; n++ {
 		e, err := strconv.ParseInt(f[n], 10, 64)
@@ -119,6 +123,7 @@ func parseVdev(f []string, top, class string) vdev {
 		}
 		v.errors[n-2] = e
 	}
+
 	v.note = strings.Join(f[min(n, len(f)):], " ")
 	return v
 }

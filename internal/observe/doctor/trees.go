@@ -94,6 +94,7 @@ func (t *trees) open(datasets []Dataset, deadline time.Time) {
 		t.c.skip("all filesystems: " + err.Error())
 		return
 	}
+
 	bySource, byDevice := map[string]mount.Entry{}, map[uint64]mount.Entry{}
 	for _, m := range table {
 		switch {
@@ -104,38 +105,46 @@ func (t *trees) open(datasets []Dataset, deadline time.Time) {
 			byDevice[m.Dev] = m
 		}
 	}
+
 	clones, unmounted, late := 0, 0, 0
 	for _, d := range datasets {
 		if d.Origin != "" {
 			clones++ // it shares with its origin already, without the dedup table
 			continue
 		}
+
 		m := bySource[d.Name]
 		if d.Type == "volume" {
 			m = byDevice[deviceNumber(d.Name)]
 		}
+
 		if m.Point == "" {
 			if d.Type == "filesystem" {
 				unmounted++
 			}
 			continue
 		}
+
 		if len(t.places) >= maxPlacesOpen || t.late(deadline) {
 			late++
 			continue
 		}
+
 		p, err := openPlace(m.Point, m.Dev)
 		if errs.Is(err, errs.Permission) {
 			t.c.skip("filesystems: opening them without a trace needs root")
 			return
 		}
+
 		if err != nil {
 			t.c.skip(err.Error())
 			continue
 		}
+
 		p.inside = d.Type == "volume"
 		t.places = append(t.places, p)
 	}
+
 	for _, n := range []struct {
 		n    int
 		what string
@@ -148,6 +157,7 @@ func (t *trees) open(datasets []Dataset, deadline time.Time) {
 			t.c.skip(fmt.Sprintf("%d %s", n.n, n.what))
 		}
 	}
+
 	t.c.Complete = t.c.Complete && late == 0
 }
 
@@ -159,6 +169,7 @@ func openPlace(point string, device uint64) (*place, error) {
 	if p.mount, err = mount.Tree(point, true); err != nil {
 		return nil, err
 	}
+
 	if p.root, err = p.mount.Open(); err == nil {
 		var st unix.Stat_t
 		if err = unix.Fstat(int(p.root.Fd()), &st); err == nil && device != 0 && device != st.Dev {
@@ -169,6 +180,7 @@ func openPlace(point string, device uint64) (*place, error) {
 		p.close()
 		return nil, errs.Wrap("open", point, err)
 	}
+
 	return p, nil
 }
 
@@ -199,6 +211,7 @@ func (p *place) openBelow(path string, flags int) (*os.File, error) {
 	if path == "" {
 		path = "."
 	}
+
 	for {
 		fd, err := unix.Openat2(int(p.root.Fd()), path, &unix.OpenHow{
 			Flags:   uint64(flags | unix.O_CLOEXEC | unix.O_NOFOLLOW | unix.O_NONBLOCK),
@@ -236,38 +249,46 @@ func (t *trees) list(ctx context.Context, deadline time.Time) error {
 	for _, p := range t.places {
 		queue = append(queue, &tree{place: p})
 	}
+
 	for len(queue) > 0 {
 		if err := ctx.Err(); err != nil {
 			return errs.Wrap("doctor", "", err)
 		}
+
 		if t.late(deadline) {
 			return nil
 		}
+
 		if len(t.all) >= maxTrees {
 			t.c.Complete = false
 			return nil
 		}
+
 		d := queue[0]
 		queue = queue[1:]
 		f, err := d.place.openBelow(d.path, unix.O_RDONLY|unix.O_DIRECTORY)
 		if err != nil {
 			continue
 		}
+
 		entries, err := treewalk.ReadDirents(f)
 		var stx unix.Statx_t
 		if unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_BTIME, &stx) == nil && stx.Mask&unix.STATX_BTIME != 0 {
 			d.born = stx.Btime.Sec*1e9 + int64(stx.Btime.Nsec)
 		}
+
 		f.Close()
 		if err != nil || len(entries) == 0 {
 			continue
 		}
+
 		t.c.Directories++
 		t.tracker.Add(1, 0)
 		d.names = len(entries)
 		for i := range d.mins {
 			d.mins[i] = ^uint64(0)
 		}
+
 		for _, e := range entries {
 			h := maphash.String(t.seed, e.Name)
 			for i := range d.mins {
@@ -277,8 +298,10 @@ func (t *trees) list(ctx context.Context, deadline time.Time) error {
 				queue = append(queue, &tree{place: d.place, path: join(d.path, e.Name), depth: d.depth + 1})
 			}
 		}
+
 		t.all = append(t.all, d)
 	}
+
 	return nil
 }
 
@@ -320,6 +343,7 @@ func (t *trees) candidates() []pair {
 			}
 		}
 	}
+
 	slices.SortStableFunc(out, func(a, b pair) int {
 		return cmp.Or(cmp.Compare(a.original.born, b.original.born),
 			cmp.Compare(max(a.original.depth, a.copied.depth), max(b.original.depth, b.copied.depth)))
@@ -396,20 +420,24 @@ func (t *trees) compare(ctx context.Context, deadline time.Time) error {
 		if err := ctx.Err(); err != nil {
 			return errs.Wrap("doctor", "", err)
 		}
+
 		// An original may have more copies; a copy is not compared again.
 		if p.original.of != nil || p.copied.of != nil || within(p.copied, p.original) || within(p.original, p.copied) ||
 			claimed.cover(p.copied) || claimed.cover(p.original) {
 			continue
 		}
+
 		if t.late(deadline) {
 			break
 		}
+
 		// All get a share of the time that is left, so that no large tree takes it.
 		slice := min(time.Until(deadline), max(time.Until(deadline)/time.Duration(len(pairs)-i)*4, 500*time.Millisecond))
 		r := t.comparePair(ctx, p, time.Now().Add(slice))
 		if r == nil {
 			continue
 		}
+
 		p.copied.of = p.original
 		claimed.add(p.copied)
 		claimed.add(p.original)
@@ -419,11 +447,14 @@ func (t *trees) compare(ctx context.Context, deadline time.Time) error {
 			groups[p.original] = g
 			order = append(order, p.original)
 		}
+
 		g.Copies = append(g.Copies, *r)
 	}
+
 	for _, o := range order {
 		t.c.Trees = append(t.c.Trees, *groups[o])
 	}
+
 	slices.SortStableFunc(t.c.Trees, func(a, b TreeCopies) int { return cmp.Compare(b.bytes(), a.bytes()) })
 	return nil
 }
@@ -449,21 +480,25 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 			r.Complete, t.c.Complete = false, false
 			break
 		}
+
 		rel := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
 		a, err := p.original.place.openBelow(join(p.original.path, rel), unix.O_RDONLY|unix.O_DIRECTORY)
 		if err != nil {
 			continue // it has no such directory
 		}
+
 		b, err := p.copied.place.openBelow(join(p.copied.path, rel), unix.O_RDONLY|unix.O_DIRECTORY)
 		if err != nil {
 			a.Close()
 			continue
 		}
+
 		entries, err := treewalk.ReadDirents(b)
 		if err != nil {
 			r.Complete, t.c.Complete = false, false
 		}
+
 		for _, e := range entries {
 			if e.Type == unix.DT_DIR {
 				stack = append(stack, join(rel, e.Name))
@@ -471,16 +506,19 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 			if e.Type != unix.DT_REG {
 				continue
 			}
+
 			var x, y unix.Stat_t
 			if unix.Fstatat(int(b.Fd()), e.Name, &y, unix.AT_SYMLINK_NOFOLLOW) != nil || y.Mode&unix.S_IFMT != unix.S_IFREG {
 				continue
 			}
+
 			if y.Nlink > 1 {
 				if linked[y.Ino] {
 					continue
 				}
 				linked[y.Ino] = true
 			}
+
 			r.Files++
 			t.c.Files++
 			t.tracker.Add(1, y.Blocks*512)
@@ -488,6 +526,7 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 				!sameFile(&x, &y) {
 				continue
 			}
+
 			r.CopiedFiles++
 			n := min(x.Blocks, y.Blocks) * 512
 			r.CopiedBytes += n
@@ -497,15 +536,18 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 				fileID{x.Dev, x.Ino}, fileID{y.Dev, y.Ino}})
 			weights = append(weights, n)
 		}
+
 		a.Close()
 		b.Close()
 		if r.Files >= giveUpAfter && r.CopiedFiles*4 < r.Files {
 			return nil
 		}
 	}
+
 	if r.CopiedFiles*2 < r.Files || r.CopiedBytes == 0 {
 		return nil
 	}
+
 	news := false
 	for i, m := range found {
 		if !t.same.join(m.originalID, m.copiedID) {
@@ -519,9 +561,11 @@ func (t *trees) comparePair(ctx context.Context, p pair, deadline time.Time) *Tr
 			t.c.CopiedBytes += weights[i]
 		}
 	}
+
 	if !news {
 		return nil // both resemble what was found before
 	}
+
 	return r
 }
 
@@ -540,20 +584,24 @@ func (t *trees) sample(ctx context.Context, deadline time.Time) error {
 		if err := ctx.Err(); err != nil {
 			return errs.Wrap("doctor", "", err)
 		}
+
 		if t.late(deadline) {
 			return nil
 		}
+
 		at := rand.Int64N(max((m.size+sampleBytes-1)/sampleBytes, 1)) * sampleBytes
 		a, err1 := m.original.readAt(m.originalPath, x, at)
 		b, err2 := m.copied.readAt(m.copiedPath, y, at)
 		if err1 != nil || err2 != nil {
 			continue // gone meanwhile
 		}
+
 		t.c.Sampled++
 		if bytes.Equal(a, b) {
 			t.c.SampledEqual++
 		}
 	}
+
 	return nil
 }
 

@@ -36,6 +36,7 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 			}
 		}
 	}()
+
 	denied, absent := 0, 0
 	for _, d := range datasets {
 		if d.Type != "volume" || d.Origin != "" || d.blockBytes <= 0 {
@@ -51,19 +52,23 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 			groups[d.blockBytes] = append(groups[d.blockBytes], openVolume{d, dev})
 		}
 	}
+
 	if denied > 0 {
 		c.skip(fmt.Sprintf("%d volumes: reading them needs root", denied))
 	}
 	if absent > 0 {
 		c.skip(fmt.Sprintf("%d volumes that have no block device now", absent))
 	}
+
 	sizes := make([]int64, 0, len(groups))
 	for size, g := range groups {
 		if len(g) > 1 {
 			sizes = append(sizes, size)
 		}
 	}
+
 	slices.SortFunc(sizes, cmp.Compare)
+
 	for i, size := range sizes {
 		slice := time.Now().Add(time.Until(deadline) / time.Duration(len(sizes)-i))
 		g, err := c.compareGroup(ctx, groups[size], size, slice)
@@ -72,6 +77,7 @@ func (c *Copies) compareVolumes(ctx context.Context, datasets []Dataset, deadlin
 		}
 		c.Volumes = append(c.Volumes, g)
 	}
+
 	return nil
 }
 
@@ -85,15 +91,18 @@ func (c *Copies) compareGroup(
 		g.PresentBytes += v.ReferencedBytes
 		longest = max(longest, v.volumeBytes)
 	}
+
 	buf := make([]byte, block)
 	seed := maphash.MakeSeed()
 	for range maxPlaces {
 		if err := ctx.Err(); err != nil {
 			return g, errs.Wrap("doctor", "", err)
 		}
+
 		if time.Now().After(deadline) {
 			break
 		}
+
 		at := rand.Int64N(max(longest/block, 1)) * block
 		seen := map[uint64]bool{}
 		found := 0
@@ -108,15 +117,18 @@ func (c *Copies) compareGroup(
 			}
 			seen[h] = true
 		}
+
 		g.Blocks += found
 		if found > 0 {
 			g.Places++
 		}
 	}
+
 	g.explain()
 	if g.Places < minPlaces {
 		c.skip("volumes in which too little was found by drawing places at random")
 	}
+
 	return g, nil
 }
 

@@ -89,14 +89,17 @@ func Pools(ctx context.Context) ([]string, error) {
 	if err := zfs.Available(); err != nil {
 		return nil, err
 	}
+
 	rows, err := zfs.Zpool.Rows(ctx, 1, "list", "-Hp", "-o", "name")
 	if err != nil {
 		return nil, err
 	}
+
 	var out []string
 	for _, r := range rows {
 		out = append(out, r[0])
 	}
+
 	return out, nil
 }
 
@@ -110,6 +113,7 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if !slices.Contains(pools, q.Pool) {
 		e := errs.New(errs.NotFound, "doctor", strconv.Quote(q.Pool), "there is no such zpool")
 		if len(pools) == 0 {
@@ -117,12 +121,14 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 		}
 		return nil, e.WithHint("there is: %s", strings.Join(pools, ", "))
 	}
+
 	f := &Facts{Pool: q.Pool, Version: zfs.Version(), Features: map[string]string{}}
 	for _, look := range []func(context.Context) error{f.readPool, f.readDatasets, f.readDDT, f.readMedia} {
 		if err := look(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	f.MemoryBytes = readTable("/proc/meminfo", "MemTotal:", 1) << 10
 	f.ARCMaxBytes = readTable("/proc/spl/kstat/zfs/arcstats", "c_max", 2)
 	if f.DDT != nil {
@@ -133,6 +139,7 @@ func ZFS(ctx context.Context, q ZFSRequest) (*Report, error) {
 			}
 		}
 	}
+
 	return f.report(), nil
 }
 
@@ -153,10 +160,12 @@ func (f *Facts) readPool(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	p := map[string]string{}
 	for _, r := range rows {
 		p[r[0]] = r[1]
 	}
+
 	for name, to := range map[string]*int64{
 		"size": &f.SizeBytes, "allocated": &f.AllocatedBytes, "free": &f.FreeBytes,
 		"bcloneused": &f.Cloning.UsedBytes, "bclonesaved": &f.Cloning.SavedBytes,
@@ -165,6 +174,7 @@ func (f *Facts) readPool(ctx context.Context) error {
 			return err
 		}
 	}
+
 	f.Quota = p["dedup_table_quota"]
 	_, f.Cloning.Known = p["bcloneused"]
 	f.Cloning.Ratio, f.Cloning.Feature = p["bcloneratio"], p["feature@block_cloning"]
@@ -172,11 +182,13 @@ func (f *Facts) readPool(ctx context.Context) error {
 	if err == nil {
 		f.Cloning.Enabled = strings.TrimSpace(string(b))
 	}
+
 	for _, name := range []string{"block_cloning", "fast_dedup", "allocation_classes"} {
 		if v, ok := p["feature@"+name]; ok {
 			f.Features[name] = v
 		}
 	}
+
 	return nil
 }
 
@@ -190,10 +202,12 @@ func (f *Facts) readDatasets(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	f.datasets, err = parseDatasets(rows)
 	if err != nil {
 		return err
 	}
+
 	f.DatasetsTotal = len(f.datasets)
 	f.Datasets = []Dataset{} // not null in JSON
 	for _, d := range f.datasets {
@@ -202,6 +216,7 @@ func (f *Facts) readDatasets(ctx context.Context) error {
 			f.Datasets = append(f.Datasets, d)
 		}
 	}
+
 	return nil
 }
 
@@ -214,6 +229,7 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 		if len(out) == 0 || out[len(out)-1].Name != name {
 			out = append(out, Dataset{Name: name})
 		}
+
 		d := &out[len(out)-1]
 		var to *int64
 		switch property {
@@ -240,6 +256,7 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 		case "volblocksize":
 			to = &d.blockBytes
 		}
+
 		if to != nil {
 			var err error
 			if *to, err = zfs.Number(value); err != nil {
@@ -247,11 +264,13 @@ func parseDatasets(rows [][]string) ([]Dataset, error) {
 			}
 		}
 	}
+
 	for _, d := range out {
 		if d.Type == "" || d.Dedup == "" {
 			return nil, errs.New(errs.Damaged, "zfs get", d.Name, "it has no type or no dedup property")
 		}
 	}
+
 	return out, nil
 }
 
@@ -279,6 +298,7 @@ func (f *Facts) readDDT(ctx context.Context) error {
 	if f.DDT != nil {
 		f.DDT.InLog = inLog(f.Pool)
 	}
+
 	return nil
 }
 
@@ -331,6 +351,7 @@ func parseMedia(out string, rotates func(disk string) (bool, error)) (m Media) {
 			}
 		}
 	}
+
 	return m
 }
 
@@ -340,14 +361,17 @@ func rotates(path string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+
 	dir, err := filepath.EvalSymlinks(filepath.Join("/sys/class/block", filepath.Base(path)))
 	if err != nil {
 		return false, err
 	}
+
 	b, err := os.ReadFile(filepath.Join(dir, "queue/rotational"))
 	if err != nil {
 		b, err = os.ReadFile(filepath.Join(filepath.Dir(dir), "queue/rotational"))
 	}
+
 	return strings.TrimSpace(string(b)) == "1", err
 }
 
@@ -358,6 +382,7 @@ func readTable(path, name string, column int) int64 {
 	if err != nil {
 		return 0
 	}
+
 	defer file.Close()
 	s := bufio.NewScanner(file)
 	for s.Scan() {
@@ -367,5 +392,6 @@ func readTable(path, name string, column int) int64 {
 			return max(n, 0)
 		}
 	}
+
 	return 0
 }

@@ -54,6 +54,7 @@ func (w *Watcher) Around(ctx context.Context, limit time.Duration, fn func() err
 			return nil, err
 		}
 	}
+
 	unwritten, scope := w.unwritten()
 	dirty := unwritten()
 	start := w.state()
@@ -61,6 +62,7 @@ func (w *Watcher) Around(ctx context.Context, limit time.Duration, fn func() err
 	if err != nil {
 		return nil, err
 	}
+
 	o := &Operation{}
 	begin := w.state()
 	o.Before = w.between(start, begin)
@@ -72,6 +74,7 @@ func (w *Watcher) Around(ctx context.Context, limit time.Duration, fn func() err
 	if err != nil && ctx.Err() == nil {
 		return nil, err
 	}
+
 	last := w.state()
 	o.After, o.Total = w.between(end, last), w.between(begin, last)
 	o.Tail = TailOutcome{Seconds: tail.Seconds, Quiet: tail.Quiet, UnwrittenBytes: unwritten(), Scope: scope}
@@ -100,6 +103,7 @@ func (w *Watcher) AroundCommand(
 	if err != nil {
 		return nil, errs.New(errs.NotFound, op, argv[0], "no such program")
 	}
+
 	out := &Outcome{Command: argv}
 	o, err := w.Around(ctx, limit, func() (err error) {
 		cmd := &exec.Cmd{Path: path, Args: argv, Stdin: stdin, Stdout: stdout, Stderr: stderr}
@@ -115,6 +119,7 @@ func (w *Watcher) AroundCommand(
 	if err != nil {
 		return nil, err
 	}
+
 	out.Operation = *o
 	out.Seconds = o.During.Seconds
 	return out, nil
@@ -137,6 +142,7 @@ func (w *Watcher) written() ([]int64, error) {
 			}
 		}
 	}
+
 	return out, nil
 }
 
@@ -155,6 +161,7 @@ func (w *Watcher) unwritten() (read func() int64, scope string) {
 		if err != nil {
 			break
 		}
+
 		for i, g := range t.groups {
 			if i > 0 && g.last || g.on == "" && i > 0 {
 				continue // the host's own disk
@@ -169,6 +176,7 @@ func (w *Watcher) unwritten() (read func() int64, scope string) {
 				}
 			}
 		}
+
 		if t.fs != nil && (t.fs.FSType == "btrfs" || t.fs.FSType == "zfs") {
 			err = errors.New("no bdi of a device")
 		}
@@ -176,6 +184,7 @@ func (w *Watcher) unwritten() (read func() int64, scope string) {
 	if err != nil || len(files) == 0 {
 		return DirtyBytes, ofHost
 	}
+
 	return func() (total int64) {
 		for _, f := range files {
 			if b, err := os.ReadFile(f); err == nil {
@@ -213,14 +222,17 @@ var debugfs = sync.OnceValues(func() (func() string, error) {
 	if _, err := os.Stat(usual + "/bdi"); err == nil {
 		return func() string { return usual }, nil
 	}
+
 	d, err := mount.Device("debugfs", "debugfs", nil, true)
 	if err != nil {
 		return nil, err
 	}
+
 	dir, err := d.Open()
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
+
 	return func() string {
 		runtime.KeepAlive(d)
 		return fmt.Sprintf("/proc/self/fd/%d", dir.Fd())

@@ -69,10 +69,12 @@ func newLayout(ctx context.Context, targets []Target, old *layout) (*layout, []e
 			known[w.Target] = w
 		}
 	}
+
 	table, err := mount.Table("self")
 	if err != nil {
 		return l, []error{errs.Wrap(op, "", err)}
 	}
+
 	var failures []error
 	for _, t := range targets {
 		if w := known[t]; w != nil && w.same() {
@@ -86,6 +88,7 @@ func newLayout(ctx context.Context, targets []Target, old *layout) (*layout, []e
 		}
 		l.targets = append(l.targets, w)
 	}
+
 	feeds := findFeeds(table)
 	byName := map[string]*group{}
 	for _, w := range l.targets {
@@ -93,24 +96,29 @@ func newLayout(ctx context.Context, targets []Target, old *layout) (*layout, []e
 			for _, d := range g.devs {
 				l.devs[d.Number] = d
 			}
+
 			if g == w.own {
 				continue
 			}
+
 			if known := byName[g.name]; known != nil {
 				w.groups[i] = known
 				continue
 			}
+
 			byName[g.name] = g
 			g.feeds = feeds.of(g)
 			for _, f := range g.feeds {
 				l.devs[f.dev.Number] = *f.dev
 			}
+
 			l.groups = append(l.groups, g)
 			if g.zpool != "" && !slices.Contains(l.pools, g.zpool) {
 				l.pools = append(l.pools, g.zpool)
 			}
 		}
 	}
+
 	l.sort()
 	return l, failures
 }
@@ -132,6 +140,7 @@ func watch(ctx context.Context, table []mount.Entry, t Target) (*watched, error)
 	if err != nil {
 		return nil, err
 	}
+
 	if t.Only {
 		var st unix.Stat_t
 		link := unix.Lstat(t.Path, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK
@@ -140,22 +149,27 @@ func watch(ctx context.Context, table []mount.Entry, t Target) (*watched, error)
 				WithHint("it is mounted in another mount namespace: watch it from there")
 		}
 	}
+
 	if len(s.Devices()) == 0 {
 		return nil, unsupported(t.Path, s.Hidden)
 	}
+
 	w := &watched{Target: t, stack: s, chain: map[string]bool{}}
 	if w.mountID, err = mountID(s.Path); err != nil {
 		return nil, errs.Wrap(op, t.Path, err)
 	}
+
 	bottom := map[string]bool{}
 	for _, d := range s.Bottom() {
 		bottom[d.Name] = true
 	}
+
 	byParent := map[int]*group{}
 	for i, d := range s.Layers {
 		if d.Device == nil || d.Role == "cache" || d.Role == "spare" { // what is there is there once more
 			continue
 		}
+
 		above := s.Above(i)
 		g := byParent[above]
 		if g == nil {
@@ -171,10 +185,12 @@ func watch(ctx context.Context, table []mount.Entry, t Target) (*watched, error)
 				}
 			}
 		}
+
 		g.devs = append(g.devs, *d.Device)
 		g.last = g.last || bottom[d.Name]
 		w.chain[d.Name] = true
 	}
+
 	for _, g := range w.groups {
 		var names []string
 		for _, d := range g.devs {
@@ -182,12 +198,14 @@ func watch(ctx context.Context, table []mount.Entry, t Target) (*watched, error)
 		}
 		g.name = strings.Join(names, "+")
 	}
+
 	for i := range s.Layers {
 		if l := &s.Layers[i]; l.Dataset != "" && l.Kind != stack.Zpool {
 			w.dataset = l.Dataset
 			w.chain[l.Dataset] = true
 		}
 	}
+
 	w.owner(s)
 	w.sync = w.syncKey()
 	return w, nil
@@ -200,6 +218,7 @@ func (w *watched) owner(s *stack.Stack) {
 		w.own = w.groups[0]
 		return
 	}
+
 	w.fs = top
 	switch {
 	case top.Kind == stack.Overlay:
@@ -247,6 +266,7 @@ func findFeeds(table []mount.Entry) feeders {
 	if err != nil {
 		return f
 	}
+
 	for _, d := range all {
 		one := feed{name: d.Name, dev: &d}
 		if d.Kind == blockdev.Loop {
@@ -256,14 +276,17 @@ func findFeeds(table []mount.Entry) feeders {
 			}
 			continue
 		}
+
 		below, err := d.Below()
 		if err != nil {
 			continue
 		}
+
 		for _, b := range below {
 			f.devices[b.Number] = append(f.devices[b.Number], one)
 		}
 	}
+
 	return f
 }
 

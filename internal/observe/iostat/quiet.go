@@ -47,30 +47,36 @@ func UntilQuiet(ctx context.Context, q Quiet) (Tail, error) {
 	if q.DirtySlack == 0 {
 		q.DirtySlack = quietDirty
 	}
+
 	prev, err := q.Written()
 	if err != nil {
 		return t, err
 	}
+
 	for polls := 0; time.Since(start) < q.Limit; {
 		if err := sleep(ctx, min(pollEvery, q.Limit)); err != nil {
 			return t, err
 		}
+
 		now, err := q.Written()
 		if err != nil {
 			return t, err
 		}
+
 		polls++
 		for i := range now {
 			if float64(now[i]-prev[i]) > max(quietBytes, 2*q.Idle[i]*pollEvery.Seconds()) {
 				polls, last = 0, time.Now()
 			}
 		}
+
 		prev = now
 		if polls >= quietPolls && (q.Dirty == nil || q.Dirty() <= q.DirtyBefore+q.DirtySlack) {
 			t.Quiet = true
 			break
 		}
 	}
+
 	t.Seconds = last.Sub(start).Seconds()
 	return t, nil
 }
@@ -81,18 +87,22 @@ func Rate(ctx context.Context, d time.Duration, written func() ([]int64, error))
 	if err != nil {
 		return nil, err
 	}
+
 	start := time.Now()
 	if err := sleep(ctx, d); err != nil {
 		return nil, err
 	}
+
 	b, err := written()
 	if err != nil {
 		return nil, err
 	}
+
 	out := make([]float64, len(a))
 	for i := range a {
 		out[i] = float64(b[i]-a[i]) / max(time.Since(start).Seconds(), 0.001)
 	}
+
 	return out, nil
 }
 

@@ -31,9 +31,11 @@ func (w *Watcher) state() *state {
 			s.devs[n] = x
 		}
 	}
+
 	for _, p := range w.layout.pools {
 		readObjsets(p, s.objs)
 	}
+
 	for _, t := range w.layout.targets {
 		if t.xfs != "" {
 			if n, err := readXFSWritten(t.xfs); err == nil {
@@ -44,6 +46,7 @@ func (w *Watcher) state() *state {
 			s.absent[t.Name] = true
 		}
 	}
+
 	return s
 }
 
@@ -57,6 +60,7 @@ func (l *layout) sum(from, to *state, devs []blockdev.Device) (Counts, bool) {
 		if !ok1 || !ok2 || b.Writes < a.Writes {
 			return Counts{}, false
 		}
+
 		x := b.Minus(a)
 		c.WrittenBytes += x.WrittenBytes
 		c.Writes += x.Writes
@@ -67,9 +71,11 @@ func (l *layout) sum(from, to *state, devs []blockdev.Device) (Counts, bool) {
 		flushes += x.Flushes
 		counted = counted && x.Flushes >= 0
 	}
+
 	if counted {
 		c.Flushes = &flushes
 	}
+
 	return c, true
 }
 
@@ -82,6 +88,7 @@ func (l *layout) fed(from, to *state, g *group) []From {
 			out = append(out, From{Name: f.name, File: f.file, WrittenBytes: c.WrittenBytes})
 		}
 	}
+
 	if g.zpool != "" {
 		for name, b := range to.objs {
 			a, ok := from.objs[name]
@@ -90,6 +97,7 @@ func (l *layout) fed(from, to *state, g *group) []From {
 			}
 		}
 	}
+
 	for i := range out {
 		for _, t := range l.targets {
 			out[i].Watched = out[i].Watched || t.chain[out[i].Name]
@@ -98,6 +106,7 @@ func (l *layout) fed(from, to *state, g *group) []From {
 			}
 		}
 	}
+
 	return out
 }
 
@@ -123,6 +132,7 @@ func (l *layout) diff(from, to *state) *Sample {
 		}
 		s.Layers = append(s.Layers, x)
 	}
+
 	for _, t := range l.targets {
 		if from.absent[t.Name] || to.absent[t.Name] {
 			continue
@@ -138,6 +148,7 @@ func (l *layout) diff(from, to *state) *Sample {
 				x.FSType+" does not count what programs write: what its filesystem writes is at its device")
 		}
 	}
+
 	return s
 }
 
@@ -146,9 +157,11 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 	for _, y := range t.stack.Layers {
 		x.Layers = append(x.Layers, y.Name)
 	}
+
 	if t.fs != nil {
 		x.FSType = t.fs.FSType
 	}
+
 	var base *int64
 	if a, ok := from.xfs[t.Name]; ok {
 		if b, ok := to.xfs[t.Name]; ok && b >= a {
@@ -156,6 +169,7 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 			x.ApplicationBytes, x.ApplicationSource = &n, "xfs"
 		}
 	}
+
 	if a, ok := from.objs[t.dataset]; ok {
 		if b, ok := to.objs[t.dataset]; ok && b.written >= a.written {
 			n := b.written - a.written
@@ -166,6 +180,7 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 			base = &n
 		}
 	}
+
 	if t.own != nil {
 		c, ok := l.sum(from, to, t.own.devs)
 		if !ok {
@@ -176,9 +191,11 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 			x.Syncs = flushSyncs(c)
 		}
 	}
+
 	if a, b := from.syncs[t.sync], to.syncs[t.sync]; b != nil {
 		x.Syncs = b.minus(a)
 	}
+
 	var others, disk, above int64
 	known, drowned := true, false
 	for _, g := range t.groups {
@@ -186,6 +203,7 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 		if !ok {
 			return x, false
 		}
+
 		if g != t.own {
 			for _, f := range feeds[g] {
 				if !t.chain[f.Name] {
@@ -193,18 +211,22 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 				}
 			}
 		}
+
 		step := Step{Layer: g.name, WrittenBytes: c.WrittenBytes, OthersBytes: others}
+
 		// Others may have passed down what has not arrived: then too much is subtracted.
 		mine := c.WrittenBytes - others
 		if drowned = others > 0 && mine < above; !drowned {
 			step.Amplification, above = ratio(mine, base), mine
 		}
+
 		x.Steps = append(x.Steps, step)
 		if g.last {
 			disk += c.WrittenBytes
 			known = known && g.kind != string(blockdev.Loop)
 		}
 	}
+
 	switch {
 	case base == nil:
 		x.NoAmplification = "what it writes itself is not known: " + t.shared
@@ -217,6 +239,7 @@ func (l *layout) target(from, to *state, t *watched, feeds map[*group][]From) (T
 	default:
 		x.Amplification = ratio(disk-others, base)
 	}
+
 	return x, true
 }
 
@@ -282,6 +305,7 @@ func parseObjset(text string) (name string, o objset, ok bool) {
 		if len(f) < 3 {
 			continue
 		}
+
 		n, err := strconv.ParseInt(f[2], 10, 64)
 		switch f[0] {
 		case "dataset_name":
@@ -294,5 +318,6 @@ func parseObjset(text string) (name string, o objset, ok bool) {
 			}
 		}
 	}
+
 	return name, o, ok && name != ""
 }

@@ -38,28 +38,34 @@ func (w *watched) syncKey() syncKey {
 		if !ok {
 			return syncKey{}
 		}
+
 		k := syncKey{fs: "btrfs", btrfs: id}
 		if w.own != nil {
 			return k
 		}
+
 		d, err := os.Open(w.fs.Mount.Point) // closed at once: the mount must not be kept busy
 		if err != nil {
 			return syncKey{}
 		}
+
 		defer d.Close()
 		var st unix.Stat_t
 		if unix.Fstat(int(d.Fd()), &st) != nil || !kernel.IsSubvolRoot(st.Ino) {
 			return syncKey{} // a directory: others sync in the same subvolume
 		}
+
 		info, err := kernel.SubvolInfoOf(d)
 		if err != nil {
 			return syncKey{}
 		}
+
 		k.subvol = info.ID
 		return k
 	case w.own != nil && (w.fs.FSType == "ext4" || w.fs.FSType == "xfs"):
 		return syncKey{fs: w.fs.FSType, dev: tracepoint.KernelDev(w.fs.Mount.Dev)}
 	}
+
 	return syncKey{}
 }
 
@@ -133,9 +139,11 @@ func (h histogram) at(p float64) *float64 {
 	for _, n := range h {
 		total += n
 	}
+
 	if total == 0 {
 		return nil
 	}
+
 	want := max(int64(math.Ceil(p*float64(total))), 1)
 	for c, n := range h {
 		if seen += n; seen >= want {
@@ -143,6 +151,7 @@ func (h histogram) at(p float64) *float64 {
 			return &v
 		}
 	}
+
 	return nil
 }
 
@@ -189,6 +198,7 @@ func (s *syncTracer) set(l *layout) {
 			devs[t.sync.fs] = append(devs[t.sync.fs], fmt.Sprintf("dev == %d", t.sync.dev))
 		}
 	}
+
 	var specs []tracepoint.Spec
 	for _, fs := range []string{"ext4", "xfs", "btrfs"} {
 		of := devs[fs]
@@ -204,6 +214,7 @@ func (s *syncTracer) set(l *layout) {
 			specs = append(specs, tracepoint.Spec{Event: e, Filter: filter})
 		}
 	}
+
 	if len(devs["xfs"])+len(devs["btrfs"]) > 0 {
 		// These have no event at the end: that of the system call is taken. A call is begun
 		// before the filesystem says which it is.
@@ -212,32 +223,39 @@ func (s *syncTracer) set(l *layout) {
 				tracepoint.Spec{Event: "syscalls:sys_exit_" + c})
 		}
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for k := range keys {
 		if t := s.keys[k]; t != nil {
 			keys[k] = t
 		}
 	}
+
 	if slices.Equal(specs, s.specs) {
 		s.drain()
 		s.keys = keys
 		return
 	}
+
 	var next *tracepoint.Recorder
 	s.err = nil
 	if len(specs) > 0 {
 		next, s.err = tracepoint.NewRecorder(specs...)
 	}
+
 	cut := monotonic()
 	s.drainUpTo(cut)
 	if s.rec != nil {
 		_ = s.rec.Close()
 	}
+
 	s.rec, s.specs, s.keys, s.cut = next, specs, keys, cut
 	if s.err != nil {
 		s.specs = nil
 	}
+
 	if s.rec != nil && s.drainer == nil {
 		s.drainer, s.stopped = make(chan struct{}), make(chan struct{})
 		go s.keepDraining(s.drainer, s.stopped)
@@ -283,6 +301,7 @@ func (s *syncTracer) drainUpTo(end uint64) {
 	if s.rec == nil {
 		return
 	}
+
 	records, lost, err := s.rec.Read()
 	if err != nil {
 		s.err = err
@@ -290,12 +309,14 @@ func (s *syncTracer) drainUpTo(end uint64) {
 		s.rec = nil
 		return
 	}
+
 	s.lost = lost
 	for _, r := range records {
 		if r.Time > s.cut && r.Time <= end {
 			s.take(r)
 		}
 	}
+
 	if len(s.began)+len(s.inExt4) > maxBegun { // of threads that ended in their calls
 		s.began, s.inExt4 = map[int]begun{}, map[int]begun{}
 	}
@@ -353,10 +374,12 @@ func (s *syncTracer) ended(calls map[int]begun, r tracepoint.Record) {
 	if !ok {
 		return
 	}
+
 	delete(calls, r.TID)
 	if r.Time < b.at {
 		return
 	}
+
 	for _, t := range b.keys {
 		d := time.Duration(r.Time - b.at)
 		t.timed++
@@ -374,11 +397,13 @@ func (s *syncTracer) read() map[syncKey]*tally {
 	if s.rec == nil {
 		return out
 	}
+
 	for k, t := range s.keys {
 		c := *t
 		c.hist = slices.Clone(t.hist)
 		out[k] = &c
 	}
+
 	return out
 }
 
@@ -386,6 +411,7 @@ func (s *syncTracer) read() map[syncKey]*tally {
 func (s *syncTracer) missing(l *layout) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	var out []string
 	switch {
 	case errs.Is(s.err, errs.Permission):
@@ -393,15 +419,18 @@ func (s *syncTracer) missing(l *layout) []string {
 	case s.err != nil:
 		out = append(out, "syncs of programs cannot be seen ("+s.err.Error()+"): the flushes of the device stand in for them")
 	}
+
 	if s.lost > 0 {
 		out = append(out, fmt.Sprintf("%d events of syncs came too fast to be recorded", s.lost))
 	}
+
 	var mixed []string
 	for _, t := range l.targets {
 		if t.sync.fs == "" && t.own == nil && (t.fs == nil || t.fs.FSType != "zfs") {
 			mixed = append(mixed, t.Name)
 		}
 	}
+
 	if n := len(mixed); n > 0 {
 		names := strings.Join(mixed[:min(n, 3)], ", ")
 		if n > 3 {
@@ -409,6 +438,7 @@ func (s *syncTracer) missing(l *layout) []string {
 		}
 		out = append(out, names+": syncs cannot be told from those of others on the same filesystem")
 	}
+
 	return out
 }
 

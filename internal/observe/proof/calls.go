@@ -22,10 +22,12 @@ func (j *judge) calls() {
 		}
 		return
 	}
+
 	if j.Evidence.calls == nil {
 		j.uncounted(c)
 		return
 	}
+
 	c.Counted = j.called()
 	short := j.short()
 	saw := fmt.Sprintf("the kernel saw %s of the %s calls of %s that the load reports", count(min(c.Counted, c.Reported)),

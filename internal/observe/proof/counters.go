@@ -52,10 +52,12 @@ func byKernel(s *stack.Stack) string {
 			}
 		}
 	}
+
 	var or []string
 	for _, n := range names {
 		or = append(or, fmt.Sprintf("comm ~ %q", n))
 	}
+
 	return "(" + strings.Join(or, " || ") + ")"
 }
 
@@ -92,6 +94,7 @@ func (f *family) read() (map[string]int64, error) {
 	if f == nil {
 		return nil, nil
 	}
+
 	out := map[string]int64{}
 	for name, list := range f.counters {
 		for _, c := range list {
@@ -102,6 +105,7 @@ func (f *family) read() (map[string]int64, error) {
 			out[name] += int64(n)
 		}
 	}
+
 	return out, nil
 }
 
@@ -180,13 +184,16 @@ func callsOf(w whose) (*family, error) {
 	for _, call := range []string{"fsync", "fdatasync", "syncfs", "sync"} {
 		all = append(all, f.count(call, "syscalls:sys_enter_"+call, w.and(""), w.scope))
 	}
+
 	all = append(all, f.count("msync", "syscalls:sys_enter_msync", w.and(msyncSync), w.scope))
 	for _, call := range writeCalls {
 		all = append(all, f.countIf("write", "syscalls:sys_enter_"+call, w.and(""), w.scope))
 	}
+
 	for _, call := range openCalls {
 		all = append(all, f.countIf("open with O_DSYNC", "syscalls:sys_enter_"+call, w.and(openDSync), w.scope))
 	}
+
 	all = append(all,
 		f.countIf("sync_file_range", "syscalls:sys_enter_sync_file_range", w.and(""), w.scope),
 		f.countIf("io_uring", "syscalls:sys_enter_io_uring_enter", w.and(""), w.scope),
@@ -195,6 +202,7 @@ func callsOf(w whose) (*family, error) {
 		f.close()
 		return nil, err
 	}
+
 	return f, nil
 }
 
@@ -220,6 +228,7 @@ func newDevice(s *stack.Stack, i int) *device {
 	for _, l := range s.Devices() {
 		mine[l.Device.Number] = true
 	}
+
 	depth := s.Layers[i].Depth
 	for k := i - 1; k >= 0; k-- {
 		l := s.Layers[k]
@@ -234,6 +243,7 @@ func newDevice(s *stack.Stack, i int) *device {
 			d.direct = strings.HasPrefix(l.FSType, "ext") || l.FSType == "xfs"
 		}
 	}
+
 	d.direct = d.direct && d.top
 	above, err := d.dev.Above()
 	for n := 0; err == nil && n < len(above); n++ { // it grows
@@ -247,6 +257,7 @@ func newDevice(s *stack.Stack, i int) *device {
 			}
 		}
 	}
+
 	return d
 }
 
@@ -327,14 +338,17 @@ func (w *Watch) read() (*reading, error) {
 		r.devices[d.name] = counts{stat: s, flush: n["flush"], fua: n["fua"], kernel: n["kernel"], own: n["own"],
 			userWrites: n["user writes"], ownWrites: n["own writes"], beside: d.besideWrites()}
 	}
+
 	var err error
 	if r.calls, err = w.calls.read(); err != nil {
 		return nil, err
 	}
+
 	all, err := w.all.read()
 	if err != nil {
 		return nil, err
 	}
+
 	r.all = all["all"]
 	return r, nil
 }

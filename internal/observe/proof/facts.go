@@ -63,9 +63,11 @@ func look(ctx context.Context, s *stack.Stack, i int, l stack.Layer) []fact {
 	case stack.Kind(blockdev.Zvol):
 		return append(datasetFacts(ctx, l, "zvol"), deviceFacts(l)...)
 	}
+
 	if l.Device != nil {
 		return deviceFacts(l)
 	}
+
 	return nil
 }
 
@@ -102,6 +104,7 @@ func propertyFacts(what, dataset string, rows [][]string) (out []fact) {
 		if parent, ok := strings.CutPrefix(source, "inherited from "); ok {
 			at, from = parent, " (inherited from "+parent+")"
 		}
+
 		switch {
 		case property == "sync" && value == "disabled":
 			out = append(out, fact{result: Fail, label: fmt.Sprintf("%s %s (sync=disabled)", what, dataset),
@@ -114,6 +117,7 @@ func propertyFacts(what, dataset string, rows [][]string) (out []fact) {
 			out = append(out, fact{words: "logbias=throughput on " + dataset + from + ": syncs do not use the log device"})
 		}
 	}
+
 	return out
 }
 
@@ -124,6 +128,7 @@ func zpoolFacts(s *stack.Stack, i int) (out []fact) {
 		d := s.Layers[j].Device
 		volatile = volatile || d != nil && d.VolatileCache
 	}
+
 	for _, name := range []string{"zfs_nocacheflush", "zil_nocacheflush"} {
 		if text("/sys/module/zfs/parameters/"+name) != "1" {
 			continue
@@ -137,6 +142,7 @@ func zpoolFacts(s *stack.Stack, i int) (out []fact) {
 		}
 		out = append(out, f)
 	}
+
 	return out
 }
 

@@ -50,6 +50,7 @@ func (e *Evidence) Judge(load Load) Proof {
 		j.proof.Layers = append(j.proof.Layers, LayerProof{Name: l.Name, Kind: string(l.Kind), Depth: l.Depth, Role: l.Role,
 			Device: l.Device != nil, Flushes: -1, FUA: -1})
 	}
+
 	j.remedies = make([]string, len(e.stack.Layers))
 	j.labels = make([]string, len(e.stack.Layers))
 	j.derived = make([]string, len(e.stack.Layers))
@@ -58,29 +59,34 @@ func (e *Evidence) Judge(load Load) Proof {
 			j.device(i, x)
 		}
 	}
+
 	for i, l := range e.stack.Layers {
 		if l.Kind == stack.Zpool {
 			j.pool(i)
 		}
 	}
+
 	// What a layer without counts says itself explains what is missing under it.
 	for _, f := range e.facts {
 		if _, ok := j.at(f.layer); !ok {
 			j.fact(f)
 		}
 	}
+
 	// From the bottom up: a layer without counts stands by those right under it.
 	for i := len(e.stack.Layers) - 1; i >= 0; i-- {
 		if j.proof.Layers[i].Result == "" {
 			j.through(i)
 		}
 	}
+
 	j.sampled()
 	for _, f := range e.facts {
 		if _, ok := j.at(f.layer); ok {
 			j.fact(f)
 		}
 	}
+
 	j.hidden()
 	j.calls()
 	j.speed()
@@ -145,9 +151,11 @@ func (j *judge) flushes(x evidence) arrived {
 		a.perhaps = min(a.perhaps, max(0, a.most()-x.own))
 		return a
 	}
+
 	if !statisticsHaveFlushes(x.dev.dev) || x.stat.Flushes < 0 {
 		return arrived{blind: "the block statistics of " + x.dev.name + " do not count flushes"}
 	}
+
 	a := arrived{total: x.stat.Flushes, perhaps: int64(x.rate.flushes * j.seconds)}
 	if !x.dev.top {
 		a.perhaps = min(a.perhaps, x.beside)
@@ -155,6 +163,7 @@ func (j *judge) flushes(x evidence) arrived {
 	if a.total < j.needed && x.dev.dev.FUA {
 		a.blind = "forced writes (FUA), which " + x.dev.name + " can do, are not in the block statistics"
 	}
+
 	return a
 }
 
@@ -178,6 +187,7 @@ func (j *judge) device(i int, x evidence) {
 			fmt.Sprintf("%s was not quiet before the run: others wrote %.1f MB/s there and flushed it %.0f times a second, "+
 				"so that the figures are those of a shared device", x.dev.name, x.rate.bytes/1e6, x.rate.flushes))
 	}
+
 	f := j.flushes(x)
 	switch {
 	case j.method == Tracepoints:
@@ -185,12 +195,15 @@ func (j *judge) device(i int, x evidence) {
 	case f.blind == "" || x.stat.Flushes > 0:
 		p.Flushes, p.OthersFlushes = x.stat.Flushes, min(f.perhaps, x.stat.Flushes)
 	}
+
 	if x.stat.Flushes > 0 && statisticsHaveFlushes(x.dev.dev) {
 		p.FlushSeconds = x.stat.FlushTime.Seconds() / float64(x.stat.Flushes)
 	}
+
 	if k, inPool := poolOf(j.stack.Layers, i); inPool && len(leaves(j.stack.Layers, k)) > 1 {
 		return // judged with its pool
 	}
+
 	if p.VolatileCache {
 		p.Needed = j.needed
 		if f.blind != "" {
@@ -205,6 +218,7 @@ func (j *judge) device(i int, x evidence) {
 		p.Result, p.Words = j.enough(f, "flushes and forced writes")
 		return
 	}
+
 	p.Result, p.Words = j.enough(j.writes(x), "writes")
 	if p.Result == OK {
 		p.Result, p.Words = NotNeeded, "no volatile cache: nothing to flush; "+p.Words
@@ -217,6 +231,7 @@ func (j *judge) enough(a arrived, what string) (Result, string) {
 	if a.others > 0 {
 		text += fmt.Sprintf("; %s are of other programs", count(a.others))
 	}
+
 	switch {
 	case j.needed == 0:
 		return Unknown, fmt.Sprintf("%s %s arrived, but there were no syncs", count(a.total), what)
@@ -225,6 +240,7 @@ func (j *judge) enough(a arrived, what string) (Result, string) {
 	case float64(a.least()) < float64(j.needed)*(1-tolerated):
 		return Unknown, text + fmt.Sprintf("; up to %s may be of others who sync at the same time", count(a.perhaps))
 	}
+
 	return OK, text
 }
 
@@ -241,25 +257,30 @@ func (j *judge) through(i int) {
 		}
 		return
 	}
+
 	worst, at := NotNeeded, under[0]
 	for _, k := range under {
 		if r := j.proof.Layers[k].Result; rank(r) > rank(worst) {
 			worst, at = r, k
 		}
 	}
+
 	if l.Kind == stack.Kind(blockdev.Partition) {
 		p.Result, p.Words = worst, "flushes are counted for its disk, "+j.proof.Layers[at].Name
 		p.VolatileCache = l.Device.VolatileCache
 		return
 	}
+
 	p.Result = worst
 	if worst == NotNeeded {
 		p.Result = OK
 	}
+
 	if j.explained(at) {
 		p.Result, p.Words = OK, "what it passes on is lost at "+j.proof.Layers[at].Name
 		return
 	}
+
 	for !j.counted(at) { // down to where the figures are
 		more := children(j.stack.Layers, at)
 		k := slices.IndexFunc(more, func(k int) bool { return j.proof.Layers[k].Result == worst })
@@ -268,6 +289,7 @@ func (j *judge) through(i int) {
 		}
 		at = more[k]
 	}
+
 	first := j.proof.Layers[at]
 	switch p.Result {
 	case OK:
@@ -345,11 +367,13 @@ func (j *judge) hidden() {
 	if j.stack.Hidden == "" || n == 0 {
 		return
 	}
+
 	for _, f := range j.facts {
 		if f.result != "" {
 			return // said already
 		}
 	}
+
 	p := &j.proof.Layers[n-1]
 	if rank(Unknown) > rank(p.Result) {
 		p.Result, p.Words = Unknown, j.stack.Hidden
@@ -366,6 +390,7 @@ func (j *judge) sampled() {
 	if s == nil || s.Syncs == 0 {
 		return
 	}
+
 	for i := range j.proof.Layers {
 		p := &j.proof.Layers[i]
 		n := s.Uncovered[p.Name]
@@ -387,43 +412,53 @@ func (j *judge) conclude() {
 			worst = r
 		}
 	}
+
 	note(p.Calls.Result)
 	for _, l := range p.Layers {
 		note(l.Result)
 	}
+
 	p.Result = OK
 	if worst == OK {
 		p.Reasons = append(p.Reasons, j.praise())
 		p.Reasons = append(p.Reasons, j.words...)
 		return
 	}
+
 	p.Result = Fail
 	if p.Calls.Result == worst {
 		p.Layer = "system call"
 		p.Reasons = append(p.Reasons, p.Calls.Words)
 	}
+
 	for i, l := range p.Layers {
 		if l.Result != worst && (l.Result != Unknown || p.Layer != "") {
 			continue
 		}
+
 		name := l.Name
 		if j.labels[i] != "" {
 			name = j.labels[i]
 		}
+
 		if p.Layer == "" && l.Result == worst {
 			p.Layer = name
 		} else if j.labels[i] == "" && j.remedies[i] == "" && worst == Fail {
 			continue // it only suffers from what is above it
 		}
+
 		text := name + ": " + l.Words
 		if l.Result == Unknown {
 			text = name + ": it cannot be shown that syncs get through: " + l.Words
 		}
+
 		if r := j.remedies[i] + j.derived[i]; r != "" {
 			text += ": " + r
 		}
+
 		p.Reasons = append(p.Reasons, text)
 	}
+
 	p.Reasons = append(p.Reasons, j.words...)
 }
 

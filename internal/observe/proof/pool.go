@@ -21,6 +21,7 @@ func poolOf(layers []stack.Layer, i int) (int, bool) {
 		}
 		return 0, false
 	}
+
 	return 0, false
 }
 
@@ -54,6 +55,7 @@ func (j *judge) pool(i int) {
 	if len(disks) < 2 {
 		return // it stands by its disk
 	}
+
 	type sum struct {
 		arrived
 		role string
@@ -66,10 +68,12 @@ func (j *judge) pool(i int) {
 		if key == "" {
 			key = fmt.Sprint(n)
 		}
+
 		key = l.Role + " " + key
 		if groups[key] == nil {
 			groups[key] = &sum{role: l.Role}
 		}
+
 		for _, k := range j.countable(leaf) {
 			x, _ := j.at(k)
 			a := j.writes(x)
@@ -82,6 +86,7 @@ func (j *judge) pool(i int) {
 			}
 		}
 	}
+
 	var all, log arrived
 	logs := false
 	for _, g := range groups {
@@ -98,17 +103,20 @@ func (j *judge) pool(i int) {
 		}
 		logs = logs || g.role == "log"
 	}
+
 	p.Needed = j.needed
 	what := "flushes and forced writes"
 	if !p.VolatileCache {
 		what = "writes"
 	}
+
 	if all.blind != "" {
 		p.Result, p.Words = Unknown, all.blind
 	} else {
 		p.Result, p.Words = j.enough(all, what)
 		p.Words += ", on all vdevs together"
 	}
+
 	if logs {
 		p.Words += fmt.Sprintf("; %s of them on the log", count(log.total))
 		if log.most() < j.needed/2 && p.Result == OK {
@@ -116,6 +124,7 @@ func (j *judge) pool(i int) {
 				p.Name+": most syncs did not go to the log device: logbias=throughput, or more at once than it takes")
 		}
 	}
+
 	for _, leaf := range children(j.stack.Layers, i) {
 		for _, k := range append([]int{leaf}, below(j.stack.Layers, leaf)...) {
 			j.share(&j.proof.Layers[k], p.Result, j.stack.Layers[leaf].Role)
@@ -128,6 +137,7 @@ func (j *judge) share(d *LayerProof, pool Result, role string) {
 	if d.Result != "" || !d.Device {
 		return
 	}
+
 	switch {
 	case role == "cache" || role == "spare":
 		d.Result, d.Words = NotNeeded, "it takes no part in syncs"
@@ -137,6 +147,7 @@ func (j *judge) share(d *LayerProof, pool Result, role string) {
 	default:
 		d.Result = pool
 	}
+
 	if d.Flushes >= 0 {
 		d.Words = fmt.Sprintf("%s flushes and forced writes arrived; see its pool", count(d.Flushes+max(0, d.FUA)))
 	} else {

@@ -37,28 +37,35 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 	if w.method != Tracepoints || w.started == nil || w.cmd.Process == nil {
 		return nil
 	}
+
 	if err := w.atWork(ctx, d); err != nil {
 		return err
 	}
+
 	s, specs, err := w.sampler()
 	if err != nil {
 		return err
 	}
+
 	r, err := tracepoint.NewRecorder(specs...)
 	if err != nil {
 		return err
 	}
+
 	defer r.Close()
+
 	// From now on it records on all processors.
 	s.begin = monotonic()
 	begin := time.Now()
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
+
 	for done := false; !done; {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 		}
+
 		done = ctx.Err() != nil || time.Since(begin) >= d
 		before := monotonic()
 		records, lost, err := r.Read()
@@ -68,18 +75,22 @@ func (w *Watch) Sample(ctx context.Context, d time.Duration) error {
 		if done {
 			before = ^uint64(0)
 		}
+
 		s.take(records, lost, before)
 	}
+
 	end := time.Now()
 	if w.sample == nil {
 		w.sample = &Sample{Uncovered: map[string]int64{}}
 	}
+
 	w.sample.Seconds += end.Sub(begin).Seconds()
 	w.sample.Syncs += s.syncs
 	w.sample.Lost += int64(s.lost)
 	for name, n := range s.uncovered {
 		w.sample.Uncovered[name] += n
 	}
+
 	return errs.Wrap("count syncs", w.stack.Path, ctx.Err())
 }
 
@@ -153,6 +164,7 @@ func (w *Watch) sampler() (*sampler, []tracepoint.Spec, error) {
 	for _, d := range w.devices {
 		j.devices[d.name] = evidence{dev: d}
 	}
+
 	s.needs = needs(j)
 	var flushes, plain []string
 	for _, n := range s.needs {
@@ -164,26 +176,32 @@ func (w *Watch) sampler() (*sampler, []tracepoint.Spec, error) {
 			}
 		}
 	}
+
 	specs := []tracepoint.Spec{
 		{Event: "syscalls:sys_enter_fsync"}, {Event: "syscalls:sys_exit_fsync"},
 		{Event: "syscalls:sys_enter_fdatasync"}, {Event: "syscalls:sys_exit_fdatasync"},
 		{Event: "syscalls:sys_enter_msync", Filter: msyncSync}, {Event: "syscalls:sys_exit_msync"},
 	}
+
 	if len(flushes) > 0 {
 		specs = append(specs, tracepoint.Spec{Event: queued,
 			Filter: "(" + strings.Join(flushes, " || ") + ") && " + isEither})
 	}
+
 	if len(plain) > 0 {
 		specs = append(specs, tracepoint.Spec{Event: queued,
 			Filter: "(" + strings.Join(plain, " || ") + ") && " + `rwbs ~ "W*" && !(` + isEither + ")"})
 	}
+
 	for _, l := range w.stack.Layers {
 		s.early = s.early || l.Kind == stack.Zpool
 	}
+
 	n, err := w.calls.read()
 	if err != nil {
 		return nil, nil, err
 	}
+
 	if n["open with O_DSYNC"] > 0 || s.early {
 		filter := byName(names(s.ours))
 		for _, call := range writeCalls {
@@ -194,6 +212,7 @@ func (w *Watch) sampler() (*sampler, []tracepoint.Spec, error) {
 			}
 		}
 	}
+
 	return s, specs, nil
 }
 
@@ -205,16 +224,19 @@ func needs(j *judge) (out []need) {
 		if l.Kind != stack.Zpool {
 			continue
 		}
+
 		disks := leaves(j.stack.Layers, i)
 		if len(disks) < 2 {
 			continue
 		}
+
 		n := need{name: l.Name}
 		for _, k := range children(j.stack.Layers, i) {
 			for _, c := range j.countable(k) {
 				pooled[c] = true
 			}
 		}
+
 		for _, leaf := range disks {
 			for _, c := range j.countable(leaf) {
 				if d := j.stack.Layers[c].Device; d.VolatileCache {
@@ -222,10 +244,12 @@ func needs(j *judge) (out []need) {
 				}
 			}
 		}
+
 		if len(n.devices) > 0 {
 			out = append(out, n)
 		}
 	}
+
 	first := true
 	for i := range j.stack.Layers {
 		x, ok := j.at(i)
@@ -237,6 +261,7 @@ func needs(j *judge) (out []need) {
 		}
 		first = false
 	}
+
 	return out
 }
 
@@ -252,6 +277,7 @@ func (s *sampler) take(records []tracepoint.Record, lost, before uint64) {
 		clear(s.sent)
 		return
 	}
+
 	s.held = append(s.held, records...)
 	slices.SortStableFunc(s.held, func(a, b tracepoint.Record) int {
 		switch {
@@ -262,11 +288,13 @@ func (s *sampler) take(records []tracepoint.Record, lost, before uint64) {
 		}
 		return 0
 	})
+
 	n := 0
 	for n < len(s.held) && (before == ^uint64(0) || s.held[n].Time+uint64(settled) < before) {
 		s.event(s.held[n])
 		n++
 	}
+
 	s.held = append([]tracepoint.Record(nil), s.held[n:]...) // so that the old ones can go
 }
 
@@ -275,6 +303,7 @@ func (s *sampler) event(r tracepoint.Record) {
 		s.queue(r)
 		return
 	}
+
 	call, isEnter := strings.CutPrefix(r.Event.Name, "syscalls:sys_enter_")
 	if !isEnter {
 		call, _ = strings.CutPrefix(r.Event.Name, "syscalls:sys_exit_")
@@ -282,6 +311,7 @@ func (s *sampler) event(r tracepoint.Record) {
 	if !s.ours(r.PID) {
 		return
 	}
+
 	isWrite := slices.Contains(writeCalls, call)
 	switch {
 	case isEnter && isWrite && !s.dsync(r.PID, r.Event.Int(r.Raw, "fd")):
@@ -317,6 +347,7 @@ func (s *sampler) queue(r tracepoint.Record) {
 		s.sent[dev] = list
 		return
 	}
+
 	if o := s.open[r.TID]; o != nil && s.top[dev] {
 		o.data = r.Time
 	}
@@ -349,16 +380,20 @@ func descendants(root int) func(int) bool {
 		if pid <= 1 || depth > 64 {
 			return false
 		}
+
 		if yes, ok := known[pid]; ok {
 			return yes
 		}
+
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			return false // gone; not remembered
 		}
+
 		known[pid] = is(parseParent(string(b)), depth+1)
 		return known[pid]
 	}
+
 	return func(pid int) bool { return is(pid, 0) }
 }
 
@@ -369,14 +404,17 @@ func parseParent(stat string) int {
 	if i < 0 {
 		return 0
 	}
+
 	f := strings.Fields(stat[i+1:])
 	if len(f) < 2 {
 		return 0
 	}
+
 	n, err := strconv.Atoi(f[1])
 	if err != nil || n < 0 {
 		return 0
 	}
+
 	return n
 }
 
@@ -431,6 +469,7 @@ func names(ours func(int) bool) (out []string) {
 			}
 		}
 	}
+
 	return out
 }
 
@@ -442,6 +481,7 @@ func byName(names []string) string {
 	if len(names) > most {
 		return ""
 	}
+
 	var or []string
 	for _, n := range names {
 		if strings.ContainsAny(n, "\"'\\*?[") {
@@ -449,5 +489,6 @@ func byName(names []string) string {
 		}
 		or = append(or, fmt.Sprintf("comm == %q", n))
 	}
+
 	return strings.Join(or, " || ")
 }

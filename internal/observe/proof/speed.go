@@ -35,6 +35,7 @@ func classOf(d blockdev.Device) (class, bool) {
 	if d.Kind != blockdev.Disk {
 		return class{}, false
 	}
+
 	switch {
 	case d.Transport == "virtio", d.Transport == "xen", isVirtual(identity(d.Name)):
 		return virtual, true
@@ -47,6 +48,7 @@ func classOf(d blockdev.Device) (class, bool) {
 	case d.Rotational:
 		return spinning, true
 	}
+
 	return ssd, true
 }
 
@@ -72,6 +74,7 @@ func (j *judge) speed() {
 	if j.load.Syncs == 0 {
 		return
 	}
+
 	for i := range j.proof.Layers {
 		p := &j.proof.Layers[i]
 		x, ok := j.at(i)
@@ -95,6 +98,7 @@ func (j *judge) tooFast(p *LayerProof, i int, c class) {
 	if flush > 0 {
 		seen = fmt.Sprintf("; it took %v for a flush on average", flush.Round(time.Microsecond))
 	}
+
 	switch {
 	case took > 0 && took < c.impossible && p.Result == OK:
 		p.Result = Fail

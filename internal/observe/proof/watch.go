@@ -46,19 +46,23 @@ func New(ctx context.Context, s *stack.Stack) (*Watch, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, errs.Wrap("count syncs", s.Path, err)
 	}
+
 	for i, l := range s.Layers {
 		if l.Device != nil && counted(*l.Device) {
 			w.devices = append(w.devices, newDevice(s, i))
 		}
 	}
+
 	if err := w.open(); err != nil {
 		w.release()
 		w.method, w.noTraces = Statistics, err.Error()
 	}
+
 	if _, err := w.read(); err != nil {
 		w.release()
 		return nil, err
 	}
+
 	return w, nil
 }
 
@@ -89,6 +93,7 @@ func (w *Watch) Baseline(ctx context.Context, d time.Duration) error {
 	if err != nil {
 		return err
 	}
+
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -96,10 +101,12 @@ func (w *Watch) Baseline(ctx context.Context, d time.Duration) error {
 	case <-ctx.Done():
 		return errs.Wrap("count syncs", w.stack.Path, ctx.Err())
 	}
+
 	last, err := w.read()
 	if err != nil {
 		return err
 	}
+
 	w.before, w.quiet = first, last
 	return nil
 }
@@ -126,6 +133,7 @@ func (w *Watch) start(cmd *exec.Cmd, load whose) error {
 	if w.started != nil {
 		return errs.New(errs.Internal, "count syncs", w.stack.Path, "started twice")
 	}
+
 	w.cmd, w.preload = cmd, preloaded(cmd)
 	ready := make(chan error)
 	go func() {
@@ -135,6 +143,7 @@ func (w *Watch) start(cmd *exec.Cmd, load whose) error {
 		ready <- w.startHere(cmd, load)
 		<-w.finished
 	}()
+
 	return <-ready
 }
 
@@ -152,9 +161,11 @@ func (w *Watch) startHere(cmd *exec.Cmd, load whose) (err error) {
 			w.method, w.noTraces = Statistics, err.Error()
 		}
 	}
+
 	if w.started, err = w.read(); err != nil {
 		return err
 	}
+
 	return cmd.Start()
 }
 
@@ -166,12 +177,15 @@ func preloaded(cmd *exec.Cmd) string {
 			found = v
 		}
 	}
+
 	if found != "" {
 		return "LD_PRELOAD=" + found
 	}
+
 	if b, err := os.ReadFile("/etc/ld.so.preload"); err == nil && len(strings.Fields(string(b))) > 0 {
 		return "/etc/ld.so.preload: " + strings.Join(strings.Fields(string(b)), " ")
 	}
+
 	return ""
 }
 
@@ -204,10 +218,12 @@ func (w *Watch) Stop() (*Evidence, error) {
 	if w.started == nil {
 		return nil, errs.New(errs.Internal, "count syncs", w.stack.Path, "not started")
 	}
+
 	end, err := w.read()
 	if err != nil {
 		return nil, err
 	}
+
 	run := end.minus(w.started)
 	e := &Evidence{
 		stack: w.stack, facts: w.facts, method: w.method, noTraces: w.noTraces, preload: w.preload,
@@ -218,10 +234,12 @@ func (w *Watch) Stop() (*Evidence, error) {
 		e.othersSyncs = max(0,
 			run.all-run.calls["fsync"]-run.calls["fdatasync"]-run.calls["msync"]-run.calls["syncfs"]-run.calls["sync"])
 	}
+
 	var quiet *reading
 	if w.quiet != nil {
 		quiet = w.quiet.minus(w.before)
 	}
+
 	for _, d := range w.devices {
 		x := evidence{counts: run.devices[d.name], dev: d}
 		if quiet != nil {
@@ -229,6 +247,7 @@ func (w *Watch) Stop() (*Evidence, error) {
 		}
 		e.devices[d.name] = x
 	}
+
 	return e, nil
 }
 

@@ -121,11 +121,13 @@ func In(ctx context.Context, table []mount.Entry, path string) (*Stack, error) {
 	if err != nil {
 		return nil, errs.Wrap(op, path, err)
 	}
+
 	b := &builder{ctx: ctx, stack: &Stack{Path: real}, table: table, seen: map[string]bool{}}
 	var st unix.Stat_t
 	if err := unix.Stat(real, &st); err != nil {
 		return nil, errs.Wrap(op, path, &os.PathError{Op: "stat", Path: real, Err: err})
 	}
+
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFBLK:
 		d, err := blockdev.Lookup(st.Rdev)
@@ -138,6 +140,7 @@ func In(ctx context.Context, table []mount.Entry, path string) (*Stack, error) {
 	default:
 		return nil, errs.New(errs.Unsupported, op, path, "it is no file, directory or block device")
 	}
+
 	return b.stack, ctx.Err()
 }
 
@@ -193,6 +196,7 @@ func (b *builder) path(path string, depth int) {
 		b.hide("the mount table does not show what %s is on", path)
 		return
 	}
+
 	l := Layer{Kind: Filesystem, Name: m.FSType + " on " + m.Point, Depth: depth, Group: b.group, FSType: m.FSType,
 		Mount: m}
 	b.group = ""
@@ -208,9 +212,11 @@ func (b *builder) path(path string, depth int) {
 	case m.FSType == "zfs":
 		l.Dataset, _, _ = strings.Cut(m.Source, "@")
 	}
+
 	if !b.add(l) {
 		return
 	}
+
 	switch l.Kind {
 	case InMemory:
 		b.hide("%s keeps its files in memory", m.FSType)
@@ -258,6 +264,7 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 			return
 		}
 	}
+
 	mounted := l.Mount
 	if d, err := blockdev.Lookup(mounted.Dev); err == nil {
 		b.device(d, depth, "")
@@ -266,12 +273,14 @@ func (b *builder) filesystem(l *Layer, path string, depth int) {
 		}
 		return
 	}
+
 	d, err := blockdev.LookupPath(source)
 	if err != nil {
 		l.Kind = Unknown
 		b.hide("%s at %s is on no block device that can be seen (%s)", fstype, path, source)
 		return
 	}
+
 	b.device(d, depth, "")
 }
 
@@ -299,9 +308,11 @@ func externalLog(m mount.Entry, data blockdev.Device) (blockdev.Device, bool) {
 			node = "/dev/" + name
 		}
 	}
+
 	if node == "" {
 		return blockdev.Device{}, false
 	}
+
 	d, err := blockdev.LookupPath(node)
 	return d, err == nil && d.Number != data.Number
 }
@@ -313,6 +324,7 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 	if !b.add(Layer{Kind: Kind(d.Kind), Name: d.Name, Depth: depth, Role: role, Group: group, Device: &d}) {
 		return
 	}
+
 	switch d.Kind {
 	case blockdev.Loop:
 		file := d.Backing
@@ -320,14 +332,17 @@ func (b *builder) device(d blockdev.Device, depth int, role string) {
 			b.hide("the file behind %s is deleted: %s", d.Name, file)
 			return
 		}
+
 		if _, err := os.Stat(file); err != nil {
 			b.hide("the file behind %s cannot be seen from here: %s", d.Name, file)
 			return
 		}
+
 		if other, err := isOther(d, file); err == nil && other {
 			b.hide("the file behind %s cannot be seen from here: what is at %s is another one", d.Name, file)
 			return
 		}
+
 		b.path(file, depth+1)
 	case blockdev.Zvol:
 		dataset, err := zvolDataset(d)
@@ -360,15 +375,18 @@ func isOther(d blockdev.Device, file string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+
 	defer dev.Close()
 	info, err := unix.IoctlLoopGetStatus64(int(dev.Fd()))
 	if err != nil {
 		return false, err
 	}
+
 	var st unix.Stat_t
 	if err := unix.Stat(file, &st); err != nil {
 		return false, err
 	}
+
 	return st.Ino != info.Inode, nil // not by the device: btrfs has others for stat
 }
 
@@ -378,10 +396,12 @@ func btrfsDevices(source string) ([]blockdev.Device, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	links, err := filepath.Glob("/sys/fs/btrfs/*/devices/*")
 	if err != nil {
 		return nil, err
 	}
+
 	of := map[string][]blockdev.Device{}
 	mine := ""
 	for _, l := range links {
@@ -389,22 +409,27 @@ func btrfsDevices(source string) ([]blockdev.Device, error) {
 		if err != nil {
 			continue // unmounted meanwhile
 		}
+
 		var major, minor uint32
 		if _, err := fmt.Sscanf(string(text), "%d:%d", &major, &minor); err != nil {
 			continue
 		}
+
 		d, err := blockdev.Lookup(unix.Mkdev(major, minor))
 		if err != nil {
 			continue
 		}
+
 		fs := filepath.Dir(l)
 		of[fs] = append(of[fs], d)
 		if d.Number == one.Number {
 			mine = fs
 		}
 	}
+
 	if mine == "" {
 		return nil, errors.New("not in /sys/fs/btrfs")
 	}
+
 	return of[mine], nil
 }

@@ -15,11 +15,13 @@ func (b *builder) zpool(dataset string, depth int) {
 	if !b.add(Layer{Kind: Zpool, Name: "zpool " + pool, Depth: depth, Dataset: pool}) {
 		return
 	}
+
 	devs, err := poolDevices(b, pool)
 	if err != nil {
 		b.hide("the devices of zpool %s: %v", pool, err)
 		return
 	}
+
 	for _, d := range devs {
 		b.group = d.group
 		if d.file != "" {
@@ -56,10 +58,12 @@ func parseStatus(text, pool string) (out []vdev) {
 	inside, role, group, margin := false, "", "", 0
 	for line := range strings.Lines(text) {
 		f := strings.Fields(line)
+
 		// Two columns right of the pool and of the classes stand the vdevs at the top.
 		if inside && len(f) > 0 && indent(line) == margin+2 {
 			group = f[0]
 		}
+
 		switch {
 		case len(f) >= 2 && f[0] == "NAME" && f[1] == "STATE":
 			inside, margin = true, indent(line)
@@ -83,6 +87,7 @@ func parseStatus(text, pool string) (out []vdev) {
 			out = append(out, vdev{file: filepath.Clean(f[0]), role: role, group: group})
 		}
 	}
+
 	return out
 }
 
@@ -94,6 +99,7 @@ func zvolDataset(d blockdev.Device) (string, error) {
 	if name, err := zfs.DatasetOf(d.Path()); err == nil {
 		return name, nil
 	}
+
 	found := ""
 	for dir := "/dev/zvol/*"; strings.Count(dir, "*") < 12 && found == ""; dir += "/*" {
 		links, err := filepath.Glob(dir)
@@ -106,8 +112,10 @@ func zvolDataset(d blockdev.Device) (string, error) {
 			}
 		}
 	}
+
 	if found == "" {
 		return "", fmt.Errorf("no link in /dev/zvol leads to it")
 	}
+
 	return found, nil
 }

@@ -136,11 +136,13 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 		Differences: differences(a, b), Unproven: []string{}, Warnings: warnings(a, b),
 		Basis: BetweenRuns, Confidence: confidence,
 	}
+
 	if len(c.Differences) > 0 && !force {
 		return nil, errs.New(errs.Invalid, "compare", nameB, "it is not of the same work as %s: %s", nameA,
 			strings.Join(c.Differences, "; ")).
 			WithHint("measure both in the same way; %s compares them all the same", errs.Param("force"))
 	}
+
 	for _, s := range []struct {
 		word string
 		r    *Report
@@ -156,12 +158,15 @@ func Compare(a, b *Report, nameA, nameB string, force bool) (*Comparison, error)
 			fmt.Sprintf("%s failed its proof%s: not all of what it synced is shown to have reached the disk, and its figures "+
 				"are no basis for anything", s.word, where))
 	}
+
 	if len(a.Runs) < 2 || len(b.Runs) < 2 {
 		c.Basis = InsideRuns
 	}
+
 	for _, f := range compared {
 		c.Changes = append(c.Changes, f.compare(a.Runs, b.Runs, c.Basis))
 	}
+
 	c.Summary = c.summary()
 	return c, nil
 }
@@ -179,6 +184,7 @@ func differences(a, b *Report) []string {
 			out = append(out, fmt.Sprintf("%s: %s and %s", what, x, y))
 		}
 	}
+
 	pa, pb := a.Profile, b.Profile
 	add("profile", pa.Name, pb.Name)
 	add("sync by", pa.Sync, pb.Sync)
@@ -206,6 +212,7 @@ func warnings(a, b *Report) []string {
 			out = append(out, fmt.Sprintf("%s: %s in A, %s in B", what, orNone(x), orNone(y)))
 		}
 	}
+
 	add("different hosts", a.Host.Name, b.Host.Name)
 	add("different numbers of processors", fmt.Sprint(a.Host.CPUs), fmt.Sprint(b.Host.CPUs))
 	add("different kernels", a.Host.Kernel, b.Host.Kernel)
@@ -214,7 +221,9 @@ func warnings(a, b *Report) []string {
 	if chain(a, false) == chain(b, false) {
 		add("the layers are set differently", chain(a, true), chain(b, true))
 	}
+
 	add("runs of different length, in seconds", fmt.Sprint(a.Seconds), fmt.Sprint(b.Seconds))
+
 	for _, s := range []struct {
 		word string
 		r    *Report
@@ -233,6 +242,7 @@ func warnings(a, b *Report) []string {
 				s.word, n, len(s.r.Runs)))
 		}
 	}
+
 	switch n := min(len(a.Runs), len(b.Runs)); {
 	case n == 1:
 		out = append(out, "a report of one run does not show how much runs differ: no change below 25 % counts, and p99.9 "+
@@ -240,6 +250,7 @@ func warnings(a, b *Report) []string {
 	case n == 2:
 		out = append(out, "two runs show little of how much runs differ: the noise is large; use --runs 3 or more")
 	}
+
 	return out
 }
 
@@ -273,10 +284,12 @@ func (f figure) compare(a, b []Run, basis string) Change {
 	if okB {
 		c.B = math.Exp(mean(xb))
 	}
+
 	if !okA || !okB {
 		c.Why = "it is 0 in a run"
 		return c
 	}
+
 	c.Ratio = c.B / c.A
 	var ea, eb estimate
 	least := leastNoise
@@ -296,6 +309,7 @@ func (f figure) compare(a, b []Run, basis string) Change {
 			return c
 		}
 	}
+
 	c.Noise = max(math.Expm1(halfWidth(ea, eb)), least)
 	change := math.Abs(math.Log(c.Ratio))
 	switch {
@@ -306,9 +320,11 @@ func (f figure) compare(a, b []Run, basis string) Change {
 	default:
 		c.Verdict = Faster
 	}
+
 	if c.Noise > 1e6 { // as good as not known, and too long to print
 		c.Noise = 1e6
 	}
+
 	return c
 }
 
@@ -355,23 +371,28 @@ func insideRuns(runs []Run, of func(*Moment) float64) (estimate, bool) {
 				x = append(x, math.Log(v))
 			}
 		}
+
 		if len(x) < batches*batchLength {
 			return e, false
 		}
+
 		means := make([]float64, batches)
 		for k := range means {
 			means[k] = mean(x[k*len(x)/batches : (k+1)*len(x)/batches])
 		}
+
 		v := variance(means) / batches
 		e.variance += v
 		square += v * v / (batches - 1)
 	}
+
 	n := float64(len(runs))
 	e.variance /= n * n
 	e.freedom = batches - 1
 	if square > 0 {
 		e.freedom = e.variance * e.variance * n * n * n * n / square
 	}
+
 	return e, true
 }
 
@@ -398,6 +419,7 @@ func (c *Comparison) summary() string {
 			unsure = append(unsure, x.Figure)
 		}
 	}
+
 	var out string
 	switch {
 	case len(better)+len(worse) == 0 && len(unsure) == len(c.Changes):
@@ -411,11 +433,13 @@ func (c *Comparison) summary() string {
 	default:
 		out = "B is faster than A in " + strings.Join(better, ", ") + ", and slower in " + strings.Join(worse, ", ")
 	}
+
 	if len(unsure) > 0 {
 		out += "; nothing can be said of " + strings.Join(unsure, " and ")
 	}
 	if len(c.Unproven) > 0 {
 		out += "; but not all of what was synced is shown to have reached the disk"
 	}
+
 	return out
 }

@@ -25,6 +25,7 @@ func student(p, freedom float64) float64 {
 	for cdf := studentCDF(high, freedom); cdf < p && high < 1e9; cdf = studentCDF(high, freedom) {
 		low, high = high, high*2
 	}
+
 	for range 200 {
 		mid := (low + high) / 2
 		if mid == low || mid == high {
@@ -36,6 +37,7 @@ func student(p, freedom float64) float64 {
 			high = mid
 		}
 	}
+
 	return (low + high) / 2
 }
 
@@ -55,6 +57,7 @@ func incompleteBeta(a, b, x float64) float64 {
 	case x > (a+1)/(a+b+2): // where it converges slowly
 		return 1 - incompleteBeta(b, a, 1-x)
 	}
+
 	ab, _ := math.Lgamma(a + b)
 	ga, _ := math.Lgamma(a)
 	gb, _ := math.Lgamma(b)
@@ -64,6 +67,7 @@ func incompleteBeta(a, b, x float64) float64 {
 	if math.Abs(d) < tiny {
 		d = tiny
 	}
+
 	d = 1 / d
 	h := d
 	for m := 1.0; m <= 500; m++ {
@@ -84,5 +88,6 @@ func incompleteBeta(a, b, x float64) float64 {
 			}
 		}
 	}
+
 	return front * h
 }

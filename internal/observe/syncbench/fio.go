@@ -76,6 +76,7 @@ func fio(
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+
 	l := &load{read: make(chan struct{})}
 	l.cmd = exec.CommandContext(ctx, path, append(args,
 		"--output-format=json+", fmt.Sprintf("--status-interval=%d", int(interval.Seconds())), "--eta=never")...)
@@ -89,6 +90,7 @@ func fio(
 	if err != nil {
 		return nil, errs.Wrap(op, "fio", err)
 	}
+
 	l.cmd.Stdout = w
 	err = start(l.cmd)
 	w.Close()
@@ -96,6 +98,7 @@ func fio(
 		r.Close()
 		return nil, errs.Wrap(op, "fio", err)
 	}
+
 	go func() {
 		defer close(l.read)
 		defer r.Close()
@@ -106,10 +109,12 @@ func fio(
 			}
 			return nil
 		})
+
 		if l.readErr != nil {
 			cancel(l.readErr) // nobody reads on: fio would wait for ever
 		}
 	}()
+
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -119,6 +124,7 @@ func fio(
 			}
 		}
 	}()
+
 	waited := l.cmd.Wait()
 	cause := context.Cause(ctx)
 	cancel(nil) // ends during
@@ -130,6 +136,7 @@ func fio(
 			cause = c
 		}
 	}
+
 	return l.samples, l.outcome(cause, waited)
 }
 
@@ -141,18 +148,22 @@ func (l *load) outcome(cause, waited error) error {
 	if l.readErr != nil {
 		return errs.New(errs.Internal, op, "fio", "%w", l.readErr)
 	}
+
 	var number syscall.Errno
 	if n := len(l.samples); n > 0 {
 		number = l.samples[n-1].err
 	}
+
 	said := strings.TrimSpace(lastLines(l.stderr.String()+"\n"+l.notes, 4))
 	if waited == nil && number == 0 && len(l.samples) > 0 {
 		return nil
 	}
+
 	kind := errs.Internal
 	if number != 0 {
 		kind = errs.KindOf(number)
 	}
+
 	if said == "" {
 		switch {
 		case number != 0:
@@ -163,10 +174,12 @@ func (l *load) outcome(cause, waited error) error {
 			said = "it has reported nothing"
 		}
 	}
+
 	if number == syscall.ENOSPC || number == syscall.EDQUOT {
 		return errs.New(kind, op, "fio", "the filesystem became full during the run: %s", said).
 			WithHint("free space: filesystems that copy on write need room even to overwrite")
 	}
+
 	return errs.New(kind, op, "fio", "%s", said).
 		WithHint("fio 3.24 or newer is needed; the profile's command can be run by hand")
 }

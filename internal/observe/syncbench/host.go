@@ -49,14 +49,17 @@ func properties(ctx context.Context, l stack.Layer) string {
 	if l.Dataset == "" {
 		return ""
 	}
+
 	tool, what, columns := zfs.ZFS, "sync,logbias,recordsize,volblocksize,compression,primarycache,atime,dedup", "property,value,source"
 	if l.Kind == stack.Zpool {
 		tool, what = zfs.Zpool, "ashift,capacity,fragmentation"
 	}
+
 	rows, err := tool.Rows(ctx, 3, "get", "-H", "-o", columns, what, l.Dataset)
 	if err != nil {
 		return "its properties cannot be read: " + err.Error()
 	}
+
 	var out []string
 	for _, r := range rows {
 		if r[1] == "-" { // not for this kind of dataset
@@ -68,6 +71,7 @@ func properties(ctx context.Context, l stack.Layer) string {
 		}
 		out = append(out, text)
 	}
+
 	return strings.Join(out, ", ")
 }
 
@@ -85,11 +89,13 @@ func details(l stack.Layer) string {
 	if l.Device == nil {
 		return join(l.Dataset, l.Mount.Options, super(l))
 	}
+
 	d := l.Device
 	cache := "no volatile write cache"
 	if d.VolatileCache {
 		cache = "volatile write cache"
 	}
+
 	var more []string
 	if d.FUA {
 		more = append(more, "FUA")
@@ -103,6 +109,7 @@ func details(l stack.Layer) string {
 	if d.Rotational {
 		more = append(more, "says that it rotates")
 	}
+
 	if d.Kind == blockdev.Loop {
 		if d.DirectIO {
 			more = append(more, "direct I/O")
@@ -110,6 +117,7 @@ func details(l stack.Layer) string {
 			more = append(more, "no direct I/O")
 		}
 	}
+
 	return join(l.Dataset, cache, strings.Join(more, ", "), fmt.Sprintf("%.1f GiB", float64(d.SizeBytes)/float64(gib)))
 }
 

@@ -82,6 +82,7 @@ func HTML(r *Report) ([]byte, error) {
 	for _, w := range r.Profile.Command {
 		words = append(words, quoted(w))
 	}
+
 	p.Command = strings.Join(words, " ")
 	p.Tiles = []tile{
 		tileOf("syncs/s", r.Runs, func(x *Run) float64 { return x.SyncsPerSecond }, rateText),
@@ -91,6 +92,7 @@ func HTML(r *Report) ([]byte, error) {
 		tileOf("p99.9", r.Runs, func(x *Run) float64 { return x.Sync.P999 }, secondsText),
 		tileOf("max", r.Runs, func(x *Run) float64 { return x.Sync.Max }, secondsText),
 	}
+
 	bins := merged(r.Runs, func(x *Run) *Latency { return &x.Sync })
 	p.Merged = total(bins)
 	p.Hist, p.Curve = histogramChart(bins, r.Profile.Sync), percentileChart(r.Runs, r.Profile.Sync)
@@ -104,6 +106,7 @@ func HTML(r *Report) ([]byte, error) {
 			}
 		}
 	}
+
 	for _, c := range percentiles {
 		row := curveRow{Name: c.name}
 		for i := range r.Runs {
@@ -117,15 +120,18 @@ func HTML(r *Report) ([]byte, error) {
 		}
 		p.Curves = append(p.Curves, row)
 	}
+
 	scale := timeScaleOf(r.Runs)
 	for i := range r.Runs {
 		x := &r.Runs[i]
 		p.Times = append(p.Times, timeRow{i + 1, timeChart(x, i+1, scale), x.Stalls, thin(x.Timeline)})
 	}
+
 	var b bytes.Buffer
 	if err := pageTemplate.Execute(&b, p); err != nil {
 		return nil, errs.Wrap("write the page", "", err)
 	}
+
 	return b.Bytes(), nil
 }
 
@@ -138,12 +144,14 @@ func tileOf(name string, runs []Run, of func(*Run) float64, words func(float64) 
 		low, high = min(low, v), max(high, v)
 		logarithms = append(logarithms, math.Log(max(v, 1e-12)))
 	}
+
 	switch {
 	case low <= 0:
 		t.Value = words(high)
 	default:
 		t.Value = words(math.Exp(mean(logarithms)))
 	}
+
 	if len(runs) > 1 {
 		from, to := words(low), words(high)
 		if n, unit, ok := strings.Cut(from, " "); ok && strings.HasSuffix(to, " "+unit) {
@@ -151,6 +159,7 @@ func tileOf(name string, runs []Run, of func(*Run) float64, words func(float64) 
 		}
 		t.Range = from + " – " + to
 	}
+
 	return t
 }
 
@@ -195,6 +204,7 @@ func prose(s string) template.HTML {
 			b.WriteString("<code>" + p + "</code>")
 		}
 	}
+
 	return template.HTML(b.String()) // all of it is escaped
 }
 

@@ -30,10 +30,12 @@ func merged(runs []Run, of func(*Run) *Latency) []Bin {
 			}
 		}
 	}
+
 	out := make([]Bin, 0, len(counts))
 	for _, v := range slices.Sorted(maps.Keys(counts)) {
 		out = append(out, Bin{v, counts[v]})
 	}
+
 	return out
 }
 
@@ -69,12 +71,14 @@ func columnsOf(bins []Bin) columns {
 	for (high-low)/c.width > 150 {
 		c.width *= 2
 	}
+
 	c.low = math.Floor(low/c.width) * c.width
 	c.counts = make([]int64, int((high-c.low)/c.width)+1)
 	for _, b := range bins {
 		i := int((math.Log10(max(b.Value, 1e-9)) - c.low) / c.width)
 		c.counts[min(max(i, 0), len(c.counts)-1)] += b.Count
 	}
+
 	return c
 }
 
@@ -87,6 +91,7 @@ func histogramChart(bins []Bin, call string) template.HTML {
 	if len(bins) == 0 {
 		return ""
 	}
+
 	marks := []struct {
 		name  string
 		value float64
@@ -95,6 +100,7 @@ func histogramChart(bins []Bin, call string) template.HTML {
 			quantile(bins, 0.999)},
 		{"max", bins[len(bins)-1].Value},
 	}
+
 	cols := columnsOf(bins)
 	top := 10 + textHeight*float64(len(marks)) + 4
 	const height = 220.0
@@ -104,6 +110,7 @@ func histogramChart(bins []Bin, call string) template.HTML {
 	for _, n := range cols.counts {
 		most = max(most, n)
 	}
+
 	y := scale{math.Log10(0.7), math.Log10(float64(most) * 1.3), bottom, top, true}
 	s := newSVG(chartWidth, bottom+40, "hist", "Histogram of the latency of "+call,
 		fmt.Sprintf("%s syncs. Half took at most %s, 99 %% at most %s, the longest about %s.", countText(total(bins)),
@@ -115,10 +122,12 @@ func histogramChart(bins []Bin, call string) template.HTML {
 		s.line(chartLeft, y.at(t.value), chartLeft+plotWidth, y.at(t.value), "grid")
 		s.text(chartLeft-7, y.at(t.value)+4, "end", "label", t.text)
 	}
+
 	for _, t := range x.logTicks(tickText) {
 		s.line(x.at(t.value), bottom, x.at(t.value), bottom+5, "axis")
 		s.text(x.at(t.value), bottom+18, "middle", "label", t.text)
 	}
+
 	for i, n := range cols.counts {
 		if n == 0 {
 			continue
@@ -127,7 +136,9 @@ func histogramChart(bins []Bin, call string) template.HTML {
 		tip := fmt.Sprintf("%s to %s: %s syncs", secondsText(cols.edge(i)), secondsText(cols.edge(i+1)), countText(n))
 		s.rect(x0+0.5, y.at(float64(n)), max(x1-x0-1, 0.8), bottom-y.at(float64(n)), "bar", tip)
 	}
+
 	s.line(chartLeft, bottom, chartLeft+plotWidth, bottom, "axis")
+
 	for i, m := range marks {
 		at := x.at(m.value)
 		level := 10 + textHeight*float64(i+1)
@@ -138,6 +149,7 @@ func histogramChart(bins []Bin, call string) template.HTML {
 		}
 		s.text(at+dx, level, anchor, "strong", m.name+" "+secondsText(m.value))
 	}
+
 	s.text(chartLeft+plotWidth/2, bottom+35, "middle", "title", "latency of "+call+" (logarithmic)")
 	s.text(chartLeft-7, top-8, "end", "title", "syncs")
 	return s.done()
@@ -174,16 +186,20 @@ func percentileChart(runs []Run, call string) template.HTML {
 		}
 		high = max(high, h[len(h)-1].Value)
 	}
+
 	if most == 0 {
 		return ""
 	}
+
 	right := 4.0
 	for right < 7 && float64(most) > math.Pow(10, right) {
 		right++
 	}
+
 	if most < 3000 {
 		right = 3
 	}
+
 	x := scale{0, right, chartLeft, chartLeft + plotWidth, false}
 	y := logScale(low*0.95, high*1.1, bottom, top)
 	s := newSVG(chartWidth, bottom+40, "curve", "Percentiles of the latency of "+call, percentileWords(runs))
@@ -191,6 +207,7 @@ func percentileChart(runs []Run, call string) template.HTML {
 		s.line(chartLeft, y.at(t.value), chartLeft+plotWidth, y.at(t.value), "grid")
 		s.text(chartLeft-7, y.at(t.value)+4, "end", "label", t.text)
 	}
+
 	for _, t := range []tick{{0, "0"}, {0.5, "50"}, {0.75, "75"}, {0.9, "90"}, {0.99, "99"}, {0.999, "99.9"},
 		{0.9999, "99.99"}, {0.99999, "99.999"}, {0.999999, "99.9999"}, {0.9999999, "99.99999"}} {
 		if nines(t.value) > right+1e-6 {
@@ -200,6 +217,7 @@ func percentileChart(runs []Run, call string) template.HTML {
 		s.line(at, top, at, bottom, "grid")
 		s.text(at, bottom+18, "middle", "label", t.text)
 	}
+
 	s.line(chartLeft, bottom, chartLeft+plotWidth, bottom, "axis")
 	var ends []float64
 	var names []int
@@ -209,6 +227,7 @@ func percentileChart(runs []Run, call string) template.HTML {
 		if n == 0 {
 			continue
 		}
+
 		// A curve is drawn where there are syncs above it.
 		last := min(right, math.Log10(float64(n)))
 		var p []point
@@ -219,6 +238,7 @@ func percentileChart(runs []Run, call string) template.HTML {
 			}
 			p = append(p, point{x.at(at), y.at(quantile(h, 1-math.Pow(10, -at)))})
 		}
+
 		p = append(p, point{x.at(last), y.at(h[len(h)-1].Value)}) // the longest
 		s.path(p, fmt.Sprintf("curve run%d dash%d", i%6, i/6%2))
 		ends, names = append(ends, p[len(p)-1].y), append(names, i)
@@ -226,12 +246,14 @@ func percentileChart(runs []Run, call string) template.HTML {
 			s.line(p[len(p)-1].x, p[len(p)-1].y, x.at(right), p[len(p)-1].y, "leader")
 		}
 	}
+
 	for k, at := range spread(ends, textHeight, top, bottom) {
 		if len(names) > 16 && k > 0 {
 			break // they would lie upon each other
 		}
 		s.text(chartLeft+plotWidth+6, at+4, "start", fmt.Sprintf("end ink%d", names[k]%6), fmt.Sprintf("run %d", names[k]+1))
 	}
+
 	s.text(chartLeft+plotWidth/2, bottom+35, "middle", "title",
 		"percent of syncs that took at most this long (each further nine has the same width)")
 	return s.done()
@@ -272,6 +294,7 @@ func thin(all []Moment) []Moment {
 	if every <= 1 {
 		return all
 	}
+
 	var out []Moment
 	for i := 0; i < len(all); i += every {
 		sum := Moment{}
@@ -286,6 +309,7 @@ func thin(all []Moment) []Moment {
 		}
 		out = append(out, sum)
 	}
+
 	return out
 }
 
@@ -295,6 +319,7 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 	if len(r.Timeline) == 0 || t.seconds == 0 {
 		return ""
 	}
+
 	const top, rateHeight, between, latencyHeight = 22.0, 92.0, 24.0, 86.0
 	middle := top + rateHeight
 	upper := middle + between
@@ -308,10 +333,12 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 		x0, x1 := x.at(w.From), x.at(w.To)
 		s.rect(x0, top, max(x1-x0, 2), bottom-top, "stall", fmt.Sprintf("stall %d: %s", i+1, w.Words))
 	}
+
 	for _, k := range niceTicks(rate.high, 4, roundText) {
 		s.line(chartLeft, rate.at(k.value), chartLeft+plotWidth, rate.at(k.value), "grid")
 		s.text(chartLeft-7, rate.at(k.value)+4, "end", "label", k.text)
 	}
+
 	ticks := lat.logTicks(tickText)
 	if len(ticks) > 5 { // too many for so low a picture
 		var powers []tick
@@ -322,10 +349,12 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 		}
 		ticks = powers
 	}
+
 	for _, k := range ticks {
 		s.line(chartLeft, lat.at(k.value), chartLeft+plotWidth, lat.at(k.value), "grid")
 		s.text(chartLeft-7, lat.at(k.value)+4, "end", "label", k.text)
 	}
+
 	var area, line, p50, p99, longest []point
 	for _, m := range thin(r.Timeline) {
 		x0, x1 := x.at(m.At-m.Length), x.at(m.At)
@@ -337,12 +366,14 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 				point{mid, lat.at(m.Max)})
 		}
 	}
+
 	area = append(append(append(area, point{line[0].x, middle}), line...), point{line[len(line)-1].x, middle})
 	s.path(area, "area")
 	s.path(line, "rate")
 	s.path(p50, "p50")
 	s.path(p99, "p99")
 	s.path(longest, "longest")
+
 	if len(p50) > 0 {
 		// In this order they stay if they end at the same height.
 		end := spread([]float64{longest[len(longest)-1].y, p99[len(p99)-1].y, p50[len(p50)-1].y}, textHeight, upper, bottom)
@@ -350,6 +381,7 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 			s.text(chartLeft+plotWidth+6, end[i]+4, "start", "end", name)
 		}
 	}
+
 	s.line(chartLeft, middle, chartLeft+plotWidth, middle, "axis")
 	s.line(chartLeft, bottom, chartLeft+plotWidth, bottom, "axis")
 	last := -100.0
@@ -360,10 +392,12 @@ func timeChart(r *Run, n int, t timeScale) template.HTML {
 			last = at
 		}
 	}
+
 	for _, k := range niceTicks(t.seconds, 10, roundText) {
 		s.line(x.at(k.value), bottom, x.at(k.value), bottom+5, "axis")
 		s.text(x.at(k.value), bottom+18, "middle", "label", k.text)
 	}
+
 	s.text(chartLeft-7, top-8, "end", "title", "syncs/s")
 	s.text(chartLeft-7, upper-8, "end", "title", "latency")
 	s.text(chartLeft+plotWidth/2, bottom+34, "middle", "title", "seconds from the start of the run")

@@ -108,6 +108,7 @@ func (c scale) logTicks(words func(float64) string) (out []tick) {
 	if c.high-c.low < 2.2 {
 		steps = []float64{1, 2, 5}
 	}
+
 	every := int(math.Ceil((c.high - c.low) / 9)) // of decades, if there are very many
 	for d := int(math.Floor(c.low)); d <= int(math.Ceil(c.high)); d++ {
 		if ((d%every)+every)%every != 0 {
@@ -120,6 +121,7 @@ func (c scale) logTicks(words func(float64) string) (out []tick) {
 			}
 		}
 	}
+
 	return out
 }
 
@@ -128,6 +130,7 @@ func niceTicks(high float64, n int, words func(float64) string) (out []tick) {
 	if high < 1e-9 {
 		return []tick{{0, words(0)}}
 	}
+
 	step := math.Pow(10, math.Floor(math.Log10(high/float64(n))))
 	for _, k := range []float64{1, 2, 5, 10} {
 		if high/(step*k) <= float64(n) {
@@ -135,9 +138,11 @@ func niceTicks(high float64, n int, words func(float64) string) (out []tick) {
 			break
 		}
 	}
+
 	for i := 0; float64(i)*step <= high*1.0001; i++ {
 		out = append(out, tick{float64(i) * step, words(float64(i) * step)})
 	}
+
 	return out
 }
 
@@ -148,6 +153,7 @@ func spread(y []float64, gap, low, high float64) []float64 {
 	for i := range order {
 		order[i] = i
 	}
+
 	slices.SortStableFunc(order, func(a, b int) int {
 		switch {
 		case y[a] < y[b]:
@@ -157,16 +163,19 @@ func spread(y []float64, gap, low, high float64) []float64 {
 		}
 		return 0
 	})
+
 	out := slices.Clone(y)
 	last := low - gap
 	for _, i := range order {
 		out[i] = max(out[i], last+gap)
 		last = out[i]
 	}
+
 	next := high + gap
 	for _, i := range slices.Backward(order) {
 		out[i] = min(out[i], next-gap)
 		next = out[i]
 	}
+
 	return out
 }

@@ -19,6 +19,7 @@ func secondsText(s float64) string {
 	case s < 0.9995:
 		s, unit = s*1e3, " ms"
 	}
+
 	digits := 2 - int(math.Floor(math.Log10(s)+1e-9))
 	t := strconv.FormatFloat(s, 'f', min(max(digits, 0), 2), 64)
 	return t + unit
@@ -43,11 +44,13 @@ func bytesText(n int64) string {
 	case n < 1024:
 		return strconv.FormatInt(n, 10) + " B"
 	}
+
 	f, i := float64(n)/1024, 0
 	for f >= 1023.95 && i < len(units)-1 {
 		f /= 1024
 		i++
 	}
+
 	return strconv.FormatFloat(f, 'f', 1, 64) + " " + units[i:i+1] + "iB"
 }
 

@@ -85,7 +85,9 @@ func readSamples(r io.Reader, each func(*sample) error) (notes string, err error
 			if object.Len()+len(line) > maxObject {
 				return other.String(), errors.New("an object of fio's output has no end")
 			}
+
 			object.Write(line)
+
 			// fio indents what is inside.
 			if string(text) == "}" {
 				inside = false
@@ -115,6 +117,7 @@ func parseSample(text []byte) (*sample, error) {
 	if err := json.Unmarshal(text, &out); err != nil {
 		return nil, fmt.Errorf("fio's output: %w", err)
 	}
+
 	s := &sample{}
 	for _, j := range out.Jobs {
 		s.ms = max(s.ms, whole(j.Runtime))
@@ -129,6 +132,7 @@ func parseSample(text []byte) (*sample, error) {
 			return nil, err
 		}
 	}
+
 	return s, nil
 }
 
@@ -165,14 +169,18 @@ func (c *counts) add(l fioLatency) error {
 		c.bins[ns] = add(c.bins[ns], k)
 		n = add(n, k)
 	}
+
 	if n == 0 {
 		return nil
 	}
+
 	if lo := finite(l.Min); c.n == 0 || lo < c.min {
 		c.min = lo
 	}
+
 	c.max = max(c.max, finite(l.Max))
 	c.sum += finite(l.Mean) * float64(n)
+
 	// Not l.N: while the job runs it is a moment older or newer than the bins.
 	c.n = add(c.n, n)
 	return nil
@@ -189,12 +197,14 @@ func (c *counts) since(o *counts) counts {
 			d.max = max(d.max, float64(ns))
 		}
 	}
+
 	if d.n == 0 {
 		return d
 	}
 	if c.max > o.max {
 		d.max = c.max
 	}
+
 	d.max = min(d.max, c.max)
 	return d
 }
@@ -213,6 +223,7 @@ func (c *counts) percentiles(parts ...float64) []float64 {
 			}
 		}
 	}
+
 	return out
 }
 

@@ -51,6 +51,7 @@ func (d *definition) plan(size int64, writers int) (*plan, error) {
 	} else if d.defaultBytes == 0 { // a file of a fixed size for each
 		segment = min(share, d.segmentBytes)
 	}
+
 	// Whole writes only: the last one must not be shorter.
 	unit := d.Calls.Sizes[len(d.Calls.Sizes)-1]
 	span := (segment - d.head) / unit * unit
@@ -60,9 +61,11 @@ func (d *definition) plan(size int64, writers int) (*plan, error) {
 			"%d bytes are too few for %d files like the database's, which have at least %d", total, writers*p.segments, d.minSegment).
 			WithHint("%s at the least", errs.Param("size", strconv.FormatInt(need, 10)))
 	}
+
 	if !d.Calls.Unwritten {
 		segment = d.head + span
 	}
+
 	switch {
 	case d.Calls.Shared:
 		p.files = []file{{name: strings.TrimPrefix(d.file, "--filename="), bytes: span * int64(writers), written: true}}
@@ -72,6 +75,7 @@ func (d *definition) plan(size int64, writers int) (*plan, error) {
 	default:
 		p.perFile = append(p.perFile, fmt.Sprintf("--nrfiles=%d", p.segments), fmt.Sprintf("--filesize=%d", span))
 	}
+
 	if !d.Calls.Shared {
 		format := strings.TrimPrefix(d.file, "--filename_format=")
 		for w := range writers {
@@ -81,10 +85,12 @@ func (d *definition) plan(size int64, writers int) (*plan, error) {
 			}
 		}
 	}
+
 	p.File = 0
 	for _, f := range p.files {
 		p.File += f.bytes
 	}
+
 	p.perFile = append([]string{d.file}, append(p.perFile, d.options...)...)
 	p.perFile = append(p.perFile, "--ioengine="+d.engine, fmt.Sprintf("--numjobs=%d", writers),
 		// One process, which ends as one; no advice to the kernel that databases do not give.

@@ -247,6 +247,7 @@ func define(name string) (definition, error) {
 	if i >= 0 {
 		return definitions[i], nil
 	}
+
 	e := errs.New(errs.Invalid, op, name, "there is no such profile")
 	names := ""
 	for i, d := range definitions {
@@ -255,5 +256,6 @@ func define(name string) (definition, error) {
 		}
 		names += d.Name
 	}
+
 	return definition{}, e.WithHint("the profiles are %s", names)
 }

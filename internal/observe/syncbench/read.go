@@ -37,6 +37,7 @@ func Read(path string) (*Report, error) {
 	if err != nil {
 		return nil, errs.Wrap(op, path, err)
 	}
+
 	defer f.Close()
 	if st, err := f.Stat(); err != nil {
 		return nil, errs.Wrap(op, path, err)
@@ -44,6 +45,7 @@ func Read(path string) (*Report, error) {
 		return nil, errs.New(errs.Invalid, op, path, "it is a directory").
 			WithHint("name the file into which %s printed", errs.Run("bench sync", errs.Param("json")))
 	}
+
 	b, err := io.ReadAll(io.LimitReader(f, maxReport+1))
 	if err != nil {
 		return nil, errs.Wrap(op, path, err)
@@ -51,6 +53,7 @@ func Read(path string) (*Report, error) {
 	if len(b) > maxReport {
 		return nil, errs.New(errs.Invalid, op, path, "it is longer than any report of `pando bench sync`")
 	}
+
 	return Parse(b, path)
 }
 
@@ -63,16 +66,19 @@ func Parse(b []byte, name string) (*Report, error) {
 	if len(bytes.TrimSpace(b)) == 0 {
 		return nil, errs.New(errs.Invalid, op, name, "the file is empty").WithHint(hint)
 	}
+
 	var head struct {
 		Kind   *string          `json:"kind"`
 		Format *json.Number     `json:"format"`
 		Fio    *string          `json:"fio version"`
 		Error  *json.RawMessage `json:"error"`
 	}
+
 	// Of the first value only: fio, for one, prints several.
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&head); err != nil {
 		return nil, syntax(op, name, len(b), err)
 	}
+
 	switch {
 	case head.Kind == nil && head.Fio != nil:
 		return nil, errs.New(errs.Invalid, op, name, "it is the output of fio itself").WithHint(hint)
@@ -85,6 +91,7 @@ func Parse(b []byte, name string) (*Report, error) {
 	case head.Format == nil:
 		return nil, errs.New(errs.Damaged, op, name, "it does not say which format it has").WithHint("make it again")
 	}
+
 	n, err := head.Format.Int64()
 	switch {
 	case err != nil || n < 1:
@@ -94,14 +101,17 @@ func Parse(b []byte, name string) (*Report, error) {
 		return nil, errs.New(errs.TooNew, op, name, "it has format %d; this pando reads up to %d", n, Format).
 			WithHint("use the pando that wrote it, or a newer one")
 	}
+
 	var r Report
 	if err := json.Unmarshal(b, &r); err != nil {
 		return nil, syntax(op, name, len(b), err)
 	}
+
 	if err := r.check(); err != nil {
 		return nil, errs.New(errs.Damaged, op, name, "%w", err).
 			WithHint("somebody has changed it, or it was not copied whole: make it again")
 	}
+
 	return &r, nil
 }
 
@@ -119,6 +129,7 @@ func syntax(op, name string, length int, err error) error {
 	case errors.As(err, &typ):
 		return errs.New(errs.Invalid, op, name, "%s cannot be a %s", orTop(typ.Field), typ.Value).WithHint(hint)
 	}
+
 	return errs.New(errs.Invalid, op, name, "it is not JSON: %v", err).WithHint(hint)
 }
 
@@ -140,11 +151,13 @@ func (r *Report) check() error {
 	case r.Verdict.Result != Pass && r.Verdict.Result != Failed:
 		return fmt.Errorf("its verdict is %q, which is neither %s nor %s", r.Verdict.Result, Pass, Failed)
 	}
+
 	if err := numbers("the report", r.Seconds, float64(r.Host.CPUs), float64(r.Host.MemoryBytes), float64(r.Profile.Bytes),
 		float64(r.Profile.File),
 		float64(r.Profile.Writers), float64(r.Profile.PerSync)); err != nil {
 		return err
 	}
+
 	for i := range r.Runs {
 		if err := r.Runs[i].check(); err != nil {
 			return fmt.Errorf("run %d: %w", i+1, err)
@@ -153,6 +166,7 @@ func (r *Report) check() error {
 			return fmt.Errorf("its verdict is %s, but the proof of run %d is %q", Pass, i+1, p)
 		}
 	}
+
 	if t := r.Target; t != nil {
 		if err := numbers("the target", t.P99, t.Best, float64(t.Writers)); err != nil {
 			return err
@@ -163,6 +177,7 @@ func (r *Report) check() error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -171,17 +186,21 @@ func (r *Run) check() error {
 		r.WritesPerSecond, r.SyncsPerSecond); err != nil {
 		return err
 	}
+
 	if r.Seconds == 0 {
 		return errors.New("it took no time")
 	}
+
 	if err := r.Sync.check(); err != nil {
 		return fmt.Errorf("the syncs: %w", err)
 	}
+
 	if r.Write != nil {
 		if err := r.Write.check(); err != nil {
 			return fmt.Errorf("the writes: %w", err)
 		}
 	}
+
 	at := 0.0
 	for _, m := range r.Timeline {
 		if err := numbers("the time line", m.At, m.Length, m.Syncs, m.P50, m.P99, m.Max); err != nil {
@@ -192,6 +211,7 @@ func (r *Run) check() error {
 		}
 		at = m.At
 	}
+
 	for _, s := range r.Stalls {
 		if err := numbers("a stall", s.From, s.To); err != nil {
 			return err
@@ -200,11 +220,13 @@ func (r *Run) check() error {
 			return fmt.Errorf("a stall ends at %g s and begins at %g s", s.To, s.From)
 		}
 	}
+
 	switch r.Proof.Result {
 	case proof.OK, proof.Fail, proof.Unknown, proof.NotNeeded:
 	default:
 		return fmt.Errorf("its proof says %q", r.Proof.Result)
 	}
+
 	return nil
 }
 
@@ -212,9 +234,11 @@ func (l *Latency) check() error {
 	if err := numbers("a latency", float64(l.Count), l.Min, l.Mean, l.P50, l.P95, l.P99, l.P999, l.Max); err != nil {
 		return err
 	}
+
 	if l.P50 > l.P95 || l.P95 > l.P99 || l.P99 > l.P999 {
 		return fmt.Errorf("percentiles fall: p50 %g, p95 %g, p99 %g, p99.9 %g", l.P50, l.P95, l.P99, l.P999)
 	}
+
 	last, sum := -1.0, int64(0)
 	for _, b := range l.Histogram {
 		if err := numbers("the histogram", b.Value, float64(b.Count)); err != nil {
@@ -228,6 +252,7 @@ func (l *Latency) check() error {
 			return errors.New("the histogram counts too much")
 		}
 	}
+
 	return nil
 }
 

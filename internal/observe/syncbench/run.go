@@ -57,38 +57,46 @@ func Measure(ctx context.Context, c Config) (report *Report, err error) {
 	if err != nil {
 		return nil, err
 	}
+
 	path, below, err := target(ctx, c.Path)
 	if err != nil {
 		return nil, err
 	}
+
 	p, err := d.plan(c.SizeBytes, c.Writers)
 	if err != nil {
 		return nil, err
 	}
+
 	program, version, err := fioVersion(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	s, err := newScratch(path)
 	if err != nil {
 		return nil, err
 	}
+
 	defer func() {
 		if e := s.remove(); e != nil && err == nil {
 			report, err = nil, e
 		}
 	}()
+
 	r := &Report{
 		Kind: "pando bench sync", Format: Format, Pando: c.Version, Started: time.Now(), Path: path, Volume: c.Volume,
 		Quick: c.Quick, Seconds: c.Duration.Seconds(), Host: host(version), Profile: p.Profile, Layers: layers(ctx,
 			below), Runs: []Run{},
 	}
+
 	r.Profile.Command = p.command(path, c.Duration)
 	b := &bench{Config: c, definition: d, scratch: s, stack: below}
 	b.program, b.named = s.own(program)
 	if err := s.layout(ctx, p.files, c.Tracker); err != nil {
 		return nil, err
 	}
+
 	for i := range c.Runs {
 		stage := "measure, seconds"
 		if c.Runs > 1 {
@@ -100,12 +108,14 @@ func Measure(ctx context.Context, c Config) (report *Report, err error) {
 		}
 		r.Runs = append(r.Runs, *one)
 	}
+
 	var note string
 	if c.P99 > 0 {
 		if r.Target, note, err = b.search(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	r.Verdict = verdict(r, note)
 	return r, nil
 }
@@ -116,18 +126,21 @@ func (c *Config) complete() (*definition, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if c.Duration == 0 {
 		c.Duration = usualDuration
 		if c.Quick {
 			c.Duration = quickDuration
 		}
 	}
+
 	if c.Runs == 0 {
 		c.Runs = 1
 	}
 	if c.Writers == 0 {
 		c.Writers = d.Writers
 	}
+
 	switch {
 	case c.Duration < shortest:
 		return nil, errs.New(errs.Invalid, op, "", "a run of %s is too short: at least %s", c.Duration, shortest)
@@ -140,6 +153,7 @@ func (c *Config) complete() (*definition, error) {
 	case c.P99 < 0:
 		return nil, errs.New(errs.Invalid, op, "", "a p99 of %s", c.P99)
 	}
+
 	return &d, nil
 }
 
@@ -149,6 +163,7 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 	if path == "" {
 		path = "."
 	}
+
 	st, err := os.Stat(path)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -156,6 +171,7 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 		}
 		return "", nil, errs.Wrap(op, path, err)
 	}
+
 	switch {
 	case st.IsDir():
 	case st.Mode()&os.ModeDevice != 0 && st.Mode()&os.ModeCharDevice == 0:
@@ -165,10 +181,12 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 		return "", nil, errs.New(errs.Invalid, op, path, "it is no directory").
 			WithHint("name the directory: %s", filepath.Dir(path))
 	}
+
 	below, err := stack.Of(ctx, path)
 	if err != nil {
 		return "", nil, errs.Wrap(op, path, err)
 	}
+
 	for _, l := range below.Layers {
 		if l.Kind == stack.InMemory {
 			return "", nil, errs.New(errs.Unsupported, op, path,
@@ -179,9 +197,11 @@ func target(ctx context.Context, path string) (string, *stack.Stack, error) {
 			break // an overlay's files are on its upper layer
 		}
 	}
+
 	if err := unix.Access(below.Path, unix.W_OK|unix.X_OK); err != nil {
 		return "", nil, errs.Wrap(op, path, &os.PathError{Op: "write to", Path: below.Path, Err: err})
 	}
+
 	return below.Path, below, nil
 }
 
@@ -204,6 +224,7 @@ func (b *bench) start(
 	if during != nil {
 		tasks = append(tasks, during)
 	}
+
 	if p.Calls.Unwritten {
 		r, err := newRenewer(b.scratch, p)
 		if err != nil {
@@ -211,6 +232,7 @@ func (b *bench) start(
 		}
 		tasks = append(tasks, r.run)
 	}
+
 	total := int64(d.Round(time.Second).Seconds())
 	b.Tracker.Start(stage, total, 0)
 	var shown int64
@@ -223,6 +245,7 @@ func (b *bench) start(
 			b.seen(s)
 		}
 	}
+
 	// Directory ".", where fio is started, whatever the path has in it.
 	return fio(ctx, b.program, b.scratch.dir, p.arguments(".", d), begin, all(tasks), seen)
 }
@@ -242,12 +265,14 @@ func all(tasks []func(context.Context) error) func(context.Context) error {
 				failed <- err
 			}()
 		}
+
 		var first error
 		for range tasks {
 			if err := <-failed; err != nil && first == nil {
 				first = err
 			}
 		}
+
 		return first
 	}
 }

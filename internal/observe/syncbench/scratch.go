@@ -36,6 +36,7 @@ func newScratch(path string) (*scratch, error) {
 	if err := removeLeftovers(path); err != nil {
 		return nil, errs.Wrap(op, path, err)
 	}
+
 	for try := 0; ; try++ {
 		s, err := tryScratch(path)
 		if err == nil {
@@ -56,11 +57,13 @@ func tryScratch(path string) (*scratch, error) {
 	if _, err := rand.Read(id[:]); err != nil {
 		return nil, err
 	}
+
 	s := &scratch{files: map[string]file{}}
 	s.dir = filepath.Join(path, Prefix+strings.ToLower(base32.StdEncoding.EncodeToString(id[:])))
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		return nil, err
 	}
+
 	lock, held, err := lockDir(s.dir)
 	switch {
 	case errors.Is(err, fs.ErrNotExist), err == nil && !held:
@@ -72,6 +75,7 @@ func tryScratch(path string) (*scratch, error) {
 		_ = os.RemoveAll(s.dir)
 		return nil, err
 	}
+
 	s.lock = lock
 	return s, nil
 }
@@ -86,6 +90,7 @@ func lockDir(dir string) (f *os.File, held bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
+
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
 		mine, err1 := f.Stat()
@@ -94,6 +99,7 @@ func lockDir(dir string) (f *os.File, held bool, err error) {
 			return f, true, nil
 		}
 	}
+
 	f.Close()
 	switch {
 	case err == nil, errors.Is(err, unix.EWOULDBLOCK):
@@ -101,6 +107,7 @@ func lockDir(dir string) (f *os.File, held bool, err error) {
 	case errors.Is(err, unix.ENOLCK), errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
 		return nil, false, errNoLocks
 	}
+
 	return nil, false, fmt.Errorf("lock %s: %w", path, err)
 }
 
@@ -112,6 +119,7 @@ func removeLeftovers(path string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, e := range entries {
 		dir := filepath.Join(path, e.Name())
 		if !isScratch(dir, e) {
@@ -127,6 +135,7 @@ func removeLeftovers(path string) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -136,19 +145,23 @@ func isScratch(dir string, e fs.DirEntry) bool {
 	if !ok || len(id) != 8 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyz234567") != "" || !e.IsDir() {
 		return false
 	}
+
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() {
 		return false
 	}
+
 	inside, err := os.ReadDir(dir)
 	if err != nil {
 		return false
 	}
+
 	for _, f := range inside {
 		if f.Name() == lockName {
 			return true
 		}
 	}
+
 	return len(inside) == 0 // killed before it had a lock
 }
 
@@ -168,18 +181,22 @@ func (s *scratch) own(program string) (string, bool) {
 	if err != nil {
 		return program, false
 	}
+
 	defer f.Close()
 	var magic [4]byte
 	if _, err := f.Read(magic[:]); err != nil || string(magic[:]) != "\x7fELF" {
 		return program, false
 	}
+
 	link := s.path("pfio-" + strings.TrimPrefix(filepath.Base(s.dir), Prefix))
 	if err := os.Symlink(program, link); err != nil && !errors.Is(err, fs.ErrExist) {
 		return program, false
 	}
+
 	if _, err := os.Stat(link); err != nil { // mounted such that links are not followed
 		return program, false
 	}
+
 	return link, true
 }
 
@@ -192,19 +209,23 @@ func (s *scratch) layout(ctx context.Context, files []file, t *progress.Tracker)
 	if err != nil {
 		return err
 	}
+
 	var need int64
 	for _, f := range missing {
 		need += f.bytes
 	}
+
 	if err := s.room(need); err != nil {
 		return err
 	}
+
 	t.Start("lay out the files", 0, need)
 	for _, f := range missing {
 		if err := s.create(ctx, f, t); err != nil {
 			return s.full(err, need)
 		}
 	}
+
 	return s.syncfs()
 }
 
@@ -224,6 +245,7 @@ func (s *scratch) reuse(wanted []file) (missing []file, err error) {
 	for _, f := range wanted {
 		want[f.name] = f
 	}
+
 	var spare []file
 	for name, f := range s.files {
 		if want[name] != f {
@@ -231,6 +253,7 @@ func (s *scratch) reuse(wanted []file) (missing []file, err error) {
 			delete(s.files, name)
 		}
 	}
+
 	// Out of the way first: the names of some may be wanted for others.
 	for i := range spare {
 		name := fmt.Sprintf("spare.%d", i)
@@ -239,10 +262,12 @@ func (s *scratch) reuse(wanted []file) (missing []file, err error) {
 		}
 		spare[i].name = name
 	}
+
 	for _, f := range wanted {
 		if _, there := s.files[f.name]; there {
 			continue
 		}
+
 		found := false
 		for i, o := range spare {
 			if found = o.bytes == f.bytes && o.written && f.written; found {
@@ -254,15 +279,18 @@ func (s *scratch) reuse(wanted []file) (missing []file, err error) {
 				break
 			}
 		}
+
 		if !found {
 			missing = append(missing, f)
 		}
 	}
+
 	for _, o := range spare {
 		if err := os.Remove(s.path(o.name)); err != nil {
 			return nil, errs.Wrap(op, s.dir, err)
 		}
 	}
+
 	return missing, nil
 }
 
@@ -304,6 +332,7 @@ func (s *scratch) create(ctx context.Context, want file, t *progress.Tracker) er
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
 	if !want.written {
 		if err := allocate(f, want.bytes); err != nil {
@@ -313,9 +342,11 @@ func (s *scratch) create(ctx context.Context, want file, t *progress.Tracker) er
 	} else if err := fill(ctx, f, want.bytes, t); err != nil {
 		return err
 	}
+
 	if err := f.Sync(); err != nil {
 		return err
 	}
+
 	s.files[want.name] = want
 	return f.Close()
 }
@@ -325,6 +356,7 @@ func fill(ctx context.Context, f *os.File, size int64, t *progress.Tracker) erro
 	if _, err := rand.Read(seed[:]); err != nil {
 		return err
 	}
+
 	random := randv2.NewChaCha8(seed)
 	buf := make([]byte, mib)
 	for left := size; left > 0; {
@@ -341,6 +373,7 @@ func fill(ctx context.Context, f *os.File, size int64, t *progress.Tracker) erro
 		left -= int64(len(b))
 		t.Add(0, int64(len(b)))
 	}
+
 	return nil
 }
 

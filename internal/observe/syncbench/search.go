@@ -44,10 +44,12 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 			}
 			return nil, "", err
 		}
+
 		samples, err := b.start(ctx, p, d, fmt.Sprintf("search with %d writers, seconds", writers), (*exec.Cmd).Start, nil)
 		if err != nil {
 			return nil, "", err
 		}
+
 		r := p.result(samples)
 		s := Step{Writers: writers, SyncsPerSecond: r.SyncsPerSecond, P99: r.Sync.P99, Keeps: r.Syncs > 0 &&
 			r.Sync.P99 <= t.P99}
@@ -59,5 +61,6 @@ func (b *bench) search(ctx context.Context) (*Target, string, error) {
 			t.Best, t.Writers = s.SyncsPerSecond, s.Writers
 		}
 	}
+
 	return t, fmt.Sprintf("the search for a p99 of %s ended at %d writers, which keep it", words(t.P99), stepWriters), nil
 }

@@ -42,6 +42,7 @@ func newRenewer(s *scratch, p *plan) (*renewer, error) {
 			r.writers[w].made = append(r.writers[w].made, made)
 		}
 	}
+
 	return r, s.syncfs()
 }
 
@@ -50,17 +51,21 @@ func (r *renewer) renew(name string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
+
 	defer f.Close()
 	if err := f.Truncate(0); err != nil {
 		return time.Time{}, err
 	}
+
 	if err := allocate(f, r.bytes); err != nil {
 		return time.Time{}, err
 	}
+
 	st, err := f.Stat()
 	if err != nil {
 		return time.Time{}, err
 	}
+
 	return st.ModTime(), f.Close()
 }
 
@@ -93,13 +98,17 @@ func (r *renewer) follow(w *renewed) error {
 			}
 			return err
 		}
+
 		if st.ModTime().Equal(w.made[next]) {
 			return nil
 		}
+
 		if w.made[w.at], err = r.renew(w.names[w.at]); err != nil {
 			return err
 		}
+
 		w.at = next
 	}
+
 	return nil
 }

@@ -21,6 +21,7 @@ func SumLayers(runs []Run) (out []*LayerSum) {
 			if !l.Device {
 				l.Flushes, l.FUA, l.OthersFlushes, l.Writes, l.WrittenBytes = -1, -1, -1, -1, -1
 			}
+
 			at := slices.IndexFunc(out, func(s *LayerSum) bool { return s.Name == l.Name && s.Depth == l.Depth })
 			if at < 0 {
 				out = append(out, &LayerSum{LayerProof: l})
@@ -28,12 +29,14 @@ func SumLayers(runs []Run) (out []*LayerSum) {
 			} else {
 				out[at].add(l)
 			}
+
 			if (l.Result == proof.Fail || l.Result == proof.Unknown) && l.Words != "" &&
 				!slices.Contains(out[at].Failures, l.Words) {
 				out[at].Failures = append(out[at].Failures, l.Words)
 			}
 		}
 	}
+
 	return out
 }
 
@@ -49,6 +52,7 @@ func (s *LayerSum) add(l proof.LayerProof) {
 			*v.sum += v.more
 		}
 	}
+
 	s.Needed += l.Needed
 	order := []proof.Result{proof.NotNeeded, proof.OK, proof.Unknown, proof.Fail} // the worst last
 	if slices.Index(order, l.Result) > slices.Index(order, s.Result) {
@@ -66,6 +70,7 @@ func (v *Verdict) Short() (words []string, more int) {
 	if len(v.Words) <= shownReasons {
 		return v.Words, 0
 	}
+
 	first := ""
 	said := map[string]bool{} // without its numbers
 	for _, w := range v.Words {
@@ -75,10 +80,12 @@ func (v *Verdict) Short() (words []string, more int) {
 			}
 			return r
 		}, w)
+
 		if said[essence] { // the same of another run
 			more++
 			continue
 		}
+
 		said[essence] = true
 		run, _, _ := strings.Cut(w, ": ")
 		switch n, isRun := strings.CutPrefix(run, "run "); {
@@ -89,7 +96,9 @@ func (v *Verdict) Short() (words []string, more int) {
 			more++
 			continue
 		}
+
 		words = append(words, w)
 	}
+
 	return words, more
 }

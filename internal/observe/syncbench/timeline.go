@@ -32,6 +32,7 @@ func timeline(samples []*sample, pick func(*sample) *counts) []Moment {
 		if length <= 0 {
 			continue
 		}
+
 		// fio's last report comes a moment after the last of its intervals. Too short
 		// for a rate of its own, it is part of the one before it.
 		if i+1 < len(samples) {
@@ -39,6 +40,7 @@ func timeline(samples []*sample, pick func(*sample) *counts) []Moment {
 				continue
 			}
 		}
+
 		d := pick(s).since(pick(before))
 		p := d.percentiles(0.50, 0.99)
 		out = append(out, Moment{
@@ -47,6 +49,7 @@ func timeline(samples []*sample, pick func(*sample) *counts) []Moment {
 		})
 		before = s
 	}
+
 	return out
 }
 
@@ -59,10 +62,12 @@ func stalls(line []Moment, p999 float64) []Stall {
 	if len(line) < 3 {
 		return out // nothing is usual
 	}
+
 	rates, counts := make([]float64, len(line)), make([]float64, len(line))
 	for i, m := range line {
 		rates[i], counts[i] = m.Syncs, m.Syncs*m.Length
 	}
+
 	median := middle(rates)
 	usual := middle(counts)
 	limit := max(stallLength*p999, stallLeast.Seconds())
@@ -72,6 +77,7 @@ func stalls(line []Moment, p999 float64) []Stall {
 		if !slow(line[i]) && !long(line[i]) {
 			continue
 		}
+
 		s := Stall{From: line[i].At - line[i].Length}
 		var syncs, slowFor, longest float64
 		for ; i < len(line) && (slow(line[i]) || long(line[i])); i++ {
@@ -82,13 +88,16 @@ func stalls(line []Moment, p999 float64) []Stall {
 			longest = max(longest, line[i].Max)
 			s.To = line[i].At
 		}
+
 		s.From = max(s.From, 0)
 		if slowFor > 0 {
 			s.Words = fmt.Sprintf("%.1f s at %.0f %% of the median rate; ", slowFor, 100*syncs/slowFor/median)
 		}
+
 		s.Words += fmt.Sprintf("the longest sync took %s", words(longest))
 		out = append(out, s)
 	}
+
 	return out
 }
 
@@ -127,11 +136,13 @@ func (p *plan) result(samples []*sample) Run {
 		w := last.write.latency()
 		r.Write = &w
 	}
+
 	r.Sync = pick(last).latency()
 	r.Syncs = r.Sync.Count
 	if r.Seconds > 0 {
 		r.SyncsPerSecond = float64(r.Syncs) / r.Seconds
 	}
+
 	r.Timeline = timeline(samples, pick)
 	r.Stalls = stalls(r.Timeline, r.Sync.P999)
 	return r

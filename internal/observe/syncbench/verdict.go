@@ -22,6 +22,7 @@ func verdict(r *Report, note string) Verdict {
 		if run.Proof.Result == proof.OK {
 			continue
 		}
+
 		prefix := ""
 		if len(r.Runs) > 1 {
 			prefix = fmt.Sprintf("run %d: ", i+1)
@@ -29,14 +30,17 @@ func verdict(r *Report, note string) Verdict {
 		if v.Result == Pass {
 			v.Layer = run.Proof.Layer
 		}
+
 		v.Result = Failed
 		if len(run.Proof.Reasons) == 0 {
 			v.Words = append(v.Words, prefix+"it cannot be shown that its syncs reached the disk")
 		}
+
 		for _, reason := range run.Proof.Reasons {
 			v.Words = append(v.Words, prefix+reason)
 		}
 	}
+
 	if v.Result == Pass {
 		for _, run := range r.Runs {
 			for _, reason := range run.Proof.Reasons {
@@ -49,10 +53,12 @@ func verdict(r *Report, note string) Verdict {
 			v.Words = append(v.Words, "every sync reached the disk")
 		}
 	}
+
 	v.Words = append(v.Words, figures(r)...)
 	if note != "" {
 		v.Words = append(v.Words, note)
 	}
+
 	return v
 }
 
@@ -67,6 +73,7 @@ func figures(r *Report) []string {
 		out = append(out, fmt.Sprintf("runs of %s are not a verdict on speed: shorter than two writeback cycles of %s",
 			length, words(writeback.Seconds())))
 	}
+
 	few, stalled := int64(-1), 0
 	for _, run := range r.Runs {
 		if run.Syncs < tailSyncs && (few < 0 || run.Syncs < few) {
@@ -74,16 +81,19 @@ func figures(r *Report) []string {
 		}
 		stalled += len(run.Stalls)
 	}
+
 	switch {
 	case few >= 0 && few < 1000:
 		out = append(out, fmt.Sprintf("p99 and p99.9 rest on few syncs (%d in a run)", few))
 	case few >= 0:
 		out = append(out, fmt.Sprintf("p99.9 rests on fewer than 10 syncs of %d in a run", few))
 	}
+
 	if stalled == 1 {
 		out = append(out, "it stalled once: see the time line")
 	} else if stalled > 1 {
 		out = append(out, fmt.Sprintf("it stalled %d times: see the time line", stalled))
 	}
+
 	return out
 }

@@ -27,26 +27,32 @@ func (b *bench) prove(ctx context.Context, p *plan, stage string) (*Run, error) 
 	if err != nil {
 		return nil, err
 	}
+
 	defer w.Close()
+
 	b.Tracker.Start("watch what others write", 0, 0)
 	quiet := time.Duration(quietPart * float64(b.Duration))
 	if err := w.Baseline(ctx, min(quietMost, max(quietLeast, quiet))); err != nil {
 		return nil, err
 	}
+
 	begin := w.Start
 	if b.named {
 		begin = w.StartOne
 	}
+
 	samples, err := b.start(ctx, p, b.Duration, stage, begin, func(ctx context.Context) error {
 		return look(ctx, w, b.Duration)
 	})
 	if err != nil {
 		return nil, err
 	}
+
 	evidence, err := w.Stop()
 	if err != nil {
 		return nil, err
 	}
+
 	r := p.result(samples)
 	r.Proof = evidence.Judge(proof.Load{
 		Call: p.Sync, Syncs: r.Syncs, Writers: p.Writers, P50: r.Sync.P50, WritesPerSync: p.PerSync,
@@ -69,5 +75,6 @@ func look(ctx context.Context, w *proof.Watch, run time.Duration) error {
 			return err
 		}
 	}
+
 	return nil
 }

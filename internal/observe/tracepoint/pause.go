@@ -23,15 +23,18 @@ func (r *Recorder) each(request uint) error {
 		}
 		return nil
 	}
+
 	for _, fd := range r.more {
 		if err := one(fd); err != nil {
 			return err
 		}
 	}
+
 	for _, g := range r.rings {
 		if err := one(g.fd); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }

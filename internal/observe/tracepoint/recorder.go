@@ -75,6 +75,7 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 		}
 		events = append(events, target{e, s.Filter})
 	}
+
 	page := os.Getpagesize()
 	all := cpus()
 	for _, cpu := range all {
@@ -85,6 +86,7 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 				Sample_type: unix.PERF_SAMPLE_IDENTIFIER | unix.PERF_SAMPLE_TID | unix.PERF_SAMPLE_TIME | unix.PERF_SAMPLE_CPU | unix.PERF_SAMPLE_RAW,
 				Bits:        unix.PerfBitUseClockID, Clockid: unix.CLOCK_MONOTONIC,
 			}
+
 			fd, err := open(&attr, Everything, cpu, e.Name, e.filter)
 			if errors.Is(err, unix.ENODEV) {
 				break // the processor is offline
@@ -92,12 +94,14 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 			if err != nil {
 				return fail(err)
 			}
+
 			var id uint64
 			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_ID,
 				uintptr(unsafe.Pointer(&id))); errno != 0 {
 				_ = unix.Close(fd)
 				return fail(errs.Wrap("trace the kernel", e.Name, fmt.Errorf("PERF_EVENT_IOC_ID: %w", errno)))
 			}
+
 			r.ids[id] = e.Event
 			if first != nil {
 				r.more = append(r.more, fd)
@@ -106,15 +110,18 @@ func NewRecorder(specs ...Spec) (*Recorder, error) {
 				}
 				continue
 			}
+
 			mem, err := unix.Mmap(fd, 0, (1+ringPages(len(all)))*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 			if err != nil {
 				_ = unix.Close(fd)
 				return fail(errs.Wrap("trace the kernel", e.Name, fmt.Errorf("map the buffer: %w", err)))
 			}
+
 			first = &ring{fd: fd, cpu: cpu, mem: mem}
 			r.rings = append(r.rings, first)
 		}
 	}
+
 	return r, nil
 }
 
@@ -149,6 +156,7 @@ func (r *Recorder) drain(g *ring, out []Record) ([]Record, error) {
 		if n < 8 || n > size {
 			return nil, errs.New(errs.Internal, "trace the kernel", "", "a record of %d bytes", n)
 		}
+
 		body := g.at(data, tail, n)[8:]
 		tail += n
 		switch {
@@ -167,6 +175,7 @@ func (r *Recorder) drain(g *ring, out []Record) ([]Record, error) {
 			})
 		}
 	}
+
 	atomic.StoreUint64(&meta.Data_tail, tail)
 	return out, nil
 }

@@ -42,6 +42,7 @@ var root = sync.OnceValues(func() (string, error) {
 		return "", errs.New(errs.Permission, "trace the kernel", "", "%s cannot be read: %w", dir,
 			err).WithHint("run it as root")
 	}
+
 	d, err := mount.Device("tracefs", "tracefs", nil, true)
 	if err != nil {
 		kind := errs.KindOf(err)
@@ -54,10 +55,12 @@ var root = sync.OnceValues(func() (string, error) {
 		}
 		return "", e.WithHint("a kernel with CONFIG_FTRACE and tracefs is needed")
 	}
+
 	top, err := d.Open()
 	if err != nil {
 		return "", errs.Wrap("trace the kernel", "", err)
 	}
+
 	keep = []any{d, top} // for as long as the process lives
 	return fmt.Sprintf("/proc/self/fd/%d", top.Fd()), nil
 })
@@ -95,6 +98,7 @@ func Lookup(name string) (*Event, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	system, event, _ := strings.Cut(name, ":")
 	text, err := os.ReadFile(filepath.Join(dir, "events", system, event, "format"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,11 +107,13 @@ func Lookup(name string) (*Event, error) {
 	if err != nil {
 		return nil, errs.Wrap("trace the kernel", name, err)
 	}
+
 	runtime.KeepAlive(keep)
 	e, err := parseFormat(string(text))
 	if err != nil {
 		return nil, errs.New(errs.Unsupported, "trace the kernel", name, "the event's format: %w", err)
 	}
+
 	e.Name = name
 	return e, nil
 }
@@ -125,20 +131,25 @@ func parseFormat(text string) (*Event, error) {
 			e.ID = n
 			continue
 		}
+
 		m := fieldLine.FindStringSubmatch(line)
 		if m == nil {
 			continue
 		}
+
 		offset, err1 := strconv.Atoi(m[4])
 		size, err2 := strconv.Atoi(m[5])
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, err
 		}
+
 		e.Fields[m[2]] = Field{Offset: offset, Size: size, Signed: m[6] == "1", Dynamic: strings.Contains(m[1], "__data_loc")}
 	}
+
 	if e.ID == 0 || len(e.Fields) == 0 {
 		return nil, errors.New("no ID or no fields")
 	}
+
 	return e, nil
 }
 
@@ -174,6 +185,7 @@ func Count(event, filter string, scope Scope) (*Counter, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	c := &Counter{}
 	for _, cpu := range cpusFor(scope) {
 		attr := unix.PerfEventAttr{Type: unix.PERF_TYPE_TRACEPOINT, Config: e.ID}
@@ -183,16 +195,20 @@ func Count(event, filter string, scope Scope) (*Counter, error) {
 		if scope == Children {
 			attr.Bits |= unix.PerfBitDisabled | unix.PerfBitEnableOnExec
 		}
+
 		fd, err := open(&attr, scope, cpu, event, filter)
 		if errors.Is(err, unix.ENODEV) {
 			continue // the processor is offline
 		}
+
 		if err != nil {
 			_ = c.Close()
 			return nil, err
 		}
+
 		c.fds = append(c.fds, fd)
 	}
+
 	return c, nil
 }
 
@@ -203,6 +219,7 @@ func (c *Counter) Read() (uint64, error) {
 	if c.fds == nil {
 		return 0, os.ErrClosed
 	}
+
 	var sum uint64
 	for _, fd := range c.fds {
 		var b [8]byte
@@ -215,6 +232,7 @@ func (c *Counter) Read() (uint64, error) {
 		}
 		sum += binary.NativeEndian.Uint64(b[:])
 	}
+
 	return sum, nil
 }
 
@@ -242,9 +260,11 @@ func open(attr *unix.PerfEventAttr, scope Scope, cpu int, event, filter string) 
 	case err != nil:
 		return 0, errs.Wrap("trace the kernel", event, fmt.Errorf("perf_event_open: %w", err))
 	}
+
 	if filter == "" {
 		return fd, nil
 	}
+
 	text, err := unix.BytePtrFromString(filter)
 	if err == nil {
 		if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.PERF_EVENT_IOC_SET_FILTER,
@@ -256,6 +276,7 @@ func open(attr *unix.PerfEventAttr, scope Scope, cpu int, event, filter string) 
 		_ = unix.Close(fd)
 		return 0, errs.New(errs.Internal, "trace the kernel", event, "the filter %s: %w", filter, err)
 	}
+
 	return fd, nil
 }
 
@@ -292,6 +313,7 @@ func parseCPUs(s string) (out []int) {
 			out = append(out, n)
 		}
 	}
+
 	return out
 }
 
@@ -301,6 +323,7 @@ func (e *Event) Int(raw []byte, field string) int64 {
 	if !ok || f.Offset+f.Size > len(raw) {
 		return 0
 	}
+
 	b := raw[f.Offset : f.Offset+f.Size]
 	switch {
 	case f.Size == 1 && f.Signed:
@@ -318,6 +341,7 @@ func (e *Event) Int(raw []byte, field string) int64 {
 	case f.Size == 8:
 		return int64(binary.NativeEndian.Uint64(b))
 	}
+
 	return 0
 }
 
@@ -327,6 +351,7 @@ func (e *Event) String(raw []byte, field string) string {
 	if !ok || f.Offset+f.Size > len(raw) {
 		return ""
 	}
+
 	b := raw[f.Offset : f.Offset+f.Size]
 	if f.Dynamic && f.Size == 4 {
 		loc := binary.NativeEndian.Uint32(b)
@@ -336,9 +361,11 @@ func (e *Event) String(raw []byte, field string) string {
 		}
 		b = raw[from : from+n]
 	}
+
 	if i := bytes.IndexByte(b, 0); i >= 0 {
 		b = b[:i]
 	}
+
 	return string(b)
 }
 

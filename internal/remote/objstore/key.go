@@ -23,9 +23,11 @@ func CheckKey(key string) error {
 			}
 		}
 	}
+
 	if why != "" {
 		return errs.New(errs.Invalid, "name an object", clip(key), "%s", why)
 	}
+
 	return nil
 }
 
@@ -38,11 +40,13 @@ func wrongWord(word string) string {
 	case word[0] == '.':
 		return "a word of it begins with a dot" // "..", and the own files of a store in a directory
 	}
+
 	for _, c := range []byte(word) {
 		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '_' && c != '.' && c != '-' {
 			return "it has other characters than a-z, 0-9, '_', '.', '-' and '/'"
 		}
 	}
+
 	return ""
 }
 

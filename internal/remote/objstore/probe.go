@@ -38,11 +38,13 @@ func Probe(ctx context.Context, s Store) (err error) {
 			e.Hint = "a remote must allow this user to write, read, list and delete"
 		}
 	}()
+
 	for _, step := range []func(context.Context) error{p.conditions, p.races, p.reading, p.removing} {
 		if err := step(ctx); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -80,11 +82,13 @@ func (p *probe) conditions(ctx context.Context) error {
 	if first == "" {
 		return p.broken("it does not tell the version of what was written")
 	}
+
 	if _, ok, err := p.put(ctx, "one", "again", IfAbsent); err != nil {
 		return err
 	} else if ok {
 		return p.broken("it ignores the condition that an object must not exist")
 	}
+
 	second, ok, err := p.put(ctx, "one", "second", IfVersion(first))
 	if err != nil {
 		return err
@@ -95,16 +99,19 @@ func (p *probe) conditions(ctx context.Context) error {
 	if second == first {
 		return p.broken("an object has the same version after a change")
 	}
+
 	if _, ok, err := p.put(ctx, "one", "third", IfVersion(first)); err != nil {
 		return err
 	} else if ok {
 		return p.broken("it ignores the condition that an object must have a version")
 	}
+
 	if _, ok, err := p.put(ctx, "none", "fourth", IfVersion(first)); err != nil {
 		return err
 	} else if ok {
 		return p.broken("it ignores the condition that an object must have a version if there is no object")
 	}
+
 	data, info, err := p.s.Get(ctx, p.key("one"), 0, -1)
 	if err != nil {
 		return err
@@ -112,6 +119,7 @@ func (p *probe) conditions(ctx context.Context) error {
 	if string(data) != "second" || info.Version != second {
 		return p.broken("it does not return what was written last")
 	}
+
 	return nil
 }
 
@@ -123,6 +131,7 @@ func (p *probe) races(ctx context.Context) error {
 		if version != "" {
 			c = IfVersion(version)
 		}
+
 		var won [probeRacers]bool
 		var versions [probeRacers]Version
 		g, gctx := errgroup.WithContext(ctx)
@@ -132,9 +141,11 @@ func (p *probe) races(ctx context.Context) error {
 				return err
 			})
 		}
+
 		if err := g.Wait(); err != nil {
 			return err
 		}
+
 		winners := 0
 		for i, w := range won {
 			if w {
@@ -142,11 +153,13 @@ func (p *probe) races(ctx context.Context) error {
 				version = versions[i]
 			}
 		}
+
 		if winners != 1 {
 			return p.broken("of %d who wrote the same object at once under a condition, %d were told that they succeeded",
 				probeRacers, winners)
 		}
 	}
+
 	return nil
 }
 
@@ -155,6 +168,7 @@ func (p *probe) reading(ctx context.Context) error {
 	if _, _, err := p.put(ctx, "read", string(want), Always); err != nil {
 		return err
 	}
+
 	for _, r := range [][2]int64{{0, -1}, {0, 5}, {7, 9}, {40, -1}, {50, 100}, {int64(len(want)), 10}} {
 		got, info, err := p.s.Get(ctx, p.key("read"), r[0], r[1])
 		if err != nil {
@@ -168,6 +182,7 @@ func (p *probe) reading(ctx context.Context) error {
 			return p.broken("it does not return the range of an object that was asked for")
 		}
 	}
+
 	return nil
 }
 
@@ -177,15 +192,19 @@ func (p *probe) removing(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if want := []string{p.key("one"), p.key("race"), p.key("read")}; !equal(keys, want) {
 		return p.broken("it lists %d objects where %d were written", len(keys), len(want))
 	}
+
 	if err := p.s.Delete(ctx, p.key("one")); err != nil {
 		return err
 	}
+
 	if err := p.s.Delete(ctx, p.key("one")); err != nil {
 		return err
 	}
+
 	_, _, err = p.s.Get(ctx, p.key("one"), 0, -1)
 	if err == nil {
 		return p.broken("an object can be read after it was deleted")
@@ -193,12 +212,15 @@ func (p *probe) removing(ctx context.Context) error {
 	if !errs.Is(err, errs.NotFound) {
 		return err
 	}
+
 	if keys, err = p.list(ctx); err != nil {
 		return err
 	}
+
 	if !equal(keys, []string{p.key("race"), p.key("read")}) {
 		return p.broken("an object is listed after it was deleted")
 	}
+
 	return nil
 }
 

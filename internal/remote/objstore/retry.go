@@ -88,6 +88,7 @@ func Retry(s Store, o RetryOptions) Store {
 	if o.Reach <= 0 {
 		o.Reach = o.Total
 	}
+
 	return &retried{s: s, o: o}
 }
 
@@ -176,6 +177,7 @@ func (a *attempts) run(ctx context.Context, try func() error) error {
 	if ctx.Err() == nil && !Temporary(err) {
 		a.answered()
 	}
+
 	return err
 }
 
@@ -230,6 +232,7 @@ func (r *retried) Put(ctx context.Context, key string, data []byte, c Condition)
 	if err != nil {
 		return "", err
 	}
+
 	return v, nil
 }
 
@@ -298,6 +301,7 @@ func (r *retried) List(ctx context.Context, prefix string) iter.Seq2[Info, error
 					return nil
 				}
 			}
+
 			return nil
 		})
 		if err != nil {

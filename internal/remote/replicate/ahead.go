@@ -55,20 +55,24 @@ func (a *pageAhead) reserve(ctx context.Context, region uint32, full func() erro
 		r = &aheadRegion{done: make(chan struct{})}
 		a.known[region] = r
 	}
+
 	has := r.reserved
 	r.reserved = true
 	a.mu.Unlock()
 	if has {
 		return nil
 	}
+
 	select {
 	case <-a.room:
 		return nil
 	default:
 	}
+
 	if err := full(); err != nil {
 		return err
 	}
+
 	select {
 	case <-a.room:
 		return nil
@@ -97,6 +101,7 @@ func (a *pageAhead) get(ctx context.Context, region uint32) ([]repo.Piece, error
 		r = &aheadRegion{done: make(chan struct{})}
 		a.known[region] = r
 	}
+
 	a.begin(region, r) // at once, whatever else is being read
 	a.mu.Unlock()
 	select {
@@ -131,6 +136,7 @@ func (a *pageAhead) dropLocked(region uint32) {
 	if r == nil {
 		return
 	}
+
 	delete(a.known, region)
 	if r.begun {
 		a.running--
@@ -138,6 +144,7 @@ func (a *pageAhead) dropLocked(region uint32) {
 	if r.reserved {
 		a.room <- struct{}{}
 	}
+
 	a.pump()
 }
 

@@ -44,14 +44,17 @@ func (r *Remote) hintCopy(ctx context.Context, err error) error {
 	if !configLost(err) || !errors.As(err, &known) {
 		return err
 	}
+
 	if _, serr := os.Lstat(r.configFile()); serr != nil {
 		return err
 	}
+
 	for e := known; errors.As(e.Err, &e); { // whose hint is the one that people read
 		if e.Hint != "" {
 			known = e
 		}
 	}
+
 	repair := errs.Run("remote repair", r.Name)
 	switch can, perr := r.restoreConfig(ctx, true); {
 	case can && errs.Is(err, errs.NotFound):
@@ -66,6 +69,7 @@ func (r *Remote) hintCopy(ctx context.Context, err error) error {
 		known.WithHint("the config there is not one that this pool's copy of it may replace; keep %s, without which "+
 			"what was pushed before may not be readable, and then add the remote under another name", r.configFile())
 	}
+
 	return err
 }
 
@@ -80,14 +84,17 @@ func (r *Remote) restoreConfig(ctx context.Context, dry bool) (bool, error) {
 	if err != nil {
 		return false, errs.Wrap(opRepair, r.Name, err)
 	}
+
 	id, err := repo.Identity(r.identity)
 	if err != nil {
 		return false, err
 	}
+
 	store, err := r.store(ctx, 0, false)
 	if err != nil {
 		return false, err
 	}
+
 	defer func() { _ = objstore.Close(store) }() // what was written is durable
 	return putConfigBack(ctx, store, raw, r.Mark, filepath.Join(r.dir, damagedDir), dry, id)
 }
@@ -103,6 +110,7 @@ func putConfigBack(
 	if dry {
 		return true, nil
 	}
+
 	if plan.Damaged != nil {
 		if err := os.MkdirAll(keep, 0o700); err != nil {
 			return false, errs.Wrap(opRepair, keep, err)
@@ -112,5 +120,6 @@ func putConfigBack(
 			return false, errs.Wrap(opRepair, path, err)
 		}
 	}
+
 	return true, plan.Do(ctx)
 }

@@ -56,8 +56,10 @@ func readHeads(ctx context.Context, r *repo.Repo) (headset, error) {
 		default:
 			out.good = append(out.good, h)
 		}
+
 		return nil
 	})
+
 	slices.SortFunc(out.good, func(a, b repo.HeadState) int { return cmp.Compare(a.Head.Name, b.Head.Name) })
 	slices.SortFunc(out.bad, func(a, b DamagedHead) int { return slices.Compare(a.id[:], b.id[:]) })
 	return out, err
@@ -108,6 +110,7 @@ func readSessions(ctx context.Context, r *repo.Repo) (good, bad []repo.SessionSt
 			}
 			return err
 		}
+
 		mu.Lock()
 		defer mu.Unlock()
 		if unread {
@@ -116,11 +119,14 @@ func readSessions(ctx context.Context, r *repo.Repo) (good, bad []repo.SessionSt
 		} else {
 			good = append(good, s)
 		}
+
 		return nil
 	})
+
 	for _, all := range [][]repo.SessionState{good, bad} {
 		slices.SortFunc(all, func(a, b repo.SessionState) int { return slices.Compare(a.Session.ID[:], b.Session.ID[:]) })
 	}
+
 	return good, bad, err
 }
 
@@ -143,23 +149,29 @@ func NamesOf(ctx context.Context, e *engine.Engine, r *Remote) ([]string, error)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, h := range heads {
 		out = append(out, h.Name)
 	}
+
 	volumes, err := e.Volumes(ctx, false)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, v := range volumes {
 		out = append(out, v.Name)
 	}
+
 	goldens, err := e.Goldens(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, g := range goldens {
 		out = append(out, g.Golden)
 	}
+
 	slices.Sort(out)
 	return slices.Compact(out), nil
 }
@@ -170,15 +182,18 @@ func (r *Remote) nameDamaged(ctx context.Context, rp *repo.Repo, set func(byObje
 	if r.names == nil {
 		return
 	}
+
 	names, err := r.names(ctx)
 	if err != nil {
 		return
 	}
+
 	out := map[string]string{}
 	for _, n := range names {
 		if id, err := rp.HeadID(n); err == nil {
 			out["heads/"+id.String()] = n
 		}
 	}
+
 	set(out)
 }

@@ -63,6 +63,7 @@ func (w *headWriter) readHead(ctx context.Context, name string) (headState, erro
 	if err != nil {
 		return headState{}, err
 	}
+
 	h, v, err := w.repo.Head(ctx, name)
 	if errs.Is(err, errs.NotFound) {
 		return headState{Head: repo.Head{Name: name, NextSeq: 1}}, nil
@@ -73,6 +74,7 @@ func (w *headWriter) readHead(ctx context.Context, name string) (headState, erro
 	if err != nil {
 		return headState{}, err
 	}
+
 	own, err := w.judge(before, &h)
 	return headState{h, v, own}, err
 }
@@ -86,12 +88,14 @@ func (w *headWriter) mayWrite(h headState) error {
 	if h.version == "" || h.unclaimed() {
 		return nil
 	}
+
 	if h.Writer.Pool == w.me.Pool {
 		if h.own == foreignWrite && w.older(h) == "" {
 			return w.copied(opPush, h.Head)
 		}
 		return nil
 	}
+
 	return errs.New(errs.Conflict, opPush, h.Name,
 		"pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
 		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over "+
@@ -129,6 +133,7 @@ func (w *headWriter) notOlder(h headState) error {
 	if why == "" || w.acceptRollback {
 		return nil
 	}
+
 	e := errs.New(errs.Damaged, opPush, h.Name, "%s", why)
 	if h.version == "" {
 		return e.WithHint(
@@ -137,6 +142,7 @@ func (w *headWriter) notOlder(h headState) error {
 			errs.Param("accept-rollback"),
 		)
 	}
+
 	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s",
 		errs.Param("accept-rollback"))
 }
@@ -155,30 +161,36 @@ func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) err
 	if err := cmp.Or(w.mayWrite(h), w.notOlder(h)); err != nil {
 		return err
 	}
+
 	if h.version == "" || h.unclaimed() {
 		return nil
 	}
+
 	is := map[bool]string{true: "golden", false: "volume"}
 	if h.Golden != pt.Golden {
 		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden],
 			is[pt.Golden]).
 			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
+
 	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
 		return errs.New(errs.Conflict, opPush, pt.Ref,
 			"on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
 			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"),
 				errs.Run("remote delete", w.remote, h.Name))
 	}
+
 	another := func(x repo.Point) bool { return x.Name == pt.Name && x.Source != string(pt.ID) }
 	_, taken, err := findPoint(ctx, w.repo, h.Head, w.mayName(h.Name, pt.Name), another)
 	if taken {
 		return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
 			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
+
 	if err == nil && w.free != nil {
 		w.free.Store(h.Name+"@"+pt.Name, h.Pages)
 	}
+
 	return err
 }
 
@@ -191,6 +203,7 @@ func (w *headWriter) mayName(head, name string) pageFilter {
 		known, _ := w.free.Load(head + "@" + name)
 		free, _ = known.([]repo.PointPage)
 	}
+
 	return func(p repo.PointPage) bool {
 		if auto && p.To.Before(made.Add(-time.Second)) {
 			return false
@@ -215,18 +228,22 @@ func (w *headWriter) commit(
 			if at, ok, err := w.listed(ctx, h, m); ok || err != nil {
 				return h, at, err
 			}
+
 			// Somebody else wrote it: it may have been a prune that has given this session
 			// up. It says so in the head before it takes the session away.
 			if err := l.beat(ctx); err != nil {
 				return h, repo.Point{}, err
 			}
 		}
+
 		if err := w.holds(h, c); err != nil {
 			return h, repo.Point{}, err
 		}
+
 		if err := w.fits(ctx, h, pt); err != nil {
 			return h, repo.Point{}, err
 		}
+
 		if slices.Contains(h.Fenced, l.id) {
 			return h, repo.Point{}, errEnded
 		}
@@ -235,6 +252,7 @@ func (w *headWriter) commit(
 		if err != nil {
 			return h, repo.Point{}, err
 		}
+
 		next, err = w.putHead(ctx, next)
 		if err == nil {
 			return next, at, nil
@@ -259,9 +277,11 @@ func (w *headWriter) withPoint(
 		h.Writer = w.me
 		h.Epoch = max(h.Epoch, 1)
 	}
+
 	if back { // and accepted: no epoch is used twice
 		h.Epoch = max(h.Epoch, w.memory[h.Name].Epoch) + 1
 	}
+
 	h.Gone, h.Golden, h.Lineage = false, pt.Golden, string(pt.Lineage)
 	h.NextSeq = max(h.NextSeq, 1)
 	at := repo.Point{
@@ -271,23 +291,29 @@ func (w *headWriter) withPoint(
 	if m.Content.Chained() {
 		at.Parent = m.Parent
 	}
+
 	if o := m.Origin; o != nil {
 		at.OriginRef, at.OriginVol, at.OriginID = o.Ref, o.Volume, o.Manifest
 	}
+
 	pages := repo.PagePutter{Repo: w.repo, Session: func(context.Context) (repo.ID, error) { return l.id, nil }}
 	if is, err := w.inPlace(ctx, pages, &h, &at); is || err != nil {
 		return h, at, err
 	}
+
 	h.NextSeq++
+
 	// An older generation, or snapshot, that is pushed later is not what the golden or
 	// volume is now.
 	now, any, err := newestOf(ctx, w.repo, h.Head)
 	if err != nil {
 		return h, at, err
 	}
+
 	if h.Latest = 0; any && older(pt, now) {
 		h.Latest = now.Seq
 	}
+
 	h.Recent = append(slices.Clone(h.Recent), at)
 	return h, at, pages.Shrink(ctx, &h.Head)
 }
@@ -313,15 +339,18 @@ func (w *headWriter) takeOver(
 	if err != nil {
 		return repo.Head{}, false, err
 	}
+
 	h, err = changeHead(ctx, w.repo, opPull, name, func(h *repo.Head) (bool, error) {
 		if err := admit(*h); err != nil {
 			return false, err
 		}
+
 		if why := w.memory.older(h, true); why != "" {
 			return false, errs.New(errs.Damaged, opPull, name, "%s", why).
 				WithHint("restore the remote if you can; to go on with what is there: %s",
 					errs.Run("remote prune", w.remote, errs.Param("accept-rollback")))
 		}
+
 		if h.Writer.Pool == w.me.Pool {
 			own, err := w.judge(before, h)
 			if err == nil && own == foreignWrite {
@@ -329,6 +358,7 @@ func (w *headWriter) takeOver(
 			}
 			return false, err // even if an earlier try took effect and only its answer was lost
 		}
+
 		// Which volume of this pool it is, is known when that is here.
 		h.Epoch, h.Writer, h.Lineage = h.Epoch+1, w.me, ""
 		h.Token, err = w.tokens.pend(name)
@@ -338,5 +368,6 @@ func (w *headWriter) takeOver(
 	if err == nil && took {
 		_ = w.tokens.confirm(name, h.Token) // else it is pending, which is as good
 	}
+
 	return h, took, err
 }

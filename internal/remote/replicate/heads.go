@@ -28,11 +28,13 @@ func changePoints(
 ) (repo.Head, error) {
 	pages := newPageWriter(r, name)
 	defer pages.end(ctx)
+
 	for range headTries {
 		h, v, err := r.Head(ctx, name)
 		if err != nil {
 			return repo.Head{}, noVolume(err, r, op, name)
 		}
+
 		read := h
 		do, err := change(&h, pages.putter())
 		var fault *pageFault
@@ -44,9 +46,11 @@ func changePoints(
 		if err != nil || !do {
 			return h, damagedPage(op, name, err)
 		}
+
 		if err := pages.admits(read); err != nil {
 			return repo.Head{}, err
 		}
+
 		_, err = r.PutHead(ctx, h, v)
 		pages.wrote(err)
 		if err == nil {
@@ -56,6 +60,7 @@ func changePoints(
 			return repo.Head{}, errs.Wrap(op, name, err)
 		}
 	}
+
 	return repo.Head{}, errs.New(errs.Conflict, op, name, "others keep writing it at the same time").
 		WithHint("try again")
 }
@@ -106,6 +111,7 @@ func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Re
 		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
 			WithHint("see %s", errs.Run("remote ls"))
 	}
+
 	newest, any, err := newestOf(ctx, r, h)
 	switch {
 	case err != nil:
@@ -126,9 +132,11 @@ func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Re
 			return x, nil
 		}
 	}
+
 	if len(bad) > 0 {
 		return repo.Point{}, damagedPage(op, q.String(), bad[0])
 	}
+
 	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %s in the remote", h.Name, q.At).
 		WithHint("the newest is %s; see %s", newest.Name, errs.Run("remote ls"))
 }

@@ -41,6 +41,7 @@ func writer(e *engine.Engine) (repo.Writer, error) {
 	if err != nil {
 		return me, errs.Wrap(opWriter, path, err)
 	}
+
 	var id writerIdentity
 	err = json.Unmarshal(b, &id)
 	switch {
@@ -52,6 +53,7 @@ func writer(e *engine.Engine) (repo.Writer, error) {
 		return me, errs.New(errs.Damaged, opWriter, path, "the pool's identity as a writer cannot be read").
 			WithHint("make a new one with %s", errs.Run("remote writer", errs.Param("new")))
 	}
+
 	me.Pool = id.ID
 	return me, nil
 }
@@ -79,11 +81,14 @@ func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 	if err != nil {
 		return WriterIdentity{}, err
 	}
+
 	defer unlock()
+
 	old, err := writer(e)
 	if errs.Is(err, errs.TooNew) {
 		return WriterIdentity{}, err
 	}
+
 	out := WriterIdentity{ID: string(driver.NewID()), Host: old.Host, New: true}
 	if err == nil {
 		out.Previous = old.Pool
@@ -93,7 +98,9 @@ func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 	if err != nil {
 		return WriterIdentity{}, err
 	}
+
 	defer letGo()
+
 	for _, path := range paths { // first: who finds the new identity finds none of them
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return WriterIdentity{}, errs.Wrap(opWriter, path, err)
@@ -102,9 +109,11 @@ func NewWriter(ctx context.Context, e *engine.Engine) (WriterIdentity, error) {
 			return WriterIdentity{}, errs.Wrap(opWriter, path, err)
 		}
 	}
+
 	if err := putIdentity(e.Dir(), out.ID); err != nil {
 		return WriterIdentity{}, errs.Wrap(opWriter, e.Dir(), err)
 	}
+
 	return out, nil
 }
 
@@ -114,14 +123,17 @@ func putIdentity(pool, id string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+
 	content := writerIdentity{Format: identityFormat, ID: id, MadeAt: time.Now().UTC().Truncate(time.Second)}
 	b, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
 		return err
 	}
+
 	if err := durable.WriteFile(filepath.Join(dir, identityFile), append(b, '\n')); err != nil {
 		return err
 	}
+
 	return durable.SyncDir(pool)
 }
 
@@ -133,12 +145,14 @@ func lockJournals(pool string) (paths []string, unlock func(), err error) {
 			_ = f.Close()
 		}
 	}
+
 	paths, err = filepath.Glob(filepath.Join(escapeGlob(remotesDir(pool)), "*", journalDir, "*"))
 	for _, path := range paths {
 		f, oerr := os.OpenFile(path, os.O_RDWR, 0)
 		if errors.Is(oerr, fs.ErrNotExist) {
 			continue
 		}
+
 		if oerr == nil {
 			files = append(files, f)
 			oerr = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -148,6 +162,7 @@ func lockJournals(pool string) (paths []string, unlock func(), err error) {
 				WithHint("wait until it is done, or end it")
 			break
 		}
+
 		if err = errs.Wrap(opWriter, path, oerr); err != nil {
 			break
 		}
@@ -156,5 +171,6 @@ func lockJournals(pool string) (paths []string, unlock func(), err error) {
 		unlock()
 		return nil, nil, err
 	}
+
 	return paths, unlock, nil
 }

@@ -146,15 +146,18 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, errs.Wrap(opPush, head, err)
 	}
+
 	j := &journal{path: journalPath(remoteDir, head)}
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, errs.Wrap(opPush, head, err)
 		}
+
 		f, err := os.OpenFile(j.path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
 			return nil, errs.Wrap(opPush, head, err)
 		}
+
 		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 			_ = f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
@@ -163,6 +166,7 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 			}
 			return nil, errs.Wrap(opPush, head, err)
 		}
+
 		// Whoever had it may have removed it in between.
 		var mine, there unix.Stat_t
 		if unix.Fstat(int(f.Fd()), &mine) == nil && unix.Stat(j.path, &there) == nil && mine.Ino == there.Ino &&
@@ -170,12 +174,15 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 			j.f = f
 			break
 		}
+
 		_ = f.Close()
 	}
+
 	if err := j.load(); err != nil {
 		_ = j.f.Close()
 		return nil, errs.Wrap(opPush, head, err)
 	}
+
 	return j, nil
 }
 
@@ -219,6 +226,7 @@ func (j *journal) load() error {
 	if err != nil {
 		return err
 	}
+
 	for at := int64(0); ; {
 		payload, n, err := j.read(at, st.Size())
 		if err != nil {
@@ -239,20 +247,25 @@ func (j *journal) read(at, size int64) (payload []byte, n int64, err error) {
 	if at+8 > size {
 		return nil, 0, nil
 	}
+
 	if _, err := j.f.ReadAt(head[:], at); err != nil {
 		return nil, 0, err
 	}
+
 	length := int64(binary.LittleEndian.Uint32(head[:]))
 	if length == 0 || length > maxRecord || at+8+length > size {
 		return nil, 0, nil
 	}
+
 	payload = make([]byte, length)
 	if _, err := j.f.ReadAt(payload, at+8); err != nil {
 		return nil, 0, err
 	}
+
 	if crc32.Checksum(payload, castagnoli) != binary.LittleEndian.Uint32(head[4:]) {
 		return nil, 0, nil
 	}
+
 	return payload, 8 + length, nil
 }
 
@@ -291,6 +304,7 @@ func (j *journal) take(b []byte, at int64) bool {
 		}
 		return ok
 	}
+
 	return false
 }
 
@@ -314,6 +328,7 @@ func (j *journal) append(kind byte, payload []byte, sync bool) error {
 		_ = j.f.Truncate(j.end)
 		return errs.Wrap(opPush, filepath.Base(j.path), err)
 	}
+
 	j.end += int64(len(b))
 	return nil
 }
@@ -378,6 +393,7 @@ func encodeSegment(r segmentRecord) []byte {
 			b = append(b, byte(f.Codec))
 		}
 	}
+
 	return b
 }
 
@@ -388,6 +404,7 @@ func scanSegment(b []byte, at int64) (s finishedSegment, ok bool) {
 	if len(b) < 16 {
 		return s, false
 	}
+
 	s.n, s.bytes = le.Uint32(b), int64(le.Uint64(b[4:]))
 	parts := int(le.Uint32(b[12:]))
 	pos := 16
@@ -404,6 +421,7 @@ func scanSegment(b []byte, at int64) (s finishedSegment, ok bool) {
 		pos += p.count * itemBytes
 		s.parts = append(s.parts, p)
 	}
+
 	return s, pos == len(b)
 }
 
@@ -413,6 +431,7 @@ func (j *journal) items(p finishedPart) ([]item, error) {
 	if _, err := j.f.ReadAt(b, p.at); err != nil {
 		return nil, errs.Wrap(opPush, filepath.Base(j.path), err)
 	}
+
 	le := binary.LittleEndian
 	out := make([]item, p.count)
 	r := bytes.NewReader(nil)
@@ -432,8 +451,10 @@ func (j *journal) items(p finishedPart) ([]item, error) {
 			q.Frame.Stored, q.Frame.Plain, q.Frame.Codec = le.Uint32(f[28:]), le.Uint32(f[32:]), repo.Codec(f[36])
 			it.piece = q
 		}
+
 		out[i] = it
 	}
+
 	return out, nil
 }
 
@@ -443,6 +464,7 @@ func (j *journal) finishedParts() []finishedPart {
 	for _, s := range j.finished {
 		out = append(out, s.parts...)
 	}
+
 	slices.SortFunc(out, func(a, b finishedPart) int {
 		switch {
 		case a.from < b.from:
@@ -452,6 +474,7 @@ func (j *journal) finishedParts() []finishedPart {
 		}
 		return 0
 	})
+
 	return out
 }
 
@@ -463,6 +486,7 @@ func plannedSnapshots(pool string) (map[string]bool, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for _, path := range paths {
 		f, err := os.Open(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -471,6 +495,7 @@ func plannedSnapshots(pool string) (map[string]bool, error) {
 		if err != nil {
 			return nil, err
 		}
+
 		j := &journal{path: path, f: f}
 		st, err := f.Stat()
 		for at := int64(0); err == nil; {
@@ -481,6 +506,7 @@ func plannedSnapshots(pool string) (map[string]bool, error) {
 			}
 			at += n
 		}
+
 		_ = f.Close()
 		if err != nil {
 			return nil, err
@@ -489,6 +515,7 @@ func plannedSnapshots(pool string) (map[string]bool, error) {
 			out[j.plan.Snapshot] = true
 		}
 	}
+
 	return out, nil
 }
 

@@ -75,16 +75,20 @@ func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 			return known.WithHint("see %s; another label is given with %s", errs.Run("remote key ls", r.Name),
 				errs.Param("label"))
 		}
+
 		if err != nil {
 			return err
 		}
+
 		all, err := keys(ctx, r, rp)
 		if err != nil {
 			return err
 		}
+
 		out, err = findKey(all, r.Name, n.Label) // labels are there once
 		return err
 	})
+
 	return out, err
 }
 
@@ -98,20 +102,25 @@ func RemoveKey(ctx context.Context, r *Remote, which string, force bool) (out Ke
 		if err != nil {
 			return err
 		}
+
 		if out, err = findKey(all, r.Name, which); err != nil {
 			return err
 		}
+
 		if out.ThisPool && !force {
 			return errs.New(errs.Conflict, opKey, which, "it is the key of this pool, which could not use the remote any more").
 				WithHint("to forget the remote here use %s; to remove the key all the same, %s", errs.Run("remote rm", r.Name),
 					errs.Param("force"))
 		}
+
 		id, err := repo.ParseID(out.ID)
 		if err != nil {
 			return err
 		}
+
 		return rp.RemoveSlot(ctx, id)
 	})
+
 	return out, err
 }
 
@@ -122,6 +131,7 @@ func findKey(all []Key, remote, which string) (Key, error) {
 			found = append(found, k)
 		}
 	}
+
 	switch len(found) {
 	case 0:
 		return Key{}, errs.New(errs.NotFound, opKey, which, "no key of %s has this ID, label or recipient", remote).
@@ -129,6 +139,7 @@ func findKey(all []Key, remote, which string) (Key, error) {
 	case 1:
 		return found[0], nil
 	}
+
 	return Key{}, errs.New(errs.Invalid, opKey, which, "%d keys are called that", len(found)).
 		WithHint("name it by its ID: see %s", errs.Run("remote key ls", remote))
 }
@@ -143,6 +154,7 @@ func RotateKeys(ctx context.Context, r *Remote, passphrase func(Key) (string, er
 		if err != nil {
 			return err
 		}
+
 		given := map[repo.ID]string{}
 		for _, s := range slots {
 			if s.Kind == repo.SlotPassphrase {
@@ -151,12 +163,15 @@ func RotateKeys(ctx context.Context, r *Remote, passphrase func(Key) (string, er
 				}
 			}
 		}
+
 		if err := rp.Rotate(ctx, given); err != nil {
 			return err
 		}
+
 		out, err = keys(ctx, r, rp)
 		return err
 	})
+
 	return out, err
 }
 
@@ -208,6 +223,7 @@ func Forget(ctx context.Context, e *engine.Engine, q RemoveRequest) (Forgotten, 
 	if err != nil && !q.Force {
 		return out, err
 	}
+
 	var rp *repo.Repo
 	if err == nil {
 		out.URL = r.URL
@@ -215,11 +231,14 @@ func Forget(ctx context.Context, e *engine.Engine, q RemoveRequest) (Forgotten, 
 			defer rp.Close()
 		}
 	}
+
 	if err := Remove(ctx, e, q); err != nil {
 		return out, err
 	}
+
 	if rp != nil {
 		out.KeyRemoved, out.KeyError = r.dropOwnKey(ctx, rp)
 	}
+
 	return out, nil
 }

@@ -54,40 +54,49 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 		return out, errs.New(errs.Exists, opKit, q.File, "there is such a file already").
 			WithHint("choose another, or write over it with %s", errs.Param("force"))
 	}
+
 	if i, err := os.Stat(filepath.Dir(q.File)); err != nil || !i.IsDir() {
 		return out, errs.New(errs.NotFound, opKit, q.File, "its directory does not exist")
 	}
+
 	identity, recipient, err := repo.NewIdentity()
 	if err != nil {
 		return out, err
 	}
+
 	// What can fail because of what was asked for does so before anything is changed.
 	sealed, err := repo.SealText(recipientComment+recipient+"\n"+identity+"\n",
 		repo.NewSlot{Label: KitLabel, Passphrase: q.Passphrase, Recipient: q.Recipient})
 	if err != nil {
 		return out, err
 	}
+
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
 		now := time.Now().UTC().Truncate(time.Second)
 		slot := repo.NewSlot{Label: KitLabel + " " + now.Format(time.DateOnly), Recipient: recipient}
 		if err := addSlot(ctx, rp, slot); err != nil {
 			return err
 		}
+
 		all, err := keys(ctx, r, rp)
 		if err != nil {
 			return err
 		}
+
 		if out.Key, err = findKey(all, r.Name, recipient); err != nil {
 			return err
 		}
+
 		err = writeKit(q, q.text(r, rp, out.Key, now, sealed))
 		if err != nil { // nobody has the key then
 			if id, perr := repo.ParseID(out.Key.ID); perr == nil {
 				_ = rp.RemoveSlot(context.WithoutCancel(ctx), id)
 			}
 		}
+
 		return err
 	})
+
 	out.File = q.File
 	return out, err
 }
@@ -97,10 +106,12 @@ func writeKit(q KitRequest, text string) error {
 	if q.Force {
 		return errs.Wrap(opKit, q.File, durable.WriteFile(q.File, []byte(text)))
 	}
+
 	f, err := os.OpenFile(q.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
 		return errs.New(errs.Exists, opKit, q.File, "there is such a file already")
 	}
+
 	if err == nil {
 		_, err = f.WriteString(text)
 		err = errors.Join(err, f.Sync(), f.Close())
@@ -111,6 +122,7 @@ func writeKit(q KitRequest, text string) error {
 			err = errors.Join(err, os.Remove(q.File))
 		}
 	}
+
 	return errs.Wrap(opKit, q.File, err)
 }
 
@@ -156,10 +168,12 @@ func ParseKit(text []byte) (Kit, error) {
 			k.key = b.Bytes
 		}
 	}
+
 	if len(k.config) == 0 || len(k.key) == 0 {
 		return k, errs.New(errs.Invalid, opAdd, "", "it is not a recovery kit, or not all of it").
 			WithHint("a kit is what %s writes; it ends with a line -----END %s-----", errs.Run("remote key export"), kitKey)
 	}
+
 	return k, nil
 }
 
@@ -174,17 +188,21 @@ func (k Kit) Open(q *AddRequest, passphrase, identity string) error {
 		}
 		secrets = append(secrets, s)
 	}
+
 	if passphrase != "" {
 		secrets = append(secrets, repo.Passphrase(passphrase))
 	}
+
 	text, err := repo.OpenText(k.key, secrets...)
 	if err != nil {
 		return errs.New(errs.Permission, opAdd, "the recovery kit", "%w", err).
 			WithHint("give the passphrase, or with %s the identity, that the kit was made for", errs.Param("identity", "FILE"))
 	}
+
 	q.Identity, q.Passphrase, q.Config, q.MustExist = text, "", k.config, true
 	if q.URL == "" {
 		q.URL = k.URL
 	}
+
 	return nil
 }

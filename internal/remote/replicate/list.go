@@ -79,11 +79,13 @@ func Volumes(ctx context.Context, r *Remote) (*Listing, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	l, err := volumes(ctx, rp)
 	if err != nil {
 		rp.Close()
 		return nil, err
 	}
+
 	if slices.ContainsFunc(l.Volumes, func(v Listed) bool { return v.Problem != "" }) {
 		r.nameDamaged(ctx, rp, func(names map[string]string) {
 			for i := range l.Volumes {
@@ -91,6 +93,7 @@ func Volumes(ctx context.Context, r *Remote) (*Listing, error) {
 			}
 		})
 	}
+
 	return l, nil
 }
 
@@ -106,6 +109,7 @@ func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[ListedPoint, 
 		if !ok {
 			return
 		}
+
 		for p, err := range allPoints(ctx, l.repo, h, &bad) {
 			if err != nil {
 				yield(ListedPoint{}, err)
@@ -115,6 +119,7 @@ func (l *Listing) Points(ctx context.Context, v *Listed) iter.Seq2[ListedPoint, 
 				return
 			}
 		}
+
 		for _, f := range bad {
 			v.Incomplete += f.Page.Count
 			v.Problem, v.Object = cmp.Or(v.Problem, f.Error()), cmp.Or(v.Object, f.Page.Object())
@@ -134,6 +139,7 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)
 	}
+
 	work := map[string][]ListedWork{}
 	pins := map[repo.ID][]ListedWork{}
 	for _, state := range sessions {
@@ -149,40 +155,49 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 			work[h] = append(work[h], w)
 		}
 	}
+
 	out := []Listed{}
 	all := map[string]repo.Head{}
 	heads, err := readHeads(ctx, r)
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)
 	}
+
 	for _, d := range heads.bad {
 		out = append(out, Listed{Kind: "volume", Points: []ListedPoint{}, Sessions: []ListedWork{}, Problem: d.Reason,
 			Object: d.Object})
 	}
+
 	for _, state := range heads.good {
 		h := state.Head
 		if h.Gone || h.Count() == 0 {
 			continue
 		}
+
 		l, err := listed(ctx, r, h, work[h.Name], pins)
 		if err != nil {
 			return nil, err
 		}
+
 		for _, p := range h.Recent {
 			delete(pins, p.Manifest)
 		}
+
 		out = append(out, l)
 		all[h.Name] = h
 		delete(work, h.Name)
 	}
+
 	for name, w := range work { // their first push is under way
 		out = append(out, Listed{Name: name, Kind: "volume", Writer: w[0].Host, WriterPool: w[0].Pool,
 			Points: []ListedPoint{}, Sessions: w})
 	}
+
 	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
 	if err := pinnedInPages(ctx, r, out, all, pins); err != nil {
 		return nil, err
 	}
+
 	return &Listing{Volumes: out, repo: r, heads: all}, nil
 }
 
@@ -196,19 +211,23 @@ func listed(
 	if h.Golden {
 		l.Kind = "golden"
 	}
+
 	newest, _, err := newestOf(ctx, r, h)
 	if err != nil {
 		return l, damagedPage(opList, h.Name, err)
 	}
+
 	l.Newest, l.FS, l.SizeBytes, l.LogicalBytes = newest.Name, newest.FS, newest.SizeBytes, newest.Logical
 	l.Count, l.NewestPoint = h.Count(), listedPoint(newest)
 	for _, p := range h.Pages {
 		l.StoredBytes += p.Added
 	}
+
 	for _, p := range h.Recent {
 		l.StoredBytes += p.Added
 		l.pinned(pins[p.Manifest])
 	}
+
 	return l, nil
 }
 
@@ -229,6 +248,7 @@ func pinnedInPages(
 			out[i].pinned(work)
 		}
 	}
+
 	return nil
 }
 

@@ -56,28 +56,34 @@ func overlay(base []repo.Piece, over []layer) []repo.Piece {
 		}
 		return repo.Piece{}, false
 	}
+
 	for _, l := range over {
 		for {
 			p, ok := next()
 			if !ok {
 				break
 			}
+
 			if p.End() <= l.Offset {
 				out = append(out, p)
 				continue
 			}
+
 			if p.Offset < l.Offset {
 				out = append(out, cut(p, p.Offset, l.Offset))
 			}
+
 			if p.End() > l.end() { // also if it begins behind the layer
 				rest, has = cut(p, max(p.Offset, l.end()), p.End()), true
 				break
 			}
 		}
+
 		if l.Piece != nil && l.Length > 0 {
 			out = append(out, *l.Piece)
 		}
 	}
+
 	for {
 		p, ok := next()
 		if !ok {
@@ -116,8 +122,10 @@ func changes(old, now []repo.Piece) []layer {
 				return
 			}
 		}
+
 		out = append(out, l)
 	}
+
 	i, j := 0, 0
 	at := int64(0) // all before it is dealt with
 	for i < len(old) || j < len(now) {
@@ -128,6 +136,7 @@ func changes(old, now []repo.Piece) []layer {
 		if j < len(now) {
 			b = &now[j]
 		}
+
 		switch {
 		case a != nil && a.End() <= at:
 			i++
@@ -158,6 +167,7 @@ func changes(old, now []repo.Piece) []layer {
 			at = to
 		}
 	}
+
 	return out
 }
 
@@ -187,15 +197,18 @@ func readRegion(ctx context.Context, r *repo.Repo, m *repo.Manifest, region uint
 	if !ok {
 		return nil, nil
 	}
+
 	pieces, err := r.ReadPage(ctx, page)
 	if err != nil {
 		return nil, err
 	}
+
 	if n := len(pieces); n > 0 && (pieces[0].Offset < regionStart(region) ||
 		pieces[n-1].End() > regionEnd(region, m.SizeBytes)) {
 		return nil, errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point,
 			"the page of region %d describes bytes outside of it", region)
 	}
+
 	return pieces, nil
 }
 
@@ -231,6 +244,7 @@ func differentRegions(a, b *repo.Manifest) []uint32 {
 		}
 		return m.Pages
 	}
+
 	x, y := pages(a), pages(b)
 	for len(x) > 0 || len(y) > 0 {
 		switch {
@@ -245,6 +259,7 @@ func differentRegions(a, b *repo.Manifest) []uint32 {
 			x, y = x[1:], y[1:]
 		}
 	}
+
 	return out
 }
 
@@ -292,12 +307,14 @@ func usesOf(uses map[repo.Segment]int64) ([]repo.Use, error) {
 			out = append(out, repo.Use{Segment: s, Bytes: n})
 		}
 	}
+
 	slices.SortFunc(out, func(a, b repo.Use) int {
 		if c := slices.Compare(a.Segment.Session[:], b.Segment.Session[:]); c != 0 {
 			return c
 		}
 		return cmp.Compare(a.Segment.N, b.Segment.N)
 	})
+
 	return out, nil
 }
 

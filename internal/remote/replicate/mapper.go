@@ -77,6 +77,7 @@ func (m *mapper) put(ctx context.Context, l layer, add frameAdder) error {
 	if err := m.prepare(ctx); err != nil {
 		return err
 	}
+
 	for l.Length > 0 {
 		n := uint32(l.Offset / m.unit)
 		if m.open && n != m.number {
@@ -84,6 +85,7 @@ func (m *mapper) put(ctx context.Context, l layer, add frameAdder) error {
 				return err
 			}
 		}
+
 		if whole := l.end()/m.unit*m.unit - l.Offset; l.Piece == nil && whole > 0 && l.Offset%m.unit == 0 && m.convertable() {
 			if err := m.clear(ctx, l.Offset, l.Offset+whole, add); err != nil {
 				return err
@@ -91,18 +93,22 @@ func (m *mapper) put(ctx context.Context, l layer, add frameAdder) error {
 			l.Offset, l.Length = l.Offset+whole, l.Length-whole
 			continue
 		}
+
 		part := l
 		part.Length = min(l.Length, int64(n+1)*m.unit-l.Offset)
 		if l.Piece != nil {
 			p := cut(*l.Piece, l.Offset, l.Offset+part.Length)
 			part.Piece = &p
 		}
+
 		m.open, m.number = true, n
 		if part.Piece != nil || m.merge {
 			m.layers = append(m.layers, part)
 		}
+
 		l.Offset, l.Length = l.Offset+part.Length, l.Length-part.Length
 	}
+
 	return nil
 }
 
@@ -131,6 +137,7 @@ func (m *mapper) finishUnit(ctx context.Context, add frameAdder) error {
 	if err := m.upTo(ctx, from, add); err != nil {
 		return err
 	}
+
 	var old []repo.Piece
 	if m.base != nil && m.merge {
 		var err error
@@ -138,17 +145,20 @@ func (m *mapper) finishUnit(ctx context.Context, add frameAdder) error {
 			return err
 		}
 	}
+
 	if m.base != nil {
 		m.ahead.drop(m.number)
 		if m.next < len(m.base.Pages) && m.base.Pages[m.next].Region == m.number {
 			m.next++
 		}
 	}
+
 	now := overlay(old, m.layers)
 	m.open, m.layers, m.at = false, m.layers[:0], from+m.unit
 	if err := m.fill(ctx, from, from+m.unit, now); err != nil {
 		return err
 	}
+
 	return m.flush(ctx, m.at, add)
 }
 
@@ -168,25 +178,30 @@ func (m *mapper) upTo(ctx context.Context, to int64, add frameAdder) error {
 	case m.base == nil || m.base.Version == 2:
 		return nil
 	}
+
 	for ; m.next < len(m.base.Pages) && regionStart(m.base.Pages[m.next].Region) < to; m.next++ {
 		for _, p := range m.base.Pages[m.next:min(m.next+regionAhead/2, len(m.base.Pages))] {
 			if regionStart(p.Region) < to {
 				m.ahead.want(p.Region)
 			}
 		}
+
 		region := m.base.Pages[m.next].Region
 		pieces, err := m.ahead.get(ctx, region)
 		if err != nil {
 			return err
 		}
+
 		m.ahead.drop(region)
 		if err := fillCells(ctx, m.tree, pieces); err != nil {
 			return err
 		}
+
 		if err := m.flush(ctx, regionStart(region+1), add); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -203,15 +218,18 @@ func (m *mapper) finish(ctx context.Context, add frameAdder) (repo.NodeRef, erro
 	if err := m.prepare(ctx); err != nil {
 		return repo.NodeRef{}, err
 	}
+
 	if m.open {
 		if err := m.finishUnit(ctx, add); err != nil {
 			return repo.NodeRef{}, err
 		}
 	}
+
 	end := int64(repo.MaxVolumeBytes)
 	if err := m.upTo(ctx, end, add); err != nil {
 		return repo.NodeRef{}, err
 	}
+
 	return m.tree.finish(ctx, add)
 }
 
@@ -227,6 +245,7 @@ func readCell(ctx context.Context, nodes readNodes, m *repo.Manifest, cell uint3
 		if err != nil {
 			return nil, err
 		}
+
 		if got[0].Children == nil {
 			pieces := piecesIn(got[0].Pieces, from, from+repo.CellBytes)
 			if n := len(pieces); n > 0 && pieces[n-1].End() > m.SizeBytes {
@@ -239,8 +258,10 @@ func readCell(ctx context.Context, nodes readNodes, m *repo.Manifest, cell uint3
 			}
 			return pieces, nil
 		}
+
 		slot := int((from - at.From()) / repo.LevelBytes(at.Level-1))
 		at = at.Child(slot, got[0].Children[slot])
 	}
+
 	return nil, nil
 }

@@ -69,9 +69,11 @@ func (k *marker) add(m *repo.Manifest) {
 			k.todo = append(k.todo, p)
 		}
 	}
+
 	for _, f := range m.Stream {
 		k.of(f.Segment).whole(f)
 	}
+
 	k.addNode(ownedNode{m.Root(), m.ID})
 }
 
@@ -100,18 +102,22 @@ func (k *marker) walkNodes(ctx context.Context) error {
 		if len(todo) == 0 {
 			return nil
 		}
+
 		nodes := make([]repo.NodeAt, len(todo))
 		for i, n := range todo {
 			nodes[i] = n.NodeAt
 		}
+
 		got, err := k.repo.ReadNodes(ctx, nodes)
 		if err != nil {
 			return err
 		}
+
 		k.mu.Lock()
 		for i, r := range got {
 			k.node(todo[i], r)
 		}
+
 		k.mu.Unlock()
 	}
 }
@@ -148,10 +154,12 @@ func needsOf(ctx context.Context, r *repo.Repo, all ...*repo.Manifest) (map[repo
 			out[u.Segment] = true
 		}
 	}
+
 	err := k.walk(ctx)
 	for s := range k.segments {
 		out[s] = true
 	}
+
 	return out, err
 }
 
@@ -161,6 +169,7 @@ func (k *marker) walk(ctx context.Context) error {
 	if err := k.walkNodes(ctx); err != nil {
 		return err
 	}
+
 	for {
 		k.mu.Lock()
 		todo := k.todo
@@ -169,6 +178,7 @@ func (k *marker) walk(ctx context.Context) error {
 		if len(todo) == 0 {
 			return nil
 		}
+
 		// Pages that lie near each other are read near each other.
 		slices.SortFunc(todo, func(a, b repo.Page) int {
 			return cmp.Or(compareSegment(a.Frame.Segment, b.Frame.Segment), cmp.Compare(a.Frame.Index, b.Frame.Index))
@@ -185,6 +195,7 @@ func (k *marker) page(ctx context.Context, p repo.Page) error {
 	if err := k.room.Acquire(ctx, room); err != nil {
 		return err
 	}
+
 	defer k.room.Release(room)
 	pieces, err := k.repo.ReadPage(ctx, p)
 	if err != nil && !broken(err) {
@@ -197,9 +208,11 @@ func (k *marker) page(ctx context.Context, p repo.Page) error {
 		k.blind = cmp.Or(k.blind, err)
 		return nil
 	}
+
 	for _, x := range pieces {
 		k.of(x.Frame.Segment).part(x.Frame, x.Within, x.Length)
 	}
+
 	return nil
 }
 
@@ -267,6 +280,7 @@ func (m *marked) frame(f repo.Frame) *markedFrame {
 	if n > 0 && m.frames[n-1].index == f.Index {
 		return &m.frames[n-1]
 	}
+
 	i, found := n, false
 	if n > 0 && m.frames[n-1].index > f.Index {
 		i, found = m.find(f.Index)
@@ -274,6 +288,7 @@ func (m *marked) frame(f repo.Frame) *markedFrame {
 	if !found {
 		m.frames = slices.Insert(m.frames, i, markedFrame{index: f.Index, stored: f.Stored, total: uint32(f.Blocks())})
 	}
+
 	return &m.frames[i]
 }
 

@@ -75,6 +75,7 @@ func (d *treeDiff) each(ctx context.Context, fn func(part) error) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		next := d.todo[len(d.todo)-1]
 		if !next.old.node.IsZero() || !next.now.node.IsZero() {
 			if err := d.expand(ctx); err != nil {
@@ -82,14 +83,17 @@ func (d *treeDiff) each(ctx context.Context, fn func(part) error) error {
 			}
 			continue
 		}
+
 		d.todo = d.todo[:len(d.todo)-1]
 		if next.old.lost {
 			next.old.pieces = unknownPieces(next.at().From(), min(next.at().To(), d.old.SizeBytes, d.now.SizeBytes))
 		}
+
 		if err := fn(part{next.at().From(), next.at().To(), next.old.pieces, next.now.pieces}); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -131,6 +135,7 @@ func (d *treeDiff) expand(ctx context.Context) error {
 			}
 		}
 	}
+
 	got, err := d.nodes(ctx, want)
 	if err != nil {
 		return err
@@ -147,6 +152,7 @@ func (d *treeDiff) expand(ctx context.Context) error {
 				}
 				continue
 			}
+
 			r := got[0]
 			got = got[1:]
 			if r.Err != nil {
@@ -156,19 +162,24 @@ func (d *treeDiff) expand(ctx context.Context) error {
 				*s = treePart{lost: i == 0 && d.unlike}
 				continue
 			}
+
 			if d.read != nil {
 				d.read(p.node(*s), i == 0)
 			}
+
 			if inner[i] = r.Children; r.Children == nil {
 				*s = treePart{pieces: r.Pieces}
 			}
 		}
+
 		out = divide(out, p, inner)
 	}
+
 	d.todo = d.todo[:n]
 	for _, p := range slices.Backward(out) {
 		d.todo = append(d.todo, p)
 	}
+
 	return nil
 }
 
@@ -191,6 +202,7 @@ func divide(out []treePair, p treePair, inner [2]*[repo.NodeChildren]repo.NodeRe
 	if inner[0] == nil && inner[1] == nil && !below(p.old) && !below(p.now) {
 		return appendPair(out, p)
 	}
+
 	for slot := range repo.NodeChildren {
 		at := p.at().Child(slot, repo.NodeRef{})
 		child := treePair{level: at.Level, index: at.Index}
@@ -208,8 +220,10 @@ func divide(out []treePair, p treePair, inner [2]*[repo.NodeChildren]repo.NodeRe
 				to.pieces = piecesIn(s.pieces, at.From(), at.To())
 			}
 		}
+
 		out = appendPair(out, child)
 	}
+
 	return out
 }
 
@@ -231,6 +245,7 @@ func piecesBetween(ctx context.Context, nodes readNodes, m *repo.Manifest, from,
 		if err != nil {
 			return nil, err
 		}
+
 		var next []repo.NodeAt
 		for i, r := range got {
 			switch {
@@ -244,8 +259,10 @@ func piecesBetween(ctx context.Context, nodes readNodes, m *repo.Manifest, from,
 				}
 			}
 		}
+
 		todo = next
 	}
+
 	slices.SortFunc(out, func(a, b repo.Piece) int { return int((a.Offset - b.Offset) / repo.BlockBytes) })
 	return out, nil
 }

@@ -28,9 +28,11 @@ func eachOf[T any](ctx context.Context, items []T, fn func(context.Context, T) e
 			return fn(gctx, x)
 		})
 	}
+
 	if err := g.Wait(); err != nil {
 		return err
 	}
+
 	return ctx.Err()
 }
 

@@ -115,6 +115,7 @@ func (s *stats) uses(root repo.NodeRef, was []repo.Use) []repo.Use {
 	for seg, n := range s.sizes {
 		out = append(out, repo.Use{Segment: seg, Size: n})
 	}
+
 	older, rooted := 0, root.IsZero() || s.sizes[root.Frame.Segment] != 0
 	for _, u := range was {
 		if s.sizes[u.Segment] == 0 && u.Size != 0 && older < toldSizes {
@@ -123,9 +124,11 @@ func (s *stats) uses(root repo.NodeRef, was []repo.Use) []repo.Use {
 			out = append(out, repo.Use{Segment: u.Segment, Size: u.Size})
 		}
 	}
+
 	if !rooted {
 		out = append(out, repo.Use{Segment: root.Frame.Segment})
 	}
+
 	slices.SortFunc(out, func(a, b repo.Use) int { return compareSegment(a.Segment, b.Segment) })
 	return out
 }
@@ -163,6 +166,7 @@ func (p *pipeline) run(ctx context.Context, produce func(context.Context, *batch
 	for range n {
 		p.free <- &buffer{plain: make([]byte, 0, repo.FrameBytes)}
 	}
+
 	p.n = p.first
 	g, ctx := errgroup.WithContext(ctx)
 	up, uctx := errgroup.WithContext(ctx)
@@ -179,6 +183,7 @@ func (p *pipeline) run(ctx context.Context, produce func(context.Context, *batch
 		p.whole = err == nil
 		return err
 	})
+
 	for range runtime.GOMAXPROCS(0) {
 		g.Go(func() error {
 			for b := range p.work {
@@ -187,6 +192,7 @@ func (p *pipeline) run(ctx context.Context, produce func(context.Context, *batch
 			return nil
 		})
 	}
+
 	g.Go(func() error {
 		err := p.seal(uctx)
 		if uerr := up.Wait(); uerr != nil { // it is why the sealer's context has ended
@@ -194,6 +200,7 @@ func (p *pipeline) run(ctx context.Context, produce func(context.Context, *batch
 		}
 		return err
 	})
+
 	return g.Wait()
 }
 
@@ -207,6 +214,7 @@ func (p *pipeline) pack(b *batch) {
 			}
 		}
 	}
+
 	b.packed, b.codec = repo.Compress(b.buf.packed[:0], b.plain)
 	if b.codec != repo.Raw {
 		b.buf.packed = b.packed[:0] // it may have grown
@@ -229,15 +237,18 @@ func (p *pipeline) seal(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if !p.whole {
 		return nil // the reader knows why
 	}
+
 	if p.mapper != nil {
 		var err error
 		if p.root, err = p.mapper.finish(ctx, p.addFrame); err != nil {
 			return err
 		}
 	}
+
 	return p.closeSegment(ctx, true)
 }
 
@@ -249,12 +260,14 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
+
 		if len(b.plain) > 0 { // else all that was read is zero
 			var err error
 			if f, err = p.addFrame(ctx, b.packed, b.codec, len(b.plain)); err != nil {
 				return err
 			}
 		}
+
 		b.buf.plain = b.buf.plain[:0]
 		p.free <- b.buf // it has room for all
 		if p.mapper == nil {
@@ -262,6 +275,7 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 			return nil
 		}
 	}
+
 	for i := range b.items {
 		it := &b.items[i]
 		if it.kind == freshItem {
@@ -269,11 +283,13 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 			it.piece = repo.Piece{Offset: it.offset, Length: it.length, Frame: f, Within: it.within, Sum: it.sum}
 		}
 	}
+
 	if b.replayed {
 		p.rec.gap()
 	} else {
 		p.rec.add(b)
 	}
+
 	for _, it := range b.items {
 		l := zeroLayer(it.offset, it.length)
 		if it.kind == placedItem {
@@ -283,6 +299,7 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -293,12 +310,14 @@ func (p *pipeline) addFrame(ctx context.Context, content []byte, codec repo.Code
 			return repo.Frame{}, err
 		}
 	}
+
 	if p.seg == nil {
 		var err error
 		if p.seg, err = p.repo.NewSegment(p.session, p.n); err != nil {
 			return repo.Frame{}, err
 		}
 	}
+
 	return p.seg.Add(content, codec, plain)
 }
 
@@ -308,30 +327,36 @@ func (p *pipeline) closeSegment(ctx context.Context, last bool) error {
 	if p.seg == nil {
 		return nil
 	}
+
 	seg := repo.Segment{Session: p.session, N: p.n}
 	data, rec := p.seg.Finish(), p.rec
 	p.seg, p.rec = nil, segmentRecord{}
 	if p.n++; p.n == 0 {
 		return errs.New(errs.Internal, "push", "", "a session has too many segments")
 	}
+
 	rec.n, rec.bytes = seg.N, int64(len(data))
 	p.uploads.Go(func() error {
 		if err := p.ready(ctx); err != nil {
 			return err
 		}
+
 		if err := p.repo.PutSegment(ctx, seg, data); err != nil {
 			return err
 		}
+
 		p.stats.uploaded.Add(int64(len(data)))
 		p.stats.segments.Add(1)
 		p.stats.size(seg, len(data))
 		if p.journal == nil {
 			return nil
 		}
+
 		// What comes after the last segment is two small writes: if the power fails
 		// just then, it is uploaded again.
 		return p.journal.segment(rec, !last)
 	})
+
 	return nil
 }
 
@@ -351,10 +376,12 @@ func (b *batcher) room(ctx context.Context, n int) ([]byte, error) {
 			return nil, err
 		}
 	}
+
 	b.open()
 	if n == 0 {
 		return nil, nil
 	}
+
 	if b.cur.buf == nil {
 		select {
 		case b.cur.buf = <-b.p.free:
@@ -363,6 +390,7 @@ func (b *batcher) room(ctx context.Context, n int) ([]byte, error) {
 			return nil, context.Cause(ctx)
 		}
 	}
+
 	have := len(b.cur.plain)
 	return b.cur.plain[have : have+n : have+n], nil
 }
@@ -454,6 +482,7 @@ func (b *batcher) pass(ctx context.Context, c *batch) error {
 	if c.buf != nil {
 		queues = []chan *batch{b.p.work, b.p.ordered}
 	}
+
 	for _, q := range queues {
 		select {
 		case q <- c:
@@ -461,5 +490,6 @@ func (b *batcher) pass(ctx context.Context, c *batch) error {
 			return context.Cause(ctx)
 		}
 	}
+
 	return nil
 }

@@ -51,6 +51,7 @@ func olderPoints(ctx context.Context, r *repo.Repo, h repo.Head, want pageFilter
 			}
 			return out
 		}
+
 		_, err := followPages(ctx, r, &h, left, bad, func(read repo.PageRead) bool {
 			for _, x := range slices.Backward(read.Points) {
 				if x.Seq < below && !yield(x, nil) {
@@ -84,6 +85,7 @@ func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault
 			}
 			return true
 		}
+
 		whole, err := followPages(ctx, r, &h, left, bad, func(read repo.PageRead) bool {
 			if !give(read.Points) {
 				return false
@@ -91,6 +93,7 @@ func allPoints(ctx context.Context, r *repo.Repo, h repo.Head, bad *[]*pageFault
 			above = max(above, read.Page.Last)
 			return true
 		})
+
 		switch {
 		case err != nil:
 			yield(repo.Point{}, err)
@@ -121,11 +124,13 @@ func followPages(
 				}
 				note(bad, read.Err)
 			}
+
 			if !fn(read) {
 				return false, nil
 			}
 		}
 	}
+
 	return true, nil
 }
 
@@ -140,6 +145,7 @@ func moved(ctx context.Context, r *repo.Repo, h repo.Head, read repo.PageRead) (
 	if !errs.Is(read.Err, errs.NotFound) {
 		return h, false, nil
 	}
+
 	now, _, err = r.Head(ctx, h.Name)
 	switch {
 	case broken(err):
@@ -147,6 +153,7 @@ func moved(ctx context.Context, r *repo.Repo, h repo.Head, read repo.PageRead) (
 	case err != nil:
 		return h, false, err
 	}
+
 	return now, !names(now, read.Page.ID), nil
 }
 

@@ -43,9 +43,11 @@ func (p Policy) Check(op string) error {
 				WithHint("0 leaves the rule out")
 		}
 	}
+
 	if p.Within < 0 {
 		return errs.New(errs.Invalid, op, "", "the age to keep points within must not be negative (got %v)", p.Within)
 	}
+
 	return nil
 }
 
@@ -76,15 +78,18 @@ func (p Policy) keeps(points []retained, newestSeq uint64, golden bool) []bool {
 	if len(points) == 0 {
 		return keep
 	}
+
 	for i, pt := range points {
 		keep[i] = pt.keep || p.IsZero() || isNewest(i)
 	}
+
 	// The last ones are those that were pushed last, as clocks go wrong; but an older
 	// generation that was pushed later is older, and the newest state is the last one.
 	last := make([]int, len(points))
 	for i := range last {
 		last[i] = i
 	}
+
 	slices.SortStableFunc(last, func(a, b int) int {
 		switch {
 		case isNewest(a):
@@ -96,21 +101,25 @@ func (p Policy) keeps(points []retained, newestSeq uint64, golden bool) []bool {
 		}
 		return 0
 	})
+
 	for _, i := range last[max(0, len(last)-p.Last):] {
 		keep[i] = true
 	}
+
 	// By time: the writer's clock may have been set back, so not in the order of
 	// the points.
 	order := make([]int, len(points))
 	for i := range order {
 		order[i] = i
 	}
+
 	slices.SortStableFunc(order, func(a, b int) int {
 		if c := points[b].at.Compare(points[a].at); c != 0 {
 			return c
 		}
 		return b - a
 	})
+
 	newest := points[order[0]].at
 	for _, rule := range []struct {
 		n      int
@@ -133,6 +142,7 @@ func (p Policy) keeps(points []retained, newestSeq uint64, golden bool) []bool {
 			}
 		}
 	}
+
 	if p.Within > 0 {
 		for i, pt := range points {
 			if newest.Sub(pt.at) <= p.Within {
@@ -140,5 +150,6 @@ func (p Policy) keeps(points []retained, newestSeq uint64, golden bool) []bool {
 			}
 		}
 	}
+
 	return keep
 }

@@ -156,6 +156,7 @@ func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	defer rp.Close()
 	q.remote = r.Name
 	out, err := prune(ctx, rp, q)
@@ -166,6 +167,7 @@ func Prune(ctx context.Context, r *Remote, q PruneRequest) (*Pruned, error) {
 			}
 		})
 	}
+
 	return out, err
 }
 
@@ -173,23 +175,28 @@ func prune(ctx context.Context, r *repo.Repo, q PruneRequest) (*Pruned, error) {
 	if err := q.Policy.Check(opRemotePrune); err != nil {
 		return nil, err
 	}
+
 	for _, n := range q.Names {
 		if err := ref.CheckName(opRemotePrune, n); err != nil {
 			return nil, err
 		}
 	}
+
 	p := &pruner{repo: r, PruneRequest: q, out: &Pruned{Points: []PrunedPoint{}, Ended: []ListedWork{},
 		Damaged: []DamagedHead{}, DryRun: q.DryRun}}
 	if p.Patience == 0 {
 		p.Patience = DefaultPatience
 	}
+
 	var err error
 	if p.witness, err = newWitness(ctx, p.Pool, r); err != nil {
 		return nil, err
 	}
+
 	if err := p.run(ctx); err != nil {
 		return nil, errs.Wrap(opRemotePrune, "", err)
 	}
+
 	return p.out, nil
 }
 
@@ -207,28 +214,35 @@ func (p *pruner) run(ctx context.Context) error {
 	if err := p.retire(ctx); err != nil {
 		return err
 	}
+
 	if err := p.endSessions(ctx); err != nil {
 		return err
 	}
+
 	objects, err := listObjects(ctx, p.repo)
 	if err != nil {
 		return err
 	}
+
 	pages, err := listPages(ctx, p.repo)
 	if err != nil {
 		return err
 	}
+
 	now, need, err := p.allNeeds(ctx, objects)
 	if err != nil {
 		return err
 	}
+
 	if err := p.checkCopies(ctx, &objects, need); err != nil {
 		return err
 	}
+
 	manifests, segments, err := p.garbage(ctx, objects, now, need)
 	if err != nil {
 		return err
 	}
+
 	named, unnamed := p.packGarbage(objects, now, need)
 	p.out.NeededBytes = p.out.UsedBytes - p.out.PartlyUsedBytes
 	if p.out.KeptAll != "" {
@@ -236,23 +250,30 @@ func (p *pruner) run(ctx context.Context) error {
 		p.out.FreedBytes, p.out.Segments, p.out.Manifests = 0, 0, 0
 		return nil
 	}
+
 	if p.DryRun {
 		return p.repack(ctx, objects, now, need)
 	}
+
 	if err := p.removePages(ctx, pages, now); err != nil {
 		return err
 	}
+
 	if err := p.remove(ctx, manifests, segments); err != nil {
 		return err
 	}
+
 	if err := p.removePacks(ctx, named, unnamed); err != nil {
 		return err
 	}
+
 	if err := p.repack(ctx, objects, now, need); err != nil {
 		return err
 	}
+
 	if len(objects.moved.Tables)+p.out.Packs == 0 {
 		return nil
 	}
+
 	return p.tidy(ctx, objects, need)
 }

@@ -28,12 +28,14 @@ func listObjects(ctx context.Context, r *repo.Repo) (objects, error) {
 		}
 		o.segments[s.Segment] = s.Bytes
 	}
+
 	for id, err := range r.Manifests(ctx) {
 		if err != nil {
 			return o, err
 		}
 		o.manifests = append(o.manifests, id)
 	}
+
 	var err error
 	o.moved, err = r.MovedAndPacks(ctx)
 	o.places = o.moved.Places()
@@ -85,6 +87,7 @@ func (p *pruner) garbage(
 			manifests = append(manifests, id)
 		}
 	}
+
 	err = readManifests(ctx, p.repo, maybe, func(m repo.Manifest) {
 		if !now.works(m.Session) {
 			manifests = append(manifests, m.ID)
@@ -98,6 +101,7 @@ func (p *pruner) garbage(
 	if err != nil {
 		return nil, nil, err
 	}
+
 	for s, size := range o.segments {
 		used, is := n.segments[s], n.has(s)
 		switch {
@@ -116,6 +120,7 @@ func (p *pruner) garbage(
 			p.out.FreedBytes += size
 		}
 	}
+
 	p.out.Manifests = len(manifests)
 	return manifests, segments, nil
 }
@@ -130,6 +135,7 @@ func (p *pruner) remove(ctx context.Context, manifests []repo.ID, segments []rep
 	if err != nil {
 		return err
 	}
+
 	return eachOf(ctx, segments, func(ctx context.Context, s repo.Segment) error {
 		p.Tracker.Add(1, 0)
 		return p.repo.DeleteSegment(ctx, s)

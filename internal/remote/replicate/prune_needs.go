@@ -49,6 +49,7 @@ func (p *pruner) lookForNeeds(ctx context.Context) (scene, need, error) {
 		}
 		now = again
 	}
+
 	return now, need{}, tooBusy()
 }
 
@@ -70,16 +71,19 @@ func (p *pruner) allNeeds(ctx context.Context, o objects) (scene, need, error) {
 		if err != nil {
 			return now, n, err
 		}
+
 		why := n.marks.complete()
 		if why == nil {
 			return now, n, nil
 		}
+
 		was := p.out.Damaged
 		again, err := p.look(ctx)
 		p.out.Damaged = was
 		if err != nil {
 			return now, n, err
 		}
+
 		if (headset{now.heads, now.damaged}).same(headset{again.heads, again.damaged}) || try == headTries {
 			if err := p.nameUnreadable(ctx, now, n.marks.lost); err != nil {
 				return now, n, err
@@ -96,6 +100,7 @@ func (p *pruner) nameUnreadable(ctx context.Context, now scene, lost []lostNode)
 	for _, n := range lost {
 		owners[n.of] = UnreadablePoint{}
 	}
+
 	for _, h := range now.heads {
 		for pt, err := range allPoints(ctx, p.repo, h.Head, nil) {
 			if err != nil {
@@ -106,12 +111,14 @@ func (p *pruner) nameUnreadable(ctx context.Context, now scene, lost []lostNode)
 			}
 		}
 	}
+
 	p.out.Unreadable = nil
 	for _, n := range lost {
 		x := owners[n.of]
 		x.Object, x.Reason = "segments/"+n.Frame.Segment.String(), n.why.Error()
 		p.out.Unreadable = append(p.out.Unreadable, x)
 	}
+
 	slices.SortStableFunc(p.out.Unreadable, func(a, b UnreadablePoint) int {
 		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point))
 	})
@@ -126,13 +133,16 @@ func (out *Pruned) whyUnreadable(why error) string {
 			points = append(points, name)
 		}
 	}
+
 	whose := "a point"
 	if len(points) > 0 {
 		whose = strings.Join(points[:min(len(points), 3)], ", ")
 	}
+
 	if n := len(points) - 3; n > 0 {
 		whose += fmt.Sprintf(" and %d more", n)
 	}
+
 	return fmt.Sprintf("a part of the map of %s cannot be read, so that nobody knows what it needs (%v)", whose, why)
 }
 
@@ -148,18 +158,22 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 	if err != nil {
 		return scene{}, err
 	}
+
 	for range headTries {
 		sessions, unread, err := readSessions(ctx, p.repo)
 		if err != nil {
 			return scene{}, err
 		}
+
 		again, err := readHeads(ctx, p.repo)
 		if err != nil {
 			return scene{}, err
 		}
+
 		if err := p.refuseRollback(ctx, again); err != nil {
 			return scene{}, err
 		}
+
 		now := scene{heads: again.good, damaged: again.bad, sessions: append(sessions, unread...)}
 		same := heads.same(again)
 		if same {
@@ -167,6 +181,7 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 				return scene{}, err
 			}
 		}
+
 		if same {
 			if len(unread) > 0 {
 				p.out.KeptAll = "a session cannot be read, so that nobody knows what it needs"
@@ -175,8 +190,10 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 			p.out.Working = len(now.sessions)
 			return now, nil
 		}
+
 		heads = again
 	}
+
 	return scene{}, tooBusy()
 }
 
@@ -247,6 +264,7 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 			n.add(id)
 		}
 	}
+
 	if err := p.readNeeds(ctx, &n, func(id repo.ID, err error) error {
 		return p.unreadable(ctx, now, id, err)
 	}); err != nil {
@@ -260,6 +278,7 @@ func (p *pruner) needed(ctx context.Context, now scene) (need, error) {
 			n.add(id)
 		}
 	}
+
 	return n, p.readNeeds(ctx, &n, func(id repo.ID, err error) error {
 		if errs.Is(err, errs.NotFound) {
 			return nil
@@ -281,6 +300,7 @@ func (p *pruner) readNeeds(ctx context.Context, n *need, failed func(repo.ID, er
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -291,6 +311,7 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 	for i, d := range now.damaged {
 		damaged[d.id] = i
 	}
+
 	there := map[repo.ID]bool{}
 	for _, h := range now.heads {
 		if id, err := p.repo.HeadID(h.Head.Name); err == nil {
@@ -310,20 +331,24 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 		}
 		return err
 	}
+
 	err := readManifests(ctx, p.repo, unnamed, func(m repo.Manifest) {
 		id, err := p.repo.HeadID(m.Volume)
 		if err != nil || there[id] {
 			return
 		}
+
 		i, is := damaged[id]
 		if !is && now.works(m.Session) {
 			return // the first push of a volume, which is about to make its head
 		}
+
 		if !is {
 			i = len(p.out.Damaged)
 			damaged[id] = i
 			p.out.Damaged = append(p.out.Damaged, DamagedHead{Object: "heads/" + id.String(), Reason: "it is missing", id: id})
 		}
+
 		p.out.Damaged[i].Volume = m.Volume
 		n.manifests[m.ID] = true
 		n.uses(&m)
@@ -331,12 +356,15 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 	if err != nil {
 		return err
 	}
+
 	if err := p.readNeeds(ctx, n, unread); err != nil {
 		return err
 	}
+
 	if len(damaged) > 0 {
 		p.out.KeptAll = cmp.Or(p.out.KeptAll, kept)
 	}
+
 	return nil
 }
 
@@ -349,9 +377,11 @@ func (p *pruner) unreadable(ctx context.Context, now scene, id repo.ID, err erro
 			what = h.Head.Name + "@" + pt.Name
 		}
 	}
+
 	if k := errs.KindOf(err); k != errs.NotFound && k != errs.Damaged {
 		return err
 	}
+
 	return errs.New(errs.Damaged, opRemotePrune, what,
 		"its manifest cannot be read, so nobody knows what it needs, and nothing was deleted: %w", err).
 		WithHint("see %s; if the point is lost, remove it with %s, and prune again", errs.Run("verify"),

@@ -28,6 +28,7 @@ func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []rep
 				live += n.marks.needed(s.Segment, s.Bytes)
 			}
 		}
+
 		switch {
 		case needed:
 			p.out.UsedBytes += size
@@ -42,6 +43,7 @@ func (p *pruner) packGarbage(o objects, now scene, n need) (named, unnamed []rep
 			p.out.FreedBytes += size
 		}
 	}
+
 	return named, unnamed
 }
 
@@ -52,6 +54,7 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 	for s := range o.segments {
 		older[s] = true
 	}
+
 	for pk, named := range packsOf(*o) {
 		if _, there := o.moved.Packs[pk]; !there {
 			continue
@@ -69,6 +72,7 @@ func (p *pruner) checkCopies(ctx context.Context, o *objects, n need) error {
 			todo = append(todo, s)
 		}
 	}
+
 	slices.SortFunc(todo, compareSegment)
 	o.unsound = map[repo.Segment]bool{}
 	var mu sync.Mutex
@@ -89,21 +93,25 @@ func (p *pruner) lacks(o objects, n need) bool {
 	if len(o.moved.Damaged) > 0 {
 		return true
 	}
+
 	missing := func(s repo.Segment) bool {
 		_, there := o.segments[s]
 		_, moved := o.places[s]
 		return !there && !moved
 	}
+
 	for s := range n.segments {
 		if missing(s) {
 			return true
 		}
 	}
+
 	for s := range n.marks.segments {
 		if missing(s) {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -133,6 +141,7 @@ func (p *pruner) removePacks(ctx context.Context, named, unnamed []repo.Pack) er
 	if err != nil {
 		return err
 	}
+
 	return eachOf(ctx, named, func(ctx context.Context, pk repo.Pack) error { return p.repo.DeletePack(ctx, pk) })
 }
 
@@ -163,17 +172,20 @@ func staleTables(m repo.Moved, o objects, n need) (out []repo.Table) {
 	for pk := range m.Packs {
 		live[pk.Table()] = true
 	}
+
 	places := m.Places()
 	only := func(s repo.SegmentState) bool {
 		_, there := o.segments[s.Segment]
 		_, moved := places[s.Segment]
 		return n.has(s.Segment) && !there && !moved
 	}
+
 	for t, packs := range m.Tables {
 		tells := slices.ContainsFunc(packs, func(p repo.MovedPack) bool { return slices.ContainsFunc(p.Segments, only) })
 		if len(packs) > 0 && !live[t] && !tells {
 			out = append(out, t)
 		}
 	}
+
 	return out
 }

@@ -19,12 +19,14 @@ func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 	for _, h := range now.heads {
 		count += h.Head.Count()
 	}
+
 	now.manifests = make([]repo.ID, 0, count)
 	for _, h := range now.heads {
 		fault, err := p.named(ctx, h.Head, now)
 		if err != nil {
 			return false, err
 		}
+
 		if fault == nil {
 			good = append(good, h)
 			continue
@@ -37,14 +39,17 @@ func (p *pruner) readPoints(ctx context.Context, now *scene) (bool, error) {
 		if err != nil || is.WriteID != h.Head.WriteID {
 			return false, nil
 		}
+
 		id, err := p.repo.HeadID(h.Head.Name)
 		if err != nil {
 			return false, err
 		}
+
 		now.damaged = append(now.damaged, DamagedHead{
 			Object: fault.Page.Object(), Volume: h.Head.Name, Reason: fault.Error(), id: id, err: fault,
 		})
 	}
+
 	now.heads = good
 	return true, nil
 }
@@ -61,12 +66,15 @@ func (p *pruner) named(ctx context.Context, h repo.Head, now *scene) (*pageFault
 			now.manifests = append(now.manifests, pt.Manifest)
 		}
 	}
+
 	for _, pt := range h.Recent {
 		now.manifests = append(now.manifests, pt.Manifest)
 	}
+
 	if len(bad) > 0 {
 		return bad[0], nil
 	}
+
 	return nil, nil
 }
 
@@ -86,17 +94,20 @@ func (p *pruner) removePages(ctx context.Context, listed []repo.ID, now scene) e
 	if len(p.out.Damaged) > 0 {
 		return nil // who names them is not known
 	}
+
 	named := map[repo.ID]bool{}
 	for _, h := range now.heads {
 		for _, page := range h.Head.Pages {
 			named[page.ID] = true
 		}
 	}
+
 	writing := slices.ContainsFunc(now.sessions, func(s repo.SessionState) bool { return s.Session.Kind == repo.Push })
 	return eachOf(ctx, listed, func(ctx context.Context, id repo.ID) error {
 		if named[id] {
 			return nil
 		}
+
 		if writing { // a session may be about to commit a head that names it
 			session, err := p.repo.PageSession(ctx, id)
 			if broken(err) && !errs.Is(err, errs.NotFound) {
@@ -109,6 +120,7 @@ func (p *pruner) removePages(ctx context.Context, listed []repo.ID, now scene) e
 				return nil
 			}
 		}
+
 		return p.repo.DeletePage(ctx, id)
 	})
 }

@@ -36,13 +36,16 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 			v.parent[pt.Manifest] = pt.Parent
 		}
 	}
+
 	if len(bad) > 0 {
 		return nil, bad[0]
 	}
+
 	newest, _, err := p.repo.Newest(ctx, h)
 	if err != nil {
 		return nil, err
 	}
+
 	v.newest = newest.Seq
 	v.keep = p.Policy.keeps(v.points, v.newest, h.Golden)
 	if len(p.Names) > 0 && !slices.Contains(p.Names, h.Name) {
@@ -50,6 +53,7 @@ func (p *pruner) readVolume(ctx context.Context, h repo.Head) (*prunedVolume, er
 			v.keep[i] = true
 		}
 	}
+
 	return v, nil
 }
 
@@ -73,6 +77,7 @@ func (p *pruner) retire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if p.AcceptRollback {
 		err = p.acceptRollback(ctx, all)
 	} else {
@@ -81,9 +86,11 @@ func (p *pruner) retire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if err := p.witness.see(ctx, all); err != nil {
 		return err
 	}
+
 	for _, n := range p.Names {
 		if all.isBad(p.repo, n) {
 			return damagedVolume(opRemotePrune, n, errs.New(errs.Damaged, "", "", "it is damaged"))
@@ -110,12 +117,14 @@ func (p *pruner) retire(ctx context.Context) error {
 		}
 		volumes = append(volumes, v)
 	}
+
 	keepParents(volumes)
 	for _, v := range volumes {
 		if err := p.retireOf(ctx, v); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -125,9 +134,11 @@ func keepParents(volumes []*prunedVolume) {
 	for _, v := range volumes {
 		maps.Copy(parent, v.parent)
 	}
+
 	if len(parent) == 0 {
 		return
 	}
+
 	needed := map[repo.ID]bool{}
 	for _, v := range volumes {
 		for i, pt := range v.points {
@@ -139,6 +150,7 @@ func keepParents(volumes []*prunedVolume) {
 			}
 		}
 	}
+
 	for _, v := range volumes {
 		for i, pt := range v.points {
 			v.keep[i] = v.keep[i] || needed[pt.manifest]
@@ -155,6 +167,7 @@ func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
 		p.noteRetired(v.head.Name, gone)
 		return nil
 	}
+
 	planned := v.write
 	name := v.head.Name
 	left, err := changePoints(ctx, p.repo, opRemotePrune, name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
@@ -166,14 +179,17 @@ func (p *pruner) retireOf(ctx context.Context, v *prunedVolume) error {
 			}
 			planned = h.WriteID
 		}
+
 		if len(gone) == 0 && !h.Fragmented() {
 			return false, nil
 		}
+
 		return true, withoutPoints(ctx, h, pages, gone)
 	})
 	if err != nil {
 		return err
 	}
+
 	p.noteRetired(name, gone)
 	p.out.Kept += left.Count()
 	return nil
@@ -184,14 +200,17 @@ func (p *pruner) stillGoing(ctx context.Context, h repo.Head, gone []retained) (
 	if h.Gone {
 		return nil, nil
 	}
+
 	now, err := p.readVolume(ctx, h)
 	if err != nil {
 		return nil, err
 	}
+
 	planned := map[repo.ID]bool{}
 	for _, pt := range gone {
 		planned[pt.manifest] = true
 	}
+
 	left, _ := now.going()
 	return slices.DeleteFunc(left, func(pt retained) bool { return !planned[pt.manifest] }), nil
 }
@@ -210,6 +229,7 @@ func withoutPoints(ctx context.Context, h *repo.Head, pages repo.PagePutter, gon
 		})
 		return i
 	}
+
 	has := func(seq uint64) bool { i := from(seq); return i < len(gone) && gone[i].seq == seq }
 	touched := func(x repo.PointPage) bool { i := from(x.First); return i < len(gone) && gone[i].seq <= x.Last }
 	return pages.Edit(ctx, h, touched, func(points []repo.Point) []repo.Point {

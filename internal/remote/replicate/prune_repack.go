@@ -45,6 +45,7 @@ func (p *pruner) units(o objects, now scene, n need) (out []unit) {
 		}
 		out = append(out, unit{segment: s, size: size, live: n.marks.needed(s, size), parts: []repo.Segment{s}})
 	}
+
 	packs := map[repo.Pack]*unit{}
 	for s, at := range o.places {
 		if !n.marks.has(s) {
@@ -58,11 +59,13 @@ func (p *pruner) units(o objects, now scene, n need) (out []unit) {
 		u.live += n.marks.needed(s, at.Bytes)
 		u.parts = append(u.parts, s)
 	}
+
 	for _, u := range packs {
 		u.live = min(u.live, u.size)
 		slices.SortFunc(u.parts, compareSegment)
 		out = append(out, *u)
 	}
+
 	return out
 }
 
@@ -86,11 +89,13 @@ func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 			packs = append(packs, u)
 		}
 	}
+
 	return eachOf(ctx, packs, func(ctx context.Context, u *unit) error {
 		parts := map[repo.Segment]bool{}
 		for _, s := range u.parts {
 			parts[s] = true
 		}
+
 		live, err := p.repo.PackShare(ctx, repo.PackState{Pack: u.pack, Bytes: u.size}, func(f repo.Frame) repo.BlockSet {
 			if !parts[f.Segment] {
 				return repo.BlockSet{}
@@ -100,6 +105,7 @@ func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 		if err != nil && !broken(err) {
 			return err
 		}
+
 		mu.Lock()
 		defer mu.Unlock()
 		if err == nil && live > u.live {
@@ -107,6 +113,7 @@ func (p *pruner) weighPacks(ctx context.Context, all []unit, n need) error {
 			p.out.PartlyUsedBytes = max(0, p.out.PartlyUsedBytes-(live-u.live))
 			u.live = live
 		}
+
 		return nil
 	})
 }
@@ -122,6 +129,7 @@ func choose(all []unit, most int64) []unit {
 			small++
 		}
 	}
+
 	slices.SortFunc(all, func(a, b unit) int {
 		return cmp.Or(
 			cmp.Compare(float64(a.live)/float64(a.size), float64(b.live)/float64(b.size)),
@@ -144,6 +152,7 @@ func choose(all []unit, most int64) []unit {
 		stored -= u.size - u.live
 		out = append(out, u)
 	}
+
 	if len(out) == 1 && out[0].live == out[0].size { // it would only be written again
 		return nil
 	}
@@ -161,13 +170,16 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 			return err
 		}
 	}
+
 	if p.MaxRepack == 0 || n.marks.exact() != nil || len(o.moved.Damaged) > 0 {
 		return nil
 	}
+
 	chosen := choose(units, p.MaxRepack)
 	if len(chosen) == 0 {
 		return nil
 	}
+
 	if p.DryRun {
 		for _, u := range chosen {
 			p.out.repacked(u.size, u.live)
@@ -182,9 +194,11 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 	if err != nil {
 		return err
 	}
+
 	if err := p.repo.Upgrade(ctx); err != nil {
 		return err
 	}
+
 	if now, verr := p.repo.Version(); verr != nil || now != version && p.out.Working > 0 {
 		return verr
 	}
@@ -195,15 +209,18 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 	if err != nil {
 		return err
 	}
+
 	x := &repacker{pruner: p, marks: n.marks, session: l.id, places: o.places}
 	err = x.run(sctx, chosen)
 	if cause := context.Cause(sctx); errors.Is(cause, errEnded) {
 		err = errs.New(errs.Conflict, opRemotePrune, "", "another prune ended this one, as it gave no sign of life").
 			WithHint("run it again")
 	}
+
 	if eerr := l.end(ctx); err == nil {
 		err = eerr
 	}
+
 	return err
 }
 
@@ -242,6 +259,7 @@ func (x *repacker) run(ctx context.Context, units []unit) error {
 	for _, u := range units {
 		total += u.size
 	}
+
 	x.Tracker.Start("repacking", int64(len(units)), total)
 	for _, u := range units {
 		if err := x.move(ctx, u); err != nil {
@@ -249,6 +267,7 @@ func (x *repacker) run(ctx context.Context, units []unit) error {
 		}
 		x.Tracker.Add(1, u.size)
 	}
+
 	return x.commit(ctx)
 }
 
@@ -267,10 +286,12 @@ func (x *repacker) move(ctx context.Context, u unit) error {
 	if err != nil {
 		return err
 	}
+
 	has := map[repo.Segment][]repo.Frame{}
 	for _, s := range src.Segments() {
 		has[s.Segment] = s.Frames
 	}
+
 	whole := true
 	for _, s := range u.parts {
 		if !x.marks.within(s, has[s]) {
@@ -286,6 +307,7 @@ func (x *repacker) move(ctx context.Context, u unit) error {
 			return err
 		}
 	}
+
 	x.sources = append(x.sources, source{u, whole})
 	return nil
 }
@@ -301,10 +323,12 @@ func (x *repacker) add(ctx context.Context, src *repo.Source, s repo.Segment, ge
 			}
 			x.n++
 		}
+
 		ok, err := x.pack.Add(src, s, keep)
 		if err != nil {
 			return err
 		}
+
 		if ok {
 			x.gen = max(x.gen, gen)
 			if x.pack.Bytes() >= repo.SegmentBytes {
@@ -312,10 +336,12 @@ func (x *repacker) add(ctx context.Context, src *repo.Source, s repo.Segment, ge
 			}
 			return nil
 		}
+
 		if err := x.closePack(ctx); err != nil {
 			return err
 		}
 	}
+
 	return errs.New(errs.Damaged, "repack", s.String(), "what is needed of it does not fit into a pack")
 }
 
@@ -325,14 +351,17 @@ func (x *repacker) closePack(ctx context.Context) error {
 	if w == nil {
 		return nil
 	}
+
 	x.pack = nil
 	object, err := w.Finish(x.gen + 1)
 	if err != nil || object == nil {
 		return err
 	}
+
 	if err := x.repo.PutPack(ctx, w.Pack(), object); err != nil {
 		return err
 	}
+
 	x.written = append(x.written, repo.MovedPack{
 		Pack: w.Pack(), Generation: x.gen + 1, Bytes: int64(len(object)), Segments: w.Segments(),
 	})
@@ -340,6 +369,7 @@ func (x *repacker) closePack(ctx context.Context) error {
 	if w.Pack().N%repo.PacksPerTable == repo.PacksPerTable-1 {
 		return x.commitTable(ctx)
 	}
+
 	return nil
 }
 
@@ -360,6 +390,7 @@ func (x *repacker) commitTable(ctx context.Context) error {
 	if len(x.written) == 0 {
 		return nil
 	}
+
 	packs := x.written
 	x.written = nil
 	table := packs[0].Table()
@@ -376,6 +407,7 @@ func (x *repacker) commitTable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	for _, m := range packs {
 		x.out.Packs++
 		x.out.repacked(0, m.Bytes)
@@ -383,6 +415,7 @@ func (x *repacker) commitTable(ctx context.Context) error {
 			x.places[s.Segment] = repo.Place{Pack: m.Pack, Generation: m.Generation, PackBytes: m.Bytes, Bytes: s.Bytes}
 		}
 	}
+
 	return x.deleteSources(ctx)
 }
 
@@ -398,11 +431,13 @@ func (x *repacker) deleteSources(ctx context.Context) error {
 			gone = append(gone, s)
 		}
 	}
+
 	x.sources = left
 	for _, s := range gone {
 		x.out.repacked(s.size, 0)
 		x.out.RepackedObjects++
 	}
+
 	return eachOf(ctx, gone, func(ctx context.Context, s source) error {
 		if s.isPack() {
 			return x.repo.DeletePack(ctx, s.pack)
@@ -428,6 +463,7 @@ func (k *marker) within(s repo.Segment, frames []repo.Frame) bool {
 	if m == nil {
 		return false
 	}
+
 	at := maps.Collect(func(yield func(uint32, repo.Frame) bool) {
 		for _, f := range frames {
 			if !yield(f.Index, f) {
@@ -435,12 +471,14 @@ func (k *marker) within(s repo.Segment, frames []repo.Frame) bool {
 			}
 		}
 	})
+
 	for _, f := range m.frames {
 		has, there := at[f.index]
 		if !there || has.Stored != f.stored || uint32(has.Blocks()) != f.total {
 			return false
 		}
 	}
+
 	return true
 }
 

@@ -18,6 +18,7 @@ func (p *pruner) endSessions(ctx context.Context) error {
 	if p.DryRun {
 		return nil
 	}
+
 	before, v, err := p.repo.Seen(ctx)
 	if errs.Is(err, errs.Damaged) {
 		// It only makes prunes patient: they begin anew.
@@ -26,15 +27,18 @@ func (p *pruner) endSessions(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	sessions, unread, err := readSessions(ctx, p.repo)
 	if err != nil {
 		return err
 	}
+
 	damaged := map[repo.ID]bool{}
 	for _, s := range unread {
 		damaged[s.Session.ID] = true
 		sessions = append(sessions, s)
 	}
+
 	now := time.Now().UTC()
 	var seen repo.Seen
 	for _, s := range sessions {
@@ -44,31 +48,38 @@ func (p *pruner) endSessions(ctx context.Context) error {
 			seen.Sessions = append(seen.Sessions, now)
 			continue
 		}
+
 		first := before.Sessions[i]
 		if first.At.After(now.At.Add(max(0, p.Patience))) {
 			first.At = now.At // the clock of whoever wrote that was ahead
 		}
+
 		if now.At.Sub(first.At) < p.Patience {
 			seen.Sessions = append(seen.Sessions, first)
 			continue
 		}
+
 		if damaged[s.Session.ID] { // nobody knows which heads it may commit to
 			if s.Session.Heads, err = headNames(ctx, p.repo); err != nil {
 				return err
 			}
 		}
+
 		if ended, err := p.fence(ctx, s, sessions); err != nil {
 			return err
 		} else if !ended {
 			seen.Sessions = append(seen.Sessions, first)
 			continue
 		}
+
 		p.out.Ended = append(p.out.Ended, workOf(s.Session))
 	}
+
 	// Another prune may have written it meanwhile: then that one's count holds.
 	if _, err := p.repo.PutSeen(ctx, seen, v); err != nil && !errs.Is(err, errs.Conflict) {
 		return err
 	}
+
 	return nil
 }
 
@@ -95,6 +106,7 @@ func (p *pruner) fence(ctx context.Context, s repo.SessionState, all []repo.Sess
 		}
 		return true
 	}
+
 	for _, name := range s.Session.Heads {
 		for try := 0; ; try++ {
 			_, err := changeHead(ctx, p.repo, opRemotePrune, name, func(h *repo.Head) (bool, error) { return add(h), nil })
@@ -115,9 +127,11 @@ func (p *pruner) fence(ctx context.Context, s repo.SessionState, all []repo.Sess
 			if err != nil {
 				return false, err
 			}
+
 			break
 		}
 	}
+
 	return true, p.repo.DropSession(ctx, s)
 }
 
@@ -131,6 +145,7 @@ func (p *pruner) isLost(ctx context.Context, volume string, sessions []repo.Sess
 		}
 		all = append(all, id)
 	}
+
 	now := scene{sessions: sessions}
 	err = readManifests(ctx, p.repo, all, func(m repo.Manifest) {
 		lost = lost || m.Volume == volume && !now.works(m.Session)
@@ -141,5 +156,6 @@ func (p *pruner) isLost(ctx context.Context, volume string, sessions []repo.Sess
 		lost = lost || !errs.Is(err, errs.NotFound)
 		return nil
 	})
+
 	return lost, err
 }

@@ -101,14 +101,17 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 	if p.local.IsZero() {
 		p.local = name
 	}
+
 	if q.TakeOver && q.Ref.At != "" {
 		return Pulled{}, errs.New(errs.Invalid, opPull, q.Ref.String(), "only a volume can be taken over, not a point of it").
 			WithHint("leave out @%s: the newest point is pulled", q.Ref.At)
 	}
+
 	p.out.Volume, p.out.Origins, p.out.Notes = q.Ref.Name, []string{}, []string{}
 	if err := p.run(ctx); err != nil {
 		return Pulled{}, errs.Wrap(opPull, q.Ref.String(), err)
 	}
+
 	p.out.ReadBytes, p.out.WrittenBytes = p.read.Load(), p.written.Load()
 	p.out.Seconds = time.Since(start).Seconds()
 	return p.out, nil
@@ -119,51 +122,65 @@ func (p *puller) run(ctx context.Context) error {
 	if err := p.known(ctx); err != nil { // before the head is read: see headMemory
 		return err
 	}
+
 	h, _, err := p.repo.Head(ctx, p.Ref.Name)
 	if err != nil {
 		return noVolume(err, p.repo, opPull, p.Ref.Name)
 	}
+
 	if why := headMemory(p.heads).older(&h, true); why != "" {
 		p.note("%s", why)
 	}
+
 	pt, err := pointOf(ctx, p.repo, h, opPull, p.Ref)
 	if err != nil {
 		return err
 	}
+
 	if err := p.recognise(ctx, h, pt); err != nil {
 		return err
 	}
+
 	here, err := p.lookHere(ctx, p.local)
 	if err != nil {
 		return err
 	}
+
 	if err := p.admit(h, pt, here); err != nil {
 		return err
 	}
+
 	if p.TakeOver {
 		if err := p.canReceive(ctx, h, pt, here); err != nil {
 			return err
 		}
+
 		if h, err = p.takeOver(ctx); err != nil {
 			return err
 		}
+
 		if pt, err = pointOf(ctx, p.repo, h, opPull, p.Ref); err != nil {
 			return err
 		}
+
 		if err := p.admit(h, pt, here); err != nil { // it was pushed to just before
 			return err
 		}
+
 		if pt.Content == repo.Tree && !p.e.Caps().Supports(driver.Native) {
 			p.note("this pool keeps trees of files as images: what it pushes, only pools of images can pull")
 		}
 	}
+
 	p.out.Point, p.out.Epoch = pt.Name, h.Epoch
 	if here.has(p.links[pt.Manifest]) {
 		return p.nothingToDo(ctx, h, pt)
 	}
+
 	if err := p.fetch(ctx, h, pt, here); err != nil {
 		return err
 	}
+
 	return p.claimLineage(ctx, h)
 }
 
@@ -174,21 +191,25 @@ func (p *puller) known(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	p.links, p.heads = map[repo.ID]driver.ObjectID{}, map[string]engine.RemoteHead{}
 	for _, l := range links {
 		if m, err := repo.ParseID(l.Manifest); err == nil {
 			p.links[m] = l.Object
 		}
 	}
+
 	for m, o := range p.mine {
 		if _, linked := p.links[m]; !linked {
 			p.links[m] = o
 		}
 	}
+
 	heads, err := p.e.RemoteHeads(ctx, id)
 	for _, h := range heads {
 		p.heads[h.Name] = h
 	}
+
 	return err
 }
 
@@ -201,6 +222,7 @@ func (p *puller) recognise(ctx context.Context, h repo.Head, pt repo.Point) erro
 		if _, linked := p.links[x.Manifest]; linked {
 			continue
 		}
+
 		o, err := p.e.PointByID(ctx, driver.ObjectID(x.Source))
 		switch {
 		case errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid):
@@ -213,14 +235,17 @@ func (p *puller) recognise(ctx context.Context, h repo.Head, pt repo.Point) erro
 		case err != nil:
 			return err
 		}
+
 		if o.ID == "" {
 			continue
 		}
 		if p.mine == nil {
 			p.mine = map[repo.ID]driver.ObjectID{}
 		}
+
 		p.mine[x.Manifest], p.links[x.Manifest] = o.ID, o.ID
 	}
+
 	return nil
 }
 
@@ -248,6 +273,7 @@ func (p *puller) samePoints(ctx context.Context, head string) (sameHere, error) 
 	if lineage == "" {
 		return out, nil
 	}
+
 	for _, id := range p.links {
 		o, err := p.e.PointByID(ctx, id)
 		if errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid) {
@@ -260,6 +286,7 @@ func (p *puller) samePoints(ctx context.Context, head string) (sameHere, error) 
 			out[pointIdentity{o.Name, o.CreatedAt.UnixNano(), o.SizeBytes, string(o.FS), string(o.Consistency)}] = id
 		}
 	}
+
 	return out, nil
 }
 
@@ -320,6 +347,7 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 				WithHint("see %s", errs.Run("verify"))
 		}
 	}
+
 	switch {
 	case !here.exists || here.has(p.links[pt.Manifest]):
 		return nil
@@ -340,6 +368,7 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 			WithHint("to have both, pull it under another name with `%s`; else destroy the one here with %s, and pull again",
 				errs.Param("as", "NAME"), errs.Run("destroy", full))
 	}
+
 	return nil
 }
 
@@ -351,13 +380,16 @@ func (p *puller) canReceive(ctx context.Context, h repo.Head, pt repo.Point, her
 			return err
 		}
 	}
+
 	m, err := p.repo.Manifest(ctx, pt.Manifest)
 	if err != nil {
 		return err
 	}
+
 	if err := p.readsRaw(h, pt, m); err != nil {
 		return err
 	}
+
 	var begin []byte
 	if len(m.Stream) > 0 {
 		frames, err := p.repo.ReadFrames(ctx, m.Stream[:1])
@@ -366,6 +398,7 @@ func (p *puller) canReceive(ctx context.Context, h repo.Head, pt repo.Point, her
 		}
 		begin = frames[0]
 	}
+
 	return p.e.CanReceive(h.Name+"@"+pt.Name, driver.FS(m.FS), m.Content == repo.Tree, begin)
 }
 
@@ -399,14 +432,17 @@ func (p *puller) result(ctx context.Context, pt repo.Point) error {
 	if err != nil {
 		return err
 	}
+
 	what := p.local.Ref()
 	if point.Golden {
 		what.At = point.Name
 	}
+
 	d, err := p.e.Show(ctx, what)
 	if err != nil {
 		return err
 	}
+
 	p.out.Info, p.out.Snapshot = d.Info, point.Ref
 	return nil
 }
@@ -417,6 +453,7 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 	if err != nil {
 		return err
 	}
+
 	sctx, l, err := begin(ctx, p.repo, repo.Pull, nil, me, pt.Manifest)
 	switch {
 	case errs.Is(err, errs.Permission):
@@ -429,10 +466,12 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 		// What cannot be removed now, a prune ends.
 		defer func() { _ = l.end(ctx) }()
 	}
+
 	// Pinned first, then looked at again: now it stays.
 	if h, _, err = p.repo.Head(sctx, h.Name); err != nil {
 		return noVolume(err, p.repo, opPull, h.Name)
 	}
+
 	is, err := lists(sctx, p.repo, h, pt)
 	if err != nil {
 		return err
@@ -440,6 +479,7 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 	if !is {
 		return p.gone(pt)
 	}
+
 	d := dest{name: p.local, golden: h.Golden, exists: here.exists, update: here.exists}
 	info, err := p.point(sctx, h, pt, d, 0)
 	if err != nil {
@@ -452,6 +492,7 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 		}
 		return err
 	}
+
 	p.out.Info = info
 	return p.remember(ctx, h, pt)
 }
@@ -508,6 +549,7 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 	if err != nil || !p.TakeOver {
 		return err
 	}
+
 	lineage := string(here.lineage())
 	_, err = changeHead(ctx, p.repo, opPull, h.Name, func(now *repo.Head) (bool, error) {
 		if now.Epoch != h.Epoch || now.Writer.Pool != h.Writer.Pool {
@@ -523,10 +565,12 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 	if err != nil {
 		return err
 	}
+
 	newest, _, err := newestOf(ctx, p.repo, h)
 	if err != nil {
 		return err
 	}
+
 	return p.e.PutRemoteHead(ctx, engine.RemoteHead{
 		Repo: p.repo.ID().String(), Name: h.Name,
 		Lineage: here.lineage(), Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: newest.Manifest.String(),

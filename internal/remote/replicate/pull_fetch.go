@@ -80,6 +80,7 @@ func (x *restore) run(ctx context.Context) error {
 			}
 		})
 	})
+
 	for range fetchers {
 		g.Go(func() error {
 			for b := range hauls {
@@ -90,6 +91,7 @@ func (x *restore) run(ctx context.Context) error {
 			return nil
 		})
 	}
+
 	return g.Wait()
 }
 
@@ -103,6 +105,7 @@ func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 		window, bytes = window[:0], 0
 		return err
 	}
+
 	err := x.parts(ctx, func(m part) error {
 		for _, l := range changes(m.old, m.now) {
 			if l.Piece == nil {
@@ -117,14 +120,17 @@ func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 			window = append(window, want{l.Piece.Frame, l.Piece.Within, l.Offset, l.Length})
 			bytes += l.Length
 		}
+
 		if len(window) >= windowWant || bytes >= windowByte {
 			return flush()
 		}
+
 		return nil
 	})
 	if err != nil {
 		return err
 	}
+
 	return flush()
 }
 
@@ -156,6 +162,7 @@ func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
 		},
 		unlike: true,
 	}
+
 	return d.each(ctx, fn)
 }
 
@@ -180,13 +187,16 @@ func (x *restore) mixedParts(ctx context.Context, fn func(part) error) error {
 				x.read.Add(int64(p.Frame.Stored))
 			}
 		}
+
 		if len(m.old) == 0 && len(m.now) == 0 {
 			continue
 		}
+
 		if err := fn(m); err != nil {
 			return err
 		}
 	}
+
 	x.read.Add(cache.BytesRead())
 	return nil
 }
@@ -203,10 +213,12 @@ func (x *restore) pageParts(ctx context.Context, fn func(part) error) error {
 			}
 			n++
 		}
+
 		parts, err := x.pages(ctx, regions[:n])
 		if err != nil {
 			return err
 		}
+
 		regions = regions[n:]
 		for _, m := range parts {
 			if err := fn(m); err != nil {
@@ -214,6 +226,7 @@ func (x *restore) pageParts(ctx context.Context, fn func(part) error) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -235,6 +248,7 @@ func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
 			if m == nil {
 				continue
 			}
+
 			g.Go(func() error {
 				pieces, err := readRegion(ctx, x.repo, m, region)
 				if m == x.base && m != x.now && broken(err) {
@@ -243,18 +257,22 @@ func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
 				if err != nil {
 					return x.damaged(regionStart(region), regionEnd(region, m.SizeBytes)-regionStart(region), err)
 				}
+
 				if p, ok := findPage(m, region); ok {
 					x.read.Add(int64(p.Frame.Stored))
 				}
+
 				if m == x.now {
 					out[i].now = pieces
 				} else {
 					out[i].old = pieces
 				}
+
 				return nil
 			})
 		}
 	}
+
 	return out, g.Wait()
 }
 
@@ -277,6 +295,7 @@ func eachHaul(wants []want, send func(haul) error) error {
 		return cmp.Or(cmp.Compare(a.frame.Segment.N, b.frame.Segment.N), cmp.Compare(a.frame.Offset, b.frame.Offset),
 			cmp.Compare(a.offset, b.offset))
 	})
+
 	for len(wants) > 0 {
 		first := wants[0].frame
 		b := haul{frames: []repo.Frame{first}}
@@ -295,6 +314,7 @@ func eachHaul(wants []want, send func(haul) error) error {
 			b.frames = append(b.frames, f)
 			plain, end = plain+int64(f.Plain), max(end, last)
 		}
+
 		b.span = end - int64(first.Offset)
 		b.wants = slices.Clone(wants[:n]) // the window is used again
 		wants = wants[n:]
@@ -302,6 +322,7 @@ func eachHaul(wants []want, send func(haul) error) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -311,6 +332,7 @@ func (x *restore) fetch(ctx context.Context, b haul) error {
 	if err != nil {
 		return x.blame(ctx, b, err)
 	}
+
 	x.read.Add(b.span)
 	i := 0
 	for _, w := range b.wants {
@@ -326,6 +348,7 @@ func (x *restore) fetch(ctx context.Context, b haul) error {
 		}
 		x.tracker.Add(0, w.length)
 	}
+
 	return nil
 }
 
@@ -340,6 +363,7 @@ func (x *restore) write(b []byte, offset int64) error {
 		_, err := x.to.WriteAt(b[from:to], offset+int64(from))
 		return err
 	}
+
 	from := 0 // of what is to be written
 	for at := 0; at < len(b); {
 		n := zeros(b[at:])
@@ -347,17 +371,21 @@ func (x *restore) write(b []byte, offset int64) error {
 			at += max(n, min(repo.BlockBytes, len(b)-at))
 			continue
 		}
+
 		if err := put(from, at); err != nil {
 			return err
 		}
+
 		if x.base != nil {
 			if err := x.to.Zero(offset+int64(at), int64(n)); err != nil {
 				return err
 			}
 		}
+
 		at += n
 		from = at
 	}
+
 	return put(from, len(b))
 }
 
@@ -380,6 +408,7 @@ func (x *restore) blame(ctx context.Context, b haul, err error) error {
 	if k := errs.KindOf(err); k != errs.Damaged && k != errs.NotFound || ctx.Err() != nil {
 		return err
 	}
+
 	for _, f := range b.frames {
 		_, ferr := x.repo.ReadContents(ctx, []repo.Frame{f})
 		if ferr == nil {
@@ -391,6 +420,7 @@ func (x *restore) blame(ctx context.Context, b haul, err error) error {
 			}
 		}
 	}
+
 	return err // it could be read one by one: not for long, then
 }
 
@@ -444,6 +474,7 @@ func openStream(
 					break
 				}
 			}
+
 			some := frames[:n]
 			frames = frames[n:]
 			c := make(chan chunk, 1)
@@ -452,12 +483,14 @@ func openStream(
 			case <-ctx.Done():
 				return
 			}
+
 			go func() {
 				parts, err := r.ReadFrames(ctx, some)
 				c <- chunk{parts, err, int64(some[n-1].Offset+some[n-1].Stored) - int64(some[0].Offset)}
 			}()
 		}
 	}()
+
 	return s
 }
 
@@ -478,12 +511,14 @@ func (s *stream) Read(b []byte) (int, error) {
 	if s.err != nil {
 		return 0, s.err
 	}
+
 	n := copy(b, s.parts[0])
 	s.given.Add(int64(n))
 	s.tracker.Add(0, int64(n))
 	if s.parts[0] = s.parts[0][n:]; len(s.parts[0]) == 0 {
 		s.parts = s.parts[1:]
 	}
+
 	return n, nil
 }
 

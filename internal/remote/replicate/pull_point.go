@@ -31,33 +31,40 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d others",
 			maxDepth)
 	}
+
 	m, err := p.repo.Manifest(ctx, pt.Manifest)
 	if err != nil {
 		return engine.Info{}, err
 	}
+
 	if m.ID != pt.Manifest || m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS {
 		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest is of something else").
 			WithHint("see %s", errs.Run("verify"))
 	}
+
 	if err := p.readsRaw(h, pt, m); err != nil {
 		return engine.Info{}, err
 	}
+
 	q := engine.ReceiveRequest{
 		Volume: d.name, FS: driver.FS(m.FS), SizeBytes: m.SizeBytes, Sector: m.Sector, CreatedAt: m.CreatedAt,
 		Consistency: driver.Consistency(m.Consistency), OriginRef: pt.OriginRef, Tracker: p.Tracker,
 		Links: []engine.Link{{Repo: p.repo.ID().String(), Manifest: m.ID.String()}},
 	}
+
 	if m.Content.Chained() {
 		if q.Base, err = p.parent(ctx, h, m, &d, depth); err != nil {
 			return engine.Info{}, err
 		}
 	}
+
 	var base *repo.Manifest
 	if m.Content == repo.Block {
 		if base, q.Base, err = p.base(ctx, h, pt, &m, depth); err != nil {
 			return engine.Info{}, err
 		}
 	}
+
 	if d.golden {
 		q.Golden, q.Generation, q.Update = true, generationOf(pt), d.exists
 	} else {
@@ -66,14 +73,17 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		}
 		q.Update, q.SnapshotOnly = d.exists && d.update, d.exists && !d.update
 	}
+
 	if err := p.origin(ctx, &q, pt); err != nil {
 		return engine.Info{}, err
 	}
+
 	if depth == 0 && q.Base != "" {
 		if b, err := p.e.PointByID(ctx, q.Base); err == nil {
 			p.out.Base = b.Ref
 		}
 	}
+
 	var info engine.Info
 	if m.Content.Chained() {
 		total := int64(0)
@@ -95,11 +105,13 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		if base == nil {
 			total = m.Logical
 		}
+
 		q.Image = func(ctx context.Context, t engine.Target) error {
 			p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
 			x.to = t
 			return x.run(ctx)
 		}
+
 		info, err = p.e.Receive(ctx, q)
 		p.read.Add(x.read.Load())
 		p.written.Add(x.written.Load())
@@ -107,12 +119,15 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 	if err != nil {
 		return engine.Info{}, err
 	}
+
 	if err := p.known(ctx); err != nil {
 		return engine.Info{}, err
 	}
+
 	if m.Raw && depth == 0 {
 		p.noteKey(ctx, m.ID)
 	}
+
 	return info, nil
 }
 
@@ -146,6 +161,7 @@ func (p *puller) origin(ctx context.Context, q *engine.ReceiveRequest, pt repo.P
 	if !ok {
 		return nil
 	}
+
 	o, err := p.e.PointByID(ctx, id)
 	if errs.Is(err, errs.NotFound) {
 		return nil
@@ -153,10 +169,12 @@ func (p *puller) origin(ctx context.Context, q *engine.ReceiveRequest, pt repo.P
 	if err != nil {
 		return err
 	}
+
 	q.OriginRef, q.OriginID = o.Ref, o.ID
 	if o.Golden && !q.Golden {
 		q.BaseGolden, q.BaseGeneration = o.Volume, generationOf(repo.Point{Name: o.Name})
 	}
+
 	return nil
 }
 
@@ -168,6 +186,7 @@ func (p *puller) base(
 	if id := p.links[m.ID]; p.usable(ctx, id, m, m) {
 		return m, id, nil // the same, under another name
 	}
+
 	var best *repo.Manifest
 	var object driver.ObjectID
 	most := int64(0)
@@ -176,20 +195,24 @@ func (p *puller) base(
 		if !ok {
 			return
 		}
+
 		// What is linked is only a help: if its map cannot be read, it is none.
 		b, err := p.repo.Manifest(ctx, id)
 		if err != nil || !p.usable(ctx, o, &b, m) {
 			return
 		}
+
 		if n, err := p.shared(ctx, &b, m); err == nil && n > most {
 			best, object, most = &b, o, n
 		}
 	}
+
 	earlier, later := repo.ID{}, repo.ID{}
 	around, err := p.around(ctx, h, pt)
 	if err != nil {
 		return nil, "", err
 	}
+
 	for _, x := range around {
 		_, here := p.links[x.Manifest]
 		switch {
@@ -199,9 +222,11 @@ func (p *puller) base(
 			later = x.Manifest
 		}
 	}
+
 	try(earlier)
 	try(later)
 	try(pt.OriginID)
+
 	// Else what other volumes have that are here: it may have shared more with them.
 	enough := stored(m) - stored(m)/16
 	for _, id := range p.others(m, earlier, later, pt.OriginID) {
@@ -210,23 +235,29 @@ func (p *puller) base(
 		}
 		try(id)
 	}
+
 	if pt.OriginID.IsZero() || ctx.Err() != nil {
 		return best, object, ctx.Err()
 	}
+
 	if _, here := p.links[pt.OriginID]; here || p.NoOrigin {
 		return best, object, nil
 	}
+
 	oh, opt, err := p.findOrigin(ctx, pt)
 	if err != nil || opt.Manifest.IsZero() {
 		return best, object, err
 	}
+
 	if err := p.recognise(ctx, oh, opt); err != nil {
 		return nil, "", err
 	}
+
 	if _, here := p.links[pt.OriginID]; here {
 		try(pt.OriginID)
 		return best, object, nil
 	}
+
 	// It is worth bringing here if it has more in common than anything that is, and
 	// not next to nothing.
 	o, err := p.repo.Manifest(ctx, opt.Manifest)
@@ -237,6 +268,7 @@ func (p *puller) base(
 		}
 		return nil, "", err
 	}
+
 	n, err := p.shared(ctx, &o, m)
 	if err != nil {
 		return nil, "", err
@@ -244,9 +276,11 @@ func (p *puller) base(
 	if o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < stored(m)/16 {
 		return best, object, nil
 	}
+
 	if err := p.bring(ctx, oh, opt, depth+1); err != nil {
 		return nil, "", err
 	}
+
 	try(pt.OriginID)
 	return best, object, nil
 }
@@ -279,6 +313,7 @@ func (p *puller) others(m *repo.Manifest, tried ...repo.ID) []repo.ID {
 			out = append(out, id)
 		}
 	}
+
 	out = slices.DeleteFunc(out, func(id repo.ID) bool {
 		_, here := p.links[id]
 		return !here || slices.Contains(tried, id)
@@ -304,16 +339,19 @@ func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo
 			return repo.Head{}, repo.Point{}, err
 		}
 	}
+
 	oh, _, err := p.repo.Head(ctx, pt.OriginVol)
 	if err != nil && !broken(err) {
 		return oh, repo.Point{}, err
 	}
+
 	if err == nil && !oh.Gone {
 		x, is, err := findPoint(ctx, p.repo, oh, nil, func(x repo.Point) bool { return x.Manifest == pt.OriginID })
 		if is || err != nil {
 			return oh, x, err
 		}
 	}
+
 	p.note("%s, from which it was cloned, is not in the remote any more: what they have in common is not shared here",
 		pt.OriginRef)
 	return oh, repo.Point{}, nil
@@ -325,17 +363,21 @@ func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth in
 	if err != nil {
 		return err
 	}
+
 	if _, err := p.point(ctx, h, pt, d, depth); err != nil {
 		return err
 	}
+
 	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
 	if err != nil {
 		return err
 	}
+
 	p.out.Origins = append(p.out.Origins, point.Ref)
 	if p.heads[h.Name].Lineage == point.Lineage || d.exists && !h.Golden {
 		return nil
 	}
+
 	err = p.e.PutRemoteHead(ctx, engine.RemoteHead{
 		Repo: p.repo.ID().String(), Name: h.Name,
 		Lineage: point.Lineage, Epoch: h.Epoch, NextSeq: h.NextSeq, Manifest: pt.Manifest.String(),
@@ -343,6 +385,7 @@ func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth in
 	if err != nil {
 		return err
 	}
+
 	return p.known(ctx)
 }
 
@@ -357,14 +400,17 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 		case i > 1:
 			name = fmt.Sprintf("%s.%s-%d", h.Name, p.remote, i)
 		}
+
 		free, err := ref.ParseName(opPull, name)
 		if err != nil || i > 1000 {
 			return dest{}, errs.New(errs.Exists, opPull, h.Name, "no name is free for what the volume was cloned from").
 				WithHint("free the name %s, or use %s", h.Name, errs.Param("no-origin"))
 		}
+
 		if free == p.local {
 			continue // that is for what was asked for
 		}
+
 		l, err := p.lookHere(ctx, free)
 		switch {
 		case err != nil:
@@ -374,6 +420,7 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 		case l.named(pt.Name) || len(l.points) == 0 || l.points[0].Golden != h.Golden:
 			continue
 		}
+
 		is, err := p.fromHere(ctx, l, h)
 		if err != nil {
 			return dest{}, err
@@ -402,16 +449,19 @@ func (p *puller) parent(
 	if m.Parent.IsZero() {
 		return "", nil
 	}
+
 	if id, ok := p.links[m.Parent]; ok {
 		if _, err := p.e.PointByID(ctx, id); err == nil {
 			return id, nil
 		}
 	}
+
 	// As long as the stream is there, so is its parent, whether or not a head names it.
 	pm, err := p.repo.Manifest(ctx, m.Parent)
 	if err != nil {
 		return "", err
 	}
+
 	pt := repo.Point{
 		Name: pm.Point, Manifest: pm.ID, Content: pm.Content, FS: pm.FS, SizeBytes: pm.SizeBytes, CreatedAt: pm.CreatedAt,
 		Consistency: pm.Consistency, Parent: pm.Parent,
@@ -419,6 +469,7 @@ func (p *puller) parent(
 	if pm.Origin != nil {
 		pt.OriginRef, pt.OriginVol, pt.OriginID = pm.Origin.Ref, pm.Origin.Volume, pm.Origin.Manifest
 	}
+
 	if pm.Volume != h.Name {
 		oh, _, err := p.repo.Head(ctx, pm.Volume)
 		if errs.Is(err, errs.NotFound) {
@@ -429,17 +480,21 @@ func (p *puller) parent(
 		}
 		return p.links[m.Parent], err
 	}
+
 	// The same volume: it is made of its oldest state, and goes on from there; or
 	// it is here, and the states on the way become snapshots of it.
 	pd := *d
 	if d.exists && !d.golden {
 		pd.update = false
 	}
+
 	if _, err := p.point(ctx, h, pt, pd, depth+1); err != nil {
 		return "", err
 	}
+
 	if !d.exists {
 		d.exists, d.update = true, true
 	}
+
 	return p.links[m.Parent], nil
 }

@@ -27,10 +27,12 @@ func (p *puller) shared(ctx context.Context, a, b *repo.Manifest) (n int64, err 
 		}
 		return n, nil
 	}
+
 	key := [2]repo.ID{a.ID, b.ID}
 	if n, known := p.sharedBytes[key]; known {
 		return n, nil
 	}
+
 	differ, err := differing(ctx, p.repo, a, b)
 	if err != nil && !broken(err) {
 		return 0, err
@@ -41,6 +43,7 @@ func (p *puller) shared(ctx context.Context, a, b *repo.Manifest) (n int64, err 
 	if p.sharedBytes == nil {
 		p.sharedBytes = map[[2]repo.ID]int64{}
 	}
+
 	p.sharedBytes[key] = n
 	return n, nil
 }
@@ -61,10 +64,12 @@ func differing(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64,
 		}
 		return nil
 	}
+
 	if a.Version != b.Version { // once, after an upgrade
 		x := &restore{repo: r, base: a, now: b}
 		return n, x.parts(ctx, add)
 	}
+
 	read := 0
 	d := &treeDiff{
 		nodes: func(ctx context.Context, nodes []repo.NodeAt) ([]repo.ReadNode, error) {
@@ -76,13 +81,16 @@ func differing(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64,
 		old: a, now: b,
 		broken: func(_ repo.NodeAt, _ bool, err error) error { return err },
 	}
+
 	if err = d.each(ctx, add); !errors.Is(err, errEnough) {
 		return n, err
 	}
+
 	for _, p := range d.todo {
 		if n += p.now.node.Bytes / 2; p.now.node.IsZero() {
 			n += pageLogical(p.now.pieces) / 2
 		}
 	}
+
 	return n, nil
 }

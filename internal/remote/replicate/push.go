@@ -87,6 +87,7 @@ func (p *pusher) target(ctx context.Context, t target) error {
 	if err != nil {
 		return err
 	}
+
 	defer j.close()
 
 	// 2. The head is read, and this pool may write it.
@@ -94,9 +95,11 @@ func (p *pusher) target(ctx context.Context, t target) error {
 	if err != nil {
 		return err
 	}
+
 	if err := cmp.Or(p.mayWrite(head), p.notOlder(head)); err != nil {
 		return err
 	}
+
 	if !t.volume {
 		pt, err := p.e.Point(ctx, t.ref)
 		if err != nil {
@@ -124,6 +127,7 @@ func (p *pusher) target(ctx context.Context, t target) error {
 	if err != nil {
 		return err
 	}
+
 	return (&pointPush{p: p, pt: pt, name: name, head: head, j: j, took: true, begun: begun}).push(ctx)
 }
 
@@ -156,10 +160,12 @@ func (x *pointPush) push(ctx context.Context) error {
 		}
 		err = named(err, x.pt)
 	}
+
 	if x.out.Manifest != "" {
 		x.out.Seconds = time.Since(x.begun).Seconds()
 		x.p.pushed = append(x.p.pushed, x.out)
 	}
+
 	return err
 }
 
@@ -190,6 +196,7 @@ func (x *pointPush) try(ctx context.Context) error {
 	// 9. The content is open, and compared with the base as far as that costs little.
 	unchanged, err := x.content.open(ctx)
 	defer x.content.close()
+
 	if err != nil {
 		return err
 	}
@@ -203,6 +210,7 @@ func (x *pointPush) try(ctx context.Context) error {
 	if err := x.journalPlan(); err != nil {
 		return err
 	}
+
 	leased, l := newLease(ctx, x.p.repo, x.session)
 	l.note = x.j.token
 	x.lease = l
@@ -239,18 +247,22 @@ func (x *pointPush) finishIfThere(ctx context.Context) (bool, error) {
 	if x.links, err = x.p.links(ctx); err != nil {
 		return false, err
 	}
+
 	at, there, err := x.p.alreadyThere(ctx, x.head, x.pt, x.links)
 	if err != nil || !there {
 		return false, err
 	}
+
 	gone, err := x.p.lostOf(ctx, at.Manifest)
 	if err != nil {
 		return false, err
 	}
+
 	if gone.any() || x.p.q.Full || x.p.otherForm(at) {
 		x.lost = len(gone.segments)
 		return false, x.p.again(ctx, x, at)
 	}
+
 	x.out = x.result(at)
 	x.out.Unchanged, x.out.Resumed = !x.goOn, x.goOn
 	end := func(ctx context.Context) error { return x.p.endPlanned(ctx, x.j) }
@@ -288,6 +300,7 @@ func (x *pointPush) findBase(ctx context.Context) error {
 		x.base = base{}
 		return nil
 	}
+
 	x.base, x.origin = base{}, nil
 	if x.attempt == baseAttempts-1 {
 		return nil
@@ -297,10 +310,12 @@ func (x *pointPush) findBase(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	x.origin = origin
 	if x.base, err = x.p.intactBase(ctx, x, b); err == nil && x.damaged {
 		x.base.object, x.base.newest = "", false
 	}
+
 	return err
 }
 
@@ -310,12 +325,14 @@ func (x *pointPush) journalPlan() error {
 		x.session = x.resume.Session
 		return nil
 	}
+
 	x.session = x.p.repo.NewSession(repo.Push, []string{x.name}, x.p.me)
 	x.session.Token = repo.NewID()
 	id := x.base.point.Manifest
 	if !id.IsZero() {
 		x.session.Pins = []repo.ID{id}
 	}
+
 	return x.j.replan(plan{
 		Snapshot: x.pt.Ref, Session: x.session.ID, Token: x.session.Token, Object: string(x.pt.ID), Took: x.took,
 		Base: string(x.base.object),
@@ -345,6 +362,7 @@ func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	head, listed, err := x.p.verify(gctx, x, x.base)
 	if err != nil {
 		return err
@@ -352,6 +370,7 @@ func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
 	if !listed {
 		return errBaseGone
 	}
+
 	x.head = head
 	return nil
 }
@@ -365,15 +384,18 @@ func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 		Source: string(pt.ID), Session: x.session.ID, Parent: x.base.point.Manifest, Origin: x.origin,
 		Added: x.stats.uploaded.Load(),
 	}
+
 	if err := x.content.describe(m); err != nil {
 		return nil, err
 	}
+
 	x.wrote = true
 	if m.Version == 2 { // programs that do not know such manifests must not take them for damage
 		if err := x.p.repo.Upgrade(ctx); err != nil {
 			return nil, err
 		}
 	}
+
 	return m, x.p.repo.PutManifest(ctx, *m)
 }
 
@@ -383,12 +405,14 @@ func (x *pointPush) commitHead(ctx context.Context, m *repo.Manifest) error {
 	if err != nil {
 		return err
 	}
+
 	x.head = head
 	for s, n := range x.stats.sizes {
 		if x.p.sizes != nil {
 			x.p.sizes[s] = int64(n)
 		}
 	}
+
 	x.out = x.result(at)
 	x.out.Base, x.out.Resumed = x.base.ref(), x.resume != nil
 	x.out.ReadBytes, x.out.UploadedBytes = x.stats.read.Load(), x.stats.uploaded.Load()
@@ -417,12 +441,15 @@ func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end fun
 	if eerr := end(ctx); eerr != nil && !objstore.Temporary(eerr) && !errs.Is(eerr, errs.IO) {
 		err = eerr
 	}
+
 	if cerr := x.j.clear(); cerr != nil {
 		err = errors.Join(err, errs.Wrap(opPush, x.pt.Ref, cerr))
 	}
+
 	if x.took {
 		err = errors.Join(err, p.cleanSnapshots(ctx, x.pt, x.head))
 	}
+
 	return err
 }
 
@@ -433,12 +460,15 @@ func (x *pointPush) endUnchanged(ctx context.Context) error {
 	if o, err := x.p.e.PointByID(ctx, x.base.object); err == nil {
 		x.out.Ref = o.Ref
 	}
+
 	if err := x.content.close(); err != nil {
 		return err
 	}
+
 	if err := x.p.destroy(ctx, x.pt.Ref); err != nil {
 		return err
 	}
+
 	return x.j.clear()
 }
 
@@ -481,6 +511,7 @@ func (x *pointPush) after(ctx context.Context, err error) (retry bool, _ error) 
 	default:
 		return false, err
 	}
+
 	x.attempt++
 	return true, nil
 }
@@ -493,11 +524,14 @@ func (x *pointPush) lookAgain(ctx context.Context) (err error) {
 			return err
 		}
 	}
+
 	if x.links, err = x.p.links(ctx); err != nil {
 		return err
 	}
+
 	if x.head, err = x.p.readHead(ctx, x.name); err != nil {
 		return err
 	}
+
 	return x.p.holds(x.head, x.claim)
 }

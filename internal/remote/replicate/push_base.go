@@ -34,6 +34,7 @@ func (p *pusher) links(ctx context.Context) (links, error) {
 			out.manifest[l.Object] = append(out.manifest[l.Object], id)
 		}
 	}
+
 	return out, err
 }
 
@@ -66,14 +67,17 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 	if err != nil {
 		return base{}, false, err
 	}
+
 	first := uint64(0) // of the recent points
 	if len(h.Recent) > 0 {
 		first = h.Recent[0].Seq
 	}
+
 	var linked pageFilter // pages matter only if something of this repository is linked
 	if len(l.object) == 0 {
 		linked = func(repo.PointPage) bool { return false }
 	}
+
 	for x, err := range newestFirst(ctx, p.repo, h.Head, linked, nil) {
 		if err != nil {
 			return base{}, false, err
@@ -81,6 +85,7 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 		if x.Content != content {
 			continue
 		}
+
 		id, ok := l.object[x.Manifest]
 		if !ok && h.Writer.Pool == p.me.Pool && x.Seq >= first {
 			id = driver.ObjectID(x.Source) // from here; the link may be lost
@@ -88,10 +93,12 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 		if id == "" {
 			continue
 		}
+
 		if _, err := p.e.PointByID(ctx, id); err == nil {
 			return base{point: x, head: h.Name, object: id, newest: x.Seq == newest.Seq}, true, nil
 		}
 	}
+
 	return base{}, false, nil
 }
 
@@ -127,10 +134,12 @@ func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin
 			return base{}, nil, err
 		}
 	}
+
 	near, err := x.nearest(ctx, from)
 	if err != nil {
 		return base{}, nil, err
 	}
+
 	switch {
 	case near.head == "":
 	case near.head == h.Name:
@@ -140,6 +149,7 @@ func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin
 	case from.head == "" || content.Chained(): // which can be read only with what it is the difference from
 		from = near
 	}
+
 	if near.head != "" {
 		return near, &repo.Origin{Ref: from.ref(), Volume: from.head, Manifest: from.point.Manifest}, nil
 	}
@@ -147,10 +157,12 @@ func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin
 	if content != repo.Block {
 		return base{}, nil, nil
 	}
+
 	at, ok, err := findPoint(ctx, p.repo, h.Head, nil, func(at repo.Point) bool { return at.Content == content })
 	if !ok || err != nil {
 		return base{}, nil, err
 	}
+
 	return base{point: at, head: h.Name}, originOf(at), nil
 }
 
@@ -177,6 +189,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		tried[name] = h
 		return h, err
 	}
+
 	if pt.Volume != h.Name { // a fork: what was pushed under the old name
 		was, err := head(pt.Volume)
 		if err != nil {
@@ -186,6 +199,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 			return b, err
 		}
 	}
+
 	if name, _, _ := strings.Cut(pt.OriginRef, "@"); name != "" {
 		from, err := head(name)
 		if err != nil {
@@ -199,27 +213,33 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 			return b, p.tidyOrigin(ctx, b, from)
 		}
 	}
+
 	if pt.BaseID == "" {
 		return base{}, nil
 	}
+
 	r, err := ref.Parse(opPush, pt.BaseRef)
 	if err != nil {
 		return base{}, err
 	}
+
 	golden, err := head(r.Name)
 	if err != nil {
 		return base{}, err
 	}
+
 	b, ok, err := p.find(ctx, golden, l, pt.BaseID, content)
 	if err != nil {
 		return base{}, err
 	}
+
 	if ok || p.q.NoOrigin || r.Name == x.name {
 		if ok {
 			err = p.tidyOrigin(ctx, b, golden)
 		}
 		return b, err
 	}
+
 	gp, err := p.e.PointByID(ctx, pt.BaseID)
 	if errs.Is(err, errs.NotFound) || unread[r.Name] {
 		return base{}, nil
@@ -227,13 +247,16 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 	if err != nil {
 		return base{}, err
 	}
+
 	if err := p.fits(ctx, golden, gp); err != nil {
 		x.note = "its golden " + pt.BaseRef + " was not pushed, so that the volume was pushed whole: " + err.Error()
 		return base{}, nil
 	}
+
 	if golden, err = p.pushOrigin(ctx, gp, golden); err != nil {
 		return base{}, err
 	}
+
 	b, _, err = p.find(ctx, golden, l, pt.BaseID, content)
 	return b, err
 }
@@ -245,13 +268,16 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 	if err != nil {
 		return h, err
 	}
+
 	defer j.close()
 	if h, err = p.readHead(ctx, pt.Volume); err != nil {
 		return h, err
 	}
+
 	if err := p.immutable(ctx, pt, h, j, time.Now()); err != nil {
 		return h, err
 	}
+
 	return p.readHead(ctx, pt.Volume)
 }
 
@@ -261,9 +287,11 @@ func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
 	if !h.Golden {
 		return nil
 	}
+
 	if _, err := os.Lstat(journalPath(p.r.dir, h.Name)); err != nil {
 		return nil
 	}
+
 	j, err := openJournal(ctx, p.r.dir, h.Name)
 	if errs.Is(err, errs.InUse) {
 		return nil // somebody is at it
@@ -271,14 +299,18 @@ func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
 	if err != nil {
 		return err
 	}
+
 	defer j.close()
+
 	if j.plan == nil || j.plan.Object != string(b.object) {
 		return nil
 	}
+
 	pt, err := p.e.PointByID(ctx, b.object)
 	if err != nil {
 		return err
 	}
+
 	before := len(p.pushed)
 	err = p.immutable(ctx, pt, h, j, time.Now())
 	p.pushed = p.pushed[:before] // it was, then
@@ -291,15 +323,18 @@ func (p *pusher) verify(ctx context.Context, x *pointPush, b base) (h headState,
 	if h, err = p.readHead(ctx, x.name); err != nil {
 		return h, false, err
 	}
+
 	if err := p.holds(h, x.claim); err != nil || b.head == "" {
 		return h, true, err
 	}
+
 	of := h
 	if b.head != x.name {
 		if of, err = p.readHead(ctx, b.head); err != nil {
 			return h, false, err
 		}
 	}
+
 	listed, err = lists(ctx, p.repo, of.Head, b.point)
 	return h, listed, err
 }

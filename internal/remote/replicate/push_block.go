@@ -43,6 +43,7 @@ func (c *imageContent) open(ctx context.Context) (unchanged bool, err error) {
 	if c.resume != nil && merge != c.merge {
 		return false, errStale
 	}
+
 	c.merge, c.img.Ranges = merge, keepRanges(c.img.Ranges)
 	c.r = &imageReader{
 		img: *c.img, what: c.pt.Ref, merge: merge, hasSum: c.p.repo.HasSum, stats: c.stats, track: c.p.q.Tracker,
@@ -77,6 +78,7 @@ func (c *imageContent) store(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	p, r, j := c.p, c.r, c.j
 	first := uint32(0)
 	if c.resume != nil {
@@ -88,9 +90,11 @@ func (c *imageContent) store(ctx context.Context) error {
 			return err
 		}
 	}
+
 	scratch := c.damaged || len(c.base.lost) > 0
 	pages := newMapper(nodes.Read, r.base, r.merge, scratch, r.img.SizeBytes, r.ahead)
 	p.q.Tracker.Start("pushing "+c.pt.Ref, 0, 0)
+
 	if p.q.Tracker != nil {
 		ectx, cancel := context.WithCancel(ctx)
 		var counting sync.WaitGroup
@@ -98,6 +102,7 @@ func (c *imageContent) store(ctx context.Context) error {
 		defer counting.Wait()
 		defer cancel()
 	}
+
 	pl := &pipeline{
 		repo: p.repo, session: c.session.ID, first: first, journal: j, mapper: pages, stats: c.stats,
 		ready: c.lease.ready,
@@ -126,6 +131,7 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 	if nodes = p.nodes; nodes == nil {
 		nodes = p.repo.NewNodeCache(cachedNodes)
 	}
+
 	if !c.was.ID.IsZero() {
 		if c.was.Content != repo.Block {
 			return nil, errs.New(errs.Damaged, opPush, c.base.ref(),
@@ -139,6 +145,7 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 			r.ahead.withoutLost(c.base.lost)
 		}
 	}
+
 	r.unit = unitOf(r.base)
 	return nodes, nil
 }
@@ -176,6 +183,7 @@ func (x *pointPush) findSession(ctx context.Context) error {
 	case !x.j.owns(s.Session):
 		return errStale // a copy of this pool goes on with it
 	}
+
 	x.resume, x.wrote = &s, true
 	return nil
 }
@@ -194,20 +202,24 @@ func (x *pointPush) plannedBase(ctx context.Context) error {
 				return err
 			}
 		}
+
 		is := func(at repo.Point) bool { return at.Manifest == pl.Manifest }
 		var found bool
 		if x.base.point, found, err = findPoint(ctx, p.repo, of.Head, nil, is); err != nil {
 			return err
 		}
+
 		if !found {
 			return errStale
 		}
 	}
+
 	if gone, err := p.lostOf(ctx, pl.Manifest); err != nil {
 		return err
 	} else if gone.any() {
 		return errStale
 	}
+
 	return p.stillThere(ctx, x.j)
 }
 
@@ -227,15 +239,18 @@ func (p *pusher) stillThere(ctx context.Context, j *journal) error {
 			return err
 		})
 	}
+
 	if err := g.Wait(); err != nil {
 		return err
 	}
+
 	var kept []finishedSegment
 	for i, f := range j.finished {
 		if good[i] {
 			kept = append(kept, f)
 		}
 	}
+
 	j.finished = kept
 	return nil
 }

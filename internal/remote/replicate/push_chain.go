@@ -34,6 +34,7 @@ func (p *pusher) chainBears(ctx context.Context, h headState, b base) (bool, err
 		}
 		at = below
 	}
+
 	return false, nil
 }
 

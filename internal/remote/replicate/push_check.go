@@ -44,27 +44,33 @@ func (p *pusher) lostOf(ctx context.Context, id repo.ID) (lost, error) {
 	if id.IsZero() || p.sizes == nil && !p.q.Checks.due() {
 		return out, nil
 	}
+
 	for depth := 0; !id.IsZero() && depth <= maxChain; depth++ {
 		m, err := p.repo.Manifest(ctx, id)
 		if broken(err) {
 			out.manifest = true
 			return out, nil
 		}
+
 		if err != nil {
 			return out, err
 		}
+
 		if err := p.listSegments(ctx); err != nil {
 			return out, err
 		}
+
 		p.base = &m
 		p.noteChainLink(&m)
 		if err := p.missingOf(ctx, &m, out.segments); err != nil {
 			return out, err
 		}
+
 		if id = m.Parent; !m.Content.Chained() {
 			break
 		}
 	}
+
 	return out, nil
 }
 
@@ -73,14 +79,17 @@ func (p *pusher) listSegments(ctx context.Context) error {
 	if p.sizes != nil {
 		return nil
 	}
+
 	sizes, err := presentSegments(ctx, p.repo)
 	if err != nil {
 		return err
 	}
+
 	p.sizes = sizes
 	if p.q.Checks != nil {
 		p.q.Checks.last = time.Now()
 	}
+
 	return nil
 }
 
@@ -95,10 +104,12 @@ func (p *pusher) missingOf(ctx context.Context, m *repo.Manifest, to map[repo.Se
 		}
 		needs = func(m *repo.Manifest, to map[repo.Segment]bool) { missingFrames(m, frames, p.sizes, to) }
 	}
+
 	needs(m, gone)
 	if len(gone) == 0 {
 		return nil
 	}
+
 	var mu sync.Mutex
 	err := eachOf(ctx, slices.Collect(maps.Keys(gone)), func(ctx context.Context, s repo.Segment) error {
 		state, err := p.repo.StatSegment(ctx, s)
@@ -110,6 +121,7 @@ func (p *pusher) missingOf(ctx context.Context, m *repo.Manifest, to map[repo.Se
 		p.sizes[s] = state.Bytes
 		return err
 	})
+
 	needs(m, to)
 	return err
 }
@@ -125,21 +137,25 @@ func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment
 	if p.nodes == nil {
 		p.nodes = p.repo.NewNodeCache(cachedNodes)
 	}
+
 	out := map[repo.Segment]repo.Frame{}
 	add := func(f repo.Frame) {
 		if last, has := out[f.Segment]; !has || f.Offset > last.Offset {
 			out[f.Segment] = f
 		}
 	}
+
 	todo := []repo.NodeAt{m.Root()}
 	nodes, segments := checkedNodes, 1+checkedSegments // one has the root
 	for len(todo) > 0 && !todo[0].IsZero() {
 		for _, n := range todo {
 			add(n.Frame)
 		}
+
 		if nodes == 0 || segments == 0 {
 			break
 		}
+
 		var in int
 		todo, in = nearNodes(todo, nodes, segments)
 		nodes, segments = nodes-len(todo), segments-in
@@ -147,25 +163,31 @@ func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment
 		if err != nil {
 			return nil, err
 		}
+
 		var next []repo.NodeAt
 		for i, r := range got {
 			if r.Err != nil {
 				continue
 			}
+
 			for _, x := range r.Pieces {
 				add(x.Frame)
 			}
+
 			if r.Children == nil {
 				continue
 			}
+
 			for slot, ref := range r.Children {
 				if !ref.IsZero() {
 					next = append(next, todo[i].Child(slot, ref))
 				}
 			}
 		}
+
 		todo = next
 	}
+
 	return out, nil
 }
 
@@ -181,6 +203,7 @@ func nearNodes(all []repo.NodeAt, most, mostSegments int) (out []repo.NodeAt, in
 	if len(all) > most || len(all) > mostSegments {
 		begin = rand.IntN(len(all))
 	}
+
 	segments := map[repo.Segment]bool{}
 	for i := range all {
 		n := all[(begin+i)%len(all)]
@@ -190,6 +213,7 @@ func nearNodes(all []repo.NodeAt, most, mostSegments int) (out []repo.NodeAt, in
 		segments[n.Frame.Segment] = true
 		out = append(out, n)
 	}
+
 	return out, len(segments)
 }
 
@@ -205,6 +229,7 @@ func missingFrames(
 			to[s] = true
 		}
 	}
+
 	for _, u := range m.Uses {
 		if size, there := sizes[u.Segment]; there && u.Size != 0 && int64(u.Size) != size {
 			if _, needed := frames[u.Segment]; needed {
@@ -222,14 +247,17 @@ func missingOf(m *repo.Manifest, sizes map[repo.Segment]int64, to map[repo.Segme
 			to[u.Segment] = true
 		}
 	}
+
 	short := func(f repo.Frame) {
 		if sizes[f.Segment] < int64(f.Offset)+int64(f.Stored) {
 			to[f.Segment] = true
 		}
 	}
+
 	for _, pg := range m.Pages {
 		short(pg.Frame)
 	}
+
 	for _, f := range m.Stream {
 		short(f)
 	}
@@ -244,6 +272,7 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 	if b.head == "" {
 		return b, nil
 	}
+
 	gone, err := p.lostOf(ctx, b.point.Manifest)
 	switch {
 	case err != nil:
@@ -259,6 +288,7 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 		b.object, b.newest, b.lost = "", false, gone.segments
 		x.lost = max(x.lost, len(gone.segments))
 	}
+
 	return b, nil
 }
 
@@ -281,6 +311,7 @@ func (w *headWriter) inPlace(ctx context.Context, pages repo.PagePutter, h *head
 	if !is {
 		return false, nil
 	}
+
 	was, err := w.repo.Point(ctx, h.Head, seq)
 	if broken(err) || err == nil && was.Name != at.Name {
 		return false, nil // nothing to replace: it is added
@@ -288,6 +319,7 @@ func (w *headWriter) inPlace(ctx context.Context, pages repo.PagePutter, h *head
 	if err != nil {
 		return false, err
 	}
+
 	at.Seq, at.Keep = seq, was.Keep
 	err = pages.Edit(ctx, &h.Head, holding(seq), func(points []repo.Point) []repo.Point {
 		if i := slices.IndexFunc(points, func(x repo.Point) bool { return x.Seq == seq }); i >= 0 {
@@ -295,6 +327,7 @@ func (w *headWriter) inPlace(ctx context.Context, pages repo.PagePutter, h *head
 		}
 		return points
 	})
+
 	return err == nil, err
 }
 

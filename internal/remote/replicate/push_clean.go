@@ -40,41 +40,49 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 	if err != nil {
 		return err
 	}
+
 	points, err := p.e.Points(ctx, name)
 	if err != nil {
 		return err
 	}
+
 	var old []engine.Point
 	for _, x := range points {
 		if x.ID != pt.ID && !x.Golden && pushNames().MatchString(x.Name) && !x.CreatedAt.After(pt.CreatedAt) {
 			old = append(old, x)
 		}
 	}
+
 	if len(old) == 0 {
 		return nil
 	}
+
 	// After the list of snapshots: a push that took one of them is in its journal now,
 	// or has made its link.
 	planned, err := plannedSnapshots(p.e.Dir())
 	if err != nil {
 		return errs.Wrap(opPush, pt.Ref, err)
 	}
+
 	needed, err := p.bases(ctx, points)
 	if err != nil {
 		return err
 	}
+
 	needed[pt.ID] = true
 	if !pt.FS.IsImage() {
 		if err := p.headBases(ctx, needed); err != nil {
 			return err
 		}
 	}
+
 	for _, x := range old {
 		if planned[x.Ref] || needed[x.ID] {
 			continue
 		}
 		err = errors.Join(err, p.destroy(ctx, x.Ref))
 	}
+
 	return err
 }
 
@@ -85,15 +93,18 @@ func (p *pusher) bases(ctx context.Context, points []engine.Point) (map[driver.O
 	if err != nil {
 		return nil, err
 	}
+
 	for _, id := range repos {
 		links, err := p.e.Links(ctx, id)
 		if err != nil {
 			return nil, err
 		}
+
 		linked := map[driver.ObjectID]bool{}
 		for _, l := range links {
 			linked[l.Object] = true
 		}
+
 		for i := len(points) - 1; i >= 0; i-- { // the newest is the last
 			if linked[points[i].ID] {
 				out[points[i].ID] = true
@@ -101,6 +112,7 @@ func (p *pusher) bases(ctx context.Context, points []engine.Point) (map[driver.O
 			}
 		}
 	}
+
 	return out, nil
 }
 
@@ -110,15 +122,18 @@ func (p *pusher) headBases(ctx context.Context, needed map[driver.ObjectID]bool)
 	if err != nil {
 		return err
 	}
+
 	heads, err := p.e.RemoteHeads(ctx, p.repoID)
 	if err != nil {
 		return err
 	}
+
 	for _, h := range heads {
 		if id, err := repo.ParseID(h.Manifest); err == nil {
 			needed[l.object[id]] = true
 		}
 	}
+
 	return nil
 }
 
@@ -128,6 +143,7 @@ func repositories(pool string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	var out []string
 	for _, n := range names {
 		r, err := Load(pool, n, Access{})
@@ -136,6 +152,7 @@ func repositories(pool string) ([]string, error) {
 		}
 		out = append(out, r.Mark.ID.String())
 	}
+
 	return out, nil
 }
 
@@ -146,6 +163,7 @@ func (p *pusher) destroy(ctx context.Context, snapshot string) error {
 	if err != nil {
 		return err
 	}
+
 	report, err := p.e.Destroy(context.WithoutCancel(ctx), engine.DestroyRequest{What: what})
 	if err == nil {
 		err = errors.Join(report.Failed...)
@@ -153,5 +171,6 @@ func (p *pusher) destroy(ctx context.Context, snapshot string) error {
 	if errs.Is(err, errs.NotFound) || errs.Is(err, errs.InUse) {
 		return nil
 	}
+
 	return err
 }

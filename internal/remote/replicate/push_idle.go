@@ -19,6 +19,7 @@ func (c *imageContent) isIdle() (bool, error) {
 	if !c.merge || !c.took || c.resume != nil || !b.newest || b.head != c.name || b.point.SizeBytes != img.SizeBytes {
 		return false, nil
 	}
+
 	_, some, err := c.r.peek()
 	if err != nil || !some {
 		return err == nil, err
@@ -29,6 +30,7 @@ func (c *imageContent) isIdle() (bool, error) {
 	if !complete || img.Base == nil {
 		return false, nil
 	}
+
 	return fsprobe.OnlyBookkeeping(img.Base, img.R, img.SizeBytes, spans(img.Ranges))
 }
 
@@ -60,6 +62,7 @@ func (p *pusher) isSameTree(ctx context.Context, x *pointPush, b base) (bool, er
 	if p.treeContent(x) != repo.Tree || !p.mayBeIdle(x, b) {
 		return false, nil
 	}
+
 	q := engine.ReadRequest{Point: x.pt.ID, Base: b.object, IfChanged: true}
 	err := p.e.SendTree(ctx, q, untilChanged{})
 	switch {
@@ -68,6 +71,7 @@ func (p *pusher) isSameTree(ctx context.Context, x *pointPush, b base) (bool, er
 	case errors.Is(err, errChanged), errs.Is(err, errs.Unsupported), errs.Is(err, errs.NotFound):
 		return false, nil
 	}
+
 	return false, err
 }
 

@@ -16,6 +16,7 @@ func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driv
 	if p.treeContent(x) != repo.Stream {
 		return b, driver.StreamPlan{}, nil // files are read
 	}
+
 	expected, err := p.e.PlanStream(ctx, engine.ReadRequest{Point: x.pt.ID, Base: b.object})
 	if err == nil && expected.Raw && b.object != "" {
 		var fits bool
@@ -27,6 +28,7 @@ func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driv
 	if err == nil {
 		p.warn(x, expansion(expected))
 	}
+
 	return b, expected, err
 }
 

@@ -95,10 +95,13 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 	if err != nil {
 		return nil, err
 	}
+
 	if err := p.open(ctx); err != nil {
 		return nil, err
 	}
+
 	defer p.repo.Close()
+
 	var failed []error
 	for i, t := range targets {
 		err := p.target(ctx, t)
@@ -114,9 +117,11 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 			break // of each of the others it would be found out again only after many attempts
 		}
 	}
+
 	if len(failed) == 1 {
 		return p.pushed, failed[0]
 	}
+
 	return p.pushed, errors.Join(failed...)
 }
 
@@ -155,10 +160,12 @@ func (p *pusher) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	rp, err := p.r.OpenLimited(ctx, p.q.LimitBytes)
 	if err != nil {
 		return err
 	}
+
 	p.repoID = rp.ID().String()
 	p.headWriter = headWriter{
 		repo: rp, remote: p.r.Name, me: me, tokens: newTokenFiles(p.e.Dir(), rp), free: &sync.Map{},
@@ -167,6 +174,7 @@ func (p *pusher) open(ctx context.Context) error {
 	if p.memory, err = remembered(ctx, p.e, rp); err != nil {
 		rp.Close()
 	}
+
 	return err
 }
 
@@ -191,9 +199,11 @@ func (p *pusher) targets(ctx context.Context) ([]target, error) {
 	case q.LimitBytes < 0:
 		return nil, errs.New(errs.Invalid, opPush, "", "a rate of %d bytes a second is none", q.LimitBytes)
 	}
+
 	if q.All {
 		return p.everything(ctx)
 	}
+
 	var out []target
 	for _, r := range q.Refs {
 		t := target{ref: r}
@@ -208,6 +218,7 @@ func (p *pusher) targets(ctx context.Context) ([]target, error) {
 			out = append(out, t)
 		}
 	}
+
 	return out, nil
 }
 
@@ -218,17 +229,21 @@ func (p *pusher) everything(ctx context.Context) ([]target, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for _, g := range goldens {
 		out = append(out, target{ref: ref.Ref{Name: g.Golden}})
 	}
+
 	volumes, err := p.e.Volumes(ctx, false)
 	if err != nil {
 		return nil, err
 	}
+
 	for _, v := range volumes {
 		if !v.Ephemeral {
 			out = append(out, target{ref: ref.Ref{Name: v.Name}, volume: true})
 		}
 	}
+
 	return out, nil
 }

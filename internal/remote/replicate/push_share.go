@@ -38,6 +38,7 @@ func kin(pt, x engine.Point) kinship {
 		name, _, _ := strings.Cut(p.BaseRef, "@")
 		return name
 	}
+
 	volume, _, _ := strings.Cut(pt.OriginRef, "@")
 	switch {
 	case x.Lineage == pt.Lineage:
@@ -47,6 +48,7 @@ func kin(pt, x engine.Point) kinship {
 	case golden(x) != "" && golden(x) == golden(pt):
 		return cousin
 	}
+
 	return stranger
 }
 
@@ -65,10 +67,12 @@ func (x *pointPush) nearest(ctx context.Context, from base) (base, error) {
 	if x.pt.Golden && content.Chained() {
 		return from, nil // else who pulls a golden would have to pull volumes
 	}
+
 	all, err := p.candidates(ctx, x.pt, l, content)
 	if err != nil || len(all) == 0 {
 		return from, err
 	}
+
 	limit := int64(-1)
 	if content == repo.Block {
 		if all, limit, err = p.compare(ctx, x.pt, all, from); err != nil {
@@ -90,6 +94,7 @@ func (x *pointPush) nearest(ctx context.Context, from base) (base, error) {
 			return b, err
 		}
 	}
+
 	return from, nil
 }
 
@@ -103,6 +108,7 @@ func (p *pusher) candidates(ctx context.Context, pt engine.Point, l links, conte
 		if id == pt.ID {
 			continue
 		}
+
 		x, err := p.e.PointByID(ctx, id)
 		switch {
 		case errs.Is(err, errs.NotFound):
@@ -112,12 +118,15 @@ func (p *pusher) candidates(ctx context.Context, pt engine.Point, l links, conte
 		case x.FS.IsImage() != pt.FS.IsImage():
 			continue
 		}
+
 		c := candidate{Point: x, kin: kin(pt, x), differs: -1}
 		if content.Chained() && c.kin != ancestor {
 			continue // a pull brings what a stream leans on, so two heads must never lean on each other
 		}
+
 		out = append(out, c)
 	}
+
 	// Of those that are as near, those that were made at about the same time.
 	slices.SortStableFunc(out, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.kin, a.kin), cmp.Compare(a.CreatedAt.Sub(pt.CreatedAt).Abs(),
@@ -134,6 +143,7 @@ func (p *pusher) compare(
 	if limit, _, err = p.differing(ctx, pt.ID, ""); err != nil {
 		return nil, 0, err
 	}
+
 	limit -= limit / 16
 	if from.object != "" {
 		n, exact, err := p.differing(ctx, pt.ID, from.object)
@@ -144,6 +154,7 @@ func (p *pusher) compare(
 			limit = min(limit, n)
 		}
 	}
+
 	for i := range all[:min(len(all), relatedCompared)] {
 		c := &all[i]
 		n, exact, err := p.differing(ctx, pt.ID, c.ID)
@@ -157,12 +168,14 @@ func (p *pusher) compare(
 		}
 		out = append(out, *c)
 	}
+
 	slices.SortStableFunc(out, func(a, b candidate) int {
 		if a.differs >= 0 && b.differs >= 0 {
 			return cmp.Compare(a.differs, b.differs)
 		}
 		return cmp.Compare(b.differs, a.differs) // what can be told comes first
 	})
+
 	return out, limit, nil
 }
 
@@ -172,6 +185,7 @@ func (p *pusher) differing(ctx context.Context, id, base driver.ObjectID) (n int
 	if err != nil {
 		return 0, false, err
 	}
+
 	defer img.Close()
 	for r, err := range img.Ranges {
 		if err != nil {
@@ -181,6 +195,7 @@ func (p *pusher) differing(ctx context.Context, id, base driver.ObjectID) (n int
 			n += r.Length
 		}
 	}
+
 	return n, img.Exact, nil
 }
 
@@ -191,6 +206,7 @@ func (p *pusher) onRemote(ctx context.Context, h headState, l links, c candidate
 		if looked[name] {
 			return base{}, nil
 		}
+
 		looked[name] = true
 		of := h
 		if name != h.Name {
@@ -202,12 +218,15 @@ func (p *pusher) onRemote(ctx context.Context, h headState, l links, c candidate
 				return base{}, err
 			}
 		}
+
 		b, _, err := p.find(ctx, of, l, c.ID, content)
 		return b, err
 	}
+
 	if b, err := look(c.Volume); err != nil || b.head != "" {
 		return b, err
 	}
+
 	for _, id := range slices.Backward(l.manifest[c.ID]) {
 		m, err := p.repo.Manifest(ctx, id)
 		if broken(err) {
@@ -220,5 +239,6 @@ func (p *pusher) onRemote(ctx context.Context, h headState, l links, c candidate
 			return b, err
 		}
 	}
+
 	return base{}, nil
 }

@@ -20,22 +20,27 @@ func (p *pusher) snapshot(ctx context.Context, name string, j *journal) (engine.
 	if err != nil {
 		return engine.Point{}, err
 	}
+
 	for {
 		at := ref.MustName(pushName(time.Now()))
 		snap := vol.At(at)
+
 		// Who cleans up must know that somebody is about to use it. After a power loss a
 		// snapshot that nobody uses is recognised without this.
 		if err := j.begin(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
 			return engine.Point{}, err
 		}
+
 		q := engine.SnapshotRequest{Volume: vol, Name: at, Freeze: p.q.Freeze, Tracker: p.q.Tracker}
 		_, err := p.e.Snapshot(ctx, q)
 		if err == nil {
 			return p.e.Point(ctx, snap)
 		}
+
 		if err := errors.Join(err, j.clear()); !errs.Is(err, errs.Exists) {
 			return engine.Point{}, err
 		}
+
 		// A push to another remote has taken one in this very millisecond.
 		select {
 		case <-ctx.Done():
@@ -50,14 +55,17 @@ func (p *pusher) unfinished(ctx context.Context, j *journal, volume string) (eng
 	if j.plan == nil || !j.plan.Took {
 		return engine.Point{}, false
 	}
+
 	if id := j.plan.Object; id != "" {
 		pt, err := p.e.PointByID(ctx, driver.ObjectID(id))
 		return pt, err == nil && pt.Volume == volume
 	}
+
 	r, err := ref.Parse(opPush, j.plan.Snapshot)
 	if err != nil || r.Name != volume {
 		return engine.Point{}, false
 	}
+
 	pt, err := p.e.Point(ctx, r)
 	return pt, err == nil
 }
@@ -76,6 +84,7 @@ func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
 	if j.plan == nil || j.plan.Session.IsZero() || !p.mayEnd(ctx, filepath.Base(j.path)) {
 		return nil
 	}
+
 	s, err := p.repo.Session(ctx, j.plan.Session)
 	switch {
 	case errs.Is(err, errs.NotFound):
@@ -85,6 +94,7 @@ func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
 	case err != nil:
 		return err
 	}
+
 	return p.repo.EndSession(ctx, &s.Session)
 }
 

@@ -46,6 +46,7 @@ func (c *filesContent) open(ctx context.Context) (unchanged bool, err error) {
 	if idle, err := c.p.isIdleTree(ctx, c.pointPush, c.base); err != nil || idle {
 		return idle, err
 	}
+
 	if c.base.object == "" {
 		c.base = base{}
 	} else if bears, err := c.p.chainBears(ctx, c.head, c.base); err != nil {
@@ -56,6 +57,7 @@ func (c *filesContent) open(ctx context.Context) (unchanged bool, err error) {
 		}
 		c.base = base{}
 	}
+
 	c.base, c.expected, err = c.p.planTree(ctx, c.pointPush, c.base)
 	return false, err
 }
@@ -68,13 +70,16 @@ func (c *filesContent) describe(m *repo.Manifest) (err error) {
 	if c.base.object == "" {
 		m.Logical = c.stats.read.Load()
 	}
+
 	uses := map[repo.Segment]int64{}
 	for _, f := range c.frames {
 		uses[f.Segment] += int64(f.Stored)
 	}
+
 	if m.Uses, err = usesOf(uses); err == nil {
 		c.stats.fill(m.Uses, nil)
 	}
+
 	return err
 }
 
@@ -130,16 +135,19 @@ func (w *streamWriter) Write(b []byte) (int, error) {
 			}
 			continue
 		}
+
 		to, err := w.b.room(w.ctx, n)
 		if err != nil {
 			w.err = err
 			return done, err
 		}
+
 		copy(to, b[done:])
 		w.b.raw(n)
 		done += n
 		w.stats.read.Add(int64(n))
 		w.p.q.Tracker.Add(0, int64(n))
 	}
+
 	return done, nil
 }

@@ -43,6 +43,7 @@ func keepRanges(find iter.Seq2[engine.Range, error]) iter.Seq2[engine.Range, err
 				all = append(all, g)
 			}
 		}
+
 		if short {
 			mu.Lock()
 			defer mu.Unlock()

@@ -48,12 +48,15 @@ func (a *readAhead) next() (engine.Range, error, bool) {
 	if a.advise == nil {
 		return a.take()
 	}
+
 	for len(a.queue) == 0 && !a.ended {
 		a.more()
 	}
+
 	if len(a.queue) == 0 {
 		return engine.Range{}, a.err, a.err != nil
 	}
+
 	g := a.queue[0]
 	a.queue = a.queue[1:]
 	a.ask()

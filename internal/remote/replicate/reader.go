@@ -45,6 +45,7 @@ func (r *imageReader) peek() (engine.Range, bool, error) {
 		}
 		r.held = &g
 	}
+
 	return *r.held, true, nil
 }
 
@@ -55,10 +56,12 @@ func (r *imageReader) take(from, to int64) (engine.Range, bool, error) {
 		if err != nil || !ok || g.Offset >= to {
 			return engine.Range{}, false, err
 		}
+
 		if g.End() <= from {
 			r.held = nil
 			continue
 		}
+
 		part := g
 		part.Offset = max(g.Offset, from)
 		part.Length = min(g.End(), to) - part.Offset
@@ -67,6 +70,7 @@ func (r *imageReader) take(from, to int64) (engine.Range, bool, error) {
 		} else {
 			r.held = nil
 		}
+
 		return part, true, nil
 	}
 }
@@ -78,30 +82,37 @@ func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 		if err := r.gap(ctx, b, at, p.from); err != nil {
 			return err
 		}
+
 		items, err := r.replay(p)
 		if err != nil {
 			return err
 		}
+
 		for _, it := range items {
 			r.want(it.offset, it.offset+it.length)
 			if it.kind != zeroItem {
 				r.track.Add(0, it.length)
 			}
 		}
+
 		if err := b.replay(ctx, p.from, p.to, items); err != nil {
 			return err
 		}
+
 		at = p.to
 	}
+
 	// Behind the end of a volume that was larger there is nothing.
 	end := r.img.SizeBytes
 	if err := r.gap(ctx, b, at, end); err != nil {
 		return err
 	}
+
 	if r.merge && r.base.SizeBytes > end {
 		r.want(end, r.base.SizeBytes)
 		return b.zero(ctx, end, r.base.SizeBytes-end)
 	}
+
 	return nil
 }
 
@@ -122,6 +133,7 @@ func (r *imageReader) gap(ctx context.Context, b *batcher, from, to int64) error
 		}
 		from = end
 	}
+
 	return b.flush(ctx, to)
 }
 
@@ -130,6 +142,7 @@ func (r *imageReader) want(from, to int64) {
 	if !r.merge {
 		return
 	}
+
 	first, last := uint32(from/r.unit), uint32((to-1)/r.unit)
 	for region := first; region <= last; region++ {
 		if r.unit == repo.CellBytes && region > first && region < last {
@@ -169,6 +182,7 @@ func (r *imageReader) data(ctx context.Context, b *batcher, from, to int64) erro
 		r.track.Add(0, n)
 		from += n
 	}
+
 	return nil
 }
 
@@ -177,6 +191,7 @@ func (r *imageReader) read(buf []byte, at int64) error {
 		copy(buf, r.scratch[from:])
 		return nil
 	}
+
 	n, err := r.img.R.ReadAt(buf, at)
 	r.ranges.read(at + int64(n))
 	r.stats.read.Add(int64(n))
@@ -186,6 +201,7 @@ func (r *imageReader) read(buf []byte, at int64) error {
 	if err == nil || err == io.EOF {
 		err = errs.New(errs.Damaged, opPush, r.what, "the image ends at %d of %d bytes", at+int64(n), r.img.SizeBytes)
 	}
+
 	return errs.Wrap(opPush, r.what, err)
 }
 
@@ -202,9 +218,11 @@ func (r *imageReader) put(b *batcher, buf []byte, at int64) {
 		to += copy(buf[to:], buf[p.from:p.to])
 		parts = append(parts, item{offset: at + int64(p.from), length: int64(p.to - p.from)})
 	}
+
 	if !r.merge {
 		holes = nil // nothing is there that they would cover
 	}
+
 	// In order of offset.
 	for len(parts) > 0 || len(holes) > 0 {
 		if len(holes) == 0 || len(parts) > 0 && parts[0].offset < holes[0].offset {
@@ -238,6 +256,7 @@ func split(buf []byte) []stretch {
 			out = append(out, stretch{at, end, zero})
 		}
 	}
+
 	for i := 1; i < len(out)-1; i++ {
 		if out[i].zero && out[i].to-out[i].from < minHole {
 			out[i-1].to = out[i+1].to
@@ -245,6 +264,7 @@ func split(buf []byte) []stretch {
 			i--
 		}
 	}
+
 	return out
 }
 
@@ -269,6 +289,7 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 		if !ok {
 			break
 		}
+
 		if g.Zero {
 			if r.merge {
 				r.want(g.Offset, g.End())
@@ -279,6 +300,7 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 			at = g.End()
 			continue
 		}
+
 		if !loaded && r.merge && g.Length < minCompare {
 			r.want(g.Offset, g.End())
 		} else if !loaded {
@@ -287,10 +309,12 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 			}
 			loaded = true
 		}
+
 		for a := g.Offset; a < g.End(); a = at {
 			for i < len(pieces) && pieces[i].End() <= a {
 				i++ // nothing of it is data now, or it is as it was
 			}
+
 			if i == len(pieces) || pieces[i].Offset >= g.End() {
 				at = g.End()
 				if err := r.data(ctx, b, a, at); err != nil {
@@ -298,6 +322,7 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 				}
 				continue
 			}
+
 			p := pieces[i]
 			same := false
 			if r.comparable(p, g, at, to) {
@@ -305,6 +330,7 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 					return err
 				}
 			}
+
 			if !same {
 				at = min(p.End(), g.End())
 				if err := r.data(ctx, b, a, at); err != nil {
@@ -312,21 +338,26 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 				}
 				continue
 			}
+
 			if p.Offset > a {
 				if err := r.data(ctx, b, a, p.Offset); err != nil {
 					return err
 				}
 			}
+
 			if err := b.placed(ctx, p); err != nil {
 				return err
 			}
+
 			r.track.Add(0, p.Length)
 			at = max(p.End(), a)
 		}
 	}
+
 	if known && b.n == before {
 		r.ahead.drop(region) // nobody else will
 	}
+
 	return nil
 }
 

@@ -108,24 +108,30 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	if err := ref.CheckName(opAdd, q.Name); err != nil {
 		return Added{}, err
 	}
+
 	if _, err := parseURL(q.URL); err != nil {
 		return Added{}, err
 	}
+
 	for _, to := range q.Recipients {
 		if err := repo.CheckRecipient(to); err != nil {
 			return Added{}, err
 		}
 	}
+
 	top := remotesDir(e.Dir())
 	unlock, err := lockRemotes(ctx, opAdd, top)
 	if err != nil {
 		return Added{}, err
 	}
+
 	defer unlock()
+
 	if _, err := os.Lstat(filepath.Join(top, q.Name)); err == nil {
 		return Added{}, errs.New(errs.Exists, opAdd, q.Name, "there is a remote of this name already").
 			WithHint("choose another, or %s", errs.Run("remote rm", q.Name))
 	}
+
 	adding := filepath.Join(top, addingPrefix+q.Name)
 	r := Remote{Format: remoteFormat, Name: q.Name, URL: q.URL, AddedAt: time.Now().UTC().Truncate(time.Second),
 		dir: adding, access: q.Access}
@@ -133,6 +139,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	if err != nil {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
 	}
+
 	rp, created, needed, err := r.establish(ctx, q, hostLabel()+" "+e.PoolID()[:8], fresh)
 	if err != nil {
 		// A repository may depend on the key, or on one that an interrupted Add has
@@ -142,7 +149,9 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 		}
 		return Added{}, err
 	}
+
 	defer rp.Close()
+
 	r.Mark = rp.Mark()
 	if err = r.keepConfig(rp); err == nil {
 		err = r.save()
@@ -153,6 +162,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	if err == nil {
 		err = durable.SyncDir(top)
 	}
+
 	r.dir = filepath.Join(top, q.Name)
 	return Added{Remote: r, Created: created, ConfigRestored: r.restored}, errs.Wrap(opAdd, q.Name, err)
 }
@@ -175,6 +185,7 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
+
 	if old := strings.TrimSpace(string(left)); old != "" {
 		r.identity, r.Recipient = old, recipientOf(old)
 		if _, err := repo.Identity(old); err != nil || r.Recipient == "" {
@@ -184,17 +195,21 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 		}
 		return false, nil
 	}
+
 	text, recipient, err := repo.NewIdentity()
 	if err != nil {
 		return false, err
 	}
+
 	r.identity, r.Recipient = recipientComment+recipient+"\n"+text, recipient
 	if err := os.MkdirAll(r.dir, 0o700); err != nil {
 		return false, err
 	}
+
 	if err := durable.WriteFile(path, []byte(r.identity+"\n")); err != nil {
 		return false, err
 	}
+
 	return true, durable.SyncDir(filepath.Dir(r.dir))
 }
 
@@ -227,19 +242,23 @@ func (r *Remote) establish(
 	if err != nil {
 		return nil, false, false, err
 	}
+
 	given, err := q.secrets()
 	if err != nil {
 		return nil, false, false, err
 	}
+
 	store, err := r.store(ctx, 0, !q.MustExist)
 	if err != nil {
 		return nil, false, false, err
 	}
+
 	defer func() {
 		if err != nil {
 			_ = objstore.Close(store) // of what failed
 		}
 	}()
+
 	// What only reads comes first: who is refused leaves nothing there.
 	rp, err = repo.Open(ctx, store, own)
 	if configLost(err) && len(q.Config) > 0 {
@@ -250,6 +269,7 @@ func (r *Remote) establish(
 		}
 		rp, err = repo.Open(ctx, store, own)
 	}
+
 	switch {
 	case err == nil && !fresh: // an interrupted Add had made it, perhaps not with all keys
 		if err = objstore.Probe(ctx, store); err == nil {
@@ -302,6 +322,7 @@ func (r *Remote) establish(
 		rp.Close()
 		return nil, created, needed, err
 	}
+
 	rp.OwnStore()
 	return rp, created, needed, nil
 }
@@ -352,14 +373,17 @@ func addSlots(ctx context.Context, rp *repo.Repo, q AddRequest) error {
 	if q.Passphrase != "" {
 		slots = append(slots, repo.NewSlot{Label: PassphraseLabel, Passphrase: q.Passphrase})
 	}
+
 	for _, to := range q.Recipients {
 		slots = append(slots, repo.NewSlot{Label: RecipientLabel(to), Recipient: to})
 	}
+
 	for _, s := range slots {
 		if err := addSlot(ctx, rp, s); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -370,6 +394,7 @@ func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
 	if err != nil {
 		return err
 	}
+
 	labels := map[string]bool{}
 	for _, i := range there {
 		if i.Recipient == s.Recipient && (s.Recipient != "" || i.Kind == repo.SlotPassphrase) {
@@ -377,9 +402,11 @@ func addSlot(ctx context.Context, rp *repo.Repo, s repo.NewSlot) error {
 		}
 		labels[i.Label] = true
 	}
+
 	for n, label := 2, s.Label; labels[s.Label]; n++ {
 		s.Label = fmt.Sprintf("%s %d", label, n)
 	}
+
 	return rp.AddSlot(ctx, s)
 }
 
@@ -388,20 +415,24 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	if err := ref.CheckName(opOpen, name); err != nil {
 		return nil, err
 	}
+
 	dir := filepath.Join(remotesDir(pool), name)
 	b, err := os.ReadFile(filepath.Join(dir, remoteName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errs.New(errs.NotFound, opOpen, name, "there is no such remote").
 			WithHint("see %s, or add it with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
 	}
+
 	if err != nil {
 		return nil, errs.Wrap(opOpen, name, err)
 	}
+
 	damaged := func(file, format string, args ...any) error {
 		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
 			WithHint("restore %s from a copy, or remove the remote with %s and add it again with a key",
 				filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
 	}
+
 	r := &Remote{dir: dir, access: access}
 	var v struct {
 		Format int `json:"format"`
@@ -409,16 +440,20 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	if err := json.Unmarshal(b, &v); err != nil {
 		return nil, damaged(remoteName, "%w", err)
 	}
+
 	if v.Format > remoteFormat {
 		return nil, errs.New(errs.TooNew, opOpen, name, "the remote was added by a newer pando (format %d)", v.Format).
 			WithHint("upgrade pando")
 	}
+
 	if err := json.Unmarshal(b, r); err != nil {
 		return nil, damaged(remoteName, "%w", err)
 	}
+
 	if r.Name != name || r.URL == "" || r.Mark.ID.IsZero() || r.Format < 1 {
 		return nil, damaged(remoteName, "values are missing or of another remote")
 	}
+
 	key, err := os.ReadFile(filepath.Join(dir, identityName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, damaged(identityName, "this host's key is gone")
@@ -426,10 +461,12 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	if err != nil {
 		return nil, errs.Wrap(opOpen, name, err)
 	}
+
 	r.identity = strings.TrimSpace(string(key))
 	if _, err := repo.Identity(r.identity); err != nil {
 		return nil, damaged(identityName, "%v", err)
 	}
+
 	return r, nil
 }
 
@@ -439,12 +476,14 @@ func List(pool string) ([]string, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+
 	var out []string
 	for _, e := range entries {
 		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") {
 			out = append(out, e.Name())
 		}
 	}
+
 	slices.Sort(out)
 	return out, errs.Wrap("list remotes", pool, err)
 }
@@ -465,16 +504,20 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 	if err := ref.CheckName(opRemove, q.Name); err != nil {
 		return err
 	}
+
 	unlock, err := lockRemotes(ctx, opRemove, top)
 	if err != nil {
 		return err
 	}
+
 	defer unlock()
+
 	dir := filepath.Join(top, q.Name)
 	r, err := Load(e.Dir(), q.Name, q.Access)
 	if errs.Is(err, errs.NotFound) {
 		return err
 	}
+
 	if !q.Force {
 		if err == nil {
 			err = r.otherKeys(ctx)
@@ -483,23 +526,29 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 			return err
 		}
 	}
+
 	// The name goes first, in one step.
 	away := filepath.Join(top, removePrefix+q.Name)
 	if err := os.RemoveAll(away); err != nil {
 		return errs.Wrap(opRemove, q.Name, err)
 	}
+
 	if err := os.Rename(dir, away); err != nil {
 		return errs.Wrap(opRemove, q.Name, err)
 	}
+
 	if err := durable.SyncDir(top); err != nil {
 		return errs.Wrap(opRemove, q.Name, err)
 	}
+
 	if err := os.RemoveAll(away); err != nil {
 		return errs.Wrap(opRemove, q.Name, err)
 	}
+
 	if r == nil || r.sharedRepo(e.Dir()) {
 		return nil
 	}
+
 	return e.DropLinks(ctx, r.Mark.ID.String())
 }
 
@@ -519,20 +568,24 @@ func (r *Remote) otherKeys(ctx context.Context) error {
 	if r.Recipient == "" {
 		return nil // the key was given to us: somebody else has it
 	}
+
 	rp, err := r.Open(ctx)
 	if err != nil {
 		return err
 	}
+
 	defer rp.Close()
 	slots, err := rp.Slots(ctx)
 	if err != nil {
 		return err
 	}
+
 	for _, s := range slots {
 		if s.Recipient != r.Recipient {
 			return nil
 		}
 	}
+
 	return errs.New(errs.Conflict, opRemove, r.Name,
 		"this host's key is the only one that opens the repository: without it nobody can read it any more").
 		WithHint("add another with %s, keep a copy of %s, or use %s", errs.Run("remote key add", r.Name),
@@ -554,21 +607,25 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 	if err != nil {
 		return nil, err
 	}
+
 	id, err := repo.Identity(r.identity)
 	if err != nil {
 		_ = objstore.Close(store) // of what failed
 		return nil, err
 	}
+
 	rp, err := repo.Open(ctx, store, id)
 	if err != nil {
 		_ = objstore.Close(store) // of what failed
 		return nil, r.hintCopy(ctx, err)
 	}
+
 	rp.OwnStore()
 	if err := rp.Check(r.Mark); err != nil {
 		rp.Close()
 		return nil, r.hintCopy(ctx, err)
 	}
+
 	r.remember(rp)
 	return rp, nil
 }
@@ -595,14 +652,17 @@ func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (
 	if bytesPerSecond > 0 {
 		s = objstore.Limit(s, bytesPerSecond)
 	}
+
 	o := r.retry
 	if r.access.Attempts > 0 {
 		o.Attempts = r.access.Attempts
 	}
+
 	o.OnRetry, o.OnAnswer = r.access.OnRetry, r.access.OnAnswer
 	if !strings.HasPrefix(r.URL, "file:") {
 		o.Reach = reach
 	}
+
 	return objstore.Retry(s, o), nil
 }
 
@@ -623,15 +683,18 @@ func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, errs.Wrap(op, dir, err)
 	}
+
 	f, err := os.Open(dir)
 	if err != nil {
 		return nil, errs.Wrap(op, dir, err)
 	}
+
 	for wait, begun := time.Millisecond, time.Now(); ; wait = min(2*wait, 100*time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return func() { _ = f.Close() }, nil
 		}
+
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Since(begun) > 15*time.Second {
 			_ = f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
@@ -640,6 +703,7 @@ func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
 			}
 			return nil, errs.Wrap(op, dir, err)
 		}
+
 		select {
 		case <-ctx.Done():
 			_ = f.Close()

@@ -35,6 +35,7 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 	if err := ref.CheckName(opForget, q.Name); err != nil {
 		return Removed{}, err
 	}
+
 	out := Removed{Volume: q.Name}
 	_, err := changePoints(ctx, r, opForget, q.Name, func(h *repo.Head, pages repo.PagePutter) (bool, error) {
 		out.Points, out.Whole = []string{}, q.At == ""
@@ -49,17 +50,20 @@ func removeVolume(ctx context.Context, r *repo.Repo, q ref.Ref) (Removed, error)
 			})
 			return true, err
 		}
+
 		for p, err := range allPoints(ctx, r, *h, nil) {
 			if err != nil {
 				return false, err
 			}
 			out.Points = append(out.Points, p.Name)
 		}
+
 		h.Recent, h.Pages, h.Gone = nil, nil, true
 		return true, nil
 	})
 	if err != nil {
 		return Removed{}, err
 	}
+
 	return out, nil
 }

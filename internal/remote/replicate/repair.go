@@ -91,7 +91,9 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 	if err != nil {
 		return nil, err
 	}
+
 	defer rp.Close()
+
 	x := &repairer{RepairRequest: q, e: e, repo: rp, keep: filepath.Join(r.dir, damagedDir)}
 	if e != nil {
 		if x.writer, err = writer(e); err != nil {
@@ -101,10 +103,12 @@ func Repair(ctx context.Context, e *engine.Engine, r *Remote, q RepairRequest) (
 			return nil, err
 		}
 	}
+
 	out, err := x.run(ctx)
 	if out != nil {
 		out.ConfigRestored = restored
 	}
+
 	return out, errs.Wrap(opRepair, r.Name, err)
 }
 
@@ -133,21 +137,26 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	heads, err := readHeads(ctx, x.repo)
 	if err != nil {
 		return nil, err
 	}
+
 	x.out.Checked = len(heads.good)
 	if err := x.repairTables(ctx); err != nil {
 		return nil, err
 	}
+
 	if err := x.read(ctx, heads); err != nil {
 		return nil, err
 	}
+
 	later, _, err := readSessions(ctx, x.repo)
 	if err != nil {
 		return nil, err
 	}
+
 	now := scene{sessions: append(sessions, later...)}
 	for _, f := range x.faults {
 		done, err := x.points(ctx, f, now)
@@ -156,6 +165,7 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 		}
 		x.out.Volumes = append(x.out.Volumes, done)
 	}
+
 	volumes := x.volumes(heads, now)
 	for _, v := range volumes {
 		done, is, err := x.volume(ctx, v)
@@ -168,6 +178,7 @@ func (x *repairer) run(ctx context.Context) (*Repaired, error) {
 		}
 		x.out.Volumes = append(x.out.Volumes, done)
 	}
+
 	return x.out, nil
 }
 
@@ -185,6 +196,7 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 		}
 		x.note(h.Head, bad)
 	}
+
 	o := x.objects
 	x.segments, x.manifests, x.whole = o.present(), map[repo.ID]*repo.Manifest{}, map[repo.ID]bool{}
 	unnamed := slices.DeleteFunc(o.manifests, func(id repo.ID) bool { return named[id] })
@@ -206,7 +218,9 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 	if err == nil {
 		err = x.wholeMaps(ctx)
 	}
+
 	slices.Sort(x.out.Lost)
+
 	for id, m := range x.manifests { // a stream needs what it is the difference from
 		for p, depth := m, 0; x.whole[id] && p.Content.Chained() && !p.Parent.IsZero() && !named[p.Parent]; depth++ {
 			parent := x.manifests[p.Parent]
@@ -217,6 +231,7 @@ func (x *repairer) read(ctx context.Context, heads headset) error {
 			p = parent
 		}
 	}
+
 	return err
 }
 
@@ -230,16 +245,19 @@ func (x *repairer) hasSegments(m *repo.Manifest) bool {
 			}
 		}
 	}
+
 	for _, p := range m.Pages {
 		if !x.has(p.Frame) {
 			return false
 		}
 	}
+
 	for _, f := range m.Stream {
 		if !x.has(f) {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -257,6 +275,7 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 			all = append(all, m)
 		}
 	}
+
 	slices.SortFunc(all, func(a, b *repo.Manifest) int {
 		return cmp.Or(cmp.Compare(a.Volume, b.Volume), a.CreatedAt.Compare(b.CreatedAt), slices.Compare(a.ID[:], b.ID[:]))
 	})
@@ -265,6 +284,7 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 		if last != nil && last.Volume != m.Volume {
 			last = nil
 		}
+
 		whole := m.Map.IsZero() || x.has(m.Map.Frame)
 		d := &treeDiff{
 			nodes: x.repo.ReadNodes, old: last, now: m, leaf: noLeaf,
@@ -273,6 +293,7 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 				return nil
 			},
 		}
+
 		err := d.each(ctx, func(p part) error {
 			for _, y := range p.now {
 				whole = whole && x.has(y.Frame)
@@ -282,10 +303,12 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		if x.whole[m.ID] = whole; whole {
 			last = m
 		}
 	}
+
 	return nil
 }
 
@@ -308,12 +331,14 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 		}
 		lost[d.id] = &lostHead{id: d.id, damaged: d.err}
 	}
+
 	there := map[repo.ID]bool{}
 	for _, h := range heads.good {
 		if id, err := x.repo.HeadID(h.Head.Name); err == nil {
 			there[id] = true
 		}
 	}
+
 	for _, d := range heads.bad {
 		there[d.id] = lost[d.id] == nil
 	}
@@ -324,6 +349,7 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 			lost[id].name = n
 		}
 	}
+
 	for _, m := range x.manifests {
 		id, err := x.repo.HeadID(m.Volume)
 		if err != nil || there[id] {
@@ -338,10 +364,12 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 		lost[id].name = m.Volume
 		lost[id].manifests = append(lost[id].manifests, m)
 	}
+
 	var out []lostHead
 	for _, h := range lost {
 		out = append(out, *h)
 	}
+
 	slices.SortFunc(out, func(a, b lostHead) int {
 		return cmp.Or(cmp.Compare(a.name, b.name), slices.Compare(a.id[:], b.id[:]))
 	})
@@ -356,14 +384,17 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, 
 	if l.damaged != nil {
 		out.Reason = l.damaged.Error()
 	}
+
 	if l.name == "" {
 		out.Reason = "nothing of it is left, not even its name: " + out.Reason
 		return out, true, nil
 	}
+
 	head := x.head(ctx, l, &out)
 	if err := x.remembered(ctx, &head); err != nil {
 		return out, true, err
 	}
+
 	if x.DryRun {
 		out.Repaired = true
 		return out, true, nil
@@ -384,16 +415,20 @@ func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, 
 			return out, true, err
 		}
 	}
+
 	pages := newPageWriter(x.repo, l.name)
 	defer pages.end(ctx)
+
 	if err := pages.putter().Shrink(ctx, &head); err != nil {
 		return out, true, err
 	}
+
 	_, err = x.repo.PutHead(ctx, head, version)
 	pages.wrote(err)
 	if err != nil {
 		return out, true, err
 	}
+
 	out.Repaired = true
 	return out, true, nil
 }
@@ -419,6 +454,7 @@ func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) re
 			h.Golden = false
 		}
 	}
+
 	for _, m := range x.inOrder(l.manifests, h.Golden) {
 		pt := pointFrom(m, h.NextSeq)
 		h.NextSeq++
@@ -442,6 +478,7 @@ func (x *repairer) head(ctx context.Context, l lostHead, out *RepairedVolume) re
 			h.Writer, h.Lineage, out.Writer = x.writer, string(o.Lineage), true
 		}
 	}
+
 	return h
 }
 
@@ -495,6 +532,7 @@ func (x *repairer) inOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
 	for _, m := range all {
 		children[m.Parent]++
 	}
+
 	best := map[key]*repo.Manifest{}
 	rank := func(m *repo.Manifest) int {
 		n := min(children[m.ID], 1)
@@ -503,6 +541,7 @@ func (x *repairer) inOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
 		}
 		return n
 	}
+
 	for _, m := range all {
 		k := key{m.Point, m.Source}
 		if was := best[k]; was == nil || rank(m) > rank(was) {
@@ -514,6 +553,7 @@ func (x *repairer) inOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
 	for _, m := range best {
 		byID[m.ID] = m
 	}
+
 	done := map[repo.ID]bool{}
 	var out []*repo.Manifest
 	for _, m := range all {
@@ -526,5 +566,6 @@ func (x *repairer) inOrder(all []*repo.Manifest, golden bool) []*repo.Manifest {
 			out = append(out, p)
 		}
 	}
+
 	return out
 }

@@ -17,15 +17,18 @@ func (x *repairer) repairTables(ctx context.Context) error {
 	if err != nil || len(o.moved.Packs) == 0 {
 		return err
 	}
+
 	present := o.present()
 	lost := map[repo.Table][]repo.MovedPack{}
 	for t := range o.moved.Damaged {
 		lost[t] = nil
 	}
+
 	for _, pk := range slices.SortedFunc(maps.Keys(o.moved.Packs), repo.Pack.Compare) {
 		if _, there := o.moved.Tables[pk.Table()]; there {
 			continue
 		}
+
 		m, err := x.repo.DescribePack(ctx, repo.PackState{Pack: pk, Bytes: o.moved.Packs[pk]})
 		if broken(err) {
 			continue
@@ -33,6 +36,7 @@ func (x *repairer) repairTables(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		m.Segments = slices.DeleteFunc(m.Segments, func(s repo.SegmentState) bool {
 			_, there := present[s.Segment]
 			return there
@@ -48,10 +52,12 @@ func (x *repairer) repairTables(ctx context.Context) error {
 			return err
 		}
 	}
+
 	if len(lost) > 0 && !x.DryRun { // the rest is as it was listed
 		x.objects.moved, err = x.repo.MovedAndPacks(ctx)
 		x.objects.places = x.objects.moved.Places()
 	}
+
 	return err
 }
 
@@ -61,6 +67,7 @@ func (x *repairer) repairTable(ctx context.Context, t repo.Table, packs []repo.M
 		x.out.Tables = append(x.out.Tables, "moved/"+t.String())
 		return nil
 	}
+
 	var err error
 	done := true
 	if damaged {
@@ -74,5 +81,6 @@ func (x *repairer) repairTable(ctx context.Context, t repo.Table, packs []repo.M
 	if err == nil && done {
 		x.out.Tables = append(x.out.Tables, "moved/"+t.String())
 	}
+
 	return err
 }

@@ -36,6 +36,7 @@ func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (Repair
 			found = append(found, m)
 		}
 	}
+
 	found = x.inOrder(found, f.head.Golden)
 
 	again := map[repo.ID][]repo.Point{}
@@ -54,6 +55,7 @@ func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (Repair
 			}
 		}
 	}
+
 	if x.DryRun {
 		out.Repaired = true
 		return out, nil
@@ -76,9 +78,11 @@ func (x *repairer) points(ctx context.Context, f pointsFault, now scene) (Repair
 			}
 			left = append(left, made...)
 		}
+
 		h.Pages = left
 		return true, nil
 	})
+
 	out.Repaired = err == nil
 	return out, err
 }
@@ -98,6 +102,7 @@ func (x *repairer) fill(page repo.PointPage, found []*repo.Manifest) (points []r
 			left = append(left, m)
 		}
 	}
+
 	if room := page.Last - page.First + 1; uint64(len(fit)) > room {
 		place := map[repo.ID]int{}
 		for i, m := range fit {
@@ -110,9 +115,11 @@ func (x *repairer) fill(page repo.PointPage, found []*repo.Manifest) (points []r
 		fit = fit[:room]
 		slices.SortFunc(fit, func(a, b *repo.Manifest) int { return cmp.Compare(place[a.ID], place[b.ID]) })
 	}
+
 	for i, m := range fit {
 		points = append(points, pointFrom(m, page.First+uint64(i)))
 	}
+
 	return points, left
 }
 

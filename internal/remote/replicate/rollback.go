@@ -74,6 +74,7 @@ func (m headMemory) older(h *repo.Head, there bool) string {
 		return fmt.Sprintf("%s: the next point of the volume would be number %d there, and this pool has seen number %d",
 			wasPutBack, h.NextSeq, known.NextSeq)
 	}
+
 	return ""
 }
 
@@ -93,6 +94,7 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 	if err != nil {
 		return nil, err
 	}
+
 	there := map[repo.ID]*repo.Head{}
 	for i := range all.good {
 		h := &all.good[i].Head
@@ -102,14 +104,17 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 		}
 		there[id] = h
 	}
+
 	for _, d := range all.bad {
 		there[d.id] = nil
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(m)) {
 		id, err := r.HeadID(name)
 		if err != nil {
 			return nil, err
 		}
+
 		h, is := there[id]
 		if is && h == nil {
 			continue // damaged, which is said of it
@@ -117,11 +122,13 @@ func (w *witness) rollbacks(ctx context.Context, all headset) ([]rollback, error
 		if !is {
 			h = &repo.Head{Name: name}
 		}
+
 		if why := m.older(h, is); why != "" {
 			out = slices.DeleteFunc(out, func(b rollback) bool { return b.volume == name })
 			out = append(out, rollback{volume: name, object: "heads/" + id.String(), lost: !is, reason: why})
 		}
 	}
+
 	slices.SortFunc(out, func(a, b rollback) int { return strings.Compare(a.volume, b.volume) })
 	return out, nil
 }
@@ -141,6 +148,7 @@ func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err
 		if w.e == nil || w.accepted[h.Name] || h.Token.IsZero() || h.Gone || h.Writer.Pool != w.own.me.Pool {
 			continue
 		}
+
 		known, err := w.own.tokens.load(h.Name)
 		if err != nil {
 			return nil, err
@@ -148,6 +156,7 @@ func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err
 		if !slices.Contains(known.retired, h.Token) {
 			continue
 		}
+
 		now, _, err := w.repo.Head(ctx, h.Name)
 		if broken(err) || err == nil && now.Token != h.Token {
 			continue
@@ -155,12 +164,15 @@ func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err
 		if err != nil {
 			return nil, err
 		}
+
 		id, err := w.repo.HeadID(h.Name)
 		if err != nil {
 			return nil, err
 		}
+
 		out = append(out, rollback{volume: h.Name, object: "heads/" + id.String(), token: h.Token, reason: retiredReason})
 	}
+
 	return out, nil
 }
 
@@ -181,9 +193,11 @@ func (w *witness) see(ctx context.Context, all headset) error {
 			fresh = append(fresh, known)
 		}
 	}
+
 	if w.e == nil {
 		return nil
 	}
+
 	return w.e.SeeRemoteHeads(ctx, id, fresh)
 }
 
@@ -194,16 +208,19 @@ func (p *pruner) refuseRollback(ctx context.Context, all headset) error {
 	if err != nil || len(back) == 0 {
 		return err
 	}
+
 	first, more := back[0], ""
 	if n := len(back) - 1; n > 0 {
 		more = fmt.Sprintf(" (and %d more)", n)
 	}
+
 	e := errs.New(errs.Damaged, opRemotePrune, first.volume, "%s%s, so nothing was removed", first.reason, more)
 	accept := errs.Run("remote prune", p.remoteName(), errs.Param("accept-rollback"))
 	if first.lost {
 		return e.WithHint("rebuild it from what its points say: %s; to forget that it was there: %s",
 			errs.Run("remote repair", p.remoteName()), accept)
 	}
+
 	return e.WithHint("restore the remote if you can; to go on with what is there, push the volume with %s, "+
 		"or accept what is lost with %s", errs.Param("accept-rollback"), accept)
 }
@@ -215,6 +232,7 @@ func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
 	if err != nil {
 		return err
 	}
+
 	for _, b := range back {
 		p.out.Accepted = append(p.out.Accepted, b.volume)
 		known := p.witness.memory[b.volume]
@@ -237,6 +255,7 @@ func (p *pruner) acceptRollback(ctx context.Context, all headset) error {
 			return err
 		}
 	}
+
 	return nil
 }
 

@@ -121,6 +121,7 @@ func (l *lease) put(ctx context.Context) error {
 	if err := l.gone(); err != nil {
 		return err
 	}
+
 	if l.note != nil && l.s.Beat > 0 { // the first write has the token of the plan
 		id := repo.NewID()
 		if err := l.note(id); err != nil {
@@ -128,6 +129,7 @@ func (l *lease) put(ctx context.Context) error {
 		}
 		l.s.Token = id
 	}
+
 	err := l.repo.PutSession(ctx, &l.s)
 	if errs.Is(err, errs.Conflict) && !objstore.Temporary(err) {
 		err = errEnded
@@ -135,6 +137,7 @@ func (l *lease) put(ctx context.Context) error {
 		l.ended = err
 		l.emu.Unlock()
 	}
+
 	return err
 }
 
@@ -156,13 +159,16 @@ func (l *lease) pin(ctx context.Context, ids ...repo.ID) error {
 			l.s.Pins = append(l.s.Pins, id)
 		}
 	}
+
 	if len(l.s.Pins) == n {
 		return nil
 	}
+
 	err := l.put(ctx)
 	if err != nil {
 		l.s.Pins = l.s.Pins[:n]
 	}
+
 	return err
 }
 

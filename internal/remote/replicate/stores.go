@@ -43,6 +43,7 @@ func OpenStore(ctx context.Context, raw string, access Access, create bool) (obj
 	if err != nil {
 		return nil, err
 	}
+
 	switch {
 	case u.Scheme == "s3":
 		return s3.Open(ctx, u, access)
@@ -51,6 +52,7 @@ func OpenStore(ctx context.Context, raw string, access Access, create bool) (obj
 	case create:
 		return file.Create(ctx, u)
 	}
+
 	return file.Open(ctx, u)
 }
 
@@ -64,12 +66,14 @@ func parseURL(raw string) (*url.URL, error) {
 	if err != nil {
 		return nil, bad("it is not a URL: %w", err)
 	}
+
 	if u.User != nil {
 		u.User = nil
 		raw = u.String()
 		return nil, bad("a URL must not hold a user or a password: it is shown to people").(*errs.Error).
 			WithHint("give credentials by the environment or the files of the store's own tools")
 	}
+
 	switch {
 	case u.Scheme == "":
 		return nil, bad("it has no scheme")
@@ -90,5 +94,6 @@ func parseURL(raw string) (*url.URL, error) {
 	default:
 		return nil, bad("%q is not a kind of store", u.Scheme)
 	}
+
 	return u, nil
 }

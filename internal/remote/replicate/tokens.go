@@ -46,15 +46,18 @@ func (t *tokens) apply(kind byte, id repo.ID) {
 		t.pending = append(t.pending, id)
 		return
 	}
+
 	// What else was pending when the head got this token has failed: it depended on a version that is gone.
 	if !t.current.IsZero() && t.current != id {
 		t.retired = append(t.retired, t.current)
 	}
+
 	for _, p := range t.pending {
 		if p != id {
 			t.retired = append(t.retired, p)
 		}
 	}
+
 	t.current, t.pending = id, nil
 }
 
@@ -111,6 +114,7 @@ func (l tokenFiles) load(head string) (tokens, error) {
 	if err != nil {
 		return tokens{}, err
 	}
+
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return tokens{}, nil
@@ -118,6 +122,7 @@ func (l tokenFiles) load(head string) (tokens, error) {
 	if err != nil {
 		return tokens{}, errs.Wrap(opPush, head, err)
 	}
+
 	t, _, err := decodeTokens(b)
 	return t, errs.Wrap(opPush, head, err)
 }
@@ -142,20 +147,26 @@ func (l tokenFiles) add(head string, record func(tokens) (byte, repo.ID), sync b
 	if err != nil {
 		return err
 	}
+
 	defer func() { err = errs.Wrap(opPush, head, err) }()
+
 	f, err := l.open(path)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
+
 	t, end, err := decodeTokens(b)
 	if err != nil {
 		return err
 	}
+
 	kind, id := record(t)
 	switch {
 	case kind == 0:
@@ -164,14 +175,17 @@ func (l tokenFiles) add(head string, record func(tokens) (byte, repo.ID), sync b
 		t.apply(kind, id)
 		return durable.WriteFile(path, encodeTokens(t)) // whoever waits for the lock finds another file under this name
 	}
+
 	fresh := []byte{}
 	if end == 0 {
 		fresh = append(fresh, tokenHeader...)
 	}
+
 	fresh = appendToken(fresh, kind, id)
 	if err := f.Truncate(int64(end)); err != nil {
 		return err
 	}
+
 	_, err = f.WriteAt(fresh, int64(end))
 	if err == nil && sync {
 		err = f.Sync()
@@ -180,9 +194,11 @@ func (l tokenFiles) add(head string, record func(tokens) (byte, repo.ID), sync b
 		_ = f.Truncate(int64(end)) // what may not be on disk must not look as if it were
 		return err
 	}
+
 	if !sync || !t.current.IsZero() {
 		return nil
 	}
+
 	return l.syncDirs() // until a write has succeeded, nobody knows whether this was done
 }
 
@@ -191,11 +207,13 @@ func (l tokenFiles) open(path string) (*os.File, error) {
 	if err := os.MkdirAll(l.dir, 0o700); err != nil {
 		return nil, err
 	}
+
 	for {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
 			return nil, err
 		}
+
 		for err = unix.EINTR; err == unix.EINTR; {
 			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
 		}
@@ -203,9 +221,11 @@ func (l tokenFiles) open(path string) (*os.File, error) {
 			_ = f.Close()
 			return nil, err
 		}
+
 		if isStill(f, path) {
 			return f, nil
 		}
+
 		_ = f.Close()
 	}
 }
@@ -228,13 +248,16 @@ func decodeTokens(b []byte) (t tokens, end int, err error) {
 	if len(b) < len(tokenHeader) {
 		return tokens{}, 0, nil
 	}
+
 	if string(b[:5]) == tokenHeader[:5] && b[5] > tokenHeader[5] {
 		return tokens{}, 0, errs.New(errs.TooNew, "", "", "the pool's record of what it wrote is of a newer pando").
 			WithHint("upgrade pando")
 	}
+
 	if string(b[:len(tokenHeader)]) != tokenHeader {
 		return tokens{}, 0, nil // as if it were lost: what the head has is not known
 	}
+
 	end = len(tokenHeader)
 	for ; len(b)-end >= tokenRecord; end += tokenRecord {
 		r := b[end:][:tokenRecord]
@@ -244,6 +267,7 @@ func decodeTokens(b []byte) (t tokens, end int, err error) {
 		}
 		t.apply(kind, repo.ID(r[1:17]))
 	}
+
 	return t, end, nil
 }
 
@@ -282,6 +306,7 @@ func (w *headWriter) judge(before tokens, h *repo.Head) (ownership, error) {
 	if h.Token.IsZero() || h.Gone || h.Writer.Pool != w.me.Pool {
 		return ownWrite, nil
 	}
+
 	switch {
 	case slices.Contains(before.pending, h.Token): // a write whose answer was lost
 		return ownWrite, w.tokens.confirm(h.Name, h.Token)
@@ -290,6 +315,7 @@ func (w *headWriter) judge(before tokens, h *repo.Head) (ownership, error) {
 	case slices.Contains(before.retired, h.Token):
 		return retiredWrite, nil
 	}
+
 	// Another process of this pool has written it since. That token is confirmed here too: a confirmation that came only
 	// after the next write of this process would retire what that write leaves in the head.
 	after, err := w.tokens.load(h.Name)
@@ -301,6 +327,7 @@ func (w *headWriter) judge(before tokens, h *repo.Head) (ownership, error) {
 	case after.has(h.Token):
 		return ownWrite, nil
 	}
+
 	return foreignWrite, nil
 }
 

@@ -43,12 +43,14 @@ func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int
 	if base == nil || base.Map.IsZero() {
 		return t, nil
 	}
+
 	at := base.Root()
 	for at.Level > t.level { // what is left is in the first part
 		n, err := t.read(ctx, at)
 		if err != nil {
 			return nil, err
 		}
+
 		if n.kids == nil {
 			t.root.node = &treeNode{pieces: piecesIn(n.pieces, 0, repo.LevelBytes(t.level))}
 			if len(t.root.node.pieces) == 0 {
@@ -56,10 +58,12 @@ func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int
 			}
 			return t, nil
 		}
+
 		if at = at.Child(0, n.kids[0].ref); at.IsZero() {
 			return t, nil
 		}
 	}
+
 	t.root.ref = at.NodeRef
 	for level := at.Level; level < t.level; level++ {
 		if !at.IsLeaf() {
@@ -74,6 +78,7 @@ func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int
 			t.root = treeKid{node: &treeNode{pieces: n.pieces}}
 		}
 	}
+
 	return t, nil
 }
 
@@ -86,6 +91,7 @@ func (t *tree) read(ctx context.Context, at repo.NodeAt) (*treeNode, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	n := &treeNode{was: at.NodeRef, pieces: got[0].Pieces} // which are shared: they are never changed in place
 	if got[0].Children != nil {
 		n.kids = &[repo.NodeChildren]treeKid{}
@@ -93,6 +99,7 @@ func (t *tree) read(ctx context.Context, at repo.NodeAt) (*treeNode, error) {
 			n.kids[i].ref = ref
 		}
 	}
+
 	t.held += len(n.pieces) + repo.NodeChildren
 	return n, nil
 }
@@ -122,6 +129,7 @@ func (t *tree) get(ctx context.Context, cell int64) ([]repo.Piece, error) {
 		slot := int((from - at.From()) / repo.LevelBytes(at.Level-1))
 		k, at = &k.node.kids[slot], at.Child(slot, repo.NodeRef{})
 	}
+
 	return nil, nil
 }
 
@@ -145,6 +153,7 @@ func (t *tree) replaceIn(
 	if from, to = max(from, at.From()), min(to, at.To()); from >= to {
 		return false, nil
 	}
+
 	pieces = piecesIn(pieces, from, to)
 	switch {
 	case k.empty() && len(pieces) == 0:
@@ -156,9 +165,11 @@ func (t *tree) replaceIn(
 		k.node = t.leaf(at, slices.Clone(pieces))
 		return true, nil
 	}
+
 	if err := t.load(ctx, k, at); err != nil {
 		return false, err
 	}
+
 	n := k.node
 	changed := false
 	if n.kids == nil {
@@ -173,6 +184,7 @@ func (t *tree) replaceIn(
 		k.node = t.leaf(at, all)
 		return true, nil
 	}
+
 	size := repo.LevelBytes(at.Level - 1)
 	for slot := int((from - at.From()) / size); slot <= int((to-1-at.From())/size); slot++ {
 		c, err := t.replaceIn(ctx, &n.kids[slot], at.Child(slot, repo.NodeRef{}), from, to, pieces)
@@ -181,9 +193,11 @@ func (t *tree) replaceIn(
 		}
 		changed = changed || c
 	}
+
 	if changed {
 		n.was = repo.NodeRef{}
 	}
+
 	return changed, nil
 }
 
@@ -193,6 +207,7 @@ func (t *tree) leaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
 	if len(pieces) <= repo.LeafPieces {
 		return &treeNode{pieces: pieces}
 	}
+
 	n := &treeNode{kids: &[repo.NodeChildren]treeKid{}}
 	for slot := range n.kids {
 		child := at.Child(slot, repo.NodeRef{})
@@ -200,6 +215,7 @@ func (t *tree) leaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
 			n.kids[slot].node = t.leaf(child, some)
 		}
 	}
+
 	return n
 }
 
@@ -215,6 +231,7 @@ func (t *tree) flush(ctx context.Context, before int64, add frameAdder) error {
 	if err := t.ready(ctx, &t.root, t.at(), before, &out); err != nil {
 		return err
 	}
+
 	for _, level := range out {
 		for _, w := range level {
 			if err := w.write(ctx, add); err != nil {
@@ -222,6 +239,7 @@ func (t *tree) flush(ctx context.Context, before int64, add frameAdder) error {
 			}
 		}
 	}
+
 	t.held = 0
 	return nil
 }
@@ -238,6 +256,7 @@ func (t *tree) ready(ctx context.Context, k *treeKid, at repo.NodeAt, before int
 	if k.node == nil {
 		return nil
 	}
+
 	if at.To() <= before {
 		if _, err := t.settle(ctx, k, at); err != nil {
 			return err
@@ -245,9 +264,11 @@ func (t *tree) ready(ctx context.Context, k *treeKid, at repo.NodeAt, before int
 		k.collect(at, out)
 		return nil
 	}
+
 	if k.node.kids == nil {
 		return nil
 	}
+
 	sure := int64(0)
 	var done []int
 	for slot := range k.node.kids {
@@ -265,11 +286,13 @@ func (t *tree) ready(ctx context.Context, k *treeKid, at repo.NodeAt, before int
 		sure += n
 		done = append(done, slot)
 	}
+
 	if sure > repo.LeafPieces {
 		for _, slot := range done {
 			k.node.kids[slot].collect(at.Child(slot, repo.NodeRef{}), out)
 		}
 	}
+
 	return nil
 }
 
@@ -285,6 +308,7 @@ func (t *tree) settle(ctx context.Context, k *treeKid, at repo.NodeAt) (int64, e
 	case k.node.kids == nil:
 		return int64(len(k.node.pieces)), nil
 	}
+
 	total := int64(0)
 	for slot := range k.node.kids {
 		n, err := t.settle(ctx, &k.node.kids[slot], at.Child(slot, repo.NodeRef{}))
@@ -293,12 +317,14 @@ func (t *tree) settle(ctx context.Context, k *treeKid, at repo.NodeAt) (int64, e
 		}
 		total += n
 	}
+
 	switch {
 	case total == 0:
 		*k = treeKid{}
 	case total <= repo.LeafPieces:
 		return total, t.join(ctx, k, at)
 	}
+
 	return total, nil
 }
 
@@ -315,6 +341,7 @@ func (t *tree) join(ctx context.Context, k *treeKid, at repo.NodeAt) error {
 		}
 		pieces = append(pieces, kid.node.pieces...)
 	}
+
 	*k = treeKid{node: &treeNode{pieces: pieces}}
 	return nil
 }
@@ -341,15 +368,18 @@ func (w written) write(ctx context.Context, add frameAdder) error {
 			n.Children[slot] = kid.ref
 		}
 	}
+
 	b, err := repo.EncodeNode(n)
 	if err != nil {
 		return err
 	}
+
 	packed, codec := repo.Compress(nil, b)
 	f, err := add(ctx, packed, codec, len(b))
 	if err != nil {
 		return err
 	}
+
 	pieces, bytes := n.Count()
 	*w.kid = treeKid{ref: repo.NodeRef{Frame: f, Pieces: pieces, Bytes: bytes}}
 	return nil
@@ -368,6 +398,7 @@ func fillCells(ctx context.Context, t *tree, pieces []repo.Piece) error {
 		cell = cell[:0]
 		return err
 	}
+
 	for _, p := range pieces {
 		for p.Length > 0 {
 			end := min(p.End(), (p.Offset/repo.CellBytes+1)*repo.CellBytes)
@@ -383,5 +414,6 @@ func fillCells(ctx context.Context, t *tree, pieces []repo.Piece) error {
 			p = cut(p, end, p.End())
 		}
 	}
+
 	return put()
 }

@@ -108,31 +108,38 @@ func (v *Verified) Err() error {
 	if v.TotalProblems == 0 {
 		return nil
 	}
+
 	what, first := "", v.Problems[0]
 	if what = first.Volume; first.Point != "" {
 		what += "@" + first.Point
 	}
+
 	e := errs.New(errs.Damaged, opVerify, what, "%d problems were found; the first: %s", v.TotalProblems, first)
 	if v.TotalProblems == 1 {
 		e = errs.New(errs.Damaged, opVerify, what, "a problem was found: %s", first)
 	}
+
 	if first.Rollback {
 		return e.WithHint(
 			"restore the remote if you can; to go on with what is there, push the volume with %s",
 			errs.Param("accept-rollback"),
 		)
 	}
+
 	if strings.HasPrefix(first.Object, "heads/") || strings.HasPrefix(first.Object, "points/") {
 		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair", "REMOTE"))
 	}
+
 	if strings.HasPrefix(first.Object, "moved/") {
 		return e.WithHint("make what says where things were moved anew with %s, before anything is removed",
 			errs.Run("remote repair", "REMOTE"))
 	}
+
 	if first.Volume == "" && v.TotalProblems == 1 && strings.HasPrefix(first.Object, "packs/") {
 		return e.WithHint("no point is affected, as there is another copy: %s removes the damaged one",
 			errs.Run("remote prune", "REMOTE"))
 	}
+
 	return e.WithHint("points without problems can be pulled; remove damaged ones from the remote and push again")
 }
 
@@ -155,6 +162,7 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 	if err != nil {
 		return nil, err
 	}
+
 	defer rp.Close()
 	q.scratch = r.dir
 	out, err := verify(ctx, rp, q)
@@ -167,6 +175,7 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 			}
 		})
 	}
+
 	return out, err
 }
 
@@ -175,11 +184,13 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 		return nil, errs.New(errs.Invalid, opVerify, "", "%v is no percentage of the data",
 			q.ReadPercent).WithHint("it is from 0 to 100")
 	}
+
 	for _, n := range q.Names {
 		if err := ref.CheckName(opVerify, n); err != nil {
 			return nil, err
 		}
 	}
+
 	v := &verifier{
 		repo: rp, VerifyRequest: q, number: map[repo.Segment]uint32{}, sizes: map[repo.Segment]uint32{},
 		named: map[repo.ID]bool{}, chained: map[repo.ID][]owner{},
@@ -188,17 +199,22 @@ func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, err
 		spoilt: map[string]string{},
 		out:    &Verified{Unknown: []string{}, Warnings: []Problem{}, Problems: []Problem{}},
 	}
+
 	defer v.expectations.close()
+
 	var err error
 	if v.witness, err = newWitness(ctx, v.Pool, rp); err != nil {
 		return nil, err
 	}
+
 	if v.Seed == 0 {
 		v.Seed = rand.Uint64()
 	}
+
 	if err := v.run(ctx); err != nil {
 		return nil, errs.Wrap(opVerify, rp.Store().String(), err)
 	}
+
 	return v.out, nil
 }
 
@@ -248,34 +264,42 @@ func (v *verifier) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	if err := v.plan(ctx, heads); err != nil {
 		return err
 	}
+
 	if err := v.points(ctx); err != nil {
 		return err
 	}
+
 	v.Tracker.Start("listing", 0, 0)
 	if err := v.list(ctx); err != nil {
 		return err
 	}
+
 	if _, _, err := v.repo.Seen(ctx); broken(err) {
 		v.out.Warnings = append(v.out.Warnings, Problem{Object: "prune/seen",
 			Message: fmt.Sprintf("the next prune makes it anew: %v", err)})
 	} else if err != nil {
 		return err
 	}
+
 	if err := v.findSizes(ctx); err != nil {
 		return err
 	}
+
 	v.present()
 	if v.ReadPercent > 0 {
 		if err := v.readData(ctx); err != nil {
 			return err
 		}
 	}
+
 	if err := v.blame(ctx); err != nil {
 		return err
 	}
+
 	return v.settle(ctx)
 }
 
@@ -285,6 +309,7 @@ func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	for _, d := range all.bad {
 		p := Problem{Object: d.Object, Message: "the list of a volume's points cannot be read: " + d.Reason}
 		i := slices.IndexFunc(v.Names, func(n string) bool { id, err := v.repo.HeadID(n); return err == nil && id == d.id })
@@ -298,18 +323,22 @@ func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
 			v.out.Warnings = append(v.out.Warnings, p)
 		}
 	}
+
 	if err := v.rollbacks(ctx, all); err != nil {
 		return nil, err
 	}
+
 	var heads []repo.Head
 	for _, h := range all.good {
 		heads = append(heads, h.Head)
 	}
+
 	for _, n := range v.Names {
 		if !slices.ContainsFunc(heads, func(h repo.Head) bool { return h.Name == n && !h.Gone }) && len(v.problems) == 0 {
 			return nil, noVolume(errs.New(errs.NotFound, "", "", ""), v.repo, opVerify, n)
 		}
 	}
+
 	return heads, nil
 }
 
@@ -319,11 +348,13 @@ func (v *verifier) rollbacks(ctx context.Context, all headset) error {
 	if err != nil {
 		return err
 	}
+
 	for _, b := range back {
 		if len(v.Names) == 0 || slices.Contains(v.Names, b.volume) {
 			v.problem(Problem{Volume: b.volume, Object: b.object, Message: b.reason, Rollback: !b.lost, token: b.token})
 		}
 	}
+
 	if err := v.witness.see(ctx, all); err != nil { // of the catalogue: what is on the remote is not affected
 		v.out.Warnings = append(
 			v.out.Warnings,
@@ -332,6 +363,7 @@ func (v *verifier) rollbacks(ctx context.Context, all headset) error {
 			},
 		)
 	}
+
 	return nil
 }
 
@@ -355,10 +387,12 @@ func (v *verifier) add(p Problem) {
 		v.addFinding(p)
 		return
 	}
+
 	if len(v.problems) >= 8*maxProblems { // some of them may turn out to be none
 		v.over++
 		return
 	}
+
 	v.problems = append(v.problems, p)
 }
 
@@ -368,6 +402,7 @@ func (v *verifier) list(ctx context.Context) error {
 	if err := v.sessions(ctx, sessions); err != nil {
 		return err
 	}
+
 	v.listed = map[repo.Segment]int64{}
 	manifests, lists := map[repo.ID]int64{}, map[repo.ID]int64{}
 	packs, tables := map[repo.Pack]int64{}, 0
@@ -375,6 +410,7 @@ func (v *verifier) list(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		switch o.Kind {
 		case repo.SegmentObject:
 			v.listed[o.Segment] = o.Bytes
@@ -393,23 +429,28 @@ func (v *verifier) list(ctx context.Context) error {
 			v.out.GarbageBytes += o.Bytes
 		}
 	}
+
 	if err := v.listMoved(ctx, tables); err != nil {
 		return err
 	}
+
 	if len(v.Names) > 0 || len(v.problems) > 0 || len(v.broken) > 0 {
 		return nil // what the rest needs was not looked at, or is not known
 	}
+
 	needed := v.named
 	used := map[repo.Segment]bool{}
 	for _, s := range v.segments {
 		used[s.Segment] = true
 	}
+
 	// What was pushed since the heads were read.
 	var fresh []repo.ID
 	now, err := readHeads(ctx, v.repo)
 	if err != nil {
 		return err
 	}
+
 	pages := map[repo.ID]bool{}
 	for _, h := range now.good {
 		for _, p := range h.Head.Pages {
@@ -424,9 +465,11 @@ func (v *verifier) list(ctx context.Context) error {
 			}
 		}
 	}
+
 	if err := v.sessions(ctx, sessions); err != nil {
 		return err
 	}
+
 	for s := range sessions {
 		st, err := v.repo.Session(ctx, s)
 		if errs.Is(err, errs.NotFound) {
@@ -437,6 +480,7 @@ func (v *verifier) list(ctx context.Context) error {
 		}
 		fresh = append(fresh, st.Session.Pins...)
 	}
+
 	var read []*repo.Manifest
 	err = readManifests(
 		ctx,
@@ -453,20 +497,25 @@ func (v *verifier) list(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	for id, n := range lists {
 		if !pages[id] && len(sessions) == 0 {
 			v.out.GarbageCount++
 			v.out.GarbageBytes += n
 		}
 	}
+
 	more, err := needsOf(ctx, v.repo, read...)
 	if err != nil {
 		return err
 	}
+
 	for s := range more {
 		used[s] = true
 	}
+
 	v.packGarbage(packs, used, sessions)
+
 	for s, n := range v.listed {
 		_, moved := v.moved[s]
 		switch {
@@ -478,10 +527,12 @@ func (v *verifier) list(ctx context.Context) error {
 			v.out.GarbageBytes += n
 		}
 	}
+
 	isFresh := map[repo.ID]bool{}
 	for _, id := range fresh {
 		isFresh[id] = true
 	}
+
 	var unnamed []repo.ID
 	for id, n := range manifests {
 		if needed[id] || isFresh[id] {
@@ -493,6 +544,7 @@ func (v *verifier) list(ctx context.Context) error {
 			v.out.GarbageBytes += n
 		}
 	}
+
 	return v.lostHeads(ctx, unnamed, now, sessions)
 }
 
@@ -505,9 +557,11 @@ func (v *verifier) lostHeads(ctx context.Context, unnamed []repo.ID, now headset
 			there[id] = true
 		}
 	}
+
 	for _, d := range now.bad {
 		there[d.id] = true
 	}
+
 	return readManifests(ctx, v.repo, unnamed, func(m repo.Manifest) {
 		id, err := v.repo.HeadID(m.Volume)
 		if err != nil || there[id] || sessions[m.Session] {
@@ -533,6 +587,7 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 		if found[id] {
 			continue
 		}
+
 		_, err := v.repo.Session(ctx, id)
 		switch {
 		case errs.Is(err, errs.NotFound):
@@ -545,6 +600,7 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 			found[id] = true
 		}
 	}
+
 	return nil
 }
 
@@ -555,10 +611,12 @@ func (v *verifier) settle(ctx context.Context) error {
 	if len(v.problems) == 0 && len(v.findings) == 0 && len(v.spoilt) == 0 {
 		return nil
 	}
+
 	spoilt, err := v.spoiltCopies(ctx)
 	if err != nil {
 		return err
 	}
+
 	named := map[repo.ID]bool{}
 	readable := map[string]bool{}
 	older, tokens := map[string]bool{}, map[string]repo.ID{}
@@ -568,6 +626,7 @@ func (v *verifier) settle(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		h, err := v.repo.HeadByID(ctx, id)
 		if broken(err) {
 			continue
@@ -575,6 +634,7 @@ func (v *verifier) settle(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		readable["heads/"+id.String()] = true
 		older["heads/"+id.String()] = v.witness.memory.older(&h.Head, true) != ""
 		tokens["heads/"+id.String()] = h.Head.Token
@@ -588,10 +648,12 @@ func (v *verifier) settle(ctx context.Context) error {
 				streams = append(streams, pt.Parent)
 			}
 		}
+
 		for _, f := range bad {
 			unread[f.Page.Object()] = true
 		}
 	}
+
 	for len(streams) > 0 { // and all that they are the difference from
 		id := streams[0]
 		if streams = streams[1:]; id.IsZero() || named[id] {
@@ -606,6 +668,7 @@ func (v *verifier) settle(ctx context.Context) error {
 			return err
 		}
 	}
+
 	v.blameChains(named)
 	left := map[string]bool{}
 	found := v.found(named)
@@ -613,6 +676,7 @@ func (v *verifier) settle(ctx context.Context) error {
 	for _, p := range found {
 		tables[p.Object] = strings.HasPrefix(p.Object, "moved/")
 	}
+
 	for _, p := range slices.Concat(v.problems, found, spoilt) {
 		switch {
 		case tables[p.Object] && p.Points == 0:
@@ -626,18 +690,22 @@ func (v *verifier) settle(ctx context.Context) error {
 		case readable[p.Object] && !p.Rollback, strings.HasPrefix(p.Object, "points/") && !unread[p.Object]:
 			continue // it can be read now, or is not needed any more
 		}
+
 		left[p.String()] = true
 		if p.Point != "" && p.Points == 0 {
 			p.Volumes, p.Points = 1, 1
 		}
+
 		v.out.TotalProblems++
 		if len(v.out.Problems) < maxProblems {
 			v.out.Problems = append(v.out.Problems, p)
 		}
 	}
+
 	if v.out.TotalProblems > 0 {
 		v.out.TotalProblems += v.over
 	}
+
 	slices.SortStableFunc(v.out.Problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Volume, b.Volume), cmp.Compare(a.Point, b.Point), cmp.Compare(a.Offset, b.Offset),
 			cmp.Compare(a.Object, b.Object))

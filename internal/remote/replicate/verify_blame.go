@@ -53,6 +53,7 @@ func (v *verifier) findSizes(ctx context.Context) error {
 			unknown = append(unknown, i)
 		}
 	}
+
 	return eachOf(ctx, unknown, func(ctx context.Context, i int) error {
 		s := &v.segments[i]
 		err := v.repo.CheckSegmentSize(ctx, s.Segment, v.listed[s.Segment])
@@ -65,6 +66,7 @@ func (v *verifier) findSizes(ctx context.Context) error {
 		case broken(err): // it was listed: somebody has just removed it
 			return nil
 		}
+
 		return err
 	})
 }
@@ -89,16 +91,19 @@ func (v *verifier) lost(s repo.Segment) string {
 	if at, moved := v.lostPacks[s]; !ok && moved {
 		return fmt.Sprintf("the segment was moved to packs/%s, which is missing or cut", at.Pack)
 	}
+
 	if !ok && v.unreadTables {
 		return "the segment is missing, or was moved, and the table of that cannot be read"
 	}
 	if !ok {
 		return "the segment is missing"
 	}
+
 	place, ok := v.number[s]
 	if !ok {
 		return "" // of a point that was pushed meanwhile
 	}
+
 	switch state := v.segments[place]; {
 	case state.size != 0 && int64(state.size) != n:
 		return fmt.Sprintf("the segment has %d bytes and should have %d", n, state.size)
@@ -107,6 +112,7 @@ func (v *verifier) lost(s repo.Segment) string {
 	case int64(state.end) > n:
 		return fmt.Sprintf("the segment has %d bytes and should have more than %d", n, state.end)
 	}
+
 	return ""
 }
 
@@ -124,16 +130,20 @@ func (v *verifier) wrong(f repo.Frame, within, length uint32, sum repo.Sum) (why
 	if why := v.lacks(f); why != "" {
 		return why, true
 	}
+
 	n, ok := v.number[f.Segment]
 	if !ok {
 		return "", false // of a point that was pushed meanwhile
 	}
+
 	if s := v.segments[n]; s.fault != "" {
 		return cmp.Or(v.lost(f.Segment), s.fault), true
 	}
+
 	if len(v.faults) == 0 {
 		return "", false
 	}
+
 	return v.faults[expected{n, f.Index, f.Offset, f.Stored, f.Plain<<1 | uint32(f.Codec), within, length, sum}], false
 }
 
@@ -159,6 +169,7 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 		case err != nil:
 			return err
 		}
+
 		v.blameUses(c.owner, &m)
 		if m.Version == 2 && m.Content == repo.Block {
 			if err := v.blameTree(ctx, c.owner, &m, trees); err != nil {
@@ -166,10 +177,12 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 			}
 			continue
 		}
+
 		if m.Content.Chained() {
 			v.blameStream(c.owner, &m)
 			continue
 		}
+
 		now := make(map[uint32]blamed, len(m.Pages))
 		for _, p := range m.Pages {
 			b, same := known[p.Region]
@@ -181,8 +194,10 @@ func (v *verifier) blameSpan(ctx context.Context, s span) error {
 			now[p.Region] = b
 			v.blamePoint(c.owner, &m, b)
 		}
+
 		known = now
 	}
+
 	return nil
 }
 
@@ -207,6 +222,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 		}}
 		return b, nil
 	}
+
 	if why, whole := v.wrong(page.Frame, 0, 0, repo.Sum{}); whole {
 		return unread(why, true)
 	} else if why = cmp.Or(v.broken[repo.NodeRef{Frame: page.Frame}], why); why != "" {
@@ -217,7 +233,9 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	if err := v.room.Acquire(ctx, room); err != nil {
 		return b, err
 	}
+
 	defer v.room.Release(room)
+
 	pieces, err := readRegion(ctx, v.repo, m, page.Region)
 	switch {
 	case broken(err): // it could be read before: somebody has removed it, or it was damaged just now
@@ -225,10 +243,12 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	case err != nil:
 		return b, err
 	}
+
 	b.ranges = v.wrongPieces(pieces)
 	if v.usesWrong {
 		b.segments = unlisted(&repo.Manifest{}, page, pieces) // all of them
 	}
+
 	return b, nil
 }
 
@@ -239,6 +259,7 @@ func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 		if why == "" {
 			continue
 		}
+
 		object := "segments/" + x.Frame.Segment.String()
 		if n := len(ranges); n > 0 {
 			last := &ranges[n-1]
@@ -247,10 +268,12 @@ func (v *verifier) wrongPieces(pieces []repo.Piece) (ranges []Problem) {
 				continue
 			}
 		}
+
 		if len(ranges) < maxProblems {
 			ranges = append(ranges, Problem{Offset: x.Offset, Length: x.Length, Object: object, Message: why, whole: whole})
 		}
 	}
+
 	return ranges
 }
 

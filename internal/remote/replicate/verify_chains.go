@@ -15,9 +15,11 @@ import (
 func (v *verifier) blameChains(named map[repo.ID]bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
+
 	if len(v.chained) == 0 {
 		return
 	}
+
 	for _, f := range v.findings {
 		for _, id := range slices.Collect(maps.Keys(f.points)) {
 			first := f.points[id]
@@ -38,12 +40,14 @@ func (v *verifier) blameChains(named map[repo.ID]bool) {
 		if p.manifest.IsZero() || p.Point == "" || len(p.Affected) > 0 {
 			continue
 		}
+
 		volumes, affected := map[string]bool{p.Volume: true}, []string{p.Volume + "@" + p.Point}
 		for _, o := range v.followers(p.manifest, named) {
 			if ref := o.volume + "@" + o.point; !slices.Contains(affected, ref) {
 				volumes[o.volume], affected = true, append(affected, ref)
 			}
 		}
+
 		if len(affected) > 1 {
 			slices.Sort(affected)
 			p.Volumes, p.Points, p.Affected = len(volumes), len(affected), affected[:min(len(affected), maxProblems)]
@@ -65,5 +69,6 @@ func (v *verifier) followers(id repo.ID, named map[repo.ID]bool) (out []owner) {
 			}
 		}
 	}
+
 	return out
 }

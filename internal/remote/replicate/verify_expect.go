@@ -92,6 +92,7 @@ func (e *expectations) add(all []expected) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -113,6 +114,7 @@ func (e *expectations) spill() error {
 			return errs.Wrap(opVerify, "", err)
 		}
 	}
+
 	w := bufio.NewWriterSize(io.NewOffsetWriter(e.file, e.spilled()), runBuffer)
 	var b [expectedBytes]byte
 	for _, x := range e.memory {
@@ -120,9 +122,11 @@ func (e *expectations) spill() error {
 			return errs.Wrap(opVerify, "", err)
 		}
 	}
+
 	if err := w.Flush(); err != nil {
 		return errs.Wrap(opVerify, "", err)
 	}
+
 	e.runs = append(e.runs, e.spilled()+int64(len(e.memory))*expectedBytes)
 	e.memory = e.memory[:0]
 	return nil
@@ -155,11 +159,13 @@ func (e *expectations) sorted() iter.Seq2[expected, error] {
 		if len(e.memory) > 0 {
 			merge = append(merge, &cursor{memory: e.memory})
 		}
+
 		begin := int64(0)
 		for _, end := range e.runs {
 			merge = append(merge, &cursor{r: bufio.NewReaderSize(io.NewSectionReader(e.file, begin, end-begin), runBuffer)})
 			begin = end
 		}
+
 		for _, c := range merge {
 			if err := c.advance(); err != nil {
 				yield(expected{}, errs.Wrap(opVerify, "", err))
@@ -177,6 +183,7 @@ func (e *expectations) sorted() iter.Seq2[expected, error] {
 				}
 				last, first = x, false
 			}
+
 			switch err := c.advance(); {
 			case errors.Is(err, io.EOF):
 				heap.Pop(&merge)
@@ -206,10 +213,12 @@ func (c *cursor) advance() error {
 		c.at, c.memory = c.memory[0], c.memory[1:]
 		return nil
 	}
+
 	var b [expectedBytes]byte
 	if _, err := io.ReadFull(c.r, b[:]); err != nil {
 		return err
 	}
+
 	c.at = decodeExpected(b[:])
 	return nil
 }

@@ -31,6 +31,7 @@ func (v *verifier) addFinding(p Problem) {
 	if p.whole {
 		key = findingKey{object: p.Object}
 	}
+
 	f := v.findings[key]
 	if f == nil {
 		if len(v.findings) >= 8*maxProblems {
@@ -40,6 +41,7 @@ func (v *verifier) addFinding(p Problem) {
 		f = &finding{points: map[repo.ID]Problem{}}
 		v.findings[key] = f
 	}
+
 	was, known := f.points[p.manifest]
 	switch {
 	case !known && v.affected >= maxAffected:
@@ -49,6 +51,7 @@ func (v *verifier) addFinding(p Problem) {
 	case p.Length == 0, was.Length > 0 && was.Offset <= p.Offset:
 		return
 	}
+
 	f.points[p.manifest] = p
 }
 
@@ -59,23 +62,28 @@ func (v *verifier) found(named map[repo.ID]bool) (out []Problem) {
 		if len(f.points) == 0 {
 			continue
 		}
+
 		volumes := map[string]bool{}
 		for _, p := range f.points {
 			volumes[p.Volume] = true
 		}
+
 		first := slices.MinFunc(slices.Collect(maps.Values(f.points)), func(a, b Problem) int {
 			// One whose range is known says more.
 			return cmp.Or(cmp.Compare(min(b.Length, 1), min(a.Length, 1)), cmp.Compare(a.Volume, b.Volume),
 				cmp.Compare(a.Point, b.Point))
 		})
+
 		first.Volumes, first.Points = len(volumes), len(f.points)
 		for _, p := range f.points {
 			first.Affected = append(first.Affected, p.Volume+"@"+p.Point)
 		}
+
 		slices.Sort(first.Affected)
 		first.Affected = first.Affected[:min(len(first.Affected), maxProblems)]
 		out = append(out, first)
 	}
+
 	return out
 }
 

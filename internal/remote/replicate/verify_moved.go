@@ -20,15 +20,18 @@ func (v *verifier) listMoved(ctx context.Context, tables int) error {
 	if tables == 0 && !v.lacksSegments() {
 		return nil
 	}
+
 	m, err := v.repo.MovedAndPacks(ctx)
 	if err != nil {
 		return err
 	}
+
 	for t, err := range m.Damaged {
 		v.unreadTables = true
 		why := fmt.Sprintf("nobody knows what it says was moved: %v", err)
 		v.problem(Problem{Object: "moved/" + t.String(), Message: why})
 	}
+
 	for s, at := range m.Places() {
 		n, there := v.listed[s]
 		if there && n == at.Bytes {
@@ -39,10 +42,12 @@ func (v *verifier) listMoved(ctx context.Context, tables int) error {
 		}
 		v.listed[s], v.moved[s] = at.Bytes, at
 	}
+
 	v.cutPacks(m)
 	if !v.lacksSegments() {
 		return nil
 	}
+
 	return v.findTables(ctx, m)
 }
 
@@ -86,6 +91,7 @@ func (v *verifier) findTables(ctx context.Context, m repo.Moved) error {
 			unnamed = append(unnamed, repo.PackState{Pack: p, Bytes: n})
 		}
 	}
+
 	v.tables = map[repo.Segment]lostTable{}
 	return eachOf(ctx, unnamed, func(ctx context.Context, p repo.PackState) error {
 		described, err := v.repo.DescribePack(ctx, p)
@@ -95,6 +101,7 @@ func (v *verifier) findTables(ctx context.Context, m repo.Moved) error {
 		if err != nil {
 			return err
 		}
+
 		table := tableOf(m, p.Pack)
 		v.mu.Lock()
 		defer v.mu.Unlock()
@@ -103,6 +110,7 @@ func (v *verifier) findTables(ctx context.Context, m repo.Moved) error {
 				v.tables[s.Segment] = table
 			}
 		}
+
 		return nil
 	})
 }
@@ -187,6 +195,7 @@ func (v *verifier) packGarbage(packs map[repo.Pack]int64, used map[repo.Segment]
 	for s, at := range v.moved {
 		needed[at.Pack] = needed[at.Pack] || used[s]
 	}
+
 	for p, n := range packs {
 		switch {
 		case needed[p] || v.unreadTables:

@@ -116,10 +116,12 @@ func (v *verifier) plan(ctx context.Context, heads []repo.Head) error {
 				v.ages[pt.Manifest] = pt.CreatedAt.UnixMicro()
 			}
 		}
+
 		v.pageFaults(h, bad, all)
 		if !all {
 			continue
 		}
+
 		v.out.Volumes++
 		v.out.Points += len(points)
 		slices.SortStableFunc(points, func(a, b checked) int {
@@ -127,6 +129,7 @@ func (v *verifier) plan(ctx context.Context, heads []repo.Head) error {
 		})
 		v.spans = append(v.spans, span{points: points})
 	}
+
 	v.origins()
 	v.cut()
 	return nil
@@ -192,6 +195,7 @@ func (v *verifier) points(ctx context.Context) error {
 	if err := eachOf(ctx, v.spans, v.checkSpan); err != nil {
 		return err
 	}
+
 	// Named by no head, perhaps: then they are there for those that are.
 	for len(v.parents) > 0 {
 		todo := v.parents
@@ -206,6 +210,7 @@ func (v *verifier) points(ctx context.Context) error {
 			v.spans = append(v.spans, span{points: []checked{c}})
 		}
 	}
+
 	return nil
 }
 
@@ -213,6 +218,7 @@ func (v *verifier) points(ctx context.Context) error {
 func (v *verifier) checkSpan(ctx context.Context, s span) error {
 	w := &pageWalk{v: v}
 	defer w.drop()
+
 	for _, c := range s.points {
 		m, err := v.repo.Manifest(ctx, c.manifest)
 		v.Tracker.Add(1, 0)
@@ -223,9 +229,11 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 		case err != nil:
 			return err
 		}
+
 		if !c.is(&m) {
 			v.problem(c.owner.problem("manifests/"+c.manifest.String(), "it is not what its volume says of it"))
 		}
+
 		v.noteUses(&m)
 		if m.Content.Chained() {
 			err = v.checkStream(c.owner, &m)
@@ -241,6 +249,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -250,6 +259,7 @@ func (v *verifier) baseOf(ctx context.Context, before repo.ID, m *repo.Manifest)
 	if m.Origin != nil {
 		candidates = append(candidates, m.Origin.Manifest, v.sibling[m.Origin.Manifest])
 	}
+
 	own, listed := v.age(m.ID)
 	for _, id := range candidates {
 		// One that is not checked itself, or later, is none.
@@ -265,6 +275,7 @@ func (v *verifier) baseOf(ctx context.Context, before repo.ID, m *repo.Manifest)
 			return &b, nil
 		}
 	}
+
 	return nil, nil
 }
 
@@ -275,10 +286,12 @@ func (v *verifier) checkStream(o owner, m *repo.Manifest) error {
 	if !m.Parent.IsZero() {
 		v.chained[m.Parent] = append(v.chained[m.Parent], o)
 	}
+
 	if !m.Parent.IsZero() && !v.named[m.Parent] {
 		v.named[m.Parent] = true
 		v.parents = append(v.parents, checked{owner: o.of(m.Parent)})
 	}
+
 	all := make([]expected, 0, min(len(m.Stream), 4096))
 	for _, f := range m.Stream {
 		if all = append(all, v.expect(f, 0, f.Plain, repo.Sum{})); len(all) == cap(all) {
@@ -288,6 +301,7 @@ func (v *verifier) checkStream(o owner, m *repo.Manifest) error {
 			all = all[:0]
 		}
 	}
+
 	return v.note(all)
 }
 
@@ -368,9 +382,11 @@ func (w *pageWalk) check(ctx context.Context, m *repo.Manifest) error {
 			return err
 		}
 	}
+
 	if err := w.checkUses(ctx, m); err != nil {
 		return err
 	}
+
 	w.base = m
 	return nil
 }
@@ -382,13 +398,16 @@ func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	if w.base != nil && v.ReadPercent > 0 {
 		old, has = findPage(w.base, page.Region)
 	}
+
 	room := pageRoom(page)
 	if has {
 		room += pageRoom(old)
 	}
+
 	if err := v.room.Acquire(ctx, room); err != nil {
 		return err
 	}
+
 	defer v.room.Release(room)
 
 	pieces, err := readRegion(ctx, v.repo, m, page.Region)
@@ -399,6 +418,7 @@ func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	case err != nil:
 		return err
 	}
+
 	var was []repo.Piece
 	if has {
 		if was = w.kept.pieces; w.kept.page != old {
@@ -413,11 +433,13 @@ func (w *pageWalk) checkPage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	if err := v.notePieces(page, pieces, was); err != nil {
 		return err
 	}
+
 	v.countUses(m, page, pieces)
 	w.kept = mapOf{}
 	if pageRoom(page) <= keptPage {
 		w.kept = mapOf{page, pieces}
 	}
+
 	return nil
 }
 
@@ -429,6 +451,7 @@ func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
 	if page.Frame.Stored > 0 { // else the pieces are of a leaf, which was noted when it was read
 		all = append(all, v.expect(page.Frame, 0, 0, repo.Sum{}))
 	}
+
 	for _, x := range pieces {
 		for len(was) > 0 && was[0].Offset < x.Offset {
 			was = was[1:]
@@ -443,6 +466,7 @@ func (v *verifier) notePieces(page repo.Page, pieces, was []repo.Piece) error {
 			all = all[:0]
 		}
 	}
+
 	return v.note(all)
 }
 
@@ -466,6 +490,7 @@ func unlisted(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (out []repo
 			out = append(out, s)
 		}
 	}
+
 	look(page.Frame.Segment)
 	last := page.Frame.Segment
 	for _, x := range pieces {
@@ -474,6 +499,7 @@ func unlisted(m *repo.Manifest, page repo.Page, pieces []repo.Piece) (out []repo
 			look(last)
 		}
 	}
+
 	return out
 }
 
@@ -492,15 +518,18 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 	if w.base == nil {
 		return nil // all its pages were looked at
 	}
+
 	lost := map[repo.Segment]int64{}
 	for _, u := range w.base.Uses {
 		if !uses(m, u.Segment) {
 			lost[u.Segment] = u.Bytes
 		}
 	}
+
 	if len(lost) == 0 {
 		return nil
 	}
+
 	gone := map[repo.Segment]int64{}
 	changed := differentRegions(w.base, m)
 	for _, region := range changed {
@@ -510,13 +539,16 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 			return err
 		}
 	}
+
 	exact := true
 	for s, n := range lost {
 		exact = exact && gone[s] == n
 	}
+
 	if exact {
 		return nil
 	}
+
 	for _, p := range m.Pages {
 		if _, is := slices.BinarySearch(changed, p.Region); is {
 			continue
@@ -527,6 +559,7 @@ func (w *pageWalk) checkUses(ctx context.Context, m *repo.Manifest) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -538,10 +571,12 @@ func (w *pageWalk) withPage(
 	if !ok {
 		return nil
 	}
+
 	room := pageRoom(page)
 	if err := w.v.room.Acquire(ctx, room); err != nil {
 		return err
 	}
+
 	defer w.v.room.Release(room)
 	pieces, err := readRegion(ctx, w.v.repo, m, region)
 	switch {
@@ -552,6 +587,7 @@ func (w *pageWalk) withPage(
 	default:
 		fn(page, pieces)
 	}
+
 	return nil
 }
 

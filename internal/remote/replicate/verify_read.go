@@ -33,6 +33,7 @@ func (v *verifier) readData(ctx context.Context) error {
 		group = nil
 		g.Go(func() error { return v.readSegment(gctx, n, all) })
 	}
+
 	for x, err := range v.expectations.sorted() {
 		if err == nil {
 			err = gctx.Err()
@@ -48,6 +49,7 @@ func (v *verifier) readData(ctx context.Context) error {
 		}
 		group = append(group, x)
 	}
+
 	read()
 	return g.Wait()
 }
@@ -60,6 +62,7 @@ func (v *verifier) choose() []bool {
 			all = append(all, i)
 		}
 	}
+
 	// The numbers depend on who was faster, the choice only on the seed.
 	slices.SortFunc(all, func(a, b int) int { return compareSegment(v.segments[a].Segment, v.segments[b].Segment) })
 	if v.ReadPercent < 100 {
@@ -75,6 +78,7 @@ func (v *verifier) choose() []bool {
 		chosen[i] = true
 		total += v.storedBytes(v.segments[i].Segment, v.listed[v.segments[i].Segment], packs)
 	}
+
 	v.Tracker.Start("reading data", int64(len(all)), total)
 	return chosen
 }
@@ -107,8 +111,10 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 			blamed = true
 			v.problem(Problem{Object: "segments/" + s.String(), Message: "in a part that was not looked for: " + err.Error()})
 		}
+
 		return nil
 	})
+
 	switch {
 	case broken(err):
 		v.mu.Lock()
@@ -121,8 +127,10 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 			fail(x, "the segment has no such frame")
 		}
 	}
+
 	v.mu.Lock()
 	defer v.mu.Unlock()
+
 	if !v.segments[n].read { // more is expected of it than is looked at in one go
 		size := v.storedBytes(s, v.listed[s], v.packsRead)
 		v.Tracker.Add(1, size)
@@ -130,6 +138,7 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 		v.out.ReadSegments++
 		v.out.ReadBytes += size
 	}
+
 	return nil
 }
 
@@ -139,6 +148,7 @@ func (v *verifier) differs(x expected, c repo.FrameContent) string {
 	if length == 0 { // all of a page
 		length = int64(c.Frame.Plain) - int64(x.within)
 	}
+
 	part, err := c.Part(x.within, length)
 	switch {
 	case err != nil:
@@ -146,6 +156,7 @@ func (v *verifier) differs(x expected, c repo.FrameContent) string {
 	case x.sum != repo.Sum{} && !v.repo.HasSum(part, x.sum):
 		return "the frame holds something else than was pushed there"
 	}
+
 	return ""
 }
 

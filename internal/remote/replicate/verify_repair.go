@@ -35,21 +35,25 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 	if err != nil || out.TotalProblems == 0 {
 		return out, err
 	}
+
 	q.Tracker.Start("repairing", 0, 0)
 	q.Seed = out.Seed // of the same sample
 	var found []RepairedPoint
 	if out, found, err = verifyTables(ctx, r, q, out); err != nil {
 		return nil, err
 	}
+
 	done, err := repairPoints(ctx, e, r, q, out.Problems)
 	if err != nil {
 		return nil, err
 	}
+
 	if slices.ContainsFunc(done, func(d RepairedPoint) bool { return d.Repaired }) {
 		if out, err = Verify(ctx, r, q); err != nil {
 			return nil, err
 		}
 	}
+
 	done = append(found, done...)
 
 	left := affectedPoints(out.Problems)
@@ -58,6 +62,7 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 			done[i].Repaired, done[i].Reason = false, "it was sent again, and is still not whole"
 		}
 	}
+
 	out.Repaired = done
 	return out, nil
 }
@@ -73,17 +78,22 @@ func verifyTables(
 	if len(ofTable) == 0 {
 		return was, nil, nil
 	}
+
 	rp, err := r.Open(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
+
 	defer rp.Close()
+
 	if err := (&repairer{repo: rp, out: &Repaired{}}).repairTables(ctx); err != nil {
 		return nil, nil, err
 	}
+
 	if now, err = Verify(ctx, r, q); err != nil {
 		return nil, nil, err
 	}
+
 	left, affected := affectedPoints(now.Problems), affectedPoints(ofTable)
 	for _, volume := range slices.Sorted(maps.Keys(affected)) {
 		for _, point := range affected[volume] {
@@ -92,6 +102,7 @@ func verifyTables(
 			}
 		}
 	}
+
 	return now, whole, nil
 }
 
@@ -103,6 +114,7 @@ func affectedPoints(problems []Problem) map[string][]string {
 			out[volume] = append(out[volume], point)
 		}
 	}
+
 	for _, p := range problems {
 		add(p.Volume, p.Point)
 		for _, name := range p.Affected {
@@ -110,9 +122,11 @@ func affectedPoints(problems []Problem) map[string][]string {
 			add(volume, point)
 		}
 	}
+
 	for _, points := range out {
 		slices.Sort(points)
 	}
+
 	return out
 }
 
@@ -124,6 +138,7 @@ func repairPoints(
 	if err := p.open(ctx); err != nil {
 		return nil, err
 	}
+
 	defer p.repo.Close()
 	for _, x := range problems {
 		if s, is := segmentOf(x.Object); is {
@@ -140,6 +155,7 @@ func repairPoints(
 		}
 		out = append(out, done...)
 	}
+
 	return out, nil
 }
 
@@ -161,10 +177,12 @@ func (p *pusher) repairVolume(ctx context.Context, volume string, names []string
 		}
 		return out, ctx.Err()
 	}
+
 	links, err := p.links(ctx)
 	if err != nil {
 		return nil, err
 	}
+
 	var unread []*pageFault // which verify has reported
 	for at, err := range allPoints(ctx, p.repo, h.Head, &unread) {
 		if err != nil {
@@ -179,6 +197,7 @@ func (p *pusher) repairVolume(ctx context.Context, volume string, names []string
 		}
 		out = append(out, d)
 	}
+
 	return out, nil
 }
 
@@ -189,12 +208,14 @@ func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l 
 	if h.Writer.Pool == p.me.Pool {
 		out.Host, out.Reason = "", "this pool, which writes the volume, does not have its data any more"
 	}
+
 	objects := []driver.ObjectID{driver.ObjectID(at.Source)}
 	for _, o := range l.objects {
 		if slices.Contains(l.manifest[o], at.Manifest) && o != objects[0] {
 			objects = append(objects, o)
 		}
 	}
+
 	for _, o := range objects {
 		pt, err := p.e.PointByID(ctx, o)
 		if err != nil {
@@ -210,6 +231,7 @@ func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l 
 			out.Ref, out.Reason = pt.Ref, err.Error()
 		}
 	}
+
 	return out
 }
 
@@ -219,14 +241,17 @@ func (p *pusher) pushAgain(ctx context.Context, head string, pt engine.Point) (s
 	if err != nil {
 		return 0, err
 	}
+
 	if p.q.As, err = ref.ParseName(opVerify, head); err != nil {
 		return 0, err
 	}
+
 	before := len(p.pushed)
 	err = p.target(ctx, target{ref: what})
 	for _, d := range p.pushed[before:] {
 		sent += d.UploadedBytes
 	}
+
 	return sent, err
 }
 

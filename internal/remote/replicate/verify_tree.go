@@ -17,15 +17,19 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 	if err := v.room.Acquire(ctx, treeRoom); err != nil {
 		return err
 	}
+
 	defer v.room.Release(treeRoom)
+
 	if w.nodes == nil {
 		w.nodes = v.repo.NewNodeCache(nodeBatch)
 	}
+
 	if m.Map.Bytes > 0 { // else nothing says that it must be there
 		if err := v.noteNode(m.Root()); err != nil {
 			return err
 		}
 	}
+
 	d := &treeDiff{
 		nodes: w.nodes.Read, old: w.base, now: m,
 		leaf: func(f repo.Frame) bool { return v.ReadPercent > 0 && w.nodes.Has(f) }, // else the same is noted again
@@ -39,12 +43,14 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 			return nil
 		},
 	}
+
 	var failed error
 	d.read = func(n repo.NodeAt, old bool) {
 		if !old {
 			failed = cmp.Or(failed, v.noteNode(n))
 		}
 	}
+
 	err := d.each(ctx, func(p part) error {
 		if n := len(p.now); n > 0 && p.now[n-1].End() > m.SizeBytes {
 			v.problem(Problem{
@@ -54,6 +60,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 		}
 		return v.notePieces(repo.Page{}, p.now, p.old)
 	})
+
 	w.base = m
 	return cmp.Or(err, failed)
 }
@@ -107,19 +114,23 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 		}
 		todo, place = append(todo, n), append(place, i)
 	}
+
 	got, err := t.v.repo.ReadNodes(ctx, todo)
 	if err != nil {
 		return nil, err
 	}
+
 	for i, r := range got {
 		n := todo[i]
 		if r.Err != nil { // it could be read before: somebody has removed it, or it was damaged just now
 			t.report(o, m, n, r.Err.Error(), false)
 			continue
 		}
+
 		if clean[place[i]], err = t.below(ctx, o, m, n, r.Node); err != nil {
 			return nil, err
 		}
+
 		if t.lost(o, n.Frame.Segment) {
 			clean[place[i]] = false
 		}
@@ -127,6 +138,7 @@ func (t *treeBlame) nodes(ctx context.Context, o owner, m *repo.Manifest, all []
 			t.clean[n.NodeRef] = true
 		}
 	}
+
 	return clean, nil
 }
 
@@ -150,17 +162,20 @@ func (t *treeBlame) below(
 		}
 		return clean, nil
 	}
+
 	var children []repo.NodeAt
 	for slot, ref := range n.Children {
 		if !ref.IsZero() {
 			children = append(children, at.Child(slot, ref))
 		}
 	}
+
 	each, err := t.nodes(ctx, o, m, children)
 	clean = err == nil
 	for _, c := range each {
 		clean = clean && c
 	}
+
 	return clean, err
 }
 

@@ -96,6 +96,7 @@ func checkPreamble(b []byte, t objectType) error {
 	case b[6] != 0 || b[7] != 0:
 		return damaged("bytes that must be zero are not")
 	}
+
 	return nil
 }
 

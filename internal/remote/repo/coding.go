@@ -23,6 +23,7 @@ func (r *reader) uvarint(what string, limit uint64) uint64 {
 	if r.err != nil {
 		return 0
 	}
+
 	v, n := binary.Uvarint(r.b)
 	switch {
 	case n <= 0:
@@ -35,6 +36,7 @@ func (r *reader) uvarint(what string, limit uint64) uint64 {
 		r.fail("%s is %d, more than %d", what, v, limit)
 		return 0
 	}
+
 	r.b = r.b[n:]
 	return v
 }
@@ -104,10 +106,12 @@ func newSegmentTable(add func(yield func(Segment))) *segmentTable {
 			t.segments = append(t.segments, s)
 		}
 	})
+
 	slices.SortFunc(t.segments, compareSegments)
 	for i, s := range t.segments {
 		t.index[s] = uint32(i)
 	}
+
 	return t
 }
 
@@ -122,6 +126,7 @@ func (t *segmentTable) append(b []byte) []byte {
 		sessions = append(sessions, t.segments[i:j])
 		i = j
 	}
+
 	b = binary.AppendUvarint(b, uint64(len(sessions)))
 	for _, segments := range sessions {
 		b = append(b, segments[0].Session[:]...)
@@ -132,6 +137,7 @@ func (t *segmentTable) append(b []byte) []byte {
 			next = uint64(s.N) + 1
 		}
 	}
+
 	return b
 }
 
@@ -143,12 +149,14 @@ func (r *reader) segmentTable(most int) []Segment {
 		if i > 0 && slices.Compare(last[:], session[:]) >= 0 {
 			r.fail("its sessions are not in order")
 		}
+
 		last = session
 		next := uint64(0)
 		segments := r.count("segments", 1)
 		if r.err == nil && (segments == 0 || segments > most-len(all)) {
 			r.fail("a session is said to have %d segments", segments)
 		}
+
 		for range segments {
 			n := next + r.uvarint("a segment", 1<<32-1)
 			if n > 1<<32-1 {
@@ -164,6 +172,7 @@ func (r *reader) segmentTable(most int) []Segment {
 	if r.err != nil {
 		return nil
 	}
+
 	return all
 }
 
@@ -191,6 +200,7 @@ func (f Frame) check(limit uint32) error {
 	case f.Codec == Zstd && f.Stored == f.Plain+tagSize:
 		return damaged("a frame is packed although that saves nothing")
 	}
+
 	return nil
 }
 
@@ -227,6 +237,7 @@ func (t *segmentTable) appendFrames(b []byte, frames []Frame) []byte {
 		}
 		index, offset = uint64(f.Index)+1, uint64(f.Offset)+uint64(f.Stored)
 	}
+
 	return b
 }
 
@@ -240,6 +251,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 	if r.err != nil {
 		return nil
 	}
+
 	frames := make([]Frame, 0, count)
 	segment, index, offset := uint64(0), uint64(0), uint64(headerSize)
 	for i := range count {
@@ -249,6 +261,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 			}
 			segment, index, offset = segment+step, 0, headerSize
 		}
+
 		index += r.uvarint("a frame's index", maxFrames)
 		offset += r.uvarint("a frame's offset", MaxSegment)
 		packed := r.uvarint("a frame's length", 1<<33)
@@ -256,10 +269,12 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 		if packed>>1 > uint64(limit) {
 			r.fail("a frame has %d bytes of content", packed>>1)
 		}
+
 		saved := uint64(0)
 		if f.Codec == Zstd {
 			saved = r.uvarint("a frame's stored length", uint64(f.Plain))
 		}
+
 		f.Stored = uint32(uint64(f.Plain) + tagSize - saved)
 		if r.err == nil && segment >= uint64(len(segments)) {
 			r.fail("a frame is in a segment that is not listed")
@@ -267,16 +282,19 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 		if r.err != nil {
 			return nil
 		}
+
 		f.Segment = segments[segment]
 		if err := f.check(limit); err != nil {
 			r.fail("%v", err)
 			return nil
 		}
+
 		frames = append(frames, f)
 		index, offset = index+1, offset+uint64(f.Stored)
 	}
 	if r.err == nil && len(segments) > 0 && (count == 0 || segment != uint64(len(segments)-1)) {
 		r.fail("a segment has no frames")
 	}
+
 	return frames
 }

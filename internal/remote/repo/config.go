@@ -104,9 +104,11 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	if err := checkPreamble(b, typeConfig); err != nil {
 		return c, err
 	}
+
 	if len(b) < configFixed || len(b) > maxConfigBytes {
 		return c, damaged("it has %d bytes", len(b))
 	}
+
 	c.version = b[versionAt]
 	copy(c.id[:], b[preambleSize:])
 	c.serial = binary.LittleEndian.Uint64(b[preambleSize+16:])
@@ -117,11 +119,13 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	if count == 0 || count > maxSlots {
 		return c, damaged("it is said to have %d keys", count)
 	}
+
 	rest := b[configFixed:]
 	for range count {
 		if len(rest) < slotFixed {
 			return c, damaged("it ends in a key")
 		}
+
 		s := publicSlot{id: ID(rest[:16])}
 		kind, known := slotKinds[rest[16]]
 		size := int(binary.LittleEndian.Uint16(rest[18:]))
@@ -133,14 +137,17 @@ func decodeConfig(b []byte) (publicConfig, error) {
 		case size > maxSlotBytes || size > len(rest)-slotFixed:
 			return c, damaged("a key is said to have %d bytes", size)
 		}
+
 		s.kind = kind
 		s.wrapped = rest[slotFixed : slotFixed+size]
 		rest = rest[slotFixed+size:]
 		c.slots = append(c.slots, s)
 	}
+
 	if len(rest) < saltSize+tagSize {
 		return c, damaged("it ends before its sealed part")
 	}
+
 	c.salt = rest[:saltSize]
 	c.sealed = rest[saltSize:]
 	c.aad = b[:len(b)-len(c.sealed)]
@@ -185,10 +192,12 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 	if len(k.slots) == 0 || len(k.slots) > maxSlots {
 		return nil, errs.New(errs.Invalid, "", "", "a repository has 1 to %d keys", maxSlots)
 	}
+
 	if len(k.keys) > maxKeys {
 		return nil, errs.New(errs.Invalid, "", "", "a repository cannot be rotated more than %d times", maxKeys-1).
 			WithHint("push into a new remote")
 	}
+
 	b := putPreamble(nil, typeConfig, k.version)
 	b = append(b, k.id[:]...)
 	b = binary.LittleEndian.AppendUint64(b, k.serial)
@@ -205,19 +214,23 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 		b = append(b, s.wrapped...)
 		private.Slots = append(private.Slots, sealedSlot{ID: s.ID, Label: s.Label, Recipient: s.Recipient, At: s.CreatedAt})
 	}
+
 	for _, m := range k.keys {
 		private.Keys = append(private.Keys, sealedKey{Secret: m.secret, At: m.at})
 	}
+
 	plain, err := json.Marshal(private)
 	if err != nil {
 		return nil, errs.New(errs.Internal, "", "", "%v", err)
 	}
+
 	b = append(b, salt...)
 	b = newAEAD(derive(k.ringKey, salt, infoConfig, keySize)).Seal(b, zeroNonce, plain, b)
 	clear(plain)
 	if len(b) > maxConfigBytes {
 		return nil, errs.New(errs.Invalid, "", "", "its keys would take %d bytes, more than %d", len(b), maxConfigBytes)
 	}
+
 	return b, nil
 }
 
@@ -227,11 +240,13 @@ func (c publicConfig) open(ringKey []byte) (*keyring, error) {
 	if err != nil {
 		return nil, damaged("it is not what was written there: authentication failed")
 	}
+
 	defer clear(plain)
 	var private sealedConfig
 	if err := json.Unmarshal(plain, &private); err != nil {
 		return nil, damaged("its sealed part cannot be read: %v", err)
 	}
+
 	k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: ringKey}
 	if err := k.fill(c, private); err != nil {
 		for _, key := range private.Keys {
@@ -239,6 +254,7 @@ func (c publicConfig) open(ringKey []byte) (*keyring, error) {
 		}
 		return nil, err
 	}
+
 	return k, nil
 }
 
@@ -247,6 +263,7 @@ func (k *keyring) fill(c publicConfig, private sealedConfig) error {
 	if len(private.Keys) == 0 || len(private.Keys) > maxKeys {
 		return damaged("it has %d master keys", len(private.Keys))
 	}
+
 	for _, key := range private.Keys {
 		if len(key.Secret) != keySize {
 			return damaged("a master key has %d bytes", len(key.Secret))
@@ -257,6 +274,7 @@ func (k *keyring) fill(c publicConfig, private sealedConfig) error {
 		}
 		k.keys = append(k.keys, m)
 	}
+
 	// Who has no first key cannot make a config for this ID: an ID that was noted
 	// when the remote was added can be trusted to mean these keys.
 	if derivedID(k.keys[0].secret, infoRepoID) != k.id {
@@ -265,6 +283,7 @@ func (k *keyring) fill(c publicConfig, private sealedConfig) error {
 	if len(private.Slots) != len(c.slots) {
 		return damaged("it has %d keys, and describes %d", len(c.slots), len(private.Slots))
 	}
+
 	seen := map[ID]bool{}
 	for i, s := range private.Slots {
 		public := c.slots[i]
@@ -277,6 +296,7 @@ func (k *keyring) fill(c publicConfig, private sealedConfig) error {
 			wrapped:  append([]byte(nil), public.wrapped...),
 		})
 	}
+
 	return nil
 }
 
@@ -291,18 +311,22 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 			kinds[SlotPassphrase] = true
 		}
 	}
+
 	// Identities first: they cost a fraction of a millisecond.
 	for _, kind := range []SlotKind{SlotRecipient, SlotPassphrase} {
 		if !kinds[kind] {
 			continue
 		}
+
 		for _, s := range c.slots {
 			if s.kind != kind {
 				continue
 			}
+
 			if err := canceled(); err != nil {
 				return nil, err
 			}
+
 			ringKey, err := unwrap(s.wrapped, s.kind, secrets, keySize)
 			if err != nil {
 				return nil, err
@@ -310,13 +334,16 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 			if ringKey == nil {
 				continue
 			}
+
 			k, err := c.open(ringKey)
 			if err != nil {
 				clear(ringKey)
 			}
+
 			return k, err
 		}
 	}
+
 	return nil, errs.New(errs.Permission, "", "", "%w", &locked{whyLocked(c, kinds)}).
 		WithHint("ask somebody who can open it to run %s for the recipient of this host, or use the right passphrase",
 			errs.Run("remote key add"))
@@ -334,6 +361,7 @@ func (c publicConfig) opensWith(ctx context.Context, ringKey []byte, secrets []S
 	if err != nil {
 		return false
 	}
+
 	k.wipe()
 	return true
 }
@@ -355,6 +383,7 @@ func whyLocked(c publicConfig, tried map[SlotKind]bool) string {
 	for _, s := range c.slots {
 		has[s.kind]++
 	}
+
 	keys := fmt.Sprintf("it has %d keys of recipients and %d passphrases", has[SlotRecipient], has[SlotPassphrase])
 	switch {
 	case len(tried) == 0:
@@ -364,5 +393,6 @@ func whyLocked(c publicConfig, tried map[SlotKind]bool) string {
 	case len(tried) == 1:
 		return "the passphrase is not one of its; " + keys
 	}
+
 	return "neither the identity nor the passphrase opens it; " + keys
 }

@@ -22,6 +22,7 @@ func (h *Head) check() error {
 	if err := checkName(h.Name); err != nil {
 		return err
 	}
+
 	last := uint64(0)
 	for _, p := range h.Pages {
 		if err := p.check(last); err != nil {
@@ -29,15 +30,18 @@ func (h *Head) check() error {
 		}
 		last = p.Last
 	}
+
 	for _, p := range h.Recent {
 		if err := p.check(last); err != nil {
 			return err
 		}
 		last = p.Seq
 	}
+
 	if h.NextSeq <= last {
 		return damaged("its next point would be %d, after %d", h.NextSeq, last)
 	}
+
 	return nil
 }
 
@@ -81,11 +85,13 @@ func decodeHead(b []byte) (Head, error) {
 	if err := decodeJSON(b, &fields); err != nil {
 		return Head{}, err
 	}
+
 	h := fields.Head
 	h.Recent, h.Pages, h.Fenced = fields.Points, fields.Pages, fields.Fenced
 	if err := h.check(); err != nil {
 		return Head{}, err
 	}
+
 	return h, nil
 }
 
@@ -108,14 +114,17 @@ func (r *Repo) head(ctx context.Context, key string) (Head, objstore.Version, er
 	if err != nil {
 		return Head{}, "", err
 	}
+
 	h, err := decodeHead(content)
 	if err != nil {
 		return Head{}, "", err
 	}
+
 	// Sealed for this key by somebody who has the keys, but is it this name's?
 	if want, err := r.headKey(h.Name); err != nil || want != key {
 		return Head{}, "", damaged("it is the head of another name")
 	}
+
 	return h, version, nil
 }
 
@@ -130,27 +139,33 @@ func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objs
 	if err := h.check(); err != nil {
 		return "", about(op, h.Name, invalid(err))
 	}
+
 	h.WriteID = r.env.newID()
 	key, err := r.headKey(h.Name)
 	if err != nil {
 		return "", err
 	}
+
 	content, err := encodeJSON(h)
 	if err != nil {
 		return "", about(op, h.Name, err)
 	}
+
 	version := byte(objectVersion)
 	if len(h.Pages) > 0 || len(content) > maxFirstHead {
 		version = headVersion
 	}
+
 	object, err := r.sealVersion(typeHead, version, key, content, maxHeadBytes)
 	if err != nil {
 		return "", about(op, h.Name, err)
 	}
+
 	condition := objstore.IfAbsent
 	if prev != "" {
 		condition = objstore.IfVersion(prev)
 	}
+
 	now, err := r.store.Put(ctx, key, object, condition)
 	return now, about(op, h.Name, changed(err))
 }

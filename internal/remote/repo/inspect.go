@@ -132,6 +132,7 @@ func classify(o objstore.Info) ListedObject {
 			}
 		}
 	}
+
 	return l
 }
 
@@ -142,6 +143,7 @@ func (r *Repo) CheckSegmentSize(ctx context.Context, s Segment, size int64) erro
 	if size < headerSize+footerSize || size > MaxSegment {
 		return about(op, s.String(), damaged("it has %d bytes", size))
 	}
+
 	var err error
 	for range 2 { // a bit may have flipped on its way
 		b, _, gerr := r.store.Get(ctx, s.key(), size-footerSize, footerSize)
@@ -152,5 +154,6 @@ func (r *Repo) CheckSegmentSize(ctx context.Context, s Segment, size int64) erro
 			break
 		}
 	}
+
 	return about(op, s.String(), err)
 }

@@ -13,10 +13,12 @@ func decodeList[T any](b []byte, check func(*T) error) ([]T, error) {
 	if bytes.Equal(bytes.TrimSpace(b), []byte("null")) {
 		return nil, nil
 	}
+
 	d := json.NewDecoder(bytes.NewReader(b))
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
 		return nil, damaged("a list begins with %v", t)
 	}
+
 	out := []T{}
 	for d.More() {
 		var x T
@@ -28,6 +30,7 @@ func decodeList[T any](b []byte, check func(*T) error) ([]T, error) {
 		}
 		out = append(out, x)
 	}
+
 	return out, nil
 }
 

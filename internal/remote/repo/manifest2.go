@@ -36,11 +36,13 @@ func (m *Manifest) checkVersion() error {
 	case len(m.Extensions) > maxExtensions:
 		return damaged("it has %d extensions", len(m.Extensions))
 	}
+
 	for _, u := range m.Uses {
 		if u.Size > MaxSegment {
 			return damaged("segment %s is said to have %d bytes", u.Segment, u.Size)
 		}
 	}
+
 	total := 0
 	for i, x := range m.Extensions {
 		if err := checkExtensionName(x.Name); err != nil {
@@ -53,6 +55,7 @@ func (m *Manifest) checkVersion() error {
 			return damaged("its extensions have more than %d bytes", maxExtensionBytes)
 		}
 	}
+
 	return nil
 }
 
@@ -74,17 +77,20 @@ func (m *Manifest) encode2() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	table := newSegmentTable(func(yield func(Segment)) {
 		for _, u := range uses {
 			yield(u.Segment)
 		}
 	})
+
 	b := binary.AppendUvarint(nil, uint64(len(fields)))
 	b = append(b, fields...)
 	b = table.append(b)
 	for _, u := range uses {
 		b = binary.AppendUvarint(b, uint64(u.Size))
 	}
+
 	last := looseFrame{offset: headerSize}
 	if m.Map == (NodeRef{}) {
 		b = append(b, 0)
@@ -92,10 +98,12 @@ func (m *Manifest) encode2() ([]byte, error) {
 		b = append(b, 1)
 		b = appendNodeRef(b, table, &last, m.Map)
 	}
+
 	b = binary.AppendUvarint(b, uint64(len(m.Stream)))
 	for _, f := range m.Stream {
 		b = last.append(b, table, f)
 	}
+
 	b = binary.AppendUvarint(b, uint64(len(m.Extensions)))
 	for _, x := range m.Extensions {
 		critical := byte(0)
@@ -108,6 +116,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 		b = binary.AppendUvarint(b, uint64(len(x.Data)))
 		b = append(b, x.Data...)
 	}
+
 	return b, nil
 }
 
@@ -118,9 +127,11 @@ func decodeManifest2(b []byte) (Manifest, error) {
 	if r.err != nil {
 		return Manifest{}, r.err
 	}
+
 	if err := json.Unmarshal(fields, &m); err != nil {
 		return Manifest{}, damaged("its fields cannot be read: %v", err)
 	}
+
 	m.Version, m.Sizes = 2, nil
 	segments := r.segmentTable(maxUses)
 	if r.err == nil && len(segments) > len(r.b) { // a size of each follows
@@ -129,35 +140,43 @@ func decodeManifest2(b []byte) (Manifest, error) {
 	if r.err != nil {
 		return Manifest{}, r.err
 	}
+
 	for _, s := range segments {
 		m.Uses = append(m.Uses, Use{Segment: s, Size: uint32(r.uvarint("the bytes of a segment", MaxSegment))})
 	}
+
 	last := looseFrame{offset: headerSize}
 	switch r.uvarint("whether it has a map", 1) {
 	case 1:
 		m.Map = r.nodeRef(segments, &last, nil)
 	}
+
 	frames := r.count("frames", 4)
 	if frames > maxStream {
 		r.fail("it lists %d frames", frames)
 	}
+
 	for range frames {
 		if r.err != nil {
 			break
 		}
 		m.Stream = append(m.Stream, last.read(r, segments, FrameBytes))
 	}
+
 	unknown := r.extensions(&m)
 	if err := r.end(); err != nil {
 		return Manifest{}, err
 	}
+
 	if err := m.check(); err != nil {
 		return Manifest{}, err
 	}
+
 	if unknown != "" {
 		return Manifest{}, errs.New(errs.TooNew, "", "", "it has the extension %q, which this pando does not know", unknown).
 			WithHint("use a newer pando")
 	}
+
 	return m, nil
 }
 
@@ -167,10 +186,12 @@ func (r *reader) extensions(m *Manifest) (unknown string) {
 	if count > maxExtensions {
 		r.fail("it has %d extensions", count)
 	}
+
 	for range count {
 		if r.err != nil {
 			return ""
 		}
+
 		x := Extension{Name: string(r.take("an extension's name", int(r.uvarint("the length of a name", maxExtensionName))))}
 		flags := r.take("an extension's flags", 1)
 		data := r.take("an extension", int(r.uvarint("the length of an extension", maxExtensionBytes)))
@@ -180,11 +201,14 @@ func (r *reader) extensions(m *Manifest) (unknown string) {
 		if flags[0] > 1 {
 			r.fail("an extension has the flags %d", flags[0])
 		}
+
 		x.Critical, x.Data = flags[0] == 1, slices.Clone(data)
 		if x.Critical && !knownExtensions[x.Name] && unknown == "" {
 			unknown = x.Name
 		}
+
 		m.Extensions = append(m.Extensions, x)
 	}
+
 	return unknown
 }

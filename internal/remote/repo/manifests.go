@@ -26,6 +26,7 @@ func (m *Manifest) check() error {
 	if err := checkName(m.Volume); err != nil {
 		return err
 	}
+
 	switch {
 	case m.ID.IsZero() || m.Session.IsZero():
 		return damaged("it does not say its ID or that of its session")
@@ -38,14 +39,17 @@ func (m *Manifest) check() error {
 	case len(m.Uses) > maxUses || len(m.Stream) > maxStream || len(m.Pages) > maxPages:
 		return damaged("it lists %d pages, %d frames and %d segments", len(m.Pages), len(m.Stream), len(m.Uses))
 	}
+
 	if err := m.checkVersion(); err != nil {
 		return err
 	}
+
 	uses := m.Uses
 	byPlace := func(a, b Use) int { return compareSegments(a.Segment, b.Segment) }
 	if !slices.IsSortedFunc(uses, byPlace) { // as a reader has them, always
 		uses = slices.SortedFunc(slices.Values(uses), byPlace)
 	}
+
 	for i, u := range uses {
 		if m.Version < 2 && (u.Bytes <= 0 || u.Bytes > maxUseBytes) {
 			return damaged("it uses %d bytes of segment %s", u.Bytes, u.Segment)
@@ -54,6 +58,7 @@ func (m *Manifest) check() error {
 			return damaged("it lists segment %s twice", u.Segment)
 		}
 	}
+
 	next := int64(0)
 	for _, p := range m.Pages {
 		if int64(p.Region) < next || int64(p.Region)*RegionBytes >= m.SizeBytes {
@@ -64,17 +69,21 @@ func (m *Manifest) check() error {
 			return err
 		}
 	}
+
 	for _, f := range m.Stream {
 		if err := checkUsed(f, FrameBytes, uses); err != nil {
 			return err
 		}
 	}
+
 	if m.Map == (NodeRef{}) {
 		return nil
 	}
+
 	if err := m.Map.check(m.Root()); err != nil {
 		return err
 	}
+
 	return checkUsed(m.Map.Frame, MaxNodeBytes, uses)
 }
 
@@ -97,6 +106,7 @@ func (m *Manifest) encode() ([]byte, error) {
 	if m.Version == 2 {
 		return m.encode2()
 	}
+
 	uses := slices.Clone(m.Uses)
 	slices.SortFunc(uses, func(a, b Use) int { return compareSegments(a.Segment, b.Segment) })
 	out := *m
@@ -105,17 +115,20 @@ func (m *Manifest) encode() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	table := newSegmentTable(func(yield func(Segment)) {
 		for _, u := range uses {
 			yield(u.Segment)
 		}
 	})
+
 	b := binary.AppendUvarint(nil, uint64(len(fields)))
 	b = append(b, fields...)
 	b = table.append(b)
 	for _, u := range uses {
 		b = binary.AppendUvarint(b, uint64(u.Bytes))
 	}
+
 	last := looseFrame{offset: headerSize}
 	b = binary.AppendUvarint(b, uint64(len(m.Pages)))
 	next := uint64(0)
@@ -124,10 +137,12 @@ func (m *Manifest) encode() ([]byte, error) {
 		b = last.append(b, table, p.Frame)
 		next = uint64(p.Region) + 1
 	}
+
 	b = binary.AppendUvarint(b, uint64(len(m.Stream)))
 	for _, f := range m.Stream {
 		b = last.append(b, table, f)
 	}
+
 	return b, nil
 }
 
@@ -158,12 +173,14 @@ func (l *looseFrame) append(b []byte, t *segmentTable, f Frame) []byte {
 	if s != l.segment {
 		*l = looseFrame{segment: s, offset: headerSize}
 	}
+
 	b = binary.AppendVarint(b, int64(f.Index)-l.index)
 	b = binary.AppendVarint(b, int64(f.Offset)-l.offset)
 	b = binary.AppendUvarint(b, uint64(f.Plain)<<1|uint64(f.Codec))
 	if f.Codec == Zstd {
 		b = binary.AppendUvarint(b, uint64(f.Plain+tagSize-f.Stored))
 	}
+
 	l.index, l.offset = int64(f.Index)+1, int64(f.Offset)+int64(f.Stored)
 	return b
 }
@@ -173,12 +190,14 @@ func (l *looseFrame) read(r *reader, segments []Segment, limit uint32) Frame {
 	if step != 0 {
 		*l = looseFrame{segment: l.segment + step, offset: headerSize}
 	}
+
 	index, offset := l.index+r.varint("a frame's index"), l.offset+r.varint("a frame's offset")
 	packed := r.uvarint("a frame's length", uint64(limit)<<1|1)
 	if r.err == nil && (l.segment < 0 || l.segment >= int64(len(segments)) || index < 0 || index >= maxFrames ||
 		offset < 0 || offset > MaxSegment) {
 		r.fail("a frame is where none can be")
 	}
+
 	f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}
 	saved := uint64(0)
 	if f.Codec == Zstd {
@@ -187,6 +206,7 @@ func (l *looseFrame) read(r *reader, segments []Segment, limit uint32) Frame {
 	if r.err != nil {
 		return Frame{}
 	}
+
 	f.Stored = uint32(uint64(f.Plain) + tagSize - saved)
 	f.Segment = segments[l.segment]
 	l.index, l.offset = index+1, offset+int64(f.Stored)
@@ -197,15 +217,18 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 	if version == 2 {
 		return decodeManifest2(b)
 	}
+
 	var m Manifest
 	r := &reader{b: b}
 	fields := r.take("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
 	if r.err != nil {
 		return Manifest{}, r.err
 	}
+
 	if err := json.Unmarshal(fields, &m); err != nil {
 		return Manifest{}, damaged("its fields cannot be read: %v", err)
 	}
+
 	segments := r.segmentTable(maxUses)
 	if r.err == nil && len(segments) > 0 {
 		m.Uses = make([]Use, 0, len(segments))
@@ -213,11 +236,13 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 			m.Uses = append(m.Uses, Use{Segment: s, Bytes: int64(r.uvarint("the bytes that it uses", uint64(maxUseBytes)))})
 		}
 	}
+
 	if len(m.Sizes) == len(m.Uses) {
 		for i := range m.Uses {
 			m.Uses[i].Size = m.Sizes[i]
 		}
 	}
+
 	m.Sizes = nil
 	last := looseFrame{offset: headerSize}
 	next := uint64(0)
@@ -230,22 +255,27 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 		m.Pages = append(m.Pages, Page{Region: uint32(region), Frame: last.read(r, segments, MaxPageBytes)})
 		next = region + 1
 	}
+
 	frames := r.count("frames", 4)
 	if frames > maxStream {
 		r.fail("it lists %d frames", frames)
 	}
+
 	for range frames {
 		if r.err != nil {
 			break
 		}
 		m.Stream = append(m.Stream, last.read(r, segments, FrameBytes))
 	}
+
 	if err := r.end(); err != nil {
 		return Manifest{}, err
 	}
+
 	if err := m.check(); err != nil {
 		return Manifest{}, err
 	}
+
 	return m, nil
 }
 
@@ -259,6 +289,7 @@ func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 	if err := m.check(); err != nil {
 		return about(op, m.ID.String(), invalid(err))
 	}
+
 	version := byte(objectVersion)
 	if m.Version == 2 {
 		if now, err := r.Version(); err != nil || now < 2 { // a program of version 1 must not find it
@@ -266,15 +297,18 @@ func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 		}
 		version = 2
 	}
+
 	content, err := m.encode()
 	if err != nil {
 		return about(op, m.ID.String(), err)
 	}
+
 	key := manifestKey(m.ID)
 	object, err := r.sealVersion(typeManifest, version, key, content, maxManifestBytes)
 	if err != nil {
 		return about(op, m.ID.String(), err)
 	}
+
 	return about(op, m.ID.String(), r.putNew(ctx, key, object))
 }
 
@@ -295,6 +329,7 @@ func (r *Repo) Manifest(ctx context.Context, id ID) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, about(op, id.String(), err)
 	}
+
 	m, err := decodeManifest(o.content, o.format)
 	if err == nil && m.ID != id {
 		err = damaged("it is manifest %s", m.ID)
@@ -302,6 +337,7 @@ func (r *Repo) Manifest(ctx context.Context, id ID) (Manifest, error) {
 	if err != nil {
 		return Manifest{}, about(op, id.String(), err)
 	}
+
 	return m, nil
 }
 

@@ -58,10 +58,12 @@ func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []by
 	if err != nil {
 		return opened{}, err
 	}
+
 	aead, err := r.cipher(ctx, h, infoMetadata)
 	if err != nil {
 		return opened{}, err
 	}
+
 	content, err := openMeta(aead, object, r.id, key, limit)
 	return opened{content: content, format: h.version}, err
 }
@@ -83,6 +85,7 @@ func (r *Repo) wasOlder(t objectType, key string, object []byte, limit int) bool
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -157,12 +160,14 @@ func inOrder[K, T any](
 		var running sync.WaitGroup
 		defer running.Wait()
 		defer cancel()
+
 		var waiting []chan result
 		next := func() bool { // yields the oldest; false: no more is wanted
 			res := <-waiting[0]
 			waiting = waiting[1:]
 			return yield(res.value, res.err) && res.err == nil
 		}
+
 		for id, err := range ids {
 			if err != nil {
 				for len(waiting) > 0 {
@@ -174,6 +179,7 @@ func inOrder[K, T any](
 				yield(none, err)
 				return
 			}
+
 			c := make(chan result, 1)
 			waiting = append(waiting, c)
 			running.Go(func() {
@@ -184,6 +190,7 @@ func inOrder[K, T any](
 				return
 			}
 		}
+
 		for len(waiting) > 0 {
 			if !next() {
 				return

@@ -90,6 +90,7 @@ func encodeMoved(packs []MovedPack) []byte {
 			b = binary.AppendUvarint(b, uint64(s.Bytes))
 		}
 	}
+
 	return b
 }
 
@@ -98,6 +99,7 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 	if t.N > (1<<32-1)/PacksPerTable {
 		return nil, damaged("no packs belong to it")
 	}
+
 	r := &reader{b: b}
 	n := r.uvarint("the number of packs", PacksPerTable)
 	out := make([]MovedPack, 0, n)
@@ -107,6 +109,7 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 		if r.err == nil && slot >= PacksPerTable {
 			r.fail("pack %d does not belong to it", slot)
 		}
+
 		next = slot + 1
 		p := MovedPack{Pack: Pack{Session: t.Session, N: t.N*PacksPerTable + uint32(slot)}}
 		p.Generation = r.uvarint("a generation", maxGeneration)
@@ -118,13 +121,16 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 		if r.err != nil {
 			return nil, r.err
 		}
+
 		p.Segments = make([]SegmentState, 0, len(segments))
 		for _, s := range segments {
 			n := r.uvarint("the bytes of a segment", MaxSegment)
 			p.Segments = append(p.Segments, SegmentState{Segment: s, Bytes: int64(n)})
 		}
+
 		out = append(out, p)
 	}
+
 	return out, r.end()
 }
 
@@ -140,15 +146,18 @@ func (r *Repo) putTable(ctx context.Context, t Table, packs []MovedPack) error {
 	if err != nil {
 		return err
 	}
+
 	err = r.putNew(ctx, t.key(), object)
 	if !errs.Is(err, errs.Exists) {
 		return err
 	}
+
 	was, _, rerr := r.get(ctx, typeMoved, t.key(), maxMovedBytes)
 	want, uerr := r.unseal(ctx, typeMoved, t.key(), object, maxMovedBytes)
 	if rerr == nil && uerr == nil && bytes.Equal(was, want.content) {
 		return nil
 	}
+
 	return err
 }
 
@@ -163,10 +172,12 @@ func (r *Repo) sealTable(t Table, packs []MovedPack) ([]byte, error) {
 			return compareSegments(a.Segment, b.Segment)
 		})
 	}
+
 	content := encodeMoved(packs)
 	if _, err := decodeMoved(t, content); err != nil {
 		return nil, invalid(err)
 	}
+
 	return r.seal(typeMoved, t.key(), content, maxMovedBytes)
 }
 
@@ -177,13 +188,16 @@ func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bo
 	if err != nil {
 		return false, about(op, t.String(), err)
 	}
+
 	if _, err := r.ReadTable(ctx, t); !errs.Is(err, errs.Damaged) {
 		return false, err
 	}
+
 	object, err := r.sealTable(t, packs)
 	if err == nil {
 		_, err = r.store.Put(ctx, t.key(), object, objstore.IfVersion(info.Version))
 	}
+
 	return err == nil, about(op, t.String(), err)
 }
 
@@ -201,6 +215,7 @@ func (r *Repo) DescribePack(ctx context.Context, p PackState) (MovedPack, error)
 		}
 		return nil
 	})
+
 	return m, err
 }
 
@@ -251,15 +266,18 @@ func (r *Repo) Moved(ctx context.Context) (Moved, error) {
 		if err != nil {
 			return Moved{}, err
 		}
+
 		if len(m.Tables)+len(m.Damaged) > 0 {
 			if err := r.listPacks(ctx, &m); err != nil {
 				return Moved{}, err
 			}
 		}
+
 		lacks := m.lacks()
 		if lacks == 0 || try > 0 && sameTables(last, m) || try == 4 {
 			return m, nil
 		}
+
 		last = m
 	}
 }
@@ -313,10 +331,12 @@ func (r *Repo) readTables(ctx context.Context) (Moved, error) {
 			if err != nil {
 				return Moved{}, err
 			}
+
 			packs, known := r.moves.table(t)
 			if !known {
 				packs, err = r.ReadTable(ctx, t)
 			}
+
 			switch {
 			case errs.Is(err, errs.NotFound):
 				gone = true
@@ -328,6 +348,7 @@ func (r *Repo) readTables(ctx context.Context) (Moved, error) {
 				m.Tables[t] = packs
 			}
 		}
+
 		if !gone || try == 8 {
 			r.moves.set(m)
 			return m, nil
@@ -351,5 +372,6 @@ func (m *Moved) Places() map[Segment]Place {
 			}
 		}
 	}
+
 	return out
 }

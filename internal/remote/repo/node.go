@@ -113,6 +113,7 @@ func (n *Node) check() error {
 	case n.Level == 0 || len(n.Pieces) > 0:
 		return damaged("a node of level %d is not as it must be", n.Level)
 	}
+
 	total := int64(0)
 	for i, c := range n.Children {
 		if c == (NodeRef{}) {
@@ -123,9 +124,11 @@ func (n *Node) check() error {
 		}
 		total += c.Pieces
 	}
+
 	if total <= LeafPieces {
 		return damaged("an inner node has %d pieces in its range", total)
 	}
+
 	return nil
 }
 
@@ -161,10 +164,12 @@ func EncodeNode(n *Node) ([]byte, error) {
 	if err := n.check(); err != nil {
 		return nil, about(op, "", invalid(err))
 	}
+
 	kind := byte(0)
 	if n.Children != nil {
 		kind = 1
 	}
+
 	b := []byte{nodeVersion, kind, byte(n.Level)}
 	b = binary.AppendUvarint(b, uint64(n.Index))
 	var err error
@@ -176,6 +181,7 @@ func EncodeNode(n *Node) ([]byte, error) {
 	if err == nil && len(b) > MaxNodeBytes {
 		err = badInput("", "", "it would take %d bytes, more than %d", len(b), MaxNodeBytes)
 	}
+
 	return b, about(op, "", err)
 }
 
@@ -187,6 +193,7 @@ func appendChildren(b []byte, children *[NodeChildren]NodeRef) []byte {
 			}
 		}
 	})
+
 	b = table.append(b)
 	there := uint32(0)
 	for i, c := range children {
@@ -194,6 +201,7 @@ func appendChildren(b []byte, children *[NodeChildren]NodeRef) []byte {
 			there |= 1 << i
 		}
 	}
+
 	b = binary.LittleEndian.AppendUint32(b, there)
 	last := looseFrame{offset: headerSize}
 	for _, c := range children {
@@ -201,6 +209,7 @@ func appendChildren(b []byte, children *[NodeChildren]NodeRef) []byte {
 			b = appendNodeRef(b, table, &last, c)
 		}
 	}
+
 	return b
 }
 
@@ -239,6 +248,7 @@ func decodeNode(b []byte) (*Node, error) {
 	case b[1] > 1 || b[2] > maxLevel:
 		return nil, damaged("it is of kind %d and level %d", b[1], b[2])
 	}
+
 	n := &Node{Level: int(b[2])}
 	r := &reader{b: b[3:]}
 	n.Index = int64(r.uvarint("its number", uint64((MaxVolumeBytes-1)/LevelBytes(n.Level))))
@@ -247,12 +257,15 @@ func decodeNode(b []byte) (*Node, error) {
 	} else {
 		n.Children = r.children()
 	}
+
 	if err := r.end(); err != nil {
 		return nil, err
 	}
+
 	if err := n.check(); err != nil {
 		return nil, err
 	}
+
 	return n, nil
 }
 
@@ -265,6 +278,7 @@ func (r *reader) children() *[NodeChildren]NodeRef {
 	if r.err == nil && (there == 0 || len(segments) > bits.OnesCount32(there)) {
 		r.fail("it has %d children in %d segments", bits.OnesCount32(there), len(segments))
 	}
+
 	children := &[NodeChildren]NodeRef{}
 	used := make([]bool, len(segments))
 	last := looseFrame{offset: headerSize}
@@ -282,6 +296,7 @@ func (r *reader) children() *[NodeChildren]NodeRef {
 	if r.err == nil && slices.Contains(used, false) {
 		r.fail("it lists a segment that no child is in")
 	}
+
 	return children
 }
 
@@ -314,6 +329,7 @@ func (r *Repo) readAllNodes(ctx context.Context, nodes []NodeAt, along *stretche
 	for i := range order {
 		order[i] = i
 	}
+
 	slices.SortStableFunc(order, func(i, j int) int { return compareFrames(nodes[i].Frame, nodes[j].Frame) })
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(nodeReads)
@@ -323,6 +339,7 @@ func (r *Repo) readAllNodes(ctx context.Context, nodes []NodeAt, along *stretche
 		order = order[n:]
 		g.Go(func() error { return r.readNodes(ctx, nodes, some, out, along) })
 	}
+
 	return out, g.Wait()
 }
 
@@ -340,6 +357,7 @@ func nodesTogether(nodes []NodeAt, order []int) int {
 		}
 		end = max(end, last)
 	}
+
 	return len(order)
 }
 
@@ -355,10 +373,12 @@ func (r *Repo) readNodes(
 	for i, n := range some {
 		frames[i] = nodes[n].Frame
 	}
+
 	contents, err := along.contents(ctx, r, frames)
 	if contents == nil && err == nil {
 		contents, err = r.ReadFrames(ctx, frames)
 	}
+
 	switch {
 	case err == nil:
 		for i, n := range some {
@@ -372,11 +392,13 @@ func (r *Repo) readNodes(
 		out[some[0]].Err = err
 		return nil
 	}
+
 	for i := range some { // which of them it is
 		if err := r.readNodes(ctx, nodes, some[i:i+1], out, along); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -441,6 +463,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 	var todo []NodeAt
 	var mine []*nodeWait
 	c.mu.Lock()
+
 	for i, n := range nodes {
 		c.clock++
 		w := c.known[n.Frame]
@@ -451,6 +474,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 		}
 		w.used, waits[i] = c.clock, w
 	}
+
 	c.shrink()
 	c.mu.Unlock()
 
@@ -480,6 +504,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 		if w.err != nil {
 			return nil, w.err
 		}
+
 		out[i] = w.node
 		if n := w.node.Node; n != nil { // it may have been asked for as another one
 			if err := nodes[i].matches(n); err != nil {
@@ -487,6 +512,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 			}
 		}
 	}
+
 	return out, nil
 }
 
@@ -502,10 +528,12 @@ func (c *NodeCache) shrink() {
 	if len(c.known) <= 2*c.most {
 		return
 	}
+
 	var ages []uint64
 	for _, w := range c.known {
 		ages = append(ages, w.used)
 	}
+
 	slices.Sort(ages)
 	oldest := ages[len(ages)-c.most]
 	for f, w := range c.known {

@@ -40,6 +40,7 @@ func (s *stretches) contents(ctx context.Context, r *Repo, frames []Frame) ([][]
 	if s == nil {
 		return nil, nil
 	}
+
 	seg, start, end := frames[0].Segment, frames[0].Offset, uint32(0)
 	for _, f := range frames {
 		if f.Segment != seg || f.check(MaxPageBytes) != nil {
@@ -71,6 +72,7 @@ func (s *stretches) contents(ctx context.Context, r *Repo, frames []Frame) ([][]
 		}
 		out[i] = content
 	}
+
 	r.segments.put(seg, part.aead) // not before it has opened something: the header may be damaged
 	return out, nil
 }
@@ -81,16 +83,19 @@ func (s *stretches) read(ctx context.Context, r *Repo, seg Segment, start, end u
 	if from <= headerReach {
 		from = 0 // with the header, if it is needed
 	}
+
 	aead, b, err := r.readRange(ctx, seg, from, end)
 	if err != nil {
 		return stretch{}, err
 	}
+
 	part := stretch{segment: seg, start: from, b: b, aead: aead}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.all) == maxStretches {
 		s.all = s.all[1:]
 	}
+
 	s.all = append(s.all, part)
 	return part, nil
 }

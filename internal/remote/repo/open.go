@@ -84,6 +84,7 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 	if err := first.check(op); err != nil {
 		return nil, err
 	}
+
 	for o, err := range s.List(ctx, "") {
 		switch {
 		case err != nil:
@@ -96,22 +97,26 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 				WithHint("use an empty bucket, or another prefix or directory in it")
 		}
 	}
+
 	k := &keyring{
 		version: configVersion,
 		serial:  1,
 		ringKey: e.bytes(keySize),
 		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
 	}
+
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	added, err := k.newSlot(e.newID(), first, e)
 	if err != nil {
 		return nil, about(op, first.Label, err)
 	}
+
 	k.slots = []slot{added}
 	raw, err := k.encode(e.bytes(saltSize))
 	if err != nil {
 		return nil, about(op, s.String(), err)
 	}
+
 	version, err := s.Put(ctx, configKey, raw, objstore.IfAbsent)
 	if errs.Is(err, errs.Conflict) {
 		return nil, alreadyThere(op, s)
@@ -119,12 +124,15 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 	if err != nil {
 		return nil, about(op, s.String(), err)
 	}
+
 	r := &Repo{store: s, env: e, id: k.id}
 	if first.Passphrase != "" {
 		r.secrets = []Secret{Passphrase(first.Passphrase)}
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	r.use(k, raw, version)
 	return r, nil
 }
@@ -162,13 +170,16 @@ func open(ctx context.Context, s objstore.Store, e env, secrets ...Secret) (*Rep
 		return nil, errs.New(errs.NotFound, op, s.String(), "there is no repository").
 			WithHint("check the URL; %s makes a new one where there is none", errs.Run("remote add"))
 	}
+
 	if err != nil {
 		return nil, about(op, s.String(), err)
 	}
+
 	k, err := unlock(ctx, raw, secrets)
 	if err != nil {
 		return nil, about(op, s.String(), err)
 	}
+
 	r := &Repo{store: s, env: e, id: k.id, secrets: secrets}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -228,6 +239,7 @@ func (r *Repo) Close() {
 	if r.owned {
 		_ = objstore.Close(r.store) // whatever was written is durable
 	}
+
 	r.ring.wipe()
 	clear(r.nameKey)
 	r.sums.wipe()
@@ -300,36 +312,44 @@ func (r *Repo) refresh(ctx context.Context) error {
 	if closed {
 		return errClosed()
 	}
+
 	raw, version, err := readConfig(ctx, r.store)
 	if err != nil {
 		return err
 	}
+
 	var k *keyring
 	if !bytes.Equal(raw, known) {
 		if k, err = r.reopen(ctx, raw, secrets); err != nil {
 			return err
 		}
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if r.ring == nil {
 		if k != nil {
 			k.wipe()
 		}
 		return errClosed()
 	}
+
 	if k == nil {
 		r.version, r.asked = version, true
 		return nil
 	}
+
 	if err := k.follows(r.ring.mark()); err != nil {
 		k.wipe()
 		return err
 	}
+
 	if k.serial == r.ring.serial { // not the bytes that were known: two of one serial
 		k.wipe()
 		return damaged("its config is not the one of serial %d that was read before", r.ring.serial)
 	}
+
 	r.use(k, raw, version)
 	return nil
 }
@@ -342,6 +362,7 @@ func (r *Repo) reopen(ctx context.Context, raw []byte, secrets []Secret) (*keyri
 		r.mu.RUnlock()
 		return nil, errClosed()
 	}
+
 	ringKey := bytes.Clone(r.ring.ringKey)
 	r.mu.RUnlock()
 	c, err := decodeConfigFor(raw, func(c publicConfig) bool { return c.opensWith(ctx, ringKey, secrets) })
@@ -349,9 +370,11 @@ func (r *Repo) reopen(ctx context.Context, raw []byte, secrets []Secret) (*keyri
 		clear(ringKey)
 		return nil, err
 	}
+
 	if k, err := c.open(ringKey); err == nil {
 		return k, nil
 	}
+
 	clear(ringKey)
 	return c.unlock(secrets, ctx.Err)
 }
@@ -388,18 +411,22 @@ func (r *Repo) cipher(ctx context.Context, h header, info string) (cipher.AEAD, 
 	if a, err := r.knownCipher(h, info); a != nil || err != nil {
 		return a, err
 	}
+
 	r.refreshing.Lock()
 	defer r.refreshing.Unlock()
 	if a, err := r.knownCipher(h, info); a != nil || err != nil { // somebody else has
 		return a, err
 	}
+
 	if err := r.refresh(ctx); err != nil {
 		return nil, about("read the keys of", r.store.String(), err)
 	}
+
 	a, err := r.knownCipher(h, info)
 	if a == nil && err == nil {
 		err = damaged("it is sealed with key %s, which the repository does not have", h.key)
 	}
+
 	return a, err
 }
 

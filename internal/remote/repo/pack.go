@@ -82,6 +82,7 @@ func unpack(codec Codec, packed []byte, size uint32) ([]byte, error) {
 		}
 		return plain, nil
 	}
+
 	return nil, damaged("its content is packed in a way that is not known: %d", codec)
 }
 

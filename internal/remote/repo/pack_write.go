@@ -49,6 +49,7 @@ func (r *Repo) openSegment(ctx context.Context, s Segment) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	h, err := parseHeader(object, typeSegment)
 	if err != nil {
 		return nil, err
@@ -56,18 +57,22 @@ func (r *Repo) openSegment(ctx context.Context, s Segment) (*Source, error) {
 	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
 		return nil, damaged("it has %d bytes", len(object))
 	}
+
 	aead, err := r.cipher(ctx, h, infoSegment)
 	if err != nil {
 		return nil, err
 	}
+
 	frames, err := openIndex(aead, r.id, s, object)
 	if err != nil {
 		return nil, err
 	}
+
 	m := movedSegment{Segment: s, header: h, bytes: uint32(len(object))}
 	for _, f := range frames {
 		m.frames = append(m.frames, movedFrame{Frame: f, at: f.Offset, stored: f.Stored, codec: f.Codec, blocks: AllBlocks})
 	}
+
 	return &Source{repo: r, object: object, segments: []movedSegment{m}}, nil
 }
 
@@ -131,14 +136,17 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 	if !ok {
 		return false, badInput(op, s.String(), "the source has nothing of it")
 	}
+
 	from := src.segments[i]
 	if w.added[s] {
 		return false, badInput(op, s.String(), "it was added before")
 	}
+
 	aead, err := w.repo.cipher(context.Background(), from.header, infoSegment)
 	if err != nil {
 		return false, about(op, s.String(), err)
 	}
+
 	was, room, n := len(w.b), w.room, w.n
 	to := movedSegment{Segment: s, header: from.header, bytes: from.bytes}
 	w.room += packSegmentRoom
@@ -148,6 +156,7 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 		if blocks.Count(f.Blocks()) == 0 {
 			continue
 		}
+
 		moved, err := w.move(src, f, aead, blocks)
 		if err != nil {
 			w.b, w.room, w.n = w.b[:was], room, n
@@ -156,12 +165,15 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 			}
 			return false, about(op, s.String(), err)
 		}
+
 		to.frames = append(to.frames, moved)
 	}
+
 	if len(to.frames) == 0 {
 		w.room = room
 		return false, nil
 	}
+
 	w.index.segments = append(w.index.segments, to)
 	w.added[s] = true
 	return true, nil
@@ -176,6 +188,7 @@ func (w *PackWriter) move(src *Source, f *movedFrame, aead cipher.AEAD, blocks B
 	if f.part {
 		aead = src.pack
 	}
+
 	to := *f
 	to.at, to.number = uint32(len(w.b)), w.n
 	stored := src.stored(f)
@@ -183,6 +196,7 @@ func (w *PackWriter) move(src *Source, f *movedFrame, aead cipher.AEAD, blocks B
 	if err != nil {
 		return movedFrame{}, err
 	}
+
 	verbatim := !f.part && (f.Plain > FrameBytes || blocks.Count(total)*verbatimShare >= total*(verbatimShare-1))
 	if !verbatim {
 		to.part = true
@@ -195,14 +209,17 @@ func (w *PackWriter) move(src *Source, f *movedFrame, aead cipher.AEAD, blocks B
 		to.codec, to.stored = codec, uint32(len(packed)+tagSize)
 		stored = packed
 	}
+
 	if w.n >= maxPackFrames || w.room+packFrameRoom > maxPackIndex || w.Bytes()+int(to.stored)+packFrameRoom > MaxSegment {
 		return movedFrame{}, errPackFull
 	}
+
 	if verbatim {
 		w.b = append(w.b, stored...)
 	} else {
 		w.b = w.aead.Seal(w.b, frameNonce(to.number), stored, partAAD(w.repo.id, &to))
 	}
+
 	w.n++
 	w.room += packFrameRoom
 	return to, nil
@@ -227,11 +244,13 @@ func (w *PackWriter) Finish(generation uint64) ([]byte, error) {
 	if len(w.index.segments) == 0 {
 		return nil, nil
 	}
+
 	w.index.generation = generation
 	content := w.index.encode()
 	if len(content) > maxPackIndex {
 		return nil, badInput(op, w.pack.String(), "its index takes %d bytes", len(content))
 	}
+
 	packed, codec := w.repo.env.pack(nil, content)
 	plain := make([]byte, 0, metaSize+len(packed))
 	plain = append(plain, byte(codec))

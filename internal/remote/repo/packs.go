@@ -124,16 +124,19 @@ func (x *packIndex) encode() []byte {
 				b = append(b, 0)
 				continue
 			}
+
 			b = append(b, 1)
 			for _, w := range f.blocks {
 				b = binary.LittleEndian.AppendUint64(b, w)
 			}
+
 			b = append(b, byte(f.codec))
 			if f.codec == Zstd {
 				b = binary.AppendUvarint(b, uint64(f.kept()+tagSize-int(f.stored)))
 			}
 		}
 	}
+
 	return b
 }
 
@@ -153,6 +156,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 	if r.err == nil && generation == 0 {
 		r.fail("it is of generation 0")
 	}
+
 	segments := r.count("segments", packSegmentLeast)
 	if r.err == nil && segments == 0 {
 		r.fail("a pack has no segments")
@@ -160,6 +164,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
+
 	out := make([]movedSegment, 0, segments)
 	at, number := uint32(headerSize), uint32(0)
 	for range segments {
@@ -175,6 +180,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 		if r.err != nil {
 			return nil, r.err
 		}
+
 		m.frames = make([]movedFrame, 0, count)
 		index, offset := uint64(0), uint64(headerSize)
 		for range count {
@@ -190,17 +196,21 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 			index, offset = uint64(f.Index)+1, uint64(f.Offset)+uint64(f.Stored)
 			at, number = at+f.stored, number+1
 		}
+
 		out = append(out, m)
 	}
+
 	if at != end {
 		r.fail("its frames end at %d, not %d", at, end)
 	}
+
 	slices.SortFunc(out, func(a, b movedSegment) int { return compareSegments(a.Segment, b.Segment) })
 	for i := range out {
 		if i > 0 && out[i].Segment == out[i-1].Segment {
 			r.fail("it lists segment %s twice", out[i].Segment)
 		}
 	}
+
 	return &packIndex{generation: generation, segments: out}, r.end()
 }
 
@@ -216,26 +226,31 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 			r.fail("%v", err)
 		}
 	}
+
 	switch r.uvarint("whether a frame is partial", 1) {
 	case 0:
 		return f
 	case 1:
 		f.part = true
 	}
+
 	for i := range f.blocks {
 		if w := r.take("the blocks of a frame", 8); w != nil {
 			f.blocks[i] = binary.LittleEndian.Uint64(w)
 		}
 	}
+
 	f.codec = Codec(r.uvarint("a codec", uint64(Zstd)))
 	if r.err != nil {
 		return f
 	}
+
 	total := f.Blocks()
 	if n := f.blocks.Count(total); f.Plain > FrameBytes || n == 0 || n == total || f.blocks.Count(frameBlocks) != n {
 		r.fail("a partial frame has %d of %d blocks", n, total)
 		return f
 	}
+
 	kept, saved := f.kept(), 0
 	if f.codec == Zstd {
 		saved = int(r.uvarint("a frame's stored length", uint64(kept-1)))
@@ -243,6 +258,7 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 			r.fail("a frame is packed although that saves nothing")
 		}
 	}
+
 	f.stored = uint32(kept + tagSize - saved)
 	return f
 }
@@ -274,14 +290,17 @@ func (f *movedFrame) content(aead cipher.AEAD, repository ID, stored []byte) (Fr
 		b, err := openFrame(aead, repository, f.Frame, stored)
 		return FrameContent{Frame: f.Frame, bytes: b, blocks: AllBlocks}, err
 	}
+
 	packed, err := aead.Open(stored[:0], frameNonce(f.number), stored, partAAD(repository, f))
 	if err != nil {
 		return FrameContent{}, damaged("frame %d is not what was written there: authentication failed", f.Index)
 	}
+
 	kept, err := unpack(f.codec, packed, uint32(f.kept()))
 	if err != nil {
 		return FrameContent{}, damaged("frame %d: %v", f.Index, err)
 	}
+
 	b := make([]byte, f.Plain)
 	f.blocks.runs(len(b), func(from, to int) {
 		copy(b[from:to], kept)
@@ -329,31 +348,38 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 	if size > MaxSegment || len(tail) < footerSize || string(tail[len(tail)-8:]) != packFootMagic {
 		return nil, 0, damaged("it does not end as a pack")
 	}
+
 	foot := tail[len(tail)-footerSize:]
 	at, length := uint64(binary.LittleEndian.Uint32(foot)), uint64(binary.LittleEndian.Uint32(foot[4:]))
 	if at < headerSize || length < tagSize+metaSize || length > maxPackIndex+tagSize+metaSize ||
 		at+length+footerSize != uint64(size) {
 		return nil, 0, damaged("its index is said to be at [%d, +%d) of %d bytes", at, length, size)
 	}
+
 	if n := int(length) + footerSize; n > len(tail) {
 		return nil, n, nil
 	}
+
 	aead, err := r.cipher(ctx, h, infoPack)
 	if err != nil {
 		return nil, 0, err
 	}
+
 	sealed := tail[len(tail)-footerSize-int(length) : len(tail)-footerSize]
 	plain, err := aead.Open(nil, indexNonce, sealed, metaAAD(head[:headerSize], r.id, p.key()))
 	if err != nil {
 		return nil, 0, damaged("its index is not what was written there: authentication failed")
 	}
+
 	content, err := openContent(plain, maxPackIndex)
 	if err != nil {
 		return nil, 0, err
 	}
+
 	if x, err = decodePackIndex(content, uint32(at)); err != nil {
 		return nil, 0, err
 	}
+
 	x.aead = aead
 	return x, 0, nil
 }

@@ -31,11 +31,14 @@ func checkPieces(pieces []Piece, from, to int64) error {
 		case int64(p.Within)+p.Length > int64(p.Frame.Plain):
 			return damaged("the piece at %d is not inside its frame", p.Offset)
 		}
+
 		if err := p.Frame.check(FrameBytes); err != nil {
 			return err
 		}
+
 		next = p.End()
 	}
+
 	return nil
 }
 
@@ -55,6 +58,7 @@ func EncodePage(pieces []Piece) ([]byte, error) {
 	if err := checkPage(pieces); err != nil {
 		return nil, about(op, "", invalid(err))
 	}
+
 	region := pieces[0].Offset / RegionBytes
 	b := binary.AppendUvarint([]byte{pageVersion}, uint64(region))
 	b, err := appendPieces(b, region*RegionBytes, pieces)
@@ -64,6 +68,7 @@ func EncodePage(pieces []Piece) ([]byte, error) {
 	if len(b) > MaxPageBytes {
 		return nil, badInput(op, "", "a page would take %d bytes, more than %d", len(b), MaxPageBytes)
 	}
+
 	return b, nil
 }
 
@@ -75,10 +80,12 @@ func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
 			yield(p.Frame.Segment)
 		}
 	})
+
 	frames := make([]Frame, 0, len(pieces))
 	for _, p := range pieces {
 		frames = append(frames, p.Frame)
 	}
+
 	slices.SortFunc(frames, compareFrames)
 	frames = slices.Compact(frames)
 	number := make(map[Frame]uint64, len(frames))
@@ -109,6 +116,7 @@ func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
 		}
 		next, expect = p.End(), n+1
 	}
+
 	return b, nil
 }
 
@@ -123,6 +131,7 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 	if r.err != nil {
 		return nil
 	}
+
 	pieces := make([]Piece, 0, count)
 	used := make([]bool, len(frames))
 	next, expect := from, uint64(0)
@@ -143,14 +152,17 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 		if r.err != nil {
 			return nil
 		}
+
 		p.Frame = frames[n]
 		used[n] = true
 		pieces = append(pieces, p)
 		next, expect = p.End(), n+1
 	}
+
 	if slices.Contains(used, false) {
 		r.fail("it lists a frame that nothing is in")
 	}
+
 	return pieces
 }
 
@@ -169,22 +181,27 @@ func decodePage(b []byte) (region uint32, pieces []Piece, err error) {
 	if b[0] == 0 {
 		return 0, nil, damaged("it says version 0")
 	}
+
 	if b[0] > pageVersion {
 		return 0, nil, errs.New(errs.TooNew, "", "", "it is of version %d; this pando reads up to %d", b[0], pageVersion).
 			WithHint("use a newer pando")
 	}
+
 	r := &reader{b: b[1:]}
 	at := r.uvarint("the region", MaxVolumeBytes/RegionBytes-1)
 	pieces = r.pieces(int64(at)*RegionBytes, maxPieces, maxPieces)
 	if err := r.end(); err != nil {
 		return 0, nil, err
 	}
+
 	if err := checkPage(pieces); err != nil {
 		return 0, nil, err
 	}
+
 	if pieces[0].Offset/RegionBytes != int64(at) {
 		return 0, nil, damaged("its pieces are not in its region")
 	}
+
 	return uint32(at), pieces, nil
 }
 
@@ -194,6 +211,7 @@ func (r *Repo) ReadPage(ctx context.Context, p Page) ([]Piece, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	region, pieces, err := decodePage(content[0])
 	if err == nil && region != p.Region {
 		err = damaged("it is of region %d, not %d", region, p.Region)
@@ -201,5 +219,6 @@ func (r *Repo) ReadPage(ctx context.Context, p Page) ([]Piece, error) {
 	if err != nil {
 		return nil, about("read a page", frameRef(p.Frame), err)
 	}
+
 	return pieces, nil
 }

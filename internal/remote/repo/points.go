@@ -70,6 +70,7 @@ func pageOf(points []Point) PointPage {
 		}
 		p.Added += x.Added
 	}
+
 	return p
 }
 
@@ -111,6 +112,7 @@ func (r *Repo) Point(ctx context.Context, h Head, seq uint64) (Point, error) {
 			return p, nil
 		}
 	}
+
 	if page, ok := h.Page(seq); ok {
 		points, err := r.PagePoints(ctx, h, page)
 		if err != nil {
@@ -122,6 +124,7 @@ func (r *Repo) Point(ctx context.Context, h Head, seq uint64) (Point, error) {
 			}
 		}
 	}
+
 	return Point{}, errs.New(errs.NotFound, "find point", h.Name, "it has no point with the number %d", seq)
 }
 
@@ -135,13 +138,16 @@ func (r *Repo) Newest(ctx context.Context, h Head) (Point, bool, error) {
 			return p, err == nil, err
 		}
 	}
+
 	if n := len(h.Recent); n > 0 {
 		return h.Recent[n-1], true, nil
 	}
+
 	if n := len(h.Pages); n > 0 {
 		p, err := r.Point(ctx, h, h.Pages[n-1].Last)
 		return p, err == nil, err
 	}
+
 	return Point{}, false, nil
 }
 
@@ -198,11 +204,13 @@ func decodePoints(b []byte) (pagedPoints, error) {
 	if err := decodeJSON(b, &fields); err != nil {
 		return pagedPoints{}, err
 	}
+
 	p := fields.pagedPoints
 	p.Points = fields.Points
 	if len(p.Points) == 0 || len(p.Points) > maxPaged || p.Session.IsZero() {
 		return pagedPoints{}, damaged("it has %d points, and was written under session %s", len(p.Points), p.Session)
 	}
+
 	return p, checkName(p.Head)
 }
 
@@ -222,6 +230,7 @@ func (r *Repo) ReadPages(ctx context.Context, h Head, pages []PointPage) iter.Se
 			}
 		}
 	}
+
 	return func(yield func(PageRead) bool) {
 		for read := range inOrder(ctx, ids, func(ctx context.Context, p PointPage) (PageRead, error) {
 			points, err := r.PagePoints(ctx, h, p)
@@ -256,6 +265,7 @@ func (w PagePutter) PutPages(ctx context.Context, head string, points []Point) (
 		}
 		out, points = append(out, page), points[n:]
 	}
+
 	return out, nil
 }
 
@@ -268,6 +278,7 @@ func (w PagePutter) putPage(ctx context.Context, head string, points []Point) (P
 	if err != nil {
 		return page, false, err
 	}
+
 	content, err := encodeJSON(pagedPoints{Head: head, Session: session, Points: points})
 	if err != nil {
 		return page, false, about(op, head, err)
@@ -275,10 +286,12 @@ func (w PagePutter) putPage(ctx context.Context, head string, points []Point) (P
 	if len(content) > maxPageBytes && len(points) > 1 {
 		return page, false, nil
 	}
+
 	object, err := w.Repo.seal(typePoints, page.Object(), content, maxPageBytes)
 	if err == nil {
 		err = w.Repo.putNew(ctx, page.Object(), object)
 	}
+
 	return page, true, about(op, head, err)
 }
 
@@ -313,6 +326,7 @@ func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) b
 		pages, rest = append(pages, more...), slices.Clone(rest[n:])
 		return err
 	}
+
 	for i, p := range h.Pages {
 		if !touched(p) && !h.merges(i, len(rest)) {
 			if err := put(false); err != nil {
@@ -321,6 +335,7 @@ func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) b
 			pages = append(pages, p)
 			continue
 		}
+
 		points, err := w.Repo.PagePoints(ctx, *h, p)
 		if err != nil {
 			return err
@@ -328,14 +343,17 @@ func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) b
 		if touched(p) {
 			points = edit(points)
 		}
+
 		rest = append(rest, points...)
 		if err := put(true); err != nil {
 			return err
 		}
 	}
+
 	if err := put(false); err != nil {
 		return err
 	}
+
 	h.Pages, h.Recent = pages, edit(slices.Clone(h.Recent))
 	return nil
 }

@@ -47,11 +47,13 @@ func (r *Repo) ReadContents(ctx context.Context, frames []Frame) ([]FrameContent
 	if len(frames) == 0 {
 		return nil, nil
 	}
+
 	s := frames[0].Segment
 	out, err := r.readContents(ctx, s, frames)
 	if places, _ := r.moves.of(s); !unreadable(err) || len(frames) == 1 || len(places) == 0 {
 		return out, about(op, s.String(), err)
 	}
+
 	out = make([]FrameContent, len(frames)) // no copy has all of them
 	for i := range frames {
 		one, err := r.readContents(ctx, s, frames[i:i+1])
@@ -60,6 +62,7 @@ func (r *Repo) ReadContents(ctx context.Context, frames []Frame) ([]FrameContent
 		}
 		out[i] = one[0]
 	}
+
 	return out, nil
 }
 
@@ -82,6 +85,7 @@ func (r *Repo) readAt(ctx context.Context, p Place, s Segment, frames []Frame) (
 		})
 		return out, err
 	}
+
 	contents, err := r.readFrames(ctx, s, frames)
 	if errs.Is(err, errs.Damaged) {
 		contents, err = r.readFrames(ctx, s, frames)
@@ -89,9 +93,11 @@ func (r *Repo) readAt(ctx context.Context, p Place, s Segment, frames []Frame) (
 	if err != nil {
 		return nil, err
 	}
+
 	for i, b := range contents {
 		out = append(out, FrameContent{Frame: frames[i], bytes: b, blocks: AllBlocks})
 	}
+
 	return out, nil
 }
 
@@ -108,14 +114,17 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 		}
 		start, end = min(start, f.Offset), max(end, f.Offset+f.Stored)
 	}
+
 	aead, b, err := r.readRange(ctx, s, start, end)
 	if err != nil {
 		return nil, err
 	}
+
 	order := make([]int, len(frames))
 	for i := range order {
 		order[i] = i
 	}
+
 	slices.SortFunc(order, func(i, j int) int { return cmp.Compare(frames[i].Offset, frames[j].Offset) })
 	contents := make([][]byte, len(frames))
 	for n, i := range order {
@@ -128,16 +137,20 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 				return nil, damaged("frames %d and %d overlap", last.Index, f.Index)
 			}
 		}
+
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+
 		from, to := f.Offset-start, f.Offset-start+f.Stored
 		content, err := openFrame(aead, r.id, f, b[from:to:to])
 		if err != nil {
 			return nil, err
 		}
+
 		contents[i] = content
 	}
+
 	r.segments.put(s, aead) // not before it has opened something: the header may be damaged
 	return contents, nil
 }
@@ -148,6 +161,7 @@ func (r *Repo) readRange(ctx context.Context, s Segment, start, end uint32) (cip
 		b, err := r.readExactly(ctx, s, start, end)
 		return aead, b, err
 	}
+
 	if start <= headerReach {
 		b, err := r.readExactly(ctx, s, 0, end)
 		if err != nil {
@@ -156,8 +170,10 @@ func (r *Repo) readRange(ctx context.Context, s Segment, start, end uint32) (cip
 		aead, err := r.segmentCipher(ctx, s, b)
 		return aead, b[start:], err
 	}
+
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+
 	var aead cipher.AEAD
 	var headErr error
 	var reading sync.WaitGroup
@@ -170,15 +186,19 @@ func (r *Repo) readRange(ctx context.Context, s Segment, start, end uint32) (cip
 			cancel()
 		}
 	})
+
 	b, err := r.readExactly(ctx, s, start, end)
 	if err != nil {
 		cancel()
 	}
+
 	reading.Wait()
+
 	// One that was canceled because of the other says nothing.
 	if headErr != nil && (err == nil || errs.Is(err, errs.Canceled)) {
 		err = headErr
 	}
+
 	return aead, b, err
 }
 
@@ -223,12 +243,14 @@ func (c *keyCache) put(s Segment, a cipher.AEAD) {
 	if c.m == nil {
 		c.m = map[Segment]cipher.AEAD{}
 	}
+
 	for other := range c.m { // any
 		if len(c.m) < maxCachedKeys {
 			break
 		}
 		delete(c.m, other)
 	}
+
 	c.m[s] = a
 }
 

@@ -46,9 +46,11 @@ func (c *moves) set(m Moved) {
 			}
 		}
 	}
+
 	for _, all := range places {
 		slices.SortFunc(all, func(a, b Place) int { return b.Compare(a) })
 	}
+
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tables, c.places, c.failed = m.Tables, places, nil
@@ -79,10 +81,12 @@ func (c *moves) keep(p Pack, x *packIndex) {
 	if c.packs[p] != nil {
 		return
 	}
+
 	if len(c.order) >= maxPackIndexes {
 		delete(c.packs, c.order[0])
 		c.order = c.order[1:]
 	}
+
 	c.packs[p], c.order = x, append(c.order, p)
 }
 
@@ -140,10 +144,12 @@ func (r *Repo) findFrames(ctx context.Context, s Segment, read func(Place) error
 	if x.try(places) || x.try([]Place{{}}) {
 		return x.end(r)
 	}
+
 	for {
 		if _, err := r.readTables(ctx); err != nil {
 			return err
 		}
+
 		places, failed := r.moves.of(s)
 		before := len(x.tried)
 		switch {
@@ -180,6 +186,7 @@ func (x *placeSearch) try(places []Place) bool {
 		if slices.Contains(x.tried, p) {
 			continue
 		}
+
 		x.tried = append(x.tried, p)
 		err := x.read(p)
 		switch {
@@ -197,6 +204,7 @@ func (x *placeSearch) try(places []Place) bool {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -213,6 +221,7 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 	if x := r.moves.index(p); x != nil {
 		return x, nil
 	}
+
 	if size <= smallPack {
 		object, err := r.packRange(ctx, p, 0, size)
 		if err != nil {
@@ -226,16 +235,19 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 		r.moves.keep(p, x)
 		return x, nil
 	}
+
 	const tailBytes = 128 << 10
 	from := max(0, size-tailBytes)
 	head, err := r.packRange(ctx, p, 0, headerSize)
 	if err != nil {
 		return nil, err
 	}
+
 	tail, err := r.packRange(ctx, p, from, size)
 	if err != nil {
 		return nil, err
 	}
+
 	x, need, err := r.parsePack(ctx, p, head, tail, int(size))
 	if err == nil && need > 0 {
 		if tail, err = r.packRange(ctx, p, size-int64(need), size); err != nil {
@@ -246,6 +258,7 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 	if err != nil {
 		return nil, err
 	}
+
 	r.moves.keep(p, x)
 	return x, nil
 }
@@ -288,10 +301,12 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 	if err != nil {
 		return nil, err
 	}
+
 	m := x.find(s)
 	if m == nil {
 		return nil, damaged("it has nothing of segment %s", s)
 	}
+
 	found := make([]*movedFrame, len(frames))
 	start, end := uint32(MaxSegment), uint32(0)
 	for i, f := range frames {
@@ -307,14 +322,17 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 		found[i] = at
 		start, end = min(start, at.at), max(end, at.at+at.stored)
 	}
+
 	b, err := x.stored(ctx, r, p.Pack, start, end)
 	if err != nil {
 		return nil, err
 	}
+
 	aead, err := r.cipher(ctx, m.header, infoSegment)
 	if err != nil {
 		return nil, err
 	}
+
 	done := map[uint32]FrameContent{}
 	out := make([]FrameContent, len(frames))
 	for i, f := range found {
@@ -327,6 +345,7 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 		}
 		out[i] = c
 	}
+
 	return out, ctx.Err()
 }
 
@@ -363,10 +382,12 @@ func (r *Repo) ScanSegment(
 	if err != nil {
 		return about(op, s.String(), err)
 	}
+
 	for i := range scan.frames {
 		if err := ctx.Err(); err != nil {
 			return about(op, s.String(), err)
 		}
+
 		f := &scan.frames[i]
 		c, err := scan.open(f)
 		if errs.Is(err, errs.Damaged) {
@@ -375,10 +396,12 @@ func (r *Repo) ScanSegment(
 		if err != nil && !unreadable(err) {
 			return about(op, s.String(), err)
 		}
+
 		if err := fn(f.Frame, c, about(op, s.String(), err)); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -394,11 +417,13 @@ func (r *Repo) scanOwn(ctx context.Context, s Segment) (*frameScan, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	m := &x.segments[0]
 	aead, err := r.cipher(ctx, m.header, infoSegment)
 	if err != nil {
 		return nil, err
 	}
+
 	return &frameScan{m.frames, func(f *movedFrame) (FrameContent, error) {
 		return f.content(aead, r.id, x.object[f.at:f.at+f.stored:f.at+f.stored])
 	}}, nil
@@ -411,25 +436,30 @@ func (r *Repo) scanPacked(ctx context.Context, s Segment, p Place) (out *frameSc
 		if err != nil {
 			return err
 		}
+
 		m := x.find(s)
 		if m == nil {
 			return damaged("it has nothing of segment %s", s)
 		}
+
 		start, end := m.span()
 		b, err := x.stored(ctx, r, p.Pack, start, end)
 		if err != nil {
 			return err
 		}
+
 		aead, err := r.cipher(ctx, m.header, infoSegment)
 		if err != nil {
 			return err
 		}
+
 		out = &frameScan{m.frames, func(f *movedFrame) (FrameContent, error) {
 			c, err := openMoved(aead, x, r.id, f, b[f.at-start:][:f.stored:f.stored])
 			return c, about("read pack", p.Pack.String(), err)
 		}}
 		return nil
 	})
+
 	return out, err
 }
 
@@ -459,12 +489,14 @@ func (r *Repo) readElsewhere(ctx context.Context, s Segment, not Place, f Frame,
 		out, err = r.readAt(ctx, p, s, []Frame{f})
 		return err
 	})
+
 	switch {
 	case unreadable(err):
 		return FrameContent{}, damage
 	case err != nil:
 		return FrameContent{}, err
 	}
+
 	return out[0], nil
 }
 
@@ -475,6 +507,7 @@ func (r *Repo) PackShare(ctx context.Context, p PackState, keep func(Frame) Bloc
 		if err != nil {
 			return err
 		}
+
 		n = 0
 		for i := range x.segments {
 			for j := range x.segments[i].frames {
@@ -486,7 +519,9 @@ func (r *Repo) PackShare(ctx context.Context, p PackState, keep func(Frame) Bloc
 				}
 			}
 		}
+
 		return nil
 	})
+
 	return min(n+SegmentOverhead, p.Bytes), err
 }

@@ -43,7 +43,9 @@ func PlanRestore(
 	if err != nil {
 		return nil, about(op, s.String(), err)
 	}
+
 	defer k.wipe()
+
 	if known != (Mark{}) {
 		if err := k.follows(known); err != nil {
 			return nil, about(op, s.String(), err)
@@ -61,21 +63,25 @@ func PlanRestore(
 	case err != nil:
 		return nil, about(op, s.String(), err)
 	}
+
 	bad, stale, err := isDamaged(ctx, there, raw, k, known, secrets)
 	if !bad && stale == nil || err != nil {
 		return nil, about(op, s.String(), err)
 	}
+
 	if stale != nil {
 		defer stale.wipe()
 		if out.raw, err = k.after(stale); err != nil {
 			return nil, about(op, s.String(), err)
 		}
 	}
+
 	// What was read may have been damaged on its way.
 	again, version, err := readConfig(ctx, s)
 	if err != nil || !bytes.Equal(again, there) {
 		return nil, about(op, s.String(), err)
 	}
+
 	out.Damaged, out.version = there, version
 	return out, nil
 }
@@ -106,10 +112,12 @@ func isDamaged(
 		}
 		return false, nil, err // of a newer pando
 	}
+
 	other, err := c.open(bytes.Clone(k.ringKey))
 	if err != nil {
 		other, err = c.unlock(secrets, ctx.Err)
 	}
+
 	switch {
 	case err == nil && k.supersedes(other, known):
 		return false, other, nil
@@ -129,6 +137,7 @@ func isDamaged(
 	if c.id == own.id && c.serial == own.serial {
 		return true, nil, nil
 	}
+
 	for _, a := range c.slots {
 		for _, b := range own.slots {
 			if a.id == b.id && bytes.Equal(a.wrapped, b.wrapped) {
@@ -136,6 +145,7 @@ func isDamaged(
 			}
 		}
 	}
+
 	return false, nil, nil
 }
 
@@ -199,18 +209,23 @@ func OpenText(file []byte, secrets ...Secret) (string, error) {
 			i.SetMaxWorkFactor(scryptCost)
 			with = []age.Identity{i}
 		}
+
 		if len(with) == 0 {
 			continue
 		}
+
 		r, err := age.Decrypt(bytes.NewReader(file), with...)
 		if err != nil {
 			continue
 		}
+
 		text, err := io.ReadAll(io.LimitReader(r, maxSealedText))
 		if err != nil {
 			return "", about(op, "", damaged("%v", err))
 		}
+
 		return string(text), nil
 	}
+
 	return "", errs.New(errs.Permission, op, "", "neither the passphrase nor the identity opens it")
 }

@@ -129,6 +129,7 @@ func parseRecipient(text string) (age.Recipient, error) {
 		return nil, errs.New(errs.Invalid, "", "", "it is not a recipient of age").
 			WithHint("a recipient begins with age1, as age-keygen -y prints; those of plugins and SSH keys are not supported")
 	}
+
 	return r, nil
 }
 
@@ -149,6 +150,7 @@ func wrap(secret []byte, n NewSlot, cost int) ([]byte, error) {
 		r.SetWorkFactor(cost)
 		to = r
 	}
+
 	var out bytes.Buffer
 	w, err := age.Encrypt(&out, to)
 	if err == nil {
@@ -160,6 +162,7 @@ func wrap(secret []byte, n NewSlot, cost int) ([]byte, error) {
 	if err != nil {
 		return nil, errs.New(errs.Internal, "", "", "encrypt the key for %q: %v", n.Label, err)
 	}
+
 	return out.Bytes(), nil
 }
 
@@ -179,22 +182,28 @@ func unwrap(file []byte, kind SlotKind, secrets []Secret, size int) ([]byte, err
 			i.SetMaxWorkFactor(scryptCost)
 			with = []age.Identity{i}
 		}
+
 		if len(with) == 0 {
 			continue
 		}
+
 		r, err := age.Decrypt(bytes.NewReader(file), with...)
 		if err != nil {
 			continue // another's, or broken: who has no other key is told that none fits
 		}
+
 		secret := make([]byte, size)
 		if _, err := io.ReadFull(r, secret); err != nil {
 			return nil, damaged("a key is wrapped badly: %v", err)
 		}
+
 		if n, err := r.Read(make([]byte, 1)); n != 0 || err != io.EOF {
 			return nil, damaged("a key is wrapped badly: it is too long")
 		}
+
 		return secret, nil
 	}
+
 	return nil, nil
 }
 

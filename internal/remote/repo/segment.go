@@ -103,6 +103,7 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 	if plain <= 0 || plain > MaxPageBytes || len(content) > plain {
 		return Frame{}, badInput(op, w.segment.String(), "%d bytes cannot stand for %d", len(content), plain)
 	}
+
 	f := Frame{
 		Segment: w.segment, Index: w.frames, Offset: uint32(len(w.b)),
 		Stored: uint32(len(content) + tagSize), Plain: uint32(plain), Codec: codec,
@@ -113,9 +114,11 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 	case !w.Fits(len(content)):
 		return Frame{}, badInput(op, w.segment.String(), "%d bytes do not fit after %d", len(content), len(w.b))
 	}
+
 	if err := f.check(MaxPageBytes); err != nil {
 		return Frame{}, about(op, w.segment.String(), invalid(err))
 	}
+
 	w.grow(len(content) + tagSize)
 	w.b = w.aead.Seal(w.b, frameNonce(f.Index), content, frameAAD(w.repository, w.segment, f.Index, f.Plain, codec))
 	w.index = binary.LittleEndian.AppendUint32(w.index, f.Stored)
@@ -144,6 +147,7 @@ func (w *SegmentWriter) Finish() []byte {
 	if w.done || w.frames == 0 {
 		return nil
 	}
+
 	w.done = true
 	at := len(w.b)
 	w.b = w.aead.Seal(w.b, indexNonce, w.index, frameAAD(w.repository, w.segment, w.frames, 0, indexCodec))
@@ -204,11 +208,13 @@ func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error)
 		default:
 			state.Bytes = p.Bytes
 		}
+
 		return nil
 	})
 	if err != nil {
 		return SegmentState{}, about("look at segment", s.String(), err)
 	}
+
 	return state, nil
 }
 
@@ -224,15 +230,18 @@ func parseFooter(footer []byte, size int) (offset, length int, err error) {
 	if len(footer) != footerSize || string(footer[8:]) != footMagic {
 		return 0, 0, damaged("it does not end as a segment")
 	}
+
 	offset = int(binary.LittleEndian.Uint32(footer))
 	length = int(binary.LittleEndian.Uint32(footer[4:]))
 	if offset < headerSize || length < tagSize+entrySize || offset > size || length > size ||
 		offset+length+footerSize != size {
 		return 0, 0, damaged("its index is said to be at [%d, +%d) of %d bytes", offset, length, size)
 	}
+
 	if (length-tagSize)%entrySize != 0 || (length-tagSize)/entrySize > maxFrames {
 		return 0, 0, damaged("its index is said to have %d bytes", length)
 	}
+
 	return offset, length, nil
 }
 
@@ -251,9 +260,11 @@ func parseIndex(b []byte, s Segment, end int) ([]Frame, error) {
 		frames = append(frames, f)
 		offset += f.Stored
 	}
+
 	if int(offset) != end {
 		return nil, damaged("its frames end at %d, not %d", offset, end)
 	}
+
 	return frames, nil
 }
 
@@ -277,14 +288,17 @@ func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int,
 	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
 		return 0, damaged("it has %d bytes", len(object))
 	}
+
 	aead, err := r.cipher(ctx, h, infoSegment)
 	if err != nil {
 		return 0, err
 	}
+
 	frames, err := openIndex(aead, r.id, s, object)
 	if err != nil {
 		return 0, err
 	}
+
 	for _, f := range frames {
 		if err := ctx.Err(); err != nil {
 			return 0, err
@@ -293,6 +307,7 @@ func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int,
 			return 0, err
 		}
 	}
+
 	return len(frames), nil
 }
 

@@ -38,11 +38,13 @@ func (s *Session) check() error {
 	case s.Kind != Push && s.Kind != Pull && s.Kind != Repack:
 		return damaged("it is of unknown kind %q", s.Kind)
 	}
+
 	for _, name := range s.Heads {
 		if err := checkName(name); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -54,11 +56,13 @@ func decodeSession(b []byte) (Session, error) {
 	if err := decodeJSON(b, &fields); err != nil {
 		return Session{}, err
 	}
+
 	s := fields.Session
 	s.Pins = fields.Pins
 	if err := s.check(); err != nil {
 		return Session{}, err
 	}
+
 	return s, nil
 }
 
@@ -77,12 +81,14 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 	if err := s.check(); err != nil {
 		return invalid(err)
 	}
+
 	if !s.lease.begun {
 		// A process that stays for long learns here of rotations.
 		if err := r.askOnce(ctx); err != nil {
 			return err
 		}
 	}
+
 	s.Beat++
 	s.Renewed = r.env.stamp()
 	key := sessionPrefix + s.ID.String()
@@ -90,10 +96,12 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 	if err != nil {
 		return err
 	}
+
 	object, err := r.seal(typeSession, key, content, maxSessionBytes)
 	if err != nil {
 		return err
 	}
+
 	version, err := r.store.Put(ctx, key, object, s.condition())
 	if errs.Is(err, errs.Conflict) && len(s.lease.unsure) > 0 {
 		// An earlier write of ours may have had its effect although it failed.
@@ -102,6 +110,7 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 		}
 		version, err = r.store.Put(ctx, key, object, s.condition())
 	}
+
 	s.lease.begun = true
 	if err != nil {
 		if !errs.Is(err, errs.Conflict) && !errs.Is(err, errs.NotFound) {
@@ -109,6 +118,7 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 		}
 		return changed(err)
 	}
+
 	s.lease.version, s.lease.unsure = version, nil
 	return nil
 }
@@ -142,9 +152,11 @@ func (r *Repo) askOnce(ctx context.Context) error {
 	if asked {
 		return nil
 	}
+
 	if err := r.Refresh(ctx); err != nil {
 		return err
 	}
+
 	r.mu.Lock()
 	r.asked = false
 	r.mu.Unlock()
@@ -164,6 +176,7 @@ func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 	if err != nil {
 		return SessionState{}, about("read session", id.String(), err)
 	}
+
 	s, err := decodeSession(content)
 	if err == nil && s.ID != id {
 		err = damaged("it is session %s", s.ID)
@@ -171,6 +184,7 @@ func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 	if err != nil {
 		return SessionState{}, about("read session", id.String(), err)
 	}
+
 	s.lease.version = version
 	return SessionState{Session: s, Version: version}, nil
 }
@@ -192,6 +206,7 @@ func (r *Repo) Sessions(ctx context.Context) ([]SessionState, error) {
 			all = append(all, s)
 		}
 	}
+
 	return all, nil
 }
 
@@ -255,14 +270,17 @@ func (r *Repo) PutSeen(ctx context.Context, s Seen, prev objstore.Version) (objs
 	if err != nil {
 		return "", about(op, r.store.String(), err)
 	}
+
 	object, err := r.seal(typeSeen, seenKey, content, maxSeenBytes)
 	if err != nil {
 		return "", about(op, r.store.String(), err)
 	}
+
 	condition := objstore.IfAbsent
 	if prev != "" {
 		condition = objstore.IfVersion(prev)
 	}
+
 	version, err := r.store.Put(ctx, seenKey, object, condition)
 	return version, about(op, r.store.String(), changed(err))
 }

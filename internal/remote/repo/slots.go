@@ -16,15 +16,18 @@ func (r *Repo) Slots(ctx context.Context) ([]SlotInfo, error) {
 	if err := r.Refresh(ctx); err != nil {
 		return nil, err
 	}
+
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	if r.ring == nil {
 		return nil, errClosed()
 	}
+
 	var infos []SlotInfo
 	for _, s := range r.ring.slots {
 		infos = append(infos, s.SlotInfo)
 	}
+
 	return infos, nil
 }
 
@@ -35,6 +38,7 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 	if err := n.check(op); err != nil {
 		return err
 	}
+
 	id := r.env.newID()
 	return about(op, n.Label, r.change(ctx, func(k *keyring) error {
 		for _, s := range k.slots {
@@ -48,10 +52,12 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 				return errs.New(errs.Exists, "", "", "the recipient has a key already: %s", s.Label)
 			}
 		}
+
 		added, err := k.newSlot(id, n, r.env)
 		if err != nil {
 			return err
 		}
+
 		k.slots = append(k.slots, added)
 		return nil
 	}))
@@ -73,6 +79,7 @@ func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 			return errs.New(errs.Conflict, "", "", "it is the last key: nobody could read the repository any more").
 				WithHint("add another key first")
 		}
+
 		k.slots = slices.Delete(k.slots, i, i+1)
 		tried = true
 		return nil
@@ -89,14 +96,17 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 	const op = "rotate the keys of"
 	secret, at := r.env.bytes(keySize), r.env.stamp()
 	defer clear(secret)
+
 	added := newMasterKey(secret, at).id
 	return about(op, r.store.String(), r.change(ctx, func(k *keyring) error {
 		if k.find(added) != nil {
 			return errDone // an earlier try of ours, whose answer was lost
 		}
+
 		old := k.ringKey
 		k.ringKey = r.env.bytes(keySize)
 		defer clear(old)
+
 		for i := range k.slots {
 			s := &k.slots[i]
 			n := NewSlot{Label: s.Label, Recipient: s.Recipient}
@@ -106,6 +116,7 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 					return errs.New(errs.Invalid, "", "", "the passphrase of key %q is needed", s.Label).
 						WithHint("give it, or remove the key first")
 				}
+
 				// A mistyped one would become the new passphrase.
 				opened, err := unwrap(s.wrapped, s.Kind, []Secret{Passphrase(n.Passphrase)}, keySize)
 				same := err == nil && bytes.Equal(opened, old)
@@ -114,15 +125,19 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 					return errs.New(errs.Permission, "", "", "this is not the passphrase of key %q", s.Label)
 				}
 			}
+
 			if err := ctx.Err(); err != nil {
 				return err
 			}
+
 			wrapped, err := wrap(k.ringKey, n, r.env.scrypt)
 			if err != nil {
 				return err
 			}
+
 			s.wrapped = wrapped
 		}
+
 		k.keys = append(k.keys, newMasterKey(bytes.Clone(secret), at))
 		return nil
 	}))
@@ -175,6 +190,7 @@ func (r *Repo) change(ctx context.Context, edit func(*keyring) error) error {
 		if done || (err != nil && !errs.Is(err, errs.Conflict)) || (err != nil && try == changeTries) {
 			return err
 		}
+
 		// So that two that started together do not stay in step.
 		select {
 		case <-ctx.Done():
@@ -191,6 +207,7 @@ func (r *Repo) tryChange(ctx context.Context, edit func(*keyring) error) (done b
 		r.mu.RUnlock()
 		return true, errClosed()
 	}
+
 	k, version := r.ring.clone(), r.version
 	r.mu.RUnlock()
 	defer func() {
@@ -198,6 +215,7 @@ func (r *Repo) tryChange(ctx context.Context, edit func(*keyring) error) (done b
 			k.wipe()
 		}
 	}()
+
 	k.serial++
 	if err := edit(k); errors.Is(err, errDone) {
 		k.wipe()
@@ -205,20 +223,25 @@ func (r *Repo) tryChange(ctx context.Context, edit func(*keyring) error) (done b
 	} else if err != nil {
 		return true, err
 	}
+
 	raw, err := k.encode(r.env.bytes(saltSize))
 	if err != nil {
 		return true, err
 	}
+
 	next, err := r.store.Put(ctx, configKey, raw, objstore.IfVersion(version))
 	if err != nil {
 		return false, err
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if r.ring == nil {
 		k.wipe()
 		return true, nil // closed meanwhile; config is written
 	}
+
 	r.use(k, raw, next)
 	return true, nil
 }

@@ -27,6 +27,7 @@ func pin() (unix.CPUSet, error) {
 	if err := unix.SchedGetaffinity(0, &all); err != nil {
 		return all, err
 	}
+
 	// Round robin, so that parallel runs spread; from somewhere that differs
 	// between the test binaries of a run.
 	n := (os.Getpid() + int(pinned.Add(1))) % max(all.Count(), 1)
@@ -40,6 +41,7 @@ func pin() (unix.CPUSet, error) {
 		}
 		n--
 	}
+
 	return all, unix.SchedSetaffinity(0, &one)
 }
 

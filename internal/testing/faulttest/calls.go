@@ -302,17 +302,20 @@ func (p *caller) fdPath(n int) string {
 // written to it.
 func (p *caller) isStorage(n int) bool {
 	var st unix.Statx_t
+
 	// DONT_SYNC: a file system that the program itself serves could not answer.
 	err := unix.Statx(unix.AT_FDCWD, p.proc("fd/"+strconv.Itoa(n)), unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &st)
 	if err != nil {
 		return false
 	}
+
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFBLK:
 		return true
 	case unix.S_IFREG:
 		return !strings.HasPrefix(p.fdPath(n), "/memfd:")
 	}
+
 	return false
 }
 
@@ -328,11 +331,13 @@ func (p *caller) resolve(dir int, name string) string {
 	if name == "" {
 		return ""
 	}
+
 	buf := make([]byte, unix.PathMax)
 	size, err := unix.Readlink(p.proc("cwd"), buf)
 	if err != nil {
 		return name
 	}
+
 	return filepath.Join(string(buf[:size]), name)
 }
 
@@ -368,6 +373,7 @@ func (p *caller) str(addr uint64) string {
 		s = append(s, b...)
 		addr += uint64(len(b))
 	}
+
 	return string(s)
 }
 

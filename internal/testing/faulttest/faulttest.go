@@ -247,17 +247,21 @@ func run(ctx context.Context, cmd []string, opt Options, probe bool) (Result, er
 	if opt.Plan.Mode == Fail && opt.Plan.Errno == 0 {
 		return Result{}, errors.New("faulttest: a Fail plan needs an Errno")
 	}
+
 	if err := ctx.Err(); err != nil {
 		return Result{}, err
 	}
+
 	path, err := exec.LookPath(cmd[0])
 	if err != nil {
 		return Result{}, err
 	}
+
 	files, err := openStdio(opt.Stdin)
 	if err != nil {
 		return Result{}, err
 	}
+
 	defer files.close()
 
 	tr := newTracer(opt)
@@ -273,6 +277,7 @@ func run(ctx context.Context, cmd []string, opt Options, probe bool) (Result, er
 		defer tr.abandon()
 		err = tr.run(ctx, path, cmd, files)
 	}()
+
 	err = <-done
 	if err != nil {
 		return tr.res, fmt.Errorf("faulttest: %s: %w", cmd[0], err)
@@ -280,12 +285,15 @@ func run(ctx context.Context, cmd []string, opt Options, probe bool) (Result, er
 	if probe {
 		return tr.res, nil
 	}
+
 	if tr.res.Stdout, err = files.contents(1, opt.Stdout); err != nil {
 		return tr.res, err
 	}
+
 	if tr.res.Stderr, err = files.contents(2, opt.Stderr); err != nil {
 		return tr.res, err
 	}
+
 	return tr.res, nil
 }
 
@@ -301,6 +309,7 @@ func openStdio(stdin io.Reader) (f stdio, err error) {
 			f.close()
 		}
 	}()
+
 	for i, name := range []string{"stdin", "stdout", "stderr"} {
 		if i == 0 && stdin == nil {
 			f[i], err = os.Open(os.DevNull)
@@ -317,6 +326,7 @@ func openStdio(stdin io.Reader) (f stdio, err error) {
 			return f, fmt.Errorf("faulttest: open %s: %w", name, err)
 		}
 	}
+
 	if _, ok := stdin.(*os.File); stdin != nil && !ok {
 		if _, err = io.Copy(f[0], stdin); err != nil {
 			return f, fmt.Errorf("faulttest: read stdin: %w", err)
@@ -325,6 +335,7 @@ func openStdio(stdin io.Reader) (f stdio, err error) {
 			return f, err
 		}
 	}
+
 	return f, nil
 }
 

@@ -99,6 +99,7 @@ func ioctl(p *caller, a args) (what, bool) {
 			return what{}, false
 		}
 	}
+
 	w := named(p.fdPath(int(int32(a[0]))))
 	var other string
 	switch name {
@@ -114,9 +115,11 @@ func ioctl(p *caller, a args) (what, bool) {
 			w.paths[0] += "/" + n
 		}
 	}
+
 	w.detail = strings.TrimSpace(fmt.Sprintf("%s %s %s", name, w, other))
 	if strings.HasPrefix(other, "/") {
 		w.paths = append(w.paths, other)
 	}
+
 	return w, true
 }

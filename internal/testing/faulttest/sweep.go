@@ -112,25 +112,30 @@ func (s Sweep) Each(t testing.TB, run func(Plan) Result, check func(Result)) Res
 	if t.Failed() {
 		t.FailNow() // or a failure of the sweep could not be told from an earlier one
 	}
+
 	s = s.sample(t)
 	start, stride, limit := s.Start, max(s.Stride, 1), s.MaxRuns
 	if limit == 0 {
 		limit = 10_000
 	}
+
 	only, err := strconv.Atoi(os.Getenv(AtVariable))
 	single := err == nil
 	if text := os.Getenv(AtVariable); text != "" && !single {
 		t.Fatalf("%s is not a number: %q", AtVariable, text)
 	}
+
 	if single {
 		if only < start || (only-start)%stride != 0 {
 			t.Skipf("%s=%d is not a step of this sweep", AtVariable, only)
 		}
 		start = only
 	}
+
 	if s.Plan.Mode == Observe {
 		t.Fatal("faulttest: a sweep needs a plan that strikes")
 	}
+
 	for n := range limit {
 		plan := s.Plan
 		plan.At = start + n*stride
@@ -142,6 +147,7 @@ func (s Sweep) Each(t testing.TB, run func(Plan) Result, check func(Result)) Res
 			return res
 		}
 	}
+
 	t.Fatalf("faulttest: the sweep is not at its end after %d runs; raise MaxRuns, or sample with Stride", limit)
 	return Result{}
 }
@@ -163,6 +169,7 @@ func (s Sweep) one(t testing.TB, plan Plan, run func(Plan) Result, check func(Re
 			t.Logf("faulttest: to repeat it: %s=%d go test -run '^%s$'", AtVariable, plan.At, t.Name())
 		}
 	}()
+
 	res = run(plan)
 	if res.Fired {
 		check(res)
@@ -170,5 +177,6 @@ func (s Sweep) one(t testing.TB, plan Plan, run func(Plan) Result, check func(Re
 	if t.Failed() {
 		t.FailNow()
 	}
+
 	return res
 }

@@ -71,13 +71,16 @@ func (tr *tracer) run(ctx context.Context, path string, cmd []string, files stdi
 	if err := tr.start(path, cmd, files); err != nil {
 		return err
 	}
+
 	stop := context.AfterFunc(ctx, tr.cancel)
 	defer stop()
+
 	if tr.probe {
 		tr.kill()
 	} else if err := tr.resume(tr.pid, 0); err != nil {
 		return err
 	}
+
 	for !tr.over() {
 		tid, status, err := tr.wait()
 		if errors.Is(err, unix.ECHILD) {
@@ -91,11 +94,14 @@ func (tr *tracer) run(ctx context.Context, path string, cmd []string, files stdi
 			return err
 		}
 	}
+
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
+
 	if tr.cut {
 		return fmt.Errorf("killed after %d steps: %w", len(tr.res.Steps), ctx.Err())
 	}
+
 	return nil
 }
 
@@ -114,12 +120,14 @@ func (tr *tracer) start(path string, cmd []string, files stdio) error {
 	if env == nil {
 		env = os.Environ()
 	}
+
 	if !tr.opt.AllCPUs {
 		var err error
 		if tr.cpus, err = pin(); err != nil {
 			return fmt.Errorf("set the CPU: %w", err)
 		}
 	}
+
 	pidfd := -1
 	pid, err := syscall.ForkExec(path, cmd, &syscall.ProcAttr{
 		Dir:   tr.opt.Dir,
@@ -135,39 +143,48 @@ func (tr *tracer) start(path string, cmd []string, files stdio) error {
 	if err != nil {
 		return fmt.Errorf("start: %w", err)
 	}
+
 	tr.pid = pid
 	tr.res.PID = pid
 	tr.addProcess(pid, pidfd)
 	if err := tr.awaitStop(unix.SIGTRAP, 0); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}
+
 	// PTRACE_TRACEME is the only way to stop a program that early, but only
 	// PTRACE_SEIZE tells group stops from signals and lets a stopped program
 	// stay stopped. So let go of it with a SIGSTOP and take hold of it again.
 	if err := ptrace(unix.PTRACE_DETACH, pid, 0, uintptr(unix.SIGSTOP)); err != nil {
 		return fmt.Errorf("detach: %w", err)
 	}
+
 	if err := tr.awaitStop(unix.SIGSTOP, 0); err != nil {
 		return fmt.Errorf("stop: %w", err)
 	}
+
 	opts := uintptr(options)
 	if tr.opt.FollowProcesses {
 		opts |= unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK
 	}
+
 	if err := ptrace(unix.PTRACE_SEIZE, pid, 0, opts); err != nil {
 		return fmt.Errorf("seize: %w", err)
 	}
+
 	if err := tr.awaitStop(unix.SIGSTOP, eventStop); err != nil {
 		return fmt.Errorf("seize: %w", err)
 	}
+
 	tr.adopt(pid)
 	var info syscallInfo
 	if err := getSyscallInfo(pid, &info); err != nil {
 		return fmt.Errorf("PTRACE_GET_SYSCALL_INFO, of Linux 5.3 and later: %w", err)
 	}
+
 	if info.Arch != auditArch {
 		return fmt.Errorf("the program is of another architecture (%#x) than this one", info.Arch)
 	}
+
 	// The program does not see this: it comes before its first instruction.
 	return unix.Kill(pid, unix.SIGCONT)
 }
@@ -185,13 +202,16 @@ func (tr *tracer) awaitStop(sig unix.Signal, event int) error {
 		}
 		break
 	}
+
 	if status.Exited() || status.Signaled() {
 		tr.ended(tr.pid, status)
 		return fmt.Errorf("the program ended early (status %#x)", uint32(status))
 	}
+
 	if !status.Stopped() || status.StopSignal() != sig || int(status)>>16 != event {
 		return fmt.Errorf("the program stopped with status %#x, not for %v", uint32(status), sig)
 	}
+
 	return nil
 }
 
@@ -219,6 +239,7 @@ func (tr *tracer) addProcess(pid, pidfd int) {
 			return // it ended just now
 		}
 	}
+
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	tr.pidfds[pid] = pidfd
@@ -267,6 +288,7 @@ func (tr *tracer) abandon() {
 			tr.adopt(tid) // and so kill, if it is a new process
 		}
 	}
+
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
 	for pid, pidfd := range tr.pidfds {
@@ -281,9 +303,11 @@ func (tr *tracer) handle(tid int, status unix.WaitStatus) error {
 		tr.ended(tid, status)
 		return nil
 	}
+
 	if !status.Stopped() {
 		return nil
 	}
+
 	tr.res.Stops++
 	th := tr.threads[tid]
 	if th == nil {
@@ -294,6 +318,7 @@ func (tr *tracer) handle(tid int, status unix.WaitStatus) error {
 			return ptrace(unix.PTRACE_DETACH, tid, 0, 0)
 		}
 	}
+
 	sig := status.StopSignal()
 	switch event := int(status) >> 16; {
 	case event == 0 && sig == unix.SIGTRAP|syscallStopFlag:
@@ -307,6 +332,7 @@ func (tr *tracer) handle(tid int, status unix.WaitStatus) error {
 			return err
 		}
 	}
+
 	return tr.resume(tid, 0)
 }
 
@@ -348,14 +374,17 @@ func (tr *tracer) executed(th *thread) error {
 	if err != nil {
 		return err
 	}
+
 	if old := tr.threads[former]; old != nil {
 		th.step, th.entry, th.inStep = old.step, old.entry, old.inStep
 	}
+
 	for tid, other := range tr.threads {
 		if other.pid == th.pid && tid != th.tid {
 			delete(tr.threads, tid)
 		}
 	}
+
 	return nil
 }
 
@@ -365,6 +394,7 @@ func (tr *tracer) ended(tid int, status unix.WaitStatus) {
 	if th := tr.threads[tid]; th != nil && th.step != nil && th.step.struck {
 		tr.fired(th.step) // the program ended by itself before it could be killed
 	}
+
 	delete(tr.threads, tid)
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
@@ -372,6 +402,7 @@ func (tr *tracer) ended(tid int, status unix.WaitStatus) {
 	if !isProcess {
 		return
 	}
+
 	_ = unix.Close(pidfd)
 	delete(tr.pidfds, tid)
 	for other, th := range tr.threads {
@@ -379,6 +410,7 @@ func (tr *tracer) ended(tid int, status unix.WaitStatus) {
 			delete(tr.threads, other)
 		}
 	}
+
 	if tid == tr.pid {
 		tr.pid = 0
 		tr.res.ExitCode = status.ExitStatus() // -1 if by signal
@@ -393,6 +425,7 @@ func (tr *tracer) syscallStop(th *thread) error {
 	if err := getSyscallInfo(th.tid, &info); err != nil {
 		return err
 	}
+
 	if !tr.killed {
 		var err error
 		switch info.Op {
@@ -405,6 +438,7 @@ func (tr *tracer) syscallStop(th *thread) error {
 			return err
 		}
 	}
+
 	return tr.resume(th.tid, 0)
 }
 
@@ -415,30 +449,36 @@ func (tr *tracer) enter(th *thread, info *syscallInfo) error {
 	if nr == unix.SYS_SCHED_GETAFFINITY && !tr.opt.AllCPUs {
 		th.cpuMask = info.args()[2]
 	}
+
 	if nr >= uint64(len(calls)) || calls[nr] == nil || info.Arch != auditArch {
 		// Not in the table. If a step of this thread waits to be repeated, this
 		// is a call of the signal's handler, or a restart_syscall.
 		return nil
 	}
+
 	e := entry{nr: nr, args: info.args(), sp: info.SP}
 	if th.step != nil && th.entry == e {
 		th.inStep = true
 		return nil // the same step once more, after a signal
 	}
+
 	if th.step != nil && th.step.struck {
 		// The step was interrupted and not repeated, so it came to its end
 		// unnoticed. (It is not a Fail's: those end at once.)
 		return tr.strikeBefore(th, th.step)
 	}
+
 	th.step = nil
 	w, ok := calls[nr].decode(&th.caller, e.args)
 	if !ok {
 		return nil
 	}
+
 	s := Step{Index: len(tr.res.Steps), Name: calls[nr].name, Detail: w.String(), Paths: w.paths, PID: th.pid, TID: th.tid}
 	if !tr.opt.Plan.wants(s) {
 		return nil
 	}
+
 	tr.res.Steps = append(tr.res.Steps, s)
 	st := &step{index: s.Index, spawn: isSpawn(s.Name)}
 	th.step, th.entry, th.inStep = st, e, true
@@ -448,6 +488,7 @@ func (tr *tracer) enter(th *thread, info *syscallInfo) error {
 	if !st.struck {
 		return nil
 	}
+
 	switch plan.Mode {
 	case Observe, KillAfter:
 		st.struck = plan.Mode == KillAfter
@@ -461,6 +502,7 @@ func (tr *tracer) enter(th *thread, info *syscallInfo) error {
 		tr.fired(st)
 		return nil
 	}
+
 	return fmt.Errorf("unknown %v", plan.Mode)
 }
 
@@ -470,14 +512,17 @@ func (tr *tracer) leave(th *thread, info *syscallInfo) error {
 		pretend(th.tid, th.cpuMask, info.result(), &tr.cpus)
 		th.cpuMask = 0
 	}
+
 	st := th.step
 	if st == nil || !th.inStep {
 		return nil
 	}
+
 	fail := st.struck && tr.opt.Plan.Mode == Fail
 	if !fail && willRestart(info.result()) {
 		return nil // not made yet; th.step stays
 	}
+
 	th.step = nil
 	s := &tr.res.Steps[st.index]
 	s.Done = true
@@ -493,12 +538,14 @@ func (tr *tracer) leave(th *thread, info *syscallInfo) error {
 		tr.res.Spawned = append(tr.res.Spawned, int(info.result()))
 		s.Detail = commandOf(int(info.result()))
 	}
+
 	switch {
 	case fail:
 		tr.fired(st) // again, now with its result
 	case st.struck:
 		tr.strike(st)
 	}
+
 	return nil
 }
 

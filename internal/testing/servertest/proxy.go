@@ -143,6 +143,7 @@ func (p *Proxy) take(r *http.Request) Fault {
 	if p.down {
 		return Fault{Drop: true}
 	}
+
 	for i, f := range p.faults {
 		if f.Match != nil && !f.Match(r) {
 			continue
@@ -155,6 +156,7 @@ func (p *Proxy) take(r *http.Request) Fault {
 		}
 		return struck
 	}
+
 	return Fault{}
 }
 
@@ -163,6 +165,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	if f.Before != nil {
 		f.Before()
 	}
+
 	switch {
 	case f.Drop:
 		hangUp(w)
@@ -175,11 +178,13 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		return
 	}
+
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		hangUp(w) // the client has gone
 		return
 	}
+
 	if f.Status != 0 {
 		if f.Type != "" {
 			w.Header().Set("Content-Type", f.Type)
@@ -188,29 +193,35 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, f.Body)
 		return
 	}
+
 	out, err := http.NewRequestWithContext(r.Context(), r.Method, "http://"+p.target+r.URL.RequestURI(), nil)
 	if err != nil {
 		p.t.Errorf("proxy: %v", err)
 		hangUp(w)
 		return
 	}
+
 	out.Header = r.Header.Clone()
 	out.Host = r.Host
 	if f.Request != nil {
 		body = f.Request(out, body)
 	}
+
 	if len(body) > 0 || r.Method == http.MethodPut || r.Method == http.MethodPost {
 		out.Body, out.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		if len(body) == 0 {
 			out.Body = http.NoBody
 		}
 	}
+
 	answer, err := p.onward.RoundTrip(out)
 	if err != nil {
 		hangUp(w) // as if it were the server
 		return
 	}
+
 	defer answer.Body.Close()
+
 	got, err := io.ReadAll(answer.Body)
 	if f.After != nil {
 		f.After()
@@ -219,16 +230,20 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		hangUp(w)
 		return
 	}
+
 	if f.Answer != nil {
 		before := len(got)
 		if got = f.Answer(answer, got); len(got) != before {
 			answer.Header.Del("Content-Length")
 		}
 	}
+
 	for name, values := range answer.Header {
 		w.Header()[name] = values
 	}
+
 	w.WriteHeader(answer.StatusCode)
+
 	if f.Cut > 0 && f.Cut < int64(len(got)) {
 		_, _ = w.Write(got[:f.Cut])
 		if flusher, ok := w.(http.Flusher); ok {
@@ -237,6 +252,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 		hangUp(w)
 		return
 	}
+
 	_, _ = w.Write(got)
 }
 

@@ -81,6 +81,7 @@ func VersityGW(t testing.TB, accounts ...Account) *Server {
 	for _, a := range accounts {
 		known[a.Access] = map[string]string{"access": a.Access, "secret": a.Secret, "role": "user"}
 	}
+
 	text, err := json.Marshal(map[string]any{"accessAccounts": known})
 	if err == nil {
 		err = errors.Join(os.MkdirAll(filepath.Join(s.Dir, Bucket), 0o755), os.Mkdir(users, 0o700),
@@ -89,6 +90,7 @@ func VersityGW(t testing.TB, accounts ...Account) *Server {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	s.start(t, "versitygw", s.Dir, users, s.Access, s.Secret)
 	return s
 }
@@ -153,6 +155,7 @@ func (s *Server) start(t testing.TB, program string, args ...string) {
 			break
 		}
 	}
+
 	t.Fatalf("%s does not run: %v", program, err)
 }
 
@@ -163,14 +166,17 @@ func (s *Server) run(path string, args []string) error {
 	if err != nil {
 		return err
 	}
+
 	s.stdin = stdin
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
 		return err
 	}
+
 	if err := s.cmd.Start(); err != nil {
 		return err
 	}
+
 	said := make(chan error, 1)
 	go func() {
 		lines := bufio.NewScanner(out)
@@ -184,6 +190,7 @@ func (s *Server) run(path string, args []string) error {
 		}
 		said <- errors.New("it ended")
 	}()
+
 	select {
 	case err = <-said:
 	case <-time.After(30 * time.Second):
@@ -193,6 +200,7 @@ func (s *Server) run(path string, args []string) error {
 		s.Stop()
 		return fmt.Errorf("%w\n%s", err, s.log)
 	}
+
 	return nil
 }
 
@@ -232,6 +240,7 @@ func build(t testing.TB, program string) string {
 	if ready := os.Getenv("PANDO_TEST_SERVERS"); ready != "" {
 		return filepath.Join(ready, program)
 	}
+
 	once, _ := built.LoadOrStore(program, sync.OnceValues(func() (string, error) { return toolPath(program) }))
 	path, err := once.(func() (string, error))()
 	switch {
@@ -242,6 +251,7 @@ func build(t testing.TB, program string) string {
 	case err != nil:
 		t.Fatal(err)
 	}
+
 	return path
 }
 
@@ -252,6 +262,7 @@ func toolPath(program string) (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	cmd := exec.Command("go", "tool", "-n", program)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly -trimpath -buildvcs=false", "GOWORK=off")
@@ -261,6 +272,7 @@ func toolPath(program string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("building %s: %w\n%s", program, err, stderr.String())
 	}
+
 	return strings.TrimSpace(string(out)), nil
 }
 
@@ -270,6 +282,7 @@ func servers() (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	for dir := wd; ; dir = filepath.Dir(dir) {
 		path := filepath.Join(dir, "test", "servers")
 		if _, err := os.Stat(filepath.Join(path, "go.mod")); err == nil {

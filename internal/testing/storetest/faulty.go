@@ -49,6 +49,7 @@ func (c Call) String() string {
 	case Get:
 		return fmt.Sprintf("#%d get %s [%d, +%d)", c.N, c.Key, c.Offset, c.Length)
 	}
+
 	return fmt.Sprintf("#%d %s %s", c.N, c.Op, c.Key)
 }
 
@@ -201,6 +202,7 @@ func (f *Faulted) note(c Call) struck {
 			x.faults = append(x.faults, a.Fault)
 		}
 	}
+
 	return x
 }
 
@@ -217,6 +219,7 @@ func (x struck) at(ctx context.Context, when When) error {
 				return objstore.Ended(ctx, string(x.call.Op), x.call.Key)
 			}
 		}
+
 		if f.When != when {
 			continue
 		}
@@ -226,11 +229,13 @@ func (x struck) at(ctx context.Context, when When) error {
 		if failed != nil || f.Do != nil && f.Err == nil || f.Change != nil || f.Delay > 0 {
 			continue
 		}
+
 		if failed = f.Err; failed == nil {
 			failed = objstore.Transient(errs.New(errs.IO, string(x.call.Op)+" object", x.call.Key,
 				"made to fail by a test (call %s)", x.call))
 		}
 	}
+
 	return failed
 }
 
@@ -255,10 +260,12 @@ func (f *Faulted) Get(ctx context.Context, key string, offset, length int64) ([]
 	if err := x.at(ctx, Before); err != nil {
 		return nil, objstore.Info{}, err
 	}
+
 	data, info, err := f.s.Get(ctx, key, offset, length)
 	if lost := x.at(ctx, After); lost != nil {
 		return nil, objstore.Info{}, lost
 	}
+
 	if err == nil {
 		for _, fault := range x.faults {
 			if fault.Change != nil {
@@ -266,6 +273,7 @@ func (f *Faulted) Get(ctx context.Context, key string, offset, length int64) ([]
 			}
 		}
 	}
+
 	return data, info, err
 }
 
@@ -303,6 +311,7 @@ func (f *Faulted) List(ctx context.Context, prefix string) iter.Seq2[objstore.In
 			yield(objstore.Info{}, err)
 			return
 		}
+
 		var found []objstore.Info
 		var failed error
 		for info, err := range f.s.List(ctx, prefix) {
@@ -312,14 +321,17 @@ func (f *Faulted) List(ctx context.Context, prefix string) iter.Seq2[objstore.In
 			}
 			found = append(found, info)
 		}
+
 		if lost := x.at(ctx, After); lost != nil {
 			found, failed = found[:len(found)/2], lost
 		}
+
 		for _, info := range found {
 			if !yield(info, nil) {
 				return
 			}
 		}
+
 		if failed != nil {
 			yield(objstore.Info{}, failed)
 		}

@@ -43,10 +43,12 @@ func testOneCreator(t *testing.T, s *suite) {
 				return err
 			})
 		}
+
 		close(start)
 		if err := g.Wait(); err != nil {
 			t.Fatal(err)
 		}
+
 		winner := -1
 		for i, v := range won {
 			if v == "" {
@@ -57,9 +59,11 @@ func testOneCreator(t *testing.T, s *suite) {
 			}
 			winner = i
 		}
+
 		if winner < 0 {
 			t.Fatalf("round %d: nobody has created the object", round)
 		}
+
 		s.holds(key, mine[winner], won[winner])
 	}
 }
@@ -81,6 +85,7 @@ func Count(ctx context.Context, s objstore.Store, key string, n int) error {
 			if len(data) < 8 {
 				return fmt.Errorf("%s has %d bytes", key, len(data))
 			}
+
 			next := binary.LittleEndian.AppendUint64(nil, binary.LittleEndian.Uint64(data)+1)
 			_, err = s.Put(ctx, key, append(next, random(16)...), c)
 			if err == nil {
@@ -91,6 +96,7 @@ func Count(ctx context.Context, s objstore.Store, key string, n int) error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -139,6 +145,7 @@ func testDeleteBesideSwap(t *testing.T, s *suite) {
 			}
 			return err
 		})
+
 		g.Go(func() error {
 			<-start
 			return r.Delete(t.Context(), key)
@@ -147,6 +154,7 @@ func testDeleteBesideSwap(t *testing.T, s *suite) {
 		if err := g.Wait(); err != nil {
 			t.Fatal(err)
 		}
+
 		// Whichever came first, the deletion or the replacement: in both orders
 		// the object is gone.
 		if _, err := s.Stat(t.Context(), key); !errs.Is(err, errs.NotFound) {
@@ -165,6 +173,7 @@ func testWhole(t *testing.T, s *suite) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
+
 	var mu sync.Mutex
 	read := map[objstore.Version]byte{}
 	reads := 0
@@ -177,14 +186,17 @@ func testWhole(t *testing.T, s *suite) {
 				if err != nil {
 					return err
 				}
+
 				if len(data) == 0 || int64(len(data)) != info.Bytes-offset || len(data) != size(data[0])-int(offset) ||
 					!bytes.Equal(data, content(data[0])[offset:]) {
 					return fmt.Errorf("%d bytes of an object of %d are read that are no state of it", len(data), info.Bytes)
 				}
+
 				mu.Lock()
 				if fill, ok := read[info.Version]; ok && fill != data[0] {
 					err = fmt.Errorf("version %q is read with two contents", info.Version)
 				}
+
 				read[info.Version] = data[0]
 				reads++
 				mu.Unlock()
@@ -192,9 +204,11 @@ func testWhole(t *testing.T, s *suite) {
 					return err
 				}
 			}
+
 			return nil
 		})
 	}
+
 	for fill := byte(1); fill < 40; fill++ {
 		v, err := r.Put(t.Context(), "w", content(fill), objstore.Always)
 		if err != nil {
@@ -203,15 +217,18 @@ func testWhole(t *testing.T, s *suite) {
 		}
 		versions[v] = fill
 	}
+
 	stop()
 	if err := g.Wait(); err != nil {
 		t.Error(err)
 	}
+
 	for v, fill := range read {
 		if want, ok := versions[v]; !ok || want != fill {
 			t.Errorf("version %q was read with content %d, written with %d (written at all: %v)", v, fill, want, ok)
 		}
 	}
+
 	if reads == 0 {
 		t.Error("nothing was read meanwhile")
 	}
@@ -225,8 +242,10 @@ func testListingsMissNothing(t *testing.T, s *suite) {
 	for i := range n {
 		s.put(fmt.Sprintf("heads/%02d", i), random(30), objstore.Always)
 	}
+
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
+
 	var g errgroup.Group
 	for w := range 2 {
 		g.Go(func() error {
@@ -242,9 +261,11 @@ func testListingsMissNothing(t *testing.T, s *suite) {
 					return err
 				}
 			}
+
 			return nil
 		})
 	}
+
 	for range 40 {
 		there := 0
 		for info, err := range r.List(t.Context(), "heads/") {
@@ -259,6 +280,7 @@ func testListingsMissNothing(t *testing.T, s *suite) {
 			t.Errorf("a listing has %d of %d objects that were there all the time", there, n)
 		}
 	}
+
 	stop()
 	if err := g.Wait(); err != nil {
 		t.Error(err)

@@ -89,13 +89,16 @@ func (s *suite) holds(key string, want []byte, v objstore.Version) {
 	if !bytes.Equal(data, want) {
 		s.t.Fatalf("%s has %d bytes, want %d, or they differ", key, len(data), len(want))
 	}
+
 	wantInfo := objstore.Info{Key: key, Bytes: int64(len(want)), Version: v}
 	if info != wantInfo {
 		s.t.Errorf("Get %s: %+v, want %+v", key, info, wantInfo)
 	}
+
 	if info, err = s.Stat(s.t.Context(), key); err != nil || info != wantInfo {
 		s.t.Errorf("Stat %s: %+v, %v, want %+v", key, info, err, wantInfo)
 	}
+
 	listed := false
 	for _, info := range s.list(key) {
 		if info.Key == key {
@@ -105,6 +108,7 @@ func (s *suite) holds(key string, want []byte, v objstore.Version) {
 			}
 		}
 	}
+
 	if !listed {
 		s.t.Errorf("%s is not listed", key)
 	}
@@ -116,9 +120,11 @@ func (s *suite) absent(key string) {
 	if data, _, err := s.Get(s.t.Context(), key, 0, -1); !errs.Is(err, errs.NotFound) {
 		s.t.Errorf("Get of absent %s: %d bytes, %v", key, len(data), err)
 	}
+
 	if info, err := s.Stat(s.t.Context(), key); !errs.Is(err, errs.NotFound) {
 		s.t.Errorf("Stat of absent %s: %+v, %v", key, info, err)
 	}
+
 	for _, info := range s.list(key) {
 		if info.Key == key {
 			s.t.Errorf("absent %s is listed", key)
@@ -153,9 +159,11 @@ func (s *suite) wants(kind errs.Kind, what string, err error) {
 		s.t.Errorf("%s: %v, want an error of kind %s", what, err, kind)
 		return
 	}
+
 	if objstore.Temporary(err) {
 		s.t.Errorf("%s: %v is temporary: it must not be tried again", what, err)
 	}
+
 	var e *errs.Error
 	if !errors.As(err, &e) || e.Op == "" {
 		s.t.Errorf("%s: %v is no *errs.Error with an operation", what, err)
@@ -166,6 +174,7 @@ func testRoundTrip(t *testing.T, s *suite) {
 	if s.String() == "" {
 		t.Error("the store has no name for people")
 	}
+
 	for _, n := range []int{0, 1, 4095, 64 << 10, 64<<10 + 1, 5<<20 + 1, 16 << 20} {
 		key := fmt.Sprintf("segments/%d", n)
 		data := random(n)
@@ -179,6 +188,7 @@ func testRoundTrip(t *testing.T, s *suite) {
 		}
 		s.holds(key, data, v)
 	}
+
 	// What is replaced by something shorter has nothing of the old at its end.
 	data := random(3)
 	s.holds("segments/65536", data, s.put("segments/65536", data, objstore.Always))
@@ -203,10 +213,12 @@ func testKeys(t *testing.T, s *suite) {
 		data := fmt.Appendf(nil, "content %d", i)
 		s.holds(key, data, s.put(key, data, objstore.IfAbsent))
 	}
+
 	slices.Sort(good)
 	if got := s.keys(""); !slices.Equal(got, good) {
 		t.Errorf("listed are %q, want %q", got, good)
 	}
+
 	for _, key := range good {
 		if err := s.Delete(t.Context(), key); err != nil {
 			t.Errorf("Delete %s: %v", key, err)
@@ -228,6 +240,7 @@ func testBadKeys(t *testing.T, s *suite) {
 		s.wants(errs.Invalid, fmt.Sprintf("Stat %q", key), err)
 		s.wants(errs.Invalid, fmt.Sprintf("Delete %q", key), s.Delete(t.Context(), key))
 	}
+
 	for _, prefix := range []string{"/", "//", "a//", "../", ".", ".pando", "A"} {
 		var err error
 		for _, e := range s.List(t.Context(), prefix) {
@@ -235,6 +248,7 @@ func testBadKeys(t *testing.T, s *suite) {
 		}
 		s.wants(errs.Invalid, fmt.Sprintf("List %q", prefix), err)
 	}
+
 	s.put("a", []byte("x"), objstore.Always)
 	_, _, err := s.Get(t.Context(), "a", -1, 1)
 	s.wants(errs.Invalid, "Get from before the beginning", err)
@@ -258,6 +272,7 @@ func testRanges(t *testing.T, s *suite) {
 			t.Errorf("Get [%d, +%d) of %d bytes: %v", r[0], r[1], n, err)
 			continue
 		}
+
 		from := min(r[0], n)
 		to := n
 		if r[1] >= 0 && r[1] < n-from {
@@ -266,10 +281,12 @@ func testRanges(t *testing.T, s *suite) {
 		if !bytes.Equal(got, data[from:to]) {
 			t.Errorf("Get [%d, +%d) of %d bytes returns %d, want %d, or they differ", r[0], r[1], n, len(got), to-from)
 		}
+
 		if want := (objstore.Info{Key: "r", Bytes: n, Version: v}); info != want {
 			t.Errorf("Get [%d, +%d): %+v, want %+v", r[0], r[1], info, want)
 		}
 	}
+
 	for _, r := range [][2]int64{{0, -1}, {0, 0}, {0, 1}, {1, 1}, {1, -1}} {
 		got, info, err := s.Get(t.Context(), "empty", r[0], r[1])
 		if want := (objstore.Info{Key: "empty", Version: empty}); err != nil || len(got) != 0 || info != want {
@@ -287,6 +304,7 @@ func testMissing(t *testing.T, s *suite) {
 	if _, _, err := s.Get(t.Context(), "nothing", 5, 5); !errs.Is(err, errs.NotFound) {
 		t.Errorf("Get of a range of nothing: %v", err)
 	}
+
 	_, err := s.Stat(t.Context(), "nothing")
 	s.wants(errs.NotFound, "Stat of nothing", err)
 	if err := s.Delete(t.Context(), "nothing/at/all"); err != nil {
@@ -300,6 +318,7 @@ func testConditions(t *testing.T, s *suite) {
 		_, err := s.Put(t.Context(), key, random(100), c)
 		s.wants(errs.Conflict, what, err)
 	}
+
 	refused("IfVersion of something else, on nothing", "c",
 		objstore.IfVersion(s.put("other", []byte("o"), objstore.Always)))
 	s.absent("c")
@@ -315,6 +334,7 @@ func testConditions(t *testing.T, s *suite) {
 	if vb == va {
 		t.Errorf("two contents have the version %q", va)
 	}
+
 	refused("IfVersion of what was replaced", "c", objstore.IfVersion(va))
 	s.holds("c", b, vb)
 
@@ -326,6 +346,7 @@ func testConditions(t *testing.T, s *suite) {
 	if err := s.Delete(t.Context(), "c"); err != nil {
 		t.Fatal(err)
 	}
+
 	refused("IfVersion of what was deleted", "c", objstore.IfVersion(vd))
 	s.absent("c")
 	e := random(100)
@@ -333,6 +354,7 @@ func testConditions(t *testing.T, s *suite) {
 	if ve == va || ve == vb || ve == vd {
 		t.Errorf("the version %q is one of before the deletion", ve)
 	}
+
 	refused("IfVersion of before the deletion", "c", objstore.IfVersion(vd))
 	s.holds("c", e, ve)
 
@@ -367,13 +389,16 @@ func testListOrder(t *testing.T, s *suite) {
 	if got := s.keys(""); len(got) != 0 {
 		t.Fatalf("the store is not empty: %q", got)
 	}
+
 	all := []string{"d-1", "d-1.x", "d.1", "d/1", "d/1-2", "d/10", "d/2/a", "d/2/b", "d/20", "d0", "d_1", "dd/1", "e"}
 	if !slices.IsSorted(all) {
 		t.Fatal("the test is wrong")
 	}
+
 	for _, i := range rand.Perm(len(all)) {
 		s.put(all[i], []byte(all[i]), objstore.IfAbsent)
 	}
+
 	for _, prefix := range []string{"", "d", "d/", "d/1", "d/1-", "d/2", "d/2/", "d.", "d-1.", "d/x", "x", "x/y/z", "e",
 		"e/", "dd", "d/2/b"} {
 		var want []string
@@ -386,6 +411,7 @@ func testListOrder(t *testing.T, s *suite) {
 			t.Errorf("List %q: %q, want %q", prefix, got, want)
 		}
 	}
+
 	// Who has seen enough goes.
 	n := 0
 	for _, err := range s.List(t.Context(), "d") {
@@ -396,6 +422,7 @@ func testListOrder(t *testing.T, s *suite) {
 			break
 		}
 	}
+
 	// One listing can be used twice.
 	seq := s.List(t.Context(), "d/")
 	for range 2 {
@@ -424,12 +451,15 @@ func testListMany(t *testing.T, s *suite) {
 			return err
 		})
 	}
+
 	if err := g.Wait(); err != nil {
 		t.Fatal(err)
 	}
+
 	if got := s.keys(""); !slices.Equal(got, want) {
 		t.Errorf("%d objects are listed, want %d, or they are in another order", len(got), n)
 	}
+
 	if got := s.keys("many/1/"); !slices.Equal(got, want[400:800]) {
 		t.Errorf("%d objects are listed with a prefix, want 400, or they are in another order", len(got))
 	}
@@ -445,12 +475,15 @@ func testDelete(t *testing.T, s *suite) {
 		}
 		s.absent("d/1/a")
 	}
+
 	if err := s.Delete(t.Context(), "d/1"); err != nil { // no object; what is below it stays
 		t.Fatal(err)
 	}
+
 	if got := s.keys(""); !slices.Equal(got, []string{"d/1/b", "d/2/a"}) {
 		t.Errorf("left are %q", got)
 	}
+
 	// What is empty can be filled again, also by others at the same moment.
 	g, ctx := errgroup.WithContext(t.Context())
 	r := objstore.Retry(s, objstore.RetryOptions{First: time.Millisecond})
@@ -468,9 +501,11 @@ func testDelete(t *testing.T, s *suite) {
 			return nil
 		})
 	}
+
 	if err := g.Wait(); err != nil {
 		t.Error(err)
 	}
+
 	if got := s.keys("d/3/"); len(got) > 0 {
 		t.Errorf("left are %q", got)
 	}
@@ -497,8 +532,10 @@ func testCanceled(t *testing.T, s *suite) {
 		for _, e := range s.List(ctx, "") {
 			err = e
 		}
+
 		s.wants(errs.Canceled, what+" List", err)
 	}
+
 	s.holds("c", data, v)
 	s.absent("d")
 }

@@ -59,6 +59,7 @@ func inTimeNamespace(f func() error) error {
 			done <- fmt.Errorf("new time namespace: %w", err)
 			return
 		}
+
 		var up unix.Timespec
 		if err = unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err == nil {
 			// The nanoseconds must not be negative.
@@ -71,7 +72,9 @@ func inTimeNamespace(f func() error) error {
 		if err == nil {
 			err = f()
 		}
+
 		done <- err
 	}()
+
 	return <-done
 }

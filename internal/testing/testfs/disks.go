@@ -20,6 +20,7 @@ func Disks(t testing.TB, n int) []string {
 		}
 		t.Skip("does not apply: there are no empty disks (`make test-zfs` runs it in a guest)")
 	}
+
 	var out []string
 	for _, name := range names[:n] {
 		real, err := filepath.EvalSymlinks(name)
@@ -28,5 +29,6 @@ func Disks(t testing.TB, n int) []string {
 		}
 		out = append(out, real)
 	}
+
 	return out
 }

@@ -84,20 +84,24 @@ func newFS(t testing.TB, in, kind string, size int64, options, more []string) *F
 	if os.Geteuid() != 0 {
 		t.Skipf("SKIPPED: mounting a %s needs root: run the tests as root", kind)
 	}
+
 	fs := &FS{t: t, kind: kind, top: t.TempDir(), loop: -1, options: options, mkfs: more}
 	fs.dir = filepath.Join(fs.top, "mnt")
 	LeakCheck(t, fs.top)
 	if in != "" {
 		LeakCheck(t, in)
 	}
+
 	if err := os.Mkdir(fs.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(fs.unmount)
 	if kind == "tmpfs" {
 		fs.mount("tmpfs", "size="+strconv.FormatInt(size, 10))
 		return fs
 	}
+
 	var args []string
 	switch kind {
 	case "xfs":
@@ -109,13 +113,16 @@ func newFS(t testing.TB, in, kind string, size int64, options, more []string) *F
 	default:
 		t.Fatalf("testfs: unknown kind of filesystem %q", kind)
 	}
+
 	if _, err := run.Look("mkfs." + kind); err != nil {
 		t.Skipf("SKIPPED: %v: install the package with mkfs.%s", err, kind)
 	}
+
 	fs.image = filepath.Join(fs.top, "image")
 	if in != "" {
 		fs.image = filepath.Join(in, "image")
 	}
+
 	f, err := os.OpenFile(fs.image, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err == nil {
 		err = errors.Join(f.Truncate(size), f.Close())
@@ -123,9 +130,11 @@ func newFS(t testing.TB, in, kind string, size int64, options, more []string) *F
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if _, err := run.Program(t.Context(), "mkfs."+kind, slices.Concat(args, fs.mkfs, []string{fs.image})...); err != nil {
 		t.Fatal(err)
 	}
+
 	fs.attach()
 	return fs
 }
@@ -143,11 +152,13 @@ func (fs *FS) attach() {
 	if err != nil {
 		fs.t.Fatal(err)
 	}
+
 	defer f.Close()
 	dev, err := loopdev.Attach(fs.t.Context(), f, loopdev.Options{})
 	if err != nil {
 		fs.t.Fatal(err)
 	}
+
 	defer dev.Close()
 	fs.loop = dev.Index
 	fs.mount(dev.Path, fs.options...)
@@ -170,14 +181,17 @@ func (fs *FS) unmount() {
 	if !mounted(fs.dir) {
 		return
 	}
+
 	if err := mount.Unmount(fs.dir); err != nil {
 		fs.t.Errorf("testfs: something in %s is still in use: %v", fs.dir, err)
 		_ = unix.Unmount(fs.dir, unix.MNT_DETACH) // the machine should not suffer for it
 		return
 	}
+
 	if fs.image == "" {
 		return
 	}
+
 	// Not the test's context, which has ended when this is its clean-up. The
 	// leak check reports what does not go away.
 	_, _ = loopdev.WaitDetached(context.Background(), fs.image, 2*time.Second)
@@ -230,10 +244,12 @@ func (fs *FS) Cut() string {
 	if err := copySparse(image, fs.image); err != nil {
 		fs.t.Fatal(err)
 	}
+
 	fs.unmount()
 	if err := os.Remove(fs.image); err != nil {
 		fs.t.Fatal(err)
 	}
+
 	fs.image = image
 	fs.attach()
 	return fs.dir
@@ -245,19 +261,25 @@ func copySparse(to, from string) error {
 	if err != nil {
 		return err
 	}
+
 	defer src.Close()
+
 	st, err := src.Stat()
 	if err != nil {
 		return err
 	}
+
 	dst, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
+
 	defer dst.Close()
+
 	if err := dst.Truncate(st.Size()); err != nil {
 		return err
 	}
+
 	for off := int64(0); off < st.Size(); {
 		start, err := unix.Seek(int(src.Fd()), off, unix.SEEK_DATA)
 		if errors.Is(err, unix.ENXIO) {
@@ -266,15 +288,19 @@ func copySparse(to, from string) error {
 		if err != nil {
 			return err
 		}
+
 		end, err := unix.Seek(int(src.Fd()), start, unix.SEEK_HOLE)
 		if err != nil {
 			return err
 		}
+
 		if _, err := io.Copy(io.NewOffsetWriter(dst, start), io.NewSectionReader(src, start, end-start)); err != nil {
 			return err
 		}
+
 		off = end
 	}
+
 	return dst.Close()
 }
 
@@ -308,27 +334,32 @@ func leaks(dir string) []string {
 	if err != nil {
 		return []string{err.Error()}
 	}
+
 	var out []string
 	infos, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		return []string{err.Error()}
 	}
+
 	for _, m := range infos {
 		if m.Mountpoint == dir {
 			continue
 		}
 		out = append(out, fmt.Sprintf("%s mounted at %s", m.FSType, m.Mountpoint))
 	}
+
 	// Not loopdev.List, which needs root.
 	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	if err != nil {
 		return append(out, err.Error())
 	}
+
 	for _, p := range files {
 		b, err := os.ReadFile(p)
 		if err == nil && strings.HasPrefix(string(b), dir+"/") {
 			out = append(out, fmt.Sprintf("%s has %s behind it", strings.Split(p, "/")[3], strings.TrimSpace(string(b))))
 		}
 	}
+
 	return out
 }

@@ -54,13 +54,16 @@ func NewZpool(t testing.TB, size int64) *Zpool {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	defer f.Close()
 	if err := f.Truncate(max(size, minZpoolBytes)); err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(p.destroy)
 	dev := p.attach(f)
 	defer dev.Close() // the pool holds it now
+
 	// No cache file: a pool of a killed test must not come back after a reboot.
 	p.zpool("create", "-o", "cachefile=none", "-o", "ashift=12", "-O", "mountpoint=none", "-O", "atime=off", p.name,
 		dev.Path)
@@ -74,15 +77,18 @@ func needZFS(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	if !slices.Contains(strings.Fields(string(b)), "zfs") {
 		if os.Getenv("PANDO_TEST_ZFS") != "" {
 			t.Fatal("this kernel has no ZFS, and PANDO_TEST_ZFS says that it has")
 		}
 		t.Skip("does not apply: this kernel has no ZFS (`make test-zfs` runs it in a guest)")
 	}
+
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: making a ZFS pool needs root: run the tests as root")
 	}
+
 	if _, err := run.Look("zpool"); err != nil {
 		t.Skipf("SKIPPED: %v: install zfsutils-linux", err)
 	}
@@ -128,11 +134,13 @@ func (p *Zpool) Quiet() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
+
 	p.t.Cleanup(func() {
 		if err := os.WriteFile(txgTimeout, before, 0); err != nil {
 			p.t.Error(err)
 		}
 	})
+
 	p.zpool("sync", p.name) // what had begun
 }
 
@@ -144,6 +152,7 @@ func (p *Zpool) Cut() {
 	p.t.Helper()
 	p.cuts++
 	image := fmt.Sprintf("%s.cut%d", filepath.Join(p.top, "image"), p.cuts)
+
 	// A moment it must be: a copy made while ZFS writes is of no moment.
 	const tries = 20
 	for try := range tries {
@@ -161,12 +170,14 @@ func (p *Zpool) Cut() {
 			p.t.Fatal(err)
 		}
 	}
+
 	// Two pools of one GUID cannot be imported at once. What the export writes, and
 	// the unmounting that it does, goes into the old image.
 	p.Export()
 	if err := os.Remove(p.image); err != nil {
 		p.t.Fatal(err)
 	}
+
 	p.image = image
 	p.Import()
 }
@@ -205,6 +216,7 @@ const patience = 20 * time.Second
 // busyUntil does something for which the pool must not be busy, until it works.
 func (p *Zpool) busyUntil(do func(context.Context) error) {
 	p.t.Helper()
+
 	// The test's own context has ended in its clean-up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.t.Context()), patience)
 	defer cancel()
@@ -226,10 +238,12 @@ func (p *Zpool) destroy() {
 	if _, err := os.Stat(kstat(p.name)); err != nil {
 		return // never made, or destroyed by the test
 	}
+
 	// Destroying would silently unmount what is idle.
 	for _, m := range zfsMounts(p.t, p.name) {
 		p.t.Errorf("LEAK: %s", m)
 	}
+
 	p.busyUntil(func(ctx context.Context) error {
 		_, err := run.Program(ctx, "zpool", "destroy", "-f", p.name)
 		return err
@@ -244,6 +258,7 @@ func (p *Zpool) destroy() {
 			break
 		}
 	}
+
 	// The leak check reports it if it does not go away.
 	_, _ = loopdev.WaitDetached(context.Background(), p.image, patience)
 }
@@ -275,15 +290,18 @@ func zpoolLeaks(t testing.TB, name string) []string {
 			out = append(out, p)
 		}
 	}
+
 	devices, err := filepath.Glob("/sys/block/zd*")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, d := range devices {
 		if z := zvolName("/dev/" + filepath.Base(d)); strings.HasPrefix(z, name+"/") {
 			out = append(out, fmt.Sprintf("/dev/%s is %s", filepath.Base(d), z))
 		}
 	}
+
 	return out
 }
 

@@ -82,6 +82,7 @@ func (b *builder) sparse(name string, size int64, at ...int64) {
 		_, err := f.WriteAt(data, off)
 		b.must(err)
 	}
+
 	b.must(f.Sync()) // or all of it may look like data
 	b.must(f.Close())
 }
@@ -90,13 +91,16 @@ func (b *builder) files() {
 	for _, n := range []int{0, 1, 511, 4095, 4096, 4097, 65535, 65536, 256<<10 - 1, 256 << 10, 256<<10 + 1, 3<<20 + 5} {
 		b.file(fmt.Sprintf("size/%d", n), n, 0o644)
 	}
+
 	for _, m := range []uint32{0, 0o400, 0o444, 0o600, 0o666, 0o755, 0o777, 0o1777, 0o2755, 0o4755, 0o6711} {
 		if m&0o400 == 0 && !b.root {
 			continue // it could not be read
 		}
 		b.file(fmt.Sprintf("mode/%04o", m), 10, m)
 	}
+
 	b.mkdir("owner", 0o755)
+
 	for i, o := range [][2]int{{1000, 2000}, {0, 5}, {7, 0}, {1 << 31, 1<<32 - 2}} {
 		b.file(fmt.Sprintf("owner/%d", i), 10, 0o640)
 		b.chown(fmt.Sprintf("owner/%d", i), o[0], o[1])
@@ -104,6 +108,7 @@ func (b *builder) files() {
 		b.chown(fmt.Sprintf("owner/setuid%d", i), o[0], o[1])
 		b.must(unix.Chmod(b.path(fmt.Sprintf("owner/setuid%d", i)), 0o6755))
 	}
+
 	const mb = 1 << 20
 	b.sparse("sparse/all", 5*mb)
 	b.sparse("sparse/huge", 1<<40, 1<<39)
@@ -136,6 +141,7 @@ func (b *builder) links() {
 		b.must(os.MkdirAll(filepath.Dir(b.path(name)), 0o755))
 		b.must(os.Symlink(target, b.path(name)))
 	}
+
 	sym("../size/1", "links/file")
 	sym("../size", "links/dir")
 	sym("nowhere", "links/dangling")
@@ -153,10 +159,12 @@ func (b *builder) links() {
 	for _, n := range []string{"hard/second", "hard/a/b/c/third", "hard/z/fourth", "zz-last"} {
 		b.must(os.Link(b.path("hard/first"), b.path(n)))
 	}
+
 	b.file("hard/big", 1<<20, 0o444)
 	for i := range 50 {
 		b.must(os.Link(b.path("hard/big"), b.path(fmt.Sprintf("hard/z/big%d", i))))
 	}
+
 	sym("target", "hard/symlink")
 	b.must(os.Link(b.path("hard/symlink"), b.path("hard/a/symlink")))
 	b.must(unix.Mkfifo(b.path("hard/fifo"), 0o640))
@@ -171,6 +179,7 @@ func (b *builder) specials() {
 	if !b.root {
 		return
 	}
+
 	for _, d := range []struct {
 		name         string
 		mode         uint32
@@ -184,6 +193,7 @@ func (b *builder) specials() {
 		b.must(unix.Mknod(b.path("special/"+d.name), d.mode, int(unix.Mkdev(d.major, d.minor))))
 		b.must(unix.Chmod(b.path("special/"+d.name), d.mode&0o7777))
 	}
+
 	b.chown("special/block", 0, 6)
 }
 
@@ -215,6 +225,7 @@ func (b *builder) attributes() {
 		_ = unix.Chmod(b.path("xattr/many"), 0o644)
 		b.xattr("xattr/many", fmt.Sprintf("user.%d", i), fmt.Sprint(i*i))
 	}
+
 	b.must(unix.Chmod(b.path("xattr/many"), 0o444))
 	b.mkdir("xattr/dir", 0o755)
 	b.xattr("xattr/dir", "user.on a directory", "1")
@@ -238,6 +249,7 @@ func (b *builder) attributes() {
 	if !b.root {
 		return
 	}
+
 	b.xattr("xattr/user", "trusted.md5", "x")
 	b.must(os.Symlink("x", b.path("xattr/symlink")))
 	b.xattr("xattr/symlink", "trusted.on a symlink", "1")
@@ -245,6 +257,7 @@ func (b *builder) attributes() {
 	b.xattr("xattr/fifo", "trusted.on a fifo", "2")
 	b.must(unix.Mknod(b.path("xattr/dev"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))))
 	b.xattr("xattr/dev", "security.on a device", "3")
+
 	// A capability: version 2, effective, cap_net_raw permitted.
 	capability := binary.LittleEndian.AppendUint32(nil, 0x02000001)
 	capability = binary.LittleEndian.AppendUint32(capability, 1<<13)
@@ -254,6 +267,7 @@ func (b *builder) attributes() {
 		b.chown(n, 1000*len(n)%77, 5)
 		b.xattr(n, "security.capability", string(capability))
 	}
+
 	b.xattr("", "trusted.on the root", "yes")
 	b.xattr("", "user.on the root", "yes")
 }
@@ -269,13 +283,16 @@ func (b *builder) dirs() {
 		b.chown(n, 42, 43)
 		b.must(unix.Chmod(b.path(n), m))
 	}
+
 	b.file("dirs/"+strings.Repeat("deep/", 60)+"end", 7, 0o644)
 	for i := range 3000 {
 		b.file(fmt.Sprintf("dirs/wide/some name %d", i), i%200, 0o644)
 	}
+
 	for i := range 300 {
 		b.file(fmt.Sprintf("dirs/bushy/%d/file", i), 9, 0o644)
 	}
+
 	b.chown("", 11, 22)
 	b.must(unix.Chmod(b.path(""), 0o1751))
 }
@@ -289,6 +306,7 @@ func (b *builder) times() {
 	}))
 	for i, p := range paths {
 		i := int64(i)
+
 		// Times of access are in the future, or reading a symbolic link would change its.
 		atime := unix.Timespec{Sec: 2200000000 + i, Nsec: 999999999 - i}
 		mtime := unix.Timespec{Sec: 1500000000 + i*1000, Nsec: i*7919%1e9 + 1}

@@ -30,6 +30,7 @@ func (e *Editor) unlock() map[uint64]uint32 {
 	if !e.flagged {
 		return nil
 	}
+
 	locked := map[uint64]uint32{}
 	dirs, files := e.paths()
 	for _, p := range append(dirs, files...) {
@@ -45,6 +46,7 @@ func (e *Editor) unlock() map[uint64]uint32 {
 		}
 		unix.Close(f)
 	}
+
 	return locked
 }
 
@@ -53,6 +55,7 @@ func (e *Editor) lock(locked map[uint64]uint32) {
 	if len(locked) == 0 {
 		return
 	}
+
 	dirs, files := e.paths()
 	for _, p := range append(dirs, files...) {
 		var st unix.Stat_t
@@ -80,6 +83,7 @@ func (e *Editor) paths() (dirs, files []string) {
 		if err != nil {
 			return err
 		}
+
 		rel, _ := filepath.Rel(e.Dir, p)
 		if rel == "." {
 			rel = ""
@@ -87,13 +91,16 @@ func (e *Editor) paths() (dirs, files []string) {
 		if rel == "lost+found" {
 			return filepath.SkipDir
 		}
+
 		if d.IsDir() {
 			dirs = append(dirs, rel)
 		} else {
 			files = append(files, rel)
 		}
+
 		return nil
 	}))
+
 	sort.Strings(dirs)
 	sort.Strings(files)
 	return dirs, files
@@ -150,6 +157,7 @@ func (e *Editor) Fill() {
 		dirs, _ := e.paths()
 		e.must(os.MkdirAll(e.abs(e.name(dirs)), 0o755))
 	}
+
 	for range 40 {
 		dirs, _ := e.paths()
 		p := e.abs(e.name(dirs))
@@ -158,6 +166,7 @@ func (e *Editor) Fill() {
 		}
 		e.file(p)
 	}
+
 	for range 60 {
 		e.Edit()
 	}
@@ -178,6 +187,7 @@ func (e *Editor) change() {
 	if e.R.IntN(4) == 0 || len(files) == 0 {
 		any = e.abs(dir)
 	}
+
 	hasFile := file != e.Dir
 	switch n := e.R.IntN(26); {
 	case n >= 24:

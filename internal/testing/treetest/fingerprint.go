@@ -70,6 +70,7 @@ func FingerprintFile(f *os.File) (map[string]Entry, error) {
 	if err := r.dir(int(f.Fd()), ".", "."); err != nil {
 		return nil, err
 	}
+
 	for _, paths := range r.links {
 		sort.Strings(paths)
 		for _, p := range paths {
@@ -80,6 +81,7 @@ func FingerprintFile(f *os.File) (map[string]Entry, error) {
 			}
 		}
 	}
+
 	return r.out, nil
 }
 
@@ -93,44 +95,54 @@ func (r *reader) dir(at int, name, path string) error {
 	if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return fmt.Errorf("stat %q: %w", path, err)
 	}
+
 	fd, err := open(at, name, unix.O_DIRECTORY)
 	if err != nil {
 		return fmt.Errorf("open %q: %w", path, err)
 	}
+
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
+
 	e, err := entry(at, name, &st)
 	if err != nil {
 		return fmt.Errorf("%q: %w", path, err)
 	}
+
 	e.Flags, e.Project = flagsOf(f)
 	r.out[path] = e
 	names, err := f.Readdirnames(-1)
 	if err != nil {
 		return err
 	}
+
 	for _, n := range names {
 		p := path + "/" + n
 		if path == "." {
 			p = n
 		}
+
 		if err := unix.Fstatat(fd, n, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return fmt.Errorf("stat %q: %w", p, err)
 		}
+
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 			if err := r.dir(fd, n, p); err != nil {
 				return err
 			}
 			continue
 		}
+
 		if r.out[p], err = entry(fd, n, &st); err != nil {
 			return fmt.Errorf("%q: %w", p, err)
 		}
+
 		if st.Nlink > 1 {
 			id := [2]uint64{uint64(st.Dev), st.Ino}
 			r.links[id] = append(r.links[id], p)
 		}
 	}
+
 	return nil
 }
 
@@ -163,6 +175,7 @@ func entry(at int, name string, st *unix.Stat_t) (Entry, error) {
 	case unix.S_IFCHR, unix.S_IFBLK:
 		e.Rdev = st.Rdev
 	}
+
 	e.Xattrs, err = xattrs(fmt.Sprintf("/proc/self/fd/%d/%s", at, name))
 	return e, err
 }
@@ -172,8 +185,10 @@ func (e *Entry) content(at int, name string, size int64) error {
 	if err != nil {
 		return err
 	}
+
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
+
 	e.Flags, e.Project = flagsOf(f)
 	var data []string
 	h := sha256.New()
@@ -185,14 +200,17 @@ func (e *Entry) content(at int, name string, size int64) error {
 		if err != nil {
 			return err
 		}
+
 		if off, err = unix.Seek(fd, from, unix.SEEK_HOLE); err != nil {
 			return err
 		}
+
 		data = append(data, fmt.Sprintf("%d-%d", from, min(off, size)))
 		if err := hashData(h, io.NewSectionReader(f, from, off-from), from); err != nil {
 			return err
 		}
 	}
+
 	e.Data = strings.Join(data, " ")
 	e.Sum = fmt.Sprintf("%x", h.Sum(nil))
 	return nil
@@ -228,6 +246,7 @@ func xattrs(path string) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	out := make(map[string]string)
 	for name := range strings.SplitSeq(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00") {
 		if strings.HasPrefix(name, "trusted.SGI_ACL_") {
@@ -240,9 +259,11 @@ func xattrs(path string) (map[string]string, error) {
 		}
 		out[name] = string(v[:n])
 	}
+
 	if len(out) == 0 {
 		return nil, nil
 	}
+
 	return out, nil
 }
 
@@ -254,10 +275,12 @@ func Compare(t testing.TB, a, b string, ignore Field) {
 	if err != nil {
 		t.Fatalf("reading %s: %v", a, err)
 	}
+
 	fb, err := Fingerprint(b)
 	if err != nil {
 		t.Fatalf("reading %s: %v", b, err)
 	}
+
 	for i, d := range Diff(fa, fb, ignore) {
 		if i == 20 {
 			t.Error("and more")
@@ -274,9 +297,11 @@ func Diff(a, b map[string]Entry, ignore Field) []string {
 	for p := range a {
 		paths[p] = true
 	}
+
 	for p := range b {
 		paths[p] = true
 	}
+
 	for _, p := range slices.Sorted(maps.Keys(paths)) {
 		x, inA := a[p]
 		y, inB := b[p]
@@ -292,6 +317,7 @@ func Diff(a, b map[string]Entry, ignore Field) []string {
 			}
 		}
 	}
+
 	return out
 }
 
@@ -302,6 +328,7 @@ func (e Entry) diff(o Entry, path string, ignore Field) []string {
 			out = append(out, fmt.Sprintf("%s: %v, but %v", what, x, y))
 		}
 	}
+
 	type octal = string
 	check("mode", path == "." && ignore&RootMode != 0, octal(fmt.Sprintf("%o", e.Mode)), octal(fmt.Sprintf("%o", o.Mode)))
 	check("owner", ignore&Owners != 0, [2]uint32{e.UID, e.GID}, [2]uint32{o.UID, o.GID})
@@ -318,5 +345,6 @@ func (e Entry) diff(o Entry, path string, ignore Field) []string {
 	if ignore&Xattrs == 0 && !maps.Equal(e.Xattrs, o.Xattrs) {
 		out = append(out, fmt.Sprintf("attributes: %q, but %q", e.Xattrs, o.Xattrs))
 	}
+
 	return out
 }

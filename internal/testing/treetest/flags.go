@@ -44,6 +44,7 @@ func BuildFlags(t testing.TB, dir string, may uint32, projects bool) {
 		flags["flags/dir-"+name+"/sub"] = f &^ NoDump
 		flags["flags/dir-"+name+"/file"] = f &^ Sync
 	}
+
 	flags["flags/dir-dirsync"] = DirSync
 	flags["flags/dir-inherit"] = ProjectInherit | NoDump
 	flags["flags/linked/first"] = Immutable | NoDump
@@ -59,12 +60,15 @@ func BuildFlags(t testing.TB, dir string, may uint32, projects bool) {
 			b.must(os.WriteFile(b.path(n), []byte(n), 0o640))
 		}
 	}
+
 	b.must(os.Symlink("fixed", b.path("flags/symlink")))
 	b.must(unix.Mkfifo(b.path("flags/fifo"), 0o600))
+
 	// Linked from directories that come earlier and later, immutable and not.
 	for i, n := range []string{"flags/dir-fixed/a", "flags/zz", "0-linked", "flags/linked/again"} {
 		b.must(os.Link(b.path([]string{"flags/linked/first", "flags/linked/log"}[i%2]), b.path(n)))
 	}
+
 	at := unix.Timespec{Sec: 1234567890, Nsec: 123456789}
 	for i, n := range slices.Backward(names) {
 		if projects {
@@ -73,6 +77,7 @@ func BuildFlags(t testing.TB, dir string, may uint32, projects bool) {
 		b.must(unix.UtimesNanoAt(unix.AT_FDCWD, b.path(n), []unix.Timespec{{Sec: 2200000000}, at}, 0))
 		b.must(SetFlags(b.path(n), flags[n]&may))
 	}
+
 	b.must(unix.UtimesNanoAt(unix.AT_FDCWD, dir, []unix.Timespec{{Sec: 2200000000}, at}, 0))
 }
 

@@ -44,10 +44,12 @@ func encodeACL(text string) ([]byte, error) {
 		if line == "" {
 			continue
 		}
+
 		f := strings.Split(strings.TrimPrefix(line, "default:"), ":")
 		if len(f) < 3 || len(f) > 4 || f[2] == "" {
 			return nil, fmt.Errorf("ACL entry %q is not type:name:permissions", line)
 		}
+
 		e := aclEntry{id: aclNoID}
 		switch f[0] + ":" + map[bool]string{true: "", false: "name"}[f[1] == ""] {
 		case "user:", "u:":
@@ -65,6 +67,7 @@ func encodeACL(text string) ([]byte, error) {
 		default:
 			return nil, fmt.Errorf("ACL entry %q has an unknown type", line)
 		}
+
 		for _, c := range strings.TrimSpace(f[2]) {
 			switch c {
 			case 'r':
@@ -78,6 +81,7 @@ func encodeACL(text string) ([]byte, error) {
 				return nil, fmt.Errorf("ACL entry %q has unknown permissions", line)
 			}
 		}
+
 		if e.tag == aclUser || e.tag == aclGroup {
 			id, err := aclID(e.tag, f)
 			if err != nil {
@@ -85,8 +89,10 @@ func encodeACL(text string) ([]byte, error) {
 			}
 			e.id = id
 		}
+
 		entries = append(entries, e)
 	}
+
 	slices.SortStableFunc(entries, func(a, b aclEntry) int {
 		return cmp.Or(cmp.Compare(a.tag, b.tag), cmp.Compare(a.id, b.id))
 	})
@@ -96,6 +102,7 @@ func encodeACL(text string) ([]byte, error) {
 		out = binary.LittleEndian.AppendUint16(out, e.perm)
 		out = binary.LittleEndian.AppendUint32(out, e.id)
 	}
+
 	return out, nil
 }
 
@@ -104,9 +111,11 @@ func aclID(tag uint16, f []string) (uint32, error) {
 	if len(f) == 4 {
 		name = strings.TrimSpace(f[3])
 	}
+
 	if id, err := strconv.ParseUint(name, 10, 32); err == nil && id != aclNoID {
 		return uint32(id), nil
 	}
+
 	id := ""
 	if tag == aclUser {
 		if u, err := user.Lookup(name); err == nil {
@@ -115,9 +124,11 @@ func aclID(tag uint16, f []string) (uint32, error) {
 	} else if g, err := user.LookupGroup(name); err == nil {
 		id = g.Gid
 	}
+
 	n, err := strconv.ParseUint(id, 10, 32)
 	if err != nil {
 		return 0, fmt.Errorf("an ACL names %q, whom this host does not know", name)
 	}
+
 	return uint32(n), nil
 }

@@ -78,6 +78,7 @@ func (r *AttributeReader) Read(dir *os.File, name string) (a Attributes, st unix
 	if err = o.stat(&st); err != nil {
 		return a, st, srcErr(path(), "stat", err)
 	}
+
 	var flags fileFlags
 	switch fd, err := kernel.OpenForFlags(o.dirAndName()); err {
 	case nil:
@@ -86,6 +87,7 @@ func (r *AttributeReader) Read(dir *os.File, name string) (a Attributes, st unix
 	case unix.EOPNOTSUPP:
 		flags = readSpecialFlags(int(dir.Fd()), name)
 	}
+
 	a, err = r.read(o, path, &st)
 	a.setFlags(flags)
 	return a, st, err
@@ -170,6 +172,7 @@ func (c *copier) replaceAttributes(w *worker, to object, path func() string, a a
 	if err != nil {
 		return err
 	}
+
 	for _, name := range have {
 		if slices.ContainsFunc(want, func(x xattr) bool { return x.name == name }) || name == "security.selinux" {
 			continue // the label is the system's own to give
@@ -178,6 +181,7 @@ func (c *copier) replaceAttributes(w *worker, to object, path func() string, a a
 			return dstErr(path(), "removing attribute "+quote(name), err)
 		}
 	}
+
 	return c.set.apply(to, path, a, want)
 }
 
@@ -190,6 +194,7 @@ func (c *copier) replaceFlags(to object, path func() string, want fileFlags) err
 	if err != nil {
 		return sysErr(path(), "open", err)
 	}
+
 	defer unix.Close(fd)
 	have := readFlags(fd)
 	if have.flags&keepMask&^want.flags != 0 || have.project != 0 && have.project != want.project {
@@ -197,6 +202,7 @@ func (c *copier) replaceFlags(to object, path func() string, want fileFlags) err
 			return dstErr(path(), "clearing flags", err)
 		}
 	}
+
 	return c.set.setFlags(opened(fd), path, want)
 }
 

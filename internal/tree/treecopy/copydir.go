@@ -33,35 +33,43 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 	c := newCopier(opt)
 	c.links.m = make(map[Inode]link)
 	defer runtime.KeepAlive(dst)
+
 	rootFD, err := openRoot(dst)
 	if err != nil {
 		return Totals{}, err
 	}
+
 	defer unix.Close(rootFD)
+
 	var st unix.Stat_t
 	if err := unix.Fstat(rootFD, &st); err != nil {
 		return Totals{}, dstErr(dst.Name(), "stat", err)
 	}
+
 	c.dstID = inode(&st)
 
 	root, err := openSource(src, opt)
 	if err != nil {
 		return Totals{}, err
 	}
+
 	if err := c.exclude(root); err != nil {
 		root.unpin()
 		return Totals{}, err
 	}
+
 	xattrs, err := c.readXattrs(&worker{}, opened(root.src), root.path)
 	if err != nil {
 		root.unpin()
 		return Totals{}, err
 	}
+
 	stage, err := openStage(rootFD, opt)
 	if err != nil {
 		root.unpin()
 		return Totals{}, err
 	}
+
 	root.flags = readFlags(root.src)
 	root.dst, c.staged = stage.fd, stage.name != "" // the descriptor is the walk's now
 	if err = newWalk(c, true, opt).sparing(spare).run(ctx, root); err == nil {
@@ -73,6 +81,7 @@ func copyTree(ctx context.Context, src string, dst *os.File, opt Options, spare 
 	if err == nil {
 		err = c.set.applyRoot(rootFD, root.path, root.attrs, xattrs)
 	}
+
 	return c.n.totals(), err
 }
 
@@ -100,6 +109,7 @@ func openSource(src string, opt Options) (*dir, error) {
 		}
 		return unix.Open(src, int(how.Flags), 0)
 	})
+
 	fd := -1
 	if err == nil {
 		fd, err = openDir(by, ".")
@@ -108,20 +118,24 @@ func openSource(src string, opt Options) (*dir, error) {
 	if err == unix.ENOTDIR {
 		return nil, errs.New(errs.Invalid, op, quote(src), "it is not a directory")
 	}
+
 	if err == unix.ELOOP && opt.Resolved {
 		return nil, errs.New(errs.Conflict, op, quote(src),
 			"somebody put a symbolic link in the place of this directory, or of one above it").
 			WithHint("find out who can write to the directories above it, then try again")
 	}
+
 	if err != nil {
 		return nil, sysErr(src, "open", err)
 	}
+
 	d := &dir{name: strings.TrimRight(src, "/"), key: rootKey, src: fd, dst: -1, pins: 1, pending: 1}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		d.unpin()
 		return nil, srcErr(src, "stat", err)
 	}
+
 	d.setStat(&st)
 	return d, nil
 }
@@ -157,21 +171,25 @@ func (c *common) enterSource(parent *dir, e entry) (*dir, error) {
 	if err != nil {
 		return nil, srcErr(parent.join(e.name), "open", err)
 	}
+
 	d := &dir{parent: parent, name: e.name, key: childKey(parent, e.name), src: fd, dst: -1, pins: 1, pending: 1}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		d.unpin()
 		return nil, srcErr(d.path(), "stat", err)
 	}
+
 	d.setStat(&st)
 	if c.excluded[d.id] {
 		d.unpin()
 		return nil, nil
 	}
+
 	if d.id.Dev != parent.id.Dev && kernelFS(fd) {
 		d.kernel = true
 		c.n.kernelDirs.Add(1)
 	}
+
 	return d, nil
 }
 
@@ -182,6 +200,7 @@ func kernelFS(fd int) bool {
 	if unix.Fstatfs(fd, &st) != nil {
 		return false
 	}
+
 	switch uint32(st.Type) {
 	case unix.PROC_SUPER_MAGIC, unix.SYSFS_MAGIC, unix.CGROUP_SUPER_MAGIC, unix.CGROUP2_SUPER_MAGIC,
 		unix.DEBUGFS_MAGIC, unix.TRACEFS_MAGIC, unix.SECURITYFS_MAGIC, unix.SELINUX_MAGIC, unix.SMACK_MAGIC,
@@ -190,6 +209,7 @@ func kernelFS(fd int) bool {
 		0x62656570 /* configfs */, 0x19800202 /* mqueue */, 0x65735543 /* fusectl */, 0x67596969 /* rpc_pipefs */ :
 		return true
 	}
+
 	return false
 }
 
@@ -242,10 +262,12 @@ func (c *copier) makeDir(w *worker, parent, d *dir) error {
 	if d.id == c.dstID {
 		return errs.New(errs.Invalid, op, quote(d.path()), "the source contains the destination")
 	}
+
 	var err error
 	if d.xattrs, err = c.readXattrs(w, opened(d.src), d.path); err != nil {
 		return err
 	}
+
 	d.flags = readFlags(d.src)
 	err = retry0(func() error { return unix.Mkdirat(parent.dst, d.name, 0o700) })
 	if err == unix.EEXIST && parent.parent == nil && d.name == lostFound {
@@ -254,9 +276,11 @@ func (c *copier) makeDir(w *worker, parent, d *dir) error {
 	if err != nil {
 		return dstErr(d.path(), "mkdir", err)
 	}
+
 	if d.dst, err = openDir(parent.dst, d.name); err != nil {
 		return dstErr(d.path(), "open", err)
 	}
+
 	return nil
 }
 
@@ -273,13 +297,16 @@ func (c *copier) file(w *worker, d *dir, e entry) error {
 	if e.typ == unix.DT_REG {
 		return c.regular(w, d, e)
 	}
+
 	var st unix.Stat_t
 	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return srcErr(d.join(e.name), "stat", err)
 	}
+
 	if uint8(st.Mode&unix.S_IFMT>>12) != e.typ {
 		return changed(d.join(e.name))
 	}
+
 	if st.Nlink > 1 {
 		linked, err := c.links.create(d, e.name, &st, func() error { return c.special(d, e.name, &st) })
 		if linked || err != nil {
@@ -290,16 +317,19 @@ func (c *copier) file(w *worker, d *dir, e entry) error {
 		c.n.add(1, 0)
 		return skipped(err)
 	}
+
 	path := func() string { return d.join(e.name) }
 	xs, err := c.readXattrs(w, named(d.src, e.name), path)
 	if err != nil {
 		return err
 	}
+
 	c.n.add(1, 0)
 	a := attrsOf(&st)
 	if !c.noFlags {
 		a.flags = readSpecialFlags(d.src, e.name)
 	}
+
 	c.later(d, e.name, uint64(st.Nlink), &a)
 	return c.set.apply(named(d.dst, e.name).in(d.key), path, a, xs)
 }
@@ -327,6 +357,7 @@ func (c *copier) special(d *dir, name string, st *unix.Stat_t) error {
 		}
 		return c.set.symlink(string(buf[:n]), named(d.dst, name).in(d.key), func() string { return d.join(name) })
 	}
+
 	return c.set.mknod(named(d.dst, name).in(d.key), st.Mode, st.Rdev, func() string { return d.join(name) })
 }
 
@@ -359,6 +390,7 @@ func (s *setter) mknod(o object, mode uint32, rdev uint64, path func() string) e
 	case err != nil:
 		return dstErr(path(), "mknod", err)
 	}
+
 	return nil
 }
 
@@ -392,6 +424,7 @@ func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error
 		d.linkNames = append(append(d.linkNames, name...), 0)
 		return false, nil
 	}
+
 	rest := first.d.linkNames[first.name:]
 	old := string(rest[:bytes.IndexByte(rest, 0)])
 	first.left--
@@ -400,6 +433,7 @@ func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error
 	} else {
 		l.m[id] = first
 	}
+
 	l.mu.Unlock()
 	err = linkTo(first.d, old, d, name)
 	if err == unix.EMLINK {
@@ -407,9 +441,11 @@ func (l *links) create(d *dir, name string, st *unix.Stat_t, makeIt func() error
 			WithHint("the volume's filesystem does not support so many hard links to one file; choose another %s",
 				errs.Param("fs"))
 	}
+
 	if err != nil {
 		return true, dstErr(d.join(name), "link", err)
 	}
+
 	return true, nil
 }
 
@@ -418,13 +454,16 @@ func linkTo(from *dir, old string, d *dir, name string) error {
 	if from == d {
 		return unix.Linkat(d.dst, old, d.dst, name, 0)
 	}
+
 	// From the nearest open directory above it down to it: all of that is ours,
 	// so no component is a symbolic link.
 	var down []string
 	for ; !from.tryPin(); from = from.parent { // the root is open to the end
 		down = append(down, from.name)
 	}
+
 	defer from.unpin()
+
 	at, rel := from.dst, ""
 	for _, n := range slices.Backward(down) {
 		rel += n + "/"
@@ -440,9 +479,11 @@ func linkTo(from *dir, old string, d *dir, name string) error {
 		}
 		at, rel = next, ""
 	}
+
 	err := unix.Linkat(at, rel+old, d.dst, name, 0)
 	if at != from.dst {
 		unix.Close(at)
 	}
+
 	return err
 }

@@ -86,9 +86,11 @@ func (t *dirTree) open(n *dirNode) (int, error) {
 	for ; n.fd < 0; n = n.parent {
 		down = append(down, n)
 	}
+
 	if n.elem != nil {
 		t.lru.MoveToFront(n.elem)
 	}
+
 	fd := n.fd
 	for _, n := range slices.Backward(down) {
 		next, err := openPath(fd, n.name)
@@ -101,6 +103,7 @@ func (t *dirTree) open(n *dirNode) (int, error) {
 		}
 		fd = next
 	}
+
 	return fd, nil
 }
 
@@ -129,17 +132,21 @@ func (t *dirTree) mkdirAll(ctx context.Context, path []string, replace bool, ent
 			n = k
 			continue
 		}
+
 		if err := ctx.Err(); err != nil {
 			return nil, errs.Wrap(op, "", err)
 		}
+
 		last := replace && i == len(path)-1
 		if err := t.mkdir(n, c, last, entry); err != nil {
 			return nil, err
 		}
+
 		n = &dirNode{dirKey: key, fd: -1}
 		t.kids[key] = n
 		t.made = append(t.made, n)
 	}
+
 	return n, nil
 }
 
@@ -151,6 +158,7 @@ func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) e
 	if err != nil {
 		return dstErr(entry, "open", err)
 	}
+
 	mkdir := func() error { return unix.Mkdirat(at, name, 0o700) }
 	err = retry0(mkdir)
 	if err == unix.EEXIST {
@@ -158,6 +166,7 @@ func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) e
 		if err := unix.Fstatat(at, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return dstErr(entry, "stat", err)
 		}
+
 		switch {
 		case st.Mode&unix.S_IFMT == unix.S_IFDIR && parent == t.root && name == lostFound:
 			return nil // a fresh ext4 has it
@@ -166,9 +175,11 @@ func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) e
 		case !last:
 			return refuse(entry, "its name leads through %q, which is not a directory", name)
 		}
+
 		if err := t.remove(parent, at, name, entry); err != nil {
 			return err
 		}
+
 		err = retry0(mkdir)
 	}
 	if err == nil && !last {
@@ -177,6 +188,7 @@ func (t *dirTree) mkdir(parent *dirNode, name string, last bool, entry string) e
 	if err != nil {
 		return dstErr(entry, "mkdir", err)
 	}
+
 	return nil
 }
 
@@ -187,6 +199,7 @@ func (t *dirTree) remove(parent *dirNode, at int, name, entry string) error {
 	if err == unix.EISDIR {
 		err = unix.Unlinkat(at, name, unix.AT_REMOVEDIR)
 	}
+
 	switch err {
 	case nil:
 	case unix.ENOTEMPTY, unix.EEXIST:
@@ -194,14 +207,17 @@ func (t *dirTree) remove(parent *dirNode, at int, name, entry string) error {
 	default:
 		return dstErr(entry, "unlink", err)
 	}
+
 	key := dirKey{parent, name}
 	if t.removed != nil {
 		t.removed(key)
 	}
+
 	if n := t.kids[key]; n != nil {
 		delete(t.kids, key)
 		t.closeNode(n)
 		n.removed = true
 	}
+
 	return nil
 }

@@ -51,9 +51,11 @@ func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.F
 	if err := from.stat(&st); err != nil {
 		return srcErr(path(), "stat", err)
 	}
+
 	if err := to.stat(&now); err != nil {
 		return srcErr(path(), "stat", err)
 	}
+
 	if st.Mode&unix.S_IFMT != now.Mode&unix.S_IFMT {
 		return errs.New(errs.Conflict, op, quote(path()),
 			"it is of another type than what has the attributes that it is to get")
@@ -64,6 +66,7 @@ func CopyAttributes(ctx context.Context, src *os.File, srcName string, dst *os.F
 	if err != nil {
 		return err
 	}
+
 	return c.replaceAttributes(w, to, path, attrsOf(&st), want)
 }
 
@@ -79,9 +82,11 @@ func CopyFlags(ctx context.Context, src *os.File, srcName string, dst *os.File, 
 	if err := from.stat(&st); err != nil {
 		return sysErr(path(), "stat", err)
 	}
+
 	if err := to.stat(&now); err != nil {
 		return sysErr(path(), "stat", err)
 	}
+
 	if st.Mode&unix.S_IFMT != now.Mode&unix.S_IFMT {
 		return nil
 	}
@@ -93,6 +98,7 @@ func CopyFlags(ctx context.Context, src *os.File, srcName string, dst *os.File, 
 	if err != nil {
 		return sysErr(path(), "open", err)
 	}
+
 	defer unix.Close(srcFD)
 	return c.replaceFlags(to, path, readFlags(srcFD))
 }

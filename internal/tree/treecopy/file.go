@@ -25,16 +25,20 @@ func (w *worker) buffer() []byte {
 // regular copies a regular file.
 func (c *copier) regular(w *worker, d *dir, e entry) error {
 	path := func() string { return d.join(e.name) }
+
 	// O_NONBLOCK: should it have become a fifo meanwhile, do not wait for a writer.
 	src, err := openNoAtime(d.src, e.name, unix.O_NONBLOCK)
 	if err != nil {
 		return srcErr(path(), "open", err)
 	}
+
 	defer unix.Close(src)
+
 	var st unix.Stat_t
 	if err := unix.Fstat(src, &st); err != nil {
 		return srcErr(path(), "stat", err)
 	}
+
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return changed(path())
 	}
@@ -54,6 +58,7 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 		}
 		return nil
 	}
+
 	if st.Nlink > 1 {
 		linked, err := c.links.create(d, e.name, &st, create)
 		if err != nil {
@@ -73,11 +78,13 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 	if c.noFlags {
 		a.flags = fileFlags{}
 	}
+
 	f := file{w: w, n: c.n, src: src, dst: dst, st: &st, path: path}
 	err = f.copy()
 	if err == nil {
 		err = f.check()
 	}
+
 	var xs []xattr
 	if err == nil {
 		xs, err = c.readXattrs(w, opened(src), path)
@@ -86,6 +93,7 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 		c.later(d, e.name, uint64(st.Nlink), &a)
 		err = c.set.apply(opened(dst).in(d.key), path, a, xs)
 	}
+
 	// Some filesystems report a write error no earlier than this.
 	if cerr := unix.Close(dst); cerr != nil && cerr != unix.EINTR && err == nil {
 		err = dstErr(path(), "close", cerr)
@@ -93,6 +101,7 @@ func (c *copier) regular(w *worker, d *dir, e entry) error {
 	if err == nil {
 		c.n.add(1, f.remaining())
 	}
+
 	return err
 }
 
@@ -124,6 +133,7 @@ func (f *file) check() error {
 	if err := unix.Fstat(f.src, &now); err != nil {
 		return srcErr(f.path(), "stat", err)
 	}
+
 	var how []string
 	if now.Size != f.st.Size {
 		how = append(how, fmt.Sprintf("its size from %d to %d", f.st.Size, now.Size))
@@ -137,6 +147,7 @@ func (f *file) check() error {
 	if how != nil {
 		return changed(f.path(), how...)
 	}
+
 	return nil
 }
 
@@ -154,14 +165,17 @@ func (f *file) copy() error {
 		}
 		f.expect = n
 	}
+
 	if size >= cloneMin {
 		if done, err := f.clone(); done || err != nil {
 			return err
 		}
 	}
+
 	if size < bufferSize && f.expect == size { // smaller, so that the buffer shows that it has grown
 		return f.small()
 	}
+
 	return f.extents()
 }
 
@@ -206,6 +220,7 @@ func (f *file) clone() (bool, error) {
 	if f.w.noClone {
 		return false, nil
 	}
+
 	err := retry0(func() error { return unix.IoctlFileClone(f.dst, f.src) })
 	switch err {
 	case nil:
@@ -213,6 +228,7 @@ func (f *file) clone() (bool, error) {
 	case unix.ENOSPC, unix.EDQUOT, unix.EIO:
 		return false, dstErr(f.path(), "clone", err)
 	}
+
 	f.w.noClone = true
 	return false, nil
 }
@@ -234,11 +250,13 @@ func (f *file) extents() error {
 		}
 		off = to
 	}
+
 	if end < size {
 		if err := retry0(func() error { return unix.Ftruncate(f.dst, size) }); err != nil {
 			return dstErr(f.path(), "truncate", err)
 		}
 	}
+
 	return nil
 }
 
@@ -255,6 +273,7 @@ func nextData(fd int, off, size int64) (from, to int64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
+
 	to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
 	if err != nil && err != unix.ENXIO {
 		return 0, 0, err
@@ -262,6 +281,7 @@ func nextData(fd int, off, size int64) (from, to int64, err error) {
 	if err != nil || to > size {
 		to = size
 	}
+
 	return min(from, size), max(to, min(from, size)), nil
 }
 
@@ -295,6 +315,7 @@ func (f *file) copyRange(from, to int64) error {
 		from += n
 		f.add(n)
 	}
+
 	return nil
 }
 
@@ -317,11 +338,13 @@ func (f *file) step(off, n int64) (int64, error) {
 			f.w.noRange = true
 		}
 	}
+
 	buf := f.w.buffer()
 	buf = buf[:min(int64(len(buf)), n)]
 	done, err := retry(func() (int, error) { return unix.Pread(f.src, buf, off) })
 	if err != nil {
 		return 0, srcErr(f.path(), "read", err)
 	}
+
 	return int64(done), f.write(buf[:done], off)
 }

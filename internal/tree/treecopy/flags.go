@@ -94,6 +94,7 @@ func setHints(fd int, f fileFlags) {
 			_ = kernel.SetFlags(fd, have|f.flags&hintFlags)
 		}
 	}
+
 	if f.hints.XFlags != 0 {
 		if x, err := kernel.GetFSXAttr(fd); err == nil {
 			x.XFlags |= f.hints.XFlags
@@ -115,6 +116,7 @@ func (s *setter) setFlags(o object, path func() string, f fileFlags) error {
 	if f.none() {
 		return nil
 	}
+
 	fd := o.fd
 	if fd < 0 {
 		var err error
@@ -127,10 +129,12 @@ func (s *setter) setFlags(o object, path func() string, f fileFlags) error {
 		}
 		defer unix.Close(fd)
 	}
+
 	o.fd = fd
 	if err := s.setProject(o, path, f.project); err != nil {
 		return err
 	}
+
 	return s.setBits(o, path, f.flags)
 }
 
@@ -138,6 +142,7 @@ func (s *setter) setProject(o object, path func() string, project uint32) error 
 	if project == 0 {
 		return nil
 	}
+
 	x, err := kernel.GetFSXAttr(o.fd)
 	if err == nil && x.Project != project {
 		x.Project = project
@@ -151,6 +156,7 @@ func (s *setter) setProject(o object, path func() string, project uint32) error 
 	if err != nil || x.Project != project {
 		s.n.lost(LostProject, o, path)
 	}
+
 	return nil
 }
 
@@ -173,6 +179,7 @@ func (s *setter) setBits(o object, path func() string, flags uint32) error {
 	if want == 0 {
 		return nil
 	}
+
 	have, err := kernel.GetFlags(o.fd)
 	if err == nil && have&want != want {
 		if err = kernel.SetFlags(o.fd, have|want&keepMask); err != nil && !fatal(err) {
@@ -191,6 +198,7 @@ func (s *setter) setBits(o object, path func() string, flags uint32) error {
 	if err != nil {
 		have = 0
 	}
+
 	s.countFlags(o, path, want&^have)
 	return nil
 }
@@ -202,6 +210,7 @@ func (s *setter) countFlags(o object, path func() string, flags uint32) {
 			s.n.lost(k.what, o, path)
 		}
 	}
+
 	for bit, what := range map[uint32]string{
 		kernel.FlagEncrypted: LostEncrypted, kernel.FlagVerity: LostVerity, kernel.FlagCasefold: LostCasefold,
 	} {
@@ -217,15 +226,18 @@ func clearFlags(fd int) error {
 	if err != nil {
 		return nil // it knows of none
 	}
+
 	if flags&keepMask != 0 {
 		if err := kernel.SetFlags(fd, flags&^keepMask); err != nil {
 			return err
 		}
 	}
+
 	if x, err := kernel.GetFSXAttr(fd); err == nil && x.Project != 0 {
 		x.Project = 0
 		_ = kernel.SetFSXAttr(fd, x) // it gets one again
 	}
+
 	return nil
 }
 
@@ -248,11 +260,13 @@ func (l *lateFlags) apply(ctx context.Context, s *setter, dst *os.File, shown fu
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		path := func() string { return shown(i) }
 		dir, err := treewalk.OpenFlags(dst, i.dir.rel(), unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
 			return dstErr(path(), "open", err)
 		}
+
 		o := named(int(dir.Fd()), i.name)
 		o.key = i.key
 		err = s.setFlags(o, path, i.flags)
@@ -261,6 +275,7 @@ func (l *lateFlags) apply(ctx context.Context, s *setter, dst *os.File, shown fu
 			return err
 		}
 	}
+
 	return nil
 }
 

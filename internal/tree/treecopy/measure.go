@@ -21,14 +21,17 @@ func measure(ctx context.Context, src string, opt Options, s *stamper) (Totals, 
 	if err != nil {
 		return Totals{}, err
 	}
+
 	if err := m.exclude(root); err != nil {
 		root.unpin()
 		return Totals{}, err
 	}
+
 	t := newWalk(m, false, opt)
 	if s != nil {
 		t.spare = func(d *dir) { d.torn.Store(true) }
 	}
+
 	err = t.run(ctx, root)
 	return m.n.totals(), err
 }
@@ -68,11 +71,13 @@ func (m *measurer) file(w *worker, d *dir, e entry) error {
 	if err := unix.Fstatat(d.src, e.name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return srcErr(d.join(e.name), "stat", err)
 	}
+
 	m.stamp.file(w, d, e.name, &st)
 	if st.Nlink > 1 && m.again(&st) {
 		m.n.add(1, 0)
 		return nil
 	}
+
 	m.n.inodes.Add(1)
 	var bytes int64
 	switch st.Mode & unix.S_IFMT {
@@ -87,6 +92,7 @@ func (m *measurer) file(w *worker, d *dir, e entry) error {
 			m.n.allocated.Add(blockSize)
 		}
 	}
+
 	m.n.add(1, bytes)
 	return nil
 }
@@ -100,11 +106,13 @@ func (m *measurer) again(st *unix.Stat_t) bool {
 	if !ok {
 		left = uint64(st.Nlink)
 	}
+
 	if left--; left == 0 {
 		delete(m.seen, id)
 	} else {
 		m.seen[id] = left
 	}
+
 	return ok
 }
 
@@ -113,14 +121,17 @@ func (m *measurer) data(d *dir, name string, st *unix.Stat_t) (int64, error) {
 	if full(st) {
 		return st.Size, nil
 	}
+
 	fd, err := openNoAtime(d.src, name, unix.O_NONBLOCK)
 	if err != nil {
 		return 0, srcErr(d.join(name), "open", err)
 	}
+
 	defer unix.Close(fd)
 	n, err := dataBytes(fd, st.Size)
 	if err != nil {
 		return 0, srcErr(d.join(name), "seek", err)
 	}
+
 	return n, nil
 }

@@ -118,6 +118,7 @@ func (c *copier) xattrNames(w *worker, o object, path func() string) ([]string, 
 	if w.names == nil {
 		w.names = make([]byte, 64<<10) // XATTR_LIST_MAX
 	}
+
 	n, err := o.listxattr(w.names)
 	if err != nil {
 		if err == unix.EOPNOTSUPP {
@@ -125,6 +126,7 @@ func (c *copier) xattrNames(w *worker, o object, path func() string) ([]string, 
 		}
 		return nil, c.xattrErr(o, path(), "listxattr", err)
 	}
+
 	var out []string
 	for raw := range bytes.SplitSeq(w.names[:n], []byte{0}) {
 		name := string(raw)
@@ -137,6 +139,7 @@ func (c *copier) xattrNames(w *worker, o object, path func() string) ([]string, 
 		}
 		out = append(out, name)
 	}
+
 	return out, nil
 }
 
@@ -149,6 +152,7 @@ func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, e
 	if w.value == nil {
 		w.value = make([]byte, 64<<10) // XATTR_SIZE_MAX
 	}
+
 	var out []xattr
 	for _, name := range names {
 		n, err := o.getxattr(name, w.value)
@@ -163,6 +167,7 @@ func (c *copier) readXattrs(w *worker, o object, path func() string) ([]xattr, e
 			return nil, c.xattrErr(o, path(), "reading attribute "+quote(name), err)
 		}
 	}
+
 	return out, nil
 }
 
@@ -193,6 +198,7 @@ func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error 
 	if err := o.stat(&st); err != nil {
 		return dstErr(path(), "stat", err)
 	}
+
 	mode := a.mode & 0o7777
 	if st.Uid != a.uid || st.Gid != a.gid {
 		err := error(unix.EPERM)
@@ -209,11 +215,13 @@ func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error 
 			mode &^= unix.S_ISUID | unix.S_ISGID
 		}
 	}
+
 	for _, x := range xs {
 		if err := s.setXattr(o, path, x); err != nil {
 			return err
 		}
 	}
+
 	// What st says of setuid and setgid is from before the chown.
 	special := mode&(unix.S_ISUID|unix.S_ISGID) != 0
 	if st.Mode&unix.S_IFMT != unix.S_IFLNK && (st.Mode&0o7777 != mode || special || len(xs) > 0) {
@@ -221,16 +229,20 @@ func (s *setter) apply(o object, path func() string, a attrs, xs []xattr) error 
 			return dstErr(path(), "chmod", err)
 		}
 	}
+
 	if err := o.utimes(a.atime, a.mtime); err != nil {
 		return dstErr(path(), "utimensat", err)
 	}
+
 	// A filesystem takes the nearest date that it can hold.
 	if err := o.stat(&st); err != nil {
 		return dstErr(path(), "stat", err)
 	}
+
 	if st.Mtim != a.mtime || st.Atim != a.atime {
 		s.n.lost(LostDates, o, path)
 	}
+
 	return s.setFlags(o, path, a.flags)
 }
 
@@ -239,6 +251,7 @@ func (s *setter) setXattr(o object, path func() string, x xattr) error {
 	if err == nil {
 		return nil
 	}
+
 	if s.unprivileged && (err == unix.EPERM || err == unix.EACCES || err == unix.EOPNOTSUPP) {
 		// A security module may have given it the same label already.
 		have := make([]byte, len(x.value)+1)
@@ -247,6 +260,7 @@ func (s *setter) setXattr(o object, path func() string, x xattr) error {
 		}
 		return nil
 	}
+
 	call := "setting attribute " + quote(x.name)
 	switch {
 	case err == unix.EOPNOTSUPP:
@@ -260,6 +274,7 @@ func (s *setter) setXattr(o object, path func() string, x xattr) error {
 	case err == unix.ENOENT && o.fd < 0:
 		return errs.New(errs.Unsupported, op, quote(path()), "%s: %w", call, err).WithHint("mount /proc")
 	}
+
 	return dstErr(path(), call, err)
 }
 

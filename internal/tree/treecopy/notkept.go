@@ -63,11 +63,13 @@ func (l *losses) add(what string, key uint64, path string) {
 	if l.kinds == nil {
 		l.kinds = make(map[string]*loss)
 	}
+
 	k := l.kinds[what]
 	if k == nil {
 		k = &loss{counts: make(map[uint64]int64)}
 		l.kinds[what] = k
 	}
+
 	k.counts[key]++
 	e := example{path, key}
 	i, _ := slices.BinarySearchFunc(k.examples, e, func(a, b example) int { return cmp.Compare(a.path, b.path) })
@@ -109,15 +111,18 @@ func (l *losses) list(is func(key uint64) bool) []NotKept {
 				n.Count += count
 			}
 		}
+
 		for _, e := range l.kinds[what].examples {
 			if is == nil || is(e.key) {
 				n.Example = quote(e.path)
 				break
 			}
 		}
+
 		if n.Count > 0 {
 			out = append(out, n)
 		}
 	}
+
 	return out
 }

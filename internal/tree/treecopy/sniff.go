@@ -38,27 +38,34 @@ func Sniff(prefix []byte) Format {
 	if isTarHeader(prefix) {
 		return Tar
 	}
+
 	// tar pads an archive to a multiple of its blocking factor, which is 10 KiB by
 	// default: a file as long as SniffLen or longer is rather a disk.
 	if n := len(prefix); n > 0 && n < SniffLen && n%tarBlock == 0 && allZero(prefix) {
 		return EmptyTar
 	}
+
 	m := magic(prefix)
 	if m == "" {
 		return Unknown
 	}
+
 	d, err := newDecoder(bufio.NewReader(bytes.NewReader(prefix)), true)
 	if err != nil {
 		return Compressed
 	}
+
 	defer d.Close()
+
 	block := make([]byte, tarBlock)
 	if _, err := io.ReadFull(d, block); err != nil || !isTarHeader(block) && !(allZero(block) && endsInZeros(d)) {
 		return Compressed
 	}
+
 	if m == "gzip" {
 		return TarGzip
 	}
+
 	return TarZstd
 }
 
@@ -96,12 +103,14 @@ func magic(p []byte) string {
 			return m.name
 		}
 	}
+
 	if len(p) >= 10 && string(p[:3]) == "BZh" && string(p[4:10]) == "\x31\x41\x59\x26\x53\x59" {
 		return "bzip2"
 	}
 	if len(p) >= 4 && p[0]&0xf0 == 0x50 && string(p[1:4]) == "\x2a\x4d\x18" {
 		return "zstd" // a skippable frame
 	}
+
 	return ""
 }
 
@@ -111,11 +120,13 @@ func isTarHeader(p []byte) bool {
 	if len(p) < tarBlock {
 		return false
 	}
+
 	p = p[:tarBlock]
 	field := bytes.Trim(p[148:156], " \x00")
 	if len(field) == 0 {
 		return false
 	}
+
 	var want int64
 	for _, c := range field {
 		if c < '0' || c > '7' {
@@ -123,6 +134,7 @@ func isTarHeader(p []byte) bool {
 		}
 		want = want<<3 | int64(c-'0')
 	}
+
 	var unsigned, signed int64
 	for i, c := range p {
 		if i >= 148 && i < 156 {
@@ -131,6 +143,7 @@ func isTarHeader(p []byte) bool {
 		unsigned += int64(c)
 		signed += int64(int8(c))
 	}
+
 	return (want == unsigned || want == signed) && unsigned != 8*' '
 }
 
@@ -153,6 +166,7 @@ func newDecoder(r *bufio.Reader, sync bool) (io.ReadCloser, error) {
 	if err != nil && err != io.EOF {
 		return nil, err
 	}
+
 	switch m := magic(head); m {
 	case "":
 		return io.NopCloser(r), nil
@@ -198,6 +212,7 @@ func (g *gunzip) Read(p []byte) (int, error) {
 		if n > 0 || err != io.EOF {
 			return n, err
 		}
+
 		head, err := g.r.Peek(3)
 		if err != nil && err != io.EOF {
 			return 0, err
@@ -205,9 +220,11 @@ func (g *gunzip) Read(p []byte) (int, error) {
 		if magic(head) != "gzip" {
 			return 0, io.EOF
 		}
+
 		if err := g.z.Reset(g.r); err != nil {
 			return 0, err
 		}
+
 		g.z.Multistream(false)
 	}
 }

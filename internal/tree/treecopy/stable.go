@@ -46,6 +46,7 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 			return r, err
 		}
 	}
+
 	for r.Passes = 1; ; r.Passes++ {
 		spare := newDirtySet()
 		var n Totals
@@ -65,21 +66,25 @@ func CopyStable(ctx context.Context, src string, dst *os.File, opt Options, pass
 				}
 			}
 		}
+
 		r.Skipped.add(n.Skipped)
 		if err != nil {
 			return r, err
 		}
+
 		before := r.Stamp
 		var now Totals
 		if r.Stamp, now, err = TakeStamp(ctx, src, before, quiet); err != nil {
 			return r, err
 		}
+
 		r.Stamp.merge(spare)
 		r.Files, r.Bytes = now.Files, now.Bytes
 		r.NotKept = opt.losses.list(r.Stamp.has)
 		if r.Stamp.Changed() == 0 {
 			return r, nil
 		}
+
 		if r.Passes >= passes {
 			r.Changed = r.Stamp.Paths(before, 5)
 			return r, errs.New(errs.Conflict, op, quote(src),
@@ -106,11 +111,13 @@ func CopyAttrs(src string, dst *os.File, opt Options) error {
 	if err != nil {
 		return err
 	}
+
 	defer d.unpin()
 	xs, err := c.readXattrs(&worker{}, opened(d.src), d.path)
 	if err != nil {
 		return err
 	}
+
 	d.flags = readFlags(d.src)
 	d.flags.flags &^= protectFlags
 	return c.set.apply(opened(int(dst.Fd())), d.path, d.attrs, xs)
@@ -133,13 +140,16 @@ func copyChanged(
 	if opt.Unprivileged {
 		return Totals{}, errAll // the modes of the copy keep its owner out, too
 	}
+
 	u := &updater{copier: newCopier(opt), s: s}
 	u.links.m = make(map[Inode]link)
 	defer runtime.KeepAlive(dst)
+
 	root, err := openSource(src, opt)
 	if err != nil {
 		return Totals{}, err
 	}
+
 	var st unix.Stat_t
 	if root.dst, err = openRoot(dst); err == nil {
 		if err = unix.Fstat(root.dst, &st); err != nil {
@@ -157,10 +167,12 @@ func copyChanged(
 		root.unpin()
 		return Totals{}, err
 	}
+
 	xattrs := root.xattrs // the walk drops them
 	if err = newWalk(u, true, opt).sparing(spare).run(ctx, root); err == nil && root.dirty {
 		err = u.set.applyRoot(int(dst.Fd()), root.path, root.attrs, xattrs)
 	}
+
 	return u.n.totals(), err
 }
 
@@ -168,12 +180,14 @@ func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 	if parent.whole {
 		return u.anew(w, parent, e)
 	}
+
 	key := childKey(parent, e.name)
 	_, dirty := u.s.dirty[key]
 	_, way := u.s.way[key]
 	if !dirty && !way && !parent.dirty {
 		return nil, nil
 	}
+
 	fd, err := openDir(parent.dst, e.name)
 	if err == unix.ENOENT && parent.dirty {
 		return u.anew(w, parent, e)
@@ -184,15 +198,18 @@ func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 	if err != nil {
 		return nil, dstErr(parent.join(e.name), "open", err)
 	}
+
 	if !dirty && !way {
 		unix.Close(fd)
 		return nil, nil
 	}
+
 	d, err := u.enterSource(parent, e)
 	if d == nil {
 		unix.Close(fd)
 		return nil, err
 	}
+
 	d.dst, d.dirty = fd, dirty
 	if dirty {
 		err = u.clear(w.t.ctx, w, d)
@@ -201,6 +218,7 @@ func (u *updater) enter(w *worker, parent *dir, e entry) (*dir, error) {
 		d.unpin()
 		return nil, err
 	}
+
 	return d, nil
 }
 
@@ -243,16 +261,19 @@ func (u *updater) clear(ctx context.Context, w *worker, d *dir) error {
 	if d.xattrs, err = u.readXattrs(w, opened(d.src), d.path); err != nil {
 		return err
 	}
+
 	d.flags = readFlags(d.src)
 	u.n.losses.forget(d.key)
 	if err := clearFlags(d.dst); err != nil {
 		return dstErr(d.path(), "clearing flags", err)
 	}
+
 	names := make([]byte, 64<<10)
 	n, err := unix.Flistxattr(d.dst, names)
 	if err != nil && err != unix.EOPNOTSUPP {
 		return dstErr(d.path(), "listxattr", err)
 	}
+
 	for raw := range bytes.SplitSeq(names[:max(n, 0)], []byte{0}) {
 		name := string(raw)
 		// A label cannot be removed, only changed.
@@ -263,6 +284,7 @@ func (u *updater) clear(ctx context.Context, w *worker, d *dir) error {
 			return dstErr(d.path(), "removing attribute "+quote(name), err)
 		}
 	}
+
 	return remove(ctx, d.dst, func(name string) bool {
 		var st unix.Stat_t
 		return !d.kernel && unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil &&
@@ -291,7 +313,9 @@ func remove(ctx context.Context, fd int, keep func(name string) bool) error {
 	if err != nil {
 		return dstErr("", "open", err)
 	}
+
 	defer unix.Close(at)
+
 	var doomed []treewalk.Dirent
 	for buf := make([]byte, 32<<10); ; {
 		n, err := retry(func() (int, error) { return unix.Getdents(at, buf) })
@@ -307,12 +331,14 @@ func remove(ctx context.Context, fd int, keep func(name string) bool) error {
 			}
 		}
 	}
+
 	for _, e := range doomed {
 		isDir := e.Type == unix.DT_DIR
 		if e.Type == unix.DT_UNKNOWN {
 			var st unix.Stat_t
 			isDir = unix.Fstatat(fd, e.Name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR
 		}
+
 		switch {
 		case isDir && keep(e.Name):
 		case isDir:
@@ -325,5 +351,6 @@ func remove(ctx context.Context, fd int, keep func(name string) bool) error {
 			}
 		}
 	}
+
 	return nil
 }

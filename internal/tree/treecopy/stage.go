@@ -40,11 +40,14 @@ func (s *stage) finish() error {
 	if s.name == "" {
 		return nil
 	}
+
 	fd, err := openDir(s.root, s.name)
 	if err != nil {
 		return dstErr(s.name, "open", err)
 	}
+
 	defer unix.Close(fd)
+
 	// The tree may have an entry of the temporary directory's name.
 	for {
 		var st unix.Stat_t
@@ -61,6 +64,7 @@ func (s *stage) finish() error {
 		}
 		s.name = other
 	}
+
 	// Moving entries away may hide others from a reader, so read until nothing
 	// is left.
 	buf := make([]byte, 32<<10)
@@ -69,6 +73,7 @@ func (s *stage) finish() error {
 		if _, err := unix.Seek(fd, 0, unix.SEEK_SET); err != nil {
 			return dstErr(s.name, "seek", err)
 		}
+
 		for {
 			n, err := retry(func() (int, error) { return unix.Getdents(fd, buf) })
 			if err != nil {
@@ -77,6 +82,7 @@ func (s *stage) finish() error {
 			if n == 0 {
 				break
 			}
+
 			for e := range treewalk.Dirents(buf[:n]) {
 				if e.Name == "." || e.Name == ".." {
 					continue
@@ -88,9 +94,11 @@ func (s *stage) finish() error {
 			}
 		}
 	}
+
 	if err := unix.Unlinkat(s.root, s.name, unix.AT_REMOVEDIR); err != nil {
 		return dstErr(s.name, "rmdir", err)
 	}
+
 	return nil
 }
 
@@ -110,5 +118,6 @@ func (s *stage) moveUp(fd int, name string) error {
 			err = unix.Renameat(fd, name, s.root, name)
 		}
 	}
+
 	return err
 }

@@ -80,12 +80,14 @@ func awaitTick(ctx context.Context) error {
 		}
 		return t.Nano()
 	}
+
 	for start := tick(); tick() == start; {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
 		time.Sleep(time.Millisecond)
 	}
+
 	return nil
 }
 
@@ -110,11 +112,13 @@ func (s *dirtySet) add(d *dir) {
 	if _, ok := s.dirty[d.key]; ok {
 		return
 	}
+
 	s.dirty[d.key] = struct{}{}
 	s.n++
 	if len(s.paths) < maxPaths {
 		s.paths = append(s.paths, d.path())
 	}
+
 	for p := d.parent; p != nil; p = p.parent {
 		s.way[p.key] = struct{}{}
 	}
@@ -127,9 +131,11 @@ func (s *dirtySet) merge(o *dirtySet) {
 			s.n++
 		}
 	}
+
 	for k := range o.way {
 		s.way[k] = struct{}{}
 	}
+
 	s.paths = append(s.paths, o.paths...)
 	slices.Sort(s.paths)
 	s.paths = slices.Compact(s.paths)
@@ -160,9 +166,11 @@ func (s *Stamp) Paths(before *Stamp, limit int) []string {
 			out = append(out, dir)
 		}
 	}
+
 	for i := range out {
 		out[i] = quote(out[i])
 	}
+
 	return out
 }
 
@@ -172,6 +180,7 @@ func youngerThan(dir string, since time.Time, limit int) []string {
 	if err != nil {
 		return nil
 	}
+
 	defer f.Close()
 	var out []string
 	for {
@@ -250,32 +259,39 @@ func (s *stamper) leave(w *worker, d *dir) {
 	if s == nil {
 		return
 	}
+
 	ctime := uint64(d.ctime.Nano())
 	if d.parent == nil || d.kernel {
 		// The root's counts only sometimes. /proc and the like live their own lives.
 		ctime = 0
 	}
+
 	mtime := uint64(d.mtime.Nano())
 	if d.kernel {
 		mtime = 0
 	}
+
 	sum := w.digest("", d.sum.Load(), d.id.Dev, d.id.Ino, uint64(d.mode), uint64(d.uid)<<32|uint64(d.gid), mtime, ctime)
 	changed := d.torn.Load()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if !changed { // else the next one finds none, so that it has changed then too
 		s.stamp.dirs[d.key] = sum
 	}
+
 	if d.parent == nil {
 		s.stamp.ctime = d.ctime
 		if b := s.before; b != nil && !b.moved && b.ctime != d.ctime {
 			changed = true
 		}
 	}
+
 	if b := s.before; b != nil && !changed {
 		was, ok := b.dirs[d.key]
 		changed = !ok || was != sum
 	}
+
 	if s.before != nil && changed {
 		s.stamp.add(d)
 	}

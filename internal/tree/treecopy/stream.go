@@ -44,9 +44,11 @@ func newStream(ctx context.Context, r io.Reader) *stream {
 		free:   make(chan []byte, ahead+2),
 		quit:   make(chan struct{}),
 	}
+
 	for range ahead + 2 {
 		s.free <- nil
 	}
+
 	go s.fill(r)
 	return s
 }
@@ -59,6 +61,7 @@ func (s *stream) fill(r io.Reader) {
 	if err == nil {
 		defer z.Close()
 	}
+
 	for {
 		var c chunk
 		if err == nil {
@@ -68,9 +71,11 @@ func (s *stream) fill(r io.Reader) {
 			case <-s.quit:
 				return
 			}
+
 			if buf == nil {
 				buf = make([]byte, 256<<10)
 			}
+
 			buf = buf[:cap(buf)]
 			n := 0
 			for n < len(buf) && err == nil {
@@ -78,8 +83,10 @@ func (s *stream) fill(r io.Reader) {
 				m, err = z.Read(buf[n:])
 				n += m
 			}
+
 			c.data = buf[:n]
 		}
+
 		c.err = src.explain(err)
 		select {
 		case s.chunks <- c:
@@ -126,6 +133,7 @@ func (s *source) explain(err error) error {
 	default:
 		e = errs.New(errs.Damaged, op, "", "the compressed archive is corrupt: %w", err).WithHint(hintTruncated)
 	}
+
 	return e
 }
 
@@ -170,13 +178,16 @@ func (s *stream) Read(p []byte) (int, error) {
 			break
 		}
 	}
+
 	s.offset += int64(n)
 	if n > 0 {
 		s.zeroHeader = len(p) == tarBlock && n == tarBlock && allZero(p)
 		return n, nil
 	}
+
 	if len(p) == 0 {
 		return 0, nil
 	}
+
 	return 0, s.cur.err
 }

@@ -44,20 +44,26 @@ import (
 // is behind r ends it.
 func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals, error) {
 	defer runtime.KeepAlive(dst)
+
 	root, err := openRoot(dst)
 	if err != nil {
 		return Totals{}, err
 	}
+
 	defer unix.Close(root)
+
 	s := newStream(ctx, r)
 	defer s.close()
+
 	if err := checkTar(s); err != nil {
 		return Totals{}, err
 	}
+
 	stage, err := openStage(root, opt)
 	if err != nil {
 		return Totals{}, err
 	}
+
 	u := &untar{
 		ctx:  ctx,
 		s:    s,
@@ -70,12 +76,14 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 		late:  make(map[dirKey]fileFlags),
 		out:   make(map[dirKey]string),
 	}
+
 	u.set = setter{n: u.n, unprivileged: opt.Unprivileged, ownRoot: opt.OwnRoot}
 	u.tree.removed = func(k dirKey) { delete(u.late, k) }
 	err = u.all()
 	if err == nil {
 		err = u.leaveAll()
 	}
+
 	u.tree.close()
 	if err == nil {
 		err = stage.finish()
@@ -86,6 +94,7 @@ func Untar(ctx context.Context, r io.Reader, dst *os.File, opt Options) (Totals,
 	if err == nil {
 		err = u.finishRoot(root)
 	}
+
 	return u.n.totals(), err
 }
 
@@ -95,6 +104,7 @@ func checkTar(s *stream) error {
 	if err != nil {
 		return err
 	}
+
 	switch {
 	case len(head) == 0:
 		return errs.New(errs.Invalid, op, "", "the archive is empty: not even an end marker is there")
@@ -104,6 +114,7 @@ func checkTar(s *stream) error {
 		}
 		return notTar("")
 	}
+
 	return nil
 }
 
@@ -136,10 +147,12 @@ func (u *untar) all() error {
 		if err := u.ctx.Err(); err != nil {
 			return errs.Wrap(op, "", err)
 		}
+
 		// The rest of an entry, so that the next read is a header.
 		if _, err := io.Copy(io.Discard, u.tr); err != nil {
 			return u.readErr("", err)
 		}
+
 		u.s.mark()
 		hdr, err := u.tr.Next()
 		if err == io.EOF {
@@ -148,6 +161,7 @@ func (u *untar) all() error {
 		if err != nil && !(errors.Is(err, tar.ErrInsecurePath) && hdr != nil) {
 			return u.readErr("", err)
 		}
+
 		u.empty = false
 		if err := u.entry(hdr); err != nil && err != errSkipped {
 			return err
@@ -160,6 +174,7 @@ func (u *untar) end() error {
 	if !u.s.zeroHeader {
 		return u.readErr("", io.ErrUnexpectedEOF)
 	}
+
 	// To the very end: the checksum of the compression is there, and whoever
 	// writes into a pipe wants to be rid of everything.
 	garbage := false
@@ -184,6 +199,7 @@ func (u *untar) end() error {
 		if err != nil {
 			return err
 		}
+
 		if err := u.ctx.Err(); err != nil {
 			return errs.Wrap(op, "", err)
 		}
@@ -216,6 +232,7 @@ func split(entry, name, what string) (dir []string, base string, err error) {
 	if strings.HasPrefix(name, "/") {
 		return nil, "", refuse(entry, "%s is absolute: %q", what, name)
 	}
+
 	for c := range strings.SplitSeq(name, "/") {
 		switch c {
 		case "", ".":
@@ -225,12 +242,14 @@ func split(entry, name, what string) (dir []string, base string, err error) {
 			dir = append(dir, c)
 		}
 	}
+
 	if strings.IndexByte(name, 0) >= 0 {
 		return nil, "", refuse(entry, "%s has a zero byte in it: %q", what, name)
 	}
 	if len(dir) == 0 {
 		return nil, "", nil
 	}
+
 	return dir[:len(dir)-1], dir[len(dir)-1], nil
 }
 
@@ -242,14 +261,17 @@ func (u *untar) entry(hdr *tar.Header) error {
 	case 'V': // a label of GNU tar
 		return nil
 	}
+
 	dirs, base, err := split(hdr.Name, hdr.Name, "its name")
 	if err != nil {
 		return err
 	}
+
 	a, xs, err := u.attrs(hdr)
 	if err != nil {
 		return err
 	}
+
 	isDir := hdr.Typeflag == tar.TypeDir ||
 		hdr.Typeflag == 'D' || // GNU tar's incremental form, with a list of names
 		hdr.Typeflag == tar.TypeReg && hdr.Size == 0 && strings.HasSuffix(hdr.Name, "/") // of old
@@ -261,6 +283,7 @@ func (u *untar) entry(hdr *tar.Header) error {
 		u.keepLate(place{name: hdr.Name}, hdr)
 		return nil
 	}
+
 	if isDir {
 		n, err := u.tree.mkdirAll(u.ctx, append(dirs, base), true, hdr.Name)
 		if err != nil {
@@ -271,16 +294,20 @@ func (u *untar) entry(hdr *tar.Header) error {
 		u.n.add(1, 0)
 		return nil
 	}
+
 	parent, err := u.tree.mkdirAll(u.ctx, dirs, false, hdr.Name)
 	if err != nil {
 		return err
 	}
+
 	at, err := u.tree.open(parent)
 	if err != nil {
 		return dstErr(hdr.Name, "open", err)
 	}
+
 	f := place{tree: u.tree, parent: parent, at: at, base: base, name: hdr.Name}
 	delete(u.out, f.key())
+
 	switch hdr.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		if err := u.regular(f, hdr, a, xs); err != nil {
@@ -316,10 +343,12 @@ func (u *untar) entry(hdr *tar.Header) error {
 	default:
 		return errs.New(errs.Unsupported, op, quote(hdr.Name), "it is of type %q, which Pando cannot extract", hdr.Typeflag)
 	}
+
 	u.n.add(1, 0)
 	if err != nil {
 		return err
 	}
+
 	return u.set.apply(named(at, base), f.path, a, xs)
 }
 
@@ -340,10 +369,12 @@ func globalHeader(hdr *tar.Header) error {
 // attrs is what a header says about attributes.
 func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 	a := attrs{mode: uint32(hdr.Mode & 0o7777), uid: uint32(hdr.Uid), gid: uint32(hdr.Gid)}
+
 	// The last one means "leave it" to chown.
 	if hdr.Uid < 0 || int64(hdr.Uid) >= math.MaxUint32 || hdr.Gid < 0 || int64(hdr.Gid) >= math.MaxUint32 {
 		return a, nil, refuse(hdr.Name, "it has an impossible owner %d:%d", hdr.Uid, hdr.Gid)
 	}
+
 	switch hdr.Typeflag {
 	case tar.TypeChar:
 		a.mode |= unix.S_IFCHR
@@ -352,11 +383,13 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 	case tar.TypeFifo:
 		a.mode |= unix.S_IFIFO
 	}
+
 	a.mtime = timespec(hdr.ModTime)
 	a.atime = a.mtime
 	if !hdr.AccessTime.IsZero() {
 		a.atime = timespec(hdr.AccessTime)
 	}
+
 	var xs []xattr
 	have := make(map[string]bool)
 	for k, v := range hdr.PAXRecords {
@@ -374,6 +407,7 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 		xs = append(xs, xattr{name, []byte(v)})
 		have[name] = true
 	}
+
 	for key, name := range map[string]string{"SCHILY.acl.access": aclAccess, "SCHILY.acl.default": aclDefault} {
 		text := hdr.PAXRecords[key]
 		if text == "" || have[name] {
@@ -385,6 +419,7 @@ func (u *untar) attrs(hdr *tar.Header) (attrs, []xattr, error) {
 		}
 		xs = append(xs, xattr{name, acl})
 	}
+
 	slices.SortFunc(xs, func(a, b xattr) int { return strings.Compare(a.name, b.name) })
 	return a, xs, nil
 }
@@ -443,10 +478,12 @@ func (p place) replace(call string, create func() error) error {
 		}
 		err = retry0(create)
 	}
+
 	var e *errs.Error
 	if err == nil || err == errSkipped || errors.As(err, &e) {
 		return err
 	}
+
 	return dstErr(p.name, call, err)
 }
 
@@ -456,6 +493,7 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 	for k := range hdr.PAXRecords {
 		sparse = sparse || strings.HasPrefix(k, "GNU.sparse.")
 	}
+
 	fd := -1
 	err = p.replace("create", func() (err error) {
 		fd, err = unix.Openat(p.at, p.base, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
@@ -464,11 +502,13 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 	if err != nil {
 		return err
 	}
+
 	defer func() {
 		if cerr := unix.Close(fd); cerr != nil && cerr != unix.EINTR && err == nil {
 			err = dstErr(p.name, "close", cerr)
 		}
 	}()
+
 	if sparse {
 		// A tiny archive may claim exabytes of zeros, and they would have to be read.
 		if hdr.Size > sparseMax {
@@ -478,11 +518,13 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 			return dstErr(p.name, "truncate", err)
 		}
 	}
+
 	for off := int64(0); ; {
 		n, rerr := io.ReadFull(u.tr, u.buf)
 		if err := u.writeData(fd, u.buf[:n], off, sparse, p.path); err != nil {
 			return err
 		}
+
 		off += int64(n)
 		eof := rerr == io.EOF || rerr == io.ErrUnexpectedEOF
 		if eof && off >= hdr.Size {
@@ -491,10 +533,12 @@ func (u *untar) regular(p place, hdr *tar.Header, a attrs, xs []xattr) (err erro
 		if rerr != nil {
 			return u.readErr(p.name, rerr)
 		}
+
 		if err := u.ctx.Err(); err != nil {
 			return errs.Wrap(op, quote(p.name), err)
 		}
 	}
+
 	return u.set.apply(opened(fd), p.path, a, xs)
 }
 
@@ -507,6 +551,7 @@ func (u *untar) writeData(fd int, p []byte, off int64, sparse bool, path func() 
 		}
 		return err
 	}
+
 	for len(p) > 0 {
 		n := 0 // of the bytes up to the next hole
 		for n < len(p) && !hole(p[n:]) {
@@ -522,6 +567,7 @@ func (u *untar) writeData(fd int, p []byte, off int64, sparse bool, path func() 
 		n = min(n, len(p))
 		p, off = p[n:], off+int64(n)
 	}
+
 	return nil
 }
 
@@ -534,15 +580,18 @@ func (u *untar) link(p place, target string) error {
 	if err != nil {
 		return err
 	}
+
 	missing := refuse(p.name, "it is a hard link to %q, which the archive does not have", target)
 	if base == "" {
 		return missing
 	}
+
 	node := u.tree.find(dirs)
 	if node == nil {
 		// Either it is not there or it is behind a symbolic link.
 		return missing
 	}
+
 	if what, out := u.out[dirKey{node, base}]; out {
 		u.out[p.key()] = what
 		if what == LostDevices && u.set.unprivileged {
@@ -552,27 +601,33 @@ func (u *untar) link(p place, target string) error {
 		}
 		return nil
 	}
+
 	at, err := unix.FcntlInt(uintptr(p.at), unix.F_DUPFD_CLOEXEC, 0) // opening node may close it
 	if err != nil {
 		return dstErr(p.name, "dup", err)
 	}
+
 	defer unix.Close(at)
+
 	from, err := u.tree.open(node)
 	if err != nil {
 		return dstErr(p.name, "open", err)
 	}
+
 	var have, want unix.Stat_t
 	if err := unix.Fstatat(from, base, &want, unix.AT_SYMLINK_NOFOLLOW); err == unix.ENOENT {
 		return missing
 	} else if err != nil {
 		return dstErr(p.name, "stat", err)
 	}
+
 	if want.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return refuse(p.name, "it is a hard link to %q, a directory", target)
 	}
 	if unix.Fstatat(at, p.base, &have, unix.AT_SYMLINK_NOFOLLOW) == nil && inode(&have) == inode(&want) {
 		return nil // it is that link already
 	}
+
 	p.at = at
 	return p.replace("link", func() error { return unix.Linkat(from, base, at, p.base, 0) })
 }
@@ -591,9 +646,11 @@ func (u *untar) leaveAll() error {
 		if n.meta == nil || n.removed {
 			continue
 		}
+
 		if err := u.ctx.Err(); err != nil {
 			return errs.Wrap(op, "", err)
 		}
+
 		by, err := u.tree.open(n)
 		fd := -1
 		if err == nil {
@@ -602,13 +659,16 @@ func (u *untar) leaveAll() error {
 		if err != nil {
 			return dstErr(n.path(), "open", err)
 		}
+
 		err = u.set.apply(opened(fd), n.path, n.meta.attrs, n.meta.xattrs)
 		unix.Close(fd)
 		if err != nil {
 			return err
 		}
+
 		n.meta = nil
 	}
+
 	return nil
 }
 

@@ -181,6 +181,7 @@ func (t *walk) run(ctx context.Context, root *dir) error {
 			w.serve()
 		})
 	}
+
 	wg.Wait()
 	return t.err
 }
@@ -306,11 +307,13 @@ func (w *worker) enter(f *frame) *dir {
 		w.t.failIn(f.d, err)
 		return nil
 	}
+
 	if child != nil {
 		f.d.mu.Lock()
 		f.d.pending++
 		f.d.mu.Unlock()
 	}
+
 	return child
 }
 
@@ -369,24 +372,29 @@ func (w *worker) read(f *frame) {
 			w.t.failIn(d, srcErr(d.path(), "getdents", err))
 			break
 		}
+
 		if n == 0 {
 			f.eof = true
 			w.t.failIn(d, d.check())
 			break
 		}
+
 		if files, err = w.parse(f, w.dents[:n], files); err != nil {
 			f.eof = true
 			w.t.failIn(d, err)
 			break
 		}
+
 		// A buffer that is far from full is most likely the last: get the end of
 		// the directory over with, so that share knows what is left.
 		if n > len(w.dents)/2 || len(files)+len(f.subs) > 1024 {
 			break
 		}
 	}
+
 	// In order of inode numbers a disk is read sequentially, more or less.
 	slices.SortFunc(files, func(a, b entry) int { return cmp.Compare(a.ino, b.ino) })
+
 	for len(files) > 0 && !w.t.stopped() {
 		w.share()
 		if len(files) >= 16 && w.t.claim() {
@@ -399,10 +407,12 @@ func (w *worker) read(f *frame) {
 			files = files[n:]
 			continue
 		}
+
 		n := min(8, len(files))
 		for _, e := range files[:n] {
 			w.file(d, e)
 		}
+
 		files = files[n:]
 	}
 }
@@ -422,6 +432,7 @@ func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 		if name == "." || name == ".." {
 			continue
 		}
+
 		if typ == unix.DT_UNKNOWN {
 			var st unix.Stat_t
 			if err := unix.Fstatat(d.src, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
@@ -429,6 +440,7 @@ func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 			}
 			typ = uint8(st.Mode & unix.S_IFMT >> 12)
 		}
+
 		d.nameBytes += int64(8 + (len(name)+3)&^3)
 		if e := (entry{name, e.Ino, typ}); typ == unix.DT_DIR {
 			f.subs = append(f.subs, e)
@@ -436,6 +448,7 @@ func (w *worker) parse(f *frame, buf []byte, files []entry) ([]entry, error) {
 			files = append(files, e)
 		}
 	}
+
 	return files, nil
 }
 
@@ -456,10 +469,12 @@ func (d *dir) check() error {
 func (t *walk) pin(d, child *dir, source bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+
 	d.pins++
 	if t.stopped() {
 		return nil // the child may be closed, and nobody will use d
 	}
+
 	if t.hasDst && d.dst < 0 {
 		fd, err := openDir(child.dst, "..")
 		if err != nil {
@@ -467,25 +482,30 @@ func (t *walk) pin(d, child *dir, source bool) error {
 		}
 		d.dst = fd
 	}
+
 	if source && d.src < 0 {
 		fd, err := openDir(child.src, "..")
 		if err != nil {
 			return srcErr(d.path(), "open", err)
 		}
+
 		d.src = fd
 		var st unix.Stat_t
 		if err := unix.Fstat(fd, &st); err != nil {
 			return srcErr(d.path(), "stat", err)
 		}
+
 		if inode(&st) != d.id {
 			return changed(d.path())
 		}
+
 		if d.cookie != 0 {
 			if _, err := unix.Seek(fd, d.cookie, unix.SEEK_SET); err != nil {
 				return srcErr(d.path(), "seek", err)
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -499,18 +519,22 @@ func (w *worker) done(d *dir) {
 		if !last {
 			d.unpinLocked()
 		}
+
 		d.mu.Unlock()
 		if !last {
 			return
 		}
+
 		p := d.parent
 		if p != nil {
 			// Before d gets its final mode, which may forbid the way to "..".
 			w.t.fail(w.t.pin(p, d, false))
 		}
+
 		if !w.t.stopped() {
 			w.t.fail(w.t.v.leave(w, d))
 		}
+
 		d.xattrs = nil
 		d.unpin()
 		if p == nil {
@@ -518,6 +542,7 @@ func (w *worker) done(d *dir) {
 			close(w.t.quit)
 			return
 		}
+
 		d = p
 	}
 }

@@ -56,14 +56,17 @@ func (k generationKind) of(at *os.File, name string) generation {
 	if k == noGenerations {
 		return generation{}
 	}
+
 	flags := 0 // a symbolic link is not followed
 	if name == "" {
 		flags = unix.AT_EMPTY_PATH
 	}
+
 	h, _, err := unix.NameToHandleAt(int(at.Fd()), name, flags)
 	if err != nil {
 		return generation{}
 	}
+
 	return parseHandle(h.Type(), h.Bytes())
 }
 
@@ -102,11 +105,13 @@ func (c *comparer) sameObject(a, b *inode) bool {
 	if a.generation != b.generation {
 		return false
 	}
+
 	switch {
 	case a.generation.known && c.generations == uniqueGenerations:
 		return true
 	case a.generation.known && c.o.Hints != nil && c.o.Hints.Parted != 0:
 		return a.generation.n <= c.o.Hints.Parted
 	}
+
 	return c.parted.IsZero() // then nothing is known, and times are trusted
 }

@@ -20,21 +20,26 @@ func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 			return nil, failed("", "statfs", err)
 		}
 	}
+
 	if os.Geteuid() != 0 {
 		return nil, nil
 	}
+
 	// Only what is committed is found.
 	if err := kernel.BtrfsSync(b); err != nil && !errors.Is(err, unix.EROFS) {
 		return nil, failed("", "sync", err)
 	}
+
 	ia, err := kernel.SubvolInfoOf(a)
 	if err != nil {
 		return nil, failed("", "subvolume", err)
 	}
+
 	ib, err := kernel.SubvolInfoOf(b)
 	if err != nil {
 		return nil, failed("", "subvolume", err)
 	}
+
 	var since uint64
 	switch none := [16]byte{}; {
 	case ib.ParentUUID == ia.UUID:
@@ -52,6 +57,7 @@ func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 	default:
 		return nil, nil
 	}
+
 	h := &Hints{Method: "btrfs", Parted: since, Changed: map[uint64]Links{}, Index: btrfsIndex{a, b}}
 	for _, x := range []struct {
 		f  *os.File
@@ -64,6 +70,7 @@ func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 		if len(inside) > 0 {
 			return nil, nil
 		}
+
 		err = kernel.BtrfsChangedSince(x.f, since, func(i kernel.BtrfsInode) error {
 			h.Changed[i.Ino] = Links{}
 			return ctx.Err()
@@ -72,6 +79,7 @@ func BtrfsHints(ctx context.Context, a, b, common *os.File) (*Hints, error) {
 			return nil, failed("", "looking for what has changed", err)
 		}
 	}
+
 	return h, nil
 }
 

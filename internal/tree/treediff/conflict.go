@@ -58,6 +58,7 @@ func (m *Merge) Clean() []Change {
 			left[ch.Path] = true
 		}
 	}
+
 	ownFiles(out, func(path string) bool { return left[path] || belowAny(path, missing) })
 	return out
 }
@@ -73,6 +74,7 @@ func (m *Merge) without(drop []bool) (missing []string, stays map[string]bool) {
 		if ch.Op == Added || ch.Op == Renamed || ch.Type == Dir && (ch.replaced || ch.TypeBefore != "") {
 			missing = append(missing, ch.Path)
 		}
+
 		// With what stays, the directories stay that it is in.
 		switch ch.Op {
 		case Renamed:
@@ -81,6 +83,7 @@ func (m *Merge) without(drop []bool) (missing []string, stays map[string]bool) {
 			staysWithin(stays, ch.Path)
 		}
 	}
+
 	return missing, stays
 }
 
@@ -113,12 +116,14 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 		if err := ctx.Err(); err != nil {
 			return nil, failed("", "compare", err)
 		}
+
 		if ch.TimesOnly() {
 			if _, gone := t.gone(ch.Path); gone == nil && t.of(ch.Path) == nil {
 				m.Changes, m.changes = append(m.Changes, ch), append(m.changes, false)
 			}
 			continue
 		}
+
 		cs, same, err := conflictsOf(eq, &ch, t, own)
 		if err != nil {
 			return nil, err
@@ -126,22 +131,27 @@ func Conflicts(ctx context.Context, mine, theirs []Change, mineRoot, theirsRoot 
 		if same {
 			continue
 		}
+
 		for _, c := range cs {
 			if _, ok := found[c.Path]; !ok {
 				found[c.Path] = c
 			}
 		}
+
 		if len(cs) > 0 {
 			ch.whole()
 		}
+
 		m.Changes, m.changes = append(m.Changes, ch), append(m.changes, len(cs) > 0)
 	}
+
 	// Of what both sides have changed, one side's is taken as a whole, names included.
 	ownFiles(m.Changes, func(path string) bool { return own.of(path) == nil && t.another(own.before(path)) })
 
 	for _, p := range slices.Sorted(maps.Keys(found)) {
 		m.Conflicts = append(m.Conflicts, found[p])
 	}
+
 	return m, nil
 }
 
@@ -169,14 +179,17 @@ func newTouched(changes []Change) *touched {
 			t.left[ch.Path] = ch
 		}
 	}
+
 	for p := range t.at {
 		t.paths = append(t.paths, p)
 	}
+
 	for p := range t.left {
 		if t.at[p] == nil {
 			t.paths = append(t.paths, p)
 		}
 	}
+
 	slices.Sort(t.paths)
 	return t
 }
@@ -280,6 +293,7 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 	if ch.From != "" {
 		paths = append(paths, ch.From)
 	}
+
 	agreed := 0
 	for _, p := range paths {
 		others := t.of(p)
@@ -295,10 +309,12 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 				break
 			}
 		}
+
 		if ok {
 			agreed++
 			continue
 		}
+
 		// A directory above has gone away on the other side, unless all that I did
 		// is to take away what was in it, or have taken that directory away too.
 		dir, o := t.gone(p)
@@ -307,6 +323,7 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 			out = append(out, Conflict{p, ch.words(p), "the directory " + quote(dir) + " was " + o.words(dir)})
 		}
 	}
+
 	if old := paths[len(paths)-1]; ch.leaves(old) && ch.wasDir() {
 		for _, p := range t.inside(old, ch.Op == Renamed) {
 			o := t.of(p)[0]
@@ -316,6 +333,7 @@ func conflictsOf(eq *comparer, ch *Change, t, own *touched) (out []Conflict, sam
 			out = append(out, Conflict{p, "the directory " + quote(old) + " was " + ch.words(old), o.words(p)})
 		}
 	}
+
 	return out, len(out) == 0 && agreed == len(paths), nil
 }
 
@@ -328,12 +346,14 @@ func agrees(eq *comparer, mine, theirs *Change, path string) (bool, error) {
 		}
 		return true, nil // what is at the new path is looked at there
 	}
+
 	if mine.Op == Deleted || theirs.Op == Deleted {
 		return mine.Op == theirs.Op, nil
 	}
 	if mine.Type == Dir && (mine.Op == Renamed || theirs.Op == Renamed) && mine.From != theirs.From {
 		return false, nil // what is in a directory that was moved comes with it
 	}
+
 	return eq.samePath(path)
 }
 
@@ -343,21 +363,27 @@ func (c *comparer) samePath(path string) (bool, error) {
 	if path == "." {
 		path = ""
 	}
+
 	dir, name := split(path)
 	fa, err := treewalk.Open(c.a, dir)
 	if err != nil {
 		return false, failed(dir, "open", err)
 	}
+
 	defer fa.Close()
+
 	fb, err := treewalk.Open(c.b, dir)
 	if err != nil {
 		return false, failed(dir, "open", err)
 	}
+
 	defer fb.Close()
+
 	a, err := c.stat(fa, name, path)
 	if err != nil {
 		return false, err
 	}
+
 	b, err := c.stat(fb, name, path)
 	if err != nil {
 		return false, err
@@ -365,6 +391,7 @@ func (c *comparer) samePath(path string) (bool, error) {
 	if a.mode&unix.S_IFMT != b.mode&unix.S_IFMT {
 		return false, nil
 	}
+
 	d, err := c.compare(place{fa, name, path}, place{fb, name, path}, &a, &b)
 	return err == nil && !d.content && !d.metadata, err
 }

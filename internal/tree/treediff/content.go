@@ -44,6 +44,7 @@ func (c *comparer) compare(at, bt place, a, b *inode) (d delta, err error) {
 		}
 		d.metadata = !bytes.Equal(x, y)
 	}
+
 	if !d.metadata && (a.isFile() || a.isDir()) {
 		x, err := flagsAt(at)
 		if err != nil {
@@ -55,6 +56,7 @@ func (c *comparer) compare(at, bt place, a, b *inode) (d delta, err error) {
 		}
 		d.metadata = x != y
 	}
+
 	switch a.mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		err = c.contents(at, bt, a.size, b.size, &d)
@@ -73,9 +75,11 @@ func (c *comparer) compare(at, bt place, a, b *inode) (d delta, err error) {
 	case unix.S_IFCHR, unix.S_IFBLK:
 		d.content = a.rdev != b.rdev
 	}
+
 	if c.o.Progress != nil {
 		c.o.Progress(1, 0)
 	}
+
 	return d, err
 }
 
@@ -96,16 +100,21 @@ func (c *comparer) contents(at, bt place, sizeA, sizeB int64, d *delta) error {
 	if sizeA == 0 && sizeB == 0 {
 		return nil
 	}
+
 	fa, err := openFile(at)
 	if err != nil {
 		return err
 	}
+
 	defer fa.Close()
+
 	fb, err := openFile(bt)
 	if err != nil {
 		return err
 	}
+
 	defer fb.Close()
+
 	c.filesRead.Add(1)
 	common := min(sizeA, sizeB)
 	var same []Range
@@ -114,17 +123,21 @@ func (c *comparer) contents(at, bt place, sizeA, sizeB int64, d *delta) error {
 			return failed(bt.path, "reading extents", err)
 		}
 	}
+
 	if err := c.readBoth(fa, fb, common, same, d); err != nil {
 		return failed(bt.path, "read", err)
 	}
+
 	if sizeB > sizeA {
 		if err := dataRanges(fb, sizeA, sizeB, d.add); err != nil {
 			return failed(bt.path, "seek", err)
 		}
 	}
+
 	if len(d.ranges) > maxRanges {
 		d.ranges = nil
 	}
+
 	d.content = d.content || d.bytes > 0
 	return nil
 }
@@ -149,50 +162,62 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, 2*chunkSize); return
 func (c *comparer) readBoth(fa, fb *os.File, size int64, same []Range, d *delta) error {
 	buf := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
+
 	x, y := (*buf)[:chunkSize], (*buf)[chunkSize:]
 	da, db := data{f: fa, size: size}, data{f: fb, size: size}
 	for off := int64(0); off < size; {
 		if err := c.ctx.Err(); err != nil {
 			return err
 		}
+
 		for len(same) > 0 && same[0].To <= off {
 			same = same[1:]
 		}
+
 		if len(same) > 0 && same[0].From <= off {
 			off = same[0].To
 			continue
 		}
+
 		na, err := da.next(off)
 		if err != nil {
 			return err
 		}
+
 		nb, err := db.next(off)
 		if err != nil {
 			return err
 		}
+
 		next := min(na, nb)
 		if next >= size {
 			return nil
 		}
+
 		if next = next / blockSize * blockSize; next > off {
 			off = next
 			continue
 		}
+
 		end := min(size, (off/chunkSize+1)*chunkSize)
 		if len(same) > 0 {
 			end = min(end, same[0].From)
 		}
+
 		n := int(end - off)
 		if err := readFull(fa, x[:n], off); err != nil {
 			return err
 		}
+
 		if err := readFull(fb, y[:n], off); err != nil {
 			return err
 		}
+
 		c.bytesRead.Add(2 * int64(n))
 		if c.o.Progress != nil {
 			c.o.Progress(0, int64(n))
 		}
+
 		if !bytes.Equal(x[:n], y[:n]) {
 			for i := 0; i < n; {
 				to := min(n, i+blockSize-int((off+int64(i))%blockSize))
@@ -202,8 +227,10 @@ func (c *comparer) readBoth(fa, fb *os.File, size int64, same []Range, d *delta)
 				i = to
 			}
 		}
+
 		off = end
 	}
+
 	return nil
 }
 
@@ -251,6 +278,7 @@ func nextData(f *os.File, off, size int64) (from, to int64, err error) {
 	case err != nil:
 		return 0, 0, err
 	}
+
 	to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
 	if err != nil && err != unix.ENXIO {
 		return 0, 0, err
@@ -258,6 +286,7 @@ func nextData(f *os.File, off, size int64) (from, to int64, err error) {
 	if err != nil || to > size {
 		to = size
 	}
+
 	return from, to, nil
 }
 
@@ -282,10 +311,12 @@ func (c *comparer) sharedRanges(fa, fb *os.File, size int64) ([]Range, error) {
 	if err != nil || xs == nil {
 		return nil, err
 	}
+
 	ys, err := extents(fb)
 	if err != nil {
 		return nil, err
 	}
+
 	var out []Range
 	for len(xs) > 0 && len(ys) > 0 {
 		x, y := xs[0], ys[0]
@@ -302,6 +333,7 @@ func (c *comparer) sharedRanges(fa, fb *os.File, size int64) ([]Range, error) {
 			}
 			lo += n
 		}
+
 		if x.End() <= y.End() {
 			xs = xs[1:]
 		}
@@ -309,6 +341,7 @@ func (c *comparer) sharedRanges(fa, fb *os.File, size int64) ([]Range, error) {
 			ys = ys[1:]
 		}
 	}
+
 	// Only whole blocks can be left out.
 	for i := range out {
 		out[i].From = (out[i].From + blockSize - 1) / blockSize * blockSize
@@ -316,6 +349,7 @@ func (c *comparer) sharedRanges(fa, fb *os.File, size int64) ([]Range, error) {
 			out[i].To = out[i].To / blockSize * blockSize
 		}
 	}
+
 	return slices.DeleteFunc(out, func(r Range) bool { return r.From >= r.To }), nil
 }
 
@@ -356,6 +390,7 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 	if err != nil {
 		return nil, 0, stats, failed("", "stat", err)
 	}
+
 	c := &comparer{ctx: ctx}
 	common := min(stA.Size, stB.Size)
 	stats.Method = "read"
@@ -367,14 +402,17 @@ func CompareFiles(ctx context.Context, a, b *os.File) (ranges []Range, changedBy
 			return nil, 0, stats, failed("", "reading extents", err)
 		}
 	}
+
 	var d delta
 	if err = c.readBoth(a, b, common, same, &d); err == nil {
 		err = dataRanges(b, min(stA.Size, stB.Size), stB.Size, d.add)
 	}
+
 	stats.FilesRead, stats.BytesRead = 1, c.bytesRead.Load()
 	if len(d.ranges) > maxRanges {
 		d.ranges = nil
 	}
+
 	return d.ranges, d.bytes, stats, failed("", "read", err)
 }
 

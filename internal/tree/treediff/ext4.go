@@ -73,6 +73,7 @@ func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
 	if ok, err := readAt(r, sb[:], ext4SuperOffset, size); !ok {
 		return nil, err
 	}
+
 	u16 := func(off int) uint32 { return uint32(binary.LittleEndian.Uint16(sb[off:])) }
 	u32 := func(off int) uint32 { return binary.LittleEndian.Uint32(sb[off:]) }
 	l := &ext4Layout{
@@ -80,6 +81,7 @@ func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
 		inodes: u32(0), inodesPerGroup: u32(0x28), inodeSize: u16(0x58), firstInode: u32(0x54), orphanFile: u32(0x280),
 		blocks: uint64(u32(4)), firstBlock: uint64(u32(0x14)), perGroup: uint64(u32(0x20)), descSize: 32,
 	}
+
 	copy(l.uuid[:], sb[0x68:])
 	const revDynamic = 1
 	switch {
@@ -92,6 +94,7 @@ func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
 	case u32(0xe8) != 0: // files to be deleted at the next mount
 		return nil, nil
 	}
+
 	l.blockSize = 1024 << u32(0x18)
 	if l.incompat&ext464Bit != 0 {
 		l.blocks |= uint64(u32(0x150)) << 32
@@ -100,6 +103,7 @@ func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
 			return nil, nil
 		}
 	}
+
 	switch {
 	case l.blocks == 0 || l.blocks > uint64(size)/uint64(l.blockSize), l.firstBlock >= l.blocks, l.perGroup == 0,
 		l.inodesPerGroup == 0:
@@ -109,14 +113,17 @@ func readExt4(r io.ReaderAt, size int64) (*ext4Layout, error) {
 	case l.firstInode <= ext4RootInode:
 		return nil, nil
 	}
+
 	n := (l.blocks - l.firstBlock + l.perGroup - 1) / l.perGroup
 	if n > ext4MaxGroups || uint64(l.inodes) != n*uint64(l.inodesPerGroup) {
 		return nil, nil
 	}
+
 	ok, err := l.readGroups(r, size, int(n), int64(u32(0x104)))
 	if !ok {
 		return nil, err
 	}
+
 	return l, nil
 }
 
@@ -151,12 +158,15 @@ func (l *ext4Layout) readGroups(r io.ReaderAt, size int64, n int, firstMeta int6
 				block++
 			}
 		}
+
 		if block > size/l.blockSize {
 			return false, nil
 		}
+
 		if ok, err := readAt(r, buf, block*l.blockSize, size); !ok {
 			return false, err
 		}
+
 		for i := first; i < min(n, first+perBlock); i++ {
 			d := buf[int64(i-first)*l.descSize:]
 			table := uint64(binary.LittleEndian.Uint32(d[0x8:]))
@@ -165,7 +175,9 @@ func (l *ext4Layout) readGroups(r io.ReaderAt, size int64, n int, firstMeta int6
 				table |= uint64(binary.LittleEndian.Uint32(d[0x28:])) << 32
 				unused |= uint32(binary.LittleEndian.Uint16(d[0x32:])) << 16
 			}
+
 			g := ext4Group{used: l.inodesPerGroup}
+
 			// Only with checksums are the marks of what is unused kept.
 			if l.roCompat&(ext4GdtCsum|ext4MetadataCsum) != 0 {
 				if binary.LittleEndian.Uint16(d[0x12:])&ext4InodeUninit != 0 {
@@ -176,13 +188,16 @@ func (l *ext4Layout) readGroups(r io.ReaderAt, size int64, n int, firstMeta int6
 					g.used -= unused
 				}
 			}
+
 			if table >= l.blocks || int64(table)*l.blockSize > size-tableBytes {
 				return false, nil
 			}
+
 			g.table = int64(table) * l.blockSize
 			l.groups = append(l.groups, g)
 		}
 	}
+
 	return true, nil
 }
 
@@ -191,6 +206,7 @@ func (l *ext4Layout) hasSuper(group int) bool {
 	if group <= 1 || l.roCompat&ext4SparseSuper == 0 {
 		return true
 	}
+
 	for _, base := range []int{3, 5, 7} {
 		n := base
 		for n < group {
@@ -200,6 +216,7 @@ func (l *ext4Layout) hasSuper(group int) bool {
 			return true
 		}
 	}
+
 	return false
 }
 
@@ -222,6 +239,7 @@ func (l *ext4Layout) changed(
 		if err := ctx.Err(); err != nil {
 			return err
 		}
+
 		first := uint64(i) * uint64(l.inodesPerGroup)
 		end := g.table + int64(max(g.used, o.groups[i].used))*size
 		err := d.within(g.table, end, func(from, to int64) error {
@@ -240,12 +258,14 @@ func (l *ext4Layout) changed(
 				}
 				from += n
 			}
+
 			return nil
 		})
 		if err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -262,6 +282,7 @@ func (l *ext4Layout) inode(ino uint64, inA, inB bool, x, y []byte, racy time.Tim
 	if ino < uint64(l.firstInode) && ino != ext4RootInode || ino == uint64(l.orphanFile) {
 		return // the journal, and others that no directory names
 	}
+
 	if inA && inB {
 		hide(x)
 		hide(y)
@@ -269,6 +290,7 @@ func (l *ext4Layout) inode(ino uint64, inA, inB bool, x, y []byte, racy time.Tim
 			return
 		}
 	}
+
 	var links Links
 	if inA {
 		links.A = ext4Links(x)

@@ -34,13 +34,16 @@ func flagsAt(p place) (f fileFlags, err error) {
 	if err != nil {
 		return f, failed(p.path, "open", err)
 	}
+
 	defer unix.Close(fd)
 	if flags, err := kernel.GetFlags(fd); err == nil {
 		f.flags = flags & comparedFlags
 	}
+
 	if x, err := kernel.GetFSXAttr(fd); err == nil {
 		f.project = x.Project
 	}
+
 	return f, nil
 }
 
@@ -70,6 +73,7 @@ func (a *applier) unprotect(changes []Change) error {
 			}
 		}
 	}
+
 	return a.soften("")
 }
 
@@ -80,25 +84,32 @@ func (a *applier) soften(path string) error {
 	if err != nil {
 		return nil
 	}
+
 	defer dir.Close()
+
 	fd, err := kernel.OpenForFlags(int(dir.Fd()), name)
 	if err != nil {
 		return nil
 	}
+
 	f := os.NewFile(uintptr(fd), path)
 	defer func() { closeUnlessNil(f) }()
+
 	taken := kernel.UnprotectFile(fd)
 	if taken == 0 {
 		return nil
 	}
+
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return failed(path, "stat", err)
 	}
+
 	s := softened{path: path, flags: taken, dev: uint64(st.Dev), ino: st.Ino}
 	if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 {
 		s.file, f = f, nil
 	}
+
 	a.softened = append(a.softened, s)
 	return nil
 }
@@ -125,16 +136,19 @@ func (a *applier) flags(changes []Change) error {
 			moved[ch.From] = ch.Path
 		}
 	}
+
 	for _, s := range a.softened {
 		if err := a.protect(s, movedTo(moved, s.path)); err != nil {
 			return err
 		}
 	}
+
 	for path := range a.copied {
 		if err := a.copyFlags(path); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -156,11 +170,13 @@ func (a *applier) copyFlags(path string) error {
 	if err != nil {
 		return ignoreGone(path, err)
 	}
+
 	defer src.Close()
 	dst, err := treewalk.Open(a.onto, dirPath)
 	if err != nil {
 		return ignoreGone(path, err)
 	}
+
 	defer dst.Close()
 	return ignoreGone(path, treecopy.CopyFlags(a.ctx, src, name, dst, name))
 }
@@ -171,24 +187,29 @@ func (a *applier) protect(s softened, path string) error {
 	if s.file != nil {
 		return failed(path, "setting flags", kernel.Protect(int(s.file.Fd()), s.flags))
 	}
+
 	dirPath, name := split(path)
 	dir, err := treewalk.Open(a.onto, dirPath)
 	if err != nil {
 		return ignoreGone(path, err)
 	}
+
 	defer dir.Close()
 	fd, err := kernel.OpenForFlags(int(dir.Fd()), name)
 	if err != nil {
 		return ignoreGone(path, err)
 	}
+
 	defer unix.Close(fd)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return failed(path, "stat", err)
 	}
+
 	if uint64(st.Dev) != s.dev || st.Ino != s.ino {
 		return nil // it is gone, and this is another
 	}
+
 	return failed(path, "setting flags", kernel.Protect(fd, s.flags))
 }
 

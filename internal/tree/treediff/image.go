@@ -24,14 +24,17 @@ func CompareImages(a, b *os.File) (d *ImageDelta, ok bool, err error) {
 	if err != nil {
 		return nil, false, failed(a.Name(), "stat", err)
 	}
+
 	sb, err := b.Stat()
 	if err != nil {
 		return nil, false, failed(b.Name(), "stat", err)
 	}
+
 	xs, err := allExtents(a)
 	if err != nil {
 		return nil, false, failed(a.Name(), "reading extents", err)
 	}
+
 	ys, err := allExtents(b)
 	if err != nil {
 		return nil, false, failed(b.Name(), "reading extents", err)
@@ -39,12 +42,14 @@ func CompareImages(a, b *os.File) (d *ImageDelta, ok bool, err error) {
 	if xs == nil || ys == nil {
 		return nil, false, nil
 	}
+
 	d = &ImageDelta{}
 	common := min(sa.Size(), sb.Size())
 	d.scan(xs, ys, common)
 	if end := max(sa.Size(), sb.Size()); end > common {
 		d.add(common, end)
 	}
+
 	return d, true, nil
 }
 
@@ -69,9 +74,11 @@ func (d *ImageDelta) scan(xs, ys []extent.Extent, size int64) {
 		for len(xs) > 0 && xs[0].End() <= off {
 			xs = xs[1:]
 		}
+
 		for len(ys) > 0 && ys[0].End() <= off {
 			ys = ys[1:]
 		}
+
 		end := size
 		in := func(l []extent.Extent) *extent.Extent {
 			if len(l) == 0 {
@@ -84,15 +91,18 @@ func (d *ImageDelta) scan(xs, ys []extent.Extent, size int64) {
 			end = min(end, l[0].End())
 			return &l[0]
 		}
+
 		x, y := in(xs), in(ys)
 		same := x == nil && y == nil
 		if x != nil && y != nil {
 			same = (x.Flags|y.Flags)&untrusted == 0 && x.Flags&mustBeSame == y.Flags&mustBeSame &&
 				x.Physical-x.Logical == y.Physical-y.Logical
 		}
+
 		if !same {
 			d.add(off, end)
 		}
+
 		off = end
 	}
 }
@@ -150,22 +160,27 @@ func Ext4Hints(ctx context.Context, a, b *os.File, d *ImageDelta, younger time.T
 	if err != nil {
 		return nil, failed(a.Name(), "stat", err)
 	}
+
 	sizeB, err := b.Stat()
 	if err != nil {
 		return nil, failed(b.Name(), "stat", err)
 	}
+
 	la, err := readExt4(a, sizeA.Size())
 	if err != nil || la == nil {
 		return nil, failed(a.Name(), "reading ext4", err)
 	}
+
 	lb, err := readExt4(b, sizeB.Size())
 	if err != nil || lb == nil || !la.sameAs(lb) {
 		return nil, failed(b.Name(), "reading ext4", err)
 	}
+
 	h := &Hints{Method: "ext4", Changed: map[uint64]Links{}}
 	err = la.changed(ctx, lb, a, b, d, racySince(younger), func(ino uint64, links Links) { h.Changed[ino] = links })
 	if err != nil {
 		return nil, failed(b.Name(), "reading inode tables", err)
 	}
+
 	return h, nil
 }

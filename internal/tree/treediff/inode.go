@@ -23,10 +23,12 @@ func failed(path, call string, err error) error {
 	if err == nil {
 		return nil
 	}
+
 	var known *errs.Error
 	if errors.As(err, &known) && known.Op != "" {
 		return err
 	}
+
 	path = quote(shown(path))
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR),
@@ -35,6 +37,7 @@ func failed(path, call string, err error) error {
 		return errs.New(errs.Conflict, op, path, "%s: %w: it has just changed", call, err).
 			WithHint("stop what writes to it, then try again")
 	}
+
 	return errs.New(errs.KindOf(err), op, path, "%s: %w", call, err)
 }
 
@@ -79,10 +82,12 @@ func statAt(at *os.File, name, path string) (inode, error) {
 	if name == "" {
 		flags |= unix.AT_EMPTY_PATH
 	}
+
 	const mask = unix.STATX_BASIC_STATS | unix.STATX_BTIME
 	if err := unix.Statx(int(at.Fd()), name, flags, mask, &st); err != nil {
 		return inode{}, failed(path, "statx", err)
 	}
+
 	i := inode{
 		dev: unix.Mkdev(st.Dev_major, st.Dev_minor), ino: st.Ino,
 		mode: uint32(st.Mode), uid: st.Uid, gid: st.Gid, nlink: st.Nlink,
@@ -90,9 +95,11 @@ func statAt(at *os.File, name, path string) (inode, error) {
 		size: int64(st.Size), mtime: st.Mtime, ctime: st.Ctime,
 		mount: name != "" && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0,
 	}
+
 	if st.Mask&unix.STATX_BTIME != 0 {
 		i.btime = st.Btime
 	}
+
 	return i, nil
 }
 
@@ -124,6 +131,7 @@ func typeOf(dt uint8) Type {
 	case unix.DT_SOCK:
 		return Socket
 	}
+
 	return File
 }
 
@@ -157,6 +165,7 @@ func xattrs(at *os.File, name, path string) ([]byte, error) {
 	if name == "" { // the link in /proc is to be followed
 		list, get = unix.Listxattr, unix.Getxattr
 	}
+
 	p := procPath(at, name)
 	var small [1024]byte
 	buf := small[:]
@@ -171,6 +180,7 @@ func xattrs(at *os.File, name, path string) ([]byte, error) {
 	if err != nil {
 		return nil, failed(path, "listxattr", err)
 	}
+
 	names := strings.Split(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00")
 	slices.Sort(names)
 	var out bytes.Buffer
@@ -186,6 +196,7 @@ func xattrs(at *os.File, name, path string) ([]byte, error) {
 		out.WriteString(strconv.Quote(x))
 		out.WriteString(strconv.Quote(string(value[:n])))
 	}
+
 	return out.Bytes(), nil
 }
 

@@ -61,6 +61,7 @@ func (a *applier) links(changes []Change) error {
 		}
 		a.done(1, 0)
 	}
+
 	return nil
 }
 
@@ -71,6 +72,7 @@ func (a *applier) link(ch *Change) error {
 	if err != nil {
 		return err
 	}
+
 	defer dir.Close()
 
 	// Of what has replaced something else, out has removed that, unless it stays.
@@ -85,6 +87,7 @@ func (a *applier) link(ch *Change) error {
 	if err == nil && !linked {
 		err = a.copyFile(ch.Path)
 	}
+
 	return failed(ch.Path, "link", err)
 }
 
@@ -106,6 +109,7 @@ func (a *applier) linkTo(ch *Change, dir *os.File, name string) (bool, error) {
 	if a.skipped[ch.Link] {
 		return false, nil
 	}
+
 	old, st, err := lookUp(a.onto, ch.Link)
 	if err == nil {
 		defer old.Close()
@@ -115,10 +119,12 @@ func (a *applier) linkTo(ch *Change, dir *os.File, name string) (bool, error) {
 		_, oldName := split(ch.Link)
 		err = unix.Linkat(int(old.Fd()), oldName, int(dir.Fd()), name, 0)
 	}
+
 	switch err {
 	case unix.ENOENT, unix.ENOTDIR, unix.ELOOP, unix.EPERM:
 		return false, nil
 	}
+
 	return err == nil, err
 }
 
@@ -141,6 +147,7 @@ func (a *applier) otherNames(changes []Change) error {
 			return err
 		}
 	}
+
 	return nil
 }
 

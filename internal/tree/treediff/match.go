@@ -62,21 +62,26 @@ func (c *comparer) match() error {
 			return err
 		}
 	}
+
 	if err := c.expand(c.a, c.lost, false); err != nil {
 		return err
 	}
+
 	if err := c.expand(c.b, c.gained, true); err != nil {
 		return err
 	}
+
 	as, bs := flatten(c.lost), flatten(c.gained)
 	objA := objects(as, func(o *object, n *node) { o.lost = append(o.lost, n) })
 	objB := objects(bs, func(o *object, n *node) { o.gained = append(o.gained, n) })
 	if c.o.SameOrigin {
 		c.matchByInode(objA, objB)
 	}
+
 	if err := c.matchByPlace(as, bs); err != nil {
 		return err
 	}
+
 	return c.report(as, bs)
 }
 
@@ -90,26 +95,32 @@ func (c *comparer) movedDirs() error {
 				lost[n.ino] = n
 			}
 		}
+
 		var a, b *node
 		for _, n := range c.gained {
 			if n.typ != unix.DT_DIR || !n.trusted || n.obj != nil || lost[n.ino] == nil {
 				continue
 			}
+
 			l := lost[n.ino]
 			if err := c.statNodes(c.a, l); err != nil {
 				return err
 			}
+
 			if err := c.statNodes(c.b, n); err != nil {
 				return err
 			}
+
 			if c.sameObject(l.st, n.st) {
 				a, b = l, n
 				break
 			}
 		}
+
 		if a == nil {
 			return nil
 		}
+
 		o := &object{lost: []*node{a}, gained: []*node{b}}
 		a.obj, b.obj = o, o
 		if err := c.sideBySide(a.path, b.path); err != nil {
@@ -131,6 +142,7 @@ func (c *comparer) expand(root *os.File, roots []*node, inB bool) error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -138,6 +150,7 @@ func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 	if err := c.statNodes(root, top); err != nil {
 		return err
 	}
+
 	elsewhere := func(ino uint64) (bool, error) {
 		if c.o.Hints == nil || c.o.Hints.Index == nil {
 			return false, nil
@@ -145,11 +158,13 @@ func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 		_, ok, err := c.o.Hints.Index.DirPath(!inB, ino)
 		return ok, err
 	}
+
 	if top.trusted {
 		if moved, err := elsewhere(top.ino); err != nil || moved {
 			return failed(top.path, "looking for it", err)
 		}
 	}
+
 	f, err := treewalk.Open(root, top.path)
 	if errors.Is(err, unix.EXDEV) {
 		return nil // a mount
@@ -157,13 +172,16 @@ func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 	if err != nil {
 		return failed(top.path, "open", err)
 	}
+
 	defer f.Close()
+
 	var mu sync.Mutex
 	dirs := map[string]*node{"": top}
 	dev := c.devA
 	if inB {
 		dev = c.devB
 	}
+
 	return treewalk.Walk(c.ctx, f, treewalk.Funcs{
 		Open: func(d *treewalk.Dir) (*os.File, error) {
 			g, err := treewalk.Open(f, d.Path())
@@ -181,6 +199,7 @@ func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 			if err != nil {
 				return nil, err
 			}
+
 			var subdirs []string
 			for _, e := range entries {
 				k := &node{parent: n, path: join(n.path, e.Name), name: e.Name, ino: e.Ino, typ: e.Type}
@@ -188,11 +207,13 @@ func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 				if err != nil {
 					return nil, err
 				}
+
 				k.st, k.trusted = &st, c.o.SameOrigin && st.dev == dev && st.ino == e.Ino
 				n.kids = append(n.kids, k)
 				if e.Type != unix.DT_DIR || st.mount {
 					continue
 				}
+
 				mu.Lock()
 				if k.trusted {
 					moved, err := elsewhere(k.ino)
@@ -204,10 +225,12 @@ func (c *comparer) expandDir(root *os.File, top *node, inB bool) error {
 						continue
 					}
 				}
+
 				dirs[d.Join(e.Name)] = k
 				mu.Unlock()
 				subdirs = append(subdirs, e.Name)
 			}
+
 			return subdirs, nil
 		},
 	})
@@ -218,11 +241,13 @@ func (c *comparer) statNodes(root *os.File, n *node) error {
 	if n.st != nil {
 		return nil
 	}
+
 	dir, name := split(n.path)
 	f, err := treewalk.Open(root, dir)
 	if err != nil {
 		return failed(dir, "open", err)
 	}
+
 	defer f.Close()
 	st, err := c.stat(f, name, n.path)
 	n.st = &st
@@ -239,6 +264,7 @@ func flatten(roots []*node) []*node {
 			add(n.kids)
 		}
 	}
+
 	add(roots)
 	slices.SortFunc(out, func(x, y *node) int {
 		return cmp.Or(cmp.Compare(depth(x.path), depth(y.path)), strings.Compare(x.path, y.path))
@@ -254,18 +280,21 @@ func objects(ns []*node, add func(*object, *node)) map[uint64]*object {
 		if n.obj != nil {
 			continue // a directory that is known to have moved
 		}
+
 		k := inodeKey{n.st.dev, n.st.ino}
 		o := all[k]
 		if o == nil {
 			o = &object{}
 			all[k] = o
 		}
+
 		n.obj = o
 		add(o, n)
 		if n.trusted {
 			trusted[n.st.ino] = o
 		}
 	}
+
 	return trusted
 }
 
@@ -288,6 +317,7 @@ func (c *comparer) matchByInode(objA, objB map[uint64]*object) {
 			delete(objB, ino)
 		}
 	}
+
 	for ino, b := range objB {
 		if l := c.linked[ino]; l != nil && len(b.gained) > 0 && c.sameObject(&l.stB, b.gained[0].st) {
 			b.kept = l
@@ -303,6 +333,7 @@ func (c *comparer) matchByPlace(as, bs []*node) error {
 	for _, n := range as {
 		places[n.where()] = n
 	}
+
 	for _, g := range bs {
 		l := places[g.where()]
 		if l == nil || l.typ != g.typ || l.obj == g.obj {
@@ -311,6 +342,7 @@ func (c *comparer) matchByPlace(as, bs []*node) error {
 		if len(l.obj.gained) > 0 || l.obj.kept != nil || len(g.obj.lost) > 0 || g.obj.kept != nil {
 			continue
 		}
+
 		if l.typ != unix.DT_DIR && l.typ != unix.DT_REG {
 			// The others cannot be changed, only replaced.
 			d, err := c.compareNodes(l, g)
@@ -321,8 +353,10 @@ func (c *comparer) matchByPlace(as, bs []*node) error {
 				continue
 			}
 		}
+
 		l.obj.merge(g.obj)
 	}
+
 	return nil
 }
 
@@ -331,6 +365,7 @@ func (c *comparer) report(as, bs []*node) error {
 	for _, l := range c.linked {
 		c.keptNames(l) // sorted by this, before objects that have other names of it look for the first
 	}
+
 	seen := map[*object]bool{}
 	t := c.tasks()
 	for _, n := range slices.Concat(as, bs) {
@@ -339,9 +374,11 @@ func (c *comparer) report(as, bs []*node) error {
 			t.do(func() error { return c.object(o) })
 		}
 	}
+
 	if err := t.wait(); err != nil {
 		return err
 	}
+
 	c.sameNames()
 	return nil
 }
@@ -370,16 +407,19 @@ func (c *comparer) object(o *object) error {
 			}
 		}
 	}
+
 	for _, l := range o.lost {
 		if !kept[l.where()] {
 			from = append(from, l)
 		}
 	}
+
 	for _, g := range o.gained {
 		if !kept[g.where()] {
 			to = append(to, g)
 		}
 	}
+
 	byPath := func(x, y *node) int { return strings.Compare(x.path, y.path) }
 	slices.SortFunc(stay, byPath)
 	slices.SortFunc(from, byPath)
@@ -401,6 +441,7 @@ func (c *comparer) object(o *object) error {
 			}
 		}
 	}
+
 	for _, g := range stay {
 		if primary == "" {
 			primary = g.path
@@ -409,6 +450,7 @@ func (c *comparer) object(o *object) error {
 		}
 		c.modified(g.path, stA, stB, d, primary)
 	}
+
 	n := min(len(from), len(to))
 	for i := range n {
 		ch := Change{Op: Renamed, Path: to[i].path, From: from[i].path, Type: typeOf(to[i].typ), Link: primary,
@@ -419,9 +461,11 @@ func (c *comparer) object(o *object) error {
 		ch.take(d)
 		c.add(ch)
 	}
+
 	for _, l := range from[n:] {
 		c.add(Change{Op: Deleted, Path: l.path, Type: typeOf(l.typ), SizeBefore: l.st.bytes()})
 	}
+
 	for _, g := range to[n:] {
 		ch := Change{Op: Added, Path: g.path, Type: typeOf(g.typ), SizeAfter: g.st.bytes(), Link: primary}
 		if primary == "" {
@@ -432,6 +476,7 @@ func (c *comparer) object(o *object) error {
 		}
 		c.add(ch)
 	}
+
 	return nil
 }
 
@@ -454,6 +499,7 @@ func (c *comparer) addedBytes(n *node, ch *Change) error {
 		defer f.Close()
 		return failed(n.path, "seek", dataRanges(f, 0, n.st.size, func(from, to int64) { ch.ChangedBytes += to - from }))
 	}
+
 	return nil
 }
 
@@ -487,6 +533,7 @@ func (c *comparer) sameNames() {
 			deleted[ch.Path] = i
 		}
 	}
+
 	gone := map[int]bool{}
 	for i := range c.changes {
 		ch := &c.changes[i]
@@ -500,6 +547,7 @@ func (c *comparer) sameNames() {
 			ch.TypeBefore = c.changes[d].Type
 		}
 	}
+
 	i := -1
 	c.changes = slices.DeleteFunc(c.changes, func(Change) bool { i++; return gone[i] })
 }

@@ -74,20 +74,24 @@ func newComparer(ctx context.Context, a, b *os.File, o Options) (*comparer, erro
 	if !o.Younger.IsZero() {
 		c.racy, c.parted = racySince(o.Younger), o.Younger.Add(-slackOfBirth)
 	}
+
 	if o.SameOrigin {
 		var err error
 		if c.generations, err = generationsOf(a); err != nil {
 			return nil, err
 		}
 	}
+
 	stA, err := c.stat(a, "", "")
 	if err != nil {
 		return nil, err
 	}
+
 	stB, err := c.stat(b, "", "")
 	if err != nil {
 		return nil, err
 	}
+
 	c.devA, c.devB = stA.dev, stB.dev
 	if h := c.o.Hints; h != nil {
 		var inA, inB int64
@@ -97,6 +101,7 @@ func newComparer(ctx context.Context, a, b *os.File, o Options) (*comparer, erro
 		c.leftA.Store(inA)
 		c.leftB.Store(inB)
 	}
+
 	return c, nil
 }
 
@@ -110,9 +115,11 @@ func (c *comparer) run() (Result, error) {
 	default:
 		method = h.Method
 	}
+
 	if err := c.root(); err != nil {
 		return Result{}, err
 	}
+
 	if c.o.Hints != nil && c.o.Hints.Index != nil {
 		err = c.byIndex(c.o.Hints.Index)
 	} else {
@@ -124,6 +131,7 @@ func (c *comparer) run() (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
+
 	slices.SortFunc(c.changes, func(x, y Change) int {
 		return cmp.Or(cmp.Compare(x.Path, y.Path), cmp.Compare(x.Op, y.Op), cmp.Compare(x.From, y.From))
 	})
@@ -139,17 +147,21 @@ func (c *comparer) root() error {
 	if err != nil {
 		return err
 	}
+
 	stB, err := c.stat(c.b, "", "")
 	if err != nil {
 		return err
 	}
+
 	if h := c.o.Hints; h != nil {
 		c.seen(stB.ino, true, true)
 	}
+
 	d, err := c.compare(place{c.a, "", ""}, place{c.b, "", ""}, &stA, &stB)
 	if err == nil {
 		c.modified("", &stA, &stB, d, "")
 	}
+
 	return err
 }
 
@@ -160,12 +172,16 @@ func (c *comparer) sideBySide(pathA, pathB string) error {
 	if err != nil {
 		return failed(pathA, "open", err)
 	}
+
 	defer rootA.Close()
+
 	rootB, err := treewalk.Open(c.b, pathB)
 	if err != nil {
 		return failed(pathB, "open", err)
 	}
+
 	defer rootB.Close()
+
 	return treewalk.Walk(c.ctx, rootB, treewalk.Funcs{
 		Open: func(d *treewalk.Dir) (*os.File, error) {
 			if c.o.Hints != nil && d.Path() != "" && c.leftA.Load() <= 0 && c.leftB.Load() <= 0 {
@@ -233,10 +249,12 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 		fa, err = treewalk.Open(rootA, rel)
 		return failed(pathA, "open", err)
 	}
+
 	var st unix.Stat_t
 	if err := unix.Fstat(int(fb.Fd()), &st); err != nil {
 		return nil, failed(pathB, "stat", err)
 	}
+
 	if c.o.Hints == nil || c.mayDiffer(st.Ino) {
 		err := openA()
 		if errors.Is(err, unix.EXDEV) {
@@ -248,11 +266,13 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 		defer fa.Close()
 		return c.merge(fa, fb, pathA, pathB, true)
 	}
+
 	// The directory has not changed, so it says the same in both trees.
 	entries, err := c.read(fb, pathB)
 	if err != nil {
 		return nil, err
 	}
+
 	t := c.tasks()
 	var subdirs []string
 	for _, e := range entries {
@@ -270,10 +290,12 @@ func (c *comparer) visit(rootA *os.File, rel string, fb *os.File, pathA, pathB s
 			return c.both(place{fa, e.Name, join(pathA, e.Name)}, place{fb, e.Name, join(pathB, e.Name)}, true)
 		})
 	}
+
 	err = cmp.Or(t.wait(), err)
 	if fa != nil {
 		fa.Close()
 	}
+
 	return subdirs, err
 }
 
@@ -294,18 +316,22 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 	if err := unix.Fstat(int(fa.Fd()), &stA); err != nil {
 		return nil, failed(pathA, "stat", err)
 	}
+
 	if err := unix.Fstat(int(fb.Fd()), &stB); err != nil {
 		return nil, failed(pathB, "stat", err)
 	}
+
 	trusted := c.o.SameOrigin && uint64(stA.Dev) == c.devA && uint64(stB.Dev) == c.devB
 	as, err := c.read(fa, pathA)
 	if err != nil {
 		return nil, err
 	}
+
 	bs, err := c.read(fb, pathB)
 	if err != nil {
 		return nil, err
 	}
+
 	t := c.tasks()
 	var lost, gained []*node
 	lose := func(e treewalk.Dirent) {
@@ -313,11 +339,13 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 		lost = append(lost, &node{dir: pathB, path: join(pathA, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
 			trusted: trusted})
 	}
+
 	gain := func(e treewalk.Dirent) {
 		c.seen(e.Ino, false, true)
 		gained = append(gained, &node{dir: pathB, path: join(pathB, e.Name), name: e.Name, ino: e.Ino, typ: e.Type,
 			trusted: trusted})
 	}
+
 	for len(as) > 0 || len(bs) > 0 {
 		switch {
 		case len(bs) == 0 || len(as) > 0 && as[0].Name < bs[0].Name:
@@ -329,6 +357,7 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 			bs = bs[1:]
 			continue
 		}
+
 		ea, eb := as[0], bs[0]
 		as, bs = as[1:], bs[1:]
 		at, bt := place{fa, ea.Name, join(pathA, ea.Name)}, place{fb, eb.Name, join(pathB, eb.Name)}
@@ -338,6 +367,7 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 				break
 			}
 		}
+
 		switch {
 		case !same:
 			lose(ea)
@@ -353,6 +383,7 @@ func (c *comparer) merge(fa, fb *os.File, pathA, pathB string, common bool) (sub
 			t.do(func() error { return c.both(at, bt, trusted) })
 		}
 	}
+
 	err = cmp.Or(t.wait(), err)
 	c.mu.Lock()
 	c.lost, c.gained = append(c.lost, lost...), append(c.gained, gained...)
@@ -384,6 +415,7 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 	if err != nil {
 		return err
 	}
+
 	stB, err := c.stat(bt.dir, bt.name, bt.path)
 	if err != nil {
 		return err
@@ -394,12 +426,14 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 	if stA.typ() != stB.typ() {
 		return failed(bt.path, "statx", unix.ESTALE)
 	}
+
 	// In a nested subvolume times and numbers still prove that nothing has
 	// changed, but a file is not recognised elsewhere.
 	known := c.o.SameOrigin && c.sameObject(&stA, &stB)
 	if known && c.unchanged(&stA, &stB) {
 		return nil
 	}
+
 	if !stA.isDir() && (stA.nlink > 1 || stB.nlink > 1) {
 		if !trusted || !known {
 			// Which names belong together is seen when all are known.
@@ -412,6 +446,7 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 				trusted: trusted})
 			return nil
 		}
+
 		c.mu.Lock()
 		l := c.linked[stB.ino]
 		first := l == nil
@@ -419,17 +454,21 @@ func (c *comparer) both(at, bt place, trusted bool) error {
 			l = &linked{stA: stA, stB: stB}
 			c.linked[stB.ino] = l
 		}
+
 		l.kept = append(l.kept, bt.path)
 		c.mu.Unlock()
 		if first {
 			l.delta, err = c.compare(at, bt, &stA, &stB) // read only when the walk is over
 		}
+
 		return err
 	}
+
 	d, err := c.compare(at, bt, &stA, &stB)
 	if err == nil {
 		c.modified(bt.path, &stA, &stB, d, "")
 	}
+
 	return err
 }
 
@@ -480,6 +519,7 @@ func (t *tasks) do(fn func() error) {
 			t.mu.Unlock()
 		}
 	}
+
 	select {
 	case t.c.sem <- struct{}{}:
 		t.wg.Go(func() {
@@ -504,27 +544,34 @@ func (c *comparer) byIndex(ix Index) error {
 			if err := c.ctx.Err(); err != nil {
 				return err
 			}
+
 			pa, inA, err := ix.DirPath(false, ino)
 			if err != nil {
 				return failed("", "looking for a directory", err)
 			}
+
 			pb, inB, err := ix.DirPath(true, ino)
 			if err != nil {
 				return failed("", "looking for a directory", err)
 			}
+
 			if inA && inB {
 				t.do(func() error { return c.changedDir(pa, pb) })
 				continue
 			}
+
 			if inA || inB {
 				continue // in one tree only: found through its directory
 			}
+
 			if err := c.changedFile(t, ix, ino); err != nil {
 				return err
 			}
 		}
+
 		return nil
 	}()
+
 	return cmp.Or(t.wait(), err)
 }
 
@@ -534,23 +581,30 @@ func (c *comparer) changedDir(pathA, pathB string) error {
 	if err != nil {
 		return failed(pathA, "open", err)
 	}
+
 	defer fa.Close()
+
 	fb, err := treewalk.Open(c.b, pathB)
 	if err != nil {
 		return failed(pathB, "open", err)
 	}
+
 	defer fb.Close()
+
 	if _, err = c.merge(fa, fb, pathA, pathB, false); err != nil || pathB == "" {
 		return err // the root has been compared
 	}
+
 	stA, err := c.stat(fa, "", pathA)
 	if err != nil {
 		return err
 	}
+
 	stB, err := c.stat(fb, "", pathB)
 	if err != nil {
 		return err
 	}
+
 	if pathA != pathB {
 		// Moved itself, or something above it: the matching knows which.
 		dirA, _ := split(pathA)
@@ -559,10 +613,12 @@ func (c *comparer) changedDir(pathA, pathB string) error {
 			return err
 		}
 	}
+
 	d, err := c.compare(place{fa, "", pathA}, place{fb, "", pathB}, &stA, &stB)
 	if err == nil {
 		c.modified(pathB, &stA, &stB, d, "")
 	}
+
 	return err
 }
 
@@ -574,6 +630,7 @@ func (c *comparer) movedDir(dirA, dirB, pathA, pathB string) (bool, error) {
 	if nameA != nameB {
 		return true, nil
 	}
+
 	ino := func(root *os.File, path string) (uint64, error) {
 		f, err := treewalk.Open(root, path)
 		if err != nil {
@@ -583,10 +640,12 @@ func (c *comparer) movedDir(dirA, dirB, pathA, pathB string) (bool, error) {
 		st, err := c.stat(f, "", path)
 		return st.ino, err
 	}
+
 	x, err := ino(c.a, dirA)
 	if err != nil {
 		return false, err
 	}
+
 	y, err := ino(c.b, dirB)
 	return x != y, err
 }
@@ -597,18 +656,22 @@ func (c *comparer) changedFile(t *tasks, ix Index, ino uint64) error {
 	if err != nil {
 		return failed("", "looking for a file", err)
 	}
+
 	bs, err := ix.Names(true, ino)
 	if err != nil {
 		return failed("", "looking for a file", err)
 	}
+
 	for _, n := range as {
 		if !slices.Contains(bs, n) {
 			continue
 		}
+
 		pa, okA, err := ix.DirPath(false, n.Dir)
 		if err != nil {
 			return failed("", "looking for a directory", err)
 		}
+
 		pb, okB, err := ix.DirPath(true, n.Dir)
 		if err != nil {
 			return failed("", "looking for a directory", err)
@@ -616,6 +679,7 @@ func (c *comparer) changedFile(t *tasks, ix Index, ino uint64) error {
 		if !okA || !okB {
 			continue
 		}
+
 		t.do(func() error {
 			fa, err := treewalk.Open(c.a, pa)
 			if err != nil {
@@ -630,5 +694,6 @@ func (c *comparer) changedFile(t *tasks, ix Index, ino uint64) error {
 			return c.both(place{fa, n.Name, join(pa, n.Name)}, place{fb, n.Name, join(pb, n.Name)}, true)
 		})
 	}
+
 	return nil
 }

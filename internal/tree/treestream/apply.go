@@ -43,6 +43,7 @@ func Apply(ctx context.Context, r io.Reader, root *os.File, o ApplyOptions) (tre
 	if err != nil {
 		return treecopy.Totals{}, receiveErr(err)
 	}
+
 	switch {
 	case d.diff && !o.Diff:
 		err = errs.New(errs.Conflict, opReceive, "", "the stream is only what differs from another tree").
@@ -53,6 +54,7 @@ func Apply(ctx context.Context, r io.Reader, root *os.File, o ApplyOptions) (tre
 	if err != nil {
 		return treecopy.Totals{}, err
 	}
+
 	a := &applier{
 		ctx: ctx, root: root, o: o, dec: d, missing: map[uint64]bool{},
 		attrs: treecopy.NewAttributeWriter(treecopy.Options{Unprivileged: o.Unprivileged}),
@@ -68,6 +70,7 @@ func receiveErr(err error) error {
 	if !errors.As(err, &e) {
 		return err
 	}
+
 	known := *e
 	if known.Op == "import" || known.Op == "" {
 		known.Op = opReceive
@@ -75,6 +78,7 @@ func receiveErr(err error) error {
 	if known.Kind == errs.NoSpace {
 		known.Hint = ""
 	}
+
 	return &known
 }
 
@@ -127,6 +131,7 @@ func (a *applier) run() error {
 		if err := a.ctx.Err(); err != nil {
 			return errs.Wrap(opReceive, "", err)
 		}
+
 		r, err := a.dec.next()
 		if err != nil {
 			return err
@@ -134,14 +139,17 @@ func (a *applier) run() error {
 		if r.kind == kindEnd {
 			return a.end()
 		}
+
 		if r.kind != kindData && r.kind != kindZero {
 			if err := a.closeFile(); err != nil {
 				return err
 			}
 		}
+
 		if len(a.xattrs) > 0 && r.kind != kindXattr && r.kind != kindAttrs {
 			return damaged("extended attributes of nothing")
 		}
+
 		if err := a.step(&r); err != nil {
 			return err
 		}
@@ -156,6 +164,7 @@ func (a *applier) step(r *record) error {
 			return damaged("a tree of its own that changes what was there")
 		}
 	}
+
 	switch r.kind {
 	case kindData:
 		return a.data(r)
@@ -168,10 +177,12 @@ func (a *applier) step(r *record) error {
 	case kindAttrs, kindFlags:
 		return a.attributes(r)
 	}
+
 	dir, name, err := a.parent(r.path)
 	if err != nil {
 		return err
 	}
+
 	switch r.kind {
 	case kindDir:
 		err = unix.Mkdirat(int(dir.Fd()), name, 0o700)
@@ -196,6 +207,7 @@ func (a *applier) step(r *record) error {
 	case kindChange:
 		err = a.change(r, dir, name)
 	}
+
 	return misfit(r.path, err)
 }
 
@@ -219,6 +231,7 @@ func misfit(path string, err error) error {
 		errors.Is(err, unix.EISDIR), errors.Is(err, unix.ENOTEMPTY), errors.Is(err, unix.EXDEV), errors.Is(err, unix.EINVAL):
 		return errs.New(errs.Damaged, opReceive, quote(path), "the stream does not fit the tree: %w", err)
 	}
+
 	return errs.Wrap(opReceive, quote(path), err)
 }
 
@@ -232,6 +245,7 @@ func (a *applier) parent(path string) (*os.File, string, error) {
 	if a.dir != nil && a.dirPath == dirPath {
 		return a.dir, name, nil
 	}
+
 	a.leaveDir()
 	dir, err := treewalk.Open(a.root, dirPath)
 	if err != nil {
@@ -244,6 +258,7 @@ func (a *applier) parent(path string) (*os.File, string, error) {
 		dir.Close()
 		return nil, "", misfit(dirPath, err)
 	}
+
 	a.dir, a.dirPath = dir, dirPath
 	return dir, name, nil
 }
@@ -271,12 +286,14 @@ func (a *applier) create(r *record, dir *os.File, name string) error {
 	if err != nil {
 		return err
 	}
+
 	a.file, a.filePath, a.fileSize = os.NewFile(uintptr(fd), r.path), r.path, r.size
 	a.attrs.SetHints(a.file, r.attrs.Flags, r.attrs.Hints)
 	a.done(1, 0)
 	if r.size == 0 {
 		return nil
 	}
+
 	return unix.Ftruncate(fd, r.size)
 }
 
@@ -286,24 +303,29 @@ func (a *applier) change(r *record, dir *os.File, name string) error {
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
+
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size != r.before {
 		return errs.New(errs.Damaged, opReceive, quote(r.path),
 			"the stream does not fit the tree: it is not a file of %d bytes", r.before)
 	}
+
 	if a.o.Unprivileged && st.Mode&0o200 == 0 {
 		if err := unix.Fchmodat(int(dir.Fd()), name, st.Mode&0o7777|0o200, 0); err != nil {
 			return err
 		}
 	}
+
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
+
 	a.file, a.filePath, a.fileSize = os.NewFile(uintptr(fd), r.path), r.path, r.size
 	a.done(1, 0)
 	if r.size == r.before {
 		return nil
 	}
+
 	return unix.Ftruncate(fd, r.size)
 }
 
@@ -343,10 +365,12 @@ func (a *applier) zero(r *record) error {
 	if err := a.inFile(r.off, r.size); err != nil || r.size == 0 {
 		return err
 	}
+
 	err := unix.Fallocate(int(a.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, r.off, r.size)
 	if err != unix.EOPNOTSUPP && err != unix.ENOSYS {
 		return misfit(a.filePath, err)
 	}
+
 	for off, end := r.off, r.off+r.size; off < end; {
 		if err := a.ctx.Err(); err != nil {
 			return errs.Wrap(opReceive, "", err)
@@ -357,6 +381,7 @@ func (a *applier) zero(r *record) error {
 		}
 		off += int64(n)
 	}
+
 	return nil
 }
 
@@ -367,6 +392,7 @@ func (a *applier) link(r *record, dir *os.File, name string) error {
 	if err != nil {
 		return err
 	}
+
 	defer from.Close()
 	var st unix.Stat_t
 	err = unix.Fstatat(int(from.Fd()), fromName, &st, unix.AT_SYMLINK_NOFOLLOW)
@@ -379,11 +405,13 @@ func (a *applier) link(r *record, dir *os.File, name string) error {
 	if st.Mode&unix.S_IFMT != r.typ {
 		return unix.EINVAL
 	}
+
 	err = unix.Linkat(int(from.Fd()), fromName, int(dir.Fd()), name, 0)
 	if err == unix.EMLINK {
 		return errs.New(errs.Unsupported, opReceive, quote(r.path),
 			"the pool's filesystem does not support so many hard links to one file: %w", err)
 	}
+
 	return err
 }
 
@@ -414,6 +442,7 @@ func (a *applier) out(r *record, dir *os.File, name string) error {
 			return err
 		}
 	}
+
 	a.leaveDirAfter(r.typ)
 	err := unix.Renameat2(int(dir.Fd()), name, int(a.stage.Fd()), slotName(r.slot), unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL { // the filesystem does not know the flag, and slots are named once
@@ -423,6 +452,7 @@ func (a *applier) out(r *record, dir *os.File, name string) error {
 		a.missing[r.slot] = true
 		return nil
 	}
+
 	return err
 }
 
@@ -449,9 +479,11 @@ func (a *applier) in(r *record, dir *os.File, name string) error {
 		delete(a.missing, r.slot)
 		return nil
 	}
+
 	if a.stage == nil {
 		return unix.ENOENT
 	}
+
 	a.leaveDirAfter(r.typ)
 	err := unix.Renameat2(int(a.stage.Fd()), slotName(r.slot), int(dir.Fd()), name, unix.RENAME_NOREPLACE)
 	if err == unix.EINVAL {
@@ -461,6 +493,7 @@ func (a *applier) in(r *record, dir *os.File, name string) error {
 		}
 		err = unix.Renameat(int(a.stage.Fd()), slotName(r.slot), int(dir.Fd()), name)
 	}
+
 	return err
 }
 
@@ -495,17 +528,21 @@ func (a *applier) attributes(r *record) error {
 			return err
 		}
 	}
+
 	if r.path == "" {
 		if err := a.removeStage(); err != nil {
 			return err
 		}
 		return a.set(r, a.root, "")
 	}
+
 	dir, name, err := a.parentOf(r)
 	if err != nil {
 		return err
 	}
+
 	defer dir.Close()
+
 	var st unix.Stat_t
 	err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
 	if err == unix.ENOENT && mayLack(r.typ) {
@@ -517,6 +554,7 @@ func (a *applier) attributes(r *record) error {
 	if st.Mode&unix.S_IFMT != r.typ {
 		return misfit(r.path, unix.EINVAL)
 	}
+
 	return a.set(r, dir, name)
 }
 
@@ -544,15 +582,19 @@ func (a *applier) unprotect(r *record) error {
 		kernel.UnprotectFile(int(a.root.Fd()))
 		return nil
 	}
+
 	dir, name, err := a.parentOf(r)
 	if err != nil {
 		return err
 	}
+
 	defer dir.Close()
+
 	fd, err := kernel.OpenForFlags(int(dir.Fd()), name)
 	if err != nil {
 		return misfit(r.path, err)
 	}
+
 	f := os.NewFile(uintptr(fd), r.path)
 	flags := kernel.UnprotectFile(fd)
 	var st unix.Stat_t
@@ -561,9 +603,11 @@ func (a *applier) unprotect(r *record) error {
 		f.Close()
 		return misfit(r.path, err)
 	}
+
 	if a.held = append(a.held, held{f, flags}); len(a.held) > 2*maxHeld {
 		return damaged("too many protected files with several names")
 	}
+
 	return nil
 }
 
@@ -589,11 +633,14 @@ func (a *applier) end() error {
 	if len(a.xattrs) > 0 {
 		return damaged("extended attributes of nothing")
 	}
+
 	if err := a.closeFile(); err != nil {
 		return err
 	}
+
 	if err := a.removeStage(); err != nil {
 		return err
 	}
+
 	return a.protectHeld()
 }

@@ -26,10 +26,12 @@ func SendDiff(ctx context.Context, w io.Writer, base, root *os.File, how treedif
 	if err != nil {
 		return sendErr(err)
 	}
+
 	s, err := newSender(ctx, w, root, o, true)
 	if err != nil {
 		return err
 	}
+
 	d := &diffSender{
 		sender: s, base: base, changes: res.Changes,
 		from: map[string]string{}, to: map[string]string{}, touched: map[string]bool{},
@@ -58,12 +60,14 @@ func (d *diffSender) run() error {
 			d.from[ch.Path], d.to[ch.From] = ch.From, ch.Path
 		}
 	}
+
 	steps := []func() error{d.unprotect, d.out, d.in, d.files, d.names, d.contents, d.metadata, d.dirs, d.flags, d.enc.end}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -107,6 +111,7 @@ func (d *diffSender) unprotect() error {
 	if len(d.changes) == 0 {
 		return nil
 	}
+
 	seen, held := map[string]bool{}, 0
 	look := func(path string) error {
 		for p := path; !seen[p]; p, _ = split(p) {
@@ -118,19 +123,24 @@ func (d *diffSender) unprotect() error {
 			if err != nil {
 				return err
 			}
+
 			if st.Mode&unix.S_IFMT == unix.S_IFREG && st.Nlink > 1 {
 				if held++; held > maxHeld {
 					return errs.New(errs.Unsupported, opSend, "",
 						"more than %d protected files with several names have changed", maxHeld)
 				}
 			}
+
 			if err := d.put(record{kind: kindUnprotect, path: p}); err != nil {
 				return err
 			}
+
 			d.flagged = append(d.flagged, d.movedTo(p))
 		}
+
 		return nil
 	}
+
 	for i := range d.changes {
 		ch := &d.changes[i]
 		for _, p := range []string{ch.Path, d.cameFrom(ch.Path), ch.From, ch.Link, d.cameFrom(ch.Link)} {
@@ -139,6 +149,7 @@ func (d *diffSender) unprotect() error {
 			}
 		}
 	}
+
 	return nil
 }
 
@@ -175,6 +186,7 @@ func (d *diffSender) out() error {
 			d.touch(ch.Path)
 		}
 	}
+
 	slices.SortFunc(all, func(x, y record) int {
 		return cmp.Or(-cmp.Compare(depth(x.path), depth(y.path)), cmp.Compare(x.path, y.path))
 	})
@@ -211,6 +223,7 @@ func (d *diffSender) in() error {
 			d.touched[dir], d.touched[ch.Path] = true, true
 		}
 	}
+
 	slices.SortFunc(all, func(x, y record) int {
 		return cmp.Or(cmp.Compare(depth(x.path), depth(y.path)), cmp.Compare(x.path, y.path))
 	})
@@ -236,11 +249,13 @@ func (d *diffSender) newFile(path string) error {
 	if err != nil {
 		return err
 	}
+
 	defer dir.Close()
 	a, err := d.file(dir, name, path)
 	if err != nil {
 		return err
 	}
+
 	d.flagged = append(d.flagged, path) // also if it has none: it may have inherited some
 	up, _ := split(path)
 	d.touched[up] = true
@@ -255,17 +270,21 @@ func (d *diffSender) names() error {
 		if !ch.MakesName() {
 			continue
 		}
+
 		if !ch.IsNew() { // it is another's name still
 			if err := d.put(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
 				return err
 			}
 		}
+
 		if err := d.put(record{kind: kindLink, path: ch.Path, typ: modes[ch.Type], target: ch.Link}); err != nil {
 			return err
 		}
+
 		up, _ := split(ch.Path)
 		d.touched[up] = true
 	}
+
 	return nil
 }
 
@@ -276,19 +295,23 @@ func (d *diffSender) contents() error {
 		if !ch.Content || ch.Link != "" || ch.IsNew() || ch.Op == treediff.Deleted || ch.Type == treediff.Dir {
 			continue
 		}
+
 		if ch.Type == treediff.File {
 			if err := d.content(ch); err != nil {
 				return err
 			}
 			continue
 		}
+
 		if err := d.put(record{kind: kindRemove, path: ch.Path, typ: modes[ch.Type]}); err != nil {
 			return err
 		}
+
 		if err := d.newFile(ch.Path); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -297,26 +320,34 @@ func (d *diffSender) content(ch *treediff.Change) error {
 	if err != nil {
 		return err
 	}
+
 	defer dir.Close()
+
 	f, err := treecopy.OpenFile(dir, name, ch.Path)
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return readErr(ch.Path, "stat", err)
 	}
+
 	if st.Size != ch.SizeAfter {
 		return treecopy.Changed(ch.Path)
 	}
+
 	if err := d.put(record{kind: kindChange, path: ch.Path, before: ch.SizeBefore, size: ch.SizeAfter}); err != nil {
 		return err
 	}
+
 	ranges, known := ch.Ranges()
 	if !known {
 		err = d.compared(f, ch)
 	}
+
 	for _, r := range ranges {
 		if err == nil {
 			err = d.ranges(f, ch.Path, r.From, min(r.To, ch.SizeAfter), ch.SizeAfter, true)
@@ -325,6 +356,7 @@ func (d *diffSender) content(ch *treediff.Change) error {
 	if err != nil {
 		return err
 	}
+
 	return unchanged(f, ch.Path, &st)
 }
 
@@ -338,12 +370,16 @@ func (d *diffSender) compared(f *os.File, ch *treediff.Change) error {
 	if err != nil {
 		return err
 	}
+
 	defer dir.Close()
+
 	old, err := treecopy.OpenFile(dir, name, was)
 	if err != nil {
 		return err
 	}
+
 	defer old.Close()
+
 	x, y := make([]byte, maxData), make([]byte, maxData)
 	common := min(ch.SizeBefore, ch.SizeAfter)
 	for off := int64(0); off < common; {
@@ -361,6 +397,7 @@ func (d *diffSender) compared(f *os.File, ch *treediff.Change) error {
 		}
 		off += n
 	}
+
 	return d.ranges(f, ch.Path, common, ch.SizeAfter, ch.SizeAfter, false)
 }
 
@@ -377,6 +414,7 @@ func differing(x, y []byte) (out [][2]int) {
 		}
 		out = append(out, [2]int{i, to})
 	}
+
 	return out
 }
 
@@ -387,20 +425,25 @@ func (d *diffSender) metadata() error {
 		if ch.Op == treediff.Deleted || ch.Link != "" || ch.IsNew() || !ch.Metadata && !ch.Times && !ch.Content {
 			continue
 		}
+
 		d.flagged = append(d.flagged, ch.Path)
 		if ch.Type == treediff.Dir {
 			d.touched[ch.Path] = true
 			continue
 		}
+
 		a, _, err := d.read(d.root, ch.Path)
 		if err != nil {
 			return err
 		}
+
 		if err := d.attributes(ch.Path, a.WithoutFlags()); err != nil {
 			return err
 		}
+
 		d.done(1, 0)
 	}
+
 	return nil
 }
 
@@ -411,6 +454,7 @@ func (d *diffSender) dirs() error {
 	for path := range d.touched {
 		all = append(all, path)
 	}
+
 	slices.SortFunc(all, func(x, y string) int {
 		return cmp.Or(-cmp.Compare(levels(x), levels(y)), cmp.Compare(x, y))
 	})
@@ -427,6 +471,7 @@ func (d *diffSender) dirs() error {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -448,5 +493,6 @@ func (d *diffSender) flags() error {
 			return err
 		}
 	}
+
 	return nil
 }

@@ -144,6 +144,7 @@ func (e *encoder) write(r record) error {
 		return errs.New(errs.Unsupported, opSend, quote(r.path),
 			"the path has %d bytes; at most %d can be sent", len(r.path), maxPath)
 	}
+
 	e.body = e.body[:0]
 	switch r.kind {
 	case kindData, kindZero, kindXattr:
@@ -151,6 +152,7 @@ func (e *encoder) write(r record) error {
 		e.path(r.path)
 		e.last = r.path
 	}
+
 	switch r.kind {
 	case kindFile:
 		e.uint(uint64(r.size))
@@ -184,6 +186,7 @@ func (e *encoder) write(r record) error {
 	case kindAttrs, kindFlags:
 		e.attributes(r.kind, &r.attrs)
 	}
+
 	return e.finish(r.kind)
 }
 
@@ -254,15 +257,18 @@ func newDecoder(r io.Reader) (*decoder, error) {
 	if err := d.full(head); err != nil {
 		return nil, err
 	}
+
 	if string(head[:len(Magic)]) != Magic {
 		return nil, damaged("it does not begin as one")
 	}
+
 	v, flags := head[len(Magic)], head[len(Magic)+1]
 	if v != version || flags&^flagDiff != 0 {
 		return nil, errs.New(errs.TooNew, "", "",
 			"the tree stream is of version %d with flags %#x; this pando knows version %d", v, flags, version).
 			WithHint("upgrade pando")
 	}
+
 	d.diff = flags&flagDiff != 0
 	return d, nil
 }
@@ -289,6 +295,7 @@ func (d *decoder) next() (record, error) {
 	if err := d.full(k[:]); err != nil {
 		return record{}, err
 	}
+
 	n, err := d.length()
 	if err != nil {
 		return record{}, err
@@ -296,19 +303,23 @@ func (d *decoder) next() (record, error) {
 	if cap(d.buf) < n {
 		d.buf = make([]byte, max(n, 4096))
 	}
+
 	d.b = d.buf[:n]
 	if err := d.full(d.b); err != nil {
 		return record{}, err
 	}
+
 	r := record{kind: kind(k[0])}
 	if r.kind == kindEnd {
 		return r, d.end(crc)
 	}
+
 	d.records++
 	d.body(&r)
 	if d.err == nil && len(d.b) > 0 {
 		d.fail("a record of kind %d is %d bytes too long", r.kind, len(d.b))
 	}
+
 	return r, d.err
 }
 
@@ -338,11 +349,13 @@ func (d *decoder) end(crc uint32) error {
 	if len(d.b) != 4 || n != d.records || binary.LittleEndian.Uint32(d.b) != crc {
 		return damaged("its end does not fit the rest")
 	}
+
 	if _, err := d.r.ReadByte(); err == nil {
 		return damaged("something follows its end")
 	} else if !isEOF(err) {
 		return err
 	}
+
 	return nil
 }
 
@@ -356,6 +369,7 @@ func (d *decoder) body(r *record) {
 		}
 		d.last = r.path
 	}
+
 	switch r.kind {
 	case kindDir, kindUnprotect:
 	case kindFile:
@@ -481,15 +495,18 @@ func (d *decoder) path() string {
 	if d.err == nil && n > uint64(len(d.last)) {
 		d.fail("a path that goes on from nothing")
 	}
+
 	rest := d.text(maxPath)
 	if d.err != nil {
 		return ""
 	}
+
 	p := d.last[:n] + rest
 	if err := checkPath(p); err != nil {
 		d.fail("%v", err)
 		return ""
 	}
+
 	return p
 }
 
@@ -500,6 +517,7 @@ func checkPath(p string) error {
 	if len(p) > maxPath {
 		return errors.New("a path that is too long")
 	}
+
 	for name := range strings.SplitSeq(p, "/") {
 		switch {
 		case name == "" || name == "." || name == "..":
@@ -510,5 +528,6 @@ func checkPath(p string) error {
 			return errors.New("a path with a zero byte")
 		}
 	}
+
 	return nil
 }

@@ -142,11 +142,13 @@ func (s *sender) dir(path string) error {
 	if err != nil {
 		return readErr(path, "open", err)
 	}
+
 	a, subdirs, err := s.entries(f, path)
 	f.Close()
 	if err != nil {
 		return err
 	}
+
 	for _, name := range subdirs {
 		p := join(path, name)
 		if err := s.put(record{kind: kindDir, path: p}); err != nil {
@@ -156,6 +158,7 @@ func (s *sender) dir(path string) error {
 			return err
 		}
 	}
+
 	s.done(1, 0)
 	return s.attributes(path, a)
 }
@@ -165,10 +168,12 @@ func (s *sender) entries(f *os.File, path string) (a treecopy.Attributes, subdir
 	if a, _, err = s.attrs.ReadFile(f, path); err != nil {
 		return a, nil, err
 	}
+
 	all, err := treewalk.ReadDirents(f)
 	if err != nil {
 		return a, nil, readErr(path, "getdents", err)
 	}
+
 	slices.SortFunc(all, func(x, y treewalk.Dirent) int { return strings.Compare(x.Name, y.Name) })
 	for _, e := range all {
 		if e.Type == unix.DT_DIR {
@@ -179,6 +184,7 @@ func (s *sender) entries(f *os.File, path string) (a treecopy.Attributes, subdir
 			return a, nil, err
 		}
 	}
+
 	return a, subdirs, nil
 }
 
@@ -188,6 +194,7 @@ func (s *sender) entry(dir *os.File, name, path string) error {
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return readErr(path, "stat", err)
 	}
+
 	if st.Nlink > 1 {
 		id := [2]uint64{st.Dev, st.Ino}
 		if l := s.links[id]; l != nil {
@@ -199,14 +206,17 @@ func (s *sender) entry(dir *os.File, name, path string) error {
 		}
 		s.links[id] = &firstLink{path: path, left: uint64(st.Nlink) - 1}
 	}
+
 	a, err := s.file(dir, name, path)
 	if err != nil {
 		return err
 	}
+
 	if st.Nlink > 1 && a.HasFlags() {
 		s.late = append(s.late, record{kind: kindFlags, path: path, attrs: a})
 		a = a.WithoutFlags()
 	}
+
 	s.done(1, 0)
 	return s.attributes(path, a)
 }
@@ -217,27 +227,33 @@ func (s *sender) file(dir *os.File, name, path string) (treecopy.Attributes, err
 	if err := unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return treecopy.Attributes{}, readErr(path, "stat", err)
 	}
+
 	typ := st.Mode & unix.S_IFMT
 	if typ == unix.S_IFREG {
 		return s.regular(dir, name, path)
 	}
+
 	a, st, err := s.attrs.Read(dir, name)
 	if err != nil {
 		return a, err
 	}
+
 	switch typ {
 	case st.Mode & unix.S_IFMT:
 	default:
 		return a, treecopy.Changed(path)
 	}
+
 	if typ != unix.S_IFLNK {
 		return a, s.put(record{kind: kindNode, path: path, typ: typ, rdev: st.Rdev})
 	}
+
 	buf := make([]byte, maxTarget+1)
 	n, err := unix.Readlinkat(int(dir.Fd()), name, buf)
 	if err != nil {
 		return a, readErr(path, "readlink", err)
 	}
+
 	return a, s.put(record{kind: kindSymlink, path: path, target: string(buf[:n])})
 }
 
@@ -247,6 +263,7 @@ func (s *sender) regular(dir *os.File, name, path string) (a treecopy.Attributes
 	if err != nil {
 		return a, err
 	}
+
 	defer f.Close()
 	a, st, err := s.attrs.ReadFile(f, path)
 	if err != nil {
@@ -255,12 +272,15 @@ func (s *sender) regular(dir *os.File, name, path string) (a treecopy.Attributes
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return a, treecopy.Changed(path)
 	}
+
 	if err := s.put(record{kind: kindFile, path: path, size: st.Size, attrs: a}); err != nil {
 		return a, err
 	}
+
 	if err := s.ranges(f, path, 0, st.Size, st.Size, false); err != nil {
 		return a, err
 	}
+
 	return a, unchanged(f, path, &st)
 }
 
@@ -283,17 +303,21 @@ func (s *sender) ranges(f *os.File, path string, off, end, size int64, holes boo
 		if err != nil {
 			return readErr(path, "seek", err)
 		}
+
 		from, to = min(from, end), min(to, end)
 		if holes && from > off {
 			if err := s.put(record{kind: kindZero, off: off, size: from - off}); err != nil {
 				return err
 			}
 		}
+
 		if err := s.data(f, path, from, to); err != nil {
 			return err
 		}
+
 		off = max(from, to)
 	}
+
 	return nil
 }
 
@@ -310,6 +334,7 @@ func (s *sender) data(f *os.File, path string, from, to int64) error {
 		s.done(0, int64(len(p)))
 		from += int64(len(p))
 	}
+
 	return nil
 }
 

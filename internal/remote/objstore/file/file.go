@@ -105,9 +105,11 @@ func Create(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := objstore.Ended(ctx, "make directory", dir); err != nil {
 		return nil, err
 	}
+
 	switch err := os.Mkdir(dir, 0o700); {
 	case err == nil:
 		parent, err := os.Open(filepath.Dir(dir))
@@ -124,10 +126,12 @@ func Create(ctx context.Context, u *url.URL) (objstore.Store, error) {
 	default:
 		return nil, wrap("make directory", dir, err)
 	}
+
 	s, err := open(ctx, dir)
 	if err != nil {
 		return nil, err
 	}
+
 	return s, nil
 }
 
@@ -149,6 +153,7 @@ func pathOf(u *url.URL) (string, error) {
 	case strings.ContainsRune(u.Path, 0):
 		return "", invalid("the path has a zero byte in it")
 	}
+
 	return path.Clean(u.Path), nil
 }
 
@@ -156,14 +161,17 @@ func open(ctx context.Context, dir string) (*Store, error) {
 	if err := objstore.Ended(ctx, "open directory", dir); err != nil {
 		return nil, err
 	}
+
 	st, err := os.Stat(dir)
 	if err == nil && !st.IsDir() {
 		err = syscall.ENOTDIR // os.OpenRoot would not say it so
 	}
+
 	var root *os.Root
 	if err == nil {
 		root, err = os.OpenRoot(dir)
 	}
+
 	switch {
 	case errors.Is(err, syscall.ENOENT):
 		return nil, errs.New(errs.NotFound, "open directory", dir, "it does not exist").
@@ -173,6 +181,7 @@ func open(ctx context.Context, dir string) (*Store, error) {
 	case err != nil:
 		return nil, wrap("open directory", dir, err)
 	}
+
 	s := &Store{
 		root: root, url: (&url.URL{Scheme: "file", Path: dir}).String(),
 		durable: map[string]identity{},
@@ -181,6 +190,7 @@ func open(ctx context.Context, dir string) (*Store, error) {
 		_ = root.Close()
 		return nil, wrap("open directory", dir, err)
 	}
+
 	return s, nil
 }
 
@@ -190,21 +200,25 @@ func (s *Store) lookAtRoot() error {
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
 	st, err := f.Stat()
 	if err != nil {
 		return err
 	}
+
 	s.perm = st.Mode().Perm() | 0o700
 	var sfs unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &sfs); err != nil {
 		return os.NewSyscallError("fstatfs", err)
 	}
+
 	switch uint32(sfs.Type) {
 	case unix.NFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC,
 		unix.FUSE_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.AFS_SUPER_MAGIC, unix.V9FS_MAGIC:
 		s.shared = true
 	}
+
 	return nil
 }
 
@@ -238,6 +252,7 @@ func wrap(op, ref string, err error) error {
 	if errors.As(err, &known) && known.Op != "" {
 		return err
 	}
+
 	out := &errs.Error{Kind: errs.KindOf(err), Op: op, Ref: ref, Err: err}
 	var p *os.PathError
 	var l *os.LinkError
@@ -247,6 +262,7 @@ func wrap(op, ref string, err error) error {
 	case errors.As(err, &l):
 		out.Err = l.Err
 	}
+
 	var no syscall.Errno
 	switch {
 	case out.Kind == errs.NoSpace && errors.Is(err, syscall.EDQUOT):
@@ -266,6 +282,7 @@ func wrap(op, ref string, err error) error {
 	case errors.As(err, &no) && out.Kind == errs.NotFound, out.Kind == errs.Internal:
 		out.Kind = errs.IO // what may be absent has been handled where it was looked for
 	}
+
 	return out
 }
 
@@ -288,16 +305,19 @@ func absent(err error) bool {
 // if there is none.
 func (s *Store) look(key string) (o object, err error) {
 	s.refresh(path.Dir(key))
+
 	// Should somebody have put a pipe there, opening it must not wait for a writer.
 	f, err := s.root.OpenFile(key, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return o, err
 	}
+
 	defer func() {
 		if err != nil {
 			_ = f.Close()
 		}
 	}()
+
 	st, err := f.Stat()
 	switch {
 	case err != nil:
@@ -307,6 +327,7 @@ func (s *Store) look(key string) (o object, err error) {
 	case !st.Mode().IsRegular():
 		return o, errs.New(errs.Damaged, reading, s.ref(key), "it is not a regular file")
 	}
+
 	o = object{f: f, changed: st.ModTime(), info: objstore.Info{Key: key, Bytes: st.Size()}}
 	o.info.Version, err = versionOf(f, o.changed, o.info.Bytes)
 	return o, err
@@ -319,14 +340,17 @@ func (s *Store) vanished(op, key string) error {
 	if err != nil {
 		return s.fail(op, key, err)
 	}
+
 	defer f.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return s.fail(op, key, os.NewSyscallError("fstat", err))
 	}
+
 	if st.Nlink == 0 {
 		return errs.New(errs.IO, op, s.ref(key), "the directory of the remote has been removed")
 	}
+
 	return nil
 }
 
@@ -343,9 +367,11 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	if err := objstore.CheckGet(key, offset); err != nil {
 		return nil, none, err
 	}
+
 	if err := s.begin(ctx, reading, key); err != nil {
 		return nil, none, err
 	}
+
 	o, err := s.look(key)
 	if absent(err) {
 		return nil, none, s.notFound(reading, key)
@@ -353,15 +379,19 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	if err != nil {
 		return nil, none, s.fail(reading, key, err)
 	}
+
 	defer o.f.Close()
+
 	size := max(o.info.Bytes-offset, 0)
 	if length >= 0 {
 		size = min(size, length)
 	}
+
 	if size > objstore.MaxObjectBytes {
 		return nil, none, errs.New(errs.Damaged, reading, s.ref(key), "it has %d bytes, the most that an object has is %d",
 			o.info.Bytes, objstore.MaxObjectBytes)
 	}
+
 	data := make([]byte, size)
 	for at := 0; at < len(data); {
 		chunk := data[at:min(at+objstore.PaceChunk(ctx, ioBytes), len(data))]
@@ -382,6 +412,7 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 			return nil, none, s.fail(reading, key, err)
 		}
 	}
+
 	return data, o.info, nil
 }
 
@@ -394,9 +425,11 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	if err := objstore.CheckKey(key); err != nil {
 		return objstore.Info{}, err
 	}
+
 	if err := s.begin(ctx, reading, key); err != nil {
 		return objstore.Info{}, err
 	}
+
 	o, err := s.look(key)
 	if absent(err) {
 		return objstore.Info{}, s.notFound(reading, key)
@@ -404,6 +437,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	if err != nil {
 		return objstore.Info{}, s.fail(reading, key, err)
 	}
+
 	_ = o.f.Close() // was only read
 	return o.info, nil
 }
@@ -427,6 +461,7 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
+
 	entries, err := s.readDir(ctx, dir)
 	if err != nil {
 		if dir == "." || !absent(err) {
@@ -434,6 +469,7 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 		}
 		return true, s.vanished(listing, prefix)
 	}
+
 	names := make([]string, 0, len(entries))
 	for _, e := range entries {
 		switch {
@@ -443,12 +479,15 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 			names = append(names, e.Name())
 		}
 	}
+
 	slices.Sort(names)
+
 	for _, name := range names {
 		key := path.Join(dir, name)
 		if objstore.CheckKey(key) != nil {
 			continue // .pando, lost+found, or of somebody else
 		}
+
 		if strings.HasSuffix(name, "/") {
 			if !strings.HasPrefix(key+"/", prefix) && !strings.HasPrefix(prefix, key+"/") {
 				continue
@@ -458,12 +497,15 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 			}
 			continue
 		}
+
 		if !strings.HasPrefix(key, prefix) {
 			continue
 		}
+
 		if err := ctx.Err(); err != nil {
 			return false, err
 		}
+
 		o, err := s.look(key)
 		if absent(err) {
 			continue // deleted meanwhile
@@ -471,11 +513,13 @@ func (s *Store) walk(ctx context.Context, dir, prefix string, yield func(objstor
 		if err != nil {
 			return false, s.fail(listing, key, err)
 		}
+
 		_ = o.f.Close()
 		if !yield(o.info) {
 			return false, nil
 		}
 	}
+
 	return true, nil
 }
 
@@ -488,12 +532,14 @@ func (s *Store) readDir(ctx context.Context, dir string) ([]os.DirEntry, error) 
 		if err != nil {
 			return nil, err
 		}
+
 		s.refresh(dir)
 		entries, err := s.readNames(dir)
 		if l != nil {
 			l.release()
 			return entries, err
 		}
+
 		// There was no lock yet, as nobody has ever written. Has somebody since?
 		if _, serr := s.root.Lstat(lockName); serr != nil {
 			return entries, err

@@ -35,12 +35,15 @@ func (s *Store) lock(ctx context.Context) (*lock, error) {
 			}
 			continue
 		}
+
 		if err != nil {
 			return nil, err
 		}
+
 		if st, err := f.Stat(); err == nil && st.Size() == 0 && st.Mode().Perm() != s.perm&0o666 {
 			_ = f.Chmod(s.perm & 0o666) // its owner does it
 		}
+
 		return s.wait(ctx, f, unix.LOCK_EX)
 	}
 }
@@ -66,6 +69,7 @@ func (s *Store) wait(ctx context.Context, f *os.File, how int) (*lock, error) {
 		if err == nil {
 			return &lock{f}, nil
 		}
+
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			err = nil
 			if time.Since(start) > lockPatience {
@@ -114,16 +118,20 @@ func (s *Store) refresh(dir string) {
 	if !s.shared {
 		return
 	}
+
 	root, err := s.root.Open(".")
 	if err != nil {
 		return // who looks at something in it will fail as well, and say it
 	}
+
 	defer root.Close()
+
 	// From the top: what is below is looked up by what is known of what is above.
 	var chain []string
 	for ; dir != "."; dir = path.Dir(dir) {
 		chain = append(chain, dir)
 	}
+
 	chain = append(chain, ".")
 	for i := len(chain) - 1; i >= 0; i-- {
 		var st unix.Statx_t
@@ -137,23 +145,28 @@ func (s *Store) refresh(dir string) {
 func (s *Store) clean(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.cleaned {
 		return nil
 	}
+
 	entries, err := s.readNames(tmpDir)
 	if err != nil && !absent(err) {
 		return err
 	}
+
 	var stale []*temp
 	defer func() {
 		for _, t := range stale {
 			_ = t.f.Close()
 		}
 	}()
+
 	for _, e := range entries {
 		if !e.Type().IsRegular() {
 			continue
 		}
+
 		name := tmpDir + "/" + e.Name()
 		f, err := s.root.OpenFile(name, os.O_RDWR|unix.O_NONBLOCK, 0)
 		if absent(err) {
@@ -162,31 +175,38 @@ func (s *Store) clean(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+
 		err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			_ = f.Close()
 			continue
 		}
+
 		if err != nil {
 			_ = f.Close()
 			return err
 		}
+
 		if _, err := s.root.Lstat(name); absent(err) {
 			_ = f.Close() // its writer came to its end just now
 			continue
 		}
+
 		stale = append(stale, &temp{s: s, f: f, name: name})
 	}
+
 	if len(stale) > 0 {
 		if err := s.syncAll(ctx, "."); err != nil {
 			return err
 		}
 	}
+
 	for _, t := range stale {
 		if err := s.root.Remove(t.name); err != nil && !absent(err) {
 			return err
 		}
 	}
+
 	s.cleaned = true
 	return nil
 }
@@ -196,6 +216,7 @@ func (s *Store) syncAll(ctx context.Context, dir string) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+
 	entries, err := s.readNames(dir)
 	if err == nil {
 		_, err = s.syncDir(dir)
@@ -206,6 +227,7 @@ func (s *Store) syncAll(ctx context.Context, dir string) error {
 	if err != nil {
 		return err
 	}
+
 	for _, e := range entries {
 		if e.IsDir() && e.Name() != ownDir && e.Name() != "lost+found" {
 			if err := s.syncAll(ctx, path.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrPermission) {
@@ -213,5 +235,6 @@ func (s *Store) syncAll(ctx context.Context, dir string) error {
 			}
 		}
 	}
+
 	return nil
 }

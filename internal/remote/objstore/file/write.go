@@ -85,24 +85,29 @@ func (s *Store) put(ctx context.Context, key string, data []byte, c objstore.Con
 	if err := s.clean(ctx); err != nil {
 		return "", err
 	}
+
 	// What cannot succeed need not be written. It is looked at again below.
 	old, _, err := s.check(key, c)
 	if err != nil {
 		return "", err
 	}
+
 	t, err := s.writeTemp(ctx, data, stamp(old))
 	if err != nil {
 		return "", err
 	}
+
 	defer t.discard()
 	if err := s.place(ctx, t, key, c); err != nil {
 		return "", err
 	}
+
 	// From here on the object is there. A failure to make that durable is no
 	// temporary one: a further try would find the object and take it for durable.
 	if err := s.settle(path.Dir(key)); err != nil {
 		return "", errs.New(errs.IO, writing, s.ref(key), "it is there, but may not survive a power cut: %w", err)
 	}
+
 	return versionOf(t.f, t.changed, int64(len(data)))
 }
 
@@ -118,6 +123,7 @@ func (s *Store) check(key string, c objstore.Condition) (changed time.Time, ther
 	case !absent(err):
 		return changed, false, err
 	}
+
 	there = err == nil
 	switch {
 	case c.Absent() && there:
@@ -129,6 +135,7 @@ func (s *Store) check(key string, c objstore.Condition) (changed time.Time, ther
 	default:
 		err = nil
 	}
+
 	return o.changed, there, err
 }
 
@@ -146,6 +153,7 @@ func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (
 	if err != nil {
 		return nil, err
 	}
+
 	if err = t.fill(ctx, data); err == nil {
 		err = t.stamp(changed)
 	}
@@ -153,6 +161,7 @@ func (s *Store) writeTemp(ctx context.Context, data []byte, changed time.Time) (
 		t.discard()
 		return nil, err
 	}
+
 	return t, nil
 }
 
@@ -162,11 +171,13 @@ func (t *temp) fill(ctx context.Context, data []byte) error {
 	if err != nil {
 		return err
 	}
+
 	if want := t.s.perm & 0o666; st.Mode().Perm() != want {
 		if err := t.f.Chmod(want); err != nil {
 			return err
 		}
 	}
+
 	for rest := data; len(rest) > 0; {
 		n := objstore.PaceChunk(ctx, min(len(rest), ioBytes))
 		if _, err := t.f.Write(rest[:n]); err != nil {
@@ -180,6 +191,7 @@ func (t *temp) fill(ctx context.Context, data []byte) error {
 		}
 		rest = rest[n:]
 	}
+
 	return nil
 }
 
@@ -189,6 +201,7 @@ func (s *Store) newTemp(ctx context.Context) (*temp, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
+
 		name := tmpDir + "/" + rand.Text()
 		f, err := s.root.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, s.perm&0o666)
 		if errors.Is(err, syscall.ENOENT) {
@@ -197,27 +210,33 @@ func (s *Store) newTemp(ctx context.Context) (*temp, error) {
 			}
 			continue
 		}
+
 		if err != nil {
 			return nil, err
 		}
+
 		t := &temp{s: s, f: f, name: name}
 		err = flock(f, unix.LOCK_EX|unix.LOCK_NB)
 		if errors.Is(err, syscall.EWOULDBLOCK) { // taken for a dead writer's
 			_ = f.Close()
 			continue
 		}
+
 		if err != nil {
 			t.discard()
 			return nil, err
 		}
+
 		var st unix.Stat_t
 		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 			t.discard()
 			return nil, os.NewSyscallError("fstat", err)
 		}
+
 		if st.Nlink > 0 {
 			return t, nil
 		}
+
 		_ = f.Close() // it was removed before it was locked
 	}
 }
@@ -232,14 +251,17 @@ func (t *temp) stamp(changed time.Time) error {
 			return os.NewSyscallError("utimensat", err)
 		}
 	}
+
 	if err := t.f.Sync(); err != nil {
 		return err
 	}
+
 	// The filesystem may keep less of it.
 	st, err := t.f.Stat()
 	if err != nil {
 		return err
 	}
+
 	t.changed = st.ModTime()
 	return nil
 }
@@ -259,7 +281,9 @@ func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condi
 	if err != nil {
 		return err
 	}
+
 	defer l.release()
+
 	// Directories may go away meanwhile, when another object in them is deleted
 	// by somebody without this lock: a person.
 	for range 100 {
@@ -267,16 +291,19 @@ func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condi
 		if err != nil {
 			return err
 		}
+
 		if there && !t.changed.After(old) && t.changed.Nanosecond()%coarse != 0 {
 			if err := t.stamp(stamp(old)); err != nil {
 				return err
 			}
 		}
+
 		if there {
 			err = s.rename(t, key)
 		} else if err = s.root.Link(t.name, key); cannotLink(err) {
 			err = s.rename(t, key)
 		}
+
 		switch {
 		case err == nil:
 			return nil
@@ -285,6 +312,7 @@ func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condi
 		case errors.Is(err, syscall.EEXIST), errors.Is(err, syscall.EISDIR):
 			err = nil // somebody without the lock: look again
 		}
+
 		switch {
 		case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EEXIST):
 			return errs.New(errs.Invalid, writing, s.ref(key), "a part of its key is that of another object")
@@ -292,6 +320,7 @@ func (s *Store) place(ctx context.Context, t *temp, key string, c objstore.Condi
 			return err
 		}
 	}
+
 	return errs.New(errs.IO, writing, s.ref(key), "something else keeps changing the directory of the remote")
 }
 
@@ -319,6 +348,7 @@ func cannotLink(err error) bool {
 // return they may be gone again: Delete removes empty ones.
 func (s *Store) makeDirs(dir string) error {
 	err := s.root.MkdirAll(dir, s.perm)
+
 	// The umask is not asked: others who may write to the store must be able to
 	// write to all of it.
 	for ; err == nil && dir != "."; dir = path.Dir(dir) {
@@ -334,6 +364,7 @@ func (s *Store) makeDirs(dir string) error {
 	if errors.Is(err, syscall.ENOENT) {
 		return s.vanished(writing, dir)
 	}
+
 	return err
 }
 
@@ -349,23 +380,28 @@ func (s *Store) settle(dir string) error {
 		if err != nil {
 			return err
 		}
+
 		s.mu.Lock()
 		known := s.durable[dir] == id
 		s.mu.Unlock()
 		if known || dir == "." {
 			break
 		}
+
 		fresh[dir] = id
 		dir = path.Dir(dir)
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	for d, id := range fresh {
 		if len(s.durable) >= maxDurable {
 			clear(s.durable)
 		}
 		s.durable[d] = id
 	}
+
 	return nil
 }
 
@@ -413,19 +449,23 @@ func (s *Store) remove(ctx context.Context, key string) error {
 	} else if err != nil && !absent(err) {
 		return err
 	}
+
 	dir := path.Dir(key)
+
 	// Also if it was absent: who deleted it may have been killed before this.
 	if _, err := s.syncDir(dir); absent(err) {
 		return s.vanished(deleting, key)
 	} else if err != nil {
 		return err
 	}
+
 	// Directories of sessions would pile up. Those at the top are used again.
 	for ; path.Dir(dir) != "."; dir = path.Dir(dir) {
 		if !s.removeDir(dir) {
 			break
 		}
 	}
+
 	return nil
 }
 
@@ -436,6 +476,7 @@ func (s *Store) unlink(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
+
 	defer l.release()
 	st, err := s.root.Lstat(key)
 	if err == nil && !st.IsDir() {
@@ -444,6 +485,7 @@ func (s *Store) unlink(ctx context.Context, key string) error {
 	if absent(err) {
 		return nil
 	}
+
 	return err
 }
 

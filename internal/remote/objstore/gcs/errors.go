@@ -40,6 +40,7 @@ func readRefusal(answer *http.Response) error {
 	if err != nil {
 		return r // the status alone says enough
 	}
+
 	var j struct {
 		Error struct {
 			Message string `json:"message"`
@@ -55,9 +56,11 @@ func readRefusal(answer *http.Response) error {
 		}
 		return r
 	}
+
 	if line, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n"); len(line) < 300 && !strings.HasPrefix(line, "<") {
 		r.text = line
 	}
+
 	return r
 }
 
@@ -67,6 +70,7 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 	if ended := objstore.Ended(ctx, op, key); ended != nil {
 		return ended
 	}
+
 	var known *errs.Error
 	if errors.As(err, &known) {
 		if known.Op == "" {
@@ -74,14 +78,17 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 		}
 		return err
 	}
+
 	var token *oauth2.RetrieveError
 	if errors.As(err, &token) {
 		return s.noToken(op, key, token)
 	}
+
 	var r *refusal
 	if !errors.As(err, &r) {
 		return web.Error(ctx, op, key, s.l.server(), err)
 	}
+
 	e := &errs.Error{Kind: errs.IO, Op: op, Ref: key, Err: r}
 	switch {
 	case r.status == http.StatusNotFound && (ofBucket || r.ofBucket()):
@@ -120,6 +127,7 @@ func (s *Store) fail(ctx context.Context, op, key string, ofBucket bool, err err
 		e.WithHint("%s is not well, or has too much to do: try again later", s.l.server())
 		return objstore.TransientAnswer(e, objstore.Status(r.status))
 	}
+
 	return e
 }
 

@@ -107,25 +107,31 @@ func (s *Store) send(
 	if err != nil {
 		return nil, err
 	}
+
 	r, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
 		return nil, err
 	}
+
 	for name, values := range header {
 		r.Header[name] = values
 	}
+
 	r.Header.Set("User-Agent", "pando")
 	if body != nil {
 		r.ContentLength = length
 	}
+
 	answer, err := client.Do(r)
 	if err != nil {
 		return nil, err
 	}
+
 	if answer.StatusCode/100 != 2 {
 		defer answer.Body.Close()
 		return nil, readRefusal(answer)
 	}
+
 	return answer, nil
 }
 
@@ -158,6 +164,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	if err := objstore.CheckPut(key, data); err != nil {
 		return "", err
 	}
+
 	query := url.Values{"uploadType": {"multipart"}, "fields": {"name,size,generation"}}
 	switch {
 	case c.Absent():
@@ -168,11 +175,13 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 		}
 		query.Set("ifGenerationMatch", string(c.Version()))
 	}
+
 	about, err := json.Marshal(map[string]string{"name": s.l.prefix + key, "crc32c": sum(data),
 		"contentType": "application/octet-stream"})
 	if err != nil {
 		return "", &errs.Error{Kind: errs.Internal, Op: op, Ref: key, Err: err}
 	}
+
 	boundary := rand.Text()
 	before := fmt.Sprintf("--%s\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n%s\r\n--%s\r\nContent-Type: "+
 		"application/octet-stream\r\n\r\n", boundary, about, boundary)
@@ -184,10 +193,12 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	if err != nil {
 		return "", s.fail(ctx, op, key, true, err)
 	}
+
 	var r resource
 	if err := decode(answer, &r); err != nil {
 		return "", s.fail(ctx, op, key, true, err)
 	}
+
 	info, err := r.info(key)
 	if err == nil && info.Bytes != int64(len(data)) {
 		err = fmt.Errorf("the server says that it has %d of %d bytes", info.Bytes, len(data))
@@ -195,6 +206,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	if err != nil {
 		return "", s.fail(ctx, op, key, true, err)
 	}
+
 	return info.Version, nil
 }
 
@@ -204,13 +216,16 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	if err := objstore.CheckGet(key, offset); err != nil {
 		return nil, objstore.Info{}, err
 	}
+
 	if length == 0 {
 		return s.nothing(ctx, key)
 	}
+
 	header := http.Header{}
 	if r := web.Range(offset, length); r != "" {
 		header.Set("Range", r)
 	}
+
 	answer, err := s.send(ctx, http.MethodGet, s.object(key)+"?alt=media", header, nil, 0)
 	if err != nil {
 		var no *refusal
@@ -219,11 +234,14 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		}
 		return nil, objstore.Info{}, s.fail(ctx, op, key, false, err)
 	}
+
 	defer answer.Body.Close()
+
 	data, info, err := read(ctx, answer, key, offset, length)
 	if err != nil {
 		return nil, objstore.Info{}, s.fail(ctx, op, key, false, err)
 	}
+
 	return data, info, nil
 }
 
@@ -233,6 +251,7 @@ func read(ctx context.Context, answer *http.Response, key string, offset, length
 	if err != nil {
 		return nil, objstore.Info{}, err
 	}
+
 	data, err := web.ReadBody(ctx, answer.Body, span.Length)
 	if err != nil {
 		return nil, objstore.Info{}, err
@@ -240,10 +259,12 @@ func read(ctx context.Context, answer *http.Response, key string, offset, length
 	if span.Total < 0 {
 		span.Total = int64(len(data))
 	}
+
 	generation := answer.Header.Get("X-Goog-Generation")
 	if generation == "" {
 		return nil, objstore.Info{}, errs.New(errs.Unsupported, "", "", "the server does not say which generation it is")
 	}
+
 	if int64(len(data)) == span.Total {
 		for _, line := range answer.Header.Values("X-Goog-Hash") {
 			for hash := range strings.SplitSeq(line, ",") {
@@ -253,6 +274,7 @@ func read(ctx context.Context, answer *http.Response, key string, offset, length
 			}
 		}
 	}
+
 	return span.Cut(data, offset, length), objstore.Info{Key: key, Bytes: span.Total,
 		Version: objstore.Version(generation)}, nil
 }
@@ -269,18 +291,22 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	if err := objstore.CheckKey(key); err != nil {
 		return objstore.Info{}, err
 	}
+
 	answer, err := s.send(ctx, http.MethodGet, s.object(key)+"?fields=name,size,generation", nil, nil, 0)
 	if err != nil {
 		return objstore.Info{}, s.fail(ctx, op, key, false, err)
 	}
+
 	var r resource
 	if err := decode(answer, &r); err != nil {
 		return objstore.Info{}, s.fail(ctx, op, key, false, err)
 	}
+
 	info, err := r.info(key)
 	if err != nil {
 		return objstore.Info{}, s.fail(ctx, op, key, false, err)
 	}
+
 	return info, nil
 }
 
@@ -289,15 +315,18 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := objstore.CheckKey(key); err != nil {
 		return err
 	}
+
 	answer, err := s.send(ctx, http.MethodDelete, s.object(key), nil, nil, 0)
 	if err == nil {
 		answer.Body.Close()
 		return nil
 	}
+
 	var no *refusal
 	if errors.As(err, &no) && no.status == http.StatusNotFound && !no.ofBucket() {
 		return nil
 	}
+
 	return s.fail(ctx, "remove object", key, false, err)
 }
 
@@ -309,6 +338,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 			yield(objstore.Info{}, err)
 			return
 		}
+
 		query := url.Values{"maxResults": {"1000"}, "fields": {"nextPageToken,items(name,size,generation)"},
 			"prefix": {s.l.prefix + prefix}}
 		for last, any := "", false; ; {
@@ -324,11 +354,13 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 				yield(objstore.Info{}, s.fail(ctx, op, prefix, true, err))
 				return
 			}
+
 			for _, r := range page.Items {
 				key, ours := strings.CutPrefix(r.Name, s.l.prefix)
 				if ours && (key == "" || strings.HasSuffix(key, "/")) {
 					continue // a "directory" that somebody's program has made
 				}
+
 				info, err := r.info(key)
 				switch {
 				case err != nil:
@@ -341,14 +373,17 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 					yield(objstore.Info{}, s.fail(ctx, op, prefix, true, err))
 					return
 				}
+
 				last, any = key, true
 				if !yield(info, nil) {
 					return
 				}
 			}
+
 			if page.NextPageToken == "" {
 				return
 			}
+
 			query.Set("pageToken", page.NextPageToken)
 		}
 	}

@@ -48,14 +48,17 @@ func Open(ctx context.Context, u *url.URL, access objstore.Access) (objstore.Sto
 	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
 		return nil, err
 	}
+
 	l, err := parse(u, access)
 	if err != nil {
 		return nil, err
 	}
+
 	client, err := web.New(l.options)
 	if err != nil {
 		return nil, err
 	}
+
 	return &Store{l: l, web: client, access: access}, nil
 }
 
@@ -68,6 +71,7 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 		}
 		l.base, l.emulator = strings.TrimRight(host, "/"), true
 	}
+
 	at, err := web.Scheme{
 		Name: "gs", Of: "Google Cloud Storage", Write: "write it as gs://BUCKET/PREFIX",
 		Credentials: "set GOOGLE_APPLICATION_CREDENTIALS, or run `gcloud auth application-default login`",
@@ -88,6 +92,7 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 			return true, wrong
 		},
 	}.Parse(u)
+
 	l.bucket, l.prefix, l.text = at.Bucket, at.Prefix, at.Text
 	return l, err
 }
@@ -101,6 +106,7 @@ func (s *Store) client(ctx context.Context) (*http.Client, error) {
 	if s.http != nil {
 		return s.http, nil
 	}
+
 	client := &http.Client{Transport: s.web, CheckRedirect: noRedirect}
 	if !s.l.emulator {
 		// Tokens are fetched long after this request, too.
@@ -114,6 +120,7 @@ func (s *Store) client(ctx context.Context) (*http.Client, error) {
 		}
 		client.Transport = &oauth2.Transport{Source: found.TokenSource, Base: s.web}
 	}
+
 	s.http = client
 	return client, nil
 }
@@ -131,10 +138,12 @@ func findCredentials(ctx context.Context, access objstore.Access) (*google.Crede
 	case path == "":
 		return nil, errors.New("no file of a key is set, and other places are not looked at here")
 	}
+
 	key, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
+
 	// Other kinds name programs and addresses that the library would ask.
 	var kind struct {
 		Type google.CredentialsType `json:"type"`
@@ -142,9 +151,11 @@ func findCredentials(ctx context.Context, access objstore.Access) (*google.Crede
 	if err := json.Unmarshal(key, &kind); err != nil {
 		return nil, err
 	}
+
 	if kind.Type != google.ServiceAccount && kind.Type != google.AuthorizedUser {
 		return nil, fmt.Errorf("it is a key of type %q, not of a service account or a user", string(kind.Type))
 	}
+
 	return google.CredentialsFromJSONWithType(ctx, key, kind.Type, scope)
 }
 

@@ -53,6 +53,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 			SessionToken:    c.access.Get("AWS_SESSION_TOKEN"),
 			SignerType:      credentials.SignatureV4,
 		}
+
 		switch {
 		case v.AccessKeyID != "" && v.SecretAccessKey != "":
 			c.used = &credentials.Static{Value: v}
@@ -62,21 +63,26 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 				"only one of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY is set").
 				WithHint("set both, or none of them")
 		}
+
 		profile = c.access.Get("AWS_PROFILE")
 	}
+
 	if !c.access.Ambient {
 		return credentials.Value{}, errs.New(errs.Permission, op, profile, "there are none for S3").
 			WithHint("give them as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: files and roles are not looked at here")
 	}
+
 	var file credentials.Provider = &credentials.FileAWSCredentials{Profile: cmp.Or(profile, "default")}
 	if p := newProcess(c.access.Get, cmp.Or(profile, "default")); p != nil {
 		file = p
 	}
+
 	v, err := file.RetrieveWithCredContext(cc)
 	if err == nil && v.AccessKeyID != "" && v.SecretAccessKey != "" {
 		c.used = file
 		return v, nil
 	}
+
 	if profile != "" { // somebody wants this one
 		if err == nil {
 			err = errors.New("there are no credentials in it")
@@ -84,10 +90,12 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 		return v, errs.New(errs.Permission, op, profile, "%w", err).
 			WithHint("look at this section of ~/.aws/credentials and ~/.aws/config")
 	}
+
 	fileErr := err
 	if os.IsNotExist(fileErr) || noSection(fileErr) {
 		fileErr = nil
 	}
+
 	if fileErr == nil && !strings.EqualFold(c.access.Get("AWS_EC2_METADATA_DISABLED"), "true") || c.hasRole() {
 		role := &credentials.IAM{Endpoint: c.machine}
 		asked := *cc
@@ -95,6 +103,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 		if ctx == nil {
 			ctx = context.Background()
 		}
+
 		ctx, cancel := context.WithTimeout(ctx, roleWait)
 		defer cancel()
 		asked.Context = ctx
@@ -103,6 +112,7 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 			c.used = role
 			return v, nil
 		}
+
 		if c.hasRole() {
 			if err == nil {
 				err = errors.New("its answer has none")
@@ -111,13 +121,16 @@ func (c *chain) RetrieveWithCredContext(cc *credentials.CredContext) (credential
 				WithHint("look at the variables AWS_CONTAINER_CREDENTIALS_*, AWS_WEB_IDENTITY_TOKEN_FILE and AWS_ROLE_ARN")
 		}
 	}
+
 	if cc.Context != nil && cc.Context.Err() != nil {
 		return credentials.Value{}, errs.Wrap(op, "", cc.Context.Err())
 	}
+
 	e := errs.New(errs.Permission, op, "", "there are none for S3")
 	if fileErr != nil {
 		e = errs.New(errs.Permission, op, "", "%w", fileErr)
 	}
+
 	return credentials.Value{},
 		e.WithHint("set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials; under sudo look " +
 			"at whose variables and files are used")

@@ -29,6 +29,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 	if ended := objstore.Ended(ctx, op, key); ended != nil {
 		return ended
 	}
+
 	var known *errs.Error // of finding credentials, or of reading the answer
 	if errors.As(err, &known) {
 		if known.Op == "" {
@@ -36,10 +37,12 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		}
 		return err
 	}
+
 	var a minio.ErrorResponse
 	if !errors.As(err, &a) {
 		return web.Error(ctx, op, key, s.l.host, err)
 	}
+
 	e := &errs.Error{Kind: errs.IO, Op: op, Ref: key, Err: errors.New(said(a))}
 	switch a.Code {
 	case minio.NoSuchBucket:
@@ -89,6 +92,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		e.Kind = errs.Invalid
 		return e
 	}
+
 	switch status := a.StatusCode; {
 	case status == http.StatusUnauthorized, status == http.StatusForbidden:
 		e.Kind = errs.Permission
@@ -118,6 +122,7 @@ func (s *Store) fail(ctx context.Context, op, key string, err error) error {
 		e.WithHint("%s is not well, or has too much to do: try again later", s.l.host)
 		return objstore.TransientAnswer(e, objstore.Status(a.StatusCode))
 	}
+
 	return e
 }
 
@@ -131,8 +136,10 @@ func said(a minio.ErrorResponse) string {
 	default:
 		text = fmt.Sprintf("%s: %s", a.Code, text)
 	}
+
 	if a.StatusCode != 0 {
 		text = fmt.Sprintf("%s (HTTP %d)", text, a.StatusCode)
 	}
+
 	return text
 }

@@ -43,19 +43,23 @@ func Open(ctx context.Context, u *url.URL, access objstore.Access) (objstore.Sto
 	if err := objstore.Ended(ctx, "open remote", web.Name(u)); err != nil {
 		return nil, err
 	}
+
 	l, err := parse(u, access)
 	if err != nil {
 		return nil, err
 	}
+
 	client, err := web.New(l.options)
 	if err != nil {
 		return nil, err
 	}
+
 	s := &Store{l: l, web: client, creds: newCredentials(l.profile, access), sure: l.region != ""}
 	if err := s.connect(cmp.Or(l.region, access.Get("AWS_REGION"), access.Get("AWS_DEFAULT_REGION"),
 		defaultRegion)); err != nil {
 		return nil, err
 	}
+
 	return s, nil
 }
 
@@ -69,6 +73,7 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 		Bucket:      s3utils.CheckValidBucketNameStrict,
 		Set:         l.set,
 	}.Parse(u)
+
 	if text, name := endpointOf(access); text != "" && err == nil && !u.Query().Has("endpoint") {
 		var wrong string
 		if l.host, l.secure, wrong = web.Endpoint(text); wrong != "" {
@@ -76,9 +81,11 @@ func parse(u *url.URL, access objstore.Access) (location, error) {
 				WithHint("write it as https://HOST:PORT, or take it away and add endpoint= to the remote's URL")
 		}
 	}
+
 	if bundle := access.Get("AWS_CA_BUNDLE"); bundle != "" && l.options.CAFile == "" {
 		l.options.CAFile = bundle
 	}
+
 	l.bucket, l.prefix, l.text = at.Bucket, at.Prefix, at.Text
 	return l, err
 }
@@ -123,5 +130,6 @@ func (l *location) set(name, value string) (known bool, wrong string) {
 	default:
 		return l.options.Set(name, value)
 	}
+
 	return true, wrong
 }

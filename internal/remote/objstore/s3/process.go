@@ -46,12 +46,15 @@ func newProcess(get func(string) string, profile string) *process {
 			}
 		}
 	}
+
 	if merged["aws_access_key_id"] != "" || merged["aws_secret_access_key"] != "" || merged["sso_role_name"] != "" {
 		return nil
 	}
+
 	if command := strings.TrimSpace(merged["credential_process"]); command != "" {
 		return &process{command: command}
 	}
+
 	return nil
 }
 
@@ -61,6 +64,7 @@ func (p *process) RetrieveWithCredContext(cc *credentials.CredContext) (credenti
 	if ctx == nil {
 		ctx = context.Background()
 	}
+
 	var said bytes.Buffer
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", p.command)
 	cmd.Stderr = &said
@@ -72,23 +76,28 @@ func (p *process) RetrieveWithCredContext(cc *credentials.CredContext) (credenti
 		}
 		return credentials.Value{}, fmt.Errorf("its credential_process has failed: %w", err)
 	}
+
 	var got struct {
 		Version                                    int
 		AccessKeyId, SecretAccessKey, SessionToken string
 		Expiration                                 time.Time
 	}
+
 	// What it printed may be secret: it is not repeated.
 	if err := json.Unmarshal(out, &got); err != nil {
 		return credentials.Value{}, errors.New("what its credential_process prints is not JSON with credentials")
 	}
+
 	if got.Version != 1 || got.AccessKeyId == "" || got.SecretAccessKey == "" {
 		return credentials.Value{},
 			errors.New("what its credential_process prints lacks Version 1, AccessKeyId or SecretAccessKey")
 	}
+
 	expires := got.Expiration
 	if expires.IsZero() {
 		expires = time.Now().AddDate(100, 0, 0) // never
 	}
+
 	p.SetExpiration(expires, credentials.DefaultExpiryWindow)
 	return credentials.Value{
 		AccessKeyID: got.AccessKeyId, SecretAccessKey: got.SecretAccessKey, SessionToken: got.SessionToken,

@@ -92,6 +92,7 @@ func (s *Store) connect(region string) error {
 	if err != nil {
 		return errs.New(errs.Invalid, "open remote", s.l.String(), "%w", err)
 	}
+
 	s.client, s.region = c, region
 	return nil
 }
@@ -106,6 +107,7 @@ func (s *Store) follow(used string, answer minio.ErrorResponse) bool {
 	if !wrongRegion || answer.Region == "" || answer.Region == used {
 		return false
 	}
+
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.region != used {
@@ -117,6 +119,7 @@ func (s *Store) follow(used string, answer minio.ErrorResponse) bool {
 	if s.connect(answer.Region) != nil {
 		return false
 	}
+
 	s.sure = true
 	return true
 }
@@ -140,6 +143,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	if err := objstore.CheckPut(key, data); err != nil {
 		return "", err
 	}
+
 	sum := sha256.Sum256(data)
 	options := minio.PutObjectOptions{DisableContentSha256: true} // not by pieces: it is known
 	switch {
@@ -148,6 +152,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	case c.Version() != "":
 		options.SetMatchETag(string(c.Version()))
 	}
+
 	var info minio.UploadInfo
 	err := s.do(func(client *minio.Core) (err error) {
 		body := objstore.PacedReader(ctx, bytes.NewReader(data))
@@ -155,6 +160,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 			options)
 		return err
 	})
+
 	var answer minio.ErrorResponse
 	if c.Version() != "" && errors.As(err, &answer) && answer.Code == minio.NoSuchKey {
 		return "", s.conflict(op, key) // Amazon's answer if nothing is there
@@ -165,6 +171,7 @@ func (s *Store) Put(ctx context.Context, key string, data []byte, c objstore.Con
 	if info.ETag == "" {
 		return "", s.noETag(op, key)
 	}
+
 	return objstore.Version(info.ETag), nil
 }
 
@@ -174,9 +181,11 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 	if err := objstore.CheckGet(key, offset); err != nil {
 		return nil, objstore.Info{}, err
 	}
+
 	if length == 0 {
 		return s.nothing(ctx, key)
 	}
+
 	var data []byte
 	var info objstore.Info
 	err := s.do(func(client *minio.Core) error {
@@ -184,36 +193,44 @@ func (s *Store) Get(ctx context.Context, key string, offset, length int64) ([]by
 		if r := web.Range(offset, length); r != "" {
 			options.Set("Range", r)
 		}
+
 		body, stat, header, err := client.GetObject(ctx, s.l.bucket, s.l.prefix+key, options)
 		if err != nil {
 			return err
 		}
+
 		defer body.Close()
 		span, err := web.SpanOf(header, offset, length)
 		if err != nil {
 			return err
 		}
+
 		if data, err = web.ReadBody(ctx, body, span.Length); err != nil {
 			return err
 		}
+
 		if span.Total < 0 {
 			span.Total = int64(len(data))
 		}
+
 		data = span.Cut(data, offset, length)
 		info = objstore.Info{Key: key, Bytes: span.Total, Version: objstore.Version(stat.ETag)}
 		return nil
 	})
+
 	var answer minio.ErrorResponse
 	if errors.As(err, &answer) && (answer.Code == minio.InvalidRange ||
 		answer.StatusCode == http.StatusRequestedRangeNotSatisfiable) {
 		return s.nothing(ctx, key)
 	}
+
 	if err != nil {
 		return nil, objstore.Info{}, s.fail(ctx, op, key, err)
 	}
 	if info.Version == "" {
 		return nil, objstore.Info{}, s.noETag(op, key)
 	}
+
 	return data, info, nil
 }
 
@@ -229,6 +246,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	if err := objstore.CheckKey(key); err != nil {
 		return objstore.Info{}, err
 	}
+
 	var stat minio.ObjectInfo
 	err := s.do(func(client *minio.Core) (err error) {
 		stat, err = client.StatObject(ctx, s.l.bucket, s.l.prefix+key, minio.StatObjectOptions{})
@@ -240,6 +258,7 @@ func (s *Store) Stat(ctx context.Context, key string) (objstore.Info, error) {
 	case stat.ETag == "":
 		return objstore.Info{}, s.noETag(op, key)
 	}
+
 	return objstore.Info{Key: key, Bytes: stat.Size, Version: objstore.Version(stat.ETag)}, nil
 }
 
@@ -248,6 +267,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := objstore.CheckKey(key); err != nil {
 		return err
 	}
+
 	err := s.do(func(client *minio.Core) error {
 		return client.RemoveObject(ctx, s.l.bucket, s.l.prefix+key, minio.RemoveObjectOptions{})
 	})
@@ -258,6 +278,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 	if err != nil {
 		return s.fail(ctx, "remove object", key, err)
 	}
+
 	return nil
 }
 
@@ -269,6 +290,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 			yield(objstore.Info{}, err)
 			return
 		}
+
 		last, any, stopped := "", false, false
 		err := s.do(func(client *minio.Core) error {
 			for o := range client.ListObjectsIter(ctx, s.l.bucket,
@@ -276,6 +298,7 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 				if o.Err != nil {
 					return o.Err
 				}
+
 				key, ours := strings.CutPrefix(o.Key, s.l.prefix)
 				if !ours || !strings.HasPrefix(key, prefix) {
 					return fmt.Errorf("the server lists %q, which was not asked for", o.Key)
@@ -283,16 +306,19 @@ func (s *Store) List(ctx context.Context, prefix string) iter.Seq2[objstore.Info
 				if key == "" || strings.HasSuffix(key, "/") {
 					continue // a "directory" that somebody's program has made
 				}
+
 				// Who deletes what is not listed relies on seeing all.
 				if any && key <= last {
 					return fmt.Errorf("the server lists %q after %q", key, last)
 				}
+
 				last, any = key, true
 				if !yield(objstore.Info{Key: key, Bytes: o.Size, Version: objstore.Version(o.ETag)}, nil) {
 					stopped = true
 					return nil
 				}
 			}
+
 			return ctx.Err() // of which the library says nothing
 		})
 		if err != nil && !stopped {

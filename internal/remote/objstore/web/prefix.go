@@ -43,17 +43,21 @@ func (s Scheme) Parse(u *url.URL) (Location, error) {
 	case u.Fragment != "" || u.RawFragment != "":
 		return invalid(s.Write, "it has a part after #")
 	}
+
 	if err := s.Bucket(u.Host); err != nil {
 		return invalid(s.Write, "%q is no name of a bucket: %w", u.Host, err)
 	}
+
 	prefix, wrong := Prefix(u.Path)
 	if wrong != "" {
 		return invalid(s.Write, "%s", wrong)
 	}
+
 	query, err := url.ParseQuery(u.RawQuery)
 	if err != nil {
 		return invalid(s.Write, "%w", err)
 	}
+
 	for name, values := range query {
 		if len(values) != 1 {
 			return invalid(s.Write, "it has the parameter %s more than once", name)
@@ -66,10 +70,12 @@ func (s Scheme) Parse(u *url.URL) (Location, error) {
 			return invalid(s.Write, "its parameter %s: %s", name, wrong)
 		}
 	}
+
 	text := url.URL{Scheme: s.Name, Host: u.Host, RawQuery: u.RawQuery}
 	if prefix != "" {
 		text.Path = "/" + strings.TrimSuffix(prefix, "/")
 	}
+
 	return Location{Bucket: u.Host, Prefix: prefix, Text: text.String()}, nil
 }
 
@@ -90,6 +96,7 @@ func Prefix(path string) (prefix, wrong string) {
 	if !utf8.ValidString(path) {
 		return "", "its prefix is not UTF-8"
 	}
+
 	for word := range strings.SplitSeq(path, "/") {
 		if word == "" || word == "." || word == ".." || strings.ContainsFunc(word, func(r rune) bool {
 			return r < ' ' || r == 0x7f || r == '\\'
@@ -97,6 +104,7 @@ func Prefix(path string) (prefix, wrong string) {
 			return "", "its prefix has a word that is empty, \".\", \"..\", or has control characters or backslashes"
 		}
 	}
+
 	return path + "/", ""
 }
 

@@ -38,10 +38,12 @@ func SpanOf(h http.Header, offset, length int64) (Span, error) {
 		}
 		bytes = n
 	}
+
 	v := h.Get("Content-Range")
 	if v == "" {
 		return Span{Offset: 0, Length: bytes, Total: bytes}, nil
 	}
+
 	wrong := fmt.Errorf("the answer has a wrong Content-Range: %q for %s", v, Range(offset, length))
 	unit, rest, _ := strings.Cut(v, " ")
 	span, total, _ := strings.Cut(rest, "/")
@@ -52,6 +54,7 @@ func SpanOf(h http.Header, offset, length int64) (Span, error) {
 	if unit != "bytes" || err1 != nil || err2 != nil || err3 != nil || a != offset || b < a || b >= n {
 		return Span{}, wrong
 	}
+
 	want := n - offset
 	if length >= 0 {
 		want = min(want, length)
@@ -59,6 +62,7 @@ func SpanOf(h http.Header, offset, length int64) (Span, error) {
 	if b-a+1 != want || (bytes >= 0 && bytes != want) {
 		return Span{}, wrong
 	}
+
 	return Span{Offset: a, Length: want, Total: n}, nil
 }
 

@@ -83,6 +83,7 @@ func (w *watched) move(call func([]byte) (int, error), b []byte, fresh bool) (in
 	if fresh {
 		w.extend()
 	}
+
 	w.mu.Unlock()
 
 	n, err := call(b)
@@ -94,12 +95,14 @@ func (w *watched) move(call func([]byte) (int, error), b []byte, fresh bool) (in
 	if w.moved += int64(n); w.moved >= w.floor {
 		w.waited, w.moved = 0, 0
 	}
+
 	if n > 0 {
 		w.extend()
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) && w.waited >= w.window() {
 		err = &tooSlow{err}
 	}
+
 	return n, err
 }
 
@@ -129,6 +132,7 @@ func watchRequest(r *http.Request) *http.Request {
 				mu.Unlock()
 			}
 		}}))
+
 	if r.Body == nil || r.Body == http.NoBody {
 		return out
 	}
@@ -140,6 +144,7 @@ func watchRequest(r *http.Request) *http.Request {
 			return conn
 		}}
 	}
+
 	out.Body = body(r.Body)
 	if r.GetBody != nil {
 		out.GetBody = func() (io.ReadCloser, error) {
@@ -150,6 +155,7 @@ func watchRequest(r *http.Request) *http.Request {
 			return body(again), nil
 		}
 	}
+
 	return out
 }
 

@@ -60,6 +60,7 @@ func (o *Options) Set(name, value string) (known bool, wrong string) {
 	default:
 		return false, ""
 	}
+
 	return true, ""
 }
 
@@ -79,6 +80,7 @@ func Endpoint(text string) (host string, secure bool, wrong string) {
 	case strings.Trim(e.Path, "/") != "" || e.RawQuery != "" || e.Fragment != "":
 		return "", false, "it must be of a scheme, a host and a port only"
 	}
+
 	return e.Host, e.Scheme == "https", ""
 }
 
@@ -98,6 +100,7 @@ func New(o Options) (*Client, error) {
 	if o.Floor <= 0 {
 		o.Floor = Floor
 	}
+
 	config := &tls.Config{MinVersion: tls.VersionTLS12, InsecureSkipVerify: o.InsecureSkipVerify}
 	if o.CAFile != "" {
 		pem, err := os.ReadFile(o.CAFile)
@@ -114,6 +117,7 @@ func New(o Options) (*Client, error) {
 		}
 		config.RootCAs = pool
 	}
+
 	dialer := &net.Dialer{Timeout: dialWait, KeepAlive: 15 * time.Second}
 	return &Client{t: &http.Transport{
 		Proxy: o.Proxy,
@@ -144,9 +148,11 @@ func (c *Client) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
+
 	if date, err := http.ParseTime(answer.Header.Get("Date")); err == nil {
 		c.skew.Store(int64(time.Since(date)))
 	}
+
 	return answer, nil
 }
 
@@ -180,10 +186,12 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 	if ended := objstore.Ended(ctx, op, ref); ended != nil {
 		return ended
 	}
+
 	var known *errs.Error
 	if errors.As(err, &known) {
 		return err
 	}
+
 	e := &errs.Error{Kind: errs.IO, Op: op, Ref: ref, Err: inner(err)}
 	var (
 		unknown x509.UnknownAuthorityError
@@ -204,6 +212,7 @@ func Error(ctx context.Context, op, ref, server string, err error) error {
 	case errors.As(err, &dns) && dns.IsNotFound:
 		return e.WithHint("there is no host of this name: check the remote's URL, and the network of this host")
 	}
+
 	e.WithHint("%s could not be reached, or did not answer: check the network, and that it runs", server)
 	return objstore.TransientAnswer(e, answer(err))
 }
@@ -226,6 +235,7 @@ func answer(err error) objstore.Answer {
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return objstore.Answer{Words: "server does not answer"}
 	}
+
 	return objstore.Answer{Words: "connection broke off"}
 }
 
@@ -260,6 +270,7 @@ func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error)
 		return nil, errs.New(errs.Damaged, "", "", "it has %d bytes, and no object of a repository has more than %d", length,
 			objstore.MaxObjectBytes)
 	}
+
 	body = objstore.PacedReader(ctx, body)
 	if length < 0 {
 		data, err := io.ReadAll(io.LimitReader(body, objstore.MaxObjectBytes+1))
@@ -269,6 +280,7 @@ func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error)
 		}
 		return data, err
 	}
+
 	data := make([]byte, length)
 	if n, err := io.ReadFull(body, data); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
@@ -276,5 +288,6 @@ func ReadBody(ctx context.Context, body io.Reader, length int64) ([]byte, error)
 		}
 		return nil, err
 	}
+
 	return data, nil
 }

@@ -42,15 +42,18 @@ func main() {
 		"silent":   silent,
 		"ioctls":   ioctls,
 	}
+
 	verb, ok := verbs[os.Args[1]]
 	if !ok {
 		fmt.Fprintln(os.Stderr, "no such verb")
 		os.Exit(2)
 	}
+
 	if err := verb(os.Args[2:]); err != nil {
 		fmt.Fprintln(os.Stderr, "victim:", err)
 		os.Exit(1)
 	}
+
 	fmt.Println("done")
 }
 
@@ -70,12 +73,14 @@ func publish(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	defer d.Close()
 	for i := range n {
 		if err := publishOne(d, filepath.Join(dir, strconv.Itoa(i))); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -84,25 +89,32 @@ func publishOne(dir *os.File, name string) error {
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
 	if _, err := f.WriteString("hello "); err != nil {
 		return err
 	}
+
 	if _, err := f.WriteAt([]byte("world"), 6); err != nil {
 		return err
 	}
+
 	if err := f.Truncate(8); err != nil {
 		return err
 	}
+
 	if err := f.Sync(); err != nil {
 		return err
 	}
+
 	if err := os.Mkdir(name+".d", 0o700); err != nil {
 		return err
 	}
+
 	if err := os.Rename(name+".tmp", name); err != nil {
 		return err
 	}
+
 	return dir.Sync()
 }
 
@@ -119,6 +131,7 @@ func parallel(args []string) error {
 			}
 		})
 	}
+
 	wg.Wait()
 	return errors.Join(errs...)
 }
@@ -137,12 +150,14 @@ func storm(args []string) error {
 			}
 		})
 	}
+
 	busy.Go(func() {
 		for !stop.Load() {
 			runtime.GC()
 			_ = make([]byte, 1<<20)
 		}
 	})
+
 	busy.Go(func() {
 		for !stop.Load() {
 			done := make(chan bool)
@@ -153,12 +168,14 @@ func storm(args []string) error {
 			<-done
 		}
 	})
+
 	errs := make([]error, n)
 	for i := range n {
 		wg.Go(func() {
 			errs[i] = stormOne(filepath.Join(dir, strconv.Itoa(i)), rounds)
 		})
 	}
+
 	wg.Wait()
 	stop.Store(true)
 	busy.Wait()
@@ -170,6 +187,7 @@ func stormOne(name string, rounds int) error {
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
 	var want strings.Builder
 	for r := range rounds {
@@ -185,6 +203,7 @@ func stormOne(name string, rounds int) error {
 			return fmt.Errorf("%s: round %d: read %q", name, r, got)
 		}
 	}
+
 	return nil
 }
 
@@ -202,6 +221,7 @@ func silent(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	env := make([]*byte, 1)
 	syscall.ForkLock.Lock()
 	pid, _, errno := unix.RawSyscall(unix.SYS_CLONE, 0, 0, 0)
@@ -212,10 +232,12 @@ func silent(args []string) error {
 			_, _, _ = unix.RawSyscall(unix.SYS_EXIT_GROUP, 1, 0, 0)
 		}
 	}
+
 	syscall.ForkLock.Unlock()
 	if errno != 0 {
 		return errno
 	}
+
 	for {
 		var status unix.WaitStatus
 		_, err := unix.Wait4(int(pid), &status, unix.WALL, nil)
@@ -236,6 +258,7 @@ func child(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	_, tracer, _ := strings.Cut(string(status), "\nTracerPid:\t")
 	tracer, _, _ = strings.Cut(tracer, "\n")
 	if len(args) > 1 {
@@ -247,16 +270,20 @@ func child(args []string) error {
 			return err
 		}
 	}
+
 	f, err := os.Create(args[0])
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	for _, s := range []string{"traced by ", tracer, "\n"} {
 		if _, err := f.WriteString(s); err != nil {
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -275,6 +302,7 @@ func sleep(args []string) error {
 			return err
 		}
 	}
+
 	time.Sleep(time.Hour)
 	return nil
 }
@@ -317,40 +345,52 @@ func notSteps(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	defer f.Close()
+
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err
 	}
+
 	defer r.Close()
 	defer w.Close()
+
 	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
+
 	defer null.Close()
+
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		return err
 	}
+
 	socket := os.NewFile(uintptr(pair[0]), "socket")
 	defer socket.Close()
+
 	for _, to := range []*os.File{w, null, socket, os.Stdout, os.Stderr} {
 		if _, err := to.WriteString("x\n"); err != nil {
 			return err
 		}
 	}
+
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
 		return err
 	}
+
 	// A regular file as the standard output is still the standard output.
 	out, err := os.OpenFile(args[0], os.O_WRONLY|os.O_APPEND, 0)
 	if err != nil {
 		return err
 	}
+
 	if err := syscall.Dup3(int(out.Fd()), 1, 0); err != nil {
 		return err
 	}
+
 	fmt.Println("to the file")
 	return nil
 }
@@ -362,15 +402,20 @@ func lock(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	defer a.Close()
+
 	b, err := os.Open(args[0])
 	if err != nil {
 		return err
 	}
+
 	defer b.Close()
+
 	if err := syscall.Flock(int(a.Fd()), syscall.LOCK_EX); err != nil {
 		return err
 	}
+
 	tid := make(chan int)
 	got := make(chan error)
 	go func() {
@@ -378,6 +423,7 @@ func lock(args []string) error {
 		tid <- syscall.Gettid()
 		got <- syscall.Flock(int(b.Fd()), syscall.LOCK_EX)
 	}()
+
 	waiter := <-tid
 	for range 20 {
 		time.Sleep(time.Millisecond)
@@ -385,9 +431,11 @@ func lock(args []string) error {
 			return err
 		}
 	}
+
 	if err := syscall.Flock(int(a.Fd()), syscall.LOCK_UN); err != nil {
 		return err
 	}
+
 	return <-got
 }
 
@@ -409,6 +457,7 @@ func stopSelf([]string) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
+
 	// To this very thread: a signal to the process may be another thread's to
 	// take, and this one would run on until it has.
 	runtime.LockOSThread()
@@ -416,6 +465,7 @@ func stopSelf([]string) error {
 	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGSTOP); err != nil {
 		return err
 	}
+
 	stopped := time.Since(start) > 100*time.Millisecond
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
@@ -452,19 +502,25 @@ func eintr(args []string) error {
 			return errno
 		}
 	}
+
 	a, err := os.Open(args[0])
 	if err != nil {
 		return err
 	}
+
 	defer a.Close()
+
 	b, err := os.Open(args[0])
 	if err != nil {
 		return err
 	}
+
 	defer b.Close()
+
 	if err := unix.Flock(int(a.Fd()), unix.LOCK_EX); err != nil {
 		return err
 	}
+
 	runtime.LockOSThread()
 	waiter := unix.Gettid()
 	interrupted := make(chan struct{})
@@ -478,11 +534,13 @@ func eintr(args []string) error {
 			}
 		}
 	}()
+
 	err = unix.Flock(int(b.Fd()), unix.LOCK_EX)
 	close(interrupted)
 	if !errors.Is(err, unix.EINTR) {
 		return fmt.Errorf("flock returned %v, not EINTR", err)
 	}
+
 	return unix.Mkdir(args[1], 0o700)
 }
 
@@ -494,6 +552,7 @@ func odd(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	var errs []error
 	add := func(err error) { errs = append(errs, err) }
 	open := func(fd int, err error) {
@@ -502,6 +561,7 @@ func odd(args []string) error {
 			add(unix.Close(fd))
 		}
 	}
+
 	open(unix.Openat2(d, "openat2", &unix.OpenHow{Flags: unix.O_CREAT | unix.O_WRONLY, Mode: 0o600}))
 	open(unix.Openat2(d, "openat2", &unix.OpenHow{Flags: unix.O_RDONLY})) // no step
 	open(unix.Open(dir, unix.O_TMPFILE|unix.O_WRONLY, 0o600))
@@ -524,6 +584,7 @@ func odd(args []string) error {
 	add(err)
 	_, err = unix.Write(m, []byte("x")) // no step
 	add(err)
+
 	// Not sync(2): it waits for every filesystem of the host, also for one that hangs.
 	return errors.Join(errs...)
 }
@@ -535,11 +596,13 @@ func ioctls(args []string) error {
 	if err != nil {
 		return err
 	}
+
 	defer from.Close()
 	to, err := os.OpenFile(args[1], os.O_RDWR, 0)
 	if err != nil {
 		return err
 	}
+
 	defer to.Close()
 	const getBlockSize = 2 // FIGETBSZ
 	_, _ = unix.IoctlGetInt(int(to.Fd()), getBlockSize)

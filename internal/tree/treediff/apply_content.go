@@ -1,0 +1,231 @@
+package treediff
+
+import (
+	"context"
+	"os"
+	"pando/internal/base/errs"
+	"pando/internal/linux/treewalk"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// files copies the added files.
+func (a *applier) files(changes []Change) error {
+	var mu sync.Mutex // for making directories that are missing
+	return a.parallel(changes, func(ch *Change) bool {
+		return ch.isNew() && ch.Type != Dir && ch.Link == ""
+	}, func(ch *Change) error {
+		if a.o.Force {
+			mu.Lock()
+			defer mu.Unlock()
+			return a.replaceFile(ch.Path)
+		}
+		a.done(1, ch.ChangedBytes)
+		if err := a.copyFile(ch.Path); err != nil && !a.taken(ch, err) {
+			return err
+		}
+		return nil
+	})
+}
+
+// missing copies, with Force, what was to be changed but is not there, or is
+// something else. New names of files come after it: those files must be there.
+func (a *applier) missing(changes []Change) error {
+	if !a.o.Force {
+		return nil
+	}
+
+	for i := range changes {
+		ch := &changes[i]
+		if ch.Op == Deleted || ch.Path == "." || ch.newName() {
+			continue
+		}
+
+		dir, name, err := a.parent(ch.Path)
+		if err != nil {
+			return err
+		}
+
+		var st unix.Stat_t
+		err = unix.Fstatat(int(dir.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW)
+		switch {
+		case err == nil && typeOf(uint8(st.Mode&unix.S_IFMT>>12)) == ch.Type:
+		case ch.Type != Dir:
+			err = a.replaceFile(ch.Path)
+		default:
+			if err = a.clear(dir, name, true); err == nil {
+				err = unix.Mkdirat(int(dir.Fd()), name, 0o700)
+			}
+		}
+
+		dir.Close()
+		if err != nil {
+			return failed(ch.Path, "make", err)
+		}
+	}
+
+	return nil
+}
+
+// contents brings the content of files up to date.
+func (a *applier) contents(changes []Change) error {
+	err := a.parallel(changes, func(ch *Change) bool {
+		return ch.Content && ch.Link == "" && !ch.isNew() && ch.Op != Deleted && ch.Type != Dir
+	}, func(ch *Change) error {
+		defer a.done(1, ch.ChangedBytes)
+		if ch.Type != File {
+			return a.replaceFile(ch.Path)
+		}
+		return a.contentUnlessKept(ch)
+	})
+	if err != nil {
+		return err
+	}
+
+	return a.otherNames(changes)
+}
+
+func (a *applier) contentUnlessKept(ch *Change) error {
+	err := a.content(ch)
+	if a.o.Keep && errs.Is(err, errs.Conflict) {
+		return nil // the other side's choice has no such file
+	}
+	return err
+}
+
+func (a *applier) content(ch *Change) error {
+	dirPath, name := split(ch.Path)
+	srcDir, err := treewalk.Open(a.from, dirPath)
+	if err != nil {
+		return failed(dirPath, "open", err)
+	}
+
+	defer srcDir.Close()
+
+	src, err := openFile(place{srcDir, name, ch.Path})
+	if err != nil {
+		return err
+	}
+
+	defer src.Close()
+
+	dst, st, err := a.openChanged(ch.Path)
+	if err != nil && a.o.Force {
+		return a.replaceFile(ch.Path)
+	}
+	if err != nil {
+		return err
+	}
+
+	defer dst.Close()
+
+	ranges := ch.ranges
+	if a.o.Force || st.Size != ch.SizeBefore || ch.Link != "" || ranges == nil && ch.ChangedBytes > 0 {
+		// What is to be changed is not known, so it is found out here.
+		var d delta
+		c := &comparer{ctx: a.ctx}
+		if err := c.readBoth(src, dst, min(st.Size, ch.SizeAfter), nil, &d); err != nil {
+			return failed(ch.Path, "read", err)
+		}
+		if len(d.ranges) > maxRanges {
+			d.ranges = []Range{{0, min(st.Size, ch.SizeAfter)}}
+		}
+		if ch.SizeAfter > st.Size {
+			d.ranges = append(d.ranges, Range{st.Size, ch.SizeAfter})
+		}
+		ranges = d.ranges
+	}
+
+	if st.Size != ch.SizeAfter {
+		if err := unix.Ftruncate(int(dst.Fd()), ch.SizeAfter); err != nil {
+			return failed(ch.Path, "truncate", err)
+		}
+	}
+
+	for _, r := range ranges {
+		if err := a.copyRange(src, dst, r, ch.SizeAfter); err != nil {
+			return failed(ch.Path, "write", err)
+		}
+	}
+
+	return nil
+}
+
+// openChanged opens a regular file of onto. Conflict if it is something else: that
+// is not opened, as a device may do something then.
+func (a *applier) openChanged(path string) (*os.File, unix.Stat_t, error) {
+	st, err := fileAt(a.onto, path)
+	if err != nil {
+		return nil, st, failed(path, "stat", err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil, st, errs.New(errs.Conflict, op, quote(path), "it is no regular file")
+	}
+
+	f, err := treewalk.OpenFlags(a.onto, path, unix.O_RDWR|unix.O_NONBLOCK)
+	return f, st, failed(path, "open", err)
+}
+
+// copyRange makes a range of dst the same as in src, holes included.
+func (a *applier) copyRange(src, dst *os.File, r Range, size int64) error {
+	for off := r.From; off < r.To; {
+		from, to, err := nextData(src, off, size)
+		if err != nil {
+			return err
+		}
+
+		from, to = min(from, r.To), min(to, r.To)
+		if from > off {
+			if err := punch(dst, off, from); err != nil {
+				return err
+			}
+		}
+
+		if err := copyData(a.ctx, src, dst, from, to); err != nil {
+			return err
+		}
+
+		off = max(from, to)
+	}
+
+	return nil
+}
+
+func punch(f *os.File, from, to int64) error {
+	err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, from, to-from)
+	if err != unix.EOPNOTSUPP && err != unix.ENOSYS {
+		return err
+	}
+
+	zero := make([]byte, chunkSize)
+	for from < to {
+		n, err := f.WriteAt(zero[:min(int64(len(zero)), to-from)], from)
+		if err != nil {
+			return err
+		}
+		from += int64(n)
+	}
+
+	return nil
+}
+
+func copyData(ctx context.Context, src, dst *os.File, from, to int64) error {
+	buf := buffers.Get().(*[]byte)
+	defer buffers.Put(buf)
+	for from < to {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		p := (*buf)[:min(int64(len(*buf)), to-from)]
+		if err := readFull(src, p, from); err != nil {
+			return err
+		}
+		if _, err := dst.WriteAt(p, from); err != nil {
+			return err
+		}
+		from += int64(len(p))
+	}
+
+	return nil
+}
