@@ -26,23 +26,23 @@ func (b *BlockSet) Has(i int) bool { return b[i/64]&(1<<(i%64)) != 0 }
 func (b *BlockSet) Count(n int) int {
 	c := 0
 	for i := range b {
-		c += bits.OnesCount64(b.first(i, n))
+		c += bits.OnesCount64(b.maskedWord(i, n))
 	}
 	return c
 }
 
-// first is word i without what is behind the first n blocks.
-func (b *BlockSet) first(i, n int) uint64 {
+// maskedWord is word i without what is behind the first n blocks.
+func (b *BlockSet) maskedWord(i, n int) uint64 {
 	if left := n - 64*i; left < 64 {
 		return b[i] & (1<<max(left, 0) - 1)
 	}
 	return b[i]
 }
 
-// within reports whether the first n blocks of b are all in o.
-func (b *BlockSet) within(o *BlockSet, n int) bool {
+// isSubsetOf reports whether the first n blocks of b are all in o.
+func (b *BlockSet) isSubsetOf(o *BlockSet, n int) bool {
 	for i := range b {
-		if b.first(i, n)&^o[i] != 0 {
+		if b.maskedWord(i, n)&^o[i] != 0 {
 			return false
 		}
 	}
@@ -53,14 +53,14 @@ func (b *BlockSet) within(o *BlockSet, n int) bool {
 func (b *BlockSet) covers(from, to int64) bool {
 	var want BlockSet
 	want.Add(from, to)
-	return want.within(b, frameBlocks)
+	return want.isSubsetOf(b, frameBlocks)
 }
 
 // Blocks is how many blocks the content of a frame has.
 func (f Frame) Blocks() int { return min(int(f.Plain+BlockBytes-1)/BlockBytes, frameBlocks) }
 
-// runs calls fn for every run of blocks that are in the set, as bytes of a content of size bytes.
-func (b *BlockSet) runs(size int, fn func(from, to int)) {
+// eachRun calls fn for every run of blocks that are in the set, as bytes of a content of size bytes.
+func (b *BlockSet) eachRun(size int, fn func(from, to int)) {
 	total := (size + BlockBytes - 1) / BlockBytes
 	for i := 0; i < total; i++ {
 		if !b.Has(i) {

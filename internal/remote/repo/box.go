@@ -119,7 +119,7 @@ type header struct {
 	salt    [saltSize]byte
 }
 
-func (h header) append(b []byte, t objectType) []byte {
+func (h header) appendTo(b []byte, t objectType) []byte {
 	b = putPreamble(b, t, h.version)
 	b = append(b, h.key[:]...)
 	return append(b, h.salt[:]...)
@@ -192,7 +192,7 @@ func sealMeta(
 	plain = append(plain, byte(codec))
 	plain = binary.LittleEndian.AppendUint32(plain, uint32(len(content)))
 	plain = append(plain, packed...)
-	out := h.append(make([]byte, 0, headerSize+len(plain)+tagSize), t)
+	out := h.appendTo(make([]byte, 0, headerSize+len(plain)+tagSize), t)
 	return aead.Seal(out, zeroNonce, plain, metaAAD(out[:headerSize], repository, objectKey))
 }
 

@@ -52,8 +52,8 @@ func (r *reader) count(what string, size int) int {
 	return int(r.uvarint("the number of "+what, uint64(len(r.b)/size)))
 }
 
-// take is the next n bytes, not copied.
-func (r *reader) take(what string, n int) []byte {
+// nextBytes is the next n bytes, not copied.
+func (r *reader) nextBytes(what string, n int) []byte {
 	if r.err == nil && n > len(r.b) {
 		r.fail("it ends in %s", what)
 	}
@@ -66,12 +66,12 @@ func (r *reader) take(what string, n int) []byte {
 }
 
 func (r *reader) id(what string) (id ID) {
-	copy(id[:], r.take(what, len(id)))
+	copy(id[:], r.nextBytes(what, len(id)))
 	return id
 }
 
-// end reports what went wrong, and bytes that are too many.
-func (r *reader) end() error {
+// finish reports what went wrong, and bytes that are too many.
+func (r *reader) finish() error {
 	if len(r.b) > 0 {
 		r.fail("%d bytes are too many", len(r.b))
 	}
@@ -115,8 +115,8 @@ func newSegmentTable(add func(yield func(Segment))) *segmentTable {
 	return t
 }
 
-// append writes the table: per session its ID, and the numbers as distances.
-func (t *segmentTable) append(b []byte) []byte {
+// appendTo writes the table: per session its ID, and the numbers as distances.
+func (t *segmentTable) appendTo(b []byte) []byte {
 	var sessions [][]Segment
 	for i := 0; i < len(t.segments); {
 		j := i

@@ -48,7 +48,7 @@ func newMasterKey(secret []byte, at time.Time) masterKey {
 
 func (k *keyring) current() *masterKey { return &k.keys[len(k.keys)-1] }
 
-func (k *keyring) find(id ID) *masterKey {
+func (k *keyring) findKey(id ID) *masterKey {
 	for i := range k.keys {
 		if k.keys[i].id == id {
 			return &k.keys[i]
@@ -234,8 +234,8 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 	return b, nil
 }
 
-// open reads the sealed part with the ring key, which it keeps.
-func (c publicConfig) open(ringKey []byte) (*keyring, error) {
+// openSealed reads the sealed part with the ring key, which it keeps.
+func (c publicConfig) openSealed(ringKey []byte) (*keyring, error) {
 	plain, err := newAEAD(derive(ringKey, c.salt, infoConfig, keySize)).Open(nil, zeroNonce, c.sealed, c.aad)
 	if err != nil {
 		return nil, damaged("it is not what was written there: authentication failed")
@@ -248,7 +248,7 @@ func (c publicConfig) open(ringKey []byte) (*keyring, error) {
 	}
 
 	k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: ringKey}
-	if err := k.fill(c, private); err != nil {
+	if err := k.loadSealed(c, private); err != nil {
 		for _, key := range private.Keys {
 			clear(key.Secret)
 		}
@@ -258,8 +258,8 @@ func (c publicConfig) open(ringKey []byte) (*keyring, error) {
 	return k, nil
 }
 
-// fill takes over what was sealed, if it is as a writer would have left it.
-func (k *keyring) fill(c publicConfig, private sealedConfig) error {
+// loadSealed takes over what was sealed, if it is as a writer would have left it.
+func (k *keyring) loadSealed(c publicConfig, private sealedConfig) error {
 	if len(private.Keys) == 0 || len(private.Keys) > maxKeys {
 		return damaged("it has %d master keys", len(private.Keys))
 	}
@@ -269,7 +269,7 @@ func (k *keyring) fill(c publicConfig, private sealedConfig) error {
 			return damaged("a master key has %d bytes", len(key.Secret))
 		}
 		m := newMasterKey(key.Secret, key.At)
-		if k.find(m.id) != nil {
+		if k.findKey(m.id) != nil {
 			return damaged("a master key is there twice")
 		}
 		k.keys = append(k.keys, m)
@@ -335,7 +335,7 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 				continue
 			}
 
-			k, err := c.open(ringKey)
+			k, err := c.openSealed(ringKey)
 			if err != nil {
 				clear(ringKey)
 			}
@@ -344,7 +344,7 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 		}
 	}
 
-	return nil, errs.New(errs.Permission, "", "", "%w", &locked{whyLocked(c, kinds)}).
+	return nil, errs.New(errs.Permission, "", "", "%w", &lockedError{whyLocked(c, kinds)}).
 		WithHint("ask somebody who can open it to run %s for the recipient of this host, or use the right passphrase",
 			errs.Run("remote key add"))
 }
@@ -353,7 +353,7 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 func (c publicConfig) opensWith(ctx context.Context, ringKey []byte, secrets []Secret) bool {
 	k, err := (*keyring)(nil), error(nil)
 	if ringKey != nil {
-		k, err = c.open(bytes.Clone(ringKey))
+		k, err = c.openSealed(bytes.Clone(ringKey))
 	}
 	if k == nil {
 		k, err = c.unlock(secrets, ctx.Err)
@@ -366,15 +366,15 @@ func (c publicConfig) opensWith(ctx context.Context, ringKey []byte, secrets []S
 	return true
 }
 
-// locked is the cause of an error about a repository that no secret opens.
-type locked struct{ why string }
+// lockedError is the cause of an error about a repository that no secret opens.
+type lockedError struct{ why string }
 
-func (l *locked) Error() string { return l.why }
+func (l *lockedError) Error() string { return l.why }
 
 // Locked reports whether err says that a repository is there which none of the given
 // secrets opens. The store itself also refuses people with Permission.
 func Locked(err error) bool {
-	var l *locked
+	var l *lockedError
 	return errors.As(err, &l)
 }
 

@@ -162,7 +162,7 @@ func FuzzConfig(f *testing.F) {
 		if refused(t, err) {
 			return
 		}
-		if k, err := c.open(bytes.Clone(ringKey)); err == nil && !bytes.Equal(b, raw) {
+		if k, err := c.openSealed(bytes.Clone(ringKey)); err == nil && !bytes.Equal(b, raw) {
 			t.Errorf("%x opens as %+v", b, k)
 		} else if err != nil {
 			refused(t, err)
@@ -184,7 +184,7 @@ func FuzzSealedConfig(f *testing.F) {
 			return
 		}
 		k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: make([]byte, keySize)}
-		if refused(t, k.fill(c, private)) {
+		if refused(t, k.loadSealed(c, private)) {
 			return
 		}
 		if k.keys[0].id != r.ring.keys[0].id || len(k.slots) != len(c.slots) {
@@ -211,7 +211,7 @@ func FuzzSlot(f *testing.F) {
 			refused(t, err)
 		} else if got != nil && !bytes.Equal(got, want) {
 			// Somebody can wrap any key for a public recipient: it then opens nothing.
-			if _, err := c.open(got); err == nil {
+			if _, err := c.openSealed(got); err == nil {
 				t.Errorf("%x opens config", b)
 			}
 		}
@@ -245,7 +245,7 @@ func FuzzSegmentIndex(f *testing.F) {
 		b := m.data(s.key())
 		h, err := parseHeader(b, typeSegment)
 		must(f, err)
-		aead, err := r.cipher(f.Context(), h, infoSegment)
+		aead, err := r.cipherFor(f.Context(), h, infoSegment)
 		must(f, err)
 		at, length, err := parseFooter(b[len(b)-footerSize:], len(b))
 		must(f, err)

@@ -41,8 +41,8 @@ func writeGolden2(t testing.TB, wrapped []byte) (*golden2Content, *Repo) {
 	k := keyring{
 		version: 2,
 		serial:  7,
-		ringKey: e.bytes(keySize),
-		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
+		ringKey: e.randomBytes(keySize),
+		keys:    []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())},
 	}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	s, err := k.newSlot(e.newID(), NewSlot{Label: "host a", Recipient: testRecipient}, e)
@@ -51,12 +51,12 @@ func writeGolden2(t testing.TB, wrapped []byte) (*golden2Content, *Repo) {
 		s.wrapped = wrapped
 	}
 	k.slots = []slot{s}
-	raw, err := k.encode(e.bytes(saltSize))
+	raw, err := k.encode(e.randomBytes(saltSize))
 	must(t, err)
 	m.set(configKey, raw)
 	r := &Repo{store: m, env: e, id: k.id}
 	r.mu.Lock()
-	r.use(&k, raw, "v1")
+	r.useKeyring(&k, raw, "v1")
 	r.mu.Unlock()
 	t.Cleanup(r.Close)
 
@@ -98,12 +98,12 @@ func writeGolden2(t testing.TB, wrapped []byte) (*golden2Content, *Repo) {
 	uses := []Use{{Segment: g.segment, Size: uint32(len(object))}}
 
 	g.block = Manifest{
-		ID: r.env.newID(), Volume: "web", Point: "v2", Content: Block, FS: "ext4", SizeBytes: golden2Size, Sector: 512, CreatedAt: e.stamp(),
+		ID: r.env.newID(), Volume: "web", Point: "v2", Content: Block, FS: "ext4", SizeBytes: golden2Size, Sector: 512, CreatedAt: e.utcNow(),
 		Consistency: "clean", Source: "s", Session: session, Parent: r.env.newID(), Logical: 1, Added: 2, Version: 2, Map: root, Uses: uses,
 		Extensions: []Extension{{Name: "labels", Data: []byte(`{"team":"storage"}`)}, {Name: "x.empty"}},
 	}
 	g.stream = Manifest{
-		ID: r.env.newID(), Volume: "db", Point: "7", Content: Stream, FS: "native", CreatedAt: e.stamp(), Source: "s", Session: session,
+		ID: r.env.newID(), Volume: "db", Point: "7", Content: Stream, FS: "native", CreatedAt: e.utcNow(), Source: "s", Session: session,
 		Logical: 1, Added: 1, Version: 2, Stream: []Frame{f1, f0, f1}, Uses: uses,
 	}
 	g.empty = Manifest{

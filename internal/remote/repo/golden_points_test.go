@@ -34,8 +34,8 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 	m := newMemory()
 	g := &goldenPoints{}
 
-	k := keyring{version: 1, serial: 3, ringKey: e.bytes(keySize)}
-	k.keys = []masterKey{newMasterKey(e.bytes(keySize), e.stamp())}
+	k := keyring{version: 1, serial: 3, ringKey: e.randomBytes(keySize)}
+	k.keys = []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	s, err := k.newSlot(e.newID(), NewSlot{Label: "host a", Recipient: testRecipient}, e)
 	must(t, err)
@@ -43,12 +43,12 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 		s.wrapped = wrapped
 	}
 	k.slots = []slot{s}
-	raw, err := k.encode(e.bytes(saltSize))
+	raw, err := k.encode(e.randomBytes(saltSize))
 	must(t, err)
 	m.set(configKey, raw)
 	r := &Repo{store: m, env: e, id: k.id}
 	r.mu.Lock()
-	r.use(&k, raw, "v1")
+	r.useKeyring(&k, raw, "v1")
 	r.mu.Unlock()
 	t.Cleanup(r.Close)
 
@@ -56,7 +56,7 @@ func writeGoldenPoints(t testing.TB, wrapped []byte) *goldenPoints {
 		g.points = append(g.points, Point{
 			Seq: uint64(10 * (i + 1)), Name: fmt.Sprint("p", i+1), Manifest: r.env.newID(), Source: "s",
 			Content: Block, FS: "ext4", SizeBytes: 1 << 30,
-			CreatedAt: e.stamp().Add(time.Duration(i) * time.Hour), Added: int64(i), Keep: i == 2,
+			CreatedAt: e.utcNow().Add(time.Duration(i) * time.Hour), Added: int64(i), Keep: i == 2,
 		})
 	}
 	session := r.env.newID()
@@ -273,7 +273,7 @@ func TestPagesAreEdited(t *testing.T) {
 	must(t, err)
 
 	without := func(p []Point) []Point { return slices.DeleteFunc(p, func(x Point) bool { return x.Seq%3 == 0 }) }
-	must(t, w.Edit(ctx, &h, func(p PointPage) bool { return p.has(5000) }, without))
+	must(t, w.Edit(ctx, &h, func(p PointPage) bool { return p.containsSeq(5000) }, without))
 	left := 0
 	for _, p := range all() {
 		if p.Seq%3 == 0 {

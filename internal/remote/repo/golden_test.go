@@ -55,7 +55,7 @@ func noise(seed byte, n int) []byte {
 func goldenEnv() env {
 	return env{
 		random: &counted{}, now: func() time.Time { return time.Date(2026, 11, 22, 1, 2, 3, 456789, time.UTC) },
-		pack: store, scrypt: 10,
+		pack: storeRaw, scrypt: 10,
 	}
 }
 
@@ -87,10 +87,10 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	k := keyring{
 		version: 1,
 		serial:  1,
-		ringKey: e.bytes(keySize),
+		ringKey: e.randomBytes(keySize),
 		keys: []masterKey{
-			newMasterKey(e.bytes(keySize), e.stamp()),
-			newMasterKey(e.bytes(keySize), e.stamp().Add(time.Hour)),
+			newMasterKey(e.randomBytes(keySize), e.utcNow()),
+			newMasterKey(e.randomBytes(keySize), e.utcNow().Add(time.Hour)),
 		},
 	}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
@@ -105,13 +105,13 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 		k.slots = append(k.slots, s)
 	}
 	k.serial = 1<<40 + 3
-	raw, err := k.encode(e.bytes(saltSize))
+	raw, err := k.encode(e.randomBytes(saltSize))
 	must(t, err)
 	m.set(configKey, raw)
 	g.config = *k.clone()
 	r := &Repo{store: m, env: e, id: k.id}
 	r.mu.Lock()
-	r.use(&k, raw, "v1")
+	r.useKeyring(&k, raw, "v1")
 	r.mu.Unlock()
 
 	w := Writer{Pool: "oifdsnonohp2nsqcubr0gnhfhk", Host: "host-a.example"}
@@ -151,14 +151,14 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 
 	g.block = Manifest{
 		ID: r.env.newID(), Volume: "web", Point: "before-upgrade", Content: Block, FS: "ext4", SizeBytes: RegionBytes + 101*BlockBytes + 100, Sector: 4096,
-		CreatedAt: e.stamp().Add(time.Second), Consistency: "crash", Source: "gckkeq0jo03rbeb4fuvt62o3qo", Session: g.session.ID, Parent: r.env.newID(),
+		CreatedAt: e.utcNow().Add(time.Second), Consistency: "crash", Source: "gckkeq0jo03rbeb4fuvt62o3qo", Session: g.session.ID, Parent: r.env.newID(),
 		Origin: &Origin{Ref: "golden@3", Volume: "golden",
 			Manifest: r.env.newID()}, Logical: 5*BlockBytes + 100, Added: 12345,
 		Pages: []Page{{Region: 1, Frame: pf}}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999},
 			{Segment: b.Segment(), Bytes: 1}},
 	}
 	g.stream = Manifest{
-		ID: r.env.newID(), Volume: "db.main", Point: "7", Content: Stream, FS: "native", CreatedAt: e.stamp(), Consistency: "clean", Source: "s",
+		ID: r.env.newID(), Volume: "db.main", Point: "7", Content: Stream, FS: "native", CreatedAt: e.utcNow(), Consistency: "clean", Source: "s",
 		Session: g.session.ID, Logical: 1, Added: 1,
 		Stream: []Frame{f2, f0, f1, f1}, Uses: []Use{{Segment: a.Segment(), Bytes: 9999}},
 	}
@@ -182,7 +182,7 @@ func writeGolden(t testing.TB, wrapped [][]byte, packedText []byte) (*goldenCont
 	}
 	_, err = r.PutHead(ctx, g.head, "")
 	must(t, err)
-	g.seen = Seen{Sessions: []SeenSession{{ID: g.session.ID, Beat: 1, At: e.stamp()}}}
+	g.seen = Seen{Sessions: []SeenSession{{ID: g.session.ID, Beat: 1, At: e.utcNow()}}}
 	_, err = r.PutSeen(ctx, g.seen, "")
 	must(t, err)
 
@@ -232,7 +232,7 @@ func golden(t testing.TB) (*goldenContent, *Repo, *memory) {
 	text, err := os.ReadFile(goldenDir + "/text.zst")
 	must(t, err)
 	g, _ := writeGolden(t, wrapped, text)
-	r, err := open(t.Context(), m, testEnv(), identity(t, testIdentity))
+	r, err := openRepo(t.Context(), m, testEnv(), identity(t, testIdentity))
 	must(t, err)
 	t.Cleanup(r.Close)
 	return g, r, m
@@ -291,7 +291,7 @@ func TestFrozenObjectsAreWrittenTheSame(t *testing.T) {
 
 func goldenRepo(t testing.TB, m objstore.Store) *Repo {
 	t.Helper()
-	r, err := open(t.Context(), m, testEnv(), identity(t, testIdentity))
+	r, err := openRepo(t.Context(), m, testEnv(), identity(t, testIdentity))
 	must(t, err)
 	t.Cleanup(r.Close)
 	return r
@@ -301,7 +301,7 @@ func TestFrozenRepositoryIsRead(t *testing.T) {
 	ctx := t.Context()
 	g, _, m := golden(t)
 	for _, secret := range []Secret{identity(t, testIdentity), Passphrase(goldenPassphrase)} {
-		r, err := open(ctx, m, testEnv(), secret)
+		r, err := openRepo(ctx, m, testEnv(), secret)
 		must(t, err)
 		defer r.Close()
 		same := func(what string, got, want any, err error) {
@@ -386,6 +386,6 @@ func TestFrozenRepositoryIsRead(t *testing.T) {
 			t.Errorf("%d heads", names)
 		}
 	}
-	_, err := open(ctx, m, testEnv(), Passphrase("wrong"))
+	_, err := openRepo(ctx, m, testEnv(), Passphrase("wrong"))
 	kind(t, err, errs.Permission)
 }

@@ -67,8 +67,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// invalid is err as the caller's mistake.
-func invalid(err error) error {
+// asInvalid is err as the caller's mistake.
+func asInvalid(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -99,18 +99,18 @@ func decodeHead(b []byte) (Head, error) {
 func (r *Repo) Head(ctx context.Context, name string) (Head, objstore.Version, error) {
 	const op = "read head"
 	if err := checkName(name); err != nil {
-		return Head{}, "", about(op, name, invalid(err))
+		return Head{}, "", about(op, name, asInvalid(err))
 	}
 	key, err := r.headKey(name)
 	if err != nil {
 		return Head{}, "", err
 	}
-	h, version, err := r.head(ctx, key)
+	h, version, err := r.readHead(ctx, key)
 	return h, version, about(op, name, err)
 }
 
-func (r *Repo) head(ctx context.Context, key string) (Head, objstore.Version, error) {
-	content, version, err := r.get(ctx, typeHead, key, maxHeadBytes)
+func (r *Repo) readHead(ctx context.Context, key string) (Head, objstore.Version, error) {
+	content, version, err := r.getContent(ctx, typeHead, key, maxHeadBytes)
 	if err != nil {
 		return Head{}, "", err
 	}
@@ -137,7 +137,7 @@ func (r *Repo) head(ctx context.Context, key string) (Head, objstore.Version, er
 func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objstore.Version, error) {
 	const op = "write head"
 	if err := h.check(); err != nil {
-		return "", about(op, h.Name, invalid(err))
+		return "", about(op, h.Name, asInvalid(err))
 	}
 
 	h.WriteID = r.env.newID()
@@ -167,12 +167,12 @@ func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objs
 	}
 
 	now, err := r.store.Put(ctx, key, object, condition)
-	return now, about(op, h.Name, changed(err))
+	return now, about(op, h.Name, goneIsConflict(err))
 }
 
-// changed is err; that a state which was expected is gone altogether is a Conflict as
+// goneIsConflict is err; that a state which was expected is gone altogether is a Conflict as
 // well.
-func changed(err error) error {
+func goneIsConflict(err error) error {
 	if errs.Is(err, errs.NotFound) {
 		return errs.New(errs.Conflict, "", "", "%w", err)
 	}
@@ -183,9 +183,9 @@ func changed(err error) error {
 // that of names. An error ends it; a head that went away meanwhile is one, since
 // nobody removes heads.
 func (r *Repo) Heads(ctx context.Context) iter.Seq2[HeadState, error] {
-	return each(ctx, r, headPrefix, func(ctx context.Context, id ID) (HeadState, error) {
+	return readEach(ctx, r, headPrefix, func(ctx context.Context, id ID) (HeadState, error) {
 		key := headPrefix + id.String()
-		h, version, err := r.head(ctx, key)
+		h, version, err := r.readHead(ctx, key)
 		return HeadState{Head: h, Version: version}, about("read head", key, err)
 	})
 }

@@ -66,7 +66,7 @@ func readings(t testing.TB, g *goldenContent, r *Repo) []reading {
 			n, err := r.CheckSegment(ctx, s)
 			return n, err
 		}}, reading{key: s.key(), partial: true, read: func(ctx context.Context, r *Repo) (any, error) {
-			r.segments.drop()
+			r.segments.forgetAll()
 			c, err := r.ReadFrames(ctx, frames)
 			return c, err
 		}})
@@ -132,7 +132,7 @@ func TestEveryChangeOfConfigIsNoticed(t *testing.T) {
 		if tried++; tried%8 == 0 { // a passphrase costs more
 			secret = Passphrase(goldenPassphrase)
 		}
-		r, err := open(t.Context(), m, testEnv(), secret)
+		r, err := openRepo(t.Context(), m, testEnv(), secret)
 		switch {
 		case err == nil:
 			t.Errorf("%s: opened", what)
@@ -207,7 +207,7 @@ func TestSealedForTheRepository(t *testing.T) {
 	g, r, _ := golden(t)
 	for _, x := range readings(t, g, r) {
 		r.id[3] ^= 1
-		r.segments.drop()
+		r.segments.forgetAll()
 		if got, err := x.read(ctx, r); !errs.Is(err, errs.Damaged) {
 			t.Errorf("%s of another repository: %+v, %v", x.key, got, err)
 		}
@@ -296,7 +296,7 @@ func TestFramesAreBoundToTheirPlace(t *testing.T) {
 		} {
 			changed := f
 			change(&changed)
-			r.segments.drop()
+			r.segments.forgetAll()
 			for range 2 { // also when the segment's key is known
 				if got, err := r.ReadFrames(ctx, []Frame{changed}); !errs.Is(err, errs.Damaged) {
 					t.Errorf("%+v with another %s: %x, %v", f, what, got, err)
@@ -355,7 +355,7 @@ func TestChangedVersionIsDamage(t *testing.T) {
 	raw := m.data(configKey)
 	m.set(configKey, withVersion(raw, 9))
 	for _, secret := range []Secret{identity(t, testIdentity), Passphrase(goldenPassphrase)} {
-		_, err := open(ctx, m, testEnv(), secret)
+		_, err := openRepo(ctx, m, testEnv(), secret)
 		kind(t, err, errs.Damaged)
 	}
 	kind(t, r.Refresh(ctx), errs.Damaged)
@@ -365,7 +365,7 @@ func TestChangedVersionIsDamage(t *testing.T) {
 	}
 	stranger, _, err := NewIdentity()
 	must(t, err)
-	_, err = open(ctx, m, testEnv(), identity(t, stranger))
+	_, err = openRepo(ctx, m, testEnv(), identity(t, stranger))
 	kind(t, err, errs.TooNew) // who has no key of it cannot tell
 }
 
@@ -383,11 +383,11 @@ func TestTooNew(t *testing.T) {
 		}
 		m.set(x.key, was)
 	}
-	must(t, r.change(ctx, func(k *keyring) error {
+	must(t, r.changeConfig(ctx, func(k *keyring) error {
 		k.version = configVersion + 1
 		return nil
 	}))
-	_, err := open(ctx, m, testEnv(), identity(t, testIdentity))
+	_, err := openRepo(ctx, m, testEnv(), identity(t, testIdentity))
 	kind(t, err, errs.TooNew)
 
 	page, err := EncodePage(g.pieces)

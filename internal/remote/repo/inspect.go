@@ -13,12 +13,12 @@ import (
 
 // HeadIDs yields what the keys of all heads end with: keyed hashes of names. An error
 // ends it.
-func (r *Repo) HeadIDs(ctx context.Context) iter.Seq2[ID, error] { return r.names(ctx, headPrefix) }
+func (r *Repo) HeadIDs(ctx context.Context) iter.Seq2[ID, error] { return r.listIDs(ctx, headPrefix) }
 
 // HeadByID reads a head without knowing its name. NotFound, Damaged, TooNew.
 func (r *Repo) HeadByID(ctx context.Context, id ID) (HeadState, error) {
 	key := headPrefix + id.String()
-	h, version, err := r.head(ctx, key)
+	h, version, err := r.readHead(ctx, key)
 	return HeadState{Head: h, Version: version}, about("read head", key, err)
 }
 
@@ -48,7 +48,7 @@ func (r *Repo) RawSession(ctx context.Context, id ID) (SessionState, error) {
 
 // SessionIDs yields the IDs of all sessions. An error ends it.
 func (r *Repo) SessionIDs(ctx context.Context) iter.Seq2[ID, error] {
-	return r.names(ctx, sessionPrefix)
+	return r.listIDs(ctx, sessionPrefix)
 }
 
 // DropSeen removes what prunes have left for each other, if it cannot be read any more.

@@ -86,7 +86,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 
 	b := binary.AppendUvarint(nil, uint64(len(fields)))
 	b = append(b, fields...)
-	b = table.append(b)
+	b = table.appendTo(b)
 	for _, u := range uses {
 		b = binary.AppendUvarint(b, uint64(u.Size))
 	}
@@ -101,7 +101,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 
 	b = binary.AppendUvarint(b, uint64(len(m.Stream)))
 	for _, f := range m.Stream {
-		b = last.append(b, table, f)
+		b = last.appendFrame(b, table, f)
 	}
 
 	b = binary.AppendUvarint(b, uint64(len(m.Extensions)))
@@ -123,7 +123,7 @@ func (m *Manifest) encode2() ([]byte, error) {
 func decodeManifest2(b []byte) (Manifest, error) {
 	m := Manifest{}
 	r := &reader{b: b}
-	fields := r.take("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
+	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
 	if r.err != nil {
 		return Manifest{}, r.err
 	}
@@ -160,11 +160,11 @@ func decodeManifest2(b []byte) (Manifest, error) {
 		if r.err != nil {
 			break
 		}
-		m.Stream = append(m.Stream, last.read(r, segments, FrameBytes))
+		m.Stream = append(m.Stream, last.readFrame(r, segments, FrameBytes))
 	}
 
 	unknown := r.extensions(&m)
-	if err := r.end(); err != nil {
+	if err := r.finish(); err != nil {
 		return Manifest{}, err
 	}
 
@@ -192,9 +192,9 @@ func (r *reader) extensions(m *Manifest) (unknown string) {
 			return ""
 		}
 
-		x := Extension{Name: string(r.take("an extension's name", int(r.uvarint("the length of a name", maxExtensionName))))}
-		flags := r.take("an extension's flags", 1)
-		data := r.take("an extension", int(r.uvarint("the length of an extension", maxExtensionBytes)))
+		x := Extension{Name: string(r.nextBytes("an extension's name", int(r.uvarint("the length of a name", maxExtensionName))))}
+		flags := r.nextBytes("an extension's flags", 1)
+		data := r.nextBytes("an extension", int(r.uvarint("the length of an extension", maxExtensionBytes)))
 		if r.err != nil {
 			return ""
 		}

@@ -124,7 +124,7 @@ func (m *Manifest) encode() ([]byte, error) {
 
 	b := binary.AppendUvarint(nil, uint64(len(fields)))
 	b = append(b, fields...)
-	b = table.append(b)
+	b = table.appendTo(b)
 	for _, u := range uses {
 		b = binary.AppendUvarint(b, uint64(u.Bytes))
 	}
@@ -134,13 +134,13 @@ func (m *Manifest) encode() ([]byte, error) {
 	next := uint64(0)
 	for _, p := range m.Pages {
 		b = binary.AppendUvarint(b, uint64(p.Region)-next)
-		b = last.append(b, table, p.Frame)
+		b = last.appendFrame(b, table, p.Frame)
 		next = uint64(p.Region) + 1
 	}
 
 	b = binary.AppendUvarint(b, uint64(len(m.Stream)))
 	for _, f := range m.Stream {
-		b = last.append(b, table, f)
+		b = last.appendFrame(b, table, f)
 	}
 
 	return b, nil
@@ -167,7 +167,7 @@ func sizesOf(uses []Use) []uint32 {
 // in any: as the content needs them.
 type looseFrame struct{ segment, index, offset int64 }
 
-func (l *looseFrame) append(b []byte, t *segmentTable, f Frame) []byte {
+func (l *looseFrame) appendFrame(b []byte, t *segmentTable, f Frame) []byte {
 	s := int64(t.index[f.Segment])
 	b = binary.AppendVarint(b, s-l.segment)
 	if s != l.segment {
@@ -185,7 +185,7 @@ func (l *looseFrame) append(b []byte, t *segmentTable, f Frame) []byte {
 	return b
 }
 
-func (l *looseFrame) read(r *reader, segments []Segment, limit uint32) Frame {
+func (l *looseFrame) readFrame(r *reader, segments []Segment, limit uint32) Frame {
 	step := r.varint("a frame's segment")
 	if step != 0 {
 		*l = looseFrame{segment: l.segment + step, offset: headerSize}
@@ -220,7 +220,7 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 
 	var m Manifest
 	r := &reader{b: b}
-	fields := r.take("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
+	fields := r.nextBytes("its fields", int(r.uvarint("the length of its fields", maxManifestBytes)))
 	if r.err != nil {
 		return Manifest{}, r.err
 	}
@@ -252,7 +252,7 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 			r.fail("a page is of region %d", region)
 			break
 		}
-		m.Pages = append(m.Pages, Page{Region: uint32(region), Frame: last.read(r, segments, MaxPageBytes)})
+		m.Pages = append(m.Pages, Page{Region: uint32(region), Frame: last.readFrame(r, segments, MaxPageBytes)})
 		next = region + 1
 	}
 
@@ -265,10 +265,10 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 		if r.err != nil {
 			break
 		}
-		m.Stream = append(m.Stream, last.read(r, segments, FrameBytes))
+		m.Stream = append(m.Stream, last.readFrame(r, segments, FrameBytes))
 	}
 
-	if err := r.end(); err != nil {
+	if err := r.finish(); err != nil {
 		return Manifest{}, err
 	}
 
@@ -287,7 +287,7 @@ func manifestKey(id ID) string { return manifestPrefix + id.String() }
 func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 	const op = "write manifest"
 	if err := m.check(); err != nil {
-		return about(op, m.ID.String(), invalid(err))
+		return about(op, m.ID.String(), asInvalid(err))
 	}
 
 	version := byte(objectVersion)
@@ -309,11 +309,11 @@ func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 		return about(op, m.ID.String(), err)
 	}
 
-	return about(op, m.ID.String(), r.putNew(ctx, key, object))
+	return about(op, m.ID.String(), r.putIfAbsent(ctx, key, object))
 }
 
-// putNew writes what must not be there yet.
-func (r *Repo) putNew(ctx context.Context, key string, object []byte) error {
+// putIfAbsent writes what must not be there yet.
+func (r *Repo) putIfAbsent(ctx context.Context, key string, object []byte) error {
 	_, err := r.store.Put(ctx, key, object, objstore.IfAbsent)
 	if errs.Is(err, errs.Conflict) {
 		return errs.New(errs.Exists, "", "", "%w", err)
@@ -349,5 +349,5 @@ func (r *Repo) DeleteManifest(ctx context.Context, id ID) error {
 
 // Manifests yields the IDs of all manifests, in order of their text. An error ends it.
 func (r *Repo) Manifests(ctx context.Context) iter.Seq2[ID, error] {
-	return r.names(ctx, manifestPrefix)
+	return r.listIDs(ctx, manifestPrefix)
 }

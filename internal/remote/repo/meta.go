@@ -34,7 +34,7 @@ func (r *Repo) sealVersion(t objectType, version byte, key string, content []byt
 	if len(content) > limit {
 		return nil, errs.New(errs.Invalid, "", "", "it would take %d bytes, more than %d", len(content), limit)
 	}
-	h, aead, err := r.fresh(infoMetadata)
+	h, aead, err := r.newSealingCipher(infoMetadata)
 	if err != nil {
 		return nil, err
 	}
@@ -42,30 +42,30 @@ func (r *Repo) sealVersion(t objectType, version byte, key string, content []byt
 	return sealMeta(aead, h, t, r.id, key, content, r.env.pack), nil
 }
 
-// opened is a metadata object that was read.
-type opened struct {
+// openedObject is a metadata object that was read.
+type openedObject struct {
 	content []byte
 	format  byte             // version of the object
 	version objstore.Version // in the store
 }
 
 // unseal is the content of a metadata object that was read from a key.
-func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) (opened, error) {
+func (r *Repo) unseal(ctx context.Context, t objectType, key string, object []byte, limit int) (openedObject, error) {
 	h, err := parseHeader(object, t)
 	if errs.Is(err, errs.TooNew) && r.wasOlder(t, key, object, limit) {
 		err = changedVersion(object)
 	}
 	if err != nil {
-		return opened{}, err
+		return openedObject{}, err
 	}
 
-	aead, err := r.cipher(ctx, h, infoMetadata)
+	aead, err := r.cipherFor(ctx, h, infoMetadata)
 	if err != nil {
-		return opened{}, err
+		return openedObject{}, err
 	}
 
 	content, err := openMeta(aead, object, r.id, key, limit)
-	return opened{content: content, format: h.version}, err
+	return openedObject{content: content, format: h.version}, err
 }
 
 // wasOlder reports whether an object that says it is of a newer version was written as one of a version that is known:
@@ -89,38 +89,38 @@ func (r *Repo) wasOlder(t objectType, key string, object []byte, limit int) bool
 	return false
 }
 
-// get reads a metadata object. What does not authenticate is read once more: a bit may have flipped on its way.
-func (r *Repo) get(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
+// getContent reads a metadata object. What does not authenticate is read once more: a bit may have flipped on its way.
+func (r *Repo) getContent(ctx context.Context, t objectType, key string, limit int) ([]byte, objstore.Version, error) {
 	o, err := r.getObject(ctx, t, key, limit)
 	return o.content, o.version, err
 }
 
 // getObject is get with all that there is to know of the object.
-func (r *Repo) getObject(ctx context.Context, t objectType, key string, limit int) (opened, error) {
-	o, err := r.getOnce(ctx, t, key, limit)
+func (r *Repo) getObject(ctx context.Context, t objectType, key string, limit int) (openedObject, error) {
+	o, err := r.getObjectOnce(ctx, t, key, limit)
 	if errs.Is(err, errs.Damaged) {
-		return r.getOnce(ctx, t, key, limit)
+		return r.getObjectOnce(ctx, t, key, limit)
 	}
 	return o, err
 }
 
-func (r *Repo) getOnce(ctx context.Context, t objectType, key string, limit int) (opened, error) {
+func (r *Repo) getObjectOnce(ctx context.Context, t objectType, key string, limit int) (openedObject, error) {
 	// What is packed is never larger than what is not.
 	most := int64(limit) + headerSize + metaSize + tagSize
 	object, info, err := r.store.Get(ctx, key, 0, most+1)
 	if err != nil {
-		return opened{}, err
+		return openedObject{}, err
 	}
 	if int64(len(object)) > most {
-		return opened{}, damaged("it has more than %d bytes", most)
+		return openedObject{}, damaged("it has more than %d bytes", most)
 	}
 	o, err := r.unseal(ctx, t, key, object, limit)
 	o.version = info.Version
 	return o, err
 }
 
-// names yields the IDs in the keys under a prefix. Other keys are not ours.
-func (r *Repo) names(ctx context.Context, prefix string) iter.Seq2[ID, error] {
+// listIDs yields the IDs in the keys under a prefix. Other keys are not ours.
+func (r *Repo) listIDs(ctx context.Context, prefix string) iter.Seq2[ID, error] {
 	return func(yield func(ID, error) bool) {
 		for o, err := range r.store.List(ctx, prefix) {
 			if err != nil {
@@ -138,15 +138,15 @@ func (r *Repo) names(ctx context.Context, prefix string) iter.Seq2[ID, error] {
 	}
 }
 
-// each is inOrder for the IDs under a prefix.
-func each[T any](
+// readEach is inOrder for the IDs under a prefix.
+func readEach[T any](
 	ctx context.Context, r *Repo, prefix string, get func(context.Context, ID) (T, error),
 ) iter.Seq2[T, error] {
-	return inOrder(ctx, r.names(ctx, prefix), get)
+	return readInOrder(ctx, r.listIDs(ctx, prefix), get)
 }
 
-// inOrder calls get for each of ids, several at once, and yields what it gave in order. An error ends it.
-func inOrder[K, T any](
+// readInOrder calls get for each of ids, several at once, and yields what it gave in order. An error ends it.
+func readInOrder[K, T any](
 	ctx context.Context,
 	ids iter.Seq2[K, error],
 	get func(context.Context, K) (T, error),

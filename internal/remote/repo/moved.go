@@ -85,7 +85,7 @@ func encodeMoved(packs []MovedPack) []byte {
 				yield(s.Segment)
 			}
 		})
-		b = table.append(b)
+		b = table.appendTo(b)
 		for _, s := range p.Segments {
 			b = binary.AppendUvarint(b, uint64(s.Bytes))
 		}
@@ -131,7 +131,7 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 		out = append(out, p)
 	}
 
-	return out, r.end()
+	return out, r.finish()
 }
 
 // PutTable writes the table of packs that are there: none means that there will be none. Nothing else may have been
@@ -147,12 +147,12 @@ func (r *Repo) putTable(ctx context.Context, t Table, packs []MovedPack) error {
 		return err
 	}
 
-	err = r.putNew(ctx, t.key(), object)
+	err = r.putIfAbsent(ctx, t.key(), object)
 	if !errs.Is(err, errs.Exists) {
 		return err
 	}
 
-	was, _, rerr := r.get(ctx, typeMoved, t.key(), maxMovedBytes)
+	was, _, rerr := r.getContent(ctx, typeMoved, t.key(), maxMovedBytes)
 	want, uerr := r.unseal(ctx, typeMoved, t.key(), object, maxMovedBytes)
 	if rerr == nil && uerr == nil && bytes.Equal(was, want.content) {
 		return nil
@@ -175,7 +175,7 @@ func (r *Repo) sealTable(t Table, packs []MovedPack) ([]byte, error) {
 
 	content := encodeMoved(packs)
 	if _, err := decodeMoved(t, content); err != nil {
-		return nil, invalid(err)
+		return nil, asInvalid(err)
 	}
 
 	return r.seal(typeMoved, t.key(), content, maxMovedBytes)
@@ -204,7 +204,7 @@ func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bo
 // DescribePack reads what a table says of a pack from the pack itself. NotFound, Damaged, TooNew.
 func (r *Repo) DescribePack(ctx context.Context, p PackState) (MovedPack, error) {
 	m := MovedPack{Pack: p.Pack, Bytes: p.Bytes}
-	err := r.inPack(Place{Pack: p.Pack}, func() error {
+	err := r.readPackTwice(Place{Pack: p.Pack}, func() error {
 		x, err := r.packIndex(ctx, p.Pack, p.Bytes)
 		if err != nil {
 			return err
@@ -221,7 +221,7 @@ func (r *Repo) DescribePack(ctx context.Context, p PackState) (MovedPack, error)
 
 // ReadTable reads a table. NotFound, Damaged, TooNew.
 func (r *Repo) ReadTable(ctx context.Context, t Table) ([]MovedPack, error) {
-	content, _, err := r.get(ctx, typeMoved, t.key(), maxMovedBytes)
+	content, _, err := r.getContent(ctx, typeMoved, t.key(), maxMovedBytes)
 	if err != nil {
 		return nil, about("read table", t.String(), err)
 	}
@@ -273,7 +273,7 @@ func (r *Repo) Moved(ctx context.Context) (Moved, error) {
 			}
 		}
 
-		lacks := m.lacks()
+		lacks := m.countMissingPacks()
 		if lacks == 0 || try > 0 && sameTables(last, m) || try == 4 {
 			return m, nil
 		}
@@ -310,8 +310,8 @@ func sameTables(a, b Moved) bool {
 	return len(a.Tables) == len(b.Tables)
 }
 
-// lacks is how many packs the tables name that are not there as they were written.
-func (m *Moved) lacks() (n int) {
+// countMissingPacks is how many packs the tables name that are not there as they were written.
+func (m *Moved) countMissingPacks() (n int) {
 	for _, packs := range m.Tables {
 		for _, p := range packs {
 			if bytes, there := m.Packs[p.Pack]; !there || bytes != p.Bytes {
@@ -332,7 +332,7 @@ func (r *Repo) readTables(ctx context.Context) (Moved, error) {
 				return Moved{}, err
 			}
 
-			packs, known := r.moves.table(t)
+			packs, known := r.moves.knownTable(t)
 			if !known {
 				packs, err = r.ReadTable(ctx, t)
 			}
@@ -350,7 +350,7 @@ func (r *Repo) readTables(ctx context.Context) (Moved, error) {
 		}
 
 		if !gone || try == 8 {
-			r.moves.set(m)
+			r.moves.setTables(m)
 			return m, nil
 		}
 	}

@@ -162,7 +162,7 @@ func (n NodeRef) check(at NodeAt) error {
 func EncodeNode(n *Node) ([]byte, error) {
 	const op = "write a node"
 	if err := n.check(); err != nil {
-		return nil, about(op, "", invalid(err))
+		return nil, about(op, "", asInvalid(err))
 	}
 
 	kind := byte(0)
@@ -194,7 +194,7 @@ func appendChildren(b []byte, children *[NodeChildren]NodeRef) []byte {
 		}
 	})
 
-	b = table.append(b)
+	b = table.appendTo(b)
 	there := uint32(0)
 	for i, c := range children {
 		if !c.IsZero() {
@@ -214,13 +214,13 @@ func appendChildren(b []byte, children *[NodeChildren]NodeRef) []byte {
 }
 
 func appendNodeRef(b []byte, t *segmentTable, last *looseFrame, n NodeRef) []byte {
-	b = last.append(b, t, n.Frame)
+	b = last.appendFrame(b, t, n.Frame)
 	b = binary.AppendUvarint(b, uint64(n.Pieces))
 	return binary.AppendUvarint(b, uint64(n.Bytes))
 }
 
 func (r *reader) nodeRef(segments []Segment, last *looseFrame, used []bool) NodeRef {
-	n := NodeRef{Frame: last.read(r, segments, MaxNodeBytes)}
+	n := NodeRef{Frame: last.readFrame(r, segments, MaxNodeBytes)}
 	n.Pieces = int64(r.uvarint("the number of pieces of a node", MaxVolumeBytes/BlockBytes))
 	n.Bytes = int64(r.uvarint("the bytes of a node", MaxVolumeBytes))
 	if r.err == nil && used != nil {
@@ -258,7 +258,7 @@ func decodeNode(b []byte) (*Node, error) {
 		n.Children = r.children()
 	}
 
-	if err := r.end(); err != nil {
+	if err := r.finish(); err != nil {
 		return nil, err
 	}
 
@@ -272,7 +272,7 @@ func decodeNode(b []byte) (*Node, error) {
 func (r *reader) children() *[NodeChildren]NodeRef {
 	segments := r.segmentTable(NodeChildren)
 	var there uint32
-	if b := r.take("which children there are", 4); b != nil {
+	if b := r.nextBytes("which children there are", 4); b != nil {
 		there = binary.LittleEndian.Uint32(b)
 	}
 	if r.err == nil && (there == 0 || len(segments) > bits.OnesCount32(there)) {
@@ -374,7 +374,7 @@ func (r *Repo) readNodes(
 		frames[i] = nodes[n].Frame
 	}
 
-	contents, err := along.contents(ctx, r, frames)
+	contents, err := along.readContents(ctx, r, frames)
 	if contents == nil && err == nil {
 		contents, err = r.ReadFrames(ctx, frames)
 	}
@@ -414,14 +414,14 @@ func (n NodeAt) decode(b []byte) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := n.matches(node); err != nil {
+	if err := n.checkMatches(node); err != nil {
 		return nil, err
 	}
 	return node, nil
 }
 
-// matches says in what a node is not the one that is referred to.
-func (n NodeAt) matches(node *Node) error {
+// checkMatches says in what a node is not the one that is referred to.
+func (n NodeAt) checkMatches(node *Node) error {
 	if node.Level != n.Level || node.Index != n.Index {
 		return damaged("it is node %d of level %d, not %d of level %d", node.Index, node.Level, n.Index, n.Level)
 	}
@@ -475,7 +475,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 		w.used, waits[i] = c.clock, w
 	}
 
-	c.shrink()
+	c.forgetOldest()
 	c.mu.Unlock()
 
 	if len(todo) > 0 {
@@ -507,7 +507,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 
 		out[i] = w.node
 		if n := w.node.Node; n != nil { // it may have been asked for as another one
-			if err := nodes[i].matches(n); err != nil {
+			if err := nodes[i].checkMatches(n); err != nil {
 				out[i] = ReadNode{Err: about("read a node", frameRef(nodes[i].Frame), err)}
 			}
 		}
@@ -523,8 +523,8 @@ func (c *NodeCache) Has(f Frame) bool {
 	return c.known[f] != nil
 }
 
-// shrink forgets the half of the nodes that nobody asked for longest; the caller holds mu.
-func (c *NodeCache) shrink() {
+// forgetOldest forgets the half of the nodes that nobody asked for longest; the caller holds mu.
+func (c *NodeCache) forgetOldest() {
 	if len(c.known) <= 2*c.most {
 		return
 	}

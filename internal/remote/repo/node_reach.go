@@ -22,7 +22,7 @@ type stretch struct {
 	aead    cipher.AEAD
 }
 
-func (s stretch) has(seg Segment, from, to uint32) bool {
+func (s stretch) covers(seg Segment, from, to uint32) bool {
 	return s.segment == seg && s.start <= from && int64(to) <= int64(s.start)+int64(len(s.b))
 }
 
@@ -33,10 +33,10 @@ type stretches struct {
 	all []stretch // the oldest first
 }
 
-// contents returns what nodes of one segment contain, from a stretch, or with one request that reads such a stretch.
+// readContents returns what nodes of one segment contain, from a stretch, or with one request that reads such a stretch.
 // Nil
 // without an error: they are not where they were written, or not whole there, and must be read as all frames are.
-func (s *stretches) contents(ctx context.Context, r *Repo, frames []Frame) ([][]byte, error) {
+func (s *stretches) readContents(ctx context.Context, r *Repo, frames []Frame) ([][]byte, error) {
 	if s == nil {
 		return nil, nil
 	}
@@ -49,13 +49,13 @@ func (s *stretches) contents(ctx context.Context, r *Repo, frames []Frame) ([][]
 		start, end = min(start, f.Offset), max(end, f.Offset+f.Stored)
 	}
 
-	part, known := s.find(seg, start, end)
+	part, known := s.findStretch(seg, start, end)
 	if !known {
-		if places, _ := r.moves.of(seg); len(places) > 0 || end-start > nodeReach {
+		if places, _ := r.moves.placesOf(seg); len(places) > 0 || end-start > nodeReach {
 			return nil, nil
 		}
 		var err error
-		if part, err = s.read(ctx, r, seg, start, end); unreadable(err) {
+		if part, err = s.readStretch(ctx, r, seg, start, end); unreadable(err) {
 			return nil, nil
 		} else if err != nil {
 			return nil, err
@@ -67,18 +67,18 @@ func (s *stretches) contents(ctx context.Context, r *Repo, frames []Frame) ([][]
 		at := f.Offset - part.start
 		content, err := openFrame(part.aead, r.id, f, bytes.Clone(part.b[at:at+f.Stored]))
 		if err != nil {
-			s.forget(seg)
+			s.forgetSegment(seg)
 			return nil, nil
 		}
 		out[i] = content
 	}
 
-	r.segments.put(seg, part.aead) // not before it has opened something: the header may be damaged
+	r.segments.keepCipher(seg, part.aead) // not before it has opened something: the header may be damaged
 	return out, nil
 }
 
-// read reads [start, end) of a segment and what is before it, and keeps that.
-func (s *stretches) read(ctx context.Context, r *Repo, seg Segment, start, end uint32) (stretch, error) {
+// readStretch reads [start, end) of a segment and what is before it, and keeps that.
+func (s *stretches) readStretch(ctx context.Context, r *Repo, seg Segment, start, end uint32) (stretch, error) {
 	from := start - min(start, nodeReach)
 	if from <= headerReach {
 		from = 0 // with the header, if it is needed
@@ -100,19 +100,19 @@ func (s *stretches) read(ctx context.Context, r *Repo, seg Segment, start, end u
 	return part, nil
 }
 
-func (s *stretches) find(seg Segment, from, to uint32) (stretch, bool) {
+func (s *stretches) findStretch(seg Segment, from, to uint32) (stretch, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, part := range s.all {
-		if part.has(seg, from, to) {
+		if part.covers(seg, from, to) {
 			return part, true
 		}
 	}
 	return stretch{}, false
 }
 
-// forget drops what is kept of a segment: something of it is not as it was written, or was not read as it is.
-func (s *stretches) forget(seg Segment) {
+// forgetSegment drops what is kept of a segment: something of it is not as it was written, or was not read as it is.
+func (s *stretches) forgetSegment(seg Segment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var left []stretch

@@ -51,7 +51,7 @@ func TestNodesOfOnePushInOneRequest(t *testing.T) {
 		_, path := pathOf(t, r, data)
 		s := storetest.Faulty(m)
 		r.store = s
-		r.segments.drop()
+		r.segments.forgetAll()
 		cache := r.NewNodeCache(100)
 		for _, n := range path {
 			got, err := cache.Read(t.Context(), []NodeAt{n})
@@ -89,7 +89,7 @@ func TestWhatIsReadAlongIsChecked(t *testing.T) {
 			},
 		})
 		r.store = s
-		r.segments.drop()
+		r.segments.forgetAll()
 		cache := r.NewNodeCache(100)
 		for _, n := range path {
 			got, err := cache.Read(t.Context(), []NodeAt{n})

@@ -50,36 +50,36 @@ type env struct {
 
 var realEnv = env{random: rand.Reader, now: time.Now, pack: Compress, scrypt: scryptCost}
 
-// fill fills b with random bytes.
-func (e env) fill(b []byte) {
+// fillRandom fills b with random bytes.
+func (e env) fillRandom(b []byte) {
 	if _, err := io.ReadFull(e.random, b); err != nil {
 		panic(err) // crypto/rand never fails; tests give enough
 	}
 }
 
-func (e env) bytes(n int) []byte {
+func (e env) randomBytes(n int) []byte {
 	b := make([]byte, n)
-	e.fill(b)
+	e.fillRandom(b)
 	return b
 }
 
 func (e env) newID() (id ID) {
-	e.fill(id[:])
+	e.fillRandom(id[:])
 	return id
 }
 
-// stamp is now as it is stored: UTC, without what only this process knows.
-func (e env) stamp() time.Time { return e.now().UTC().Round(0) }
+// utcNow is now as it is stored: UTC, without what only this process knows.
+func (e env) utcNow() time.Time { return e.now().UTC().Round(0) }
 
 // Create makes a repository in an empty store and opens it. All of it is one object
 // that is written if nothing is there, so of several that try one succeeds, and one
 // that was killed leaves a repository or nothing. Exists if there is a repository,
 // or anything else; Invalid for a slot that cannot be made.
 func Create(ctx context.Context, s objstore.Store, first NewSlot) (*Repo, error) {
-	return create(ctx, s, first, realEnv)
+	return createRepo(ctx, s, first, realEnv)
 }
 
-func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo, error) {
+func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo, error) {
 	const op = "create the repository in"
 	if err := first.check(op); err != nil {
 		return nil, err
@@ -101,8 +101,8 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 	k := &keyring{
 		version: configVersion,
 		serial:  1,
-		ringKey: e.bytes(keySize),
-		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
+		ringKey: e.randomBytes(keySize),
+		keys:    []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())},
 	}
 
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
@@ -112,7 +112,7 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 	}
 
 	k.slots = []slot{added}
-	raw, err := k.encode(e.bytes(saltSize))
+	raw, err := k.encode(e.randomBytes(saltSize))
 	if err != nil {
 		return nil, about(op, s.String(), err)
 	}
@@ -133,7 +133,7 @@ func create(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo,
 	r.mu.Lock()
 	defer r.mu.Unlock()
 
-	r.use(k, raw, version)
+	r.useKeyring(k, raw, version)
 	return r, nil
 }
 
@@ -149,7 +149,7 @@ func (k *keyring) newSlot(id ID, n NewSlot, e env) (slot, error) {
 		return slot{}, err
 	}
 	return slot{
-		SlotInfo: SlotInfo{ID: id, Label: n.Label, Kind: n.kind(), Recipient: n.Recipient, CreatedAt: e.stamp()},
+		SlotInfo: SlotInfo{ID: id, Label: n.Label, Kind: n.kind(), Recipient: n.Recipient, CreatedAt: e.utcNow()},
 		wrapped:  wrapped,
 	}, nil
 }
@@ -160,10 +160,10 @@ func (k *keyring) newSlot(id ID, n NewSlot, e env) (slot, error) {
 //
 // Who opens a repository again should know that it is the same: see [Repo.Check].
 func Open(ctx context.Context, s objstore.Store, secrets ...Secret) (*Repo, error) {
-	return open(ctx, s, realEnv, secrets...)
+	return openRepo(ctx, s, realEnv, secrets...)
 }
 
-func open(ctx context.Context, s objstore.Store, e env, secrets ...Secret) (*Repo, error) {
+func openRepo(ctx context.Context, s objstore.Store, e env, secrets ...Secret) (*Repo, error) {
 	const op = "open the repository in"
 	raw, version, err := readConfig(ctx, s)
 	if errs.Is(err, errs.NotFound) {
@@ -183,7 +183,7 @@ func open(ctx context.Context, s objstore.Store, e env, secrets ...Secret) (*Rep
 	r := &Repo{store: s, env: e, id: k.id, secrets: secrets}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.use(k, raw, version)
+	r.useKeyring(k, raw, version)
 	return r, nil
 }
 
@@ -200,8 +200,8 @@ func unlock(ctx context.Context, raw []byte, secrets []Secret) (*keyring, error)
 	return c.unlock(secrets, ctx.Err)
 }
 
-// use makes k what the repository is opened with. r.mu must be locked.
-func (r *Repo) use(k *keyring, raw []byte, version objstore.Version) {
+// useKeyring makes k what the repository is opened with. r.mu must be locked.
+func (r *Repo) useKeyring(k *keyring, raw []byte, version objstore.Version) {
 	if r.ring != nil {
 		r.ring.wipe()
 	}
@@ -244,8 +244,8 @@ func (r *Repo) Close() {
 	clear(r.nameKey)
 	r.sums.wipe()
 	r.ring, r.secrets = nil, nil
-	r.segments.drop()
-	r.moves.drop()
+	r.segments.forgetAll()
+	r.moves.forgetAll()
 }
 
 // Mark is what to remember of a repository, to see that it is still the same one and
@@ -277,15 +277,15 @@ func (r *Repo) Check(earlier Mark) error {
 	if r.ring == nil {
 		return errClosed()
 	}
-	return about("check the repository in", r.store.String(), r.ring.follows(earlier))
+	return about("check the repository in", r.store.String(), r.ring.checkFollows(earlier))
 }
 
-func (k *keyring) follows(m Mark) error {
+func (k *keyring) checkFollows(m Mark) error {
 	switch {
 	case k.id != m.ID:
 		return errs.New(errs.Conflict, "", "", "it is repository %s, and was %s", k.id, m.ID).
 			WithHint("check the URL; if the repository was made anew on purpose, remove the remote and add it again")
-	case k.find(m.Key) == nil || k.serial < m.Serial:
+	case k.findKey(m.Key) == nil || k.serial < m.Serial:
 		return errs.New(errs.Damaged, "", "", "its keys were put back to an older state (serial %d, was %d)", k.serial,
 			m.Serial).
 			WithHint("somebody with access to the store has put back an old config: nothing is written until you remove the " +
@@ -301,11 +301,11 @@ func errClosed() error { return errs.New(errs.Internal, "use the repository", ""
 func (r *Repo) Refresh(ctx context.Context) error {
 	r.refreshing.Lock()
 	defer r.refreshing.Unlock()
-	return about("read the keys of", r.store.String(), r.refresh(ctx))
+	return about("read the keys of", r.store.String(), r.refreshConfig(ctx))
 }
 
-// refresh needs r.refreshing.
-func (r *Repo) refresh(ctx context.Context) error {
+// refreshConfig needs r.refreshing.
+func (r *Repo) refreshConfig(ctx context.Context) error {
 	r.mu.RLock()
 	known, secrets, closed := r.raw, r.secrets, r.ring == nil
 	r.mu.RUnlock()
@@ -320,7 +320,7 @@ func (r *Repo) refresh(ctx context.Context) error {
 
 	var k *keyring
 	if !bytes.Equal(raw, known) {
-		if k, err = r.reopen(ctx, raw, secrets); err != nil {
+		if k, err = r.reopenConfig(ctx, raw, secrets); err != nil {
 			return err
 		}
 	}
@@ -340,7 +340,7 @@ func (r *Repo) refresh(ctx context.Context) error {
 		return nil
 	}
 
-	if err := k.follows(r.ring.mark()); err != nil {
+	if err := k.checkFollows(r.ring.mark()); err != nil {
 		k.wipe()
 		return err
 	}
@@ -350,13 +350,13 @@ func (r *Repo) refresh(ctx context.Context) error {
 		return damaged("its config is not the one of serial %d that was read before", r.ring.serial)
 	}
 
-	r.use(k, raw, version)
+	r.useKeyring(k, raw, version)
 	return nil
 }
 
-// reopen opens a config that has changed: with the ring key that is known, since only
+// reopenConfig opens a config that has changed: with the ring key that is known, since only
 // a rotation makes a new one, or else with the secrets.
-func (r *Repo) reopen(ctx context.Context, raw []byte, secrets []Secret) (*keyring, error) {
+func (r *Repo) reopenConfig(ctx context.Context, raw []byte, secrets []Secret) (*keyring, error) {
 	r.mu.RLock()
 	if r.ring == nil {
 		r.mu.RUnlock()
@@ -371,7 +371,7 @@ func (r *Repo) reopen(ctx context.Context, raw []byte, secrets []Secret) (*keyri
 		return nil, err
 	}
 
-	if k, err := c.open(ringKey); err == nil {
+	if k, err := c.openSealed(ringKey); err == nil {
 		return k, nil
 	}
 
@@ -391,8 +391,8 @@ func (r *Repo) headKey(name string) (string, error) {
 	return headPrefix + ID(h.Sum(nil)[:len(ID{})]).String(), nil
 }
 
-// fresh makes a header with a fresh salt for what is to be written, and its cipher.
-func (r *Repo) fresh(info string) (header, cipher.AEAD, error) {
+// newSealingCipher makes a header with a fresh salt for what is to be written, and its cipher.
+func (r *Repo) newSealingCipher(info string) (header, cipher.AEAD, error) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	var h header
@@ -401,13 +401,13 @@ func (r *Repo) fresh(info string) (header, cipher.AEAD, error) {
 	}
 	k := r.ring.current()
 	h.version, h.key = objectVersion, k.id
-	r.env.fill(h.salt[:])
+	r.env.fillRandom(h.salt[:])
 	return h, newAEAD(derive(k.secret, h.salt[:], info, keySize)), nil
 }
 
-// cipher is what opens an object that was read. A key that is not known may have
+// cipherFor is what opens an object that was read. A key that is not known may have
 // come with a rotation since: config is read again.
-func (r *Repo) cipher(ctx context.Context, h header, info string) (cipher.AEAD, error) {
+func (r *Repo) cipherFor(ctx context.Context, h header, info string) (cipher.AEAD, error) {
 	if a, err := r.knownCipher(h, info); a != nil || err != nil {
 		return a, err
 	}
@@ -418,7 +418,7 @@ func (r *Repo) cipher(ctx context.Context, h header, info string) (cipher.AEAD, 
 		return a, err
 	}
 
-	if err := r.refresh(ctx); err != nil {
+	if err := r.refreshConfig(ctx); err != nil {
 		return nil, about("read the keys of", r.store.String(), err)
 	}
 
@@ -437,7 +437,7 @@ func (r *Repo) knownCipher(h header, info string) (cipher.AEAD, error) {
 	if r.ring == nil {
 		return nil, errClosed()
 	}
-	k := r.ring.find(h.key)
+	k := r.ring.findKey(h.key)
 	if k == nil {
 		return nil, nil
 	}

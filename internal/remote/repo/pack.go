@@ -10,8 +10,8 @@ import (
 // compressor is [Compress]; tests of frozen bytes do without it.
 type compressor func(dst, src []byte) ([]byte, Codec)
 
-// store is the compressor that does not.
-func store(_, src []byte) ([]byte, Codec) { return src, Raw }
+// storeRaw is the compressor that does not.
+func storeRaw(_, src []byte) ([]byte, Codec) { return src, Raw }
 
 // packWindow is how far back matches reach: a frame. It bounds what an encoder
 // keeps, and what a decoder must.

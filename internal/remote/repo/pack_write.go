@@ -58,7 +58,7 @@ func (r *Repo) openSegment(ctx context.Context, s Segment) (*Source, error) {
 		return nil, damaged("it has %d bytes", len(object))
 	}
 
-	aead, err := r.cipher(ctx, h, infoSegment)
+	aead, err := r.cipherFor(ctx, h, infoSegment)
 	if err != nil {
 		return nil, err
 	}
@@ -89,8 +89,10 @@ func (r *Repo) OpenPack(ctx context.Context, p Pack) (*Source, error) {
 	return &Source{repo: r, object: object, pack: x.aead, segments: x.segments}, nil
 }
 
-// stored is a copy of the stored bytes of a frame.
-func (s *Source) stored(f *movedFrame) []byte { return slices.Clone(s.object[f.at : f.at+f.stored]) }
+// storedBytes is a copy of the stored bytes of a frame.
+func (s *Source) storedBytes(f *movedFrame) []byte {
+	return slices.Clone(s.object[f.at : f.at+f.stored])
+}
 
 // PackWriter collects moved frames into one pack, in memory. It is for one goroutine.
 type PackWriter struct {
@@ -106,12 +108,12 @@ type PackWriter struct {
 
 // NewPack begins the n-th pack of a session.
 func (r *Repo) NewPack(session ID, n uint32) (*PackWriter, error) {
-	h, aead, err := r.fresh(infoPack)
+	h, aead, err := r.newSealingCipher(infoPack)
 	if err != nil {
 		return nil, err
 	}
 	w := &PackWriter{repo: r, pack: Pack{session, n}, aead: aead, added: map[Segment]bool{}}
-	w.b = h.append(make([]byte, 0, firstRoom), typePack)
+	w.b = h.appendTo(make([]byte, 0, firstRoom), typePack)
 	return w, nil
 }
 
@@ -132,7 +134,7 @@ const (
 // it is needed, and nothing was moved. Damaged: a frame is not what was written, or was dropped and is needed.
 func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (bool, error) {
 	const op = "move frames of segment"
-	i, ok := slices.BinarySearchFunc(src.segments, s, movedSegment.compare)
+	i, ok := slices.BinarySearchFunc(src.segments, s, movedSegment.compareSegment)
 	if !ok {
 		return false, badInput(op, s.String(), "the source has nothing of it")
 	}
@@ -142,7 +144,7 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 		return false, badInput(op, s.String(), "it was added before")
 	}
 
-	aead, err := w.repo.cipher(context.Background(), from.header, infoSegment)
+	aead, err := w.repo.cipherFor(context.Background(), from.header, infoSegment)
 	if err != nil {
 		return false, about(op, s.String(), err)
 	}
@@ -157,7 +159,7 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 			continue
 		}
 
-		moved, err := w.move(src, f, aead, blocks)
+		moved, err := w.moveFrame(src, f, aead, blocks)
 		if err != nil {
 			w.b, w.room, w.n = w.b[:was], room, n
 			if errs.Is(err, errs.Invalid) {
@@ -179,10 +181,10 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 	return true, nil
 }
 
-// move adds one frame.
-func (w *PackWriter) move(src *Source, f *movedFrame, aead cipher.AEAD, blocks BlockSet) (movedFrame, error) {
+// moveFrame adds one frame.
+func (w *PackWriter) moveFrame(src *Source, f *movedFrame, aead cipher.AEAD, blocks BlockSet) (movedFrame, error) {
 	total := f.Blocks()
-	if !blocks.within(&f.blocks, total) {
+	if !blocks.isSubsetOf(&f.blocks, total) {
 		return movedFrame{}, damaged("a part of frame %d was dropped by a prune, and is needed", f.Index)
 	}
 	if f.part {
@@ -191,8 +193,8 @@ func (w *PackWriter) move(src *Source, f *movedFrame, aead cipher.AEAD, blocks B
 
 	to := *f
 	to.at, to.number = uint32(len(w.b)), w.n
-	stored := src.stored(f)
-	c, err := f.content(aead, w.repo.id, slices.Clone(stored))
+	stored := src.storedBytes(f)
+	c, err := f.openContent(aead, w.repo.id, slices.Clone(stored))
 	if err != nil {
 		return movedFrame{}, err
 	}
@@ -201,10 +203,10 @@ func (w *PackWriter) move(src *Source, f *movedFrame, aead cipher.AEAD, blocks B
 	if !verbatim {
 		to.part = true
 		for i := range to.blocks {
-			to.blocks[i] = blocks.first(i, total)
+			to.blocks[i] = blocks.maskedWord(i, total)
 		}
 		var kept []byte
-		to.blocks.runs(len(c.bytes), func(from, end int) { kept = append(kept, c.bytes[from:end]...) })
+		to.blocks.eachRun(len(c.bytes), func(from, end int) { kept = append(kept, c.bytes[from:end]...) })
 		packed, codec := w.repo.env.pack(nil, kept)
 		to.codec, to.stored = codec, uint32(len(packed)+tagSize)
 		stored = packed

@@ -58,7 +58,7 @@ type movedFrame struct {
 
 // kept is how many bytes of content a partial frame still has.
 func (f *movedFrame) kept() (n int) {
-	f.blocks.runs(int(f.Plain), func(from, to int) { n += to - from })
+	f.blocks.eachRun(int(f.Plain), func(from, to int) { n += to - from })
 	return n
 }
 
@@ -70,8 +70,8 @@ type movedSegment struct {
 	frames []movedFrame
 }
 
-// find is the frame with an index; nil if there is none.
-func (s *movedSegment) find(index uint32) *movedFrame {
+// findFrame is the frame with an index; nil if there is none.
+func (s *movedSegment) findFrame(index uint32) *movedFrame {
 	i, ok := slices.BinarySearchFunc(s.frames, index, func(f movedFrame, i uint32) int { return int(f.Index) - int(i) })
 	if !ok {
 		return nil
@@ -93,10 +93,10 @@ type packIndex struct {
 	object     []byte // all of a small pack: nil of others
 }
 
-func (s movedSegment) compare(to Segment) int { return compareSegments(s.Segment, to) }
+func (s movedSegment) compareSegment(to Segment) int { return compareSegments(s.Segment, to) }
 
-func (x *packIndex) find(s Segment) *movedSegment {
-	i, ok := slices.BinarySearchFunc(x.segments, s, movedSegment.compare)
+func (x *packIndex) findSegment(s Segment) *movedSegment {
+	i, ok := slices.BinarySearchFunc(x.segments, s, movedSegment.compareSegment)
 	if !ok {
 		return nil
 	}
@@ -171,7 +171,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 		s := Segment{Session: r.id("a session"), N: uint32(r.uvarint("a segment", 1<<32-1))}
 		m := movedSegment{Segment: s}
 		m.header.key = r.id("a key")
-		copy(m.header.salt[:], r.take("a salt", saltSize))
+		copy(m.header.salt[:], r.nextBytes("a salt", saltSize))
 		m.bytes = uint32(r.uvarint("the bytes of a segment", MaxSegment))
 		count := r.count("frames", 4)
 		if r.err == nil && (count == 0 || count > maxPackFrames-int(number)) {
@@ -211,7 +211,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 		}
 	}
 
-	return &packIndex{generation: generation, segments: out}, r.end()
+	return &packIndex{generation: generation, segments: out}, r.finish()
 }
 
 // movedFrame reads one frame: at least index and offset.
@@ -235,7 +235,7 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 	}
 
 	for i := range f.blocks {
-		if w := r.take("the blocks of a frame", 8); w != nil {
+		if w := r.nextBytes("the blocks of a frame", 8); w != nil {
 			f.blocks[i] = binary.LittleEndian.Uint64(w)
 		}
 	}
@@ -283,9 +283,9 @@ func partAAD(repository ID, f *movedFrame) []byte {
 	return append(b, byte(f.codec))
 }
 
-// content is a moved frame, opened: aead is that of its segment, or of the pack if the frame is partial. stored is
+// openContent is a moved frame, opened: aead is that of its segment, or of the pack if the frame is partial. stored is
 // overwritten.
-func (f *movedFrame) content(aead cipher.AEAD, repository ID, stored []byte) (FrameContent, error) {
+func (f *movedFrame) openContent(aead cipher.AEAD, repository ID, stored []byte) (FrameContent, error) {
 	if !f.part {
 		b, err := openFrame(aead, repository, f.Frame, stored)
 		return FrameContent{Frame: f.Frame, bytes: b, blocks: AllBlocks}, err
@@ -302,7 +302,7 @@ func (f *movedFrame) content(aead cipher.AEAD, repository ID, stored []byte) (Fr
 	}
 
 	b := make([]byte, f.Plain)
-	f.blocks.runs(len(b), func(from, to int) {
+	f.blocks.eachRun(len(b), func(from, to int) {
 		copy(b[from:to], kept)
 		kept = kept[to-from:]
 	})
@@ -360,7 +360,7 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 		return nil, n, nil
 	}
 
-	aead, err := r.cipher(ctx, h, infoPack)
+	aead, err := r.cipherFor(ctx, h, infoPack)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -411,7 +411,7 @@ func (r *Repo) PutPack(ctx context.Context, p Pack, object []byte) error {
 	if len(object) <= headerSize+footerSize || len(object) > MaxSegment {
 		return badInput("write pack", p.String(), "it has %d bytes", len(object))
 	}
-	return about("write pack", p.String(), r.putNew(ctx, p.key(), object))
+	return about("write pack", p.String(), r.putIfAbsent(ctx, p.key(), object))
 }
 
 // CheckPack looks whether a pack is there, as its table says. NotFound if it is not.
@@ -426,7 +426,7 @@ func (r *Repo) CheckPack(ctx context.Context, m MovedPack) error {
 
 // DeletePack removes a pack in which nothing is looked for. Absent is success. Durable on return.
 func (r *Repo) DeletePack(ctx context.Context, p Pack) error {
-	r.moves.forget(p)
+	r.moves.forgetPack(p)
 	return about("delete pack", p.String(), r.store.Delete(ctx, p.key()))
 }
 

@@ -187,7 +187,7 @@ func TestPackIsReplacedAgain(t *testing.T) {
 	must(t, r.DeleteSegment(t.Context(), x.segment))
 	at := x.pack
 	err := r.findFrames(t.Context(), x.segment, func(p Place) error {
-		if p.own() {
+		if p.isOriginal() {
 			return errs.New(errs.NotFound, "", "", "it was moved")
 		}
 		if p.Pack != at || p.Generation == 4 {

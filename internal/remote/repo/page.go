@@ -56,7 +56,7 @@ func checkPage(pieces []Piece) error {
 func EncodePage(pieces []Piece) ([]byte, error) {
 	const op = "write a page"
 	if err := checkPage(pieces); err != nil {
-		return nil, about(op, "", invalid(err))
+		return nil, about(op, "", asInvalid(err))
 	}
 
 	region := pieces[0].Offset / RegionBytes
@@ -97,7 +97,7 @@ func appendPieces(b []byte, from int64, pieces []Piece) ([]byte, error) {
 		number[f] = uint64(i)
 	}
 
-	b = table.append(b)
+	b = table.appendTo(b)
 	b = table.appendFrames(b, frames)
 	b = binary.AppendUvarint(b, uint64(len(pieces)))
 	next, expect := from, uint64(0)
@@ -141,7 +141,7 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 		n := expect + uint64(r.varint("a piece's frame"))
 		p.Within = uint32(r.uvarint("a piece's place in its frame", FrameBytes))
 		if gap&1 == 1 {
-			copy(p.Sum[:], r.take("a sum", SumBytes))
+			copy(p.Sum[:], r.nextBytes("a sum", SumBytes))
 			if r.err == nil && p.Sum == (Sum{}) {
 				r.fail("a sum is zero")
 			}
@@ -190,7 +190,7 @@ func decodePage(b []byte) (region uint32, pieces []Piece, err error) {
 	r := &reader{b: b[1:]}
 	at := r.uvarint("the region", MaxVolumeBytes/RegionBytes-1)
 	pieces = r.pieces(int64(at)*RegionBytes, maxPieces, maxPieces)
-	if err := r.end(); err != nil {
+	if err := r.finish(); err != nil {
 		return 0, nil, err
 	}
 

@@ -74,8 +74,8 @@ func pageOf(points []Point) PointPage {
 	return p
 }
 
-// has reports whether the point of a number is in the page, if it is anywhere.
-func (p *PointPage) has(seq uint64) bool { return p.First <= seq && seq <= p.Last }
+// containsSeq reports whether the point of a number is in the page, if it is anywhere.
+func (p *PointPage) containsSeq(seq uint64) bool { return p.First <= seq && seq <= p.Last }
 
 // Near reports whether a point that was made at a time can be in the page. Clocks of different precision are one.
 func (p *PointPage) Near(at time.Time) bool {
@@ -97,7 +97,7 @@ func (h *Head) Unpaged() bool { return len(h.Recent) <= maxRecent }
 // Page is the page in which the point of a number is, if it is in one.
 func (h *Head) Page(seq uint64) (PointPage, bool) {
 	for _, p := range h.Pages {
-		if p.has(seq) {
+		if p.containsSeq(seq) {
 			return p, true
 		}
 	}
@@ -166,9 +166,9 @@ func (p *PointPage) Object() string { return pagePrefix + p.ID.String() }
 // PagePoints reads the points of a page of a head, oldest first. *[PageError]: NotFound (it is lost, or somebody has
 // rewritten the head since it was read, and a prune has removed the page), Damaged, TooNew, and the kinds of the store.
 func (r *Repo) PagePoints(ctx context.Context, h Head, page PointPage) ([]Point, error) {
-	content, err := r.page(ctx, page.ID)
+	content, err := r.readPointPage(ctx, page.ID)
 	if err == nil {
-		err = content.matches(h, page)
+		err = content.checkMatches(h, page)
 	}
 	if err != nil {
 		return nil, &PageError{page, about("read points", page.Object(), err)}
@@ -176,7 +176,7 @@ func (r *Repo) PagePoints(ctx context.Context, h Head, page PointPage) ([]Point,
 	return content.Points, nil
 }
 
-func (c *pagedPoints) matches(h Head, page PointPage) error {
+func (c *pagedPoints) checkMatches(h Head, page PointPage) error {
 	want := pageOf(c.Points)
 	switch {
 	case c.Head != h.Name:
@@ -188,8 +188,8 @@ func (c *pagedPoints) matches(h Head, page PointPage) error {
 	return nil
 }
 
-func (r *Repo) page(ctx context.Context, id ID) (pagedPoints, error) {
-	content, _, err := r.get(ctx, typePoints, pagePrefix+id.String(), maxPageBytes)
+func (r *Repo) readPointPage(ctx context.Context, id ID) (pagedPoints, error) {
+	content, _, err := r.getContent(ctx, typePoints, pagePrefix+id.String(), maxPageBytes)
 	if err != nil {
 		return pagedPoints{}, err
 	}
@@ -232,7 +232,7 @@ func (r *Repo) ReadPages(ctx context.Context, h Head, pages []PointPage) iter.Se
 	}
 
 	return func(yield func(PageRead) bool) {
-		for read := range inOrder(ctx, ids, func(ctx context.Context, p PointPage) (PageRead, error) {
+		for read := range readInOrder(ctx, ids, func(ctx context.Context, p PointPage) (PageRead, error) {
 			points, err := r.PagePoints(ctx, h, p)
 			return PageRead{p, points, err}, nil
 		}) {
@@ -289,7 +289,7 @@ func (w PagePutter) putPage(ctx context.Context, head string, points []Point) (P
 
 	object, err := w.Repo.seal(typePoints, page.Object(), content, maxPageBytes)
 	if err == nil {
-		err = w.Repo.putNew(ctx, page.Object(), object)
+		err = w.Repo.putIfAbsent(ctx, page.Object(), object)
 	}
 
 	return page, true, about(op, head, err)
@@ -360,12 +360,12 @@ func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) b
 
 // PageSession says under which session a page was written. NotFound, Damaged, TooNew.
 func (r *Repo) PageSession(ctx context.Context, id ID) (ID, error) {
-	p, err := r.page(ctx, id)
+	p, err := r.readPointPage(ctx, id)
 	return p.Session, about("read points", pagePrefix+id.String(), err)
 }
 
 // PageIDs yields the IDs of all pages of points. An error ends it.
-func (r *Repo) PageIDs(ctx context.Context) iter.Seq2[ID, error] { return r.names(ctx, pagePrefix) }
+func (r *Repo) PageIDs(ctx context.Context) iter.Seq2[ID, error] { return r.listIDs(ctx, pagePrefix) }
 
 // DeletePage removes a page that no head names. Absent is success. Durable on return.
 func (r *Repo) DeletePage(ctx context.Context, id ID) error {

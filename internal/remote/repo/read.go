@@ -50,7 +50,7 @@ func (r *Repo) ReadContents(ctx context.Context, frames []Frame) ([]FrameContent
 
 	s := frames[0].Segment
 	out, err := r.readContents(ctx, s, frames)
-	if places, _ := r.moves.of(s); !unreadable(err) || len(frames) == 1 || len(places) == 0 {
+	if places, _ := r.moves.placesOf(s); !unreadable(err) || len(frames) == 1 || len(places) == 0 {
 		return out, about(op, s.String(), err)
 	}
 
@@ -78,8 +78,8 @@ func (r *Repo) readContents(ctx context.Context, s Segment, frames []Frame) (out
 // readAt reads frames of one segment from one place, which is read once more if it is damaged: a bit may have flipped
 // on its way.
 func (r *Repo) readAt(ctx context.Context, p Place, s Segment, frames []Frame) (out []FrameContent, err error) {
-	if !p.own() {
-		err = r.inPack(p, func() error {
+	if !p.isOriginal() {
+		err = r.readPackTwice(p, func() error {
 			out, err = r.readPacked(ctx, p, s, frames)
 			return err
 		})
@@ -151,13 +151,13 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 		contents[i] = content
 	}
 
-	r.segments.put(s, aead) // not before it has opened something: the header may be damaged
+	r.segments.keepCipher(s, aead) // not before it has opened something: the header may be damaged
 	return contents, nil
 }
 
 // readRange reads [start, end) of a segment, and what opens its frames.
 func (r *Repo) readRange(ctx context.Context, s Segment, start, end uint32) (cipher.AEAD, []byte, error) {
-	if aead := r.segments.get(s); aead != nil {
+	if aead := r.segments.cachedCipher(s); aead != nil {
 		b, err := r.readExactly(ctx, s, start, end)
 		return aead, b, err
 	}
@@ -219,7 +219,7 @@ func (r *Repo) segmentCipher(ctx context.Context, s Segment, b []byte) (cipher.A
 	if err != nil {
 		return nil, err
 	}
-	return r.cipher(ctx, h, infoSegment)
+	return r.cipherFor(ctx, h, infoSegment)
 }
 
 // keyCache remembers the ciphers of segments, which are never replaced. The zero value
@@ -231,13 +231,13 @@ type keyCache struct {
 
 const maxCachedKeys = 16 << 10 // some 10 MiB
 
-func (c *keyCache) get(s Segment) cipher.AEAD {
+func (c *keyCache) cachedCipher(s Segment) cipher.AEAD {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.m[s]
 }
 
-func (c *keyCache) put(s Segment, a cipher.AEAD) {
+func (c *keyCache) keepCipher(s Segment, a cipher.AEAD) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.m == nil {
@@ -254,13 +254,13 @@ func (c *keyCache) put(s Segment, a cipher.AEAD) {
 	c.m[s] = a
 }
 
-func (c *keyCache) forget(s Segment) {
+func (c *keyCache) forgetSegment(s Segment) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.m, s)
 }
 
-func (c *keyCache) drop() {
+func (c *keyCache) forgetAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.m = nil

@@ -13,28 +13,28 @@ import (
 
 // moves remembers tables, which are never replaced, and indexes of packs. The zero value is empty.
 type moves struct {
-	mu     sync.Mutex
-	tables map[Table][]MovedPack
-	places map[Segment][]Place // the greatest first
-	failed error               // why a table could not be read
-	packs  map[Pack]*packIndex
-	order  []Pack           // of packs, by when they were read
-	spoilt map[string]error // objects that are damaged, but what was wanted of them is in others as well
+	mu             sync.Mutex
+	tables         map[Table][]MovedPack
+	places         map[Segment][]Place // the greatest first
+	failed         error               // why a table could not be read
+	packs          map[Pack]*packIndex
+	order          []Pack           // of packs, by when they were read
+	damagedObjects map[string]error // objects that are damaged, but what was wanted of them is in others as well
 }
 
 // maxPackIndexes is how many indexes of packs are kept.
 const maxPackIndexes = 32
 
-// table is a table that was read before.
-func (c *moves) table(t Table) ([]MovedPack, bool) {
+// knownTable is a table that was read before.
+func (c *moves) knownTable(t Table) ([]MovedPack, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	p, known := c.tables[t]
 	return p, known
 }
 
-// set remembers the tables that there are now.
-func (c *moves) set(m Moved) {
+// setTables remembers the tables that there are now.
+func (c *moves) setTables(m Moved) {
 	places := map[Segment][]Place{}
 	for _, packs := range m.Tables {
 		for _, p := range packs {
@@ -59,20 +59,20 @@ func (c *moves) set(m Moved) {
 	}
 }
 
-// of is where the frames of a segment may be, the best first.
-func (c *moves) of(s Segment) ([]Place, error) {
+// placesOf is where the frames of a segment may be, the best first.
+func (c *moves) placesOf(s Segment) ([]Place, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.places[s], c.failed
 }
 
-func (c *moves) index(p Pack) *packIndex {
+func (c *moves) knownIndex(p Pack) *packIndex {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.packs[p]
 }
 
-func (c *moves) keep(p Pack, x *packIndex) {
+func (c *moves) keepIndex(p Pack, x *packIndex) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.packs == nil {
@@ -90,27 +90,27 @@ func (c *moves) keep(p Pack, x *packIndex) {
 	c.packs[p], c.order = x, append(c.order, p)
 }
 
-func (c *moves) forget(p Pack) {
+func (c *moves) forgetPack(p Pack) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.packs, p)
 	c.order = slices.DeleteFunc(c.order, func(o Pack) bool { return o == p })
 }
 
-func (c *moves) drop() {
+func (c *moves) forgetAll() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.tables, c.places, c.packs, c.order = nil, nil, nil, nil
 }
 
-// spoil notes that objects are damaged of which others have what was wanted.
-func (c *moves) spoil(all map[string]error) {
+// noteDamage notes that objects are damaged of which others have what was wanted.
+func (c *moves) noteDamage(all map[string]error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.spoilt == nil {
-		c.spoilt = map[string]error{}
+	if c.damagedObjects == nil {
+		c.damagedObjects = map[string]error{}
 	}
-	maps.Copy(c.spoilt, all)
+	maps.Copy(c.damagedObjects, all)
 }
 
 // Spoilt are the segments and packs that were found to be damaged, though all that was wanted of them could be read
@@ -118,15 +118,15 @@ func (c *moves) spoil(all map[string]error) {
 func (r *Repo) Spoilt() map[string]error {
 	r.moves.mu.Lock()
 	defer r.moves.mu.Unlock()
-	return maps.Clone(r.moves.spoilt)
+	return maps.Clone(r.moves.damagedObjects)
 }
 
-// own is the object of a segment as a place of its frames: the least.
-func (p Place) own() bool { return p.Generation == 0 }
+// isOriginal is the object of a segment as a place of its frames: the least.
+func (p Place) isOriginal() bool { return p.Generation == 0 }
 
-// object is the key of what is at a place of a segment.
-func (p Place) object(s Segment) string {
-	if p.own() {
+// objectKey is the key of what is at a place of a segment.
+func (p Place) objectKey(s Segment) string {
+	if p.isOriginal() {
 		return s.key()
 	}
 	return p.Pack.key()
@@ -140,9 +140,9 @@ func (p Place) object(s Segment) string {
 // Damaged: no place has them, and this one is damaged. NotFound: none is there.
 func (r *Repo) findFrames(ctx context.Context, s Segment, read func(Place) error) error {
 	x := &placeSearch{read: read, segment: s, bad: map[string]error{}}
-	places, _ := r.moves.of(s)
-	if x.try(places) || x.try([]Place{{}}) {
-		return x.end(r)
+	places, _ := r.moves.placesOf(s)
+	if x.tryPlaces(places) || x.tryPlaces([]Place{{}}) {
+		return x.finishSearch(r)
 	}
 
 	for {
@@ -150,11 +150,11 @@ func (r *Repo) findFrames(ctx context.Context, s Segment, read func(Place) error
 			return err
 		}
 
-		places, failed := r.moves.of(s)
+		places, failed := r.moves.placesOf(s)
 		before := len(x.tried)
 		switch {
-		case x.try(places):
-			return x.end(r)
+		case x.tryPlaces(places):
+			return x.finishSearch(r)
 		case len(x.tried) > before:
 		case x.damage != nil:
 			return x.damage
@@ -180,8 +180,8 @@ type placeSearch struct {
 	err     error            // that is none of a place
 }
 
-// try reads from places until one has what is wanted, or an error says that no other is to be tried. False: go on.
-func (x *placeSearch) try(places []Place) bool {
+// tryPlaces reads from places until one has what is wanted, or an error says that no other is to be tried. False: go on.
+func (x *placeSearch) tryPlaces(places []Place) bool {
 	for _, p := range places {
 		if slices.Contains(x.tried, p) {
 			continue
@@ -191,14 +191,14 @@ func (x *placeSearch) try(places []Place) bool {
 		err := x.read(p)
 		switch {
 		case errs.Is(err, errs.NotFound):
-			if p.own() {
+			if p.isOriginal() {
 				x.missing = err
 			} else if x.pack == (Pack{}) {
 				x.pack = p.Pack
 			}
 		case unreadable(err):
 			x.damage = cmp.Or(x.damage, err)
-			x.bad[p.object(x.segment)] = err
+			x.bad[p.objectKey(x.segment)] = err
 		default:
 			x.err = err
 			return true
@@ -208,17 +208,17 @@ func (x *placeSearch) try(places []Place) bool {
 	return false
 }
 
-// end notes what was damaged, if frames were found, and returns the error if there is one.
-func (x *placeSearch) end(r *Repo) error {
+// finishSearch notes what was damaged, if frames were found, and returns the error if there is one.
+func (x *placeSearch) finishSearch(r *Repo) error {
 	if x.err == nil && len(x.bad) > 0 {
-		r.moves.spoil(x.bad)
+		r.moves.noteDamage(x.bad)
 	}
 	return x.err
 }
 
 // packIndex reads the index of a pack, which has so many bytes.
 func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, error) {
-	if x := r.moves.index(p); x != nil {
+	if x := r.moves.knownIndex(p); x != nil {
 		return x, nil
 	}
 
@@ -232,7 +232,7 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 			return nil, err
 		}
 		x.object = object
-		r.moves.keep(p, x)
+		r.moves.keepIndex(p, x)
 		return x, nil
 	}
 
@@ -259,7 +259,7 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 		return nil, err
 	}
 
-	r.moves.keep(p, x)
+	r.moves.keepIndex(p, x)
 	return x, nil
 }
 
@@ -267,8 +267,8 @@ func (r *Repo) packIndex(ctx context.Context, p Pack, size int64) (*packIndex, e
 // segments had, each of which would take a request.
 const smallPack = 1 << 20
 
-// stored reads [start, end) of a pack. The caller owns the bytes.
-func (x *packIndex) stored(ctx context.Context, r *Repo, p Pack, start, end uint32) ([]byte, error) {
+// readStored reads [start, end) of a pack. The caller owns the bytes.
+func (x *packIndex) readStored(ctx context.Context, r *Repo, p Pack, start, end uint32) ([]byte, error) {
 	if x.object != nil {
 		return slices.Clone(x.object[start:end]), nil
 	}
@@ -286,11 +286,11 @@ func (r *Repo) packRange(ctx context.Context, p Pack, start, end int64) ([]byte,
 	return b, nil
 }
 
-// inPack gives the errors of fn, which reads a pack, its name. What is damaged is read once more.
-func (r *Repo) inPack(p Place, fn func() error) error {
+// readPackTwice gives the errors of fn, which reads a pack, its name. What is damaged is read once more.
+func (r *Repo) readPackTwice(p Place, fn func() error) error {
 	err := fn()
 	if errs.Is(err, errs.Damaged) {
-		r.moves.forget(p.Pack)
+		r.moves.forgetPack(p.Pack)
 		err = fn()
 	}
 	return about("read pack", p.Pack.String(), err)
@@ -302,7 +302,7 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 		return nil, err
 	}
 
-	m := x.find(s)
+	m := x.findSegment(s)
 	if m == nil {
 		return nil, damaged("it has nothing of segment %s", s)
 	}
@@ -310,7 +310,7 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 	found := make([]*movedFrame, len(frames))
 	start, end := uint32(MaxSegment), uint32(0)
 	for i, f := range frames {
-		at := m.find(f.Index)
+		at := m.findFrame(f.Index)
 		switch {
 		case f.Segment != s:
 			return nil, badInput("read frames", s.String(), "one is of segment %s", f.Segment)
@@ -323,12 +323,12 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 		start, end = min(start, at.at), max(end, at.at+at.stored)
 	}
 
-	b, err := x.stored(ctx, r, p.Pack, start, end)
+	b, err := x.readStored(ctx, r, p.Pack, start, end)
 	if err != nil {
 		return nil, err
 	}
 
-	aead, err := r.cipher(ctx, m.header, infoSegment)
+	aead, err := r.cipherFor(ctx, m.header, infoSegment)
 	if err != nil {
 		return nil, err
 	}
@@ -354,7 +354,7 @@ func openMoved(segment cipher.AEAD, x *packIndex, repository ID, f *movedFrame, 
 	if f.part {
 		segment = x.aead
 	}
-	return f.content(segment, repository, stored)
+	return f.openContent(segment, repository, stored)
 }
 
 // ScanSegment reads all of a segment, checks header and index, and calls fn for every
@@ -372,7 +372,7 @@ func (r *Repo) ScanSegment(
 	var at Place
 	err := r.findFrames(ctx, s, func(p Place) (err error) {
 		at = p
-		if p.own() {
+		if p.isOriginal() {
 			scan, err = r.scanOwn(ctx, s)
 		} else {
 			scan, err = r.scanPacked(ctx, s, p)
@@ -419,36 +419,36 @@ func (r *Repo) scanOwn(ctx context.Context, s Segment) (*frameScan, error) {
 	}
 
 	m := &x.segments[0]
-	aead, err := r.cipher(ctx, m.header, infoSegment)
+	aead, err := r.cipherFor(ctx, m.header, infoSegment)
 	if err != nil {
 		return nil, err
 	}
 
 	return &frameScan{m.frames, func(f *movedFrame) (FrameContent, error) {
-		return f.content(aead, r.id, x.object[f.at:f.at+f.stored:f.at+f.stored])
+		return f.openContent(aead, r.id, x.object[f.at:f.at+f.stored:f.at+f.stored])
 	}}, nil
 }
 
 // scanPacked reads what a pack has of a segment.
 func (r *Repo) scanPacked(ctx context.Context, s Segment, p Place) (out *frameScan, err error) {
-	err = r.inPack(p, func() error {
+	err = r.readPackTwice(p, func() error {
 		x, err := r.packIndex(ctx, p.Pack, p.PackBytes)
 		if err != nil {
 			return err
 		}
 
-		m := x.find(s)
+		m := x.findSegment(s)
 		if m == nil {
 			return damaged("it has nothing of segment %s", s)
 		}
 
 		start, end := m.span()
-		b, err := x.stored(ctx, r, p.Pack, start, end)
+		b, err := x.readStored(ctx, r, p.Pack, start, end)
 		if err != nil {
 			return err
 		}
 
-		aead, err := r.cipher(ctx, m.header, infoSegment)
+		aead, err := r.cipherFor(ctx, m.header, infoSegment)
 		if err != nil {
 			return err
 		}
@@ -502,7 +502,7 @@ func (r *Repo) readElsewhere(ctx context.Context, s Segment, not Place, f Frame,
 
 // PackShare is how many bytes of a pack are needed: keep says which blocks of a frame are. NotFound, Damaged, TooNew.
 func (r *Repo) PackShare(ctx context.Context, p PackState, keep func(Frame) BlockSet) (n int64, err error) {
-	err = r.inPack(Place{Pack: p.Pack}, func() error {
+	err = r.readPackTwice(Place{Pack: p.Pack}, func() error {
 		x, err := r.packIndex(ctx, p.Pack, p.Bytes)
 		if err != nil {
 			return err

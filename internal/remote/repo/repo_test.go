@@ -53,10 +53,10 @@ func identity(t testing.TB, text string) Secret {
 func made(t testing.TB) (*Repo, *memory) {
 	t.Helper()
 	m := newMemory()
-	r, err := create(t.Context(), m, NewSlot{Label: "test", Recipient: testRecipient}, testEnv())
+	r, err := createRepo(t.Context(), m, NewSlot{Label: "test", Recipient: testRecipient}, testEnv())
 	must(t, err)
 	r.Close()
-	r, err = open(t.Context(), m, testEnv(), identity(t, testIdentity))
+	r, err = openRepo(t.Context(), m, testEnv(), identity(t, testIdentity))
 	must(t, err)
 	t.Cleanup(r.Close)
 	return r, m

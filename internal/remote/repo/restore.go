@@ -47,7 +47,7 @@ func PlanRestore(
 	defer k.wipe()
 
 	if known != (Mark{}) {
-		if err := k.follows(known); err != nil {
+		if err := k.checkFollows(known); err != nil {
 			return nil, about(op, s.String(), err)
 		}
 	}
@@ -64,14 +64,14 @@ func PlanRestore(
 		return nil, about(op, s.String(), err)
 	}
 
-	bad, stale, err := isDamaged(ctx, there, raw, k, known, secrets)
+	bad, stale, err := judgeConfig(ctx, there, raw, k, known, secrets)
 	if !bad && stale == nil || err != nil {
 		return nil, about(op, s.String(), err)
 	}
 
 	if stale != nil {
 		defer stale.wipe()
-		if out.raw, err = k.after(stale); err != nil {
+		if out.raw, err = k.encodeAfter(stale); err != nil {
 			return nil, about(op, s.String(), err)
 		}
 	}
@@ -100,9 +100,9 @@ func holdsSomething(ctx context.Context, s objstore.Store) error {
 		WithHint("is the disk mounted, and is the URL right?")
 }
 
-// isDamaged reports whether a config is certainly not as it was written. One that other keys open than the secrets and
+// judgeConfig reports whether a config is certainly not as it was written. One that other keys open than the secrets and
 // that of the copy k may be good. stale is the config if it is good, but older than known and than k.
-func isDamaged(
+func judgeConfig(
 	ctx context.Context, there, raw []byte, k *keyring, known Mark, secrets []Secret,
 ) (bad bool, stale *keyring, err error) {
 	c, err := decodeConfigFor(there, func(c publicConfig) bool { return c.opensWith(ctx, k.ringKey, secrets) })
@@ -113,7 +113,7 @@ func isDamaged(
 		return false, nil, err // of a newer pando
 	}
 
-	other, err := c.open(bytes.Clone(k.ringKey))
+	other, err := c.openSealed(bytes.Clone(k.ringKey))
 	if err != nil {
 		other, err = c.unlock(secrets, ctx.Err)
 	}
@@ -152,18 +152,18 @@ func isDamaged(
 // supersedes reports whether a config is older than known, and k has all its master keys: then nothing becomes
 // unreadable with k in its place.
 func (k *keyring) supersedes(other *keyring, known Mark) bool {
-	if known == (Mark{}) || other.id != known.ID || other.follows(known) == nil {
+	if known == (Mark{}) || other.id != known.ID || other.checkFollows(known) == nil {
 		return false
 	}
-	return !slices.ContainsFunc(other.keys, func(m masterKey) bool { return k.find(m.id) == nil })
+	return !slices.ContainsFunc(other.keys, func(m masterKey) bool { return k.findKey(m.id) == nil })
 }
 
-// after is the config of k as one that follows another: whoever has seen that takes it for newer.
-func (k *keyring) after(other *keyring) ([]byte, error) {
+// encodeAfter is the config of k as one that follows another: whoever has seen that takes it for newer.
+func (k *keyring) encodeAfter(other *keyring) ([]byte, error) {
 	next := *k
 	next.serial = max(k.serial, other.serial) + 1
 	next.version = max(k.version, other.version)
-	return next.encode(realEnv.bytes(saltSize))
+	return next.encode(realEnv.randomBytes(saltSize))
 }
 
 // Do puts the copy back: where nothing is, or over just the state that was seen to be damaged. Conflict: somebody has

@@ -62,7 +62,7 @@ func TestRestoreConfig(t *testing.T) {
 	}
 
 	// One that really is of a newer version.
-	must(t, r.change(t.Context(), func(k *keyring) error {
+	must(t, r.changeConfig(t.Context(), func(k *keyring) error {
 		k.version = configVersion + 1
 		return nil
 	}))
@@ -98,7 +98,7 @@ func TestRestoreConfigRefuses(t *testing.T) {
 	refused("a key was added, and seen", r.Mark(), errs.Damaged)
 	must(t, r.Rotate(t.Context(), nil))
 	refused("rotated", mark)
-	theirs, err := open(t.Context(), m, testEnv(), other.secret)
+	theirs, err := openRepo(t.Context(), m, testEnv(), other.secret)
 	must(t, err)
 	defer theirs.Close()
 	must(t, theirs.RemoveSlot(t.Context(), slotOf(t, theirs, "test")))
@@ -127,7 +127,7 @@ func TestRestoreNewerConfig(t *testing.T) {
 	put := func(config []byte) *Repo {
 		t.Helper()
 		putConfig(t, m, config)
-		host, err := open(t.Context(), m, testEnv(), me)
+		host, err := openRepo(t.Context(), m, testEnv(), me)
 		must(t, err)
 		t.Cleanup(host.Close)
 		return host
@@ -147,7 +147,7 @@ func TestRestoreNewerConfig(t *testing.T) {
 	}
 	must(t, plan.Do(t.Context()))
 	for _, secret := range []Secret{me, other.secret} {
-		now, err := open(t.Context(), m, testEnv(), secret)
+		now, err := openRepo(t.Context(), m, testEnv(), secret)
 		must(t, err)
 		must(t, now.Check(seen))
 		must(t, now.Check(host.Mark()))

@@ -60,12 +60,12 @@ type SegmentWriter struct {
 //
 // It holds the segment in memory, in room that grows with it up to MaxSegment.
 func (r *Repo) NewSegment(session ID, n uint32) (*SegmentWriter, error) {
-	h, aead, err := r.fresh(infoSegment)
+	h, aead, err := r.newSealingCipher(infoSegment)
 	if err != nil {
 		return nil, err
 	}
 	w := &SegmentWriter{segment: Segment{Session: session, N: n}, repository: r.id, aead: aead}
-	w.b = h.append(make([]byte, 0, firstRoom), typeSegment)
+	w.b = h.appendTo(make([]byte, 0, firstRoom), typeSegment)
 	return w, nil
 }
 
@@ -116,10 +116,10 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 	}
 
 	if err := f.check(MaxPageBytes); err != nil {
-		return Frame{}, about(op, w.segment.String(), invalid(err))
+		return Frame{}, about(op, w.segment.String(), asInvalid(err))
 	}
 
-	w.grow(len(content) + tagSize)
+	w.growBuffer(len(content) + tagSize)
 	w.b = w.aead.Seal(w.b, frameNonce(f.Index), content, frameAAD(w.repository, w.segment, f.Index, f.Plain, codec))
 	w.index = binary.LittleEndian.AppendUint32(w.index, f.Stored)
 	w.index = binary.LittleEndian.AppendUint32(w.index, f.Plain)
@@ -128,9 +128,9 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 	return f, nil
 }
 
-// grow makes room for n more bytes: double what there was, so that what append would
+// growBuffer makes room for n more bytes: double what there was, so that what append would
 // copy many times is copied once.
-func (w *SegmentWriter) grow(n int) {
+func (w *SegmentWriter) growBuffer(n int) {
 	need := len(w.b) + n
 	if need <= cap(w.b) {
 		return
@@ -167,7 +167,7 @@ func (r *Repo) PutSegment(ctx context.Context, s Segment, object []byte) error {
 	if len(object) <= headerSize+tagSize+footerSize || len(object) > MaxSegment {
 		return badInput(op, s.String(), "it has %d bytes", len(object))
 	}
-	return about(op, s.String(), r.putNew(ctx, s.key(), object))
+	return about(op, s.String(), r.putIfAbsent(ctx, s.key(), object))
 }
 
 // SegmentState is a segment as a listing shows it.
@@ -197,11 +197,11 @@ func (r *Repo) Segments(ctx context.Context) iter.Seq2[SegmentState, error] {
 func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error) {
 	state := SegmentState{Segment: s}
 	err := r.findFrames(ctx, s, func(p Place) error {
-		o, err := r.store.Stat(ctx, p.object(s))
+		o, err := r.store.Stat(ctx, p.objectKey(s))
 		switch {
 		case err != nil:
 			return err
-		case p.own():
+		case p.isOriginal():
 			state.Bytes = o.Bytes
 		case o.Bytes != p.PackBytes:
 			return errs.New(errs.NotFound, "", "", "pack %s has %d bytes and should have %d", p.Pack, o.Bytes, p.PackBytes)
@@ -221,7 +221,7 @@ func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error)
 // DeleteSegment removes a segment that nothing names. Absent is success. Durable on
 // return.
 func (r *Repo) DeleteSegment(ctx context.Context, s Segment) error {
-	r.segments.forget(s)
+	r.segments.forgetSegment(s)
 	return about("delete segment", s.String(), r.store.Delete(ctx, s.key()))
 }
 
@@ -289,7 +289,7 @@ func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int,
 		return 0, damaged("it has %d bytes", len(object))
 	}
 
-	aead, err := r.cipher(ctx, h, infoSegment)
+	aead, err := r.cipherFor(ctx, h, infoSegment)
 	if err != nil {
 		return 0, err
 	}

@@ -59,7 +59,7 @@ func TestRequests(t *testing.T) {
 		{"none", nil, false, nil},
 	} {
 		if !x.known {
-			r.segments.drop()
+			r.segments.forgetAll()
 		}
 		s := storetest.Faulty(m)
 		r.store = s
@@ -78,7 +78,7 @@ func TestRequests(t *testing.T) {
 
 	// Either of the two requests may fail; the error is its.
 	for i := range 2 {
-		r.segments.drop()
+		r.segments.forgetAll()
 		r.store = storetest.Faulty(m, storetest.Fault{
 			Match: func(c storetest.Call) bool { return (c.Offset == 0) == (i == 0) }, Err: storetest.Permanent(errs.Permission),
 		})

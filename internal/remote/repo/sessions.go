@@ -27,7 +27,7 @@ type lease struct {
 // NewSession begins a session, which is not known to anybody until [Repo.PutSession].
 // heads are the names that it may commit to.
 func (r *Repo) NewSession(kind SessionKind, heads []string, w Writer) Session {
-	now := r.env.stamp()
+	now := r.env.utcNow()
 	return Session{ID: r.env.newID(), Kind: kind, Heads: heads, Writer: w, PID: os.Getpid(), Started: now, Renewed: now}
 }
 
@@ -79,18 +79,18 @@ func (r *Repo) PutSession(ctx context.Context, s *Session) error {
 
 func (r *Repo) putSession(ctx context.Context, s *Session) error {
 	if err := s.check(); err != nil {
-		return invalid(err)
+		return asInvalid(err)
 	}
 
 	if !s.lease.begun {
 		// A process that stays for long learns here of rotations.
-		if err := r.askOnce(ctx); err != nil {
+		if err := r.refreshBeforeSession(ctx); err != nil {
 			return err
 		}
 	}
 
 	s.Beat++
-	s.Renewed = r.env.stamp()
+	s.Renewed = r.env.utcNow()
 	key := sessionPrefix + s.ID.String()
 	content, err := encodeJSON(s)
 	if err != nil {
@@ -102,13 +102,13 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 		return err
 	}
 
-	version, err := r.store.Put(ctx, key, object, s.condition())
+	version, err := r.store.Put(ctx, key, object, s.leaseCondition())
 	if errs.Is(err, errs.Conflict) && len(s.lease.unsure) > 0 {
 		// An earlier write of ours may have had its effect although it failed.
-		if err := r.settle(ctx, key, s); err != nil {
+		if err := r.adoptUnsureWrite(ctx, key, s); err != nil {
 			return err
 		}
-		version, err = r.store.Put(ctx, key, object, s.condition())
+		version, err = r.store.Put(ctx, key, object, s.leaseCondition())
 	}
 
 	s.lease.begun = true
@@ -116,25 +116,25 @@ func (r *Repo) putSession(ctx context.Context, s *Session) error {
 		if !errs.Is(err, errs.Conflict) && !errs.Is(err, errs.NotFound) {
 			s.lease.unsure = append(s.lease.unsure, sha256.Sum256(object))
 		}
-		return changed(err)
+		return goneIsConflict(err)
 	}
 
 	s.lease.version, s.lease.unsure = version, nil
 	return nil
 }
 
-func (s *Session) condition() objstore.Condition {
+func (s *Session) leaseCondition() objstore.Condition {
 	if s.lease.version == "" {
 		return objstore.IfAbsent
 	}
 	return objstore.IfVersion(s.lease.version)
 }
 
-// settle takes over the version of what is in the store, if that is what we wrote.
-func (r *Repo) settle(ctx context.Context, key string, s *Session) error {
+// adoptUnsureWrite takes over the version of what is in the store, if that is what we wrote.
+func (r *Repo) adoptUnsureWrite(ctx context.Context, key string, s *Session) error {
 	object, info, err := r.store.Get(ctx, key, 0, -1)
 	if err != nil {
-		return changed(err)
+		return goneIsConflict(err)
 	}
 	if !slices.Contains(s.lease.unsure, sha256.Sum256(object)) {
 		return errs.New(errs.Conflict, "", "", "somebody else has changed it")
@@ -143,8 +143,8 @@ func (r *Repo) settle(ctx context.Context, key string, s *Session) error {
 	return nil
 }
 
-// askOnce reads config again, unless that was just done.
-func (r *Repo) askOnce(ctx context.Context) error {
+// refreshBeforeSession reads config again, unless that was just done.
+func (r *Repo) refreshBeforeSession(ctx context.Context) error {
 	r.mu.Lock()
 	asked := r.asked
 	r.asked = false
@@ -172,7 +172,7 @@ func (r *Repo) EndSession(ctx context.Context, s *Session) error {
 // nobody else, may go on renewing what is returned.
 func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 	key := sessionPrefix + id.String()
-	content, version, err := r.get(ctx, typeSession, key, maxSessionBytes)
+	content, version, err := r.getContent(ctx, typeSession, key, maxSessionBytes)
 	if err != nil {
 		return SessionState{}, about("read session", id.String(), err)
 	}
@@ -192,7 +192,7 @@ func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 // Sessions lists all sessions. One that ends meanwhile may be missing.
 func (r *Repo) Sessions(ctx context.Context) ([]SessionState, error) {
 	var all []SessionState
-	for s, err := range each(ctx, r, sessionPrefix, func(ctx context.Context, id ID) (SessionState, error) {
+	for s, err := range readEach(ctx, r, sessionPrefix, func(ctx context.Context, id ID) (SessionState, error) {
 		s, err := r.Session(ctx, id)
 		if errs.Is(err, errs.NotFound) {
 			return SessionState{}, nil
@@ -236,7 +236,7 @@ type SeenSession struct {
 // Seen reads what the last prune has left: nothing, and "", if there was none.
 func (r *Repo) Seen(ctx context.Context) (Seen, objstore.Version, error) {
 	const op = "read what was seen in"
-	content, version, err := r.get(ctx, typeSeen, seenKey, maxSeenBytes)
+	content, version, err := r.getContent(ctx, typeSeen, seenKey, maxSeenBytes)
 	if errs.Is(err, errs.NotFound) {
 		return Seen{}, "", nil
 	}
@@ -282,5 +282,5 @@ func (r *Repo) PutSeen(ctx context.Context, s Seen, prev objstore.Version) (objs
 	}
 
 	version, err := r.store.Put(ctx, seenKey, object, condition)
-	return version, about(op, r.store.String(), changed(err))
+	return version, about(op, r.store.String(), goneIsConflict(err))
 }

@@ -40,7 +40,7 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 	}
 
 	id := r.env.newID()
-	return about(op, n.Label, r.change(ctx, func(k *keyring) error {
+	return about(op, n.Label, r.changeConfig(ctx, func(k *keyring) error {
 		for _, s := range k.slots {
 			if s.ID == id {
 				return errDone // an earlier try of ours, whose answer was lost
@@ -68,7 +68,7 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 // keeps new data from them, and only the store can keep old data from them.
 func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 	tried := false
-	return about("remove key", id.String(), r.change(ctx, func(k *keyring) error {
+	return about("remove key", id.String(), r.changeConfig(ctx, func(k *keyring) error {
 		i := slices.IndexFunc(k.slots, func(s slot) bool { return s.ID == id })
 		switch {
 		case i < 0 && tried:
@@ -94,17 +94,17 @@ func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 // begin a session, or read what was written under the new key.
 func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 	const op = "rotate the keys of"
-	secret, at := r.env.bytes(keySize), r.env.stamp()
+	secret, at := r.env.randomBytes(keySize), r.env.utcNow()
 	defer clear(secret)
 
 	added := newMasterKey(secret, at).id
-	return about(op, r.store.String(), r.change(ctx, func(k *keyring) error {
-		if k.find(added) != nil {
+	return about(op, r.store.String(), r.changeConfig(ctx, func(k *keyring) error {
+		if k.findKey(added) != nil {
 			return errDone // an earlier try of ours, whose answer was lost
 		}
 
 		old := k.ringKey
-		k.ringKey = r.env.bytes(keySize)
+		k.ringKey = r.env.randomBytes(keySize)
 		defer clear(old)
 
 		for i := range k.slots {
@@ -152,7 +152,7 @@ func (r *Repo) Upgrade(ctx context.Context) error {
 	if err != nil || version >= configVersion {
 		return err
 	}
-	return about("upgrade the repository in", r.store.String(), r.change(ctx, func(k *keyring) error {
+	return about("upgrade the repository in", r.store.String(), r.changeConfig(ctx, func(k *keyring) error {
 		if k.version >= configVersion {
 			return errDone
 		}
@@ -177,16 +177,16 @@ var errDone = errors.New("done already")
 // changeTries: each of so many had to lose against another change of the keys.
 const changeTries = 8
 
-// change rewrites config by compare-and-swap with what edit makes of it. If somebody
+// changeConfig rewrites config by compare-and-swap with what edit makes of it. If somebody
 // else was faster, edit is called again with what they left. edit gets a copy.
-func (r *Repo) change(ctx context.Context, edit func(*keyring) error) error {
+func (r *Repo) changeConfig(ctx context.Context, edit func(*keyring) error) error {
 	r.refreshing.Lock()
 	defer r.refreshing.Unlock()
 	for try := 0; ; try++ {
-		if err := r.refresh(ctx); err != nil {
+		if err := r.refreshConfig(ctx); err != nil {
 			return err
 		}
-		done, err := r.tryChange(ctx, edit)
+		done, err := r.tryChangeConfig(ctx, edit)
 		if done || (err != nil && !errs.Is(err, errs.Conflict)) || (err != nil && try == changeTries) {
 			return err
 		}
@@ -195,13 +195,13 @@ func (r *Repo) change(ctx context.Context, edit func(*keyring) error) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(time.Duration(1+int(r.env.bytes(1)[0])) * time.Millisecond << min(try, 4) / 4):
+		case <-time.After(time.Duration(1+int(r.env.randomBytes(1)[0])) * time.Millisecond << min(try, 4) / 4):
 		}
 	}
 }
 
-// tryChange reports done if there is no use in another try.
-func (r *Repo) tryChange(ctx context.Context, edit func(*keyring) error) (done bool, err error) {
+// tryChangeConfig reports done if there is no use in another try.
+func (r *Repo) tryChangeConfig(ctx context.Context, edit func(*keyring) error) (done bool, err error) {
 	r.mu.RLock()
 	if r.ring == nil {
 		r.mu.RUnlock()
@@ -224,7 +224,7 @@ func (r *Repo) tryChange(ctx context.Context, edit func(*keyring) error) (done b
 		return true, err
 	}
 
-	raw, err := k.encode(r.env.bytes(saltSize))
+	raw, err := k.encode(r.env.randomBytes(saltSize))
 	if err != nil {
 		return true, err
 	}
@@ -242,7 +242,7 @@ func (r *Repo) tryChange(ctx context.Context, edit func(*keyring) error) (done b
 		return true, nil // closed meanwhile; config is written
 	}
 
-	r.use(k, raw, next)
+	r.useKeyring(k, raw, next)
 	return true, nil
 }
 

@@ -31,7 +31,7 @@ func (h host) slot() NewSlot { return NewSlot{Label: h.label, Recipient: h.recip
 // opens is whether the host can open the repository, and read what is in it.
 func (h host) opens(t *testing.T, s objstore.Store) bool {
 	t.Helper()
-	r, err := open(t.Context(), s, testEnv(), h.secret)
+	r, err := openRepo(t.Context(), s, testEnv(), h.secret)
 	if errs.Is(err, errs.Permission) {
 		return false
 	}
@@ -78,7 +78,7 @@ func TestSlots(t *testing.T) {
 	if !a.opens(t, m) {
 		t.Error("a cannot open it")
 	}
-	p, err := open(ctx, m, testEnv(), Passphrase("on paper"))
+	p, err := openRepo(ctx, m, testEnv(), Passphrase("on paper"))
 	must(t, err)
 	defer p.Close()
 	if got := labels(t, p); !slices.Equal(got, []string{"test", "a", "paper"}) {
@@ -146,10 +146,10 @@ func TestRotate(t *testing.T) {
 	must(t, r.PutSegment(ctx, w.Segment(), w.Finish()))
 	sum, mark := r.Sum(text), r.Mark()
 
-	other, err := open(ctx, m, testEnv(), a.secret)
+	other, err := openRepo(ctx, m, testEnv(), a.secret)
 	must(t, err)
 	defer other.Close()
-	removed, err := open(ctx, m, testEnv(), b.secret)
+	removed, err := openRepo(ctx, m, testEnv(), b.secret)
 	must(t, err)
 	defer removed.Close()
 	must(t, r.RemoveSlot(ctx, slotOf(t, r, "b")))
@@ -193,7 +193,7 @@ func TestRotate(t *testing.T) {
 	if b.opens(t, m) {
 		t.Error("b still opens it")
 	}
-	p, err := open(ctx, m, testEnv(), Passphrase("on paper"))
+	p, err := openRepo(ctx, m, testEnv(), Passphrase("on paper"))
 	must(t, err)
 	p.Close()
 }
@@ -269,7 +269,7 @@ func TestFaultsWhileKeysChange(t *testing.T) {
 	a, b, c := newHost(t, "a"), newHost(t, "b"), newHost(t, "c")
 	prepare := func(t *testing.T) *memory {
 		m := newMemory()
-		r, err := create(t.Context(), m, a.slot(), testEnv())
+		r, err := createRepo(t.Context(), m, a.slot(), testEnv())
 		must(t, err)
 		defer r.Close()
 		must(t, r.AddSlot(t.Context(), b.slot()))
@@ -279,7 +279,7 @@ func TestFaultsWhileKeysChange(t *testing.T) {
 	}
 	by := func(change func(context.Context, *Repo) error) func(context.Context, objstore.Store) error {
 		return func(ctx context.Context, s objstore.Store) error {
-			r, err := open(ctx, s, testEnv(), a.secret)
+			r, err := openRepo(ctx, s, testEnv(), a.secret)
 			if err != nil {
 				return err
 			}
@@ -329,7 +329,7 @@ func TestFaultsWhileKeysChange(t *testing.T) {
 			return r.Rotate(ctx, nil)
 		}), func(t *testing.T, s objstore.Store, retried bool) {
 			who(t, s, a, b)
-			r, err := open(t.Context(), s, testEnv(), a.secret)
+			r, err := openRepo(t.Context(), s, testEnv(), a.secret)
 			must(t, err)
 			defer r.Close()
 			if n := len(r.ring.keys); retried && n < 2 {
@@ -343,7 +343,7 @@ func TestFaultsWhileKeysChange(t *testing.T) {
 	})
 	t.Run("create", func(t *testing.T) {
 		faults(t, func(*testing.T) *memory { return newMemory() }, func(ctx context.Context, s objstore.Store) error {
-			r, err := create(ctx, s, a.slot(), testEnv())
+			r, err := createRepo(ctx, s, a.slot(), testEnv())
 			if err == nil {
 				r.Close()
 			}
@@ -363,7 +363,7 @@ func TestFaultsBelowRetry(t *testing.T) {
 		m := newMemory()
 		s := objstore.Retry(storetest.Faulty(m, faultEach(when)...), objstore.RetryOptions{First: 1, Longest: 1})
 		a, b := newHost(t, "a"), newHost(t, "b")
-		r, err := create(ctx, s, a.slot(), testEnv())
+		r, err := createRepo(ctx, s, a.slot(), testEnv())
 		must(t, err)
 		defer r.Close()
 		r.secrets = []Secret{a.secret}
@@ -452,7 +452,7 @@ func TestCreate(t *testing.T) {
 	won := make(chan *Repo, 8)
 	for range 8 {
 		all.Go(func() {
-			r, err := create(ctx, m, a.slot(), testEnv())
+			r, err := createRepo(ctx, m, a.slot(), testEnv())
 			if err == nil {
 				won <- r
 			} else if !errs.Is(err, errs.Exists) {
@@ -467,7 +467,7 @@ func TestCreate(t *testing.T) {
 	}
 	r := <-won
 	defer r.Close()
-	opened, err := open(ctx, m, testEnv(), a.secret)
+	opened, err := openRepo(ctx, m, testEnv(), a.secret)
 	must(t, err)
 	defer opened.Close()
 	if opened.ID() != r.ID() || opened.Mark() != r.Mark() {
@@ -478,23 +478,23 @@ func TestCreate(t *testing.T) {
 	// What a probe left is no obstacle; anything else is.
 	m = newMemory()
 	m.set("probe/x", nil)
-	r2, err := create(ctx, m, a.slot(), testEnv())
+	r2, err := createRepo(ctx, m, a.slot(), testEnv())
 	must(t, err)
 	r2.Close()
 	kind(t, r2.Refresh(ctx), errs.Internal)
 	m = newMemory()
 	m.set("holiday.jpg", nil)
-	_, err = create(ctx, m, a.slot(), testEnv())
+	_, err = createRepo(ctx, m, a.slot(), testEnv())
 	kind(t, err, errs.Exists)
 	if len(m.keys()) != 1 {
 		t.Error("something was written")
 	}
-	_, err = open(ctx, m, testEnv(), a.secret)
+	_, err = openRepo(ctx, m, testEnv(), a.secret)
 	kind(t, err, errs.NotFound)
 	if errs.HintOf(err) == "" {
 		t.Error("no hint")
 	}
-	_, err = create(ctx, newMemory(), NewSlot{}, testEnv())
+	_, err = createRepo(ctx, newMemory(), NewSlot{}, testEnv())
 	kind(t, err, errs.Invalid)
 }
 
@@ -504,14 +504,14 @@ func TestCreateThatIsOvertaken(t *testing.T) {
 	a, b := newHost(t, "a"), newHost(t, "b")
 	m := newMemory()
 	s := storetest.Faulty(m, storetest.Fault{Match: storetest.Ops(storetest.Put), Do: func(storetest.Call) {
-		r, err := create(ctx, m, a.slot(), testEnv())
+		r, err := createRepo(ctx, m, a.slot(), testEnv())
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		r.Close()
 	}})
-	_, err := create(ctx, s, b.slot(), testEnv())
+	_, err := createRepo(ctx, s, b.slot(), testEnv())
 	kind(t, err, errs.Exists)
 	if !a.opens(t, m) || b.opens(t, m) {
 		t.Error("the wrong one has won")
@@ -525,7 +525,7 @@ func TestOldConfigIsNoticed(t *testing.T) {
 	b := newHost(t, "b")
 	must(t, r.AddSlot(ctx, b.slot()))
 	old := m.data(configKey)
-	insider, err := open(ctx, m, testEnv(), b.secret)
+	insider, err := openRepo(ctx, m, testEnv(), b.secret)
 	must(t, err)
 	defer insider.Close()
 	must(t, r.RemoveSlot(ctx, slotOf(t, r, "b")))
@@ -586,16 +586,16 @@ func TestConfigOfAnOperator(t *testing.T) {
 		version: configVersion,
 		id:      mark.ID,
 		serial:  mark.Serial,
-		ringKey: e.bytes(keySize),
-		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
+		ringKey: e.randomBytes(keySize),
+		keys:    []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())},
 	}
 	s, err := k.newSlot(e.newID(), NewSlot{Label: "test", Recipient: testRecipient}, e)
 	must(t, err)
 	k.slots = []slot{s}
-	raw, err := k.encode(e.bytes(saltSize))
+	raw, err := k.encode(e.randomBytes(saltSize))
 	must(t, err)
 	m.set(configKey, raw)
-	_, err = open(ctx, m, e, identity(t, testIdentity))
+	_, err = openRepo(ctx, m, e, identity(t, testIdentity))
 	kind(t, err, errs.Damaged)
 	kind(t, r.Refresh(ctx), errs.Damaged)
 }
@@ -610,7 +610,7 @@ func TestPostQuantumRecipient(t *testing.T) {
 	}
 	must(t, r.AddSlot(ctx, NewSlot{Label: "pq", Recipient: recipient}))
 	must(t, CheckRecipient(recipient))
-	o, err := open(ctx, m, testEnv(), identity(t, id))
+	o, err := openRepo(ctx, m, testEnv(), identity(t, id))
 	must(t, err)
 	defer o.Close()
 	must(t, o.Rotate(ctx, nil))
@@ -643,8 +643,8 @@ func TestManySlots(t *testing.T) {
 	k := keyring{
 		version: configVersion,
 		serial:  1,
-		ringKey: e.bytes(keySize),
-		keys:    []masterKey{newMasterKey(e.bytes(keySize), e.stamp())},
+		ringKey: e.randomBytes(keySize),
+		keys:    []masterKey{newMasterKey(e.randomBytes(keySize), e.utcNow())},
 	}
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	h := newHost(t, "last")
@@ -658,16 +658,16 @@ func TestManySlots(t *testing.T) {
 		k.slots = append(k.slots, s)
 	}
 	for len(k.keys) < maxKeys {
-		k.keys = append(k.keys, newMasterKey(e.bytes(keySize), e.stamp()))
+		k.keys = append(k.keys, newMasterKey(e.randomBytes(keySize), e.utcNow()))
 	}
-	raw, err := k.encode(e.bytes(saltSize))
+	raw, err := k.encode(e.randomBytes(saltSize))
 	must(t, err)
 	m := newMemory()
 	m.set(configKey, raw)
 	if !h.opens(t, m) {
 		t.Error("the last of many cannot open it")
 	}
-	r, err := open(t.Context(), m, e, h.secret)
+	r, err := openRepo(t.Context(), m, e, h.secret)
 	must(t, err)
 	defer r.Close()
 	kind(t, r.AddSlot(t.Context(), newHost(t, "x").slot()), errs.Invalid)

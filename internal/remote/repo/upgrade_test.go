@@ -21,7 +21,7 @@ func versionOf(t testing.TB, m *memory) byte {
 // versionOne puts a repository back to version 1, as an older program would have made it.
 func versionOne(t testing.TB, r *Repo) {
 	t.Helper()
-	must(t, r.change(t.Context(), func(k *keyring) error {
+	must(t, r.changeConfig(t.Context(), func(k *keyring) error {
 		k.version = 1
 		return nil
 	}))
@@ -97,7 +97,7 @@ func TestVersionIsAuthenticated(t *testing.T) {
 	raw := bytes.Clone(m.data(configKey))
 	raw[versionAt] = 1
 	m.set(configKey, raw)
-	_, err := open(ctx, m, testEnv(), identity(t, testIdentity))
+	_, err := openRepo(ctx, m, testEnv(), identity(t, testIdentity))
 	kind(t, err, errs.Damaged)
 }
 
@@ -149,7 +149,7 @@ func TestUpgradeWhoseAnswerIsLost(t *testing.T) {
 	r, m := made(t)
 	versionOne(t, r)
 	serial := r.Mark().Serial
-	lossy, err := open(t.Context(), &losing{memory: m, next: true}, testEnv(), identity(t, testIdentity))
+	lossy, err := openRepo(t.Context(), &losing{memory: m, next: true}, testEnv(), identity(t, testIdentity))
 	must(t, err)
 	defer lossy.Close()
 	must(t, lossy.Upgrade(t.Context()))
