@@ -155,7 +155,7 @@ func (a *App) printPulled(remote string, p replicate.Pulled) error {
 	words := fmt.Sprintf("pulled %s@%s from %s: %s read, %s written, in %s", p.Volume, p.Point, remote, size(p.ReadBytes),
 		size(p.WrittenBytes), took(p.Seconds))
 	if p.Unchanged {
-		words = fmt.Sprintf("%s@%s is here already", p.Volume, p.Point)
+		words = fmt.Sprintf("%s@%s is already in this pool", p.Volume, p.Point)
 	}
 	if p.TookOver {
 		words += "; this pool writes it now"

@@ -463,7 +463,7 @@ func (v *travel) again(op transport, wanted string) {
 		args = append(args, strings.ReplaceAll(s, "STORE", v.store))
 	}
 	out, err := w.try(args...)
-	if err != nil && !(op.name == "remote-add" && strings.Contains(err.Error(), "a remote of this name already")) {
+	if err != nil && !(op.name == "remote-add" && strings.Contains(err.Error(), "already has a remote with this name")) {
 		v.t.Errorf("again: %s%v", out, err)
 	}
 	if after := v.state(); after != wanted {

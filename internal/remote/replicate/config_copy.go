@@ -58,16 +58,16 @@ func (r *Remote) hintCopy(ctx context.Context, err error) error {
 	repair := errs.Run("remote repair", r.Name)
 	switch can, perr := r.restoreConfig(ctx, true); {
 	case can && errs.Is(err, errs.NotFound):
-		known.WithHint("this pool has a copy of the keys that are missing there: put it back with %s; "+
-			"or check the URL, and that the disk is mounted", repair)
+		known.WithHint("check the URL and that the disk is mounted; if the remote has lost its keys, "+
+			"restore this pool's copy with %s", repair)
 	case can:
-		known.WithHint("this pool has a newer copy of the keys, or one that is whole: put it back with %s", repair)
+		known.WithHint("restore the keys from this pool's copy, which is newer or undamaged, with %s", repair)
 	case perr != nil && errs.Is(err, errs.NotFound):
-		known.WithHint("check the URL, and that the disk is mounted; if the remote has lost its keys, "+
-			"this pool has a copy: put it back with %s", repair)
+		known.WithHint("check the URL and that the disk is mounted; if the remote has lost its keys, "+
+			"restore this pool's copy with %s", repair)
 	case errs.Is(err, errs.Damaged):
-		known.WithHint("the config there is not one that this pool's copy of it may replace; keep %s, without which "+
-			"what was pushed before may not be readable, and then add the remote under another name", r.configFile())
+		known.WithHint("keep %s: earlier pushes may be unreadable without it; this pool's copy must not replace "+
+			"the config of this repository, so add the remote under another name", r.configFile())
 	}
 
 	return err

@@ -162,7 +162,8 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 			_ = f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
 				return nil, errs.New(errs.InUse, opPush, head,
-					"another pando is pushing it to this remote").WithHint("wait until it is done, or end it")
+					"another pando process is already pushing it to this remote").
+					WithHint("retry after that push finishes, or stop it")
 			}
 			return nil, errs.Wrap(opPush, head, err)
 		}

@@ -72,7 +72,7 @@ func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 		var known *errs.Error
 		err := rp.AddSlot(ctx, repo.NewSlot(n))
 		if errs.Is(err, errs.Exists) && errors.As(err, &known) && known.Hint == "" {
-			return known.WithHint("see %s; another label is given with %s", errs.Run("remote key ls", r.Name),
+			return known.WithHint("list the keys with %s, or choose another label with %s", errs.Run("remote key ls", r.Name),
 				errs.Param("label"))
 		}
 
@@ -108,9 +108,9 @@ func RemoveKey(ctx context.Context, r *Remote, which string, force bool) (out Ke
 		}
 
 		if out.ThisPool && !force {
-			return errs.New(errs.Conflict, opKey, which, "it is the key of this pool, which could not use the remote any more").
-				WithHint("to forget the remote here use %s; to remove the key all the same, %s", errs.Run("remote rm", r.Name),
-					errs.Param("force"))
+			return errs.New(errs.Conflict, opKey, which, "it is this pool's own key: without it the pool cannot use the remote").
+				WithHint("remove the remote from this pool with %s, or remove the key anyway with %s",
+					errs.Run("remote rm", r.Name), errs.Param("force"))
 		}
 
 		id, err := repo.ParseID(out.ID)
@@ -134,14 +134,14 @@ func findKey(all []Key, remote, which string) (Key, error) {
 
 	switch len(found) {
 	case 0:
-		return Key{}, errs.New(errs.NotFound, opKey, which, "no key of %s has this ID, label or recipient", remote).
-			WithHint("see %s", errs.Run("remote key ls", remote))
+		return Key{}, errs.New(errs.NotFound, opKey, which, "remote %q has no key with this ID, label or recipient", remote).
+			WithHint("list the keys with %s", errs.Run("remote key ls", remote))
 	case 1:
 		return found[0], nil
 	}
 
-	return Key{}, errs.New(errs.Invalid, opKey, which, "%d keys are called that", len(found)).
-		WithHint("name it by its ID: see %s", errs.Run("remote key ls", remote))
+	return Key{}, errs.New(errs.Invalid, opKey, which, "%d keys match", len(found)).
+		WithHint("name the key by its ID, which %s prints", errs.Run("remote key ls", remote))
 }
 
 // RotateKeys makes a new master key for all that is written from now on, which those

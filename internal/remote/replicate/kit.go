@@ -51,12 +51,12 @@ type ExportedKit struct {
 // Exists: there is such a file.
 func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, err error) {
 	if _, err := os.Lstat(q.File); err == nil && !q.Force {
-		return out, errs.New(errs.Exists, opKit, q.File, "there is such a file already").
-			WithHint("choose another, or write over it with %s", errs.Param("force"))
+		return out, errs.New(errs.Exists, opKit, q.File, "file already exists").
+			WithHint("choose another file name, or overwrite the file with %s", errs.Param("force"))
 	}
 
 	if i, err := os.Stat(filepath.Dir(q.File)); err != nil || !i.IsDir() {
-		return out, errs.New(errs.NotFound, opKit, q.File, "its directory does not exist")
+		return out, errs.New(errs.NotFound, opKit, q.File, "the directory for this file does not exist")
 	}
 
 	identity, recipient, err := repo.NewIdentity()
@@ -109,7 +109,7 @@ func writeKit(q KitRequest, text string) error {
 
 	f, err := os.OpenFile(q.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if errors.Is(err, fs.ErrExist) {
-		return errs.New(errs.Exists, opKit, q.File, "there is such a file already")
+		return errs.New(errs.Exists, opKit, q.File, "file already exists")
 	}
 
 	if err == nil {
@@ -170,8 +170,9 @@ func ParseKit(text []byte) (Kit, error) {
 	}
 
 	if len(k.config) == 0 || len(k.key) == 0 {
-		return k, errs.New(errs.Invalid, opAdd, "", "it is not a recovery kit, or not all of it").
-			WithHint("a kit is what %s writes; it ends with a line -----END %s-----", errs.Run("remote key export"), kitKey)
+		return k, errs.New(errs.Invalid, opAdd, "", "this is not a recovery kit, or it is incomplete").
+			WithHint("use a complete file written by %s: its last line is -----END %s-----",
+				errs.Run("remote key export"), kitKey)
 	}
 
 	return k, nil
@@ -196,7 +197,8 @@ func (k Kit) Open(q *AddRequest, passphrase, identity string) error {
 	text, err := repo.OpenText(k.key, secrets...)
 	if err != nil {
 		return errs.New(errs.Permission, opAdd, "the recovery kit", "%w", err).
-			WithHint("give the passphrase, or with %s the identity, that the kit was made for", errs.Param("identity", "FILE"))
+			WithHint("enter the passphrase that the kit was made with, or pass its identity with %s",
+				errs.Param("identity", "FILE"))
 	}
 
 	q.Identity, q.Passphrase, q.Config, q.MustExist = text, "", k.config, true

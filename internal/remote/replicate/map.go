@@ -206,7 +206,7 @@ func readRegion(ctx context.Context, r *repo.Repo, m *repo.Manifest, region uint
 	if n := len(pieces); n > 0 && (pieces[0].Offset < regionStart(region) ||
 		pieces[n-1].End() > regionEnd(region, m.SizeBytes)) {
 		return nil, errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point,
-			"the page of region %d describes bytes outside of it", region)
+			"the page of region %d describes bytes outside that region", region)
 	}
 
 	return pieces, nil
@@ -228,7 +228,7 @@ func regionPieces(
 	}
 	pieces, err := piecesBetween(ctx, nodes, m, regionStart(region), regionStart(region+1))
 	if n := len(pieces); err == nil && n > 0 && pieces[n-1].End() > m.SizeBytes {
-		err = errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point, "the map describes bytes behind the end of the volume")
+		err = errs.New(errs.Damaged, "read map", m.Volume+"@"+m.Point, "the map describes bytes beyond the end of the volume")
 	}
 	return pieces, err
 }
@@ -301,7 +301,7 @@ func usesOf(uses map[repo.Segment]int64) ([]repo.Use, error) {
 	out := make([]repo.Use, 0, len(uses))
 	for s, n := range uses {
 		if n < 0 {
-			return nil, errs.New(errs.Damaged, "merge maps", "", "the manifest of the base does not count segment %s right", s)
+			return nil, errs.New(errs.Damaged, "merge maps", "", "the manifest of the base counts segment %s incorrectly", s)
 		}
 		if n > 0 {
 			out = append(out, repo.Use{Segment: s, Bytes: n})

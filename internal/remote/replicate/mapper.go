@@ -253,7 +253,7 @@ func readCell(ctx context.Context, nodes readNodes, m *repo.Manifest, cell uint3
 					errs.Damaged,
 					"read map",
 					m.Volume+"@"+m.Point,
-					"the map describes bytes behind the end of the volume",
+					"the map describes bytes beyond the end of the volume",
 				)
 			}
 			return pieces, nil

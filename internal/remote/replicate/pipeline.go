@@ -332,7 +332,7 @@ func (p *pipeline) closeSegment(ctx context.Context, last bool) error {
 	data, rec := p.seg.Finish(), p.rec
 	p.seg, p.rec = nil, segmentRecord{}
 	if p.n++; p.n == 0 {
-		return errs.New(errs.Internal, "push", "", "a session has too many segments")
+		return errs.New(errs.Internal, "push", "", "the session has too many segments")
 	}
 
 	rec.n, rec.bytes = seg.N, int64(len(data))

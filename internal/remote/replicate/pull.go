@@ -103,8 +103,8 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 	}
 
 	if q.TakeOver && q.Ref.At != "" {
-		return Pulled{}, errs.New(errs.Invalid, opPull, q.Ref.String(), "only a volume can be taken over, not a point of it").
-			WithHint("leave out @%s: the newest point is pulled", q.Ref.At)
+		return Pulled{}, errs.New(errs.Invalid, opPull, q.Ref.String(), "only a volume can be taken over, not one of its points").
+			WithHint("remove @%s to pull the newest point", q.Ref.At)
 	}
 
 	p.out.Volume, p.out.Origins, p.out.Notes = q.Ref.Name, []string{}, []string{}
@@ -118,7 +118,7 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 }
 
 func (p *puller) run(ctx context.Context) error {
-	p.Tracker.Start("looking", 0, 0)
+	p.Tracker.Start("reading the remote", 0, 0)
 	if err := p.known(ctx); err != nil { // before the head is read: see headMemory
 		return err
 	}
@@ -168,7 +168,7 @@ func (p *puller) run(ctx context.Context) error {
 		}
 
 		if pt.Content == repo.Tree && !p.e.Caps().Supports(driver.Native) {
-			p.note("this pool keeps trees of files as images: what it pushes, only pools of images can pull")
+			p.note("this pool stores trees of files as images: only pools that store images can pull what it pushes")
 		}
 	}
 
@@ -343,8 +343,8 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 	full := p.local.String() + "@" + pt.Name
 	if h.Golden {
 		if _, ok := (ref.Ref{Name: h.Name, At: pt.Name}).Generation(); !ok {
-			return errs.New(errs.Damaged, opPull, full, "%q is not the number of a generation", pt.Name).
-				WithHint("see %s", errs.Run("verify"))
+			return errs.New(errs.Damaged, opPull, full, "%q is not a generation number", pt.Name).
+				WithHint("check the remote with %s", errs.Run("verify", p.remote))
 		}
 	}
 
@@ -352,21 +352,21 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 	case !here.exists || here.has(p.links[pt.Manifest]):
 		return nil
 	case h.Golden && here.named(pt.Name):
-		why := "the golden has a generation of this number, which is another"
+		why := "the golden already has a different generation with this number"
 		if p.follows(here, h.Name) {
-			why += ": that of the remote was removed since it was here, and the number was pushed again"
+			why += ": the generation was removed from the remote, and another was pushed under its number"
 		}
 		return errs.New(errs.Exists, opPull, full, "%s", why).
-			WithHint("to have both, pull it under another name with `%s`; to have that of the remote only, "+
-				"remove the one here with %s, and pull again", errs.Param("as", "NAME"), errs.Run("golden rm", full))
+			WithHint("to keep both, pull it under another name with `%s`; to replace the local one, "+
+				"remove it with %s and pull again", errs.Param("as", "NAME"), errs.Run("golden rm", full))
 	case !p.Update && !p.follows(here, h.Name):
-		return errs.New(errs.Exists, opPull, p.local.String(), "it is here already").
-			WithHint("pull it under another name with %s, or with %s: then it becomes what is pulled, and its state stays as "+
+		return errs.New(errs.Exists, opPull, p.local.String(), "it already exists in this pool").
+			WithHint("pull it under another name with %s, or use %s to replace its content and keep the current state as "+
 				"a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
 	case here.named(pt.Name):
-		return errs.New(errs.Exists, opPull, full, "the volume has a snapshot of this name, and on the remote is another").
-			WithHint("to have both, pull it under another name with `%s`; else destroy the one here with %s, and pull again",
-				errs.Param("as", "NAME"), errs.Run("destroy", full))
+		return errs.New(errs.Exists, opPull, full, "the volume already has a different snapshot with this name").
+			WithHint("to keep both, pull it under another name with `%s`; to replace the local one, "+
+				"destroy it with %s and pull again", errs.Param("as", "NAME"), errs.Run("destroy", full))
 	}
 
 	return nil
@@ -408,14 +408,14 @@ func (p *puller) readsRaw(h repo.Head, pt repo.Point, m repo.Manifest) error {
 		return nil
 	}
 	return errs.New(errs.Unsupported, opPull, h.Name+"@"+pt.Name,
-		"it is an encrypted ZFS dataset, whose blocks travel as they lay on disk").
-		WithHint("pull it into a pool that was made with %s", errs.Param("driver", "zfs"))
+		"it is an encrypted ZFS dataset, and its blocks were sent as they are on disk").
+		WithHint("pull it into a pool that was created with %s", errs.Param("driver", "zfs"))
 }
 
 // nothingToDo is the end of a pull of what is here.
 func (p *puller) nothingToDo(ctx context.Context, h repo.Head, pt repo.Point) error {
 	p.out.Unchanged = true
-	p.note("%s@%s is here already", p.local, pt.Name)
+	p.note("%s@%s is already in this pool", p.local, pt.Name)
 	if err := p.result(ctx, pt); err != nil {
 		return err
 	}
@@ -458,7 +458,7 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 	switch {
 	case errs.Is(err, errs.Permission):
 		sctx = ctx
-		p.note("the remote cannot be written, so a prune that runs meanwhile does not know of this pull")
+		p.note("the remote is read-only for this host, so a prune that runs during this pull does not know about it")
 	case err != nil:
 		return err
 	default:
@@ -484,8 +484,8 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 	info, err := p.point(sctx, h, pt, d, 0)
 	if err != nil {
 		if errors.Is(context.Cause(sctx), errEnded) && ctx.Err() == nil {
-			return errs.New(errs.Conflict, opPull, p.Ref.String(), "a prune has ended this pull, as it gave no sign of life").
-				WithHint("pull it again")
+			return errs.New(errs.Conflict, opPull, p.Ref.String(), "a prune ended this pull because it showed no sign of life").
+				WithHint("run the pull again")
 		}
 		if errs.Is(err, errs.NotFound) {
 			return p.missing(ctx, pt, err)
@@ -498,8 +498,8 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 }
 
 func (p *puller) gone(pt repo.Point) error {
-	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was removed from the remote just now").
-		WithHint("pull another point; see %s", errs.Run("remote ls"))
+	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was just removed from the remote").
+		WithHint("pull another point: list them with %s", errs.Run("remote ls", p.remote))
 }
 
 // missing words that something of a point is not there: somebody has removed it, or
@@ -511,8 +511,8 @@ func (p *puller) missing(ctx context.Context, pt repo.Point, err error) error {
 			return p.gone(pt)
 		}
 	}
-	return errs.New(errs.Damaged, opPull, p.Ref.Name+"@"+pt.Name, "something of it is missing in the remote: %w", err).
-		WithHint("see %s; an older point may be whole", errs.Run("verify"))
+	return errs.New(errs.Damaged, opPull, p.Ref.Name+"@"+pt.Name, "the remote is missing data of this point: %w", err).
+		WithHint("find intact points with %s, and pull an older one", errs.Run("verify", p.remote))
 }
 
 // remember notes what the volume is in the remote, and describes what was pulled.
@@ -553,8 +553,8 @@ func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
 	lineage := string(here.lineage())
 	_, err = changeHead(ctx, p.repo, opPull, h.Name, func(now *repo.Head) (bool, error) {
 		if now.Epoch != h.Epoch || now.Writer.Pool != h.Writer.Pool {
-			return false, errs.New(errs.Conflict, opPull, h.Name, "%s has taken the volume over in turn", now.Writer.Host).
-				WithHint("decide which host is to write it; see %s", errs.Run("remote ls"))
+			return false, errs.New(errs.Conflict, opPull, h.Name, "host %s has since taken over the volume", now.Writer.Host).
+				WithHint("decide which host writes the volume: %s shows its writer", errs.Run("remote ls", p.remote))
 		}
 		if now.Lineage == lineage {
 			return false, nil

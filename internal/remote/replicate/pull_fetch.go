@@ -115,7 +115,7 @@ func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 				continue
 			}
 			if l.end() > x.now.SizeBytes {
-				return x.damaged(l.Offset, l.Length, errs.New(errs.Damaged, "", "", "the map goes beyond the end of the volume"))
+				return x.damaged(l.Offset, l.Length, errs.New(errs.Damaged, "", "", "the map extends beyond the end of the volume"))
 			}
 			window = append(window, want{l.Piece.Frame, l.Piece.Within, l.Offset, l.Length})
 			bytes += l.Length
@@ -431,9 +431,9 @@ func (x *restore) damaged(offset, length int64, err error) error {
 	if k != errs.Damaged && k != errs.NotFound {
 		return err
 	}
-	return errs.New(k, opPull, x.now.Volume+"@"+x.now.Point, "bytes %d to %d cannot be read: %w", offset, offset+length-1,
+	return errs.New(k, opPull, x.now.Volume+"@"+x.now.Point, "cannot read bytes %d to %d: %w", offset, offset+length-1,
 		err).
-		WithHint("see %s; an older point may be whole", errs.Run("verify"))
+		WithHint("find intact points with %s, and pull an older one", errs.Run("verify", "REMOTE"))
 }
 
 // stream is the content of frames, one after the other, read ahead of its reader. It

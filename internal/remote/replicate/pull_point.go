@@ -28,7 +28,7 @@ type dest struct {
 // needs.
 func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
 	if depth > maxDepth {
-		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d others",
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d other points",
 			maxDepth)
 	}
 
@@ -38,8 +38,8 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 	}
 
 	if m.ID != pt.Manifest || m.Content != pt.Content || m.SizeBytes != pt.SizeBytes || m.FS != pt.FS {
-		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest is of something else").
-			WithHint("see %s", errs.Run("verify"))
+		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "its manifest describes another point").
+			WithHint("check the remote with %s", errs.Run("verify", p.remote))
 	}
 
 	if err := p.readsRaw(h, pt, m); err != nil {
@@ -136,8 +136,8 @@ func (p *puller) noteKey(ctx context.Context, id repo.ID) {
 	k, err := p.e.Key(ctx, p.links[id])
 	if err == nil && k.Root != "" && !k.Loaded {
 		p.note(
-			"its files are encrypted with the key that they had where they were pushed: before it can be mounted, load that "+
-				"with `zfs load-key %s`",
+			"its files are still encrypted with the key of the pool they were pushed from: load that key "+
+				"with `zfs load-key %s` before you mount it",
 			k.Root,
 		)
 	}
@@ -263,7 +263,7 @@ func (p *puller) base(
 	o, err := p.repo.Manifest(ctx, opt.Manifest)
 	if err != nil {
 		if broken(err) {
-			p.note("%s, from which it was cloned, cannot be read: what they have in common is not shared here", pt.OriginRef)
+			p.note("cannot read %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
 			return best, object, nil
 		}
 		return nil, "", err
@@ -352,7 +352,7 @@ func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo
 		}
 	}
 
-	p.note("%s, from which it was cloned, is not in the remote any more: what they have in common is not shared here",
+	p.note("%s, which it was cloned from, is no longer on the remote: their common data is not shared in this pool",
 		pt.OriginRef)
 	return oh, repo.Point{}, nil
 }
@@ -403,8 +403,8 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 
 		free, err := ref.ParseName(opPull, name)
 		if err != nil || i > 1000 {
-			return dest{}, errs.New(errs.Exists, opPull, h.Name, "no name is free for what the volume was cloned from").
-				WithHint("free the name %s, or use %s", h.Name, errs.Param("no-origin"))
+			return dest{}, errs.New(errs.Exists, opPull, h.Name, "found no free name for the origin of the volume").
+				WithHint("free the name %s, or pull without the origin with %s", h.Name, errs.Param("no-origin"))
 		}
 
 		if free == p.local {

@@ -181,7 +181,7 @@ func (x *pointPush) pushContent(ctx context.Context) error {
 			return err
 		}
 	}
-	return errs.New(errs.Conflict, opPush, x.pt.Ref, "what it builds upon is removed again and again").
+	return errs.New(errs.Conflict, opPush, x.pt.Ref, "the base of this push was removed %d times", x.attempt).
 		WithHint("run the push again")
 }
 
@@ -496,12 +496,12 @@ func (x *pointPush) after(ctx context.Context, err error) (retry bool, _ error) 
 		return false, x.endUnchanged(ctx)
 	case ended: // what was uploaded may be gone already
 		return false, errs.New(errs.Conflict, opPush, x.pt.Ref,
-			"a prune of the remote ended this push, as it gave no sign of life").WithHint("run the push again")
+			"a prune ended this push because it showed no sign of life").WithHint("run the push again")
 	case stale:
 		return true, x.forgetSession(ctx)
 	case damaged:
 		x.damaged = true
-		x.note = x.base.ref() + " on the remote is damaged: what it lacks was sent again"
+		x.note = x.base.ref() + " on the remote is damaged: its missing data was sent again"
 	case gone:
 		if err := x.lookAgain(ctx); err != nil {
 			return false, err

@@ -183,7 +183,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		}
 		h, err := p.readHead(ctx, name)
 		if broken(err) { // what is wrong with another volume must not keep this one from being pushed
-			x.note = "the list of points of " + name + " on the remote cannot be read, so that nothing is shared with it"
+			x.note = "cannot read the list of points of " + name + " on the remote: no data is shared with it"
 			unread[name], err = true, nil
 		}
 		tried[name] = h
@@ -249,7 +249,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 	}
 
 	if err := p.fits(ctx, golden, gp); err != nil {
-		x.note = "its golden " + pt.BaseRef + " was not pushed, so that the volume was pushed whole: " + err.Error()
+		x.note = "its golden " + pt.BaseRef + " was not pushed, so all data of the volume was sent: " + err.Error()
 		return base{}, nil
 	}
 

@@ -135,7 +135,7 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 	if !c.was.ID.IsZero() {
 		if c.was.Content != repo.Block {
 			return nil, errs.New(errs.Damaged, opPush, c.base.ref(),
-				"the head says that it is a block image, its manifest says %q", c.was.Content)
+				"the head lists a block image, but its manifest says %q", c.was.Content)
 		}
 		r.base = &c.was
 		r.ahead = newPageAhead(ctx, p.repo, nodes.Read, r.base)

@@ -14,7 +14,7 @@ import (
 )
 
 // errBaseDamaged is why changes cannot be laid over the map of a base: a part of it cannot be read.
-var errBaseDamaged = errors.New("what a push builds upon is damaged")
+var errBaseDamaged = errors.New("the base of this push is damaged")
 
 // Checks bounds how often pushes that follow each other look whether what they build upon is there.
 type Checks struct {
@@ -278,13 +278,13 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 	case err != nil:
 		return b, err
 	case gone.manifest && b.point.Content.Chained(): // nothing can be read that is the difference from it
-		x.note = b.ref() + " on the remote cannot be read: nothing builds upon it"
+		x.note = "cannot read " + b.ref() + " on the remote: it was not used as a base"
 		return base{}, nil
 	case gone.manifest: // or somebody has just removed it: then there may be another
 		b.newest = false // so that nothing is taken for unchanged
 		return b, nil
 	case gone.any():
-		x.note = b.ref() + " on the remote is damaged: what it lacks was sent again"
+		x.note = b.ref() + " on the remote is damaged: its missing data was sent again"
 		b.object, b.newest, b.lost = "", false, gone.segments
 		x.lost = max(x.lost, len(gone.segments))
 	}

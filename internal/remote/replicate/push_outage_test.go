@@ -18,7 +18,7 @@ func TestPushInOutage(t *testing.T) {
 		pushed int
 		said   string
 	}{
-		{"all is down", storetest.Fault{At: 8, Times: -1}, 0, "3 others were not tried"},
+		{"all is down", storetest.Fault{At: 8, Times: -1}, 0, "skipped 3 others"},
 		{"one head is", storetest.Fault{Times: -1}, 3, ""},
 	} {
 		t.Run(c.what, func(t *testing.T) {

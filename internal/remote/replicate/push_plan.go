@@ -66,7 +66,7 @@ func expansion(s driver.StreamPlan) string {
 	if s.SavedBytes < minExpansion || s.SavedBytes < s.Bytes/10 {
 		return ""
 	}
-	return fmt.Sprintf("about %s will be sent, and a pull needs as much room: a stream holds each block as often as it "+
-		"is referred to, and block cloning or dedup saves up to %s of that in this pool",
+	return fmt.Sprintf("pando will send about %s, and a pull needs as much space: a stream contains a block once for "+
+		"each reference to it, and block cloning or dedup saves up to %s of that in this pool",
 		errs.FormatBytes(s.Bytes), errs.FormatBytes(s.SavedBytes))
 }

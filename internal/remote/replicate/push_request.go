@@ -130,11 +130,11 @@ func (p *pusher) unreached(ctx context.Context) bool { return Outage(p.repo.Refr
 
 // notTried adds to the error of an outage how many others were not tried because of it.
 func notTried(err error, t target, left int) error {
-	what := "another one was not tried"
+	what := "skipped 1 other"
 	if left > 1 {
-		what = fmt.Sprintf("%d others were not tried", left)
+		what = fmt.Sprintf("skipped %d others", left)
 	}
-	return errs.New(errs.KindOf(err), opPush, t.ref.String(), "%w; %s, as the remote does not answer", err, what)
+	return errs.New(errs.KindOf(err), opPush, t.ref.String(), "%w; %s because the remote does not answer", err, what)
 }
 
 // pusher is one push of one or more volumes.
@@ -189,15 +189,15 @@ func (p *pusher) targets(ctx context.Context) ([]target, error) {
 	q := p.q
 	switch {
 	case q.All && len(q.Refs) > 0:
-		return nil, errs.New(errs.Invalid, opPush, "", "either all volumes are pushed, or those that are named")
+		return nil, errs.New(errs.Invalid, opPush, "", "volume names cannot be combined with %s", errs.Param("all"))
 	case !q.All && len(q.Refs) == 0:
-		return nil, errs.New(errs.Invalid, opPush, "", "nothing to push is named").
-			WithHint("name volumes or goldens, or use %s", errs.Param("all"))
+		return nil, errs.New(errs.Invalid, opPush, "", "nothing to push").
+			WithHint("name volumes or goldens, or push everything with %s", errs.Param("all"))
 	case !q.As.IsZero() && (q.All || len(q.Refs) != 1):
 		return nil, errs.New(errs.Invalid, opPush, q.As.String(),
-			"a name on the remote can be given to one volume only")
+			"only one volume at a time can be given another name on the remote")
 	case q.LimitBytes < 0:
-		return nil, errs.New(errs.Invalid, opPush, "", "a rate of %d bytes a second is none", q.LimitBytes)
+		return nil, errs.New(errs.Invalid, opPush, "", "the rate limit must not be negative (got %d bytes/s)", q.LimitBytes)
 	}
 
 	if q.All {

@@ -40,8 +40,8 @@ func (r *imageReader) peek() (engine.Range, bool, error) {
 			return engine.Range{}, false, err
 		}
 		if g.Offset < 0 || g.Length <= 0 || g.End() > r.img.SizeBytes {
-			return g, false, errs.New(errs.Internal, opPush, r.what, "a range is outside of the image: %d bytes at %d", g.Length,
-				g.Offset)
+			return g, false, errs.New(errs.Internal, opPush, r.what, "a range is outside the image: %d bytes at offset %d",
+				g.Length, g.Offset)
 		}
 		r.held = &g
 	}
@@ -199,7 +199,7 @@ func (r *imageReader) read(buf []byte, at int64) error {
 		return nil
 	}
 	if err == nil || err == io.EOF {
-		err = errs.New(errs.Damaged, opPush, r.what, "the image ends at %d of %d bytes", at+int64(n), r.img.SizeBytes)
+		err = errs.New(errs.Damaged, opPush, r.what, "the image ends after %d of %d bytes", at+int64(n), r.img.SizeBytes)
 	}
 
 	return errs.Wrap(opPush, r.what, err)

@@ -128,8 +128,8 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 	defer unlock()
 
 	if _, err := os.Lstat(filepath.Join(top, q.Name)); err == nil {
-		return Added{}, errs.New(errs.Exists, opAdd, q.Name, "there is a remote of this name already").
-			WithHint("choose another, or %s", errs.Run("remote rm", q.Name))
+		return Added{}, errs.New(errs.Exists, opAdd, q.Name, "this pool already has a remote with this name").
+			WithHint("choose another name, or remove that remote with %s", errs.Run("remote rm", q.Name))
 	}
 
 	adding := filepath.Join(top, addingPrefix+q.Name)
@@ -189,9 +189,8 @@ func (r *Remote) hostIdentity() (fresh bool, err error) {
 	if old := strings.TrimSpace(string(left)); old != "" {
 		r.identity, r.Recipient = old, recipientOf(old)
 		if _, err := repo.Identity(old); err != nil || r.Recipient == "" {
-			return false, errs.New(errs.Damaged, opAdd, r.Name, "an interrupted add has left a key that cannot be read: %s",
-				path).
-				WithHint("remove that file")
+			return false, errs.New(errs.Damaged, opAdd, r.Name, "cannot read the key left by an interrupted add: %s", path).
+				WithHint("remove %s and run the command again", path)
 		}
 		return false, nil
 	}
@@ -227,7 +226,7 @@ func recipientOf(identity string) string {
 	return ""
 }
 
-var errNoKey = errors.New("this pool has no key to it")
+var errNoKey = errors.New("this pool has no key for it")
 
 // NoKey reports whether an Add failed for want of a key, which a passphrase may mend.
 func NoKey(err error) bool { return errors.Is(err, errNoKey) }
@@ -278,8 +277,8 @@ func (r *Remote) establish(
 	case err == nil:
 		err = objstore.Probe(ctx, store)
 	case repo.Locked(err) && q.MustCreate:
-		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "there is a repository at %s already", store).
-			WithHint("leave out %s to open it, or use another prefix or directory", errs.Param("create"))
+		return nil, false, false, errs.New(errs.Exists, opAdd, q.Name, "a repository already exists at %s", store).
+			WithHint("remove %s to open it, or use another prefix or directory", errs.Param("create"))
 	case repo.Locked(err) && len(given) > 0:
 		if rp, err = repo.Open(ctx, store, given...); err != nil {
 			return nil, false, false, err
@@ -292,19 +291,19 @@ func (r *Remote) establish(
 			err = addSlots(ctx, rp, AddRequest{Recipients: q.Recipients})
 		}
 	case repo.Locked(err):
-		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, and %w", store,
+		return nil, false, false, errs.New(errs.Permission, opAdd, q.Name, "there is a repository at %s, but %w", store,
 			errNoKey).
-			WithHint("give a key with %s, or the repository's passphrase with %s or %s", errs.Param("identity", "FILE"),
+			WithHint("provide a key with %s, or the repository's passphrase with %s or %s", errs.Param("identity", "FILE"),
 				errs.Param("passphrase"), errs.Param("passphrase-file", "FILE"))
 	case !errs.Is(err, errs.NotFound):
 		return nil, false, false, err
 	case q.MustExist:
 		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name, "there is no repository at %s", store).
-			WithHint("check the URL; without %s a new repository is made", errs.Param("no-create"))
+			WithHint("check the URL, or remove %s to create a new repository", errs.Param("no-create"))
 	case q.Identity != "":
 		return nil, false, false, errs.New(errs.NotFound, opAdd, q.Name,
-			"there is no repository at %s that the identity could open", store).
-			WithHint("check the URL; without %s a new repository is made", errs.Param("identity"))
+			"there is no repository at %s for the identity to open", store).
+			WithHint("check the URL, or remove %s to create a new repository", errs.Param("identity"))
 	default:
 		if err := empty(ctx, store, q.Name); err != nil {
 			return nil, false, false, err
@@ -344,12 +343,12 @@ func empty(ctx context.Context, s objstore.Store, name string) error {
 func notEmpty(s objstore.Store, name, key string) error {
 	dir, _, _ := strings.Cut(key, "/")
 	if slices.Contains([]string{"heads", "manifests", "segments"}, dir) {
-		return errs.New(errs.Damaged, opAdd, name, "%s holds a repository that has lost its config", s).
-			WithHint("put the config back from a recovery kit with %s, or from a pool that knows this remote: run %s there",
+		return errs.New(errs.Damaged, opAdd, name, "the repository at %s has lost its config", s).
+			WithHint("restore the config from a recovery kit with %s, or run %s in a pool that knows this remote",
 				errs.Param("kit", "FILE"), errs.Run("remote repair", "REMOTE"))
 	}
-	return errs.New(errs.Exists, opAdd, name, "%s is not empty and holds no repository: it has %q", s, key).
-		WithHint("use an empty directory or bucket, or another prefix in it")
+	return errs.New(errs.Exists, opAdd, name, "%s is neither empty nor a repository: it contains %q", s, key).
+		WithHint("use an empty directory or bucket, or another prefix in the bucket")
 }
 
 // secrets are what may open a repository that is there.
@@ -419,8 +418,8 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	dir := filepath.Join(remotesDir(pool), name)
 	b, err := os.ReadFile(filepath.Join(dir, remoteName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, errs.New(errs.NotFound, opOpen, name, "there is no such remote").
-			WithHint("see %s, or add it with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
+		return nil, errs.New(errs.NotFound, opOpen, name, "no such remote").
+			WithHint("list remotes with %s, or add this one with %s", errs.Run("remote ls"), errs.Run("remote add", name, "URL"))
 	}
 
 	if err != nil {
@@ -429,7 +428,7 @@ func Load(pool, name string, access Access) (*Remote, error) {
 
 	damaged := func(file, format string, args ...any) error {
 		return errs.New(errs.Damaged, opOpen, name, file+": "+format, args...).
-			WithHint("restore %s from a copy, or remove the remote with %s and add it again with a key",
+			WithHint("restore %s from a backup, or remove the remote with %s and add it again with a key",
 				filepath.Join(dir, file), errs.Run("remote rm", errs.Param("force"), name))
 	}
 
@@ -451,12 +450,12 @@ func Load(pool, name string, access Access) (*Remote, error) {
 	}
 
 	if r.Name != name || r.URL == "" || r.Mark.ID.IsZero() || r.Format < 1 {
-		return nil, damaged(remoteName, "values are missing or of another remote")
+		return nil, damaged(remoteName, "values are missing or belong to another remote")
 	}
 
 	key, err := os.ReadFile(filepath.Join(dir, identityName))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, damaged(identityName, "this host's key is gone")
+		return nil, damaged(identityName, "the file with this host's key does not exist")
 	}
 	if err != nil {
 		return nil, errs.Wrap(opOpen, name, err)
@@ -587,8 +586,8 @@ func (r *Remote) otherKeys(ctx context.Context) error {
 	}
 
 	return errs.New(errs.Conflict, opRemove, r.Name,
-		"this host's key is the only one that opens the repository: without it nobody can read it any more").
-		WithHint("add another with %s, keep a copy of %s, or use %s", errs.Run("remote key add", r.Name),
+		"this host's key is the only one that opens the repository: without it, nobody can read the repository").
+		WithHint("add another key with %s, or keep a copy of %s and use %s", errs.Run("remote key add", r.Name),
 			filepath.Join(r.dir, identityName), errs.Param("force"))
 }
 
@@ -698,8 +697,8 @@ func lockRemotes(ctx context.Context, op, dir string) (func(), error) {
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Since(begun) > 15*time.Second {
 			_ = f.Close()
 			if errors.Is(err, unix.EWOULDBLOCK) {
-				return nil, errs.New(errs.InUse, op, dir, "another pando is just adding or removing a remote").
-					WithHint("wait until it is done")
+				return nil, errs.New(errs.InUse, op, dir, "another pando process is adding or removing a remote").
+					WithHint("retry after it finishes")
 			}
 			return nil, errs.Wrap(op, dir, err)
 		}

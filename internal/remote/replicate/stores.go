@@ -31,7 +31,7 @@ func Outage(err error) bool { return objstore.Temporary(err) }
 const DefaultAttempts = objstore.DefaultAttempts
 
 // storeSchemes is what people may write, for messages.
-const storeSchemes = "file:/DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX"
+const storeSchemes = "file:/DIR, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
 
 // OpenStore opens the object store of a URL: file:/DIR, s3://BUCKET/PREFIX or
 // gs://BUCKET/PREFIX. It tries once and is not limited; see objstore.Retry and Limit.
@@ -60,39 +60,39 @@ func OpenStore(ctx context.Context, raw string, access Access, create bool) (obj
 func parseURL(raw string) (*url.URL, error) {
 	bad := func(format string, args ...any) error {
 		return errs.New(errs.Invalid, "open remote", raw, format, args...).
-			WithHint("a remote is one of %s", storeSchemes)
+			WithHint("use a URL of the form %s", storeSchemes)
 	}
 	u, err := url.Parse(raw)
 	if err != nil {
-		return nil, bad("it is not a URL: %w", err)
+		return nil, bad("not a URL: %w", err)
 	}
 
 	if u.User != nil {
 		u.User = nil
 		raw = u.String()
-		return nil, bad("a URL must not hold a user or a password: it is shown to people").(*errs.Error).
-			WithHint("give credentials by the environment or the files of the store's own tools")
+		return nil, bad("a URL must not contain a user or a password: pando prints URLs").(*errs.Error).
+			WithHint("set credentials in the environment or in the configuration files of the store's own tools")
 	}
 
 	switch {
 	case u.Scheme == "":
-		return nil, bad("it has no scheme")
+		return nil, bad("the URL has no scheme")
 	case u.Fragment != "":
-		return nil, bad("it has a fragment %q", u.Fragment)
+		return nil, bad("the URL must not have a fragment (%q)", u.Fragment)
 	case u.Scheme == "file":
 		path := u.Path
 		if u.Opaque != "" {
 			path = u.Opaque
 		}
 		if u.Host != "" && u.Host != "localhost" || !strings.HasPrefix(path, "/") {
-			return nil, bad("a directory is named by its absolute path")
+			return nil, bad("the path of a directory must be absolute")
 		}
 	case u.Scheme == "s3" || u.Scheme == "gs":
 		if u.Host == "" {
-			return nil, bad("it names no bucket")
+			return nil, bad("the URL names no bucket")
 		}
 	default:
-		return nil, bad("%q is not a kind of store", u.Scheme)
+		return nil, bad("unknown scheme %q", u.Scheme)
 	}
 
 	return u, nil
