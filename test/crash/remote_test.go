@@ -234,7 +234,7 @@ var transports = []transport{
 		prepare: func(v *travel) {
 			for _, n := range []string{"fresh", "h"} {
 				if _, err := v.a.try("remote", "delete", "nas", n); err != nil &&
-					!strings.Contains(err.Error(), "no volume of this name") && !strings.Contains(err.Error(), "has been removed") {
+					!strings.Contains(err.Error(), "no volume with this name") && !strings.Contains(err.Error(), "has been removed") {
 					v.t.Fatal(err)
 				}
 			}

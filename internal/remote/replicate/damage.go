@@ -83,8 +83,8 @@ func (s headset) isBad(r *repo.Repo, volume string) bool {
 
 // damagedVolume is the error of a command that needs a head that cannot be read.
 func damagedVolume(op, name string, err error) error {
-	return errs.New(errs.KindOf(err), op, name, "the list of its points on the remote cannot be read: %w", err).
-		WithHint("rebuild it from what its points say: %s", errs.Run("remote repair", "REMOTE"))
+	return errs.New(errs.KindOf(err), op, name, "cannot read its list of points on the remote: %w", err).
+		WithHint("rebuild the list from the points with %s", errs.Run("remote repair", "REMOTE"))
 }
 
 // readSessions reads all sessions, and notes those that cannot be read: only their IDs are known.

@@ -97,18 +97,19 @@ func (w *headWriter) mayWrite(h headState) error {
 	}
 
 	return errs.New(errs.Conflict, opPush, h.Name,
-		"pool %s on %s writes this volume on the remote (epoch %d), not this pool", h.Writer.Pool, h.Writer.Host, h.Epoch).
-		WithHint("push it under another name with `%s`, or, if the other host shall not write it any more, take it over "+
-			"with %s, which keeps what it is here as a snapshot", errs.Param("as", "NAME"),
+		"this pool does not write the volume on the remote: pool %s on %s does (epoch %d)",
+		h.Writer.Pool, h.Writer.Host, h.Epoch).
+		WithHint("push it under another name with `%s`; or, if the other host should stop writing it, take it over "+
+			"with %s, which keeps the local state as a snapshot", errs.Param("as", "NAME"),
 			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")))
 }
 
 // copied is the error of a pool that has the ID of a head's writer and has not written it last. Conflict.
 func (w *headWriter) copied(op string, h repo.Head) error {
 	return errs.New(errs.Conflict, op, h.Name,
-		"another pool with the ID of this one has pushed this volume since: "+
+		"another pool with the same ID as this one has pushed the volume since: "+
 			"one is a copy of the other, or this one was restored from a backup").
-		WithHint("decide which pool pushes it; to be that one, give this pool an identity of its own with %s, "+
+		WithHint("decide which pool pushes the volume; if it is this one, give it an identity of its own with %s, "+
 			"and take the volume over with %s; or push it under another name with `%s`",
 			errs.Run("remote writer", errs.Param("new")),
 			errs.Run("pull", w.remote, h.Name, errs.Param("take-over"), errs.Param("update")), errs.Param("as", "NAME"))
@@ -122,9 +123,9 @@ func (w *headWriter) holds(h headState, c claim) error {
 	if h.Epoch == c.epoch {
 		return nil
 	}
-	return errs.New(errs.Conflict, opPush, h.Name, "the volume was taken over during this push (epoch %d, it was %d)",
+	return errs.New(errs.Conflict, opPush, h.Name, "another pool took over the volume during this push (epoch %d, was %d)",
 		h.Epoch, c.epoch).
-		WithHint("push again; %s lists who writes it", errs.Run("remote ls", w.remote))
+		WithHint("push again; run %s to list the writer of each volume", errs.Run("remote ls", w.remote))
 }
 
 // notOlder is nil if a head is as new as the one that this pool remembers. Damaged.
@@ -137,13 +138,13 @@ func (w *headWriter) notOlder(h headState) error {
 	e := errs.New(errs.Damaged, opPush, h.Name, "%s", why)
 	if h.version == "" {
 		return e.WithHint(
-			"rebuild it from what its points say: %s; to begin a new one without those points, push with %s",
+			"rebuild the list from the points with %s; to start a new list without them, push with %s",
 			errs.Run("remote repair", w.remote),
 			errs.Param("accept-rollback"),
 		)
 	}
 
-	return e.WithHint("restore the remote if you can; to go on with what is there, push with %s",
+	return e.WithHint("restore the newer state of the remote if you can; to continue from the older one, push with %s",
 		errs.Param("accept-rollback"))
 }
 
@@ -166,24 +167,27 @@ func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) err
 		return nil
 	}
 
-	is := map[bool]string{true: "golden", false: "volume"}
+	// The name must stand for the same thing there and here.
 	if h.Golden != pt.Golden {
-		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, and a %s here", h.Name, is[h.Golden],
-			is[pt.Golden]).
+		return errs.New(errs.Conflict, opPush, pt.Ref, "%s is a %s on the remote, but a %s here",
+			h.Name, kindOfHead(h.Golden), kindOfHead(pt.Golden)).
 			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
 
 	if h.Lineage != "" && h.Lineage != string(pt.Lineage) {
 		return errs.New(errs.Conflict, opPush, pt.Ref,
-			"on the remote is another %s of the name %s, which this pool pushed before", is[h.Golden], h.Name).
+			"the remote already has a different %s named %s, which this pool pushed before", kindOfHead(h.Golden), h.Name).
 			WithHint("push this one under another name with `%s`, or remove the other with %s", errs.Param("as", "NAME"),
 				errs.Run("remote delete", w.remote, h.Name))
 	}
 
+	// So must the name of the point.
+
 	another := func(x repo.Point) bool { return x.Name == pt.Name && x.Source != string(pt.ID) }
 	_, taken, err := findPoint(ctx, w.repo, h.Head, w.mayName(h.Name, pt.Name), another)
 	if taken {
-		return errs.New(errs.Exists, opPush, pt.Ref, "the remote has another point of the name %s@%s", h.Name, pt.Name).
+		return errs.New(errs.Exists, opPush, pt.Ref, "the remote already has a different point named %s@%s",
+			h.Name, pt.Name).
 			WithHint("push it under another name with `%s`", errs.Param("as", "NAME"))
 	}
 
@@ -192,6 +196,14 @@ func (w *headWriter) fits(ctx context.Context, h headState, pt engine.Point) err
 	}
 
 	return err
+}
+
+// kindOfHead is the word for what a head stands for.
+func kindOfHead(golden bool) string {
+	if golden {
+		return "golden"
+	}
+	return "volume"
 }
 
 // mayName selects the pages of a head in which a point of a name can be. Names that pushes make tell when that was, so
@@ -347,7 +359,7 @@ func (w *headWriter) takeOver(
 
 		if why := w.memory.older(h, true); why != "" {
 			return false, errs.New(errs.Damaged, opPull, name, "%s", why).
-				WithHint("restore the remote if you can; to go on with what is there: %s",
+				WithHint("restore the newer state of the remote if you can; to continue from the older one, run %s",
 					errs.Run("remote prune", w.remote, errs.Param("accept-rollback")))
 		}
 

@@ -61,8 +61,8 @@ func changePoints(
 		}
 	}
 
-	return repo.Head{}, errs.New(errs.Conflict, op, name, "others keep writing it at the same time").
-		WithHint("try again")
+	return repo.Head{}, errs.New(errs.Conflict, op, name, "other pushes and prunes keep changing it at the same time").
+		WithHint("retry when they have finished")
 }
 
 // damagedPage words the error of reading a page of points; others it leaves as they are.
@@ -75,15 +75,15 @@ func damagedPage(op, name string, err error) error {
 	if kind == errs.NotFound {
 		kind = errs.Damaged
 	}
-	return errs.New(kind, op, name, "a part of the list of its points on the remote cannot be read: %w", err).
-		WithHint("rebuild it from what its points say: %s", errs.Run("remote repair", "REMOTE"))
+	return errs.New(kind, op, name, "cannot read a part of its list of points on the remote: %w", err).
+		WithHint("rebuild the list from the points with %s", errs.Run("remote repair", "REMOTE"))
 }
 
 // noVolume words the error of reading a head.
 func noVolume(err error, r *repo.Repo, op, name string) error {
 	if errs.Is(err, errs.NotFound) {
-		return errs.New(errs.NotFound, op, name, "no volume of this name is in %s", r.Store()).
-			WithHint("see %s", errs.Run("remote ls"))
+		return errs.New(errs.NotFound, op, name, "no volume with this name in %s", r.Store()).
+			WithHint("run %s to list the volumes on the remote", errs.Run("remote ls"))
 	}
 	if errs.Is(err, errs.Damaged) {
 		return damagedVolume(op, name, err)
@@ -109,7 +109,7 @@ func newestOf(ctx context.Context, r *repo.Repo, h repo.Head) (repo.Point, bool,
 func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Ref) (repo.Point, error) {
 	if h.Gone {
 		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has been removed from the remote", h.Name).
-			WithHint("see %s", errs.Run("remote ls"))
+			WithHint("run %s to list the volumes on the remote", errs.Run("remote ls"))
 	}
 
 	newest, any, err := newestOf(ctx, r, h)
@@ -117,8 +117,8 @@ func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Re
 	case err != nil:
 		return repo.Point{}, damagedPage(op, q.Name, err)
 	case !any:
-		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no point of %s", h.Name).
-			WithHint("push it again")
+		return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "the remote has no points of %s", h.Name).
+			WithHint("push %s again", h.Name)
 	case q.At == "":
 		return newest, nil
 	}
@@ -137,6 +137,6 @@ func pointOf(ctx context.Context, r *repo.Repo, h repo.Head, op string, q ref.Re
 		return repo.Point{}, damagedPage(op, q.String(), bad[0])
 	}
 
-	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %s in the remote", h.Name, q.At).
-		WithHint("the newest is %s; see %s", newest.Name, errs.Run("remote ls"))
+	return repo.Point{}, errs.New(errs.NotFound, op, q.String(), "%s has no point %q on the remote", h.Name, q.At).
+		WithHint("use the newest, %s, or run %s to list all points", newest.Name, errs.Run("remote ls"))
 }

@@ -46,12 +46,12 @@ func writer(e *engine.Engine) (repo.Writer, error) {
 	err = json.Unmarshal(b, &id)
 	switch {
 	case err == nil && id.Format > identityFormat:
-		return me, errs.New(errs.TooNew, opWriter, path, "the pool's identity as a writer is of a newer pando (%d)",
+		return me, errs.New(errs.TooNew, opWriter, path, "a newer pando wrote this pool's writer identity (format %d)",
 			id.Format).
 			WithHint("upgrade pando")
 	case err != nil || id.Format < 1 || id.ID == "":
-		return me, errs.New(errs.Damaged, opWriter, path, "the pool's identity as a writer cannot be read").
-			WithHint("make a new one with %s", errs.Run("remote writer", errs.Param("new")))
+		return me, errs.New(errs.Damaged, opWriter, path, "cannot read the pool's writer identity").
+			WithHint("create a new one with %s", errs.Run("remote writer", errs.Param("new")))
 	}
 
 	me.Pool = id.ID
@@ -159,7 +159,7 @@ func lockJournals(pool string) (paths []string, unlock func(), err error) {
 		}
 		if errors.Is(oerr, unix.EWOULDBLOCK) {
 			err = errs.New(errs.InUse, opWriter, strings.TrimPrefix(path, remotesDir(pool)+"/"), "another pando is pushing").
-				WithHint("wait until it is done, or end it")
+				WithHint("wait until it finishes, or stop it")
 			break
 		}
 

@@ -39,13 +39,13 @@ func (p Policy) Check(op string) error {
 	}{{"keep-last", p.Last}, {"keep-hourly", p.Hourly}, {"keep-daily", p.Daily}, {"keep-weekly", p.Weekly},
 		{"keep-monthly", p.Monthly}, {"keep-yearly", p.Yearly}} {
 		if r.n < 0 {
-			return errs.New(errs.Invalid, op, "", "--%s %d: a number cannot be negative", r.name, r.n).
-				WithHint("0 leaves the rule out")
+			return errs.New(errs.Invalid, op, "", "--%s must not be negative (got %d)", r.name, r.n).
+				WithHint("use 0 to disable the rule")
 		}
 	}
 
 	if p.Within < 0 {
-		return errs.New(errs.Invalid, op, "", "the age to keep points within must not be negative (got %v)", p.Within)
+		return errs.New(errs.Invalid, op, "", "--keep-within must not be negative (got %v)", p.Within)
 	}
 
 	return nil

@@ -210,7 +210,7 @@ type pruner struct {
 }
 
 func (p *pruner) run(ctx context.Context) error {
-	p.Tracker.Start("looking", 0, 0)
+	p.Tracker.Start("reading lists of points", 0, 0)
 	if err := p.retire(ctx); err != nil {
 		return err
 	}

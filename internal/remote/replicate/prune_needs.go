@@ -143,13 +143,13 @@ func (out *Pruned) whyUnreadable(why error) string {
 		whose += fmt.Sprintf(" and %d more", n)
 	}
 
-	return fmt.Sprintf("a part of the map of %s cannot be read, so that nobody knows what it needs (%v)", whose, why)
+	return fmt.Sprintf("cannot tell which data %s needs: a part of its map cannot be read (%v)", whose, why)
 }
 
 // tooBusy is why a prune gives up.
 func tooBusy() error {
-	return errs.New(errs.Conflict, opRemotePrune, "", "volumes are being pushed all the time, so nothing was deleted").
-		WithHint("points have been removed; run it again for the space")
+	return errs.New(errs.Conflict, opRemotePrune, "", "no data was deleted, because pushes kept changing the remote").
+		WithHint("run the prune again to free the space: the points themselves have been removed")
 }
 
 // look reads sessions between two readings of the heads that are the same.
@@ -184,7 +184,7 @@ func (p *pruner) look(ctx context.Context) (scene, error) {
 
 		if same {
 			if len(unread) > 0 {
-				p.out.KeptAll = "a session cannot be read, so that nobody knows what it needs"
+				p.out.KeptAll = "cannot tell which data a session needs: the session cannot be read"
 			}
 			p.out.Damaged = append(p.out.Damaged, now.damaged...)
 			p.out.Working = len(now.sessions)
@@ -326,7 +326,7 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 	kept := ""
 	unread := func(id repo.ID, err error) error {
 		if broken(err) {
-			kept = "manifest " + id.String() + " cannot be read, and may be of a volume whose list of points is damaged or lost"
+			kept = fmt.Sprintf("cannot read manifest %s, which may belong to a volume whose list of points is damaged or lost", id)
 			return nil
 		}
 		return err
@@ -346,7 +346,7 @@ func (p *pruner) needOfDamaged(ctx context.Context, o objects, now scene, n *nee
 		if !is {
 			i = len(p.out.Damaged)
 			damaged[id] = i
-			p.out.Damaged = append(p.out.Damaged, DamagedHead{Object: "heads/" + id.String(), Reason: "it is missing", id: id})
+			p.out.Damaged = append(p.out.Damaged, DamagedHead{Object: "heads/" + id.String(), Reason: "missing", id: id})
 		}
 
 		p.out.Damaged[i].Volume = m.Volume
@@ -383,7 +383,7 @@ func (p *pruner) unreadable(ctx context.Context, now scene, id repo.ID, err erro
 	}
 
 	return errs.New(errs.Damaged, opRemotePrune, what,
-		"its manifest cannot be read, so nobody knows what it needs, and nothing was deleted: %w", err).
-		WithHint("see %s; if the point is lost, remove it with %s, and prune again", errs.Run("verify"),
+		"nothing was deleted, because its manifest cannot be read and the data it needs is not known: %w", err).
+		WithHint("check the point with %s; if it is lost, remove it with %s, and prune again", errs.Run("verify"),
 			errs.Run("remote delete"))
 }

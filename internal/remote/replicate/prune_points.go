@@ -93,7 +93,7 @@ func (p *pruner) retire(ctx context.Context) error {
 
 	for _, n := range p.Names {
 		if all.isBad(p.repo, n) {
-			return damagedVolume(opRemotePrune, n, errs.New(errs.Damaged, "", "", "it is damaged"))
+			return damagedVolume(opRemotePrune, n, errs.New(errs.Damaged, "", "", "the list is damaged"))
 		}
 		if !slices.ContainsFunc(all.good, func(h repo.HeadState) bool { return h.Head.Name == n && !h.Head.Gone }) {
 			return noVolume(errs.New(errs.NotFound, "", "", ""), p.repo, opRemotePrune, n)

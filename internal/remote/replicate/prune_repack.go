@@ -213,7 +213,7 @@ func (p *pruner) repack(ctx context.Context, o objects, now scene, n need) error
 	x := &repacker{pruner: p, marks: n.marks, session: l.id, places: o.places}
 	err = x.run(sctx, chosen)
 	if cause := context.Cause(sctx); errors.Is(cause, errEnded) {
-		err = errs.New(errs.Conflict, opRemotePrune, "", "another prune ended this one, as it gave no sign of life").
+		err = errs.New(errs.Conflict, opRemotePrune, "", "another prune ended this one, because its session had expired").
 			WithHint("run it again")
 	}
 
@@ -342,7 +342,7 @@ func (x *repacker) add(ctx context.Context, src *repo.Source, s repo.Segment, ge
 		}
 	}
 
-	return errs.New(errs.Damaged, "repack", s.String(), "what is needed of it does not fit into a pack")
+	return errs.New(errs.Damaged, "repack", s.String(), "its needed frames do not fit into one pack")
 }
 
 // closePack writes the pack in the making, and its table if that is full.

@@ -379,14 +379,15 @@ func (x *repairer) volumes(heads headset, now scene) []lostHead {
 // volume makes one head anew. is is false if that can be read now: a push that was under way has made it, say.
 func (x *repairer) volume(ctx context.Context, l lostHead) (out RepairedVolume, is bool, err error) {
 	out = RepairedVolume{
-		Volume: l.name, Object: "heads/" + l.id.String(), Missing: l.damaged == nil, Points: []string{}, Broken: []string{}, Reason: "it is missing",
+		Volume: l.name, Object: "heads/" + l.id.String(), Missing: l.damaged == nil, Reason: "missing",
+		Points: []string{}, Broken: []string{},
 	}
 	if l.damaged != nil {
 		out.Reason = l.damaged.Error()
 	}
 
 	if l.name == "" {
-		out.Reason = "nothing of it is left, not even its name: " + out.Reason
+		out.Reason = "no manifest or name is left to rebuild it from: " + out.Reason
 		return out, true, nil
 	}
 

@@ -66,13 +66,13 @@ func (m headMemory) older(h *repo.Head, there bool) string {
 	case known.Epoch == 0:
 		return ""
 	case !there:
-		return fmt.Sprintf("the remote has lost its list of points, which this pool has seen with epoch %d", known.Epoch)
+		return fmt.Sprintf("the remote has lost the volume's list of points, last seen by this pool at epoch %d", known.Epoch)
 	case h.Epoch < known.Epoch:
-		return fmt.Sprintf("%s: the volume has epoch %d there, and this pool has seen epoch %d",
-			wasPutBack, h.Epoch, known.Epoch)
+		return fmt.Sprintf("%s: the volume is at epoch %d there, but this pool has seen epoch %d",
+			wasRolledBack, h.Epoch, known.Epoch)
 	case h.Epoch == known.Epoch && h.NextSeq < known.NextSeq:
-		return fmt.Sprintf("%s: the next point of the volume would be number %d there, and this pool has seen number %d",
-			wasPutBack, h.NextSeq, known.NextSeq)
+		return fmt.Sprintf("%s: the volume's next point would be number %d there, but this pool has seen number %d",
+			wasRolledBack, h.NextSeq, known.NextSeq)
 	}
 
 	return ""
@@ -177,8 +177,8 @@ func (w *witness) retired(ctx context.Context, all headset) (out []rollback, err
 }
 
 const (
-	wasPutBack    = "the remote was put back to an older state"
-	retiredReason = wasPutBack + ": this pool has written the volume's list of points again since"
+	wasRolledBack = "the remote was rolled back to an older state"
+	retiredReason = wasRolledBack + ": this pool has since written a newer list of points for the volume"
 )
 
 // see remembers heads that were read and are newer than what is remembered, also in the pool unless that is nil.
@@ -214,15 +214,15 @@ func (p *pruner) refuseRollback(ctx context.Context, all headset) error {
 		more = fmt.Sprintf(" (and %d more)", n)
 	}
 
-	e := errs.New(errs.Damaged, opRemotePrune, first.volume, "%s%s, so nothing was removed", first.reason, more)
+	e := errs.New(errs.Damaged, opRemotePrune, first.volume, "nothing was removed: %s%s", first.reason, more)
 	accept := errs.Run("remote prune", p.remoteName(), errs.Param("accept-rollback"))
 	if first.lost {
-		return e.WithHint("rebuild it from what its points say: %s; to forget that it was there: %s",
+		return e.WithHint("rebuild the list from the points with %s; to accept its loss, run %s",
 			errs.Run("remote repair", p.remoteName()), accept)
 	}
 
-	return e.WithHint("restore the remote if you can; to go on with what is there, push the volume with %s, "+
-		"or accept what is lost with %s", errs.Param("accept-rollback"), accept)
+	return e.WithHint("restore the newer state of the remote if you can; to continue from the older one, "+
+		"push the volume with %s, or run %s", errs.Param("accept-rollback"), accept)
 }
 
 // acceptRollback makes what is there the state that counts: a head that is older gets an epoch above all that were

@@ -16,8 +16,8 @@ import (
 // prune does not matter, and a bucket takes about one write of an object a second.
 const beatEvery = 20 * time.Second
 
-// errEnded is why work stops whose session somebody has taken away.
-var errEnded = errs.New(errs.Conflict, "", "", "the session was ended from elsewhere, as it gave no sign of life")
+// errEnded stops an operation whose session a prune has removed.
+var errEnded = errs.New(errs.Conflict, "", "", "a prune ended this session, because it had expired")
 
 // lease is a session that this process keeps alive. While its object is there, what
 // was written under it is not garbage, and what it pins stays. Methods may be called

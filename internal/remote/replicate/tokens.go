@@ -250,7 +250,7 @@ func decodeTokens(b []byte) (t tokens, end int, err error) {
 	}
 
 	if string(b[:5]) == tokenHeader[:5] && b[5] > tokenHeader[5] {
-		return tokens{}, 0, errs.New(errs.TooNew, "", "", "the pool's record of what it wrote is of a newer pando").
+		return tokens{}, 0, errs.New(errs.TooNew, "", "", "a newer pando wrote this pool's record of its own writes").
 			WithHint("upgrade pando")
 	}
 

@@ -114,33 +114,35 @@ func (v *Verified) Err() error {
 		what += "@" + first.Point
 	}
 
-	e := errs.New(errs.Damaged, opVerify, what, "%d problems were found; the first: %s", v.TotalProblems, first)
+	e := errs.New(errs.Damaged, opVerify, what, "found %d problems; the first: %s", v.TotalProblems, first)
 	if v.TotalProblems == 1 {
-		e = errs.New(errs.Damaged, opVerify, what, "a problem was found: %s", first)
+		e = errs.New(errs.Damaged, opVerify, what, "found 1 problem: %s", first)
 	}
 
+	// The hint is for the first problem.
 	if first.Rollback {
 		return e.WithHint(
-			"restore the remote if you can; to go on with what is there, push the volume with %s",
+			"restore the newer state of the remote if you can; to continue from the older one, push the volume with %s",
 			errs.Param("accept-rollback"),
 		)
 	}
 
 	if strings.HasPrefix(first.Object, "heads/") || strings.HasPrefix(first.Object, "points/") {
-		return e.WithHint("make the list of points anew with %s", errs.Run("remote repair", "REMOTE"))
+		return e.WithHint("rebuild the list of points with %s", errs.Run("remote repair", "REMOTE"))
 	}
 
 	if strings.HasPrefix(first.Object, "moved/") {
-		return e.WithHint("make what says where things were moved anew with %s, before anything is removed",
+		return e.WithHint("rebuild the table of moved data with %s, before you remove anything from the remote",
 			errs.Run("remote repair", "REMOTE"))
 	}
 
 	if first.Volume == "" && v.TotalProblems == 1 && strings.HasPrefix(first.Object, "packs/") {
-		return e.WithHint("no point is affected, as there is another copy: %s removes the damaged one",
+		return e.WithHint("remove the damaged copy with %s: no point is affected, because another copy exists",
 			errs.Run("remote prune", "REMOTE"))
 	}
 
-	return e.WithHint("points without problems can be pulled; remove damaged ones from the remote and push again")
+	return e.WithHint("pull the points without problems; remove the damaged ones with %s, and push them again",
+		errs.Run("remote delete", "REMOTE", "VOLUME@POINT"))
 }
 
 // Verify checks that everything in a remote that volumes need is there and fits
@@ -181,8 +183,8 @@ func Verify(ctx context.Context, r *Remote, q VerifyRequest) (*Verified, error) 
 
 func verify(ctx context.Context, rp *repo.Repo, q VerifyRequest) (*Verified, error) {
 	if math.IsNaN(q.ReadPercent) || q.ReadPercent < 0 || q.ReadPercent > 100 {
-		return nil, errs.New(errs.Invalid, opVerify, "", "%v is no percentage of the data",
-			q.ReadPercent).WithHint("it is from 0 to 100")
+		return nil, errs.New(errs.Invalid, opVerify, "", "%v is not a percentage of the data: it must be between 0 and 100",
+			q.ReadPercent)
 	}
 
 	for _, n := range q.Names {
@@ -273,14 +275,14 @@ func (v *verifier) run(ctx context.Context) error {
 		return err
 	}
 
-	v.Tracker.Start("listing", 0, 0)
+	v.Tracker.Start("listing objects", 0, 0)
 	if err := v.list(ctx); err != nil {
 		return err
 	}
 
 	if _, _, err := v.repo.Seen(ctx); broken(err) {
 		v.out.Warnings = append(v.out.Warnings, Problem{Object: "prune/seen",
-			Message: fmt.Sprintf("the next prune makes it anew: %v", err)})
+			Message: fmt.Sprintf("the next prune replaces it: %v", err)})
 	} else if err != nil {
 		return err
 	}
@@ -311,7 +313,7 @@ func (v *verifier) heads(ctx context.Context) ([]repo.Head, error) {
 	}
 
 	for _, d := range all.bad {
-		p := Problem{Object: d.Object, Message: "the list of a volume's points cannot be read: " + d.Reason}
+		p := Problem{Object: d.Object, Message: "cannot read a volume's list of points: " + d.Reason}
 		i := slices.IndexFunc(v.Names, func(n string) bool { id, err := v.repo.HeadID(n); return err == nil && id == d.id })
 		switch {
 		case i >= 0:
@@ -359,7 +361,7 @@ func (v *verifier) rollbacks(ctx context.Context, all headset) error {
 		v.out.Warnings = append(
 			v.out.Warnings,
 			Problem{
-				Message: fmt.Sprintf("this pool could not record what it has seen, to notice if it is lost: %v", err),
+				Message: fmt.Sprintf("this pool could not record the state it has seen, so it will not notice a rollback: %v", err),
 			},
 		)
 	}
@@ -569,7 +571,7 @@ func (v *verifier) lostHeads(ctx context.Context, unnamed []repo.ID, now headset
 		}
 		there[id] = true // it is said once
 		v.problem(Problem{Volume: m.Volume, Object: "heads/" + id.String(),
-			Message: "the list of the volume's points is missing, and points of it are there"})
+			Message: "the volume's list of points is missing, but some of its points still exist"})
 	}, func(_ repo.ID, err error) error {
 		if broken(err) {
 			return nil // no volume that is there needs it
@@ -593,7 +595,7 @@ func (v *verifier) sessions(ctx context.Context, found map[repo.ID]bool) error {
 		case errs.Is(err, errs.NotFound):
 		case broken(err):
 			v.problem(Problem{Object: "sessions/" + id.String(),
-				Message: fmt.Sprintf("nobody knows what it keeps, so no prune removes anything: %v", err)})
+				Message: fmt.Sprintf("prunes delete nothing, because they cannot tell which data this session needs: %v", err)})
 		case err != nil:
 			return err
 		default:

@@ -89,11 +89,11 @@ func (v *verifier) present() {
 func (v *verifier) lost(s repo.Segment) string {
 	n, ok := v.listed[s]
 	if at, moved := v.lostPacks[s]; !ok && moved {
-		return fmt.Sprintf("the segment was moved to packs/%s, which is missing or cut", at.Pack)
+		return fmt.Sprintf("the segment was moved to packs/%s, which is missing or truncated", at.Pack)
 	}
 
 	if !ok && v.unreadTables {
-		return "the segment is missing, or was moved, and the table of that cannot be read"
+		return "the segment is missing, or was moved and the table that locates it cannot be read"
 	}
 	if !ok {
 		return "the segment is missing"
@@ -106,11 +106,11 @@ func (v *verifier) lost(s repo.Segment) string {
 
 	switch state := v.segments[place]; {
 	case state.size != 0 && int64(state.size) != n:
-		return fmt.Sprintf("the segment has %d bytes and should have %d", n, state.size)
+		return fmt.Sprintf("the segment has %d bytes instead of %d", n, state.size)
 	case state.cut:
-		return fmt.Sprintf("the segment has %d bytes and does not end where it should", n)
+		return fmt.Sprintf("the segment has %d bytes, and they do not end as they should", n)
 	case int64(state.end) > n:
-		return fmt.Sprintf("the segment has %d bytes and should have more than %d", n, state.end)
+		return fmt.Sprintf("the segment has %d bytes instead of more than %d", n, state.end)
 	}
 
 	return ""
@@ -152,7 +152,7 @@ func (v *verifier) blame(ctx context.Context) error {
 	if !v.damaged && len(v.broken) == 0 && len(v.faults) == 0 && !v.usesWrong {
 		return nil
 	}
-	v.Tracker.Start("looking for what is affected", 0, 0)
+	v.Tracker.Start("finding affected points", 0, 0)
 	return eachOf(ctx, v.spans, v.blameSpan)
 }
 
@@ -215,7 +215,7 @@ func (v *verifier) blamePage(ctx context.Context, m *repo.Manifest, page repo.Pa
 	unread := func(why string, whole bool) (blamed, error) {
 		start := regionStart(page.Region)
 		if !whole {
-			why = "its map cannot be read: " + why
+			why = "cannot read the point's map: " + why
 		}
 		b.ranges = []Problem{{
 			Offset: start, Length: regionEnd(page.Region, m.SizeBytes) - start, Object: object, Message: why, whole: whole,
@@ -286,7 +286,7 @@ func (v *verifier) blamePoint(o owner, m *repo.Manifest, b blamed) {
 	for _, s := range b.segments {
 		if !uses(m, s) {
 			v.problem(o.problem("segments/"+s.String(),
-				"the manifest does not say that it needs this segment, so that a prune may remove it"))
+				"the manifest does not list this segment, although the point needs it: a prune may remove it"))
 		}
 	}
 }

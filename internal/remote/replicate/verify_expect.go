@@ -107,7 +107,7 @@ func (e *expectations) spill() error {
 	if e.file == nil {
 		f, err := os.CreateTemp(e.dir, ".verify-*")
 		if err != nil {
-			return errs.New(errs.KindOf(err), opVerify, "", "cannot make a temporary file: %w", err)
+			return errs.New(errs.KindOf(err), opVerify, "", "cannot create a temporary file: %w", err)
 		}
 		e.file = f
 		if err := os.Remove(f.Name()); err != nil {

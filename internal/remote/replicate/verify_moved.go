@@ -28,7 +28,7 @@ func (v *verifier) listMoved(ctx context.Context, tables int) error {
 
 	for t, err := range m.Damaged {
 		v.unreadTables = true
-		why := fmt.Sprintf("nobody knows what it says was moved: %v", err)
+		why := fmt.Sprintf("cannot read this table of moved data: %v", err)
 		v.problem(Problem{Object: "moved/" + t.String(), Message: why})
 	}
 
@@ -38,7 +38,7 @@ func (v *verifier) listMoved(ctx context.Context, tables int) error {
 			continue
 		}
 		if there {
-			v.spoilt["segments/"+s.String()] = fmt.Sprintf("the segment has %d bytes and should have %d", n, at.Bytes)
+			v.spoilt["segments/"+s.String()] = fmt.Sprintf("the segment has %d bytes instead of %d", n, at.Bytes)
 		}
 		v.listed[s], v.moved[s] = at.Bytes, at
 	}
@@ -69,7 +69,7 @@ func (v *verifier) cutPacks(m repo.Moved) {
 				continue
 			}
 			reported[p.Pack] = true
-			v.spoilt["packs/"+p.Pack.String()] = fmt.Sprintf("the pack has %d bytes and should have %d", bytes, p.Bytes)
+			v.spoilt["packs/"+p.Pack.String()] = fmt.Sprintf("the pack has %d bytes instead of %d", bytes, p.Bytes)
 		}
 	}
 }
@@ -132,11 +132,11 @@ func (v *verifier) findLostPacks(m repo.Moved) {
 
 // tableOf is the table that should name a pack.
 func tableOf(m repo.Moved, p repo.Pack) lostTable {
-	const effect = "so that nothing says in which packs what these points need is: it can be made anew from the packs"
+	const effect = "; it says in which packs the data of these points is, and can be rebuilt from the packs"
 	t := p.Table()
-	why := "the table of what was moved is missing, "
+	why := "the table of moved data is missing"
 	if err := m.Damaged[t]; err != nil {
-		why = fmt.Sprintf("the table of what was moved cannot be read (%v), ", err)
+		why = fmt.Sprintf("cannot read the table of moved data: %v", err)
 	}
 	return lostTable{"moved/" + t.String(), why + effect}
 }
@@ -170,7 +170,7 @@ func (v *verifier) spoiltCopies(ctx context.Context) (out []Problem, err error) 
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, Problem{Object: object, Message: why + "; what another copy has is read from that"})
+		out = append(out, Problem{Object: object, Message: why + "; data of it that another copy has is read from there"})
 	}
 	return out, nil
 }

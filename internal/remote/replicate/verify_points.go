@@ -139,7 +139,7 @@ func (v *verifier) plan(ctx context.Context, heads []repo.Head) error {
 func (v *verifier) pageFaults(h repo.Head, bad []*pageFault, asked bool) {
 	for _, f := range bad {
 		p := Problem{Volume: h.Name, Object: f.Page.Object()}
-		p.Message = "a part of the list of the volume's points cannot be read: " + f.Error()
+		p.Message = "cannot read a part of the volume's list of points: " + f.Error()
 		p.Volumes, p.Points = 1, f.Page.Count
 		if asked {
 			v.problem(p)
@@ -161,7 +161,7 @@ func (v *verifier) origins() {
 			if !v.named[origin.id] && len(v.out.Warnings) < maxProblems {
 				v.out.Warnings = append(v.out.Warnings, Problem{Volume: pt.volume, Point: pt.point,
 					Message: fmt.Sprintf(
-						"%s, from which it was cloned, is not in the remote any more: it can be pulled, and then shares nothing with that",
+						"its origin %s is no longer on the remote: the point can be pulled, but will not share data with its origin",
 						origin.ref,
 					)})
 			}
@@ -231,7 +231,7 @@ func (v *verifier) checkSpan(ctx context.Context, s span) error {
 		}
 
 		if !c.is(&m) {
-			v.problem(c.owner.problem("manifests/"+c.manifest.String(), "it is not what its volume says of it"))
+			v.problem(c.owner.problem("manifests/"+c.manifest.String(), "it contradicts the volume's list of points"))
 		}
 
 		v.noteUses(&m)

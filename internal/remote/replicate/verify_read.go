@@ -98,7 +98,7 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 			case x.index < f.Index:
 				fail(x, "the segment has no such frame")
 			case !x.is(f):
-				fail(x, "the map says something else of the frame than its segment")
+				fail(x, "the map and the segment describe the frame differently")
 			case err != nil:
 				fail(x, err.Error())
 			default:
@@ -109,7 +109,8 @@ func (v *verifier) readSegment(ctx context.Context, n uint32, all []expected) er
 		}
 		if err != nil && !blamed && v.lost(s) == "" {
 			blamed = true
-			v.problem(Problem{Object: "segments/" + s.String(), Message: "in a part that was not looked for: " + err.Error()})
+			v.problem(Problem{Object: "segments/" + s.String(),
+				Message: "damaged in a part that no checked point needs: " + err.Error()})
 		}
 
 		return nil
@@ -154,7 +155,7 @@ func (v *verifier) differs(x expected, c repo.FrameContent) string {
 	case err != nil:
 		return err.Error()
 	case x.sum != repo.Sum{} && !v.repo.HasSum(part, x.sum):
-		return "the frame holds something else than was pushed there"
+		return "the frame's content is not what was pushed"
 	}
 
 	return ""

@@ -59,7 +59,7 @@ func VerifyRepair(ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequ
 	left := affectedPoints(out.Problems)
 	for i, d := range done {
 		if d.Repaired && slices.Contains(left[d.Volume], d.Point) {
-			done[i].Repaired, done[i].Reason = false, "it was sent again, and is still not whole"
+			done[i].Repaired, done[i].Reason = false, "it was sent again, but is still incomplete"
 		}
 	}
 
@@ -206,7 +206,7 @@ func (p *pusher) repairVolume(ctx context.Context, volume string, names []string
 func (p *pusher) repairPoint(ctx context.Context, h headState, at repo.Point, l links) RepairedPoint {
 	out := RepairedPoint{Volume: h.Name, Point: at.Name, Host: h.Writer.Host, Reason: "this pool does not have its data"}
 	if h.Writer.Pool == p.me.Pool {
-		out.Host, out.Reason = "", "this pool, which writes the volume, does not have its data any more"
+		out.Host, out.Reason = "", "this pool, which writes the volume, no longer has its data"
 	}
 
 	objects := []driver.ObjectID{driver.ObjectID(at.Source)}
@@ -260,5 +260,5 @@ func (d RepairedPoint) Left() string {
 	if d.Host == "" {
 		return d.Reason
 	}
-	return fmt.Sprintf("%s; only %s could bring it back, which writes the volume", d.Reason, d.Host)
+	return fmt.Sprintf("%s; only %s, which writes the volume, could restore it", d.Reason, d.Host)
 }

@@ -90,7 +90,7 @@ func TestEveryFlipIsNoticed(t *testing.T) {
 				}
 				if !slices.ContainsFunc(out.Problems, func(p Problem) bool {
 					// Of a page, its map is what cannot be read.
-					return p.Object == o.Key && (kind != "segments" || p.Length > 0 || strings.Contains(p.Message, "not looked for"))
+					return p.Object == o.Key && (kind != "segments" || p.Length > 0 || strings.Contains(p.Message, "no checked point"))
 				}) {
 					t.Errorf("%s: verify says %v", what, out.Problems)
 				}
@@ -357,9 +357,9 @@ func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 	page := few.Pages[0].Frame.Segment
 	few.Uses = slices.DeleteFunc(slices.Clone(few.Uses), func(u repo.Use) bool { return u.Segment != page })
 	relist(few, nil)
-	find("does not say that it needs")
+	find("does not list this segment")
 	relist(v.manifest, func(p *repo.Point) { p.FS = "xfs" })
-	find("not what its volume says")
+	find("contradicts the volume")
 
 	// A map that leads to other content than it promises.
 	pieces, err := readRegion(ctx, b.repo, &v.manifest, 0)
@@ -392,7 +392,7 @@ func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 		return m
 	}
 	relist(withPages(pieces), nil)
-	find("something else than was pushed")
+	find("is not what was pushed")
 	pieces[i].Sum[3] ^= 1
 	for j := range pieces {
 		if f := &pieces[j].Frame; f.Segment == pieces[i].Frame.Segment && f.Index == pieces[i].Frame.Index && j != i {
@@ -401,7 +401,7 @@ func TestVerifyOfWhatDoesNotFit(t *testing.T) {
 	}
 	pieces[i].Frame.Plain += repo.BlockBytes
 	relist(withPages(pieces), nil)
-	find("than its segment")
+	find("describe the frame differently")
 }
 
 func TestVerifyNames(t *testing.T) {

@@ -55,7 +55,7 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 		if n := len(p.now); n > 0 && p.now[n-1].End() > m.SizeBytes {
 			v.problem(Problem{
 				Volume: m.Volume, Point: m.Point, Object: "manifests/" + m.ID.String(), manifest: m.ID,
-				Message: "its map describes bytes behind the end of the volume",
+				Message: "its map describes bytes past the end of the volume",
 			})
 		}
 		return v.notePieces(repo.Page{}, p.now, p.old)
@@ -193,7 +193,7 @@ func (t *treeBlame) lost(o owner, s repo.Segment) bool {
 // report reports that a node cannot be read.
 func (t *treeBlame) report(o owner, m *repo.Manifest, n repo.NodeAt, why string, whole bool) {
 	if !whole {
-		why = "its map cannot be read: " + why
+		why = "cannot read the point's map: " + why
 	}
 	p := o.problem("segments/"+n.Frame.Segment.String(), "%s", why)
 	p.Offset, p.Length, p.whole = n.From(), max(0, min(n.To(), m.SizeBytes)-n.From()), whole
