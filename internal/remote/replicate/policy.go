@@ -45,7 +45,7 @@ func (p Policy) Check(op string) error {
 	}
 
 	if p.Within < 0 {
-		return errs.New(errs.Invalid, op, "", "--keep-within must not be negative (got %v)", p.Within)
+		return errs.New(errs.Invalid, op, "", "the age within which points are kept must not be negative (got %v)", p.Within)
 	}
 
 	return nil
