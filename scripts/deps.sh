@@ -47,6 +47,7 @@ if [ "$what" = all ]; then
   need gcc gcc
   need sfdisk fdisk
   need losetup mount
+  need groff groff-base
 fi
 # With the emulation of Debian 12's own qemu, 7.2, a third of the guests crash.
 qemu_is_good() {

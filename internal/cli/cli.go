@@ -85,6 +85,15 @@ func (a *App) Run(ctx context.Context, args []string) int {
 	return errs.KindOf(err).Codes().Exit
 }
 
+// Commands returns the tree of commands and topics with the texts that --help prints, for programs that
+// write them in another form. Its commands must not be run.
+func Commands() *cobra.Command {
+	root := (&App{}).root()
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd()
+	return root
+}
+
 func (a *App) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "pando",

@@ -256,6 +256,8 @@ var table = map[string]layer{
 	"test/layers":      {},
 	"tools/isolate":    {support: true, imports: []string{"internal/testing/testfs"}},
 	"tools/testreport": {},
+	"tools/manpages":   {imports: []string{"internal/cli"}},
+	"tools/sbom":       {},
 }
 
 // imported is one import of one file.
