@@ -103,7 +103,7 @@ func (s *scratch) mountDataset(ctx context.Context) error {
 		return err
 	}
 	defer m.Close()
-	_, err = m.Attach(s.inner)
+	_, err = m.MoveTo(s.inner)
 	return err
 }
 

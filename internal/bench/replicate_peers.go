@@ -276,7 +276,7 @@ func (x *sendStream) mount(ctx context.Context, at string, size int64) error {
 		return err
 	}
 
-	_, err = m.Attach(at)
+	_, err = m.MoveTo(at)
 	if err == nil {
 		x.mounts = append(x.mounts, at)
 	}

@@ -84,7 +84,7 @@ func (a *App) printGC(r *engine.GCReport, explain bool) error {
 		"removed", fmt.Sprintf("%s half made or half destroyed, %d destroyed earlier", plural(r.Garbage, "object"),
 			r.Reclaimed),
 		"expired", expired, "untied", untied,
-		"detached", fmt.Sprintf("%s, %d stale attachments forgotten", plural(r.Loops, "block device"), r.Detached),
+		"detached", fmt.Sprintf("%s, %d stale attachments forgotten", plural(r.Loops, "block device"), r.StaleMounts),
 		"returned", size(r.FreedBytes)+" in the pool",
 		"host", host,
 	); err != nil || !explain {

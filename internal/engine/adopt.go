@@ -267,7 +267,7 @@ type replacement struct {
 	oldDir     mountpoint.Inode  // what is at dir
 	bare       *os.File          // the directory made at aside
 	row        catalog.Row
-	att        catalog.Attached
+	att        catalog.MountRecord
 	recorded   bool // steps 1-3 are done
 }
 
@@ -357,7 +357,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 	a := r.att
 	a.Mountpoint, a.MadeDir = r.dir, false
 	err = e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
-		if err := tx.Attach(a); err != nil {
+		if err := tx.RecordMount(a); err != nil {
 			return err
 		}
 		return tx.Unmark(r.row.ID)
@@ -413,8 +413,8 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 		return nil, err
 	}
 
-	if r.att, err = e.content.Attach(ctx, r.row, t); err != nil {
-		r.att = catalog.Attached{}
+	if r.att, err = e.content.Mount(ctx, r.row, t); err != nil {
+		r.att = catalog.MountRecord{}
 		return nil, err
 	}
 
@@ -423,7 +423,7 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 		if err := tx.Put(r.row); err != nil {
 			return err
 		}
-		return tx.Attach(r.att)
+		return tx.RecordMount(r.att)
 	}); err != nil {
 		return nil, err
 	}
@@ -589,7 +589,7 @@ func (e *Engine) undoReplace(ctx context.Context, r *replacement) {
 		return
 	}
 
-	if r.att.ID != "" && e.content.Detach(ctx, reasonFor(opAdopt), r.row, r.att, false) != nil {
+	if r.att.ID != "" && e.content.Unmount(ctx, reasonFor(opAdopt), r.row, r.att, false) != nil {
 		return
 	}
 
@@ -615,7 +615,7 @@ func (r *replacement) removeBare() {
 // errs on the side of keeping: a volume is destroyed only if it provably never
 // was in the place of the directory.
 func (e *Engine) finishAdopt(
-	ctx context.Context, m catalog.Mark, row catalog.Row, att catalog.Attached, has bool,
+	ctx context.Context, m catalog.Mark, row catalog.Row, att catalog.MountRecord, has bool,
 ) error {
 	aside := m.Mountpoint
 	dir := adoptedDir(aside)
@@ -631,7 +631,7 @@ func (e *Engine) finishAdopt(
 	case sameBoot && mount.IsMounted(dir, att.MountID):
 		att.Mountpoint, att.MadeDir = dir, false
 		return e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
-			if err := tx.Attach(att); err != nil {
+			if err := tx.RecordMount(att); err != nil {
 				return err
 			}
 			return tx.Unmark(m.ID)
@@ -651,11 +651,11 @@ func (e *Engine) finishAdopt(
 	err := e.cat.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 		if has {
 			att.Mountpoint, att.MadeDir = dir, false
-			if err := tx.Attach(att); err != nil {
+			if err := tx.RecordMount(att); err != nil {
 				return err
 			}
-			if e.content.Look(row, att) == content.Gone {
-				if err := tx.Detach(m.ID); err != nil {
+			if e.content.MountState(row, att) == content.NotMounted {
+				if err := tx.ForgetMount(m.ID); err != nil {
 					return err
 				}
 			}

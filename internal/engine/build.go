@@ -160,7 +160,7 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 						errs.Param("force"))
 			}
 
-			if b.reads, err = e.content.LookLive(tx, row, q.freeze); err != nil {
+			if b.reads, err = e.content.FindLive(tx, row, q.freeze); err != nil {
 				return nil, err
 			}
 

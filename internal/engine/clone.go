@@ -58,7 +58,7 @@ type clonePlan struct {
 	row    catalog.Row
 	target content.Target
 	mark   catalog.Mark
-	att    catalog.Attached
+	att    catalog.MountRecord
 }
 
 // Clone makes volumes from a generation, a snapshot or a volume, which may be in
@@ -201,7 +201,7 @@ func (e *Engine) planClones(ctx context.Context, q CloneRequest, names []string)
 			return nil, err
 		}
 
-		if l, err = e.content.LookLive(tx, origin, q.Freeze); err != nil {
+		if l, err = e.content.FindLive(tx, origin, q.Freeze); err != nil {
 			return nil, err
 		}
 
@@ -392,7 +392,7 @@ func (e *Engine) readyClone(ctx context.Context, origin catalog.Row, p *clonePla
 		return nil
 	}
 
-	a, err := e.content.Attach(ctx, p.row, p.target)
+	a, err := e.content.Mount(ctx, p.row, p.target)
 	if err != nil {
 		return err
 	}
@@ -434,7 +434,7 @@ func (e *Engine) commitClones(ctx context.Context, q CloneRequest, origin catalo
 			}
 
 			if q.Mount {
-				if err := tx.Attach(p.att); err != nil {
+				if err := tx.RecordMount(p.att); err != nil {
 					return err
 				}
 			}
@@ -462,7 +462,7 @@ func (e *Engine) undoClones(ctx context.Context, plans []*clonePlan) {
 	var ids []driver.ObjectID
 	for _, p := range plans {
 		if p.att.ID != "" {
-			if err := e.content.Detach(ctx, reasonFor("clone"), p.row, p.att, false); err != nil {
+			if err := e.content.Unmount(ctx, reasonFor("clone"), p.row, p.att, false); err != nil {
 				continue // in use already: the mark stays, and recovery tries again
 			}
 		}

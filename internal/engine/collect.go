@@ -210,7 +210,7 @@ func (e *Engine) compare(ctx context.Context, r *GCReport) error {
 func (s *Sweep) add(o *Sweep) {
 	if o != nil {
 		s.Garbage += o.Garbage
-		s.Detached += o.Detached
+		s.StaleMounts += o.StaleMounts
 		s.Loops += o.Loops
 	}
 }
@@ -247,13 +247,13 @@ func (e *Engine) retainAll(ctx context.Context) (n int, err error) {
 // explain says of everything in the pool why it stays.
 func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 	var u *uses
-	var graves []catalog.Tombstone
+	var tombstones []catalog.Tombstone
 	names := map[driver.ObjectID]string{}
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if u, err = e.uses(tx); err != nil {
 			return err
 		}
-		graves, err = tx.Unreclaimed(0)
+		tombstones, err = tx.Unreclaimed(0)
 		return err
 	}); err != nil {
 		return nil, err
@@ -299,7 +299,7 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Ref, b.Ref))
 	})
 
-	for _, g := range graves {
+	for _, g := range tombstones {
 		why := "destroyed, but the driver could not remove it yet"
 		if who := e.content.MountHolders(ctx, g.ID); who != "" {
 			why += ": " + who
@@ -387,20 +387,20 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.M
 		why = append(why, "one of its snapshots is pinned")
 	}
 
-	a, has := u.attached[r.ID]
-	state := content.Gone
+	a, has := u.mounts[r.ID]
+	state := content.NotMounted
 	if has {
-		state = e.content.Look(r, a)
+		state = e.content.MountState(r, a)
 	}
 
 	switch state {
-	case content.Here:
+	case content.Mounted:
 		why = append(why, errs.Messagef("mounted at %s", a.Mountpoint))
-	case content.Elsewhere:
+	case content.HeldElsewhere:
 		why = append(why, errs.Messagef("mounted elsewhere than at %s, where Pando put it", a.Mountpoint))
 	}
 
-	if state != content.Gone {
+	if state != content.NotMounted {
 		if who := e.content.Holders(ctx, r, a); who != "" {
 			why = append(why, errs.Messagef("%s", who))
 		}

@@ -199,7 +199,7 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 type destroyOne struct {
 	doomed
 	with   []catalog.Row // a volume's snapshots, a whole golden's other generations
-	att    catalog.Attached
+	att    catalog.MountRecord
 	has    bool
 	failed error
 	skip   bool          // gone meanwhile, or not wanted any more
@@ -251,7 +251,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 				!it.row.FS.IsImage() {
 				it.dev = m.Dev
 			}
-			it.failed = e.content.Detach(ctx, reasonFor(cmp.Or(o.op, "destroy")), it.row, it.att, false)
+			it.failed = e.content.Unmount(ctx, reasonFor(cmp.Or(o.op, "destroy")), it.row, it.att, false)
 		}
 	})
 
@@ -280,7 +280,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 
 	err := e.cat.Update(ctx, durable, func(tx *catalog.Tx) error {
 		for _, it := range going {
-			if err := it.bury(tx); err != nil {
+			if err := it.putTombstones(tx); err != nil {
 				return err
 			}
 		}
@@ -300,7 +300,7 @@ func (e *Engine) destroySome(ctx context.Context, batch []doomed, o destroyOptio
 	e.reclaimNow(ctx, going, report)
 }
 
-// reclaimNow removes what is buried, for as long as report allows, and leaves
+// reclaimNow removes what has a tombstone, for as long as report allows, and leaves
 // the rest to the next command.
 func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *DestroyReport) {
 	ctx = context.WithoutCancel(ctx)
@@ -330,7 +330,7 @@ func (e *Engine) reclaimNow(ctx context.Context, going []*destroyOne, report *De
 		for _, it := range going {
 			for _, r := range it.rows() {
 				if !it.leaves(r) {
-					if err := tx.Reclaimed(r.ID); err != nil {
+					if err := tx.SetReclaimed(r.ID); err != nil {
 						return err
 					}
 				}
@@ -360,7 +360,7 @@ func (e *Engine) refuseUsed(ctx context.Context, items []*destroyOne, o destroyO
 	for _, it := range items {
 		if !it.skip && it.failed == nil {
 			asked = append(asked, it)
-			volumes = append(volumes, content.Volume{Row: it.row, Attached: it.att, Has: it.has})
+			volumes = append(volumes, content.Volume{Row: it.row, Record: it.att, HasRecord: it.has})
 		}
 	}
 	for i, err := range e.content.InUse(ctx, reasonFor(cmp.Or(o.op, "destroy")), volumes) {
@@ -400,7 +400,7 @@ func (e *Engine) claimDestroy(ctx context.Context, items []*destroyOne, o destro
 			}
 
 			it.row = row
-			if it.att, it.has, err = tx.Attached(row.ID); err != nil {
+			if it.att, it.has, err = tx.MountRecord(row.ID); err != nil {
 				return nil, err
 			}
 
@@ -486,20 +486,20 @@ func parallel(items []*destroyOne, fn func(*destroyOne)) {
 }
 
 // destroyRow destroys an object, a volume with its snapshots, for which this
-// process, or a dead one whose grave it holds, has a mark already, or which
+// process, or a dead one that it has locked as an orphan, has a mark already, or which
 // nobody can be working on. Pins do not count.
-func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
+func (e *Engine) destroyRow(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
 	if err := e.content.InUse(ctx, reasonFor("destroy"),
-		[]content.Volume{{Row: row, Attached: att, Has: has}})[0]; err != nil {
+		[]content.Volume{{Row: row, Record: att, HasRecord: has}})[0]; err != nil {
 		return err
 	}
 	return e.destroyUnused(ctx, row, att, has)
 }
 
 // destroyUnused is destroyRow of something that inUse has not found in use.
-func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
+func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
 	if has {
-		if err := e.content.Detach(ctx, reasonFor("destroy"), row, att, false); err != nil {
+		if err := e.content.Unmount(ctx, reasonFor("destroy"), row, att, false); err != nil {
 			return err
 		}
 	}
@@ -511,7 +511,7 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 				return err
 			}
 		}
-		return it.bury(tx)
+		return it.putTombstones(tx)
 	})
 	if err != nil {
 		return err
@@ -521,13 +521,13 @@ func (e *Engine) destroyUnused(ctx context.Context, row catalog.Row, att catalog
 	return nil
 }
 
-// bury replaces the rows by tombstones.
-func (it *destroyOne) bury(tx *catalog.Tx) error {
+// putTombstones replaces the rows by tombstones.
+func (it *destroyOne) putTombstones(tx *catalog.Tx) error {
 	for _, r := range it.rows() {
 		if err := tx.Delete(r.ID); err != nil {
 			return err
 		}
-		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: it.refOf(r), Bytes: r.Usage.ExclusiveBytes,
+		if err := tx.AddTombstone(catalog.Tombstone{ID: r.ID, Ref: it.refOf(r), Bytes: r.Usage.ExclusiveBytes,
 			At: time.Now()}); err != nil {
 			return err
 		}

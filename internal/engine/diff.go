@@ -215,7 +215,7 @@ func (e *Engine) openSides(ctx context.Context, op string, freeze Freeze, refs .
 				return nil, err
 			}
 
-			l, err := e.content.LookLive(tx, row, freeze)
+			l, err := e.content.FindLive(tx, row, freeze)
 			if err != nil {
 				return nil, err
 			}

@@ -54,9 +54,9 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		if err != nil {
 			return row, row, err
 		}
-		l, err := e.content.LookLive(tx, row, FreezeIfNeeded)
+		l, err := e.content.FindLive(tx, row, FreezeIfNeeded)
 		if err == nil && l.InUse() && tied && !q.DryRun {
-			err = errs.New(errs.InUse, opFlatten, name, "the volume is mounted at %s", l.Attached.Mountpoint).
+			err = errs.New(errs.InUse, opFlatten, name, "the volume is mounted at %s", l.Record.Mountpoint).
 				WithHint("%s first", errs.Run("umount", name))
 		}
 		vol = row

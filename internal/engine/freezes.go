@@ -67,7 +67,7 @@ func (e *Engine) thawFor(ctx context.Context, id driver.ObjectID) error {
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		row, ok, err := tx.Get(id)
 		if err == nil && ok {
-			l, err = e.content.LookLive(tx, row, FreezeAlways)
+			l, err = e.content.FindLive(tx, row, FreezeAlways)
 		}
 		return err
 	})

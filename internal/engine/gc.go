@@ -15,12 +15,12 @@ import (
 
 // Sweep is what a comparison of the whole pool with the catalogue found.
 type Sweep struct {
-	Objects  int            `json:"objects"`           // looked at
-	Garbage  int            `json:"garbage"`           // removed: half made, half destroyed, ephemeral of another boot
-	Loops    int            `json:"loop_devices"`      // detached
-	Detached int            `json:"stale_attachments"` // forgotten: not attached any more
-	Kept     []errs.Message `json:"kept,omitempty"`    // what is there and not understood
-	Missing  []string       `json:"missing,omitempty"` // what the catalogue has and the pool has not
+	Objects     int            `json:"objects"`           // looked at
+	Garbage     int            `json:"garbage"`           // removed: half made, half destroyed, ephemeral of another boot
+	Loops       int            `json:"loop_devices"`      // detached
+	StaleMounts int            `json:"stale_attachments"` // forgotten: not attached any more
+	Kept        []errs.Message `json:"kept,omitempty"`    // what is there and not understood
+	Missing     []string       `json:"missing,omitempty"` // what the catalogue has and the pool has not
 }
 
 func (e *Engine) syncer() (driver.Syncer, bool) {
@@ -76,16 +76,16 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 	rows := make(map[driver.ObjectID]catalog.Row, len(objects))
 	marked := map[driver.ObjectID]bool{}
 	var marks []catalog.Mark
-	var buried map[driver.ObjectID]bool
-	var attached map[driver.ObjectID]catalog.Attached
+	var tombstones map[driver.ObjectID]bool
+	var mounts map[driver.ObjectID]catalog.MountRecord
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if marks, err = tx.Marks(); err != nil {
 			return err
 		}
-		if buried, err = tx.Buried(); err != nil {
+		if tombstones, err = tx.TombstoneIDs(); err != nil {
 			return err
 		}
-		if attached, err = tx.AllAttached(); err != nil {
+		if mounts, err = tx.MountRecords(); err != nil {
 			return err
 		}
 		return tx.Rows("", func(r catalog.Row) error { rows[r.ID] = r; return nil })
@@ -121,8 +121,8 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 			continue
 		}
 
-		garbage := e.ledger.IsGarbage(o, buried[o.ID])
-		if garbage && !buried[o.ID] && e.objectInUse(ctx, o) {
+		garbage := e.ledger.IsGarbage(o, tombstones[o.ID])
+		if garbage && !tombstones[o.ID] && e.objectInUse(ctx, o) {
 			s.Kept = append(s.Kept, errs.Messagef("%s %s is not in the catalogue, and in use", string(o.Identity.Kind),
 				ledger.Describe(o.Identity)))
 			continue
@@ -145,7 +145,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		s.Garbage++
 	}
 
-	e.sweepEphemeral(ctx, s, rows, marked, attached)
+	e.sweepEphemeral(ctx, s, rows, marked, mounts)
 
 	for id := range rows {
 		if !whole[id] {
@@ -156,7 +156,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 		}
 	}
 
-	if err := e.sweepAttachments(ctx, s, rows, marked, attached); err != nil {
+	if err := e.sweepMountRecords(ctx, s, rows, marked, mounts); err != nil {
 		return nil, err
 	}
 
@@ -170,13 +170,13 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 // sweepEphemeral destroys the ephemeral objects of earlier boots, but those that somebody uses,
 // and takes them out of rows and attached.
 func (e *Engine) sweepEphemeral(
-	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached,
+	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, mounts map[driver.ObjectID]catalog.MountRecord,
 ) {
 	var going []content.Volume
 	for id, r := range rows {
 		if r.Ephemeral && kernel.EarlierBoot(r.BootID, r.CreatedAt) && !marked[id] {
-			a, has := attached[id]
-			going = append(going, content.Volume{Row: r, Attached: a, Has: has})
+			a, has := mounts[id]
+			going = append(going, content.Volume{Row: r, Record: a, HasRecord: has})
 		}
 	}
 
@@ -187,7 +187,7 @@ func (e *Engine) sweepEphemeral(
 	for i, err := range e.content.InUse(ctx, reasonFor(opExpire), going) {
 		v := going[i]
 		if err == nil {
-			err = e.destroyUnused(ctx, v.Row, v.Attached, v.Has)
+			err = e.destroyUnused(ctx, v.Row, v.Record, v.HasRecord)
 		}
 		if err != nil {
 			s.Kept = append(s.Kept, errs.Messagef("%s: %v", v.Row.Name, err))
@@ -195,7 +195,7 @@ func (e *Engine) sweepEphemeral(
 		}
 		s.Garbage++
 		delete(rows, v.Row.ID)
-		delete(attached, v.Row.ID)
+		delete(mounts, v.Row.ID)
 	}
 }
 
@@ -207,15 +207,15 @@ func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
 		[]content.Volume{{Row: catalog.Row{Identity: id}}})[0] != nil
 }
 
-// sweepAttachments forgets attachments that are gone, and detaches block
+// sweepMountRecords forgets attachments that are gone, and detaches block
 // devices that no attachment and no working process accounts for.
-func (e *Engine) sweepAttachments(
-	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached,
+func (e *Engine) sweepMountRecords(
+	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, mounts map[driver.ObjectID]catalog.MountRecord,
 ) error {
 	used := map[string]bool{}
-	for id, a := range attached {
+	for id, a := range mounts {
 		row := rows[id]
-		if marked[id] || row.ID != "" && e.content.Look(row, a) != content.Gone {
+		if marked[id] || row.ID != "" && e.content.MountState(row, a) != content.NotMounted {
 			used[a.Mountpoint] = true
 			used[e.pool.DefaultMountpoint(row.Name)] = true
 			continue
@@ -225,15 +225,15 @@ func (e *Engine) sweepAttachments(
 			return err
 		}
 
-		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) }); err != nil {
+		if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.ForgetMount(id) }); err != nil {
 			return err
 		}
 
-		delete(attached, id)
-		s.Detached++
+		delete(mounts, id)
+		s.StaleMounts++
 	}
 
-	if err := e.sweepDevices(ctx, s, rows, marked, attached); err != nil {
+	if err := e.sweepDevices(ctx, s, rows, marked, mounts); err != nil {
 		return err
 	}
 

@@ -43,7 +43,7 @@ func TestMountedAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Attach(v.Mountpoint); err != nil {
+	if _, err := m.MoveTo(v.Mountpoint); err != nil {
 		t.Fatal(err)
 	}
 	m.Close()

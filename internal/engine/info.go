@@ -107,9 +107,9 @@ const exactUpTo = 64
 // is as it was last measured (see Info.MeasuredAt).
 func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 	var rows []catalog.Row
-	var attached map[driver.ObjectID]catalog.Attached
+	var mounts map[driver.ObjectID]catalog.MountRecord
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		if attached, err = tx.AllAttached(); err != nil {
+		if mounts, err = tx.MountRecords(); err != nil {
 			return err
 		}
 		n, err := tx.Count()
@@ -131,7 +131,7 @@ func (e *Engine) Volumes(ctx context.Context, exact bool) ([]Info, error) {
 
 	out := make([]Info, len(rows))
 	for i, r := range rows {
-		a, has := attached[r.ID]
+		a, has := mounts[r.ID]
 		out[i] = e.volumeNow(r, a, has)
 	}
 
@@ -145,7 +145,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 	var out []Info
 	err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		out = nil
-		attached, err := tx.AllAttached()
+		mounts, err := tx.MountRecords()
 		if err != nil {
 			return err
 		}
@@ -155,7 +155,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 			if err != nil {
 				return err
 			}
-			a, has := attached[r.ID]
+			a, has := mounts[r.ID]
 			out = append(out, e.volumeNow(r, a, has))
 		}
 
@@ -164,7 +164,7 @@ func (e *Engine) Mountpoints(ctx context.Context, op string, names ...ref.Name) 
 		}
 
 		return tx.Rows(driver.Volume, func(r catalog.Row) error {
-			if a, has := attached[r.ID]; has {
+			if a, has := mounts[r.ID]; has {
 				out = append(out, e.volumeNow(r, a, has))
 			}
 			return nil
@@ -185,8 +185,8 @@ func (e *Engine) VolumeNames(ctx context.Context) ([]string, error) {
 }
 
 // volumeNow is a volume with its attachment as it is now.
-func (e *Engine) volumeNow(r catalog.Row, a catalog.Attached, has bool) Info {
-	if has && e.content.Look(r, a) != content.Gone {
+func (e *Engine) volumeNow(r catalog.Row, a catalog.MountRecord, has bool) Info {
+	if has && e.content.MountState(r, a) != content.NotMounted {
 		return volumeInfo(r, e.caps.Name, a.Mountpoint)
 	}
 	return volumeInfo(r, e.caps.Name, "")
@@ -301,7 +301,7 @@ type Detail struct {
 // NotFound.
 func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	var row catalog.Row
-	var att catalog.Attached
+	var att catalog.MountRecord
 	var has bool
 	var golden catalog.Golden
 	var gens, snaps []catalog.Row
@@ -319,7 +319,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 				gens, err = tx.Generations(row.Golden)
 			}
 		case driver.Volume:
-			if att, has, err = tx.Attached(row.ID); err != nil {
+			if att, has, err = tx.MountRecord(row.ID); err != nil {
 				return err
 			}
 			snaps, err = tx.Snapshots(row.Lineage())
@@ -332,11 +332,11 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 	}
 
 	d := Detail{OriginID: string(row.OriginID), CloneCost: string(e.caps.CloneCost), Durable: !row.Ephemeral}
-	state := content.Gone
+	state := content.NotMounted
 	if has {
-		state = e.content.Look(row, att)
-		d.Held = state == content.Elsewhere
-		if state == content.Here && att.MountID != 0 {
+		state = e.content.MountState(row, att)
+		d.Held = state == content.HeldElsewhere
+		if state == content.Mounted && att.MountID != 0 {
 			e.content.FlushToMeasure(ctx, row, att)
 		}
 	}
@@ -377,7 +377,7 @@ func (e *Engine) Show(ctx context.Context, r ref.Ref) (Detail, error) {
 		d.Info = snapshotInfo(row, r.Name, e.caps.Name)
 	default:
 		mountpoint := ""
-		if state != content.Gone {
+		if state != content.NotMounted {
 			mountpoint = att.Mountpoint
 		}
 		d.Info = volumeInfo(row, e.caps.Name, mountpoint)
@@ -577,7 +577,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		}
 	}
 
-	var attached map[driver.ObjectID]catalog.Attached
+	var mounts map[driver.ObjectID]catalog.MountRecord
 	err = e.cat.View(ctx, func(tx *catalog.Tx) error {
 		n, err := tx.Count()
 		if err != nil {
@@ -585,16 +585,16 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		}
 
 		p.Volumes, p.Snapshots, p.Goldens, p.Generations = n.Volumes, n.Snapshots, n.Goldens, n.Generations
-		if attached, err = tx.AllAttached(); err != nil {
+		if mounts, err = tx.MountRecords(); err != nil {
 			return err
 		}
 
-		graves, err := tx.Unreclaimed(0)
+		tombstones, err := tx.Unreclaimed(0)
 		if err != nil {
 			return err
 		}
 
-		for _, g := range graves {
+		for _, g := range tombstones {
 			p.TrashObjects++
 			p.TrashBytes += g.Bytes
 		}
@@ -613,7 +613,7 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 		p.PhysicalBytes = s.UsedBytes // by nothing but the pool
 	}
 
-	for _, a := range attached {
+	for _, a := range mounts {
 		if !kernel.EarlierBoot(a.BootID, a.At) {
 			p.Mounted++
 		}

@@ -467,7 +467,7 @@ func (e *Engine) umountAll(ctx context.Context) error {
 
 		for i := range all {
 			var err error
-			if all[i].Attached, all[i].Has, err = tx.Attached(all[i].Row.ID); err != nil {
+			if all[i].Record, all[i].HasRecord, err = tx.MountRecord(all[i].Row.ID); err != nil {
 				return err
 			}
 		}
@@ -484,7 +484,7 @@ func (e *Engine) umountAll(ctx context.Context) error {
 	}
 
 	for _, v := range all {
-		if !v.Has {
+		if !v.HasRecord {
 			continue
 		}
 		if err := e.umountOne(ctx, v.Row); err != nil {
@@ -497,10 +497,10 @@ func (e *Engine) umountAll(ctx context.Context) error {
 
 // umountOne unmounts one of them, and does not care what becomes of its content.
 func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
-	var att catalog.Attached
+	var att catalog.MountRecord
 	var has bool
 	if err := e.ledger.Claim(ctx, opDeinit, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
-		if att, has, err = tx.Attached(row.ID); err != nil || !has {
+		if att, has, err = tx.MountRecord(row.ID); err != nil || !has {
 			return nil, err
 		}
 		return []catalog.Mark{{ID: row.ID, Op: "umount"}}, nil
@@ -508,13 +508,13 @@ func (e *Engine) umountOne(ctx context.Context, row catalog.Row) error {
 		return err
 	}
 
-	if err := e.content.Detach(ctx, reasonFor(opDeinit), row, att, false); err != nil {
+	if err := e.content.Unmount(ctx, reasonFor(opDeinit), row, att, false); err != nil {
 		e.ledger.LetGo(ctx, row.ID, err)
 		return errs.Wrap(opDeinit, row.Name, err)
 	}
 
 	return e.cat.Update(context.WithoutCancel(ctx), catalog.Soft, func(tx *catalog.Tx) error {
-		return errors.Join(tx.Detach(row.ID), tx.Unmark(row.ID))
+		return errors.Join(tx.ForgetMount(row.ID), tx.Unmark(row.ID))
 	})
 }
 

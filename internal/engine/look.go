@@ -70,7 +70,7 @@ func (v *View) fill(ctx context.Context, e *Engine) error {
 	// Who works is asked first: what they have recorded since is in the rows.
 	var current []catalog.Row
 	names := map[driver.ObjectID]string{}
-	var attached map[driver.ObjectID]catalog.Attached
+	var attached map[driver.ObjectID]catalog.MountRecord
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
 		marks, err := tx.Marks()
 		if err != nil {
@@ -78,7 +78,7 @@ func (v *View) fill(ctx context.Context, e *Engine) error {
 		}
 
 		v.Working = len(marks)
-		if attached, err = tx.AllAttached(); err != nil {
+		if attached, err = tx.MountRecords(); err != nil {
 			return err
 		}
 

@@ -38,13 +38,13 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	}
 
 	var row catalog.Row
-	var att catalog.Attached
+	var att catalog.MountRecord
 	var has bool
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if row, err = tx.ResolveVolume("mount", name); err != nil {
 			return err
 		}
-		att, has, err = tx.Attached(row.ID)
+		att, has, err = tx.MountRecord(row.ID)
 		return err
 	}); err != nil {
 		return Info{}, err
@@ -67,7 +67,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 			return nil, err
 		}
 
-		if att, has, err = tx.Attached(row.ID); err != nil {
+		if att, has, err = tx.MountRecord(row.ID); err != nil {
 			return nil, err
 		}
 
@@ -76,7 +76,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 				return nil, err
 			}
 			// Stale: unmounted by somebody, or before a reboot.
-			if err := tx.Detach(row.ID); err != nil {
+			if err := tx.ForgetMount(row.ID); err != nil {
 				return nil, err
 			}
 		}
@@ -88,14 +88,14 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 	}
 
 	ledger.NoteCommitted(e.drv, row.ID) // should its maker have died before
-	att, err = e.content.Attach(ctx, row, t)
+	att, err = e.content.Mount(ctx, row, t)
 	if err != nil {
 		e.ledger.LetGo(ctx, row.ID, err)
 		return Info{}, errs.Wrap("mount", name, err)
 	}
 
 	err = e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		if err := tx.Attach(att); err != nil {
+		if err := tx.RecordMount(att); err != nil {
 			return err
 		}
 		if err := tx.SetUsed(row.ID, time.Now()); err != nil {
@@ -104,7 +104,7 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 		return tx.Unmark(row.ID)
 	})
 	if err != nil {
-		if e.content.Detach(context.WithoutCancel(ctx), reasonFor("mount"), row, att, false) == nil {
+		if e.content.Unmount(context.WithoutCancel(ctx), reasonFor("mount"), row, att, false) == nil {
 			_ = e.ledger.Unmark(ctx, row.ID)
 		}
 		return Info{}, errs.Wrap("mount", name, err)
@@ -115,11 +115,11 @@ func (e *Engine) Mount(ctx context.Context, q MountRequest) (Info, error) {
 
 // alreadyMounted says whether a recorded attachment is what a mount request
 // wants. InUse if the volume is attached somewhere else.
-func (e *Engine) alreadyMounted(row catalog.Row, a catalog.Attached, dir string, may Rights) (bool, error) {
-	switch e.content.LookOwn(row, a) {
-	case content.Gone:
+func (e *Engine) alreadyMounted(row catalog.Row, a catalog.MountRecord, dir string, may Rights) (bool, error) {
+	switch e.content.OwnMountState(row, a) {
+	case content.NotMounted:
 		return false, nil
-	case content.Elsewhere:
+	case content.HeldElsewhere:
 		return false, e.content.HeldError(context.Background(), reasonFor("mount"), row, a)
 	}
 
@@ -160,13 +160,13 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 
 	ctx = freeing(ctx) // what stays in memory for want of space would, for ever
 	var row catalog.Row
-	var att catalog.Attached
+	var att catalog.MountRecord
 	var has bool
 	err := e.ledger.Claim(ctx, ledger.OpUmount, false, func(tx *catalog.Tx) (_ []catalog.Mark, err error) {
 		if row, err = tx.ResolveVolume("umount", name); err != nil {
 			return nil, err
 		}
-		if att, has, err = tx.Attached(row.ID); err != nil || !has {
+		if att, has, err = tx.MountRecord(row.ID); err != nil || !has {
 			return nil, err
 		}
 		return []catalog.Mark{{ID: row.ID, Op: "umount"}}, nil
@@ -176,20 +176,20 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 	}
 
 	if ns, err := kernel.MountNamespace(); err == nil && ns != att.MountNS && att.MountID != 0 &&
-		e.content.Look(row, att) == content.Elsewhere {
+		e.content.MountState(row, att) == content.HeldElsewhere {
 		_ = e.ledger.Unmark(ctx, row.ID)
 		return Info{}, e.content.HeldError(ctx, reasonFor("umount"), row, att)
 	}
 
-	err = e.content.InUse(ctx, reasonFor("umount"), []content.Volume{{Row: row, Attached: att, Has: true}})[0]
-	if err == nil && e.content.LookOwn(row, att) == content.Here {
+	err = e.content.InUse(ctx, reasonFor("umount"), []content.Volume{{Row: row, Record: att, HasRecord: true}})[0]
+	if err == nil && e.content.OwnMountState(row, att) == content.Mounted {
 		if err := e.content.UmountWriteBack(ctx, row, att); err != nil {
 			_ = e.ledger.Unmark(ctx, row.ID)
 			return Info{}, err
 		}
 	}
 	if err == nil {
-		err = e.content.Detach(ctx, reasonFor("umount"), row, att, true)
+		err = e.content.Unmount(ctx, reasonFor("umount"), row, att, true)
 	}
 	if err != nil {
 		e.ledger.LetGo(ctx, row.ID, err)
@@ -210,7 +210,7 @@ func (e *Engine) umount(ctx context.Context, name string) (Info, error) {
 			}
 		}
 
-		if err := tx.Detach(row.ID); err != nil {
+		if err := tx.ForgetMount(row.ID); err != nil {
 			return err
 		}
 

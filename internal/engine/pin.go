@@ -44,13 +44,13 @@ func (e *Engine) pinUntil(ctx context.Context, r ref.Ref, until time.Time) (Info
 
 	var row catalog.Row
 	var golden catalog.Golden
-	var att catalog.Attached
+	var att catalog.MountRecord
 	var has bool
 	err := e.changeRow(ctx, opPin, func(tx *catalog.Tx) (id driver.ObjectID, err error) {
 		row, err = tx.Resolve(opPin, r)
 		return row.ID, err
 	}, func(tx *catalog.Tx) (err error) {
-		if att, has, err = tx.Attached(row.ID); err != nil {
+		if att, has, err = tx.MountRecord(row.ID); err != nil {
 			return err
 		}
 		if row.Kind == driver.Generation {

@@ -115,20 +115,20 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 
 // uses says what of a catalogue is in use, so that it is decided once for all.
 type uses struct {
-	attached map[driver.ObjectID]catalog.Attached
-	marked   map[driver.ObjectID]bool // worked on, or read
-	based    map[string]int           // volumes and snapshots by the generation that they descend from
-	pinned   map[driver.ObjectID]bool // lineages with a pinned snapshot
-	goldens  map[string]catalog.Golden
-	snaps    map[driver.ObjectID][]catalog.Row // by lineage
-	rows     []catalog.Row
+	mounts  map[driver.ObjectID]catalog.MountRecord
+	marked  map[driver.ObjectID]bool // worked on, or read
+	based   map[string]int           // volumes and snapshots by the generation that they descend from
+	pinned  map[driver.ObjectID]bool // lineages with a pinned snapshot
+	goldens map[string]catalog.Golden
+	snaps   map[driver.ObjectID][]catalog.Row // by lineage
+	rows    []catalog.Row
 }
 
 func (e *Engine) uses(tx *catalog.Tx) (*uses, error) {
 	u := &uses{marked: map[driver.ObjectID]bool{}, based: map[string]int{}, pinned: map[driver.ObjectID]bool{},
 		goldens: map[string]catalog.Golden{}, snaps: map[driver.ObjectID][]catalog.Row{}}
 	var err error
-	if u.attached, err = tx.AllAttached(); err != nil {
+	if u.mounts, err = tx.MountRecords(); err != nil {
 		return nil, err
 	}
 
@@ -180,7 +180,7 @@ func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
 		if u.pinned[r.Lineage()] {
 			return false, "one of its snapshots is pinned"
 		}
-		if a, ok := u.attached[r.ID]; ok && e.content.Look(r, a) != content.Gone {
+		if a, ok := u.mounts[r.ID]; ok && e.content.MountState(r, a) != content.NotMounted {
 			return false, "mounted at " + a.Mountpoint
 		}
 		return true, ""
@@ -284,11 +284,11 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		case row.Pinned.After(time.Now()):
 			r.Candidates[i].Kept = "it has been pinned since"
 		case attached && row.Kind == driver.Volume:
-			a, ok, err := tx.Attached(row.ID)
+			a, ok, err := tx.MountRecord(row.ID)
 			if err != nil {
 				return false, err
 			}
-			if ok && e.content.Look(row, a) != content.Gone {
+			if ok && e.content.MountState(row, a) != content.NotMounted {
 				r.Candidates[i].Kept = "it has been mounted since"
 			}
 		case row.Kind == driver.Generation:

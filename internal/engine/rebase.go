@@ -111,13 +111,13 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 		return err
 	}
 
-	l, err := r.e.content.LookLive(tx, r.vol, FreezeIfNeeded)
+	l, err := r.e.content.FindLive(tx, r.vol, FreezeIfNeeded)
 	if err != nil {
 		return err
 	}
 
 	if l.InUse() {
-		return errs.New(errs.InUse, opRebase, r.q.Volume.String(), "the volume is mounted at %s", l.Attached.Mountpoint).
+		return errs.New(errs.InUse, opRebase, r.q.Volume.String(), "the volume is mounted at %s", l.Record.Mountpoint).
 			WithHint("%s first", errs.Run("umount", r.q.Volume.String()))
 	}
 

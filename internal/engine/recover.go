@@ -54,7 +54,7 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 	var s catalog.Summary
 	var marks []catalog.Mark
-	var graves []catalog.Tombstone
+	var tombstones []catalog.Tombstone
 	if err := e.cat.LostError(); err != nil {
 		// What it still says may be wrong: nothing is done by it.
 		warnings.Add(ctx, "%v (%s)", err, errs.HintIn(err))
@@ -73,7 +73,7 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		}
 
 		if s.Unreclaimed > 0 {
-			graves, err = tx.Unreclaimed(0)
+			tombstones, err = tx.Unreclaimed(0)
 		}
 
 		return err
@@ -98,8 +98,8 @@ func (e *Engine) maintain(ctx context.Context, r *Recovery) error {
 		}
 	}
 
-	if len(graves) > 0 {
-		r.Reclaimed += e.ledger.Reclaim(ctx, graves)
+	if len(tombstones) > 0 {
+		r.Reclaimed += e.ledger.Reclaim(ctx, tombstones)
 	}
 	if s.Expired > 0 {
 		r.Expired += e.expire(ctx)
@@ -146,7 +146,7 @@ type work struct{ e *Engine }
 
 func (w work) Thaw(ctx context.Context, read driver.ObjectID) error { return w.e.thawFor(ctx, read) }
 
-func (w work) Detach(ctx context.Context, m catalog.Mark) error { return w.e.undoAttach(ctx, m) }
+func (w work) UndoMount(ctx context.Context, m catalog.Mark) error { return w.e.undoMount(ctx, m) }
 
 func (w work) Remove(ctx context.Context, id driver.ObjectID, ref, why string) error {
 	return w.e.remove(ctx, id, ref, why)
@@ -154,10 +154,10 @@ func (w work) Remove(ctx context.Context, id driver.ObjectID, ref, why string) e
 
 func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error {
 	e := w.e
-	var attached catalog.Attached
-	var hasAttached bool
+	var rec catalog.MountRecord
+	var hasRec bool
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
-		attached, hasAttached, err = tx.Attached(m.ID)
+		rec, hasRec, err = tx.MountRecord(m.ID)
 		return err
 	}); err != nil {
 		return err
@@ -173,28 +173,28 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 			return err
 		}
 	case m.Op == opRun:
-		return e.finishRun(ctx, row, attached, hasAttached)
+		return e.finishRun(ctx, row, rec, hasRec)
 	case m.Op == opAdopt:
-		return e.finishAdopt(ctx, m, row, attached, hasAttached)
-	case hasAttached && e.content.Look(row, attached) == content.Gone:
+		return e.finishAdopt(ctx, m, row, rec, hasRec)
+	case hasRec && e.content.MountState(row, rec) == content.NotMounted:
 		// An umount that had done its work but not said so.
-		if err := e.content.RemoveTarget(ctx, row.Name, attached); err != nil {
+		if err := e.content.RemoveTarget(ctx, row.Name, rec); err != nil {
 			return err
 		}
-	case hasAttached:
+	case hasRec:
 		// An umount that was killed between unmounting a frozen filesystem and putting it back.
-		if err := e.content.PutBackFrozen(ctx, reasonFor("recover"), row, attached); err != nil && !errs.Is(err, errs.InUse) {
+		if err := e.content.PutBackFrozen(ctx, reasonFor("recover"), row, rec); err != nil && !errs.Is(err, errs.InUse) {
 			return err
 		}
 	case m.Mountpoint != "":
-		if err := e.undoAttach(ctx, m); err != nil {
+		if err := e.undoMount(ctx, m); err != nil {
 			return err
 		}
 	}
 
 	return e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		if hasAttached && e.content.Look(row, attached) == content.Gone {
-			if err := tx.Detach(m.ID); err != nil {
+		if hasRec && e.content.MountState(row, rec) == content.NotMounted {
+			if err := tx.ForgetMount(m.ID); err != nil {
 				return err
 			}
 		}
@@ -202,13 +202,13 @@ func (w work) Finish(ctx context.Context, m catalog.Mark, row catalog.Row) error
 	})
 }
 
-// undoAttach takes away what a dead process may have mounted at m.Mountpoint and not recorded.
-func (e *Engine) undoAttach(ctx context.Context, m catalog.Mark) error {
+// undoMount takes away what a dead process may have mounted at m.Mountpoint and not recorded.
+func (e *Engine) undoMount(ctx context.Context, m catalog.Mark) error {
 	name := m.Name
 	if name == "" {
 		name = e.cat.RefOf(ctx, m.ID)
 	}
-	return e.content.UndoAttach(ctx, name, m)
+	return e.content.UndoMount(ctx, name, m)
 }
 
 // Sync makes all that was made and destroyed durable, and wakes what frees space

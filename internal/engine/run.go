@@ -99,13 +99,13 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 // destroys it.
 func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.ObjectID) error {
 	var row catalog.Row
-	var att catalog.Attached
+	var att catalog.MountRecord
 	var exists, has bool
 	err := e.cat.View(ctx, func(tx *catalog.Tx) (err error) {
 		if row, exists, err = tx.Get(id); err != nil {
 			return err
 		}
-		att, has, err = tx.Attached(id)
+		att, has, err = tx.MountRecord(id)
 		return err
 	})
 
@@ -135,7 +135,7 @@ func (e *Engine) endRun(ctx context.Context, keep bool, r *RunResult, id driver.
 }
 
 // destroyWhenFree leaves a volume that is in use, and marked by this process or by a
-// dead one whose grave it holds, to later commands: it is a volume like any other from
+// dead one that it has locked as an orphan, to later commands: it is a volume like any other from
 // now on, one whose time is over.
 func (e *Engine) destroyWhenFree(ctx context.Context, id driver.ObjectID) error {
 	if err := e.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
@@ -152,7 +152,7 @@ func (e *Engine) destroyWhenFree(ctx context.Context, id driver.ObjectID) error 
 }
 
 // finishRun ends a run whose process was killed. What it was to keep stays as it is.
-func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.Attached, has bool) error {
+func (e *Engine) finishRun(ctx context.Context, row catalog.Row, att catalog.MountRecord, has bool) error {
 	if !row.Ephemeral {
 		return e.ledger.Unmark(ctx, row.ID)
 	}

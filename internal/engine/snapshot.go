@@ -76,7 +76,7 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 				WithHint("choose another, or leave it out to get the time")
 		}
 
-		if l, err = e.content.LookLive(tx, vol, q.Freeze); err != nil {
+		if l, err = e.content.FindLive(tx, vol, q.Freeze); err != nil {
 			return nil, err
 		}
 
@@ -165,7 +165,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	}
 
 	var vol, snap catalog.Row
-	var att catalog.Attached
+	var att catalog.MountRecord
 	mounted := false
 	look := func(tx *catalog.Tx) (err error) {
 		if vol, err = tx.ResolveVolume(opRewind, name); err != nil {
@@ -176,12 +176,12 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 			return err
 		}
 
-		a, has, err := tx.Attached(vol.ID)
+		a, has, err := tx.MountRecord(vol.ID)
 		if err != nil {
 			return err
 		}
 
-		mounted = has && e.content.Look(vol, a) != content.Gone
+		mounted = has && e.content.MountState(vol, a) != content.NotMounted
 		if mounted {
 			att = a
 		}

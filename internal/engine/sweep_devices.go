@@ -12,9 +12,9 @@ import (
 // sweepDevices takes away block devices of this pool that nothing accounts for. A device that is mounted somewhere
 // stays until that mount goes.
 func (e *Engine) sweepDevices(ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row,
-	marked map[driver.ObjectID]bool, attached map[driver.ObjectID]catalog.Attached) error {
+	marked map[driver.ObjectID]bool, mounts map[driver.ObjectID]catalog.MountRecord) error {
 
-	strays, err := e.content.StrayDevices(ctx, rows, attached)
+	strays, err := e.content.StrayDevices(ctx, rows, mounts)
 	if err != nil {
 		return err
 	}
@@ -55,7 +55,7 @@ const opSweep = "gc"
 func (e *Engine) ifUnaccounted(ctx context.Context, d content.StrayDevice, fn func() error) error {
 	attached := false
 	err := e.ledger.ClaimNow(ctx, opSweep, true, func(tx *catalog.Tx) ([]catalog.Mark, error) {
-		a, has, err := tx.Attached(d.ID)
+		a, has, err := tx.MountRecord(d.ID)
 		if attached = has && (d.Loop() < 0 || a.Loop == d.Loop()); err != nil || attached {
 			return nil, err
 		}

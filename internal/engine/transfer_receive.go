@@ -388,11 +388,11 @@ func (e *Engine) CanUpdate(ctx context.Context, volume ref.Name) error {
 
 // notMounted is InUse if a volume is mounted, and cannot become what is received.
 func (e *Engine) notMounted(tx *catalog.Tx, vol catalog.Row) error {
-	l, err := e.content.LookLive(tx, vol, FreezeIfNeeded)
+	l, err := e.content.FindLive(tx, vol, FreezeIfNeeded)
 	if err != nil || !l.InUse() {
 		return err
 	}
-	return errs.New(errs.InUse, opPull, vol.Name, "the volume is mounted at %s", l.Attached.Mountpoint).
+	return errs.New(errs.InUse, opPull, vol.Name, "the volume is mounted at %s", l.Record.Mountpoint).
 		WithHint("%s first", errs.Run("umount", vol.Name))
 }
 

@@ -328,7 +328,7 @@ func (s *suite) mounted(a driver.Attachment, kind, source string, fn func(c cont
 	}
 
 	defer m.Close()
-	if _, err := m.Attach(dir); err != nil {
+	if _, err := m.MoveTo(dir); err != nil {
 		return err
 	}
 

@@ -204,7 +204,7 @@ func TestMountInside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Attach(filepath.Join(tree, "a/point")); err != nil {
+	if _, err := m.MoveTo(filepath.Join(tree, "a/point")); err != nil {
 		t.Fatal(err)
 	}
 	m.Close()

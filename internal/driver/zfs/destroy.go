@@ -70,7 +70,7 @@ func (d *Driver) destroyDataset(ctx context.Context, id driver.ObjectID) error {
 		if again, err := d.untie(ctx, nodes); err != nil {
 			return err
 		} else if !again {
-			return d.bury(ctx, nodes[0])
+			return d.moveToGraveyard(ctx, nodes[0])
 		}
 	}
 
@@ -118,7 +118,7 @@ func (d *Driver) untie(ctx context.Context, nodes []*node) (bool, error) {
 func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 	for _, c := range s.clones {
 		parent := zfs.ParentOf(c)
-		if n := (&node{name: c}); parent != d.root && parent != d.yard() {
+		if n := (&node{name: c}); parent != d.root && parent != d.graveyardDataset() {
 			continue
 		} else if _, ok := n.id(); !ok {
 			continue
@@ -135,18 +135,18 @@ func (d *Driver) promoteOne(ctx context.Context, s *snap) (bool, error) {
 	return false, nil
 }
 
-// bury hides a dataset that cannot be destroyed. What it has besides the snapshots
+// moveToGraveyard hides a dataset that cannot be destroyed. What it has besides the snapshots
 // that keep it is given up, as far as that can be.
-func (d *Driver) bury(ctx context.Context, n *node) error {
+func (d *Driver) moveToGraveyard(ctx context.Context, n *node) error {
 	if err := d.inUse(ctx, n); err != nil {
 		return err
 	}
 
 	id, _ := n.id()
-	to := d.yard() + "/" + string(id)
+	to := d.graveyardDataset() + "/" + string(id)
 	err := d.do(ctx, "rename", n.name, to)
 	if zfs.Is(err, zfs.NoParent) {
-		if err := zfs.ZFS.Do(ctx, "create", "-o", "canmount=off", d.yard()); err != nil && !zfs.Is(err, zfs.Taken) {
+		if err := zfs.ZFS.Do(ctx, "create", "-o", "canmount=off", d.graveyardDataset()); err != nil && !zfs.Is(err, zfs.Taken) {
 			return err
 		}
 		err = d.do(ctx, "rename", n.name, to)
@@ -181,12 +181,12 @@ func (d *Driver) inUse(ctx context.Context, n *node) error {
 // destroyHalves removes snapshots of an object that lie on other datasets: it was
 // being made, and that was interrupted.
 func (d *Driver) destroyHalves(ctx context.Context, id driver.ObjectID) error {
-	live, buried, err := d.all(ctx)
+	live, inGraveyard, err := d.listNodes(ctx)
 	if err != nil {
 		return err
 	}
 
-	for _, n := range append(live, buried...) {
+	for _, n := range append(live, inGraveyard...) {
 		for _, s := range n.snaps {
 			if s.name != string(id) || s.deferred || !d.mine(s) {
 				continue
@@ -203,14 +203,14 @@ func (d *Driver) destroyHalves(ctx context.Context, id driver.ObjectID) error {
 // Reap implements driver.Tied: it destroys what lies in the graveyard and is not
 // tied any more, and marks snapshots that were forgotten to be marked.
 func (d *Driver) Reap(ctx context.Context) (int, error) {
-	live, buried, err := d.all(ctx)
+	live, inGraveyard, err := d.listNodes(ctx)
 	if err != nil {
 		return 0, err
 	}
 
 	gone := 0
-	for _, n := range buried {
-		ok, err := d.reapOne(ctx, n.name)
+	for _, n := range inGraveyard {
+		ok, err := d.reapDataset(ctx, n.name)
 		if err != nil {
 			return gone, err
 		}
@@ -242,8 +242,8 @@ func (d *Driver) Reap(ctx context.Context) (int, error) {
 	return gone, nil
 }
 
-// reapOne destroys a dataset of the graveyard if it can be.
-func (d *Driver) reapOne(ctx context.Context, ds string) (bool, error) {
+// reapDataset destroys a dataset of the graveyard if it can be.
+func (d *Driver) reapDataset(ctx context.Context, ds string) (bool, error) {
 	for range destroyTries {
 		err := d.do(ctx, "destroy", ds)
 		switch {

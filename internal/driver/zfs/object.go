@@ -234,8 +234,8 @@ func (d *Driver) whole(ctx context.Context, op string, id driver.ObjectID, fresh
 // destroyed meanwhile.
 const listTries = 5
 
-// all lists everything in the root: the datasets in it, and those of the graveyard.
-func (d *Driver) all(ctx context.Context) (live, buried []*node, err error) {
+// listNodes lists everything in the root: the datasets in it, and those of the graveyard.
+func (d *Driver) listNodes(ctx context.Context) (live, inGraveyard []*node, err error) {
 	var nodes []*node
 	for range listTries {
 		if nodes, err = d.read(ctx, "-r", "-d", "3", d.root); !zfs.Is(err, zfs.Absent) {
@@ -261,18 +261,18 @@ func (d *Driver) all(ctx context.Context) (live, buried []*node, err error) {
 		case !ok:
 		case zfs.ParentOf(n.name) == d.root:
 			live = append(live, n)
-		case zfs.ParentOf(n.name) == d.yard():
-			buried = append(buried, n)
+		case zfs.ParentOf(n.name) == d.graveyardDataset():
+			inGraveyard = append(inGraveyard, n)
 		}
 	}
 
-	return live, buried, nil
+	return live, inGraveyard, nil
 }
 
 // List implements driver.Driver. It runs one program.
 func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 	return func(yield func(driver.Object, error) bool) {
-		live, buried, err := d.all(ctx)
+		live, inGraveyard, err := d.listNodes(ctx)
 		if err != nil {
 			yield(driver.Object{}, errs.Wrap("list", d.root, err))
 			return
@@ -291,7 +291,7 @@ func (d *Driver) List(ctx context.Context) iter.Seq2[driver.Object, error] {
 		}
 
 		// Snapshots of objects that were not finished, or not destroyed to the end.
-		for _, n := range append(live, buried...) {
+		for _, n := range append(live, inGraveyard...) {
 			for _, s := range n.snaps {
 				if id, _ := n.id(); s.deferred || there[s.name] || s.name == string(id) || !d.mine(s) {
 					continue

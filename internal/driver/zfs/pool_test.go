@@ -138,7 +138,7 @@ func (p *pool) mounted(id driver.ObjectID, fn func(dir string) error) error {
 		return err
 	}
 	defer m.Close()
-	if _, err := m.Attach(dir); err != nil {
+	if _, err := m.MoveTo(dir); err != nil {
 		return err
 	}
 	return errors.Join(fn(dir), m.Close(), mount.Unmount(dir))

@@ -190,7 +190,7 @@ func (d *Driver) Foreign(ctx context.Context) ([]string, error) {
 	}
 
 	// The graveyard goes if nobody has put anything there.
-	if err := zfs.ZFS.Do(ctx, "destroy", d.yard()); err != nil &&
+	if err := zfs.ZFS.Do(ctx, "destroy", d.graveyardDataset()); err != nil &&
 		!zfs.Is(err, zfs.Absent, zfs.HasChildren, zfs.HasClones) {
 		return nil, err
 	}

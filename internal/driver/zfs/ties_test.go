@@ -318,7 +318,7 @@ func TestDestroyInUse(t *testing.T) {
 	dir := t.TempDir()
 	m, err := mount.Device("ext4", f.Name(), nil, false)
 	p.must(err)
-	_, err = m.Attach(dir)
+	_, err = m.MoveTo(dir)
 	p.must(err)
 	m.Close()
 	f.Close()

@@ -30,7 +30,7 @@ func (d *Driver) Usage(ctx context.Context, id driver.ObjectID) (driver.Usage, e
 // Usages implements driver.Measurer. It runs one program, and what was written in
 // the last 5 seconds may not be in its figures.
 func (d *Driver) Usages(ctx context.Context) (map[driver.ObjectID]driver.Usage, error) {
-	live, _, err := d.all(ctx)
+	live, _, err := d.listNodes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func measure(o object) driver.Usage {
 // Ties implements driver.Tied. Bytes are what snapshots on live datasets hold alone,
 // and all of what lies in the graveyard. It runs one program.
 func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
-	live, buried, err := d.all(ctx)
+	live, inGraveyard, err := d.listNodes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func (d *Driver) Ties(ctx context.Context) ([]driver.Tie, error) {
 		}
 	}
 
-	for _, n := range buried {
+	for _, n := range inGraveyard {
 		id, _ := n.id()
 		t := driver.Tie{Name: n.name, ID: id, Bytes: n.used}
 		for _, s := range n.snaps {

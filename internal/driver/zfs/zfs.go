@@ -173,7 +173,7 @@ func (d *Driver) dataset(id driver.ObjectID) string { return d.root + "/" + stri
 // own is the name of the snapshot that an immutable object is.
 func (d *Driver) own(id driver.ObjectID) string { return d.dataset(id) + "@" + string(id) }
 
-func (d *Driver) yard() string { return d.root + "/" + graveyard }
+func (d *Driver) graveyardDataset() string { return d.root + "/" + graveyard }
 
 // Dataset is the name of the root dataset, for people.
 func (d *Driver) Dataset() string { return d.root }

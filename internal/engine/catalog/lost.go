@@ -19,7 +19,7 @@ const lostPrefix = "lost-"
 
 // SetLost records that writes were lost while an object was attached as a says, and forgets
 // what was recorded of attachments that are no more.
-func (t *Tx) SetLost(a Attached, l Lost) error {
+func (t *Tx) SetLost(a MountRecord, l Lost) error {
 	if _, err := t.exec(`DELETE FROM meta WHERE key GLOB 'lost-*' AND substr(key, 6) NOT IN (SELECT id FROM attachments)`); err != nil {
 		return err
 	}
@@ -31,7 +31,7 @@ func (t *Tx) SetLost(a Attached, l Lost) error {
 }
 
 // Lost returns what is known of writes that were lost in this attachment.
-func (t *Tx) Lost(a Attached) (l Lost, ok bool, err error) {
+func (t *Tx) Lost(a MountRecord) (l Lost, ok bool, err error) {
 	v, err := t.Meta(lostPrefix + string(a.ID))
 	if err != nil || v == "" {
 		return l, false, err
@@ -51,7 +51,7 @@ func (t *Tx) ForgetLost(id driver.ObjectID) error {
 }
 
 // LostWrites is what is known of writes that were lost in an attachment.
-func (c *Catalog) LostWrites(ctx context.Context, a Attached) (l Lost, known bool, err error) {
+func (c *Catalog) LostWrites(ctx context.Context, a MountRecord) (l Lost, known bool, err error) {
 	err = c.View(ctx, func(tx *Tx) (err error) {
 		l, known, err = tx.Lost(a)
 		return err
@@ -60,22 +60,22 @@ func (c *Catalog) LostWrites(ctx context.Context, a Attached) (l Lost, known boo
 }
 
 // TellLostWrites records that somebody has been told of lost writes. A power loss may take that away.
-func (c *Catalog) TellLostWrites(ctx context.Context, a Attached, l Lost) error {
+func (c *Catalog) TellLostWrites(ctx context.Context, a MountRecord, l Lost) error {
 	l.Told = true
 	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.SetLost(a, l) })
 }
 
 // Loss is what NoteLostWrites records.
 type Loss struct {
-	Told    bool                // the caller reports it now
-	Stopped bool                // nothing more can be lost: nothing can be written any more
-	Shared  func(Attached) bool // nil, or others that may have lost them, as they share a filesystem
+	Told    bool                   // the caller reports it now
+	Stopped bool                   // nothing more can be lost: nothing can be written any more
+	Shared  func(MountRecord) bool // nil, or others that may have lost them, as they share a filesystem
 }
 
 // NoteLostWrites records that writes were lost now, found out in attachment a. A power loss may take that away.
-func (c *Catalog) NoteLostWrites(ctx context.Context, a Attached, l Loss) error {
+func (c *Catalog) NoteLostWrites(ctx context.Context, a MountRecord, l Loss) error {
 	now := time.Now()
-	note := func(tx *Tx, x Attached) error {
+	note := func(tx *Tx, x MountRecord) error {
 		if old, known, err := tx.Lost(x); err != nil || known && old.Told && l.Stopped {
 			return err // of what has stopped nothing more can be lost
 		}
@@ -87,7 +87,7 @@ func (c *Catalog) NoteLostWrites(ctx context.Context, a Attached, l Loss) error 
 			return note(tx, a)
 		}
 
-		all, err := tx.AllAttached()
+		all, err := tx.MountRecords()
 		if err != nil {
 			return err
 		}

@@ -44,7 +44,7 @@ func (t *Tx) Mark(m Mark) error {
 	return err
 }
 
-// Unmark removes a mark of the context's operation, or of the one whose grave it holds. Absent is success, and so is
+// Unmark removes a mark of the context's operation, or of the orphan that it holds locked. Absent is success, and so is
 // one of somebody else, who is at work on the object by now: that stays.
 func (t *Tx) Unmark(id driver.ObjectID) error {
 	w, err := t.worker()

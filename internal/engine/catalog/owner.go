@@ -173,26 +173,26 @@ func unlock(f *os.File) {
 	_ = f.Close() // nothing was written
 }
 
-// Grave is the claim on what an operation left that has ended, or whose process has died: while it is held, nobody
+// Orphan is the claim on what an operation left that has ended, or whose process has died: while it is held, nobody
 // else cleans up after the same operation.
-type Grave struct {
+type Orphan struct {
 	f     *os.File
 	path  string
 	spare bool   // f was made of a spare: see takeSpare
 	dir   string // of the pool
 }
 
-// In returns a context whose transactions mark and unmark for the operation whose grave it is.
-func (g *Grave) In(ctx context.Context) context.Context {
+// In returns a context whose transactions mark and unmark for the orphaned operation.
+func (g *Orphan) In(ctx context.Context) context.Context {
 	return context.WithValue(ctx, workerKey{}, workerAt{g, g.dir})
 }
 
-func (g *Grave) owner() (string, error) { return g.named(), nil }
-func (g *Grave) named() string          { return filepath.Base(g.path) }
+func (g *Orphan) owner() (string, error) { return g.named(), nil }
+func (g *Orphan) named() string          { return filepath.Base(g.path) }
 
-// Claim takes charge of what the operation behind token left. It returns nil if that is at work, or if somebody else
+// LockOrphan takes charge of what the operation behind token left. It returns nil if that is at work, or if somebody else
 // is in charge already.
-func (c *Catalog) Claim(token string) (*Grave, error) {
+func (c *Catalog) LockOrphan(token string) (*Orphan, error) {
 	path := filepath.Join(c.dir, "live", token)
 	for {
 		// The file may be gone: a power loss, or an operation that ended with marks left. Make it anew, so that there
@@ -202,7 +202,7 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 			if f, err = takeSpare(c.dir, token); err != nil {
 				return nil, err
 			}
-			return &Grave{f, path, true, c.dir}, nil
+			return &Orphan{f, path, true, c.dir}, nil
 		}
 
 		if err != nil {
@@ -220,7 +220,7 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 		// Whoever had it locked may have removed it since it was opened: then others lock another file.
 		same, err := isFile(f)
 		if err == nil && same {
-			return &Grave{f, path, false, c.dir}, nil
+			return &Orphan{f, path, false, c.dir}, nil
 		}
 
 		f.Close()
@@ -232,7 +232,7 @@ func (c *Catalog) Claim(token string) (*Grave, error) {
 
 // Close ends the claim. With done, all that the operation left is cleaned up and
 // its live file goes.
-func (g *Grave) Close(done bool) error {
+func (g *Orphan) Close(done bool) error {
 	if done {
 		if g.spare && returnSpare(g.path) {
 			return g.f.Close()
@@ -258,7 +258,7 @@ func (c *Catalog) removeStaleOwners(named map[string]bool) error {
 		if named[e.Name()] || isSpare(e.Name()) {
 			continue
 		}
-		g, err := c.Claim(e.Name())
+		g, err := c.LockOrphan(e.Name())
 		if err != nil {
 			return err
 		}

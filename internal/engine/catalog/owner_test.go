@@ -43,16 +43,16 @@ func TestOperationsKeepTheirMarks(t *testing.T) {
 		t.Fatal("another operation has taken the mark away")
 	}
 	owner := marks()[0].Owner
-	if g, err := c.Claim(owner); err != nil || g != nil {
+	if g, err := c.LockOrphan(owner); err != nil || g != nil {
 		t.Fatalf("claimed while it is at work: %v, %v", g, err)
 	}
 
 	mine.End()
-	g, err := c.Claim(owner)
+	g, err := c.LockOrphan(owner)
 	if err != nil || g == nil {
 		t.Fatalf("not claimed after its end: %v", err)
 	}
-	if second, err := c.Claim(owner); err != nil || second != nil {
+	if second, err := c.LockOrphan(owner); err != nil || second != nil {
 		t.Errorf("claimed twice: %v, %v", second, err)
 	}
 	if err := c.Update(g.In(ctx), Soft, unmark); err != nil {

@@ -31,8 +31,8 @@ type Golden struct {
 	Keep      int // newest generations that a publish leaves, 0: all
 }
 
-// Attached says where an object is attached.
-type Attached struct {
+// MountRecord says where an object is attached.
+type MountRecord struct {
 	ID         driver.ObjectID
 	Mountpoint string
 	Loop       int    // -1: none
@@ -53,7 +53,7 @@ type Mark struct {
 	Mountpoint string
 	MadeDir    bool   // the mount point is made for it
 	Freezes    bool   // the filesystem in Reads may be frozen
-	Owner      string // for Claim
+	Owner      string // for LockOrphan
 	Process
 	At time.Time
 }
@@ -116,7 +116,7 @@ func (t *Tx) Delete(id driver.ObjectID) error {
 	if _, err := t.exec(`DELETE FROM remote_points WHERE object = ?`, id); err != nil {
 		return err
 	}
-	return t.Detach(id)
+	return t.ForgetMount(id)
 }
 
 // SetUsage records a measurement.
@@ -151,7 +151,7 @@ func (t *Tx) Replace(old driver.ObjectID, asSnapshot, next Row) error {
 		asSnapshot.Name, asSnapshot.Volume, asSnapshot.Consistency, old); err != nil {
 		return err
 	}
-	if err := t.Detach(old); err != nil {
+	if err := t.ForgetMount(old); err != nil {
 		return err
 	}
 	return t.Put(next)
@@ -411,64 +411,64 @@ func (t *Tx) DeleteEmptyGolden(name string) error {
 	return err
 }
 
-// Attach records where an object is attached.
-func (t *Tx) Attach(a Attached) error {
-	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+attachedColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
+// RecordMount records where an object is attached.
+func (t *Tx) RecordMount(a MountRecord) error {
+	_, err := t.exec(`INSERT OR REPLACE INTO attachments (`+mountRecordColumns+`) VALUES (?,?,?,?,?,?,?,?,?,?)`,
 		a.ID, a.Mountpoint, a.Loop, int64(a.MountID), int64(a.Dev), int64(a.Ino), int64(a.MountNS), a.MadeDir, a.BootID, toNano(a.At))
 	return err
 }
 
-// Reattach records that an object, whose attachment is recorded, is attached in another way now. A power loss may take
+// RecordRemount records that an object, whose attachment is recorded, is attached in another way now. A power loss may take
 // that away.
-func (c *Catalog) Reattach(ctx context.Context, a Attached) error {
-	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.Attach(a) })
+func (c *Catalog) RecordRemount(ctx context.Context, a MountRecord) error {
+	return c.Update(ctx, Soft, func(tx *Tx) error { return tx.RecordMount(a) })
 }
 
-// Detach forgets an attachment. Absent is success.
-func (t *Tx) Detach(id driver.ObjectID) error {
+// ForgetMount forgets an attachment. Absent is success.
+func (t *Tx) ForgetMount(id driver.ObjectID) error {
 	_, err := t.exec(`DELETE FROM attachments WHERE id = ?`, id)
 	return err
 }
 
-const attachedColumns = `id, mountpoint, loop, mount_id, dev, ino, mount_ns, made_dir, boot, at`
+const mountRecordColumns = `id, mountpoint, loop, mount_id, dev, ino, mount_ns, made_dir, boot, at`
 
-func scanAttached(s scanner) (Attached, error) {
-	var a Attached
+func scanMountRecord(s scanner) (MountRecord, error) {
+	var a MountRecord
 	var mountID, dev, ino, ns, at int64
 	err := s.Scan(&a.ID, &a.Mountpoint, &a.Loop, &mountID, &dev, &ino, &ns, &a.MadeDir, &a.BootID, &at)
 	a.MountID, a.Dev, a.Ino, a.MountNS, a.At = uint64(mountID), uint64(dev), uint64(ino), uint64(ns), fromNano(at)
 	return a, err
 }
 
-// Attached looks up where an object is attached.
-func (t *Tx) Attached(id driver.ObjectID) (Attached, bool, error) {
-	a, err := scanAttached(t.row(`SELECT `+attachedColumns+` FROM attachments WHERE id = ?`, id))
+// MountRecord looks up where an object is attached.
+func (t *Tx) MountRecord(id driver.ObjectID) (MountRecord, bool, error) {
+	a, err := scanMountRecord(t.row(`SELECT `+mountRecordColumns+` FROM attachments WHERE id = ?`, id))
 	if errors.Is(err, sql.ErrNoRows) {
-		return Attached{}, false, nil
+		return MountRecord{}, false, nil
 	}
 	return a, err == nil, wrap("read catalogue", t.c.path, err)
 }
 
-// AllAttached lists all attachments by object.
-func (t *Tx) AllAttached() (map[driver.ObjectID]Attached, error) {
-	out := map[driver.ObjectID]Attached{}
-	err := t.each(`SELECT `+attachedColumns+` FROM attachments`, nil, func(s scanner) error {
-		a, err := scanAttached(s)
+// MountRecords lists all attachments by object.
+func (t *Tx) MountRecords() (map[driver.ObjectID]MountRecord, error) {
+	out := map[driver.ObjectID]MountRecord{}
+	err := t.each(`SELECT `+mountRecordColumns+` FROM attachments`, nil, func(s scanner) error {
+		a, err := scanMountRecord(s)
 		out[a.ID] = a
 		return wrap("read catalogue", t.c.path, err)
 	})
 	return out, err
 }
 
-// Bury adds a tombstone.
-func (t *Tx) Bury(b Tombstone) error {
+// AddTombstone adds a tombstone.
+func (t *Tx) AddTombstone(b Tombstone) error {
 	_, err := t.exec(`INSERT OR IGNORE INTO tombstones (id, ref, bytes, at, reclaimed) VALUES (?,?,?,?,0)`, b.ID, b.Ref,
 		b.Bytes, toNano(b.At))
 	return err
 }
 
-// Reclaimed notes that the driver has removed an object.
-func (t *Tx) Reclaimed(id driver.ObjectID) error {
+// SetReclaimed notes that the driver has removed an object.
+func (t *Tx) SetReclaimed(id driver.ObjectID) error {
 	_, err := t.exec(`UPDATE tombstones SET reclaimed = 1 WHERE id = ?`, id)
 	return err
 }
@@ -494,15 +494,15 @@ func (t *Tx) Unreclaimed(limit int) ([]Tombstone, error) {
 	return out, err
 }
 
-// Tombstone looks a tombstone up.
-func (t *Tx) Tombstone(id driver.ObjectID) (bool, error) {
+// HasTombstone looks a tombstone up.
+func (t *Tx) HasTombstone(id driver.ObjectID) (bool, error) {
 	var n int
 	err := t.row(`SELECT count(*) FROM tombstones WHERE id = ?`, id).Scan(&n)
 	return n > 0, wrap("read catalogue", t.c.path, err)
 }
 
-// Buried lists the IDs of all tombstones.
-func (t *Tx) Buried() (map[driver.ObjectID]bool, error) {
+// TombstoneIDs lists the IDs of all tombstones.
+func (t *Tx) TombstoneIDs() (map[driver.ObjectID]bool, error) {
 	out := map[driver.ObjectID]bool{}
 	err := t.each(`SELECT id FROM tombstones`, nil, func(s scanner) error {
 		var id driver.ObjectID
@@ -514,7 +514,7 @@ func (t *Tx) Buried() (map[driver.ObjectID]bool, error) {
 }
 
 // ForgetReclaimed removes the tombstones of objects whose removal is durable:
-// call it after a driver.Syncer, with what Buried returned before that.
+// call it after a driver.Syncer, with the time at which that began.
 func (t *Tx) ForgetReclaimed(before time.Time) error {
 	_, err := t.exec(`DELETE FROM tombstones WHERE reclaimed = 1 AND at < ?`, toNano(before))
 	return err
@@ -560,14 +560,14 @@ func (t *Tx) Summary() (Summary, error) {
 }
 
 // Counts of what the catalogue holds.
-type Counts struct{ Volumes, Snapshots, Goldens, Generations, Attached int }
+type Counts struct{ Volumes, Snapshots, Goldens, Generations, Mounted int }
 
 // Count counts.
 func (t *Tx) Count() (Counts, error) {
 	var n Counts
 	err := t.row(`SELECT (SELECT count(*) FROM objects WHERE kind='volume'), (SELECT count(*) FROM objects WHERE kind='snapshot'),
 		(SELECT count(*) FROM goldens), (SELECT count(*) FROM objects WHERE kind='generation'), (SELECT count(*) FROM attachments)`).
-		Scan(&n.Volumes, &n.Snapshots, &n.Goldens, &n.Generations, &n.Attached)
+		Scan(&n.Volumes, &n.Snapshots, &n.Goldens, &n.Generations, &n.Mounted)
 	return n, wrap("read catalogue", t.c.path, err)
 }
 

@@ -91,7 +91,7 @@ func TestFullDisk(t *testing.T) {
 				t.Errorf("%d files in live/, wanted %d", n, len(spares))
 			}
 			if err := c.Update(op.In(t.Context()), catalog.Durable, func(tx *catalog.Tx) error {
-				if err := tx.Bury(catalog.Tombstone{ID: id, Ref: "x"}); err != nil {
+				if err := tx.AddTombstone(catalog.Tombstone{ID: id, Ref: "x"}); err != nil {
 					return err
 				}
 				return tx.Unmark(id)
@@ -142,8 +142,8 @@ func TestSparesAreNotDead(t *testing.T) {
 	}); err != nil || len(marks) != 1 {
 		t.Fatal(marks, err)
 	}
-	if g, err := c.Claim(marks[0].Owner); err != nil || g != nil {
-		t.Fatalf("a living process was buried: %v, %v", g, err)
+	if g, err := c.LockOrphan(marks[0].Owner); err != nil || g != nil {
+		t.Fatalf("a living process was locked as an orphan: %v, %v", g, err)
 	}
 	if stale, err := c.StaleOwners(nil); err != nil || len(stale) > 0 {
 		t.Errorf("stale: %v, %v", stale, err)
@@ -155,9 +155,9 @@ func TestSparesAreNotDead(t *testing.T) {
 
 	// Its marks stay, as those of a process that has died with work at hand.
 	op.End()
-	g, err := c.Claim(marks[0].Owner)
+	g, err := c.LockOrphan(marks[0].Owner)
 	if err != nil || g == nil {
-		t.Fatalf("a dead process was not buried: %v", err)
+		t.Fatalf("a dead process could not be locked as an orphan: %v", err)
 	}
 	if err := g.Close(true); err != nil {
 		t.Fatal(err)

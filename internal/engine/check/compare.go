@@ -20,17 +20,17 @@ import (
 
 // poolView is all that pool and catalogue say, the pool first.
 type poolView struct {
-	objects  map[driver.ObjectID]driver.Object
-	rows     map[driver.ObjectID]catalog.Row
-	wants    map[driver.ObjectID]driver.Identity // what identities should say
-	refs     map[driver.ObjectID]string
-	goldens  map[string]catalog.Golden
-	attached map[driver.ObjectID]catalog.Attached
-	graves   []catalog.Tombstone
-	buried   map[driver.ObjectID]bool
-	marks    []catalog.Mark
-	dead     []catalog.Mark           // of dead processes
-	busy     map[driver.ObjectID]bool // marked, also by a dead process, but not only by a run
+	objects      map[driver.ObjectID]driver.Object
+	rows         map[driver.ObjectID]catalog.Row
+	wants        map[driver.ObjectID]driver.Identity // what identities should say
+	refs         map[driver.ObjectID]string
+	goldens      map[string]catalog.Golden
+	mountRecords map[driver.ObjectID]catalog.MountRecord
+	unreclaimed  []catalog.Tombstone
+	tombstones   map[driver.ObjectID]bool
+	marks        []catalog.Mark
+	dead         []catalog.Mark           // of dead processes
+	busy         map[driver.ObjectID]bool // marked, also by a dead process, but not only by a run
 }
 
 // read reads the pool, then the catalogue: what is made meanwhile has its mark
@@ -54,15 +54,15 @@ func (c *fsck) read(ctx context.Context) (*poolView, error) {
 			return err
 		}
 
-		if v.buried, err = tx.Buried(); err != nil {
+		if v.tombstones, err = tx.TombstoneIDs(); err != nil {
 			return err
 		}
 
-		if v.graves, err = tx.Unreclaimed(0); err != nil {
+		if v.unreclaimed, err = tx.Unreclaimed(0); err != nil {
 			return err
 		}
 
-		if v.attached, err = tx.AllAttached(); err != nil {
+		if v.mountRecords, err = tx.MountRecords(); err != nil {
 			return err
 		}
 
@@ -144,7 +144,7 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 	}
 
 	n := &c.report.Checked
-	n.Objects, n.Rows, n.Attachments = len(v.objects), len(v.rows), len(v.attached)
+	n.Objects, n.Rows, n.Attachments = len(v.objects), len(v.rows), len(v.mountRecords)
 	n.Busy = len(v.busy) - len(v.dead)
 
 	for _, m := range v.dead {
@@ -176,8 +176,8 @@ func (c *fsck) compareAll(ctx context.Context) ([]Finding, error) {
 	}
 
 	out = append(out, c.compareNames(v)...)
-	out = append(out, c.compareGraves(v)...)
-	fs, err := c.compareAttached(ctx, v)
+	out = append(out, c.compareTombstones(v)...)
+	fs, err := c.compareMountRecords(ctx, v)
 	if err != nil {
 		return nil, err
 	}
@@ -290,8 +290,8 @@ func (c *fsck) compareUnknown(v *poolView, o driver.Object) []Finding {
 	f := Finding{ID: string(o.ID), Ref: cmp.Or(v.refs[o.ID], string(o.ID))}
 	whole := o.Err == nil && o.Whole && o.Identity.Kind != driver.Scratch
 	switch {
-	case v.buried[o.ID]:
-		return nil // compareGraves
+	case v.tombstones[o.ID]:
+		return nil // compareTombstones
 	case c.before != "" && o.Err == nil && c.Ledger.IsGarbage(o, false):
 		// The mark that told of it went with the power; see sweep.
 		f.say(sevNote, "object-half", "it was being made, or ephemeral, when the host went down",
@@ -497,15 +497,15 @@ func (c *fsck) compareNames(v *poolView) []Finding {
 	return out
 }
 
-// compareGraves finds what was destroyed and is still there.
-func (c *fsck) compareGraves(v *poolView) []Finding {
+// compareTombstones finds what was destroyed and is still there.
+func (c *fsck) compareTombstones(v *poolView) []Finding {
 	var out []Finding
 	refs := map[driver.ObjectID]string{}
-	for _, g := range v.graves {
+	for _, g := range v.unreclaimed {
 		refs[g.ID] = g.Ref
 	}
 
-	for _, id := range sortedIDs(v.buried) {
+	for _, id := range sortedIDs(v.tombstones) {
 		_, there := v.objects[id]
 		name, waiting := refs[id]
 		if !there && !waiting || v.busy[id] {
@@ -513,22 +513,22 @@ func (c *fsck) compareGraves(v *poolView) []Finding {
 		}
 		f := Finding{Ref: cmp.Or(name, string(id)), ID: string(id)}
 		f.say(sevNote, "tombstone", "it is destroyed, but its space is not yet returned", "remove it")
-		f.fix = func(ctx context.Context) (string, error) { return c.fixGrave(ctx, id) }
+		f.fix = func(ctx context.Context) (string, error) { return c.fixTombstone(ctx, id) }
 		out = append(out, f)
 	}
 
 	return out
 }
 
-// compareAttached compares attachments with mounts, and loop devices with
+// compareMountRecords compares attachments with mounts, and loop devices with
 // attachments.
-func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, error) {
+func (c *fsck) compareMountRecords(ctx context.Context, v *poolView) ([]Finding, error) {
 	var out []Finding
-	for _, id := range sortedIDs(v.attached) {
-		a := v.attached[id]
+	for _, id := range sortedIDs(v.mountRecords) {
+		a := v.mountRecords[id]
 		row, known := v.rows[id]
 		f := Finding{Ref: cmp.Or(v.refs[id], string(id)), ID: string(id)}
-		f.fix = func(ctx context.Context) (string, error) { return c.fixAttachment(ctx, id, row.Name) }
+		f.fix = func(ctx context.Context) (string, error) { return c.fixMountRecord(ctx, id, row.Name) }
 		switch {
 		case v.busy[id]:
 		case !known:
@@ -536,11 +536,11 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 				errs.Messagef("something that is not in the catalogue is recorded as mounted at %s", a.Mountpoint),
 				"forget that")
 			out = append(out, f)
-		case c.Content.Look(row, a) == content.Gone:
+		case c.Content.MountState(row, a) == content.NotMounted:
 			f.say(sevNote, "attachment-gone",
 				errs.Messagef("recorded as mounted at %s, but it is not mounted any more", a.Mountpoint), "forget that")
 			out = append(out, f)
-		case c.Content.Look(row, a) == content.Elsewhere:
+		case c.Content.MountState(row, a) == content.HeldElsewhere:
 			f.fix = nil
 			f.say(sevNote, "attachment-elsewhere", errs.Messagef(
 				"recorded as mounted at %s, but mounted elsewhere, or in another mount namespace", a.Mountpoint),
@@ -578,7 +578,7 @@ func (c *fsck) compareAttached(ctx context.Context, v *poolView) ([]Finding, err
 
 	for _, b := range loops {
 		id, ours := images[inode{b.Dev, b.Ino}]
-		if a, ok := v.attached[id]; !ours || v.busy[id] || ok && a.Loop == b.Index {
+		if a, ok := v.mountRecords[id]; !ours || v.busy[id] || ok && a.Loop == b.Index {
 			continue
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}
@@ -605,7 +605,7 @@ func (c *fsck) activeDevices(ctx context.Context, a driver.Activator, v *poolVie
 
 	var out []Finding
 	for _, id := range active {
-		if _, has := v.attached[id]; has || v.busy[id] {
+		if _, has := v.mountRecords[id]; has || v.busy[id] {
 			continue
 		}
 		f := Finding{Ref: v.refs[id], ID: string(id)}

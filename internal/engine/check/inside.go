@@ -260,7 +260,7 @@ func (c *fsck) fixInside(ctx context.Context, row catalog.Row) (string, error) {
 				WithHint("try again")
 		}
 		if err == nil {
-			err = c.notAttached(tx, vol)
+			err = c.notMounted(tx, vol)
 		}
 		return vol, err
 	}

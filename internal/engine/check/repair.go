@@ -58,10 +58,10 @@ func notMarked(tx *catalog.Tx, id driver.ObjectID) error {
 	return err
 }
 
-// notAttached refuses what is mounted.
-func (c *fsck) notAttached(tx *catalog.Tx, row catalog.Row) error {
-	a, has, err := tx.Attached(row.ID)
-	if err == nil && has && c.Content.Look(row, a) != content.Gone {
+// notMounted refuses what is mounted.
+func (c *fsck) notMounted(tx *catalog.Tx, row catalog.Row) error {
+	a, has, err := tx.MountRecord(row.ID)
+	if err == nil && has && c.Content.MountState(row, a) != content.NotMounted {
 		err = errs.New(errs.InUse, opFsck, row.Name, "it is mounted at %s", a.Mountpoint).
 			WithHint("%s, then repeat", errs.Run("umount", row.Name))
 	}
@@ -86,7 +86,7 @@ func (c *fsck) fixIdentity(ctx context.Context, id driver.ObjectID) (string, err
 
 // fixSize notes the size that an image has.
 func (c *fsck) fixSize(ctx context.Context, row catalog.Row, size int64) (string, error) {
-	return "noted", c.holding(ctx, opFsck, row.ID, c.notAttached, func() error {
+	return "noted", c.holding(ctx, opFsck, row.ID, c.notMounted, func() error {
 		if err := c.Catalog.Update(ctx, catalog.Durable, func(tx *catalog.Tx) error {
 			row.SizeBytes = size
 			return tx.SetIdentity(row.Identity)
@@ -116,7 +116,7 @@ func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (stri
 		}
 
 		// The image of a mounted volume can be unlinked and still be in use.
-		if err := c.notAttached(tx, row); err != nil {
+		if err := c.notMounted(tx, row); err != nil {
 			return err
 		}
 
@@ -124,7 +124,7 @@ func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (stri
 			return err
 		}
 
-		if err := tx.Bury(catalog.Tombstone{ID: r.ID, Ref: name, At: time.Now()}); err != nil {
+		if err := tx.AddTombstone(catalog.Tombstone{ID: r.ID, Ref: name, At: time.Now()}); err != nil {
 			return err
 		}
 
@@ -138,19 +138,19 @@ func (c *fsck) fixMissing(ctx context.Context, r catalog.Row, name string) (stri
 		return "", err
 	}
 
-	_, err = c.fixGrave(ctx, r.ID)
+	_, err = c.fixTombstone(ctx, r.ID)
 	return "forgotten", err
 }
 
-// fixGrave removes what is left of a destroyed object.
-func (c *fsck) fixGrave(ctx context.Context, id driver.ObjectID) (string, error) {
+// fixTombstone removes what is left of a destroyed object.
+func (c *fsck) fixTombstone(ctx context.Context, id driver.ObjectID) (string, error) {
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) error { return notMarked(tx, id) }); err != nil {
 		return "", err
 	}
 	if err := c.Verbs.Remove(ctx, id, string(id), "destroyed earlier"); err != nil {
 		return "", err
 	}
-	return "removed", c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Reclaimed(id) })
+	return "removed", c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.SetReclaimed(id) })
 }
 
 // fixHalf removes half an object that nobody knows.
@@ -337,13 +337,13 @@ func (c *fsck) fixGolden(ctx context.Context, v *poolView, name string) (string,
 	})
 }
 
-// fixAttachment forgets an attachment that is gone.
-func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name string) (string, error) {
-	var a catalog.Attached
+// fixMountRecord forgets an attachment that is gone.
+func (c *fsck) fixMountRecord(ctx context.Context, id driver.ObjectID, name string) (string, error) {
+	var a catalog.MountRecord
 	var has, known bool
 	if err := c.Catalog.View(ctx, func(tx *catalog.Tx) (err error) {
 		if _, known, err = tx.Get(id); err == nil {
-			a, has, err = tx.Attached(id)
+			a, has, err = tx.MountRecord(id)
 		}
 		return err
 	}); err != nil || !has {
@@ -354,7 +354,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 		if err := c.Content.RemoveTarget(ctx, name, a); err != nil {
 			return err
 		}
-		return c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.Detach(id) })
+		return c.Catalog.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error { return tx.ForgetMount(id) })
 	}
 
 	if !known {
@@ -367,7 +367,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 	// A mark of an umount: if this process dies, the next goes on as after one.
 	err := c.holding(ctx, "umount", id, nil, func() error {
 		row := catalog.Row{Identity: driver.Identity{ID: id, Name: name}}
-		if c.Content.Look(row, a) != content.Gone {
+		if c.Content.MountState(row, a) != content.NotMounted {
 			done = nothingToDo
 			return nil
 		}
@@ -380,7 +380,7 @@ func (c *fsck) fixAttachment(ctx context.Context, id driver.ObjectID, name strin
 // fixActive takes a driver's block device away, if still nothing accounts for it.
 func (c *fsck) fixActive(ctx context.Context, a driver.Activator, id driver.ObjectID) (string, error) {
 	return "taken away", c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
-		if _, has, err := tx.Attached(id); err != nil || has {
+		if _, has, err := tx.MountRecord(id); err != nil || has {
 			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, string(id), "it has just been attached")))
 		}
 		return nil
@@ -391,7 +391,7 @@ func (c *fsck) fixActive(ctx context.Context, a driver.Activator, id driver.Obje
 func (c *fsck) fixLoop(ctx context.Context, id driver.ObjectID, b loopdev.Bound) (string, error) {
 	done := "detached"
 	err := c.holding(ctx, opFsck, id, func(tx *catalog.Tx, _ catalog.Row) error {
-		if a, has, err := tx.Attached(id); err != nil || has && a.Loop == b.Index {
+		if a, has, err := tx.MountRecord(id); err != nil || has && a.Loop == b.Index {
 			return cmp.Or(err, error(errs.New(errs.InUse, opFsck, b.Path, "it has just been attached")))
 		}
 		return nil

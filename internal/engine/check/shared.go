@@ -92,12 +92,12 @@ func (k *imageCheck) groups(ctx context.Context, images []catalog.Row) ([][]cata
 func (k *imageCheck) inUseNow(ctx context.Context) (map[driver.ObjectID]bool, error) {
 	out := map[driver.ObjectID]bool{}
 	err := k.Catalog.View(ctx, func(tx *catalog.Tx) error {
-		attached, err := tx.AllAttached()
+		mounts, err := tx.MountRecords()
 		if err != nil {
 			return err
 		}
 
-		for id := range attached {
+		for id := range mounts {
 			out[id] = true
 		}
 

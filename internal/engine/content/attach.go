@@ -22,10 +22,10 @@ import (
 // volume is unmounted. Shorter ones are not worth an extent of their own.
 const trimMinBytes = 128 << 10
 
-// Attach makes an object usable at t. On error nothing is attached. The caller
+// Mount makes an object usable at t. On error nothing is attached. The caller
 // has marked the object with the mount point.
-func (acc *Access) Attach(ctx context.Context, row catalog.Row, t Target) (catalog.Attached, error) {
-	a := catalog.Attached{ID: row.ID, Mountpoint: t.Path, Loop: -1, BootID: kernel.BootID(), At: time.Now()}
+func (acc *Access) Mount(ctx context.Context, row catalog.Row, t Target) (catalog.MountRecord, error) {
+	a := catalog.MountRecord{ID: row.ID, Mountpoint: t.Path, Loop: -1, BootID: kernel.BootID(), At: time.Now()}
 	what, err := acc.drv.Attachment(ctx, row.ID)
 	if err != nil {
 		return a, err
@@ -42,17 +42,17 @@ func (acc *Access) Attach(ctx context.Context, row catalog.Row, t Target) (catal
 
 	switch {
 	case what.Tree != "":
-		return acc.attachTree(a, what, t)
+		return acc.mountTree(a, what, t)
 	case what.Source != "":
-		a, err := acc.attachSource(a, what, t)
+		a, err := acc.mountSource(a, what, t)
 		return a, acc.blameKey(ctx, row.ID, row.Name, err)
 	}
 
-	return acc.attachImage(ctx, a, what, t)
+	return acc.mountImage(ctx, a, what, t)
 }
 
-// attachSource mounts a filesystem by its name.
-func (acc *Access) attachSource(a catalog.Attached, what driver.Attachment, t Target) (catalog.Attached, error) {
+// mountSource mounts a filesystem by its name.
+func (acc *Access) mountSource(a catalog.MountRecord, what driver.Attachment, t Target) (catalog.MountRecord, error) {
 	m, err := mount.Device(what.Type, what.Source, what.Options, false)
 	if err != nil {
 		return a, err
@@ -61,7 +61,7 @@ func (acc *Access) attachSource(a catalog.Attached, what driver.Attachment, t Ta
 	return a, acc.putAt(m, &a, t)
 }
 
-func (acc *Access) attachTree(a catalog.Attached, what driver.Attachment, t Target) (catalog.Attached, error) {
+func (acc *Access) mountTree(a catalog.MountRecord, what driver.Attachment, t Target) (catalog.MountRecord, error) {
 	if t.link {
 		return a, acc.linkTo(what.Tree, t.Path)
 	}
@@ -73,9 +73,9 @@ func (acc *Access) attachTree(a catalog.Attached, what driver.Attachment, t Targ
 	return a, acc.putAt(m, &a, t)
 }
 
-func (acc *Access) attachImage(
-	ctx context.Context, a catalog.Attached, what driver.Attachment, t Target,
-) (catalog.Attached, error) {
+func (acc *Access) mountImage(
+	ctx context.Context, a catalog.MountRecord, what driver.Attachment, t Target,
+) (catalog.MountRecord, error) {
 	raw := what.FS == driver.None
 	dev, err := acc.openDevice(ctx, a.ID, what, loopdev.Options{DirectIO: true, KeepOpen: raw})
 	if err != nil {
@@ -108,51 +108,51 @@ func (acc *Access) attachImage(
 type State int
 
 const (
-	Gone      State = iota // not attached any more: a reboot, or somebody's umount
-	Here                   // as recorded
-	Elsewhere              // not as recorded, but something still holds the block device
+	NotMounted    State = iota // not attached any more: a reboot, or somebody's umount
+	Mounted                    // as recorded
+	HeldElsewhere              // not as recorded, but something still holds the block device
 )
 
-// Look compares a recorded attachment with the kernel: in O(1), but for a tree that was mounted
+// MountState compares a recorded attachment with the kernel: in O(1), but for a tree that was mounted
 // in another mount namespace or under another boot ID, for which it looks into all of them.
 // The kernel decides; the record only says where to look, and that a reboot came between.
-func (acc *Access) Look(row catalog.Row, a catalog.Attached) State {
+func (acc *Access) MountState(row catalog.Row, a catalog.MountRecord) State {
 	before := kernel.EarlierBoot(a.BootID, a.At)
 	ns, err := kernel.MountNamespace()
 	sameNS := !before && err == nil && ns == a.MountNS
 	switch {
 	case a.MountID == 0 && a.Loop < 0 && a.Dev != 0: // a raw block device of the driver's own
 		if on, err := acc.deviceActive(row.ID, a); err == nil && on && !before {
-			return Here
+			return Mounted
 		}
-		return acc.lookImage(row, a)
+		return acc.imageState(row, a)
 	case a.MountID == 0 && a.Loop < 0: // a symbolic link to the tree
 		if _, err := os.Readlink(a.Mountpoint); err == nil && !before {
-			return Here
+			return Mounted
 		}
-		return Gone
+		return NotMounted
 	case a.MountID == 0: // a raw block device
 		if b, err := loopdev.Lookup(a.Loop); err == nil && !before && acc.isImage(row.ID, b) {
-			return Here
+			return Mounted
 		}
-		return acc.lookImage(row, a)
+		return acc.imageState(row, a)
 	case sameNS && mount.IsMounted(a.Mountpoint, a.MountID):
-		return Here
+		return Mounted
 	case a.Loop >= 0 || a.Dev != 0:
-		state := acc.lookImage(row, a)
-		if state == Elsewhere && sameNS && mountedAgain(a) {
-			return Here
+		state := acc.imageState(row, a)
+		if state == HeldElsewhere && sameNS && mountedAgain(a) {
+			return Mounted
 		}
 		return state
 	case before, sameNS:
-		return Gone
+		return NotMounted
 	}
 
-	return acc.lookTree(row, a)
+	return acc.treeState(row, a)
 }
 
 // deviceActive reports whether a raw volume's own block device is there.
-func (acc *Access) deviceActive(id driver.ObjectID, a catalog.Attached) (bool, error) {
+func (acc *Access) deviceActive(id driver.ObjectID, a catalog.MountRecord) (bool, error) {
 	drv, ok := acc.drv.(driver.Activator)
 	if !ok {
 		return false, nil
@@ -165,19 +165,19 @@ func (acc *Access) deviceActive(id driver.ObjectID, a catalog.Attached) (bool, e
 	return slices.Contains(active, id), err
 }
 
-// Detach undoes Attach. stays: the volume is not about to be destroyed, so its
+// Unmount undoes Mount. stays: the volume is not about to be destroyed, so its
 // free space is given back to the pool. InUse, with who holds it. Somebody else's
 // umount is no error.
-func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, stays bool) error {
+func (acc *Access) Unmount(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, stays bool) error {
 	w, err := acc.attachmentOf(ctx, row)
 	if err != nil && !errs.Is(err, errs.NotFound) && !errs.Is(err, errs.Damaged) {
 		return err
 	}
 
-	switch acc.LookOwn(row, a) {
-	case Gone:
+	switch acc.OwnMountState(row, a) {
+	case NotMounted:
 		return acc.RemoveTarget(ctx, row.Name, a)
-	case Elsewhere:
+	case HeldElsewhere:
 		if err := acc.PutBackFrozen(ctx, why, row, a); err != nil {
 			return err
 		}
@@ -193,9 +193,9 @@ func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a ca
 		return acc.RemoveTarget(ctx, row.Name, a)
 	}
 
-	copied, err := acc.unmount(ctx, why, row, &a, w, stays)
+	copied, err := acc.unmountFilesystem(ctx, why, row, &a, w, stays)
 	if copied && !why.Gentle && acc.copiesEnd(ctx, a, w) {
-		_, err = acc.unmount(ctx, why, row, &a, w, stays)
+		_, err = acc.unmountFilesystem(ctx, why, row, &a, w, stays)
 	}
 	if err != nil {
 		return err
@@ -204,16 +204,16 @@ func (acc *Access) Detach(ctx context.Context, why Reason, row catalog.Row, a ca
 	return acc.RemoveTarget(ctx, row.Name, a)
 }
 
-// unmount takes a mounted volume down. copied: it is mounted again, as another mount namespace
+// unmountFilesystem takes a mounted volume down. copied: it is mounted again, as another mount namespace
 // has a copy, and a says how.
-func (acc *Access) unmount(
-	ctx context.Context, why Reason, row catalog.Row, a *catalog.Attached, w driver.Attachment, stays bool,
+func (acc *Access) unmountFilesystem(
+	ctx context.Context, why Reason, row catalog.Row, a *catalog.MountRecord, w driver.Attachment, stays bool,
 ) (copied bool, err error) {
 	var dev uint64
 	if m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint); err == nil {
 		dev = m.Dev
 		if m.Root {
-			a.MountID = m.ID // it may have been mounted again by a process that was killed: see Look
+			a.MountID = m.ID // it may have been mounted again by a process that was killed: see MountState
 		}
 	}
 
@@ -317,7 +317,7 @@ func settleDeleted(f *os.File) {
 
 // clearRaw takes a raw block device away. InUse: it stays as it was.
 func (acc *Access) clearRaw(
-	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
+	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) error {
 	if !w.Block {
 		if err := acc.clearLoops(w.Image); err != nil {
@@ -348,13 +348,13 @@ func (acc *Access) clearRaw(
 }
 
 // HeldError explains why a volume that is attached is in use: it names who holds it. InUse.
-func (acc *Access) HeldError(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached) error {
+func (acc *Access) HeldError(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord) error {
 	return acc.heldError(ctx, why, row, a, driver.Attachment{})
 }
 
 // heldError explains why something that is not where it was mounted is in use.
 func (acc *Access) heldError(
-	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
+	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) error {
 	if !why.Gentle {
 		if !w.Block && w.Image+w.Source+w.Tree == "" {
@@ -369,7 +369,7 @@ func (acc *Access) heldError(
 
 // deviceOf is the st_dev of what is in an attached image, or of what is mounted by
 // name; 0 if there is none.
-func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
+func deviceOf(a catalog.MountRecord, w driver.Attachment) uint64 {
 	switch {
 	case a.Loop >= 0:
 		return loopdev.DeviceNumber(a.Loop)
@@ -384,7 +384,7 @@ func deviceOf(a catalog.Attached, w driver.Attachment) uint64 {
 
 // heldBy names the processes and mount namespaces that keep a volume attached.
 func (acc *Access) heldBy(
-	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64,
+	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64,
 ) error {
 	if why.Gentle {
 		return errs.New(errs.InUse, why.Op, row.Name, "it is in use")
@@ -409,7 +409,7 @@ func (acc *Access) heldBy(
 }
 
 // queryFor asks who holds an attached volume.
-func queryFor(a catalog.Attached, w driver.Attachment, dev uint64) mount.Query {
+func queryFor(a catalog.MountRecord, w driver.Attachment, dev uint64) mount.Query {
 	if w.Tree != "" {
 		return mount.Query{Tree: w.Tree, At: a.Mountpoint}
 	}
@@ -417,7 +417,7 @@ func queryFor(a catalog.Attached, w driver.Attachment, dev uint64) mount.Query {
 }
 
 // Holders names who uses a volume; "" if nobody is found.
-func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.Attached) string {
+func (acc *Access) Holders(ctx context.Context, row catalog.Row, a catalog.MountRecord) string {
 	w, err := acc.drv.Attachment(ctx, row.ID)
 	if err != nil {
 		return ""

@@ -27,17 +27,17 @@ type Access struct {
 
 // Records is where is kept what must be known when this process is no more. The catalogue has it.
 type Records interface {
-	// Reattach records that a volume, whose attachment is recorded, is attached in another way now.
-	Reattach(ctx context.Context, a catalog.Attached) error
+	// RecordRemount records that a volume, whose attachment is recorded, is attached in another way now.
+	RecordRemount(ctx context.Context, a catalog.MountRecord) error
 
 	// LostWrites is what is known of writes that were lost in an attachment.
-	LostWrites(ctx context.Context, a catalog.Attached) (l catalog.Lost, known bool, err error)
+	LostWrites(ctx context.Context, a catalog.MountRecord) (l catalog.Lost, known bool, err error)
 
 	// TellLostWrites records that somebody has been told of them.
-	TellLostWrites(ctx context.Context, a catalog.Attached, l catalog.Lost) error
+	TellLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Lost) error
 
 	// NoteLostWrites records that writes were lost now.
-	NoteLostWrites(ctx context.Context, a catalog.Attached, l catalog.Loss) error
+	NoteLostWrites(ctx context.Context, a catalog.MountRecord, l catalog.Loss) error
 }
 
 // New returns the access to the objects that drv keeps in a pool.

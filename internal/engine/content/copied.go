@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LookOwn is Look for whoever is about to use, or to take away, what is attached. A pool that
+// OwnMountState is MountState for a caller that is about to use, or to take away, what is attached. A pool that
 // was copied while volumes were mounted has a catalogue that records the mounts of the
 // original: to the copy they are gone.
-func (acc *Access) LookOwn(row catalog.Row, a catalog.Attached) State {
-	state := acc.Look(row, a)
-	if state == Here && acc.isOriginals(row, a) {
-		return Gone
+func (acc *Access) OwnMountState(row catalog.Row, a catalog.MountRecord) State {
+	state := acc.MountState(row, a)
+	if state == Mounted && acc.isOriginals(row, a) {
+		return NotMounted
 	}
 	return state
 }
 
 // isOriginals reports whether a recorded attachment is there, but not of an object of this
 // pool. A driver that keeps no files in the pool has no such copies.
-func (acc *Access) isOriginals(row catalog.Row, a catalog.Attached) bool {
+func (acc *Access) isOriginals(row catalog.Row, a catalog.MountRecord) bool {
 	w, err := acc.attachmentOf(context.Background(), row)
 	if err != nil || w.Block || w.Image+w.Tree == "" {
 		return false

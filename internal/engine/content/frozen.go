@@ -136,7 +136,7 @@ func (acc *Access) copyFrozen(
 func frozenError(l Live) error {
 	return errs.New(errs.InUse, "freeze", l.Row.Name, "%w", freeze.ErrFrozen).
 		WithHint("thaw it with `fsfreeze --unfreeze %s` if nothing needs it frozen, or take it as it is with %s",
-			l.Attached.Mountpoint, errs.Param("no-freeze"))
+			l.Record.Mountpoint, errs.Param("no-freeze"))
 }
 
 func failIf(cond bool, err error) error {

@@ -27,9 +27,9 @@ const (
 // releaseGrace is how long a block device may take to vanish before the reason is looked for.
 const releaseGrace = 100 * time.Millisecond
 
-// lookImage asks the kernel whether an image is attached, by anybody in any namespace. What
+// imageState asks the kernel whether an image is attached, by anybody in any namespace. What
 // cannot be found out counts as attached.
-func (acc *Access) lookImage(row catalog.Row, a catalog.Attached) State {
+func (acc *Access) imageState(row catalog.Row, a catalog.MountRecord) State {
 	on, err := acc.imageAttached(row.ID)
 	switch {
 	case errs.Is(err, errs.NotFound), errs.Is(err, errs.Damaged), errs.Is(err, errs.TooNew):
@@ -38,20 +38,20 @@ func (acc *Access) lookImage(row catalog.Row, a catalog.Attached) State {
 		on = true
 	}
 	if on {
-		return Elsewhere
+		return HeldElsewhere
 	}
-	return Gone
+	return NotMounted
 }
 
 // loopHolds reports whether the recorded loop device still has the recorded image behind it.
-func loopHolds(a catalog.Attached) bool {
+func loopHolds(a catalog.MountRecord) bool {
 	b, err := loopdev.Lookup(a.Loop)
 	return err == nil && b.Dev == a.Dev && b.Ino == a.Ino
 }
 
 // mountedAgain reports whether the recorded image is mounted at its place by another mount than
 // the recorded one: detach was killed after it had put it back, or somebody did it by hand.
-func mountedAgain(a catalog.Attached) bool {
+func mountedAgain(a catalog.MountRecord) bool {
 	m, err := kernel.MountAt(unix.AT_FDCWD, a.Mountpoint)
 	switch {
 	case err != nil || !m.Root:
@@ -62,31 +62,31 @@ func mountedAgain(a catalog.Attached) bool {
 	return m.Dev == loopdev.DeviceNumber(a.Loop) && loopHolds(a)
 }
 
-// lookTree looks for the mounts of a tree in all mount namespaces. What cannot be found out
+// treeState looks for the mounts of a tree in all mount namespaces. What cannot be found out
 // counts as mounted.
-func (acc *Access) lookTree(row catalog.Row, a catalog.Attached) State {
+func (acc *Access) treeState(row catalog.Row, a catalog.MountRecord) State {
 	w, err := acc.attachmentOf(context.Background(), row)
 	if errs.Is(err, errs.NotFound) {
-		return Gone
+		return NotMounted
 	}
 	if err != nil || w.Tree == "" {
-		return Elsewhere // its driver would have to run a program to tell more
+		return HeldElsewhere // its driver would have to run a program to tell more
 	}
 
 	t, err := acc.tables.recent()
 	if err != nil {
-		return Elsewhere
+		return HeldElsewhere
 	}
 
 	if found, err := mountsOf(t, a, w); err != nil || len(found) > 0 || !t.Complete() {
-		return Elsewhere
+		return HeldElsewhere
 	}
 
-	return Gone
+	return NotMounted
 }
 
 // mountsOf finds where a volume is mounted besides the place that its attachment records.
-func mountsOf(t *mount.Tables, a catalog.Attached, w driver.Attachment) ([]mount.Holder, error) {
+func mountsOf(t *mount.Tables, a catalog.MountRecord, w driver.Attachment) ([]mount.Holder, error) {
 	q := mount.Query{Tree: w.Tree}
 	if ns, err := kernel.MountNamespace(); err == nil && ns == a.MountNS {
 		q.At = a.Mountpoint
@@ -143,9 +143,9 @@ type Reason struct {
 
 // Volume is a volume that is to be unmounted or destroyed.
 type Volume struct {
-	Row      catalog.Row
-	Attached catalog.Attached
-	Has      bool // it is attached, as Attached says
+	Row       catalog.Row
+	Record    catalog.MountRecord
+	HasRecord bool // Record says where it is mounted
 }
 
 // InUse finds out which volumes somebody uses in a way that taking them away would not notice
@@ -173,17 +173,17 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 		image := v.Row.FS.IsImage()
 		used := false
 		switch {
-		case image && !v.Has:
+		case image && !v.HasRecord:
 			if used, err = acc.imageAttached(v.Row.ID); err != nil && !errs.Is(err, errs.NotFound) {
 				out[i] = err
 			}
-		case image && (!why.Gentle || v.Attached.MountID == 0):
-		case v.Has && v.Attached.MountID == 0 && !image: // a symbolic link
+		case image && (!why.Gentle || v.Record.MountID == 0):
+		case v.HasRecord && v.Record.MountID == 0 && !image: // a symbolic link
 			if why.Gentle {
 				users, _ := mount.TreeUsers(ctx, w.Tree, false)
 				used = len(users) > 0
 			}
-		case v.Has && acc.Look(v.Row, v.Attached) == Elsewhere:
+		case v.HasRecord && acc.MountState(v.Row, v.Record) == HeldElsewhere:
 			used = true
 		default:
 			if t == nil {
@@ -192,12 +192,12 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 					continue
 				}
 			}
-			found, err := mountsOf(t, v.Attached, w)
+			found, err := mountsOf(t, v.Record, w)
 			if err != nil {
 				out[i] = err
 				continue
 			}
-			used = len(found) > 0 && (why.Gentle || !acc.copiesEnd(ctx, v.Attached, w))
+			used = len(found) > 0 && (why.Gentle || !acc.copiesEnd(ctx, v.Record, w))
 		}
 
 		if used {
@@ -210,18 +210,18 @@ func (acc *Access) InUse(ctx context.Context, why Reason, volumes []Volume) []er
 
 // usedError explains why a volume is in use, also one that is not recorded as attached.
 func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver.Attachment) error {
-	if v.Has {
-		return acc.heldError(ctx, why, v.Row, v.Attached, w)
+	if v.HasRecord {
+		return acc.heldError(ctx, why, v.Row, v.Record, w)
 	}
 
 	on, err := loopsOn(w.Image)
 	if err != nil || len(on) == 0 {
-		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: -1}, w) // the driver's own device, or gone by now
+		return acc.heldError(ctx, why, v.Row, catalog.MountRecord{Loop: -1}, w) // the driver's own device, or gone by now
 	}
 
 	if holders, err := mount.Holders(ctx, mount.Query{Dev: loopdev.DeviceNumber(on[0].Index)}); err != nil ||
 		len(holders) > 0 {
-		return acc.heldError(ctx, why, v.Row, catalog.Attached{Loop: on[0].Index}, w)
+		return acc.heldError(ctx, why, v.Row, catalog.MountRecord{Loop: on[0].Index}, w)
 	}
 
 	return errs.New(errs.InUse, why.Op, v.Row.Name, "it is in use: %s is attached to its image", on[0].Path).
@@ -231,7 +231,7 @@ func (acc *Access) usedError(ctx context.Context, why Reason, v Volume, w driver
 // releaseUnheld waits until an image is no block device any more, as it was unmounted here. The
 // device normally vanishes at once. false: it is found to be held, or does not vanish in time.
 func (acc *Access) releaseUnheld(
-	ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, dev uint64, going bool,
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment, dev uint64, going bool,
 ) (bool, error) {
 	free, err := acc.releaseDevice(ctx, row.ID, w, releaseGrace, going)
 	if free || err != nil {
@@ -247,7 +247,7 @@ func (acc *Access) releaseUnheld(
 
 // copiesEnd waits a moment for the copies of a mount in other namespaces to end, as those of a
 // container that is just being started do.
-func (acc *Access) copiesEnd(ctx context.Context, a catalog.Attached, w driver.Attachment) bool {
+func (acc *Access) copiesEnd(ctx context.Context, a catalog.MountRecord, w driver.Attachment) bool {
 	for end := time.Now().Add(copyPatience); time.Now().Before(end) && ctx.Err() == nil; time.Sleep(copyPoll) {
 		t, err := mount.ReadTables(ctx)
 		if err != nil {
@@ -260,11 +260,11 @@ func (acc *Access) copiesEnd(ctx context.Context, a catalog.Attached, w driver.A
 	return false
 }
 
-// mountAgain puts a volume back that Detach has unmounted, but that another mount namespace
+// mountAgain puts a volume back that Unmount has unmounted, but that another mount namespace
 // keeps: the same device at the same place, with the same options. If this process is killed
-// before it has recorded the new mount, Look recognizes it.
+// before it has recorded the new mount, MountState recognizes it.
 func (acc *Access) mountAgain(
-	ctx context.Context, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes,
+	ctx context.Context, row catalog.Row, a *catalog.MountRecord, w driver.Attachment, attrs mount.Attributes,
 ) error {
 	ctx = context.WithoutCancel(ctx)
 	m, err := acc.openAgain(ctx, row, *a, w, attrs.ReadOnly())
@@ -278,7 +278,7 @@ func (acc *Access) mountAgain(
 // openAgain mounts the filesystem of an attached image once more, where nobody sees it. maybeReadOnly: it may be
 // read-only as a whole, and is then mounted so. NotFound: its block device is gone.
 func (acc *Access) openAgain(
-	ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment, maybeReadOnly bool,
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment, maybeReadOnly bool,
 ) (*mount.Detached, error) {
 	// The open device keeps its number, and what is behind it, until the mount holds it.
 	var f *os.File
@@ -309,20 +309,20 @@ func (acc *Access) openAgain(
 }
 
 // putBack mounts what openAgain has mounted at the volume's place, and records it.
-func (acc *Access) putBack(ctx context.Context, m *mount.Detached, a *catalog.Attached, attrs mount.Attributes) error {
+func (acc *Access) putBack(ctx context.Context, m *mount.Detached, a *catalog.MountRecord, attrs mount.Attributes) error {
 	if err := m.SetAttributes(attrs); err != nil {
 		return err
 	}
-	info, err := acc.attachAgain(m, a.Mountpoint)
+	info, err := acc.moveMountBack(m, a.Mountpoint)
 	if err != nil {
 		return err
 	}
 	a.MountID = info.ID
-	return acc.records.Reattach(context.WithoutCancel(ctx), *a)
+	return acc.records.RecordRemount(context.WithoutCancel(ctx), *a)
 }
 
-// attachAgain mounts on the directory at path, whatever others do to the names above it.
-func (acc *Access) attachAgain(m *mount.Detached, path string) (kernel.MountInfo, error) {
+// moveMountBack mounts on the directory at path, whatever others do to the names above it.
+func (acc *Access) moveMountBack(m *mount.Detached, path string) (kernel.MountInfo, error) {
 	p, err := acc.OpenPlace(path)
 	if err != nil {
 		return kernel.MountInfo{}, err
@@ -333,5 +333,5 @@ func (acc *Access) attachAgain(m *mount.Detached, path string) (kernel.MountInfo
 		return kernel.MountInfo{}, errs.Wrap("mount", path, err)
 	}
 	defer dir.Close()
-	return m.AttachTo(dir)
+	return m.MoveToDir(dir)
 }

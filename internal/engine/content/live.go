@@ -30,8 +30,8 @@ const (
 
 // Live is a volume as it is found when something is to be made of it.
 type Live struct {
-	Row      catalog.Row
-	Attached catalog.Attached
+	Row    catalog.Row
+	Record catalog.MountRecord
 
 	state  State
 	freeze Freeze
@@ -40,22 +40,22 @@ type Live struct {
 	hasLost bool
 }
 
-// LookLive finds out whether a volume is in use.
-func (acc *Access) LookLive(tx *catalog.Tx, row catalog.Row, freeze Freeze) (Live, error) {
+// FindLive finds out whether a volume is in use.
+func (acc *Access) FindLive(tx *catalog.Tx, row catalog.Row, freeze Freeze) (Live, error) {
 	l := Live{Row: row, freeze: freeze}
 	if row.Kind != driver.Volume {
 		return l, nil
 	}
-	a, has, err := tx.Attached(row.ID)
+	a, has, err := tx.MountRecord(row.ID)
 	if err == nil && has {
-		l.Attached, l.state = a, acc.Look(row, a)
+		l.Record, l.state = a, acc.MountState(row, a)
 		l.lost, l.hasLost, err = tx.Lost(a)
 	}
 	return l, err
 }
 
 // InUse reports whether programs may be writing to it.
-func (l Live) InUse() bool { return l.state != Gone }
+func (l Live) InUse() bool { return l.state != NotMounted }
 
 // mounted reports whether a filesystem in an image is in use.
 func (l Live) mounted() bool {
@@ -236,18 +236,18 @@ func (acc *Access) checkFrozenCopy(ctx context.Context, l Live, root *os.File) e
 // flush writes what programs have written to an image that is in use, as far as
 // can be without waiting for them.
 func (acc *Access) flush(ctx context.Context, l Live) error {
-	if l.Row.FS != driver.None && l.state != Here {
+	if l.Row.FS != driver.None && l.state != Mounted {
 		return nil
 	}
 
-	root, err := os.Open(l.Attached.Mountpoint)
+	root, err := os.Open(l.Record.Mountpoint)
 	if err != nil {
 		return nil // it was unmounted just now, or is used where it cannot be seen
 	}
 
 	defer root.Close()
 	m, err := kernel.MountAt(int(root.Fd()), "")
-	if l.Attached.MountID != 0 && (err != nil || m.ID != l.Attached.MountID) {
+	if l.Record.MountID != 0 && (err != nil || m.ID != l.Record.MountID) {
 		return nil
 	}
 
@@ -257,15 +257,15 @@ func (acc *Access) flush(ctx context.Context, l Live) error {
 // openMounted opens the root of the filesystem in an image that is mounted, also
 // if that is in another mount namespace.
 func (acc *Access) openMounted(ctx context.Context, l Live) (*os.File, func(), error) {
-	if l.state == Here {
-		f, err := os.Open(l.Attached.Mountpoint)
+	if l.state == Mounted {
+		f, err := os.Open(l.Record.Mountpoint)
 		if err != nil {
 			return nil, nil, errs.Wrap("freeze", l.Row.Name, err)
 		}
 
 		// If it has been unmounted just now, this is another filesystem: the
 		// pool's, or the host's, which must not be frozen.
-		if m, err := kernel.MountAt(int(f.Fd()), ""); err != nil || m.ID != l.Attached.MountID {
+		if m, err := kernel.MountAt(int(f.Fd()), ""); err != nil || m.ID != l.Record.MountID {
 			f.Close()
 			return nil, nil, errs.New(errs.Conflict, "freeze", l.Row.Name, "it has just been unmounted").
 				WithHint("try again")
@@ -310,7 +310,7 @@ func (acc *Access) deviceAgain(ctx context.Context, l Live, w driver.Attachment)
 		return f.Name(), func() { f.Close() }, nil
 	}
 
-	b, err := loopdev.Lookup(l.Attached.Loop)
+	b, err := loopdev.Lookup(l.Record.Loop)
 	if err != nil || !acc.isImage(l.Row.ID, b) {
 		return "", nil, errs.New(errs.InUse, "freeze", l.Row.Name, "it is attached, but not as it was mounted").
 			WithHint("take it as it is with %s", errs.Param("no-freeze"))

@@ -27,12 +27,12 @@ const restricted = mount.Attributes(unix.MOUNT_ATTR_NOATIME | unix.MOUNT_ATTR_NO
 // PutBackFrozen mounts a volume at its place again if somebody has unmounted its frozen filesystem, as an
 // umount does that was killed before it noticed. InUse if it is frozen: at its place again, or not, as the error says.
 // nil if it is not frozen; then it changes nothing. The caller has marked the volume.
-func (acc *Access) PutBackFrozen(ctx context.Context, why Reason, row catalog.Row, a catalog.Attached) error {
+func (acc *Access) PutBackFrozen(ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord) error {
 	ns, err := kernel.MountNamespace()
 	if err != nil || ns != a.MountNS || a.MountID == 0 || kernel.EarlierBoot(a.BootID, a.At) {
 		return nil
 	}
-	if acc.LookOwn(row, a) != Elsewhere {
+	if acc.OwnMountState(row, a) != HeldElsewhere {
 		return nil
 	}
 
@@ -46,7 +46,7 @@ func (acc *Access) PutBackFrozen(ctx context.Context, why Reason, row catalog.Ro
 
 // putBackFrozen is PutBackFrozen for a mount that had these attributes. It updates a.
 func (acc *Access) putBackFrozen(
-	ctx context.Context, why Reason, row catalog.Row, a *catalog.Attached, w driver.Attachment, attrs mount.Attributes,
+	ctx context.Context, why Reason, row catalog.Row, a *catalog.MountRecord, w driver.Attachment, attrs mount.Attributes,
 ) error {
 	m := acc.openFrozen(ctx, row, *a, w)
 	if m == nil {
@@ -69,7 +69,7 @@ func (acc *Access) putBackFrozen(
 // openFrozen mounts the filesystem of an attached image once more, where nobody sees it, if it is frozen. nil if it is
 // not, or has gone, or the caller finds out better what it is.
 func (acc *Access) openFrozen(
-	ctx context.Context, row catalog.Row, a catalog.Attached, w driver.Attachment,
+	ctx context.Context, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) *mount.Detached {
 	if w.Image == "" || !filesystemStays(row.FS, deviceOf(a, w)) {
 		return nil
@@ -90,7 +90,7 @@ func (acc *Access) openFrozen(
 
 // frozenAside is the error that a volume's frozen filesystem is not mounted where it was, nil if it is not frozen.
 func (acc *Access) frozenAside(
-	ctx context.Context, why Reason, row catalog.Row, a catalog.Attached, w driver.Attachment,
+	ctx context.Context, why Reason, row catalog.Row, a catalog.MountRecord, w driver.Attachment,
 ) error {
 	m := acc.openFrozen(ctx, row, a, w)
 	if m == nil {

@@ -40,11 +40,11 @@ func (s StrayDevice) Path() string {
 // StrayDevices lists block devices on objects of rows that attached does not account for. Those of commands at
 // work are among them.
 func (acc *Access) StrayDevices(ctx context.Context, rows map[driver.ObjectID]catalog.Row,
-	attached map[driver.ObjectID]catalog.Attached) (strays []StrayDevice, err error) {
+	records map[driver.ObjectID]catalog.MountRecord) (strays []StrayDevice, err error) {
 
 	a, ok := acc.drv.(driver.Activator)
 	if !ok {
-		return acc.strayLoops(ctx, rows, attached)
+		return acc.strayLoops(ctx, rows, records)
 	}
 
 	active, err := a.Active(ctx)
@@ -53,7 +53,7 @@ func (acc *Access) StrayDevices(ctx context.Context, rows map[driver.ObjectID]ca
 	}
 
 	for _, id := range active {
-		if _, has := attached[id]; !has {
+		if _, has := records[id]; !has {
 			strays = append(strays, StrayDevice{ID: id})
 		}
 	}
@@ -63,7 +63,7 @@ func (acc *Access) StrayDevices(ctx context.Context, rows map[driver.ObjectID]ca
 
 // strayLoops is StrayDevices where images are files.
 func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]catalog.Row,
-	attached map[driver.ObjectID]catalog.Attached) (strays []StrayDevice, err error) {
+	records map[driver.ObjectID]catalog.MountRecord) (strays []StrayDevice, err error) {
 
 	loops, err := loopdev.List()
 	if errs.Is(err, errs.Permission) {
@@ -73,7 +73,7 @@ func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]cata
 		return nil, err
 	}
 
-	loops = acc.unaccounted(ctx, loops, rows, attached)
+	loops = acc.unaccounted(ctx, loops, rows, records)
 	if len(loops) == 0 {
 		return nil, nil
 	}
@@ -81,7 +81,7 @@ func (acc *Access) strayLoops(ctx context.Context, rows map[driver.ObjectID]cata
 	images := acc.imagesByFile(ctx, rows)
 	for _, b := range loops {
 		id, ours := images[fileID{b.Dev, b.Ino}]
-		if a, has := attached[id]; !ours || has && a.Loop == b.Index {
+		if a, has := records[id]; !ours || has && a.Loop == b.Index {
 			continue
 		}
 		strays = append(strays, StrayDevice{ID: id, loop: &b})
@@ -136,11 +136,11 @@ type fileID struct{ dev, ino uint64 }
 // unaccounted leaves out loop devices that are recorded, and those on files of other
 // filesystems than the pool's: what remains is worth a look at every image.
 func (acc *Access) unaccounted(ctx context.Context, loops []loopdev.Bound, rows map[driver.ObjectID]catalog.Row,
-	attached map[driver.ObjectID]catalog.Attached) []loopdev.Bound {
+	records map[driver.ObjectID]catalog.MountRecord) []loopdev.Bound {
 
 	dev, known := acc.imageDevice(ctx, rows)
 	recorded := map[int]fileID{}
-	for _, a := range attached {
+	for _, a := range records {
 		recorded[a.Loop] = fileID{a.Dev, a.Ino}
 	}
 	return slices.DeleteFunc(loops, func(b loopdev.Bound) bool {

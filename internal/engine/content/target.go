@@ -23,7 +23,7 @@ import (
 // Target is where something is to be mounted.
 type Target struct {
 	Path string           // absolute, without symbolic links; "" for a raw block device
-	Made bool             // the directory is missing: Attach makes it
+	Made bool             // the directory is missing: Mount makes it
 	Own  bool             // chosen by the user
 	At   mountpoint.Inode // of the user's directory; if it is to be made, of the one above
 	May  Rights
@@ -144,7 +144,7 @@ func (acc *Access) CheckOutside(op, abs string) error {
 }
 
 // putAt moves a detached mount to its place, whose directory it makes.
-func (acc *Access) putAt(m *mount.Detached, a *catalog.Attached, t Target) error {
+func (acc *Access) putAt(m *mount.Detached, a *catalog.MountRecord, t Target) error {
 	AtStep("target checked")
 	p, err := acc.OpenPlace(t.Path)
 	if err != nil {
@@ -164,10 +164,10 @@ func (acc *Access) putAt(m *mount.Detached, a *catalog.Attached, t Target) error
 		}
 	}
 
-	made, err := acc.attachAt(m, p, a.ID, t)
+	made, err := acc.moveMountTo(m, p, a.ID, t)
 	if errs.Is(err, errs.NotFound) && !t.Own {
 		// A clean-up took the empty directory for a leftover: make it again.
-		made, err = acc.attachAt(m, p, a.ID, t)
+		made, err = acc.moveMountTo(m, p, a.ID, t)
 	}
 	if err != nil {
 		if made {
@@ -207,9 +207,9 @@ func restrict(m *mount.Detached, p *mountpoint.Place, may Rights) error {
 	return m.Restrict(!may.SUID, !may.Dev)
 }
 
-// attachAt moves a mount to the directory at p. made: the directory was not there, and
+// moveMountTo moves a mount to the directory at p. made: the directory was not there, and
 // may be there now even on error.
-func (acc *Access) attachAt(
+func (acc *Access) moveMountTo(
 	m *mount.Detached, p *mountpoint.Place, id driver.ObjectID, t Target,
 ) (made bool, err error) {
 	if made, err = acc.makeTarget(p, t); err != nil {
@@ -245,7 +245,7 @@ func (acc *Access) attachAt(
 	}
 
 	AtStep("directory checked")
-	_, err = m.AttachTo(dir)
+	_, err = m.MoveToDir(dir)
 	AtStep("mounted")
 	return made, err
 }
@@ -341,10 +341,10 @@ func (acc *Access) OpenPlace(path string) (*mountpoint.Place, error) {
 // AtStep is called between steps that others can get in between, with the name of the last one. Tests set it.
 var AtStep = func(step string) {}
 
-// RemoveTarget takes away the directory or link that Attach made. What somebody else has
+// RemoveTarget takes away the directory or link that Mount made. What somebody else has
 // put there stays, and so does a directory that somebody has put something into, or
 // mounted something on.
-func (acc *Access) RemoveTarget(ctx context.Context, name string, a catalog.Attached) error {
+func (acc *Access) RemoveTarget(ctx context.Context, name string, a catalog.MountRecord) error {
 	link := func(to string) bool {
 		if a.Loop >= 0 || a.Dev != 0 {
 			return to == a.Mountpoint // a raw volume's device
@@ -438,7 +438,7 @@ func (acc *Access) unmountAt(path string, id uint64, idle bool) error {
 }
 
 // RightsOf tells what a mounted volume may.
-func RightsOf(a catalog.Attached) Rights {
+func RightsOf(a catalog.MountRecord) Rights {
 	if a.MountID == 0 {
 		return Rights{Dev: true, SUID: true} // a link or a device restricts nothing
 	}

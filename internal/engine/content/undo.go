@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UndoAttach takes away the mount of an object, called name, that a dead process may have made at
+// UndoMount takes away the mount of an object, called name, that a dead process may have made at
 // m.Mountpoint and not recorded. Whatever else is mounted there is left alone. InUse.
-func (acc *Access) UndoAttach(ctx context.Context, name string, m catalog.Mark) error {
+func (acc *Access) UndoMount(ctx context.Context, name string, m catalog.Mark) error {
 	if err := acc.undoMount(ctx, m, name); err != nil {
 		return err
 	}

@@ -43,8 +43,8 @@ func writeBack(root *os.File, raw bool) (u unwritten) {
 	return u
 }
 
-// writeBackAttached is writeBack of a volume that is attached here.
-func (acc *Access) writeBackAttached(a catalog.Attached) unwritten {
+// writeBackMounted is writeBack of a volume that is attached here.
+func (acc *Access) writeBackMounted(a catalog.MountRecord) unwritten {
 	raw := a.MountID == 0
 	if raw && a.Loop < 0 && a.Dev == 0 {
 		return unwritten{} // a link to a tree, which no umount takes away
@@ -69,8 +69,8 @@ func (acc *Access) writeBackAttached(a catalog.Attached) unwritten {
 // UmountWriteBack makes sure that an attached volume can be unmounted without losing
 // anything in silence. It fails, once, if something was lost since the volume was mounted,
 // whoever found out first; the next time it warns.
-func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.Attached) error {
-	u := acc.writeBackAttached(a)
+func (acc *Access) UmountWriteBack(ctx context.Context, row catalog.Row, a catalog.MountRecord) error {
+	u := acc.writeBackMounted(a)
 	lost, known, err := acc.records.LostWrites(ctx, a)
 	if err != nil {
 		return err
@@ -101,8 +101,8 @@ func (acc *Access) copyWriteBack(ctx context.Context, l Live, root *os.File) err
 	if u.cause == nil {
 		return nil
 	}
-	acc.noteLost(ctx, l.Attached, u, false)
-	return acc.lostError(ctx, l.Attached, u, errs.Messagef("have programs write it again"))
+	acc.noteLost(ctx, l.Record, u, false)
+	return acc.lostError(ctx, l.Record, u, errs.Messagef("have programs write it again"))
 }
 
 // warnLost warns that a copy lacks what was lost before, and found out then.
@@ -115,8 +115,8 @@ func warnLost(ctx context.Context, l Live) {
 
 // FlushToMeasure writes what is in memory of an attached volume, so that it counts when
 // the volume is measured.
-func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalog.Attached) {
-	u := acc.writeBackAttached(a)
+func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalog.MountRecord) {
+	u := acc.writeBackMounted(a)
 	if u.cause == nil {
 		return
 	}
@@ -127,7 +127,7 @@ func (acc *Access) FlushToMeasure(ctx context.Context, row catalog.Row, a catalo
 // noteLost records that writes were lost in an attachment: the kernel does not say so again.
 // Trees share the pool's filesystem, which does not say whose writes it has lost: it is
 // recorded of all that are attached. told: the umount of this one fails because of it.
-func (acc *Access) noteLost(ctx context.Context, a catalog.Attached, u unwritten, told bool) {
+func (acc *Access) noteLost(ctx context.Context, a catalog.MountRecord, u unwritten, told bool) {
 	l := catalog.Loss{Told: told, Stopped: u.stopped}
 	if acc.sharesFilesystem(a) {
 		l.Shared = acc.sharesFilesystem
@@ -139,14 +139,14 @@ func (acc *Access) noteLost(ctx context.Context, a catalog.Attached, u unwritten
 }
 
 // sharesFilesystem reports whether an attachment is a tree in the pool's filesystem.
-func (acc *Access) sharesFilesystem(a catalog.Attached) bool {
+func (acc *Access) sharesFilesystem(a catalog.MountRecord) bool {
 	_, own := acc.drv.(driver.Activator) // such a driver gives each tree a filesystem
 	return !own && a.Loop < 0 && a.Dev == 0
 }
 
 // lostError explains what could not be written: NoSpace if the pool is full, else IO. The
 // volume stays as it is, with all of it still in memory. then is the end of the hint.
-func (acc *Access) lostError(ctx context.Context, a catalog.Attached, u unwritten, then errs.Message) error {
+func (acc *Access) lostError(ctx context.Context, a catalog.MountRecord, u unwritten, then errs.Message) error {
 	kind, free := errs.IO, errs.Message("")
 	s, err := acc.pool.Space(context.WithoutCancel(ctx))
 	if errs.Is(u.cause, errs.NoSpace) || err == nil && s.FreeBytes < nearlyFull {

@@ -28,7 +28,7 @@ func (l *Ledger) CleanUp(ctx context.Context, marks []catalog.Mark) (Cleaned, er
 			continue
 		}
 		seen[m.Owner] = true
-		if err := l.bury(ctx, m.Owner, &done); err != nil {
+		if err := l.cleanUpOrphan(ctx, m.Owner, &done); err != nil {
 			return done, err
 		}
 	}
@@ -36,21 +36,21 @@ func (l *Ledger) CleanUp(ctx context.Context, marks []catalog.Mark) (Cleaned, er
 	return done, nil
 }
 
-// bury cleans up after one operation, if it is dead.
-func (l *Ledger) bury(ctx context.Context, owner string, done *Cleaned) (err error) {
-	grave, err := l.cat.Claim(owner)
-	if err != nil || grave == nil {
+// cleanUpOrphan cleans up after one operation, if it is dead.
+func (l *Ledger) cleanUpOrphan(ctx context.Context, owner string, done *Cleaned) (err error) {
+	orphan, err := l.cat.LockOrphan(owner)
+	if err != nil || orphan == nil {
 		return err
 	}
 
 	all := false
 	defer func() {
-		if cerr := grave.Close(all); err == nil {
+		if cerr := orphan.Close(all); err == nil {
 			err = cerr
 		}
 	}()
 
-	ctx = grave.In(ctx)
+	ctx = orphan.In(ctx)
 
 	// What was read before the claim may have been cleaned up by somebody else.
 	var marks []catalog.Mark
@@ -62,7 +62,7 @@ func (l *Ledger) bury(ctx context.Context, owner string, done *Cleaned) (err err
 	}
 
 	all = true
-	for batch := range slices.Chunk(marks, buryBatch) {
+	for batch := range slices.Chunk(marks, cleanUpBatch) {
 		if err := ctx.Err(); err != nil {
 			all = false
 			return err
@@ -81,15 +81,15 @@ func (l *Ledger) bury(ctx context.Context, owner string, done *Cleaned) (err err
 	return nil
 }
 
-// buryBatch marks are cleaned up in one transaction. A process that dies between two leaves the rest marked, and in
+// cleanUpBatch marks are cleaned up in one transaction. A process that dies between two leaves the rest marked, and in
 // one, all of it: each mark goes in the commit that brings its tombstone.
-var buryBatch = 256 // tests compare
+var cleanUpBatch = 256 // tests compare
 
 // finishSome brings interrupted operations to the state before them or after them, and returns what failed.
 func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed map[driver.ObjectID]error) {
 	failed = map[driver.ObjectID]error{}
 	rows := make(map[driver.ObjectID]catalog.Row, len(marks))
-	buried := make(map[driver.ObjectID]bool, len(marks))
+	hasTombstone := make(map[driver.ObjectID]bool, len(marks))
 	fail := func(marks []catalog.Mark, err error) map[driver.ObjectID]error {
 		for _, m := range marks {
 			failed[m.ID] = err
@@ -106,7 +106,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 			if exists {
 				rows[m.ID] = row
 			}
-			if buried[m.ID], err = tx.Tombstone(m.ID); err != nil {
+			if hasTombstone[m.ID], err = tx.HasTombstone(m.ID); err != nil {
 				return err
 			}
 		}
@@ -124,7 +124,7 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 		}
 
 		row, exists := rows[m.ID]
-		remove, err := l.prepare(ctx, m, buried[m.ID], exists)
+		remove, err := l.prepare(ctx, m, hasTombstone[m.ID], exists)
 		switch {
 		case err != nil:
 			failed[m.ID] = err
@@ -145,15 +145,15 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 	}
 
 	// Removing may take longer than this command may: a tombstone lets it go on where it stops.
-	graves := make([]catalog.Tombstone, len(dying))
+	tombstones := make([]catalog.Tombstone, len(dying))
 	for i, m := range dying {
 		ref := cmp.Or(m.Name, "what an interrupted "+m.Op+" left")
-		graves[i] = catalog.Tombstone{ID: m.ID, Ref: ref, At: time.Now()}
+		tombstones[i] = catalog.Tombstone{ID: m.ID, Ref: ref, At: time.Now()}
 	}
 
 	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		for _, g := range graves {
-			if err := tx.Bury(g); err != nil { // unless it is buried already
+		for _, g := range tombstones {
+			if err := tx.AddTombstone(g); err != nil { // keeps an older one
 				return err
 			}
 		}
@@ -167,15 +167,15 @@ func (l *Ledger) finishSome(ctx context.Context, marks []catalog.Mark) (failed m
 		return fail(ready, err)
 	}
 
-	// A grave that was there before is for whoever reclaims all.
-	graves = slices.DeleteFunc(graves, func(g catalog.Tombstone) bool { return buried[g.ID] })
-	l.Reclaim(ctx, graves)
+	// Older tombstones are left to the call that reclaims all of them.
+	tombstones = slices.DeleteFunc(tombstones, func(g catalog.Tombstone) bool { return hasTombstone[g.ID] })
+	l.Reclaim(ctx, tombstones)
 	return failed
 }
 
 // prepare takes back what an operation did besides making or removing an object, and reports whether that is to be
 // removed: it was being made, or it was being destroyed and no longer exists.
-func (l *Ledger) prepare(ctx context.Context, m catalog.Mark, buried, exists bool) (remove bool, err error) {
+func (l *Ledger) prepare(ctx context.Context, m catalog.Mark, hasTombstone, exists bool) (remove bool, err error) {
 	if m.Freezes {
 		if err := l.work.Thaw(ctx, m.Reads); err != nil {
 			return false, err
@@ -186,7 +186,7 @@ func (l *Ledger) prepare(ctx context.Context, m catalog.Mark, buried, exists boo
 		return false, nil
 	}
 
-	if !buried {
+	if !hasTombstone {
 		never, err := l.neverCommitted(ctx, m)
 		if err != nil {
 			return false, err
@@ -204,5 +204,5 @@ func (l *Ledger) prepare(ctx context.Context, m catalog.Mark, buried, exists boo
 		return true, nil
 	}
 
-	return true, l.work.Detach(ctx, m)
+	return true, l.work.UndoMount(ctx, m)
 }

@@ -52,7 +52,7 @@ func newBooks(t testing.TB) *books {
 
 func (b *books) Thaw(context.Context, driver.ObjectID) error { return nil }
 
-func (b *books) Detach(context.Context, catalog.Mark) error { return nil }
+func (b *books) UndoMount(context.Context, catalog.Mark) error { return nil }
 
 func (b *books) Finish(ctx context.Context, m catalog.Mark, _ catalog.Row) error {
 	return b.Unmark(ctx, m.ID)
@@ -104,12 +104,12 @@ func (b *books) marks() (marks []catalog.Mark) {
 	return marks
 }
 
-// graves lists the objects whose tombstones wait for their removal.
-func (b *books) graves() (ids []driver.ObjectID) {
+// tombstones lists the objects whose tombstones wait for their removal.
+func (b *books) tombstones() (ids []driver.ObjectID) {
 	b.t.Helper()
 	if err := b.cat.View(b.t.Context(), func(tx *catalog.Tx) error {
-		graves, err := tx.Unreclaimed(0)
-		for _, g := range graves {
+		tombstones, err := tx.Unreclaimed(0)
+		for _, g := range tombstones {
 			ids = append(ids, g.ID)
 		}
 		return err
@@ -153,7 +153,7 @@ func TestBatchKeepsWhatIsNotGarbage(t *testing.T) {
 	if m := b.marks(); len(m) > 0 {
 		t.Errorf("marks are left: %v", m)
 	}
-	if g := b.graves(); !slices.Equal(g, []driver.ObjectID{stuck.ID}) {
+	if g := b.tombstones(); !slices.Equal(g, []driver.ObjectID{stuck.ID}) {
 		t.Errorf("tombstones of %v, wanted that of %s", g, stuck.ID)
 	}
 	left := b.objects()
@@ -207,11 +207,11 @@ func (w *interrupted) Detach(context.Context, catalog.Mark) error {
 //	go test ./internal/engine/ledger -run '^$' -bench CleanUp
 func BenchmarkCleanUp(b *testing.B) {
 	const marks = 2000
-	size := buryBatch
+	size := cleanUpBatch
 	for _, batch := range []int{1, size} {
 		b.Run(fmt.Sprintf("batch=%d", batch), func(b *testing.B) {
-			buryBatch = batch
-			defer func() { buryBatch = size }()
+			cleanUpBatch = batch
+			defer func() { cleanUpBatch = size }()
 			for range b.N {
 				b.StopTimer()
 				books := newBooks(b)

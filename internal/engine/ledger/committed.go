@@ -65,10 +65,10 @@ func (l *Ledger) neverCommitted(ctx context.Context, m catalog.Mark) (bool, erro
 	return err == nil && !was, err
 }
 
-// IsGarbage reports whether an object that is in no row, and that nobody works on, may be destroyed. buried: there is
+// IsGarbage reports whether an object that is in no row, and that nobody works on, may be destroyed. hasTombstone: there is
 // a tombstone of it.
-func (l *Ledger) IsGarbage(o driver.Object, buried bool) bool {
-	if !o.Whole || buried || o.Identity.Kind == driver.Scratch {
+func (l *Ledger) IsGarbage(o driver.Object, hasTombstone bool) bool {
+	if !o.Whole || hasTombstone || o.Identity.Kind == driver.Scratch {
 		return true
 	}
 	if !kernel.EarlierBoot(o.Identity.BootID, o.Identity.CreatedAt) {

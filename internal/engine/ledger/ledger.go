@@ -39,8 +39,8 @@ type Work interface {
 	// Thaw thaws what an operation that is no more may have left frozen while it read an object.
 	Thaw(ctx context.Context, read driver.ObjectID) error
 
-	// Detach takes away the mount that it may have made at m.Mountpoint of an object without a row.
-	Detach(ctx context.Context, m catalog.Mark) error
+	// UndoMount takes away the mount that it may have made at m.Mountpoint of an object without a row.
+	UndoMount(ctx context.Context, m catalog.Mark) error
 
 	// Finish brings an operation on an object that has a row to the state before it or after it, and removes its
 	// mark.

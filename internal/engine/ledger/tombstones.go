@@ -40,10 +40,10 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 // Reclaim removes destroyed objects that are still there, but those that a living operation is removing, for as long
 // as the call may. It returns how many it has removed. What cannot be removed is a warning, and stays for the next
 // command.
-func (l *Ledger) Reclaim(ctx context.Context, graves []catalog.Tombstone) (removed int) {
+func (l *Ledger) Reclaim(ctx context.Context, tombstones []catalog.Tombstone) (removed int) {
 	bounded, cancel := bounded(ctx)
 	defer cancel()
-	for batch := range slices.Chunk(graves, buryBatch) {
+	for batch := range slices.Chunk(tombstones, cleanUpBatch) {
 		if bounded.Err() != nil {
 			break
 		}
@@ -56,11 +56,11 @@ func (l *Ledger) Reclaim(ctx context.Context, graves []catalog.Tombstone) (remov
 const removeWorkers = 4
 
 // reclaimSome is Reclaim of a batch, which shares its transactions. Objects are removed until bounded ends.
-func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tombstone) int {
-	free := make([]catalog.Tombstone, 0, len(graves)) // of those that are removing them
+func (l *Ledger) reclaimSome(ctx, bounded context.Context, tombstones []catalog.Tombstone) int {
+	free := make([]catalog.Tombstone, 0, len(tombstones)) // of those that are removing them
 	if err := l.cat.View(ctx, func(tx *catalog.Tx) error {
 		free = free[:0]
-		for _, g := range graves {
+		for _, g := range tombstones {
 			m, err := tx.Blocking(g.ID, "", false)
 			if err != nil {
 				return err
@@ -71,7 +71,7 @@ func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tomb
 		}
 		return nil
 	}); err != nil {
-		reportUnreclaimed(ctx, bounded, graves[0], err)
+		reportUnreclaimed(ctx, bounded, tombstones[0], err)
 		return 0
 	}
 
@@ -80,18 +80,18 @@ func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tomb
 	var g errgroup.Group
 	g.SetLimit(removeWorkers)
 
-	for _, grave := range free {
+	for _, tombstone := range free {
 		if bounded.Err() != nil {
 			break // the next command goes on
 		}
 		g.Go(func() error {
-			if err := l.work.Remove(bounded, grave.ID, grave.Ref, "destroyed earlier"); err != nil {
-				reportUnreclaimed(ctx, bounded, grave, err)
+			if err := l.work.Remove(bounded, tombstone.ID, tombstone.Ref, "destroyed earlier"); err != nil {
+				reportUnreclaimed(ctx, bounded, tombstone, err)
 				return nil
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			gone = append(gone, grave)
+			gone = append(gone, tombstone)
 			return nil
 		})
 	}
@@ -103,8 +103,8 @@ func (l *Ledger) reclaimSome(ctx, bounded context.Context, graves []catalog.Tomb
 	}
 
 	if err := l.cat.Update(ctx, catalog.Soft, func(tx *catalog.Tx) error {
-		for _, grave := range gone {
-			if err := tx.Reclaimed(grave.ID); err != nil {
+		for _, tombstone := range gone {
+			if err := tx.SetReclaimed(tombstone.ID); err != nil {
 				return err
 			}
 		}

@@ -220,7 +220,7 @@ func (p *Pool) activate(ctx context.Context) error {
 	}
 
 	defer d.Close()
-	_, err = d.Attach(p.DataDir())
+	_, err = d.MoveTo(p.DataDir())
 	return err
 }
 

@@ -89,7 +89,7 @@ func TestMeasureTree(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := m.Attach(filepath.Join(dir, "mounted")); err != nil {
+			if _, err := m.MoveTo(filepath.Join(dir, "mounted")); err != nil {
 				t.Fatal(err)
 			}
 			m.Close()

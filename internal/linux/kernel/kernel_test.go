@@ -120,7 +120,7 @@ func mounted(t *testing.T, fstype string, size int64, o loopdev.Options) image {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(i.dir); err != nil {
+	if _, err := m.MoveTo(i.dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -397,7 +397,7 @@ func TestMountAt(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(sub); err != nil {
+	if _, err := m.MoveTo(sub); err != nil {
 		t.Fatal(err)
 	}
 	m.Close()

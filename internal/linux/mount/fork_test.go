@@ -42,7 +42,7 @@ func TestUnmountWhileForking(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = m.Attach(dir)
+		_, err = m.MoveTo(dir)
 		m.Close()
 		if err != nil {
 			t.Fatal(err)

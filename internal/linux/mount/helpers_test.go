@@ -174,7 +174,7 @@ func mountImage(t *testing.T, image, fstype string) volume {
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := m.Attach(v.dir)
+	info, err := m.MoveTo(v.dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,7 +101,7 @@ func TestHoldersPropagatedCopies(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			info, err := m.Attach(dir)
+			info, err := m.MoveTo(dir)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -21,7 +21,7 @@ import (
 )
 
 // Detached is a mount that is not in any directory yet. Its root can be used
-// through Root; Attach puts it at a path; Close without Attach unmounts it.
+// through Root; MoveTo puts it at a path; Close without MoveTo unmounts it.
 type Detached struct {
 	root *os.File
 }
@@ -129,7 +129,7 @@ func detached(mfd int, name string) (*Detached, error) {
 }
 
 // Open opens the root directory for reading its entries, for ioctls, and as the
-// base of *at calls. The caller closes it before Attach or Close take effect.
+// base of *at calls. The caller closes it before MoveTo or Close take effect.
 func (d *Detached) Open() (*os.File, error) {
 	fd, err := unix.Openat(int(d.root.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -138,10 +138,10 @@ func (d *Detached) Open() (*os.File, error) {
 	return os.NewFile(uintptr(fd), d.root.Name()), nil
 }
 
-// Attach puts the mount at the directory target, and returns what identifies
+// MoveTo puts the mount at the directory target, and returns what identifies
 // it there. A symbolic link is not followed. NotFound, Invalid if target is not
 // a directory. Until Close, the mount cannot be unmounted.
-func (d *Detached) Attach(target string) (kernel.MountInfo, error) {
+func (d *Detached) MoveTo(target string) (kernel.MountInfo, error) {
 	fd := int(d.root.Fd())
 	info, err := kernel.MountAt(fd, "")
 	if err != nil {
@@ -208,9 +208,9 @@ func (d *Detached) SetAttributes(a Attributes) error {
 	return nil
 }
 
-// AttachTo is Attach to a directory that the caller has opened: that one, wherever
+// MoveToDir is MoveTo for a directory that the caller has opened: that one, wherever
 // somebody has moved it meanwhile. NotFound if it was removed.
-func (d *Detached) AttachTo(dir *os.File) (kernel.MountInfo, error) {
+func (d *Detached) MoveToDir(dir *os.File) (kernel.MountInfo, error) {
 	defer runtime.KeepAlive(dir)
 	defer runtime.KeepAlive(d)
 	fd := int(d.root.Fd())
@@ -227,7 +227,7 @@ func (d *Detached) AttachTo(dir *os.File) (kernel.MountInfo, error) {
 	return info, nil
 }
 
-// TakeBack undoes Attach and AttachTo, wherever the mount is by now, even if somebody
+// TakeBack undoes MoveTo and MoveToDir, wherever the mount is by now, even if somebody
 // uses it already.
 func (d *Detached) TakeBack() error {
 	defer runtime.KeepAlive(d)

@@ -101,7 +101,7 @@ func TestDeviceSameUUIDTwice(t *testing.T) {
 			}
 			dir := tempDir(t)
 			unmountAtEnd(t, dir)
-			info, err := a.Attach(dir)
+			info, err := a.MoveTo(dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -275,7 +275,7 @@ func TestAttachErrors(t *testing.T) {
 		{filepath.Join(file, "below"), errs.NotFound, "not a directory"},
 		{link, errs.Invalid, "not a directory"},
 	} {
-		_, err := m.Attach(c.target)
+		_, err := m.MoveTo(c.target)
 		if err == nil {
 			t.Fatalf("attached at %s", c.target)
 		}
@@ -290,7 +290,7 @@ func TestAttachErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	unmountAtEnd(t, target)
-	if _, err := m.Attach(target); err != nil {
+	if _, err := m.MoveTo(target); err != nil {
 		t.Fatal(err)
 	}
 	m.Close()
@@ -359,7 +359,7 @@ func TestUnmountTakesTheTopmost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	info, err := m.Attach(a.dir)
+	info, err := m.MoveTo(a.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -392,7 +392,7 @@ func TestIsMountedTellsMountsApart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Attach(v.dir); err != nil {
+	if _, err := m.MoveTo(v.dir); err != nil {
 		t.Fatal(err)
 	}
 	m.Close()
@@ -469,7 +469,7 @@ func mountTree(t *testing.T, readOnly bool) (tree, dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Attach(dir); err != nil {
+	if _, err := m.MoveTo(dir); err != nil {
 		t.Fatal(err)
 	}
 	m.Close()
@@ -509,7 +509,7 @@ func TestTreeLeavesMountsBelowOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if _, err := other.Attach(sub); err != nil {
+	if _, err := other.MoveTo(sub); err != nil {
 		t.Fatal(err)
 	}
 	other.Close()
@@ -520,7 +520,7 @@ func TestTreeLeavesMountsBelowOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(dir); err != nil {
+	if _, err := m.MoveTo(dir); err != nil {
 		t.Fatal(err)
 	}
 	unmountAtEnd(t, dir)
@@ -569,7 +569,7 @@ func TestReadOnlyRefusesWrites(t *testing.T) {
 			defer m.Close()
 			dir := tempDir(t)
 			unmountAtEnd(t, dir)
-			if _, err := m.Attach(dir); err != nil {
+			if _, err := m.MoveTo(dir); err != nil {
 				t.Fatal(err)
 			}
 			m.Close()

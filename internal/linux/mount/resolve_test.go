@@ -92,7 +92,7 @@ func TestAttachByDescriptor(t *testing.T) {
 		if err := m.Restrict(true, false); err != nil {
 			t.Error(err)
 		}
-		info, err := m.AttachTo(dir)
+		info, err := m.MoveToDir(dir)
 		if err != nil {
 			t.Fatal(err)
 		}

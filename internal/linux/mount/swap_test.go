@@ -42,7 +42,7 @@ func putTree(t *testing.T, top, at string) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(at); err != nil {
+	if _, err := m.MoveTo(at); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -358,7 +358,7 @@ func TestRemoveMounts(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		if _, err := m.Attach(filepath.Join(dir, to)); err != nil {
+		if _, err := m.MoveTo(filepath.Join(dir, to)); err != nil {
 			t.Fatal(err)
 		}
 		return func() {

@@ -484,7 +484,7 @@ func TestOverlay(t *testing.T) {
 		skip(t, "%v", err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(dirs[3]); err != nil {
+	if _, err := m.MoveTo(dirs[3]); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

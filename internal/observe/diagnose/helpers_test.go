@@ -88,7 +88,7 @@ func makeFreshOn(
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(f.dir); err != nil {
+	if _, err := m.MoveTo(f.dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -283,7 +283,7 @@ func TestLoopSector(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = m.Attach(dir)
+	_, err = m.MoveTo(dir)
 	m.Close()
 	if err != nil {
 		t.Fatal(err)

@@ -119,7 +119,7 @@ func TestMountLeakOfTree(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = m.Attach(to)
+		_, err = m.MoveTo(to)
 		m.Close()
 		if err != nil {
 			t.Fatal(err)

@@ -176,7 +176,7 @@ func mountAt(t *testing.T, fstype, device string, options ...string) string {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(dir); err != nil {
+	if _, err := m.MoveTo(dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

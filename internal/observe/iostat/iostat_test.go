@@ -56,7 +56,7 @@ func volume(t testing.TB, pool, kind, name string) string {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(dir); err != nil {
+	if _, err := m.MoveTo(dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

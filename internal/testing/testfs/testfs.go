@@ -171,7 +171,7 @@ func (fs *FS) mount(source string, options ...string) {
 		fs.t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(fs.dir); err != nil {
+	if _, err := m.MoveTo(fs.dir); err != nil {
 		fs.t.Fatal(err)
 	}
 }

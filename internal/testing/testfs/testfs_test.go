@@ -84,7 +84,7 @@ func TestLeaks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Attach(sub); err != nil {
+	if _, err := m.MoveTo(sub); err != nil {
 		t.Fatal(err)
 	}
 	m.Close()

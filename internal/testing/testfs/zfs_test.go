@@ -31,7 +31,7 @@ func mountZFS(t *testing.T, dataset string) (string, func()) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(dir); err != nil {
+	if _, err := m.MoveTo(dir); err != nil {
 		t.Fatal(err)
 	}
 	return dir, func() {

@@ -159,7 +159,7 @@ func images(t *testing.T, kind string, mkfs ...string) world {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		if _, err := m.Attach(dir); err != nil {
+		if _, err := m.MoveTo(dir); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -82,7 +82,7 @@ func coarseExt4(t *testing.T) string {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if _, err := m.Attach(dir); err != nil {
+	if _, err := m.MoveTo(dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
