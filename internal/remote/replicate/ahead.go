@@ -9,20 +9,20 @@ import (
 
 // pageAhead reads regions of a map, or cells of one of version 2, before they are needed, a few at once, and keeps
 // what it has read until it is dropped. Methods may be called concurrently.
-type pageAhead struct {
-	ctx  context.Context
-	read func(context.Context, uint32) ([]repo.Piece, error)
+type pagePrefetcher struct {
+	ctx        context.Context
+	readPieces func(context.Context, uint32) ([]repo.Piece, error)
 
-	mu      sync.Mutex
-	known   map[uint32]*aheadRegion
-	queue   []uint32
-	running int // regions that were begun and not dropped
-	most    int // of these
+	mu         sync.Mutex
+	known      map[uint32]*prefetchedRegion
+	queue      []uint32
+	running    int // regions that were begun and not dropped
+	maxRunning int // of these
 
 	room chan struct{} // a token for each region that reserve may still let in
 }
 
-type aheadRegion struct {
+type prefetchedRegion struct {
 	begun    bool
 	reserved bool
 	done     chan struct{}
@@ -31,14 +31,14 @@ type aheadRegion struct {
 }
 
 // newPageAhead reads the regions of a manifest of version 1, or the cells of one of version 2, until ctx ends.
-func newPageAhead(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest) *pageAhead {
-	a := &pageAhead{ctx: ctx, known: map[uint32]*aheadRegion{}, most: regionAhead}
-	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) { return readRegion(ctx, r, m, region) }
+func newPagePrefetcher(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Manifest) *pagePrefetcher {
+	a := &pagePrefetcher{ctx: ctx, known: map[uint32]*prefetchedRegion{}, maxRunning: regionAhead}
+	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) { return readRegion(ctx, r, m, region) }
 	if m.Version == 2 {
-		a.most = cellAhead
-		a.read = func(ctx context.Context, cell uint32) ([]repo.Piece, error) { return readCell(ctx, nodes, m, cell) }
+		a.maxRunning = cellAhead
+		a.readPieces = func(ctx context.Context, cell uint32) ([]repo.Piece, error) { return readCell(ctx, nodes, m, cell) }
 	}
-	a.room = make(chan struct{}, 2*a.most)
+	a.room = make(chan struct{}, 2*a.maxRunning)
 	for range cap(a.room) {
 		a.room <- struct{}{}
 	}
@@ -48,11 +48,11 @@ func newPageAhead(ctx context.Context, r *repo.Repo, nodes readNodes, m *repo.Ma
 // reserve bounds how many regions the reader may get before they are dropped. If there
 // are as many, it calls full, so that those who drop them have what they need for that,
 // and waits.
-func (a *pageAhead) reserve(ctx context.Context, region uint32, full func() error) error {
+func (a *pagePrefetcher) reserveRegion(ctx context.Context, region uint32, full func() error) error {
 	a.mu.Lock()
 	r := a.known[region]
 	if r == nil {
-		r = &aheadRegion{done: make(chan struct{})}
+		r = &prefetchedRegion{done: make(chan struct{})}
 		a.known[region] = r
 	}
 
@@ -83,26 +83,26 @@ func (a *pageAhead) reserve(ctx context.Context, region uint32, full func() erro
 
 // want says that a region will be asked for. It does not wait. Regions are wanted in
 // the order in which they will be dropped.
-func (a *pageAhead) want(region uint32) {
+func (a *pagePrefetcher) prefetchRegion(region uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.known[region] == nil {
-		a.known[region] = &aheadRegion{done: make(chan struct{})}
+		a.known[region] = &prefetchedRegion{done: make(chan struct{})}
 		a.queue = append(a.queue, region)
-		a.pump()
+		a.startQueued()
 	}
 }
 
 // get returns the pieces of a region, which stay known until they are dropped.
-func (a *pageAhead) get(ctx context.Context, region uint32) ([]repo.Piece, error) {
+func (a *pagePrefetcher) waitRegion(ctx context.Context, region uint32) ([]repo.Piece, error) {
 	a.mu.Lock()
 	r := a.known[region]
 	if r == nil {
-		r = &aheadRegion{done: make(chan struct{})}
+		r = &prefetchedRegion{done: make(chan struct{})}
 		a.known[region] = r
 	}
 
-	a.begin(region, r) // at once, whatever else is being read
+	a.startReading(region, r) // at once, whatever else is being read
 	a.mu.Unlock()
 	select {
 	case <-r.done:
@@ -113,14 +113,14 @@ func (a *pageAhead) get(ctx context.Context, region uint32) ([]repo.Piece, error
 }
 
 // drop forgets a region.
-func (a *pageAhead) drop(region uint32) {
+func (a *pagePrefetcher) dropRegion(region uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.dropLocked(region)
 }
 
 // dropBetween forgets regions, the last included.
-func (a *pageAhead) dropBetween(first, last uint32) {
+func (a *pagePrefetcher) dropRegions(first, last uint32) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for region := range a.known {
@@ -131,7 +131,7 @@ func (a *pageAhead) dropBetween(first, last uint32) {
 }
 
 // dropLocked is drop for who holds mu.
-func (a *pageAhead) dropLocked(region uint32) {
+func (a *pagePrefetcher) dropLocked(region uint32) {
 	r := a.known[region]
 	if r == nil {
 		return
@@ -145,22 +145,22 @@ func (a *pageAhead) dropLocked(region uint32) {
 		a.room <- struct{}{}
 	}
 
-	a.pump()
+	a.startQueued()
 }
 
 // pump begins what may be begun; the caller holds mu.
-func (a *pageAhead) pump() {
-	for len(a.queue) > 0 && a.running < a.most {
+func (a *pagePrefetcher) startQueued() {
+	for len(a.queue) > 0 && a.running < a.maxRunning {
 		region := a.queue[0]
 		a.queue = a.queue[1:]
 		if r := a.known[region]; r != nil {
-			a.begin(region, r)
+			a.startReading(region, r)
 		}
 	}
 }
 
 // begin reads a region; the caller holds mu.
-func (a *pageAhead) begin(region uint32, r *aheadRegion) {
+func (a *pagePrefetcher) startReading(region uint32, r *prefetchedRegion) {
 	if r.begun {
 		return
 	}
@@ -168,6 +168,6 @@ func (a *pageAhead) begin(region uint32, r *aheadRegion) {
 	a.running++
 	go func() {
 		defer close(r.done)
-		r.pieces, r.err = a.read(a.ctx, region)
+		r.pieces, r.err = a.readPieces(a.ctx, region)
 	}()
 }

@@ -90,7 +90,7 @@ func (r *Remote) restoreConfig(ctx context.Context, dry bool) (bool, error) {
 		return false, err
 	}
 
-	store, err := r.store(ctx, 0, false)
+	store, err := r.openStore(ctx, 0, false)
 	if err != nil {
 		return false, err
 	}

@@ -210,7 +210,7 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 		}
 		s, object := seg.Segment(), seg.Finish()
 		seg = nil
-		written.size(s, len(object))
+		written.setSize(s, len(object))
 		return r.PutSegment(ctx, s, object)
 	}
 	add := func(content []byte) (repo.Frame, error) {
@@ -289,7 +289,7 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 				over = append(over, l)
 			}
 		}
-		pieces := overlay(old, over)
+		pieces := overlayLayers(old, over)
 		if len(pieces) == 0 {
 			continue
 		}
@@ -323,7 +323,7 @@ func (b *bench) write(ctx context.Context, r *repo.Repo, session repo.ID, m, bas
 	if base != nil && base.manifest.Version < 2 {
 		before = base.manifest.Uses
 	}
-	written.fill(m.manifest.Uses, before)
+	written.fillSizes(m.manifest.Uses, before)
 	return r.PutManifest(ctx, m.manifest)
 }
 
@@ -362,9 +362,9 @@ func (b *bench) writeTree(
 		if n < 0 {
 			n = len(layers)
 		}
-		old, err := t.get(ctx, cell)
+		old, err := t.cellPieces(ctx, cell)
 		if err == nil {
-			err = t.replace(ctx, cell*repo.CellBytes, (cell+1)*repo.CellBytes, overlay(old, layers[:n]))
+			err = t.replace(ctx, cell*repo.CellBytes, (cell+1)*repo.CellBytes, overlayLayers(old, layers[:n]))
 		}
 		if err != nil {
 			return err
@@ -372,7 +372,7 @@ func (b *bench) writeTree(
 		layers = layers[n:]
 	}
 	m.manifest.Version = 2
-	m.manifest.Map, err = t.finish(
+	m.manifest.Map, err = t.finishTree(
 		ctx,
 		func(_ context.Context, packed []byte, codec repo.Codec, plain int) (repo.Frame, error) {
 			content, err := repo.Unpack(codec, packed, uint32(plain))
@@ -392,7 +392,7 @@ func (b *bench) writeTree(
 	if base != nil {
 		m.manifest.Uses = base.manifest.Uses
 	}
-	m.manifest.Uses = written.uses(m.manifest.Map, m.manifest.Uses)
+	m.manifest.Uses = written.listUses(m.manifest.Map, m.manifest.Uses)
 	return r.PutManifest(ctx, m.manifest)
 }
 

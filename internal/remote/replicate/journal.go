@@ -66,28 +66,28 @@ type interval struct {
 
 // segmentRecord is what a finished segment has dealt with.
 type segmentRecord struct {
-	n     uint32
-	bytes int64 // of the object
-	parts []interval
-	cut   bool // what comes next does not adjoin
+	n        uint32
+	bytes    int64 // of the object
+	parts    []interval
+	afterGap bool // what comes next does not adjoin
 }
 
 // add adds what a batch says.
-func (r *segmentRecord) add(b *batch) {
+func (r *segmentRecord) addBatch(b *batch) {
 	if b.from == b.to && len(b.items) == 0 {
 		return
 	}
-	if n := len(r.parts); n > 0 && !r.cut && r.parts[n-1].to == b.from {
+	if n := len(r.parts); n > 0 && !r.afterGap && r.parts[n-1].to == b.from {
 		r.parts[n-1].to = b.to
 		r.parts[n-1].items = append(r.parts[n-1].items, b.items...)
 		return
 	}
-	r.cut = false
+	r.afterGap = false
 	r.parts = append(r.parts, interval{from: b.from, to: b.to, items: slices.Clone(b.items)})
 }
 
 // gap says that something else comes between.
-func (r *segmentRecord) gap() { r.cut = true }
+func (r *segmentRecord) markGap() { r.afterGap = true }
 
 // journal is an open journal, locked.
 type journal struct {
@@ -98,9 +98,9 @@ type journal struct {
 	end int64
 
 	// As it was found.
-	plan     *plan
-	next     uint32 // the first number of a segment that nobody can have used
-	finished []finishedSegment
+	plan        *plan
+	nextSegment uint32 // the first number of a segment that nobody can have used
+	finished    []finishedSegment
 
 	// Of what this pool has written of the session, or was about to write. A copy of the pool that goes on with it
 	// leaves another token there.
@@ -109,15 +109,15 @@ type journal struct {
 
 // owns reports whether the last write of the session that the plan names is this pool's. If it is not, a copy of this
 // pool that has the same journal has gone on with it, and it is not to be touched.
-func (j *journal) owns(s repo.Session) bool {
+func (j *journal) ownsSession(s repo.Session) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return s.Token.IsZero() || slices.Contains(j.tokens, s.Token)
 }
 
 // token makes a token of the session's next write durable.
-func (j *journal) token(id repo.ID) error {
-	err := j.append(recordToken, id[:], true)
+func (j *journal) appendToken(id repo.ID) error {
+	err := j.appendRecord(recordToken, id[:], true)
 	if err == nil {
 		j.mu.Lock()
 		j.tokens = append(j.tokens, id)
@@ -179,7 +179,7 @@ func openJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 		_ = f.Close()
 	}
 
-	if err := j.load(); err != nil {
+	if err := j.loadRecords(); err != nil {
 		_ = j.f.Close()
 		return nil, errs.Wrap(opPush, head, err)
 	}
@@ -206,7 +206,7 @@ func waitJournal(ctx context.Context, remoteDir, head string) (*journal, error) 
 }
 
 // close lets go of it. One in which nothing is written goes away.
-func (j *journal) close() {
+func (j *journal) releaseLock() {
 	if j.end == 0 {
 		_ = os.Remove(j.path)
 	}
@@ -214,26 +214,26 @@ func (j *journal) close() {
 }
 
 // clear forgets everything: the push is done, or cannot be gone on with.
-func (j *journal) clear() error {
+func (j *journal) reset() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.plan, j.finished, j.tokens, j.next, j.end = nil, nil, nil, 0, 0
+	j.plan, j.finished, j.tokens, j.nextSegment, j.end = nil, nil, nil, 0, 0
 	return j.f.Truncate(0)
 }
 
 // load reads what is there. What is broken is as if it had not been written.
-func (j *journal) load() error {
+func (j *journal) loadRecords() error {
 	st, err := j.f.Stat()
 	if err != nil {
 		return err
 	}
 
 	for at := int64(0); ; {
-		payload, n, err := j.read(at, st.Size())
+		payload, n, err := j.readRecord(at, st.Size())
 		if err != nil {
 			return err
 		}
-		if n == 0 || !j.take(payload, at+8) {
+		if n == 0 || !j.applyRecord(payload, at+8) {
 			j.end = at
 			return j.f.Truncate(at)
 		}
@@ -243,7 +243,7 @@ func (j *journal) load() error {
 
 // read reads the record at an offset; n is its whole length, 0 if there is no whole
 // one.
-func (j *journal) read(at, size int64) (payload []byte, n int64, err error) {
+func (j *journal) readRecord(at, size int64) (payload []byte, n int64, err error) {
 	var head [8]byte
 	if at+8 > size {
 		return nil, 0, nil
@@ -271,7 +271,7 @@ func (j *journal) read(at, size int64) (payload []byte, n int64, err error) {
 }
 
 // take understands a record whose payload is at an offset of the file.
-func (j *journal) take(b []byte, at int64) bool {
+func (j *journal) applyRecord(b []byte, at int64) bool {
 	kind, b := b[0], b[1:]
 	switch kind {
 	case recordPlan:
@@ -279,8 +279,8 @@ func (j *journal) take(b []byte, at int64) bool {
 		if json.Unmarshal(b, p) != nil || p.Version != planVersion {
 			return false
 		}
-		j.plan, j.finished, j.tokens, j.next = p, nil, []repo.ID{p.Token}, 0
-		j.use(0)
+		j.plan, j.finished, j.tokens, j.nextSegment = p, nil, []repo.ID{p.Token}, 0
+		j.markSegmentUsed(0)
 		return true
 	case recordToken:
 		if len(b) != len(repo.ID{}) || j.plan == nil {
@@ -292,7 +292,7 @@ func (j *journal) take(b []byte, at int64) bool {
 		if len(b) != 4 || j.plan == nil {
 			return false
 		}
-		j.use(binary.LittleEndian.Uint32(b))
+		j.markSegmentUsed(binary.LittleEndian.Uint32(b))
 		return true
 	case recordSegment:
 		if j.plan == nil {
@@ -301,7 +301,7 @@ func (j *journal) take(b []byte, at int64) bool {
 		s, ok := scanSegment(b, at+1)
 		if ok {
 			j.finished = append(j.finished, s)
-			j.use(s.n)
+			j.markSegmentUsed(s.n)
 		}
 		return ok
 	}
@@ -311,10 +311,10 @@ func (j *journal) take(b []byte, at int64) bool {
 
 // use says that segment n was written. As many as are uploaded at once may have been
 // written without a record, those behind it that were already sealed included.
-func (j *journal) use(n uint32) { j.next = max(j.next, n+2*uploads+2) }
+func (j *journal) markSegmentUsed(n uint32) { j.nextSegment = max(j.nextSegment, n+2*uploads+2) }
 
 // append adds a record; sync: it is durable when this returns.
-func (j *journal) append(kind byte, payload []byte, sync bool) error {
+func (j *journal) appendRecord(kind byte, payload []byte, sync bool) error {
 	b := make([]byte, 8, 9+len(payload))
 	b = append(append(b, kind), payload...)
 	binary.LittleEndian.PutUint32(b, uint32(len(b)-8))
@@ -335,19 +335,19 @@ func (j *journal) append(kind byte, payload []byte, sync bool) error {
 }
 
 // begin forgets what was, and writes a plan.
-func (j *journal) begin(p plan, sync bool) error {
-	if err := j.clear(); err != nil {
+func (j *journal) beginPlan(p plan, sync bool) error {
+	if err := j.reset(); err != nil {
 		return errs.Wrap(opPush, filepath.Base(j.path), err)
 	}
-	return j.replan(p, sync)
+	return j.replacePlan(p, sync)
 }
 
 // replan replaces the plan, before anything is finished.
-func (j *journal) replan(p plan, sync bool) error {
+func (j *journal) replacePlan(p plan, sync bool) error {
 	p.Version = planVersion
 	b, err := json.Marshal(p)
 	if err == nil {
-		err = j.append(recordPlan, b, sync)
+		err = j.appendRecord(recordPlan, b, sync)
 	}
 	if err == nil {
 		j.mu.Lock()
@@ -358,13 +358,13 @@ func (j *journal) replan(p plan, sync bool) error {
 }
 
 // run says from which number on segments will be written.
-func (j *journal) run(first uint32) error {
-	return j.append(recordRun, binary.LittleEndian.AppendUint32(nil, first), true)
+func (j *journal) appendRun(first uint32) error {
+	return j.appendRecord(recordRun, binary.LittleEndian.AppendUint32(nil, first), true)
 }
 
 // segment says that a segment is on the remote.
-func (j *journal) segment(r segmentRecord, sync bool) error {
-	return j.append(recordSegment, encodeSegment(r), sync)
+func (j *journal) appendSegment(r segmentRecord, sync bool) error {
+	return j.appendRecord(recordSegment, encodeSegment(r), sync)
 }
 
 // Items have a fixed size: kind, offset, length, within, sum, and the frame.
@@ -427,7 +427,7 @@ func scanSegment(b []byte, at int64) (s finishedSegment, ok bool) {
 }
 
 // items reads what a finished part says.
-func (j *journal) items(p finishedPart) ([]item, error) {
+func (j *journal) readItems(p finishedPart) ([]item, error) {
 	b := make([]byte, p.count*itemBytes)
 	if _, err := j.f.ReadAt(b, p.at); err != nil {
 		return nil, errs.Wrap(opPush, filepath.Base(j.path), err)
@@ -502,7 +502,7 @@ func plannedSnapshots(pool string) (map[string]bool, error) {
 		for at := int64(0); err == nil; {
 			var b []byte
 			var n int64
-			if b, n, err = j.read(at, st.Size()); err != nil || n == 0 || !j.take(b, at+8) {
+			if b, n, err = j.readRecord(at, st.Size()); err != nil || n == 0 || !j.applyRecord(b, at+8) {
 				break
 			}
 			at += n

@@ -56,10 +56,10 @@ func TestJournal(t *testing.T) {
 	want := plan{Version: planVersion, Snapshot: "v@push-1", Took: true, Object: "o", Session: repo.NewID(), Base: "b",
 		Head: "h", Manifest: repo.NewID(), Merge: true,
 		Origin: &repo.Origin{Ref: "g@1", Volume: "g", Manifest: repo.NewID()}}
-	if err := j.begin(want, true); err != nil {
+	if err := j.beginPlan(want, true); err != nil {
 		t.Fatal(err)
 	}
-	if err := j.run(100); err != nil {
+	if err := j.appendRun(100); err != nil {
 		t.Fatal(err)
 	}
 	var records []segmentRecord
@@ -67,12 +67,12 @@ func TestJournal(t *testing.T) {
 	for n := range uint32(6) {
 		ends = append(ends, j.end)
 		records = append(records, drawRecord(r, n))
-		if err := j.segment(records[n], n%2 == 0); err != nil {
+		if err := j.appendSegment(records[n], n%2 == 0); err != nil {
 			t.Fatal(err)
 		}
 	}
 	whole := j.end
-	j.close()
+	j.releaseLock()
 	path := journalPath(dir, "v")
 	good, err := os.ReadFile(path)
 	if err != nil || int64(len(good)) != whole {
@@ -81,16 +81,16 @@ func TestJournal(t *testing.T) {
 	check := func(count int) {
 		t.Helper()
 		j := open()
-		defer j.close()
+		defer j.releaseLock()
 		if j.plan == nil || !reflect.DeepEqual(*j.plan, want) {
 			t.Fatalf("plan %+v, wanted %+v", j.plan, want)
 		}
-		if len(j.finished) != count || j.next < 100 {
-			t.Fatalf("%d segments, wanted %d; next %d", len(j.finished), count, j.next)
+		if len(j.finished) != count || j.nextSegment < 100 {
+			t.Fatalf("%d segments, wanted %d; next %d", len(j.finished), count, j.nextSegment)
 		}
 		for i, f := range j.finished {
 			for k, p := range f.parts {
-				items, err := j.items(p)
+				items, err := j.readItems(p)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -128,15 +128,15 @@ func TestJournal(t *testing.T) {
 	// A new plan forgets the segments of the one before; other remotes see the snapshot.
 	j = open()
 	want.Object = "other"
-	if err := j.replan(want, true); err != nil {
+	if err := j.replacePlan(want, true); err != nil {
 		t.Fatal(err)
 	}
-	j.close()
+	j.releaseLock()
 	check2 := open()
 	if len(check2.finished) != 0 || check2.plan.Object != "other" {
 		t.Errorf("%+v", check2.plan)
 	}
-	check2.close()
+	check2.releaseLock()
 	pool := filepath.Join(dir, "pool")
 	if err := os.MkdirAll(filepath.Join(pool, "remotes"), 0o700); err != nil {
 		t.Fatal(err)
@@ -149,10 +149,10 @@ func TestJournal(t *testing.T) {
 	}
 	// An empty one goes away.
 	j = open()
-	if err := j.clear(); err != nil {
+	if err := j.reset(); err != nil {
 		t.Fatal(err)
 	}
-	j.close()
+	j.releaseLock()
 	if _, err := os.Stat(path); err == nil {
 		t.Error("an empty journal stays")
 	}

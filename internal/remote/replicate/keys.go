@@ -41,13 +41,13 @@ func RecipientLabel(recipient string) string { return recipient[:min(len(recipie
 // Keys lists what opens a remote's repository, the oldest first.
 func Keys(ctx context.Context, r *Remote) (out []Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
-		out, err = keys(ctx, r, rp)
+		out, err = listKeys(ctx, r, rp)
 		return err
 	})
 	return out, err
 }
 
-func keys(ctx context.Context, r *Remote, rp *repo.Repo) ([]Key, error) {
+func listKeys(ctx context.Context, r *Remote, rp *repo.Repo) ([]Key, error) {
 	slots, err := rp.Slots(ctx)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 			return err
 		}
 
-		all, err := keys(ctx, r, rp)
+		all, err := listKeys(ctx, r, rp)
 		if err != nil {
 			return err
 		}
@@ -98,7 +98,7 @@ func AddKey(ctx context.Context, r *Remote, n NewKey) (out Key, err error) {
 // that of this pool, which could not use the remote any more.
 func RemoveKey(ctx context.Context, r *Remote, which string, force bool) (out Key, err error) {
 	err = r.withRepo(ctx, func(rp *repo.Repo) error {
-		all, err := keys(ctx, r, rp)
+		all, err := listKeys(ctx, r, rp)
 		if err != nil {
 			return err
 		}
@@ -168,7 +168,7 @@ func RotateKeys(ctx context.Context, r *Remote, passphrase func(Key) (string, er
 			return err
 		}
 
-		out, err = keys(ctx, r, rp)
+		out, err = listKeys(ctx, r, rp)
 		return err
 	})
 
@@ -199,7 +199,7 @@ func (r *Remote) withRepo(ctx context.Context, fn func(*repo.Repo) error) error 
 	if err := fn(rp); err != nil {
 		return err
 	}
-	r.remember(rp) // the keys may have changed
+	r.recordSeen(rp) // the keys may have changed
 	return nil
 }
 

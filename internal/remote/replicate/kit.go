@@ -78,7 +78,7 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 			return err
 		}
 
-		all, err := keys(ctx, r, rp)
+		all, err := listKeys(ctx, r, rp)
 		if err != nil {
 			return err
 		}
@@ -87,7 +87,7 @@ func ExportKit(ctx context.Context, r *Remote, q KitRequest) (out ExportedKit, e
 			return err
 		}
 
-		err = writeKit(q, q.text(r, rp, out.Key, now, sealed))
+		err = writeKit(q, q.renderKit(r, rp, out.Key, now, sealed))
 		if err != nil { // nobody has the key then
 			if id, perr := repo.ParseID(out.Key.ID); perr == nil {
 				_ = rp.RemoveSlot(context.WithoutCancel(ctx), id)
@@ -135,7 +135,7 @@ type KitFacts struct {
 }
 
 // text is the kit: what people read, and the two blocks that count.
-func (q KitRequest) text(r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte) string {
+func (q KitRequest) renderKit(r *Remote, rp *repo.Repo, k Key, made time.Time, sealed []byte) string {
 	facts := KitFacts{URL: r.URL, Repository: rp.ID().String(), Key: k, Made: made}
 	config := pem.EncodeToMemory(&pem.Block{Type: kitConfig, Bytes: rp.Config(), Headers: map[string]string{
 		"URL": facts.URL, "Repository": facts.Repository,

@@ -80,7 +80,7 @@ func Volumes(ctx context.Context, r *Remote) (*Listing, error) {
 		return nil, err
 	}
 
-	l, err := volumes(ctx, rp)
+	l, err := listVolumes(ctx, rp)
 	if err != nil {
 		rp.Close()
 		return nil, err
@@ -134,7 +134,7 @@ func listedPoint(p repo.Point) ListedPoint {
 	}
 }
 
-func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
+func listVolumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	sessions, _, err := readSessions(ctx, r) // of one that cannot be read nothing is to be shown
 	if err != nil {
 		return nil, errs.Wrap(opList, "", err)
@@ -174,7 +174,7 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 			continue
 		}
 
-		l, err := listed(ctx, r, h, work[h.Name], pins)
+		l, err := listedVolume(ctx, r, h, work[h.Name], pins)
 		if err != nil {
 			return nil, err
 		}
@@ -194,14 +194,14 @@ func volumes(ctx context.Context, r *repo.Repo) (*Listing, error) {
 	}
 
 	slices.SortFunc(out, func(a, b Listed) int { return cmp.Compare(a.Name, b.Name) })
-	if err := pinnedInPages(ctx, r, out, all, pins); err != nil {
+	if err := addPageSessions(ctx, r, out, all, pins); err != nil {
 		return nil, err
 	}
 
 	return &Listing{Volumes: out, repo: r, heads: all}, nil
 }
 
-func listed(
+func listedVolume(
 	ctx context.Context, r *repo.Repo, h repo.Head, work []ListedWork, pins map[repo.ID][]ListedWork,
 ) (Listed, error) {
 	l := Listed{
@@ -225,14 +225,14 @@ func listed(
 
 	for _, p := range h.Recent {
 		l.StoredBytes += p.Added
-		l.pinned(pins[p.Manifest])
+		l.addSessions(pins[p.Manifest])
 	}
 
 	return l, nil
 }
 
 // pinnedInPages notes who reads points that are in pages: their manifests say of which volume they are.
-func pinnedInPages(
+func addPageSessions(
 	ctx context.Context, r *repo.Repo, out []Listed, heads map[string]repo.Head, pins map[repo.ID][]ListedWork,
 ) error {
 	for id, work := range pins {
@@ -245,7 +245,7 @@ func pinnedInPages(
 		}
 		i := slices.IndexFunc(out, func(l Listed) bool { return l.Name == m.Volume })
 		if i >= 0 && len(heads[m.Volume].Pages) > 0 {
-			out[i].pinned(work)
+			out[i].addSessions(work)
 		}
 	}
 
@@ -253,7 +253,7 @@ func pinnedInPages(
 }
 
 // pinned notes who reads a point of the volume.
-func (l *Listed) pinned(all []ListedWork) {
+func (l *Listed) addSessions(all []ListedWork) {
 	for _, w := range all {
 		if !slices.Contains(l.Sessions, w) {
 			l.Sessions = append(l.Sessions, w)

@@ -49,7 +49,7 @@ func TestCommandsListOnce(t *testing.T) {
 			_, err := verify(t.Context(), r, VerifyRequest{ReadPercent: 100})
 			return err
 		},
-		"ls":     func(r *repo.Repo) error { _, err := volumes(t.Context(), r); return err },
+		"ls":     func(r *repo.Repo) error { _, err := listVolumes(t.Context(), r); return err },
 		"repair": func(r *repo.Repo) error { _, err := (&repairer{repo: r}).run(t.Context()); return err },
 		"delete": func(r *repo.Repo) error {
 			_, err := removeVolume(t.Context(), r, ref.Ref{Name: "w"})

@@ -28,7 +28,7 @@ func pieceLayer(p repo.Piece) layer { return layer{Offset: p.Offset, Length: p.L
 
 // cut returns what of a piece lies in [from, to), which must not be empty. A part has
 // no Sum: nobody has computed that.
-func cut(p repo.Piece, from, to int64) repo.Piece {
+func cutPiece(p repo.Piece, from, to int64) repo.Piece {
 	from, to = max(from, p.Offset), min(to, p.End())
 	if from == p.Offset && to == p.End() {
 		return p
@@ -40,7 +40,7 @@ func cut(p repo.Piece, from, to int64) repo.Piece {
 
 // overlay lays changes over a map. Both are in order of offset and do not overlap in
 // themselves; so is the result. Pieces that a change covers in part are cut.
-func overlay(base []repo.Piece, over []layer) []repo.Piece {
+func overlayLayers(base []repo.Piece, over []layer) []repo.Piece {
 	out := make([]repo.Piece, 0, len(base)+len(over))
 	i := 0
 	var rest repo.Piece // of base[i-1], behind the last layer
@@ -70,11 +70,11 @@ func overlay(base []repo.Piece, over []layer) []repo.Piece {
 			}
 
 			if p.Offset < l.Offset {
-				out = append(out, cut(p, p.Offset, l.Offset))
+				out = append(out, cutPiece(p, p.Offset, l.Offset))
 			}
 
 			if p.End() > l.end() { // also if it begins behind the layer
-				rest, has = cut(p, max(p.Offset, l.end()), p.End()), true
+				rest, has = cutPiece(p, max(p.Offset, l.end()), p.End()), true
 				break
 			}
 		}
@@ -106,7 +106,7 @@ func sameContent(a, b repo.Piece) bool {
 //
 // Content that is the same but lies in another frame counts as changed, unless both
 // pieces are whole and have the same sum.
-func changes(old, now []repo.Piece) []layer {
+func changedLayers(old, now []repo.Piece) []layer {
 	var out []layer
 	put := func(l layer) {
 		if n := len(out); n > 0 && out[n-1].end() == l.Offset {
@@ -154,7 +154,7 @@ func changes(old, now []repo.Piece) []layer {
 			if a != nil {
 				to = min(to, a.Offset)
 			}
-			put(pieceLayer(cut(*b, from, to)))
+			put(pieceLayer(cutPiece(*b, from, to)))
 			at = to
 		default: // both begin here
 			from := max(a.Offset, b.Offset, at)
@@ -162,7 +162,7 @@ func changes(old, now []repo.Piece) []layer {
 			same := sameContent(*a, *b) ||
 				a.Offset == b.Offset && a.Length == b.Length && a.Sum == b.Sum && a.Sum != repo.Sum{}
 			if !same {
-				put(pieceLayer(cut(*b, from, to)))
+				put(pieceLayer(cutPiece(*b, from, to)))
 			}
 			at = to
 		}

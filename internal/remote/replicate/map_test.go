@@ -70,7 +70,7 @@ func TestOverlayAndChanges(t *testing.T) {
 		for range 1 + r.IntN(4) {
 			before, was := slices.Clone(pieces), model
 			layers := drawLayers(r, &frame)
-			pieces = overlay(pieces, layers)
+			pieces = overlayLayers(pieces, layers)
 			for _, l := range layers {
 				if l.Piece != nil {
 					whole[l.Piece.Frame.Index] = *l.Piece
@@ -94,7 +94,7 @@ func TestOverlayAndChanges(t *testing.T) {
 			if blocks(t, before) != was {
 				t.Fatal("overlay changed what it was given")
 			}
-			diff := changes(before, pieces)
+			diff := changedLayers(before, pieces)
 			changed := map[int64]bool{}
 			last := int64(0)
 			for _, l := range diff {
@@ -107,7 +107,7 @@ func TestOverlayAndChanges(t *testing.T) {
 					changed[l.Offset/repo.BlockBytes+b] = true
 				}
 			}
-			if got := blocks(t, overlay(before, diff)); got != model {
+			if got := blocks(t, overlayLayers(before, diff)); got != model {
 				t.Fatal("the changes between two maps do not turn one into the other")
 			}
 			for b := range int64(modelBlocks) {
@@ -124,11 +124,11 @@ func TestChangesBySum(t *testing.T) {
 	a := repo.Piece{Offset: 4096, Length: 8192, Sum: repo.Sum{7}, Frame: repo.Frame{Index: 1, Plain: 8192}}
 	b := a
 	b.Frame.Index = 2
-	if d := changes([]repo.Piece{a}, []repo.Piece{b}); len(d) != 0 {
+	if d := changedLayers([]repo.Piece{a}, []repo.Piece{b}); len(d) != 0 {
 		t.Errorf("the same content in another frame: %v", d)
 	}
 	b.Sum = repo.Sum{}
-	if d := changes([]repo.Piece{a}, []repo.Piece{b}); len(d) != 1 {
+	if d := changedLayers([]repo.Piece{a}, []repo.Piece{b}); len(d) != 1 {
 		t.Errorf("content of which nothing is known in another frame: %v", d)
 	}
 }

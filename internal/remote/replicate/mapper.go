@@ -15,30 +15,30 @@ type frameAdder func(ctx context.Context, content []byte, codec repo.Codec, plai
 // unit, and puts the result into a tree. A unit is a cell, or a region, if base is of version 1; all regions of that
 // are read then, once after an upgrade, so that the new map is a tree all through.
 type mapper struct {
-	base  *repo.Manifest // what is merged into, or compared with; nil: nothing
-	merge bool           // what nobody speaks of is as in base; else it is zero
-	ahead *pageAhead     // of base; nil without
-	begin func(context.Context) (*tree, error)
+	base     *repo.Manifest  // what is merged into, or compared with; nil: nothing
+	merge    bool            // what nobody speaks of is as in base; else it is zero
+	ahead    *pagePrefetcher // of base; nil without
+	makeTree func(context.Context) (*tree, error)
 
-	tree   *tree // once something was put
-	unit   int64 // bytes
-	open   bool
-	number uint32 // of the open unit
-	layers []layer
-	at     int64 // all before it is in the tree
-	next   int   // of base's pages, the first that is not in the tree
+	tree       *tree // once something was put
+	unit       int64 // bytes
+	unitOpen   bool
+	unitNumber uint32 // of the open unit
+	layers     []layer
+	at         int64 // all before it is in the tree
+	nextPage   int   // of base's pages, the first that is not in the tree
 }
 
 // newMapper begins the map of a volume of size bytes. scratch: nothing of base's map is used again, as something of
 // it is damaged.
-func newMapper(nodes readNodes, base *repo.Manifest, merge, scratch bool, size int64, ahead *pageAhead) *mapper {
+func newMapper(nodes readNodes, base *repo.Manifest, merge, scratch bool, size int64, ahead *pagePrefetcher) *mapper {
 	m := &mapper{base: base, merge: merge, ahead: ahead, unit: unitOf(base)}
-	m.begin = func(ctx context.Context) (*tree, error) {
+	m.makeTree = func(ctx context.Context) (*tree, error) {
 		from := base
 		if from != nil && (from.Version < 2 || scratch) {
 			from = nil
 		}
-		return newTree(ctx, intact(nodes), from, size)
+		return newTree(ctx, markBaseDamaged(nodes), from, size)
 	}
 	return m
 }
@@ -52,7 +52,7 @@ func unitOf(base *repo.Manifest) int64 {
 }
 
 // intact reports nodes that cannot be read as errBaseDamaged.
-func intact(nodes readNodes) readNodes {
+func markBaseDamaged(nodes readNodes) readNodes {
 	return func(ctx context.Context, all []repo.NodeAt) ([]repo.ReadNode, error) {
 		got, err := nodes(ctx, all)
 		for i, n := range got {
@@ -65,29 +65,29 @@ func intact(nodes readNodes) readNodes {
 }
 
 // prepare makes sure that there is a tree.
-func (m *mapper) prepare(ctx context.Context) (err error) {
+func (m *mapper) ensureTree(ctx context.Context) (err error) {
 	if m.tree == nil {
-		m.tree, err = m.begin(ctx)
+		m.tree, err = m.makeTree(ctx)
 	}
 	return err
 }
 
 // put takes the next layer, in order of offset.
-func (m *mapper) put(ctx context.Context, l layer, add frameAdder) error {
-	if err := m.prepare(ctx); err != nil {
+func (m *mapper) putLayer(ctx context.Context, l layer, add frameAdder) error {
+	if err := m.ensureTree(ctx); err != nil {
 		return err
 	}
 
 	for l.Length > 0 {
 		n := uint32(l.Offset / m.unit)
-		if m.open && n != m.number {
+		if m.unitOpen && n != m.unitNumber {
 			if err := m.finishUnit(ctx, add); err != nil {
 				return err
 			}
 		}
 
-		if whole := l.end()/m.unit*m.unit - l.Offset; l.Piece == nil && whole > 0 && l.Offset%m.unit == 0 && m.convertable() {
-			if err := m.clear(ctx, l.Offset, l.Offset+whole, add); err != nil {
+		if whole := l.end()/m.unit*m.unit - l.Offset; l.Piece == nil && whole > 0 && l.Offset%m.unit == 0 && m.canClearUnits() {
+			if err := m.clearUnits(ctx, l.Offset, l.Offset+whole, add); err != nil {
 				return err
 			}
 			l.Offset, l.Length = l.Offset+whole, l.Length-whole
@@ -97,11 +97,11 @@ func (m *mapper) put(ctx context.Context, l layer, add frameAdder) error {
 		part := l
 		part.Length = min(l.Length, int64(n+1)*m.unit-l.Offset)
 		if l.Piece != nil {
-			p := cut(*l.Piece, l.Offset, l.Offset+part.Length)
+			p := cutPiece(*l.Piece, l.Offset, l.Offset+part.Length)
 			part.Piece = &p
 		}
 
-		m.open, m.number = true, n
+		m.unitOpen, m.unitNumber = true, n
 		if part.Piece != nil || m.merge {
 			m.layers = append(m.layers, part)
 		}
@@ -114,56 +114,56 @@ func (m *mapper) put(ctx context.Context, l layer, add frameAdder) error {
 
 // convertable reports whether whole units can be cleared without a look at base: the pages of version 1 are put into
 // the tree one by one.
-func (m *mapper) convertable() bool { return m.unit == repo.CellBytes }
+func (m *mapper) canClearUnits() bool { return m.unit == repo.CellBytes }
 
 // clear makes whole units zero.
-func (m *mapper) clear(ctx context.Context, from, to int64, add frameAdder) error {
+func (m *mapper) clearUnits(ctx context.Context, from, to int64, add frameAdder) error {
 	if !m.merge {
 		return nil // what nobody speaks of is zero
 	}
 	if m.base != nil {
-		m.ahead.dropBetween(uint32(from/m.unit), uint32((to-1)/m.unit))
+		m.ahead.dropRegions(uint32(from/m.unit), uint32((to-1)/m.unit))
 	}
 	m.at = to
 	if err := m.tree.replace(ctx, from, to, nil); err != nil {
 		return err
 	}
-	return m.flush(ctx, to, add)
+	return m.flushTree(ctx, to, add)
 }
 
 // finishUnit puts the open unit into the tree.
 func (m *mapper) finishUnit(ctx context.Context, add frameAdder) error {
-	from := int64(m.number) * m.unit
-	if err := m.upTo(ctx, from, add); err != nil {
+	from := int64(m.unitNumber) * m.unit
+	if err := m.copyUnchanged(ctx, from, add); err != nil {
 		return err
 	}
 
 	var old []repo.Piece
 	if m.base != nil && m.merge {
 		var err error
-		if old, err = m.ahead.get(ctx, m.number); err != nil {
+		if old, err = m.ahead.waitRegion(ctx, m.unitNumber); err != nil {
 			return err
 		}
 	}
 
 	if m.base != nil {
-		m.ahead.drop(m.number)
-		if m.next < len(m.base.Pages) && m.base.Pages[m.next].Region == m.number {
-			m.next++
+		m.ahead.dropRegion(m.unitNumber)
+		if m.nextPage < len(m.base.Pages) && m.base.Pages[m.nextPage].Region == m.unitNumber {
+			m.nextPage++
 		}
 	}
 
-	now := overlay(old, m.layers)
-	m.open, m.layers, m.at = false, m.layers[:0], from+m.unit
-	if err := m.fill(ctx, from, from+m.unit, now); err != nil {
+	now := overlayLayers(old, m.layers)
+	m.unitOpen, m.layers, m.at = false, m.layers[:0], from+m.unit
+	if err := m.replaceUnit(ctx, from, from+m.unit, now); err != nil {
 		return err
 	}
 
-	return m.flush(ctx, m.at, add)
+	return m.flushTree(ctx, m.at, add)
 }
 
 // fill makes pieces all that there is in a range.
-func (m *mapper) fill(ctx context.Context, from, to int64, pieces []repo.Piece) error {
+func (m *mapper) replaceUnit(ctx context.Context, from, to int64, pieces []repo.Piece) error {
 	if to-from == repo.CellBytes {
 		return m.tree.replace(ctx, from, to, pieces)
 	}
@@ -171,7 +171,7 @@ func (m *mapper) fill(ctx context.Context, from, to int64, pieces []repo.Piece) 
 }
 
 // upTo puts into the tree what nobody has spoken of, up to an offset.
-func (m *mapper) upTo(ctx context.Context, to int64, add frameAdder) error {
+func (m *mapper) copyUnchanged(ctx context.Context, to int64, add frameAdder) error {
 	switch {
 	case !m.merge:
 		return m.tree.replace(ctx, m.at, to, nil)
@@ -179,25 +179,25 @@ func (m *mapper) upTo(ctx context.Context, to int64, add frameAdder) error {
 		return nil
 	}
 
-	for ; m.next < len(m.base.Pages) && regionStart(m.base.Pages[m.next].Region) < to; m.next++ {
-		for _, p := range m.base.Pages[m.next:min(m.next+regionAhead/2, len(m.base.Pages))] {
+	for ; m.nextPage < len(m.base.Pages) && regionStart(m.base.Pages[m.nextPage].Region) < to; m.nextPage++ {
+		for _, p := range m.base.Pages[m.nextPage:min(m.nextPage+regionAhead/2, len(m.base.Pages))] {
 			if regionStart(p.Region) < to {
-				m.ahead.want(p.Region)
+				m.ahead.prefetchRegion(p.Region)
 			}
 		}
 
-		region := m.base.Pages[m.next].Region
-		pieces, err := m.ahead.get(ctx, region)
+		region := m.base.Pages[m.nextPage].Region
+		pieces, err := m.ahead.waitRegion(ctx, region)
 		if err != nil {
 			return err
 		}
 
-		m.ahead.drop(region)
+		m.ahead.dropRegion(region)
 		if err := fillCells(ctx, m.tree, pieces); err != nil {
 			return err
 		}
 
-		if err := m.flush(ctx, regionStart(region+1), add); err != nil {
+		if err := m.flushTree(ctx, regionStart(region+1), add); err != nil {
 			return err
 		}
 	}
@@ -206,31 +206,31 @@ func (m *mapper) upTo(ctx context.Context, to int64, add frameAdder) error {
 }
 
 // flush writes what is done of the tree, if it is much.
-func (m *mapper) flush(ctx context.Context, before int64, add frameAdder) error {
+func (m *mapper) flushTree(ctx context.Context, before int64, add frameAdder) error {
 	if m.tree.held < heldInTree {
 		return nil
 	}
-	return m.tree.flush(ctx, before, add)
+	return m.tree.flushNodes(ctx, before, add)
 }
 
 // finish writes what is left of the map, and returns its root.
-func (m *mapper) finish(ctx context.Context, add frameAdder) (repo.NodeRef, error) {
-	if err := m.prepare(ctx); err != nil {
+func (m *mapper) finishMap(ctx context.Context, add frameAdder) (repo.NodeRef, error) {
+	if err := m.ensureTree(ctx); err != nil {
 		return repo.NodeRef{}, err
 	}
 
-	if m.open {
+	if m.unitOpen {
 		if err := m.finishUnit(ctx, add); err != nil {
 			return repo.NodeRef{}, err
 		}
 	}
 
 	end := int64(repo.MaxVolumeBytes)
-	if err := m.upTo(ctx, end, add); err != nil {
+	if err := m.copyUnchanged(ctx, end, add); err != nil {
 		return repo.NodeRef{}, err
 	}
 
-	return m.tree.finish(ctx, add)
+	return m.tree.finishTree(ctx, add)
 }
 
 // readCell reads what a map of version 2 has in one cell.

@@ -139,9 +139,9 @@ func (x *mapperModel) round() {
 	case !merge: // all that is to stay is said again
 		var kept []repo.Piece
 		if base != nil {
-			kept = overlay(x.pieces(), []layer{zeroLayer(size*repo.BlockBytes, repo.MaxVolumeBytes)})
+			kept = overlayLayers(x.pieces(), []layer{zeroLayer(size*repo.BlockBytes, repo.MaxVolumeBytes)})
 		}
-		all := overlay(kept, layers)
+		all := overlayLayers(kept, layers)
 		layers = nil
 		for _, p := range all {
 			layers = append(layers, pieceLayer(p))
@@ -166,12 +166,12 @@ func (x *mapperModel) round() {
 func (x *mapperModel) mapped(base *repo.Manifest, merge bool, size int64, layers []layer) repo.NodeRef {
 	x.t.Helper()
 	ctx := x.t.Context()
-	var ahead *pageAhead
+	var ahead *pagePrefetcher
 	if base != nil {
-		ahead = newPageAhead(ctx, nil, x.nodes.read, base)
+		ahead = newPagePrefetcher(ctx, nil, x.nodes.read, base)
 		if base.Version < 2 {
 			pages := x.pages
-			ahead.read = func(_ context.Context, region uint32) ([]repo.Piece, error) { return pages[region], nil }
+			ahead.readPieces = func(_ context.Context, region uint32) ([]repo.Piece, error) { return pages[region], nil }
 		}
 	}
 	m := newMapper(x.nodes.read, base, merge, x.rnd.IntN(8) == 0 && !merge, size, ahead)
@@ -179,11 +179,11 @@ func (x *mapperModel) mapped(base *repo.Manifest, merge bool, size int64, layers
 		if m.tree != nil && x.rnd.IntN(10) == 0 {
 			m.tree.held = heldInTree // so that something is written early
 		}
-		if err := m.put(ctx, l, x.nodes.add); err != nil {
+		if err := m.putLayer(ctx, l, x.nodes.add); err != nil {
 			x.t.Fatal(err)
 		}
 	}
-	root, err := m.finish(ctx, x.nodes.add)
+	root, err := m.finishMap(ctx, x.nodes.add)
 	if err != nil {
 		x.t.Fatal(err)
 	}
@@ -245,8 +245,8 @@ func (x *mapperModel) sameDifference(base *repo.Manifest, before mapModel) {
 	x.t.Helper()
 	got, touched := maps.Clone(before), int64(0)
 	d := &treeDiff{nodes: x.nodes.read, old: base, now: x.now}
-	err := d.each(x.t.Context(), func(p part) error {
-		for _, l := range changes(p.old, p.now) {
+	err := d.eachPart(x.t.Context(), func(p part) error {
+		for _, l := range changedLayers(p.old, p.now) {
 			if l.Offset < touched {
 				x.t.Errorf("a change at %d comes after %d", l.Offset, touched)
 			}

@@ -29,10 +29,10 @@ func TestMarkerIsExact(t *testing.T) {
 			for _, p := range m.manifest.Pages {
 				want[place{p.Frame.Segment, p.Frame.Index, -1}] = true
 			}
-			d := &treeDiff{nodes: b.repo.ReadNodes, now: &m.manifest, read: func(n repo.NodeAt, _ bool) {
+			d := &treeDiff{nodes: b.repo.ReadNodes, now: &m.manifest, onRead: func(n repo.NodeAt, _ bool) {
 				want[place{n.Frame.Segment, n.Frame.Index, -1}] = true
 			}}
-			if err := d.each(t.Context(), func(part) error { return nil }); err != nil {
+			if err := d.eachPart(t.Context(), func(part) error { return nil }); err != nil {
 				t.Fatal(err)
 			}
 			for _, x := range b.pieces(m) {

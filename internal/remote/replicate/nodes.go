@@ -56,21 +56,21 @@ type treeDiff struct {
 	old, now *repo.Manifest // of version 2; nil: nothing
 
 	// leaf says whether a leaf of old is read; of one that is not, the pieces are as if there were none. Nil: all are.
-	leaf func(repo.Frame) bool
+	wantLeaf func(repo.Frame) bool
 
 	// read is told of every node that was read; nil: nobody is.
-	read func(n repo.NodeAt, old bool)
+	onRead func(n repo.NodeAt, old bool)
 	// broken is told of every node that cannot be read. If it returns nil it is as if nothing were there.
-	broken func(n repo.NodeAt, old bool, err error) error
+	onBroken func(n repo.NodeAt, old bool, err error) error
 	// unlike: where a node of old cannot be read, old is like nothing, rather than as if nothing were there.
-	unlike bool
+	lostDiffers bool
 
 	todo []treePair // in reverse order
 }
 
 // each calls fn for every part in which the maps may differ.
-func (d *treeDiff) each(ctx context.Context, fn func(part) error) error {
-	d.begin()
+func (d *treeDiff) eachPart(ctx context.Context, fn func(part) error) error {
+	d.pushRoots()
 	for len(d.todo) > 0 {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -78,7 +78,7 @@ func (d *treeDiff) each(ctx context.Context, fn func(part) error) error {
 
 		next := d.todo[len(d.todo)-1]
 		if !next.old.node.IsZero() || !next.now.node.IsZero() {
-			if err := d.expand(ctx); err != nil {
+			if err := d.expandNext(ctx); err != nil {
 				return err
 			}
 			continue
@@ -98,7 +98,7 @@ func (d *treeDiff) each(ctx context.Context, fn func(part) error) error {
 }
 
 // begin begins at the roots, one of which may be of a higher level than the other.
-func (d *treeDiff) begin() {
+func (d *treeDiff) pushRoots() {
 	var p treePair
 	for i, m := range []*repo.Manifest{d.old, d.now} {
 		if m == nil || m.Map.IsZero() {
@@ -121,7 +121,7 @@ func appendPair(to []treePair, p treePair) []treePair {
 }
 
 // expand reads the nodes that are next, and puts what is in them in their place.
-func (d *treeDiff) expand(ctx context.Context) error {
+func (d *treeDiff) expandNext(ctx context.Context) error {
 	var want []repo.NodeAt
 	var asked []bool // of each part, in the order in which they are gone over; reading may change what would be wanted
 	n := len(d.todo)
@@ -129,7 +129,7 @@ func (d *treeDiff) expand(ctx context.Context) error {
 		n--
 		p := d.todo[n]
 		for i, s := range []treePart{p.old, p.now} {
-			ask := d.wants(p, s, i == 0)
+			ask := d.mustRead(p, s, i == 0)
 			if asked = append(asked, ask); ask {
 				want = append(want, p.node(s))
 			}
@@ -156,15 +156,15 @@ func (d *treeDiff) expand(ctx context.Context) error {
 			r := got[0]
 			got = got[1:]
 			if r.Err != nil {
-				if err := d.broken(p.node(*s), i == 0, r.Err); err != nil {
+				if err := d.onBroken(p.node(*s), i == 0, r.Err); err != nil {
 					return err
 				}
-				*s = treePart{lost: i == 0 && d.unlike}
+				*s = treePart{lost: i == 0 && d.lostDiffers}
 				continue
 			}
 
-			if d.read != nil {
-				d.read(p.node(*s), i == 0)
+			if d.onRead != nil {
+				d.onRead(p.node(*s), i == 0)
 			}
 
 			if inner[i] = r.Children; r.Children == nil {
@@ -172,7 +172,7 @@ func (d *treeDiff) expand(ctx context.Context) error {
 			}
 		}
 
-		out = divide(out, p, inner)
+		out = dividePair(out, p, inner)
 	}
 
 	d.todo = d.todo[:n]
@@ -184,20 +184,20 @@ func (d *treeDiff) expand(ctx context.Context) error {
 }
 
 // wants reports whether a part of a pair is a node that is to be read now.
-func (d *treeDiff) wants(p treePair, s treePart, old bool) bool {
-	return !s.node.IsZero() && s.level == p.level && !(old && d.skips(s.node))
+func (d *treeDiff) mustRead(p treePair, s treePart, old bool) bool {
+	return !s.node.IsZero() && s.level == p.level && !(old && d.skipsLeaf(s.node))
 }
 
 // skips reports whether a node of old is a leaf that is not read.
-func (d *treeDiff) skips(n repo.NodeRef) bool {
-	return d.leaf != nil && !n.IsZero() && n.IsLeaf() && !d.leaf(n.Frame)
+func (d *treeDiff) skipsLeaf(n repo.NodeRef) bool {
+	return d.wantLeaf != nil && !n.IsZero() && n.IsLeaf() && !d.wantLeaf(n.Frame)
 }
 
 // noLeaf is a treeDiff.leaf for those who do not want to know what old has.
 func noLeaf(repo.Frame) bool { return false }
 
 // divide adds a pair, or what is in the parts of its range, if one of the two is an inner node.
-func divide(out []treePair, p treePair, inner [2]*[repo.NodeChildren]repo.NodeRef) []treePair {
+func dividePair(out []treePair, p treePair, inner [2]*[repo.NodeChildren]repo.NodeRef) []treePair {
 	below := func(s treePart) bool { return !s.node.IsZero() && s.level < p.level }
 	if inner[0] == nil && inner[1] == nil && !below(p.old) && !below(p.now) {
 		return appendPair(out, p)

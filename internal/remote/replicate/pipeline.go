@@ -78,7 +78,7 @@ type stats struct {
 	segments atomic.Int64
 }
 
-func (s *stats) size(seg repo.Segment, n int) {
+func (s *stats) setSize(seg repo.Segment, n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sizes == nil {
@@ -89,7 +89,7 @@ func (s *stats) size(seg repo.Segment, n int) {
 
 // fill says of each use how large its segment is, as far as that is known: from what was uploaded, and from what was
 // built upon.
-func (s *stats) fill(uses []repo.Use, was []repo.Use) {
+func (s *stats) fillSizes(uses []repo.Use, was []repo.Use) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := make(map[repo.Segment]uint32, len(was))
@@ -108,7 +108,7 @@ const toldSizes = 128
 
 // uses lists the segments that a manifest of version 2 says how large they are: those that were uploaded, that of the
 // root, and of what was built upon as many as it has room for.
-func (s *stats) uses(root repo.NodeRef, was []repo.Use) []repo.Use {
+func (s *stats) listUses(root repo.NodeRef, was []repo.Use) []repo.Use {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]repo.Use, 0, len(s.sizes)+1)
@@ -151,7 +151,7 @@ type pipeline struct {
 	ordered chan *batch
 	uploads *errgroup.Group
 
-	whole bool // the reader has passed on everything; set before ordered is closed
+	complete bool // the reader has passed on everything; set before ordered is closed
 
 	n   uint32 // of the segment in the making
 	seg *repo.SegmentWriter
@@ -160,7 +160,7 @@ type pipeline struct {
 
 // run reads with produce, stores, and returns when all segments are on the remote.
 // ready is waited for before the first of them is uploaded: the session must be there.
-func (p *pipeline) run(ctx context.Context, produce func(context.Context, *batcher) error) error {
+func (p *pipeline) storeAll(ctx context.Context, produce func(context.Context, *batcher) error) error {
 	n := batchBuffers()
 	p.free, p.work, p.ordered = make(chan *buffer, n), make(chan *batch, n), make(chan *batch, n)
 	for range n {
@@ -178,23 +178,23 @@ func (p *pipeline) run(ctx context.Context, produce func(context.Context, *batch
 		b := &batcher{p: p}
 		err := produce(ctx, b)
 		if err == nil {
-			err = b.flush(ctx, b.pos)
+			err = b.flushBatch(ctx, b.pos)
 		}
-		p.whole = err == nil
+		p.complete = err == nil
 		return err
 	})
 
 	for range runtime.GOMAXPROCS(0) {
 		g.Go(func() error {
 			for b := range p.work {
-				p.pack(b)
+				p.packBatch(b)
 			}
 			return nil
 		})
 	}
 
 	g.Go(func() error {
-		err := p.seal(uctx)
+		err := p.sealBatches(uctx)
 		if uerr := up.Wait(); uerr != nil { // it is why the sealer's context has ended
 			err = uerr
 		}
@@ -205,7 +205,7 @@ func (p *pipeline) run(ctx context.Context, produce func(context.Context, *batch
 }
 
 // pack compresses the data of a batch and hashes its pieces.
-func (p *pipeline) pack(b *batch) {
+func (p *pipeline) packBatch(b *batch) {
 	defer close(b.done)
 	if p.mapper != nil {
 		for i, it := range b.items {
@@ -222,7 +222,7 @@ func (p *pipeline) pack(b *batch) {
 }
 
 // seal takes batches in order.
-func (p *pipeline) seal(ctx context.Context) error {
+func (p *pipeline) sealBatches(ctx context.Context) error {
 	for {
 		var b *batch
 		select {
@@ -238,13 +238,13 @@ func (p *pipeline) seal(ctx context.Context) error {
 		}
 	}
 
-	if !p.whole {
+	if !p.complete {
 		return nil // the reader knows why
 	}
 
 	if p.mapper != nil {
 		var err error
-		if p.root, err = p.mapper.finish(ctx, p.addFrame); err != nil {
+		if p.root, err = p.mapper.finishMap(ctx, p.addFrame); err != nil {
 			return err
 		}
 	}
@@ -285,9 +285,9 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 	}
 
 	if b.replayed {
-		p.rec.gap()
+		p.rec.markGap()
 	} else {
-		p.rec.add(b)
+		p.rec.addBatch(b)
 	}
 
 	for _, it := range b.items {
@@ -295,7 +295,7 @@ func (p *pipeline) sealBatch(ctx context.Context, b *batch) error {
 		if it.kind == placedItem {
 			l = pieceLayer(it.piece)
 		}
-		if err := p.mapper.put(ctx, l, p.addFrame); err != nil {
+		if err := p.mapper.putLayer(ctx, l, p.addFrame); err != nil {
 			return err
 		}
 	}
@@ -347,14 +347,14 @@ func (p *pipeline) closeSegment(ctx context.Context, last bool) error {
 
 		p.stats.uploaded.Add(int64(len(data)))
 		p.stats.segments.Add(1)
-		p.stats.size(seg, len(data))
+		p.stats.setSize(seg, len(data))
 		if p.journal == nil {
 			return nil
 		}
 
 		// What comes after the last segment is two small writes: if the power fails
 		// just then, it is uploaded again.
-		return p.journal.segment(rec, !last)
+		return p.journal.appendSegment(rec, !last)
 	})
 
 	return nil
@@ -370,14 +370,14 @@ type batcher struct {
 
 // room makes the current batch one that can take n more bytes of data, and returns
 // where they go.
-func (b *batcher) room(ctx context.Context, n int) ([]byte, error) {
+func (b *batcher) reserveRoom(ctx context.Context, n int) ([]byte, error) {
 	if b.cur != nil && (len(b.cur.items) >= batchItems || b.cur.buf != nil && len(b.cur.plain)+n > repo.FrameBytes) {
-		if err := b.flush(ctx, b.pos); err != nil {
+		if err := b.flushBatch(ctx, b.pos); err != nil {
 			return nil, err
 		}
 	}
 
-	b.open()
+	b.openBatch()
 	if n == 0 {
 		return nil, nil
 	}
@@ -395,7 +395,7 @@ func (b *batcher) room(ctx context.Context, n int) ([]byte, error) {
 	return b.cur.plain[have : have+n : have+n], nil
 }
 
-func (b *batcher) open() {
+func (b *batcher) openBatch() {
 	if b.cur == nil {
 		b.cur = &batch{from: b.pos, done: make(chan struct{})}
 	}
@@ -403,7 +403,7 @@ func (b *batcher) open() {
 
 // fresh adds n bytes of data, of which the parts lie behind each other in what room
 // has returned.
-func (b *batcher) fresh(parts ...item) {
+func (b *batcher) addFresh(parts ...item) {
 	for _, it := range parts {
 		it.kind, it.within = freshItem, uint32(len(b.cur.plain))
 		b.cur.plain = b.cur.plain[:len(b.cur.plain)+int(it.length)]
@@ -414,19 +414,19 @@ func (b *batcher) fresh(parts ...item) {
 }
 
 // zero adds a range that reads as zero.
-func (b *batcher) zero(ctx context.Context, offset, length int64) error {
-	if _, err := b.room(ctx, 0); err != nil {
+func (b *batcher) addZero(ctx context.Context, offset, length int64) error {
+	if _, err := b.reserveRoom(ctx, 0); err != nil {
 		return err
 	}
-	b.hole(offset, length)
+	b.addHole(offset, length)
 	return nil
 }
 
 // raw adds n bytes of a stream that were copied into what room has returned.
-func (b *batcher) raw(n int) { b.cur.plain = b.cur.plain[:len(b.cur.plain)+n] }
+func (b *batcher) addRaw(n int) { b.cur.plain = b.cur.plain[:len(b.cur.plain)+n] }
 
 // pending is how much data the current batch has.
-func (b *batcher) pending() int {
+func (b *batcher) pendingBytes() int {
 	if b.cur == nil {
 		return 0
 	}
@@ -434,7 +434,7 @@ func (b *batcher) pending() int {
 }
 
 // hole is zero within what room was made for.
-func (b *batcher) hole(offset, length int64) {
+func (b *batcher) addHole(offset, length int64) {
 	items := b.cur.items
 	b.n++
 	if n := len(items); n > 0 && items[n-1].kind == zeroItem && items[n-1].offset+items[n-1].length == offset {
@@ -446,8 +446,8 @@ func (b *batcher) hole(offset, length int64) {
 }
 
 // placed adds a piece that is on the remote.
-func (b *batcher) placed(ctx context.Context, p repo.Piece) error {
-	if _, err := b.room(ctx, 0); err != nil {
+func (b *batcher) addPlaced(ctx context.Context, p repo.Piece) error {
+	if _, err := b.reserveRoom(ctx, 0); err != nil {
 		return err
 	}
 	b.cur.items = append(b.cur.items, item{kind: placedItem, offset: p.Offset, length: p.Length, piece: p})
@@ -457,16 +457,16 @@ func (b *batcher) placed(ctx context.Context, p repo.Piece) error {
 }
 
 // replay passes on what the journal says of [from, to).
-func (b *batcher) replay(ctx context.Context, from, to int64, items []item) error {
-	if err := b.flush(ctx, from); err != nil {
+func (b *batcher) passReplayed(ctx context.Context, from, to int64, items []item) error {
+	if err := b.flushBatch(ctx, from); err != nil {
 		return err
 	}
 	b.pos = to
-	return b.pass(ctx, &batch{from: from, to: to, items: items, replayed: true})
+	return b.passBatch(ctx, &batch{from: from, to: to, items: items, replayed: true})
 }
 
 // flush passes the current batch on. All of the volume before to is dealt with.
-func (b *batcher) flush(ctx context.Context, to int64) error {
+func (b *batcher) flushBatch(ctx context.Context, to int64) error {
 	c := b.cur
 	if c == nil {
 		b.pos = max(b.pos, to)
@@ -474,10 +474,10 @@ func (b *batcher) flush(ctx context.Context, to int64) error {
 	}
 	b.cur, b.pos = nil, max(b.pos, to)
 	c.to = b.pos
-	return b.pass(ctx, c)
+	return b.passBatch(ctx, c)
 }
 
-func (b *batcher) pass(ctx context.Context, c *batch) error {
+func (b *batcher) passBatch(ctx context.Context, c *batch) error {
 	queues := []chan *batch{b.p.ordered}
 	if c.buf != nil {
 		queues = []chan *batch{b.p.work, b.p.ordered}

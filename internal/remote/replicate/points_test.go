@@ -472,7 +472,7 @@ func TestMillionPoints(t *testing.T) {
 		}
 	}
 	within("ls", func() {
-		l, err := volumes(t.Context(), b.repo)
+		l, err := listVolumes(t.Context(), b.repo)
 		if err != nil || l.Volumes[0].Count != points+2 {
 			t.Fatalf("%+v, %v", l, err)
 		}

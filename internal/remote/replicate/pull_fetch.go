@@ -107,7 +107,7 @@ func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 	}
 
 	err := x.parts(ctx, func(m part) error {
-		for _, l := range changes(m.old, m.now) {
+		for _, l := range changedLayers(m.old, m.now) {
 			if l.Piece == nil {
 				if err := x.to.Zero(l.Offset, l.Length); err != nil {
 					return err
@@ -153,17 +153,17 @@ func (x *restore) parts(ctx context.Context, fn func(part) error) error {
 func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
 	d := &treeDiff{
 		nodes: x.repo.ReadNodes, old: x.base, now: x.now,
-		read: func(n repo.NodeAt, _ bool) { x.read.Add(int64(n.Frame.Stored)) },
-		broken: func(n repo.NodeAt, old bool, err error) error {
+		onRead: func(n repo.NodeAt, _ bool) { x.read.Add(int64(n.Frame.Stored)) },
+		onBroken: func(n repo.NodeAt, old bool, err error) error {
 			if old {
 				return nil
 			}
 			return x.damaged(n.From(), min(n.To(), x.now.SizeBytes)-n.From(), err)
 		},
-		unlike: true,
+		lostDiffers: true,
 	}
 
-	return d.each(ctx, fn)
+	return d.eachPart(ctx, fn)
 }
 
 // mixedParts is parts of maps of which one is of version 1.

@@ -152,7 +152,7 @@ func (p *puller) estimate(ctx context.Context, base, m *repo.Manifest) int64 {
 	if err != nil {
 		n = 0 // then it takes at most all of it
 	}
-	return max(0, stored(m)-n)
+	return max(0, storedBytes(m)-n)
 }
 
 // origin fills in what a volume was cloned from, in the words of this pool.
@@ -228,7 +228,7 @@ func (p *puller) base(
 	try(pt.OriginID)
 
 	// Else what other volumes have that are here: it may have shared more with them.
-	enough := stored(m) - stored(m)/16
+	enough := storedBytes(m) - storedBytes(m)/16
 	for _, id := range p.others(m, earlier, later, pt.OriginID) {
 		if most >= enough || ctx.Err() != nil {
 			break
@@ -273,7 +273,7 @@ func (p *puller) base(
 	if err != nil {
 		return nil, "", err
 	}
-	if o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < stored(m)/16 {
+	if o.Content != repo.Block || o.SizeBytes > m.SizeBytes || n <= most || n < storedBytes(m)/16 {
 		return best, object, nil
 	}
 

@@ -8,7 +8,7 @@ import (
 )
 
 // stored is how many bytes a manifest refers to, about: of the remote, or of content if only that is known.
-func stored(m *repo.Manifest) (n int64) {
+func storedBytes(m *repo.Manifest) (n int64) {
 	if m.Version == 2 {
 		return m.Map.Bytes
 	}
@@ -38,7 +38,7 @@ func (p *puller) shared(ctx context.Context, a, b *repo.Manifest) (n int64, err 
 		return 0, err
 	}
 	if err == nil && b.Logical > 0 {
-		n = int64(float64(stored(b)) * (1 - min(1, float64(differ)/float64(b.Logical))))
+		n = int64(float64(storedBytes(b)) * (1 - min(1, float64(differ)/float64(b.Logical))))
 	}
 	if p.sharedBytes == nil {
 		p.sharedBytes = map[[2]repo.ID]int64{}
@@ -57,7 +57,7 @@ var errEnough = errors.New("enough was read")
 // compared, and of the rest half is taken to differ.
 func differing(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64, err error) {
 	add := func(p part) error {
-		for _, l := range changes(p.old, p.now) {
+		for _, l := range changedLayers(p.old, p.now) {
 			if l.Piece != nil {
 				n += l.Length
 			}
@@ -79,10 +79,10 @@ func differing(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64,
 			return r.ReadNodes(ctx, nodes)
 		},
 		old: a, now: b,
-		broken: func(_ repo.NodeAt, _ bool, err error) error { return err },
+		onBroken: func(_ repo.NodeAt, _ bool, err error) error { return err },
 	}
 
-	if err = d.each(ctx, add); !errors.Is(err, errEnough) {
+	if err = d.eachPart(ctx, add); !errors.Is(err, errEnough) {
 		return n, err
 	}
 

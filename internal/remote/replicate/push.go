@@ -88,7 +88,7 @@ func (p *pusher) target(ctx context.Context, t target) error {
 		return err
 	}
 
-	defer j.close()
+	defer j.releaseLock()
 
 	// 2. The head is read, and this pool may write it.
 	head, err := p.readHead(ctx, name)
@@ -212,7 +212,7 @@ func (x *pointPush) try(ctx context.Context) error {
 	}
 
 	leased, l := newLease(ctx, x.p.repo, x.session)
-	l.note = x.j.token
+	l.note = x.j.appendToken
 	x.lease = l
 
 	// 12. All data is on the remote, and the base is pinned and still listed.
@@ -333,7 +333,7 @@ func (x *pointPush) journalPlan() error {
 		x.session.Pins = []repo.ID{id}
 	}
 
-	return x.j.replan(plan{
+	return x.j.replacePlan(plan{
 		Snapshot: x.pt.Ref, Session: x.session.ID, Token: x.session.Token, Object: string(x.pt.ID), Took: x.took,
 		Base: string(x.base.object),
 		Head: x.base.head, Manifest: id, Merge: x.merge, Origin: x.origin,
@@ -442,7 +442,7 @@ func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end fun
 		err = eerr
 	}
 
-	if cerr := x.j.clear(); cerr != nil {
+	if cerr := x.j.reset(); cerr != nil {
 		err = errors.Join(err, errs.Wrap(opPush, x.pt.Ref, cerr))
 	}
 
@@ -469,7 +469,7 @@ func (x *pointPush) endUnchanged(ctx context.Context) error {
 		return err
 	}
 
-	return x.j.clear()
+	return x.j.reset()
 }
 
 // after ends or keeps what an attempt has begun on the remote, and decides what follows from how it went: whether it is

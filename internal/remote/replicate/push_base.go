@@ -269,7 +269,7 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 		return h, err
 	}
 
-	defer j.close()
+	defer j.releaseLock()
 	if h, err = p.readHead(ctx, pt.Volume); err != nil {
 		return h, err
 	}
@@ -300,7 +300,7 @@ func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
 		return err
 	}
 
-	defer j.close()
+	defer j.releaseLock()
 
 	if j.plan == nil || j.plan.Object != string(b.object) {
 		return nil

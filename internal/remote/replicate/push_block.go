@@ -44,9 +44,9 @@ func (c *imageContent) open(ctx context.Context) (unchanged bool, err error) {
 		return false, errStale
 	}
 
-	c.merge, c.img.Ranges = merge, keepRanges(c.img.Ranges)
+	c.merge, c.img.Ranges = merge, cacheRanges(c.img.Ranges)
 	c.r = &imageReader{
-		img: *c.img, what: c.pt.Ref, merge: merge, hasSum: c.p.repo.HasSum, stats: c.stats, track: c.p.q.Tracker,
+		img: *c.img, what: c.pt.Ref, merge: merge, hasSum: c.p.repo.HasSum, stats: c.stats, tracker: c.p.q.Tracker,
 	}
 	next, stop := iter.Pull2(c.img.Ranges)
 	c.r.ranges, c.stop = newReadAhead(c.img.R, next), stop
@@ -66,7 +66,7 @@ func (c *imageContent) close() error {
 // describe names the root of the new map, and the segments whose sizes are known.
 func (c *imageContent) describe(m *repo.Manifest) error {
 	intact := slices.DeleteFunc(slices.Clone(c.was.Uses), func(u repo.Use) bool { return c.base.lost[u.Segment] })
-	m.Version, m.Map, m.Logical, m.Uses = 2, c.root, c.root.Bytes, c.stats.uses(c.root, intact)
+	m.Version, m.Map, m.Logical, m.Uses = 2, c.root, c.root.Bytes, c.stats.listUses(c.root, intact)
 	return nil
 }
 
@@ -83,10 +83,10 @@ func (c *imageContent) store(ctx context.Context) error {
 	first := uint32(0)
 	if c.resume != nil {
 		for _, f := range j.finished {
-			c.stats.size(repo.Segment{Session: c.session.ID, N: f.n}, int(f.bytes))
+			c.stats.setSize(repo.Segment{Session: c.session.ID, N: f.n}, int(f.bytes))
 		}
-		r.have, r.replay, first = j.finishedParts(), j.items, j.next
-		if err := j.run(first); err != nil {
+		r.finished, r.replay, first = j.finishedParts(), j.readItems, j.nextSegment
+		if err := j.appendRun(first); err != nil {
 			return err
 		}
 	}
@@ -107,7 +107,7 @@ func (c *imageContent) store(ctx context.Context) error {
 		repo: p.repo, session: c.session.ID, first: first, journal: j, mapper: pages, stats: c.stats,
 		ready: c.lease.ready,
 	}
-	err = pl.run(ctx, r.produce)
+	err = pl.storeAll(ctx, r.produce)
 	c.root = pl.root
 	return err
 }
@@ -138,11 +138,11 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 				"the head lists a block image, but its manifest says %q", c.was.Content)
 		}
 		r.base = &c.was
-		r.ahead = newPageAhead(ctx, p.repo, nodes.Read, r.base)
+		r.ahead = newPagePrefetcher(ctx, p.repo, nodes.Read, r.base)
 		if r.merge {
-			r.ahead.mustBeWhole()
+			r.ahead.requireIntactMap()
 		} else {
-			r.ahead.withoutLost(c.base.lost)
+			r.ahead.skipLostSegments(c.base.lost)
 		}
 	}
 
@@ -180,7 +180,7 @@ func (x *pointPush) findSession(ctx context.Context) error {
 		return err
 	case slices.Contains(x.head.Fenced, x.j.plan.Session):
 		return errStale // a prune has given it up, and died before it removed it
-	case !x.j.owns(s.Session):
+	case !x.j.ownsSession(s.Session):
 		return errStale // a copy of this pool goes on with it
 	}
 

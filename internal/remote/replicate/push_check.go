@@ -332,9 +332,9 @@ func (w *headWriter) inPlace(ctx context.Context, pages repo.PagePutter, h *head
 }
 
 // withoutLost reads regions of a map that is compared with, without what is lost.
-func (a *pageAhead) withoutLost(gone map[repo.Segment]bool) {
-	read := a.read
-	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
+func (a *pagePrefetcher) skipLostSegments(gone map[repo.Segment]bool) {
+	read := a.readPieces
+	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
 		pieces, err := read(ctx, region)
 		if broken(err) {
 			return nil, nil
@@ -350,9 +350,9 @@ func (a *pageAhead) withoutLost(gone map[repo.Segment]bool) {
 }
 
 // mustBeWhole reports parts of a map that cannot be read as errBaseDamaged.
-func (a *pageAhead) mustBeWhole() {
-	read := a.read
-	a.read = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
+func (a *pagePrefetcher) requireIntactMap() {
+	read := a.readPieces
+	a.readPieces = func(ctx context.Context, region uint32) ([]repo.Piece, error) {
 		pieces, err := read(ctx, region)
 		if broken(err) {
 			err = errors.Join(errBaseDamaged, err)

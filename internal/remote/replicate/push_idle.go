@@ -20,7 +20,7 @@ func (c *imageContent) isIdle() (bool, error) {
 		return false, nil
 	}
 
-	_, some, err := c.r.peek()
+	_, some, err := c.r.peekRange()
 	if err != nil || !some {
 		return err == nil, err
 	}

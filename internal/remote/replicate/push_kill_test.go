@@ -102,7 +102,7 @@ func TestPushKilled(t *testing.T) {
 				covered += max(0, min(p.to, mib+data)-max(p.from, mib))
 			}
 			planned := j.plan
-			j.close()
+			j.releaseLock()
 			w.edit(name, func(f *os.File) { noise(t, f, uint64(n)+1000, 100*mib, mib) })
 			w.load()
 			before := len(w.store.Calls())

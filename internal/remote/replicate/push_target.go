@@ -27,7 +27,7 @@ func (p *pusher) snapshot(ctx context.Context, name string, j *journal) (engine.
 
 		// Who cleans up must know that somebody is about to use it. After a power loss a
 		// snapshot that nobody uses is recognised without this.
-		if err := j.begin(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
+		if err := j.beginPlan(plan{Snapshot: snap.String(), Took: true}, false); err != nil {
 			return engine.Point{}, err
 		}
 
@@ -37,7 +37,7 @@ func (p *pusher) snapshot(ctx context.Context, name string, j *journal) (engine.
 			return p.e.Point(ctx, snap)
 		}
 
-		if err := errors.Join(err, j.clear()); !errs.Is(err, errs.Exists) {
+		if err := errors.Join(err, j.reset()); !errs.Is(err, errs.Exists) {
 			return engine.Point{}, err
 		}
 
@@ -75,7 +75,7 @@ func (p *pusher) forget(ctx context.Context, j *journal) error {
 	if err := p.endPlanned(ctx, j); err != nil {
 		return err
 	}
-	return errs.Wrap(opPush, filepath.Base(j.path), j.clear())
+	return errs.Wrap(opPush, filepath.Base(j.path), j.reset())
 }
 
 // endPlanned ends the session of an unfinished push, if it may be ended: not one that a copy of this pool, which has
@@ -89,7 +89,7 @@ func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
 	switch {
 	case errs.Is(err, errs.NotFound):
 		return nil
-	case broken(err) || err == nil && !j.owns(s.Session):
+	case broken(err) || err == nil && !j.ownsSession(s.Session):
 		return nil // a prune ends it, if nobody is at work there
 	case err != nil:
 		return err
@@ -139,7 +139,7 @@ func (x *pointPush) result(at repo.Point) Pushed {
 func (x *pointPush) discard(ctx context.Context, err error) error {
 	ctx = context.WithoutCancel(ctx)
 	_ = x.p.endPlanned(ctx, x.j) // else a prune does, sometime
-	if cerr := x.j.clear(); cerr != nil {
+	if cerr := x.j.reset(); cerr != nil {
 		return errors.Join(err, cerr)
 	}
 	if x.took {

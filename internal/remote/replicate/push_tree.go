@@ -77,7 +77,7 @@ func (c *filesContent) describe(m *repo.Manifest) (err error) {
 	}
 
 	if m.Uses, err = usesOf(uses); err == nil {
-		c.stats.fill(m.Uses, nil)
+		c.stats.fillSizes(m.Uses, nil)
 	}
 
 	return err
@@ -91,7 +91,7 @@ func (c *filesContent) report(out *Pushed) {
 func (c *filesContent) store(ctx context.Context) error {
 	pl := &pipeline{repo: c.p.repo, session: c.session.ID, stats: c.stats, ready: c.lease.ready}
 	c.p.q.Tracker.Start("pushing "+c.pt.Ref, 0, c.expected.Bytes)
-	err := pl.run(ctx, c.produce)
+	err := pl.storeAll(ctx, c.produce)
 	c.frames = pl.frames
 	return err
 }
@@ -128,22 +128,22 @@ type streamWriter struct {
 func (w *streamWriter) Write(b []byte) (int, error) {
 	done := 0
 	for done < len(b) {
-		n := min(len(b)-done, repo.FrameBytes-w.b.pending())
+		n := min(len(b)-done, repo.FrameBytes-w.b.pendingBytes())
 		if n == 0 {
-			if w.err = w.b.flush(w.ctx, 0); w.err != nil {
+			if w.err = w.b.flushBatch(w.ctx, 0); w.err != nil {
 				return done, w.err
 			}
 			continue
 		}
 
-		to, err := w.b.room(w.ctx, n)
+		to, err := w.b.reserveRoom(w.ctx, n)
 		if err != nil {
 			w.err = err
 			return done, err
 		}
 
 		copy(to, b[done:])
-		w.b.raw(n)
+		w.b.addRaw(n)
 		done += n
 		w.stats.read.Add(int64(n))
 		w.p.q.Tracker.Add(0, int64(n))

@@ -13,7 +13,7 @@ const keptRanges = 4096
 // keepRanges is a sequence of ranges that is found out once, if it is short: to compare the maps of two images takes
 // long where they have many extents, however few of them differ. What keepRanges returns may be run several times, and
 // concurrently.
-func keepRanges(find iter.Seq2[engine.Range, error]) iter.Seq2[engine.Range, error] {
+func cacheRanges(find iter.Seq2[engine.Range, error]) iter.Seq2[engine.Range, error] {
 	var mu sync.Mutex
 	var kept []engine.Range
 	var whole bool // kept is all of them

@@ -25,7 +25,7 @@ func TestRangesAreFoundOnce(t *testing.T) {
 	} {
 		runs := 0
 		want := blocksApart(c.n)
-		ranges := keepRanges(func(yield func(engine.Range, error) bool) {
+		ranges := cacheRanges(func(yield func(engine.Range, error) bool) {
 			runs++
 			for _, g := range want {
 				if !yield(g, nil) {

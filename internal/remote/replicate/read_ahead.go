@@ -20,21 +20,21 @@ const (
 // written through a loop device is not in the page cache, and while its one reader waits for each answer, the disk is
 // idle. It is for one goroutine.
 type readAhead struct {
-	take   func() (engine.Range, error, bool) // the next range of the image
-	advise func(offset, length int64)         // asks for a part of it; nil: nobody is asked
+	nextRange func() (engine.Range, error, bool) // the next range of the image
+	advise    func(offset, length int64)         // asks for a part of it; nil: nobody is asked
 
 	queue []engine.Range // that were taken and not given
 	err   error          // what take ended with, behind them
 	ended bool           // take has no more
 
-	coming []engine.Range // what was not asked for yet
-	asked  []engine.Range // what was, and was not read yet
-	bytes  int64          // of asked
+	notAsked []engine.Range // what was not asked for yet
+	asked    []engine.Range // what was, and was not read yet
+	bytes    int64          // of asked
 }
 
 // newReadAhead reads ahead of who reads an image. If that is not a file, nothing is.
 func newReadAhead(image io.ReaderAt, take func() (engine.Range, error, bool)) *readAhead {
-	a := &readAhead{take: take}
+	a := &readAhead{nextRange: take}
 	if f, ok := image.(*os.File); ok {
 		a.advise = func(offset, length int64) {
 			_ = unix.Fadvise(int(f.Fd()), offset, length, unix.FADV_WILLNEED) // only a help
@@ -46,11 +46,11 @@ func newReadAhead(image io.ReaderAt, take func() (engine.Range, error, bool)) *r
 // next is the next range of the image.
 func (a *readAhead) next() (engine.Range, error, bool) {
 	if a.advise == nil {
-		return a.take()
+		return a.nextRange()
 	}
 
 	for len(a.queue) == 0 && !a.ended {
-		a.more()
+		a.takeRange()
 	}
 
 	if len(a.queue) == 0 {
@@ -59,56 +59,56 @@ func (a *readAhead) next() (engine.Range, error, bool) {
 
 	g := a.queue[0]
 	a.queue = a.queue[1:]
-	a.ask()
+	a.adviseAhead()
 	return g, nil, true
 }
 
 // read notes that all before an offset was read, or will not be.
-func (a *readAhead) read(before int64) {
+func (a *readAhead) markRead(before int64) {
 	passed := 0
 	for ; passed < len(a.asked) && a.asked[passed].End() <= before; passed++ {
 		a.bytes -= a.asked[passed].Length
 	}
 	a.asked = a.asked[passed:]
-	for len(a.coming) > 0 && a.coming[0].End() <= before {
-		a.coming = a.coming[1:]
+	for len(a.notAsked) > 0 && a.notAsked[0].End() <= before {
+		a.notAsked = a.notAsked[1:]
 	}
 	if passed > 0 {
-		a.ask()
+		a.adviseAhead()
 	}
 }
 
 // more takes a range.
-func (a *readAhead) more() {
-	g, err, ok := a.take()
+func (a *readAhead) takeRange() {
+	g, err, ok := a.nextRange()
 	if !ok || err != nil {
 		a.err, a.ended = err, true
 		return
 	}
 	a.queue = append(a.queue, g)
 	if !g.Zero {
-		a.coming = append(a.coming, g)
+		a.notAsked = append(a.notAsked, g)
 	}
 }
 
 // ask asks for as much as may be read ahead.
-func (a *readAhead) ask() {
+func (a *readAhead) adviseAhead() {
 	for a.bytes < aheadBytes {
-		if len(a.coming) == 0 {
+		if len(a.notAsked) == 0 {
 			if a.ended || len(a.queue) >= aheadRanges {
 				return
 			}
-			a.more()
+			a.takeRange()
 			continue
 		}
 
-		g := &a.coming[0]
+		g := &a.notAsked[0]
 		part := engine.Range{Offset: g.Offset, Length: min(g.Length, aheadOnce)}
 		a.advise(part.Offset, part.Length)
 		a.asked, a.bytes = append(a.asked, part), a.bytes+part.Length
 		g.Offset, g.Length = g.Offset+part.Length, g.Length-part.Length
 		if g.Length == 0 {
-			a.coming = a.coming[1:]
+			a.notAsked = a.notAsked[1:]
 		}
 	}
 }

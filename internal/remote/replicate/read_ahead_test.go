@@ -24,7 +24,7 @@ func TestReadAheadAsksForAllInTime(t *testing.T) {
 			var asked, given []engine.Range
 			left, read := slices.Clone(ranges), int64(0)
 			a := &readAhead{
-				take: func() (engine.Range, error, bool) {
+				nextRange: func() (engine.Range, error, bool) {
 					if len(left) == 0 {
 						return engine.Range{}, last, true
 					}
@@ -58,7 +58,7 @@ func TestReadAheadAsksForAllInTime(t *testing.T) {
 					}
 					read += n
 					at += n
-					a.read(at)
+					a.markRead(at)
 				}
 			}
 
@@ -83,7 +83,7 @@ func TestReadAheadOfWhatIsSkipped(t *testing.T) {
 	end := int64(0)
 	a := &readAhead{
 		advise: func(offset, length int64) { end = offset + length },
-		take: func() (engine.Range, error, bool) {
+		nextRange: func() (engine.Range, error, bool) {
 			if len(left) == 0 {
 				return engine.Range{}, nil, false
 			}
@@ -97,7 +97,7 @@ func TestReadAheadOfWhatIsSkipped(t *testing.T) {
 			t.Fatalf("there is no range %d", i)
 		}
 	}
-	a.read(180 * mib)
+	a.markRead(180 * mib)
 	if end != 199*mib {
 		t.Errorf("what was asked for ends at %d MiB; all until 199 MiB might have been", end/mib)
 	}

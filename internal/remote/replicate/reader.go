@@ -14,26 +14,26 @@ import (
 
 // imageReader feeds the pipeline with a block image.
 type imageReader struct {
-	img    engine.Image
-	what   string // reference, for errors
-	ranges *readAhead
-	held   *engine.Range // of ranges, taken and given back
-	base   *repo.Manifest
-	unit   int64      // bytes of the regions in which it is read: see unitOf
-	merge  bool       // ranges are what differs from base; else base is compared with
-	ahead  *pageAhead // of base
-	hasSum func([]byte, repo.Sum) bool
-	stats  *stats
-	track  *progress.Tracker
-	have   []finishedPart // what the journal has of it, in order
-	replay func(finishedPart) ([]item, error)
+	img      engine.Image
+	what     string // reference, for errors
+	ranges   *readAhead
+	held     *engine.Range // of ranges, taken and given back
+	base     *repo.Manifest
+	unit     int64           // bytes of the regions in which it is read: see unitOf
+	merge    bool            // ranges are what differs from base; else base is compared with
+	ahead    *pagePrefetcher // of base
+	hasSum   func([]byte, repo.Sum) bool
+	stats    *stats
+	tracker  *progress.Tracker
+	finished []finishedPart // what the journal has of it, in order
+	replay   func(finishedPart) ([]item, error)
 
 	scratch []byte // what was read last to be compared
 	at      int64  // where that is
 }
 
 // peek returns the next range without taking it. false: there is none.
-func (r *imageReader) peek() (engine.Range, bool, error) {
+func (r *imageReader) peekRange() (engine.Range, bool, error) {
 	if r.held == nil {
 		g, err, ok := r.ranges.next()
 		if !ok || err != nil {
@@ -50,9 +50,9 @@ func (r *imageReader) peek() (engine.Range, bool, error) {
 }
 
 // take returns what of the next range begins before to, and takes it. false: nothing.
-func (r *imageReader) take(from, to int64) (engine.Range, bool, error) {
+func (r *imageReader) takeRange(from, to int64) (engine.Range, bool, error) {
 	for {
-		g, ok, err := r.peek()
+		g, ok, err := r.peekRange()
 		if err != nil || !ok || g.Offset >= to {
 			return engine.Range{}, false, err
 		}
@@ -78,8 +78,8 @@ func (r *imageReader) take(from, to int64) (engine.Range, bool, error) {
 // produce reads everything that the journal does not have.
 func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 	at := int64(0)
-	for _, p := range r.have {
-		if err := r.gap(ctx, b, at, p.from); err != nil {
+	for _, p := range r.finished {
+		if err := r.readGap(ctx, b, at, p.from); err != nil {
 			return err
 		}
 
@@ -89,13 +89,13 @@ func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 		}
 
 		for _, it := range items {
-			r.want(it.offset, it.offset+it.length)
+			r.prefetch(it.offset, it.offset+it.length)
 			if it.kind != zeroItem {
-				r.track.Add(0, it.length)
+				r.tracker.Add(0, it.length)
 			}
 		}
 
-		if err := b.replay(ctx, p.from, p.to, items); err != nil {
+		if err := b.passReplayed(ctx, p.from, p.to, items); err != nil {
 			return err
 		}
 
@@ -104,22 +104,22 @@ func (r *imageReader) produce(ctx context.Context, b *batcher) error {
 
 	// Behind the end of a volume that was larger there is nothing.
 	end := r.img.SizeBytes
-	if err := r.gap(ctx, b, at, end); err != nil {
+	if err := r.readGap(ctx, b, at, end); err != nil {
 		return err
 	}
 
 	if r.merge && r.base.SizeBytes > end {
-		r.want(end, r.base.SizeBytes)
-		return b.zero(ctx, end, r.base.SizeBytes-end)
+		r.prefetch(end, r.base.SizeBytes)
+		return b.addZero(ctx, end, r.base.SizeBytes-end)
 	}
 
 	return nil
 }
 
 // gap reads [from, to).
-func (r *imageReader) gap(ctx context.Context, b *batcher, from, to int64) error {
+func (r *imageReader) readGap(ctx context.Context, b *batcher, from, to int64) error {
 	for from < to {
-		g, ok, err := r.peek()
+		g, ok, err := r.peekRange()
 		if err != nil {
 			return err
 		}
@@ -128,17 +128,17 @@ func (r *imageReader) gap(ctx context.Context, b *batcher, from, to int64) error
 		}
 		from = max(from, g.Offset)
 		end := min(to, (from/r.unit+1)*r.unit)
-		if err := r.region(ctx, b, from, end); err != nil {
+		if err := r.passRegion(ctx, b, from, end); err != nil {
 			return err
 		}
 		from = end
 	}
 
-	return b.flush(ctx, to)
+	return b.flushBatch(ctx, to)
 }
 
 // want says that the pages of a range will be merged into.
-func (r *imageReader) want(from, to int64) {
+func (r *imageReader) prefetch(from, to int64) {
 	if !r.merge {
 		return
 	}
@@ -148,14 +148,14 @@ func (r *imageReader) want(from, to int64) {
 		if r.unit == repo.CellBytes && region > first && region < last {
 			region = last // what is between is not merged into: it is zero now
 		}
-		if r.knows(region) {
-			r.ahead.want(region)
+		if r.baseHasRegion(region) {
+			r.ahead.prefetchRegion(region)
 		}
 	}
 }
 
 // knows reports whether base may have something in a region.
-func (r *imageReader) knows(region uint32) bool {
+func (r *imageReader) baseHasRegion(region uint32) bool {
 	switch {
 	case r.base == nil:
 		return false
@@ -168,32 +168,32 @@ func (r *imageReader) knows(region uint32) bool {
 
 // data reads [from, to) and passes it on, frame by frame, without blocks that are
 // zero.
-func (r *imageReader) data(ctx context.Context, b *batcher, from, to int64) error {
+func (r *imageReader) readData(ctx context.Context, b *batcher, from, to int64) error {
 	for from < to {
 		n := min(to, (from/repo.FrameBytes+1)*repo.FrameBytes) - from
-		buf, err := b.room(ctx, int(n))
+		buf, err := b.reserveRoom(ctx, int(n))
 		if err != nil {
 			return err
 		}
-		if err := r.read(buf, from); err != nil {
+		if err := r.readImage(buf, from); err != nil {
 			return err
 		}
-		r.put(b, buf, from)
-		r.track.Add(0, n)
+		r.putBlocks(b, buf, from)
+		r.tracker.Add(0, n)
 		from += n
 	}
 
 	return nil
 }
 
-func (r *imageReader) read(buf []byte, at int64) error {
+func (r *imageReader) readImage(buf []byte, at int64) error {
 	if from := at - r.at; from >= 0 && from+int64(len(buf)) <= int64(len(r.scratch)) {
 		copy(buf, r.scratch[from:])
 		return nil
 	}
 
 	n, err := r.img.R.ReadAt(buf, at)
-	r.ranges.read(at + int64(n))
+	r.ranges.markRead(at + int64(n))
 	r.stats.read.Add(int64(n))
 	if n == len(buf) {
 		return nil
@@ -206,11 +206,11 @@ func (r *imageReader) read(buf []byte, at int64) error {
 }
 
 // put adds what was read into the room of a batch, leaving zeros out.
-func (r *imageReader) put(b *batcher, buf []byte, at int64) {
+func (r *imageReader) putBlocks(b *batcher, buf []byte, at int64) {
 	to := 0
 	var parts []item
 	var holes []item
-	for _, p := range split(buf) {
+	for _, p := range splitZeros(buf) {
 		if p.zero {
 			holes = append(holes, item{offset: at + int64(p.from), length: int64(p.to - p.from)})
 			continue
@@ -226,11 +226,11 @@ func (r *imageReader) put(b *batcher, buf []byte, at int64) {
 	// In order of offset.
 	for len(parts) > 0 || len(holes) > 0 {
 		if len(holes) == 0 || len(parts) > 0 && parts[0].offset < holes[0].offset {
-			b.fresh(parts[0])
+			b.addFresh(parts[0])
 			parts = parts[1:]
 			continue
 		}
-		b.hole(holes[0].offset, holes[0].length)
+		b.addHole(holes[0].offset, holes[0].length)
 		holes = holes[1:]
 	}
 }
@@ -245,7 +245,7 @@ var zeroBlock [repo.BlockBytes]byte
 
 // split finds what of a buffer is zero, in whole blocks. A few zero blocks between
 // data are not worth a piece more.
-func split(buf []byte) []stretch {
+func splitZeros(buf []byte) []stretch {
 	var out []stretch
 	for at := 0; at < len(buf); at += repo.BlockBytes {
 		end := min(at+repo.BlockBytes, len(buf))
@@ -274,15 +274,15 @@ const minCompare = 64 << 10
 
 // region passes on what the ranges in [from, to) say, which is within one region. What
 // is as base has it is not uploaded again: the ranges may be more than what differs.
-func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) error {
+func (r *imageReader) passRegion(ctx context.Context, b *batcher, from, to int64) error {
 	region := uint32(from / r.unit)
-	known := r.knows(region)
+	known := r.baseHasRegion(region)
 	before := b.n
 	var pieces []repo.Piece
 	loaded := !known
 	i, at := 0, from // all before at is passed on
 	for {
-		g, ok, err := r.take(at, to)
+		g, ok, err := r.takeRange(at, to)
 		if err != nil {
 			return err
 		}
@@ -292,8 +292,8 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 
 		if g.Zero {
 			if r.merge {
-				r.want(g.Offset, g.End())
-				if err := b.zero(ctx, g.Offset, g.Length); err != nil {
+				r.prefetch(g.Offset, g.End())
+				if err := b.addZero(ctx, g.Offset, g.Length); err != nil {
 					return err
 				}
 			}
@@ -302,9 +302,9 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 		}
 
 		if !loaded && r.merge && g.Length < minCompare {
-			r.want(g.Offset, g.End())
+			r.prefetch(g.Offset, g.End())
 		} else if !loaded {
-			if pieces, err = r.load(ctx, b, region); err != nil {
+			if pieces, err = r.loadPieces(ctx, b, region); err != nil {
 				return err
 			}
 			loaded = true
@@ -317,7 +317,7 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 
 			if i == len(pieces) || pieces[i].Offset >= g.End() {
 				at = g.End()
-				if err := r.data(ctx, b, a, at); err != nil {
+				if err := r.readData(ctx, b, a, at); err != nil {
 					return err
 				}
 				continue
@@ -325,61 +325,61 @@ func (r *imageReader) region(ctx context.Context, b *batcher, from, to int64) er
 
 			p := pieces[i]
 			same := false
-			if r.comparable(p, g, at, to) {
-				if same, err = r.same(p); err != nil {
+			if r.canCompare(p, g, at, to) {
+				if same, err = r.isSame(p); err != nil {
 					return err
 				}
 			}
 
 			if !same {
 				at = min(p.End(), g.End())
-				if err := r.data(ctx, b, a, at); err != nil {
+				if err := r.readData(ctx, b, a, at); err != nil {
 					return err
 				}
 				continue
 			}
 
 			if p.Offset > a {
-				if err := r.data(ctx, b, a, p.Offset); err != nil {
+				if err := r.readData(ctx, b, a, p.Offset); err != nil {
 					return err
 				}
 			}
 
-			if err := b.placed(ctx, p); err != nil {
+			if err := b.addPlaced(ctx, p); err != nil {
 				return err
 			}
 
-			r.track.Add(0, p.Length)
+			r.tracker.Add(0, p.Length)
 			at = max(p.End(), a)
 		}
 	}
 
 	if known && b.n == before {
-		r.ahead.drop(region) // nobody else will
+		r.ahead.dropRegion(region) // nobody else will
 	}
 
 	return nil
 }
 
 // load reads the pieces that base has in a region.
-func (r *imageReader) load(ctx context.Context, b *batcher, region uint32) ([]repo.Piece, error) {
-	for ahead := region; int(ahead) < int(region)+r.ahead.most/2 && !r.merge; ahead++ {
-		if r.knows(ahead) {
-			r.ahead.want(ahead)
+func (r *imageReader) loadPieces(ctx context.Context, b *batcher, region uint32) ([]repo.Piece, error) {
+	for ahead := region; int(ahead) < int(region)+r.ahead.maxRunning/2 && !r.merge; ahead++ {
+		if r.baseHasRegion(ahead) {
+			r.ahead.prefetchRegion(ahead)
 		}
 	}
 	// Pages are held until what was passed on is sealed: it must not wait here.
-	if err := r.ahead.reserve(ctx, region, func() error { return b.flush(ctx, b.pos) }); err != nil {
+	if err := r.ahead.reserveRegion(ctx, region, func() error { return b.flushBatch(ctx, b.pos) }); err != nil {
 		return nil, err
 	}
-	return r.ahead.get(ctx, region)
+	return r.ahead.waitRegion(ctx, region)
 }
 
 // comparable reports whether a piece of base can be compared with what is there now,
 // all of it, and once: all before at is passed on, what is behind to is not to be. If
 // ranges are what differs, what is in none is known to be the same, and no reason to
 // read it.
-func (r *imageReader) comparable(p repo.Piece, g engine.Range, at, to int64) bool {
+func (r *imageReader) canCompare(p repo.Piece, g engine.Range, at, to int64) bool {
 	if p.Sum == (repo.Sum{}) || p.Offset < at || p.End() > to {
 		return false
 	}
@@ -387,13 +387,13 @@ func (r *imageReader) comparable(p repo.Piece, g engine.Range, at, to int64) boo
 }
 
 // same reads what is now where a piece was, and compares.
-func (r *imageReader) same(p repo.Piece) (bool, error) {
+func (r *imageReader) isSame(p repo.Piece) (bool, error) {
 	if r.scratch == nil {
 		r.scratch = make([]byte, repo.FrameBytes)
 	}
 	buf := r.scratch[:p.Length]
 	r.scratch = r.scratch[:0] // nothing, until it is read
-	if err := r.read(buf, p.Offset); err != nil {
+	if err := r.readImage(buf, p.Offset); err != nil {
 		return false, err
 	}
 	r.scratch, r.at = buf, p.Offset

@@ -140,7 +140,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 		return Added{}, errs.Wrap(opAdd, q.Name, err)
 	}
 
-	rp, created, needed, err := r.establish(ctx, q, hostLabel()+" "+e.PoolID()[:8], fresh)
+	rp, created, needed, err := r.openOrCreate(ctx, q, hostLabel()+" "+e.PoolID()[:8], fresh)
 	if err != nil {
 		// A repository may depend on the key, or on one that an interrupted Add has
 		// left: then the next Add takes it up.
@@ -154,7 +154,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 
 	r.Mark = rp.Mark()
 	if err = r.keepConfig(rp); err == nil {
-		err = r.save()
+		err = r.saveMetadata()
 	}
 	if err == nil {
 		err = os.Rename(adding, filepath.Join(top, q.Name))
@@ -168,7 +168,7 @@ func Add(ctx context.Context, e *engine.Engine, q AddRequest) (Added, error) {
 }
 
 // save writes remote.json.
-func (r *Remote) save() error {
+func (r *Remote) saveMetadata() error {
 	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
@@ -234,7 +234,7 @@ func NoKey(err error) bool { return errors.Is(err, errNoKey) }
 // establish opens the repository of a remote that is being added, or makes it. The
 // key opens it afterwards, and is called label there. fresh: the key was not there
 // before. needed, also with an error: a repository may have the key now.
-func (r *Remote) establish(
+func (r *Remote) openOrCreate(
 	ctx context.Context, q AddRequest, label string, fresh bool,
 ) (rp *repo.Repo, created, needed bool, err error) {
 	own, err := repo.Identity(r.identity)
@@ -247,7 +247,7 @@ func (r *Remote) establish(
 		return nil, false, false, err
 	}
 
-	store, err := r.store(ctx, 0, !q.MustExist)
+	store, err := r.openStore(ctx, 0, !q.MustExist)
 	if err != nil {
 		return nil, false, false, err
 	}
@@ -305,7 +305,7 @@ func (r *Remote) establish(
 			"there is no repository at %s for the identity to open", store).
 			WithHint("check the URL, or remove %s to create a new repository", errs.Param("identity"))
 	default:
-		if err := empty(ctx, store, q.Name); err != nil {
+		if err := checkEmpty(ctx, store, q.Name); err != nil {
 			return nil, false, false, err
 		}
 		if err := objstore.Probe(ctx, store); err != nil {
@@ -327,7 +327,7 @@ func (r *Remote) establish(
 }
 
 // empty is Exists if something else than leftovers of a probe is in a store.
-func empty(ctx context.Context, s objstore.Store, name string) error {
+func checkEmpty(ctx context.Context, s objstore.Store, name string) error {
 	for o, err := range s.List(ctx, "") {
 		if err != nil {
 			return err
@@ -519,7 +519,7 @@ func Remove(ctx context.Context, e *engine.Engine, q RemoveRequest) error {
 
 	if !q.Force {
 		if err == nil {
-			err = r.otherKeys(ctx)
+			err = r.checkOtherKeys(ctx)
 		}
 		if err != nil {
 			return err
@@ -563,7 +563,7 @@ func (r *Remote) sharedRepo(pool string) bool {
 }
 
 // otherKeys is nil if something besides this host's key opens the repository.
-func (r *Remote) otherKeys(ctx context.Context) error {
+func (r *Remote) checkOtherKeys(ctx context.Context) error {
 	if r.Recipient == "" {
 		return nil // the key was given to us: somebody else has it
 	}
@@ -602,7 +602,7 @@ func (r *Remote) Open(ctx context.Context) (*repo.Repo, error) { return r.OpenLi
 // OpenLimited is Open with a bound of bytes a second for what is uploaded and
 // downloaded; 0: none.
 func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.Repo, error) {
-	store, err := r.store(ctx, bytesPerSecond, false)
+	store, err := r.openStore(ctx, bytesPerSecond, false)
 	if err != nil {
 		return nil, err
 	}
@@ -625,22 +625,22 @@ func (r *Remote) OpenLimited(ctx context.Context, bytesPerSecond int64) (*repo.R
 		return nil, r.hintCopy(ctx, err)
 	}
 
-	r.remember(rp)
+	r.recordSeen(rp)
 	return rp, nil
 }
 
 // remember keeps what was seen of a repository. What was seen once is not to be taken back. If it cannot be written
 // down, only a later check is weaker, and the copy of config an older one.
-func (r *Remote) remember(rp *repo.Repo) {
+func (r *Remote) recordSeen(rp *repo.Repo) {
 	_ = r.keepConfig(rp)
 	if m := rp.Mark(); m != r.Mark {
 		r.Mark = m
-		_ = r.save()
+		_ = r.saveMetadata()
 	}
 }
 
 // store opens the store of the remote's URL, with retries and a limit.
-func (r *Remote) store(ctx context.Context, bytesPerSecond int64, create bool) (objstore.Store, error) {
+func (r *Remote) openStore(ctx context.Context, bytesPerSecond int64, create bool) (objstore.Store, error) {
 	s, err := OpenStore(ctx, r.URL, r.access, create)
 	if err != nil {
 		return nil, err

@@ -287,14 +287,14 @@ func (x *repairer) wholeMaps(ctx context.Context) error {
 
 		whole := m.Map.IsZero() || x.has(m.Map.Frame)
 		d := &treeDiff{
-			nodes: x.repo.ReadNodes, old: last, now: m, leaf: noLeaf,
-			broken: func(_ repo.NodeAt, old bool, _ error) error {
+			nodes: x.repo.ReadNodes, old: last, now: m, wantLeaf: noLeaf,
+			onBroken: func(_ repo.NodeAt, old bool, _ error) error {
 				whole = whole && old
 				return nil
 			},
 		}
 
-		err := d.each(ctx, func(p part) error {
+		err := d.eachPart(ctx, func(p part) error {
 			for _, y := range p.now {
 				whole = whole && x.has(y.Frame)
 			}

@@ -65,7 +65,7 @@ func TestOneDamagedHead(t *testing.T) {
 	b.flip(b.headKey("v"), 80)
 
 	// Every command names what is damaged, and goes on without it.
-	listing, err := volumes(t.Context(), b.repo)
+	listing, err := listVolumes(t.Context(), b.repo)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func TestDamagedSession(t *testing.T) {
 	}
 	l.abandon()
 	b.flip("sessions/"+l.id.String(), 70)
-	if _, err := volumes(t.Context(), b.repo); err != nil {
+	if _, err := listVolumes(t.Context(), b.repo); err != nil {
 		t.Errorf("list: %v", err)
 	}
 	first := b.prune(PruneRequest{Policy: Policy{Last: 1}})

@@ -422,7 +422,7 @@ func TestNewWriterWaitsForPushes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := j.begin(plan{Snapshot: "v@push-20260102T030405.678Z", Session: repo.NewID()}, true); err != nil {
+	if err := j.beginPlan(plan{Snapshot: "v@push-20260102T030405.678Z", Session: repo.NewID()}, true); err != nil {
 		t.Fatal(err)
 	}
 	_, err = NewWriter(t.Context(), w.e)
@@ -430,7 +430,7 @@ func TestNewWriterWaitsForPushes(t *testing.T) {
 	if me, err := Writer(w.e); err != nil || me.ID != w.e.PoolID() {
 		t.Errorf("%+v, %v", me, err)
 	}
-	j.close()
+	j.releaseLock()
 	if _, err := NewWriter(t.Context(), w.e); err != nil {
 		t.Fatal(err)
 	}

@@ -46,7 +46,7 @@ func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int
 
 	at := base.Root()
 	for at.Level > t.level { // what is left is in the first part
-		n, err := t.read(ctx, at)
+		n, err := t.readNode(ctx, at)
 		if err != nil {
 			return nil, err
 		}
@@ -71,7 +71,7 @@ func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int
 			continue
 		}
 		if t.root.node == nil {
-			n, err := t.read(ctx, at)
+			n, err := t.readNode(ctx, at)
 			if err != nil {
 				return nil, err
 			}
@@ -83,7 +83,7 @@ func newTree(ctx context.Context, nodes readNodes, base *repo.Manifest, size int
 }
 
 // read reads a stored node.
-func (t *tree) read(ctx context.Context, at repo.NodeAt) (*treeNode, error) {
+func (t *tree) readNode(ctx context.Context, at repo.NodeAt) (*treeNode, error) {
 	got, err := t.nodes(ctx, []repo.NodeAt{at})
 	if err == nil {
 		err = got[0].Err
@@ -105,22 +105,22 @@ func (t *tree) read(ctx context.Context, at repo.NodeAt) (*treeNode, error) {
 }
 
 // load makes sure that a node that is not empty is in memory.
-func (t *tree) load(ctx context.Context, k *treeKid, at repo.NodeAt) (err error) {
+func (t *tree) loadNode(ctx context.Context, k *treeKid, at repo.NodeAt) (err error) {
 	if k.node == nil {
 		at.NodeRef = k.ref
-		k.node, err = t.read(ctx, at)
+		k.node, err = t.readNode(ctx, at)
 	}
 	return err
 }
 
-func (t *tree) at() repo.NodeAt { return repo.NodeAt{Level: t.level} }
+func (t *tree) rootAt() repo.NodeAt { return repo.NodeAt{Level: t.level} }
 
 // get returns the pieces of one cell, which must not be changed.
-func (t *tree) get(ctx context.Context, cell int64) ([]repo.Piece, error) {
-	k, at := &t.root, t.at()
+func (t *tree) cellPieces(ctx context.Context, cell int64) ([]repo.Piece, error) {
+	k, at := &t.root, t.rootAt()
 	from := cell * repo.CellBytes
 	for !k.empty() {
-		if err := t.load(ctx, k, at); err != nil {
+		if err := t.loadNode(ctx, k, at); err != nil {
 			return nil, err
 		}
 		if k.node.kids == nil {
@@ -138,7 +138,7 @@ func (t *tree) replace(ctx context.Context, from, to int64, pieces []repo.Piece)
 	if from >= to {
 		return nil
 	}
-	_, err := t.replaceIn(ctx, &t.root, t.at(), from, to, pieces)
+	_, err := t.replaceIn(ctx, &t.root, t.rootAt(), from, to, pieces)
 	return err
 }
 
@@ -162,11 +162,11 @@ func (t *tree) replaceIn(
 		*k = treeKid{}
 		return true, nil
 	case k.empty():
-		k.node = t.leaf(at, slices.Clone(pieces))
+		k.node = t.newLeaf(at, slices.Clone(pieces))
 		return true, nil
 	}
 
-	if err := t.load(ctx, k, at); err != nil {
+	if err := t.loadNode(ctx, k, at); err != nil {
 		return false, err
 	}
 
@@ -181,7 +181,7 @@ func (t *tree) replaceIn(
 			*k = treeKid{}
 			return true, nil
 		}
-		k.node = t.leaf(at, all)
+		k.node = t.newLeaf(at, all)
 		return true, nil
 	}
 
@@ -202,7 +202,7 @@ func (t *tree) replaceIn(
 }
 
 // leaf is a node with pieces: an inner node with leaves, if they are too many for one.
-func (t *tree) leaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
+func (t *tree) newLeaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
 	t.held += len(pieces)
 	if len(pieces) <= repo.LeafPieces {
 		return &treeNode{pieces: pieces}
@@ -212,7 +212,7 @@ func (t *tree) leaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
 	for slot := range n.kids {
 		child := at.Child(slot, repo.NodeRef{})
 		if some := piecesIn(pieces, child.From(), child.To()); len(some) > 0 {
-			n.kids[slot].node = t.leaf(child, some)
+			n.kids[slot].node = t.newLeaf(child, some)
 		}
 	}
 
@@ -220,21 +220,21 @@ func (t *tree) leaf(at repo.NodeAt, pieces []repo.Piece) *treeNode {
 }
 
 // written is a node that is to be written, in its parent.
-type written struct {
+type pendingNode struct {
 	kid *treeKid
 	at  repo.NodeAt
 }
 
 // flush writes what has changed before an offset, behind which all further changes are.
-func (t *tree) flush(ctx context.Context, before int64, add frameAdder) error {
-	var out [8][]written // by level
-	if err := t.ready(ctx, &t.root, t.at(), before, &out); err != nil {
+func (t *tree) flushNodes(ctx context.Context, before int64, add frameAdder) error {
+	var out [8][]pendingNode // by level
+	if err := t.collectReady(ctx, &t.root, t.rootAt(), before, &out); err != nil {
 		return err
 	}
 
 	for _, level := range out {
 		for _, w := range level {
-			if err := w.write(ctx, add); err != nil {
+			if err := w.writeNode(ctx, add); err != nil {
 				return err
 			}
 		}
@@ -245,23 +245,23 @@ func (t *tree) flush(ctx context.Context, before int64, add frameAdder) error {
 }
 
 // finish writes all that has changed, and returns the root.
-func (t *tree) finish(ctx context.Context, add frameAdder) (repo.NodeRef, error) {
-	err := t.flush(ctx, repo.LevelBytes(t.level), add)
+func (t *tree) finishTree(ctx context.Context, add frameAdder) (repo.NodeRef, error) {
+	err := t.flushNodes(ctx, repo.LevelBytes(t.level), add)
 	return t.root.ref, err
 }
 
 // ready collects what can be written: nodes that nothing can change any more. A node whose parent may become a leaf yet
 // is not written, as it would have to be read again for that, before it is on the remote.
-func (t *tree) ready(ctx context.Context, k *treeKid, at repo.NodeAt, before int64, out *[8][]written) error {
+func (t *tree) collectReady(ctx context.Context, k *treeKid, at repo.NodeAt, before int64, out *[8][]pendingNode) error {
 	if k.node == nil {
 		return nil
 	}
 
 	if at.To() <= before {
-		if _, err := t.settle(ctx, k, at); err != nil {
+		if _, err := t.finalizeNode(ctx, k, at); err != nil {
 			return err
 		}
-		k.collect(at, out)
+		k.collectNodes(at, out)
 		return nil
 	}
 
@@ -274,12 +274,12 @@ func (t *tree) ready(ctx context.Context, k *treeKid, at repo.NodeAt, before int
 	for slot := range k.node.kids {
 		kid, child := &k.node.kids[slot], at.Child(slot, repo.NodeRef{})
 		if child.To() > before {
-			if err := t.ready(ctx, kid, child, before, out); err != nil {
+			if err := t.collectReady(ctx, kid, child, before, out); err != nil {
 				return err
 			}
 			break
 		}
-		n, err := t.settle(ctx, kid, child)
+		n, err := t.finalizeNode(ctx, kid, child)
 		if err != nil {
 			return err
 		}
@@ -289,7 +289,7 @@ func (t *tree) ready(ctx context.Context, k *treeKid, at repo.NodeAt, before int
 
 	if sure > repo.LeafPieces {
 		for _, slot := range done {
-			k.node.kids[slot].collect(at.Child(slot, repo.NodeRef{}), out)
+			k.node.kids[slot].collectNodes(at.Child(slot, repo.NodeRef{}), out)
 		}
 	}
 
@@ -298,7 +298,7 @@ func (t *tree) ready(ctx context.Context, k *treeKid, at repo.NodeAt, before int
 
 // settle gives a node that nothing changes any more the form that it must have: one that is as it was is forgotten, and
 // one with few pieces is a leaf. It returns how many pieces are in its range.
-func (t *tree) settle(ctx context.Context, k *treeKid, at repo.NodeAt) (int64, error) {
+func (t *tree) finalizeNode(ctx context.Context, k *treeKid, at repo.NodeAt) (int64, error) {
 	switch {
 	case k.node == nil:
 		return k.ref.Pieces, nil
@@ -311,7 +311,7 @@ func (t *tree) settle(ctx context.Context, k *treeKid, at repo.NodeAt) (int64, e
 
 	total := int64(0)
 	for slot := range k.node.kids {
-		n, err := t.settle(ctx, &k.node.kids[slot], at.Child(slot, repo.NodeRef{}))
+		n, err := t.finalizeNode(ctx, &k.node.kids[slot], at.Child(slot, repo.NodeRef{}))
 		if err != nil {
 			return 0, err
 		}
@@ -322,21 +322,21 @@ func (t *tree) settle(ctx context.Context, k *treeKid, at repo.NodeAt) (int64, e
 	case total == 0:
 		*k = treeKid{}
 	case total <= repo.LeafPieces:
-		return total, t.join(ctx, k, at)
+		return total, t.joinLeaves(ctx, k, at)
 	}
 
 	return total, nil
 }
 
 // join makes an inner node whose children are leaves a leaf.
-func (t *tree) join(ctx context.Context, k *treeKid, at repo.NodeAt) error {
+func (t *tree) joinLeaves(ctx context.Context, k *treeKid, at repo.NodeAt) error {
 	var pieces []repo.Piece
 	for slot := range k.node.kids {
 		kid := &k.node.kids[slot]
 		if kid.empty() {
 			continue
 		}
-		if err := t.load(ctx, kid, at.Child(slot, repo.NodeRef{})); err != nil {
+		if err := t.loadNode(ctx, kid, at.Child(slot, repo.NodeRef{})); err != nil {
 			return err
 		}
 		pieces = append(pieces, kid.node.pieces...)
@@ -347,20 +347,20 @@ func (t *tree) join(ctx context.Context, k *treeKid, at repo.NodeAt) error {
 }
 
 // collect adds a settled node and those below it that are to be written, by level and in order.
-func (k *treeKid) collect(at repo.NodeAt, out *[8][]written) {
+func (k *treeKid) collectNodes(at repo.NodeAt, out *[8][]pendingNode) {
 	if k.node == nil {
 		return
 	}
-	out[at.Level] = append(out[at.Level], written{k, at})
+	out[at.Level] = append(out[at.Level], pendingNode{k, at})
 	if k.node.kids != nil {
 		for slot := range k.node.kids {
-			k.node.kids[slot].collect(at.Child(slot, repo.NodeRef{}), out)
+			k.node.kids[slot].collectNodes(at.Child(slot, repo.NodeRef{}), out)
 		}
 	}
 }
 
 // write writes a node whose children are written.
-func (w written) write(ctx context.Context, add frameAdder) error {
+func (w pendingNode) writeNode(ctx context.Context, add frameAdder) error {
 	n := &repo.Node{Level: w.at.Level, Index: w.at.Index, Pieces: w.kid.node.pieces}
 	if w.kid.node.kids != nil {
 		n.Children = &[repo.NodeChildren]repo.NodeRef{}
@@ -407,11 +407,11 @@ func fillCells(ctx context.Context, t *tree, pieces []repo.Piece) error {
 					return err
 				}
 			}
-			cell = append(cell, cut(p, p.Offset, end))
+			cell = append(cell, cutPiece(p, p.Offset, end))
 			if end == p.End() {
 				break
 			}
-			p = cut(p, end, p.End())
+			p = cutPiece(p, end, p.End())
 		}
 	}
 

@@ -151,11 +151,11 @@ func TestTreeIsCanonical(t *testing.T) {
 				if len(pieces) > 0 {
 					cells[cell] = pieces
 				}
-				if got, err := tr.get(ctx, cell); err != nil || !slices.Equal(got, cells[cell]) {
+				if got, err := tr.cellPieces(ctx, cell); err != nil || !slices.Equal(got, cells[cell]) {
 					t.Fatalf("cell %d: %+v, %v, want %+v", cell, got, err, cells[cell])
 				}
 				if rnd.IntN(3) == 0 {
-					if err := tr.flush(ctx, cell*repo.CellBytes, s.add); err != nil {
+					if err := tr.flushNodes(ctx, cell*repo.CellBytes, s.add); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -168,7 +168,7 @@ func TestTreeIsCanonical(t *testing.T) {
 					delete(cells, c)
 				}
 			}
-			if m.Map, err = tr.finish(ctx, s.add); err != nil {
+			if m.Map, err = tr.finishTree(ctx, s.add); err != nil {
 				t.Fatal(err)
 			}
 			s.upload()
@@ -184,7 +184,7 @@ func TestTreeIsCanonical(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if fresh.Map, err = all.finish(ctx, again.add); err != nil {
+			if fresh.Map, err = all.finishTree(ctx, again.add); err != nil {
 				t.Fatal(err)
 			}
 			again.upload()
@@ -209,18 +209,18 @@ func sameDifference(t *testing.T, s *nodeStore, old, now *repo.Manifest) {
 	var layers []layer
 	last := int64(0)
 	d := &treeDiff{nodes: s.read, old: old, now: now}
-	err := d.each(t.Context(), func(p part) error {
+	err := d.eachPart(t.Context(), func(p part) error {
 		if p.from < last || p.to <= p.from {
 			t.Errorf("[%d, %d) comes after %d", p.from, p.to, last)
 		}
 		last = p.to
-		layers = append(layers, changes(p.old, p.now)...)
+		layers = append(layers, changedLayers(p.old, p.now)...)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := overlay(all(old), layers), all(now); !slices.Equal(got, want) {
+	if got, want := overlayLayers(all(old), layers), all(now); !slices.Equal(got, want) {
 		t.Fatalf("%d layers make %d pieces, not %d", len(layers), len(got), len(want))
 	}
 }
@@ -241,12 +241,12 @@ func TestTreeChangesLittle(t *testing.T) {
 			t.Fatal(err)
 		}
 		if tr.held > heldInTree {
-			if err := tr.flush(ctx, c*repo.CellBytes, s.add); err != nil {
+			if err := tr.flushNodes(ctx, c*repo.CellBytes, s.add); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if m.Map, err = tr.finish(ctx, s.add); err != nil {
+	if m.Map, err = tr.finishTree(ctx, s.add); err != nil {
 		t.Fatal(err)
 	}
 	s.upload()
@@ -263,7 +263,7 @@ func TestTreeChangesLittle(t *testing.T) {
 	if err := tr.replace(ctx, at*repo.CellBytes, (at+1)*repo.CellBytes, one); err != nil {
 		t.Fatal(err)
 	}
-	if now.Map, err = tr.finish(ctx, s.add); err != nil {
+	if now.Map, err = tr.finishTree(ctx, s.add); err != nil {
 		t.Fatal(err)
 	}
 	if n := len(s.nodes) - before; n > 6 || s.reads > 6 || s.bytes > 32<<10 {
@@ -273,7 +273,7 @@ func TestTreeChangesLittle(t *testing.T) {
 	s.reads = 0
 	sum := 0
 	d := &treeDiff{nodes: s.read, old: m, now: now}
-	if err := d.each(ctx, func(p part) error { sum += len(p.old) + len(p.now); return nil }); err != nil ||
+	if err := d.eachPart(ctx, func(p part) error { sum += len(p.old) + len(p.now); return nil }); err != nil ||
 		s.reads > 12 ||
 		sum > 4*repo.LeafPieces {
 		t.Errorf("the difference is in %d pieces, %d nodes were read, %v", sum, s.reads, err)

@@ -452,7 +452,7 @@ func TestVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = pull.end(context.Background()) }()
-	listing, err := volumes(t.Context(), b.repo)
+	listing, err := listVolumes(t.Context(), b.repo)
 	if err != nil {
 		t.Fatal(err)
 	}

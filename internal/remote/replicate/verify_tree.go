@@ -32,8 +32,8 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 
 	d := &treeDiff{
 		nodes: w.nodes.Read, old: w.base, now: m,
-		leaf: func(f repo.Frame) bool { return v.ReadPercent > 0 && w.nodes.Has(f) }, // else the same is noted again
-		broken: func(n repo.NodeAt, old bool, err error) error {
+		wantLeaf: func(f repo.Frame) bool { return v.ReadPercent > 0 && w.nodes.Has(f) }, // else the same is noted again
+		onBroken: func(n repo.NodeAt, old bool, err error) error {
 			if !broken(err) {
 				return err
 			}
@@ -45,13 +45,13 @@ func (w *pageWalk) checkTree(ctx context.Context, m *repo.Manifest) error {
 	}
 
 	var failed error
-	d.read = func(n repo.NodeAt, old bool) {
+	d.onRead = func(n repo.NodeAt, old bool) {
 		if !old {
 			failed = cmp.Or(failed, v.noteNode(n))
 		}
 	}
 
-	err := d.each(ctx, func(p part) error {
+	err := d.eachPart(ctx, func(p part) error {
 		if n := len(p.now); n > 0 && p.now[n-1].End() > m.SizeBytes {
 			v.problem(Problem{
 				Volume: m.Volume, Point: m.Point, Object: "manifests/" + m.ID.String(), manifest: m.ID,
