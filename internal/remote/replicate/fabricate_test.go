@@ -513,7 +513,7 @@ func (b *bench) restored(r *repo.Repo, m, base *made) (*memory, *restore, error)
 		maps.Copy(to.blocks, base.content)
 	}
 	x.to = to
-	return to, x, x.run(b.t.Context())
+	return to, x, x.restoreImage(b.t.Context())
 }
 
 // whole checks that every point that is listed can be restored, and that verify finds

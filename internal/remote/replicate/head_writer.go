@@ -309,7 +309,7 @@ func (w *headWriter) withPoint(
 	}
 
 	pages := repo.PagePutter{Repo: w.repo, Session: func(context.Context) (repo.ID, error) { return l.id, nil }}
-	if is, err := w.inPlace(ctx, pages, &h, &at); is || err != nil {
+	if is, err := w.replacePoint(ctx, pages, &h, &at); is || err != nil {
 		return h, at, err
 	}
 

@@ -417,7 +417,7 @@ func (m *modelHost) tryPush(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = l.end(ctx) }()
-	if h, _, err = p.verify(ctx, x, base{}); err != nil {
+	if h, _, err = p.confirmListed(ctx, x, base{}); err != nil {
 		return err
 	}
 	man := repo.Manifest{

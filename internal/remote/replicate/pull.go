@@ -76,15 +76,15 @@ func Pull(ctx context.Context, e *engine.Engine, r *Remote, q PullRequest) (Pull
 // puller is a pull under way.
 type puller struct {
 	PullRequest
-	e      *engine.Engine
-	repo   *repo.Repo
-	remote string   // name, for those of origins
-	local  ref.Name // name here
-	lease  *lease   // nil: the remote cannot be written
-	links  map[repo.ID]driver.ObjectID
-	mine   map[repo.ID]driver.ObjectID // points of objects that are here, besides links
-	heads  map[string]engine.RemoteHead
-	out    Pulled
+	e          *engine.Engine
+	repo       *repo.Repo
+	remote     string   // name, for those of origins
+	local      ref.Name // name here
+	lease      *lease   // nil: the remote cannot be written
+	links      map[repo.ID]driver.ObjectID
+	recognised map[repo.ID]driver.ObjectID // points of objects that are here, besides links
+	heads      map[string]engine.RemoteHead
+	out        Pulled
 
 	read, written atomic.Int64
 
@@ -108,7 +108,7 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 	}
 
 	p.out.Volume, p.out.Origins, p.out.Notes = q.Ref.Name, []string{}, []string{}
-	if err := p.run(ctx); err != nil {
+	if err := p.pullRef(ctx); err != nil {
 		return Pulled{}, errs.Wrap(opPull, q.Ref.String(), err)
 	}
 
@@ -117,9 +117,9 @@ func pullFrom(ctx context.Context, e *engine.Engine, rp *repo.Repo, remote strin
 	return p.out, nil
 }
 
-func (p *puller) run(ctx context.Context) error {
+func (p *puller) pullRef(ctx context.Context) error {
 	p.Tracker.Start("reading the remote", 0, 0)
-	if err := p.known(ctx); err != nil { // before the head is read: see headMemory
+	if err := p.loadLinks(ctx); err != nil { // before the head is read: see headMemory
 		return err
 	}
 
@@ -129,7 +129,7 @@ func (p *puller) run(ctx context.Context) error {
 	}
 
 	if why := headMemory(p.heads).older(&h, true); why != "" {
-		p.note("%s", why)
+		p.addNote("%s", why)
 	}
 
 	pt, err := pointOf(ctx, p.repo, h, opPull, p.Ref)
@@ -137,21 +137,21 @@ func (p *puller) run(ctx context.Context) error {
 		return err
 	}
 
-	if err := p.recognise(ctx, h, pt); err != nil {
+	if err := p.linkKnownObjects(ctx, h, pt); err != nil {
 		return err
 	}
 
-	here, err := p.lookHere(ctx, p.local)
+	here, err := p.localPoints(ctx, p.local)
 	if err != nil {
 		return err
 	}
 
-	if err := p.admit(h, pt, here); err != nil {
+	if err := p.checkDestination(h, pt, here); err != nil {
 		return err
 	}
 
 	if p.TakeOver {
-		if err := p.canReceive(ctx, h, pt, here); err != nil {
+		if err := p.checkReceivable(ctx, h, pt, here); err != nil {
 			return err
 		}
 
@@ -163,21 +163,21 @@ func (p *puller) run(ctx context.Context) error {
 			return err
 		}
 
-		if err := p.admit(h, pt, here); err != nil { // it was pushed to just before
+		if err := p.checkDestination(h, pt, here); err != nil { // it was pushed to just before
 			return err
 		}
 
 		if pt.Content == repo.Tree && !p.e.Caps().Supports(driver.Native) {
-			p.note("this pool stores trees of files as images: only pools that store images can pull what it pushes")
+			p.addNote("this pool stores trees of files as images: only pools that store images can pull what it pushes")
 		}
 	}
 
 	p.out.Point, p.out.Epoch = pt.Name, h.Epoch
-	if here.has(p.links[pt.Manifest]) {
-		return p.nothingToDo(ctx, h, pt)
+	if here.hasObject(p.links[pt.Manifest]) {
+		return p.finishUnchanged(ctx, h, pt)
 	}
 
-	if err := p.fetch(ctx, h, pt, here); err != nil {
+	if err := p.fetchPoint(ctx, h, pt, here); err != nil {
 		return err
 	}
 
@@ -185,7 +185,7 @@ func (p *puller) run(ctx context.Context) error {
 }
 
 // known reads what is remembered of this repository.
-func (p *puller) known(ctx context.Context) error {
+func (p *puller) loadLinks(ctx context.Context) error {
 	id := p.repo.ID().String()
 	links, err := p.e.Links(ctx, id)
 	if err != nil {
@@ -199,7 +199,7 @@ func (p *puller) known(ctx context.Context) error {
 		}
 	}
 
-	for m, o := range p.mine {
+	for m, o := range p.recognised {
 		if _, linked := p.links[m]; !linked {
 			p.links[m] = o
 		}
@@ -216,8 +216,8 @@ func (p *puller) known(ctx context.Context) error {
 // recognise finds the objects that recent points of a head, and pt, describe, though no link says so: those that they
 // were pushed from, if that was from here (links may be lost), and those that are here of points that were pushed once
 // more, under another manifest. IDs are never used again, so it is the same content.
-func (p *puller) recognise(ctx context.Context, h repo.Head, pt repo.Point) error {
-	var again sameHere
+func (p *puller) linkKnownObjects(ctx context.Context, h repo.Head, pt repo.Point) error {
+	var again objectsByIdentity
 	for _, x := range append(slices.Clone(h.Recent), pt) {
 		if _, linked := p.links[x.Manifest]; linked {
 			continue
@@ -227,7 +227,7 @@ func (p *puller) recognise(ctx context.Context, h repo.Head, pt repo.Point) erro
 		switch {
 		case errs.Is(err, errs.NotFound) || errs.Is(err, errs.Invalid):
 			if again == nil {
-				if again, err = p.samePoints(ctx, h.Name); err != nil {
+				if again, err = p.objectsOfHead(ctx, h.Name); err != nil {
 					return err
 				}
 			}
@@ -239,11 +239,11 @@ func (p *puller) recognise(ctx context.Context, h repo.Head, pt repo.Point) erro
 		if o.ID == "" {
 			continue
 		}
-		if p.mine == nil {
-			p.mine = map[repo.ID]driver.ObjectID{}
+		if p.recognised == nil {
+			p.recognised = map[repo.ID]driver.ObjectID{}
 		}
 
-		p.mine[x.Manifest], p.links[x.Manifest] = o.ID, o.ID
+		p.recognised[x.Manifest], p.links[x.Manifest] = o.ID, o.ID
 	}
 
 	return nil
@@ -251,7 +251,7 @@ func (p *puller) recognise(ctx context.Context, h repo.Head, pt repo.Point) erro
 
 // sameHere are objects that came from a head or went there, by what stays the same of a point when that is pushed once
 // more.
-type sameHere map[pointIdentity]driver.ObjectID
+type objectsByIdentity map[pointIdentity]driver.ObjectID
 
 // pointIdentity tells points of one volume or golden apart: no two are made in the same nanosecond.
 type pointIdentity struct {
@@ -267,8 +267,8 @@ func identityOf(pt repo.Point) pointIdentity {
 }
 
 // samePoints lists the objects that are linked to this repository, of the volume or golden that a head is here.
-func (p *puller) samePoints(ctx context.Context, head string) (sameHere, error) {
-	out := sameHere{}
+func (p *puller) objectsOfHead(ctx context.Context, head string) (objectsByIdentity, error) {
+	out := objectsByIdentity{}
 	lineage := p.heads[head].Lineage
 	if lineage == "" {
 		return out, nil
@@ -296,7 +296,7 @@ type local struct {
 	points []engine.Point
 }
 
-func (p *puller) lookHere(ctx context.Context, name ref.Name) (local, error) {
+func (p *puller) localPoints(ctx context.Context, name ref.Name) (local, error) {
 	points, err := p.e.Points(ctx, name)
 	if errs.Is(err, errs.NotFound) {
 		return local{}, nil
@@ -305,7 +305,7 @@ func (p *puller) lookHere(ctx context.Context, name ref.Name) (local, error) {
 }
 
 // has reports whether an object is among the points.
-func (l local) has(id driver.ObjectID) bool {
+func (l local) hasObject(id driver.ObjectID) bool {
 	for _, x := range l.points {
 		if x.ID == id && id != "" {
 			return true
@@ -315,7 +315,7 @@ func (l local) has(id driver.ObjectID) bool {
 }
 
 // named reports whether a point of a name is there.
-func (l local) named(name string) bool {
+func (l local) hasName(name string) bool {
 	for _, x := range l.points {
 		if x.Name == name {
 			return true
@@ -334,12 +334,12 @@ func (l local) lineage() driver.ObjectID {
 
 // follows reports whether what is here under a name is a golden that came from, or
 // went to, a head of this remote: then it may take further generations of it.
-func (p *puller) follows(l local, head string) bool {
+func (p *puller) followsHead(l local, head string) bool {
 	return l.exists && len(l.points) > 0 && l.points[0].Golden && p.heads[head].Lineage == l.lineage()
 }
 
 // admit refuses what cannot be put where it is to go, before anything is changed.
-func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
+func (p *puller) checkDestination(h repo.Head, pt repo.Point, here local) error {
 	full := p.local.String() + "@" + pt.Name
 	if h.Golden {
 		if _, ok := (ref.Ref{Name: h.Name, At: pt.Name}).Generation(); !ok {
@@ -349,21 +349,21 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 	}
 
 	switch {
-	case !here.exists || here.has(p.links[pt.Manifest]):
+	case !here.exists || here.hasObject(p.links[pt.Manifest]):
 		return nil
-	case h.Golden && here.named(pt.Name):
+	case h.Golden && here.hasName(pt.Name):
 		why := "the golden already has a different generation with this number"
-		if p.follows(here, h.Name) {
+		if p.followsHead(here, h.Name) {
 			why += ": the generation was removed from the remote, and another was pushed under its number"
 		}
 		return errs.New(errs.Exists, opPull, full, "%s", why).
 			WithHint("to keep both, pull it under another name with `%s`; to replace the local one, "+
 				"remove it with %s and pull again", errs.Param("as", "NAME"), errs.Run("golden rm", full))
-	case !p.Update && !p.follows(here, h.Name):
+	case !p.Update && !p.followsHead(here, h.Name):
 		return errs.New(errs.Exists, opPull, p.local.String(), "it already exists in this pool").
 			WithHint("pull it under another name with %s, or use %s to replace its content and keep the current state as "+
 				"a snapshot", errs.Param("as", "NAME"), errs.Param("update"))
-	case here.named(pt.Name):
+	case here.hasName(pt.Name):
 		return errs.New(errs.Exists, opPull, full, "the volume already has a different snapshot with this name").
 			WithHint("to keep both, pull it under another name with `%s`; to replace the local one, "+
 				"destroy it with %s and pull again", errs.Param("as", "NAME"), errs.Run("destroy", full))
@@ -374,8 +374,8 @@ func (p *puller) admit(h repo.Head, pt repo.Point, here local) error {
 
 // canReceive refuses what this pool can never hold, or not as long as the volume is mounted, before somebody else is
 // kept from writing it. Unsupported, InUse.
-func (p *puller) canReceive(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
-	if here.exists && !h.Golden && !here.has(p.links[pt.Manifest]) {
+func (p *puller) checkReceivable(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
+	if here.exists && !h.Golden && !here.hasObject(p.links[pt.Manifest]) {
 		if err := p.e.CanUpdate(ctx, p.local); err != nil {
 			return err
 		}
@@ -386,7 +386,7 @@ func (p *puller) canReceive(ctx context.Context, h repo.Head, pt repo.Point, her
 		return err
 	}
 
-	if err := p.readsRaw(h, pt, m); err != nil {
+	if err := p.checkRaw(h, pt, m); err != nil {
 		return err
 	}
 
@@ -403,7 +403,7 @@ func (p *puller) canReceive(ctx context.Context, h repo.Head, pt repo.Point, her
 }
 
 // readsRaw is nil if this pool can receive what a manifest describes, as far as encryption goes. Unsupported.
-func (p *puller) readsRaw(h repo.Head, pt repo.Point, m repo.Manifest) error {
+func (p *puller) checkRaw(h repo.Head, pt repo.Point, m repo.Manifest) error {
 	if !m.Raw || p.e.ReceivesRaw() {
 		return nil
 	}
@@ -413,21 +413,21 @@ func (p *puller) readsRaw(h repo.Head, pt repo.Point, m repo.Manifest) error {
 }
 
 // nothingToDo is the end of a pull of what is here.
-func (p *puller) nothingToDo(ctx context.Context, h repo.Head, pt repo.Point) error {
+func (p *puller) finishUnchanged(ctx context.Context, h repo.Head, pt repo.Point) error {
 	p.out.Unchanged = true
-	p.note("%s@%s is already in this pool", p.local, pt.Name)
-	if err := p.result(ctx, pt); err != nil {
+	p.addNote("%s@%s is already in this pool", p.local, pt.Name)
+	if err := p.describeResult(ctx, pt); err != nil {
 		return err
 	}
 	return p.claimLineage(ctx, h)
 }
 
-func (p *puller) note(format string, args ...any) {
+func (p *puller) addNote(format string, args ...any) {
 	p.out.Notes = append(p.out.Notes, errs.New(errs.Internal, "", "", format, args...).Error())
 }
 
 // result describes what is here now.
-func (p *puller) result(ctx context.Context, pt repo.Point) error {
+func (p *puller) describeResult(ctx context.Context, pt repo.Point) error {
 	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
 	if err != nil {
 		return err
@@ -448,7 +448,7 @@ func (p *puller) result(ctx context.Context, pt repo.Point) error {
 }
 
 // fetch pulls under a session, so that nothing of it is pruned meanwhile.
-func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
+func (p *puller) fetchPoint(ctx context.Context, h repo.Head, pt repo.Point, here local) error {
 	me, err := writer(p.e)
 	if err != nil {
 		return err
@@ -458,7 +458,7 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 	switch {
 	case errs.Is(err, errs.Permission):
 		sctx = ctx
-		p.note("the remote is read-only for this host, so a prune that runs during this pull does not know about it")
+		p.addNote("the remote is read-only for this host, so a prune that runs during this pull does not know about it")
 	case err != nil:
 		return err
 	default:
@@ -477,38 +477,38 @@ func (p *puller) fetch(ctx context.Context, h repo.Head, pt repo.Point, here loc
 		return err
 	}
 	if !is {
-		return p.gone(pt)
+		return p.removedError(pt)
 	}
 
 	d := dest{name: p.local, golden: h.Golden, exists: here.exists, update: here.exists}
-	info, err := p.point(sctx, h, pt, d, 0)
+	info, err := p.pullPoint(sctx, h, pt, d, 0)
 	if err != nil {
 		if errors.Is(context.Cause(sctx), errEnded) && ctx.Err() == nil {
 			return errs.New(errs.Conflict, opPull, p.Ref.String(), "a prune ended this pull because it showed no sign of life").
 				WithHint("run the pull again")
 		}
 		if errs.Is(err, errs.NotFound) {
-			return p.missing(ctx, pt, err)
+			return p.missingError(ctx, pt, err)
 		}
 		return err
 	}
 
 	p.out.Info = info
-	return p.remember(ctx, h, pt)
+	return p.recordHead(ctx, h, pt)
 }
 
-func (p *puller) gone(pt repo.Point) error {
+func (p *puller) removedError(pt repo.Point) error {
 	return errs.New(errs.Conflict, opPull, p.Ref.Name+"@"+pt.Name, "it was just removed from the remote").
 		WithHint("pull another point: list them with %s", errs.Run("remote ls", p.remote))
 }
 
 // missing words that something of a point is not there: somebody has removed it, or
 // the remote is damaged.
-func (p *puller) missing(ctx context.Context, pt repo.Point, err error) error {
+func (p *puller) missingError(ctx context.Context, pt repo.Point, err error) error {
 	h, _, herr := p.repo.Head(ctx, p.Ref.Name)
 	if herr == nil {
 		if is, lerr := lists(ctx, p.repo, h, pt); lerr == nil && !is {
-			return p.gone(pt)
+			return p.removedError(pt)
 		}
 	}
 	return errs.New(errs.Damaged, opPull, p.Ref.Name+"@"+pt.Name, "the remote is missing data of this point: %w", err).
@@ -516,7 +516,7 @@ func (p *puller) missing(ctx context.Context, pt repo.Point, err error) error {
 }
 
 // remember notes what the volume is in the remote, and describes what was pulled.
-func (p *puller) remember(ctx context.Context, h repo.Head, pt repo.Point) error {
+func (p *puller) recordHead(ctx context.Context, h repo.Head, pt repo.Point) error {
 	point, err := p.e.PointByID(ctx, p.links[pt.Manifest])
 	if err != nil {
 		return err
@@ -545,7 +545,7 @@ func (p *puller) takeOver(ctx context.Context) (h repo.Head, err error) {
 // claimLineage says in the head which volume of this pool writes it, after a
 // take-over.
 func (p *puller) claimLineage(ctx context.Context, h repo.Head) error {
-	here, err := p.lookHere(ctx, p.local)
+	here, err := p.localPoints(ctx, p.local)
 	if err != nil || !p.TakeOver {
 		return err
 	}

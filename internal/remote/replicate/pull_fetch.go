@@ -17,13 +17,13 @@ import (
 // How much is fetched at once. What is in memory is at most fetchers times
 // (fetchSpan + fetchPlain), and two windows of wants.
 const (
-	fetchers   = 8         // requests under way
-	fetchSpan  = 4 << 20   // bytes of a segment in one request, at most, if it is for more than one frame
-	fetchPlain = 8 << 20   // bytes of content that one request is for, likewise
-	fetchGap   = 128 << 10 // bytes between two frames that are read along rather than asked for twice
-	windowWant = 128 << 10 // places to write to that are planned before fetching begins, at most
-	windowByte = 1 << 30   // and bytes
-	pagesPlain = 8 << 20   // of encoded pages that are read at once
+	fetchers         = 8         // requests under way
+	fetchSpan        = 4 << 20   // bytes of a segment in one request, at most, if it is for more than one frame
+	fetchPlain       = 8 << 20   // bytes of content that one request is for, likewise
+	fetchGap         = 128 << 10 // bytes between two frames that are read along rather than asked for twice
+	windowPlacements = 128 << 10 // places to write to that are planned before fetching begins, at most
+	windowBytes      = 1 << 30   // and bytes
+	pagesPlain       = 8 << 20   // of encoded pages that are read at once
 )
 
 // zeroRun is how many zeros in a row are worth a hole.
@@ -37,7 +37,7 @@ type sink interface {
 }
 
 // want is a place in a volume, and what is to be there.
-type want struct {
+type placement struct {
 	frame  repo.Frame
 	within uint32
 	offset int64
@@ -46,10 +46,10 @@ type want struct {
 
 // haul is what one request fetches: frames of one segment, in order, and where
 // their content goes, in order of frame.
-type haul struct {
-	frames []repo.Frame
-	wants  []want
-	span   int64
+type fetchBatch struct {
+	frames     []repo.Frame
+	placements []placement
+	span       int64
 }
 
 // restore writes into a target what makes it the content of a manifest.
@@ -66,12 +66,12 @@ type restore struct {
 // run reads the maps of both, region by region, and fetches and writes what is
 // different. Every frame is fetched once in a window of regions. Damaged (with the
 // range of the volume), NotFound (an object is gone).
-func (x *restore) run(ctx context.Context) error {
+func (x *restore) restoreImage(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
-	hauls := make(chan haul)
+	hauls := make(chan fetchBatch)
 	g.Go(func() error {
 		defer close(hauls)
-		return x.plan(ctx, func(b haul) error {
+		return x.planFetches(ctx, func(b fetchBatch) error {
 			select {
 			case hauls <- b:
 				return nil
@@ -84,7 +84,7 @@ func (x *restore) run(ctx context.Context) error {
 	for range fetchers {
 		g.Go(func() error {
 			for b := range hauls {
-				if err := x.fetch(ctx, b); err != nil {
+				if err := x.fetchAndWrite(ctx, b); err != nil {
 					return err
 				}
 			}
@@ -97,16 +97,16 @@ func (x *restore) run(ctx context.Context) error {
 
 // plan finds what is to be fetched and sends it in hauls; what is zero now it
 // writes at once.
-func (x *restore) plan(ctx context.Context, send func(haul) error) error {
-	var window []want
+func (x *restore) planFetches(ctx context.Context, send func(fetchBatch) error) error {
+	var window []placement
 	bytes := int64(0)
 	flush := func() error {
-		err := eachHaul(window, send)
+		err := groupFetches(window, send)
 		window, bytes = window[:0], 0
 		return err
 	}
 
-	err := x.parts(ctx, func(m part) error {
+	err := x.eachChangedPart(ctx, func(m part) error {
 		for _, l := range changedLayers(m.old, m.now) {
 			if l.Piece == nil {
 				if err := x.to.Zero(l.Offset, l.Length); err != nil {
@@ -115,13 +115,13 @@ func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 				continue
 			}
 			if l.end() > x.now.SizeBytes {
-				return x.damaged(l.Offset, l.Length, errs.New(errs.Damaged, "", "", "the map extends beyond the end of the volume"))
+				return x.rangeError(l.Offset, l.Length, errs.New(errs.Damaged, "", "", "the map extends beyond the end of the volume"))
 			}
-			window = append(window, want{l.Piece.Frame, l.Piece.Within, l.Offset, l.Length})
+			window = append(window, placement{l.Piece.Frame, l.Piece.Within, l.Offset, l.Length})
 			bytes += l.Length
 		}
 
-		if len(window) >= windowWant || bytes >= windowByte {
+		if len(window) >= windowPlacements || bytes >= windowBytes {
 			return flush()
 		}
 
@@ -135,7 +135,7 @@ func (x *restore) plan(ctx context.Context, send func(haul) error) error {
 }
 
 // parts calls fn for each part of the volume in which the maps may differ, in order.
-func (x *restore) parts(ctx context.Context, fn func(part) error) error {
+func (x *restore) eachChangedPart(ctx context.Context, fn func(part) error) error {
 	was := x.now.Version == 2 // of nothing, as it suits
 	if x.base != nil {
 		was = x.base.Version == 2
@@ -158,7 +158,7 @@ func (x *restore) treeParts(ctx context.Context, fn func(part) error) error {
 			if old {
 				return nil
 			}
-			return x.damaged(n.From(), min(n.To(), x.now.SizeBytes)-n.From(), err)
+			return x.rangeError(n.From(), min(n.To(), x.now.SizeBytes)-n.From(), err)
 		},
 		lostDiffers: true,
 	}
@@ -181,7 +181,7 @@ func (x *restore) mixedParts(ctx context.Context, fn func(part) error) error {
 			case y.m == x.base && broken(err):
 				*y.to = unknownPieces(m.from, min(m.to, x.base.SizeBytes))
 			case err != nil:
-				return x.damaged(m.from, m.to-m.from, err)
+				return x.rangeError(m.from, m.to-m.from, err)
 			}
 			if p, ok := findPage(y.m, region); ok {
 				x.read.Add(int64(p.Frame.Stored))
@@ -214,7 +214,7 @@ func (x *restore) pageParts(ctx context.Context, fn func(part) error) error {
 			n++
 		}
 
-		parts, err := x.pages(ctx, regions[:n])
+		parts, err := x.readPages(ctx, regions[:n])
 		if err != nil {
 			return err
 		}
@@ -240,7 +240,7 @@ func pagePlain(m *repo.Manifest, region uint32) uint32 {
 }
 
 // pages reads the pieces of regions in both manifests.
-func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
+func (x *restore) readPages(ctx context.Context, regions []uint32) ([]part, error) {
 	out := make([]part, len(regions))
 	g, ctx := errgroup.WithContext(ctx)
 	for i, region := range regions {
@@ -255,7 +255,7 @@ func (x *restore) pages(ctx context.Context, regions []uint32) ([]part, error) {
 					pieces, err = unknownPieces(regionStart(region), regionEnd(region, m.SizeBytes)), nil
 				}
 				if err != nil {
-					return x.damaged(regionStart(region), regionEnd(region, m.SizeBytes)-regionStart(region), err)
+					return x.rangeError(regionStart(region), regionEnd(region, m.SizeBytes)-regionStart(region), err)
 				}
 
 				if p, ok := findPage(m, region); ok {
@@ -287,8 +287,8 @@ func unknownPieces(from, to int64) []repo.Piece {
 
 // eachHaul groups wants by the segment that they are in, and by how near each
 // other their frames are. It sorts them.
-func eachHaul(wants []want, send func(haul) error) error {
-	slices.SortFunc(wants, func(a, b want) int {
+func groupFetches(wants []placement, send func(fetchBatch) error) error {
+	slices.SortFunc(wants, func(a, b placement) int {
 		if c := slices.Compare(a.frame.Segment.Session[:], b.frame.Segment.Session[:]); c != 0 {
 			return c
 		}
@@ -298,7 +298,7 @@ func eachHaul(wants []want, send func(haul) error) error {
 
 	for len(wants) > 0 {
 		first := wants[0].frame
-		b := haul{frames: []repo.Frame{first}}
+		b := fetchBatch{frames: []repo.Frame{first}}
 		plain, end := int64(first.Plain), int64(first.Offset)+int64(first.Stored)
 		n := 1
 		for ; n < len(wants); n++ {
@@ -316,7 +316,7 @@ func eachHaul(wants []want, send func(haul) error) error {
 		}
 
 		b.span = end - int64(first.Offset)
-		b.wants = slices.Clone(wants[:n]) // the window is used again
+		b.placements = slices.Clone(wants[:n]) // the window is used again
 		wants = wants[n:]
 		if err := send(b); err != nil {
 			return err
@@ -327,23 +327,23 @@ func eachHaul(wants []want, send func(haul) error) error {
 }
 
 // fetch reads a haul and writes what it is for.
-func (x *restore) fetch(ctx context.Context, b haul) error {
+func (x *restore) fetchAndWrite(ctx context.Context, b fetchBatch) error {
 	contents, err := x.repo.ReadContents(ctx, b.frames)
 	if err != nil {
-		return x.blame(ctx, b, err)
+		return x.findDamagedRange(ctx, b, err)
 	}
 
 	x.read.Add(b.span)
 	i := 0
-	for _, w := range b.wants {
+	for _, w := range b.placements {
 		for b.frames[i] != w.frame {
 			i++
 		}
 		part, err := contents[i].Part(w.within, w.length)
 		if err != nil {
-			return x.damaged(w.offset, w.length, errs.Wrap("read segment", w.frame.Segment.String(), err))
+			return x.rangeError(w.offset, w.length, errs.Wrap("read segment", w.frame.Segment.String(), err))
 		}
-		if err := x.write(part, w.offset); err != nil {
+		if err := x.writeContent(part, w.offset); err != nil {
 			return err
 		}
 		x.tracker.Add(0, w.length)
@@ -354,7 +354,7 @@ func (x *restore) fetch(ctx context.Context, b haul) error {
 
 // write writes content but for its zeros: where there is nothing, they need not be
 // written, and elsewhere long runs of them become holes.
-func (x *restore) write(b []byte, offset int64) error {
+func (x *restore) writeContent(b []byte, offset int64) error {
 	put := func(from, to int) error {
 		if from == to {
 			return nil
@@ -366,7 +366,7 @@ func (x *restore) write(b []byte, offset int64) error {
 
 	from := 0 // of what is to be written
 	for at := 0; at < len(b); {
-		n := zeros(b[at:])
+		n := leadingZeros(b[at:])
 		if n == 0 || n < zeroRun && x.base != nil {
 			at += max(n, min(repo.BlockBytes, len(b)-at))
 			continue
@@ -391,7 +391,7 @@ func (x *restore) write(b []byte, offset int64) error {
 
 // zeros is how many bytes at the beginning of b are zero, in whole blocks but for
 // its end.
-func zeros(b []byte) int {
+func leadingZeros(b []byte) int {
 	n := 0
 	for n < len(b) {
 		m := min(repo.BlockBytes, len(b)-n)
@@ -404,7 +404,7 @@ func zeros(b []byte) int {
 }
 
 // blame finds out which part of the volume a haul that cannot be read is for.
-func (x *restore) blame(ctx context.Context, b haul, err error) error {
+func (x *restore) findDamagedRange(ctx context.Context, b fetchBatch, err error) error {
 	if k := errs.KindOf(err); k != errs.Damaged && k != errs.NotFound || ctx.Err() != nil {
 		return err
 	}
@@ -414,9 +414,9 @@ func (x *restore) blame(ctx context.Context, b haul, err error) error {
 		if ferr == nil {
 			continue
 		}
-		for _, w := range b.wants {
+		for _, w := range b.placements {
 			if w.frame == f {
-				return x.damaged(w.offset, w.length, ferr)
+				return x.rangeError(w.offset, w.length, ferr)
 			}
 		}
 	}
@@ -426,7 +426,7 @@ func (x *restore) blame(ctx context.Context, b haul, err error) error {
 
 // damaged says which range of the volume err is about. What is not there is damage,
 // too; the kind stays, so that the caller can tell whether somebody removed it.
-func (x *restore) damaged(offset, length int64, err error) error {
+func (x *restore) rangeError(offset, length int64, err error) error {
 	k := errs.KindOf(err)
 	if k != errs.Damaged && k != errs.NotFound {
 		return err
@@ -438,7 +438,7 @@ func (x *restore) damaged(offset, length int64, err error) error {
 
 // stream is the content of frames, one after the other, read ahead of its reader. It
 // is to be closed.
-type stream struct {
+type frameStream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	queue  chan chan chunk
@@ -456,11 +456,11 @@ type chunk struct {
 }
 
 // openStream reads the frames in order.
-func openStream(
+func openFrameStream(
 	ctx context.Context, r *repo.Repo, frames []repo.Frame, read, given *atomic.Int64, tracker *progress.Tracker,
-) *stream {
+) *frameStream {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &stream{ctx: ctx, cancel: cancel, queue: make(chan chan chunk, fetchers-1), read: read, given: given,
+	s := &frameStream{ctx: ctx, cancel: cancel, queue: make(chan chan chunk, fetchers-1), read: read, given: given,
 		tracker: tracker}
 	go func() {
 		defer close(s.queue)
@@ -495,7 +495,7 @@ func openStream(
 }
 
 // Read returns an error of a frame before anything behind it.
-func (s *stream) Read(b []byte) (int, error) {
+func (s *frameStream) Read(b []byte) (int, error) {
 	for s.err == nil && len(s.parts) == 0 {
 		c, ok := <-s.queue
 		if !ok {
@@ -523,7 +523,7 @@ func (s *stream) Read(b []byte) (int, error) {
 }
 
 // Close ends reading ahead.
-func (s *stream) Close() error {
+func (s *frameStream) Close() error {
 	s.cancel()
 	return nil
 }

@@ -26,7 +26,7 @@ type dest struct {
 
 // point makes a point of a head what it is to be here, and before that all that it
 // needs.
-func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
+func (p *puller) pullPoint(ctx context.Context, h repo.Head, pt repo.Point, d dest, depth int) (engine.Info, error) {
 	if depth > maxDepth {
 		return engine.Info{}, errs.New(errs.Damaged, opPull, h.Name+"@"+pt.Name, "it depends on more than %d other points",
 			maxDepth)
@@ -42,7 +42,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 			WithHint("check the remote with %s", errs.Run("verify", p.remote))
 	}
 
-	if err := p.readsRaw(h, pt, m); err != nil {
+	if err := p.checkRaw(h, pt, m); err != nil {
 		return engine.Info{}, err
 	}
 
@@ -53,14 +53,14 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 	}
 
 	if m.Content.Chained() {
-		if q.Base, err = p.parent(ctx, h, m, &d, depth); err != nil {
+		if q.Base, err = p.restoreParent(ctx, h, m, &d, depth); err != nil {
 			return engine.Info{}, err
 		}
 	}
 
 	var base *repo.Manifest
 	if m.Content == repo.Block {
-		if base, q.Base, err = p.base(ctx, h, pt, &m, depth); err != nil {
+		if base, q.Base, err = p.chooseBase(ctx, h, pt, &m, depth); err != nil {
 			return engine.Info{}, err
 		}
 	}
@@ -74,7 +74,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		q.Update, q.SnapshotOnly = d.exists && d.update, d.exists && !d.update
 	}
 
-	if err := p.origin(ctx, &q, pt); err != nil {
+	if err := p.fillOrigin(ctx, &q, pt); err != nil {
 		return engine.Info{}, err
 	}
 
@@ -91,7 +91,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 			total += int64(f.Plain)
 		}
 		p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
-		s := openStream(ctx, p.repo, m.Stream, &p.read, &p.written, p.Tracker)
+		s := openFrameStream(ctx, p.repo, m.Stream, &p.read, &p.written, p.Tracker)
 		defer s.Close()
 		q.Stream, q.Tree = s, m.Content == repo.Tree
 		if q.Tree {
@@ -100,7 +100,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		info, err = p.e.Receive(ctx, q)
 	} else {
 		x := &restore{repo: p.repo, base: base, now: &m, tracker: p.Tracker}
-		q.NeedBytes = p.estimate(ctx, base, &m)
+		q.NeedBytes = p.estimateBytes(ctx, base, &m)
 		total := int64(0)
 		if base == nil {
 			total = m.Logical
@@ -109,7 +109,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		q.Image = func(ctx context.Context, t engine.Target) error {
 			p.Tracker.Start("pulling "+h.Name+"@"+pt.Name, 0, total)
 			x.to = t
-			return x.run(ctx)
+			return x.restoreImage(ctx)
 		}
 
 		info, err = p.e.Receive(ctx, q)
@@ -120,7 +120,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 		return engine.Info{}, err
 	}
 
-	if err := p.known(ctx); err != nil {
+	if err := p.loadLinks(ctx); err != nil {
 		return engine.Info{}, err
 	}
 
@@ -135,7 +135,7 @@ func (p *puller) point(ctx context.Context, h repo.Head, pt repo.Point, d dest, 
 func (p *puller) noteKey(ctx context.Context, id repo.ID) {
 	k, err := p.e.Key(ctx, p.links[id])
 	if err == nil && k.Root != "" && !k.Loaded {
-		p.note(
+		p.addNote(
 			"its files are still encrypted with the key of the pool they were pushed from: load that key "+
 				"with `zfs load-key %s` before you mount it",
 			k.Root,
@@ -144,11 +144,11 @@ func (p *puller) noteKey(ctx context.Context, id repo.ID) {
 }
 
 // estimate is how much of the pool a point will take, about.
-func (p *puller) estimate(ctx context.Context, base, m *repo.Manifest) int64 {
+func (p *puller) estimateBytes(ctx context.Context, base, m *repo.Manifest) int64 {
 	if base == nil {
 		return m.Logical
 	}
-	n, err := p.shared(ctx, base, m)
+	n, err := p.estimateShared(ctx, base, m)
 	if err != nil {
 		n = 0 // then it takes at most all of it
 	}
@@ -156,7 +156,7 @@ func (p *puller) estimate(ctx context.Context, base, m *repo.Manifest) int64 {
 }
 
 // origin fills in what a volume was cloned from, in the words of this pool.
-func (p *puller) origin(ctx context.Context, q *engine.ReceiveRequest, pt repo.Point) error {
+func (p *puller) fillOrigin(ctx context.Context, q *engine.ReceiveRequest, pt repo.Point) error {
 	id, ok := p.links[pt.OriginID]
 	if !ok {
 		return nil
@@ -180,10 +180,10 @@ func (p *puller) origin(ctx context.Context, q *engine.ReceiveRequest, pt repo.P
 
 // base chooses what a point of a block volume begins as: of those that are here, or
 // can be brought here, what has most in common with it. No base is no error.
-func (p *puller) base(
+func (p *puller) chooseBase(
 	ctx context.Context, h repo.Head, pt repo.Point, m *repo.Manifest, depth int,
 ) (*repo.Manifest, driver.ObjectID, error) {
-	if id := p.links[m.ID]; p.usable(ctx, id, m, m) {
+	if id := p.links[m.ID]; p.canClone(ctx, id, m, m) {
 		return m, id, nil // the same, under another name
 	}
 
@@ -198,17 +198,17 @@ func (p *puller) base(
 
 		// What is linked is only a help: if its map cannot be read, it is none.
 		b, err := p.repo.Manifest(ctx, id)
-		if err != nil || !p.usable(ctx, o, &b, m) {
+		if err != nil || !p.canClone(ctx, o, &b, m) {
 			return
 		}
 
-		if n, err := p.shared(ctx, &b, m); err == nil && n > most {
+		if n, err := p.estimateShared(ctx, &b, m); err == nil && n > most {
 			best, object, most = &b, o, n
 		}
 	}
 
 	earlier, later := repo.ID{}, repo.ID{}
-	around, err := p.around(ctx, h, pt)
+	around, err := p.nearbyPoints(ctx, h, pt)
 	if err != nil {
 		return nil, "", err
 	}
@@ -229,7 +229,7 @@ func (p *puller) base(
 
 	// Else what other volumes have that are here: it may have shared more with them.
 	enough := storedBytes(m) - storedBytes(m)/16
-	for _, id := range p.others(m, earlier, later, pt.OriginID) {
+	for _, id := range p.otherBases(m, earlier, later, pt.OriginID) {
 		if most >= enough || ctx.Err() != nil {
 			break
 		}
@@ -249,7 +249,7 @@ func (p *puller) base(
 		return best, object, err
 	}
 
-	if err := p.recognise(ctx, oh, opt); err != nil {
+	if err := p.linkKnownObjects(ctx, oh, opt); err != nil {
 		return nil, "", err
 	}
 
@@ -263,13 +263,13 @@ func (p *puller) base(
 	o, err := p.repo.Manifest(ctx, opt.Manifest)
 	if err != nil {
 		if broken(err) {
-			p.note("cannot read %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
+			p.addNote("cannot read %s, which it was cloned from: their common data is not shared in this pool", pt.OriginRef)
 			return best, object, nil
 		}
 		return nil, "", err
 	}
 
-	n, err := p.shared(ctx, &o, m)
+	n, err := p.estimateShared(ctx, &o, m)
 	if err != nil {
 		return nil, "", err
 	}
@@ -277,7 +277,7 @@ func (p *puller) base(
 		return best, object, nil
 	}
 
-	if err := p.bring(ctx, oh, opt, depth+1); err != nil {
+	if err := p.restoreOrigin(ctx, oh, opt, depth+1); err != nil {
 		return nil, "", err
 	}
 
@@ -287,7 +287,7 @@ func (p *puller) base(
 
 // around are the points of a head among which one to share with a point is looked for: its recent ones, and those near
 // the point.
-func (p *puller) around(ctx context.Context, h repo.Head, pt repo.Point) ([]repo.Point, error) {
+func (p *puller) nearbyPoints(ctx context.Context, h repo.Head, pt repo.Point) ([]repo.Point, error) {
 	var out []repo.Point
 	page, _ := h.Page(pt.Seq)
 	for x, err := range olderPoints(ctx, p.repo, h, func(x repo.PointPage) bool { return x.ID == page.ID }, nil) {
@@ -305,7 +305,7 @@ const mostOthers = 8
 
 // others are manifests to share with besides those of the same volume, which were tried: what it was compared with when
 // it was pushed, and what was last pulled or pushed of each volume.
-func (p *puller) others(m *repo.Manifest, tried ...repo.ID) []repo.ID {
+func (p *puller) otherBases(m *repo.Manifest, tried ...repo.ID) []repo.ID {
 	heads := slices.SortedFunc(maps.Values(p.heads), func(a, b engine.RemoteHead) int { return b.At.Compare(a.At) })
 	out := []repo.ID{m.Parent}
 	for _, h := range heads {
@@ -323,7 +323,7 @@ func (p *puller) others(m *repo.Manifest, tried ...repo.ID) []repo.ID {
 
 // usable reports whether an object that is linked to manifest b can be cloned to
 // begin a volume like m.
-func (p *puller) usable(ctx context.Context, id driver.ObjectID, b, m *repo.Manifest) bool {
+func (p *puller) canClone(ctx context.Context, id driver.ObjectID, b, m *repo.Manifest) bool {
 	if id == "" || b.Content != repo.Block || b.SizeBytes > m.SizeBytes {
 		return false
 	}
@@ -352,19 +352,19 @@ func (p *puller) findOrigin(ctx context.Context, pt repo.Point) (repo.Head, repo
 		}
 	}
 
-	p.note("%s, which it was cloned from, is no longer on the remote: their common data is not shared in this pool",
+	p.addNote("%s, which it was cloned from, is no longer on the remote: their common data is not shared in this pool",
 		pt.OriginRef)
 	return oh, repo.Point{}, nil
 }
 
 // bring restores a point that others were cloned from.
-func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth int) error {
-	d, err := p.place(ctx, h, pt)
+func (p *puller) restoreOrigin(ctx context.Context, h repo.Head, pt repo.Point, depth int) error {
+	d, err := p.chooseDest(ctx, h, pt)
 	if err != nil {
 		return err
 	}
 
-	if _, err := p.point(ctx, h, pt, d, depth); err != nil {
+	if _, err := p.pullPoint(ctx, h, pt, d, depth); err != nil {
 		return err
 	}
 
@@ -386,12 +386,12 @@ func (p *puller) bring(ctx context.Context, h repo.Head, pt repo.Point, depth in
 		return err
 	}
 
-	return p.known(ctx)
+	return p.loadLinks(ctx)
 }
 
 // place finds a name for what is restored because others need it: its own if that is
 // free, or what has it came from this remote; otherwise one with the remote's name.
-func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, error) {
+func (p *puller) chooseDest(ctx context.Context, h repo.Head, pt repo.Point) (dest, error) {
 	for i := 0; ; i++ {
 		name := h.Name
 		switch {
@@ -411,17 +411,17 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 			continue // that is for what was asked for
 		}
 
-		l, err := p.lookHere(ctx, free)
+		l, err := p.localPoints(ctx, free)
 		switch {
 		case err != nil:
 			return dest{}, err
 		case !l.exists:
 			return dest{name: free, golden: h.Golden}, nil
-		case l.named(pt.Name) || len(l.points) == 0 || l.points[0].Golden != h.Golden:
+		case l.hasName(pt.Name) || len(l.points) == 0 || l.points[0].Golden != h.Golden:
 			continue
 		}
 
-		is, err := p.fromHere(ctx, l, h)
+		is, err := p.sharesHistory(ctx, l, h)
 		if err != nil {
 			return dest{}, err
 		}
@@ -433,17 +433,17 @@ func (p *puller) place(ctx context.Context, h repo.Head, pt repo.Point) (dest, e
 
 // fromHere reports whether a point that is here is linked to one of a head: so they
 // are of one history.
-func (p *puller) fromHere(ctx context.Context, l local, h repo.Head) (bool, error) {
+func (p *puller) sharesHistory(ctx context.Context, l local, h repo.Head) (bool, error) {
 	if p.heads[h.Name].Lineage == l.lineage() {
 		return true, nil
 	}
-	_, is, err := findPoint(ctx, p.repo, h, nil, func(x repo.Point) bool { return l.has(p.links[x.Manifest]) })
+	_, is, err := findPoint(ctx, p.repo, h, nil, func(x repo.Point) bool { return l.hasObject(p.links[x.Manifest]) })
 	return is, err
 }
 
 // parent returns what a stream is the difference from, which is restored first if it
 // is not here. The destination exists from then on, if that is of the same volume.
-func (p *puller) parent(
+func (p *puller) restoreParent(
 	ctx context.Context, h repo.Head, m repo.Manifest, d *dest, depth int,
 ) (driver.ObjectID, error) {
 	if m.Parent.IsZero() {
@@ -476,7 +476,7 @@ func (p *puller) parent(
 			oh, err = repo.Head{Name: pm.Volume}, nil
 		}
 		if err == nil {
-			err = p.bring(ctx, oh, pt, depth+1)
+			err = p.restoreOrigin(ctx, oh, pt, depth+1)
 		}
 		return p.links[m.Parent], err
 	}
@@ -488,7 +488,7 @@ func (p *puller) parent(
 		pd.update = false
 	}
 
-	if _, err := p.point(ctx, h, pt, pd, depth+1); err != nil {
+	if _, err := p.pullPoint(ctx, h, pt, pd, depth+1); err != nil {
 		return "", err
 	}
 

@@ -19,7 +19,7 @@ func storedBytes(m *repo.Manifest) (n int64) {
 }
 
 // shared is how many of the bytes that b refers to a has as well, about. What is damaged is not shared.
-func (p *puller) shared(ctx context.Context, a, b *repo.Manifest) (n int64, err error) {
+func (p *puller) estimateShared(ctx context.Context, a, b *repo.Manifest) (n int64, err error) {
 	if a.Version < 2 && b.Version < 2 {
 		uses := useMap(a.Uses)
 		for _, u := range b.Uses {
@@ -33,7 +33,7 @@ func (p *puller) shared(ctx context.Context, a, b *repo.Manifest) (n int64, err 
 		return n, nil
 	}
 
-	differ, err := differing(ctx, p.repo, a, b)
+	differ, err := estimateDiffering(ctx, p.repo, a, b)
 	if err != nil && !broken(err) {
 		return 0, err
 	}
@@ -55,7 +55,7 @@ var errEnough = errors.New("enough was read")
 
 // differing is how many bytes of the content of a manifest another does not share, about: of large maps only a part is
 // compared, and of the rest half is taken to differ.
-func differing(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64, err error) {
+func estimateDiffering(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64, err error) {
 	add := func(p part) error {
 		for _, l := range changedLayers(p.old, p.now) {
 			if l.Piece != nil {
@@ -67,7 +67,7 @@ func differing(ctx context.Context, r *repo.Repo, a, b *repo.Manifest) (n int64,
 
 	if a.Version != b.Version { // once, after an upgrade
 		x := &restore{repo: r, base: a, now: b}
-		return n, x.parts(ctx, add)
+		return n, x.eachChangedPart(ctx, add)
 	}
 
 	read := 0

@@ -16,13 +16,13 @@ import (
 
 // pointPush is the push of one point to one head, whatever the point is: see push for its steps.
 type pointPush struct {
-	p     *pusher
-	pt    engine.Point
-	name  string // of the head
-	j     *journal
-	took  bool // the snapshot was taken for this push
-	goOn  bool // the journal has its plan
-	begun time.Time
+	p            *pusher
+	pt           engine.Point
+	name         string // of the head
+	j            *journal
+	tookSnapshot bool // the snapshot was taken for this push
+	resuming     bool // the journal has its plan
+	begun        time.Time
 
 	claim    claim     // as the head was first read
 	head     headState // as it was read last
@@ -31,42 +31,42 @@ type pointPush struct {
 
 	attempt int  // how many bases have failed
 	damaged bool // in a way that no listing shows: nothing of the map of a base may be used again
-	whole   bool // no base can serve
+	noBase  bool // no base can serve
 
 	// Of one attempt.
-	resume  *repo.SessionState // of what is gone on with
-	base    base
-	origin  *repo.Origin
-	content contentPush
-	merge   bool // of an image: what is read of it is what differs from the base
-	session repo.Session
-	lease   *lease
-	stats   *stats
-	wrote   bool // a manifest may be there that names the head
+	resume        *repo.SessionState // of what is gone on with
+	base          base
+	origin        *repo.Origin
+	content       contentPush
+	merge         bool // of an image: what is read of it is what differs from the base
+	session       repo.Session
+	lease         *lease
+	stats         *stats
+	wroteManifest bool // a manifest may be there that names the head
 
-	lost int // segments of what it builds upon that were not there
-	note string
-	out  Pushed // once the point is there
+	lostSegments int // segments of what it builds upon that were not there
+	note         string
+	out          Pushed // once the point is there
 }
 
 // contentPush is what a push of a block image does differently from one of a tree of files.
 type contentPush interface {
-	kind() repo.Content
+	contentKind() repo.Content
 
 	// open opens what is read, and drops the base if the content cannot be stored as what differs from it. unchanged:
 	// it is what the base is, so that a snapshot that was taken for this push is not needed. errBaseGone, errStale.
-	open(ctx context.Context) (unchanged bool, err error)
+	openContent(ctx context.Context) (unchanged bool, err error)
 
 	// store puts what is not on the remote yet into segments, once the lease is ready. errBaseGone, errBaseDamaged,
 	// engine.ErrUnchanged.
-	store(ctx context.Context) error
+	storeSegments(ctx context.Context) error
 
 	// describe adds what was stored to the manifest, and report to the result.
-	describe(m *repo.Manifest) error
-	report(out *Pushed)
+	describeManifest(m *repo.Manifest) error
+	reportResult(out *Pushed)
 
 	// close lets go of what open has opened. Again is no error.
-	close() error
+	closeContent() error
 }
 
 // baseAttempts is how often a base is looked for, which somebody may be removing, here
@@ -79,7 +79,7 @@ var (
 )
 
 // target pushes one volume, snapshot or generation.
-func (p *pusher) target(ctx context.Context, t target) error {
+func (p *pusher) pushTarget(ctx context.Context, t target) error {
 	// 1. Nobody else of this pool pushes to the head.
 	begun := time.Now()
 	name := cmp.Or(p.q.As.String(), t.ref.Name)
@@ -105,60 +105,60 @@ func (p *pusher) target(ctx context.Context, t target) error {
 		if err != nil {
 			return err
 		}
-		return p.immutable(ctx, pt, head, j, begun)
+		return p.pushImmutable(ctx, pt, head, j, begun)
 	}
 
 	// 3. The snapshot that an earlier push had taken is pushed, or nothing is left of it.
-	if pt, ok := p.unfinished(ctx, j, t.ref.Name); ok {
-		x := &pointPush{p: p, pt: pt, name: name, head: head, j: j, took: true, goOn: j.plan.Object != "", begun: begun}
-		if err := x.push(ctx); err != nil {
+	if pt, ok := p.unfinishedPoint(ctx, j, t.ref.Name); ok {
+		x := &pointPush{p: p, pt: pt, name: name, head: head, j: j, tookSnapshot: true, resuming: j.plan.Object != "", begun: begun}
+		if err := x.pushPoint(ctx); err != nil {
 			return err
 		}
 		begun = time.Now()
 		if head, err = p.readHead(ctx, name); err != nil {
 			return err
 		}
-	} else if err := p.forget(ctx, j); err != nil {
+	} else if err := p.forgetUnfinished(ctx, j); err != nil {
 		return err
 	}
 
 	// 4. There is a snapshot of what the volume is now.
-	pt, err := p.snapshot(ctx, t.ref.Name, j)
+	pt, err := p.takeSnapshot(ctx, t.ref.Name, j)
 	if err != nil {
 		return err
 	}
 
-	return (&pointPush{p: p, pt: pt, name: name, head: head, j: j, took: true, begun: begun}).push(ctx)
+	return (&pointPush{p: p, pt: pt, name: name, head: head, j: j, tookSnapshot: true, begun: begun}).pushPoint(ctx)
 }
 
 // immutable pushes a snapshot or generation that was there before.
-func (p *pusher) immutable(ctx context.Context, pt engine.Point, head headState, j *journal, begun time.Time) error {
+func (p *pusher) pushImmutable(ctx context.Context, pt engine.Point, head headState, j *journal, begun time.Time) error {
 	x := &pointPush{p: p, pt: pt, name: head.Name, head: head, j: j, begun: begun}
-	if x.goOn = j.plan != nil && j.plan.Object == string(pt.ID); !x.goOn {
-		if err := p.forget(ctx, j); err != nil {
+	if x.resuming = j.plan != nil && j.plan.Object == string(pt.ID); !x.resuming {
+		if err := p.forgetUnfinished(ctx, j); err != nil {
 			return err
 		}
 	}
-	return x.push(ctx)
+	return x.pushPoint(ctx)
 }
 
 // push pushes the point. Whatever the error, either the journal has what is needed to go on, or the push left nothing
 // behind. The result says what is on the remote even so.
-func (x *pointPush) push(ctx context.Context) error {
+func (x *pointPush) pushPoint(ctx context.Context) error {
 	// 5. This pool may write the head, and the point fits into it.
 	x.claim = x.head.claim()
 	if err := x.p.fits(ctx, x.head, x.pt); err != nil {
-		return x.discard(ctx, err)
+		return x.discardPush(ctx, err)
 	}
 
 	// 6. If the head lists the point, and it is whole, it is done.
 	there, err := x.finishIfThere(ctx)
 	if err == nil && !there {
 		err = x.pushContent(ctx)
-		if hopeless(err) {
-			err = x.discard(ctx, err)
+		if isPermanent(err) {
+			err = x.discardPush(ctx, err)
 		}
-		err = named(err, x.pt)
+		err = withPointRef(err, x.pt)
 	}
 
 	if x.out.Manifest != "" {
@@ -176,7 +176,7 @@ func (x *pointPush) pushContent(ctx context.Context) error {
 		return err
 	}
 	for x.attempt < baseAttempts {
-		retry, err := x.after(ctx, x.try(ctx))
+		retry, err := x.endAttempt(ctx, x.tryBase(ctx))
 		if !retry {
 			return err
 		}
@@ -186,7 +186,7 @@ func (x *pointPush) pushContent(ctx context.Context) error {
 }
 
 // try takes the steps that depend on the base. What comes of it is for after.
-func (x *pointPush) try(ctx context.Context) error {
+func (x *pointPush) tryBase(ctx context.Context) error {
 	// 8. It is known what to build upon.
 	x.lease, x.stats, x.merge, x.content = nil, &stats{}, false, contentOf(x)
 	if err := x.findBase(ctx); err != nil {
@@ -194,8 +194,8 @@ func (x *pointPush) try(ctx context.Context) error {
 	}
 
 	// 9. The content is open, and compared with the base as far as that costs little.
-	unchanged, err := x.content.open(ctx)
-	defer x.content.close()
+	unchanged, err := x.content.openContent(ctx)
+	defer x.content.closeContent()
 
 	if err != nil {
 		return err
@@ -232,7 +232,7 @@ func (x *pointPush) try(ctx context.Context) error {
 	}
 
 	// 15. What was read may be destroyed.
-	if err := x.content.close(); err != nil {
+	if err := x.content.closeContent(); err != nil {
 		return err
 	}
 
@@ -244,35 +244,35 @@ func (x *pointPush) try(ctx context.Context) error {
 // pulled before, or a push was killed just after its commit. One that is not whole is pushed once more, in its place.
 func (x *pointPush) finishIfThere(ctx context.Context) (bool, error) {
 	var err error
-	if x.links, err = x.p.links(ctx); err != nil {
+	if x.links, err = x.p.loadLinks(ctx); err != nil {
 		return false, err
 	}
 
-	at, there, err := x.p.alreadyThere(ctx, x.head, x.pt, x.links)
+	at, there, err := x.p.findPushed(ctx, x.head, x.pt, x.links)
 	if err != nil || !there {
 		return false, err
 	}
 
-	gone, err := x.p.lostOf(ctx, at.Manifest)
+	gone, err := x.p.findLost(ctx, at.Manifest)
 	if err != nil {
 		return false, err
 	}
 
-	if gone.any() || x.p.q.Full || x.p.otherForm(at) {
-		x.lost = len(gone.segments)
-		return false, x.p.again(ctx, x, at)
+	if gone.any() || x.p.q.Full || x.p.needsOtherForm(at) {
+		x.lostSegments = len(gone.segments)
+		return false, x.p.preparePushAgain(ctx, x, at)
 	}
 
-	x.out = x.result(at)
-	x.out.Unchanged, x.out.Resumed = !x.goOn, x.goOn
-	end := func(ctx context.Context) error { return x.p.endPlanned(ctx, x.j) }
+	x.out = x.newResult(at)
+	x.out.Unchanged, x.out.Resumed = !x.resuming, x.resuming
+	end := func(ctx context.Context) error { return x.p.endPlannedSession(ctx, x.j) }
 	return true, x.rememberPoint(ctx, at.Manifest, end)
 }
 
 // findUnfinished finds what an interrupted push of this point has left, and ends what cannot be gone on with: a
 // stream cannot be in its middle.
 func (x *pointPush) findUnfinished(ctx context.Context) error {
-	if !x.goOn {
+	if !x.resuming {
 		return nil
 	}
 	if x.pt.FS.IsImage() && (!x.p.q.Full || x.j.plan.Manifest.IsZero()) {
@@ -281,13 +281,13 @@ func (x *pointPush) findUnfinished(ctx context.Context) error {
 			return err
 		}
 	}
-	return x.forgetSession(ctx)
+	return x.abandonSession(ctx)
 }
 
 // forgetSession begins afresh.
-func (x *pointPush) forgetSession(ctx context.Context) error {
-	x.resume, x.goOn, x.wrote = nil, false, false
-	return x.p.endPlanned(ctx, x.j)
+func (x *pointPush) abandonSession(ctx context.Context) error {
+	x.resume, x.resuming, x.wroteManifest = nil, false, false
+	return x.p.endPlannedSession(ctx, x.j)
 }
 
 // findBase finds out what to build upon: what the plan says, or else the best that is intact. In the last attempt that
@@ -295,8 +295,8 @@ func (x *pointPush) forgetSession(ctx context.Context) error {
 func (x *pointPush) findBase(ctx context.Context) error {
 	switch {
 	case x.resume != nil:
-		return x.plannedBase(ctx)
-	case x.whole:
+		return x.usePlannedBase(ctx)
+	case x.noBase:
 		x.base = base{}
 		return nil
 	}
@@ -334,7 +334,7 @@ func (x *pointPush) journalPlan() error {
 	}
 
 	return x.j.replacePlan(plan{
-		Snapshot: x.pt.Ref, Session: x.session.ID, Token: x.session.Token, Object: string(x.pt.ID), Took: x.took,
+		Snapshot: x.pt.Ref, Session: x.session.ID, Token: x.session.Token, Object: string(x.pt.ID), Took: x.tookSnapshot,
 		Base: string(x.base.object),
 		Head: x.base.head, Manifest: id, Merge: x.merge, Origin: x.origin,
 	}, false)
@@ -345,7 +345,7 @@ func (x *pointPush) journalPlan() error {
 func (x *pointPush) storeContent(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return x.confirmBase(ctx, gctx) })
-	g.Go(func() error { return x.content.store(gctx) })
+	g.Go(func() error { return x.content.storeSegments(gctx) })
 	err := g.Wait()
 	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errEnded) {
 		return cause
@@ -363,7 +363,7 @@ func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
 		return err
 	}
 
-	head, listed, err := x.p.verify(gctx, x, x.base)
+	head, listed, err := x.p.confirmListed(gctx, x, x.base)
 	if err != nil {
 		return err
 	}
@@ -379,17 +379,17 @@ func (x *pointPush) confirmBase(ctx, gctx context.Context) error {
 func (x *pointPush) putManifest(ctx context.Context) (*repo.Manifest, error) {
 	pt := x.pt
 	m := &repo.Manifest{
-		ID: repo.NewID(), Volume: x.name, Point: pt.Name, Content: x.content.kind(), FS: string(pt.FS),
+		ID: repo.NewID(), Volume: x.name, Point: pt.Name, Content: x.content.contentKind(), FS: string(pt.FS),
 		SizeBytes: pt.SizeBytes, Sector: pt.Sector, CreatedAt: pt.CreatedAt, Consistency: string(pt.Consistency),
 		Source: string(pt.ID), Session: x.session.ID, Parent: x.base.point.Manifest, Origin: x.origin,
 		Added: x.stats.uploaded.Load(),
 	}
 
-	if err := x.content.describe(m); err != nil {
+	if err := x.content.describeManifest(m); err != nil {
 		return nil, err
 	}
 
-	x.wrote = true
+	x.wroteManifest = true
 	if m.Version == 2 { // programs that do not know such manifests must not take them for damage
 		if err := x.p.repo.Upgrade(ctx); err != nil {
 			return nil, err
@@ -413,11 +413,11 @@ func (x *pointPush) commitHead(ctx context.Context, m *repo.Manifest) error {
 		}
 	}
 
-	x.out = x.result(at)
+	x.out = x.newResult(at)
 	x.out.Base, x.out.Resumed = x.base.ref(), x.resume != nil
 	x.out.ReadBytes, x.out.UploadedBytes = x.stats.read.Load(), x.stats.uploaded.Load()
 	x.out.Segments = x.stats.segments.Load()
-	x.content.report(&x.out)
+	x.content.reportResult(&x.out)
 	return nil
 }
 
@@ -446,7 +446,7 @@ func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end fun
 		err = errors.Join(err, errs.Wrap(opPush, x.pt.Ref, cerr))
 	}
 
-	if x.took {
+	if x.tookSnapshot {
 		err = errors.Join(err, p.cleanSnapshots(ctx, x.pt, x.head))
 	}
 
@@ -455,17 +455,17 @@ func (x *pointPush) rememberPoint(ctx context.Context, manifest repo.ID, end fun
 
 // endUnchanged ends the push of a volume in which nothing has changed since its newest point there.
 func (x *pointPush) endUnchanged(ctx context.Context) error {
-	x.out = x.result(x.base.point)
+	x.out = x.newResult(x.base.point)
 	x.out.Unchanged, x.out.Base = true, x.base.ref()
 	if o, err := x.p.e.PointByID(ctx, x.base.object); err == nil {
 		x.out.Ref = o.Ref
 	}
 
-	if err := x.content.close(); err != nil {
+	if err := x.content.closeContent(); err != nil {
 		return err
 	}
 
-	if err := x.p.destroy(ctx, x.pt.Ref); err != nil {
+	if err := x.p.destroySnapshot(ctx, x.pt.Ref); err != nil {
 		return err
 	}
 
@@ -474,7 +474,7 @@ func (x *pointPush) endUnchanged(ctx context.Context) error {
 
 // after ends or keeps what an attempt has begun on the remote, and decides what follows from how it went: whether it is
 // tried again, which must then begin otherwise, or what the error of the push is.
-func (x *pointPush) after(ctx context.Context, err error) (retry bool, _ error) {
+func (x *pointPush) endAttempt(ctx context.Context, err error) (retry bool, _ error) {
 	ended, unchanged := errors.Is(err, errEnded), errors.Is(err, engine.ErrUnchanged)
 	gone, damaged := errors.Is(err, errBaseGone), errors.Is(err, errBaseDamaged)
 	stale := x.resume != nil && (gone || damaged || errors.Is(err, errStale))
@@ -485,7 +485,7 @@ func (x *pointPush) after(ctx context.Context, err error) (retry bool, _ error) 
 		if err := l.end(ctx); err != nil {
 			return false, err
 		}
-	case ended, (stale || gone || damaged || hopeless(err)) && !(x.wrote && !x.p.mayEnd(ctx, x.name)):
+	case ended, (stale || gone || damaged || isPermanent(err)) && !(x.wroteManifest && !x.p.mayEndSession(ctx, x.name)):
 		_ = l.end(ctx) // else a prune does, sometime
 	default:
 		l.abandon()
@@ -498,16 +498,16 @@ func (x *pointPush) after(ctx context.Context, err error) (retry bool, _ error) 
 		return false, errs.New(errs.Conflict, opPush, x.pt.Ref,
 			"a prune ended this push because it showed no sign of life").WithHint("run the push again")
 	case stale:
-		return true, x.forgetSession(ctx)
+		return true, x.abandonSession(ctx)
 	case damaged:
 		x.damaged = true
 		x.note = x.base.ref() + " on the remote is damaged: its missing data was sent again"
 	case gone:
-		if err := x.lookAgain(ctx); err != nil {
+		if err := x.refreshBase(ctx); err != nil {
 			return false, err
 		}
-	case errs.Is(err, errs.Unsupported) && x.content.kind().Chained() && x.base.object != "":
-		x.whole = true // the base cannot serve as one
+	case errs.Is(err, errs.Unsupported) && x.content.contentKind().Chained() && x.base.object != "":
+		x.noBase = true // the base cannot serve as one
 	default:
 		return false, err
 	}
@@ -518,14 +518,14 @@ func (x *pointPush) after(ctx context.Context, err error) (retry bool, _ error) 
 
 // lookAgain finds what there is to build upon, now that a base is gone. Conflict if the head was
 // taken over in the meantime.
-func (x *pointPush) lookAgain(ctx context.Context) (err error) {
+func (x *pointPush) refreshBase(ctx context.Context) (err error) {
 	if x.base.object != "" {
 		if err := x.p.e.DropLink(ctx, x.p.repoID, x.base.point.Manifest.String()); err != nil {
 			return err
 		}
 	}
 
-	if x.links, err = x.p.links(ctx); err != nil {
+	if x.links, err = x.p.loadLinks(ctx); err != nil {
 		return err
 	}
 

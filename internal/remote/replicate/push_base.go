@@ -22,7 +22,7 @@ type links struct {
 	objects  []driver.ObjectID // each once, the newest link last
 }
 
-func (p *pusher) links(ctx context.Context) (links, error) {
+func (p *pusher) loadLinks(ctx context.Context) (links, error) {
 	all, err := p.e.Links(ctx, p.repoID)
 	out := links{object: map[repo.ID]driver.ObjectID{}, manifest: map[driver.ObjectID][]repo.ID{}}
 	for _, l := range all {
@@ -39,7 +39,7 @@ func (p *pusher) links(ctx context.Context) (links, error) {
 }
 
 // alreadyThere finds a point in a head: by where it came from, or by a link.
-func (p *pusher) alreadyThere(ctx context.Context, h headState, pt engine.Point, l links) (repo.Point, bool, error) {
+func (p *pusher) findPushed(ctx context.Context, h headState, pt engine.Point, l links) (repo.Point, bool, error) {
 	return findPoint(ctx, p.repo, h.Head, near(pt.CreatedAt), func(x repo.Point) bool {
 		return x.Source == string(pt.ID) || slices.Contains(l.manifest[pt.ID], x.Manifest)
 	})
@@ -62,7 +62,7 @@ func (b base) ref() string {
 }
 
 // known finds the newest point of a head that is here, too.
-func (p *pusher) known(ctx context.Context, h headState, l links, content repo.Content) (base, bool, error) {
+func (p *pusher) newestKnown(ctx context.Context, h headState, l links, content repo.Content) (base, bool, error) {
 	newest, _, err := newestOf(ctx, p.repo, h.Head)
 	if err != nil {
 		return base{}, false, err
@@ -103,7 +103,7 @@ func (p *pusher) known(ctx context.Context, h headState, l links, content repo.C
 }
 
 // find finds one object, which is here, in a head.
-func (p *pusher) find(
+func (p *pusher) findInHead(
 	ctx context.Context, h headState, l links, id driver.ObjectID, content repo.Content,
 ) (base, bool, error) {
 	pt, err := p.e.PointByID(ctx, id)
@@ -123,8 +123,8 @@ func (p *pusher) find(
 // golden is pushed first if it is not there, or whatever else of this pool is there and shares more. With object "" in
 // the result it can only be compared with. origin is set if the volume descends from something that is there.
 func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin, err error) {
-	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.kind()
-	if b, ok, err := p.known(ctx, h, l, content); ok || err != nil {
+	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.contentKind()
+	if b, ok, err := p.newestKnown(ctx, h, l, content); ok || err != nil {
 		return b, originOf(b.point), err
 	}
 
@@ -135,7 +135,7 @@ func (x *pointPush) chooseBase(ctx context.Context) (b base, origin *repo.Origin
 		}
 	}
 
-	near, err := x.nearest(ctx, from)
+	near, err := x.nearestBase(ctx, from)
 	if err != nil {
 		return base{}, nil, err
 	}
@@ -175,7 +175,7 @@ func originOf(x repo.Point) *repo.Origin {
 
 // clonedFrom finds what a volume was cloned from, there: head "" if it is not.
 func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
-	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.kind()
+	p, pt, h, l, content := x.p, x.pt, x.head, x.links, x.content.contentKind()
 	tried, unread := map[string]headState{h.Name: h}, map[string]bool{}
 	head := func(name string) (headState, error) {
 		if h, ok := tried[name]; ok {
@@ -195,7 +195,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		if err != nil {
 			return base{}, err
 		}
-		if b, ok, err := p.known(ctx, was, l, content); ok || err != nil {
+		if b, ok, err := p.newestKnown(ctx, was, l, content); ok || err != nil {
 			return b, err
 		}
 	}
@@ -205,12 +205,12 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		if err != nil {
 			return base{}, err
 		}
-		b, ok, err := p.find(ctx, from, l, pt.OriginID, content)
+		b, ok, err := p.findInHead(ctx, from, l, pt.OriginID, content)
 		if err != nil {
 			return base{}, err
 		}
 		if ok {
-			return b, p.tidyOrigin(ctx, b, from)
+			return b, p.finishOriginPush(ctx, b, from)
 		}
 	}
 
@@ -228,14 +228,14 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		return base{}, err
 	}
 
-	b, ok, err := p.find(ctx, golden, l, pt.BaseID, content)
+	b, ok, err := p.findInHead(ctx, golden, l, pt.BaseID, content)
 	if err != nil {
 		return base{}, err
 	}
 
 	if ok || p.q.NoOrigin || r.Name == x.name {
 		if ok {
-			err = p.tidyOrigin(ctx, b, golden)
+			err = p.finishOriginPush(ctx, b, golden)
 		}
 		return b, err
 	}
@@ -257,7 +257,7 @@ func (x *pointPush) clonedFrom(ctx context.Context) (base, error) {
 		return base{}, err
 	}
 
-	b, _, err = p.find(ctx, golden, l, pt.BaseID, content)
+	b, _, err = p.findInHead(ctx, golden, l, pt.BaseID, content)
 	return b, err
 }
 
@@ -274,7 +274,7 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 		return h, err
 	}
 
-	if err := p.immutable(ctx, pt, h, j, time.Now()); err != nil {
+	if err := p.pushImmutable(ctx, pt, h, j, time.Now()); err != nil {
 		return h, err
 	}
 
@@ -283,7 +283,7 @@ func (p *pusher) pushOrigin(ctx context.Context, pt engine.Point, h headState) (
 
 // tidyOrigin finishes the push of a generation that was interrupted after its commit:
 // nobody may ever push it again.
-func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
+func (p *pusher) finishOriginPush(ctx context.Context, b base, h headState) error {
 	if !h.Golden {
 		return nil
 	}
@@ -312,14 +312,14 @@ func (p *pusher) tidyOrigin(ctx context.Context, b base, h headState) error {
 	}
 
 	before := len(p.pushed)
-	err = p.immutable(ctx, pt, h, j, time.Now())
+	err = p.pushImmutable(ctx, pt, h, j, time.Now())
 	p.pushed = p.pushed[:before] // it was, then
 	return err
 }
 
 // verify reads heads again once their manifests are pinned, and says whether a base is
 // still listed. It returns the head that is pushed to. Conflict if that was taken over.
-func (p *pusher) verify(ctx context.Context, x *pointPush, b base) (h headState, listed bool, err error) {
+func (p *pusher) confirmListed(ctx context.Context, x *pointPush, b base) (h headState, listed bool, err error) {
 	if h, err = p.readHead(ctx, x.name); err != nil {
 		return h, false, err
 	}

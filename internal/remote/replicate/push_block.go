@@ -18,17 +18,17 @@ import (
 type imageContent struct {
 	*pointPush
 
-	img  *engine.Image
-	r    *imageReader
-	stop func()        // of r.next
-	was  repo.Manifest // of the base
-	root repo.NodeRef  // of the new map
+	img          *engine.Image
+	reader       *imageReader
+	stop         func()        // of r.next
+	baseManifest repo.Manifest // of the base
+	root         repo.NodeRef  // of the new map
 }
 
-func (c *imageContent) kind() repo.Content { return repo.Block }
+func (c *imageContent) contentKind() repo.Content { return repo.Block }
 
 // open opens the image, and finds out whether its changes can be laid over the map of the base.
-func (c *imageContent) open(ctx context.Context) (unchanged bool, err error) {
+func (c *imageContent) openContent(ctx context.Context) (unchanged bool, err error) {
 	c.img, err = c.p.e.OpenImage(ctx, engine.ReadRequest{Point: c.pt.ID, Base: c.base.object})
 	if errs.Is(err, errs.NotFound) && c.base.object != "" {
 		if _, gone := c.p.e.PointByID(ctx, c.base.object); errs.Is(gone, errs.NotFound) {
@@ -45,15 +45,15 @@ func (c *imageContent) open(ctx context.Context) (unchanged bool, err error) {
 	}
 
 	c.merge, c.img.Ranges = merge, cacheRanges(c.img.Ranges)
-	c.r = &imageReader{
+	c.reader = &imageReader{
 		img: *c.img, what: c.pt.Ref, merge: merge, hasSum: c.p.repo.HasSum, stats: c.stats, tracker: c.p.q.Tracker,
 	}
 	next, stop := iter.Pull2(c.img.Ranges)
-	c.r.ranges, c.stop = newReadAhead(c.img.R, next), stop
+	c.reader.ranges, c.stop = newReadAhead(c.img.R, next), stop
 	return c.isIdle()
 }
 
-func (c *imageContent) close() error {
+func (c *imageContent) closeContent() error {
 	if c.stop != nil {
 		c.stop()
 	}
@@ -64,22 +64,22 @@ func (c *imageContent) close() error {
 }
 
 // describe names the root of the new map, and the segments whose sizes are known.
-func (c *imageContent) describe(m *repo.Manifest) error {
-	intact := slices.DeleteFunc(slices.Clone(c.was.Uses), func(u repo.Use) bool { return c.base.lost[u.Segment] })
+func (c *imageContent) describeManifest(m *repo.Manifest) error {
+	intact := slices.DeleteFunc(slices.Clone(c.baseManifest.Uses), func(u repo.Use) bool { return c.base.lost[u.Segment] })
 	m.Version, m.Map, m.Logical, m.Uses = 2, c.root, c.root.Bytes, c.stats.listUses(c.root, intact)
 	return nil
 }
 
-func (c *imageContent) report(out *Pushed) { out.Full = !c.merge }
+func (c *imageContent) reportResult(out *Pushed) { out.Full = !c.merge }
 
 // store runs the pipeline over the image.
-func (c *imageContent) store(ctx context.Context) error {
+func (c *imageContent) storeSegments(ctx context.Context) error {
 	nodes, err := c.readBase(ctx)
 	if err != nil {
 		return err
 	}
 
-	p, r, j := c.p, c.r, c.j
+	p, r, j := c.p, c.reader, c.j
 	first := uint32(0)
 	if c.resume != nil {
 		for _, f := range j.finished {
@@ -98,7 +98,7 @@ func (c *imageContent) store(ctx context.Context) error {
 	if p.q.Tracker != nil {
 		ectx, cancel := context.WithCancel(ctx)
 		var counting sync.WaitGroup
-		counting.Go(func() { p.expect(ectx, r.img) })
+		counting.Go(func() { p.expectTotal(ectx, r.img) })
 		defer counting.Wait()
 		defer cancel()
 	}
@@ -114,12 +114,12 @@ func (c *imageContent) store(ctx context.Context) error {
 
 // readBase reads the manifest of the base, and prepares to read its map.
 func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err error) {
-	p, r := c.p, c.r
+	p, r := c.p, c.reader
 	switch id := c.base.point.Manifest; {
 	case p.base != nil && p.base.ID == id:
-		c.was = *p.base
+		c.baseManifest = *p.base
 	case !id.IsZero():
-		c.was, err = p.repo.Manifest(ctx, id)
+		c.baseManifest, err = p.repo.Manifest(ctx, id)
 	}
 	if broken(err) {
 		err = errBaseGone
@@ -132,12 +132,12 @@ func (c *imageContent) readBase(ctx context.Context) (nodes *repo.NodeCache, err
 		nodes = p.repo.NewNodeCache(cachedNodes)
 	}
 
-	if !c.was.ID.IsZero() {
-		if c.was.Content != repo.Block {
+	if !c.baseManifest.ID.IsZero() {
+		if c.baseManifest.Content != repo.Block {
 			return nil, errs.New(errs.Damaged, opPush, c.base.ref(),
-				"the head lists a block image, but its manifest says %q", c.was.Content)
+				"the head lists a block image, but its manifest says %q", c.baseManifest.Content)
 		}
-		r.base = &c.was
+		r.base = &c.baseManifest
 		r.ahead = newPagePrefetcher(ctx, p.repo, nodes.Read, r.base)
 		if r.merge {
 			r.ahead.requireIntactMap()
@@ -157,7 +157,7 @@ func mergeable(was, is int64) bool {
 }
 
 // expect tells the tracker how much there is to do.
-func (p *pusher) expect(ctx context.Context, img engine.Image) {
+func (p *pusher) expectTotal(ctx context.Context, img engine.Image) {
 	total := int64(0)
 	for g, err := range img.Ranges {
 		if err != nil || ctx.Err() != nil {
@@ -184,13 +184,13 @@ func (x *pointPush) findSession(ctx context.Context) error {
 		return errStale // a copy of this pool goes on with it
 	}
 
-	x.resume, x.wrote = &s, true
+	x.resume, x.wroteManifest = &s, true
 	return nil
 }
 
 // plannedBase finds what an interrupted push builds upon, and what it has uploaded. errStale if it cannot be gone on
 // with.
-func (x *pointPush) plannedBase(ctx context.Context) error {
+func (x *pointPush) usePlannedBase(ctx context.Context) error {
 	p, pl := x.p, x.j.plan
 	x.base = base{object: driver.ObjectID(pl.Base), head: pl.Head}
 	x.origin, x.merge = pl.Origin, pl.Merge
@@ -214,18 +214,18 @@ func (x *pointPush) plannedBase(ctx context.Context) error {
 		}
 	}
 
-	if gone, err := p.lostOf(ctx, pl.Manifest); err != nil {
+	if gone, err := p.findLost(ctx, pl.Manifest); err != nil {
 		return err
 	} else if gone.any() {
 		return errStale
 	}
 
-	return p.stillThere(ctx, x.j)
+	return p.dropMissingSegments(ctx, x.j)
 }
 
 // stillThere makes sure of what the journal says was uploaded: what is not there, as it
 // was, is uploaded again.
-func (p *pusher) stillThere(ctx context.Context, j *journal) error {
+func (p *pusher) dropMissingSegments(ctx context.Context, j *journal) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(2 * uploads)
 	good := make([]bool, len(j.finished))

@@ -18,7 +18,7 @@ type chainLink struct {
 
 // chainBears reports whether one more difference may be put upon a point: not if there are many, or if they are larger
 // than a whole stream was. What the point builds upon need not be listed by any head.
-func (p *pusher) chainBears(ctx context.Context, h headState, b base) (bool, error) {
+func (p *pusher) canExtendChain(ctx context.Context, h headState, b base) (bool, error) {
 	at, sum := chainLink{b.point.Parent, b.point.Added}, int64(0)
 	for range maxChain {
 		if at.parent.IsZero() {

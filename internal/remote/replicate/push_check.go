@@ -36,7 +36,7 @@ func (l lost) any() bool { return l.manifest || len(l.segments) > 0 }
 
 // lostOf finds what a manifest needs that is not there, if it is time to look; of a stream also what it is the
 // difference from. All segments are listed once for all that a Push pushes.
-func (p *pusher) lostOf(ctx context.Context, id repo.ID) (lost, error) {
+func (p *pusher) findLost(ctx context.Context, id repo.ID) (lost, error) {
 	out := lost{segments: maps.Clone(p.bad)} // perhaps not of this point; then more is sent than need be
 	if out.segments == nil {
 		out.segments = map[repo.Segment]bool{}
@@ -62,7 +62,7 @@ func (p *pusher) lostOf(ctx context.Context, id repo.ID) (lost, error) {
 
 		p.base = &m
 		p.noteChainLink(&m)
-		if err := p.missingOf(ctx, &m, out.segments); err != nil {
+		if err := p.addMissing(ctx, &m, out.segments); err != nil {
 			return out, err
 		}
 
@@ -94,11 +94,11 @@ func (p *pusher) listSegments(ctx context.Context) error {
 }
 
 // missingOf adds what a manifest needs that is neither in the list nor, if it was written since, there now.
-func (p *pusher) missingOf(ctx context.Context, m *repo.Manifest, to map[repo.Segment]bool) error {
+func (p *pusher) addMissing(ctx context.Context, m *repo.Manifest, to map[repo.Segment]bool) error {
 	gone := map[repo.Segment]bool{}
-	needs := func(m *repo.Manifest, to map[repo.Segment]bool) { missingOf(m, p.sizes, to) }
+	needs := func(m *repo.Manifest, to map[repo.Segment]bool) { missingSegments(m, p.sizes, to) }
 	if m.Version == 2 && m.Content == repo.Block {
-		frames, err := p.someOf(ctx, m)
+		frames, err := p.sampleFrames(ctx, m)
 		if err != nil {
 			return err
 		}
@@ -133,7 +133,7 @@ const checkedNodes = 64
 // someOf is what a map of version 2 needs of segments: the last frame in each that a part of it is in, which is all
 // of it if it is small. What is read is kept for the push. A node that cannot be read says nothing: a push that comes
 // across it notices.
-func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment]repo.Frame, error) {
+func (p *pusher) sampleFrames(ctx context.Context, m *repo.Manifest) (map[repo.Segment]repo.Frame, error) {
 	if p.nodes == nil {
 		p.nodes = p.repo.NewNodeCache(cachedNodes)
 	}
@@ -157,7 +157,7 @@ func (p *pusher) someOf(ctx context.Context, m *repo.Manifest) (map[repo.Segment
 		}
 
 		var in int
-		todo, in = nearNodes(todo, nodes, segments)
+		todo, in = sampleNodes(todo, nodes, segments)
 		nodes, segments = nodes-len(todo), segments-in
 		got, err := p.nodes.Read(ctx, todo)
 		if err != nil {
@@ -197,7 +197,7 @@ const checkedSegments = 4
 
 // nearNodes chooses so many of nodes, from a random one on, in so many segments, and says in how many they are: one
 // request or two for each can read them.
-func nearNodes(all []repo.NodeAt, most, mostSegments int) (out []repo.NodeAt, in int) {
+func sampleNodes(all []repo.NodeAt, most, mostSegments int) (out []repo.NodeAt, in int) {
 	mostSegments = min(mostSegments, 2)
 	begin := 0
 	if len(all) > most || len(all) > mostSegments {
@@ -240,7 +240,7 @@ func missingFrames(
 }
 
 // missingOf adds the segments that a manifest needs and that are missing, or are not as long as they must be.
-func missingOf(m *repo.Manifest, sizes map[repo.Segment]int64, to map[repo.Segment]bool) {
+func missingSegments(m *repo.Manifest, sizes map[repo.Segment]int64, to map[repo.Segment]bool) {
 	for _, u := range m.Uses {
 		size, there := sizes[u.Segment]
 		if !there || u.Size != 0 && int64(u.Size) != size {
@@ -273,7 +273,7 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 		return b, nil
 	}
 
-	gone, err := p.lostOf(ctx, b.point.Manifest)
+	gone, err := p.findLost(ctx, b.point.Manifest)
 	switch {
 	case err != nil:
 		return b, err
@@ -286,18 +286,18 @@ func (p *pusher) intactBase(ctx context.Context, x *pointPush, b base) (base, er
 	case gone.any():
 		x.note = b.ref() + " on the remote is damaged: its missing data was sent again"
 		b.object, b.newest, b.lost = "", false, gone.segments
-		x.lost = max(x.lost, len(gone.segments))
+		x.lostSegments = max(x.lostSegments, len(gone.segments))
 	}
 
 	return b, nil
 }
 
 // again prepares that a point which the head lists is pushed once more, in its place there.
-func (p *pusher) again(ctx context.Context, x *pointPush, at repo.Point) error {
-	if err := p.endPlanned(ctx, x.j); err != nil {
+func (p *pusher) preparePushAgain(ctx context.Context, x *pointPush, at repo.Point) error {
+	if err := p.endPlannedSession(ctx, x.j); err != nil {
 		return err
 	}
-	x.goOn, x.portable = false, at.Content == repo.Tree
+	x.resuming, x.portable = false, at.Content == repo.Tree
 	if p.replace == nil {
 		p.replace = map[string]uint64{}
 	}
@@ -306,7 +306,7 @@ func (p *pusher) again(ctx context.Context, x *pointPush, at repo.Point) error {
 }
 
 // inPlace puts a point into the place of the one that it replaces. False: there is none.
-func (w *headWriter) inPlace(ctx context.Context, pages repo.PagePutter, h *headState, at *repo.Point) (bool, error) {
+func (w *headWriter) replacePoint(ctx context.Context, pages repo.PagePutter, h *headState, at *repo.Point) (bool, error) {
 	seq, is := w.replace[h.Name+"@"+at.Name]
 	if !is {
 		return false, nil

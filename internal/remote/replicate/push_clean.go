@@ -64,14 +64,14 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 		return errs.Wrap(opPush, pt.Ref, err)
 	}
 
-	needed, err := p.bases(ctx, points)
+	needed, err := p.newestBases(ctx, points)
 	if err != nil {
 		return err
 	}
 
 	needed[pt.ID] = true
 	if !pt.FS.IsImage() {
-		if err := p.headBases(ctx, needed); err != nil {
+		if err := p.addHeadBases(ctx, needed); err != nil {
 			return err
 		}
 	}
@@ -80,14 +80,14 @@ func (p *pusher) cleanSnapshots(ctx context.Context, pt engine.Point, h headStat
 		if planned[x.Ref] || needed[x.ID] {
 			continue
 		}
-		err = errors.Join(err, p.destroy(ctx, x.Ref))
+		err = errors.Join(err, p.destroySnapshot(ctx, x.Ref))
 	}
 
 	return err
 }
 
 // bases are the points among these that are the newest that a repository has.
-func (p *pusher) bases(ctx context.Context, points []engine.Point) (map[driver.ObjectID]bool, error) {
+func (p *pusher) newestBases(ctx context.Context, points []engine.Point) (map[driver.ObjectID]bool, error) {
 	out := map[driver.ObjectID]bool{}
 	repos, err := repositories(p.e.Dir())
 	if err != nil {
@@ -117,8 +117,8 @@ func (p *pusher) bases(ctx context.Context, points []engine.Point) (map[driver.O
 }
 
 // headBases adds what was last pushed to, or pulled from, each head of this repository.
-func (p *pusher) headBases(ctx context.Context, needed map[driver.ObjectID]bool) error {
-	l, err := p.links(ctx)
+func (p *pusher) addHeadBases(ctx context.Context, needed map[driver.ObjectID]bool) error {
+	l, err := p.loadLinks(ctx)
 	if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func repositories(pool string) ([]string, error) {
 
 // destroy destroys a snapshot that a push took. Absent is success; so is one that is
 // being read: the next push comes back to it.
-func (p *pusher) destroy(ctx context.Context, snapshot string) error {
+func (p *pusher) destroySnapshot(ctx context.Context, snapshot string) error {
 	what, err := ref.ParsePatterns(opPush, snapshot)
 	if err != nil {
 		return err

@@ -16,11 +16,11 @@ import (
 // a mounted filesystem writes by itself.
 func (c *imageContent) isIdle() (bool, error) {
 	b, img := c.base, c.img
-	if !c.merge || !c.took || c.resume != nil || !b.newest || b.head != c.name || b.point.SizeBytes != img.SizeBytes {
+	if !c.merge || !c.tookSnapshot || c.resume != nil || !b.newest || b.head != c.name || b.point.SizeBytes != img.SizeBytes {
 		return false, nil
 	}
 
-	_, some, err := c.r.peekRange()
+	_, some, err := c.reader.peekRange()
 	if err != nil || !some {
 		return err == nil, err
 	}
@@ -45,7 +45,7 @@ func (p *pusher) isIdleTree(ctx context.Context, x *pointPush, b base) (bool, er
 
 // mayBeIdle reports whether nothing needs to be pushed if a tree is the same as its base.
 func (p *pusher) mayBeIdle(x *pointPush, b base) bool {
-	return x.took && b.newest && b.head == x.name && b.object != "" && !p.q.Full
+	return x.tookSnapshot && b.newest && b.head == x.name && b.object != "" && !p.q.Full
 }
 
 // errChanged ends the comparison of two trees.

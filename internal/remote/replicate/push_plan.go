@@ -26,7 +26,7 @@ func (p *pusher) planTree(ctx context.Context, x *pointPush, b base) (base, driv
 		}
 	}
 	if err == nil {
-		p.warn(x, expansion(expected))
+		p.warn(x, expansionWarning(expected))
 	}
 
 	return b, expected, err
@@ -62,7 +62,7 @@ const minExpansion = 64 << 20
 
 // expansion is what to say of a stream that may be clearly larger than the room that its content takes in the pool: by
 // a tenth or more. "": nothing.
-func expansion(s driver.StreamPlan) string {
+func expansionWarning(s driver.StreamPlan) string {
 	if s.SavedBytes < minExpansion || s.SavedBytes < s.Bytes/10 {
 		return ""
 	}

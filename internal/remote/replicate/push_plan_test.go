@@ -22,7 +22,7 @@ func TestExpansion(t *testing.T) {
 		{70 * mib, 65 * mib, "about 70 MiB"},
 		{70 * mib, 60 * mib, ""}, // too little to speak of
 	} {
-		got := expansion(driver.StreamPlan{Bytes: c.bytes, SavedBytes: c.saved})
+		got := expansionWarning(driver.StreamPlan{Bytes: c.bytes, SavedBytes: c.saved})
 		if c.want == "" && got != "" || !strings.Contains(got, c.want) {
 			t.Errorf("%d bytes, of which %d are saved: %q, want %q", c.bytes, c.saved, got, c.want)
 		}

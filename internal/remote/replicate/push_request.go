@@ -91,12 +91,12 @@ type Pushed struct {
 // store.
 func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pushed, error) {
 	p := &pusher{e: e, r: r, q: q}
-	targets, err := p.targets(ctx)
+	targets, err := p.findTargets(ctx)
 	if err != nil {
 		return nil, err
 	}
 
-	if err := p.open(ctx); err != nil {
+	if err := p.openRepo(ctx); err != nil {
 		return nil, err
 	}
 
@@ -104,11 +104,11 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 
 	var failed []error
 	for i, t := range targets {
-		err := p.target(ctx, t)
+		err := p.pushTarget(ctx, t)
 		left := len(targets) - i - 1
-		out := left > 0 && Outage(err) && p.unreached(ctx)
+		out := left > 0 && Outage(err) && p.remoteDown(ctx)
 		if out {
-			err = notTried(err, t, left)
+			err = skippedError(err, t, left)
 		}
 		if err != nil {
 			failed = append(failed, errs.Wrap(opPush, t.ref.String(), err))
@@ -126,10 +126,10 @@ func Push(ctx context.Context, e *engine.Engine, r *Remote, q PushRequest) ([]Pu
 }
 
 // unreached reports whether the remote does not answer at all, so that it was not for what was asked that it did not.
-func (p *pusher) unreached(ctx context.Context) bool { return Outage(p.repo.Refresh(ctx)) }
+func (p *pusher) remoteDown(ctx context.Context) bool { return Outage(p.repo.Refresh(ctx)) }
 
 // notTried adds to the error of an outage how many others were not tried because of it.
-func notTried(err error, t target, left int) error {
+func skippedError(err error, t target, left int) error {
 	what := "skipped 1 other"
 	if left > 1 {
 		what = fmt.Sprintf("skipped %d others", left)
@@ -155,7 +155,7 @@ type pusher struct {
 }
 
 // open opens the repository, and reads what is remembered of it. The caller closes it.
-func (p *pusher) open(ctx context.Context) error {
+func (p *pusher) openRepo(ctx context.Context) error {
 	me, err := writer(p.e)
 	if err != nil {
 		return err
@@ -185,7 +185,7 @@ type target struct {
 }
 
 // targets finds what is to be pushed, before anything is asked of the remote.
-func (p *pusher) targets(ctx context.Context) ([]target, error) {
+func (p *pusher) findTargets(ctx context.Context) ([]target, error) {
 	q := p.q
 	switch {
 	case q.All && len(q.Refs) > 0:
@@ -201,7 +201,7 @@ func (p *pusher) targets(ctx context.Context) ([]target, error) {
 	}
 
 	if q.All {
-		return p.everything(ctx)
+		return p.allTargets(ctx)
 	}
 
 	var out []target
@@ -223,7 +223,7 @@ func (p *pusher) targets(ctx context.Context) ([]target, error) {
 }
 
 // everything is all goldens, and then the volumes, some of which are clones of them.
-func (p *pusher) everything(ctx context.Context) ([]target, error) {
+func (p *pusher) allTargets(ctx context.Context) ([]target, error) {
 	var out []target
 	goldens, err := p.e.Goldens(ctx)
 	if err != nil {

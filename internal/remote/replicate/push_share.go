@@ -30,7 +30,7 @@ const (
 	sameOrigin                // of the same volume or golden
 )
 
-func kin(pt, x engine.Point) kinship {
+func kinshipOf(pt, x engine.Point) kinship {
 	golden := func(p engine.Point) string {
 		if p.Golden {
 			return p.Volume
@@ -62,20 +62,20 @@ type candidate struct {
 // nearest finds what to build upon among all points of this pool that are on the remote, whatever they are called: what
 // shares most extents with a point, or, where nobody can tell what is shared, what is nearest by descent. from is what
 // is known already; it is returned if nothing is nearer. Not being able to tell is no error.
-func (x *pointPush) nearest(ctx context.Context, from base) (base, error) {
-	p, h, l, content := x.p, x.head, x.links, x.content.kind()
+func (x *pointPush) nearestBase(ctx context.Context, from base) (base, error) {
+	p, h, l, content := x.p, x.head, x.links, x.content.contentKind()
 	if x.pt.Golden && content.Chained() {
 		return from, nil // else who pulls a golden would have to pull volumes
 	}
 
-	all, err := p.candidates(ctx, x.pt, l, content)
+	all, err := p.listCandidates(ctx, x.pt, l, content)
 	if err != nil || len(all) == 0 {
 		return from, err
 	}
 
 	limit := int64(-1)
 	if content == repo.Block {
-		if all, limit, err = p.compare(ctx, x.pt, all, from); err != nil {
+		if all, limit, err = p.rankCandidates(ctx, x.pt, all, from); err != nil {
 			return from, err
 		}
 	}
@@ -89,7 +89,7 @@ func (x *pointPush) nearest(ctx context.Context, from base) (base, error) {
 			return from, nil
 		}
 		tried++
-		b, err := p.onRemote(ctx, h, l, c, content)
+		b, err := p.findOnRemote(ctx, h, l, c, content)
 		if err != nil || b.head != "" {
 			return b, err
 		}
@@ -99,7 +99,7 @@ func (x *pointPush) nearest(ctx context.Context, from base) (base, error) {
 }
 
 // candidates are the points that may share something with one, the nearest by descent first.
-func (p *pusher) candidates(ctx context.Context, pt engine.Point, l links, content repo.Content) ([]candidate, error) {
+func (p *pusher) listCandidates(ctx context.Context, pt engine.Point, l links, content repo.Content) ([]candidate, error) {
 	var out []candidate
 	for n, id := range slices.Backward(l.objects) {
 		if len(l.objects)-n > relatedLinks {
@@ -119,7 +119,7 @@ func (p *pusher) candidates(ctx context.Context, pt engine.Point, l links, conte
 			continue
 		}
 
-		c := candidate{Point: x, kin: kin(pt, x), differs: -1}
+		c := candidate{Point: x, kin: kinshipOf(pt, x), differs: -1}
 		if content.Chained() && c.kin != ancestor {
 			continue // a pull brings what a stream leans on, so two heads must never lean on each other
 		}
@@ -137,16 +137,16 @@ func (p *pusher) candidates(ctx context.Context, pt engine.Point, l links, conte
 
 // compare measures what candidates share with a point, and sorts them: those that share most first. limit is what a
 // candidate must be below to be worth it.
-func (p *pusher) compare(
+func (p *pusher) rankCandidates(
 	ctx context.Context, pt engine.Point, all []candidate, from base,
 ) (out []candidate, limit int64, err error) {
-	if limit, _, err = p.differing(ctx, pt.ID, ""); err != nil {
+	if limit, _, err = p.differingBytes(ctx, pt.ID, ""); err != nil {
 		return nil, 0, err
 	}
 
 	limit -= limit / 16
 	if from.object != "" {
-		n, exact, err := p.differing(ctx, pt.ID, from.object)
+		n, exact, err := p.differingBytes(ctx, pt.ID, from.object)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -157,7 +157,7 @@ func (p *pusher) compare(
 
 	for i := range all[:min(len(all), relatedCompared)] {
 		c := &all[i]
-		n, exact, err := p.differing(ctx, pt.ID, c.ID)
+		n, exact, err := p.differingBytes(ctx, pt.ID, c.ID)
 		switch {
 		case errs.Is(err, errs.NotFound):
 			continue // destroyed just now
@@ -180,7 +180,7 @@ func (p *pusher) compare(
 }
 
 // differing is how many bytes of data of a point another does not share; of all if base is "". exact: that is so.
-func (p *pusher) differing(ctx context.Context, id, base driver.ObjectID) (n int64, exact bool, err error) {
+func (p *pusher) differingBytes(ctx context.Context, id, base driver.ObjectID) (n int64, exact bool, err error) {
 	img, err := p.e.OpenImage(ctx, engine.ReadRequest{Point: id, Base: base})
 	if err != nil {
 		return 0, false, err
@@ -200,7 +200,7 @@ func (p *pusher) differing(ctx context.Context, id, base driver.ObjectID) (n int
 }
 
 // onRemote finds a candidate in the head that lists it: head "" if none does any more.
-func (p *pusher) onRemote(ctx context.Context, h headState, l links, c candidate, content repo.Content) (base, error) {
+func (p *pusher) findOnRemote(ctx context.Context, h headState, l links, c candidate, content repo.Content) (base, error) {
 	looked := map[string]bool{}
 	look := func(name string) (base, error) {
 		if looked[name] {
@@ -219,7 +219,7 @@ func (p *pusher) onRemote(ctx context.Context, h headState, l links, c candidate
 			}
 		}
 
-		b, _, err := p.find(ctx, of, l, c.ID, content)
+		b, _, err := p.findInHead(ctx, of, l, c.ID, content)
 		return b, err
 	}
 

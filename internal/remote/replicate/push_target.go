@@ -15,7 +15,7 @@ import (
 )
 
 // snapshot takes a snapshot of a volume to be pushed.
-func (p *pusher) snapshot(ctx context.Context, name string, j *journal) (engine.Point, error) {
+func (p *pusher) takeSnapshot(ctx context.Context, name string, j *journal) (engine.Point, error) {
 	vol, err := ref.ParseName(opPush, name)
 	if err != nil {
 		return engine.Point{}, err
@@ -51,7 +51,7 @@ func (p *pusher) snapshot(ctx context.Context, name string, j *journal) (engine.
 }
 
 // unfinished finds the snapshot that an interrupted push of a volume had taken.
-func (p *pusher) unfinished(ctx context.Context, j *journal, volume string) (engine.Point, bool) {
+func (p *pusher) unfinishedPoint(ctx context.Context, j *journal, volume string) (engine.Point, bool) {
 	if j.plan == nil || !j.plan.Took {
 		return engine.Point{}, false
 	}
@@ -71,8 +71,8 @@ func (p *pusher) unfinished(ctx context.Context, j *journal, volume string) (eng
 }
 
 // forget gives up what the journal has of an unfinished push.
-func (p *pusher) forget(ctx context.Context, j *journal) error {
-	if err := p.endPlanned(ctx, j); err != nil {
+func (p *pusher) forgetUnfinished(ctx context.Context, j *journal) error {
+	if err := p.endPlannedSession(ctx, j); err != nil {
 		return err
 	}
 	return errs.Wrap(opPush, filepath.Base(j.path), j.reset())
@@ -80,8 +80,8 @@ func (p *pusher) forget(ctx context.Context, j *journal) error {
 
 // endPlanned ends the session of an unfinished push, if it may be ended: not one that a copy of this pool, which has
 // the same journal, has gone on with. Its journal still says which snapshot it is of, so that nobody destroys that.
-func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
-	if j.plan == nil || j.plan.Session.IsZero() || !p.mayEnd(ctx, filepath.Base(j.path)) {
+func (p *pusher) endPlannedSession(ctx context.Context, j *journal) error {
+	if j.plan == nil || j.plan.Session.IsZero() || !p.mayEndSession(ctx, filepath.Base(j.path)) {
 		return nil
 	}
 
@@ -101,13 +101,13 @@ func (p *pusher) endPlanned(ctx context.Context, j *journal) error {
 // mayEnd reports whether a session that has perhaps written a manifest may be ended before it commits: not if the
 // volume has no head yet. Heads are never deleted, so a manifest without session and head tells of a head that was
 // lost. A prune ends the session, and makes the head.
-func (p *pusher) mayEnd(ctx context.Context, head string) bool {
+func (p *pusher) mayEndSession(ctx context.Context, head string) bool {
 	_, _, err := p.repo.Head(ctx, head)
 	return err == nil || broken(err) && !errs.Is(err, errs.NotFound)
 }
 
 // named makes an error about an object one about what people call it.
-func named(err error, pt engine.Point) error {
+func withPointRef(err error, pt engine.Point) error {
 	var known *errs.Error
 	if !errors.As(err, &known) || known.Ref != string(pt.ID) {
 		return err
@@ -118,7 +118,7 @@ func named(err error, pt engine.Point) error {
 }
 
 // hopeless reports whether a push that failed so cannot be gone on with.
-func hopeless(err error) bool {
+func isPermanent(err error) bool {
 	switch errs.KindOf(err) {
 	case errs.Conflict, errs.Exists, errs.Unsupported:
 		return !objstore.Temporary(err)
@@ -127,23 +127,23 @@ func hopeless(err error) bool {
 }
 
 // result begins the result of a push.
-func (x *pointPush) result(at repo.Point) Pushed {
+func (x *pointPush) newResult(at repo.Point) Pushed {
 	return Pushed{
 		Ref: x.pt.Ref, Volume: x.name, Point: at.Name, Golden: x.pt.Golden, Manifest: at.Manifest.String(),
 		Content: string(at.Content), Origin: at.OriginRef, SizeBytes: at.SizeBytes, LogicalBytes: at.Logical,
-		Epoch: x.head.Epoch, Note: x.note, LostSegments: x.lost,
+		Epoch: x.head.Epoch, Note: x.note, LostSegments: x.lostSegments,
 	}
 }
 
 // discard ends a push that cannot be gone on with, for err, and leaves nothing of it.
-func (x *pointPush) discard(ctx context.Context, err error) error {
+func (x *pointPush) discardPush(ctx context.Context, err error) error {
 	ctx = context.WithoutCancel(ctx)
-	_ = x.p.endPlanned(ctx, x.j) // else a prune does, sometime
+	_ = x.p.endPlannedSession(ctx, x.j) // else a prune does, sometime
 	if cerr := x.j.reset(); cerr != nil {
 		return errors.Join(err, cerr)
 	}
-	if x.took {
-		_ = x.p.destroy(ctx, x.pt.Ref) // else the next push does
+	if x.tookSnapshot {
+		_ = x.p.destroySnapshot(ctx, x.pt.Ref) // else the next push does
 	}
 	return err
 }

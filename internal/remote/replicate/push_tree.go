@@ -19,7 +19,7 @@ func (p *pusher) treeContent(x *pointPush) repo.Content {
 }
 
 // otherForm reports whether a point is there as a stream that only its driver can read, and should be there for all.
-func (p *pusher) otherForm(at repo.Point) bool { return p.q.Portable && at.Content == repo.Stream }
+func (p *pusher) needsOtherForm(at repo.Point) bool { return p.q.Portable && at.Content == repo.Stream }
 
 // filesContent is the content of a tree of files: a stream, of all of it or of what differs from the base.
 type filesContent struct {
@@ -38,18 +38,18 @@ func contentOf(x *pointPush) contentPush {
 	return &filesContent{pointPush: x, form: x.p.treeContent(x)}
 }
 
-func (c *filesContent) kind() repo.Content { return c.form }
+func (c *filesContent) contentKind() repo.Content { return c.form }
 
 // open opens nothing, as a stream is read in one go. A base serves if it is here, as a stream cannot be compared, and
 // if its chain bears one more difference.
-func (c *filesContent) open(ctx context.Context) (unchanged bool, err error) {
+func (c *filesContent) openContent(ctx context.Context) (unchanged bool, err error) {
 	if idle, err := c.p.isIdleTree(ctx, c.pointPush, c.base); err != nil || idle {
 		return idle, err
 	}
 
 	if c.base.object == "" {
 		c.base = base{}
-	} else if bears, err := c.p.chainBears(ctx, c.head, c.base); err != nil {
+	} else if bears, err := c.p.canExtendChain(ctx, c.head, c.base); err != nil {
 		return false, err
 	} else if !bears {
 		if same, err := c.p.isSameTree(ctx, c.pointPush, c.base); err != nil || same {
@@ -62,10 +62,10 @@ func (c *filesContent) open(ctx context.Context) (unchanged bool, err error) {
 	return false, err
 }
 
-func (c *filesContent) close() error { return nil }
+func (c *filesContent) closeContent() error { return nil }
 
 // describe lists the frames of the stream.
-func (c *filesContent) describe(m *repo.Manifest) (err error) {
+func (c *filesContent) describeManifest(m *repo.Manifest) (err error) {
 	m.Raw, m.Stream = c.expected.Raw, c.frames
 	if c.base.object == "" {
 		m.Logical = c.stats.read.Load()
@@ -83,12 +83,12 @@ func (c *filesContent) describe(m *repo.Manifest) (err error) {
 	return err
 }
 
-func (c *filesContent) report(out *Pushed) {
+func (c *filesContent) reportResult(out *Pushed) {
 	out.Full, out.Raw, out.ExpectedBytes = c.base.object == "", c.expected.Raw, c.expected.Bytes
 }
 
 // store runs the pipeline over the stream.
-func (c *filesContent) store(ctx context.Context) error {
+func (c *filesContent) storeSegments(ctx context.Context) error {
 	pl := &pipeline{repo: c.p.repo, session: c.session.ID, stats: c.stats, ready: c.lease.ready}
 	c.p.q.Tracker.Start("pushing "+c.pt.Ref, 0, c.expected.Bytes)
 	err := pl.storeAll(ctx, c.produce)
@@ -98,7 +98,7 @@ func (c *filesContent) store(ctx context.Context) error {
 
 func (c *filesContent) produce(ctx context.Context, to *batcher) error {
 	w := &streamWriter{ctx: ctx, b: to, p: c.p, stats: c.stats}
-	err := c.send(ctx, w)
+	err := c.sendStream(ctx, w)
 	if w.err != nil { // it is why the stream has ended
 		return w.err
 	}
@@ -107,7 +107,7 @@ func (c *filesContent) produce(ctx context.Context, to *batcher) error {
 
 // send writes the stream. ErrUnchanged: it is a snapshot that was taken for this push, and holds what the
 // newest point of the volume does.
-func (c *filesContent) send(ctx context.Context, w io.Writer) error {
+func (c *filesContent) sendStream(ctx context.Context, w io.Writer) error {
 	q := engine.ReadRequest{Point: c.pt.ID, Base: c.base.object}
 	if c.form == repo.Stream {
 		return c.p.e.SendStream(ctx, q, w)

@@ -135,7 +135,7 @@ func repairPoints(
 	ctx context.Context, e *engine.Engine, r *Remote, q VerifyRequest, problems []Problem,
 ) ([]RepairedPoint, error) {
 	p := &pusher{e: e, r: r, q: PushRequest{NoOrigin: true, Tracker: q.Tracker}, bad: map[repo.Segment]bool{}}
-	if err := p.open(ctx); err != nil {
+	if err := p.openRepo(ctx); err != nil {
 		return nil, err
 	}
 
@@ -178,7 +178,7 @@ func (p *pusher) repairVolume(ctx context.Context, volume string, names []string
 		return out, ctx.Err()
 	}
 
-	links, err := p.links(ctx)
+	links, err := p.loadLinks(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -247,7 +247,7 @@ func (p *pusher) pushAgain(ctx context.Context, head string, pt engine.Point) (s
 	}
 
 	before := len(p.pushed)
-	err = p.target(ctx, target{ref: what})
+	err = p.pushTarget(ctx, target{ref: what})
 	for _, d := range p.pushed[before:] {
 		sent += d.UploadedBytes
 	}
