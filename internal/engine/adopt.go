@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -73,13 +72,13 @@ func adoptedDir(aside string) string { return aside[:max(0, len(aside)-len(aside
 // the volume's name.
 func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) error {
 	if !q.ReplaceVolume.IsZero() && !q.Replace {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume is only made to replace the directory").
-			WithHint("use %s with %s", errs.Param("replace"), errs.Param("as"))
+		return errs.New(errs.Invalid, opAdopt, q.Source, "a volume name has no effect unless the directory is replaced").
+			WithHint("add %s, or remove %s", errs.Param("replace"), errs.Param("as"))
 	}
 
 	if q.Replace && !q.Adopt {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "only what is adopted is replaced").
-			WithHint("use %s with %s", errs.Param("adopt"), errs.Param("replace"))
+		return errs.New(errs.Invalid, opAdopt, q.Source, "only an adopted directory can be replaced").
+			WithHint("add %s, or remove %s", errs.Param("adopt"), errs.Param("replace"))
 	}
 
 	if !q.Adopt {
@@ -87,8 +86,8 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 	}
 
 	if src.kind != "directory" {
-		return errs.New(errs.Invalid, opAdopt, q.Source, "it is no directory").
-			WithHint("import it without %s", errs.Param("adopt"))
+		return errs.New(errs.Invalid, opAdopt, q.Source, "not a directory").
+			WithHint("remove %s to import it", errs.Param("adopt"))
 	}
 
 	if !q.Replace {
@@ -112,8 +111,8 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 	}
 
 	if q.ReplaceVolume == q.Name {
-		return errs.New(errs.Exists, opAdopt, q.Name.String(), "the golden and the volume cannot have one name").
-			WithHint("choose another with %s", errs.Param("as"))
+		return errs.New(errs.Exists, opAdopt, q.Name.String(), "the golden and the volume cannot have the same name").
+			WithHint("choose another name for the volume with %s", errs.Param("as"))
 	}
 
 	if err := e.cat.View(ctx, func(tx *catalog.Tx) error {
@@ -132,15 +131,16 @@ func (e *Engine) checkAdopt(ctx context.Context, q *ImportRequest, src *source) 
 // checkReplace refuses a directory that no volume can be put in the place of.
 func (e *Engine) checkReplace(dir string) error {
 	if !content.CanMount() {
-		return errs.New(errs.Permission, opAdopt, dir, "mounting in its place needs root").
-			WithHint("run it as root, or leave %s out", errs.Param("replace"))
+		return errs.New(errs.Permission, opAdopt, dir, "mounting a volume in its place needs root").
+			WithHint("run it as root, or remove %s", errs.Param("replace"))
 	}
 
 	if dir == "/" {
 		return errs.New(errs.Invalid, opAdopt, dir, "the root directory cannot be replaced")
 	}
 	if len(filepath.Base(dir))+len(asideInfix)+asideIDLength > unix.NAME_MAX {
-		return errs.New(errs.Invalid, opAdopt, dir, "its name is too long to be kept aside with %s behind it", asideInfix)
+		return errs.New(errs.Invalid, opAdopt, dir, "its name is too long to append %s for the old content",
+			asideInfix)
 	}
 
 	if err := e.content.CheckOutside(opAdopt, dir); err != nil {
@@ -153,15 +153,15 @@ func (e *Engine) checkReplace(dir string) error {
 	}
 
 	if m.Root {
-		return errs.New(errs.Invalid, opAdopt, dir, "it is a mount point itself, which cannot be renamed aside").
-			WithHint("adopt it without %s; then unmount it, and mount a clone there", errs.Param("replace"))
+		return errs.New(errs.Invalid, opAdopt, dir, "it is a mount point, which cannot be renamed").
+			WithHint("remove %s; after the import, unmount the directory and mount a clone there", errs.Param("replace"))
 	}
 
 	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if kernel.IsImmutable(unix.AT_FDCWD, d) {
 			return errs.New(errs.Permission, opAdopt, dir,
-				"%s is immutable or append-only, so the directory cannot be renamed aside", d).
-				WithHint("`chattr -ia %s`, or leave %s out", errs.ShellWord(d), errs.Param("replace"))
+				"%s is immutable or append-only, so the directory cannot be renamed", d).
+				WithHint("run `chattr -ia %s`, or remove %s", errs.ShellWord(d), errs.Param("replace"))
 		}
 	}
 
@@ -172,7 +172,7 @@ func (e *Engine) checkReplace(dir string) error {
 
 	if len(below) > 0 {
 		return errs.New(errs.InUse, opAdopt, dir, "%s is mounted below it", below[0]).
-			WithHint("unmount it first, or leave %s out", errs.Param("replace"))
+			WithHint("unmount it first with `umount %s`, or remove %s", errs.ShellWord(below[0]), errs.Param("replace"))
 	}
 
 	full, err := hasEntries(dir)
@@ -181,8 +181,8 @@ func (e *Engine) checkReplace(dir string) error {
 	}
 
 	if !full {
-		return errs.New(errs.Invalid, opAdopt, dir, "it is empty: there is nothing to replace").
-			WithHint("%s mounts a volume there", errs.Run("mount", "VOLUME", dir))
+		return errs.New(errs.Invalid, opAdopt, dir, "the directory is empty: there is nothing to replace").
+			WithHint("mount a volume there with %s", errs.Run("mount", "VOLUME", dir))
 	}
 
 	return nil
@@ -220,7 +220,8 @@ func (e *Engine) checkUnused(ctx context.Context, dir string) error {
 	}
 
 	return errs.New(errs.InUse, opAdopt, dir, "it is in use: %s", mount.FormatHolders(users)).
-		WithHint("end what uses it, which would go on with the old directory, or leave %s out", errs.Param("replace"))
+		WithHint("stop the programs that use it, which would keep using the old directory, or remove %s",
+			errs.Param("replace"))
 }
 
 // changedError adds to the error about a source that does not come to rest who
@@ -230,9 +231,9 @@ func (e *Engine) changedError(ctx context.Context, dir string, err error) error 
 	if len(users) == 0 {
 		return err
 	}
-	return errs.New(errs.KindOf(err), opAdopt, dir, "%s; it is being written to: %s", aboutDir(err, dir),
+	return errs.New(errs.KindOf(err), opAdopt, dir, "%s; programs are writing to it: %s", aboutDir(err, dir),
 		mount.FormatHolders(users)).
-		WithHint("end what writes there, then try again: nothing was changed")
+		WithHint("stop the programs that write to it, then retry: nothing was changed")
 }
 
 // aboutDir is what an error says, without saying once more of what. It is a text,
@@ -250,7 +251,7 @@ func (e *Engine) copyAdopted(
 ) (treecopy.Totals, error) {
 	opt.Before = src.stamp
 	opt.Pass = func(pass int, changed int64) {
-		q.Tracker.Start(fmt.Sprintf("copying %d directories again, which have changed", changed), 0, 0)
+		q.Tracker.Start("copying "+countOf(changed, "changed directory", "changed directories")+" again", 0, 0)
 	}
 	r, err := treecopy.CopyStable(ctx, src.path, root, opt, adoptPasses)
 	src.stamp, out.Passes, out.Changed = r.Stamp, r.Passes, r.Again
@@ -307,18 +308,19 @@ func (e *Engine) replace(ctx context.Context, q ImportRequest, src *source, out 
 
 	if done {
 		return errs.New(errs.KindOf(err), opAdopt, src.path,
-			"the volume is in its place and the old directory is %s, but that could not be recorded: %w", out.Aside, err).
-			WithHint("mend the cause: the next command records it")
+			"the volume has replaced the directory, whose old content is in %s, but this could not be recorded: %w",
+			out.Aside, err).
+			WithHint("fix the cause; the next command finishes the operation")
 	}
 
 	kind, hint := errs.KindOf(err), errs.HintIn(err)
-	again := errs.Messagef("%s tries again",
+	again := errs.Messagef("retry with %s",
 		errs.Run("golden import", errs.Param("update"), q.Name, src.path, errs.Param("adopt"), errs.Param("replace")))
 	if hint != "" {
 		again = errs.Messagef("%s; then %s", hint, again)
 	}
 
-	return errs.New(kind, opAdopt, src.path, "the golden %s is ready, but the directory was not replaced: %s",
+	return errs.New(kind, opAdopt, src.path, "golden %s is ready, but the directory was not replaced: %s",
 		ref.Generation(out.Golden, out.Generation), aboutDir(err, src.path)).
 		WithHint("%s", again)
 }
@@ -370,7 +372,7 @@ func (e *Engine) replaceDir(ctx context.Context, q ImportRequest, src *source, o
 	if after, _, err := treecopy.TakeStamp(ctx, r.aside, stamp.Moved(), e.sourceOptions(src, nil)); err == nil &&
 		after.Changed() > 0 {
 		out.Warnings = append(out.Warnings,
-			errs.Messagef("something changed in the moment of the replacement, and is only in the old directory: %s",
+			errs.Messagef("files changed during the replacement; the changes are only in the old directory: %s",
 				strings.Join(after.Paths(stamp, 5), ", ")))
 	}
 
@@ -441,7 +443,7 @@ func (e *Engine) exchange(ctx context.Context, r *replacement, src *source) (*tr
 	if stamp.Changed() > 0 {
 		return nil, e.changedError(ctx, r.dir, errs.New(errs.Conflict, opAdopt, r.dir,
 			"it has changed since it was copied: %s", strings.Join(stamp.Paths(src.stamp, 5), ", ")).
-			WithHint("stop what writes there"))
+			WithHint("stop the programs that write to it"))
 	}
 
 	if err := e.checkUnused(ctx, r.dir); err != nil {
@@ -563,8 +565,8 @@ func (e *Engine) awaitSeeing(ctx context.Context, r *replacement) error {
 
 		if time.Now().After(deadline) {
 			return errs.New(errs.InUse, opAdopt, r.dir,
-				"it would be empty for others, whose mount namespace does not take over mounts: %s", mount.FormatHolders(blind)).
-				WithHint("end them, or give them a mount namespace that takes over mounts (MS_SLAVE)")
+				"it would be empty in mount namespaces that do not receive new mounts: %s", mount.FormatHolders(blind)).
+				WithHint("stop these programs, or run them in a mount namespace that receives mounts (MS_SLAVE)")
 		}
 
 		select {
@@ -623,7 +625,8 @@ func (e *Engine) finishAdopt(
 	if sameBoot {
 		if ns, err := kernel.MountNamespace(); err != nil || ns != att.MountNS {
 			return errs.New(errs.InUse, "recover", row.Name,
-				"it was to replace %s in another mount namespace (%d): a command there can tell whether it did", dir, att.MountNS)
+				"an interrupted import was replacing %s in another mount namespace (%d): only a command run there can finish it",
+				dir, att.MountNS)
 		}
 	}
 
@@ -664,8 +667,8 @@ func (e *Engine) finishAdopt(
 		return tx.Unmark(m.ID)
 	})
 	if err == nil {
-		warnings.Add(ctx, "volume %s has taken the place of %s, whose old content is in %s, but is not mounted: %s", row.Name,
-			dir, aside, errs.Run("mount", row.Name, dir))
+		warnings.Add(ctx, "volume %s has replaced %s but is not mounted; the old content is in %s; mount the volume with %s",
+			row.Name, dir, aside, errs.Run("mount", row.Name, dir))
 	}
 
 	return err

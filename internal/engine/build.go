@@ -47,7 +47,7 @@ func (e *Engine) lockGolden(
 			return err == nil, errs.Wrap("lock golden", name, err)
 		}
 		if !waited {
-			t.Start("waiting for another process that builds "+name, 0, 0)
+			t.Start("waiting for another process to build "+name, 0, 0)
 		}
 		waited = true
 		return false, nil
@@ -132,8 +132,8 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 			}
 			g = catalog.Golden{Name: name, Next: 1, CreatedAt: time.Now()}
 		} else if q.mustBeNew {
-			return nil, errs.New(errs.Exists, op, name, "there is a golden of this name").
-				WithHint("make its next generation with %s or %s", errs.Run("golden import", errs.Param("update"), name, "..."),
+			return nil, errs.New(errs.Exists, op, name, "golden %q already exists", name).
+				WithHint("add a generation with %s or %s", errs.Run("golden import", errs.Param("update"), name, "..."),
 					errs.Run("golden publish", name, "VOLUME"))
 		}
 
@@ -155,8 +155,8 @@ func (e *Engine) startBuild(ctx context.Context, q buildRequest) (*build, error)
 
 			if exists && row.Golden == name && row.Generation != g.Current && !q.force {
 				return nil, errs.New(errs.Conflict, op, name,
-					"volume %s is based on generation %d, but the current one is %d by now", row.Name, row.Generation, g.Current).
-					WithHint("bring it up to date with %s, or publish it all the same with %s", errs.Run("rebase", row.Name, name),
+					"volume %s is based on generation %d, but the current generation is %d", row.Name, row.Generation, g.Current).
+					WithHint("bring it up to date with %s, or publish it anyway with %s", errs.Run("rebase", row.Name, name),
 						errs.Param("force"))
 			}
 
@@ -277,7 +277,7 @@ func (e *Engine) noteBase(ctx context.Context, id driver.ObjectID) {
 		return
 	}
 	if err := e.matchIdentity(ctx, id); err != nil && !errs.Is(err, errs.NotFound) {
-		warnings.Add(ctx, "the identity of %s does not tell of its new base yet: %v", e.cat.RefOf(ctx, id), err)
+		warnings.Add(ctx, "could not yet record the new base of %s in its identity: %v", e.cat.RefOf(ctx, id), err)
 		return // the mark stays, and the next command writes it
 	}
 	_ = e.ledger.Unmark(ctx, id) // else the next command does

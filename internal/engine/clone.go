@@ -84,9 +84,9 @@ func (e *Engine) Clone(ctx context.Context, q CloneRequest) ([]Info, error) {
 
 	switch {
 	case q.TTL < 0:
-		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a ttl of %s is in the past", q.TTL)
+		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "the ttl must not be negative (got %s)", q.TTL)
 	case q.SizeBytes < 0:
-		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a negative size")
+		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "the size must not be negative (got %d)", q.SizeBytes)
 	}
 
 	if err := e.pool.Admit(ctx, q.op, q.From.String(), 0); err != nil {
@@ -144,8 +144,8 @@ func cloneNames(q CloneRequest) ([]string, error) {
 	}
 
 	if q.Count < 0 || q.Count > maxClones {
-		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "a count of %d is not between 1 and %d", q.Count,
-			maxClones)
+		return nil, errs.New(errs.Invalid, "clone", q.Name.String(), "the count must be between 1 and %d (got %d)", maxClones,
+			q.Count)
 	}
 
 	names := make([]string, q.Count)
@@ -266,15 +266,16 @@ func (e *Engine) cloneSize(q CloneRequest, origin catalog.Row) (int64, error) {
 
 	if !origin.FS.IsImage() {
 		return 0, errs.New(errs.Unsupported, "clone", q.From.String(),
-			"%s volumes of the %s driver have no size: they share the room of the pool", origin.FS, e.caps.Name).
-			WithHint("leave %s out", errs.Param("size"))
+			"%s volumes of the %s driver have no size of their own: they share the space of the pool", origin.FS, e.caps.Name).
+			WithHint("remove %s", errs.Param("size"))
 	}
 
 	size := roundUp(q.SizeBytes)
 	if size < origin.SizeBytes {
-		return 0, errs.New(errs.Invalid, "clone", q.From.String(), "a size of %s is smaller than its origin's %s",
-			errs.FormatBytes(q.SizeBytes), errs.FormatBytes(origin.SizeBytes)).
-			WithHint("a volume can grow but not shrink")
+		return 0, errs.New(errs.Invalid, "clone", q.From.String(),
+			"the size must be at least that of the origin, %s (got %s)",
+			errs.FormatBytes(origin.SizeBytes), errs.FormatBytes(q.SizeBytes)).
+			WithHint("use a larger %s, or remove it: a volume can grow but not shrink", errs.Param("size"))
 	}
 
 	return size, nil

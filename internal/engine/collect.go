@@ -289,7 +289,8 @@ func (e *Engine) explain(ctx context.Context) ([]Kept, error) {
 		}
 
 		if n := clones[r.ID]; n > 0 && e.caps.Sharing {
-			k.Why = append(k.Why, errs.Messagef("origin of %d more, which would stay without it: they share its blocks", n))
+			k.Why = append(k.Why, errs.Messagef("origin of %s; these share its blocks, and can exist without it",
+				countOf(int64(n), "clone", "clones")))
 		}
 
 		out = append(out, k)
@@ -348,7 +349,7 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 		k := Kept{Ref: tie.Name, Kind: "tie", Bytes: tie.Bytes}
 		why := "destroyed; its blocks are still needed"
 		if tie.Holder != "" {
-			why += ", and lie with " + cmp.Or(refs[tie.Holder], string(tie.Holder))
+			why += ", and are stored with " + cmp.Or(refs[tie.Holder], string(tie.Holder))
 		}
 
 		k.Why = append(k.Why, errs.Messagef("%s", why))
@@ -362,12 +363,12 @@ func (e *Engine) ties(ctx context.Context, u *uses) ([]Kept, error) {
 			if n > tiesNamed {
 				by = append(by[:tiesNamed], itoa(n-tiesNamed)+" more")
 			}
-			k.Why = append(k.Why, errs.Messagef("until these are destroyed or flattened (%s): %s", errs.Run("flatten"),
+			k.Why = append(k.Why, errs.Messagef("it stays until these are destroyed or flattened (%s): %s", errs.Run("flatten"),
 				strings.Join(by, ", ")))
 		}
 
 		if len(tie.Foreign) > 0 {
-			k.Why = append(k.Why, errs.Messagef("until somebody removes what is not Pando's: %s",
+			k.Why = append(k.Why, errs.Messagef("it stays until these, which are not Pando's, are removed: %s",
 				strings.Join(tie.Foreign, ", ")))
 		}
 
@@ -397,7 +398,7 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.M
 	case content.Mounted:
 		why = append(why, errs.Messagef("mounted at %s", a.Mountpoint))
 	case content.HeldElsewhere:
-		why = append(why, errs.Messagef("mounted elsewhere than at %s, where Pando put it", a.Mountpoint))
+		why = append(why, errs.Messagef("mounted, but no longer at %s, where Pando mounted it", a.Mountpoint))
 	}
 
 	if state != content.NotMounted {
@@ -408,13 +409,13 @@ func (e *Engine) whyVolume(ctx context.Context, u *uses, r catalog.Row) []errs.M
 
 	switch {
 	case u.marked[r.ID]:
-		why = append(why, "a pando is at work on it")
+		why = append(why, "another pando process is working on it")
 	case r.ExpiresAt.IsZero():
-		why = append(why, errs.Messagef("it has no time to live; last used %s", r.UsedAt.Local().Format(time.DateTime)))
+		why = append(why, errs.Messagef("it has no expiry date; last used at %s", r.UsedAt.Local().Format(time.DateTime)))
 	case r.ExpiresAt.After(time.Now()):
-		why = append(why, errs.Messagef("it lives until %s", r.ExpiresAt.Local().Format(time.DateTime)))
+		why = append(why, errs.Messagef("it expires at %s", r.ExpiresAt.Local().Format(time.DateTime)))
 	default:
-		why = append(why, "its time is over: it goes when nothing above holds it")
+		why = append(why, "it has expired, and is destroyed as soon as nothing above prevents it")
 	}
 
 	return why
@@ -426,12 +427,12 @@ func whyGeneration(u *uses, r catalog.Row) []errs.Message {
 	case g.Current == r.Generation:
 		return []errs.Message{"the current generation"}
 	case n > 0:
-		return []errs.Message{errs.Messagef("%d volumes or snapshots were made from it: rebase and diff need it, they "+
-			"themselves do not", n)}
+		return []errs.Message{errs.Messagef("%s made from it; only their rebase and diff need it",
+			countOf(int64(n), "volume or snapshot was", "volumes or snapshots were"))}
 	case g.Keep > 0:
-		return []errs.Message{errs.Messagef("the golden keeps %d generations", g.Keep)}
+		return []errs.Message{errs.Messagef("the golden keeps %s", countOf(int64(g.Keep), "generation", "generations"))}
 	}
-	return []errs.Message{"the golden keeps all generations; prune would take it"}
+	return []errs.Message{"the golden keeps all generations; prune can remove it"}
 }
 
 // returnToHost gives the free space of a loop-backed pool back to the filesystem
@@ -461,7 +462,7 @@ func (e *Engine) trimBacking(r *GCReport) error {
 	before := blocks()
 	r.TrimmedBytes, err = kernel.Trim(dir, 64<<10)
 	if err != nil {
-		r.Warnings = append(r.Warnings, errs.Messagef("free space could not be returned to the host: %v", err))
+		r.Warnings = append(r.Warnings, errs.Messagef("could not return free space to the host: %v", err))
 		return nil
 	}
 

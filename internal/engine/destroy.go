@@ -168,7 +168,7 @@ func (e *Engine) toDestroy(ctx context.Context, what []ref.Pattern) ([]doomed, e
 
 func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row) error) error {
 	if _, err := path.Match(pattern, ""); err != nil {
-		return errs.New(errs.Invalid, "destroy", pattern, "the pattern is malformed").WithHint("use * ? and [a-z]")
+		return errs.New(errs.Invalid, "destroy", pattern, "the pattern is malformed").WithHint("use *, ? and [a-z]")
 	}
 
 	var matched []catalog.Row
@@ -182,7 +182,8 @@ func (e *Engine) addMatches(tx *catalog.Tx, pattern string, add func(catalog.Row
 	}
 
 	if len(matched) == 0 {
-		return errs.New(errs.NotFound, "destroy", pattern, "no volume matches").WithHint("see %s", errs.Run("ls"))
+		return errs.New(errs.NotFound, "destroy", pattern, "no volume matches").WithHint("list volumes with %s",
+			errs.Run("ls"))
 	}
 
 	for _, r := range matched {
@@ -453,7 +454,7 @@ func checkPin(r catalog.Row, ref string) error {
 		return nil
 	}
 	return errs.New(errs.InUse, "destroy", ref, "it is pinned%s", until(r.Pinned)).
-		WithHint("%s first", errs.Run("unpin", ref))
+		WithHint("unpin it first with %s", errs.Run("unpin", ref))
 }
 
 // until says when a pin ends, for people.

@@ -131,8 +131,8 @@ func (e *Engine) Diff(ctx context.Context, q DiffRequest) (Difference, error) {
 
 	a, b := v.sides[0], v.sides[1]
 	if (a.row().FS == driver.None) != (b.row().FS == driver.None) {
-		return out, errs.New(errs.Invalid, opDiff, out.B, "one of the two is a raw volume, the other holds files").
-			WithHint("compare two of a kind; see %s", errs.Run("show"))
+		return out, errs.New(errs.Invalid, opDiff, out.B, "a raw volume cannot be compared with a volume that holds files").
+			WithHint("compare two volumes of the same kind; check the fs of each with %s", errs.Run("show"))
 	}
 
 	q.Tracker.Start("comparing", 0, 0)
@@ -172,8 +172,10 @@ func (s *DiffStat) count(c treediff.Change) {
 
 func diffChange(c treediff.Change) DiffChange {
 	return DiffChange{
-		Op: string(c.Op), Path: Path(c.Path), From: Path(c.From), Type: string(c.Type), TypeBefore: string(c.TypeBefore), Link: Path(c.Link),
-		SizeBefore: c.SizeBefore, SizeAfter: c.SizeAfter, ChangedBytes: c.ChangedBytes, Content: c.Content, Metadata: c.Metadata,
+		Op: string(c.Op), Path: Path(c.Path), From: Path(c.From), Link: Path(c.Link),
+		Type: string(c.Type), TypeBefore: string(c.TypeBefore),
+		SizeBefore: c.SizeBefore, SizeAfter: c.SizeAfter, ChangedBytes: c.ChangedBytes,
+		Content: c.Content, Metadata: c.Metadata,
 	}
 }
 

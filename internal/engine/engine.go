@@ -122,7 +122,8 @@ func openPool(ctx context.Context, p *pool.Pool, drivers Drivers, options ...Opt
 func openDriver(ctx context.Context, p *pool.Pool, drivers Drivers) (driver.Driver, error) {
 	opener, ok := drivers[p.Config.Driver]
 	if !ok {
-		return nil, errs.New(errs.Unsupported, "open pool", p.Dir, "this pando has no driver %q (it has %s)", p.Config.Driver,
+		return nil, errs.New(errs.Unsupported, "open pool", p.Dir, "this build of pando has no driver %q (it has %s)",
+			p.Config.Driver,
 			drivers.names()).
 			WithHint("upgrade pando")
 	}

@@ -57,7 +57,7 @@ func (e *Engine) Flatten(ctx context.Context, q FlattenRequest) (Flatten, error)
 		l, err := e.content.FindLive(tx, row, FreezeIfNeeded)
 		if err == nil && l.InUse() && tied && !q.DryRun {
 			err = errs.New(errs.InUse, opFlatten, name, "the volume is mounted at %s", l.Record.Mountpoint).
-				WithHint("%s first", errs.Run("umount", name))
+				WithHint("unmount it first with %s", errs.Run("umount", name))
 		}
 		vol = row
 		return row, row, err

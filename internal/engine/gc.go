@@ -111,7 +111,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 				ledger.NoteCommitted(e.drv, o.ID) // the note went with the power
 			}
 			if known && o.Err != nil {
-				s.Kept = append(s.Kept, errs.Messagef("the identity of %s cannot be read: %v", e.cat.RefOf(ctx, o.ID), o.Err))
+				s.Kept = append(s.Kept, errs.Messagef("cannot read the identity of %s: %v", e.cat.RefOf(ctx, o.ID), o.Err))
 			}
 			continue
 		}
@@ -123,7 +123,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 
 		garbage := e.ledger.IsGarbage(o, tombstones[o.ID])
 		if garbage && !tombstones[o.ID] && e.objectInUse(ctx, o) {
-			s.Kept = append(s.Kept, errs.Messagef("%s %s is not in the catalogue, and in use", string(o.Identity.Kind),
+			s.Kept = append(s.Kept, errs.Messagef("%s %s is in use but not in the catalogue", string(o.Identity.Kind),
 				ledger.Describe(o.Identity)))
 			continue
 		}
@@ -138,7 +138,7 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 
 		if err := e.remove(ctx, o.ID, cmp.Or(ledger.Describe(o.Identity), string(o.ID)),
 			"left by an interrupted operation or an earlier boot"); err != nil {
-			s.Kept = append(s.Kept, errs.Messagef("garbage %s: %v", string(o.ID), err))
+			s.Kept = append(s.Kept, errs.Messagef("cannot remove garbage %s: %v", string(o.ID), err))
 			continue
 		}
 
@@ -170,7 +170,8 @@ func (e *Engine) sweep(ctx context.Context) (*Sweep, error) {
 // sweepEphemeral destroys the ephemeral objects of earlier boots, but those that somebody uses,
 // and takes them out of rows and attached.
 func (e *Engine) sweepEphemeral(
-	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, mounts map[driver.ObjectID]catalog.MountRecord,
+	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
+	mounts map[driver.ObjectID]catalog.MountRecord,
 ) {
 	var going []content.Volume
 	for id, r := range rows {
@@ -210,7 +211,8 @@ func (e *Engine) objectInUse(ctx context.Context, o driver.Object) bool {
 // sweepMountRecords forgets attachments that are gone, and detaches block
 // devices that no attachment and no working process accounts for.
 func (e *Engine) sweepMountRecords(
-	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool, mounts map[driver.ObjectID]catalog.MountRecord,
+	ctx context.Context, s *Sweep, rows map[driver.ObjectID]catalog.Row, marked map[driver.ObjectID]bool,
+	mounts map[driver.ObjectID]catalog.MountRecord,
 ) error {
 	used := map[string]bool{}
 	for id, a := range mounts {

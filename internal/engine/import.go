@@ -106,7 +106,7 @@ func (e *Engine) Import(ctx context.Context, q ImportRequest) (Imported, error) 
 	}
 
 	if q.SizeBytes < 0 {
-		return Imported{}, errs.New(errs.Invalid, opImport, name, "a negative size")
+		return Imported{}, errs.New(errs.Invalid, opImport, name, "the size must not be negative (got %d)", q.SizeBytes)
 	}
 
 	src, err := e.openSource(q)
@@ -183,8 +183,8 @@ func (e *Engine) checkNew(ctx context.Context, q ImportRequest) error {
 		}
 
 		if !q.Update {
-			return errs.New(errs.Exists, opImport, q.Name.String(), "there is a golden of this name").
-				WithHint("make its next generation with %s",
+			return errs.New(errs.Exists, opImport, q.Name.String(), "golden %q already exists", q.Name).
+				WithHint("add a generation with %s",
 					errs.Run("golden import", errs.Param("update"), q.Name.String(), "..."))
 		}
 
@@ -214,7 +214,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 	nothing := func() {}
 	if q.Source == "-" {
 		if q.Stdin == nil {
-			return nil, errs.New(errs.Invalid, opImport, "-", "there is no standard input")
+			return nil, errs.New(errs.Invalid, opImport, "-", "standard input is not available")
 		}
 		head := &headReader{r: q.Stdin}
 		return &source{kind: "tar", r: bufio.NewReaderSize(head, 1<<20), head: head, close: nothing}, nil
@@ -226,8 +226,8 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 	}
 
 	if strings.Contains(q.Source, "://") || strings.HasPrefix(q.Source, "git@") {
-		return nil, errs.New(errs.Unsupported, opImport, q.Source, "importing from a URL is not there yet").
-			WithHint("fetch it into a directory, and import that")
+		return nil, errs.New(errs.Unsupported, opImport, q.Source, "importing from a URL is not supported").
+			WithHint("download it, then import the file or directory")
 	}
 
 	abs, err := filepath.Abs(q.Source)
@@ -250,7 +250,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 
 	if real == dir || strings.HasPrefix(real, dir+"/") {
 		return nil, errs.New(errs.Invalid, opImport, q.Source, "it is inside the pool").
-			WithHint("to make a golden of a volume use %s", errs.Run("golden publish"))
+			WithHint("publish a volume as a golden with %s", errs.Run("golden publish"))
 	}
 
 	st, err := os.Stat(real)
@@ -270,7 +270,7 @@ func (e *Engine) openSource(q ImportRequest) (*source, error) {
 		return e.openFile(real, st, q)
 	}
 
-	return nil, errs.New(errs.Invalid, opImport, q.Source, "it is neither a directory nor a file nor a block device")
+	return nil, errs.New(errs.Invalid, opImport, q.Source, "not a directory, a regular file or a block device")
 }
 
 // planImport decides kind and size of the volume, and whether there is room.
@@ -297,9 +297,9 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 		}
 
 		if q.SizeBytes > 0 && roundUp(q.SizeBytes) < id.SizeBytes {
-			return id, errs.New(errs.Invalid, opImport, q.Source, "a size of %s is smaller than the image's %s",
-				errs.FormatBytes(q.SizeBytes), errs.FormatBytes(id.SizeBytes)).
-				WithHint("use a larger %s, or leave it out", errs.Param("size"))
+			return id, errs.New(errs.Invalid, opImport, q.Source, "the size must be at least that of the image, %s (got %s)",
+				errs.FormatBytes(id.SizeBytes), errs.FormatBytes(q.SizeBytes)).
+				WithHint("use a larger %s, or remove it", errs.Param("size"))
 		}
 
 		id.SizeBytes = max(id.SizeBytes, roundUp(q.SizeBytes))
@@ -317,7 +317,7 @@ func (e *Engine) planImport(ctx context.Context, q ImportRequest, src *source) (
 
 	if src.kind != "image" {
 		if id.FS == driver.None {
-			return id, errs.New(errs.Invalid, opImport, q.Name.String(), "a raw volume cannot hold a tree").
+			return id, errs.New(errs.Invalid, opImport, q.Name.String(), "a raw volume cannot hold files").
 				WithHint("use %s or xfs", errs.Param("fs", "ext4"))
 		}
 
@@ -342,17 +342,17 @@ func (e *Engine) treeSize(ctx context.Context, id *driver.Identity, q ImportRequ
 	if !id.FS.IsImage() {
 		if q.SizeBytes > 0 {
 			return errs.New(errs.Unsupported, opImport, q.Name.String(),
-				"%s volumes of the %s driver have no size: they share the room of the pool", id.FS, e.caps.Name).
-				WithHint("leave %s out", errs.Param("size"))
+				"%s volumes of the %s driver have no size of their own: they share the space of the pool", id.FS, e.caps.Name).
+				WithHint("remove %s", errs.Param("size"))
 		}
 		return nil
 	}
 
 	if id.SizeBytes = roundUp(q.SizeBytes); id.SizeBytes > 0 {
 		if src.alloc > id.SizeBytes {
-			return errs.New(errs.Invalid, opImport, q.Name.String(), "the tree takes at least %s, more than the size of %s",
+			return errs.New(errs.Invalid, opImport, q.Name.String(), "the files need at least %s, more than the size of %s",
 				errs.FormatBytes(src.alloc), errs.FormatBytes(id.SizeBytes)).
-				WithHint("use a larger %s, or leave it out", errs.Param("size"))
+				WithHint("use a larger %s, or remove it", errs.Param("size"))
 		}
 		return nil
 	}
@@ -517,15 +517,19 @@ func (e *Engine) settle(ctx context.Context, scratch driver.ObjectID) error {
 // leftOut puts into words what a copy could not keep.
 func leftOut(s treecopy.Skipped) []errs.Message {
 	var out []errs.Message
-	add := func(n int64, what string) {
+	add := func(n int64, one, many string) {
 		if n > 0 {
-			out = append(out, errs.Messagef("%d %s", n, what))
+			out = append(out, errs.Messagef("%s", countOf(n, one, many)))
 		}
 	}
-	add(s.Owners, "files now belong to you instead of their owner: keeping owners needs root")
-	add(s.Devices, "device nodes were left out: making them needs root")
-	add(s.Xattrs, "extended attributes were left out: they need root, or mean nothing here")
-	add(s.KernelDirs, "mounts of kernel filesystems (proc, sysfs, ...) became empty directories")
+	add(s.Owners, "file now belongs to you instead of its owner: keeping owners needs root",
+		"files now belong to you instead of their owner: keeping owners needs root")
+	add(s.Devices, "device node was skipped: creating it needs root",
+		"device nodes were skipped: creating them needs root")
+	add(s.Xattrs, "extended attribute was skipped: it needs root, or does not apply here",
+		"extended attributes were skipped: they need root, or do not apply here")
+	add(s.KernelDirs, "mount of a kernel filesystem (proc, sysfs, ...) became an empty directory",
+		"mounts of kernel filesystems (proc, sysfs, ...) became empty directories")
 	return out
 }
 

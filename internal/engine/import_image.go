@@ -34,7 +34,7 @@ func (e *Engine) openFile(path string, st fs.FileInfo, q ImportRequest) (_ *sour
 	if device && errors.Is(err, unix.EBUSY) {
 		return nil, errs.New(errs.InUse, opImport, q.Source,
 			"the block device is mounted or part of another device, so its content may change").
-			WithHint("unmount it, or import the directory that it is mounted on with %s; %s copies it as it is",
+			WithHint("unmount it, or import the directory it is mounted on with %s; to copy the device as is, add %s",
 				errs.Param("adopt"), errs.Param("force"))
 	}
 
@@ -92,7 +92,8 @@ func refuseCompressed(f *os.File, name string) error {
 		return err
 	}
 	kind := treecopy.Compression(head[:n])
-	return errs.New(errs.Invalid, opImport, name, "it is compressed with %s, and not a tar archive in gzip or zstd", kind).
+	return errs.New(errs.Invalid, opImport, name, "it is compressed with %s but is not a tar archive in gzip or zstd",
+		kind).
 		WithHint("decompress a copy with `%s -k %s`, and import the result", decompressors[kind], errs.ShellWord(name))
 }
 
@@ -118,7 +119,7 @@ func (e *Engine) checkImage(s *source, q ImportRequest) (err error) {
 
 	// Raw volumes hold any bytes: nothing is made up, so a warning is enough.
 	if wrong != nil && (q.Force || q.FS == driver.None && s.probed.Type != "") {
-		s.warnings = append(s.warnings, errs.Messagef("imported as it is: %s", errs.Reason(wrong)))
+		s.warnings = append(s.warnings, errs.Messagef("imported as is: %s", errs.Reason(wrong)))
 		return nil
 	}
 
@@ -131,7 +132,7 @@ func checkSuperblock(s *source, q ImportRequest) error {
 	p := s.probed
 	switch {
 	case p.Backup > 0:
-		return errs.New(errs.Damaged, opImport, q.Source, "the %s superblock is gone, but a backup of it is at byte %d",
+		return errs.New(errs.Damaged, opImport, q.Source, "the %s superblock is missing, but there is a backup at byte %d",
 			p.Type, p.Backup).
 			WithHint("%s", hintRepair(p.Type))
 	case p.Damage != "":
@@ -140,10 +141,11 @@ func checkSuperblock(s *source, q ImportRequest) error {
 	case p.Bytes > s.bytes:
 		return errs.New(errs.Damaged, opImport, q.Source, "the image ends after %d bytes, but its %s has %d: %s",
 			s.bytes, p.Type, p.Bytes, missing(p.Bytes-s.bytes)).
-			WithHint("copy or download it again; %s imports it with zeros for the missing part", errs.Param("force"))
+			WithHint("copy or download it again, or import it with %s, which fills the missing part with zeros",
+				errs.Param("force"))
 	case p.Elsewhere != "":
 		return errs.New(errs.Unsupported, opImport, q.Source, "the %s of its %s is on another device", p.Elsewhere, p.Type).
-			WithHint("mount it together with that device, and import the directory; %s imports the image alone",
+			WithHint("mount it together with that device and import the directory, or import the image alone with %s",
 				errs.Param("force"))
 	}
 
@@ -162,7 +164,7 @@ func missing(n int64) string {
 
 func hintRepair(fs string) errs.Message {
 	command := map[string]string{"ext4": "e2fsck -f -y COPY", "xfs": "xfs_repair COPY"}[fs]
-	return errs.Messagef("repair a copy with `%s` and import that, or import it as it is with %s", command,
+	return errs.Messagef("repair a copy with `%s` and import that, or import it as is with %s", command,
 		errs.Param("force"))
 }
 
@@ -170,13 +172,13 @@ func hintRepair(fs string) errs.Message {
 func checkRaw(s *source, q ImportRequest) (wrong, err error) {
 	if s.bytes%512 != 0 {
 		return errs.New(errs.Invalid, opImport, q.Source,
-			"its size of %d bytes is not a multiple of 512: it is not a whole disk image", s.bytes).
-			WithHint("copy or download it again, or import it with %s, with zeros up to the next 4 KiB",
+			"its size of %d bytes is not a multiple of 512: the disk image is incomplete", s.bytes).
+			WithHint("copy or download it again, or import it with %s, which pads it with zeros to a multiple of 4 KiB",
 				errs.Param("force")), nil
 	}
 	c, err := fsprobe.Identify(s.f, s.bytes)
 	if err == nil && (c.Class == fsprobe.VirtualDisk || c.Class == fsprobe.SparseImage) {
-		s.warnings = append(s.warnings, errs.Messagef("it is %s, and volumes hold this file, not the disk in it", c.Phrase))
+		s.warnings = append(s.warnings, errs.Messagef("it is %s: the volume holds this file, not the disk in it", c.Phrase))
 	}
 	return nil, err
 }
@@ -189,7 +191,7 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 		return err
 	}
 
-	what, hint := "it holds no archive and no filesystem that Pando knows", accepted
+	what, hint := "it contains no archive or filesystem that Pando recognizes", accepted
 	if c.Phrase != "" {
 		what = "it is " + c.Phrase
 	}
@@ -222,7 +224,7 @@ func (e *Engine) refuseUnknown(s *source, q ImportRequest) error {
 
 	refused := errs.New(errs.Invalid, opImport, q.Source, "%s", what)
 	if raw {
-		return refused.WithHint("%s; %s makes raw block volumes of any content", hint, errs.Param("fs", "none"))
+		return refused.WithHint("%s; to import any content as a raw block volume, use %s", hint, errs.Param("fs", "none"))
 	}
 
 	return refused.WithHint("%s", hint)
@@ -366,7 +368,7 @@ func copyImage(ctx context.Context, src *os.File, path string, size int64, t *pr
 	if err == nil && before.Mode().IsRegular() &&
 		(!after.ModTime().Equal(before.ModTime()) || after.Size() != before.Size()) {
 		return copied, errs.New(errs.Conflict, opImport, src.Name(), "it changed while it was read").
-			WithHint("stop what writes to it")
+			WithHint("stop the programs that write to it, then retry")
 	}
 
 	return copied, errs.Wrap(opImport, src.Name(), err)

@@ -52,6 +52,6 @@ func (h *headReader) refuse() error {
 	}
 
 	return errs.New(errs.Invalid, opImport, "-",
-		"standard input must be a tar archive (plain, gzip or zstd), and this is %s", what).
-		WithHint("write it to a file, and import that")
+		"standard input must be a tar archive (plain, gzip or zstd), but this is %s", what).
+		WithHint("save it to a file, and import the file")
 }

@@ -56,7 +56,8 @@ const (
 func rowInfo(r catalog.Row, driverName string) Info {
 	i := Info{
 		Name: r.Name, ID: string(r.ID), Kind: string(r.Kind), FS: string(r.FS), Driver: driverName, State: stateIdle,
-		Origin: r.Origin, Golden: r.Golden, Generation: r.Generation, CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral,
+		Origin: r.Origin, Golden: r.Golden, Generation: r.Generation,
+		CreatedAt: r.CreatedAt, LastUsedAt: r.UsedAt, Ephemeral: r.Ephemeral,
 		SizeBytes: r.SizeBytes, LogicalBytes: r.Usage.LogicalBytes, ExclusiveBytes: r.Usage.ExclusiveBytes,
 		SharedBytes: r.Usage.SharedBytes, Extents: r.Usage.Extents, Consistency: string(r.Consistency),
 	}
@@ -488,7 +489,7 @@ func (e *Engine) RemoveGolden(ctx context.Context, r ref.Ref) (*DestroyReport, e
 
 		if r.At != "" && row.Generation == g.Current && len(gens) > 1 {
 			return errs.New(errs.Invalid, "golden rm", r.String(), "it is the current generation").
-				WithHint("publish another first, or remove the whole golden: %s", errs.Run("golden rm", r.Name))
+				WithHint("publish another generation first, or remove the whole golden with %s", errs.Run("golden rm", r.Name))
 		}
 
 		// A golden goes as a whole or not at all, in one commit.
@@ -554,7 +555,8 @@ func (e *Engine) Pool(ctx context.Context, exact bool) (PoolInfo, error) {
 	c := e.pool.Config
 	p := PoolInfo{
 		Dir: e.pool.Dir, ID: c.ID, Driver: c.Driver, Why: c.Why, CloneCost: string(e.caps.CloneCost),
-		TotalBytes: s.TotalBytes, UsedBytes: s.UsedBytes, FreeBytes: s.FreeBytes, MinFreePercent: c.MinFreePercent, MeasuredExact: exact,
+		TotalBytes: s.TotalBytes, UsedBytes: s.UsedBytes, FreeBytes: s.FreeBytes,
+		MinFreePercent: c.MinFreePercent, MeasuredExact: exact,
 	}
 	if c.Backing != nil {
 		p.Backing, p.BackingBytes = e.pool.BackingFile(), c.Backing.SizeBytes

@@ -47,7 +47,7 @@ type InitRequest struct {
 func (d Drivers) unmake(ctx context.Context, data, poolID string) error {
 	open, ok := d[driverZFS]
 	if !ok {
-		return errs.New(errs.Unsupported, "deinit", data, "this pando has no driver %q", driverZFS)
+		return errs.New(errs.Unsupported, "deinit", data, "this build of pando has no driver %q", driverZFS)
 	}
 
 	drv, err := open(ctx, data, poolID, false)
@@ -90,22 +90,25 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 
 	switch {
 	case q.Driver != Auto && drivers[q.Driver] == nil:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "there is no driver %q", q.Driver).
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "unknown driver %q", q.Driver).
 			WithHint("choose one of: auto, %s", drivers.names())
 	case q.Driver == driverZFS && q.Dataset == "":
 		return nil, errs.New(errs.Invalid, "init", q.Dir, "the zfs driver needs a dataset of its own").
-			WithHint("name one that does not exist yet: %s (`zpool list` shows the pools)",
+			WithHint("name a new dataset with %s (`zpool list` lists the ZFS pools)",
 				errs.Param("zfs-dataset", "POOL/pando"))
 	case q.Driver != driverZFS && q.Dataset != "":
-		return nil, errs.New(errs.Invalid, "init", q.Dataset, "a dataset is for the zfs driver").
+		return nil, errs.New(errs.Invalid, "init", q.Dataset, "only the zfs driver uses a dataset").
 			WithHint("add %s", errs.Param("driver", "zfs"))
 	case q.Driver == driverZFS && q.Loop:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "only the reflink driver makes pools in a file of their own")
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "only the reflink driver supports a pool in a file of its own")
 	case q.MinFreePercent < 0 || q.MinFreePercent >= 100:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "%g %% to keep free is not between 0 and 100", q.MinFreePercent)
+		return nil, errs.New(errs.Invalid, "init", q.Dir,
+			"the percentage to keep free must be at least 0 and less than 100 (got %g)",
+			q.MinFreePercent)
 	case q.SizeBytes != 0 && q.SizeBytes < pool.MinBackingBytes:
-		return nil, errs.New(errs.Invalid, "init", q.Dir, "a pool of %s is too small", errs.FormatBytes(q.SizeBytes)).
-			WithHint("%s must be at least %d MiB", errs.Param("size"), pool.MinBackingBytes>>20)
+		return nil, errs.New(errs.Invalid, "init", q.Dir, "the pool size must be at least %s (got %s)",
+			errs.FormatBytes(pool.MinBackingBytes), errs.FormatBytes(q.SizeBytes)).
+			WithHint("use at least %s", errs.Param("size", fmt.Sprintf("%dM", pool.MinBackingBytes>>20)))
 	}
 
 	dir, madeDir, unlock, abort, err := pool.Prepare(ctx, q.Dir, drivers.unmake)
@@ -137,7 +140,7 @@ func Init(ctx context.Context, q InitRequest, drivers Drivers) (*InitReport, err
 	report.PoolInfo = info
 	if at := pool.Renamable(dir); at != "" {
 		report.Notes = append(report.Notes,
-			errs.Messagef("others can write to %s, and so put another directory in the place of the pool", at))
+			errs.Messagef("other users can write to %s, and so could replace the pool with another directory", at))
 	}
 
 	return report, err
@@ -192,8 +195,8 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 				errs.Param("size"), q.SizeBytes, q.Dataset))
 		} else if q.SizeBytes > 0 {
 			r.Notes = append(r.Notes,
-				errs.Messagef("%s does not apply: the pool shares the room of the filesystem it is on (%s makes a pool of its "+
-					"own size)",
+				errs.Messagef("%s does not apply: the pool shares the space of its filesystem (to get a pool of a fixed size, "+
+					"use %s)",
 					errs.Param("size"), errs.Param("loop")))
 		}
 		return pool.Plan{Driver: name, Outside: q.Dataset, Unmake: drivers.unmake, Open: drivers[name], Why: why}, r, nil
@@ -213,27 +216,28 @@ func choose(ctx context.Context, q InitRequest, dir string, drivers Drivers) (po
 	case q.Driver == driverPlain:
 		if q.Loop {
 			return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir,
-				"only the reflink driver makes pools in a file of their own")
+				"only the reflink driver supports a pool in a file of its own")
 		}
-		r.Faster = errs.Messagef("clones are full copies here: a pool on XFS, btrfs or ZFS, or %s as root, makes them instant", errs.Run("init"))
-		return own(driverPlain, "asked for")
+		r.Faster = errs.Messagef("clones are full copies here; for instant clones put the pool on XFS, btrfs or ZFS, or "+
+			"run %s as root", errs.Run("init"))
+		return own(driverPlain, "as requested")
 	case !root:
 		return pool.Plan{}, nil, errs.New(errs.Permission, "init", dir, "instant clones need root, to mount volumes").
 			WithHint("run it as root, or choose %s, whose clones are full copies", errs.Param("driver", "plain"))
 	case q.Driver == driverBtrfs && q.Loop:
 		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir,
-			"only the reflink driver makes pools in a file of their own")
+			"only the reflink driver supports a pool in a file of its own")
 	case q.Driver == driverBtrfs:
-		return own(driverBtrfs, "asked for") // its opener checks
+		return own(driverBtrfs, "as requested") // its opener checks
 	case q.Driver == Auto && onBtrfs && !q.Loop && drivers[driverBtrfs] != nil:
 		return own(driverBtrfs, "the directory is on btrfs: volumes are subvolumes, clones are snapshots")
 	case q.Driver == Auto && onZFS && !q.Loop && drivers[driverZFS] != nil:
 		return pool.Plan{}, nil, errs.New(errs.Invalid, "init", dir,
-			"the directory is on ZFS, where volumes want a dataset of their own").
-			WithHint("name one that does not exist yet: %s %s; or choose %s, which is slower", errs.Param("driver", "zfs"),
+			"the directory is on ZFS, where volumes need a dataset of their own").
+			WithHint("name a new dataset with %s %s, or choose %s, which is slower", errs.Param("driver", "zfs"),
 				errs.Param("zfs-dataset", "POOL/pando"), errs.Param("loop"))
 	case q.Driver != Auto && q.Driver != driverReflink:
-		return own(q.Driver, "asked for")
+		return own(q.Driver, "as requested")
 	case reflinkErr == nil:
 		return own(driverReflink,
 			"files on this "+fsName(int64(st.Type))+" can share blocks: volumes are images, clones are reflinks")
@@ -252,17 +256,17 @@ func chooseLoop(
 		size = min(defaultBackingBytes, free/10*9>>20<<20)
 		if size < pool.MinBackingBytes {
 			return pool.Plan{}, nil, errs.New(errs.NoSpace, "init", dir,
-				"the filesystem has %d MiB free, a pool needs at least %d", free>>20, pool.MinBackingBytes>>20).
-				WithHint("free space, or name a directory on another filesystem")
+				"a pool needs at least %d MiB of free space, but only %d MiB is available", pool.MinBackingBytes>>20, free>>20).
+				WithHint("free space, or choose a directory on another filesystem")
 		}
 	} else if size > free {
 		r.Notes = append(r.Notes,
-			errs.Messagef("the pool of %s is larger than the %s that are free below it: new clones are refused when that "+
-				"runs low", errs.FormatBytes(size), errs.FormatBytes(free)))
+			errs.Messagef("the pool (%s) is larger than the free space of its filesystem (%s): new clones are refused when "+
+				"that runs low", errs.FormatBytes(size), errs.FormatBytes(free)))
 	}
 
 	if int64(st.Type) == magicTmpfs {
-		r.Notes = append(r.Notes, "the directory is on tmpfs: the pool is gone after a reboot")
+		r.Notes = append(r.Notes, "the directory is on tmpfs: a reboot destroys the pool")
 	}
 
 	why := fmt.Sprintf("files on this %s cannot share blocks, so the pool is an XFS in a sparse file",
@@ -271,15 +275,15 @@ func chooseLoop(
 		why = "as requested, the pool is an XFS in a sparse file"
 	}
 
-	r.Faster = "a pool directly on an XFS, btrfs or ZFS disk: writes that wait for the disk go through one filesystem " +
-		"and one loop device less"
+	r.Faster = "a pool directly on an XFS, btrfs or ZFS disk: synchronous writes pass through one filesystem and one " +
+		"loop device fewer"
 	return pool.Plan{Driver: driverReflink, Open: drivers[driverReflink], BackingBytes: size, Why: why}, r, nil
 }
 
 // tryDriver opens a driver in a directory inside dir and takes it away again.
 func tryDriver(ctx context.Context, open driver.Opener, dir string) error {
 	if open == nil {
-		return errs.New(errs.Unsupported, "init", dir, "not part of this pando")
+		return errs.New(errs.Unsupported, "init", dir, "the driver is not part of this build of pando")
 	}
 
 	tmp := filepath.Join(dir, "data")
@@ -385,7 +389,7 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	if remotes, err := e.pool.Remotes(); err != nil {
 		return err
 	} else if len(remotes) > 0 && !force {
-		return errs.New(errs.InUse, "deinit", dir, "the pool has keys to remotes, which may be the only ones: %s",
+		return errs.New(errs.InUse, "deinit", dir, "the pool holds the keys of remotes, and there may be no other copy: %s",
 			strings.Join(remotes, ", ")).
 			WithHint("remove them with %s, or remove everything with %s", errs.Run("remote rm", "NAME"),
 				errs.Run("deinit", errs.Param("force")))
@@ -417,7 +421,8 @@ func emptyPool(ctx context.Context, dir string, force bool, drivers Drivers, rep
 	}
 
 	if len(rows) > 0 && !force {
-		return errs.New(errs.InUse, "deinit", dir, "the pool holds %d volumes, snapshots and generations", len(rows)).
+		return errs.New(errs.InUse, "deinit", dir, "the pool still holds %s",
+			countOf(int64(len(rows)), "volume, snapshot or generation", "volumes, snapshots and generations")).
 			WithHint("destroy them first, or remove everything with %s", errs.Run("deinit", errs.Param("force")))
 	}
 
@@ -530,8 +535,8 @@ func onlyOurs(ctx context.Context, d driver.Driver, dir string) error {
 		return err
 	}
 	names := strings.Join(foreign[:min(len(foreign), tiesNamed)], ", ")
-	return errs.New(errs.InUse, "deinit", dir, "the driver's dataset holds what is not Pando's, and keeps it: %s", names).
-		WithHint("destroy or move that, then run %s again", errs.Run("deinit"))
+	return errs.New(errs.InUse, "deinit", dir, "the dataset contains objects that are not Pando's: %s", names).
+		WithHint("destroy or move them, then run %s again", errs.Run("deinit"))
 }
 
 // forceEmpty empties a pool whose catalogue cannot be read, or is not to be trusted.
@@ -566,8 +571,8 @@ func destroyAll(ctx context.Context, d driver.Driver, force bool) (int, error) {
 			return n, err
 		}
 		if !force {
-			return n, errs.New(errs.InUse, "deinit", string(o.ID), "the pool holds objects that the catalogue does not know").
-				WithHint("bring them back with %s, or remove everything with %s", errs.Run("init", errs.Param("rebuild")),
+			return n, errs.New(errs.InUse, "deinit", string(o.ID), "the pool holds objects that are missing from the catalogue").
+				WithHint("recover them with %s, or remove everything with %s", errs.Run("init", errs.Param("rebuild")),
 					errs.Run("deinit", errs.Param("force")))
 		}
 		if err := d.Destroy(ctx, o.ID); err != nil {

@@ -126,15 +126,15 @@ func (e *Engine) alreadyMounted(row catalog.Row, a catalog.MountRecord, dir stri
 	if dir == "" || samePath(dir, a.Mountpoint) {
 		has := content.RightsOf(a)
 		if may.Dev && !has.Dev || may.SUID && !has.SUID {
-			return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s already, without these rights",
+			return false, errs.New(errs.InUse, "mount", row.Name, "it is already mounted at %s, without the requested rights",
 				a.Mountpoint).
-				WithHint("%s first", errs.Run("umount", row.Name))
+				WithHint("unmount it first with %s", errs.Run("umount", row.Name))
 		}
 		return true, nil
 	}
 
-	return false, errs.New(errs.InUse, "mount", row.Name, "it is mounted at %s", a.Mountpoint).
-		WithHint("%s first", errs.Run("umount", row.Name))
+	return false, errs.New(errs.InUse, "mount", row.Name, "it is already mounted at %s", a.Mountpoint).
+		WithHint("unmount it first with %s", errs.Run("umount", row.Name))
 }
 
 // UmountRequest says what to unmount.

@@ -26,21 +26,21 @@ func lossWords(n treecopy.NotKept) string {
 	switch n.What {
 	case treecopy.LostSymlinks:
 		if n.Count == 1 {
-			return "1 symbolic link was left out, as its target is too long for the volume's filesystem"
+			return "1 symbolic link was skipped, as its target is too long for the volume's filesystem"
 		}
-		return fmt.Sprintf("%d symbolic links were left out, as their targets are too long for the volume's filesystem",
+		return fmt.Sprintf("%d symbolic links were skipped, as their targets are too long for the volume's filesystem",
 			n.Count)
 	case treecopy.LostDevices:
 		if n.Count == 1 {
-			return "1 device node was left out, as its number is too large for the volume's filesystem"
+			return "1 device node was skipped, as its number is too large for the volume's filesystem"
 		}
-		return fmt.Sprintf("%d device nodes were left out, as their numbers are too large for the volume's filesystem",
+		return fmt.Sprintf("%d device nodes were skipped, as their numbers are too large for the volume's filesystem",
 			n.Count)
 	case treecopy.LostDates:
-		return fmt.Sprintf("%s %s another date than in the source, as the volume's filesystem cannot hold %s",
+		return fmt.Sprintf("%s %s a different date than in the source, as the volume's filesystem cannot store %s",
 			files, have, their)
 	case treecopy.LostProject:
-		return fmt.Sprintf("%s lost the project ID, which the volume's filesystem cannot hold", files)
+		return fmt.Sprintf("%s lost the project ID, which the volume's filesystem cannot store", files)
 	case treecopy.LostEncrypted:
 		return fmt.Sprintf("%s %s encrypted in the source, but not in the volume", files, are)
 	case treecopy.LostVerity:
@@ -53,7 +53,7 @@ func lossWords(n treecopy.NotKept) string {
 		return fmt.Sprintf("%s %s flags in the archive that Linux does not have", files, have)
 	}
 
-	return fmt.Sprintf("%s lost the flag %s, which the volume's filesystem cannot hold or this process may not set",
+	return fmt.Sprintf("%s lost the flag %s, which the volume's filesystem cannot store or this process may not set",
 		files, n.What)
 }
 

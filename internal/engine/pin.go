@@ -20,7 +20,7 @@ func (e *Engine) Pin(ctx context.Context, r ref.Ref, d time.Duration) (Info, err
 	defer end()
 
 	if d < 0 {
-		return Info{}, errs.New(errs.Invalid, opPin, r.String(), "%s is in the past", d)
+		return Info{}, errs.New(errs.Invalid, opPin, r.String(), "the duration must not be negative (got %s)", d)
 	}
 	until := driver.Forever
 	if d > 0 {

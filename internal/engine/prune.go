@@ -62,12 +62,13 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 
 	switch {
 	case q.KeepFreePercent < 0 || q.KeepFreePercent >= 100 || q.KeepFreePercent != q.KeepFreePercent:
-		return nil, errs.New(errs.Invalid, opPrune, "", "%v is no percentage of the pool", q.KeepFreePercent).
-			WithHint("it is more than 0 and less than 100")
+		return nil, errs.New(errs.Invalid, opPrune, "",
+			"the percentage to keep free must be more than 0 and less than 100 (got %v)",
+			q.KeepFreePercent).WithHint("use for example %s", errs.Param("keep-free", "10%"))
 	case q.OlderThan < 0 || q.Idle < 0:
-		return nil, errs.New(errs.Invalid, opPrune, "", "an age cannot be negative")
+		return nil, errs.New(errs.Invalid, opPrune, "", "an age must not be negative")
 	case q.KeepFreePercent == 0 && q.OlderThan == 0 && q.Idle == 0:
-		return nil, errs.New(errs.Invalid, opPrune, "", "nothing says what may go").
+		return nil, errs.New(errs.Invalid, opPrune, "", "there is no limit that says what to remove").
 			WithHint("use %s, %s or %s", errs.Param("keep-free"), errs.Param("older-than"), errs.Param("idle"))
 	}
 
@@ -83,7 +84,8 @@ func (e *Engine) Prune(ctx context.Context, q PruneRequest) (*PruneReport, error
 	}
 
 	r := &PruneReport{
-		Candidates: []Candidate{}, TotalBytes: s.TotalBytes, FreeBefore: s.FreeBytes, FreeAfter: s.FreeBytes, DryRun: q.DryRun,
+		Candidates: []Candidate{}, DryRun: q.DryRun,
+		TotalBytes: s.TotalBytes, FreeBefore: s.FreeBytes, FreeAfter: s.FreeBytes,
 		TargetBytes: int64(float64(s.TotalBytes) * q.KeepFreePercent / 100),
 	}
 	if r.TargetBytes > 0 && s.FreeBytes >= r.TargetBytes {
@@ -172,7 +174,7 @@ func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
 	case r.Pinned.After(time.Now()):
 		return false, "pinned" + until(r.Pinned)
 	case u.marked[r.ID]:
-		return false, "another pando is at work on it"
+		return false, "another pando process is working on it"
 	}
 
 	switch r.Kind {
@@ -194,7 +196,7 @@ func (e *Engine) may(u *uses, r catalog.Row) (bool, string) {
 		return true, ""
 	}
 
-	return false, "it goes with its volume"
+	return false, "it is removed with its volume"
 }
 
 // prunable lists what may go, the least recently used first.
@@ -315,7 +317,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		if r.TargetBytes > 0 {
 			if n = nextBatch(from, free-r.FreeBefore, r.TargetBytes-free); n == 0 {
 				for i := from; i < len(rows); i++ {
-					r.Candidates[i].Kept = "enough is free"
+					r.Candidates[i].Kept = "enough space is free"
 				}
 				return failed
 			}
@@ -340,7 +342,7 @@ func (e *Engine) pruneList(ctx context.Context, q PruneRequest, rows []catalog.R
 		for i := from; i < from+n; i++ {
 			c := &r.Candidates[i]
 			if c.Destroyed = gone[c.Ref]; !c.Destroyed && c.Kept == "" {
-				c.Kept = "it is in use now, or gone"
+				c.Kept = "it is in use now, or no longer exists"
 			}
 		}
 

@@ -59,8 +59,8 @@ func (e *Engine) Rebase(ctx context.Context, q RebaseRequest) (Rebased, error) {
 
 	out, name := Rebased{Conflicts: []RebaseConflict{}}, q.Volume.String()
 	if q.Ours && q.Theirs {
-		return out, errs.New(errs.Invalid, opRebase, name, "both sides cannot win").
-			WithHint("use one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
+		return out, errs.New(errs.Invalid, opRebase, name, "the volume's and the golden's version cannot both be kept").
+			WithHint("use only one of %s and %s", errs.Param("ours"), errs.Param("theirs"))
 	}
 
 	if err := e.needRoot(opRebase, name); err != nil {
@@ -118,7 +118,7 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 
 	if l.InUse() {
 		return errs.New(errs.InUse, opRebase, r.q.Volume.String(), "the volume is mounted at %s", l.Record.Mountpoint).
-			WithHint("%s first", errs.Run("umount", r.q.Volume.String()))
+			WithHint("unmount it first with %s", errs.Run("umount", r.q.Volume.String()))
 	}
 
 	if r.target, err = tx.Resolve(opRebase, r.q.Onto); err != nil {
@@ -129,25 +129,25 @@ func (r *rebase) look(tx *catalog.Tx) (err error) {
 	switch {
 	case r.target.Kind != driver.Generation:
 		return errs.New(errs.Invalid, opRebase, name, "%s is not a golden", r.q.Onto).
-			WithHint("name a golden, or one of its generations: GOLDEN@N")
+			WithHint("name a golden, or one of its generations as GOLDEN@N")
 	case r.vol.Golden == "":
-		return errs.New(errs.Invalid, opRebase, name, "the volume does not come from a golden").
-			WithHint("see %s", errs.Run("show", name))
+		return errs.New(errs.Invalid, opRebase, name, "the volume was not cloned from a golden").
+			WithHint("check its origin with %s", errs.Run("show", name))
 	case r.vol.Golden != r.target.Golden:
-		return errs.New(errs.Invalid, opRebase, name, "the volume comes from %s, and %s is unrelated", r.vol.Golden,
+		return errs.New(errs.Invalid, opRebase, name, "the volume was cloned from %s, and %s is unrelated", r.vol.Golden,
 			r.q.Onto).
-			WithHint("rebase it onto a generation of %s: see %s", r.vol.Golden, errs.Run("golden show", r.vol.Golden))
+			WithHint("rebase it onto a generation of %s; list them with %s", r.vol.Golden, errs.Run("golden show", r.vol.Golden))
 	case r.vol.FS == driver.None || r.target.FS == driver.None:
-		return errs.New(errs.Unsupported, opRebase, name, "a raw volume has no files whose changes could be made again").
-			WithHint("see what is different with %s", errs.Run("diff", r.q.Onto, name))
+		return errs.New(errs.Unsupported, opRebase, name, "a raw volume has no files, so its changes cannot be reapplied").
+			WithHint("list the differences with %s", errs.Run("diff", r.q.Onto, name))
 	}
 
 	var ok bool
 	if r.base, ok, err = tx.Generation(r.vol.Golden, r.vol.Generation); err == nil && !ok {
 		gone := ref.Generation(r.vol.Golden, r.vol.Generation)
 		err = errs.New(errs.NotFound, opRebase, name,
-			"%s, which the volume was made from, has been removed: what the volume changed cannot be told any more", gone).
-			WithHint("make a new volume with %s, and see %s for what to carry over", errs.Run("clone", r.q.Onto, "NEW"),
+			"%s, the base of the volume, has been removed, so the volume's changes cannot be determined", gone).
+			WithHint("create a new volume with %s, and find what to carry over with %s", errs.Run("clone", r.q.Onto, "NEW"),
 				errs.Run("diff", r.q.Onto, name))
 	}
 
@@ -170,13 +170,13 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 	}
 
 	t := r.q.Tracker
-	t.Start("looking for the volume's changes", 0, 0)
+	t.Start("finding the volume's changes", 0, 0)
 	mine, err := v.compare(ctx, base, vol, true, t)
 	if err != nil {
 		return err
 	}
 
-	t.Start("looking for the golden's changes", 0, 0)
+	t.Start("finding the golden's changes", 0, 0)
 	theirs, err := v.compare(ctx, base, target, true, t)
 	if err != nil {
 		return err
@@ -211,7 +211,7 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 			return errs.New(errs.Conflict, opRebase, r.q.Volume.String(),
 				"%d %s been changed both in the volume and between %s and %s; nothing was changed",
 				n, paths, rowRef(r.base), rowRef(r.target)).
-				WithHint("keep the volume's version of them with %s, or the golden's with %s", errs.Param("ours"),
+				WithHint("keep the volume's version with %s, or the golden's with %s", errs.Param("ours"),
 					errs.Param("theirs"))
 		}
 	}
@@ -222,7 +222,7 @@ func (r *rebase) run(ctx context.Context, out *Rebased) error {
 		}
 	}
 
-	t.Start("making the volume's changes again", int64(len(changes)), 0)
+	t.Start("reapplying the volume's changes", int64(len(changes)), 0)
 	if err := e.drv.Clone(ctx, r.target.ID, r.s.draft()); err != nil {
 		return err
 	}
@@ -307,7 +307,7 @@ func (r *rebase) inSuccessor(ctx context.Context, fn func(root *os.File) error) 
 // explain says what a failure means for the volume.
 func (r *rebase) explain(err error) error {
 	if errs.Is(err, errs.NoSpace) {
-		return errs.New(errs.NoSpace, opRebase, r.q.Volume.String(), "no room for it; nothing was changed (%v)", err).
+		return errs.New(errs.NoSpace, opRebase, r.q.Volume.String(), "not enough free space; nothing was changed (%v)", err).
 			WithHint("free space with %s and %s, or make the volume's generation larger", errs.Run("destroy"), errs.Run("gc"))
 	}
 	return errs.Wrap(opRebase, r.q.Volume.String(), err)

@@ -43,7 +43,7 @@ func (e *Engine) Maintain(ctx context.Context) (r Recovery, err error) {
 	err = e.maintain(ctx, &r)
 	if errs.Is(err, errs.NoSpace) {
 		// Else no command could free any.
-		warnings.Add(ctx, "could not clean up what was interrupted: %v", err)
+		warnings.Add(ctx, "could not clean up after interrupted operations: %v", err)
 		err = nil
 	}
 
@@ -131,10 +131,10 @@ func (e *Engine) expire(ctx context.Context) int {
 		now := time.Now()
 		return !r.ExpiresAt.IsZero() && !r.ExpiresAt.After(now) && !r.Pinned.After(now), nil
 	}
-	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "its time to live was over", still: isDue})
+	report := e.destroyRows(ctx, due, destroyOptions{op: opExpire, why: "it had expired", still: isDue})
 	for _, err := range report.Failed {
 		if !errs.Is(err, errs.InUse) {
-			warnings.Add(ctx, "a volume whose time is over could not be destroyed: %v", err)
+			warnings.Add(ctx, "could not destroy an expired volume: %v", err)
 		}
 	}
 

@@ -26,8 +26,8 @@ func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 
 	golden, n := q.Golden.String(), q.Generations
 	if n < 0 {
-		return nil, errs.New(errs.Invalid, opKeep, golden, "it cannot keep %d generations", n).
-			WithHint("0 keeps all, 1 only the current one")
+		return nil, errs.New(errs.Invalid, opKeep, golden, "the number of generations must not be negative (got %d)", n).
+			WithHint("use 0 to keep all generations, 1 to keep only the current one")
 	}
 
 	if err := e.needRoot(opKeep, golden); err != nil {
@@ -49,13 +49,13 @@ func (e *Engine) Keep(ctx context.Context, q KeepRequest) ([]string, error) {
 
 		if !ok {
 			return "", errs.New(errs.NotFound, opKeep, golden, "there is no such golden").
-				WithHint("see %s", errs.Run("golden ls"))
+				WithHint("list goldens with %s", errs.Run("golden ls"))
 		}
 
 		row, ok, err := tx.Generation(golden, g.Current)
 		if err == nil && !ok {
-			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing in the catalogue", g.Current).
-				WithHint("see %s", errs.Run("fsck"))
+			err = errs.New(errs.Damaged, opKeep, golden, "generation %d is missing from the catalogue", g.Current).
+				WithHint("check the pool with %s", errs.Run("fsck"))
 		}
 
 		return row.ID, err
@@ -95,7 +95,7 @@ func (e *Engine) retain(ctx context.Context, golden string) ([]string, error) {
 		return nil, err
 	}
 
-	report := e.destroyRows(ctx, going, destroyOptions{why: "its golden does not keep it"})
+	report := e.destroyRows(ctx, going, destroyOptions{why: "not kept by the retention of its golden"})
 	var out []string
 	for _, d := range report.Destroyed {
 		out = append(out, d.Ref)
@@ -109,7 +109,7 @@ func (e *Engine) retain(ctx context.Context, golden string) ([]string, error) {
 func (e *Engine) retired(ctx context.Context, golden string) []string {
 	out, err := e.retain(ctx, golden)
 	if err != nil {
-		warnings.Add(ctx, "older generations of %s could not be removed yet: %v", golden, err)
+		warnings.Add(ctx, "could not yet remove older generations of %s: %v", golden, err)
 	}
 	return out
 }

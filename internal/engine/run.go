@@ -60,7 +60,7 @@ func (e *Engine) Run(ctx context.Context, q RunRequest) (RunResult, error) {
 
 	if len(q.Command) == 0 {
 		return RunResult{}, errs.New(errs.Invalid, opRun, q.From.String(), "no command to run").
-			WithHint("pando run %s -- COMMAND", q.From)
+			WithHint("add a command: %s", errs.Run("run", q.From, "--", "COMMAND"))
 	}
 
 	// A path is the program's inside the clone; a bare name is looked for as a

@@ -72,8 +72,8 @@ func (e *Engine) Snapshot(ctx context.Context, q SnapshotRequest) (Info, error) 
 		if _, taken, err := tx.Snapshot(vol.Lineage(), q.Name.String()); err != nil {
 			return nil, err
 		} else if taken {
-			return nil, errs.New(errs.Exists, opSnapshot, full, "the volume has a snapshot of this name").
-				WithHint("choose another, or leave it out to get the time")
+			return nil, errs.New(errs.Exists, opSnapshot, full, "volume %q already has a snapshot named %q", q.Volume, q.Name).
+				WithHint("choose another name, or omit it to use the current time")
 		}
 
 		if l, err = e.content.FindLive(tx, vol, q.Freeze); err != nil {
@@ -201,7 +201,7 @@ func (e *Engine) Rewind(ctx context.Context, q RewindRequest) (Rewound, error) {
 	if mounted {
 		if !q.Detach {
 			return Rewound{}, errs.New(errs.InUse, opRewind, name, "the volume is mounted at %s", att.Mountpoint).
-				WithHint("%s first, or use %s", errs.Run("umount", name), errs.Param("detach"))
+				WithHint("unmount it first with %s, or use %s", errs.Run("umount", name), errs.Param("detach"))
 		}
 		again, may = att.Mountpoint, content.RightsOf(att)
 		if att.Loop >= 0 && att.MountID == 0 || again == e.pool.DefaultMountpoint(name) {
@@ -237,7 +237,7 @@ func (e *Engine) rewindIdle(
 		err := look(tx)
 		if err == nil && *mounted {
 			err = errs.New(errs.InUse, opRewind, q.Volume.String(), "it has just been mounted").
-				WithHint("%s first", errs.Run("umount", q.Volume))
+				WithHint("unmount it first with %s", errs.Run("umount", q.Volume))
 		}
 		return *vol, *snap, err
 	})

@@ -97,7 +97,8 @@ func (s *succession) commit(ctx context.Context) error {
 	// that is written, its mark stays, and the next command writes it.
 	ctx = context.WithoutCancel(ctx)
 	if err := e.writeIdentity(ctx, old.Identity); err != nil {
-		warnings.Add(ctx, "%s has been replaced, but the identity of its old state could not be written yet: %v", s.vol.Name,
+		warnings.Add(ctx, "%s has been replaced, but the identity of its previous state could not be written yet: %v",
+			s.vol.Name,
 			err)
 		return nil
 	}
@@ -129,7 +130,8 @@ func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 		err = e.destroyRows(ctx, []doomed{{row: old, ref: before}}, destroyOptions{force: true}).failure()
 	}
 	if err != nil {
-		warnings.Add(ctx, "%s has been replaced, but what it was could not be destroyed yet, and is its snapshot %s: %v",
+		warnings.Add(ctx, "%s has been replaced, but its previous state could not be destroyed, and remains as snapshot "+
+			"%s: %v",
 			s.vol.Name, before, err)
 	}
 }
@@ -138,7 +140,7 @@ func (e *Engine) dropPredecessor(ctx context.Context, s *succession) {
 func (e *Engine) writeIdentity(ctx context.Context, id driver.Identity) error {
 	rw, ok := e.drv.(driver.Rewriter)
 	if !ok {
-		return errs.New(errs.Unsupported, "write identity", id.Ref(), "the %s driver cannot change what it has written",
+		return errs.New(errs.Unsupported, "write identity", id.Ref(), "the %s driver cannot change the identity of an object",
 			e.caps.Name)
 	}
 	return rw.SetIdentity(ctx, id)

@@ -41,7 +41,7 @@ func (e *Engine) sweepDevice(ctx context.Context, s *Sweep, d content.StrayDevic
 		return err
 	}
 
-	s.Kept = append(s.Kept, errs.Messagef("%s on %s is held by something that Pando did not make or lost track of",
+	s.Kept = append(s.Kept, errs.Messagef("%s of %s is held by something that Pando did not create or has lost track of",
 		d.Path(), e.cat.RefOf(ctx, d.ID)))
 	return nil
 }

@@ -52,7 +52,7 @@ func TestStrayLoopDevices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := held.Path + " on w is held by something that Pando did not make or lost track of"
+	want := held.Path + " of w is held by something that Pando did not create or has lost track of"
 	if r.Loops != 1 || len(r.Kept) != 1 || r.Kept[0].String() != want {
 		t.Errorf("%d taken away, kept: %v", r.Loops, r.Kept)
 	}

@@ -125,8 +125,8 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			return p, err
 		}
 		if !ok {
-			return p, errs.New(errs.Damaged, opPush, p.Ref, "its golden is missing in the catalogue").
-				WithHint("see %s", errs.Run("fsck"))
+			return p, errs.New(errs.Damaged, opPush, p.Ref, "its golden is missing from the catalogue").
+				WithHint("check the pool with %s", errs.Run("fsck"))
 		}
 		p.Volume, p.Name, p.Golden = row.Golden, itoa(row.Generation), true
 		p.Lineage = e.goldenLineage(g)
@@ -138,8 +138,8 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 		}
 
 		if !ok {
-			return p, errs.New(errs.Damaged, opPush, p.Ref, "its volume is missing in the catalogue").
-				WithHint("see %s", errs.Run("fsck"))
+			return p, errs.New(errs.Damaged, opPush, p.Ref, "its volume is missing from the catalogue").
+				WithHint("check the pool with %s", errs.Run("fsck"))
 		}
 
 		p.Volume, p.Lineage = vol.Name, row.Volume
@@ -157,8 +157,8 @@ func (e *Engine) point(tx *catalog.Tx, row catalog.Row) (Point, error) {
 			p.BaseID = base.ID
 		}
 	default:
-		return p, errs.New(errs.Invalid, opPush, p.Ref, "it is a volume, which changes").
-			WithHint("take a snapshot of it: %s", errs.Run("snapshot", p.Ref))
+		return p, errs.New(errs.Invalid, opPush, p.Ref, "it is a volume, not a snapshot or generation").
+			WithHint("take a snapshot of it with %s", errs.Run("snapshot", p.Ref))
 	}
 
 	return p, nil
@@ -384,7 +384,7 @@ func (e *Engine) SamePoint(ctx context.Context, q ReadRequest) (bool, error) {
 func (e *Engine) streamer(op, what string) (driver.Streamer, error) {
 	s, ok := e.drv.(driver.Streamer)
 	if !ok {
-		return nil, errs.New(errs.Unsupported, op, what, "the %s driver has no stream of its own for trees", e.caps.Name).
+		return nil, errs.New(errs.Unsupported, op, what, "the %s driver has no native stream format for trees", e.caps.Name).
 			WithHint("push the tree with %s, which every driver with trees can read", errs.Run("push", errs.Param("portable")))
 	}
 	return s, nil
@@ -421,7 +421,7 @@ func (e *Engine) PutLink(ctx context.Context, l Link) error {
 
 func putLink(tx *catalog.Tx, l Link) error {
 	if l.Repo == "" || l.Manifest == "" || l.Object == "" {
-		return errs.New(errs.Invalid, "link", l.Manifest, "a link without repository, manifest or object")
+		return errs.New(errs.Invalid, "link", l.Manifest, "a link needs a repository, a manifest and an object")
 	}
 	return tx.PutRemotePoint(catalog.RemotePoint{Repo: l.Repo, Manifest: l.Manifest, Object: l.Object, At: time.Now()})
 }
@@ -465,7 +465,7 @@ func (e *Engine) RemoteHeads(ctx context.Context, repo string) ([]RemoteHead, er
 // zero. The epoch and the next point never go back. Not durable by itself.
 func (e *Engine) PutRemoteHead(ctx context.Context, h RemoteHead) error {
 	if h.Repo == "" || h.Name == "" {
-		return errs.New(errs.Invalid, "link", h.Name, "a head without repository or name")
+		return errs.New(errs.Invalid, "link", h.Name, "a head needs a repository and a name")
 	}
 	if h.At.IsZero() {
 		h.At = time.Now()

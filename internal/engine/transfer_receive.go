@@ -154,19 +154,19 @@ func (r *receive) check() error {
 	bad := func(format string, args ...any) error { return errs.New(errs.Invalid, opPull, r.ref, format, args...) }
 	switch {
 	case q.Golden && q.Generation < 1:
-		return bad("%d is not the number of a generation", q.Generation)
+		return bad("the generation number must be at least 1 (got %d)", q.Generation)
 	case q.Golden && !q.Snapshot.IsZero():
-		return bad("a generation is no snapshot")
+		return bad("a generation cannot have a snapshot name")
 	case q.Golden && q.SnapshotOnly:
 		return bad("a golden has no snapshots")
 	case q.Update && q.SnapshotOnly:
-		return bad("the volume cannot both change and stay")
+		return bad("updating a volume and adding only a snapshot to it cannot be combined")
 	case (q.Image == nil) == (q.Stream == nil):
 		return bad("the content must come as an image or as a stream")
 	case q.FS.IsImage() != (q.Image != nil):
-		return bad("%s cannot be made of that", q.FS)
+		return bad("the content does not fit the filesystem %s", q.FS)
 	case q.FS.IsImage() && q.SizeBytes <= 0:
-		return bad("an image of %d bytes", q.SizeBytes)
+		return bad("the image size must be greater than 0 (got %d)", q.SizeBytes)
 	}
 
 	if !q.Golden {
@@ -188,7 +188,7 @@ func (r *receive) check() error {
 
 	for _, l := range q.Links {
 		if l.Repo == "" || l.Manifest == "" {
-			return bad("a link without repository or manifest")
+			return bad("a link needs a repository and a manifest")
 		}
 	}
 
@@ -270,7 +270,7 @@ func (r *receive) planBase(tx *catalog.Tx, room pool.Space) (err error) {
 	}
 
 	if r.base.FS.IsImage() != p.FS.IsImage() || r.base.FS == driver.None && r.inside || r.base.SizeBytes > p.SizeBytes {
-		return errs.New(errs.Invalid, opPull, r.ref, "%s is no image of at most %d bytes, so it cannot be made of that",
+		return errs.New(errs.Invalid, opPull, r.ref, "%s is not an image of at most %d bytes, so it cannot be the base",
 			tx.RefOf(r.base), p.SizeBytes)
 	}
 
@@ -294,14 +294,14 @@ func (r *receive) planGeneration(tx *catalog.Tx) ([]catalog.Mark, error) {
 		g = catalog.Golden{Name: q.Volume.String(), CreatedAt: q.CreatedAt}
 	} else {
 		if !q.Update {
-			return nil, errs.New(errs.Exists, opPull, q.Volume.String(), "there is a golden of this name").
+			return nil, errs.New(errs.Exists, opPull, q.Volume.String(), "golden %q already exists", q.Volume).
 				WithHint("choose another name, or update it")
 		}
 		if _, taken, err := tx.Generation(q.Volume.String(), q.Generation); err != nil {
 			return nil, err
 		} else if taken {
-			return nil, errs.New(errs.Exists, opPull, r.ref, "the golden has this generation").
-				WithHint("see %s", errs.Run("golden show", q.Volume.String()))
+			return nil, errs.New(errs.Exists, opPull, r.ref, "generation %d of golden %q already exists",
+				q.Generation, q.Volume).WithHint("list its generations with %s", errs.Run("golden show", q.Volume.String()))
 		}
 		if !g.CreatedAt.Equal(q.CreatedAt) {
 			p.Since = g.CreatedAt
@@ -350,7 +350,8 @@ func (r *receive) planVolume(tx *catalog.Tx) ([]catalog.Mark, error) {
 	if _, taken, err := tx.Snapshot(vol.Lineage(), q.Snapshot.String()); err != nil {
 		return nil, err
 	} else if taken {
-		return nil, errs.New(errs.Exists, opPull, r.ref, "the volume has a snapshot of this name").
+		return nil, errs.New(errs.Exists, opPull, r.ref, "volume %q already has a snapshot named %q",
+			q.Volume, q.Snapshot).
 			WithHint("destroy it first, or pull another")
 	}
 
@@ -393,7 +394,7 @@ func (e *Engine) notMounted(tx *catalog.Tx, vol catalog.Row) error {
 		return err
 	}
 	return errs.New(errs.InUse, opPull, vol.Name, "the volume is mounted at %s", l.Record.Mountpoint).
-		WithHint("%s first", errs.Run("umount", vol.Name))
+		WithHint("unmount it first with %s", errs.Run("umount", vol.Name))
 }
 
 // descends is the generation that the point descends from, as the request says, or

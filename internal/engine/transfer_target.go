@@ -138,7 +138,8 @@ func (t *imageTarget) SizeBytes() int64 { return t.size }
 
 func (t *imageTarget) check(off, length int64) error {
 	if off < 0 || length < 0 || off > t.size-length {
-		return errs.New(errs.Invalid, opPull, t.ref, "%d bytes at %d are outside of its %d", length, off, t.size)
+		return errs.New(errs.Invalid, opPull, t.ref, "%d bytes at offset %d are outside of its size of %d bytes", length, off,
+			t.size)
 	}
 	return nil
 }

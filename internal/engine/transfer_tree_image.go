@@ -78,7 +78,7 @@ func (r *receive) blameImage(err error) error {
 	if !errors.As(err, &known) || known.Kind != errs.NoSpace || known.Hint != "" {
 		return err
 	}
-	return errs.New(errs.NoSpace, opPull, r.ref, "the image of %s that this pool makes of the tree is too small: %w",
+	return errs.New(errs.NoSpace, opPull, r.ref, "the %s image that this pool creates for the tree is too small: %w",
 		errs.FormatBytes(r.point.SizeBytes), err).
 		WithHint("pull it into a pool of the plain, btrfs or zfs driver")
 }
@@ -107,7 +107,7 @@ func receivable(c driver.Caps) driver.FS {
 func (e *Engine) holds(what string, fs driver.FS) error {
 	if fs.IsImage() && !e.caps.Supports(fs) {
 		return errs.New(errs.Unsupported, opPull, what,
-			"it is an image (%s), and a pool of the %s driver keeps trees of files", fs, e.caps.Name).
+			"it is an image (%s), but pools of the %s driver hold only trees of files", fs, e.caps.Name).
 			WithHint("pull it into a pool of the reflink or zfs driver; to have its files here, mount it there and import "+
 				"the directory with %s", errs.Run("golden import"))
 	}
