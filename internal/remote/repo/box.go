@@ -83,18 +83,18 @@ func putPreamble(b []byte, t objectType, version byte) []byte {
 func checkPreamble(b []byte, t objectType) error {
 	switch {
 	case len(b) < preambleSize:
-		return damaged("it has %d bytes, too few for a header", len(b))
+		return damaged("only %d bytes long, too short for a header", len(b))
 	case string(b[:4]) != magic:
-		return damaged("it does not begin as an object of a repository")
+		return damaged("not an object of a repository: wrong magic number")
 	case objectType(b[4]) != t:
-		return damaged("it is of type %q, not %q", b[4], byte(t))
+		return damaged("object type is %q, want %q", b[4], byte(t))
 	case b[5] == 0:
-		return damaged("it says version 0")
+		return damaged("version number is 0")
 	case b[5] > newestVersion(t):
-		return errs.New(errs.TooNew, "", "", "it is of version %d; this pando reads up to %d", b[5], newestVersion(t)).
-			WithHint("use a newer pando")
+		return errs.New(errs.TooNew, "", "", "format version %d is newer than this pando supports (up to %d)", b[5], newestVersion(t)).
+			WithHint("upgrade pando")
 	case b[6] != 0 || b[7] != 0:
-		return damaged("bytes that must be zero are not")
+		return damaged("reserved bytes are not zero")
 	}
 
 	return nil
@@ -109,7 +109,7 @@ func withVersion(object []byte, version byte) []byte {
 
 // changedVersion is of an object that was not written with the version that it says.
 func changedVersion(object []byte) error {
-	return damaged("it says version %d, and was written with another", object[versionAt])
+	return damaged("the version number %d is not the one it was written with", object[versionAt])
 }
 
 // header begins every object but config: with which key it is sealed.
@@ -131,7 +131,7 @@ func parseHeader(b []byte, t objectType) (header, error) {
 		return h, err
 	}
 	if len(b) < headerSize {
-		return h, damaged("it has %d bytes, too few for a header", len(b))
+		return h, damaged("only %d bytes long, too short for a header", len(b))
 	}
 	h.version = b[versionAt]
 	copy(h.key[:], b[preambleSize:])
@@ -199,11 +199,11 @@ func sealMeta(
 // openMeta is the content of a metadata object of at most limit bytes.
 func openMeta(aead cipher.AEAD, object []byte, repository ID, objectKey string, limit int) ([]byte, error) {
 	if len(object) < headerSize+metaSize+tagSize {
-		return nil, damaged("it has %d bytes, too few for its header", len(object))
+		return nil, damaged("only %d bytes long, too short for its header", len(object))
 	}
 	plain, err := aead.Open(nil, zeroNonce, object[headerSize:], metaAAD(object[:headerSize], repository, objectKey))
 	if err != nil {
-		return nil, damaged("it is not what was written there: authentication failed")
+		return nil, damaged("authentication failed: the content is not what was written")
 	}
 	return openContent(plain, limit)
 }
@@ -211,11 +211,11 @@ func openMeta(aead cipher.AEAD, object []byte, repository ID, objectKey string, 
 // openContent undoes what sealMeta did before it sealed.
 func openContent(plain []byte, limit int) ([]byte, error) {
 	if len(plain) < metaSize {
-		return nil, damaged("its content has %d bytes, too few", len(plain))
+		return nil, damaged("the content is only %d bytes long", len(plain))
 	}
 	size := binary.LittleEndian.Uint32(plain[1:])
 	if uint64(size) > uint64(limit) {
-		return nil, damaged("its content is said to have %d bytes, more than %d", size, limit)
+		return nil, damaged("the declared content size of %d bytes exceeds the limit of %d", size, limit)
 	}
 	return unpack(Codec(plain[0]), plain[metaSize:], size)
 }
@@ -223,14 +223,6 @@ func openContent(plain []byte, limit int) ([]byte, error) {
 // damaged is an error that get() and its like complete with the object's name.
 func damaged(format string, args ...any) *errs.Error {
 	return errs.New(errs.Damaged, "", "", format, args...)
-}
-
-// about gives err, of this package or of the store, what was being done to what.
-func about(op, ref string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return errs.Wrap(op, ref, err)
 }
 
 // badInput is about what a caller has passed in.

@@ -27,13 +27,13 @@ func (r *reader) uvarint(what string, limit uint64) uint64 {
 	v, n := binary.Uvarint(r.b)
 	switch {
 	case n <= 0:
-		r.fail("it ends in %s", what)
+		r.fail("truncated in %s", what)
 		return 0
 	case n > 1 && r.b[n-1] == 0:
-		r.fail("%s is not in its shortest form", what)
+		r.fail("%s is not encoded in its shortest form", what)
 		return 0
 	case v > limit:
-		r.fail("%s is %d, more than %d", what, v, limit)
+		r.fail("%s is %d, over the limit of %d", what, v, limit)
 		return 0
 	}
 
@@ -55,7 +55,7 @@ func (r *reader) count(what string, size int) int {
 // nextBytes is the next n bytes, not copied.
 func (r *reader) nextBytes(what string, n int) []byte {
 	if r.err == nil && n > len(r.b) {
-		r.fail("it ends in %s", what)
+		r.fail("truncated in %s", what)
 	}
 	if r.err != nil {
 		return nil
@@ -73,7 +73,7 @@ func (r *reader) id(what string) (id ID) {
 // finish reports what went wrong, and bytes that are too many.
 func (r *reader) finish() error {
 	if len(r.b) > 0 {
-		r.fail("%d bytes are too many", len(r.b))
+		r.fail("%d unexpected bytes at the end", len(r.b))
 	}
 	return r.err
 }
@@ -147,20 +147,20 @@ func (r *reader) segmentTable(most int) []Segment {
 	for i := range r.count("sessions", len(ID{})+2) {
 		session := r.id("a session")
 		if i > 0 && slices.Compare(last[:], session[:]) >= 0 {
-			r.fail("its sessions are not in order")
+			r.fail("the sessions are out of order")
 		}
 
 		last = session
 		next := uint64(0)
 		segments := r.count("segments", 1)
 		if r.err == nil && (segments == 0 || segments > most-len(all)) {
-			r.fail("a session is said to have %d segments", segments)
+			r.fail("a session lists %d segments", segments)
 		}
 
 		for range segments {
 			n := next + r.uvarint("a segment", 1<<32-1)
 			if n > 1<<32-1 {
-				r.fail("the number of a segment is %d", n)
+				r.fail("segment number %d is out of range", n)
 			}
 			if r.err != nil {
 				return nil
@@ -186,19 +186,19 @@ const (
 func (f Frame) check(limit uint32) error {
 	switch {
 	case f.Index >= maxFrames:
-		return damaged("a frame has the index %d", f.Index)
+		return damaged("frame index %d is out of range", f.Index)
 	case f.Offset < headerSize || f.Offset > MaxSegment || f.Stored > MaxSegment || f.Offset+f.Stored > MaxSegment:
-		return damaged("a frame is at [%d, +%d) of its segment", f.Offset, f.Stored)
+		return damaged("a frame lies outside the segment: offset %d, length %d", f.Offset, f.Stored)
 	case f.Plain == 0 || f.Plain > limit:
-		return damaged("a frame has %d bytes of content", f.Plain)
+		return damaged("a frame declares %d bytes of content", f.Plain)
 	case f.Stored < minStored || f.Stored > f.Plain+tagSize:
-		return damaged("a frame with %d bytes of content is stored in %d", f.Plain, f.Stored)
+		return damaged("a frame with %d bytes of content takes %d stored bytes", f.Plain, f.Stored)
 	case f.Codec > Zstd:
-		return damaged("a frame is packed in a way that is not known: %d", f.Codec)
+		return damaged("a frame uses unknown compression %d", f.Codec)
 	case f.Codec == Raw && f.Stored != f.Plain+tagSize:
-		return damaged("a frame with %d bytes of content is stored raw in %d", f.Plain, f.Stored)
+		return damaged("an uncompressed frame with %d bytes of content takes %d stored bytes", f.Plain, f.Stored)
 	case f.Codec == Zstd && f.Stored == f.Plain+tagSize:
-		return damaged("a frame is packed although that saves nothing")
+		return damaged("a frame is compressed although that saves no space")
 	}
 
 	return nil
@@ -246,7 +246,7 @@ func (t *segmentTable) appendFrames(b []byte, frames []Frame) []byte {
 func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 	count := r.count("frames", 4)
 	if count > most {
-		r.fail("it lists %d frames", count)
+		r.fail("%d frames are more than allowed", count)
 	}
 	if r.err != nil {
 		return nil
@@ -257,7 +257,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 	for i := range count {
 		if step := r.uvarint("a frame's segment", 1); step != 0 {
 			if i == 0 {
-				r.fail("its first segment has no frames")
+				r.fail("the first segment has no frames")
 			}
 			segment, index, offset = segment+step, 0, headerSize
 		}
@@ -267,7 +267,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 		packed := r.uvarint("a frame's length", 1<<33)
 		f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}
 		if packed>>1 > uint64(limit) {
-			r.fail("a frame has %d bytes of content", packed>>1)
+			r.fail("a frame declares %d bytes of content", packed>>1)
 		}
 
 		saved := uint64(0)
@@ -277,7 +277,7 @@ func (r *reader) frames(segments []Segment, limit uint32, most int) []Frame {
 
 		f.Stored = uint32(uint64(f.Plain) + tagSize - saved)
 		if r.err == nil && segment >= uint64(len(segments)) {
-			r.fail("a frame is in a segment that is not listed")
+			r.fail("a frame names a segment that is not listed")
 		}
 		if r.err != nil {
 			return nil

@@ -106,7 +106,7 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	}
 
 	if len(b) < configFixed || len(b) > maxConfigBytes {
-		return c, damaged("it has %d bytes", len(b))
+		return c, damaged("size of %d bytes is out of range", len(b))
 	}
 
 	c.version = b[versionAt]
@@ -114,16 +114,16 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	c.serial = binary.LittleEndian.Uint64(b[preambleSize+16:])
 	count := int(binary.LittleEndian.Uint16(b[preambleSize+24:]))
 	if b[configFixed-2] != 0 || b[configFixed-1] != 0 {
-		return c, damaged("bytes that must be zero are not")
+		return c, damaged("reserved bytes are not zero")
 	}
 	if count == 0 || count > maxSlots {
-		return c, damaged("it is said to have %d keys", count)
+		return c, damaged("it declares %d keys", count)
 	}
 
 	rest := b[configFixed:]
 	for range count {
 		if len(rest) < slotFixed {
-			return c, damaged("it ends in a key")
+			return c, damaged("truncated in a key slot")
 		}
 
 		s := publicSlot{id: ID(rest[:16])}
@@ -131,11 +131,11 @@ func decodeConfig(b []byte) (publicConfig, error) {
 		size := int(binary.LittleEndian.Uint16(rest[18:]))
 		switch {
 		case !known:
-			return c, damaged("a key is of unknown kind %d", rest[16])
+			return c, damaged("a key slot is of unknown kind %d", rest[16])
 		case rest[17] != 0:
-			return c, damaged("bytes that must be zero are not")
+			return c, damaged("reserved bytes are not zero")
 		case size > maxSlotBytes || size > len(rest)-slotFixed:
-			return c, damaged("a key is said to have %d bytes", size)
+			return c, damaged("a key slot declares %d bytes", size)
 		}
 
 		s.kind = kind
@@ -145,7 +145,7 @@ func decodeConfig(b []byte) (publicConfig, error) {
 	}
 
 	if len(rest) < saltSize+tagSize {
-		return c, damaged("it ends before its sealed part")
+		return c, damaged("truncated before the sealed part")
 	}
 
 	c.salt = rest[:saltSize]
@@ -190,12 +190,12 @@ type sealedSlot struct {
 // encode makes the object. salt must be fresh.
 func (k *keyring) encode(salt []byte) ([]byte, error) {
 	if len(k.slots) == 0 || len(k.slots) > maxSlots {
-		return nil, errs.New(errs.Invalid, "", "", "a repository has 1 to %d keys", maxSlots)
+		return nil, errs.New(errs.Invalid, "", "", "a repository must have between 1 and %d keys", maxSlots)
 	}
 
 	if len(k.keys) > maxKeys {
-		return nil, errs.New(errs.Invalid, "", "", "a repository cannot be rotated more than %d times", maxKeys-1).
-			WithHint("push into a new remote")
+		return nil, errs.New(errs.Invalid, "", "", "the master key cannot be rotated more than %d times", maxKeys-1).
+			WithHint("push to a new remote: %s", errs.Run("remote add", "NAME", "URL"))
 	}
 
 	b := putPreamble(nil, typeConfig, k.version)
@@ -206,7 +206,7 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 	var private sealedConfig
 	for _, s := range k.slots {
 		if len(s.wrapped) > maxSlotBytes {
-			return nil, errs.New(errs.Internal, "", "", "the key %q takes %d bytes", s.Label, len(s.wrapped))
+			return nil, errs.New(errs.Internal, "", "", "key %q takes %d bytes", s.Label, len(s.wrapped))
 		}
 		b = append(b, s.ID[:]...)
 		b = append(b, slotCode(s.Kind), 0)
@@ -228,7 +228,7 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 	b = newAEAD(derive(k.ringKey, salt, infoConfig, keySize)).Seal(b, zeroNonce, plain, b)
 	clear(plain)
 	if len(b) > maxConfigBytes {
-		return nil, errs.New(errs.Invalid, "", "", "its keys would take %d bytes, more than %d", len(b), maxConfigBytes)
+		return nil, errs.New(errs.Invalid, "", "", "the config would take %d bytes, over the limit of %d", len(b), maxConfigBytes)
 	}
 
 	return b, nil
@@ -238,13 +238,13 @@ func (k *keyring) encode(salt []byte) ([]byte, error) {
 func (c publicConfig) openSealed(ringKey []byte) (*keyring, error) {
 	plain, err := newAEAD(derive(ringKey, c.salt, infoConfig, keySize)).Open(nil, zeroNonce, c.sealed, c.aad)
 	if err != nil {
-		return nil, damaged("it is not what was written there: authentication failed")
+		return nil, damaged("authentication failed: the content is not what was written")
 	}
 
 	defer clear(plain)
 	var private sealedConfig
 	if err := json.Unmarshal(plain, &private); err != nil {
-		return nil, damaged("its sealed part cannot be read: %v", err)
+		return nil, damaged("cannot parse the sealed part: %v", err)
 	}
 
 	k := &keyring{version: c.version, id: c.id, serial: c.serial, ringKey: ringKey}
@@ -261,16 +261,16 @@ func (c publicConfig) openSealed(ringKey []byte) (*keyring, error) {
 // loadSealed takes over what was sealed, if it is as a writer would have left it.
 func (k *keyring) loadSealed(c publicConfig, private sealedConfig) error {
 	if len(private.Keys) == 0 || len(private.Keys) > maxKeys {
-		return damaged("it has %d master keys", len(private.Keys))
+		return damaged("%d master keys are out of range", len(private.Keys))
 	}
 
 	for _, key := range private.Keys {
 		if len(key.Secret) != keySize {
-			return damaged("a master key has %d bytes", len(key.Secret))
+			return damaged("a master key is %d bytes long", len(key.Secret))
 		}
 		m := newMasterKey(key.Secret, key.At)
 		if k.findKey(m.id) != nil {
-			return damaged("a master key is there twice")
+			return damaged("a master key is listed twice")
 		}
 		k.keys = append(k.keys, m)
 	}
@@ -278,17 +278,17 @@ func (k *keyring) loadSealed(c publicConfig, private sealedConfig) error {
 	// Who has no first key cannot make a config for this ID: an ID that was noted
 	// when the remote was added can be trusted to mean these keys.
 	if derivedID(k.keys[0].secret, infoRepoID) != k.id {
-		return damaged("its keys are not those of repository %s", k.id)
+		return damaged("the keys do not belong to repository %s", k.id)
 	}
 	if len(private.Slots) != len(c.slots) {
-		return damaged("it has %d keys, and describes %d", len(c.slots), len(private.Slots))
+		return damaged("it has %d key slots but describes %d", len(c.slots), len(private.Slots))
 	}
 
 	seen := map[ID]bool{}
 	for i, s := range private.Slots {
 		public := c.slots[i]
 		if s.ID != public.id || seen[s.ID] || (s.Recipient != "") != (public.kind == SlotRecipient) {
-			return damaged("key %d is not the one that is described", i)
+			return damaged("key slot %d does not match its description", i)
 		}
 		seen[s.ID] = true
 		k.slots = append(k.slots, slot{
@@ -345,7 +345,7 @@ func (c publicConfig) unlock(secrets []Secret, canceled func() error) (*keyring,
 	}
 
 	return nil, errs.New(errs.Permission, "", "", "%w", &lockedError{whyLocked(c, kinds)}).
-		WithHint("ask somebody who can open it to run %s for the recipient of this host, or use the right passphrase",
+		WithHint("on a host that can open it, run %s for this host's recipient, or use the right passphrase",
 			errs.Run("remote key add"))
 }
 
@@ -384,15 +384,25 @@ func whyLocked(c publicConfig, tried map[SlotKind]bool) string {
 		has[s.kind]++
 	}
 
-	keys := fmt.Sprintf("it has %d keys of recipients and %d passphrases", has[SlotRecipient], has[SlotPassphrase])
+	keys := fmt.Sprintf("the repository accepts %s and %s",
+		countOf(has[SlotRecipient], "recipient"), countOf(has[SlotPassphrase], "passphrase"))
+
 	switch {
 	case len(tried) == 0:
-		return "no identity and no passphrase was given; " + keys
+		return "no identity or passphrase was given; " + keys
 	case len(tried) == 1 && tried[SlotRecipient]:
-		return "no key of it is for this identity; " + keys
+		return "none of its keys is for this identity; " + keys
 	case len(tried) == 1:
-		return "the passphrase is not one of its; " + keys
+		return "wrong passphrase; " + keys
 	}
 
 	return "neither the identity nor the passphrase opens it; " + keys
+}
+
+// countOf returns n and a noun, in the plural unless n is 1.
+func countOf(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return fmt.Sprintf("%d %ss", n, noun)
 }

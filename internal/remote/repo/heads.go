@@ -39,7 +39,7 @@ func (h *Head) check() error {
 	}
 
 	if h.NextSeq <= last {
-		return damaged("its next point would be %d, after %d", h.NextSeq, last)
+		return damaged("the next point would be number %d, after %d", h.NextSeq, last)
 	}
 
 	return nil
@@ -49,20 +49,20 @@ func (h *Head) check() error {
 func (p *Point) check(last uint64) error {
 	switch {
 	case p.Seq <= last:
-		return damaged("its points are not in order: %d after %d", p.Seq, last)
+		return damaged("the points are out of order: %d after %d", p.Seq, last)
 	case p.Manifest.IsZero():
 		return damaged("point %d has no manifest", p.Seq)
 	case !p.Content.known():
-		return damaged("point %d has content of unknown kind %q", p.Seq, p.Content)
+		return damaged("point %d has unknown content %q", p.Seq, p.Content)
 	case p.SizeBytes < 0 || p.SizeBytes > MaxVolumeBytes:
-		return damaged("point %d has a size of %d bytes", p.Seq, p.SizeBytes)
+		return damaged("point %d has an invalid size of %d bytes", p.Seq, p.SizeBytes)
 	}
 	return nil
 }
 
 func checkName(name string) error {
 	if name == "" || len(name) > maxName || !utf8.ValidString(name) {
-		return damaged("%q is not a name of 1 to %d bytes", name, maxName)
+		return damaged("%q is not a valid name: it must have between 1 and %d bytes", name, maxName)
 	}
 	return nil
 }
@@ -99,14 +99,14 @@ func decodeHead(b []byte) (Head, error) {
 func (r *Repo) Head(ctx context.Context, name string) (Head, objstore.Version, error) {
 	const op = "read head"
 	if err := checkName(name); err != nil {
-		return Head{}, "", about(op, name, asInvalid(err))
+		return Head{}, "", errs.Wrap(op, name, asInvalid(err))
 	}
 	key, err := r.headKey(name)
 	if err != nil {
 		return Head{}, "", err
 	}
 	h, version, err := r.readHead(ctx, key)
-	return h, version, about(op, name, err)
+	return h, version, errs.Wrap(op, name, err)
 }
 
 func (r *Repo) readHead(ctx context.Context, key string) (Head, objstore.Version, error) {
@@ -122,7 +122,7 @@ func (r *Repo) readHead(ctx context.Context, key string) (Head, objstore.Version
 
 	// Sealed for this key by somebody who has the keys, but is it this name's?
 	if want, err := r.headKey(h.Name); err != nil || want != key {
-		return Head{}, "", damaged("it is the head of another name")
+		return Head{}, "", damaged("the head belongs to another name")
 	}
 
 	return h, version, nil
@@ -137,7 +137,7 @@ func (r *Repo) readHead(ctx context.Context, key string) (Head, objstore.Version
 func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objstore.Version, error) {
 	const op = "write head"
 	if err := h.check(); err != nil {
-		return "", about(op, h.Name, asInvalid(err))
+		return "", errs.Wrap(op, h.Name, asInvalid(err))
 	}
 
 	h.WriteID = r.env.newID()
@@ -148,7 +148,7 @@ func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objs
 
 	content, err := encodeJSON(h)
 	if err != nil {
-		return "", about(op, h.Name, err)
+		return "", errs.Wrap(op, h.Name, err)
 	}
 
 	version := byte(objectVersion)
@@ -158,7 +158,7 @@ func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objs
 
 	object, err := r.sealVersion(typeHead, version, key, content, maxHeadBytes)
 	if err != nil {
-		return "", about(op, h.Name, err)
+		return "", errs.Wrap(op, h.Name, err)
 	}
 
 	condition := objstore.IfAbsent
@@ -167,7 +167,7 @@ func (r *Repo) PutHead(ctx context.Context, h Head, prev objstore.Version) (objs
 	}
 
 	now, err := r.store.Put(ctx, key, object, condition)
-	return now, about(op, h.Name, goneIsConflict(err))
+	return now, errs.Wrap(op, h.Name, goneIsConflict(err))
 }
 
 // goneIsConflict is err; that a state which was expected is gone altogether is a Conflict as
@@ -186,6 +186,6 @@ func (r *Repo) Heads(ctx context.Context) iter.Seq2[HeadState, error] {
 	return readEach(ctx, r, headPrefix, func(ctx context.Context, id ID) (HeadState, error) {
 		key := headPrefix + id.String()
 		h, version, err := r.readHead(ctx, key)
-		return HeadState{Head: h, Version: version}, about("read head", key, err)
+		return HeadState{Head: h, Version: version}, errs.Wrap("read head", key, err)
 	})
 }

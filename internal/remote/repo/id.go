@@ -30,7 +30,7 @@ func ParseID(text string) (ID, error) {
 			return id, nil
 		}
 	}
-	return ID{}, errs.New(errs.Invalid, "read an ID", text, "an ID is %d characters 0-9 and a-v", idLength)
+	return ID{}, errs.New(errs.Invalid, "read ID", text, "an ID has %d characters, 0-9 and a-v", idLength)
 }
 
 // String is the ID's text: 26 characters [0-9a-v].

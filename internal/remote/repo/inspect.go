@@ -5,6 +5,7 @@ import (
 	"iter"
 	"strings"
 
+	"pando/internal/base/errs"
 	"pando/internal/remote/objstore"
 )
 
@@ -19,7 +20,7 @@ func (r *Repo) HeadIDs(ctx context.Context) iter.Seq2[ID, error] { return r.list
 func (r *Repo) HeadByID(ctx context.Context, id ID) (HeadState, error) {
 	key := headPrefix + id.String()
 	h, version, err := r.readHead(ctx, key)
-	return HeadState{Head: h, Version: version}, about("read head", key, err)
+	return HeadState{Head: h, Version: version}, errs.Wrap("read head", key, err)
 }
 
 // HeadID is what the key of a head ends with: a keyed hash of the name.
@@ -36,14 +37,14 @@ func (r *Repo) HeadID(name string) (ID, error) {
 func (r *Repo) RawHead(ctx context.Context, id ID) ([]byte, objstore.Version, error) {
 	key := headPrefix + id.String()
 	object, info, err := r.store.Get(ctx, key, 0, maxHeadBytes+headerSize+metaSize+tagSize)
-	return object, info.Version, about("read head", key, err)
+	return object, info.Version, errs.Wrap("read head", key, err)
 }
 
 // RawSession is a session of which only the key can be read: its ID and its state in the store. NotFound.
 func (r *Repo) RawSession(ctx context.Context, id ID) (SessionState, error) {
 	info, err := r.store.Stat(ctx, sessionPrefix+id.String())
 	return SessionState{Session: Session{ID: id, Kind: Push}, Version: info.Version},
-		about("read session", id.String(), err)
+		errs.Wrap("read session", id.String(), err)
 }
 
 // SessionIDs yields the IDs of all sessions. An error ends it.
@@ -54,7 +55,7 @@ func (r *Repo) SessionIDs(ctx context.Context) iter.Seq2[ID, error] {
 // DropSeen removes what prunes have left for each other, if it cannot be read any more.
 // Absent is success.
 func (r *Repo) DropSeen(ctx context.Context) error {
-	return about("remove what was seen in", r.store.String(), r.store.Delete(ctx, seenKey))
+	return errs.Wrap("remove the record of sessions in", r.store.String(), r.store.Delete(ctx, seenKey))
 }
 
 // ObjectKind is what an object is by its key.
@@ -90,7 +91,7 @@ func (r *Repo) Objects(ctx context.Context) iter.Seq2[ListedObject, error] {
 	return func(yield func(ListedObject, error) bool) {
 		for o, err := range r.store.List(ctx, "") {
 			if err != nil {
-				yield(ListedObject{}, about("list", r.store.String(), err))
+				yield(ListedObject{}, errs.Wrap("list", r.store.String(), err))
 				return
 			}
 			if !yield(classify(o), nil) {
@@ -141,19 +142,19 @@ func classify(o objstore.Info) ListedObject {
 func (r *Repo) CheckSegmentSize(ctx context.Context, s Segment, size int64) error {
 	const op = "check segment"
 	if size < headerSize+footerSize || size > MaxSegment {
-		return about(op, s.String(), damaged("it has %d bytes", size))
+		return errs.Wrap(op, s.String(), damaged("size of %d bytes is out of range", size))
 	}
 
 	var err error
 	for range 2 { // a bit may have flipped on its way
 		b, _, gerr := r.store.Get(ctx, s.key(), size-footerSize, footerSize)
 		if gerr != nil {
-			return about(op, s.String(), gerr)
+			return errs.Wrap(op, s.String(), gerr)
 		}
 		if _, _, err = parseFooter(b, int(size)); err == nil {
 			break
 		}
 	}
 
-	return about(op, s.String(), err)
+	return errs.Wrap(op, s.String(), err)
 }

@@ -16,7 +16,7 @@ func decodeList[T any](b []byte, check func(*T) error) ([]T, error) {
 
 	d := json.NewDecoder(bytes.NewReader(b))
 	if t, err := d.Token(); err != nil || t != json.Delim('[') {
-		return nil, damaged("a list begins with %v", t)
+		return nil, damaged("a list begins with %v instead of [", t)
 	}
 
 	out := []T{}
@@ -64,7 +64,7 @@ func (l *pageList) UnmarshalJSON(b []byte) (err error) {
 func (l *idList) UnmarshalJSON(b []byte) (err error) {
 	*l, err = decodeList(b, func(id *ID) error {
 		if id.IsZero() {
-			return damaged("a list has an empty ID")
+			return damaged("a list contains an empty ID")
 		}
 		return nil
 	})

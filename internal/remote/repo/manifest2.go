@@ -26,20 +26,20 @@ var knownExtensions = map[string]bool{}
 func (m *Manifest) checkVersion() error {
 	switch {
 	case m.Version < 0 || m.Version > manifestVersion:
-		return damaged("it is of version %d", m.Version)
+		return damaged("unknown version %d", m.Version)
 	case m.Version < 2 && (m.Map != NodeRef{} || len(m.Extensions) > 0):
-		return damaged("it has what version 1 does not")
+		return damaged("it has a map or extensions, which version 1 does not allow")
 	case m.Version < 2:
 		return nil
 	case len(m.Pages) > 0:
-		return damaged("it has pages, which version 2 does not")
+		return damaged("it has pages, which version 2 does not allow")
 	case len(m.Extensions) > maxExtensions:
-		return damaged("it has %d extensions", len(m.Extensions))
+		return damaged("%d extensions are more than allowed", len(m.Extensions))
 	}
 
 	for _, u := range m.Uses {
 		if u.Size > MaxSegment {
-			return damaged("segment %s is said to have %d bytes", u.Segment, u.Size)
+			return damaged("segment %s declares %d bytes", u.Segment, u.Size)
 		}
 	}
 
@@ -49,10 +49,10 @@ func (m *Manifest) checkVersion() error {
 			return err
 		}
 		if i > 0 && m.Extensions[i-1].Name >= x.Name {
-			return damaged("its extensions are not in order")
+			return damaged("the extensions are out of order")
 		}
 		if total += len(x.Data); total > maxExtensionBytes {
-			return damaged("its extensions have more than %d bytes", maxExtensionBytes)
+			return damaged("the extensions exceed %d bytes", maxExtensionBytes)
 		}
 	}
 
@@ -62,7 +62,7 @@ func (m *Manifest) checkVersion() error {
 func checkExtensionName(name string) error {
 	if len(name) == 0 || len(name) > maxExtensionName ||
 		strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789.-") != "" {
-		return damaged("an extension is called %q", name)
+		return damaged("%q is not a valid extension name", name)
 	}
 	return nil
 }
@@ -129,13 +129,13 @@ func decodeManifest2(b []byte) (Manifest, error) {
 	}
 
 	if err := json.Unmarshal(fields, &m); err != nil {
-		return Manifest{}, damaged("its fields cannot be read: %v", err)
+		return Manifest{}, damaged("cannot parse the fields: %v", err)
 	}
 
 	m.Version, m.Sizes = 2, nil
 	segments := r.segmentTable(maxUses)
 	if r.err == nil && len(segments) > len(r.b) { // a size of each follows
-		r.fail("it lists %d segments", len(segments))
+		r.fail("truncated in the sizes of %d segments", len(segments))
 	}
 	if r.err != nil {
 		return Manifest{}, r.err
@@ -153,7 +153,7 @@ func decodeManifest2(b []byte) (Manifest, error) {
 
 	frames := r.count("frames", 4)
 	if frames > maxStream {
-		r.fail("it lists %d frames", frames)
+		r.fail("%d frames are more than allowed", frames)
 	}
 
 	for range frames {
@@ -173,8 +173,8 @@ func decodeManifest2(b []byte) (Manifest, error) {
 	}
 
 	if unknown != "" {
-		return Manifest{}, errs.New(errs.TooNew, "", "", "it has the extension %q, which this pando does not know", unknown).
-			WithHint("use a newer pando")
+		return Manifest{}, errs.New(errs.TooNew, "", "", "it needs extension %q, which this pando does not support", unknown).
+			WithHint("upgrade pando")
 	}
 
 	return m, nil
@@ -184,7 +184,7 @@ func decodeManifest2(b []byte) (Manifest, error) {
 func (r *reader) extensions(m *Manifest) (unknown string) {
 	count := r.count("extensions", 3)
 	if count > maxExtensions {
-		r.fail("it has %d extensions", count)
+		r.fail("%d extensions are more than allowed", count)
 	}
 
 	for range count {
@@ -199,7 +199,7 @@ func (r *reader) extensions(m *Manifest) (unknown string) {
 			return ""
 		}
 		if flags[0] > 1 {
-			r.fail("an extension has the flags %d", flags[0])
+			r.fail("an extension has unknown flags %d", flags[0])
 		}
 
 		x.Critical, x.Data = flags[0] == 1, slices.Clone(data)

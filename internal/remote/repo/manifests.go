@@ -29,15 +29,15 @@ func (m *Manifest) check() error {
 
 	switch {
 	case m.ID.IsZero() || m.Session.IsZero():
-		return damaged("it does not say its ID or that of its session")
+		return damaged("the ID of the manifest or of its session is missing")
 	case m.SizeBytes < 0 || m.SizeBytes > MaxVolumeBytes:
-		return damaged("its volume has %d bytes", m.SizeBytes)
+		return damaged("invalid volume size of %d bytes", m.SizeBytes)
 	case !m.Content.known():
-		return damaged("its content is of unknown kind %q", m.Content)
+		return damaged("unknown content %q", m.Content)
 	case m.Content == Block && len(m.Stream) > 0, m.Content.Chained() && (len(m.Pages) > 0 || m.Map != NodeRef{}):
-		return damaged("its content is not all of kind %q", m.Content)
+		return damaged("it mixes content %q with another kind", m.Content)
 	case len(m.Uses) > maxUses || len(m.Stream) > maxStream || len(m.Pages) > maxPages:
-		return damaged("it lists %d pages, %d frames and %d segments", len(m.Pages), len(m.Stream), len(m.Uses))
+		return damaged("%d pages, %d frames and %d segments are more than allowed", len(m.Pages), len(m.Stream), len(m.Uses))
 	}
 
 	if err := m.checkVersion(); err != nil {
@@ -52,17 +52,17 @@ func (m *Manifest) check() error {
 
 	for i, u := range uses {
 		if m.Version < 2 && (u.Bytes <= 0 || u.Bytes > maxUseBytes) {
-			return damaged("it uses %d bytes of segment %s", u.Bytes, u.Segment)
+			return damaged("it declares %d used bytes of segment %s", u.Bytes, u.Segment)
 		}
 		if i > 0 && uses[i-1].Segment == u.Segment {
-			return damaged("it lists segment %s twice", u.Segment)
+			return damaged("segment %s is listed twice", u.Segment)
 		}
 	}
 
 	next := int64(0)
 	for _, p := range m.Pages {
 		if int64(p.Region) < next || int64(p.Region)*RegionBytes >= m.SizeBytes {
-			return damaged("its page of region %d is not in order, or behind the end", p.Region)
+			return damaged("the page of region %d is out of order or past the end", p.Region)
 		}
 		next = int64(p.Region) + 1
 		if err := checkUsed(p.Frame, MaxPageBytes, uses); err != nil {
@@ -95,7 +95,7 @@ func checkUsed(f Frame, limit uint32, uses []Use) error {
 		return compareSegments(u.Segment, s)
 	})
 	if !listed {
-		return damaged("a frame is in segment %s, which it does not list", f.Segment)
+		return damaged("a frame names segment %s, which is not listed", f.Segment)
 	}
 	return f.check(limit)
 }
@@ -195,7 +195,7 @@ func (l *looseFrame) readFrame(r *reader, segments []Segment, limit uint32) Fram
 	packed := r.uvarint("a frame's length", uint64(limit)<<1|1)
 	if r.err == nil && (l.segment < 0 || l.segment >= int64(len(segments)) || index < 0 || index >= maxFrames ||
 		offset < 0 || offset > MaxSegment) {
-		r.fail("a frame is where none can be")
+		r.fail("a frame lies outside any segment")
 	}
 
 	f := Frame{Index: uint32(index), Offset: uint32(offset), Plain: uint32(packed >> 1), Codec: Codec(packed & 1)}
@@ -226,7 +226,7 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 	}
 
 	if err := json.Unmarshal(fields, &m); err != nil {
-		return Manifest{}, damaged("its fields cannot be read: %v", err)
+		return Manifest{}, damaged("cannot parse the fields: %v", err)
 	}
 
 	segments := r.segmentTable(maxUses)
@@ -249,7 +249,7 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 	for range r.count("pages", 5) {
 		region := next + r.uvarint("a region", maxPages)
 		if r.err != nil || region >= maxPages {
-			r.fail("a page is of region %d", region)
+			r.fail("region %d of a page is out of range", region)
 			break
 		}
 		m.Pages = append(m.Pages, Page{Region: uint32(region), Frame: last.readFrame(r, segments, MaxPageBytes)})
@@ -258,7 +258,7 @@ func decodeManifest(b []byte, version byte) (Manifest, error) {
 
 	frames := r.count("frames", 4)
 	if frames > maxStream {
-		r.fail("it lists %d frames", frames)
+		r.fail("%d frames are more than allowed", frames)
 	}
 
 	for range frames {
@@ -287,29 +287,29 @@ func manifestKey(id ID) string { return manifestPrefix + id.String() }
 func (r *Repo) PutManifest(ctx context.Context, m Manifest) error {
 	const op = "write manifest"
 	if err := m.check(); err != nil {
-		return about(op, m.ID.String(), asInvalid(err))
+		return errs.Wrap(op, m.ID.String(), asInvalid(err))
 	}
 
 	version := byte(objectVersion)
 	if m.Version == 2 {
 		if now, err := r.Version(); err != nil || now < 2 { // a program of version 1 must not find it
-			return errs.New(errs.Internal, op, m.ID.String(), "the repository is of version %d, not 2", now)
+			return errs.New(errs.Internal, op, m.ID.String(), "the repository has version %d, but the manifest needs version 2", now)
 		}
 		version = 2
 	}
 
 	content, err := m.encode()
 	if err != nil {
-		return about(op, m.ID.String(), err)
+		return errs.Wrap(op, m.ID.String(), err)
 	}
 
 	key := manifestKey(m.ID)
 	object, err := r.sealVersion(typeManifest, version, key, content, maxManifestBytes)
 	if err != nil {
-		return about(op, m.ID.String(), err)
+		return errs.Wrap(op, m.ID.String(), err)
 	}
 
-	return about(op, m.ID.String(), r.putIfAbsent(ctx, key, object))
+	return errs.Wrap(op, m.ID.String(), r.putIfAbsent(ctx, key, object))
 }
 
 // putIfAbsent writes what must not be there yet.
@@ -327,15 +327,15 @@ func (r *Repo) Manifest(ctx context.Context, id ID) (Manifest, error) {
 	const op = "read manifest"
 	o, err := r.getObject(ctx, typeManifest, manifestKey(id), maxManifestBytes)
 	if err != nil {
-		return Manifest{}, about(op, id.String(), err)
+		return Manifest{}, errs.Wrap(op, id.String(), err)
 	}
 
 	m, err := decodeManifest(o.content, o.format)
 	if err == nil && m.ID != id {
-		err = damaged("it is manifest %s", m.ID)
+		err = damaged("the object contains manifest %s", m.ID)
 	}
 	if err != nil {
-		return Manifest{}, about(op, id.String(), err)
+		return Manifest{}, errs.Wrap(op, id.String(), err)
 	}
 
 	return m, nil
@@ -344,7 +344,7 @@ func (r *Repo) Manifest(ctx context.Context, id ID) (Manifest, error) {
 // DeleteManifest removes a manifest that nothing names. Absent is success. Durable on
 // return.
 func (r *Repo) DeleteManifest(ctx context.Context, id ID) error {
-	return about("delete manifest", id.String(), r.store.Delete(ctx, manifestKey(id)))
+	return errs.Wrap("delete manifest", id.String(), r.store.Delete(ctx, manifestKey(id)))
 }
 
 // Manifests yields the IDs of all manifests, in order of their text. An error ends it.

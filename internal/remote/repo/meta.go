@@ -32,7 +32,7 @@ func (r *Repo) seal(t objectType, key string, content []byte, limit int) ([]byte
 // sealVersion is seal for an object of a version.
 func (r *Repo) sealVersion(t objectType, version byte, key string, content []byte, limit int) ([]byte, error) {
 	if len(content) > limit {
-		return nil, errs.New(errs.Invalid, "", "", "it would take %d bytes, more than %d", len(content), limit)
+		return nil, errs.New(errs.Invalid, "", "", "it would take %d bytes, over the limit of %d", len(content), limit)
 	}
 	h, aead, err := r.newSealingCipher(infoMetadata)
 	if err != nil {
@@ -112,7 +112,7 @@ func (r *Repo) getObjectOnce(ctx context.Context, t objectType, key string, limi
 		return openedObject{}, err
 	}
 	if int64(len(object)) > most {
-		return openedObject{}, damaged("it has more than %d bytes", most)
+		return openedObject{}, damaged("larger than %d bytes", most)
 	}
 	o, err := r.unseal(ctx, t, key, object, limit)
 	o.version = info.Version
@@ -124,7 +124,7 @@ func (r *Repo) listIDs(ctx context.Context, prefix string) iter.Seq2[ID, error] 
 	return func(yield func(ID, error) bool) {
 		for o, err := range r.store.List(ctx, prefix) {
 			if err != nil {
-				yield(ID{}, about("list "+prefix+" of", r.store.String(), err))
+				yield(ID{}, errs.Wrap("list "+prefix+" in", r.store.String(), err))
 				return
 			}
 			id, err := ParseID(strings.TrimPrefix(o.Key, prefix))
@@ -209,7 +209,7 @@ func encodeJSON(v any) ([]byte, error) {
 
 func decodeJSON(b []byte, v any) error {
 	if err := json.Unmarshal(b, v); err != nil {
-		return damaged("its content cannot be read: %v", err)
+		return damaged("cannot parse the content: %v", err)
 	}
 	return nil
 }

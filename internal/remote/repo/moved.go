@@ -97,7 +97,7 @@ func encodeMoved(packs []MovedPack) []byte {
 // decodeMoved reads the content of a table.
 func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 	if t.N > (1<<32-1)/PacksPerTable {
-		return nil, damaged("no packs belong to it")
+		return nil, damaged("the table number is out of range")
 	}
 
 	r := &reader{b: b}
@@ -107,7 +107,7 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 	for range n {
 		slot := next + r.uvarint("the number of a pack", PacksPerTable)
 		if r.err == nil && slot >= PacksPerTable {
-			r.fail("pack %d does not belong to it", slot)
+			r.fail("pack slot %d is out of range", slot)
 		}
 
 		next = slot + 1
@@ -116,7 +116,7 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 		p.Bytes = int64(r.uvarint("the bytes of a pack", MaxSegment))
 		segments := r.segmentTable(maxPackFrames)
 		if r.err == nil && (p.Generation == 0 || len(segments) == 0) {
-			r.fail("pack %s is of generation %d and has %d segments", p.Pack, p.Generation, len(segments))
+			r.fail("pack %s declares generation %d and %d segments", p.Pack, p.Generation, len(segments))
 		}
 		if r.err != nil {
 			return nil, r.err
@@ -138,7 +138,7 @@ func decodeMoved(t Table, b []byte) ([]MovedPack, error) {
 // written there: Exists. If that is what was to be written, because an answer was lost, it is success. Durable on
 // return.
 func (r *Repo) PutTable(ctx context.Context, t Table, packs []MovedPack) error {
-	return about("write table", t.String(), r.putTable(ctx, t, packs))
+	return errs.Wrap("write table", t.String(), r.putTable(ctx, t, packs))
 }
 
 func (r *Repo) putTable(ctx context.Context, t Table, packs []MovedPack) error {
@@ -166,7 +166,7 @@ func (r *Repo) sealTable(t Table, packs []MovedPack) ([]byte, error) {
 	packs = slices.SortedFunc(slices.Values(packs), func(a, b MovedPack) int { return a.Pack.Compare(b.Pack) })
 	for i := range packs {
 		if packs[i].Table() != t || i > 0 && packs[i].Pack == packs[i-1].Pack {
-			return nil, errs.New(errs.Invalid, "", "", "pack %s does not belong to it, or is there twice", packs[i].Pack)
+			return nil, errs.New(errs.Invalid, "", "", "pack %s does not belong to this table, or is listed twice", packs[i].Pack)
 		}
 		packs[i].Segments = slices.SortedFunc(slices.Values(packs[i].Segments), func(a, b SegmentState) int {
 			return compareSegments(a.Segment, b.Segment)
@@ -186,7 +186,7 @@ func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bo
 	const op = "replace table"
 	_, info, err := r.store.Get(ctx, t.key(), 0, 0)
 	if err != nil {
-		return false, about(op, t.String(), err)
+		return false, errs.Wrap(op, t.String(), err)
 	}
 
 	if _, err := r.ReadTable(ctx, t); !errs.Is(err, errs.Damaged) {
@@ -198,7 +198,7 @@ func (r *Repo) ReplaceTable(ctx context.Context, t Table, packs []MovedPack) (bo
 		_, err = r.store.Put(ctx, t.key(), object, objstore.IfVersion(info.Version))
 	}
 
-	return err == nil, about(op, t.String(), err)
+	return err == nil, errs.Wrap(op, t.String(), err)
 }
 
 // DescribePack reads what a table says of a pack from the pack itself. NotFound, Damaged, TooNew.
@@ -223,10 +223,10 @@ func (r *Repo) DescribePack(ctx context.Context, p PackState) (MovedPack, error)
 func (r *Repo) ReadTable(ctx context.Context, t Table) ([]MovedPack, error) {
 	content, _, err := r.getContent(ctx, typeMoved, t.key(), maxMovedBytes)
 	if err != nil {
-		return nil, about("read table", t.String(), err)
+		return nil, errs.Wrap("read table", t.String(), err)
 	}
 	packs, err := decodeMoved(t, content)
-	return packs, about("read table", t.String(), err)
+	return packs, errs.Wrap("read table", t.String(), err)
 }
 
 // Tables yields all tables, in order of their keys. An error ends it.
@@ -234,7 +234,7 @@ func (r *Repo) Tables(ctx context.Context) iter.Seq2[Table, error] {
 	return func(yield func(Table, error) bool) {
 		for o, err := range r.store.List(ctx, movedPrefix) {
 			if err != nil {
-				yield(Table{}, about("list the tables of", r.store.String(), err))
+				yield(Table{}, errs.Wrap("list the tables in", r.store.String(), err))
 				return
 			}
 			s, ok := parseSegment(strings.TrimPrefix(o.Key, movedPrefix))
@@ -247,7 +247,7 @@ func (r *Repo) Tables(ctx context.Context) iter.Seq2[Table, error] {
 
 // DeleteTable removes a table none of whose packs are there. Absent is success. Durable on return.
 func (r *Repo) DeleteTable(ctx context.Context, t Table) error {
-	return about("delete table", t.String(), r.store.Delete(ctx, t.key()))
+	return errs.Wrap("delete table", t.String(), r.store.Delete(ctx, t.key()))
 }
 
 // Moved is what tables say of a repository.

@@ -103,15 +103,15 @@ func (n *Node) at() NodeAt { return NodeAt{Level: n.Level, Index: n.Index} }
 func (n *Node) check() error {
 	switch {
 	case n.Level < 0 || n.Level > maxLevel:
-		return damaged("a node is of level %d", n.Level)
+		return damaged("node level %d is out of range", n.Level)
 	case n.Index < 0 || n.Index > (MaxVolumeBytes-1)/LevelBytes(n.Level):
-		return damaged("a node is number %d of level %d", n.Index, n.Level)
+		return damaged("node number %d of level %d is out of range", n.Index, n.Level)
 	case n.Children == nil && (len(n.Pieces) == 0 || len(n.Pieces) > LeafPieces):
 		return damaged("a leaf lists %d pieces", len(n.Pieces))
 	case n.Children == nil:
 		return n.checkLeaf()
 	case n.Level == 0 || len(n.Pieces) > 0:
-		return damaged("a node of level %d is not as it must be", n.Level)
+		return damaged("an inner node of level %d lists pieces or cannot have children", n.Level)
 	}
 
 	total := int64(0)
@@ -126,7 +126,7 @@ func (n *Node) check() error {
 	}
 
 	if total <= LeafPieces {
-		return damaged("an inner node has %d pieces in its range", total)
+		return damaged("an inner node covers only %d pieces and should be a leaf", total)
 	}
 
 	return nil
@@ -149,20 +149,20 @@ func (n NodeRef) check(at NodeAt) error {
 	size := LevelBytes(at.Level)
 	switch {
 	case n.Pieces <= 0 || n.Pieces > size/BlockBytes:
-		return damaged("a node of level %d is said to have %d pieces", at.Level, n.Pieces)
+		return damaged("a node of level %d declares %d pieces", at.Level, n.Pieces)
 	case n.Bytes <= 0 || n.Bytes > size || n.Bytes > n.Pieces*FrameBytes:
-		return damaged("the pieces of a node of level %d are said to have %d bytes", at.Level, n.Bytes)
+		return damaged("a node of level %d declares %d bytes of data", at.Level, n.Bytes)
 	case at.Index < 0 || at.Index > (MaxVolumeBytes-1)/size:
-		return damaged("a node is number %d of level %d", at.Index, at.Level)
+		return damaged("node number %d of level %d is out of range", at.Index, at.Level)
 	}
 	return n.Frame.check(MaxNodeBytes)
 }
 
 // EncodeNode encodes a node in at most MaxNodeBytes. Invalid if it is not as a node must be.
 func EncodeNode(n *Node) ([]byte, error) {
-	const op = "write a node"
+	const op = "write node"
 	if err := n.check(); err != nil {
-		return nil, about(op, "", asInvalid(err))
+		return nil, errs.Wrap(op, "", asInvalid(err))
 	}
 
 	kind := byte(0)
@@ -179,10 +179,10 @@ func EncodeNode(n *Node) ([]byte, error) {
 		b = appendChildren(b, n.Children)
 	}
 	if err == nil && len(b) > MaxNodeBytes {
-		err = badInput("", "", "it would take %d bytes, more than %d", len(b), MaxNodeBytes)
+		err = badInput("", "", "it would take %d bytes, over the limit of %d", len(b), MaxNodeBytes)
 	}
 
-	return b, about(op, "", err)
+	return b, errs.Wrap(op, "", err)
 }
 
 func appendChildren(b []byte, children *[NodeChildren]NodeRef) []byte {
@@ -233,20 +233,20 @@ func (r *reader) nodeRef(segments []Segment, last *looseFrame, used []bool) Node
 // it is within its volume, is for the caller to see.
 func DecodeNode(b []byte) (*Node, error) {
 	n, err := decodeNode(b)
-	return n, about("read a node", "", err)
+	return n, errs.Wrap("read node", "", err)
 }
 
 func decodeNode(b []byte) (*Node, error) {
 	switch {
 	case len(b) < 3 || len(b) > MaxNodeBytes:
-		return nil, damaged("it has %d bytes", len(b))
+		return nil, damaged("size of %d bytes is out of range", len(b))
 	case b[0] < nodeVersion:
-		return nil, damaged("it says version %d", b[0])
+		return nil, damaged("version number is %d", b[0])
 	case b[0] > nodeVersion:
-		return nil, errs.New(errs.TooNew, "", "", "it is of version %d; this pando reads up to %d", b[0], nodeVersion).
-			WithHint("use a newer pando")
+		return nil, errs.New(errs.TooNew, "", "", "format version %d is newer than this pando supports (up to %d)", b[0], nodeVersion).
+			WithHint("upgrade pando")
 	case b[1] > 1 || b[2] > maxLevel:
-		return nil, damaged("it is of kind %d and level %d", b[1], b[2])
+		return nil, damaged("unknown node kind %d or level %d", b[1], b[2])
 	}
 
 	n := &Node{Level: int(b[2])}
@@ -276,7 +276,7 @@ func (r *reader) children() *[NodeChildren]NodeRef {
 		there = binary.LittleEndian.Uint32(b)
 	}
 	if r.err == nil && (there == 0 || len(segments) > bits.OnesCount32(there)) {
-		r.fail("it has %d children in %d segments", bits.OnesCount32(there), len(segments))
+		r.fail("%d children in %d segments are not possible", bits.OnesCount32(there), len(segments))
 	}
 
 	children := &[NodeChildren]NodeRef{}
@@ -294,7 +294,7 @@ func (r *reader) children() *[NodeChildren]NodeRef {
 		}
 	}
 	if r.err == nil && slices.Contains(used, false) {
-		r.fail("it lists a segment that no child is in")
+		r.fail("a listed segment holds no child")
 	}
 
 	return children
@@ -383,7 +383,7 @@ func (r *Repo) readNodes(
 	case err == nil:
 		for i, n := range some {
 			node, err := nodes[n].decode(contents[i])
-			out[n] = ReadNode{node, about("read a node", frameRef(frames[i]), err)}
+			out[n] = ReadNode{node, errs.Wrap("read node", frameRef(frames[i]), err)}
 		}
 		return nil
 	case !unreadable(err):
@@ -423,10 +423,10 @@ func (n NodeAt) decode(b []byte) (*Node, error) {
 // checkMatches says in what a node is not the one that is referred to.
 func (n NodeAt) checkMatches(node *Node) error {
 	if node.Level != n.Level || node.Index != n.Index {
-		return damaged("it is node %d of level %d, not %d of level %d", node.Index, node.Level, n.Index, n.Level)
+		return damaged("found node %d of level %d, expected %d of level %d", node.Index, node.Level, n.Index, n.Level)
 	}
 	if pieces, bytes := node.Count(); pieces != n.Pieces || bytes != n.Bytes {
-		return damaged("it has %d pieces of %d bytes, not %d of %d", pieces, bytes, n.Pieces, n.Bytes)
+		return damaged("the node has %d pieces of %d bytes, expected %d of %d", pieces, bytes, n.Pieces, n.Bytes)
 	}
 	return nil
 }
@@ -508,7 +508,7 @@ func (c *NodeCache) Read(ctx context.Context, nodes []NodeAt) ([]ReadNode, error
 		out[i] = w.node
 		if n := w.node.Node; n != nil { // it may have been asked for as another one
 			if err := nodes[i].checkMatches(n); err != nil {
-				out[i] = ReadNode{Err: about("read a node", frameRef(nodes[i].Frame), err)}
+				out[i] = ReadNode{Err: errs.Wrap("read node", frameRef(nodes[i].Frame), err)}
 			}
 		}
 	}

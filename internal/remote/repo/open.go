@@ -80,7 +80,7 @@ func Create(ctx context.Context, s objstore.Store, first NewSlot) (*Repo, error)
 }
 
 func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*Repo, error) {
-	const op = "create the repository in"
+	const op = "create repository"
 	if err := first.check(op); err != nil {
 		return nil, err
 	}
@@ -88,12 +88,12 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 	for o, err := range s.List(ctx, "") {
 		switch {
 		case err != nil:
-			return nil, about(op, s.String(), err)
+			return nil, errs.Wrap(op, s.String(), err)
 		case strings.HasPrefix(o.Key, probePrefix):
 		case o.Key == configKey:
 			return nil, alreadyThere(op, s)
 		default:
-			return nil, errs.New(errs.Exists, op, s.String(), "it is not empty: it holds %q", o.Key).
+			return nil, errs.New(errs.Exists, op, s.String(), "the store is not empty: it contains %q", o.Key).
 				WithHint("use an empty bucket, or another prefix or directory in it")
 		}
 	}
@@ -108,13 +108,13 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 	k.id = derivedID(k.keys[0].secret, infoRepoID)
 	added, err := k.newSlot(e.newID(), first, e)
 	if err != nil {
-		return nil, about(op, first.Label, err)
+		return nil, errs.Wrap(op, first.Label, err)
 	}
 
 	k.slots = []slot{added}
 	raw, err := k.encode(e.randomBytes(saltSize))
 	if err != nil {
-		return nil, about(op, s.String(), err)
+		return nil, errs.Wrap(op, s.String(), err)
 	}
 
 	version, err := s.Put(ctx, configKey, raw, objstore.IfAbsent)
@@ -122,7 +122,7 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 		return nil, alreadyThere(op, s)
 	}
 	if err != nil {
-		return nil, about(op, s.String(), err)
+		return nil, errs.Wrap(op, s.String(), err)
 	}
 
 	r := &Repo{store: s, env: e, id: k.id}
@@ -138,8 +138,8 @@ func createRepo(ctx context.Context, s objstore.Store, first NewSlot, e env) (*R
 }
 
 func alreadyThere(op string, s objstore.Store) error {
-	return errs.New(errs.Exists, op, s.String(), "there is a repository already").
-		WithHint("open it with a key that it has, or use another prefix or directory")
+	return errs.New(errs.Exists, op, s.String(), "a repository already exists").
+		WithHint("open it with one of its keys, or use another prefix or directory")
 }
 
 // newSlot wraps the ring key for one more.
@@ -164,20 +164,20 @@ func Open(ctx context.Context, s objstore.Store, secrets ...Secret) (*Repo, erro
 }
 
 func openRepo(ctx context.Context, s objstore.Store, e env, secrets ...Secret) (*Repo, error) {
-	const op = "open the repository in"
+	const op = "open repository"
 	raw, version, err := readConfig(ctx, s)
 	if errs.Is(err, errs.NotFound) {
-		return nil, errs.New(errs.NotFound, op, s.String(), "there is no repository").
-			WithHint("check the URL; %s makes a new one where there is none", errs.Run("remote add"))
+		return nil, errs.New(errs.NotFound, op, s.String(), "no repository found").
+			WithHint("check the URL, or run %s to create a repository", errs.Run("remote add"))
 	}
 
 	if err != nil {
-		return nil, about(op, s.String(), err)
+		return nil, errs.Wrap(op, s.String(), err)
 	}
 
 	k, err := unlock(ctx, raw, secrets)
 	if err != nil {
-		return nil, about(op, s.String(), err)
+		return nil, errs.Wrap(op, s.String(), err)
 	}
 
 	r := &Repo{store: s, env: e, id: k.id, secrets: secrets}
@@ -277,31 +277,33 @@ func (r *Repo) Check(earlier Mark) error {
 	if r.ring == nil {
 		return errClosed()
 	}
-	return about("check the repository in", r.store.String(), r.ring.checkFollows(earlier))
+	return errs.Wrap("check repository", r.store.String(), r.ring.checkFollows(earlier))
 }
 
 func (k *keyring) checkFollows(m Mark) error {
 	switch {
 	case k.id != m.ID:
-		return errs.New(errs.Conflict, "", "", "it is repository %s, and was %s", k.id, m.ID).
-			WithHint("check the URL; if the repository was made anew on purpose, remove the remote and add it again")
+		return errs.New(errs.Conflict, "", "", "found repository %s, expected %s", k.id, m.ID).
+			WithHint("check the URL; if the repository was recreated on purpose, remove the remote and add it again")
 	case k.findKey(m.Key) == nil || k.serial < m.Serial:
-		return errs.New(errs.Damaged, "", "", "its keys were put back to an older state (serial %d, was %d)", k.serial,
+		return errs.New(errs.Damaged, "", "", "its keys went back to an older state (serial %d, was %d)", k.serial,
 			m.Serial).
-			WithHint("somebody with access to the store has put back an old config: nothing is written until you remove the " +
+			WithHint("someone with access to the store restored an old config; pando writes nothing until you remove the " +
 				"remote and add it again")
 	}
 	return nil
 }
 
-func errClosed() error { return errs.New(errs.Internal, "use the repository", "", "it is closed") }
+func errClosed() error {
+	return errs.New(errs.Internal, "use repository", "", "the repository is closed")
+}
 
 // Refresh reads config again: another host may have rotated the keys. It costs one
 // request. Damaged if config went back; Permission if no secret opens it any more.
 func (r *Repo) Refresh(ctx context.Context) error {
 	r.refreshing.Lock()
 	defer r.refreshing.Unlock()
-	return about("read the keys of", r.store.String(), r.refreshConfig(ctx))
+	return errs.Wrap("read the keys of", r.store.String(), r.refreshConfig(ctx))
 }
 
 // refreshConfig needs r.refreshing.
@@ -347,7 +349,7 @@ func (r *Repo) refreshConfig(ctx context.Context) error {
 
 	if k.serial == r.ring.serial { // not the bytes that were known: two of one serial
 		k.wipe()
-		return damaged("its config is not the one of serial %d that was read before", r.ring.serial)
+		return damaged("the config differs from the one read before with the same serial %d", r.ring.serial)
 	}
 
 	r.useKeyring(k, raw, version)
@@ -419,12 +421,12 @@ func (r *Repo) cipherFor(ctx context.Context, h header, info string) (cipher.AEA
 	}
 
 	if err := r.refreshConfig(ctx); err != nil {
-		return nil, about("read the keys of", r.store.String(), err)
+		return nil, errs.Wrap("read the keys of", r.store.String(), err)
 	}
 
 	a, err := r.knownCipher(h, info)
 	if a == nil && err == nil {
-		err = damaged("it is sealed with key %s, which the repository does not have", h.key)
+		err = damaged("encrypted with key %s, which the repository does not have", h.key)
 	}
 
 	return a, err

@@ -64,26 +64,26 @@ func unpack(codec Codec, packed []byte, size uint32) ([]byte, error) {
 	switch codec {
 	case Raw:
 		if uint64(len(packed)) != uint64(size) {
-			return nil, damaged("its content has %d bytes, not %d", len(packed), size)
+			return nil, damaged("the content has %d bytes, expected %d", len(packed), size)
 		}
 		return packed, nil
 	case Zstd:
 		// What says how large it is, is from who may write; zstd cannot pack by more
 		// than some 30,000 times, so that few bytes do not ask for much memory.
 		if uint64(size) > uint64(len(packed))*maxRatio {
-			return nil, damaged("%d bytes cannot unpack to %d", len(packed), size)
+			return nil, damaged("%d compressed bytes cannot expand to %d", len(packed), size)
 		}
 		plain, err := decoder().DecodeAll(packed, make([]byte, 0, size))
 		if err != nil {
-			return nil, damaged("its content cannot be unpacked: %v", err)
+			return nil, damaged("cannot decompress the content: %v", err)
 		}
 		if len(plain) != int(size) {
-			return nil, damaged("its content has %d bytes, not %d", len(plain), size)
+			return nil, damaged("the content has %d bytes, expected %d", len(plain), size)
 		}
 		return plain, nil
 	}
 
-	return nil, damaged("its content is packed in a way that is not known: %d", codec)
+	return nil, damaged("the content uses unknown compression %d", codec)
 }
 
 // maxRatio: a block of 128 KiB of one byte takes 4 bytes.

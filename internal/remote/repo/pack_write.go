@@ -41,7 +41,7 @@ func (s *Source) Segments() []SourceSegment {
 // OpenSegment reads a segment whole. NotFound, Damaged, TooNew.
 func (r *Repo) OpenSegment(ctx context.Context, s Segment) (*Source, error) {
 	x, err := r.openSegment(ctx, s)
-	return x, about("read segment", s.String(), err)
+	return x, errs.Wrap("read segment", s.String(), err)
 }
 
 func (r *Repo) openSegment(ctx context.Context, s Segment) (*Source, error) {
@@ -55,7 +55,7 @@ func (r *Repo) openSegment(ctx context.Context, s Segment) (*Source, error) {
 		return nil, err
 	}
 	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
-		return nil, damaged("it has %d bytes", len(object))
+		return nil, damaged("size of %d bytes is out of range", len(object))
 	}
 
 	aead, err := r.cipherFor(ctx, h, infoSegment)
@@ -80,11 +80,11 @@ func (r *Repo) openSegment(ctx context.Context, s Segment) (*Source, error) {
 func (r *Repo) OpenPack(ctx context.Context, p Pack) (*Source, error) {
 	object, _, err := r.store.Get(ctx, p.key(), 0, MaxSegment+1)
 	if err != nil {
-		return nil, about("read pack", p.String(), err)
+		return nil, errs.Wrap("read pack", p.String(), err)
 	}
 	x, _, err := r.parsePack(ctx, p, object, object, len(object))
 	if err != nil {
-		return nil, about("read pack", p.String(), err)
+		return nil, errs.Wrap("read pack", p.String(), err)
 	}
 	return &Source{repo: r, object: object, pack: x.aead, segments: x.segments}, nil
 }
@@ -136,17 +136,17 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 	const op = "move frames of segment"
 	i, ok := slices.BinarySearchFunc(src.segments, s, movedSegment.compareSegment)
 	if !ok {
-		return false, badInput(op, s.String(), "the source has nothing of it")
+		return false, badInput(op, s.String(), "the source has no frames of this segment")
 	}
 
 	from := src.segments[i]
 	if w.added[s] {
-		return false, badInput(op, s.String(), "it was added before")
+		return false, badInput(op, s.String(), "the segment was already added")
 	}
 
 	aead, err := w.repo.cipherFor(context.Background(), from.header, infoSegment)
 	if err != nil {
-		return false, about(op, s.String(), err)
+		return false, errs.Wrap(op, s.String(), err)
 	}
 
 	was, room, n := len(w.b), w.room, w.n
@@ -165,7 +165,7 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 			if errs.Is(err, errs.Invalid) {
 				return false, nil
 			}
-			return false, about(op, s.String(), err)
+			return false, errs.Wrap(op, s.String(), err)
 		}
 
 		to.frames = append(to.frames, moved)
@@ -185,7 +185,7 @@ func (w *PackWriter) Add(src *Source, s Segment, keep func(Frame) BlockSet) (boo
 func (w *PackWriter) moveFrame(src *Source, f *movedFrame, aead cipher.AEAD, blocks BlockSet) (movedFrame, error) {
 	total := f.Blocks()
 	if !blocks.isSubsetOf(&f.blocks, total) {
-		return movedFrame{}, damaged("a part of frame %d was dropped by a prune, and is needed", f.Index)
+		return movedFrame{}, damaged("frame %d is incomplete: a prune dropped blocks that are still needed", f.Index)
 	}
 	if f.part {
 		aead = src.pack
@@ -241,7 +241,7 @@ func (w *PackWriter) Segments() []SegmentState {
 func (w *PackWriter) Finish(generation uint64) ([]byte, error) {
 	const op = "finish pack"
 	if generation == 0 || generation > maxGeneration {
-		return nil, badInput(op, w.pack.String(), "there is no generation %d", generation)
+		return nil, badInput(op, w.pack.String(), "generation %d is out of range", generation)
 	}
 	if len(w.index.segments) == 0 {
 		return nil, nil
@@ -250,7 +250,7 @@ func (w *PackWriter) Finish(generation uint64) ([]byte, error) {
 	w.index.generation = generation
 	content := w.index.encode()
 	if len(content) > maxPackIndex {
-		return nil, badInput(op, w.pack.String(), "its index takes %d bytes", len(content))
+		return nil, badInput(op, w.pack.String(), "the index takes %d bytes, which is too large", len(content))
 	}
 
 	packed, codec := w.repo.env.pack(nil, content)

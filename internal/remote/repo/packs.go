@@ -154,12 +154,12 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 	r := &reader{b: b}
 	generation := r.uvarint("a generation", maxGeneration)
 	if r.err == nil && generation == 0 {
-		r.fail("it is of generation 0")
+		r.fail("generation number is 0")
 	}
 
 	segments := r.count("segments", packSegmentLeast)
 	if r.err == nil && segments == 0 {
-		r.fail("a pack has no segments")
+		r.fail("the pack lists no segments")
 	}
 	if r.err != nil {
 		return nil, r.err
@@ -175,7 +175,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 		m.bytes = uint32(r.uvarint("the bytes of a segment", MaxSegment))
 		count := r.count("frames", 4)
 		if r.err == nil && (count == 0 || count > maxPackFrames-int(number)) {
-			r.fail("a segment has %d frames", count)
+			r.fail("a segment declares %d frames", count)
 		}
 		if r.err != nil {
 			return nil, r.err
@@ -187,7 +187,7 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 			f := r.movedFrame(s, index, offset)
 			f.at, f.number = at, number
 			if r.err == nil && (f.stored > end || at > end-f.stored) {
-				r.fail("its frames go on behind %d", end)
+				r.fail("the frames extend past offset %d", end)
 			}
 			if r.err != nil {
 				return nil, r.err
@@ -201,13 +201,13 @@ func decodePackIndex(b []byte, end uint32) (*packIndex, error) {
 	}
 
 	if at != end {
-		r.fail("its frames end at %d, not %d", at, end)
+		r.fail("the frames end at offset %d, expected %d", at, end)
 	}
 
 	slices.SortFunc(out, func(a, b movedSegment) int { return compareSegments(a.Segment, b.Segment) })
 	for i := range out {
 		if i > 0 && out[i].Segment == out[i-1].Segment {
-			r.fail("it lists segment %s twice", out[i].Segment)
+			r.fail("segment %s is listed twice", out[i].Segment)
 		}
 	}
 
@@ -247,7 +247,7 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 
 	total := f.Blocks()
 	if n := f.blocks.Count(total); f.Plain > FrameBytes || n == 0 || n == total || f.blocks.Count(frameBlocks) != n {
-		r.fail("a partial frame has %d of %d blocks", n, total)
+		r.fail("a partial frame declares %d of %d blocks", n, total)
 		return f
 	}
 
@@ -255,7 +255,7 @@ func (r *reader) movedFrame(s Segment, index, offset uint64) (f movedFrame) {
 	if f.codec == Zstd {
 		saved = int(r.uvarint("a frame's stored length", uint64(kept-1)))
 		if saved == 0 {
-			r.fail("a frame is packed although that saves nothing")
+			r.fail("a frame is compressed although that saves no space")
 		}
 	}
 
@@ -293,7 +293,7 @@ func (f *movedFrame) openContent(aead cipher.AEAD, repository ID, stored []byte)
 
 	packed, err := aead.Open(stored[:0], frameNonce(f.number), stored, partAAD(repository, f))
 	if err != nil {
-		return FrameContent{}, damaged("frame %d is not what was written there: authentication failed", f.Index)
+		return FrameContent{}, damaged("frame %d failed authentication: the content is not what was written", f.Index)
 	}
 
 	kept, err := unpack(f.codec, packed, uint32(f.kept()))
@@ -322,10 +322,10 @@ func (c FrameContent) Part(within uint32, length int64) ([]byte, error) {
 	end := int64(within) + length
 	switch {
 	case length < 0 || end > int64(len(c.bytes)):
-		return nil, damaged("%d bytes at %d of frame %d are wanted, which has %d",
+		return nil, damaged("cannot read %d bytes at offset %d of frame %d, which has %d bytes",
 			length, within, c.Frame.Index, len(c.bytes))
 	case !c.blocks.covers(int64(within), end):
-		return nil, damaged("%d bytes at %d of frame %d were dropped by a prune", length, within, c.Frame.Index)
+		return nil, damaged("a prune dropped %d bytes at offset %d of frame %d", length, within, c.Frame.Index)
 	}
 	return c.bytes[within:end:end], nil
 }
@@ -333,7 +333,7 @@ func (c FrameContent) Part(within uint32, length int64) ([]byte, error) {
 // Whole is all of the content. Damaged: some of it was dropped.
 func (c FrameContent) Whole() ([]byte, error) {
 	if !c.blocks.covers(0, int64(min(len(c.bytes), FrameBytes))) {
-		return nil, damaged("a part of frame %d was dropped by a prune", c.Frame.Index)
+		return nil, damaged("a prune dropped a part of frame %d", c.Frame.Index)
 	}
 	return c.bytes, nil
 }
@@ -346,14 +346,14 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 		return nil, 0, err
 	}
 	if size > MaxSegment || len(tail) < footerSize || string(tail[len(tail)-8:]) != packFootMagic {
-		return nil, 0, damaged("it does not end as a pack")
+		return nil, 0, damaged("the footer is not that of a pack")
 	}
 
 	foot := tail[len(tail)-footerSize:]
 	at, length := uint64(binary.LittleEndian.Uint32(foot)), uint64(binary.LittleEndian.Uint32(foot[4:]))
 	if at < headerSize || length < tagSize+metaSize || length > maxPackIndex+tagSize+metaSize ||
 		at+length+footerSize != uint64(size) {
-		return nil, 0, damaged("its index is said to be at [%d, +%d) of %d bytes", at, length, size)
+		return nil, 0, damaged("the footer places the index at offset %d, length %d, in an object of %d bytes", at, length, size)
 	}
 
 	if n := int(length) + footerSize; n > len(tail) {
@@ -368,7 +368,7 @@ func (r *Repo) parsePack(ctx context.Context, p Pack, head, tail []byte, size in
 	sealed := tail[len(tail)-footerSize-int(length) : len(tail)-footerSize]
 	plain, err := aead.Open(nil, indexNonce, sealed, metaAAD(head[:headerSize], r.id, p.key()))
 	if err != nil {
-		return nil, 0, damaged("its index is not what was written there: authentication failed")
+		return nil, 0, damaged("the index failed authentication: it is not what was written")
 	}
 
 	content, err := openContent(plain, maxPackIndex)
@@ -395,7 +395,7 @@ func (r *Repo) Packs(ctx context.Context) iter.Seq2[PackState, error] {
 	return func(yield func(PackState, error) bool) {
 		for o, err := range r.store.List(ctx, packPrefix) {
 			if err != nil {
-				yield(PackState{}, about("list the packs of", r.store.String(), err))
+				yield(PackState{}, errs.Wrap("list the packs in", r.store.String(), err))
 				return
 			}
 			s, ok := parseSegment(strings.TrimPrefix(o.Key, packPrefix))
@@ -409,26 +409,26 @@ func (r *Repo) Packs(ctx context.Context) iter.Seq2[PackState, error] {
 // PutPack writes what [PackWriter.Finish] returned. Exists: there is a pack of this number. Durable on return.
 func (r *Repo) PutPack(ctx context.Context, p Pack, object []byte) error {
 	if len(object) <= headerSize+footerSize || len(object) > MaxSegment {
-		return badInput("write pack", p.String(), "it has %d bytes", len(object))
+		return badInput("write pack", p.String(), "size of %d bytes is out of range", len(object))
 	}
-	return about("write pack", p.String(), r.putIfAbsent(ctx, p.key(), object))
+	return errs.Wrap("write pack", p.String(), r.putIfAbsent(ctx, p.key(), object))
 }
 
 // CheckPack looks whether a pack is there, as its table says. NotFound if it is not.
 func (r *Repo) CheckPack(ctx context.Context, m MovedPack) error {
-	const op = "look at pack"
+	const op = "check pack"
 	o, err := r.store.Stat(ctx, m.Pack.key())
 	if err == nil && o.Bytes != m.Bytes {
-		err = errs.New(errs.NotFound, "", "", "it has %d bytes and should have %d", o.Bytes, m.Bytes)
+		err = errs.New(errs.NotFound, "", "", "found %d bytes, expected %d", o.Bytes, m.Bytes)
 	}
-	return about(op, m.Pack.String(), err)
+	return errs.Wrap(op, m.Pack.String(), err)
 }
 
 // DeletePack removes a pack in which nothing is looked for. Absent is success. Durable on return.
 func (r *Repo) DeletePack(ctx context.Context, p Pack) error {
 	r.moves.forgetPack(p)
-	return about("delete pack", p.String(), r.store.Delete(ctx, p.key()))
+	return errs.Wrap("delete pack", p.String(), r.store.Delete(ctx, p.key()))
 }
 
 // errPackFull is of what does not fit.
-var errPackFull = errs.New(errs.Invalid, "add to a pack", "", "it does not fit any more")
+var errPackFull = errs.New(errs.Invalid, "add to pack", "", "the pack is full")

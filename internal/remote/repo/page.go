@@ -21,15 +21,15 @@ func checkPieces(pieces []Piece, from, to int64) error {
 		case p.Offset < next || p.Offset >= MaxVolumeBytes:
 			return damaged("a piece at %d comes after one that ends at %d", p.Offset, next)
 		case p.Offset%BlockBytes != 0:
-			return damaged("a piece at %d is not at a multiple of %d", p.Offset, BlockBytes)
+			return damaged("a piece at %d is not aligned to %d bytes", p.Offset, BlockBytes)
 		case p.Length <= 0 || p.Length > FrameBytes:
 			return damaged("the piece at %d has %d bytes", p.Offset, p.Length)
 		case p.Length%BlockBytes != 0 && i != len(pieces)-1:
 			return damaged("the piece at %d has %d bytes, not a multiple of %d", p.Offset, p.Length, BlockBytes)
 		case p.Offset >= to || p.End() > to:
-			return damaged("the piece at %d is not in [%d, %d)", p.Offset, from, to)
+			return damaged("the piece at %d is outside [%d, %d)", p.Offset, from, to)
 		case int64(p.Within)+p.Length > int64(p.Frame.Plain):
-			return damaged("the piece at %d is not inside its frame", p.Offset)
+			return damaged("the piece at %d extends past its frame", p.Offset)
 		}
 
 		if err := p.Frame.check(FrameBytes); err != nil {
@@ -45,7 +45,7 @@ func checkPieces(pieces []Piece, from, to int64) error {
 // checkPage says what is wrong with the pieces of a page.
 func checkPage(pieces []Piece) error {
 	if len(pieces) == 0 {
-		return damaged("a page lists nothing")
+		return damaged("a page lists no pieces")
 	}
 	from := pieces[0].Offset / RegionBytes * RegionBytes
 	return checkPieces(pieces, max(from, 0), from+RegionBytes)
@@ -54,19 +54,19 @@ func checkPage(pieces []Piece) error {
 // EncodePage lists pieces, of one region and in order, in at most MaxPageBytes.
 // Invalid if they are not that.
 func EncodePage(pieces []Piece) ([]byte, error) {
-	const op = "write a page"
+	const op = "write page"
 	if err := checkPage(pieces); err != nil {
-		return nil, about(op, "", asInvalid(err))
+		return nil, errs.Wrap(op, "", asInvalid(err))
 	}
 
 	region := pieces[0].Offset / RegionBytes
 	b := binary.AppendUvarint([]byte{pageVersion}, uint64(region))
 	b, err := appendPieces(b, region*RegionBytes, pieces)
 	if err != nil {
-		return nil, about(op, "", err)
+		return nil, errs.Wrap(op, "", err)
 	}
 	if len(b) > MaxPageBytes {
-		return nil, badInput(op, "", "a page would take %d bytes, more than %d", len(b), MaxPageBytes)
+		return nil, badInput(op, "", "a page would take %d bytes, over the limit of %d", len(b), MaxPageBytes)
 	}
 
 	return b, nil
@@ -126,7 +126,7 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 	frames := r.frames(r.segmentTable(most), FrameBytes, most)
 	count := r.count("pieces", 4)
 	if r.err == nil && count > most {
-		r.fail("it lists %d pieces", count)
+		r.fail("%d pieces are more than allowed", count)
 	}
 	if r.err != nil {
 		return nil
@@ -147,7 +147,7 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 			}
 		}
 		if r.err == nil && n >= uint64(len(frames)) {
-			r.fail("a piece is in a frame that is not listed")
+			r.fail("a piece names a frame that is not listed")
 		}
 		if r.err != nil {
 			return nil
@@ -160,7 +160,7 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 	}
 
 	if slices.Contains(used, false) {
-		r.fail("it lists a frame that nothing is in")
+		r.fail("a listed frame holds no piece")
 	}
 
 	return pieces
@@ -171,20 +171,20 @@ func (r *reader) pieces(from int64, blocks uint64, most int) []Piece {
 // their volume is for the caller to see.
 func DecodePage(b []byte) ([]Piece, error) {
 	_, pieces, err := decodePage(b)
-	return pieces, about("read a page", "", err)
+	return pieces, errs.Wrap("read page", "", err)
 }
 
 func decodePage(b []byte) (region uint32, pieces []Piece, err error) {
 	if len(b) == 0 || len(b) > MaxPageBytes {
-		return 0, nil, damaged("it has %d bytes", len(b))
+		return 0, nil, damaged("size of %d bytes is out of range", len(b))
 	}
 	if b[0] == 0 {
-		return 0, nil, damaged("it says version 0")
+		return 0, nil, damaged("version number is 0")
 	}
 
 	if b[0] > pageVersion {
-		return 0, nil, errs.New(errs.TooNew, "", "", "it is of version %d; this pando reads up to %d", b[0], pageVersion).
-			WithHint("use a newer pando")
+		return 0, nil, errs.New(errs.TooNew, "", "", "format version %d is newer than this pando supports (up to %d)", b[0], pageVersion).
+			WithHint("upgrade pando")
 	}
 
 	r := &reader{b: b[1:]}
@@ -199,7 +199,7 @@ func decodePage(b []byte) (region uint32, pieces []Piece, err error) {
 	}
 
 	if pieces[0].Offset/RegionBytes != int64(at) {
-		return 0, nil, damaged("its pieces are not in its region")
+		return 0, nil, damaged("the pieces are outside the region of the page")
 	}
 
 	return uint32(at), pieces, nil
@@ -214,10 +214,10 @@ func (r *Repo) ReadPage(ctx context.Context, p Page) ([]Piece, error) {
 
 	region, pieces, err := decodePage(content[0])
 	if err == nil && region != p.Region {
-		err = damaged("it is of region %d, not %d", region, p.Region)
+		err = damaged("the page is for region %d, not %d", region, p.Region)
 	}
 	if err != nil {
-		return nil, about("read a page", frameRef(p.Frame), err)
+		return nil, errs.Wrap("read page", frameRef(p.Frame), err)
 	}
 
 	return pieces, nil

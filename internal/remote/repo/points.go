@@ -48,9 +48,9 @@ func (p *PointPage) check(last uint64) error {
 	case p.ID.IsZero():
 		return damaged("a page of points has no ID")
 	case p.First <= last || p.Last < p.First:
-		return damaged("its pages of points are not in order: %d to %d after %d", p.First, p.Last, last)
+		return damaged("the pages of points are out of order: %d to %d after %d", p.First, p.Last, last)
 	case p.Count < 1 || p.Count > maxPaged || uint64(p.Count-1) > p.Last-p.First:
-		return damaged("a page from point %d to %d has %d points", p.First, p.Last, p.Count)
+		return damaged("a page with points %d to %d declares %d points", p.First, p.Last, p.Count)
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func (r *Repo) Point(ctx context.Context, h Head, seq uint64) (Point, error) {
 		}
 	}
 
-	return Point{}, errs.New(errs.NotFound, "find point", h.Name, "it has no point with the number %d", seq)
+	return Point{}, errs.New(errs.NotFound, "find point", h.Name, "no point has number %d", seq)
 }
 
 // Newest finds the point that is the newest state of a volume or golden: the last one, unless an older snapshot or
@@ -171,7 +171,7 @@ func (r *Repo) PagePoints(ctx context.Context, h Head, page PointPage) ([]Point,
 		err = content.checkMatches(h, page)
 	}
 	if err != nil {
-		return nil, &PageError{page, about("read points", page.Object(), err)}
+		return nil, &PageError{page, errs.Wrap("read points", page.Object(), err)}
 	}
 	return content.Points, nil
 }
@@ -180,9 +180,9 @@ func (c *pagedPoints) checkMatches(h Head, page PointPage) error {
 	want := pageOf(c.Points)
 	switch {
 	case c.Head != h.Name:
-		return damaged("it has points of another volume")
+		return damaged("the page belongs to another volume")
 	case want.Count != page.Count || want.First != page.First || want.Last != page.Last:
-		return damaged("it has %d points from %d to %d; its head says %d from %d to %d",
+		return damaged("the page has %d points from %d to %d, but the head expects %d from %d to %d",
 			want.Count, want.First, want.Last, page.Count, page.First, page.Last)
 	}
 	return nil
@@ -208,7 +208,7 @@ func decodePoints(b []byte) (pagedPoints, error) {
 	p := fields.pagedPoints
 	p.Points = fields.Points
 	if len(p.Points) == 0 || len(p.Points) > maxPaged || p.Session.IsZero() {
-		return pagedPoints{}, damaged("it has %d points, and was written under session %s", len(p.Points), p.Session)
+		return pagedPoints{}, damaged("invalid page: %d points, session %s", len(p.Points), p.Session)
 	}
 
 	return p, checkName(p.Head)
@@ -281,7 +281,7 @@ func (w PagePutter) putPage(ctx context.Context, head string, points []Point) (P
 
 	content, err := encodeJSON(pagedPoints{Head: head, Session: session, Points: points})
 	if err != nil {
-		return page, false, about(op, head, err)
+		return page, false, errs.Wrap(op, head, err)
 	}
 	if len(content) > maxPageBytes && len(points) > 1 {
 		return page, false, nil
@@ -292,7 +292,7 @@ func (w PagePutter) putPage(ctx context.Context, head string, points []Point) (P
 		err = w.Repo.putIfAbsent(ctx, page.Object(), object)
 	}
 
-	return page, true, about(op, head, err)
+	return page, true, errs.Wrap(op, head, err)
 }
 
 // Shrink writes the oldest of the points that a head lists itself into pages, if there are too many: then the head
@@ -361,7 +361,7 @@ func (w PagePutter) Edit(ctx context.Context, h *Head, touched func(PointPage) b
 // PageSession says under which session a page was written. NotFound, Damaged, TooNew.
 func (r *Repo) PageSession(ctx context.Context, id ID) (ID, error) {
 	p, err := r.readPointPage(ctx, id)
-	return p.Session, about("read points", pagePrefix+id.String(), err)
+	return p.Session, errs.Wrap("read points", pagePrefix+id.String(), err)
 }
 
 // PageIDs yields the IDs of all pages of points. An error ends it.
@@ -369,7 +369,7 @@ func (r *Repo) PageIDs(ctx context.Context) iter.Seq2[ID, error] { return r.list
 
 // DeletePage removes a page that no head names. Absent is success. Durable on return.
 func (r *Repo) DeletePage(ctx context.Context, id ID) error {
-	return about("delete points", pagePrefix+id.String(), r.store.Delete(ctx, pagePrefix+id.String()))
+	return errs.Wrap("delete points", pagePrefix+id.String(), r.store.Delete(ctx, pagePrefix+id.String()))
 }
 
 // merges reports whether a page goes into one with the points that are before it, or with those of the next page.

@@ -35,7 +35,7 @@ func (r *Repo) ReadFrames(ctx context.Context, frames []Frame) ([][]byte, error)
 	out := make([][]byte, len(contents))
 	for i, c := range contents {
 		if out[i], err = c.Whole(); err != nil {
-			return nil, about("read segment", c.Frame.Segment.String(), err)
+			return nil, errs.Wrap("read segment", c.Frame.Segment.String(), err)
 		}
 	}
 	return out, nil
@@ -51,14 +51,14 @@ func (r *Repo) ReadContents(ctx context.Context, frames []Frame) ([]FrameContent
 	s := frames[0].Segment
 	out, err := r.readContents(ctx, s, frames)
 	if places, _ := r.moves.placesOf(s); !unreadable(err) || len(frames) == 1 || len(places) == 0 {
-		return out, about(op, s.String(), err)
+		return out, errs.Wrap(op, s.String(), err)
 	}
 
 	out = make([]FrameContent, len(frames)) // no copy has all of them
 	for i := range frames {
 		one, err := r.readContents(ctx, s, frames[i:i+1])
 		if err != nil {
-			return nil, about(op, s.String(), err)
+			return nil, errs.Wrap(op, s.String(), err)
 		}
 		out[i] = one[0]
 	}
@@ -107,7 +107,7 @@ func (r *Repo) readFrames(ctx context.Context, s Segment, frames []Frame) ([][]b
 	start, end := frames[0].Offset, uint32(0)
 	for _, f := range frames {
 		if f.Segment != s {
-			return nil, badInput("read frames", s.String(), "one is of segment %s", f.Segment)
+			return nil, badInput("read frames", s.String(), "a requested frame is in segment %s", f.Segment)
 		}
 		if err := f.check(MaxPageBytes); err != nil {
 			return nil, err
@@ -208,7 +208,7 @@ func (r *Repo) readExactly(ctx context.Context, s Segment, start, end uint32) ([
 		return nil, err
 	}
 	if len(b) != int(end-start) {
-		return nil, damaged("it has %d bytes; [%d, %d) was to be read", info.Bytes, start, end)
+		return nil, damaged("the object has %d bytes, so [%d, %d) cannot be read", info.Bytes, start, end)
 	}
 	return b, nil
 }

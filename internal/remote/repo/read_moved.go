@@ -159,9 +159,9 @@ func (r *Repo) findFrames(ctx context.Context, s Segment, read func(Place) error
 		case x.damage != nil:
 			return x.damage
 		case failed != nil:
-			return damaged("it was moved, or is missing: %v", failed)
+			return damaged("the segment is missing, or the table that says where it was moved is damaged: %v", failed)
 		case before > 1:
-			return errs.New(errs.NotFound, "", "", "pack %s, which its frames were moved to, is missing", x.pack)
+			return errs.New(errs.NotFound, "", "", "pack %s, which holds its moved frames, is missing", x.pack)
 		default:
 			return x.missing
 		}
@@ -281,7 +281,7 @@ func (r *Repo) packRange(ctx context.Context, p Pack, start, end int64) ([]byte,
 		return nil, err
 	}
 	if int64(len(b)) != end-start {
-		return nil, damaged("it has %d bytes; [%d, %d) was to be read", info.Bytes, start, end)
+		return nil, damaged("the object has %d bytes, so [%d, %d) cannot be read", info.Bytes, start, end)
 	}
 	return b, nil
 }
@@ -293,7 +293,7 @@ func (r *Repo) readPackTwice(p Place, fn func() error) error {
 		r.moves.forgetPack(p.Pack)
 		err = fn()
 	}
-	return about("read pack", p.Pack.String(), err)
+	return errs.Wrap("read pack", p.Pack.String(), err)
 }
 
 func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Frame) ([]FrameContent, error) {
@@ -304,7 +304,7 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 
 	m := x.findSegment(s)
 	if m == nil {
-		return nil, damaged("it has nothing of segment %s", s)
+		return nil, damaged("the pack has no frames of segment %s", s)
 	}
 
 	found := make([]*movedFrame, len(frames))
@@ -313,11 +313,11 @@ func (r *Repo) readPacked(ctx context.Context, p Place, s Segment, frames []Fram
 		at := m.findFrame(f.Index)
 		switch {
 		case f.Segment != s:
-			return nil, badInput("read frames", s.String(), "one is of segment %s", f.Segment)
+			return nil, badInput("read frames", s.String(), "a requested frame is in segment %s", f.Segment)
 		case at == nil:
-			return nil, damaged("frame %d of segment %s was dropped by a prune", f.Index, s)
+			return nil, damaged("a prune dropped frame %d of segment %s", f.Index, s)
 		case at.Frame != f:
-			return nil, damaged("frame %d of segment %s is another one", f.Index, s)
+			return nil, damaged("frame %d of segment %s does not match its reference", f.Index, s)
 		}
 		found[i] = at
 		start, end = min(start, at.at), max(end, at.at+at.stored)
@@ -380,12 +380,12 @@ func (r *Repo) ScanSegment(
 		return err
 	})
 	if err != nil {
-		return about(op, s.String(), err)
+		return errs.Wrap(op, s.String(), err)
 	}
 
 	for i := range scan.frames {
 		if err := ctx.Err(); err != nil {
-			return about(op, s.String(), err)
+			return errs.Wrap(op, s.String(), err)
 		}
 
 		f := &scan.frames[i]
@@ -394,10 +394,10 @@ func (r *Repo) ScanSegment(
 			c, err = r.readElsewhere(ctx, s, at, f.Frame, err)
 		}
 		if err != nil && !unreadable(err) {
-			return about(op, s.String(), err)
+			return errs.Wrap(op, s.String(), err)
 		}
 
-		if err := fn(f.Frame, c, about(op, s.String(), err)); err != nil {
+		if err := fn(f.Frame, c, errs.Wrap(op, s.String(), err)); err != nil {
 			return err
 		}
 	}
@@ -439,7 +439,7 @@ func (r *Repo) scanPacked(ctx context.Context, s Segment, p Place) (out *frameSc
 
 		m := x.findSegment(s)
 		if m == nil {
-			return damaged("it has nothing of segment %s", s)
+			return damaged("the pack has no frames of segment %s", s)
 		}
 
 		start, end := m.span()
@@ -455,7 +455,7 @@ func (r *Repo) scanPacked(ctx context.Context, s Segment, p Place) (out *frameSc
 
 		out = &frameScan{m.frames, func(f *movedFrame) (FrameContent, error) {
 			c, err := openMoved(aead, x, r.id, f, b[f.at-start:][:f.stored:f.stored])
-			return c, about("read pack", p.Pack.String(), err)
+			return c, errs.Wrap("read pack", p.Pack.String(), err)
 		}}
 		return nil
 	})
@@ -468,11 +468,11 @@ func (r *Repo) CheckPlace(ctx context.Context, s Segment, p Place) error {
 	const op = "check segment"
 	scan, err := r.scanPacked(ctx, s, p)
 	if err != nil {
-		return about(op, s.String(), err)
+		return errs.Wrap(op, s.String(), err)
 	}
 	for i := range scan.frames {
 		if _, err := scan.open(&scan.frames[i]); err != nil {
-			return about(op, s.String(), err)
+			return errs.Wrap(op, s.String(), err)
 		}
 	}
 	return nil

@@ -38,17 +38,17 @@ func PlanRestore(
 	known Mark,
 	secrets ...Secret,
 ) (*ConfigRestore, error) {
-	const op = "put back the config of the repository in"
+	const op = "restore the config of repository"
 	k, err := unlock(ctx, raw, secrets)
 	if err != nil {
-		return nil, about(op, s.String(), err)
+		return nil, errs.Wrap(op, s.String(), err)
 	}
 
 	defer k.wipe()
 
 	if known != (Mark{}) {
 		if err := k.checkFollows(known); err != nil {
-			return nil, about(op, s.String(), err)
+			return nil, errs.Wrap(op, s.String(), err)
 		}
 	}
 
@@ -57,29 +57,29 @@ func PlanRestore(
 	switch {
 	case errs.Is(err, errs.NotFound):
 		if err := holdsSomething(ctx, s); err != nil {
-			return nil, about(op, s.String(), err)
+			return nil, errs.Wrap(op, s.String(), err)
 		}
 		return out, nil
 	case err != nil:
-		return nil, about(op, s.String(), err)
+		return nil, errs.Wrap(op, s.String(), err)
 	}
 
 	bad, stale, err := judgeConfig(ctx, there, raw, k, known, secrets)
 	if !bad && stale == nil || err != nil {
-		return nil, about(op, s.String(), err)
+		return nil, errs.Wrap(op, s.String(), err)
 	}
 
 	if stale != nil {
 		defer stale.wipe()
 		if out.raw, err = k.encodeAfter(stale); err != nil {
-			return nil, about(op, s.String(), err)
+			return nil, errs.Wrap(op, s.String(), err)
 		}
 	}
 
 	// What was read may have been damaged on its way.
 	again, version, err := readConfig(ctx, s)
 	if err != nil || !bytes.Equal(again, there) {
-		return nil, about(op, s.String(), err)
+		return nil, errs.Wrap(op, s.String(), err)
 	}
 
 	out.Damaged, out.version = there, version
@@ -96,8 +96,8 @@ func holdsSomething(ctx context.Context, s objstore.Store) error {
 			return nil
 		}
 	}
-	return errs.New(errs.NotFound, "", "", "it holds nothing of a repository").
-		WithHint("is the disk mounted, and is the URL right?")
+	return errs.New(errs.NotFound, "", "", "the store holds no data of a repository").
+		WithHint("check the URL, and that the disk is mounted")
 }
 
 // judgeConfig reports whether a config is certainly not as it was written. One that other keys open than the secrets and
@@ -174,13 +174,13 @@ func (c *ConfigRestore) Do(ctx context.Context) error {
 		condition = objstore.IfVersion(c.version)
 	}
 	_, err := c.store.Put(ctx, configKey, c.raw, condition)
-	return about("put back the config of the repository in", c.store.String(), err)
+	return errs.Wrap("restore the config of repository", c.store.String(), err)
 }
 
 // ConfigSerial is the serial that a copy of config says it has: whoever trusts it must trust the copy. Damaged, TooNew.
 func ConfigSerial(raw []byte) (uint64, error) {
 	c, err := decodeConfig(raw)
-	return c.serial, about("read a copy of the config", "", err)
+	return c.serial, errs.Wrap("read the copy of the config", "", err)
 }
 
 // maxSealedText bounds what OpenText reads.
@@ -193,7 +193,7 @@ func SealText(text string, to NewSlot) ([]byte, error) {
 		return nil, err
 	}
 	out, err := wrap([]byte(text), to, scryptCost)
-	return out, about(op, to.Label, err)
+	return out, errs.Wrap(op, to.Label, err)
 }
 
 // OpenText decrypts an age file that SealText made with the first of the secrets that fits. Permission: none does.
@@ -221,7 +221,7 @@ func OpenText(file []byte, secrets ...Secret) (string, error) {
 
 		text, err := io.ReadAll(io.LimitReader(r, maxSealedText))
 		if err != nil {
-			return "", about(op, "", damaged("%v", err))
+			return "", errs.Wrap(op, "", damaged("%v", err))
 		}
 
 		return string(text), nil

@@ -30,8 +30,8 @@ func Identity(text string) (Secret, error) {
 	// The errors of age may cite the line, which is a secret: not repeated here.
 	identities, err := age.ParseIdentities(strings.NewReader(text))
 	if err != nil {
-		return Secret{}, errs.New(errs.Invalid, "read an identity", "", "it is not an identity of age").
-			WithHint("an identity is a line that begins with AGE-SECRET-KEY-1, as age-keygen prints")
+		return Secret{}, errs.New(errs.Invalid, "read identity", "", "not an age identity").
+			WithHint("create an identity with `age-keygen`: it is a line that begins with AGE-SECRET-KEY-1")
 	}
 	return Secret{identities: identities}, nil
 }
@@ -44,7 +44,7 @@ func Passphrase(text string) Secret { return Secret{passphrase: text} }
 func NewIdentity() (identity, recipient string, err error) {
 	i, err := age.GenerateX25519Identity()
 	if err != nil {
-		return "", "", errs.Wrap("make an identity", "", err)
+		return "", "", errs.Wrap("create identity", "", err)
 	}
 	return i.String(), i.Recipient().String(), nil
 }
@@ -86,12 +86,12 @@ const (
 func (n NewSlot) check(op string) error {
 	switch {
 	case n.Label == "" || len(n.Label) > maxLabel || !printable(n.Label):
-		return badInput(op, "", "the label of a key must be of 1 to %d bytes, printable", maxLabel)
+		return badInput(op, "", "the label of a key must have between 1 and %d bytes, all printable", maxLabel)
 	case (n.Recipient == "") == (n.Passphrase == ""):
-		return badInput(op, n.Label, "a key is for a recipient or a passphrase, exactly one of them")
+		return badInput(op, n.Label, "a key needs either a recipient or a passphrase")
 	case n.Recipient != "":
 		if _, err := parseRecipient(n.Recipient); err != nil {
-			return about(op, n.Recipient, err)
+			return errs.Wrap("read recipient", n.Recipient, err)
 		}
 	}
 	return nil
@@ -111,7 +111,7 @@ func printable(s string) bool {
 // CheckRecipient is Invalid if no slot can be made for the recipient.
 func CheckRecipient(text string) error {
 	_, err := parseRecipient(text)
-	return about("read a recipient", text, err)
+	return errs.Wrap("read recipient", text, err)
 }
 
 func parseRecipient(text string) (age.Recipient, error) {
@@ -126,8 +126,8 @@ func parseRecipient(text string) (age.Recipient, error) {
 		r, err = age.ParseX25519Recipient(text)
 	}
 	if err != nil {
-		return nil, errs.New(errs.Invalid, "", "", "it is not a recipient of age").
-			WithHint("a recipient begins with age1, as age-keygen -y prints; those of plugins and SSH keys are not supported")
+		return nil, errs.New(errs.Invalid, "", "", "not an age recipient").
+			WithHint("use a recipient that begins with age1, as `age-keygen -y` prints it; plugin recipients and SSH keys are not supported")
 	}
 
 	return r, nil
@@ -145,7 +145,7 @@ func wrap(secret []byte, n NewSlot, cost int) ([]byte, error) {
 	} else {
 		r, err := age.NewScryptRecipient(n.Passphrase)
 		if err != nil {
-			return nil, errs.New(errs.Invalid, "", "", "this passphrase cannot be used: %v", err)
+			return nil, errs.New(errs.Invalid, "", "", "cannot use this passphrase: %v", err)
 		}
 		r.SetWorkFactor(cost)
 		to = r
@@ -160,7 +160,7 @@ func wrap(secret []byte, n NewSlot, cost int) ([]byte, error) {
 		err = w.Close()
 	}
 	if err != nil {
-		return nil, errs.New(errs.Internal, "", "", "encrypt the key for %q: %v", n.Label, err)
+		return nil, errs.New(errs.Internal, "", "", "cannot encrypt the key for %q: %v", n.Label, err)
 	}
 
 	return out.Bytes(), nil
@@ -194,11 +194,11 @@ func unwrap(file []byte, kind SlotKind, secrets []Secret, size int) ([]byte, err
 
 		secret := make([]byte, size)
 		if _, err := io.ReadFull(r, secret); err != nil {
-			return nil, damaged("a key is wrapped badly: %v", err)
+			return nil, damaged("a key slot holds a damaged key: %v", err)
 		}
 
 		if n, err := r.Read(make([]byte, 1)); n != 0 || err != io.EOF {
-			return nil, damaged("a key is wrapped badly: it is too long")
+			return nil, damaged("a key slot holds a damaged key: it is too long")
 		}
 
 		return secret, nil

@@ -101,7 +101,7 @@ func (w *SegmentWriter) Fits(content int) bool {
 func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, error) {
 	const op = "add a frame to segment"
 	if plain <= 0 || plain > MaxPageBytes || len(content) > plain {
-		return Frame{}, badInput(op, w.segment.String(), "%d bytes cannot stand for %d", len(content), plain)
+		return Frame{}, badInput(op, w.segment.String(), "%d compressed bytes cannot represent %d bytes of content", len(content), plain)
 	}
 
 	f := Frame{
@@ -110,13 +110,13 @@ func (w *SegmentWriter) Add(content []byte, codec Codec, plain int) (Frame, erro
 	}
 	switch {
 	case w.done:
-		return Frame{}, errs.New(errs.Internal, op, w.segment.String(), "it is finished")
+		return Frame{}, errs.New(errs.Internal, op, w.segment.String(), "the segment is already finished")
 	case !w.Fits(len(content)):
-		return Frame{}, badInput(op, w.segment.String(), "%d bytes do not fit after %d", len(content), len(w.b))
+		return Frame{}, badInput(op, w.segment.String(), "%d bytes do not fit after the first %d", len(content), len(w.b))
 	}
 
 	if err := f.check(MaxPageBytes); err != nil {
-		return Frame{}, about(op, w.segment.String(), asInvalid(err))
+		return Frame{}, errs.Wrap(op, w.segment.String(), asInvalid(err))
 	}
 
 	w.growBuffer(len(content) + tagSize)
@@ -165,9 +165,9 @@ func (w *SegmentWriter) Finish() []byte {
 func (r *Repo) PutSegment(ctx context.Context, s Segment, object []byte) error {
 	const op = "write segment"
 	if len(object) <= headerSize+tagSize+footerSize || len(object) > MaxSegment {
-		return badInput(op, s.String(), "it has %d bytes", len(object))
+		return badInput(op, s.String(), "size of %d bytes is out of range", len(object))
 	}
-	return about(op, s.String(), r.putIfAbsent(ctx, s.key(), object))
+	return errs.Wrap(op, s.String(), r.putIfAbsent(ctx, s.key(), object))
 }
 
 // SegmentState is a segment as a listing shows it.
@@ -181,7 +181,7 @@ func (r *Repo) Segments(ctx context.Context) iter.Seq2[SegmentState, error] {
 	return func(yield func(SegmentState, error) bool) {
 		for o, err := range r.store.List(ctx, segmentPrefix) {
 			if err != nil {
-				yield(SegmentState{}, about("list the segments of", r.store.String(), err))
+				yield(SegmentState{}, errs.Wrap("list the segments in", r.store.String(), err))
 				return
 			}
 			s, ok := parseSegment(strings.TrimPrefix(o.Key, segmentPrefix))
@@ -204,7 +204,7 @@ func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error)
 		case p.isOriginal():
 			state.Bytes = o.Bytes
 		case o.Bytes != p.PackBytes:
-			return errs.New(errs.NotFound, "", "", "pack %s has %d bytes and should have %d", p.Pack, o.Bytes, p.PackBytes)
+			return errs.New(errs.NotFound, "", "", "pack %s has %d bytes, expected %d", p.Pack, o.Bytes, p.PackBytes)
 		default:
 			state.Bytes = p.Bytes
 		}
@@ -212,7 +212,7 @@ func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error)
 		return nil
 	})
 	if err != nil {
-		return SegmentState{}, about("look at segment", s.String(), err)
+		return SegmentState{}, errs.Wrap("check segment", s.String(), err)
 	}
 
 	return state, nil
@@ -222,24 +222,24 @@ func (r *Repo) StatSegment(ctx context.Context, s Segment) (SegmentState, error)
 // return.
 func (r *Repo) DeleteSegment(ctx context.Context, s Segment) error {
 	r.segments.forgetSegment(s)
-	return about("delete segment", s.String(), r.store.Delete(ctx, s.key()))
+	return errs.Wrap("delete segment", s.String(), r.store.Delete(ctx, s.key()))
 }
 
 // parseFooter says where the sealed index is in an object of size bytes.
 func parseFooter(footer []byte, size int) (offset, length int, err error) {
 	if len(footer) != footerSize || string(footer[8:]) != footMagic {
-		return 0, 0, damaged("it does not end as a segment")
+		return 0, 0, damaged("the footer is not that of a segment")
 	}
 
 	offset = int(binary.LittleEndian.Uint32(footer))
 	length = int(binary.LittleEndian.Uint32(footer[4:]))
 	if offset < headerSize || length < tagSize+entrySize || offset > size || length > size ||
 		offset+length+footerSize != size {
-		return 0, 0, damaged("its index is said to be at [%d, +%d) of %d bytes", offset, length, size)
+		return 0, 0, damaged("the footer places the index at offset %d, length %d, in an object of %d bytes", offset, length, size)
 	}
 
 	if (length-tagSize)%entrySize != 0 || (length-tagSize)/entrySize > maxFrames {
-		return 0, 0, damaged("its index is said to have %d bytes", length)
+		return 0, 0, damaged("the footer declares an index of %d bytes", length)
 	}
 
 	return offset, length, nil
@@ -262,7 +262,7 @@ func parseIndex(b []byte, s Segment, end int) ([]Frame, error) {
 	}
 
 	if int(offset) != end {
-		return nil, damaged("its frames end at %d, not %d", offset, end)
+		return nil, damaged("the frames end at offset %d, expected %d", offset, end)
 	}
 
 	return frames, nil
@@ -274,10 +274,10 @@ func (r *Repo) CheckSegment(ctx context.Context, s Segment) (frames int, err err
 	const op = "check segment"
 	object, _, err := r.store.Get(ctx, s.key(), 0, MaxSegment+1)
 	if err != nil {
-		return 0, about(op, s.String(), err)
+		return 0, errs.Wrap(op, s.String(), err)
 	}
 	frames, err = r.checkSegment(ctx, s, object)
-	return frames, about(op, s.String(), err)
+	return frames, errs.Wrap(op, s.String(), err)
 }
 
 func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int, error) {
@@ -286,7 +286,7 @@ func (r *Repo) checkSegment(ctx context.Context, s Segment, object []byte) (int,
 		return 0, err
 	}
 	if len(object) > MaxSegment || len(object) < headerSize+footerSize {
-		return 0, damaged("it has %d bytes", len(object))
+		return 0, damaged("size of %d bytes is out of range", len(object))
 	}
 
 	aead, err := r.cipherFor(ctx, h, infoSegment)
@@ -320,7 +320,7 @@ func openIndex(aead cipher.AEAD, repository ID, s Segment, object []byte) ([]Fra
 	count := uint32((length - tagSize) / entrySize)
 	index, err := aead.Open(nil, indexNonce, object[at:at+length], frameAAD(repository, s, count, 0, indexCodec))
 	if err != nil {
-		return nil, damaged("its index is not what was written there: authentication failed")
+		return nil, damaged("the index failed authentication: it is not what was written")
 	}
 	return parseIndex(index, s, at)
 }
@@ -330,7 +330,7 @@ func openFrame(aead cipher.AEAD, repository ID, f Frame, stored []byte) ([]byte,
 	packed, err := aead.Open(stored[:0], frameNonce(f.Index), stored,
 		frameAAD(repository, f.Segment, f.Index, f.Plain, f.Codec))
 	if err != nil {
-		return nil, damaged("frame %d is not what was written there: authentication failed", f.Index)
+		return nil, damaged("frame %d failed authentication: the content is not what was written", f.Index)
 	}
 	content, err := unpack(f.Codec, packed, f.Plain)
 	if err != nil {

@@ -34,9 +34,9 @@ func (r *Repo) NewSession(kind SessionKind, heads []string, w Writer) Session {
 func (s *Session) check() error {
 	switch {
 	case s.ID.IsZero():
-		return damaged("it has no ID")
+		return damaged("the session has no ID")
 	case s.Kind != Push && s.Kind != Pull && s.Kind != Repack:
-		return damaged("it is of unknown kind %q", s.Kind)
+		return damaged("the session is of unknown kind %q", s.Kind)
 	}
 
 	for _, name := range s.Heads {
@@ -74,7 +74,7 @@ func decodeSession(b []byte) (Session, error) {
 // One call at a time for one session, through the same variable: it keeps the state
 // of the lease in it. Durable on return.
 func (r *Repo) PutSession(ctx context.Context, s *Session) error {
-	return about("renew session", s.ID.String(), r.putSession(ctx, s))
+	return errs.Wrap("renew session", s.ID.String(), r.putSession(ctx, s))
 }
 
 func (r *Repo) putSession(ctx context.Context, s *Session) error {
@@ -137,7 +137,7 @@ func (r *Repo) adoptUnsureWrite(ctx context.Context, key string, s *Session) err
 		return goneIsConflict(err)
 	}
 	if !slices.Contains(s.lease.unsure, sha256.Sum256(object)) {
-		return errs.New(errs.Conflict, "", "", "somebody else has changed it")
+		return errs.New(errs.Conflict, "", "", "another process has changed it")
 	}
 	s.lease.version = info.Version
 	return nil
@@ -165,7 +165,7 @@ func (r *Repo) refreshBeforeSession(ctx context.Context) error {
 
 // EndSession removes a session of this process. Absent is success. Durable on return.
 func (r *Repo) EndSession(ctx context.Context, s *Session) error {
-	return about("end session", s.ID.String(), r.store.Delete(ctx, sessionPrefix+s.ID.String()))
+	return errs.Wrap("end session", s.ID.String(), r.store.Delete(ctx, sessionPrefix+s.ID.String()))
 }
 
 // Session reads one session. NotFound: it has ended, or was ended. Whose it is, and
@@ -174,15 +174,15 @@ func (r *Repo) Session(ctx context.Context, id ID) (SessionState, error) {
 	key := sessionPrefix + id.String()
 	content, version, err := r.getContent(ctx, typeSession, key, maxSessionBytes)
 	if err != nil {
-		return SessionState{}, about("read session", id.String(), err)
+		return SessionState{}, errs.Wrap("read session", id.String(), err)
 	}
 
 	s, err := decodeSession(content)
 	if err == nil && s.ID != id {
-		err = damaged("it is session %s", s.ID)
+		err = damaged("the object contains session %s", s.ID)
 	}
 	if err != nil {
-		return SessionState{}, about("read session", id.String(), err)
+		return SessionState{}, errs.Wrap("read session", id.String(), err)
 	}
 
 	s.lease.version = version
@@ -213,7 +213,7 @@ func (r *Repo) Sessions(ctx context.Context) ([]SessionState, error) {
 // DropSession removes the session of somebody else. The caller has seen to it that
 // they cannot commit any more. Absent is success. Durable on return.
 func (r *Repo) DropSession(ctx context.Context, s SessionState) error {
-	return about("drop session", s.Session.ID.String(), r.store.Delete(ctx, sessionPrefix+s.Session.ID.String()))
+	return errs.Wrap("drop session", s.Session.ID.String(), r.store.Delete(ctx, sessionPrefix+s.Session.ID.String()))
 }
 
 // Seen is what a prune leaves for the next: a session whose Beat is then the same has
@@ -235,16 +235,16 @@ type SeenSession struct {
 
 // Seen reads what the last prune has left: nothing, and "", if there was none.
 func (r *Repo) Seen(ctx context.Context) (Seen, objstore.Version, error) {
-	const op = "read what was seen in"
+	const op = "read the record of sessions in"
 	content, version, err := r.getContent(ctx, typeSeen, seenKey, maxSeenBytes)
 	if errs.Is(err, errs.NotFound) {
 		return Seen{}, "", nil
 	}
 	if err != nil {
-		return Seen{}, "", about(op, r.store.String(), err)
+		return Seen{}, "", errs.Wrap(op, r.store.String(), err)
 	}
 	s, err := decodeSeen(content)
-	return s, version, about(op, r.store.String(), err)
+	return s, version, errs.Wrap(op, r.store.String(), err)
 }
 
 func decodeSeen(b []byte) (Seen, error) {
@@ -263,17 +263,17 @@ func decodeSeen(b []byte) (Seen, error) {
 // PutSeen writes it over the state prev, "" for none. Conflict: another prune was
 // faster.
 func (r *Repo) PutSeen(ctx context.Context, s Seen, prev objstore.Version) (objstore.Version, error) {
-	const op = "write what was seen in"
+	const op = "write the record of sessions in"
 	s.WriteID = r.env.newID()
 	s.Sessions = s.Sessions[:min(len(s.Sessions), maxSeen)]
 	content, err := encodeJSON(s)
 	if err != nil {
-		return "", about(op, r.store.String(), err)
+		return "", errs.Wrap(op, r.store.String(), err)
 	}
 
 	object, err := r.seal(typeSeen, seenKey, content, maxSeenBytes)
 	if err != nil {
-		return "", about(op, r.store.String(), err)
+		return "", errs.Wrap(op, r.store.String(), err)
 	}
 
 	condition := objstore.IfAbsent
@@ -282,5 +282,5 @@ func (r *Repo) PutSeen(ctx context.Context, s Seen, prev objstore.Version) (objs
 	}
 
 	version, err := r.store.Put(ctx, seenKey, object, condition)
-	return version, about(op, r.store.String(), goneIsConflict(err))
+	return version, errs.Wrap(op, r.store.String(), goneIsConflict(err))
 }

@@ -40,16 +40,16 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 	}
 
 	id := r.env.newID()
-	return about(op, n.Label, r.changeConfig(ctx, func(k *keyring) error {
+	return errs.Wrap(op, n.Label, r.changeConfig(ctx, func(k *keyring) error {
 		for _, s := range k.slots {
 			if s.ID == id {
 				return errDone // an earlier try of ours, whose answer was lost
 			}
 			if s.Label == n.Label {
-				return errs.New(errs.Exists, "", "", "there is a key of this label")
+				return errs.New(errs.Exists, "", "", "a key with this label already exists")
 			}
 			if n.Recipient != "" && s.Recipient == n.Recipient {
-				return errs.New(errs.Exists, "", "", "the recipient has a key already: %s", s.Label)
+				return errs.New(errs.Exists, "", "", "the recipient already has a key, %q", s.Label)
 			}
 		}
 
@@ -68,7 +68,7 @@ func (r *Repo) AddSlot(ctx context.Context, n NewSlot) error {
 // keeps new data from them, and only the store can keep old data from them.
 func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 	tried := false
-	return about("remove key", id.String(), r.changeConfig(ctx, func(k *keyring) error {
+	return errs.Wrap("remove key", id.String(), r.changeConfig(ctx, func(k *keyring) error {
 		i := slices.IndexFunc(k.slots, func(s slot) bool { return s.ID == id })
 		switch {
 		case i < 0 && tried:
@@ -76,8 +76,8 @@ func (r *Repo) RemoveSlot(ctx context.Context, id ID) error {
 		case i < 0:
 			return errs.New(errs.NotFound, "", "", "the repository has no such key")
 		case len(k.slots) == 1:
-			return errs.New(errs.Conflict, "", "", "it is the last key: nobody could read the repository any more").
-				WithHint("add another key first")
+			return errs.New(errs.Conflict, "", "", "this is the last key; without it nobody can read the repository").
+				WithHint("add another key first: %s", errs.Run("remote key add"))
 		}
 
 		k.slots = slices.Delete(k.slots, i, i+1)
@@ -98,7 +98,7 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 	defer clear(secret)
 
 	added := newMasterKey(secret, at).id
-	return about(op, r.store.String(), r.changeConfig(ctx, func(k *keyring) error {
+	return errs.Wrap(op, r.store.String(), r.changeConfig(ctx, func(k *keyring) error {
 		if k.findKey(added) != nil {
 			return errDone // an earlier try of ours, whose answer was lost
 		}
@@ -113,8 +113,8 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 			if s.Kind == SlotPassphrase {
 				n.Passphrase = passphrases[s.ID]
 				if n.Passphrase == "" {
-					return errs.New(errs.Invalid, "", "", "the passphrase of key %q is needed", s.Label).
-						WithHint("give it, or remove the key first")
+					return errs.New(errs.Invalid, "", "", "the passphrase of key %q is required", s.Label).
+						WithHint("enter the passphrase, or remove the key first")
 				}
 
 				// A mistyped one would become the new passphrase.
@@ -122,7 +122,7 @@ func (r *Repo) Rotate(ctx context.Context, passphrases map[ID]string) error {
 				same := err == nil && bytes.Equal(opened, old)
 				clear(opened)
 				if !same {
-					return errs.New(errs.Permission, "", "", "this is not the passphrase of key %q", s.Label)
+					return errs.New(errs.Permission, "", "", "wrong passphrase for key %q", s.Label)
 				}
 			}
 
@@ -152,7 +152,7 @@ func (r *Repo) Upgrade(ctx context.Context) error {
 	if err != nil || version >= configVersion {
 		return err
 	}
-	return about("upgrade the repository in", r.store.String(), r.changeConfig(ctx, func(k *keyring) error {
+	return errs.Wrap("upgrade repository", r.store.String(), r.changeConfig(ctx, func(k *keyring) error {
 		if k.version >= configVersion {
 			return errDone
 		}
